@@ -1,0 +1,3 @@
+module github.com/crust-proxy/crust-proxy
+
+go 1.26
