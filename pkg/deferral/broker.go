@@ -1,0 +1,429 @@
+package deferral
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+)
+
+// undoTime bounds a roll-back, which goes on when its caller has gone.
+const undoTime = 30 * time.Second
+
+// Config is what a Broker is made of.
+type Config struct {
+	// StateDir holds the records, on tmpfs.
+	StateDir string
+	// KubeletRoot is the directory below which all targets lie.
+	KubeletRoot string
+	// Devices says which devices are taken; SetDevices changes it later.
+	Devices DevicePolicy
+	// Handlers are the runtime handlers, and DefaultHandler the one for an
+	// instruction that names none.
+	Handlers       []Projector
+	DefaultHandler string
+	// Keeper keeps claims over a restart; nil means none does.
+	Keeper FDKeeper
+	// Kept are the descriptors that the keeper gave back, by name.
+	Kept map[string]*os.File
+	// Adopted lists volumes that other programs published; their devices are
+	// owned too. It may be nil.
+	Adopted func() []*Volume
+	// OnChange is told of every volume that came, changed or went. It must not
+	// block and may be nil.
+	OnChange func(Key)
+	// OnRefused is told the kind of each refused claim; it may be nil.
+	OnRefused func(Kind)
+}
+
+// Broker takes volumes and gives them back, in the order that makes a kill at
+// any point harmless: claim the device, write the record, guard the target,
+// publish the projection; and the opposite way.
+type Broker struct {
+	cfg      Config
+	targets  Targets
+	boot     string
+	store    *store
+	claims   *claims
+	guards   guards
+	locks    keyLocks
+	devices  atomic.Pointer[DevicePolicy]
+	handlers map[string]Projector
+
+	mu       sync.RWMutex
+	volumes  map[Key]*entry
+	problems []error // records that could not be read
+}
+
+// entry is a volume in memory.
+type entry struct {
+	rec      *record
+	removing bool
+	problem  error // what keeps the volume from being whole, if anything
+	since    time.Time
+}
+
+// Status is a volume and how it stands.
+type Status struct {
+	*Volume
+	// Removing is set while the volume is on its way out.
+	Removing bool
+	// Problem is what is missing of the volume, or nil; ProblemSince is when it
+	// was seen first.
+	Problem      error
+	ProblemSince time.Time
+}
+
+// NewBroker opens the state directory. Nothing is served before Reconcile.
+func NewBroker(cfg Config) (*Broker, error) {
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	handlers := make(map[string]Projector, len(cfg.Handlers))
+	for _, h := range cfg.Handlers {
+		handlers[h.Name()] = h
+	}
+	if handlers[cfg.DefaultHandler] == nil {
+		return nil, Errorf(Invalid, "the default handler %q is not configured", cfg.DefaultHandler)
+	}
+	files, err := openStore(cfg.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	b := &Broker{
+		cfg: cfg, boot: boot, store: files, claims: newClaims(cfg.Keeper),
+		targets: Targets{Root: cfg.KubeletRoot}, handlers: handlers, volumes: make(map[Key]*entry),
+	}
+	b.SetDevices(cfg.Devices)
+	return b, nil
+}
+
+// SetDevices changes which devices are taken from now on.
+func (b *Broker) SetDevices(p DevicePolicy) { b.devices.Store(&p) }
+
+// Close gives up the descriptors of this process. Volumes, guards and kept
+// claims stay for the next one.
+func (b *Broker) Close() {
+	b.claims.closeAll()
+	b.store.close()
+}
+
+// Stage defers a volume. It is idempotent, and a failure changes nothing.
+func (b *Broker) Stage(ctx context.Context, in Instruction) (*Volume, error) {
+	if err := in.Validate(); err != nil {
+		return nil, err
+	}
+	handler, err := b.handlerFor(&in)
+	if err != nil {
+		return nil, err
+	}
+	t, err := b.targets.resolve(in.Target)
+	if err != nil {
+		return nil, err
+	}
+	defer t.close()
+	unlock, err := b.locks.lock(ctx, t.key())
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	dev, err := b.devices.Load().open(in.Target, in.Backing)
+	if err != nil {
+		b.refused(err)
+		return nil, err
+	}
+	defer dev.close()
+	if known := b.entry(t.key()); known != nil && !known.removing {
+		return b.stageAgain(ctx, known.rec, &in, t, dev)
+	} else if known != nil {
+		if err := b.undo(ctx, known.rec); err != nil {
+			return nil, Errorf(Busy, "volume %s: its removal was begun and cannot be ended yet: %w", in.Target, err)
+		}
+	}
+	return b.stageNew(ctx, handler, &in, t, dev)
+}
+
+func (b *Broker) handlerFor(in *Instruction) (Projector, error) {
+	name := in.Handler
+	if name == "" {
+		name = b.cfg.DefaultHandler
+	}
+	handler := b.handlers[name]
+	if handler == nil {
+		return nil, in.invalid("the runtime handler %q is not configured", clip(name))
+	}
+	return handler, nil
+}
+
+// stageAgain answers a repeated call: the same volume is put right where
+// something of it is missing; a different one is refused.
+func (b *Broker) stageAgain(ctx context.Context, rec *record, in *Instruction, t *target, dev *openedDevice) (*Volume, error) {
+	if !rec.same(in, dev.Device, b.cfg.DefaultHandler) {
+		return nil, Errorf(Conflict, "volume %s: the target already holds %s with filesystem %s; "+
+			"this call asks for something else: unstage it first", in.Target, rec.Device.Path, rec.FSType)
+	}
+	if _, err := b.restore(ctx, rec, t); err != nil {
+		b.setProblem(rec.Key, err)
+		return nil, err
+	}
+	b.setProblem(rec.Key, nil)
+	return &rec.Volume, nil
+}
+
+// same tells whether an instruction asks for what is on record.
+func (r *record) same(in *Instruction, dev Device, defaultHandler string) bool {
+	return r.Device.same(dev) && r.FSType == in.FSType && slices.Equal(r.MountFlags, in.MountFlags) &&
+		r.Group == in.Group && r.GroupPolicy == in.GroupPolicy && r.Handler == cmp.Or(in.Handler, defaultHandler)
+}
+
+func (b *Broker) stageNew(ctx context.Context, handler Projector, in *Instruction, t *target, dev *openedDevice) (*Volume, error) {
+	parent, err := t.openParent()
+	if err != nil {
+		return nil, err
+	}
+	defer closeFD(parent)
+	rec := b.newRecord(handler, in, t, dev)
+	if rec.Driver == "" {
+		rec.Driver = t.driver(parent)
+	}
+	if rec.MadeTarget, err = t.missing(parent); err != nil {
+		return nil, err
+	}
+	if err := handler.Check(&rec.Volume); err != nil {
+		return nil, err
+	}
+	if err := b.claim(ctx, rec, dev); err != nil {
+		return nil, err
+	}
+	failpoint.Hit("stage-claimed")
+	if err := b.publish(ctx, handler, rec, t, parent); err != nil {
+		return nil, b.rollBack(ctx, rec, err)
+	}
+	failpoint.Hit("stage-published")
+	b.remember(rec)
+	return &rec.Volume, nil
+}
+
+func (b *Broker) newRecord(handler Projector, in *Instruction, t *target, dev *openedDevice) *record {
+	return &record{
+		Version: recordVersion, Boot: b.boot,
+		Volume: Volume{
+			Key: t.key(), Target: in.Target, ResolvedTarget: t.resolved, Backing: in.Backing, Device: dev.Device,
+			FSType: in.FSType, MountFlags: slices.Clone(in.MountFlags), ReadOnly: in.readOnly(),
+			Group: in.Group, GroupPolicy: in.GroupPolicy, Handler: handler.Name(), Driver: in.Driver,
+			PodUID: t.podUID(), Created: time.Now().UTC().Truncate(time.Millisecond),
+		},
+	}
+}
+
+// claim takes the device from everybody else.
+func (b *Broker) claim(ctx context.Context, rec *record, dev *openedDevice) error {
+	err := b.refuseAdopted(rec)
+	if err == nil {
+		rec.DeviceWasReadOnly, err = b.claims.acquire(ctx, &rec.Volume, dev)
+	}
+	if err != nil {
+		b.refused(err)
+	}
+	return err
+}
+
+// refuseAdopted refuses a device that another program has published.
+func (b *Broker) refuseAdopted(rec *record) error {
+	if b.cfg.Adopted == nil {
+		return nil
+	}
+	for _, other := range b.cfg.Adopted() {
+		var st unix.Stat_t
+		if unix.Stat(other.Device.Path, &st) != nil || !rec.Device.is(&st) || (other.ReadOnly && rec.ReadOnly) {
+			continue
+		}
+		return Errorf(InUse, "volume %s: its device %s (%s) is published for %s by another program: "+
+			"remove that volume with the program that made it", rec.Target, rec.Device.Path, rec.Device, other.Target)
+	}
+	return nil
+}
+
+func (b *Broker) refused(err error) {
+	if b.cfg.OnRefused == nil {
+		return
+	}
+	switch kind := KindOf(err); kind {
+	case InUse, Denied, Invalid, Unsupported:
+		b.cfg.OnRefused(kind)
+	}
+}
+
+// publish does what follows the claim, in order.
+func (b *Broker) publish(ctx context.Context, handler Projector, rec *record, t *target, parent int) error {
+	if err := b.store.put(rec); err != nil {
+		return err
+	}
+	failpoint.Hit("stage-recorded")
+	if err := b.claims.setReadOnly(&rec.Volume); err != nil {
+		return err
+	}
+	failpoint.Hit("stage-readonly")
+	dir, err := t.make(parent)
+	if err != nil {
+		return err
+	}
+	defer closeFD(dir)
+	failpoint.Hit("stage-made-target")
+	if err := b.guards.put(t, dir); err != nil {
+		return err
+	}
+	failpoint.Hit("stage-guarded")
+	return handler.Publish(ctx, &rec.Volume)
+}
+
+// rollBack undoes a failed stage and tells its cause. Where the undoing fails
+// too, the error is one to retry: a final one would promise that nothing is left.
+func (b *Broker) rollBack(ctx context.Context, rec *record, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	b.remember(rec)
+	if err := b.undo(ctx, rec); err != nil {
+		return Errorf(Busy, "%w; and it could not be undone yet: %w", cause, err)
+	}
+	return cause
+}
+
+// Unstage gives a volume back. A target that is unknown is a success.
+func (b *Broker) Unstage(ctx context.Context, path string) (*Volume, error) {
+	t, err := b.targets.resolve(path)
+	if err != nil {
+		return nil, err
+	}
+	defer t.close()
+	if known := b.entry(t.key()); known != nil && !known.removing {
+		if err := b.refuseBound(ctx, &known.rec.Volume); err != nil {
+			return &known.rec.Volume, err
+		}
+	}
+	unlock, err := b.locks.lock(ctx, t.key())
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	known := b.entry(t.key())
+	if known == nil {
+		return nil, b.cleanUnknown(ctx, t)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	return &known.rec.Volume, b.undo(ctx, known.rec)
+}
+
+// refuseBound keeps a device from being given away while a sandbox writes to it.
+func (b *Broker) refuseBound(ctx context.Context, v *Volume) error {
+	handler := b.handlers[v.Handler]
+	if handler == nil {
+		return nil
+	}
+	sandbox, err := handler.InUse(ctx, v)
+	if err != nil {
+		return err
+	}
+	if sandbox != "" {
+		return Errorf(Busy, "volume %s: the sandbox %s still has its device %s: repeat when the sandbox has ended",
+			v.Target, sandbox, v.Device.Path)
+	}
+	return nil
+}
+
+// cleanUnknown removes what a volume whose record was lost may have left.
+func (b *Broker) cleanUnknown(ctx context.Context, t *target) error {
+	lost := &Volume{Key: t.key(), Target: t.given, ResolvedTarget: t.resolved}
+	for _, handler := range b.handlers {
+		if err := handler.Retract(ctx, lost); err != nil {
+			return err
+		}
+	}
+	return b.guards.remove(t)
+}
+
+// undo takes a volume back, in the opposite order of publish. Once begun, a
+// restart ends it.
+func (b *Broker) undo(ctx context.Context, rec *record) error {
+	err := b.undoSteps(ctx, rec)
+	if err != nil {
+		b.markRemoving(rec.Key, err)
+		return err
+	}
+	b.forget(rec.Key)
+	return nil
+}
+
+func (b *Broker) undoSteps(ctx context.Context, rec *record) error {
+	if err := b.store.beginRemoval(rec.Key); err != nil {
+		return err
+	}
+	b.markRemoving(rec.Key, nil)
+	failpoint.Hit("unstage-begun")
+	if handler := b.handlers[rec.Handler]; handler != nil {
+		if err := handler.Retract(ctx, &rec.Volume); err != nil {
+			return err
+		}
+	}
+	failpoint.Hit("unstage-retracted")
+	if err := b.unguard(rec); err != nil {
+		return err
+	}
+	failpoint.Hit("unstage-unguarded")
+	if err := b.claims.putBack(rec); err != nil {
+		return err
+	}
+	failpoint.Hit("unstage-put-back")
+	// The claim goes before the record: while the record stands a restart knows
+	// that there may be a kept claim to give up.
+	if err := b.claims.release(rec.Key); err != nil {
+		return err
+	}
+	failpoint.Hit("unstage-released")
+	return b.store.endRemoval(rec.Key)
+}
+
+// unguard removes the guard, and the target directory where we made it.
+func (b *Broker) unguard(rec *record) error {
+	t, err := b.targets.resolve(rec.ResolvedTarget)
+	if err != nil {
+		if KindOf(err) == Invalid {
+			return nil // below another kubelet root: not ours to reach any more
+		}
+		return err
+	}
+	defer t.close()
+	if err := b.guards.remove(t); err != nil {
+		return err
+	}
+	b.guards.forget(rec.Key)
+	if rec.MadeTarget {
+		return t.removeDir()
+	}
+	return nil
+}
+
+// removeDir removes the empty target directory. Anything in it is not ours.
+func (t *target) removeDir() error {
+	parent, err := t.openParent()
+	if err != nil {
+		return nil //nolint:nilerr // the parent has gone, and the directory with it
+	}
+	defer closeFD(parent)
+	err = unix.Unlinkat(parent, t.base(), unix.AT_REMOVEDIR)
+	if err == nil || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTEMPTY) ||
+		errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTDIR) {
+		return nil
+	}
+	return Errorf(Internal, "volume %s: the target directory cannot be removed: %w", t.given, err)
+}

@@ -1,0 +1,169 @@
+package deferral
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path"
+	"regexp"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Targets resolves publish targets below the kubelet root.
+type Targets struct {
+	// Root is the kubelet root as configured; it may be a symbolic link.
+	Root string
+}
+
+// target is a resolved target path. No symbolic link is followed below the
+// kubelet root, so the resolved path can be told without touching the target.
+type target struct {
+	given    string
+	resolved string
+	rel      string // below the root
+	root     int
+}
+
+func (t *target) close() { closeFD(t.root) }
+
+// podUIDForm is generous: static pods have a hash for a UID.
+var podUIDForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
+
+// resolve opens the kubelet root and names the target below it.
+func (ts Targets) resolve(given string) (*target, error) {
+	if err := checkPath("volume_target_path", given); err != nil {
+		return nil, err
+	}
+	root, err := openDirPath(ts.Root)
+	if err != nil {
+		return nil, Errorf(Internal, "volume %s: the kubelet root %s cannot be opened: %w", given, ts.Root, err)
+	}
+	resolvedRoot, err := pathOfFD(root)
+	if err != nil {
+		closeFD(root)
+		return nil, Errorf(Internal, "volume %s: the kubelet root %s cannot be resolved: %w", given, ts.Root, err)
+	}
+	rel, ok := below(path.Clean(ts.Root), path.Clean(given))
+	if !ok {
+		rel, ok = below(resolvedRoot, path.Clean(given))
+	}
+	if !ok {
+		closeFD(root)
+		return nil, Errorf(Invalid, "volume_target_path %q does not lie below the kubelet root %s", clip(given), ts.Root)
+	}
+	return &target{given: given, resolved: path.Join(resolvedRoot, rel), rel: rel, root: root}, nil
+}
+
+// below gives the part of p under dir, by whole path components.
+func below(dir, p string) (string, bool) {
+	if dir == "/" {
+		return strings.TrimPrefix(p, "/"), p != "/"
+	}
+	rest, ok := strings.CutPrefix(p, dir)
+	if !ok || len(rest) < 2 || rest[0] != '/' {
+		return "", false
+	}
+	return rest[1:], true
+}
+
+func (t *target) key() Key { return KeyOf(t.resolved) }
+
+// podUID is the pod in kubelet's layout, pods/<uid>/volumes/..., or "".
+func (t *target) podUID() string {
+	parts := strings.SplitN(t.rel, "/", 4)
+	if len(parts) < 3 || parts[0] != "pods" || parts[2] != "volumes" || !podUIDForm.MatchString(parts[1]) {
+		return ""
+	}
+	return parts[1]
+}
+
+// openParent opens the directory that holds the target.
+func (t *target) openParent() (int, error) {
+	dir := path.Dir(t.rel)
+	fd, err := openBeneath(t.root, dir, unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
+	if err != nil {
+		return noFD, t.openError(path.Dir(t.resolved), err)
+	}
+	return fd, nil
+}
+
+// openIn opens the target in its parent; what is mounted there is what opens.
+func (t *target) openIn(parent int) (int, error) {
+	fd, err := openBeneath(parent, t.base(), unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
+	if err != nil {
+		return noFD, t.openError(t.resolved, err)
+	}
+	return fd, nil
+}
+
+func (t *target) base() string { return path.Base(t.rel) }
+
+func (t *target) openError(where string, err error) error {
+	switch {
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
+		return Errorf(Denied, "volume %s: %s is reached through a symbolic link; "+
+			"a target must be a plain path below the kubelet root: %w", t.given, where, err)
+	case errors.Is(err, unix.ENOENT):
+		return Errorf(NotFound, "volume %s: %s does not exist: %w", t.given, where, err)
+	case errors.Is(err, unix.ENOTDIR):
+		return Errorf(Invalid, "volume %s: %s is not a directory: %w", t.given, where, err)
+	default:
+		return Errorf(Internal, "volume %s: cannot open %s: %w", t.given, where, err)
+	}
+}
+
+// missing tells whether the target directory is yet to be made.
+func (t *target) missing(parent int) (bool, error) {
+	fd, err := t.openIn(parent)
+	closeFD(fd)
+	if err != nil && KindOf(err) == NotFound {
+		return true, nil
+	}
+	return false, err
+}
+
+// make opens the target and makes its last directory where that is missing.
+func (t *target) make(parent int) (int, error) {
+	fd, err := t.openIn(parent)
+	if err == nil || KindOf(err) != NotFound {
+		return fd, err
+	}
+	if err := unix.Mkdirat(parent, t.base(), 0o750); err != nil && !errors.Is(err, unix.EEXIST) {
+		return noFD, Errorf(mkdirKind(err), "volume %s: cannot make the target directory: %w", t.given, err)
+	}
+	return t.openIn(parent)
+}
+
+func mkdirKind(err error) Kind {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return Exhausted
+	}
+	return Internal
+}
+
+var driverForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+
+// driver reads the CSI driver's name from the vol_data.json that kubelet keeps
+// beside each target. A target without one has no known driver.
+func (t *target) driver(parent int) string {
+	fd, err := unix.Openat(parent, "vol_data.json", unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	file := os.NewFile(uintptr(fd), "vol_data.json")
+	defer func() { _ = file.Close() }()
+	raw, err := io.ReadAll(io.LimitReader(file, 64<<10))
+	if err != nil {
+		return ""
+	}
+	var data struct {
+		DriverName string `json:"driverName"`
+	}
+	if json.Unmarshal(raw, &data) != nil || !driverForm.MatchString(data.DriverName) {
+		return ""
+	}
+	return data.DriverName
+}
