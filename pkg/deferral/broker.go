@@ -40,6 +40,9 @@ type Config struct {
 	// OnChange is told of every volume that came, changed or went. It must not
 	// block and may be nil.
 	OnChange func(Key)
+	// OnPublished is told of every volume that was published, not of repeated
+	// calls; it may be nil.
+	OnPublished func(*Volume)
 	// OnRefused is told the kind of each refused claim; it may be nil.
 	OnRefused func(Kind)
 }
@@ -210,6 +213,9 @@ func (b *Broker) stageNew(ctx context.Context, handler Projector, in *Instructio
 	}
 	failpoint.Hit("stage-published")
 	b.remember(rec)
+	if b.cfg.OnPublished != nil {
+		b.cfg.OnPublished(&rec.Volume)
+	}
 	return &rec.Volume, nil
 }
 

@@ -1,0 +1,200 @@
+//go:build system
+
+// Package harness is what system tests stand on: a private mount namespace with
+// a tmpfs, loop devices that go away whatever happens, and a look for leaks.
+package harness
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+)
+
+const insideEnv = "CRUST_TEST_NAMESPACE"
+
+// Main runs the tests of a package in a mount namespace of their own, so that
+// whatever a killed test leaves mounted goes with it, and then looks for loop
+// devices and mounts that were left.
+func Main(m *testing.M) int {
+	if os.Geteuid() != 0 {
+		fmt.Fprintln(os.Stderr, "system tests need root: run them as root, or with sudo")
+		return 1
+	}
+	if os.Getenv(insideEnv) == "" {
+		return enterNamespace()
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		fmt.Fprintln(os.Stderr, "make mounts private:", err)
+		return 1
+	}
+	before := leakable()
+	code := m.Run()
+	for _, left := range leakable() {
+		if !slices.Contains(before, left) {
+			fmt.Fprintln(os.Stderr, "LEAKED:", left)
+			code = 1
+		}
+	}
+	return code
+}
+
+func enterNamespace() int {
+	self, err := os.Executable()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	cmd := exec.Command(self, os.Args[1:]...)
+	cmd.Env = append(os.Environ(), insideEnv+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// leakable lists what a test could leave behind.
+func leakable() []string {
+	var out []string
+	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, l := range loops {
+		raw, _ := os.ReadFile(l)
+		out = append(out, "loop device "+filepath.Base(filepath.Dir(filepath.Dir(l)))+" over "+strings.TrimSpace(string(raw)))
+	}
+	raw, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.SplitSeq(strings.TrimSpace(string(raw)), "\n") {
+		if fields := strings.Fields(line); len(fields) > 4 {
+			out = append(out, "mount "+fields[4])
+		}
+	}
+	return out
+}
+
+// Need fails the test, or outside CI skips it, where a program is missing.
+func Need(t testing.TB, programs ...string) {
+	t.Helper()
+	for _, program := range programs {
+		if _, err := exec.LookPath(program); err != nil {
+			Missing(t, program+" is not installed")
+		}
+	}
+}
+
+// Missing says that a part is missing: a failure in CI, a skip elsewhere.
+func Missing(t testing.TB, what string) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatal(what)
+	}
+	t.Skip(what)
+}
+
+// Tmpfs gives a directory on a tmpfs of its own. Options are tmpfs mount
+// options, such as "size=1m".
+func Tmpfs(t testing.TB, options string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
+		t.Fatal("mount tmpfs:", err)
+	}
+	t.Cleanup(func() { UnmountAll(t, dir) })
+	return dir
+}
+
+// UnmountAll unmounts everything at and below a directory.
+func UnmountAll(t testing.TB, dir string) {
+	t.Helper()
+	points := MountsBelow(t, dir)
+	for _, point := range slices.Backward(points) {
+		if err := unix.Unmount(point, unix.MNT_DETACH); err != nil {
+			t.Errorf("unmount %s: %v", point, err)
+		}
+	}
+}
+
+// MountsBelow lists the mount points at and below a directory.
+func MountsBelow(t testing.TB, dir string) []string {
+	t.Helper()
+	raw, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var points []string
+	for line := range strings.SplitSeq(string(raw), "\n") {
+		fields := strings.Fields(line)
+		if len(fields) > 4 && (fields[4] == dir || strings.HasPrefix(fields[4], dir+"/")) {
+			points = append(points, fields[4])
+		}
+	}
+	return points
+}
+
+// Image makes a sparse file.
+func Image(t testing.TB, size int64) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "image")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, size); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Loop attaches a loop device over a file for the time of the test.
+func Loop(t testing.TB, backing string, opts loopdev.Options) string {
+	t.Helper()
+	path, err := loopdev.Attach(backing, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := loopdev.Detach(path); err != nil {
+			t.Error(err)
+		}
+	})
+	return path
+}
+
+// Disk makes a loop device with a filesystem on it; fs may be empty.
+func Disk(t testing.TB, size int64, fs string) string {
+	t.Helper()
+	image := Image(t, size)
+	if fs != "" {
+		Need(t, "mkfs."+fs)
+		if out, err := exec.Command("mkfs."+fs, "-q", image).CombinedOutput(); err != nil {
+			t.Fatalf("mkfs.%s: %v\n%s", fs, err, out)
+		}
+	}
+	return Loop(t, image, loopdev.Options{})
+}
+
+// FDs lists the open descriptors of a process, to be compared.
+func FDs(t testing.TB, pid int) []string {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, entry := range entries {
+		if link, err := os.Readlink(filepath.Join(dir, entry.Name())); err == nil {
+			out = append(out, link)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
