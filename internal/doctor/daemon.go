@@ -1,0 +1,88 @@
+package doctor
+
+import (
+	"context"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+func checkDaemon(_ context.Context, _ Node, d Daemon) []Finding {
+	if !d.up() {
+		return []Finding{failure(d.Advice, "the daemon does not answer: %v", d.Err)}
+	}
+	return []Finding{okay("crust-proxy %s answers, %d volumes", d.Node.GetVersion(), len(d.Volumes))}
+}
+
+func checkDaemonFindings(_ context.Context, _ Node, d Daemon) []Finding {
+	if !d.up() {
+		return nil
+	}
+	var found []Finding
+	for _, text := range d.Node.GetFindings() {
+		found = append(found, warning("see the daemon's log: journalctl -u crust-proxy", "%s", text))
+	}
+	return orOK(found, "the daemon itself reports nothing wrong")
+}
+
+func checkHandlers(_ context.Context, _ Node, d Daemon) []Finding {
+	if !d.up() {
+		return nil
+	}
+	if len(d.Handlers) == 0 {
+		return []Finding{failure("configure a runtime handler in the daemon's configuration",
+			"the daemon has no runtime handler, so every publish fails")}
+	}
+	var found []Finding
+	for _, h := range d.Handlers {
+		if h.GetHealthy() {
+			found = append(found, okay("handler %s works: %d volumes, %d in a sandbox",
+				h.GetName(), h.GetVolumes(), h.GetBound()))
+			continue
+		}
+		found = append(found, failure("put right what the handler names, then: crustctl handlers",
+			"handler %s cannot work: %s", h.GetName(), h.GetProblem()))
+	}
+	return found
+}
+
+func checkVolumes(_ context.Context, _ Node, d Daemon) []Finding {
+	if !d.up() {
+		return nil
+	}
+	var found []Finding
+	for _, v := range d.Volumes {
+		if f, bad := volumeFinding(v); bad {
+			found = append(found, f)
+		}
+	}
+	return orOK(found, "none of %d volumes is degraded or has failed", len(d.Volumes))
+}
+
+func volumeFinding(v *adminv1.Volume) (Finding, bool) {
+	look := "crustctl get " + short(v.GetId())
+	switch {
+	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED:
+		return failure("crustctl reconcile, then "+look,
+			"volume %s is degraded: %s", v.GetTargetPath(), orNone(v.GetLastError())), true
+	case v.GetLastError() != "":
+		return warning(look, "volume %s: %s", v.GetTargetPath(), v.GetLastError()), true
+	case v.GetCondition().GetAbnormal():
+		return warning(look+"; the sandbox reports this, look into the pod",
+			"volume %s is abnormal: %s", v.GetTargetPath(), orNone(v.GetCondition().GetMessage())), true
+	}
+	return Finding{}, false
+}
+
+func short(id string) string {
+	if len(id) > 12 {
+		return id[:12]
+	}
+	return id
+}
+
+func orNone(text string) string {
+	if text == "" {
+		return "no reason given"
+	}
+	return text
+}

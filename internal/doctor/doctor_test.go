@@ -1,0 +1,255 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+func TestHealthyNodeHasOnlyOK(t *testing.T) {
+	tr := newTree(t)
+	dir := tr.kataVolume(targetA, goodInfo)
+	tr.write(dir+"/"+live, "")
+	tr.mkdir("/run/vc/sbs/"+live, 0o700)
+	tr.mount("40", targetA, "tmpfs", guardSource+idOf(targetA))
+	report := Run(context.Background(), tr.node, withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, ""))
+	checked := map[string]bool{}
+	for _, f := range report.Findings {
+		checked[f.Check] = true
+		if f.Severity != OK {
+			t.Errorf("%s: %s: %s", f.Check, f.Severity, f.Seen)
+		}
+	}
+	for _, name := range Names() {
+		if !checked[name] {
+			t.Errorf("check %s said nothing", name)
+		}
+	}
+}
+
+func TestLocalChecksRunWithTheDaemonDown(t *testing.T) {
+	tr := newTree(t)
+	report := Run(context.Background(), tr.node, Daemon{Err: errors.New("connection refused"), Advice: "start it"})
+	if report.Count(Error) != 1 || report.Findings[0].Do != "start it" {
+		t.Errorf("got %+v", report.Findings)
+	}
+	if report.Count(OK) < 10 {
+		t.Errorf("only %d checks passed", report.Count(OK))
+	}
+}
+
+type bad struct {
+	name  string
+	check string
+	spoil func(tree, *Node, *Daemon)
+	want  Severity
+	seen  string
+	do    string
+}
+
+func TestEachFault(t *testing.T) {
+	all := append(append(append(daemonFaults(), fileFaults()...), kataFaults()...), guardFaults()...)
+	for _, c := range all {
+		t.Run(c.check+"/"+c.name, func(t *testing.T) {
+			tr := newTree(t)
+			node, daemon := tr.node, healthyDaemon()
+			c.spoil(tr, &node, &daemon)
+			assertFinding(t, findingsOf(t, c.check, node, daemon), c)
+		})
+	}
+}
+
+func assertFinding(t *testing.T, got []Finding, c bad) {
+	t.Helper()
+	for _, f := range got {
+		if f.Severity == c.want && strings.Contains(f.Seen, c.seen) && strings.Contains(f.Do, c.do) {
+			if f.Severity == Error && f.Do == "" {
+				t.Errorf("an error without advice: %+v", f)
+			}
+			return
+		}
+	}
+	t.Errorf("no %s with %q and advice %q in %+v", c.want, c.seen, c.do, got)
+}
+
+func daemonFaults() []bad {
+	return []bad{
+		{"findings", "daemon-findings", func(_ tree, _ *Node, d *Daemon) { d.Node.Findings = []string{"no xfs"} }, Warn, "no xfs", "journalctl"},
+		{"no handler", "handlers", func(_ tree, _ *Node, d *Daemon) { d.Handlers = nil }, Error, "no runtime handler", "configure"},
+		{"unhealthy", "handlers", func(_ tree, _ *Node, d *Daemon) { d.Handlers[0] = &adminv1.Handler{Name: "kata", Problem: "no dir"} }, Error, "no dir", "handlers"},
+		{"degraded", "volumes", func(_ tree, _ *Node, d *Daemon) {
+			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_DEGRADED, "device gone")
+		}, Error, "device gone", "crustctl get"},
+		{"last error", "volumes", func(_ tree, _ *Node, d *Daemon) {
+			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "stats timed out")
+		}, Warn, "stats timed out", "crustctl get"},
+		{"abnormal", "volumes", func(_ tree, _ *Node, d *Daemon) {
+			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "")
+			d.Volumes[0].Condition = &adminv1.VolumeCondition{Abnormal: true, Message: "bad blocks"}
+		}, Warn, "bad blocks", "sandbox"},
+		{"kata handler without kata", "kata-config", func(tr tree, _ *Node, _ *Daemon) { tr.remove("/etc/kata-containers") }, Warn, "no Kata configuration", "install"},
+		{"no directory", "kata-directory", func(tr tree, n *Node, _ *Daemon) { tr.remove(n.KataDir) }, Error, "does not exist", "restart"},
+	}
+}
+
+func fileFaults() []bad {
+	run := func(spoil func(tree, *Node)) func(tree, *Node, *Daemon) {
+		return func(tr tree, n *Node, _ *Daemon) { spoil(tr, n) }
+	}
+	notOnTmpfs := strings.Replace(mountsOK, "tmpfs tmpfs", "ext4 /dev/sdb", 1)
+	notShared := strings.Replace(mountsOK, "shared:1 ", "", 1)
+	return []bad{
+		{"missing", "sockets", run(func(tr tree, n *Node) { tr.remove(n.AdminSocket) }), Error, "does not exist", "systemctl"},
+		{"missing runtime", "sockets", run(func(tr tree, n *Node) { tr.remove(n.RuntimeSocket) }), Error, "runtime socket", "systemctl"},
+		{"open to all", "sockets", run(func(tr tree, n *Node) { tr.chmod(n.AdminSocket, 0o666) }), Error, "mode 0666", "SocketMode"},
+		{"a file", "sockets", run(func(tr tree, n *Node) { tr.remove(n.AdminSocket); tr.write(n.AdminSocket, "") }), Error, "not a socket", "remove"},
+		{"foreign owner", "sockets", run(func(tr tree, n *Node) { chownOrSkip(tr, n.AdminSocket) }), Error, "uid 12345", "SocketMode"},
+		{"writable parent", "sockets", run(func(tr tree, n *Node) { tr.chmod(n.RunDir, 0o777) }), Error, "replace the socket", "chmod"},
+		{"abstract", "abstract-sockets", run(func(tr tree, _ *Node) {
+			tr.write("/proc/net/unix", "head\n0: 2 0 0 1 1 9 @/run/crust-proxy/admin.sock\n")
+		}), Error, "abstract", "path"},
+		{"missing", "run-dir", run(func(tr tree, n *Node) { tr.remove(n.RunDir) }), Error, "cannot be used", "RuntimeDirectory"},
+		{"on disk", "run-dir", run(func(tr tree, _ *Node) { tr.write("/proc/self/mountinfo", notOnTmpfs) }), Error, "not on tmpfs", "/run"},
+		{"no openat2", "kernel", run(func(_ tree, n *Node) { n.Probe.Openat2 = func() error { return unix.ENOSYS } }), Error, "openat2", "5.6"},
+		{"no guard", "kernel", run(func(_ tree, n *Node) { n.Probe.Guard = func() error { return unix.EOPNOTSUPP } }), Error, "immutable", "6.0"},
+		{"old, untried", "kernel", run(func(tr tree, n *Node) {
+			tr.write("/proc/sys/kernel/osrelease", "5.15.0\n")
+			n.Probe.Guard = func() error { return fmt.Errorf("fsopen: %w", unix.EPERM) }
+		}), Error, "too old", "6.0"},
+		{"missing", "kubelet", run(func(tr tree, n *Node) { tr.remove(n.KubeletRoot) }), Warn, "not a directory", "--kubelet-root"},
+		{"private", "kubelet", run(func(tr tree, _ *Node) { tr.write("/proc/self/mountinfo", notShared) }), Error, "not shared", "make-rshared"},
+		{"kubelet elsewhere", "mount-namespaces", run(func(tr tree, _ *Node) {
+			tr.process("10", "crust-proxy", "mnt:[1]")
+			tr.process("11", "kubelet", "mnt:[2]")
+		}), Error, "kubelet", "systemctl cat"},
+		{"containerd gone", "containerd", run(func(tr tree, n *Node) { tr.remove(n.ContainerdSocket) }), Warn, "cannot be reached", "systemctl status containerd"},
+		{"no watches", "limits", run(func(tr tree, n *Node) {
+			tr.write("/proc/sys/fs/inotify/max_user_watches", "0\n")
+			tr.kataVolume(targetA, goodInfo)
+		}), Error, "max_user_watches is 0 with 1", "sysctl"},
+		{"few watches", "limits", run(func(tr tree, _ *Node) { tr.write("/proc/sys/fs/inotify/max_user_watches", "100\n") }), Warn, "max_user_watches", "sysctl"},
+		{"mounts full", "limits", run(func(tr tree, _ *Node) { tr.write("/proc/sys/fs/mount-max", "100\n") }), Error, "mount-max", "sysctl"},
+	}
+}
+
+func kataFaults() []bad {
+	in := func(spoil func(tree, string)) func(tree, *Node, *Daemon) {
+		return func(tr tree, _ *Node, _ *Daemon) { spoil(tr, tr.kataVolume(targetA, goodInfo)) }
+	}
+	info := func(text string) func(tree, *Node, *Daemon) {
+		return func(tr tree, _ *Node, _ *Daemon) { tr.kataVolume(targetA, text) }
+	}
+	moved := strings.Replace(mountsOK, "25 21", "26 25 0:30 / /run/kata-containers rw - tmpfs kata rw\n25 21", 1)
+	return []bad{
+		{"mode", "kata-directory", func(tr tree, n *Node, _ *Daemon) { tr.chmod(n.KataDir, 0o755) }, Error, "mode 0755", "chmod"},
+		{"other mount", "kata-directory", func(tr tree, _ *Node, _ *Daemon) { tr.write("/proc/self/mountinfo", moved) }, Error, "renamed", "one mount"},
+		{"temp file", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/mountInfo.json.tmp123", "") }), Error, "taken for a sandbox", "rm"},
+		{"hidden file", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/.lock", "") }), Error, "taken for a sandbox", "rm"},
+		{"filled file", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/"+live, "x") }), Error, "taken for a sandbox", "rm"},
+		{"directory", "kata-volumes", in(func(tr tree, dir string) { tr.mkdir(dir+"/sub", 0o700) }), Error, "taken for a sandbox", "rm"},
+		{"dead sandbox", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/"+live, "") }), Warn, "is gone", "reconcile"},
+		{"odd id", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/marker", "") }), Warn, "no such sandbox", "rm"},
+		{"volume mode", "kata-volumes", in(func(tr tree, dir string) { tr.chmod(dir, 0o755) }), Warn, "mode 0755", "chmod"},
+		{"no file", "kata-volumes", in(func(tr tree, dir string) { tr.remove(dir + "/" + mountInfoName) }), Warn, "no mountInfo.json", "rm"},
+		{"plain name", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.KataDir+"/pv-a", 0o700) }, Error, "no volume's", "base64"},
+		{"no padding", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.KataDir+"/L2E", 0o700) }, Error, "no volume's", "padding"},
+		{"standard alphabet", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.KataDir+"/L2E+Pj4+", 0o700) }, Error, "no volume's", "URL-safe"},
+		{"relative", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.KataDir+"/YWJj", 0o700) }, Error, "no absolute path", "base64"},
+		{"stray file", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.write(n.KataDir+"/tmp", "") }, Error, "not a volume's directory", "remove"},
+		{"torn", "kata-volumes", info(goodInfo[:20]), Error, "cut off", "rename"},
+		{"null", "kata-volumes", info("null"), Error, "lacks the key", "program"},
+		{"underscore", "kata-volumes", info(strings.Replace(goodInfo, "volume-type", "volume_type", 1)), Error, `must be "volume-type"`, "program"},
+		{"no fstype", "kata-volumes", info(`{"volume-type":"directvol","device":"/dev/x"}`), Error, `lacks the key "fstype"`, "program"},
+		{"empty device", "kata-volumes", info(strings.Replace(goodInfo, "/dev/loop0", "", 1)), Error, `empty "device"`, "program"},
+		{"number", "kata-volumes", info(strings.Replace(goodInfo, `"ext4"`, "4", 1)), Error, "no string", "program"},
+		{"block type", "kata-volumes", info(strings.Replace(goodInfo, "directvol", "block", 1)), Error, "wants directvol", "program"},
+		{"bind", "kata-volumes", info(strings.Replace(goodInfo, `"rw"`, `"bind"`, 1)), Error, "breaks Kata's Go", "program"},
+		{"options", "kata-volumes", info(strings.Replace(goodInfo, `["rw"]`, `"rw"`, 1)), Error, "no list", "program"},
+		{"metadata", "kata-volumes", info(strings.Replace(goodInfo, `"7"`, `7`, 1)), Error, "no map", "program"},
+	}
+}
+
+func guardFaults() []bad {
+	record := func(d *Daemon) { *d = withVolume(adminv1.VolumeState_VOLUME_STATE_PUBLISHED, "") }
+	return []bad{
+		{"stale", "guards", func(tr tree, _ *Node, _ *Daemon) { tr.mount("40", targetA, "tmpfs", guardSource+idOf(targetA)) }, Warn, "stale", "reconcile"},
+		{"only a bind", "guards", func(tr tree, _ *Node, d *Daemon) {
+			record(d)
+			tr.mount("40", "/elsewhere", "tmpfs", guardSource+idOf(targetA))
+		}, Error, "no guard", "reconcile"},
+		{"missing", "guards", func(_ tree, _ *Node, d *Daemon) { record(d) }, Error, "no guard", "reconcile"},
+		{"covered", "guards", func(tr tree, _ *Node, d *Daemon) {
+			record(d)
+			tr.mount("40", targetA, "tmpfs", guardSource+idOf(targetA))
+			tr.mount("41", targetA, "ext4", "/dev/sdz")
+		}, Error, "/dev/sdz (ext4) is mounted", "umount"},
+	}
+}
+
+func TestAdoptedVolumesNeedNoGuard(t *testing.T) {
+	tr := newTree(t)
+	got := findingsOf(t, "guards", tr.node, withVolume(adminv1.VolumeState_VOLUME_STATE_ADOPTED, ""))
+	if len(got) != 1 || got[0].Severity != OK {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestSharedNamespaceIsFine(t *testing.T) {
+	tr := newTree(t)
+	tr.process("10", "crust-proxy", "mnt:[1]")
+	tr.process("11", "kubelet", "mnt:[1]")
+	got := findingsOf(t, "mount-namespaces", tr.node, healthyDaemon())
+	if len(got) != 1 || got[0].Severity != OK {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestOldKernelThatWorksIsFine(t *testing.T) {
+	tr := newTree(t)
+	tr.write("/proc/sys/kernel/osrelease", "5.14.0-el9\n")
+	for _, f := range findingsOf(t, "kernel", tr.node, healthyDaemon()) {
+		if f.Severity != OK {
+			t.Errorf("what was tried counts, not the number: %+v", f)
+		}
+	}
+}
+
+func TestProbesOfThisKernelLeaveNothing(t *testing.T) {
+	p := KernelProbe()
+	for name, probe := range map[string]func() error{"openat2": p.Openat2, "guard": p.Guard} {
+		before := openFiles(t)
+		if err := probe(); err != nil && !mayNotTry(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if after := openFiles(t); after != before {
+			t.Errorf("%s: %d open files before, %d after", name, before, after)
+		}
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func (tr tree) process(pid, comm, namespace string) {
+	tr.write("/proc/"+pid+"/comm", comm+"\n")
+	tr.symlink(namespace, "/proc/"+pid+"/ns/mnt")
+}
+
+func chownOrSkip(tr tree, path string) {
+	if err := os.Lchown(tr.node.at(path), 12345, -1); err != nil {
+		tr.t.Skipf("needs root: %v", err)
+	}
+}

@@ -1,0 +1,71 @@
+package doctor
+
+import (
+	"context"
+	"os"
+	"sort"
+)
+
+// spare is what others on the node need of a limit beside our volumes.
+const spare = 1024
+
+func checkLimits(_ context.Context, n Node, d Daemon) []Finding {
+	return []Finding{n.watchLimit(d), n.mountLimit()}
+}
+
+// watchLimit: one watch for each volume's directory.
+func (n Node) watchLimit(d Daemon) Finding {
+	const file = "/proc/sys/fs/inotify/max_user_watches"
+	limit, err := n.readInt(file)
+	if err != nil {
+		return warning("", "the limit of inotify watches cannot be read: %v", err)
+	}
+	volumes := int64(max(len(d.Volumes), len(n.kataEntries())))
+	do := "sysctl fs.inotify.max_user_watches=524288, and put it in /etc/sysctl.d"
+	switch {
+	case limit < volumes:
+		return failure(do, "fs.inotify.max_user_watches is %d with %d volumes: new sandboxes are not noticed", limit, volumes)
+	case limit < 2*volumes+spare:
+		return warning(do, "fs.inotify.max_user_watches is %d with %d volumes: other programs of the same user need watches too", limit, volumes)
+	}
+	return okay("fs.inotify.max_user_watches is %d with %d volumes", limit, volumes)
+}
+
+// mountLimit: one guard for each volume, and the binds of containers.
+func (n Node) mountLimit() Finding {
+	limit, err := n.readInt("/proc/sys/fs/mount-max")
+	if err != nil {
+		return warning("", "the limit of mounts cannot be read: %v", err)
+	}
+	table, err := n.mounts()
+	if err != nil {
+		return warning("", "the mount table cannot be read: %v", err)
+	}
+	count := int64(len(table))
+	do := "sysctl fs.mount-max=1000000, and put it in /etc/sysctl.d"
+	switch {
+	case count+spare/8 >= limit:
+		return failure(do, "%d of at most %d mounts (fs.mount-max) are in use: the next publish fails", count, limit)
+	case count > limit/2:
+		return warning(do, "%d of at most %d mounts (fs.mount-max) are in use", count, limit)
+	}
+	return okay("%d of at most %d mounts are in use", count, limit)
+}
+
+// checkLoop: only runtimes on the host's own kernel need loop devices, so their
+// absence is never wrong by itself.
+func checkLoop(_ context.Context, n Node, _ Daemon) []Finding {
+	if _, err := os.Stat(n.at("/dev/loop-control")); err != nil {
+		return []Finding{okay("there are no loop devices; image files then work only where the VMM opens them itself")}
+	}
+	return []Finding{okay("loop devices are there")}
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	return keys
+}

@@ -1,0 +1,130 @@
+package doctor
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+)
+
+// maxFile bounds what is read of any one file: some are written by others.
+const maxFile = 4 << 20
+
+// Node says where the things to look at are. All paths are as the node's own
+// programs see them; Root is put before each of them.
+type Node struct {
+	// Root is "/" on a real node, and a directory in tests.
+	Root string
+	// AdminSocket and RuntimeSocket are the daemon's sockets.
+	AdminSocket   string
+	RuntimeSocket string
+	// RunDir is the daemon's run directory.
+	RunDir string
+	// KataDir is Kata's direct-volumes directory.
+	KataDir string
+	// KubeletRoot is kubelet's root directory.
+	KubeletRoot string
+	// ContainerdSocket is containerd's gRPC socket.
+	ContainerdSocket string
+	// UID is the user who runs the checks; root's and this user's sockets are
+	// both taken as rightly owned.
+	UID int
+	// Probe tries what the kernel can do.
+	Probe Probe
+}
+
+// DefaultNode is this machine with everything in its usual place.
+func DefaultNode() Node {
+	return Node{
+		Root:             "/",
+		AdminSocket:      "/run/crust-proxy/admin.sock",
+		RuntimeSocket:    "/run/crust-proxy/runtime.sock",
+		RunDir:           "/run/crust-proxy",
+		KataDir:          "/run/kata-containers/shared/direct-volumes",
+		KubeletRoot:      "/var/lib/kubelet",
+		ContainerdSocket: "/run/containerd/containerd.sock",
+		UID:              os.Getuid(),
+		Probe:            KernelProbe(),
+	}
+}
+
+func (n Node) at(path string) string { return filepath.Join(n.Root, path) }
+
+// resolve follows symbolic links as far as the path exists, for comparing it
+// with the kernel's mount table, which knows no links.
+func (n Node) resolve(path string) string {
+	root, err := filepath.EvalSymlinks(n.at("/"))
+	if err != nil {
+		return path
+	}
+	real, err := filepath.EvalSymlinks(n.at(path))
+	if err != nil {
+		return path
+	}
+	rel, err := filepath.Rel(root, real)
+	if err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
+		return path
+	}
+	return filepath.Join("/", rel)
+}
+
+// read reads a regular file, or one of the kernel's, up to a bound.
+func (n Node) read(path string) ([]byte, error) {
+	f, err := os.Open(n.at(path))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // nothing was written: closing cannot lose anything
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxFile)
+	}
+	return data, err
+}
+
+func (n Node) readInt(path string) (int64, error) {
+	data, err := n.read(path)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+}
+
+// mounts is the mount table of our own mount namespace.
+func (n Node) mounts() ([]*mountinfo.Info, error) {
+	data, err := os.ReadFile(n.at("/proc/self/mountinfo"))
+	if err != nil {
+		return nil, err
+	}
+	return mountinfo.GetMountsFromReader(bytes.NewReader(data), nil)
+}
+
+// mountOf finds the mount that a path lies on: the deepest one, and of several
+// on one point the last.
+func mountOf(table []*mountinfo.Info, path string) *mountinfo.Info {
+	var best *mountinfo.Info
+	for _, m := range table {
+		if within(path, m.Mountpoint) && (best == nil || len(m.Mountpoint) >= len(best.Mountpoint)) {
+			best = m
+		}
+	}
+	return best
+}
+
+// within tells whether path is dir or lies below it.
+func within(path, dir string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
+}

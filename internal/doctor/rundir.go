@@ -1,0 +1,31 @@
+package doctor
+
+import (
+	"context"
+	"os"
+)
+
+// checkRunDir: records must die with a reboot, as the mounts they speak of do.
+func checkRunDir(_ context.Context, n Node, _ Daemon) []Finding {
+	info, err := os.Stat(n.at(n.RunDir))
+	if err != nil {
+		return []Finding{failure("systemctl status crust-proxy; its unit makes the directory (RuntimeDirectory=)",
+			"the run directory %s cannot be used: %v", n.RunDir, err)}
+	}
+	if !info.IsDir() {
+		return []Finding{failure("remove the file and restart crust-proxy", "%s is not a directory", n.RunDir)}
+	}
+	table, err := n.mounts()
+	if err != nil {
+		return []Finding{warning("", "the mount table cannot be read: %v", err)}
+	}
+	m := mountOf(table, n.resolve(n.RunDir))
+	if m == nil {
+		return []Finding{warning("", "no mount holds %s", n.RunDir)}
+	}
+	if m.FSType != "tmpfs" && m.FSType != "ramfs" {
+		return []Finding{failure("let the run directory lie below /run",
+			"%s lies on %s (%s), not on tmpfs: its records would outlive a reboot, which the mounts do not", n.RunDir, m.FSType, m.Mountpoint)}
+	}
+	return []Finding{okay("%s lies on %s", n.RunDir, m.FSType)}
+}

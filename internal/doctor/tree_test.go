@@ -1,0 +1,157 @@
+package doctor
+
+import (
+	"context"
+	"encoding/base64"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+const (
+	targetA  = "/var/lib/kubelet/pods/a/volumes/kubernetes.io~csi/pv-a/mount"
+	goodInfo = `{"volume-type":"directvol","device":"/dev/loop0","fstype":"ext4","options":["rw"],"metadata":{"fsGroup":"7"}}`
+	mountsOK = `21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+22 21 0:20 / /proc rw shared:2 - proc proc rw
+25 21 0:23 / /run rw,nosuid shared:5 - tmpfs tmpfs rw,size=1024k
+`
+)
+
+var live = strings.Repeat("ab", 32)
+
+// tree is a fake node on which everything is as it should be.
+type tree struct {
+	t    *testing.T
+	node Node
+}
+
+func newTree(t *testing.T) tree {
+	t.Helper()
+	root, err := os.MkdirTemp("", "doc") // short: a socket's path has 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	n := DefaultNode()
+	n.Root = root
+	n.Probe = Probe{Openat2: func() error { return nil }, Guard: func() error { return nil }}
+	tr := tree{t: t, node: n}
+	tr.write("/proc/self/mountinfo", mountsOK)
+	tr.write("/proc/sys/kernel/osrelease", "6.12.1-cloud\n")
+	tr.write("/proc/net/unix", "Num       RefCount Protocol Flags    Type St Inode Path\n0: 00000002 00000000 00010000 0001 01 123 /run/crust-proxy/admin.sock\n")
+	tr.write("/proc/sys/fs/inotify/max_user_watches", "524288\n")
+	tr.write("/proc/sys/fs/mount-max", "100000\n")
+	tr.write("/dev/loop-control", "")
+	tr.mkdir("/var/lib/kubelet", 0o755)
+	tr.mkdir(n.RunDir, 0o755)
+	tr.mkdir(n.KataDir, 0o700)
+	tr.mkdir("/run/containerd", 0o755)
+	for _, s := range []string{n.AdminSocket, n.RuntimeSocket, n.ContainerdSocket} {
+		tr.listen(s)
+	}
+	tr.write("/etc/kata-containers/configuration.toml", "[hypervisor.qemu]\ndisable_block_device_use = false\n")
+	return tr
+}
+
+func (tr tree) mkdir(path string, mode os.FileMode) {
+	tr.t.Helper()
+	full := tr.node.at(path)
+	if err := os.MkdirAll(full, mode); err != nil {
+		tr.t.Fatal(err)
+	}
+	if err := os.Chmod(full, mode); err != nil {
+		tr.t.Fatal(err)
+	}
+}
+
+func (tr tree) write(path, text string) {
+	tr.t.Helper()
+	full := tr.node.at(path)
+	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+		tr.t.Fatal(err)
+	}
+	if err := os.WriteFile(full, []byte(text), 0o600); err != nil {
+		tr.t.Fatal(err)
+	}
+}
+
+func (tr tree) symlink(to, path string) {
+	tr.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(tr.node.at(path)), 0o755); err != nil {
+		tr.t.Fatal(err)
+	}
+	if err := os.Symlink(to, tr.node.at(path)); err != nil {
+		tr.t.Fatal(err)
+	}
+}
+
+func (tr tree) remove(path string) {
+	tr.t.Helper()
+	if err := os.RemoveAll(tr.node.at(path)); err != nil {
+		tr.t.Fatal(err)
+	}
+}
+
+func (tr tree) chmod(path string, mode os.FileMode) {
+	tr.t.Helper()
+	if err := os.Chmod(tr.node.at(path), mode); err != nil {
+		tr.t.Fatal(err)
+	}
+}
+
+func (tr tree) listen(path string) {
+	tr.t.Helper()
+	l, err := net.Listen("unix", tr.node.at(path))
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	tr.t.Cleanup(func() { _ = l.Close() })
+	tr.chmod(path, 0o600)
+}
+
+// kataVolume makes a well-formed volume and gives its directory.
+func (tr tree) kataVolume(target, info string) string {
+	dir := filepath.Join(tr.node.KataDir, base64.URLEncoding.EncodeToString([]byte(target)))
+	tr.mkdir(dir, 0o700)
+	tr.write(filepath.Join(dir, mountInfoName), info)
+	return dir
+}
+
+// mount adds a line to the mount table.
+func (tr tree) mount(id, at, fstype, source string) {
+	old, err := os.ReadFile(tr.node.at("/proc/self/mountinfo"))
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	tr.write("/proc/self/mountinfo", string(old)+id+" 21 0:99 / "+at+" rw shared:9 - "+fstype+" "+source+" rw\n")
+}
+
+func idOf(target string) string { return volumeID(target) }
+
+func healthyDaemon() Daemon {
+	return Daemon{
+		Node:     &adminv1.GetNodeResponse{Version: "v1"},
+		Handlers: []*adminv1.Handler{{Name: "kata", Healthy: true}},
+	}
+}
+
+func withVolume(state adminv1.VolumeState, lastError string) Daemon {
+	d := healthyDaemon()
+	d.Volumes = []*adminv1.Volume{{Id: idOf(targetA), TargetPath: targetA, State: state, LastError: lastError}}
+	return d
+}
+
+func findingsOf(t *testing.T, name string, n Node, d Daemon) []Finding {
+	t.Helper()
+	var got []Finding
+	for _, f := range Run(context.Background(), n, d).Findings {
+		if f.Check == name {
+			got = append(got, f)
+		}
+	}
+	return got
+}
