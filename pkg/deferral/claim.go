@@ -171,7 +171,7 @@ func openHeld(v *Volume, dev *openedDevice) (*heldDevice, error) {
 	}
 	size, err := unix.Seek(fd, 0, unix.SEEK_END)
 	if err == nil && size == 0 {
-		err = Errorf(Invalid, "volume %s: the device %s (%s) is empty: has the driver attached it?",
+		err = Errorf(NotFound, "volume %s: the device %s (%s) is empty: has the driver attached it?",
 			v.Target, v.Device.Path, v.Device)
 	}
 	readOnly := 0
@@ -275,6 +275,11 @@ func (c *claims) setReadOnly(v *Volume) error {
 	c.mu.Unlock()
 	if held == nil {
 		return Errorf(Internal, "volume %s: the device %s is not held", v.Target, v.Device.Path)
+	}
+	// A device that is read-only of itself is left as it is: the flag that we
+	// would set outlives the attachment of, say, a loop device.
+	if already, err := unix.IoctlGetInt(held.fd, unix.BLKROGET); err == nil && already != 0 {
+		return nil
 	}
 	if err := unix.IoctlSetPointerInt(held.fd, unix.BLKROSET, 1); err != nil {
 		return Errorf(Internal, "volume %s: the device %s cannot be made read-only: %w", v.Target, v.Device.Path, err)

@@ -1,0 +1,280 @@
+//go:build system
+
+package broker
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+const mib = 1 << 20
+
+func TestSecondOwnerIsRefusedWhateverTheDeviceIsCalled(t *testing.T) {
+	n := newNode(t)
+	disk := harness.Disk(t, 16*mib, "")
+	first := n.stage(n.instruction("pod-1", disk))
+
+	link := filepath.Join(n.kubelet, "link")
+	must(t, unix.Mknod(link, unix.S_IFBLK|0o600, rdev(t, disk)))
+	for name, device := range map[string]string{"same name": disk, "another node": link} {
+		_, err := n.Stage(t.Context(), n.instruction("pod-2", device))
+		wantKind(t, err, deferral.InUse)
+		if !strings.Contains(err.Error(), first.Target) {
+			t.Errorf("%s: the error does not name the owner: %v", name, err)
+		}
+	}
+	n.restart()
+	_, err := n.Stage(t.Context(), n.instruction("pod-2", disk))
+	wantKind(t, err, deferral.InUse)
+	n.unstage(first.Target)
+	n.stage(n.instruction("pod-2", disk))
+	n.unstage(n.target("pod-2"))
+	n.noLeftovers()
+}
+
+func rdev(t *testing.T, device string) int {
+	t.Helper()
+	var st unix.Stat_t
+	must(t, unix.Stat(device, &st))
+	return int(st.Rdev)
+}
+
+func TestTwoLoopDevicesOverOneImageAreOneDisk(t *testing.T) {
+	n := newNode(t)
+	image := harness.Image(t, 16*mib)
+	n.stage(n.instruction("pod-1", harness.Loop(t, image, loopdev.Options{})))
+	second := harness.Loop(t, image, loopdev.Options{})
+	_, err := n.Stage(t.Context(), n.instruction("pod-2", second))
+	wantKind(t, err, deferral.InUse)
+	over := harness.Loop(t, second, loopdev.Options{})
+	_, err = n.Stage(t.Context(), n.instruction("pod-2", over))
+	if err != nil {
+		t.Logf("a loop device over a loop device: %v", err)
+	} else {
+		n.unstage(n.target("pod-2"))
+	}
+	n.unstage(n.target("pod-1"))
+	n.noLeftovers()
+}
+
+func TestImageFiles(t *testing.T) {
+	n := newNode(t)
+	image := filepath.Join(n.images, "disk a+b%20&.img")
+	must(t, os.WriteFile(image, make([]byte, mib), 0o600))
+	v := n.stage(n.instruction("pod-1", image))
+	if v.Device.Kind != deferral.ImageFile || v.Device.Path != image {
+		t.Errorf("device is %+v", v.Device)
+	}
+	must(t, os.Link(image, image+".2"))
+	_, err := n.Stage(t.Context(), n.instruction("pod-2", image+".2"))
+	wantKind(t, err, deferral.InUse)
+	n.unstage(v.Target)
+
+	loop := harness.Loop(t, image, loopdev.Options{})
+	_, err = n.Stage(t.Context(), n.instruction("pod-2", image))
+	wantKind(t, err, deferral.InUse)
+	if !strings.Contains(err.Error(), loop) {
+		t.Errorf("the error does not name the loop device: %v", err)
+	}
+	_, err = n.Stage(t.Context(), n.instruction("pod-2", image, "ro"))
+	wantKind(t, err, deferral.Unsupported)
+	n.noLeftovers()
+}
+
+func TestClaimedDeviceCannotBeMountedInAnotherNamespace(t *testing.T) {
+	n := newNode(t)
+	disk := harness.Disk(t, 32*mib, "ext4")
+	n.stage(n.instruction("pod-1", disk))
+	point := t.TempDir()
+	out, err := inOtherNamespace("mount", disk, point).CombinedOutput()
+	if err == nil || !strings.Contains(strings.ToLower(string(out)), "busy") && !strings.Contains(string(out), "already mounted") {
+		t.Errorf("mounting a claimed device elsewhere: %v\n%s", err, out)
+	}
+	// A VMM opens it plainly, read-write.
+	fd, err := unix.Open(disk, unix.O_RDWR, 0)
+	must(t, err)
+	must(t, unix.Close(fd))
+	n.unstage(n.target("pod-1"))
+	if out, err := inOtherNamespace("mount", disk, point).CombinedOutput(); err != nil {
+		t.Errorf("mounting it after unstage: %v\n%s", err, out)
+	}
+	n.noLeftovers()
+}
+
+// inOtherNamespace runs a program whose mounts nobody else sees.
+func inOtherNamespace(program string, args ...string) *exec.Cmd {
+	cmd := exec.Command(program, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+func TestDeviceMountedElsewhereIsRefused(t *testing.T) {
+	n := newNode(t)
+	disk := harness.Disk(t, 32*mib, "ext4")
+	point := t.TempDir()
+	holder := inOtherNamespace("sh", "-c", `mount "$0" "$1" && echo mounted && cat`, disk, point)
+	stdin, err := holder.StdinPipe()
+	must(t, err)
+	stdout, err := holder.StdoutPipe()
+	must(t, err)
+	must(t, holder.Start())
+	_, err = stdout.Read(make([]byte, 16))
+	must(t, err)
+	_, err = n.Stage(t.Context(), n.instruction("pod-1", disk))
+	wantKind(t, err, deferral.InUse)
+	must(t, stdin.Close())
+	must(t, holder.Wait())
+
+	must(t, unix.Mount(disk, point, "ext4", 0, ""))
+	_, err = n.Stage(t.Context(), n.instruction("pod-1", disk))
+	wantKind(t, err, deferral.InUse)
+	if !strings.Contains(err.Error(), point) {
+		t.Errorf("the error does not say where it is mounted: %v", err)
+	}
+	must(t, unix.Unmount(point, 0))
+	n.stage(n.instruction("pod-1", disk))
+	n.unstage(n.target("pod-1"))
+	n.noLeftovers()
+}
+
+func TestReadOnlyIsEnforcedAtTheDevice(t *testing.T) {
+	n := newNode(t)
+	disk := harness.Disk(t, 16*mib, "")
+	n.stage(n.instruction("pod-1", disk, "ro"))
+	n.stage(n.instruction("pod-2", disk, "ro")) // read-only beside read-only is fine
+	wantReadOnly(t, disk, true)
+	_, err := n.Stage(t.Context(), n.instruction("pod-3", disk))
+	wantKind(t, err, deferral.InUse)
+	n.restart()
+	wantReadOnly(t, disk, true)
+	n.unstage(n.target("pod-1"))
+	wantReadOnly(t, disk, true)
+	n.unstage(n.target("pod-2"))
+	wantReadOnly(t, disk, false)
+	n.noLeftovers()
+}
+
+func TestReadOnlyStateIsPutBackAsItWas(t *testing.T) {
+	n := newNode(t)
+	disk := harness.Loop(t, harness.Image(t, 16*mib), loopdev.Options{ReadOnly: true})
+	_, err := n.Stage(t.Context(), n.instruction("pod-1", disk))
+	wantKind(t, err, deferral.Invalid)
+	n.stage(n.instruction("pod-1", disk, "ro"))
+	n.restart()
+	n.unstage(n.target("pod-1"))
+	wantReadOnly(t, disk, true)
+	n.noLeftovers()
+}
+
+// wantReadOnly opens the device directly, as a program on the host would.
+func wantReadOnly(t *testing.T, device string, want bool) {
+	t.Helper()
+	fd, err := unix.Open(device, unix.O_WRONLY, 0)
+	if err == nil {
+		_, err = unix.Pwrite(fd, []byte("x"), 0)
+		_ = unix.Close(fd)
+	}
+	if (err != nil) != want {
+		t.Errorf("writing to %s: %v; want read-only: %v", device, err, want)
+	}
+}
+
+func TestWrongDevices(t *testing.T) {
+	n := newNode(t)
+	inside := func(name string) string { return filepath.Join(n.kubelet, name) }
+	must(t, os.Symlink("/etc/passwd", inside("to-passwd")))
+	must(t, os.Symlink("/dev/loop0", inside("to-dev")))
+	must(t, os.WriteFile(inside("file"), []byte("x"), 0o600))
+	must(t, unix.Mkfifo(inside("fifo"), 0o600))
+	empty := emptyLoop(t)
+	for device, want := range map[string]deferral.Kind{
+		"/dev/null":                          deferral.Invalid,
+		"/dev/disk-that-is-not-there":        deferral.NotFound,
+		"/dev/shm":                           deferral.Invalid,
+		inside("file"):                       deferral.Denied,
+		inside("fifo"):                       deferral.Invalid,
+		inside("to-passwd"):                  deferral.Denied,
+		inside("to-dev"):                     deferral.Denied,
+		"/etc/passwd":                        deferral.Denied,
+		"/dev/../etc/passwd":                 deferral.Invalid,
+		"/dev":                               deferral.Denied,
+		empty:                                deferral.NotFound,
+		"/dev/null\x00":                      deferral.Invalid,
+		"/dev/a\nb":                          deferral.Invalid,
+		"/dev/" + strings.Repeat("x/", 2100): deferral.Invalid,
+	} {
+		_, err := n.Stage(t.Context(), n.instruction("pod-1", device))
+		if err == nil || deferral.KindOf(err) != want {
+			t.Errorf("%.60q: got %v; want %v", device, err, want)
+		}
+	}
+	n.SetDevices(deferral.DevicePolicy{Roots: []string{"/dev"}, Classes: []string{"nvme"}})
+	_, err := n.Stage(t.Context(), n.instruction("pod-1", harness.Disk(t, 16*mib, "")))
+	wantKind(t, err, deferral.Denied)
+	n.noLeftovers()
+}
+
+// emptyLoop is a loop device with nothing behind it, or one that does not exist.
+func emptyLoop(t *testing.T) string {
+	t.Helper()
+	path, err := loopdev.Attach(harness.Image(t, mib), loopdev.Options{})
+	must(t, err)
+	must(t, loopdev.Detach(path))
+	return path
+}
+
+// TestDeviceSwappedBetweenCheckAndUse renames two devices over one name as fast
+// as it can: whatever is claimed must be what is handed over.
+func TestDeviceSwappedBetweenCheckAndUse(t *testing.T) {
+	n := newNode(t)
+	disks := []string{harness.Disk(t, 16*mib, ""), harness.Disk(t, 16*mib, "")}
+	name := filepath.Join(n.kubelet, "disk")
+	ctx, cancel := context.WithCancel(t.Context())
+	var swapping sync.WaitGroup
+	swapping.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			next := name + ".next"
+			_ = unix.Mknod(next, unix.S_IFBLK|0o600, rdevOf(disks[i%2]))
+			_ = os.Rename(next, name)
+		}
+	})
+	time.Sleep(time.Millisecond)
+	for range 300 {
+		v, err := n.Stage(ctx, n.instruction("pod-1", name))
+		must(t, err)
+		if got := rdev(t, v.Device.Path); got != int(unix.Mkdev(v.Device.Major, v.Device.Minor)) {
+			t.Fatalf("handed over %s, which is not the claimed %s", v.Device.Path, v.Device)
+		}
+		fd, err := unix.Open(v.Device.Path, unix.O_RDONLY|unix.O_EXCL, 0)
+		if !errors.Is(err, unix.EBUSY) {
+			_ = unix.Close(fd)
+			t.Fatalf("the device that is handed over is not the one that is held: %v", err)
+		}
+		n.unstage(v.Target)
+	}
+	cancel()
+	swapping.Wait()
+	n.noLeftovers()
+}
+
+func rdevOf(device string) int {
+	var st unix.Stat_t
+	if unix.Stat(device, &st) != nil {
+		return 0
+	}
+	return int(st.Rdev)
+}

@@ -1,0 +1,157 @@
+//go:build system
+
+package broker
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+func TestFailedPublishIsRolledBack(t *testing.T) {
+	n := newNode(t)
+	disk := harness.Disk(t, 16*mib, "")
+	n.runtime.fail = deferral.Errorf(deferral.Exhausted, "no room")
+	_, err := n.Stage(t.Context(), n.instruction("pod-1", disk, "ro"))
+	wantKind(t, err, deferral.Exhausted)
+	n.noLeftovers()
+	wantReadOnly(t, disk, false)
+	n.runtime.fail = nil
+	n.stage(n.instruction("pod-2", disk))
+	n.unstage(n.target("pod-2"))
+	n.noLeftovers()
+}
+
+func TestFullStateDirectory(t *testing.T) {
+	n := newNode(t)
+	disk := harness.Disk(t, 16*mib, "")
+	first := n.stage(n.instruction("pod-1", disk))
+	small := harness.Tmpfs(t, "size=64k")
+	must(t, os.CopyFS(small, os.DirFS(n.cfg.StateDir)))
+	n.Close()
+	n.cfg.StateDir = small
+	n.start()
+	must(t, errIgnoring(unix.ENOSPC, os.WriteFile(filepath.Join(small, "fill"), make([]byte, 1<<20), 0o600)))
+	_, err := n.Stage(t.Context(), n.instruction("pod-2", harness.Disk(t, 16*mib, "")))
+	wantKind(t, err, deferral.Exhausted)
+	if !strings.Contains(err.Error(), "pod-2") || !strings.Contains(err.Error(), small) {
+		t.Errorf("the error names neither volume nor place: %v", err)
+	}
+	n.restart()
+	if status, ok := n.Get(first.Key); !ok || status.Problem != nil {
+		t.Errorf("the old volume suffered: %+v", status)
+	}
+	// Removing needs no room.
+	n.unstage(first.Target)
+	must(t, os.Remove(filepath.Join(small, "fill")))
+	n.noLeftovers()
+}
+
+func errIgnoring(ignored, err error) error {
+	if errors.Is(err, ignored) {
+		return nil
+	}
+	return err
+}
+
+func TestReconcileRebuildsWhatIsMissing(t *testing.T) {
+	n := newNode(t)
+	in := n.instruction("pod-1", harness.Disk(t, 16*mib, ""))
+	v := n.stage(in)
+	must(t, unix.Unmount(in.Target, unix.MNT_DETACH))
+	n.runtime.published = nil
+	report, err := n.Reconcile(t.Context())
+	must(t, err)
+	if len(report.Repairs) != 1 || report.Repairs[0].Action != "mount guard" || report.Repairs[0].Err != nil {
+		t.Errorf("repairs: %+v", report.Repairs)
+	}
+	if len(harness.MountsBelow(t, in.Target)) != 1 || !n.runtime.published[v.Key] {
+		t.Error("guard or projection was not rebuilt")
+	}
+	n.unstage(in.Target)
+	n.noLeftovers()
+}
+
+func TestLostRecordsLeaveNoGuards(t *testing.T) {
+	n := newNode(t)
+	in := n.instruction("pod-1", harness.Disk(t, 16*mib, ""))
+	n.stage(in)
+	n.Close()
+	must(t, os.RemoveAll(n.cfg.StateDir))
+	n.runtime.published = nil
+	n.start() // reconciles
+	if mounts := harness.MountsBelow(t, n.kubelet); len(mounts) > 0 {
+		t.Errorf("stray guards stay: %v", mounts)
+	}
+	n.unstage(in.Target)
+	n.noLeftovers()
+}
+
+func TestRecordsOfAnEarlierBootAreDropped(t *testing.T) {
+	n := newNode(t)
+	in := n.instruction("pod-1", harness.Disk(t, 16*mib, ""))
+	v := n.stage(in)
+	n.Close()
+	must(t, unix.Unmount(in.Target, unix.MNT_DETACH))
+	path := filepath.Join(n.cfg.StateDir, "volumes", string(v.Key)+".json")
+	raw, err := os.ReadFile(path)
+	must(t, err)
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	must(t, err)
+	old := strings.Replace(string(raw), strings.TrimSpace(string(boot)), "an-earlier-boot", 1)
+	must(t, os.WriteFile(path, []byte(old), 0o600))
+	n.start()
+	n.noLeftovers()
+}
+
+func TestBadRecordsDoNotHideTheGoodOnes(t *testing.T) {
+	n := newNode(t)
+	in := n.instruction("pod-1", harness.Disk(t, 16*mib, ""))
+	n.stage(in)
+	dir := filepath.Join(n.cfg.StateDir, "volumes")
+	must(t, os.WriteFile(filepath.Join(dir, "torn.json"), []byte(`{"version":1,"key":"x`), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "empty.json"), nil, 0o600))
+	newer := filepath.Join(dir, "newer.json")
+	must(t, os.WriteFile(newer, []byte(`{"version":99}`), 0o600))
+	n.restart()
+	if got := len(n.List()); got != 1 {
+		t.Errorf("%d volumes are listed", got)
+	}
+	if got := len(n.Problems()); got != 3 {
+		t.Errorf("%d problems are told: %v", got, n.Problems())
+	}
+	if _, err := os.Stat(newer); err != nil {
+		t.Errorf("a record of a newer form was touched: %v", err)
+	}
+	must(t, os.Remove(newer))
+	must(t, os.RemoveAll(filepath.Join(n.cfg.StateDir, "bad")))
+	n.unstage(in.Target)
+	n.noLeftovers()
+}
+
+func TestDeviceThatVanished(t *testing.T) {
+	n := newNode(t)
+	disk := emptyLoop(t)
+	in := n.instruction("pod-1", disk)
+	in.Backing = harness.Disk(t, 16*mib, "")
+	v := n.stage(in)
+	n.Close()
+	// After a restart the device is not that device any more.
+	path := filepath.Join(n.cfg.StateDir, "volumes", string(v.Key)+".json")
+	raw, err := os.ReadFile(path)
+	must(t, err)
+	must(t, os.WriteFile(path, []byte(strings.ReplaceAll(string(raw), v.Device.Path, "/dev/gone")), 0o600))
+	n.start()
+	if status, ok := n.Get(v.Key); !ok || status.Problem == nil {
+		t.Errorf("a volume without its device has no problem: %+v", status)
+	}
+	n.unstage(in.Target)
+	n.noLeftovers()
+}

@@ -1,0 +1,185 @@
+//go:build system
+
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+const notice = "THIS-VOLUME-IS-NOT-MOUNTED-HERE"
+
+// attackerEnv makes the test binary play root in a container with the default
+// capabilities, on a guard.
+const attackerEnv = "CRUST_TEST_ATTACK"
+
+// defaultCaps are those that containerd gives to a container.
+const defaultCaps = "+chown,+dac_override,+fsetid,+fowner,+mknod,+net_raw,+setgid,+setuid,+setfcap,+setpcap," +
+	"+net_bind_service,+sys_chroot,+kill,+audit_write"
+
+func TestGuardKeepsRootOfAContainerFromWriting(t *testing.T) {
+	harness.Need(t, "setpriv")
+	n := newNode(t)
+	in := n.instruction("pod-1", harness.Disk(t, 16<<20, ""))
+	n.stage(in)
+	self, err := os.Executable()
+	must(t, err)
+	cmd := exec.Command("setpriv", "--bounding-set=-all,"+defaultCaps, "--", self, "-test.run=TestAttacker", "-test.v")
+	cmd.Env = append(os.Environ(), attackerEnv+"="+in.Target)
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestAttacker") {
+		t.Fatalf("the attack got through: %v\n%s", err, out)
+	}
+	var st unix.Statfs_t
+	must(t, unix.Statfs(in.Target, &st))
+	if st.Blocks != 1 || st.Bfree != 0 {
+		t.Errorf("the guard has %d blocks, %d of them free", st.Blocks, st.Bfree)
+	}
+	n.unstage(in.Target)
+	n.noLeftovers()
+}
+
+// TestAttacker is run by the test above with a container's capabilities.
+func TestAttacker(t *testing.T) {
+	dir := os.Getenv(attackerEnv)
+	if dir == "" {
+		t.Log("run by TestGuardKeepsRootOfAContainerFromWriting only")
+		return
+	}
+	file := filepath.Join(dir, notice)
+	attempts := map[string]error{
+		"remove the notice":    os.Remove(file),
+		"truncate the notice":  os.Truncate(file, 0),
+		"overwrite the notice": os.WriteFile(file, []byte("x"), 0o644),
+		"rename the notice":    os.Rename(file, file+"2"),
+		"rename over it":       renameOver(dir, file),
+		"link the notice":      os.Link(file, file+"3"),
+		"chmod the notice":     os.Chmod(file, 0o666),
+		"clear its flag":       clearFlags(file),
+		"mount something over": unix.Mount("tmpfs", dir, "tmpfs", 0, ""),
+		"unmount the guard":    unix.Unmount(dir, unix.MNT_DETACH),
+		"remount it larger":    unix.Mount("", dir, "", unix.MS_REMOUNT, "size=1g"),
+		"make a device":        useDevice(dir),
+	}
+	for what, err := range attempts {
+		if err == nil {
+			t.Errorf("%s succeeded", what)
+		}
+	}
+	if err := writeSome(filepath.Join(dir, "data")); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("writing data: %v; want ENOSPC", err)
+	}
+	if err := os.Symlink(strings.Repeat("x", 4000), filepath.Join(dir, "long")); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("a symbolic link of a page: %v; want ENOSPC", err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "subpath"), 0o755); err != nil {
+		t.Errorf("kubelet's subPath directory: %v", err)
+	}
+	fillInodes(t, dir)
+	if err := writeSome(filepath.Join(dir, "subpath", "data")); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("writing after all inodes are taken: %v; want ENOSPC", err)
+	}
+}
+
+func renameOver(dir, file string) error {
+	other := filepath.Join(dir, "other")
+	if err := os.Mkdir(other, 0o755); err != nil {
+		return err
+	}
+	return unix.Renameat2(unix.AT_FDCWD, other, unix.AT_FDCWD, file, unix.RENAME_EXCHANGE)
+}
+
+func clearFlags(file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, 0)
+}
+
+// useDevice makes a device node, which the capabilities allow, and opens it,
+// which the mount does not.
+func useDevice(dir string) error {
+	node := filepath.Join(dir, "null")
+	if err := unix.Mknod(node, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
+		return err
+	}
+	_, err := os.ReadFile(node)
+	return err
+}
+
+func writeSome(path string) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write([]byte("data"))
+	return errors.Join(err, f.Close())
+}
+
+func fillInodes(t *testing.T, dir string) {
+	for i := range 1 << 20 {
+		err := os.WriteFile(filepath.Join(dir, fmt.Sprint("f", i)), nil, 0o644)
+		if errors.Is(err, unix.ENOSPC) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Error("a million files fit into the guard")
+}
+
+func TestGuardServesKubelet(t *testing.T) {
+	n := newNode(t)
+	in := n.instruction("pod-1", harness.Disk(t, 16<<20, ""))
+	v := n.stage(in)
+	must(t, os.Chown(in.Target, 0, 2000))
+	must(t, os.Chmod(in.Target, 0o2770))
+	sub := filepath.Join(in.Target, "sub", "path with space")
+	must(t, os.MkdirAll(sub, 0o750))
+	bound := filepath.Join(n.kubelet, "pods", "pod-1", "volume-subpaths", "0")
+	must(t, os.MkdirAll(bound, 0o750))
+	fd, err := unix.Open(sub, unix.O_PATH, 0)
+	must(t, err)
+	must(t, unix.Mount(fmt.Sprintf("/proc/self/fd/%d", fd), bound, "", unix.MS_BIND, ""))
+	must(t, unix.Close(fd))
+	raw, err := os.ReadFile("/proc/self/mountinfo")
+	must(t, err)
+	want := "/sub/path\\040with\\040space " + bound
+	if !strings.Contains(string(raw), want) || !strings.Contains(string(raw), " crust:"+string(v.Key)+" ") {
+		t.Errorf("mountinfo does not tell volume and subPath of kubelet's bind")
+	}
+	// Kubelet takes its binds away by itself; unstage must work before and after.
+	n.unstage(in.Target)
+	must(t, unix.Unmount(bound, 0))
+	n.noLeftovers()
+}
+
+func TestUnstageLeavesForeignMountsAlone(t *testing.T) {
+	n := newNode(t)
+	in := n.instruction("pod-1", harness.Disk(t, 16<<20, ""))
+	must(t, os.MkdirAll(in.Target, 0o750))
+	must(t, unix.Mount("tmpfs", in.Target, "tmpfs", 0, ""))
+	must(t, os.WriteFile(filepath.Join(in.Target, "data"), []byte("precious"), 0o600))
+	n.unstage(in.Target)
+	if raw, err := os.ReadFile(filepath.Join(in.Target, "data")); err != nil || string(raw) != "precious" {
+		t.Errorf("a foreign mount was touched: %q, %v", raw, err)
+	}
+	_, err := n.Stage(t.Context(), in)
+	if err == nil || !strings.Contains(err.Error(), "something else is mounted") {
+		t.Errorf("staging over a foreign mount: %v", err)
+	}
+	must(t, unix.Unmount(in.Target, 0))
+	n.noLeftovers()
+}

@@ -1,0 +1,199 @@
+//go:build system
+
+package broker
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+func TestTargetsThatLeadElsewhere(t *testing.T) {
+	n := newNode(t)
+	disk := harness.Disk(t, 16*mib, "")
+	outside := filepath.Join(n.dir, "outside")
+	must(t, os.MkdirAll(filepath.Join(outside, "mount"), 0o755))
+	must(t, os.Symlink(outside, filepath.Join(n.kubelet, "link")))
+	must(t, os.Symlink("pods", filepath.Join(n.kubelet, "inner")))
+	must(t, os.WriteFile(filepath.Join(n.kubelet, "file"), nil, 0o600))
+	full := filepath.Join(n.kubelet, "full")
+	must(t, os.MkdirAll(filepath.Join(full, "data"), 0o755))
+
+	for target, want := range map[string]deferral.Kind{
+		"":                         deferral.Invalid,
+		"relative/path":            deferral.Invalid,
+		"/etc":                     deferral.Invalid,
+		outside + "/mount":         deferral.Invalid,
+		n.kubelet:                  deferral.Invalid,
+		n.kubelet + "x/mount":      deferral.Invalid,
+		n.kubelet + "/../outside":  deferral.Invalid,
+		n.kubelet + "/a/../../x":   deferral.Invalid,
+		n.kubelet + "/link":        deferral.Denied,
+		n.kubelet + "/link/mount":  deferral.Denied,
+		n.kubelet + "/inner/mount": deferral.Denied,
+		n.kubelet + "/file":        deferral.Invalid,
+		n.kubelet + "/file/mount":  deferral.Invalid,
+		n.kubelet + "/none/mount":  deferral.NotFound,
+		full:                       deferral.Conflict,
+		n.kubelet + "/a\x00b":      deferral.Invalid,
+		n.kubelet + "/a\nb":        deferral.Invalid,
+		n.kubelet + "/\xff\xfe":    deferral.Invalid,
+		n.kubelet + "/" + strings.Repeat("a", 256):  deferral.Invalid,
+		n.kubelet + strings.Repeat("/abcdefg", 600): deferral.Invalid,
+	} {
+		in := n.instruction("pod-1", disk)
+		in.Target = target
+		_, err := n.Stage(t.Context(), in)
+		if err == nil || deferral.KindOf(err) != want {
+			t.Errorf("%.80q: got %v; want %v", target, err, want)
+		}
+		if err != nil && len(err.Error()) > 1024 {
+			t.Errorf("%.80q: an error of %d bytes", target, len(err.Error()))
+		}
+	}
+	n.noLeftovers()
+	if entries, err := os.ReadDir(outside + "/mount"); err != nil || len(entries) > 0 {
+		t.Errorf("something came to the outside: %v, %v", entries, err)
+	}
+	// What was refused left no claim behind either.
+	n.stage(n.instruction("pod-1", disk))
+	n.unstage(n.target("pod-1"))
+}
+
+func TestSymlinkedKubeletRoot(t *testing.T) {
+	n := newNode(t)
+	link := filepath.Join(n.dir, "var-lib-kubelet")
+	must(t, os.Symlink(n.kubelet, link))
+	n.cfg.KubeletRoot = link
+	n.restart()
+	in := n.instruction("pod-1", harness.Disk(t, 16*mib, ""))
+	resolved := in.Target
+	in.Target = link + strings.TrimPrefix(in.Target, n.kubelet)
+	v := n.stage(in)
+	if v.ResolvedTarget != resolved || v.Target != in.Target || v.Key != deferral.KeyOf(resolved) {
+		t.Errorf("target %s resolved to %s", v.Target, v.ResolvedTarget)
+	}
+	n.unstage(resolved) // either form names it
+	n.noLeftovers()
+}
+
+// TestTargetSwappedForALink replaces the parent of the target by a link to the
+// outside while volumes are staged: a guard must never come to stand outside.
+func TestTargetSwappedForALink(t *testing.T) {
+	n := newNode(t)
+	disk := harness.Disk(t, 16*mib, "")
+	in := n.instruction("pod-1", disk)
+	parent := filepath.Dir(in.Target)
+	outside := filepath.Join(n.dir, "outside")
+	must(t, os.MkdirAll(filepath.Join(outside, "mount"), 0o755))
+	must(t, os.Symlink(outside, parent+".link"))
+	ctx, cancel := context.WithCancel(t.Context())
+	var swapping sync.WaitGroup
+	swapping.Go(func() {
+		for ctx.Err() == nil {
+			_ = unix.Renameat2(unix.AT_FDCWD, parent, unix.AT_FDCWD, parent+".link", unix.RENAME_EXCHANGE)
+		}
+	})
+	staged := 0
+	for range 500 {
+		if _, err := n.Stage(ctx, in); err == nil {
+			staged++
+		}
+		if len(harness.MountsBelow(t, outside)) > 0 {
+			t.Fatal("a guard stands outside the kubelet root")
+		}
+		_, _ = n.Unstage(ctx, in.Target)
+	}
+	cancel()
+	swapping.Wait()
+	if staged == 0 {
+		t.Error("never staged: the test showed nothing")
+	}
+	if info, err := os.Lstat(parent); err != nil || !info.IsDir() {
+		must(t, unix.Renameat2(unix.AT_FDCWD, parent, unix.AT_FDCWD, parent+".link", unix.RENAME_EXCHANGE))
+	}
+	_, err := n.Reconcile(t.Context())
+	must(t, err)
+	n.unstage(in.Target)
+	n.noLeftovers()
+}
+
+func TestRepeatedAndDifferentCalls(t *testing.T) {
+	n := newNode(t)
+	disk := harness.Disk(t, 16*mib, "")
+	in := n.instruction("pod-1", disk, "noatime")
+	in.Group, in.GroupPolicy = "1000", deferral.GroupOnMismatch
+	first := n.stage(in)
+	if again := n.stage(in); again.Created != first.Created {
+		t.Error("a repeated call made a new volume")
+	}
+	for name, change := range map[string]func(*deferral.Instruction){
+		"device":     func(in *deferral.Instruction) { in.Backing = harness.Disk(t, 16*mib, "") },
+		"filesystem": func(in *deferral.Instruction) { in.FSType = "xfs" },
+		"flags":      func(in *deferral.Instruction) { in.MountFlags = nil },
+		"group":      func(in *deferral.Instruction) { in.Group = "1001" },
+		"policy":     func(in *deferral.Instruction) { in.GroupPolicy = deferral.GroupAlways },
+	} {
+		other := in
+		change(&other)
+		_, err := n.Stage(t.Context(), other)
+		if deferral.KindOf(err) != deferral.Conflict || err == nil {
+			t.Errorf("another %s: %v", name, err)
+		}
+	}
+	n.restart()
+	n.stage(in)
+	n.unstage(in.Target)
+	n.unstage(in.Target)
+	n.unstage(filepath.Join(n.kubelet, "never", "staged"))
+	n.noLeftovers()
+}
+
+func TestManyPodsRaceForOneDevice(t *testing.T) {
+	n := newNode(t)
+	disk := harness.Disk(t, 16*mib, "")
+	for range 20 {
+		var won sync.Map
+		var racing sync.WaitGroup
+		for i := range 8 {
+			in := n.instruction("pod-"+string(rune('a'+i)), disk)
+			racing.Go(func() {
+				if _, err := n.Stage(context.Background(), in); err == nil {
+					won.Store(in.Target, true)
+				} else if deferral.KindOf(err) != deferral.InUse {
+					t.Error(err)
+				}
+			})
+		}
+		racing.Wait()
+		winners := 0
+		won.Range(func(target, _ any) bool { winners++; n.unstage(target.(string)); return true })
+		if winners != 1 {
+			t.Fatalf("%d pods have the device", winners)
+		}
+	}
+	n.noLeftovers()
+}
+
+func TestBoundVolumeIsNotGivenAway(t *testing.T) {
+	n := newNode(t)
+	in := n.instruction("pod-1", harness.Disk(t, 16*mib, ""))
+	n.stage(in)
+	n.runtime.sandbox = "sandbox-7"
+	_, err := n.Unstage(t.Context(), in.Target)
+	wantKind(t, err, deferral.Busy)
+	if !strings.Contains(err.Error(), "sandbox-7") {
+		t.Errorf("the error does not name the sandbox: %v", err)
+	}
+	n.runtime.sandbox = ""
+	n.unstage(in.Target)
+	n.noLeftovers()
+}
