@@ -314,4 +314,3 @@ func HostMounts(v *Volume) ([]string, error) {
 	slices.Sort(points)
 	return points, nil
 }
-

@@ -1,0 +1,183 @@
+package deferral
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func testRecord(target string) *record {
+	return &record{Version: recordVersion, Boot: "boot", Volume: Volume{
+		Key: KeyOf(target), Target: target, ResolvedTarget: target, Backing: "/dev/x", Handler: "kata", FSType: "ext4",
+		Device: Device{Kind: BlockDevice, Path: "/dev/x", Major: 7, Minor: 3}, MountFlags: []string{"noatime"},
+	}}
+}
+
+func newTestStore(t *testing.T) *store {
+	t.Helper()
+	s, err := openStore(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.close)
+	return s
+}
+
+func TestStoreKeepsRecords(t *testing.T) {
+	s := newTestStore(t)
+	want := testRecord("/a")
+	if err := s.put(want); err != nil {
+		t.Fatal(err)
+	}
+	found, err := s.load()
+	if err != nil || len(found.volumes) != 1 || len(found.problems) != 0 {
+		t.Fatalf("loaded %+v, %v", found, err)
+	}
+	if diff := cmp.Diff(want, found.volumes[0]); diff != "" {
+		t.Error(diff)
+	}
+	for range 2 { // both steps are idempotent
+		if err := s.beginRemoval(want.Key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found, _ = s.load(); len(found.volumes) != 0 || len(found.removing) != 1 {
+		t.Fatalf("after beginRemoval: %+v", found)
+	}
+	for range 2 {
+		if err := s.endRemoval(want.Key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found, _ = s.load(); len(found.volumes)+len(found.removing) != 0 {
+		t.Fatalf("after endRemoval: %+v", found)
+	}
+}
+
+func TestStoreClearsWhatAKillLeftHalfWritten(t *testing.T) {
+	s := newTestStore(t)
+	half := filepath.Join(s.dir, "tmp", "abc.1")
+	if err := os.WriteFile(half, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	again, err := openStore(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.close()
+	if _, err := os.Stat(half); err == nil {
+		t.Error("a half-written file stays")
+	}
+}
+
+// TestReadersSeeWholeRecords reads a record while it is rewritten.
+func TestReadersSeeWholeRecords(t *testing.T) {
+	s := newTestStore(t)
+	short, long := testRecord("/a"), testRecord("/a")
+	long.MountFlags = []string{strings.Repeat("x", 3000)}
+	if err := s.put(short); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(s.dir, "volumes", fileName(short.Key))
+	done := make(chan struct{})
+	var readers sync.WaitGroup
+	for range 4 {
+		readers.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if _, err := readRecord(path); err != nil {
+					t.Error("torn:", err)
+					return
+				}
+			}
+		})
+	}
+	for range 1000 {
+		for _, rec := range []*record{long, short} {
+			if err := s.put(rec); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	close(done)
+	readers.Wait()
+}
+
+func TestParseRecordRefuses(t *testing.T) {
+	whole := testRecord("/a")
+	for name, change := range map[string]func(*record){
+		"another target": func(r *record) { r.ResolvedTarget = "/b" },
+		"no handler":     func(r *record) { r.Handler = "" },
+		"no device":      func(r *record) { r.Device = Device{} },
+		"newer":          func(r *record) { r.Version = 2 },
+		"no version":     func(r *record) { r.Version = 0 },
+	} {
+		rec := *whole
+		change(&rec)
+		raw, err := json.Marshal(&rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := parseRecord(raw); err == nil {
+			t.Errorf("%s: taken", name)
+		}
+	}
+}
+
+func FuzzRecord(f *testing.F) {
+	raw, err := json.Marshal(testRecord("/a"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(raw)
+	f.Add([]byte(`{"version":1,"key":"","device":{"kind":"image"}}`))
+	f.Add([]byte(`null`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		rec, err := parseRecord(raw)
+		if err != nil {
+			return
+		}
+		if rec.Key != KeyOf(rec.ResolvedTarget) {
+			t.Error("a record under a wrong key was taken")
+		}
+		again, err := json.Marshal(rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := parseRecord(again); err != nil {
+			t.Errorf("does not survive a rewrite: %v", err)
+		}
+	})
+}
+
+func FuzzMountinfo(f *testing.F) {
+	f.Add("36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n")
+	f.Add("1 2 3:4 / / rw - tmpfs crust:abc rw\n\n - \n")
+	f.Add("1 2 3:4 /a\\ /b\\7 rw - t \\134\\777 rw")
+	f.Fuzz(func(t *testing.T, text string) {
+		if _, err := parseMounts(strings.NewReader(text)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestParseMounts(t *testing.T) {
+	got, err := parseMounts(strings.NewReader(
+		"36 35 98:0 /a\\040b /mnt\\0112 rw shared:1 master:2 - tmpfs crust:ab\\134c rw\nnonsense\n"))
+	if err != nil || len(got) != 1 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	want := mountEntry{id: "36", majorMinor: "98:0", root: "/a b", point: "/mnt\t2", source: `crust:ab\c`}
+	if got[0] != want {
+		t.Errorf("got %+v", got[0])
+	}
+}
