@@ -38,6 +38,7 @@ func Main(m *testing.M) int {
 	}
 	before := leakable()
 	code := m.Run()
+	removeBuilt()
 	for _, left := range leakable() {
 		if !slices.Contains(before, left) {
 			fmt.Fprintln(os.Stderr, "LEAKED:", left)

@@ -1,0 +1,81 @@
+//go:build system
+
+package daemon
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// strangerEnv makes the test binary play a program of another user: it holds
+// the sockets to call.
+const strangerEnv = "CRUST_TEST_STRANGER"
+
+func TestUIDOutsideTheSetIsRefused(t *testing.T) {
+	d := harness.NewDaemon(t)
+	// The group may connect, so that it is crust-proxy which has to refuse.
+	d.SocketOptions = `, mode: "0660", group: "65534"`
+	d.Start()
+	must(t, os.Chmod(d.Dir+"/run", 0o755)) //nolint:gosec // the stranger must reach the sockets
+	self, err := os.Executable()
+	must(t, err)
+	cmd := exec.Command(self, "-test.run=TestStranger", "-test.v")
+	cmd.Env = append(os.Environ(), strangerEnv+"="+d.RuntimeSocket+","+d.AdminSocket)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 65534}}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestStranger") {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if body, err := d.HTTP("/metrics"); err != nil || !strings.Contains(body, "crust_proxy") {
+		t.Errorf("metrics: %v", err)
+	}
+	if _, err := d.Runtime().RuntimeUnstageVolume(t.Context(),
+		&runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: d.Target("pod-1")}); err != nil {
+		t.Errorf("root is refused too: %v", err)
+	}
+}
+
+// TestStranger is run by the test above with another uid.
+func TestStranger(t *testing.T) {
+	sockets := os.Getenv(strangerEnv)
+	if sockets == "" {
+		t.Log("run by TestUIDOutsideTheSetIsRefused only")
+		return
+	}
+	runtimeSocket, adminSocket, _ := strings.Cut(sockets, ",")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	dial := func(socket string) *grpc.ClientConn {
+		conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		must(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
+	}
+	_, err := runtimev1.NewRuntimeClient(dial(runtimeSocket)).RuntimeStageVolume(ctx, &runtimev1.RuntimeStageVolumeRequest{})
+	wantCode(t, err, codes.PermissionDenied)
+	if !strings.Contains(err.Error(), "12345") || !strings.Contains(err.Error(), "authorization") {
+		t.Errorf("the error does not say who and what to do: %v", err)
+	}
+	_, err = adminv1.NewAdminClient(dial(adminSocket)).ListVolumes(ctx, &adminv1.ListVolumesRequest{})
+	wantCode(t, err, codes.PermissionDenied)
+	stream, err := adminv1.NewAdminClient(dial(adminSocket)).WatchVolumes(ctx, &adminv1.WatchVolumesRequest{})
+	must(t, err)
+	_, err = stream.Recv()
+	wantCode(t, err, codes.PermissionDenied)
+	_, err = healthv1.NewHealthClient(dial(runtimeSocket)).Check(ctx, &healthv1.HealthCheckRequest{})
+	wantCode(t, err, codes.PermissionDenied)
+}

@@ -1,0 +1,178 @@
+//go:build system
+
+// Package daemon tests the real daemon from outside: over its sockets, with
+// signals, and with SIGKILL at every step.
+package daemon
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(strangerEnv) != "" {
+		os.Exit(m.Run())
+	}
+	os.Exit(harness.Main(m))
+}
+
+const mib = 1 << 20
+
+var stageSteps = []string{
+	"stage-claimed", "stage-recorded", "stage-readonly", "stage-made-target", "stage-guarded", "stage-published",
+}
+
+var unstageSteps = []string{
+	"unstage-begun", "unstage-retracted", "unstage-unguarded", "unstage-put-back", "unstage-released",
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantCode(t testing.TB, err error, want codes.Code) {
+	t.Helper()
+	if got := status.Code(err); got != want {
+		t.Fatalf("got %v (%v); want %v", got, err, want)
+	}
+}
+
+// diedAt checks that the daemon was killed at the failpoint, not before.
+func diedAt(t *testing.T, d *harness.Daemon, err error) {
+	t.Helper()
+	wantCode(t, err, codes.Unavailable)
+	d.WaitEnd(5 * time.Second)
+}
+
+func TestKilledAtEveryStepOfStage(t *testing.T) {
+	for _, step := range stageSteps {
+		for _, next := range []string{"stage", "unstage"} {
+			t.Run(step+", then "+next, func(t *testing.T) {
+				d := harness.NewDaemon(t)
+				disk := harness.Disk(t, 16*mib, "")
+				req := d.StageRequest("pod-1", disk, "ro")
+				d.Start("CRUST_FAILPOINTS=" + step + "=kill")
+				_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
+				diedAt(t, d, err)
+				d.Start()
+				if next == "stage" {
+					_, err = d.Runtime().RuntimeStageVolume(t.Context(), req)
+					must(t, err)
+					wantStaged(t, d, req, disk)
+				}
+				unstage(t, d, req)
+				wantGone(t, d, disk)
+			})
+		}
+	}
+}
+
+func TestKilledAtEveryStepOfUnstage(t *testing.T) {
+	for _, step := range unstageSteps {
+		t.Run(step, func(t *testing.T) {
+			d := harness.NewDaemon(t)
+			disk := harness.Disk(t, 16*mib, "")
+			req := d.StageRequest("pod-1", disk, "ro")
+			d.Start("CRUST_FAILPOINTS=" + step + "=kill")
+			_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
+			must(t, err)
+			_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
+			diedAt(t, d, err)
+			// The start ends what was begun, whether the call comes again or not.
+			d.Start()
+			wantGone(t, d, disk)
+			unstage(t, d, req)
+			_, err = d.Runtime().RuntimeStageVolume(t.Context(), req)
+			must(t, err)
+			wantStaged(t, d, req, disk)
+			unstage(t, d, req)
+			wantGone(t, d, disk)
+		})
+	}
+}
+
+func unstageRequest(req *runtimev1.RuntimeStageVolumeRequest) *runtimev1.RuntimeUnstageVolumeRequest {
+	return &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: req.GetVolumeTargetPath()}
+}
+
+func unstage(t *testing.T, d *harness.Daemon, req *runtimev1.RuntimeStageVolumeRequest) {
+	t.Helper()
+	_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
+	must(t, err)
+}
+
+// wantStaged checks everything that a staged read-only volume consists of.
+func wantStaged(t *testing.T, d *harness.Daemon, req *runtimev1.RuntimeStageVolumeRequest, disk string) {
+	t.Helper()
+	if mounts := harness.MountsBelow(t, req.GetVolumeTargetPath()); len(mounts) != 1 {
+		t.Errorf("%d guards stand", len(mounts))
+	}
+	if left := d.Leftovers(); len(left) != 3 { // record, projection, guard
+		t.Errorf("a staged volume consists of %q", left)
+	}
+	if fd, err := unix.Open(disk, unix.O_RDWR, 0); err == nil {
+		_ = unix.Close(fd)
+		t.Error("the device is writable")
+	}
+	wantClaimed(t, disk, true)
+}
+
+func wantClaimed(t *testing.T, disk string, want bool) {
+	t.Helper()
+	fd, err := unix.Open(disk, unix.O_RDONLY|unix.O_EXCL, 0)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	if (err != nil) != want {
+		t.Errorf("claiming the device: %v; want it claimed: %v", err, want)
+	}
+}
+
+func wantGone(t *testing.T, d *harness.Daemon, disk string) {
+	t.Helper()
+	d.WantClean()
+	wantClaimed(t, disk, false)
+	fd, err := unix.Open(disk, unix.O_RDWR, 0)
+	if err != nil {
+		t.Errorf("the device was not put back: %v", err)
+		return
+	}
+	_ = unix.Close(fd)
+}
+
+// TestKilledAtRandom kills the daemon at no particular moment under load.
+func TestKilledAtRandom(t *testing.T) {
+	d := harness.NewDaemon(t)
+	disk := harness.Disk(t, 16*mib, "")
+	req := d.StageRequest("pod-1", disk)
+	for round := range 30 {
+		d.Start()
+		client := d.Runtime()
+		time.AfterFunc(time.Duration(round)*300*time.Microsecond, d.Kill)
+		for {
+			if _, err := client.RuntimeStageVolume(t.Context(), req); err != nil {
+				wantCode(t, err, codes.Unavailable)
+				break
+			}
+			if _, err := client.RuntimeUnstageVolume(t.Context(), unstageRequest(req)); err != nil {
+				wantCode(t, err, codes.Unavailable)
+				break
+			}
+		}
+	}
+	d.Kill()
+	d.Start()
+	unstage(t, d, req)
+	wantGone(t, d, disk)
+}
