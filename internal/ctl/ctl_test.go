@@ -28,7 +28,7 @@ func golden(t *testing.T, name, got string) {
 			t.Fatal(err)
 		}
 	}
-	want, err := os.ReadFile(file)
+	want, err := os.ReadFile(file) // #nosec G304 -- a path of the test
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +181,8 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{"nobody listens", func(b *bench) { b.deadSocket() }, "list", ExitFailure, []string{"nobody listens", "systemctl status crust-proxy"}},
 		{"no such volume", serve, "get 123456", ExitFailure, []string{`no volume "123456"`, "NotFound"}},
 		{"daemon refuses", failing(codes.PermissionDenied, "uid 7 may not"), "list", ExitFailure, []string{"uid 7 may not", "sudo", "authorization.admin.uids"}},
-		{"daemon stops", failing(codes.Unavailable, "draining"), "list", ExitFailure, []string{"draining"}},
+		{"daemon stops", failing(codes.Unavailable, "draining"), "list", ExitFailure, []string{"draining", "again"}},
+		{"connection closed at once", func(b *bench) { b.closing() }, "list", ExitFailure, []string{"authorization.admin.uids", "sudo"}},
 		{"older daemon", failing(codes.Unimplemented, "unknown method"), "reconcile", ExitFailure, []string{"older than crustctl"}},
 		{"hangs", func(b *bench) { b.admin.hang = true; b.serve() }, "stats aa11bb --timeout 50ms", ExitFailure, []string{"no answer in time", "--timeout"}},
 		{"watch cut", func(b *bench) { b.admin.endWatch = true; b.serve() }, "watch", ExitFailure, []string{"ended the watch"}},
@@ -240,6 +241,24 @@ func (b *bench) deadSocket() {
 	if err := l.Close(); err != nil {
 		b.t.Fatal(err)
 	}
+}
+
+// closing is a daemon that closes each connection before it says a word, as one
+// does to a peer that its credentials shut out.
+func (b *bench) closing() {
+	l := listenRaw(b.t, b.socket)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.Close()
+		}
+	}()
+	b.t.Cleanup(func() { _ = l.Close(); <-done })
 }
 
 func TestSocketOfTheEnvironment(t *testing.T) {

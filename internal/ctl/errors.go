@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"syscall"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
+
+const advicePermission = "Use sudo, or add your uid to authorization.admin.uids in the daemon's configuration."
 
 // errFindings ends doctor where it found an error.
 var errFindings = errors.New("doctor found errors")
@@ -49,9 +52,14 @@ func explain(err error, socket string, dial error) error {
 	switch {
 	case st.Code() == codes.Unavailable && dial != nil:
 		return explainDial(dial, socket)
+	case st.Code() == codes.Unavailable && strings.Contains(message, "connection error"):
+		return &explained{fmt.Errorf("%s was connected to and closed at once", socket), advicePermission +
+			" Else crust-proxy may just be stopping: see 'systemctl status crust-proxy'."}
+	case st.Code() == codes.Unavailable:
+		return &explained{errors.New(message), "Try it again; where it stays so, see 'systemctl status crust-proxy'."}
 	case st.Code() == codes.PermissionDenied || st.Code() == codes.Unauthenticated:
 		return &explained{fmt.Errorf("the daemon refused: %s", message),
-			"Use sudo, or add your uid to authorization.admin.uids in the daemon's configuration."}
+			advicePermission}
 	case st.Code() == codes.DeadlineExceeded:
 		return &explained{fmt.Errorf("no answer in time: %s", message),
 			"A sandbox may hang. Give more time with --timeout; 'crustctl get VOLUME' shows what is known."}

@@ -130,7 +130,7 @@ func fileFaults() []bad {
 			tr.process("11", "kubelet", "mnt:[2]")
 		}), Error, "kubelet", "systemctl cat"},
 		{"containerd gone", "containerd", run(func(tr tree, n *Node) { tr.remove(n.ContainerdSocket) }), Warn, "cannot be reached", "systemctl status containerd"},
-		{"no watches", "limits", run(func(tr tree, n *Node) {
+		{"no watches", "limits", run(func(tr tree, _ *Node) {
 			tr.write("/proc/sys/fs/inotify/max_user_watches", "0\n")
 			tr.kataVolume(targetA, goodInfo)
 		}), Error, "max_user_watches is 0 with 1", "sysctl"},
@@ -198,6 +198,31 @@ func TestAdoptedVolumesNeedNoGuard(t *testing.T) {
 	got := findingsOf(t, "guards", tr.node, withVolume(adminv1.VolumeState_VOLUME_STATE_ADOPTED, ""))
 	if len(got) != 1 || got[0].Severity != OK {
 		t.Errorf("got %+v", got)
+	}
+}
+
+func TestFIFOHoldsNobodyUp(t *testing.T) {
+	tr := newTree(t)
+	dir := tr.kataVolume(targetA, goodInfo)
+	tr.remove(dir + "/" + mountInfoName)
+	if err := unix.Mkfifo(tr.node.at(dir+"/"+mountInfoName), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	assertFinding(t, findingsOf(t, "kata-volumes", tr.node, healthyDaemon()), bad{want: Error, seen: "not a regular file"})
+}
+
+func TestAdviceIsSafeToPaste(t *testing.T) {
+	for name, want := range map[string]string{
+		"/run/a_B-1=":    "/run/a_B-1=",
+		"/run/$(reboot)": "'/run/$(reboot)'",
+		"a b":            "'a b'",
+		"it's;x":         `'it'\''s;x'`,
+		"-rf":            "'-rf'",
+		"":               "''",
+	} {
+		if got := quoted(name); got != want {
+			t.Errorf("quoted(%q) = %s, want %s", name, got, want)
+		}
 	}
 }
 

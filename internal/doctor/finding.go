@@ -3,7 +3,10 @@
 // are injected, and what the daemon said, which may be nothing.
 package doctor
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Severity says how bad a finding is.
 type Severity string
@@ -60,4 +63,14 @@ func orOK(found []Finding, format string, args ...any) []Finding {
 		return found
 	}
 	return []Finding{okay(format, args...)}
+}
+
+// quoted makes a name safe in the commands that we advise: it may have been
+// chosen by somebody who hopes that they are pasted into root's shell.
+func quoted(name string) string {
+	const safe = "/._-=+:,@%abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+	if name != "" && name[0] != '-' && strings.Trim(name, safe) == "" {
+		return name
+	}
+	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
 }

@@ -73,7 +73,7 @@ func covered(guards map[string]*guard) []Finding {
 	var found []Finding
 	for _, key := range sortedKeys(guards) {
 		if g := guards[key]; g.over != nil {
-			found = append(found, failure(fmt.Sprintf("find out who mounted it; it must not be written from two sides: umount %q", g.target),
+			found = append(found, failure(fmt.Sprintf("find out who mounted it; it must not be written from two sides: umount %s", quoted(g.target)),
 				"%s (%s) is mounted on the host over the guarded target %s", g.over.Source, g.over.FSType, g.target))
 		}
 	}

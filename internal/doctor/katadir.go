@@ -20,10 +20,10 @@ func checkKataDir(_ context.Context, n Node, d Daemon) []Finding {
 	}
 	var found []Finding
 	if mode := info.Mode().Perm(); mode != 0o700 {
-		found = append(found, failure("chmod 0700 "+n.KataDir, "%s has mode %04o, and it says which devices sandboxes get", n.KataDir, mode))
+		found = append(found, failure("chmod 0700 "+quoted(n.KataDir), "%s has mode %04o, and it says which devices sandboxes get", n.KataDir, mode))
 	}
 	if owner := ownerOf(info); owner != 0 && owner != n.UID {
-		found = append(found, failure("chown root "+n.KataDir, "%s belongs to uid %d", n.KataDir, owner))
+		found = append(found, failure("chown root "+quoted(n.KataDir), "%s belongs to uid %d", n.KataDir, owner))
 	}
 	found = append(found, n.sameFilesystem()...)
 	return orOK(found, "%s has mode 0700 and lies on the same mount as %s", n.KataDir, n.RunDir)

@@ -63,7 +63,7 @@ func (n Node) volumeMode(path, target string, e fs.DirEntry) []Finding {
 	if err != nil || info.Mode().Perm()&0o077 == 0 {
 		return nil // one that went away meanwhile has no mode
 	}
-	return []Finding{warning("chmod 0700 "+path, "the directory of volume %q has mode %04o: others may read or change it", target, info.Mode().Perm())}
+	return []Finding{warning("chmod 0700 "+quoted(path), "the directory of volume %q has mode %04o: others may read or change it", target, info.Mode().Perm())}
 }
 
 func (n Node) volumeFiles(path, target string, entries []fs.DirEntry) []Finding {
@@ -78,7 +78,7 @@ func (n Node) volumeFiles(path, target string, entries []fs.DirEntry) []Finding 
 		found = append(found, n.otherFile(path, target, e)...)
 	}
 	if !hasInfo {
-		found = append(found, warning("where no pod uses it: rm -r "+path, "volume %q has a directory and no %s", target, mountInfoName))
+		found = append(found, warning("where no pod uses it: rm -r "+quoted(path), "volume %q has a directory and no %s", target, mountInfoName))
 	}
 	return found
 }
@@ -92,7 +92,7 @@ func (n Node) otherFile(path, target string, e fs.DirEntry) []Finding {
 		return nil // it went away meanwhile
 	}
 	if !info.Mode().IsRegular() || info.Size() != 0 || !sandboxID.MatchString(e.Name()) || looksTemporary(e.Name()) {
-		return []Finding{failure(fmt.Sprintf("rm %q, and let its writer keep its files elsewhere", file),
+		return []Finding{failure(fmt.Sprintf("rm -r %s, and let its writer keep its files elsewhere", quoted(file)),
 			"volume %q: the foreign file %q is taken for a sandbox's id by Kata", target, e.Name())}
 	}
 	if n.sandboxLives(e.Name()) {
@@ -101,7 +101,7 @@ func (n Node) otherFile(path, target string, e fs.DirEntry) []Finding {
 	if criID.MatchString(e.Name()) {
 		return []Finding{warning("crustctl reconcile", "volume %q: sandbox %s is gone; Kata's own tools ask it for ever", target, short(e.Name()))}
 	}
-	return []Finding{warning(fmt.Sprintf("where it is no sandbox of yours: rm %q", file),
+	return []Finding{warning("where it is no sandbox of yours: rm "+quoted(file),
 		"volume %q: %q is taken for a sandbox's id, and no such sandbox runs", target, e.Name())}
 }
 

@@ -27,7 +27,7 @@ func checkKubelet(_ context.Context, n Node, _ Daemon) []Finding {
 			return []Finding{okay("%s lies on %s, whose mounts are shared", n.KubeletRoot, m.Mountpoint)}
 		}
 	}
-	return []Finding{failure("mount --make-rshared "+m.Mountpoint,
+	return []Finding{failure("mount --make-rshared "+quoted(m.Mountpoint),
 		"%s lies on %s, whose mounts are not shared: a guard made by crust-proxy is not seen by kubelet and containerd where they have mount namespaces of their own",
 		n.KubeletRoot, m.Mountpoint)}
 }

@@ -50,7 +50,7 @@ func (n Node) socketParent(path string) []Finding {
 		return []Finding{warning("run crustctl doctor as root", "%s cannot be looked at: %v", dir, err)}
 	}
 	if info.Mode().Perm()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0 {
-		return []Finding{failure("chmod go-w "+dir, "others than its owner may write to %s (mode %04o) and so replace the socket",
+		return []Finding{failure("chmod go-w "+quoted(dir), "others than its owner may write to %s (mode %04o) and so replace the socket",
 			dir, info.Mode().Perm())}
 	}
 	return nil

@@ -71,17 +71,17 @@ func (tr tree) mkdir(path string, mode os.FileMode) {
 func (tr tree) write(path, text string) {
 	tr.t.Helper()
 	full := tr.node.at(path)
-	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(full), 0o750); err != nil {
 		tr.t.Fatal(err)
 	}
-	if err := os.WriteFile(full, []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(full, []byte(text), 0o600); err != nil { // #nosec G703 -- a path of the test
 		tr.t.Fatal(err)
 	}
 }
 
 func (tr tree) symlink(to, path string) {
 	tr.t.Helper()
-	if err := os.MkdirAll(filepath.Dir(tr.node.at(path)), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(tr.node.at(path)), 0o750); err != nil {
 		tr.t.Fatal(err)
 	}
 	if err := os.Symlink(to, tr.node.at(path)); err != nil {
