@@ -1,0 +1,97 @@
+# crust-proxy: `make help` lists the targets; docs/development.md explains them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+GO ?= go
+# Tools are Go programs pinned by `tool` directives in modules of their own, so
+# that their dependencies stay out of the product's go.mod.
+TOOL    := $(GO) tool -modfile=tools/go.mod
+BUF     := $(TOOL) buf
+GOTESTSUM := $(TOOL) gotestsum
+GOLANGCI  := $(GO) tool -modfile=tools/golangci-lint/go.mod golangci-lint
+
+# The Go tool stamps the version from git, where there is git.
+STAMP := $(if $(shell git rev-parse --verify -q HEAD 2>/dev/null),-buildvcs=true,-buildvcs=false)
+BUILD := CGO_ENABLED=0 $(GO) build $(STAMP) -trimpath -ldflags "-s -w"
+
+UNIT_TIMEOUT   ?= 10m
+SYSTEM_TIMEOUT ?= 25m
+FUZZTIME       ?= 10s
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build static binaries into bin/
+	@mkdir -p bin
+	$(BUILD) -o bin/ ./cmd/...
+
+.PHONY: demo
+demo: setup build ## Show one volume's whole way on this machine (root)
+	@$(GO) run ./test/demo
+
+.PHONY: bench
+bench: setup build ## Measure against the targets; writes docs/performance.md (root)
+	$(GO) run ./test/bench
+
+.PHONY: test
+test: ## Run all tests and checks; installs what they need on Debian and Ubuntu
+	@hack/test.sh
+
+.PHONY: setup
+setup: ## Install the Debian packages that tests need (only missing ones)
+	@hack/setup.sh
+
+.PHONY: unit
+unit: ## Unit tests with the race detector
+	$(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout $(UNIT_TIMEOUT) ./...
+
+.PHONY: system
+system: ## Tests on the real kernel: mounts, loop devices, faults (root)
+	@hack/need-root.sh "system tests"
+	$(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -tags system,failpoints -count=1 -p 1 -timeout $(SYSTEM_TIMEOUT) $$(hack/system-packages.sh)
+
+.PHONY: package-test
+package-test: ## Build the packages; install, check and remove the .deb (root)
+	@hack/need-root.sh "the package test"
+	$(GOTESTSUM) --format testname -- -tags system -count=1 -timeout 10m ./test/package/...
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME (10s)
+	@FUZZTIME=$(FUZZTIME) hack/fuzz.sh
+
+.PHONY: lint
+lint: ## golangci-lint and buf lint
+	$(GOLANGCI) run --timeout 15m
+	$(BUF) lint
+
+.PHONY: fmt
+fmt: ## Format Go code as lint wants it
+	$(GOLANGCI) fmt
+
+.PHONY: generate
+generate: ## Regenerate the Go code of the protos
+	$(BUF) generate
+
+.PHONY: check-generated
+check-generated: ## Check that generated code and go.mod match their sources
+	@hack/check-generated.sh
+
+.PHONY: check-breaking
+check-breaking: ## Check the protos against their earlier version
+	@hack/check-breaking.sh
+
+.PHONY: check-systemd
+check-systemd: ## Verify the units and their exposure
+	@hack/check-systemd.sh
+
+.PHONY: package
+package: ## Build dist/*.deb and dist/*.rpm
+	@hack/package.sh dist
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf bin dist
