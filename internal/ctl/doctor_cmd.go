@@ -31,7 +31,11 @@ with the daemon down, too. Run it as root: else some things cannot be looked at.
 				a.timeout = doctorWait
 			}
 			node.AdminSocket, _ = socketPath(a.socket) // checked with the other flags
-			report := doctor.Run(cmd.Context(), node, a.askDaemon(cmd))
+			daemon := a.askDaemon(cmd)
+			if err := placesOf(daemon.Node.GetConfig(), &node, cmd.Flags().Changed); err != nil {
+				cmd.PrintErrln("crustctl: looking in the usual places: " + escape(err.Error()))
+			}
+			report := doctor.Run(cmd.Context(), node, daemon)
 			return a.report(report, quiet)
 		},
 	}

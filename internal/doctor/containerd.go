@@ -13,6 +13,9 @@ const containerdWait = 2 * time.Second
 // checkContainerd: runtime-rs writes no sandbox id, so its sandboxes are found
 // by containerd's labels.
 func checkContainerd(ctx context.Context, n Node, _ Daemon) []Finding {
+	if n.ContainerdSocket == "" {
+		return []Finding{okay("containerd is not used by this daemon's configuration")}
+	}
 	ctx, cancel := context.WithTimeout(ctx, containerdWait)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", n.at(n.ContainerdSocket))

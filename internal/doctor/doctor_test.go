@@ -211,6 +211,12 @@ func TestFIFOHoldsNobodyUp(t *testing.T) {
 	assertFinding(t, findingsOf(t, "kata-volumes", tr.node, healthyDaemon()), bad{want: Error, seen: "not a regular file"})
 }
 
+func TestUnusedContainerdIsFine(t *testing.T) {
+	tr := newTree(t)
+	tr.node.ContainerdSocket = ""
+	assertFinding(t, findingsOf(t, "containerd", tr.node, healthyDaemon()), bad{want: OK, seen: "not used"})
+}
+
 func TestAdviceIsSafeToPaste(t *testing.T) {
 	for name, want := range map[string]string{
 		"/run/a_B-1=":    "/run/a_B-1=",

@@ -117,7 +117,7 @@ func looksTemporary(name string) bool {
 
 // sandboxLives looks where the Go and the Rust runtime keep a running sandbox.
 func (n Node) sandboxLives(id string) bool {
-	for _, dir := range []string{"/run/vc/sbs", "/run/kata"} {
+	for _, dir := range n.SandboxDirs {
 		if _, err := os.Stat(n.at(filepath.Join(dir, id))); err == nil {
 			return true
 		}

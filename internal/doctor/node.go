@@ -28,9 +28,12 @@ type Node struct {
 	RunDir string
 	// KataDir is Kata's direct-volumes directory.
 	KataDir string
+	// SandboxDirs hold a directory for each running sandbox of Kata, of the Go
+	// and of the Rust runtime.
+	SandboxDirs []string
 	// KubeletRoot is kubelet's root directory.
 	KubeletRoot string
-	// ContainerdSocket is containerd's gRPC socket.
+	// ContainerdSocket is containerd's gRPC socket; empty where it is not used.
 	ContainerdSocket string
 	// UID is the user who runs the checks; root's and this user's sockets are
 	// both taken as rightly owned.
@@ -47,6 +50,7 @@ func DefaultNode() Node {
 		RuntimeSocket:    "/run/crust-proxy/runtime.sock",
 		RunDir:           "/run/crust-proxy",
 		KataDir:          "/run/kata-containers/shared/direct-volumes",
+		SandboxDirs:      []string{"/run/vc/sbs", "/run/kata"},
 		KubeletRoot:      "/var/lib/kubelet",
 		ContainerdSocket: "/run/containerd/containerd.sock",
 		UID:              os.Getuid(),

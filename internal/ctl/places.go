@@ -1,0 +1,57 @@
+package ctl
+
+import (
+	"fmt"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/crust-proxy/crust-proxy/internal/doctor"
+)
+
+// places is what doctor wants of the daemon's configuration. A key that is not
+// there leaves the usual place.
+type places struct {
+	RunDir        string `json:"runDir"`
+	KubeletRoot   string `json:"kubeletRoot"`
+	RuntimeSocket struct {
+		Path string `json:"path"`
+	} `json:"runtimeSocket"`
+	Handlers struct {
+		Kata struct {
+			DirectVolumes string `json:"directVolumes"`
+			GoSandboxes   string `json:"goSandboxes"`
+			RustSandboxes string `json:"rustSandboxes"`
+		} `json:"kata"`
+	} `json:"handlers"`
+	Containerd struct {
+		// Socket is a pointer because an empty one says that there is none.
+		Socket *string `json:"socket"`
+	} `json:"containerd"`
+}
+
+// placesOf puts the places of a configuration into the node, but for those that
+// a flag was given for.
+func placesOf(config string, node *doctor.Node, given func(flag string) bool) error {
+	var p places
+	if err := yaml.Unmarshal([]byte(config), &p); err != nil {
+		return fmt.Errorf("the daemon's configuration cannot be read: %w", err)
+	}
+	set := func(flag string, to *string, value string) {
+		if value != "" && (flag == "" || !given(flag)) {
+			*to = value
+		}
+	}
+	set("run-dir", &node.RunDir, p.RunDir)
+	set("kubelet-root", &node.KubeletRoot, p.KubeletRoot)
+	set("runtime-socket", &node.RuntimeSocket, p.RuntimeSocket.Path)
+	set("kata-dir", &node.KataDir, p.Handlers.Kata.DirectVolumes)
+	if p.Containerd.Socket != nil && !given("containerd-socket") {
+		node.ContainerdSocket = *p.Containerd.Socket
+	}
+	for _, dir := range []string{p.Handlers.Kata.GoSandboxes, p.Handlers.Kata.RustSandboxes} {
+		if dir != "" {
+			node.SandboxDirs = append(node.SandboxDirs, dir)
+		}
+	}
+	return nil
+}
