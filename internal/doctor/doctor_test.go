@@ -162,6 +162,8 @@ func kataFaults() []bad {
 		{"no padding", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.KataDir+"/L2E", 0o700) }, Error, "no volume's", "padding"},
 		{"standard alphabet", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.KataDir+"/L2E+Pj4+", 0o700) }, Error, "no volume's", "URL-safe"},
 		{"relative", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.KataDir+"/YWJj", 0o700) }, Error, "no absolute path", "base64"},
+		{"not listed", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.remove(n.KataDir); tr.write(n.KataDir, "") }, Warn, "cannot be listed", "root"},
+		{"no directory itself", "kata-directory", func(tr tree, n *Node, _ *Daemon) { tr.remove(n.KataDir); tr.write(n.KataDir, "") }, Error, "not a directory", "restart"},
 		{"stray file", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.write(n.KataDir+"/tmp", "") }, Error, "not a volume's directory", "remove"},
 		{"torn", "kata-volumes", info(goodInfo[:20]), Error, "cut off", "rename"},
 		{"null", "kata-volumes", info("null"), Error, "lacks the key", "program"},

@@ -54,11 +54,12 @@ func (n Node) sameFilesystem() []Finding {
 		n.KataDir, kata.Mountpoint, n.RunDir, run.Mountpoint)}
 }
 
-// kataEntries lists the volumes' directories.
-func (n Node) kataEntries() []fs.DirEntry {
+// kataEntries lists the volumes' directories; there are none where there is no
+// directory at all.
+func (n Node) kataEntries() ([]fs.DirEntry, error) {
 	entries, err := os.ReadDir(n.at(n.KataDir))
-	if err != nil {
-		return nil // checkKataDir says why
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	return entries
+	return entries, err
 }

@@ -21,7 +21,10 @@ var (
 )
 
 func checkKataVolumes(_ context.Context, n Node, _ Daemon) []Finding {
-	entries := n.kataEntries()
+	entries, err := n.kataEntries()
+	if err != nil {
+		return []Finding{warning("run crustctl doctor as root", "the volumes in %s cannot be listed: %v", n.KataDir, err)}
+	}
 	var found []Finding
 	for _, e := range entries {
 		found = append(found, n.kataVolume(e)...)
