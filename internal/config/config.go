@@ -1,0 +1,207 @@
+// Package config is the daemon's configuration: defaults, then a YAML file, then
+// flags, checked as a whole. The daemon and `crust-proxy validate` take the same
+// way through it.
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Config is everything that can be set. Every path is here, so that several
+// daemons can run side by side.
+type Config struct {
+	// RunDir holds sockets and state; it must be on tmpfs.
+	RunDir string `json:"runDir"`
+	// KubeletRoot is the directory below which all targets lie.
+	KubeletRoot string `json:"kubeletRoot"`
+	// RuntimeSocket serves drivers and orchestrators, AdminSocket operators.
+	// Sockets passed by systemd take their place.
+	RuntimeSocket Socket `json:"runtimeSocket"`
+	AdminSocket   Socket `json:"adminSocket"`
+	// Authorization says who may call; the kernel tells who calls.
+	Authorization Authorization `json:"authorization"`
+	// Devices says which devices are taken.
+	Devices Devices `json:"devices"`
+	// Handlers are the runtime handlers.
+	Handlers Handlers `json:"handlers"`
+	// Containerd tells which sandbox a pod has.
+	Containerd Containerd `json:"containerd"`
+	// Relay bounds what is asked of sandboxes.
+	Relay Relay `json:"relay"`
+	// ReconcileInterval is how often every record is compared with the node; 0
+	// is never.
+	ReconcileInterval Duration `json:"reconcileInterval"`
+	// HTTP serves metrics and health.
+	HTTP HTTP `json:"http"`
+	// Tracing sends spans by OTLP; off by default.
+	Tracing Tracing `json:"tracing"`
+	// Log sets the log's level.
+	Log Log `json:"log"`
+	// ShutdownTimeout is how long calls under way may take to end.
+	ShutdownTimeout Duration `json:"shutdownTimeout"`
+}
+
+// Socket is a unix socket of ours.
+type Socket struct {
+	Path string `json:"path"`
+	// Mode is "0600" or "0660".
+	Mode string `json:"mode"`
+	// Group owns the socket, by name or number; empty is the daemon's own.
+	Group string `json:"group"`
+}
+
+// Authorization is who may call each API.
+type Authorization struct {
+	Runtime Callers `json:"runtime"`
+	Admin   Callers `json:"admin"`
+}
+
+// Callers is a set of users and groups.
+type Callers struct {
+	UIDs []uint32 `json:"uids"`
+	GIDs []uint32 `json:"gids"`
+}
+
+// Devices says which devices are taken.
+type Devices struct {
+	// Roots are the directories below which device nodes are named.
+	Roots []string `json:"roots"`
+	// Images are the directories below which disk images lie; none means that
+	// no image is taken.
+	Images []string `json:"images"`
+	// Classes are block drivers as in /proc/devices; none means all.
+	Classes []string `json:"classes"`
+}
+
+// Handlers are the runtime handlers.
+type Handlers struct {
+	// Default serves instructions that name no handler.
+	Default string `json:"default"`
+	Kata    Kata   `json:"kata"`
+}
+
+// Kata is the handler for both Kata runtimes.
+type Kata struct {
+	Enabled bool `json:"enabled"`
+	// DirectVolumes is where Kata looks for mountInfo.json.
+	DirectVolumes string `json:"directVolumes"`
+	// GoSandboxes and RustSandboxes hold the sockets of the two shims.
+	GoSandboxes   string `json:"goSandboxes"`
+	RustSandboxes string `json:"rustSandboxes"`
+	// SharedSandboxes holds the shared folders of runtime-rs.
+	SharedSandboxes string `json:"sharedSandboxes"`
+	// TempDir is where volumes are made ready, on the filesystem of
+	// DirectVolumes and outside it; empty means the run directory, or a place
+	// beside DirectVolumes.
+	TempDir string `json:"tempDir"`
+	// Filesystems are those that the guest can mount.
+	Filesystems []string `json:"filesystems"`
+}
+
+// Containerd is the container runtime to ask for sandboxes.
+type Containerd struct {
+	// Socket is containerd's; empty is off.
+	Socket    string `json:"socket"`
+	Namespace string `json:"namespace"`
+}
+
+// Relay bounds what is asked of sandboxes.
+type Relay struct {
+	StatsTimeout  Duration `json:"statsTimeout"`
+	ExpandTimeout Duration `json:"expandTimeout"`
+	// Concurrency is how many quick requests are under way at once, and
+	// SlowAfter when one counts as slow; MaxSlow bounds the slow ones.
+	Concurrency int      `json:"concurrency"`
+	SlowAfter   Duration `json:"slowAfter"`
+	MaxSlow     int      `json:"maxSlow"`
+}
+
+// HTTP serves metrics and health.
+type HTTP struct {
+	// Listen is "host:port", "unix:/path", or empty for off.
+	Listen string `json:"listen"`
+	// Pprof adds Go's profiles, which show the inside of the process.
+	Pprof bool `json:"pprof"`
+}
+
+// Tracing sends spans by OTLP over gRPC.
+type Tracing struct {
+	// Endpoint is "host:port"; empty is off.
+	Endpoint    string  `json:"endpoint"`
+	Insecure    bool    `json:"insecure"`
+	SampleRatio float64 `json:"sampleRatio"`
+}
+
+// Log sets the log's level.
+type Log struct {
+	// Level is debug, info, warn or error.
+	Level string `json:"level"`
+}
+
+// Duration is written as Go writes it: "1m30s".
+type Duration time.Duration
+
+// MarshalJSON writes the duration as text.
+func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(d).String()) }
+
+// UnmarshalJSON reads a duration from text, or the number 0.
+func (d *Duration) UnmarshalJSON(raw []byte) error {
+	if string(raw) == "0" {
+		*d = 0
+		return nil
+	}
+	var text string
+	if err := json.Unmarshal(raw, &text); err != nil {
+		return fmt.Errorf("a duration is written like \"10s\": %w", err)
+	}
+	parsed, err := time.ParseDuration(text)
+	if err != nil {
+		return fmt.Errorf("a duration is written like \"10s\": %w", err)
+	}
+	*d = Duration(parsed)
+	return nil
+}
+
+// Std is the duration for the standard library.
+func (d Duration) Std() time.Duration { return time.Duration(d) }
+
+// Default is the configuration of a daemon without file and flags.
+func Default() Config {
+	root := Callers{UIDs: []uint32{0}, GIDs: []uint32{}}
+	return Config{
+		RunDir: "/run/crust-proxy", KubeletRoot: "/var/lib/kubelet",
+		RuntimeSocket: Socket{Path: "/run/crust-proxy/runtime.sock", Mode: "0600"},
+		AdminSocket:   Socket{Path: "/run/crust-proxy/admin.sock", Mode: "0600"},
+		Authorization: Authorization{Runtime: root, Admin: root},
+		Devices:       Devices{Roots: []string{"/dev", "/var/lib/kubelet/plugins"}, Images: []string{}, Classes: []string{}},
+		Handlers: Handlers{Default: "kata", Kata: Kata{
+			Enabled: true, DirectVolumes: "/run/kata-containers/shared/direct-volumes",
+			GoSandboxes: "/run/vc/sbs", RustSandboxes: "/run/kata",
+			SharedSandboxes: "/run/kata-containers/shared/sandboxes", Filesystems: []string{"ext4", "xfs", "btrfs"},
+		}},
+		Containerd: Containerd{Socket: "/run/containerd/containerd.sock", Namespace: "k8s.io"},
+		Relay: Relay{
+			StatsTimeout: Duration(10 * time.Second), ExpandTimeout: Duration(time.Minute),
+			Concurrency: 64, SlowAfter: Duration(time.Second), MaxSlow: 1024,
+		},
+		ReconcileInterval: Duration(time.Minute),
+		HTTP:              HTTP{Listen: "127.0.0.1:9814"},
+		Tracing:           Tracing{SampleRatio: 1},
+		Log:               Log{Level: "info"},
+		ShutdownTimeout:   Duration(20 * time.Second),
+	}
+}
+
+// StateDir is where the records are.
+func (c Config) StateDir() string { return filepath.Join(c.RunDir, "state") }
+
+// YAML writes the configuration down.
+func (c Config) YAML() (string, error) {
+	raw, err := yaml.Marshal(c)
+	return string(raw), err
+}

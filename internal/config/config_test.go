@@ -1,0 +1,220 @@
+package config
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+)
+
+func load(t *testing.T, file string, args ...string) (Config, error) {
+	t.Helper()
+	set := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	flags := AddFlags(set)
+	if file != "" {
+		path := filepath.Join(t.TempDir(), "config.yaml")
+		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config", path)
+	}
+	if err := set.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return flags.Load()
+}
+
+func TestDefaultsAreValid(t *testing.T) {
+	got, err := load(t, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(Default(), got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestFlagsWinOverTheFile(t *testing.T) {
+	got, err := load(t, "runDir: /run/a\nlog: {level: warn}\nrelay: {statsTimeout: 3s}\n", "--run-dir", "/run/b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.RunDir != "/run/b" || got.Log.Level != "warn" || got.Relay.StatsTimeout.Std() != 3*time.Second ||
+		got.Relay.ExpandTimeout != Default().Relay.ExpandTimeout {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestBadFilesAreRefusedByKey(t *testing.T) {
+	for file, want := range map[string]string{
+		"runDirs: /run/a":                      "runDirs",
+		"relay: {statsTimout: 3s}":             "statsTimout",
+		"runDir: /a\nrunDir: /b":               "runDir",
+		"runDir: run":                          "runDir",
+		"runDir: /run/../x":                    "runDir",
+		"runtimeSocket: {path: \"@abstract\"}": "runtimeSocket.path",
+		"runtimeSocket: {mode: \"0666\"}":      "runtimeSocket.mode",
+		"runtimeSocket: {path: /" + strings.Repeat("x", 120) + "}":                  "runtimeSocket.path",
+		"runtimeSocket: {group: disk}":                                              "runtimeSocket.group",
+		"adminSocket: {path: /run/crust-proxy/runtime.sock}":                        "adminSocket.path",
+		"authorization: {admin: {uids: [], gids: []}}":                              "authorization.admin",
+		"devices: {roots: [dev]}":                                                   "devices.roots[0]",
+		"devices: {images: [/]}":                                                    "devices.images",
+		"handlers: {default: runc}":                                                 "handlers.default",
+		"handlers: {kata: {enabled: false}}":                                        "handlers.kata.enabled",
+		"handlers: {kata: {filesystems: [\"a,b\"]}}":                                "handlers.kata.filesystems[0]",
+		"handlers: {kata: {tempDir: /run/kata-containers/shared/direct-volumes/x}}": "handlers.kata.tempDir",
+		"relay: {statsTimeout: 3}":                                                  "duration",
+		"relay: {concurrency: 0}":                                                   "relay.concurrency",
+		"reconcileInterval: -1s":                                                    "reconcileInterval",
+		"http: {listen: nonsense}":                                                  "http.listen",
+		"tracing: {sampleRatio: 2}":                                                 "tracing.sampleRatio",
+		"tracing: {endpoint: nonsense}":                                             "tracing.endpoint",
+		"log: {level: loud}":                                                        "log.level",
+		"- a list":                                                                  "",
+	} {
+		_, err := load(t, file)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "config.yaml") {
+			t.Errorf("%q: got %v; want the key %q", file, err, want)
+		}
+	}
+	if _, err := load(t, "", "--config", "/does/not/exist"); err == nil {
+		t.Error("a missing file was taken")
+	}
+}
+
+func TestAllProblemsAreToldAtOnce(t *testing.T) {
+	_, err := load(t, "runDir: x\nkubeletRoot: y\n")
+	if err == nil || !strings.Contains(err.Error(), "runDir") || !strings.Contains(err.Error(), "kubeletRoot") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestYAMLRoundTrip(t *testing.T) {
+	text, err := Default().YAML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Parse([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(Default(), got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestSampleFileSaysTheDefaults keeps the file that packages install honest.
+func TestSampleFileSaysTheDefaults(t *testing.T) {
+	raw, err := os.ReadFile("../../systemd/config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var live []string
+	for line := range strings.SplitSeq(string(raw), "\n") {
+		if key, ok := strings.CutPrefix(line, "#:"); ok {
+			line = key // a setting that is shown commented out
+		}
+		if !strings.HasPrefix(strings.TrimSpace(line), "#") {
+			live = append(live, line)
+		}
+	}
+	got, err := Parse([]byte(strings.Join(live, "\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(Default(), got); diff != "" {
+		t.Error(diff)
+	}
+	text, err := Default().YAML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.SplitSeq(text, "\n") {
+		key, _, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if key != "" && !strings.HasPrefix(key, "-") && !strings.Contains(string(raw), key+":") {
+			t.Errorf("the sample does not show %s", key)
+		}
+	}
+}
+
+func TestReloadable(t *testing.T) {
+	next := Default()
+	next.Log.Level = "debug"
+	next.Authorization.Admin.UIDs = []uint32{0, 7}
+	next.Devices.Images = []string{"/images"}
+	next.Relay.Concurrency = 3
+	next.RunDir = "/run/other"
+	next.Handlers.Kata.Filesystems = []string{"ext4"}
+	applied, restart := Reloadable(Default(), next)
+	want := next
+	want.RunDir, want.Handlers = Default().RunDir, Default().Handlers
+	if diff := cmp.Diff(want, applied); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"runDir", "handlers.kata.filesystems"}, restart); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestWatcherSeesEveryWayToChangeAFile(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "config.yaml")
+	write := func(path string) {
+		if err := os.WriteFile(path, []byte("runDir: /x\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(file)
+	changed := make(chan struct{}, 16)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	watcher := &Watcher{File: file, Changed: func() { changed <- struct{}{} }}
+	go func() { done <- watcher.Run(ctx) }()
+	time.Sleep(50 * time.Millisecond) // the watch is set up
+	for name, change := range map[string]func(){
+		"written in place": func() { write(file) },
+		"renamed over":     func() { write(file + ".new"); _ = os.Rename(file+".new", file) },
+		"ConfigMap swap":   func() { _ = os.Symlink("x", filepath.Join(dir, "..data")) },
+	} {
+		change()
+		select {
+		case <-changed:
+		case <-time.After(5 * time.Second):
+			t.Errorf("%s: not seen", name)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	text, err := Default().YAML()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	f.Add("relay: {statsTimeout: 1e9}")
+	f.Add("? [a]\n: b")
+	f.Fuzz(func(t *testing.T, text string) {
+		cfg, err := Parse([]byte(text))
+		if err != nil || cfg.Validate() != nil {
+			return
+		}
+		again, err := cfg.YAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, err := Parse([]byte(again))
+		if err != nil || back.Validate() != nil {
+			t.Errorf("a valid configuration does not survive being written down: %v", err)
+		}
+	})
+}

@@ -1,0 +1,32 @@
+package config
+
+import (
+	"reflect"
+	"strings"
+)
+
+// Reloadable gives what of next can be put in force in a running daemon over
+// old, and the keys of what needs a restart.
+func Reloadable(old, next Config) (applied Config, needRestart []string) {
+	applied = old
+	applied.Log = next.Log
+	applied.Authorization = next.Authorization
+	applied.Devices = next.Devices
+	applied.Relay = next.Relay
+	return applied, differences(reflect.ValueOf(applied), reflect.ValueOf(next), "")
+}
+
+// differences lists the keys in which two configurations differ.
+func differences(a, b reflect.Value, prefix string) []string {
+	var keys []string
+	for i := range a.NumField() {
+		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("json"), ",")
+		key := prefix + name
+		if a.Field(i).Kind() == reflect.Struct {
+			keys = append(keys, differences(a.Field(i), b.Field(i), key+".")...)
+		} else if !reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}

@@ -1,0 +1,198 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Validate tells everything that is wrong, each with its key.
+func (c Config) Validate() error {
+	return errors.Join(
+		absolute("runDir", c.RunDir),
+		absolute("kubeletRoot", c.KubeletRoot),
+		c.RuntimeSocket.validate("runtimeSocket"),
+		c.AdminSocket.validate("adminSocket"),
+		different(c.RuntimeSocket.Path, c.AdminSocket.Path),
+		c.Authorization.Runtime.validate("authorization.runtime"),
+		c.Authorization.Admin.validate("authorization.admin"),
+		c.Devices.validate(),
+		c.Handlers.validate(),
+		c.Containerd.validate(),
+		c.Relay.validate(),
+		notNegative("reconcileInterval", c.ReconcileInterval),
+		notNegative("shutdownTimeout", c.ShutdownTimeout),
+		c.HTTP.validate(),
+		c.Tracing.validate(),
+		oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error"),
+	)
+}
+
+func absolute(key, path string) error {
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsRune(path, 0) {
+		return fmt.Errorf("%s: %q is not an absolute, clean path", key, path)
+	}
+	return nil
+}
+
+func absoluteAll(key string, paths []string) error {
+	var problems []error
+	for i, path := range paths {
+		problems = append(problems, absolute(fmt.Sprintf("%s[%d]", key, i), path))
+	}
+	return errors.Join(problems...)
+}
+
+func notNegative(key string, d Duration) error {
+	if d < 0 {
+		return fmt.Errorf("%s: %v is negative", key, d.Std())
+	}
+	return nil
+}
+
+func positive(key string, d Duration) error {
+	if d <= 0 {
+		return fmt.Errorf("%s: %v is not a time to wait", key, d.Std())
+	}
+	return nil
+}
+
+func oneOf(key, value string, allowed ...string) error {
+	if !slices.Contains(allowed, value) {
+		return fmt.Errorf("%s: %q is none of %s", key, value, strings.Join(allowed, ", "))
+	}
+	return nil
+}
+
+// maxSocketPath is what fits into a sockaddr_un with its NUL.
+const maxSocketPath = 107
+
+func (s Socket) validate(key string) error {
+	err := errors.Join(
+		absolute(key+".path", s.Path),
+		oneOf(key+".mode", s.Mode, "0600", "0660"),
+	)
+	if len(s.Path) > maxSocketPath {
+		err = errors.Join(err, fmt.Errorf("%s.path: %d bytes are more than the %d of a socket's name", key, len(s.Path), maxSocketPath))
+	}
+	if s.Group != "" && s.Mode == "0600" {
+		err = errors.Join(err, fmt.Errorf("%s.group: has no effect with mode 0600; use 0660", key))
+	}
+	return err
+}
+
+func different(runtime, admin string) error {
+	if runtime == admin {
+		return fmt.Errorf("adminSocket.path: %q is the runtime socket too", admin)
+	}
+	return nil
+}
+
+func (c Callers) validate(key string) error {
+	if len(c.UIDs)+len(c.GIDs) == 0 {
+		return fmt.Errorf("%s: nobody may call: name uids or gids", key)
+	}
+	return nil
+}
+
+func (d Devices) validate() error {
+	err := errors.Join(absoluteAll("devices.roots", d.Roots), absoluteAll("devices.images", d.Images))
+	if len(d.Roots)+len(d.Images) == 0 {
+		err = errors.Join(err, errors.New("devices.roots: no device could ever be taken"))
+	}
+	if slices.Contains(d.Images, "/") {
+		err = errors.Join(err, errors.New("devices.images: / would make every file of the node a disk"))
+	}
+	return err
+}
+
+var fsForm = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,31}$`)
+
+func (h Handlers) validate() error {
+	err := oneOf("handlers.default", h.Default, "kata")
+	if !h.Kata.Enabled {
+		return errors.Join(err, errors.New("handlers.kata.enabled: no handler would be left"))
+	}
+	k := h.Kata
+	err = errors.Join(err,
+		absolute("handlers.kata.directVolumes", k.DirectVolumes),
+		absolute("handlers.kata.goSandboxes", k.GoSandboxes),
+		absolute("handlers.kata.rustSandboxes", k.RustSandboxes),
+		absolute("handlers.kata.sharedSandboxes", k.SharedSandboxes))
+	if k.TempDir != "" {
+		err = errors.Join(err, absolute("handlers.kata.tempDir", k.TempDir), outside(k))
+	}
+	if len(k.Filesystems) == 0 {
+		err = errors.Join(err, errors.New("handlers.kata.filesystems: no volume could ever be deferred"))
+	}
+	for i, fs := range k.Filesystems {
+		if !fsForm.MatchString(fs) {
+			err = errors.Join(err, fmt.Errorf("handlers.kata.filesystems[%d]: %q is not a filesystem's name", i, fs))
+		}
+	}
+	return err
+}
+
+// outside keeps our files out of Kata's tree, where every name counts.
+func outside(k Kata) error {
+	rel, err := filepath.Rel(k.DirectVolumes, k.TempDir)
+	if err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+		return fmt.Errorf("handlers.kata.tempDir: %q lies in directVolumes, where Kata takes every file for a sandbox", k.TempDir)
+	}
+	return nil
+}
+
+func (c Containerd) validate() error {
+	if c.Socket == "" {
+		return nil
+	}
+	err := absolute("containerd.socket", c.Socket)
+	if c.Namespace == "" {
+		err = errors.Join(err, errors.New("containerd.namespace: is empty; kubelet's is k8s.io"))
+	}
+	return err
+}
+
+func (r Relay) validate() error {
+	err := errors.Join(
+		positive("relay.statsTimeout", r.StatsTimeout),
+		positive("relay.expandTimeout", r.ExpandTimeout),
+		positive("relay.slowAfter", r.SlowAfter))
+	if r.Concurrency < 1 || r.Concurrency > 65536 {
+		err = errors.Join(err, fmt.Errorf("relay.concurrency: %d is not between 1 and 65536", r.Concurrency))
+	}
+	if r.MaxSlow < 1 || r.MaxSlow > 65536 {
+		err = errors.Join(err, fmt.Errorf("relay.maxSlow: %d is not between 1 and 65536", r.MaxSlow))
+	}
+	return err
+}
+
+func (h HTTP) validate() error {
+	if path, ok := strings.CutPrefix(h.Listen, "unix:"); ok {
+		return absolute("http.listen", path)
+	}
+	if h.Listen == "" {
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(h.Listen); err != nil {
+		return fmt.Errorf("http.listen: %q is neither host:port nor unix:/path: %w", h.Listen, err)
+	}
+	return nil
+}
+
+func (t Tracing) validate() error {
+	if t.SampleRatio < 0 || t.SampleRatio > 1 {
+		return fmt.Errorf("tracing.sampleRatio: %v is not between 0 and 1", t.SampleRatio)
+	}
+	if t.Endpoint == "" {
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(t.Endpoint); err != nil {
+		return fmt.Errorf("tracing.endpoint: %q is not host:port: %w", t.Endpoint, err)
+	}
+	return nil
+}
