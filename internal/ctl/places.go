@@ -21,6 +21,7 @@ type places struct {
 			DirectVolumes string `json:"directVolumes"`
 			GoSandboxes   string `json:"goSandboxes"`
 			RustSandboxes string `json:"rustSandboxes"`
+			TempDir       string `json:"tempDir"`
 		} `json:"kata"`
 	} `json:"handlers"`
 	Containerd struct {
@@ -37,7 +38,7 @@ func placesOf(config string, node *doctor.Node, given func(flag string) bool) er
 		return fmt.Errorf("the daemon's configuration cannot be read: %w", err)
 	}
 	set := func(flag string, to *string, value string) {
-		if value != "" && (flag == "" || !given(flag)) {
+		if value != "" && !given(flag) {
 			*to = value
 		}
 	}
@@ -45,6 +46,7 @@ func placesOf(config string, node *doctor.Node, given func(flag string) bool) er
 	set("kubelet-root", &node.KubeletRoot, p.KubeletRoot)
 	set("runtime-socket", &node.RuntimeSocket, p.RuntimeSocket.Path)
 	set("kata-dir", &node.KataDir, p.Handlers.Kata.DirectVolumes)
+	node.KataTempDir = p.Handlers.Kata.TempDir
 	if p.Containerd.Socket != nil && !given("containerd-socket") {
 		node.ContainerdSocket = *p.Containerd.Socket
 	}

@@ -149,7 +149,11 @@ func kataFaults() []bad {
 	moved := strings.Replace(mountsOK, "25 21", "26 25 0:30 / /run/kata-containers rw - tmpfs kata rw\n25 21", 1)
 	return []bad{
 		{"mode", "kata-directory", func(tr tree, n *Node, _ *Daemon) { tr.chmod(n.KataDir, 0o755) }, Error, "mode 0755", "chmod"},
-		{"other mount", "kata-directory", func(tr tree, _ *Node, _ *Daemon) { tr.write("/proc/self/mountinfo", moved) }, Error, "renamed", "one mount"},
+		{"other mount", "kata-directory", func(tr tree, _ *Node, _ *Daemon) { tr.write("/proc/self/mountinfo", moved) }, Warn, "renamed", "one mount"},
+		{"temporary directory", "kata-directory", func(tr tree, n *Node, _ *Daemon) {
+			tr.write("/proc/self/mountinfo", moved)
+			n.KataTempDir = "/run/elsewhere"
+		}, Error, "/run/elsewhere", "tempDir"},
 		{"temp file", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/mountInfo.json.tmp123", "") }), Error, "taken for a sandbox", "rm"},
 		{"hidden file", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/.lock", "") }), Error, "taken for a sandbox", "rm"},
 		{"filled file", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/"+live, "x") }), Error, "taken for a sandbox", "rm"},

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"strings"
@@ -38,20 +39,25 @@ func noKataDir(n Node, d Daemon) Finding {
 	return okay("%s does not exist; it is made with the first Kata volume", n.KataDir)
 }
 
-// sameFilesystem: files are written beside the directory and renamed into it,
+// sameFilesystem: files are made ready elsewhere and renamed into the directory,
 // which works within one mount only.
 func (n Node) sameFilesystem() []Finding {
 	table, err := n.mounts()
 	if err != nil {
 		return []Finding{warning("", "the mount table cannot be read: %v", err)}
 	}
-	kata, run := mountOf(table, n.resolve(n.KataDir)), mountOf(table, n.resolve(n.RunDir))
-	if kata == nil || run == nil || kata.ID == run.ID {
+	temp := firstOf(n.KataTempDir, n.RunDir)
+	to, from := mountOf(table, n.resolve(n.KataDir)), mountOf(table, n.resolve(temp))
+	if to == nil || from == nil || to.ID == from.ID {
 		return nil
 	}
-	return []Finding{failure("let both lie on one mount (both below /run), or set the Kata handler's staging directory to one beside direct-volumes",
-		"%s lies on the mount %s and %s on %s: files cannot be renamed from one into the other, so no volume can be published whole",
-		n.KataDir, kata.Mountpoint, n.RunDir, run.Mountpoint)}
+	do := "set handlers.kata.tempDir to a directory beside " + n.KataDir + ", or let both lie on one mount"
+	seen := fmt.Sprintf("%s lies on the mount %s and %s on %s: files cannot be renamed from one into the other",
+		n.KataDir, to.Mountpoint, temp, from.Mountpoint)
+	if n.KataTempDir != "" {
+		return []Finding{failure(do, "%s, so no volume can be published", seen)}
+	}
+	return []Finding{warning(do, "%s, so crust-proxy must make them ready elsewhere", seen)}
 }
 
 // kataEntries lists the volumes' directories; there are none where there is no

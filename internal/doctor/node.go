@@ -28,6 +28,8 @@ type Node struct {
 	RunDir string
 	// KataDir is Kata's direct-volumes directory.
 	KataDir string
+	// KataTempDir is where the daemon makes Kata's files ready, if it was set.
+	KataTempDir string
 	// SandboxDirs hold a directory for each running sandbox of Kata, of the Go
 	// and of the Rust runtime.
 	SandboxDirs []string
