@@ -3,7 +3,6 @@ package run
 import (
 	"context"
 	"errors"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -16,19 +15,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestGroupFirstErrorStopsAll(t *testing.T) {
 	broken := errors.New("broken")
 	var cause error
-	var g Group
-	g.Add("waits", func(ctx context.Context) error {
+	g := New(t.Context())
+	g.Go("waits", Func(func(ctx context.Context) error {
 		<-ctx.Done()
 		cause = context.Cause(ctx)
-		return ctx.Err()
-	})
-	g.Add("passes on", func(ctx context.Context) error {
-		<-ctx.Done()
-		return context.Cause(ctx)
-	})
-	g.Add("done", func(context.Context) error { return nil })
-	g.Add("fails", func(context.Context) error { return broken })
-	err := g.Run(t.Context())
+		return nil
+	}))
+	g.Go("done", Func(func(context.Context) error { return nil }))
+	g.Go("fails", Func(func(context.Context) error { return broken }))
+	err := g.Wait()
 	if !errors.Is(err, broken) || err.Error() != "fails: broken" {
 		t.Fatalf("got %v", err)
 	}
@@ -37,26 +32,11 @@ func TestGroupFirstErrorStopsAll(t *testing.T) {
 	}
 }
 
-func TestGroupJoinsErrorsOfTheWayDown(t *testing.T) {
-	var g Group
-	g.Add("a", func(context.Context) error { return errors.New("first") })
-	g.Add("b", func(ctx context.Context) error {
-		<-ctx.Done()
-		return errors.New("cannot close")
-	})
-	err := g.Run(t.Context())
-	for _, want := range []string{"a: first", "b: cannot close"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Fatalf("%q is not in %v", want, err)
-		}
-	}
-}
-
 func TestGroupEndOfParentIsNoError(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	var g Group
-	g.Add("a", func(ctx context.Context) error { cancel(); <-ctx.Done(); return ctx.Err() })
-	if err := g.Run(ctx); err != nil {
+	g := New(ctx)
+	g.Go("a", Func(func(ctx context.Context) error { cancel(); <-ctx.Done(); return nil }))
+	if err := g.Wait(); err != nil {
 		t.Fatal(err)
 	}
 }

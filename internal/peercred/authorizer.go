@@ -1,0 +1,76 @@
+package peercred
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+)
+
+// Policy is who may call: one of the users, or a member of one of the groups.
+type Policy struct {
+	UIDs []uint32
+	GIDs []uint32
+}
+
+// Allows tells whether a peer may call.
+func (p Policy) Allows(who Peer) bool {
+	return slices.Contains(p.UIDs, who.UID) || slices.ContainsFunc(p.GIDs, who.inGroup)
+}
+
+// Refusal is a call that was refused.
+type Refusal struct {
+	Peer Peer
+	// Method is the full gRPC method. It is the caller's text, also one that
+	// does not exist: do not make it a metric's label.
+	Method string
+}
+
+// Authorizer holds a policy over the calls of one server.
+type Authorizer struct {
+	key     string
+	refused func(Refusal)
+	policy  atomic.Pointer[Policy]
+}
+
+// NewAuthorizer makes one. Key is the configuration key that refusals name, such
+// as "authorization.runtime". Refused, which may be nil, is told of each
+// refusal; it runs on the connection's own goroutine and must not block.
+func NewAuthorizer(key string, policy Policy, refused func(Refusal)) *Authorizer {
+	a := &Authorizer{key: key, refused: refused}
+	a.SetPolicy(policy)
+	return a
+}
+
+// SetPolicy changes the policy, from the next call on, also for connections
+// that are there already.
+func (a *Authorizer) SetPolicy(policy Policy) {
+	a.policy.Store(&Policy{UIDs: slices.Clone(policy.UIDs), GIDs: slices.Clone(policy.GIDs)})
+}
+
+// ServerOptions make a gRPC server ask for the peer and obey the policy. The
+// check is gRPC's tap: it sees headers only, before any byte of the request is
+// decoded, and before every service, health and reflection as well.
+func (a *Authorizer) ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.Creds(Credentials()), grpc.InTapHandle(a.tap)}
+}
+
+func (a *Authorizer) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+	who, ok := FromContext(ctx)
+	if ok && a.policy.Load().Allows(who) {
+		return ctx, nil
+	}
+	if a.refused != nil {
+		a.refused(Refusal{Peer: who, Method: info.FullMethodName})
+	}
+	if !ok {
+		return nil, status.Error(codes.PermissionDenied, "the caller has no peer credentials: call over the unix socket")
+	}
+	return nil, status.Errorf(codes.PermissionDenied,
+		"uid %d, gid %d (pid %d) may not call this socket: add the uid to %s.uids or one of its groups to %s.gids of crust-proxy's configuration",
+		who.UID, who.GID, who.PID, a.key, a.key)
+}

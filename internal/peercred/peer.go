@@ -1,0 +1,35 @@
+// Package peercred tells who is at the other end of a unix socket, by the
+// kernel's word, and lets in only whom the configuration names.
+package peercred
+
+import (
+	"context"
+	"slices"
+
+	"google.golang.org/grpc/peer"
+)
+
+// Peer is who connected: the credentials that the kernel recorded when the
+// connection was made.
+type Peer struct {
+	PID int32
+	UID uint32
+	GID uint32
+	// Groups are the supplementary groups.
+	Groups []uint32
+}
+
+// inGroup tells whether a group is one of the peer's.
+func (p Peer) inGroup(gid uint32) bool {
+	return p.GID == gid || slices.Contains(p.Groups, gid)
+}
+
+// FromContext gives the peer of a gRPC call.
+func FromContext(ctx context.Context) (Peer, bool) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return Peer{}, false
+	}
+	info, ok := p.AuthInfo.(AuthInfo)
+	return info.Peer, ok
+}

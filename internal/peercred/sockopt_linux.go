@@ -1,0 +1,67 @@
+package peercred
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxGroups is the kernel's NGROUPS_MAX.
+const maxGroups = 65536
+
+// Of asks the kernel who is at the other end.
+func Of(conn *net.UnixConn) (Peer, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return Peer{}, fmt.Errorf("peer credentials: %w", err)
+	}
+	var found Peer
+	var asked error
+	if err := raw.Control(func(fd uintptr) { found, asked = ofFD(int(fd)) }); err != nil {
+		return Peer{}, fmt.Errorf("peer credentials: %w", err)
+	}
+	return found, asked
+}
+
+func ofFD(fd int) (Peer, error) {
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return Peer{}, fmt.Errorf("peer credentials: SO_PEERCRED: %w", err)
+	}
+	groups, err := peerGroups(fd)
+	if err != nil {
+		return Peer{}, fmt.Errorf("peer credentials: SO_PEERGROUPS: %w", err)
+	}
+	return Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid, Groups: groups}, nil
+}
+
+// peerGroups asks for the supplementary groups, again with more room when the
+// kernel says that there are more.
+func peerGroups(fd int) ([]uint32, error) {
+	groups := make([]uint32, 32)
+	for {
+		n, err := getGroups(fd, groups)
+		if err == nil {
+			return groups[:n:n], nil
+		}
+		if !errors.Is(err, unix.ERANGE) || n <= len(groups) || n > maxGroups {
+			return nil, err
+		}
+		groups = make([]uint32, n)
+	}
+}
+
+// getGroups is getsockopt(SO_PEERGROUPS), which x/sys/unix lacks. It tells how
+// many groups there are, also with ERANGE.
+func getGroups(fd int, into []uint32) (int, error) {
+	size := uint32(len(into) * 4) //nolint:gosec // at most maxGroups
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+		uintptr(unsafe.Pointer(&into[0])), uintptr(unsafe.Pointer(&size)), 0) //nolint:gosec // the way to make a system call
+	if errno != 0 {
+		return int(size / 4), errno
+	}
+	return int(size / 4), nil
+}
