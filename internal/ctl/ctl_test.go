@@ -1,6 +1,7 @@
 package ctl
 
 import (
+	"context"
 	"encoding/json"
 	"flag"
 	"io"
@@ -282,6 +283,18 @@ func TestWatchTable(t *testing.T) {
 	golden(t, "watch.txt", r.out)
 	if b.admin.watched.Handler != "kata" {
 		t.Errorf("asked for %v", b.admin.watched)
+	}
+}
+
+func TestWatchEndsWellWhenInterrupted(t *testing.T) {
+	b := newBench(t).serve()
+	for range 5 {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(30*time.Millisecond, cancel)
+		if r := b.runContext(ctx, "watch"); r.code != ExitOK {
+			t.Errorf("code %d: %s", r.code, r.err)
+		}
+		cancel()
 	}
 }
 

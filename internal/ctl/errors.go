@@ -52,8 +52,8 @@ func explain(err error, socket string, dial error) error {
 	switch {
 	case st.Code() == codes.Unavailable && dial != nil:
 		return explainDial(dial, socket)
-	case st.Code() == codes.Unavailable && strings.Contains(message, "connection error"):
-		return &explained{fmt.Errorf("%s was connected to and closed at once", socket), advicePermission +
+	case st.Code() == codes.Unavailable && hungUp(message):
+		return &explained{fmt.Errorf("the daemon closed the connection on %s", socket), advicePermission +
 			" Else crust-proxy may just be stopping: see 'systemctl status crust-proxy'."}
 	case st.Code() == codes.Unavailable:
 		return &explained{errors.New(message), "Try it again; where it stays so, see 'systemctl status crust-proxy'."}
@@ -69,6 +69,17 @@ func explain(err error, socket string, dial error) error {
 		return &explained{errors.New(message), "The daemon may be older than crustctl: see 'crustctl version'."}
 	}
 	return fmt.Errorf("%s (%s)", message, st.Code())
+}
+
+// hungUp tells a connection that was closed from what the daemon itself said;
+// gRPC has one code for both, and its own texts differ with the moment.
+func hungUp(message string) bool {
+	for _, sign := range []string{"connection error", "broken pipe", "connection reset", "EOF", "server preface", "transport is closing"} {
+		if strings.Contains(message, sign) {
+			return true
+		}
+	}
+	return false
 }
 
 func explainDial(dial error, socket string) error {

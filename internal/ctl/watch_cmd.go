@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,14 +22,30 @@ object per line. --timeout, where it is given, ends the watch; else it goes on.`
 		Example: "  crustctl watch --handler kata -o json",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			last := a.timeout
 			if !cmd.Flags().Changed("timeout") {
-				a.timeout = 0
+				last = 0
 			}
-			return a.call(cmd, func(ctx context.Context, c *client) error { return a.watch(ctx, c, req) })
+			a.timeout = 0 // the watch ends by itself: a deadline would end it with an error of the daemon's
+			return a.call(cmd, func(ctx context.Context, c *client) error {
+				ctx, cancel := endAfter(ctx, last)
+				defer cancel()
+				return a.watch(ctx, c, req)
+			})
 		},
 	}
 	a.selectors(cmd, &req.Driver, &req.Handler)
 	return cmd
+}
+
+// endAfter cancels after a time, of which the daemon is not told; 0 is never.
+func endAfter(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	if d == 0 {
+		return ctx, cancel
+	}
+	timer := time.AfterFunc(d, cancel)
+	return ctx, func() { timer.Stop(); cancel() }
 }
 
 func (a *app) watch(ctx context.Context, c *client, req *adminv1.WatchVolumesRequest) error {
