@@ -1,0 +1,19 @@
+#!/bin/sh
+# After removal. dpkg says "remove" or "purge", rpm says 0 (1 on upgrade).
+set -e
+
+case "$1" in
+purge)
+	# dpkg removed config.yaml; what an operator put beside it goes too.
+	rm -rf /etc/crust-proxy
+	;;
+remove | 0) ;;
+*) exit 0 ;;
+esac
+
+# Records of living volumes stay: rmdir takes empty directories only.
+rmdir /run/crust-proxy/* /run/crust-proxy 2>/dev/null || true
+
+if [ -d /run/systemd/system ]; then
+	systemctl daemon-reload
+fi

@@ -1,0 +1,243 @@
+//go:build system
+
+// Package package_test builds the packages, installs the .deb on this machine,
+// looks at what it brought, and removes and purges it again.
+package package_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	name   = "crust-proxy"
+	config = "/etc/crust-proxy/config.yaml"
+)
+
+// wanted is what both packages must bring; in the rest they differ.
+func wanted() []string {
+	return []string{
+		config,
+		"/usr/bin/crust-proxy",
+		"/usr/bin/crustctl",
+		"/usr/lib/systemd/system/crust-proxy.service",
+		"/usr/lib/systemd/system/crust-proxy-runtime.socket",
+		"/usr/lib/systemd/system/crust-proxy-admin.socket",
+		"/usr/share/bash-completion/completions/crustctl",
+		"/usr/share/fish/vendor_completions.d/crustctl.fish",
+		"/usr/share/doc/crust-proxy/README.md",
+	}
+}
+
+func TestPackages(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("installing a package needs root")
+	}
+	need(t, "dpkg", "dpkg-deb", "rpm")
+	out := t.TempDir()
+	run(t, repository(t)+"/hack/package.sh", out)
+	t.Run("deb", func(t *testing.T) { testDeb(t, one(t, out, "*.deb")) })
+	t.Run("rpm", func(t *testing.T) { testRPM(t, one(t, out, "*.rpm")) })
+}
+
+func testDeb(t *testing.T, deb string) {
+	if remains := leftovers(t); len(remains) > 0 {
+		skipOrFail(t, "crust-proxy is on this machine already, and the test would replace it: "+strings.Join(remains, " "))
+	}
+	t.Cleanup(func() { purge(t) })
+
+	run(t, "dpkg", "-i", deb)
+	files := brought(t)
+	for _, path := range wanted() {
+		if !slices.Contains(files, path) {
+			t.Errorf("the .deb brought no %s", path)
+		}
+	}
+	checkModes(t, files)
+	checkInstalled(t)
+
+	t.Run("an edited config survives removal and a new install", func(t *testing.T) { testReinstall(t, deb) })
+
+	run(t, "dpkg", "--remove", name)
+	if left := leftovers(t); !slices.Equal(left, []string{filepath.Dir(config), config}) {
+		t.Errorf("removal left %q, want only the config", left)
+	}
+	run(t, "dpkg", "--purge", name)
+	if left := leftovers(t); len(left) > 0 {
+		t.Errorf("purge left %q", left)
+	}
+}
+
+// checkInstalled runs the programs from where the package put them.
+func checkInstalled(t *testing.T) {
+	t.Helper()
+	run(t, "/usr/bin/crust-proxy", "validate", "--config", config)
+	run(t, "/usr/bin/crust-proxy", "--help")
+	if said := run(t, "/usr/bin/crustctl", "version", "--client"); strings.TrimSpace(said) == "" {
+		t.Error("crustctl told no version")
+	}
+	run(t, "bash", "-c", "source /usr/share/bash-completion/completions/crustctl && complete -p crustctl")
+	// The programs are there now, so systemd's own view of the units can be asked.
+	if said := run(t, "systemd-analyze", "verify", "--man=no", "--recursive-errors=no", "crust-proxy.service"); strings.Contains(said, name) {
+		t.Errorf("systemd-analyze verify says:\n%s", said)
+	}
+}
+
+func testReinstall(t *testing.T, deb string) {
+	const note = "# a word of the operator\n"
+	before, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited := append(slices.Clone(before), note...)
+	if err := os.WriteFile(config, edited, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "dpkg", "--remove", name)
+	run(t, "dpkg", "-i", deb)
+	run(t, "dpkg", "-i", deb) // as an upgrade
+	after, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(after) != string(edited) {
+		t.Errorf("the operator's edit of %s is gone", config)
+	}
+	if _, err := os.Lstat("/run/crust-proxy.reinstalled"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the mark between the install scripts was left: %v", err)
+	}
+}
+
+func testRPM(t *testing.T, rpm string) {
+	files := lines(run(t, "rpm", "-qlp", rpm))
+	for _, path := range append(wanted(), "/usr/share/licenses/crust-proxy/LICENSE") {
+		if !slices.Contains(files, path) {
+			t.Errorf("the .rpm has no %s", path)
+		}
+	}
+	if got := lines(run(t, "rpm", "-qcp", rpm)); !slices.Equal(got, []string{config}) {
+		t.Errorf("config files of the .rpm: %q", got)
+	}
+	if got := strings.TrimSpace(run(t, "rpm", "-qp", "--queryformat", "%{NAME} %{LICENSE}", rpm)); got != name+" Apache-2.0" {
+		t.Errorf("the .rpm calls itself %q", got)
+	}
+	scripts := run(t, "rpm", "-qp", "--scripts", rpm)
+	for _, script := range []string{"postinstall scriptlet", "preuninstall scriptlet", "postuninstall scriptlet"} {
+		if !strings.Contains(scripts, script) {
+			t.Errorf("the .rpm has no %s", script)
+		}
+	}
+	run(t, "rpm", "-K", "--nosignature", rpm)
+}
+
+// checkModes wants nothing that others can write, nothing set-uid, all of root.
+func checkModes(t *testing.T, files []string) {
+	t.Helper()
+	for _, path := range files {
+		info, err := os.Lstat(path)
+		if err != nil {
+			t.Errorf("the package lists what is not there: %v", err)
+			continue
+		}
+		if info.Mode().Perm()&0o022 != 0 || info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
+			t.Errorf("%s has mode %v", path, info.Mode())
+		}
+	}
+}
+
+// brought is every file and directory that dpkg says is of the package.
+func brought(t *testing.T) []string {
+	t.Helper()
+	return lines(run(t, "dpkg-query", "--listfiles", name))
+}
+
+// leftovers is what of the package is on this machine.
+func leftovers(t *testing.T) []string {
+	t.Helper()
+	var found []string
+	for _, pattern := range []string{
+		"/etc/crust-proxy*", "/etc/crust-proxy/*",
+		"/etc/systemd/system/*/crust-proxy*", "/etc/systemd/system/crust-proxy*",
+		"/run/crust-proxy*",
+		"/lib/systemd/system/crust-proxy*",
+		"/usr/bin/crust-proxy", "/usr/bin/crustctl",
+		"/usr/share/doc/crust-proxy*",
+		"/usr/share/*/*/*crustctl*", "/usr/share/zsh/*/*crustctl*",
+		"/var/lib/systemd/*/crust-proxy*",
+	} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, paths...)
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}
+
+// purge leaves the machine as it was, whatever the test did.
+func purge(t *testing.T) {
+	t.Helper()
+	if err := exec.Command("dpkg-query", "--status", name).Run(); err != nil {
+		return // dpkg knows no such package
+	}
+	if out, err := exec.Command("dpkg", "--purge", "--force-remove-reinstreq", name).CombinedOutput(); err != nil {
+		t.Errorf("clean up: dpkg --purge: %v\n%s", err, out)
+	}
+}
+
+func repository(t *testing.T) string {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+func one(t *testing.T, dir, pattern string) string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, pattern))
+	if err != nil || len(paths) != 1 {
+		t.Fatalf("%s in %s: %q %v, want one", pattern, dir, paths, err)
+	}
+	return paths[0]
+}
+
+func run(t *testing.T, program string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+func lines(text string) []string {
+	return strings.Split(strings.TrimSpace(text), "\n")
+}
+
+func need(t *testing.T, programs ...string) {
+	t.Helper()
+	for _, program := range programs {
+		if _, err := exec.LookPath(program); err != nil {
+			skipOrFail(t, err.Error())
+		}
+	}
+}
+
+func skipOrFail(t *testing.T, why string) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatal(why)
+	}
+	t.Skip(why)
+}
