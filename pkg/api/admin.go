@@ -46,7 +46,7 @@ func (s *AdminServer) Register(to grpc.ServiceRegistrar) {
 func (s *AdminServer) GetNode(context.Context, *adminv1.GetNodeRequest) (*adminv1.GetNodeResponse, error) {
 	path, yaml := s.Config()
 	byState := make(map[string]int64)
-	for _, status := range s.Node.list() {
+	for _, status := range s.Node.List() {
 		byState[s.Node.StateOf(status)]++
 	}
 	return &adminv1.GetNodeResponse{
@@ -68,7 +68,7 @@ func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesReq
 	}
 	size := min(cmp.Or(int(req.GetPageSize()), defaultPage), maxPage)
 	out := &adminv1.ListVolumesResponse{}
-	for _, status := range s.Node.list() {
+	for _, status := range s.Node.List() {
 		if status.Target <= req.GetPageToken() || !s.selects(req, status) {
 			continue
 		}
@@ -150,7 +150,7 @@ func (s *AdminServer) ListHandlers(
 	ctx, cancel := context.WithTimeout(ctx, healthTime)
 	defer cancel()
 	out := &adminv1.ListHandlersResponse{}
-	all := s.Node.list()
+	all := s.Node.List()
 	for _, name := range slices.Sorted(maps.Keys(s.Node.Handlers)) {
 		shown := &adminv1.Handler{Name: name, Healthy: true}
 		if err := s.Node.Handlers[name].Health(ctx); err != nil {
@@ -198,7 +198,7 @@ func (s *AdminServer) WatchVolumes(
 	changes, unsubscribe := s.Hub.subscribe()
 	defer unsubscribe()
 	watch := &watch{server: s, req: req, stream: stream, sent: make(map[deferral.Key]string)}
-	for _, status := range s.Node.list() {
+	for _, status := range s.Node.List() {
 		if err := watch.show(status); err != nil {
 			return err
 		}

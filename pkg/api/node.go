@@ -59,7 +59,7 @@ func (n *Node) byReference(ref string) (deferral.Status, error) {
 			"%.80q names no volume: give a target path, an id, or the first 6 digits or more of one", ref)
 	}
 	var found []deferral.Status
-	for _, status := range n.list() {
+	for _, status := range n.List() {
 		if strings.HasPrefix(string(status.Key), ref) {
 			found = append(found, status)
 		}
@@ -75,8 +75,8 @@ func (n *Node) byReference(ref string) (deferral.Status, error) {
 	}
 }
 
-// list gives all volumes, ordered by target.
-func (n *Node) list() []deferral.Status {
+// List gives all volumes, ordered by target.
+func (n *Node) List() []deferral.Status {
 	all := n.Broker.List()
 	adopted := n.adopted()
 	if len(adopted) == 0 {

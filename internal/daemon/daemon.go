@@ -1,0 +1,242 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/config"
+	"github.com/crust-proxy/crust-proxy/internal/observe"
+	"github.com/crust-proxy/crust-proxy/internal/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/run"
+	"github.com/crust-proxy/crust-proxy/internal/systemd"
+	"github.com/crust-proxy/crust-proxy/pkg/api"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/kata"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
+	"github.com/crust-proxy/crust-proxy/pkg/stats"
+)
+
+// daemon is the parts that know each other only through it.
+type daemon struct {
+	flags   *config.Flags
+	cfg     atomic.Pointer[config.Config]
+	log     *zap.Logger
+	level   zap.AtomicLevel
+	metrics *observe.Metrics
+	tracer  trace.Tracer
+	notify  *systemd.Notifier
+	passed  *systemd.Passed
+
+	kata    *kata.Handler
+	tracker *sandbox.Tracker
+	broker  *deferral.Broker
+	relay   *stats.Relay
+	hub     *api.Hub
+	node    *api.Node
+
+	runtimeCallers *peercred.Authorizer
+	adminCallers   *peercred.Authorizer
+	ready          atomic.Bool
+	started        time.Time
+	stopping       chan struct{}
+}
+
+// serve is the daemon's life.
+func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error {
+	cfg, err := flags.Load()
+	if err != nil {
+		return err
+	}
+	passed, err := systemd.TakePassed()
+	if err != nil {
+		return err
+	}
+	level := zap.NewAtomicLevelAt(observe.Level(cfg.Log.Level))
+	d := &daemon{
+		flags: flags, level: level, log: observe.NewLogger(stderr, level), metrics: observe.NewMetrics(Version()),
+		notify: systemd.NewNotifier(), passed: passed, hub: api.NewHub(), started: time.Now(), stopping: make(chan struct{}),
+	}
+	d.cfg.Store(&cfg)
+	defer func() { _ = d.log.Sync() }()
+	err = d.run(ctx)
+	if err != nil {
+		d.log.Error("ended with an error", zap.Error(err))
+	}
+	return err
+}
+
+func (d *daemon) run(ctx context.Context) error {
+	cfg := d.cfg.Load()
+	tracer, endTracing, err := observe.Tracing{
+		Endpoint: cfg.Tracing.Endpoint, Insecure: cfg.Tracing.Insecure, SampleRatio: cfg.Tracing.SampleRatio, Version: Version(),
+	}.Start(ctx)
+	if err != nil {
+		return err
+	}
+	defer d.flushSpans(ctx, endTracing)
+	d.tracer = tracer
+	if err := d.buildCore(ctx); err != nil {
+		return err
+	}
+	defer d.broker.Close()
+	servers, err := d.buildServers()
+	if err != nil {
+		return err
+	}
+	defer servers.close()
+	return d.live(ctx, servers)
+}
+
+func (d *daemon) flushSpans(ctx context.Context, end func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
+	defer cancel()
+	if err := end(ctx); err != nil {
+		d.log.Warn("the last spans were not sent", zap.Error(err))
+	}
+}
+
+// buildCore makes handlers and broker and takes up what is on record.
+func (d *daemon) buildCore(ctx context.Context) error {
+	cfg := d.cfg.Load()
+	var err error
+	if cfg.Containerd.Socket != "" {
+		d.tracker = sandbox.New(sandbox.Config{
+			Socket: cfg.Containerd.Socket, Namespace: cfg.Containerd.Namespace,
+			OnAdded: func(podUID, id string) { d.kata.SandboxAdded(podUID, id) },
+			OnGone:  func(id string) { d.kata.SandboxGone(id) },
+		}, d.log.Named("containerd"))
+	}
+	if d.kata, err = d.newKata(cfg); err != nil {
+		return err
+	}
+	d.broker, err = deferral.NewBroker(deferral.Config{
+		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, Devices: devicePolicy(cfg),
+		Handlers: []deferral.Projector{d.kata}, DefaultHandler: cfg.Handlers.Default,
+		Keeper: d.notify.Keeper(), Kept: d.passed.Kept, Adopted: d.kata.Adopted,
+		OnChange:    d.changed,
+		OnPublished: func(v *deferral.Volume) { d.metrics.Published(v.Driver, v.Handler) },
+		OnRefused:   func(kind deferral.Kind) { d.metrics.ClaimRefused(kind.String()) },
+	})
+	if err != nil {
+		return err
+	}
+	d.relay = stats.New(relayLimits(cfg), d.asked)
+	d.node = &api.Node{
+		Broker: d.broker, Relay: d.relay, Handlers: map[string]runtime.Handler{d.kata.Name(): d.kata},
+	}
+	if err := d.metrics.CountVolumes(d.countVolumes); err != nil {
+		return fmt.Errorf("register metrics: %w", err)
+	}
+	return d.takeUp(ctx)
+}
+
+// takeUp loads the records and puts the node right before anything is served.
+func (d *daemon) takeUp(ctx context.Context) error {
+	start := time.Now()
+	if err := d.broker.Load(ctx); err != nil {
+		return err
+	}
+	for _, problem := range d.broker.Problems() {
+		d.log.Error("a record cannot be used", zap.Error(problem))
+	}
+	report, err := d.broker.Reconcile(ctx)
+	tellRepairs(d.log, d.metrics)(report)
+	if err != nil {
+		return err
+	}
+	d.log.Info("volumes taken up", zap.Int("volumes", report.Checked), zap.Int("repairs", len(report.Repairs)),
+		zap.Duration(observe.FieldDuration, time.Since(start)))
+	return nil
+}
+
+// live runs all components until ctx ends or one fails.
+func (d *daemon) live(ctx context.Context, servers *servers) error {
+	cfg := d.cfg.Load()
+	group := run.New(ctx)
+	group.Go("kata", d.kata)
+	if d.tracker != nil {
+		group.Go("containerd", d.tracker)
+	}
+	group.Go("http", &observe.Server{Listen: cfg.HTTP.Listen, Metrics: d.metrics, Pprof: cfg.HTTP.Pprof, Ready: d.readiness})
+	group.Go("reconcile", &reconcileLoop{
+		broker: d.broker, interval: cfg.ReconcileInterval.Std(), log: d.log, done: tellRepairs(d.log, d.metrics),
+	})
+	group.Go("configuration", &config.Watcher{File: d.flags.File, Changed: d.reload})
+	group.Go("SIGHUP", run.Func(d.reloadOnSignal))
+	group.Go("watchdog", run.Func(func(ctx context.Context) error { return d.notify.Watchdog(ctx, d.alive) }))
+	servers.start(group, d)
+	d.ready.Store(true)
+	if err := d.notify.Ready(fmt.Sprintf("serving %d volumes", len(d.broker.List()))); err != nil {
+		d.log.Warn("systemd was not told", zap.Error(err))
+	}
+	d.log.Info("serving", zap.String("version", Version()))
+	return group.Wait()
+}
+
+func (d *daemon) readiness() error {
+	if !d.ready.Load() {
+		return fmt.Errorf("not serving yet, or not any more")
+	}
+	return nil
+}
+
+// alive is asked before each word to the watchdog: a daemon whose core is stuck
+// is to be restarted.
+func (d *daemon) alive() bool {
+	done := make(chan struct{})
+	go func() { d.broker.List(); close(done) }()
+	select {
+	case <-done:
+		return true
+	case <-time.After(5 * time.Second):
+		return false
+	}
+}
+
+// changed tells watchers, and forgets what was known of a volume that went.
+func (d *daemon) changed(key deferral.Key) {
+	if d.broker != nil && d.relay != nil {
+		if _, there := d.broker.Get(key); !there {
+			d.relay.Forget(key)
+		}
+	}
+	d.hub.Changed(key)
+}
+
+// rebound is told by the handler when the sandbox of a volume changed: what the
+// old one said is not true of the new one.
+func (d *daemon) rebound(key deferral.Key) {
+	if d.relay != nil {
+		d.relay.Forget(key)
+	}
+	d.hub.Changed(key)
+}
+
+func (d *daemon) asked(v *deferral.Volume, call string, took time.Duration, err error) {
+	result := "ok"
+	if err != nil {
+		result = deferral.KindOf(err).String()
+	}
+	d.metrics.SandboxAsked(v.Handler, call, result, took)
+}
+
+func (d *daemon) countVolumes() []observe.VolumeCount {
+	all := d.node.List()
+	counts := make(map[observe.VolumeCount]int)
+	for _, status := range all {
+		counts[observe.VolumeCount{State: d.node.StateOf(status), Driver: status.Driver, Handler: status.Handler}]++
+	}
+	out := make([]observe.VolumeCount, 0, len(counts))
+	for labels, n := range counts {
+		labels.Count = n
+		out = append(out, labels)
+	}
+	return out
+}

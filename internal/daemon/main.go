@@ -1,0 +1,123 @@
+// Package daemon puts crust-proxy together: configuration, core, servers, and
+// what watches over them.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"github.com/crust-proxy/crust-proxy/internal/config"
+)
+
+// version is set by the build.
+var version = ""
+
+// Version is the daemon's version.
+func Version() string {
+	if version != "" {
+		return version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "unknown"
+}
+
+const usage = `crust-proxy lets a pod's sandbox mount its volumes.
+
+Usage:
+  crust-proxy [flags]            serve until SIGTERM
+  crust-proxy validate [flags]   check the configuration and show what is in force
+  crust-proxy version            show the version
+
+Signals: SIGTERM and SIGINT end it after the calls under way; SIGHUP reads the
+configuration again.
+
+Flags:
+`
+
+// Exit codes.
+const (
+	exitOK    = 0
+	exitError = 1
+	exitUsage = 2
+)
+
+// Main runs the command line and gives the exit code.
+func Main(args []string, stdout, stderr io.Writer) int {
+	// Signals are handled before anything slow begins, so that none is lost.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	set := pflag.NewFlagSet("crust-proxy", pflag.ContinueOnError)
+	set.SetOutput(stderr)
+	set.Usage = func() { _, _ = fmt.Fprint(stderr, usage, set.FlagUsages()) }
+	flags := config.AddFlags(set)
+	if err := set.Parse(args); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			return exitOK
+		}
+		_, _ = fmt.Fprintln(stderr, "crust-proxy:", err)
+		return exitUsage
+	}
+	command, err := command(set.Args())
+	if err == nil {
+		err = command(ctx, flags, stdout, stderr)
+	}
+	if err != nil {
+		_, _ = fmt.Fprintln(stderr, "crust-proxy:", err)
+	}
+	return exitCode(err)
+}
+
+var errUsage = errors.New("see crust-proxy --help")
+
+func exitCode(err error) int {
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errUsage):
+		return exitUsage
+	default:
+		return exitError
+	}
+}
+
+type commandFunc func(ctx context.Context, flags *config.Flags, stdout, stderr io.Writer) error
+
+func command(args []string) (commandFunc, error) {
+	switch {
+	case len(args) == 0:
+		return serve, nil
+	case len(args) == 1 && args[0] == "validate":
+		return validate, nil
+	case len(args) == 1 && args[0] == "version":
+		return showVersion, nil
+	default:
+		return nil, fmt.Errorf("unknown arguments %q: %w", args, errUsage)
+	}
+}
+
+func showVersion(_ context.Context, _ *config.Flags, stdout, _ io.Writer) error {
+	_, err := fmt.Fprintln(stdout, Version())
+	return err
+}
+
+func validate(_ context.Context, flags *config.Flags, stdout, _ io.Writer) error {
+	cfg, err := flags.Load()
+	if err != nil {
+		return err
+	}
+	text, err := cfg.YAML()
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(stdout, text)
+	return err
+}

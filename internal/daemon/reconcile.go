@@ -1,0 +1,56 @@
+package daemon
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/observe"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+// reconcileLoop repairs the node now and then.
+type reconcileLoop struct {
+	broker   *deferral.Broker
+	interval time.Duration
+	done     func(deferral.ReconcileReport)
+	log      *zap.Logger
+}
+
+// Run reconciles at every interval until ctx ends.
+func (l *reconcileLoop) Run(ctx context.Context) error {
+	if l.interval <= 0 {
+		<-ctx.Done()
+		return nil
+	}
+	ticker := time.NewTicker(l.interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		report, err := l.broker.Reconcile(ctx)
+		l.done(report)
+		if err != nil && ctx.Err() == nil {
+			l.log.Error("reconcile failed", zap.Error(err))
+		}
+	}
+}
+
+// tellRepairs logs and counts what a reconcile did.
+func tellRepairs(log *zap.Logger, metrics *observe.Metrics) func(deferral.ReconcileReport) {
+	return func(report deferral.ReconcileReport) {
+		for _, repair := range report.Repairs {
+			metrics.Repaired(repair.Action, repair.Err == nil)
+			fields := []zap.Field{zap.String(observe.FieldVolume, string(repair.Key)), zap.String("action", repair.Action)}
+			if repair.Err != nil {
+				log.Error("repair failed", append(fields, zap.Error(repair.Err))...)
+				continue
+			}
+			log.Info("repaired", fields...)
+		}
+	}
+}

@@ -1,0 +1,181 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	"github.com/crust-proxy/crust-proxy/internal/config"
+	"github.com/crust-proxy/crust-proxy/internal/observe"
+	"github.com/crust-proxy/crust-proxy/internal/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/run"
+	"github.com/crust-proxy/crust-proxy/pkg/api"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+)
+
+// maxRequest bounds a request: an instruction of the largest size that is taken.
+const maxRequest = 256 << 10
+
+// server is one gRPC server on one socket.
+type server struct {
+	name     string
+	service  string
+	grpc     *grpc.Server
+	health   *health.Server
+	listener net.Listener
+	patience func() time.Duration
+	log      *zap.Logger
+}
+
+type servers struct{ all []*server }
+
+func (d *daemon) buildServers() (*servers, error) {
+	cfg := d.cfg.Load()
+	if err := os.MkdirAll(cfg.RunDir, 0o711); err != nil { //nolint:gosec // sockets in it have modes of their own
+		return nil, err
+	}
+	d.runtimeCallers = peercred.NewAuthorizer("authorization.runtime", callers(cfg.Authorization.Runtime), d.denied)
+	d.adminCallers = peercred.NewAuthorizer("authorization.admin", callers(cfg.Authorization.Admin), d.denied)
+	runtimeServer := &api.RuntimeServer{Node: d.node}
+	adminServer := &api.AdminServer{
+		Node: d.node, Hub: d.hub, Version: Version(), Started: d.started, Config: d.shownConfig,
+		Findings: d.findings, Reconciled: tellRepairs(d.log, d.metrics), Stopping: d.stopping,
+	}
+	out := &servers{}
+	for _, part := range []struct {
+		name, service string
+		socket        config.Socket
+		callers       *peercred.Authorizer
+		register      func(grpc.ServiceRegistrar)
+	}{
+		{"runtime", runtimev1.Runtime_ServiceDesc.ServiceName, cfg.RuntimeSocket, d.runtimeCallers, runtimeServer.Register},
+		{"admin", adminv1.Admin_ServiceDesc.ServiceName, cfg.AdminSocket, d.adminCallers, adminServer.Register},
+	} {
+		listener, err := d.listen(part.name, part.socket)
+		if err != nil {
+			out.close()
+			return nil, err
+		}
+		s := d.newServer(part.name, part.service, part.callers, listener)
+		part.register(s.grpc)
+		out.all = append(out.all, s)
+	}
+	return out, nil
+}
+
+// listen takes the socket that systemd passed, or makes our own.
+func (d *daemon) listen(name string, socket config.Socket) (net.Listener, error) {
+	if passed := d.passed.Listeners[name]; passed != nil {
+		return passed, nil
+	}
+	mode, err := strconv.ParseUint(socket.Mode, 8, 32)
+	if err != nil {
+		return nil, err // validated before
+	}
+	return peercred.Listen(socket.Path, os.FileMode(mode), socket.Group)
+}
+
+func (d *daemon) newServer(name, service string, allowed *peercred.Authorizer, listener net.Listener) *server {
+	interceptors := &observe.Interceptors{
+		Log: d.log, Metrics: d.metrics, Tracer: d.tracer, Peer: peerOf, Quiet: quietMethods,
+	}
+	options := append(allowed.ServerOptions(), interceptors.Options()...)
+	options = append(options,
+		grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(1024), grpc.ConnectionTimeout(10*time.Second),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
+	s := &server{
+		name: name, service: service, grpc: grpc.NewServer(options...), health: health.NewServer(), listener: listener,
+		log: d.log, patience: func() time.Duration { return d.cfg.Load().ShutdownTimeout.Std() },
+	}
+	healthv1.RegisterHealthServer(s.grpc, s.health)
+	reflection.Register(s.grpc)
+	return s
+}
+
+// quietMethods are called all the time and change nothing.
+var quietMethods = map[string]bool{
+	runtimev1.Runtime_RuntimeGetVolumeStats_FullMethodName: true,
+	adminv1.Admin_GetNode_FullMethodName:                   true,
+	adminv1.Admin_ListVolumes_FullMethodName:               true,
+	adminv1.Admin_GetVolume_FullMethodName:                 true,
+	adminv1.Admin_GetVolumeStats_FullMethodName:            true,
+	adminv1.Admin_ListHandlers_FullMethodName:              true,
+	adminv1.Admin_WatchVolumes_FullMethodName:              true,
+	healthv1.Health_Check_FullMethodName:                   true,
+	healthv1.Health_Watch_FullMethodName:                   true,
+	healthv1.Health_List_FullMethodName:                    true,
+}
+
+func peerOf(ctx context.Context) (uid uint32, pid int32, ok bool) {
+	who, ok := peercred.FromContext(ctx)
+	return who.UID, who.PID, ok
+}
+
+func (d *daemon) denied(r peercred.Refusal) {
+	d.metrics.CallerDenied()
+	d.log.Warn("caller refused", zap.Uint32(observe.FieldPeerUID, r.Peer.UID), zap.Int32(observe.FieldPeerPID, r.Peer.PID))
+}
+
+// start adds the servers to the group.
+func (s *servers) start(group *run.Group, d *daemon) {
+	for _, one := range s.all {
+		group.Go(one.name+" API", one)
+	}
+	group.Go("drain", run.Func(func(ctx context.Context) error {
+		<-ctx.Done()
+		d.ready.Store(false)
+		if err := d.notify.Stopping(); err != nil {
+			d.log.Warn("systemd was not told", zap.Error(err))
+		}
+		close(d.stopping)
+		return nil
+	}))
+}
+
+// close closes listeners that were not served.
+func (s *servers) close() {
+	for _, one := range s.all {
+		one.grpc.Stop()
+		_ = one.listener.Close() // a second close is an error that means nothing
+	}
+}
+
+// Run serves until ctx ends, and then lets the calls under way end.
+func (s *server) Run(ctx context.Context) error {
+	s.health.SetServingStatus(s.service, healthv1.HealthCheckResponse_SERVING)
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		<-ctx.Done()
+		s.drain()
+	}()
+	if err := s.grpc.Serve(s.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
+	<-drained
+	return nil
+}
+
+func (s *server) drain() {
+	s.health.Shutdown()
+	ended := make(chan struct{})
+	go func() { s.grpc.GracefulStop(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(s.patience()):
+		s.log.Warn("calls did not end in time and are cut off", zap.String("server", s.name))
+		s.grpc.Stop()
+		<-ended
+	}
+}
