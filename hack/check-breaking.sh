@@ -1,11 +1,12 @@
 #!/bin/bash
 # Checks the protos for breaking changes. What they are compared with:
 #   1. $BREAKING_AGAINST, a git revision;
-#   2. on a branch: the point where it left origin/main;
-#   3. the newest release (tag v*);
-#   4. before the first release: the state before the protos' latest change (or
-#      HEAD, where the work tree has changed them). A deliberate break is then
-#      allowed by a line "Breaking-API: reason" in that change's commit message.
+#   2. the newest release (tag v*);
+#   3. before the first release, on a branch: the point where it left origin/main;
+#   4. else the state before the protos' latest change (or HEAD, where the work
+#      tree has changed them).
+# Before the first release a deliberate break is allowed by a line "Breaking-API:
+# reason" in the change's commit message.
 # It works on an export of the revision, so a shallow clone will do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,21 +30,22 @@ before_last_change() {
 	git rev-parse -q --verify "$change^" || return 1
 }
 
-deliberate() {
+deliberate() { # since
 	git diff --quiet HEAD -- "${protos[@]}" || return 1
-	git log -1 --format=%B -- "${protos[@]}" | sed -n 's/^Breaking-API: *//p' | grep .
+	git log --format=%B "$1..HEAD" -- "${protos[@]}" | sed -n 's/^Breaking-API: *//p' | grep .
 }
 
+released=no
 if [ -n "${BREAKING_AGAINST:-}" ]; then
 	against=$(git rev-parse --verify "$BREAKING_AGAINST^{commit}")
-elif against=$(fork_point); then
-	:
 elif tag=$(git describe --tags --abbrev=0 --match 'v*' 2>/dev/null); then
 	against=$(git rev-parse "$tag^{commit}")
-elif ! against=$(before_last_change); then
+	released=yes
+elif ! against=$(fork_point || before_last_change); then
 	pass "this clone holds no earlier version of the protos, nothing to compare with"
-elif reason=$(deliberate); then
-	pass "the latest change of the protos breaks on purpose, before the first release: $reason"
+fi
+if [ "$released" = no ] && reason=$(deliberate "$against"); then
+	pass "a change since ${against:0:12} breaks on purpose, before the first release: $reason"
 fi
 
 old=$(mktemp -d)
