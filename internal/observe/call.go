@@ -1,5 +1,3 @@
-// Package observe is how the daemon can be watched: logs, metrics, spans, and
-// the interceptors that make them for each call.
 package observe
 
 import "context"
@@ -33,6 +31,12 @@ func (c *callContext) Value(key any) any {
 		return &c.call
 	}
 	return c.Context.Value(key)
+}
+
+// withCall starts a call.
+func withCall(ctx context.Context) (context.Context, *Call) {
+	c := &callContext{Context: ctx}
+	return c, &c.call
 }
 
 // CallFrom gives the call that a context belongs to. Outside of one it gives a

@@ -7,11 +7,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/crust-proxy/crust-proxy/internal/peercred"
 )
 
 // Server serves metrics and health over HTTP.
@@ -61,12 +62,7 @@ func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 	if !isUnix {
 		return config.Listen(ctx, "tcp", s.Listen)
 	}
-	if info, err := os.Lstat(path); err == nil && info.Mode().Type() == os.ModeSocket {
-		if err := os.Remove(path); err != nil {
-			return nil, err
-		}
-	}
-	return config.Listen(ctx, "unix", path)
+	return peercred.Listen(path, 0o600, "")
 }
 
 func (s *Server) handler() http.Handler {

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	otelcodes "go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -39,27 +37,46 @@ func (i *Interceptors) Options() []grpc.ServerOption {
 }
 
 func (i *Interceptors) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (reply any, err error) {
-	call, start := &Call{}, time.Now()
-	ctx, span := i.begin(withCall(ctx, call), info.FullMethod)
+	start := time.Now()
+	ctx, call := withCall(ctx)
+	ctx, span := i.begin(ctx, info.FullMethod)
 	defer func() {
 		if cause := recover(); cause != nil {
 			reply, err = nil, i.panicked(info.FullMethod, cause)
 		}
-		i.end(ctx, info.FullMethod, call, span, time.Since(start), err)
+		took := time.Since(start)
+		code := codeOf(err)
+		children := i.Metrics.childrenOf(info.FullMethod, call, code)
+		children.count.Inc()
+		children.duration.Observe(took.Seconds())
+		i.end(ctx, info.FullMethod, call, span, code, took, err)
 	}()
 	return handle(ctx, req)
 }
 
+// stream counts streams, and times none: how long somebody watches says nothing
+// about the daemon.
 func (i *Interceptors) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
-	call, start := &Call{}, time.Now()
-	ctx, span := i.begin(withCall(stream.Context(), call), info.FullMethod)
+	start := time.Now()
+	ctx, call := withCall(stream.Context())
+	ctx, span := i.begin(ctx, info.FullMethod)
 	defer func() {
 		if cause := recover(); cause != nil {
 			err = i.panicked(info.FullMethod, cause)
 		}
-		i.end(ctx, info.FullMethod, call, span, time.Since(start), err)
+		code := codeOf(err)
+		i.Metrics.childrenOf(info.FullMethod, call, code).count.Inc()
+		i.end(ctx, info.FullMethod, call, span, code, time.Since(start), err)
 	}()
 	return handle(srv, &streamWithContext{ServerStream: stream, ctx: ctx})
+}
+
+// codeOf is the code that gRPC will answer: it makes one of a context's error too.
+func codeOf(err error) codes.Code {
+	if known, ok := status.FromError(err); ok {
+		return known.Code()
+	}
+	return status.FromContextError(err).Code()
 }
 
 // streamWithContext is a stream whose context knows its call.
@@ -82,16 +99,13 @@ func (i *Interceptors) begin(ctx context.Context, method string) (context.Contex
 	if i.Tracer == nil {
 		return ctx, nil
 	}
-	return i.Tracer.Start(ctx, strings.TrimPrefix(method, "/"), trace.WithSpanKind(trace.SpanKindServer))
+	return i.Tracer.Start(withParent(ctx), strings.TrimPrefix(method, "/"), trace.WithSpanKind(trace.SpanKindServer))
 }
 
-func (i *Interceptors) end(ctx context.Context, method string, call *Call, span trace.Span, took time.Duration, err error) {
-	code := status.Code(err)
-	service, short := splitMethod(method)
-	i.Metrics.called(callLabels{service, short, call.Driver, call.Handler, code.String()}, took)
+func (i *Interceptors) end(ctx context.Context, method string, call *Call, span trace.Span, code codes.Code, took time.Duration, err error) {
 	i.log(ctx, method, call, code, took, err)
 	if span != nil {
-		finish(span, call, code, err)
+		finish(span, call, code)
 	}
 }
 
@@ -130,15 +144,4 @@ func (i *Interceptors) log(ctx context.Context, method string, call *Call, code 
 		fields = append(fields, zap.String("error", status.Convert(err).Message()))
 	}
 	entry.Write(fields...)
-}
-
-func finish(span trace.Span, call *Call, code codes.Code, err error) {
-	span.SetAttributes(
-		attribute.String("rpc.system", "grpc"), attribute.String("rpc.grpc.status", code.String()),
-		attribute.String("crust.volume", call.Volume), attribute.String("crust.driver", call.Driver),
-		attribute.String("crust.handler", call.Handler), attribute.String("crust.sandbox", call.Sandbox))
-	if err != nil {
-		span.SetStatus(otelcodes.Error, status.Convert(err).Message())
-	}
-	span.End()
 }

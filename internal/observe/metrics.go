@@ -1,16 +1,11 @@
 package observe
 
 import (
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
-
-// maxDrivers bounds how many driver names become label values; the names come
-// from outside. Those over it are counted as "other".
-const maxDrivers = 64
 
 // Metrics are all the metrics of the daemon, in a registry of their own.
 type Metrics struct {
@@ -24,9 +19,7 @@ type Metrics struct {
 	published *prometheus.CounterVec
 	sandbox   *prometheus.HistogramVec
 	drivers   drivers
-	// children caches what a call needs of calls and durations: finding it by
-	// label values on each call costs more than the counting.
-	children sync.Map
+	children  children
 }
 
 // buckets reach from an empty call to a sandbox that hangs.
@@ -67,65 +60,6 @@ func NewMetrics(version string) *Metrics {
 	return m
 }
 
-// drivers bounds the set of driver names.
-type drivers struct {
-	mu   sync.Mutex
-	seen map[string]bool
-}
-
-func (d *drivers) label(name string) string {
-	if name == "" {
-		return "unknown"
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.seen[name] {
-		return name
-	}
-	if len(d.seen) >= maxDrivers {
-		return "other"
-	}
-	if d.seen == nil {
-		d.seen = make(map[string]bool)
-	}
-	d.seen[name] = true
-	return name
-}
-
-// callLabels identify the children of a call.
-type callLabels struct{ service, method, driver, handler, code string }
-
-type callChildren struct {
-	count    prometheus.Counter
-	duration prometheus.Observer
-}
-
-// called counts a call.
-func (m *Metrics) called(l callLabels, took time.Duration) {
-	found, ok := m.children.Load(l)
-	if !ok {
-		driver := m.drivers.label(l.driver)
-		made := callChildren{
-			count:    m.calls.WithLabelValues(l.service, l.method, driver, l.handler, l.code),
-			duration: m.durations.WithLabelValues(l.service, l.method, driver, l.handler),
-		}
-		if driver == "other" {
-			// Not kept: names without bound would make the cache grow.
-			made.observe(took)
-			return
-		}
-		found, _ = m.children.LoadOrStore(l, made)
-	}
-	if children, ok := found.(callChildren); ok {
-		children.observe(took)
-	}
-}
-
-func (c callChildren) observe(took time.Duration) {
-	c.count.Inc()
-	c.duration.Observe(took.Seconds())
-}
-
 // ClaimRefused counts a device that was not given away.
 func (m *Metrics) ClaimRefused(reason string) { m.refused.WithLabelValues(reason).Inc() }
 
@@ -149,38 +83,4 @@ func (m *Metrics) Published(driver, handler string) {
 // SandboxAsked times an answer of a sandbox; result is "ok" or an error's kind.
 func (m *Metrics) SandboxAsked(handler, call, result string, took time.Duration) {
 	m.sandbox.WithLabelValues(handler, call, result).Observe(took.Seconds())
-}
-
-// VolumeCount is how many volumes stand where.
-type VolumeCount struct {
-	State, Driver, Handler string
-	Count                  int
-}
-
-// CountVolumes makes crust_proxy_volumes ask count at each scrape.
-func (m *Metrics) CountVolumes(count func() []VolumeCount) error {
-	return m.Registry.Register(&volumeCollector{
-		count: count, drivers: &m.drivers,
-		desc: prometheus.NewDesc("crust_proxy_volumes", "Volumes, by state.", []string{"state", "driver", "handler"}, nil),
-	})
-}
-
-type volumeCollector struct {
-	count   func() []VolumeCount
-	drivers *drivers
-	desc    *prometheus.Desc
-}
-
-// Describe is for the registry.
-func (c *volumeCollector) Describe(out chan<- *prometheus.Desc) { out <- c.desc }
-
-// Collect is for the registry.
-func (c *volumeCollector) Collect(out chan<- prometheus.Metric) {
-	sums := make(map[[3]string]int)
-	for _, v := range c.count() {
-		sums[[3]string{v.State, c.drivers.label(v.Driver), v.Handler}] += v.Count
-	}
-	for labels, n := range sums {
-		out <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n), labels[0], labels[1], labels[2])
-	}
 }

@@ -1,0 +1,69 @@
+package systemd
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"time"
+)
+
+// nameForm is stricter than systemd's: no name can hold a separator of the
+// protocol or of $LISTEN_FDNAMES.
+var nameForm = regexp.MustCompile(`^[a-z0-9-]{1,255}$`)
+
+// StoreFD leaves a duplicate of a descriptor with the service manager, which
+// passes it to the next start of the service. It returns when that has been
+// taken in, so that a kill right afterwards loses nothing. FDPOLL=0: systemd must
+// not drop a device's descriptor because poll reports an error on it.
+func (n *Notifier) StoreFD(name string, file *os.File) error {
+	return n.storeOrRemove("store", name, "FDSTORE=1\nFDNAME="+name+"\nFDPOLL=0", file)
+}
+
+// RemoveFD makes the service manager forget the descriptors of a name. It
+// returns when the message has been processed.
+func (n *Notifier) RemoveFD(name string) error {
+	return n.storeOrRemove("remove", name, "FDSTOREREMOVE=1\nFDNAME="+name, nil)
+}
+
+func (n *Notifier) storeOrRemove(verb, name, state string, file *os.File) error {
+	if !nameForm.MatchString(name) {
+		return fmt.Errorf("%s a descriptor: %q is not a name of [a-z0-9-], at most 255 long", verb, name)
+	}
+	if !n.stores {
+		return nil
+	}
+	err := n.send(state, file)
+	if err == nil {
+		err = n.barrier()
+	}
+	if err != nil {
+		return fmt.Errorf("%s the descriptor %s: %w", verb, name, err)
+	}
+	return nil
+}
+
+// barrier waits until everything that was sent before has been processed: the
+// service manager closes the descriptor that comes with BARRIER=1 then.
+func (n *Notifier) barrier() error {
+	ours, theirs, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ours.Close() }()
+	if err := errors.Join(n.send("BARRIER=1", theirs), theirs.Close()); err != nil {
+		return err
+	}
+	if err := ours.SetReadDeadline(time.Now().Add(answerTime)); err != nil {
+		return err
+	}
+	_, err = ours.Read(make([]byte, 1))
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("systemd did not process it within %v: %w", answerTime, err)
+	}
+	return fmt.Errorf("wait for systemd: %w", err)
+}

@@ -1,0 +1,119 @@
+package systemd
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/coreos/go-systemd/v22/activation"
+	"golang.org/x/sys/unix"
+)
+
+// Inherited is what the service manager passed at the start.
+type Inherited struct {
+	// Listeners are the sockets, by the names of their socket units'
+	// FileDescriptorName=.
+	Listeners map[string]net.Listener
+	// Stored are the descriptors of the file-descriptor store, by name.
+	Stored map[string]*os.File
+}
+
+// Inherit takes what was passed, and unsets the environment that tells of it.
+// The given names are those of sockets; everything else was stored by us.
+func Inherit(sockets ...string) (*Inherited, error) {
+	return sort(activation.Files(true), sockets)
+}
+
+func sort(files []*os.File, sockets []string) (*Inherited, error) {
+	in := &Inherited{Listeners: map[string]net.Listener{}, Stored: map[string]*os.File{}}
+	isSocket := make(map[string]bool, len(sockets))
+	for _, name := range sockets {
+		isSocket[name] = true
+	}
+	var problems []error
+	for _, file := range files {
+		if isSocket[file.Name()] {
+			problems = append(problems, in.addListener(file))
+		} else {
+			in.addStored(file)
+		}
+	}
+	if err := errors.Join(problems...); err != nil {
+		return nil, errors.Join(err, in.Close())
+	}
+	return in, nil
+}
+
+// addListener keeps the listener; its file is a duplicate from then on.
+func (in *Inherited) addListener(file *os.File) error {
+	name := file.Name()
+	defer func() { _ = file.Close() }()
+	if in.Listeners[name] != nil {
+		return fmt.Errorf("systemd passed two sockets named %q: leave one ListenStream= in the socket unit", name)
+	}
+	if err := mustListen(file); err != nil {
+		return fmt.Errorf("the socket %q of systemd: %w", name, err)
+	}
+	listener, err := net.FileListener(file)
+	if err != nil {
+		return fmt.Errorf("the socket %q of systemd: %w", name, err)
+	}
+	in.Listeners[name] = listener
+	return nil
+}
+
+// mustListen takes unix stream sockets only: on no other can the kernel tell who
+// calls.
+func mustListen(file *os.File) error {
+	for _, want := range []struct {
+		option, value int
+	}{
+		{unix.SO_DOMAIN, unix.AF_UNIX}, {unix.SO_TYPE, unix.SOCK_STREAM}, {unix.SO_ACCEPTCONN, 1},
+	} {
+		is, err := socketOption(file, want.option)
+		if err != nil {
+			return err
+		}
+		if is != want.value {
+			return errors.New("it is not a listening unix stream socket: use ListenStream=/an/absolute/path, with Accept=no")
+		}
+	}
+	return nil
+}
+
+func socketOption(file *os.File, option int) (value int, err error) {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var asked error
+	if err := raw.Control(func(fd uintptr) {
+		value, asked = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, option)
+	}); err != nil {
+		return 0, err
+	}
+	return value, asked
+}
+
+// addStored keeps the first of a name: the store is asked to replace, never to
+// keep two, so a second is a leftover.
+func (in *Inherited) addStored(file *os.File) {
+	if in.Stored[file.Name()] != nil {
+		_ = file.Close()
+		return
+	}
+	in.Stored[file.Name()] = file
+}
+
+// Close closes everything that was passed; for a start that fails.
+func (in *Inherited) Close() error {
+	var problems []error
+	for _, listener := range in.Listeners {
+		problems = append(problems, listener.Close())
+	}
+	for _, file := range in.Stored {
+		problems = append(problems, file.Close())
+	}
+	return errors.Join(problems...)
+}

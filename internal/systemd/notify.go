@@ -1,0 +1,118 @@
+package systemd
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
+)
+
+// answerTime bounds each exchange with the service manager.
+const answerTime = 5 * time.Second
+
+// Notifier speaks to the service manager. The zero value has none to speak to,
+// and all its methods do nothing.
+type Notifier struct {
+	socket   string
+	watchdog time.Duration
+	stores   bool
+}
+
+// FromEnvironment takes the service manager's address from the environment, and
+// unsets it there: no program that we start is to speak in our name.
+func FromEnvironment() (*Notifier, error) {
+	n := &Notifier{socket: os.Getenv("NOTIFY_SOCKET")}
+	room, told := os.LookupEnv("FDSTORE") // since systemd 254
+	n.stores = n.socket != "" && (!told || room != "0")
+	for _, name := range []string{"NOTIFY_SOCKET", "FDSTORE"} {
+		if err := os.Unsetenv(name); err != nil {
+			return nil, fmt.Errorf("unset %s: %w", name, err)
+		}
+	}
+	var err error
+	if n.watchdog, err = daemon.SdWatchdogEnabled(true); err != nil {
+		return nil, fmt.Errorf("the watchdog of systemd: %w", err)
+	}
+	return n, nil
+}
+
+// Present tells whether there is a service manager.
+func (n *Notifier) Present() bool { return n.socket != "" }
+
+// CanStore tells whether the service manager keeps descriptors, as far as can be
+// known: before systemd 254 it does not say.
+func (n *Notifier) CanStore() bool { return n.stores }
+
+// Ready says that the start, or a reload, is done.
+func (n *Notifier) Ready() error { return n.send(daemon.SdNotifyReady, nil) }
+
+// Reloading says that a reload began. Ready ends it.
+func (n *Notifier) Reloading() error {
+	return n.send(daemon.SdNotifyReloading+"\n"+strings.TrimSpace(daemon.SdNotifyMonotonicUsec()), nil)
+}
+
+// Stopping says that the end began.
+func (n *Notifier) Stopping() error { return n.send(daemon.SdNotifyStopping, nil) }
+
+// Status shows a line in `systemctl status`.
+func (n *Notifier) Status(text string) error {
+	return n.send("STATUS="+strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r < ' ' }), " "), nil)
+}
+
+// send sends one message, with a descriptor if there is one.
+func (n *Notifier) send(state string, file *os.File) error {
+	if n.socket == "" {
+		return nil
+	}
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: n.socket, Net: "unixgram"})
+	if err != nil {
+		return fmt.Errorf("tell systemd: %w", err)
+	}
+	err = conn.SetWriteDeadline(time.Now().Add(answerTime))
+	if err == nil {
+		err = write(conn, state, file)
+	}
+	if err = errors.Join(err, conn.Close()); err != nil {
+		return fmt.Errorf("tell systemd: %w", err)
+	}
+	return nil
+}
+
+func write(conn *net.UnixConn, state string, file *os.File) error {
+	if file == nil {
+		_, err := conn.Write([]byte(state))
+		return err
+	}
+	// Not file.Fd(), which would make the file a blocking one.
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var sent error
+	if err := raw.Control(func(fd uintptr) { sent = writeWithRights(conn, state, int(fd)) }); err != nil {
+		return err
+	}
+	return sent
+}
+
+// writeWithRights is what net.UnixConn.WriteMsgUnix refuses to do on a connected
+// datagram socket.
+func writeWithRights(conn *net.UnixConn, state string, fd int) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var sent error
+	if err := raw.Write(func(socket uintptr) bool {
+		sent = unix.Sendmsg(int(socket), []byte(state), unix.UnixRights(fd), nil, unix.MSG_NOSIGNAL)
+		return !errors.Is(sent, unix.EAGAIN)
+	}); err != nil {
+		return err
+	}
+	return sent
+}
