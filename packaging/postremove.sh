@@ -11,8 +11,8 @@ remove | 0) ;;
 *) exit 0 ;;
 esac
 
-# Records of living volumes stay: rmdir takes empty directories only.
-rmdir /run/crust-proxy/* /run/crust-proxy 2>/dev/null || true
+# Records of living volumes stay: only directories that are empty go.
+find /run/crust-proxy -depth -type d -empty -delete 2>/dev/null || true
 
 if [ -d /run/systemd/system ]; then
 	systemctl daemon-reload
