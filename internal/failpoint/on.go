@@ -19,8 +19,11 @@ type point struct {
 	sleep time.Duration
 }
 
-// points is built with the process, since its tests name them before the start.
-var points = sync.OnceValue(func() map[string]point {
+// points is read as the process starts, before the program could change its
+// environment.
+var points = fromEnvironment()
+
+func fromEnvironment() map[string]point {
 	parsed, err := parse(os.Getenv("CRUST_FAILPOINTS"))
 	if err != nil {
 		// A misspelt failpoint would let a crash test pass without a crash.
@@ -28,19 +31,16 @@ var points = sync.OnceValue(func() map[string]point {
 		os.Exit(2)
 	}
 	return parsed
-})
+}
 
 var hits = struct {
 	sync.Mutex
 	of map[string]uint64
 }{of: map[string]uint64{}}
 
-// init reads the environment before the program could change it.
-func init() { points() }
-
 // Hit does what the environment asks for at this place.
 func Hit(name string) {
-	p, ok := points()[name]
+	p, ok := points[name]
 	if !ok {
 		return
 	}

@@ -2,6 +2,7 @@ package observe
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -43,7 +44,11 @@ func (t Tracing) Start(ctx context.Context) (trace.Tracer, func(context.Context)
 		sdktrace.WithResource(resource.NewSchemaless(
 			attribute.String("service.name", "crust-proxy"), attribute.String("service.version", t.Version))),
 	)
-	return provider.Tracer("crust-proxy"), provider.Shutdown, nil
+	end := func(ctx context.Context) error {
+		// The provider alone leaves an exporter that waits for its collector.
+		return errors.Join(provider.Shutdown(ctx), exporter.Shutdown(ctx))
+	}
+	return provider.Tracer("crust-proxy"), end, nil
 }
 
 func (t Tracing) logger() *zap.Logger {
