@@ -1,0 +1,169 @@
+package kataemu
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+func (s *Shim) handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.misbehave(w, r) {
+			return
+		}
+		switch {
+		case !s.formIsRight(r):
+			http.NotFound(w, r)
+		case r.URL.Path == "/direct-volume/stats":
+			s.serveStats(w, r)
+		case r.URL.Path == "/direct-volume/resize" && r.Method == http.MethodPost:
+			s.serveResize(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// formIsRight is what the servers differ in: runtime-rs parses the request's
+// target as an absolute URL and knows no GET.
+func (s *Shim) formIsRight(r *http.Request) bool {
+	if s.opts.Flavor == Rust {
+		return r.Method == http.MethodPost && strings.HasPrefix(r.RequestURI, "http://")
+	}
+	return true
+}
+
+func (s *Shim) serveStats(w http.ResponseWriter, r *http.Request) {
+	name, status, err := s.volumeName(r)
+	if err != nil {
+		http.Error(w, err.Error(), status)
+		return
+	}
+	if body := s.cannedBody(); body != nil {
+		_, _ = w.Write(body)
+		return
+	}
+	st, err := s.statfs(name)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	if s.opts.Flavor == Rust {
+		_, _ = io.WriteString(w, debugStats(st))
+		return
+	}
+	body, err := jsonStats(st)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	_, _ = w.Write(body)
+}
+
+// volumeName reads the query. The Go shim unescapes the decoded value again.
+func (s *Shim) volumeName(r *http.Request) (string, int, error) {
+	name := r.URL.Query().Get("path")
+	if name == "" {
+		return "", http.StatusBadRequest, fmt.Errorf("Required parameter path not found")
+	}
+	if s.opts.Flavor == Rust {
+		return name, 0, nil
+	}
+	device, err := url.PathUnescape(name)
+	if err != nil {
+		return "", http.StatusInternalServerError, err
+	}
+	return device, 0, nil
+}
+
+func (s *Shim) cannedBody() []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.body
+}
+
+func (s *Shim) statfs(name string) (unix.Statfs_t, error) {
+	s.mu.Lock()
+	fs, ok := s.mounts[name]
+	s.mu.Unlock()
+	if !ok {
+		return unix.Statfs_t{}, fmt.Errorf("no mount found for %s", name)
+	}
+	return fs()
+}
+
+// usage is the agent's VolumeUsage as Go's generated code prints it.
+type usage struct {
+	Available uint64 `json:"available,omitempty"`
+	Total     uint64 `json:"total,omitempty"`
+	Used      uint64 `json:"used,omitempty"`
+	Unit      int    `json:"unit,omitempty"`
+}
+
+type condition struct {
+	Abnormal bool   `json:"abnormal,omitempty"`
+	Message  string `json:"message,omitempty"`
+}
+
+// usages counts as the agent does: available is all that is free, and used is
+// the rest.
+func usages(st unix.Statfs_t) (bytes, inodes usage) {
+	size := uint64(st.Bsize) //nolint:gosec // the kernel gives no negative size
+	bytes = usage{Available: st.Bfree * size, Total: st.Blocks * size, Used: (st.Blocks - st.Bfree) * size, Unit: 1}
+	inodes = usage{Available: st.Ffree, Total: st.Files, Used: st.Files - st.Ffree, Unit: 2}
+	return bytes, inodes
+}
+
+func jsonStats(st unix.Statfs_t) ([]byte, error) {
+	bytes, inodes := usages(st)
+	return json.Marshal(struct {
+		Usage     []*usage   `json:"usage,omitempty"`
+		Condition *condition `json:"volume_condition,omitempty"`
+	}{[]*usage{&bytes, &inodes}, &condition{Message: "OK"}})
+}
+
+const specialFields = "special_fields: SpecialFields { unknown_fields: UnknownFields { fields: None }, " +
+	"cached_size: CachedSize { size: 0 } }"
+
+func debugStats(st unix.Statfs_t) string {
+	bytes, inodes := usages(st)
+	return fmt.Sprintf("Usage: [%s, %s] Volume Condition: VolumeCondition { abnormal: false, message: \"OK\", %s }",
+		debugUsage(bytes, "BYTES"), debugUsage(inodes, "INODES"), specialFields)
+}
+
+func debugUsage(u usage, unit string) string {
+	return fmt.Sprintf("VolumeUsage { available: %d, total: %d, used: %d, unit: %s, %s }",
+		u.Available, u.Total, u.Used, unit, specialFields)
+}
+
+func (s *Shim) serveResize(w http.ResponseWriter, r *http.Request) {
+	var request struct {
+		VolumePath string
+		Size       uint64
+		GuestPath  string `json:"volume_guest_path"`
+	}
+	if err := json.NewDecoder(io.LimitReader(r.Body, 1<<20)).Decode(&request); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	name := request.VolumePath
+	if s.opts.Flavor == Rust {
+		name = request.GuestPath
+	}
+	if _, err := s.statfs(name); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	if s.opts.Resize == nil {
+		http.Error(w, "rpc error: code = Unimplemented desc = resize_volume is not implemented", http.StatusInternalServerError)
+		return
+	}
+	if err := s.opts.Resize(name, request.Size); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
+}

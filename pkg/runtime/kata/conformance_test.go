@@ -1,0 +1,252 @@
+package kata
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/kataemu"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/runtimetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestConformanceGo(t *testing.T) {
+	runtimetest.Run(t, runtimetest.Fixture{New: func(t *testing.T) runtimetest.Env { return newBench(t, kataemu.Go) }})
+}
+
+func TestConformanceRust(t *testing.T) {
+	runtimetest.Run(t, runtimetest.Fixture{New: func(t *testing.T) runtimetest.Env { return newBench(t, kataemu.Rust) }})
+}
+
+// bench is a handler with a node of its own around it.
+type bench struct {
+	*fakeSandboxes
+	cfg    Config
+	flavor kataemu.Flavor
+	h      *Handler
+	stop   func()
+}
+
+// shortDir is a directory whose sockets' paths stay under the kernel's limit.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func testConfig(dir string) Config {
+	cfg := Default()
+	cfg.DirectVolumes = filepath.Join(dir, "dv")
+	cfg.GoSandboxes = filepath.Join(dir, "vc")
+	cfg.RustSandboxes = filepath.Join(dir, "rs")
+	cfg.SharedSandboxes = filepath.Join(dir, "shared")
+	cfg.TempDir = filepath.Join(dir, "tmp")
+	return cfg
+}
+
+func newBench(t testing.TB, flavor kataemu.Flavor) *bench {
+	t.Helper()
+	b := &bench{cfg: testConfig(shortDir(t)), flavor: flavor, fakeSandboxes: newFakeSandboxes(), stop: func() {}}
+	b.start(t)
+	t.Cleanup(func() { b.stop() })
+	return b
+}
+
+func (b *bench) start(t testing.TB) {
+	t.Helper()
+	h, err := New(b.cfg, b.fakeSandboxes, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx) }()
+	b.h = h
+	b.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+func (b *bench) Handler() runtime.Handler { return b.h }
+
+func (b *bench) Restart(t *testing.T) runtime.Handler {
+	b.stop()
+	b.start(t)
+	return b.h
+}
+
+func (b *bench) Volume(name string) *deferral.Volume {
+	target := "/var/lib/kubelet/pods/pod-" + name + "/volumes/kubernetes.io~csi/pvc/mount"
+	return &deferral.Volume{
+		Key: deferral.KeyOf(target), Target: target, ResolvedTarget: target,
+		Device: deferral.Device{Kind: deferral.ImageFile, Path: "/images/" + name}, FSType: "ext4",
+		Handler: Name, PodUID: "pod-" + name,
+	}
+}
+
+func (b *bench) dir(v *deferral.Volume) string {
+	return filepath.Join(b.cfg.DirectVolumes, dirName(v.ResolvedTarget))
+}
+
+func (b *bench) Projection(t *testing.T, v *deferral.Volume) (string, bool) {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(b.dir(v), infoName))
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return string(raw), err == nil
+}
+
+func (b *bench) PublishForeign(t *testing.T, v *deferral.Volume) {
+	t.Helper()
+	if err := os.MkdirAll(b.dir(v), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := json.Marshal(map[string]any{
+		"volume-type": "directvol", "device": v.Device.Path, "fstype": "ext4", "metadata": nil, "options": []string{},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(b.dir(v), infoName), raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (b *bench) LeaveHalfPublished(t *testing.T, v *deferral.Volume) {
+	t.Helper()
+	if err := b.h.build(b.h.tempName(), v.Key, []byte("{")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(b.h.tempName(), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (b *bench) CountLeftovers(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir(b.cfg.TempDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func (b *bench) Start(t *testing.T, v *deferral.Volume, id string) runtimetest.Sandbox {
+	t.Helper()
+	return b.startShim(t, v, id)
+}
+
+// startShim starts an emulated sandbox that has the volume.
+func (b *bench) startShim(t testing.TB, v *deferral.Volume, id string) *sandbox {
+	t.Helper()
+	opts := kataemu.Options{Flavor: b.flavor, SandboxID: id, Sandboxes: b.cfg.GoSandboxes, Mounts: map[string]kataemu.Statfs{
+		v.Device.Path: kataemu.MountedAt("/"),
+	}}
+	if b.flavor == kataemu.Rust {
+		guest, err := kataemu.ShareDir(b.cfg.SharedSandboxes, b.cfg.GuestShared, id, "dev"+id, "/data")
+		if err != nil {
+			t.Fatal(err)
+		}
+		opts.Sandboxes = b.cfg.RustSandboxes
+		opts.Mounts = map[string]kataemu.Statfs{guest: kataemu.MountedAt("/")}
+	}
+	shim, err := kataemu.Start(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &sandbox{Shim: shim, id: id, bench: b}
+	t.Cleanup(func() { _ = shim.Stop() })
+	b.add(v.PodUID, id)
+	if b.flavor == kataemu.Go {
+		if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, id); err != nil {
+			t.Fatal(err)
+		}
+	} else {
+		b.h.SandboxAdded(v.PodUID, id)
+	}
+	return s
+}
+
+type sandbox struct {
+	*kataemu.Shim
+	id    string
+	bench *bench
+}
+
+func (s *sandbox) Hang()   { s.SetFault(kataemu.Hang) }
+func (s *sandbox) Refuse() { s.SetFault(kataemu.ServerError) }
+func (s *sandbox) Babble() { s.SetFault(kataemu.WrongJSON) }
+func (s *sandbox) Resume() { s.SetFault(kataemu.NoFault) }
+
+func (s *sandbox) Kill(t *testing.T) {
+	t.Helper()
+	if err := s.Shim.Kill(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fakeSandboxes is a container runtime. It never tells that a sandbox ended:
+// the handler must find that by itself.
+type fakeSandboxes struct {
+	mu           sync.Mutex
+	pods         map[string][]string
+	destinations []string
+	containers   []string
+	err          error
+}
+
+func newFakeSandboxes() *fakeSandboxes {
+	return &fakeSandboxes{pods: map[string][]string{}, destinations: []string{"/data"}}
+}
+
+func (f *fakeSandboxes) add(pod, id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pods[pod] = append([]string{id}, f.pods[pod]...)
+}
+
+func (f *fakeSandboxes) OfPod(pod string) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.pods[pod]
+}
+
+func (f *fakeSandboxes) PodOf(id string) (string, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for pod, ids := range f.pods {
+		for _, have := range ids {
+			if have == id {
+				return pod, true
+			}
+		}
+	}
+	return "", false
+}
+
+func (f *fakeSandboxes) Destinations(context.Context, string, string) ([]string, error) {
+	return f.destinations, f.err
+}
+
+func (f *fakeSandboxes) ContainerIDs(context.Context, string) ([]string, error) {
+	return f.containers, f.err
+}
+
+func (f *fakeSandboxes) Ready() bool { return true }

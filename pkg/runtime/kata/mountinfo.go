@@ -1,0 +1,129 @@
+package kata
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+const (
+	// infoName is the only name in a volume's directory that Kata does not take
+	// for a sandbox id.
+	infoName = "mountInfo.json"
+	// directVol is the one volume type that runtime-rs takes for a disk; the Go
+	// runtime ignores the field.
+	directVol = "directvol"
+
+	maxInfo   = 64 << 10
+	maxTarget = 189 // its base64 has 252 bytes, the next one 256: over NAME_MAX
+)
+
+// mountInfo is the file by which Kata learns of a volume.
+type mountInfo struct {
+	VolumeType string            `json:"volume-type"`
+	Device     string            `json:"device"`
+	FSType     string            `json:"fstype"`
+	Metadata   map[string]string `json:"metadata,omitempty"`
+	Options    []string          `json:"options,omitempty"`
+}
+
+// encodeInfo is deterministic, so that a projection is compared by its bytes.
+func encodeInfo(v *deferral.Volume) ([]byte, error) {
+	info := mountInfo{
+		VolumeType: directVol,
+		Device:     v.Device.Path,
+		FSType:     v.FSType,
+		Options:    infoOptions(v),
+	}
+	if v.Group != "" {
+		info.Metadata = map[string]string{"fsGroup": v.Group}
+		if v.GroupPolicy != deferral.GroupPolicyUnset {
+			info.Metadata["fsGroupChangePolicy"] = string(v.GroupPolicy)
+		}
+	}
+	return json.Marshal(info)
+}
+
+// infoOptions gives one option an element, because Kata looks for an element
+// that is exactly "ro", and says "ro" exactly where the volume is read-only.
+func infoOptions(v *deferral.Volume) []string {
+	options := make([]string, 0, len(v.MountFlags)+1)
+	for _, flag := range v.MountFlags {
+		for _, option := range splitOptions(flag) {
+			if option != "ro" && (option != "rw" || !v.ReadOnly) {
+				options = append(options, option)
+			}
+		}
+	}
+	if v.ReadOnly {
+		options = append(options, "ro")
+	}
+	return options
+}
+
+// splitOptions splits at commas, but not inside quotes: SELinux contexts hold
+// commas there.
+func splitOptions(flag string) []string {
+	var options []string
+	quoted, begin := false, 0
+	for i := 0; i <= len(flag); i++ {
+		switch {
+		case i == len(flag), flag[i] == ',' && !quoted:
+			if option := strings.TrimSpace(flag[begin:i]); option != "" {
+				options = append(options, option)
+			}
+			begin = i + 1
+		case flag[i] == '"':
+			quoted = !quoted
+		}
+	}
+	return options
+}
+
+// parseInfo reads a mountInfo.json that anybody may have written.
+func parseInfo(raw []byte) (mountInfo, error) {
+	var info mountInfo
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	if err := dec.Decode(&info); err != nil {
+		return mountInfo{}, fmt.Errorf("not valid JSON: %w", err)
+	}
+	if dec.More() {
+		return mountInfo{}, errors.New("more than one JSON value")
+	}
+	switch {
+	case info.Device == "" || info.FSType == "" || info.VolumeType == "":
+		return mountInfo{}, errors.New("volume-type, device or fstype is missing")
+	case !path.IsAbs(info.Device) || !isText(info.Device) || len(info.Device) > 4095:
+		return mountInfo{}, errors.New("the device is not an absolute path")
+	case !isText(info.FSType) || len(info.FSType) > 64:
+		return mountInfo{}, errors.New("the fstype is not a name")
+	}
+	return info, nil
+}
+
+func isText(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
+}
+
+// dirName is the name of a volume's directory: URL-safe base64 with padding.
+func dirName(resolvedTarget string) string {
+	return base64.URLEncoding.EncodeToString([]byte(resolvedTarget))
+}
+
+// targetOf reads the target back from a directory's name.
+func targetOf(dirName string) (string, bool) {
+	raw, err := base64.URLEncoding.DecodeString(dirName)
+	if err != nil {
+		return "", false
+	}
+	target := string(raw)
+	return target, path.IsAbs(target) && isText(target)
+}

@@ -1,0 +1,151 @@
+package kata
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	idlePerSocket = 4
+	idleTotal     = 512
+	idleFor       = time.Minute
+)
+
+// pool keeps connections to shims between calls: dialling costs more than the
+// call. It keeps none until somebody sweeps it, so that none is left behind.
+type pool struct {
+	mu      sync.Mutex
+	sweeper bool
+	total   int
+	idle    map[string][]*conn // by socket, the last used last
+}
+
+func newPool() *pool { return &pool{idle: make(map[string][]*conn)} }
+
+// get gives a connection that was kept, or a new one.
+func (p *pool) get(ctx context.Context, socket string) (*conn, error) {
+	if c := p.take(socket); c != nil {
+		return c, nil
+	}
+	return dial(ctx, socket)
+}
+
+func (p *pool) take(socket string) *conn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	kept := p.idle[socket]
+	if len(kept) == 0 {
+		return nil
+	}
+	c := kept[len(kept)-1]
+	kept[len(kept)-1] = nil
+	p.idle[socket] = kept[:len(kept)-1]
+	p.total--
+	c.kept = true
+	return c
+}
+
+// put keeps a connection whose last reply was read to its end.
+func (p *pool) put(c *conn) {
+	c.since = time.Now()
+	p.mu.Lock()
+	keep := p.sweeper && p.total < idleTotal && len(p.idle[c.socket]) < idlePerSocket
+	if keep {
+		p.idle[c.socket] = append(p.idle[c.socket], c)
+		p.total++
+	}
+	p.mu.Unlock()
+	if !keep {
+		c.close()
+	}
+}
+
+// drop closes what is kept of a socket.
+func (p *pool) drop(socket string) {
+	p.mu.Lock()
+	kept := p.idle[socket]
+	delete(p.idle, socket)
+	p.total -= len(kept)
+	p.mu.Unlock()
+	closeAll(kept)
+}
+
+// sweep closes what was not used for a while.
+func (p *pool) sweep(now time.Time) {
+	var old []*conn
+	p.mu.Lock()
+	for socket, kept := range p.idle {
+		n := 0
+		for n < len(kept) && now.Sub(kept[n].since) >= idleFor {
+			n++
+		}
+		old = append(old, kept[:n]...)
+		p.total -= n
+		if n == len(kept) {
+			delete(p.idle, socket)
+		} else {
+			p.idle[socket] = append([]*conn(nil), kept[n:]...)
+		}
+	}
+	p.mu.Unlock()
+	closeAll(old)
+}
+
+// run sweeps until ctx ends, then closes everything.
+func (p *pool) run(ctx context.Context) {
+	p.setSweeper(true)
+	defer p.sweep(time.Now().Add(2 * idleFor))
+	defer p.setSweeper(false)
+	tick := time.NewTicker(idleFor / 4)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			p.sweep(now)
+		}
+	}
+}
+
+func (p *pool) setSweeper(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sweeper = on
+}
+
+func closeAll(conns []*conn) {
+	for _, c := range conns {
+		c.close()
+	}
+}
+
+// dial connects to a shim. A shim that is too busy to accept, its queue full,
+// is waited for: it is alive.
+func dial(ctx context.Context, socket string) (*conn, error) {
+	var dialer net.Dialer
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		raw, err := dialer.DialContext(ctx, "unix", socket)
+		if err == nil {
+			return &conn{Conn: raw, socket: socket}, nil
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if !errors.Is(err, unix.EAGAIN) {
+			return nil, err
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, ctx.Err()
+		case <-timer.C:
+		}
+	}
+}

@@ -1,0 +1,114 @@
+package kata
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+// statsJSON is how the Go runtime prints the agent's answer: zero values are
+// left out, and a list can hold null.
+type statsJSON struct {
+	Usage []*struct {
+		Available count `json:"available"`
+		Total     count `json:"total"`
+		Used      count `json:"used"`
+		Unit      count `json:"unit"`
+	} `json:"usage"`
+	Condition *struct {
+		Abnormal bool   `json:"abnormal"`
+		Message  string `json:"message"`
+	} `json:"volume_condition"`
+}
+
+// count is a number as a guest may give it: whole, and 0 to the largest int64.
+type count int64
+
+// UnmarshalJSON accepts plain whole numbers only.
+func (c *count) UnmarshalJSON(raw []byte) error {
+	n, err := parseCount(string(raw))
+	*c = count(n)
+	return err
+}
+
+func parseCount(text string) (int64, error) {
+	if len(text) > 1 && text[0] == '-' && allDigits(text[1:]) {
+		return 0, absurdf("the negative number %s", clip(text, 32))
+	}
+	if !allDigits(text) {
+		return 0, fmt.Errorf("%q stands where a whole number should", clip(text, 32))
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0, absurdf("%s, a number above %d", clip(text, 32), math.MaxInt64)
+	}
+	return n, nil
+}
+
+func allDigits(s string) bool {
+	for i := range len(s) {
+		if s[i] < '0' || s[i] > '9' {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// parseStatsJSON reads the answer of the Go runtime's shim.
+func parseStatsJSON(body []byte) (deferral.Report, error) {
+	var in statsJSON
+	if err := decodeStats(body, &in); err != nil {
+		return deferral.Report{}, err
+	}
+	if len(in.Usage) > maxUsages {
+		return deferral.Report{}, errors.New("it lists too many usages")
+	}
+	var out builder
+	for _, u := range in.Usage {
+		if u == nil {
+			continue
+		}
+		err := out.usage(deferral.Usage{
+			Available: int64(u.Available), Total: int64(u.Total), Used: int64(u.Used), Unit: unitOf(int64(u.Unit)),
+		})
+		if err != nil {
+			return deferral.Report{}, err
+		}
+	}
+	if in.Condition != nil {
+		out.condition(in.Condition.Abnormal, in.Condition.Message)
+	}
+	return out.done()
+}
+
+// decodeStats reads exactly one JSON object.
+func decodeStats(body []byte, into *statsJSON) error {
+	dec := json.NewDecoder(bytes.NewReader(body))
+	if err := dec.Decode(into); err != nil {
+		if errors.Is(err, errAbsurd) {
+			return err
+		}
+		return fmt.Errorf("it is not the JSON of stats: %s", printable(err.Error(), maxErrorText))
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("more follows after the JSON of stats")
+	}
+	return nil
+}
+
+func unitOf(n int64) deferral.Unit {
+	switch n {
+	case 1:
+		return deferral.UnitBytes
+	case 2:
+		return deferral.UnitInodes
+	default:
+		return deferral.UnitUnknown
+	}
+}

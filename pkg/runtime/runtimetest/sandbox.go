@@ -1,0 +1,194 @@
+package runtimetest
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(5 * time.Second)
+	for !is() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in 5 s: %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func stats(t *testing.T, env Env, v *deferral.Volume) deferral.Report {
+	t.Helper()
+	report, err := env.Handler().Stats(t.Context(), v)
+	if err != nil {
+		t.Fatalf("Stats: %v", err)
+	}
+	return report
+}
+
+func boundTo(t *testing.T, env Env, v *deferral.Volume, id string) {
+	t.Helper()
+	binding, bound := env.Handler().Binding(v)
+	if !bound || binding.Sandbox != id || binding.Runtime == "" || binding.Since.IsZero() {
+		t.Fatalf("bound to %+v (%v), want sandbox %s", binding, bound, id)
+	}
+}
+
+func testStats(t *testing.T, env Env) {
+	v := env.Volume("a")
+	publish(t, env, v)
+	env.Start(t, v, "one")
+	report := stats(t, env, v)
+	if len(report.Usage) == 0 {
+		t.Fatal("no usage")
+	}
+	for _, u := range report.Usage {
+		if u.Total <= 0 || u.Available < 0 || u.Used < 0 || u.Available > u.Total || u.Used > u.Total {
+			t.Fatalf("usage %+v", u)
+		}
+	}
+	boundTo(t, env, v, "one")
+	retract(t, env, v)
+	if _, bound := env.Handler().Binding(v); bound {
+		t.Fatal("bound after Retract")
+	}
+}
+
+func testNoSandbox(t *testing.T, env Env) {
+	v := env.Volume("a")
+	publish(t, env, v)
+	_, err := env.Handler().Stats(t.Context(), v)
+	wantKind(t, err, deferral.NoSandbox)
+	if !strings.Contains(err.Error(), v.Target) {
+		t.Fatalf("the error does not name the volume: %v", err)
+	}
+	_, err = env.Handler().Resize(t.Context(), v, deferral.Range{Required: 1 << 30})
+	wantKind(t, err, deferral.NoSandbox)
+	if _, bound := env.Handler().Binding(v); bound {
+		t.Fatal("bound without a sandbox")
+	}
+	inUse(t, env, v, "")
+}
+
+func inUse(t *testing.T, env Env, v *deferral.Volume, want string) {
+	t.Helper()
+	got, err := env.Handler().InUse(t.Context(), v)
+	if err != nil || got != want {
+		t.Fatalf("InUse: %q, %v, want %q", got, err, want)
+	}
+}
+
+func testAttempts(t *testing.T, env Env) {
+	v := env.Volume("a")
+	publish(t, env, v)
+	first := env.Start(t, v, "first")
+	stats(t, env, v)
+	inUse(t, env, v, "first")
+	first.Kill(t)
+	inUse(t, env, v, "")
+	_, err := env.Handler().Stats(t.Context(), v)
+	wantKind(t, err, deferral.NoSandbox)
+	if _, bound := env.Handler().Binding(v); bound {
+		t.Fatal("bound to a dead sandbox")
+	}
+	// The dead one's name sorts before the new one's, and after it.
+	for _, id := range []string{"second", "another"} {
+		sandbox := env.Start(t, v, id)
+		stats(t, env, v)
+		boundTo(t, env, v, id)
+		inUse(t, env, v, id)
+		sandbox.Kill(t)
+	}
+}
+
+func testRestartFinds(t *testing.T, env Env) {
+	v := env.Volume("a")
+	publish(t, env, v)
+	env.Start(t, v, "one")
+	env.Restart(t)
+	publish(t, env, v)
+	stats(t, env, v)
+	boundTo(t, env, v, "one")
+}
+
+func testErrors(t *testing.T, env Env) {
+	v := env.Volume("a")
+	publish(t, env, v)
+	sandbox := env.Start(t, v, "one")
+	for name, c := range map[string]struct {
+		set  func()
+		kind deferral.Kind
+	}{
+		"refuse": {sandbox.Refuse, deferral.Refused},
+		"babble": {sandbox.Babble, deferral.Malformed},
+	} {
+		c.set()
+		_, err := env.Handler().Stats(t.Context(), v)
+		wantKind(t, err, c.kind)
+		if !strings.Contains(err.Error(), v.Target) || !strings.Contains(err.Error(), "one") {
+			t.Fatalf("%s: the error names not both volume and sandbox: %v", name, err)
+		}
+	}
+	sandbox.Resume()
+	stats(t, env, v)
+}
+
+func testHung(t *testing.T, env Env) {
+	hung, well := env.Volume("hung"), env.Volume("well")
+	publish(t, env, hung)
+	publish(t, env, well)
+	sandbox := env.Start(t, hung, "hanging")
+	env.Start(t, well, "answering")
+	sandbox.Hang()
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			defer cancel()
+			begin := time.Now()
+			_, err := env.Handler().Stats(ctx, hung)
+			if deferral.KindOf(err) != deferral.Timeout || time.Since(begin) > 2*time.Second {
+				t.Errorf("after %v: %v", time.Since(begin), err)
+			}
+		})
+	}
+	begin := time.Now()
+	stats(t, env, well)
+	if took := time.Since(begin); took > 150*time.Millisecond {
+		t.Errorf("a hung sandbox delayed another volume: %v", took)
+	}
+	wg.Wait()
+	inUse(t, env, hung, "hanging")
+	sandbox.Resume()
+	stats(t, env, hung)
+}
+
+func testCancel(t *testing.T, env Env) {
+	v := env.Volume("a")
+	publish(t, env, v)
+	env.Start(t, v, "one").Hang()
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(20*time.Millisecond, cancel)
+	_, err := env.Handler().Stats(ctx, v)
+	wantKind(t, err, deferral.Canceled)
+}
+
+func testResize(canResize bool) func(*testing.T, Env) {
+	return func(t *testing.T, env Env) {
+		v := env.Volume("a")
+		publish(t, env, v)
+		env.Start(t, v, "one")
+		size, err := env.Handler().Resize(t.Context(), v, deferral.Range{Required: 1 << 30})
+		if canResize {
+			if err != nil || size < 1<<30 {
+				t.Fatalf("Resize: %d, %v", size, err)
+			}
+			return
+		}
+		wantKind(t, err, deferral.Unsupported)
+	}
+}
