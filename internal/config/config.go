@@ -48,6 +48,7 @@ type Config struct {
 
 // Socket is a unix socket of ours.
 type Socket struct {
+	// Path is below the run directory unless set.
 	Path string `json:"path"`
 	// Mode is "0600" or "0660".
 	Mode string `json:"mode"`
@@ -69,7 +70,8 @@ type Callers struct {
 
 // Devices says which devices are taken.
 type Devices struct {
-	// Roots are the directories below which device nodes are named.
+	// Roots are the directories below which device nodes are named; unless set,
+	// /dev and the plugins directory below the kubelet root.
 	Roots []string `json:"roots"`
 	// Images are the directories below which disk images lie; none means that
 	// no image is taken.
@@ -151,34 +153,59 @@ func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Durat
 
 // UnmarshalJSON reads a duration from text, or the number 0.
 func (d *Duration) UnmarshalJSON(raw []byte) error {
-	if string(raw) == "0" {
-		*d = 0
-		return nil
+	var value any
+	err := json.Unmarshal(raw, &value)
+	if err == nil && value != nil { // a key without a value keeps its default
+		*d, err = durationOf(value)
 	}
-	var text string
-	if err := json.Unmarshal(raw, &text); err != nil {
-		return fmt.Errorf("a duration is written like \"10s\": %w", err)
+	return err
+}
+
+func durationOf(value any) (Duration, error) {
+	if number, ok := value.(float64); ok && number == 0 {
+		return 0, nil
+	}
+	text, ok := value.(string)
+	if !ok {
+		return 0, fmt.Errorf("%v is not a duration: write one like \"10s\"", value)
 	}
 	parsed, err := time.ParseDuration(text)
 	if err != nil {
-		return fmt.Errorf("a duration is written like \"10s\": %w", err)
+		return 0, fmt.Errorf("%q is not a duration: write one like \"10s\"", text)
 	}
-	*d = Duration(parsed)
-	return nil
+	return Duration(parsed), nil
 }
 
 // Std is the duration for the standard library.
 func (d Duration) Std() time.Duration { return time.Duration(d) }
 
 // Default is the configuration of a daemon without file and flags.
-func Default() Config {
+func Default() Config { return base().complete() }
+
+// complete sets what follows from other keys where it was left out, so that one
+// key moves a whole daemon.
+func (c Config) complete() Config {
+	if c.RuntimeSocket.Path == "" {
+		c.RuntimeSocket.Path = filepath.Join(c.RunDir, "runtime.sock")
+	}
+	if c.AdminSocket.Path == "" {
+		c.AdminSocket.Path = filepath.Join(c.RunDir, "admin.sock")
+	}
+	if c.Devices.Roots == nil {
+		c.Devices.Roots = []string{"/dev", filepath.Join(c.KubeletRoot, "plugins")}
+	}
+	return c
+}
+
+// base is the defaults that follow from nothing else.
+func base() Config {
 	root := Callers{UIDs: []uint32{0}, GIDs: []uint32{}}
 	return Config{
 		RunDir: "/run/crust-proxy", KubeletRoot: "/var/lib/kubelet",
-		RuntimeSocket: Socket{Path: "/run/crust-proxy/runtime.sock", Mode: "0600"},
-		AdminSocket:   Socket{Path: "/run/crust-proxy/admin.sock", Mode: "0600"},
+		RuntimeSocket: Socket{Mode: "0600"},
+		AdminSocket:   Socket{Mode: "0600"},
 		Authorization: Authorization{Runtime: root, Admin: root},
-		Devices:       Devices{Roots: []string{"/dev", "/var/lib/kubelet/plugins"}, Images: []string{}, Classes: []string{}},
+		Devices:       Devices{Images: []string{}, Classes: []string{}},
 		Handlers: Handlers{Default: "kata", Kata: Kata{
 			Enabled: true, DirectVolumes: "/run/kata-containers/shared/direct-volumes",
 			GoSandboxes: "/run/vc/sbs", RustSandboxes: "/run/kata",

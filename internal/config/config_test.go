@@ -69,14 +69,22 @@ func TestBadFilesAreRefusedByKey(t *testing.T) {
 		"handlers: {kata: {enabled: false}}":                                        "handlers.kata.enabled",
 		"handlers: {kata: {filesystems: [\"a,b\"]}}":                                "handlers.kata.filesystems[0]",
 		"handlers: {kata: {tempDir: /run/kata-containers/shared/direct-volumes/x}}": "handlers.kata.tempDir",
-		"relay: {statsTimeout: 3}":                                                  "duration",
+		"relay: {statsTimeout: 3}":                                                  "relay.statsTimeout",
 		"relay: {concurrency: 0}":                                                   "relay.concurrency",
 		"reconcileInterval: -1s":                                                    "reconcileInterval",
 		"http: {listen: nonsense}":                                                  "http.listen",
 		"tracing: {sampleRatio: 2}":                                                 "tracing.sampleRatio",
 		"tracing: {endpoint: nonsense}":                                             "tracing.endpoint",
 		"log: {level: loud}":                                                        "log.level",
-		"- a list":                                                                  "",
+		"rundir: /run/a":                                                            "rundir: unknown key",
+		"handlers: {kata: {filesystem: [ext4]}}":                                    "handlers.kata.filesystem: unknown key; allowed here: directVolumes",
+		"runtimeSocket: {mode: 0600}":                                               "runtimeSocket.mode: a number",
+		"authorization: {runtime: {uids: [-1]}}":                                    "authorization.runtime.uids",
+		"authorization: {admin: {uids: [4294967295]}}":                              "authorization.admin",
+		"runDir: /a\n---\nrunDir: /b":                                               "more than one YAML document",
+		"runDir: \"/a\\nb\"":                                                        "runDir",
+		"http: {listen: \"unix:/" + strings.Repeat("x", 120) + "\"}":                "http.listen",
+		"- a list": "",
 	} {
 		_, err := load(t, file)
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "config.yaml") {
@@ -88,8 +96,41 @@ func TestBadFilesAreRefusedByKey(t *testing.T) {
 	}
 }
 
+func TestAllUnknownKeysAreToldAtOnce(t *testing.T) {
+	_, err := load(t, "alpha: 1\nlog: {beta: 1}\n")
+	if err == nil || !strings.Contains(err.Error(), "alpha: ") || !strings.Contains(err.Error(), "log.beta: ") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestOneKeyMovesADaemon(t *testing.T) {
+	got, err := load(t, "kubeletRoot: /k\n", "--run-dir", "/run/b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"/run/b/runtime.sock", "/run/b/admin.sock", "/dev", "/k/plugins"}
+	if diff := cmp.Diff(want, append([]string{got.RuntimeSocket.Path, got.AdminSocket.Path}, got.Devices.Roots...)); diff != "" {
+		t.Error(diff)
+	}
+	if got, err = load(t, "devices: {roots: [/dev]}\nruntimeSocket: {path: /run/own}\n", "--run-dir", "/run/b"); err != nil {
+		t.Fatal(err)
+	}
+	if got.RuntimeSocket.Path != "/run/own" || len(got.Devices.Roots) != 1 {
+		t.Errorf("what was set is not kept: %+v", got)
+	}
+}
+
+func TestAnEmptyFileIsTheDefaults(t *testing.T) {
+	for _, file := range []string{"\n", "# only a comment\n", "{}", "---\n", "relay:\n", "reconcileInterval:\n"} {
+		got, err := load(t, file)
+		if diff := cmp.Diff(Default(), got); err != nil || diff != "" {
+			t.Errorf("%q: %v %s", file, err, diff)
+		}
+	}
+}
+
 func TestAllProblemsAreToldAtOnce(t *testing.T) {
-	_, err := load(t, "runDir: x\nkubeletRoot: y\n")
+	_, err := load(t, "runDir: x\nkubeletRoot: z\n")
 	if err == nil || !strings.Contains(err.Error(), "runDir") || !strings.Contains(err.Error(), "kubeletRoot") {
 		t.Errorf("got %v", err)
 	}
@@ -202,6 +243,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Add(text)
 	f.Add("relay: {statsTimeout: 1e9}")
+	f.Add("reconcileInterval: null\nrelay:\n")
 	f.Add("? [a]\n: b")
 	f.Fuzz(func(t *testing.T, text string) {
 		cfg, err := Parse([]byte(text))

@@ -1,11 +1,11 @@
 package config
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 
 	"github.com/spf13/pflag"
-	"sigs.k8s.io/yaml"
 )
 
 // maxFile bounds a configuration file.
@@ -36,17 +36,18 @@ func AddFlags(set *pflag.FlagSet) *Flags {
 
 // Load gives the configuration that file and flags make, checked.
 func (f *Flags) Load() (Config, error) {
-	cfg := Default()
+	cfg := base()
 	if f.File != "" {
 		raw, err := readFile(f.File)
 		if err != nil {
 			return Config{}, err
 		}
-		if cfg, err = Parse(raw); err != nil {
+		if cfg, err = parse(raw); err != nil {
 			return Config{}, fmt.Errorf("%s: %w", f.File, err)
 		}
 	}
 	f.apply(&cfg)
+	cfg = cfg.complete()
 	if err := cfg.Validate(); err != nil {
 		if f.File != "" {
 			err = fmt.Errorf("%s: %w", f.File, err)
@@ -90,9 +91,24 @@ func readFile(path string) ([]byte, error) {
 // Parse reads YAML over the defaults. Keys that are unknown, or there twice, are
 // errors: a misspelt key must not be taken for a default.
 func Parse(raw []byte) (Config, error) {
-	cfg := Default()
-	if err := yaml.UnmarshalStrict(raw, &cfg); err != nil {
+	cfg, err := parse(raw)
+	if err != nil {
 		return Config{}, err
+	}
+	return cfg.complete(), nil
+}
+
+func parse(raw []byte) (Config, error) {
+	text, err := toJSON(raw)
+	if err != nil {
+		return Config{}, err
+	}
+	if err := check(text); err != nil {
+		return Config{}, err
+	}
+	cfg := base()
+	if err := json.Unmarshal(text, &cfg); err != nil {
+		return Config{}, named(err)
 	}
 	return cfg, nil
 }

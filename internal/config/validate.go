@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 )
 
 // Validate tells everything that is wrong, each with its key.
@@ -33,7 +34,7 @@ func (c Config) Validate() error {
 }
 
 func absolute(key, path string) error {
-	if !filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsRune(path, 0) {
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsFunc(path, unicode.IsControl) {
 		return fmt.Errorf("%s: %q is not an absolute, clean path", key, path)
 	}
 	return nil
@@ -76,13 +77,18 @@ func (s Socket) validate(key string) error {
 		absolute(key+".path", s.Path),
 		oneOf(key+".mode", s.Mode, "0600", "0660"),
 	)
-	if len(s.Path) > maxSocketPath {
-		err = errors.Join(err, fmt.Errorf("%s.path: %d bytes are more than the %d of a socket's name", key, len(s.Path), maxSocketPath))
-	}
+	err = errors.Join(err, fitsSocket(key+".path", s.Path))
 	if s.Group != "" && s.Mode == "0600" {
 		err = errors.Join(err, fmt.Errorf("%s.group: has no effect with mode 0600; use 0660", key))
 	}
 	return err
+}
+
+func fitsSocket(key, path string) error {
+	if len(path) > maxSocketPath {
+		return fmt.Errorf("%s: %d bytes are more than the %d of a socket's name", key, len(path), maxSocketPath)
+	}
+	return nil
 }
 
 func different(runtime, admin string) error {
@@ -95,6 +101,10 @@ func different(runtime, admin string) error {
 func (c Callers) validate(key string) error {
 	if len(c.UIDs)+len(c.GIDs) == 0 {
 		return fmt.Errorf("%s: nobody may call: name uids or gids", key)
+	}
+	const none = ^uint32(0) // what the kernel says for "no id"
+	if slices.Contains(c.UIDs, none) || slices.Contains(c.GIDs, none) {
+		return fmt.Errorf("%s: %d is no id", key, none)
 	}
 	return nil
 }
@@ -173,7 +183,7 @@ func (r Relay) validate() error {
 
 func (h HTTP) validate() error {
 	if path, ok := strings.CutPrefix(h.Listen, "unix:"); ok {
-		return absolute("http.listen", path)
+		return errors.Join(absolute("http.listen", path), fitsSocket("http.listen", path))
 	}
 	if h.Listen == "" {
 		return nil
