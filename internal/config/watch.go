@@ -44,7 +44,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 			if w.concerns(event) {
 				quiet.Reset(settle)
 			}
-		case <-watcher.Errors:
+		case _, open := <-watcher.Errors:
+			if !open {
+				return fmt.Errorf("watch %s: the watch ended", w.File)
+			}
 			quiet.Reset(settle) // events may be lost: look
 		case <-quiet.C:
 			w.Changed()
