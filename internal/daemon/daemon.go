@@ -19,7 +19,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/kata"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 )
 
@@ -32,10 +31,10 @@ type daemon struct {
 	metrics *observe.Metrics
 	tracer  trace.Tracer
 	notify  *systemd.Notifier
-	passed  *systemd.Passed
+	passed  *systemd.Inherited
 
 	kata    *kata.Handler
-	tracker *sandbox.Tracker
+	tracker tracker
 	broker  *deferral.Broker
 	relay   *stats.Relay
 	hub     *api.Hub
@@ -54,14 +53,18 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 	if err != nil {
 		return err
 	}
-	passed, err := systemd.TakePassed()
+	passed, err := systemd.Inherit("runtime", "admin")
+	if err != nil {
+		return err
+	}
+	notify, err := systemd.FromEnvironment()
 	if err != nil {
 		return err
 	}
 	level := zap.NewAtomicLevelAt(observe.Level(cfg.Log.Level))
 	d := &daemon{
 		flags: flags, level: level, log: observe.NewLogger(stderr, level), metrics: observe.NewMetrics(Version()),
-		notify: systemd.NewNotifier(), passed: passed, hub: api.NewHub(), started: time.Now(), stopping: make(chan struct{}),
+		notify: notify, passed: passed, hub: api.NewHub(), started: time.Now(), stopping: make(chan struct{}),
 	}
 	d.cfg.Store(&cfg)
 	defer func() { _ = d.log.Sync() }()
@@ -106,20 +109,14 @@ func (d *daemon) flushSpans(ctx context.Context, end func(context.Context) error
 func (d *daemon) buildCore(ctx context.Context) error {
 	cfg := d.cfg.Load()
 	var err error
-	if cfg.Containerd.Socket != "" {
-		d.tracker = sandbox.New(sandbox.Config{
-			Socket: cfg.Containerd.Socket, Namespace: cfg.Containerd.Namespace,
-			OnAdded: func(podUID, id string) { d.kata.SandboxAdded(podUID, id) },
-			OnGone:  func(id string) { d.kata.SandboxGone(id) },
-		}, d.log.Named("containerd"))
-	}
+	d.tracker = d.newTracker(cfg)
 	if d.kata, err = d.newKata(cfg); err != nil {
 		return err
 	}
 	d.broker, err = deferral.NewBroker(deferral.Config{
 		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, Devices: devicePolicy(cfg),
 		Handlers: []deferral.Projector{d.kata}, DefaultHandler: cfg.Handlers.Default,
-		Keeper: d.notify.Keeper(), Kept: d.passed.Kept, Adopted: d.kata.Adopted,
+		Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.kata.Adopted,
 		OnChange:    d.changed,
 		OnPublished: func(v *deferral.Volume) { d.metrics.Published(v.Driver, v.Handler) },
 		OnRefused:   func(kind deferral.Kind) { d.metrics.ClaimRefused(kind.String()) },
@@ -170,10 +167,10 @@ func (d *daemon) live(ctx context.Context, servers *servers) error {
 	})
 	group.Go("configuration", &config.Watcher{File: d.flags.File, Changed: d.reload})
 	group.Go("SIGHUP", run.Func(d.reloadOnSignal))
-	group.Go("watchdog", run.Func(func(ctx context.Context) error { return d.notify.Watchdog(ctx, d.alive) }))
+	group.Go("watchdog", &systemd.Watchdog{Notifier: d.notify, Alive: d.alive, Log: d.log})
 	servers.start(group, d)
 	d.ready.Store(true)
-	if err := d.notify.Ready(fmt.Sprintf("serving %d volumes", len(d.broker.List()))); err != nil {
+	if err := d.notify.Ready(); err != nil {
 		d.log.Warn("systemd was not told", zap.Error(err))
 	}
 	d.log.Info("serving", zap.String("version", Version()))
@@ -187,16 +184,24 @@ func (d *daemon) readiness() error {
 	return nil
 }
 
+// keeper is systemd's file-descriptor store, where there is one.
+func (d *daemon) keeper() deferral.FDKeeper {
+	if !d.notify.CanStore() {
+		return nil
+	}
+	return d.notify
+}
+
 // alive is asked before each word to the watchdog: a daemon whose core is stuck
 // is to be restarted.
-func (d *daemon) alive() bool {
+func (d *daemon) alive(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() { d.broker.List(); close(done) }()
 	select {
 	case <-done:
-		return true
-	case <-time.After(5 * time.Second):
-		return false
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the list of volumes did not answer: %w", ctx.Err())
 	}
 }
 

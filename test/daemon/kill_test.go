@@ -5,6 +5,7 @@
 package daemon
 
 import (
+	"errors"
 	"os"
 	"testing"
 	"time"
@@ -121,8 +122,7 @@ func wantStaged(t *testing.T, d *harness.Daemon, req *runtimev1.RuntimeStageVolu
 	if left := d.Leftovers(); len(left) != 3 { // record, projection, guard
 		t.Errorf("a staged volume consists of %q", left)
 	}
-	if fd, err := unix.Open(disk, unix.O_RDWR, 0); err == nil {
-		_ = unix.Close(fd)
+	if writeTo(disk) == nil {
 		t.Error("the device is writable")
 	}
 	wantClaimed(t, disk, true)
@@ -143,12 +143,19 @@ func wantGone(t *testing.T, d *harness.Daemon, disk string) {
 	t.Helper()
 	d.WantClean()
 	wantClaimed(t, disk, false)
+	if err := writeTo(disk); err != nil {
+		t.Errorf("the device was not put back: %v", err)
+	}
+}
+
+// writeTo writes to a device directly, as a program on the host would.
+func writeTo(disk string) error {
 	fd, err := unix.Open(disk, unix.O_RDWR, 0)
 	if err != nil {
-		t.Errorf("the device was not put back: %v", err)
-		return
+		return err
 	}
-	_ = unix.Close(fd)
+	_, err = unix.Pwrite(fd, []byte("x"), 0)
+	return errors.Join(err, unix.Close(fd))
 }
 
 // TestKilledAtRandom kills the daemon at no particular moment under load.
@@ -159,7 +166,7 @@ func TestKilledAtRandom(t *testing.T) {
 	for round := range 30 {
 		d.Start()
 		client := d.Runtime()
-		time.AfterFunc(time.Duration(round)*300*time.Microsecond, d.Kill)
+		time.AfterFunc(time.Duration(round)*300*time.Microsecond, func() { d.Signal(os.Kill) })
 		for {
 			if _, err := client.RuntimeStageVolume(t.Context(), req); err != nil {
 				wantCode(t, err, codes.Unavailable)
@@ -170,8 +177,8 @@ func TestKilledAtRandom(t *testing.T) {
 				break
 			}
 		}
+		d.WaitEnd(5 * time.Second)
 	}
-	d.Kill()
 	d.Start()
 	unstage(t, d, req)
 	wantGone(t, d, disk)
