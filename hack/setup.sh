@@ -20,6 +20,7 @@ containerd containerd
 runc runc
 busybox busybox-static
 systemd-analyze systemd
+systemd-nspawn systemd-container
 kill procps
 rpm rpm
 dpkg-deb dpkg

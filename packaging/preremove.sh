@@ -11,7 +11,7 @@ esac
 # sandboxes keep their devices; only staging, stats and growth stop.
 live=$(grep -c ' - tmpfs crust:' /proc/self/mountinfo 2>/dev/null || true)
 if [ "${live:-0}" -gt 0 ]; then
-	echo "crust-proxy: warning: $live deferred volumes are live on this node. Their guard mounts and" >&2
+	echo "crust-proxy: warning: $live deferred volume(s) are live on this node. Their guard mounts and" >&2
 	echo "crust-proxy: records in /run/crust-proxy stay; drain the node, or install crust-proxy again," >&2
 	echo "crust-proxy: so that kubelet can unpublish them." >&2
 fi

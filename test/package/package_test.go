@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/harness"
 )
 
 const (
@@ -36,10 +38,7 @@ func wanted() []string {
 }
 
 func TestPackages(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Fatal("installing a package needs root")
-	}
-	need(t, "dpkg", "dpkg-deb", "rpm")
+	harness.Need(t, "dpkg", "dpkg-deb", "rpm")
 	out := t.TempDir()
 	run(t, repository(t)+"/hack/package.sh", out)
 	t.Run("deb", func(t *testing.T) { testDeb(t, one(t, out, "*.deb")) })
@@ -48,7 +47,7 @@ func TestPackages(t *testing.T) {
 
 func testDeb(t *testing.T, deb string) {
 	if remains := leftovers(t); len(remains) > 0 {
-		skipOrFail(t, "crust-proxy is on this machine already, and the test would replace it: "+strings.Join(remains, " "))
+		harness.Missing(t, "crust-proxy is on this machine already, and the test would replace it: "+strings.Join(remains, " "))
 	}
 	t.Cleanup(func() { purge(t) })
 
@@ -223,21 +222,4 @@ func run(t *testing.T, program string, args ...string) string {
 
 func lines(text string) []string {
 	return strings.Split(strings.TrimSpace(text), "\n")
-}
-
-func need(t *testing.T, programs ...string) {
-	t.Helper()
-	for _, program := range programs {
-		if _, err := exec.LookPath(program); err != nil {
-			skipOrFail(t, err.Error())
-		}
-	}
-}
-
-func skipOrFail(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
 }

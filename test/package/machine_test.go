@@ -1,0 +1,197 @@
+//go:build system
+
+package package_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+const machineName = "crust-package-test"
+
+// machine is a container in which systemd is PID 1, over this machine's own
+// files; what is written in it is gone with it.
+type machine struct {
+	t    *testing.T
+	init int // systemd's pid, seen from here
+}
+
+// boot starts a machine that has the devices.
+func boot(t *testing.T, devices ...string) *machine {
+	t.Helper()
+	harness.Need(t, "systemd-nspawn", "nsenter")
+	root := overlay(t)
+	args := []string{
+		"--directory=" + root, "--machine=" + machineName, "--boot",
+		"--register=no", "--keep-unit", "--link-journal=no", "--private-network", "--capability=all",
+	}
+	for _, device := range devices {
+		args = append(args, "--bind="+device)
+	}
+	cmd := exec.Command("systemd-nspawn", append(args, "systemd.unit=basic.target")...)
+	console := new(bytes.Buffer)
+	cmd.Stdout, cmd.Stderr = console, console
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // how it ended tells nothing that the tests do not
+		close(ended)
+	}()
+	m := &machine{t: t}
+	t.Cleanup(func() { m.halt(cmd, ended, console) })
+	m.wait("boot", func() bool { m.init = initOf(cmd.Process.Pid); return m.init != 0 })
+	m.wait("reach basic.target", func() bool {
+		out, err := m.command("systemctl", "is-active", "basic.target").Output()
+		return err == nil && strings.TrimSpace(string(out)) == "active"
+	})
+	return m
+}
+
+// overlay gives this machine's files with a layer to write to.
+func overlay(t *testing.T) string {
+	t.Helper()
+	layer := harness.Tmpfs(t, "size=512m")
+	dirs := map[string]string{}
+	for _, name := range []string{"upper", "work", "root"} {
+		dirs[name] = filepath.Join(layer, name)
+		if err := os.Mkdir(dirs[name], 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Mount("overlay", dirs["root"], "overlay", 0, "lowerdir=/,upperdir="+dirs["upper"]+",workdir="+dirs["work"]); err != nil {
+		t.Fatal("mount overlay:", err)
+	}
+	// With this machine's id nspawn takes the container for this machine.
+	id := filepath.Join(dirs["root"], "etc/machine-id")
+	if err := os.Remove(id); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(id, []byte("c0ffee00c0ffee00c0ffee00c0ffee00\n"), 0o444); err != nil {
+		t.Fatal(err)
+	}
+	return dirs["root"]
+}
+
+// initOf finds the container's PID 1, a child of nspawn.
+func initOf(nspawn int) int {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", nspawn, nspawn))
+	if err != nil {
+		return 0
+	}
+	for _, field := range strings.Fields(string(raw)) {
+		status, err := os.ReadFile("/proc/" + field + "/status")
+		if err != nil {
+			continue
+		}
+		for line := range strings.SplitSeq(string(status), "\n") {
+			if ids, found := strings.CutPrefix(line, "NSpid:"); found && strings.HasSuffix(ids, "\t1") {
+				pid, _ := strconv.Atoi(field)
+				return pid
+			}
+		}
+	}
+	return 0
+}
+
+func (m *machine) halt(cmd *exec.Cmd, ended <-chan struct{}, console *bytes.Buffer) {
+	if m.t.Failed() && m.init != 0 {
+		journal, _ := m.command("journalctl", "--no-pager", "--unit=crust-proxy.service", "--lines=60").CombinedOutput()
+		m.t.Logf("journal:\n%s", journal)
+	}
+	if m.init != 0 {
+		_ = m.command("systemctl", "poweroff", "--force", "--force").Run()
+	} else {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+	}
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		_ = cmd.Process.Kill()
+		<-ended
+	}
+	if m.t.Failed() && m.init == 0 {
+		m.t.Logf("console:\n%s", console)
+	}
+	// nspawn leaves it where /run is no tmpfs.
+	_ = os.Remove("/run/systemd/nspawn/propagate/" + machineName)
+}
+
+// command is to be run in the machine.
+func (m *machine) command(program string, args ...string) *exec.Cmd {
+	all := append([]string{"--all", "--target=" + strconv.Itoa(m.init), "--", program}, args...)
+	cmd := exec.Command("nsenter", all...)
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive", "SYSTEMD_COLORS=0"}
+	return cmd
+}
+
+// run runs a program in the machine and gives what it said.
+func (m *machine) run(program string, args ...string) string {
+	m.t.Helper()
+	out, err := m.command(program, args...).CombinedOutput()
+	if err != nil {
+		m.t.Fatalf("in the machine: %s %s: %v\n%s", program, strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// property is one of the service's properties.
+func (m *machine) property(name string) string {
+	m.t.Helper()
+	return m.run("systemctl", "show", "--value", "--property="+name, "crust-proxy.service")
+}
+
+// path is a path in the machine, seen from here.
+func (m *machine) path(inside string) string {
+	return fmt.Sprintf("/proc/%d/root%s", m.init, inside)
+}
+
+// dial connects to a socket in the machine for the time of the test.
+func (m *machine) dial(socket string) *grpc.ClientConn {
+	m.t.Helper()
+	conn, err := m.connect(socket)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// connect connects to a socket in the machine; calls wait for the daemon.
+func (m *machine) connect(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///crust-proxy",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", m.path(socket))
+		}))
+}
+
+func (m *machine) wait(what string, done func() bool) {
+	m.t.Helper()
+	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		if done() {
+			return
+		}
+	}
+	m.t.Fatalf("the machine did not %s in time", what)
+}

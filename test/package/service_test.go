@@ -1,0 +1,249 @@
+//go:build system
+
+package package_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+const target = "/var/lib/kubelet/pods/0c5e6f3a-7d1b-4c58-9a59-2f0a3f6a2f11/volumes/kubernetes.io~csi/pv/mount"
+
+// TestService installs the .deb where systemd runs, and uses the service as a
+// node does: started by a call, restarted, killed, removed under a live volume.
+func TestService(t *testing.T) {
+	out := t.TempDir()
+	run(t, repository(t)+"/hack/package.sh", out)
+	deb, err := os.ReadFile(one(t, out, "*.deb"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &service{device: harness.Disk(t, 64<<20, "ext4")}
+	s.machine = boot(t, s.device)
+	if err := os.WriteFile(s.path("/root/crust-proxy.deb"), deb, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(s.path(filepath.Dir(target)), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	s.run("dpkg", "-i", "/root/crust-proxy.deb")
+	s.testEnabled()
+	s.stage()
+	s.testSandboxing()
+	s.testUninterrupted("systemctl restart", 0, func() { s.run("systemctl", "restart", "crust-proxy.service") })
+	s.testUninterrupted("kill -9", 1, s.kill)
+	s.testRemovedUnderVolume()
+	s.unstage()
+	s.run("dpkg", "--purge", name)
+	if _, err := os.Stat(s.path("/run/crust-proxy")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("purge left /run/crust-proxy: %v", err)
+	}
+}
+
+// service is the installed service and a volume's device.
+type service struct {
+	*machine
+	device string
+}
+
+func (s *service) testEnabled() {
+	s.t.Helper()
+	for _, unit := range []string{"crust-proxy.service", "crust-proxy-runtime.socket", "crust-proxy-admin.socket"} {
+		if said := s.run("systemctl", "is-enabled", unit); said != "enabled" {
+			s.t.Errorf("%s is %s after install", unit, said)
+		}
+	}
+	if state := s.property("ActiveState"); state != "inactive" {
+		s.t.Errorf("the service is %s before the first call", state)
+	}
+}
+
+// stage is also the call that starts the daemon.
+func (s *service) stage() {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 30*time.Second)
+	defer cancel()
+	_, err := runtimev1.NewRuntimeClient(s.dial("/run/crust-proxy/runtime.sock")).RuntimeStageVolume(ctx, &runtimev1.RuntimeStageVolumeRequest{
+		VolumeType:        &runtimev1.VolumeType{Type: runtimev1.VolumeType_BLOCK},
+		VolumeTargetPath:  target,
+		VolumeBackingPath: s.device,
+		FsType:            "ext4",
+	})
+	if err != nil {
+		s.t.Fatal("stage:", err)
+	}
+	s.wantVolume()
+}
+
+func (s *service) unstage() {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 30*time.Second)
+	defer cancel()
+	_, err := runtimev1.NewRuntimeClient(s.dial("/run/crust-proxy/runtime.sock")).RuntimeUnstageVolume(ctx, &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target})
+	if err != nil {
+		s.t.Fatal("unstage:", err)
+	}
+	if s.guarded() {
+		s.t.Error("the guard is still there after unstage")
+	}
+	if err := s.claim(); err != nil {
+		s.t.Errorf("the device is still held after unstage: %v", err)
+	}
+}
+
+// wantVolume wants the guard where systemd, and so kubelet, sees it, and the
+// device held.
+func (s *service) wantVolume() {
+	s.t.Helper()
+	if !s.guarded() {
+		s.t.Error("the guard cannot be seen outside of the service")
+	}
+	if err := s.claim(); !errors.Is(err, unix.EBUSY) {
+		s.t.Errorf("taking the claimed device: %v, want EBUSY", err)
+	}
+}
+
+func (s *service) guarded() bool {
+	s.t.Helper()
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", s.init))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for line := range strings.SplitSeq(string(raw), "\n") {
+		if strings.Contains(line, " "+target+" ") && strings.Contains(line, " - tmpfs crust:") {
+			return true
+		}
+	}
+	return false
+}
+
+// claim tries to take the device as another owner would.
+func (s *service) claim() error {
+	fd, err := unix.Open(s.device, unix.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+func (s *service) testSandboxing() {
+	s.t.Helper()
+	pid := s.property("MainPID")
+	if own, host := s.run("readlink", "/proc/"+pid+"/ns/mnt"), s.run("readlink", "/proc/1/ns/mnt"); own != host {
+		s.t.Errorf("the service has a mount namespace of its own: %s, the host's is %s", own, host)
+	}
+	status := s.run("cat", "/proc/"+pid+"/status")
+	for _, want := range []string{
+		"NoNewPrivs:\t1", "Seccomp:\t2",
+		"CapEff:\t000000000020020b", // CHOWN, DAC_OVERRIDE, FOWNER, LINUX_IMMUTABLE, SYS_ADMIN
+	} {
+		if !strings.Contains(status, want) {
+			s.t.Errorf("the service's status has no %q", want)
+		}
+	}
+	if kept := s.property("NFileDescriptorStore"); kept == "0" {
+		s.t.Error("systemd keeps no descriptor of the claimed device")
+	}
+}
+
+// kill kills the daemon and returns when another one runs.
+func (s *service) kill() {
+	before := s.property("MainPID")
+	s.run("kill", "-9", before)
+	s.wait("start the killed daemon again", func() bool {
+		pid := s.property("MainPID")
+		return pid != before && pid != "0" && s.property("ActiveState") == "active"
+	})
+}
+
+// testUninterrupted makes calls, each on a connection of its own, and tries to
+// take the device, all the while something happens to the daemon. One call at a
+// time is under way, so a kill breaks one; a restart none.
+func (s *service) testUninterrupted(what string, broken int, happen func()) {
+	s.t.Helper()
+	stop := make(chan struct{})
+	problem := make(chan error, 1)
+	go func() { problem <- s.watchOver(stop, broken) }()
+	time.Sleep(100 * time.Millisecond)
+	happen()
+	time.Sleep(300 * time.Millisecond)
+	close(stop)
+	if err := <-problem; err != nil {
+		s.t.Errorf("during %s: %v", what, err)
+	}
+	s.wantVolume()
+}
+
+func (s *service) watchOver(stop <-chan struct{}, broken int) error {
+	calls := make(chan error, 1)
+	go func() { calls <- s.keepCalling(stop, broken) }()
+	for {
+		select {
+		case err := <-calls:
+			return err
+		case <-time.After(time.Millisecond):
+		}
+		if err := s.claim(); !errors.Is(err, unix.EBUSY) {
+			return errors.Join(fmt.Errorf("taking the claimed device: %v, want EBUSY", err), <-calls) //nolint:errorlint // it is nil where the device could be taken
+		}
+	}
+}
+
+func (s *service) keepCalling(stop <-chan struct{}, broken int) error {
+	for {
+		select {
+		case <-stop:
+			return nil
+		default:
+		}
+		err := s.call()
+		if status.Code(err) == codes.Unavailable && broken > 0 {
+			broken--
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("a call failed: %w", err)
+		}
+	}
+}
+
+// call makes one call on a connection of its own.
+func (s *service) call() error {
+	conn, err := s.connect("/run/crust-proxy/admin.sock")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 20*time.Second)
+	defer cancel()
+	_, err = grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+	return err
+}
+
+// testRemovedUnderVolume removes the package while a volume lives: it must say
+// so, leave the volume as it is, and find it when it is installed again.
+func (s *service) testRemovedUnderVolume() {
+	s.t.Helper()
+	if said := s.run("dpkg", "--remove", name); !strings.Contains(said, "1 deferred volume") {
+		s.t.Errorf("removal under a live volume gave no warning:\n%s", said)
+	}
+	if !s.guarded() {
+		s.t.Error("removal took the guard of a living volume")
+	}
+	s.run("dpkg", "-i", "/root/crust-proxy.deb")
+	s.testEnabled()
+}
