@@ -7,13 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os/signal"
 	"runtime/debug"
-	"syscall"
 
 	"github.com/spf13/pflag"
 
 	"github.com/crust-proxy/crust-proxy/internal/config"
+	"github.com/crust-proxy/crust-proxy/internal/run"
 )
 
 // version is set by the build.
@@ -53,7 +52,7 @@ const (
 // Main runs the command line and gives the exit code.
 func Main(args []string, stdout, stderr io.Writer) int {
 	// Signals are handled before anything slow begins, so that none is lost.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	ctx, stop := run.UntilSignal(context.Background())
 	defer stop()
 	set := pflag.NewFlagSet("crust-proxy", pflag.ContinueOnError)
 	set.SetOutput(stderr)

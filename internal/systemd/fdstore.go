@@ -22,7 +22,9 @@ func (n *Notifier) StoreFD(name string, file *os.File) error {
 }
 
 // RemoveFD makes the service manager forget the descriptors of a name. It
-// returns when the message has been processed.
+// returns when the message has been processed. systemd then closes its copy in a
+// process of its own, so the last word on whether a device is free again is the
+// kernel's: ask it.
 func (n *Notifier) RemoveFD(name string) error {
 	return n.storeOrRemove("remove", name, "FDSTOREREMOVE=1\nFDNAME="+name, nil)
 }
