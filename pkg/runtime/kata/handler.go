@@ -69,7 +69,7 @@ func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 		return nil, err
 	}
 	h := &Handler{
-		cfg: cfg, sandboxes: sandboxes, log: log.Named(Name), mark: mark,
+		cfg: cfg, sandboxes: sandboxes, log: log, mark: mark,
 		run:     strconv.FormatInt(time.Now().UnixNano(), 36),
 		pool:    newPool(),
 		entries: make(map[deferral.Key]*entry),

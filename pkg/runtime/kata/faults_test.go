@@ -1,0 +1,207 @@
+package kata
+
+import (
+	"context"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/kataemu"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+func published(t testing.TB, b *bench, name string) *deferral.Volume {
+	t.Helper()
+	v := b.Volume(name)
+	if err := b.h.Publish(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// wantError checks the kind, and that the text names volume, sandbox and cause.
+func wantError(t *testing.T, err error, kind deferral.Kind, v *deferral.Volume, parts ...string) {
+	t.Helper()
+	if err == nil || deferral.KindOf(err) != kind {
+		t.Fatalf("%v of kind %v, want %v", err, deferral.KindOf(err), kind)
+	}
+	for _, part := range append(parts, v.Target) {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("the error does not say %q: %v", part, err)
+		}
+	}
+	if !isText(err.Error()) && !strings.Contains(err.Error(), "\n") {
+		t.Errorf("the error is not plain text: %q", err)
+	}
+	if len(err.Error()) > 2048 {
+		t.Errorf("an error of %d bytes", len(err.Error()))
+	}
+}
+
+func TestShimFaults(t *testing.T) {
+	for _, flavor := range []kataemu.Flavor{kataemu.Go, kataemu.Rust} {
+		b := newBench(t, flavor)
+		v := published(t, b, "a")
+		shim := b.startShim(t, v, "sb1")
+		for name, c := range map[string]struct {
+			fault kataemu.Fault
+			kind  deferral.Kind
+			text  string
+		}{
+			"hang":           {kataemu.Hang, deferral.Timeout, "in time"},
+			"500":            {kataemu.ServerError, deferral.Refused, "the agent is"},
+			"404":            {kataemu.NotFound, deferral.Unsupported, "404"},
+			"half body":      {kataemu.HalfBody, deferral.Malformed, "ends before"},
+			"1 GiB":          {kataemu.HugeBody, deferral.Exhausted, "65536"},
+			"wrong JSON":     {kataemu.WrongJSON, deferral.Malformed, "cannot be read"},
+			"negative":       {kataemu.Negative, deferral.Absurd, "-1"},
+			"hang-up":        {kataemu.CloseAtOnce, deferral.NoSandbox, "without an answer"},
+			"huge header":    {kataemu.HugeHeader, deferral.Exhausted, "65536"},
+			"endless chunks": {kataemu.EndlessChunks, deferral.Exhausted, "65536"},
+			"not HTTP":       {kataemu.NotHTTP, deferral.Malformed, "not HTTP"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				shim.SetFault(c.fault)
+				_, err := b.h.Stats(ctx, v)
+				wantError(t, err, c.kind, v, "sb1", c.text)
+				shim.SetFault(kataemu.NoFault)
+				if _, err := b.h.Stats(t.Context(), v); err != nil {
+					t.Errorf("after the fault: %v", err)
+				}
+			})
+		}
+	}
+}
+
+func TestSocketMissingAndRefusing(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := published(t, b, "a")
+	_, err := b.h.Stats(t.Context(), v)
+	wantError(t, err, deferral.NoSandbox, v, "no Kata sandbox has used it")
+	shim := b.startShim(t, v, "sb1")
+	if err := shim.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.h.Stats(t.Context(), v)
+	wantError(t, err, deferral.NoSandbox, v, "sb1", "has no management socket")
+	shim = b.startShim(t, v, "sb1")
+	shim.Kill(t)
+	_, err = b.h.Stats(t.Context(), v)
+	wantError(t, err, deferral.NoSandbox, v, "sb1", "refuses connections")
+}
+
+// A full queue of connections is a sandbox that hangs, not one that is gone.
+func TestFullBacklogIsHung(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := published(t, b, "a")
+	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, "sb1"); err != nil {
+		t.Fatal(err)
+	}
+	fillBacklog(t, b.h.socketOf("sb1", goShim))
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := b.h.Stats(ctx, v)
+	wantError(t, err, deferral.Timeout, v, "sb1")
+	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if id, err := b.h.InUse(ctx, v); id != "sb1" || err != nil {
+		t.Errorf("InUse: %q, %v", id, err)
+	}
+}
+
+func TestTwoIDsOneDead(t *testing.T) {
+	for _, dead := range []string{"aaa", "zzz"} {
+		b := newBench(t, kataemu.Go)
+		v := published(t, b, "a")
+		b.startShim(t, v, "mmm")
+		// The dead one's file is the newer one, too.
+		time.Sleep(5 * time.Millisecond)
+		if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, dead); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if _, err := b.h.Stats(t.Context(), v); err != nil {
+				t.Errorf("beside the dead %s: %v", dead, err)
+			}
+		}
+	}
+}
+
+func TestForeignSandboxIDIsNotBelieved(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v, other := published(t, b, "a"), published(t, b, "b")
+	b.startShim(t, other, "other")
+	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, "other"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := b.h.Stats(t.Context(), v)
+	wantError(t, err, deferral.NoSandbox, v)
+	for _, name := range []string{".hidden", "a b", strings.Repeat("x", 200), "ä"} {
+		if err := os.WriteFile(filepath.Join(b.dir(v), name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if ids := b.h.candidates(v); len(ids) != 0 {
+		t.Errorf("taken for sandboxes: %q", ids)
+	}
+}
+
+var oddDevices = []string{
+	"/images/a+b", "/images/dev%20x", "/images/a b", "/images/a&path=/x", "/images/ä→😀", "/images/%", "/images/%2B+%252B",
+	"/images/a?b#c", "/images/a;b", `/images/a"b\c`, "/images/a=b",
+}
+
+func TestOddDeviceNames(t *testing.T) {
+	for _, device := range oddDevices {
+		b := newBench(t, kataemu.Go)
+		v := b.Volume("a")
+		v.Device.Path = device
+		if err := b.h.Publish(t.Context(), v); err != nil {
+			t.Fatal(err)
+		}
+		b.startShim(t, v, "sb1")
+		if _, err := b.h.Stats(t.Context(), v); err != nil {
+			t.Errorf("%q: %v", device, err)
+		}
+		if _, err := b.h.Resize(t.Context(), v, deferral.Range{Required: 1}); deferral.KindOf(err) != deferral.Unsupported {
+			t.Errorf("resize of %q: %v", device, err)
+		}
+	}
+}
+
+// Whichever unescaping a shim does the second time, the name survives.
+func TestEscapeSurvivesBothUnescapers(t *testing.T) {
+	for _, name := range oddDevices {
+		query, err := url.ParseQuery("path=" + escape(escape(name)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		once := query.Get("path")
+		asPath, err1 := url.PathUnescape(once)
+		asQuery, err2 := url.QueryUnescape(once)
+		if asPath != name || asQuery != name || err1 != nil || err2 != nil {
+			t.Errorf("%q became %q and %q", name, asPath, asQuery)
+		}
+	}
+}
+
+// fillBacklog listens, never accepts, and fills the queue of connections.
+func fillBacklog(t *testing.T, socket string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	fd := listenOne(t, socket)
+	t.Cleanup(func() { _ = fd.Close() })
+	for range 4 {
+		if c, err := net.Dial("unix", socket); err == nil {
+			t.Cleanup(func() { _ = c.Close() })
+		}
+	}
+}

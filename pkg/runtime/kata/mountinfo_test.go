@@ -1,0 +1,151 @@
+package kata
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+func plainVolume() *deferral.Volume {
+	const target = "/var/lib/kubelet/pods/p/volumes/kubernetes.io~csi/v/mount"
+	return &deferral.Volume{
+		Key: deferral.KeyOf(target), Target: target, ResolvedTarget: target, FSType: "ext4",
+		Device: deferral.Device{Kind: deferral.BlockDevice, Path: "/dev/vdb"}, PodUID: "p", Handler: Name,
+	}
+}
+
+func TestEncodeInfo(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*deferral.Volume)
+		want   string
+	}{
+		"plain": {func(*deferral.Volume) {}, `{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4"}`},
+		"group": {func(v *deferral.Volume) { v.Group = "2000" },
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","metadata":{"fsGroup":"2000"}}`},
+		"policy": {func(v *deferral.Volume) { v.Group, v.GroupPolicy = "2000", deferral.GroupOnMismatch },
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","metadata":{"fsGroup":"2000","fsGroupChangePolicy":"OnRootMismatch"}}`},
+		"read-only": {func(v *deferral.Volume) { v.ReadOnly, v.MountFlags = true, []string{"rw", "noatime"} },
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["noatime","ro"]}`},
+		"ro in the flags alone": {func(v *deferral.Volume) { v.MountFlags = []string{"ro,noatime"} },
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["noatime"]}`},
+		"ro twice": {func(v *deferral.Volume) { v.ReadOnly, v.MountFlags = true, []string{"ro", "ro"} },
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["ro"]}`},
+		"quoted comma": {func(v *deferral.Volume) { v.MountFlags = []string{`context="a:s0:c1,c2",discard`} },
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["context=\"a:s0:c1,c2\"","discard"]}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := plainVolume()
+			c.change(v)
+			raw, err := encodeInfo(v)
+			if err != nil || string(raw) != c.want {
+				t.Errorf("%s, %v\nwant %s", raw, err, c.want)
+			}
+			if info, err := parseInfo(raw); err != nil || info.Device != "/dev/vdb" {
+				t.Errorf("read back: %+v, %v", info, err)
+			}
+		})
+	}
+}
+
+func TestParseInfo(t *testing.T) {
+	const head = `{"volume-type":"directvol","device":`
+	for raw, valid := range map[string]bool{
+		head + `"/dev/vdb","fstype":"xfs","metadata":null,"options":null}`: true,
+		head + `"/dev/vdb","fstype":"xfs","extra":1}`:                      true,
+		head + `"","fstype":"xfs"}`:                                        false,
+		head + `"dev/vdb","fstype":"xfs"}`:                                 false,
+		head + `"/dev/v\n","fstype":"xfs"}`:                                false,
+		head + `"/dev/vdb"}`:                                               false,
+		`{"volume_type":"directvol","device":"/dev/vdb","fstype":"xfs"}`:   false,
+		head + `"/dev/vdb","fstype":"xfs"}{}`:                              false,
+		head + `"/dev/vd`:                                                  false,
+		``:                                                                 false,
+		`null`:                                                             false,
+	} {
+		if _, err := parseInfo([]byte(raw)); (err == nil) != valid {
+			t.Errorf("%s: %v", raw, err)
+		}
+	}
+}
+
+func TestDirName(t *testing.T) {
+	longest := "/" + strings.Repeat("x", maxTarget-1)
+	if n := len(dirName(longest)); n > 255 {
+		t.Errorf("the longest target has a name of %d bytes", n)
+	}
+	if n := len(dirName(longest + "x")); n <= 255 {
+		t.Errorf("a longer target has a name of %d bytes: the limit is too low", n)
+	}
+	for _, target := range []string{longest, "/a b/ä?>~", "/a"} {
+		if got, ok := targetOf(dirName(target)); !ok || got != target {
+			t.Errorf("%q came back as %q", target, got)
+		}
+	}
+	for _, name := range []string{"", "not base64!", "YQ==", "YQ"} {
+		if got, ok := targetOf(name); ok {
+			t.Errorf("%q was taken for target %q", name, got)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	h := &Handler{cfg: Default()}
+	const fine = deferral.Kind(255)
+	for name, c := range map[string]struct {
+		change func(*deferral.Volume)
+		want   deferral.Kind
+	}{
+		"plain":            {func(*deferral.Volume) {}, fine},
+		"longest target":   {func(v *deferral.Volume) { v.ResolvedTarget = "/" + strings.Repeat("x", 188) }, fine},
+		"too long target":  {func(v *deferral.Volume) { v.ResolvedTarget = "/" + strings.Repeat("x", 189) }, deferral.Invalid},
+		"relative target":  {func(v *deferral.Volume) { v.ResolvedTarget = "x" }, deferral.Invalid},
+		"non-UTF-8 target": {func(v *deferral.Volume) { v.ResolvedTarget = "/\xff" }, deferral.Invalid},
+		"no device":        {func(v *deferral.Volume) { v.Device.Path = "" }, deferral.Invalid},
+		"filesystem":       {func(v *deferral.Volume) { v.FSType = "ntfs" }, deferral.Unsupported},
+		"bind":             {func(v *deferral.Volume) { v.MountFlags = []string{"noatime", "bind"} }, deferral.Unsupported},
+		"hidden rbind":     {func(v *deferral.Volume) { v.MountFlags = []string{"noatime, rbind"} }, deferral.Unsupported},
+		"remount":          {func(v *deferral.Volume) { v.MountFlags = []string{"remount"} }, deferral.Unsupported},
+		"move":             {func(v *deferral.Volume) { v.MountFlags = []string{"move"} }, deferral.Unsupported},
+		"rshared":          {func(v *deferral.Volume) { v.MountFlags = []string{"rshared"} }, deferral.Unsupported},
+		"loop":             {func(v *deferral.Volume) { v.MountFlags = []string{"loop=/dev/loop0"} }, deferral.Unsupported},
+		"group":            {func(v *deferral.Volume) { v.Group = "1000" }, fine},
+		"group 0":          {func(v *deferral.Volume) { v.Group = "0" }, deferral.Unsupported},
+		"octal group":      {func(v *deferral.Volume) { v.Group = "010" }, deferral.Invalid},
+		"named group":      {func(v *deferral.Volume) { v.Group = "staff" }, deferral.Invalid},
+		"negative group":   {func(v *deferral.Volume) { v.Group = "-1" }, deferral.Invalid},
+		"lone policy":      {func(v *deferral.Volume) { v.GroupPolicy = deferral.GroupAlways }, deferral.Invalid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := plainVolume()
+			c.change(v)
+			err := h.Check(v)
+			if c.want == fine && err != nil || c.want != fine && (err == nil || deferral.KindOf(err) != c.want) {
+				t.Errorf("%v of kind %v, want %v", err, deferral.KindOf(err), c.want)
+			}
+		})
+	}
+}
+
+func FuzzMountInfo(f *testing.F) {
+	f.Add([]byte(`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","metadata":{"fsGroup":"1"},"options":["ro"]}`))
+	f.Add([]byte(`{"volume-type":"","device":"","fstype":""}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		info, err := parseInfo(raw)
+		if err != nil {
+			return
+		}
+		again, err := json.Marshal(info)
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, err := parseInfo(again)
+		if err != nil || back.Device != info.Device || !slices.Equal(back.Options, info.Options) {
+			t.Fatalf("%s came back as %+v, %v: %s", raw, back, err, cmp.Diff(info, back))
+		}
+	})
+}
