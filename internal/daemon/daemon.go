@@ -78,7 +78,7 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 func (d *daemon) run(ctx context.Context) error {
 	cfg := d.cfg.Load()
 	tracer, endTracing, err := observe.Tracing{
-		Endpoint: cfg.Tracing.Endpoint, Insecure: cfg.Tracing.Insecure, SampleRatio: cfg.Tracing.SampleRatio, Version: Version(),
+		Endpoint: cfg.Tracing.Endpoint, Insecure: cfg.Tracing.Insecure, SampleRatio: cfg.Tracing.SampleRatio, Version: Version(), Log: d.log,
 	}.Start(ctx)
 	if err != nil {
 		return err

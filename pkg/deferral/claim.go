@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -48,7 +49,8 @@ type owner struct {
 // heldDevice is a block device held by O_EXCL, for one or more read-only owners
 // or a single one.
 type heldDevice struct {
-	fd int
+	fd     int
+	device Device
 	// wasReadOnly is the device's own state before the first owner came.
 	wasReadOnly bool
 }
@@ -186,7 +188,7 @@ func openHeld(v *Volume, dev *openedDevice) (*heldDevice, error) {
 		closeFD(fd)
 		return nil, err
 	}
-	return &heldDevice{fd: fd, wasReadOnly: readOnly != 0}, nil
+	return &heldDevice{fd: fd, device: dev.Device, wasReadOnly: readOnly != 0}, nil
 }
 
 func holdError(v *Volume, err error) error {
@@ -382,7 +384,25 @@ func (c *claims) releaseBlock(id identity) error {
 	if err := c.keeper.RemoveFD(claimName(id)); err != nil {
 		return Errorf(Internal, "device %s: the kept claim cannot be given up: %w", id, err)
 	}
+	waitFree(held.device)
 	return nil
+}
+
+// freeTime bounds the wait for a keeper's copy to be closed.
+const freeTime = 2 * time.Second
+
+// waitFree waits until the device can be claimed again. The keeper has let go of
+// its copy, but systemd closes such a descriptor in a thread of its own, and a
+// driver that detaches the device right after us must not find it busy. Where
+// it stays busy somebody else has it by now, which is no fault.
+func waitFree(d Device) {
+	for deadline := time.Now().Add(freeTime); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		fd, err := openByIdentity(d, unix.O_EXCL)
+		if !errors.Is(err, unix.EBUSY) {
+			closeFD(fd)
+			return
+		}
+	}
 }
 
 // reclaim takes up, after a restart, the claim of a volume on record: from a
@@ -445,7 +465,7 @@ func (c *claims) adoptKept(rec *record, id identity, file *os.File) error {
 			closeFD(fd)
 			return Errorf(Internal, "volume %s: the kept claim is not of %s", rec.Target, rec.Device)
 		}
-		held = &heldDevice{fd: fd, wasReadOnly: rec.DeviceWasReadOnly}
+		held = &heldDevice{fd: fd, device: rec.Device, wasReadOnly: rec.DeviceWasReadOnly}
 		c.mu.Lock()
 		c.held[id] = held
 		c.mu.Unlock()
