@@ -1,0 +1,195 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	eventtypes "github.com/containerd/containerd/api/events"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// journal is what the tracker told.
+type journal struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (j *journal) add(line string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.lines = append(j.lines, line)
+}
+
+func (j *journal) has(line string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Contains(j.lines, line)
+}
+
+func startTracker(t *testing.T, fake *fakeContainerd) (*Tracker, *journal) {
+	t.Helper()
+	told := &journal{}
+	tracker := New(Config{
+		Socket: fake.socket, Namespace: "k8s.io",
+		OnAdded: func(pod, id string) { told.add("added " + pod + " " + id) },
+		OnGone:  func(id string) { told.add("gone " + id) },
+	}, zap.NewNop())
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- tracker.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if fake.server != nil {
+			fake.stop()
+		}
+	})
+	return tracker, told
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+		if is() {
+			return
+		}
+	}
+	t.Fatal("never: " + what)
+}
+
+func TestListsAndFollows(t *testing.T) {
+	fake := newFake(t)
+	fake.start()
+	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
+	fake.put("c-1", "pod-1", "container", "sb-1", "{}")
+	fake.put("dead", "pod-2", kindSandbox, "", "{}")
+	fake.stopped["dead"] = true
+	tracker, told := startTracker(t, fake)
+	eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
+	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{"sb-1"}) {
+		t.Errorf("pod-1 has %q", got)
+	}
+	if got := tracker.OfPod("pod-2"); len(got) != 0 {
+		t.Errorf("a sandbox whose task has stopped lives: %q", got)
+	}
+	if pod, known := tracker.PodOf("sb-1"); !known || pod != "pod-1" || tracker.Runtime("sb-1") != "io.containerd.kata.v2" {
+		t.Errorf("sb-1 is of %q, %q", pod, tracker.Runtime("sb-1"))
+	}
+	if _, known := tracker.PodOf("c-1"); known {
+		t.Error("a container is taken for a sandbox")
+	}
+
+	// The sandbox dies and the pod gets a new one.
+	fake.tell("/tasks/exit", &eventtypes.TaskExit{ContainerID: "sb-1", ID: "exec-7"})
+	fake.run("sb-2", "pod-1")
+	eventually(t, "sb-2", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"sb-2", "sb-1"}) })
+	fake.tell("/tasks/exit", &eventtypes.TaskExit{ContainerID: "sb-1", ID: "sb-1"})
+	eventually(t, "sb-1 gone", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"sb-2"}) })
+	eventually(t, "told", func() bool { return told.has("added pod-1 sb-2") && told.has("gone sb-1") })
+	fake.tell("/containers/delete", &eventtypes.ContainerDelete{ID: "sb-2"})
+	eventually(t, "sb-2 gone", func() bool { return len(tracker.OfPod("pod-1")) == 0 })
+}
+
+func TestWhatWasMissedWhileBlindIsFound(t *testing.T) {
+	fake := newFake(t)
+	fake.start()
+	fake.put("old", "pod-1", kindSandbox, "", "{}")
+	tracker, told := startTracker(t, fake)
+	eventually(t, "old", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
+	fake.stop()
+	eventually(t, "not ready", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
+	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{"old"}) {
+		t.Errorf("what was known is forgotten with containerd's restart: %q", got)
+	}
+	fake.drop("old")
+	fake.put("new", "pod-1", kindSandbox, "", "{}")
+	fake.start()
+	eventually(t, "new", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"new"}) })
+	eventually(t, "told", func() bool { return told.has("gone old") && told.has("added pod-1 new") })
+}
+
+func TestContainerdThatComesLater(t *testing.T) {
+	fake := newFake(t)
+	tracker, _ := startTracker(t, fake)
+	eventually(t, "a cause", func() bool {
+		err := tracker.LastError()
+		return err != nil && strings.Contains(err.Error(), "containerd")
+	})
+	if _, err := tracker.Destinations(t.Context(), "sb-1", "/v"); deferral.KindOf(err) != deferral.NoSandbox {
+		t.Errorf("got %v", err)
+	}
+	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
+	fake.start()
+	eventually(t, "sb-1", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
+}
+
+func TestDestinations(t *testing.T) {
+	fake := newFake(t)
+	fake.start()
+	spec := func(sandbox string, mounts ...string) string {
+		var parts []string
+		for _, m := range mounts {
+			source, destination, _ := strings.Cut(m, ":")
+			parts = append(parts, fmt.Sprintf(`{"source":%q,"destination":%q}`, source, destination))
+		}
+		return fmt.Sprintf(`{"annotations":{%q:%q},"mounts":[%s]}`, sandboxAnnotation, sandbox, strings.Join(parts, ","))
+	}
+	fake.put("sb-1", "pod-1", kindSandbox, "", spec("sb-1", "/v:/sandbox"))
+	fake.put("c-1", "pod-1", "container", "sb-1", spec("sb-1", "/v:/data", "/w:/other"))
+	fake.put("c-2", "pod-1", "container", "", spec("sb-1", "/v:/data", "/v:/copy")) // as containerd 1.6 tells it
+	fake.put("c-3", "pod-1", "container", "", spec("another", "/v:/not-mine"))
+	fake.put("c-4", "pod-1", "container", "sb-1", "{broken")
+	tracker, _ := startTracker(t, fake)
+	eventually(t, "ready", tracker.Ready)
+	got, err := tracker.Destinations(t.Context(), "sb-1", "/v")
+	slices.Sort(got)
+	if err != nil || !slices.Equal(got, []string{"/copy", "/data"}) {
+		t.Errorf("%q, %v", got, err)
+	}
+	ids, err := tracker.ContainerIDs(t.Context(), "sb-1")
+	slices.Sort(ids)
+	if err != nil || !slices.Equal(ids, []string{"c-1", "c-2", "sb-1"}) {
+		t.Errorf("%q, %v", ids, err)
+	}
+	if _, err := tracker.Destinations(t.Context(), "unknown", "/v"); deferral.KindOf(err) != deferral.NoSandbox {
+		t.Errorf("an unknown sandbox: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := tracker.Destinations(ctx, "sb-1", "/v"); deferral.KindOf(err) != deferral.Canceled {
+		t.Errorf("a caller who went away: %v", err)
+	}
+}
+
+func TestHostileEventsAreIgnored(t *testing.T) {
+	fake := newFake(t)
+	fake.start()
+	tracker, _ := startTracker(t, fake)
+	eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
+	fake.run("../../etc", "pod-1")
+	fake.run("sb-odd", "pod/../1")
+	fake.tellRaw("k8s.io", "/tasks/start", []byte{0xff, 0xff})
+	fake.tellRaw("k8s.io", strings.Repeat("x", 4096), nil)
+	fake.put("sb-moby", "pod-1", kindSandbox, "", "{}")
+	fake.tell("/tasks/start", &eventtypes.TaskStart{ContainerID: "not-there"})
+	fake.drop("sb-moby")
+	fake.run("sb-1", "pod-1")
+	eventually(t, "sb-1", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"sb-1"}) })
+	for _, id := range []string{"../../etc", "sb-odd", "sb-moby"} {
+		if _, known := tracker.PodOf(id); known {
+			t.Errorf("%q was taken", id)
+		}
+	}
+}
