@@ -1,0 +1,189 @@
+//go:build system
+
+// Package containerd tests the sandbox tracker against the real containerd and
+// runc.
+package containerd
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	containersapi "github.com/containerd/containerd/api/services/containers/v1"
+	namespacesapi "github.com/containerd/containerd/api/services/namespaces/v1"
+	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// daemon is a containerd of our own.
+type daemon struct {
+	t      *testing.T
+	dir    string
+	socket string
+	rootfs string
+	cmd    *exec.Cmd
+	conn   *grpc.ClientConn
+}
+
+func newContainerd(t *testing.T) *daemon {
+	t.Helper()
+	harness.Need(t, "containerd", "containerd-shim-runc-v2", "runc")
+	dir, err := os.MkdirTemp("/tmp", "ctd")
+	must(t, err)
+	d := &daemon{t: t, dir: dir, socket: dir + "/c.sock", rootfs: dir + "/rootfs"}
+	t.Cleanup(d.remove)
+	d.makeRootfs()
+	config := "version = 2\nroot = \"" + dir + "/root\"\nstate = \"" + dir + "/state\"\n" +
+		"disabled_plugins = [\"io.containerd.grpc.v1.cri\", \"io.containerd.cri.v1.runtime\", \"io.containerd.cri.v1.images\"]\n" +
+		"[grpc]\n  address = \"" + d.socket + "\"\n"
+	must(t, os.WriteFile(dir+"/config.toml", []byte(config), 0o600))
+	d.start()
+	return d
+}
+
+// makeRootfs makes a root filesystem whose only program sleeps.
+func (d *daemon) makeRootfs() {
+	d.t.Helper()
+	for _, sub := range []string{"proc", "dev", "sys"} {
+		must(d.t, os.MkdirAll(filepath.Join(d.rootfs, sub), 0o755))
+	}
+	source := filepath.Join(d.dir, "sleep.go")
+	must(d.t, os.WriteFile(source, []byte("package main\n\nimport \"time\"\n\nfunc main() { time.Sleep(time.Hour) }\n"), 0o600))
+	build := exec.Command("go", "build", "-o", filepath.Join(d.rootfs, "sleep"), source)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=mod", "GO111MODULE=off")
+	out, err := build.CombinedOutput()
+	if err != nil {
+		d.t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func (d *daemon) start() {
+	d.t.Helper()
+	log, err := os.OpenFile(d.dir+"/log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	must(d.t, err)
+	defer log.Close()
+	d.cmd = exec.Command("containerd", "--config", d.dir+"/config.toml")
+	d.cmd.Stdout, d.cmd.Stderr = log, log
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	must(d.t, d.cmd.Start())
+	d.conn, err = grpc.NewClient("unix:"+d.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(d.t, err)
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		_, err := namespacesapi.NewNamespacesClient(d.conn).List(d.ctx(), &namespacesapi.ListNamespacesRequest{})
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			raw, _ := os.ReadFile(d.dir + "/log")
+			d.t.Fatalf("containerd does not serve: %v\n%s", err, raw)
+		}
+	}
+}
+
+// kill kills containerd; shims and tasks live on.
+func (d *daemon) kill() {
+	_ = d.cmd.Process.Kill()
+	_ = d.cmd.Wait()
+	_ = d.conn.Close()
+}
+
+func (d *daemon) remove() {
+	if d.cmd != nil {
+		d.kill()
+	}
+	// Whatever shim or task of ours still runs has our directory in its command
+	// line or working directory.
+	entries, _ := filepath.Glob("/proc/[0-9]*")
+	for _, proc := range entries {
+		raw, _ := os.ReadFile(proc + "/cmdline")
+		cwd, _ := os.Readlink(proc + "/cwd")
+		root, _ := os.Readlink(proc + "/root")
+		if strings.Contains(string(raw), d.dir) || strings.HasPrefix(cwd, d.dir) || strings.HasPrefix(root, d.dir) {
+			var pid int
+			if err := json.Unmarshal([]byte(filepath.Base(proc)), &pid); err == nil && pid > 1 {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+	}
+	time.Sleep(50 * time.Millisecond)
+	harness.UnmountAll(d.t, d.dir)
+	if err := os.RemoveAll(d.dir); err != nil {
+		d.t.Error(err)
+	}
+}
+
+func (d *daemon) ctx() context.Context {
+	return metadata.AppendToOutgoingContext(context.Background(), "containerd-namespace", "k8s.io")
+}
+
+// runSandbox makes what CRI makes for a pod: a labelled container with a task.
+func (d *daemon) runSandbox(id, pod string) {
+	d.t.Helper()
+	spec, err := json.Marshal(map[string]any{
+		"ociVersion": "1.0.2",
+		"process":    map[string]any{"args": []string{"/sleep"}, "cwd": "/", "user": map[string]any{"uid": 0, "gid": 0}},
+		"root":       map[string]any{"path": d.rootfs},
+		"mounts":     []map[string]any{{"destination": "/proc", "type": "proc", "source": "proc"}},
+		"linux":      map[string]any{"namespaces": []map[string]any{{"type": "pid"}, {"type": "mount"}}, "cgroupsPath": "/crust-proxy-test/" + id},
+	})
+	must(d.t, err)
+	_, err = containersapi.NewContainersClient(d.conn).Create(d.ctx(), &containersapi.CreateContainerRequest{
+		Container: &containersapi.Container{
+			ID:      id,
+			Labels:  map[string]string{"io.cri-containerd.kind": "sandbox", "io.kubernetes.pod.uid": pod},
+			Runtime: &containersapi.Container_Runtime{Name: "io.containerd.runc.v2"},
+			Spec:    &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/Spec", Value: spec},
+		},
+	})
+	must(d.t, err)
+	tasks := tasksapi.NewTasksClient(d.conn)
+	_, err = tasks.Create(d.ctx(), &tasksapi.CreateTaskRequest{
+		ContainerID: id,
+		Rootfs:      []*types.Mount{{Type: "bind", Source: d.rootfs, Options: []string{"rbind", "rw"}}},
+	})
+	must(d.t, err)
+	_, err = tasks.Start(d.ctx(), &tasksapi.StartRequest{ContainerID: id})
+	must(d.t, err)
+}
+
+// pid is the task's process.
+func (d *daemon) pid(id string) int {
+	d.t.Helper()
+	reply, err := tasksapi.NewTasksClient(d.conn).Get(d.ctx(), &tasksapi.GetRequest{ContainerID: id})
+	must(d.t, err)
+	return int(reply.GetProcess().GetPid())
+}
+
+// removeSandbox takes away what runSandbox made.
+func (d *daemon) removeSandbox(id string) {
+	tasks := tasksapi.NewTasksClient(d.conn)
+	_, _ = tasks.Kill(d.ctx(), &tasksapi.KillRequest{ContainerID: id, Signal: uint32(syscall.SIGKILL)})
+	for range 100 {
+		if _, err := tasks.Delete(d.ctx(), &tasksapi.DeleteTaskRequest{ContainerID: id}); err == nil {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	_, _ = containersapi.NewContainersClient(d.conn).Delete(d.ctx(), &containersapi.DeleteContainerRequest{ID: id})
+}
