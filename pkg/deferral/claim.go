@@ -302,17 +302,18 @@ func (c *claims) putBack(rec *record) error {
 	if slices.ContainsFunc(owners, func(o owner) bool { return o.key != rec.Key }) {
 		return nil
 	}
-	fd := noFD
 	if held != nil {
-		fd = held.fd
-	} else {
-		opened, err := openByIdentity(rec.Device, 0)
-		if err != nil {
-			return nil //nolint:nilerr // a device that has gone has no state to put back
-		}
-		defer closeFD(opened)
-		fd = opened
+		return makeWritable(rec, held.fd)
 	}
+	fd, err := openByIdentity(rec.Device, 0)
+	if err != nil {
+		return nil //nolint:nilerr // a device that has gone has no state to put back
+	}
+	defer closeFD(fd)
+	return makeWritable(rec, fd)
+}
+
+func makeWritable(rec *record, fd int) error {
 	if err := unix.IoctlSetPointerInt(fd, unix.BLKROSET, 0); err != nil && !errors.Is(err, unix.ENXIO) && !errors.Is(err, unix.ENODEV) {
 		return Errorf(Internal, "volume %s: the device %s cannot be made writable again: %w", rec.Target, rec.Device.Path, err)
 	}

@@ -2,6 +2,7 @@ package deferral
 
 import (
 	"context"
+	"errors"
 	"sync"
 )
 
@@ -55,7 +56,7 @@ func (l *keyLocks) leave(key Key, entry *keyLock) {
 
 // contextKind classes the end of a context.
 func contextKind(ctx context.Context) Kind {
-	if context.Cause(ctx) == context.DeadlineExceeded || ctx.Err() == context.DeadlineExceeded {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return Timeout
 	}
 	return Canceled

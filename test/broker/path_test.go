@@ -157,17 +157,29 @@ func TestRepeatedAndDifferentCalls(t *testing.T) {
 	n.noLeftovers()
 }
 
+// winnerSet is the targets that got the device.
+type winnerSet struct {
+	mu      sync.Mutex
+	targets map[string]bool
+}
+
+func (w *winnerSet) add(target string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.targets[target] = true
+}
+
 func TestManyPodsRaceForOneDevice(t *testing.T) {
 	n := newNode(t)
 	disk := harness.Disk(t, 16*mib, "")
 	for range 20 {
-		var won sync.Map
+		won := winnerSet{targets: make(map[string]bool)}
 		var racing sync.WaitGroup
 		for i := range 8 {
 			in := n.instruction("pod-"+string(rune('a'+i)), disk)
 			racing.Go(func() {
 				if _, err := n.Stage(context.Background(), in); err == nil {
-					won.Store(in.Target, true)
+					won.add(in.Target)
 				} else if deferral.KindOf(err) != deferral.InUse {
 					t.Error(err)
 				}
@@ -175,7 +187,10 @@ func TestManyPodsRaceForOneDevice(t *testing.T) {
 		}
 		racing.Wait()
 		winners := 0
-		won.Range(func(target, _ any) bool { winners++; n.unstage(target.(string)); return true })
+		for target := range won.targets {
+			winners++
+			n.unstage(target)
+		}
 		if winners != 1 {
 			t.Fatalf("%d pods have the device", winners)
 		}

@@ -82,7 +82,7 @@ func (d *daemon) start() {
 	d.t.Helper()
 	log, err := os.OpenFile(d.dir+"/log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	must(d.t, err)
-	defer log.Close()
+	defer func() { _ = log.Close() }()
 	d.cmd = exec.Command("containerd", "--config", d.dir+"/config.toml")
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -145,7 +145,7 @@ func (d *daemon) runSandbox(id, pod string) {
 		"process":    map[string]any{"args": []string{"/sleep"}, "cwd": "/", "user": map[string]any{"uid": 0, "gid": 0}},
 		"root":       map[string]any{"path": d.rootfs},
 		"mounts":     []map[string]any{{"destination": "/proc", "type": "proc", "source": "proc"}},
-		"linux":      map[string]any{"namespaces": []map[string]any{{"type": "pid"}, {"type": "mount"}}, "cgroupsPath": "/crust-proxy-test/" + id},
+		"linux":      map[string]any{"namespaces": []map[string]any{{"type": "pid"}, {"type": "mount"}}, "cgroupsPath": "/crust-proxy-test-" + id},
 	})
 	must(d.t, err)
 	_, err = containersapi.NewContainersClient(d.conn).Create(d.ctx(), &containersapi.CreateContainerRequest{

@@ -232,7 +232,7 @@ func (d *Daemon) HTTP(path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer reply.Body.Close()
+	defer func() { _ = reply.Body.Close() }()
 	var body bytes.Buffer
 	if _, err := body.ReadFrom(reply.Body); err != nil {
 		return "", err
@@ -287,7 +287,9 @@ func (d *Daemon) Dial(socket string) *grpc.ClientConn {
 }
 
 // Runtime is a client of the Runtime API.
-func (d *Daemon) Runtime() runtimev1.RuntimeClient { return runtimev1.NewRuntimeClient(d.Dial(d.RuntimeSocket)) }
+func (d *Daemon) Runtime() runtimev1.RuntimeClient {
+	return runtimev1.NewRuntimeClient(d.Dial(d.RuntimeSocket))
+}
 
 // Admin is a client of the Admin API.
 func (d *Daemon) Admin() adminv1.AdminClient { return adminv1.NewAdminClient(d.Dial(d.AdminSocket)) }
