@@ -3,7 +3,6 @@ package deferral
 import (
 	"cmp"
 	"context"
-	"errors"
 	"os"
 	"slices"
 	"sync"
@@ -14,9 +13,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 )
-
-// undoTime bounds a roll-back, which goes on when its caller has gone.
-const undoTime = 30 * time.Second
 
 // Config is what a Broker is made of.
 type Config struct {
@@ -290,146 +286,4 @@ func (b *Broker) publish(ctx context.Context, handler Projector, rec *record, t 
 	}
 	failpoint.Hit("stage-guarded")
 	return handler.Publish(ctx, &rec.Volume)
-}
-
-// rollBack undoes a failed stage and tells its cause. Where the undoing fails
-// too, the error is one to retry: a final one would promise that nothing is left.
-func (b *Broker) rollBack(ctx context.Context, rec *record, cause error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
-	defer cancel()
-	b.remember(rec)
-	if err := b.undo(ctx, rec); err != nil {
-		return Errorf(Busy, "%w; and it could not be undone yet: %w", cause, err)
-	}
-	return cause
-}
-
-// Unstage gives a volume back. A target that is unknown is a success.
-func (b *Broker) Unstage(ctx context.Context, path string) (*Volume, error) {
-	t, err := b.targets.resolve(path)
-	if err != nil {
-		return nil, err
-	}
-	defer t.close()
-	if known := b.entry(t.key()); known != nil && !known.removing {
-		if err := b.refuseBound(ctx, &known.rec.Volume); err != nil {
-			return &known.rec.Volume, err
-		}
-	}
-	unlock, err := b.locks.lock(ctx, t.key())
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	known := b.entry(t.key())
-	if known == nil {
-		return nil, b.cleanUnknown(ctx, t)
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
-	defer cancel()
-	return &known.rec.Volume, b.undo(ctx, known.rec)
-}
-
-// refuseBound keeps a device from being given away while a sandbox writes to it.
-func (b *Broker) refuseBound(ctx context.Context, v *Volume) error {
-	handler := b.handlers[v.Handler]
-	if handler == nil {
-		return nil
-	}
-	sandbox, err := handler.InUse(ctx, v)
-	if err != nil {
-		return err
-	}
-	if sandbox != "" {
-		return Errorf(Busy, "volume %s: the sandbox %s still has its device %s: repeat when the sandbox has ended",
-			v.Target, sandbox, v.Device.Path)
-	}
-	return nil
-}
-
-// cleanUnknown removes what a volume whose record was lost may have left.
-func (b *Broker) cleanUnknown(ctx context.Context, t *target) error {
-	lost := &Volume{Key: t.key(), Target: t.given, ResolvedTarget: t.resolved}
-	for _, handler := range b.handlers {
-		if err := handler.Retract(ctx, lost); err != nil {
-			return err
-		}
-	}
-	return b.guards.remove(t)
-}
-
-// undo takes a volume back, in the opposite order of publish. Once begun, a
-// restart ends it.
-func (b *Broker) undo(ctx context.Context, rec *record) error {
-	err := b.undoSteps(ctx, rec)
-	if err != nil {
-		b.markRemoving(rec.Key, err)
-		return err
-	}
-	b.forget(rec.Key)
-	return nil
-}
-
-func (b *Broker) undoSteps(ctx context.Context, rec *record) error {
-	if err := b.store.beginRemoval(rec.Key); err != nil {
-		return err
-	}
-	b.markRemoving(rec.Key, nil)
-	failpoint.Hit("unstage-begun")
-	if handler := b.handlers[rec.Handler]; handler != nil {
-		if err := handler.Retract(ctx, &rec.Volume); err != nil {
-			return err
-		}
-	}
-	failpoint.Hit("unstage-retracted")
-	if err := b.unguard(rec); err != nil {
-		return err
-	}
-	failpoint.Hit("unstage-unguarded")
-	if err := b.claims.putBack(rec); err != nil {
-		return err
-	}
-	failpoint.Hit("unstage-put-back")
-	// The claim goes before the record: while the record stands a restart knows
-	// that there may be a kept claim to give up.
-	if err := b.claims.release(rec.Key); err != nil {
-		return err
-	}
-	failpoint.Hit("unstage-released")
-	return b.store.endRemoval(rec.Key)
-}
-
-// unguard removes the guard, and the target directory where we made it.
-func (b *Broker) unguard(rec *record) error {
-	t, err := b.targets.resolve(rec.ResolvedTarget)
-	if err != nil {
-		if KindOf(err) == Invalid {
-			return nil // below another kubelet root: not ours to reach any more
-		}
-		return err
-	}
-	defer t.close()
-	if err := b.guards.remove(t); err != nil {
-		return err
-	}
-	b.guards.forget(rec.Key)
-	if rec.MadeTarget {
-		return t.removeDir()
-	}
-	return nil
-}
-
-// removeDir removes the empty target directory. Anything in it is not ours.
-func (t *target) removeDir() error {
-	parent, err := t.openParent()
-	if err != nil {
-		return nil //nolint:nilerr // the parent has gone, and the directory with it
-	}
-	defer closeFD(parent)
-	err = unix.Unlinkat(parent, t.base(), unix.AT_REMOVEDIR)
-	if err == nil || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTEMPTY) ||
-		errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTDIR) {
-		return nil
-	}
-	return Errorf(Internal, "volume %s: the target directory cannot be removed: %w", t.given, err)
 }
