@@ -91,7 +91,7 @@ func (d *daemon) newServer(name, service string, allowed *peercred.Authorizer, l
 		Log: d.log, Metrics: d.metrics, Tracer: d.tracer, Peer: peerOf, Quiet: quietMethods,
 	}
 	options := append(allowed.ServerOptions(), interceptors.Options()...)
-	options = append(options,
+	options = append(options, api.ServerOption(),
 		grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(1024), grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
 	s := &server{
