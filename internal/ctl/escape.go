@@ -17,7 +17,7 @@ func escape(text string) string { return escapeBut(text, "") }
 func escapeLines(text string) string { return escapeBut(text, "\n") }
 
 func escapeBut(text, allowed string) string {
-	if strings.IndexFunc(text, func(r rune) bool { return unsafeRune(r) }) < 0 {
+	if strings.IndexFunc(text, unsafeRune) < 0 {
 		return text
 	}
 	var b strings.Builder

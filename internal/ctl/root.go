@@ -38,12 +38,12 @@ or more).
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 doctor found errors.`,
 		SilenceErrors: true, SilenceUsage: true,
 		SuggestionsMinimumDistance: 2,
-		Args:                       func(cmd *cobra.Command, args []string) error { return noSuchCommand(cmd, args) },
+		Args:                       noSuchCommand,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetOut(world.Out)
 	root.SetErr(world.Err)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return wrongUsage(cmd, err) })
+	root.SetFlagErrorFunc(wrongUsage)
 	a.globalFlags(root)
 	root.AddCommand(a.listCmd(), a.getCmd(), a.statsCmd(), a.expandCmd(), a.watchCmd(),
 		a.handlersCmd(), a.reconcileCmd(), a.doctorCmd(), a.versionCmd())
