@@ -1,0 +1,224 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+)
+
+// rig is the daemon, and what it is compared with, over directories of their
+// own on a tmpfs.
+type rig struct {
+	dir, kubelet, images, kata, sandboxes string
+	program                               string
+	daemon                                *exec.Cmd
+	children                              []*exec.Cmd
+	loops                                 []string
+}
+
+func newRig() (*rig, error) {
+	dir, err := os.MkdirTemp("", "cpb")
+	if err != nil {
+		return nil, err
+	}
+	r := &rig{dir: dir, kubelet: dir + "/k", images: dir + "/i", kata: dir + "/d", sandboxes: dir + "/vc", program: dir + "/crust-proxy"}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
+		return r, err
+	}
+	for _, sub := range []string{r.kubelet, r.images, r.kata, r.sandboxes} {
+		if err := os.Mkdir(sub, 0o700); err != nil {
+			return r, err
+		}
+	}
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", r.program, "./cmd/crust-proxy") //nolint:gosec // our own program
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return r, fmt.Errorf("build: %w\n%s", err, out)
+	}
+	return r, nil
+}
+
+// close takes everything away again.
+func (r *rig) close() {
+	r.stop()
+	for _, child := range r.children {
+		_ = child.Process.Kill()
+		_ = child.Wait()
+	}
+	// The namespace's mounts, guards among them, go with one detached unmount.
+	_ = unix.Unmount(r.dir, unix.MNT_DETACH)
+	for _, loop := range r.loops {
+		if err := loopdev.Detach(loop); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+		}
+	}
+	_ = os.Remove(r.dir)
+}
+
+func (r *rig) config() string {
+	return fmt.Sprintf(`
+runDir: %[1]s/run
+kubeletRoot: %[2]s
+devices: {roots: [/dev], images: [%[3]s]}
+handlers:
+  kata: {directVolumes: %[4]s, goSandboxes: %[5]s, rustSandboxes: %[1]s/rs, sharedSandboxes: %[1]s/sh}
+containerd: {socket: ""}
+reconcileInterval: 0
+http: {listen: "unix:%[1]s/http.sock", pprof: true}
+`, r.dir, r.kubelet, r.images, r.kata, r.sandboxes)
+}
+
+// start starts the daemon and tells how long it took to be ready.
+func (r *rig) start() (time.Duration, error) {
+	config := r.dir + "/config.yaml"
+	if err := os.WriteFile(config, []byte(r.config()), 0o600); err != nil {
+		return 0, err
+	}
+	log, err := os.Create(r.dir + "/log")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = log.Close() }()
+	r.daemon = exec.Command(r.program, "--config", config) //nolint:gosec // our own program
+	r.daemon.Stdout, r.daemon.Stderr = log, log
+	r.daemon.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	start := time.Now()
+	if err := r.daemon.Start(); err != nil {
+		return 0, err
+	}
+	for time.Since(start) < time.Minute {
+		if body, err := r.get("/readyz"); err == nil && strings.HasPrefix(body, "ok") {
+			return time.Since(start), nil
+		}
+		time.Sleep(time.Millisecond)
+	}
+	raw, _ := os.ReadFile(r.dir + "/log")
+	return 0, fmt.Errorf("the daemon is not ready:\n%s", raw)
+}
+
+func (r *rig) stop() {
+	if r.daemon == nil {
+		return
+	}
+	_ = r.daemon.Process.Signal(syscall.SIGTERM)
+	_ = r.daemon.Wait()
+	r.daemon = nil
+}
+
+// get fetches a page of the daemon.
+func (r *rig) get(path string) (string, error) {
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", r.dir+"/http.sock")
+	}}
+	reply, err := (&http.Client{Transport: transport, Timeout: time.Minute}).Get("http://daemon" + path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = reply.Body.Close() }()
+	return readAll(reply.Body)
+}
+
+// spawn starts the bench in another role and waits for its socket.
+func (r *rig) spawn(wait string, args ...string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(self, args...) //nolint:gosec // ourselves
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	r.children = append(r.children, cmd)
+	for start := time.Now(); time.Since(start) < 30*time.Second; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat(wait); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("%v: no %s after 30 s", args, wait)
+}
+
+func (r *rig) dial(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+}
+
+func (r *rig) client() (runtimev1.RuntimeClient, func(), error) {
+	conn, err := r.dial(r.dir + "/run/runtime.sock")
+	if err != nil {
+		return nil, nil, err
+	}
+	return runtimev1.NewRuntimeClient(conn), func() { _ = conn.Close() }, nil
+}
+
+// target makes the directory of a pod's volume.
+func (r *rig) target(n int) (string, error) {
+	dir := filepath.Join(r.kubelet, "pods", "pod-"+strconv.Itoa(n), "volumes", "csi", "pv")
+	return dir + "/mount", os.MkdirAll(dir, 0o700)
+}
+
+// image makes a disk image of a volume.
+func (r *rig) image(n int) (string, error) {
+	path := filepath.Join(r.images, strconv.Itoa(n))
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		return "", err
+	}
+	return path, os.Truncate(path, 1<<30)
+}
+
+// disk makes a loop device.
+func (r *rig) disk(n int) (string, error) {
+	path, err := r.image(n)
+	if err != nil {
+		return "", err
+	}
+	loop, err := loopdev.Attach(path, loopdev.Options{})
+	if err == nil {
+		r.loops = append(r.loops, loop)
+	}
+	return loop, err
+}
+
+func (r *rig) request(n int, device string) (*runtimev1.RuntimeStageVolumeRequest, error) {
+	target, err := r.target(n)
+	return &runtimev1.RuntimeStageVolumeRequest{
+		VolumeType:       &runtimev1.VolumeType{Type: runtimev1.VolumeType_BLOCK},
+		VolumeTargetPath: target, VolumeBackingPath: device, FsType: "ext4", MountFlags: []string{"noatime"},
+	}, err
+}
+
+// memory is the daemon's resident memory in bytes.
+func (r *rig) memory() (int64, error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.daemon.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.SplitSeq(string(raw), "\n") {
+		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kib, err := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
+			return kib << 10, err
+		}
+	}
+	return 0, errors.New("no VmRSS")
+}
+
+func (r *rig) descriptors() (int, error) {
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", r.daemon.Process.Pid))
+	return len(entries), err
+}
