@@ -115,6 +115,13 @@ func (s *Shim) Mount(name string, fs Statfs) {
 	s.mounts[name] = fs
 }
 
+// Unmount takes all filesystems from the guest.
+func (s *Shim) Unmount() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.mounts)
+}
+
 // WriteID leaves the sandbox's id in a volume's directory, as the Go runtime
 // does when it creates a container.
 func WriteID(directVolumes, target, sandboxID string) error {

@@ -34,6 +34,7 @@ type bench struct {
 	flavor kataemu.Flavor
 	h      *Handler
 	stop   func()
+	resize func(string, uint64) error
 }
 
 // shortDir is a directory whose sockets' paths stay under the kernel's limit.
@@ -156,7 +157,7 @@ func (b *bench) Start(t *testing.T, v *deferral.Volume, id string) runtimetest.S
 // startShim starts an emulated sandbox that has the volume.
 func (b *bench) startShim(t testing.TB, v *deferral.Volume, id string) *sandbox {
 	t.Helper()
-	opts := kataemu.Options{Flavor: b.flavor, SandboxID: id, Sandboxes: b.cfg.GoSandboxes, Mounts: map[string]kataemu.Statfs{
+	opts := kataemu.Options{Flavor: b.flavor, SandboxID: id, Sandboxes: b.cfg.GoSandboxes, Resize: b.resize, Mounts: map[string]kataemu.Statfs{
 		v.Device.Path: kataemu.MountedAt("/"),
 	}}
 	if b.flavor == kataemu.Rust {

@@ -22,3 +22,5 @@ func listenOne(t *testing.T, socket string) *os.File {
 	}
 	return os.NewFile(uintptr(fd), socket)
 }
+
+func unixMkfifo(path string) error { return unix.Mkfifo(path, 0o600) }

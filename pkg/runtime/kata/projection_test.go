@@ -1,0 +1,194 @@
+package kata
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/kataemu"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+func TestModes(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := published(t, b, "a")
+	for path, want := range map[string]fs.FileMode{
+		b.cfg.DirectVolumes: fs.ModeDir | 0o700, b.dir(v): fs.ModeDir | 0o700, filepath.Join(b.dir(v), infoName): 0o600,
+	} {
+		if info, err := os.Stat(path); err != nil || info.Mode() != want {
+			t.Errorf("%s: %v, %v, want %v", path, info.Mode(), err, want)
+		}
+	}
+}
+
+func TestSamePublishWritesNothing(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := published(t, b, "a")
+	before := statOf(t, filepath.Join(b.dir(v), infoName))
+	published(t, b, "a")
+	if after := statOf(t, filepath.Join(b.dir(v), infoName)); after.Ino != before.Ino || after.Mtim != before.Mtim {
+		t.Error("the file was written again")
+	}
+}
+
+func statOf(t *testing.T, path string) unix.Stat_t {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+// A sandbox that has the volume keeps its id file over a change.
+func TestRepublishKeepsIDs(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := published(t, b, "a")
+	b.startShim(t, v, "sb1")
+	changed := *v
+	changed.MountFlags = []string{"noatime"}
+	if err := b.h.Publish(t.Context(), &changed); err != nil {
+		t.Fatal(err)
+	}
+	if ids := listIDs(b.dir(v)); len(ids) != 1 || ids[0] != "sb1" {
+		t.Errorf("ids %q", ids)
+	}
+	// A lost file is put back, too.
+	if err := os.Remove(filepath.Join(b.dir(v), infoName)); err != nil {
+		t.Fatal(err)
+	}
+	published(t, b, "a")
+	if _, exists := b.Projection(t, v); !exists {
+		t.Error("the lost file was not put back")
+	}
+}
+
+// Retract never goes into a directory that somebody filled.
+func TestRetractIsNotRecursive(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := published(t, b, "a")
+	precious := filepath.Join(b.dir(v), "sub", "precious")
+	for _, dir := range []string{filepath.Dir(precious), filepath.Join(b.dir(v), "empty")} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(precious, []byte("data"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.h.Retract(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(b.dir(v)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("still in Kata's tree: %v", err)
+	}
+	if n := b.CountLeftovers(t); n != 1 {
+		t.Errorf("%d leftovers", n)
+	}
+	b.Restart(t)
+	kept, err := filepath.Glob(filepath.Join(b.cfg.TempDir, "*", "sub", "precious"))
+	if err != nil || len(kept) != 1 {
+		t.Errorf("the file in the sub-directory is gone: %v, %v", kept, err)
+	}
+	published(t, b, "a")
+}
+
+// Another writer's empty directory is on its way to being a volume.
+func TestForeignEmptyDirectory(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := b.Volume("a")
+	if err := os.Mkdir(b.dir(v), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, b.h.Publish(t.Context(), v), deferral.Conflict, v, "another program")
+	if err := b.h.Retract(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(b.dir(v)); err != nil {
+		t.Errorf("a foreign directory was removed: %v", err)
+	}
+}
+
+func TestRootIsMadeAgain(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	published(t, b, "a")
+	if err := os.RemoveAll(b.cfg.DirectVolumes); err != nil {
+		t.Fatal(err)
+	}
+	v := published(t, b, "a")
+	if _, exists := b.Projection(t, v); !exists {
+		t.Fatal("not published")
+	}
+}
+
+func TestPlaces(t *testing.T) {
+	dir := shortDir(t)
+	inside := testConfig(dir)
+	inside.TempDir = filepath.Join(inside.DirectVolumes, "tmp")
+	if _, err := New(inside, nil, zap.NewNop()); deferral.KindOf(err) != deferral.Invalid {
+		t.Errorf("a TempDir in Kata's tree: %v", err)
+	}
+	if _, err := New(inside, nil, zap.NewNop()); err == nil || !strings.Contains(err.Error(), "put it elsewhere") {
+		t.Errorf("%v", err)
+	}
+	elsewhere := testConfig(dir)
+	elsewhere.TempDir = "/dev/shm/crust-proxy-test"
+	t.Cleanup(func() { _ = os.Remove(elsewhere.TempDir) })
+	if statOf(t, "/dev/shm").Dev == statOf(t, dir).Dev {
+		t.Skip("/dev/shm is no filesystem of its own here")
+	}
+	if _, err := New(elsewhere, nil, zap.NewNop()); deferral.KindOf(err) != deferral.Invalid {
+		t.Errorf("a TempDir on another filesystem: %v", err)
+	}
+}
+
+// Readers as Kata's are: open, read, parse. They must never see half a file.
+func TestReadsAreNeverTorn(t *testing.T) {
+	reads := int64(1_000_000)
+	if testing.Short() {
+		reads = 50_000
+	}
+	b := newBench(t, kataemu.Go)
+	one := published(t, b, "a")
+	two := *one
+	two.MountFlags = []string{strings.Repeat("x", 3000)}
+	file := filepath.Join(b.dir(one), infoName)
+	var left atomic.Int64
+	left.Store(reads)
+	var readers, writer sync.WaitGroup
+	for range 64 {
+		readers.Go(func() { readUntil(t, file, &left) })
+	}
+	writer.Go(func() {
+		for i := 0; left.Load() > 0; i++ {
+			if err := b.h.Publish(t.Context(), []*deferral.Volume{one, &two}[i%2]); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	readers.Wait()
+	writer.Wait()
+}
+
+func readUntil(t *testing.T, file string, left *atomic.Int64) {
+	for left.Add(-1) >= 0 {
+		raw, err := readSmall(file, maxInfo)
+		if err == nil {
+			_, err = parseInfo(raw)
+		}
+		if err != nil {
+			t.Errorf("%q: %v", clip(string(raw), 100), err)
+			left.Store(0)
+			return
+		}
+	}
+}

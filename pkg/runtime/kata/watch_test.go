@@ -1,0 +1,228 @@
+package kata
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/kataemu"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+// changes collects what OnChange was called with.
+type changes struct {
+	mu   sync.Mutex
+	keys []deferral.Key
+}
+
+func (c *changes) add(key deferral.Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.keys = append(c.keys, key)
+}
+
+func (c *changes) has(key deferral.Key) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Contains(c.keys, key)
+}
+
+func soon(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(3 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in 3 s: %s", what)
+		}
+	}
+}
+
+func boundTo(b *bench, v *deferral.Volume, id string) func() bool {
+	return func() bool {
+		binding, bound := b.h.Binding(v)
+		return bound && binding.Sandbox == id || !bound && id == ""
+	}
+}
+
+func watched(b *bench, v *deferral.Volume) func() bool {
+	return func() bool {
+		b.h.mu.RLock()
+		defer b.h.mu.RUnlock()
+		e, ok := b.h.entries[v.Key]
+		return ok && e.wd != 0
+	}
+}
+
+// watching waits until Run watches.
+func watching(t *testing.T, b *bench) {
+	t.Helper()
+	soon(t, "the watch runs", func() bool {
+		b.h.mu.RLock()
+		defer b.h.mu.RUnlock()
+		return b.h.watch != nil && b.h.watch.root != 0
+	})
+}
+
+func newWatchedBench(t *testing.T) (*bench, *changes) {
+	t.Helper()
+	var seen changes
+	b := newBench(t, kataemu.Go)
+	b.stop()
+	b.cfg.OnChange = seen.add
+	b.start(t)
+	watching(t, b)
+	return b, &seen
+}
+
+func TestBindingShowsAtOnce(t *testing.T) {
+	b, seen := newWatchedBench(t)
+	v := published(t, b, "a")
+	if !watched(b, v)() {
+		t.Fatal("a published volume is not watched")
+	}
+	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, "sb1"); err != nil {
+		t.Fatal(err)
+	}
+	soon(t, "bound", boundTo(b, v, "sb1"))
+	soon(t, "told", func() bool { return seen.has(v.Key) })
+	b.h.SandboxGone("sb1")
+	if !boundTo(b, v, "")() {
+		t.Error("bound to a sandbox that is gone")
+	}
+	if err := b.h.Retract(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	soon(t, "nothing is left in memory", func() bool {
+		b.h.mu.RLock()
+		defer b.h.mu.RUnlock()
+		return len(b.h.entries) == 0 && len(b.h.watch.byWD) == 0
+	})
+}
+
+func TestWatchFindsWhatWasThere(t *testing.T) {
+	b, _ := newWatchedBench(t)
+	v := published(t, b, "a")
+	foreign := b.Volume("foreign")
+	b.PublishForeign(t, foreign)
+	b.stop()
+	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, "sb1"); err != nil {
+		t.Fatal(err)
+	}
+	b.start(t)
+	soon(t, "bound", boundTo(b, v, "sb1"))
+	soon(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
+}
+
+func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
+	b, _ := newWatchedBench(t)
+	v := b.Volume("foreign")
+	// As upstream writes: the directory first, the file in place.
+	if err := os.Mkdir(b.dir(v), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	soon(t, "watched", watched(b, v))
+	if len(b.h.Adopted()) != 0 {
+		t.Fatal("adopted without a file")
+	}
+	b.PublishForeign(t, v)
+	soon(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
+	other := *v
+	other.Device.Path = "/images/other"
+	b.PublishForeign(t, &other)
+	soon(t, "rewritten", func() bool { return b.h.Adopted()[0].Device.Path == "/images/other" })
+	if err := os.RemoveAll(b.dir(v)); err != nil {
+		t.Fatal(err)
+	}
+	soon(t, "forgotten", func() bool { return len(b.h.Adopted()) == 0 })
+}
+
+func TestRootIsWatchedAgain(t *testing.T) {
+	b, _ := newWatchedBench(t)
+	published(t, b, "a")
+	if err := os.RemoveAll(b.cfg.DirectVolumes); err != nil {
+		t.Fatal(err)
+	}
+	soon(t, "made again", func() bool { _, err := os.Stat(b.cfg.DirectVolumes); return err == nil })
+	foreign := b.Volume("foreign")
+	b.PublishForeign(t, foreign)
+	soon(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
+	if err := b.h.Health(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A flood of foreign directories and sandbox ids loses nothing.
+func TestManyEvents(t *testing.T) {
+	b, _ := newWatchedBench(t)
+	const n = 300
+	for i := range n {
+		b.PublishForeign(t, b.Volume(fmt.Sprintf("f%d", i)))
+	}
+	soon(t, "all adopted", func() bool { return len(b.h.Adopted()) == n })
+	for i := range n {
+		v := b.Volume(fmt.Sprintf("f%d", i))
+		if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, "sb1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	soon(t, "all bound", func() bool { return boundTo(b, b.Volume(fmt.Sprintf("f%d", n-1)), "sb1")() })
+}
+
+func TestOverflowReadsTheTree(t *testing.T) {
+	b, _ := newWatchedBench(t)
+	b.h.mu.RLock()
+	w := b.h.watch
+	b.h.mu.RUnlock()
+	foreign := b.Volume("foreign")
+	b.PublishForeign(t, foreign)
+	soon(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
+	b.h.mu.Lock()
+	clear(b.h.adopted)
+	b.h.mu.Unlock()
+	const overflow = "\xff\xff\xff\xff\x00\x40\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+	b.h.dispatch(w, []byte(overflow))
+	soon(t, "adopted again", func() bool { return len(b.h.Adopted()) == 1 })
+}
+
+func TestOddNamesInTheTree(t *testing.T) {
+	b, _ := newWatchedBench(t)
+	for _, name := range []string{"plain", ".dot", dirName("relative")} {
+		if err := os.Mkdir(filepath.Join(b.cfg.DirectVolumes, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v := b.Volume("bad")
+	if err := os.Mkdir(b.dir(v), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unixMkfifo(filepath.Join(b.dir(v), infoName)); err != nil {
+		t.Fatal(err)
+	}
+	good := b.Volume("good")
+	b.PublishForeign(t, good)
+	soon(t, "the good one is adopted", func() bool { return len(b.h.Adopted()) == 1 })
+	if orphans, err := b.h.Orphans(func(deferral.Key) bool { return false }); err != nil || len(orphans) != 0 {
+		t.Errorf("orphans %v, %v", orphans, err)
+	}
+}
+
+// A volume that no sandbox ever had is answered from memory.
+func TestNeverBoundCostsNothing(t *testing.T) {
+	b, _ := newWatchedBench(t)
+	v := published(t, b, "a")
+	if !b.h.neverBound(v) {
+		t.Error("a new volume is looked up on disk")
+	}
+	b.startShim(t, v, "sb1")
+	soon(t, "bound", boundTo(b, v, "sb1"))
+	if b.h.neverBound(v) {
+		t.Error("a bound volume is taken for one that never was")
+	}
+	b.h.SandboxGone("sb1")
+	if b.h.neverBound(v) {
+		t.Error("a volume that was bound is taken for one that never was")
+	}
+}
