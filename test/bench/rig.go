@@ -86,7 +86,12 @@ http: {listen: "unix:%[1]s/http.sock", pprof: true}
 
 // start starts the daemon and tells how long it took to be ready.
 func (r *rig) start() (time.Duration, error) {
-	config := r.dir + "/config.yaml"
+	// In a directory of its own: the daemon watches it, and the log beside it
+	// would be one event a line.
+	if err := os.MkdirAll(r.dir+"/etc", 0o700); err != nil {
+		return 0, err
+	}
+	config := r.dir + "/etc/config.yaml"
 	if err := os.WriteFile(config, []byte(r.config()), 0o600); err != nil {
 		return 0, err
 	}

@@ -60,7 +60,7 @@ func (f *fakeRuntime) Retract(_ context.Context, v *deferral.Volume) error {
 // node is a broker over real directories.
 type node struct {
 	*deferral.Broker
-	t       *testing.T
+	t       testing.TB
 	dir     string
 	kubelet string
 	images  string
@@ -68,7 +68,7 @@ type node struct {
 	cfg     deferral.Config
 }
 
-func newNode(t *testing.T) *node {
+func newNode(t testing.TB) *node {
 	t.Helper()
 	dir := harness.Tmpfs(t, "mode=0755")
 	n := &node{t: t, dir: dir, kubelet: filepath.Join(dir, "kubelet"), images: filepath.Join(dir, "images"), runtime: &fakeRuntime{}}
