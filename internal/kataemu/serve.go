@@ -2,6 +2,7 @@ package kataemu
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -69,7 +70,7 @@ func (s *Shim) serveStats(w http.ResponseWriter, r *http.Request) {
 func (s *Shim) volumeName(r *http.Request) (string, int, error) {
 	name := r.URL.Query().Get("path")
 	if name == "" {
-		return "", http.StatusBadRequest, fmt.Errorf("Required parameter path not found")
+		return "", http.StatusBadRequest, errors.New("the parameter path is required")
 	}
 	if s.opts.Flavor == Rust {
 		return name, 0, nil

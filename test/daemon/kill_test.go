@@ -28,11 +28,12 @@ func TestMain(m *testing.M) {
 const mib = 1 << 20
 
 var stageSteps = []string{
-	"stage-claimed", "stage-recorded", "stage-readonly", "stage-made-target", "stage-guarded", "stage-published",
+	"stage-claimed", "stage-recorded", "stage-readonly", "stage-made-target", "stage-guarded",
+	"kata-directory-made", "kata-built", "stage-published",
 }
 
 var unstageSteps = []string{
-	"unstage-begun", "unstage-retracted", "unstage-unguarded", "unstage-put-back", "unstage-released",
+	"unstage-begun", "kata-taken-away", "unstage-retracted", "unstage-unguarded", "unstage-put-back", "unstage-released",
 }
 
 func must(t testing.TB, err error) {

@@ -45,6 +45,9 @@ func (h *Handler) look(dir, name string) {
 		return // not a name that Kata would look for
 	}
 	key := deferral.KeyOf(target)
+	if h.isWatchedOwn(key) {
+		return // our own Publish, as a rule: it shall cost no system call here
+	}
 	whose, _, err := h.ownerOf(dir)
 	if err != nil || whose == nobody {
 		return
@@ -58,6 +61,13 @@ func (h *Handler) look(dir, name string) {
 	if ids := listIDs(dir); len(ids) > 0 {
 		h.sighted(key, ids[0])
 	}
+}
+
+func (h *Handler) isWatchedOwn(key deferral.Key) bool {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	e, ok := h.entries[key]
+	return ok && e.wd != 0 && e.foreign == ""
 }
 
 // watchFound sets the watch of a directory that others may be writing to

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
 
@@ -65,6 +66,7 @@ func (h *Handler) publishNew(v *deferral.Volume, dir string, raw []byte) (bool, 
 	// Watched before anybody can reach it, so that no sandbox id is missed.
 	entry := h.track(v)
 	h.watchNew(entry, temp)
+	failpoint.Hit("kata-built")
 	err := unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, dir, unix.RENAME_NOREPLACE)
 	if err == nil {
 		return true, nil
@@ -86,6 +88,7 @@ func (h *Handler) build(temp string, key deferral.Key, raw []byte) error {
 	if err := unix.Mkdir(temp, 0o700); err != nil {
 		return err
 	}
+	failpoint.Hit("kata-directory-made")
 	if err := unix.Lsetxattr(temp, h.mark, []byte(key), 0); err != nil {
 		return err
 	}
@@ -105,6 +108,7 @@ func (h *Handler) publishAgain(v *deferral.Volume, dir string, raw []byte) (bool
 		_ = unix.Unlink(temp)
 		return false, h.publishError(v, "written", err)
 	}
+	failpoint.Hit("kata-rewritten")
 	if err := unix.Rename(temp, file); err != nil {
 		_ = unix.Unlink(temp)
 		if errors.Is(err, unix.ENOENT) {
@@ -144,6 +148,7 @@ func (h *Handler) Retract(ctx context.Context, v *deferral.Volume) error {
 		}
 		return h.publishError(v, "taken away", err)
 	}
+	failpoint.Hit("kata-taken-away")
 	h.discard(temp)
 	return nil
 }

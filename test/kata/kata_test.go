@@ -1,0 +1,231 @@
+//go:build system
+
+// Package kata tests the Kata handler on real filesystems.
+package kata
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/kata"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+func newHandler(t *testing.T, root string) (*kata.Handler, kata.Config) {
+	t.Helper()
+	cfg := kata.Default()
+	cfg.DirectVolumes = filepath.Join(root, "dv")
+	cfg.TempDir = filepath.Join(root, "tmp")
+	cfg.GoSandboxes = filepath.Join(root, "vc")
+	cfg.RustSandboxes = filepath.Join(root, "rs")
+	h, err := kata.New(cfg, nil, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return h, cfg
+}
+
+func volume(name string) *deferral.Volume {
+	target := "/var/lib/kubelet/pods/" + name + "/volumes/kubernetes.io~csi/pvc/mount"
+	return &deferral.Volume{
+		Key: deferral.KeyOf(target), Target: target, ResolvedTarget: target, Handler: kata.Name,
+		FSType: "ext4", Device: deferral.Device{Kind: deferral.BlockDevice, Path: "/dev/vdb"}, PodUID: name,
+	}
+}
+
+// A full tmpfs is a clear error. The old file stays whole, nothing is left, and
+// what was published can be taken back.
+func TestFullTmpfs(t *testing.T) {
+	root := harness.Tmpfs(t, "size=256k")
+	h, cfg := newHandler(t, root)
+	old := volume("old")
+	if err := h.Publish(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	before := projections(t, cfg)
+	err := os.WriteFile(filepath.Join(root, "fill"), make([]byte, 1<<20), 0o600)
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("the tmpfs is not full: %v", err)
+	}
+	changed := *old
+	changed.MountFlags = []string{strings.Repeat("x", 1000)}
+	for _, v := range []*deferral.Volume{&changed, volume("new")} {
+		err := h.Publish(t.Context(), v)
+		if deferral.KindOf(err) != deferral.Exhausted || !strings.Contains(err.Error(), v.Target) {
+			t.Errorf("%v of kind %v", err, deferral.KindOf(err))
+		}
+	}
+	if after := projections(t, cfg); !slices.Equal(before, after) {
+		t.Errorf("before %q\nafter %q", before, after)
+	}
+	if left, err := os.ReadDir(cfg.TempDir); err != nil || len(left) != 0 {
+		t.Errorf("leftovers %v, %v", left, err)
+	}
+	if err := h.Retract(t.Context(), old); err != nil {
+		t.Error(err)
+	}
+	if after := projections(t, cfg); len(after) != 0 {
+		t.Errorf("after Retract: %q", after)
+	}
+}
+
+// projections lists every file in Kata's tree with its content.
+func projections(t *testing.T, cfg kata.Config) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(cfg.DirectVolumes, "*", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, file := range files {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[i] += ": " + string(raw)
+	}
+	return files
+}
+
+// Kata takes every other file in a volume's directory for a sandbox id, so none
+// may ever stand there. Each directory is watched from before it is in place.
+func TestNoForeignFileEver(t *testing.T) {
+	const rounds = 10_000
+	root := harness.Tmpfs(t, "")
+	h, cfg := newHandler(t, root)
+	watcher, err := fsnotify.NewBufferedWatcher(1 << 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reader sync.WaitGroup
+	defer reader.Wait()
+	defer func() { _ = watcher.Close() }()
+	reader.Go(func() { wantOnlyInfo(t, watcher, cfg.DirectVolumes) })
+	if err := watcher.Add(cfg.DirectVolumes); err != nil {
+		t.Fatal(err)
+	}
+	v := volume("kept")
+	if err := h.Publish(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := filepath.Glob(cfg.DirectVolumes + "/*")
+	if err != nil || len(kept) != 1 {
+		t.Fatal(kept, err)
+	}
+	if err := watcher.Add(kept[0]); err != nil {
+		t.Fatal(err)
+	}
+	for i := range rounds {
+		changed := *v
+		changed.ReadOnly = i%2 == 0
+		cycle(t, h, &changed, volume(fmt.Sprintf("v%d", i%7)))
+	}
+	time.Sleep(50 * time.Millisecond) // for the last events
+}
+
+// cycle changes one volume, and publishes and takes back another.
+func cycle(t *testing.T, h *kata.Handler, changed, v *deferral.Volume) {
+	t.Helper()
+	for _, step := range []func() error{
+		func() error { return h.Publish(t.Context(), changed) },
+		func() error { return h.Publish(t.Context(), v) },
+		func() error { return h.Retract(t.Context(), v) },
+	} {
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// wantOnlyInfo accepts whole directories in the root and mountInfo.json in
+// them, renamed into place.
+func wantOnlyInfo(t *testing.T, watcher *fsnotify.Watcher, root string) {
+	for {
+		select {
+		case event, ok := <-watcher.Events:
+			if !ok {
+				return
+			}
+			inRoot := filepath.Dir(event.Name) == root
+			if !inRoot && event.Name != root && filepath.Base(event.Name) != "mountInfo.json" {
+				t.Errorf("a foreign file: %v", event)
+			}
+			if event.Op.Has(fsnotify.Create) && inRoot {
+				wantWhole(t, event.Name)
+			}
+		case err, ok := <-watcher.Errors:
+			if ok {
+				t.Errorf("the watch lost events: %v", err)
+			}
+			return
+		}
+	}
+}
+
+// wantWhole checks a directory the moment it shows, if it is still there.
+func wantWhole(t *testing.T, dir string) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, entry := range entries {
+		if entry.Name() != "mountInfo.json" {
+			t.Errorf("a foreign file %s in %s", entry.Name(), dir)
+		}
+	}
+}
+
+// Ten thousand volumes are read at start in a moment.
+func TestTenThousandVolumes(t *testing.T) {
+	const n = 10_000
+	root := harness.Tmpfs(t, "")
+	h, cfg := newHandler(t, root)
+	for i := range n {
+		if err := h.Publish(t.Context(), volume(fmt.Sprintf("v%d", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	began := time.Now()
+	again, err := kata.New(cfg, nil, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	orphans, err := again.Orphans(func(deferral.Key) bool { return false })
+	if err != nil || len(orphans) != n {
+		t.Fatalf("%d orphans, %v", len(orphans), err)
+	}
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("reading %d volumes took %v", n, took)
+	}
+	for _, v := range orphans {
+		if err := again.Retract(t.Context(), v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left := projections(t, cfg); len(left) != 0 {
+		t.Errorf("%d volumes are left", len(left))
+	}
+}
