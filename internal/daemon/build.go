@@ -26,7 +26,7 @@ func (d *daemon) newKata(cfg *config.Config) (*kata.Handler, error) {
 	settings.TempDir = temp
 	settings.Filesystems = cfg.Handlers.Kata.Filesystems
 	settings.OnChange = d.rebound
-	settings.DeviceSize = deferral.DeviceSize
+	settings.DeviceSize = func(v *deferral.Volume) (int64, bool) { return d.broker.DeviceSize(v) }
 	var sandboxes kata.Sandboxes
 	if d.tracker != nil {
 		sandboxes = d.tracker

@@ -48,7 +48,7 @@ type Config struct {
 // publish the projection; and the opposite way.
 type Broker struct {
 	cfg      Config
-	targets  Targets
+	targets  targets
 	boot     string
 	store    *store
 	claims   *claims
@@ -100,7 +100,7 @@ func NewBroker(cfg Config) (*Broker, error) {
 	}
 	b := &Broker{
 		cfg: cfg, boot: boot, store: files, claims: newClaims(cfg.Keeper),
-		targets: Targets{Root: cfg.KubeletRoot}, handlers: handlers, volumes: make(map[Key]*entry),
+		targets: targets{root: cfg.KubeletRoot}, handlers: handlers, volumes: make(map[Key]*entry),
 	}
 	b.SetDevices(cfg.Devices)
 	return b, nil
@@ -144,7 +144,7 @@ func (b *Broker) Stage(ctx context.Context, in Instruction) (*Volume, error) {
 	if known := b.entry(t.key()); known != nil && !known.removing {
 		return b.stageAgain(ctx, known.rec, &in, t, dev)
 	} else if known != nil {
-		if err := b.undo(ctx, known.rec); err != nil {
+		if err := b.undo(ctx, known.rec, t); err != nil {
 			return nil, Errorf(Busy, "volume %s: its removal was begun and cannot be ended yet: %w", in.Target, err)
 		}
 	}
@@ -275,15 +275,31 @@ func (b *Broker) publish(ctx context.Context, handler Projector, rec *record, t 
 		return err
 	}
 	failpoint.Hit("stage-readonly")
-	dir, err := t.make(parent)
+	if err := b.guard(rec, t, parent); err != nil {
+		return err
+	}
+	failpoint.Hit("stage-guarded")
+	return handler.Publish(ctx, &rec.Volume)
+}
+
+// guard mounts the guard. A directory that was made for it just now needs no
+// look at what is in it.
+func (b *Broker) guard(rec *record, t *target, parent int) (err error) {
+	put := b.guards.put
+	if rec.MadeTarget {
+		made, err := t.mkdir(parent)
+		if err != nil {
+			return err
+		}
+		if made {
+			put = b.guards.mount
+		}
+	}
+	dir, err := t.openIn(parent)
 	if err != nil {
 		return err
 	}
 	defer closeFD(dir)
 	failpoint.Hit("stage-made-target")
-	if err := b.guards.put(t, dir); err != nil {
-		return err
-	}
-	failpoint.Hit("stage-guarded")
-	return handler.Publish(ctx, &rec.Volume)
+	return put(t, dir)
 }

@@ -218,8 +218,22 @@ func (d *openedDevice) openBlock(flags int) (int, error) {
 	return unix.Open(procFD(d.fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|flags, 0)
 }
 
-// DeviceSize is the size in bytes of a volume's device now.
-func DeviceSize(v *Volume) (int64, bool) {
+// DeviceSize is the size in bytes of a volume's device now. The descriptor that
+// holds the claim is asked where there is one: that is one quick call.
+func (b *Broker) DeviceSize(v *Volume) (int64, bool) {
+	b.claims.mu.Lock()
+	held := b.claims.held[v.Device.identity()]
+	b.claims.mu.Unlock()
+	if held == nil {
+		return sizeByName(v)
+	}
+	size, err := unix.Seek(held.fd, 0, unix.SEEK_END)
+	return size, err == nil && size > 0
+}
+
+// sizeByName is for devices that are not held: images, and those of adopted
+// volumes.
+func sizeByName(v *Volume) (int64, bool) {
 	fd, err := unix.Open(v.Device.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, false

@@ -49,6 +49,11 @@ func (g *guards) put(t *target, dir int) error {
 	if err := refuseFull(t, dir); err != nil {
 		return err
 	}
+	return g.mount(t, dir)
+}
+
+// mount builds the guard and moves it onto the directory.
+func (g *guards) mount(t *target, dir int) error {
 	mount, err := buildGuard(t.key())
 	if err != nil {
 		return t.guardError("made", err)
@@ -97,9 +102,10 @@ func (g *guards) checkMounted(t *target, dir int, here mountStat) error {
 	return nil
 }
 
-// remove takes the guard away, and whatever kubelet made inside with it. What
-// else is mounted there is left alone. A target without guard is a success.
-func (g *guards) remove(t *target) error {
+// remove takes the guard away, and whatever kubelet made inside with it; and the
+// directory too where that is ours. What else is mounted there is left alone. A
+// target without guard is a success.
+func (g *guards) remove(t *target, directory bool) error {
 	parent, err := t.openParent()
 	if err != nil {
 		if kind := KindOf(err); kind == NotFound || kind == Invalid {
@@ -110,12 +116,36 @@ func (g *guards) remove(t *target) error {
 	defer closeFD(parent)
 	// A second guard can lie under the first where two processes raced.
 	for range 8 {
-		gone, err := g.removeTop(t, parent)
-		if err != nil || gone {
+		none, err := g.removeTop(t, parent)
+		if err != nil {
 			return err
+		}
+		if directory {
+			gone, err := t.removeDir(parent)
+			if err != nil || gone {
+				g.forget(t.key())
+				return err
+			}
+		}
+		if none {
+			return nil
 		}
 	}
 	return Errorf(Internal, "volume %s: guard mounts keep coming back on the target", t.given)
+}
+
+// removeDir removes the empty target directory, and tells whether it is gone.
+// Anything in it, or mounted on it, is not ours.
+func (t *target) removeDir(parent int) (gone bool, err error) {
+	err = unix.Unlinkat(parent, t.base(), unix.AT_REMOVEDIR)
+	switch {
+	case err == nil, errors.Is(err, unix.ENOENT):
+		return true, nil
+	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EBUSY), errors.Is(err, unix.ENOTDIR):
+		return false, nil
+	default:
+		return false, Errorf(Internal, "volume %s: the target directory cannot be removed: %w", t.given, err)
+	}
 }
 
 func (g *guards) removeTop(t *target, parent int) (gone bool, err error) {

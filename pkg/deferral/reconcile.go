@@ -147,7 +147,7 @@ func (b *Broker) reconcileOne(ctx context.Context, key Key, report *collector) {
 	}
 	report.checked()
 	if known.removing {
-		report.add(key, "end removal", b.undo(ctx, known.rec))
+		report.add(key, "end removal", b.undo(ctx, known.rec, nil))
 		return
 	}
 	repaired, err := b.restoreVolume(ctx, known.rec)
@@ -290,7 +290,7 @@ func (b *Broker) removeStrayGuard(ctx context.Context, point string, report *col
 	}
 	defer unlock()
 	if b.entry(t.key()) == nil {
-		report.add(t.key(), "unmount stray guard", b.guards.remove(t))
+		report.add(t.key(), "unmount stray guard", b.guards.remove(t, false))
 	}
 }
 

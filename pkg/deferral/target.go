@@ -8,14 +8,24 @@ import (
 	"path"
 	"regexp"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
 
-// Targets resolves publish targets below the kubelet root.
-type Targets struct {
-	// Root is the kubelet root as configured; it may be a symbolic link.
-	Root string
+// targets resolves publish targets below the kubelet root.
+type targets struct {
+	// root is the kubelet root as configured; it may be a symbolic link.
+	root string
+	// resolved is what the root led to last. A look into /proc for each call
+	// would cost more than all of the path's own resolution.
+	resolved atomic.Pointer[resolvedRoot]
+}
+
+// resolvedRoot is the path of a directory, told by what the directory is.
+type resolvedRoot struct {
+	dev, ino uint64
+	path     string
 }
 
 // target is a resolved target path. No symbolic link is followed below the
@@ -33,28 +43,44 @@ func (t *target) close() { closeFD(t.root) }
 var podUIDForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
 
 // resolve opens the kubelet root and names the target below it.
-func (ts Targets) resolve(given string) (*target, error) {
+func (ts *targets) resolve(given string) (*target, error) {
 	if err := checkPath("volume_target_path", given); err != nil {
 		return nil, err
 	}
-	root, err := openDirPath(ts.Root)
+	root, err := openDirPath(ts.root)
 	if err != nil {
-		return nil, Errorf(Internal, "volume %s: the kubelet root %s cannot be opened: %w", given, ts.Root, err)
+		return nil, Errorf(Internal, "volume %s: the kubelet root %s cannot be opened: %w", given, ts.root, err)
 	}
-	resolvedRoot, err := pathOfFD(root)
+	rootPath, err := ts.pathOf(root)
 	if err != nil {
 		closeFD(root)
-		return nil, Errorf(Internal, "volume %s: the kubelet root %s cannot be resolved: %w", given, ts.Root, err)
+		return nil, Errorf(Internal, "volume %s: the kubelet root %s cannot be resolved: %w", given, ts.root, err)
 	}
-	rel, ok := below(path.Clean(ts.Root), path.Clean(given))
+	rel, ok := below(path.Clean(ts.root), path.Clean(given))
 	if !ok {
-		rel, ok = below(resolvedRoot, path.Clean(given))
+		rel, ok = below(rootPath, path.Clean(given))
 	}
 	if !ok {
 		closeFD(root)
-		return nil, Errorf(Invalid, "volume_target_path %q does not lie below the kubelet root %s", clip(given), ts.Root)
+		return nil, Errorf(Invalid, "volume_target_path %q does not lie below the kubelet root %s", clip(given), ts.root)
 	}
-	return &target{given: given, resolved: path.Join(resolvedRoot, rel), rel: rel, root: root}, nil
+	return &target{given: given, resolved: strings.TrimSuffix(rootPath, "/") + "/" + rel, rel: rel, root: root}, nil
+}
+
+// pathOf resolves the opened root, anew only where it is another directory.
+func (ts *targets) pathOf(root int) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(root, &st); err != nil {
+		return "", err
+	}
+	if last := ts.resolved.Load(); last != nil && last.dev == st.Dev && last.ino == st.Ino {
+		return last.path, nil
+	}
+	found, err := pathOfFD(root)
+	if err == nil {
+		ts.resolved.Store(&resolvedRoot{dev: st.Dev, ino: st.Ino, path: found})
+	}
+	return found, err
 }
 
 // below gives the part of p under dir, by whole path components.
@@ -131,10 +157,19 @@ func (t *target) make(parent int) (int, error) {
 	if err == nil || KindOf(err) != NotFound {
 		return fd, err
 	}
-	if err := unix.Mkdirat(parent, t.base(), 0o750); err != nil && !errors.Is(err, unix.EEXIST) {
-		return noFD, Errorf(mkdirKind(err), "volume %s: cannot make the target directory: %w", t.given, err)
+	if _, err := t.mkdir(parent); err != nil {
+		return noFD, err
 	}
 	return t.openIn(parent)
+}
+
+// mkdir makes the target directory and tells whether it was made just now.
+func (t *target) mkdir(parent int) (made bool, err error) {
+	err = unix.Mkdirat(parent, t.base(), 0o750)
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return false, Errorf(mkdirKind(err), "volume %s: cannot make the target directory: %w", t.given, err)
+	}
+	return err == nil, nil
 }
 
 func mkdirKind(err error) Kind {

@@ -2,10 +2,7 @@ package deferral
 
 import (
 	"context"
-	"errors"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 )
@@ -19,7 +16,7 @@ func (b *Broker) rollBack(ctx context.Context, rec *record, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
 	b.remember(rec)
-	if err := b.undo(ctx, rec); err != nil {
+	if err := b.undo(ctx, rec, nil); err != nil {
 		return Errorf(Busy, "%w; and it could not be undone yet: %w", cause, err)
 	}
 	return cause
@@ -48,7 +45,7 @@ func (b *Broker) Unstage(ctx context.Context, path string) (*Volume, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
-	return &known.rec.Volume, b.undo(ctx, known.rec)
+	return &known.rec.Volume, b.undo(ctx, known.rec, t)
 }
 
 // refuseBound keeps a device from being given away while a sandbox writes to it.
@@ -76,13 +73,13 @@ func (b *Broker) cleanUnknown(ctx context.Context, t *target) error {
 			return err
 		}
 	}
-	return b.guards.remove(t)
+	return b.guards.remove(t, false)
 }
 
 // undo takes a volume back, in the opposite order of publish. Once begun, a
-// restart ends it.
-func (b *Broker) undo(ctx context.Context, rec *record) error {
-	err := b.undoSteps(ctx, rec)
+// restart ends it. The target is resolved anew where it is nil.
+func (b *Broker) undo(ctx context.Context, rec *record, t *target) error {
+	err := b.undoSteps(ctx, rec, t)
 	if err != nil {
 		b.markRemoving(rec.Key, err)
 		return err
@@ -91,7 +88,7 @@ func (b *Broker) undo(ctx context.Context, rec *record) error {
 	return nil
 }
 
-func (b *Broker) undoSteps(ctx context.Context, rec *record) error {
+func (b *Broker) undoSteps(ctx context.Context, rec *record, t *target) error {
 	if err := b.store.beginRemoval(rec.Key); err != nil {
 		return err
 	}
@@ -103,7 +100,7 @@ func (b *Broker) undoSteps(ctx context.Context, rec *record) error {
 		}
 	}
 	failpoint.Hit("unstage-retracted")
-	if err := b.unguard(rec); err != nil {
+	if err := b.unguard(rec, t); err != nil {
 		return err
 	}
 	failpoint.Hit("unstage-unguarded")
@@ -121,36 +118,17 @@ func (b *Broker) undoSteps(ctx context.Context, rec *record) error {
 }
 
 // unguard removes the guard, and the target directory where we made it.
-func (b *Broker) unguard(rec *record) error {
-	t, err := b.targets.resolve(rec.ResolvedTarget)
-	if err != nil {
-		if KindOf(err) == Invalid {
+func (b *Broker) unguard(rec *record, t *target) error {
+	if t == nil {
+		resolved, err := b.targets.resolve(rec.ResolvedTarget)
+		if KindOf(err) == Invalid && err != nil {
 			return nil // below another kubelet root: not ours to reach any more
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		defer resolved.close()
+		t = resolved
 	}
-	defer t.close()
-	if err := b.guards.remove(t); err != nil {
-		return err
-	}
-	b.guards.forget(rec.Key)
-	if rec.MadeTarget {
-		return t.removeDir()
-	}
-	return nil
-}
-
-// removeDir removes the empty target directory. Anything in it is not ours.
-func (t *target) removeDir() error {
-	parent, err := t.openParent()
-	if err != nil {
-		return nil //nolint:nilerr // the parent has gone, and the directory with it
-	}
-	defer closeFD(parent)
-	err = unix.Unlinkat(parent, t.base(), unix.AT_REMOVEDIR)
-	if err == nil || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTEMPTY) ||
-		errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTDIR) {
-		return nil
-	}
-	return Errorf(Internal, "volume %s: the target directory cannot be removed: %w", t.given, err)
+	return b.guards.remove(t, rec.MadeTarget)
 }
