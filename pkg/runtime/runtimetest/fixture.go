@@ -14,8 +14,7 @@ type Fixture struct {
 	// New builds a handler on fresh directories, with its Run running. Its
 	// cleanup, by t.Cleanup, ends Run and every sandbox.
 	New func(t *testing.T) Env
-	// StatsNeedsSandbox etc. hold for every handler and need no switch; this one
-	// tells whether the handler's sandboxes can grow a filesystem.
+	// CanResize tells whether the handler's sandboxes can grow a filesystem.
 	CanResize bool
 }
 
