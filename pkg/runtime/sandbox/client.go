@@ -91,42 +91,36 @@ func (c *client) each(ctx context.Context, filter string, f func(*containersapi.
 	}
 }
 
-// running lists the containers whose task runs.
-func (c *client) running(ctx context.Context) (map[string]bool, error) {
-	reply, err := c.tasks.List(c.in(ctx), &tasksapi.ListTasksRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("containerd: list tasks: %w", err)
-	}
-	out := make(map[string]bool, len(reply.GetTasks()))
-	for _, task := range reply.GetTasks() {
-		switch task.GetStatus() {
-		case tasktypes.Status_RUNNING, tasktypes.Status_CREATED, tasktypes.Status_PAUSED, tasktypes.Status_PAUSING:
-			out[task.GetID()] = true
+// runs tells whether a container's task runs. A shim that does not answer is a
+// sandbox that hangs, not one that went: containerd gives such a task an unknown
+// state, and no answer in time is taken for the same.
+func (c *client) runs(ctx context.Context, id string) (bool, error) {
+	asking, cancel := context.WithTimeout(ctx, stateTime)
+	defer cancel()
+	reply, err := c.tasks.Get(c.in(asking), &tasksapi.GetRequest{ContainerID: id})
+	switch status.Code(err) {
+	case codes.OK:
+		return reply.GetProcess().GetStatus() != tasktypes.Status_STOPPED, nil
+	case codes.NotFound:
+		return false, nil
+	case codes.DeadlineExceeded:
+		if ctx.Err() == nil {
+			return true, nil
 		}
 	}
-	return out, nil
+	return false, fmt.Errorf("containerd: get task %s: %w", id, err)
 }
 
-// sandboxOf reads a sandbox from its container. Whatever does not look like one
-// of CRI's is none.
-func sandboxOf(c *containersapi.Container) (sandbox, bool) {
-	pod := c.GetLabels()[podLabel]
-	if c.GetLabels()[kindLabel] != kindSandbox || !idForm.MatchString(c.GetID()) || !podForm.MatchString(pod) {
-		return sandbox{}, false
-	}
-	return sandbox{
-		id: c.GetID(), pod: pod, runtime: c.GetRuntime().GetName(), created: c.GetCreatedAt().AsTime(),
-	}, true
-}
-
-// askError classes the failure of a question that somebody waits for.
-func askError(err error) error {
-	switch status.Code(err) {
-	case codes.DeadlineExceeded:
-		return deferral.Errorf(deferral.Timeout, "containerd did not answer in time: %w", err)
-	case codes.Canceled:
-		return deferral.Errorf(deferral.Canceled, "containerd was asked for a caller who went away: %w", err)
+// askError classes the failure of a question that somebody waits for. The
+// caller's own end is read from ctx: a connection that was closed under the call
+// has the same gRPC code.
+func askError(ctx context.Context, sandboxID string, err error) error {
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		return deferral.Errorf(deferral.Canceled, "sandbox %s: containerd was asked for a caller who went away: %w", sandboxID, err)
+	case ctx.Err() != nil, status.Code(err) == codes.DeadlineExceeded:
+		return deferral.Errorf(deferral.Timeout, "sandbox %s: containerd did not answer in time: %w", sandboxID, err)
 	default:
-		return deferral.Errorf(deferral.NoSandbox, "containerd cannot be asked: %w", err)
+		return deferral.Errorf(deferral.NoSandbox, "sandbox %s: containerd cannot be asked: %w", sandboxID, err)
 	}
 }

@@ -7,12 +7,14 @@ import (
 	"slices"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
+	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
 
-// sandboxAnnotation names a container's sandbox in its spec. Containerd 1.7 and
-// newer tell it in a field too, 1.6 does not.
+// sandboxAnnotation names a container's sandbox in its spec. Newer versions can
+// tell it in a field of the container too: 1.6 never does, 1.7 only for a shim
+// that is a sandbox by itself.
 const sandboxAnnotation = "io.kubernetes.cri.sandbox-id"
 
 // maxSpec bounds a container's spec.
@@ -59,24 +61,26 @@ func (t *Tracker) inSandbox(ctx context.Context, sandboxID string, f func(*conta
 		return err
 	}
 	err = c.each(ctx, fmt.Sprintf("labels.%q==%s", podLabel, pod), func(container *containersapi.Container) {
-		if container.GetLabels()[kindLabel] == kindSandbox {
+		if container.GetLabels()[kindLabel] == kindSandbox || !idForm.MatchString(container.GetID()) {
 			return
 		}
-		if s, ok := readSpec(container); ok && belongs(container, s, sandboxID) {
+		if s, ok := t.readSpec(container); ok && belongs(container, s, sandboxID) {
 			f(container, s)
 		}
 	})
 	if err != nil {
-		return askError(err)
+		return askError(ctx, sandboxID, err)
 	}
 	return nil
 }
 
-// readSpec reads a container's spec; one that cannot be read says nothing.
-func readSpec(c *containersapi.Container) (spec, bool) {
+// readSpec reads a container's spec; one that cannot be read says nothing. The
+// log tells its size only: a spec holds the environment, and that holds secrets.
+func (t *Tracker) readSpec(c *containersapi.Container) (spec, bool) {
 	var s spec
 	raw := c.GetSpec().GetValue()
 	if len(raw) > maxSpec || json.Unmarshal(raw, &s) != nil {
+		t.log.Warn("a container's spec cannot be read", zap.String("id", c.GetID()), zap.Int("bytes", len(raw)))
 		return spec{}, false
 	}
 	return s, true

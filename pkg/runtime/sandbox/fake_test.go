@@ -34,9 +34,14 @@ type fakeContainerd struct {
 	mu         sync.Mutex
 	order      int64
 	containers map[string]*containersapi.Container
-	stopped    map[string]bool
-	streams    map[chan *types.Envelope]bool
-	hangGet    chan struct{}
+	states     map[string]tasktypes.Status // of tasks that do not just run
+	taskless   map[string]bool
+	hanging    map[string]bool // containers whose Get does not answer
+	lists      int             // how often containers were listed
+
+	// A lock of its own: whoever tells may have to wait for one who asks.
+	streamsMu sync.Mutex
+	streams   map[chan *types.Envelope]bool
 }
 
 func newFake(t *testing.T) *fakeContainerd {
@@ -48,7 +53,8 @@ func newFake(t *testing.T) *fakeContainerd {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return &fakeContainerd{
 		t: t, socket: filepath.Join(dir, "c.sock"), containers: make(map[string]*containersapi.Container),
-		stopped: make(map[string]bool), streams: make(map[chan *types.Envelope]bool),
+		states: make(map[string]tasktypes.Status), taskless: make(map[string]bool),
+		streams: make(map[chan *types.Envelope]bool), hanging: make(map[string]bool),
 	}
 }
 
@@ -103,16 +109,22 @@ func (f *fakeContainerd) tell(topic string, event proto.Message) {
 }
 
 func (f *fakeContainerd) tellRaw(namespace, topic string, raw []byte) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.streamsMu.Lock()
+	defer f.streamsMu.Unlock()
 	for stream := range f.streams {
 		stream <- &types.Envelope{Namespace: namespace, Topic: topic, Event: &anypb.Any{Value: raw}}
 	}
 }
 
-func (f *fakeContainerd) subscribed() bool {
+func (f *fakeContainerd) listings() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.lists
+}
+
+func (f *fakeContainerd) subscribed() bool {
+	f.streamsMu.Lock()
+	defer f.streamsMu.Unlock()
 	return len(f.streams) > 0
 }
 
@@ -125,14 +137,11 @@ func (f *fakeContainerd) checkNamespace(ctx context.Context) error {
 
 func (f *fakeContainerd) Get(ctx context.Context, req *containersapi.GetContainerRequest) (*containersapi.GetContainerResponse, error) {
 	f.mu.Lock()
-	hang, c := f.hangGet, f.containers[req.GetID()]
+	hangs, c := f.hanging[req.GetID()], f.containers[req.GetID()]
 	f.mu.Unlock()
-	if hang != nil {
-		select {
-		case <-hang:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+	if hangs {
+		<-ctx.Done()
+		return nil, ctx.Err()
 	}
 	if c == nil {
 		return nil, status.Error(codes.NotFound, "no such container")
@@ -147,6 +156,7 @@ func (f *fakeContainerd) ListStream(
 		return err
 	}
 	f.mu.Lock()
+	f.lists++
 	var found []*containersapi.Container
 	for _, c := range f.containers {
 		filter := req.GetFilters()[0]
@@ -166,12 +176,12 @@ func (f *fakeContainerd) ListStream(
 
 func (f *fakeContainerd) Subscribe(_ *eventsapi.SubscribeRequest, stream eventsapi.Events_SubscribeServer) error {
 	events := make(chan *types.Envelope, 100)
-	f.mu.Lock()
+	f.streamsMu.Lock()
 	f.streams[events] = true
-	f.mu.Unlock()
+	f.streamsMu.Unlock()
 	defer func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
+		f.streamsMu.Lock()
+		defer f.streamsMu.Unlock()
 		delete(f.streams, events)
 	}()
 	for {
@@ -192,17 +202,19 @@ type tasks struct {
 	fake *fakeContainerd
 }
 
-func (s tasks) List(context.Context, *tasksapi.ListTasksRequest) (*tasksapi.ListTasksResponse, error) {
+func (s tasks) Get(ctx context.Context, req *tasksapi.GetRequest) (*tasksapi.GetResponse, error) {
 	f := s.fake
+	if err := f.checkNamespace(ctx); err != nil {
+		return nil, err
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	out := &tasksapi.ListTasksResponse{}
-	for id := range f.containers {
-		state := tasktypes.Status_RUNNING
-		if f.stopped[id] {
-			state = tasktypes.Status_STOPPED
-		}
-		out.Tasks = append(out.Tasks, &tasktypes.Process{ID: id, Status: state})
+	if f.containers[req.GetContainerID()] == nil || f.taskless[req.GetContainerID()] {
+		return nil, status.Error(codes.NotFound, "no such task")
 	}
-	return out, nil
+	state, odd := f.states[req.GetContainerID()]
+	if !odd {
+		state = tasktypes.Status_RUNNING
+	}
+	return &tasksapi.GetResponse{Process: &tasktypes.Process{ID: req.GetContainerID(), Status: state}}, nil
 }

@@ -3,10 +3,10 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	eventtypes "github.com/containerd/containerd/api/events"
-	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	eventsapi "github.com/containerd/containerd/api/services/events/v1"
 	"github.com/containerd/containerd/api/types"
 	"go.uber.org/zap"
@@ -14,162 +14,177 @@ import (
 )
 
 const (
-	// askTime bounds one question to containerd.
-	askTime = 10 * time.Second
 	// settleTime is when the first listing is repeated: an event between our
-	// subscribing and containerd's taking it up would be seen by neither.
+	// subscribing and containerd's taking it up would be seen by neither. It is
+	// also how soon a question that failed is made up for by a listing.
 	settleTime = time.Second
 	// relistTime is how often everything is listed anew, against events that
 	// were lost for any other reason.
 	relistTime = 5 * time.Minute
-	// eventRoom is how many events may wait while a listing runs.
+	// eventRoom is how many events may wait for their turn; behind them
+	// containerd's own queue fills.
 	eventRoom = 1024
 )
 
+// follower goes by one connection until that breaks. Everything that may take
+// time is done beside its loop, so that a sandbox that goes is known at once,
+// whatever else hangs.
+type follower struct {
+	t       *Tracker
+	c       *client
+	beside  sync.WaitGroup
+	events  chan *types.Envelope
+	broken  chan error
+	looks   map[string]*look
+	found   chan *look
+	listed  chan listing
+	touched map[string]bool // what events told since the listing began; nil without one
+}
+
 // follow lists the sandboxes and then goes by events, until something breaks.
 func (t *Tracker) follow(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	c, err := dial(t.cfg.Socket, t.cfg.Namespace)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.conn.Close() }()
-	// Subscribed before listing, so that nothing falls between the two.
-	events, broken := t.subscribe(ctx, c)
-	if err := t.list(ctx, c); err != nil {
-		return err
+	f := &follower{
+		t: t, c: c, events: make(chan *types.Envelope, eventRoom), broken: make(chan error, 1),
+		looks: make(map[string]*look), found: make(chan *look, maxLooks), listed: make(chan listing, 1),
 	}
-	t.setCurrent(c)
+	ctx, cancel := context.WithCancel(ctx)
+	defer f.beside.Wait()
+	defer func() { _ = c.conn.Close() }()
+	defer cancel()
 	defer t.setCurrent(nil)
+	// Subscribed before listing, so that nothing falls between the two.
+	f.beside.Go(func() { f.subscribe(ctx) })
+	f.startListing(ctx)
+	return f.loop(ctx)
+}
+
+func (f *follower) loop(ctx context.Context) error {
 	relist := time.NewTimer(settleTime)
 	defer relist.Stop()
 	for {
+		events := f.events
+		if len(f.looks) >= maxLooks {
+			events = nil
+		}
 		select {
-		case err := <-broken:
+		case err := <-f.broken:
 			return err
 		case envelope := <-events:
-			if err := t.event(ctx, c, envelope); err != nil {
+			f.event(ctx, envelope)
+		case l := <-f.found:
+			if !f.endLook(l) {
+				relist.Reset(settleTime)
+			}
+		case l := <-f.listed:
+			if err := f.endListing(l); err != nil {
 				return err
 			}
 		case <-relist.C:
-			if err := t.list(ctx, c); err != nil {
-				return err
+			if f.startListing(ctx) {
+				relist.Reset(relistTime)
+			} else {
+				relist.Reset(settleTime)
 			}
-			relist.Reset(relistTime)
 		}
 	}
 }
 
-// filters select the events that matter; containerd answers to the rest.
+// filters select the events that matter; containerd keeps the rest to itself.
 var filters = []string{
 	`topic=="/tasks/start"`, `topic=="/tasks/exit"`, `topic=="/tasks/delete"`, `topic=="/containers/delete"`,
 }
 
-// subscribe reads the event stream into a channel until ctx ends.
-func (t *Tracker) subscribe(ctx context.Context, c *client) (<-chan *types.Envelope, <-chan error) {
-	events, broken := make(chan *types.Envelope, eventRoom), make(chan error, 1)
-	go func() {
-		stream, err := c.events.Subscribe(c.in(ctx), &eventsapi.SubscribeRequest{Filters: filters})
-		for err == nil {
-			var envelope *types.Envelope
-			if envelope, err = stream.Recv(); err != nil {
-				break
-			}
-			if envelope.GetNamespace() != t.cfg.Namespace {
-				continue
-			}
-			select {
-			case events <- envelope:
-			case <-ctx.Done():
-				return
-			}
+// subscribe reads the event stream until it breaks or ctx ends.
+func (f *follower) subscribe(ctx context.Context) {
+	stream, err := f.c.events.Subscribe(f.c.in(ctx), &eventsapi.SubscribeRequest{Filters: filters})
+	for err == nil {
+		var envelope *types.Envelope
+		if envelope, err = stream.Recv(); err != nil {
+			break
 		}
-		broken <- fmt.Errorf("containerd: events: %w", err)
-	}()
-	return events, broken
-}
-
-// list compares what is known with what there is.
-func (t *Tracker) list(ctx context.Context, c *client) error {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	live := make(map[string]sandbox)
-	err := c.each(ctx, fmt.Sprintf("labels.%q==%s", kindLabel, kindSandbox), func(container *containersapi.Container) {
-		if s, ok := sandboxOf(container); ok {
-			live[s.id] = s
+		// Containerd tells of every namespace, whichever was asked for.
+		if envelope.GetNamespace() != f.t.cfg.Namespace {
+			continue
 		}
-	})
-	if err != nil {
-		return err
-	}
-	running, err := c.running(ctx)
-	if err != nil {
-		return err
-	}
-	for id := range live {
-		if !running[id] {
-			delete(live, id)
+		select {
+		case f.events <- envelope:
+		case <-ctx.Done():
+			return
 		}
 	}
-	t.replace(live)
-	return nil
+	f.broken <- fmt.Errorf("containerd: events: %w", err)
 }
 
 // event goes by one event. What cannot be read is passed over: events come from
 // shims as well.
-func (t *Tracker) event(ctx context.Context, c *client, envelope *types.Envelope) error {
+func (f *follower) event(ctx context.Context, envelope *types.Envelope) {
 	switch envelope.GetTopic() {
 	case "/tasks/start":
 		var started eventtypes.TaskStart
-		if t.read(envelope, &started) {
-			return t.started(ctx, c, started.GetContainerID())
+		if f.read(envelope, &started) {
+			f.startLook(ctx, started.GetContainerID())
 		}
 	case "/tasks/exit":
 		var ended eventtypes.TaskExit
 		// An exec in the sandbox exits under an id of its own.
-		if t.read(envelope, &ended) && (ended.GetID() == "" || ended.GetID() == ended.GetContainerID()) {
-			t.remove(ended.GetContainerID())
+		if f.read(envelope, &ended) && (ended.GetID() == "" || ended.GetID() == ended.GetContainerID()) {
+			f.gone(ended.GetContainerID())
 		}
 	case "/tasks/delete":
 		var deleted eventtypes.TaskDelete
-		if t.read(envelope, &deleted) && (deleted.GetID() == "" || deleted.GetID() == deleted.GetContainerID()) {
-			t.remove(deleted.GetContainerID())
+		if f.read(envelope, &deleted) && (deleted.GetID() == "" || deleted.GetID() == deleted.GetContainerID()) {
+			f.gone(deleted.GetContainerID())
 		}
 	case "/containers/delete":
 		var deleted eventtypes.ContainerDelete
-		if t.read(envelope, &deleted) {
-			t.remove(deleted.GetID())
+		if f.read(envelope, &deleted) {
+			f.gone(deleted.GetID())
 		}
 	}
-	return nil
 }
 
-func (t *Tracker) read(envelope *types.Envelope, into proto.Message) bool {
+func (f *follower) read(envelope *types.Envelope, into proto.Message) bool {
 	if err := proto.Unmarshal(envelope.GetEvent().GetValue(), into); err != nil {
-		t.log.Warn("an event of containerd cannot be read", zap.String("topic", clip(envelope.GetTopic())), zap.Error(err))
+		f.t.log.Warn("an event of containerd cannot be read", zap.String("topic", clip(envelope.GetTopic())), zap.Error(err))
 		return false
 	}
 	return true
 }
 
-// started looks whether a task that started is a sandbox.
-func (t *Tracker) started(ctx context.Context, c *client, id string) error {
-	if !idForm.MatchString(id) {
-		return nil
+// gone forgets a sandbox, and whatever is still being asked about it.
+func (f *follower) gone(id string) {
+	if !f.goodID(id) {
+		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	container, err := c.get(ctx, id)
-	if err != nil || container == nil {
-		return err
+	if l, pending := f.looks[id]; pending {
+		l.cancel()
+		delete(f.looks, id)
 	}
-	if s, ok := sandboxOf(container); ok {
-		t.add(s)
-	}
-	return nil
+	f.touch(id)
+	f.t.remove(id)
 }
 
+// goodID tells whether an id can be one of CRI's, and logs one that cannot.
+func (f *follower) goodID(id string) bool {
+	if idForm.MatchString(id) {
+		return true
+	}
+	f.t.log.Warn("an event of containerd with an odd id is ignored", zap.String("id", clip(id)))
+	return false
+}
+
+// touch notes that an event was newer than the listing under way.
+func (f *follower) touch(id string) {
+	if f.touched != nil {
+		f.touched[id] = true
+	}
+}
+
+// clip shortens what others wrote, for the log.
 func clip(s string) string {
 	const most = 128
 	if len(s) > most {

@@ -4,14 +4,16 @@
 // It speaks containerd's gRPC API through the generated module, not through the
 // client library: listing containers and reading events needs a tenth of that
 // code, and the wire is the same for containerd 1.6, 1.7 and 2.x.
+//
+// A sandbox is what CRI labels as one and whose task runs. A runtime for which
+// containerd is set to `sandboxer = "shim"` has sandboxes without a container,
+// which are not seen here; Kata's default is containerd's "podsandbox", whose
+// are.
 package sandbox
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
-	"regexp"
-	"slices"
 	"sync"
 	"time"
 
@@ -37,7 +39,7 @@ type Tracker struct {
 
 	mu    sync.RWMutex
 	known map[string]sandbox
-	pods  map[string][]string // sandbox ids by pod UID, the newest first
+	pods  map[string][]sandbox // by pod UID, the newest first
 	ready bool
 	last  error
 
@@ -47,27 +49,13 @@ type Tracker struct {
 	}
 }
 
-// sandbox is a live one.
-type sandbox struct {
-	id      string
-	pod     string
-	runtime string
-	created time.Time
-}
-
 // New makes a tracker that knows nothing until Run runs.
 func New(cfg Config, log *zap.Logger) *Tracker {
 	return &Tracker{
-		cfg: cfg, log: log, known: make(map[string]sandbox), pods: make(map[string][]string),
-		last: errors.New("containerd has not answered yet"),
+		cfg: cfg, log: log, known: make(map[string]sandbox), pods: make(map[string][]sandbox),
+		last: deferral.Errorf(deferral.NoSandbox, "containerd at %s has not answered yet", cfg.Socket),
 	}
 }
-
-// Ids come from outside and become parts of paths elsewhere.
-var (
-	idForm  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
-	podForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
-)
 
 const (
 	firstPause = 100 * time.Millisecond
@@ -105,9 +93,17 @@ func (t *Tracker) Run(ctx context.Context) error {
 func (t *Tracker) lost(err error) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	err = deferral.Errorf(deferral.NoSandbox, "containerd at %s cannot be followed; is it running? %w", t.cfg.Socket, err)
 	isNew := t.ready || t.last == nil || t.last.Error() != err.Error()
 	t.ready, t.last = false, err
 	return isNew
+}
+
+// found notes that what is known is what there is.
+func (t *Tracker) found() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ready, t.last = true, nil
 }
 
 // Ready tells whether containerd is being followed.
@@ -124,105 +120,12 @@ func (t *Tracker) LastError() error {
 	return t.last
 }
 
-// OfPod lists the live sandboxes of a pod, the newest first.
-func (t *Tracker) OfPod(podUID string) []string {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return slices.Clone(t.pods[podUID])
-}
-
-// PodOf tells the pod of a sandbox.
-func (t *Tracker) PodOf(id string) (podUID string, known bool) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	s, known := t.known[id]
-	return s.pod, known
-}
-
-// Runtime tells the runtime that a sandbox was made with, such as
-// "io.containerd.kata.v2".
-func (t *Tracker) Runtime(id string) string {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return t.known[id].runtime
-}
-
-// add makes a sandbox known.
-func (t *Tracker) add(s sandbox) {
-	t.mu.Lock()
-	_, there := t.known[s.id]
-	if !there {
-		t.known[s.id] = s
-		t.indexPod(s.pod)
-	}
-	t.mu.Unlock()
-	if !there && t.cfg.OnAdded != nil {
-		t.cfg.OnAdded(s.pod, s.id)
-	}
-}
-
-// remove forgets a sandbox that went.
-func (t *Tracker) remove(id string) {
-	t.mu.Lock()
-	s, there := t.known[id]
-	if there {
-		delete(t.known, id)
-		t.indexPod(s.pod)
-	}
-	t.mu.Unlock()
-	if there && t.cfg.OnGone != nil {
-		t.cfg.OnGone(id)
-	}
-}
-
-// indexPod brings the list of a pod's sandboxes up to date. A pod has one or
-// two, so that looking through what it had is cheap.
-func (t *Tracker) indexPod(pod string) {
-	var of []sandbox
-	for _, s := range t.known {
-		if s.pod == pod {
-			of = append(of, s)
-		}
-	}
-	if len(of) == 0 {
-		delete(t.pods, pod)
-		return
-	}
-	slices.SortFunc(of, func(a, b sandbox) int { return b.created.Compare(a.created) })
-	ids := make([]string, len(of))
-	for i, s := range of {
-		ids[i] = s.id
-	}
-	t.pods[pod] = ids
-}
-
-// replace makes the known sandboxes those of a fresh listing.
-func (t *Tracker) replace(live map[string]sandbox) {
-	t.mu.RLock()
-	var gone []string
-	for id := range t.known {
-		if _, still := live[id]; !still {
-			gone = append(gone, id)
-		}
-	}
-	t.mu.RUnlock()
-	for _, id := range gone {
-		t.remove(id)
-	}
-	for _, s := range live {
-		t.add(s)
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.ready, t.last = true, nil
-}
-
 // current gives the connection that Run has made.
 func (t *Tracker) current() (*client, error) {
 	t.client.Lock()
 	defer t.client.Unlock()
 	if t.client.client == nil {
-		return nil, deferral.Errorf(deferral.NoSandbox, "containerd at %s cannot be asked now: %w", t.cfg.Socket, t.LastError())
+		return nil, deferral.Errorf(deferral.NoSandbox, "its containers cannot be looked up now: %w", t.LastError())
 	}
 	return t.client.client, nil
 }

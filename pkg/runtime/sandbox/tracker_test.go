@@ -10,8 +10,10 @@ import (
 	"time"
 
 	eventtypes "github.com/containerd/containerd/api/events"
+	tasktypes "github.com/containerd/containerd/api/types/task"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
@@ -75,7 +77,13 @@ func TestListsAndFollows(t *testing.T) {
 	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
 	fake.put("c-1", "pod-1", "container", "sb-1", "{}")
 	fake.put("dead", "pod-2", kindSandbox, "", "{}")
-	fake.stopped["dead"] = true
+	fake.states["dead"] = tasktypes.Status_STOPPED
+	fake.put("shimless", "pod-2", kindSandbox, "", "{}")
+	fake.taskless["shimless"] = true
+	fake.put("hung", "pod-3", kindSandbox, "", "{}")
+	fake.states["hung"] = tasktypes.Status_UNKNOWN
+	fake.put("paused", "pod-4", kindSandbox, "", "{}")
+	fake.states["paused"] = tasktypes.Status_PAUSED
 	tracker, told := startTracker(t, fake)
 	eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
 	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{"sb-1"}) {
@@ -83,6 +91,9 @@ func TestListsAndFollows(t *testing.T) {
 	}
 	if got := tracker.OfPod("pod-2"); len(got) != 0 {
 		t.Errorf("a sandbox whose task has stopped lives: %q", got)
+	}
+	if len(tracker.OfPod("pod-3")) != 1 || len(tracker.OfPod("pod-4")) != 1 {
+		t.Error("a sandbox that hangs or is paused is taken for gone")
 	}
 	if pod, known := tracker.PodOf("sb-1"); !known || pod != "pod-1" || tracker.Runtime("sb-1") != "io.containerd.kata.v2" {
 		t.Errorf("sb-1 is of %q, %q", pod, tracker.Runtime("sb-1"))
@@ -191,5 +202,111 @@ func TestHostileEventsAreIgnored(t *testing.T) {
 		if _, known := tracker.PodOf(id); known {
 			t.Errorf("%q was taken", id)
 		}
+	}
+}
+
+// A question that hangs delays no other sandbox, and its own sandbox is not
+// taken for live once it has gone.
+func TestAHangingQuestionDelaysNobody(t *testing.T) {
+	fake := newFake(t)
+	fake.start()
+	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
+	tracker, told := startTracker(t, fake)
+	eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
+	fake.mu.Lock()
+	fake.hanging["stuck"] = true
+	fake.mu.Unlock()
+	fake.run("stuck", "pod-1")
+	begin := time.Now()
+	fake.tell("/tasks/exit", &eventtypes.TaskExit{ContainerID: "sb-1", ID: "sb-1"})
+	fake.run("sb-2", "pod-2")
+	eventually(t, "the others", func() bool { return told.has("gone sb-1") && told.has("added pod-2 sb-2") })
+	if took := time.Since(begin); took > lookTime/2 {
+		t.Errorf("they waited for the one that hangs: %v", took)
+	}
+	fake.drop("stuck")
+	fake.tell("/containers/delete", &eventtypes.ContainerDelete{ID: "stuck"})
+	fake.run("sb-3", "pod-3")
+	eventually(t, "sb-3", func() bool { return told.has("added pod-3 sb-3") })
+	if _, known := tracker.PodOf("stuck"); known {
+		t.Error("a sandbox that went while it was asked about is live")
+	}
+	if !tracker.Ready() {
+		t.Errorf("one question that hangs cut the connection: %v", tracker.LastError())
+	}
+}
+
+// Events are gone by one at a time: they cause no listing.
+func TestAStormOfEventsCausesNoListing(t *testing.T) {
+	fake := newFake(t)
+	fake.start()
+	tracker, told := startTracker(t, fake)
+	eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
+	const storm = 2000
+	for i := range storm {
+		id := fmt.Sprintf("sb-%d", i)
+		fake.run(id, "pod-1")
+		fake.tell("/tasks/exit", &eventtypes.TaskExit{ContainerID: id, ID: id})
+	}
+	fake.run("last", "pod-1")
+	eventually(t, "last", func() bool { return told.has("added pod-1 last") })
+	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{"last"}) {
+		t.Errorf("%d sandboxes stayed", len(got))
+	}
+	if n := fake.listings(); n > 2 {
+		t.Errorf("%d listings", n)
+	}
+}
+
+// Other namespaces of containerd, such as Docker's, are no business of ours.
+func TestOtherNamespacesAreIgnored(t *testing.T) {
+	fake := newFake(t)
+	fake.start()
+	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
+	tracker, told := startTracker(t, fake)
+	eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
+	raw, err := proto.Marshal(&eventtypes.TaskExit{ContainerID: "sb-1", ID: "sb-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fake.tellRaw("moby", "/tasks/exit", raw)
+	fake.run("sb-2", "pod-2")
+	eventually(t, "sb-2", func() bool { return told.has("added pod-2 sb-2") })
+	if _, known := tracker.PodOf("sb-1"); !known {
+		t.Error("an event of another namespace ended a sandbox of ours")
+	}
+}
+
+// What events told while a listing ran is newer than the listing.
+func TestEventsWinOverTheListingUnderWay(t *testing.T) {
+	tracker := New(Config{}, zap.NewNop())
+	f := &follower{t: tracker, c: &client{}, looks: make(map[string]*look), touched: make(map[string]bool)}
+	tracker.add(sandbox{id: "stays", pod: "pod-1"})
+	tracker.add(sandbox{id: "missed", pod: "pod-1"})
+	f.touch("stays") // it started after the listing had been made
+	f.gone("went")   // and this one went
+	live := map[string]sandbox{"went": {id: "went", pod: "pod-1"}, "new": {id: "new", pod: "pod-1"}}
+	if err := f.endListing(listing{live: live}); err != nil {
+		t.Fatal(err)
+	}
+	got := tracker.OfPod("pod-1")
+	slices.Sort(got)
+	if !slices.Equal(got, []string{"new", "stays"}) {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestHungContainerdAnswersItsCallerInTime(t *testing.T) {
+	fake := newFake(t)
+	fake.start()
+	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
+	tracker, _ := startTracker(t, fake)
+	eventually(t, "ready", tracker.Ready)
+	fake.mu.Lock() // nothing answers now
+	defer fake.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := tracker.ContainerIDs(ctx, "sb-1"); deferral.KindOf(err) != deferral.Timeout {
+		t.Errorf("got %v", err)
 	}
 }
