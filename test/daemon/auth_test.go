@@ -31,9 +31,11 @@ func TestUIDOutsideTheSetIsRefused(t *testing.T) {
 	d.SocketOptions = `, mode: "0660", group: "65534"`
 	d.Start()
 	must(t, os.Chmod(d.Dir+"/run", 0o755)) //nolint:gosec // the stranger must reach the sockets
-	self, err := os.Executable()
+	self, err := os.ReadFile("/proc/self/exe")
 	must(t, err)
-	cmd := exec.Command(self, "-test.run=TestStranger", "-test.v")
+	stranger := d.Dir + "/stranger"
+	must(t, os.WriteFile(stranger, self, 0o755)) //nolint:gosec // another user runs it
+	cmd := exec.Command(stranger, "-test.run=TestStranger", "-test.v")
 	cmd.Env = append(os.Environ(), strangerEnv+"="+d.RuntimeSocket+","+d.AdminSocket)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 65534}}
 	out, err := cmd.CombinedOutput()

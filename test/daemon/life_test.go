@@ -1,0 +1,218 @@
+//go:build system
+
+package daemon
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// metric reads one value from /metrics; one that is not there is 0.
+func metric(t *testing.T, d *harness.Daemon, name string) (value float64) {
+	t.Helper()
+	body, err := d.HTTP("/metrics")
+	must(t, err)
+	for line := range strings.SplitSeq(body, "\n") {
+		if text, ok := strings.CutPrefix(line, name); ok {
+			_, err := fmt.Sscan(text, &value)
+			must(t, err)
+		}
+	}
+	return value
+}
+
+func TestTerminationLetsCallsEnd(t *testing.T) {
+	d := harness.NewDaemon(t)
+	d.Start("CRUST_FAILPOINTS=stage-recorded=sleep:700ms")
+	req := d.StageRequest("pod-1", harness.Disk(t, 16*mib, ""))
+	client := d.Runtime()
+	watch, err := d.Admin().WatchVolumes(t.Context(), &adminv1.WatchVolumesRequest{})
+	must(t, err)
+	_, err = watch.Recv() // SYNCED
+	must(t, err)
+	done := make(chan error, 1)
+	go func() {
+		_, err := client.RuntimeStageVolume(t.Context(), req)
+		done <- err
+	}()
+	time.Sleep(200 * time.Millisecond)
+	d.Signal(syscall.SIGTERM)
+	if err := <-done; err != nil {
+		t.Errorf("a call under way was cut off: %v", err)
+	}
+	for err == nil {
+		_, err = watch.Recv()
+	}
+	wantCode(t, err, codes.Unavailable)
+	if code := d.WaitEnd(10 * time.Second); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	for _, socket := range []string{d.RuntimeSocket, d.AdminSocket} {
+		if _, err := os.Lstat(socket); err == nil {
+			t.Errorf("%s is left", socket)
+		}
+	}
+	d.Start()
+	unstage(t, d, req)
+	d.WantClean()
+}
+
+func TestReload(t *testing.T) {
+	d := harness.NewDaemon(t)
+	d.Start()
+	disk := harness.Disk(t, 16*mib, "")
+	req := d.StageRequest("pod-1", disk)
+
+	d.Extra = "log: {level: debug}\n"
+	roots := strings.Replace(d.Config(), "roots: [/dev,", "roots: [/nowhere,", 1)
+	must(t, os.WriteFile(d.Dir+"/config.yaml", []byte(roots), 0o600)) // seen by itself
+	eventually(t, "reloaded", func() bool { return strings.Contains(d.Log(), "configuration reloaded") })
+	_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
+	wantCode(t, err, codes.PermissionDenied)
+
+	must(t, os.WriteFile(d.Dir+"/config.yaml", []byte("nonsense: true\n"), 0o600))
+	d.Signal(syscall.SIGHUP)
+	eventually(t, "told", func() bool {
+		return strings.Contains(d.Log(), "the old one stays in force") && strings.Contains(d.Log(), "nonsense")
+	})
+	_, err = d.Runtime().RuntimeStageVolume(t.Context(), req)
+	wantCode(t, err, codes.PermissionDenied)
+
+	must(t, os.WriteFile(d.Dir+"/config.yaml", []byte(d.Config()), 0o600))
+	d.Signal(syscall.SIGHUP)
+	eventually(t, "taken again", func() bool {
+		_, err = d.Runtime().RuntimeStageVolume(t.Context(), req)
+		return err == nil
+	})
+	unstage(t, d, req)
+	d.WantClean()
+}
+
+func TestValidate(t *testing.T) {
+	d := harness.NewDaemon(t)
+	program := harness.Program(t, "crust-proxy")
+	out, err := exec.Command(program, "validate", "--config", d.ConfigFile()).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), d.Kubelet) {
+		t.Errorf("a good configuration: %v\n%s", err, out)
+	}
+	must(t, os.WriteFile(d.Dir+"/config.yaml", []byte("kubeletRot: /x\nrelay: {concurrency: -1}\n"), 0o600))
+	out, err = exec.Command(program, "validate", "--config", d.Dir+"/config.yaml").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "kubeletRot") {
+		t.Errorf("a bad configuration: %v\n%s", err, out)
+	}
+	out, err = exec.Command(program, "--config", d.Dir+"/config.yaml").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "kubeletRot") {
+		t.Errorf("serving with a bad configuration: %v\n%s", err, out)
+	}
+}
+
+func TestDaemonsSideBySide(t *testing.T) {
+	one, two := harness.NewDaemon(t), harness.NewDaemon(t)
+	one.Start()
+	two.Start()
+	req := one.StageRequest("pod-1", harness.Disk(t, 16*mib, ""))
+	stage(t, one, req)
+	for d, want := range map[*harness.Daemon]int{one: 1, two: 0} {
+		_, err := d.Admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})
+		must(t, err)
+		reply, err := d.Admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{})
+		must(t, err)
+		if got := len(reply.GetVolumes()); got != want {
+			t.Errorf("%d volumes; want %d", got, want)
+		}
+	}
+	// The device is one device, whichever daemon is asked.
+	other := two.StageRequest("pod-1", req.GetVolumeBackingPath())
+	_, err := two.Runtime().RuntimeStageVolume(t.Context(), other)
+	wantCode(t, err, codes.FailedPrecondition)
+	unstage(t, one, req)
+}
+
+func TestSocketsHealthAndReflection(t *testing.T) {
+	d := harness.NewDaemon(t)
+	must(t, os.MkdirAll(d.Dir+"/run", 0o700))
+	d.Start()
+	for _, socket := range []string{d.RuntimeSocket, d.AdminSocket} {
+		info, err := os.Lstat(socket)
+		must(t, err)
+		if info.Mode() != os.ModeSocket|0o600 {
+			t.Errorf("%s has mode %v", socket, info.Mode())
+		}
+		conn := d.Dial(socket)
+		health, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
+		if err != nil || health.GetStatus() != healthv1.HealthCheckResponse_SERVING {
+			t.Errorf("%s: %v, %v", socket, health, err)
+		}
+		stream, err := reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
+		must(t, err)
+		must(t, stream.Send(&reflectionv1.ServerReflectionRequest{
+			MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{},
+		}))
+		reply, err := stream.Recv()
+		must(t, err)
+		if !strings.Contains(reply.String(), "crust.") {
+			t.Errorf("%s: reflection lists %v", socket, reply)
+		}
+	}
+	// A second daemon on the same sockets must not push the first aside.
+	second := exec.Command(harness.Program(t, "crust-proxy"), "--config", d.ConfigFile(), "--http-listen", "")
+	if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), ".sock") {
+		t.Errorf("a second daemon on live sockets: %v\n%s", err, out)
+	}
+	// A killed one leaves its sockets; the next takes them over.
+	d.Kill()
+	d.Start()
+	if body, err := d.HTTP("/healthz"); err != nil || !strings.HasPrefix(body, "ok") {
+		t.Errorf("%q, %v", body, err)
+	}
+}
+
+// TestNothingLeaks looks at the daemon from outside before and after much work.
+func TestNothingLeaks(t *testing.T) {
+	d := harness.NewDaemon(t)
+	d.Start()
+	disk := harness.Disk(t, 32*mib, "ext4")
+	req := d.StageRequest("pod-1", disk)
+	mounted := guest(t, disk)
+	client := d.Runtime()
+	work := func(times int) {
+		for range times {
+			_, err := client.RuntimeStageVolume(t.Context(), req)
+			must(t, err)
+			shim := boot(t, d, "sandbox", req.GetVolumeTargetPath(), disk, mounted)
+			_, err = client.RuntimeGetVolumeStats(t.Context(), &runtimev1.RuntimeGetVolumeStatsRequest{
+				VolumeTargetPath: req.GetVolumeTargetPath(),
+			})
+			must(t, err)
+			must(t, shim.Stop())
+			_, err = client.RuntimeUnstageVolume(t.Context(), unstageRequest(req))
+			must(t, err)
+		}
+	}
+	work(5)
+	count := func() (fds int, routines float64) {
+		return len(harness.FDs(t, d.Pid())), metric(t, d, "go_goroutines ")
+	}
+	time.Sleep(200 * time.Millisecond)
+	fds, routines := count()
+	work(100)
+	// The connections of /metrics may still be closing.
+	eventually(t, "no more descriptors and goroutines than before", func() bool {
+		now, nowRoutines := count()
+		return now <= fds && nowRoutines <= routines
+	})
+	d.WantClean()
+}

@@ -1,0 +1,62 @@
+//go:build system
+
+package daemon
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/status"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+func TestSecretsLeaveNoTrace(t *testing.T) {
+	const secret = "hunter2xyz"
+	d := harness.NewDaemon(t)
+	d.Extra = "log: {level: debug}"
+	d.Start()
+	disk := harness.Disk(t, 16*mib, "")
+	for _, flag := range []string{
+		"password=" + secret, "credentials=/" + secret, "user=me%" + secret, "noatime,secret=" + secret, "token:" + secret,
+		"x-api-key=" + secret + "\n", "encryption_passphrase=" + secret, "bearer_token=" + secret,
+	} {
+		_, err := d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-1", disk, "noatime", flag))
+		if err == nil || strings.Contains(status.Convert(err).Message(), secret) {
+			t.Errorf("%.10s...: %v", flag, err)
+		}
+	}
+	// A secret where none belongs is refused without being repeated at length.
+	req := d.StageRequest("pod-1", disk)
+	req.MountFlags = []string{strings.Repeat("x", 2000) + secret}
+	if _, err := d.Runtime().RuntimeStageVolume(t.Context(), req); err == nil || strings.Contains(err.Error(), secret) {
+		t.Errorf("a long flag: %v", err)
+	}
+	metrics, err := d.HTTP("/metrics")
+	must(t, err)
+	node, err := d.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
+	must(t, err)
+	for name, text := range map[string]string{"log": d.Log(), "metrics": metrics, "admin": node.String()} {
+		if strings.Contains(text, secret) {
+			t.Errorf("the secret is in the %s", name)
+		}
+	}
+	must(t, filepath.WalkDir(d.Dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		raw, err := os.ReadFile(path)
+		if strings.Contains(string(raw), secret) {
+			t.Errorf("the secret is in %s", path)
+		}
+		return err
+	}))
+	if !strings.Contains(d.Log(), "InvalidArgument") {
+		t.Error("the refusals are not in the log: the test shows nothing")
+	}
+	d.WantClean()
+}
