@@ -5,11 +5,14 @@
 package containerd
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,6 +22,7 @@ import (
 	namespacesapi "github.com/containerd/containerd/api/services/namespaces/v1"
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
@@ -52,6 +56,10 @@ func newContainerd(t *testing.T) *daemon {
 	dir, err := os.MkdirTemp("/tmp", "ctd")
 	must(t, err)
 	d := &daemon{t: t, dir: dir, socket: dir + "/c.sock", rootfs: dir + "/rootfs"}
+	// Shims keep sockets and runc's state below /run whatever the configuration
+	// says. This mount namespace is ours alone, so the machine's /run stays clean.
+	must(t, unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=0755"))
+	t.Cleanup(func() { harness.UnmountAll(t, "/run") })
 	t.Cleanup(d.remove)
 	d.makeRootfs()
 	config := "version = 2\nroot = \"" + dir + "/root\"\nstate = \"" + dir + "/state\"\n" +
@@ -87,7 +95,8 @@ func (d *daemon) start() {
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	must(d.t, d.cmd.Start())
-	d.conn, err = grpc.NewClient("unix:"+d.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	d.conn, err = grpc.NewClient("unix:"+d.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUnaryInterceptor(inTime))
 	must(d.t, err)
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		_, err := namespacesapi.NewNamespacesClient(d.conn).List(d.ctx(), &namespacesapi.ListNamespacesRequest{})
@@ -101,6 +110,16 @@ func (d *daemon) start() {
 	}
 }
 
+// inTime ends every call, so that a containerd that hangs does not keep the test
+// from cleaning up.
+func inTime(
+	ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	return call(ctx, method, req, reply, conn, opts...)
+}
+
 // kill kills containerd; shims and tasks live on.
 func (d *daemon) kill() {
 	_ = d.cmd.Process.Kill()
@@ -108,30 +127,58 @@ func (d *daemon) kill() {
 	_ = d.conn.Close()
 }
 
+// remove ends and takes away everything, whatever the test left.
 func (d *daemon) remove() {
 	if d.cmd != nil {
 		d.kill()
 	}
-	// Whatever shim or task of ours still runs has our directory in its command
-	// line or working directory.
-	entries, _ := filepath.Glob("/proc/[0-9]*")
-	for _, proc := range entries {
-		raw, _ := os.ReadFile(proc + "/cmdline")
-		cwd, _ := os.Readlink(proc + "/cwd")
-		root, _ := os.Readlink(proc + "/root")
-		if strings.Contains(string(raw), d.dir) || strings.HasPrefix(cwd, d.dir) || strings.HasPrefix(root, d.dir) {
-			var pid int
-			if err := json.Unmarshal([]byte(filepath.Base(proc)), &pid); err == nil && pid > 1 {
-				_ = syscall.Kill(pid, syscall.SIGKILL)
-			}
+	var left []int
+	for range 100 {
+		if left = d.processes(); len(left) == 0 {
+			break
+		}
+		for _, pid := range left {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if len(left) > 0 {
+		d.t.Errorf("LEAKED: processes %v", left)
+	}
+	// Only a test that failed leaves control groups.
+	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
+		groups, _ := filepath.Glob(pattern + d.cgroupPrefix() + "*")
+		for _, group := range groups {
+			_ = os.Remove(group)
 		}
 	}
-	time.Sleep(50 * time.Millisecond)
 	harness.UnmountAll(d.t, d.dir)
 	if err := os.RemoveAll(d.dir); err != nil {
 		d.t.Error(err)
 	}
 }
+
+// processes lists our shims and tasks. A shim has our directory in its command
+// line; a task has a control group of ours.
+func (d *daemon) processes() []int {
+	var out []int
+	entries, _ := filepath.Glob("/proc/[0-9]*")
+	for _, proc := range entries {
+		pid, err := strconv.Atoi(filepath.Base(proc))
+		if err != nil || pid <= 1 || pid == os.Getpid() {
+			continue
+		}
+		// A zombie has no command line, and is its parent's affair.
+		command, _ := os.ReadFile(proc + "/cmdline")
+		groups, _ := os.ReadFile(proc + "/cgroup")
+		if len(command) > 0 && (bytes.Contains(command, []byte(d.dir)) || bytes.Contains(groups, []byte(d.cgroupPrefix()))) {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+func (d *daemon) cgroupPrefix() string { return "crust-proxy-test-" + filepath.Base(d.dir) + "-" }
 
 func (d *daemon) ctx() context.Context {
 	return metadata.AppendToOutgoingContext(context.Background(), "containerd-namespace", "k8s.io")
@@ -145,7 +192,7 @@ func (d *daemon) runSandbox(id, pod string) {
 		"process":    map[string]any{"args": []string{"/sleep"}, "cwd": "/", "user": map[string]any{"uid": 0, "gid": 0}},
 		"root":       map[string]any{"path": d.rootfs},
 		"mounts":     []map[string]any{{"destination": "/proc", "type": "proc", "source": "proc"}},
-		"linux":      map[string]any{"namespaces": []map[string]any{{"type": "pid"}, {"type": "mount"}}, "cgroupsPath": "/crust-proxy-test-" + id},
+		"linux":      map[string]any{"namespaces": []map[string]any{{"type": "pid"}, {"type": "mount"}}, "cgroupsPath": "/" + d.cgroupPrefix() + id},
 	})
 	must(d.t, err)
 	_, err = containersapi.NewContainersClient(d.conn).Create(d.ctx(), &containersapi.CreateContainerRequest{
@@ -165,6 +212,41 @@ func (d *daemon) runSandbox(id, pod string) {
 	must(d.t, err)
 	_, err = tasks.Start(d.ctx(), &tasksapi.StartRequest{ContainerID: id})
 	must(d.t, err)
+}
+
+// addContainer makes the record of a container in a sandbox, as CRI of
+// containerd 1.6 makes it. It is not run.
+func (d *daemon) addContainer(id, sandboxID, pod, source, destination string) {
+	d.t.Helper()
+	spec, err := json.Marshal(map[string]any{
+		"ociVersion":  "1.0.2",
+		"annotations": map[string]string{"io.kubernetes.cri.sandbox-id": sandboxID},
+		"mounts":      []map[string]any{{"destination": destination, "type": "bind", "source": source}},
+	})
+	must(d.t, err)
+	_, err = containersapi.NewContainersClient(d.conn).Create(d.ctx(), &containersapi.CreateContainerRequest{
+		Container: &containersapi.Container{
+			ID:      id,
+			Labels:  map[string]string{"io.cri-containerd.kind": "container", "io.kubernetes.pod.uid": pod},
+			Runtime: &containersapi.Container_Runtime{Name: "io.containerd.runc.v2"},
+			Spec:    &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/Spec", Value: spec},
+		},
+	})
+	must(d.t, err)
+}
+
+// shim is the process that looks after a task.
+func (d *daemon) shim(id string) int {
+	d.t.Helper()
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(d.pid(id)) + "/status")
+	must(d.t, err)
+	_, after, _ := strings.Cut(string(raw), "\nPPid:")
+	pid, err := strconv.Atoi(strings.TrimSpace(strings.SplitN(after, "\n", 2)[0]))
+	must(d.t, err)
+	if !slices.Contains(d.processes(), pid) {
+		d.t.Fatalf("process %d above the task is no shim of ours", pid)
+	}
+	return pid
 }
 
 // pid is the task's process.

@@ -24,16 +24,26 @@ func eventually(t *testing.T, what string, is func() bool) {
 	t.Fatal("never: " + what)
 }
 
-func TestTrackerFollowsRealContainerd(t *testing.T) {
-	d := newContainerd(t)
-	gone := make(chan string, 16)
-	tracker := sandbox.New(sandbox.Config{
+// follow runs a tracker until the test ends.
+func follow(t *testing.T, d *daemon) (tracker *sandbox.Tracker, gone chan string) {
+	t.Helper()
+	gone = make(chan string, 16)
+	tracker = sandbox.New(sandbox.Config{
 		Socket: d.socket, Namespace: "k8s.io", OnGone: func(id string) { gone <- id },
 	}, zap.NewNop())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- tracker.Run(ctx) }()
-	defer func() { cancel(); must(t, <-done) }()
+	t.Cleanup(func() {
+		cancel()
+		must(t, <-done)
+	})
+	return tracker, gone
+}
+
+func TestTrackerFollowsRealContainerd(t *testing.T) {
+	d := newContainerd(t)
+	tracker, gone := follow(t, d)
 	eventually(t, "ready", tracker.Ready)
 	is := func(want ...string) func() bool {
 		return func() bool { return slices.Equal(tracker.OfPod("pod-1"), want) }
@@ -69,4 +79,51 @@ func TestTrackerFollowsRealContainerd(t *testing.T) {
 	eventually(t, "ready again", tracker.Ready)
 	eventually(t, "sb-3 is gone", func() bool { return len(tracker.OfPod("pod-2")) == 0 })
 	eventually(t, "sb-2 lives", is("sb-2"))
+}
+
+func TestContainersOfASandboxInRealContainerd(t *testing.T) {
+	d := newContainerd(t)
+	tracker, _ := follow(t, d)
+	d.runSandbox("sb-1", "pod-1")
+	t.Cleanup(func() { d.removeSandbox("sb-1") })
+	d.addContainer("c-1", "sb-1", "pod-1", "/volume", "/data")
+	d.addContainer("c-2", "sb-1", "pod-1", "/other", "/elsewhere")
+	d.addContainer("c-old", "sb-0", "pod-1", "/volume", "/of-a-dead-sandbox")
+	d.addContainer("c-3", "sb-9", "pod-9", "/volume", "/of-another-pod")
+	eventually(t, "sb-1 is seen", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
+	if got := tracker.Runtime("sb-1"); got != "io.containerd.runc.v2" {
+		t.Errorf("its runtime is %q", got)
+	}
+	ids, err := tracker.ContainerIDs(t.Context(), "sb-1")
+	must(t, err)
+	slices.Sort(ids)
+	if !slices.Equal(ids, []string{"c-1", "c-2", "sb-1"}) {
+		t.Errorf("its containers are %q", ids)
+	}
+	destinations, err := tracker.Destinations(t.Context(), "sb-1", "/volume")
+	must(t, err)
+	if !slices.Equal(destinations, []string{"/data"}) {
+		t.Errorf("the volume is mounted at %q", destinations)
+	}
+}
+
+// A shim that hangs is not a sandbox that went.
+func TestAHungShimStaysLiveAtListing(t *testing.T) {
+	d := newContainerd(t)
+	d.runSandbox("sb-1", "pod-1")
+	t.Cleanup(func() { d.removeSandbox("sb-1") })
+	d.runSandbox("sb-2", "pod-2")
+	t.Cleanup(func() { d.removeSandbox("sb-2") })
+	must(t, syscall.Kill(d.pid("sb-2"), syscall.SIGKILL))
+	shim := d.shim("sb-1")
+	must(t, syscall.Kill(shim, syscall.SIGSTOP))
+	t.Cleanup(func() { _ = syscall.Kill(shim, syscall.SIGCONT) })
+	tracker, _ := follow(t, d)
+	eventually(t, "ready", tracker.Ready)
+	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{"sb-1"}) {
+		t.Errorf("the sandbox whose shim hangs: %q", got)
+	}
+	if got := tracker.OfPod("pod-2"); len(got) != 0 {
+		t.Errorf("the sandbox that was killed: %q", got)
+	}
 }
