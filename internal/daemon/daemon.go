@@ -9,6 +9,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/crust-proxy/crust-proxy/internal/config"
 	"github.com/crust-proxy/crust-proxy/internal/observe"
@@ -24,14 +25,17 @@ import (
 
 // daemon is the parts that know each other only through it.
 type daemon struct {
-	flags   *config.Flags
-	cfg     atomic.Pointer[config.Config]
-	log     *zap.Logger
-	level   zap.AtomicLevel
-	metrics *observe.Metrics
-	tracer  trace.Tracer
-	notify  *systemd.Notifier
-	passed  *systemd.Inherited
+	flags *config.Flags
+	cfg   atomic.Pointer[config.Config]
+	log   *zap.Logger
+	level zap.AtomicLevel
+	// deniedLog is for callers who may not call: they must not be able to fill
+	// the log.
+	deniedLog *zap.Logger
+	metrics   *observe.Metrics
+	tracer    trace.Tracer
+	notify    *systemd.Notifier
+	passed    *systemd.Inherited
 
 	kata    *kata.Handler
 	tracker tracker
@@ -67,6 +71,9 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 		notify: notify, passed: passed, hub: api.NewHub(), started: time.Now(), stopping: make(chan struct{}),
 	}
 	d.cfg.Store(&cfg)
+	d.deniedLog = d.log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(core, time.Second, 5, 0)
+	}))
 	defer func() { _ = d.log.Sync() }()
 	err = d.run(ctx)
 	if err != nil {

@@ -15,14 +15,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/run"
 )
 
-// version is set by the build.
-var version = ""
-
-// Version is the daemon's version.
+// Version is the daemon's version, as the build stamped it from git.
 func Version() string {
-	if version != "" {
-		return version
-	}
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
 		return info.Main.Version
 	}

@@ -124,7 +124,7 @@ func peerOf(ctx context.Context) (uid uint32, pid int32, ok bool) {
 
 func (d *daemon) denied(r peercred.Refusal) {
 	d.metrics.CallerDenied()
-	d.log.Warn("caller refused", zap.Uint32(observe.FieldPeerUID, r.Peer.UID), zap.Int32(observe.FieldPeerPID, r.Peer.PID))
+	d.deniedLog.Warn("caller refused", zap.Uint32(observe.FieldPeerUID, r.Peer.UID), zap.Int32(observe.FieldPeerPID, r.Peer.PID))
 }
 
 // start adds the servers to the group.
