@@ -52,15 +52,15 @@ func (t *Tracker) Destinations(ctx context.Context, sandboxID, source string) ([
 
 // inSandbox calls f with the containers of a sandbox.
 func (t *Tracker) inSandbox(ctx context.Context, sandboxID string, f func(*containersapi.Container, spec)) error {
+	c := t.current()
+	if c == nil {
+		return deferral.Errorf(deferral.NoSandbox, "sandbox %s: its containers cannot be looked up now: %w", sandboxID, t.LastError())
+	}
 	pod, known := t.PodOf(sandboxID)
 	if !known {
 		return deferral.Errorf(deferral.NoSandbox, "containerd has no live sandbox %s", sandboxID)
 	}
-	c, err := t.current()
-	if err != nil {
-		return err
-	}
-	err = c.each(ctx, fmt.Sprintf("labels.%q==%s", podLabel, pod), func(container *containersapi.Container) {
+	err := c.each(ctx, fmt.Sprintf("labels.%q==%s", podLabel, pod), func(container *containersapi.Container) {
 		if container.GetLabels()[kindLabel] == kindSandbox || !idForm.MatchString(container.GetID()) {
 			return
 		}

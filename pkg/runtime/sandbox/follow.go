@@ -55,7 +55,6 @@ func (t *Tracker) follow(ctx context.Context) error {
 	defer f.beside.Wait()
 	defer func() { _ = c.conn.Close() }()
 	defer cancel()
-	defer t.setCurrent(nil)
 	// Subscribed before listing, so that nothing falls between the two.
 	f.beside.Go(func() { f.subscribe(ctx) })
 	f.startListing(ctx)
@@ -71,6 +70,8 @@ func (f *follower) loop(ctx context.Context) error {
 			events = nil
 		}
 		select {
+		case <-ctx.Done():
+			return ctx.Err()
 		case err := <-f.broken:
 			return err
 		case envelope := <-events:

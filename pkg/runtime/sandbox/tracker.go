@@ -68,13 +68,15 @@ func (t *Tracker) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		start := time.Now()
 		err := t.follow(ctx)
+		isNew := t.lost(err)
+		t.setCurrent(nil)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if time.Since(start) > lastPause {
 			pause = firstPause
 		}
-		if t.lost(err) {
+		if isNew {
 			t.log.Warn("containerd cannot be followed; trying again", zap.Error(err))
 		}
 		// Jitter, so that many daemons do not come back to one node at once.
@@ -120,14 +122,11 @@ func (t *Tracker) LastError() error {
 	return t.last
 }
 
-// current gives the connection that Run has made.
-func (t *Tracker) current() (*client, error) {
+// current gives the connection that Run has made, or nil.
+func (t *Tracker) current() *client {
 	t.client.Lock()
 	defer t.client.Unlock()
-	if t.client.client == nil {
-		return nil, deferral.Errorf(deferral.NoSandbox, "its containers cannot be looked up now: %w", t.LastError())
-	}
-	return t.client.client, nil
+	return t.client.client
 }
 
 func (t *Tracker) setCurrent(c *client) {

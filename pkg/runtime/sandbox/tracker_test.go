@@ -138,7 +138,8 @@ func TestContainerdThatComesLater(t *testing.T) {
 		err := tracker.LastError()
 		return err != nil && strings.Contains(err.Error(), "containerd")
 	})
-	if _, err := tracker.Destinations(t.Context(), "sb-1", "/v"); deferral.KindOf(err) != deferral.NoSandbox {
+	_, err := tracker.Destinations(t.Context(), "sb-1", "/v")
+	if deferral.KindOf(err) != deferral.NoSandbox || !strings.Contains(err.Error(), fake.socket) || !strings.Contains(err.Error(), "sb-1") {
 		t.Errorf("got %v", err)
 	}
 	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
