@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -44,24 +45,45 @@ func run() error {
 	if os.Geteuid() != 0 {
 		return errors.New("loop devices and mounts need root: run it as root, or with sudo")
 	}
-	signal.Ignore(os.Interrupt) // the child gets it too, and cleans up
-	cmd, err := again(context.Background(), roleHost)
+	return playHost()
+}
+
+// playHost waits for the node, whatever comes: it passes on what should end the
+// demo, so that the node has the time to clean up.
+func playHost() error {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	cmd, err := again(roleHost)
 	if err != nil {
 		return err
 	}
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	return cmd.Run()
+	// The kernel ties Pdeathsig to the thread that started the child.
+	runtime.LockOSThread()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	go func() {
+		for s := range signals {
+			_ = cmd.Process.Signal(s) // it may have ended by itself
+		}
+	}()
+	if err := cmd.Wait(); err != nil {
+		return errors.New("not everything was true, or the demo was stopped: see above")
+	}
+	return nil
 }
 
 // again prepares the demo in another role, in a mount namespace of its own: what
-// is left mounted when it is killed goes with it.
-func again(ctx context.Context, args ...string) (*exec.Cmd, error) {
+// is left mounted when it is killed goes with it. Ctrl-C does not reach it: who
+// started it decides when it ends.
+func again(args ...string) (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, self, args...) //nolint:gosec // ourselves
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	cmd := exec.Command(self, args...) //nolint:gosec // ourselves
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	return cmd, nil
 }
 
@@ -74,6 +96,7 @@ func makePrivate() error {
 
 // host plays the node.
 func host() (err error) {
+	runtime.LockOSThread() // all children are started from here, and die with it
 	if err := makePrivate(); err != nil {
 		return err
 	}
@@ -86,14 +109,9 @@ func host() (err error) {
 	if err != nil {
 		return err
 	}
-	return story(ctx, n)
-}
-
-// cleanUp takes everything away and says so if it is true.
-func cleanUp(n *node) error {
-	err := n.close()
-	if err == nil {
-		fmt.Println("Cleaned up: no mount, loop device, socket or file is left.")
+	if err := story(ctx, n); err != nil {
+		fmt.Printf("\n%s%v%s\n", red, err, plain)
+		return err
 	}
-	return err
+	return nil
 }

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -37,7 +36,7 @@ func newNode() (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &node{dir: dir, bin: "bin", image: dir + "/disk.img"}
+	n := &node{dir: dir, bin: "bin", image: filepath.Join(dir, filepath.Base(dir)+".img")}
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
 		return n, err
 	}
@@ -103,11 +102,14 @@ func (n *node) start(ctx context.Context) error {
 	defer func() { _ = log.Close() }()
 	n.daemon = exec.Command(n.bin+"/crust-proxy", "--config", config) //nolint:gosec // our own program
 	n.daemon.Stdout, n.daemon.Stderr = log, log
-	n.daemon.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	n.daemon.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	if err := n.daemon.Start(); err != nil {
 		return err
 	}
 	for range 1000 {
+		if ctx.Err() != nil {
+			return errInterrupted
+		}
 		if n.ready(ctx) {
 			return nil
 		}
@@ -169,43 +171,4 @@ func (n *node) target(pod string) (string, error) {
 		return "", err
 	}
 	return dir + "/mount", os.WriteFile(dir+"/vol_data.json", []byte(`{"driverName":"disk.example.com"}`), 0o600)
-}
-
-// mounts lists the host's mounts that hold a text.
-func mounts(text string) []string {
-	raw, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return []string{err.Error()}
-	}
-	var found []string
-	for line := range strings.SplitSeq(string(raw), "\n") {
-		if strings.Contains(line, text) {
-			found = append(found, line)
-		}
-	}
-	return found
-}
-
-// close takes everything away, whatever happened, and proves it.
-func (n *node) close() error {
-	for _, s := range n.sandboxes {
-		s.kill()
-	}
-	n.kill()
-	if n.conn != nil {
-		_ = n.conn.Close()
-	}
-	var problems []error
-	if n.disk != "" {
-		problems = append(problems, loopdev.Detach(n.disk))
-	}
-	problems = append(problems, unix.Unmount(n.dir, unix.MNT_DETACH), os.Remove(n.dir))
-	if loops, err := filepath.Glob("/sys/block/loop*/loop/backing_file"); err == nil {
-		for _, loop := range loops {
-			if raw, err := os.ReadFile(loop); err == nil && strings.Contains(string(raw), n.dir) { //nolint:gosec // a file of the kernel's
-				problems = append(problems, fmt.Errorf("%s is left", loop))
-			}
-		}
-	}
-	return errors.Join(problems...)
 }

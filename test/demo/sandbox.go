@@ -2,22 +2,14 @@ package main
 
 import (
 	"bufio"
-	"context"
-	"crypto/sha256"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
+	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
 	"github.com/crust-proxy/crust-proxy/internal/loopdev"
 )
 
@@ -27,11 +19,12 @@ type sandbox struct {
 	stdin  io.WriteCloser
 	stdout *bufio.Reader
 	loop   string
+	ended  bool
 }
 
 // startSandbox starts a process that does what Kata's shim and guest do.
-func (n *node) startSandbox(ctx context.Context, id, target string) (*sandbox, error) {
-	cmd, err := again(ctx, roleSandbox, n.dir, id, target)
+func (n *node) startSandbox(id, target string) (*sandbox, error) {
+	cmd, err := again(roleSandbox, n.dir, id, target)
 	if err != nil {
 		return nil, err
 	}
@@ -55,10 +48,16 @@ func (n *node) startSandbox(ctx context.Context, id, target string) (*sandbox, e
 
 // do gives the sandbox a command and reads its one line of answer.
 func (s *sandbox) do(command string) (string, error) {
-	if _, err := fmt.Fprintln(s.stdin, command); err != nil {
+	if err := s.send(command); err != nil {
 		return "", err
 	}
 	return s.answer()
+}
+
+// send gives it a command whose answer is read later.
+func (s *sandbox) send(command string) error {
+	_, err := fmt.Fprintln(s.stdin, command)
+	return err
 }
 
 func (s *sandbox) answer() (string, error) {
@@ -75,138 +74,24 @@ func (s *sandbox) answer() (string, error) {
 
 // stop ends the sandbox as kubelet does.
 func (s *sandbox) stop() error {
-	if _, err := s.do("stop"); err != nil {
-		return err
-	}
-	err := s.cmd.Wait()
+	_, err := s.do("stop")
 	s.loop = ""
-	return err
+	return errors.Join(err, s.end())
 }
 
-// kill is for the end, whatever happened.
-func (s *sandbox) kill() {
-	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait()
-	if s.loop != "" {
-		_ = loopdev.Detach(s.loop)
+// end is for the end, whatever happened: a sandbox that nobody talks to stops by
+// itself, and one that does not is killed.
+func (s *sandbox) end() error {
+	if s.ended {
+		return nil
 	}
-}
-
-// guest is the inside of a sandbox.
-type guest struct {
-	mount, loop, idFile string
-	shim                *kataemu.Shim
-	writes              byte
-}
-
-// playSandbox is the sandbox's process: DIR ID TARGET.
-func playSandbox(args []string) error {
-	if err := makePrivate(); err != nil {
-		return err
+	s.ended = true
+	_ = s.stdin.Close()
+	timer := time.AfterFunc(5*time.Second, func() { _ = s.cmd.Process.Kill() })
+	err := s.cmd.Wait() // it has said itself what went wrong
+	timer.Stop()
+	if err == nil || s.loop == "" {
+		return nil
 	}
-	g, err := boot(args[0], args[1], args[2])
-	if err != nil {
-		fmt.Println("failed", err)
-		return err
-	}
-	fmt.Println("ok", g.loop)
-	lines := bufio.NewScanner(os.Stdin)
-	for lines.Scan() {
-		answer, err := g.obey(lines.Text())
-		if err != nil {
-			fmt.Println("failed", err)
-			continue
-		}
-		fmt.Println("ok", answer)
-		if lines.Text() == "stop" {
-			return nil
-		}
-	}
-	_, err = g.obey("stop")
-	return err
-}
-
-// boot finds the volume by its mount's source, as Kata does, attaches the device
-// as a VMM does, plainly, and mounts it where only this namespace sees it.
-func boot(dir, id, target string) (*guest, error) {
-	volume := filepath.Join(dir, "kata", base64.URLEncoding.EncodeToString([]byte(target)))
-	raw, err := os.ReadFile(volume + "/mountInfo.json") //nolint:gosec // the demo's own directory
-	if err != nil {
-		return nil, err
-	}
-	var info struct {
-		Device string `json:"device"`
-		FSType string `json:"fstype"`
-	}
-	if err := json.Unmarshal(raw, &info); err != nil {
-		return nil, err
-	}
-	g := &guest{mount: dir + "/guest-" + id, idFile: filepath.Join(volume, id)}
-	if g.loop, err = loopdev.Attach(info.Device, loopdev.Options{}); err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(g.mount, 0o700); err != nil {
-		return nil, err
-	}
-	if err := unix.Mount(g.loop, g.mount, info.FSType, 0, ""); err != nil {
-		return nil, err
-	}
-	g.shim, err = kataemu.Start(kataemu.Options{
-		Flavor: kataemu.Go, SandboxID: id, Sandboxes: dir + "/vc",
-		Mounts: map[string]kataemu.Statfs{info.Device: kataemu.MountedAt(g.mount)},
-	})
-	if err != nil {
-		return nil, err
-	}
-	return g, os.WriteFile(g.idFile, nil, 0o600)
-}
-
-func (g *guest) obey(command string) (string, error) {
-	switch command {
-	case "write":
-		return g.write()
-	case "df":
-		var st unix.Statfs_t
-		err := unix.Statfs(g.mount, &st)
-		return fmt.Sprint(uint64(st.Bsize)*st.Blocks, " ", uint64(st.Bsize)*(st.Blocks-st.Bfree)), err //nolint:gosec // a block size is positive
-	case "stop":
-		return "", errors.Join(g.shim.Stop(), unix.Unmount(g.mount, 0), loopdev.Detach(g.loop))
-	default:
-		return "", fmt.Errorf("unknown command %q", command)
-	}
-}
-
-const dataSize = 20 << 20
-
-// write writes data that is new each time, and tells its checksum.
-func (g *guest) write() (string, error) {
-	g.writes++
-	seed := [32]byte{g.writes, byte(os.Getpid()), byte(os.Getpid() >> 8)}
-	data := make([]byte, dataSize)
-	_, _ = rand.NewChaCha8(seed).Read(data) // never fails
-	file, err := os.Create(g.mount + "/data")
-	if err != nil {
-		return "", err
-	}
-	_, err = file.Write(data)
-	if err = errors.Join(err, file.Sync(), file.Close()); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%x", sha256.Sum256(data)), nil
-}
-
-// peek mounts the disk read-only in a namespace of its own and tells the
-// checksum of the data.
-func peek(device, dir string) error {
-	if err := makePrivate(); err != nil {
-		return err
-	}
-	if err := unix.Mount(device, dir, "ext4", unix.MS_RDONLY, ""); err != nil {
-		return err
-	}
-	raw, err := os.ReadFile(dir + "/data") //nolint:gosec // the demo's own directory
-	if err == nil {
-		fmt.Printf("%x", sha256.Sum256(raw))
-	}
-	return errors.Join(err, unix.Unmount(dir, 0))
+	return loopdev.Detach(s.loop)
 }
