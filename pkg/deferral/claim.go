@@ -76,10 +76,11 @@ func (c *claims) acquire(ctx context.Context, v *Volume, dev *openedDevice) (was
 	if err := c.reserve(v, id); err != nil {
 		return false, err
 	}
-	if dev.Kind == ImageFile {
-		err = checkImage(v, dev)
-	} else {
+	switch {
+	case dev.Kind == BlockDevice:
 		wasReadOnly, err = c.hold(v, dev, id)
+	case !dev.known:
+		err = checkImage(v, dev)
 	}
 	if err != nil {
 		return false, errors.Join(err, c.drop(v.Key, id))

@@ -29,7 +29,8 @@ type DevicePolicy struct {
 // is asked of it later is asked of the descriptor, never of the name.
 type openedDevice struct {
 	Device
-	fd int // O_PATH
+	fd    int  // O_PATH
+	known bool // it was looked at before, and is on record
 }
 
 func (d *openedDevice) close() { closeFD(d.fd) }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -32,7 +31,7 @@ const (
 type guards struct {
 	mu sync.Mutex
 	// mounts holds the kernel's unique id of each guard made by this process: a
-	// guard that is recognised by it needs no look into mountinfo.
+	// guard that is recognised by it needs no further look.
 	mounts map[Key]uint64
 }
 
@@ -188,12 +187,9 @@ func (g *guards) isOurs(t *target, dir int, here mountStat) (bool, error) {
 	if ok && known != 0 && known == here.id {
 		return true, nil
 	}
-	source, err := mountSource(dir)
-	if err != nil {
+	ours, err := isGuard(dir, t.key())
+	if err != nil || !ours {
 		return false, err
-	}
-	if source != guardPrefix+string(t.key()) {
-		return false, nil
 	}
 	return true, g.remember(t, dir)
 }
@@ -297,7 +293,7 @@ type mountStat struct {
 func statMount(fd int) (mountStat, error) {
 	var st unix.Statx_t
 	// The unique id is never given again; kernels before 6.8 answer with the
-	// reusable one, and then mountinfo decides.
+	// reusable one, and then the guard itself is looked at.
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID_UNIQUE, &st)
 	if err != nil {
 		return mountStat{}, err
@@ -309,27 +305,34 @@ func statMount(fd int) (mountStat, error) {
 	return out, nil
 }
 
-// mountSource reads the source of the mount a descriptor is on from mountinfo,
-// which is matched by the mount id that fdinfo tells.
-func mountSource(fd int) (string, error) {
-	info, err := os.ReadFile("/proc/self/fdinfo/" + strconv.Itoa(fd))
+// isGuard tells a guard by what it is: a tmpfs of one page whose immutable
+// notice names the volume. Its mount source says the same to others; to read
+// that from mountinfo, which holds every mount of the node, would make the start
+// with many volumes take minutes.
+func isGuard(dir int, key Key) (bool, error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(dir, &fs); err != nil {
+		return false, err
+	}
+	if fs.Type != unix.TMPFS_MAGIC || fs.Blocks != 1 {
+		return false, nil
+	}
+	fd, err := unix.Openat(dir, guardNotice, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) {
+		return false, nil
+	}
 	if err != nil {
-		return "", err
+		return false, err
 	}
-	id := ""
-	for line := range strings.SplitSeq(string(info), "\n") {
-		if value, ok := strings.CutPrefix(line, "mnt_id:"); ok {
-			id = strings.TrimSpace(value)
-		}
+	defer closeFD(fd)
+	flags, err := unix.IoctlGetInt(fd, unix.FS_IOC_GETFLAGS)
+	if err != nil || flags&fsImmutable == 0 {
+		return false, err
 	}
-	mounts, err := readMounts()
+	text := make([]byte, os.Getpagesize())
+	n, err := unix.Pread(fd, text, 0)
 	if err != nil {
-		return "", err
+		return false, err
 	}
-	for _, m := range mounts {
-		if m.id == id {
-			return m.source, nil
-		}
-	}
-	return "", nil
+	return bytes.Equal(text[:n], notice(key, len(text))), nil
 }

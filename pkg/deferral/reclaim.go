@@ -43,7 +43,7 @@ func (c *claims) reclaim(ctx context.Context, rec *record, kept map[string]*os.F
 	if err != nil {
 		return deviceError(NotFound, rec.Target, rec.Device.Path, "has gone", err)
 	}
-	dev := &openedDevice{Device: rec.Device, fd: fd}
+	dev := &openedDevice{Device: rec.Device, fd: fd, known: true}
 	defer dev.close()
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || !rec.Device.is(&st) {

@@ -69,6 +69,7 @@ func enter() error {
 // settings are the flags.
 type settings struct {
 	quick bool
+	pprof bool
 	only  string
 	out   string
 }
@@ -87,6 +88,7 @@ func inside(args []string) error {
 	var s settings
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.BoolVar(&s.quick, "quick", false, "a tenth of the rounds; writes no file")
+	flags.BoolVar(&s.pprof, "pprof", false, "serve the daemon's profiles on its http.sock; writes no file")
 	flags.StringVar(&s.only, "only", "", "one figure: latency, rate, process, hung, scale, growth or size")
 	flags.StringVar(&s.out, "out", "docs/performance.md", "the page to write")
 	if err := flags.Parse(args); err != nil {

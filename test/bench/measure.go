@@ -31,19 +31,19 @@ func measure(s settings) (err error) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := withRig(func(r *rig) error { return part.take(ctx, s, r, figures) }); err != nil {
+		if err := withRig(s.pprof, func(r *rig) error { return part.take(ctx, s, r, figures) }); err != nil {
 			return fmt.Errorf("%s: %w", part.name, err)
 		}
 	}
-	if s.quick || s.only != "" {
+	if s.quick || s.pprof || s.only != "" {
 		return nil
 	}
 	return figures.write(s.out)
 }
 
 // withRig gives each figure a fresh daemon and takes all of it away again.
-func withRig(f func(*rig) error) error {
-	r, err := newRig()
+func withRig(pprof bool, f func(*rig) error) error {
+	r, err := newRig(pprof)
 	if r != nil {
 		defer r.close()
 	}

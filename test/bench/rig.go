@@ -27,17 +27,18 @@ import (
 type rig struct {
 	dir, kubelet, images, kata, sandboxes string
 	program                               string
+	pprof                                 bool
 	daemon                                *exec.Cmd
 	children                              []*exec.Cmd
 	loops                                 []string
 }
 
-func newRig() (*rig, error) {
+func newRig(pprof bool) (*rig, error) {
 	dir, err := os.MkdirTemp("", "cpb")
 	if err != nil {
 		return nil, err
 	}
-	r := &rig{dir: dir, kubelet: dir + "/k", images: dir + "/i", kata: dir + "/d", sandboxes: dir + "/vc", program: dir + "/crust-proxy"}
+	r := &rig{dir: dir, kubelet: dir + "/k", images: dir + "/i", kata: dir + "/d", sandboxes: dir + "/vc", program: dir + "/crust-proxy", pprof: pprof}
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
 		return r, err
 	}
@@ -79,10 +80,13 @@ devices: {roots: [/dev], images: [%[3]s]}
 handlers:
   kata: {directVolumes: %[4]s, goSandboxes: %[5]s, rustSandboxes: %[1]s/rs, sharedSandboxes: %[1]s/sh}
 containerd: {socket: ""}
-reconcileInterval: 0
-http: {listen: "unix:%[1]s/http.sock", pprof: true}
-`, r.dir, r.kubelet, r.images, r.kata, r.sandboxes)
+http: {listen: "unix:%[1]s/http.sock", pprof: %[6]t}
+`, r.dir, r.kubelet, r.images, r.kata, r.sandboxes, r.pprof)
 }
+
+// readyLimit is far above the target, so that a slow start is a figure and not
+// the end of the run.
+const readyLimit = 10 * time.Minute
 
 // start starts the daemon and tells how long it took to be ready.
 func (r *rig) start() (time.Duration, error) {
@@ -107,7 +111,7 @@ func (r *rig) start() (time.Duration, error) {
 	if err := r.daemon.Start(); err != nil {
 		return 0, err
 	}
-	for time.Since(start) < time.Minute {
+	for time.Since(start) < readyLimit {
 		if body, err := r.get("/readyz"); err == nil && strings.HasPrefix(body, "ok") {
 			return time.Since(start), nil
 		}
