@@ -12,6 +12,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/observe"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/rpccode"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -64,7 +65,7 @@ const (
 // before, so that volumes which come or go meanwhile shift nothing.
 func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesRequest) (*adminv1.ListVolumesResponse, error) {
 	if req.GetPageSize() < 0 {
-		return nil, Status(deferral.Errorf(deferral.Invalid, "page_size %d is negative", req.GetPageSize()))
+		return nil, rpccode.Status(deferral.Errorf(deferral.Invalid, "page_size %d is negative", req.GetPageSize()))
 	}
 	size := min(cmp.Or(int(req.GetPageSize()), defaultPage), maxPage)
 	out := &adminv1.ListVolumesResponse{}
@@ -103,7 +104,7 @@ func (s *AdminServer) GetVolume(ctx context.Context, req *adminv1.GetVolumeReque
 func (s *AdminServer) find(ctx context.Context, ref string) (deferral.Status, error) {
 	found, err := s.Node.byReference(ref)
 	if err != nil {
-		return found, Status(err)
+		return found, rpccode.Status(err)
 	}
 	note(observe.CallFrom(ctx), found.Volume)
 	return found, nil
@@ -119,7 +120,7 @@ func (s *AdminServer) GetVolumeStats(
 	}
 	answer, err := s.Node.stats(ctx, found.Volume)
 	if err != nil {
-		return nil, Status(err)
+		return nil, rpccode.Status(err)
 	}
 	return &adminv1.GetVolumeStatsResponse{
 		Usage: usageMessages(answer.Report), Condition: conditionMessage(answer.Report),
@@ -138,7 +139,7 @@ func (s *AdminServer) ExpandVolume(
 	size, err := s.Node.expand(ctx, found.Volume,
 		deferral.Range{Required: req.GetRequiredBytes(), Limit: req.GetLimitBytes()})
 	if err != nil {
-		return nil, Status(err)
+		return nil, rpccode.Status(err)
 	}
 	return &adminv1.ExpandVolumeResponse{CapacityBytes: size}, nil
 }
@@ -177,7 +178,7 @@ func (s *AdminServer) Reconcile(ctx context.Context, _ *adminv1.ReconcileRequest
 		s.Reconciled(report)
 	}
 	if err != nil {
-		return nil, Status(err)
+		return nil, rpccode.Status(err)
 	}
 	out := &adminv1.ReconcileResponse{Checked: int64(report.Checked)}
 	for _, repair := range report.Repairs {
@@ -211,7 +212,7 @@ func (s *AdminServer) WatchVolumes(
 		case <-stream.Context().Done():
 			return nil
 		case <-s.Stopping:
-			return Status(deferral.Errorf(deferral.NoSandbox, "crust-proxy is shutting down: watch again"))
+			return rpccode.Status(deferral.Errorf(deferral.NoSandbox, "crust-proxy is shutting down: watch again"))
 		case <-changes.wake:
 		}
 		for _, key := range changes.take() {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/observe"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/rpccode"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
 
@@ -30,7 +31,7 @@ func (s *RuntimeServer) RuntimeStageVolume(
 	v, err := s.Node.Broker.Stage(ctx, instructionOf(req))
 	note(call, v)
 	if err != nil {
-		return nil, Status(err)
+		return nil, rpccode.Status(err)
 	}
 	return &runtimev1.RuntimeStageVolumeResponse{}, nil
 }
@@ -82,7 +83,7 @@ func (s *RuntimeServer) RuntimeUnstageVolume(
 	v, err := s.Node.Broker.Unstage(ctx, req.GetVolumeTargetPath())
 	note(call, v)
 	if err != nil {
-		return nil, Status(err)
+		return nil, rpccode.Status(err)
 	}
 	return &runtimev1.RuntimeUnstageVolumeResponse{}, nil
 }
@@ -97,7 +98,7 @@ func (s *RuntimeServer) RuntimeGetVolumeStats(
 	}
 	answer, err := s.Node.stats(ctx, v)
 	if err != nil {
-		return nil, Status(err)
+		return nil, rpccode.Status(err)
 	}
 	return runtimeStats(answer.Report), nil
 }
@@ -107,7 +108,7 @@ func (s *RuntimeServer) find(ctx context.Context, path string) (*deferral.Volume
 	call.Target = path
 	found, err := s.Node.byTarget(path)
 	if err != nil {
-		return nil, Status(err)
+		return nil, rpccode.Status(err)
 	}
 	note(call, found.Volume)
 	return found.Volume, nil
@@ -138,7 +139,7 @@ func (s *RuntimeServer) RuntimeExpandVolume(
 		Required: req.GetCapacityRange().GetRequiredBytes(), Limit: req.GetCapacityRange().GetLimitBytes(),
 	})
 	if err != nil {
-		return nil, Status(err)
+		return nil, rpccode.Status(err)
 	}
 	return &runtimev1.RuntimeExpandVolumeResponse{CapacityBytes: size}, nil
 }

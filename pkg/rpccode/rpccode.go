@@ -1,6 +1,6 @@
-// Package api is the gRPC edge: the Runtime and Admin servers, and the one place
-// where classed errors become gRPC codes.
-package api
+// Package rpccode is the one place where classed errors become gRPC codes, at the
+// edge, for every server of this module.
+package rpccode
 
 import (
 	"errors"

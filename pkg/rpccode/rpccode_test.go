@@ -1,0 +1,54 @@
+package rpccode
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+func TestEveryKindHasACodeOfItsOwn(t *testing.T) {
+	taken := make(map[codes.Code]deferral.Kind)
+	for kind := deferral.Internal; kind <= deferral.Canceled; kind++ {
+		code, ok := codeOf[kind]
+		if !ok {
+			t.Errorf("%v has no code", kind)
+		}
+		if other, double := taken[code]; double {
+			t.Errorf("%v and %v are both %v", kind, other, code)
+		}
+		taken[code] = kind
+		err := fmt.Errorf("outer: %w", deferral.Errorf(kind, "volume /v: it broke"))
+		got := Status(err)
+		if status.Code(got) != code || !strings.Contains(got.Error(), "/v") {
+			t.Errorf("%v became %v", kind, got)
+		}
+	}
+	if Status(nil) != nil {
+		t.Error("no error became one")
+	}
+	if got := status.Code(Status(errors.New("plain"))); got != codes.Internal {
+		t.Errorf("an error without a kind became %v", got)
+	}
+	ready := status.Error(codes.NotFound, "made elsewhere")
+	if got := Status(ready); status.Code(got) != codes.NotFound {
+		t.Errorf("a finished status became %v", got)
+	}
+}
+
+// TestCodesThatKubeletTakesForMaybe keeps the kinds of unfinished work within
+// the codes after which kubelet calls Unpublish.
+func TestCodesThatKubeletTakesForMaybe(t *testing.T) {
+	maybe := []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.ResourceExhausted, codes.Aborted}
+	for _, kind := range []deferral.Kind{deferral.Busy, deferral.Timeout, deferral.Canceled, deferral.NoSandbox, deferral.Exhausted} {
+		if !slices.Contains(maybe, codeOf[kind]) {
+			t.Errorf("%v is final for kubelet", kind)
+		}
+	}
+}
