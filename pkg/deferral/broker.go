@@ -222,7 +222,7 @@ func (b *Broker) newRecord(handler Projector, in *Instruction, t *target, dev *o
 			Key: t.key(), Target: in.Target, ResolvedTarget: t.resolved, Backing: in.Backing, Device: dev.Device,
 			FSType: in.FSType, MountFlags: slices.Clone(in.MountFlags), ReadOnly: in.readOnly(),
 			Group: in.Group, GroupPolicy: in.GroupPolicy, Handler: handler.Name(), Driver: in.Driver,
-			PodUID: t.podUID(), Created: time.Now().UTC().Truncate(time.Millisecond),
+			CSI: in.CSI.clone(), PodUID: t.podUID(), Created: time.Now().UTC().Truncate(time.Millisecond),
 		},
 	}
 }

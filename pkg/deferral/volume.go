@@ -62,7 +62,36 @@ type Instruction struct {
 	Handler string
 	// Driver names the CSI driver, where it is known.
 	Driver string
+	// CSI says where the instruction came from, where the front made it.
+	CSI *CSIOrigin
 }
+
+// CSIOrigin says which CSI volume a deferred volume is, where it came through the
+// front. It is what unpublish, expansion and a restart need to know again; no
+// secret of the request is in it.
+type CSIOrigin struct {
+	VolumeID string `json:"volumeID"`
+	// Way is WayNative or WayBlock.
+	Way string `json:"way"`
+	// Rule is the policy's word that had the volume deferred.
+	Rule string `json:"rule"`
+	// AccessMode is CSI's name of it, such as SINGLE_NODE_WRITER.
+	AccessMode string `json:"accessMode"`
+	// Staging is kubelet's staging path.
+	Staging string `json:"staging,omitempty"`
+	// Private is where the driver published the device, PrivateStaging where it
+	// staged it.
+	Private        string `json:"private,omitempty"`
+	PrivateStaging string `json:"privateStaging,omitempty"`
+}
+
+// The ways in which the front has a volume deferred.
+const (
+	// WayNative is a driver that deferred by itself.
+	WayNative = "native"
+	// WayBlock is a driver that was asked for block access.
+	WayBlock = "block"
+)
 
 // DeviceKind tells a block device from a disk image.
 type DeviceKind string
@@ -84,6 +113,15 @@ type Device struct {
 	Minor uint32 `json:"minor"`
 	// Inode numbers an image in its filesystem.
 	Inode uint64 `json:"inode,omitempty"`
+}
+
+// clone keeps a record apart from what its caller does with the instruction.
+func (o *CSIOrigin) clone() *CSIOrigin {
+	if o == nil {
+		return nil
+	}
+	own := *o
+	return &own
 }
 
 // String describes the identity.
@@ -115,6 +153,11 @@ type Volume struct {
 	Driver      string      `json:"driver,omitempty"`
 	PodUID      string      `json:"podUID,omitempty"`
 	Created     time.Time   `json:"created"`
+	// CSI says which CSI volume this is, where it came through the front.
+	CSI *CSIOrigin `json:"csi,omitempty"`
+	// GrowTo is the size in bytes to which the sandbox shall grow the filesystem
+	// when it mounts it; 0 is none.
+	GrowTo int64 `json:"growTo,omitempty"`
 	// Adopted is set for a volume that another program published; it has no
 	// record and is never changed.
 	Adopted bool `json:"-"`
