@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
 
 // Config is everything that can be set. Every path is here, so that several
@@ -29,6 +31,10 @@ type Config struct {
 	Devices Devices `json:"devices"`
 	// Handlers are the runtime handlers.
 	Handlers Handlers `json:"handlers"`
+	// Front stands between kubelet and CSI drivers.
+	Front Front `json:"front"`
+	// Policy decides which CSI volumes are deferred.
+	Policy Policy `json:"policy"`
 	// Containerd tells which sandbox a pod has.
 	Containerd Containerd `json:"containerd"`
 	// Relay bounds what is asked of sandboxes.
@@ -60,6 +66,9 @@ type Socket struct {
 type Authorization struct {
 	Runtime Callers `json:"runtime"`
 	Admin   Callers `json:"admin"`
+	// CSI is who may call the sockets of the front: kubelet, and the sidecars that
+	// register drivers.
+	CSI Callers `json:"csi"`
 }
 
 // Callers is a set of users and groups.
@@ -194,6 +203,7 @@ func (c Config) complete() Config {
 	if c.Devices.Roots == nil {
 		c.Devices.Roots = []string{"/dev", filepath.Join(c.KubeletRoot, "plugins")}
 	}
+	c.Front.complete(c.KubeletRoot)
 	return c
 }
 
@@ -204,13 +214,15 @@ func base() Config {
 		RunDir: "/run/crust-proxy", KubeletRoot: "/var/lib/kubelet",
 		RuntimeSocket: Socket{Mode: "0600"},
 		AdminSocket:   Socket{Mode: "0600"},
-		Authorization: Authorization{Runtime: root, Admin: root},
+		Authorization: Authorization{Runtime: root, Admin: root, CSI: root},
 		Devices:       Devices{Images: []string{}, Classes: []string{}},
 		Handlers: Handlers{Default: "kata", Kata: Kata{
 			Enabled: true, DirectVolumes: "/run/kata-containers/shared/direct-volumes",
 			GoSandboxes: "/run/vc/sbs", RustSandboxes: "/run/kata",
 			SharedSandboxes: "/run/kata-containers/shared/sandboxes", Filesystems: []string{"ext4", "xfs", "btrfs"},
 		}},
+		Front:      Front{DefaultFSType: "ext4", DriverTimeout: Duration(2 * time.Minute)},
+		Policy:     Policy{Format: deferral.FormatHost, Rules: []Rule{}},
 		Containerd: Containerd{Socket: "/run/containerd/containerd.sock", Namespace: "k8s.io"},
 		Relay: Relay{
 			StatsTimeout: Duration(10 * time.Second), ExpandTimeout: Duration(time.Minute),

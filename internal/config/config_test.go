@@ -84,6 +84,22 @@ func TestBadFilesAreRefusedByKey(t *testing.T) {
 		"runDir: /a\n---\nrunDir: /b":                                               "more than one YAML document",
 		"runDir: \"/a\\nb\"":                                                        "runDir",
 		"http: {listen: \"unix:/" + strings.Repeat("x", 120) + "\"}":                "http.listen",
+		"front: {registry: x}":                                                      "front.registry",
+		"front: {registry: /var/lib/kubelet/plugins_registry/ours}":                 "kubelet looks into all that is below",
+		"front: {kubeletRegistry: /var/lib/kubelet/crust-proxy}":                    "front.registry",
+		"front: {privateDir: /var/lib/kubelet/pods/x}":                              "front.privateDir",
+		"front: {privateDir: /var/lib/kubelet/plugins}":                             "front.privateDir",
+		"front: {defaultFSType: \"EXT4\"}":                                          "front.defaultFSType",
+		"front: {driverTimeout: 0}":                                                 "front.driverTimeout",
+		"front: {enable: true}":                                                     "front.enable: unknown key",
+		"authorization: {csi: {uids: []}}":                                          "authorization.csi",
+		"policy: {format: always}":                                                  "policy.format",
+		"policy: {rules: [{name: a, defer: true, driver: [x]}]}":                    "policy.rules[0].driver: unknown key; allowed here: accessModes",
+		"policy: {rules: [{name: a}]}":                                              "policy.rules[0] (\"a\").defer",
+		"policy: {rules: [{name: a, defer: 1}]}":                                    "policy.rules.defer",
+		"policy: {rules: [null]}":                                                   "policy.rules[0]",
+		"policy: {rules: [{name: a, defer: true, handler: runc}]}":                  "policy.rules[0] (\"a\").handler",
+		"policy: {rules: [{name: a, defer: true}, {name: b, defer: true}]}":         "policy.rules[1] (\"b\"): it can never match",
 		"- a list": "",
 	} {
 		_, err := load(t, file)
@@ -190,15 +206,18 @@ func TestReloadable(t *testing.T) {
 	next.Authorization.Admin.UIDs = []uint32{0, 7}
 	next.Devices.Images = []string{"/images"}
 	next.Relay.Concurrency = 3
+	yes := true
+	next.Policy.Rules = []Rule{{Name: "all", Defer: &yes}}
+	next.Front.Enabled = true
 	next.RunDir = "/run/other"
 	next.Handlers.Kata.Filesystems = []string{"ext4"}
 	applied, restart := Reloadable(Default(), next)
 	want := next
-	want.RunDir, want.Handlers = Default().RunDir, Default().Handlers
+	want.RunDir, want.Handlers, want.Front = Default().RunDir, Default().Handlers, Default().Front
 	if diff := cmp.Diff(want, applied); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{"runDir", "handlers.kata.filesystems"}, restart); diff != "" {
+	if diff := cmp.Diff([]string{"runDir", "handlers.kata.filesystems", "front.enabled"}, restart); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -245,6 +264,8 @@ func FuzzParse(f *testing.F) {
 	f.Add("relay: {statsTimeout: 1e9}")
 	f.Add("reconcileInterval: null\nrelay:\n")
 	f.Add("? [a]\n: b")
+	f.Add("policy: {format: guest, rules: [{name: a, drivers: [\"*\"], defer: true}, null]}")
+	f.Add("front: {enabled: true, registry: \"\"}")
 	f.Fuzz(func(t *testing.T, text string) {
 		cfg, err := Parse([]byte(text))
 		if err != nil || cfg.Validate() != nil {

@@ -13,6 +13,7 @@ func Reloadable(old, next Config) (applied Config, needRestart []string) {
 	applied.Authorization = next.Authorization
 	applied.Devices = next.Devices
 	applied.Relay = next.Relay
+	applied.Policy = next.Policy
 	return applied, differences(reflect.ValueOf(applied), reflect.ValueOf(next), "")
 }
 

@@ -60,6 +60,9 @@ func problems(tree any, as reflect.Type, at string) []error {
 		}
 		return nil
 	}
+	if list, ok := tree.([]any); ok && as.Kind() == reflect.Slice {
+		return listProblems(list, as.Elem(), at)
+	}
 	values, ok := tree.(map[string]any)
 	if !ok || as.Kind() != reflect.Struct {
 		return nil // a wrong type is told when it is decoded
@@ -76,6 +79,14 @@ func problems(tree any, as reflect.Type, at string) []error {
 		}
 		found = append(found, fmt.Errorf("%s%s: unknown key; allowed here: %s",
 			at, key, strings.Join(slices.Sorted(maps.Keys(known)), ", ")))
+	}
+	return found
+}
+
+func listProblems(list []any, as reflect.Type, at string) []error {
+	var found []error
+	for i, element := range list {
+		found = append(found, problems(element, as, fmt.Sprintf("%s[%d]", at, i))...)
 	}
 	return found
 }

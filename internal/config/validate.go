@@ -21,8 +21,11 @@ func (c Config) Validate() error {
 		different(c.RuntimeSocket.Path, c.AdminSocket.Path),
 		c.Authorization.Runtime.validate("authorization.runtime"),
 		c.Authorization.Admin.validate("authorization.admin"),
+		c.Authorization.CSI.validate("authorization.csi"),
 		c.Devices.validate(),
 		c.Handlers.validate(),
+		c.Front.validate(c.KubeletRoot),
+		c.Policy.validate(c.Handlers.names()),
 		c.Containerd.validate(),
 		c.Relay.validate(),
 		notNegative("reconcileInterval", c.ReconcileInterval),
@@ -149,11 +152,16 @@ func (h Handlers) validate() error {
 
 // outside keeps our files out of Kata's tree, where every name counts.
 func outside(k Kata) error {
-	rel, err := filepath.Rel(k.DirectVolumes, k.TempDir)
-	if err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+	if within(k.DirectVolumes, k.TempDir) {
 		return fmt.Errorf("handlers.kata.tempDir: %q lies in directVolumes, where Kata takes every file for a sandbox", k.TempDir)
 	}
 	return nil
+}
+
+// within tells whether path is dir or lies below it; both are absolute and clean.
+func within(dir, path string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
 }
 
 func (c Containerd) validate() error {

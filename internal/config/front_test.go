@@ -1,0 +1,76 @@
+package config
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+// TestSampleRulesAreGood reads the example that the sample file shows as a comment.
+func TestSampleRulesAreGood(t *testing.T) {
+	raw, err := os.ReadFile("../../systemd/config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	example := "policy:\n"
+	for line := range strings.SplitSeq(string(raw), "\n") {
+		if text, ok := strings.CutPrefix(line, "  #   "); ok {
+			example += "  " + text + "\n"
+		}
+	}
+	got, err := load(t, example)
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, example)
+	}
+	if len(got.Policy.Rules) != 3 {
+		t.Errorf("got %d rules from\n%s", len(got.Policy.Rules), example)
+	}
+}
+
+func TestPolicyForTheCore(t *testing.T) {
+	got, err := load(t, `
+policy:
+  format: never
+  rules:
+    - {name: a, drivers: [d], filesystems: [xfs], runtimeHandlers: [kata], accessModes: [SINGLE_NODE_WRITER], defer: true, handler: kata, format: guest}
+    - {name: b, defer: false}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &deferral.Policy{Format: deferral.FormatNever, Rules: []deferral.Rule{
+		{Name: "a", Drivers: []string{"d"}, Filesystems: []string{"xfs"}, RuntimeHandlers: []string{"kata"},
+			AccessModes: []string{"SINGLE_NODE_WRITER"}, Defer: true, Handler: "kata", Format: deferral.FormatGuest},
+		{Name: "b"},
+	}}
+	if diff := cmp.Diff(want, got.Policy.Deferral()); diff != "" {
+		t.Error(diff)
+	}
+	text, err := got.YAML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := Parse([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(got, back); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestKubeletRootMovesTheFront(t *testing.T) {
+	got, err := load(t, "kubeletRoot: /k\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := got.Front
+	if f.Registry != "/k/crust-proxy/registry" || f.KubeletRegistry != "/k/plugins_registry" ||
+		f.PrivateDir != "/k/plugins/kubernetes.io/csi/crust-proxy.dev" {
+		t.Errorf("got %+v", f)
+	}
+}
