@@ -31,6 +31,9 @@ type AdminServer struct {
 	Config  func() (path, yaml string)
 	// Findings are what the daemon knows to be wrong on the node.
 	Findings func() []string
+	// Drivers are the CSI drivers that registered with the front; nil where the
+	// front is off.
+	Drivers func() []DriverState
 	// Reconciled is told of every reconcile that was asked for; it may be nil.
 	Reconciled func(deferral.ReconcileReport)
 	// Stopping is closed when the daemon drains: watchers end, so that they do

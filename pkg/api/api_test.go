@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -60,6 +61,7 @@ type served struct {
 	kubelet  string
 	conn     *grpc.ClientConn
 	stopping chan struct{}
+	drivers  atomic.Pointer[[]DriverState]
 }
 
 func serve(t *testing.T, pods ...string) *served {
@@ -84,9 +86,11 @@ func serve(t *testing.T, pods ...string) *served {
 	}, nil)}
 	server := grpc.NewServer(ServerOption())
 	(&RuntimeServer{Node: node}).Register(server)
+	s.drivers.Store(&[]DriverState{})
 	(&AdminServer{
 		Node: node, Hub: s.hub, Version: "v1", Config: func() (string, string) { return "/etc/c.yaml", "a: b" },
 		Findings: func() []string { return []string{"something is wrong"} }, Stopping: s.stopping,
+		Drivers: func() []DriverState { return *s.drivers.Load() },
 	}).Register(server)
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)

@@ -48,7 +48,10 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 		Id: string(v.Key), TargetPath: v.Target, State: n.state(s), Driver: v.Driver, Handler: v.Handler,
 		Device: v.Device.Path, DeviceId: v.Device.String(), FsType: v.FSType, MountFlags: v.MountFlags,
 		ReadOnly: v.ReadOnly, SupplementalGroup: v.Group, SupplementalGroupChangePolicy: string(v.GroupPolicy),
-		PodUid: v.PodUID, CreatedAt: stamp(v.Created), Sandbox: n.sandbox(v),
+		PodUid: v.PodUID, CreatedAt: stamp(v.Created), Sandbox: n.sandbox(v), GrowToBytes: v.GrowTo,
+	}
+	if v.CSI != nil {
+		out.VolumeId, out.AccessMode, out.Rule, out.Way = v.CSI.VolumeID, v.CSI.AccessMode, v.CSI.Rule, v.CSI.Way
 	}
 	if v.Adopted {
 		out.DeviceId = ""

@@ -248,7 +248,20 @@ type Volume struct {
 	// last_error is what went wrong last, if it has not gone right since.
 	LastError string `protobuf:"bytes,19,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	// last_error_at is when.
-	LastErrorAt   *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=last_error_at,json=lastErrorAt,proto3" json:"last_error_at,omitempty"`
+	LastErrorAt *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=last_error_at,json=lastErrorAt,proto3" json:"last_error_at,omitempty"`
+	// volume_id is the CSI volume, where it came through the front; so are the
+	// fields that follow.
+	VolumeId string `protobuf:"bytes,21,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	// access_mode is CSI's name of it, such as SINGLE_NODE_WRITER.
+	AccessMode string `protobuf:"bytes,22,opt,name=access_mode,json=accessMode,proto3" json:"access_mode,omitempty"`
+	// rule is the policy's word that had the volume deferred.
+	Rule string `protobuf:"bytes,23,opt,name=rule,proto3" json:"rule,omitempty"`
+	// way is "native" where the driver deferred by itself, and "block" where it
+	// was asked for block access.
+	Way string `protobuf:"bytes,24,opt,name=way,proto3" json:"way,omitempty"`
+	// grow_to_bytes is the size to which the sandbox shall grow the filesystem
+	// when it mounts it; 0 is none.
+	GrowToBytes   int64 `protobuf:"varint,25,opt,name=grow_to_bytes,json=growToBytes,proto3" json:"grow_to_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -421,6 +434,41 @@ func (x *Volume) GetLastErrorAt() *timestamppb.Timestamp {
 		return x.LastErrorAt
 	}
 	return nil
+}
+
+func (x *Volume) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *Volume) GetAccessMode() string {
+	if x != nil {
+		return x.AccessMode
+	}
+	return ""
+}
+
+func (x *Volume) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *Volume) GetWay() string {
+	if x != nil {
+		return x.Way
+	}
+	return ""
+}
+
+func (x *Volume) GetGrowToBytes() int64 {
+	if x != nil {
+		return x.GrowToBytes
+	}
+	return 0
 }
 
 // Sandbox is the sandbox of a volume.
@@ -1476,6 +1524,245 @@ func (x *Handler) GetBound() int64 {
 	return 0
 }
 
+// ListDriversRequest is empty.
+type ListDriversRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDriversRequest) Reset() {
+	*x = ListDriversRequest{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDriversRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDriversRequest) ProtoMessage() {}
+
+func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
+func (*ListDriversRequest) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
+// ListDriversResponse lists the drivers.
+type ListDriversResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// front_enabled is false where the CSI front is off; then there are no drivers.
+	FrontEnabled bool `protobuf:"varint,1,opt,name=front_enabled,json=frontEnabled,proto3" json:"front_enabled,omitempty"`
+	// drivers are ordered by name.
+	Drivers       []*Driver `protobuf:"bytes,2,rep,name=drivers,proto3" json:"drivers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDriversResponse) Reset() {
+	*x = ListDriversResponse{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDriversResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDriversResponse) ProtoMessage() {}
+
+func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
+func (*ListDriversResponse) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ListDriversResponse) GetFrontEnabled() bool {
+	if x != nil {
+		return x.FrontEnabled
+	}
+	return false
+}
+
+func (x *ListDriversResponse) GetDrivers() []*Driver {
+	if x != nil {
+		return x.Drivers
+	}
+	return nil
+}
+
+// Driver is a CSI driver that registered with the front.
+type Driver struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// name is the driver's name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// version is the driver's own version.
+	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	// endpoint is the driver's CSI socket.
+	Endpoint string `protobuf:"bytes,3,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// csi_socket is the front's, which kubelet calls in its place.
+	CsiSocket string `protobuf:"bytes,4,opt,name=csi_socket,json=csiSocket,proto3" json:"csi_socket,omitempty"`
+	// capabilities are the node capabilities that the driver reports.
+	Capabilities []string `protobuf:"bytes,5,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	// mode is "native" where the driver defers by itself, and "block" where it is
+	// asked for block access.
+	Mode string `protobuf:"bytes,6,opt,name=mode,proto3" json:"mode,omitempty"`
+	// ready is true where kubelet can use the driver through the front.
+	Ready bool `protobuf:"varint,7,opt,name=ready,proto3" json:"ready,omitempty"`
+	// problem says what keeps it from that and what to do.
+	Problem string `protobuf:"bytes,8,opt,name=problem,proto3" json:"problem,omitempty"`
+	// since is when the driver registered.
+	Since *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=since,proto3" json:"since,omitempty"`
+	// kubelet_status is what kubelet said of the registration.
+	KubeletStatus string `protobuf:"bytes,10,opt,name=kubelet_status,json=kubeletStatus,proto3" json:"kubelet_status,omitempty"`
+	// directly_registered is true where the driver has registered with kubelet
+	// itself as well, past the front.
+	DirectlyRegistered bool `protobuf:"varint,11,opt,name=directly_registered,json=directlyRegistered,proto3" json:"directly_registered,omitempty"`
+	// volumes counts its deferred volumes on this node.
+	Volumes       int64 `protobuf:"varint,12,opt,name=volumes,proto3" json:"volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Driver) Reset() {
+	*x = Driver{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Driver) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Driver) ProtoMessage() {}
+
+func (x *Driver) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Driver.ProtoReflect.Descriptor instead.
+func (*Driver) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Driver) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Driver) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Driver) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *Driver) GetCsiSocket() string {
+	if x != nil {
+		return x.CsiSocket
+	}
+	return ""
+}
+
+func (x *Driver) GetCapabilities() []string {
+	if x != nil {
+		return x.Capabilities
+	}
+	return nil
+}
+
+func (x *Driver) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *Driver) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+func (x *Driver) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *Driver) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Driver) GetKubeletStatus() string {
+	if x != nil {
+		return x.KubeletStatus
+	}
+	return ""
+}
+
+func (x *Driver) GetDirectlyRegistered() bool {
+	if x != nil {
+		return x.DirectlyRegistered
+	}
+	return false
+}
+
+func (x *Driver) GetVolumes() int64 {
+	if x != nil {
+		return x.Volumes
+	}
+	return 0
+}
+
 // ReconcileRequest is empty.
 type ReconcileRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1485,7 +1772,7 @@ type ReconcileRequest struct {
 
 func (x *ReconcileRequest) Reset() {
 	*x = ReconcileRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1497,7 +1784,7 @@ func (x *ReconcileRequest) String() string {
 func (*ReconcileRequest) ProtoMessage() {}
 
 func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1510,7 +1797,7 @@ func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileRequest.ProtoReflect.Descriptor instead.
 func (*ReconcileRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 // ReconcileResponse tells what was done.
@@ -1526,7 +1813,7 @@ type ReconcileResponse struct {
 
 func (x *ReconcileResponse) Reset() {
 	*x = ReconcileResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1825,7 @@ func (x *ReconcileResponse) String() string {
 func (*ReconcileResponse) ProtoMessage() {}
 
 func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1838,7 @@ func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileResponse.ProtoReflect.Descriptor instead.
 func (*ReconcileResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReconcileResponse) GetChecked() int64 {
@@ -1583,7 +1870,7 @@ type Repair struct {
 
 func (x *Repair) Reset() {
 	*x = Repair{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1595,7 +1882,7 @@ func (x *Repair) String() string {
 func (*Repair) ProtoMessage() {}
 
 func (x *Repair) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1608,7 +1895,7 @@ func (x *Repair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Repair.ProtoReflect.Descriptor instead.
 func (*Repair) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Repair) GetVolumeId() string {
@@ -1636,7 +1923,7 @@ var File_crust_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb1\x06\n" +
+	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb9\a\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtarget_path\x18\x02 \x01(\tR\n" +
@@ -1662,7 +1949,13 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\tcondition\x18\x12 \x01(\v2\x1f.crust.admin.v1.VolumeConditionR\tcondition\x12\x1d\n" +
 	"\n" +
 	"last_error\x18\x13 \x01(\tR\tlastError\x12>\n" +
-	"\rlast_error_at\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\vlastErrorAt\"j\n" +
+	"\rlast_error_at\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\vlastErrorAt\x12\x1b\n" +
+	"\tvolume_id\x18\x15 \x01(\tR\bvolumeId\x12\x1f\n" +
+	"\vaccess_mode\x18\x16 \x01(\tR\n" +
+	"accessMode\x12\x12\n" +
+	"\x04rule\x18\x17 \x01(\tR\x04rule\x12\x10\n" +
+	"\x03way\x18\x18 \x01(\tR\x03way\x12\"\n" +
+	"\rgrow_to_bytes\x18\x19 \x01(\x03R\vgrowToBytes\"j\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aruntime\x18\x02 \x01(\tR\aruntime\x125\n" +
@@ -1740,7 +2033,26 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\ahealthy\x18\x02 \x01(\bR\ahealthy\x12\x18\n" +
 	"\aproblem\x18\x03 \x01(\tR\aproblem\x12\x18\n" +
 	"\avolumes\x18\x04 \x01(\x03R\avolumes\x12\x14\n" +
-	"\x05bound\x18\x05 \x01(\x03R\x05bound\"\x12\n" +
+	"\x05bound\x18\x05 \x01(\x03R\x05bound\"\x14\n" +
+	"\x12ListDriversRequest\"l\n" +
+	"\x13ListDriversResponse\x12#\n" +
+	"\rfront_enabled\x18\x01 \x01(\bR\ffrontEnabled\x120\n" +
+	"\adrivers\x18\x02 \x03(\v2\x16.crust.admin.v1.DriverR\adrivers\"\xfd\x02\n" +
+	"\x06Driver\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +
+	"\bendpoint\x18\x03 \x01(\tR\bendpoint\x12\x1d\n" +
+	"\n" +
+	"csi_socket\x18\x04 \x01(\tR\tcsiSocket\x12\"\n" +
+	"\fcapabilities\x18\x05 \x03(\tR\fcapabilities\x12\x12\n" +
+	"\x04mode\x18\x06 \x01(\tR\x04mode\x12\x14\n" +
+	"\x05ready\x18\a \x01(\bR\x05ready\x12\x18\n" +
+	"\aproblem\x18\b \x01(\tR\aproblem\x120\n" +
+	"\x05since\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12%\n" +
+	"\x0ekubelet_status\x18\n" +
+	" \x01(\tR\rkubeletStatus\x12/\n" +
+	"\x13directly_registered\x18\v \x01(\bR\x12directlyRegistered\x12\x18\n" +
+	"\avolumes\x18\f \x01(\x03R\avolumes\"\x12\n" +
 	"\x10ReconcileRequest\"_\n" +
 	"\x11ReconcileResponse\x12\x18\n" +
 	"\achecked\x18\x01 \x01(\x03R\achecked\x120\n" +
@@ -1755,7 +2067,7 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x12VOLUME_STATE_BOUND\x10\x02\x12\x19\n" +
 	"\x15VOLUME_STATE_DEGRADED\x10\x03\x12\x19\n" +
 	"\x15VOLUME_STATE_REMOVING\x10\x04\x12\x18\n" +
-	"\x14VOLUME_STATE_ADOPTED\x10\x052\xc3\x05\n" +
+	"\x14VOLUME_STATE_ADOPTED\x10\x052\x9b\x06\n" +
 	"\x05Admin\x12J\n" +
 	"\aGetNode\x12\x1e.crust.admin.v1.GetNodeRequest\x1a\x1f.crust.admin.v1.GetNodeResponse\x12V\n" +
 	"\vListVolumes\x12\".crust.admin.v1.ListVolumesRequest\x1a#.crust.admin.v1.ListVolumesResponse\x12P\n" +
@@ -1763,7 +2075,8 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\fWatchVolumes\x12#.crust.admin.v1.WatchVolumesRequest\x1a$.crust.admin.v1.WatchVolumesResponse0\x01\x12_\n" +
 	"\x0eGetVolumeStats\x12%.crust.admin.v1.GetVolumeStatsRequest\x1a&.crust.admin.v1.GetVolumeStatsResponse\x12Y\n" +
 	"\fExpandVolume\x12#.crust.admin.v1.ExpandVolumeRequest\x1a$.crust.admin.v1.ExpandVolumeResponse\x12Y\n" +
-	"\fListHandlers\x12#.crust.admin.v1.ListHandlersRequest\x1a$.crust.admin.v1.ListHandlersResponse\x12P\n" +
+	"\fListHandlers\x12#.crust.admin.v1.ListHandlersRequest\x1a$.crust.admin.v1.ListHandlersResponse\x12V\n" +
+	"\vListDrivers\x12\".crust.admin.v1.ListDriversRequest\x1a#.crust.admin.v1.ListDriversResponse\x12P\n" +
 	"\tReconcile\x12 .crust.admin.v1.ReconcileRequest\x1a!.crust.admin.v1.ReconcileResponseBAZ?github.com/crust-proxy/crust-proxy/proto/crust/admin/v1;adminv1b\x06proto3"
 
 var (
@@ -1779,7 +2092,7 @@ func file_crust_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_crust_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(VolumeState)(0),               // 0: crust.admin.v1.VolumeState
 	(VolumeUsage_Unit)(0),          // 1: crust.admin.v1.VolumeUsage.Unit
@@ -1803,25 +2116,28 @@ var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(*ListHandlersRequest)(nil),    // 19: crust.admin.v1.ListHandlersRequest
 	(*ListHandlersResponse)(nil),   // 20: crust.admin.v1.ListHandlersResponse
 	(*Handler)(nil),                // 21: crust.admin.v1.Handler
-	(*ReconcileRequest)(nil),       // 22: crust.admin.v1.ReconcileRequest
-	(*ReconcileResponse)(nil),      // 23: crust.admin.v1.ReconcileResponse
-	(*Repair)(nil),                 // 24: crust.admin.v1.Repair
-	nil,                            // 25: crust.admin.v1.GetNodeResponse.VolumesByStateEntry
-	(*timestamppb.Timestamp)(nil),  // 26: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 27: google.protobuf.Duration
+	(*ListDriversRequest)(nil),     // 22: crust.admin.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),    // 23: crust.admin.v1.ListDriversResponse
+	(*Driver)(nil),                 // 24: crust.admin.v1.Driver
+	(*ReconcileRequest)(nil),       // 25: crust.admin.v1.ReconcileRequest
+	(*ReconcileResponse)(nil),      // 26: crust.admin.v1.ReconcileResponse
+	(*Repair)(nil),                 // 27: crust.admin.v1.Repair
+	nil,                            // 28: crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	(*timestamppb.Timestamp)(nil),  // 29: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 30: google.protobuf.Duration
 }
 var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: crust.admin.v1.Volume.state:type_name -> crust.admin.v1.VolumeState
 	4,  // 1: crust.admin.v1.Volume.sandbox:type_name -> crust.admin.v1.Sandbox
-	26, // 2: crust.admin.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	29, // 2: crust.admin.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	5,  // 3: crust.admin.v1.Volume.usage:type_name -> crust.admin.v1.VolumeUsage
-	26, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
+	29, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
 	6,  // 5: crust.admin.v1.Volume.condition:type_name -> crust.admin.v1.VolumeCondition
-	26, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
-	26, // 7: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
+	29, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
+	29, // 7: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
 	1,  // 8: crust.admin.v1.VolumeUsage.unit:type_name -> crust.admin.v1.VolumeUsage.Unit
-	26, // 9: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
-	25, // 10: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	29, // 9: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
+	28, // 10: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
 	0,  // 11: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
 	3,  // 12: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
 	3,  // 13: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
@@ -1830,30 +2146,34 @@ var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	5,  // 16: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
 	6,  // 17: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
 	4,  // 18: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
-	27, // 19: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
+	30, // 19: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
 	21, // 20: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
-	24, // 21: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
-	7,  // 22: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
-	9,  // 23: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
-	11, // 24: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
-	13, // 25: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
-	15, // 26: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
-	17, // 27: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
-	19, // 28: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
-	22, // 29: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
-	8,  // 30: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
-	10, // 31: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
-	12, // 32: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
-	14, // 33: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
-	16, // 34: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
-	18, // 35: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
-	20, // 36: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
-	23, // 37: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
-	30, // [30:38] is the sub-list for method output_type
-	22, // [22:30] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	24, // 21: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
+	29, // 22: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
+	27, // 23: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
+	7,  // 24: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
+	9,  // 25: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
+	11, // 26: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
+	13, // 27: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
+	15, // 28: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
+	17, // 29: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
+	19, // 30: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
+	22, // 31: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
+	25, // 32: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
+	8,  // 33: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
+	10, // 34: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
+	12, // 35: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
+	14, // 36: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
+	16, // 37: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
+	18, // 38: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
+	20, // 39: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
+	23, // 40: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
+	26, // 41: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
+	33, // [33:42] is the sub-list for method output_type
+	24, // [24:33] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_crust_admin_v1_admin_proto_init() }
@@ -1867,7 +2187,7 @@ func file_crust_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crust_admin_v1_admin_proto_rawDesc), len(file_crust_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   23,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -32,6 +32,7 @@ const (
 	Admin_GetVolumeStats_FullMethodName = "/crust.admin.v1.Admin/GetVolumeStats"
 	Admin_ExpandVolume_FullMethodName   = "/crust.admin.v1.Admin/ExpandVolume"
 	Admin_ListHandlers_FullMethodName   = "/crust.admin.v1.Admin/ListHandlers"
+	Admin_ListDrivers_FullMethodName    = "/crust.admin.v1.Admin/ListDrivers"
 	Admin_Reconcile_FullMethodName      = "/crust.admin.v1.Admin/Reconcile"
 )
 
@@ -57,6 +58,8 @@ type AdminClient interface {
 	ExpandVolume(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*ExpandVolumeResponse, error)
 	// ListHandlers shows the runtime handlers and whether they can work.
 	ListHandlers(ctx context.Context, in *ListHandlersRequest, opts ...grpc.CallOption) (*ListHandlersResponse, error)
+	// ListDrivers shows the CSI drivers that the front stands before.
+	ListDrivers(ctx context.Context, in *ListDriversRequest, opts ...grpc.CallOption) (*ListDriversResponse, error)
 	// Reconcile compares every record with the node now and repairs what differs.
 	Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileResponse, error)
 }
@@ -148,6 +151,16 @@ func (c *adminClient) ListHandlers(ctx context.Context, in *ListHandlersRequest,
 	return out, nil
 }
 
+func (c *adminClient) ListDrivers(ctx context.Context, in *ListDriversRequest, opts ...grpc.CallOption) (*ListDriversResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListDriversResponse)
+	err := c.cc.Invoke(ctx, Admin_ListDrivers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReconcileResponse)
@@ -180,6 +193,8 @@ type AdminServer interface {
 	ExpandVolume(context.Context, *ExpandVolumeRequest) (*ExpandVolumeResponse, error)
 	// ListHandlers shows the runtime handlers and whether they can work.
 	ListHandlers(context.Context, *ListHandlersRequest) (*ListHandlersResponse, error)
+	// ListDrivers shows the CSI drivers that the front stands before.
+	ListDrivers(context.Context, *ListDriversRequest) (*ListDriversResponse, error)
 	// Reconcile compares every record with the node now and repairs what differs.
 	Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error)
 	mustEmbedUnimplementedAdminServer()
@@ -212,6 +227,9 @@ func (UnimplementedAdminServer) ExpandVolume(context.Context, *ExpandVolumeReque
 }
 func (UnimplementedAdminServer) ListHandlers(context.Context, *ListHandlersRequest) (*ListHandlersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListHandlers not implemented")
+}
+func (UnimplementedAdminServer) ListDrivers(context.Context, *ListDriversRequest) (*ListDriversResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListDrivers not implemented")
 }
 func (UnimplementedAdminServer) Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reconcile not implemented")
@@ -356,6 +374,24 @@ func _Admin_ListHandlers_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ListDrivers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListDriversRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListDrivers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListDrivers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListDrivers(ctx, req.(*ListDriversRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_Reconcile_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReconcileRequest)
 	if err := dec(in); err != nil {
@@ -404,6 +440,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListHandlers",
 			Handler:    _Admin_ListHandlers_Handler,
+		},
+		{
+			MethodName: "ListDrivers",
+			Handler:    _Admin_ListDrivers_Handler,
 		},
 		{
 			MethodName: "Reconcile",
