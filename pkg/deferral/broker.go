@@ -33,6 +33,9 @@ type Config struct {
 	// Adopted lists volumes that other programs published; their devices are
 	// owned too. It may be nil.
 	Adopted func() []*Volume
+	// Preparer looks at devices before they are handed over; nil refuses
+	// instructions that ask for it.
+	Preparer Preparer
 	// OnChange is told of every volume that came, changed or went. It must not
 	// block and may be nil.
 	OnChange func(Key)
@@ -200,7 +203,7 @@ func (b *Broker) stageNew(ctx context.Context, handler Projector, in *Instructio
 	if err := handler.Check(&rec.Volume); err != nil {
 		return nil, err
 	}
-	if err := b.claim(ctx, rec, dev); err != nil {
+	if err := b.claim(ctx, rec, dev, b.preparation(handler, in, rec, dev)); err != nil {
 		return nil, err
 	}
 	failpoint.Hit("stage-claimed")
@@ -227,11 +230,29 @@ func (b *Broker) newRecord(handler Projector, in *Instruction, t *target, dev *o
 	}
 }
 
+// preparation is what is done with the device between the claim in our own table
+// and the one in the kernel, which would keep mkfs out too.
+func (b *Broker) preparation(handler Projector, in *Instruction, rec *record, dev *openedDevice) func(context.Context) error {
+	if in.Format == FormatUnset {
+		return nil
+	}
+	return func(ctx context.Context) error {
+		if dev.Kind != BlockDevice || b.cfg.Preparer == nil {
+			return Errorf(Unsupported, "volume %s: %s cannot be looked at before it is handed over: "+
+				"only block devices can", rec.Target, rec.Device.Path)
+		}
+		return b.cfg.Preparer.Prepare(ctx, Preparation{
+			Device: dev.fd, Target: rec.Target, Path: rec.Device.Path, FSType: rec.FSType, Format: in.Format,
+			ReadOnly: rec.ReadOnly, GuestFormats: abilitiesOf(handler).FormatsBlank,
+		})
+	}
+}
+
 // claim takes the device from everybody else.
-func (b *Broker) claim(ctx context.Context, rec *record, dev *openedDevice) error {
+func (b *Broker) claim(ctx context.Context, rec *record, dev *openedDevice, prepare func(context.Context) error) error {
 	err := b.refuseAdopted(rec)
 	if err == nil {
-		rec.DeviceWasReadOnly, err = b.claims.acquire(ctx, &rec.Volume, dev)
+		rec.DeviceWasReadOnly, err = b.claims.acquire(ctx, &rec.Volume, dev, prepare)
 	}
 	if err != nil {
 		b.refused(err)

@@ -65,8 +65,12 @@ func claimName(id identity) string {
 }
 
 // acquire claims the device for the volume, or says who has it. It tells the
-// state that the device's read-only flag had of itself.
-func (c *claims) acquire(ctx context.Context, v *Volume, dev *openedDevice) (wasReadOnly bool, err error) {
+// state that the device's read-only flag had of itself. What prepare does, if it
+// is not nil, is done while nobody else can claim the device from us, for its
+// first owner only: a second one finds it prepared.
+func (c *claims) acquire(
+	ctx context.Context, v *Volume, dev *openedDevice, prepare func(context.Context) error,
+) (wasReadOnly bool, err error) {
 	id := dev.identity()
 	unlock, err := c.devices.lock(ctx, Key(id))
 	if err != nil {
@@ -76,7 +80,11 @@ func (c *claims) acquire(ctx context.Context, v *Volume, dev *openedDevice) (was
 	if err := c.reserve(v, id); err != nil {
 		return false, err
 	}
+	if prepare != nil && !c.isHeld(id) {
+		err = prepare(ctx)
+	}
 	switch {
+	case err != nil:
 	case dev.Kind == BlockDevice:
 		wasReadOnly, err = c.hold(v, dev, id)
 	case !dev.known:
@@ -86,6 +94,12 @@ func (c *claims) acquire(ctx context.Context, v *Volume, dev *openedDevice) (was
 		return false, errors.Join(err, c.drop(v.Key, id))
 	}
 	return wasReadOnly, nil
+}
+
+func (c *claims) isHeld(id identity) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.held[id] != nil
 }
 
 // reserve enters the owner in the table, or refuses.

@@ -62,6 +62,9 @@ type Instruction struct {
 	Handler string
 	// Driver names the CSI driver, where it is known.
 	Driver string
+	// Format says who formats a blank device. Unset, the device is not looked at:
+	// whoever hands it over answers for what is on it.
+	Format FormatPolicy
 	// CSI says where the instruction came from, where the front made it.
 	CSI *CSIOrigin
 }
