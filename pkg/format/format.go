@@ -1,0 +1,165 @@
+// Package format looks at a block device that is about to be handed to a sandbox
+// and, where policy says so and only where the device is blank, makes a
+// filesystem on it. Nothing else in this module writes to anybody's device.
+//
+// What keeps data safe, in the order in which it takes hold:
+//
+//   - The device is an open descriptor from first to last. Programs get it as
+//     their own descriptor 3; no name is ever resolved.
+//   - One lock per device number, in a file of ours, is held over the whole look
+//     and inherited by mkfs: while an mkfs of an earlier life still runs, the
+//     device is busy, whatever mkfs itself does to keep others out.
+//   - The look happens under an O_EXCL open: not while the device is mounted, held
+//     or part of another one.
+//   - Blank means that blkid finds nothing AND that we read, past the page cache,
+//     nothing but zeros in the first and the last MiB and no superblock in the
+//     places where copies of one are kept. What cannot be read is an error.
+//   - mkfs is run without force, and with a UUID that was drawn for it: only a
+//     filesystem that bears it is called ours afterwards, and only such a one is
+//     taken back where mkfs failed.
+//   - mkfs is never killed: not when the caller goes away, not when we end.
+package format
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+// unmet is the kind of every refusal that has to do with what is on the device:
+// on the wire it is FAILED_PRECONDITION.
+const unmet = deferral.InUse
+
+const defaultTimeout = 10 * time.Minute
+
+// Config is what a Formatter is made of.
+type Config struct {
+	Log *zap.Logger
+	// LockFile is made where it is missing. Every life of the daemon must use the
+	// same one, in a directory that only root may write.
+	LockFile string
+	// Timeout bounds the wait for one mkfs; 0 means 10 minutes. An mkfs that takes
+	// longer goes on by itself, and the device is busy until it has ended.
+	Timeout time.Duration
+	// ToolDirs are searched for blkid and mkfs, once; nil means the system's.
+	ToolDirs []string
+	// AcceptLeftovers calls a device blank that holds bytes without a signature,
+	// as stock CSI drivers do. Thick LVM volumes may need it.
+	AcceptLeftovers bool
+}
+
+// Formatter prepares devices. Many goroutines may use one.
+type Formatter struct {
+	log       *zap.Logger
+	lockFile  string
+	timeout   time.Duration
+	tools     map[string]string
+	leftovers bool
+}
+
+// New finds the tools. Missing ones are no error until they are needed.
+func New(c Config) (*Formatter, error) {
+	if c.LockFile == "" {
+		return nil, deferral.Errorf(deferral.Invalid, "formatting: no lock file is given")
+	}
+	if c.Timeout <= 0 {
+		c.Timeout = defaultTimeout
+	}
+	if c.Log == nil {
+		c.Log = zap.NewNop()
+	}
+	if c.ToolDirs == nil {
+		c.ToolDirs = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+	}
+	return &Formatter{
+		log: c.Log, lockFile: c.LockFile, timeout: c.Timeout, leftovers: c.AcceptLeftovers,
+		tools: findTools(c.ToolDirs),
+	}, nil
+}
+
+// Prepare makes sure that a device holds fsType, and tells whether it made the
+// filesystem. device is an O_PATH descriptor of the checked block device; volume
+// and path name it in errors. Where readOnly is set nothing is ever written.
+//
+// The caller's context ends the look, never an mkfs: Prepare returns when that
+// has ended, or with a Timeout when it takes longer than the Formatter's bound.
+// While anything of an attempt still runs, the next one gets Busy.
+//
+// A device that the caller itself holds with O_EXCL is in use, unless readOnly.
+func (f *Formatter) Prepare(ctx context.Context, device int, volume, path, fsType string,
+	policy deferral.FormatPolicy, readOnly bool,
+) (formatted bool, err error) {
+	if policy == deferral.FormatUnset {
+		policy = deferral.FormatHost
+	}
+	j := &job{f: f, volume: volume, path: path, fsType: fsType, policy: policy, readOnly: readOnly}
+	if err := j.check(); err != nil {
+		return false, err
+	}
+	if err := j.keep(device); err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan outcome, 1)
+	go func() {
+		formatted, err := j.run(ctx)
+		j.close()
+		done <- outcome{formatted, err}
+	}()
+	return j.wait(ctx, done)
+}
+
+type outcome struct {
+	formatted bool
+	err       error
+}
+
+// wait waits for the job. A device can hang whoever touches it, unkillably, so
+// the caller is freed, while the job keeps its own descriptors and the lock.
+func (j *job) wait(ctx context.Context, done <-chan outcome) (bool, error) {
+	bound := time.NewTimer(j.f.timeout)
+	defer bound.Stop()
+	gone := ctx.Done()
+	for {
+		select {
+		case out := <-done:
+			return out.formatted, out.err
+		case <-gone:
+			if j.phase.CompareAndSwap(looking, abandoned) {
+				return false, j.gone(ctx.Err())
+			}
+			gone = nil
+		case <-bound.C:
+			return false, j.late()
+		}
+	}
+}
+
+func (j *job) late() error {
+	if j.phase.CompareAndSwap(looking, abandoned) {
+		return j.errorf(deferral.Timeout, "could not be looked at within %v; nothing was written: "+
+			"does its storage hang? See the kernel's log", j.f.timeout)
+	}
+	return j.errorf(deferral.Timeout, "mkfs.%s still runs after %v; it is left running, and the volume is served "+
+		"when it has ended: if it never does, see the kernel's log for the storage behind the device", j.fsType, j.f.timeout)
+}
+
+// Tools tells where each program was found, for diagnosis.
+func (f *Formatter) Tools() map[string]string {
+	out := make(map[string]string, len(f.tools))
+	for name, path := range f.tools {
+		out[name] = path
+	}
+	return out
+}
+
+func closeFile(file *os.File) {
+	if file != nil {
+		_ = file.Close() // read-only, O_PATH or synced before
+	}
+}
