@@ -85,8 +85,18 @@ func targetsOf(ctx context.Context, c *client) []string {
 	return volumesFor(ctx, c, (*adminv1.Volume).GetTargetPath)
 }
 
+// driversOf offers those that volumes have and those that registered with the
+// front, which an older daemon cannot tell.
 func driversOf(ctx context.Context, c *client) []string {
-	return volumesFor(ctx, c, (*adminv1.Volume).GetDriver)
+	names := volumesFor(ctx, c, (*adminv1.Volume).GetDriver)
+	got, err := c.ListDrivers(ctx, &adminv1.ListDriversRequest{})
+	if err != nil {
+		return names
+	}
+	for _, d := range got.GetDrivers() {
+		names = append(names, d.GetName())
+	}
+	return names
 }
 
 func handlersOf(ctx context.Context, c *client) []string {

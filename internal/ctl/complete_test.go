@@ -37,7 +37,7 @@ func TestCompletion(t *testing.T) {
 		{"stats aa|", "aa11bb22cc33\t/var/lib/kubelet/pods/a/mount"},
 		{"expand /var/lib/kubelet/|", "/var/lib/kubelet/pods/a/mount /var/lib/kubelet/pods/b/mount"},
 		{"get aa11bb22cc33 |", ""},
-		{"list --driver |", "ebs.csi.aws.com lvm"},
+		{"list --driver |", "ebs.csi.aws.com lvm topolvm.io"},
 		{"watch --handler k|", "kata"},
 		{"list --state re|", "published bound degraded removing adopted"},
 		{"list -o |", "table wide json yaml"},

@@ -58,6 +58,10 @@ func TestGoldenOutput(t *testing.T) {
 		{"expand.json", "expand aa11bb -o json", ExitOK},
 		{"handlers.txt", "handlers", ExitOK},
 		{"handlers.yaml", "handlers -o yaml", ExitOK},
+		{"drivers.txt", "drivers", ExitOK},
+		{"drivers-wide.txt", "drivers -o wide", ExitOK},
+		{"drivers.json", "drivers -o json", ExitOK},
+		{"drivers.yaml", "drivers -o yaml", ExitOK},
 		{"reconcile.txt", "reconcile", ExitFailure},
 		{"reconcile.json", "reconcile -o json", ExitFailure},
 	}
@@ -134,7 +138,7 @@ func TestListGoesThroughAllPagesAndFilters(t *testing.T) {
 
 func TestYAMLIsTheSameAsJSON(t *testing.T) {
 	b := newBench(t).serve()
-	for _, args := range []string{"list", "get aa11bb", "get cc11bb", "stats aa11bb", "handlers", "reconcile", "doctor", "version"} {
+	for _, args := range []string{"list", "get aa11bb", "get cc11bb", "stats aa11bb", "handlers", "drivers", "reconcile", "doctor", "version"} {
 		asJSON := b.run(append(strings.Fields(args), "-o", "json")...).out
 		asYAML := b.run(append(strings.Fields(args), "-o", "yaml")...).out
 		converted, err := yaml.YAMLToJSON([]byte(asYAML))
@@ -170,6 +174,24 @@ func TestNothingToRepair(t *testing.T) {
 	}
 }
 
+func TestNoDrivers(t *testing.T) {
+	b := newBench(t)
+	b.admin.drivers = nil
+	b.serve()
+	if r := b.run("drivers"); r.code != ExitOK || !strings.HasPrefix(r.out, "No driver has registered") {
+		t.Errorf("got %+v", r)
+	}
+	b = newBench(t)
+	b.admin.frontOff = true
+	b.serve()
+	if r := b.run("drivers"); r.code != ExitOK || !strings.Contains(r.out, "The CSI front is off") || !strings.Contains(r.out, "front.enabled") {
+		t.Errorf("got %+v", r)
+	}
+	if r := b.run("drivers", "-o", "json"); r.code != ExitOK || !strings.Contains(r.out, `"frontEnabled": false`) {
+		t.Errorf("got %+v", r)
+	}
+}
+
 func TestExitCodesAndErrors(t *testing.T) {
 	cases := []struct {
 		name string
@@ -184,6 +206,7 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{"daemon refuses", failing(codes.PermissionDenied, "uid 7 may not"), "list", ExitFailure, []string{"uid 7 may not", "sudo", "authorization.admin.uids"}},
 		{"daemon stops", failing(codes.Unavailable, "draining"), "list", ExitFailure, []string{"draining", "again"}},
 		{"connection closed at once", func(b *bench) { b.closing() }, "list", ExitFailure, []string{"authorization.admin.uids", "sudo"}},
+		{"older daemon, drivers", failing(codes.Unimplemented, "unknown method"), "drivers", ExitFailure, []string{"older than crustctl"}},
 		{"older daemon", failing(codes.Unimplemented, "unknown method"), "reconcile", ExitFailure, []string{"older than crustctl"}},
 		{"hangs", func(b *bench) { b.admin.hang = true; b.serve() }, "stats aa11bb --timeout 50ms", ExitFailure, []string{"no answer in time", "--timeout"}},
 		{"watch cut", func(b *bench) { b.admin.endWatch = true; b.serve() }, "watch", ExitFailure, []string{"ended the watch"}},
@@ -325,7 +348,7 @@ func TestUntrustedTextNeverReachesTheTerminal(t *testing.T) {
 	b.admin.findings = []string{"finding \x1b[2J\u202e"}
 	b.serve()
 	commands := []string{"list", "list -o wide", "list -o json", "list -o yaml", "get cc11bb", "get cc11bb -o json", "get cc11bb -o yaml",
-		"stats cc11bb", "stats cc11bb -o yaml", "handlers", "doctor", "doctor -o json", "doctor -o yaml",
+		"stats cc11bb", "stats cc11bb -o yaml", "handlers", "drivers", "drivers -o wide", "drivers -o json", "drivers -o yaml", "doctor", "doctor -o json", "doctor -o yaml",
 		"watch --timeout 200ms", "watch --timeout 200ms -o json", "watch --timeout 200ms -o yaml", "reconcile"}
 	for _, args := range commands {
 		r := b.run(strings.Fields(args)...)
@@ -382,7 +405,7 @@ func TestDoctorDoesNotWaitForAHungDaemon(t *testing.T) {
 
 func TestFailureToWriteIsAFailure(t *testing.T) {
 	b := newBench(t).serve()
-	for _, args := range []string{"list", "list -o json", "watch", "get aa11bb", "doctor", "handlers", "stats aa11bb", "version"} {
+	for _, args := range []string{"list", "list -o json", "watch", "get aa11bb", "doctor", "handlers", "drivers", "stats aa11bb", "version"} {
 		code := Run(t.Context(), strings.Fields(args), World{Out: fullDisk{}, Err: io.Discard, Node: b.node,
 			Getenv: func(string) string { return "" }, Now: time.Now})
 		if code != ExitFailure {

@@ -38,6 +38,7 @@ func volumes() []*adminv1.Volume {
 		{Id: idA, TargetPath: "/var/lib/kubelet/pods/a/mount", State: adminv1.VolumeState_VOLUME_STATE_BOUND,
 			Driver: "ebs.csi.aws.com", Handler: "kata", Device: "/dev/nvme1n1", DeviceId: "block 259:1", FsType: "ext4",
 			MountFlags: []string{"noatime", "nodiratime"}, SupplementalGroup: "2000", SupplementalGroupChangePolicy: "OnRootMismatch",
+			VolumeId: "vol-0a1b", AccessMode: "SINGLE_NODE_WRITER", Rule: `rule "disks"`, Way: "block", GrowToBytes: 20 << 30,
 			PodUid: "0f0e", CreatedAt: before(5 * time.Hour),
 			Sandbox: &adminv1.Sandbox{Id: strings.Repeat("5a", 32), Runtime: "kata-go", BoundAt: before(4 * time.Hour)},
 			Usage:   usage(), UsageAt: before(45 * time.Second), Condition: &adminv1.VolumeCondition{Message: "OK"}},
@@ -65,6 +66,8 @@ type fakeAdmin struct {
 	findings []string
 	config   string
 	repairs  []*adminv1.Repair
+	drivers  []*adminv1.Driver
+	frontOff bool
 	fail     error
 	hang     bool
 	expanded *adminv1.ExpandVolumeRequest
@@ -143,6 +146,23 @@ func (f *fakeAdmin) ListHandlers(ctx context.Context, _ *adminv1.ListHandlersReq
 	}}, f.check(ctx)
 }
 
+func (f *fakeAdmin) ListDrivers(ctx context.Context, _ *adminv1.ListDriversRequest) (*adminv1.ListDriversResponse, error) {
+	if f.frontOff {
+		return &adminv1.ListDriversResponse{}, f.check(ctx)
+	}
+	return &adminv1.ListDriversResponse{FrontEnabled: true, Drivers: f.drivers}, f.check(ctx)
+}
+
+func drivers() []*adminv1.Driver {
+	return []*adminv1.Driver{
+		{Name: "ebs.csi.aws.com", Version: "v1.40.0", Endpoint: "/var/lib/kubelet/plugins/ebs.csi.aws.com/csi.sock",
+			CsiSocket: "/run/crust-proxy/csi/ebs.csi.aws.com.sock", Capabilities: []string{"STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS"},
+			Mode: "block", Ready: true, Since: before(26 * time.Hour), KubeletStatus: "registered", Volumes: 1},
+		{Name: "topolvm.io", Version: "2\x1b[2J", Mode: "native", Problem: "its socket does not answer\nEVENT fake row",
+			Since: before(time.Minute), KubeletStatus: "refused\x07", DirectlyRegistered: true},
+	}
+}
+
 func (f *fakeAdmin) Reconcile(ctx context.Context, _ *adminv1.ReconcileRequest) (*adminv1.ReconcileResponse, error) {
 	return &adminv1.ReconcileResponse{Checked: 3, Repairs: f.repairs}, f.check(ctx)
 }
@@ -189,7 +209,7 @@ func newBench(t *testing.T) *bench {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	b := &bench{t: t, admin: &fakeAdmin{volumes: volumes()}, socket: filepath.Join(dir, "admin.sock"), env: map[string]string{}}
+	b := &bench{t: t, admin: &fakeAdmin{volumes: volumes(), drivers: drivers()}, socket: filepath.Join(dir, "admin.sock"), env: map[string]string{}}
 	b.node = doctor.DefaultNode()
 	b.node.Root = filepath.Join(dir, "root")
 	b.node.AdminSocket = b.socket

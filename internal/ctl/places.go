@@ -24,6 +24,10 @@ type places struct {
 			TempDir       string `json:"tempDir"`
 		} `json:"kata"`
 	} `json:"handlers"`
+	Front struct {
+		KubeletRegistry string `json:"kubeletRegistry"`
+		Registry        string `json:"registry"`
+	} `json:"front"`
 	Containerd struct {
 		// Socket is a pointer because an empty one says that there is none.
 		Socket *string `json:"socket"`
@@ -46,6 +50,8 @@ func placesOf(config string, node *doctor.Node, given func(flag string) bool) er
 	set("kubelet-root", &node.KubeletRoot, p.KubeletRoot)
 	set("runtime-socket", &node.RuntimeSocket, p.RuntimeSocket.Path)
 	set("kata-dir", &node.KataDir, p.Handlers.Kata.DirectVolumes)
+	set("kubelet-root", &node.KubeletRegistry, p.Front.KubeletRegistry)
+	set("kubelet-root", &node.FrontRegistry, p.Front.Registry)
 	node.KataTempDir = p.Handlers.Kata.TempDir
 	if p.Containerd.Socket != nil && !given("containerd-socket") {
 		node.ContainerdSocket = *p.Containerd.Socket

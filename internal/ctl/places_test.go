@@ -13,6 +13,7 @@ kubeletRoot: /x/kubelet
 runtimeSocket: {path: /x/runtime.sock, uids: [0]}
 handlers: {kata: {directVolumes: /x/kata, goSandboxes: /x/vc}}
 containerd: {socket: ""}
+front: {registry: /x/kubelet/ours, kubeletRegistry: /x/kubelet/theirs}
 `
 
 func TestPlacesOfTheDaemon(t *testing.T) {
@@ -25,6 +26,18 @@ func TestPlacesOfTheDaemon(t *testing.T) {
 		node.SandboxDirs[len(node.SandboxDirs)-1]}, " ")
 	if want := "/x/run /var/lib/kubelet /x/runtime.sock /x/kata  /x/vc"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestPlacesOfRegistrationsGoWithTheKubeletRoot(t *testing.T) {
+	for given, want := range map[bool]string{true: " ", false: "/x/kubelet/theirs /x/kubelet/ours"} {
+		node := doctor.DefaultNode()
+		if err := placesOf(someConfig, &node, func(flag string) bool { return given && flag == "kubelet-root" }); err != nil {
+			t.Fatal(err)
+		}
+		if got := node.KubeletRegistry + " " + node.FrontRegistry; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -55,7 +56,7 @@ type bad struct {
 }
 
 func TestEachFault(t *testing.T) {
-	all := append(append(append(daemonFaults(), fileFaults()...), kataFaults()...), guardFaults()...)
+	all := slices.Concat(daemonFaults(), fileFaults(), kataFaults(), guardFaults(), registrationFaults())
 	for _, c := range all {
 		t.Run(c.check+"/"+c.name, func(t *testing.T) {
 			tr := newTree(t)

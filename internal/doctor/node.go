@@ -35,6 +35,10 @@ type Node struct {
 	SandboxDirs []string
 	// KubeletRoot is kubelet's root directory.
 	KubeletRoot string
+	// KubeletRegistry is where drivers register with kubelet; empty is its usual
+	// place below KubeletRoot. FrontRegistry is where they register with the front.
+	KubeletRegistry string
+	FrontRegistry   string
 	// ContainerdSocket is containerd's gRPC socket; empty where it is not used.
 	ContainerdSocket string
 	// UID is the user who runs the checks; root's and this user's sockets are

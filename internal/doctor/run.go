@@ -39,6 +39,7 @@ func checks() []check {
 		{"kata-directory", checkKataDir},
 		{"kata-volumes", checkKataVolumes},
 		{"kubelet", checkKubelet},
+		{"registrations", checkRegistrations},
 		{"mount-namespaces", checkNamespaces},
 		{"guards", checkGuards},
 		{"containerd", checkContainerd},

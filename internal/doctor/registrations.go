@@ -1,0 +1,109 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// directSuffix ends the name that the usual registrar gives its socket, and
+	// frontSuffix the name that the front gives it.
+	directSuffix = "-reg.sock"
+	frontSuffix  = ".crust-proxy" + directSuffix
+
+	registrationWait = time.Second
+)
+
+// registration is what stands in kubelet's registry for one driver.
+type registration struct {
+	front, direct []string
+}
+
+// checkRegistrations looks for drivers that register with kubelet past the front,
+// as one does whose upgrade lost the changed path: kubelet keeps one endpoint for a
+// name, and calls the driver for volumes that the front has deferred. It looks at
+// files only, so that it sees this with the daemon down, too.
+func checkRegistrations(ctx context.Context, n Node, _ Daemon) []Finding {
+	dir := cmp.Or(n.KubeletRegistry, filepath.Join(n.KubeletRoot, "plugins_registry"))
+	drivers, err := n.registrations(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return []Finding{okay("no driver has registered with kubelet: there is no %s", dir)}
+	}
+	if err != nil {
+		return []Finding{warning("run crustctl doctor as root", "%s cannot be looked at: %v", dir, err)}
+	}
+	ours := 0
+	var found []Finding
+	for _, name := range sortedKeys(drivers) {
+		driver := drivers[name]
+		if len(driver.front) == 0 {
+			continue // not one of the front's
+		}
+		ours++
+		for _, socket := range driver.direct {
+			found = append(found, n.directFinding(ctx, name, socket))
+		}
+	}
+	return orOK(found, "%d drivers are registered through crust-proxy, and none of them with kubelet directly", ours)
+}
+
+// registrations gathers the sockets by the driver that their names tell. kubelet
+// looks into sub-directories, too.
+func (n Node) registrations(dir string) (map[string]*registration, error) {
+	drivers := map[string]*registration{}
+	root := n.at(dir)
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) && path != root {
+			return nil // it went while we looked
+		}
+		if err != nil || entry.Type() != fs.ModeSocket {
+			return err
+		}
+		inside, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		name, front := strings.CutSuffix(entry.Name(), frontSuffix)
+		if !front {
+			name = strings.TrimSuffix(entry.Name(), directSuffix)
+		}
+		if drivers[name] == nil {
+			drivers[name] = &registration{}
+		}
+		list := &drivers[name].direct
+		if front {
+			list = &drivers[name].front
+		}
+		*list = append(*list, filepath.Join(dir, inside))
+		return nil
+	})
+	return drivers, err
+}
+
+// directFinding tells a driver that is registered directly from what an ended
+// registrar left. When a direct registration goes, kubelet drops the driver by its
+// name, and with it the front's.
+func (n Node) directFinding(ctx context.Context, name, socket string) Finding {
+	ready := "then see that crustctl drivers shows it ready, else: systemctl restart crust-proxy"
+	ctx, cancel := context.WithTimeout(ctx, registrationWait)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", n.at(socket))
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return warning("rm "+quoted(socket)+"; "+ready,
+			"the driver %s is registered through crust-proxy, and %s is left of a direct registration that nobody serves", name, socket)
+	}
+	if err == nil {
+		_ = conn.Close() // nothing was sent
+	}
+	registry := cmp.Or(n.FrontRegistry, filepath.Join(n.KubeletRoot, "crust-proxy/registry"))
+	return failure("let the hostPath of the registration directory in the driver's DaemonSet be "+registry+" (an upgrade may have undone it); "+ready,
+		"the driver %s registers with kubelet directly (%s) beside its registration through crust-proxy: kubelet may call it past "+
+			"crust-proxy, also for volumes that are deferred", name, socket)
+}
