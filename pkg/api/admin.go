@@ -1,3 +1,4 @@
+// Package api serves the Runtime API and the Admin API over gRPC.
 package api
 
 import (
