@@ -1,0 +1,172 @@
+// Package csidefer is for authors of CSI drivers: with it a node plugin says that
+// it can leave a volume's filesystem to the pod's sandbox, and answers what the
+// sandbox shall mount, in a handful of lines. It also has the other side, for who
+// calls such a driver.
+//
+// CSI's own messages have no fields for this yet. The fields of KEP-2857 travel
+// as unknown fields of those messages, which every protobuf library carries
+// along (see proto/crust/csi/v1).
+package csidefer
+
+import (
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+)
+
+// Request is a CSI request that can ask for deferral.
+type Request interface {
+	*csi.NodePublishVolumeRequest | *csi.NodeUnpublishVolumeRequest |
+		*csi.NodeGetVolumeStatsRequest | *csi.NodeExpandVolumeRequest
+	proto.Message
+}
+
+// deferFieldOf is the number of defer_fs_ops in a request.
+func deferFieldOf(req proto.Message) protowire.Number {
+	switch req.(type) {
+	case *csi.NodePublishVolumeRequest:
+		return 9
+	case *csi.NodeUnpublishVolumeRequest:
+		return 3
+	case *csi.NodeGetVolumeStatsRequest:
+		return 4
+	default:
+		return 7 // NodeExpandVolumeRequest
+	}
+}
+
+// Requested tells whether a request has defer_fs_ops set.
+func Requested[R Request](req R) bool {
+	if !req.ProtoReflect().IsValid() {
+		return false
+	}
+	requested := false
+	eachField(req.ProtoReflect().GetUnknown(), func(num protowire.Number, kind protowire.Type, value []byte) {
+		if num == deferFieldOf(req) && kind == protowire.VarintType {
+			v, _ := protowire.ConsumeVarint(value)
+			requested = v != 0 // as in protobuf, the last one counts
+		}
+	})
+	return requested
+}
+
+// SetRequested sets defer_fs_ops in a request.
+func SetRequested[R Request](req R) {
+	message := req.ProtoReflect()
+	raw := without(message.GetUnknown(), deferFieldOf(req))
+	raw = protowire.AppendTag(raw, deferFieldOf(req), protowire.VarintType)
+	message.SetUnknown(protowire.AppendVarint(raw, 1))
+}
+
+// Mount is what a sandbox shall mount.
+type Mount struct {
+	// Device is the path of the block device that holds the filesystem.
+	Device string
+	// FSType is the filesystem. A blank device has been formatted before.
+	FSType string
+	// Flags are the options of the mount. They are kept in clear text: a secret
+	// among them has the volume refused.
+	Flags []string
+}
+
+// deferredMountField is the number of NodePublishVolumeResponse.deferred_mount.
+const deferredMountField = 1000
+
+// Respond puts the deferred instruction into the answer of NodePublishVolume.
+func Respond(reply *csi.NodePublishVolumeResponse, mount Mount) {
+	fields := &csiv1.NodePublishVolumeResponseFields{DeferredMount: &csiv1.DeferredMount{
+		VolumeType:        &runtimev1.VolumeType{Type: runtimev1.VolumeType_BLOCK},
+		VolumeBackingPath: mount.Device, FsType: mount.FSType, MountFlags: mount.Flags,
+	}}
+	StripDeferredMount(reply)
+	overlay(reply, fields)
+}
+
+// DeferredMount reads the deferred instruction out of an answer of
+// NodePublishVolume, and tells whether there is one.
+func DeferredMount(reply *csi.NodePublishVolumeResponse) (mount *csiv1.DeferredMount, given bool, err error) {
+	fields := &csiv1.NodePublishVolumeResponseFields{}
+	if err := proto.Unmarshal(reply.ProtoReflect().GetUnknown(), fields); err != nil {
+		return nil, false, fmt.Errorf("deferred_mount: %w", err)
+	}
+	return fields.GetDeferredMount(), fields.GetDeferredMount() != nil, nil
+}
+
+// StripDeferredMount takes the deferred instruction out of an answer.
+func StripDeferredMount(reply *csi.NodePublishVolumeResponse) {
+	reply.ProtoReflect().SetUnknown(without(reply.ProtoReflect().GetUnknown(), deferredMountField))
+}
+
+// The numbers of the group's fields in VolumeCapability.MountVolume.
+const (
+	groupField  = 4
+	policyField = 5
+)
+
+// Group reads the supplemental group and its change policy out of a volume
+// capability; both are empty where there are none.
+func Group(capability *csi.VolumeCapability) (group, policy string, err error) {
+	mount := capability.GetMount()
+	if mount == nil {
+		return "", "", nil
+	}
+	fields := &csiv1.MountVolumeFields{}
+	if err := proto.Unmarshal(mount.ProtoReflect().GetUnknown(), fields); err != nil {
+		return "", "", fmt.Errorf("volume_supplemental_group: %w", err)
+	}
+	return fields.GetVolumeSupplementalGroup(), fields.GetVolumeSupplementalGroupChangePolicy(), nil
+}
+
+// SetGroup puts the supplemental group and its change policy into a capability
+// that mounts.
+func SetGroup(capability *csi.VolumeCapability, group, policy string) {
+	mount := capability.GetMount()
+	if mount == nil {
+		return
+	}
+	mount.ProtoReflect().SetUnknown(without(without(mount.ProtoReflect().GetUnknown(), groupField), policyField))
+	overlay(mount, &csiv1.MountVolumeFields{VolumeSupplementalGroup: group, VolumeSupplementalGroupChangePolicy: policy})
+}
+
+// overlay adds fields that a message does not know.
+func overlay(message, fields proto.Message) {
+	raw, err := proto.Marshal(fields)
+	if err != nil {
+		return // only text that is not UTF-8 cannot be encoded, and CSI's own fields have the same bound
+	}
+	m := message.ProtoReflect()
+	m.SetUnknown(append(m.GetUnknown(), raw...))
+}
+
+// eachField goes through encoded fields. What is malformed ends it: no protobuf
+// library keeps such bytes as unknown fields.
+func eachField(raw []byte, see func(num protowire.Number, kind protowire.Type, value []byte)) {
+	for len(raw) > 0 {
+		num, kind, tag := protowire.ConsumeTag(raw)
+		if tag < 0 {
+			return
+		}
+		size := protowire.ConsumeFieldValue(num, kind, raw[tag:])
+		if size < 0 {
+			return
+		}
+		see(num, kind, raw[tag:tag+size])
+		raw = raw[tag+size:]
+	}
+}
+
+// without copies encoded fields but for those of a number.
+func without(raw []byte, drop protowire.Number) []byte {
+	var kept []byte
+	eachField(raw, func(num protowire.Number, kind protowire.Type, value []byte) {
+		if num != drop {
+			kept = append(protowire.AppendTag(kept, num, kind), value...)
+		}
+	})
+	return kept
+}
