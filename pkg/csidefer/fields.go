@@ -63,6 +63,12 @@ func SetRequested[R Request](req R) {
 	message.SetUnknown(protowire.AppendVarint(raw, 1))
 }
 
+// ClearRequested takes defer_fs_ops out of a request.
+func ClearRequested[R Request](req R) {
+	message := req.ProtoReflect()
+	message.SetUnknown(without(message.GetUnknown(), deferFieldOf(req)))
+}
+
 // Mount is what a sandbox shall mount.
 type Mount struct {
 	// Device is the path of the block device that holds the filesystem.

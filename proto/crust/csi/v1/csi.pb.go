@@ -33,7 +33,10 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// NodeCapability are new values of NodeServiceCapability.RPC.Type.
+// NodeCapability are new values of NodeServiceCapability.RPC.Type. KEP-2857
+// proposed 7, 8 and 9 for them; CSI 1.13 has since given 7 and 8 to
+// GET_VOLUME_HEALTH and GET_STORAGE_HEALTH. A driver that reports the numbers
+// here cannot be mistaken for one that tells of health.
 type NodeCapability int32
 
 const (
@@ -41,27 +44,27 @@ const (
 	NodeCapability_NODE_CAPABILITY_UNSPECIFIED NodeCapability = 0
 	// NODE_CAPABILITY_DEFER_FS_OPS: the driver can leave a volume's filesystem to
 	// the pod's sandbox.
-	NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS NodeCapability = 7
+	NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS NodeCapability = 1007
 	// NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP: it passes the group on.
-	NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP NodeCapability = 8
+	NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP NodeCapability = 1008
 	// NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY: it passes
 	// the group's change policy on.
-	NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY NodeCapability = 9
+	NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY NodeCapability = 1009
 )
 
 // Enum value maps for NodeCapability.
 var (
 	NodeCapability_name = map[int32]string{
-		0: "NODE_CAPABILITY_UNSPECIFIED",
-		7: "NODE_CAPABILITY_DEFER_FS_OPS",
-		8: "NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP",
-		9: "NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY",
+		0:    "NODE_CAPABILITY_UNSPECIFIED",
+		1007: "NODE_CAPABILITY_DEFER_FS_OPS",
+		1008: "NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP",
+		1009: "NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY",
 	}
 	NodeCapability_value = map[string]int32{
 		"NODE_CAPABILITY_UNSPECIFIED":                                        0,
-		"NODE_CAPABILITY_DEFER_FS_OPS":                                       7,
-		"NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP":               8,
-		"NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY": 9,
+		"NODE_CAPABILITY_DEFER_FS_OPS":                                       1007,
+		"NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP":               1008,
+		"NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY": 1009,
 	}
 )
 
@@ -529,12 +532,12 @@ const file_crust_csi_v1_csi_proto_rawDesc = "" +
 	"\x13volume_backing_path\x18\x02 \x01(\tR\x11volumeBackingPath\x12\x17\n" +
 	"\afs_type\x18\x03 \x01(\tR\x06fsType\x12\x1f\n" +
 	"\vmount_flags\x18\x04 \x03(\tR\n" +
-	"mountFlags*\xd5\x01\n" +
+	"mountFlags*\xd8\x01\n" +
 	"\x0eNodeCapability\x12\x1f\n" +
-	"\x1bNODE_CAPABILITY_UNSPECIFIED\x10\x00\x12 \n" +
-	"\x1cNODE_CAPABILITY_DEFER_FS_OPS\x10\a\x128\n" +
-	"4NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP\x10\b\x12F\n" +
-	"BNODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY\x10\tB=Z;github.com/crust-proxy/crust-proxy/proto/crust/csi/v1;csiv1b\x06proto3"
+	"\x1bNODE_CAPABILITY_UNSPECIFIED\x10\x00\x12!\n" +
+	"\x1cNODE_CAPABILITY_DEFER_FS_OPS\x10\xef\a\x129\n" +
+	"4NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP\x10\xf0\a\x12G\n" +
+	"BNODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY\x10\xf1\aB=Z;github.com/crust-proxy/crust-proxy/proto/crust/csi/v1;csiv1b\x06proto3"
 
 var (
 	file_crust_csi_v1_csi_proto_rawDescOnce sync.Once

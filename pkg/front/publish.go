@@ -1,0 +1,257 @@
+package front
+
+import (
+	"context"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+// publish is one NodePublishVolume of a filesystem volume. Its caller has the
+// volume's turn.
+type publish struct {
+	*node
+	req     *csi.NodePublishVolumeRequest
+	w       wanted
+	target  string
+	rec     volumeRecord
+	living  []deferral.Status // this CSI volume, deferred, for other pods
+	before  *deferral.Status  // this target, where it is published already
+	pod     *Pod
+	verdict deferral.Verdict
+	forward func(ctx context.Context) ([]byte, error) // as kubelet asked
+}
+
+// publishVolume decides whether the pod's sandbox is to mount the volume, and
+// hands it over, or lets the driver mount it.
+func (n *node) publishVolume(ctx context.Context, raw []byte, forward forwardFunc) ([]byte, error) {
+	req := &csi.NodePublishVolumeRequest{}
+	if err := proto.Unmarshal(raw, req); err != nil {
+		return nil, unreadable(err)
+	}
+	requested, err := requestedDeferral(req)
+	if err != nil {
+		return nil, err
+	}
+	if req.GetVolumeCapability().GetMount() == nil || req.GetVolumeId() == "" || req.GetTargetPath() == "" {
+		return forward(ctx, raw)
+	}
+	end, err := n.turns.take(ctx, n.id(req.GetVolumeId()))
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	p := n.newPublish(req)
+	p.forward = func(ctx context.Context) ([]byte, error) { return forward(ctx, raw) }
+	if err := p.decide(ctx, requested); err != nil {
+		return nil, err
+	}
+	switch {
+	case !p.verdict.Defer:
+		return p.asAsked(ctx)
+	default:
+		return p.deferred(ctx)
+	}
+}
+
+// requestedDeferral reads what the CO itself asks for, and refuses what KEP-2857
+// refuses.
+func requestedDeferral(req *csi.NodePublishVolumeRequest) (bool, error) {
+	requested := csidefer.Requested(req)
+	group, policy, err := csidefer.Group(req.GetVolumeCapability())
+	switch {
+	case err != nil:
+		return false, unreadable(err)
+	case requested && req.GetVolumeCapability().GetBlock() != nil:
+		return false, deferral.Errorf(deferral.Invalid, "volume %s: defer_fs_ops is set for a raw block volume, "+
+			"which has no filesystem", clip(req.GetTargetPath()))
+	case !requested && (group != "" || policy != ""):
+		return false, deferral.Errorf(deferral.Invalid, "volume %s: a supplemental group or its change policy comes "+
+			"without defer_fs_ops", clip(req.GetTargetPath()))
+	}
+	return requested, nil
+}
+
+func (n *node) newPublish(req *csi.NodePublishVolumeRequest) *publish {
+	p := &publish{node: n, req: req, w: n.wantedBy(req), target: req.GetTargetPath()}
+	p.rec = n.records.get(p.w.id)
+	// A target that cannot be resolved is no deferred one.
+	if found, ok, err := n.cfg.Volumes.Find(p.target); err == nil && ok && !found.Removing {
+		p.before = &found
+	}
+	for _, status := range n.cfg.Volumes.OfCSI(n.name, p.w.id.id) {
+		if p.before == nil || status.Key != p.before.Key {
+			p.living = append(p.living, status)
+		}
+	}
+	return p
+}
+
+// decide gives the verdict: that of before where the target is published, that
+// of the other pods where there are some and nothing in this request says
+// otherwise, else the policy's.
+func (p *publish) decide(ctx context.Context, requested bool) (err error) {
+	if p.before != nil {
+		p.verdict = verdictOf(p.before)
+		p.pod, err = p.podOf(ctx)
+		return err
+	}
+	if slices.Contains(p.rec.Plain, p.target) {
+		return nil
+	}
+	if p.pod, err = p.podOf(ctx); err != nil {
+		return err
+	}
+	if p.verdict, err = p.node.decide(p.w, requested, p.pod); err != nil {
+		return err
+	}
+	return p.agree(requested)
+}
+
+func (p *publish) podOf(ctx context.Context) (*Pod, error) { return p.node.pod(ctx, p.w) }
+
+// verdictOf is what was decided for a volume on record. Its rule is empty where
+// the driver published it through the Runtime API by itself.
+func verdictOf(status *deferral.Status) deferral.Verdict {
+	v := deferral.Verdict{Defer: true, Handler: status.Handler, Format: deferral.FormatNever}
+	if status.CSI != nil {
+		v.Rule = status.CSI.Rule
+	}
+	return v
+}
+
+// agree holds the verdict to that of the pods that have the volume already: the
+// sandbox of one and the host's kernel for another would destroy the filesystem.
+func (p *publish) agree(requested bool) error {
+	others := p.others()
+	if len(others) == 0 {
+		return nil
+	}
+	theirs := len(p.living) > 0
+	if p.verdict.Defer == theirs {
+		return nil
+	}
+	if requested || p.pod != nil || (theirs && p.living[0].CSI.Rule == deferral.RuleRequested) {
+		return deferral.Errorf(deferral.InUse, "volume %s: it is to be %s (%s), and the volume is %s for %s: it can be "+
+			"published in one way at a time; wait until the other pod is gone", p.target, deferredOrNot(p.verdict.Defer),
+			p.verdict.Rule, deferredOrNot(theirs), others[0])
+	}
+	if theirs {
+		p.verdict = verdictOf(&p.living[0])
+		return nil
+	}
+	p.verdict = deferral.Verdict{Rule: "held while another pod has the volume"}
+	return nil
+}
+
+func (p *publish) others() []string {
+	var targets []string
+	for _, status := range p.living {
+		targets = append(targets, status.Target)
+	}
+	return append(targets, slices.DeleteFunc(slices.Clone(p.rec.Plain), func(t string) bool { return t == p.target })...)
+}
+
+func deferredOrNot(deferred bool) string {
+	if deferred {
+		return "deferred"
+	}
+	return "mounted on the host"
+}
+
+// asAsked lets the driver mount the volume. The target is on record before: a
+// pod that has the volume keeps it from being deferred for another.
+func (p *publish) asAsked(ctx context.Context) ([]byte, error) {
+	if p.rec.Stage != nil && p.rec.Stage.At != stagedAtPath {
+		if err := p.restage(ctx, &p.rec, false, p.verdict.Rule); err != nil {
+			return nil, err
+		}
+	}
+	known := slices.Contains(p.rec.Plain, p.target)
+	if !known {
+		p.rec.Plain = append(p.rec.Plain, p.target)
+		p.keep()
+	}
+	reply, err := p.forward(ctx)
+	if err != nil && !known && final(err) {
+		p.rec.Plain = slices.DeleteFunc(p.rec.Plain, func(t string) bool { return t == p.target })
+		p.keep()
+	}
+	return reply, err
+}
+
+// keep writes the record of a volume that is not deferred. A full run directory
+// does not keep it from its pod: the kernel's own claim still stands between it
+// and a second owner.
+func (p *publish) keep() {
+	if err := p.records.put(p.rec); err != nil {
+		p.complain(err)
+	}
+}
+
+// deferred hands the volume to the sandbox, in one of two ways.
+func (p *publish) deferred(ctx context.Context) ([]byte, error) {
+	if p.before != nil && p.before.CSI == nil {
+		return p.forward(ctx) // the driver publishes it through the Runtime API by itself
+	}
+	has, err := p.capabilities(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ro := readOnly(p.req)
+	if err := p.checkDeferrable(p.w, p.verdict, p.target, ro); err != nil {
+		return nil, err
+	}
+	if err := p.refuseSecondWriter(ro); err != nil {
+		return nil, err
+	}
+	if p.way(has) == deferral.WayNative {
+		return p.native(ctx, has)
+	}
+	return p.block(ctx, has)
+}
+
+// way is that of before where the volume is published: a driver that was
+// downgraded cannot be asked to defer any more.
+func (p *publish) way(has *capabilities) string {
+	switch {
+	case p.before != nil:
+		return p.before.CSI.Way
+	case has.native:
+		return deferral.WayNative
+	default:
+		return deferral.WayBlock
+	}
+}
+
+// refuseSecondWriter says early what the claim on the device would say late: a
+// driver need not be bothered with it.
+func (p *publish) refuseSecondWriter(ro bool) error {
+	for _, other := range p.living {
+		if !ro || !other.ReadOnly {
+			return deferral.Errorf(deferral.InUse, "volume %s: the volume is published for %s: one sandbox can have it "+
+				"read-write, or several read-only; wait until the other pod is gone", p.target, other.Target)
+		}
+	}
+	return nil
+}
+
+// instruct gives the broker what the sandbox shall mount.
+func (p *publish) instruct(ctx context.Context, in deferral.Instruction, has *capabilities) error {
+	owner, policy, err := group(p.req.GetVolumeCapability(), p.pod)
+	if err != nil {
+		return err
+	}
+	in.Target, in.Driver, in.Handler = p.target, p.name, p.verdict.Handler
+	in.Group, in.GroupPolicy = owner, policy
+	in.CSI.VolumeID, in.CSI.Rule, in.CSI.AccessMode = p.w.id.id, p.verdict.Rule, p.w.mode().String()
+	if has.stage {
+		in.CSI.Staging = p.req.GetStagingTargetPath()
+	}
+	_, err = p.cfg.Volumes.Stage(ctx, in)
+	return err
+}
