@@ -14,6 +14,8 @@ mkfs.ext4 e2fsprogs
 mkfs.xfs xfsprogs
 mkfs.btrfs btrfs-progs
 losetup mount
+blkid util-linux
+sfdisk fdisk
 setpriv util-linux
 ip iproute2
 containerd containerd

@@ -15,8 +15,8 @@
 //     nothing but zeros in the first and the last MiB and no superblock in the
 //     places where copies of one are kept. What cannot be read is an error.
 //   - mkfs is run without force, and with a UUID that was drawn for it: only a
-//     filesystem that bears it is called ours afterwards, and only such a one is
-//     taken back where mkfs failed.
+//     filesystem that bears it is called ours afterwards. Where mkfs failed, what
+//     it left is cleared at once, but never a filesystem with another UUID.
 //   - mkfs is never killed: not when the caller goes away, not when we end.
 package format
 

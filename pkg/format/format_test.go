@@ -32,7 +32,7 @@ func TestParseProbe(t *testing.T) {
 		"a partition table":        {in: result{stdout: "PTUUID=1\nPTTYPE=gpt\n"}, ok: true, says: "a partition table (gpt)"},
 		"both":                     {in: result{stdout: "TYPE=ext4\nPTTYPE=dos"}, ok: true, says: "ext4, a partition table (dos)"},
 		"a tag without a type":     {in: result{stdout: "LABEL=x\n"}, ok: true, says: "something that blkid knows but does not name"},
-		"ambivalent":               {in: result{code: 8}, ok: true, says: "the signatures of more than one thing"},
+		"ambivalent":               {in: result{code: 8, stderr: "ambivalent result"}, ok: true, says: "the signatures of more than one thing"},
 		"usage":                    {in: result{code: 4}},
 		"killed":                   {in: result{code: -1, signal: syscall.SIGKILL}},
 		"killed with a good code":  {in: result{code: 2, signal: syscall.SIGKILL}},

@@ -23,6 +23,9 @@ const (
 	abandoned
 )
 
+// tries is how often a device is looked at anew that was taken in between.
+const tries = 4
+
 // job is one Prepare.
 type job struct {
 	f                    *Formatter
@@ -90,6 +93,20 @@ func (j *job) run(ctx context.Context) (formatted bool, err error) {
 	if err := j.takeLock(ctx); err != nil {
 		return false, err
 	}
+	for try := 1; ; try++ {
+		formatted, err = j.once(ctx)
+		if err == nil || deferral.KindOf(err) != deferral.Busy || try == tries {
+			return formatted, err
+		}
+		if gone := pause(ctx); gone != nil {
+			return false, err
+		}
+	}
+}
+
+// once looks and, where it is right, formats. A device that was taken for a
+// moment between the two is worth another look.
+func (j *job) once(ctx context.Context) (formatted bool, err error) {
 	found, err := j.look(ctx)
 	if err != nil {
 		return false, err
@@ -107,7 +124,7 @@ func (j *job) run(ctx context.Context) (formatted bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, j.gone(err)
 	}
-	if !j.phase.CompareAndSwap(looking, making) {
+	if j.phase.Load() != making && !j.phase.CompareAndSwap(looking, making) {
 		return false, j.errorf(deferral.Canceled, "the caller went away; nothing was written")
 	}
 	failpoint.Hit("format-before-mkfs")
@@ -190,6 +207,10 @@ func (j *job) mkfs(ctx context.Context, m *maker, uuid string, witness *os.File)
 		return j.errorf(deferral.Internal, "mkfs.%s could not be run: %w", j.fsType, err)
 	}
 	failpoint.Hit("format-after-mkfs")
+	if ran.refusedBusy() {
+		return j.errorf(deferral.Busy, "was taken by another program before mkfs.%s could have it (%s): "+
+			"the call is to be repeated", j.fsType, ran.text())
+	}
 	if ran.failed() {
 		return j.errorf(deferral.Internal, "mkfs.%s failed (%s): %s", j.fsType, ran.how(), ran.text())
 	}

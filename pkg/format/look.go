@@ -3,6 +3,7 @@ package format
 import (
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -71,7 +72,7 @@ func (j *job) look(ctx context.Context) (*contents, error) {
 // read looks with our own eyes. blkid's "nothing found" also stands for "could
 // not be read", and it looks through the page cache.
 func (j *job) read(file *os.File) (*contents, error) {
-	size, err := file.Seek(0, 2)
+	size, err := file.Seek(0, io.SeekEnd)
 	if err != nil {
 		return nil, j.errorf(deferral.Internal, "its size cannot be told: %w", err)
 	}

@@ -1,9 +1,12 @@
 package format
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"fmt"
+	"io"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -51,18 +54,27 @@ func newUUID() (string, error) {
 }
 
 // takeBack makes a device blank again on which mkfs failed, so that nobody takes
-// for whole what it left. It does so only where the device bears the UUID drawn
-// for this very mkfs; anything else stays, and the next look refuses it.
+// for whole what it left, and the next attempt can begin anew. It does so where
+// the device bears the UUID drawn for this very mkfs, or no signature at all, as
+// before. Another filesystem is somebody else's, and stays; so does everything
+// where mkfs could not have the device and wrote nothing.
 func (j *job) takeBack(ctx context.Context, uuid string, cause error) error {
+	if deferral.KindOf(cause) == deferral.Busy {
+		return cause
+	}
 	found, err := j.look(ctx)
-	if err != nil || found.probe.tags["UUID"] != uuid {
+	if err != nil || !found.leftBy(uuid) {
 		return cause
 	}
 	if err := j.clear(ctx, uuid); err != nil {
-		return j.errorf(deferral.KindOf(cause), "%w; what mkfs left on it looks like a filesystem and could not be "+
-			"cleared (%w): wipe it before the volume is used", cause, err)
+		return deferral.Errorf(deferral.KindOf(cause), "%w; what mkfs left on it could not be cleared (%w): "+
+			"wipe it before the volume is used", cause, err)
 	}
 	return cause
+}
+
+func (c *contents) leftBy(uuid string) bool {
+	return c.probe.nothing() || !c.probe.ambivalent && c.probe.tags["UUID"] == uuid
 }
 
 // clear writes zeros over the places that the look before mkfs found blank.
@@ -73,22 +85,46 @@ func (j *job) clear(ctx context.Context, uuid string) error {
 	}
 	defer closeAlone(file)
 	// Again, now that nobody else can come in between.
-	if now, err := j.blkid(ctx); err != nil || now.tags["UUID"] != uuid {
-		return j.errorf(deferral.Internal, "it has changed meanwhile")
+	now := &contents{}
+	if now.probe, err = j.blkid(ctx); err != nil {
+		return err
 	}
-	size, err := file.Seek(0, 2)
+	if !now.leftBy(uuid) {
+		return j.errorf(unmet, "it has changed meanwhile")
+	}
+	size, err := file.Seek(0, io.SeekEnd)
 	if err != nil {
 		return err
 	}
-	zeros, err := newAligned(window)
-	if err != nil {
-		return err
-	}
-	defer zeros.free()
 	for _, e := range windows(size) {
-		if _, err := file.WriteAt(zeros.memory[:min(e.length, size-e.start)], e.start); err != nil {
+		if err := clearExtent(file, e, size); err != nil {
 			return err
 		}
 	}
 	return file.Sync()
+}
+
+// clearExtent writes only where there is something: on a thin device that is
+// full, zeros cost room as well.
+func clearExtent(file *os.File, e extent, size int64) error {
+	buffer, err := newAligned(window)
+	if err != nil {
+		return err
+	}
+	defer buffer.free()
+	data, err := buffer.read(file, e, size)
+	if err != nil {
+		return err
+	}
+	for at := int64(0); at < int64(len(data)); at += grain {
+		piece := data[at:min(at+grain, int64(len(data)))]
+		if len(bytes.TrimLeft(piece, "\x00")) == 0 {
+			continue
+		}
+		clear(piece)
+		if _, err := file.WriteAt(piece, e.start+at); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -61,9 +61,9 @@ func (j *job) openAlone(ctx context.Context, mode int) (*os.File, error) {
 	}
 }
 
-// closeAlone lets go of the device for good. A program that is just being started
-// has a copy of every descriptor for a moment, and would keep the device from the
-// mkfs that is to come; under this lock there is none.
+// closeAlone lets go of the device. A program that is just being started has a
+// copy of every descriptor for a moment, and would keep the device from the mkfs
+// that is to come; under this lock there is hardly one.
 func closeAlone(file *os.File) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()

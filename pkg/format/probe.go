@@ -63,7 +63,7 @@ func (j *job) blkid(ctx context.Context) (probe, error) {
 // parseProbe takes an answer only where its parts agree: an exit code that says
 // "nothing" beside a complaint, or beside a finding, is no answer.
 func parseProbe(r *result) (probe, bool) {
-	if r.signal != 0 || r.stderr != "" {
+	if r.signal != 0 || r.stderr != "" && r.code != blkidAmbivalent {
 		return probe{}, false
 	}
 	tags := make(map[string]string)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,6 +60,13 @@ type result struct {
 }
 
 func (r *result) failed() bool { return r.code != 0 || r.signal != 0 }
+
+// refusedBusy tells whether mkfs could not have the device for itself. It is a
+// hint and no more: whoever acts on it looks at the device again.
+func (r *result) refusedBusy() bool {
+	return r.code > 0 && (strings.Contains(r.stderr, "Device or resource busy") ||
+		strings.Contains(r.stderr, "apparently in use by the system"))
+}
 
 func (r *result) how() string {
 	if r.signal != 0 {
@@ -156,7 +164,7 @@ func newOutput() (*os.File, error) {
 
 // readOutput reads up to where the writer got.
 func readOutput(file *os.File) (string, error) {
-	end, err := file.Seek(0, 1)
+	end, err := file.Seek(0, io.SeekCurrent)
 	if err != nil {
 		return "", err
 	}

@@ -1,0 +1,371 @@
+//go:build system
+
+package format_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/format"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// tools gives a directory in which mkfs of one kind is a script around the real
+// one, $real.
+func tools(t testing.TB, fs, script string) func(*format.Config) {
+	t.Helper()
+	dir := t.TempDir()
+	real, err := exec.LookPath("mkfs." + fs)
+	if err != nil {
+		harness.Missing(t, "mkfs."+fs+" is not installed")
+	}
+	text := "#!/bin/sh\nreal=" + real + "\n" + script + "\n"
+	if err := os.WriteFile(filepath.Join(dir, "mkfs."+fs), []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return func(c *format.Config) {
+		c.ToolDirs = []string{dir, "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+	}
+}
+
+// sliced lets the real mkfs run for a moment at a time, about a second in all.
+const sliced = `$real "$@" &
+pid=$!
+for i in 1 2 3 4 5 6 7 8 9 10; do
+	kill -STOP $pid 2>/dev/null; sleep 0.1; kill -CONT $pid 2>/dev/null; sleep 0.001
+done
+wait $pid`
+
+func formatOnce(device string) int {
+	f, err := format.New(format.Config{LockFile: os.Getenv("LOCK"), ToolDirs: strings.Split(os.Getenv("TOOLS"), ":")})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	fd, err := unix.Open(device, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if _, err := f.Prepare(context.Background(), fd, "/v", device, os.Getenv("FS"), deferral.FormatHost, false); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// daemon starts another process that formats the device.
+func (r *rig) daemon(device, fs string, env ...string) *exec.Cmd {
+	r.t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), asDaemon+"="+device, "FS="+fs, "LOCK="+r.conf.LockFile, "TOOLS="+strings.Join(r.conf.ToolDirs, ":"))
+	cmd.Env = append(cmd.Env, env...)
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	return cmd
+}
+
+// settled calls Prepare until the device is not busy any more.
+func (r *rig) settled(device, fs string) (busy int, formatted bool, err error) {
+	r.t.Helper()
+	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); busy++ {
+		formatted, err = r.prepare(device, fs, deferral.FormatHost, false)
+		if deferral.KindOf(err) != deferral.Busy {
+			return busy, formatted, err
+		}
+	}
+	r.t.Fatalf("busy for ever: %v", err)
+	return busy, false, err
+}
+
+func TestDaemonIsKilledInTheMiddleOfMkfs(t *testing.T) {
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) {
+			// Longer than a Prepare waits for a lock.
+			r := newRig(t, tools(t, fs, strings.ReplaceAll(sliced, "sleep 0.1", "sleep 0.4")))
+			device, _ := r.blank()
+			daemon := r.daemon(device, fs)
+			time.Sleep(700 * time.Millisecond)
+			_ = daemon.Process.Kill()
+			var exit *exec.ExitError
+			if err := daemon.Wait(); !errors.As(err, &exit) || !exit.Sys().(syscall.WaitStatus).Signaled() {
+				t.Fatalf("the daemon had ended before it was killed: %v", err)
+			}
+			busy, formatted, err := r.settled(device, fs)
+			if err != nil || formatted {
+				t.Errorf("after the kill: formatted %v: %v", formatted, err)
+			}
+			if busy == 0 {
+				t.Error("the device was never busy while mkfs went on")
+			}
+			mounts(t, device, fs)
+		})
+	}
+}
+
+func TestDaemonIsKilledAtEachPlace(t *testing.T) {
+	for _, place := range []string{"format-before-mkfs", "format-after-mkfs"} {
+		r := newRig(t, tools(t, "ext4", `exec $real "$@"`))
+		device, _ := r.blank()
+		_ = r.daemon(device, "ext4", "CRUST_FAILPOINTS="+place+"=kill").Wait()
+		_, formatted, err := r.settled(device, "ext4")
+		if want := place == "format-before-mkfs"; err != nil || formatted != want {
+			t.Errorf("%s: formatted %v: %v", place, formatted, err)
+		}
+		mounts(t, device, "ext4")
+	}
+}
+
+// TestMkfsIsKilled shows that half a filesystem is never called a whole one.
+func TestMkfsIsKilled(t *testing.T) {
+	for _, fs := range filesystems {
+		for _, after := range []string{"0.001", "0.005", "0.01", "0.02"} {
+			t.Run(fs+" after "+after, func(t *testing.T) {
+				r := newRig(t, tools(t, fs, `exec timeout -s KILL `+after+` $real "$@"`))
+				device, _ := r.blank()
+				formatted, err := r.prepare(device, fs, deferral.FormatHost, false)
+				if formatted != (err == nil) {
+					t.Fatalf("formatted %v: %v", formatted, err)
+				}
+				if err == nil {
+					mounts(t, device, fs) // it was faster
+					return
+				}
+				again := newRig(t)
+				formatted, err = again.prepare(device, fs, deferral.FormatHost, false)
+				if formatted {
+					mounts(t, device, fs)
+				}
+				if !formatted && err == nil {
+					// Killed after its last write: then it must be whole.
+					mounts(t, device, fs)
+				}
+				t.Logf("afterwards: formatted %v: %v", formatted, err)
+			})
+		}
+	}
+}
+
+func TestMkfsOutlivesItsCallerAndItsBound(t *testing.T) {
+	r := newRig(t, tools(t, "ext4", sliced), func(c *format.Config) { c.Timeout = 400 * time.Millisecond })
+	r.others = true
+	device, _ := r.blank()
+	_, err := r.prepare(device, "ext4", deferral.FormatHost, false)
+	if deferral.KindOf(err) != deferral.Timeout || !strings.Contains(err.Error(), "left running") {
+		t.Fatalf("kind %v: %v", deferral.KindOf(err), err)
+	}
+	if _, formatted, err := newRig(t, func(c *format.Config) { c.LockFile = r.conf.LockFile }).settled(device, "ext4"); err != nil || formatted {
+		t.Errorf("afterwards: formatted %v: %v", formatted, err)
+	}
+	mounts(t, device, "ext4")
+
+	r = newRig(t, tools(t, "xfs", sliced))
+	device, _ = r.blank()
+	fd := openPath(t, device)
+	defer func() { _ = unix.Close(fd) }()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if formatted, err := r.f.Prepare(ctx, fd, "/v", device, "xfs", deferral.FormatHost, false); err != nil || !formatted || ctx.Err() == nil {
+		t.Errorf("the caller's end: formatted %v: %v", formatted, err)
+	}
+	mounts(t, device, "xfs")
+}
+
+func TestCallerWhoIsGone(t *testing.T) {
+	r := newRig(t)
+	device, backing := r.blank()
+	before := hash(t, backing)
+	fd := openPath(t, device)
+	defer func() { _ = unix.Close(fd) }()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := r.f.Prepare(ctx, fd, "/v", device, "ext4", deferral.FormatHost, false)
+	if deferral.KindOf(err) != deferral.Canceled {
+		t.Errorf("kind %v: %v", deferral.KindOf(err), err)
+	}
+	time.Sleep(50 * time.Millisecond)
+	if unix.Sync(); before != hash(t, backing) {
+		t.Error("formatted for nobody")
+	}
+}
+
+func TestManyAtOnceFormatOnce(t *testing.T) {
+	for _, fs := range filesystems {
+		r := newRig(t)
+		other := newRig(t, func(c *format.Config) { c.LockFile = r.conf.LockFile })
+		r.others, other.others = true, true
+		device, _ := r.blank()
+		var done sync.WaitGroup
+		var made atomic.Int32
+		for i := range 6 {
+			done.Go(func() {
+				which := []*rig{r, other}[i%2]
+				_, formatted, err := which.settled(device, fs)
+				if err != nil {
+					t.Errorf("%s: %v", fs, err)
+				}
+				if formatted {
+					made.Add(1)
+				}
+			})
+		}
+		done.Wait()
+		if made.Load() != 1 {
+			t.Errorf("%s: formatted %d times", fs, made.Load())
+		}
+		mounts(t, device, fs)
+	}
+}
+
+func TestManyDevicesAtOnce(t *testing.T) {
+	r := newRig(t)
+	r.others = true
+	var done sync.WaitGroup
+	for i := range 24 {
+		device, _ := r.blank()
+		done.Go(func() {
+			if formatted, err := r.prepare(device, filesystems[i%3], deferral.FormatHost, false); err != nil || !formatted {
+				t.Errorf("%s: formatted %v: %v", device, formatted, err)
+			}
+		})
+	}
+	done.Wait()
+}
+
+func TestUnreadableDeviceIsNotBlank(t *testing.T) {
+	for _, left := range []int64{0, mib / 2, size - mib/2, size - 4096} {
+		r := newRig(t)
+		device, backing := r.blank()
+		if err := os.Truncate(backing, left); err != nil {
+			t.Fatal(err)
+		}
+		for _, policy := range []deferral.FormatPolicy{"host", "guest", "never"} {
+			r.refused(device, backing, "ext4", policy, false, deferral.Internal, "cannot be read at byte", "input/output error")
+		}
+	}
+}
+
+// TestFullStorage has the storage behind a thin device fill up while mkfs writes.
+func TestFullStorage(t *testing.T) {
+	for _, fs := range filesystems {
+		for _, room := range []string{"16k", "128k", "1m", "2m", "4m", "8m"} {
+			t.Run(fs+" in "+room, func(t *testing.T) {
+				r := newRig(t)
+				dir := harness.Tmpfs(t, "size="+room)
+				backing := filepath.Join(dir, "image")
+				if err := os.WriteFile(backing, nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Truncate(backing, size); err != nil {
+					t.Fatal(err)
+				}
+				device, err := loopdev.Attach(backing, loopdev.Options{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = loopdev.Detach(device) }()
+				formatted, err := r.prepare(device, fs, deferral.FormatHost, false)
+				t.Logf("formatted %v: %v", formatted, err)
+				if formatted != (err == nil) {
+					t.Fatalf("formatted %v: %v", formatted, err)
+				}
+				if err == nil {
+					return
+				}
+				if formatted, err = r.prepare(device, fs, deferral.FormatHost, false); err == nil {
+					t.Errorf("what a failed mkfs left is taken: formatted %v", formatted)
+				}
+				if err := unix.Mount("", dir, "", unix.MS_REMOUNT, "size=600m"); err != nil {
+					t.Fatal(err)
+				}
+				if formatted, err = r.prepare(device, fs, deferral.FormatHost, false); err != nil || !formatted {
+					t.Errorf("with room again: formatted %v: %v", formatted, err)
+				}
+				if err == nil {
+					mounts(t, device, fs)
+				}
+			})
+		}
+	}
+}
+
+func TestMkfsThatLies(t *testing.T) {
+	for _, c := range []struct {
+		name, script string
+		says         string
+		then         bool // the next Prepare formats
+	}{
+		{"does nothing", "exit 0", "does not hold what it made", true},
+		{"fails at once", "echo 'no, \x1b[31mnever' >&2; exit 3", "exit code 3): no, [31mnever", true},
+		{"fails at the end", `$real "$@"; exit 1`, "exit code 1", true},
+		{"is killed at the end", `$real "$@"; kill -9 $$`, "signal", true},
+		{"makes another one", `shift $(($# - 1)); /usr/sbin/mkfs.xfs -q $1`, "found: xfs", false},
+		{"makes one of its own", `shift $(($# - 1)); $real -q $1`, "does not hold what it made", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t, tools(t, "ext4", c.script))
+			device, backing := r.blank()
+			formatted, err := r.prepare(device, "ext4", deferral.FormatHost, false)
+			if formatted || deferral.KindOf(err) != deferral.Internal || !strings.Contains(fmt.Sprint(err), c.says) {
+				t.Fatalf("formatted %v: %v", formatted, err)
+			}
+			unix.Sync()
+			before := hash(t, backing)
+			formatted, err = newRig(t).prepare(device, "ext4", deferral.FormatHost, false)
+			if formatted != c.then {
+				t.Errorf("next: formatted %v: %v", formatted, err)
+			}
+			if unix.Sync(); !c.then && before != hash(t, backing) {
+				t.Error("what was not ours was written over")
+			}
+		})
+	}
+}
+
+// TestSomebodyTakesTheDeviceFirst has another program use the moment between our
+// look and mkfs.
+func TestSomebodyTakesTheDeviceFirst(t *testing.T) {
+	for _, fs := range []string{"xfs", "btrfs"} {
+		r := newRig(t, tools(t, fs, `for last; do :; done; $real -q $last; exec $real "$@"`))
+		device, _ := r.blank()
+		formatted, err := r.prepare(device, fs, deferral.FormatHost, false)
+		if formatted || !strings.Contains(fmt.Sprint(err), "existing") {
+			t.Errorf("%s: formatted %v: %v", fs, formatted, err)
+		}
+		mounts(t, device, fs)
+	}
+	for _, fs := range filesystems {
+		r := newRig(t, tools(t, fs, `sleep 0.3; exec $real "$@"`))
+		r.others = true
+		device, _ := r.blank()
+		var held int
+		timer := time.AfterFunc(150*time.Millisecond, func() {
+			held, _ = unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+		})
+		defer timer.Stop()
+		formatted, err := r.prepare(device, fs, deferral.FormatHost, false)
+		if formatted || err == nil || held <= 0 {
+			t.Errorf("%s on a held device: formatted %v: %v", fs, formatted, err)
+		}
+		_ = unix.Close(held)
+		if formatted, err := newRig(t).prepare(device, fs, deferral.FormatHost, false); err != nil || !formatted {
+			t.Errorf("%s afterwards: formatted %v: %v", fs, formatted, err)
+		}
+	}
+}

@@ -1,0 +1,291 @@
+//go:build system
+
+package format_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/format"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+var filesystems = []string{"ext4", "xfs", "btrfs"}
+
+func TestBlankDeviceIsFormattedOnce(t *testing.T) {
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) {
+			r := newRig(t)
+			device, backing := r.blank()
+			if formatted, err := r.prepare(device, fs, deferral.FormatHost, false); err != nil || !formatted {
+				t.Fatalf("formatted %v: %v", formatted, err)
+			}
+			mounts(t, device, fs)
+			unix.Sync()
+			before := hash(t, backing)
+			for _, policy := range []deferral.FormatPolicy{"", "host", "guest", "never"} {
+				for _, readOnly := range []bool{false, true} {
+					if formatted, err := r.prepare(device, fs, policy, readOnly); err != nil || formatted {
+						t.Errorf("again, policy %q, read-only %v: formatted %v: %v", policy, readOnly, formatted, err)
+					}
+				}
+			}
+			if unix.Sync(); before != hash(t, backing) {
+				t.Error("a device that holds the filesystem was written to")
+			}
+			for _, other := range append(filesystems, "ext3", "vfat") {
+				if other != fs {
+					r.refused(device, backing, other, deferral.FormatHost, false, deferral.InUse, "holds "+fs, "wipefs")
+					r.refused(device, backing, other, deferral.FormatGuest, false, deferral.InUse, "holds "+fs)
+				}
+			}
+		})
+	}
+}
+
+func TestBlankDeviceThatIsNotToBeFormatted(t *testing.T) {
+	r := newRig(t)
+	device, backing := r.blank()
+	before := hash(t, backing)
+	if formatted, err := r.prepare(device, "ext4", deferral.FormatGuest, false); err != nil || formatted {
+		t.Errorf("guest: formatted %v: %v", formatted, err)
+	}
+	if before != hash(t, backing) {
+		t.Error("the device was written to")
+	}
+	r.refused(device, backing, "ext4", deferral.FormatNever, false, deferral.InUse, "blank", "never")
+	r.refused(device, backing, "ext4", deferral.FormatHost, true, deferral.InUse, "blank", "read-only")
+	r.refused(device, backing, "ext4", deferral.FormatGuest, true, deferral.InUse, "blank", "read-only")
+	r.refused(device, backing, "ext3", deferral.FormatHost, false, deferral.Invalid, "blank", "only ext4, xfs and btrfs")
+}
+
+func TestDeviceOfAnOddSize(t *testing.T) {
+	r := newRig(t)
+	for _, odd := range []int64{mib, 3*mib + 512, 9*mib + 7*512, 64 * mib} {
+		backing := harness.Image(t, odd)
+		device := harness.Loop(t, backing, loopdev.Options{})
+		if formatted, err := r.prepare(device, "ext4", deferral.FormatHost, false); err != nil || !formatted {
+			t.Errorf("%d bytes: formatted %v: %v", odd, formatted, err)
+		}
+	}
+	// Too small for an xfs: mkfs says so.
+	backing := harness.Image(t, mib)
+	r.refused(harness.Loop(t, backing, loopdev.Options{}), backing, "xfs", deferral.FormatHost, false, deferral.Internal, "mkfs.xfs failed")
+}
+
+// foreign are the things that may be on a device, and a word of the error.
+func foreign(t *testing.T) map[string]func(backing string) string {
+	bytesAt := func(at int64, data, says string) func(string) string {
+		return func(backing string) string { write(t, backing, at, []byte(data)); return says }
+	}
+	by := func(says, input, name string, args ...string) func(string) string {
+		return func(backing string) string { run(t, input, name, append(args, backing)...); return says }
+	}
+	md := "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"
+	return map[string]func(string) string{
+		"ext2":             by("ext2", "", "mke2fs", "-q", "-t", "ext2"),
+		"ext3":             by("ext3", "", "mke2fs", "-q", "-t", "ext3"),
+		"swap":             by("swap", "", "mkswap", "-q"),
+		"mbr":              by("partition table", "label: dos\n,\n", "sfdisk", "-q"),
+		"gpt":              by("partition table", "label: gpt\n,\n", "sfdisk", "-q"),
+		"luks":             bytesAt(0, "LUKS\xba\xbe\x00\x01", "LUKS"),
+		"luks copy":        bytesAt(0x4000, "SKUL\xba\xbe\x00\x02", "LUKS"),
+		"lvm":              bytesAt(512, "LABELONE\x01\x00\x00\x00\x00\x00\x00\x00crc!\x20\x00\x00\x00LVM2 001", "LVM2"),
+		"md 1.1":           bytesAt(0, md, "md"),
+		"md 1.2":           bytesAt(4096, md, "md"),
+		"md 1.0":           bytesAt(-8192, md, "md"),
+		"md 0.90":          bytesAt(-65536, md, "md"),
+		"gpt's copy":       bytesAt(-512, "EFI PART", "GPT"),
+		"btrfs' copy":      bytesAt(64*mib+64, "_BHRfS_M", "btrfs"),
+		"half a btrfs":     bytesAt(65536+64, "!BHRfS_M", "cut off"),
+		"ext4's copy":      bytesAt(128*mib+56, "\x53\xef\x01\x00\x01\x00", "copy"),
+		"iso9660":          bytesAt(32769, "CD001\x01", "data at byte 32769"),
+		"one byte":         bytesAt(mib-1, "x", "byte 1048575"),
+		"the last byte":    bytesAt(-1, "x", fmt.Sprint("byte ", size-1)),
+		"the first byte":   bytesAt(0, "\x01", "byte 0"),
+		"a zfs label":      bytesAt(-300*1024, "some pool", "data at byte"),
+		"a tar archive":    bytesAt(257, "ustar", "data at byte 257"),
+		"a database's own": bytesAt(8192, "ORCLDISK", "data at byte 8"),
+	}
+}
+
+func TestForeignContentsStayAsTheyAre(t *testing.T) {
+	for name, put := range foreign(t) {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			backing := harness.Image(t, size)
+			says := put(backing)
+			device := harness.Loop(t, backing, loopdev.Options{})
+			for _, fs := range filesystems {
+				for _, policy := range []deferral.FormatPolicy{"", "host", "guest", "never"} {
+					r.refused(device, backing, fs, policy, false, deferral.InUse, says, "wipe")
+				}
+				r.refused(device, backing, fs, deferral.FormatHost, true, deferral.InUse, says)
+			}
+		})
+	}
+}
+
+func TestTwoFilesystemsInOnePlace(t *testing.T) {
+	r := newRig(t)
+	backing := harness.Image(t, size)
+	run(t, "", "mkfs.ext4", "-q", backing)
+	write(t, backing, 65536+64, []byte("_BHRfS_M"))
+	device := harness.Loop(t, backing, loopdev.Options{})
+	r.refused(device, backing, "xfs", deferral.FormatHost, false, deferral.InUse, "more than one")
+	r.refused(device, backing, "ext4", deferral.FormatNever, true, deferral.InUse, "more than one")
+}
+
+// TestWhateverTheBytesWere is the property: no contents are ever written over.
+func TestWhateverTheBytesWere(t *testing.T) {
+	const seed = 20
+	random := rand.New(rand.NewPCG(seed, seed))
+	r := newRig(t)
+	marks := []string{"LUKS\xba\xbe", "XFSB", "_BHRfS_M", "\x53\xef", "EFI PART", "\x55\xaa", "LABELONE", "SWAPSPACE2", "\xfc\x4e\x2b\xa9"}
+	for i := range 40 {
+		backing := harness.Image(t, size)
+		for range 1 + random.IntN(3) {
+			at := random.Int64N(mib - 600)
+			if random.IntN(3) == 0 {
+				at = size - mib + random.Int64N(mib-600)
+			}
+			data := make([]byte, 1+random.IntN(500))
+			for k := range data {
+				data[k] = byte(random.Uint32())
+			}
+			data[0] |= 1
+			if random.IntN(2) == 0 {
+				data = []byte(marks[random.IntN(len(marks))])
+			}
+			write(t, backing, at, data)
+		}
+		device, err := loopdev.Attach(backing, loopdev.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.refused(device, backing, filesystems[i%3], deferral.FormatHost, i%5 == 0, deferral.InUse)
+		if err := loopdev.Detach(device); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestLeftoversAreAcceptedOnlyWhereAllowed(t *testing.T) {
+	r := newRig(t, func(c *format.Config) { c.AcceptLeftovers = true })
+	for name, put := range foreign(t) {
+		backing := harness.Image(t, size)
+		says := put(backing)
+		device := harness.Loop(t, backing, loopdev.Options{})
+		if !strings.Contains(says, "byte") {
+			r.refused(device, backing, "xfs", deferral.FormatHost, false, deferral.InUse, says)
+			continue
+		}
+		if formatted, err := r.prepare(device, "xfs", deferral.FormatHost, false); err != nil || !formatted {
+			t.Errorf("%s: formatted %v: %v", name, formatted, err)
+		}
+	}
+}
+
+func TestDeviceInUse(t *testing.T) {
+	r := newRig(t)
+	device, backing := r.blank()
+	held, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.refused(device, backing, "ext4", deferral.FormatHost, false, deferral.InUse, "held by another", "findmnt")
+	r.refused(device, backing, "ext4", deferral.FormatHost, true, deferral.InUse, "blank")
+	_ = unix.Close(held)
+	if formatted, err := r.prepare(device, "ext4", deferral.FormatHost, false); err != nil || !formatted {
+		t.Fatalf("formatted %v: %v", formatted, err)
+	}
+	dir := t.TempDir()
+	if err := unix.Mount(device, dir, "ext4", unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(dir, 0) }()
+	unix.Sync()
+	r.refused(device, backing, "ext4", deferral.FormatHost, false, deferral.InUse, "mounted")
+	r.refused(device, backing, "xfs", deferral.FormatHost, false, deferral.InUse, "mounted")
+	if formatted, err := r.prepare(device, "ext4", deferral.FormatHost, true); err != nil || formatted {
+		t.Errorf("a second reader: formatted %v: %v", formatted, err)
+	}
+}
+
+func TestWriteProtectedDevice(t *testing.T) {
+	r := newRig(t)
+	backing := harness.Image(t, size)
+	device := harness.Loop(t, backing, loopdev.Options{ReadOnly: true})
+	r.refused(device, backing, "ext4", deferral.FormatHost, false, deferral.InUse, "write-protected")
+	if formatted, err := r.prepare(device, "ext4", deferral.FormatGuest, false); err != nil || formatted {
+		t.Errorf("guest: formatted %v: %v", formatted, err)
+	}
+}
+
+func TestDeviceThatIsGone(t *testing.T) {
+	r := newRig(t)
+	backing := harness.Image(t, size)
+	device, err := loopdev.Attach(backing, loopdev.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := openPath(t, device)
+	defer func() { _ = unix.Close(fd) }()
+	if err := loopdev.Detach(device); err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.f.Prepare(t.Context(), fd, "/v", device, "ext4", deferral.FormatHost, false)
+	if deferral.KindOf(err) != deferral.NotFound || err == nil {
+		t.Errorf("kind %v: %v", deferral.KindOf(err), err)
+	}
+}
+
+// TestNameDoesNotMatter moves the node away and puts another device there.
+func TestNameDoesNotMatter(t *testing.T) {
+	r := newRig(t)
+	meant, _ := r.blank()
+	other, otherBacking := r.blank()
+	dir := harness.Tmpfs(t, "mode=0700")
+	node := filepath.Join(dir, "node")
+	makeNode := func(device string) {
+		var st unix.Stat_t
+		if err := unix.Stat(device, &st); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mknod(node, unix.S_IFBLK|0o600, int(st.Rdev)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, fs := range filesystems {
+		if i > 0 {
+			meant, _ = r.blank()
+		}
+		makeNode(meant)
+		fd := openPath(t, node)
+		if err := os.Rename(node, node+".moved-for-"+fs); err != nil {
+			t.Fatal(err)
+		}
+		makeNode(other)
+		before := hash(t, otherBacking)
+		formatted, err := r.f.Prepare(t.Context(), fd, "/v", node, fs, deferral.FormatHost, false)
+		_ = unix.Close(fd)
+		if err != nil || !formatted {
+			t.Errorf("%s: formatted %v: %v", fs, formatted, err)
+		}
+		if unix.Sync(); before != hash(t, otherBacking) {
+			t.Errorf("%s: the device that took over the name was written to", fs)
+		}
+		mounts(t, meant, fs)
+		if err := os.Remove(node); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

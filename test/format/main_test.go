@@ -1,0 +1,185 @@
+//go:build system
+
+package format_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/format"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// asDaemon has this binary format one device and end, as a daemon does that a
+// test can kill.
+const asDaemon = "CRUST_TEST_FORMAT_DEVICE"
+
+func TestMain(m *testing.M) {
+	if device := os.Getenv(asDaemon); device != "" {
+		os.Exit(formatOnce(device))
+	}
+	os.Exit(harness.Main(m))
+}
+
+const (
+	mib  = int64(1) << 20
+	size = 300 * mib // mkfs.xfs wants that much
+)
+
+// rig is a Formatter with directories of its own.
+type rig struct {
+	t    testing.TB
+	conf format.Config
+	f    *format.Formatter
+	// others tells that not only Prepare opens descriptors meanwhile.
+	others bool
+}
+
+func newRig(t testing.TB, change ...func(*format.Config)) *rig {
+	t.Helper()
+	harness.Need(t, "blkid", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "mkswap", "sfdisk")
+	r := &rig{t: t, conf: format.Config{LockFile: filepath.Join(t.TempDir(), "format.lock")}}
+	for _, c := range change {
+		c(&r.conf)
+	}
+	var err error
+	if r.f, err = format.New(r.conf); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func openPath(t testing.TB, device string) int {
+	t.Helper()
+	fd, err := unix.Open(device, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+func (r *rig) prepare(device, fsType string, policy deferral.FormatPolicy, readOnly bool) (bool, error) {
+	r.t.Helper()
+	fd := openPath(r.t, device)
+	defer func() { _ = unix.Close(fd) }()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	before := harness.FDs(r.t, os.Getpid())
+	formatted, err := r.f.Prepare(ctx, fd, "/target/of/volume", device, fsType, policy, readOnly)
+	if after := harness.FDs(r.t, os.Getpid()); len(after) > len(before) && !r.others {
+		r.t.Errorf("descriptors before: %q, after: %q", before, after)
+	}
+	return formatted, err
+}
+
+// refused wants an error of a kind that names the volume, the device and more,
+// and a device that is byte for byte as before.
+func (r *rig) refused(device, backing, fsType string, policy deferral.FormatPolicy, readOnly bool, kind deferral.Kind, says ...string) {
+	r.t.Helper()
+	before := hash(r.t, backing)
+	formatted, err := r.prepare(device, fsType, policy, readOnly)
+	if err == nil || formatted || deferral.KindOf(err) != kind {
+		r.t.Errorf("%s, policy %q: formatted %v, kind %v: %v", fsType, policy, formatted, deferral.KindOf(err), err)
+		return
+	}
+	for _, word := range append(says, "/target/of/volume", device) {
+		if !strings.Contains(err.Error(), word) {
+			r.t.Errorf("the error does not say %q: %v", word, err)
+		}
+	}
+	unix.Sync()
+	if before != hash(r.t, backing) {
+		r.t.Errorf("%s, policy %q: the device has changed", fsType, policy)
+	}
+}
+
+// hash tells contents: every block that is not zero, and where it lies.
+func hash(t testing.TB, path string) [sha256.Size]byte {
+	t.Helper()
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	sum, block, zeros := sha256.New(), make([]byte, 65536), make([]byte, 65536)
+	for at := int64(0); ; {
+		// Holes may come and go; only what can be read counts.
+		data, err := unix.Seek(int(file.Fd()), at, unix.SEEK_DATA)
+		if err != nil {
+			break
+		}
+		at = data &^ 65535
+		n, err := file.ReadAt(block, at)
+		if err != nil && !errors.Is(err, io.EOF) {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(block[:n], zeros[:n]) {
+			_, _ = fmt.Fprintf(sum, "%d:", at)
+			_, _ = sum.Write(block[:n])
+		}
+		at += 65536
+	}
+	return [sha256.Size]byte(sum.Sum(nil))
+}
+
+func (r *rig) blank() (device, backing string) {
+	r.t.Helper()
+	backing = harness.Image(r.t, size)
+	return harness.Loop(r.t, backing, loopdev.Options{}), backing
+}
+
+// write puts bytes into a backing file before it is attached.
+func write(t testing.TB, backing string, at int64, data []byte) {
+	t.Helper()
+	file, err := os.OpenFile(backing, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	if at < 0 {
+		at += size
+	}
+	if _, err := file.WriteAt(data, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func run(t testing.TB, input, name string, args ...string) {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Stdin = strings.NewReader(input)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
+	}
+}
+
+// mounts shows that the kernel takes the filesystem, and that it keeps a file.
+func mounts(t testing.TB, device, fsType string) {
+	t.Helper()
+	dir := t.TempDir()
+	for range 2 {
+		if err := unix.Mount(device, dir, fsType, 0, ""); err != nil {
+			t.Fatalf("mount %s as %s: %v", device, fsType, err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "file"), []byte("kept"), 0o600); err != nil {
+			t.Error(err)
+		}
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
