@@ -66,11 +66,11 @@ func (j *job) check() error {
 
 // keep makes the descriptor our own: a job can outlive its caller.
 func (j *job) keep(device int) error {
-	fd, err := unix.FcntlInt(uintptr(device), unix.F_DUPFD_CLOEXEC, 3) //nolint:gosec // a descriptor
+	fd, err := unix.FcntlInt(uintptr(device), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return j.errorf(deferral.Internal, "its descriptor cannot be kept: %w", err)
 	}
-	j.device = os.NewFile(uintptr(fd), "device") //nolint:gosec // a descriptor
+	j.device = os.NewFile(uintptr(fd), "device")
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		j.close()

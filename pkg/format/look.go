@@ -79,7 +79,7 @@ func (j *job) read(file *os.File) (*contents, error) {
 	if size == 0 {
 		return nil, j.errorf(deferral.NotFound, "has no size: has the driver attached it?")
 	}
-	protected, err := unix.IoctlGetInt(int(file.Fd()), unix.BLKROGET) //nolint:gosec // a descriptor
+	protected, err := unix.IoctlGetInt(int(file.Fd()), unix.BLKROGET)
 	if err != nil {
 		return nil, j.errorf(deferral.Internal, "cannot be asked whether it is write-protected: %w", err)
 	}

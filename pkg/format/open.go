@@ -21,7 +21,7 @@ const heldWait = 500 * time.Millisecond
 func (j *job) open(flags int) (*os.File, error) {
 	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", j.device.Fd()), flags|unix.O_CLOEXEC, 0)
 	if err == nil {
-		return os.NewFile(uintptr(fd), j.path), nil //nolint:gosec // a descriptor
+		return os.NewFile(uintptr(fd), j.path), nil
 	}
 	switch {
 	case errors.Is(err, unix.EBUSY):

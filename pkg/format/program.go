@@ -150,7 +150,7 @@ func newOutput() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	file := os.NewFile(uintptr(fd), "output") //nolint:gosec // a descriptor
+	file := os.NewFile(uintptr(fd), "output")
 	if err := file.Truncate(maxOutput); err != nil {
 		closeFile(file)
 		return nil, err

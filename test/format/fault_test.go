@@ -4,7 +4,6 @@ package format_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -29,11 +28,11 @@ import (
 func tools(t testing.TB, fs, script string) func(*format.Config) {
 	t.Helper()
 	dir := t.TempDir()
-	real, err := exec.LookPath("mkfs." + fs)
+	program, err := exec.LookPath("mkfs." + fs)
 	if err != nil {
 		harness.Missing(t, "mkfs."+fs+" is not installed")
 	}
-	text := "#!/bin/sh\nreal=" + real + "\n" + script + "\n"
+	text := "#!/bin/sh\nreal=" + program + "\n" + script + "\n"
 	if err := os.WriteFile(filepath.Join(dir, "mkfs."+fs), []byte(text), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -103,8 +102,8 @@ func TestDaemonIsKilledInTheMiddleOfMkfs(t *testing.T) {
 			daemon := r.daemon(device, fs)
 			time.Sleep(700 * time.Millisecond)
 			_ = daemon.Process.Kill()
-			var exit *exec.ExitError
-			if err := daemon.Wait(); !errors.As(err, &exit) || !exit.Sys().(syscall.WaitStatus).Signaled() {
+			err := daemon.Wait()
+			if status, ok := daemon.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() {
 				t.Fatalf("the daemon had ended before it was killed: %v", err)
 			}
 			busy, formatted, err := r.settled(device, fs)
@@ -354,13 +353,14 @@ func TestSomebodyTakesTheDeviceFirst(t *testing.T) {
 		r := newRig(t, tools(t, fs, `sleep 0.3; exec $real "$@"`))
 		r.others = true
 		device, _ := r.blank()
-		var held int
-		timer := time.AfterFunc(150*time.Millisecond, func() {
-			held, _ = unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+		taken := make(chan int, 1)
+		time.AfterFunc(150*time.Millisecond, func() {
+			fd, _ := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+			taken <- fd
 		})
-		defer timer.Stop()
 		formatted, err := r.prepare(device, fs, deferral.FormatHost, false)
-		if formatted || err == nil || held <= 0 {
+		held := <-taken
+		if formatted || err == nil || held < 0 {
 			t.Errorf("%s on a held device: formatted %v: %v", fs, formatted, err)
 		}
 		_ = unix.Close(held)
