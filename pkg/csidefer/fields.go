@@ -10,6 +10,7 @@ package csidefer
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -84,13 +85,25 @@ type Mount struct {
 const deferredMountField = 1000
 
 // Respond puts the deferred instruction into the answer of NodePublishVolume.
+// Device and FSType are required: the caller refuses an answer without them.
 func Respond(reply *csi.NodePublishVolumeResponse, mount Mount) {
-	fields := &csiv1.NodePublishVolumeResponseFields{DeferredMount: &csiv1.DeferredMount{
-		VolumeType:        &runtimev1.VolumeType{Type: runtimev1.VolumeType_BLOCK},
-		VolumeBackingPath: mount.Device, FsType: mount.FSType, MountFlags: mount.Flags,
-	}}
 	StripDeferredMount(reply)
-	overlay(reply, fields)
+	appendUnknown(reply, appendMessage(nil, deferredMountField, mount.encode()))
+}
+
+// encode writes a csiv1.DeferredMount. It is done by hand because the encoder of
+// protobuf drops the whole message where a text is not UTF-8; so the reader sees
+// it and says what is wrong.
+func (m Mount) encode() []byte {
+	kind := protowire.AppendTag(nil, 1, protowire.VarintType)
+	kind = protowire.AppendVarint(kind, uint64(runtimev1.VolumeType_BLOCK))
+	raw := appendMessage(nil, 1, kind)
+	raw = appendText(raw, 2, m.Device)
+	raw = appendText(raw, 3, m.FSType)
+	for _, flag := range m.Flags {
+		raw = appendMessage(raw, 4, []byte(flag)) // an empty one is kept too
+	}
+	return raw
 }
 
 // DeferredMount reads the deferred instruction out of an answer of
@@ -136,17 +149,26 @@ func SetGroup(capability *csi.VolumeCapability, group, policy string) {
 		return
 	}
 	mount.ProtoReflect().SetUnknown(without(without(mount.ProtoReflect().GetUnknown(), groupField), policyField))
-	overlay(mount, &csiv1.MountVolumeFields{VolumeSupplementalGroup: group, VolumeSupplementalGroupChangePolicy: policy})
+	appendUnknown(mount, appendText(appendText(nil, groupField, group), policyField, policy))
 }
 
-// overlay adds fields that a message does not know.
-func overlay(message, fields proto.Message) {
-	raw, err := proto.Marshal(fields)
-	if err != nil {
-		return // only text that is not UTF-8 cannot be encoded, and CSI's own fields have the same bound
+// appendMessage adds a field of bytes.
+func appendMessage(raw []byte, num protowire.Number, value []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(raw, num, protowire.BytesType), value)
+}
+
+// appendText adds a string field, which proto3 leaves out where it is empty.
+func appendText(raw []byte, num protowire.Number, value string) []byte {
+	if value == "" {
+		return raw
 	}
+	return appendMessage(raw, num, []byte(value))
+}
+
+// appendUnknown adds encoded fields that a message does not know.
+func appendUnknown(message proto.Message, raw []byte) {
 	m := message.ProtoReflect()
-	m.SetUnknown(append(m.GetUnknown(), raw...))
+	m.SetUnknown(append(slices.Clip(m.GetUnknown()), raw...))
 }
 
 // eachField goes through encoded fields. What is malformed ends it: no protobuf

@@ -1,0 +1,235 @@
+package csidefer_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+)
+
+// wire sends a message over the wire, as a program with other protos sees it.
+func wire(t testing.TB, from, to proto.Message) {
+	t.Helper()
+	raw, err := proto.Marshal(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := proto.Unmarshal(raw, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRequested also shows that the numbers are those of the overlay proto.
+func TestRequested(t *testing.T) {
+	publish := &csi.NodePublishVolumeRequest{VolumeId: "v", Readonly: true}
+	unpublish := &csi.NodeUnpublishVolumeRequest{VolumeId: "v"}
+	stats := &csi.NodeGetVolumeStatsRequest{VolumeId: "v"}
+	expand := &csi.NodeExpandVolumeRequest{VolumeId: "v"}
+	if csidefer.Requested(publish) || csidefer.Requested(unpublish) || csidefer.Requested(stats) || csidefer.Requested(expand) {
+		t.Error("requested before it was")
+	}
+	var none *csi.NodePublishVolumeRequest
+	if csidefer.Requested(none) {
+		t.Error("nil asks for deferral")
+	}
+	for range 2 { // the second time changes nothing
+		csidefer.SetRequested(publish)
+		csidefer.SetRequested(unpublish)
+		csidefer.SetRequested(stats)
+		csidefer.SetRequested(expand)
+	}
+	if !csidefer.Requested(publish) || !csidefer.Requested(unpublish) || !csidefer.Requested(stats) || !csidefer.Requested(expand) {
+		t.Error("not requested after it was")
+	}
+	if n := len(publish.ProtoReflect().GetUnknown()); n != 2 {
+		t.Errorf("the field has %d bytes instead of 2", n)
+	}
+	type overlay interface {
+		proto.Message
+		GetDeferFsOps() bool
+	}
+	for from, to := range map[proto.Message]overlay{
+		publish: &csiv1.NodePublishVolumeRequestFields{}, unpublish: &csiv1.NodeUnpublishVolumeRequestFields{},
+		stats: &csiv1.NodeGetVolumeStatsRequestFields{}, expand: &csiv1.NodeExpandVolumeRequestFields{},
+	} {
+		wire(t, from, to)
+		if !to.GetDeferFsOps() {
+			t.Errorf("%T: not read by the overlay", from)
+		}
+	}
+	if publish.GetVolumeId() != "v" || !publish.GetReadonly() {
+		t.Error("other fields changed")
+	}
+}
+
+func TestLastOfDuplicatesCounts(t *testing.T) {
+	for _, values := range [][]uint64{{1, 0}, {0, 1}, {0, 0, 2}, {1, 1, 0}} {
+		var raw []byte
+		for _, v := range values {
+			raw = protowire.AppendVarint(protowire.AppendTag(raw, 9, protowire.VarintType), v)
+		}
+		req, want := &csi.NodePublishVolumeRequest{}, &csiv1.NodePublishVolumeRequestFields{}
+		if err := proto.Unmarshal(raw, req); err != nil {
+			t.Fatal(err)
+		}
+		if err := proto.Unmarshal(raw, want); err != nil {
+			t.Fatal(err)
+		}
+		if csidefer.Requested(req) != want.GetDeferFsOps() {
+			t.Errorf("%v: %v instead of %v", values, csidefer.Requested(req), want.GetDeferFsOps())
+		}
+	}
+}
+
+func TestRespond(t *testing.T) {
+	reply := &csi.NodePublishVolumeResponse{}
+	if _, given, err := csidefer.DeferredMount(reply); given || err != nil {
+		t.Errorf("empty answer: given %v, %v", given, err)
+	}
+	csidefer.Respond(reply, csidefer.Mount{Device: "/dev/old", FSType: "xfs", Flags: []string{"sync"}})
+	csidefer.Respond(reply, csidefer.Mount{Device: "/dev/loop3", FSType: "ext4", Flags: []string{"noatime", "discard"}})
+	received := &csi.NodePublishVolumeResponse{}
+	wire(t, reply, received)
+	got, given, err := csidefer.DeferredMount(received)
+	want := &csiv1.DeferredMount{
+		VolumeType:        &runtimev1.VolumeType{Type: runtimev1.VolumeType_BLOCK},
+		VolumeBackingPath: "/dev/loop3", FsType: "ext4", MountFlags: []string{"noatime", "discard"},
+	}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" || !given || err != nil {
+		t.Errorf("given %v, %v, -want +got:\n%s", given, err, diff)
+	}
+	csidefer.StripDeferredMount(received)
+	if _, given, _ := csidefer.DeferredMount(received); given {
+		t.Error("it is still there")
+	}
+	if n := len(received.ProtoReflect().GetUnknown()); n != 0 {
+		t.Errorf("%d bytes are left", n)
+	}
+}
+
+func TestFieldsOfOthersStay(t *testing.T) {
+	foreign := protowire.AppendString(protowire.AppendTag(nil, 2000, protowire.BytesType), "of a vendor")
+	reply := &csi.NodePublishVolumeResponse{}
+	reply.ProtoReflect().SetUnknown(foreign)
+	csidefer.Respond(reply, csidefer.Mount{Device: "/dev/a", FSType: "ext4"})
+	csidefer.StripDeferredMount(reply)
+	if diff := cmp.Diff(foreign, []byte(reply.ProtoReflect().GetUnknown())); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestMergedMounts(t *testing.T) {
+	one := &csi.NodePublishVolumeResponse{}
+	csidefer.Respond(one, csidefer.Mount{Device: "/dev/a", Flags: []string{"x"}})
+	two := &csi.NodePublishVolumeResponse{}
+	csidefer.Respond(two, csidefer.Mount{Device: "/dev/b", FSType: "xfs", Flags: []string{"y"}})
+	one.ProtoReflect().SetUnknown(append(one.ProtoReflect().GetUnknown(), two.ProtoReflect().GetUnknown()...))
+	got, _, err := csidefer.DeferredMount(one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.GetVolumeBackingPath() != "/dev/b" || got.GetFsType() != "xfs" || strings.Join(got.GetMountFlags(), ",") != "x,y" {
+		t.Errorf("merged into %v", got)
+	}
+}
+
+func TestMalformedMountIsAnError(t *testing.T) {
+	bad := map[string][]byte{
+		"cut short":     {0x12, 0xff},
+		"not a message": []byte("hello there"),
+		"not UTF-8":     protowire.AppendString(protowire.AppendTag(nil, 2, protowire.BytesType), "\xff\xfe"),
+	}
+	for name, inner := range bad {
+		reply := &csi.NodePublishVolumeResponse{}
+		reply.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), inner))
+		if _, given, err := csidefer.DeferredMount(reply); err == nil || given {
+			t.Errorf("%s: given %v, %v", name, given, err)
+		}
+	}
+	reply := &csi.NodePublishVolumeResponse{}
+	csidefer.Respond(reply, csidefer.Mount{Device: "/dev/\xff", FSType: "ext4"})
+	if _, _, err := csidefer.DeferredMount(reply); err == nil {
+		t.Error("a path that is not UTF-8 was lost in silence")
+	}
+}
+
+func mountCapability() *csi.VolumeCapability {
+	return &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}}}
+}
+
+func TestGroup(t *testing.T) {
+	capability := mountCapability()
+	csidefer.SetGroup(capability, "1", "Always")
+	csidefer.SetGroup(capability, "2000", "OnRootMismatch")
+	received := &csi.VolumeCapability{}
+	wire(t, capability, received)
+	group, policy, err := csidefer.Group(received)
+	if group != "2000" || policy != "OnRootMismatch" || err != nil {
+		t.Errorf("%q, %q, %v", group, policy, err)
+	}
+	csidefer.SetGroup(received, "", "")
+	if n := len(received.GetMount().ProtoReflect().GetUnknown()); n != 0 {
+		t.Errorf("%d bytes are left", n)
+	}
+	block := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
+	csidefer.SetGroup(block, "1", "")
+	if group, policy, err := csidefer.Group(block); group != "" || policy != "" || err != nil {
+		t.Errorf("block: %q, %q, %v", group, policy, err)
+	}
+	capability.GetMount().ProtoReflect().SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 4, protowire.BytesType), "\xff"))
+	if _, _, err := csidefer.Group(capability); err == nil {
+		t.Error("a group that is not UTF-8 is no error")
+	}
+}
+
+// FuzzReaders feeds bytes that only need to be a protobuf message.
+func FuzzReaders(f *testing.F) {
+	good := &csi.NodePublishVolumeResponse{}
+	csidefer.Respond(good, csidefer.Mount{Device: "/dev/a", FSType: "ext4", Flags: []string{"a", ""}})
+	f.Add([]byte(good.ProtoReflect().GetUnknown()))
+	f.Add([]byte{0x48, 0x01})
+	f.Add([]byte{0x4b, 0x4c, 0x22, 0x01, 'x'})
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		reply := &csi.NodePublishVolumeResponse{}
+		if proto.Unmarshal(raw, reply) != nil {
+			reply.ProtoReflect().SetUnknown(raw) // even what no library would keep
+		} else {
+			sameAsOverlay(t, raw, reply)
+		}
+		csidefer.StripDeferredMount(reply)
+		if _, given, err := csidefer.DeferredMount(reply); given {
+			t.Errorf("stripped and still given (%v)", err)
+		}
+		capability := mountCapability()
+		capability.GetMount().ProtoReflect().SetUnknown(raw)
+		_, _, _ = csidefer.Group(capability)
+		info := &csi.NodeGetInfoResponse{}
+		info.ProtoReflect().SetUnknown(raw)
+		_, _ = csidefer.FileSystems(info)
+	})
+}
+
+// sameAsOverlay compares our readers with what protobuf itself reads.
+func sameAsOverlay(t *testing.T, raw []byte, reply *csi.NodePublishVolumeResponse) {
+	want := &csiv1.NodePublishVolumeResponseFields{}
+	wantErr := proto.Unmarshal(raw, want)
+	got, given, err := csidefer.DeferredMount(reply)
+	if (err != nil) != (wantErr != nil) {
+		t.Fatalf("read with %v, protobuf with %v", err, wantErr)
+	}
+	if err == nil && (given != (want.GetDeferredMount() != nil) || !proto.Equal(got, want.GetDeferredMount())) {
+		t.Errorf("read %v, protobuf %v", got, want.GetDeferredMount())
+	}
+	req, asked := &csi.NodePublishVolumeRequest{}, &csiv1.NodePublishVolumeRequestFields{}
+	if proto.Unmarshal(raw, req) == nil && proto.Unmarshal(raw, asked) == nil && csidefer.Requested(req) != asked.GetDeferFsOps() {
+		t.Errorf("requested %v, protobuf %v", csidefer.Requested(req), asked.GetDeferFsOps())
+	}
+}

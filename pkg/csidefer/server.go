@@ -1,0 +1,123 @@
+package csidefer
+
+import (
+	"context"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+)
+
+// Options say what a driver can do beyond leaving a filesystem to the sandbox.
+type Options struct {
+	// SupplementalGroup: the driver passes the group that shall own the files on
+	// to whoever mounts. A driver that answers with Respond need not: its caller
+	// knows the group.
+	SupplementalGroup bool
+	// SupplementalGroupChangePolicy: it passes the change policy on too. This
+	// includes SupplementalGroup.
+	SupplementalGroupChangePolicy bool
+	// FileSystems are those that the driver can leave to the sandbox; none means
+	// any.
+	FileSystems []string
+}
+
+// ServerOption makes a gRPC server report that its driver can defer: it adds
+// what the options say to the answers of NodeGetCapabilities and NodeGetInfo, and
+// refuses requests to publish that contradict themselves.
+func ServerOption(options Options) grpc.ServerOption {
+	return grpc.ChainUnaryInterceptor(UnaryInterceptor(options))
+}
+
+// UnaryInterceptor is ServerOption for servers that chain their interceptors.
+func UnaryInterceptor(options Options) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		if publish, ok := req.(*csi.NodePublishVolumeRequest); ok {
+			if err := options.check(publish); err != nil {
+				return nil, err
+			}
+		}
+		reply, err := handle(ctx, req)
+		if err != nil {
+			return reply, err
+		}
+		return options.amend(reply), nil
+	}
+}
+
+// amend adds what the options say to an answer. The driver's own message, which
+// it may give again and again, stays as it is.
+func (o Options) amend(reply any) any {
+	switch reply := reply.(type) {
+	case *csi.NodeGetCapabilitiesResponse:
+		if reply == nil {
+			return reply
+		}
+		amended := proto.CloneOf(reply)
+		for _, kind := range o.capabilities() {
+			addCapability(amended, kind)
+		}
+		return amended
+	case *csi.NodeGetInfoResponse:
+		if reply == nil || len(o.FileSystems) == 0 {
+			return reply
+		}
+		amended := proto.CloneOf(reply)
+		setFileSystems(amended, o.FileSystems)
+		return amended
+	default:
+		return reply
+	}
+}
+
+func (o Options) capabilities() []csiv1.NodeCapability {
+	kinds := []csiv1.NodeCapability{csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS}
+	if o.SupplementalGroup || o.SupplementalGroupChangePolicy {
+		kinds = append(kinds, csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP)
+	}
+	if o.SupplementalGroupChangePolicy {
+		kinds = append(kinds, csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY)
+	}
+	return kinds
+}
+
+func addCapability(reply *csi.NodeGetCapabilitiesResponse, kind csiv1.NodeCapability) {
+	value := csi.NodeServiceCapability_RPC_Type(kind)
+	has := func(one *csi.NodeServiceCapability) bool { return one.GetRpc().GetType() == value }
+	if slices.ContainsFunc(reply.GetCapabilities(), has) {
+		return
+	}
+	reply.Capabilities = append(reply.Capabilities, &csi.NodeServiceCapability{
+		Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: value}},
+	})
+}
+
+// check refuses a group that the driver would not pass on: the files would
+// silently belong to someone else.
+func (o Options) check(req *csi.NodePublishVolumeRequest) error {
+	group, policy, err := Group(req.GetVolumeCapability())
+	refuse := func(why string) error {
+		return status.Errorf(codes.InvalidArgument, "volume %q: %s", req.GetVolumeId(), why)
+	}
+	switch {
+	case err != nil:
+		return refuse(err.Error())
+	case group == "" && policy == "":
+		return nil
+	case group == "":
+		return refuse("volume_supplemental_group_change_policy is given without a volume_supplemental_group")
+	case !Requested(req):
+		return refuse("volume_supplemental_group is given without defer_fs_ops; use volume_mount_group")
+	case !o.SupplementalGroup && !o.SupplementalGroupChangePolicy:
+		return refuse("volume_supplemental_group is given, but this driver does not report DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP")
+	case policy != "" && !o.SupplementalGroupChangePolicy:
+		return refuse("volume_supplemental_group_change_policy is given, but this driver does not report " +
+			"DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY")
+	}
+	return nil
+}

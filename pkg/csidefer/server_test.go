@@ -1,0 +1,164 @@
+package csidefer_test
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+)
+
+// node gives the same answers again and again, as many drivers do.
+type node struct {
+	csi.UnimplementedNodeServer
+	capabilities *csi.NodeGetCapabilitiesResponse
+}
+
+func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	return n.capabilities, nil
+}
+
+func (*node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: "n"}, nil
+}
+
+func (*node) NodePublishVolume(context.Context, *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+func rpcCapability(kind csi.NodeServiceCapability_RPC_Type) *csi.NodeServiceCapability {
+	return &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: kind}}}
+}
+
+// serve serves a node on a unix socket and connects to it.
+func serve(t *testing.T, options csidefer.Options) (csi.NodeClient, *node) {
+	t.Helper()
+	n := &node{capabilities: &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{
+		rpcCapability(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME),
+	}}}
+	path := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(csidefer.ServerOption(options))
+	csi.RegisterNodeServer(server, n)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = server.Serve(listener) }()
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(); server.Stop(); <-done })
+	return csi.NewNodeClient(conn), n
+}
+
+func TestCapabilitiesAreReported(t *testing.T) {
+	const (
+		base   = int32(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)
+		ops    = int32(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)
+		group  = int32(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP)
+		policy = int32(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY)
+	)
+	for name, c := range map[string]struct {
+		options csidefer.Options
+		want    []int32
+	}{
+		"plain":           {csidefer.Options{}, []int32{base, ops}},
+		"group":           {csidefer.Options{SupplementalGroup: true}, []int32{base, ops, group}},
+		"policy":          {csidefer.Options{SupplementalGroupChangePolicy: true}, []int32{base, ops, group, policy}},
+		"some filesystem": {csidefer.Options{FileSystems: []string{"ext4", "xfs"}}, []int32{base, ops}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, n := serve(t, c.options)
+			for range 2 {
+				reply, err := client.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				var got []int32
+				for _, one := range reply.GetCapabilities() {
+					got = append(got, int32(one.GetRpc().GetType()))
+				}
+				if diff := cmp.Diff(c.want, got); diff != "" {
+					t.Error(diff)
+				}
+			}
+			if len(n.capabilities.GetCapabilities()) != 1 {
+				t.Error("the driver's own message was changed")
+			}
+			info, err := client.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+			if err != nil || info.GetNodeId() != "n" {
+				t.Fatal(info, err)
+			}
+			names, err := csidefer.FileSystems(info)
+			if diff := cmp.Diff(c.options.FileSystems, names); diff != "" || err != nil {
+				t.Error(diff, err)
+			}
+		})
+	}
+}
+
+func TestAnswersOfTheDriverItselfAreNotDoubled(t *testing.T) {
+	client, n := serve(t, csidefer.Options{})
+	ops := csi.NodeServiceCapability_RPC_Type(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)
+	n.capabilities.Capabilities = append(n.capabilities.Capabilities, rpcCapability(ops))
+	reply, err := client.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+	if err != nil || len(reply.GetCapabilities()) != 2 {
+		t.Errorf("%v, %v", reply, err)
+	}
+}
+
+func TestContradictionsAreRefused(t *testing.T) {
+	with := func(group, policy string, deferred bool) *csi.NodePublishVolumeRequest {
+		req := &csi.NodePublishVolumeRequest{VolumeId: "v", VolumeCapability: mountCapability()}
+		csidefer.SetGroup(req.GetVolumeCapability(), group, policy)
+		if deferred {
+			csidefer.SetRequested(req)
+		}
+		return req
+	}
+	broken := &csi.NodePublishVolumeRequest{VolumeId: "v", VolumeCapability: mountCapability()}
+	csidefer.SetGroup(broken.GetVolumeCapability(), "\xff", "")
+	groups := csidefer.Options{SupplementalGroup: true}
+	policies := csidefer.Options{SupplementalGroupChangePolicy: true}
+	for name, c := range map[string]struct {
+		options csidefer.Options
+		req     *csi.NodePublishVolumeRequest
+		want    codes.Code
+	}{
+		"not deferred":               {csidefer.Options{}, with("", "", false), codes.OK},
+		"deferred":                   {csidefer.Options{}, with("", "", true), codes.OK},
+		"group":                      {groups, with("5", "", true), codes.OK},
+		"group and policy":           {policies, with("5", "Always", true), codes.OK},
+		"group that is not reported": {csidefer.Options{}, with("5", "", true), codes.InvalidArgument},
+		"policy not reported":        {groups, with("5", "Always", true), codes.InvalidArgument},
+		"policy without a group":     {policies, with("", "Always", true), codes.InvalidArgument},
+		"group without deferral":     {policies, with("5", "", false), codes.InvalidArgument},
+		"malformed":                  {policies, broken, codes.InvalidArgument},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, _ := serve(t, c.options)
+			if _, err := client.NodePublishVolume(t.Context(), c.req); status.Code(err) != c.want {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+func TestErrorsOfTheDriverPass(t *testing.T) {
+	client, _ := serve(t, csidefer.Options{})
+	_, err := client.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "v"})
+	if status.Code(err) != codes.Unimplemented {
+		t.Error(err)
+	}
+}
