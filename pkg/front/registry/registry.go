@@ -1,0 +1,235 @@
+// Package registry stands between the registrars of CSI drivers and kubelet. For
+// registrars it plays kubelet's part: they register in a directory of ours. For
+// kubelet it registers each driver under the driver's own name, with a CSI socket
+// of ours.
+package registry
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+// Suffix ends the names of our registration sockets. It differs from what
+// node-driver-registrar makes, so that both can be told apart.
+const Suffix = ".crust-proxy-reg.sock"
+
+// Config is what a Registry is made of.
+type Config struct {
+	// Registry is where registrars make their sockets. It lies outside kubelet's,
+	// whose watcher looks into sub-directories too.
+	Registry string
+	// KubeletRegistry is where kubelet looks for ours.
+	KubeletRegistry string
+	// Sockets holds the CSI sockets, and is closed to all but root.
+	Sockets string
+	// Grace is how long after the start a registration of an earlier life waits
+	// for its driver before it is taken away.
+	Grace time.Duration
+	Log   *zap.Logger
+	// Serve gives the options of the gRPC server that stands in for a driver.
+	Serve func(name string, conn func() (grpc.ClientConnInterface, error)) []grpc.ServerOption
+	// HasDeferred tells whether deferred volumes of a driver live on this node.
+	HasDeferred func(driver string) bool
+	// Alarm is told when a driver registers with kubelet past us; it may be nil.
+	Alarm func(driver string)
+}
+
+const (
+	// rescan bounds what a lost event costs.
+	rescan = time.Second
+	// callTime bounds each call to a registrar or driver.
+	callTime = 10 * time.Second
+)
+
+// Registry follows registrars, drivers and kubelet.
+type Registry struct {
+	cfg     Config
+	started time.Time
+
+	mu       sync.Mutex
+	sessions map[string]*session // by the registrar's socket
+	names    map[string]*session // who has a driver's name
+	served   map[string]*served  // the CSI sockets, by driver
+	direct   map[string]*bypass  // sockets of others in kubelet's directory
+	changed  chan struct{}       // closed when a name came free
+
+	parts sync.WaitGroup
+}
+
+// New makes a registry; nothing happens before Run.
+func New(cfg Config) *Registry {
+	return &Registry{
+		cfg: cfg, sessions: make(map[string]*session), names: make(map[string]*session),
+		served: make(map[string]*served), direct: make(map[string]*bypass), changed: make(chan struct{}),
+	}
+}
+
+// Run follows the two directories until ctx ends. The sockets stay when it ends:
+// kubelet would take a driver from the node if they went, and comes back to them
+// when we do.
+func (r *Registry) Run(ctx context.Context) error {
+	r.started = time.Now()
+	for dir, mode := range map[string]fs.FileMode{r.cfg.Registry: 0o750, r.cfg.Sockets: 0o700} {
+		if err := os.MkdirAll(dir, mode); err != nil {
+			return deferral.Errorf(deferral.Internal, "the directory %s cannot be made: %w", dir, err)
+		}
+	}
+	if err := os.Chmod(r.cfg.Sockets, 0o700); err != nil { //nolint:gosec // a directory
+		return deferral.Errorf(deferral.Internal, "the directory %s cannot be closed to others: %w", r.cfg.Sockets, err)
+	}
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return deferral.Errorf(deferral.Internal, "directories cannot be watched: %w", err)
+	}
+	defer func() { _ = watcher.Close() }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer r.end(cancel)
+	r.follow(ctx, watcher)
+	return nil
+}
+
+func (r *Registry) end(cancel context.CancelFunc) {
+	cancel()
+	r.parts.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, one := range r.served {
+		one.stop()
+	}
+}
+
+// follow looks at both directories whenever something happens there, and now and
+// then: a directory can be removed and made again, and events be lost.
+func (r *Registry) follow(ctx context.Context, watcher *fsnotify.Watcher) {
+	tick := time.NewTicker(rescan)
+	defer tick.Stop()
+	for {
+		for _, dir := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
+			_ = watcher.Add(dir) // one that is missing is watched when it is there
+		}
+		r.look(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-watcher.Events:
+		case <-watcher.Errors:
+		case <-tick.C:
+		}
+	}
+}
+
+func (r *Registry) look(ctx context.Context) {
+	if err := os.MkdirAll(r.cfg.Registry, 0o750); err != nil {
+		r.cfg.Log.Error("the registry directory cannot be made again", zap.Error(err))
+	}
+	r.followRegistrars(ctx, socketsIn(r.cfg.Registry))
+	others := socketsIn(r.cfg.KubeletRegistry)
+	r.dropStale(others)
+	for path := range others {
+		if strings.HasSuffix(path, Suffix) {
+			delete(others, path)
+		}
+	}
+	r.followBypass(ctx, others)
+}
+
+// socketID tells a socket from another one that takes its name.
+type socketID struct {
+	inode uint64
+	made  syscall.Timespec
+}
+
+// socketsIn lists the sockets in a directory. A name that begins with a dot is
+// not meant for us, as with kubelet.
+func socketsIn(dir string) map[string]socketID {
+	found := make(map[string]socketID)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return found // missing, or being made again: looked at the next time
+	}
+	for _, entry := range entries {
+		if entry.Type() != fs.ModeSocket || strings.HasPrefix(entry.Name(), ".") {
+			continue
+		}
+		info, err := entry.Info()
+		if err != nil {
+			continue
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			found[filepath.Join(dir, entry.Name())] = socketID{inode: st.Ino, made: st.Ctim}
+		}
+	}
+	return found
+}
+
+// followRegistrars has one session for each registrar's socket.
+func (r *Registry) followRegistrars(ctx context.Context, found map[string]socketID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for path, one := range r.sessions {
+		if id, there := found[path]; !there || id != one.id {
+			one.cancel()
+			delete(r.sessions, path)
+		}
+	}
+	for path, id := range found {
+		if r.sessions[path] != nil {
+			continue
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		one := &session{registry: r, socket: path, id: id, cancel: cancel, verdicts: make(chan verdict, 1), since: time.Now()}
+		r.sessions[path] = one
+		r.parts.Go(func() { one.run(ctx) })
+	}
+}
+
+// take gives a driver's name to a session, or names who has it.
+func (r *Registry) take(name string, s *session) (other *session, changed <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if has := r.names[name]; has != nil && has != s {
+		return has, r.changed
+	}
+	r.names[name] = s
+	return nil, nil
+}
+
+func (r *Registry) release(name string, s *session) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.names[name] == s {
+		delete(r.names, name)
+		close(r.changed)
+		r.changed = make(chan struct{})
+	}
+}
+
+// dropStale removes registrations of an earlier life whose driver has not come:
+// kubelet would call a socket that nobody serves.
+func (r *Registry) dropStale(found map[string]socketID) {
+	if time.Since(r.started) < r.cfg.Grace {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for path := range found {
+		name, ours := strings.CutSuffix(filepath.Base(path), Suffix)
+		if ours && r.names[name] == nil {
+			if err := os.Remove(path); err == nil {
+				r.cfg.Log.Info("a registration without its driver was removed", zap.String("socket", path))
+			}
+		}
+	}
+}
