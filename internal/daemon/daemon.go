@@ -18,6 +18,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/systemd"
 	"github.com/crust-proxy/crust-proxy/pkg/api"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/front"
+	"github.com/crust-proxy/crust-proxy/pkg/front/registry"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/kata"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
@@ -43,10 +45,14 @@ type daemon struct {
 	relay   *stats.Relay
 	hub     *api.Hub
 	node    *api.Node
+	front   *front.Front       // nil where the front is off
+	drivers *registry.Registry // nil where the front is off
 
 	runtimeCallers *peercred.Authorizer
 	adminCallers   *peercred.Authorizer
+	csiCallers     *peercred.Authorizer // nil where the front is off
 	ready          atomic.Bool
+	badConfig      atomic.Pointer[error] // what is wrong with the file since it was changed
 	started        time.Time
 	stopping       chan struct{}
 }
@@ -120,10 +126,14 @@ func (d *daemon) buildCore(ctx context.Context) error {
 	if d.kata, err = d.newKata(cfg); err != nil {
 		return err
 	}
+	prepare, err := newPreparer(cfg, d.log)
+	if err != nil {
+		return err
+	}
 	d.broker, err = deferral.NewBroker(deferral.Config{
 		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, Devices: devicePolicy(cfg),
 		Handlers: []deferral.Projector{d.kata}, DefaultHandler: cfg.Handlers.Default,
-		Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.kata.Adopted,
+		Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.kata.Adopted, Preparer: prepare,
 		OnChange:    d.changed,
 		OnPublished: func(v *deferral.Volume) { d.metrics.Published(v.Driver, v.Handler) },
 		OnRefused:   func(kind deferral.Kind) { d.metrics.ClaimRefused(kind.String()) },
@@ -138,7 +148,10 @@ func (d *daemon) buildCore(ctx context.Context) error {
 	if err := d.metrics.CountVolumes(d.countVolumes); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
-	return d.takeUp(ctx)
+	if err := d.takeUp(ctx); err != nil {
+		return err
+	}
+	return d.buildFront()
 }
 
 // takeUp loads the records and puts the node right before anything is served.
@@ -175,6 +188,9 @@ func (d *daemon) live(ctx context.Context, servers *servers) error {
 	group.Go("configuration", &config.Watcher{File: d.flags.File, Changed: d.reload})
 	group.Go("SIGHUP", run.Func(d.reloadOnSignal))
 	group.Go("watchdog", &systemd.Watchdog{Notifier: d.notify, Alive: d.alive, Log: d.log})
+	if d.drivers != nil {
+		group.Go("drivers", d.drivers)
+	}
 	servers.start(group, d)
 	d.ready.Store(true)
 	if err := d.notify.Ready(); err != nil {

@@ -33,6 +33,7 @@ func (d *daemon) reloadOnSignal(ctx context.Context) error {
 // reload puts in force what can be; a bad file changes nothing.
 func (d *daemon) reload() {
 	next, err := d.flags.Load()
+	d.setBadConfig(err)
 	if err != nil {
 		d.log.Error("the changed configuration is bad; the old one stays in force", zap.Error(err))
 		return
@@ -42,6 +43,10 @@ func (d *daemon) reload() {
 	d.level.SetLevel(observe.Level(applied.Log.Level))
 	d.runtimeCallers.SetPolicy(callers(applied.Authorization.Runtime))
 	d.adminCallers.SetPolicy(callers(applied.Authorization.Admin))
+	if d.front != nil {
+		d.csiCallers.SetPolicy(callers(applied.Authorization.CSI))
+		d.front.SetPolicy(applied.Policy.Deferral())
+	}
 	d.broker.SetDevices(devicePolicy(&applied))
 	d.relay.SetLimits(relayLimits(&applied))
 	d.log.Info("configuration reloaded", zap.Strings("needs_restart", needRestart))
@@ -65,6 +70,14 @@ func (d *daemon) findings() []string {
 	if d.tracker != nil && !d.tracker.Ready() {
 		out = append(out, fmt.Sprintf("containerd cannot be followed (%v): sandboxes of runtime-rs are not found", d.tracker.LastError()))
 	}
+	if bad := d.badConfig.Load(); bad != nil {
+		out = append(out, fmt.Sprintf("the configuration file is bad, and what was in force before it stays: %v", *bad))
+	}
+	if d.drivers != nil {
+		for _, problem := range d.drivers.Bypassed() {
+			out = append(out, problem)
+		}
+	}
 	for _, status := range d.broker.List() {
 		points, err := deferral.HostMounts(status.Volume)
 		if err == nil && len(points) > 0 {
@@ -73,4 +86,14 @@ func (d *daemon) findings() []string {
 		}
 	}
 	return out
+}
+
+// setBadConfig remembers what is wrong with the file, for doctor to say until it
+// is put right.
+func (d *daemon) setBadConfig(err error) {
+	if err == nil {
+		d.badConfig.Store(nil)
+		return
+	}
+	d.badConfig.Store(&err)
 }

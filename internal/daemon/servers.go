@@ -52,6 +52,9 @@ func (d *daemon) buildServers() (*servers, error) {
 		Node: d.node, Hub: d.hub, Version: Version(), Started: d.started, Config: d.shownConfig,
 		Findings: d.findings, Reconciled: tellRepairs(d.log, d.metrics), Stopping: d.stopping,
 	}
+	if d.drivers != nil {
+		adminServer.Drivers = d.shownDrivers
+	}
 	out := &servers{}
 	for _, part := range []struct {
 		name, service string

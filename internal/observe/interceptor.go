@@ -29,6 +29,21 @@ type Interceptors struct {
 	// Quiet are the methods whose success is logged at debug level: those that
 	// are called all the time and change nothing.
 	Quiet map[string]bool
+	// Front is set for the server that stands in for a CSI driver.
+	Front *Front
+}
+
+// Front is what differs where a driver's calls pass: the caller names methods,
+// and the driver words errors, of which we know nothing.
+type Front struct {
+	// Driver is the driver's name.
+	Driver string
+	// Known are the methods that are counted by name, and timed; all others are
+	// counted as one, for anybody may make them up.
+	Known map[string]bool
+	// Ours are the methods whose errors we word ourselves. What a driver says in
+	// others may repeat a secret, and stays out of the log.
+	Ours map[string]bool
 }
 
 // Options makes a server use them.
@@ -59,17 +74,31 @@ func (i *Interceptors) unary(ctx context.Context, req any, info *grpc.UnaryServe
 func (i *Interceptors) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
 	start := time.Now()
 	ctx, call := withCall(stream.Context())
-	ctx, span := i.begin(ctx, info.FullMethod)
+	method := info.FullMethod
+	if i.Front != nil {
+		call.Driver = i.Front.Driver
+		if !i.Front.Known[method] {
+			method = otherMethod
+		}
+	}
+	ctx, span := i.begin(ctx, method)
 	defer func() {
 		if cause := recover(); cause != nil {
-			err = i.panicked(info.FullMethod, cause)
+			err = i.panicked(method, cause)
 		}
-		code := codeOf(err)
-		i.Metrics.childrenOf(info.FullMethod, call, code).count.Inc()
-		i.end(ctx, info.FullMethod, call, span, code, time.Since(start), err)
+		code, took := codeOf(err), time.Since(start)
+		children := i.Metrics.childrenOf(method, call, code)
+		children.count.Inc()
+		if i.Front != nil && method != otherMethod {
+			children.duration.Observe(took.Seconds()) // known methods of a driver are single calls
+		}
+		i.end(ctx, method, call, span, code, took, err)
 	}()
 	return handle(srv, &streamWithContext{ServerStream: stream, ctx: ctx})
 }
+
+// otherMethod stands for all the methods that are not known.
+const otherMethod = "/other/other"
 
 // codeOf is the code that gRPC will answer: it makes one of a context's error too.
 func codeOf(err error) codes.Code {
@@ -140,7 +169,7 @@ func (i *Interceptors) log(ctx context.Context, method string, call *Call, code 
 			fields = append(fields, zap.Uint32(FieldPeerUID, uid), zap.Int32(FieldPeerPID, pid))
 		}
 	}
-	if err != nil {
+	if err != nil && (i.Front == nil || i.Front.Ours[method]) {
 		fields = append(fields, zap.String("error", status.Convert(err).Message()))
 	}
 	entry.Write(fields...)

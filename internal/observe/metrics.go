@@ -18,6 +18,7 @@ type Metrics struct {
 	repairs   *prometheus.CounterVec
 	published *prometheus.CounterVec
 	sandbox   *prometheus.HistogramVec
+	bypassed  *prometheus.CounterVec
 	drivers   drivers
 	children  children
 }
@@ -51,11 +52,14 @@ func NewMetrics(version string) *Metrics {
 			Name: "crust_proxy_sandbox_call_duration_seconds", Help: "Time sandboxes took to answer.", Buckets: buckets,
 		}, []string{"handler", "call", "result"}),
 	}
+	m.bypassed = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "crust_proxy_driver_bypasses_total", Help: "Times a driver registered with kubelet directly, past the front.",
+	}, []string{"driver"})
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "crust_proxy_build_info", Help: "1, labelled by version.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.Registry.MustRegister(m.calls, m.durations, m.refused, m.denied, m.repairs, m.published, m.sandbox, build,
+	m.Registry.MustRegister(m.calls, m.durations, m.refused, m.denied, m.repairs, m.published, m.sandbox, m.bypassed, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -83,4 +87,9 @@ func (m *Metrics) Published(driver, handler string) {
 // SandboxAsked times an answer of a sandbox; result is "ok" or an error's kind.
 func (m *Metrics) SandboxAsked(handler, call, result string, took time.Duration) {
 	m.sandbox.WithLabelValues(handler, call, result).Observe(took.Seconds())
+}
+
+// DriverBypassed counts a driver that registered with kubelet past the front.
+func (m *Metrics) DriverBypassed(driver string) {
+	m.bypassed.WithLabelValues(m.drivers.label(driver)).Inc()
 }

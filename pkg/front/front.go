@@ -105,13 +105,3 @@ func New(cfg Config) (*Front, error) {
 // SetPolicy puts rules in force for what is decided from now on. Volumes that a
 // pod has keep the verdict they were given.
 func (f *Front) SetPolicy(p *deferral.Policy) { f.policy.Store(p) }
-
-// HasDeferred tells whether deferred volumes of a driver live on this node.
-func (f *Front) HasDeferred(list []deferral.Status, driver string) bool {
-	for _, status := range list {
-		if status.CSI != nil && status.Driver == driver {
-			return true
-		}
-	}
-	return false
-}

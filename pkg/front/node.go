@@ -37,6 +37,20 @@ type node struct {
 // forwardFunc sends a request of the method in hand to the driver.
 type forwardFunc = func(ctx context.Context, request []byte) (reply []byte, err error)
 
+// Answered are the methods that the front answers itself where a volume is
+// deferred; it words their errors.
+func Answered() map[string]bool {
+	return map[string]bool{
+		csi.Node_NodeGetCapabilities_FullMethodName: true,
+		csi.Node_NodeStageVolume_FullMethodName:     true,
+		csi.Node_NodeUnstageVolume_FullMethodName:   true,
+		csi.Node_NodePublishVolume_FullMethodName:   true,
+		csi.Node_NodeUnpublishVolume_FullMethodName: true,
+		csi.Node_NodeGetVolumeStats_FullMethodName:  true,
+		csi.Node_NodeExpandVolume_FullMethodName:    true,
+	}
+}
+
 // Driver makes the proxy that kubelet will take for the driver.
 func (f *Front) Driver(name string, conn Conn) *passthrough.Proxy {
 	n := &node{Front: f, name: name, conn: conn, log: f.cfg.Log.With(zap.String(observe.FieldDriver, name))}

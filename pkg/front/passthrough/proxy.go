@@ -30,12 +30,12 @@ type Proxy struct {
 // New makes a proxy to the driver that conn gives at each call. Methods in local,
 // by their full names, are answered by it.
 func New(conn func() (grpc.ClientConnInterface, error), local map[string]Local) *Proxy {
-	return &Proxy{conn: conn, local: local, unary: unaryMethods()}
+	return &Proxy{conn: conn, local: local, unary: UnaryMethods()}
 }
 
-// unaryMethods are the methods that are known to have one request and one reply:
+// UnaryMethods are the methods of CSI that are known to have one request and one reply:
 // they need neither a stream nor a second goroutine.
-func unaryMethods() map[string]bool {
+func UnaryMethods() map[string]bool {
 	known := make(map[string]bool)
 	for _, service := range []*grpc.ServiceDesc{
 		&csi.Identity_ServiceDesc, &csi.Controller_ServiceDesc, &csi.GroupController_ServiceDesc,

@@ -37,6 +37,8 @@ type Config struct {
 	// Grace is how long after the start a registration of an earlier life waits
 	// for its driver before it is taken away.
 	Grace time.Duration
+	// Patience tells how long calls under way may take to end when Run ends.
+	Patience func() time.Duration
 	Log   *zap.Logger
 	// Serve gives the options of the gRPC server that stands in for a driver.
 	Serve func(name string, conn func() (grpc.ClientConnInterface, error)) []grpc.ServerOption
@@ -104,10 +106,11 @@ func (r *Registry) end(cancel context.CancelFunc) {
 	cancel()
 	r.parts.Wait()
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	for _, one := range r.served {
-		one.stop()
+		r.parts.Go(func() { one.stop(r.cfg.Patience()) })
 	}
+	r.mu.Unlock()
+	r.parts.Wait()
 }
 
 // follow looks at both directories whenever something happens there, and now and

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -108,9 +109,10 @@ type left struct{ *peercred.Listener }
 // Close stops listening.
 func (l left) Close() error { return l.UnixListener.Close() }
 
-// stop ends the calls under way: the daemon has waited for those that change
-// something before it stops its parts.
-func (f *served) stop() {
+// stop lets the calls under way end, and cuts off those that do not.
+func (f *served) stop(patience time.Duration) {
+	cut := time.AfterFunc(patience, f.server.Stop)
+	defer cut.Stop()
 	f.server.GracefulStop()
 	<-f.ended
 	_ = f.driver.Load().conn.Close() // nothing is under way any more
