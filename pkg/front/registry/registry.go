@@ -39,7 +39,7 @@ type Config struct {
 	Grace time.Duration
 	// Patience tells how long calls under way may take to end when Run ends.
 	Patience func() time.Duration
-	Log   *zap.Logger
+	Log      *zap.Logger
 	// Serve gives the options of the gRPC server that stands in for a driver.
 	Serve func(name string, conn func() (grpc.ClientConnInterface, error)) []grpc.ServerOption
 	// HasDeferred tells whether deferred volumes of a driver live on this node.
