@@ -21,6 +21,9 @@ type Front struct {
 	PrivateDir string `json:"privateDir"`
 	// DefaultFSType is for volumes whose request names no filesystem.
 	DefaultFSType string `json:"defaultFSType"`
+	// AcceptLeftovers takes a device for blank that has bytes on it in which
+	// nobody knows a filesystem, as stock drivers do.
+	AcceptLeftovers bool `json:"acceptLeftovers"`
 	// DriverTimeout bounds one call to a driver that came without a deadline.
 	DriverTimeout Duration `json:"driverTimeout"`
 }

@@ -29,7 +29,8 @@ const registrationGrace = 30 * time.Second
 type preparer struct{ *format.Formatter }
 
 func newPreparer(cfg *config.Config, log *zap.Logger) (*preparer, error) {
-	formatter, err := format.New(format.Config{Log: log.Named("format"), LockFile: filepath.Join(cfg.StateDir(), "format.lock")})
+	formatter, err := format.New(format.Config{Log: log.Named("format"), LockFile: filepath.Join(cfg.RunDir, "format.lock"),
+		AcceptLeftovers: cfg.Front.AcceptLeftovers})
 	return &preparer{formatter}, err
 }
 
