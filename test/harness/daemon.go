@@ -84,9 +84,10 @@ type Daemon struct {
 	// Command builds the process; nil means the plain program.
 	Command func(program string, args ...string) *exec.Cmd
 
-	cmd  *exec.Cmd
-	done chan struct{}
-	log  lockedBuffer
+	cmd    *exec.Cmd
+	done   chan struct{}
+	log    lockedBuffer
+	starts int
 }
 
 type lockedBuffer struct {
@@ -199,6 +200,7 @@ func (d *Daemon) Launch(env ...string) {
 		d.T.Fatal(err)
 	}
 	d.cmd, d.done = cmd, make(chan struct{})
+	d.starts++
 	go func(done chan struct{}) { _ = cmd.Wait(); close(done) }(d.done)
 }
 
@@ -252,6 +254,22 @@ func (d *Daemon) Kill() {
 	<-d.done
 	d.cmd = nil
 }
+
+// Dead tells whether the daemon has ended, by whatever.
+func (d *Daemon) Dead() bool {
+	if d.cmd == nil {
+		return true
+	}
+	select {
+	case <-d.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Starts counts how often it was started.
+func (d *Daemon) Starts() int { return d.starts }
 
 // Signal sends a signal.
 func (d *Daemon) Signal(s os.Signal) {

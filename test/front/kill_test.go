@@ -1,0 +1,177 @@
+//go:build system
+
+package front
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+)
+
+// The places in the daemon at which it is killed.
+var (
+	stageSteps   = []string{"front-stage-recorded", "front-stage-driver"}
+	publishSteps = []string{
+		"front-publish-made", "front-publish-driver", "stage-claimed", "stage-recorded", "stage-made-target", "stage-guarded",
+		"kata-built", "stage-published", "front-publish-instructed",
+	}
+	unpublishSteps = []string{
+		"unstage-begun", "unstage-retracted", "unstage-unguarded", "unstage-released", "front-unpublish-unstaged",
+		"front-unpublish-private", "front-unpublish-driver",
+	}
+	unstageSteps = []string{"front-unstage-driver"}
+)
+
+// insist repeats a call as kubelet does, and brings the daemon back when it was
+// killed.
+func (n *node) insist(what string, call func() error) {
+	n.t.Helper()
+	var err error
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if err = call(); err == nil {
+			return
+		}
+		n.revive()
+	}
+	n.t.Fatalf("%s: %v", what, err)
+}
+
+// revive starts again whatever was killed.
+func (n *node) revive() {
+	n.t.Helper()
+	if n.Dead() {
+		n.restartDaemon()
+	}
+	if n.driver.dead() {
+		n.startDriver()
+		n.waitServed()
+	}
+}
+
+// life is one pod's whole use of a volume; data is written in the sandbox.
+func (n *node) life(v *volume, pod string) {
+	n.t.Helper()
+	n.insist("stage", func() error { return n.stage(v) })
+	n.insist("publish", func() error { return n.publish(v, pod) })
+	s := n.boot("sandbox-"+pod, v, pod)
+	must(n.t, os.WriteFile(s.dir+"/"+pod, []byte(pod), 0o600))
+	n.wantData(s)
+	s.end()
+	n.insist("unpublish", func() error { return n.unpublish(v, pod) })
+	n.insist("unstage", func() error { return n.unstage(v) })
+}
+
+// wantData asserts that all that the pods wrote so far is there.
+func (n *node) wantData(s *sandbox) {
+	n.t.Helper()
+	names, err := os.ReadDir(s.dir)
+	must(n.t, err)
+	for _, name := range names {
+		if name.Name() == "lost+found" {
+			continue
+		}
+		raw, err := os.ReadFile(s.dir + "/" + name.Name())
+		if err != nil || string(raw) != name.Name() {
+			n.t.Errorf("%s holds %q, %v", name.Name(), raw, err)
+		}
+	}
+	want := n.pods + 1
+	if got := len(names); got != want && got != want+1 { // lost+found
+		n.t.Errorf("%d files of %d pods", got, want)
+	}
+	n.pods++
+}
+
+func TestDaemonKilledAtEveryStep(t *testing.T) {
+	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, deferAll, args...)
+			v := n.create("pv-1", "ext4", 16*mib)
+			for i, step := range allSteps(name) {
+				n.restartDaemon("CRUST_FAILPOINTS=" + step + "=kill")
+				n.life(v, fmt.Sprintf("pod-%d", i))
+				if n.Starts() < 2*(i+1)+1 {
+					t.Fatalf("the daemon was not killed at %s", step)
+				}
+				n.wantCleanBut(v)
+			}
+			n.remove(v)
+			n.wantClean()
+		})
+	}
+}
+
+func allSteps(way string) []string {
+	var all []string
+	for _, steps := range [][]string{stageSteps, publishSteps, unpublishSteps, unstageSteps} {
+		for _, step := range steps {
+			if way == "native" && (step == "front-publish-made" || step == "front-unpublish-private") {
+				continue // there are no private paths
+			}
+			all = append(all, step)
+		}
+	}
+	return all
+}
+
+// TestPublishGivenUpAfterAKill is kubelet whose pod was deleted meanwhile: the
+// publish is not repeated but undone.
+func TestPublishGivenUpAfterAKill(t *testing.T) {
+	n := newNode(t, deferAll)
+	v := n.create("pv-1", "ext4", 16*mib)
+	for _, step := range append(append([]string{}, stageSteps...), publishSteps...) {
+		n.restartDaemon("CRUST_FAILPOINTS=" + step + "=kill")
+		if err := n.stage(v); err == nil {
+			err = n.publish(v, "pod-1")
+			if err == nil || !maybe(err) {
+				t.Errorf("%s: the publish gave %v", step, err)
+			}
+		}
+		n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
+		n.insist("unstage", func() error { return n.unstage(v) })
+		n.wantCleanBut(v)
+	}
+	n.remove(v)
+	n.wantClean()
+}
+
+// wantCleanBut asserts that only the driver's own data of a volume is left.
+func (n *node) wantCleanBut(v *volume) {
+	n.t.Helper()
+	if n.t.Failed() {
+		n.t.FailNow() // the first step that leaves something tells most
+	}
+	n.wantClean()
+}
+
+// TestReboot loses everything below /run, every mount and every process; what is
+// on disk stays.
+func TestReboot(t *testing.T) {
+	n := newNode(t, deferAll)
+	v := n.create("pv-1", "ext4", 16*mib)
+	must(t, n.stage(v))
+	must(t, n.publish(v, "pod-1"))
+	n.Kill()
+	n.driver.kill()
+	for _, line := range n.mounts() {
+		if point := line[:indexByte(line, ' ')]; point != n.Dir {
+			n.unmount(point)
+		}
+	}
+	must(t, os.RemoveAll(n.Dir+"/run"))
+	must(t, os.RemoveAll(n.Kata))
+	must(t, os.MkdirAll(n.Kata, 0o755))
+	for _, loop := range n.loops() {
+		n.detach(loop)
+	}
+	n.startDriver()
+	n.Start()
+	n.waitServed()
+	must(t, n.unpublish(v, "pod-1"))
+	must(t, n.unstage(v))
+	n.wantClean()
+	n.life(v, "pod-2")
+	n.remove(v)
+	n.wantClean()
+}

@@ -1,0 +1,23 @@
+//go:build system
+
+package front
+
+import (
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+)
+
+func indexByte(s string, c byte) int { return strings.IndexByte(s, c) }
+
+func (n *node) unmount(point string) {
+	n.t.Helper()
+	must(n.t, unix.Unmount(point, unix.MNT_DETACH))
+}
+
+func (n *node) detach(loop string) {
+	n.t.Helper()
+	must(n.t, loopdev.Detach(loop))
+}

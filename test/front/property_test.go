@@ -1,0 +1,187 @@
+//go:build system
+
+package front
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestNothingIsEverDestroyed makes random calls for a few volumes and pods, in
+// any order that kubelet could and some that it would not, kills everybody at
+// random steps, and looks after each step whether a filesystem lost a file, two
+// sandboxes could write to one device, or a foreign mount lost its content.
+// CRUST_SEED repeats a run.
+func TestNothingIsEverDestroyed(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	if given, err := strconv.ParseUint(os.Getenv("CRUST_SEED"), 10, 64); err == nil {
+		seed = given
+	}
+	t.Logf("CRUST_SEED=%d", seed)
+	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
+		t.Run(name, func(t *testing.T) { newChaos(newNode(t, deferAll, args...), seed).run(200) })
+	}
+}
+
+// chaos is the model: what the volumes must hold.
+type chaos struct {
+	*node
+	random  *rand.Rand
+	volumes []*chaosVolume
+	foreign map[string]bool // targets with a foreign mount on them
+	steps   []string
+}
+
+type chaosVolume struct {
+	*volume
+	files     []string            // written by sandboxes, in this order
+	sandboxes map[string]*sandbox // by pod
+}
+
+var chaosPods = []string{"pod-a", "pod-b"}
+
+func newChaos(n *node, seed uint64) *chaos {
+	c := &chaos{node: n, random: rand.New(rand.NewPCG(seed, seed)), foreign: make(map[string]bool)}
+	for i := range 3 {
+		v := n.create(fmt.Sprintf("pv-%d", i), "ext4", 16*mib)
+		c.volumes = append(c.volumes, &chaosVolume{volume: v, sandboxes: make(map[string]*sandbox)})
+	}
+	for _, steps := range [][]string{stageSteps, publishSteps, unpublishSteps, unstageSteps} {
+		c.steps = append(c.steps, steps...)
+	}
+	return c
+}
+
+func (c *chaos) run(steps int) {
+	for range steps {
+		v, pod := c.volumes[c.random.IntN(len(c.volumes))], chaosPods[c.random.IntN(len(chaosPods))]
+		c.step(v, pod)
+		c.revive()
+		if c.t.Failed() {
+			c.t.FailNow()
+		}
+	}
+	for _, v := range c.volumes {
+		c.finish(v)
+	}
+	c.wantClean()
+}
+
+// step does one thing. What calls answer does not matter here: what they leave
+// does.
+func (c *chaos) step(v *chaosVolume, pod string) {
+	switch c.random.IntN(12) {
+	case 0, 1:
+		_ = c.stage(v.volume)
+	case 2, 3, 4:
+		_ = c.publish(v.volume, pod)
+	case 5:
+		_ = c.unpublish(v.volume, pod)
+	case 6:
+		_ = c.unstage(v.volume)
+	case 7:
+		c.use(v, pod)
+	case 8:
+		if s := v.sandboxes[pod]; s != nil {
+			s.end()
+			delete(v.sandboxes, pod)
+		}
+	case 9:
+		c.restartDaemon("CRUST_FAILPOINTS=" + c.steps[c.random.IntN(len(c.steps))] + "=kill")
+	case 10:
+		c.restartDriver()
+	case 11:
+		c.foreignMount(v, pod)
+	}
+}
+
+// use starts a sandbox where the runtime would find an instruction, looks at
+// every file, and writes one more.
+func (c *chaos) use(v *chaosVolume, pod string) {
+	if v.sandboxes[pod] != nil || c.foreign[v.target(c.node, pod)] {
+		return
+	}
+	if _, err := os.Stat(filepath.Join(c.kataDir(v.volume, pod), "mountInfo.json")); err != nil {
+		return
+	}
+	if len(v.sandboxes) > 0 {
+		c.t.Fatalf("%s: an instruction for %s stands while the sandbox of %v writes", v.name, pod, slices.Collect(maps.Keys(v.sandboxes)))
+	}
+	c.wantNotMountable(v, pod)
+	s := c.boot(fmt.Sprintf("sandbox-%d", c.random.Uint32()), v.volume, pod)
+	v.sandboxes[pod] = s
+	for _, name := range v.files {
+		if raw, err := os.ReadFile(filepath.Join(s.dir, name)); err != nil || string(raw) != name {
+			c.t.Fatalf("%s: the file %s holds %q, %v", v.name, name, raw, err)
+		}
+	}
+	name := fmt.Sprintf("file-%d", len(v.files))
+	must(c.t, os.WriteFile(filepath.Join(s.dir, name), []byte(name), 0o600))
+	unix.Sync()
+	v.files = append(v.files, name)
+}
+
+// wantNotMountable is somebody on the host who tries to mount a claimed device.
+func (c *chaos) wantNotMountable(v *chaosVolume, pod string) {
+	c.t.Helper()
+	device, fs := c.mountInfo(v.volume, pod)
+	if err := unix.Mount(device, c.t.TempDir(), fs, 0, ""); err != unix.EBUSY { //nolint:errorlint // an errno
+		c.t.Fatalf("%s: the host could mount the claimed device %s: %v", v.name, device, err)
+	}
+}
+
+// foreignMount has somebody mount something of his own on a target, or take it
+// away again. Its content must be there whatever was called meanwhile.
+func (c *chaos) foreignMount(v *chaosVolume, pod string) {
+	target := v.target(c.node, pod)
+	if c.foreign[target] {
+		c.endForeign(target)
+		return
+	}
+	if os.MkdirAll(target, 0o750) != nil || unix.Mount("foreign", target, "tmpfs", 0, "size=1m") != nil {
+		return
+	}
+	must(c.t, os.MkdirAll(target+"/deep/er", 0o755))
+	must(c.t, os.WriteFile(target+"/deep/er/data", []byte("foreign"), 0o600))
+	c.foreign[target] = true
+}
+
+func (c *chaos) endForeign(target string) {
+	c.t.Helper()
+	if raw, err := os.ReadFile(target + "/deep/er/data"); err != nil || string(raw) != "foreign" {
+		c.t.Fatalf("the foreign mount on %s lost its content: %q, %v", target, raw, err)
+	}
+	must(c.t, unix.Unmount(target, unix.MNT_DETACH))
+	delete(c.foreign, target)
+}
+
+// finish ends the use of a volume as kubelet would, and looks at it a last time.
+func (c *chaos) finish(v *chaosVolume) {
+	for pod, s := range v.sandboxes {
+		s.end()
+		delete(v.sandboxes, pod)
+	}
+	for _, pod := range chaosPods {
+		if target := v.target(c.node, pod); c.foreign[target] {
+			c.endForeign(target)
+		}
+		c.insist("unpublish "+v.name, func() error { return c.unpublish(v.volume, pod) })
+	}
+	c.insist("unstage", func() error { return c.unstage(v.volume) })
+	c.insist("stage", func() error { return c.stage(v.volume) })
+	c.insist("publish", func() error { return c.publish(v.volume, "pod-last") })
+	c.use(v, "pod-last")
+	v.sandboxes["pod-last"].end()
+	c.insist("unpublish", func() error { return c.unpublish(v.volume, "pod-last") })
+	c.insist("unstage", func() error { return c.unstage(v.volume) })
+	c.insist("delete", func() error { c.remove(v.volume); return nil })
+}

@@ -1,0 +1,364 @@
+//go:build system
+
+package front
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+func TestOneWriterOrManyReaders(t *testing.T) {
+	n := newNode(t, deferAll)
+	v := n.create("pv-1", "ext4", 16*mib)
+	must(t, n.stage(v))
+	must(t, n.publish(v, "pod-1"))
+	wantCode(t, n.publish(v, "pod-2"), codes.FailedPrecondition, v.target(n, "pod-1"), "wait until the other pod is gone")
+	if _, err := os.Stat(v.target(n, "pod-2")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the refused target is there: %v", err)
+	}
+	must(t, n.unpublish(v, "pod-1"))
+	must(t, n.publish(v, "pod-2"))
+	must(t, n.unpublish(v, "pod-2"))
+	must(t, n.unpublish(v, "pod-1")) // of which kubelet knows no better
+	must(t, n.unstage(v))
+
+	v.mode, v.readOnly = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, true
+	must(t, n.stage(v))
+	must(t, n.publish(v, "pod-1"))
+	must(t, n.publish(v, "pod-2"))
+	s := n.boot("sandbox-1", v, "pod-1")
+	if err := os.WriteFile(s.dir+"/file", nil, 0o600); !errors.Is(err, unix.EROFS) {
+		t.Errorf("a write to a read-only volume gave %v", err)
+	}
+	device, _ := n.mountInfo(v, "pod-2")
+	if fd, err := os.OpenFile(device, os.O_RDWR, 0); err == nil {
+		_ = fd.Close()
+		t.Error("the device of a read-only volume could be opened for writing")
+	}
+	s.end()
+	must(t, n.unpublish(v, "pod-1"))
+	must(t, n.unpublish(v, "pod-2"))
+	must(t, n.unstage(v))
+	n.remove(v)
+	n.wantClean()
+}
+
+// TestWhatKubeletMakesInTheTarget is subPath: kubelet makes directories in the
+// published target and binds them through a descriptor.
+func TestWhatKubeletMakesInTheTarget(t *testing.T) {
+	n := newNode(t, deferAll)
+	v := n.create("pv-1", "ext4", 16*mib)
+	must(t, n.stage(v))
+	must(t, n.publish(v, "pod-1"))
+	target := v.target(n, "pod-1")
+	must(t, os.MkdirAll(target+"/data/logs", 0o750))
+	must(t, os.MkdirAll(target+"/single-file.conf", 0o750))
+	bound := n.Kubelet + "/pods/pod-1/volume-subpaths/pv-1/app/0"
+	must(t, os.MkdirAll(bound, 0o750))
+	must(t, unix.Mount(target+"/data", bound, "", unix.MS_BIND, ""))
+	must(t, unix.Chown(target, -1, 2000))
+	must(t, n.publish(v, "pod-1"))
+	must(t, unix.Unmount(bound, unix.MNT_DETACH))
+	for dir := bound; dir != n.Kubelet+"/pods/pod-1"; dir = filepath.Dir(dir) {
+		must(t, os.Remove(dir))
+	}
+	must(t, n.unpublish(v, "pod-1"))
+	must(t, n.unstage(v))
+	n.remove(v)
+	n.wantClean()
+}
+
+func TestDevicesThatAreNotBlank(t *testing.T) {
+	n := newNode(t, deferAll)
+	other := n.create("pv-other", "ext4", 400*mib)
+	must(t, n.stage(other))
+	must(t, n.publish(other, "pod-1")) // formats
+	must(t, n.unpublish(other, "pod-1"))
+	other.fs = "xfs"
+	wantCode(t, n.publish(other, "pod-1"), codes.FailedPrecondition, "ext4", "xfs")
+	other.fs = "ext4"
+	must(t, n.publish(other, "pod-1"))
+	must(t, n.unpublish(other, "pod-1"))
+	must(t, n.unstage(other))
+	n.remove(other)
+
+	n.Kill()
+	n.Extra = "front: {enabled: true}\npolicy: {format: never, rules: [{name: all, defer: true}]}"
+	n.Start()
+	n.waitServed()
+	blank := n.create("pv-blank", "ext4", 16*mib)
+	must(t, n.stage(blank))
+	wantCode(t, n.publish(blank, "pod-1"), codes.FailedPrecondition, "blank")
+	must(t, n.unpublish(blank, "pod-1"))
+	must(t, n.unstage(blank))
+	n.remove(blank)
+	n.wantClean()
+}
+
+func TestGrowth(t *testing.T) {
+	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, deferAll, args...)
+			v := n.create("pv-1", "ext4", 16*mib)
+			must(t, n.stage(v))
+			must(t, n.publish(v, "pod-1"))
+			_, err := n.controller.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+				VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 * mib},
+			})
+			must(t, err)
+			// kubelet's call before there is a sandbox, which any other code would
+			// turn into a pod that never starts.
+			_, err = n.expand(v, v.target(n, "pod-1"), 32*mib)
+			wantCode(t, err, codes.FailedPrecondition, "33554432", "kata")
+			if size := n.deviceSize(v, "pod-1"); size != 32*mib {
+				t.Errorf("the device has %d bytes", size)
+			}
+			_, err = n.expand(v, v.staging(n), 64*mib)
+			wantCode(t, err, codes.FailedPrecondition)
+			s := n.boot("sandbox-1", v, "pod-1")
+			eventually(t, "the sandbox is known", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
+			_, err = n.expand(v, v.target(n, "pod-1"), 32*mib) // Kata's agent cannot
+			wantCode(t, err, codes.FailedPrecondition)
+			s.end()
+			must(t, n.unpublish(v, "pod-1"))
+			must(t, n.unstage(v))
+			n.remove(v)
+			n.wantClean()
+		})
+	}
+}
+
+func (n *node) deviceSize(v *volume, pod string) int64 {
+	n.t.Helper()
+	device, _ := n.mountInfo(v, pod)
+	out, err := exec.Command("blockdev", "--getsize64", device).Output()
+	must(n.t, err)
+	var size int64
+	_, err = fmt.Sscan(string(out), &size)
+	must(n.t, err)
+	return size
+}
+
+// TestNotDeferred is the driver as if crust-proxy were not there.
+func TestNotDeferred(t *testing.T) {
+	n := newNode(t, deferNone)
+	v := n.create("pv-1", "ext4", 16*mib)
+	must(t, n.stage(v))
+	must(t, n.publish(v, "pod-1"))
+	must(t, os.WriteFile(v.target(n, "pod-1")+"/file", []byte("on the host"), 0o600))
+	must(t, n.publish(v, "pod-2"))
+	if raw, err := os.ReadFile(v.target(n, "pod-2") + "/file"); err != nil || string(raw) != "on the host" {
+		t.Errorf("%q, %v", raw, err)
+	}
+	reply, err := n.stats(v, "pod-1")
+	if err != nil || len(reply.GetUsage()) == 0 {
+		t.Errorf("stats: %v, %v", reply, err)
+	}
+	n.Kill()
+	n.Extra = "front: {enabled: true}\n" + deferAll
+	n.Start()
+	n.waitServed()
+	must(t, n.publish(v, "pod-2")) // what a pod has stays as it is
+	must(t, n.unpublish(v, "pod-1"))
+	must(t, n.unpublish(v, "pod-2"))
+	must(t, n.publish(v, "pod-3")) // no pod has it: staged anew, and deferred
+	n.wantGuarded(v, "pod-3")
+	s := n.boot("sandbox-1", v, "pod-3")
+	if raw, err := os.ReadFile(s.dir + "/file"); err != nil || string(raw) != "on the host" {
+		t.Errorf("%q, %v", raw, err)
+	}
+	s.end()
+	must(t, n.unpublish(v, "pod-3"))
+	must(t, n.unstage(v))
+	n.remove(v)
+	n.wantClean()
+}
+
+func TestRawBlockAndInlineVolumesPass(t *testing.T) {
+	n := newNode(t, deferNone)
+	v := n.create("pv-1", "ext4", 16*mib)
+	block := &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: v.mode},
+	}
+	base := n.Kubelet + "/plugins/kubernetes.io/csi/volumeDevices"
+	staging, target := base+"/staging/pv-1", base+"/publish/pv-1/pod-1"
+	must(t, os.MkdirAll(staging, 0o750))
+	must(t, os.MkdirAll(filepath.Dir(target), 0o750))
+	_, err := n.csi.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: staging, VolumeCapability: block})
+	must(t, err)
+	_, err = n.csi.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: block,
+	})
+	must(t, err)
+	if info, err := os.Stat(target); err != nil || info.Mode()&os.ModeDevice == 0 {
+		t.Errorf("the target is no device: %v, %v", info, err)
+	}
+	_, err = n.csi.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: target})
+	must(t, err)
+	_, err = n.csi.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: staging})
+	must(t, err)
+	n.remove(v)
+	n.inline(t)
+	must(t, os.RemoveAll(base))
+	n.wantClean()
+}
+
+// inline is an ephemeral volume: Publish only, with an id that kubelet made.
+func (n *node) inline(t *testing.T) {
+	v := &volume{id: "csi-0123456789abcdef", name: "inline", fs: "ext4", mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}
+	v.context = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "16Mi"}
+	must(t, n.publish(v, "pod-1"))
+	must(t, os.WriteFile(v.target(n, "pod-1")+"/file", []byte("inline"), 0o600))
+	must(t, n.unpublish(v, "pod-1"))
+	v.context["crust-proxy.dev/defer-fs-ops"] = "true"
+	wantCode(t, n.publish(v, "pod-1"), codes.Unimplemented, "ephemeral", "volume context")
+	must(t, n.unpublish(v, "pod-1"))
+}
+
+// TestCallsAtOnce are duplicates and stats in between, as from a kubelet that has
+// lost its patience.
+func TestCallsAtOnce(t *testing.T) {
+	n := newNode(t, deferAll)
+	v := n.create("pv-1", "ext4", 16*mib)
+	many := func(call func() error) {
+		var all sync.WaitGroup
+		for range 6 {
+			all.Go(func() {
+				for range 50 {
+					err := call()
+					if err == nil {
+						return
+					}
+					if !maybe(err) {
+						t.Error(err)
+						return
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+				t.Error("never answered")
+			})
+		}
+		all.Wait()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := make(chan struct{})
+	go func() {
+		defer close(asked)
+		for ; ctx.Err() == nil; time.Sleep(3 * time.Millisecond) {
+			_, _ = n.stats(v, "pod-1")
+		}
+	}()
+	for range 3 {
+		many(func() error { return n.stage(v) })
+		many(func() error { return n.publish(v, "pod-1") })
+		s := n.boot("sandbox-1", v, "pod-1")
+		s.end()
+		_ = os.Remove(s.info)
+		many(func() error {
+			_, err := n.csi.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target(n, "pod-1")})
+			return err
+		})
+		must(t, n.unpublish(v, "pod-1"))
+		many(func() error {
+			_, err := n.csi.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging(n)})
+			return err
+		})
+		must(t, n.unstage(v))
+	}
+	cancel()
+	<-asked
+	n.remove(v)
+	n.wantClean()
+}
+
+// TestHungDriver has a driver that does not answer: other volumes, and the stats
+// of this one, do not wait for it.
+func TestHungDriver(t *testing.T) {
+	n := newNode(t, deferAll)
+	v := n.create("pv-1", "ext4", 16*mib)
+	must(t, n.stage(v))
+	must(t, n.publish(v, "pod-1"))
+	s := n.boot("sandbox-1", v, "pod-1")
+	eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
+	must(t, n.driver.cmd.Process.Signal(unix.SIGSTOP))
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	_, err := n.csi.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging(n), VolumeCapability: v.capability(),
+	})
+	wantCode(t, err, codes.DeadlineExceeded)
+	if _, err := n.stats(v, "pod-1"); err != nil {
+		t.Errorf("stats wait for the driver: %v", err)
+	}
+	must(t, n.driver.cmd.Process.Signal(unix.SIGCONT))
+	s.end()
+	n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
+	n.insist("unstage", func() error { return n.unstage(v) })
+	n.remove(v)
+	n.wantClean()
+}
+
+func TestSecretsAreNowhere(t *testing.T) {
+	n := newNode(t, deferAll)
+	v := n.create("pv-1", "ext4", 16*mib)
+	const secret = "hunter2-very-secret"
+	v.secrets = map[string]string{"password": secret}
+	v.context = map[string]string{"csi.storage.k8s.io/serviceAccount.tokens": secret}
+	must(t, n.stage(v))
+	must(t, n.publish(v, "pod-1"))
+	for _, dir := range []string{n.Dir + "/run", n.Kata} {
+		out, err := exec.Command("grep", "-rl", "-e", secret, "-e", "aHVudGVyMi12ZXJ5LXNlY3Jld", dir).CombinedOutput()
+		if err == nil {
+			t.Errorf("the secret is in %s", out)
+		}
+	}
+	must(t, n.unpublish(v, "pod-1"))
+	must(t, n.unstage(v))
+	n.remove(v)
+	if strings.Contains(n.Log(), secret) {
+		t.Error("the secret is in the log")
+	}
+	metrics, err := n.HTTP("/metrics")
+	must(t, err)
+	if strings.Contains(metrics, secret) || !strings.Contains(metrics, `volumes_published_with_deferred_ops_total{driver="`+driverName+`"`) {
+		t.Error("metrics: the secret is there, or the volume is not counted")
+	}
+	n.wantClean()
+}
+
+func TestOperatorSeesDriversAndRules(t *testing.T) {
+	n := newNode(t, deferAll)
+	v := n.create("pv-1", "ext4", 16*mib)
+	must(t, n.stage(v))
+	must(t, n.publish(v, "pod-1"))
+	drivers, err := n.Admin().ListDrivers(t.Context(), &adminv1.ListDriversRequest{})
+	must(t, err)
+	if all := drivers.GetDrivers(); len(all) != 1 || all[0].GetName() != driverName || !all[0].GetReady() || all[0].GetMode() != "block" ||
+		all[0].GetVolumes() != 1 || all[0].GetCsiSocket() != n.csiSocket() {
+		t.Errorf("drivers: %v", all)
+	}
+	out, err := exec.Command(harness.Program(t, "crustctl"), "--socket", n.AdminSocket, "get", v.target(n, "pod-1")).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), `rule "all"`) || !strings.Contains(string(out), v.id) {
+		t.Errorf("crustctl get: %v\n%s", err, out)
+	}
+	must(t, n.unpublish(v, "pod-1"))
+	must(t, n.unstage(v))
+	n.remove(v)
+	n.wantClean()
+}

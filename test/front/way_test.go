@@ -1,0 +1,94 @@
+//go:build system
+
+package front
+
+import (
+	"crypto/sha256"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+// TestWholeWay takes a volume through all that kubelet does with it, with a
+// driver that knows nothing of deferral and with one that does.
+func TestWholeWay(t *testing.T) {
+	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
+		for _, fs := range []string{"ext4", "xfs", "btrfs"} {
+			t.Run(name+" "+fs, func(t *testing.T) { wholeWay(t, fs, args) })
+		}
+	}
+}
+
+func wholeWay(t *testing.T, fs string, args []string) {
+	n := newNode(t, deferAll, args...)
+	v := n.create("pv-1", fs, 400*mib)
+	must(t, n.stage(v))
+	must(t, n.publish(v, "pod-1"))
+	n.wantGuarded(v, "pod-1")
+	_, err := n.stats(v, "pod-1")
+	wantCode(t, err, codes.Unavailable)
+
+	first := n.boot("sandbox-1", v, "pod-1")
+	data := strings.Repeat("the data of the pod\n", 50_000)
+	must(t, os.WriteFile(first.dir+"/data", []byte(data), 0o600))
+	n.wantStats(v, "pod-1", first)
+	wantCode(t, n.unpublish(v, "pod-1"), codes.Aborted, "sandbox-1")
+	must(t, n.stage(v)) // kubelet was restarted
+	must(t, n.publish(v, "pod-1"))
+	n.wantGuarded(v, "pod-1")
+	first.end()
+	must(t, n.unpublish(v, "pod-1"))
+
+	must(t, n.publish(v, "pod-2"))
+	second := n.boot("sandbox-2", v, "pod-2")
+	got, err := os.ReadFile(second.dir + "/data")
+	must(t, err)
+	if sha256.Sum256(got) != sha256.Sum256([]byte(data)) {
+		t.Error("the second pod does not see what the first one wrote")
+	}
+	second.end()
+	must(t, n.unpublish(v, "pod-2"))
+	must(t, n.unstage(v))
+	n.remove(v)
+	n.wantClean()
+}
+
+// wantGuarded asserts that the filesystem is mounted nowhere on the host, and
+// that nobody can write to the target.
+func (n *node) wantGuarded(v *volume, pod string) {
+	n.t.Helper()
+	guards := 0
+	for _, line := range n.mounts() {
+		fields := strings.Fields(line)
+		switch {
+		case fields[0] == v.target(n, pod) && fields[1] == "tmpfs" && strings.HasPrefix(fields[2], "crust:"):
+			guards++
+		case fields[1] == "ext4" || fields[1] == "xfs" || fields[1] == "btrfs":
+			n.t.Errorf("a filesystem is mounted on the host: %s", line)
+		}
+	}
+	if guards != 1 {
+		n.t.Errorf("%d guards stand on the target", guards)
+	}
+	if err := os.WriteFile(v.target(n, pod)+"/file", []byte("lost"), 0o600); !errors.Is(err, unix.ENOSPC) {
+		n.t.Errorf("a write to the target gave %v", err)
+	}
+	_ = os.Remove(v.target(n, pod) + "/file")
+}
+
+// wantStats compares stats with what statfs says in the sandbox.
+func (n *node) wantStats(v *volume, pod string, s *sandbox) {
+	n.t.Helper()
+	eventually(n.t, "stats of the sandbox", func() bool { _, err := n.stats(v, pod); return err == nil })
+	reply, err := n.stats(v, pod)
+	must(n.t, err)
+	var st unix.Statfs_t
+	must(n.t, unix.Statfs(s.dir, &st))
+	if len(reply.GetUsage()) == 0 || reply.GetUsage()[0].GetTotal() != int64(st.Blocks)*st.Bsize || reply.GetVolumeCondition().GetAbnormal() {
+		n.t.Errorf("stats: %v; statfs: %+v", reply, st)
+	}
+}
