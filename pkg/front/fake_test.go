@@ -478,7 +478,7 @@ func (r *rig) clean() {
 	r.t.Helper()
 	var left []string
 	for _, dir := range []string{r.cfg.StateDir, r.cfg.PrivateDir + "/" + stagingDir, r.cfg.PrivateDir + "/" + publishDir} {
-		_ = filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
+		_ = filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
 			if err == nil && path != dir && path != r.cfg.StateDir+"/csi" {
 				left = append(left, path)
 			}

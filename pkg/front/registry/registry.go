@@ -127,7 +127,7 @@ func (r *Registry) follow(ctx context.Context, watcher *fsnotify.Watcher) {
 		case <-ctx.Done():
 			return
 		case <-watcher.Events:
-		case <-watcher.Errors:
+		case _, _ = <-watcher.Errors:
 		case <-tick.C:
 		}
 	}
