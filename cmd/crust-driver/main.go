@@ -1,0 +1,10 @@
+// Command crust-driver is the reference CSI driver: volumes are image files.
+package main
+
+import (
+	"os"
+
+	"github.com/crust-proxy/crust-proxy/internal/crustdriver"
+)
+
+func main() { os.Exit(crustdriver.Main(os.Args[1:], os.Stdout, os.Stderr)) }

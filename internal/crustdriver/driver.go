@@ -1,0 +1,112 @@
+package crustdriver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"k8s.io/mount-utils"
+	utilexec "k8s.io/utils/exec"
+
+	"github.com/crust-proxy/crust-proxy/internal/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/run"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/format"
+)
+
+// fileSystems are those that the driver makes; the first is the default.
+var fileSystems = []string{"ext4", "xfs", "btrfs"}
+
+// Driver serves CSI's Identity, Controller and Node services.
+type Driver struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedControllerServer
+	csi.UnimplementedNodeServer
+
+	config Config
+	log    *zap.Logger
+	boot   string
+	store  store
+	images string
+	locks  locks
+	// provisioning keeps the sum of what is promised while it is added to.
+	provisioning sync.Mutex
+
+	formatter *format.Formatter
+	mounter   *mount.SafeFormatAndMount
+	resizer   *mount.ResizeFs
+}
+
+// New makes a driver over its data directory, and removes what an earlier life
+// had begun to make or to remove.
+func New(config Config) (*Driver, error) {
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	d := &Driver{
+		config: config, log: config.Log,
+		store: store{dir: filepath.Join(config.DataDir, "volumes")}, images: filepath.Join(config.DataDir, "images"),
+		mounter: mount.NewSafeFormatAndMount(mount.New(""), utilexec.New()),
+		resizer: mount.NewResizeFs(utilexec.New()),
+	}
+	for _, dir := range []string{config.DataDir, d.store.dir, d.images} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("make the data directory: %w", err)
+		}
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, fmt.Errorf("read the boot id: %w", err)
+	}
+	d.boot = strings.TrimSpace(string(boot))
+	d.formatter, err = format.New(format.Config{Log: config.Log, LockFile: filepath.Join(config.DataDir, "format.lock")})
+	if err != nil {
+		return nil, err
+	}
+	return d, d.sweep()
+}
+
+// Run serves until ctx ends, and lets the calls under way end.
+func (d *Driver) Run(ctx context.Context) error {
+	group := run.New(ctx)
+	group.Go("csi", run.Func(d.serve))
+	if d.config.RegistrationSocket != "" {
+		group.Go("registration", &registrar{driver: d})
+	}
+	return group.Wait()
+}
+
+func (d *Driver) serve(ctx context.Context) error {
+	if err := os.MkdirAll(filepath.Dir(d.config.socket()), 0o750); err != nil {
+		return err
+	}
+	listener, err := peercred.Listen(d.config.socket(), 0o600, "")
+	if err != nil {
+		return err
+	}
+	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(d.logCalls)}
+	if d.config.Defer {
+		options = append(options, csidefer.ServerOption(csidefer.Options{FileSystems: fileSystems}))
+	}
+	server := grpc.NewServer(options...)
+	csi.RegisterIdentityServer(server, d)
+	csi.RegisterControllerServer(server, d)
+	csi.RegisterNodeServer(server, d)
+	stop := context.AfterFunc(ctx, server.GracefulStop)
+	defer stop()
+	d.log.Info("serving", zap.String("driver", d.config.Name), zap.String("version", version()),
+		zap.String("endpoint", d.config.Endpoint), zap.Bool("defer", d.config.Defer))
+	err = server.Serve(listener)
+	if ctx.Err() != nil {
+		server.GracefulStop() // waits for the calls under way
+		return nil
+	}
+	return errors.Join(err, listener.Close())
+}

@@ -1,0 +1,72 @@
+package loopdev
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Attached is a loop device over a known backing.
+type Attached struct {
+	Path     string
+	ReadOnly bool
+	// Leaving: it goes away by itself when its last user closes it.
+	Leaving bool
+}
+
+// Over finds the loop devices over a file. The kernel is asked what each is made
+// of: names of backing files differ between mount namespaces.
+func Over(backing os.FileInfo) ([]Attached, error) {
+	want, ok := backing.Sys().(*syscall.Stat_t)
+	if !ok {
+		return nil, fmt.Errorf("loop devices over %s: no file of the kernel's", backing.Name())
+	}
+	bound, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, fmt.Errorf("look for loop devices: %w", err)
+	}
+	var found []Attached
+	for _, sys := range bound {
+		path := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(sys)))
+		info, err := status(path)
+		if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOENT) {
+			continue // freed since
+		}
+		if err != nil {
+			return nil, fmt.Errorf("look at %s: %w", path, err)
+		}
+		if info.Device == want.Dev && info.Inode == want.Ino {
+			found = append(found, Attached{
+				Path: path, ReadOnly: info.Flags&unix.LO_FLAGS_READ_ONLY != 0, Leaving: info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0,
+			})
+		}
+	}
+	return found, nil
+}
+
+func status(path string) (*unix.LoopInfo64, error) {
+	loop, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) //nolint:gosec // a name from the kernel
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = loop.Close() }()
+	return unix.IoctlLoopGetStatus64(int(loop.Fd()))
+}
+
+// Size is the size of a loop device in bytes.
+func Size(path string) (int64, error) {
+	loop, err := os.OpenFile(path, os.O_RDONLY, 0) //nolint:gosec // the caller names the device
+	if err != nil {
+		return 0, fmt.Errorf("size of %s: %w", path, err)
+	}
+	defer func() { _ = loop.Close() }()
+	size, err := loop.Seek(0, 2)
+	if err != nil {
+		return 0, fmt.Errorf("size of %s: %w", path, err)
+	}
+	return size, nil
+}
