@@ -94,7 +94,7 @@ func TestDaemonKilledAtEveryStep(t *testing.T) {
 				if n.Starts() < 2*(i+1)+1 {
 					t.Fatalf("the daemon was not killed at %s", step)
 				}
-				n.wantCleanBut(v)
+				n.wantCleanSoFar()
 			}
 			n.remove(v)
 			n.wantClean()
@@ -130,14 +130,14 @@ func TestPublishGivenUpAfterAKill(t *testing.T) {
 		}
 		n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
 		n.insist("unstage", func() error { return n.unstage(v) })
-		n.wantCleanBut(v)
+		n.wantCleanSoFar()
 	}
 	n.remove(v)
 	n.wantClean()
 }
 
-// wantCleanBut asserts that only the driver's own data of a volume is left.
-func (n *node) wantCleanBut(v *volume) {
+// wantCleanSoFar asserts that only the driver's own data of a volume is left.
+func (n *node) wantCleanSoFar() {
 	n.t.Helper()
 	if n.t.Failed() {
 		n.t.FailNow() // the first step that leaves something tells most

@@ -141,7 +141,6 @@ func (n *node) restartDriver(env ...string) {
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
-	log  strings.Builder
 }
 
 func startProcess(t testing.TB, env []string, program string, args ...string) *process {

@@ -134,7 +134,7 @@ func (c *chaos) use(v *chaosVolume, pod string) {
 func (c *chaos) wantNotMountable(v *chaosVolume, pod string) {
 	c.t.Helper()
 	device, fs := c.mountInfo(v.volume, pod)
-	if err := unix.Mount(device, c.t.TempDir(), fs, 0, ""); err != unix.EBUSY { //nolint:errorlint // an errno
+	if err := unix.Mount(device, c.t.TempDir(), fs, 0, ""); err != unix.EBUSY {
 		c.t.Fatalf("%s: the host could mount the claimed device %s: %v", v.name, device, err)
 	}
 }

@@ -127,7 +127,8 @@ func (r *Registry) follow(ctx context.Context, watcher *fsnotify.Watcher) {
 		case <-ctx.Done():
 			return
 		case <-watcher.Events:
-		case _, _ = <-watcher.Errors:
+		case err := <-watcher.Errors:
+			r.cfg.Log.Debug("events may have been lost", zap.Error(err)) // they are looked for anyway
 		case <-tick.C:
 		}
 	}
