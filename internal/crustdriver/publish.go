@@ -144,7 +144,7 @@ func (p *publishing) carryOut(ctx context.Context, r *record, reply *csi.NodePub
 	}
 	switch {
 	case p.as.Deferred:
-		return p.deferred(ctx, device, reply)
+		return p.deferred(ctx, r, device, reply)
 	case p.as.Block:
 		return p.show(device)
 	case r.Ephemeral:
@@ -158,13 +158,13 @@ func (p *publishing) carryOut(ctx context.Context, r *record, reply *csi.NodePub
 
 // deferred answers what the sandbox shall mount. The staging path is kept free of
 // the filesystem.
-func (p *publishing) deferred(ctx context.Context, device string, reply *csi.NodePublishVolumeResponse) error {
+func (p *publishing) deferred(ctx context.Context, r *record, device string, reply *csi.NodePublishVolumeResponse) error {
 	if !p.ephemeral() {
 		if err := p.unmountVolume(p.id, p.staging); err != nil {
 			return err
 		}
 	}
-	if err := p.makeFS(ctx, p.id, device, p.want); err != nil {
+	if err := p.prepare(ctx, r, device); err != nil {
 		return err
 	}
 	flags := p.want.flags
@@ -173,6 +173,20 @@ func (p *publishing) deferred(ctx context.Context, device string, reply *csi.Nod
 	}
 	csidefer.Respond(reply, csidefer.Mount{Device: device, FSType: p.want.fsType, Flags: flags})
 	return nil
+}
+
+// prepare makes sure, once, that the device holds the filesystem. When the same
+// publish comes again the sandbox has the device, and nobody may look at it.
+func (p *publishing) prepare(ctx context.Context, r *record, device string) error {
+	if r.Holds == p.want.fsType {
+		return nil
+	}
+	if err := p.makeFS(ctx, p.id, device, p.want); err != nil {
+		return err
+	}
+	failpoint.Hit("driver-prepared")
+	r.Holds = p.want.fsType
+	return p.store.save(r)
 }
 
 // show binds the staged filesystem, or the device, to the target.

@@ -15,8 +15,10 @@ type record struct {
 	// when it is about to be removed.
 	Ready bool `json:"ready"`
 	// Ephemeral volumes live as long as their one publish.
-	Ephemeral bool  `json:"ephemeral,omitempty"`
-	Node      *node `json:"node,omitempty"`
+	Ephemeral bool `json:"ephemeral,omitempty"`
+	// Holds is the filesystem that was seen on the volume when it was deferred.
+	Holds string `json:"holds,omitempty"`
+	Node  *node  `json:"node,omitempty"`
 }
 
 const recordVersion = 1
