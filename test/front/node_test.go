@@ -90,7 +90,7 @@ func newNode(t testing.TB, policy string, args ...string) *node {
 	}
 	n.driverArgs = append([]string{
 		"--endpoint", "unix://" + n.driverSocket(), "--data-dir", n.data(), "--node-id", "node-1", "--capacity", "100000000000",
-		"--kubelet-registry", n.registry(), "--kubelet-endpoint", n.driverSocket(),
+		"--kubelet-registration-socket", n.registry() + "/" + driverName + "-reg.sock", "--kubelet-endpoint", n.driverSocket(),
 	}, args...)
 	n.startDriver()
 	t.Cleanup(func() { n.driver.kill() })
@@ -110,6 +110,9 @@ func (n *node) csiSocket() string    { return n.Dir + "/run/csi/" + driverName +
 func (n *node) waitServed() {
 	n.t.Helper()
 	eventually(n.t, "the driver answers through the front", func() bool {
+		if n.driver.dead() || n.Dead() {
+			n.t.Fatal("the driver or the daemon has ended")
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		_, err := n.csi.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
