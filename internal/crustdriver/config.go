@@ -11,7 +11,7 @@ import (
 
 // Config is what a driver is made of.
 type Config struct {
-	// Endpoint is unix:///path.
+	// Endpoint is unix:///path, or the path alone.
 	Endpoint string
 	DataDir  string
 	NodeID   string
@@ -28,10 +28,9 @@ type Config struct {
 }
 
 func (c Config) validate() error {
-	socket, ok := strings.CutPrefix(c.Endpoint, "unix://")
 	switch {
-	case !ok || !filepath.IsAbs(socket):
-		return fmt.Errorf("--endpoint %q: give unix:///path/of/the.sock", c.Endpoint)
+	case !filepath.IsAbs(c.socket()):
+		return fmt.Errorf("--endpoint %q: give unix:///path/of/the.sock, or its absolute path", c.Endpoint)
 	case !filepath.IsAbs(c.DataDir):
 		return fmt.Errorf("--data-dir %q: give an absolute path", c.DataDir)
 	case c.NodeID == "" || c.Name == "":

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -75,22 +76,27 @@ func New(config Config) (*Driver, error) {
 
 // Run serves until ctx ends, and lets the calls under way end.
 func (d *Driver) Run(ctx context.Context) error {
+	// Before the registration: who hears of the driver calls it at once.
+	listener, err := d.listen()
+	if err != nil {
+		return err
+	}
 	group := run.New(ctx)
-	group.Go("csi", run.Func(d.serve))
+	group.Go("csi", run.Func(func(ctx context.Context) error { return d.serve(ctx, listener) }))
 	if d.config.RegistrationSocket != "" {
 		group.Go("registration", &registrar{driver: d})
 	}
 	return group.Wait()
 }
 
-func (d *Driver) serve(ctx context.Context) error {
+func (d *Driver) listen() (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(d.config.socket()), 0o750); err != nil {
-		return err
+		return nil, err
 	}
-	listener, err := peercred.Listen(d.config.socket(), 0o600, "")
-	if err != nil {
-		return err
-	}
+	return peercred.Listen(d.config.socket(), 0o600, "")
+}
+
+func (d *Driver) serve(ctx context.Context, listener net.Listener) error {
 	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(d.logCalls)}
 	if d.config.Defer {
 		options = append(options, csidefer.ServerOption(csidefer.Options{FileSystems: fileSystems}))
@@ -103,7 +109,7 @@ func (d *Driver) serve(ctx context.Context) error {
 	defer stop()
 	d.log.Info("serving", zap.String("driver", d.config.Name), zap.String("version", version()),
 		zap.String("endpoint", d.config.Endpoint), zap.Bool("defer", d.config.Defer))
-	err = server.Serve(listener)
+	err := server.Serve(listener)
 	if ctx.Err() != nil {
 		server.GracefulStop() // waits for the calls under way
 		return nil

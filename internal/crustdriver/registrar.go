@@ -22,7 +22,7 @@ type registrar struct {
 
 // againAfter is the wait after a refusal. kubelet tries a socket once: it has to
 // appear anew.
-const againAfter = 5 * time.Second
+const againAfter = time.Second
 
 // Run serves the registration socket until ctx ends.
 func (r *registrar) Run(ctx context.Context) error {
