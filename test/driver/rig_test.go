@@ -1,0 +1,267 @@
+//go:build system
+
+// Package driver_test runs crust-driver on the real kernel.
+package driver_test
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// rig is a driver over directories of its own.
+type rig struct {
+	csi.ControllerClient
+	csi.NodeClient
+	csi.IdentityClient
+	t      *testing.T
+	dir    string
+	native bool
+	args   []string
+
+	cmd  *exec.Cmd
+	done chan struct{}
+	conn *grpc.ClientConn
+	log  buffer
+}
+
+type buffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// newRig starts a driver whose images lie on a real disk, where direct I/O works.
+func newRig(t *testing.T, native bool, args ...string) *rig {
+	t.Helper()
+	harness.Need(t, "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "blkid", "resize2fs", "xfs_growfs", "btrfs")
+	dir, err := os.MkdirTemp("/var/tmp", "cd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, dir: dir, native: native, args: args}
+	t.Cleanup(func() {
+		r.kill()
+		harness.UnmountAll(t, dir)
+		_ = os.RemoveAll(dir)
+		if t.Failed() {
+			t.Logf("log of the driver:\n%s", r.log.String())
+		}
+	})
+	r.start()
+	return r
+}
+
+func (r *rig) socket() string { return r.dir + "/csi.sock" }
+
+// start starts the driver and waits until it serves.
+func (r *rig) start(env ...string) {
+	r.t.Helper()
+	args := append([]string{"--endpoint", "unix://" + r.socket(), "--data-dir", r.dir + "/data", "--node-id", "node-a", "--log-level", "debug"}, r.args...)
+	if r.native {
+		args = append(args, "--defer")
+	}
+	cmd := exec.Command(harness.Program(r.t, "crust-driver"), args...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stdout, cmd.Stderr = &r.log, &r.log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	r.cmd, r.done = cmd, make(chan struct{})
+	go func(done chan struct{}) { _ = cmd.Wait(); close(done) }(r.done)
+	r.dial()
+}
+
+func (r *rig) dial() {
+	r.t.Helper()
+	conn, err := grpc.NewClient("unix:"+r.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.conn = conn
+	r.ControllerClient, r.NodeClient, r.IdentityClient = csi.NewControllerClient(conn), csi.NewNodeClient(conn), csi.NewIdentityClient(conn)
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		// A stale socket is there before the new one: only an answer counts.
+		if _, err = r.Probe(r.t.Context(), &csi.ProbeRequest{}); err == nil {
+			return
+		}
+		conn.ResetConnectBackoff()
+		if time.Now().After(end) {
+			r.t.Fatalf("the driver does not serve: %v\n%s", err, r.log.String())
+		}
+	}
+}
+
+// kill kills the driver and waits for its end.
+func (r *rig) kill() {
+	if r.cmd != nil {
+		_ = r.cmd.Process.Kill()
+		r.wait()
+	}
+}
+
+// wait waits for the end of a driver that is on its way there.
+func (r *rig) wait() {
+	r.t.Helper()
+	select {
+	case <-r.done:
+	case <-time.After(20 * time.Second):
+		r.t.Fatal("the driver did not end")
+	}
+	_ = r.conn.Close()
+	r.cmd = nil
+}
+
+func (r *rig) restart(env ...string) {
+	r.t.Helper()
+	r.kill()
+	r.start(env...)
+}
+
+const (
+	mib  = int64(1) << 20
+	size = 320 * mib
+)
+
+func mountAccess(fs string) *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fs}},
+	}
+}
+
+func blockAccess() *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+	}
+}
+
+// volume is the calls of one volume's life; each may be made again and again.
+type volume struct {
+	*rig
+	name, id, staging, target string
+	access                    *csi.VolumeCapability
+}
+
+func (r *rig) volume(name string, access *csi.VolumeCapability) *volume {
+	r.t.Helper()
+	for _, dir := range []string{"/staging/" + name, "/pods"} {
+		if err := os.MkdirAll(r.dir+dir, 0o750); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	return &volume{rig: r, name: name, staging: r.dir + "/staging/" + name, target: r.dir + "/pods/" + name, access: access}
+}
+
+func (v *volume) create() error {
+	reply, err := v.CreateVolume(v.t.Context(), &csi.CreateVolumeRequest{
+		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{v.access},
+	})
+	v.id = reply.GetVolume().GetVolumeId()
+	return err
+}
+
+func (v *volume) stage() error {
+	_, err := v.NodeStageVolume(v.t.Context(), &csi.NodeStageVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.access,
+	})
+	return err
+}
+
+func (v *volume) request() *csi.NodePublishVolumeRequest {
+	return &csi.NodePublishVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.access}
+}
+
+func (v *volume) publish() error {
+	_, err := v.NodePublishVolume(v.t.Context(), v.request())
+	return err
+}
+
+func (v *volume) unpublish() error {
+	_, err := v.NodeUnpublishVolume(v.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
+	return err
+}
+
+func (v *volume) unstage() error {
+	_, err := v.NodeUnstageVolume(v.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+	return err
+}
+
+func (v *volume) remove() error {
+	_, err := v.DeleteVolume(v.t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id})
+	return err
+}
+
+// must makes calls that have to succeed.
+func (v *volume) must(calls ...func() error) {
+	v.t.Helper()
+	for _, call := range calls {
+		if err := call(); err != nil {
+			v.t.Fatal(err)
+		}
+	}
+}
+
+func (v *volume) up()   { v.t.Helper(); v.must(v.create, v.stage, v.publish) }
+func (v *volume) down() { v.t.Helper(); v.must(v.unpublish, v.unstage, v.remove) }
+
+func wantCode(t *testing.T, err error, want codes.Code) {
+	t.Helper()
+	if status.Code(err) != want {
+		t.Errorf("%v, instead of %v", err, want)
+	}
+}
+
+// wantNothing fails where anything of a volume is left.
+func (r *rig) wantNothing() {
+	r.t.Helper()
+	for _, pattern := range []string{"/data/volumes/*", "/data/volumes/.n*", "/data/images/*", "/pods/*"} {
+		if left, _ := filepath.Glob(r.dir + pattern); len(left) > 0 {
+			r.t.Errorf("left: %v", left)
+		}
+	}
+	if left := harness.MountsBelow(r.t, r.dir); len(left) > 0 {
+		r.t.Errorf("still mounted: %v", left)
+	}
+	if left := r.loops(); len(left) > 0 {
+		r.t.Errorf("still attached: %v", left)
+	}
+}
+
+// loops lists the loop devices over images of this rig.
+func (r *rig) loops() []string {
+	var mine []string
+	bound, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, path := range bound {
+		if raw, _ := os.ReadFile(path); bytes.Contains(raw, []byte(r.dir+"/")) {
+			mine = append(mine, filepath.Base(filepath.Dir(filepath.Dir(path))))
+		}
+	}
+	return mine
+}
