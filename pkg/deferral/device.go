@@ -212,10 +212,16 @@ func blockClass(major uint32) (string, error) {
 	return "", errors.Join(fmt.Errorf("block major %d is not in /proc/devices", major), lines.Err())
 }
 
-// openBlock opens the block device itself, through the descriptor that was
-// checked. Read-only, because an O_EXCL claim does not depend on the mode and a
+// openBlock opens the block device itself: by the kernel's own name for it, where
+// that is still the device that was checked, or else through the descriptor. What
+// is held open through a driver's bind mount keeps the driver from taking that
+// away, and a claim can outlive the publish that it was made for. Read-only, because an O_EXCL claim does not depend on the mode and a
 // closed writer would make udev probe the device.
 func (d *openedDevice) openBlock(flags int) (int, error) {
+	fd, err := openByIdentity(d.Device, flags)
+	if err == nil || errors.Is(err, unix.EBUSY) {
+		return fd, err
+	}
 	return unix.Open(procFD(d.fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|flags, 0)
 }
 

@@ -85,7 +85,11 @@ func (n *node) growDevice(ctx context.Context, req *csi.NodeExpandVolumeRequest,
 		return err
 	}
 	if err := n.call(ctx, csi.Node_NodeExpandVolume_FullMethodName, ask, &csi.NodeExpandVolumeResponse{}); err != nil {
-		return n.driverError("asked to grow the device", err, req.GetSecrets())
+		err = n.driverError("asked to grow the device", err, req.GetSecrets())
+		if final(err) {
+			return notNow("%s", plain(err)) // a pod without its growth is better than no pod
+		}
+		return err
 	}
 	return nil
 }

@@ -93,7 +93,13 @@ func newNode(t testing.TB, policy string, args ...string) *node {
 		"--kubelet-registration-socket", n.registry() + "/" + driverName + "-reg.sock", "--kubelet-endpoint", n.driverSocket(),
 	}, args...)
 	n.startDriver()
-	t.Cleanup(func() { n.driver.kill() })
+	t.Cleanup(func() {
+		n.driver.kill()
+		for _, loop := range n.loops() { // a failed test leaves some
+			_ = unix.Unmount(loop, unix.MNT_DETACH)
+			_ = loopdev.Detach(loop)
+		}
+	})
 	n.Start()
 	n.conn = n.Dial(n.csiSocket())
 	n.csi, n.controller = csi.NewNodeClient(n.conn), csi.NewControllerClient(n.conn)

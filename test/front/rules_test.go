@@ -46,9 +46,8 @@ func TestOneWriterOrManyReaders(t *testing.T) {
 		t.Errorf("a write to a read-only volume gave %v", err)
 	}
 	device, _ := n.mountInfo(v, "pod-2")
-	if fd, err := os.OpenFile(device, os.O_RDWR, 0); err == nil {
-		_ = fd.Close()
-		t.Error("the device of a read-only volume could be opened for writing")
+	if err := writeTo(device); err == nil {
+		t.Error("the device of a read-only volume could be written")
 	}
 	s.end()
 	must(t, n.unpublish(v, "pod-1"))
@@ -56,6 +55,15 @@ func TestOneWriterOrManyReaders(t *testing.T) {
 	must(t, n.unstage(v))
 	n.remove(v)
 	n.wantClean()
+}
+
+func writeTo(device string) error {
+	disk, err := os.OpenFile(device, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	_, err = disk.WriteAt(make([]byte, 4096), 8*mib)
+	return errors.Join(err, disk.Sync(), disk.Close())
 }
 
 // TestWhatKubeletMakesInTheTarget is subPath: kubelet makes directories in the
