@@ -56,7 +56,7 @@ func isOf(m *mountinfo.Info, devices []loopdev.Attached) bool {
 }
 
 // mountedAt tells whether a volume is mounted at a path; something else there is
-// an error.
+// a foreignError.
 func (d *Driver) mountedAt(id, path string) (*mountinfo.Info, error) {
 	m, err := mountAt(path)
 	if err != nil || m == nil {
@@ -67,9 +67,21 @@ func (d *Driver) mountedAt(id, path string) (*mountinfo.Info, error) {
 		return nil, err
 	}
 	if !isOf(m, devices) {
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %q: something else is mounted at %s", id, path)
+		return nil, foreignError{volume: id, path: path}
 	}
 	return m, nil
+}
+
+// foreignError says that something else is mounted where a volume should be.
+type foreignError struct{ volume, path string }
+
+func (e foreignError) Error() string {
+	return fmt.Sprintf("volume %q: something else is mounted at %s", e.volume, e.path)
+}
+
+// GRPCStatus gives it its code.
+func (e foreignError) GRPCStatus() *status.Status {
+	return status.New(codes.FailedPrecondition, e.Error())
 }
 
 // unmountVolume unmounts a volume from a path as often as it is mounted there.

@@ -34,9 +34,9 @@ func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	return &csi.NodeGetInfoResponse{NodeId: d.config.NodeID, MaxVolumesPerNode: maxVolumes, AccessibleTopology: d.topology()}, nil
 }
 
-// present gives what was asked for on this node since it booted.
+// present gives what was asked for on this node since it booted, or nil.
 func (d *Driver) present(r *record) *node {
-	if r.Node == nil || r.Node.Boot != d.boot {
+	if r == nil || r.Node == nil || r.Node.Boot != d.boot {
 		return nil
 	}
 	return r.Node

@@ -46,6 +46,9 @@ func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 		return nil, err
 	}
 	if !known {
+		if _, err := d.mountedAt(p.id, p.target); err != nil {
+			return nil, err // before anything is recorded: what is foreign stays
+		}
 		r.publish(p.target, p.as)
 		if err := d.store.save(r); err != nil {
 			return nil, err

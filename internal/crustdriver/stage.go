@@ -102,6 +102,11 @@ func (d *Driver) mountFS(ctx context.Context, id, device, path string, want acce
 	if err := d.makeFS(ctx, id, device, want); err != nil {
 		return err
 	}
+	if want.fsType == "ext4" && !want.readOnly {
+		if err := d.growExt(ctx, id, device); err != nil {
+			return err
+		}
+	}
 	if err := os.MkdirAll(path, 0o750); err != nil {
 		return err
 	}

@@ -31,14 +31,20 @@ func (d *Driver) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 }
 
 func (d *Driver) unpublish(r *record, id, target string, deferred bool) error {
-	if r != nil {
-		if there := d.present(r); there != nil {
-			deferred = deferred || there.Published[target].Deferred
-		}
+	known := false
+	if there := d.present(r); there != nil {
+		var as publication
+		as, known = there.Published[target]
+		deferred = deferred || as.Deferred
 	}
 	// At the target of a deferred volume nothing is ours.
 	if !deferred {
-		if err := d.clearTarget(id, target); err != nil {
+		err := d.clearTarget(id, target)
+		var foreign foreignError
+		if errors.As(err, &foreign) && !known {
+			err = nil // it is not published there
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/harness"
 )
 
@@ -67,6 +68,9 @@ func newRig(t *testing.T, native bool, args ...string) *rig {
 	t.Cleanup(func() {
 		r.kill()
 		harness.UnmountAll(t, dir)
+		for _, loop := range r.loops() { // left by a test that failed
+			_ = loopdev.Detach("/dev/" + loop)
+		}
 		_ = os.RemoveAll(dir)
 		if t.Failed() {
 			t.Logf("log of the driver:\n%s", r.log.String())

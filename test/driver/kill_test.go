@@ -1,0 +1,151 @@
+//go:build system
+
+package driver_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// TestKilledAnywhere kills the driver at each step of a volume's life; the same
+// call then succeeds after a restart, and nothing is left in the end. With undo
+// the life is abandoned there instead, as a CO does that never calls again.
+func TestKilledAnywhere(t *testing.T) {
+	steps := []struct {
+		point string
+		call  string // the call in which it dies
+	}{
+		{"driver-record-temp", "create"}, {"driver-recorded", "create"}, {"driver-image-made", "create"}, {"driver-record-temp@2", "create"},
+		{"driver-record-temp", "stage"}, {"driver-stage-recorded", "stage"}, {"driver-attached", "stage"}, {"driver-mounted", "stage"},
+		{"driver-record-temp", "publish"}, {"driver-publish-recorded", "publish"}, {"driver-published", "publish"}, {"driver-mounted", "publish"},
+		{"driver-target-cleared", "unpublish"}, {"driver-record-temp", "unpublish"},
+		{"driver-unmounted", "unstage"}, {"driver-detached", "unstage"}, {"driver-record-temp", "unstage"},
+		{"driver-record-temp", "remove"}, {"driver-erasing", "remove"}, {"driver-image-removed", "remove"},
+	}
+	for _, native := range []bool{false, true} {
+		r := newRig(t, native)
+		for _, step := range steps {
+			// A native driver mounts at publish.
+			if strings.HasPrefix(step.point, "driver-mounted") && native != (step.call == "publish") {
+				continue
+			}
+			for _, abandon := range []bool{false, true} {
+				killedAt(t, r, step.point, step.call, abandon)
+			}
+		}
+		r.wantNothing()
+	}
+}
+
+func killedAt(t *testing.T, r *rig, point, call string, abandon bool) {
+	t.Helper()
+	v := r.volume("v", mountAccess("ext4"))
+	life := []struct {
+		name string
+		do   func() error
+	}{
+		{"create", v.create}, {"stage", v.stage}, {"publish", v.publish}, {"unpublish", v.unpublish}, {"unstage", v.unstage}, {"remove", v.remove},
+	}
+	for i, one := range life {
+		if one.name == call {
+			id := v.id
+			r.restart("CRUST_FAILPOINTS=" + point + "=kill")
+			if err := one.do(); err == nil {
+				t.Fatalf("%s in %s: not hit", point, call)
+			}
+			v.id = id
+			r.wait()
+			r.start()
+			if abandon && i < 3 {
+				break
+			}
+		}
+		if err := one.do(); err != nil {
+			t.Fatalf("killed at %s in %s: %s: %v", point, call, one.name, err)
+		}
+		switch one.name {
+		case "publish":
+			v.put(point)
+			v.must(v.stage, v.publish) // a kubelet that restarts says it all again
+			v.wantKept(point)
+		}
+	}
+	if abandon && v.id == "" { // the id was never answered
+		v.must(v.create)
+	}
+	v.down()
+}
+
+// TestKilledInExpand kills between record, image and answer.
+func TestKilledInExpand(t *testing.T) {
+	r := newRig(t, false)
+	v := r.volume("v", mountAccess("xfs"))
+	v.up()
+	v.put("data")
+	for i, point := range []string{"driver-record-temp", "driver-expand-recorded"} {
+		bytes := size * int64(i+2)
+		r.restart("CRUST_FAILPOINTS=" + point + "=kill")
+		before := v.bytesOf().GetTotal()
+		_ = v.growController(bytes)
+		r.wait()
+		r.start()
+		v.grow(bytes)
+		if err := v.growNode(v.staging, bytes); err != nil {
+			t.Fatal(err)
+		}
+		if after := v.bytesOf().GetTotal(); after < before+size/2 {
+			t.Errorf("%s: from %d to %d", point, before, after)
+		}
+		v.wantKept("data")
+	}
+	v.down()
+	r.wantNothing()
+}
+
+// TestRecordsOfAnotherBoot shows that what was staged before a reboot is not
+// taken for staged now, and that the data is.
+func TestRecordsOfAnotherBoot(t *testing.T) {
+	r := newRig(t, false)
+	v := r.volume("v", mountAccess("ext4"))
+	v.up()
+	v.put("data")
+	r.kill()
+	r.pretendReboot()
+	r.start()
+	v.must(v.stage, v.publish)
+	v.wantKept("data")
+	r.kill()
+	r.pretendReboot()
+	r.start()
+	v.down() // kubelet may also only clean up
+	r.wantNothing()
+}
+
+// pretendReboot takes away what a reboot does: mounts and loop devices; and gives
+// the records the id of another boot.
+func (r *rig) pretendReboot() {
+	r.t.Helper()
+	harness.UnmountAll(r.t, r.dir)
+	for _, loop := range r.loops() {
+		if err := loopdev.Detach("/dev/" + loop); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	records, _ := filepath.Glob(r.dir + "/data/volumes/*.json")
+	for _, path := range records {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		raw = regexp.MustCompile(`"boot":"[^"]*"`).ReplaceAll(raw, []byte(`"boot":"before"`))
+		if err := os.WriteFile(path, raw, 0o600); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}

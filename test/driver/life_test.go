@@ -1,0 +1,425 @@
+//go:build system
+
+package driver_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// put writes content that must still be there later.
+func (v *volume) put(content string) {
+	v.t.Helper()
+	if err := os.WriteFile(v.target+"/kept", []byte(content), 0o600); err != nil {
+		v.t.Fatal(err)
+	}
+}
+
+func (v *volume) wantKept(content string) {
+	v.t.Helper()
+	if got, err := os.ReadFile(v.target + "/kept"); err != nil || string(got) != content {
+		v.t.Errorf("kept %q: %v", got, err)
+	}
+}
+
+// bytesOf is the size of a published filesystem, or block device, by the stats.
+func (v *volume) bytesOf() *csi.VolumeUsage {
+	v.t.Helper()
+	reply, err := v.NodeGetVolumeStats(v.t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target})
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	if reply.GetVolumeCondition() == nil || reply.GetVolumeCondition().GetAbnormal() {
+		v.t.Errorf("condition: %v", reply.GetVolumeCondition())
+	}
+	return reply.GetUsage()[0]
+}
+
+func (v *volume) growController(bytes int64) error {
+	reply, err := v.ControllerExpandVolume(v.t.Context(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: bytes},
+	})
+	if err == nil && (reply.GetCapacityBytes() != bytes || !reply.GetNodeExpansionRequired()) {
+		err = fmt.Errorf("answered %v", reply)
+	}
+	return err
+}
+
+func (v *volume) grow(bytes int64) {
+	v.t.Helper()
+	if err := v.growController(bytes); err != nil {
+		v.t.Fatal(err)
+	}
+}
+
+func (v *volume) growNode(path string, bytes int64) error {
+	_, err := v.NodeExpandVolume(v.t.Context(), &csi.NodeExpandVolumeRequest{
+		VolumeId: v.id, VolumePath: path, StagingTargetPath: v.staging, VolumeCapability: v.access,
+		CapacityRange: &csi.CapacityRange{RequiredBytes: bytes},
+	})
+	return err
+}
+
+// growOnline grows a mounted filesystem. For ext4 that takes a capability of the
+// driver; without it the next stage does.
+func growOnline(t *testing.T, v *volume, bytes int64) {
+	t.Helper()
+	err := v.growNode(v.target, bytes)
+	if err == nil {
+		return
+	}
+	if v.access.GetMount().GetFsType() != "ext4" || mayGrowExt4(t) {
+		t.Fatal(err)
+	}
+	t.Log("ext4 grows offline here: root has no CAP_SYS_RESOURCE")
+	v.must(v.unpublish, v.unstage, v.stage, v.publish)
+}
+
+// mayGrowExt4 tells whether root has CAP_SYS_RESOURCE.
+func mayGrowExt4(t *testing.T) bool {
+	t.Helper()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		t.Fatal(err)
+	}
+	return data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
+}
+
+// TestGrowth grows each filesystem online and offline, plain and native.
+func TestGrowth(t *testing.T) {
+	for _, native := range []bool{false, true} {
+		r := newRig(t, native)
+		for _, fs := range []string{"ext4", "xfs", "btrfs"} {
+			v := r.volume(fs, mountAccess(fs))
+			v.up()
+			v.put("data")
+			before := v.bytesOf()
+			if before.GetUsed()+before.GetAvailable() > before.GetTotal() || before.GetTotal() > size {
+				t.Errorf("%s: %v", fs, before)
+			}
+			wantCode(t, v.growNode(v.target, 2*size), codes.OutOfRange) // not without the controller
+			v.grow(2 * size)
+			growOnline(t, v, 2*size)
+			if online := v.bytesOf(); online.GetTotal() < before.GetTotal()+size*8/10 {
+				t.Errorf("%s: online from %d to %d", fs, before.GetTotal(), online.GetTotal())
+			}
+			v.wantKept("data")
+			v.must(v.unpublish, v.unstage)
+			v.grow(4 * size)
+			v.must(v.stage, v.publish)
+			if offline := v.bytesOf(); offline.GetTotal() < before.GetTotal()+3*size*8/10 {
+				t.Errorf("%s: offline from %d to %d", fs, before.GetTotal(), offline.GetTotal())
+			}
+			v.wantKept("data")
+			v.down()
+		}
+		r.wantNothing()
+	}
+}
+
+func TestBlock(t *testing.T) {
+	r := newRig(t, false)
+	v := r.volume("block", blockAccess())
+	v.up()
+	v.must(v.publish)
+	device, err := os.OpenFile(v.target, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := device.WriteAt([]byte("raw"), 4096); err != nil {
+		t.Fatal(err)
+	}
+	v.grow(2 * size)
+	if err := v.growNode(v.target, 2*size); err != nil {
+		t.Fatal(err)
+	}
+	if end, err := device.Seek(0, 2); err != nil || end != 2*size {
+		t.Errorf("the device has %d bytes: %v", end, err)
+	}
+	if err := device.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if usage := v.bytesOf(); usage.GetTotal() != 2*size {
+		t.Errorf("usage %v", usage)
+	}
+
+	// A second, read-only publish gets a device that cannot be written to.
+	reader := *v
+	reader.target += "-reader"
+	request := reader.request()
+	request.Readonly = true
+	for range 2 {
+		if _, err := r.NodePublishVolume(t.Context(), request); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f, err := os.OpenFile(reader.target, os.O_RDWR, 0); err == nil {
+		_, err = f.WriteAt([]byte("x"), 0)
+		_ = f.Close()
+		if err == nil {
+			t.Error("a read-only device was written to")
+		}
+	}
+	if n := len(r.loops()); n != 2 {
+		t.Errorf("%d loop devices", n)
+	}
+	reader.must(reader.unpublish)
+	if n := len(r.loops()); n != 1 {
+		t.Errorf("%d loop devices when the reader has gone", n)
+	}
+	wantCode(t, v.unstage(), codes.FailedPrecondition) // still published
+	v.must(v.unpublish)
+	wantCode(t, v.remove(), codes.FailedPrecondition) // still attached
+	v.must(v.unstage, v.stage, v.publish)
+	raw := make([]byte, 3)
+	device, err = os.Open(v.target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := device.ReadAt(raw, 4096); err != nil || string(raw) != "raw" {
+		t.Errorf("%q, %v", raw, err)
+	}
+	_ = device.Close()
+	v.down()
+	r.wantNothing()
+}
+
+// TestImagesAreThin also shows direct I/O, which needs a disk that offers it.
+func TestImagesAreThin(t *testing.T) {
+	r := newRig(t, false)
+	v := r.volume("thin", blockAccess())
+	v.up()
+	images, _ := filepath.Glob(r.dir + "/data/images/*")
+	var info unix.Stat_t
+	if err := unix.Stat(images[0], &info); err != nil || info.Size != size || info.Blocks > 64 {
+		t.Errorf("%d bytes in %d blocks: %v", info.Size, info.Blocks, err)
+	}
+	dio, err := os.ReadFile("/sys/block/" + r.loops()[0] + "/loop/dio")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f, err := os.OpenFile(images[0], os.O_RDONLY|unix.O_DIRECT, 0); err == nil {
+		_ = f.Close()
+		if strings.TrimSpace(string(dio)) != "1" {
+			t.Log("the disk offers direct I/O and the loop device does without: its sectors are larger")
+		}
+	}
+	v.down()
+}
+
+func TestReadOnlyAndSecondPod(t *testing.T) {
+	r := newRig(t, false)
+	v := r.volume("shared", mountAccess("ext4"))
+	v.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+	v.up()
+	v.put("data")
+	second := *v
+	second.target += "-2"
+	request := second.request()
+	request.Readonly = true
+	if _, err := r.NodePublishVolume(t.Context(), request); err != nil {
+		t.Fatal(err)
+	}
+	second.wantKept("data")
+	if err := os.WriteFile(second.target+"/x", nil, 0o600); err == nil {
+		t.Error("a read-only publish was written to")
+	}
+	v.put("data") // the first still writes
+	wantCode(t, second.publish(), codes.AlreadyExists)
+	second.must(second.unpublish, second.unpublish)
+	v.must(v.unpublish)
+	reader := *v
+	reader.access = mountAccess("ext4")
+	reader.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+	wantCode(t, reader.stage(), codes.AlreadyExists)
+	v.must(v.unstage)
+	reader.must(reader.stage, reader.publish)
+	reader.wantKept("data")
+	if err := os.WriteFile(reader.target+"/x", nil, 0o600); err == nil {
+		t.Error("a volume staged for reading was written to")
+	}
+	reader.down()
+	r.wantNothing()
+}
+
+func TestEphemeral(t *testing.T) {
+	for _, native := range []bool{false, true} {
+		r := newRig(t, native)
+		v := r.volume("inline", mountAccess("ext4"))
+		v.id, v.staging = "csi-0123", ""
+		publish := func(attributes map[string]string) error {
+			request := v.request()
+			request.VolumeContext = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.name": "p"}
+			for key, value := range attributes {
+				request.VolumeContext[key] = value
+			}
+			_, err := r.NodePublishVolume(t.Context(), request)
+			return err
+		}
+		wantCode(t, publish(map[string]string{"size": "lots"}), codes.InvalidArgument)
+		wantCode(t, publish(map[string]string{"colour": "red"}), codes.InvalidArgument)
+		for range 2 {
+			if err := publish(map[string]string{"size": "64Mi"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v.put("x")
+		if total := v.bytesOf().GetTotal(); total > 64*mib || total < 40*mib {
+			t.Errorf("%d bytes", total)
+		}
+		if list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err != nil || len(list.GetEntries()) != 0 {
+			t.Errorf("%v, %v", list, err)
+		}
+		r.restart()
+		v.wantKept("x")
+		v.must(v.unpublish, v.unpublish)
+		r.wantNothing()
+	}
+}
+
+func TestSolePod(t *testing.T) {
+	r := newRig(t, false)
+	v := r.volume("sole", mountAccess("xfs"))
+	v.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	v.up()
+	second := *v
+	second.target += "-2"
+	wantCode(t, second.publish(), codes.FailedPrecondition)
+	v.down()
+	r.wantNothing()
+}
+
+func TestForeignThingsStay(t *testing.T) {
+	r := newRig(t, false)
+	v := r.volume("v", mountAccess("ext4"))
+	v.must(v.create, v.stage)
+	if err := os.Mkdir(v.target, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", v.target, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	v.put("not ours")
+	wantCode(t, v.publish(), codes.FailedPrecondition)
+	v.must(v.unpublish) // it is not published there
+	v.wantKept("not ours")
+	if err := unix.Unmount(v.target, 0); err != nil {
+		t.Fatal(err)
+	}
+	// A device with another filesystem is never formatted.
+	v.must(v.unstage)
+	other := *v
+	other.access = mountAccess("xfs")
+	wantCode(t, other.stage(), codes.FailedPrecondition)
+	if n := len(r.loops()); n != 0 {
+		t.Errorf("%d loop devices after a stage that failed", n)
+	}
+	v.must(v.stage, v.publish)
+	v.down()
+	// Unknown volumes and places are fine to undo.
+	unknown := r.volume("unknown", mountAccess("ext4"))
+	unknown.id = "../../etc/passwd"
+	unknown.must(unknown.unpublish, unknown.unstage, unknown.remove)
+	wantCode(t, unknown.stage(), codes.NotFound)
+	r.wantNothing()
+}
+
+// TestPagination has what csi-sanity has switched off.
+func TestPagination(t *testing.T) {
+	r := newRig(t, false)
+	var all []*volume
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		v := r.volume(name, mountAccess(""))
+		v.must(v.create)
+		all = append(all, v)
+	}
+	var seen []string
+	token := ""
+	for page := 0; ; page++ {
+		reply, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 2, StartingToken: token})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, entry := range reply.GetEntries() {
+			seen = append(seen, entry.GetVolume().GetVolumeId())
+		}
+		if token = reply.GetNextToken(); token == "" {
+			break
+		}
+		if page == 0 { // the last of a page goes
+			for _, v := range all {
+				if v.id == seen[len(seen)-1] {
+					v.must(v.remove)
+				}
+			}
+		}
+	}
+	if slices.Sort(seen); len(slices.Compact(seen)) != 5 {
+		t.Errorf("seen: %v", seen)
+	}
+	// A record that cannot be read costs its own volume only.
+	records, _ := filepath.Glob(r.dir + "/data/volumes/*.json")
+	if err := os.WriteFile(records[0], []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.restart()
+	if list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err != nil || len(list.GetEntries()) != 3 {
+		t.Errorf("%v, %v", list.GetEntries(), err)
+	}
+}
+
+func TestCapacity(t *testing.T) {
+	r := newRig(t, false, "--capacity", "1073741824")
+	free := func() int64 {
+		reply, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reply.GetAvailableCapacity()
+	}
+	v := r.volume("v", mountAccess(""))
+	v.must(v.create)
+	if free() != 1<<30-size {
+		t.Errorf("%d free", free())
+	}
+	v.grow(2 * size)
+	if free() != 1<<30-2*size {
+		t.Errorf("%d free", free())
+	}
+	wantCode(t, v.growController(4*size), codes.ResourceExhausted)
+	v.must(v.remove)
+	if free() != 1<<30 {
+		t.Errorf("%d free", free())
+	}
+}
+
+func TestStopsInOrder(t *testing.T) {
+	r := newRig(t, false)
+	if err := r.cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	state := r.cmd
+	r.wait()
+	if code := state.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if _, err := os.Lstat(r.socket()); err == nil {
+		t.Error("the socket is still there")
+	}
+	out, err := exec.Command(harness.Program(t, "crust-driver"), "--version").Output()
+	if err != nil || len(out) < 2 {
+		t.Errorf("%q, %v", out, err)
+	}
+}

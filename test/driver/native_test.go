@@ -1,0 +1,164 @@
+//go:build system
+
+package driver_test
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// defer publishes with defer_fs_ops set.
+func (v *volume) publishDeferred(readOnly bool) (*csiv1.DeferredMount, error) {
+	v.t.Helper()
+	request := v.request()
+	request.Readonly = readOnly
+	csidefer.SetRequested(request)
+	reply, err := v.NodePublishVolume(v.t.Context(), request)
+	if err != nil {
+		return nil, err
+	}
+	mount, given, err := csidefer.DeferredMount(reply)
+	if err != nil || !given {
+		v.t.Fatalf("given %v: %v", given, err)
+	}
+	return mount, nil
+}
+
+func TestNativeReports(t *testing.T) {
+	r := newRig(t, true)
+	reply, err := r.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(reply.GetCapabilities(), func(one *csi.NodeServiceCapability) bool {
+		return int32(one.GetRpc().GetType()) == int32(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)
+	}) {
+		t.Errorf("no DEFER_FS_OPS: %v", reply)
+	}
+	info, err := r.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if names, err := csidefer.FileSystems(info); err != nil || strings.Join(names, " ") != "ext4 xfs btrfs" {
+		t.Errorf("%q, %v", names, err)
+	}
+}
+
+// TestDeferred lets the test be the sandbox: it mounts what the driver answers.
+func TestDeferred(t *testing.T) {
+	r := newRig(t, true)
+	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
+		v := r.volume(fs, mountAccess(fs))
+		v.access.GetMount().MountFlags = []string{"noatime"}
+		v.must(v.create, v.stage)
+		var mount *csiv1.DeferredMount
+		for range 2 {
+			var err error
+			if mount, err = v.publishDeferred(false); err != nil {
+				t.Fatal(err)
+			}
+			r.restart()
+		}
+		if mount.GetFsType() != fs || strings.Join(mount.GetMountFlags(), ",") != "noatime" {
+			t.Errorf("%v", mount)
+		}
+		if left := harness.MountsBelow(t, r.dir); len(left) > 0 {
+			t.Errorf("%s: mounted on the node: %v", fs, left)
+		}
+		if _, err := os.Lstat(v.target); err == nil {
+			t.Errorf("%s: something was made at the target", fs)
+		}
+		sandbox := r.dir + "/sandbox"
+		if err := os.MkdirAll(sandbox, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount(mount.GetVolumeBackingPath(), sandbox, fs, 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(sandbox+"/kept", []byte("by the guest"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		v.grow(2 * size)
+		if err := v.growNode(v.target, 2*size); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command("blockdev", "--getsize64", mount.GetVolumeBackingPath()).Output(); err != nil || strings.TrimSpace(string(out)) != "671088640" {
+			t.Errorf("%s: the device has %q bytes: %v", fs, out, err)
+		}
+		if err := unix.Unmount(sandbox, 0); err != nil {
+			t.Fatal(err)
+		}
+		// The same volume for a pod without a sandbox of its own, when it is free.
+		wantCode(t, (&volume{rig: r, id: v.id, staging: v.staging, target: v.target + "-2", access: v.access}).publish(), codes.FailedPrecondition)
+		v.must(v.unpublish, v.publish)
+		v.wantKept("by the guest")
+		other := *v
+		other.target += "-2"
+		if _, err := other.publishDeferred(false); err == nil {
+			t.Error("deferred while it is mounted on the node")
+		}
+		v.must(v.unpublish)
+		if left := harness.MountsBelow(t, r.dir); len(left) > 0 {
+			t.Errorf("%s: staging is not free: %v", fs, left)
+		}
+		if _, err := other.publishDeferred(false); err != nil {
+			t.Error(err)
+		}
+		other.must(other.unpublish)
+		v.must(v.unstage, v.remove)
+	}
+	r.wantNothing()
+}
+
+func TestDeferredReaders(t *testing.T) {
+	r := newRig(t, true)
+	v := r.volume("v", mountAccess("ext4"))
+	v.must(v.create, v.stage)
+	if _, err := v.publishDeferred(false); err != nil {
+		t.Fatal(err)
+	}
+	second := *v
+	second.target += "-2"
+	if _, err := second.publishDeferred(true); err == nil {
+		t.Error("a reader beside a writer")
+	}
+	v.must(v.unpublish)
+	for _, one := range []*volume{v, &second} {
+		mount, err := one.publishDeferred(true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Contains(mount.GetMountFlags(), "ro") {
+			t.Errorf("%v", mount)
+		}
+	}
+	second.must(second.unpublish)
+	v.down()
+	block := r.volume("b", blockAccess())
+	block.must(block.create, block.stage)
+	_, err := block.publishDeferred(false)
+	wantCode(t, err, codes.InvalidArgument)
+	block.must(block.unstage, block.remove)
+	r.wantNothing()
+}
+
+func TestPlainRefusesDeferral(t *testing.T) {
+	r := newRig(t, false)
+	v := r.volume("v", mountAccess("ext4"))
+	v.must(v.create, v.stage)
+	_, err := v.publishDeferred(false)
+	wantCode(t, err, codes.InvalidArgument)
+	v.must(v.unstage, v.remove)
+	r.wantNothing()
+}
