@@ -19,6 +19,7 @@ type Metrics struct {
 	published *prometheus.CounterVec
 	sandbox   *prometheus.HistogramVec
 	bypassed  *prometheus.CounterVec
+	bypassing *prometheus.GaugeVec
 	drivers   drivers
 	children  children
 }
@@ -55,11 +56,14 @@ func NewMetrics(version string) *Metrics {
 	m.bypassed = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "crust_proxy_driver_bypasses_total", Help: "Times a driver registered with kubelet directly, past the front.",
 	}, []string{"driver"})
+	m.bypassing = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "crust_proxy_driver_bypassed", Help: "1 while a driver is registered with kubelet directly, past the front.",
+	}, []string{"driver"})
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "crust_proxy_build_info", Help: "1, labelled by version.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.Registry.MustRegister(m.calls, m.durations, m.refused, m.denied, m.repairs, m.published, m.sandbox, m.bypassed, build,
+	m.Registry.MustRegister(m.calls, m.durations, m.refused, m.denied, m.repairs, m.published, m.sandbox, m.bypassed, m.bypassing, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -89,7 +93,14 @@ func (m *Metrics) SandboxAsked(handler, call, result string, took time.Duration)
 	m.sandbox.WithLabelValues(handler, call, result).Observe(took.Seconds())
 }
 
-// DriverBypassed counts a driver that registered with kubelet past the front.
-func (m *Metrics) DriverBypassed(driver string) {
-	m.bypassed.WithLabelValues(m.drivers.label(driver)).Inc()
+// DriverBypassed tells that a driver registered with kubelet past the front, or
+// that this is over.
+func (m *Metrics) DriverBypassed(driver string, on bool) {
+	label := m.drivers.label(driver)
+	if !on {
+		m.bypassing.DeleteLabelValues(label)
+		return
+	}
+	m.bypassed.WithLabelValues(label).Inc()
+	m.bypassing.WithLabelValues(label).Set(1)
 }

@@ -8,10 +8,8 @@ import (
 	"context"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -44,21 +42,41 @@ type Config struct {
 	Serve func(name string, conn func() (grpc.ClientConnInterface, error)) []grpc.ServerOption
 	// HasDeferred tells whether deferred volumes of a driver live on this node.
 	HasDeferred func(driver string) bool
-	// Alarm is told when a driver registers with kubelet past us; it may be nil.
-	Alarm func(driver string)
+	// Alarm is told when a driver registers with kubelet past us, and when that is
+	// over; it may be nil.
+	Alarm func(driver string, on bool)
 }
 
-const (
-	// rescan bounds what a lost event costs.
-	rescan = time.Second
-	// callTime bounds each call to a registrar or driver.
-	callTime = 10 * time.Second
-)
+// times are the waits of a Registry.
+type times struct {
+	rescan     time.Duration // bounds what a lost event costs
+	call       time.Duration // bounds each call to a registrar or driver
+	firstRetry time.Duration
+	lastRetry  time.Duration
+	// untold is how long a driver may take to come up before its registrar is told
+	// that it does not, and starts anew where people see it.
+	untold time.Duration
+	// away is how long a registration socket stays away, so that kubelet, whose
+	// loop takes a second, forgets the old one before the new one comes: it
+	// refuses an equal version under one name.
+	away time.Duration
+	// lastRefusal bounds the wait after kubelet refused again and again.
+	lastRefusal time.Duration
+}
+
+func usualTimes() times {
+	return times{
+		rescan: time.Second, call: 10 * time.Second, firstRetry: 100 * time.Millisecond, lastRetry: 5 * time.Second,
+		untold: time.Minute, away: 1500 * time.Millisecond, lastRefusal: 30 * time.Second,
+	}
+}
 
 // Registry follows registrars, drivers and kubelet.
 type Registry struct {
 	cfg     Config
+	times   times
 	started time.Time
+	alarmed map[string]bool // the drivers of which Alarm was told; of Run alone
 
 	mu       sync.Mutex
 	sessions map[string]*session // by the registrar's socket
@@ -73,7 +91,7 @@ type Registry struct {
 // New makes a registry; nothing happens before Run.
 func New(cfg Config) *Registry {
 	return &Registry{
-		cfg: cfg, sessions: make(map[string]*session), names: make(map[string]*session),
+		cfg: cfg, times: usualTimes(), alarmed: make(map[string]bool), sessions: make(map[string]*session), names: make(map[string]*session),
 		served: make(map[string]*served), direct: make(map[string]*bypass), changed: make(chan struct{}),
 	}
 }
@@ -116,7 +134,7 @@ func (r *Registry) end(cancel context.CancelFunc) {
 // follow looks at both directories whenever something happens there, and now and
 // then: a directory can be removed and made again, and events be lost.
 func (r *Registry) follow(ctx context.Context, watcher *fsnotify.Watcher) {
-	tick := time.NewTicker(rescan)
+	tick := time.NewTicker(r.times.rescan)
 	defer tick.Stop()
 	for {
 		for _, dir := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
@@ -139,7 +157,7 @@ func (r *Registry) look(ctx context.Context) {
 		r.cfg.Log.Error("the registry directory cannot be made again", zap.Error(err))
 	}
 	r.followRegistrars(ctx, socketsIn(r.cfg.Registry))
-	others := socketsIn(r.cfg.KubeletRegistry)
+	others := socketsBelow(r.cfg.KubeletRegistry)
 	r.dropStale(others)
 	for path := range others {
 		if strings.HasSuffix(path, Suffix) {
@@ -147,35 +165,7 @@ func (r *Registry) look(ctx context.Context) {
 		}
 	}
 	r.followBypass(ctx, others)
-}
-
-// socketID tells a socket from another one that takes its name.
-type socketID struct {
-	inode uint64
-	made  syscall.Timespec
-}
-
-// socketsIn lists the sockets in a directory. A name that begins with a dot is
-// not meant for us, as with kubelet.
-func socketsIn(dir string) map[string]socketID {
-	found := make(map[string]socketID)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return found // missing, or being made again: looked at the next time
-	}
-	for _, entry := range entries {
-		if entry.Type() != fs.ModeSocket || strings.HasPrefix(entry.Name(), ".") {
-			continue
-		}
-		info, err := entry.Info()
-		if err != nil {
-			continue
-		}
-		if st, ok := info.Sys().(*syscall.Stat_t); ok {
-			found[filepath.Join(dir, entry.Name())] = socketID{inode: st.Ino, made: st.Ctim}
-		}
-	}
-	return found
+	r.tellAlarms()
 }
 
 // followRegistrars has one session for each registrar's socket.
@@ -193,13 +183,14 @@ func (r *Registry) followRegistrars(ctx context.Context, found map[string]socket
 			continue
 		}
 		ctx, cancel := context.WithCancel(ctx)
-		one := &session{registry: r, socket: path, id: id, cancel: cancel, verdicts: make(chan verdict, 1), since: time.Now()}
+		one := &session{registry: r, socket: path, id: id, cancel: cancel, renew: make(chan struct{}, 1), since: time.Now()}
 		r.sessions[path] = one
 		r.parts.Go(func() { one.run(ctx) })
 	}
 }
 
-// take gives a driver's name to a session, or names who has it.
+// take gives a driver's name to a session, or tells who has it and when to ask
+// again.
 func (r *Registry) take(name string, s *session) (other *session, changed <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -208,6 +199,13 @@ func (r *Registry) take(name string, s *session) (other *session, changed <-chan
 	}
 	r.names[name] = s
 	return nil, nil
+}
+
+// gone tells that a session's registrar has gone, or made its socket anew.
+func (r *Registry) gone(s *session) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sessions[s.socket] != s
 }
 
 func (r *Registry) release(name string, s *session) {
@@ -228,12 +226,16 @@ func (r *Registry) dropStale(found map[string]socketID) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	used := make(map[string]bool, len(r.names))
+	for name := range r.names {
+		used[registrationPath(r.cfg.KubeletRegistry, name)] = true
+	}
 	for path := range found {
-		name, ours := strings.CutSuffix(filepath.Base(path), Suffix)
-		if ours && r.names[name] == nil {
-			if err := os.Remove(path); err == nil {
-				r.cfg.Log.Info("a registration without its driver was removed", zap.String("socket", path))
-			}
+		if !strings.HasSuffix(path, Suffix) || used[path] {
+			continue
+		}
+		if err := os.Remove(path); err == nil {
+			r.cfg.Log.Info("a registration without its driver was removed", zap.String("socket", path))
 		}
 	}
 }

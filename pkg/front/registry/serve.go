@@ -1,29 +1,23 @@
 package registry
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
+	"context"
 	"fmt"
-	"path/filepath"
-	"regexp"
+	"net"
 	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
 )
 
-// maxSocketPath is the room of sun_path, without its final NUL.
-const maxSocketPath = 107
-
-// nameForm is CSI's rule for the name of a driver, which becomes a part of paths.
-var nameForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
-
 // served is the CSI socket that stands in for a driver. It stays while the daemon
-// runs: a driver that comes back finds it as it was.
+// runs, also when the registrar has gone: the driver may still answer, and one
+// that comes back finds the socket as it was.
 type served struct {
 	name   string
 	socket string
@@ -38,55 +32,55 @@ type connection struct {
 	conn     *grpc.ClientConn
 }
 
-// serve gives the socket for a driver, made now or for an earlier session.
-func (r *Registry) serve(info *Driver) (*served, error) {
+// reach gives a connection to a driver: the one in use, or a new one that is put
+// to use when the driver has proved to be the right one.
+func (r *Registry) reach(info *Driver) (*connection, error) {
+	r.mu.Lock()
+	front := r.served[info.Name]
+	r.mu.Unlock()
+	if front != nil {
+		if link := front.driver.Load(); link.endpoint == info.Endpoint {
+			return link, nil
+		}
+	}
+	conn, err := dial(info.Endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("driver %s: the endpoint %s cannot be dialled: %w", info.Name, info.Endpoint, err)
+	}
+	return &connection{endpoint: info.Endpoint, conn: conn}, nil
+}
+
+// drop closes a connection that was not put to use.
+func (r *Registry) drop(name string, link *connection) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	front := r.served[info.Name]
-	if front == nil {
-		front = &served{name: info.Name, socket: socketPath(r.cfg.Sockets, info.Name), ended: make(chan struct{})}
+	if front := r.served[name]; front == nil || front.driver.Load() != link {
+		_ = link.conn.Close() // nothing is under way on it
 	}
-	if err := front.connect(info.Endpoint); err != nil {
-		return nil, err
-	}
-	if front.server != nil {
+}
+
+// serve gives the socket for a driver, made now or for an earlier session, and
+// has it lead over the connection. Calls under way on another one end with that.
+func (r *Registry) serve(name string, link *connection) (*served, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	front := r.served[name]
+	if front != nil {
+		if old := front.driver.Swap(link); old != link {
+			_ = old.conn.Close()
+		}
 		return front, nil
 	}
+	front = &served{name: name, socket: socketPath(r.cfg.Sockets, name), ended: make(chan struct{})}
+	front.driver.Store(link)
 	if err := front.listen(r); err != nil {
-		return nil, errors.Join(err, front.driver.Load().conn.Close())
+		return nil, err
 	}
-	r.served[info.Name] = front
+	r.served[name] = front
 	return front, nil
 }
 
-// socketPath is below the directory, by name where that fits.
-func socketPath(dir, name string) string {
-	if path := filepath.Join(dir, name+".sock"); len(path) <= maxSocketPath {
-		return path
-	}
-	sum := sha256.Sum256([]byte(name))
-	return filepath.Join(dir, hex.EncodeToString(sum[:8])+".sock")
-}
-
-// connect leads to another endpoint where the driver moved. Calls under way on
-// the old one end with it.
-func (f *served) connect(endpoint string) error {
-	old := f.driver.Load()
-	if old != nil && old.endpoint == endpoint {
-		return nil
-	}
-	conn, err := dial(endpoint)
-	if err != nil {
-		return fmt.Errorf("driver %s: the endpoint %s cannot be dialled: %w", f.name, endpoint, err)
-	}
-	f.driver.Store(&connection{endpoint: endpoint, conn: conn})
-	if old != nil {
-		return old.conn.Close()
-	}
-	return nil
-}
-
-func (f *served) driverConn() grpc.ClientConnInterface { return f.driver.Load().conn }
+func (f *served) driverConn() *grpc.ClientConn { return f.driver.Load().conn }
 
 func (f *served) listen(r *Registry) error {
 	listener, err := peercred.Listen(f.socket, 0o600, "")
@@ -115,5 +109,18 @@ func (f *served) stop(patience time.Duration) {
 	defer cut.Stop()
 	f.server.GracefulStop()
 	<-f.ended
-	_ = f.driver.Load().conn.Close() // nothing is under way any more
+	_ = f.driverConn().Close() // nothing is under way any more
+}
+
+// dial connects when the first call is made. A driver that was restarted is found
+// again at once. The path is no part of an address, where it would be parsed.
+func dial(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///localhost", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}),
+		grpc.WithIdleTimeout(0), grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
+			MinConnectTimeout: 5 * time.Second,
+		}))
 }

@@ -1,0 +1,88 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"sync"
+
+	"google.golang.org/grpc"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// verdict is what kubelet said of a registration.
+type verdict struct {
+	registered bool
+	problem    string
+}
+
+// offer is a registration socket in kubelet's directory.
+type offer struct {
+	registration.UnimplementedRegistrationServer
+	name   string
+	path   string
+	id     socketID
+	info   *registration.PluginInfo
+	server *grpc.Server
+	ended  chan struct{}
+
+	mu    sync.Mutex   // of the senders
+	heard chan verdict // the latest
+}
+
+var _ registration.RegistrationServer = (*offer)(nil)
+
+// offer makes the socket. It is bound at its final place: kubelet looks into
+// every directory that appears beside it.
+func (s *session) offer(front *served) (*offer, error) {
+	path := registrationPath(s.registry.cfg.KubeletRegistry, front.name)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("the registration of an earlier life at %s cannot be removed: %w", path, err)
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("driver %s cannot be registered with kubelet: %w", front.name, err)
+	}
+	listener.SetUnlinkOnClose(false)
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	made := &offer{
+		name: front.name, path: path, id: idAt(path), server: grpc.NewServer(), ended: make(chan struct{}), heard: make(chan verdict, 1),
+		info: &registration.PluginInfo{
+			Type: registration.CSIPlugin, Name: front.name, Endpoint: front.socket, SupportedVersions: s.driver().Versions,
+		},
+	}
+	s.setKubelet("waiting for kubelet")
+	registration.RegisterRegistrationServer(made.server, made)
+	go func() { defer close(made.ended); _ = made.server.Serve(listener) }()
+	return made, nil
+}
+
+// GetInfo tells kubelet who the driver is.
+func (o *offer) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+	return o.info, nil
+}
+
+// NotifyRegistrationStatus takes kubelet's verdict; the latest counts. It does not
+// wait for the registrar, who may hang.
+func (o *offer) NotifyRegistrationStatus(_ context.Context, word *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	select {
+	case <-o.heard:
+	default:
+	}
+	o.heard <- verdict{registered: word.GetPluginRegistered(), problem: word.GetError()}
+	return &registration.RegistrationStatusResponse{}, nil
+}
+
+func (o *offer) stands() bool { return idAt(o.path) == o.id }
+
+func (o *offer) end() {
+	o.server.Stop()
+	<-o.ended
+}
