@@ -24,7 +24,7 @@ func (d *Driver) makeImage(r *record) (err error) {
 	if !r.Ready {
 		flags |= os.O_CREATE // an image that was there and is gone is a loss, not a start
 	}
-	file, err := os.OpenFile(d.image(r.ID), flags, 0o600) //nolint:gosec // below the data directory, by a hash
+	file, err := os.OpenFile(d.image(r.ID), flags, 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
 		return status.Errorf(codes.DataLoss, "volume %q: its image is gone", r.ID)
 	}

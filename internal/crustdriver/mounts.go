@@ -110,7 +110,8 @@ func bind(source, target string, readOnly bool) error {
 	if err := unix.Statfs(target, &there); err != nil {
 		return err
 	}
-	kept := uintptr(there.Flags) & (unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_NODIRATIME)
+	const same = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_NODIRATIME
+	kept := uintptr(there.Flags & same)
 	if there.Flags&stRelatime != 0 {
 		kept |= unix.MS_RELATIME
 	}

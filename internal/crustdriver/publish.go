@@ -132,7 +132,7 @@ func (p *publishing) compare(present *node) (known bool, err error) {
 		case p.as.Deferred != other.Deferred:
 			err = status.Errorf(codes.FailedPrecondition,
 				"volume %q: it is published at %s, and a filesystem cannot be mounted on the node and in a sandbox at once", p.id, target)
-		case p.as.Deferred && !(p.as.ReadOnly && other.ReadOnly):
+		case p.as.Deferred && (!p.as.ReadOnly || !other.ReadOnly):
 			err = status.Errorf(codes.FailedPrecondition,
 				"volume %q: it is published at %s, and two sandboxes cannot have it unless both only read", p.id, target)
 		}

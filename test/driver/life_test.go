@@ -423,3 +423,20 @@ func TestStopsInOrder(t *testing.T) {
 		t.Errorf("%q, %v", out, err)
 	}
 }
+
+// TestMountFlagsStayOut: a flag may hold a secret.
+func TestMountFlagsStayOut(t *testing.T) {
+	r := newRig(t, false)
+	v := r.volume("v", mountAccess("ext4"))
+	v.access.GetMount().MountFlags = []string{"password=hunter2"}
+	v.must(v.create)
+	err := v.stage()
+	if err == nil || strings.Contains(err.Error(), "hunter2") {
+		t.Errorf("%v", err)
+	}
+	if strings.Contains(r.log.String(), "hunter2") {
+		t.Error("in the log")
+	}
+	v.must(v.remove) // nothing is attached any more
+	r.wantNothing()
+}

@@ -5,6 +5,7 @@ package driver_test
 import (
 	"context"
 	"encoding/xml"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -162,7 +163,11 @@ func replyOf(method string) (proto.Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	made, err := protoregistry.GlobalTypes.FindMessageByName(found.(protoreflect.MethodDescriptor).Output().FullName())
+	called, ok := found.(protoreflect.MethodDescriptor)
+	if !ok {
+		return nil, fmt.Errorf("%s is no method", method)
+	}
+	made, err := protoregistry.GlobalTypes.FindMessageByName(called.Output().FullName())
 	if err != nil {
 		return nil, err
 	}
