@@ -35,6 +35,12 @@ type codec struct{}
 // Name is part of the content type.
 func (codec) Name() string { return proto.Name }
 
+// unnamed is the codec towards drivers: it adds nothing to the content type.
+type unnamed struct{ codec }
+
+// Name is the subtype for a caller that names none.
+func (unnamed) Name() string { return "" }
+
 // Marshal gives the bytes of a frame to gRPC, which frees its reference when they
 // are sent.
 func (codec) Marshal(v any) (mem.BufferSlice, error) {

@@ -5,12 +5,13 @@ import (
 	"errors"
 	"io"
 	"math"
-	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
+	_ "google.golang.org/grpc/encoding/gzip" // a caller may compress, and a driver may
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 )
 
@@ -52,16 +53,14 @@ func UnaryMethods() map[string]bool {
 }
 
 // ServerOptions make a gRPC server of the proxy. It needs no registered service,
-// and has no limit of its own on the size of messages: the two ends have theirs.
+// and has no limit of its own on the size of messages or on pings: the two ends
+// have theirs.
 func (p *Proxy) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(codec{}), grpc.UnknownServiceHandler(p.handle),
 		grpc.MaxRecvMsgSize(math.MaxInt32), grpc.MaxSendMsgSize(math.MaxInt32),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	}
-}
-
-var callOptions = []grpc.CallOption{
-	grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32),
 }
 
 func (p *Proxy) handle(_ any, caller grpc.ServerStream) error {
@@ -73,7 +72,7 @@ func (p *Proxy) handle(_ any, caller grpc.ServerStream) error {
 	if err != nil {
 		return status.Error(codes.Unavailable, err.Error())
 	}
-	call := &call{conn: conn, method: method, caller: caller, ctx: outgoing(caller.Context())}
+	call := newCall(conn, method, caller)
 	switch answer := p.local[method]; {
 	case answer != nil:
 		return call.locally(answer)
@@ -84,46 +83,24 @@ func (p *Proxy) handle(_ any, caller grpc.ServerStream) error {
 	}
 }
 
-// outgoing hands the caller's metadata on, but for what belongs to its own
-// connection.
-func outgoing(ctx context.Context) context.Context {
-	came, _ := metadata.FromIncomingContext(ctx)
-	var kept metadata.MD
-	for key, values := range came {
-		if ofConnection(key) {
-			continue
-		}
-		if kept == nil {
-			kept = make(metadata.MD)
-		}
-		kept[key] = values
+// receive reads the one request of a unary call.
+func (c *call) receive() (*Frame, error) {
+	request := &Frame{}
+	err := c.caller.RecvMsg(request)
+	if errors.Is(err, io.EOF) {
+		return nil, status.Errorf(codes.Internal, "%s was called without a request", c.method)
 	}
-	if kept == nil {
-		return ctx
-	}
-	return metadata.NewOutgoingContext(ctx, kept)
-}
-
-func ofConnection(key string) bool {
-	return strings.HasPrefix(key, ":") || strings.HasPrefix(key, "grpc-") ||
-		key == "content-type" || key == "user-agent" || key == "te"
-}
-
-// call is one call that passes.
-type call struct {
-	conn   grpc.ClientConnInterface
-	method string
-	caller grpc.ServerStream
-	ctx    context.Context //nolint:containedctx // it lives as long as the call
+	return request, err
 }
 
 // once passes a unary call.
 func (c *call) once() error {
-	request, reply := &Frame{}, &Frame{}
-	if err := c.caller.RecvMsg(request); err != nil {
+	request, err := c.receive()
+	if err != nil {
 		return err
 	}
 	defer request.Free()
+	reply := &Frame{}
 	defer reply.Free()
 	if err := c.invoke(c.ctx, request, reply); err != nil {
 		return err
@@ -131,34 +108,21 @@ func (c *call) once() error {
 	return c.caller.SendMsg(reply)
 }
 
-// invoke asks the driver and hands on what goes around its answer.
+// invoke asks the driver and hands on what goes around its answer. Its error is
+// the driver's own, with its details.
 func (c *call) invoke(ctx context.Context, request, reply *Frame) error {
-	var header, trailer metadata.MD
-	options := append(make([]grpc.CallOption, 0, len(callOptions)+2), callOptions...)
-	err := c.conn.Invoke(ctx, c.method, request, reply, append(options, grpc.Header(&header), grpc.Trailer(&trailer))...)
-	if around := c.around(header, trailer); err == nil {
-		err = around
+	around := &envelope{}
+	err := c.conn.Invoke(ctx, c.method, request, reply, c.options(around.options()...)...)
+	if sent := around.send(c.caller); err == nil {
+		return sent
 	}
-	return err // the driver's own, with its details
-}
-
-// around hands headers and trailers to the caller.
-func (c *call) around(header, trailer metadata.MD) error {
-	if len(trailer) > 0 {
-		c.caller.SetTrailer(trailer)
-	}
-	for key := range header {
-		if !ofConnection(key) {
-			return c.caller.SetHeader(header)
-		}
-	}
-	return nil
+	return err
 }
 
 // locally has a method answered in the driver's place.
 func (c *call) locally(answer Local) error {
-	request := &Frame{}
-	if err := c.caller.RecvMsg(request); err != nil {
+	request, err := c.receive()
+	if err != nil {
 		return err
 	}
 	raw := request.Bytes()
@@ -177,68 +141,4 @@ func (c *call) forward(ctx context.Context, request []byte) ([]byte, error) {
 		return nil, err
 	}
 	return reply.Bytes(), nil
-}
-
-// anyStream is how a method is called of which nothing is known.
-var anyStream = grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
-
-// stream passes a call of any form. Each side is read only as fast as the other
-// one takes it.
-func (c *call) stream() error {
-	ctx, cancel := context.WithCancel(c.ctx)
-	defer cancel()
-	driver, err := c.conn.NewStream(ctx, &anyStream, c.method, callOptions...)
-	if err != nil {
-		return err
-	}
-	go func() {
-		if err := c.pump(driver); err != nil {
-			cancel()
-		}
-	}()
-	err = c.answer(driver)
-	cancel()
-	// The caller's side is read by the goroutine until this handler returns, so
-	// it cannot be waited for: gRPC ends that read when the handler has ended.
-	return err
-}
-
-// pump hands the caller's messages to the driver until the caller has no more.
-func (c *call) pump(driver grpc.ClientStream) error {
-	for {
-		frame := &Frame{}
-		if err := c.caller.RecvMsg(frame); errors.Is(err, io.EOF) {
-			return driver.CloseSend()
-		} else if err != nil {
-			return err
-		}
-		err := driver.SendMsg(frame)
-		frame.Free()
-		if errors.Is(err, io.EOF) {
-			return nil // the driver has ended; its status comes on the other way
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// answer hands the driver's messages to the caller, and its last word.
-func (c *call) answer(driver grpc.ClientStream) error {
-	header, err := driver.Header()
-	if err == nil && len(header) > 0 {
-		err = c.caller.SendHeader(header)
-	}
-	for err == nil {
-		frame := &Frame{}
-		if err = driver.RecvMsg(frame); err == nil {
-			err = c.caller.SendMsg(frame)
-			frame.Free()
-		}
-	}
-	c.caller.SetTrailer(driver.Trailer())
-	if errors.Is(err, io.EOF) {
-		return nil
-	}
-	return err
 }

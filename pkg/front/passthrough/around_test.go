@@ -1,0 +1,237 @@
+package passthrough
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+)
+
+// passOn answers with what the driver answers.
+func passOn(ctx context.Context, _ string, request []byte, forward Forward) ([]byte, error) {
+	return forward(ctx, request)
+}
+
+// threeWays are a method of each way through the proxy.
+func threeWays() map[string]string {
+	return map[string]string{
+		"known": csi.Node_NodeGetInfo_FullMethodName, "unknown": "/vendor.v1.Service/Method", "local": csi.Node_NodeStageVolume_FullMethodName,
+	}
+}
+
+// outcome is all that a caller sees of a unary call.
+type outcome struct {
+	Reply           string
+	Header, Trailer metadata.MD
+	Status          *spb.Status
+}
+
+func outcomeOf(ctx context.Context, conn *grpc.ClientConn, method string, options ...grpc.CallOption) outcome {
+	var o outcome
+	reply, err := ask(ctx, conn, method, []byte("request"), append(options, grpc.Header(&o.Header), grpc.Trailer(&o.Trailer))...)
+	o.Reply, o.Status = string(reply), status.Convert(err).Proto()
+	return o
+}
+
+func failure(t *testing.T) error {
+	t.Helper()
+	detailed, err := status.New(codes.ResourceExhausted, "the pool is full: ünïcode, %25\n").
+		WithDetails(&errdetails.RetryInfo{}, &errdetails.ErrorInfo{Reason: "FULL", Domain: "driver.example"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return detailed.Err()
+}
+
+// TestAroundUnaryCalls: headers, trailers and the status are those of a direct call.
+func TestAroundUnaryCalls(t *testing.T) {
+	t.Parallel()
+	header := metadata.Pairs("h", "1", "h", "2", "h-bin", "\x00\xff", "grpc-accept-encoding", "identity")
+	trailer := metadata.Pairs("t", "1", "t", "2", "t-bin", "\xfe\x00", "grpc-retry-pushback-ms", "17")
+	failed := failure(t)
+	for name, driver := range map[string]func(grpc.ServerStream) error{
+		"plain":                func(s grpc.ServerStream) error { return echo(nil, s) },
+		"header":               func(s grpc.ServerStream) error { return errors.Join(s.SetHeader(header), echo(nil, s)) },
+		"header at once":       func(s grpc.ServerStream) error { return errors.Join(s.SendHeader(header), echo(nil, s)) },
+		"trailer":              func(s grpc.ServerStream) error { s.SetTrailer(trailer); return echo(nil, s) },
+		"error":                func(grpc.ServerStream) error { return failed },
+		"error and header":     func(s grpc.ServerStream) error { _ = s.SendHeader(header); return failed },
+		"error and trailer":    func(s grpc.ServerStream) error { s.SetTrailer(trailer); return failed },
+		"error without a text": func(grpc.ServerStream) error { return status.Error(codes.DataLoss, "") },
+		"a code of the future": func(grpc.ServerStream) error { return status.Error(codes.Code(77), "later") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, parts{
+				driver: raw(func(_ any, s grpc.ServerStream) error { return driver(s) }),
+				local:  map[string]Local{csi.Node_NodeStageVolume_FullMethodName: passOn},
+			})
+			for way, method := range threeWays() {
+				direct, proxied := outcomeOf(patience(t), r.direct, method), outcomeOf(patience(t), r.proxied, method)
+				direct.Header.Delete("grpc-accept-encoding") // of the connection
+				if diff := cmp.Diff(direct, proxied, protocmp.Transform()); diff != "" {
+					t.Errorf("%s: the proxy makes a difference (-direct +proxied):\n%s", way, diff)
+				}
+			}
+		})
+	}
+}
+
+// TestMetadataOfTheCaller: the driver sees what the caller sent.
+func TestMetadataOfTheCaller(t *testing.T) {
+	t.Parallel()
+	seen := make(chan metadata.MD, 1)
+	r := newRig(t, parts{
+		driver: raw(func(srv any, s grpc.ServerStream) error { seen <- mdOf(s.Context()); return echo(srv, s) }),
+		local:  map[string]Local{csi.Node_NodeStageVolume_FullMethodName: passOn},
+	})
+	ctx := metadata.AppendToOutgoingContext(patience(t), "token", "s3cret", "list", "a", "list", "b", "some-bin", "\x00\x01\xff",
+		"grpc-trace-bin", "\x00trace", "grpc-previous-rpc-attempts", "2", "traceparent", "00-1-2-01")
+	for way, method := range threeWays() {
+		var got []metadata.MD
+		for _, conn := range []*grpc.ClientConn{r.direct, r.proxied} {
+			if _, err := ask(ctx, conn, method, nil); err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, <-seen)
+		}
+		if diff := cmp.Diff(got[0], got[1]); diff != "" {
+			t.Errorf("%s: the driver sees another caller (-direct +proxied):\n%s", way, diff)
+		}
+	}
+}
+
+// TestContentType: a subtype is the caller's, and none is added.
+func TestContentType(t *testing.T) {
+	t.Parallel()
+	seen := make(chan metadata.MD, 1)
+	r := newRig(t, parts{driver: raw(func(srv any, s grpc.ServerStream) error { seen <- mdOf(s.Context()); return echo(srv, s) })})
+	for want, option := range map[string][]grpc.CallOption{
+		"application/grpc":      {grpc.ForceCodecV2(unnamed{})},
+		"application/grpc+json": {grpc.ForceCodecV2(codec{}), grpc.CallContentSubtype("json")},
+	} {
+		if err := r.proxied.Invoke(patience(t), "/x/y", NewFrame(nil), &Frame{}, option...); err != nil {
+			t.Fatal(err)
+		}
+		if got := (<-seen).Get("content-type"); !cmp.Equal(got, []string{want}) {
+			t.Errorf("the driver sees %v for %s", got, want)
+		}
+	}
+}
+
+// TestCompressed: a caller that compresses is served.
+func TestCompressed(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, parts{driver: raw(echo)})
+	for way, method := range threeWays() {
+		if got := outcomeOf(patience(t), r.proxied, method, grpc.UseCompressor(gzip.Name)); got.Reply != "request" {
+			t.Errorf("%s: %+v", way, got)
+		}
+	}
+}
+
+// TestUnknownToTheDriver: a real server says so itself, as to a direct caller.
+func TestUnknownToTheDriver(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, parts{register: func(s *grpc.Server) { csi.RegisterIdentityServer(s, csi.UnimplementedIdentityServer{}) }})
+	for _, method := range []string{csi.Identity_Probe_FullMethodName, "/csi.v1.Identity/Later", "/csi.v2.Node/Any", csi.Node_NodeGetInfo_FullMethodName} {
+		direct, proxied := outcomeOf(patience(t), r.direct, method), outcomeOf(patience(t), r.proxied, method)
+		if diff := cmp.Diff(direct, proxied, protocmp.Transform()); diff != "" {
+			t.Errorf("%s (-direct +proxied):\n%s", method, diff)
+		}
+	}
+}
+
+// TestDeadline: the driver knows how long the caller waits.
+func TestDeadline(t *testing.T) {
+	t.Parallel()
+	left := make(chan time.Duration, 1)
+	r := newRig(t, parts{driver: raw(func(_ any, s grpc.ServerStream) error {
+		deadline, _ := s.Context().Deadline()
+		left <- time.Until(deadline)
+		<-s.Context().Done()
+		return status.FromContextError(s.Context().Err()).Err()
+	})})
+	for way, method := range threeWays() {
+		ctx, cancel := context.WithTimeout(patience(t), 80*time.Millisecond)
+		got := outcomeOf(ctx, r.proxied, method)
+		cancel()
+		if code := codes.Code(got.Status.GetCode()); code != codes.DeadlineExceeded {
+			t.Errorf("%s: %v", way, code)
+		}
+		if rest := <-left; rest <= 0 || rest > 80*time.Millisecond {
+			t.Errorf("%s: the driver was given %s", way, rest)
+		}
+	}
+}
+
+// TestCancelledCaller: the driver's call ends with the caller's.
+func TestCancelledCaller(t *testing.T) {
+	t.Parallel()
+	for way, method := range threeWays() {
+		begun, ended := make(chan struct{}), make(chan struct{})
+		r := newRig(t, parts{
+			driver: raw(func(_ any, s grpc.ServerStream) error {
+				close(begun)
+				<-s.Context().Done()
+				close(ended)
+				return s.Context().Err()
+			}),
+			local: map[string]Local{csi.Node_NodeStageVolume_FullMethodName: passOn},
+		})
+		ctx, cancel := context.WithCancel(patience(t))
+		failed := make(chan error, 1)
+		go func() { _, err := ask(ctx, r.proxied, method, nil); failed <- err }()
+		waitFor(t, way+": the call reaches the driver", begun)
+		cancel()
+		if err := <-failed; status.Code(err) != codes.Canceled {
+			t.Errorf("%s: %v", way, err)
+		}
+		waitFor(t, way+": the driver's call ends", ended)
+	}
+}
+
+// TestWithoutDriver: nobody at the socket is said in gRPC's words for it.
+func TestWithoutDriver(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, parts{driver: raw(echo)})
+	r.driver.Stop()
+	for way, method := range threeWays() {
+		if _, err := ask(patience(t), r.proxied, method, nil); status.Code(err) != codes.Unavailable {
+			t.Errorf("%s: %v", way, err)
+		}
+	}
+	dir := t.TempDir()
+	proxy := New(func() (grpc.ClientConnInterface, error) { return nil, errors.New("driver a.b.c is not registered") }, nil)
+	serve(t, grpc.NewServer(proxy.ServerOptions()...), dir+"/s")
+	_, err := ask(patience(t), dial(t, dir+"/s"), "/x/y", nil)
+	if status.Code(err) != codes.Unavailable || status.Convert(err).Message() != "driver a.b.c is not registered" {
+		t.Error(err)
+	}
+}
+
+// TestUnaryCallWithoutRequest: a caller that says nothing is told so.
+func TestUnaryCallWithoutRequest(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, parts{driver: raw(echo), local: map[string]Local{csi.Node_NodeStageVolume_FullMethodName: passOn}})
+	for _, method := range []string{csi.Node_NodeGetInfo_FullMethodName, csi.Node_NodeStageVolume_FullMethodName} {
+		stream := open(patience(t), t, r.proxied, method)
+		if err := stream.CloseSend(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := all(stream); status.Code(err) != codes.Internal {
+			t.Errorf("%s: %v", method, err)
+		}
+	}
+}

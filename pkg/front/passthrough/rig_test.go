@@ -1,0 +1,157 @@
+package passthrough
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rig is a driver on a socket, and the proxy to it on another one. A test makes
+// the same call by both ways.
+type rig struct {
+	driver          *grpc.Server
+	direct, proxied *grpc.ClientConn
+}
+
+type parts struct {
+	driver, proxy []grpc.ServerOption
+	dial          []grpc.DialOption
+	local         map[string]Local
+	register      func(*grpc.Server)
+}
+
+func newRig(t *testing.T, p parts) *rig {
+	t.Helper()
+	dir := t.TempDir()
+	r := &rig{driver: grpc.NewServer(p.driver...)}
+	if p.register != nil {
+		p.register(r.driver)
+	}
+	serve(t, r.driver, dir+"/driver.sock")
+	back := dial(t, dir+"/driver.sock", p.dial...)
+	proxy := New(func() (grpc.ClientConnInterface, error) { return back, nil }, p.local)
+	serve(t, grpc.NewServer(append(p.proxy, proxy.ServerOptions()...)...), dir+"/proxy.sock")
+	r.direct, r.proxied = dial(t, dir+"/driver.sock"), dial(t, dir+"/proxy.sock")
+	return r
+}
+
+func serve(t *testing.T, server *grpc.Server, socket string) {
+	t.Helper()
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-ended; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			t.Errorf("%s: %v", filepath.Base(socket), err)
+		}
+	})
+}
+
+func dial(t *testing.T, socket string, options ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// raw makes a driver of one function, whatever the method.
+func raw(handle grpc.StreamHandler) []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(codec{}), grpc.UnknownServiceHandler(handle),
+		grpc.MaxRecvMsgSize(64 << 20), grpc.MaxSendMsgSize(64 << 20),
+	}
+}
+
+// echo answers each message by itself.
+func echo(_ any, stream grpc.ServerStream) error {
+	for {
+		if err := move(stream, stream); errors.Is(err, errEnd) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+var bytesAsTheyAre = []grpc.CallOption{
+	grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(64 << 20), grpc.MaxCallSendMsgSize(64 << 20),
+}
+
+// ask makes a unary call of bytes.
+func ask(ctx context.Context, conn *grpc.ClientConn, method string, request []byte, options ...grpc.CallOption) ([]byte, error) {
+	reply := &Frame{}
+	err := conn.Invoke(ctx, method, NewFrame(request), reply, append(options, bytesAsTheyAre...)...)
+	return reply.Bytes(), err
+}
+
+func open(ctx context.Context, t *testing.T, conn *grpc.ClientConn, method string) grpc.ClientStream {
+	t.Helper()
+	stream, err := conn.NewStream(ctx, &anyStream, method, bytesAsTheyAre...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+func send(t *testing.T, stream grpc.Stream, data string) {
+	t.Helper()
+	if err := stream.SendMsg(NewFrame([]byte(data))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// all reads to the end of a stream.
+func all(stream grpc.Stream) (messages []string, err error) {
+	for {
+		frame := &Frame{}
+		if err := stream.RecvMsg(frame); errors.Is(err, io.EOF) {
+			return messages, nil
+		} else if err != nil {
+			return messages, err
+		}
+		messages = append(messages, string(frame.Bytes()))
+	}
+}
+
+func patience(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// waitFor fails the test when a thing does not happen.
+func waitFor(t *testing.T, what string, happened <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-happened:
+	case <-time.After(10 * time.Second):
+		t.Fatalf("%s: not after 10 s", what)
+	}
+}
+
+func numbered(n int) string { return "message " + strconv.Itoa(n) }
+
+func mdOf(ctx context.Context) metadata.MD {
+	md, _ := metadata.FromIncomingContext(ctx)
+	return md
+}

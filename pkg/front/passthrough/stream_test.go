@@ -1,0 +1,249 @@
+package passthrough
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+)
+
+const anyMethod = "/vendor.v1.Service/Talk"
+
+// snapshots answers as a real driver does, by CSI's own server code.
+type snapshots struct {
+	csi.UnimplementedSnapshotMetadataServer
+}
+
+func (snapshots) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+	for n := range int64(req.GetMaxResults()) {
+		reply := &csi.GetMetadataAllocatedResponse{VolumeCapacityBytes: 1 << 30, BlockMetadata: []*csi.BlockMetadata{{ByteOffset: n << 12, SizeBytes: 4096}}}
+		if err := stream.Send(reply); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestSnapshotMetadata goes through with CSI's own client and server.
+func TestSnapshotMetadata(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, parts{register: func(s *grpc.Server) { csi.RegisterSnapshotMetadataServer(s, snapshots{}) }})
+	var got [][]*csi.GetMetadataAllocatedResponse
+	for _, conn := range []*grpc.ClientConn{r.direct, r.proxied} {
+		stream, err := csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(patience(t), &csi.GetMetadataAllocatedRequest{MaxResults: 500})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var replies []*csi.GetMetadataAllocatedResponse
+		for reply, err := stream.Recv(); err == nil; reply, err = stream.Recv() {
+			replies = append(replies, reply)
+		}
+		got = append(got, replies)
+	}
+	if diff := cmp.Diff(got[0], got[1], protocmp.Transform()); diff != "" || len(got[0]) != 500 {
+		t.Errorf("%d and %d replies:\n%s", len(got[0]), len(got[1]), diff)
+	}
+}
+
+// TestTalk: each message gets through before the next one is sent, empty ones too.
+func TestTalk(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, parts{driver: raw(echo)})
+	stream := open(patience(t), t, r.proxied, anyMethod)
+	for n, message := range []string{"one", "", strings.Repeat("three", 1<<16), ""} {
+		send(t, stream, message)
+		frame := &Frame{}
+		if err := stream.RecvMsg(frame); err != nil || string(frame.Bytes()) != message {
+			t.Fatalf("message %d came back with %d bytes, %v", n, len(frame.Bytes()), err)
+		}
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if rest, err := all(stream); len(rest) != 0 || err != nil {
+		t.Errorf("after the end: %q, %v", rest, err)
+	}
+}
+
+// TestHalfClose: the driver answers when the caller has said all.
+func TestHalfClose(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, parts{driver: raw(func(_ any, s grpc.ServerStream) error {
+		messages, err := all(s)
+		if err != nil {
+			return err
+		}
+		return s.SendMsg(NewFrame([]byte(strings.Join(messages, "+"))))
+	})})
+	stream := open(patience(t), t, r.proxied, anyMethod)
+	for n := range 3 {
+		send(t, stream, numbered(n))
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := all(stream)
+	if diff := cmp.Diff([]string{"message 0+message 1+message 2"}, got); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
+}
+
+// TestAroundStreams: headers before any message, and the last word with all that
+// belongs to it.
+func TestAroundStreams(t *testing.T) {
+	t.Parallel()
+	failed, proceed := failure(t), make(chan struct{}, 2)
+	r := newRig(t, parts{driver: raw(func(_ any, s grpc.ServerStream) error {
+		if err := s.SendHeader(metadata.Pairs("h", "1", "h-bin", "\x00\xff")); err != nil {
+			return err
+		}
+		<-proceed // neither side has sent a message yet
+		s.SetTrailer(metadata.Pairs("t", "1"))
+		return errors.Join(s.SendMsg(NewFrame([]byte("but one"))), failed)
+	})})
+	var got []outcome
+	for _, conn := range []*grpc.ClientConn{r.direct, r.proxied} {
+		stream := open(patience(t), t, conn, anyMethod)
+		header, err := stream.Header()
+		if err != nil {
+			t.Fatal(err)
+		}
+		proceed <- struct{}{}
+		messages, err := all(stream)
+		got = append(got, outcome{strings.Join(messages, "|"), header, stream.Trailer(), status.Convert(err).Proto()})
+	}
+	if diff := cmp.Diff(got[0], got[1], protocmp.Transform()); diff != "" || got[0].Header.Get("h") == nil {
+		t.Errorf("(-direct +proxied):\n%s\n%+v", diff, got[0])
+	}
+}
+
+// TestDriverEndsFirst: a driver that has heard enough is not kept waiting.
+func TestDriverEndsFirst(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, parts{driver: raw(func(_ any, s grpc.ServerStream) error {
+		if err := s.RecvMsg(&Frame{}); err != nil {
+			return err
+		}
+		return status.Error(codes.OutOfRange, "enough")
+	})})
+	stream := open(patience(t), t, r.proxied, anyMethod)
+	send(t, stream, "first")
+	if _, err := all(stream); status.Code(err) != codes.OutOfRange {
+		t.Error(err)
+	}
+}
+
+// TestDriverDies in the middle of a stream: an error at once.
+func TestDriverDies(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, parts{driver: raw(echo)})
+	stream := open(patience(t), t, r.proxied, anyMethod)
+	send(t, stream, "first")
+	if err := stream.RecvMsg(&Frame{}); err != nil {
+		t.Fatal(err)
+	}
+	r.driver.Stop()
+	if _, err := all(stream); status.Code(err) != codes.Unavailable {
+		t.Error(err)
+	}
+}
+
+// TestCallerDies in the middle of a stream, by cancelling and by its connection:
+// the driver's call is cancelled.
+func TestCallerDies(t *testing.T) {
+	t.Parallel()
+	for name, die := range map[string]func(*rig, context.CancelFunc){
+		"cancelled": func(_ *rig, cancel context.CancelFunc) { cancel() },
+		"gone":      func(r *rig, _ context.CancelFunc) { _ = r.proxied.Close() },
+	} {
+		ended := make(chan struct{})
+		r := newRig(t, parts{driver: raw(func(srv any, s grpc.ServerStream) error {
+			err := echo(srv, s)
+			<-s.Context().Done()
+			close(ended)
+			return err
+		})})
+		ctx, cancel := context.WithCancel(patience(t))
+		stream := open(ctx, t, r.proxied, anyMethod)
+		send(t, stream, "first")
+		if err := stream.RecvMsg(&Frame{}); err != nil {
+			t.Fatal(err)
+		}
+		die(r, cancel)
+		waitFor(t, name+": the driver's call ends", ended)
+		cancel()
+	}
+}
+
+// tooMuch is more than any window that gRPC opens by itself.
+const (
+	chunk   = 64 << 10
+	tooMuch = 64 << 20 / chunk
+)
+
+// TestBackpressureOnTheDriver: a caller that does not read stops the driver.
+func TestBackpressureOnTheDriver(t *testing.T) {
+	t.Parallel()
+	var sent atomic.Int64
+	r := newRig(t, parts{driver: raw(func(_ any, s grpc.ServerStream) error { return flood(s, &sent) })})
+	stream := open(patience(t), t, r.proxied, anyMethod)
+	stalls(t, &sent)
+	if messages, err := all(stream); err != nil || len(messages) != tooMuch {
+		t.Errorf("%d messages, %v", len(messages), err)
+	}
+}
+
+// TestBackpressureOnTheCaller: a driver that does not read stops the caller.
+func TestBackpressureOnTheCaller(t *testing.T) {
+	t.Parallel()
+	var sent atomic.Int64
+	read := make(chan struct{})
+	r := newRig(t, parts{driver: raw(func(_ any, s grpc.ServerStream) error { <-read; _, err := all(s); return err })})
+	stream := open(patience(t), t, r.proxied, anyMethod)
+	flooded := make(chan error, 1)
+	go func() { flooded <- errors.Join(flood(stream, &sent), stream.CloseSend()) }()
+	stalls(t, &sent)
+	close(read)
+	if err := <-flooded; err != nil {
+		t.Error(err)
+	}
+	if _, err := all(stream); err != nil {
+		t.Error(err)
+	}
+}
+
+func flood(stream grpc.Stream, sent *atomic.Int64) error {
+	data := make([]byte, chunk)
+	for range tooMuch {
+		if err := stream.SendMsg(NewFrame(data)); err != nil {
+			return err
+		}
+		sent.Add(1)
+	}
+	return nil
+}
+
+// stalls waits until no more is sent, and fails when that is at the end.
+func stalls(t *testing.T, sent *atomic.Int64) {
+	t.Helper()
+	for last, deadline := int64(-1), time.Now().Add(5*time.Second); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
+		now := sent.Load()
+		if now > 0 && now == last {
+			break
+		}
+		last = now
+	}
+	if held := sent.Load() * chunk; held >= 8<<20 {
+		t.Errorf("%d bytes are on their way to a side that does not read", held)
+	}
+}
