@@ -51,7 +51,7 @@ func (r *Registry) askBypass(ctx context.Context, path string, one *bypass) {
 	for ctx.Err() == nil {
 		info, err := r.info(ctx, path)
 		if err != nil {
-			sleep(ctx, r.times.lastRetry)
+			sleep(ctx, r.times.LastRetry)
 			continue
 		}
 		if info.GetType() == registration.CSIPlugin {

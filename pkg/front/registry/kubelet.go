@@ -16,11 +16,11 @@ import (
 func (s *session) register(ctx context.Context, front *served) error {
 	times := s.registry.times
 	defer s.withdraw(front)
-	for wait := times.away; ctx.Err() == nil; {
+	for wait := times.Away; ctx.Err() == nil; {
 		offer, err := s.offer(front)
 		if errors.Is(err, fs.ErrNotExist) {
 			s.setKubelet("kubelet's registry " + s.registry.cfg.KubeletRegistry + " is not there yet")
-			sleep(ctx, times.rescan)
+			sleep(ctx, times.Rescan)
 			continue
 		}
 		if err != nil {
@@ -29,12 +29,12 @@ func (s *session) register(ctx context.Context, front *served) error {
 		refused := s.hear(ctx, offer, front)
 		offer.end()
 		if !refused {
-			wait = times.away
+			wait = times.Away
 			sleep(ctx, wait)
 			continue
 		}
 		s.pause(ctx, wait)
-		wait = min(2*wait, times.lastRefusal)
+		wait = min(2*wait, times.LastRefusal)
 	}
 	return nil
 }
@@ -51,7 +51,7 @@ func (s *session) withdraw(front *served) {
 // hear waits for kubelet's verdicts and passes them on. It tells whether kubelet
 // refused; else the socket was taken away, or has to be made anew.
 func (s *session) hear(ctx context.Context, offer *offer, front *served) (refused bool) {
-	tick := time.NewTicker(s.registry.times.rescan)
+	tick := time.NewTicker(s.registry.times.Rescan)
 	defer tick.Stop()
 	for {
 		select {
@@ -125,7 +125,7 @@ func (s *session) pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-s.renew:
-		sleep(ctx, s.registry.times.away)
+		sleep(ctx, s.registry.times.Away)
 	case <-time.After(d):
 	}
 }

@@ -48,7 +48,7 @@ func (r *Registry) info(ctx context.Context, socket string) (*registration.Plugi
 		return nil, err
 	}
 	defer func() { _ = conn.Close() }()
-	ctx, cancel := context.WithTimeout(ctx, r.times.call)
+	ctx, cancel := context.WithTimeout(ctx, r.times.Call)
 	defer cancel()
 	info, err := registration.NewRegistrationClient(conn).GetInfo(ctx, &registration.InfoRequest{})
 	if err != nil {
@@ -88,7 +88,7 @@ func isVersion1(version string) bool {
 // meet asks the driver itself. kubelet must not hear of one whose NodeGetInfo
 // fails: it would not try a second time.
 func (r *Registry) meet(ctx context.Context, conn grpc.ClientConnInterface, info Driver) (*Driver, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.times.call)
+	ctx, cancel := context.WithTimeout(ctx, r.times.Call)
 	defer cancel()
 	plugin, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 	if err != nil {

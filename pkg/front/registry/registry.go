@@ -45,36 +45,14 @@ type Config struct {
 	// Alarm is told when a driver registers with kubelet past us, and when that is
 	// over; it may be nil.
 	Alarm func(driver string, on bool)
-}
-
-// times are the waits of a Registry.
-type times struct {
-	rescan     time.Duration // bounds what a lost event costs
-	call       time.Duration // bounds each call to a registrar or driver
-	firstRetry time.Duration
-	lastRetry  time.Duration
-	// untold is how long a driver may take to come up before its registrar is told
-	// that it does not, and starts anew where people see it.
-	untold time.Duration
-	// away is how long a registration socket stays away, so that kubelet, whose
-	// loop takes a second, forgets the old one before the new one comes: it
-	// refuses an equal version under one name.
-	away time.Duration
-	// lastRefusal bounds the wait after kubelet refused again and again.
-	lastRefusal time.Duration
-}
-
-func usualTimes() times {
-	return times{
-		rescan: time.Second, call: 10 * time.Second, firstRetry: 100 * time.Millisecond, lastRetry: 5 * time.Second,
-		untold: time.Minute, away: 1500 * time.Millisecond, lastRefusal: 30 * time.Second,
-	}
+	// Times are the waits; those that are zero are the usual ones.
+	Times Times
 }
 
 // Registry follows registrars, drivers and kubelet.
 type Registry struct {
 	cfg     Config
-	times   times
+	times   Times
 	started time.Time
 	alarmed map[string]bool // the drivers of which Alarm was told; of Run alone
 
@@ -91,7 +69,7 @@ type Registry struct {
 // New makes a registry; nothing happens before Run.
 func New(cfg Config) *Registry {
 	return &Registry{
-		cfg: cfg, times: usualTimes(), alarmed: make(map[string]bool), sessions: make(map[string]*session), names: make(map[string]*session),
+		cfg: cfg, times: cfg.Times.orUsual(), alarmed: make(map[string]bool), sessions: make(map[string]*session), names: make(map[string]*session),
 		served: make(map[string]*served), direct: make(map[string]*bypass), changed: make(chan struct{}),
 	}
 }
@@ -134,7 +112,7 @@ func (r *Registry) end(cancel context.CancelFunc) {
 // follow looks at both directories whenever something happens there, and now and
 // then: a directory can be removed and made again, and events be lost.
 func (r *Registry) follow(ctx context.Context, watcher *fsnotify.Watcher) {
-	tick := time.NewTicker(r.times.rescan)
+	tick := time.NewTicker(r.times.Rescan)
 	defer tick.Stop()
 	for {
 		for _, dir := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {

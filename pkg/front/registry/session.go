@@ -30,8 +30,8 @@ type session struct {
 
 // run tries until the driver is registered, and stays until the socket has gone.
 func (s *session) run(ctx context.Context) {
-	wait := s.registry.times.firstRetry
-	untold := time.Now().Add(s.registry.times.untold)
+	wait := s.registry.times.FirstRetry
+	untold := time.Now().Add(s.registry.times.Untold)
 	for {
 		err := s.attempt(ctx)
 		if ctx.Err() != nil {
@@ -49,7 +49,7 @@ func (s *session) run(ctx context.Context) {
 		case <-taken.changed:
 		case <-time.After(wait):
 		}
-		wait = min(2*wait, s.registry.times.lastRetry)
+		wait = min(2*wait, s.registry.times.LastRetry)
 	}
 }
 
@@ -133,7 +133,7 @@ func (s *session) tellRegistrar(ctx context.Context, registered bool, problem st
 	if err == nil {
 		defer func() { _ = conn.Close() }()
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, s.registry.times.call)
+		ctx, cancel = context.WithTimeout(ctx, s.registry.times.Call)
 		defer cancel()
 		word := &registration.RegistrationStatus{PluginRegistered: registered, Error: problem}
 		_, err = registration.NewRegistrationClient(conn).NotifyRegistrationStatus(ctx, word)

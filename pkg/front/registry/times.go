@@ -1,0 +1,37 @@
+package registry
+
+import (
+	"cmp"
+	"time"
+)
+
+// Times are the waits of a Registry.
+type Times struct {
+	// Rescan bounds what a lost event costs.
+	Rescan time.Duration
+	// Call bounds each call to a registrar or driver.
+	Call time.Duration
+	// FirstRetry doubles with each attempt, up to LastRetry.
+	FirstRetry, LastRetry time.Duration
+	// Untold is how long a driver may take to come up before its registrar is told
+	// that it does not, and starts anew where people see it.
+	Untold time.Duration
+	// Away is how long a registration socket stays away, so that kubelet, whose
+	// loop takes a second, forgets the old one before the new one comes: it
+	// refuses an equal version under one name.
+	Away time.Duration
+	// LastRefusal bounds the wait after kubelet refused again and again.
+	LastRefusal time.Duration
+}
+
+func (t Times) orUsual() Times {
+	return Times{
+		Rescan:      cmp.Or(t.Rescan, time.Second),
+		Call:        cmp.Or(t.Call, 10*time.Second),
+		FirstRetry:  cmp.Or(t.FirstRetry, 100*time.Millisecond),
+		LastRetry:   cmp.Or(t.LastRetry, 5*time.Second),
+		Untold:      cmp.Or(t.Untold, time.Minute),
+		Away:        cmp.Or(t.Away, 1500*time.Millisecond),
+		LastRefusal: cmp.Or(t.LastRefusal, 30*time.Second),
+	}
+}
