@@ -65,8 +65,10 @@ func (d *daemon) buildFront() error {
 	d.csiCallers = peercred.NewAuthorizer("authorization.csi", callers(cfg.Authorization.CSI), d.denied)
 	d.drivers = registry.New(registry.Config{
 		Registry: cfg.Front.Registry, KubeletRegistry: cfg.Front.KubeletRegistry, Sockets: filepath.Join(cfg.RunDir, "csi"),
-		Grace: registrationGrace, Patience: func() time.Duration { return d.cfg.Load().ShutdownTimeout.Std() }, Log: d.log.Named("registry"), Serve: d.serveDriver,
-		HasDeferred: d.hasDeferred, Alarm: d.metrics.DriverBypassed,
+		Grace: registrationGrace, Patience: func() time.Duration { return d.cfg.Load().ShutdownTimeout.Std() },
+		Log: d.log.Named("registry"), Serve: d.serveDriver,
+		HasDeferred: d.hasDeferred,
+		Alarm:       d.metrics.DriverBypassed,
 	})
 	return nil
 }

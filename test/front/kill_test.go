@@ -40,13 +40,17 @@ func (n *node) insist(what string, call func() error) {
 // revive starts again whatever was killed.
 func (n *node) revive() {
 	n.t.Helper()
-	if n.Dead() {
-		n.restartDaemon()
+	if !n.Dead() && !n.driver.dead() {
+		return
 	}
 	if n.driver.dead() {
 		n.startDriver()
-		n.waitServed()
 	}
+	if n.Dead() {
+		n.Kill()
+		n.Start()
+	}
+	n.waitServed()
 }
 
 // life is one pod's whole use of a volume; data is written in the sandbox.
@@ -89,7 +93,7 @@ func TestDaemonKilledAtEveryStep(t *testing.T) {
 			n := newNode(t, deferAll, args...)
 			v := n.create("pv-1", "ext4", 16*mib)
 			for i, step := range allSteps(name) {
-				n.restartDaemon("CRUST_FAILPOINTS=" + step + "=kill")
+				n.arm(step)
 				n.life(v, fmt.Sprintf("pod-%d", i))
 				if n.Starts() < 2*(i+1)+1 {
 					t.Fatalf("the daemon was not killed at %s", step)
@@ -121,7 +125,7 @@ func TestPublishGivenUpAfterAKill(t *testing.T) {
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
 	for _, step := range append(append([]string{}, stageSteps...), publishSteps...) {
-		n.restartDaemon("CRUST_FAILPOINTS=" + step + "=kill")
+		n.arm(step)
 		if err := n.stage(v); err == nil {
 			err = n.publish(v, "pod-1")
 			if err == nil || !maybe(err) {

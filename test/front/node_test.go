@@ -20,7 +20,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/kataemu"
@@ -101,7 +103,7 @@ func newNode(t testing.TB, policy string, args ...string) *node {
 		}
 	})
 	n.Start()
-	n.conn = n.Dial(n.csiSocket())
+	n.conn = dial(t, n.csiSocket())
 	n.csi, n.controller = csi.NewNodeClient(n.conn), csi.NewControllerClient(n.conn)
 	n.waitServed()
 	return n
@@ -111,6 +113,17 @@ func (n *node) data() string         { return n.Dir + "/data" }
 func (n *node) registry() string     { return n.Kubelet + "/crust-proxy/registry" }
 func (n *node) driverSocket() string { return n.Kubelet + "/plugins/" + driverName + "/csi.sock" }
 func (n *node) csiSocket() string    { return n.Dir + "/run/csi/" + driverName + ".sock" }
+
+// dial finds a daemon that was restarted at once: kubelet dials for each call.
+func dial(t testing.TB, socket string) *grpc.ClientConn {
+	t.Helper()
+	quick := backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1, MaxDelay: 2 * time.Millisecond}
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: quick, MinConnectTimeout: time.Second}))
+	must(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
 
 // waitServed waits until the driver answers through the front.
 func (n *node) waitServed() {
@@ -132,18 +145,25 @@ func (n *node) startDriver(env ...string) {
 }
 
 // restartDaemon brings the daemon back, after a kill where it still lives.
-func (n *node) restartDaemon(env ...string) {
+func (n *node) restartDaemon() {
 	n.t.Helper()
 	n.Kill()
-	n.Start(env...)
+	n.Start()
 	n.waitServed()
 }
 
-func (n *node) restartDriver(env ...string) {
+// arm restarts the daemon so that it is killed at a step, which may be one that
+// it takes as it starts.
+func (n *node) arm(step string) {
 	n.t.Helper()
-	n.driver.kill()
-	n.startDriver(env...)
-	n.waitServed()
+	n.Kill()
+	n.Launch("CRUST_FAILPOINTS=" + step + "=kill")
+	eventually(n.t, "the daemon serves or is killed", func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, err := n.csi.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+		return err == nil || n.Dead()
+	})
 }
 
 // process is a program of the test.

@@ -96,9 +96,10 @@ func (c *chaos) step(v *chaosVolume, pod string) {
 			delete(v.sandboxes, pod)
 		}
 	case 9:
-		c.restartDaemon("CRUST_FAILPOINTS=" + c.steps[c.random.IntN(len(c.steps))] + "=kill")
+		c.revive()
+		c.arm(c.steps[c.random.IntN(len(c.steps))])
 	case 10:
-		c.restartDriver()
+		c.driver.kill() // revive starts it again
 	case 11:
 		c.foreignMount(v, pod)
 	}
