@@ -37,20 +37,19 @@ func (n *node) insist(what string, call func() error) {
 	n.t.Fatalf("%s: %v", what, err)
 }
 
-// revive starts again whatever was killed.
+// revive starts again whatever was killed, and waits until all is well.
 func (n *node) revive() {
 	n.t.Helper()
-	if !n.Dead() && !n.driver.dead() {
-		return
-	}
-	if n.driver.dead() {
-		n.startDriver()
-	}
-	if n.Dead() {
-		n.Kill()
-		n.Start()
-	}
-	n.waitServed()
+	eventually(n.t, "the driver answers through the front", func() bool {
+		if n.driver.dead() {
+			n.startDriver()
+		}
+		if n.Dead() { // which shows a little after the call that it died of
+			n.Kill()
+			n.Start()
+		}
+		return n.served()
+	})
 }
 
 // life is one pod's whole use of a volume; data is written in the sandbox.

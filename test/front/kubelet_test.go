@@ -101,7 +101,7 @@ func (n *node) unpublish(v *volume, pod string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Remove(target); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(target); err != nil && !errors.Is(err, os.ErrNotExist) && !n.foreign[target] {
 		n.t.Errorf("kubelet cannot remove the target: %v", err)
 	}
 	_ = os.Remove(filepath.Dir(target) + "/vol_data.json")

@@ -77,7 +77,8 @@ type node struct {
 	conn       *grpc.ClientConn
 	csi        csi.NodeClient
 	controller csi.ControllerClient
-	pods       int // that wrote to the volume
+	pods       int             // that wrote to the volume
+	foreign    map[string]bool // targets that somebody else has mounted something on
 }
 
 // newNode starts both. Policy is the policy's YAML, args are added to the
@@ -85,7 +86,7 @@ type node struct {
 func newNode(t testing.TB, policy string, args ...string) *node {
 	t.Helper()
 	harness.Need(t, "mkfs.ext4", "blkid")
-	n := &node{t: t, Daemon: harness.NewDaemon(t)}
+	n := &node{t: t, Daemon: harness.NewDaemon(t), foreign: make(map[string]bool)}
 	n.Extra = "front: {enabled: true}\n" + policy
 	for _, dir := range []string{n.data(), n.registry(), n.Kubelet + "/plugins_registry", n.Kubelet + "/plugins/" + driverName} {
 		must(t, os.MkdirAll(dir, 0o755))
@@ -132,11 +133,15 @@ func (n *node) waitServed() {
 		if n.driver.dead() || n.Dead() {
 			n.t.Fatal("the driver or the daemon has ended")
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		_, err := n.csi.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-		return err == nil
+		return n.served()
 	})
+}
+
+func (n *node) served() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, err := n.csi.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	return err == nil
 }
 
 func (n *node) startDriver(env ...string) {
@@ -159,10 +164,7 @@ func (n *node) arm(step string) {
 	n.Kill()
 	n.Launch("CRUST_FAILPOINTS=" + step + "=kill")
 	eventually(n.t, "the daemon serves or is killed", func() bool {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		_, err := n.csi.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-		return err == nil || n.Dead()
+		return n.served() || n.Dead()
 	})
 }
 

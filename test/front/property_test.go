@@ -37,7 +37,6 @@ type chaos struct {
 	*node
 	random  *rand.Rand
 	volumes []*chaosVolume
-	foreign map[string]bool // targets with a foreign mount on them
 	steps   []string
 }
 
@@ -50,7 +49,7 @@ type chaosVolume struct {
 var chaosPods = []string{"pod-a", "pod-b"}
 
 func newChaos(n *node, seed uint64) *chaos {
-	c := &chaos{node: n, random: rand.New(rand.NewPCG(seed, seed)), foreign: make(map[string]bool)}
+	c := &chaos{node: n, random: rand.New(rand.NewPCG(seed, seed))}
 	for i := range 3 {
 		v := n.create(fmt.Sprintf("pv-%d", i), "ext4", 16*mib)
 		c.volumes = append(c.volumes, &chaosVolume{volume: v, sandboxes: make(map[string]*sandbox)})
