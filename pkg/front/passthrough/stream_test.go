@@ -185,6 +185,27 @@ func TestCallerDies(t *testing.T) {
 	}
 }
 
+// broken fails to read the caller's side.
+type broken struct{ grpc.ServerStream }
+
+func (broken) RecvMsg(any) error {
+	return status.Error(codes.Unimplemented, "compressed in an unknown way")
+}
+
+// TestUnreadableCaller: what is wrong with the caller's side is said to it, and
+// not that the driver was cancelled for it.
+func TestUnreadableCaller(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, parts{driver: raw(echo), proxy: []grpc.ServerOption{
+		grpc.StreamInterceptor(func(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+			return handle(srv, broken{s})
+		}),
+	}})
+	if _, err := all(open(patience(t), t, r.proxied, anyMethod)); status.Code(err) != codes.Unimplemented {
+		t.Error(err)
+	}
+}
+
 // tooMuch is more than any window that gRPC opens by itself.
 const (
 	chunk   = 64 << 10
