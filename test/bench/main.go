@@ -22,6 +22,7 @@ const (
 	roleEmpty  = "empty"
 	roleShims  = "shims"
 	roleCLI    = "cli"
+	roleDriver = "driver"
 )
 
 func run() int {
@@ -33,6 +34,8 @@ func run() int {
 			return report(serveShims(os.Args[2:]))
 		case roleCLI:
 			return report(statsOnce(os.Args[2], os.Args[3]))
+		case roleDriver:
+			return report(serveDriver(os.Args[2], os.Args[3]))
 		case roleInside:
 			return report(inside(os.Args[2:]))
 		}
@@ -89,7 +92,7 @@ func inside(args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.BoolVar(&s.quick, "quick", false, "a tenth of the rounds; writes no file")
 	flags.BoolVar(&s.pprof, "pprof", false, "serve the daemon's profiles on its http.sock; writes no file")
-	flags.StringVar(&s.only, "only", "", "one figure: latency, rate, process, hung, scale, growth or size")
+	flags.StringVar(&s.only, "only", "", "one figure: latency, rate, process, hung, passthrough, scale, growth or size")
 	flags.StringVar(&s.out, "out", "docs/performance.md", "the page to write")
 	if err := flags.Parse(args); err != nil {
 		return err

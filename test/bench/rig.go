@@ -27,7 +27,7 @@ import (
 type rig struct {
 	dir, kubelet, images, kata, sandboxes string
 	program                               string
-	pprof                                 bool
+	pprof, front                          bool
 	daemon                                *exec.Cmd
 	children                              []*exec.Cmd
 	loops                                 []string
@@ -81,7 +81,8 @@ handlers:
   kata: {directVolumes: %[4]s, goSandboxes: %[5]s, rustSandboxes: %[1]s/rs, sharedSandboxes: %[1]s/sh}
 containerd: {socket: ""}
 http: {listen: "unix:%[1]s/http.sock", pprof: %[6]t}
-`, r.dir, r.kubelet, r.images, r.kata, r.sandboxes, r.pprof)
+front: {enabled: %[7]t}
+`, r.dir, r.kubelet, r.images, r.kata, r.sandboxes, r.pprof, r.front)
 }
 
 // readyLimit is far above the target, so that a slow start is a figure and not
