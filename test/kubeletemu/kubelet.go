@@ -1,6 +1,3 @@
-// Package kubeletemu plays the parts around a driver registry: kubelet's plugin
-// watcher as it is in Kubernetes 1.34, the registrar that stands beside a CSI
-// driver, and a CSI driver.
 package kubeletemu
 
 import (

@@ -49,39 +49,37 @@ func (k *Kubelet) deregister(path string, was plugin) {
 // register marks a socket before it tries: once is all that it gets.
 func (k *Kubelet) register(ctx context.Context, path string, since time.Time) {
 	k.mark(path, plugin{since: since})
-	event := Event{Kind: Registered, Socket: path}
-	err := k.try(ctx, &event, since)
+	conn, err := dial(path)
 	if err != nil {
-		event.Kind, event.Error = Refused, err.Error()
-	}
-	k.note(event)
-}
-
-func (k *Kubelet) try(ctx context.Context, event *Event, since time.Time) error {
-	conn, err := dial(event.Socket)
-	if err != nil {
-		return err
+		return // not with a path
 	}
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	client := registration.NewRegistrationClient(conn)
+	event := Event{Kind: Registered, Socket: path}
 	info, err := client.GetInfo(ctx, &registration.InfoRequest{})
-	if err != nil {
-		return err
-	}
-	event.Driver = info.GetName()
-	version, err := k.validate(info)
 	if err == nil {
-		k.mark(event.Socket, plugin{since: since, name: info.GetName()})
-		err = k.admit(ctx, info, version)
+		event.Driver = info.GetName()
+		err = k.try(ctx, path, since, info)
 	}
 	word := &registration.RegistrationStatus{PluginRegistered: err == nil}
 	if err != nil {
-		word.Error = err.Error()
+		event.Kind, event.Error, word.Error = Refused, err.Error(), err.Error()
 	}
-	_, _ = client.NotifyRegistrationStatus(ctx, word) // the real one logs it
-	return err
+	k.note(event)
+	if event.Driver != "" {
+		_, _ = client.NotifyRegistrationStatus(ctx, word) // the real one logs it
+	}
+}
+
+func (k *Kubelet) try(ctx context.Context, path string, since time.Time, info *registration.PluginInfo) error {
+	version, err := k.validate(info)
+	if err != nil {
+		return err
+	}
+	k.mark(path, plugin{since: since, name: info.GetName()})
+	return k.admit(ctx, info, version)
 }
 
 func (k *Kubelet) mark(path string, p plugin) {
