@@ -3,30 +3,16 @@
 package driver_test
 
 import (
-	"context"
-	"encoding/xml"
-	"fmt"
-	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
 
-	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+	"github.com/crust-proxy/crust-proxy/test/sanity"
 )
 
 // TestSanity runs csi-sanity, with both access types, plain and native.
 func TestSanity(t *testing.T) {
-	program := sanityProgram(t)
+	program := sanity.Program(t)
 	for _, native := range []bool{false, true} {
 		for _, kind := range []string{"mount", "block"} {
 			name := kind + "-plain"
@@ -37,9 +23,9 @@ func TestSanity(t *testing.T) {
 				r := newRig(t, native)
 				socket := r.socket()
 				if native {
-					socket = hideDeferral(t, r)
+					socket = sanity.HideDeferral(t, r.conn, r.dir)
 				}
-				ran, skipped := runSanity(t, program, r.dir, socket, kind)
+				ran, skipped := sanity.Run(t, program, r.dir, socket, kind)
 				if ran < 45 {
 					t.Errorf("only %d specs ran", ran)
 				}
@@ -50,126 +36,4 @@ func TestSanity(t *testing.T) {
 			})
 		}
 	}
-}
-
-// sanityProgram builds csi-sanity, which is pinned in a module of its own.
-func sanityProgram(t *testing.T) string {
-	t.Helper()
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	program := filepath.Join(t.TempDir(), "csi-sanity")
-	cmd := exec.Command("go", "build", "-modfile="+root+"/tools/csi-sanity/go.mod", "-o", program, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build csi-sanity: %v\n%s", err, out)
-	}
-	return program
-}
-
-// runSanity runs it and gives how many specs ran, and the names of those skipped.
-func runSanity(t *testing.T, program, dir, socket, kind string) (ran int, skipped []string) {
-	t.Helper()
-	report := dir + "/report.xml"
-	cmd := exec.Command(program, "--csi.endpoint", "unix://"+socket, "--csi.mountdir", dir+"/mnt", "--csi.stagingdir", dir+"/stage",
-		"--csi.testvolumesize", "335544320", "--csi.testvolumeexpandsize", "671088640", "--csi.testvolumeaccesstype", kind,
-		"--ginkgo.junit-report", report, "--ginkgo.no-color")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Errorf("csi-sanity: %v\n%s", err, out)
-	}
-	raw, err := os.ReadFile(report)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var suites struct {
-		Suites []struct {
-			Cases []struct {
-				Name   string `xml:"name,attr"`
-				Status string `xml:"status,attr"`
-			} `xml:"testcase"`
-		} `xml:"testsuite"`
-	}
-	if err := xml.Unmarshal(raw, &suites); err != nil {
-		t.Fatal(err)
-	}
-	for _, suite := range suites.Suites {
-		for _, spec := range suite.Cases {
-			name, isSpec := strings.CutPrefix(spec.Name, "[It] ")
-			switch {
-			case !isSpec: // hooks of the suite
-			case spec.Status == "passed":
-				ran++
-			case spec.Status == "skipped" || spec.Status == "pending":
-				skipped = append(skipped, name)
-			default:
-				t.Errorf("%s: %s", spec.Status, name)
-			}
-		}
-	}
-	slices.Sort(skipped)
-	return ran, skipped
-}
-
-// hideDeferral stands before a native driver and takes the values of deferral out
-// of its capabilities: csi-sanity fails on any value that CSI does not have. All
-// else passes as it is.
-func hideDeferral(t *testing.T, r *rig) string {
-	t.Helper()
-	const least = csi.NodeServiceCapability_RPC_Type(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)
-	hidden := 0
-	relay := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
-		reply, err := replyOf(info.FullMethod)
-		if err != nil {
-			return nil, err
-		}
-		if err := r.conn.Invoke(ctx, info.FullMethod, req, reply); err != nil {
-			return nil, err
-		}
-		if capabilities, ok := reply.(*csi.NodeGetCapabilitiesResponse); ok {
-			before := len(capabilities.GetCapabilities())
-			capabilities.Capabilities = slices.DeleteFunc(capabilities.Capabilities, func(one *csi.NodeServiceCapability) bool {
-				return one.GetRpc().GetType() == least
-			})
-			hidden += before - len(capabilities.GetCapabilities())
-		}
-		return reply, nil
-	}
-	socket := r.dir + "/plain.sock"
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer(grpc.UnaryInterceptor(relay))
-	csi.RegisterIdentityServer(server, csi.UnimplementedIdentityServer{})
-	csi.RegisterControllerServer(server, csi.UnimplementedControllerServer{})
-	csi.RegisterNodeServer(server, csi.UnimplementedNodeServer{})
-	done := make(chan struct{})
-	go func() { defer close(done); _ = server.Serve(listener) }()
-	t.Cleanup(func() {
-		server.Stop()
-		<-done
-		if hidden == 0 {
-			t.Error("the driver never reported DEFER_FS_OPS")
-		}
-	})
-	return socket
-}
-
-// replyOf makes the answer message of a method such as /csi.v1.Node/NodeGetInfo.
-func replyOf(method string) (proto.Message, error) {
-	name := protoreflect.FullName(strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", "."))
-	found, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
-	if err != nil {
-		return nil, err
-	}
-	called, ok := found.(protoreflect.MethodDescriptor)
-	if !ok {
-		return nil, fmt.Errorf("%s is no method", method)
-	}
-	made, err := protoregistry.GlobalTypes.FindMessageByName(called.Output().FullName())
-	if err != nil {
-		return nil, err
-	}
-	return made.New().Interface(), nil
 }

@@ -316,7 +316,12 @@ func (n *node) kataDir(v *volume, pod string) string {
 // mountInfo reads what Kata would.
 func (n *node) mountInfo(v *volume, pod string) (device, fsType string) {
 	n.t.Helper()
-	raw, err := os.ReadFile(filepath.Join(n.kataDir(v, pod), "mountInfo.json"))
+	return n.readMountInfo(n.kataDir(v, pod))
+}
+
+func (n *node) readMountInfo(dir string) (device, fsType string) {
+	n.t.Helper()
+	raw, err := os.ReadFile(filepath.Join(dir, "mountInfo.json"))
 	must(n.t, err)
 	for _, key := range []struct {
 		name string

@@ -1,0 +1,109 @@
+//go:build system
+
+package front
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/crust-proxy/crust-proxy/internal/kataemu"
+	"github.com/crust-proxy/crust-proxy/test/sanity"
+)
+
+// TestSanityIsTheSameWithTheFront runs csi-sanity over the driver's own socket
+// and over the front's, for volumes that are not deferred.
+func TestSanityIsTheSameWithTheFront(t *testing.T) {
+	program := sanity.Program(t)
+	for _, kind := range []string{"mount", "block"} {
+		t.Run(kind, func(t *testing.T) {
+			n := newNode(t, deferNone)
+			directRan, directSkipped := sanity.Run(t, program, n.sanityDir("direct"), n.driverSocket(), kind)
+			ran, skipped := sanity.Run(t, program, n.sanityDir("front"), n.csiSocket(), kind)
+			if ran != directRan || ran < 45 {
+				t.Errorf("%d specs ran directly, and %d through the front", directRan, ran)
+			}
+			if diff := cmp.Diff(directSkipped, skipped); diff != "" {
+				t.Errorf("skipped -directly +through the front:\n%s", diff)
+			}
+			n.wantClean()
+		})
+	}
+}
+
+// TestSanityOfDeferredVolumes runs it where every filesystem volume is deferred,
+// with a sandbox for each that is asked for stats or to grow.
+func TestSanityOfDeferredVolumes(t *testing.T) {
+	program := sanity.Program(t)
+	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, deferAll, args...)
+			socket, _ := sanity.Relay(t, n.conn, n.Dir, n.withSandbox())
+			if ran, _ := sanity.Run(t, program, n.sanityDir("deferred"), socket, "mount"); ran < 45 {
+				t.Errorf("only %d specs ran", ran)
+			}
+			n.wantClean()
+		})
+	}
+}
+
+func (n *node) sanityDir(name string) string {
+	n.t.Helper()
+	dir := filepath.Join(n.Kubelet, "sanity", name)
+	must(n.t, os.MkdirAll(dir, 0o755))
+	return dir
+}
+
+// withSandbox gives a volume a sandbox for the time of a stats or expand call:
+// csi-sanity knows of none, and unpublishes right after it.
+func (n *node) withSandbox() func(req any, call func() error) error {
+	count := 0
+	return func(req any, call func() error) error {
+		asked, ok := req.(interface{ GetVolumePath() string })
+		if !ok || asked.GetVolumePath() == "" {
+			return call()
+		}
+		dir := filepath.Join(n.Kata, base64.URLEncoding.EncodeToString([]byte(asked.GetVolumePath())))
+		if _, err := os.Stat(dir); err != nil {
+			return call()
+		}
+		count++
+		end, err := n.shortLived(fmt.Sprintf("sandbox-%d", count), dir, asked.GetVolumePath())
+		if err != nil {
+			return err
+		}
+		defer end()
+		return call()
+	}
+}
+
+// shortLived is a sandbox that tells numbers and says that it can grow.
+func (n *node) shortLived(id, dir, target string) (end func(), err error) {
+	device, _ := n.readMountInfo(dir)
+	shim, err := kataemu.Start(kataemu.Options{
+		Flavor: kataemu.Go, SandboxID: id, Sandboxes: n.GoSandboxes,
+		Mounts: map[string]kataemu.Statfs{device: kataemu.MountedAt("/")},
+		Body:   []byte(`{"usage":[{"available":6,"total":10,"used":4,"unit":1}]}`),
+		Resize: func(string, uint64) error { return nil },
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, id), nil, 0o600); err != nil {
+		return nil, errors.Join(err, shim.Stop())
+	}
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if _, err := n.csi.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: "any", VolumePath: target}); err == nil {
+			break
+		}
+	}
+	return func() { _ = shim.Stop() }, nil
+}
