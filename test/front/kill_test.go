@@ -105,6 +105,38 @@ func TestDaemonKilledAtEveryStep(t *testing.T) {
 	}
 }
 
+// TestDriverKilledAtEveryStep kills the driver in the middle of what the front has
+// asked of it.
+func TestDriverKilledAtEveryStep(t *testing.T) {
+	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, deferAll, args...)
+			v := n.create("pv-1", "ext4", 16*mib)
+			killed := 0
+			for i, step := range driverSteps {
+				n.driver.kill()
+				n.startDriver("CRUST_FAILPOINTS=" + step + "=kill")
+				n.waitServed()
+				armed := n.driver
+				n.life(v, fmt.Sprintf("pod-%d", i))
+				if armed.dead() {
+					killed++
+				}
+				n.wantCleanSoFar()
+			}
+			if killed < len(driverSteps)-2 { // each way leaves out a few steps of the other
+				t.Errorf("the driver was killed at %d of %d steps only", killed, len(driverSteps))
+			}
+			n.remove(v)
+			n.wantClean()
+		})
+	}
+}
+
+var driverSteps = []string{
+	"driver-attached", "driver-stage-recorded", "driver-publish-recorded", "driver-published", "driver-target-cleared", "driver-detached",
+}
+
 func allSteps(way string) []string {
 	var all []string
 	for _, steps := range [][]string{stageSteps, publishSteps, unpublishSteps, unstageSteps} {
