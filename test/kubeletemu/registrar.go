@@ -1,6 +1,7 @@
 package kubeletemu
 
 import (
+	"cmp"
 	"context"
 	"path/filepath"
 	"slices"
@@ -18,6 +19,8 @@ type Registrar struct {
 	registration.UnimplementedRegistrationServer
 	// Dir is where it makes its socket: kubelet's directory, or crust-proxy's.
 	Dir string
+	// File is its name there; NAME-reg.sock unless set.
+	File string
 	// Name and Endpoint are the driver's.
 	Name, Endpoint string
 	// Type and Versions are CSIPlugin and 1.0.0 unless set.
@@ -43,7 +46,9 @@ type Verdict struct {
 }
 
 // Socket is its registration socket.
-func (r *Registrar) Socket() string { return filepath.Join(r.Dir, r.Name+"-reg.sock") }
+func (r *Registrar) Socket() string {
+	return filepath.Join(r.Dir, cmp.Or(r.File, r.Name+"-reg.sock"))
+}
 
 // Start makes the socket anew and serves it.
 func (r *Registrar) Start() error {

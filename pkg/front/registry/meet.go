@@ -29,6 +29,8 @@ type Driver struct {
 // nameForm is CSI's rule for the name of a driver, which becomes a part of paths.
 var nameForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
+const maxName = 63
+
 // refusal is an error that waiting does not mend: the registrar is told at once.
 // Any other is of a party that is not up yet.
 type refusal struct{ error }
@@ -63,6 +65,8 @@ func (r *Registry) accept(socket string, info *registration.PluginInfo) (*Driver
 	switch {
 	case info.GetType() != registration.CSIPlugin:
 		return nil, refusef("%s registers a plugin of type %q: only %s is taken here", socket, clip(info.GetType()), registration.CSIPlugin)
+	case len(info.GetName()) > maxName:
+		return nil, refusef("%s registers a name of %d bytes: a CSI driver's has at most %d", socket, len(info.GetName()), maxName)
 	case !nameForm.MatchString(info.GetName()):
 		return nil, refusef("%s registers the name %q, which is no CSI driver's name", socket, clip(info.GetName()))
 	case !filepath.IsAbs(endpoint):
@@ -78,6 +82,14 @@ func (r *Registry) accept(socket string, info *registration.PluginInfo) (*Driver
 			info.GetName(), clip(fmt.Sprintf("%q", info.GetSupportedVersions())))
 	}
 	return &Driver{Name: info.GetName(), Endpoint: endpoint, Versions: info.GetSupportedVersions()}, nil
+}
+
+// claimed is what can be shown of one that is not accepted.
+func claimed(info *registration.PluginInfo) *Driver {
+	if !nameForm.MatchString(info.GetName()) {
+		return &Driver{}
+	}
+	return &Driver{Name: info.GetName(), Endpoint: clip(info.GetEndpoint())}
 }
 
 func isVersion1(version string) bool {

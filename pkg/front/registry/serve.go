@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
+	"github.com/crust-proxy/crust-proxy/pkg/front/passthrough"
 )
 
 // served is the CSI socket that stands in for a driver. It stays while the daemon
@@ -115,12 +116,13 @@ func (f *served) stop(patience time.Duration) {
 // dial connects when the first call is made. A driver that was restarted is found
 // again at once. The path is no part of an address, where it would be parsed.
 func dial(socket string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///localhost", grpc.WithTransportCredentials(insecure.NewCredentials()),
+	return grpc.NewClient("passthrough:///localhost", append(passthrough.DialOptions(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}),
 		grpc.WithIdleTimeout(0), grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
 			MinConnectTimeout: 5 * time.Second,
-		}))
+		}))...)
 }

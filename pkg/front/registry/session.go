@@ -62,6 +62,7 @@ func (s *session) attempt(ctx context.Context) error {
 	}
 	info, err := s.registry.accept(s.socket, told)
 	if err != nil {
+		s.setInfo(claimed(told))
 		return err
 	}
 	s.setInfo(info)
