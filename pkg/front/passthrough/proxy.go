@@ -52,6 +52,19 @@ func UnaryMethods() map[string]bool {
 	return known
 }
 
+// The windows are set, and not found out as gRPC would do it: that costs a ping for
+// nearly every call, of which each wakes both ends. The larger ones are room for
+// what is on its way to a side that reads no more.
+const (
+	streamWindow = 1 << 20
+	connWindow   = 4 << 20
+)
+
+// DialOptions are for the connection to a driver.
+func DialOptions() []grpc.DialOption {
+	return []grpc.DialOption{grpc.WithInitialWindowSize(streamWindow), grpc.WithInitialConnWindowSize(connWindow)}
+}
+
 // ServerOptions make a gRPC server of the proxy. It needs no registered service,
 // and has no limit of its own on the size of messages or on pings: the two ends
 // have theirs.
@@ -59,6 +72,7 @@ func (p *Proxy) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(codec{}), grpc.UnknownServiceHandler(p.handle),
 		grpc.MaxRecvMsgSize(math.MaxInt32), grpc.MaxSendMsgSize(math.MaxInt32),
+		grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connWindow),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	}
 }
