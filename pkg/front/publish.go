@@ -11,6 +11,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
 
+// heldOnHost is the word for a volume that the host has mounted for some pod: it
+// stays as it is until no pod has it.
+const heldOnHost = "held as it is while a pod has it"
+
 // publish is one NodePublishVolume of a filesystem volume. Its caller has the
 // volume's turn.
 type publish struct {
@@ -100,7 +104,8 @@ func (p *publish) decide(ctx context.Context, requested bool) (err error) {
 		p.pod, err = p.podOf(ctx)
 		return err
 	}
-	if slices.Contains(p.rec.Plain, p.target) {
+	if slices.Contains(p.rec.Plain, p.target) || driverMounted(p.req.GetStagingTargetPath(), p.target) {
+		p.verdict.Rule = heldOnHost
 		return nil
 	}
 	if p.pod, err = p.podOf(ctx); err != nil {
@@ -144,7 +149,7 @@ func (p *publish) agree(requested bool) error {
 		p.verdict = verdictOf(&p.living[0])
 		return nil
 	}
-	p.verdict = deferral.Verdict{Rule: "held while another pod has the volume"}
+	p.verdict = deferral.Verdict{Rule: heldOnHost}
 	return nil
 }
 

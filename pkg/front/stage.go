@@ -61,6 +61,9 @@ func (n *node) howToStage(ctx context.Context, w wanted, rec *volumeRecord, wher
 	if len(rec.Plain) > 0 && rec.Stage != nil {
 		return rec.Stage.At == stagedPrivately, rec.Stage.Rule, nil
 	}
+	if _, mounted := mountOf(where); mounted && rec.Stage == nil {
+		return false, heldOnHost, nil
+	}
 	verdict, err := n.decideStage(ctx, w)
 	if err != nil || !verdict.Defer {
 		return false, verdict.Rule, err

@@ -12,6 +12,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 )
 
 // volume is a PersistentVolume as kubelet knows it.
@@ -75,7 +77,10 @@ func (n *node) stage(v *volume) error {
 
 // publish is SetUpAt: kubelet makes the parent and its own vol_data.json, and
 // leaves the target to the driver.
-func (n *node) publish(v *volume, pod string) error {
+func (n *node) publish(v *volume, pod string) error { return n.publishAs(v, pod, false) }
+
+// publishAs is a publish of an orchestrator that may ask for deferral itself.
+func (n *node) publishAs(v *volume, pod string, requested bool) error {
 	parent := filepath.Dir(v.target(n, pod))
 	must(n.t, os.MkdirAll(parent, 0o750))
 	must(n.t, os.WriteFile(parent+"/vol_data.json", []byte(`{"driverName":"`+driverName+`"}`), 0o600))
@@ -85,10 +90,14 @@ func (n *node) publish(v *volume, pod string) error {
 	for key, value := range v.context {
 		with[key] = value
 	}
-	_, err := n.csi.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+	req := &csi.NodePublishVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: v.staging(n), TargetPath: v.target(n, pod), VolumeCapability: v.capability(),
 		VolumeContext: with, Secrets: v.secrets, Readonly: v.readOnly,
-	})
+	}
+	if requested {
+		csidefer.SetRequested(req)
+	}
+	_, err := n.csi.NodePublishVolume(ctx, req)
 	return err
 }
 

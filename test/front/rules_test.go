@@ -197,6 +197,36 @@ func TestNotDeferred(t *testing.T) {
 	n.wantClean()
 }
 
+// TestFrontComesUnderARunningPod is a node whose driver was there before the front:
+// a pod has a volume of which there is no record.
+func TestFrontComesUnderARunningPod(t *testing.T) {
+	n := newNode(t, deferNone)
+	v := n.create("pv-1", "ext4", 16*mib)
+	must(t, n.stage(v))
+	must(t, n.publish(v, "pod-1"))
+	must(t, os.WriteFile(v.target(n, "pod-1")+"/file", []byte("on the host"), 0o600))
+	n.Kill()
+	must(t, os.RemoveAll(n.Dir+"/run/state/csi"))
+	n.Extra = "front: {enabled: true}\n" + deferAll
+	n.Start()
+	n.waitServed()
+	must(t, n.stage(v)) // kubelet was restarted too
+	must(t, n.publish(v, "pod-1"))
+	if raw, err := os.ReadFile(v.target(n, "pod-1") + "/file"); err != nil || string(raw) != "on the host" {
+		t.Errorf("the pod lost its volume: %q, %v", raw, err)
+	}
+	wantCode(t, n.publishAs(v, "pod-2", true), codes.FailedPrecondition, v.target(n, "pod-1"))
+	must(t, n.unpublish(v, "pod-1"))
+	must(t, n.publishAs(v, "pod-2", true))
+	n.wantGuarded(v, "pod-2")
+	wantCode(t, n.publish(v, "pod-1"), codes.FailedPrecondition, v.target(n, "pod-2"))
+	must(t, n.unpublish(v, "pod-1"))
+	must(t, n.unpublish(v, "pod-2"))
+	must(t, n.unstage(v))
+	n.remove(v)
+	n.wantClean()
+}
+
 func TestRawBlockAndInlineVolumesPass(t *testing.T) {
 	n := newNode(t, deferNone)
 	v := n.create("pv-1", "ext4", 16*mib)

@@ -17,6 +17,10 @@ func (s *session) register(ctx context.Context, front *served) error {
 	times := s.registry.times
 	defer s.withdraw(front)
 	for wait := times.Away; ctx.Err() == nil; {
+		if !s.answers(ctx, front) {
+			sleep(ctx, times.Rescan)
+			continue
+		}
 		offer, err := s.offer(front)
 		if errors.Is(err, fs.ErrNotExist) {
 			s.setKubelet("kubelet's registry " + s.registry.cfg.KubeletRegistry + " is not there yet")
@@ -92,25 +96,33 @@ func (s *session) passOn(ctx context.Context, offer *offer, word verdict) bool {
 // perhaps as another version. kubelet has it registered all the while, as it
 // would without us.
 func (s *session) watchDriver(ctx context.Context, front *served) {
-	info := s.driver()
 	switch conn := front.driverConn(); conn.GetState() {
 	case connectivity.Idle:
 		conn.Connect()
 	case connectivity.TransientFailure:
+		info := s.driver()
 		s.setProblem(info.failed("the connection", errors.New("nobody listens there: is the driver's container running?")))
 	case connectivity.Ready:
-		if s.isReady() {
-			return
+		if !s.isReady() {
+			s.answers(ctx, front)
 		}
-		known, err := s.registry.meet(ctx, conn, info)
-		if err != nil {
-			s.setProblem(err)
-			return
-		}
-		s.setInfo(known)
-		s.setReady()
 	default: // connecting, or closed
 	}
+}
+
+// answers tells whether the driver is up, which kubelet will ask at once.
+func (s *session) answers(ctx context.Context, front *served) bool {
+	known, err := s.registry.meet(ctx, front.driverConn(), s.driver())
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case err != nil:
+		s.setProblem(err)
+		return false
+	}
+	s.setInfo(known)
+	s.setReady()
+	return true
 }
 
 func sleep(ctx context.Context, d time.Duration) {

@@ -70,8 +70,9 @@ func TestOurRestartIsNoDeregistration(t *testing.T) {
 	if w.kubelet.Endpoint(name) != w.csi() || w.kubelet.Count(kubeletemu.Deregistered) > 0 {
 		t.Fatalf("kubelet did not keep the driver: %+v", w.kubelet.Events())
 	}
+	before := len(r.Verdicts())
 	w.startRegistry()
-	eventually(t, "it registers again", func() bool { return len(r.Verdicts()) == 2 })
+	eventually(t, "it registers again", func() bool { return len(r.Verdicts()) > before })
 	w.served("driver.sock")
 	w.neverRefused()
 	w.steady()
@@ -202,5 +203,30 @@ func TestSocketModes(t *testing.T) {
 		if info, err := os.Lstat(path); err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s: %v, %v", path, info.Mode(), err)
 		}
+	}
+}
+
+// TestKubeletStartsWhileTheDriverIsDown: kubelet's NodeGetInfo fails then, and
+// asking it again is of no use before the driver is back.
+func TestKubeletStartsWhileTheDriverIsDown(t *testing.T) {
+	for _, restart := range []time.Duration{0, 2 * turn} {
+		t.Run(restart.String(), func(t *testing.T) {
+			t.Parallel()
+			w := running(t)
+			d, r := w.pair()
+			w.served("driver.sock")
+			w.kubelet.Stop()
+			r.SetRestart(restart)
+			d.Kill()
+			w.startKubelet()
+			eventually(t, "kubelet refuses", func() bool { return w.kubelet.Count(kubeletemu.Refused) == 1 })
+			time.Sleep(quiet)
+			if n := w.kubelet.Count(kubeletemu.Refused); n > 1 {
+				t.Errorf("kubelet was asked %d times without a driver", n)
+			}
+			check(t, d.Start())
+			eventually(t, "kubelet has it", func() bool { return w.kubelet.Endpoint(name) == w.csi() })
+			w.steady()
+		})
 	}
 }

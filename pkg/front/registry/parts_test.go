@@ -45,6 +45,7 @@ func (w *world) pair() (*kubeletemu.Driver, *kubeletemu.Registrar) {
 // served says that kubelet calls our socket, and gets to the driver.
 func (w *world) served(node string) {
 	w.t.Helper()
+	w.tells()
 	eventually(w.t, "kubelet calls ours", func() bool { return w.kubelet.Endpoint(name) == w.csi() })
 	eventually(w.t, "the driver answers", func() bool {
 		got, err := askNode(w.csi())
@@ -53,6 +54,19 @@ func (w *world) served(node string) {
 	eventually(w.t, "the driver is shown as ready", func() bool {
 		one, found := w.shown(name)
 		return found && one.Ready && one.Kubelet == "registered" && one.Socket == w.csi()
+	})
+}
+
+// tells has a test that fails say how things stand.
+func (w *world) tells() {
+	if w.told {
+		return
+	}
+	w.told = true
+	w.t.Cleanup(func() {
+		if w.t.Failed() {
+			w.t.Logf("kubelet did %+v\nlisted are %+v", w.kubelet.Events(), w.registry.List())
+		}
 	})
 }
 

@@ -32,6 +32,7 @@ type world struct {
 	registry *registry.Registry // the one of now
 	kubelet  *kubeletemu.Kubelet
 	stop     func() // the registry
+	told     bool   // see tells
 
 	mu       sync.Mutex
 	deferred map[string]bool
