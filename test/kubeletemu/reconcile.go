@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
@@ -58,7 +59,7 @@ func (k *Kubelet) register(ctx context.Context, path string, since time.Time) {
 	defer cancel()
 	client := registration.NewRegistrationClient(conn)
 	event := Event{Kind: Registered, Socket: path}
-	info, err := client.GetInfo(ctx, &registration.InfoRequest{})
+	info, err := hello(ctx, client)
 	if err == nil {
 		event.Driver = info.GetName()
 		err = k.try(ctx, path, since, info)
@@ -71,6 +72,13 @@ func (k *Kubelet) register(ctx context.Context, path string, since time.Time) {
 	if event.Driver != "" {
 		_, _ = client.NotifyRegistrationStatus(ctx, word) // the real one logs it
 	}
+}
+
+// hello waits for one who has bound the socket and does not listen yet.
+func hello(ctx context.Context, client registration.RegistrationClient) (*registration.PluginInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience/5)
+	defer cancel()
+	return client.GetInfo(ctx, &registration.InfoRequest{}, grpc.WaitForReady(true))
 }
 
 func (k *Kubelet) try(ctx context.Context, path string, since time.Time, info *registration.PluginInfo) error {

@@ -93,6 +93,13 @@ func (r *Registrar) Stop() error {
 	return process.stop()
 }
 
+// SetRestart changes Restart while it runs.
+func (r *Registrar) SetRestart(after time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Restart = after
+}
+
 // Verdicts are what it was told, in order.
 func (r *Registrar) Verdicts() []Verdict {
 	r.mu.Lock()

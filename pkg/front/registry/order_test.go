@@ -9,7 +9,8 @@ import (
 
 // party is one that starts, is restarted and is killed.
 type party struct {
-	start, restart, kill func()
+	start, restart func()
+	kill           func() // nil where a restart leaves no more behind than a kill
 }
 
 // parties are the driver, its registrar, crust-proxy and kubelet, not started yet.
@@ -20,13 +21,16 @@ func (w *world) parties() map[string]party {
 	start := func(begin func() error) func() { return func() { check(w.t, begin()) } }
 	both := func() { start(d.Start)(); start(r.Start)() }
 	return map[string]party{
-		"driver":    {start(d.Start), func() { d.Kill(); start(d.Start)() }, d.Kill},
+		"driver":    {start(d.Start), func() { d.Kill(); start(d.Start)() }, nil},
 		"registrar": {start(r.Start), func() { check(w.t, r.Stop()); start(r.Start)() }, r.Kill},
 		"pod":       {both, func() { check(w.t, r.Stop()); d.Kill(); both() }, func() { r.Kill(); d.Kill() }},
-		"crust":     {w.startRegistry, func() { w.stop(); w.startRegistry() }, func() { w.stop() }},
-		"kubelet":   {w.startKubelet, func() { w.kubelet.Stop(); w.startKubelet() }, func() { w.kubelet.Stop() }},
+		"crust":     {w.startRegistry, func() { w.stop(); w.startRegistry() }, nil},
+		"kubelet":   {w.startKubelet, func() { w.kubelet.Stop(); w.startKubelet() }, nil},
 	}
 }
+
+// ends tells whether a party is to be ended in a way.
+func ends(who, how string) bool { return how == "restart" || who == "registrar" || who == "pod" }
 
 // startOrders are all orders of the four.
 func startOrders(of []string) (out [][]string) {
@@ -65,6 +69,9 @@ func TestRestartWhileStarting(t *testing.T) {
 	for after := range order {
 		for i, who := range order[:after+1] {
 			for _, how := range []string{"restart", "kill"} {
+				if !ends(who, how) {
+					continue
+				}
 				t.Run(strings.Join([]string{how, who, "after", order[after]}, "-"), func(t *testing.T) {
 					t.Parallel()
 					w := newWorld(t)
@@ -110,6 +117,9 @@ func again(p party, how string) {
 func TestRestartWhileServing(t *testing.T) {
 	for _, who := range []string{"driver", "registrar", "pod", "crust", "kubelet"} {
 		for _, how := range []string{"restart", "kill"} {
+			if !ends(who, how) {
+				continue
+			}
 			t.Run(how+"-"+who, func(t *testing.T) {
 				t.Parallel()
 				w := newWorld(t)
