@@ -40,7 +40,7 @@ func newRig(t *testing.T, p parts) *rig {
 		p.register(r.driver)
 	}
 	serve(t, r.driver, dir+"/driver.sock")
-	back := dial(t, dir+"/driver.sock", p.dial...)
+	back := dial(t, dir+"/driver.sock", append(DialOptions(), p.dial...)...)
 	proxy := New(func() (grpc.ClientConnInterface, error) { return back, nil }, p.local)
 	serve(t, grpc.NewServer(append(p.proxy, proxy.ServerOptions()...)...), dir+"/proxy.sock")
 	r.direct, r.proxied = dial(t, dir+"/driver.sock"), dial(t, dir+"/proxy.sock")
