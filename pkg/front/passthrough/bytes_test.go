@@ -99,7 +99,7 @@ func TestSizes(t *testing.T) {
 	t.Parallel()
 	free := newRig(t, parts{driver: raw(echo)})
 	tight := newRig(t, parts{driver: append(raw(echo), grpc.MaxRecvMsgSize(4<<20))})
-	large := bytes.Repeat([]byte("0123456789abcdef"), 12<<16) // 12 MiB
+	large := bytes.Repeat([]byte("0123456789abcdef"), 20<<16) // 20 MiB
 	for _, method := range []string{csi.Controller_ListVolumes_FullMethodName, "/unknown/Method"} {
 		got, err := ask(patience(t), free.proxied, method, large)
 		if err != nil || !bytes.Equal(got, large) {
