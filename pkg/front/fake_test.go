@@ -45,6 +45,16 @@ type fakeDriver struct {
 	answer *csidefer.Mount
 	grown  func()
 	block  chan struct{} // publishes wait for it, where it is set
+	health codes.Code    // the answer of CSI 1.13's health call; OK is Unimplemented
+}
+
+// unknown answers what CSI 1.12 does not have.
+func (d *fakeDriver) unknown(_ any, stream grpc.ServerStream) error {
+	method, _ := grpc.MethodFromServerStream(stream)
+	if method == healthMethod && d.health != codes.OK {
+		return status.Error(d.health, "volume_id is missing")
+	}
+	return status.Error(codes.Unimplemented, method)
 }
 
 func (d *fakeDriver) note(method, where string, req proto.Message) error {
@@ -337,7 +347,7 @@ func newRig(t *testing.T, policy *deferral.Policy) *rig {
 	if err := os.MkdirAll(broker.root+"/plugins", 0o750); err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer()
+	server := grpc.NewServer(grpc.UnknownServiceHandler(r.driver.unknown))
 	csi.RegisterNodeServer(server, r.driver)
 	serve(t, server, dir+"/driver.sock")
 	r.start()
@@ -503,3 +513,5 @@ func files(t *testing.T, dir string) []string {
 	}
 	return names
 }
+
+func codeOf(err error) codes.Code { return status.Code(err) }

@@ -92,8 +92,11 @@ func TestDaemonKilledAtEveryStep(t *testing.T) {
 			n := newNode(t, deferAll, args...)
 			v := n.create("pv-1", "ext4", 16*mib)
 			for i, step := range allSteps(name) {
+				began := time.Now()
 				n.arm(step)
+				armed := time.Since(began)
 				n.life(v, fmt.Sprintf("pod-%d", i))
+				t.Logf("%s: armed in %v, lived for %v", step, armed, time.Since(began)-armed)
 				if n.Starts() < 2*(i+1)+1 {
 					t.Fatalf("the daemon was not killed at %s", step)
 				}
