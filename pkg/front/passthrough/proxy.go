@@ -53,12 +53,16 @@ func UnaryMethods() map[string]bool {
 }
 
 // The windows are set, and not found out as gRPC would do it: that costs a ping for
-// nearly every call, of which each wakes both ends. The larger ones are room for
-// what is on its way to a side that reads no more.
+// nearly every call, which wakes both ends. A window is also all that is held of
+// a stream whose receiver does not read.
 const (
 	streamWindow = 1 << 20
 	connWindow   = 4 << 20
 )
+
+// streamWorkers handle calls on stacks that have grown already; calls beyond them get
+// goroutines of their own.
+const streamWorkers = 4
 
 // DialOptions are for the connection to a driver.
 func DialOptions() []grpc.DialOption {
@@ -72,7 +76,7 @@ func (p *Proxy) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(codec{}), grpc.UnknownServiceHandler(p.handle),
 		grpc.MaxRecvMsgSize(math.MaxInt32), grpc.MaxSendMsgSize(math.MaxInt32),
-		grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connWindow),
+		grpc.NumStreamWorkers(streamWorkers), grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connWindow),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	}
 }
