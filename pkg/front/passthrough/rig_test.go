@@ -112,7 +112,7 @@ func open(ctx context.Context, t *testing.T, conn *grpc.ClientConn, method strin
 	return stream
 }
 
-func send(t *testing.T, stream grpc.Stream, data string) {
+func send(t *testing.T, stream sender, data string) {
 	t.Helper()
 	if err := stream.SendMsg(NewFrame([]byte(data))); err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func send(t *testing.T, stream grpc.Stream, data string) {
 }
 
 // all reads to the end of a stream.
-func all(stream grpc.Stream) (messages []string, err error) {
+func all(stream receiver) (messages []string, err error) {
 	for {
 		frame := &Frame{}
 		if err := stream.RecvMsg(frame); errors.Is(err, io.EOF) {

@@ -81,8 +81,14 @@ func (c *call) answer(driver grpc.ClientStream) error {
 // of the side that is written.
 var errEnd = errors.New("there are no more messages")
 
+// receiver and sender are the halves of a stream, of either side.
+type (
+	receiver interface{ RecvMsg(message any) error }
+	sender   interface{ SendMsg(message any) error }
+)
+
 // move takes one message from one side to the other.
-func move(from, to grpc.Stream) error {
+func move(from receiver, to sender) error {
 	frame := &Frame{}
 	if err := from.RecvMsg(frame); errors.Is(err, io.EOF) {
 		return errEnd

@@ -243,7 +243,7 @@ func TestBackpressureOnTheCaller(t *testing.T) {
 	}
 }
 
-func flood(stream grpc.Stream, sent *atomic.Int64) error {
+func flood(stream sender, sent *atomic.Int64) error {
 	data := make([]byte, chunk)
 	for range tooMuch {
 		if err := stream.SendMsg(NewFrame(data)); err != nil {
