@@ -32,9 +32,9 @@ func (n *node) unpublishVolume(ctx context.Context, raw []byte, forward forwardF
 		return nil, err
 	}
 	defer end()
-	gone, err := n.cfg.Volumes.Unstage(ctx, req.GetTargetPath())
-	if err != nil && (gone != nil || deferral.KindOf(err) != deferral.Invalid) {
-		return nil, err // a target that lies elsewhere is no deferred one
+	gone, err := n.takeBackVolume(ctx, id, req.GetTargetPath())
+	if err != nil {
+		return nil, err
 	}
 	failpoint.Hit("front-unpublish-unstaged")
 	reply, err := n.unpublishFromDriver(ctx, id, req, gone, func(ctx context.Context) ([]byte, error) { return forward(ctx, raw) })
@@ -43,6 +43,20 @@ func (n *node) unpublishVolume(ctx context.Context, raw []byte, forward forwardF
 	}
 	failpoint.Hit("front-unpublish-driver")
 	return reply, n.forgetPlain(id, req.GetTargetPath())
+}
+
+// takeBackVolume takes a deferred volume, or what is left of one whose record was
+// lost, from its handler. A target that the driver is known to have mounted is not
+// looked at: its server may have gone, and whoever touches it would hang.
+func (n *node) takeBackVolume(ctx context.Context, id volumeID, target string) (*deferral.Volume, error) {
+	if slices.Contains(n.records.get(id).Plain, target) {
+		return nil, nil //nolint:nilnil // there is none, which is no failure
+	}
+	gone, err := n.cfg.Volumes.Unstage(ctx, target)
+	if gone == nil && deferral.KindOf(err) == deferral.Invalid {
+		return nil, nil //nolint:nilnil // a target that lies elsewhere is no deferred one
+	}
+	return gone, err
 }
 
 // unpublishFromDriver has the driver take back what it published, at the private
