@@ -149,14 +149,6 @@ func (n *node) startDriver(env ...string) {
 	n.driver = startProcess(n.t, env, harness.Program(n.t, "crust-driver"), n.driverArgs...)
 }
 
-// restartDaemon brings the daemon back, after a kill where it still lives.
-func (n *node) restartDaemon() {
-	n.t.Helper()
-	n.Kill()
-	n.Start()
-	n.waitServed()
-}
-
 // arm restarts the daemon so that it is killed at a step, which may be one that
 // it takes as it starts.
 func (n *node) arm(step string) {

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -228,5 +229,23 @@ func TestKubeletStartsWhileTheDriverIsDown(t *testing.T) {
 			eventually(t, "kubelet has it", func() bool { return w.kubelet.Endpoint(name) == w.csi() })
 			w.steady()
 		})
+	}
+}
+
+func TestLongestNameBelowALongDirectory(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.startKubelet()
+	cfg := w.config()
+	cfg.Sockets = filepath.Join(w.dir, strings.Repeat("d", 50))
+	w.startRegistryWith(cfg)
+	d := w.driver(strings.Repeat("n", 63), "driver.sock")
+	check(t, d.Start())
+	r := w.registrar(d)
+	r.File = "long-reg.sock"
+	check(t, r.Start())
+	eventually(t, "kubelet reaches it", func() bool { return w.kubelet.Drivers()[d.Name].Node == d.Node })
+	if one, _ := w.shown(d.Name); one.Socket != w.kubelet.Endpoint(d.Name) || filepath.Dir(one.Socket) != cfg.Sockets {
+		t.Errorf("listed: %+v; kubelet has %s", one, w.kubelet.Endpoint(d.Name))
 	}
 }
