@@ -54,6 +54,7 @@ const (
 	Registered   Kind = "registered"
 	Refused      Kind = "refused"
 	Deregistered Kind = "deregistered"
+	Lost         Kind = "lost" // events of the file system
 )
 
 // Start starts a kubelet over a directory that exists. Its loop takes a second in

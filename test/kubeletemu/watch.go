@@ -21,7 +21,8 @@ func (k *Kubelet) run(ctx context.Context, watcher *fsnotify.Watcher) {
 			return
 		case event := <-watcher.Events:
 			k.take(watcher, event)
-		case <-watcher.Errors: // the real one logs them
+		case err := <-watcher.Errors:
+			k.note(Event{Kind: Lost, Error: err.Error()})
 		case <-tick.C:
 			k.reconcile(ctx)
 		}
