@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,21 +28,12 @@ const target = "/var/lib/kubelet/pods/0c5e6f3a-7d1b-4c58-9a59-2f0a3f6a2f11/volum
 // TestService installs the .deb where systemd runs, and uses the service as a
 // node does: started by a call, restarted, killed, removed under a live volume.
 func TestService(t *testing.T) {
-	out := t.TempDir()
-	run(t, repository(t)+"/hack/package.sh", out)
-	deb, err := os.ReadFile(one(t, out, "*.deb"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &service{device: harness.Disk(t, 64<<20, "ext4")}
-	s.machine = boot(t, s.device)
-	if err := os.WriteFile(s.path("/root/crust-proxy.deb"), deb, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	device := harness.Disk(t, 64<<20, "ext4")
+	s := install(t, device)
+	s.device, s.target = device, target
 	if err := os.MkdirAll(s.path(filepath.Dir(target)), 0o750); err != nil {
 		t.Fatal(err)
 	}
-	s.run("dpkg", "-i", "/root/crust-proxy.deb")
 	s.testEnabled()
 	s.stage()
 	s.testSandboxing()
@@ -54,11 +47,44 @@ func TestService(t *testing.T) {
 	}
 }
 
-// service is the installed service and a volume's device.
+// service is the installed service and the volume that is looked at.
 type service struct {
 	*machine
-	device string
+	device string // seen from here
+	target string // seen from the machine
 }
+
+// install boots a machine and installs the .deb in it.
+func install(t *testing.T, devices ...string) *service {
+	t.Helper()
+	deb, err := builtDeb()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &service{machine: boot(t, devices...)}
+	if err := os.WriteFile(s.path("/root/crust-proxy.deb"), deb, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.run("dpkg", "-i", "/root/crust-proxy.deb")
+	return s
+}
+
+// builtDeb is the .deb, built once for all tests that install it in a machine.
+var builtDeb = sync.OnceValues(func() (deb []byte, err error) {
+	out, err := os.MkdirTemp("", "crust-test-deb-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(out)) }()
+	if said, err := exec.Command("../../hack/package.sh", out).CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("hack/package.sh: %w\n%s", err, said)
+	}
+	found, err := filepath.Glob(filepath.Join(out, "*.deb"))
+	if err != nil || len(found) != 1 {
+		return nil, fmt.Errorf("built %q, want one .deb (%w)", found, err)
+	}
+	return os.ReadFile(found[0])
+})
 
 func (s *service) testEnabled() {
 	s.t.Helper()
@@ -124,7 +150,7 @@ func (s *service) guarded() bool {
 		s.t.Fatal(err)
 	}
 	for line := range strings.SplitSeq(string(raw), "\n") {
-		if strings.Contains(line, " "+target+" ") && strings.Contains(line, " - tmpfs crust:") {
+		if strings.Contains(line, " "+s.target+" ") && strings.Contains(line, " - tmpfs crust:") {
 			return true
 		}
 	}

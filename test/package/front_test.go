@@ -1,0 +1,243 @@
+//go:build system
+
+package package_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+const (
+	driverData = "/var/lib/crust-package-test-volumes"
+	// Calls under way are broken off soon: the test stops the service under one.
+	frontConfig = "front: {enabled: true}\npolicy: {rules: [{name: all, defer: true}]}\nshutdownTimeout: 500ms\n"
+)
+
+// frontService is the service with its front, a driver behind it.
+type frontService struct {
+	*service
+	node       csi.NodeClient
+	controller csi.ControllerClient
+}
+
+// TestFront takes volumes through the front of the packaged service: all that it
+// does for them has to be possible within what the unit allows.
+func TestFront(t *testing.T) {
+	harness.Need(t, "blkid", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs")
+	t.Cleanup(func() { detachAll(t) })
+	f := startFront(t)
+	f.register()
+
+	var volumes []*volume
+	for _, fsType := range []string{"xfs", "btrfs"} {
+		v := f.create(fsType)
+		f.stage(v)
+		must(t, f.publish(v))
+		volumes = append(volumes, v)
+		f.wantHandedOver(v)
+	}
+	last := f.create("ext4")
+	f.stage(last)
+	f.testStopDuringMkfs(last)
+	volumes = append(volumes, last)
+	f.testRestart(volumes)
+	for _, v := range volumes {
+		f.takeAway(v)
+	}
+	f.wantNothingLeft()
+}
+
+// startFront starts the service and the driver; neither waits for the other.
+func startFront(t *testing.T) *frontService {
+	t.Helper()
+	driver, err := os.ReadFile(harness.Program(t, "crust-driver"))
+	must(t, err)
+	f := &frontService{service: install(t, "/dev/loop-control")}
+	f.makeLoopNodes()
+	for _, dir := range []string{pluginDir, driverData, kubeletRoot + "/plugins/" + driverName} {
+		must(t, os.MkdirAll(f.path(dir), 0o750))
+	}
+	must(t, os.WriteFile(f.path(config), []byte(frontConfig), 0o600))
+	must(t, os.WriteFile(f.path("/root/crust-driver"), driver, 0o700))
+	f.run("systemctl", "start", "crust-proxy.service")
+	const socket = kubeletRoot + "/plugins/" + driverName + "/csi.sock"
+	f.run("systemd-run", "--unit=crust-driver", "/root/crust-driver", "--endpoint=unix://"+socket,
+		"--data-dir="+driverData, "--node-id=node-1", "--capacity=100000000000", "--kubelet-endpoint="+socket,
+		"--kubelet-registration-socket="+kubeletRoot+"/crust-proxy/registry/"+driverName+"-reg.sock")
+	conn := f.dial(csiSocket)
+	f.node, f.controller = csi.NewNodeClient(conn), csi.NewControllerClient(conn)
+	return f
+}
+
+// makeLoopNodes makes what the kernel does not make in the machine's own /dev.
+func (f *frontService) makeLoopNodes() {
+	f.t.Helper()
+	const loopMajor, enough = 7, 128
+	for minor := range uint32(enough) {
+		path := f.path("/dev/loop" + strconv.Itoa(int(minor)))
+		must(f.t, unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, minor))))
+	}
+}
+
+// look takes a volume for the one that is looked at.
+func (f *frontService) look(v *volume) string {
+	f.t.Helper()
+	device := f.handedOver(v)
+	f.device, f.target = f.path(device), v.target()
+	return device
+}
+
+// wantHandedOver wants the volume formatted, guarded and claimed.
+func (f *frontService) wantHandedOver(v *volume) {
+	f.t.Helper()
+	device := f.look(v)
+	if got := f.run("blkid", "-p", "-o", "value", "-s", "TYPE", device); got != v.fs {
+		f.t.Errorf("%s holds %q, want %s", device, got, v.fs)
+	}
+	f.wantVolume()
+}
+
+// testStopDuringMkfs stops the service while mkfs runs: the filesystem is
+// finished all the same, and nobody is given the device before.
+func (f *frontService) testStopDuringMkfs(v *volume) {
+	f.t.Helper()
+	f.slowMkfs()
+	ended := make(chan error, 1)
+	go func() { ended <- f.publish(v) }()
+	f.wait("run mkfs", func() bool { _, err := os.Stat(f.path("/run/mkfs-pid")); return err == nil })
+	pid := f.run("cat", "/run/mkfs-pid")
+	f.run("systemctl", "stop", "crust-proxy.service")
+	if err := <-ended; status.Code(err) != codes.Unavailable {
+		f.t.Errorf("the service was stopped under a publish, which gave %v", err)
+	}
+	if group := f.run("cat", "/proc/"+pid+"/cgroup"); !strings.Contains(group, "crust-proxy.service") {
+		f.t.Errorf("mkfs runs in %s", group)
+	}
+	f.wantSockets()
+	f.run("systemctl", "start", "crust-proxy.service")
+	f.waitServed()
+	if err := f.publish(v); status.Code(err) != codes.Aborted {
+		f.t.Errorf("a publish while mkfs still runs gave %v, want Aborted", err)
+	}
+	f.run("touch", "/run/mkfs-go")
+	f.wait("end mkfs", func() bool { return f.command("kill", "-0", pid).Run() != nil })
+	must(f.t, f.publish(v))
+	f.wantHandedOver(v)
+	if runs := f.run("cat", "/run/mkfs-runs"); runs != "run" {
+		f.t.Errorf("mkfs was run more than once:\n%s", runs)
+	}
+}
+
+// slowMkfs has mkfs.ext4 wait until it is let go.
+func (f *frontService) slowMkfs() {
+	f.t.Helper()
+	const script = `#!/bin/sh
+echo run >>/run/mkfs-runs
+echo $$ >/run/mkfs-pid.new && mv /run/mkfs-pid.new /run/mkfs-pid
+until [ -e /run/mkfs-go ]; do sleep 0.02; done
+exec mke2fs -t ext4 "$@"
+`
+	path := f.run("sh", "-c", "command -v mkfs.ext4") // a link to mke2fs
+	must(f.t, os.Remove(f.path(path)))
+	must(f.t, os.WriteFile(f.path(path), []byte(script), 0o755)) //nolint:gosec // a program
+}
+
+// wantSockets wants both sockets of the driver there: kubelet deregisters a
+// driver whose socket goes.
+func (f *frontService) wantSockets() {
+	f.t.Helper()
+	found, err := filepath.Glob(f.path(pluginDir) + "/*.sock")
+	if err != nil || len(found) != 1 {
+		f.t.Errorf("for kubelet there are the sockets %q (%v), want one", found, err)
+	}
+	if _, err := os.Stat(f.path(csiSocket)); err != nil {
+		f.t.Error(err)
+	}
+}
+
+// waitServed waits until the driver answers through the front.
+func (f *frontService) waitServed() {
+	f.t.Helper()
+	f.wait("serve the driver", func() bool {
+		ctx, cancel := context.WithTimeout(f.t.Context(), time.Second)
+		defer cancel()
+		_, err := f.node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+		return err == nil
+	})
+}
+
+// testRestart wants the claims held all through a restart, and the driver served
+// after it.
+func (f *frontService) testRestart(volumes []*volume) {
+	f.t.Helper()
+	f.testUninterrupted("systemctl restart", 0, func() {
+		f.run("systemctl", "restart", "crust-proxy.service")
+		f.wantSockets()
+	})
+	f.waitServed()
+	f.register()
+	for _, v := range volumes {
+		f.wantHandedOver(v)
+		must(f.t, f.publish(v)) // as kubelet repeats it
+	}
+	if kept := f.property("NFileDescriptorStore"); kept != strconv.Itoa(len(volumes)) {
+		f.t.Errorf("systemd keeps %s descriptors for %d volumes", kept, len(volumes))
+	}
+	if said := f.run("crustctl", "drivers"); !strings.Contains(said, driverName) {
+		f.t.Errorf("crustctl drivers says:\n%s", said)
+	}
+}
+
+func (f *frontService) wantNothingLeft() {
+	f.t.Helper()
+	if kept := f.property("NFileDescriptorStore"); kept != "0" {
+		f.t.Errorf("systemd still keeps %s descriptors", kept)
+	}
+	if raw := f.run("cat", "/proc/self/mountinfo"); strings.Contains(raw, " "+kubeletRoot) {
+		f.t.Errorf("mounted below %s:\n%s", kubeletRoot, raw)
+	}
+	left := f.run("find", kubeletRoot+"/plugins/kubernetes.io/csi/crust-proxy.dev", "/run/crust-proxy/state", kataVolumes, driverData, "-type", "f")
+	if left != "" {
+		f.t.Errorf("left behind:\n%s", left)
+	}
+	if loops := loopsOf(driverData); len(loops) > 0 {
+		f.t.Errorf("loop devices left behind: %q", loops)
+	}
+}
+
+// loopsOf lists the loop devices over files of a directory of the machine.
+func loopsOf(dir string) []string {
+	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	var out []string
+	for _, file := range files {
+		raw, _ := os.ReadFile(file)
+		if strings.Contains(string(raw), dir+"/") {
+			out = append(out, fmt.Sprintf("/dev/%s", filepath.Base(filepath.Dir(filepath.Dir(file)))))
+		}
+	}
+	return out
+}
+
+// detachAll frees what a failed test leaves.
+func detachAll(t *testing.T) {
+	t.Helper()
+	for _, loop := range loopsOf(driverData) {
+		if err := loopdev.Detach(loop); err != nil {
+			t.Error(err)
+		}
+	}
+}
