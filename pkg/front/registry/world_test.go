@@ -19,8 +19,8 @@ import (
 
 const (
 	name  = "disk.csi.example.com"
-	turn  = time.Second
-	quiet = 8 * turn // long enough for what must not happen to happen
+	turn  = 20 * time.Millisecond // of kubelet's loop
+	quiet = 8 * turn              // long enough for what must not happen to happen
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -78,7 +78,7 @@ func (w *world) config() registry.Config {
 		},
 		HasDeferred: w.hasDeferred, Alarm: w.alarm,
 		Times: registry.Times{
-			Untold: time.Hour,
+			Rescan: turn, Call: 15 * turn, FirstRetry: turn / 2, LastRetry: 2 * turn, Untold: 10 * turn, Away: 3 * turn, LastRefusal: 8 * turn,
 		},
 	}
 }
