@@ -104,13 +104,26 @@ type left struct{ *peercred.Listener }
 // Close stops listening.
 func (l left) Close() error { return l.UnixListener.Close() }
 
-// stop lets the calls under way end, and cuts off those that do not.
+// rollBack is how long calls that were cut off may take to undo what they began.
+const rollBack = 2 * time.Second
+
+// stop lets the calls under way end, and cuts off those that do not. It does not
+// wait for one that makes a filesystem: that goes on by itself, for as long as it
+// takes, and what is left of the call is as after a kill.
 func (f *served) stop(patience time.Duration) {
-	cut := time.AfterFunc(patience, f.server.Stop)
-	defer cut.Stop()
-	f.server.GracefulStop()
+	drained := make(chan struct{})
+	go func() { f.server.GracefulStop(); close(drained) }()
+	select {
+	case <-drained:
+	case <-time.After(patience):
+		f.server.Stop()
+		select {
+		case <-drained:
+		case <-time.After(rollBack):
+		}
+	}
 	<-f.ended
-	_ = f.driverConn().Close() // nothing is under way any more
+	_ = f.driverConn().Close()
 }
 
 // dial connects when the first call is made. A driver that was restarted is found
