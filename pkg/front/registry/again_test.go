@@ -47,3 +47,21 @@ func TestSocketThatChangesItsModeIsTheSame(t *testing.T) {
 		t.Errorf("it was registered again: %+v", w.kubelet.Events())
 	}
 }
+
+// TestKubeletThatSaysNothingIsAskedAnew is of a kubelet whose word is lost.
+func TestKubeletThatSaysNothingIsAskedAnew(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.startRegistry()
+	w.pair()
+	eventually(t, "the registration", func() bool { return exists(w.offered()) })
+	first, err := os.Lstat(w.offered())
+	check(t, err)
+	eventually(t, "it was made anew", func() bool {
+		now, err := os.Lstat(w.offered())
+		return err == nil && !now.ModTime().Equal(first.ModTime())
+	})
+	w.startKubelet()
+	w.served("driver.sock")
+	w.steady()
+}

@@ -57,15 +57,21 @@ func (s *session) withdraw(front *served) {
 func (s *session) hear(ctx context.Context, offer *offer, front *served) (refused bool) {
 	tick := time.NewTicker(s.registry.times.Rescan)
 	defer tick.Stop()
+	silence := time.NewTimer(s.registry.times.Silence)
+	defer silence.Stop()
 	for {
 		select {
 		case <-ctx.Done():
+			return false
+		case <-silence.C:
+			_ = os.Remove(offer.path) // made anew in any case
 			return false
 		case word := <-offer.heard:
 			if !s.passOn(ctx, offer, word) {
 				_ = os.Remove(offer.path) // made anew in any case
 				return true
 			}
+			silence.Stop()
 		case <-s.renew:
 			_ = os.Remove(offer.path)
 			return false

@@ -20,6 +20,10 @@ type Times struct {
 	// loop takes a second, forgets the old one before the new one comes: it
 	// refuses an equal version under one name.
 	Away time.Duration
+	// Silence is how long kubelet may say nothing before the socket is made anew: it
+	// may have given up, or its word may be lost. It is longer than kubelet's own
+	// patience with a driver, which is two minutes.
+	Silence time.Duration
 	// LastRefusal bounds the wait after kubelet refused again and again.
 	LastRefusal time.Duration
 }
@@ -32,6 +36,7 @@ func (t Times) orUsual() Times {
 		LastRetry:   cmp.Or(t.LastRetry, 5*time.Second),
 		Untold:      cmp.Or(t.Untold, time.Minute),
 		Away:        cmp.Or(t.Away, 1500*time.Millisecond),
+		Silence:     cmp.Or(t.Silence, 3*time.Minute),
 		LastRefusal: cmp.Or(t.LastRefusal, 30*time.Second),
 	}
 }

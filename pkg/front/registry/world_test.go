@@ -78,7 +78,7 @@ func (w *world) config() registry.Config {
 		},
 		HasDeferred: w.hasDeferred, Alarm: w.alarm,
 		Times: registry.Times{
-			Rescan: turn, Call: 15 * turn, FirstRetry: turn / 2, LastRetry: 2 * turn, Untold: 10 * turn, Away: 3 * turn, LastRefusal: 8 * turn,
+			Rescan: turn, Call: 15 * turn, FirstRetry: turn / 2, LastRetry: 2 * turn, Untold: 10 * turn, Away: 3 * turn, LastRefusal: 8 * turn, Silence: 75 * turn,
 		},
 	}
 }
