@@ -55,8 +55,6 @@ func (k *Kubelet) register(ctx context.Context, path string, since time.Time) {
 		return // not with a path
 	}
 	defer func() { _ = conn.Close() }()
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
 	client := registration.NewRegistrationClient(conn)
 	event := Event{Kind: Registered, Socket: path}
 	info, err := hello(ctx, client)
@@ -70,6 +68,8 @@ func (k *Kubelet) register(ctx context.Context, path string, since time.Time) {
 	}
 	k.note(event)
 	if event.Driver != "" {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
 		_, _ = client.NotifyRegistrationStatus(ctx, word) // the real one logs it
 	}
 }
@@ -121,6 +121,8 @@ func (k *Kubelet) admit(ctx context.Context, info *registration.PluginInfo, vers
 	k.mu.Lock()
 	k.drivers[info.GetName()] = Driven{Endpoint: info.GetEndpoint(), version: version}
 	k.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	node, err := nodeID(ctx, info.GetEndpoint())
 	k.mu.Lock()
 	defer k.mu.Unlock()

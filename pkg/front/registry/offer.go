@@ -35,20 +35,15 @@ type offer struct {
 
 var _ registration.RegistrationServer = (*offer)(nil)
 
-// offer makes the socket. It is bound at its final place: kubelet looks into
-// every directory that appears beside it.
+// offer makes the socket.
 func (s *session) offer(front *served) (*offer, error) {
 	path := registrationPath(s.registry.cfg.KubeletRegistry, front.name)
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := remove(path); err != nil {
 		return nil, fmt.Errorf("the registration of an earlier life at %s cannot be removed: %w", path, err)
 	}
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	listener, err := listenAt(path, hiddenPath(s.registry.cfg.KubeletRegistry, front.name))
 	if err != nil {
 		return nil, fmt.Errorf("driver %s cannot be registered with kubelet: %w", front.name, err)
-	}
-	listener.SetUnlinkOnClose(false)
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(err, listener.Close())
 	}
 	made := &offer{
 		name: front.name, path: path, id: idAt(path), server: grpc.NewServer(), ended: make(chan struct{}), heard: make(chan verdict, 1),
@@ -60,6 +55,35 @@ func (s *session) offer(front *served) (*offer, error) {
 	registration.RegisterRegistrationServer(made.server, made)
 	go func() { defer close(made.ended); _ = made.server.Serve(listener) }()
 	return made, nil
+}
+
+// listenAt has the socket appear closed to others and listening: kubelet, which
+// tries once, could come between the making and the listening. It overlooks the
+// hidden name; a directory it would look into.
+func listenAt(path, hidden string) (*net.UnixListener, error) {
+	if err := remove(hidden); err != nil {
+		return nil, err
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	listener.SetUnlinkOnClose(false)
+	err = os.Chmod(hidden, 0o600)
+	if err == nil {
+		err = os.Rename(hidden, path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, listener.Close(), remove(hidden))
+	}
+	return listener, nil
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // GetInfo tells kubelet who the driver is.

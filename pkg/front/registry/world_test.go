@@ -57,6 +57,7 @@ func newWorld(t *testing.T) *world {
 // running is a world where all but the driver runs.
 func running(t *testing.T) *world {
 	w := newWorld(t)
+	w.tells()
 	w.startKubelet()
 	w.startRegistry()
 	return w
