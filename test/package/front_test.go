@@ -73,6 +73,7 @@ func startFront(t *testing.T) *frontService {
 	}
 	must(t, os.WriteFile(f.path(config), []byte(frontConfig), 0o600))
 	must(t, os.WriteFile(f.path("/root/crust-driver"), driver, 0o700))
+	f.killOnRefusal()
 	f.run("systemctl", "start", "crust-proxy.service")
 	const socket = kubeletRoot + "/plugins/" + driverName + "/csi.sock"
 	f.run("systemd-run", "--unit=crust-driver", "/root/crust-driver", "--endpoint=unix://"+socket,
@@ -81,6 +82,16 @@ func startFront(t *testing.T) *frontService {
 	conn := f.dial(csiSocket)
 	f.node, f.controller = csi.NewNodeClient(conn), csi.NewControllerClient(conn)
 	return f
+}
+
+// killOnRefusal has the unit's filter kill whoever makes a system call that it
+// refuses. The error that it gives otherwise may go unnoticed, by an mkfs say.
+func (f *frontService) killOnRefusal() {
+	f.t.Helper()
+	dir := f.path("/etc/systemd/system/crust-proxy.service.d")
+	must(f.t, os.MkdirAll(dir, 0o755)) //nolint:gosec // systemd warns of other modes
+	must(f.t, os.WriteFile(filepath.Join(dir, "kill.conf"), []byte("[Service]\nSystemCallErrorNumber=kill\n"), 0o600))
+	f.run("systemctl", "daemon-reload")
 }
 
 // makeLoopNodes makes what the kernel does not make in the machine's own /dev.
@@ -196,6 +207,9 @@ func (f *frontService) testRestart(volumes []*volume) {
 	}
 	if kept := f.property("NFileDescriptorStore"); kept != strconv.Itoa(len(volumes)) {
 		f.t.Errorf("systemd keeps %s descriptors for %d volumes", kept, len(volumes))
+	}
+	if loops := loopsOf(driverData); len(loops) != len(volumes) {
+		f.t.Errorf("the driver has the loop devices %q for %d volumes", loops, len(volumes))
 	}
 	if said := f.run("crustctl", "drivers"); !strings.Contains(said, driverName) {
 		f.t.Errorf("crustctl drivers says:\n%s", said)

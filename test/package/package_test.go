@@ -51,6 +51,10 @@ func testDeb(t *testing.T, deb string) {
 	}
 	t.Cleanup(func() { purge(t) })
 
+	// blkid is in util-linux, which is essential.
+	if got := strings.TrimSpace(run(t, "dpkg-deb", "--field", deb, "Recommends")); got != "e2fsprogs, xfsprogs, btrfs-progs" {
+		t.Errorf("the .deb recommends %q", got)
+	}
 	run(t, "dpkg", "-i", deb)
 	files := brought(t)
 	for _, path := range wanted() {
@@ -125,6 +129,9 @@ func testRPM(t *testing.T, rpm string) {
 	}
 	if got := strings.TrimSpace(run(t, "rpm", "-qp", "--queryformat", "%{NAME} %{LICENSE}", rpm)); got != name+" Apache-2.0" {
 		t.Errorf("the .rpm calls itself %q", got)
+	}
+	if got := lines(run(t, "rpm", "-qp", "--recommends", rpm)); !slices.Equal(got, []string{"util-linux", "e2fsprogs", "xfsprogs", "btrfs-progs"}) {
+		t.Errorf("the .rpm recommends %q", got)
 	}
 	scripts := run(t, "rpm", "-qp", "--scripts", rpm)
 	for _, script := range []string{"postinstall scriptlet", "preuninstall scriptlet", "postuninstall scriptlet"} {
