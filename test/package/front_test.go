@@ -38,8 +38,9 @@ type frontService struct {
 // does for them has to be possible within what the unit allows.
 func TestFront(t *testing.T) {
 	harness.Need(t, "blkid", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs")
-	t.Cleanup(func() { detachAll(t) })
+	t.Cleanup(func() { detachAll(t); removeDeviceGroup(t) })
 	f := startFront(t)
+	f.enforceDevices()
 	f.register()
 
 	var volumes []*volume
@@ -200,6 +201,7 @@ func (f *frontService) testRestart(volumes []*volume) {
 		f.wantSockets()
 	})
 	f.waitServed()
+	f.enforceDevices()
 	f.register()
 	for _, v := range volumes {
 		f.wantHandedOver(v)
