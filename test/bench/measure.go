@@ -138,9 +138,3 @@ func size(_ context.Context, _ settings, r *rig, s *sheet) error {
 }
 
 var errNoSample = errors.New("nothing was measured")
-
-// unbind takes the sandbox's file away, as if it had ended.
-func (r *rig) unbind(n int, target string) error {
-	dir := filepath.Join(r.kata, base64.URLEncoding.EncodeToString([]byte(target)))
-	return os.Remove(filepath.Join(dir, sandboxID(n)))
-}

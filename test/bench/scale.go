@@ -87,15 +87,23 @@ func growth(ctx context.Context, set settings, r *rig, s *sheet) error {
 		return err
 	}
 	defer done()
+	asked, err := r.bound(ctx, 0, disk)
+	if err != nil {
+		return err
+	}
+	second, err := r.disk(1)
+	if err != nil {
+		return err
+	}
 	warm := set.scale(manyCycles / 10)
-	if err := cycles(ctx, r, client, disk, warm); err != nil {
+	if err := cycles(ctx, r, client, asked, second, warm); err != nil {
 		return err
 	}
 	memory, fds, routines, err := r.footprint()
 	if err != nil {
 		return err
 	}
-	if err := cycles(ctx, r, client, disk, set.scale(manyCycles)-warm); err != nil {
+	if err := cycles(ctx, r, client, asked, second, set.scale(manyCycles)-warm); err != nil {
 		return err
 	}
 	memoryAfter, fdsAfter, routinesAfter, err := r.footprint()
@@ -130,25 +138,18 @@ func (r *rig) footprint() (memory int64, fds, routines int, err error) {
 	return memory, fds, routines, err
 }
 
-// cycles goes through a volume's life: its sandbox takes it, is asked, and lets
-// it go before the volume is given back.
-func cycles(ctx context.Context, r *rig, client runtimev1.RuntimeClient, disk string, count int) error {
-	req, err := r.request(0, disk)
+// cycles stages a volume and takes it back, and asks a sandbox in between.
+func cycles(ctx context.Context, r *rig, client runtimev1.RuntimeClient, asked *volume, disk string, count int) error {
+	req, err := r.request(1, disk)
 	if err != nil {
 		return err
 	}
-	v := &volume{request: req, stats: &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: req.GetVolumeTargetPath()}}
+	v := &volume{request: req}
 	for range count {
 		if _, err := client.RuntimeStageVolume(ctx, req); err != nil {
 			return err
 		}
-		if err := r.bind(0, req.GetVolumeTargetPath()); err != nil {
-			return err
-		}
-		if _, err := client.RuntimeGetVolumeStats(ctx, v.stats); err != nil {
-			return err
-		}
-		if err := r.unbind(0, req.GetVolumeTargetPath()); err != nil {
+		if _, err := client.RuntimeGetVolumeStats(ctx, asked.stats); err != nil {
 			return err
 		}
 		if _, err := client.RuntimeUnstageVolume(ctx, v.unstage()); err != nil {
