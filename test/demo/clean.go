@@ -31,18 +31,33 @@ func (n *node) close() error {
 		problems = append(problems, s.end())
 	}
 	n.kill()
+	if n.driver != nil {
+		_ = n.driver.Process.Kill()
+		_ = n.driver.Wait()
+	}
 	if n.conn != nil {
 		_ = n.conn.Close()
 	}
-	if n.disk != "" {
-		problems = append(problems, loopdev.Detach(n.disk))
-	}
+	problems = append(problems, n.detachImages()) // where the demo was stopped before the driver let go
 	if len(mounts(" "+n.dir+" ")) > 0 {
 		problems = append(problems, unix.Unmount(n.dir, unix.MNT_DETACH))
 	}
 	// Remove, not RemoveAll: a directory that is not empty tells of a leak.
 	problems = append(problems, os.Remove(n.dir))
 	return errors.Join(append(problems, n.leftovers()...)...)
+}
+
+// detachImages detaches what the driver has attached, however far it came.
+func (n *node) detachImages() error {
+	var problems []error
+	backings, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, file := range backings {
+		raw, readErr := os.ReadFile(file) //nolint:gosec // a file of the kernel's
+		if readErr == nil && strings.HasPrefix(string(raw), n.dir+"/data/") {
+			problems = append(problems, loopdev.Detach("/dev/"+filepath.Base(filepath.Dir(filepath.Dir(file)))))
+		}
+	}
+	return errors.Join(append(problems, err)...)
 }
 
 // leftovers are what should be gone. A loop device is freed by the kernel a
@@ -79,7 +94,7 @@ func (n *node) loops() []string {
 			continue // freed in between
 		}
 		backing := strings.TrimSpace(string(raw))
-		if strings.Contains(backing, filepath.Base(n.image)) || (n.disk != "" && filepath.Base(backing) == filepath.Base(n.disk)) {
+		if (n.image != "" && strings.Contains(backing, n.image)) || (n.disk != "" && filepath.Base(backing) == filepath.Base(n.disk)) {
 			found = append(found, file+": "+backing)
 		}
 	}

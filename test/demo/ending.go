@@ -8,23 +8,16 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-
-	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
 
 func (p *play) unstage(ctx context.Context) error {
-	p.begin("The pod ends, and the volume is given back.")
-	client, err := p.client()
-	if err != nil {
-		return err
-	}
-	request := &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: p.target}
-	_, err = client.RuntimeUnstageVolume(ctx, request)
-	p.check(status.Code(err) == codes.Aborted, "too early, while the sandbox writes: %v", status.Code(err))
+	p.begin("The pod ends.")
+	err := p.unpublish(ctx, p.target)
+	p.check(status.Code(err) == codes.Aborted, "NodeUnpublishVolume too early, while the sandbox writes: %v", status.Code(err))
 	if err := p.sandbox.stop(); err != nil {
 		return err
 	}
-	_, err = client.RuntimeUnstageVolume(ctx, request)
+	err = p.unpublish(ctx, p.target)
 	p.check(err == nil, "when the sandbox has ended: %v", status.Code(err))
 	p.check(len(mounts("crust:")) == 0, "the guard is gone")
 	left, err := os.ReadDir(p.dir + "/kata")
@@ -44,6 +37,16 @@ func (p *play) verify(ctx context.Context) error {
 	}
 	sum, err := cmd.Output()
 	p.check(err == nil && string(sum) == p.checksum, "the checksum of the data is what the workload wrote: %.12s...", sum)
+	return nil
+}
+
+func (p *play) giveBack(ctx context.Context) error {
+	p.begin("The volume goes back to the driver, and is deleted.")
+	err := p.remove(ctx)
+	p.check(err == nil, "NodeUnstageVolume, DeleteVolume: %v", status.Code(err))
+	p.check(len(p.loops()) == 0, "the driver has let %s go", p.disk)
+	records, err := os.ReadDir(p.dir + "/run/state/csi")
+	p.check(err == nil && len(records) == 0, "no record is left of it")
 	return nil
 }
 

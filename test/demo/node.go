@@ -12,48 +12,50 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
-	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
 
-// node is everything of the demo's node: directories on a tmpfs, the daemon, a
-// disk.
+// node is everything of the demo's node: directories on a tmpfs, the CSI driver,
+// the daemon in front of it.
 type node struct {
-	dir, bin, image, disk string
-	daemon                *exec.Cmd
-	conn                  *grpc.ClientConn
-	sandboxes             []*sandbox
+	dir, bin       string
+	disk, image    string // of the volume, once it is published
+	driver, daemon *exec.Cmd
+	conn           *grpc.ClientConn
+	sandboxes      []*sandbox
 }
 
-const diskSize = 128 << 20
+const (
+	diskSize   = 128 << 20
+	driverName = "driver.crust-proxy.dev"
+)
 
 func newNode() (*node, error) {
 	dir, err := os.MkdirTemp("", "crust")
 	if err != nil {
 		return nil, err
 	}
-	n := &node{dir: dir, bin: "bin", image: filepath.Join(dir, filepath.Base(dir)+".img")}
+	n := &node{dir: dir, bin: "bin"}
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
 		return n, err
 	}
-	for _, sub := range []string{"kubelet", "kata", "vc", "etc"} {
+	for _, sub := range []string{
+		"kubelet", "kubelet/plugins", "kubelet/plugins/" + driverName, "kubelet/plugins_registry",
+		"kubelet/crust-proxy", "kubelet/crust-proxy/registry", "kata", "vc", "etc", "data",
+	} {
 		if err := os.Mkdir(filepath.Join(dir, sub), 0o700); err != nil {
 			return n, err
 		}
 	}
-	if err := n.findPrograms(); err != nil {
-		return n, err
-	}
-	return n, n.makeDisk()
+	return n, n.findPrograms()
 }
 
 // findPrograms takes what `make build` made, or builds it.
 func (n *node) findPrograms() error {
-	if _, err := os.Stat("bin/crustctl"); err == nil {
+	if _, err := os.Stat("bin/crust-driver"); err == nil {
 		return nil
 	}
 	n.bin = n.dir + "/bin"
@@ -64,19 +66,26 @@ func (n *node) findPrograms() error {
 	return nil
 }
 
-func (n *node) makeDisk() error {
-	if err := os.WriteFile(n.image, nil, 0o600); err != nil {
-		return err
-	}
-	if err := os.Truncate(n.image, diskSize); err != nil {
-		return err
-	}
-	if out, err := exec.Command("mkfs.ext4", "-q", n.image).CombinedOutput(); err != nil { //nolint:gosec // our own file
-		return fmt.Errorf("mkfs.ext4: %w\n%s", err, out)
-	}
-	var err error
-	n.disk, err = loopdev.Attach(n.image, loopdev.Options{})
+// startDriver starts the CSI driver. Its registrar, which is usually a container
+// beside it, looks for crust-proxy where it would look for kubelet.
+func (n *node) startDriver() (err error) {
+	socket := n.dir + "/kubelet/plugins/" + driverName + "/csi.sock"
+	n.driver, err = n.run("crust-driver", "--endpoint", "unix://"+socket, "--data-dir", n.dir+"/data", "--node-id", "demo",
+		"--kubelet-registration-socket", n.dir+"/kubelet/crust-proxy/registry/"+driverName+"-reg.sock", "--kubelet-endpoint", socket)
 	return err
+}
+
+// run starts one of our programs, with its output in the log.
+func (n *node) run(program string, args ...string) (*exec.Cmd, error) {
+	log, err := os.OpenFile(n.dir+"/log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = log.Close() }()
+	cmd := exec.Command(n.bin+"/"+program, args...) //nolint:gosec // our own program
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	return cmd, cmd.Start()
 }
 
 func (n *node) config() string {
@@ -85,8 +94,12 @@ kubeletRoot: %[1]s/kubelet
 handlers:
   kata: {directVolumes: %[1]s/kata, goSandboxes: %[1]s/vc, rustSandboxes: %[1]s/rs, sharedSandboxes: %[1]s/sh}
 containerd: {socket: ""}
+front: {enabled: true}
+policy:
+  rules:
+    - {name: pods-in-sandboxes, drivers: [%[2]s], defer: true}
 http: {listen: "unix:%[1]s/run/http.sock"}
-`, n.dir)
+`, n.dir, driverName)
 }
 
 // start starts the daemon and waits until it serves.
@@ -95,15 +108,8 @@ func (n *node) start(ctx context.Context) error {
 	if err := os.WriteFile(config, []byte(n.config()), 0o600); err != nil {
 		return err
 	}
-	log, err := os.OpenFile(n.dir+"/log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = log.Close() }()
-	n.daemon = exec.Command(n.bin+"/crust-proxy", "--config", config) //nolint:gosec // our own program
-	n.daemon.Stdout, n.daemon.Stderr = log, log
-	n.daemon.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	if err := n.daemon.Start(); err != nil {
+	var err error
+	if n.daemon, err = n.run("crust-proxy", "--config", config); err != nil {
 		return err
 	}
 	for range 1000 {
@@ -131,7 +137,16 @@ func (n *node) ready(ctx context.Context) bool {
 	if err != nil {
 		return false
 	}
-	return errors.Join(reply.Body.Close()) == nil && reply.StatusCode == http.StatusOK
+	return errors.Join(reply.Body.Close()) == nil && reply.StatusCode == http.StatusOK && n.driverServed(ctx)
+}
+
+// driverServed tells whether the driver answers through crust-proxy.
+func (n *node) driverServed(ctx context.Context) bool {
+	if err := n.connect(); err != nil {
+		return false
+	}
+	_, err := csi.NewIdentityClient(n.conn).Probe(ctx, &csi.ProbeRequest{})
+	return err == nil
 }
 
 // kill kills the daemon with SIGKILL.
@@ -144,15 +159,16 @@ func (n *node) kill() {
 	n.daemon = nil
 }
 
-// client is connected anew, as a driver's would be after a restart.
-func (n *node) client() (runtimev1.RuntimeClient, error) {
+// connect dials anew, as kubelet does for each call.
+func (n *node) connect() (err error) {
 	if n.conn != nil {
 		_ = n.conn.Close()
 	}
-	var err error
-	n.conn, err = grpc.NewClient("unix:"+n.dir+"/run/runtime.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
-	return runtimev1.NewRuntimeClient(n.conn), err
+	n.conn, err = grpc.NewClient("unix:"+n.dir+"/run/csi/"+driverName+".sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return err
 }
+
+func (n *node) csi() csi.NodeClient { return csi.NewNodeClient(n.conn) }
 
 // crustctl runs the operator's tool.
 func (n *node) crustctl(args ...string) string {
@@ -170,5 +186,5 @@ func (n *node) target(pod string) (string, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return "", err
 	}
-	return dir + "/mount", os.WriteFile(dir+"/vol_data.json", []byte(`{"driverName":"disk.example.com"}`), 0o600)
+	return dir + "/mount", os.WriteFile(dir+"/vol_data.json", []byte(`{"driverName":"`+driverName+`"}`), 0o600)
 }

@@ -9,17 +9,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-
-	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
 
 // play is one showing.
 type play struct {
 	teller
 	*node
+	volume        volume
 	target, other string
 	sandbox       *sandbox
 	checksum      string
@@ -31,7 +31,7 @@ var errInterrupted = errors.New("interrupted")
 func story(ctx context.Context, n *node) error {
 	p := &play{node: n}
 	for _, act := range []func(context.Context) error{
-		p.stage, p.guard, p.run, p.measure, p.refuseSecondOwner, p.killDaemon, p.unstage, p.verify,
+		p.register, p.stage, p.guard, p.startPod, p.measure, p.refuseSecondOwner, p.killDaemon, p.unstage, p.verify, p.giveBack,
 	} {
 		if err := ctx.Err(); err != nil {
 			return errInterrupted
@@ -52,30 +52,38 @@ func story(ctx context.Context, n *node) error {
 	return nil
 }
 
-func (p *play) request(target string) *runtimev1.RuntimeStageVolumeRequest {
-	return &runtimev1.RuntimeStageVolumeRequest{
-		VolumeType:       &runtimev1.VolumeType{Type: runtimev1.VolumeType_BLOCK},
-		VolumeTargetPath: target, VolumeBackingPath: p.disk, FsType: "ext4",
+func (p *play) register(ctx context.Context) error {
+	p.begin("A CSI driver that knows nothing of this registers. crust-proxy stands between it and kubelet.")
+	if err := p.startDriver(); err != nil {
+		return err
 	}
-}
-
-func (p *play) stage(ctx context.Context) error {
-	p.begin("A driver has attached %s (ext4). It asks crust-proxy to defer the mount.", p.disk)
 	if err := p.start(ctx); err != nil {
 		return err
 	}
-	var err error
+	_, err := os.Stat(p.dir + "/kubelet/plugins_registry/" + driverName + ".crust-proxy-reg.sock")
+	p.check(err == nil, "for kubelet it is registered under its own name")
+	p.quote(p.crustctl("drivers"))
+	return nil
+}
+
+func (p *play) stage(ctx context.Context) (err error) {
+	p.begin("A pod wants a new volume with ext4. A rule says that the pod's sandbox is to mount it.")
 	if p.target, err = p.node.target("4a5e7c2a-pod-one"); err != nil {
 		return err
 	}
-	client, err := p.client()
-	if err != nil {
+	if err := p.create(ctx); err != nil {
 		return err
 	}
-	_, err = client.RuntimeStageVolume(ctx, p.request(p.target))
-	p.check(err == nil, "RuntimeStageVolume: %v", status.Code(err))
+	if err := p.publish(ctx, p.target); err != nil {
+		return err
+	}
+	if err := p.handedOver(p.target); err != nil {
+		return err
+	}
+	p.check(true, "CreateVolume, NodeStageVolume, NodePublishVolume: OK")
+	p.check(true, "the driver was asked for a block device; it was blank, and has an ext4 now: %s", p.disk)
 	p.quote(p.crustctl("list"))
-	return err
+	return nil
 }
 
 func (p *play) guard(context.Context) error {
@@ -89,7 +97,7 @@ func (p *play) guard(context.Context) error {
 	return nil
 }
 
-func (p *play) run(context.Context) (err error) {
+func (p *play) startPod(context.Context) (err error) {
 	p.begin("The pod starts. Its sandbox finds the instruction, attaches the device and mounts it.")
 	if p.sandbox, err = p.startSandbox("sandbox-one", p.target); err != nil {
 		return err
@@ -103,13 +111,13 @@ func (p *play) run(context.Context) (err error) {
 	return err
 }
 
+func (p *play) stats(ctx context.Context) (*csi.NodeGetVolumeStatsResponse, error) {
+	return p.csi().NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: p.volume.id, VolumePath: p.target})
+}
+
 func (p *play) measure(ctx context.Context) error {
 	p.begin("kubelet asks how full it is. The sandbox answers.")
-	client, err := p.client()
-	if err != nil {
-		return err
-	}
-	reply, err := client.RuntimeGetVolumeStats(ctx, &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: p.target})
+	reply, err := p.stats(ctx)
 	if err != nil {
 		return err
 	}
@@ -129,11 +137,7 @@ func (p *play) refuseSecondOwner(ctx context.Context) (err error) {
 	if p.other, err = p.node.target("b7d9-pod-two"); err != nil {
 		return err
 	}
-	client, err := p.client()
-	if err != nil {
-		return err
-	}
-	_, refusal := client.RuntimeStageVolume(ctx, p.request(p.other))
+	refusal := p.publish(ctx, p.other)
 	p.check(status.Code(refusal) == codes.FailedPrecondition, "it is refused: %v", status.Code(refusal))
 	p.quote(status.Convert(refusal).Message())
 	return nil
@@ -150,13 +154,9 @@ func (p *play) killDaemon(ctx context.Context) (err error) {
 	list := p.crustctl("list")
 	p.check(strings.Contains(list, "BOUND") && strings.Contains(list, "sandbox-one"), "the volume is there, with its sandbox")
 	p.quote(list)
-	client, err := p.client()
-	if err != nil {
-		return err
-	}
-	_, err = client.RuntimeGetVolumeStats(ctx, &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: p.target})
+	_, err = p.stats(ctx)
 	p.check(err == nil, "stats: %v", status.Code(err))
-	_, err = client.RuntimeStageVolume(ctx, p.request(p.other))
+	err = p.publish(ctx, p.other)
 	p.check(status.Code(err) == codes.FailedPrecondition, "the second pod is still refused: %v", status.Code(err))
 	return nil
 }
