@@ -36,7 +36,8 @@ const (
 // NodeCapability are new values of NodeServiceCapability.RPC.Type. KEP-2857
 // proposed 7, 8 and 9 for them; CSI 1.13 has since given 7 and 8 to
 // GET_VOLUME_HEALTH and GET_STORAGE_HEALTH. A driver that reports the numbers
-// here cannot be mistaken for one that tells of health.
+// here cannot be mistaken for one that tells of health. Who meets a driver that
+// reports 7 can tell by NodeGetVolumeHealth, which only the latter implements.
 type NodeCapability int32
 
 const (
