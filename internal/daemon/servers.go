@@ -179,6 +179,14 @@ func (s *server) drain() {
 	case <-time.After(s.patience()):
 		s.log.Warn("calls did not end in time and are cut off", zap.String("server", s.name))
 		s.grpc.Stop()
-		<-ended
+	}
+	// A call that was cut off rolls back what it began; one that hangs in the
+	// kernel would have systemd kill us all the same.
+	select {
+	case <-ended:
+	case <-time.After(rollBackTime):
 	}
 }
+
+// rollBackTime is what calls that were cut off have to undo what they began.
+const rollBackTime = 2 * time.Second
