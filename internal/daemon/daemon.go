@@ -159,6 +159,7 @@ func (d *daemon) buildCore(ctx context.Context) error {
 // takeUp loads the records and puts the node right before anything is served.
 func (d *daemon) takeUp(ctx context.Context) error {
 	start := time.Now()
+	d.kata.TakeUp()
 	if err := d.broker.Load(ctx); err != nil {
 		return err
 	}

@@ -38,6 +38,26 @@ func (h *Handler) scan(w *watch) {
 	}
 }
 
+// TakeUp lists the volumes of other programs, for a start to call before anything
+// is served: their devices have an owner, which a call of the first moment must
+// not overlook. Run finds them again, with a watch on each.
+func (h *Handler) TakeUp() {
+	names, err := readNames(h.cfg.DirectVolumes, maxVolumes)
+	if err != nil {
+		return // Run tells what is wrong with the tree
+	}
+	for _, name := range names {
+		target, ok := targetOf(name)
+		if !ok {
+			continue
+		}
+		dir := h.cfg.DirectVolumes + "/" + name
+		if whose, _, err := h.ownerOf(dir); err == nil && whose == stranger {
+			h.adopt(deferral.KeyOf(target), dir, target)
+		}
+	}
+}
+
 // look takes notice of one directory of Kata's tree.
 func (h *Handler) look(dir, name string) {
 	target, ok := targetOf(name)
