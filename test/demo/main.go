@@ -52,7 +52,7 @@ func run() error {
 // demo, so that the node has the time to clean up.
 func playHost() error {
 	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	cmd, err := again(roleHost)
 	if err != nil {
 		return err
@@ -100,7 +100,7 @@ func host() (err error) {
 	if err := makePrivate(); err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer stop()
 	n, err := newNode()
 	if n != nil {

@@ -61,7 +61,7 @@ func (p *play) register(ctx context.Context) error {
 		return err
 	}
 	_, err := os.Stat(p.dir + "/kubelet/plugins_registry/" + driverName + ".crust-proxy-reg.sock")
-	p.check(err == nil, "for kubelet it is registered under its own name")
+	p.check(err == nil, "crust-proxy offers it to kubelet under its own name")
 	p.quote(p.crustctl("drivers"))
 	return nil
 }
