@@ -28,7 +28,7 @@ func TestNothingIsEverDestroyed(t *testing.T) {
 	}
 	t.Logf("CRUST_SEED=%d", seed)
 	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
-		t.Run(name, func(t *testing.T) { newChaos(newNode(t, deferAll, args...), seed).run(200) })
+		t.Run(name, func(t *testing.T) { newChaos(newNode(t, deferAll, args...), seed).run(500) })
 	}
 }
 
@@ -69,8 +69,14 @@ func (c *chaos) run(steps int) {
 			c.t.FailNow()
 		}
 	}
+	written := 0
 	for _, v := range c.volumes {
+		written += len(v.files)
 		c.finish(v)
+	}
+	c.t.Logf("%d sandboxes wrote; the daemon was started %d times", written, c.Starts())
+	if written == 0 || c.Starts() < 3 {
+		c.t.Error("nothing was written, or nobody was killed: the steps prove nothing")
 	}
 	c.wantClean()
 }
@@ -78,28 +84,31 @@ func (c *chaos) run(steps int) {
 // step does one thing. What calls answer does not matter here: what they leave
 // does.
 func (c *chaos) step(v *chaosVolume, pod string) {
-	switch c.random.IntN(12) {
-	case 0, 1:
+	switch c.random.IntN(24) {
+	case 0, 1, 2:
 		_ = c.stage(v.volume)
-	case 2, 3, 4:
+	case 3, 4, 5, 6, 7, 8:
 		_ = c.publish(v.volume, pod)
-	case 5:
+	case 9, 10:
 		_ = c.unpublish(v.volume, pod)
-	case 6:
+	case 11:
 		_ = c.unstage(v.volume)
-	case 7:
+	case 12, 13, 14, 15:
 		c.use(v, pod)
-	case 8:
+	case 16, 17, 18, 19, 20:
+		if target := v.target(c.node, pod); c.foreign[target] {
+			c.endForeign(target)
+		}
 		if s := v.sandboxes[pod]; s != nil {
 			s.end()
 			delete(v.sandboxes, pod)
 		}
-	case 9:
+	case 21:
 		c.revive()
 		c.arm(c.steps[c.random.IntN(len(c.steps))])
-	case 10:
+	case 22:
 		c.driver.kill() // revive starts it again
-	case 11:
+	case 23:
 		c.foreignMount(v, pod)
 	}
 }
