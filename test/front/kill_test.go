@@ -174,6 +174,25 @@ func TestPublishGivenUpAfterAKill(t *testing.T) {
 	n.wantClean()
 }
 
+// TestKilledWhileStagingAnew changes the verdict of a staged volume, and kills the
+// daemon between the two ways of staging.
+func TestKilledWhileStagingAnew(t *testing.T) {
+	n := newNode(t, deferNone)
+	v := n.create("pv-1", "ext4", 16*mib)
+	must(t, n.stage(v))
+	n.Extra = "front: {enabled: true}\n" + deferAll
+	n.arm("front-unplaced")
+	n.insist("publish", func() error { return n.publish(v, "pod-1") })
+	if n.Starts() < 3 {
+		t.Error("the daemon was not killed")
+	}
+	n.wantGuarded(v, "pod-1")
+	n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
+	n.insist("unstage", func() error { return n.unstage(v) })
+	n.remove(v)
+	n.wantClean()
+}
+
 // wantCleanSoFar asserts that only the driver's own data of a volume is left.
 func (n *node) wantCleanSoFar() {
 	n.t.Helper()
