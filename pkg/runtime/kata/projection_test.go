@@ -143,6 +143,9 @@ func TestPlaces(t *testing.T) {
 	elsewhere.TempDir = "/dev/shm/crust-proxy-test"
 	t.Cleanup(func() { _ = os.Remove(elsewhere.TempDir) })
 	if statOf(t, "/dev/shm").Dev == statOf(t, dir).Dev {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("/dev/shm is no filesystem of its own here")
+		}
 		t.Skip("/dev/shm is no filesystem of its own here")
 	}
 	if _, err := New(elsewhere, nil, zap.NewNop()); deferral.KindOf(err) != deferral.Invalid {
