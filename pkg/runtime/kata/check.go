@@ -42,7 +42,7 @@ func (h *Handler) Check(v *deferral.Volume) error {
 
 func checkOptions(v *deferral.Volume) error {
 	for _, flag := range v.MountFlags {
-		for _, option := range splitOptions(flag) {
+		for _, option := range deferral.SplitOptions(flag) {
 			name, _, _ := strings.Cut(strings.TrimSpace(option), "=")
 			if slices.Contains(hostOptions, name) {
 				return deferral.Errorf(deferral.Unsupported, "volume %s: the mount option %q cannot work in a Kata sandbox, "+

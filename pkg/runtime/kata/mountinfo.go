@@ -41,7 +41,7 @@ func encodeInfo(v *deferral.Volume) ([]byte, error) {
 		VolumeType: directVol,
 		Device:     v.Device.Path,
 		FSType:     v.FSType,
-		Options:    infoOptions(v),
+		Options:    v.Options(),
 	}
 	if v.Group != "" {
 		info.Metadata = map[string]string{"fsGroup": v.Group}
@@ -50,42 +50,6 @@ func encodeInfo(v *deferral.Volume) ([]byte, error) {
 		}
 	}
 	return json.Marshal(info)
-}
-
-// infoOptions gives one option an element, because Kata looks for an element
-// that is exactly "ro", and says "ro" exactly where the volume is read-only.
-func infoOptions(v *deferral.Volume) []string {
-	options := make([]string, 0, len(v.MountFlags)+1)
-	for _, flag := range v.MountFlags {
-		for _, option := range splitOptions(flag) {
-			if option != "ro" && (option != "rw" || !v.ReadOnly) {
-				options = append(options, option)
-			}
-		}
-	}
-	if v.ReadOnly {
-		options = append(options, "ro")
-	}
-	return options
-}
-
-// splitOptions splits at commas, but not inside quotes: SELinux contexts hold
-// commas there.
-func splitOptions(flag string) []string {
-	var options []string
-	quoted, begin := false, 0
-	for i := 0; i <= len(flag); i++ {
-		switch {
-		case i == len(flag), flag[i] == ',' && !quoted:
-			if option := strings.TrimSpace(flag[begin:i]); option != "" {
-				options = append(options, option)
-			}
-			begin = i + 1
-		case flag[i] == '"':
-			quoted = !quoted
-		}
-	}
-	return options
 }
 
 // parseInfo reads a mountInfo.json that anybody may have written.

@@ -1,0 +1,118 @@
+// Package abi is the directory ABI between the broker and a runtime handler, as
+// both sides need it: the names of files, what stands in them, and the words of
+// the program that a handler names. docs/runtime-authors.md describes it as a
+// wire document.
+//
+// It knows nothing of gRPC, so that a handler which is a program started for each
+// container stays small.
+package abi
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+)
+
+// DefaultRoot is where the directories of volumes are, unless configured
+// otherwise.
+const DefaultRoot = "/run/crust"
+
+// The files in the directory of a volume. Any other name that does not begin with
+// a dot is the id of a sandbox that has mounted the volume.
+const (
+	// InfoName is the broker's: what to mount, and how.
+	InfoName = "mountInfo.json"
+	// CLIName is the handler's: one line, the absolute path of its program.
+	CLIName = "runtime-cli"
+	// SocketName is the handler's: one line, the absolute path of its socket.
+	SocketName = "runtime-socket"
+)
+
+// The first argument to a handler's program, and what it is asked to do.
+const (
+	Word   = "crust"
+	Stats  = "stats"
+	Resize = "resize"
+	Freeze = "freeze"
+	Thaw   = "thaw"
+)
+
+// How a handler's program ends. Any other status says that it refused.
+const (
+	ExitOK          = 0
+	ExitRefused     = 1
+	ExitUsage       = 2
+	ExitNoSandbox   = 3
+	ExitUnsupported = 4
+	ExitOutOfRange  = 5
+)
+
+// GuardPrefix begins the mount source of every guard mount; the name of the
+// volume's directory follows.
+const GuardPrefix = "crust:"
+
+// DirName is the name of a volume's directory: the hex sha256 of its resolved
+// target path.
+func DirName(target string) string {
+	sum := sha256.Sum256([]byte(target))
+	return hex.EncodeToString(sum[:])
+}
+
+// IsDirName tells whether a name has the form that DirName gives.
+func IsDirName(name string) bool {
+	if len(name) != 2*sha256.Size {
+		return false
+	}
+	for _, c := range []byte(name) {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
+}
+
+// IsSandboxID tells whether a name can be the id of a sandbox: it becomes part of
+// paths.
+func IsSandboxID(name string) bool {
+	if name == "" || len(name) > 128 || name == InfoName || name == CLIName || name == SocketName {
+		return false
+	}
+	for i, c := range []byte(name) {
+		letter := c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
+		if !letter && (i == 0 || c != '_' && c != '.' && c != '-') {
+			return false
+		}
+	}
+	return true
+}
+
+// StatsReply is what a program prints for stats.
+type StatsReply struct {
+	Usage     []Usage    `json:"usage"`
+	Condition *Condition `json:"volume_condition,omitempty"`
+}
+
+// Usage is one measure of a filesystem.
+type Usage struct {
+	Available int64  `json:"available"`
+	Total     int64  `json:"total"`
+	Used      int64  `json:"used"`
+	Unit      string `json:"unit"` // UnitBytes or UnitInodes
+}
+
+// The units of a Usage.
+const (
+	UnitBytes  = "BYTES"
+	UnitInodes = "INODES"
+)
+
+// Condition is the health of the volume.
+type Condition struct {
+	Abnormal bool   `json:"abnormal"`
+	Message  string `json:"message"`
+}
+
+// ResizeReply is what a program prints for resize: the size of the filesystem's
+// device that it fills now.
+type ResizeReply struct {
+	CapacityBytes int64 `json:"capacity_bytes"`
+}

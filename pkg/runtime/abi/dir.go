@@ -1,0 +1,179 @@
+package abi
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Dir is the open directory of a volume. All that is done with it is done by its
+// descriptor: a directory that was replaced meanwhile is not touched.
+type Dir struct {
+	fd   int
+	name string
+}
+
+// Open opens the directory of a volume below root. It is an os.ErrNotExist where
+// there is none.
+func Open(root, name string) (*Dir, error) {
+	if !IsDirName(name) {
+		return nil, fmt.Errorf("%q is not the name of a volume's directory", name)
+	}
+	base, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: root, Err: err}
+	}
+	defer func() { _ = unix.Close(base) }()
+	fd, err := unix.Openat2(base, name, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: root + "/" + name, Err: err}
+	}
+	return &Dir{fd: fd, name: name}, nil
+}
+
+// Name is the directory's name, the key of its volume.
+func (d *Dir) Name() string { return d.name }
+
+// Close closes the directory, and gives up its lock.
+func (d *Dir) Close() error { return unix.Close(d.fd) }
+
+// Lock waits until no other program changes the directory, at most so long. Who
+// adds or removes files beside mountInfo.json holds it.
+func (d *Dir) Lock(most time.Duration) error {
+	for deadline := time.Now().Add(most); ; time.Sleep(time.Millisecond) {
+		err := unix.Flock(d.fd, unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil || errors.Is(err, unix.EINTR) {
+			if err == nil {
+				return nil
+			}
+			continue
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
+			return fmt.Errorf("lock the volume's directory: %w", err)
+		}
+	}
+}
+
+// Unlock lets others change the directory.
+func (d *Dir) Unlock() error { return unix.Flock(d.fd, unix.LOCK_UN) }
+
+// Info reads and checks mountInfo.json.
+func (d *Dir) Info() (Info, error) {
+	raw, err := d.Read(InfoName, MaxInfo)
+	if err != nil {
+		return Info{}, err
+	}
+	info, err := Parse(raw)
+	if err != nil {
+		return Info{}, fmt.Errorf("%s: %w", InfoName, err)
+	}
+	if target := info.Target(); target != "" && DirName(target) != d.name {
+		return Info{}, fmt.Errorf("%s: it is of another volume", InfoName)
+	}
+	return info, nil
+}
+
+// Read reads a regular file of at most limit bytes. It follows no link and waits
+// for nothing, whatever stands under the name.
+func (d *Dir) Read(name string, limit int) ([]byte, error) {
+	fd, err := unix.Openat2(d.fd, name, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	file := os.NewFile(uintptr(fd), name)
+	defer func() { _ = file.Close() }()
+	raw, err := io.ReadAll(io.LimitReader(file, int64(limit)+1))
+	if err == nil && len(raw) > limit {
+		err = fmt.Errorf("%s: more than %d bytes", name, limit)
+	}
+	return raw, err
+}
+
+// Line reads a file of one line, such as runtime-cli.
+func (d *Dir) Line(name string) (string, error) {
+	raw, err := d.Read(name, 4096)
+	if err != nil {
+		return "", err
+	}
+	line, rest, _ := bytes.Cut(raw, []byte("\n"))
+	if len(rest) > 0 || !isPath(string(line)) {
+		return "", fmt.Errorf("%s: it is not one line with an absolute path", name)
+	}
+	return string(line), nil
+}
+
+// Put makes or replaces a file as a whole. The caller has the lock.
+func (d *Dir) Put(name string, raw []byte) error {
+	temp := "." + name + "." + strconv.Itoa(os.Getpid())
+	const flags = unix.O_CREAT | unix.O_TRUNC | unix.O_WRONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := unix.Openat(d.fd, temp, flags, 0o644)
+	if err != nil {
+		return &os.PathError{Op: "make", Path: temp, Err: err}
+	}
+	file := os.NewFile(uintptr(fd), temp)
+	_, err = file.Write(raw)
+	err = errors.Join(err, file.Close())
+	if err == nil {
+		err = unix.Renameat(d.fd, temp, d.fd, name)
+	}
+	if err != nil {
+		err = errors.Join(fmt.Errorf("write %s: %w", name, err), unix.Unlinkat(d.fd, temp, 0))
+	}
+	return err
+}
+
+// Remove removes a file; that there is none is a success. The caller has the lock.
+func (d *Dir) Remove(name string) error {
+	err := unix.Unlinkat(d.fd, name, 0)
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return &os.PathError{Op: "remove", Path: name, Err: err}
+	}
+	return nil
+}
+
+// maxNames bounds a listing: a volume has few sandboxes, one after the other.
+const maxNames = 1024
+
+// Sandboxes lists the ids of sandboxes that left a file, the newest first.
+func (d *Dir) Sandboxes() ([]string, error) {
+	fd, err := unix.Openat(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	dir := os.NewFile(uintptr(fd), d.name)
+	defer func() { _ = dir.Close() }()
+	names, err := dir.Readdirnames(maxNames)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	made := make(map[string]int64, len(names))
+	ids := slices.DeleteFunc(names, func(name string) bool {
+		var st unix.Stat_t
+		if !IsSandboxID(name) || unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+			return true
+		}
+		made[name] = st.Mtim.Nano()
+		return false
+	})
+	slices.SortFunc(ids, func(a, b string) int {
+		if made[a] != made[b] {
+			return int(min(max(made[b]-made[a], -1), 1))
+		}
+		return strings.Compare(a, b)
+	})
+	return ids, nil
+}

@@ -1,0 +1,152 @@
+package abi_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+)
+
+func openDir(t *testing.T) (*abi.Dir, string) {
+	t.Helper()
+	root, name := t.TempDir(), abi.DirName(target)
+	path := filepath.Join(root, name)
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := abi.Open(root, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = dir.Close() })
+	return dir, path
+}
+
+func put(t *testing.T, dir *abi.Dir, name, content string) {
+	t.Helper()
+	if err := dir.Put(name, []byte(content)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOpen(t *testing.T) {
+	root, name := t.TempDir(), abi.DirName(target)
+	if _, err := abi.Open(root, name); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("no directory: %v", err)
+	}
+	if _, err := abi.Open(root, "../"+name[3:]); err == nil {
+		t.Fatal("another name opened")
+	}
+	if err := os.Symlink("/tmp", filepath.Join(root, name)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := abi.Open(root, name); err == nil {
+		t.Fatal("a link was followed")
+	}
+}
+
+func TestFiles(t *testing.T) {
+	dir, path := openDir(t)
+	put(t, dir, abi.CLIName, "/usr/bin/one\n")
+	put(t, dir, abi.CLIName, "/usr/bin/two\n")
+	if line, err := dir.Line(abi.CLIName); err != nil || line != "/usr/bin/two" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	for _, bad := range []string{"", "relative\n", "/a\n/b\n", "/a\x00b"} {
+		put(t, dir, abi.SocketName, bad)
+		if line, err := dir.Line(abi.SocketName); err == nil {
+			t.Errorf("%q was taken for %q", bad, line)
+		}
+	}
+	if err := os.Symlink("/etc/hostname", filepath.Join(path, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if raw, err := dir.Read("link", 100); err == nil {
+		t.Fatalf("a link was read: %q", raw)
+	}
+	if _, err := dir.Read(abi.CLIName, 3); err == nil {
+		t.Fatal("a limit was passed over")
+	}
+	for range 2 {
+		if err := dir.Remove(abi.CLIName); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left, err := filepath.Glob(path + "/.*"); err != nil || len(left) > 0 {
+		t.Fatalf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestInfoOfAnother(t *testing.T) {
+	dir, _ := openDir(t)
+	raw, err := abi.Encode(volume())
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, dir, abi.InfoName, string(raw))
+	if _, err := dir.Info(); err != nil {
+		t.Fatal(err)
+	}
+	other := *volume()
+	other.ResolvedTarget += "x"
+	if raw, err = abi.Encode(&other); err != nil {
+		t.Fatal(err)
+	}
+	put(t, dir, abi.InfoName, string(raw))
+	if info, err := dir.Info(); err == nil {
+		t.Fatalf("taken: %+v", info)
+	}
+}
+
+func TestSandboxes(t *testing.T) {
+	dir, path := openDir(t)
+	for i, name := range []string{"first", "third", "second"} {
+		put(t, dir, name, "{}")
+		at := time.Unix(1_000_000_000+[]int64{0, 2, 1}[i], 0)
+		if err := os.Chtimes(filepath.Join(path, name), at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(t, dir, abi.InfoName, "{}")
+	put(t, dir, abi.CLIName, "/x\n")
+	put(t, dir, "not an id", "")
+	if err := os.Mkdir(filepath.Join(path, "directory"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	got, err := dir.Sandboxes()
+	if diff := cmp.Diff([]string{"third", "second", "first"}, got); diff != "" || err != nil {
+		t.Fatal(diff, err)
+	}
+}
+
+func TestLock(t *testing.T) {
+	dir, path := openDir(t)
+	other, err := abi.Open(filepath.Dir(path), dir.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := dir.Lock(time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Lock(20 * time.Millisecond); err == nil {
+		t.Fatal("locked twice")
+	}
+	if err := dir.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Lock(time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := dir.Lock(time.Second); err != nil {
+		t.Fatalf("closing kept the lock: %v", err)
+	}
+}

@@ -1,0 +1,151 @@
+package abi
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+// Info is mountInfo.json. Its keys are those of Kata's file of that name.
+type Info struct {
+	VolumeType string            `json:"volume-type"`
+	Device     string            `json:"device"`
+	FSType     string            `json:"fstype"`
+	Metadata   map[string]string `json:"metadata,omitempty"`
+	Options    []string          `json:"options,omitempty"`
+}
+
+// The keys of an Info's metadata. The last three are ours: without them a handler
+// can still serve, with fewer checks.
+const (
+	metaGroup  = "fsGroup"
+	metaPolicy = "fsGroupChangePolicy"
+	metaTarget = "crust.targetPath"
+	metaPod    = "crust.podUID"
+	metaDevice = "crust.device"
+)
+
+// MaxInfo bounds the file.
+const MaxInfo = 64 << 10
+
+// Encode describes a volume. It is deterministic, so that a projection is
+// compared by its bytes.
+func Encode(v *deferral.Volume) ([]byte, error) {
+	info := Info{
+		VolumeType: "block", Device: v.Device.Path, FSType: v.FSType, Options: v.Options(),
+		Metadata: map[string]string{metaTarget: v.ResolvedTarget},
+	}
+	if v.PodUID != "" {
+		info.Metadata[metaPod] = v.PodUID
+	}
+	if v.Device.Kind == deferral.BlockDevice {
+		info.Metadata[metaDevice] = fmt.Sprintf("%d:%d", v.Device.Major, v.Device.Minor)
+	}
+	if v.Group != "" {
+		info.Metadata[metaGroup] = v.Group
+		if v.GroupPolicy != deferral.GroupPolicyUnset {
+			info.Metadata[metaPolicy] = string(v.GroupPolicy)
+		}
+	}
+	return json.Marshal(info)
+}
+
+// Parse reads a file that anybody may have written. Keys that it does not know
+// are passed over.
+func Parse(raw []byte) (Info, error) {
+	var info Info
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	if err := dec.Decode(&info); err != nil {
+		return Info{}, fmt.Errorf("not valid JSON: %w", err)
+	}
+	if dec.More() {
+		return Info{}, errors.New("more than one JSON value")
+	}
+	return info, info.check()
+}
+
+func (i Info) check() error {
+	switch {
+	case i.Device == "" || i.FSType == "" || i.VolumeType == "":
+		return errors.New("volume-type, device or fstype is missing")
+	case !isPath(i.Device):
+		return errors.New("the device is not an absolute path")
+	case !isText(i.FSType) || len(i.FSType) > 64 || strings.Contains(i.FSType, "/"):
+		return errors.New("the fstype is not a name")
+	case slices.ContainsFunc(i.Options, func(o string) bool { return o == "" || !isText(o) }):
+		return errors.New("an option is not text")
+	case i.Target() != "" && !isPath(i.Target()):
+		return fmt.Errorf("%s is not an absolute path", metaTarget)
+	}
+	if _, _, err := i.Group(); err != nil {
+		return err
+	}
+	_, _, _, err := i.DeviceNumber()
+	return err
+}
+
+// Target is the resolved target path, or "" where the writer did not say.
+func (i Info) Target() string { return i.Metadata[metaTarget] }
+
+// PodUID is the pod that the volume belongs to, or "" where the writer did not
+// say.
+func (i Info) PodUID() string { return i.Metadata[metaPod] }
+
+// ReadOnly tells whether the volume is read-only as a whole.
+func (i Info) ReadOnly() bool { return slices.Contains(i.Options, "ro") }
+
+// DeviceNumber is what the device must be; known is false where the writer did
+// not say.
+func (i Info) DeviceNumber() (major, minor uint32, known bool, err error) {
+	text := i.Metadata[metaDevice]
+	if text == "" {
+		return 0, 0, false, nil
+	}
+	first, second, _ := strings.Cut(text, ":")
+	a, errA := strconv.ParseUint(first, 10, 32)
+	b, errB := strconv.ParseUint(second, 10, 32)
+	if errA != nil || errB != nil {
+		return 0, 0, false, fmt.Errorf("%s is not major:minor", metaDevice)
+	}
+	return uint32(a), uint32(b), true, nil
+}
+
+// Group is the group that the files shall have, if any.
+func (i Info) Group() (gid uint32, wanted bool, err error) {
+	text, policy := i.Metadata[metaGroup], i.GroupPolicy()
+	if text == "" {
+		if policy != deferral.GroupPolicyUnset {
+			return 0, false, fmt.Errorf("%s without %s", metaPolicy, metaGroup)
+		}
+		return 0, false, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 32)
+	// 010 would be 8 to some readers, and the highest number is "none" to chown.
+	if err != nil || strconv.FormatUint(n, 10) != text || uint32(n) == ^uint32(0) {
+		return 0, false, fmt.Errorf("%s is not a decimal group id", metaGroup)
+	}
+	switch policy {
+	case deferral.GroupPolicyUnset, deferral.GroupAlways, deferral.GroupOnMismatch:
+		return uint32(n), true, nil
+	default:
+		return 0, false, fmt.Errorf("%s is neither %s nor %s", metaPolicy, deferral.GroupAlways, deferral.GroupOnMismatch)
+	}
+}
+
+// GroupPolicy says when the group is changed; unset means always.
+func (i Info) GroupPolicy() deferral.GroupPolicy { return deferral.GroupPolicy(i.Metadata[metaPolicy]) }
+
+func isPath(s string) bool { return path.IsAbs(s) && isText(s) && len(s) < 4096 }
+
+func isText(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
+}

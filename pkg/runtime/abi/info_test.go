@@ -1,0 +1,106 @@
+package abi_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+)
+
+const target = "/var/lib/kubelet/pods/1/volumes/kubernetes.io~csi/pv/mount"
+
+func volume() *deferral.Volume {
+	return &deferral.Volume{
+		Key: deferral.KeyOf(target), Target: target, ResolvedTarget: target, PodUID: "1", FSType: "xfs",
+		Device:     deferral.Device{Kind: deferral.BlockDevice, Path: "/dev/sdb", Major: 8, Minor: 16},
+		MountFlags: []string{"noatime,nodiratime", "discard"}, ReadOnly: true,
+		Group: "2000", GroupPolicy: deferral.GroupOnMismatch,
+	}
+}
+
+func TestEncode(t *testing.T) {
+	raw, err := abi.Encode(volume())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"volume-type":"block","device":"/dev/sdb","fstype":"xfs","metadata":{"crust.device":"8:16",` +
+		`"crust.podUID":"1","crust.targetPath":"` + target + `","fsGroup":"2000","fsGroupChangePolicy":"OnRootMismatch"},` +
+		`"options":["noatime","nodiratime","discard","ro"]}`
+	if diff := cmp.Diff(want, string(raw)); diff != "" {
+		t.Fatal(diff)
+	}
+	info, err := abi.Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gid, wanted, err := info.Group()
+	major, minor, known, _ := info.DeviceNumber()
+	if !info.ReadOnly() || info.PodUID() != "1" || info.Target() != target || gid != 2000 || !wanted || err != nil ||
+		info.GroupPolicy() != deferral.GroupOnMismatch || major != 8 || minor != 16 || !known {
+		t.Fatalf("%+v", info)
+	}
+	if string(deferral.KeyOf(target)) != abi.DirName(target) {
+		t.Fatal("a volume's directory is not named by its key")
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for name, raw := range map[string]string{
+		"nothing":              ``,
+		"two values":           `{"volume-type":"block","device":"/d","fstype":"x"}{}`,
+		"no device":            `{"volume-type":"block","fstype":"x"}`,
+		"a relative device":    `{"volume-type":"block","device":"d","fstype":"x"}`,
+		"a path as filesystem": `{"volume-type":"block","device":"/d","fstype":"../x"}`,
+		"an empty option":      `{"volume-type":"block","device":"/d","fstype":"x","options":[""]}`,
+		"a control character":  `{"volume-type":"block","device":"/d","fstype":"x","options":["a\nb"]}`,
+		"a group's name":       `{"volume-type":"block","device":"/d","fstype":"x","metadata":{"fsGroup":"staff"}}`,
+		"an octal group":       `{"volume-type":"block","device":"/d","fstype":"x","metadata":{"fsGroup":"010"}}`,
+		"no group at all":      `{"volume-type":"block","device":"/d","fstype":"x","metadata":{"fsGroup":"4294967295"}}`,
+		"an odd policy":        `{"volume-type":"block","device":"/d","fstype":"x","metadata":{"fsGroup":"1","fsGroupChangePolicy":"Never"}}`,
+		"policy without group": `{"volume-type":"block","device":"/d","fstype":"x","metadata":{"fsGroupChangePolicy":"Always"}}`,
+		"an odd device":        `{"volume-type":"block","device":"/d","fstype":"x","metadata":{"crust.device":"8"}}`,
+		"a relative target":    `{"volume-type":"block","device":"/d","fstype":"x","metadata":{"crust.targetPath":"t"}}`,
+	} {
+		if info, err := abi.Parse([]byte(raw)); err == nil {
+			t.Errorf("%s: taken as %+v", name, info)
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	for name, want := range map[string]bool{
+		"0123abc": true, "a.b-c_d": true, strings.Repeat("a", 128): true,
+		"": false, ".hidden": false, "-x": false, "a/b": false, "a b": false, strings.Repeat("a", 129): false,
+		abi.InfoName: false, abi.CLIName: false, abi.SocketName: false, "..": false,
+	} {
+		if got := abi.IsSandboxID(name); got != want {
+			t.Errorf("IsSandboxID(%q) = %v", name, got)
+		}
+	}
+	if !abi.IsDirName(abi.DirName("x")) || abi.IsDirName(strings.Repeat("A", 64)) || abi.IsDirName("../"+strings.Repeat("a", 61)) {
+		t.Error("IsDirName")
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	raw, err := abi.Encode(volume())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(raw)
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		info, err := abi.Parse(raw)
+		if err != nil {
+			return
+		}
+		if _, _, err := info.Group(); err != nil {
+			t.Fatalf("taken with a bad group: %v", err)
+		}
+		if info.Device[0] != '/' || strings.ContainsRune(info.FSType, '/') {
+			t.Fatalf("taken: %+v", info)
+		}
+	})
+}
