@@ -220,7 +220,7 @@ func (b *Broker) stageNew(ctx context.Context, handler Projector, in *Instructio
 
 func (b *Broker) newRecord(handler Projector, in *Instruction, t *target, dev *openedDevice) *record {
 	return &record{
-		Version: recordVersion, Boot: b.boot,
+		Version: recordVersion, Boot: b.boot, HostMounts: abilitiesOf(handler).HostMounts,
 		Volume: Volume{
 			Key: t.key(), Target: in.Target, ResolvedTarget: t.resolved, Backing: in.Backing, Device: dev.Device,
 			FSType: in.FSType, MountFlags: slices.Clone(in.MountFlags), ReadOnly: in.readOnly(),
@@ -252,7 +252,7 @@ func (b *Broker) preparation(handler Projector, in *Instruction, rec *record, de
 func (b *Broker) claim(ctx context.Context, rec *record, dev *openedDevice, prepare func(context.Context) error) error {
 	err := b.refuseAdopted(rec)
 	if err == nil {
-		rec.DeviceWasReadOnly, err = b.claims.acquire(ctx, &rec.Volume, dev, prepare)
+		rec.DeviceWasReadOnly, err = b.claims.acquire(ctx, rec, dev, prepare)
 	}
 	if err != nil {
 		b.refused(err)

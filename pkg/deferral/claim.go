@@ -22,7 +22,9 @@ type FDKeeper interface {
 // claims is who owns which device. The owner is told by what a device is, so
 // that neither a second name nor a second loop device over one image leads to a
 // second read-write owner; and by an fd opened O_EXCL, so that the kernel refuses
-// every mount of the device, in every mount namespace, while we hold it.
+// every mount of the device, in every mount namespace, while we hold it. Where
+// this node's kernel is to mount it for a sandbox, the fd is a plain one, and that
+// mount is what keeps others out.
 type claims struct {
 	keeper  FDKeeper
 	devices keyLocks // one claim or release a device at a time
@@ -69,9 +71,9 @@ func claimName(id identity) string {
 // is not nil, is done while nobody else can claim the device from us, for its
 // first owner only: a second one finds it prepared.
 func (c *claims) acquire(
-	ctx context.Context, v *Volume, dev *openedDevice, prepare func(context.Context) error,
+	ctx context.Context, rec *record, dev *openedDevice, prepare func(context.Context) error,
 ) (wasReadOnly bool, err error) {
-	id := dev.identity()
+	id, v := dev.identity(), &rec.Volume
 	unlock, err := c.devices.lock(ctx, Key(id))
 	if err != nil {
 		return false, err
@@ -86,7 +88,7 @@ func (c *claims) acquire(
 	switch {
 	case err != nil:
 	case dev.Kind == BlockDevice:
-		wasReadOnly, err = c.hold(v, dev, id)
+		wasReadOnly, err = c.hold(rec, dev, id)
 	case !dev.known:
 		err = checkImage(v, dev)
 	}

@@ -11,22 +11,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// heldDevice is a block device held by O_EXCL, for one or more read-only owners
-// or a single one.
+// heldDevice is a block device held open, for one or more read-only owners or a
+// single one.
 type heldDevice struct {
 	fd     int
 	device Device
+	// mountable is set where fd is a plain one, so that this node's kernel can
+	// mount the device for a sandbox; else it is opened O_EXCL.
+	mountable bool
 	// wasReadOnly is the device's own state before the first owner came.
 	wasReadOnly bool
 }
 
 // hold takes the kernel's claim and what can only be asked of the open device.
-func (c *claims) hold(v *Volume, dev *openedDevice, id identity) (wasReadOnly bool, err error) {
+func (c *claims) hold(rec *record, dev *openedDevice, id identity) (wasReadOnly bool, err error) {
 	c.mu.Lock()
 	held := c.held[id]
 	c.mu.Unlock()
+	if held != nil && held.mountable != rec.HostMounts {
+		return false, otherKind(&rec.Volume)
+	}
 	if held == nil {
-		if held, err = openHeld(v, dev); err != nil {
+		if held, err = openHeld(rec, dev); err != nil {
 			return false, err
 		}
 		if err := c.keep(id, held); err != nil {
@@ -34,11 +40,22 @@ func (c *claims) hold(v *Volume, dev *openedDevice, id identity) (wasReadOnly bo
 			return false, err
 		}
 	}
-	return held.wasReadOnly, c.holdBacking(v, held.fd, dev.Major)
+	return held.wasReadOnly, c.holdBacking(&rec.Volume, held.fd, dev.Major)
 }
 
+// otherKind refuses read-only volumes of one device by two kinds of handler: what
+// one needs the kernel to refuse, the other needs it to do.
+func otherKind(v *Volume) error {
+	return Errorf(InUse, "volume %s: its device %s (%s) belongs to a volume of another runtime handler, and only one of "+
+		"the two has this node's kernel mount it: use one handler for both, or wait until the other pod is gone",
+		v.Target, v.Device.Path, v.Device)
+}
+
+// keep enters the held device. A plain descriptor keeps nobody out and is opened
+// anew after a restart, so that the keeper has no copy of it for a driver's
+// detach to wait for.
 func (c *claims) keep(id identity, held *heldDevice) error {
-	if c.keeper != nil {
+	if c.keeper != nil && !held.mountable {
 		file, err := dupFile(held.fd, claimName(id))
 		if err != nil {
 			return Errorf(Internal, "device %s: the claim cannot be kept: %w", id, err)
@@ -63,29 +80,52 @@ func dupFile(fd int, name string) (*os.File, error) {
 	return os.NewFile(uintptr(dup), name), nil
 }
 
-func openHeld(v *Volume, dev *openedDevice) (*heldDevice, error) {
-	fd, err := dev.openBlock(unix.O_EXCL)
+func openHeld(rec *record, dev *openedDevice) (*heldDevice, error) {
+	fd, err := openClaim(rec, dev)
 	if err != nil {
-		return nil, holdError(v, err)
+		return nil, holdError(&rec.Volume, err)
 	}
-	size, err := unix.Seek(fd, 0, unix.SEEK_END)
-	if err == nil && size == 0 {
-		err = Errorf(NotFound, "volume %s: the device %s (%s) is empty: has the driver attached it?",
-			v.Target, v.Device.Path, v.Device)
-	}
-	readOnly := 0
-	if err == nil {
-		readOnly, err = unix.IoctlGetInt(fd, unix.BLKROGET)
-	}
-	if err == nil && readOnly != 0 && !v.ReadOnly {
-		err = Errorf(Invalid, "volume %s: the device %s (%s) is read-only: ask for a read-only volume",
-			v.Target, v.Device.Path, v.Device)
-	}
+	wasReadOnly, err := checkHeld(&rec.Volume, fd)
 	if err != nil {
 		closeFD(fd)
 		return nil, err
 	}
-	return &heldDevice{fd: fd, device: dev.Device, wasReadOnly: readOnly != 0}, nil
+	return &heldDevice{fd: fd, device: dev.Device, mountable: rec.HostMounts, wasReadOnly: wasReadOnly}, nil
+}
+
+// openClaim opens the device so that nobody else has it. Where a sandbox's mount
+// is to be the claim, that holds for the moment of the first stage; later it may
+// well be mounted, and by its own sandbox.
+func openClaim(rec *record, dev *openedDevice) (int, error) {
+	if rec.HostMounts && dev.known {
+		return dev.openBlock(0)
+	}
+	fd, err := dev.openBlock(unix.O_EXCL)
+	if err != nil || !rec.HostMounts {
+		return fd, err
+	}
+	defer closeFD(fd)
+	return dev.openBlock(0)
+}
+
+func checkHeld(v *Volume, fd int) (readOnly bool, err error) {
+	size, err := unix.Seek(fd, 0, unix.SEEK_END)
+	if err != nil {
+		return false, err
+	}
+	if size == 0 {
+		return false, Errorf(NotFound, "volume %s: the device %s (%s) is empty: has the driver attached it?",
+			v.Target, v.Device.Path, v.Device)
+	}
+	flag, err := unix.IoctlGetInt(fd, unix.BLKROGET)
+	if err != nil {
+		return false, err
+	}
+	if flag != 0 && !v.ReadOnly {
+		return false, Errorf(Invalid, "volume %s: the device %s (%s) is read-only: ask for a read-only volume",
+			v.Target, v.Device.Path, v.Device)
+	}
+	return flag != 0, nil
 }
 
 func holdError(v *Volume, err error) error {
@@ -173,7 +213,7 @@ func (c *claims) releaseBlock(id identity) error {
 		return nil
 	}
 	closeFD(held.fd)
-	if c.keeper == nil {
+	if c.keeper == nil || held.mountable {
 		return nil
 	}
 	if err := c.keeper.RemoveFD(claimName(id)); err != nil {

@@ -34,6 +34,9 @@ type Abilities struct {
 	FormatsBlank bool
 	// SELinux: mount options such as context= mean something in the sandbox.
 	SELinux bool
+	// HostMounts: the sandboxes' mounts are made by this node's own kernel. The
+	// device must then stay mountable; the mount itself keeps others out.
+	HostMounts bool
 }
 
 // Abled is a Projector that can do more than mount.

@@ -34,7 +34,7 @@ func (c *claims) reclaim(ctx context.Context, rec *record, kept map[string]*os.F
 	if done {
 		return nil
 	}
-	if rec.Device.Kind == BlockDevice {
+	if rec.Device.Kind == BlockDevice && !rec.HostMounts {
 		if file := kept[claimName(id)]; file != nil {
 			return c.adoptKept(rec, id, file)
 		}
@@ -49,7 +49,7 @@ func (c *claims) reclaim(ctx context.Context, rec *record, kept map[string]*os.F
 	if err := unix.Fstat(fd, &st); err != nil || !rec.Device.is(&st) {
 		return deviceError(NotFound, rec.Target, rec.Device.Path, "is not "+rec.Device.String()+" any more", err)
 	}
-	_, err = c.acquire(ctx, &rec.Volume, dev, nil)
+	_, err = c.acquire(ctx, rec, dev, nil)
 	if err == nil {
 		c.restoreOwnState(rec, id)
 	}

@@ -73,8 +73,8 @@ func (b *Broker) dropKept() {
 func (c *claims) holds(name string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for id := range c.held {
-		if claimName(id) == name {
+	for id, held := range c.held {
+		if claimName(id) == name && !held.mountable {
 			return true
 		}
 	}

@@ -32,6 +32,9 @@ type record struct {
 	// DeviceWasReadOnly is the device's own state before a read-only volume set
 	// it, so that it can be put back.
 	DeviceWasReadOnly bool `json:"deviceWasReadOnly,omitempty"`
+	// HostMounts is the ability of the handler, as it was when the device was
+	// claimed: the claim is taken up in the same way, whatever is configured then.
+	HostMounts bool `json:"hostMounts,omitempty"`
 	// MadeTarget is set where we made the target directory.
 	MadeTarget bool `json:"madeTarget,omitempty"`
 }

@@ -31,6 +31,7 @@ func newTestStore(t *testing.T) *store {
 func TestStoreKeepsRecords(t *testing.T) {
 	s := newTestStore(t)
 	want := testRecord("/a")
+	want.HostMounts = true
 	if err := s.put(want); err != nil {
 		t.Fatal(err)
 	}

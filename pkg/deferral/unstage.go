@@ -30,7 +30,7 @@ func (b *Broker) Unstage(ctx context.Context, path string) (*Volume, error) {
 	}
 	defer t.close()
 	if known := b.entry(t.key()); known != nil && !known.removing {
-		if err := b.refuseBound(ctx, &known.rec.Volume); err != nil {
+		if err := b.refuseUsed(ctx, known.rec); err != nil {
 			return &known.rec.Volume, err
 		}
 	}
@@ -46,6 +46,15 @@ func (b *Broker) Unstage(ctx context.Context, path string) (*Volume, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
 	return &known.rec.Volume, b.undo(ctx, known.rec, t)
+}
+
+// refuseUsed keeps a device from being given away while a sandbox has it: by the
+// handler's word, and where this node's kernel mounts it, by the kernel's too.
+func (b *Broker) refuseUsed(ctx context.Context, rec *record) error {
+	if err := b.refuseBound(ctx, &rec.Volume); err != nil {
+		return err
+	}
+	return b.claims.waitUnmounted(ctx, rec)
 }
 
 // refuseBound keeps a device from being given away while a sandbox writes to it.

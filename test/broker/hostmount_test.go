@@ -1,0 +1,192 @@
+//go:build system
+
+package broker
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// hostRuntime is a handler whose sandboxes' mounts this node's kernel makes.
+type hostRuntime struct{ fakeRuntime }
+
+func (*hostRuntime) Name() string                  { return "host" }
+func (*hostRuntime) Abilities() deferral.Abilities { return deferral.Abilities{HostMounts: true} }
+
+// newMountingNode has both kinds of handler.
+func newMountingNode(t *testing.T) *node {
+	t.Helper()
+	n := newNode(t)
+	n.cfg.Handlers = append(n.cfg.Handlers, &hostRuntime{})
+	n.restart()
+	return n
+}
+
+func (n *node) forHost(pod, device string, flags ...string) deferral.Instruction {
+	in := n.instruction(pod, device, flags...)
+	in.Handler = "host"
+	return in
+}
+
+// mountAway mounts a device in a namespace of its own until end is called, as a
+// sandbox does.
+func mountAway(t *testing.T, disk string) (end func()) {
+	t.Helper()
+	holder := inOtherNamespace("sh", "-c", `mount "$0" "$1" && echo mounted && cat`, disk, t.TempDir())
+	stdin, err := holder.StdinPipe()
+	must(t, err)
+	stdout, err := holder.StdoutPipe()
+	must(t, err)
+	must(t, holder.Start())
+	end = sync.OnceFunc(func() {
+		if err := errors.Join(stdin.Close(), holder.Wait()); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(end)
+	_, err = stdout.Read(make([]byte, 16))
+	must(t, err)
+	return end
+}
+
+func TestDeviceOfAMountingHandlerCanBeMounted(t *testing.T) {
+	n := newMountingNode(t)
+	disk := harness.Disk(t, 32*mib, "ext4")
+	v := n.stage(n.forHost("pod-1", disk))
+	end := mountAway(t, disk)
+
+	if size, ok := n.DeviceSize(v); !ok || size != 32*mib {
+		t.Errorf("the device's size is %d, %v", size, ok)
+	}
+	n.stage(n.forHost("pod-1", disk)) // kubelet's call comes again after its restart
+	for _, in := range []deferral.Instruction{n.forHost("pod-2", disk), n.instruction("pod-2", disk)} {
+		_, err := n.Stage(t.Context(), in)
+		wantKind(t, err, deferral.InUse)
+	}
+	end()
+	n.unstage(v.Target)
+	n.noLeftovers()
+}
+
+func TestClaimOfAMountedDeviceIsTakenUp(t *testing.T) {
+	n := newMountingNode(t)
+	disk := harness.Disk(t, 32*mib, "ext4")
+	v := n.stage(n.forHost("pod-1", disk))
+	end := mountAway(t, disk)
+	n.restart()
+	for _, known := range n.List() {
+		if known.Problem != nil {
+			t.Errorf("%s: %v", known.Target, known.Problem)
+		}
+	}
+	_, err := n.Stage(t.Context(), n.forHost("pod-2", disk))
+	wantKind(t, err, deferral.InUse)
+	if !strings.Contains(err.Error(), v.Target) {
+		t.Errorf("the error does not name the owner: %v", err)
+	}
+	second := harness.Loop(t, harness.Image(t, 16*mib), loopdev.Options{})
+	n.stage(n.forHost("pod-2", second))
+	end()
+	n.unstage(v.Target)
+	n.unstage(n.target("pod-2"))
+	n.noLeftovers()
+}
+
+func TestMountingHandlerTakesNoMountedDevice(t *testing.T) {
+	n := newMountingNode(t)
+	disk := harness.Disk(t, 32*mib, "ext4")
+	end := mountAway(t, disk)
+	_, err := n.Stage(t.Context(), n.forHost("pod-1", disk))
+	wantKind(t, err, deferral.InUse)
+	end()
+	n.stage(n.forHost("pod-1", disk))
+	n.unstage(n.target("pod-1"))
+	n.noLeftovers()
+}
+
+// TestMountedDeviceIsNotGivenBack has a sandbox that outlives what its handler
+// knows of it: what the driver would do to the device next costs data.
+func TestMountedDeviceIsNotGivenBack(t *testing.T) {
+	n := newMountingNode(t)
+	disk := harness.Disk(t, 32*mib, "ext4")
+	v := n.stage(n.forHost("pod-1", disk))
+	end := mountAway(t, disk)
+	_, err := n.Unstage(t.Context(), v.Target)
+	wantKind(t, err, deferral.Busy)
+	if len(n.List()) != 1 {
+		t.Error("a refused unstage changed something")
+	}
+	time.AfterFunc(100*time.Millisecond, end)
+	n.unstage(v.Target) // waits for a mount that is just about to go
+	end()
+	n.noLeftovers()
+}
+
+func TestReadOnlyVolumesOfMountingHandlers(t *testing.T) {
+	n := newMountingNode(t)
+	disk := harness.Disk(t, 32*mib, "ext4")
+	n.stage(n.forHost("pod-1", disk, "ro"))
+	point := t.TempDir()
+	must(t, unix.Mount(disk, point, "ext4", unix.MS_RDONLY, ""))
+	t.Cleanup(func() { _ = unix.Unmount(point, unix.MNT_DETACH) })
+	n.stage(n.forHost("pod-2", disk, "ro")) // read-only beside read-only, mounted or not
+	_, err := n.Stage(t.Context(), n.instruction("pod-3", disk, "ro"))
+	wantKind(t, err, deferral.InUse)
+	n.restart()
+	wantReadOnly(t, disk, true)
+	n.unstage(n.target("pod-1")) // the other's sandbox may go on
+	must(t, unix.Unmount(point, 0))
+	n.unstage(n.target("pod-2"))
+	wantReadOnly(t, disk, false)
+
+	n.stage(n.instruction("pod-3", disk, "ro"))
+	_, err = n.Stage(t.Context(), n.forHost("pod-1", disk, "ro"))
+	wantKind(t, err, deferral.InUse)
+	n.unstage(n.target("pod-3"))
+	n.noLeftovers()
+}
+
+// keeper remembers which descriptors it was given.
+type keeper struct{ names []string }
+
+func (k *keeper) StoreFD(name string, _ *os.File) error {
+	k.names = append(k.names, name)
+	return nil
+}
+
+func (k *keeper) RemoveFD(name string) error {
+	k.names = slices.DeleteFunc(k.names, func(kept string) bool { return kept == name })
+	return nil
+}
+
+func TestOnlyExclusiveClaimsAreKeptOverARestart(t *testing.T) {
+	n := newMountingNode(t)
+	kept := &keeper{}
+	n.cfg.Keeper = kept
+	n.restart()
+	n.stage(n.forHost("pod-1", harness.Disk(t, 16*mib, "")))
+	if len(kept.names) != 0 {
+		t.Errorf("kept: %v", kept.names)
+	}
+	n.stage(n.instruction("pod-2", harness.Disk(t, 16*mib, "")))
+	if len(kept.names) != 1 {
+		t.Errorf("kept: %v", kept.names)
+	}
+	n.unstage(n.target("pod-1"))
+	n.unstage(n.target("pod-2"))
+	if len(kept.names) != 0 {
+		t.Errorf("still kept: %v", kept.names)
+	}
+	n.noLeftovers()
+}
