@@ -41,6 +41,7 @@ steps() {
 		summary+=("package          SKIPPED  because CRUST_SYSTEM=skip")
 		return
 	fi
+	step containerd hack/containerd.sh
 	step system make -s system
 	step package make -s package-test
 }
