@@ -114,13 +114,13 @@ func (c *client) runs(ctx context.Context, id string) (bool, error) {
 // askError classes the failure of a question that somebody waits for. The
 // caller's own end is read from ctx: a connection that was closed under the call
 // has the same gRPC code.
-func askError(ctx context.Context, sandboxID string, err error) error {
+func askError(ctx context.Context, party, sandboxID string, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
-		return deferral.Errorf(deferral.Canceled, "sandbox %s: containerd was asked for a caller who went away: %w", sandboxID, err)
+		return deferral.Errorf(deferral.Canceled, "sandbox %s: %s was asked for a caller who went away: %w", sandboxID, party, err)
 	case ctx.Err() != nil, status.Code(err) == codes.DeadlineExceeded:
-		return deferral.Errorf(deferral.Timeout, "sandbox %s: containerd did not answer in time: %w", sandboxID, err)
+		return deferral.Errorf(deferral.Timeout, "sandbox %s: %s did not answer in time: %w", sandboxID, party, err)
 	default:
-		return deferral.Errorf(deferral.NoSandbox, "sandbox %s: containerd cannot be asked: %w", sandboxID, err)
+		return deferral.Errorf(deferral.NoSandbox, "sandbox %s: %s cannot be asked: %w", sandboxID, party, err)
 	}
 }

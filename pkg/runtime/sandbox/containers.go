@@ -69,7 +69,7 @@ func (t *Tracker) inSandbox(ctx context.Context, sandboxID string, f func(*conta
 		}
 	})
 	if err != nil {
-		return askError(ctx, sandboxID, err)
+		return askError(ctx, t.party, sandboxID, err)
 	}
 	return nil
 }

@@ -184,12 +184,3 @@ func (f *follower) touch(id string) {
 		f.touched[id] = true
 	}
 }
-
-// clip shortens what others wrote, for the log.
-func clip(s string) string {
-	const most = 128
-	if len(s) > most {
-		return s[:most]
-	}
-	return s
-}
