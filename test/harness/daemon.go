@@ -75,6 +75,10 @@ type Daemon struct {
 	RustSandboxes,
 	SharedSandboxes string
 	RuntimeSocket, AdminSocket, HTTPSocket string
+	// Containerd is the socket of a containerd; empty is none.
+	Containerd string
+	// Handlers is YAML added to the handlers, such as `default: crust`.
+	Handlers string
 	// SocketOptions is YAML added to both sockets, such as `, mode: "0660"`.
 	SocketOptions string
 	// Extra is YAML added to the configuration.
@@ -159,11 +163,20 @@ adminSocket: {path: %[4]s%[12]s}
 devices: {roots: [/dev, %[2]s/plugins], images: [%[5]s]}
 handlers:
   kata: {directVolumes: %[6]s, goSandboxes: %[7]s, rustSandboxes: %[8]s, sharedSandboxes: %[9]s}
-containerd: {socket: ""}
+%[14]s
+containerd: {socket: %[13]q}
 http: {listen: "unix:%[10]s"}
 %[11]s
 `, d.Dir, d.Kubelet, d.RuntimeSocket, d.AdminSocket, d.Images, d.Kata, d.GoSandboxes, d.RustSandboxes,
-		d.SharedSandboxes, d.HTTPSocket, d.Extra, d.SocketOptions)
+		d.SharedSandboxes, d.HTTPSocket, d.Extra, d.SocketOptions, d.Containerd, indent(d.Handlers))
+}
+
+// indent makes YAML a part of a key at the top.
+func indent(text string) string {
+	if text == "" {
+		return ""
+	}
+	return "  " + strings.ReplaceAll(text, "\n", "\n  ")
 }
 
 // ConfigFile writes the configuration and gives its path.

@@ -1,0 +1,81 @@
+//go:build system
+
+package containerd
+
+import (
+	"crypto/sha256"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/crinode"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// TestOrdinaryPodOnADeferredVolume runs a pod on a deferred volume with a runtime
+// that knows nothing of it: it must not write to the node's disk as if that were
+// the volume.
+func TestOrdinaryPodOnADeferredVolume(t *testing.T) {
+	onEach(t, func(t *testing.T, version string) {
+		node := newNode(t, version, nil)
+		d := harness.NewDaemon(t)
+		d.Start()
+		disk := harness.Disk(t, 32*mib, "ext4")
+		before := checksum(t, disk)
+		request := d.StageRequest("pod-1", disk)
+		target := request.GetVolumeTargetPath()
+		_, err := d.Runtime().RuntimeStageVolume(t.Context(), request)
+		must(t, err)
+
+		pod, err := node.RunPod(t.Context(), "pod-1", "runc", 0)
+		must(t, err)
+		id, err := pod.Run(t.Context(), crinode.Container{Name: "main", Mounts: []crinode.Mount{{Host: target, Container: "/data"}}})
+		must(t, err)
+		_, err = node.Exec(t.Context(), id, "echo lost > /data/file")
+		if err == nil || !strings.Contains(err.Error(), "No space left on device") {
+			t.Errorf("its write ended with: %v", err)
+		}
+		if found := holding(t, d.Kubelet, "lost"); len(found) > 0 {
+			t.Errorf("it wrote to the node: %q", found)
+		}
+		must(t, pod.Remove(t.Context()))
+		unstage(t, d, target)
+		if found := holding(t, d.Kubelet, "lost"); len(found) > 0 {
+			t.Errorf("it wrote to the node, below the guard: %q", found)
+		}
+		if checksum(t, disk) != before {
+			t.Error("the volume has changed")
+		}
+		d.WantClean()
+	})
+}
+
+func checksum(t *testing.T, path string) [sha256.Size]byte {
+	t.Helper()
+	file, err := os.Open(path)
+	must(t, err)
+	defer func() { _ = file.Close() }()
+	sum := sha256.New()
+	_, err = io.Copy(sum, file)
+	must(t, err)
+	return [sha256.Size]byte(sum.Sum(nil))
+}
+
+// holding lists the files below a directory that hold a text.
+func holding(t *testing.T, dir, text string) (found []string) {
+	t.Helper()
+	must(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		raw, err := os.ReadFile(path)
+		if strings.Contains(string(raw), text) {
+			found = append(found, path)
+		}
+		return err
+	}))
+	return found
+}
