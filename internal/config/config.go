@@ -37,6 +37,8 @@ type Config struct {
 	Policy Policy `json:"policy"`
 	// Containerd tells which sandbox a pod has.
 	Containerd Containerd `json:"containerd"`
+	// CRI tells it where the runtime is not containerd.
+	CRI CRI `json:"cri"`
 	// Relay bounds what is asked of sandboxes.
 	Relay Relay `json:"relay"`
 	// ReconcileInterval is how often every record is compared with the node; 0

@@ -29,6 +29,7 @@ func AddFlags(set *pflag.FlagSet) *Flags {
 	set.StringVar(&c.RuntimeSocket.Path, "runtime-socket", c.RuntimeSocket.Path, "socket of the Runtime API")
 	set.StringVar(&c.AdminSocket.Path, "admin-socket", c.AdminSocket.Path, "socket of the Admin API")
 	set.StringVar(&c.Containerd.Socket, "containerd-socket", c.Containerd.Socket, "containerd's socket; empty is off")
+	set.StringVar(&c.CRI.Socket, "cri-socket", c.CRI.Socket, "CRI-O's socket, where the container runtime is not containerd")
 	set.StringVar(&c.HTTP.Listen, "http-listen", c.HTTP.Listen, "metrics and health: host:port, unix:/path, or empty for off")
 	set.StringVar(&c.Log.Level, "log-level", c.Log.Level, "debug, info, warn or error")
 	return f
@@ -64,6 +65,7 @@ func (f *Flags) apply(cfg *Config) {
 		"runtime-socket":    {&cfg.RuntimeSocket.Path, &f.over.RuntimeSocket.Path},
 		"admin-socket":      {&cfg.AdminSocket.Path, &f.over.AdminSocket.Path},
 		"containerd-socket": {&cfg.Containerd.Socket, &f.over.Containerd.Socket},
+		"cri-socket":        {&cfg.CRI.Socket, &f.over.CRI.Socket},
 		"http-listen":       {&cfg.HTTP.Listen, &f.over.HTTP.Listen},
 		"log-level":         {&cfg.Log.Level, &f.over.Log.Level},
 	} {

@@ -27,6 +27,7 @@ func (c Config) Validate() error {
 		c.Front.validate(c.KubeletRoot),
 		c.Policy.validate(c.Handlers.names()),
 		c.Containerd.validate(),
+		c.CRI.validate(c.Containerd),
 		c.Relay.validate(),
 		notNegative("reconcileInterval", c.ReconcileInterval),
 		notNegative("shutdownTimeout", c.ShutdownTimeout),
