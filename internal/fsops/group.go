@@ -1,0 +1,129 @@
+package fsops
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Policy says when files are given to a group. The names are those of Kubernetes.
+type Policy string
+
+// The policies.
+const (
+	// Always: each time.
+	Always Policy = "Always"
+	// OnRootMismatch: only where the root directory is not as it would be then.
+	OnRootMismatch Policy = "OnRootMismatch"
+)
+
+// ApplyGroup gives everything below the directory root, and root itself, to a group
+// as kubelet does: the group becomes the owner, and may read and write (read only,
+// of a read-only volume); directories can be entered and hand their group on. It
+// tells how many files it has changed.
+//
+// Links get the group and are never followed; other mounts are not entered. A file
+// that nobody may change (chattr +i) stays as it is. The root directory is changed
+// last: after a cut-off OnRootMismatch begins again.
+func ApplyGroup(root int, gid uint32, policy Policy, readOnly bool) (changed int, err error) {
+	if policy != Always && policy != OnRootMismatch {
+		return 0, fmt.Errorf("give the volume to group %d: %q is no policy: it is %s or %s", gid, policy, Always, OnRootMismatch)
+	}
+	w := walk{rule: groupRule{gid: gid, mode: 0o660}}
+	if readOnly {
+		w.rule.mode = 0o440
+	}
+	dir, err := openDir(root, ".")
+	if err != nil {
+		return 0, fmt.Errorf("give the volume to group %d: open its root directory: %w", gid, err)
+	}
+	defer func() { _ = dir.Close() }()
+	if policy == OnRootMismatch {
+		if fits, err := w.rule.fits(fdOf(dir)); fits || err != nil {
+			return 0, err
+		}
+	}
+	if err := w.below(dir); err != nil {
+		return w.changed, fmt.Errorf("give the volume to group %d: %w", gid, err)
+	}
+	if err := w.change(fdOf(dir), ""); err != nil {
+		return w.changed, fmt.Errorf("give the volume to group %d: its root directory: %w", gid, err)
+	}
+	return w.changed, nil
+}
+
+// groupRule is what every file has to be.
+type groupRule struct {
+	gid  uint32
+	mode uint32 // what the group and the owner may do
+}
+
+// needs are the permissions that a file has to have besides its own.
+func (r groupRule) needs(st *unix.Stat_t) uint32 {
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return r.mode | 0o110 | unix.S_ISGID
+	}
+	return r.mode
+}
+
+// fits tells whether the root directory is as ApplyGroup leaves it.
+func (r groupRule) fits(root int) (bool, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(root, &st); err != nil {
+		return false, fmt.Errorf("give the volume to group %d: look at its root directory: %w", r.gid, err)
+	}
+	needs := r.needs(&st)
+	return st.Gid == r.gid && st.Mode&needs == needs, nil
+}
+
+// apply makes one file be as the rule says, and tells whether it was not before and
+// whether it is a directory.
+func (r groupRule) apply(fd int) (isDir, did bool, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return false, false, err
+	}
+	kind, mode := st.Mode&unix.S_IFMT, st.Mode&0o7777
+	isDir = kind == unix.S_IFDIR
+	given := st.Gid != r.gid
+	if given {
+		if err := unix.Fchownat(fd, "", -1, int(r.gid), unix.AT_EMPTY_PATH); err != nil {
+			return isDir, false, excuse(fd, err)
+		}
+	}
+	if kind == unix.S_IFLNK {
+		return false, given, nil
+	}
+	want := mode | r.needs(&st)
+	// With a new owner the kernel drops setuid and setgid: they are put back.
+	dropped := given && !isDir && mode&(unix.S_ISUID|unix.S_ISGID) != 0
+	if want == mode && !dropped {
+		return isDir, given, nil
+	}
+	if err := chmod(fd, want); err != nil {
+		return isDir, given, excuse(fd, err)
+	}
+	return isDir, true, nil
+}
+
+// excuse lets a file pass that nobody may change.
+func excuse(fd int, err error) error {
+	const fixed = unix.STATX_ATTR_IMMUTABLE | unix.STATX_ATTR_APPEND
+	var st unix.Statx_t
+	if errors.Is(err, unix.EPERM) && unix.Statx(fd, "", unix.AT_EMPTY_PATH, 0, &st) == nil && st.Attributes&fixed != 0 {
+		return nil
+	}
+	return err
+}
+
+// chmod changes the mode of the very file of a descriptor, of one that is only a
+// place too.
+func chmod(fd int, mode uint32) error {
+	err := unix.Fchmodat(fd, "", mode, unix.AT_EMPTY_PATH)
+	if errors.Is(err, unix.EOPNOTSUPP) { // before Linux 6.6
+		return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), mode)
+	}
+	return err
+}

@@ -1,0 +1,47 @@
+package fsops
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// openAt opens a name in a directory. It follows no link, enters no other mount and
+// does not leave the directory, except for where resolve allows that.
+func openAt(dir int, name string, flags, resolve uint64) (int, error) {
+	how := unix.OpenHow{
+		Flags:   flags | unix.O_CLOEXEC | unix.O_NOFOLLOW,
+		Resolve: resolve | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	}
+	for {
+		fd, err := unix.Openat2(dir, name, &how)
+		// EAGAIN: a rename raced the walk, which is to be done again.
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+			continue
+		}
+		return fd, err
+	}
+}
+
+// openDir opens a directory for reading; "." gives one that can be read of one that
+// is only a place (O_PATH), as new mounts are.
+func openDir(dir int, name string) (*os.File, error) {
+	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_BENEATH)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), name), nil //nolint:gosec // an open descriptor
+}
+
+// fdOf is the descriptor of an open file.
+func fdOf(f *os.File) int { return int(f.Fd()) } //nolint:gosec // descriptors are small
+
+// identity tells a file from every other one as long as it is there.
+type identity struct{ dev, ino uint64 }
+
+func identify(fd int) (identity, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(fd, &st)
+	return identity{uint64(st.Dev), st.Ino}, err //nolint:unconvert // narrower on other architectures
+}

@@ -1,0 +1,195 @@
+package fsops
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// openLevels is how many directories are kept open. Those above are opened again
+// from below on the way back, so that a tree may be of any depth.
+const openLevels = 64
+
+// namesAtOnce is how much of a directory is read at a time.
+const namesAtOnce = 1024
+
+// walk applies a rule to all files below a directory, one directory after another.
+type walk struct {
+	rule    groupRule
+	changed int
+	levels  []level
+}
+
+// level is a directory on the way from the root to where the walk is.
+type level struct {
+	dir  *os.File // nil while it is closed
+	id   identity
+	name string
+	todo []string // directories in it that are still to be entered
+}
+
+// below walks through all that is below dir, which stays open. It keeps the way in
+// a list and not on the stack: how deep a tree is, is up to who fills the volume.
+func (w *walk) below(dir *os.File) error {
+	defer w.close()
+	// A descriptor of its own: levels are closed.
+	root, err := openDir(fdOf(dir), ".")
+	if err != nil {
+		return err
+	}
+	if err := w.enter(root, ""); err != nil {
+		return err
+	}
+	for len(w.levels) > 0 {
+		if err := w.step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *walk) close() {
+	for _, l := range w.levels {
+		_ = l.dir.Close() // a nil file says so, and that is all
+	}
+	w.levels = nil
+}
+
+// step goes one directory down, or up where there is none left.
+func (w *walk) step() error {
+	top := &w.levels[len(w.levels)-1]
+	if len(top.todo) == 0 {
+		return w.leave()
+	}
+	name := top.todo[len(top.todo)-1]
+	top.todo = top.todo[:len(top.todo)-1]
+	dir, err := openDir(fdOf(top.dir), name)
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return w.failed(name, err)
+	}
+	return w.enter(dir, name)
+}
+
+// enter changes what is in a directory and notes the directories there.
+func (w *walk) enter(dir *os.File, name string) error {
+	id, err := identify(fdOf(dir))
+	w.levels = append(w.levels, level{dir: dir, id: id, name: name})
+	if err != nil {
+		return w.failed("", err)
+	}
+	if far := len(w.levels) - 1 - openLevels; far >= 0 {
+		_ = w.levels[far].dir.Close()
+		w.levels[far].dir = nil
+	}
+	for {
+		names, err := dir.Readdirnames(namesAtOnce)
+		for _, entry := range names {
+			if err := w.entry(fdOf(dir), entry); err != nil {
+				return w.failed(entry, err)
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return w.failed("", err)
+		}
+	}
+}
+
+// entry changes one file. The descriptor pins it: what is looked at is what is
+// changed, whatever takes its name meanwhile.
+func (w *walk) entry(dir int, name string) error {
+	fd, err := openAt(dir, name, unix.O_PATH, unix.RESOLVE_BENEATH)
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return w.change(fd, name)
+}
+
+// change makes a file be as the rule says, and notes a directory that is to be
+// entered.
+func (w *walk) change(fd int, name string) error {
+	isDir, did, err := w.rule.apply(fd)
+	if did {
+		w.changed++
+	}
+	if isDir && name != "" {
+		top := &w.levels[len(w.levels)-1]
+		top.todo = append(top.todo, name)
+	}
+	return err
+}
+
+// leave goes back to the directory above.
+func (w *walk) leave() error {
+	last := len(w.levels) - 1
+	below := w.levels[last]
+	if last > 0 && w.levels[last-1].dir == nil {
+		above, err := openAbove(fdOf(below.dir), w.levels[last-1].id)
+		if err != nil {
+			return w.failed("", err)
+		}
+		w.levels[last-1].dir = above
+	}
+	w.levels = w.levels[:last]
+	return below.dir.Close()
+}
+
+// openAbove opens the directory above, if it is still the one it was.
+func openAbove(dir int, want identity) (*os.File, error) {
+	fd, err := openAt(dir, "..", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	above := os.NewFile(uintptr(fd), "..") //nolint:gosec // an open descriptor
+	is, err := identify(fd)
+	if err == nil && is != want {
+		err = fmt.Errorf("the directory was moved to another one by somebody else: %w", ErrChanged)
+	}
+	if err != nil {
+		_ = above.Close()
+		return nil, err
+	}
+	return above, nil
+}
+
+// gone tells that a name is not there any more, or not as what it was, or that
+// another filesystem is mounted on it. Another pod may be using the volume.
+func gone(err error) bool {
+	for _, is := range []error{unix.ENOENT, unix.ELOOP, unix.ENOTDIR, unix.EXDEV, unix.ESTALE} {
+		if errors.Is(err, is) {
+			return true
+		}
+	}
+	return false
+}
+
+// mostPath bounds the path in an error.
+const mostPath = 256
+
+// failed names the place of an error, quoted: names are the workload's.
+func (w *walk) failed(name string, err error) error {
+	var path strings.Builder
+	for _, l := range w.levels {
+		if l.name != "" && path.Len() < mostPath {
+			path.WriteString(l.name + "/")
+		}
+	}
+	place := path.String() + name
+	if len(place) > mostPath {
+		place = place[:mostPath] + "..."
+	}
+	return fmt.Errorf("%q: %w", place, err)
+}

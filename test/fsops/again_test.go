@@ -1,0 +1,51 @@
+//go:build system
+
+package fsops_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/fsops"
+)
+
+// asOther has this binary do one thing and end, as a program that a test can kill.
+const asOther = "CRUST_TEST_FSOPS"
+
+// again starts this binary to do one thing.
+func again(t testing.TB, what string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), asOther+"="+what)
+	cmd.Stderr = os.Stderr
+	must(t, cmd.Start())
+	return cmd
+}
+
+// other is that other program.
+func other(what string, args []string) error {
+	switch what {
+	case "group":
+		root, err := unix.Open(args[0], unix.O_PATH, 0)
+		if err != nil {
+			return err
+		}
+		_, err = fsops.ApplyGroup(root, group, fsops.OnRootMismatch, false)
+		return err
+	default:
+		return fmt.Errorf("what is %s?", strings.Join(append([]string{what}, args...), " "))
+	}
+}
+
+func asProgram() int {
+	if err := other(os.Getenv(asOther), os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}

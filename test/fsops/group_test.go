@@ -1,0 +1,392 @@
+//go:build system
+
+package fsops_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/fsops"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+const group = 4321
+
+// owned is what a change of group may touch.
+type owned struct {
+	UID, GID, Mode uint32
+}
+
+// files looks at every file of a tree, without following links.
+func files(t testing.TB, dir string) map[string]owned {
+	t.Helper()
+	all := map[string]owned{}
+	must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(dir, path)
+		all[rel] = owned{st.Uid, st.Gid, st.Mode}
+		return err
+	}))
+	return all
+}
+
+// asKubelet tells what kubelet makes of files: the rule, written down a second time.
+func asKubelet(before map[string]owned, readOnly bool) map[string]owned {
+	after := map[string]owned{}
+	for path, f := range before {
+		f.GID = group
+		mask := uint32(0o660)
+		if readOnly {
+			mask = 0o440
+		}
+		switch f.Mode & unix.S_IFMT {
+		case unix.S_IFLNK:
+			mask = 0
+		case unix.S_IFDIR:
+			mask |= 0o2110
+		}
+		f.Mode |= mask
+		after[path] = f
+	}
+	return after
+}
+
+// plant makes a tree with whatever a workload may have; outside is where links
+// point to that must stay untouched.
+func plant(t testing.TB, dir, outside string) {
+	t.Helper()
+	file := func(path string, mode os.FileMode) {
+		must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, path)), 0o755))
+		must(t, os.WriteFile(filepath.Join(dir, path), []byte(path), 0o600))
+		must(t, os.Chmod(filepath.Join(dir, path), mode))
+	}
+	in := func(path string) string { return filepath.Join(dir, path) }
+	file("plain", 0o600)
+	file("none", 0)
+	file("setuid", 0o755|os.ModeSetuid)
+	file("setgid", 0o755|os.ModeSetgid)
+	file("both", 0o711|os.ModeSetuid|os.ModeSetgid)
+	file("sticky", 0o644|os.ModeSticky)
+	file("a name\nwith a line", 0o640)
+	file(" \x01\xff\xfe", 0o640)
+	file(strings.Repeat("n", 255), 0o640)
+	file("a/b/c/d/e", 0o444)
+	file("mine", 0o640)
+	must(t, os.Lchown(in("mine"), 77, 88))
+	must(t, os.Link(in("plain"), in("a/hard")))
+	must(t, unix.Mkfifo(in("fifo"), 0o600))
+	must(t, unix.Mknod(in("null"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
+	must(t, unix.Mknod(in("socket"), unix.S_IFSOCK|0o600, 0))
+	must(t, os.Mkdir(in("closed"), 0))
+	file("closed/inside", 0o600)
+	must(t, os.Chmod(in("closed"), 0))
+	must(t, os.Mkdir(in("tmp"), 0o777|os.ModeSticky))
+	must(t, os.Chmod(in("tmp"), 0o777|os.ModeSticky))
+	for name, to := range map[string]string{
+		"out": outside, "outfile": outside + "/secret", "up": "../../../../../../etc", "dangling": "nowhere",
+		"loop": "loop", "inner": "a/b", "proc": "/proc/self/root",
+	} {
+		must(t, os.Symlink(to, in("a/"+name)))
+	}
+}
+
+func outside(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "secret"), nil, 0o600))
+	return dir
+}
+
+func TestGroupIsGivenAsKubeletDoes(t *testing.T) {
+	for _, kind := range filesystems {
+		for _, readOnly := range []bool{false, true} {
+			t.Run(fmt.Sprint(kind, "/read-only=", readOnly), func(t *testing.T) {
+				f := newFilesystem(t, kind, size)
+				other := outside(t)
+				plant(t, f.dir, other)
+				if kind == "btrfs" {
+					run(t, "btrfs", "subvolume", "create", f.dir+"/subvolume")
+					must(t, os.WriteFile(f.dir+"/subvolume/file", nil, 0o600))
+				}
+				before, untouched := files(t, f.dir), files(t, other)
+				changed, err := fsops.ApplyGroup(f.root, group, fsops.OnRootMismatch, readOnly)
+				if err != nil {
+					t.Fatal(err)
+				}
+				// A hard link is one file of two names.
+				if changed != len(before)-1 {
+					t.Errorf("%d of %d files were changed", changed, len(before)-1)
+				}
+				if d := cmp.Diff(asKubelet(before, readOnly), files(t, f.dir)); d != "" {
+					t.Errorf("not as kubelet does (-want +got):\n%s", d)
+				}
+				if d := cmp.Diff(untouched, files(t, other)); d != "" {
+					t.Errorf("files outside have changed:\n%s", d)
+				}
+				for _, policy := range []fsops.Policy{fsops.OnRootMismatch, fsops.Always} {
+					if changed, err := fsops.ApplyGroup(f.root, group, policy, readOnly); err != nil || changed != 0 {
+						t.Errorf("%s, again: %d changed: %v", policy, changed, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestPoliciesOfAGroup(t *testing.T) {
+	f := newFilesystem(t, "ext4", 64*mib)
+	file := filepath.Join(f.dir, "file")
+	apply := func(policy fsops.Policy) (gid uint32) {
+		must(t, os.WriteFile(file, nil, 0o600))
+		must(t, os.Lchown(file, 0, 0))
+		if _, err := fsops.ApplyGroup(f.root, group, policy, false); err != nil {
+			t.Fatal(err)
+		}
+		return files(t, f.dir)["file"].GID
+	}
+	if apply(fsops.OnRootMismatch) != group {
+		t.Error("the root does not match, and the file was not changed")
+	}
+	if apply(fsops.OnRootMismatch) == group {
+		t.Error("the root matches, and the file was changed")
+	}
+	if apply(fsops.Always) != group {
+		t.Error("Always did not change the file")
+	}
+	for what, spoil := range map[string]func() error{
+		"group":       func() error { return os.Lchown(f.dir, 0, group+1) },
+		"setgid":      func() error { return unix.Chmod(f.dir, 0o770) },
+		"permissions": func() error { return unix.Chmod(f.dir, 0o2750) },
+	} {
+		must(t, spoil())
+		if apply(fsops.OnRootMismatch) != group {
+			t.Errorf("the %s of the root did not match, and the file was not changed", what)
+		}
+	}
+	if _, err := fsops.ApplyGroup(f.root, group, "Sometimes", false); err == nil {
+		t.Error("an unknown policy is taken")
+	}
+}
+
+func TestHundredThousandFiles(t *testing.T) {
+	for _, kind := range filesystems {
+		t.Run(kind, func(t *testing.T) {
+			f := newFilesystem(t, kind, 7*size)
+			for d := range 100 {
+				dir := filepath.Join(f.dir, "d"+strconv.Itoa(d))
+				must(t, os.Mkdir(dir, 0o755))
+				for i := range 999 {
+					must(t, unix.Mknod(filepath.Join(dir, "f"+strconv.Itoa(i)), unix.S_IFREG|0o600, 0))
+				}
+			}
+			began := time.Now()
+			changed, err := fsops.ApplyGroup(f.root, group, fsops.OnRootMismatch, false)
+			first := time.Since(began)
+			if err != nil || changed != 100*1000+rootAnd(kind) {
+				t.Fatalf("%d changed: %v", changed, err)
+			}
+			began = time.Now()
+			if _, err := fsops.ApplyGroup(f.root, group, fsops.Always, false); err != nil {
+				t.Fatal(err)
+			}
+			again := time.Since(began)
+			t.Logf("100,000 files: %v, again %v", first, again)
+			if first > 10*time.Second {
+				t.Errorf("it took %v", first)
+			}
+		})
+	}
+}
+
+// rootAnd counts the root, and what mkfs has put below it.
+func rootAnd(kind string) int {
+	if kind == "ext4" {
+		return 2
+	}
+	return 1
+}
+
+func TestHugeDirectoryAndDeepTree(t *testing.T) {
+	f := newFilesystem(t, "xfs", size)
+	deep := openFD(t, f.dir, unix.O_DIRECTORY)
+	for range 3000 { // far beyond PATH_MAX
+		must(t, unix.Mkdirat(deep, "deeper", 0o700))
+		must(t, unix.Mkdirat(deep, "beside", 0o700))
+		next, err := unix.Openat(deep, "deeper", unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		must(t, err)
+		_ = unix.Close(deep)
+		deep = next
+	}
+	defer func() { _ = unix.Close(deep) }()
+	must(t, os.Mkdir(filepath.Join(f.dir, "huge"), 0o700))
+	for i := range 20000 {
+		must(t, unix.Mknod(filepath.Join(f.dir, "huge", "f"+strconv.Itoa(i)), unix.S_IFREG|0o600, 0))
+	}
+	must(t, limitFiles(t, 200))
+	changed, err := fsops.ApplyGroup(f.root, group, fsops.Always, false)
+	if err != nil || changed != 2*3000+20000+2 {
+		t.Errorf("%d changed: %v", changed, err)
+	}
+	var st unix.Stat_t
+	must(t, unix.Fstat(deep, &st))
+	if st.Gid != group || st.Mode&0o7777 != 0o2770 {
+		t.Errorf("the deepest directory has group %d and mode %o", st.Gid, st.Mode)
+	}
+}
+
+// limitFiles bounds the open files of this process until the test ends.
+func limitFiles(t testing.TB, most uint64) error {
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		return err
+	}
+	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &was) })
+	return unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: was.Max})
+}
+
+func TestGroupCrossesNoMount(t *testing.T) {
+	f := newFilesystem(t, "ext4", 64*mib)
+	other := newFilesystem(t, "ext4", 64*mib)
+	must(t, os.WriteFile(filepath.Join(other.dir, "file"), nil, 0o600))
+	must(t, os.Mkdir(filepath.Join(f.dir, "mnt"), 0o755))
+	must(t, os.WriteFile(filepath.Join(f.dir, "bound"), nil, 0o600))
+	must(t, unix.Mount(other.dir, filepath.Join(f.dir, "mnt"), "", unix.MS_BIND, ""))
+	must(t, unix.Mount(filepath.Join(other.dir, "file"), filepath.Join(f.dir, "bound"), "", unix.MS_BIND, ""))
+	before := files(t, other.dir)
+	if _, err := fsops.ApplyGroup(f.root, group, fsops.Always, false); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(before, files(t, other.dir)); d != "" {
+		t.Errorf("files of another mount have changed:\n%s", d)
+	}
+}
+
+func TestGroupOfADetachedMount(t *testing.T) {
+	for _, kind := range filesystems {
+		root := detached(t, kind, harness.Disk(t, size, kind))
+		dir := "/proc/self/fd/" + strconv.Itoa(root) + "/."
+		other := outside(t)
+		plant(t, dir, other)
+		before := files(t, dir)
+		if _, err := fsops.ApplyGroup(root, group, fsops.Always, false); err != nil {
+			t.Fatal(kind, err)
+		}
+		if d := cmp.Diff(asKubelet(before, false), files(t, dir)); d != "" {
+			t.Errorf("%s: not as kubelet does (-want +got):\n%s", kind, d)
+		}
+	}
+}
+
+func TestFileThatNobodyMayChange(t *testing.T) {
+	f := newFilesystem(t, "ext4", 64*mib)
+	fixed := filepath.Join(f.dir, "fixed")
+	must(t, os.WriteFile(fixed, nil, 0o600))
+	fd := openFD(t, fixed, unix.O_RDONLY)
+	must(t, unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, 0x10))
+	if _, err := fsops.ApplyGroup(f.root, group, fsops.Always, false); err != nil {
+		t.Error(err)
+	}
+	all := files(t, f.dir)
+	if all["fixed"].GID == group || all["."].GID != group {
+		t.Errorf("%+v", all)
+	}
+}
+
+func TestGroupOnAReadOnlyFilesystem(t *testing.T) {
+	f := newFilesystem(t, "ext4", 64*mib)
+	must(t, os.WriteFile(filepath.Join(f.dir, "file"), nil, 0o600))
+	must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	changed, err := fsops.ApplyGroup(f.root, group, fsops.OnRootMismatch, false)
+	if !errors.Is(err, unix.EROFS) || changed != 0 {
+		t.Errorf("%d changed: %v", changed, err)
+	}
+}
+
+// TestWorkloadMovesFilesMeanwhile: another pod may have the volume already.
+func TestWorkloadMovesFilesMeanwhile(t *testing.T) {
+	f := newFilesystem(t, "xfs", size)
+	other := outside(t)
+	before := files(t, other)
+	in := func(path string) string { return filepath.Join(f.dir, path) }
+	for i := range 200 {
+		must(t, os.MkdirAll(in(fmt.Sprintf("d%d/sub/sub", i)), 0o755))
+	}
+	var busy sync.WaitGroup
+	done := make(chan struct{})
+	busy.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			dir := in(fmt.Sprintf("d%d", i%200))
+			_ = os.Rename(dir+"/sub", dir+"/away")
+			_ = os.Symlink(other, dir+"/sub")
+			_ = os.Remove(dir + "/sub")
+			_ = os.Rename(dir+"/away", dir+"/sub")
+		}
+	})
+	for range 50 {
+		if _, err := fsops.ApplyGroup(f.root, group, fsops.Always, false); err != nil && !errors.Is(err, fsops.ErrChanged) {
+			t.Error(err)
+		}
+		_, _ = fsops.ApplyGroup(f.root, group+1, fsops.Always, false)
+	}
+	close(done)
+	busy.Wait()
+	if d := cmp.Diff(before, files(t, other)); d != "" {
+		t.Errorf("files outside have changed:\n%s", d)
+	}
+}
+
+// TestKilledInTheMiddle: OnRootMismatch does again what was cut off.
+func TestKilledInTheMiddle(t *testing.T) {
+	f := newFilesystem(t, "ext4", 256*mib)
+	for i := range 5000 {
+		must(t, unix.Mknod(filepath.Join(f.dir, "f"+strconv.Itoa(i)), unix.S_IFREG|0o600, 0))
+	}
+	before := files(t, f.dir)
+	cuts := 0
+	for wait := 2 * time.Millisecond; wait < time.Second; wait += 2 * time.Millisecond {
+		worker := again(t, "group", f.dir)
+		time.Sleep(wait)
+		_ = worker.Process.Kill()
+		if err := worker.Wait(); err == nil {
+			break
+		}
+		if status, ok := worker.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() {
+			t.Fatal("it failed")
+		}
+		if now := files(t, f.dir); now["."].GID != group && !cmp.Equal(before, now) {
+			cuts++
+		}
+	}
+	if cuts == 0 {
+		t.Error("no kill hit the middle")
+	}
+	if _, err := fsops.ApplyGroup(f.root, group, fsops.OnRootMismatch, false); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(asKubelet(before, false), files(t, f.dir)); d != "" {
+		t.Errorf("not as kubelet does (-want +got):\n%s", d)
+	}
+}

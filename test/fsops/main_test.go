@@ -1,0 +1,102 @@
+//go:build system
+
+package fsops_test
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asOther) != "" {
+		os.Exit(asProgram())
+	}
+	os.Exit(harness.Main(m))
+}
+
+const (
+	mib  = int64(1) << 20
+	size = 320 * mib // mkfs.xfs wants that much
+)
+
+var filesystems = []string{"ext4", "xfs", "btrfs"}
+
+// filesystem is one on a loop device, mounted.
+type filesystem struct {
+	t      testing.TB
+	kind   string
+	device string
+	dir    string // where it is mounted
+	root   int    // only a place, as a new mount is
+}
+
+// newFilesystem mounts a new filesystem for the time of the test.
+func newFilesystem(t testing.TB, kind string, bytes int64) *filesystem {
+	t.Helper()
+	return mounted(t, kind, harness.Disk(t, bytes, kind), 0, "")
+}
+
+func mounted(t testing.TB, kind, device string, flags uintptr, options string) *filesystem {
+	t.Helper()
+	f := &filesystem{t: t, kind: kind, device: device, dir: t.TempDir()}
+	if err := unix.Mount(device, f.dir, kind, flags, options); err != nil {
+		t.Fatalf("mount %s: %v", kind, err)
+	}
+	t.Cleanup(func() { harness.UnmountAll(t, f.dir) })
+	f.root = openFD(t, f.dir, unix.O_PATH|unix.O_DIRECTORY)
+	return f
+}
+
+// detached mounts a device nowhere: only the descriptor reaches it.
+func detached(t testing.TB, kind, device string) int {
+	t.Helper()
+	context, err := unix.Fsopen(kind, unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		t.Fatal("fsopen:", err)
+	}
+	defer func() { _ = unix.Close(context) }()
+	if err := unix.FsconfigSetString(context, "source", device); err != nil {
+		t.Fatal("source:", err)
+	}
+	if err := unix.FsconfigCreate(context); err != nil {
+		t.Fatal("create:", err)
+	}
+	root, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal("fsmount:", err)
+	}
+	t.Cleanup(func() { _ = unix.Close(root) })
+	return root
+}
+
+func openFD(t testing.TB, path string, flags int) int {
+	t.Helper()
+	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal("open", path, err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	return fd
+}
+
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	harness.Need(t, name)
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
