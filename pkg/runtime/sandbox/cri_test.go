@@ -1,0 +1,344 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+// quickPace is the usual one, made for tests.
+func quickPace() pace {
+	const unit = 10 * time.Millisecond
+	return pace{poll: 8 * unit, idle: 100 * unit, gap: unit, settle: 4 * unit, relist: time.Minute}
+}
+
+func startCRI(t *testing.T, fake *fakeRuntime, busy func() bool) (*CRI, *journal) {
+	t.Helper()
+	told := &journal{}
+	tracker := NewCRI(CRIConfig{
+		Socket:  fake.socket,
+		OnAdded: func(pod, id string) { told.add("added " + pod + " " + id) },
+		OnGone:  func(id string) { told.add("gone " + id) },
+		Busy:    busy,
+	}, zap.NewNop())
+	tracker.pace = quickPace()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- tracker.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if fake.server != nil {
+			fake.stop()
+		}
+	})
+	return tracker, told
+}
+
+func has(tracker *CRI, pod string, ids ...string) func() bool {
+	return func() bool { return slices.Equal(tracker.OfPod(pod), ids) }
+}
+
+func TestCRIListsAndFollowsEvents(t *testing.T) {
+	fake := newFakeRuntime(t)
+	fake.start()
+	fake.put("sb-1", "pod-1", "crust")
+	fake.put("dead", "pod-1", "crust")
+	fake.end("dead")
+	fake.put("plain", "pod-2", "")
+	tracker, told := startCRI(t, fake, func() bool { return false }) // events need no asking
+	eventually(t, "ready", tracker.Ready)
+	if !has(tracker, "pod-1", "sb-1")() {
+		t.Errorf("pod-1 has %q", tracker.OfPod("pod-1"))
+	}
+	if pod, known := tracker.PodOf("sb-1"); !known || pod != "pod-1" {
+		t.Errorf("sb-1 is of %q, %v", pod, known)
+	}
+	for id, want := range map[string]string{"sb-1": "crust", "plain": ""} {
+		if handler, known := tracker.Handler(id); !known || handler != want {
+			t.Errorf("%s has handler %q, %v", id, handler, known)
+		}
+	}
+	eventually(t, "a stream", func() bool { return fake.everStreamed() == 1 })
+	time.Sleep(2 * quickPace().settle) // what is told from now on is told by events only
+
+	fake.put("sb-2", "pod-1", "crust")
+	fake.tell("sb-2", runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+	eventually(t, "sb-2, the newest first", has(tracker, "pod-1", "sb-2", "sb-1"))
+	fake.end("sb-1")
+	fake.tell("sb-1", runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	eventually(t, "sb-1 gone", has(tracker, "pod-1", "sb-2"))
+	eventually(t, "told", func() bool { return told.has("added pod-1 sb-2") && told.has("gone sb-1") })
+
+	fake.mu.Lock()
+	delete(fake.sandboxes, "sb-2")
+	fake.mu.Unlock()
+	fake.tell("sb-2", runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT) // without a status: nothing is left
+	eventually(t, "sb-2 gone", has(tracker, "pod-1"))
+	if !told.has("gone sb-2") {
+		t.Error("nobody was told")
+	}
+}
+
+// A runtime that sends a state that is no longer true does not bring back a
+// sandbox that ended.
+func TestCRIBelievesTheListingOnly(t *testing.T) {
+	fake := newFakeRuntime(t)
+	fake.start()
+	fake.put("sb-1", "pod-1", "crust")
+	tracker, _ := startCRI(t, fake, nil)
+	eventually(t, "a stream", func() bool { return tracker.Ready() && fake.everStreamed() == 1 })
+	time.Sleep(2 * quickPace().settle)
+	ready := &runtimeapi.ContainerEventResponse{ContainerId: "c-1", PodSandboxStatus: &runtimeapi.PodSandboxStatus{
+		Id: "sb-1", State: runtimeapi.PodSandboxState_SANDBOX_READY, Metadata: &runtimeapi.PodSandboxMetadata{Uid: "pod-1"},
+	}}
+	fake.end("sb-1")
+	fake.tell("sb-1", runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	eventually(t, "gone", has(tracker, "pod-1"))
+	before := fake.listings()
+	fake.tellOf(ready)
+	eventually(t, "asked again", func() bool { return fake.listings() > before })
+	time.Sleep(20 * time.Millisecond)
+	if !has(tracker, "pod-1")() {
+		t.Error("a dead sandbox is back")
+	}
+}
+
+func TestCRIWithoutEventsIsAsked(t *testing.T) {
+	cases := map[string]func(*fakeRuntime){
+		"CRI-O with events off":    func(f *fakeRuntime) { f.endsAtOnce = true },
+		"no such call":             func(f *fakeRuntime) { f.endsAtOnce, f.noEvents = true, status.Error(codes.Unimplemented, "no") },
+		"events for one listener":  func(f *fakeRuntime) { f.name, f.version = "containerd", "1.7.35" },
+		"an unknown runtime":       func(f *fakeRuntime) { f.name, f.version = "docker", "28.0" },
+		"a version that is no one": func(f *fakeRuntime) { f.version = "unknown" },
+	}
+	for name, with := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fake := newFakeRuntime(t)
+			with(fake)
+			fake.start()
+			tracker, told := startCRI(t, fake, nil)
+			eventually(t, "ready", tracker.Ready)
+			time.Sleep(2 * quickPace().settle)
+			fake.put("sb-1", "pod-1", "crust")
+			start := time.Now()
+			eventually(t, "sb-1", has(tracker, "pod-1", "sb-1"))
+			fake.end("sb-1")
+			eventually(t, "gone", func() bool { return told.has("gone sb-1") })
+			if took := time.Since(start); took > 100*quickPace().poll {
+				t.Errorf("it took %v", took)
+			}
+			if listens := fake.everStreamed() > 0; listens != fake.endsAtOnce {
+				t.Errorf("it listened to events: %v", listens)
+			}
+			if !tracker.Ready() {
+				t.Error("it is not followed")
+			}
+		})
+	}
+}
+
+// While there are no volumes a runtime without events is left in peace, and as
+// soon as there is one it is asked again.
+func TestCRIWithoutEventsIsAskedRarelyWhenIdle(t *testing.T) {
+	fake := newFakeRuntime(t)
+	fake.endsAtOnce = true
+	fake.start()
+	var busy atomic.Bool
+	tracker, _ := startCRI(t, fake, busy.Load)
+	eventually(t, "listed and listed again", func() bool { return fake.listings() == 2 })
+	fake.put("sb-1", "pod-1", "crust")
+	time.Sleep(3 * quickPace().poll)
+	if n := fake.listings(); n != 2 {
+		t.Errorf("%d listings for nobody", n)
+	}
+	busy.Store(true)
+	eventually(t, "sb-1", has(tracker, "pod-1", "sb-1"))
+}
+
+func TestCRIFindsWhatWasMissedWhileBlind(t *testing.T) {
+	fake := newFakeRuntime(t)
+	fake.start()
+	fake.put("old", "pod-1", "crust")
+	fake.put("stays", "pod-2", "crust")
+	tracker, told := startCRI(t, fake, nil)
+	eventually(t, "old", has(tracker, "pod-1", "old"))
+	eventually(t, "a stream", func() bool { return fake.everStreamed() == 1 })
+	fake.stop()
+	eventually(t, "not ready", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
+	if !has(tracker, "pod-1", "old")() {
+		t.Error("what was known is forgotten with the runtime's restart")
+	}
+	fake.end("old")
+	fake.put("new", "pod-1", "crust")
+	fake.start()
+	eventually(t, "new", has(tracker, "pod-1", "new"))
+	eventually(t, "told", func() bool { return told.has("gone old") && told.has("added pod-1 new") })
+	eventually(t, "a new stream", func() bool { return fake.everStreamed() == 2 })
+	if told.has("gone stays") {
+		t.Error("a sandbox that lived on was told to be gone")
+	}
+}
+
+func TestCRIThatComesLater(t *testing.T) {
+	fake := newFakeRuntime(t)
+	tracker, _ := startCRI(t, fake, nil)
+	eventually(t, "a cause", func() bool { return strings.Contains(tracker.LastError().Error(), fake.socket) })
+	_, err := tracker.Destinations(t.Context(), "sb-1", "/v")
+	if deferral.KindOf(err) != deferral.NoSandbox || !strings.Contains(err.Error(), fake.socket) || !strings.Contains(err.Error(), "sb-1") {
+		t.Errorf("got %v", err)
+	}
+	fake.put("sb-1", "pod-1", "crust")
+	fake.start()
+	eventually(t, "sb-1", has(tracker, "pod-1", "sb-1"))
+}
+
+func TestCRIDestinations(t *testing.T) {
+	fake := newFakeRuntime(t)
+	fake.start()
+	// Kubelet's directory is a symbolic link.
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := filepath.Join(dir, "real/pods/pod-1/volumes/v/mount")
+	if err := os.MkdirAll(source, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("real", filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	mount := func(host, container string) *runtimeapi.Mount {
+		return &runtimeapi.Mount{HostPath: host, ContainerPath: container}
+	}
+	fake.put("sb-1", "pod-1", "crust")
+	fake.contain("c-1", "sb-1", mount(source, "/data"), mount("/other", "/other"))
+	fake.contain("c-2", "sb-1", mount(filepath.Join(dir, "link/pods/pod-1/volumes/v/mount"), "/linked"), mount(source, "/data"))
+	fake.contain("c-3", "sb-1", mount(filepath.Join(dir, "missing/pods/pod-1/volumes/v/mount"), "/missing"))
+	fake.contain("c-4", "sb-9", mount(source, "/of-another-sandbox"))
+	fake.contain("../c-5", "sb-1", mount(source, "/odd"))
+	fake.contain("c-6", "sb-1", mount(source, "/vanished"))
+	fake.vanished["c-6"] = true
+	tracker, _ := startCRI(t, fake, nil)
+	eventually(t, "ready", tracker.Ready)
+	got, err := tracker.Destinations(t.Context(), "sb-1", source)
+	slices.Sort(got)
+	if err != nil || !slices.Equal(got, []string{"/data", "/linked"}) {
+		t.Errorf("%q, %v", got, err)
+	}
+	ids, err := tracker.ContainerIDs(t.Context(), "sb-1")
+	slices.Sort(ids)
+	if err != nil || !slices.Equal(ids, []string{"c-1", "c-2", "c-3", "c-6", "sb-1"}) {
+		t.Errorf("%q, %v", ids, err)
+	}
+	if _, err := tracker.ContainerIDs(t.Context(), "unknown"); deferral.KindOf(err) != deferral.NoSandbox {
+		t.Errorf("an unknown sandbox: %v", err)
+	}
+}
+
+func TestCRIIgnoresHostileSandboxes(t *testing.T) {
+	fake := newFakeRuntime(t)
+	fake.start()
+	fake.put("../../etc", "pod-1", "crust")
+	fake.put("sb-odd", "pod/../1", "crust")
+	fake.put("sb-empty", "", "crust")
+	fake.put(strings.Repeat("x", 200), "pod-1", "crust")
+	fake.put("sb-1", "pod-1", "../crust\n")
+	tracker, _ := startCRI(t, fake, nil)
+	eventually(t, "ready", tracker.Ready)
+	if got := tracker.ids(); !slices.Equal(got, []string{"sb-1"}) {
+		t.Errorf("known are %q", got)
+	}
+	if handler, known := tracker.Handler("sb-1"); known {
+		t.Errorf("a handler %q", handler)
+	}
+}
+
+// Look-ups are from memory: a runtime that hangs delays only who asks it.
+func TestHungCRIBlocksNoLookUp(t *testing.T) {
+	fake := newFakeRuntime(t)
+	fake.start()
+	fake.put("sb-1", "pod-1", "crust")
+	tracker, _ := startCRI(t, fake, nil)
+	eventually(t, "a stream", func() bool { return tracker.Ready() && fake.everStreamed() == 1 })
+	release := fake.block()
+	defer release()
+	fake.tell("sb-1", runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT) // a listing begins, and hangs
+	time.Sleep(2 * quickPace().gap)
+	start := time.Now()
+	_, known := tracker.PodOf("sb-1")
+	_, handled := tracker.Handler("sb-1")
+	if took := time.Since(start); !known || !handled || len(tracker.OfPod("pod-1")) != 1 || took > 100*time.Millisecond {
+		t.Errorf("look-ups: %v, %v, after %v", known, handled, took)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := tracker.Destinations(ctx, "sb-1", "/v"); deferral.KindOf(err) != deferral.Timeout {
+		t.Errorf("got %v", err)
+	}
+	gone, cancelGone := context.WithCancel(t.Context())
+	cancelGone()
+	if _, err := tracker.ContainerIDs(gone, "sb-1"); deferral.KindOf(err) != deferral.Canceled {
+		t.Errorf("a caller who went away: %v", err)
+	}
+}
+
+// A storm of events is answered by a few listings, and ends in the truth.
+func TestStormOfCRIEvents(t *testing.T) {
+	fake := newFakeRuntime(t)
+	fake.start()
+	tracker, _ := startCRI(t, fake, nil)
+	eventually(t, "a stream", func() bool { return tracker.Ready() && fake.everStreamed() == 1 })
+	const storm = 1000
+	start := time.Now()
+	for i := range storm {
+		id := fmt.Sprintf("sb-%d", i)
+		fake.put(id, "pod-1", "crust")
+		fake.tell(id, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+		fake.end(id)
+		fake.tell(id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	}
+	fake.put("last", "pod-1", "crust")
+	fake.tell("last", runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+	eventually(t, "only the last", has(tracker, "pod-1", "last"))
+	if n, most := fake.listings(), 3+int(time.Since(start)/quickPace().gap); n > most {
+		t.Errorf("%d listings in %v", n, time.Since(start))
+	}
+}
+
+func TestFirstVersionsThatBroadcast(t *testing.T) {
+	for version, want := range map[string]bool{
+		"containerd 1.6.20~ds1": false, "containerd v1.7.35": false, "containerd 2.0.0-rc.1": true, "containerd v2.4.1": true,
+		"containerd 10.0.0": true, "cri-o 1.27.9": false, "cri-o 1.28.0": true, "cri-o 1.34.1": true, "cri-o x": false, "containerd ": false,
+	} {
+		name, number, _ := strings.Cut(version, " ")
+		fake := newFakeRuntime(t)
+		fake.name, fake.version = name, number
+		fake.start()
+		c, err := dialCRI(fake.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.broadcasts(t.Context()); err != nil || got != want {
+			t.Errorf("%s: %v, %v", version, got, err)
+		}
+		_ = c.conn.Close()
+		fake.stop()
+	}
+}

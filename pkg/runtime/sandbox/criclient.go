@@ -1,0 +1,115 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// criClient is one connection to a container runtime.
+type criClient struct {
+	conn *grpc.ClientConn
+	api  runtimeapi.RuntimeServiceClient
+}
+
+func dialCRI(socket string) (*criClient, error) {
+	conn, err := grpc.NewClient("unix:"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
+	if err != nil {
+		return nil, err
+	}
+	return &criClient{conn: conn, api: runtimeapi.NewRuntimeServiceClient(conn)}, nil
+}
+
+// firstToBroadcast are the versions since which a runtime gives each event to
+// everybody who listens. Before, each went to one listener: listening would take
+// from kubelet what it waits for.
+func firstToBroadcast(runtime string) (major, minor int, known bool) {
+	switch runtime {
+	case "containerd":
+		return 2, 0, true
+	case "cri-o":
+		return 1, 28, true
+	}
+	return 0, 0, false
+}
+
+// broadcasts tells whether the runtime's events may be listened to.
+func (c *criClient) broadcasts(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, criListTime)
+	defer cancel()
+	reply, err := c.api.Version(ctx, &runtimeapi.VersionRequest{})
+	if err != nil {
+		return false, fmt.Errorf("ask for the version: %w", err)
+	}
+	wantMajor, wantMinor, known := firstToBroadcast(reply.GetRuntimeName())
+	if !known {
+		return false, nil
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(strings.TrimPrefix(reply.GetRuntimeVersion(), "v"), "%d.%d", &major, &minor); err != nil {
+		return false, nil //nolint:nilerr // a version that cannot be read is one that is not known
+	}
+	return major > wantMajor || major == wantMajor && minor >= wantMinor, nil
+}
+
+// live lists the sandboxes that are ready.
+func (c *criClient) live(ctx context.Context) ([]*runtimeapi.PodSandbox, error) {
+	ctx, cancel := context.WithTimeout(ctx, criListTime)
+	defer cancel()
+	reply, err := c.api.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{
+		State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY},
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("list sandboxes: %w", err)
+	}
+	return reply.GetItems(), nil
+}
+
+// sandboxOfCRI reads a sandbox; what cannot be one of kubelet's is none.
+func (l *Live) sandboxOfCRI(p *runtimeapi.PodSandbox) (sandbox, bool) {
+	s := sandbox{id: p.GetId(), pod: p.GetMetadata().GetUid(), created: time.Unix(0, p.GetCreatedAt())}
+	// A runtime that does not know the filter gives those that ended too.
+	if p.GetState() != runtimeapi.PodSandboxState_SANDBOX_READY || !l.good(s) {
+		return sandbox{}, false
+	}
+	s.handler = l.goodHandler(s.id, p.GetRuntimeHandler())
+	return s, true
+}
+
+// containers lists the containers of a sandbox.
+func (c *criClient) containers(ctx context.Context, sandboxID string) ([]string, error) {
+	reply, err := c.api.ListContainers(ctx, &runtimeapi.ListContainersRequest{
+		Filter: &runtimeapi.ContainerFilter{PodSandboxId: sandboxID},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list containers: %w", err)
+	}
+	var ids []string
+	for _, container := range reply.GetContainers() {
+		if container.GetPodSandboxId() == sandboxID && idForm.MatchString(container.GetId()) {
+			ids = append(ids, container.GetId())
+		}
+	}
+	return ids, nil
+}
+
+// mounts lists a container's mounts; one that went has none.
+func (c *criClient) mounts(ctx context.Context, id string) ([]*runtimeapi.Mount, error) {
+	reply, err := c.api.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
+	if status.Code(err) == codes.NotFound {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask for container %s: %w", id, err)
+	}
+	return reply.GetStatus().GetMounts(), nil
+}

@@ -1,0 +1,180 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// criListTime bounds one listing, which runtimes make from memory.
+const criListTime = 10 * time.Second
+
+// pace is how often a runtime is asked.
+type pace struct {
+	// poll is for one that tells of no changes, while there are volumes. Kubelet
+	// asks each second.
+	poll time.Duration
+	// idle is the same while there are none.
+	idle time.Duration
+	// gap is between two listings at least: hundreds of events in a row are
+	// answered by a few of them.
+	gap time.Duration
+	// settle is when the first listing is repeated: a change between our asking
+	// for events and the runtime's taking it up would be in neither.
+	settle time.Duration
+	// relist is how often everything is listed in any case.
+	relist time.Duration
+}
+
+func usualPace() pace {
+	return pace{poll: 2 * time.Second, idle: 30 * time.Second, gap: 50 * time.Millisecond, settle: settleTime, relist: relistTime}
+}
+
+// criFollower goes by one connection until that breaks.
+//
+// Events only say when to list anew. What they tell is not taken, because
+// runtimes read a sandbox's state and send it in two steps: the word that it is
+// ready can come after the word that it is not.
+type criFollower struct {
+	t      *CRI
+	c      *criClient
+	hints  chan struct{}
+	ended  chan error
+	pushed bool // changes are told
+}
+
+func (t *CRI) follow(ctx context.Context) error {
+	c, err := dialCRI(t.cfg.Socket)
+	if err != nil {
+		return err
+	}
+	f := &criFollower{t: t, c: c, hints: make(chan struct{}, 1), ended: make(chan error, 1)}
+	ctx, cancel := context.WithCancel(ctx)
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	defer func() { _ = c.conn.Close() }()
+	defer cancel()
+	if f.pushed, err = c.broadcasts(ctx); err != nil {
+		return err
+	}
+	if f.pushed {
+		beside.Go(func() { f.ended <- f.listen(ctx) })
+	}
+	return f.loop(ctx)
+}
+
+func (f *criFollower) loop(ctx context.Context) error {
+	most := f.t.pace.settle
+	for {
+		if err := f.list(ctx); err != nil {
+			return err
+		}
+		if err := f.wait(ctx, most); err != nil {
+			return err
+		}
+		most = f.t.pace.relist
+	}
+}
+
+// list makes what is known what there is.
+func (f *criFollower) list(ctx context.Context) error {
+	items, err := f.c.live(ctx)
+	if err != nil {
+		return err
+	}
+	live := make(map[string]sandbox, len(items))
+	for _, item := range items {
+		if s, ok := f.t.sandboxOfCRI(item); ok {
+			live[s.id] = s
+		}
+	}
+	for _, id := range f.t.ids() {
+		if _, lives := live[id]; !lives {
+			f.t.remove(id)
+		}
+	}
+	for _, s := range live {
+		f.t.add(s)
+	}
+	f.t.setCurrent(f.c)
+	f.t.found()
+	return nil
+}
+
+// wait returns when it is time to list anew.
+func (f *criFollower) wait(ctx context.Context, most time.Duration) error {
+	sleep(ctx, f.t.pace.gap)
+	start := time.Now()
+	tick := time.NewTicker(f.t.pace.poll)
+	defer tick.Stop()
+	end := time.NewTimer(most)
+	defer end.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-f.hints:
+			return nil
+		case <-end.C:
+			return nil
+		case err := <-f.ended:
+			return f.unpushed(err)
+		case <-tick.C:
+			if !f.pushed && (f.t.busy() || time.Since(start) >= f.t.pace.idle) {
+				return nil
+			}
+		}
+	}
+}
+
+// unpushed goes over to asking where a runtime offers no events. Whatever else
+// ended them is a connection that broke.
+func (f *criFollower) unpushed(err error) error {
+	if !errors.Is(err, io.EOF) && status.Code(err) != codes.Unimplemented {
+		return fmt.Errorf("events: %w", err)
+	}
+	f.pushed = false
+	f.t.log.Info("the container runtime tells of no changes; it is asked every few seconds instead", zap.String("runtime", f.t.party))
+	return nil
+}
+
+// listen makes a hint of each event until there are no more.
+func (f *criFollower) listen(ctx context.Context) error {
+	stream, err := f.c.api.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
+	if err != nil {
+		return err
+	}
+	for {
+		event, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if !f.isNews(event) {
+			continue
+		}
+		select {
+		case f.hints <- struct{}{}:
+		default: // the one that waits will do
+		}
+	}
+}
+
+// isNews tells whether an event can mean that a sandbox came or went. A sandbox's
+// own always can, whatever is known: a listing under way may be older. Most are
+// of containers in sandboxes that are known.
+func (f *criFollower) isNews(event *runtimeapi.ContainerEventResponse) bool {
+	sandbox := event.GetPodSandboxStatus()
+	if sandbox == nil || event.GetContainerId() == sandbox.GetId() {
+		return true
+	}
+	_, known := f.t.PodOf(sandbox.GetId())
+	return known != (sandbox.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY)
+}
