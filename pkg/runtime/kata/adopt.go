@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 )
 
 // podOfTarget finds the pod in kubelet's layout.
@@ -28,13 +29,13 @@ func podUIDOf(target string) string {
 // other programs put there.
 func (h *Handler) scan(w *watch) {
 	h.watchRoot(w)
-	names, err := readNames(h.cfg.DirectVolumes, maxVolumes)
+	names, err := h.tree.Names()
 	if err != nil {
 		h.setUnwatched(err)
 		return
 	}
 	for _, name := range names {
-		h.look(h.cfg.DirectVolumes+"/"+name, name)
+		h.look(h.tree.Path(name), name)
 	}
 }
 
@@ -42,7 +43,7 @@ func (h *Handler) scan(w *watch) {
 // is served: their devices have an owner, which a call of the first moment must
 // not overlook. Run finds them again, with a watch on each.
 func (h *Handler) TakeUp() {
-	names, err := readNames(h.cfg.DirectVolumes, maxVolumes)
+	names, err := h.tree.Names()
 	if err != nil {
 		return // Run tells what is wrong with the tree
 	}
@@ -51,8 +52,8 @@ func (h *Handler) TakeUp() {
 		if !ok {
 			continue
 		}
-		dir := h.cfg.DirectVolumes + "/" + name
-		if whose, _, err := h.ownerOf(dir); err == nil && whose == stranger {
+		dir := h.tree.Path(name)
+		if whose, _, err := h.tree.OwnerOf(name); err == nil && whose == tree.Stranger {
 			h.adopt(deferral.KeyOf(target), dir, target)
 		}
 	}
@@ -68,14 +69,14 @@ func (h *Handler) look(dir, name string) {
 	if h.isWatchedOwn(key) {
 		return // our own Publish, as a rule: it shall cost no system call here
 	}
-	whose, _, err := h.ownerOf(dir)
-	if err != nil || whose == nobody {
+	whose, _, err := h.tree.OwnerOf(name)
+	if err != nil || whose == tree.Nobody {
 		return
 	}
 	if !h.watchFound(key, target, dir, whose) {
 		return
 	}
-	if whose == stranger {
+	if whose == tree.Stranger {
 		h.adopt(key, dir, target)
 	}
 	if ids := listIDs(dir); len(ids) > 0 {
@@ -92,16 +93,16 @@ func (h *Handler) isWatchedOwn(key deferral.Key) bool {
 
 // watchFound sets the watch of a directory that others may be writing to
 // already. It tells false for one that is watched, or that is gone again.
-func (h *Handler) watchFound(key deferral.Key, target, dir string, whose owner) bool {
+func (h *Handler) watchFound(key deferral.Key, target, dir string, whose tree.Owner) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	e, before := h.entries[key]
-	if before && e.wd != 0 && whose == us {
+	if before && e.wd != 0 && whose == tree.Us {
 		return false
 	}
 	e = h.trackLocked(key, podUIDOf(target))
 	events := uint32(ownEvents)
-	if whose == stranger {
+	if whose == tree.Stranger {
 		e.foreign, events = target, foreignEvents
 	}
 	err := h.addWatch(e, dir, events)
@@ -155,7 +156,7 @@ func readVolume(dir, target string) *deferral.Volume {
 		Key: deferral.KeyOf(target), Target: target, ResolvedTarget: target,
 		Handler: Name, PodUID: podUIDOf(target),
 	}
-	raw, err := readSmall(filepath.Join(dir, infoName), maxInfo)
+	raw, err := tree.ReadSmall(filepath.Join(dir, infoName), maxInfo)
 	if err != nil {
 		return v
 	}

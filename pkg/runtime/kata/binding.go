@@ -11,6 +11,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 )
 
 // idForm is what a sandbox id may look like. It becomes part of a path.
@@ -185,7 +186,7 @@ func (h *Handler) idsOnDisk(v *deferral.Volume) []string {
 }
 
 func listIDs(dir string) []string {
-	names, err := readNames(dir, maxIDs+1)
+	names, err := tree.ReadNames(dir, maxIDs+1)
 	if err != nil {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 )
 
 // call sends one request to the volume's live sandbox and reads the answer,
@@ -150,7 +151,7 @@ func exchangeError(ctx context.Context, v *deferral.Volume, id string, err error
 			"which was not read on: %w", v.Target, id, maxBody, err)
 	case errors.Is(err, errCutShort), errors.Is(err, errNotHTTP):
 		return deferral.Errorf(deferral.Malformed, "volume %s: Kata sandbox %s sent an answer that cannot be read: %s",
-			v.Target, id, printable(err.Error(), maxErrorText))
+			v.Target, id, guest.Printable(err.Error(), guest.MaxErrorText))
 	case errors.Is(err, errHungUp):
 		return deferral.Errorf(deferral.NoSandbox, "volume %s: Kata sandbox %s closed the connection without an answer; "+
 			"it may be ending: %w", v.Target, id, err)
@@ -168,7 +169,7 @@ var unsupported = []string{
 
 // statusError classes an answer that is not a success.
 func statusError(v *deferral.Volume, what string, b binding, rep reply) error {
-	text := printable(string(rep.body), maxErrorText)
+	text := guest.Printable(string(rep.body), guest.MaxErrorText)
 	if text == "" {
 		text = "no text"
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 )
 
 // hostOptions are mount options that speak of mounts, not of a filesystem. Kata
@@ -63,7 +64,7 @@ func checkGroup(v *deferral.Volume) error {
 	gid, err := strconv.ParseUint(v.Group, 10, 32)
 	// Kata reads the number with its base taken from its form: 010 would be 8.
 	if err != nil || strconv.FormatUint(gid, 10) != v.Group {
-		return deferral.Errorf(deferral.Invalid, "volume %s: the group %q is not a decimal group id", v.Target, clip(v.Group, 64))
+		return deferral.Errorf(deferral.Invalid, "volume %s: the group %q is not a decimal group id", v.Target, guest.Clip(v.Group, 64))
 	}
 	if gid == 0 {
 		return deferral.Errorf(deferral.Unsupported, "volume %s: Kata cannot apply the group 0: "+

@@ -1,8 +1,6 @@
 package kata
 
 import (
-	"os"
-
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
 
@@ -43,37 +41,4 @@ func Default() Config {
 		TempDir:         "/run/crust-proxy/tmp/kata",
 		Filesystems:     []string{"ext4", "xfs", "btrfs"},
 	}
-}
-
-// prepare makes the directories and sees that a rename between them can work.
-func (c *Config) prepare() error {
-	for _, dir := range []string{c.DirectVolumes, c.TempDir} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return deferral.Errorf(kindOfErrno(err), "kata: the directory %s cannot be made: %w", dir, err)
-		}
-	}
-	return c.checkPlaces()
-}
-
-// checkPlaces refuses a TempDir from which nothing could be renamed into place,
-// or that Kata itself would look into.
-func (c *Config) checkPlaces() error {
-	root, err := resolveDir(c.DirectVolumes)
-	if err != nil {
-		return err
-	}
-	temp, err := resolveDir(c.TempDir)
-	if err != nil {
-		return err
-	}
-	c.DirectVolumes, c.TempDir = root.path, temp.path
-	if root.path == temp.path || isBelow(root.path, temp.path) {
-		return deferral.Errorf(deferral.Invalid, "kata: the temporary directory %s lies in %s, "+
-			"where Kata would take its files for sandbox ids: put it elsewhere", c.TempDir, c.DirectVolumes)
-	}
-	if root.dev != temp.dev {
-		return deferral.Errorf(deferral.Invalid, "kata: the temporary directory %s is not on the filesystem of %s, "+
-			"so that nothing can be renamed into place: put it below the same mount", c.TempDir, c.DirectVolumes)
-	}
-	return nil
 }

@@ -132,10 +132,10 @@ func (b *bench) PublishForeign(t *testing.T, v *deferral.Volume) {
 
 func (b *bench) LeaveHalfPublished(t *testing.T, v *deferral.Volume) {
 	t.Helper()
-	if err := b.h.build(b.h.tempName(), v.Key, []byte("{")); err != nil {
+	if _, err := b.h.tree.Build(v.Key, []byte("{")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(b.h.tempName(), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(b.cfg.TempDir, "half"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 }

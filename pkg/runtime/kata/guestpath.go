@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 )
 
 const maxShared = 4096
@@ -63,7 +65,7 @@ func (h *Handler) sharedDirs(v *deferral.Volume, id string) ([]string, error) {
 	var found []string
 	for _, mode := range []string{"rw", "ro"} {
 		dir := filepath.Join(h.cfg.SharedSandboxes, id, mode, "passthrough")
-		names, err := readNames(dir, maxShared+1)
+		names, err := tree.ReadNames(dir, maxShared+1)
 		if errors.Is(err, unix.ENOENT) {
 			continue
 		}
@@ -117,7 +119,7 @@ func ofContainer(name string, containers []string) bool {
 		if container == "" {
 			continue
 		}
-		if strings.HasPrefix(name, container) || head == clip(container, 10) {
+		if strings.HasPrefix(name, container) || head == guest.Clip(container, 10) {
 			return true
 		}
 	}

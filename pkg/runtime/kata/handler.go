@@ -8,16 +8,14 @@ package kata
 import (
 	"context"
 	"errors"
-	"strconv"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 )
 
 // Name is the handler's name.
@@ -45,9 +43,7 @@ type Handler struct {
 	cfg       Config
 	sandboxes Sandboxes
 	log       *zap.Logger
-	mark      string // the extended attribute on our directories
-	run       string // tells the temporary names of this start from all others
-	serial    atomic.Uint64
+	tree      *tree.Tree
 	pool      *pool
 
 	mu      sync.RWMutex
@@ -61,21 +57,16 @@ var _ runtime.Handler = (*Handler)(nil)
 
 // New makes the handler and removes what a kill left in TempDir.
 func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
-	if err := cfg.prepare(); err != nil {
-		return nil, err
-	}
-	mark, err := chooseMark(cfg.TempDir)
+	opened, err := openTree(&cfg, log)
 	if err != nil {
 		return nil, err
 	}
-	h := &Handler{
-		cfg: cfg, sandboxes: sandboxes, log: log, mark: mark,
-		run:     strconv.FormatInt(time.Now().UnixNano(), 36),
+	return &Handler{
+		cfg: cfg, sandboxes: sandboxes, log: log, tree: opened,
 		pool:    newPool(),
 		entries: make(map[deferral.Key]*entry),
 		adopted: make(map[deferral.Key]*deferral.Volume),
-	}
-	return h, h.clearTemp()
+	}, nil
 }
 
 // Name is "kata".
@@ -83,13 +74,7 @@ func (h *Handler) Name() string { return Name }
 
 // Health tells what keeps the handler from working.
 func (h *Handler) Health(context.Context) error {
-	for _, dir := range []string{h.cfg.DirectVolumes, h.cfg.TempDir} {
-		if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
-			return deferral.Errorf(deferral.Internal, "kata: the directory %s cannot be written to: %w", dir, err)
-		}
-	}
-	places := h.cfg
-	if err := places.checkPlaces(); err != nil {
+	if err := h.tree.Health(); err != nil {
 		return err
 	}
 	h.mu.RLock()

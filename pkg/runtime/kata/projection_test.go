@@ -15,6 +15,8 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/kataemu"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 )
 
 func TestModes(t *testing.T) {
@@ -184,12 +186,12 @@ func TestReadsAreNeverTorn(t *testing.T) {
 
 func readUntil(t *testing.T, file string, left *atomic.Int64) {
 	for left.Add(-1) >= 0 {
-		raw, err := readSmall(file, maxInfo)
+		raw, err := tree.ReadSmall(file, maxInfo)
 		if err == nil {
 			_, err = parseInfo(raw)
 		}
 		if err != nil {
-			t.Errorf("%q: %v", clip(string(raw), 100), err)
+			t.Errorf("%q: %v", guest.Clip(string(raw), 100), err)
 			left.Store(0)
 			return
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 )
 
 const statsPath = "/direct-volume/stats?path="
@@ -86,31 +87,22 @@ func escape(s string) string {
 	return string(out)
 }
 
-// errAbsurd marks numbers that cannot be true.
-var errAbsurd = errors.New("absurd")
-
 // badStats classes an answer that cannot be read or cannot be true.
 func badStats(v *deferral.Volume, b binding, err error) error {
 	kind, what := deferral.Malformed, "stats that cannot be read"
-	if errors.Is(err, errAbsurd) {
+	if errors.Is(err, guest.ErrAbsurd) {
 		kind, what = deferral.Absurd, "stats that cannot be true"
 	}
 	return deferral.Errorf(kind, "volume %s: Kata sandbox %s (%s) answered with %s: %w", v.Target, b.id, b.flavor, what, err)
 }
 
-// checkSize compares what the guest says with the device it has: a filesystem
-// is never larger.
 func (h *Handler) checkSize(v *deferral.Volume, report deferral.Report) error {
 	if h.cfg.DeviceSize == nil {
 		return nil
 	}
-	for _, usage := range report.Usage {
-		if usage.Unit != deferral.UnitBytes {
-			continue
-		}
-		if size, known := h.cfg.DeviceSize(v); known && usage.Total > size {
-			return absurdf("%d bytes in all, on a device of %d", usage.Total, size)
-		}
+	size, known := h.cfg.DeviceSize(v)
+	if !known {
+		return nil
 	}
-	return nil
+	return guest.CheckSize(report, size)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 )
 
 // parseStatsDebug reads the answer of runtime-rs, which is not JSON but Rust's
@@ -17,14 +18,14 @@ func parseStatsDebug(body []byte) (deferral.Report, error) {
 	if err != nil {
 		return deferral.Report{}, err
 	}
-	var out builder
+	var out guest.Report
 	if err := debugUsages(&out, usage); err != nil {
 		return deferral.Report{}, err
 	}
 	if err := debugCondition(&out, condition); err != nil {
 		return deferral.Report{}, err
 	}
-	return out.done()
+	return out.Done()
 }
 
 func splitDebug(text string) (usage, condition value, err error) {
@@ -55,11 +56,11 @@ func unwrap(v value) value {
 	return v
 }
 
-func debugUsages(out *builder, list value) error {
+func debugUsages(out *guest.Report, list value) error {
 	if list.kind != listValue {
 		return errDebugText
 	}
-	if len(list.items) > maxUsages {
+	if len(list.items) > guest.MaxUsages {
 		return errors.New("it lists too many usages")
 	}
 	for _, item := range list.items {
@@ -67,7 +68,7 @@ func debugUsages(out *builder, list value) error {
 		if err != nil {
 			return err
 		}
-		if err := out.usage(usage); err != nil {
+		if err := out.Usage(usage); err != nil {
 			return err
 		}
 	}
@@ -113,7 +114,7 @@ func debugUnit(v value) (deferral.Unit, error) {
 	return deferral.UnitUnknown, nil
 }
 
-func debugCondition(out *builder, v value) error {
+func debugCondition(out *guest.Report, v value) error {
 	v = unwrap(v)
 	if v.kind != nameValue {
 		return errDebugText
@@ -126,6 +127,6 @@ func debugCondition(out *builder, v value) error {
 		abnormal.kind != nameValue || (abnormal.text != "true" && abnormal.text != "false") {
 		return errDebugText
 	}
-	out.condition(abnormal.text == "true", message.text)
+	out.Condition(abnormal.text == "true", message.text)
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 )
 
 // statsJSON is how the Go runtime prints the agent's answer: zero values are
@@ -39,14 +40,14 @@ func (c *count) UnmarshalJSON(raw []byte) error {
 
 func parseCount(text string) (int64, error) {
 	if len(text) > 1 && text[0] == '-' && allDigits(text[1:]) {
-		return 0, absurdf("the negative number %s", clip(text, 32))
+		return 0, guest.Absurdf("the negative number %s", guest.Clip(text, 32))
 	}
 	if !allDigits(text) {
-		return 0, fmt.Errorf("%q stands where a whole number should", clip(text, 32))
+		return 0, fmt.Errorf("%q stands where a whole number should", guest.Clip(text, 32))
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		return 0, absurdf("%s, a number above %d", clip(text, 32), math.MaxInt64)
+		return 0, guest.Absurdf("%s, a number above %d", guest.Clip(text, 32), math.MaxInt64)
 	}
 	return n, nil
 }
@@ -66,15 +67,15 @@ func parseStatsJSON(body []byte) (deferral.Report, error) {
 	if err := decodeStats(body, &in); err != nil {
 		return deferral.Report{}, err
 	}
-	if len(in.Usage) > maxUsages {
+	if len(in.Usage) > guest.MaxUsages {
 		return deferral.Report{}, errors.New("it lists too many usages")
 	}
-	var out builder
+	var out guest.Report
 	for _, u := range in.Usage {
 		if u == nil {
 			continue
 		}
-		err := out.usage(deferral.Usage{
+		err := out.Usage(deferral.Usage{
 			Available: int64(u.Available), Total: int64(u.Total), Used: int64(u.Used), Unit: unitOf(int64(u.Unit)),
 		})
 		if err != nil {
@@ -82,19 +83,19 @@ func parseStatsJSON(body []byte) (deferral.Report, error) {
 		}
 	}
 	if in.Condition != nil {
-		out.condition(in.Condition.Abnormal, in.Condition.Message)
+		out.Condition(in.Condition.Abnormal, in.Condition.Message)
 	}
-	return out.done()
+	return out.Done()
 }
 
 // decodeStats reads exactly one JSON object.
 func decodeStats(body []byte, into *statsJSON) error {
 	dec := json.NewDecoder(bytes.NewReader(body))
 	if err := dec.Decode(into); err != nil {
-		if errors.Is(err, errAbsurd) {
+		if errors.Is(err, guest.ErrAbsurd) {
 			return err
 		}
-		return fmt.Errorf("it is not the JSON of stats: %s", printable(err.Error(), maxErrorText))
+		return fmt.Errorf("it is not the JSON of stats: %s", guest.Printable(err.Error(), guest.MaxErrorText))
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("more follows after the JSON of stats")

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 )
 
 // outcome is what a body is expected to be read as.
@@ -35,7 +36,7 @@ func checkOutcome(t *testing.T, parse func([]byte) (deferral.Report, error), bod
 	got := outcome{report: report}
 	if err != nil {
 		got = outcome{kind: deferral.Malformed}
-		if errors.Is(err, errAbsurd) {
+		if errors.Is(err, guest.ErrAbsurd) {
 			got.kind = deferral.Absurd
 		}
 	}
@@ -120,8 +121,8 @@ func TestConditionIsBoundedAndPrintable(t *testing.T) {
 		t.Fatal(err)
 	}
 	message := report.Condition.Message
-	if len(message) > maxMessage || !utf8.ValidString(message) || strings.ContainsAny(message, "\x1b\n") || message == "" {
-		t.Errorf("%d bytes: %q", len(message), clip(message, 64))
+	if len(message) > guest.MaxMessage || !utf8.ValidString(message) || strings.ContainsAny(message, "\x1b\n") || message == "" {
+		t.Errorf("%d bytes: %q", len(message), guest.Clip(message, 64))
 	}
 }
 
@@ -191,7 +192,7 @@ func sane(t *testing.T, report deferral.Report, err error) {
 			t.Fatalf("usage %+v", u)
 		}
 	}
-	if c := report.Condition; c != nil && (len(c.Message) > maxMessage || !isText(c.Message)) {
+	if c := report.Condition; c != nil && (len(c.Message) > guest.MaxMessage || !isText(c.Message)) {
 		t.Fatalf("message %q", c.Message)
 	}
 }

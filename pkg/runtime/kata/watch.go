@@ -1,9 +1,7 @@
 package kata
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"os"
 	"path/filepath"
@@ -14,12 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 )
 
-// Watches are set on inodes, straight through inotify: a volume's directory is
-// watched before it is renamed into place, so that no sandbox id can come
-// unseen, and 10,000 watches cost an integer each. A library that names watches
-// by path could do neither.
 const (
 	// The root: directories that other programs make, and its own end.
 	rootEvents = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
@@ -32,50 +27,22 @@ const (
 	// rescanRetry how soon after its root vanished.
 	rescanEvery = 30 * time.Second
 	rescanRetry = 200 * time.Millisecond
-	// gather is how long events are left to gather after some were read. Each of
-	// our own publishes makes two, and to be woken for each would cost them a
-	// third of their time. The first event after a rest is read at once.
-	gather = time.Millisecond
 )
 
 // watch is the inotify instance of one Run. Its maps are guarded by Handler.mu.
 type watch struct {
-	fd     int
-	stop   int // an eventfd that ends the wait for events
+	*tree.Inotify
 	root   int32
 	byWD   map[int32]deferral.Key
 	rescan chan struct{}
 }
 
 func newWatch() (*watch, error) {
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	inotify, err := tree.NewInotify()
 	if err != nil {
 		return nil, err
 	}
-	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-	if err != nil {
-		return nil, errors.Join(err, unix.Close(fd))
-	}
-	return &watch{fd: fd, stop: stop, byWD: make(map[int32]deferral.Key), rescan: make(chan struct{}, 1)}, nil
-}
-
-func (w *watch) close() error { return errors.Join(unix.Close(w.fd), unix.Close(w.stop)) }
-
-// end has the wait for events end.
-func (w *watch) end() error {
-	_, err := unix.Write(w.stop, []byte{1, 0, 0, 0, 0, 0, 0, 0})
-	return err
-}
-
-// wait waits for events. It waits in the kernel by itself and not in the
-// runtime's poller, which would be woken also while nobody wants to read.
-func (w *watch) wait() error {
-	fds := []unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}, {Fd: int32(w.stop), Events: unix.POLLIN}} //nolint:gosec // descriptors are small
-	for {
-		if _, err := unix.Poll(fds, -1); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
+	return &watch{Inotify: inotify, byWD: make(map[int32]deferral.Key), rescan: make(chan struct{}, 1)}, nil
 }
 
 // forget ends a watch. The kernel's last event for it finds nobody.
@@ -108,10 +75,9 @@ func (h *Handler) Run(ctx context.Context) error {
 	h.setWatch(w)
 	group.Go(func() error { return h.rescanLoop(ctx, w) })
 	group.Go(func() error { return h.readEvents(ctx, w) })
-	group.Go(func() error { <-ctx.Done(); return w.end() })
 	err = group.Wait()
 	h.setWatch(nil)
-	return errors.Join(err, w.close())
+	return errors.Join(err, w.Close())
 }
 
 func (h *Handler) setWatch(w *watch) {
@@ -174,13 +140,13 @@ func (h *Handler) watchRoot(w *watch) {
 		h.setUnwatched(err)
 		return
 	}
-	wd, err := unix.InotifyAddWatch(w.fd, h.cfg.DirectVolumes, rootEvents)
+	wd, err := w.Add(h.cfg.DirectVolumes, rootEvents)
 	if err != nil {
 		h.setUnwatched(err)
 		return
 	}
 	h.mu.Lock()
-	w.root = int32(wd) //nolint:gosec // the kernel counts watches in an int
+	w.root = wd
 	h.mu.Unlock()
 	h.setUnwatched(nil)
 }
@@ -203,54 +169,21 @@ func (h *Handler) addWatch(e *entry, dir string, events uint32) error {
 	if h.watch == nil {
 		return nil
 	}
-	wd, err := unix.InotifyAddWatch(h.watch.fd, dir, events)
+	wd, err := h.watch.Add(dir, events)
 	if err != nil {
 		return err
 	}
-	e.wd = int32(wd) //nolint:gosec // the kernel counts watches in an int
+	e.wd = wd
 	h.watch.byWD[e.wd] = e.key
 	return nil
 }
 
 func (h *Handler) readEvents(ctx context.Context, w *watch) error {
-	buf := make([]byte, 64<<10)
-	pause := time.NewTimer(gather)
-	defer pause.Stop()
-	for {
-		err := w.wait()
-		if ctx.Err() != nil {
-			return nil
-		}
-		n := 0
-		if err == nil {
-			n, err = unix.Read(w.fd, buf)
-		}
-		if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
-			return deferral.Errorf(deferral.Internal, "kata: the events of the tree of volumes cannot be read: %w", err)
-		}
-		h.dispatch(w, buf[:max(n, 0)])
-		pause.Reset(gather)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-pause.C:
-		}
+	err := w.Read(ctx, func(wd int32, mask uint32, name string) { h.event(w, wd, mask, name) })
+	if err != nil {
+		return deferral.Errorf(deferral.Internal, "kata: the events of the tree of volumes cannot be read: %w", err)
 	}
-}
-
-// dispatch takes a buffer of events apart.
-func (h *Handler) dispatch(w *watch, buf []byte) {
-	for len(buf) >= unix.SizeofInotifyEvent {
-		wd := int32(binary.NativeEndian.Uint32(buf)) //nolint:gosec // as the kernel wrote it
-		mask := binary.NativeEndian.Uint32(buf[4:])
-		end := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(buf[12:]))
-		if end > len(buf) {
-			return
-		}
-		name := string(bytes.TrimRight(buf[unix.SizeofInotifyEvent:end], "\x00"))
-		h.event(w, wd, mask, name)
-		buf = buf[end:]
-	}
+	return nil
 }
 
 func (h *Handler) event(w *watch, wd int32, mask uint32, name string) {

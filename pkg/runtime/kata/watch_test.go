@@ -11,6 +11,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/kataemu"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 )
 
 // changes collects what OnChange was called with.
@@ -183,7 +184,7 @@ func TestOverflowReadsTheTree(t *testing.T) {
 	clear(b.h.adopted)
 	b.h.mu.Unlock()
 	const overflow = "\xff\xff\xff\xff\x00\x40\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
-	b.h.dispatch(w, []byte(overflow))
+	tree.Dispatch([]byte(overflow), func(wd int32, mask uint32, name string) { b.h.event(w, wd, mask, name) })
 	soon(t, "adopted again", func() bool { return len(b.h.Adopted()) == 1 })
 }
 

@@ -1,4 +1,4 @@
-package kata
+package guest
 
 import (
 	"strings"
@@ -6,13 +6,11 @@ import (
 	"unicode/utf8"
 )
 
-const (
-	maxMessage   = 1 << 10 // of a volume's condition
-	maxErrorText = 512     // of a shim's error, in ours
-)
+// MaxErrorText bounds what of a sandbox's error stands in ours.
+const MaxErrorText = 512
 
-// clip bounds text by whole runes.
-func clip(s string, most int) string {
+// Clip bounds text by whole runes.
+func Clip(s string, most int) string {
 	if len(s) <= most {
 		return s
 	}
@@ -22,9 +20,9 @@ func clip(s string, most int) string {
 	return s[:most]
 }
 
-// printable makes a guest's text safe to show: bounded, valid UTF-8, nothing
+// Printable makes a guest's text safe to show: bounded, valid UTF-8, nothing
 // that moves a terminal's cursor or starts a new log line.
-func printable(s string, most int) string {
+func Printable(s string, most int) string {
 	if len(s) > 4*most {
 		s = s[:4*most] // bounds the work, too
 	}
@@ -39,5 +37,5 @@ func printable(s string, most int) string {
 		}
 		return r
 	}, s)
-	return clip(strings.TrimSpace(clean), most)
+	return Clip(strings.TrimSpace(clean), most)
 }

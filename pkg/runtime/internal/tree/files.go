@@ -1,4 +1,4 @@
-package kata
+package tree
 
 import (
 	"errors"
@@ -12,44 +12,23 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
 
-type place struct {
-	path string
-	dev  uint64
-}
-
-// resolveDir follows a configured directory's links, which are the operator's.
-func resolveDir(dir string) (place, error) {
-	path, err := filepath.EvalSymlinks(dir)
-	if err != nil {
-		return place{}, deferral.Errorf(deferral.Internal, "kata: the directory %s cannot be resolved: %w", dir, err)
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return place{}, deferral.Errorf(deferral.Internal, "kata: the directory %s cannot be looked at: %w", dir, err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return place{}, deferral.Errorf(deferral.Invalid, "kata: %s is not a directory", dir)
-	}
-	return place{path: path, dev: st.Dev}, nil
-}
-
-// isBelow compares by whole path components.
-func isBelow(dir, path string) bool {
+// IsBelow compares by whole path components.
+func IsBelow(dir, path string) bool {
 	rest, ok := strings.CutPrefix(path, strings.TrimSuffix(dir, "/"))
 	return ok && strings.HasPrefix(rest, "/")
 }
 
-// kindOfErrno classes an error of a filesystem call.
-func kindOfErrno(err error) deferral.Kind {
+// KindOf classes an error of a filesystem call.
+func KindOf(err error) deferral.Kind {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return deferral.Exhausted
 	}
 	return deferral.Internal
 }
 
-// readSmall reads a regular file of at most limit bytes. It follows no link and
+// ReadSmall reads a regular file of at most limit bytes. It follows no link and
 // waits for nothing, whatever stands under the name.
-func readSmall(path string, limit int) ([]byte, error) {
+func ReadSmall(path string, limit int) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -141,8 +120,8 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// readNames lists a directory, at most limit names of it.
-func readNames(dir string, limit int) ([]string, error) {
+// ReadNames lists a directory, at most limit names of it.
+func ReadNames(dir string, limit int) ([]string, error) {
 	//nolint:gosec // the directories come from the configuration, or were checked
 	file, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {

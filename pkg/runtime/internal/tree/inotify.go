@@ -1,0 +1,112 @@
+package tree
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// gather is how long events are left to gather after some were read. Each of our
+// own publishes makes two, and to be woken for each would cost them a third of
+// their time. The first event after a rest is read at once.
+const gather = time.Millisecond
+
+// Inotify watches inodes, straight through the kernel's interface: a volume's
+// directory is watched before it is renamed into place, so that no sandbox id can
+// come unseen, and 10,000 watches cost an integer each. A library that names
+// watches by path could do neither.
+type Inotify struct {
+	fd   int
+	stop int // an eventfd that ends the wait for events
+}
+
+// Event is told of each thing that happened; name is that of a directory's entry.
+type Event func(wd int32, mask uint32, name string)
+
+// NewInotify opens an instance.
+func NewInotify() (*Inotify, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	return &Inotify{fd: fd, stop: stop}, nil
+}
+
+// Close ends all watches.
+func (n *Inotify) Close() error { return errors.Join(unix.Close(n.fd), unix.Close(n.stop)) }
+
+// Add watches a directory.
+func (n *Inotify) Add(dir string, events uint32) (int32, error) {
+	wd, err := unix.InotifyAddWatch(n.fd, dir, events)
+	return int32(wd), err //nolint:gosec // the kernel counts watches in an int
+}
+
+// Read tells of events until ctx ends.
+func (n *Inotify) Read(ctx context.Context, tell Event) error {
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { n.end(); close(ended) })
+	defer func() {
+		if !stop() {
+			<-ended // the descriptor may be closed after this
+		}
+	}()
+	buf := make([]byte, 64<<10)
+	pause := time.NewTimer(gather)
+	defer pause.Stop()
+	for {
+		err := n.wait()
+		if ctx.Err() != nil {
+			return nil
+		}
+		got := 0
+		if err == nil {
+			got, err = unix.Read(n.fd, buf)
+		}
+		if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		Dispatch(buf[:max(got, 0)], tell)
+		pause.Reset(gather)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-pause.C:
+		}
+	}
+}
+
+// end has the wait for events end. The eventfd always has room for the one.
+func (n *Inotify) end() { _, _ = unix.Write(n.stop, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
+
+// wait waits for events. It waits in the kernel by itself and not in the
+// runtime's poller, which would be woken also while nobody wants to read.
+func (n *Inotify) wait() error {
+	fds := []unix.PollFd{{Fd: int32(n.fd), Events: unix.POLLIN}, {Fd: int32(n.stop), Events: unix.POLLIN}} //nolint:gosec // descriptors are small
+	for {
+		if _, err := unix.Poll(fds, -1); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// Dispatch takes a buffer of events apart.
+func Dispatch(buf []byte, tell Event) {
+	for len(buf) >= unix.SizeofInotifyEvent {
+		wd := int32(binary.NativeEndian.Uint32(buf)) //nolint:gosec // as the kernel wrote it
+		mask := binary.NativeEndian.Uint32(buf[4:])
+		end := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(buf[12:]))
+		if end > len(buf) {
+			return
+		}
+		tell(wd, mask, string(bytes.TrimRight(buf[unix.SizeofInotifyEvent:end], "\x00")))
+		buf = buf[end:]
+	}
+}

@@ -1,0 +1,171 @@
+package tree
+
+import (
+	"bytes"
+	"errors"
+	"os"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+const maxFile = 64 << 10
+
+// Projection is what shall exist of a volume.
+type Projection struct {
+	Volume *deferral.Volume
+	// Dir is the name of its directory, and Raw what its file holds.
+	Dir string
+	Raw []byte
+	// Built is called with a new directory before anybody else can reach it, and
+	// Dropped where that did not get into its place. Either may be nil.
+	Built   func(path string)
+	Dropped func()
+}
+
+// Publish makes the volume's directory exist with the right file in it. No other
+// file of ours ever stands there.
+func (t *Tree) Publish(p *Projection) error {
+	// One retry each way: the directory can come or go between two calls.
+	for range 3 {
+		published, err := t.publishOnce(p)
+		if published || err != nil {
+			return err
+		}
+	}
+	return deferral.Errorf(deferral.Busy, "volume %s: another program keeps changing %s: try again", p.Volume.Target, t.Path(p.Dir))
+}
+
+func (t *Tree) publishOnce(p *Projection) (bool, error) {
+	whose, key, err := t.OwnerOf(p.Dir)
+	if err != nil {
+		return false, t.Error(p.Volume, "looked at", err)
+	}
+	switch {
+	case whose == Nobody:
+		return t.publishNew(p)
+	case whose == Us && key == p.Volume.Key:
+		return t.publishAgain(p)
+	default:
+		return false, deferral.Errorf(deferral.Conflict, "volume %s: another program has already published it in %s: "+
+			"let that program take it back, or %s", p.Volume.Target, t.Path(p.Dir), t.Remedy)
+	}
+}
+
+// publishNew builds the directory and renames it into place.
+func (t *Tree) publishNew(p *Projection) (bool, error) {
+	temp, err := t.Build(p.Volume.Key, p.Raw)
+	if err != nil {
+		t.discard(temp)
+		return false, t.Error(p.Volume, "built", err)
+	}
+	if p.Built != nil {
+		p.Built(temp)
+	}
+	failpoint.Hit(t.points.built)
+	err = unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, t.Path(p.Dir), unix.RENAME_NOREPLACE)
+	if err == nil {
+		return true, nil
+	}
+	t.discard(temp)
+	if p.Dropped != nil {
+		p.Dropped()
+	}
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return false, nil
+	case errors.Is(err, unix.ENOENT):
+		// Somebody removed the whole root. It is made again.
+		return false, t.remake(p.Volume)
+	default:
+		return false, t.Error(p.Volume, "put in place", err)
+	}
+}
+
+// Build makes a directory of ours in Temp.
+func (t *Tree) Build(key deferral.Key, raw []byte) (temp string, err error) {
+	temp = t.tempName()
+	if err := unix.Mkdir(temp, 0o700); err != nil {
+		return temp, err
+	}
+	failpoint.Hit(t.points.directoryMade)
+	if err := unix.Lsetxattr(temp, t.mark, []byte(key), 0); err != nil {
+		return temp, err
+	}
+	return temp, writeNew(temp+"/"+t.File, raw)
+}
+
+// publishAgain compares, and replaces the file only where it differs.
+func (t *Tree) publishAgain(p *Projection) (bool, error) {
+	file := t.Path(p.Dir) + "/" + t.File
+	old, err := ReadSmall(file, maxFile)
+	if err == nil && bytes.Equal(old, p.Raw) {
+		return true, nil
+	}
+	temp := t.tempName()
+	if err := writeNew(temp, p.Raw); err != nil {
+		_ = unix.Unlink(temp)
+		return false, t.Error(p.Volume, "written", err)
+	}
+	failpoint.Hit(t.points.rewritten)
+	if err := unix.Rename(temp, file); err != nil {
+		_ = unix.Unlink(temp)
+		if errors.Is(err, unix.ENOENT) {
+			return false, nil
+		}
+		return false, t.Error(p.Volume, "replaced", err)
+	}
+	return true, nil
+}
+
+// Remove takes a directory of ours away, with whatever files are in it.
+func (t *Tree) Remove(v *deferral.Volume, dir string) error {
+	temp := t.tempName()
+	if err := unix.Rename(t.Path(dir), temp); err != nil {
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		return t.Error(v, "taken away", err)
+	}
+	failpoint.Hit(t.points.takenAway)
+	t.discard(temp)
+	return nil
+}
+
+// discard removes a directory that is already out of sight. What cannot be removed
+// is kept and told of; the next start tries again.
+func (t *Tree) discard(temp string) {
+	err := unix.Unlink(temp + "/" + t.File)
+	if err == nil || errors.Is(err, unix.ENOENT) {
+		err = ignoreMissing(unix.Rmdir(temp))
+	}
+	if errors.Is(err, unix.ENOTEMPTY) {
+		err = removeFlat(temp)
+	}
+	if err != nil {
+		t.Log.Warn("a leftover directory cannot be removed", zap.String("path", temp), zap.Error(err))
+	}
+}
+
+// remake makes the root again after somebody removed it.
+func (t *Tree) remake(v *deferral.Volume) error {
+	for _, dir := range []string{t.Root, t.Temp} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return t.Error(v, "put in place", err)
+		}
+	}
+	return nil
+}
+
+// Error tells what of a volume could not be done.
+func (t *Tree) Error(v *deferral.Volume, verb string, err error) error {
+	kind := KindOf(err)
+	hint := ""
+	if kind == deferral.Exhausted {
+		hint = "; free some room on that filesystem"
+	}
+	return deferral.Errorf(kind, "volume %s: %s below %s cannot be %s: %w%s", v.Target, t.What, t.Root, verb, err, hint)
+}

@@ -1,0 +1,157 @@
+// Package tree keeps projections: one directory a volume below a root that other
+// programs read, each with one file of ours in it.
+//
+// A directory is built as a whole beside the root and renamed into place: a
+// reader sees all of it or nothing, and so does a kill. The file in it is replaced
+// the same way. An extended attribute tells our directories from those of others,
+// which are never touched.
+package tree
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+// Config says where the tree is and how it is spoken of.
+type Config struct {
+	// Name begins errors and failpoints, such as "kata".
+	Name string
+	// Root holds the directories. Temp is where they are built and taken apart: on
+	// the filesystem of Root and outside it.
+	Root, Temp string
+	// File is the name of our file in each directory.
+	File string
+	// What is the file's content in words, such as "Kata's mount information", and
+	// Remedy is what a person can do about a directory of another program.
+	What, Remedy string
+	Log          *zap.Logger
+}
+
+// Tree is the open tree.
+type Tree struct {
+	Config
+	mark   string // the extended attribute on our directories
+	run    string // tells the temporary names of this start from all others
+	serial atomic.Uint64
+	points points
+}
+
+// points are the names of the failpoints.
+type points struct{ directoryMade, built, rewritten, takenAway string }
+
+// Open makes the directories and removes what a kill left in Temp.
+func Open(cfg Config) (*Tree, error) {
+	for _, dir := range []string{cfg.Root, cfg.Temp} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, deferral.Errorf(KindOf(err), "%s: the directory %s cannot be made: %w", cfg.Name, dir, err)
+		}
+	}
+	t := &Tree{Config: cfg, run: strconv.FormatInt(time.Now().UnixNano(), 36), points: points{
+		directoryMade: cfg.Name + "-directory-made", built: cfg.Name + "-built",
+		rewritten: cfg.Name + "-rewritten", takenAway: cfg.Name + "-taken-away",
+	}}
+	var err error
+	if t.Root, t.Temp, err = cfg.places(); err != nil {
+		return nil, err
+	}
+	if t.mark, err = t.chooseMark(); err != nil {
+		return nil, err
+	}
+	return t, t.clearTemp()
+}
+
+// Health tells what keeps the tree from being written to.
+func (t *Tree) Health() error {
+	for _, dir := range []string{t.Root, t.Temp} {
+		if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+			return deferral.Errorf(deferral.Internal, "%s: the directory %s cannot be written to: %w", t.Name, dir, err)
+		}
+	}
+	_, _, err := t.places()
+	return err
+}
+
+// places resolves Root and Temp, and refuses a Temp from which nothing could be
+// renamed into place, or that readers of the tree would look into.
+func (c *Config) places() (rootPath, tempPath string, err error) {
+	root, err := c.resolveDir(c.Root)
+	if err != nil {
+		return "", "", err
+	}
+	temp, err := c.resolveDir(c.Temp)
+	if err != nil {
+		return "", "", err
+	}
+	if root.path == temp.path || IsBelow(root.path, temp.path) {
+		return "", "", deferral.Errorf(deferral.Invalid, "%s: the temporary directory %s lies in %s, "+
+			"where its files would be taken for those of volumes: put it elsewhere", c.Name, temp.path, root.path)
+	}
+	if root.dev != temp.dev {
+		return "", "", deferral.Errorf(deferral.Invalid, "%s: the temporary directory %s is not on the filesystem of %s, "+
+			"so that nothing can be renamed into place: put it below the same mount", c.Name, temp.path, root.path)
+	}
+	return root.path, temp.path, nil
+}
+
+type place struct {
+	path string
+	dev  uint64
+}
+
+// resolveDir follows a configured directory's links, which are the operator's.
+func (c *Config) resolveDir(dir string) (place, error) {
+	path, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return place{}, deferral.Errorf(deferral.Internal, "%s: the directory %s cannot be resolved: %w", c.Name, dir, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return place{}, deferral.Errorf(deferral.Internal, "%s: the directory %s cannot be looked at: %w", c.Name, dir, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return place{}, deferral.Errorf(deferral.Invalid, "%s: %s is not a directory", c.Name, dir)
+	}
+	return place{path: path, dev: st.Dev}, nil
+}
+
+// clearTemp removes what a kill left behind.
+func (t *Tree) clearTemp() error {
+	names, err := ReadNames(t.Temp, maxVolumes)
+	if err != nil {
+		return deferral.Errorf(deferral.Internal, "%s: the temporary directory %s cannot be read: %w", t.Name, t.Temp, err)
+	}
+	for _, name := range names {
+		path := filepath.Join(t.Temp, name)
+		if err := unlinkOrRmdir(path); err != nil {
+			t.discard(path)
+		}
+	}
+	return nil
+}
+
+// maxVolumes bounds a listing of the tree.
+const maxVolumes = 1 << 20
+
+// Names lists what is below the root.
+func (t *Tree) Names() ([]string, error) {
+	names, err := ReadNames(t.Root, maxVolumes)
+	if err != nil {
+		return nil, deferral.Errorf(deferral.Internal, "%s: the directory %s cannot be read: %w", t.Name, t.Root, err)
+	}
+	return names, nil
+}
+
+// Path is where a volume's directory is.
+func (t *Tree) Path(name string) string { return t.Root + "/" + name }
+
+func (t *Tree) tempName() string {
+	return t.Temp + "/" + t.run + "-" + strconv.FormatUint(t.serial.Add(1), 36)
+}
