@@ -16,13 +16,19 @@ type tracker interface {
 
 // newTracker gives nil where no container runtime is configured.
 func (d *daemon) newTracker(cfg *config.Config) tracker {
-	if cfg.Containerd.Socket == "" {
-		return nil
+	// The handler is made after the tracker, and before the tracker runs.
+	added := func(podUID, id string) { d.kata.SandboxAdded(podUID, id) }
+	gone := func(id string) { d.kata.SandboxGone(id) }
+	switch {
+	case cfg.Containerd.Socket != "":
+		return sandbox.New(sandbox.Config{
+			Socket: cfg.Containerd.Socket, Namespace: cfg.Containerd.Namespace, OnAdded: added, OnGone: gone,
+		}, d.log.Named("containerd"))
+	case cfg.CRI.Socket != "":
+		return sandbox.NewCRI(sandbox.CRIConfig{
+			Socket: cfg.CRI.Socket, OnAdded: added, OnGone: gone,
+			Busy: func() bool { return len(d.broker.List()) > 0 },
+		}, d.log.Named("cri"))
 	}
-	return sandbox.New(sandbox.Config{
-		Socket: cfg.Containerd.Socket, Namespace: cfg.Containerd.Namespace,
-		// The handler is made after the tracker, and before the tracker runs.
-		OnAdded: func(podUID, id string) { d.kata.SandboxAdded(podUID, id) },
-		OnGone:  func(id string) { d.kata.SandboxGone(id) },
-	}, d.log.Named("containerd"))
+	return nil
 }
