@@ -47,9 +47,21 @@ func mounted(t testing.TB, kind, device string, flags uintptr, options string) *
 	if err := unix.Mount(device, f.dir, kind, flags, options); err != nil {
 		t.Fatalf("mount %s: %v", kind, err)
 	}
-	t.Cleanup(func() { harness.UnmountAll(t, f.dir) })
-	f.root = openFD(t, f.dir, unix.O_PATH|unix.O_DIRECTORY)
+	var err error
+	f.root, err = unix.Open(f.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	t.Cleanup(f.unmount)
 	return f
+}
+
+// unmount ends it before the test does.
+func (f *filesystem) unmount() {
+	f.t.Helper()
+	if f.root >= 0 {
+		must(f.t, unix.Close(f.root))
+		harness.UnmountAll(f.t, f.dir)
+	}
+	f.root = -1
 }
 
 // detached mounts a device nowhere: only the descriptor reaches it.

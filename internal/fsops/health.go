@@ -1,0 +1,80 @@
+package fsops
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// extHealth tells of what stopped an ext4, and of the errors that it has on record:
+// they stay there until e2fsck has mended it. Without /proc and /sys nothing is
+// known.
+func extHealth(root int) []string {
+	device, err := deviceName(root)
+	if err != nil {
+		return nil
+	}
+	var wrong []string
+	options := "\n" + contents("/proc/fs/ext4/"+device+"/options") + "\n"
+	if strings.Contains(options, "\nshutdown\n") {
+		wrong = append(wrong, "the filesystem was shut down: it reads and writes nothing until it is mounted anew")
+	}
+	if strings.Contains(options, "\nemergency_ro\n") {
+		wrong = append(wrong, "the kernel has stopped writing to the filesystem after an error")
+	}
+	place := "/sys/fs/ext4/" + device + "/"
+	n, err := strconv.ParseUint(contents(place+"errors_count"), 10, 64)
+	if err != nil || n == 0 {
+		return wrong
+	}
+	text := fmt.Sprintf("ext4 has errors on record (%d)", n)
+	if where := contents(place + "last_error_func"); where != "" {
+		text += ", the last one of " + where
+	}
+	return append(wrong, text+": it needs e2fsck while it is not mounted")
+}
+
+// contents reads a file of the kernel's; one that is not there is empty.
+func contents(path string) string {
+	raw, err := os.ReadFile(path) //nolint:gosec // a place in /proc or /sys
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(raw))
+}
+
+// deviceName is what the kernel calls the device of a filesystem.
+func deviceName(root int) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(root, &st); err != nil {
+		return "", err
+	}
+	dev := uint64(st.Dev) //nolint:unconvert // narrower on other architectures
+	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(dev), unix.Minor(dev)))
+	return filepath.Base(link), err
+}
+
+// btrfsHealth tells of the errors that a btrfs counts for its devices.
+func btrfsHealth(root int) []string {
+	var fs btrfsFSInfo
+	if _, err := ioctl(root, btrfsIocFSInfo, &fs); err != nil {
+		return nil
+	}
+	var wrong []string
+	for id := uint64(1); id <= min(fs.MaxID, btrfsMostDevices); id++ {
+		stats := btrfsDevStats{DevID: id, Items: uint64(len(btrfsCounters))}
+		if _, err := ioctl(root, btrfsIocGetDevStats, &stats); err != nil {
+			continue // there is no such device, or not any more
+		}
+		for i, name := range btrfsCounters {
+			if n := stats.Values[i]; n > 0 {
+				wrong = append(wrong, fmt.Sprintf("btrfs counts %d %s of its device %d", n, name, id))
+			}
+		}
+	}
+	return wrong
+}

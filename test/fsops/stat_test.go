@@ -1,0 +1,160 @@
+//go:build system
+
+package fsops_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/fsops"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// df asks df for a unit.
+func (f *filesystem) df(unit fsops.Unit) fsops.Usage {
+	f.t.Helper()
+	args := []string{"-B1", "--output=avail,size,used", f.dir}
+	if unit == fsops.Inodes {
+		args = []string{"--output=iavail,itotal,iused", f.dir}
+	}
+	lines := strings.Split(strings.TrimSpace(run(f.t, "df", args...)), "\n")
+	fields := strings.Fields(lines[len(lines)-1])
+	number := func(i int) int64 {
+		n, err := strconv.ParseInt(fields[i], 10, 64)
+		must(f.t, err)
+		return n
+	}
+	return fsops.Usage{Unit: unit, Available: number(0), Total: number(1), Used: number(2)}
+}
+
+func (f *filesystem) stat() fsops.Report {
+	f.t.Helper()
+	report, err := fsops.Stat(f.root, false)
+	if err != nil {
+		f.t.Fatalf("%s: %v", f.kind, err)
+	}
+	return report
+}
+
+func (f *filesystem) wantAbnormal(words ...string) {
+	f.t.Helper()
+	report := f.stat()
+	if !report.Abnormal {
+		f.t.Errorf("%s: not abnormal: %+v", f.kind, report)
+	}
+	for _, word := range words {
+		if !strings.Contains(report.Message, word) {
+			f.t.Errorf("%s: it does not say %q: %q", f.kind, word, report.Message)
+		}
+	}
+}
+
+func TestUsageIsWhatDFTells(t *testing.T) {
+	for _, kind := range filesystems {
+		t.Run(kind, func(t *testing.T) {
+			f := newFilesystem(t, kind, size)
+			for _, fill := range []int64{0, 1, 7*mib + 13} {
+				must(t, os.WriteFile(filepath.Join(f.dir, "file"), make([]byte, fill), 0o600))
+				unix.Sync()
+				want := []fsops.Usage{f.df(fsops.Bytes), f.df(fsops.Inodes)}
+				if kind == "btrfs" {
+					want = want[:1]
+				}
+				report := f.stat()
+				if !slices.Equal(report.Usage, want) {
+					t.Errorf("%+v, df says %+v", report.Usage, want)
+				}
+				if report.Abnormal || report.Message != "" {
+					t.Errorf("%+v", report)
+				}
+			}
+		})
+	}
+}
+
+func TestReadOnlyOnPurposeIsNormal(t *testing.T) {
+	for _, kind := range filesystems {
+		f := newFilesystem(t, kind, size)
+		must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		if report, err := fsops.Stat(f.root, true); err != nil || report.Abnormal {
+			t.Errorf("%s: %+v, %v", kind, report, err)
+		}
+		f.wantAbnormal("read-only")
+	}
+}
+
+// shutdown stops a filesystem, as a device that fails for good does.
+func (f *filesystem) shutdown() {
+	f.t.Helper()
+	const request, withoutFlush = 0x8004587d, 2 // of ext4 and xfs alike
+	must(f.t, unix.IoctlSetPointerInt(openFD(f.t, f.dir, unix.O_RDONLY), request, withoutFlush))
+}
+
+func TestShutDownFilesystemIsAbnormal(t *testing.T) {
+	for _, kind := range []string{"ext4", "xfs"} {
+		f := newFilesystem(t, kind, size)
+		f.shutdown()
+		f.wantAbnormal("shut")
+	}
+}
+
+func TestErrorsOnRecordAreAbnormal(t *testing.T) {
+	f := newFilesystem(t, "ext4", size)
+	must(t, os.WriteFile("/sys/fs/ext4/"+filepath.Base(f.device)+"/trigger_fs_error", []byte("a test"), 0o200))
+	f.wantAbnormal("errors on record (1)", "e2fsck")
+	// The record stays over a mount.
+	f.unmount()
+	again := mounted(t, "ext4", f.device, 0, "")
+	again.wantAbnormal("on record")
+	again.unmount()
+	_ = exec.Command("e2fsck", "-f", "-y", f.device).Run()
+	if report := mounted(t, "ext4", f.device, 0, "").stat(); report.Abnormal {
+		t.Errorf("after e2fsck: %+v", report)
+	}
+}
+
+func TestErrorThatStopsWritingIsAbnormal(t *testing.T) {
+	device := harness.Disk(t, size, "ext4")
+	f := mounted(t, "ext4", device, 0, "errors=remount-ro")
+	must(t, os.WriteFile("/sys/fs/ext4/"+filepath.Base(device)+"/trigger_fs_error", []byte("a test"), 0o200))
+	f.wantAbnormal("on record", "stopped writing")
+}
+
+// overwrite spoils a block of the device that begins with a text.
+func overwrite(t testing.TB, device, text string) {
+	t.Helper()
+	file, err := os.OpenFile(device, os.O_RDWR|unix.O_SYNC, 0)
+	must(t, err)
+	defer func() { must(t, file.Close()) }()
+	block := make([]byte, 4096)
+	for at := int64(0); ; at += int64(len(block)) {
+		if _, err := file.ReadAt(block, at); err != nil {
+			t.Fatalf("%q is not on %s: %v", text, device, err)
+		}
+		if strings.HasPrefix(string(block), text) {
+			_, err := file.WriteAt([]byte("spoiled"), at)
+			must(t, err)
+			return
+		}
+	}
+}
+
+func TestDamageThatBtrfsCountsIsAbnormal(t *testing.T) {
+	f := newFilesystem(t, "btrfs", size)
+	text := strings.Repeat("to be spoiled ", 1000)
+	must(t, os.WriteFile(filepath.Join(f.dir, "file"), []byte(text), 0o600))
+	f.unmount()
+	overwrite(t, f.device, text[:100])
+	f = mounted(t, "btrfs", f.device, 0, "")
+	if _, err := os.ReadFile(filepath.Join(f.dir, "file")); err == nil {
+		t.Fatal("btrfs did not see it")
+	}
+	f.wantAbnormal("corruptions of its device 1")
+}
