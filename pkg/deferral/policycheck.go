@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // maxRules bounds the look at each pair of rules.
@@ -13,7 +14,9 @@ const maxRules = 1000
 var (
 	ruleDriverForm     = regexp.MustCompile(`^[A-Za-z0-9*]([A-Za-z0-9.*-]{0,61}[A-Za-z0-9*])?$`)
 	runtimeHandlerForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-	ruleNameForm       = regexp.MustCompile(`^[\p{L}\p{N}][\p{L}\p{N} ._/-]{0,62}$`)
+	// Made at its first use: it has all letters of Unicode sixty times, and a program
+	// that is started for each container reads volumes by this package.
+	ruleNameForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[\p{L}\p{N}][\p{L}\p{N} ._/-]{0,62}$`) })
 )
 
 // accessModes are CSI's names.
@@ -55,7 +58,7 @@ func (r *Rule) problems(i int, handlers []string) []error {
 	wrong := func(format string, args ...any) {
 		found = append(found, Errorf(Invalid, "%s"+format, append([]any{r.place(i)}, args...)...))
 	}
-	if !ruleNameForm.MatchString(r.Name) {
+	if !ruleNameForm().MatchString(r.Name) {
 		wrong(".name: it is empty, longer than 63 characters, or not of letters, digits, spaces and ._/-: " +
 			"records and errors name the rule by it")
 	}

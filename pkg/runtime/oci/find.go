@@ -1,0 +1,214 @@
+package oci
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+)
+
+// Config says where to look. Its zero value is a node's own places.
+type Config struct {
+	// Root holds the directories of volumes, /run/crust unless set.
+	Root string
+	// MountInfo is the kernel's list of mounts, that of this thread unless set.
+	MountInfo string
+}
+
+func (c Config) complete() Config {
+	if c.Root == "" {
+		c.Root = abi.DefaultRoot
+	}
+	if c.MountInfo == "" {
+		c.MountInfo = "/proc/thread-self/mountinfo"
+	}
+	return c
+}
+
+// Mount is one mount of a container that is to show a deferred volume.
+type Mount struct {
+	// Index is its place in the mounts of the spec, Destination where the container
+	// sees it.
+	Index       int
+	Destination string
+	// Volume is the key of the volume, the name of its directory.
+	Volume string
+	// Info says what to mount and how.
+	Info abi.Info
+	// Sub is the sub-directory of the volume to show, "" for all of it. It may not
+	// exist in the volume yet: kubelet made it in the guard, for the look of it.
+	Sub string
+	// ReadOnly is set where this container may only read, whatever the volume is.
+	ReadOnly bool
+	// Source is an O_PATH descriptor of the bind mount's source, for runtimes that
+	// mount over it.
+	Source int
+	// Guarded is false where the volume was found by its path alone.
+	Guarded bool
+
+	dir *abi.Dir
+}
+
+// Close gives up the descriptors.
+func (m *Mount) Close() error { return errors.Join(unix.Close(m.Source), m.dir.Close()) }
+
+// Dir is the volume's directory.
+func (m *Mount) Dir() *abi.Dir { return m.dir }
+
+// Errors that callers tell apart.
+var (
+	// ErrNoDirectory is a guard without the broker's directory: the volume was not
+	// handed to this kind of runtime, or has been taken back.
+	ErrNoDirectory = errors.New("the volume is not published to this runtime")
+	// ErrOtherPod is a volume that belongs to another pod.
+	ErrOtherPod = errors.New("the volume belongs to another pod")
+)
+
+// Find finds the deferred volumes among the mounts of a container. podUID is the
+// pod that the container is of: a volume of another one is an error. The caller
+// closes what is found.
+func Find(cfg Config, spec *specs.Spec, podUID string) (found []*Mount, err error) {
+	cfg = cfg.complete()
+	if !slices.ContainsFunc(spec.Mounts, isBind) {
+		return nil, nil
+	}
+	known, err := readGuards(cfg.MountInfo)
+	if err != nil {
+		return nil, fmt.Errorf("the guards of deferred volumes cannot be found: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			for _, m := range found {
+				_ = m.Close()
+			}
+			found = nil
+		}
+	}()
+	for i, mount := range spec.Mounts {
+		if !isBind(mount) {
+			continue
+		}
+		m, err := cfg.findOne(known, mount, podUID)
+		if err != nil {
+			return found, fmt.Errorf("the mount of %s at %s: %w", mount.Source, mount.Destination, err)
+		}
+		if m != nil {
+			m.Index = i
+			found = append(found, m)
+		}
+	}
+	return found, nil
+}
+
+func isBind(m specs.Mount) bool {
+	return path.IsAbs(m.Source) &&
+		(m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind"))
+}
+
+// findOne gives nil for a mount that is no deferred volume.
+func (c Config) findOne(known guards, mount specs.Mount, podUID string) (*Mount, error) {
+	source, err := unix.Open(mount.Source, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil //nolint:nilerr // who mounts it opens it again, and tells what is wrong
+	}
+	m := &Mount{Source: source, Destination: mount.Destination, ReadOnly: slices.Contains(mount.Options, "ro")}
+	ours, err := c.fill(m, known, mount.Source, podUID)
+	if err != nil || !ours {
+		_ = unix.Close(source)
+		return nil, err
+	}
+	return m, nil
+}
+
+func (c Config) fill(m *Mount, known guards, source, podUID string) (ours bool, err error) {
+	id, isRoot, err := mountOf(m.Source)
+	if err != nil {
+		return false, err
+	}
+	if at, guarded := known[id]; guarded {
+		m.Guarded = true
+		return true, c.byGuard(m, at, isRoot, source, podUID)
+	}
+	return c.byPath(m, source, podUID)
+}
+
+// byGuard goes by the kernel's word.
+func (c Config) byGuard(m *Mount, at place, isRoot bool, source, podUID string) error {
+	if at.gone {
+		return errors.New("its sub-directory was removed while the pod was being set up: try again")
+	}
+	if !isRoot {
+		// A path into a guard, which nobody bound: where it leads cannot be told
+		// from the mount alone.
+		rest, err := below(m.Source, at.point)
+		if err != nil {
+			return err
+		}
+		at.sub = path.Join(at.sub, rest)
+	}
+	dir, err := abi.Open(c.Root, at.volume)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %s is the guard of a deferred volume that has no directory %s/%s: "+
+			"check that crust-proxy runs, and that it hands the volume to this runtime's handler", ErrNoDirectory, source, c.Root, at.volume)
+	}
+	if err != nil {
+		return err
+	}
+	m.Volume, m.Sub = at.volume, at.sub
+	return m.take(dir, podUID)
+}
+
+// below is the path of a directory from the root of the mount that it lies on,
+// by the kernel's word of where both are.
+func below(fd int, point string) (string, error) {
+	here, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	if err != nil {
+		return "", err
+	}
+	rest, inside := strings.CutPrefix(here, strings.TrimSuffix(point, "/")+"/")
+	if !inside || strings.HasSuffix(rest, " (deleted)") {
+		return "", errors.New("its place in the guard cannot be told: try again")
+	}
+	return rest, nil
+}
+
+// byPath is for a node on which a guard is missing: the longest beginning of the
+// source that is a volume's target.
+func (c Config) byPath(m *Mount, source, podUID string) (bool, error) {
+	clean := path.Clean(source)
+	for target := clean; target != "/"; target = path.Dir(target) {
+		dir, err := abi.Open(c.Root, abi.DirName(target))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		m.Volume = abi.DirName(target)
+		m.Sub = strings.Trim(strings.TrimPrefix(clean, target), "/")
+		return true, m.take(dir, podUID)
+	}
+	return false, nil
+}
+
+// take reads what to mount, and sees that it is for this pod.
+func (m *Mount) take(dir *abi.Dir, podUID string) error {
+	info, err := dir.Info()
+	if err == nil && info.PodUID() != "" && info.PodUID() != podUID {
+		err = fmt.Errorf("%w: %s is of pod %s, and this container is of pod %q", ErrOtherPod, info.Target(), info.PodUID(), podUID)
+	}
+	if err != nil {
+		return errors.Join(err, dir.Close())
+	}
+	m.Info, m.dir = info, dir
+	return nil
+}

@@ -1,0 +1,63 @@
+// Package oci is for authors of runtimes and shims: it finds the deferred volumes
+// among the mounts of an OCI container, and tells the broker which sandbox has
+// them.
+//
+// A volume is known by the guard mount that stands at the source of a bind mount,
+// not by the path: whatever way a sub-directory was bound, the kernel says of which
+// volume it is and where in it. All that is found is held by descriptors, so that
+// nobody can put something else in its place between the look and the use.
+package oci
+
+import (
+	"encoding/json"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Sandbox is the pod that a container is of, as the container runtime wrote it
+// into the annotations of the container.
+type Sandbox struct {
+	// ID is the sandbox id.
+	ID string
+	// PodUID is the pod's UID in Kubernetes, or "" where it is not told.
+	PodUID string
+	// Self is set where the container is the sandbox itself.
+	Self bool
+}
+
+// The annotations of containerd and of CRI-O.
+const (
+	containerdType = "io.kubernetes.cri.container-type"
+	containerdID   = "io.kubernetes.cri.sandbox-id"
+	containerdPod  = "io.kubernetes.cri.sandbox-uid"
+	crioType       = "io.kubernetes.cri-o.ContainerType"
+	crioID         = "io.kubernetes.cri-o.SandboxID"
+	crioLabels     = "io.kubernetes.cri-o.Labels"
+	podLabel       = "io.kubernetes.pod.uid"
+
+	typeSandbox = "sandbox"
+)
+
+// SandboxOf reads the sandbox of a container; known is false for a container that
+// no CRI made.
+func SandboxOf(spec *specs.Spec) (s Sandbox, known bool) {
+	notes := spec.Annotations
+	if id := notes[containerdID]; id != "" {
+		return Sandbox{ID: id, PodUID: notes[containerdPod], Self: notes[containerdType] == typeSandbox}, true
+	}
+	if id := notes[crioID]; id != "" {
+		return Sandbox{ID: id, PodUID: crioPod(notes), Self: notes[crioType] == typeSandbox}, true
+	}
+	return Sandbox{}, false
+}
+
+func crioPod(notes map[string]string) string {
+	if uid := notes[podLabel]; uid != "" {
+		return uid
+	}
+	var labels map[string]string
+	if json.Unmarshal([]byte(notes[crioLabels]), &labels) != nil {
+		return ""
+	}
+	return labels[podLabel]
+}
