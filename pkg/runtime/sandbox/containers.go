@@ -40,9 +40,10 @@ func (t *Tracker) ContainerIDs(ctx context.Context, sandboxID string) ([]string,
 // repeats.
 func (t *Tracker) Destinations(ctx context.Context, sandboxID, source string) ([]string, error) {
 	var found []string
+	pod, _ := t.PodOf(sandboxID)
 	err := t.inSandbox(ctx, sandboxID, func(_ *containersapi.Container, s spec) {
 		for _, mount := range s.Mounts {
-			if mount.Source == source && !slices.Contains(found, mount.Destination) {
+			if isSource(pod, mount.Source, source) && !slices.Contains(found, mount.Destination) {
 				found = append(found, mount.Destination)
 			}
 		}

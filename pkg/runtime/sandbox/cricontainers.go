@@ -2,9 +2,7 @@ package sandbox
 
 import (
 	"context"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
@@ -59,20 +57,4 @@ func (t *CRI) asking(sandboxID string) (c *criClient, pod string, err error) {
 		return nil, "", deferral.Errorf(deferral.NoSandbox, "%s has no live sandbox %s", t.party, sandboxID)
 	}
 	return c, pod, nil
-}
-
-// isSource tells whether a mount's host path is source, which is resolved.
-// Runtimes give the path as kubelet named it (containerd) or resolved (CRI-O),
-// and kubelet's directory may be a symbolic link. Only what could be kubelet's
-// name for source is looked at: others' paths may be on servers that hang.
-func isSource(pod, hostPath, source string) bool {
-	if hostPath == source {
-		return true
-	}
-	ofPod := strings.LastIndex(hostPath, "/pods/"+pod+"/")
-	if ofPod < 0 || !strings.HasSuffix(source, hostPath[ofPod:]) {
-		return false
-	}
-	resolved, err := filepath.EvalSymlinks(hostPath)
-	return err == nil && resolved == source
 }

@@ -1,0 +1,225 @@
+//go:build system
+
+package containerd
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
+	"github.com/crust-proxy/crust-proxy/test/crinode"
+)
+
+// source is what knows of sandboxes, wherever from.
+type source interface {
+	Run(ctx context.Context) error
+	OfPod(podUID string) []string
+	PodOf(id string) (string, bool)
+	Handler(id string) (string, bool)
+	Destinations(ctx context.Context, sandboxID, source string) ([]string, error)
+	ContainerIDs(ctx context.Context, sandboxID string) ([]string, error)
+	Ready() bool
+	LastError() error
+}
+
+// moments are when sandboxes were told to come and go.
+type moments struct {
+	mu          sync.Mutex
+	added, gone map[string]time.Time
+}
+
+func newMoments() *moments {
+	return &moments{added: make(map[string]time.Time), gone: make(map[string]time.Time)}
+}
+
+func (m *moments) note(in map[string]time.Time, id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	in[id] = time.Now()
+}
+
+func (m *moments) of(in map[string]time.Time, id string) (time.Time, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	at, there := in[id]
+	return at, there
+}
+
+func (m *moments) wasGone(id string) func() bool {
+	return func() bool { _, there := m.of(m.gone, id); return there }
+}
+
+// sources are the ways to follow a node.
+var sources = map[string]func(*crinode.Node, *moments) source{
+	"containerd": func(node *crinode.Node, told *moments) source {
+		return sandbox.New(sandbox.Config{
+			Socket: node.Socket, Namespace: "k8s.io",
+			OnAdded: func(_, id string) { told.note(told.added, id) }, OnGone: func(id string) { told.note(told.gone, id) },
+		}, zap.NewNop())
+	},
+	"cri": func(node *crinode.Node, told *moments) source {
+		return sandbox.NewCRI(sandbox.CRIConfig{
+			Socket:  node.Socket,
+			OnAdded: func(_, id string) { told.note(told.added, id) }, OnGone: func(id string) { told.note(told.gone, id) },
+		}, zap.NewNop())
+	},
+}
+
+// runSource follows a node until the test ends.
+func runSource(t *testing.T, name string, node *crinode.Node) (source, *moments) {
+	t.Helper()
+	told := newMoments()
+	tracker := sources[name](node, told)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- tracker.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		must(t, <-done)
+	})
+	eventually(t, "ready", tracker.Ready)
+	return tracker, told
+}
+
+// copyOfRunc is an OCI runtime that is nobody else's.
+func copyOfRunc(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("runc")
+	must(t, err)
+	raw, err := os.ReadFile(path)
+	must(t, err)
+	ours := filepath.Join(t.TempDir(), "crust-handler")
+	must(t, os.WriteFile(ours, raw, 0o700))
+	return ours
+}
+
+// pausePID is the process that is a sandbox.
+func pausePID(t *testing.T, node *crinode.Node, id string) int {
+	t.Helper()
+	reply, err := node.CRI.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	must(t, err)
+	var info struct {
+		Pid int `json:"pid"`
+	}
+	must(t, json.Unmarshal([]byte(reply.GetInfo()["info"]), &info))
+	if info.Pid <= 1 {
+		t.Fatalf("sandbox %s has process %d", id, info.Pid)
+	}
+	return info.Pid
+}
+
+func onEachSource(t *testing.T, test func(t *testing.T, version, name string)) {
+	onEach(t, func(t *testing.T, version string) {
+		for name := range sources {
+			t.Run(name, func(t *testing.T) { test(t, version, name) })
+		}
+	})
+}
+
+// A pod through CRI: its sandbox, its handler, its containers, its end and the
+// next sandbox, over a death of containerd.
+func TestSandboxesAreFollowedOverCRI(t *testing.T) {
+	onEachSource(t, func(t *testing.T, version, name string) {
+		node := newNode(t, version, map[string]string{"crust": copyOfRunc(t)})
+		tracker, told := runSource(t, name, node)
+		is := func(uid string, want ...string) func() bool {
+			return func() bool { return slices.Equal(tracker.OfPod(uid), want) }
+		}
+		first, err := node.RunPod(t.Context(), "pod-1", "crust", 0)
+		must(t, err)
+		plain, err := node.RunPod(t.Context(), "pod-2", "", 0)
+		must(t, err)
+		eventually(t, "the first sandboxes", func() bool { return is("pod-1", first.ID)() && is("pod-2", plain.ID)() })
+		wantHandler(t, tracker, first.ID, "crust")
+		wantHandler(t, tracker, plain.ID, "")
+		if uid, known := tracker.PodOf(first.ID); !known || uid != "pod-1" {
+			t.Errorf("the first sandbox is of pod %q, %v", uid, known)
+		}
+
+		must(t, syscall.Kill(pausePID(t, node, first.ID), syscall.SIGKILL))
+		eventually(t, "the killed sandbox is gone", told.wasGone(first.ID))
+		second, err := node.RunPod(t.Context(), "pod-1", "crust", 1)
+		must(t, err)
+		eventually(t, "the second sandbox", is("pod-1", second.ID))
+		wantHandler(t, tracker, second.ID, "crust")
+
+		// Containerd dies; sandboxes do not, but for one that is killed meanwhile.
+		victim := pausePID(t, node, plain.ID)
+		node.Kill()
+		eventually(t, "containerd is missed", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
+		if !is("pod-1", second.ID)() || !is("pod-2", plain.ID)() {
+			t.Error("sandboxes were forgotten with containerd")
+		}
+		must(t, syscall.Kill(victim, syscall.SIGKILL))
+		must(t, node.Launch())
+		eventually(t, "containerd is followed again", tracker.Ready)
+		eventually(t, "what ended meanwhile is gone", told.wasGone(plain.ID))
+		if told.wasGone(second.ID)() || !is("pod-1", second.ID)() {
+			t.Error("a sandbox that lived on is gone")
+		}
+		third, err := node.RunPod(t.Context(), "pod-3", "crust", 0)
+		must(t, err)
+		eventually(t, "a sandbox of the new containerd", is("pod-3", third.ID))
+		wantHandler(t, tracker, third.ID, "crust")
+		must(t, third.Remove(t.Context()))
+		eventually(t, "the removed sandbox is gone", told.wasGone(third.ID))
+	})
+}
+
+func wantHandler(t *testing.T, tracker source, id, want string) {
+	t.Helper()
+	if got, known := tracker.Handler(id); !known || got != want {
+		t.Errorf("sandbox %s has handler %q (%v), want %q", id, got, known, want)
+	}
+}
+
+// The containers of a sandbox and where they have a volume, also below a kubelet
+// directory that is a symbolic link.
+func TestContainersOverCRI(t *testing.T) {
+	onEachSource(t, func(t *testing.T, version, name string) {
+		node := newNode(t, version, nil)
+		tracker, _ := runSource(t, name, node)
+		const below = "/pods/pod-1/volumes/kubernetes.io~csi/v/mount"
+		target := node.Dir + "/real" + below
+		must(t, os.MkdirAll(target, 0o755))
+		must(t, os.Symlink("real", node.Dir+"/kubelet"))
+		pod, err := node.RunPod(t.Context(), "pod-1", "", 0)
+		must(t, err)
+		other, err := node.RunPod(t.Context(), "pod-2", "", 0)
+		must(t, err)
+		linked, err := pod.Run(t.Context(), crinode.Container{
+			Name: "linked", Mounts: []crinode.Mount{{Host: node.Dir + "/kubelet" + below, Container: "/data"}}})
+		must(t, err)
+		direct, err := pod.Run(t.Context(), crinode.Container{
+			Name: "direct", Mounts: []crinode.Mount{{Host: target, Container: "/copy"}, {Host: node.Dir, Container: "/tmp"}}})
+		must(t, err)
+		_, err = other.Run(t.Context(), crinode.Container{Name: "other", Mounts: []crinode.Mount{{Host: target, Container: "/stolen"}}})
+		must(t, err)
+		eventually(t, "the sandbox", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
+		want := []string{pod.ID, linked, direct}
+		slices.Sort(want)
+		ids, err := tracker.ContainerIDs(t.Context(), pod.ID)
+		must(t, err)
+		slices.Sort(ids)
+		if !slices.Equal(ids, want) {
+			t.Errorf("containers %q, want %q", ids, want)
+		}
+		destinations, err := tracker.Destinations(t.Context(), pod.ID, target)
+		must(t, err)
+		slices.Sort(destinations)
+		if !slices.Equal(destinations, []string{"/copy", "/data"}) {
+			t.Errorf("the volume is at %q", destinations)
+		}
+	})
+}
