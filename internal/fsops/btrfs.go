@@ -17,7 +17,8 @@ var btrfsCounters = [...]string{"write errors", "read errors", "flush errors", "
 type btrfsFSInfo struct {
 	MaxID, Devices uint64
 	FSID           [16]byte
-	_              [992]byte
+	Node, Sector   uint32
+	_              [984]byte
 }
 
 type btrfsDevStats struct {

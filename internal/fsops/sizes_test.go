@@ -14,6 +14,8 @@ func TestArgumentsHaveTheSizesOfTheirRequests(t *testing.T) {
 		"resize":    {btrfsIocResize, unsafe.Sizeof(btrfsVolArgs{})},
 		"dev info":  {btrfsIocDevInfo, unsafe.Sizeof(btrfsDevInfo{})},
 		"fs info":   {btrfsIocFSInfo, unsafe.Sizeof(btrfsFSInfo{})},
+		"geometry":  {xfsIocGeometry, unsafe.Sizeof(xfsGeometry{})},
+		"growfs":    {xfsIocGrowData, unsafe.Sizeof(xfsGrowData{})},
 		"dev stats": {btrfsIocGetDevStats, unsafe.Sizeof(btrfsDevStats{})},
 	} {
 		if want := uintptr(arg.request >> 16 & 0x3fff); arg.size != want {

@@ -1,0 +1,101 @@
+package fsops
+
+import (
+	"encoding/binary"
+	"io"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Where an ext superblock has what is needed of it.
+const (
+	extStart       = 1024
+	extBlocks      = 0x04
+	extFirstBlock  = 0x14
+	extLogBlock    = 0x18
+	extGroupBlocks = 0x20
+	extGroupInodes = 0x28
+	extMagic       = 0x38
+	extInodeSize   = 0x58
+	extFeatures    = 0x60
+	extROFeatures  = 0x64
+	extReservedGDT = 0xce
+	extDescSize    = 0xfe
+	extBlocksTop   = 0x150
+
+	ext64Bit       = 0x80
+	extSparseSuper = 0x1
+)
+
+// extSuper is what an ext superblock says about sizes.
+type extSuper struct {
+	blocks, block, first    int64 // block is the size of one
+	groupBlocks, inodeTable int64
+	reserved, descSize      int64
+	sparse                  bool
+}
+
+// readExt reads the superblock; it is nil where there is none.
+func readExt(device io.ReaderAt) (*extSuper, error) {
+	raw := make([]byte, 1024)
+	if _, err := device.ReadAt(raw, extStart); err != nil {
+		return nil, err
+	}
+	le := binary.LittleEndian
+	u32 := func(at int) int64 { return int64(le.Uint32(raw[at:])) }
+	u16 := func(at int) int64 { return int64(le.Uint16(raw[at:])) }
+	if u16(extMagic) != unix.EXT4_SUPER_MAGIC || u32(extLogBlock) > 6 || u32(extGroupBlocks) == 0 {
+		return nil, nil
+	}
+	s := &extSuper{
+		blocks: u32(extBlocks), block: 1024 << u32(extLogBlock), first: u32(extFirstBlock),
+		groupBlocks: u32(extGroupBlocks), reserved: u16(extReservedGDT), descSize: 32,
+		sparse: u32(extROFeatures)&extSparseSuper != 0,
+	}
+	inode := int64(128)
+	if size := u16(extInodeSize); size != 0 {
+		inode = size
+	}
+	s.inodeTable = (u32(extGroupInodes)*inode + s.block - 1) / s.block
+	if u32(extFeatures)&ext64Bit != 0 {
+		s.blocks |= u32(extBlocksTop) << 32
+		s.descSize = max(u16(extDescSize), 64)
+	}
+	return s, nil
+}
+
+// extSpare is how many blocks of use e2fsprogs wants in a last group.
+const extSpare = 50
+
+// fill is how many blocks a filesystem has that fills a device. Parts of a page and a
+// last group that is too small for its own tables are left out, as e2fsprogs do.
+func (s *extSuper) fill(device int64) int64 {
+	unit := max(s.block, int64(os.Getpagesize()))
+	blocks := device / unit * (unit / s.block)
+	rest := (blocks - s.first) % s.groupBlocks
+	groups := (blocks-s.first)/s.groupBlocks + 1
+	if rest <= 0 || groups == 1 {
+		return blocks
+	}
+	tables := 2 + s.inodeTable
+	if !s.sparse || hasSuper(groups-1) {
+		tables += 1 + (groups*s.descSize+s.block-1)/s.block + s.reserved
+	}
+	if rest < tables+extSpare {
+		return blocks - rest
+	}
+	return blocks
+}
+
+// hasSuper tells whether a group of a sparse filesystem has a copy of the superblock.
+func hasSuper(group int64) bool {
+	return group <= 1 || slices.ContainsFunc([]int64{3, 5, 7}, func(base int64) bool {
+		power := base
+		for power < group {
+			power *= base
+		}
+		return power == group
+	})
+}

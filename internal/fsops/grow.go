@@ -1,0 +1,117 @@
+package fsops
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// plan is how a filesystem may grow.
+type plan struct {
+	has, most int64 // bytes: now, and on this device
+	grow      func() error
+}
+
+// full tells that there is nothing to grow into.
+func (p *plan) full() bool { return p.has >= p.most }
+
+// NeedsGrow tells whether the filesystem of a root directory is smaller than its
+// device, given an open descriptor of that.
+func NeedsGrow(root, device int) (bool, error) {
+	dir, err := openDir(root, ".")
+	if err != nil {
+		return false, fmt.Errorf("compare the filesystem with its device: open its root directory: %w", err)
+	}
+	defer func() { _ = dir.Close() }()
+	bytes, err := deviceSize(device)
+	if err != nil {
+		return false, err
+	}
+	p, err := planFor(dir, device, bytes)
+	if err != nil {
+		return false, err
+	}
+	return !p.full(), nil
+}
+
+// Grow makes a mounted filesystem fill its device and tells the size of that, of
+// which a filesystem may leave a last bit unused. The device has to have at least
+// minimum and, unless that is 0, at most maximum bytes; otherwise nothing is changed.
+// A filesystem that fills its device is a success.
+func Grow(root, device int, minimum, maximum int64) (int64, error) {
+	bytes, err := deviceSize(device)
+	if err != nil {
+		return 0, err
+	}
+	if bytes < minimum {
+		return 0, fmt.Errorf("grow the filesystem: its device has %d bytes, and at least %d are asked for: the device has to grow first: %w", bytes, minimum, ErrOutOfRange)
+	}
+	if maximum > 0 && bytes > maximum {
+		return 0, fmt.Errorf("grow the filesystem: it would have the %d bytes of its device, and at most %d are asked for: %w", bytes, maximum, ErrOutOfRange)
+	}
+	dir, err := openDir(root, ".")
+	if err != nil {
+		return 0, fmt.Errorf("grow the filesystem: open its root directory: %w", err)
+	}
+	defer func() { _ = dir.Close() }()
+	p, err := planFor(dir, device, bytes)
+	if err != nil {
+		return 0, err
+	}
+	if p.full() {
+		return bytes, nil
+	}
+	if err := p.grow(); err != nil {
+		return 0, fmt.Errorf("grow the filesystem from %d to %d bytes: %w", p.has, p.most, err)
+	}
+	return bytes, nil
+}
+
+// planFor looks at a filesystem and its device of so many bytes.
+func planFor(dir *os.File, device int, bytes int64) (*plan, error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fdOf(dir), &fs); err != nil {
+		return nil, fmt.Errorf("compare the filesystem with its device: statfs: %w", err)
+	}
+	var p *plan
+	var err error
+	switch fs.Type {
+	case unix.EXT4_SUPER_MAGIC:
+		p, err = planExt(dir, device, bytes)
+	case unix.XFS_SUPER_MAGIC:
+		p, err = planXFS(dir, device, bytes)
+	case unix.BTRFS_SUPER_MAGIC:
+		p, err = planBtrfs(dir, device, bytes)
+	default:
+		err = fmt.Errorf("a filesystem of type %#x cannot grow while it is mounted: ext4, xfs and btrfs can: %w", fs.Type, ErrUnsupported)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("compare the filesystem with its device: %w", err)
+	}
+	return p, nil
+}
+
+// deviceSize is the size of a block device.
+func deviceSize(device int) (int64, error) {
+	var bytes uint64
+	if _, err := ioctl(device, unix.BLKGETSIZE64, &bytes); err != nil {
+		return 0, fmt.Errorf("ask for the size of the device: %w", err)
+	}
+	return times(bytes, 1), nil
+}
+
+// sameDevice makes sure that a filesystem lies on a device.
+func sameDevice(root, device int) error {
+	var fs, dev unix.Stat_t
+	if err := unix.Fstat(root, &fs); err != nil {
+		return err
+	}
+	if err := unix.Fstat(device, &dev); err != nil {
+		return err
+	}
+	if on, is := uint64(fs.Dev), uint64(dev.Rdev); on != is { //nolint:unconvert // narrower on other architectures
+		return fmt.Errorf("it lies on the device %d:%d and not on %d:%d", unix.Major(on), unix.Minor(on), unix.Major(is), unix.Minor(is))
+	}
+	return nil
+}

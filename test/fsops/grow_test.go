@@ -1,0 +1,240 @@
+//go:build system
+
+package fsops_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/fsops"
+	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// growable is a device that a test can make larger.
+func growable(t testing.TB, kind string, bytes int64, mkfs ...string) (device, image string) {
+	t.Helper()
+	image = harness.Image(t, bytes)
+	run(t, "mkfs."+kind, append(append([]string{"-q"}, mkfs...), image)...)
+	return harness.Loop(t, image, loopdev.Options{}), image
+}
+
+func enlarge(t testing.TB, device, image string, bytes int64) {
+	t.Helper()
+	must(t, os.Truncate(image, bytes))
+	must(t, loopdev.Grow(device))
+}
+
+// onlineExt tells whether the kernel lets this process grow a mounted ext4.
+func onlineExt() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	return unix.Capget(&header, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
+}
+
+func TestGrowsWhileAWriterWrites(t *testing.T) {
+	for _, kind := range filesystems {
+		t.Run(kind, func(t *testing.T) {
+			device, image := growable(t, kind, size)
+			f := mounted(t, kind, device, 0, "")
+			fd := openFD(t, device, unix.O_RDONLY)
+			if needs, err := fsops.NeedsGrow(f.root, fd); err != nil || needs {
+				t.Errorf("as large as the device: %v, %v", needs, err)
+			}
+			var busy sync.WaitGroup
+			done, block := make(chan struct{}), bytes.Repeat([]byte("writer\n"), 16384)
+			busy.Go(func() {
+				for i := 0; ; i++ {
+					select {
+					case <-done:
+						return
+					default:
+						if err := os.WriteFile(filepath.Join(f.dir, strconv.Itoa(i%50)), block, 0o600); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			})
+			before := f.stat().Usage[0].Total
+			enlarge(t, device, image, 3*size)
+			if needs, err := fsops.NeedsGrow(f.root, fd); err != nil || !needs {
+				t.Errorf("smaller than the device: %v, %v", needs, err)
+			}
+			has, err := fsops.Grow(f.root, fd, 2*size, 3*size)
+			close(done)
+			busy.Wait()
+			if kind == "ext4" && !onlineExt() {
+				if !errors.Is(err, fsops.ErrDenied) || !strings.Contains(err.Error(), "CAP_SYS_RESOURCE") {
+					t.Errorf("without the capability: %v", err)
+				}
+				return
+			}
+			if err != nil || has != 3*size {
+				t.Fatalf("%d bytes: %v", has, err)
+			}
+			if after := f.stat().Usage[0].Total; after-before < 19*size/10 {
+				t.Errorf("it grew from %d to %d bytes", before, after)
+			}
+			if has, err := fsops.Grow(f.root, fd, 3*size, 0); err != nil || has != 3*size {
+				t.Errorf("again: %d, %v", has, err)
+			}
+			if needs, err := fsops.NeedsGrow(f.root, fd); err != nil || needs {
+				t.Errorf("after: %v, %v", needs, err)
+			}
+			for i := range 50 {
+				if got, err := os.ReadFile(filepath.Join(f.dir, strconv.Itoa(i))); err == nil && !bytes.Equal(got, block) {
+					t.Errorf("file %d is not what was written", i)
+				}
+			}
+			f.unmount()
+			whole(t, kind, device)
+		})
+	}
+}
+
+// whole checks a filesystem that is not mounted.
+func whole(t testing.TB, kind, device string) {
+	t.Helper()
+	switch kind {
+	case "ext4":
+		run(t, "e2fsck", "-f", "-n", device)
+	case "xfs":
+		run(t, "xfs_repair", "-n", device)
+	case "btrfs":
+		run(t, "btrfs", "check", "--readonly", device)
+	}
+}
+
+func TestGrowIsRefusedBeforeAnythingChanges(t *testing.T) {
+	for _, kind := range filesystems {
+		device, image := growable(t, kind, size)
+		f := mounted(t, kind, device, 0, "")
+		fd := openFD(t, device, unix.O_RDONLY)
+		enlarge(t, device, image, 2*size)
+		before := f.stat().Usage[0].Total
+		for _, limits := range [][2]int64{{2*size + 1, 0}, {0, 2*size - 1}, {size, size}} {
+			if _, err := fsops.Grow(f.root, fd, limits[0], limits[1]); !errors.Is(err, fsops.ErrOutOfRange) {
+				t.Errorf("%s: between %d and %d: %v", kind, limits[0], limits[1], err)
+			}
+		}
+		if after := f.stat().Usage[0].Total; after != before {
+			t.Errorf("%s: it grew from %d to %d bytes", kind, before, after)
+		}
+		wrong := openFD(t, harness.Disk(t, 4*size, ""), unix.O_RDONLY)
+		if kind == "btrfs" {
+			continue // of a single device it cannot tell: its own is not named for certain
+		}
+		if _, err := fsops.Grow(f.root, wrong, 0, 0); err == nil || !strings.Contains(err.Error(), "it lies on the device") {
+			t.Errorf("%s: another device: %v", kind, err)
+		}
+	}
+}
+
+func TestGrowOfAReadOnlyMount(t *testing.T) {
+	device, image := growable(t, "xfs", size)
+	f := mounted(t, "xfs", device, unix.MS_RDONLY, "")
+	enlarge(t, device, image, 2*size)
+	if _, err := fsops.Grow(f.root, openFD(t, device, unix.O_RDONLY), 0, 0); !errors.Is(err, unix.EROFS) {
+		t.Error(err)
+	}
+}
+
+func TestOtherFilesystemsDoNotGrow(t *testing.T) {
+	dir := harness.Tmpfs(t, "size=1m")
+	root, device := openFD(t, dir, unix.O_PATH), openFD(t, harness.Disk(t, mib, ""), unix.O_RDONLY)
+	if _, err := fsops.Grow(root, device, 0, 0); !errors.Is(err, fsops.ErrUnsupported) {
+		t.Error(err)
+	}
+	if _, err := fsops.NeedsGrow(root, device); !errors.Is(err, fsops.ErrUnsupported) {
+		t.Error(err)
+	}
+}
+
+// extBytes is the size of an ext4 in bytes, as its own tool tells it.
+func extBytes(t testing.TB, device string) (bytes int64) {
+	t.Helper()
+	bytes = 1
+	for line := range strings.SplitSeq(run(t, "dumpe2fs", "-h", device), "\n") {
+		name, value, _ := strings.Cut(line, ":")
+		if name == "Block count" || name == "Block size" {
+			n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+			must(t, err)
+			bytes *= n
+		}
+	}
+	return bytes
+}
+
+func TestGrowUnmounted(t *testing.T) {
+	// Sizes whose last group is whole, too small for its tables, and just large enough.
+	sizes := []int64{2 * size, 384 * mib, 384*mib + 4096, 384*mib + mib, 385*mib + 512, 391 * mib, 640*mib + 3*mib, 800 * mib}
+	for _, mkfs := range [][]string{nil, {"-b", "1024"}, {"-O", "^64bit,^resize_inode"}} {
+		for _, bytes := range sizes {
+			device, image := growable(t, "ext4", 256*mib, mkfs...)
+			enlarge(t, device, image, bytes)
+			ctx, cancel := context.WithTimeout(t.Context(), 60e9)
+			must(t, fsops.GrowUnmounted(ctx, device, "ext4"))
+			cancel()
+			has := extBytes(t, device)
+			if has < 256*mib || has > bytes || bytes-has > 9*mib {
+				t.Errorf("mkfs %q: %d of %d bytes", mkfs, has, bytes)
+			}
+			// What e2fsprogs leave unused is known: no second check of the filesystem.
+			f := mounted(t, "ext4", device, 0, "")
+			if needs, err := fsops.NeedsGrow(f.root, openFD(t, device, unix.O_RDONLY)); err != nil || needs {
+				t.Errorf("mkfs %q: %d of %d bytes: it still needs to grow: %v", mkfs, has, bytes, err)
+			}
+			f.unmount()
+			whole(t, "ext4", device)
+		}
+	}
+}
+
+func TestGrowUnmountedLeavesOthersAlone(t *testing.T) {
+	for _, kind := range []string{"xfs", "btrfs", ""} {
+		device := harness.Disk(t, size, kind)
+		if err := fsops.GrowUnmounted(t.Context(), device, "ext4"); kind == "" && err != nil {
+			t.Error("a blank device:", err)
+		}
+		must(t, fsops.GrowUnmounted(t.Context(), device, kind))
+		if kind != "" {
+			whole(t, kind, device)
+		}
+	}
+}
+
+func TestGrowUnmountedByDescriptor(t *testing.T) {
+	device, image := growable(t, "ext4", 64*mib)
+	enlarge(t, device, image, 128*mib)
+	fd := openFD(t, device, unix.O_RDWR)
+	must(t, fsops.GrowUnmounted(t.Context(), "/proc/"+strconv.Itoa(os.Getpid())+"/fd/"+strconv.Itoa(fd), "ext4"))
+	if has := extBytes(t, device); has != 128*mib {
+		t.Errorf("%d bytes", has)
+	}
+}
+
+func TestGrowUnmountedOfADamagedOne(t *testing.T) {
+	device, image := growable(t, "ext4", 64*mib)
+	// Beyond what e2fsck mends without asking.
+	if out, err := exec.Command("debugfs", "-w", "-R", "clri <2>", device).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	enlarge(t, device, image, 128*mib)
+	err := fsops.GrowUnmounted(t.Context(), device, "ext4")
+	if err == nil || !strings.Contains(err.Error(), "check the filesystem of "+device) {
+		t.Error(err)
+	}
+	if has := extBytes(t, device); has != 64*mib {
+		t.Errorf("%d bytes", has)
+	}
+}
