@@ -1,0 +1,225 @@
+package oci
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+)
+
+// node is a directory that stands for a node: the directories of volumes, targets,
+// and a list of mounts that says of the real mount below it what a test wants.
+type node struct {
+	t    *testing.T
+	dir  string
+	cfg  Config
+	real int // the id of the mount that dir lies on
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	dir := t.TempDir()
+	n := &node{t: t, dir: dir, cfg: Config{Root: dir + "/crust", MountInfo: dir + "/mountinfo"}}
+	n.must(os.Mkdir(n.cfg.Root, 0o700))
+	n.mounts()
+	file, err := os.Open(dir)
+	n.must(err)
+	defer func() { _ = file.Close() }()
+	n.real, _, err = mountOf(int(file.Fd()))
+	n.must(err)
+	return n
+}
+
+func (n *node) must(err error) {
+	n.t.Helper()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) mounts(lines ...string) {
+	n.t.Helper()
+	n.must(os.WriteFile(n.cfg.MountInfo, []byte(strings.Join(lines, "\n")+"\n"), 0o600))
+}
+
+// publish makes a target and its volume's directory.
+func (n *node) publish(name, pod string) (target string) {
+	n.t.Helper()
+	target = filepath.Join(n.dir, name)
+	n.must(os.MkdirAll(target, 0o700))
+	dir := filepath.Join(n.cfg.Root, abi.DirName(target))
+	n.must(os.Mkdir(dir, 0o700))
+	n.must(os.WriteFile(dir+"/"+abi.InfoName, fmt.Appendf(nil,
+		`{"volume-type":"block","device":"/dev/x","fstype":"ext4","metadata":{"crust.targetPath":%q,"crust.podUID":%q}}`, target, pod), 0o600))
+	return target
+}
+
+func bind(source string, options ...string) *specs.Spec {
+	return &specs.Spec{Mounts: []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc"},
+		{Destination: "/data", Type: "bind", Source: source, Options: append(options, "rbind")},
+	}}
+}
+
+// find looks for exactly one volume.
+func (n *node) find(spec *specs.Spec, pod string) *Mount {
+	n.t.Helper()
+	found, err := Find(n.cfg, spec, pod)
+	n.must(err)
+	if len(found) != 1 {
+		n.t.Fatalf("found %d", len(found))
+	}
+	n.t.Cleanup(func() { _ = found[0].Close() })
+	return found[0]
+}
+
+func (n *node) refused(spec *specs.Spec, pod string, want error) {
+	n.t.Helper()
+	found, err := Find(n.cfg, spec, pod)
+	if err == nil || found != nil || (want != nil && !errors.Is(err, want)) {
+		n.t.Fatalf("found %d, error %v, want %v", len(found), err, want)
+	}
+}
+
+func TestByPath(t *testing.T) {
+	n := newNode(t)
+	target := n.publish("a", "pod")
+	n.must(os.MkdirAll(target+"/b/c", 0o700))
+	m := n.find(bind(target, "ro"), "pod")
+	if m.Index != 1 || m.Destination != "/data" || m.Sub != "" || !m.ReadOnly || m.Guarded || m.Volume != abi.DirName(target) {
+		t.Fatalf("%+v", m)
+	}
+	if m := n.find(bind(target+"/b/c"), "pod"); m.Sub != "b/c" || m.ReadOnly {
+		t.Fatalf("%+v", m)
+	}
+}
+
+func TestTheLongestBeginningCounts(t *testing.T) {
+	n := newNode(t)
+	n.publish("a", "pod")
+	inner := n.publish("a/b", "pod")
+	n.must(os.Mkdir(inner+"/c", 0o700))
+	if m := n.find(bind(inner+"/c"), "pod"); m.Volume != abi.DirName(inner) || m.Sub != "c" {
+		t.Fatalf("%+v", m)
+	}
+	// Not by characters: ab is not below a.
+	n.must(os.Mkdir(n.dir+"/ab", 0o700))
+	if found, err := Find(n.cfg, bind(n.dir+"/ab"), "pod"); err != nil || len(found) > 0 {
+		t.Fatalf("%v, %v", found, err)
+	}
+}
+
+func TestByGuard(t *testing.T) {
+	n := newNode(t)
+	target := n.publish("a", "pod")
+	other := filepath.Join(n.dir, "elsewhere", "deep")
+	n.must(os.MkdirAll(other, 0o700))
+	line := func(root, point string) string {
+		return fmt.Sprintf("%d 1 0:50 %s %s rw,nosuid shared:7 - tmpfs crust:%s rw,size=4k", n.real, root, point, abi.DirName(target))
+	}
+	n.mounts("1 0 8:1 / / rw - ext4 /dev/sda1 rw", "this is no line of the kernel", line("/sub", n.dir+"/elsewhere"))
+	if m := n.find(bind(other), "pod"); !m.Guarded || m.Sub != "sub/deep" || m.Volume != abi.DirName(target) {
+		t.Fatalf("%+v", m)
+	}
+	n.mounts(line(`/a\040b`, n.dir))
+	if m := n.find(bind(other), "pod"); m.Sub != "a b/elsewhere/deep" {
+		t.Fatalf("%+v", m)
+	}
+	n.mounts(line("/sub//deleted", n.dir))
+	n.refused(bind(other), "pod", nil)
+	n.mounts(line("/", "/not/where/it/is"))
+	n.refused(bind(other), "pod", nil)
+}
+
+func TestGuardWithoutDirectory(t *testing.T) {
+	n := newNode(t)
+	n.mounts(fmt.Sprintf("%d 1 0:50 / %s rw - tmpfs crust:%s rw", n.real, n.dir, strings.Repeat("0", 64)))
+	n.must(os.Mkdir(n.dir+"/a", 0o700))
+	n.refused(bind(n.dir+"/a"), "pod", ErrNoDirectory)
+}
+
+func TestOthersAreLeftAlone(t *testing.T) {
+	n := newNode(t)
+	n.publish("a", "pod")
+	for name, m := range map[string]specs.Mount{
+		"another directory":   {Type: "bind", Source: n.dir, Options: []string{"rbind"}},
+		"nothing there":       {Type: "bind", Source: n.dir + "/none", Options: []string{"rbind"}},
+		"no bind":             {Type: "tmpfs", Source: n.dir + "/a"},
+		"no path":             {Type: "bind", Source: "a", Options: []string{"rbind"}},
+		"a tmpfs like a name": {Type: "tmpfs", Source: "crust:" + strings.Repeat("0", 64)},
+	} {
+		found, err := Find(n.cfg, &specs.Spec{Mounts: []specs.Mount{m}}, "pod")
+		if err != nil || len(found) > 0 {
+			t.Errorf("%s: %v, %v", name, found, err)
+		}
+	}
+}
+
+func TestAnotherPod(t *testing.T) {
+	n := newNode(t)
+	target := n.publish("a", "pod")
+	for _, pod := range []string{"other", ""} {
+		n.refused(bind(target), pod, ErrOtherPod)
+	}
+	both := bind(target)
+	both.Mounts = append(both.Mounts, specs.Mount{Type: "bind", Source: n.publish("b", "other")})
+	n.refused(both, "pod", ErrOtherPod)
+}
+
+func TestBinding(t *testing.T) {
+	n := newNode(t)
+	m := n.find(bind(n.publish("a", "pod")), "pod")
+	if err := m.Bind(Binding{Sandbox: "../x", Program: "/bin/x"}); err == nil {
+		t.Fatal("a path was taken for a sandbox id")
+	}
+	n.must(m.Bind(Binding{Sandbox: "one", Note: []byte("1"), Program: "/bin/x", Socket: "/run/s"}))
+	n.must(m.Bind(Binding{Sandbox: "two", Note: []byte("2"), Program: "/bin/y"}))
+	if line, err := m.Dir().Line(abi.CLIName); err != nil || line != "/bin/y" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	n.must(m.Unbind("one"))
+	if _, err := m.Dir().Line(abi.CLIName); err != nil {
+		t.Fatalf("the word how to ask went with the first of two: %v", err)
+	}
+	for range 2 {
+		n.must(m.Unbind("two"))
+	}
+	for _, name := range []string{abi.CLIName, abi.SocketName, "two"} {
+		if _, err := m.Dir().Read(name, 100); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", name, err)
+		}
+	}
+}
+
+func TestSandboxOf(t *testing.T) {
+	for name, c := range map[string]struct {
+		notes map[string]string
+		want  Sandbox
+		known bool
+	}{
+		"none": {},
+		"containerd's container": {map[string]string{containerdID: "s", containerdPod: "p", containerdType: "container"}, Sandbox{ID: "s", PodUID: "p"}, true},
+		"containerd's sandbox":   {map[string]string{containerdID: "s", containerdPod: "p", containerdType: "sandbox"}, Sandbox{ID: "s", PodUID: "p", Self: true}, true},
+		"CRI-O's container":      {map[string]string{crioID: "s", crioType: "container", crioLabels: `{"io.kubernetes.pod.uid":"p"}`}, Sandbox{ID: "s", PodUID: "p"}, true},
+		"CRI-O's sandbox":        {map[string]string{crioID: "s", crioType: "sandbox", podLabel: "p"}, Sandbox{ID: "s", PodUID: "p", Self: true}, true},
+		"CRI-O without labels":   {map[string]string{crioID: "s", crioLabels: "?"}, Sandbox{ID: "s"}, true},
+	} {
+		got, known := SandboxOf(&specs.Spec{Annotations: c.notes})
+		if got != c.want || known != c.known {
+			t.Errorf("%s: %+v, %v", name, got, known)
+		}
+	}
+}
+
+func FuzzGuards(f *testing.F) {
+	f.Add([]byte("36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - tmpfs crust:" + strings.Repeat("a", 64) + " rw\n"))
+	f.Fuzz(func(_ *testing.T, line []byte) {
+		_ = make(guards).add(line) // an error is an answer; it must be one
+	})
+}
