@@ -1,0 +1,128 @@
+package crustrunc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
+)
+
+// The agent answers about the volumes of all sandboxes of the node on a socket, so
+// that the broker need not start a program for each question. Nothing depends on
+// it: it holds no mount and no state, so it may die at any time, and the next
+// container with a volume starts another one.
+
+const (
+	agentLock = "agent.lock"
+	// idleCheck is how often the agent looks whether any sandbox is left, and
+	// idleChecks how many such looks in a row end it.
+	idleCheck  = 2 * time.Second
+	idleChecks = 2
+)
+
+func (c Config) agentSocket() string { return filepath.Join(c.StateDir, "agent.sock") }
+
+// runAgent serves until no sandbox is left. Where an agent runs already it is a
+// success at once.
+func runAgent(cfg Config) error {
+	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
+		return fmt.Errorf("the directory %s cannot be made: %w", cfg.StateDir, err)
+	}
+	lock, err := lockAgent(cfg)
+	if err != nil || lock == nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	listener, err := listen(cfg.agentSocket())
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(64<<10), grpc.MaxConcurrentStreams(1024))
+	handlerv1.RegisterHandlerServer(server, &agent{ops: ops{cfg}})
+	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer cancel()
+	go func() {
+		waitIdle(ctx, cfg.Root)
+		server.GracefulStop()
+	}()
+	if err := server.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("%s cannot be served: %w", cfg.agentSocket(), err)
+	}
+	return nil
+}
+
+// lockAgent gives nil where another agent has the lock.
+func lockAgent(cfg Config) (*os.File, error) {
+	lock, err := os.OpenFile(filepath.Join(cfg.StateDir, agentLock), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("the agent's lock cannot be opened: %w", err)
+	}
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) //nolint:gosec // descriptors are small
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, lock.Close()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("the agent's lock cannot be taken: %w", err), lock.Close())
+	}
+	return lock, nil
+}
+
+// listen takes the place of an agent that died. The caller has the lock. The
+// socket lies in a directory that is root's alone.
+func listen(socket string) (net.Listener, error) {
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return nil, fmt.Errorf("%s cannot be listened on: %w", socket, err)
+	}
+	return listener, os.Chmod(socket, 0o600)
+}
+
+// waitIdle waits until no sandbox has had a volume for a while, or ctx ends.
+func waitIdle(ctx context.Context, root string) {
+	tick := time.NewTicker(idleCheck)
+	defer tick.Stop()
+	for idle := 0; idle < idleChecks; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if idle++; anyHolder(root) {
+			idle = 0
+		}
+	}
+}
+
+func anyHolder(root string) bool {
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return false
+	}
+	for _, entry := range entries {
+		dir, err := abi.Open(root, entry.Name())
+		if err != nil {
+			continue
+		}
+		at, err := findHolder(dir, unix.O_PATH)
+		_ = dir.Close()
+		if err == nil {
+			_ = unix.Close(at.root)
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,127 @@
+package crustrunc
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+)
+
+// pause is the process of a sandbox, whose mount namespace holds the volumes of
+// the pod. Its number alone would not do: the kernel gives it again.
+type pause struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // in clock ticks since the boot
+}
+
+// errGone is a sandbox that has ended.
+var errGone = errors.New("the sandbox has ended")
+
+// startOf reads when a process was started. Its name can hold anything, so the
+// fields are counted from the last parenthesis.
+func startOf(pid int) (uint64, error) {
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0, err
+	}
+	text := string(raw)
+	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+	const state, start = 0, 19
+	if len(fields) <= start {
+		return 0, fmt.Errorf("/proc/%d/stat cannot be read", pid)
+	}
+	if fields[state] == "Z" || fields[state] == "X" {
+		return 0, errGone
+	}
+	return strconv.ParseUint(fields[start], 10, 64)
+}
+
+// identify takes a process by its number.
+func identify(pid int) (pause, error) {
+	start, err := startOf(pid)
+	return pause{PID: pid, Start: start}, err
+}
+
+// lives tells whether the process is still the one that it was.
+func (p pause) lives() bool {
+	start, err := startOf(p.PID)
+	return err == nil && start == p.Start && p.PID > 0
+}
+
+// place is where the sandbox's mount of a volume is seen from the host.
+func (p pause) place(volume string) string { return p.places() + "/" + volume }
+
+func (p pause) places() string { return "/proc/" + strconv.Itoa(p.PID) + "/root" + places }
+
+// places is the directory for volumes in the sandbox: its /dev is a tmpfs of its
+// own, however read-only the rest of it is.
+const places = "/dev/crust"
+
+// open opens the root of the sandbox's mount of a volume.
+func (p pause) open(volume string, flags int) (int, error) {
+	if !p.lives() {
+		return -1, errGone
+	}
+	fd, err := unix.Open(p.place(volume), flags|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err == nil && !p.lives() {
+		// The number was given to another process meanwhile: what was opened may be
+		// anything.
+		_ = unix.Close(fd)
+		return -1, errGone
+	}
+	if errors.Is(err, unix.ENOENT) && !p.lives() {
+		return -1, errGone
+	}
+	return fd, err
+}
+
+// isMounted tells whether a descriptor is the root of a mount.
+func isMounted(fd int) (bool, error) {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, err
+}
+
+// holder is a live sandbox that has a volume mounted.
+type holder struct {
+	sandbox string
+	pause   pause
+	root    int // an open descriptor of the filesystem's root
+}
+
+// errNoSandbox says that no live sandbox has the volume.
+var errNoSandbox = errors.New("no live sandbox has the volume mounted")
+
+// findHolder finds the newest live sandbox that has the volume. The caller closes
+// its descriptor.
+func findHolder(dir *abi.Dir, flags int) (holder, error) {
+	ids, err := dir.Sandboxes()
+	if err != nil {
+		return holder{}, err
+	}
+	for _, id := range ids {
+		raw, err := dir.Read(id, 4096)
+		var p pause
+		if err != nil || json.Unmarshal(raw, &p) != nil {
+			continue // of another program, or on its way out
+		}
+		fd, err := p.open(dir.Name(), flags)
+		if errors.Is(err, errGone) || errors.Is(err, unix.ENOENT) {
+			continue
+		}
+		if err != nil {
+			return holder{}, fmt.Errorf("sandbox %s: its mount of the volume cannot be opened: %w", id, err)
+		}
+		if mounted, err := isMounted(fd); err == nil && mounted {
+			return holder{sandbox: id, pause: p, root: fd}, nil
+		}
+		_ = unix.Close(fd)
+	}
+	return holder{}, errNoSandbox
+}
