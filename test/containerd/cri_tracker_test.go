@@ -77,7 +77,7 @@ var sources = map[string]func(*crinode.Node, *moments) source{
 }
 
 // runSource follows a node until the test ends.
-func runSource(t *testing.T, name string, node *crinode.Node) (source, *moments) {
+func runSource(t testing.TB, name string, node *crinode.Node) (source, *moments) {
 	t.Helper()
 	told := newMoments()
 	tracker := sources[name](node, told)
@@ -105,9 +105,9 @@ func copyOfRunc(t *testing.T) string {
 }
 
 // pausePID is the process that is a sandbox.
-func pausePID(t *testing.T, node *crinode.Node, id string) int {
+func pausePID(t testing.TB, node *crinode.Node, id string) int {
 	t.Helper()
-	reply, err := node.CRI.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	reply, err := node.CRI.PodSandboxStatus(context.Background(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	must(t, err)
 	var info struct {
 		Pid int `json:"pid"`

@@ -14,7 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 )
 
-func eventually(t *testing.T, what string, is func() bool) {
+func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if is() {

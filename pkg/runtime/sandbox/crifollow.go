@@ -35,7 +35,7 @@ type pace struct {
 }
 
 func usualPace() pace {
-	return pace{poll: 2 * time.Second, idle: 30 * time.Second, gap: 50 * time.Millisecond, settle: settleTime, relist: relistTime}
+	return pace{poll: 2 * time.Second, idle: 30 * time.Second, gap: 20 * time.Millisecond, settle: settleTime, relist: relistTime}
 }
 
 // criFollower goes by one connection until that breaks.

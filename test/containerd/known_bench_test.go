@@ -1,0 +1,54 @@
+//go:build system
+
+package containerd
+
+import (
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// BenchmarkSandboxKnown tells how soon each source knows that a sandbox came and
+// that it was killed, beside how long kubelet waits for RunPodSandbox. All times
+// are medians, from the beginning of the call and from the kill.
+func BenchmarkSandboxKnown(b *testing.B) {
+	for _, version := range versions {
+		for name := range sources {
+			b.Run(version+"/"+name, func(b *testing.B) { benchKnown(b, version, name) })
+		}
+	}
+}
+
+func benchKnown(b *testing.B, version, name string) {
+	node := newNode(b, version, nil)
+	tracker, told := runSource(b, name, node)
+	eventually(b, "ready", tracker.Ready)
+	time.Sleep(2 * time.Second) // the first listing has been repeated
+	var run, known, gone []time.Duration
+	for b.Loop() {
+		begin := time.Now()
+		pod, err := node.RunPod(b.Context(), "pod-1", "", 0)
+		must(b, err)
+		run = append(run, time.Since(begin))
+		eventually(b, "it is known", func() bool { _, there := told.of(told.added, pod.ID); return there })
+		at, _ := told.of(told.added, pod.ID)
+		known = append(known, at.Sub(begin))
+		pid := pausePID(b, node, pod.ID)
+		killed := time.Now()
+		must(b, syscall.Kill(pid, syscall.SIGKILL))
+		eventually(b, "its death is known", told.wasGone(pod.ID))
+		at, _ = told.of(told.gone, pod.ID)
+		gone = append(gone, at.Sub(killed))
+		must(b, pod.Remove(b.Context()))
+	}
+	b.ReportMetric(median(run), "run-ms")
+	b.ReportMetric(median(known), "known-ms")
+	b.ReportMetric(median(gone), "gone-ms")
+	b.ReportMetric(0, "ns/op")
+}
+
+func median(of []time.Duration) float64 {
+	slices.Sort(of)
+	return float64(of[len(of)/2].Microseconds()) / 1000
+}
