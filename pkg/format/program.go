@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,8 +12,7 @@ import (
 	"time"
 	"unicode"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/crust-proxy/crust-proxy/internal/capture"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
 
@@ -99,12 +97,12 @@ func clip(s string) string {
 // context kills it. Nothing ties its life to ours: it has a session of its own,
 // and says what it says to memory, not to a pipe that would kill it when we end.
 func (p program) run(ctx context.Context, device, lock *os.File, args ...string) (*result, error) {
-	stdout, err := newOutput()
+	stdout, err := capture.New(maxOutput)
 	if err != nil {
 		return nil, err
 	}
 	defer closeFile(stdout)
-	stderr, err := newOutput()
+	stderr, err := capture.New(maxOutput)
 	if err != nil {
 		return nil, err
 	}
@@ -134,43 +132,11 @@ func resultOf(state *os.ProcessState, stdout, stderr *os.File) (*result, error) 
 		r.signal = status.Signal()
 	}
 	for file, text := range map[*os.File]*string{stdout: &r.stdout, stderr: &r.stderr} {
-		said, err := readOutput(file)
+		said, _, err := capture.Text(file)
 		if err != nil {
 			return nil, err
 		}
 		*text = said
 	}
 	return r, nil
-}
-
-// newOutput is memory that takes only so much: what is written beyond is refused
-// to the writer.
-func newOutput() (*os.File, error) {
-	fd, err := unix.MemfdCreate("output", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, err
-	}
-	file := os.NewFile(uintptr(fd), "output")
-	if err := file.Truncate(maxOutput); err != nil {
-		closeFile(file)
-		return nil, err
-	}
-	if _, err := unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_SHRINK); err != nil {
-		closeFile(file)
-		return nil, err
-	}
-	return file, nil
-}
-
-// readOutput reads up to where the writer got.
-func readOutput(file *os.File) (string, error) {
-	end, err := file.Seek(0, io.SeekCurrent)
-	if err != nil {
-		return "", err
-	}
-	said := make([]byte, min(end, maxOutput))
-	if _, err := file.ReadAt(said, 0); err != nil {
-		return "", err
-	}
-	return string(said), nil
 }

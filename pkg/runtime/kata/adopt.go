@@ -164,7 +164,7 @@ func readVolume(dir, target string) *deferral.Volume {
 	if err != nil {
 		return v
 	}
-	v.Device = identify(info.Device)
+	v.Device = tree.Identify(info.Device)
 	v.FSType = info.FSType
 	v.MountFlags = info.Options
 	v.ReadOnly = slices.Contains(info.Options, "ro")
@@ -174,24 +174,6 @@ func readVolume(dir, target string) *deferral.Volume {
 		v.Created = st.ModTime().Round(time.Microsecond)
 	}
 	return v
-}
-
-// identify tells what a device is, so that it can be told from our own.
-func identify(path string) deferral.Device {
-	device := deferral.Device{Path: path}
-	var st unix.Stat_t
-	if unix.Stat(path, &st) != nil {
-		return device
-	}
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFBLK:
-		device.Kind = deferral.BlockDevice
-		device.Major, device.Minor = unix.Major(st.Rdev), unix.Minor(st.Rdev)
-	case unix.S_IFREG:
-		device.Kind = deferral.ImageFile
-		device.Major, device.Minor, device.Inode = unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino
-	}
-	return device
 }
 
 // Adopted lists the volumes that other programs published to Kata.

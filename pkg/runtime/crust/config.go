@@ -1,0 +1,41 @@
+package crust
+
+import (
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+)
+
+// Config says where volumes are shown to runtime handlers of the directory ABI,
+// and what of theirs is trusted.
+type Config struct {
+	// Root holds one directory a volume.
+	Root string
+	// TempDir is where projections are built and taken apart: on the filesystem of
+	// Root and outside it.
+	TempDir string
+	// Programs are the only ones that are run, by their absolute paths.
+	Programs []string
+	// SocketDirs are the directories below which a handler's socket may lie.
+	SocketDirs []string
+	// Owner is the user who must own programs and sockets, and be behind the
+	// latter: 0, but in tests.
+	Owner uint32
+	// Filesystems are those that the handlers can mount.
+	Filesystems []string
+	// OnChange is called after a volume's binding changed. It may be nil.
+	OnChange func(deferral.Key)
+	// DeviceSize tells the size of a volume's device where it is known cheaply, to
+	// check what a handler says. It may be nil.
+	DeviceSize func(*deferral.Volume) (int64, bool)
+}
+
+// Default is crust-runc, as packaged.
+func Default() Config {
+	return Config{
+		Root:        abi.DefaultRoot,
+		TempDir:     "/run/crust-proxy/tmp/crust",
+		Programs:    []string{"/usr/bin/crust-runc"},
+		SocketDirs:  []string{"/run/crust-runc"},
+		Filesystems: []string{"ext4", "xfs", "btrfs"},
+	}
+}

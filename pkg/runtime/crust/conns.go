@@ -1,0 +1,134 @@
+package crust
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	// maxConns bounds the sockets to which connections are kept: as a rule there is
+	// one agent a node.
+	maxConns = 64
+	// idleTime is when a connection that nobody uses is closed.
+	idleTime = time.Minute
+	// retryTime bounds how long an agent that was away is not tried again.
+	retryTime = 500 * time.Millisecond
+)
+
+// conns keeps connections to handlers' sockets between calls. It keeps none unless
+// its run runs, so that none is left behind.
+type conns struct {
+	sockets sockets
+
+	mu   sync.Mutex
+	keep bool
+	open map[string]*grpc.ClientConn
+}
+
+func newConns(s sockets) *conns { return &conns{sockets: s, open: make(map[string]*grpc.ClientConn)} }
+
+// run keeps connections until ctx ends, then closes them.
+func (c *conns) run(ctx context.Context) {
+	c.setKeep(true)
+	<-ctx.Done()
+	c.setKeep(false)
+}
+
+func (c *conns) setKeep(keep bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.keep = keep
+	if !keep {
+		for path, conn := range c.open {
+			_ = conn.Close()
+			delete(c.open, path)
+		}
+	}
+}
+
+// invoke makes one call and gives the bytes of the answer.
+func (c *conns) invoke(ctx context.Context, path, method string, in proto.Message) ([]byte, error) {
+	conn, done, err := c.get(path)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	var out answer
+	err = conn.Invoke(ctx, method, in, &out)
+	return out, err
+}
+
+// get gives a connection, kept or for one call.
+func (c *conns) get(path string) (conn *grpc.ClientConn, done func(), err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if conn := c.open[path]; conn != nil {
+		return conn, func() {}, nil
+	}
+	if conn, err = c.connect(path); err != nil {
+		return nil, nil, err
+	}
+	if c.keep && len(c.open) < maxConns {
+		c.open[path] = conn
+		return conn, func() {}, nil
+	}
+	return conn, func() { _ = conn.Close() }, nil
+}
+
+// connect makes a connection that is opened by its first call.
+func (c *conns) connect(path string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+strings.TrimPrefix(path, "/"),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.sockets.dial(ctx, path) }),
+		// Who is there, the kernel says; what is sent never leaves the node.
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.ForceCodecV2(rawAnswers{})),
+		grpc.WithMaxHeaderListSize(16<<10), grpc.WithIdleTimeout(idleTime), grpc.WithDisableServiceConfig(),
+		grpc.WithAuthority("crust"), grpc.WithNoProxy(),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: retryTime / 10, Multiplier: 2, MaxDelay: retryTime},
+			MinConnectTimeout: 5 * time.Second,
+		}))
+}
+
+// answer is the bytes of a message: what cannot be read of it is our own error to
+// class, and not one of gRPC's.
+type answer []byte
+
+// rawAnswers sends messages and receives bytes.
+type rawAnswers struct{}
+
+var _ encoding.CodecV2 = rawAnswers{}
+
+// Name is protobuf's, for that is what the bytes are.
+func (rawAnswers) Name() string { return "proto" }
+
+// Marshal encodes a request.
+func (rawAnswers) Marshal(v any) (mem.BufferSlice, error) {
+	message, ok := v.(proto.Message)
+	if !ok {
+		return nil, fmt.Errorf("%T is no message", v)
+	}
+	raw, err := proto.Marshal(message)
+	return mem.BufferSlice{mem.SliceBuffer(raw)}, err
+}
+
+// Unmarshal keeps the bytes of an answer.
+func (rawAnswers) Unmarshal(data mem.BufferSlice, v any) error {
+	out, ok := v.(*answer)
+	if !ok {
+		return fmt.Errorf("%T takes no answer", v)
+	}
+	*out = data.Materialize()
+	return nil
+}

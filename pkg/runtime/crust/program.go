@@ -1,0 +1,168 @@
+package crust
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/crust-proxy/crust-proxy/internal/capture"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+)
+
+const (
+	// childProgram is the program as it sees itself: os/exec makes the first extra
+	// descriptor 3. What was checked is what is executed, whatever has its name now.
+	childProgram = "/proc/self/fd/3"
+
+	maxAnswer    = 64 << 10
+	maxComplaint = 4 << 10
+)
+
+// askProgram runs the program that the volume's directory names, if it is one of
+// those that may be run.
+func (h *Handler) askProgram(ctx context.Context, v *deferral.Volume, id, path string, q *question) error {
+	if !slices.Contains(h.cfg.Programs, path) {
+		return deferral.Errorf(deferral.Denied, "volume %s: the handler of sandbox %s names the program %s, which is not "+
+			"among handlers.crust.programs: add it there if it is trusted", v.Target, id, path)
+	}
+	file, err := openProgram(path, h.cfg.Owner)
+	if err != nil {
+		return deferral.Errorf(deferral.KindOf(err), "volume %s: sandbox %s: %w", v.Target, id, err)
+	}
+	defer closeFile(file)
+	ended, err := runProgram(ctx, file, path, q.words)
+	switch {
+	case ctx.Err() != nil:
+		return contextError(v, id, ctx.Err())
+	case err != nil:
+		return deferral.Errorf(deferral.Internal, "volume %s: the program %s of sandbox %s cannot be run: %w", v.Target, path, id, err)
+	case ended.full:
+		return deferral.Errorf(deferral.Exhausted, "volume %s: the program %s of sandbox %s wrote more than the %d bytes "+
+			"that an answer may have", v.Target, path, id, maxAnswer)
+	case ended.code != abi.ExitOK:
+		return refusal(v, id, kindOfExit(ended.code), q.words[0], ended.complaint)
+	}
+	// Numbers may be numbers or strings, names in either spelling: as protobuf's own
+	// JSON is. What is not known is passed over.
+	options := protojson.UnmarshalOptions{DiscardUnknown: true}
+	if err := options.Unmarshal([]byte(ended.answer), q.out); err != nil {
+		return malformed(v, id, err)
+	}
+	return nil
+}
+
+func kindOfExit(code int) deferral.Kind {
+	switch code {
+	case abi.ExitNoSandbox:
+		return deferral.NoSandbox
+	case abi.ExitUnsupported:
+		return deferral.Unsupported
+	case abi.ExitUsage:
+		return deferral.Invalid
+	default: // also abi.ExitOutOfRange: the text says which sizes can be
+		return deferral.Refused
+	}
+}
+
+// openProgram opens a program for execution and checks what was opened.
+func openProgram(path string, owner uint32) (*os.File, error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	switch {
+	case errors.Is(err, unix.ELOOP):
+		return nil, deferral.Errorf(deferral.Denied, "the program %s is reached through a symbolic link: "+
+			"name the file itself in handlers.crust.programs", path)
+	case errors.Is(err, unix.ENOENT):
+		return nil, deferral.Errorf(deferral.Unsupported, "the program %s is not installed", path)
+	case err != nil:
+		return nil, deferral.Errorf(deferral.Internal, "the program %s cannot be opened: %w", path, err)
+	}
+	file := os.NewFile(uintptr(fd), path)
+	if err := checkProgram(fd, owner); err != nil {
+		closeFile(file)
+		return nil, deferral.Errorf(deferral.Denied, "the program %s is not run: %w", path, err)
+	}
+	return file, nil
+}
+
+func checkProgram(fd int, owner uint32) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return errors.New("it is not a regular file")
+	case st.Uid != owner:
+		return fmt.Errorf("it belongs to user %d and must belong to user %d: chown it", st.Uid, owner)
+	case st.Mode&0o022 != 0:
+		return fmt.Errorf("others can write to it (mode %04o): chmod go-w it", st.Mode&0o7777)
+	case st.Mode&0o100 == 0:
+		return fmt.Errorf("it is not executable (mode %04o)", st.Mode&0o7777)
+	}
+	return nil
+}
+
+// ending is how a program ended, and what it said.
+type ending struct {
+	code      int
+	answer    string
+	full      bool
+	complaint string
+}
+
+// runProgram runs an open program: by its descriptor, without a shell, with
+// nothing of our environment, and for no longer than ctx.
+func runProgram(ctx context.Context, file *os.File, path string, words []string) (*ending, error) {
+	stdout, err := capture.New(maxAnswer)
+	if err != nil {
+		return nil, err
+	}
+	defer closeFile(stdout)
+	stderr, err := capture.New(maxComplaint)
+	if err != nil {
+		return nil, err
+	}
+	defer closeFile(stderr)
+	cmd := exec.CommandContext(ctx, childProgram)
+	cmd.Args = append([]string{path, abi.Word}, words...)
+	cmd.Dir, cmd.Env = "/", []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = stdout, stderr, []*os.File{file}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.WaitDelay = time.Second
+	// Its children go with it. It is not reaped yet, so that the number is its own.
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		return nil, err
+	}
+	return endingOf(cmd.ProcessState, stdout, stderr)
+}
+
+func endingOf(state *os.ProcessState, stdout, stderr *os.File) (*ending, error) {
+	answer, full, err := capture.Text(stdout)
+	if err != nil {
+		return nil, err
+	}
+	complaint, _, err := capture.Text(stderr)
+	if err != nil {
+		return nil, err
+	}
+	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		complaint = "it was ended by signal " + status.Signal().String()
+	}
+	return &ending{code: state.ExitCode(), answer: answer, full: full, complaint: complaint}, nil
+}
+
+// closeFile closes a file through which nothing was written that must last.
+func closeFile(file *os.File) { _ = file.Close() }

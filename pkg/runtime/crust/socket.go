@@ -1,0 +1,149 @@
+package crust
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/peercred"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+)
+
+// errNobodyThere marks a socket that nobody serves, or that is not trusted.
+var errNobodyThere = errors.New("nobody serves its socket")
+
+// askSocket asks whoever serves the socket that the volume's directory names.
+func (h *Handler) askSocket(ctx context.Context, v *deferral.Volume, id, path string, q *question) error {
+	fd, err := h.conns.sockets.open(path)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errNobodyThere, err)
+	}
+	_ = unix.Close(fd)
+	raw, err := h.conns.invoke(ctx, path, q.method, q.in)
+	if err != nil {
+		return socketError(ctx, v, id, q, err)
+	}
+	if err := proto.Unmarshal(raw, q.out); err != nil {
+		return malformed(v, id, err)
+	}
+	return nil
+}
+
+func socketError(ctx context.Context, v *deferral.Volume, id string, q *question, err error) error {
+	if ctx.Err() != nil {
+		return contextError(v, id, ctx.Err())
+	}
+	said := status.Convert(err)
+	kind := deferral.Refused
+	switch said.Code() {
+	case codes.Unavailable, codes.Canceled:
+		return fmt.Errorf("%w: %s", errNobodyThere, guest.Printable(oneLine(said.Message()), guest.MaxErrorText))
+	case codes.NotFound:
+		kind = deferral.NoSandbox
+	case codes.Unimplemented:
+		kind = deferral.Unsupported
+	case codes.InvalidArgument:
+		kind = deferral.Invalid
+	case codes.DeadlineExceeded:
+		kind = deferral.Timeout
+	case codes.ResourceExhausted:
+		kind = deferral.Exhausted
+	}
+	return refusal(v, id, kind, q.words[0], said.Message())
+}
+
+// sockets says which sockets are trusted.
+type sockets struct {
+	dirs  []string
+	owner uint32
+}
+
+// open opens a socket's file, not yet the connection, if it may be used.
+func (s sockets) open(path string) (int, error) {
+	for _, dir := range s.dirs {
+		dir = filepath.Clean(dir)
+		if filepath.Clean(path) == path && tree.IsBelow(dir, path) {
+			return s.openBelow(dir, strings.TrimPrefix(path, dir+"/"))
+		}
+	}
+	return -1, deferral.Errorf(deferral.Denied, "the socket %s lies below none of handlers.crust.socketDirs (%s)",
+		path, strings.Join(s.dirs, ", "))
+}
+
+func (s sockets) openBelow(dir, name string) (int, error) {
+	base, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("the directory %s: %w", dir, err)
+	}
+	defer func() { _ = unix.Close(base) }()
+	fd, err := unix.Openat2(base, name, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err != nil {
+		return -1, fmt.Errorf("the socket %s/%s: %w", dir, name, err)
+	}
+	if err := s.check(fd, dir+"/"+name); err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func (s sockets) check(fd int, path string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return deferral.Errorf(deferral.Denied, "%s is not a socket", path)
+	}
+	if st.Uid != s.owner {
+		return deferral.Errorf(deferral.Denied, "the socket %s belongs to user %d and must belong to user %d", path, st.Uid, s.owner)
+	}
+	return nil
+}
+
+// dial connects to a socket through the file that was checked, and checks who is
+// behind it.
+func (s sockets) dial(ctx context.Context, path string) (net.Conn, error) {
+	fd, err := s.open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", "/proc/self/fd/"+strconv.Itoa(fd))
+	if err != nil {
+		return nil, err
+	}
+	if err := s.checkPeer(conn, path); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+func (s sockets) checkPeer(conn net.Conn, path string) error {
+	local, ok := conn.(*net.UnixConn)
+	if !ok {
+		return fmt.Errorf("%s: a %T is no unix socket", path, conn)
+	}
+	who, err := peercred.Of(local)
+	if err != nil {
+		return err
+	}
+	if who.UID != s.owner {
+		return deferral.Errorf(deferral.Denied, "the socket %s is served by user %d and must be by user %d", path, who.UID, s.owner)
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+package tree
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+const (
+	// The root: directories that other programs make, and its own end.
+	rootEvents = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
+	// Our directories, which are watched before they are renamed into place. Their
+	// end shows as IN_IGNORED.
+	ownEvents = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW
+	// Those of other programs, which may write their file in place.
+	foreignEvents = ownEvents | unix.IN_CLOSE_WRITE | unix.IN_MOVE_SELF
+
+	// rescanEvery is how often the tree is read where it cannot be watched, and
+	// rescanRetry how soon after its root vanished.
+	rescanEvery = 30 * time.Second
+	rescanRetry = 200 * time.Millisecond
+)
+
+// Follower is told what happens in a tree.
+type Follower interface {
+	// Scan reads the whole tree: at the start, and when events were lost.
+	Scan()
+	// Came tells of a directory below the root that another program made.
+	Came(dir string)
+	// Entered tells of a file in a watched directory that came, or was written.
+	Entered(key deferral.Key, name string)
+	// Vanished tells that a watched directory has gone.
+	Vanished(key deferral.Key)
+}
+
+// Watch follows a tree while its Run runs.
+type Watch struct {
+	root     string
+	follower Follower
+
+	mu     sync.Mutex
+	in     *Inotify // nil while Run does not run
+	rootWD int32
+	byWD   map[int32]deferral.Key
+	byKey  map[deferral.Key]int32
+	failed error
+	again  chan struct{}
+}
+
+// NewWatch makes the watch of a tree's root.
+func NewWatch(root string, follower Follower) *Watch {
+	return &Watch{
+		root: root, follower: follower, again: make(chan struct{}, 1),
+		byWD: make(map[int32]deferral.Key), byKey: make(map[deferral.Key]int32),
+	}
+}
+
+// Add watches the directory of a volume. It is an ENOENT where that has gone.
+func (w *Watch) Add(key deferral.Key, path string, whose Owner) error {
+	events := uint32(ownEvents)
+	if whose == Stranger {
+		events = foreignEvents
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.in == nil {
+		return nil
+	}
+	// The lock is held so that the first event of a watch finds it in the map.
+	wd, err := w.in.Add(path, events)
+	if err == nil {
+		w.byWD[wd], w.byKey[key] = key, wd
+	} else if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
+		w.failed = err
+	}
+	return err
+}
+
+// Has tells whether the directory of a volume is watched.
+func (w *Watch) Has(key deferral.Key) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, watched := w.byKey[key]
+	return watched
+}
+
+// Forget ends a watch. The directory is about to go, and the kernel's part of the
+// watch with it; its last event finds nobody.
+func (w *Watch) Forget(key deferral.Key) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.byWD, w.byKey[key])
+	delete(w.byKey, key)
+}
+
+// Err tells what keeps the tree, or a part of it, from being watched.
+func (w *Watch) Err() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.failed
+}
+
+// Run follows the tree until ctx ends.
+func (w *Watch) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	in, err := NewInotify()
+	if err != nil {
+		w.start(nil, err)
+	} else {
+		w.start(in, nil)
+		group.Go(func() error { return in.Read(ctx, w.event) })
+	}
+	group.Go(func() error { w.rescans(ctx); return nil })
+	err = group.Wait()
+	w.start(nil, nil)
+	if in != nil {
+		err = errors.Join(err, in.Close())
+	}
+	return err
+}
+
+func (w *Watch) start(in *Inotify, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.in, w.failed, w.rootWD = in, err, 0
+	clear(w.byWD)
+	clear(w.byKey)
+}
+
+// rescans reads the whole tree at start, when events were lost, when the root was
+// replaced, and now and then where it cannot be watched.
+func (w *Watch) rescans(ctx context.Context) {
+	tick := time.NewTicker(rescanEvery)
+	defer tick.Stop()
+	w.scan()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.again:
+			w.scan()
+		case <-tick.C:
+			if w.Err() != nil {
+				w.scan()
+			}
+		}
+	}
+}
+
+// scan watches the root before the tree is listed.
+func (w *Watch) scan() {
+	w.mu.Lock()
+	if w.in != nil {
+		err := os.MkdirAll(w.root, 0o700)
+		if err == nil {
+			w.rootWD, err = w.in.Add(w.root, rootEvents)
+		}
+		w.failed = err
+	}
+	w.mu.Unlock()
+	w.follower.Scan()
+}
+
+func (w *Watch) rescan() {
+	select {
+	case w.again <- struct{}{}:
+	default:
+	}
+}
+
+const gone = unix.IN_IGNORED | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_UNMOUNT
+
+func (w *Watch) event(wd int32, mask uint32, name string) {
+	w.mu.Lock()
+	key, known := w.byWD[wd]
+	ofRoot := wd == w.rootWD
+	w.mu.Unlock()
+	switch {
+	case mask&unix.IN_Q_OVERFLOW != 0:
+		w.rescan()
+	case ofRoot && mask&gone != 0:
+		if mask&unix.IN_IGNORED == 0 {
+			time.AfterFunc(rescanRetry, w.rescan)
+		}
+	case ofRoot && mask&unix.IN_ISDIR != 0:
+		w.follower.Came(name)
+	case !known:
+	case mask&gone != 0:
+		w.Forget(key)
+		w.follower.Vanished(key)
+	case mask&unix.IN_ISDIR == 0:
+		w.follower.Entered(key, name)
+	}
+}
