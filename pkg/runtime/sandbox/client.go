@@ -8,6 +8,7 @@ import (
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	eventsapi "github.com/containerd/containerd/api/services/events/v1"
+	sandboxapi "github.com/containerd/containerd/api/services/sandbox/v1"
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
 	"google.golang.org/grpc"
@@ -39,6 +40,7 @@ type client struct {
 	containers containersapi.ContainersClient
 	tasks      tasksapi.TasksClient
 	events     eventsapi.EventsClient
+	sandboxes  sandboxapi.StoreClient
 }
 
 func dial(socket, namespace string) (*client, error) {
@@ -51,6 +53,7 @@ func dial(socket, namespace string) (*client, error) {
 	return &client{
 		conn: conn, namespace: namespace, containers: containersapi.NewContainersClient(conn),
 		tasks: tasksapi.NewTasksClient(conn), events: eventsapi.NewEventsClient(conn),
+		sandboxes: sandboxapi.NewStoreClient(conn),
 	}, nil
 }
 

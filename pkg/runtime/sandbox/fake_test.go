@@ -11,6 +11,7 @@ import (
 	eventtypes "github.com/containerd/containerd/api/events"
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	eventsapi "github.com/containerd/containerd/api/services/events/v1"
+	sandboxapi "github.com/containerd/containerd/api/services/sandbox/v1"
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types"
 	tasktypes "github.com/containerd/containerd/api/types/task"
@@ -38,6 +39,7 @@ type fakeContainerd struct {
 	taskless   map[string]bool
 	hanging    map[string]bool // containers whose Get does not answer
 	lists      int             // how often containers were listed
+	sandboxers []string        // of sandboxes in the sandbox store
 
 	// A lock of its own: whoever tells may have to wait for one who asks.
 	streamsMu sync.Mutex
@@ -69,6 +71,7 @@ func (f *fakeContainerd) start() {
 	containersapi.RegisterContainersServer(f.server, f)
 	tasksapi.RegisterTasksServer(f.server, tasks{fake: f})
 	eventsapi.RegisterEventsServer(f.server, f)
+	sandboxapi.RegisterStoreServer(f.server, store{fake: f})
 	go func(s *grpc.Server) { _ = s.Serve(listener) }(f.server)
 }
 
@@ -217,4 +220,23 @@ func (s tasks) Get(ctx context.Context, req *tasksapi.GetRequest) (*tasksapi.Get
 		state = tasktypes.Status_RUNNING
 	}
 	return &tasksapi.GetResponse{Process: &tasktypes.Process{ID: req.GetContainerID(), Status: state}}, nil
+}
+
+// store is the sandbox store.
+type store struct {
+	sandboxapi.UnimplementedStoreServer
+	fake *fakeContainerd
+}
+
+func (s store) List(ctx context.Context, _ *sandboxapi.StoreListRequest) (*sandboxapi.StoreListResponse, error) {
+	s.fake.mu.Lock()
+	defer s.fake.mu.Unlock()
+	if s.fake.sandboxers == nil {
+		return nil, status.Error(codes.Unimplemented, "unknown service") // as containerd 1.6
+	}
+	reply := &sandboxapi.StoreListResponse{}
+	for _, name := range s.fake.sandboxers {
+		reply.List = append(reply.List, &types.Sandbox{SandboxID: "sb-" + name, Sandboxer: name})
+	}
+	return reply, s.fake.checkNamespace(ctx)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	eventtypes "github.com/containerd/containerd/api/events"
@@ -39,6 +40,7 @@ type follower struct {
 	found   chan *look
 	listed  chan listing
 	touched map[string]bool // what events told since the listing began; nil without one
+	warned  atomic.Bool     // of sandboxes that are no containers
 }
 
 // follow lists the sandboxes and then goes by events, until something breaks.

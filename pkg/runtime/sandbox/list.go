@@ -36,6 +36,9 @@ func (f *follower) startListing(ctx context.Context) bool {
 	f.beside.Go(func() {
 		live, err := f.t.list(ctx, f.c)
 		f.listed <- listing{live: live, err: err}
+		if err == nil && !f.warned.Load() {
+			f.warnOfOthers(ctx)
+		}
 	})
 	return true
 }

@@ -79,3 +79,36 @@ func TestHandlerIsKnownWithTheSandbox(t *testing.T) {
 		t.Error("the handler of a sandbox without metadata is known")
 	}
 }
+
+func TestSandboxesThatAreNoContainersAreWarnedOf(t *testing.T) {
+	cases := map[string]struct {
+		sandboxers []string
+		warns      bool
+	}{
+		"containerd 1.6": {nil, false},
+		"containerd 1.7": {[]string{""}, false},
+		"the usual one":  {[]string{"podsandbox", "podsandbox"}, false},
+		"another one":    {[]string{"podsandbox", "shim"}, true},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			core, logs := observer.New(zap.WarnLevel)
+			fake := newFake(t)
+			fake.sandboxers = c.sandboxers
+			fake.start()
+			defer fake.stop()
+			client, err := dial(fake.socket, "k8s.io")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = client.conn.Close() }()
+			f := &follower{t: New(Config{}, zap.New(core)), c: client}
+			f.warnOfOthers(t.Context())
+			f.warnOfOthers(t.Context())
+			warned := logs.FilterMessageSnippet("cri.socket").FilterField(zap.String("sandboxer", "shim")).Len()
+			if logs.Len() != warned || c.warns != (warned == 1) {
+				t.Errorf("the log: %v", logs.All())
+			}
+		})
+	}
+}
