@@ -68,7 +68,7 @@ func lockAgent(cfg Config) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the agent's lock cannot be opened: %w", err)
 	}
-	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) //nolint:gosec // descriptors are small
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, lock.Close()
 	}

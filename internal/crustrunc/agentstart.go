@@ -17,7 +17,7 @@ func startAgent(cfg Config) error {
 	if err == nil {
 		return conn.Close()
 	}
-	cmd := exec.Command("/proc/self/exe", abi.Word, commandAgent)
+	cmd := exec.Command("/proc/self/exe", abi.Word, commandAgent) //nolint:gosec // ourselves
 	cmd.Args[0] = cfg.Program
 	cmd.Dir = "/"
 	cmd.Env = childEnvironment()

@@ -10,6 +10,7 @@ package abi
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"strings"
 )
 
 // DefaultRoot is where the directories of volumes are, unless configured
@@ -73,16 +74,11 @@ func IsDirName(name string) bool {
 // IsSandboxID tells whether a name can be the id of a sandbox: it becomes part of
 // paths.
 func IsSandboxID(name string) bool {
+	const letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 	if name == "" || len(name) > 128 || name == InfoName || name == CLIName || name == SocketName {
 		return false
 	}
-	for i, c := range []byte(name) {
-		letter := c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
-		if !letter && (i == 0 || c != '_' && c != '.' && c != '-') {
-			return false
-		}
-	}
-	return true
+	return strings.IndexByte(letters, name[0]) >= 0 && strings.Trim(name, letters+"_.-") == ""
 }
 
 // StatsReply is what a program prints for stats.

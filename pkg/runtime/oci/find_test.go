@@ -203,7 +203,7 @@ func TestSandboxOf(t *testing.T) {
 		want  Sandbox
 		known bool
 	}{
-		"none": {},
+		"none":                   {},
 		"containerd's container": {map[string]string{containerdID: "s", containerdPod: "p", containerdType: "container"}, Sandbox{ID: "s", PodUID: "p"}, true},
 		"containerd's sandbox":   {map[string]string{containerdID: "s", containerdPod: "p", containerdType: "sandbox"}, Sandbox{ID: "s", PodUID: "p", Self: true}, true},
 		"CRI-O's container":      {map[string]string{crioID: "s", crioType: "container", crioLabels: `{"io.kubernetes.pod.uid":"p"}`}, Sandbox{ID: "s", PodUID: "p"}, true},
