@@ -40,11 +40,24 @@ func startAgent(t testing.TB, path, state string) *agent {
 func (a *agent) start(t testing.TB) {
 	t.Helper()
 	_ = os.Remove(a.path)
-	listener, err := net.Listen("unix", a.path)
+	a.server = listen(t, a.path, a, grpc.UnaryInterceptor(a.intercept))
+}
+
+// serve serves a socket for the time of the test.
+func serve(t testing.TB, path string, handler handlerv1.HandlerServer) {
+	t.Helper()
+	server := listen(t, path, handler)
+	t.Cleanup(server.Stop)
+}
+
+func listen(t testing.TB, path string, handler handlerv1.HandlerServer, options ...grpc.ServerOption) *grpc.Server {
+	t.Helper()
+	listener, err := net.Listen("unix", path)
 	must(t, err)
-	a.server = grpc.NewServer(grpc.UnaryInterceptor(a.intercept))
-	handlerv1.RegisterHandlerServer(a.server, a)
-	go func() { _ = a.server.Serve(listener) }()
+	server := grpc.NewServer(options...)
+	handlerv1.RegisterHandlerServer(server, handler)
+	go func() { _ = server.Serve(listener) }()
+	return server
 }
 
 func (a *agent) intercept(ctx context.Context, in any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {

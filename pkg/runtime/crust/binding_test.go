@@ -1,0 +1,327 @@
+package crust
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+)
+
+// changes collects what OnChange was called with.
+type changes struct {
+	mu   sync.Mutex
+	keys []deferral.Key
+}
+
+func (c *changes) add(key deferral.Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.keys = append(c.keys, key)
+}
+
+func (c *changes) has(key deferral.Key) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Contains(c.keys, key)
+}
+
+// tracker is a container runtime that knows these sandboxes.
+type tracker struct {
+	mu   sync.Mutex
+	pods map[string]string
+}
+
+func (k *tracker) Ready() bool { return true }
+func (k *tracker) PodOf(id string) (string, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	pod, known := k.pods[id]
+	return pod, known
+}
+
+func (k *tracker) set(id, pod string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.pods == nil {
+		k.pods = make(map[string]string)
+	}
+	if k.pods[id] = pod; pod == "" {
+		delete(k.pods, id)
+	}
+}
+
+// newWatchedBench has a tracker and a watch that runs.
+func newWatchedBench(t *testing.T) (*bench, *tracker, *changes) {
+	t.Helper()
+	var seen changes
+	known := &tracker{}
+	b := newBench(t, bySocket|byProgram)
+	b.stop()
+	b.cfg.OnChange, b.sandboxes = seen.add, known
+	b.start(t)
+	watching(t, b)
+	return b, known, &seen
+}
+
+func watching(t *testing.T, b *bench) {
+	t.Helper()
+	probe := b.Volume("probe")
+	soon(t, "the watch runs", func() bool {
+		must(t, b.h.Publish(t.Context(), probe))
+		has := b.h.watch.Has(probe.Key)
+		must(t, b.h.Retract(t.Context(), probe))
+		return has
+	})
+}
+
+func boundTo(b *bench, v *deferral.Volume, id string) func() bool {
+	return func() bool {
+		binding, bound := b.h.Binding(v)
+		return bound && binding.Sandbox == id || !bound && id == ""
+	}
+}
+
+func (b *bench) files(t *testing.T, v *deferral.Volume) []string {
+	t.Helper()
+	entries, err := os.ReadDir(b.path(v, ""))
+	must(t, err)
+	names := make([]string, 0, len(entries))
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names
+}
+
+func onlyInfo(t *testing.T, b *bench, v *deferral.Volume) func() bool {
+	return func() bool { return slices.Equal(b.files(t, v), []string{abi.InfoName}) }
+}
+
+func TestBindingShowsAtOnce(t *testing.T) {
+	b, known, seen := newWatchedBench(t)
+	v := published(t, b, "a")
+	known.set("sb1", v.PodUID)
+	b.startSandbox(t, v, "sb1")
+	soon(t, "bound", boundTo(b, v, "sb1"))
+	soon(t, "told", func() bool { return seen.has(v.Key) })
+	known.set("sb1", "")
+	b.h.SandboxGone("sb1")
+	if !boundTo(b, v, "")() {
+		t.Error("bound to a sandbox that is gone")
+	}
+	soon(t, "what it left is gone", onlyInfo(t, b, v))
+	must(t, b.h.Retract(t.Context(), v))
+	soon(t, "nothing is left in memory", func() bool {
+		b.h.mu.RLock()
+		defer b.h.mu.RUnlock()
+		return len(b.h.entries) == 0 && !b.h.watch.Has(v.Key)
+	})
+}
+
+// What a dead sandbox left goes with its word that it has nothing, whoever asks.
+func TestDeadSandboxIsClearedAwayByItsAnswer(t *testing.T) {
+	for _, w := range []way{bySocket, byProgram} {
+		b := newBench(t, w)
+		v := published(t, b, "a")
+		b.startSandbox(t, v, "sb1").Kill(t)
+		_, err := b.h.Stats(t.Context(), v)
+		wantError(t, err, deferral.NoSandbox, v, "sb1")
+		if !onlyInfo(t, b, v)() {
+			t.Errorf("left: %v", b.files(t, v))
+		}
+		_, err = b.h.Stats(t.Context(), v)
+		wantError(t, err, deferral.NoSandbox, v, "no sandbox")
+	}
+}
+
+// What came while the dead one was asked stays, and is asked next.
+func TestNewSandboxIsNotClearedAway(t *testing.T) {
+	b := newBench(t, byProgram)
+	v := published(t, b, "a")
+	b.startSandbox(t, v, "old")
+	seen, err := b.h.look(v)
+	must(t, err)
+	time.Sleep(2 * time.Millisecond)
+	b.startSandbox(t, v, "new")
+	if !b.h.clear(v, seen) {
+		t.Error("the new sandbox was not seen")
+	}
+	if got := b.files(t, v); !slices.Equal(got, []string{abi.InfoName, "new", abi.CLIName}) {
+		t.Errorf("left: %v", got)
+	}
+	// A sandbox of the same name that left its file anew is another one, too.
+	seen, err = b.h.look(v)
+	must(t, err)
+	time.Sleep(2 * time.Millisecond)
+	b.startSandbox(t, v, "new")
+	if !b.h.clear(v, seen) || len(b.files(t, v)) != 3 {
+		t.Errorf("left: %v", b.files(t, v))
+	}
+}
+
+// The reconciler publishes again, and so finds what a restart slept through.
+func TestReconcileClearsAwayTheDead(t *testing.T) {
+	b, known, _ := newWatchedBench(t)
+	v, living := published(t, b, "a"), published(t, b, "b")
+	known.set("alive", living.PodUID)
+	b.startSandbox(t, v, "dead").Kill(t)
+	b.startSandbox(t, living, "alive")
+	published(t, b, "a")
+	published(t, b, "b")
+	soon(t, "the dead one is cleared away", onlyInfo(t, b, v))
+	if got := b.files(t, living); len(got) != 4 {
+		t.Errorf("of the living one is left: %v", got)
+	}
+	// One that the container runtime has not told of yet is asked, and lives.
+	early := published(t, b, "c")
+	b.startSandbox(t, early, "early")
+	published(t, b, "c")
+	soon(t, "bound", boundTo(b, early, "early"))
+	time.Sleep(50 * time.Millisecond)
+	if got := b.files(t, early); len(got) != 4 {
+		t.Errorf("of the new one is left: %v", got)
+	}
+}
+
+// A handler that changes the directory is waited for.
+func TestClearingWaitsForTheLock(t *testing.T) {
+	b := newBench(t, byProgram)
+	v := published(t, b, "a")
+	b.startSandbox(t, v, "sb1").Kill(t)
+	dir, err := abi.Open(b.cfg.Root, string(v.Key))
+	must(t, err)
+	defer func() { must(t, dir.Close()) }()
+	must(t, dir.Lock(time.Second))
+	done := make(chan error, 1)
+	go func() { _, err := b.h.Stats(t.Context(), v); done <- err }()
+	time.Sleep(50 * time.Millisecond)
+	if len(b.files(t, v)) != 3 {
+		t.Error("changed without the lock")
+	}
+	must(t, dir.Unlock())
+	wantError(t, <-done, deferral.NoSandbox, v, "sb1")
+	if !onlyInfo(t, b, v)() {
+		t.Errorf("left: %v", b.files(t, v))
+	}
+}
+
+func TestSandboxOfAnotherPodIsNotBelieved(t *testing.T) {
+	b, known, _ := newWatchedBench(t)
+	v := published(t, b, "a")
+	known.set("other", "pod-of-others")
+	b.startSandbox(t, v, "other")
+	_, err := b.h.Stats(t.Context(), v)
+	wantError(t, err, deferral.NoSandbox, v)
+	if !boundTo(b, v, "")() {
+		t.Error("bound to it")
+	}
+}
+
+// What cannot be asked is not taken for dead, unless the container runtime says so.
+func TestInUseOfWhatCannotBeAsked(t *testing.T) {
+	b, known, _ := newWatchedBench(t)
+	v := published(t, b, "a")
+	known.set("sb1", v.PodUID)
+	b.startSandbox(t, v, "sb1")
+	b.leave(t, v, "sb1", "/not/allowed", "/not/allowed/either")
+	if id, err := b.h.InUse(t.Context(), v); id != "sb1" || err != nil {
+		t.Errorf("%q, %v", id, err)
+	}
+	known.set("sb1", "")
+	if id, err := b.h.InUse(t.Context(), v); id != "" || err != nil {
+		t.Errorf("of a dead one: %q, %v", id, err)
+	}
+}
+
+func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
+	b, _, seen := newWatchedBench(t)
+	v := b.Volume("foreign")
+	v.ReadOnly, v.Group, v.GroupPolicy = true, "7", deferral.GroupAlways
+	must(t, os.Mkdir(b.path(v, ""), 0o700))
+	raw, err := abi.Encode(v)
+	must(t, err)
+	file, err := os.Create(b.path(v, abi.InfoName))
+	must(t, err)
+	for part := range slices.Chunk(raw, 20) {
+		_, err = file.Write(part)
+		must(t, err)
+	}
+	must(t, file.Close())
+	soon(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
+	got := b.h.Adopted()[0]
+	if !got.ReadOnly || got.Group != "7" || got.PodUID != v.PodUID || got.Target != v.Target || got.Device.Path != v.Device.Path {
+		t.Errorf("adopted as %+v", got)
+	}
+	// It is served, and what is in it stays, also of the dead.
+	sandbox := b.startSandbox(t, v, "sb1")
+	soon(t, "bound", boundTo(b, v, "sb1"))
+	sandbox.Kill(t)
+	_, err = b.h.Stats(t.Context(), got)
+	wantError(t, err, deferral.NoSandbox, v, "sb1")
+	if len(b.files(t, v)) != 4 {
+		t.Errorf("left of it: %v", b.files(t, v))
+	}
+	must(t, os.RemoveAll(b.path(v, "")))
+	soon(t, "no longer adopted", func() bool { return len(b.h.Adopted()) == 0 })
+	if !seen.has(v.Key) {
+		t.Error("nobody was told")
+	}
+}
+
+func TestOddThingsInTheTree(t *testing.T) {
+	b, _, _ := newWatchedBench(t)
+	v := published(t, b, "a")
+	root := b.cfg.Root + "/"
+	must(t, os.Mkdir(root+"odd", 0o700))
+	must(t, os.Mkdir(root+strings.Repeat("a", 64), 0o700))
+	must(t, os.WriteFile(root+strings.Repeat("b", 64), nil, 0o600))
+	must(t, os.Symlink("/", root+strings.Repeat("c", 64)))
+	for _, name := range []string{".hidden", "a b", strings.Repeat("x", 200), "ä"} {
+		must(t, os.WriteFile(b.path(v, name), nil, 0o600))
+	}
+	must(t, os.Mkdir(b.path(v, "directory"), 0o700))
+	must(t, unix.Mkfifo(b.path(v, "pipe"), 0o600))
+	b.stop()
+	b.start(t)
+	if orphans, err := b.h.Orphans(func(deferral.Key) bool { return false }); err != nil || len(orphans) != 1 {
+		t.Errorf("orphans: %v, %v", orphans, err)
+	}
+	_, err := b.h.Stats(t.Context(), v)
+	wantError(t, err, deferral.NoSandbox, v)
+	if n := len(b.h.Adopted()); n != 0 {
+		t.Errorf("%d adopted", n)
+	}
+}
+
+func TestCheck(t *testing.T) {
+	b := newBench(t, bySocket)
+	for name, c := range map[string]struct {
+		change func(*deferral.Volume)
+		kind   deferral.Kind
+		text   string
+	}{
+		"image file": {func(v *deferral.Volume) { v.Device.Kind = deferral.ImageFile }, deferral.Unsupported, "loop device"},
+		"no device":  {func(v *deferral.Volume) { v.Device = deferral.Device{} }, deferral.Invalid, "no block device"},
+		"filesystem": {func(v *deferral.Volume) { v.FSType = "zfs" }, deferral.Unsupported, "ext4, xfs, btrfs"},
+		"bind":       {func(v *deferral.Volume) { v.MountFlags = []string{"noatime,bind"} }, deferral.Unsupported, `"bind"`},
+		"group":      {func(v *deferral.Volume) { v.Group = "010" }, deferral.Invalid, "decimal"},
+		"no group":   {func(v *deferral.Volume) { v.Group = "4294967295" }, deferral.Invalid, "decimal"},
+		"policy":     {func(v *deferral.Volume) { v.GroupPolicy = deferral.GroupAlways }, deferral.Invalid, "needs a group"},
+		"relative":   {func(v *deferral.Volume) { v.ResolvedTarget = "x" }, deferral.Invalid, "absolute"},
+	} {
+		v := b.Volume("a")
+		c.change(v)
+		if err := b.h.Check(v); deferral.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	v := b.Volume("a")
+	v.Group, v.MountFlags = "0", []string{"noatime", "discard"}
+	must(t, b.h.Check(v))
+}

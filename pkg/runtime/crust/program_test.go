@@ -1,0 +1,259 @@
+package crust
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+func published(t testing.TB, b *bench, name string) *deferral.Volume {
+	t.Helper()
+	v := b.Volume(name)
+	must(t, b.h.Publish(t.Context(), v))
+	return v
+}
+
+// wantError checks the kind, and that the text names volume, sandbox and cause.
+func wantError(t *testing.T, err error, kind deferral.Kind, v *deferral.Volume, parts ...string) {
+	t.Helper()
+	if err == nil || deferral.KindOf(err) != kind {
+		t.Fatalf("%v of kind %v, want %v", err, deferral.KindOf(err), kind)
+	}
+	for _, part := range append(parts, v.Target) {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("the error does not say %q: %v", part, err)
+		}
+	}
+	if !isText(err.Error()) || len(err.Error()) > 2048 {
+		t.Errorf("the error is not short plain text: %q", err)
+	}
+}
+
+// askedBy has a volume whose sandbox is asked by a program of this script.
+func askedBy(t *testing.T, script string) (*bench, *deferral.Volume) {
+	t.Helper()
+	b := newBench(t, byProgram)
+	b.program(t, "runtime", script)
+	v := published(t, b, "a")
+	b.startSandbox(t, v, "sb1")
+	return b, v
+}
+
+func TestAnswersOfPrograms(t *testing.T) {
+	const flood = "while echo 0123456789012345678901234567890123456789012345678901234567890123456789; do :; done"
+	for name, c := range map[string]struct {
+		script string
+		kind   deferral.Kind
+		text   string
+	}{
+		"refusal":            {"echo no such luck >&2; echo more >&2; exit 1", deferral.Refused, "no such luck"},
+		"another code":       {"exit 77", deferral.Refused, "no reason"},
+		"bad arguments":      {"exit 2", deferral.Invalid, "stats"},
+		"unsupported":        {"echo not this filesystem >&2; exit 4", deferral.Unsupported, "not this filesystem"},
+		"out of range":       {"echo too small >&2; exit 5", deferral.Refused, "too small"},
+		"killed":             {"kill -9 $$", deferral.Refused, "signal killed"},
+		"nothing":            {"exit 0", deferral.Malformed, "cannot be read"},
+		"empty":              {"echo {}", deferral.Malformed, "neither"},
+		"two answers":        {`echo '{"usage":[]}{}'`, deferral.Malformed, "cannot be read"},
+		"not JSON":           {`printf '\033[2J<html>'`, deferral.Malformed, "cannot be read"},
+		"flood":              {flood, deferral.Exhausted, "65536"},
+		"flooding complaint": {"(" + flood + ") >&2; exit 1", deferral.Refused, "0123456789"},
+		"hidden escape":      {`printf '\033]0;owned\007' >&2; exit 1`, deferral.Refused, "?]0;owned?"},
+		"negative":           {`echo '{"usage":[{"total":10,"used":-1,"unit":"BYTES"}]}'`, deferral.Absurd, "-1"},
+		"more used than all": {`echo '{"usage":[{"total":10,"used":11,"unit":"BYTES"}]}'`, deferral.Absurd, "11"},
+		"more free than all": {`echo '{"usage":[{"total":10,"available":11,"unit":"BYTES"}]}'`, deferral.Absurd, "11"},
+		"beyond the device":  {`echo '{"usage":[{"total":4097,"used":1,"unit":"BYTES"}]}'`, deferral.Absurd, "4096"},
+		"a number too large": {`echo '{"usage":[{"total":9223372036854775808,"unit":"BYTES"}]}'`, deferral.Malformed, "cannot be read"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, v := askedBy(t, c.script)
+			b.h.cfg.DeviceSize = func(*deferral.Volume) (int64, bool) { return 4096, true }
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			_, err := b.h.Stats(ctx, v)
+			wantError(t, err, c.kind, v, "sb1", c.text)
+		})
+	}
+}
+
+func TestLyingResize(t *testing.T) {
+	for answer, text := range map[string]string{
+		`{"capacity_bytes":1023}`: "1023", `{"capacity_bytes":4097}`: "4097", `{"capacity_bytes":-1}`: "-1", `{}`: "0 bytes",
+		`{"capacity_bytes":3000}`: "3000",
+	} {
+		b, v := askedBy(t, "echo '"+answer+"'")
+		b.h.cfg.DeviceSize = func(*deferral.Volume) (int64, bool) { return 2048, true }
+		_, err := b.h.Resize(t.Context(), v, deferral.Range{Required: 1024, Limit: 4096})
+		wantError(t, err, deferral.Absurd, v, "sb1", text)
+	}
+	b, v := askedBy(t, `echo '{"capacityBytes":"'$4'"}'`)
+	for _, r := range []deferral.Range{{Required: -1}, {Limit: -1}, {Required: 2, Limit: 1}} {
+		_, err := b.h.Resize(t.Context(), v, r)
+		wantError(t, err, deferral.Invalid, v)
+	}
+	if size, err := b.h.Resize(t.Context(), v, deferral.Range{Required: 5}); err != nil || size != 5 {
+		t.Errorf("%d, %v", size, err)
+	}
+}
+
+// TestProgramsSurroundings has the program tell what it was given.
+func TestProgramsSurroundings(t *testing.T) {
+	t.Setenv("SECRET_OF_OURS", "1")
+	out := filepath.Join(shortDir(t), "out")
+	b, v := askedBy(t, `{ echo "$@"; env; pwd; cat; ls -l /proc/self/fd; } > `+out+` 2>&1; echo '{}'`)
+	must(t, b.h.Freeze(t.Context(), v, 3*time.Second+time.Millisecond))
+	raw, err := os.ReadFile(out)
+	must(t, err)
+	said := string(raw)
+	if !strings.HasPrefix(said, "crust freeze "+v.ResolvedTarget+" 3\n") {
+		t.Errorf("arguments: %s", said)
+	}
+	for _, bad := range []string{"SECRET_OF_OURS", "HOME=", "socket:", "inotify"} {
+		if strings.Contains(said, bad) {
+			t.Errorf("it was given %s:\n%s", bad, said)
+		}
+	}
+	for _, want := range []string{"LC_ALL=C", "PATH=/usr/sbin:", "\n/\n", "-> /dev/null"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("%q is missing:\n%s", want, said)
+		}
+	}
+}
+
+// A program that hangs goes at the deadline, and all its children with it.
+func TestHungProgramIsKilledWithItsChildren(t *testing.T) {
+	pids := filepath.Join(shortDir(t), "pids")
+	b, v := askedBy(t, `sleep 1000 & echo $! > `+pids+`; echo $$ >> `+pids+`; trap "" TERM INT HUP; wait; sleep 1000`)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	begin := time.Now()
+	_, err := b.h.Stats(ctx, v)
+	wantError(t, err, deferral.Timeout, v, "sb1", "in time")
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("it took %v", took)
+	}
+	raw, err := os.ReadFile(pids)
+	must(t, err)
+	for _, text := range strings.Fields(string(raw)) {
+		pid, err := strconv.Atoi(text)
+		must(t, err)
+		soon(t, "process "+text+" is gone", func() bool { return !alive(pid) })
+	}
+}
+
+func soon(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(3 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in 3 s: %s", what)
+		}
+	}
+}
+
+// alive tells a process from a zombie that nobody waits for.
+func alive(pid int) bool {
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(raw), ") ")
+	return !strings.HasPrefix(rest, "Z")
+}
+
+// A child that holds the output open does not hold up the answer.
+func TestChildThatStaysBehind(t *testing.T) {
+	b, v := askedBy(t, `sleep 5 & echo '{"usage":[{"total":10,"unit":"BYTES"}]}'`)
+	begin := time.Now()
+	if _, err := b.h.Stats(t.Context(), v); err != nil || time.Since(begin) > time.Second {
+		t.Errorf("after %v: %v", time.Since(begin), err)
+	}
+}
+
+func TestProgramsThatAreNotRun(t *testing.T) {
+	ran := filepath.Join(shortDir(t), "ran")
+	for name, c := range map[string]struct {
+		spoil func(t *testing.T, path string)
+		kind  deferral.Kind
+		text  string
+	}{
+		"writable by all":   {func(t *testing.T, p string) { must(t, os.Chmod(p, 0o757)) }, deferral.Denied, "chmod go-w"},
+		"writable by group": {func(t *testing.T, p string) { must(t, os.Chmod(p, 0o775)) }, deferral.Denied, "chmod go-w"},
+		"not executable":    {func(t *testing.T, p string) { must(t, os.Chmod(p, 0o644)) }, deferral.Denied, "not executable"},
+		"a link": {func(t *testing.T, p string) {
+			must(t, os.Rename(p, p+".real"))
+			must(t, os.Symlink(p+".real", p))
+		}, deferral.Denied, "symbolic link"},
+		"a directory": {func(t *testing.T, p string) {
+			must(t, os.Remove(p))
+			must(t, os.Mkdir(p, 0o755))
+		}, deferral.Denied, "regular file"},
+		"a pipe": {func(t *testing.T, p string) {
+			must(t, os.Remove(p))
+			must(t, unix.Mkfifo(p, 0o755))
+		}, deferral.Denied, "regular file"},
+		"missing": {func(t *testing.T, p string) { must(t, os.Remove(p)) }, deferral.Unsupported, "not installed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, v := askedBy(t, "touch "+ran)
+			c.spoil(t, b.cfg.Programs[0])
+			_, err := b.h.Stats(t.Context(), v)
+			wantError(t, err, c.kind, v, "sb1", c.text)
+			if err := b.h.Health(t.Context()); deferral.KindOf(err) != c.kind {
+				t.Errorf("Health: %v", err)
+			}
+		})
+	}
+	b, v := askedBy(t, "touch "+ran)
+	b.h.cfg.Owner = uint32(os.Getuid()) + 1
+	_, err := b.h.Stats(t.Context(), v)
+	wantError(t, err, deferral.Denied, v, "sb1", "chown")
+	b.h.cfg.Owner = b.cfg.Owner
+	b.leave(t, v, "sb1", b.program(t, "another", "touch "+ran), "")
+	_, err = b.h.Stats(t.Context(), v)
+	wantError(t, err, deferral.Denied, v, "sb1", "another", "handlers.crust.programs")
+	if _, err := os.Stat(ran); err == nil {
+		t.Error("one of them was run")
+	}
+}
+
+// What was checked is what runs, whatever has the name by then.
+func TestProgramReplacedBetweenCheckAndExec(t *testing.T) {
+	b, _ := askedBy(t, "echo checked")
+	file, err := openProgram(b.cfg.Programs[0], b.cfg.Owner)
+	must(t, err)
+	defer closeFile(file)
+	b.program(t, "runtime", "echo another")
+	ended, err := runProgram(t.Context(), file, b.cfg.Programs[0], []string{"stats"})
+	must(t, err)
+	if ended.answer != "checked\n" {
+		t.Errorf("%q ran", ended.answer)
+	}
+}
+
+func TestManyAtOnce(t *testing.T) {
+	b := newBench(t, byProgram)
+	v, other := published(t, b, "a"), published(t, b, "b")
+	b.startSandbox(t, v, "sb1")
+	b.startSandbox(t, other, "sb2").Refuse()
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if _, err := b.h.Stats(t.Context(), v); err != nil {
+				t.Error(err)
+			}
+			if _, err := b.h.Stats(t.Context(), other); deferral.KindOf(err) != deferral.Refused {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}

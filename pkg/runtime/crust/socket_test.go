@@ -1,0 +1,205 @@
+package crust
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
+)
+
+// odd is an agent whose answer to stats is given.
+type odd struct {
+	handlerv1.UnimplementedHandlerServer
+	err   error
+	reply *handlerv1.GetVolumeStatsResponse
+}
+
+func (o *odd) GetVolumeStats(context.Context, *handlerv1.GetVolumeStatsRequest) (*handlerv1.GetVolumeStatsResponse, error) {
+	return o.reply, o.err
+}
+
+// socketOnly has a volume whose sandbox can be asked by a socket alone.
+func socketOnly(t *testing.T) (*bench, *deferral.Volume) {
+	t.Helper()
+	b := newBench(t, bySocket)
+	v := published(t, b, "a")
+	b.startSandbox(t, v, "sb1")
+	return b, v
+}
+
+func TestCodesOfSockets(t *testing.T) {
+	b, v := socketOnly(t)
+	for code, want := range map[codes.Code]deferral.Kind{
+		codes.Unimplemented: deferral.Unsupported, codes.InvalidArgument: deferral.Invalid, codes.OutOfRange: deferral.Refused,
+		codes.Internal: deferral.Refused, codes.FailedPrecondition: deferral.Refused, codes.Unknown: deferral.Refused,
+		codes.DeadlineExceeded: deferral.Timeout, codes.ResourceExhausted: deferral.Exhausted,
+		codes.Unavailable: deferral.Internal, // and there is no program to turn to
+	} {
+		path := serveOdd(t, b, code.String(), &odd{err: status.Error(code, "so\x1b]0;it\x07 is\nand more")})
+		b.leave(t, v, "sb1", "", path)
+		_, err := b.h.Stats(t.Context(), v)
+		wantError(t, err, want, v, "sb1", "so?]0;it? is")
+	}
+	huge := serveOdd(t, b, "huge", &odd{reply: &handlerv1.GetVolumeStatsResponse{SandboxId: strings.Repeat("x", maxAnswer)}})
+	b.leave(t, v, "sb1", "", huge)
+	_, err := b.h.Stats(t.Context(), v)
+	wantError(t, err, deferral.Exhausted, v, "sb1", "larger")
+}
+
+func serveOdd(t *testing.T, b *bench, name string, o *odd) string {
+	t.Helper()
+	path := filepath.Join(b.cfg.SocketDirs[0], name)
+	serve(t, path, o)
+	return path
+}
+
+// A socket that may not be used is not, and the program is asked instead.
+func TestSocketsThatAreNotUsed(t *testing.T) {
+	b := newBench(t, bySocket|byProgram)
+	v := published(t, b, "a")
+	dir := b.cfg.SocketDirs[0]
+	outside := filepath.Join(b.dir, "outside")
+	serve(t, outside, b.agent)
+	must(t, os.Symlink(outside, filepath.Join(dir, "link")))
+	must(t, os.Symlink(b.dir, filepath.Join(dir, "up")))
+	must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+	for name, c := range map[string]struct{ path, text string }{
+		"outside":           {outside, "below none of"},
+		"climbing":          {dir + "/../outside", "below none of"},
+		"a link":            {dir + "/link", "symbolic links"},
+		"through a link":    {dir + "/up/outside", "symbolic links"},
+		"a file":            {dir + "/file", "not a socket"},
+		"missing":           {dir + "/missing", "no such file"},
+		"the directory":     {dir, "below none of"},
+		"a similar name":    {dir + "x/agent", "below none of"},
+		"nobody listens":    {deadSocket(t, dir), "refused"},
+		"a path by halves":  {dir + "//agent", "below none of"},
+		"the agent's child": {dir + "/agent/x", "not a directory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b.way = bySocket | byProgram
+			b.startSandbox(t, v, "sb1")
+			b.leave(t, v, "sb1", b.cfg.Programs[0], c.path)
+			before := b.agent.asked.Load()
+			if _, err := b.h.Stats(t.Context(), v); err != nil || b.agent.asked.Load() != before {
+				t.Errorf("the program was not asked: %v", err)
+			}
+			must(t, os.Remove(b.path(v, "runtime-cli")))
+			_, err := b.h.Stats(t.Context(), v)
+			kind := deferral.Internal
+			if strings.Contains(c.text, "none") || strings.Contains(c.text, "not a socket") {
+				kind = deferral.Denied
+			}
+			wantError(t, err, kind, v, "sb1", c.text)
+		})
+	}
+}
+
+func deadSocket(t *testing.T, dir string) string {
+	t.Helper()
+	path := filepath.Join(dir, "dead")
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	must(t, err)
+	listener.SetUnlinkOnClose(false)
+	must(t, listener.Close())
+	return path
+}
+
+func TestWhoServesTheSocket(t *testing.T) {
+	b, v := socketOnly(t)
+	b.h.conns.sockets.owner++
+	_, err := b.h.Stats(t.Context(), v)
+	wantError(t, err, deferral.Denied, v, "sb1", "belongs to user")
+	conn, err := net.Dial("unix", b.agent.path)
+	must(t, err)
+	defer func() { must(t, conn.Close()) }()
+	if err := b.h.conns.sockets.checkPeer(conn, b.agent.path); deferral.KindOf(err) != deferral.Denied || !strings.Contains(err.Error(), "served by user") {
+		t.Errorf("another user's server: %v", err)
+	}
+	b.h.conns.sockets.owner--
+	must(t, b.h.conns.sockets.checkPeer(conn, b.agent.path))
+}
+
+func TestConnectionsAreKept(t *testing.T) {
+	b, v := socketOnly(t)
+	soon(t, "connections are kept", func() bool {
+		_, err := b.h.Stats(t.Context(), v)
+		must(t, err)
+		return kept(b) == 1
+	})
+	// An agent ends when no sandbox is left, and starts anew with the next.
+	b.agent.server.Stop()
+	_, err := b.h.Stats(t.Context(), v)
+	wantError(t, err, deferral.Internal, v, "sb1", "cannot be asked")
+	b.agent.start(t)
+	soon(t, "the new agent is found", func() bool {
+		_, err := b.h.Stats(t.Context(), v)
+		return err == nil
+	})
+	b.stop()
+	if _, err := b.h.Stats(t.Context(), v); err != nil {
+		t.Errorf("without Run: %v", err)
+	}
+	if kept(b) != 0 {
+		t.Error("connections are kept without Run")
+	}
+}
+
+func kept(b *bench) int {
+	b.h.conns.mu.Lock()
+	defer b.h.conns.mu.Unlock()
+	return len(b.h.conns.open)
+}
+
+// A server that speaks no gRPC is one that hangs.
+func TestSocketThatIsNoGRPC(t *testing.T) {
+	b, v := socketOnly(t)
+	listener, err := net.Listen("unix", filepath.Join(b.cfg.SocketDirs[0], "echo"))
+	must(t, err)
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write([]byte("HTTP/1.1 200 OK\r\n\r\nhello"))
+			_ = conn.Close()
+		}
+	}()
+	t.Cleanup(func() { _ = listener.Close() })
+	b.leave(t, v, "sb1", "", listener.Addr().String())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err = b.h.Stats(ctx, v)
+	if kind := deferral.KindOf(err); kind != deferral.Internal && kind != deferral.Timeout {
+		t.Errorf("%v: %v", kind, err)
+	}
+}
+
+func TestFreezeAndThaw(t *testing.T) {
+	for _, w := range []way{bySocket, byProgram} {
+		b := newBench(t, w)
+		v := published(t, b, "a")
+		if err := b.h.Freeze(t.Context(), v, time.Minute); deferral.KindOf(err) != deferral.NoSandbox {
+			t.Errorf("without a sandbox: %v", err)
+		}
+		sandbox := b.startSandbox(t, v, "sb1")
+		must(t, b.h.Freeze(t.Context(), v, time.Minute))
+		if got := b.agent.frozen.Load(); w == bySocket && got != 60 {
+			t.Errorf("frozen for %d s", got)
+		}
+		must(t, b.h.Thaw(t.Context(), v))
+		wantError(t, b.h.Freeze(t.Context(), v, time.Millisecond), deferral.Invalid, v, "a second")
+		sandbox.Refuse()
+		wantError(t, b.h.Thaw(t.Context(), v), deferral.Refused, v, "sb1", "thaw")
+	}
+}
