@@ -52,9 +52,11 @@ type HandlerClient interface {
 	ResizeVolume(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*ResizeVolumeResponse, error)
 	// FreezeVolume brings the filesystem to a consistent state on the device and
 	// holds all writes until ThawVolume, or until the timeout is over, whatever
-	// dies meanwhile. Repeated, it counts the timeout anew.
+	// dies meanwhile. A filesystem that is frozen already is FAILED_PRECONDITION:
+	// two who freeze it would thaw it under each other.
 	FreezeVolume(ctx context.Context, in *FreezeVolumeRequest, opts ...grpc.CallOption) (*FreezeVolumeResponse, error)
-	// ThawVolume lets writes go on. A filesystem that is not frozen is a success.
+	// ThawVolume lets writes go on. FAILED_PRECONDITION says that it was not frozen
+	// up to now: what was read of the device meanwhile may be of different times.
 	ThawVolume(ctx context.Context, in *ThawVolumeRequest, opts ...grpc.CallOption) (*ThawVolumeResponse, error)
 }
 
@@ -125,9 +127,11 @@ type HandlerServer interface {
 	ResizeVolume(context.Context, *ResizeVolumeRequest) (*ResizeVolumeResponse, error)
 	// FreezeVolume brings the filesystem to a consistent state on the device and
 	// holds all writes until ThawVolume, or until the timeout is over, whatever
-	// dies meanwhile. Repeated, it counts the timeout anew.
+	// dies meanwhile. A filesystem that is frozen already is FAILED_PRECONDITION:
+	// two who freeze it would thaw it under each other.
 	FreezeVolume(context.Context, *FreezeVolumeRequest) (*FreezeVolumeResponse, error)
-	// ThawVolume lets writes go on. A filesystem that is not frozen is a success.
+	// ThawVolume lets writes go on. FAILED_PRECONDITION says that it was not frozen
+	// up to now: what was read of the device meanwhile may be of different times.
 	ThawVolume(context.Context, *ThawVolumeRequest) (*ThawVolumeResponse, error)
 	mustEmbedUnimplementedHandlerServer()
 }
