@@ -25,6 +25,9 @@ func (p pause) ensure(volume string, info abi.Info, warn func(string)) error {
 	if there, err := p.has(volume); err != nil || there {
 		return err
 	}
+	if info.VolumeType != abi.TypeBlock {
+		return fmt.Errorf("its type is %q, and only %q can be mounted", info.VolumeType, abi.TypeBlock)
+	}
 	device, err := openDevice(info)
 	if err != nil {
 		return err

@@ -34,6 +34,10 @@ const (
 	metaDevice = "crust.device"
 )
 
+// TypeBlock is the type of a volume that is a block device, the only one so far. A
+// handler refuses what it does not know.
+const TypeBlock = "block"
+
 // MaxInfo bounds the file.
 const MaxInfo = 64 << 10
 
@@ -41,7 +45,7 @@ const MaxInfo = 64 << 10
 // compared by its bytes.
 func Encode(v *deferral.Volume) ([]byte, error) {
 	info := Info{
-		VolumeType: "block", Device: v.Device.Path, FSType: v.FSType, Options: v.Options(),
+		VolumeType: TypeBlock, Device: v.Device.Path, FSType: v.FSType, Options: v.Options(),
 		Metadata: map[string]string{metaTarget: v.ResolvedTarget},
 	}
 	if v.PodUID != "" {
