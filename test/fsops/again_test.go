@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -16,6 +17,9 @@ import (
 
 // asOther has this binary do one thing and end, as a program that a test can kill.
 const asOther = "CRUST_TEST_FSOPS"
+
+// watchdogMode is the argument that makes this binary a watchdog.
+const watchdogMode = "crust-test-watchdog"
 
 // again starts this binary to do one thing.
 func again(t testing.TB, what string, args ...string) *exec.Cmd {
@@ -37,9 +41,25 @@ func other(what string, args []string) error {
 		}
 		_, err = fsops.ApplyGroup(root, group, fsops.OnRootMismatch, false)
 		return err
+	case "freeze":
+		root, err := unix.Open(args[1], unix.O_PATH, 0)
+		if err != nil {
+			return err
+		}
+		timeout, err := time.ParseDuration(args[2])
+		if err != nil {
+			return err
+		}
+		return otherFreezer(args[0]).Freeze("key", root, timeout)
+	case "thaw":
+		return otherFreezer(args[0]).Thaw("key")
 	default:
 		return fmt.Errorf("what is %s?", strings.Join(append([]string{what}, args...), " "))
 	}
+}
+
+func otherFreezer(dir string) fsops.Freezer {
+	return fsops.Freezer{Dir: dir, Watchdog: []string{"/proc/self/exe", watchdogMode}}
 }
 
 func asProgram() int {

@@ -9,10 +9,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/fsops"
 	"github.com/crust-proxy/crust-proxy/test/harness"
 )
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == watchdogMode {
+		if err := fsops.Watch(os.Args[2:]); err != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv(asOther) != "" {
 		os.Exit(asProgram())
 	}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -46,6 +47,11 @@ func (f *filesystem) stat() fsops.Report {
 func (f *filesystem) wantAbnormal(words ...string) {
 	f.t.Helper()
 	report := f.stat()
+	// The kernel counts errors a moment after they happen.
+	for tries := 0; tries < 200 && !strings.Contains(report.Message, words[0]); tries++ {
+		time.Sleep(10 * time.Millisecond)
+		report = f.stat()
+	}
 	if !report.Abnormal {
 		f.t.Errorf("%s: not abnormal: %+v", f.kind, report)
 	}
