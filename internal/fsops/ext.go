@@ -93,7 +93,7 @@ func (s *extSuper) fill(device int64) int64 {
 func hasSuper(group int64) bool {
 	return group <= 1 || slices.ContainsFunc([]int64{3, 5, 7}, func(base int64) bool {
 		power := base
-		for power < group {
+		for power <= group/base {
 			power *= base
 		}
 		return power == group
