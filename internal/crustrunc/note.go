@@ -95,6 +95,14 @@ type holder struct {
 	root    int // an open descriptor of the filesystem's root
 }
 
+// hint says what is missing to whom the kernel denies a look into a sandbox.
+func hint(err error) string {
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
+		return ": it takes CAP_SYS_PTRACE, which crust-proxy's service has with the drop-in crust-runc.conf"
+	}
+	return ""
+}
+
 // errNoSandbox says that no live sandbox has the volume.
 var errNoSandbox = errors.New("no live sandbox has the volume mounted")
 
@@ -116,7 +124,7 @@ func findHolder(dir *abi.Dir, flags int) (holder, error) {
 			continue
 		}
 		if err != nil {
-			return holder{}, fmt.Errorf("sandbox %s: its mount of the volume cannot be opened: %w", id, err)
+			return holder{}, fmt.Errorf("sandbox %s: its mount of the volume cannot be opened: %w%s", id, err, hint(err))
 		}
 		if mounted, err := isMounted(fd); err == nil && mounted {
 			return holder{sandbox: id, pause: p, root: fd}, nil

@@ -32,6 +32,7 @@ func wanted() []string {
 		"/usr/lib/systemd/system/crust-proxy.service",
 		"/usr/lib/systemd/system/crust-proxy-runtime.socket",
 		"/usr/lib/systemd/system/crust-proxy-admin.socket",
+		"/usr/share/crust-proxy/crust-runc.conf",
 		"/usr/share/bash-completion/completions/crustctl",
 		"/usr/share/fish/vendor_completions.d/crustctl.fish",
 		"/usr/share/doc/crust-proxy/README.md",
