@@ -91,31 +91,6 @@ type Devices struct {
 	Classes []string `json:"classes"`
 }
 
-// Handlers are the runtime handlers.
-type Handlers struct {
-	// Default serves instructions that name no handler.
-	Default string `json:"default"`
-	Kata    Kata   `json:"kata"`
-}
-
-// Kata is the handler for both Kata runtimes.
-type Kata struct {
-	Enabled bool `json:"enabled"`
-	// DirectVolumes is where Kata looks for mountInfo.json.
-	DirectVolumes string `json:"directVolumes"`
-	// GoSandboxes and RustSandboxes hold the sockets of the two shims.
-	GoSandboxes   string `json:"goSandboxes"`
-	RustSandboxes string `json:"rustSandboxes"`
-	// SharedSandboxes holds the shared folders of runtime-rs.
-	SharedSandboxes string `json:"sharedSandboxes"`
-	// TempDir is where volumes are made ready, on the filesystem of
-	// DirectVolumes and outside it; empty means the run directory, or a place
-	// beside DirectVolumes.
-	TempDir string `json:"tempDir"`
-	// Filesystems are those that the guest can mount.
-	Filesystems []string `json:"filesystems"`
-}
-
 // Containerd is the container runtime to ask for sandboxes.
 type Containerd struct {
 	// Socket is containerd's; empty is off.
@@ -205,6 +180,7 @@ func (c Config) complete() Config {
 	if c.Devices.Roots == nil {
 		c.Devices.Roots = []string{"/dev", filepath.Join(c.KubeletRoot, "plugins")}
 	}
+	c.Handlers.complete()
 	c.Front.complete(c.KubeletRoot)
 	return c
 }
@@ -218,14 +194,10 @@ func base() Config {
 		AdminSocket:   Socket{Mode: "0600"},
 		Authorization: Authorization{Runtime: root, Admin: root, CSI: root},
 		Devices:       Devices{Images: []string{}, Classes: []string{}},
-		Handlers: Handlers{Default: "kata", Kata: Kata{
-			Enabled: true, DirectVolumes: "/run/kata-containers/shared/direct-volumes",
-			GoSandboxes: "/run/vc/sbs", RustSandboxes: "/run/kata",
-			SharedSandboxes: "/run/kata-containers/shared/sandboxes", Filesystems: []string{"ext4", "xfs", "btrfs"},
-		}},
-		Front:      Front{DefaultFSType: "ext4", DriverTimeout: Duration(2 * time.Minute)},
-		Policy:     Policy{Format: deferral.FormatHost, Rules: []Rule{}},
-		Containerd: Containerd{Socket: "/run/containerd/containerd.sock", Namespace: "k8s.io"},
+		Handlers:      baseHandlers(),
+		Front:         Front{DefaultFSType: "ext4", DriverTimeout: Duration(2 * time.Minute)},
+		Policy:        Policy{Format: deferral.FormatHost, Rules: []Rule{}},
+		Containerd:    Containerd{Socket: "/run/containerd/containerd.sock", Namespace: "k8s.io"},
 		Relay: Relay{
 			StatsTimeout: Duration(10 * time.Second), ExpandTimeout: Duration(time.Minute),
 			Concurrency: 64, SlowAfter: Duration(time.Second), MaxSlow: 1024,

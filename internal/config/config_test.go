@@ -2,8 +2,10 @@ package config
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -67,6 +69,17 @@ func TestBadFilesAreRefusedByKey(t *testing.T) {
 		"devices: {images: [/]}":                                                    "devices.images",
 		"handlers: {default: runc}":                                                 "handlers.default",
 		"handlers: {kata: {enabled: false}}":                                        "handlers.kata.enabled",
+		"handlers: {kata: {filesystems: []}}":                                       "handlers.kata.filesystems",
+		"handlers: {default: crust}":                                                "handlers.default",
+		"handlers: {default: kata, kata: {enabled: false}, crust: {enabled: true}}": "handlers.default",
+		"handlers: {crust: {enabled: true, root: run}}":                             "handlers.crust.root",
+		"handlers: {crust: {programs: [crust-runc]}}":                               "handlers.crust.programs[0]",
+		"handlers: {crust: {programs: [], socketDirs: []}}":                         "handlers.crust.programs",
+		"handlers: {crust: {socketDirs: [/run/../x]}}":                              "handlers.crust.socketDirs[0]",
+		"handlers: {crust: {tempDir: /run/crust/tmp}}":                              "handlers.crust.tempDir",
+		"handlers: {crust: {filesystems: [EXT4]}}":                                  "handlers.crust.filesystems[0]",
+		"handlers: {crust: {root: /run/kata-containers}}":                           "handlers.crust.root",
+		"handlers: {crust: {program: [/x]}}":                                        "handlers.crust.program: unknown key",
 		"handlers: {kata: {filesystems: [\"a,b\"]}}":                                "handlers.kata.filesystems[0]",
 		"handlers: {kata: {tempDir: /run/kata-containers/shared/direct-volumes/x}}": "handlers.kata.tempDir",
 		"relay: {statsTimeout: 3}":                                                  "relay.statsTimeout",
@@ -109,6 +122,23 @@ func TestBadFilesAreRefusedByKey(t *testing.T) {
 	}
 	if _, err := load(t, "", "--config", "/does/not/exist"); err == nil {
 		t.Error("a missing file was taken")
+	}
+}
+
+func TestEitherHandlerCanBeOff(t *testing.T) {
+	for file, want := range map[string]string{
+		"handlers: {kata: {enabled: false}, crust: {enabled: true}}":  "crust [crust]",
+		"handlers: {crust: {enabled: true}}":                          "kata [kata crust]",
+		"handlers: {default: crust, crust: {enabled: true}}":          "crust [kata crust]",
+		"handlers: {crust: {enabled: false, programs: [/opt/a, /b]}}": "kata [kata]",
+	} {
+		got, err := load(t, file)
+		if err != nil || fmt.Sprint(got.Handlers.Default, " ", got.Handlers.names()) != want {
+			t.Errorf("%s: %v %v, %v", file, got.Handlers.Default, got.Handlers.names(), err)
+		}
+	}
+	if _, restart := Reloadable(Default(), Config{Handlers: Handlers{Crust: Crust{Root: "/x"}}}); !slices.Contains(restart, "handlers.crust.root") {
+		t.Errorf("a change of the root is not told to need a restart: %v", restart)
 	}
 }
 

@@ -109,12 +109,3 @@ func (p Policy) validate(handlers []string) error {
 	}
 	return p.Deferral().Validate(handlers)
 }
-
-// names are the handlers that are configured.
-func (h Handlers) names() []string {
-	var names []string
-	if h.Kata.Enabled {
-		names = append(names, "kata")
-	}
-	return names
-}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -122,41 +121,6 @@ func (d Devices) validate() error {
 		err = errors.Join(err, errors.New("devices.images: / would make every file of the node a disk"))
 	}
 	return err
-}
-
-var fsForm = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,31}$`)
-
-func (h Handlers) validate() error {
-	err := oneOf("handlers.default", h.Default, "kata")
-	if !h.Kata.Enabled {
-		return errors.Join(err, errors.New("handlers.kata.enabled: no handler would be left"))
-	}
-	k := h.Kata
-	err = errors.Join(err,
-		absolute("handlers.kata.directVolumes", k.DirectVolumes),
-		absolute("handlers.kata.goSandboxes", k.GoSandboxes),
-		absolute("handlers.kata.rustSandboxes", k.RustSandboxes),
-		absolute("handlers.kata.sharedSandboxes", k.SharedSandboxes))
-	if k.TempDir != "" {
-		err = errors.Join(err, absolute("handlers.kata.tempDir", k.TempDir), outside(k))
-	}
-	if len(k.Filesystems) == 0 {
-		err = errors.Join(err, errors.New("handlers.kata.filesystems: no volume could ever be deferred"))
-	}
-	for i, fs := range k.Filesystems {
-		if !fsForm.MatchString(fs) {
-			err = errors.Join(err, fmt.Errorf("handlers.kata.filesystems[%d]: %q is not a filesystem's name", i, fs))
-		}
-	}
-	return err
-}
-
-// outside keeps our files out of Kata's tree, where every name counts.
-func outside(k Kata) error {
-	if within(k.DirectVolumes, k.TempDir) {
-		return fmt.Errorf("handlers.kata.tempDir: %q lies in directVolumes, where Kata takes every file for a sandbox", k.TempDir)
-	}
-	return nil
 }
 
 // within tells whether path is dir or lies below it; both are absolute and clean.

@@ -1,0 +1,156 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+)
+
+// Handlers are the runtime handlers.
+type Handlers struct {
+	// Default serves instructions that name no handler; unless set, Kata where it
+	// is on.
+	Default string `json:"default"`
+	Kata    Kata   `json:"kata"`
+	Crust   Crust  `json:"crust"`
+}
+
+// Kata is the handler for both Kata runtimes.
+type Kata struct {
+	Enabled bool `json:"enabled"`
+	// DirectVolumes is where Kata looks for mountInfo.json.
+	DirectVolumes string `json:"directVolumes"`
+	// GoSandboxes and RustSandboxes hold the sockets of the two shims.
+	GoSandboxes   string `json:"goSandboxes"`
+	RustSandboxes string `json:"rustSandboxes"`
+	// SharedSandboxes holds the shared folders of runtime-rs.
+	SharedSandboxes string `json:"sharedSandboxes"`
+	// TempDir is where volumes are made ready, on the filesystem of
+	// DirectVolumes and outside it; empty means the run directory, or a place
+	// beside DirectVolumes.
+	TempDir string `json:"tempDir"`
+	// Filesystems are those that the guest can mount.
+	Filesystems []string `json:"filesystems"`
+}
+
+// Crust is the handler for runtimes that speak the directory ABI, such as
+// crust-runc.
+type Crust struct {
+	Enabled bool `json:"enabled"`
+	// Root is where these runtimes look for volumes.
+	Root string `json:"root"`
+	// TempDir is where volumes are made ready, on the filesystem of Root and
+	// outside it; empty means the run directory, or a place beside Root.
+	TempDir string `json:"tempDir"`
+	// Programs are the runtimes' programs that may be run.
+	Programs []string `json:"programs"`
+	// SocketDirs hold the sockets of runtimes that offer one.
+	SocketDirs []string `json:"socketDirs"`
+	// Filesystems are those that the runtimes can mount.
+	Filesystems []string `json:"filesystems"`
+}
+
+// The names of the handlers.
+const (
+	kataName  = "kata"
+	crustName = "crust"
+)
+
+func baseHandlers() Handlers {
+	return Handlers{
+		Kata: Kata{
+			Enabled: true, DirectVolumes: "/run/kata-containers/shared/direct-volumes",
+			GoSandboxes: "/run/vc/sbs", RustSandboxes: "/run/kata",
+			SharedSandboxes: "/run/kata-containers/shared/sandboxes", Filesystems: []string{"ext4", "xfs", "btrfs"},
+		},
+		Crust: Crust{
+			Root: "/run/crust", Programs: []string{"/usr/bin/crust-runc"}, SocketDirs: []string{"/run/crust-runc"},
+			Filesystems: []string{"ext4", "xfs", "btrfs"},
+		},
+	}
+}
+
+func (h *Handlers) complete() {
+	if h.Default == "" && !h.Kata.Enabled && h.Crust.Enabled {
+		h.Default = crustName
+	}
+	if h.Default == "" {
+		h.Default = kataName
+	}
+}
+
+// names are the handlers that are configured.
+func (h Handlers) names() []string {
+	var names []string
+	if h.Kata.Enabled {
+		names = append(names, kataName)
+	}
+	if h.Crust.Enabled {
+		names = append(names, crustName)
+	}
+	return names
+}
+
+func (h Handlers) validate() error {
+	err := errors.Join(h.Kata.validate(), h.Crust.validate())
+	on := h.names()
+	if len(on) == 0 {
+		return errors.Join(err, errors.New("handlers.kata.enabled: no handler would be left: enable it, or handlers.crust"))
+	}
+	if within(h.Kata.DirectVolumes, h.Crust.Root) || within(h.Crust.Root, h.Kata.DirectVolumes) {
+		err = errors.Join(err, fmt.Errorf("handlers.crust.root: %q and handlers.kata.directVolumes lie in each other", h.Crust.Root))
+	}
+	return errors.Join(err, oneOf("handlers.default", h.Default, on...))
+}
+
+func (k Kata) validate() error {
+	const key = "handlers.kata."
+	err := errors.Join(
+		absolute(key+"directVolumes", k.DirectVolumes),
+		absolute(key+"goSandboxes", k.GoSandboxes),
+		absolute(key+"rustSandboxes", k.RustSandboxes),
+		absolute(key+"sharedSandboxes", k.SharedSandboxes),
+		filesystems(key+"filesystems", k.Filesystems))
+	if k.TempDir != "" {
+		err = errors.Join(err, absolute(key+"tempDir", k.TempDir))
+	}
+	// Our files stay out of Kata's tree, where every name counts.
+	if k.TempDir != "" && within(k.DirectVolumes, k.TempDir) {
+		err = errors.Join(err, fmt.Errorf(key+"tempDir: %q lies in directVolumes, where Kata takes every file for a sandbox", k.TempDir))
+	}
+	return err
+}
+
+func (c Crust) validate() error {
+	const key = "handlers.crust."
+	err := errors.Join(
+		absolute(key+"root", c.Root),
+		absoluteAll(key+"programs", c.Programs),
+		absoluteAll(key+"socketDirs", c.SocketDirs),
+		filesystems(key+"filesystems", c.Filesystems))
+	if c.TempDir != "" {
+		err = errors.Join(err, absolute(key+"tempDir", c.TempDir))
+	}
+	if c.TempDir != "" && within(c.Root, c.TempDir) {
+		err = errors.Join(err, fmt.Errorf(key+"tempDir: %q lies in root, where runtimes look for volumes", c.TempDir))
+	}
+	if len(c.Programs)+len(c.SocketDirs) == 0 {
+		err = errors.Join(err, errors.New(key+"programs: no sandbox could ever be asked: name programs, or socketDirs"))
+	}
+	return err
+}
+
+var fsForm = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,31}$`)
+
+func filesystems(key string, names []string) error {
+	if len(names) == 0 {
+		return fmt.Errorf("%s: no volume could ever be deferred", key)
+	}
+	var err error
+	for i, fs := range names {
+		if !fsForm.MatchString(fs) {
+			err = errors.Join(err, fmt.Errorf("%s[%d]: %q is not a filesystem's name", key, i, fs))
+		}
+	}
+	return err
+}
