@@ -38,23 +38,27 @@ func crustMain(args []string, stdout, stderr io.Writer) int {
 		_, _ = io.WriteString(stdout, crustUsage)
 		return abi.ExitOK
 	}
-	cfg, err := loadConfig(os.Getenv)
-	if err == nil {
-		err = crustCommand(cfg, args, stdout)
-	}
+	err := crustCommand(args, stdout)
 	if err != nil {
 		_, _ = fmt.Fprintln(stderr, "crust-runc:", err)
 	}
 	return exitStatus(err)
 }
 
-func crustCommand(cfg Config, args []string, stdout io.Writer) error {
+func crustCommand(args []string, stdout io.Writer) error {
 	if len(args) == 0 {
 		return errUsage
 	}
 	command, args := args[0], args[1:]
 	if wanted, known := argumentCount[command]; !known || len(args) != wanted {
 		return errUsage
+	}
+	if command == commandWatch {
+		return fsops.Watch(args) // it has all that it needs, and an empty environment
+	}
+	cfg, err := loadConfig(os.Getenv)
+	if err != nil {
+		return err
 	}
 	if command == commandAgent {
 		return runAgent(cfg)
@@ -69,7 +73,7 @@ func crustCommand(cfg Config, args []string, stdout io.Writer) error {
 const commandAgent = "agent"
 
 var argumentCount = map[string]int{
-	abi.Stats: 1, abi.Resize: 3, abi.Freeze: 2, abi.Thaw: 1, commandAgent: 0,
+	abi.Stats: 1, abi.Resize: 3, abi.Freeze: 2, abi.Thaw: 1, commandAgent: 0, commandWatch: 3,
 }
 
 func askVolume(o ops, command string, args []string) (any, error) {

@@ -45,6 +45,8 @@ func TestExitStatus(t *testing.T) {
 		"relative":           {[]string{"stats", "a"}, abi.ExitUsage, "absolute"},
 		"unknown volume":     {[]string{"stats", "/b"}, abi.ExitNoSandbox, "/b"},
 		"no sandbox":         {[]string{"stats", target}, abi.ExitNoSandbox, target},
+		"no sandbox, freeze": {[]string{"freeze", target, "5"}, abi.ExitNoSandbox, target},
+		"not frozen":         {[]string{"thaw", target}, abi.ExitRefused, "not frozen"},
 		"no sandbox, resize": {[]string{"resize", target, "0", "0"}, abi.ExitNoSandbox, target},
 	} {
 		status, out, told := crust(t, root, c.args...)

@@ -95,7 +95,7 @@ func toStatus(err error) error {
 	is, known := code[exitStatus(err)]
 	switch {
 	case known:
-	case errors.Is(err, fsops.ErrFrozen):
+	case errors.Is(err, fsops.ErrFrozen), errors.Is(err, fsops.ErrNotFrozen):
 		is = codes.FailedPrecondition
 	default:
 		is = codes.Internal
