@@ -22,8 +22,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/front"
 	"github.com/crust-proxy/crust-proxy/pkg/front/registry"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/kata"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 )
 
@@ -41,14 +39,14 @@ type daemon struct {
 	notify    *systemd.Notifier
 	passed    *systemd.Inherited
 
-	kata    *kata.Handler
-	tracker tracker
-	broker  *deferral.Broker
-	relay   *stats.Relay
-	hub     *api.Hub
-	node    *api.Node
-	front   *front.Front       // nil where the front is off
-	drivers *registry.Registry // nil where the front is off
+	handlers handlers
+	tracker  tracker
+	broker   *deferral.Broker
+	relay    *stats.Relay
+	hub      *api.Hub
+	node     *api.Node
+	front    *front.Front       // nil where the front is off
+	drivers  *registry.Registry // nil where the front is off
 
 	runtimeCallers *peercred.Authorizer
 	adminCallers   *peercred.Authorizer
@@ -125,7 +123,7 @@ func (d *daemon) buildCore(ctx context.Context) error {
 	cfg := d.cfg.Load()
 	var err error
 	d.tracker = d.newTracker(cfg)
-	if d.kata, err = d.newKata(cfg); err != nil {
+	if d.handlers, err = d.newHandlers(cfg); err != nil {
 		return err
 	}
 	prepare, err := newPreparer(cfg, d.log)
@@ -134,8 +132,8 @@ func (d *daemon) buildCore(ctx context.Context) error {
 	}
 	d.broker, err = deferral.NewBroker(deferral.Config{
 		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, Devices: devicePolicy(cfg),
-		Handlers: []deferral.Projector{d.kata}, DefaultHandler: cfg.Handlers.Default,
-		Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.kata.Adopted, Preparer: prepare,
+		Handlers: d.handlers.projectors(), DefaultHandler: cfg.Handlers.Default,
+		Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.handlers.adopted, Preparer: prepare,
 		OnChange:    d.changed,
 		OnPublished: func(v *deferral.Volume) { d.metrics.Published(v.Driver, v.Handler) },
 		OnRefused:   func(kind deferral.Kind) { d.metrics.ClaimRefused(kind.String()) },
@@ -144,9 +142,7 @@ func (d *daemon) buildCore(ctx context.Context) error {
 		return err
 	}
 	d.relay = stats.New(relayLimits(cfg), d.asked)
-	d.node = &api.Node{
-		Broker: d.broker, Relay: d.relay, Handlers: map[string]runtime.Handler{d.kata.Name(): d.kata},
-	}
+	d.node = &api.Node{Broker: d.broker, Relay: d.relay, Handlers: d.handlers.byName()}
 	if err := d.metrics.CountVolumes(d.countVolumes); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
@@ -159,7 +155,7 @@ func (d *daemon) buildCore(ctx context.Context) error {
 // takeUp loads the records and puts the node right before anything is served.
 func (d *daemon) takeUp(ctx context.Context) error {
 	start := time.Now()
-	d.kata.TakeUp()
+	d.handlers.takeUp()
 	if err := d.broker.Load(ctx); err != nil {
 		return err
 	}
@@ -180,7 +176,9 @@ func (d *daemon) takeUp(ctx context.Context) error {
 func (d *daemon) live(ctx context.Context, servers *servers) error {
 	cfg := d.cfg.Load()
 	group := run.New(ctx)
-	group.Go("kata", d.kata)
+	for _, h := range d.handlers {
+		group.Go(h.Name(), h)
+	}
 	if d.tracker != nil {
 		group.Go("containerd", d.tracker)
 	}

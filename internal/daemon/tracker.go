@@ -16,9 +16,9 @@ type tracker interface {
 
 // newTracker gives nil where no container runtime is configured.
 func (d *daemon) newTracker(cfg *config.Config) tracker {
-	// The handler is made after the tracker, and before the tracker runs.
-	added := func(podUID, id string) { d.kata.SandboxAdded(podUID, id) }
-	gone := func(id string) { d.kata.SandboxGone(id) }
+	// The handlers are made after the tracker, and before the tracker runs.
+	added := func(podUID, id string) { d.handlers.sandboxAdded(podUID, id) }
+	gone := func(id string) { d.handlers.sandboxGone(id) }
 	switch {
 	case cfg.Containerd.Socket != "":
 		return sandbox.New(sandbox.Config{
