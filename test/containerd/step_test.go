@@ -1,0 +1,76 @@
+//go:build system
+
+package containerd
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/crinode"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// steps are the places in crust-runc at which it is killed, in their order.
+var steps = []string{"crust-runc-mounted", "crust-runc-attached", "crust-runc-bound", "crust-runc-placed"}
+
+// TestCrustRuncKilledAtEveryStep kills crust-runc while it sets up a container.
+// The container does not start; kubelet's next attempt does, and so does another
+// pod after one that never had a container.
+func TestCrustRuncKilledAtEveryStep(t *testing.T) {
+	// Where the file is, crust-runc dies at the place that it names.
+	dir := t.TempDir()
+	where, wrapper := dir+"/where", dir+"/crust-runc"
+	program := harness.Program(t, "crust-runc")
+	script := fmt.Sprintf("#!/bin/sh\nif [ -f %s ]; then CRUST_FAILPOINTS=$(cat %s)=kill; export CRUST_FAILPOINTS; fi\nexec %s \"$@\"\n", where, where, program)
+	must(t, os.WriteFile(wrapper, []byte(script), 0o755)) //nolint:gosec // a program
+	r := &rig{t: t, program: program, node: newNode(t, "installed", map[string]string{"crust": wrapper})}
+	t.Cleanup(r.killAgents)
+	r.d = harness.NewDaemon(t)
+	r.d.Containerd = r.node.Socket
+	r.d.Handlers = "default: crust\ncrust: {enabled: true, programs: [" + program + "]}"
+	r.d.Start()
+	for i, step := range steps {
+		t.Run(step, func(t *testing.T) {
+			r := r.of(t)
+			v := r.staged(fmt.Sprintf("pod-%d", i), filesystems[i%len(filesystems)])
+			pod := r.pod(v.pod)
+			must(t, os.WriteFile(where, []byte(step), 0o600))
+			_, err := pod.Run(r.ctx(), crinode.Container{Name: "main", Mounts: []crinode.Mount{at(v.target)}})
+			must(t, os.Remove(where))
+			if err == nil {
+				t.Fatalf("the container runs, and crust-runc was to die at %s", step)
+			}
+			v.wantUnseen()
+			id, err := pod.Run(r.ctx(), crinode.Container{Name: "main", Attempt: 1, Mounts: []crinode.Mount{at(v.target)}})
+			must(t, err)
+			sum := r.write(id, "/data/blob")
+			v.wantStats(id)
+			r.remove(pod)
+			v.unstage()
+			v.check()
+			r.killedForGood(v, where, step)
+			v.wantSum("blob", sum)
+		})
+	}
+	r.d.WantClean()
+}
+
+// killedForGood has a pod that never gets a container: its volume is free again
+// when it is removed.
+func (r *rig) killedForGood(v *volume, where, step string) {
+	r.t.Helper()
+	v.pod += "-unlucky"
+	v.stage()
+	pod := r.pod(v.pod)
+	must(r.t, os.WriteFile(where, []byte(step), 0o600))
+	for attempt := range uint32(2) {
+		if _, err := pod.Run(r.ctx(), crinode.Container{Name: "main", Attempt: attempt, Mounts: []crinode.Mount{at(v.target)}}); err == nil {
+			r.t.Errorf("a container runs, and crust-runc was to die at %s", step)
+		}
+	}
+	must(r.t, os.Remove(where))
+	r.remove(pod)
+	v.unstage()
+	v.check()
+}
