@@ -112,3 +112,18 @@ func TestSandboxesThatAreNoContainersAreWarnedOf(t *testing.T) {
 		})
 	}
 }
+
+// Whatever containerd keeps with a sandbox, its handler is a plain name or not
+// known.
+func FuzzHandlerOf(f *testing.F) {
+	f.Add([]byte(written))
+	f.Add([]byte(`{"Version":"v1","Metadata":{"RuntimeHandler":"a/../b"}}`))
+	f.Add([]byte(`{"Version":"v1","Metadata":null}`))
+	live := newLive("containerd", nil, nil, zap.NewNop())
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		handler := live.handlerOf(&containersapi.Container{Extensions: withMetadata(string(raw))})
+		if handler != nil && (strings.ContainsAny(*handler, "/\x00\n ") || len(*handler) > 128 || strings.HasPrefix(*handler, ".")) {
+			t.Errorf("%q is taken for a handler", *handler)
+		}
+	})
+}
