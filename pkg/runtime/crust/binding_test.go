@@ -211,6 +211,27 @@ func TestClearingWaitsForTheLock(t *testing.T) {
 	}
 }
 
+// A handler that is about to say how to ask is waited for.
+func TestHalfABindingIsWaitedFor(t *testing.T) {
+	b := newBench(t, byProgram)
+	v := published(t, b, "a")
+	b.startSandbox(t, v, "sb1")
+	dir, err := abi.Open(b.cfg.Root, string(v.Key))
+	must(t, err)
+	defer func() { must(t, dir.Close()) }()
+	must(t, dir.Lock(time.Second))
+	must(t, dir.Remove(abi.CLIName))
+	done := make(chan error, 1)
+	go func() { _, err := b.h.Stats(t.Context(), v); done <- err }()
+	time.Sleep(20 * time.Millisecond)
+	must(t, dir.Put(abi.CLIName, []byte(b.cfg.Programs[0]+"\n")))
+	must(t, dir.Unlock())
+	must(t, <-done)
+	must(t, dir.Remove(abi.CLIName))
+	_, err = b.h.Stats(t.Context(), v)
+	wantError(t, err, deferral.Unsupported, v, "sb1", "cannot be asked")
+}
+
 func TestSandboxOfAnotherPodIsNotBelieved(t *testing.T) {
 	b, known, _ := newWatchedBench(t)
 	v := published(t, b, "a")

@@ -64,10 +64,8 @@ func kindOfExit(code int) deferral.Kind {
 	switch code {
 	case abi.ExitNoSandbox:
 		return deferral.NoSandbox
-	case abi.ExitUnsupported:
+	case abi.ExitUnsupported, abi.ExitUsage: // our arguments are right: it does not know the question
 		return deferral.Unsupported
-	case abi.ExitUsage:
-		return deferral.Invalid
 	default: // also abi.ExitOutOfRange: the text says which sizes can be
 		return deferral.Refused
 	}

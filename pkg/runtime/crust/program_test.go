@@ -57,7 +57,7 @@ func TestAnswersOfPrograms(t *testing.T) {
 	}{
 		"refusal":            {"echo no such luck >&2; echo more >&2; exit 1", deferral.Refused, "no such luck"},
 		"another code":       {"exit 77", deferral.Refused, "no reason"},
-		"bad arguments":      {"exit 2", deferral.Invalid, "stats"},
+		"unknown word":       {"exit 2", deferral.Unsupported, "stats"},
 		"unsupported":        {"echo not this filesystem >&2; exit 4", deferral.Unsupported, "not this filesystem"},
 		"out of range":       {"echo too small >&2; exit 5", deferral.Refused, "too small"},
 		"killed":             {"kill -9 $$", deferral.Refused, "signal killed"},

@@ -47,11 +47,25 @@ func (h *Handler) look(v *deferral.Volume) (*sight, error) {
 	for _, id := range s.ids {
 		s.files[id], _ = h.identify(v.Key, id)
 	}
+	s.readLines(dir)
+	if len(s.ids) > 0 && s.cli == "" && s.unread == nil {
+		// A handler writes its id first and its program last. Whoever has the lock has
+		// seen it end.
+		s.unread = dir.Lock(lockTime)
+		if s.unread == nil {
+			s.readLines(dir)
+			s.unread = errors.Join(s.unread, dir.Unlock())
+		}
+	}
+	return s, nil
+}
+
+// readLines reads how the handler wants to be asked.
+func (s *sight) readLines(dir *abi.Dir) {
 	var cliErr, socketErr error
 	s.cli, cliErr = line(dir, abi.CLIName)
 	s.socket, socketErr = line(dir, abi.SocketName)
 	s.unread = errors.Join(cliErr, socketErr)
-	return s, nil
 }
 
 // line reads a file that need not be there.
