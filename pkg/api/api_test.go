@@ -57,6 +57,7 @@ func (a *adopting) Binding(v *deferral.Volume) (runtime.Binding, bool) {
 // served is both servers on a real socket.
 type served struct {
 	handler  *adopting
+	node     *Node
 	hub      *Hub
 	kubelet  string
 	conn     *grpc.ClientConn
@@ -84,6 +85,7 @@ func serve(t *testing.T, pods ...string) *served {
 	node := &Node{Broker: broker, Handlers: map[string]runtime.Handler{"kata": s.handler}, Relay: stats.New(stats.Limits{
 		StatsTimeout: time.Second, ExpandTimeout: time.Second, Concurrency: 4, SlowAfter: time.Second, MaxSlow: 4,
 	}, nil)}
+	s.node = node
 	server := grpc.NewServer(ServerOption())
 	(&RuntimeServer{Node: node}).Register(server)
 	s.drivers.Store(&[]DriverState{})

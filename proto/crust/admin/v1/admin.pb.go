@@ -1359,6 +1359,181 @@ func (x *ExpandVolumeResponse) GetCapacityBytes() int64 {
 	return 0
 }
 
+// FreezeVolumeRequest names a volume and a time.
+type FreezeVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// volume is as in GetVolumeRequest.
+	Volume string `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	// timeout is when writes go on by themselves, in whole seconds; required.
+	Timeout       *durationpb.Duration `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreezeVolumeRequest) Reset() {
+	*x = FreezeVolumeRequest{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreezeVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreezeVolumeRequest) ProtoMessage() {}
+
+func (x *FreezeVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreezeVolumeRequest.ProtoReflect.Descriptor instead.
+func (*FreezeVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *FreezeVolumeRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *FreezeVolumeRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+// FreezeVolumeResponse is empty: OK is the answer.
+type FreezeVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreezeVolumeResponse) Reset() {
+	*x = FreezeVolumeResponse{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreezeVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreezeVolumeResponse) ProtoMessage() {}
+
+func (x *FreezeVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreezeVolumeResponse.ProtoReflect.Descriptor instead.
+func (*FreezeVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+// ThawVolumeRequest names a volume.
+type ThawVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// volume is as in GetVolumeRequest.
+	Volume        string `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ThawVolumeRequest) Reset() {
+	*x = ThawVolumeRequest{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ThawVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ThawVolumeRequest) ProtoMessage() {}
+
+func (x *ThawVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ThawVolumeRequest.ProtoReflect.Descriptor instead.
+func (*ThawVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ThawVolumeRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+// ThawVolumeResponse is empty: OK is the answer.
+type ThawVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ThawVolumeResponse) Reset() {
+	*x = ThawVolumeResponse{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ThawVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ThawVolumeResponse) ProtoMessage() {}
+
+func (x *ThawVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ThawVolumeResponse.ProtoReflect.Descriptor instead.
+func (*ThawVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
 // ListHandlersRequest is empty.
 type ListHandlersRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1368,7 +1543,7 @@ type ListHandlersRequest struct {
 
 func (x *ListHandlersRequest) Reset() {
 	*x = ListHandlersRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1555,7 @@ func (x *ListHandlersRequest) String() string {
 func (*ListHandlersRequest) ProtoMessage() {}
 
 func (x *ListHandlersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1568,7 @@ func (x *ListHandlersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHandlersRequest.ProtoReflect.Descriptor instead.
 func (*ListHandlersRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 // ListHandlersResponse lists the handlers.
@@ -1407,7 +1582,7 @@ type ListHandlersResponse struct {
 
 func (x *ListHandlersResponse) Reset() {
 	*x = ListHandlersResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1419,7 +1594,7 @@ func (x *ListHandlersResponse) String() string {
 func (*ListHandlersResponse) ProtoMessage() {}
 
 func (x *ListHandlersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1432,7 +1607,7 @@ func (x *ListHandlersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHandlersResponse.ProtoReflect.Descriptor instead.
 func (*ListHandlersResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListHandlersResponse) GetHandlers() []*Handler {
@@ -1461,7 +1636,7 @@ type Handler struct {
 
 func (x *Handler) Reset() {
 	*x = Handler{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1473,7 +1648,7 @@ func (x *Handler) String() string {
 func (*Handler) ProtoMessage() {}
 
 func (x *Handler) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1486,7 +1661,7 @@ func (x *Handler) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Handler.ProtoReflect.Descriptor instead.
 func (*Handler) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Handler) GetName() string {
@@ -1533,7 +1708,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1545,7 +1720,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1558,7 +1733,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 // ListDriversResponse lists the drivers.
@@ -1574,7 +1749,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1586,7 +1761,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1599,7 +1774,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListDriversResponse) GetFrontEnabled() bool {
@@ -1651,7 +1826,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1663,7 +1838,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1676,7 +1851,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Driver) GetName() string {
@@ -1772,7 +1947,7 @@ type ReconcileRequest struct {
 
 func (x *ReconcileRequest) Reset() {
 	*x = ReconcileRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1784,7 +1959,7 @@ func (x *ReconcileRequest) String() string {
 func (*ReconcileRequest) ProtoMessage() {}
 
 func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1797,7 +1972,7 @@ func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileRequest.ProtoReflect.Descriptor instead.
 func (*ReconcileRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 // ReconcileResponse tells what was done.
@@ -1813,7 +1988,7 @@ type ReconcileResponse struct {
 
 func (x *ReconcileResponse) Reset() {
 	*x = ReconcileResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1825,7 +2000,7 @@ func (x *ReconcileResponse) String() string {
 func (*ReconcileResponse) ProtoMessage() {}
 
 func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1838,7 +2013,7 @@ func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileResponse.ProtoReflect.Descriptor instead.
 func (*ReconcileResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReconcileResponse) GetChecked() int64 {
@@ -1870,7 +2045,7 @@ type Repair struct {
 
 func (x *Repair) Reset() {
 	*x = Repair{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1882,7 +2057,7 @@ func (x *Repair) String() string {
 func (*Repair) ProtoMessage() {}
 
 func (x *Repair) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1895,7 +2070,7 @@ func (x *Repair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Repair.ProtoReflect.Descriptor instead.
 func (*Repair) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Repair) GetVolumeId() string {
@@ -2024,7 +2199,14 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\vlimit_bytes\x18\x03 \x01(\x03R\n" +
 	"limitBytes\"=\n" +
 	"\x14ExpandVolumeResponse\x12%\n" +
-	"\x0ecapacity_bytes\x18\x01 \x01(\x03R\rcapacityBytes\"\x15\n" +
+	"\x0ecapacity_bytes\x18\x01 \x01(\x03R\rcapacityBytes\"b\n" +
+	"\x13FreezeVolumeRequest\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x123\n" +
+	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\x16\n" +
+	"\x14FreezeVolumeResponse\"+\n" +
+	"\x11ThawVolumeRequest\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\"\x14\n" +
+	"\x12ThawVolumeResponse\"\x15\n" +
 	"\x13ListHandlersRequest\"K\n" +
 	"\x14ListHandlersResponse\x123\n" +
 	"\bhandlers\x18\x01 \x03(\v2\x17.crust.admin.v1.HandlerR\bhandlers\"\x81\x01\n" +
@@ -2067,7 +2249,7 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x12VOLUME_STATE_BOUND\x10\x02\x12\x19\n" +
 	"\x15VOLUME_STATE_DEGRADED\x10\x03\x12\x19\n" +
 	"\x15VOLUME_STATE_REMOVING\x10\x04\x12\x18\n" +
-	"\x14VOLUME_STATE_ADOPTED\x10\x052\x9b\x06\n" +
+	"\x14VOLUME_STATE_ADOPTED\x10\x052\xcb\a\n" +
 	"\x05Admin\x12J\n" +
 	"\aGetNode\x12\x1e.crust.admin.v1.GetNodeRequest\x1a\x1f.crust.admin.v1.GetNodeResponse\x12V\n" +
 	"\vListVolumes\x12\".crust.admin.v1.ListVolumesRequest\x1a#.crust.admin.v1.ListVolumesResponse\x12P\n" +
@@ -2075,6 +2257,9 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\fWatchVolumes\x12#.crust.admin.v1.WatchVolumesRequest\x1a$.crust.admin.v1.WatchVolumesResponse0\x01\x12_\n" +
 	"\x0eGetVolumeStats\x12%.crust.admin.v1.GetVolumeStatsRequest\x1a&.crust.admin.v1.GetVolumeStatsResponse\x12Y\n" +
 	"\fExpandVolume\x12#.crust.admin.v1.ExpandVolumeRequest\x1a$.crust.admin.v1.ExpandVolumeResponse\x12Y\n" +
+	"\fFreezeVolume\x12#.crust.admin.v1.FreezeVolumeRequest\x1a$.crust.admin.v1.FreezeVolumeResponse\x12S\n" +
+	"\n" +
+	"ThawVolume\x12!.crust.admin.v1.ThawVolumeRequest\x1a\".crust.admin.v1.ThawVolumeResponse\x12Y\n" +
 	"\fListHandlers\x12#.crust.admin.v1.ListHandlersRequest\x1a$.crust.admin.v1.ListHandlersResponse\x12V\n" +
 	"\vListDrivers\x12\".crust.admin.v1.ListDriversRequest\x1a#.crust.admin.v1.ListDriversResponse\x12P\n" +
 	"\tReconcile\x12 .crust.admin.v1.ReconcileRequest\x1a!.crust.admin.v1.ReconcileResponseBAZ?github.com/crust-proxy/crust-proxy/proto/crust/admin/v1;adminv1b\x06proto3"
@@ -2092,7 +2277,7 @@ func file_crust_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_crust_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(VolumeState)(0),               // 0: crust.admin.v1.VolumeState
 	(VolumeUsage_Unit)(0),          // 1: crust.admin.v1.VolumeUsage.Unit
@@ -2113,31 +2298,35 @@ var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(*GetVolumeStatsResponse)(nil), // 16: crust.admin.v1.GetVolumeStatsResponse
 	(*ExpandVolumeRequest)(nil),    // 17: crust.admin.v1.ExpandVolumeRequest
 	(*ExpandVolumeResponse)(nil),   // 18: crust.admin.v1.ExpandVolumeResponse
-	(*ListHandlersRequest)(nil),    // 19: crust.admin.v1.ListHandlersRequest
-	(*ListHandlersResponse)(nil),   // 20: crust.admin.v1.ListHandlersResponse
-	(*Handler)(nil),                // 21: crust.admin.v1.Handler
-	(*ListDriversRequest)(nil),     // 22: crust.admin.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),    // 23: crust.admin.v1.ListDriversResponse
-	(*Driver)(nil),                 // 24: crust.admin.v1.Driver
-	(*ReconcileRequest)(nil),       // 25: crust.admin.v1.ReconcileRequest
-	(*ReconcileResponse)(nil),      // 26: crust.admin.v1.ReconcileResponse
-	(*Repair)(nil),                 // 27: crust.admin.v1.Repair
-	nil,                            // 28: crust.admin.v1.GetNodeResponse.VolumesByStateEntry
-	(*timestamppb.Timestamp)(nil),  // 29: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 30: google.protobuf.Duration
+	(*FreezeVolumeRequest)(nil),    // 19: crust.admin.v1.FreezeVolumeRequest
+	(*FreezeVolumeResponse)(nil),   // 20: crust.admin.v1.FreezeVolumeResponse
+	(*ThawVolumeRequest)(nil),      // 21: crust.admin.v1.ThawVolumeRequest
+	(*ThawVolumeResponse)(nil),     // 22: crust.admin.v1.ThawVolumeResponse
+	(*ListHandlersRequest)(nil),    // 23: crust.admin.v1.ListHandlersRequest
+	(*ListHandlersResponse)(nil),   // 24: crust.admin.v1.ListHandlersResponse
+	(*Handler)(nil),                // 25: crust.admin.v1.Handler
+	(*ListDriversRequest)(nil),     // 26: crust.admin.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),    // 27: crust.admin.v1.ListDriversResponse
+	(*Driver)(nil),                 // 28: crust.admin.v1.Driver
+	(*ReconcileRequest)(nil),       // 29: crust.admin.v1.ReconcileRequest
+	(*ReconcileResponse)(nil),      // 30: crust.admin.v1.ReconcileResponse
+	(*Repair)(nil),                 // 31: crust.admin.v1.Repair
+	nil,                            // 32: crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	(*timestamppb.Timestamp)(nil),  // 33: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 34: google.protobuf.Duration
 }
 var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: crust.admin.v1.Volume.state:type_name -> crust.admin.v1.VolumeState
 	4,  // 1: crust.admin.v1.Volume.sandbox:type_name -> crust.admin.v1.Sandbox
-	29, // 2: crust.admin.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	33, // 2: crust.admin.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	5,  // 3: crust.admin.v1.Volume.usage:type_name -> crust.admin.v1.VolumeUsage
-	29, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
+	33, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
 	6,  // 5: crust.admin.v1.Volume.condition:type_name -> crust.admin.v1.VolumeCondition
-	29, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
-	29, // 7: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
+	33, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
+	33, // 7: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
 	1,  // 8: crust.admin.v1.VolumeUsage.unit:type_name -> crust.admin.v1.VolumeUsage.Unit
-	29, // 9: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
-	28, // 10: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	33, // 9: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
+	32, // 10: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
 	0,  // 11: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
 	3,  // 12: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
 	3,  // 13: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
@@ -2146,34 +2335,39 @@ var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	5,  // 16: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
 	6,  // 17: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
 	4,  // 18: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
-	30, // 19: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
-	21, // 20: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
-	24, // 21: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
-	29, // 22: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
-	27, // 23: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
-	7,  // 24: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
-	9,  // 25: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
-	11, // 26: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
-	13, // 27: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
-	15, // 28: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
-	17, // 29: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
-	19, // 30: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
-	22, // 31: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
-	25, // 32: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
-	8,  // 33: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
-	10, // 34: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
-	12, // 35: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
-	14, // 36: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
-	16, // 37: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
-	18, // 38: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
-	20, // 39: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
-	23, // 40: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
-	26, // 41: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
-	33, // [33:42] is the sub-list for method output_type
-	24, // [24:33] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	34, // 19: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
+	34, // 20: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
+	25, // 21: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
+	28, // 22: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
+	33, // 23: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
+	31, // 24: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
+	7,  // 25: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
+	9,  // 26: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
+	11, // 27: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
+	13, // 28: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
+	15, // 29: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
+	17, // 30: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
+	19, // 31: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
+	21, // 32: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
+	23, // 33: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
+	26, // 34: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
+	29, // 35: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
+	8,  // 36: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
+	10, // 37: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
+	12, // 38: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
+	14, // 39: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
+	16, // 40: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
+	18, // 41: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
+	20, // 42: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
+	22, // 43: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
+	24, // 44: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
+	27, // 45: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
+	30, // 46: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
+	36, // [36:47] is the sub-list for method output_type
+	25, // [25:36] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_crust_admin_v1_admin_proto_init() }
@@ -2187,7 +2381,7 @@ func file_crust_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crust_admin_v1_admin_proto_rawDesc), len(file_crust_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   26,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -31,6 +31,8 @@ const (
 	Admin_WatchVolumes_FullMethodName   = "/crust.admin.v1.Admin/WatchVolumes"
 	Admin_GetVolumeStats_FullMethodName = "/crust.admin.v1.Admin/GetVolumeStats"
 	Admin_ExpandVolume_FullMethodName   = "/crust.admin.v1.Admin/ExpandVolume"
+	Admin_FreezeVolume_FullMethodName   = "/crust.admin.v1.Admin/FreezeVolume"
+	Admin_ThawVolume_FullMethodName     = "/crust.admin.v1.Admin/ThawVolume"
 	Admin_ListHandlers_FullMethodName   = "/crust.admin.v1.Admin/ListHandlers"
 	Admin_ListDrivers_FullMethodName    = "/crust.admin.v1.Admin/ListDrivers"
 	Admin_Reconcile_FullMethodName      = "/crust.admin.v1.Admin/Reconcile"
@@ -56,6 +58,13 @@ type AdminClient interface {
 	GetVolumeStats(ctx context.Context, in *GetVolumeStatsRequest, opts ...grpc.CallOption) (*GetVolumeStatsResponse, error)
 	// ExpandVolume asks the sandbox of a volume to grow its filesystem.
 	ExpandVolume(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*ExpandVolumeResponse, error)
+	// FreezeVolume holds all writes to a volume, its filesystem consistent on the
+	// device, until ThawVolume or until the time is over, whatever dies meanwhile.
+	// UNIMPLEMENTED where the volume's runtime cannot.
+	FreezeVolume(ctx context.Context, in *FreezeVolumeRequest, opts ...grpc.CallOption) (*FreezeVolumeResponse, error)
+	// ThawVolume lets writes go on. A volume that was not frozen up to now is an
+	// error: what was done to it meanwhile may be of different times.
+	ThawVolume(ctx context.Context, in *ThawVolumeRequest, opts ...grpc.CallOption) (*ThawVolumeResponse, error)
 	// ListHandlers shows the runtime handlers and whether they can work.
 	ListHandlers(ctx context.Context, in *ListHandlersRequest, opts ...grpc.CallOption) (*ListHandlersResponse, error)
 	// ListDrivers shows the CSI drivers that the front stands before.
@@ -141,6 +150,26 @@ func (c *adminClient) ExpandVolume(ctx context.Context, in *ExpandVolumeRequest,
 	return out, nil
 }
 
+func (c *adminClient) FreezeVolume(ctx context.Context, in *FreezeVolumeRequest, opts ...grpc.CallOption) (*FreezeVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FreezeVolumeResponse)
+	err := c.cc.Invoke(ctx, Admin_FreezeVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ThawVolume(ctx context.Context, in *ThawVolumeRequest, opts ...grpc.CallOption) (*ThawVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ThawVolumeResponse)
+	err := c.cc.Invoke(ctx, Admin_ThawVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) ListHandlers(ctx context.Context, in *ListHandlersRequest, opts ...grpc.CallOption) (*ListHandlersResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListHandlersResponse)
@@ -191,6 +220,13 @@ type AdminServer interface {
 	GetVolumeStats(context.Context, *GetVolumeStatsRequest) (*GetVolumeStatsResponse, error)
 	// ExpandVolume asks the sandbox of a volume to grow its filesystem.
 	ExpandVolume(context.Context, *ExpandVolumeRequest) (*ExpandVolumeResponse, error)
+	// FreezeVolume holds all writes to a volume, its filesystem consistent on the
+	// device, until ThawVolume or until the time is over, whatever dies meanwhile.
+	// UNIMPLEMENTED where the volume's runtime cannot.
+	FreezeVolume(context.Context, *FreezeVolumeRequest) (*FreezeVolumeResponse, error)
+	// ThawVolume lets writes go on. A volume that was not frozen up to now is an
+	// error: what was done to it meanwhile may be of different times.
+	ThawVolume(context.Context, *ThawVolumeRequest) (*ThawVolumeResponse, error)
 	// ListHandlers shows the runtime handlers and whether they can work.
 	ListHandlers(context.Context, *ListHandlersRequest) (*ListHandlersResponse, error)
 	// ListDrivers shows the CSI drivers that the front stands before.
@@ -224,6 +260,12 @@ func (UnimplementedAdminServer) GetVolumeStats(context.Context, *GetVolumeStatsR
 }
 func (UnimplementedAdminServer) ExpandVolume(context.Context, *ExpandVolumeRequest) (*ExpandVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExpandVolume not implemented")
+}
+func (UnimplementedAdminServer) FreezeVolume(context.Context, *FreezeVolumeRequest) (*FreezeVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FreezeVolume not implemented")
+}
+func (UnimplementedAdminServer) ThawVolume(context.Context, *ThawVolumeRequest) (*ThawVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ThawVolume not implemented")
 }
 func (UnimplementedAdminServer) ListHandlers(context.Context, *ListHandlersRequest) (*ListHandlersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListHandlers not implemented")
@@ -356,6 +398,42 @@ func _Admin_ExpandVolume_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_FreezeVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FreezeVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).FreezeVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_FreezeVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).FreezeVolume(ctx, req.(*FreezeVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ThawVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ThawVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ThawVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ThawVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ThawVolume(ctx, req.(*ThawVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_ListHandlers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListHandlersRequest)
 	if err := dec(in); err != nil {
@@ -436,6 +514,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ExpandVolume",
 			Handler:    _Admin_ExpandVolume_Handler,
+		},
+		{
+			MethodName: "FreezeVolume",
+			Handler:    _Admin_FreezeVolume_Handler,
+		},
+		{
+			MethodName: "ThawVolume",
+			Handler:    _Admin_ThawVolume_Handler,
 		},
 		{
 			MethodName: "ListHandlers",
