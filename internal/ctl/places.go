@@ -32,6 +32,9 @@ type places struct {
 		// Socket is a pointer because an empty one says that there is none.
 		Socket *string `json:"socket"`
 	} `json:"containerd"`
+	CRI struct {
+		Socket string `json:"socket"`
+	} `json:"cri"`
 }
 
 // placesOf puts the places of a configuration into the node, but for those that
@@ -53,6 +56,7 @@ func placesOf(config string, node *doctor.Node, given func(flag string) bool) er
 	set("kubelet-root", &node.KubeletRegistry, p.Front.KubeletRegistry)
 	set("kubelet-root", &node.FrontRegistry, p.Front.Registry)
 	node.KataTempDir = p.Handlers.Kata.TempDir
+	node.CRISocket = p.CRI.Socket
 	if p.Containerd.Socket != nil && !given("containerd-socket") {
 		node.ContainerdSocket = *p.Containerd.Socket
 	}

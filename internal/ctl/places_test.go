@@ -13,6 +13,7 @@ kubeletRoot: /x/kubelet
 runtimeSocket: {path: /x/runtime.sock, uids: [0]}
 handlers: {kata: {directVolumes: /x/kata, goSandboxes: /x/vc}}
 containerd: {socket: ""}
+cri: {socket: /x/crio.sock}
 front: {registry: /x/kubelet/ours, kubeletRegistry: /x/kubelet/theirs}
 `
 
@@ -66,7 +67,7 @@ func TestDoctorLooksWhereTheDaemonIs(t *testing.T) {
 	b.admin.config = someConfig
 	b.serve()
 	r := b.run("doctor", "--run-dir", "/flag/run")
-	for _, want := range []string{"/x/kubelet", "/x/runtime.sock", "/flag/run", "containerd is not used"} {
+	for _, want := range []string{"/x/kubelet", "/x/runtime.sock", "/flag/run", "containerd is not used", "cannot be reached on /x/crio.sock"} {
 		if !strings.Contains(r.out, want) {
 			t.Errorf("%q is not in %s", want, r.out)
 		}

@@ -16,16 +16,30 @@ func checkContainerd(ctx context.Context, n Node, _ Daemon) []Finding {
 	if n.ContainerdSocket == "" {
 		return []Finding{okay("containerd is not used by this daemon's configuration")}
 	}
+	return n.checkAnswers(ctx, "containerd", n.ContainerdSocket,
+		"systemctl status containerd; where its socket is another one, set it in crust-proxy's configuration and give crustctl doctor --containerd-socket")
+}
+
+// checkCRI is the same where sandboxes are asked for through the CRI.
+func checkCRI(ctx context.Context, n Node, _ Daemon) []Finding {
+	if n.CRISocket == "" {
+		return []Finding{okay("the CRI is not used by this daemon's configuration")}
+	}
+	return n.checkAnswers(ctx, "the container runtime", n.CRISocket,
+		"see whether the container runtime runs (systemctl status crio); where its socket is another one, set cri.socket in crust-proxy's configuration")
+}
+
+// checkAnswers tries to connect to who tells of sandboxes.
+func (n Node) checkAnswers(ctx context.Context, who, socket, do string) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, containerdWait)
 	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", n.at(n.ContainerdSocket))
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", n.at(socket))
 	switch {
 	case err == nil:
 		_ = conn.Close() // nothing was sent
-		return []Finding{okay("containerd answers on %s", n.ContainerdSocket)}
+		return []Finding{okay("%s answers on %s", who, socket)}
 	case errors.Is(err, fs.ErrPermission):
-		return []Finding{okay("containerd's socket %s was not tried (run as root)", n.ContainerdSocket)}
+		return []Finding{okay("%s's socket %s was not tried (run as root)", who, socket)}
 	}
-	return []Finding{warning("systemctl status containerd; where its socket is another one, set it in crust-proxy's configuration and give crustctl doctor --containerd-socket",
-		"containerd cannot be reached on %s: sandboxes of Kata's Rust runtime are not found (%v)", n.ContainerdSocket, errors.Unwrap(err))}
+	return []Finding{warning(do, "%s cannot be reached on %s: sandboxes of Kata's Rust runtime are not found (%v)", who, socket, errors.Unwrap(err))}
 }

@@ -131,6 +131,11 @@ func fileFaults() []bad {
 			tr.process("11", "kubelet", "mnt:[2]")
 		}), Error, "kubelet", "systemctl cat"},
 		{"containerd gone", "containerd", run(func(tr tree, n *Node) { tr.remove(n.ContainerdSocket) }), Warn, "cannot be reached", "systemctl status containerd"},
+		{"CRI-O gone", "cri", run(func(_ tree, n *Node) { n.CRISocket = "/run/crio/crio.sock" }), Warn, "cannot be reached", "systemctl status crio"},
+		{"CRI-O elsewhere", "mount-namespaces", run(func(tr tree, _ *Node) {
+			tr.process("10", "crust-proxy", "mnt:[1]")
+			tr.process("11", "crio", "mnt:[2]")
+		}), Error, "crio", "systemctl cat"},
 		{"no watches", "limits", run(func(tr tree, _ *Node) {
 			tr.write("/proc/sys/fs/inotify/max_user_watches", "0\n")
 			tr.kataVolume(targetA, goodInfo)

@@ -28,27 +28,27 @@ func checkKubelet(_ context.Context, n Node, _ Daemon) []Finding {
 		}
 	}
 	return []Finding{failure("mount --make-rshared "+quoted(m.Mountpoint),
-		"%s lies on %s, whose mounts are not shared: a guard made by crust-proxy is not seen by kubelet and containerd where they have mount namespaces of their own",
+		"%s lies on %s, whose mounts are not shared: a guard made by crust-proxy is not seen by kubelet and the container runtime where they have mount namespaces of their own",
 		n.KubeletRoot, m.Mountpoint)}
 }
 
 // checkNamespaces compares the mount namespaces of the programs that must see
 // each other's mounts: a unit with PrivateTmp= or ProtectSystem= cuts them off.
 func checkNamespaces(_ context.Context, n Node, _ Daemon) []Finding {
-	spaces := n.namespaces("crust-proxy", "kubelet", "containerd")
+	spaces := n.namespaces("crust-proxy", "kubelet", "containerd", "crio")
 	ours, running := spaces["crust-proxy"]
 	if !running {
 		return []Finding{okay("not compared: no crust-proxy process can be looked at")}
 	}
 	var found []Finding
-	for _, other := range []string{"kubelet", "containerd"} {
+	for _, other := range []string{"kubelet", "containerd", "crio"} {
 		theirs, there := spaces[other]
 		if there && len(intersect(ours, theirs)) == 0 {
 			found = append(found, failure("systemctl cat crust-proxy: no directive may give it a mount namespace of its own (ProtectSystem=, PrivateTmp=, ...)",
 				"crust-proxy and %s are in different mount namespaces: its guards may not be seen there", other))
 		}
 	}
-	return orOK(found, "crust-proxy shares its mount namespace with kubelet and containerd where they run")
+	return orOK(found, "crust-proxy shares its mount namespace with kubelet and the container runtime where they run")
 }
 
 // namespaces tells in which mount namespaces processes of these names are. What

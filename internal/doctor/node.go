@@ -41,6 +41,8 @@ type Node struct {
 	FrontRegistry   string
 	// ContainerdSocket is containerd's gRPC socket; empty where it is not used.
 	ContainerdSocket string
+	// CRISocket is the socket of another container runtime, where that is used.
+	CRISocket string
 	// UID is the user who runs the checks; root's and this user's sockets are
 	// both taken as rightly owned.
 	UID int

@@ -43,6 +43,7 @@ func checks() []check {
 		{"mount-namespaces", checkNamespaces},
 		{"guards", checkGuards},
 		{"containerd", checkContainerd},
+		{"cri", checkCRI},
 		{"limits", checkLimits},
 		{"loop-devices", checkLoop},
 	}
