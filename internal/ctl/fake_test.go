@@ -71,6 +71,7 @@ type fakeAdmin struct {
 	fail     error
 	hang     bool
 	expanded *adminv1.ExpandVolumeRequest
+	frozen   *adminv1.FreezeVolumeRequest
 	watched  *adminv1.WatchVolumesRequest
 	lists    int
 	// endWatch ends a watch after its events, as a daemon that stops does.
@@ -132,6 +133,15 @@ func (f *fakeAdmin) GetVolumeStats(ctx context.Context, req *adminv1.GetVolumeSt
 	v, err := f.find(req.Volume)
 	return &adminv1.GetVolumeStatsResponse{Usage: v.GetUsage(), Condition: v.GetCondition(), Sandbox: v.GetSandbox(),
 		Took: durationpb.New(1234567 * time.Nanosecond)}, err
+}
+
+func (f *fakeAdmin) FreezeVolume(ctx context.Context, req *adminv1.FreezeVolumeRequest) (*adminv1.FreezeVolumeResponse, error) {
+	f.frozen = req
+	return &adminv1.FreezeVolumeResponse{}, f.check(ctx)
+}
+
+func (f *fakeAdmin) ThawVolume(ctx context.Context, _ *adminv1.ThawVolumeRequest) (*adminv1.ThawVolumeResponse, error) {
+	return &adminv1.ThawVolumeResponse{}, f.check(ctx)
 }
 
 func (f *fakeAdmin) ExpandVolume(ctx context.Context, req *adminv1.ExpandVolumeRequest) (*adminv1.ExpandVolumeResponse, error) {
