@@ -168,6 +168,22 @@ func TestExpandSendsSizes(t *testing.T) {
 	}
 }
 
+func TestFreezeSendsATime(t *testing.T) {
+	b := newBench(t).serve()
+	r := b.run("freeze", "aa11bb", "--for", "90s")
+	if r.code != ExitOK || !strings.Contains(r.out, "1m30s") || b.admin.frozen.GetTimeout().GetSeconds() != 90 {
+		t.Errorf("%+v, sent %v", r, b.admin.frozen)
+	}
+	if r := b.run("thaw", "aa11bb"); r.code != ExitOK || !strings.Contains(r.out, "takes writes again") {
+		t.Errorf("got %+v", r)
+	}
+	for _, wrong := range []string{"0", "1500ms", "-1s"} {
+		if r := b.run("freeze", "aa11bb", "--for", wrong); r.code != ExitUsage {
+			t.Errorf("--for %s: %+v", wrong, r)
+		}
+	}
+}
+
 func TestNothingToRepair(t *testing.T) {
 	if r := newBench(t).serve().run("reconcile"); r.code != ExitOK || r.out != "3 volumes checked, nothing to repair.\n" {
 		t.Errorf("got %+v", r)
