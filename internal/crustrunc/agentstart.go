@@ -6,19 +6,16 @@ import (
 	"os/exec"
 	"syscall"
 	"time"
-
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
 // startAgent starts an agent where none answers. It is not waited for: the broker
 // runs the program until the agent serves.
 func startAgent(cfg Config) error {
-	conn, err := net.DialTimeout("unix", cfg.agentSocket(), time.Second)
+	conn, err := net.DialTimeout("unix", cfg.AgentSocket(), time.Second)
 	if err == nil {
 		return conn.Close()
 	}
-	cmd := exec.Command("/proc/self/exe", abi.Word, commandAgent) //nolint:gosec // ourselves
-	cmd.Args[0] = cfg.Program
+	cmd := exec.Command(cfg.AgentProgram) //nolint:gosec // by our own configuration
 	cmd.Dir = "/"
 	cmd.Env = childEnvironment()
 	// Neither the container's streams nor its console may be kept open by it.

@@ -22,7 +22,6 @@ its resolved target path, in JSON:
   crust-runc crust resize TARGET MIN-BYTES MAX-BYTES    (0 is none)
   crust-runc crust freeze TARGET SECONDS
   crust-runc crust thaw   TARGET
-  crust-runc crust agent                                (answers on a socket)
 
 Exit status: 0 done, 1 refused, 2 bad arguments, 3 no live sandbox has the
 volume, 4 not supported, 5 out of range.
@@ -42,7 +41,7 @@ func crustMain(args []string, stdout, stderr io.Writer) int {
 	if err != nil {
 		_, _ = fmt.Fprintln(stderr, "crust-runc:", err)
 	}
-	return exitStatus(err)
+	return ExitStatus(err)
 }
 
 func crustCommand(args []string, stdout io.Writer) error {
@@ -56,27 +55,22 @@ func crustCommand(args []string, stdout io.Writer) error {
 	if command == commandWatch {
 		return fsops.Watch(args) // it has all that it needs, and an empty environment
 	}
-	cfg, err := loadConfig(os.Getenv)
+	cfg, err := LoadConfig(os.Getenv)
 	if err != nil {
 		return err
 	}
-	if command == commandAgent {
-		return runAgent(cfg)
-	}
-	answer, err := askVolume(ops{cfg}, command, args)
+	answer, err := askVolume(OpenVolumes(cfg), command, args)
 	if err != nil {
 		return err
 	}
 	return json.NewEncoder(stdout).Encode(answer)
 }
 
-const commandAgent = "agent"
-
 var argumentCount = map[string]int{
-	abi.Stats: 1, abi.Resize: 3, abi.Freeze: 2, abi.Thaw: 1, commandAgent: 0, commandWatch: 3,
+	abi.Stats: 1, abi.Resize: 3, abi.Freeze: 2, abi.Thaw: 1, commandWatch: 3,
 }
 
-func askVolume(o ops, command string, args []string) (any, error) {
+func askVolume(v Volumes, command string, args []string) (any, error) {
 	target := args[0]
 	if !path.IsAbs(target) {
 		return nil, fmt.Errorf("%w: the target %q is not an absolute path", errUsage, target)
@@ -87,15 +81,15 @@ func askVolume(o ops, command string, args []string) (any, error) {
 	}
 	switch command {
 	case abi.Stats:
-		reply, _, err := o.stats(target)
+		reply, _, err := v.Stats(target)
 		return reply, err
 	case abi.Resize:
-		size, err := o.resize(target, numbers[0], numbers[1])
+		size, err := v.Resize(target, numbers[0], numbers[1])
 		return abi.ResizeReply{CapacityBytes: size}, err
 	case abi.Freeze:
-		return struct{}{}, o.freeze(target, time.Duration(numbers[0])*time.Second)
+		return struct{}{}, v.Freeze(target, time.Duration(numbers[0])*time.Second)
 	default:
-		return struct{}{}, o.thaw(target)
+		return struct{}{}, v.Thaw(target)
 	}
 }
 
@@ -111,7 +105,8 @@ func readNumbers(args []string) ([]int64, error) {
 	return numbers, nil
 }
 
-func exitStatus(err error) int {
+// ExitStatus is how the program ends with an error, and so says of which kind it is.
+func ExitStatus(err error) int {
 	switch {
 	case err == nil:
 		return abi.ExitOK

@@ -26,6 +26,8 @@ type Config struct {
 	Program string `json:"program"`
 	// Agent is false to start no agent; every question then starts a program.
 	Agent bool `json:"agent"`
+	// AgentProgram is the agent's path; unless set, it is beside this program.
+	AgentProgram string `json:"agentProgram"`
 }
 
 const (
@@ -33,8 +35,8 @@ const (
 	defaultConfig  = "/etc/crust-proxy/crust-runc.json"
 )
 
-// loadConfig reads the configuration. Unknown keys are errors.
-func loadConfig(getenv func(string) string) (Config, error) {
+// LoadConfig reads the configuration. Unknown keys are errors.
+func LoadConfig(getenv func(string) string) (Config, error) {
 	cfg := Config{Root: abi.DefaultRoot, StateDir: "/run/crust-runc", Agent: true}
 	file := getenv(configVariable)
 	if file == "" {
@@ -64,7 +66,13 @@ func (c *Config) complete(file string) error {
 		}
 		c.Program = self
 	}
-	for key, path := range map[string]string{"root": c.Root, "stateDir": c.StateDir, "program": c.Program, "runtime": c.Runtime} {
+	if c.AgentProgram == "" {
+		c.AgentProgram = filepath.Join(filepath.Dir(c.Program), "crust-runc-agent")
+	}
+	for key, path := range map[string]string{
+		"root": c.Root, "stateDir": c.StateDir, "program": c.Program,
+		"agentProgram": c.AgentProgram, "runtime": c.Runtime,
+	} {
 		if path != "" && (!filepath.IsAbs(path) || filepath.Clean(path) != path) {
 			return fmt.Errorf("the configuration %s: %s: %q is not an absolute, clean path", file, key, path)
 		}
@@ -91,3 +99,6 @@ func (c Config) runtime() (string, error) {
 	}
 	return path, nil
 }
+
+// AgentSocket is where the agent answers.
+func (c Config) AgentSocket() string { return filepath.Join(c.StateDir, "agent.sock") }

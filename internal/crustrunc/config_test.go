@@ -13,7 +13,7 @@ func read(t *testing.T, content string) (Config, error) {
 	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return loadConfig(func(name string) string {
+	return LoadConfig(func(name string) string {
 		if name != configVariable {
 			t.Errorf("asked for %s", name)
 		}
@@ -32,7 +32,7 @@ func TestConfig(t *testing.T) {
 			t.Errorf("%s: taken as %+v", bad, cfg)
 		}
 	}
-	if _, err := loadConfig(func(string) string { return "/does/not/exist" }); err == nil {
+	if _, err := LoadConfig(func(string) string { return "/does/not/exist" }); err == nil {
 		t.Error("a configuration that was asked for and is not there was passed over")
 	}
 }

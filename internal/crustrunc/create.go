@@ -81,7 +81,7 @@ func (c *creator) mount(process pause, sandbox string, found []*oci.Mount) error
 	}
 	binding := oci.Binding{Sandbox: sandbox, Note: note, Program: c.cfg.Program}
 	if c.cfg.Agent {
-		binding.Socket = c.cfg.agentSocket()
+		binding.Socket = c.cfg.AgentSocket()
 	}
 	done := make(map[string]bool)
 	for _, m := range found {

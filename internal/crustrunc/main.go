@@ -25,7 +25,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	}
 	in := parseArgs(args[1:])
 	tell := teller{in: in, stderr: stderr}
-	cfg, err := loadConfig(os.Getenv)
+	cfg, err := LoadConfig(os.Getenv)
 	if err != nil {
 		tell.fail(err)
 		return 1

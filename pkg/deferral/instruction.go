@@ -2,7 +2,6 @@ package deferral
 
 import (
 	"path"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,7 +15,7 @@ const (
 	maxFlagLen = 1024
 )
 
-var fsTypeForm = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,31}$`)
+var fsTypeForm = lazily(`^[a-z0-9][a-z0-9._-]{0,31}$`)
 
 // Validate tells, without looking at the system, what is wrong with an
 // instruction. No error repeats a mount flag's value: it may be a secret that
@@ -34,7 +33,7 @@ func (in *Instruction) Validate() error {
 	if in.FSType == "" {
 		return in.invalid("fs_type is empty: say which filesystem the sandbox shall mount")
 	}
-	if !fsTypeForm.MatchString(in.FSType) {
+	if !fsTypeForm().MatchString(in.FSType) {
 		return in.invalid("fs_type %q is not a filesystem's name", clip(in.FSType))
 	}
 	if err := in.checkFlags(); err != nil {

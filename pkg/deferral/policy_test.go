@@ -219,7 +219,7 @@ func FuzzPolicy(f *testing.F) {
 		if valid == nil && a.Rule == `rule "third"` && p.Rules[0].covers(&p.Rules[2]) {
 			t.Errorf("a rule that is covered decided: %+v", a)
 		}
-		if p.Rules[0].covers(&p.Rules[2]) && ruleDriverForm.MatchString(first) && ruleDriverForm.MatchString(second) &&
+		if p.Rules[0].covers(&p.Rules[2]) && ruleDriverForm().MatchString(first) && ruleDriverForm().MatchString(second) &&
 			p.Rules[2].matchesVolume(&w) && !p.Rules[0].matchesVolume(&w) {
 			t.Errorf("%q covers %q and does not match %q", first, second, driver)
 		}

@@ -2,21 +2,17 @@ package deferral
 
 import (
 	"errors"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 )
 
 // maxRules bounds the look at each pair of rules.
 const maxRules = 1000
 
 var (
-	ruleDriverForm     = regexp.MustCompile(`^[A-Za-z0-9*]([A-Za-z0-9.*-]{0,61}[A-Za-z0-9*])?$`)
-	runtimeHandlerForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-	// Made at its first use: it has all letters of Unicode sixty times, and a program
-	// that is started for each container reads volumes by this package.
-	ruleNameForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[\p{L}\p{N}][\p{L}\p{N} ._/-]{0,62}$`) })
+	ruleDriverForm     = lazily(`^[A-Za-z0-9*]([A-Za-z0-9.*-]{0,61}[A-Za-z0-9*])?$`)
+	runtimeHandlerForm = lazily(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	ruleNameForm       = lazily(`^[\p{L}\p{N}][\p{L}\p{N} ._/-]{0,62}$`)
 )
 
 // accessModes are CSI's names.
@@ -91,9 +87,9 @@ type ruleList struct {
 func (r *Rule) lists() []ruleList {
 	modes := accessModes()
 	return []ruleList{
-		{"drivers", "a CSI driver's name, or one with * in it", r.Drivers, ruleDriverForm.MatchString},
-		{"filesystems", "a filesystem's name", r.Filesystems, fsTypeForm.MatchString},
-		{"runtimeHandlers", "a handler of a RuntimeClass", r.RuntimeHandlers, runtimeHandlerForm.MatchString},
+		{"drivers", "a CSI driver's name, or one with * in it", r.Drivers, ruleDriverForm().MatchString},
+		{"filesystems", "a filesystem's name", r.Filesystems, fsTypeForm().MatchString},
+		{"runtimeHandlers", "a handler of a RuntimeClass", r.RuntimeHandlers, runtimeHandlerForm().MatchString},
 		{"accessModes", "one of " + strings.Join(modes, ", "), r.AccessModes, func(m string) bool { return slices.Contains(modes, m) }},
 	}
 }

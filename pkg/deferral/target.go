@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path"
-	"regexp"
 	"strings"
 	"sync/atomic"
 
@@ -40,7 +39,7 @@ type target struct {
 func (t *target) close() { closeFD(t.root) }
 
 // podUIDForm is generous: static pods have a hash for a UID.
-var podUIDForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
+var podUIDForm = lazily(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
 
 // resolve opens the kubelet root and names the target below it.
 func (ts *targets) resolve(given string) (*target, error) {
@@ -100,7 +99,7 @@ func (t *target) key() Key { return KeyOf(t.resolved) }
 // podUID is the pod in kubelet's layout, pods/<uid>/volumes/..., or "".
 func (t *target) podUID() string {
 	parts := strings.SplitN(t.rel, "/", 4)
-	if len(parts) < 3 || parts[0] != "pods" || parts[2] != "volumes" || !podUIDForm.MatchString(parts[1]) {
+	if len(parts) < 3 || parts[0] != "pods" || parts[2] != "volumes" || !podUIDForm().MatchString(parts[1]) {
 		return ""
 	}
 	return parts[1]
@@ -179,7 +178,7 @@ func mkdirKind(err error) Kind {
 	return Internal
 }
 
-var driverForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+var driverForm = lazily(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
 // driver reads the CSI driver's name from the vol_data.json that kubelet keeps
 // beside each target. A target without one has no known driver.
@@ -197,7 +196,7 @@ func (t *target) driver(parent int) string {
 	var data struct {
 		DriverName string `json:"driverName"`
 	}
-	if json.Unmarshal(raw, &data) != nil || !driverForm.MatchString(data.DriverName) {
+	if json.Unmarshal(raw, &data) != nil || !driverForm().MatchString(data.DriverName) {
 		return ""
 	}
 	return data.DriverName

@@ -92,7 +92,7 @@ func inside(args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.BoolVar(&s.quick, "quick", false, "a tenth of the rounds; writes no file")
 	flags.BoolVar(&s.pprof, "pprof", false, "serve the daemon's profiles on its http.sock; writes no file")
-	flags.StringVar(&s.only, "only", "", "one figure: latency, rate, process, hung, passthrough, scale, growth or size")
+	flags.StringVar(&s.only, "only", "", "one figure: latency, rate, process, hung, passthrough, pods, scale, growth or size")
 	flags.StringVar(&s.out, "out", "docs/performance.md", "the page to write")
 	if err := flags.Parse(args); err != nil {
 		return err

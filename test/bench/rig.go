@@ -28,9 +28,11 @@ type rig struct {
 	dir, kubelet, images, kata, sandboxes string
 	program                               string
 	pprof, front                          bool
-	daemon                                *exec.Cmd
-	children                              []*exec.Cmd
-	loops                                 []string
+	// containerd is the socket of one, and crustRunc our runtime in it; empty is off.
+	containerd, crustRunc string
+	daemon                *exec.Cmd
+	children              []*exec.Cmd
+	loops                 []string
 }
 
 func newRig(pprof bool) (*rig, error) {
@@ -79,10 +81,18 @@ kubeletRoot: %[2]s
 devices: {roots: [/dev], images: [%[3]s]}
 handlers:
   kata: {directVolumes: %[4]s, goSandboxes: %[5]s, rustSandboxes: %[1]s/rs, sharedSandboxes: %[1]s/sh}
-containerd: {socket: ""}
+%[8]scontainerd: {socket: %[9]q}
 http: {listen: "unix:%[1]s/http.sock", pprof: %[6]t}
 front: {enabled: %[7]t}
-`, r.dir, r.kubelet, r.images, r.kata, r.sandboxes, r.pprof, r.front)
+`, r.dir, r.kubelet, r.images, r.kata, r.sandboxes, r.pprof, r.front, r.crust(), r.containerd)
+}
+
+// crust has volumes handed to crust-runc, where that is there.
+func (r *rig) crust() string {
+	if r.crustRunc == "" {
+		return ""
+	}
+	return "  default: crust\n  crust: {enabled: true, programs: [" + r.crustRunc + "]}\n"
 }
 
 // readyLimit is far above the target, so that a slow start is a figure and not

@@ -1,4 +1,4 @@
-package crustrunc
+package crustagent
 
 import (
 	"context"
@@ -8,24 +8,25 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/crustrunc"
 	"github.com/crust-proxy/crust-proxy/internal/fsops"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
 
-// agent serves ops over gRPC.
-type agent struct {
+// server serves the volumes over gRPC.
+type server struct {
 	handlerv1.UnimplementedHandlerServer
-	ops ops
+	volumes crustrunc.Volumes
 }
 
 // GetVolumeStats measures the filesystem.
-func (a *agent) GetVolumeStats(_ context.Context, req *handlerv1.GetVolumeStatsRequest) (*handlerv1.GetVolumeStatsResponse, error) {
+func (s *server) GetVolumeStats(_ context.Context, req *handlerv1.GetVolumeStatsRequest) (*handlerv1.GetVolumeStatsResponse, error) {
 	if err := checkTarget(req.GetTargetPath()); err != nil {
 		return nil, err
 	}
-	reply, sandbox, err := a.ops.stats(req.GetTargetPath())
+	reply, sandbox, err := s.volumes.Stats(req.GetTargetPath())
 	if err != nil {
 		return nil, toStatus(err)
 	}
@@ -42,7 +43,7 @@ func (a *agent) GetVolumeStats(_ context.Context, req *handlerv1.GetVolumeStatsR
 }
 
 // ResizeVolume grows the filesystem to its device.
-func (a *agent) ResizeVolume(_ context.Context, req *handlerv1.ResizeVolumeRequest) (*handlerv1.ResizeVolumeResponse, error) {
+func (s *server) ResizeVolume(_ context.Context, req *handlerv1.ResizeVolumeRequest) (*handlerv1.ResizeVolumeResponse, error) {
 	least, most := req.GetCapacityRange().GetRequiredBytes(), req.GetCapacityRange().GetLimitBytes()
 	if err := checkTarget(req.GetTargetPath()); err != nil {
 		return nil, err
@@ -50,7 +51,7 @@ func (a *agent) ResizeVolume(_ context.Context, req *handlerv1.ResizeVolumeReque
 	if least < 0 || most < 0 {
 		return nil, status.Error(codes.InvalidArgument, "capacity_range: a size is negative")
 	}
-	size, err := a.ops.resize(req.GetTargetPath(), least, most)
+	size, err := s.volumes.Resize(req.GetTargetPath(), least, most)
 	if err != nil {
 		return nil, toStatus(err)
 	}
@@ -58,22 +59,22 @@ func (a *agent) ResizeVolume(_ context.Context, req *handlerv1.ResizeVolumeReque
 }
 
 // FreezeVolume holds all writes.
-func (a *agent) FreezeVolume(_ context.Context, req *handlerv1.FreezeVolumeRequest) (*handlerv1.FreezeVolumeResponse, error) {
+func (s *server) FreezeVolume(_ context.Context, req *handlerv1.FreezeVolumeRequest) (*handlerv1.FreezeVolumeResponse, error) {
 	if err := checkTarget(req.GetTargetPath()); err != nil {
 		return nil, err
 	}
 	if err := req.GetTimeout().CheckValid(); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "timeout: %v", err)
 	}
-	return &handlerv1.FreezeVolumeResponse{}, toStatus(a.ops.freeze(req.GetTargetPath(), req.GetTimeout().AsDuration()))
+	return &handlerv1.FreezeVolumeResponse{}, toStatus(s.volumes.Freeze(req.GetTargetPath(), req.GetTimeout().AsDuration()))
 }
 
 // ThawVolume lets writes go on.
-func (a *agent) ThawVolume(_ context.Context, req *handlerv1.ThawVolumeRequest) (*handlerv1.ThawVolumeResponse, error) {
+func (s *server) ThawVolume(_ context.Context, req *handlerv1.ThawVolumeRequest) (*handlerv1.ThawVolumeResponse, error) {
 	if err := checkTarget(req.GetTargetPath()); err != nil {
 		return nil, err
 	}
-	return &handlerv1.ThawVolumeResponse{}, toStatus(a.ops.thaw(req.GetTargetPath()))
+	return &handlerv1.ThawVolumeResponse{}, toStatus(s.volumes.Thaw(req.GetTargetPath()))
 }
 
 func checkTarget(target string) error {
@@ -92,7 +93,7 @@ func toStatus(err error) error {
 		abi.ExitUsage: codes.InvalidArgument, abi.ExitNoSandbox: codes.NotFound,
 		abi.ExitUnsupported: codes.Unimplemented, abi.ExitOutOfRange: codes.OutOfRange,
 	}
-	is, known := code[exitStatus(err)]
+	is, known := code[crustrunc.ExitStatus(err)]
 	switch {
 	case known:
 	case errors.Is(err, fsops.ErrFrozen), errors.Is(err, fsops.ErrNotFrozen):

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -11,12 +12,15 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// ops is what can be asked about a volume that a sandbox has.
-type ops struct{ cfg Config }
+// Volumes is what can be asked about the volumes that sandboxes have.
+type Volumes struct{ cfg Config }
+
+// OpenVolumes gives those of this node, by its configuration.
+func OpenVolumes(cfg Config) Volumes { return Volumes{cfg} }
 
 // ask opens the filesystem of a volume in its live sandbox for f.
-func (o ops) ask(target string, f func(holder, abi.Info) error) error {
-	dir, err := abi.Open(o.cfg.Root, abi.DirName(target))
+func (v Volumes) ask(target string, f func(holder, abi.Info) error) error {
+	dir, err := abi.Open(v.cfg.Root, abi.DirName(target))
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("volume %s: %w: it is not published to this runtime", target, errNoSandbox)
 	}
@@ -40,9 +44,9 @@ func (o ops) ask(target string, f func(holder, abi.Info) error) error {
 	return nil
 }
 
-// stats measures the filesystem now.
-func (o ops) stats(target string) (reply abi.StatsReply, sandbox string, err error) {
-	err = o.ask(target, func(at holder, info abi.Info) error {
+// Stats measures the filesystem now.
+func (v Volumes) Stats(target string) (reply abi.StatsReply, sandbox string, err error) {
+	err = v.ask(target, func(at holder, info abi.Info) error {
 		sandbox = at.sandbox
 		report, err := fsops.Stat(at.root, info.ReadOnly())
 		if err != nil {
@@ -57,9 +61,9 @@ func (o ops) stats(target string) (reply abi.StatsReply, sandbox string, err err
 	return reply, sandbox, err
 }
 
-// resize makes the filesystem as large as its device.
-func (o ops) resize(target string, least, most int64) (size int64, err error) {
-	err = o.ask(target, func(at holder, info abi.Info) error {
+// Resize makes the filesystem as large as its device.
+func (v Volumes) Resize(target string, least, most int64) (size int64, err error) {
+	err = v.ask(target, func(at holder, info abi.Info) error {
 		if info.ReadOnly() {
 			return fmt.Errorf("%w: the volume is read-only", fsops.ErrUnsupported)
 		}
@@ -72,4 +76,25 @@ func (o ops) resize(target string, least, most int64) (size int64, err error) {
 		return err
 	})
 	return size, err
+}
+
+// Any tells whether any sandbox of the node has a volume.
+func (v Volumes) Any() bool {
+	entries, err := os.ReadDir(v.cfg.Root)
+	if err != nil {
+		return false
+	}
+	for _, entry := range entries {
+		dir, err := abi.Open(v.cfg.Root, entry.Name())
+		if err != nil {
+			continue
+		}
+		at, err := findHolder(dir, unix.O_PATH)
+		_ = dir.Close()
+		if err == nil {
+			_ = unix.Close(at.root)
+			return true
+		}
+	}
+	return false
 }

@@ -1,4 +1,8 @@
-package crustrunc
+// Package crustagent answers about the volumes of all sandboxes of crust-runc on a
+// socket, so that crust-proxy need not start a program for each question. It is a
+// program of its own because crust-runc is started for each step of each container,
+// and gRPC alone would double what that takes.
+package crustagent
 
 import (
 	"context"
@@ -14,14 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/internal/crustrunc"
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 )
-
-// The agent answers about the volumes of all sandboxes of the node on a socket, so
-// that the broker need not start a program for each question. Nothing depends on
-// it: it holds no mount and no state, so it may die at any time, and the next
-// container with a volume starts another one.
 
 const (
 	agentLock = "agent.lock"
@@ -31,11 +30,10 @@ const (
 	idleChecks = 2
 )
 
-func (c Config) agentSocket() string { return filepath.Join(c.StateDir, "agent.sock") }
-
-// runAgent serves until no sandbox is left. Where an agent runs already it is a
-// success at once.
-func runAgent(cfg Config) error {
+// Run serves until no sandbox is left, or a signal comes. Where an agent runs already
+// it is a success at once. Nothing depends on it: it holds no mount and no state, so
+// it may die at any time, and the next container with a volume starts another one.
+func Run(cfg crustrunc.Config) error {
 	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
 		return fmt.Errorf("the directory %s cannot be made: %w", cfg.StateDir, err)
 	}
@@ -44,26 +42,26 @@ func runAgent(cfg Config) error {
 		return err
 	}
 	defer func() { _ = lock.Close() }()
-	listener, err := listen(cfg.agentSocket())
+	listener, err := listen(cfg.AgentSocket())
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(64<<10), grpc.MaxConcurrentStreams(1024))
-	handlerv1.RegisterHandlerServer(server, &agent{ops: ops{cfg}})
+	served := grpc.NewServer(grpc.MaxRecvMsgSize(64<<10), grpc.MaxConcurrentStreams(1024))
+	handlerv1.RegisterHandlerServer(served, &server{volumes: crustrunc.OpenVolumes(cfg)})
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer cancel()
 	go func() {
-		waitIdle(ctx, cfg.Root)
-		server.GracefulStop()
+		waitIdle(ctx, crustrunc.OpenVolumes(cfg))
+		served.GracefulStop()
 	}()
-	if err := server.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-		return fmt.Errorf("%s cannot be served: %w", cfg.agentSocket(), err)
+	if err := served.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("%s cannot be served: %w", cfg.AgentSocket(), err)
 	}
 	return nil
 }
 
 // lockAgent gives nil where another agent has the lock.
-func lockAgent(cfg Config) (*os.File, error) {
+func lockAgent(cfg crustrunc.Config) (*os.File, error) {
 	lock, err := os.OpenFile(filepath.Join(cfg.StateDir, agentLock), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("the agent's lock cannot be opened: %w", err)
@@ -92,7 +90,7 @@ func listen(socket string) (net.Listener, error) {
 }
 
 // waitIdle waits until no sandbox has had a volume for a while, or ctx ends.
-func waitIdle(ctx context.Context, root string) {
+func waitIdle(ctx context.Context, volumes crustrunc.Volumes) {
 	tick := time.NewTicker(idleCheck)
 	defer tick.Stop()
 	for idle := 0; idle < idleChecks; {
@@ -101,28 +99,8 @@ func waitIdle(ctx context.Context, root string) {
 			return
 		case <-tick.C:
 		}
-		if idle++; anyHolder(root) {
+		if idle++; volumes.Any() {
 			idle = 0
 		}
 	}
-}
-
-func anyHolder(root string) bool {
-	entries, err := os.ReadDir(root)
-	if err != nil {
-		return false
-	}
-	for _, entry := range entries {
-		dir, err := abi.Open(root, entry.Name())
-		if err != nil {
-			continue
-		}
-		at, err := findHolder(dir, unix.O_PATH)
-		_ = dir.Close()
-		if err == nil {
-			_ = unix.Close(at.root)
-			return true
-		}
-	}
-	return false
 }
