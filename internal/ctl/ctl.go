@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/internal/conformance"
 	"github.com/crust-proxy/crust-proxy/internal/doctor"
 )
 
@@ -39,6 +40,9 @@ type World struct {
 
 // Main runs crustctl on this machine and gives its exit code.
 func Main(args []string) int {
+	if len(args) > 0 && args[0] == conformance.ProbeWord {
+		return conformance.Probe(args[1:], os.Stdin, os.Stdout, os.Stderr)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	return Run(ctx, args, World{

@@ -1,0 +1,57 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// The files of a tree to whose group a pod's fsGroup is applied.
+const (
+	plainFile = "file"
+	setIDFile = "setid"
+	directory = "dir"
+	innerFile = "dir/inner"
+	linkFile  = "link"
+)
+
+// plantTree makes them, all of root's.
+func plantTree(root string) error {
+	if err := os.Mkdir(filepath.Join(root, directory), 0o700); err != nil {
+		return err
+	}
+	for name, mode := range map[string]uint32{plainFile: 0o600, setIDFile: 0o4755, innerFile: 0o604} {
+		path := filepath.Join(root, name)
+		if err := os.WriteFile(path, []byte(name), 0o600); err != nil {
+			return err
+		}
+		if err := unix.Chmod(path, mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// own gives a file an owner, a group and a mode.
+func own(path string, words []string) error {
+	if len(words) != 3 {
+		return errors.New("uid, gid and mode are needed")
+	}
+	uid, errUID := strconv.Atoi(words[0])
+	gid, errGID := strconv.Atoi(words[1])
+	mode, errMode := strconv.ParseUint(words[2], 8, 12)
+	if err := errors.Join(errUID, errGID, errMode); err != nil {
+		return err
+	}
+	if err := os.Lchown(path, uid, gid); err != nil {
+		return err
+	}
+	if err := unix.Chmod(path, uint32(mode)); err != nil {
+		return fmt.Errorf("chmod %s: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,119 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+// podGroup is the fsGroup.
+const podGroup = 4242
+
+// group gives a volume to a group, by both policies.
+func (s *suite) group(ctx context.Context) error {
+	st, err := s.set(ctx)
+	if err != nil {
+		return err
+	}
+	canary := s.node.path("canary")
+	if err := os.WriteFile(canary, nil, 0o600); err != nil {
+		return err
+	}
+	var c *container
+	s.check(ctx, "group-always", func(ctx context.Context) (err error) {
+		if c, err = st.pod.container(ctx, "main", all(st.vol)); err != nil {
+			return err
+		}
+		if _, err := c.exec(ctx, "tree", "/data"); err != nil {
+			return err
+		}
+		if _, err := c.exec(ctx, "link", "/data/"+linkFile, canary); err != nil {
+			return err
+		}
+		if c, err = st.inGroup(ctx, deferral.GroupAlways, c); err != nil {
+			return err
+		}
+		return st.looks(ctx, c, map[string]seen{
+			"": {Mode: unix.S_IFDIR | 0o2775, GID: podGroup}, plainFile: {Mode: unix.S_IFREG | 0o660, GID: podGroup},
+			directory: {Mode: unix.S_IFDIR | 0o2770, GID: podGroup}, innerFile: {Mode: unix.S_IFREG | 0o664, GID: podGroup},
+		})
+	}, "mount-inside")
+	s.check(ctx, "group-setid", func(ctx context.Context) error {
+		return st.looks(ctx, c, map[string]seen{setIDFile: {Mode: unix.S_IFREG | 0o4775, GID: podGroup}})
+	}, "group-always")
+	s.check(ctx, "group-link", func(ctx context.Context) error {
+		return errors.Join(notGiven(canary), st.looks(ctx, c, map[string]seen{linkFile: {Mode: unix.S_IFLNK | 0o777, GID: podGroup}}))
+	}, "group-always")
+	odd := map[string]seen{plainFile: {Mode: unix.S_IFREG | 0o600, UID: 7, GID: 8}}
+	s.check(ctx, "group-match", func(ctx context.Context) (err error) {
+		if _, err := c.exec(ctx, "own", "/data/"+plainFile, "7", "8", "600"); err != nil {
+			return err
+		}
+		if c, err = st.inGroup(ctx, deferral.GroupOnMismatch, c); err != nil {
+			return err
+		}
+		return st.looks(ctx, c, odd)
+	}, "group-always")
+	s.check(ctx, "group-mismatch", func(ctx context.Context) (err error) {
+		if _, err := c.exec(ctx, "own", "/data", "0", strconv.Itoa(podGroup), "0755"); err != nil {
+			return err
+		}
+		if c, err = st.inGroup(ctx, deferral.GroupOnMismatch, c); err != nil {
+			return err
+		}
+		return st.looks(ctx, c, map[string]seen{
+			"": {Mode: unix.S_IFDIR | 0o2775, GID: podGroup}, plainFile: {Mode: unix.S_IFREG | 0o660, UID: 7, GID: podGroup},
+		})
+	}, "group-match")
+	return nil
+}
+
+// inGroup has a new sandbox mount the volume with a group.
+func (st *stage) inGroup(ctx context.Context, policy deferral.GroupPolicy, before *container) (*container, error) {
+	if err := st.again(ctx, before); err != nil {
+		return nil, err
+	}
+	st.vol.said.Group, st.vol.said.GroupPolicy = strconv.Itoa(podGroup), policy
+	if err := st.vol.publish(); err != nil {
+		return nil, err
+	}
+	return st.pod.container(ctx, "main", all(st.vol))
+}
+
+// looks compares files of the volume.
+func (st *stage) looks(ctx context.Context, c *container, wanted map[string]seen) error {
+	for name, file := range wanted {
+		path := "/data"
+		if name != "" {
+			path += "/" + name
+		}
+		found, err := ask[map[string]seen](ctx, c, "look", path)
+		if err != nil {
+			return err
+		}
+		is := found[path]
+		is.Dev, is.Ino = 0, 0
+		if err := want(path, is, file); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// notGiven fails where a file of the host's was given to the group through a link.
+func notGiven(path string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return err
+	}
+	if st.Gid == podGroup {
+		return fmt.Errorf("the handler followed a link in the volume to %s of the host, and changed its group", path)
+	}
+	return nil
+}

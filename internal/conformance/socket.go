@@ -1,0 +1,133 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+)
+
+// servesWithin bounds the wait for a socket that was just named.
+const servesWithin = 10 * time.Second
+
+// client connects to the socket that the handler offers.
+type client struct {
+	handlerv1.HandlerClient
+	conn *grpc.ClientConn
+}
+
+func (v *volume) dial() (*client, error) {
+	dir, err := v.open()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }()
+	path, err := dir.Line(abi.SocketName)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, cannot{said: "it offers no runtime-socket, which is optional"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	return &client{HandlerClient: handlerv1.NewHandlerClient(conn), conn: conn}, nil
+}
+
+// overSocket gives f the socket, once it is served.
+func (v *volume) overSocket(ctx context.Context, f func(context.Context, *client) error) error {
+	c, err := v.dial()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	err = eventually(ctx, servesWithin, func(ctx context.Context) error {
+		_, err := c.GetVolumeStats(ctx, &handlerv1.GetVolumeStatsRequest{TargetPath: v.target})
+		if status.Code(err) == codes.Unavailable {
+			return fmt.Errorf("nobody serves the socket: %w", err)
+		}
+		return nil
+	})
+	if err == nil {
+		err = f(ctx, c)
+	}
+	return errors.Join(err, c.conn.Close())
+}
+
+// wantCode fails unless a call ended with a code.
+func wantCode(err error, code codes.Code, what string) error {
+	if got := status.Code(err); got != code {
+		return fmt.Errorf("%s is answered with %s and should be with %s: %s", what, got, code, status.Convert(err).Message())
+	}
+	return nil
+}
+
+// socketAnswers compares both ways to ask.
+func (v *volume) socketAnswers(ctx context.Context, sandbox string) error {
+	return v.overSocket(ctx, func(ctx context.Context, c *client) error {
+		// What is written in the background moves the numbers: they are to be the
+		// same once.
+		return eventually(ctx, settles, func(ctx context.Context) error {
+			reply, err := c.GetVolumeStats(ctx, &handlerv1.GetVolumeStatsRequest{TargetPath: v.target})
+			if err != nil {
+				return fmt.Errorf("stats by the socket: %w", err)
+			}
+			if err := want("sandbox_id", reply.GetSandboxId(), sandbox); err != nil {
+				return err
+			}
+			program, err := v.stats(ctx)
+			if err != nil {
+				return err
+			}
+			return sameUsage(reply, program)
+		})
+	})
+}
+
+func sameUsage(reply *handlerv1.GetVolumeStatsResponse, program abi.StatsReply) error {
+	if err := want("the number of usages by the socket", len(reply.GetUsage()), len(program.Usage)); err != nil {
+		return err
+	}
+	for i, u := range reply.GetUsage() {
+		unit := map[runtimev1.VolumeUsage_Unit]string{
+			runtimev1.VolumeUsage_BYTES: abi.UnitBytes, runtimev1.VolumeUsage_INODES: abi.UnitInodes,
+		}[u.GetUnit()]
+		got := abi.Usage{Available: u.GetAvailable(), Total: u.GetTotal(), Used: u.GetUsed(), Unit: unit}
+		if got != program.Usage[i] {
+			return fmt.Errorf("the socket says %+v, the program %+v", got, program.Usage[i])
+		}
+	}
+	return nil
+}
+
+// socketRefuses asks what cannot be answered.
+func (v *volume) socketRefuses(ctx context.Context) error {
+	return v.overSocket(ctx, func(ctx context.Context, c *client) error {
+		_, unknown := c.GetVolumeStats(ctx, &handlerv1.GetVolumeStatsRequest{TargetPath: v.target + "-other"})
+		_, relative := c.GetVolumeStats(ctx, &handlerv1.GetVolumeStatsRequest{TargetPath: "mount"})
+		_, far := c.ResizeVolume(ctx, &handlerv1.ResizeVolumeRequest{
+			TargetPath: v.target, CapacityRange: &runtimev1.CapacityRange{RequiredBytes: 1 << 50},
+		})
+		if status.Code(far) == codes.Unimplemented {
+			far = status.Error(codes.OutOfRange, "")
+		}
+		return errors.Join(
+			wantCode(unknown, codes.NotFound, "a volume that no sandbox has"),
+			wantCode(relative, codes.InvalidArgument, "a relative target"),
+			wantCode(far, codes.OutOfRange, "a size beyond the device"),
+		)
+	})
+}
