@@ -87,9 +87,11 @@ func askDemands() map[string]demand {
 		"resize-limit":  {"12", "a device above the largest size that is right is refused with status 5"},
 		"freeze-holds":  {"14", "a write waits while the volume is frozen"},
 		"freeze-stats":  {"14", "stats are answered while the volume is frozen"},
-		"freeze-again":  {"14", "freeze of a frozen volume counts the time anew"},
+		"freeze-twice":  {"14", "freeze of a frozen volume is refused, and leaves it frozen"},
 		"freeze-thaw":   {"14", "thaw lets the writes go on"},
 		"freeze-auto":   {"14", "when the time is over writes go on, without any call"},
-		"thaw-idle":     {"14", "thaw of a volume that is not frozen is a success"},
+		"thaw-idle":     {"14", "thaw of a volume that is not frozen is refused"},
+		"thaw-late":     {"14", "thaw is refused when the time was over before, so that the asker learns of it"},
+		"thaw-dead":     {"14", "thaw undoes the freeze of a sandbox that has died, and the device is free"},
 	}
 }

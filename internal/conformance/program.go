@@ -49,6 +49,21 @@ func (v *volume) wantExit(ctx context.Context, status int, words ...string) erro
 	return wantStatus(ended, status, words)
 }
 
+// wantRefused fails unless the program ends with a status that says nothing else.
+func (v *volume) wantRefused(ctx context.Context, words ...string) error {
+	ended, err := v.ask(ctx, words...)
+	if err != nil {
+		return err
+	}
+	switch ended.code {
+	case abi.ExitUnsupported:
+		return cannot{said: lastLine(ended.stderr)}
+	case abi.ExitOK, abi.ExitUsage, abi.ExitNoSandbox, abi.ExitOutOfRange:
+		return fmt.Errorf("%v ended with status %d and should with %d: %q", words, ended.code, abi.ExitRefused, lastLine(ended.stderr))
+	}
+	return nil
+}
+
 func wantStatus(ended ending, status int, words []string) error {
 	switch {
 	case ended.code == status && (status == abi.ExitOK || ended.stderr != ""):

@@ -38,7 +38,7 @@ func (s *suite) freeze(ctx context.Context) error {
 			return err
 		}
 		s.node.later(c.forceThaw)
-		return st.vol.wantExit(ctx, abi.ExitOK, abi.Thaw, st.vol.target)
+		return st.vol.wantRefused(ctx, abi.Thaw, st.vol.target)
 	}, "mount-inside", "binding-program")
 	s.check(ctx, "freeze-holds", func(ctx context.Context) error {
 		if err := st.freezes(ctx, longFreeze); err != nil {
@@ -51,8 +51,12 @@ func (s *suite) freeze(ctx context.Context) error {
 		_, err := st.vol.stats(ctx)
 		return err
 	}, "freeze-holds")
+	s.check(ctx, "freeze-twice", func(ctx context.Context) error {
+		err := st.vol.wantRefused(ctx, abi.Freeze, st.vol.target, "1")
+		return errors.Join(err, held.waits(ctx, heldFor+time.Second))
+	}, "freeze-holds")
 	s.check(ctx, "freeze-thaw", func(ctx context.Context) error {
-		if err := st.vol.wantExit(ctx, abi.ExitOK, abi.Thaw, st.vol.target); err != nil {
+		if err := st.thaws(ctx); err != nil {
 			return err
 		}
 		return held.ends(ctx, lateBy)
@@ -64,15 +68,29 @@ func (s *suite) freeze(ctx context.Context) error {
 		late := c.writeAside(ctx)
 		return errors.Join(late.waits(ctx, heldFor), late.ends(ctx, shortFreeze+lateBy))
 	}, "freeze-thaw")
-	s.check(ctx, "freeze-again", func(ctx context.Context) error {
-		if err := errors.Join(st.freezes(ctx, shortFreeze), st.freezes(ctx, longFreeze)); err != nil {
-			return errors.Join(err, st.vol.wantExit(ctx, abi.ExitOK, abi.Thaw, st.vol.target))
-		}
-		late := c.writeAside(ctx)
-		err := late.waits(ctx, shortFreeze+heldFor)
-		return errors.Join(err, st.vol.wantExit(ctx, abi.ExitOK, abi.Thaw, st.vol.target), late.ends(ctx, lateBy))
-	}, "freeze-thaw")
+	s.check(ctx, "thaw-late", func(ctx context.Context) error {
+		return st.vol.wantRefused(ctx, abi.Thaw, st.vol.target)
+	}, "freeze-auto")
+	s.check(ctx, "thaw-dead", func(ctx context.Context) error { return st.thawsDead(ctx, c) }, "freeze-thaw")
 	return nil
+}
+
+// thawsDead has the sandbox die while its volume is frozen.
+func (st *stage) thawsDead(ctx context.Context, c *container) error {
+	if err := st.freezes(ctx, longFreeze); err != nil {
+		return err
+	}
+	if err := errors.Join(st.pod.sandbox.kill(ctx, unix.SIGKILL), c.kill(ctx, unix.SIGKILL)); err != nil {
+		return err
+	}
+	if err := st.thaws(ctx); err != nil {
+		return err
+	}
+	return eventually(ctx, endsWithin, func(context.Context) error { return st.disk.free() })
+}
+
+func (st *stage) thaws(ctx context.Context) error {
+	return st.vol.wantExit(ctx, abi.ExitOK, abi.Thaw, st.vol.target)
 }
 
 func (st *stage) freezes(ctx context.Context, most time.Duration) error {
