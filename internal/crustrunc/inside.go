@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,17 +13,11 @@ import (
 // which ends with it: a thread that has left the others' namespace must not run
 // anything else.
 func (p pause) inside(f func() error) error {
-	ns, err := unix.Open("/proc/"+strconv.Itoa(p.PID)+"/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	ns, err := p.openIn("ns/mnt", unix.O_RDONLY)
 	if err != nil {
-		if !p.lives() {
-			return errGone
-		}
 		return fmt.Errorf("the sandbox's mount namespace cannot be opened: %w", err)
 	}
 	defer func() { _ = unix.Close(ns) }()
-	if !p.lives() {
-		return errGone
-	}
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
@@ -49,7 +42,7 @@ func (p pause) preparePlaces() (lock int, err error) {
 	if err := p.inside(makePlaces); err != nil {
 		return -1, err
 	}
-	lock, err = unix.Open(p.places(), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	lock, err = p.openIn(inSandbox(places), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	if err != nil {
 		return -1, err
 	}

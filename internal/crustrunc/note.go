@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 
@@ -23,18 +22,39 @@ type pause struct {
 // errGone is a sandbox that has ended.
 var errGone = errors.New("the sandbox has ended")
 
+// openProc opens the kernel's directory of a process and tells when that was
+// started. The directory is of that process for ever: when its number is given
+// again, nothing can be opened in it any more.
+func openProc(pid int) (dir int, start uint64, err error) {
+	dir, err = unix.Open("/proc/"+strconv.Itoa(pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, 0, err
+	}
+	if start, err = startOf(dir); err != nil {
+		_ = unix.Close(dir)
+		return -1, 0, err
+	}
+	return dir, start, nil
+}
+
 // startOf reads when a process was started. Its name can hold anything, so the
 // fields are counted from the last parenthesis.
-func startOf(pid int) (uint64, error) {
-	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+func startOf(dir int) (uint64, error) {
+	fd, err := unix.Openat(dir, "stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, err
 	}
-	text := string(raw)
+	defer func() { _ = unix.Close(fd) }()
+	var buf [1024]byte // the kernel gives all of it at once
+	n, err := unix.Read(fd, buf[:])
+	if err != nil {
+		return 0, err
+	}
+	text := string(buf[:n])
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	const state, start = 0, 19
 	if len(fields) <= start {
-		return 0, fmt.Errorf("/proc/%d/stat cannot be read", pid)
+		return 0, errors.New("the kernel's word on the process cannot be read")
 	}
 	if fields[state] == "Z" || fields[state] == "X" {
 		return 0, errGone
@@ -44,38 +64,61 @@ func startOf(pid int) (uint64, error) {
 
 // identify takes a process by its number.
 func identify(pid int) (pause, error) {
-	start, err := startOf(pid)
+	dir, start, err := openProc(pid)
+	if err == nil {
+		err = unix.Close(dir)
+	}
 	return pause{PID: pid, Start: start}, err
+}
+
+// proc opens the directory of the process, if it is still the one that it was.
+func (p pause) proc() (int, error) {
+	if p.PID <= 0 {
+		return -1, errGone
+	}
+	dir, start, err := openProc(p.PID)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH):
+		return -1, errGone
+	case err != nil:
+		return -1, err
+	case start != p.Start:
+		_ = unix.Close(dir)
+		return -1, errGone
+	}
+	return dir, nil
 }
 
 // lives tells whether the process is still the one that it was.
 func (p pause) lives() bool {
-	start, err := startOf(p.PID)
-	return err == nil && start == p.Start && p.PID > 0
+	dir, err := p.proc()
+	if err == nil {
+		_ = unix.Close(dir)
+	}
+	return err == nil
 }
-
-// place is where the sandbox's mount of a volume is seen from the host.
-func (p pause) place(volume string) string { return p.places() + "/" + volume }
-
-func (p pause) places() string { return "/proc/" + strconv.Itoa(p.PID) + "/root" + places }
 
 // places is the directory for volumes in the sandbox: its /dev is a tmpfs of its
 // own, however read-only the rest of it is.
 const places = "/dev/crust"
 
+// inSandbox is a path in the sandbox, from the directory of its process.
+func inSandbox(path string) string { return "root" + path }
+
 // open opens the root of the sandbox's mount of a volume.
 func (p pause) open(volume string, flags int) (int, error) {
-	if !p.lives() {
-		return -1, errGone
+	return p.openIn(inSandbox(places+"/"+volume), flags|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+}
+
+// openIn opens a path below the directory of the process.
+func (p pause) openIn(path string, flags int) (int, error) {
+	dir, err := p.proc()
+	if err != nil {
+		return -1, err
 	}
-	fd, err := unix.Open(p.place(volume), flags|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err == nil && !p.lives() {
-		// The number was given to another process meanwhile: what was opened may be
-		// anything.
-		_ = unix.Close(fd)
-		return -1, errGone
-	}
-	if errors.Is(err, unix.ENOENT) && !p.lives() {
+	defer func() { _ = unix.Close(dir) }()
+	fd, err := unix.Openat(dir, path, flags|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) && !p.lives() {
 		return -1, errGone
 	}
 	return fd, err

@@ -94,13 +94,36 @@ func (d *Dir) Read(name string, limit int) ([]byte, error) {
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}
 	}
-	file := os.NewFile(uintptr(fd), name)
-	defer func() { _ = file.Close() }()
-	raw, err := io.ReadAll(io.LimitReader(file, int64(limit)+1))
+	defer func() { _ = unix.Close(fd) }()
+	raw, err := readAll(fd, limit)
 	if err == nil && len(raw) > limit {
-		err = fmt.Errorf("%s: more than %d bytes", name, limit)
+		err = fmt.Errorf("more than %d bytes", limit)
 	}
-	return raw, err
+	if err != nil {
+		return nil, &os.PathError{Op: "read", Path: name, Err: err}
+	}
+	return raw, nil
+}
+
+// readAll reads a small file by plain calls: as an os.File it would be entered in
+// the poller first, and it is read for each question about a volume.
+func readAll(fd, limit int) ([]byte, error) {
+	buf := make([]byte, 0, min(limit+1, 1024))
+	for {
+		if len(buf) == cap(buf) {
+			buf = slices.Grow(buf, cap(buf))
+		}
+		n, err := unix.Read(fd, buf[len(buf):cap(buf)])
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return nil, err
+		case n == 0 || len(buf)+n > limit:
+			return buf[:len(buf)+n], nil
+		}
+		buf = buf[:len(buf)+n]
+	}
 }
 
 // Line reads a file of one line, such as runtime-cli.

@@ -138,7 +138,7 @@ func (c Config) fill(m *Mount, known guards, source, podUID string) (ours bool, 
 		m.Guarded = true
 		return true, c.byGuard(m, at, isRoot, source, podUID)
 	}
-	return c.byPath(m, source, podUID)
+	return c.byPath(m, podUID)
 }
 
 // byGuard goes by the kernel's word.
@@ -182,10 +182,14 @@ func below(fd int, point string) (string, error) {
 }
 
 // byPath is for a node on which a guard is missing: the longest beginning of the
-// source that is a volume's target.
-func (c Config) byPath(m *Mount, source, podUID string) (bool, error) {
-	clean := path.Clean(source)
-	for target := clean; target != "/"; target = path.Dir(target) {
+// source's real path that is a volume's target. The path in the spec may go by
+// links, as where kubelet's root is one.
+func (c Config) byPath(m *Mount, podUID string) (bool, error) {
+	clean, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(m.Source))
+	if err != nil {
+		return false, err
+	}
+	for target := clean; path.IsAbs(target) && target != "/"; target = path.Dir(target) {
 		dir, err := abi.Open(c.Root, abi.DirName(target))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue

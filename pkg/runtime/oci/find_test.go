@@ -100,6 +100,15 @@ func TestByPath(t *testing.T) {
 	}
 }
 
+func TestByPathThroughALink(t *testing.T) {
+	n := newNode(t)
+	target := n.publish("a", "pod")
+	n.must(os.Symlink(n.dir, n.dir+"/link"))
+	if m := n.find(bind(n.dir+"/link/a"), "pod"); m.Volume != abi.DirName(target) || m.Sub != "" {
+		t.Fatalf("%+v", m)
+	}
+}
+
 func TestTheLongestBeginningCounts(t *testing.T) {
 	n := newNode(t)
 	n.publish("a", "pod")
