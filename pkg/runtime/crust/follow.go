@@ -36,7 +36,7 @@ func (f *follower) Came(name string) {
 	}
 	// Watched before it is read, so that nothing comes in between.
 	h.trackFound(key, whose)
-	if err := h.watch.Add(key, h.tree.Path(name), whose); err != nil && !h.stands(name) {
+	if tree.IsGone(h.watch.Add(key, h.tree.Path(name), whose)) {
 		h.untrack(key)
 		return
 	}
@@ -54,11 +54,6 @@ func (h *Handler) isWatchedOwn(key deferral.Key) bool {
 	own := ok && e.whose == tree.Us
 	h.mu.RUnlock()
 	return own && h.watch.Has(key)
-}
-
-func (h *Handler) stands(name string) bool {
-	whose, _, err := h.tree.OwnerOf(name)
-	return err == nil && whose != tree.Nobody
 }
 
 // trackFound remembers a volume that is known by its directory only. Its record,

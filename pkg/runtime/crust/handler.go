@@ -11,7 +11,6 @@ import (
 
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
@@ -63,7 +62,7 @@ func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 		cfg: cfg, sandboxes: sandboxes, log: log, tree: opened,
 		jobs: make(chan job, maxJobs), entries: make(map[deferral.Key]*entry),
 	}
-	h.watch = tree.NewWatch(cfg.Root, (*follower)(h))
+	h.watch = tree.NewWatch(opened, (*follower)(h))
 	h.conns = newConns(sockets{dirs: cfg.SocketDirs, owner: cfg.Owner})
 	return h, nil
 }
@@ -88,15 +87,7 @@ func (h *Handler) Health(context.Context) error {
 		}
 		closeFile(file)
 	}
-	err := h.watch.Err()
-	if errors.Is(err, unix.ENOSPC) {
-		return deferral.Errorf(deferral.Exhausted, "crust: the kernel has no inotify watch left, so that bindings show late: "+
-			"raise the sysctl fs.inotify.max_user_watches: %w", err)
-	}
-	if err != nil {
-		return deferral.Errorf(deferral.Internal, "crust: the tree of volumes cannot be watched, so that bindings show late: %w", err)
-	}
-	return nil
+	return h.watch.Health()
 }
 
 // Run watches the tree, keeps connections and clears dead sandboxes away until ctx

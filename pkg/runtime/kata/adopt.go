@@ -1,7 +1,6 @@
 package kata
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -9,7 +8,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
@@ -23,20 +21,6 @@ func podUIDOf(target string) string {
 		return parts[1]
 	}
 	return ""
-}
-
-// scan reads Kata's whole tree: our volumes' sandbox ids, and the volumes that
-// other programs put there.
-func (h *Handler) scan(w *watch) {
-	h.watchRoot(w)
-	names, err := h.tree.Names()
-	if err != nil {
-		h.setUnwatched(err)
-		return
-	}
-	for _, name := range names {
-		h.look(h.tree.Path(name), name)
-	}
 }
 
 // TakeUp lists the volumes of other programs, for a start to call before anything
@@ -57,65 +41,6 @@ func (h *Handler) TakeUp() {
 			h.adopt(deferral.KeyOf(target), dir, target)
 		}
 	}
-}
-
-// look takes notice of one directory of Kata's tree.
-func (h *Handler) look(dir, name string) {
-	target, ok := targetOf(name)
-	if !ok {
-		return // not a name that Kata would look for
-	}
-	key := deferral.KeyOf(target)
-	if h.isWatchedOwn(key) {
-		return // our own Publish, as a rule: it shall cost no system call here
-	}
-	whose, _, err := h.tree.OwnerOf(name)
-	if err != nil || whose == tree.Nobody {
-		return
-	}
-	if !h.watchFound(key, target, dir, whose) {
-		return
-	}
-	if whose == tree.Stranger {
-		h.adopt(key, dir, target)
-	}
-	if ids := listIDs(dir); len(ids) > 0 {
-		h.sighted(key, ids[0])
-	}
-}
-
-func (h *Handler) isWatchedOwn(key deferral.Key) bool {
-	h.mu.RLock()
-	defer h.mu.RUnlock()
-	e, ok := h.entries[key]
-	return ok && e.wd != 0 && e.foreign == ""
-}
-
-// watchFound sets the watch of a directory that others may be writing to
-// already. It tells false for one that is watched, or that is gone again.
-func (h *Handler) watchFound(key deferral.Key, target, dir string, whose tree.Owner) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	e, before := h.entries[key]
-	if before && e.wd != 0 && whose == tree.Us {
-		return false
-	}
-	e = h.trackLocked(key, podUIDOf(target))
-	events := uint32(ownEvents)
-	if whose == tree.Stranger {
-		e.foreign, events = target, foreignEvents
-	}
-	err := h.addWatch(e, dir, events)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
-		if !before {
-			delete(h.entries, key)
-		}
-		return false
-	}
-	if err != nil {
-		h.unwatch = err
-	}
-	return true
 }
 
 // adopt lists a volume of another program, once its file can be read.

@@ -22,11 +22,9 @@ const maxIDs = 64
 
 // entry is what is remembered of one volume. It is guarded by Handler.mu.
 type entry struct {
-	key    deferral.Key
 	podUID string
 	// foreign is the target of another program's volume, "" for one of ours.
 	foreign string
-	wd      int32 // its inotify watch, 0 where there is none
 	// bound is set once any sandbox was seen to have the volume.
 	bound bool
 	// live is the binding that is taken for the present one.
@@ -66,7 +64,7 @@ func (h *Handler) track(v *deferral.Volume) *entry {
 func (h *Handler) trackLocked(key deferral.Key, podUID string) *entry {
 	e, ok := h.entries[key]
 	if !ok {
-		e = &entry{key: key}
+		e = &entry{}
 		h.entries[key] = e
 	}
 	if podUID != "" {
@@ -78,11 +76,9 @@ func (h *Handler) trackLocked(key deferral.Key, podUID string) *entry {
 func (h *Handler) untrack(key deferral.Key) {
 	h.mu.Lock()
 	e, ok := h.entries[key]
-	if ok {
-		delete(h.entries, key)
-		h.watch.forget(e.wd)
-	}
+	delete(h.entries, key)
 	h.mu.Unlock()
+	h.watch.Forget(key)
 	if ok && e.live.id != "" {
 		h.changed(key)
 	}

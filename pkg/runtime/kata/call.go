@@ -212,8 +212,9 @@ func (h *Handler) InUse(ctx context.Context, v *deferral.Volume) (string, error)
 func (h *Handler) neverBound(v *deferral.Volume) bool {
 	h.mu.RLock()
 	e, ok := h.entries[v.Key]
-	never := ok && e.wd != 0 && !e.bound
+	never := ok && !e.bound
 	h.mu.RUnlock()
+	never = never && h.watch.Has(v.Key)
 	if !never || h.sandboxes == nil || v.PodUID == "" {
 		return never
 	}

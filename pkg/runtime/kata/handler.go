@@ -11,7 +11,6 @@ import (
 	"sync"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
@@ -44,13 +43,12 @@ type Handler struct {
 	sandboxes Sandboxes
 	log       *zap.Logger
 	tree      *tree.Tree
+	watch     *tree.Watch
 	pool      *pool
 
 	mu      sync.RWMutex
 	entries map[deferral.Key]*entry
 	adopted map[deferral.Key]*deferral.Volume
-	watch   *watch // nil while Run does not run
-	unwatch error  // why some volume could not be watched
 }
 
 var _ runtime.Handler = (*Handler)(nil)
@@ -61,12 +59,14 @@ func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Handler{
+	h := &Handler{
 		cfg: cfg, sandboxes: sandboxes, log: log, tree: opened,
 		pool:    newPool(),
 		entries: make(map[deferral.Key]*entry),
 		adopted: make(map[deferral.Key]*deferral.Volume),
-	}, nil
+	}
+	h.watch = tree.NewWatch(opened, (*follower)(h))
+	return h, nil
 }
 
 // Name is "kata".
@@ -77,16 +77,7 @@ func (h *Handler) Health(context.Context) error {
 	if err := h.tree.Health(); err != nil {
 		return err
 	}
-	h.mu.RLock()
-	defer h.mu.RUnlock()
-	if errors.Is(h.unwatch, unix.ENOSPC) {
-		return deferral.Errorf(deferral.Exhausted, "kata: the kernel has no inotify watch left, so that bindings show late: "+
-			"raise the sysctl fs.inotify.max_user_watches: %w", h.unwatch)
-	}
-	if h.unwatch != nil {
-		return deferral.Errorf(deferral.Internal, "kata: the tree of volumes cannot be watched, so that bindings show late: %w", h.unwatch)
-	}
-	return nil
+	return h.watch.Health()
 }
 
 func contextError(v *deferral.Volume, sandbox string, err error) error {

@@ -35,8 +35,9 @@ func (h *Handler) Publish(ctx context.Context, v *deferral.Volume) error {
 	}
 	err = h.tree.Publish(&tree.Projection{
 		Volume: v, Dir: dirName(v.ResolvedTarget), Raw: raw,
-		// Watched before anybody can reach it, so that no sandbox id is missed.
-		Built:   func(path string) { h.watchNew(h.track(v), path) },
+		// Watched before anybody can reach it, so that no sandbox id is missed. Where
+		// that fails, Health says so and the tree is read now and then.
+		Built:   func(path string) { h.track(v); _ = h.watch.Add(v.Key, path, tree.Us) },
 		Dropped: func() { h.untrack(v.Key) },
 	})
 	if err == nil {

@@ -49,22 +49,13 @@ func boundTo(b *bench, v *deferral.Volume, id string) func() bool {
 }
 
 func watched(b *bench, v *deferral.Volume) func() bool {
-	return func() bool {
-		b.h.mu.RLock()
-		defer b.h.mu.RUnlock()
-		e, ok := b.h.entries[v.Key]
-		return ok && e.wd != 0
-	}
+	return func() bool { return b.h.watch.Has(v.Key) }
 }
 
 // watching waits until Run watches.
 func watching(t *testing.T, b *bench) {
 	t.Helper()
-	soon(t, "the watch runs", func() bool {
-		b.h.mu.RLock()
-		defer b.h.mu.RUnlock()
-		return b.h.watch != nil && b.h.watch.root != 0
-	})
+	soon(t, "the watch runs", b.h.watch.Watching)
 }
 
 func newWatchedBench(t *testing.T) (*bench, *changes) {
@@ -99,7 +90,7 @@ func TestBindingShowsAtOnce(t *testing.T) {
 	soon(t, "nothing is left in memory", func() bool {
 		b.h.mu.RLock()
 		defer b.h.mu.RUnlock()
-		return len(b.h.entries) == 0 && len(b.h.watch.byWD) == 0
+		return len(b.h.entries) == 0 && b.h.watch.Count() == 0
 	})
 }
 
@@ -174,9 +165,6 @@ func TestManyEvents(t *testing.T) {
 
 func TestOverflowReadsTheTree(t *testing.T) {
 	b, _ := newWatchedBench(t)
-	b.h.mu.RLock()
-	w := b.h.watch
-	b.h.mu.RUnlock()
 	foreign := b.Volume("foreign")
 	b.PublishForeign(t, foreign)
 	soon(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
@@ -184,7 +172,7 @@ func TestOverflowReadsTheTree(t *testing.T) {
 	clear(b.h.adopted)
 	b.h.mu.Unlock()
 	const overflow = "\xff\xff\xff\xff\x00\x40\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
-	tree.Dispatch([]byte(overflow), func(wd int32, mask uint32, name string) { b.h.event(w, wd, mask, name) })
+	tree.Dispatch([]byte(overflow), b.h.watch.Event)
 	soon(t, "adopted again", func() bool { return len(b.h.Adopted()) == 1 })
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
@@ -42,7 +43,7 @@ type Follower interface {
 
 // Watch follows a tree while its Run runs.
 type Watch struct {
-	root     string
+	tree     *Tree
 	follower Follower
 
 	mu     sync.Mutex
@@ -54,10 +55,10 @@ type Watch struct {
 	again  chan struct{}
 }
 
-// NewWatch makes the watch of a tree's root.
-func NewWatch(root string, follower Follower) *Watch {
+// NewWatch makes the watch of a tree.
+func NewWatch(t *Tree, follower Follower) *Watch {
 	return &Watch{
-		root: root, follower: follower, again: make(chan struct{}, 1),
+		tree: t, follower: follower, again: make(chan struct{}, 1),
 		byWD: make(map[int32]deferral.Key), byKey: make(map[deferral.Key]int32),
 	}
 }
@@ -76,11 +77,37 @@ func (w *Watch) Add(key deferral.Key, path string, whose Owner) error {
 	// The lock is held so that the first event of a watch finds it in the map.
 	wd, err := w.in.Add(path, events)
 	if err == nil {
+		delete(w.byWD, w.byKey[key]) // of a directory that is gone
 		w.byWD[wd], w.byKey[key] = key, wd
-	} else if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
-		w.failed = err
+	} else if !IsGone(err) {
+		w.fail(err)
 	}
 	return err
+}
+
+// IsGone tells whether an error says that there is no such directory.
+func IsGone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) }
+
+// fail is called with the lock held.
+func (w *Watch) fail(err error) {
+	if w.failed == nil && err != nil {
+		w.tree.Log.Warn("the tree of volumes cannot be watched: bindings show late", zap.Error(err))
+	}
+	w.failed = err
+}
+
+// Count is how many directories are watched, without the root.
+func (w *Watch) Count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.byWD)
+}
+
+// Watching tells whether Run watches.
+func (w *Watch) Watching() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.rootWD != 0
 }
 
 // Has tells whether the directory of a volume is watched.
@@ -100,13 +127,6 @@ func (w *Watch) Forget(key deferral.Key) {
 	delete(w.byKey, key)
 }
 
-// Err tells what keeps the tree, or a part of it, from being watched.
-func (w *Watch) Err() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.failed
-}
-
 // Run follows the tree until ctx ends.
 func (w *Watch) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
@@ -115,7 +135,7 @@ func (w *Watch) Run(ctx context.Context) error {
 		w.start(nil, err)
 	} else {
 		w.start(in, nil)
-		group.Go(func() error { return in.Read(ctx, w.event) })
+		group.Go(func() error { return in.Read(ctx, w.Event) })
 	}
 	group.Go(func() error { w.rescans(ctx); return nil })
 	err = group.Wait()
@@ -129,7 +149,8 @@ func (w *Watch) Run(ctx context.Context) error {
 func (w *Watch) start(in *Inotify, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.in, w.failed, w.rootWD = in, err, 0
+	w.in, w.rootWD = in, 0
+	w.fail(err)
 	clear(w.byWD)
 	clear(w.byKey)
 }
@@ -147,7 +168,7 @@ func (w *Watch) rescans(ctx context.Context) {
 		case <-w.again:
 			w.scan()
 		case <-tick.C:
-			if w.Err() != nil {
+			if w.Health() != nil {
 				w.scan()
 			}
 		}
@@ -158,16 +179,17 @@ func (w *Watch) rescans(ctx context.Context) {
 func (w *Watch) scan() {
 	w.mu.Lock()
 	if w.in != nil {
-		err := os.MkdirAll(w.root, 0o700)
+		err := os.MkdirAll(w.tree.Root, 0o700)
 		if err == nil {
-			w.rootWD, err = w.in.Add(w.root, rootEvents)
+			w.rootWD, err = w.in.Add(w.tree.Root, rootEvents)
 		}
-		w.failed = err
+		w.fail(err)
 	}
 	w.mu.Unlock()
 	w.follower.Scan()
 }
 
+// rescan has the tree read once more.
 func (w *Watch) rescan() {
 	select {
 	case w.again <- struct{}{}:
@@ -175,9 +197,11 @@ func (w *Watch) rescan() {
 	}
 }
 
+// gone are the events by which a directory ends.
 const gone = unix.IN_IGNORED | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_UNMOUNT
 
-func (w *Watch) event(wd int32, mask uint32, name string) {
+// Event takes one event of the kernel's.
+func (w *Watch) Event(wd int32, mask uint32, name string) {
 	w.mu.Lock()
 	key, known := w.byWD[wd]
 	ofRoot := wd == w.rootWD
@@ -193,9 +217,38 @@ func (w *Watch) event(wd int32, mask uint32, name string) {
 		w.follower.Came(name)
 	case !known:
 	case mask&gone != 0:
-		w.Forget(key)
-		w.follower.Vanished(key)
+		if w.end(wd, key) {
+			w.follower.Vanished(key)
+		}
 	case mask&unix.IN_ISDIR == 0:
 		w.follower.Entered(key, name)
 	}
+}
+
+// end forgets a watch, and tells whether it was that of the volume's directory: a
+// new directory may have its place already.
+func (w *Watch) end(wd int32, key deferral.Key) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.byWD, wd)
+	if w.byKey[key] != wd {
+		return false
+	}
+	delete(w.byKey, key)
+	return true
+}
+
+// Health tells a person what keeps the tree from being watched, or nil.
+func (w *Watch) Health() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if errors.Is(w.failed, unix.ENOSPC) {
+		return deferral.Errorf(deferral.Exhausted, "%s: the kernel has no inotify watch left, so that bindings show late: "+
+			"raise the sysctl fs.inotify.max_user_watches: %w", w.tree.Name, w.failed)
+	}
+	if w.failed != nil {
+		return deferral.Errorf(deferral.Internal, "%s: the tree of volumes cannot be watched, so that bindings show late: %w",
+			w.tree.Name, w.failed)
+	}
+	return nil
 }

@@ -1,0 +1,139 @@
+package tree_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// notes is a follower that writes down what it is told.
+type notes struct {
+	mu   sync.Mutex
+	said []string
+}
+
+func (n *notes) note(s string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.said = append(n.said, s)
+}
+
+func (n *notes) Scan()                                 { n.note("scan") }
+func (n *notes) Came(dir string)                       { n.note("came " + dir) }
+func (n *notes) Entered(key deferral.Key, name string) { n.note("entered " + string(key) + " " + name) }
+func (n *notes) Vanished(key deferral.Key)             { n.note("vanished " + string(key)) }
+
+func (n *notes) count(s string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(slices.DeleteFunc(slices.Clone(n.said), func(one string) bool { return one != s }))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func soon(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(3 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in 3 s: %s", what)
+		}
+	}
+}
+
+// watched is a tree in a fresh directory with a watch that runs.
+func watched(t *testing.T) (*tree.Tree, *tree.Watch, *notes) {
+	t.Helper()
+	dir, told := t.TempDir(), &notes{}
+	opened, err := tree.Open(tree.Config{
+		Name: "test", Root: filepath.Join(dir, "root"), Temp: filepath.Join(dir, "tmp"), File: "info", Log: zap.NewNop(),
+	})
+	must(t, err)
+	w := tree.NewWatch(opened, told)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	t.Cleanup(func() { cancel(); must(t, <-done) })
+	soon(t, "watching", w.Watching)
+	return opened, w, told
+}
+
+func publish(t *testing.T, opened *tree.Tree, w *tree.Watch, name, content string) *deferral.Volume {
+	t.Helper()
+	v := &deferral.Volume{Key: deferral.Key(name), Target: "/" + name}
+	must(t, opened.Publish(&tree.Projection{
+		Volume: v, Dir: name, Raw: []byte(content),
+		Built: func(path string) { must(t, w.Add(v.Key, path, tree.Us)) },
+	}))
+	return v
+}
+
+func TestWatchTells(t *testing.T) {
+	opened, w, told := watched(t)
+	v := publish(t, opened, w, "one", "1")
+	must(t, os.WriteFile(opened.Path("one")+"/.temp", nil, 0o600))
+	must(t, os.Rename(opened.Path("one")+"/.temp", opened.Path("one")+"/sandbox"))
+	soon(t, "the sandbox shows", func() bool { return told.count("entered one sandbox") == 1 })
+	must(t, os.Mkdir(opened.Path("foreign"), 0o700))
+	soon(t, "the foreign one shows", func() bool { return told.count("came foreign") == 1 })
+	must(t, w.Add("foreign", opened.Path("foreign"), tree.Stranger))
+	must(t, os.Rename(opened.Path("foreign"), filepath.Join(opened.Temp, "away")))
+	soon(t, "the foreign one is gone", func() bool { return told.count("vanished foreign") == 1 })
+	w.Forget(v.Key)
+	must(t, opened.Remove(v, "one"))
+	if err := w.Add("one", opened.Path("one"), tree.Us); !tree.IsGone(err) {
+		t.Errorf("a directory that is gone: %v", err)
+	}
+	soon(t, "nothing is watched", func() bool { return w.Count() == 0 })
+	if told.count("vanished one") != 0 {
+		t.Error("our own removal was told")
+	}
+}
+
+// The end of a directory that somebody removed is not that of its successor.
+func TestSuccessorIsWatched(t *testing.T) {
+	opened, w, told := watched(t)
+	for range 50 {
+		publish(t, opened, w, "one", "1")
+		must(t, os.RemoveAll(opened.Path("one")))
+		publish(t, opened, w, "one", "2")
+		if !w.Has("one") {
+			t.Fatal("the successor is not watched")
+		}
+		name := "sandbox"
+		before := told.count("entered one " + name)
+		must(t, os.WriteFile(opened.Path("one")+"/"+name, nil, 0o600))
+		soon(t, "its sandbox shows", func() bool { return told.count("entered one "+name) == before+1 })
+		must(t, os.RemoveAll(opened.Path("one")))
+		soon(t, "it is gone", func() bool { return !w.Has("one") })
+	}
+}
+
+func TestOverflowAndRootAreReadAgain(t *testing.T) {
+	opened, w, told := watched(t)
+	scans := told.count("scan")
+	w.Event(-1, 0x4000, "") // IN_Q_OVERFLOW
+	soon(t, "the tree is read", func() bool { return told.count("scan") == scans+1 })
+	must(t, os.RemoveAll(opened.Root))
+	soon(t, "it is made again, and read", func() bool { return told.count("scan") == scans+2 })
+	must(t, os.Mkdir(opened.Path("late"), 0o700))
+	soon(t, "it is watched again", func() bool { return told.count("came late") == 1 })
+	must(t, w.Health())
+	must(t, opened.Health())
+}
