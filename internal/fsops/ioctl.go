@@ -13,7 +13,7 @@ func ioctl[T any](fd int, request uint, arg *T) (int, error) {
 	for {
 		n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(unsafe.Pointer(arg))) //nolint:gosec // the kernel's interface
 		if errno == 0 {
-			return int(n), nil //nolint:gosec // an int of the kernel's
+			return int(n), nil
 		}
 		if !errors.Is(errno, unix.EINTR) {
 			return 0, errno

@@ -31,11 +31,11 @@ func openDir(dir int, name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return os.NewFile(uintptr(fd), name), nil //nolint:gosec // an open descriptor
+	return os.NewFile(uintptr(fd), name), nil
 }
 
 // fdOf is the descriptor of an open file.
-func fdOf(f *os.File) int { return int(f.Fd()) } //nolint:gosec // descriptors are small
+func fdOf(f *os.File) int { return int(f.Fd()) }
 
 // identity tells a file from every other one as long as it is there.
 type identity struct{ dev, ino uint64 }

@@ -47,7 +47,7 @@ func (f Freezer) open() (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", f.Dir, err)
 	}
-	return os.NewFile(uintptr(fd), f.Dir), nil //nolint:gosec // an open descriptor
+	return os.NewFile(uintptr(fd), f.Dir), nil
 }
 
 // lockRecord takes a record, within a time.
@@ -110,7 +110,7 @@ func readState(dir int, path string) (s state, err error) {
 	if err != nil {
 		return s, err
 	}
-	file := os.NewFile(uintptr(fd), path) //nolint:gosec // an open descriptor
+	file := os.NewFile(uintptr(fd), path)
 	defer func() { _ = file.Close() }()
 	raw, err := io.ReadAll(io.LimitReader(file, mostState))
 	if err != nil {
@@ -132,7 +132,7 @@ func (r *record) write(s *state) error {
 	if err != nil {
 		return fmt.Errorf("put its freeze on record: %w", err)
 	}
-	file := os.NewFile(uintptr(fd), stateNew) //nolint:gosec // an open descriptor
+	file := os.NewFile(uintptr(fd), stateNew)
 	_, err = file.Write(raw)
 	err = errors.Join(err, file.Close())
 	if err == nil {

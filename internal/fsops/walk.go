@@ -153,7 +153,7 @@ func openAbove(dir int, want identity) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	above := os.NewFile(uintptr(fd), "..") //nolint:gosec // an open descriptor
+	above := os.NewFile(uintptr(fd), "..")
 	is, err := identify(fd)
 	if err == nil && is != want {
 		err = fmt.Errorf("the directory was moved to another one by somebody else: %w", ErrChanged)

@@ -91,7 +91,7 @@ func Watch(args []string) error {
 	told := make(chan os.Signal, 1)
 	signal.Notify(told, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	// Where memory runs out, others are to go first; that is not always allowed.
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0) //nolint:gosec // a file of the kernel's
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0)
 	if _, err := unix.Write(readyFD, []byte{1}); err != nil {
 		return fmt.Errorf("tell that the watchdog is there: %w", err)
 	}

@@ -96,7 +96,8 @@ func (r *freezeRig) wantThawed(within time.Duration) {
 // wantNothingLeft wants no watchdog and nothing on record.
 func (r *freezeRig) wantNothingLeft() {
 	r.t.Helper()
-	for range 100 {
+	// With the race detector a process takes a second to end.
+	for range 500 {
 		left, _ := os.ReadDir(r.Dir)
 		if len(left) == 0 && len(r.watchdogs()) == 0 {
 			return
