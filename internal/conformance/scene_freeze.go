@@ -66,7 +66,13 @@ func (s *suite) freeze(ctx context.Context) error {
 			return err
 		}
 		late := c.writeAside(ctx)
-		return errors.Join(late.waits(ctx, heldFor), late.ends(ctx, shortFreeze+lateBy))
+		err := errors.Join(late.waits(ctx, heldFor), late.ends(ctx, shortFreeze+lateBy))
+		if err != nil {
+			// What follows is of other freezes.
+			_, thawErr := st.vol.ask(ctx, abi.Thaw, st.vol.target)
+			err = errors.Join(err, thawErr)
+		}
+		return err
 	}, "freeze-thaw")
 	s.check(ctx, "thaw-late", func(ctx context.Context) error {
 		return st.vol.wantRefused(ctx, abi.Thaw, st.vol.target)

@@ -62,10 +62,10 @@ func (a *app) conformance(cmd *cobra.Command, opts conformance.Options) error {
 			unsaid = errors.Join(unsaid, a.conformanceLine(r))
 		}
 	})
-	if err = errors.Join(err, unsaid); err != nil {
-		return err
+	if errors.Is(err, context.Canceled) {
+		err = errors.New("interrupted: what was made is removed again")
 	}
-	return a.conformanceEnd(report)
+	return errors.Join(err, unsaid, a.conformanceEnd(report))
 }
 
 // conformanceLine is one result for people.

@@ -1,0 +1,179 @@
+//go:build system
+
+package conformance
+
+import (
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/conformance"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// TestCrustRunc: our own handler meets all demands.
+func TestCrustRunc(t *testing.T) {
+	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fs, func(t *testing.T) {
+			b := newBench(t)
+			b.agent = true
+			o := b.crustRunc("").run(fs)
+			o.wantFailed(t)
+			for _, r := range o.report.Results {
+				// Root without CAP_SYS_RESOURCE cannot grow an ext4 in use.
+				if r.Status == conformance.Skip && (fs != "ext4" || r.Name != "resize-online") {
+					t.Errorf("%s was skipped: %s", r.Name, r.Seen)
+				}
+			}
+			if n := len(o.report.Results); n < 50 {
+				t.Errorf("only %d demands were tried", n)
+			}
+		})
+	}
+}
+
+// TestWithoutSocket: the socket is optional.
+func TestWithoutSocket(t *testing.T) {
+	o := newBench(t).crustRunc("").run("ext4", "--only", "volume,life")
+	o.wantFailed(t)
+	if got := o.of(conformance.Skip); !slices.Equal(got, []string{"socket-same", "socket-codes"}) {
+		t.Errorf("skipped: %q", got)
+	}
+}
+
+// TestRunc: who knows nothing of volumes shows the guard, and refuses nothing.
+func TestRunc(t *testing.T) {
+	b := newBench(t)
+	b.handler = "runc"
+	o := b.run("ext4")
+	o.wantFailed(t, "mount-inside", "refuse-pod", "refuse-device", "refuse-target", "refuse-type", "refuse-option",
+		"refuse-broken", "refuse-alone", "refuse-unpublished")
+	if got := o.of(conformance.Pass); !slices.Equal(got, []string{"plain-container", "refuse-others", "refuse-clean"}) {
+		t.Errorf("passed: %q", got)
+	}
+}
+
+// TestWrongHandlers: handlers that do one thing wrong fail in that one.
+func TestWrongHandlers(t *testing.T) {
+	for name, wrong := range map[string]struct {
+		script string
+		scenes string
+		failed []string
+	}{
+		"stats lie": {
+			`if [ "$1 $2" = "crust stats" ] && $REAL "$@" >/dev/null 2>&1; then
+				echo '{"usage":[{"unit":"BYTES","total":1000,"used":10,"available":900}]}'; exit 0
+			fi`, "volume", []string{"stats-true"},
+		},
+		"stats that cannot be": {
+			`if [ "$1 $2" = "crust stats" ] && $REAL "$@" >/dev/null 2>&1; then
+				echo '{"usage":[{"unit":"BYTES","total":1000,"used":-1,"available":900}]}'; exit 0
+			fi`, "volume", []string{"stats-true", "stats-sane"},
+		},
+		"wrong status": {
+			`if [ "$1" = crust ]; then $REAL "$@"; code=$?; [ $code = 3 ] && exit 1; exit $code; fi`,
+			"volume,life", []string{"cli-unknown", "life-answer"},
+		},
+		"says nothing": {
+			`if [ "$1" = crust ]; then exec $REAL "$@" 2>/dev/null; fi`, "volume", []string{"cli-unknown", "cli-arguments"},
+		},
+		"no binding": {
+			`case "$*" in *" create "*) $REAL "$@" || exit 1; rm -f $ROOT/*/conformance-*; exit 0;; esac`,
+			"volume", []string{"binding-files"},
+		},
+		"litter": {
+			`case "$*" in *" create "*) for d in $ROOT/*/; do touch $d/.temp.1; done;; esac`, "volume", []string{"binding-files"},
+		},
+		"rewrites the info": {
+			`case "$*" in *" create "*) $REAL "$@" || exit 1; for f in $ROOT/*/mountInfo.json; do echo >>$f; done; exit 0;; esac`,
+			"volume", []string{"binding-info"},
+		},
+		"mounts on the host": {
+			`case "$*" in *" create "*)
+				device=$(sed -n 's/.*"device":"\([^"]*\)".*/\1/p' $ROOT/*/mountInfo.json 2>/dev/null | head -n 1)
+				if [ -n "$device" ]; then mkdir -p $ROOT/../host; mount $device $ROOT/../host 2>/dev/null && umount $ROOT/../host; fi;;
+			esac`, "volume", []string{"mount-host"},
+		},
+		"falls back": {
+			`case "$*" in *" create "*) $REAL "$@" 2>/dev/null && exit 0; exec runc "$@";; esac`,
+			"sub,readonly,refuse", []string{
+				"sub-link", "sub-file", "sub-deleted", "ro-sub", "refuse-pod", "refuse-device", "refuse-target", "refuse-type",
+				"refuse-option", "refuse-broken", "refuse-alone", "refuse-unpublished", "refuse-second",
+			},
+		},
+		"refuses without a word": {
+			`case "$*" in *" create "*) exec $REAL "$@" 2>/dev/null;; esac`, "sub", []string{"sub-link", "sub-file", "sub-deleted"},
+		},
+		"all can write": {
+			`for last; do :; done; for f in $ROOT/../crust-conformance-*/bundles/$last/config.json; do
+				case "$*" in *" create "*) sed -i 's/"rprivate","ro"/"rprivate","rw"/' $f;; esac
+			done`, "readonly", []string{"ro-mount"},
+		},
+		"shows all of the volume": {
+			`for last; do :; done; for f in $ROOT/../crust-conformance-*/bundles/$last/config.json; do
+				case "$*" in *" create "*) sed -i 's|"source":"\([^"]*\)/volume-subpaths/[^"]*"|"source":"\1/volumes/kubernetes.io~csi/pv/mount"|' $f;; esac
+			done`, "sub", []string{"sub-bound"},
+		},
+		"never thaws by itself": {
+			`if [ "$1 $2" = "crust freeze" ]; then set -- crust freeze "$3" 60; fi`, "freeze", []string{"freeze-auto"},
+		},
+		"only says that it freezes": {
+			`if [ "$1 $2" = "crust freeze" ]; then echo '{}'; exit 0; fi`, "freeze", []string{"freeze-holds"},
+		},
+		"only says that it grows": {
+			`if [ "$1 $2" = "crust resize" ] && [ "$4" = 603979776 ]; then echo '{"capacity_bytes":603979776}'; exit 0; fi`,
+			"resize", []string{"resize-online"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			newBench(t).crustRunc(wrong.script).run("xfs", "--only", wrong.scenes).wantFailed(t, wrong.failed...)
+		})
+	}
+}
+
+// TestInterrupted: whenever it is stopped, nothing is left.
+func TestInterrupted(t *testing.T) {
+	b := newBench(t).crustRunc("")
+	for after := 200 * time.Millisecond; after < 4*time.Second; after += 430 * time.Millisecond {
+		cmd := b.command("ext4")
+		must(t, cmd.Start())
+		time.Sleep(after)
+		must(t, cmd.Process.Signal(syscall.SIGINT))
+		if code := endWithin(t, cmd, time.Minute); code != 1 {
+			t.Errorf("after %v: exit code %d", after, code)
+		}
+		b.wantClean()
+	}
+}
+
+// TestKilled: what a kill leaves are a directory and mounts; containers and disks
+// end by themselves.
+func TestKilled(t *testing.T) {
+	for _, after := range []time.Duration{500 * time.Millisecond, 1700 * time.Millisecond, 2900 * time.Millisecond} {
+		t.Run(fmt.Sprint(after), func(t *testing.T) {
+			b := newBench(t).crustRunc("")
+			cmd := b.command("ext4")
+			must(t, cmd.Start())
+			time.Sleep(after)
+			must(t, cmd.Process.Kill())
+			endWithin(t, cmd, time.Minute)
+			b.wantNoDisk()
+			harness.UnmountAll(t, b.dir)
+		})
+	}
+}
+
+func endWithin(t *testing.T, cmd *exec.Cmd, most time.Duration) int {
+	t.Helper()
+	late := time.AfterFunc(most, func() { _ = cmd.Process.Kill() })
+	defer late.Stop()
+	err := cmd.Wait()
+	if err != nil && !strings.Contains(err.Error(), "exit status") && !strings.Contains(err.Error(), "signal") {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode()
+}

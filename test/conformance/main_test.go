@@ -1,0 +1,188 @@
+//go:build system
+
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/conformance"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+// bench is a node on which a handler is tried.
+type bench struct {
+	t       *testing.T
+	dir     string
+	root    string // of the volumes' directories
+	handler string // the program that is tried
+	agent   bool   // crust-runc offers its socket, too
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	harness.Need(t, "runc")
+	// Short, because sockets lie below it, and not on a tmpfs, because disks do.
+	dir, err := os.MkdirTemp("/var/tmp", "cf")
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	return &bench{t: t, dir: dir, root: dir + "/crust"}
+}
+
+// crustRunc has crust-runc be tried, started by a shell script that does something
+// else before: $REAL is crust-runc, and $ROOT where volumes are.
+func (b *bench) crustRunc(before string) *bench {
+	b.t.Helper()
+	real := harness.Program(b.t, "crust-runc")
+	harness.Program(b.t, "crust-runc-agent")
+	b.handler = b.dir + "/handler"
+	config := fmt.Sprintf(`{"root":%q,"stateDir":%q,"program":%q,"agent":%t,"agentProgram":%q}`,
+		b.root, b.dir+"/state", b.handler, b.agent, filepath.Dir(real)+"/crust-runc-agent")
+	must(b.t, os.WriteFile(b.dir+"/config.json", []byte(config), 0o600))
+	script := fmt.Sprintf("#!/bin/sh\nexport CRUST_RUNC_CONFIG=%s/config.json\nROOT=%s REAL=%s\n%s\nexec $REAL \"$@\"\n", b.dir, b.root, real, before)
+	must(b.t, os.WriteFile(b.handler, []byte(script), 0o755))
+	return b
+}
+
+// command is crustctl conformance.
+func (b *bench) command(fs string, args ...string) *exec.Cmd {
+	b.t.Helper()
+	harness.Need(b.t, "mkfs."+fs)
+	b.t.Setenv("CGO_ENABLED", "0") // it runs in containers that have no libraries
+	args = append([]string{"conformance", "-o", "json", "--runtime", b.handler, "--root", b.root, "--dir", b.dir, "--fs", fs}, args...)
+	return exec.Command(harness.Program(b.t, "crustctl"), args...)
+}
+
+// outcome is what it reports.
+type outcome struct {
+	code   int
+	stderr string
+	report conformance.Report
+}
+
+func (b *bench) run(fs string, args ...string) outcome {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), 4*time.Minute)
+	defer cancel()
+	template := b.command(fs, args...)
+	cmd := exec.CommandContext(ctx, template.Path, template.Args[1:]...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
+	cmd.WaitDelay = time.Minute
+	var out, told bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &told
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		b.t.Fatal(err)
+	}
+	o := outcome{code: cmd.ProcessState.ExitCode(), stderr: told.String()}
+	if err := json.Unmarshal(out.Bytes(), &o.report); err != nil {
+		b.t.Fatalf("the report: %v\n%s\n%s", err, out.String(), told.String())
+	}
+	b.wantClean()
+	return o
+}
+
+// of lists the demands with a status.
+func (o outcome) of(status conformance.Status) []string {
+	var names []string
+	for _, r := range o.report.Results {
+		if r.Status == status {
+			names = append(names, r.Name)
+		}
+	}
+	return names
+}
+
+func (o outcome) wantFailed(t *testing.T, names ...string) {
+	t.Helper()
+	if got := o.of(conformance.Fail); !slices.Equal(got, names) {
+		t.Errorf("failed: %q, want %q", got, names)
+		for _, r := range o.report.Results {
+			if r.Status == conformance.Fail {
+				t.Logf("%s: %s", r.Name, r.Seen)
+			}
+		}
+	}
+	code := 0
+	if len(names) > 0 {
+		code = 1
+	}
+	if o.code != code {
+		t.Errorf("exit code %d, want %d: %s", o.code, code, o.stderr)
+	}
+}
+
+// wantClean fails where anything of a run is left.
+func (b *bench) wantClean() {
+	b.t.Helper()
+	for _, pattern := range []string{"/crust-conformance-*", "/crust/*", "/crust/.[!.]*"} {
+		found, err := filepath.Glob(b.dir + pattern)
+		must(b.t, err)
+		if len(found) > 0 {
+			b.t.Errorf("left behind: %q", found)
+		}
+	}
+	if left := harness.MountsBelow(b.t, b.dir); len(left) > 0 {
+		b.t.Errorf("left mounted: %q", left)
+	}
+	b.wantNoDisk()
+}
+
+// wantNoDisk waits until the kernel has let go of all loop devices over our disks,
+// and all containers have ended.
+func (b *bench) wantNoDisk() {
+	b.t.Helper()
+	var left []string
+	for range 100 {
+		if left = append(b.disks(), b.processes()...); len(left) == 0 {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	b.t.Errorf("left behind: %q", left)
+}
+
+func (b *bench) disks() []string {
+	var left []string
+	backings, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, file := range backings {
+		raw, _ := os.ReadFile(file)
+		if strings.HasPrefix(string(raw), b.dir+"/") {
+			left = append(left, file+": "+strings.TrimSpace(string(raw)))
+		}
+	}
+	return left
+}
+
+// processes are those of the containers: their program is our probe.
+func (b *bench) processes() []string {
+	var left []string
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range lines {
+		raw, _ := os.ReadFile(file)
+		if words := strings.Split(string(raw), "\x00"); len(words) > 1 && words[0] == "/probe" && words[1] == conformance.ProbeWord {
+			left = append(left, filepath.Dir(file))
+		}
+	}
+	return left
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
