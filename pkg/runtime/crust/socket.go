@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/crust-proxy/crust-proxy/internal/peercred"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
@@ -138,12 +137,18 @@ func (s sockets) checkPeer(conn net.Conn, path string) error {
 	if !ok {
 		return fmt.Errorf("%s: a %T is no unix socket", path, conn)
 	}
-	who, err := peercred.Of(local)
+	raw, err := local.SyscallConn()
 	if err != nil {
 		return err
 	}
-	if who.UID != s.owner {
-		return deferral.Errorf(deferral.Denied, "the socket %s is served by user %d and must be by user %d", path, who.UID, s.owner)
+	var who *unix.Ucred
+	var asked error
+	err = raw.Control(func(fd uintptr) { who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(err, asked); err != nil {
+		return fmt.Errorf("%s: it cannot be told who serves it: %w", path, err)
+	}
+	if who.Uid != s.owner {
+		return deferral.Errorf(deferral.Denied, "the socket %s is served by user %d and must be by user %d", path, who.Uid, s.owner)
 	}
 	return nil
 }
