@@ -134,5 +134,24 @@ func (n *Node) expand(ctx context.Context, v *deferral.Volume, wish deferral.Ran
 	if v.ReadOnly {
 		return 0, deferral.Errorf(deferral.Invalid, "volume %s is read-only: its filesystem cannot grow", v.Target)
 	}
-	return n.Relay.Expand(ctx, handler, v, wish)
+	size, err := n.Relay.Expand(ctx, handler, v, wish)
+	if deferral.KindOf(err) == deferral.NoSandbox && err != nil && !v.Adopted && n.Broker.Abilities(v.Handler).GrowsAtMount {
+		return n.growLater(ctx, v, wish)
+	}
+	return size, err
+}
+
+// growLater answers where no sandbox has the volume and the next one grows its
+// filesystem when it mounts it. kubelet expands a volume before its pod has a
+// sandbox, and starts no pod after an error.
+func (n *Node) growLater(ctx context.Context, v *deferral.Volume, wish deferral.Range) (int64, error) {
+	size, known := n.Broker.DeviceSize(v)
+	if !known {
+		return 0, deferral.Errorf(deferral.Internal, "volume %s: the size of its device %s cannot be told", v.Target, v.Device.Path)
+	}
+	if size < wish.Required || wish.Limit > 0 && size > wish.Limit {
+		return 0, deferral.Errorf(deferral.Invalid, "volume %s: its device %s has %d bytes, and %d to %d are asked for (0 is no limit): "+
+			"the driver grows the device first", v.Target, v.Device.Path, size, wish.Required, wish.Limit)
+	}
+	return size, n.Broker.GrowAtMount(ctx, v.Key, size)
 }

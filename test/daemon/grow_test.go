@@ -1,0 +1,55 @@
+//go:build system
+
+package daemon
+
+import (
+	"os"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// A volume that is expanded before its pod has a sandbox is grown when one mounts
+// it; kubelet would start no pod after an error.
+func TestExpandBeforeThereIsASandbox(t *testing.T) {
+	d := harness.NewDaemon(t)
+	d.Handlers = "default: crust\ncrust: {enabled: true, root: " + d.Dir + "/crust}"
+	d.Start()
+	image := harness.Image(t, 16*mib)
+	disk := harness.Loop(t, image, loopdev.Options{})
+	req := d.StageRequest("pod-1", disk)
+	_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
+	must(t, err)
+	must(t, os.Truncate(image, 32*mib))
+	must(t, loopdev.Grow(disk))
+	expand := func(least, most int64) (int64, error) {
+		reply, err := d.Runtime().RuntimeExpandVolume(t.Context(), &runtimev1.RuntimeExpandVolumeRequest{
+			VolumeTargetPath: req.GetVolumeTargetPath(),
+			CapacityRange:    &runtimev1.CapacityRange{RequiredBytes: least, LimitBytes: most},
+		})
+		return reply.GetCapacityBytes(), err
+	}
+	for _, bad := range [][2]int64{{33 * mib, 0}, {1, 31 * mib}} {
+		_, err := expand(bad[0], bad[1])
+		wantCode(t, err, codes.InvalidArgument)
+	}
+	size, err := expand(32*mib, 64*mib)
+	if err != nil || size != 32*mib {
+		t.Fatalf("%d, %v", size, err)
+	}
+	for range 2 { // and after a restart
+		shown, err := d.Admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: req.GetVolumeTargetPath()})
+		if err != nil || shown.GetVolume().GetGrowToBytes() != 32*mib {
+			t.Fatalf("on record: %v, %v", shown, err)
+		}
+		d.Kill()
+		d.Start()
+	}
+	unstage(t, d, req)
+	d.WantClean()
+}
