@@ -21,7 +21,7 @@ func TestCrustRuncKilledAtEveryStep(t *testing.T) {
 	// Where the file is, crust-runc dies at the place that it names.
 	dir := t.TempDir()
 	where, wrapper := dir+"/where", dir+"/crust-runc"
-	program := harness.Program(t, "crust-runc")
+	program := crustRunc(t)
 	script := fmt.Sprintf("#!/bin/sh\nif [ -f %s ]; then CRUST_FAILPOINTS=$(cat %s)=kill; export CRUST_FAILPOINTS; fi\nexec %s \"$@\"\n", where, where, program)
 	must(t, os.WriteFile(wrapper, []byte(script), 0o755)) //nolint:gosec // a program
 	r := &rig{t: t, program: program, node: newNode(t, "installed", map[string]string{"crust": wrapper})}
@@ -53,7 +53,7 @@ func TestCrustRuncKilledAtEveryStep(t *testing.T) {
 			v.wantSum("blob", sum)
 		})
 	}
-	r.d.WantClean()
+	r.wantClean()
 }
 
 // killedForGood has a pod that never gets a container: its volume is free again

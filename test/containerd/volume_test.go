@@ -3,16 +3,153 @@
 package containerd
 
 import (
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/loopdev"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/harness"
 )
 
-const mib = 1 << 20
+const (
+	mib = 1 << 20
+	// diskSize is large enough for every filesystem; the image is sparse.
+	diskSize = 320 * mib
+)
+
+var filesystems = []string{"ext4", "xfs", "btrfs"}
+
+// volume is a loop device with a filesystem, published for a pod.
+type volume struct {
+	r               *rig
+	fs, image, disk string
+	target, pod     string
+	flags           []string
+	group           string
+	policy          runtimev1.VolumeSupplementalGroupChangePolicy
+}
+
+// volume makes a device with a filesystem; it is not staged yet.
+func (r *rig) volume(pod, fs string, size int64) *volume {
+	r.t.Helper()
+	harness.Need(r.t, "mkfs."+fs)
+	v := &volume{r: r, fs: fs, pod: pod, image: harness.Image(r.t, size)}
+	if out, err := exec.Command("mkfs."+fs, "-q", v.image).CombinedOutput(); err != nil {
+		r.t.Fatalf("mkfs.%s: %v\n%s", fs, err, out)
+	}
+	v.disk = harness.Loop(r.t, v.image, loopdev.Options{})
+	return v
+}
+
+// staged makes a volume and stages it.
+func (r *rig) staged(pod, fs string) *volume {
+	r.t.Helper()
+	v := r.volume(pod, fs, diskSize)
+	v.stage()
+	return v
+}
+
+func (v *volume) stage() {
+	v.r.t.Helper()
+	must(v.r.t, v.tryStage())
+}
+
+func (v *volume) tryStage() error {
+	request := v.r.d.StageRequest(v.pod, v.disk, v.flags...)
+	request.FsType, request.VolumeSupplementalGroup, request.VolumeSupplementalGroupChangePolicy = v.fs, v.group, v.policy
+	v.target = request.GetVolumeTargetPath()
+	_, err := v.r.d.Runtime().RuntimeStageVolume(v.r.ctx(), request)
+	return err
+}
+
+// unstage does it as kubelet does: again, while the answer is that it may be
+// tried again.
+func (v *volume) unstage() {
+	v.r.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		_, err := v.r.d.Runtime().RuntimeUnstageVolume(v.r.ctx(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: v.target})
+		if err == nil {
+			return
+		}
+		if code := status.Code(err); (code != codes.Aborted && code != codes.Unavailable) || time.Now().After(deadline) {
+			v.r.t.Fatalf("unstage: %v", err)
+		}
+	}
+}
 
 func unstage(t *testing.T, d *harness.Daemon, target string) {
 	t.Helper()
 	_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target})
 	must(t, err)
+}
+
+func (v *volume) stats() (*runtimev1.RuntimeGetVolumeStatsResponse, error) {
+	return v.r.d.Runtime().RuntimeGetVolumeStats(v.r.ctx(), &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: v.target})
+}
+
+func (v *volume) expand(size int64) (int64, error) {
+	reply, err := v.r.d.Runtime().RuntimeExpandVolume(v.r.ctx(), &runtimev1.RuntimeExpandVolumeRequest{
+		VolumeTargetPath: v.target, CapacityRange: &runtimev1.CapacityRange{RequiredBytes: size},
+	})
+	return reply.GetCapacityBytes(), err
+}
+
+// grow makes the device larger, as a storage system does.
+func (v *volume) grow(size int64) {
+	v.r.t.Helper()
+	must(v.r.t, os.Truncate(v.image, size))
+	must(v.r.t, loopdev.Grow(v.disk))
+}
+
+// onHost mounts the device here for a moment, while nothing else has it.
+func (v *volume) onHost(do func(dir string)) {
+	v.r.t.Helper()
+	dir := v.r.t.TempDir()
+	v.whenFree(func() error { return unix.Mount(v.disk, dir, v.fs, 0, "") })
+	defer func() { must(v.r.t, unix.Unmount(dir, 0)) }()
+	do(dir)
+}
+
+// whenFree does what needs the device for itself. The kernel takes a mount away
+// a moment after the last process that saw it.
+func (v *volume) whenFree(do func() error) {
+	v.r.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		err := do()
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			v.r.t.Fatalf("%s: %v", v.disk, err)
+		}
+	}
+}
+
+// isFree tells whether nothing has the device.
+func (v *volume) isFree() error {
+	fd, err := unix.Open(v.disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	return err
+}
+
+// check looks at the filesystem with its own checker.
+func (v *volume) check() {
+	v.r.t.Helper()
+	v.whenFree(v.isFree)
+	command := map[string][]string{
+		"ext4": {"e2fsck", "-fn"}, "xfs": {"xfs_repair", "-n"}, "btrfs": {"btrfs", "check", "--readonly"},
+	}[v.fs]
+	if out, err := exec.Command(command[0], append(command[1:], v.disk)...).CombinedOutput(); err != nil {
+		v.r.t.Errorf("%s: %v\n%s", strings.Join(command, " "), err, out)
+	}
 }

@@ -126,7 +126,7 @@ func (n *Node) isOurs(proc string) bool {
 	inGroups, _ := os.ReadFile(proc + "/cgroup")
 	program, _ := os.Readlink(proc + "/exe")
 	for _, handler := range n.opts.Handlers {
-		if program != "" && strings.TrimSuffix(program, " (deleted)") == handler {
+		if strings.HasPrefix(program, handler) { // crust-runc-agent as well
 			return true
 		}
 	}

@@ -34,7 +34,7 @@ type Container struct {
 	User int64
 	// Groups are supplemental groups.
 	Groups []int64
-	// Attempt counts how often the container was made in this sandbox.
+	// Attempt counts how often the container was made again in this sandbox.
 	Attempt uint32
 }
 
@@ -79,6 +79,8 @@ func (p *Pod) Create(ctx context.Context, c Container) (string, error) {
 	if c.Script == "" {
 		c.Script = "exec sleep 2147483647"
 	}
+	// Names are reserved for the pod, not for the sandbox.
+	c.Attempt += p.config.GetMetadata().GetAttempt()
 	config := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: c.Name, Attempt: c.Attempt},
 		Image:    &runtimeapi.ImageSpec{Image: BusyboxImage},

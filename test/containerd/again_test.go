@@ -1,0 +1,103 @@
+//go:build system
+
+package containerd
+
+import (
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+)
+
+// recorded lists the sandboxes that the volume's directory names.
+func (v *volume) recorded() []string {
+	found, _ := filepath.Glob(filepath.Join(abi.DefaultRoot, abi.DirName(v.target), "*"))
+	var ids []string
+	for _, path := range found {
+		if name := filepath.Base(path); abi.IsSandboxID(name) {
+			ids = append(ids, name)
+		}
+	}
+	return ids
+}
+
+func (v *volume) wantUnavailable() {
+	v.r.t.Helper()
+	eventually(v.r.t, "nothing answers for a dead sandbox", func() bool {
+		_, err := v.stats()
+		return status.Code(err) == codes.Unavailable
+	})
+}
+
+// TestSandboxOfALivingPodIsMadeAgain has a sandbox die, and kubelet make a new one
+// without any CSI call.
+func TestSandboxOfALivingPodIsMadeAgain(t *testing.T) {
+	onEach(t, func(t *testing.T, version string) {
+		r := newRig(t, version)
+		v := r.staged("pod-1", "ext4")
+		old := r.pod("pod-1")
+		first := r.run(old, "main", at(v.target))
+		sum := r.write(first, "/data/blob")
+		v.wantStats(first)
+		pause, err := old.Pid(t.Context())
+		must(t, err)
+		must(t, syscall.Kill(pause, syscall.SIGKILL))
+		must(t, old.Stop(r.ctx()))
+		v.wantUnavailable()
+		eventually(t, "the dead sandbox is not on record", func() bool { return len(v.recorded()) == 0 })
+
+		pod := r.attempt("pod-1", 1)
+		second := r.run(pod, "main", at(v.target))
+		if got := r.exec(second, "sha256sum /data/blob"); !strings.HasPrefix(got, sum) {
+			t.Errorf("the new sandbox reads %q", got)
+		}
+		r.exec(second, "dd if=/dev/zero of=/data/more bs=64k count=100 2>/dev/null && sync")
+		v.wantStats(second)
+		// Kubelet removes the old sandbox later; that must not touch the new one.
+		r.remove(old)
+		v.wantStats(second)
+		if ids := v.recorded(); len(ids) != 1 || ids[0] != pod.ID {
+			t.Errorf("on record are %q, and the sandbox is %s", ids, pod.ID)
+		}
+		r.d.Kill()
+		r.d.Start()
+		v.wantStats(second)
+		r.remove(pod)
+		v.unstage()
+		v.check()
+		r.wantClean()
+	})
+}
+
+// A container that ends and is started again, as kubelet does after a crash, has
+// the volume again.
+func TestContainerIsMadeAgain(t *testing.T) {
+	r := newRig(t, "installed")
+	v := r.staged("pod-1", "ext4")
+	pod := r.pod("pod-1")
+	first := r.run(pod, "main", at(v.target))
+	sum := r.write(first, "/data/blob")
+	pid, err := r.node.Pid(r.ctx(), first)
+	must(t, err)
+	must(t, syscall.Kill(pid, syscall.SIGKILL))
+	eventually(t, "the container has ended", func() bool {
+		runs, err := r.node.Runs(r.ctx(), first)
+		return err == nil && !runs
+	})
+	// Stats need no container: the sandbox has the volume.
+	_, err = v.stats()
+	must(t, err)
+	second := r.run(pod, "main2", at(v.target))
+	if got := r.exec(second, "sha256sum /data/blob"); !strings.HasPrefix(got, sum) {
+		t.Errorf("it reads %q", got)
+	}
+	v.wantStats(second)
+	r.remove(pod)
+	v.unstage()
+	v.check()
+}

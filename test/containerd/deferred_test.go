@@ -1,0 +1,188 @@
+//go:build system
+
+package containerd
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/test/crinode"
+)
+
+// TestOneVolumeTwoContainers goes the whole way with every filesystem.
+func TestOneVolumeTwoContainers(t *testing.T) {
+	onEach(t, func(t *testing.T, version string) {
+		r := newRig(t, version)
+		for _, fs := range filesystems {
+			v := r.volume("pod-"+fs, fs, diskSize)
+			unseen := v.watchHost()
+			v.stage()
+			pod := r.pod(v.pod)
+			first := r.run(pod, "first", at(v.target))
+			v.wantUnseen()
+			sum := r.write(first, "/data/blob")
+			v.wantStats(first)
+			second := r.run(pod, "second", at(v.target))
+			if got := r.exec(second, "sha256sum /data/blob"); !strings.HasPrefix(got, sum) {
+				t.Errorf("%s: the second container reads %q", fs, got)
+			}
+			r.exec(second, "echo two > /data/two && sync")
+			if got := r.exec(first, "cat /data/two"); got != "two\n" {
+				t.Errorf("%s: the first container reads %q", fs, got)
+			}
+			v.wantStats(second)
+			v.wantUnseen()
+			r.remove(pod)
+			v.unstage()
+			unseen()
+			v.check()
+			v.wantSum("blob", sum)
+		}
+		r.wantClean()
+	})
+}
+
+// A pod mounts, beside its volume, directories of the node; these stay as they
+// are.
+func TestOtherMountsStay(t *testing.T) {
+	onEach(t, func(t *testing.T, version string) {
+		r := newRig(t, version)
+		plain := r.node.Dir + "/plain"
+		must(t, os.Mkdir(plain, 0o755))
+		must(t, os.WriteFile(plain+"/file", []byte("plain"), 0o600))
+		v := r.staged("pod-1", "ext4")
+		pod := r.pod("pod-1")
+		with := r.run(pod, "with", at(v.target), crinode.Mount{Host: plain, Container: "/plain"})
+		without := r.run(pod, "without", crinode.Mount{Host: plain, Container: "/plain"})
+		for _, container := range []string{with, without} {
+			if got := r.exec(container, "cat /plain/file"); got != "plain" {
+				t.Errorf("it reads %q", got)
+			}
+		}
+		if _, err := r.node.Exec(t.Context(), without, "ls /data"); err == nil {
+			t.Error("a container without the volume has it")
+		}
+		r.remove(pod)
+		v.unstage()
+	})
+}
+
+func TestReadOnly(t *testing.T) {
+	r := newRig(t, "installed")
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) { r.of(t).readOnlyVolume(fs) })
+	}
+	t.Run("mount", func(t *testing.T) { r.of(t).readOnlyMount() })
+	r.wantClean()
+}
+
+// of is the rig in a subtest.
+func (r *rig) of(t *testing.T) *rig { return &rig{t: t, node: r.node, d: r.d, program: r.program} }
+
+func (r *rig) readOnlyVolume(fs string) {
+	r.t.Helper()
+	v := r.volume("pod-"+fs, fs, diskSize)
+	v.onHost(func(dir string) { must(r.t, os.WriteFile(dir+"/file", []byte("kept"), 0o600)) })
+	v.flags = []string{"ro"}
+	before := checksum(r.t, v.disk)
+	v.stage()
+	pod := r.pod(v.pod)
+	id := r.run(pod, "main", at(v.target))
+	if got := r.exec(id, "cat /data/file"); got != "kept" {
+		r.t.Errorf("it reads %q", got)
+	}
+	r.wantReadOnly(id)
+	v.wantStats(id)
+	r.remove(pod)
+	v.unstage()
+	if checksum(r.t, v.disk) != before {
+		r.t.Error("the read-only volume has changed")
+	}
+}
+
+func (r *rig) wantReadOnly(container string) {
+	r.t.Helper()
+	_, err := r.node.Exec(r.ctx(), container, "echo x > /data/new")
+	if err == nil || !strings.Contains(err.Error(), "Read-only file system") {
+		r.t.Errorf("a write ended with: %v", err)
+	}
+}
+
+// readOnlyMount has a volume that one container may only read.
+func (r *rig) readOnlyMount() {
+	r.t.Helper()
+	v := r.staged("pod-mount", "ext4")
+	pod := r.pod(v.pod)
+	reader := r.run(pod, "reader", crinode.Mount{Host: v.target, Container: "/data", ReadOnly: true})
+	r.wantReadOnly(reader)
+	writer := r.run(pod, "writer", at(v.target))
+	r.exec(writer, "echo x > /data/new")
+	if got := r.exec(reader, "cat /data/new"); got != "x\n" {
+		r.t.Errorf("it reads %q", got)
+	}
+	r.wantReadOnly(reader)
+	r.remove(pod)
+	v.unstage()
+}
+
+// A volume is mounted for the pod that it was published for, and no other one.
+func TestAnotherPodIsRefused(t *testing.T) {
+	onEach(t, func(t *testing.T, version string) {
+		r := newRig(t, version)
+		v := r.staged("pod-1", "ext4")
+		other := r.pod("pod-2")
+		_, err := other.Run(r.ctx(), crinode.Container{Name: "main", Mounts: []crinode.Mount{at(v.target)}})
+		if err == nil || !strings.Contains(err.Error(), "pod-1") {
+			t.Errorf("another pod's container: %v", err)
+		}
+		must(t, v.isFree())
+		r.remove(other)
+		_, err = v.stats()
+		if status.Code(err) != codes.Unavailable {
+			t.Errorf("stats: %v", err)
+		}
+		own := r.pod("pod-1")
+		v.wantStats(r.run(own, "main", at(v.target)))
+		r.remove(own)
+		v.unstage()
+	})
+}
+
+func TestSymlinkedKubeletRoot(t *testing.T) {
+	onEach(t, func(t *testing.T, version string) {
+		r := layOut(t, version)
+		link := r.d.Dir + "/link"
+		must(t, os.Symlink(r.d.Kubelet, link))
+		r.d.Kubelet = link
+		r.d.Start()
+		v := r.staged("pod-1", "ext4")
+		pod := r.pod("pod-1")
+		id := r.run(pod, "main", at(v.target))
+		sum := r.write(id, "/data/blob")
+		v.wantStats(id)
+		r.remove(pod)
+		v.unstage()
+		v.wantSum("blob", sum)
+	})
+}
+
+// A second pod must not have the volume of another one that runs, whatever its
+// target is.
+func TestADeviceInUseIsRefused(t *testing.T) {
+	r := newRig(t, "installed")
+	v := r.staged("pod-1", "ext4")
+	pod := r.pod("pod-1")
+	id := r.run(pod, "main", at(v.target))
+	again := *v
+	again.pod = "pod-2"
+	if err := again.tryStage(); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("a second pod: %v", err)
+	}
+	v.wantStats(id)
+	r.remove(pod)
+	v.unstage()
+}

@@ -1,0 +1,115 @@
+//go:build system
+
+package containerd
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/crinode"
+)
+
+const (
+	groupID   = 2000
+	treeDirs  = 100
+	treeFiles = 1000 // in each directory
+)
+
+// makeTree makes 100,000 files, and beside them a link that leads out.
+func makeTree(t testing.TB, dir, outside string) {
+	t.Helper()
+	for d := range treeDirs {
+		sub := filepath.Join(dir, "tree", strconv.Itoa(d))
+		must(t, os.MkdirAll(sub, 0o700))
+		for f := range treeFiles {
+			fd, err := unix.Open(sub+"/"+strconv.Itoa(f), unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+			must(t, err)
+			must(t, unix.Close(fd))
+		}
+	}
+	must(t, os.Symlink(outside, dir+"/link"))
+}
+
+// wrong lists files of the tree that the group cannot have.
+func wrong(t testing.TB, dir string) (out []string) {
+	t.Helper()
+	must(t, filepath.WalkDir(filepath.Join(dir, "tree"), func(path string, entry fs.DirEntry, err error) error {
+		var st unix.Stat_t
+		if err == nil {
+			err = unix.Lstat(path, &st)
+		}
+		want := uint32(0o060)
+		if err == nil && entry.IsDir() {
+			want = unix.S_ISGID | 0o070
+		}
+		if st.Gid != groupID || st.Mode&want != want {
+			out = append(out, fmt.Sprintf("%s: group %d, mode %o", path, st.Gid, st.Mode))
+		}
+		return err
+	}))
+	return out
+}
+
+// TestGroupPolicies runs a pod again and again on one tree, as a user who can use
+// the volume by its group only.
+func TestGroupPolicies(t *testing.T) {
+	r := newRig(t, "installed")
+	v := r.volume("pod-1", "xfs", 2*diskSize)
+	outside := t.TempDir() + "/outside"
+	must(t, os.WriteFile(outside, nil, 0o600))
+	v.onHost(func(dir string) { makeTree(t, dir, outside) })
+	v.group = strconv.Itoa(groupID)
+	const strange = "/tree/7/77"
+	steps := []struct {
+		name      string
+		policy    runtimev1.VolumeSupplementalGroupChangePolicy
+		before    func(dir string)
+		leftAlone bool // the strange file keeps its group
+	}{
+		{"the root does not match", runtimev1.VolumeSupplementalGroupChangePolicy_ON_ROOT_MISMATCH, func(string) {}, false},
+		{
+			"the root matches", runtimev1.VolumeSupplementalGroupChangePolicy_ON_ROOT_MISMATCH,
+			func(dir string) { must(t, os.Chown(dir+strange, 0, 0)) }, true,
+		},
+		{"always", runtimev1.VolumeSupplementalGroupChangePolicy_ALWAYS, func(string) {}, false},
+		{"no policy is always", runtimev1.VolumeSupplementalGroupChangePolicy_UNKNOWN, func(dir string) { must(t, os.Chown(dir+strange, 0, 0)) }, false},
+	}
+	for attempt, step := range steps {
+		v.onHost(step.before)
+		v.policy = step.policy
+		v.stage()
+		r.asGroupMember(v, uint32(attempt))
+		v.unstage()
+		v.onHost(func(dir string) {
+			left := wrong(t, dir)
+			if (len(left) > 0) != step.leftAlone || len(left) > 1 {
+				t.Errorf("%s: %d files are wrong, first %q", step.name, len(left), append(left, "")[0])
+			}
+		})
+	}
+	var st unix.Stat_t
+	must(t, unix.Stat(outside, &st))
+	if st.Gid != 0 || st.Mode&0o7777 != 0o600 {
+		t.Errorf("what a link leads to has changed: group %d, mode %o", st.Gid, st.Mode)
+	}
+	v.check()
+	r.wantClean()
+}
+
+func (r *rig) asGroupMember(v *volume, attempt uint32) {
+	r.t.Helper()
+	pod := r.attempt(v.pod, attempt)
+	id, err := pod.Run(r.ctx(), crinode.Container{
+		Name: "main", Mounts: []crinode.Mount{at(v.target)}, User: 1000, Groups: []int64{groupID},
+	})
+	must(r.t, err)
+	r.exec(id, "echo mine > /data/mine && echo mine > /data/tree/99/999 && rm /data/mine")
+	r.remove(pod)
+}

@@ -1,0 +1,153 @@
+//go:build system
+
+package containerd
+
+import (
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+const grownSize = 2 * diskSize
+
+// mayGrow tells whether the kernel lets us grow a mounted filesystem: ext4 asks
+// for CAP_SYS_RESOURCE, which not every container that runs tests has.
+func mayGrow(t testing.TB, fs string) bool {
+	t.Helper()
+	if fs != "ext4" {
+		return true
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	must(t, unix.Capget(&header, &data[0]))
+	return data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
+}
+
+// writer is a container's script that writes files, each named by its checksum,
+// until it is told to end.
+const writer = `i=0
+while [ ! -e /tmp/stop ]; do
+	dd if=/dev/urandom of=/data/new bs=64k count=4 2>/dev/null || { echo failed > /tmp/bad; break; }
+	sum=$(sha256sum < /data/new | cut -d' ' -f1)
+	mv /data/new /data/$sum.sum && i=$((i + 1)) && echo $i > /tmp/count && sleep 0.01
+	[ $i -lt 400 ] || break
+done
+touch /tmp/ended`
+
+// wantWhole checks the files of a writer, wherever the volume is now.
+const wantWhole = `cd /data && for f in *.sum; do
+	[ "$(sha256sum < $f | cut -d' ' -f1).sum" = $f ] || { echo "$f is not whole"; exit 1; }
+done`
+
+func TestGrowWhileAWriterRuns(t *testing.T) {
+	onEach(t, func(t *testing.T, version string) {
+		r := newRig(t, version)
+		for _, fs := range filesystems {
+			t.Run(fs, func(t *testing.T) { r.of(t).growOnline(fs) })
+		}
+		r.wantClean()
+	})
+}
+
+func (r *rig) growOnline(fs string) {
+	t := r.t
+	v := r.staged("pod-"+fs, fs)
+	pod := r.pod(v.pod)
+	id := r.run(pod, "main", at(v.target))
+	small := r.df(id)
+	r.exec(id, "("+writer+") >/dev/null 2>&1 </dev/null &")
+	r.wantProgress(id)
+	v.grow(grownSize)
+	got, err := v.expand(grownSize)
+	if mayGrow(t, fs) {
+		must(t, err)
+		if got != grownSize {
+			t.Errorf("it has grown to %d", got)
+		}
+		if large := r.df(id); large.bytesTotal < small.bytesTotal+(grownSize-diskSize)*9/10 {
+			t.Errorf("the filesystem went from %d to %d", small.bytesTotal, large.bytesTotal)
+		}
+	} else if status.Code(err) == codes.OK || !strings.Contains(err.Error(), "operation not permitted") {
+		t.Errorf("without the right to grow: %v", err)
+	}
+	r.wantProgress(id)
+	r.exec(id, "touch /tmp/stop; while [ ! -e /tmp/ended ]; do sleep 0.05; done; [ ! -e /tmp/bad ]; sync")
+	r.exec(id, wantWhole)
+	v.wantStats(id)
+	v.wantUnseen()
+	r.remove(pod)
+	v.unstage()
+	v.check()
+}
+
+// wantProgress waits until the writer has written more.
+func (r *rig) wantProgress(container string) {
+	r.t.Helper()
+	r.exec(container, `was=$(cat /tmp/count 2>/dev/null || echo 0)
+for i in $(seq 200); do
+	now=$(cat /tmp/count 2>/dev/null || echo 0)
+	[ "$now" -gt $((was + 1)) ] 2>/dev/null && exit 0
+	[ -e /tmp/bad ] && exit 1
+	[ -e /tmp/ended ] && exit 0
+	sleep 0.05
+done
+exit 1`)
+}
+
+// A volume that was grown, restored or cloned while no sandbox ran is as large as
+// its device when one mounts it.
+func TestGrownWhileNoSandboxRan(t *testing.T) {
+	onEach(t, func(t *testing.T, version string) {
+		r := newRig(t, version)
+		for _, fs := range filesystems {
+			t.Run(fs+" restored", func(t *testing.T) {
+				r := r.of(t)
+				v := r.volume("pod-restored-"+fs, fs, diskSize)
+				v.grow(grownSize)
+				v.stage()
+				r.wantLargeAtMount(v)
+			})
+			t.Run(fs+" grown", func(t *testing.T) {
+				r := r.of(t)
+				v := r.staged("pod-grown-"+fs, fs)
+				v.grow(grownSize)
+				if _, err := v.expand(grownSize); err != nil && status.Code(err) != codes.Unavailable {
+					t.Errorf("expand without a sandbox: %v", err)
+				}
+				r.wantLargeAtMount(v)
+			})
+		}
+		r.wantClean()
+	})
+}
+
+func (r *rig) wantLargeAtMount(v *volume) {
+	r.t.Helper()
+	pod := r.pod(v.pod)
+	id := r.run(pod, "main", at(v.target))
+	if has := r.df(id); has.bytesTotal < grownSize*8/10 {
+		r.t.Errorf("%s: it has %d of %d bytes", v.fs, has.bytesTotal, int64(grownSize))
+	}
+	v.wantStats(id)
+	r.remove(pod)
+	v.unstage()
+	v.check()
+}
+
+// Expanding beyond the device is refused with a code by which kubelet knows.
+func TestExpandBeyondTheDevice(t *testing.T) {
+	r := newRig(t, "installed")
+	v := r.staged("pod-1", "xfs")
+	pod := r.pod("pod-1")
+	id := r.run(pod, "main", at(v.target))
+	_, err := v.expand(grownSize)
+	if status.Code(err) != codes.OutOfRange {
+		t.Errorf("it ended with: %v", err)
+	}
+	v.wantStats(id)
+	r.remove(pod)
+	v.unstage()
+}

@@ -1,0 +1,126 @@
+//go:build system
+
+package containerd
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/crinode"
+)
+
+// scene is a pod that runs on a volume, and what can be killed there.
+type scene struct {
+	*rig
+	v         *volume
+	pod       *crinode.Pod
+	container string
+}
+
+var victims = []string{"container", "shim", "containerd", "crust-proxy"}
+
+// kill gives for each victim what kills it. Pids are looked up beforehand: who
+// could tell them may be dead by then.
+func (s *scene) kills() map[string]func() {
+	s.t.Helper()
+	container, err := s.node.Pid(s.ctx(), s.container)
+	must(s.t, err)
+	shim, err := s.pod.Shim(s.ctx())
+	must(s.t, err)
+	return map[string]func(){
+		"container":   func() { _ = syscall.Kill(container, syscall.SIGKILL) }, // a dead shim's container is killed by containerd
+		"shim":        func() { must(s.t, syscall.Kill(shim, syscall.SIGKILL)) },
+		"containerd":  s.node.Kill,
+		"crust-proxy": s.d.Kill,
+	}
+}
+
+// orders are all orders of the victims.
+func orders(of []string) (all [][]string) {
+	if len(of) == 0 {
+		return [][]string{nil}
+	}
+	for i, first := range of {
+		rest := append(append([]string{}, of[:i]...), of[i+1:]...)
+		for _, order := range orders(rest) {
+			all = append(all, append([]string{first}, order...))
+		}
+	}
+	return all
+}
+
+// TestKillsInEveryOrder kills everything that has to do with a pod, in every
+// order, while the pod writes. What was synced is whole afterwards, the volume can
+// be had again, and nothing is left.
+func TestKillsInEveryOrder(t *testing.T) {
+	r := newRig(t, "installed")
+	for i, order := range orders(victims) {
+		r.killAll(fmt.Sprintf("pod-%d", i), filesystems[i%len(filesystems)], order)
+	}
+	r.wantClean()
+}
+
+func TestKillsOnContainerd2(t *testing.T) {
+	r := newRig(t, "2.x")
+	for i := range victims {
+		order := append(append([]string{}, victims[i:]...), victims[:i]...)
+		r.killAll(fmt.Sprintf("pod-%d", i), "ext4", order)
+		r.killAll(fmt.Sprintf("pod-%d-alone", i), "xfs", order[:1])
+	}
+	r.wantClean()
+}
+
+func (r *rig) killAll(pod, fs string, order []string) {
+	name := fs + ": " + strings.Join(order, ", ")
+	r.t.Run(name, func(t *testing.T) {
+		r := r.of(t)
+		v := r.staged(pod, fs)
+		s := &scene{rig: r, v: v, pod: r.pod(pod)}
+		s.container = r.run(s.pod, "main", at(v.target))
+		sum := r.write(s.container, "/data/blob")
+		r.exec(s.container, "("+writer+") >/dev/null 2>&1 </dev/null &")
+		r.wantProgress(s.container)
+		kills := s.kills()
+		for _, victim := range order {
+			kills[victim]()
+		}
+		s.restart(order)
+		// Kubelet too tries again: a container whose shim was killed may still run.
+		eventually(t, "the pod is removed", func() bool { return s.pod.Remove(r.ctx()) == nil })
+		v.unstage()
+		v.check()
+		v.wantSum("blob", sum)
+		s.useAgain(sum)
+	})
+}
+
+// restart starts what systemd would.
+func (s *scene) restart(killed []string) {
+	s.t.Helper()
+	for _, one := range killed {
+		switch one {
+		case "containerd":
+			must(s.t, s.node.Launch())
+		case "crust-proxy":
+			s.d.Start()
+		}
+	}
+}
+
+// useAgain publishes the volume anew, for another pod.
+func (s *scene) useAgain(sum string) {
+	s.t.Helper()
+	s.v.pod += "-next"
+	s.v.stage()
+	pod := s.rig.pod(s.v.pod)
+	id := s.run(pod, "main", at(s.v.target))
+	if got := s.exec(id, "sha256sum /data/blob"); !strings.HasPrefix(got, sum) {
+		s.t.Errorf("the next pod reads %q", got)
+	}
+	s.exec(id, wantWhole)
+	s.v.wantStats(id)
+	s.remove(pod)
+	s.v.unstage()
+}

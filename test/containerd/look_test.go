@@ -1,0 +1,159 @@
+//go:build system
+
+package containerd
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+)
+
+// shows tells whether mountinfo shows a filesystem of the device. btrfs has a
+// device number of its own, so the source counts as well.
+func shows(mountinfo []byte, disk string, dev uint64) bool {
+	number := fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev))
+	for line := range strings.SplitSeq(string(mountinfo), "\n") {
+		before, after, _ := strings.Cut(line, " - ")
+		fields, rest := strings.Fields(before), strings.Fields(after)
+		if len(fields) > 4 && len(rest) > 1 && (fields[2] == number || rest[1] == disk) {
+			return true
+		}
+	}
+	return false
+}
+
+func deviceNumber(t testing.TB, disk string) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	must(t, unix.Stat(disk, &st))
+	return st.Rdev
+}
+
+// wantUnseen fails where a process outside the node's pods, in whatever mount
+// namespace, sees the volume's filesystem.
+func (v *volume) wantUnseen() {
+	t := v.r.t
+	t.Helper()
+	dev := deviceNumber(t, v.disk)
+	entries, _ := filepath.Glob("/proc/[0-9]*")
+	looked := make(map[string]bool)
+	for _, proc := range entries {
+		pid, err := strconv.Atoi(filepath.Base(proc))
+		if err != nil || v.r.node.InPod(pid) {
+			continue
+		}
+		namespace, _ := os.Readlink(proc + "/ns/mnt")
+		if namespace == "" || looked[namespace] {
+			continue
+		}
+		looked[namespace] = true
+		raw, _ := os.ReadFile(proc + "/mountinfo")
+		if shows(raw, v.disk, dev) {
+			command, _ := os.ReadFile(proc + "/cmdline")
+			t.Errorf("process %d (%q) sees the volume's filesystem", pid, command)
+		}
+	}
+	if len(looked) == 0 {
+		t.Error("no mount namespace was found")
+	}
+}
+
+// watchHost looks all the time whether the node's mount table shows the volume's
+// filesystem, until the function that it gives is called.
+func (v *volume) watchHost() (end func()) {
+	dev := deviceNumber(v.r.t, v.disk)
+	stop := make(chan struct{})
+	var seen bool
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for !seen {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+			}
+			raw, _ := os.ReadFile("/proc/self/mountinfo")
+			seen = shows(raw, v.disk, dev)
+		}
+	})
+	return sync.OnceFunc(func() {
+		close(stop)
+		watching.Wait()
+		if seen {
+			v.r.t.Error("the node's mount table showed the volume's filesystem")
+		}
+	})
+}
+
+// usage is what df tells.
+type usage struct{ bytesTotal, bytesAvailable, bytesUsed, inodesTotal, inodesAvailable, inodesUsed int64 }
+
+// df asks in a container.
+func (r *rig) df(container string) usage {
+	r.t.Helper()
+	out := r.exec(container, "stat -f -c '%b %f %a %S %c %d' /data")
+	var blocks, free, available, size, inodes, inodesFree int64
+	_, err := fmt.Sscan(out, &blocks, &free, &available, &size, &inodes, &inodesFree)
+	must(r.t, err)
+	return usage{
+		bytesTotal: blocks * size, bytesAvailable: available * size, bytesUsed: (blocks - free) * size,
+		inodesTotal: inodes, inodesAvailable: inodesFree, inodesUsed: inodes - inodesFree,
+	}
+}
+
+func usageOf(reply *runtimev1.RuntimeGetVolumeStatsResponse) (u usage) {
+	for _, one := range reply.GetUsage() {
+		switch one.GetUnit() {
+		case runtimev1.VolumeUsage_BYTES:
+			u.bytesTotal, u.bytesAvailable, u.bytesUsed = one.GetTotal(), one.GetAvailable(), one.GetUsed()
+		case runtimev1.VolumeUsage_INODES:
+			u.inodesTotal, u.inodesAvailable, u.inodesUsed = one.GetTotal(), one.GetAvailable(), one.GetUsed()
+		}
+	}
+	return u
+}
+
+// wantStats wants the daemon to tell to the byte what df tells inside. Both are
+// asked until they agree for once, because filesystems work behind our back.
+func (v *volume) wantStats(container string) {
+	v.r.t.Helper()
+	var inside, told usage
+	eventually(v.r.t, "stats are what df tells", func() bool {
+		reply, err := v.stats()
+		if err != nil {
+			v.r.t.Logf("stats: %v", err)
+			return false
+		}
+		if reply.GetVolumeCondition().GetAbnormal() {
+			v.r.t.Fatalf("the volume is told to be abnormal: %s", reply.GetVolumeCondition().GetMessage())
+		}
+		told, inside = usageOf(reply), v.r.df(container)
+		return told == inside && told.bytesTotal > 0
+	})
+}
+
+// wantSum wants a file on the volume to be what a container said that it is.
+func (v *volume) wantSum(name, sum string) {
+	v.r.t.Helper()
+	v.onHost(func(dir string) {
+		if got := fmt.Sprintf("%x", checksum(v.r.t, filepath.Join(dir, name))); got != sum {
+			v.r.t.Errorf("%s has changed: %s is not %s", name, got, sum)
+		}
+	})
+}
+
+// write writes a file on the volume and gives its checksum.
+func (r *rig) write(container, path string) string {
+	r.t.Helper()
+	out := r.exec(container, "dd if=/dev/urandom of="+path+" bs=64k count=32 2>/dev/null && sync && sha256sum "+path)
+	return strings.Fields(out)[0]
+}

@@ -1,0 +1,109 @@
+//go:build system
+
+package containerd
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/test/crinode"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// rig is a node with the runtime handler `crust`, and a daemon that hands
+// volumes to it.
+type rig struct {
+	t       *testing.T
+	node    *crinode.Node
+	d       *harness.Daemon
+	program string // crust-runc
+}
+
+// handlerTemp is on the filesystem of the ABI's root, which is the node's /run.
+const handlerTemp = "/run/crust-temp"
+
+func newRig(t *testing.T, version string) *rig {
+	t.Helper()
+	r := layOut(t, version)
+	r.d.Start()
+	return r
+}
+
+// layOut makes everything but starts no daemon.
+func layOut(t *testing.T, version string, env ...string) *rig {
+	t.Helper()
+	program := crustRunc(t)
+	r := &rig{t: t, program: program, node: newNode(t, version, map[string]string{"crust": program}, env...)}
+	// The agent stays for some seconds without a sandbox; one test waits for that.
+	t.Cleanup(r.killAgents)
+	r.d = harness.NewDaemon(t)
+	r.d.Containerd = r.node.Socket
+	r.d.Handlers = "default: crust\ncrust: {enabled: true, programs: [" + program + "], tempDir: " + handlerTemp + "}"
+	return r
+}
+
+// crustRunc builds our runtime, and its agent beside it.
+func crustRunc(t *testing.T) string {
+	t.Helper()
+	harness.Program(t, "crust-runc-agent")
+	return harness.Program(t, "crust-runc")
+}
+
+// pod runs a sandbox by our runtime handler.
+func (r *rig) pod(uid string) *crinode.Pod {
+	r.t.Helper()
+	return r.attempt(uid, 0)
+}
+
+func (r *rig) attempt(uid string, attempt uint32) *crinode.Pod {
+	r.t.Helper()
+	pod, err := r.node.RunPod(r.ctx(), uid, "crust", attempt)
+	must(r.t, err)
+	return pod
+}
+
+// run runs a container.
+func (r *rig) run(pod *crinode.Pod, name string, mounts ...crinode.Mount) string {
+	r.t.Helper()
+	id, err := pod.Run(r.ctx(), crinode.Container{Name: name, Mounts: mounts})
+	must(r.t, err)
+	return id
+}
+
+// exec runs a script that must succeed.
+func (r *rig) exec(container, script string) string {
+	r.t.Helper()
+	out, err := r.node.Exec(r.ctx(), container, script)
+	if err != nil {
+		r.t.Fatalf("%s: %v", script, err)
+	}
+	return out
+}
+
+func (r *rig) remove(pod *crinode.Pod) {
+	r.t.Helper()
+	must(r.t, pod.Remove(r.ctx()))
+}
+
+// wantClean fails where anything of a volume is left.
+func (r *rig) wantClean() {
+	r.t.Helper()
+	r.d.WantClean()
+	for _, dir := range []string{abi.DefaultRoot, handlerTemp} {
+		left, err := filepath.Glob(dir + "/*")
+		if err != nil || len(left) > 0 {
+			r.t.Errorf("left behind: %q, %v", left, err)
+		}
+	}
+}
+
+func (r *rig) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	r.t.Cleanup(cancel)
+	return ctx
+}
+
+func at(target string) crinode.Mount { return crinode.Mount{Host: target, Container: "/data"} }
