@@ -82,13 +82,34 @@ func (h *Handler) Freeze(ctx context.Context, v *deferral.Volume, timeout time.D
 	return err
 }
 
-// Thaw lets writes to the volume go on.
+// Thaw lets writes to the volume go on, also where the sandbox that was told to
+// hold them has ended: its filesystem stays frozen, and its handler can end that.
 func (h *Handler) Thaw(ctx context.Context, v *deferral.Volume) error {
-	_, err := h.ask(ctx, v, &question{
+	q := &question{
 		method: handlerv1.Handler_ThawVolume_FullMethodName, words: []string{abi.Thaw, v.ResolvedTarget},
 		in: &handlerv1.ThawVolumeRequest{TargetPath: v.ResolvedTarget}, out: &handlerv1.ThawVolumeResponse{},
-	})
-	return err
+	}
+	_, err := h.ask(ctx, v, q)
+	if err == nil || deferral.KindOf(err) != deferral.NoSandbox {
+		return err
+	}
+	return h.thawForgotten(ctx, v, q, err)
+}
+
+// thawForgotten asks every program: which one it was, nobody knows any more.
+func (h *Handler) thawForgotten(ctx context.Context, v *deferral.Volume, q *question, cause error) error {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	for _, program := range h.cfg.Programs {
+		err := h.askProgram(ctx, v, "that has ended", program, q)
+		if err == nil {
+			return nil
+		}
+		if deferral.KindOf(err) == deferral.Refused {
+			cause = err
+		}
+	}
+	return cause
 }
 
 // InUse names the live sandbox that has the volume. One that answers wrongly, or

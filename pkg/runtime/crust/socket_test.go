@@ -203,3 +203,15 @@ func TestFreezeAndThaw(t *testing.T) {
 		wantError(t, b.h.Thaw(t.Context(), v), deferral.Refused, v, "sb1", "thaw")
 	}
 }
+
+// A filesystem that a dead sandbox left frozen is thawed by whoever can.
+func TestThawOfADeadSandboxsVolume(t *testing.T) {
+	mark := filepath.Join(shortDir(t), "frozen")
+	b, v := askedBy(t, `[ "$2" = thaw ] && [ "$(cat `+mark+` 2>/dev/null)" = "$3" ] && { echo '{}'; exit 0; }; echo "not frozen" >&2; exit 1`)
+	must(t, os.Remove(b.path(v, "sb1")))
+	wantError(t, b.h.Thaw(t.Context(), v), deferral.Refused, v, "not frozen")
+	must(t, os.WriteFile(mark, []byte(v.ResolvedTarget), 0o600))
+	must(t, b.h.Thaw(t.Context(), v))
+	b.h.cfg.Programs = nil
+	wantError(t, b.h.Thaw(t.Context(), v), deferral.NoSandbox, v)
+}
