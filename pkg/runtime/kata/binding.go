@@ -175,7 +175,7 @@ func (h *Handler) ofOtherPod(id, podUID string) bool {
 // idsOnDisk lists the sandbox-id files of a volume, the newest first. The Go
 // runtime writes one when it creates a container; nobody removes it.
 func (h *Handler) idsOnDisk(v *deferral.Volume) []string {
-	if v.ResolvedTarget == "" || len(v.ResolvedTarget) > maxTarget {
+	if !hasName(v) {
 		return nil
 	}
 	return listIDs(h.volumeDir(v))

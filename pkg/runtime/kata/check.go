@@ -19,12 +19,12 @@ var hostOptions = []string{
 
 // Check tells why Kata could not serve the volume.
 func (h *Handler) Check(v *deferral.Volume) error {
-	if len(v.ResolvedTarget) > maxTarget {
+	if !hasName(v) {
 		return deferral.Errorf(deferral.Invalid, "volume %s: the target path has %d bytes and Kata can name volumes "+
 			"of at most %d: use a shorter kubelet root directory, driver name or volume name",
-			v.Target, len(v.ResolvedTarget), maxTarget)
+			v.Target, len(v.Target), maxTarget)
 	}
-	if !isText(v.ResolvedTarget) || !strings.HasPrefix(v.ResolvedTarget, "/") {
+	if !isText(v.Target) || !strings.HasPrefix(v.Target, "/") {
 		return deferral.Errorf(deferral.Invalid, "volume %q: the target is not an absolute path of printable text", v.Target)
 	}
 	if v.Device.Path == "" {

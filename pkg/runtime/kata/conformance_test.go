@@ -102,7 +102,7 @@ func (b *bench) Volume(name string) *deferral.Volume {
 }
 
 func (b *bench) dir(v *deferral.Volume) string {
-	return filepath.Join(b.cfg.DirectVolumes, dirName(v.ResolvedTarget))
+	return filepath.Join(b.cfg.DirectVolumes, nameOf(v))
 }
 
 func (b *bench) Projection(t *testing.T, v *deferral.Volume) (string, bool) {
@@ -176,7 +176,7 @@ func (b *bench) startShim(t testing.TB, v *deferral.Volume, id string) *sandbox 
 	t.Cleanup(func() { _ = shim.Stop() })
 	b.add(v.PodUID, id)
 	if b.flavor == kataemu.Go {
-		if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, id); err != nil {
+		if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, id); err != nil {
 			t.Fatal(err)
 		}
 	} else {

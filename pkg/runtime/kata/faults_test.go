@@ -100,7 +100,7 @@ func TestSocketMissingAndRefusing(t *testing.T) {
 func TestFullBacklogIsHung(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	v := published(t, b, "a")
-	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, "sb1"); err != nil {
+	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
 		t.Fatal(err)
 	}
 	fillBacklog(t, b.h.socketOf("sb1", goShim))
@@ -122,7 +122,7 @@ func TestTwoIDsOneDead(t *testing.T) {
 		b.startShim(t, v, "mmm")
 		// The dead one's file is the newer one, too.
 		time.Sleep(5 * time.Millisecond)
-		if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, dead); err != nil {
+		if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, dead); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 {
@@ -137,7 +137,7 @@ func TestForeignSandboxIDIsNotBelieved(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	v, other := published(t, b, "a"), published(t, b, "b")
 	b.startShim(t, other, "other")
-	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, "other"); err != nil {
+	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "other"); err != nil {
 		t.Fatal(err)
 	}
 	_, err := b.h.Stats(t.Context(), v)

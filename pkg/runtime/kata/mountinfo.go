@@ -77,9 +77,19 @@ func isText(s string) bool {
 	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
 }
 
-// dirName is the name of a volume's directory: URL-safe base64 with padding.
-func dirName(resolvedTarget string) string {
-	return base64.URLEncoding.EncodeToString([]byte(resolvedTarget))
+// nameOf is the name of a volume's directory. It is made of the target as kubelet
+// gave it: containerd and CRI-O hand kubelet's path to a runtime as it is, unless
+// its very last element is a link, which a target's is not.
+func nameOf(v *deferral.Volume) string { return dirName(path.Clean(v.Target)) }
+
+// hasName tells whether Kata can name the volume at all.
+func hasName(v *deferral.Volume) bool {
+	return v.Target != "" && len(path.Clean(v.Target)) <= maxTarget
+}
+
+// dirName is the name for a target: URL-safe base64 with padding.
+func dirName(target string) string {
+	return base64.URLEncoding.EncodeToString([]byte(target))
 }
 
 // targetOf reads the target back from a directory's name.

@@ -101,10 +101,10 @@ func TestCheck(t *testing.T) {
 		want   deferral.Kind
 	}{
 		"plain":            {func(*deferral.Volume) {}, fine},
-		"longest target":   {func(v *deferral.Volume) { v.ResolvedTarget = "/" + strings.Repeat("x", 188) }, fine},
-		"too long target":  {func(v *deferral.Volume) { v.ResolvedTarget = "/" + strings.Repeat("x", 189) }, deferral.Invalid},
-		"relative target":  {func(v *deferral.Volume) { v.ResolvedTarget = "x" }, deferral.Invalid},
-		"non-UTF-8 target": {func(v *deferral.Volume) { v.ResolvedTarget = "/\xff" }, deferral.Invalid},
+		"longest target":   {func(v *deferral.Volume) { v.Target = "/" + strings.Repeat("x", 188) }, fine},
+		"too long target":  {func(v *deferral.Volume) { v.Target = "/" + strings.Repeat("x", 189) }, deferral.Invalid},
+		"relative target":  {func(v *deferral.Volume) { v.Target = "x" }, deferral.Invalid},
+		"non-UTF-8 target": {func(v *deferral.Volume) { v.Target = "/\xff" }, deferral.Invalid},
 		"no device":        {func(v *deferral.Volume) { v.Device.Path = "" }, deferral.Invalid},
 		"filesystem":       {func(v *deferral.Volume) { v.FSType = "ntfs" }, deferral.Unsupported},
 		"bind":             {func(v *deferral.Volume) { v.MountFlags = []string{"noatime", "bind"} }, deferral.Unsupported},

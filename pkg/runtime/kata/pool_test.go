@@ -61,7 +61,7 @@ func TestConnectionsAreKept(t *testing.T) {
 	var served sync.WaitGroup
 	served.Go(func() { _ = server.Serve(listener) })
 	t.Cleanup(func() { _ = server.Close(); served.Wait() })
-	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, "sb1"); err != nil {
+	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
 		t.Fatal(err)
 	}
 	for range 10 {

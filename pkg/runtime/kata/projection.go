@@ -34,7 +34,7 @@ func (h *Handler) Publish(ctx context.Context, v *deferral.Volume) error {
 		return h.tree.Error(v, "encoded", err)
 	}
 	err = h.tree.Publish(&tree.Projection{
-		Volume: v, Dir: dirName(v.ResolvedTarget), Raw: raw,
+		Volume: v, Dir: nameOf(v), Raw: raw,
 		// Watched before anybody can reach it, so that no sandbox id is missed. Where
 		// that fails, Health says so and the tree is read now and then.
 		Built:   func(path string) { h.track(v); _ = h.watch.Add(v.Key, path, tree.Us) },
@@ -52,10 +52,10 @@ func (h *Handler) Retract(ctx context.Context, v *deferral.Volume) error {
 	if err := ctx.Err(); err != nil {
 		return contextError(v, "", err)
 	}
-	if v.ResolvedTarget == "" || len(v.ResolvedTarget) > maxTarget {
+	if !hasName(v) {
 		return nil // Kata cannot name it, so it was never published
 	}
-	dir := dirName(v.ResolvedTarget)
+	dir := nameOf(v)
 	whose, _, err := h.tree.OwnerOf(dir)
 	if err != nil {
 		return h.tree.Error(v, "looked at", err)
@@ -71,7 +71,7 @@ func (h *Handler) Retract(ctx context.Context, v *deferral.Volume) error {
 }
 
 func (h *Handler) volumeDir(v *deferral.Volume) string {
-	return h.tree.Path(dirName(v.ResolvedTarget))
+	return h.tree.Path(nameOf(v))
 }
 
 // Orphans lists our directories of volumes that nobody knows any more.
@@ -83,11 +83,13 @@ func (h *Handler) Orphans(known func(deferral.Key) bool) ([]*deferral.Volume, er
 	var orphans []*deferral.Volume
 	for _, name := range names {
 		target, ok := targetOf(name)
-		if !ok || known(deferral.KeyOf(target)) {
+		if !ok {
 			continue
 		}
-		if whose, _, err := h.tree.OwnerOf(name); err == nil && whose == tree.Us {
-			orphans = append(orphans, readVolume(filepath.Join(h.cfg.DirectVolumes, name), target))
+		if whose, key, err := h.tree.OwnerOf(name); err == nil && whose == tree.Us && !known(key) {
+			orphan := readVolume(filepath.Join(h.cfg.DirectVolumes, name), target)
+			orphan.Key = key
+			orphans = append(orphans, orphan)
 		}
 	}
 	return orphans, nil

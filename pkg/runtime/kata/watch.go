@@ -45,9 +45,12 @@ func (f *follower) Came(name string) {
 	if h.isWatchedOwn(key) {
 		return // our own Publish, as a rule: it shall cost no system call here
 	}
-	whose, _, err := h.tree.OwnerOf(name)
+	whose, marked, err := h.tree.OwnerOf(name)
 	if err != nil || whose == tree.Nobody {
 		return
+	}
+	if whose == tree.Us {
+		key = marked // of the resolved target, which the name may not be
 	}
 	if !h.watchFound(key, target, dir, whose) {
 		return

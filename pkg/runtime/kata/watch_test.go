@@ -75,7 +75,7 @@ func TestBindingShowsAtOnce(t *testing.T) {
 	if !watched(b, v)() {
 		t.Fatal("a published volume is not watched")
 	}
-	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, "sb1"); err != nil {
+	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
 		t.Fatal(err)
 	}
 	soon(t, "bound", boundTo(b, v, "sb1"))
@@ -100,7 +100,7 @@ func TestWatchFindsWhatWasThere(t *testing.T) {
 	foreign := b.Volume("foreign")
 	b.PublishForeign(t, foreign)
 	b.stop()
-	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, "sb1"); err != nil {
+	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
 		t.Fatal(err)
 	}
 	b.start(t)
@@ -156,7 +156,7 @@ func TestManyEvents(t *testing.T) {
 	soon(t, "all adopted", func() bool { return len(b.h.Adopted()) == n })
 	for i := range n {
 		v := b.Volume(fmt.Sprintf("f%d", i))
-		if err := kataemu.WriteID(b.cfg.DirectVolumes, v.ResolvedTarget, "sb1"); err != nil {
+		if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,0 +1,54 @@
+package kata
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/kataemu"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+// Where kubelet's root is a link, a runtime is given the path with the link in it:
+// Kata looks for a directory that is named by that.
+func TestTargetThroughALink(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := b.Volume("a")
+	v.Target = filepath.Join(filepath.Dir(v.ResolvedTarget), "..", "link", "a")
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(b.h.Publish(t.Context(), v))
+	if _, shown := b.Projection(t, v); !shown || filepath.Base(b.dir(v)) != dirName(filepath.Clean(v.Target)) {
+		t.Fatalf("published as %s", b.dir(v))
+	}
+	b.startShim(t, v, "sb1")
+	b.Restart(t)
+	known := func(key deferral.Key) bool { return key == v.Key }
+	if orphans, err := b.h.Orphans(known); err != nil || len(orphans) > 0 {
+		t.Fatalf("a known volume is an orphan: %v, %v", orphans, err)
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		if at, bound := b.h.Binding(v); bound && at.Sandbox == "sb1" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("its sandbox is not found after a restart")
+		}
+	}
+	if _, err := b.h.Stats(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	orphans, err := b.h.Orphans(func(deferral.Key) bool { return false })
+	if err != nil || len(orphans) != 1 || orphans[0].Key != v.Key {
+		t.Fatalf("%v, %v", orphans, err)
+	}
+	must(b.h.Retract(t.Context(), orphans[0]))
+	if _, shown := b.Projection(t, v); shown {
+		t.Fatal("the orphan is still there")
+	}
+	must(b.h.Retract(t.Context(), v))
+}
