@@ -1,0 +1,202 @@
+//go:build system
+
+package containerd
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+const driverName = "driver.crust-proxy.dev"
+
+// csiVolume is a volume of the reference driver, as kubelet sees it: behind the
+// front.
+type csiVolume struct {
+	*rig
+	node            csi.NodeClient
+	controller      csi.ControllerClient
+	id, fs, pod     string
+	staging, target string
+	context         map[string]string
+}
+
+// newCSIRig makes a rig whose daemon stands in front of the reference driver.
+func newCSIRig(t *testing.T, version string, args ...string) *rig {
+	t.Helper()
+	r := layOut(t, version)
+	r.d.Extra = "front: {enabled: true}\npolicy: {rules: [{name: all, defer: true}]}"
+	socket := r.d.Kubelet + "/plugins/" + driverName + "/csi.sock"
+	registry := r.d.Kubelet + "/crust-proxy/registry"
+	for _, dir := range []string{r.d.Dir + "/data", registry, r.d.Kubelet + "/plugins_registry", filepath.Dir(socket)} {
+		must(t, os.MkdirAll(dir, 0o755))
+	}
+	driver := exec.Command(harness.Program(t, "crust-driver"), append([]string{
+		"--endpoint", "unix://" + socket, "--data-dir", r.d.Dir + "/data", "--node-id", "node-1", "--capacity", "100000000000",
+		"--kubelet-registration-socket", registry + "/" + driverName + "-reg.sock", "--kubelet-endpoint", socket,
+	}, args...)...)
+	driver.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	must(t, driver.Start())
+	t.Cleanup(func() {
+		_ = driver.Process.Kill()
+		_ = driver.Wait()
+	})
+	r.d.Start()
+	return r
+}
+
+// create has the driver make a volume, once it answers through the front.
+func (r *rig) create(name, fs string, size int64) *csiVolume {
+	r.t.Helper()
+	conn := r.d.Dial(r.d.Dir + "/run/csi/" + driverName + ".sock")
+	v := &csiVolume{
+		rig: r, node: csi.NewNodeClient(conn), controller: csi.NewControllerClient(conn), fs: fs, pod: "pod-" + name,
+		staging: r.d.Kubelet + "/plugins/kubernetes.io/csi/" + driverName + "/" + name + "/globalmount",
+		target:  r.d.Kubelet + "/pods/pod-" + name + "/volumes/kubernetes.io~csi/" + name + "/mount",
+	}
+	eventually(r.t, "the driver answers through the front", func() bool {
+		conn.ResetConnectBackoff()
+		_, err := v.node.NodeGetCapabilities(r.ctx(), &csi.NodeGetCapabilitiesRequest{})
+		return err == nil
+	})
+	reply, err := v.controller.CreateVolume(r.ctx(), &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{v.capability()},
+	})
+	must(r.t, err)
+	v.id, v.context = reply.GetVolume().GetVolumeId(), reply.GetVolume().GetVolumeContext()
+	return v
+}
+
+func (v *csiVolume) capability() *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.fs}},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	}
+}
+
+// publish is all that kubelet calls before it makes a sandbox.
+func (v *csiVolume) publish() {
+	v.t.Helper()
+	must(v.t, os.MkdirAll(v.staging, 0o750))
+	_, err := v.node.NodeStageVolume(v.ctx(), &csi.NodeStageVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.capability(), VolumeContext: v.context,
+	})
+	must(v.t, err)
+	must(v.t, os.MkdirAll(filepath.Dir(v.target), 0o750))
+	must(v.t, os.WriteFile(filepath.Dir(v.target)+"/vol_data.json", []byte(`{"driverName":"`+driverName+`"}`), 0o600))
+	with := map[string]string{"csi.storage.k8s.io/pod.uid": v.pod}
+	for key, value := range v.context {
+		with[key] = value
+	}
+	_, err = v.node.NodePublishVolume(v.ctx(), &csi.NodePublishVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.capability(), VolumeContext: with,
+	})
+	must(v.t, err)
+}
+
+// unpublish is all that kubelet calls after it has removed the sandbox.
+func (v *csiVolume) unpublish() {
+	v.t.Helper()
+	eventually(v.t, "unpublish", func() bool {
+		_, err := v.node.NodeUnpublishVolume(v.ctx(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
+		if code := status.Code(err); err != nil && code != codes.Aborted && code != codes.Unavailable {
+			v.t.Fatal(err)
+		}
+		return err == nil
+	})
+	if err := os.Remove(v.target); err != nil && !errors.Is(err, os.ErrNotExist) {
+		v.t.Errorf("kubelet cannot remove the target: %v", err)
+	}
+	_, err := v.node.NodeUnstageVolume(v.ctx(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+	must(v.t, err)
+	must(v.t, os.RemoveAll(filepath.Dir(v.target)))
+	_, err = v.controller.DeleteVolume(v.ctx(), &csi.DeleteVolumeRequest{VolumeId: v.id})
+	must(v.t, err)
+}
+
+// grow has the driver grow the device, and kubelet the filesystem.
+func (v *csiVolume) grow(size int64) error {
+	limit := &csi.CapacityRange{RequiredBytes: size}
+	_, err := v.controller.ControllerExpandVolume(v.ctx(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: v.id, CapacityRange: limit, VolumeCapability: v.capability(),
+	})
+	must(v.t, err)
+	reply, err := v.node.NodeExpandVolume(v.ctx(), &csi.NodeExpandVolumeRequest{
+		VolumeId: v.id, VolumePath: v.target, StagingTargetPath: v.staging, VolumeCapability: v.capability(), CapacityRange: limit,
+	})
+	if err == nil && reply.GetCapacityBytes() < size {
+		v.t.Errorf("it was grown to %d, not %d", reply.GetCapacityBytes(), size)
+	}
+	return err
+}
+
+// wantStats wants kubelet to hear what df tells inside.
+func (v *csiVolume) wantStats(container string) usage {
+	v.t.Helper()
+	var inside usage
+	eventually(v.t, "stats are what df tells", func() bool {
+		reply, err := v.node.NodeGetVolumeStats(v.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target})
+		if err != nil || len(reply.GetUsage()) == 0 {
+			return false
+		}
+		inside = v.df(container)
+		bytes := reply.GetUsage()[0]
+		return bytes.GetUnit() == csi.VolumeUsage_BYTES && bytes.GetTotal() == inside.bytesTotal &&
+			bytes.GetUsed() == inside.bytesUsed && bytes.GetAvailable() == inside.bytesAvailable
+	})
+	return inside
+}
+
+// TestCSIVolumeInAPod takes a volume of a CSI driver through everything that
+// kubelet does with it and its pod.
+func TestCSIVolumeInAPod(t *testing.T) {
+	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
+		t.Run(name, func(t *testing.T) {
+			r := newCSIRig(t, "installed", args...)
+			for _, fs := range filesystems {
+				t.Run(fs, func(t *testing.T) { r.of(t).lifeOfACSIVolume(fs) })
+			}
+			r.wantClean()
+		})
+	}
+}
+
+func (r *rig) lifeOfACSIVolume(fs string) {
+	r.t.Helper()
+	v := r.create("pv-"+fs, fs, diskSize)
+	v.publish()
+	// Kubelet expands before there is a sandbox, and starts no pod where that fails.
+	must(r.t, v.grow(2*diskSize))
+	pod := r.pod(v.pod)
+	id := r.run(pod, "main", at(v.target))
+	if has := v.wantStats(id); has.bytesTotal < 2*diskSize*8/10 {
+		r.t.Errorf("the filesystem has %d bytes after it was grown before its mount", has.bytesTotal)
+	}
+	r.exec(id, "echo kept > /data/file && sync")
+	err := v.grow(3 * diskSize)
+	if mayGrow(r.t, fs) {
+		must(r.t, err)
+		if has := v.wantStats(id); has.bytesTotal < 3*diskSize*8/10 {
+			r.t.Errorf("the filesystem has %d bytes after it was grown", has.bytesTotal)
+		}
+	} else if err == nil || !strings.Contains(err.Error(), "operation not permitted") {
+		r.t.Errorf("without the right to grow: %v", err)
+	}
+	v.publish() // kubelet was restarted
+	if got := r.exec(id, "cat /data/file"); got != "kept\n" {
+		r.t.Errorf("it reads %q", got)
+	}
+	v.wantStats(id)
+	r.remove(pod)
+	v.unpublish()
+}
