@@ -150,7 +150,7 @@ func (n *Node) growLater(ctx context.Context, v *deferral.Volume, wish deferral.
 		return 0, deferral.Errorf(deferral.Internal, "volume %s: the size of its device %s cannot be told", v.Target, v.Device.Path)
 	}
 	if size < wish.Required || wish.Limit > 0 && size > wish.Limit {
-		return 0, deferral.Errorf(deferral.Invalid, "volume %s: its device %s has %d bytes, and %d to %d are asked for (0 is no limit): "+
+		return 0, deferral.Errorf(deferral.OutOfRange, "volume %s: its device %s has %d bytes, and %d to %d are asked for (0 is no limit): "+
 			"the driver grows the device first", v.Target, v.Device.Path, size, wish.Required, wish.Limit)
 	}
 	return size, n.Broker.GrowAtMount(ctx, v.Key, size)

@@ -40,6 +40,8 @@ const (
 	Absurd
 	// Refused is a sandbox that answered with an error of its own.
 	Refused
+	// OutOfRange is a size that the volume does not have and cannot be given.
+	OutOfRange
 	// Canceled is a caller that went away.
 	Canceled
 )
@@ -49,7 +51,7 @@ func (k Kind) String() string {
 	names := [...]string{
 		"internal", "invalid", "denied", "not-found", "conflict", "in-use", "busy",
 		"unsupported", "no-sandbox", "timeout", "exhausted", "malformed", "absurd",
-		"refused", "canceled",
+		"refused", "out-of-range", "canceled",
 	}
 	if int(k) >= len(names) {
 		return "unknown"

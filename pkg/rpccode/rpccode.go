@@ -29,7 +29,8 @@ var codeOf = map[deferral.Kind]codes.Code{
 	deferral.Timeout:     codes.DeadlineExceeded,
 	deferral.Exhausted:   codes.ResourceExhausted,
 	deferral.Malformed:   codes.DataLoss,
-	deferral.Absurd:      codes.OutOfRange,
+	deferral.Absurd:      codes.DataLoss,
+	deferral.OutOfRange:  codes.OutOfRange,
 	deferral.Refused:     codes.Unknown,
 	deferral.Canceled:    codes.Canceled,
 }

@@ -20,7 +20,8 @@ func TestEveryKindHasACodeOfItsOwn(t *testing.T) {
 		if !ok {
 			t.Errorf("%v has no code", kind)
 		}
-		if other, double := taken[code]; double {
+		// An answer that cannot be true is as good as one that cannot be read.
+		if other, double := taken[code]; double && kind != deferral.Absurd {
 			t.Errorf("%v and %v are both %v", kind, other, code)
 		}
 		taken[code] = kind

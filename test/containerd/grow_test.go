@@ -145,7 +145,7 @@ func TestExpandBeyondTheDevice(t *testing.T) {
 	pod := r.pod("pod-1")
 	id := r.run(pod, "main", at(v.target))
 	_, err := v.expand(grownSize)
-	if err == nil || !strings.Contains(err.Error(), "the device has to grow first") {
+	if status.Code(err) != codes.OutOfRange || !strings.Contains(err.Error(), "the device has to grow first") {
 		t.Errorf("it ended with: %v", err)
 	}
 	v.wantStats(id)

@@ -66,7 +66,9 @@ func kindOfExit(code int) deferral.Kind {
 		return deferral.NoSandbox
 	case abi.ExitUnsupported, abi.ExitUsage: // our arguments are right: it does not know the question
 		return deferral.Unsupported
-	default: // also abi.ExitOutOfRange: the text says which sizes can be
+	case abi.ExitOutOfRange:
+		return deferral.OutOfRange
+	default:
 		return deferral.Refused
 	}
 }

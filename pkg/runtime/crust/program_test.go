@@ -59,7 +59,7 @@ func TestAnswersOfPrograms(t *testing.T) {
 		"another code":       {"exit 77", deferral.Refused, "no reason"},
 		"unknown word":       {"exit 2", deferral.Unsupported, "stats"},
 		"unsupported":        {"echo not this filesystem >&2; exit 4", deferral.Unsupported, "not this filesystem"},
-		"out of range":       {"echo too small >&2; exit 5", deferral.Refused, "too small"},
+		"out of range":       {"echo too small >&2; exit 5", deferral.OutOfRange, "too small"},
 		"killed":             {"kill -9 $$", deferral.Refused, "signal killed"},
 		"nothing":            {"exit 0", deferral.Malformed, "cannot be read"},
 		"empty":              {"echo {}", deferral.Malformed, "neither"},

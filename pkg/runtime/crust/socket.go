@@ -54,6 +54,8 @@ func socketError(ctx context.Context, v *deferral.Volume, id string, q *question
 		kind = deferral.Unsupported
 	case codes.InvalidArgument:
 		kind = deferral.Invalid
+	case codes.OutOfRange:
+		kind = deferral.OutOfRange
 	case codes.DeadlineExceeded:
 		kind = deferral.Timeout
 	case codes.ResourceExhausted:

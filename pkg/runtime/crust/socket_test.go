@@ -39,7 +39,7 @@ func socketOnly(t *testing.T) (*bench, *deferral.Volume) {
 func TestCodesOfSockets(t *testing.T) {
 	b, v := socketOnly(t)
 	for code, want := range map[codes.Code]deferral.Kind{
-		codes.Unimplemented: deferral.Unsupported, codes.InvalidArgument: deferral.Invalid, codes.OutOfRange: deferral.Refused,
+		codes.Unimplemented: deferral.Unsupported, codes.InvalidArgument: deferral.Invalid, codes.OutOfRange: deferral.OutOfRange,
 		codes.Internal: deferral.Refused, codes.FailedPrecondition: deferral.Refused, codes.Unknown: deferral.Refused,
 		codes.DeadlineExceeded: deferral.Timeout, codes.ResourceExhausted: deferral.Exhausted,
 		codes.Unavailable: deferral.Internal, // and there is no program to turn to
