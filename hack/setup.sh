@@ -24,6 +24,7 @@ busybox busybox-static
 systemd-analyze systemd
 systemd-nspawn systemd-container
 kill procps
+qemu-system-x86_64 qemu-system-x86
 rpm rpm
 dpkg-deb dpkg
 '
