@@ -29,9 +29,13 @@ func (s *scene) kills() map[string]func() {
 	must(s.t, err)
 	shim, err := s.pod.Shim(s.ctx())
 	must(s.t, err)
+	pause, err := s.pod.Pid(s.ctx())
+	must(s.t, err)
 	return map[string]func(){
-		"container":   func() { _ = syscall.Kill(container, syscall.SIGKILL) }, // a dead shim's container is killed by containerd
-		"shim":        func() { must(s.t, syscall.Kill(shim, syscall.SIGKILL)) },
+		// Containerd itself kills what a dead shim has left.
+		"container":   func() { _ = syscall.Kill(container, syscall.SIGKILL) },
+		"sandbox":     func() { _ = syscall.Kill(pause, syscall.SIGKILL) },
+		"shim":        func() { _ = syscall.Kill(shim, syscall.SIGKILL) },
 		"containerd":  s.node.Kill,
 		"crust-proxy": s.d.Kill,
 	}
@@ -64,10 +68,10 @@ func TestKillsInEveryOrder(t *testing.T) {
 
 func TestKillsOnContainerd2(t *testing.T) {
 	r := newRig(t, "2.x")
-	for i := range victims {
-		order := append(append([]string{}, victims[i:]...), victims[:i]...)
-		r.killAll(fmt.Sprintf("pod-%d", i), "ext4", order)
-		r.killAll(fmt.Sprintf("pod-%d-alone", i), "xfs", order[:1])
+	all := append([]string{"sandbox"}, victims...)
+	for i, first := range all {
+		r.killAll(fmt.Sprintf("pod-%d", i), "ext4", append(append([]string{}, all[i:]...), all[:i]...))
+		r.killAll(fmt.Sprintf("pod-%d-alone", i), "xfs", []string{first})
 	}
 	r.wantClean()
 }
