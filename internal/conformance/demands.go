@@ -1,18 +1,24 @@
 package conformance
 
+import (
+	"maps"
+	"slices"
+)
+
 // demand is what docs/runtime-authors.md asks for, in one line, and where.
 type demand struct{ section, text string }
 
 // demandOf finds a demand by its name.
 func demandOf(name string) demand { return demands()[name] }
 
+// DemandNames lists all that are tried, by name.
+func DemandNames() []string { return slices.Sorted(maps.Keys(demands())) }
+
 // demands are all that are tried.
 func demands() map[string]demand {
 	all := make(map[string]demand)
 	for _, part := range []map[string]demand{mountDemands(), placeDemands(), refusalDemands(), askDemands()} {
-		for name, d := range part {
-			all[name] = d
-		}
+		maps.Copy(all, part)
 	}
 	return all
 }
@@ -81,7 +87,7 @@ func askDemands() map[string]demand {
 		"cli-arguments": {"12", "of arguments that cannot be meant the program says status 2"},
 		"socket-same":   {"13", "the socket gives the same answers as the program, and names the sandbox"},
 		"socket-codes":  {"13", "the socket refuses with the codes of the table"},
-		"resize-online": {"12", "the mounted filesystem grows to its grown device, while files are open, and keeps its data"},
+		"resize-online": {"12", "the mounted filesystem grows to its grown device, while somebody writes, and keeps its data"},
 		"resize-again":  {"12", "a filesystem that fills its device already is a success"},
 		"resize-far":    {"12", "a size that the device has not is refused with status 5"},
 		"resize-limit":  {"12", "a device above the largest size that is right is refused with status 5"},

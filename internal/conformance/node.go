@@ -34,16 +34,22 @@ func newNode(opts Options) (_ *node, err error) {
 	if err := fit(opts); err != nil {
 		return nil, err
 	}
+	if err := clearKilled(opts.Dir); err != nil {
+		return nil, err
+	}
 	n := &node{opts: opts}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.close())
 		}
 	}()
-	if n.dir, err = os.MkdirTemp(opts.Dir, "crust-conformance-"); err != nil {
+	if n.dir, err = os.MkdirTemp(opts.Dir, dirPrefix); err != nil {
 		return nil, err
 	}
 	n.base.later(func(context.Context) error { return os.RemoveAll(n.dir) })
+	if err = n.claim(); err != nil {
+		return nil, err
+	}
 	run := make([]byte, 4)
 	_, _ = rand.Read(run) // it never fails
 	n.run = hex.EncodeToString(run)

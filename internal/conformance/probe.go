@@ -1,6 +1,8 @@
 package conformance
 
 import (
+	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,6 +43,8 @@ func probe(word string, args []string, stdin *os.File, stdout io.Writer) error {
 	switch word {
 	case "write":
 		return write(path, args[1:])
+	case "churn":
+		return churn(path)
 	case "read":
 		return read(path, stdout)
 	case "mkdir":
@@ -95,6 +100,43 @@ func write(path string, words []string) error {
 		}
 	}
 	return errors.Join(file.Sync(), file.Close())
+}
+
+// churn writes for a while, and then reads all of it.
+func churn(path string) error {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o644) //nolint:gosec // a file of the test's
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	var blocks int64
+	for end := time.Now().Add(churnTime); time.Now().Before(end); blocks++ {
+		if _, err := file.Write(blockOf(blocks)); err != nil {
+			return err
+		}
+		if err := file.Sync(); err != nil {
+			return err
+		}
+	}
+	got := make([]byte, churnBlock)
+	for n := range blocks {
+		if _, err := file.ReadAt(got, n*churnBlock); err != nil {
+			return err
+		}
+		if !bytes.Equal(got, blockOf(n)) {
+			return fmt.Errorf("block %d of %d is not what was written", n, blocks)
+		}
+	}
+	return nil
+}
+
+const (
+	churnTime  = 2 * time.Second
+	churnBlock = 4096
+)
+
+func blockOf(n int64) []byte {
+	return bytes.Repeat(binary.LittleEndian.AppendUint64(nil, uint64(n)), churnBlock/8) //nolint:gosec // a small number
 }
 
 func read(path string, stdout io.Writer) error {

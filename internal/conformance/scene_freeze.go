@@ -108,9 +108,14 @@ type writing struct{ done chan error }
 
 // writeAside begins one.
 func (c *container) writeAside(ctx context.Context) *writing {
+	return c.aside(ctx, "write", "/data/aside", "x")
+}
+
+// aside runs the probe beside what follows.
+func (c *container) aside(ctx context.Context, words ...string) *writing {
 	w := &writing{done: make(chan error, 1)}
 	go func() {
-		_, err := c.exec(ctx, "write", "/data/aside", "x")
+		_, err := c.exec(ctx, words...)
 		w.done <- err
 	}()
 	return w

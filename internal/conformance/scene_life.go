@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"time"
@@ -29,8 +30,8 @@ func (s *suite) life(ctx context.Context) error {
 		if err := errors.Join(c.kill(ctx, unix.SIGKILL), c.remove(ctx)); err != nil {
 			return err
 		}
-		if st.disk.free() == nil {
-			return errors.New("the volume is not mounted any more, though its sandbox lives")
+		if _, err := st.vol.stats(ctx); err != nil {
+			return fmt.Errorf("when the pod's only container had ended: %w", err)
 		}
 		c, err = st.pod.container(ctx, "main", all(st.vol))
 		if err != nil {
@@ -38,7 +39,7 @@ func (s *suite) life(ctx context.Context) error {
 		}
 		_, err = c.exec(ctx, "read", "/data/greeting")
 		return err
-	}, "mount-inside")
+	}, "mount-inside", "binding-program")
 	var notes map[string][]byte
 	s.check(ctx, "life-free", func(ctx context.Context) (err error) {
 		if notes, err = st.vol.handlerFiles(); err != nil {

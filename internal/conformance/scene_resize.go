@@ -29,7 +29,8 @@ func (s *suite) resize(ctx context.Context) error {
 		if err := st.disk.grow(); err != nil {
 			return err
 		}
-		if err := st.resizesTo(ctx, grownSize, grownSize); err != nil {
+		writer := c.aside(ctx, "churn", "/data/churn")
+		if err := errors.Join(st.resizesTo(ctx, grownSize, grownSize), writer.ends(ctx, churnTime+lateBy)); err != nil {
 			return err
 		}
 		if err := st.isLarger(ctx, c, diskSize); err != nil {

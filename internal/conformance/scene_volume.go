@@ -204,24 +204,44 @@ func (st *stage) shares(ctx context.Context, main *container) error {
 
 // statsAreTrue compares with what the container sees.
 func (st *stage) statsAreTrue(ctx context.Context, c *container) error {
-	return eventually(ctx, settles, func(ctx context.Context) error {
-		use, err := ask[seenUsage](ctx, c, "usage", "/data")
-		if err != nil {
-			return err
-		}
+	reply, err := st.vol.stats(ctx)
+	if err != nil {
+		return err
+	}
+	if reply.Condition != nil && reply.Condition.Abnormal {
+		return fmt.Errorf("a whole volume is said to be abnormal: %q", reply.Condition.Message)
+	}
+	seen := func(ctx context.Context) (seenUsage, error) { return ask[seenUsage](ctx, c, "usage", "/data") }
+	return whileStill(ctx, seen, func(ctx context.Context, use seenUsage) error {
 		reply, err := st.vol.stats(ctx)
+		if err == nil && !slices.Equal(reply.Usage, use.usages()) {
+			err = fmt.Errorf("it answers %+v, and statfs in the sandbox gives %+v", reply.Usage, use.usages())
+		}
+		return err
+	})
+}
+
+// whileStill has something compared with what is seen before and after it, which is
+// to be the same: filesystems write in the background. It compares a few times.
+func whileStill[T comparable](ctx context.Context, see func(context.Context) (T, error), compare func(context.Context, T) error) error {
+	ctx, cancel := context.WithTimeout(ctx, settles)
+	defer cancel()
+	var last error
+	for tries := 0; tries < 3; {
+		before, err := see(ctx)
 		if err != nil {
+			return errors.Join(last, err)
+		}
+		last = compare(ctx, before)
+		after, err := see(ctx)
+		if last == nil || err != nil {
 			return err
 		}
-		if reply.Condition != nil && reply.Condition.Abnormal {
-			return fmt.Errorf("a whole volume is said to be abnormal: %q", reply.Condition.Message)
+		if before == after {
+			tries++
 		}
-		wanted := use.usages()
-		if !slices.Equal(reply.Usage, wanted) {
-			return fmt.Errorf("it answers %+v, and statfs in the sandbox gives %+v", reply.Usage, wanted)
-		}
-		return nil
-	})
+	}
+	return last
 }
 
 // usages is what stats are to be of it.

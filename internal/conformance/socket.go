@@ -78,39 +78,32 @@ func wantCode(err error, code codes.Code, what string) error {
 // socketAnswers compares both ways to ask.
 func (v *volume) socketAnswers(ctx context.Context, sandbox string) error {
 	return v.overSocket(ctx, func(ctx context.Context, c *client) error {
-		// What is written in the background moves the numbers: they are to be the
-		// same once.
-		return eventually(ctx, settles, func(ctx context.Context) error {
+		seen := func(ctx context.Context) (string, error) {
+			program, err := v.stats(ctx)
+			return fmt.Sprint(program.Usage), err
+		}
+		return whileStill(ctx, seen, func(ctx context.Context, program string) error {
 			reply, err := c.GetVolumeStats(ctx, &handlerv1.GetVolumeStatsRequest{TargetPath: v.target})
 			if err != nil {
 				return fmt.Errorf("stats by the socket: %w", err)
 			}
-			if err := want("sandbox_id", reply.GetSandboxId(), sandbox); err != nil {
-				return err
+			if got := fmt.Sprint(usagesOf(reply)); got != program {
+				return fmt.Errorf("the socket says %s, the program %s", got, program)
 			}
-			program, err := v.stats(ctx)
-			if err != nil {
-				return err
-			}
-			return sameUsage(reply, program)
+			return want("sandbox_id", reply.GetSandboxId(), sandbox)
 		})
 	})
 }
 
-func sameUsage(reply *handlerv1.GetVolumeStatsResponse, program abi.StatsReply) error {
-	if err := want("the number of usages by the socket", len(reply.GetUsage()), len(program.Usage)); err != nil {
-		return err
+func usagesOf(reply *handlerv1.GetVolumeStatsResponse) []abi.Usage {
+	units := map[runtimev1.VolumeUsage_Unit]string{
+		runtimev1.VolumeUsage_BYTES: abi.UnitBytes, runtimev1.VolumeUsage_INODES: abi.UnitInodes,
 	}
-	for i, u := range reply.GetUsage() {
-		unit := map[runtimev1.VolumeUsage_Unit]string{
-			runtimev1.VolumeUsage_BYTES: abi.UnitBytes, runtimev1.VolumeUsage_INODES: abi.UnitInodes,
-		}[u.GetUnit()]
-		got := abi.Usage{Available: u.GetAvailable(), Total: u.GetTotal(), Used: u.GetUsed(), Unit: unit}
-		if got != program.Usage[i] {
-			return fmt.Errorf("the socket says %+v, the program %+v", got, program.Usage[i])
-		}
+	var all []abi.Usage
+	for _, u := range reply.GetUsage() {
+		all = append(all, abi.Usage{Available: u.GetAvailable(), Total: u.GetTotal(), Used: u.GetUsed(), Unit: units[u.GetUnit()]})
 	}
-	return nil
+	return all
 }
 
 // socketRefuses asks what cannot be answered.
