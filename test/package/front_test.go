@@ -87,7 +87,7 @@ func startFront(t *testing.T) *frontService {
 
 // killOnRefusal has the unit's filter kill whoever makes a system call that it
 // refuses. The error that it gives otherwise may go unnoticed, by an mkfs say.
-func (f *frontService) killOnRefusal() {
+func (f *machine) killOnRefusal() {
 	f.t.Helper()
 	dir := f.path("/etc/systemd/system/crust-proxy.service.d")
 	must(f.t, os.MkdirAll(dir, 0o755)) //nolint:gosec // systemd warns of other modes
