@@ -169,20 +169,3 @@ func TestSymlinkedKubeletRoot(t *testing.T) {
 		v.wantSum("blob", sum)
 	})
 }
-
-// A second pod must not have the volume of another one that runs, whatever its
-// target is.
-func TestADeviceInUseIsRefused(t *testing.T) {
-	r := newRig(t, "installed")
-	v := r.staged("pod-1", "ext4")
-	pod := r.pod("pod-1")
-	id := r.run(pod, "main", at(v.target))
-	again := *v
-	again.pod = "pod-2"
-	if err := again.tryStage(); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("a second pod: %v", err)
-	}
-	v.wantStats(id)
-	r.remove(pod)
-	v.unstage()
-}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -32,6 +33,7 @@ type volume struct {
 	r               *rig
 	fs, image, disk string
 	target, pod     string
+	name            string // of the PV; empty is "pv"
 	flags           []string
 	group           string
 	policy          runtimev1.VolumeSupplementalGroupChangePolicy
@@ -64,6 +66,10 @@ func (v *volume) stage() {
 
 func (v *volume) tryStage() error {
 	request := v.r.d.StageRequest(v.pod, v.disk, v.flags...)
+	if v.name != "" {
+		request.VolumeTargetPath = strings.Replace(request.GetVolumeTargetPath(), "/pv/mount", "/"+v.name+"/mount", 1)
+		must(v.r.t, os.MkdirAll(filepath.Dir(request.GetVolumeTargetPath()), 0o750))
+	}
 	request.FsType, request.VolumeSupplementalGroup, request.VolumeSupplementalGroupChangePolicy = v.fs, v.group, v.policy
 	v.target = request.GetVolumeTargetPath()
 	_, err := v.r.d.Runtime().RuntimeStageVolume(v.r.ctx(), request)
