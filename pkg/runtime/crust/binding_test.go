@@ -340,3 +340,21 @@ func TestCheck(t *testing.T) {
 	v.Group, v.MountFlags = "0", []string{"noatime", "discard"}
 	must(t, b.h.Check(v))
 }
+
+// A sandbox that ended unseen is forgotten also where another one lives.
+func TestReconcileClearsAwayTheDeadBesideTheLiving(t *testing.T) {
+	b, known, _ := newWatchedBench(t)
+	v := published(t, b, "a")
+	b.startSandbox(t, v, "dead").Kill(t)
+	known.set("alive", v.PodUID)
+	time.Sleep(2 * time.Millisecond) // the newest file tells the newest sandbox
+	b.startSandbox(t, v, "alive")
+	published(t, b, "a")
+	soon(t, "the dead one is cleared away", func() bool { return !slices.Contains(b.files(t, v), "dead") })
+	if got := b.files(t, v); len(got) != 4 {
+		t.Errorf("of the living one is left: %v", got)
+	}
+	if _, err := b.h.Stats(t.Context(), v); err != nil {
+		t.Error(err)
+	}
+}

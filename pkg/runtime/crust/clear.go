@@ -55,20 +55,32 @@ func (h *Handler) do(ctx context.Context, j job) {
 	if !ok {
 		return
 	}
-	if j.gone == "" {
-		// Whatever the answer: where no sandbox lives, the files of the dead go.
-		if _, err := h.InUse(ctx, e.volume); err != nil {
-			h.log.Debug("a volume's sandbox cannot be asked", zap.String("volume", e.volume.Target), zap.Error(err))
-		}
+	if j.gone != "" {
+		h.clearThose(e.volume, func(id string) bool { return id == j.gone })
 		return
 	}
-	seen, err := h.look(e.volume)
+	// Where no sandbox lives, the question alone clears the files of the dead away.
+	live, err := h.InUse(ctx, e.volume)
 	if err != nil {
-		h.log.Warn("a dead sandbox cannot be cleared away", zap.String("sandbox", j.gone), zap.Error(err))
+		h.log.Debug("a volume's sandbox cannot be asked", zap.String("volume", e.volume.Target), zap.Error(err))
+	}
+	if live != "" {
+		// The others were there before it, and would be known if they lived.
+		h.clearThose(e.volume, func(id string) bool { return id != live && h.isGone(id) })
+	}
+}
+
+// clearThose clears the sandboxes away that are told to be dead.
+func (h *Handler) clearThose(v *deferral.Volume, dead func(id string) bool) {
+	seen, err := h.look(v)
+	if err != nil {
+		h.log.Warn("dead sandboxes cannot be cleared away", zap.String("volume", v.Target), zap.Error(err))
 		return
 	}
-	seen.ids = slices.DeleteFunc(seen.ids, func(id string) bool { return id != j.gone })
-	h.clear(e.volume, seen)
+	seen.ids = slices.DeleteFunc(seen.ids, func(id string) bool { return !dead(id) })
+	if len(seen.ids) > 0 {
+		h.clear(v, seen)
+	}
 }
 
 // suspect has Run ask about a volume whose sandbox the container runtime does not
