@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -125,4 +126,69 @@ func TestSubPathThatLeadsOut(t *testing.T) {
 		v.releaseSubPaths()
 		v.unstage()
 	}
+}
+
+// A container of the pod swaps the sub-directory for a link that leads out, all
+// the time, while others are started on it.
+func TestSubPathRace(t *testing.T) {
+	r := newRig(t, "installed")
+	v := r.volume("pod-1", "ext4", diskSize)
+	v.onHost(func(dir string) {
+		must(t, os.MkdirAll(dir+"/sub", 0o755))
+		must(t, os.WriteFile(dir+"/sub/marker", nil, 0o600))
+		must(t, os.Symlink("/", dir+"/evil"))
+	})
+	v.stage()
+	pod := r.pod("pod-1")
+	pid, err := r.node.Pid(r.ctx(), r.run(pod, "evil", at(v.target)))
+	must(t, err)
+	end := swap(t, fmt.Sprintf("/proc/%d/root/data", pid))
+	t.Cleanup(end)
+	mount := v.subPath("good", 0, "sub")
+	var started, refused int
+	for i := range 10 {
+		id, err := pod.Run(r.ctx(), crinode.Container{Name: fmt.Sprintf("good-%d", i), Mounts: []crinode.Mount{mount}})
+		if err != nil {
+			refused++
+			continue
+		}
+		started++
+		if got := r.exec(id, "ls -A /data"); got != "marker\n" {
+			t.Errorf("a container got another directory: %q", got)
+		}
+	}
+	end()
+	t.Logf("%d containers started, %d were refused", started, refused)
+	r.remove(pod)
+	v.releaseSubPaths()
+	v.unstage()
+	v.check()
+	r.wantClean()
+}
+
+// swap exchanges sub and evil until its end.
+func swap(t *testing.T, dir string) (end func()) {
+	t.Helper()
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	stop := make(chan struct{})
+	var swapping sync.WaitGroup
+	swapping.Go(func() {
+		defer func() { _ = unix.Close(fd) }()
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if err := unix.Renameat2(fd, "sub", fd, "evil", unix.RENAME_EXCHANGE); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	return sync.OnceFunc(func() {
+		close(stop)
+		swapping.Wait()
+	})
 }
