@@ -88,6 +88,7 @@ func scenes() []scene {
 	return []scene{
 		{"plain", (*suite).plain},
 		{"volume", (*suite).volume},
+		{"many", (*suite).many},
 		{"sub", (*suite).sub},
 		{"readonly", (*suite).readOnly},
 		{"group", (*suite).group},

@@ -56,7 +56,7 @@ func (n *node) newDisk(ctx context.Context) (_ *disk, err error) {
 		return nil, err
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(int(hold.Fd()), &st); err != nil { //nolint:gosec // descriptors are small
+	if err := unix.Fstat(int(hold.Fd()), &st); err != nil {
 		return nil, err
 	}
 	d.major, d.minor = unix.Major(st.Rdev), unix.Minor(st.Rdev)
@@ -121,7 +121,7 @@ func (d *disk) setReadOnly(is bool) error {
 	if is {
 		value = 1
 	}
-	return unix.IoctlSetPointerInt(int(fd.Fd()), unix.BLKROSET, value) //nolint:gosec // descriptors are small
+	return unix.IoctlSetPointerInt(int(fd.Fd()), unix.BLKROSET, value)
 }
 
 // free fails while anybody has the device mounted or claimed, in whatever mount

@@ -38,7 +38,7 @@ func (n *node) claim() error {
 	}
 	n.base.later(func(context.Context) error { return file.Close() })
 	_, err = file.Write(raw)
-	return errors.Join(err, unix.Flock(int(file.Fd()), unix.LOCK_EX)) //nolint:gosec // descriptors are small
+	return errors.Join(err, unix.Flock(int(file.Fd()), unix.LOCK_EX))
 }
 
 // clearKilled removes what runs have left that live no more.
@@ -64,7 +64,7 @@ func clearOne(dir string) error {
 		return err
 	}
 	defer func() { _ = file.Close() }()
-	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) //nolint:gosec // descriptors are small
+	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil // it lives
 	}
@@ -87,7 +87,8 @@ func (n *node) clear() error {
 		return err
 	}
 	for _, bundle := range bundles {
-		if _, err := n.runtime(ctx, "delete", "--force", bundle.Name()); err != nil {
+		c := &container{n: n, id: bundle.Name()}
+		if err := c.removeByForce(ctx); err != nil {
 			return err
 		}
 	}

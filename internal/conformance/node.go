@@ -96,7 +96,7 @@ func isStatic(path string) error {
 // layOut makes the directories. kubelet's lies on a mount that is shared, as it is
 // on a node: what is mounted there without care is seen everywhere.
 func (n *node) layOut() error {
-	for _, dir := range []string{"kubelet", "state", "bundles", "rootfs/data", "rootfs/other", "rootfs/proc", "rootfs/dev", "rootfs/sys", "rootfs/tmp"} {
+	for _, dir := range []string{"kubelet", "state", "bundles", "rootfs/data", "rootfs/other", "rootfs/mnt", "rootfs/proc", "rootfs/dev", "rootfs/sys", "rootfs/tmp"} {
 		if err := os.MkdirAll(n.path(dir), 0o755); err != nil { //nolint:gosec // an image's directories
 			return err
 		}

@@ -41,6 +41,8 @@ func probe(word string, args []string, stdin *os.File, stdout io.Writer) error {
 	}
 	path := args[0]
 	switch word {
+	case "swap":
+		return swap(path)
 	case "write":
 		return write(path, args[1:])
 	case "churn":

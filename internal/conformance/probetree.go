@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,6 +53,24 @@ func own(path string, words []string) error {
 	}
 	if err := unix.Chmod(path, uint32(mode)); err != nil {
 		return fmt.Errorf("chmod %s: %w", path, err)
+	}
+	return nil
+}
+
+// swapTime is how long a workload swaps.
+const swapTime = 2 * time.Second
+
+// swap puts a link out of the volume in a directory's place, and the directory
+// back, as fast as it can.
+func swap(path string) error {
+	link := path + ".link"
+	if err := os.Symlink("../../../..", link); err != nil {
+		return err
+	}
+	for end := time.Now().Add(swapTime); time.Now().Before(end); {
+		if err := unix.Renameat2(unix.AT_FDCWD, link, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -108,23 +108,39 @@ func lastLine(text string) string {
 	return lines[len(lines)-1]
 }
 
-// create asks for the container. It is removed in the end, whether it came to be
-// or not.
+// prepare writes its bundle. The container is removed in the end, whether it came
+// to be or not.
+func (c *container) prepare(spec *specs.Spec) (bundle string, err error) {
+	bundle, err = c.n.writeBundle(c.id, spec)
+	if err != nil {
+		return "", err
+	}
+	c.n.later(func(ctx context.Context) error {
+		return errors.Join(c.removeByForce(ctx), os.RemoveAll(bundle))
+	})
+	return bundle, nil
+}
+
+// create asks for the container.
 func (c *container) create(ctx context.Context, spec *specs.Spec) (ending, error) {
-	bundle, err := c.n.writeBundle(c.id, spec)
+	bundle, err := c.prepare(spec)
 	if err != nil {
 		return ending{}, err
 	}
-	c.n.later(func(ctx context.Context) error {
-		_, err := c.n.runtime(ctx, "delete", "--force", c.id)
-		return errors.Join(err, os.RemoveAll(bundle))
-	})
 	return c.n.runtime(ctx, "create", "--bundle", bundle, c.id)
 }
 
 // run creates and starts it.
 func (c *container) run(ctx context.Context, spec *specs.Spec) error {
-	ended, err := c.create(ctx, spec)
+	bundle, err := c.prepare(spec)
+	if err != nil {
+		return err
+	}
+	return c.runPrepared(ctx, bundle)
+}
+
+func (c *container) runPrepared(ctx context.Context, bundle string) error {
+	ended, err := c.n.runtime(ctx, "create", "--bundle", bundle, c.id)
 	if err != nil {
 		return err
 	}

@@ -126,7 +126,7 @@ func (w *writing) waits(ctx context.Context, most time.Duration) error {
 	select {
 	case err := <-w.done:
 		w.done <- err
-		return fmt.Errorf("a write did not wait while the volume was frozen (it ended with: %v)", err)
+		return errors.Join(errors.New("a write did not wait while the volume was frozen"), err)
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-time.After(most):

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -37,6 +38,7 @@ func (s *suite) sub(ctx context.Context) error {
 		return errors.Join(st.refusesSub(ctx, "out"), st.refusesSub(ctx, "out/proc"))
 	}, "sub-bound")
 	s.check(ctx, "sub-file", func(ctx context.Context) error { return st.refusesSub(ctx, "plain-file") }, "sub-bound")
+	s.check(ctx, "sub-race", func(ctx context.Context) error { return st.racesSub(ctx, main) }, "sub-bound")
 	s.check(ctx, "sub-deleted", func(ctx context.Context) error { return st.refusesDeleted(ctx) }, "sub-bound")
 	return nil
 }
@@ -149,60 +151,37 @@ func (st *stage) refusesDeleted(ctx context.Context) error {
 	return st.pod.refuses(ctx, bind{source: place, at: "/data"})
 }
 
-// readOnly has a mount that is read-only, and then the volume.
-func (s *suite) readOnly(ctx context.Context) error {
-	st, err := s.set(ctx)
+// racesSub has the workload swap a directory for a link while it is shown.
+func (st *stage) racesSub(ctx context.Context, main *container) error {
+	for _, words := range [][]string{{"mkdir", "/data/swapped"}, {"write", "/data/swapped/here", "inside"}} {
+		if _, err := main.exec(ctx, words...); err != nil {
+			return err
+		}
+	}
+	place, err := st.vol.bindSub("swapped")
 	if err != nil {
 		return err
 	}
-	var writer, reader *container
-	s.check(ctx, "ro-mount", func(ctx context.Context) (err error) {
-		if writer, err = st.pod.container(ctx, "writer", all(st.vol)); err != nil {
-			return err
-		}
-		reader, err = st.pod.container(ctx, "reader", bind{source: st.vol.target, at: "/data", readOnly: true})
-		if err != nil {
-			return err
-		}
-		return errors.Join(s.seesFilesystem(ctx, writer), reads(ctx, reader, "greeting", "hello"))
-	}, "mount-inside")
-	s.check(ctx, "ro-volume", func(ctx context.Context) error {
-		if err := st.turnReadOnly(ctx, writer, reader); err != nil {
-			return err
-		}
-		c, err := st.pod.container(ctx, "main", all(st.vol))
-		if err != nil {
-			return err
-		}
-		return reads(ctx, c, "greeting", "hello")
-	}, "ro-mount")
-	s.check(ctx, "ro-sub", func(ctx context.Context) error { return st.refusesSub(ctx, "missing") }, "ro-volume")
-	return nil
+	swapper := main.aside(ctx, "swap", "/data/swapped")
+	for end := time.Now().Add(swapTime); time.Now().Before(end) && err == nil; {
+		err = st.showsInside(ctx, place)
+	}
+	return errors.Join(err, swapper.ends(ctx, swapTime+lateBy))
 }
 
-// turnReadOnly publishes the volume anew, for a new sandbox.
-func (st *stage) turnReadOnly(ctx context.Context, containers ...*container) error {
-	if err := st.again(ctx, containers...); err != nil {
+// showsInside fails where a container sees what lies outside of the volume.
+func (st *stage) showsInside(ctx context.Context, place string) error {
+	c := &container{n: st.pod.n, id: st.pod.n.id("race")}
+	ended, err := c.create(ctx, st.pod.containerSpec("race", []bind{{source: place, at: "/data"}}))
+	if err != nil || ended.code != 0 {
 		return err
 	}
-	if err := st.disk.setReadOnly(true); err != nil {
+	if _, err := c.n.must(ctx, "start", c.id); err != nil {
 		return err
 	}
-	st.vol.said.ReadOnly = true
-	return st.vol.publish()
-}
-
-// reads fails unless the container can read, and cannot write.
-func reads(ctx context.Context, c *container, name, content string) error {
-	text, err := c.exec(ctx, "read", "/data/"+name)
-	if err != nil {
-		return err
+	found, err := ask[[]string](ctx, c, "names", "/data")
+	if err == nil && !slices.Equal(found, []string{"here"}) {
+		err = fmt.Errorf("the container sees %q, which is not in the directory", found)
 	}
-	if err := want("what it reads", text, content); err != nil {
-		return err
-	}
-	if _, err := c.exec(ctx, "write", "/data/"+name, "more"); err == nil {
-		return errors.New("the container can write where it may only read")
-	}
-	return nil
+	return err
 }

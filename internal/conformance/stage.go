@@ -12,12 +12,16 @@ type stage struct {
 	pod  *pod
 }
 
-func (s *suite) set(ctx context.Context) (*stage, error) {
+func (s *suite) set(ctx context.Context) (*stage, error) { return s.setFor(ctx, s.node.podUID()) }
+
+// setFor makes it for a pod. What is undone is so in the opposite order: further
+// disks of the pod are made before.
+func (s *suite) setFor(ctx context.Context, pod string) (*stage, error) {
 	disk, err := s.node.newDisk(ctx)
 	if err != nil {
 		return nil, err
 	}
-	v, err := s.node.newVolume(disk, s.node.podUID())
+	v, err := s.node.newVolume(disk, pod)
 	if err != nil {
 		return nil, err
 	}

@@ -25,8 +25,10 @@ type volume struct {
 }
 
 // newVolume publishes a volume of a pod on a disk.
-func (n *node) newVolume(d *disk, pod string) (*volume, error) {
-	v := &volume{n: n, disk: d, owner: pod, target: n.path("kubelet", "pods", pod, "volumes", "kubernetes.io~csi", "pv", "mount")}
+func (n *node) newVolume(d *disk, pod string) (*volume, error) { return n.newNamedVolume(d, pod, "pv") }
+
+func (n *node) newNamedVolume(d *disk, pod, name string) (*volume, error) {
+	v := &volume{n: n, disk: d, owner: pod, target: n.path("kubelet", "pods", pod, "volumes", "kubernetes.io~csi", name, "mount")}
 	if err := os.MkdirAll(v.target, 0o750); err != nil {
 		return nil, err
 	}

@@ -107,7 +107,7 @@ func TestWrongHandlers(t *testing.T) {
 			`case "$*" in *" create "*) $REAL "$@" 2>/dev/null && exit 0; exec runc "$@";; esac`,
 			"sub,readonly,refuse", []string{
 				// Not sub-deleted: runc cannot bind it either.
-				"sub-link", "sub-file", "ro-sub", "refuse-pod", "refuse-device", "refuse-target", "refuse-type",
+				"sub-link", "sub-file", "sub-race", "ro-sub", "refuse-pod", "refuse-device", "refuse-target", "refuse-type",
 				"refuse-option", "refuse-broken", "refuse-alone", "refuse-unpublished", "refuse-second",
 			},
 		},
@@ -144,7 +144,7 @@ func TestWrongHandlers(t *testing.T) {
 // TestInterrupted: whenever it is stopped, nothing is left.
 func TestInterrupted(t *testing.T) {
 	b := newBench(t).crustRunc("")
-	for after := 200 * time.Millisecond; after < 4*time.Second; after += 430 * time.Millisecond {
+	for after := 200 * time.Millisecond; after < 4*time.Second; after += 630 * time.Millisecond {
 		cmd := b.command("ext4")
 		must(t, cmd.Start())
 		time.Sleep(after)

@@ -46,13 +46,13 @@ func newBench(t *testing.T) *bench {
 // else before: $REAL is crust-runc, and $ROOT where volumes are.
 func (b *bench) crustRunc(before string) *bench {
 	b.t.Helper()
-	real := harness.Program(b.t, "crust-runc")
+	actual := harness.Program(b.t, "crust-runc")
 	harness.Program(b.t, "crust-runc-agent")
 	b.handler = b.dir + "/handler"
 	config := fmt.Sprintf(`{"root":%q,"stateDir":%q,"program":%q,"agent":%t,"agentProgram":%q}`,
-		b.root, b.dir+"/state", b.handler, b.agent, filepath.Dir(real)+"/crust-runc-agent")
+		b.root, b.dir+"/state", b.handler, b.agent, filepath.Dir(actual)+"/crust-runc-agent")
 	must(b.t, os.WriteFile(b.dir+"/config.json", []byte(config), 0o600))
-	script := fmt.Sprintf("#!/bin/sh\nexport CRUST_RUNC_CONFIG=%s/config.json\nROOT=%s REAL=%s\n%s\nexec $REAL \"$@\"\n", b.dir, b.root, real, before)
+	script := fmt.Sprintf("#!/bin/sh\nexport CRUST_RUNC_CONFIG=%s/config.json\nROOT=%s REAL=%s\n%s\nexec $REAL \"$@\"\n", b.dir, b.root, actual, before)
 	must(b.t, os.WriteFile(b.handler, []byte(script), 0o755))
 	return b
 }
@@ -128,8 +128,10 @@ func (o outcome) wantFailed(t *testing.T, names ...string) {
 // wantClean fails where anything of a run is left.
 func (b *bench) wantClean() {
 	b.t.Helper()
-	for _, pattern := range []string{"/crust-conformance-*", "/crust/*", "/crust/.[!.]*"} {
-		found, err := filepath.Glob(b.dir + pattern)
+	for _, pattern := range []string{
+		b.dir + "/crust-conformance-*", b.dir + "/crust/*", b.dir + "/crust/.[!.]*", "/sys/fs/cgroup/conformance-*", "/sys/fs/cgroup/*/conformance-*",
+	} {
+		found, err := filepath.Glob(pattern)
 		must(b.t, err)
 		if len(found) > 0 {
 			b.t.Errorf("left behind: %q", found)
@@ -167,13 +169,16 @@ func (b *bench) disks() []string {
 	return left
 }
 
-// processes are those of the containers: their program is our probe.
+// processes are those of the containers: their program is our probe, and before they
+// were started it is runc in a control group of ours.
 func (b *bench) processes() []string {
 	var left []string
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range lines {
 		raw, _ := os.ReadFile(file)
-		if words := strings.Split(string(raw), "\x00"); len(words) > 1 && words[0] == "/probe" && words[1] == conformance.ProbeWord {
+		groups, _ := os.ReadFile(filepath.Dir(file) + "/cgroup")
+		words := strings.Split(string(raw), "\x00")
+		if len(words) > 1 && words[0] == "/probe" && words[1] == conformance.ProbeWord || strings.Contains(string(groups), "/conformance-") {
 			left = append(left, filepath.Dir(file))
 		}
 	}
