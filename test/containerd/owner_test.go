@@ -3,6 +3,7 @@
 package containerd
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -59,7 +60,9 @@ func TestADeviceThatTheNodeMountedIsRefused(t *testing.T) {
 // Pods start, end and start again while the daemon is away: all that they need is
 // on the node. It learns of them when it is back.
 func TestPodsNeedNoDaemon(t *testing.T) {
-	r := newRig(t, "installed")
+	r := layOut(t, "installed")
+	r.d.Extra = "reconcileInterval: 1s"
+	r.d.Start()
 	v := r.staged("pod-1", "xfs")
 	r.d.Kill()
 	first := r.pod("pod-1")
@@ -72,6 +75,7 @@ func TestPodsNeedNoDaemon(t *testing.T) {
 	}
 	r.d.Start()
 	v.wantStats(id)
+	eventually(t, "only the living sandbox is on record", func() bool { return slices.Equal(v.recorded(), []string{second.ID}) })
 	r.d.Kill()
 	r.remove(second)
 	r.d.Start()
