@@ -60,6 +60,8 @@ func probe(word string, args []string, stdin *os.File, stdout io.Writer) error {
 		return plantTree(path)
 	case "own":
 		return own(path, args[1:])
+	case "fix":
+		return fix(path)
 	case "look":
 		return look(args, stdout)
 	case "names":

@@ -18,6 +18,7 @@ const (
 	directory = "dir"
 	innerFile = "dir/inner"
 	linkFile  = "link"
+	fixedFile = "fixed"
 )
 
 // plantTree makes them, all of root's.
@@ -53,6 +54,22 @@ func own(path string, words []string) error {
 	}
 	if err := unix.Chmod(path, uint32(mode)); err != nil {
 		return fmt.Errorf("chmod %s: %w", path, err)
+	}
+	return nil
+}
+
+// immutable is FS_IMMUTABLE_FL of the kernel's linux/fs.h.
+const immutable = 0x10
+
+// fix makes a file that nobody can change.
+func fix(path string) error {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o600) //nolint:gosec // a file of the test's
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	if err := unix.IoctlSetPointerInt(int(file.Fd()), unix.FS_IOC_SETFLAGS, immutable); err != nil {
+		return fmt.Errorf("make %s immutable: %w", path, err)
 	}
 	return nil
 }

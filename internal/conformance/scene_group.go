@@ -30,11 +30,10 @@ func (s *suite) group(ctx context.Context) error {
 		if c, err = st.pod.container(ctx, "main", all(st.vol)); err != nil {
 			return err
 		}
-		if _, err := c.exec(ctx, "tree", "/data"); err != nil {
-			return err
-		}
-		if _, err := c.exec(ctx, "link", "/data/"+linkFile, canary); err != nil {
-			return err
+		for _, words := range [][]string{{"tree", "/data"}, {"link", "/data/" + linkFile, canary}, {"fix", "/data/" + fixedFile}} {
+			if _, err := c.exec(ctx, words...); err != nil {
+				return err
+			}
 		}
 		if c, err = st.inGroup(ctx, deferral.GroupAlways, c); err != nil {
 			return err
@@ -49,6 +48,9 @@ func (s *suite) group(ctx context.Context) error {
 	}, "group-always")
 	s.check(ctx, "group-link", func(ctx context.Context) error {
 		return errors.Join(notGiven(canary), st.looks(ctx, c, map[string]seen{linkFile: {Mode: unix.S_IFLNK | 0o777, GID: podGroup}}))
+	}, "group-always")
+	s.check(ctx, "group-fixed", func(ctx context.Context) error {
+		return st.looks(ctx, c, map[string]seen{fixedFile: {Mode: unix.S_IFREG | 0o600}})
 	}, "group-always")
 	odd := map[string]seen{plainFile: {Mode: unix.S_IFREG | 0o600, UID: 7, GID: 8}}
 	s.check(ctx, "group-match", func(ctx context.Context) (err error) {

@@ -22,13 +22,24 @@ func (s *suite) refuse(ctx context.Context) error {
 		{"refuse-device", func(info *abi.Info) { info.Metadata["crust.device"] = "1:1" }},
 		{"refuse-target", func(info *abi.Info) { info.Metadata["crust.targetPath"] += "-other" }},
 		{"refuse-type", func(info *abi.Info) { info.VolumeType = "a-later-type" }},
-		{"refuse-option", func(info *abi.Info) { info.Options = []string{"no-such-option=1"} }},
 	} {
 		if err := st.vol.publishOdd(one.change); err != nil {
 			return err
 		}
 		s.check(ctx, one.name, st.refusesAll)
 	}
+	s.check(ctx, "refuse-option", func(ctx context.Context) error {
+		for _, option := range []string{"no-such-option=1", "bind", "loop"} {
+			err := st.vol.publishOdd(func(info *abi.Info) { info.Options = []string{option} })
+			if err == nil {
+				err = st.refusesAll(ctx)
+			}
+			if err != nil {
+				return fmt.Errorf("the option %q: %w", option, err)
+			}
+		}
+		return nil
+	})
 	if err := st.vol.publishRaw([]byte(`{"volume-type":"block","device":`)); err != nil {
 		return err
 	}
@@ -48,13 +59,23 @@ func (s *suite) refuse(ctx context.Context) error {
 
 func (st *stage) refusesAll(ctx context.Context) error { return st.pod.refuses(ctx, all(st.vol)) }
 
-// refusesAlone asks for a container that says nothing of a sandbox.
+// refusesAlone asks for a container that says nothing of a sandbox, and for a
+// sandbox that mounts the volume itself.
 func (st *stage) refusesAlone(ctx context.Context) error {
-	c := &container{n: st.pod.n, id: st.pod.n.id("alone")}
+	alone := &container{n: st.pod.n, id: st.pod.n.id("alone")}
 	spec := st.pod.containerSpec("alone", []bind{all(st.vol)})
 	spec.Annotations = nil
-	ended, err := c.create(ctx, spec)
+	ended, err := alone.create(ctx, spec)
+	if err == nil {
+		err = wasRefused(ended)
+	}
 	if err != nil {
+		return err
+	}
+	self := &pod{n: st.pod.n, uid: st.pod.uid, sandbox: &container{n: st.pod.n, id: st.pod.n.id("sandbox")}}
+	spec = self.sandboxSpec()
+	spec.Mounts = append(spec.Mounts, all(st.vol).mount())
+	if ended, err = self.sandbox.create(ctx, spec); err != nil {
 		return err
 	}
 	return wasRefused(ended)

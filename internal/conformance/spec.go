@@ -31,7 +31,7 @@ func (n *node) writeBundle(id string, spec *specs.Spec) (string, error) {
 
 func (n *node) baseSpec(command ...string) *specs.Spec {
 	capabilities := []string{
-		"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_MKNOD", "CAP_SYS_CHROOT",
+		"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_LINUX_IMMUTABLE",
 	}
 	return &specs.Spec{
 		Version: "1.0.2",
@@ -70,15 +70,17 @@ func (p *pod) containerSpec(name string, binds []bind) *specs.Spec {
 	}
 	spec.Annotations = p.notes("container", name)
 	for _, b := range binds {
-		mode := "rw"
-		if b.readOnly {
-			mode = "ro"
-		}
-		spec.Mounts = append(spec.Mounts, specs.Mount{
-			Destination: b.at, Type: "bind", Source: b.source, Options: []string{"rbind", "rprivate", mode},
-		})
+		spec.Mounts = append(spec.Mounts, b.mount())
 	}
 	return spec
+}
+
+func (b bind) mount() specs.Mount {
+	mode := "rw"
+	if b.readOnly {
+		mode = "ro"
+	}
+	return specs.Mount{Destination: b.at, Type: "bind", Source: b.source, Options: []string{"rbind", "rprivate", mode}}
 }
 
 func (p *pod) notes(kind, name string) map[string]string {
