@@ -42,7 +42,7 @@ func Run(ctx context.Context, opts Options, tell func(Result)) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	s.node = node
+	s.node, s.report.Run = node, node.run
 	err = s.play(ctx)
 	return s.report, errors.Join(err, node.close())
 }

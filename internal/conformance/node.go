@@ -2,15 +2,14 @@ package conformance
 
 import (
 	"context"
-	"crypto/rand"
 	"debug/elf"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -47,12 +46,10 @@ func newNode(opts Options) (_ *node, err error) {
 		return nil, err
 	}
 	n.base.later(func(context.Context) error { return os.RemoveAll(n.dir) })
+	n.run = strings.TrimPrefix(filepath.Base(n.dir), dirPrefix)
 	if err = n.claim(); err != nil {
 		return nil, err
 	}
-	run := make([]byte, 4)
-	_, _ = rand.Read(run) // it never fails
-	n.run = hex.EncodeToString(run)
 	if err := n.layOut(); err != nil {
 		return nil, err
 	}

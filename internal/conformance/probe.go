@@ -39,37 +39,32 @@ func probe(word string, args []string, stdin *os.File, stdout io.Writer) error {
 	if len(args) == 0 {
 		return errors.New("a path is missing")
 	}
-	path := args[0]
-	switch word {
-	case "swap":
-		return swap(path)
-	case "write":
-		return write(path, args[1:])
-	case "churn":
-		return churn(path)
-	case "read":
-		return read(path, stdout)
-	case "mkdir":
-		return os.Mkdir(path, 0o755) //nolint:gosec // a directory of the test's
-	case "link":
-		if len(args) != 2 {
-			return errors.New("two paths are needed")
-		}
-		return os.Symlink(args[1], path)
-	case "tree":
-		return plantTree(path)
-	case "own":
-		return own(path, args[1:])
-	case "fix":
-		return fix(path)
-	case "look":
-		return look(args, stdout)
-	case "names":
-		return names(path, stdout)
-	case "usage":
-		return usage(path, stdout)
+	path, rest := args[0], args[1:]
+	do, known := map[string]func() error{
+		"write": func() error { return write(path, rest) },
+		"churn": func() error { return churn(path) },
+		"mkdir": func() error { return os.Mkdir(path, 0o755) }, //nolint:gosec // a directory of the test's
+		"link":  func() error { return link(path, rest) },
+		"swap":  func() error { return swap(path) },
+		"tree":  func() error { return plantTree(path) },
+		"own":   func() error { return own(path, rest) },
+		"fix":   func() error { return fix(path) },
+		"read":  func() error { return read(path, stdout) },
+		"look":  func() error { return look(args, stdout) },
+		"names": func() error { return names(path, stdout) },
+		"usage": func() error { return usage(path, stdout) },
+	}[word]
+	if !known {
+		return fmt.Errorf("%q is no word of the probe", word)
 	}
-	return fmt.Errorf("%q is no word of the probe", word)
+	return do()
+}
+
+func link(path string, words []string) error {
+	if len(words) != 1 {
+		return errors.New("a path to link to is needed")
+	}
+	return os.Symlink(words[0], path)
 }
 
 // sleep lives until whoever holds the other end of the standard input is gone, or

@@ -32,6 +32,8 @@ type Result struct {
 
 // Report is all of them.
 type Report struct {
+	// Run is in the names of all containers that were made.
+	Run     string   `json:"run"`
 	Results []Result `json:"results"`
 }
 

@@ -3,7 +3,10 @@
 package conformance
 
 import (
+	"bytes"
+	"encoding/json"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -146,12 +149,17 @@ func TestInterrupted(t *testing.T) {
 	b := newBench(t).crustRunc("")
 	for after := 200 * time.Millisecond; after < 4*time.Second; after += 630 * time.Millisecond {
 		cmd := b.command("ext4")
+		var out bytes.Buffer
+		cmd.Stdout = &out
 		must(t, cmd.Start())
 		time.Sleep(after)
 		must(t, cmd.Process.Signal(syscall.SIGINT))
 		if code := endWithin(t, cmd, time.Minute); code != 1 {
 			t.Errorf("after %v: exit code %d", after, code)
 		}
+		var report conformance.Report
+		must(t, json.Unmarshal(out.Bytes(), &report))
+		b.runs = append(b.runs, report.Run)
 		b.wantClean()
 	}
 }
@@ -165,6 +173,11 @@ func TestKilled(t *testing.T) {
 		time.Sleep(after)
 		must(t, cmd.Process.Kill())
 		endWithin(t, cmd, time.Minute)
+		dirs, err := filepath.Glob(b.dir + "/crust-conformance-*")
+		must(t, err)
+		for _, dir := range dirs {
+			b.runs = append(b.runs, strings.TrimPrefix(filepath.Base(dir), "crust-conformance-"))
+		}
 		b.run("ext4", "--only", "plain").wantFailed(t)
 	}
 }

@@ -30,6 +30,7 @@ type bench struct {
 	root    string // of the volumes' directories
 	handler string // the program that is tried
 	agent   bool   // crust-runc offers its socket, too
+	runs    []string
 }
 
 func newBench(t *testing.T) *bench {
@@ -91,6 +92,7 @@ func (b *bench) run(fs string, args ...string) outcome {
 	if err := json.Unmarshal(out.Bytes(), &o.report); err != nil {
 		b.t.Fatalf("the report: %v\n%s\n%s", err, out.String(), told.String())
 	}
+	b.runs = append(b.runs, o.report.Run)
 	b.wantClean()
 	return o
 }
@@ -128,9 +130,11 @@ func (o outcome) wantFailed(t *testing.T, names ...string) {
 // wantClean fails where anything of a run is left.
 func (b *bench) wantClean() {
 	b.t.Helper()
-	for _, pattern := range []string{
-		b.dir + "/crust-conformance-*", b.dir + "/crust/*", b.dir + "/crust/.[!.]*", "/sys/fs/cgroup/conformance-*", "/sys/fs/cgroup/*/conformance-*",
-	} {
+	patterns := []string{b.dir + "/crust-conformance-*", b.dir + "/crust/*", b.dir + "/crust/.[!.]*"}
+	for _, run := range b.runs {
+		patterns = append(patterns, "/sys/fs/cgroup/conformance-"+run+"-*", "/sys/fs/cgroup/*/conformance-"+run+"-*")
+	}
+	for _, pattern := range patterns {
 		found, err := filepath.Glob(pattern)
 		must(b.t, err)
 		if len(found) > 0 {
@@ -169,17 +173,13 @@ func (b *bench) disks() []string {
 	return left
 }
 
-// processes are those of the containers: their program is our probe, and before they
-// were started it is runc in a control group of ours.
+// processes are those that write into a file of ours: all of the containers do.
 func (b *bench) processes() []string {
 	var left []string
-	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, file := range lines {
-		raw, _ := os.ReadFile(file)
-		groups, _ := os.ReadFile(filepath.Dir(file) + "/cgroup")
-		words := strings.Split(string(raw), "\x00")
-		if len(words) > 1 && words[0] == "/probe" && words[1] == conformance.ProbeWord || strings.Contains(string(groups), "/conformance-") {
-			left = append(left, filepath.Dir(file))
+	outputs, _ := filepath.Glob("/proc/[0-9]*/fd/1")
+	for _, output := range outputs {
+		if path, err := os.Readlink(output); err == nil && strings.HasPrefix(path, b.dir+"/") {
+			left = append(left, output)
 		}
 	}
 	return left
