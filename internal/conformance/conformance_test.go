@@ -53,6 +53,23 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+func TestOptions(t *testing.T) {
+	good := Default()
+	good.Runtime, good.Only = "runc", SceneNames()
+	if err := good.Check(); err != nil {
+		t.Error(err)
+	}
+	for _, change := range []func(*Options){
+		func(o *Options) { o.Runtime = "" }, func(o *Options) { o.FSType = "ntfs" }, func(o *Options) { o.Only = []string{"plain", "nope"} },
+	} {
+		bad := good
+		change(&bad)
+		if err := bad.Check(); err == nil {
+			t.Errorf("%+v passed", bad)
+		}
+	}
+}
+
 func TestForbiddenMounts(t *testing.T) {
 	w := &hostWatch{devices: make(map[string]bool)}
 	w.add("/dev/loop7", "7:7")

@@ -67,20 +67,21 @@ func (n *node) newDisk(ctx context.Context) (_ *disk, err error) {
 func (d *disk) names() []string { return []string{d.path, fmt.Sprintf("%d:%d", d.major, d.minor)} }
 
 func (n *node) makeFilesystem(ctx context.Context, d *disk) error {
-	size := strconv.Itoa(madeSize)
-	args := map[string][]string{
-		"ext4":  {"-q", "-F", d.path, strconv.Itoa(madeSize/1024) + "k"},
-		"xfs":   {"-q", "-f", "-d", "size=" + size, d.path},
-		"btrfs": {"-q", "-f", "-b", size, d.path},
-	}[n.opts.FSType]
-	if args == nil {
-		return fmt.Errorf("%q is none of ext4, xfs and btrfs", n.opts.FSType)
-	}
+	args := mkfsArguments(d.path, madeSize)[n.opts.FSType]
 	cmd := exec.CommandContext(ctx, "mkfs."+n.opts.FSType, args...) //nolint:gosec // one of three
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", cmd, err, strings.TrimSpace(string(out)))
 	}
 	return nil
+}
+
+// mkfsArguments are those of each filesystem's mkfs, for one of a size on a device.
+func mkfsArguments(device string, size int) map[string][]string {
+	return map[string][]string{
+		"ext4":  {"-q", "-F", device, strconv.Itoa(size/1024) + "k"},
+		"xfs":   {"-q", "-f", "-d", "size=" + strconv.Itoa(size), device},
+		"btrfs": {"-q", "-f", "-b", strconv.Itoa(size), device},
+	}
 }
 
 // release lets go of the device and waits until it is gone.

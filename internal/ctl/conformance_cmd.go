@@ -24,8 +24,8 @@ runtime nor crust-proxy.`,
 		Example: "  sudo crustctl conformance --runtime /usr/bin/crust-runc --fs xfs",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if opts.Runtime == "" {
-				return wrongUsage(cmd, errors.New("--runtime is missing: the program to try"))
+			if err := opts.Check(); err != nil {
+				return wrongUsage(cmd, err)
 			}
 			return a.conformance(cmd, opts)
 		},
@@ -62,10 +62,16 @@ func (a *app) conformance(cmd *cobra.Command, opts conformance.Options) error {
 			unsaid = errors.Join(unsaid, a.conformanceLine(r))
 		}
 	})
-	if errors.Is(err, context.Canceled) {
+	switch {
+	case errors.Is(err, context.Canceled):
 		err = errors.New("interrupted: what was made is removed again")
+	case errors.Is(err, context.DeadlineExceeded):
+		err = fmt.Errorf("it did not end within --timeout %s: what was made is removed again", a.timeout)
 	}
-	return errors.Join(err, unsaid, a.conformanceEnd(report))
+	if err = errors.Join(err, unsaid); err != nil && len(report.Results) == 0 {
+		return err
+	}
+	return errors.Join(err, a.conformanceEnd(report))
 }
 
 // conformanceLine is one result for people.
