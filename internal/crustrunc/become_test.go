@@ -75,7 +75,11 @@ func (b *became) status(t *testing.T) syscall.WaitStatus {
 	if err := b.cmd.Run(); !errors.As(err, &exit) {
 		t.Fatalf("it ended with: %v\n%s", err, &b.stderr)
 	}
-	return exit.Sys().(syscall.WaitStatus)
+	status, ok := exit.Sys().(syscall.WaitStatus)
+	if !ok {
+		t.Fatalf("its end cannot be read: %v", exit)
+	}
+	return status
 }
 
 // TestBecomesRunc: whatever it is asked for, runc is the same process with the

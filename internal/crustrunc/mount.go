@@ -1,6 +1,7 @@
 package crustrunc
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -75,7 +76,11 @@ func mountDetached(info abi.Info) (int, error) {
 		}
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
-		return -1, fsError(fs, fmt.Sprintf("the filesystem on %s (%s) cannot be mounted", info.Device, info.FSType), err)
+		text := fmt.Sprintf("the filesystem on %s (%s) cannot be mounted", info.Device, info.FSType)
+		if info.ReadOnly() && (errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO)) {
+			text += " read-only: if its last user did not unmount it, it has to be mounted read-write once"
+		}
+		return -1, fsError(fs, text, err)
 	}
 	mount, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, attrs)
 	if err != nil {

@@ -48,7 +48,7 @@ func TestVolumeOfANodeThatCrashed(t *testing.T) {
 		v.stage()
 		pod := r.pod(v.pod)
 		_, err := pod.Run(r.ctx(), crinode.Container{Name: "main", Mounts: []crinode.Mount{at(v.target)}})
-		if err == nil || !strings.Contains(err.Error(), "cannot be mounted") {
+		if err == nil || !strings.Contains(err.Error(), "it has to be mounted read-write once") {
 			t.Errorf("%s: a container on it, read-only: %v", fs, err)
 		}
 		r.remove(pod)
