@@ -94,7 +94,9 @@ func setOption(fs int, option string) error {
 	if !given {
 		return unix.FsconfigSetFlag(fs, name)
 	}
-	return unix.FsconfigSetString(fs, name, value)
+	// kubelet quotes a label, because of the commas in it, for a mount command that
+	// takes the quotes away.
+	return unix.FsconfigSetString(fs, name, strings.Trim(value, `"`))
 }
 
 // fsError adds what the kernel says about the filesystem, which it tells through

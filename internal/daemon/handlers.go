@@ -114,8 +114,10 @@ func (d *daemon) newCrust(cfg *config.Config) (*crust.Handler, error) {
 	if d.tracker != nil {
 		sandboxes = d.tracker
 	}
+	_, noLabels := os.Stat("/sys/fs/selinux/enforce")
 	return crust.New(crust.Config{
-		Root: c.Root, TempDir: temp, Programs: c.Programs, SocketDirs: c.SocketDirs, Filesystems: c.Filesystems,
+		SELinux: noLabels == nil,
+		Root:    c.Root, TempDir: temp, Programs: c.Programs, SocketDirs: c.SocketDirs, Filesystems: c.Filesystems,
 		OnChange: d.rebound, DeviceSize: d.deviceSize,
 	}, sandboxes, d.log.Named(crust.Name))
 }

@@ -22,6 +22,9 @@ type Config struct {
 	Owner uint32
 	// Filesystems are those that the handlers can mount.
 	Filesystems []string
+	// SELinux is set where this node's kernel labels files, so that mount options
+	// such as context= mean something to it.
+	SELinux bool
 	// OnChange is called after a volume's binding changed. It may be nil.
 	OnChange func(deferral.Key)
 	// DeviceSize tells the size of a volume's device where it is known cheaply, to
