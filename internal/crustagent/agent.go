@@ -47,11 +47,12 @@ func Run(cfg crustrunc.Config) error {
 		return err
 	}
 	served := grpc.NewServer(grpc.MaxRecvMsgSize(64<<10), grpc.MaxConcurrentStreams(1024))
-	handlerv1.RegisterHandlerServer(served, &server{volumes: crustrunc.OpenVolumes(cfg)})
+	volumes := crustrunc.OpenVolumes(cfg)
+	handlerv1.RegisterHandlerServer(served, &server{volumes: volumes})
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer cancel()
 	go func() {
-		waitIdle(ctx, crustrunc.OpenVolumes(cfg))
+		waitIdle(ctx, volumes)
 		served.GracefulStop()
 	}()
 	if err := served.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {

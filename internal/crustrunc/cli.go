@@ -59,7 +59,7 @@ func crustCommand(args []string, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	answer, err := askVolume(OpenVolumes(cfg), command, args)
+	answer, err := askVolume(Volumes{cfg: cfg}, command, args)
 	if err != nil {
 		return err
 	}

@@ -13,27 +13,21 @@ import (
 )
 
 // Volumes is what can be asked about the volumes that sandboxes have.
-type Volumes struct{ cfg Config }
+type Volumes struct {
+	cfg Config
+	// memory is nil in a program that answers one question.
+	memory *memory
+}
 
-// OpenVolumes gives those of this node, by its configuration.
-func OpenVolumes(cfg Config) Volumes { return Volumes{cfg} }
+// OpenVolumes gives those of this node, by its configuration, for a process that
+// is asked again and again.
+func OpenVolumes(cfg Config) Volumes {
+	return Volumes{cfg: cfg, memory: &memory{of: make(map[string]*finding)}}
+}
 
 // ask opens the filesystem of a volume in its live sandbox for f.
 func (v Volumes) ask(target string, f func(holder, abi.Info) error) error {
-	dir, err := abi.Open(v.cfg.Root, abi.DirName(target))
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("volume %s: %w: it is not published to this runtime", target, errNoSandbox)
-	}
-	if err != nil {
-		return fmt.Errorf("volume %s: %w", target, err)
-	}
-	defer func() { _ = dir.Close() }()
-	info, err := dir.Info()
-	if err != nil {
-		return fmt.Errorf("volume %s: %w", target, err)
-	}
-	// O_PATH: a filesystem that has shut down answers nothing else any more.
-	at, err := findHolder(dir, unix.O_PATH)
+	at, info, err := v.open(abi.DirName(target))
 	if err != nil {
 		return fmt.Errorf("volume %s: %w", target, err)
 	}
@@ -42,6 +36,33 @@ func (v Volumes) ask(target string, f func(holder, abi.Info) error) error {
 		return fmt.Errorf("volume %s: sandbox %s: %w", target, at.sandbox, err)
 	}
 	return nil
+}
+
+// open finds the live sandbox that has a volume, and opens its filesystem there.
+func (v Volumes) open(volume string) (holder, abi.Info, error) {
+	if at, info, found := v.memory.find(v.cfg.Root, volume); found {
+		return at, info, nil
+	}
+	// Looked at before anything is read, so that no change in between is missed.
+	state, _ := stateOf(v.cfg.Root + "/" + volume)
+	dir, err := abi.Open(v.cfg.Root, volume)
+	if errors.Is(err, fs.ErrNotExist) {
+		return holder{}, abi.Info{}, fmt.Errorf("%w: it is not published to this runtime", errNoSandbox)
+	}
+	if err != nil {
+		return holder{}, abi.Info{}, err
+	}
+	defer func() { _ = dir.Close() }()
+	info, err := dir.Info()
+	if err != nil {
+		return holder{}, abi.Info{}, err
+	}
+	// O_PATH: a filesystem that has shut down answers nothing else any more.
+	at, err := findHolder(dir, unix.O_PATH)
+	if err == nil {
+		v.memory.keep(volume, state, info, at)
+	}
+	return at, info, err
 }
 
 // Stats measures the filesystem now.
@@ -78,20 +99,19 @@ func (v Volumes) Resize(target string, least, most int64) (size int64, err error
 	return size, err
 }
 
-// Any tells whether any sandbox of the node has a volume.
+// Any tells whether any sandbox of the node has a volume, and forgets those that
+// have gone.
 func (v Volumes) Any() bool {
+	v.memory.prune(v.cfg.Root)
 	entries, err := os.ReadDir(v.cfg.Root)
 	if err != nil {
 		return false
 	}
 	for _, entry := range entries {
-		dir, err := abi.Open(v.cfg.Root, entry.Name())
-		if err != nil {
+		if !abi.IsDirName(entry.Name()) {
 			continue
 		}
-		at, err := findHolder(dir, unix.O_PATH)
-		_ = dir.Close()
-		if err == nil {
+		if at, _, err := v.open(entry.Name()); err == nil {
 			_ = unix.Close(at.root)
 			return true
 		}
