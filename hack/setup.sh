@@ -21,6 +21,7 @@ ip iproute2
 containerd containerd
 runc runc
 busybox busybox-static
+script bsdutils
 systemd-analyze systemd
 systemd-nspawn systemd-container
 kill procps
