@@ -45,7 +45,30 @@ type Pod struct {
 	// FSGroup shall own the files of its volumes; "" is none.
 	FSGroup       string
 	FSGroupPolicy deferral.GroupPolicy
+	// Asks is the value of the pod's annotation AnnotationDefer, as it stands
+	// there: anybody who may make a pod can write it.
+	Asks string
+	// Volumes are those of the pod that a CSI driver gives.
+	Volumes []PodVolume
 }
+
+// PodVolume is a volume of a pod, and what its containers do with it.
+type PodVolume struct {
+	// Name is its name in the pod.
+	Name string
+	// Driver and VolumeID are CSI's.
+	Driver, VolumeID string
+	// SubPaths are those of the pod's containers, init containers among them:
+	// subPath, or subPathExpr as it is written.
+	SubPaths []string
+	// ReadOnlyMounts is set where every container that mounts it does so
+	// read-only. A container that is added later may do otherwise.
+	ReadOnlyMounts bool
+}
+
+// AnnotationDefer is the annotation by which a pod asks for its volumes to be
+// deferred: their names in the pod, with commas between, or "*".
+const AnnotationDefer = "crust-proxy.dev/defer"
 
 // Pods tells of the pods of this node. Its errors are classed; a pod that it does
 // not know is an error, never a guess.
