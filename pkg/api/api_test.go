@@ -241,6 +241,9 @@ func TestStatsAndExpandAreRelayed(t *testing.T) {
 	if err != nil || !strings.Contains(shown.GetVolume().GetLastError(), "no sandbox") || len(shown.GetVolume().GetUsage()) != 1 {
 		t.Errorf("the last error, beside the last usage, is not shown: %v, %v", shown, err)
 	}
+	if got := shown.GetVolume(); got.GetStatsRequests() != 2 || got.GetStatsFailures() != 1 || got.GetStatsAt() == nil || got.GetStatsTook() == nil {
+		t.Errorf("what the relay counted is not shown: %v", shown)
+	}
 	handlers, err := s.admin().ListHandlers(t.Context(), &adminv1.ListHandlersRequest{})
 	if err != nil || len(handlers.GetHandlers()) != 1 || handlers.GetHandlers()[0].GetHealthy() || handlers.GetHandlers()[0].GetBound() != 1 {
 		t.Errorf("%v, %v", handlers, err)

@@ -3,6 +3,7 @@ package api
 import (
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -61,6 +62,10 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 		out.Usage, out.Condition, out.UsageAt = usageMessages(known.Report), conditionMessage(known.Report), stamp(known.At)
 	}
 	out.LastError, out.LastErrorAt = lastError(s, known)
+	if known.Requests > 0 {
+		out.StatsTook, out.StatsAt = durationpb.New(known.Took), stamp(known.AskedAt)
+		out.StatsRequests, out.StatsFailures = known.Requests, known.Failures
+	}
 	return out
 }
 

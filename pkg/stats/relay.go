@@ -45,6 +45,13 @@ type Known struct {
 	// Err is what went wrong since, or nil.
 	Err   error
 	ErrAt time.Time
+	// Took is how long the last request took, and AskedAt when it ended, however
+	// it ended.
+	Took    time.Duration
+	AskedAt time.Time
+	// Requests counts the requests since the volume, or its sandbox, is new;
+	// Failures counts those that failed.
+	Requests, Failures int64
 }
 
 // Relay asks sandboxes.
@@ -163,14 +170,20 @@ func (r *Relay) learn(v *deferral.Volume, f *flight) {
 		return
 	}
 	delete(r.flights, v.Key)
-	now := time.Now()
-	if f.err == nil {
-		r.known[v.Key] = Known{Report: f.answer.Report, At: now}
-		return
+	r.known[v.Key] = r.known[v.Key].after(f, time.Now())
+}
+
+// after is what is known when one more request has ended.
+func (k Known) after(f *flight, now time.Time) Known {
+	k.Took, k.AskedAt = f.answer.Took, now
+	k.Requests++
+	if f.err != nil {
+		k.Failures++
+		k.Err, k.ErrAt = f.err, now
+		return k
 	}
-	known := r.known[v.Key]
-	known.Err, known.ErrAt = f.err, now
-	r.known[v.Key] = known
+	k.Report, k.At, k.Err, k.ErrAt = f.answer.Report, now, nil, time.Time{}
+	return k
 }
 
 // Known tells what was learned of a volume last.

@@ -199,6 +199,15 @@ func TestLastKnownUsageIsKeptWithItsAge(t *testing.T) {
 		if !ok || !known.At.Equal(learned) || len(known.Usage) != 1 || known.Err == nil || !known.ErrAt.Equal(time.Now()) {
 			t.Errorf("known: %+v", known)
 		}
+		if known.Requests != 2 || known.Failures != 1 || !known.AskedAt.Equal(known.ErrAt) {
+			t.Errorf("requests of which one failed: %+v", known)
+		}
+		src.err, src.takes = nil, 7*time.Millisecond
+		_, _ = relay.Stats(t.Context(), src, volume("a"))
+		known, _ = relay.Known("a")
+		if known.Err != nil || known.Requests != 3 || known.Failures != 1 || known.Took != src.takes {
+			t.Errorf("after it went right again: %+v", known)
+		}
 		relay.Forget("a")
 		if _, ok := relay.Known("a"); ok {
 			t.Error("a forgotten volume is known")

@@ -261,7 +261,16 @@ type Volume struct {
 	Way string `protobuf:"bytes,24,opt,name=way,proto3" json:"way,omitempty"`
 	// grow_to_bytes is the size to which the sandbox shall grow the filesystem
 	// when it mounts it; 0 is none.
-	GrowToBytes   int64 `protobuf:"varint,25,opt,name=grow_to_bytes,json=growToBytes,proto3" json:"grow_to_bytes,omitempty"`
+	GrowToBytes int64 `protobuf:"varint,25,opt,name=grow_to_bytes,json=growToBytes,proto3" json:"grow_to_bytes,omitempty"`
+	// stats_took is how long the last request for stats to its sandbox took,
+	// whether it succeeded or not; unset where there was none.
+	StatsTook *durationpb.Duration `protobuf:"bytes,26,opt,name=stats_took,json=statsTook,proto3" json:"stats_took,omitempty"`
+	// stats_at is when that request ended.
+	StatsAt *timestamppb.Timestamp `protobuf:"bytes,27,opt,name=stats_at,json=statsAt,proto3" json:"stats_at,omitempty"`
+	// stats_requests counts the requests for stats since the sandbox is known.
+	StatsRequests int64 `protobuf:"varint,28,opt,name=stats_requests,json=statsRequests,proto3" json:"stats_requests,omitempty"`
+	// stats_failures counts those of them that failed.
+	StatsFailures int64 `protobuf:"varint,29,opt,name=stats_failures,json=statsFailures,proto3" json:"stats_failures,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -467,6 +476,34 @@ func (x *Volume) GetWay() string {
 func (x *Volume) GetGrowToBytes() int64 {
 	if x != nil {
 		return x.GrowToBytes
+	}
+	return 0
+}
+
+func (x *Volume) GetStatsTook() *durationpb.Duration {
+	if x != nil {
+		return x.StatsTook
+	}
+	return nil
+}
+
+func (x *Volume) GetStatsAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StatsAt
+	}
+	return nil
+}
+
+func (x *Volume) GetStatsRequests() int64 {
+	if x != nil {
+		return x.StatsRequests
+	}
+	return 0
+}
+
+func (x *Volume) GetStatsFailures() int64 {
+	if x != nil {
+		return x.StatsFailures
 	}
 	return 0
 }
@@ -2098,7 +2135,7 @@ var File_crust_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb9\a\n" +
+	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf8\b\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtarget_path\x18\x02 \x01(\tR\n" +
@@ -2130,7 +2167,12 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"accessMode\x12\x12\n" +
 	"\x04rule\x18\x17 \x01(\tR\x04rule\x12\x10\n" +
 	"\x03way\x18\x18 \x01(\tR\x03way\x12\"\n" +
-	"\rgrow_to_bytes\x18\x19 \x01(\x03R\vgrowToBytes\"j\n" +
+	"\rgrow_to_bytes\x18\x19 \x01(\x03R\vgrowToBytes\x128\n" +
+	"\n" +
+	"stats_took\x18\x1a \x01(\v2\x19.google.protobuf.DurationR\tstatsTook\x125\n" +
+	"\bstats_at\x18\x1b \x01(\v2\x1a.google.protobuf.TimestampR\astatsAt\x12%\n" +
+	"\x0estats_requests\x18\x1c \x01(\x03R\rstatsRequests\x12%\n" +
+	"\x0estats_failures\x18\x1d \x01(\x03R\rstatsFailures\"j\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aruntime\x18\x02 \x01(\tR\aruntime\x125\n" +
@@ -2323,51 +2365,53 @@ var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	33, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
 	6,  // 5: crust.admin.v1.Volume.condition:type_name -> crust.admin.v1.VolumeCondition
 	33, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
-	33, // 7: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
-	1,  // 8: crust.admin.v1.VolumeUsage.unit:type_name -> crust.admin.v1.VolumeUsage.Unit
-	33, // 9: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
-	32, // 10: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
-	0,  // 11: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
-	3,  // 12: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
-	3,  // 13: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
-	2,  // 14: crust.admin.v1.WatchVolumesResponse.type:type_name -> crust.admin.v1.WatchVolumesResponse.Type
-	3,  // 15: crust.admin.v1.WatchVolumesResponse.volume:type_name -> crust.admin.v1.Volume
-	5,  // 16: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
-	6,  // 17: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
-	4,  // 18: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
-	34, // 19: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
-	34, // 20: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
-	25, // 21: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
-	28, // 22: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
-	33, // 23: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
-	31, // 24: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
-	7,  // 25: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
-	9,  // 26: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
-	11, // 27: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
-	13, // 28: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
-	15, // 29: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
-	17, // 30: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
-	19, // 31: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
-	21, // 32: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
-	23, // 33: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
-	26, // 34: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
-	29, // 35: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
-	8,  // 36: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
-	10, // 37: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
-	12, // 38: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
-	14, // 39: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
-	16, // 40: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
-	18, // 41: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
-	20, // 42: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
-	22, // 43: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
-	24, // 44: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
-	27, // 45: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
-	30, // 46: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
-	36, // [36:47] is the sub-list for method output_type
-	25, // [25:36] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	34, // 7: crust.admin.v1.Volume.stats_took:type_name -> google.protobuf.Duration
+	33, // 8: crust.admin.v1.Volume.stats_at:type_name -> google.protobuf.Timestamp
+	33, // 9: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
+	1,  // 10: crust.admin.v1.VolumeUsage.unit:type_name -> crust.admin.v1.VolumeUsage.Unit
+	33, // 11: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
+	32, // 12: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	0,  // 13: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
+	3,  // 14: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
+	3,  // 15: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
+	2,  // 16: crust.admin.v1.WatchVolumesResponse.type:type_name -> crust.admin.v1.WatchVolumesResponse.Type
+	3,  // 17: crust.admin.v1.WatchVolumesResponse.volume:type_name -> crust.admin.v1.Volume
+	5,  // 18: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
+	6,  // 19: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
+	4,  // 20: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
+	34, // 21: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
+	34, // 22: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
+	25, // 23: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
+	28, // 24: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
+	33, // 25: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
+	31, // 26: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
+	7,  // 27: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
+	9,  // 28: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
+	11, // 29: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
+	13, // 30: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
+	15, // 31: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
+	17, // 32: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
+	19, // 33: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
+	21, // 34: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
+	23, // 35: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
+	26, // 36: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
+	29, // 37: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
+	8,  // 38: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
+	10, // 39: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
+	12, // 40: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
+	14, // 41: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
+	16, // 42: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
+	18, // 43: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
+	20, // 44: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
+	22, // 45: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
+	24, // 46: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
+	27, // 47: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
+	30, // 48: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
+	38, // [38:49] is the sub-list for method output_type
+	27, // [27:38] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_crust_admin_v1_admin_proto_init() }
