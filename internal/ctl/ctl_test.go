@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"sigs.k8s.io/yaml"
 
+	"github.com/crust-proxy/crust-proxy/internal/ctl/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -368,7 +369,7 @@ func TestUntrustedTextNeverReachesTheTerminal(t *testing.T) {
 		"watch --timeout 200ms", "watch --timeout 200ms -o json", "watch --timeout 200ms -o yaml", "reconcile"}
 	for _, args := range commands {
 		r := b.run(strings.Fields(args)...)
-		if harmful := strings.IndexFunc(r.out+r.err, func(c rune) bool { return c != '\n' && unsafeRune(c) }); harmful >= 0 {
+		if harmful := strings.IndexFunc(r.out+r.err, func(c rune) bool { return c != '\n' && show.Unsafe(c) }); harmful >= 0 {
 			t.Errorf("%s prints %q", args, (r.out + r.err)[harmful:min(harmful+20, len(r.out+r.err))])
 		}
 		if strings.Contains(r.out, "\nEVENT fake") {

@@ -3,13 +3,13 @@ package ctl
 import (
 	"errors"
 	"fmt"
-	"math"
 	"math/big"
 	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/crust-proxy/crust-proxy/internal/ctl/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -35,18 +35,7 @@ func stateNames() []string {
 	return names
 }
 
-// size shows bytes with a binary unit: 1.5GiB.
-func size(n int64) string {
-	if n < 1024 {
-		return fmt.Sprintf("%dB", n)
-	}
-	value, unit := float64(n), -1
-	// 1023.95 and more would be shown as 1024.0 of a unit.
-	for value >= 1023.95 && unit < 5 {
-		value, unit = value/1024, unit+1
-	}
-	return strings.Replace(fmt.Sprintf("%.1f%ciB", value, "KMGTPE"[unit]), ".0", "", 1)
-}
+func size(n int64) string { return show.Size(n) }
 
 // count shows a number as it is, as inodes are shown.
 func count(n int64, unit adminv1.VolumeUsage_Unit) string {
@@ -57,10 +46,10 @@ func count(n int64, unit adminv1.VolumeUsage_Unit) string {
 }
 
 func percent(u *adminv1.VolumeUsage) string {
-	if u.GetTotal() <= 0 {
-		return nothing
+	if text := show.Percent(u.GetUsed(), u.GetTotal()); text != "" {
+		return text
 	}
-	return fmt.Sprintf("%.0f%%", math.Ceil(100*float64(u.GetUsed())/float64(u.GetTotal())))
+	return nothing
 }
 
 // age shows how long ago something was, as kubectl does: coarser as it grows.
@@ -71,36 +60,7 @@ func (a *app) age(at *timestamppb.Timestamp) string {
 	return humanDuration(a.world.Now().Sub(at.AsTime()))
 }
 
-func humanDuration(d time.Duration) string {
-	const day = 24 * time.Hour
-	switch {
-	case d < 0:
-		return "0s"
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%ds", d/time.Second)
-	case d < 10*time.Minute:
-		return pair(d, time.Minute, "m", time.Second, "s")
-	case d < 3*time.Hour:
-		return fmt.Sprintf("%dm", d/time.Minute)
-	case d < 8*time.Hour:
-		return pair(d, time.Hour, "h", time.Minute, "m")
-	case d < 2*day:
-		return fmt.Sprintf("%dh", d/time.Hour)
-	case d < 8*day:
-		return pair(d, day, "d", time.Hour, "h")
-	case d < 2*365*day:
-		return fmt.Sprintf("%dd", d/day)
-	}
-	return pair(d, 365*day, "y", day, "d")
-}
-
-func pair(d, big time.Duration, bigName string, small time.Duration, smallName string) string {
-	text := fmt.Sprintf("%d%s", d/big, bigName)
-	if rest := d % big / small; rest > 0 {
-		text += fmt.Sprintf("%d%s", rest, smallName)
-	}
-	return text
-}
+func humanDuration(d time.Duration) string { return show.Duration(d) }
 
 var multipliers = map[string]int64{
 	"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/crust-proxy/crust-proxy/internal/ctl/show"
 )
 
 func TestSize(t *testing.T) {
@@ -68,7 +70,7 @@ func TestEscape(t *testing.T) {
 func FuzzEscape(f *testing.F) {
 	f.Add("a\x1b]0;x\a\u202e\U000e0041\xff")
 	f.Fuzz(func(t *testing.T, s string) {
-		if got := escape(s); strings.IndexFunc(got, unsafeRune) >= 0 || !utf8.ValidString(got) {
+		if got := escape(s); strings.IndexFunc(got, show.Unsafe) >= 0 || !utf8.ValidString(got) {
 			t.Errorf("escape(%q) = %q", s, got)
 		}
 		raw, err := json.Marshal(s)
