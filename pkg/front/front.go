@@ -56,8 +56,16 @@ type Pod struct {
 type PodVolume struct {
 	// Name is its name in the pod.
 	Name string
-	// Driver and VolumeID are CSI's.
+	// Driver and VolumeID are CSI's. Both are empty where they are Unknown.
 	Driver, VolumeID string
+	// Unknown says why it is not known who gives the volume: a claim that is not
+	// bound yet, or a cluster that does not answer. It is a classed error.
+	Unknown error
+	// Block is set for a raw block volume, which has no filesystem.
+	Block bool
+	// NoGroup is set where the pod's FSGroup is not for this volume: the node's own
+	// kernel would not have changed its files either.
+	NoGroup bool
 	// SubPaths are those of the pod's containers, init containers among them:
 	// subPath, or subPathExpr as it is written.
 	SubPaths []string

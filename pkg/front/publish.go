@@ -247,7 +247,7 @@ func (p *publish) refuseSecondWriter(ro bool) error {
 
 // instruct gives the broker what the sandbox shall mount.
 func (p *publish) instruct(ctx context.Context, in deferral.Instruction, has *capabilities) error {
-	owner, policy, err := group(p.req.GetVolumeCapability(), p.pod)
+	owner, policy, err := group(p.req.GetVolumeCapability(), p.pod, p.w.id)
 	if err != nil {
 		return err
 	}

@@ -37,7 +37,7 @@ func (p *publish) native(ctx context.Context, has *capabilities) ([]byte, error)
 func (p *publish) deferRequest(has *capabilities) *csi.NodePublishVolumeRequest {
 	ask := proto.CloneOf(p.req)
 	csidefer.SetRequested(ask)
-	owner, policy, err := group(p.req.GetVolumeCapability(), p.pod)
+	owner, policy, err := group(p.req.GetVolumeCapability(), p.pod, p.w.id)
 	if err != nil || !has.group || owner == "" {
 		return ask
 	}

@@ -150,8 +150,9 @@ func isLabel(flag string) bool {
 	return slices.Contains([]string{"context", "fscontext", "defcontext", "rootcontext"}, name)
 }
 
-// group is who shall own the files: by the request, else by the pod.
-func group(capability *csi.VolumeCapability, pod *Pod) (string, deferral.GroupPolicy, error) {
+// group is who shall own the files: by the request, else by the pod, where its
+// group is for this volume.
+func group(capability *csi.VolumeCapability, pod *Pod, id volumeID) (string, deferral.GroupPolicy, error) {
 	asked, policy, err := csidefer.Group(capability)
 	if err != nil {
 		return "", "", deferral.Errorf(deferral.Invalid, "the volume capability cannot be read: %w", err)
@@ -159,11 +160,18 @@ func group(capability *csi.VolumeCapability, pod *Pod) (string, deferral.GroupPo
 	if asked == "" {
 		asked = capability.GetMount().GetVolumeMountGroup()
 	}
-	if asked == "" && pod != nil {
+	if asked == "" && pod != nil && pod.groupFor(id) {
 		asked = pod.FSGroup
 	}
 	if policy == "" && pod != nil && asked != "" {
 		policy = string(pod.FSGroupPolicy)
 	}
 	return asked, deferral.GroupPolicy(policy), nil
+}
+
+// groupFor tells whether the pod's group is for the files of a volume.
+func (p *Pod) groupFor(id volumeID) bool {
+	return !slices.ContainsFunc(p.Volumes, func(v PodVolume) bool {
+		return v.NoGroup && v.Driver == id.driver && v.VolumeID == id.id
+	})
 }

@@ -170,6 +170,19 @@ func TestGroupOfThePod(t *testing.T) {
 	}
 }
 
+func TestGroupOfThePodIsNotForEveryVolume(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.cfg.Pods = fakePods{"p1": {UID: "p1", FSGroup: "2000", FSGroupPolicy: deferral.GroupOnMismatch, Volumes: []PodVolume{
+		{Name: "data", Driver: driverName, VolumeID: "vol-1", NoGroup: true},
+	}}}
+	r.restart()
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	if in := r.broker.asked; in.Group != "" || in.GroupPolicy != "" {
+		t.Errorf("instruction: %+v", in)
+	}
+}
+
 func TestCapabilitiesThatKubeletIsTold(t *testing.T) {
 	r := newRig(t, deferAll)
 	reply, err := r.kubelet.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
