@@ -1,0 +1,2 @@
+// Package cluster is a Kubernetes of one node for tests.
+package cluster
