@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -143,7 +144,7 @@ func (d *daemon) buildCore(ctx context.Context) error {
 	}
 	d.relay = stats.New(relayLimits(cfg), d.asked)
 	d.node = &api.Node{Broker: d.broker, Relay: d.relay, Handlers: d.handlers.byName()}
-	if err := d.metrics.CountVolumes(d.countVolumes); err != nil {
+	if err := errors.Join(d.metrics.CountVolumes(d.countVolumes), d.metrics.WatchNode(d.nodeState)); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
 	if err := d.takeUp(ctx); err != nil {
