@@ -78,6 +78,8 @@ type Rule struct {
 	Filesystems     []string `json:"filesystems,omitempty"`
 	RuntimeHandlers []string `json:"runtimeHandlers,omitempty"`
 	AccessModes     []string `json:"accessModes,omitempty"`
+	// Annotated has the rule match only volumes that the pod asks for.
+	Annotated bool `json:"annotated,omitempty"`
 	// Defer must be said: a rule that forgot it would keep volumes on the host
 	// without a word.
 	Defer   *bool                 `json:"defer"`
@@ -91,7 +93,7 @@ func (p Policy) Deferral() *deferral.Policy {
 	for _, rule := range p.Rules {
 		out.Rules = append(out.Rules, deferral.Rule{
 			Name: rule.Name, Drivers: rule.Drivers, Filesystems: rule.Filesystems, RuntimeHandlers: rule.RuntimeHandlers,
-			AccessModes: rule.AccessModes, Defer: rule.Defer != nil && *rule.Defer, Handler: rule.Handler, Format: rule.Format,
+			AccessModes: rule.AccessModes, Annotated: rule.Annotated, Defer: rule.Defer != nil && *rule.Defer, Handler: rule.Handler, Format: rule.Format,
 		})
 	}
 	return out

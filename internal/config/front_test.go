@@ -26,7 +26,7 @@ func TestSampleRulesAreGood(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, example)
 	}
-	if len(got.Policy.Rules) != 3 {
+	if len(got.Policy.Rules) != 4 {
 		t.Errorf("got %d rules from\n%s", len(got.Policy.Rules), example)
 	}
 }
@@ -37,6 +37,7 @@ policy:
   format: never
   rules:
     - {name: a, drivers: [d], filesystems: [xfs], runtimeHandlers: [kata], accessModes: [SINGLE_NODE_WRITER], defer: true, handler: kata, format: guest}
+    - {name: asked, annotated: true, runtimeHandlers: [crust], defer: true}
     - {name: b, defer: false}
 `)
 	if err != nil {
@@ -45,6 +46,7 @@ policy:
 	want := &deferral.Policy{Format: deferral.FormatNever, Rules: []deferral.Rule{
 		{Name: "a", Drivers: []string{"d"}, Filesystems: []string{"xfs"}, RuntimeHandlers: []string{"kata"},
 			AccessModes: []string{"SINGLE_NODE_WRITER"}, Defer: true, Handler: "kata", Format: deferral.FormatGuest},
+		{Name: "asked", Annotated: true, RuntimeHandlers: []string{"crust"}, Defer: true},
 		{Name: "b"},
 	}}
 	if diff := cmp.Diff(want, got.Policy.Deferral()); diff != "" {

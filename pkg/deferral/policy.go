@@ -33,6 +33,9 @@ type Wish struct {
 	// empty: that is a pod with the node's default runtime.
 	RuntimeHandler      string
 	RuntimeHandlerKnown bool
+	// Annotated is set where the pod asks for this volume by its annotation, which
+	// anybody who may make a pod can write.
+	Annotated bool
 	// Requested is the CO's own defer_fs_ops.
 	Requested bool
 	// Context is CSI's volume_context; only ContextKey is read.
@@ -48,7 +51,9 @@ type Rule struct {
 	RuntimeHandlers []string
 	// AccessModes are CSI's names.
 	AccessModes []string
-	Defer       bool
+	// Annotated has the rule match only volumes that the pod's annotation names.
+	Annotated bool
+	Defer     bool
 	// Handler and Format are for volumes that are deferred; where they are empty
 	// the defaults hold.
 	Handler string
@@ -83,9 +88,49 @@ const (
 	byNoRule  = "no rule"
 )
 
-// Decide says whether a volume is deferred. The request's own word goes first,
-// then the volume's, then the rules; what nothing asks for is not deferred.
+// Decide says whether a volume is deferred. With an error the verdict tells
+// nothing but the rule that it is about, if any. The request's own word goes first,
+// then the volume's, then the rules; what nothing asks for is not deferred. A
+// pod's annotation changes nothing about a volume that is deferred without it. It
+// can have the rules that wait for one match, and nothing else.
 func (p *Policy) Decide(w Wish) (Verdict, error) {
+	plain := w
+	plain.Annotated = false
+	v, err := p.decide(plain)
+	if err != nil || v.Defer || !w.Annotated {
+		return v, err
+	}
+	if v, err = p.decide(w); err != nil || v.Defer {
+		return v, err
+	}
+	return v, w.asksInVain(v.Rule)
+}
+
+// asksInVain says who keeps a volume on the host that the pod wants deferred. It
+// is never done as if the pod had not asked.
+func (w *Wish) asksInVain(rule string) error {
+	const asks = "the pod's annotation " + AnnotationKey + " asks for it to be deferred, and "
+	switch rule {
+	case byContext:
+		return Errorf(Denied, asks+"its volume attribute %s says \"false\": take the volume's name out of the annotation, or use a "+
+			"volume without the attribute", ContextKey)
+	case byNoRule:
+		return Errorf(Denied, asks+"no rule of this node's policy that says annotated: true matches the driver %s with %s: take the "+
+			"volume's name out of the annotation, or have such a rule added", clip(w.Driver), runtimeText(w.RuntimeHandler))
+	default:
+		return Errorf(Denied, asks+"the policy's %s keeps it on the host (driver %s, %s): take the volume's name out of the "+
+			"annotation, or have the rule changed", rule, clip(w.Driver), runtimeText(w.RuntimeHandler))
+	}
+}
+
+func runtimeText(handler string) string {
+	if handler == "" {
+		return "the node's default runtime"
+	}
+	return fmt.Sprintf("the runtime handler %q", clip(handler))
+}
+
+func (p *Policy) decide(w Wish) (Verdict, error) {
 	asked, said, err := contextWord(w.Context)
 	switch {
 	case err != nil:
@@ -121,7 +166,7 @@ func (p *Policy) byRules(w Wish) (Verdict, error) {
 			continue
 		}
 		if rule.needsHandler(&w) {
-			return Verdict{}, Errorf(Unsupported, "the policy's rule %q cannot be decided for this volume of driver %s: it goes by "+
+			return Verdict{Rule: rule.word()}, Errorf(Unsupported, "the policy's rule %q cannot be decided for this volume of driver %s: it goes by "+
 				"the pod's runtime handler, which is not known here: say %s: \"true\" or \"false\" in the volume's attributes, "+
 				"or take runtimeHandlers out of the rule", rule.Name, clip(w.Driver), ContextKey)
 		}
@@ -133,7 +178,7 @@ func (p *Policy) byRules(w Wish) (Verdict, error) {
 }
 
 func (p *Policy) verdict(rule *Rule) Verdict {
-	v := Verdict{Defer: rule.Defer, Rule: fmt.Sprintf("rule %q", rule.Name)}
+	v := Verdict{Defer: rule.Defer, Rule: rule.word()}
 	if rule.Defer {
 		v.Handler, v.Format = rule.Handler, cmp.Or(rule.Format, p.format())
 	}
@@ -147,8 +192,8 @@ func (p *Policy) asked(w Wish, word string) (Verdict, error) {
 	var open []*Rule // those that may be the first or not
 	for i := range p.Rules {
 		rule := &p.Rules[i]
-		if !rule.Defer || !rule.matchesVolume(&w) {
-			continue
+		if !rule.Defer || rule.Annotated || !rule.matchesVolume(&w) {
+			continue // what a pod's author writes does not say how, either
 		}
 		if rule.needsHandler(&w) {
 			open = append(open, rule)
@@ -160,7 +205,7 @@ func (p *Policy) asked(w Wish, word string) (Verdict, error) {
 	}
 	for _, rule := range open {
 		if other := p.verdict(rule); other.Handler != v.Handler || other.Format != v.Format {
-			return Verdict{}, Errorf(Unsupported, "this volume of driver %s is to be deferred (%s), and how cannot be decided: the "+
+			return Verdict{Rule: rule.word()}, Errorf(Unsupported, "this volume of driver %s is to be deferred (%s), and how cannot be decided: the "+
 				"policy's rule %q goes by the pod's runtime handler, which is not known here: take runtimeHandlers out of the rule, "+
 				"or handler and format", clip(w.Driver), word, rule.Name)
 		}
@@ -172,7 +217,7 @@ func (p *Policy) format() FormatPolicy { return cmp.Or(p.Format, FormatHost) }
 
 // matchesVolume compares all that does not depend on the pod.
 func (r *Rule) matchesVolume(w *Wish) bool {
-	return (len(r.Drivers) == 0 || slices.ContainsFunc(r.Drivers, func(p string) bool { return globMatches(p, w.Driver) })) &&
+	return (w.Annotated || !r.Annotated) && (len(r.Drivers) == 0 || slices.ContainsFunc(r.Drivers, func(p string) bool { return globMatches(p, w.Driver) })) &&
 		allows(r.Filesystems, w.FSType) && allows(r.AccessModes, w.AccessMode)
 }
 
@@ -194,7 +239,10 @@ func globMatches(pattern, name string) bool {
 	return err == nil && ok
 }
 
-// place names a rule in an error.
+// word is how records and errors name a rule.
+func (r *Rule) word() string { return fmt.Sprintf("rule %q", r.Name) }
+
+// place names a rule in an error of the configuration.
 func (r *Rule) place(i int) string {
 	return "policy.rules[" + strconv.Itoa(i) + "] (" + strconv.Quote(clip(r.Name)) + ")"
 }

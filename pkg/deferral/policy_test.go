@@ -80,7 +80,7 @@ func TestDecideNeverGuesses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := examplePolicy().Decide(c.wish)
-			if err == nil || KindOf(err) != c.kind || got != (Verdict{}) {
+			if err == nil || KindOf(err) != c.kind || got.Defer || got.Handler != "" {
 				t.Fatalf("got %+v, %v (%s)", got, err, KindOf(err))
 			}
 			for _, want := range c.says {
@@ -127,7 +127,9 @@ func TestValidatePolicy(t *testing.T) {
 		"have no effect":                        {{Name: "a", Format: FormatGuest}},
 		`policy.rules[1] ("b").name: policy.rules[0] ("b")`: {
 			{Name: "b", Drivers: []string{"x"}}, {Name: "b", Drivers: []string{"y"}}},
-		`("second"): it can never match, because policy.rules[0] ("first")`: two(Rule{}, Rule{Drivers: []string{"x"}}),
+		`("second"): it can never match, because policy.rules[0] ("first")`:        two(Rule{}, Rule{Drivers: []string{"x"}}),
+		`policy.rules[0] ("a").annotated: anybody`:                                 {{Name: "a", Annotated: true, Defer: true}},
+		`("second"): it can never match, because policy.rules[0] ("first") stands`: two(Rule{}, Rule{Annotated: true, Defer: true, RuntimeHandlers: []string{"k"}}),
 		`it can never match`: two(Rule{Drivers: []string{"*.com"}, Filesystems: []string{"xfs", "ext4"}},
 			Rule{Drivers: []string{"a.com", "*b*.com"}, Filesystems: []string{"ext4"}, AccessModes: []string{"SINGLE_NODE_WRITER"}}),
 	} {
@@ -165,6 +167,8 @@ func TestRulesThatOnlyOverlapMayStandTogether(t *testing.T) {
 		"special first":   {{Name: "a", Drivers: []string{"x.com"}}, {Name: "b", Drivers: []string{"*.com"}}, {Name: "c"}},
 		"one of two":      {{Name: "a", Drivers: []string{"x"}}, {Name: "b", Drivers: []string{"x", "y"}}},
 		"handlers":        {{Name: "a", RuntimeHandlers: []string{"kata"}}, {Name: "b"}},
+		"annotated first": {{Name: "a", Annotated: true, RuntimeHandlers: []string{"kata"}, Defer: true}, {Name: "b", RuntimeHandlers: []string{"kata"}}},
+		"asks in vain":    {{Name: "a", Annotated: true}, {Name: "b", Defer: true}},
 		"shorter pattern": {{Name: "a", Drivers: []string{"a*b*"}}, {Name: "b", Drivers: []string{"a*"}}},
 	} {
 		if err := (&Policy{Rules: rules}).Validate(nil); err != nil {

@@ -71,6 +71,9 @@ func (r *Rule) problems(i int, handlers []string) []error {
 	if !r.Format.known() {
 		wrong(".format: %q is none of host, guest, never", clip(string(r.Format)))
 	}
+	if r.Annotated && r.Defer && len(r.RuntimeHandlers) == 0 {
+		wrong(".annotated: anybody who may make a pod can write the annotation: name the runtimeHandlers whose pods may ask")
+	}
 	if !r.Defer && (r.Handler != "" || r.Format != FormatUnset) {
 		wrong(": handler and format have no effect in a rule that does not defer: set defer: true, or take them out")
 	}
@@ -114,7 +117,7 @@ func (p *Policy) compare(i int) []error {
 
 // covers tells whether all that another rule matches is matched by this one.
 func (r *Rule) covers(other *Rule) bool {
-	return within(r.Drivers, other.Drivers, globMatches) && within(r.Filesystems, other.Filesystems, equal) &&
+	return (!r.Annotated || other.Annotated) && within(r.Drivers, other.Drivers, globMatches) && within(r.Filesystems, other.Filesystems, equal) &&
 		within(r.RuntimeHandlers, other.RuntimeHandlers, equal) && within(r.AccessModes, other.AccessModes, equal)
 }
 
