@@ -47,6 +47,10 @@ const (
 	// VOLUME_STATE_ADOPTED was published by another program: it is listed and
 	// relayed, and never changed.
 	VolumeState_VOLUME_STATE_ADOPTED VolumeState = 5
+	// VOLUME_STATE_REFUSED is not deferred, and its pod does not start: last_error
+	// says why. It is forgotten when it succeeds, when its pod gives up, or ten
+	// minutes after the last try.
+	VolumeState_VOLUME_STATE_REFUSED VolumeState = 6
 )
 
 // Enum value maps for VolumeState.
@@ -58,6 +62,7 @@ var (
 		3: "VOLUME_STATE_DEGRADED",
 		4: "VOLUME_STATE_REMOVING",
 		5: "VOLUME_STATE_ADOPTED",
+		6: "VOLUME_STATE_REFUSED",
 	}
 	VolumeState_value = map[string]int32{
 		"VOLUME_STATE_UNSPECIFIED": 0,
@@ -66,6 +71,7 @@ var (
 		"VOLUME_STATE_DEGRADED":    3,
 		"VOLUME_STATE_REMOVING":    4,
 		"VOLUME_STATE_ADOPTED":     5,
+		"VOLUME_STATE_REFUSED":     6,
 	}
 )
 
@@ -271,6 +277,17 @@ type Volume struct {
 	StatsRequests int64 `protobuf:"varint,28,opt,name=stats_requests,json=statsRequests,proto3" json:"stats_requests,omitempty"`
 	// stats_failures counts those of them that failed.
 	StatsFailures int64 `protobuf:"varint,29,opt,name=stats_failures,json=statsFailures,proto3" json:"stats_failures,omitempty"`
+	// pod_namespace and pod_name are those of pod_uid, where they are known.
+	PodNamespace string `protobuf:"bytes,30,opt,name=pod_namespace,json=podNamespace,proto3" json:"pod_namespace,omitempty"`
+	// pod_name is as pod_namespace.
+	PodName string `protobuf:"bytes,31,opt,name=pod_name,json=podName,proto3" json:"pod_name,omitempty"`
+	// refused_by is who said no to a volume that is refused: "policy", "pod" (what
+	// it asks for), "pods" (the look-up of it), "volume" (how it is used), "handler",
+	// "driver", "device", "request" or "node". target_path is then the staging
+	// path where it was refused before any publish.
+	RefusedBy string `protobuf:"bytes,32,opt,name=refused_by,json=refusedBy,proto3" json:"refused_by,omitempty"`
+	// refusals counts the times, since created_at.
+	Refusals      int64 `protobuf:"varint,33,opt,name=refusals,proto3" json:"refusals,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -504,6 +521,34 @@ func (x *Volume) GetStatsRequests() int64 {
 func (x *Volume) GetStatsFailures() int64 {
 	if x != nil {
 		return x.StatsFailures
+	}
+	return 0
+}
+
+func (x *Volume) GetPodNamespace() string {
+	if x != nil {
+		return x.PodNamespace
+	}
+	return ""
+}
+
+func (x *Volume) GetPodName() string {
+	if x != nil {
+		return x.PodName
+	}
+	return ""
+}
+
+func (x *Volume) GetRefusedBy() string {
+	if x != nil {
+		return x.RefusedBy
+	}
+	return ""
+}
+
+func (x *Volume) GetRefusals() int64 {
+	if x != nil {
+		return x.Refusals
 	}
 	return 0
 }
@@ -2135,7 +2180,7 @@ var File_crust_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf8\b\n" +
+	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf3\t\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtarget_path\x18\x02 \x01(\tR\n" +
@@ -2172,7 +2217,12 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"stats_took\x18\x1a \x01(\v2\x19.google.protobuf.DurationR\tstatsTook\x125\n" +
 	"\bstats_at\x18\x1b \x01(\v2\x1a.google.protobuf.TimestampR\astatsAt\x12%\n" +
 	"\x0estats_requests\x18\x1c \x01(\x03R\rstatsRequests\x12%\n" +
-	"\x0estats_failures\x18\x1d \x01(\x03R\rstatsFailures\"j\n" +
+	"\x0estats_failures\x18\x1d \x01(\x03R\rstatsFailures\x12#\n" +
+	"\rpod_namespace\x18\x1e \x01(\tR\fpodNamespace\x12\x19\n" +
+	"\bpod_name\x18\x1f \x01(\tR\apodName\x12\x1d\n" +
+	"\n" +
+	"refused_by\x18  \x01(\tR\trefusedBy\x12\x1a\n" +
+	"\brefusals\x18! \x01(\x03R\brefusals\"j\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aruntime\x18\x02 \x01(\tR\aruntime\x125\n" +
@@ -2284,14 +2334,15 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x06Repair\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x16\n" +
 	"\x06action\x18\x02 \x01(\tR\x06action\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error*\xaf\x01\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error*\xc9\x01\n" +
 	"\vVolumeState\x12\x1c\n" +
 	"\x18VOLUME_STATE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16VOLUME_STATE_PUBLISHED\x10\x01\x12\x16\n" +
 	"\x12VOLUME_STATE_BOUND\x10\x02\x12\x19\n" +
 	"\x15VOLUME_STATE_DEGRADED\x10\x03\x12\x19\n" +
 	"\x15VOLUME_STATE_REMOVING\x10\x04\x12\x18\n" +
-	"\x14VOLUME_STATE_ADOPTED\x10\x052\xcb\a\n" +
+	"\x14VOLUME_STATE_ADOPTED\x10\x05\x12\x18\n" +
+	"\x14VOLUME_STATE_REFUSED\x10\x062\xcb\a\n" +
 	"\x05Admin\x12J\n" +
 	"\aGetNode\x12\x1e.crust.admin.v1.GetNodeRequest\x1a\x1f.crust.admin.v1.GetNodeResponse\x12V\n" +
 	"\vListVolumes\x12\".crust.admin.v1.ListVolumesRequest\x1a#.crust.admin.v1.ListVolumesResponse\x12P\n" +
