@@ -18,6 +18,7 @@ BUILD := CGO_ENABLED=0 $(GO) build $(STAMP) -trimpath -ldflags "-s -w"
 
 UNIT_TIMEOUT   ?= 10m
 SYSTEM_TIMEOUT ?= 25m
+KUBE_TIMEOUT   ?= 40m
 FUZZTIME       ?= 10s
 
 .PHONY: help
@@ -53,6 +54,12 @@ unit: ## Unit tests with the race detector
 system: ## Tests on the real kernel: mounts, loop devices, faults (root)
 	@hack/need-root.sh "system tests"
 	$(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -tags system,failpoints -count=1 -p 1 -timeout $(SYSTEM_TIMEOUT) $$(hack/system-packages.sh)
+
+.PHONY: test-kube
+test-kube: ## Tests in a real Kubernetes node, whose programs are built first (root)
+	@hack/need-root.sh "tests in Kubernetes"
+	@hack/kubernetes.sh >/dev/null && hack/containerd.sh >/dev/null
+	$(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 1 -timeout $(KUBE_TIMEOUT) ./test/kube/...
 
 .PHONY: package-test
 package-test: ## Build the packages; install, check and remove the .deb (root)

@@ -38,11 +38,14 @@ steps() {
 	step fuzz make -s fuzz
 	if [ "${CRUST_SYSTEM:-}" = skip ]; then
 		summary+=("system           SKIPPED  because CRUST_SYSTEM=skip")
+		summary+=("kube             SKIPPED  because CRUST_SYSTEM=skip")
 		summary+=("package          SKIPPED  because CRUST_SYSTEM=skip")
 		return
 	fi
 	step containerd hack/containerd.sh
+	step kubernetes hack/kubernetes.sh
 	step system make -s system
+	step kube make -s test-kube
 	step package make -s package-test
 }
 
