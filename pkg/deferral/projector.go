@@ -37,6 +37,9 @@ type Abilities struct {
 	// HostMounts: the sandboxes' mounts are made by this node's own kernel. The
 	// device must then stay mountable; the mount itself keeps others out.
 	HostMounts bool
+	// SubPaths: a container can be given a sub-directory of the volume, as kubelet
+	// binds it.
+	SubPaths bool
 }
 
 // Abled is a Projector that can do more than mount.

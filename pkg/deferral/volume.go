@@ -86,6 +86,9 @@ type CSIOrigin struct {
 	// staged it.
 	Private        string `json:"private,omitempty"`
 	PrivateStaging string `json:"privateStaging,omitempty"`
+	// PodNamespace and PodName are empty where they are not known.
+	PodNamespace string `json:"podNamespace,omitempty"`
+	PodName      string `json:"podName,omitempty"`
 }
 
 // The ways in which the front has a volume deferred.

@@ -198,6 +198,7 @@ func (b *fakeBroker) Stage(_ context.Context, in deferral.Instruction) (*deferra
 	}
 	v := &deferral.Volume{
 		Key: deferral.KeyOf(in.Target), Target: in.Target, Driver: in.Driver, CSI: in.CSI, Handler: "kata",
+		Group: in.Group, GroupPolicy: in.GroupPolicy,
 		ReadOnly: slices.Contains(in.MountFlags, "ro"), Device: deferral.Device{Path: "/dev/fake"},
 	}
 	b.volumes[in.Target] = v
@@ -254,6 +255,10 @@ func (b *fakeBroker) GrowAtMount(_ context.Context, key deferral.Key, size int64
 	return nil
 }
 
+func (b *fakeBroker) KeyOfTarget(target string) (deferral.Key, error) {
+	return deferral.KeyOf(target), nil
+}
+
 func (b *fakeBroker) Abilities(string) deferral.Abilities { return b.abilities }
 
 // fakeSandboxes answer for the targets that are bound.
@@ -300,13 +305,21 @@ func (p fakePods) ByUID(_ context.Context, uid string) (Pod, error) {
 	if !ok {
 		return Pod{}, deferral.Errorf(deferral.Busy, "pod %s is not known", uid)
 	}
-	return pod, nil
+	return withVolume(pod), nil
+}
+
+// withVolume gives a pod the volume of the tests, unless it has volumes.
+func withVolume(pod Pod) Pod {
+	if pod.Volumes == nil {
+		pod.Volumes = []PodVolume{{Name: "data", Driver: driverName, VolumeID: "vol-1"}}
+	}
+	return pod
 }
 
 func (p fakePods) Using(context.Context, string, string) ([]Pod, error) {
 	var all []Pod
 	for _, pod := range p {
-		all = append(all, pod)
+		all = append(all, withVolume(pod))
 	}
 	slices.SortFunc(all, func(a, b Pod) int { return strings.Compare(a.UID, b.UID) })
 	return all, nil

@@ -26,6 +26,7 @@ type Volumes interface {
 	DeviceSize(v *deferral.Volume) (int64, bool)
 	GrowAtMount(ctx context.Context, key deferral.Key, size int64) error
 	Abilities(handler string) deferral.Abilities
+	KeyOfTarget(target string) (deferral.Key, error)
 }
 
 // Sandboxes is what the front asks of the sandboxes of volumes.
@@ -76,7 +77,7 @@ type PodVolume struct {
 
 // AnnotationDefer is the annotation by which a pod asks for its volumes to be
 // deferred: their names in the pod, with commas between, or "*".
-const AnnotationDefer = "crust-proxy.dev/defer"
+const AnnotationDefer = deferral.AnnotationKey
 
 // Pods tells of the pods of this node. Its errors are classed; a pod that it does
 // not know is an error, never a guess.
@@ -104,8 +105,15 @@ type Config struct {
 	DefaultFSType string
 	// DriverTimeout bounds a call to a driver whose caller set no deadline.
 	DriverTimeout time.Duration
-	Policy        *deferral.Policy
-	Log           *zap.Logger
+	// DefaultHandler is the runtime handler where a rule names none.
+	DefaultHandler string
+	Policy         *deferral.Policy
+	// OnRefused is told of each call that refused a volume, and OnChange of each
+	// volume that is listed as refused, or not any more. They must not block and
+	// may be nil.
+	OnRefused func(driver string, party deferral.Party)
+	OnChange  func(deferral.Key)
+	Log       *zap.Logger
 }
 
 // Front decides which volumes are deferred, and defers them.
@@ -116,6 +124,7 @@ type Front struct {
 	private *privatePaths
 	turns   turns
 	memory  stageMemory
+	refused *refusals
 }
 
 // New reads the records of an earlier life.
@@ -128,7 +137,7 @@ func New(cfg Config) (*Front, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Front{cfg: cfg, records: found, private: private}
+	f := &Front{cfg: cfg, records: found, private: private, refused: newRefusals(cfg.OnChange)}
 	f.SetPolicy(cfg.Policy)
 	return f, nil
 }

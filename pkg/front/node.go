@@ -106,8 +106,8 @@ func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 // taken out: errors end in events and logs.
 func (n *node) driverError(doing string, err error, secrets map[string]string) error {
 	said := status.Convert(err).Proto()
-	said.Message = fmt.Sprintf("driver %s, %s: %s", n.name, doing, redact(said.GetMessage(), secrets))
-	return status.FromProto(said).Err()
+	said.Message = fmt.Sprintf("driver %s, %s: %s", n.name, doing, oneLine(redact(said.GetMessage(), secrets)))
+	return by(deferral.PartyDriver, status.FromProto(said).Err())
 }
 
 // redact takes the values of secrets out of a text. Values that are too short to
@@ -139,8 +139,8 @@ func failed(target string, cause, undoing error) error {
 	if undoing == nil {
 		return cause
 	}
-	return deferral.Errorf(deferral.Busy, "volume %s: %w; and it could not be undone yet: %w", target,
-		plain(cause), plain(undoing))
+	return by(partyOf(cause), deferral.Errorf(deferral.Busy, "volume %s: %w; and it could not be undone yet: %w", target,
+		plain(cause), plain(undoing)))
 }
 
 // plain is an error without its gRPC wrapping, which reads badly inside a text.

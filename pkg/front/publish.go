@@ -25,7 +25,7 @@ type publish struct {
 	rec     volumeRecord
 	living  []deferral.Status // this CSI volume, deferred, for other pods
 	before  *deferral.Status  // this target, where it is published already
-	pod     *Pod
+	pod     *forPod           // nil where no cluster is asked, or need not be
 	verdict deferral.Verdict
 	forward func(ctx context.Context) ([]byte, error) // as kubelet asked
 }
@@ -51,15 +51,29 @@ func (n *node) publishVolume(ctx context.Context, raw []byte, forward forwardFun
 	defer end()
 	p := n.newPublish(req)
 	p.forward = func(ctx context.Context) ([]byte, error) { return forward(ctx, raw) }
-	if err := p.decide(ctx, requested); err != nil {
-		return nil, err
-	}
-	switch {
-	case !p.verdict.Defer:
+	err = p.decide(ctx, requested)
+	if err == nil && !p.verdict.Defer {
 		return p.asAsked(ctx)
-	default:
-		return p.deferred(ctx)
 	}
+	var reply []byte
+	if err == nil {
+		reply, err = p.deferred(ctx)
+	}
+	return reply, n.tell(p.refusal(), err)
+}
+
+// refusal is what is known of the publish, should it be refused.
+func (p *publish) refusal() deferral.Refusal {
+	out := p.node.refusal(p.w, p.verdict)
+	out.Target = p.target
+	if p.pod != nil {
+		out.PodUID = p.pod.UID
+		out.PodNamespace, out.PodName = podNames(p.pod.Pod, p.w)
+		return out
+	}
+	out.PodUID, _ = p.podUID(p.w, p.target) // where the two differ that is the error
+	out.PodNamespace, out.PodName = podNames(nil, p.w)
+	return out
 }
 
 // requestedDeferral reads what the CO itself asks for, and refuses what KEP-2857
@@ -97,27 +111,45 @@ func (n *node) newPublish(req *csi.NodePublishVolumeRequest) *publish {
 
 // decide gives the verdict: that of before where the target is published, that
 // of the other pods where there are some and nothing in this request says
-// otherwise, else the policy's.
+// otherwise, else the policy's. What is published already waits for no cluster.
 func (p *publish) decide(ctx context.Context, requested bool) (err error) {
 	if p.before != nil {
 		p.verdict = verdictOf(p.before)
-		p.pod, err = p.podOf(ctx)
-		return err
+		return nil
 	}
 	if slices.Contains(p.rec.Plain, p.target) || driverMounted(p.req.GetStagingTargetPath(), p.target) {
 		p.verdict.Rule = heldOnHost
 		return nil
 	}
-	if p.pod, err = p.podOf(ctx); err != nil {
+	if p.pod, err = p.podFor(ctx, p.w, p.target); err != nil {
 		return err
 	}
 	if p.verdict, err = p.node.decide(p.w, requested, p.pod); err != nil {
 		return err
 	}
-	return p.agree(requested)
+	if err := p.agree(requested); err != nil {
+		return err
+	}
+	return p.checkContainers()
 }
 
-func (p *publish) podOf(ctx context.Context) (*Pod, error) { return p.node.pod(ctx, p.w) }
+// checkContainers refuses what the pod's containers cannot be given of a volume
+// that its sandbox mounts.
+func (p *publish) checkContainers() error {
+	if !p.verdict.Defer || p.pod == nil {
+		return nil
+	}
+	if p.pod.volume == nil {
+		return p.pod.missing // it may be mounted in a way that does not work: never a guess
+	}
+	sub := p.pod.volume.SubPaths
+	if len(sub) == 0 || p.cfg.Volumes.Abilities(p.verdict.Handler).SubPaths {
+		return nil
+	}
+	return by(deferral.PartyHandler, deferral.Errorf(deferral.Unsupported, "volume %s: it is to be deferred (%s), a container mounts its "+
+		"sub-directory %q by subPath, and sandboxes of the handler %s show whole volumes only: mount all of it and use the "+
+		"sub-directory in the container, or exclude it by a policy rule", p.target, p.verdict.Rule, clip(sub[0]), p.handler(p.verdict)))
+}
 
 // verdictOf is what was decided for a volume on record. Its rule is empty where
 // the driver published it through the Runtime API by itself.
@@ -141,9 +173,9 @@ func (p *publish) agree(requested bool) error {
 		return nil
 	}
 	if requested || p.pod != nil || (theirs && p.living[0].CSI.Rule == deferral.RuleRequested) {
-		return deferral.Errorf(deferral.InUse, "volume %s: it is to be %s (%s), and the volume is %s for %s: it can be "+
-			"published in one way at a time; wait until the other pod is gone", p.target, deferredOrNot(p.verdict.Defer),
-			p.verdict.Rule, deferredOrNot(theirs), others[0])
+		return by(deferral.PartyVolume, deferral.Errorf(deferral.InUse, "volume %s: it is to be %s (%s), and the volume is %s for %s: "+
+			"it can be published in one way at a time; wait until the other pod is gone", p.target, deferredOrNot(p.verdict.Defer),
+			p.verdict.Rule, deferredOrNot(theirs), others[0]))
 	}
 	if theirs {
 		p.verdict = verdictOf(&p.living[0])
@@ -173,9 +205,10 @@ func deferredOrNot(deferred bool) string {
 func (p *publish) asAsked(ctx context.Context) ([]byte, error) {
 	if p.rec.Stage != nil && p.rec.Stage.At != stagedAtPath {
 		if err := p.restage(ctx, &p.rec, false, p.verdict.Rule); err != nil {
-			return nil, err
+			return nil, p.tell(p.refusal(), err)
 		}
 	}
+	p.forgetTarget(p.target) // it may have been refused, and the policy says otherwise now
 	known := slices.Contains(p.rec.Plain, p.target)
 	if !known {
 		p.rec.Plain = append(p.rec.Plain, p.target)
@@ -238,25 +271,54 @@ func (p *publish) way(has *capabilities) string {
 func (p *publish) refuseSecondWriter(ro bool) error {
 	for _, other := range p.living {
 		if !ro || !other.ReadOnly {
-			return deferral.Errorf(deferral.InUse, "volume %s: the volume is published for %s: one sandbox can have it "+
-				"read-write, or several read-only; wait until the other pod is gone", p.target, other.Target)
+			return by(deferral.PartyVolume, deferral.Errorf(deferral.InUse, "volume %s: the volume is published for %s: one sandbox can "+
+				"have it read-write, or several read-only; wait until the other pod is gone%s", p.target, other.Target, p.couldBeReader(ro)))
 		}
 	}
 	return nil
 }
 
+// couldBeReader is advice for a pod that writes nothing and does not say so:
+// kubelet tells a driver of the claim's readOnly only, not of the containers'.
+func (p *publish) couldBeReader(ro bool) string {
+	if ro || p.pod == nil || p.pod.volume == nil || !p.pod.volume.ReadOnlyMounts {
+		return ""
+	}
+	return "; or, as every container of this pod mounts it read-only, say readOnly: true in the persistentVolumeClaim volume " +
+		"of each pod that only reads, then several pods can share it"
+}
+
 // instruct gives the broker what the sandbox shall mount.
 func (p *publish) instruct(ctx context.Context, in deferral.Instruction, has *capabilities) error {
-	owner, policy, err := group(p.req.GetVolumeCapability(), p.pod, p.w.id)
+	owner, policy, err := p.group()
 	if err != nil {
-		return err
+		return by(deferral.PartyRequest, err)
 	}
 	in.Target, in.Driver, in.Handler = p.target, p.name, p.verdict.Handler
 	in.Group, in.GroupPolicy = owner, policy
 	in.CSI.VolumeID, in.CSI.Rule, in.CSI.AccessMode = p.w.id.id, p.verdict.Rule, p.w.mode().String()
+	if p.pod != nil {
+		in.CSI.PodNamespace, in.CSI.PodName = podNames(p.pod.Pod, p.w)
+	} else {
+		in.CSI.PodNamespace, in.CSI.PodName = podNames(nil, p.w)
+	}
 	if has.stage {
 		in.CSI.Staging = p.req.GetStagingTargetPath()
 	}
 	_, err = p.cfg.Volumes.Stage(ctx, in)
-	return err
+	return byBroker(err)
+}
+
+// group is who shall own the files. Where the volume is published that is on
+// record, so that nobody needs to be asked again.
+func (p *publish) group() (string, deferral.GroupPolicy, error) {
+	var pod *Pod
+	if p.pod != nil && !readOnly(p.req) { // kubelet changes nothing on a read-only volume either
+		pod = p.pod.Pod
+	}
+	owner, policy, err := group(p.req.GetVolumeCapability(), pod, p.w.id)
+	if err == nil && owner == "" && p.before != nil {
+		return p.before.Group, p.before.GroupPolicy, nil
+	}
+	return owner, policy, err
 }

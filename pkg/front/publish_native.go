@@ -37,7 +37,7 @@ func (p *publish) native(ctx context.Context, has *capabilities) ([]byte, error)
 func (p *publish) deferRequest(has *capabilities) *csi.NodePublishVolumeRequest {
 	ask := proto.CloneOf(p.req)
 	csidefer.SetRequested(ask)
-	owner, policy, err := group(p.req.GetVolumeCapability(), p.pod, p.w.id)
+	owner, policy, err := p.group()
 	if err != nil || !has.group || owner == "" {
 		return ask
 	}
@@ -53,8 +53,8 @@ func (p *publish) deferRequest(has *capabilities) *csi.NodePublishVolumeRequest 
 func (p *publish) takeInstruction(ctx context.Context, reply *csi.NodePublishVolumeResponse, has *capabilities) error {
 	mount, given, err := csidefer.DeferredMount(reply)
 	if err != nil {
-		return deferral.Errorf(deferral.Malformed, "volume %s: what the driver %s answered to be mounted cannot be read: %w",
-			p.target, p.name, err)
+		return by(deferral.PartyDriver, deferral.Errorf(deferral.Malformed, "volume %s: what the driver %s answered to be mounted "+
+			"cannot be read: %w", p.target, p.name, err))
 	}
 	if given {
 		return p.instruct(ctx, p.nativeInstruction(mount), has)
@@ -64,9 +64,9 @@ func (p *publish) takeInstruction(ctx context.Context, reply *csi.NodePublishVol
 		return err
 	}
 	if !published {
-		return deferral.Errorf(deferral.Unsupported, "volume %s: the driver %s says that it can defer, and has neither answered "+
-			"what the sandbox shall mount nor called the Runtime API: this is a fault of the driver; until it is mended exclude "+
-			"the volume by a policy rule", p.target, p.name)
+		return by(deferral.PartyDriver, deferral.Errorf(deferral.Unsupported, "volume %s: the driver %s says that it can defer, and "+
+			"has neither answered what the sandbox shall mount nor called the Runtime API: this is a fault of the driver; until "+
+			"it is mended exclude the volume by a policy rule", p.target, p.name))
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package front
 
 import (
-	"context"
 	"slices"
 	"strings"
 
@@ -9,12 +8,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-)
-
-// The keys by which kubelet tells a driver of the pod.
-const (
-	podUIDKey    = "csi.storage.k8s.io/pod.uid"
-	ephemeralKey = "csi.storage.k8s.io/ephemeral"
 )
 
 // wanted is the part of a stage or publish request that decides.
@@ -45,42 +38,15 @@ func (n *node) fsType(w wanted) string {
 }
 
 // decide asks the policy, for a pod where one is known.
-func (n *node) decide(w wanted, requested bool, pod *Pod) (deferral.Verdict, error) {
+func (n *node) decide(w wanted, requested bool, pod *forPod) (deferral.Verdict, error) {
 	wish := deferral.Wish{
 		Driver: n.name, FSType: n.fsType(w), AccessMode: w.mode().String(), Requested: requested, Context: w.context,
 	}
 	if pod != nil {
-		wish.RuntimeHandler, wish.RuntimeHandlerKnown = pod.RuntimeHandler, true
+		wish.RuntimeHandler, wish.RuntimeHandlerKnown, wish.Annotated = pod.RuntimeHandler, true, pod.annotated
 	}
-	return n.policy.Load().Decide(wish)
-}
-
-// decideStage decides for a stage, which names no pod.
-func (n *node) decideStage(ctx context.Context, w wanted) (deferral.Verdict, error) {
-	if n.cfg.Pods == nil {
-		return n.decide(w, false, nil)
-	}
-	pods, err := n.cfg.Pods.Using(ctx, n.name, w.id.id)
-	if err != nil {
-		return deferral.Verdict{}, err
-	}
-	if len(pods) == 0 {
-		return deferral.Verdict{}, deferral.Errorf(deferral.Busy,
-			"volume %s of driver %s: no pod of this node is known to want it yet", clip(w.id.id), n.name)
-	}
-	// Where pods want it in two ways the first decides here, and each publish
-	// for itself.
-	return n.decide(w, false, &pods[0])
-}
-
-// pod gives the pod that a publish is for, or nil where no cluster is asked.
-func (n *node) pod(ctx context.Context, w wanted) (*Pod, error) {
-	uid := w.context[podUIDKey]
-	if n.cfg.Pods == nil || uid == "" {
-		return nil, nil //nolint:nilnil // no pod is a fact, not a failure
-	}
-	pod, err := n.cfg.Pods.ByUID(ctx, uid)
-	return &pod, err
+	verdict, err := n.policy.Load().Decide(wish)
+	return verdict, by(deferral.PartyPolicy, err)
 }
 
 // readerOnly are the access modes that forbid writing.
@@ -104,18 +70,18 @@ func readOnly(req *csi.NodePublishVolumeRequest) bool {
 // nodes mount.
 func (n *node) checkDeferrable(w wanted, verdict deferral.Verdict, where string, readOnly bool) error {
 	if !readOnly && slices.Contains(severalNodes, w.mode()) {
-		return deferral.Errorf(deferral.Unsupported, "volume %s: it is to be deferred (%s), and its access mode %s lets "+
-			"several nodes write, which destroys a filesystem on a device: use ReadWriteOnce or ReadWriteOncePod, or "+
-			"exclude it by a policy rule", where, verdict.Rule, w.mode())
+		return by(deferral.PartyVolume, deferral.Errorf(deferral.Unsupported, "volume %s: it is to be deferred (%s), and its access "+
+			"mode %s lets several nodes write, which destroys a filesystem on a device: use ReadWriteOnce or ReadWriteOncePod, or "+
+			"exclude it by a policy rule", where, verdict.Rule, w.mode()))
 	}
 	return nil
 }
 
 func (n *node) checkBlockWay(w wanted, verdict deferral.Verdict, where string) error {
 	if w.context[ephemeralKey] == "true" {
-		return deferral.Errorf(deferral.Unsupported, "volume %s: it is to be deferred (%s), and the driver %s cannot defer "+
-			"by itself: an inline ephemeral volume cannot be asked for as a block device; use a generic ephemeral volume "+
-			"(a volumeClaimTemplate), or exclude it by a policy rule", where, verdict.Rule, n.name)
+		return by(deferral.PartyDriver, deferral.Errorf(deferral.Unsupported, "volume %s: it is to be deferred (%s), and the driver "+
+			"%s cannot defer by itself: an inline ephemeral volume cannot be asked for as a block device; use a generic ephemeral "+
+			"volume (a volumeClaimTemplate), or exclude it by a policy rule", where, verdict.Rule, n.name))
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -12,6 +13,22 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
+
+// refusal is what is known of a volume, should it be refused.
+func (n *node) refusal(w wanted, verdict deferral.Verdict) deferral.Refusal {
+	return deferral.Refusal{
+		Driver: n.name, VolumeID: clip(w.id.id), FSType: clip(n.fsType(w)), AccessMode: w.mode().String(),
+		Rule: verdict.Rule, Handler: n.handler(verdict),
+	}
+}
+
+// handler is the runtime handler that shall have a volume, or "".
+func (n *node) handler(verdict deferral.Verdict) string {
+	if !verdict.Defer {
+		return ""
+	}
+	return cmp.Or(verdict.Handler, n.cfg.DefaultHandler)
+}
 
 // stageVolume decides, and has the driver stage a filesystem or only a device.
 func (n *node) stageVolume(ctx context.Context, raw []byte, forward forwardFunc) ([]byte, error) {
@@ -28,23 +45,54 @@ func (n *node) stageVolume(ctx context.Context, raw []byte, forward forwardFunc)
 		return nil, err
 	}
 	defer end()
-	rec := n.records.get(w.id)
-	block, rule, err := n.howToStage(ctx, w, &rec, req.GetStagingTargetPath())
-	if err != nil {
-		return nil, err
+	s := &stage{node: n, req: req, w: w, rec: n.records.get(w.id)}
+	block, err := s.howToStage(ctx)
+	if err == nil {
+		n.memory.remember(w.id, req)
+		err = s.away(ctx, block)
 	}
-	n.memory.remember(w.id, req)
-	if rec.Stage != nil && rec.Stage.Path == req.GetStagingTargetPath() && rec.Stage.At != notStaged && rec.Stage.At != stagedAt(block) {
-		if err := n.unplace(ctx, &rec); err != nil {
-			return nil, err
-		}
+	if err != nil {
+		return nil, n.tell(s.refusal(), err)
 	}
 	var reply []byte
-	err = n.place(ctx, &rec, req, block, rule, func(ctx context.Context) (err error) {
+	err = n.place(ctx, &s.rec, req, block, s.verdict.Rule, func(ctx context.Context) (err error) {
 		reply, err = forward(ctx, raw)
 		return err
 	})
-	return reply, err
+	if err != nil && !block {
+		return reply, err // the driver's own word on a volume that is none of ours
+	}
+	return reply, n.tell(s.refusal(), err)
+}
+
+// stage is one NodeStageVolume of a filesystem volume. Its caller has the volume's
+// turn.
+type stage struct {
+	*node
+	req     *csi.NodeStageVolumeRequest
+	w       wanted
+	rec     volumeRecord
+	pod     *Pod // one of those that want the volume, where they are known
+	verdict deferral.Verdict
+}
+
+// away has the driver unstage what it staged in the other way.
+func (s *stage) away(ctx context.Context, block bool) error {
+	staged := s.rec.Stage
+	if staged == nil || staged.Path != s.req.GetStagingTargetPath() || staged.At == notStaged || staged.At == stagedAt(block) {
+		return nil
+	}
+	return s.unplace(ctx, &s.rec)
+}
+
+func (s *stage) refusal() deferral.Refusal {
+	out := s.node.refusal(s.w, s.verdict)
+	out.Target = s.req.GetStagingTargetPath()
+	if s.pod != nil {
+		out.PodUID = s.pod.UID
+		out.PodNamespace, out.PodName = podNames(s.pod, s.w)
+	}
+	return out
 }
 
 func unreadable(err error) error {
@@ -53,29 +101,69 @@ func unreadable(err error) error {
 
 // howToStage tells whether the driver is to stage a device only. While a pod has
 // the volume it stays as it is: kubelet repeats the stage after its restart.
-func (n *node) howToStage(ctx context.Context, w wanted, rec *volumeRecord, where string) (block bool, rule string, err error) {
-	if living := n.cfg.Volumes.OfCSI(n.name, w.id.id); len(living) > 0 {
-		origin := living[0].CSI
-		return origin.Way == deferral.WayBlock, origin.Rule, nil
+func (s *stage) howToStage(ctx context.Context) (block bool, err error) {
+	where := s.req.GetStagingTargetPath()
+	if living := s.cfg.Volumes.OfCSI(s.name, s.w.id.id); len(living) > 0 {
+		s.verdict = verdictOf(&living[0])
+		return living[0].CSI.Way == deferral.WayBlock, nil
 	}
-	if len(rec.Plain) > 0 && rec.Stage != nil {
-		return rec.Stage.At == stagedPrivately, rec.Stage.Rule, nil
+	if len(s.rec.Plain) > 0 && s.rec.Stage != nil {
+		s.verdict.Rule = s.rec.Stage.Rule
+		return s.rec.Stage.At == stagedPrivately, nil
 	}
-	if _, mounted := mountOf(where); mounted && rec.Stage == nil {
-		return false, heldOnHost, nil
+	if _, mounted := mountOf(where); mounted && s.rec.Stage == nil {
+		s.verdict.Rule = heldOnHost
+		return false, nil
 	}
-	verdict, err := n.decideStage(ctx, w)
-	if err != nil || !verdict.Defer {
-		return false, verdict.Rule, err
+	if err := s.decide(ctx); err != nil || !s.verdict.Defer {
+		return false, err
 	}
-	has, err := n.capabilities(ctx)
+	has, err := s.capabilities(ctx)
 	if err != nil || has.native {
-		return false, verdict.Rule, err // a driver that can defer does so at the publish
+		return false, err // a driver that can defer does so at the publish
 	}
-	if err := n.checkDeferrable(w, verdict, where, slices.Contains(readerOnly, w.mode())); err != nil {
-		return false, verdict.Rule, err
+	if err := s.checkDeferrable(s.w, s.verdict, where, slices.Contains(readerOnly, s.w.mode())); err != nil {
+		return false, err
 	}
-	return true, verdict.Rule, n.checkBlockWay(w, verdict, where)
+	return true, s.checkBlockWay(s.w, s.verdict, where)
+}
+
+// decide decides for a stage, which names no pod: by the pods of this node that
+// want the volume. Where they want it in several ways the first of them decides
+// here, and each publish for itself. One that will be refused decides nothing.
+func (s *stage) decide(ctx context.Context) (err error) {
+	if s.cfg.Pods == nil {
+		s.verdict, err = s.node.decide(s.w, false, nil)
+		return err
+	}
+	pods, err := s.cfg.Pods.Using(ctx, s.name, s.w.id.id)
+	if err == nil && len(pods) == 0 {
+		err = deferral.Errorf(deferral.Busy, "no pod of this node is known yet to want the volume %s of driver %s: the cluster is asked "+
+			"again", clip(s.w.id.id), s.name)
+	}
+	if err != nil {
+		return by(deferral.PartyPods, err)
+	}
+	var first error
+	for i := range pods {
+		verdict, err := s.decideFor(&pods[i])
+		if first == nil && err != nil {
+			first, s.pod, s.verdict = err, &pods[i], verdict
+		}
+		if err == nil {
+			s.pod, s.verdict = &pods[i], verdict
+			return nil
+		}
+	}
+	return first
+}
+
+func (s *stage) decideFor(pod *Pod) (deferral.Verdict, error) {
+	wants, err := pod.forVolume(s.w.id, "")
+	if err != nil {
+		return deferral.Verdict{}, err
+	}
+	return s.node.decide(s.w, false, wants)
 }
 
 // place has the driver stage the volume, as a device at a private path or as

@@ -42,6 +42,7 @@ func (n *node) unpublishVolume(ctx context.Context, raw []byte, forward forwardF
 		return nil, err
 	}
 	failpoint.Hit("front-unpublish-driver")
+	n.forgetTarget(req.GetTargetPath())
 	return reply, n.forgetPlain(id, req.GetTargetPath())
 }
 

@@ -40,6 +40,8 @@ func (n *node) unstageVolume(ctx context.Context, raw []byte, forward forwardFun
 		return nil, err
 	}
 	n.memory.forget(id)
+	volume := clip(id.id)
+	n.refused.forget(func(r *deferral.Refusal) bool { return r.Driver == n.name && r.VolumeID == volume })
 	return reply, nil
 }
 

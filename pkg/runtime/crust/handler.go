@@ -72,7 +72,7 @@ func (h *Handler) Name() string { return Name }
 
 // Abilities of crust-runc, which the ABI asks of every handler.
 func (h *Handler) Abilities() deferral.Abilities {
-	return deferral.Abilities{GrowsAtMount: true, HostMounts: true, SELinux: h.cfg.SELinux}
+	return deferral.Abilities{GrowsAtMount: true, HostMounts: true, SELinux: h.cfg.SELinux, SubPaths: true}
 }
 
 // Health tells what keeps the handler from working.

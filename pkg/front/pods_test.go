@@ -1,0 +1,260 @@
+package front
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+// askingPolicy lets pods of kata ask, and defers those of crust without a word.
+var askingPolicy = &deferral.Policy{Rules: []deferral.Rule{
+	{Name: "who asks", RuntimeHandlers: []string{"kata"}, Annotated: true, Defer: true, Handler: "kata"},
+	{Name: "crust", RuntimeHandlers: []string{"crust"}, Defer: true, Handler: "crust"},
+}}
+
+// podRig is a rig whose pods are known, each with the volume of the tests as
+// "data" unless it has volumes of its own.
+func podRig(t *testing.T, policy *deferral.Policy, pods ...Pod) *rig {
+	t.Helper()
+	r := newRig(t, policy)
+	known := make(fakePods)
+	for _, pod := range pods {
+		pod.Namespace, pod.Name = "ns", "name-of-"+pod.UID
+		known[pod.UID] = pod
+	}
+	r.cfg.Pods, r.cfg.DefaultHandler = known, "kata"
+	r.restart()
+	return r
+}
+
+func one(v PodVolume) []PodVolume {
+	v.Name, v.Driver, v.VolumeID = "data", driverName, "vol-1"
+	return []PodVolume{v}
+}
+
+func TestPodsThatAsk(t *testing.T) {
+	for name, c := range map[string]struct {
+		pod      Pod
+		deferred bool
+		code     codes.Code
+		party    deferral.Party
+		says     []string
+	}{
+		"by name":              {pod: Pod{RuntimeHandler: "kata", Asks: "data"}, deferred: true},
+		"all":                  {pod: Pod{RuntimeHandler: "kata", Asks: "*"}, deferred: true},
+		"nothing":              {pod: Pod{RuntimeHandler: "kata"}},
+		"another volume":       {pod: Pod{RuntimeHandler: "kata", Asks: "logs", Volumes: append(one(PodVolume{}), PodVolume{Name: "logs", Driver: "other"})}},
+		"the second name":      {pod: Pod{RuntimeHandler: "kata", Asks: "again", Volumes: append(one(PodVolume{}), PodVolume{Name: "again", Driver: driverName, VolumeID: "vol-1"})}, deferred: true},
+		"deferred without":     {pod: Pod{RuntimeHandler: "crust", Asks: "data"}, deferred: true},
+		"wrong runtime":        {pod: Pod{RuntimeHandler: "runc", Asks: "*"}, code: codes.PermissionDenied, party: deferral.PartyPolicy, says: []string{"no rule", `"runc"`}},
+		"default runtime":      {pod: Pod{Asks: "data"}, code: codes.PermissionDenied, party: deferral.PartyPolicy, says: []string{"default runtime"}},
+		"no such volume":       {pod: Pod{RuntimeHandler: "kata", Asks: "data,date"}, code: codes.InvalidArgument, party: deferral.PartyPod, says: []string{`"date"`, "correct the annotation"}},
+		"a raw block volume":   {pod: Pod{RuntimeHandler: "kata", Asks: "raw", Volumes: append(one(PodVolume{}), PodVolume{Name: "raw", Driver: driverName, VolumeID: "r", Block: true})}, code: codes.InvalidArgument, party: deferral.PartyPod, says: []string{`"raw"`, "raw block"}},
+		"unreadable":           {pod: Pod{RuntimeHandler: "kata", Asks: "data;\n\x1b[2J"}, code: codes.InvalidArgument, party: deferral.PartyPod, says: []string{"cannot be read"}},
+		"a volume not known":   {pod: Pod{RuntimeHandler: "kata", Asks: "x", Volumes: []PodVolume{{Name: "x", Unknown: deferral.Errorf(deferral.Timeout, "the cluster does not answer")}}}, code: codes.DeadlineExceeded, party: deferral.PartyPods, says: []string{"the cluster does not answer"}},
+		"not among its own":    {pod: Pod{RuntimeHandler: "kata", Asks: "*", Volumes: []PodVolume{}}, code: codes.Aborted, party: deferral.PartyPods, says: []string{"vol-1"}},
+		"unknown and deferred": {pod: Pod{RuntimeHandler: "crust", Volumes: []PodVolume{}}, code: codes.Aborted, party: deferral.PartyPods, says: []string{"vol-1"}},
+		"unknown and plain":    {pod: Pod{RuntimeHandler: "runc", Volumes: []PodVolume{}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.pod.UID = "p1"
+			r := podRig(t, askingPolicy, c.pod)
+			r.driver.setCaps() // a driver that stages nothing: the publish alone decides
+			err := r.publish("p1")
+			if c.code == codes.OK {
+				r.ok(nil, err)
+				if _, deferred := r.broker.volumes[r.target("p1")]; deferred != c.deferred {
+					t.Errorf("deferred: %v", deferred)
+				}
+				return
+			}
+			r.refused(err, c.code, append(c.says, "volume "+r.target("p1")+" of pod ns/name-of-p1: ")...)
+			if text := err.Error(); strings.ContainsAny(text, "\n\x1b") || len(text) > 1200 {
+				t.Errorf("not one line: %q", text)
+			}
+			if got := r.front.Refused(); len(got) != 1 || got[0].Party != c.party || got[0].PodName != "name-of-p1" {
+				t.Errorf("listed: %+v", got)
+			}
+			r.said()
+		})
+	}
+}
+
+// TestVolumeThatSaysNoToAPodThatAsks: the volume's word is the stronger one.
+func TestVolumeThatSaysNoToAPodThatAsks(t *testing.T) {
+	r := podRig(t, askingPolicy, Pod{UID: "p1", RuntimeHandler: "kata", Asks: "*"})
+	publish := r.publishReq("p1")
+	publish.VolumeContext[deferral.ContextKey] = "false"
+	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.PermissionDenied, AnnotationDefer, deferral.ContextKey, `"false"`)
+	r.said()
+}
+
+func TestSubPaths(t *testing.T) {
+	pod := Pod{UID: "p1", RuntimeHandler: "kata", Asks: "*", Volumes: one(PodVolume{SubPaths: []string{"logs", "x\n"}})}
+	r := podRig(t, askingPolicy, pod)
+	r.stage()
+	r.driver.said()
+	r.refused(r.publish("p1"), codes.Unimplemented, `"logs"`, "subPath", "handler kata", `rule "who asks"`, "mount all of it")
+	r.said()
+	if got := r.front.Refused(); len(got) != 1 || got[0].Party != deferral.PartyHandler || got[0].Handler != "kata" || got[0].Rule != `rule "who asks"` {
+		t.Errorf("listed: %+v", got)
+	}
+	r.broker.abilities.SubPaths = true
+	r.ok(nil, r.publish("p1"))
+	r.broker.abilities.SubPaths = false
+	r.ok(nil, r.publish("p1")) // what is published stays
+}
+
+func TestReaderThatDoesNotSayIt(t *testing.T) {
+	r := podRig(t, deferAll, Pod{UID: "p1"}, Pod{UID: "p2", Volumes: one(PodVolume{ReadOnlyMounts: true})}, Pod{UID: "p3"})
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.refused(r.publish("p2"), codes.FailedPrecondition, "readOnly: true", "wait until the other pod is gone")
+	err := r.publish("p3")
+	r.refused(err, codes.FailedPrecondition, "wait until the other pod is gone")
+	if strings.Contains(err.Error(), "readOnly") {
+		t.Errorf("a writer is told to read only: %v", err)
+	}
+}
+
+func TestGroupIsNotForReadOnlyVolumes(t *testing.T) {
+	r := podRig(t, deferAll, Pod{UID: "p1", FSGroup: "2000", FSGroupPolicy: deferral.GroupAlways})
+	r.stage()
+	publish := r.publishReq("p1")
+	publish.Readonly = true
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	if in := r.broker.asked; in.Group != "" || in.GroupPolicy != "" {
+		t.Errorf("instruction: %+v", in)
+	}
+}
+
+// awayPods is a cluster that does not answer.
+type awayPods struct{}
+
+func (awayPods) ByUID(context.Context, string) (Pod, error) {
+	return Pod{}, deferral.Errorf(deferral.NoSandbox, "the cluster does not answer")
+}
+
+func (awayPods) Using(context.Context, string, string) ([]Pod, error) {
+	return nil, deferral.Errorf(deferral.NoSandbox, "the cluster does not answer")
+}
+
+// TestClusterAway: what is published already waits for nobody, and what is not is
+// never guessed.
+func TestClusterAway(t *testing.T) {
+	r := podRig(t, deferAll, Pod{UID: "p1", FSGroup: "2000"})
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.cfg.Pods = awayPods{}
+	r.restart()
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	if in := r.broker.asked; in.Group != "2000" {
+		t.Errorf("the group on record was forgotten: %+v", in)
+	}
+	r.driver.said()
+	r.refused(r.publish("p2"), codes.Unavailable, "the cluster does not answer")
+	r.said()
+	r.ok(nil, r.unpublish("p1"))
+	r.unstage()
+	r.driver.said()
+	_, err := r.kubelet.NodeStageVolume(t.Context(), r.stageReq())
+	r.refused(err, codes.Unavailable, "the cluster does not answer", "volume "+r.staging()+": ")
+	r.said()
+	if got := r.front.Refused(); len(got) != 1 || got[0].Party != deferral.PartyPods || got[0].Target != r.staging() {
+		t.Errorf("listed: %+v", got)
+	}
+	r.clean()
+}
+
+func TestStageOfPodsThatDisagree(t *testing.T) {
+	bad := Pod{UID: "p0", RuntimeHandler: "kata", Asks: "nothing-like-it"}
+	r := podRig(t, askingPolicy, bad, Pod{UID: "p1", RuntimeHandler: "crust"}, Pod{UID: "p2", RuntimeHandler: "runc"})
+	r.stage()
+	r.said("stage-block private")
+	r.refused(r.publish("p0"), codes.InvalidArgument, "nothing-like-it")
+	r.ok(nil, r.publish("p1"))
+	r.refused(r.publish("p2"), codes.FailedPrecondition, r.target("p1"), "wait until the other pod is gone")
+	r.ok(nil, r.unpublish("p1"))
+	r.ok(nil, r.publish("p2"))
+	r.ok(nil, r.unpublish("p2"))
+	r.unstage()
+	if got := r.front.Refused(); len(got) != 0 {
+		t.Errorf("listed after the unstage: %+v", got)
+	}
+	r.cfg.Pods = fakePods{"p0": bad}
+	r.restart()
+	_, err := r.kubelet.NodeStageVolume(t.Context(), r.stageReq())
+	r.refused(err, codes.InvalidArgument, "nothing-like-it")
+	if got := r.front.Refused(); len(got) != 1 || got[0].Party != deferral.PartyPod || got[0].PodUID != "p0" {
+		t.Errorf("listed: %+v", got)
+	}
+	r.clean()
+}
+
+func TestPodOfTheTarget(t *testing.T) {
+	r := podRig(t, deferAll, Pod{UID: "p1", FSGroup: "1000"})
+	r.stage()
+	publish := r.publishReq("p1")
+	publish.VolumeContext = nil // a driver without podInfoOnMount
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	if in := r.broker.asked; in.Group != "1000" || in.CSI.PodName != "name-of-p1" || in.CSI.PodNamespace != "ns" {
+		t.Errorf("instruction: %+v", in)
+	}
+	r.ok(nil, r.unpublish("p1"))
+	r.driver.said()
+	publish.VolumeContext = map[string]string{podUIDKey: "p2"}
+	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.InvalidArgument, "p1", "p2", podUIDKey)
+	r.said()
+	link := r.dir + "/link"
+	r.ok(nil, os.Symlink(r.broker.root, link))
+	r.cfg.KubeletRoot, r.cfg.PrivateDir = link, link+"/plugins/kubernetes.io/csi/crust-proxy.dev"
+	r.restart()
+	if uid, err := (&node{Front: r.front}).podUID(wanted{}, r.target("p1")); uid != "p1" || err != nil {
+		t.Errorf("below a link: %q, %v", uid, err)
+	}
+}
+
+// TestPodThatKubeletNames is without a cluster.
+func TestPodThatKubeletNames(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	publish := r.publishReq("p1")
+	publish.VolumeContext[podNamespaceKey], publish.VolumeContext[podNameKey] = "team", "db-0"
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	if in := r.broker.asked; in.CSI.PodNamespace != "team" || in.CSI.PodName != "db-0" {
+		t.Errorf("instruction: %+v", in.CSI)
+	}
+	r.ok(nil, r.unpublish("p1"))
+	publish.VolumeContext[podNameKey] = strings.Repeat("x", 1000)
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	if in := r.broker.asked; in.CSI.PodName != "" {
+		t.Errorf("a name of %d bytes was kept", len(in.CSI.PodName))
+	}
+}
+
+func TestInlineVolumesAreKnownByTheirName(t *testing.T) {
+	inline := []PodVolume{{Name: "pv1", Driver: driverName, VolumeID: ""}}
+	r := podRig(t, askingPolicy, Pod{UID: "p1", RuntimeHandler: "kata", Asks: "pv1", Volumes: inline})
+	publish := &csi.NodePublishVolumeRequest{
+		VolumeId: "csi-0123", TargetPath: r.target("p1"), VolumeCapability: mountCap(rwo, "ext4"),
+		VolumeContext: map[string]string{podUIDKey: "p1", ephemeralKey: "true"},
+	}
+	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.Unimplemented, `rule "who asks"`, "inline ephemeral", "volumeClaimTemplate")
+	if got := r.front.Refused(); len(got) != 1 || got[0].Party != deferral.PartyDriver {
+		t.Errorf("listed: %+v", got)
+	}
+	csidefer.SetRequested(publish)
+	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.Unimplemented, "defer_fs_ops of the request")
+}

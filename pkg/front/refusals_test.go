@@ -1,0 +1,152 @@
+package front
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+func refusalOf(i int) deferral.Refusal {
+	target := fmt.Sprintf("/t/%05d", i)
+	return deferral.Refusal{Key: deferral.KeyOf(target), Target: target}
+}
+
+func TestRefusalsAreForgottenAfterTheLastTry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		told := make(map[deferral.Key]int)
+		r := newRefusals(func(key deferral.Key) { mu.Lock(); told[key]++; mu.Unlock() })
+		first := refusalOf(1)
+		start := time.Now()
+		r.note(first)
+		time.Sleep(refusalKept - time.Second)
+		r.note(first)
+		time.Sleep(refusalKept - time.Second)
+		synctest.Wait()
+		got, ok := r.get(first.Key)
+		if !ok || got.Count != 2 || !got.First.Equal(start) || !got.Last.Equal(start.Add(refusalKept-time.Second)) {
+			t.Errorf("kept: %+v, %v", got, ok)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if !r.none() || told[first.Key] != 3 {
+			t.Errorf("kept for ever: %+v, told %d times", r.list(), told[first.Key])
+		}
+	})
+}
+
+func TestRefusalsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRefusals(nil)
+		for i := range maxRefusals {
+			r.note(refusalOf(i))
+			time.Sleep(time.Millisecond)
+		}
+		r.note(refusalOf(0)) // tried again: another one is the oldest now
+		r.note(refusalOf(maxRefusals))
+		all := r.list()
+		if len(all) != maxRefusals || all[0].Target != "/t/00000" || all[1].Target != "/t/00002" {
+			t.Errorf("%d kept, the first are %s and %s", len(all), all[0].Target, all[1].Target)
+		}
+		r.forget(func(one *deferral.Refusal) bool { return strings.HasSuffix(one.Target, "0") })
+		if n := len(r.list()); n != maxRefusals-101 {
+			t.Errorf("%d are left", n)
+		}
+	})
+}
+
+func TestRefusalsComeAndGo(t *testing.T) {
+	r := newRig(t, deferAll)
+	var mu sync.Mutex
+	counted, changed := make(map[deferral.Party]int), 0
+	r.cfg.OnRefused = func(driver string, party deferral.Party) {
+		mu.Lock()
+		defer mu.Unlock()
+		if counted[party]++; driver != driverName {
+			t.Errorf("driver %q", driver)
+		}
+	}
+	r.cfg.OnChange = func(deferral.Key) { mu.Lock(); changed++; mu.Unlock() }
+	r.cfg.DefaultHandler = "kata"
+	r.restart()
+	listed := func() []deferral.Refusal { return r.front.Refused() }
+
+	r.driver.fail("stage-block", status.Error(codes.InvalidArgument, "no block\naccess with hunter2-secret "+strings.Repeat("x", 9000)))
+	stage := r.stageReq()
+	stage.Secrets = map[string]string{"password": "hunter2-secret"}
+	for range 2 {
+		_, err := r.kubelet.NodeStageVolume(t.Context(), stage)
+		r.refused(err, codes.InvalidArgument, "no block access", "volumeMode Block", "volume "+r.staging()+": driver "+driverName)
+		if strings.Contains(err.Error(), "\n") || len(err.Error()) > 2000 {
+			t.Errorf("not one sentence: %d bytes of %.200q", len(err.Error()), err)
+		}
+	}
+	got := listed()
+	if len(got) != 1 || got[0].Party != deferral.PartyDriver || got[0].Count != 2 || got[0].Target != r.staging() ||
+		got[0].Rule != `rule "all"` || got[0].Handler != "kata" || got[0].VolumeID != "vol-1" || got[0].AccessMode != "SINGLE_NODE_WRITER" ||
+		strings.Contains(got[0].Error, "hunter2") {
+		t.Fatalf("listed: %+v", got)
+	}
+	if one, ok := r.front.Refusal(deferral.KeyOf(r.staging())); !ok || one.Error != got[0].Error {
+		t.Errorf("by key: %+v, %v", one, ok)
+	}
+	r.driver.fail("stage-block", nil)
+	r.stage()
+	if got := listed(); len(got) != 0 {
+		t.Errorf("after a success: %+v", got)
+	}
+
+	r.ok(nil, r.publish("p1"))
+	r.refused(r.publish("p2"), codes.FailedPrecondition, "one sandbox")
+	r.broker.stageErr = deferral.Errorf(deferral.InUse, "the device holds xfs")
+	r.refused(r.publish("p1"), codes.FailedPrecondition, "holds xfs")
+	if got := listed(); len(got) != 2 || got[0].Party != deferral.PartyDevice || got[1].Party != deferral.PartyVolume || got[1].PodUID != "p2" {
+		t.Errorf("listed: %+v", got)
+	}
+	r.broker.stageErr = nil
+	r.ok(nil, r.unpublish("p1"))
+	r.ok(nil, r.publish("p2"))
+	if got := listed(); len(got) != 0 {
+		t.Errorf("after all went well: %+v", got)
+	}
+	r.refused(r.publish("p3"), codes.FailedPrecondition)
+	r.ok(nil, r.unpublish("p2"))
+	r.front.SetPolicy(&deferral.Policy{})
+	r.ok(nil, r.publish("p3")) // on the host: nobody refuses it any more
+	if got := listed(); len(got) != 0 {
+		t.Errorf("after it was mounted on the host: %+v", got)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if counted[deferral.PartyDriver] != 2 || counted[deferral.PartyVolume] != 2 || counted[deferral.PartyDevice] != 1 || changed != 9 {
+		t.Errorf("counted %v, %d changes", counted, changed)
+	}
+}
+
+// TestADriversOwnErrorIsNoRefusal: the volume is none of ours, and the error is
+// passed on as it is.
+func TestADriversOwnErrorIsNoRefusal(t *testing.T) {
+	r := newRig(t, &deferral.Policy{})
+	r.driver.fail("stage-mount", status.Error(codes.Internal, "two\nlines"))
+	_, err := r.kubelet.NodeStageVolume(t.Context(), r.stageReq())
+	if status.Convert(err).Message() != "two\nlines" {
+		t.Errorf("got %v", err)
+	}
+	r.driver.fail("stage-mount", nil)
+	r.stage()
+	r.driver.fail("publish-mount", status.Error(codes.Internal, "more\nlines"))
+	if err := r.publish("p1"); status.Convert(err).Message() != "more\nlines" {
+		t.Errorf("got %v", err)
+	}
+	if got := r.front.Refused(); len(got) != 0 {
+		t.Errorf("listed: %+v", got)
+	}
+}
