@@ -80,8 +80,9 @@ fmt: ## Format Go code as lint wants it
 	$(GOLANGCI) fmt
 
 .PHONY: generate
-generate: ## Regenerate the Go code of the protos
+generate: ## Regenerate the Go code of the protos, and deploy/monitoring
 	$(BUF) generate
+	$(GO) run ./internal/monitoring/generate
 
 .PHONY: check-generated
 check-generated: ## Check that generated code and go.mod match their sources
@@ -94,6 +95,10 @@ check-breaking: ## Check the protos against their earlier version
 .PHONY: check-systemd
 check-systemd: ## Verify the units and their exposure
 	@hack/check-systemd.sh
+
+.PHONY: check-monitoring
+check-monitoring: ## Try alerts and dashboard with Prometheus' own parser and rule engine
+	@hack/check-monitoring.sh
 
 .PHONY: package
 package: ## Build dist/*.deb and dist/*.rpm

@@ -1,0 +1,150 @@
+package prometheus
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/promslog"
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/promql/promqltest"
+	"github.com/prometheus/prometheus/rules"
+)
+
+// story is what a node's metrics are, in Prometheus' notation: one value a minute.
+type story struct {
+	// quiet never fires; loud does after so many minutes, and not before.
+	quiet, loud string
+	after       int
+	// says is in the summary.
+	says string
+}
+
+const at = `job="crust-proxy",instance="10.0.0.1:9814",node="n1"`
+
+var stories = map[string]story{
+	"CrustProxyDown": {
+		quiet: `up{AT} 1 0 0 0 1x60
+			up{job="other",instance="x"} 0x60`,
+		loud: `up{AT} 0x60`, after: 5, says: "n1 does not answer",
+	},
+	"CrustProxyRestarts": {
+		quiet: `process_start_time_seconds{AT} 100x30 200x30`,
+		loud:  `process_start_time_seconds{AT} 100 160 220 280 340 400x60`, after: 4, says: "4 times",
+	},
+	"CrustProxyConfigurationBad": {
+		quiet: `crust_proxy_config_last_reload_successful{AT} 1 1 0 0 1x60`,
+		loud:  `crust_proxy_config_last_reload_successful{AT} 0x60`, after: 5, says: "bad one",
+	},
+	"CrustProxyRecordsUnusable": {
+		quiet: `crust_proxy_records_unusable{AT} 0x60`,
+		loud:  `crust_proxy_records_unusable{AT} 2x60`, after: 5, says: "2 records",
+	},
+	"CrustProxyRepairsFail": {
+		quiet: `crust_proxy_reconcile_repairs_total{AT,action="guard",result="ok"} 0+1x60
+			crust_proxy_reconcile_repairs_total{AT,action="guard",result="failed"} 0 0 1x60`,
+		loud: `crust_proxy_reconcile_repairs_total{AT,action="guard",result="failed"} 0+1x60`, after: 16, says: "(guard)",
+	},
+	"CrustProxyVolumesDegraded": {
+		quiet: `crust_proxy_volumes{AT,state="bound",driver="ebs",handler="kata"} 5x60
+			crust_proxy_volumes{AT,state="degraded",driver="ebs",handler="kata"} 1 1 1 stale _x56`,
+		loud: `crust_proxy_volumes{AT,state="degraded",driver="ebs",handler="kata"} 3x60`, after: 5, says: "3 deferred volumes of ebs",
+	},
+	"CrustProxyRemovalStuck": {
+		quiet: `crust_proxy_volumes{AT,state="removing",driver="ebs",handler="kata"} 1x10 stale 1x10 stale 1x10 stale _x20`,
+		loud:  `crust_proxy_volumes{AT,state="removing",driver="ebs",handler="kata"} 1x60`, after: 15, says: "1 volumes of ebs",
+	},
+	"CrustProxyVolumesAbnormal": {
+		quiet: `crust_proxy_volumes_abnormal{AT,driver="ebs",handler="kata"} 1 1 stale _x57`,
+		loud:  `crust_proxy_volumes_abnormal{AT,driver="ebs",handler="kata"} 1x60`, after: 5, says: "1 volumes of ebs",
+	},
+	"CrustProxyDeviceContested": {
+		quiet: `crust_proxy_claims_refused_total{AT,reason="in-use"} 0 0 1x58
+			crust_proxy_claims_refused_total{AT,reason="not-found"} 0+1x60`,
+		loud: `crust_proxy_claims_refused_total{AT,reason="in-use"} 0+1x60`, after: 16, says: "second owner",
+	},
+	"CrustProxyHandlerUnhealthy": {
+		quiet: `crust_proxy_handler_healthy{AT,handler="kata"} 1x60`,
+		loud: `crust_proxy_handler_healthy{AT,handler="kata"} 0x60
+			crust_proxy_handler_healthy{AT,handler="crust"} 1x60`, after: 5, says: "handler kata on n1",
+	},
+	"CrustProxyDriverBypassed": {
+		quiet: `crust_proxy_driver_bypassed{AT,driver="ebs"} 1 stale _x58`,
+		loud:  `crust_proxy_driver_bypassed{AT,driver="ebs"} 1x60`, after: 2, says: "driver ebs on n1",
+	},
+	"CrustProxyDriverNotReady": {
+		quiet: `crust_proxy_driver_ready{AT,driver="ebs"} 0x5 1x55`,
+		loud:  `crust_proxy_driver_ready{AT,driver="ebs"} 0x60`, after: 10, says: "driver ebs behind",
+	},
+	"CrustProxySandboxesUnknown": {
+		quiet: `crust_proxy_source_synced{AT,source="sandboxes"} 0x5 1x55`,
+		loud:  `crust_proxy_source_synced{AT,source="sandboxes"} 0x60`, after: 10, says: "sandboxes",
+	},
+	"CrustProxySandboxesFail": {
+		quiet: `crust_proxy_sandbox_call_duration_seconds_count{AT,handler="kata",call="stats",result="ok"} 0+9x60
+			crust_proxy_sandbox_call_duration_seconds_count{AT,handler="kata",call="stats",result="timeout"} 0+1x60
+			crust_proxy_sandbox_call_duration_seconds_count{AT,handler="kata",call="stats",result="no-sandbox"} 0+9x60`,
+		loud: `crust_proxy_sandbox_call_duration_seconds_count{AT,handler="kata",call="stats",result="ok"} 0+6x60
+			crust_proxy_sandbox_call_duration_seconds_count{AT,handler="kata",call="stats",result="timeout"} 0+4x60`,
+		after: 16, says: "40%",
+	},
+	"CrustProxyCallersDenied": {
+		quiet: `crust_proxy_callers_denied_total{AT} 0 0 1x60`,
+		loud:  `crust_proxy_callers_denied_total{AT} 0+1x60`, after: 16, says: "may not",
+	},
+}
+
+func TestAlertsFire(t *testing.T) {
+	seen := 0
+	for _, rule := range alertRules(t) {
+		told, there := stories[rule.Alert]
+		if !there {
+			t.Errorf("no story is told of %s", rule.Alert)
+			continue
+		}
+		seen++
+		t.Run(rule.Alert, func(t *testing.T) {
+			if at, text := firstFiring(t, rule, told.quiet); at >= 0 {
+				t.Errorf("fires after %d minutes of quiet: %s", at, text)
+			}
+			at, text := firstFiring(t, rule, told.loud)
+			if at != told.after {
+				t.Errorf("fires after %d minutes, should after %d", at, told.after)
+			}
+			if !strings.Contains(text, told.says) || !strings.Contains(text, "n1") || strings.Contains(text, "<") {
+				t.Errorf("says %q", text)
+			}
+		})
+	}
+	if seen != len(stories) {
+		t.Errorf("%d stories are told, and %d alerts are there", len(stories), seen)
+	}
+}
+
+// firstFiring evaluates a rule each minute for an hour. It gives the minute in which
+// an alert fires, or -1, and its summary.
+func firstFiring(t *testing.T, rule rulefmt.Rule, series string) (minute int, summary string) {
+	t.Helper()
+	storage := promqltest.LoadedStorage(t, "load 1m\n"+strings.ReplaceAll(series, "AT", at))
+	defer func() { _ = storage.Close() }()
+	parsed, err := promQL.ParseExpr(rule.Expr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alert := rules.NewAlertingRule(rule.Alert, parsed, time.Duration(rule.For), 0, labels.FromMap(rule.Labels),
+		labels.FromMap(rule.Annotations), labels.EmptyLabels(), "", true, promslog.NewNopLogger())
+	query := rules.EngineQueryFunc(promqltest.NewTestEngine(t, false, 0, promqltest.DefaultMaxSamplesPerQuery), storage)
+	for minute := range 60 {
+		now := time.Unix(0, 0).Add(time.Duration(minute) * time.Minute)
+		if _, err := alert.Eval(t.Context(), 0, now, query, nil, 0); err != nil {
+			t.Fatal(err)
+		}
+		for _, active := range alert.ActiveAlerts() {
+			if active.State == rules.StateFiring {
+				return minute, active.Annotations.Get("summary")
+			}
+		}
+	}
+	return -1, ""
+}
