@@ -163,6 +163,26 @@ func (n *Node) Kill() {
 	}
 }
 
+// Stop asks containerd to end; shims and pods live on.
+func (n *Node) Stop() error {
+	if n.cmd == nil {
+		return nil
+	}
+	ended := make(chan struct{})
+	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	go func(cmd *exec.Cmd) { _, _ = cmd.Process.Wait(); close(ended) }(n.cmd)
+	var slow error
+	select {
+	case <-ended:
+	case <-time.After(startTime):
+		slow = fmt.Errorf("containerd did not end within %v of SIGTERM", startTime)
+	}
+	n.Kill()
+	return slow
+}
+
 // Log is the end of what containerd has logged.
 func (n *Node) Log() string {
 	const most = 8000

@@ -25,20 +25,24 @@ const insideEnv = "CRUST_TEST_NAMESPACE"
 // Main runs the tests of a package in a mount namespace of their own, so that
 // whatever a killed test leaves mounted goes with it, and then looks for loop
 // devices and mounts that were left.
-func Main(m *testing.M) int {
+func Main(m *testing.M) int { return Run(m.Run, 0) }
+
+// Run does what Main does around tests that need more than a mount namespace:
+// other namespaces, or something that is there for all of them.
+func Run(tests func() int, namespaces uintptr) int {
 	if os.Geteuid() != 0 {
 		fmt.Fprintln(os.Stderr, "system tests need root: run them as root, or with sudo")
 		return 1
 	}
 	if os.Getenv(insideEnv) == "" {
-		return enterNamespace()
+		return enterNamespaces(unix.CLONE_NEWNS | namespaces)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		fmt.Fprintln(os.Stderr, "make mounts private:", err)
 		return 1
 	}
 	before := leakable()
-	code := m.Run()
+	code := tests()
 	removeBuilt()
 	for _, left := range leaks(before) {
 		fmt.Fprintln(os.Stderr, "LEAKED:", left)
@@ -60,7 +64,7 @@ func leaks(before []string) []string {
 	}
 }
 
-func enterNamespace() int {
+func enterNamespaces(which uintptr) int {
 	self, err := os.Executable()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -69,7 +73,7 @@ func enterNamespace() int {
 	cmd := exec.Command(self, os.Args[1:]...)
 	cmd.Env = append(os.Environ(), insideEnv+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: which, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

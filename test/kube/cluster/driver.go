@@ -1,0 +1,102 @@
+//go:build system
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/kubeletemu"
+)
+
+// The drivers that a node has, all at once: each is crust-driver, and the name of
+// its StorageClass, too.
+const (
+	// Block is an unmodified driver behind crust-proxy: what is deferred, it
+	// publishes as a raw block volume.
+	Block = "block.example.com"
+	// Native is a driver behind crust-proxy that defers by itself.
+	Native = "native.example.com"
+	// Plain is registered with kubelet directly, as if crust-proxy were not there.
+	Plain = "plain.example.com"
+)
+
+// Driver is one CSI driver's node plugin and controller, with its registrar
+// beside it. Its process may be stopped, killed and started again.
+type Driver struct {
+	*Process
+	// Registrar is the sidecar. It is one of its own: killing the driver leaves it.
+	Registrar *kubeletemu.Registrar
+	// Socket is where the driver itself serves.
+	Socket string
+	data   string
+	conn   *grpc.ClientConn
+}
+
+// newDriver lays out a driver. Its registrar goes to a registry, kubelet's or
+// crust-proxy's.
+func (c *Cluster) newDriver(program, name, registry string, flags ...string) (*Driver, error) {
+	d := &Driver{Socket: filepath.Join(KubeletRoot, "plugins", name, "csi.sock"), data: filepath.Join(c.Dir, "data", name)}
+	for _, dir := range []string{filepath.Dir(d.Socket), registry} {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return nil, err
+		}
+	}
+	d.Process = &Process{
+		Name: name, program: program, log: c.Dir + "/" + name + ".log",
+		args: append([]string{
+			"--endpoint", "unix://" + d.Socket, "--data-dir", d.data, "--node-id", NodeName,
+			"--driver-name", name, "--capacity", "1000000000000", "--log-level", "debug",
+		}, flags...),
+	}
+	d.Registrar = &kubeletemu.Registrar{Dir: registry, Name: name, Endpoint: d.Socket, Restart: time.Second}
+	var err error
+	d.conn, err = grpc.NewClient("unix:"+d.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	d.ready = d.probe
+	return d, nil
+}
+
+func (d *Driver) probe() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	d.conn.ResetConnectBackoff()
+	_, err := csi.NewIdentityClient(d.conn).Probe(ctx, &csi.ProbeRequest{})
+	return err
+}
+
+// Controller is the driver's, asked directly, as its sidecars do.
+func (d *Driver) Controller() csi.ControllerClient {
+	d.conn.ResetConnectBackoff()
+	return csi.NewControllerClient(d.conn)
+}
+
+func (d *Driver) close() error {
+	d.Kill()
+	return errors.Join(d.Registrar.Stop(), d.conn.Close())
+}
+
+// waitDrivers waits until kubelet has the drivers.
+func (c *Cluster) waitDrivers() error {
+	return eventually("kubelet registers the drivers", func(ctx context.Context) error {
+		node, err := c.Client.StorageV1().CSINodes().Get(ctx, NodeName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if len(node.Spec.Drivers) != len(c.Drivers) {
+			return fmt.Errorf("it has %d of %d", len(node.Spec.Drivers), len(c.Drivers))
+		}
+		return nil
+	})
+}

@@ -1,0 +1,101 @@
+//go:build system
+
+package cluster
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// Namespace is where tests make their objects.
+const Namespace = "default"
+
+// Kube is the shared cluster in the hands of one test: what fails, fails the test,
+// and what the test makes goes with it.
+type Kube struct {
+	*Cluster
+	T testing.TB
+}
+
+// On gives the shared cluster to a test. When the test has ended, everything is
+// started again that it has stopped, crust-proxy has its default settings, and
+// nothing may be left of pods and volumes: so only one such test runs at a time.
+// Parts of it that run in parallel use For.
+func On(t testing.TB) *Kube {
+	t.Helper()
+	k := &Kube{Cluster: Shared(t), T: t}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(k.Logs())
+		}
+		k.check(k.Mend())
+		k.check(k.WantNothingLeft())
+		k.check(k.ConfigureProxy(k.DefaultProxy()))
+	})
+	return k
+}
+
+// For gives the cluster to a part of the test, such as a subtest.
+func (k *Kube) For(t testing.TB) *Kube { return &Kube{Cluster: k.Cluster, T: t} }
+
+// Mend starts everything that does not run.
+func (c *Cluster) Mend() error {
+	// In this order, for one needs the other.
+	all := c.Components()
+	for _, name := range []string{"etcd", "apiserver", "controllers", "containerd", Block, Native, Plain, "crust-proxy", "kubelet"} {
+		if one := all[name]; !one.Alive() {
+			one.Kill() // forget what ended by itself
+			if err := one.Start(); err != nil {
+				return err
+			}
+		}
+	}
+	return c.waitDrivers()
+}
+
+// Must fails the test at an error.
+func (k *Kube) Must(err error) {
+	k.T.Helper()
+	if err != nil {
+		k.T.Fatal(err)
+	}
+}
+
+// check has the test fail and go on.
+func (k *Kube) check(err error) {
+	k.T.Helper()
+	if err != nil {
+		k.T.Error(err)
+	}
+}
+
+// Eventually asks until there is no error, or fails the test.
+func (k *Kube) Eventually(what string, try func(context.Context) error) {
+	k.T.Helper()
+	k.Must(eventually(what, try))
+}
+
+// Never asks for some time, and fails the test when there is no error.
+func (k *Kube) Never(what string, during time.Duration, try func(context.Context) error) {
+	k.T.Helper()
+	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(k.T.Context(), callTime)
+		err := try(ctx)
+		cancel()
+		if err == nil {
+			k.T.Fatal(what)
+		}
+	}
+}
+
+// Settings restarts crust-proxy with other settings, until the test has ended.
+func (k *Kube) Settings(settings ProxySettings) {
+	k.T.Helper()
+	k.Must(k.ConfigureProxy(settings))
+}
+
+// context bounds one call.
+func (k *Kube) context() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), callTime)
+}

@@ -1,0 +1,95 @@
+//go:build system
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+)
+
+// Where crust-proxy has what is its own: the defaults of a node.
+const (
+	ProxyRunDir = "/run/crust-proxy"
+	AdminSocket = ProxyRunDir + "/admin.sock"
+	httpSocket  = ProxyRunDir + "/http.sock"
+	handlerTemp = "/run/crust-temp"
+)
+
+// ProxySettings is what tests change in crust-proxy's configuration.
+type ProxySettings struct {
+	// Rules are those of the policy, as YAML in one line.
+	Rules string
+	// Cluster is how it looks pods up, as YAML in one line; empty is not at all.
+	Cluster string
+	// Extra is YAML added to the configuration.
+	Extra string
+}
+
+// DefaultProxy is what tests get that ask for nothing else.
+func (c *Cluster) DefaultProxy() ProxySettings {
+	return ProxySettings{
+		Rules: fmt.Sprintf("[{name: behind-the-front, drivers: [%s, %s], defer: true}]", Block, Native),
+	}
+}
+
+// ConfigureProxy restarts crust-proxy with other settings; with the same ones it
+// does nothing.
+func (c *Cluster) ConfigureProxy(settings ProxySettings) error {
+	if settings == c.settings && c.Proxy.Alive() {
+		return nil
+	}
+	if err := c.Proxy.Stop(); err != nil {
+		return err
+	}
+	if err := c.writeProxyConfig(settings); err != nil {
+		return err
+	}
+	return c.Proxy.Start()
+}
+
+func (c *Cluster) writeProxyConfig(settings ProxySettings) error {
+	text := fmt.Sprintf(`handlers:
+  kata: {enabled: false}
+  crust: {enabled: true, programs: [%[1]s], tempDir: %[2]s}
+front: {enabled: true}
+containerd: {socket: %[3]s}
+http: {listen: "unix:%[4]s"}
+log: {level: debug}
+policy: {rules: %[5]s}
+`, c.crustRunc, handlerTemp, c.Containerd.Socket(), httpSocket, settings.Rules)
+	if settings.Cluster != "" {
+		text += "cluster: " + settings.Cluster + "\n"
+	}
+	c.settings = settings
+	return os.WriteFile(c.proxyConfig(), []byte(text+settings.Extra+"\n"), 0o600)
+}
+
+func (c *Cluster) proxyConfig() string { return c.Dir + "/crust-proxy.yaml" }
+
+func (c *Cluster) proxy(program string) (*Process, error) {
+	p := &Process{Name: "crust-proxy", program: program, args: []string{"--config", c.proxyConfig()}, log: c.Dir + "/crust-proxy.log"}
+	p.ready = func() error { _, err := ProxyHTTP("/readyz"); return err }
+	return p, c.writeProxyConfig(c.DefaultProxy())
+}
+
+// ProxyHTTP gets a page of crust-proxy, such as /metrics.
+func ProxyHTTP(path string) (string, error) {
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", httpSocket)
+	}}
+	reply, err := (&http.Client{Transport: transport, Timeout: 5 * time.Second}).Get("http://crust-proxy" + path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = reply.Body.Close() }()
+	var body strings.Builder
+	if err := copyBody(&body, reply); err != nil {
+		return "", err
+	}
+	return body.String(), nil
+}

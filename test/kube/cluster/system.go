@@ -1,0 +1,167 @@
+//go:build system
+
+package cluster
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// settings are kernel settings by their file.
+type settings map[string][]byte
+
+// sysctls reads what kubelet changes for the whole machine.
+func sysctls() settings {
+	found := settings{}
+	for _, name := range []string{
+		"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
+		"kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes",
+	} {
+		if raw, err := os.ReadFile("/proc/sys/" + name); err == nil {
+			found["/proc/sys/"+name] = raw
+		}
+	}
+	return found
+}
+
+// restore writes back what differs.
+func (s settings) restore() error {
+	var problems []error
+	for path, was := range s {
+		if is, err := os.ReadFile(path); err == nil && bytes.Equal(is, was) {
+			continue
+		}
+		problems = append(problems, os.WriteFile(path, was, 0o600))
+	}
+	return errors.Join(problems...)
+}
+
+// groupRoots are where control groups are: one place, or one for each controller.
+func groupRoots() []string {
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		return []string{"/sys/fs/cgroup"}
+	}
+	roots, _ := filepath.Glob("/sys/fs/cgroup/*")
+	return slices.DeleteFunc(roots, func(root string) bool {
+		info, err := os.Lstat(root) // links are other names of one controller
+		return err != nil || !info.IsDir()
+	})
+}
+
+// makeGroup makes the control group below which kubelet makes those of pods.
+func makeGroup(group string) error {
+	for _, root := range groupRoots() {
+		dir := filepath.Join(root, group)
+		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		// A new cpuset of version 1 is empty, and takes no process.
+		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+			if raw, err := os.ReadFile(filepath.Join(root, file)); err == nil && filepath.Base(root) == "cpuset" {
+				if err := os.WriteFile(filepath.Join(dir, file), raw, 0o600); err != nil {
+					return err
+				}
+			}
+		}
+		if err := delegate(root, dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// delegate lets the groups below have the controllers that there are (version 2).
+func delegate(root, dir string) error {
+	raw, err := os.ReadFile(filepath.Join(root, "cgroup.controllers"))
+	if err != nil || filepath.Base(root) == "unified" {
+		return nil //nolint:nilerr // version 1 has no such file, and leaves it to none
+	}
+	all := "+" + strings.Join(strings.Fields(string(raw)), " +")
+	for _, one := range []string{root, dir} {
+		if err := os.WriteFile(filepath.Join(one, "cgroup.subtree_control"), []byte(all), 0o600); err != nil {
+			return fmt.Errorf("delegate control groups below %s: %w", one, err)
+		}
+	}
+	return nil
+}
+
+// removeGroup kills what is in a control group, and removes it.
+func removeGroup(group string) error {
+	for range 250 {
+		pids := inGroup(group)
+		if len(pids) == 0 {
+			return removeDirs(group)
+		}
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return fmt.Errorf("LEAKED: processes that cannot be killed: %v", inGroup(group))
+}
+
+func removeDirs(group string) error {
+	var problems []error
+	for _, root := range groupRoots() {
+		var dirs []string
+		_ = filepath.WalkDir(filepath.Join(root, group), func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && entry.IsDir() {
+				dirs = append(dirs, path)
+			}
+			return nil
+		})
+		for _, dir := range slices.Backward(dirs) {
+			problems = append(problems, os.Remove(dir))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// inGroup lists the processes in or below a control group.
+func inGroup(group string) []int {
+	var out []int
+	entries, _ := filepath.Glob("/proc/[0-9]*/cgroup")
+	for _, path := range entries {
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		raw, _ := os.ReadFile(path)
+		if err == nil && bytes.Contains(raw, []byte(":"+group+"/")) {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// mountsBelow lists the mount points below a directory, and the directory where it
+// is one.
+func mountsBelow(dir string) []string {
+	raw, _ := os.ReadFile("/proc/self/mountinfo")
+	var points []string
+	for line := range strings.SplitSeq(string(raw), "\n") {
+		fields := strings.Fields(line)
+		if len(fields) > 4 && (fields[4] == dir || strings.HasPrefix(fields[4], dir+"/")) {
+			points = append(points, fields[4])
+		}
+	}
+	return points
+}
+
+func unmountAll(dir string) error {
+	var problems []error
+	for _, point := range slices.Backward(mountsBelow(dir)) {
+		if err := unix.Unmount(point, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			problems = append(problems, fmt.Errorf("unmount %s: %w", point, err))
+		}
+	}
+	return errors.Join(problems...)
+}

@@ -1,0 +1,235 @@
+//go:build system
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Mib is a unit of volumes' sizes.
+const Mib = int64(1) << 20
+
+// VolumeOptions say what volume is made. Only a name and a driver are needed.
+type VolumeOptions struct {
+	Name, Driver string
+	// Size is in bytes; 64 MiB, or what the filesystem needs, unless set.
+	Size int64
+	// FS is the filesystem; ext4 unless set.
+	FS string
+	// Raw is a raw block volume.
+	Raw bool
+	// Mode is ReadWriteOnce unless set.
+	Mode corev1.PersistentVolumeAccessMode
+	// Attributes are added to the volume context, Options are mount options.
+	Attributes map[string]string
+	Options    []string
+	// Change changes the PersistentVolume before it is made.
+	Change func(*corev1.PersistentVolume)
+}
+
+// Volume is a claim with its volume, of the same name, made as
+// external-provisioner does. Both go with the test.
+type Volume struct {
+	VolumeOptions
+	// Handle is the driver's id.
+	Handle string
+	k      *Kube
+}
+
+// NewVolume has the driver make a volume, and waits until the claim is bound.
+func (k *Kube) NewVolume(options VolumeOptions) *Volume {
+	k.T.Helper()
+	v := &Volume{VolumeOptions: options.complete(), k: k}
+	ctx, cancel := k.context()
+	defer cancel()
+	reply, err := k.Drivers[v.Driver].Controller().CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: v.Name, CapacityRange: &csi.CapacityRange{RequiredBytes: v.Size}, VolumeCapabilities: []*csi.VolumeCapability{v.capability()},
+	})
+	k.Must(err)
+	v.Handle = reply.GetVolume().GetVolumeId()
+	k.T.Cleanup(v.remove)
+	_, err = k.Client.CoreV1().PersistentVolumes().Create(ctx, v.volume(reply.GetVolume().GetVolumeContext()), metav1.CreateOptions{})
+	k.Must(err)
+	_, err = k.Client.CoreV1().PersistentVolumeClaims(Namespace).Create(ctx, v.claim(), metav1.CreateOptions{})
+	k.Must(err)
+	k.Eventually("claim "+v.Name+" is bound", func(ctx context.Context) error {
+		claim, err := k.Client.CoreV1().PersistentVolumeClaims(Namespace).Get(ctx, v.Name, metav1.GetOptions{})
+		if err == nil && claim.Status.Phase != corev1.ClaimBound {
+			err = fmt.Errorf("it is %s", claim.Status.Phase)
+		}
+		return err
+	})
+	return v
+}
+
+func (o VolumeOptions) complete() VolumeOptions {
+	if o.FS == "" {
+		o.FS = "ext4"
+	}
+	if o.Mode == "" {
+		o.Mode = corev1.ReadWriteOnce
+	}
+	if o.Size == 0 {
+		// No xfs is smaller than 300 MB, no btrfs than 109.
+		o.Size = map[string]int64{"xfs": 320 * Mib, "btrfs": 128 * Mib, "ext4": 64 * Mib}[o.FS]
+	}
+	return o
+}
+
+func (v *Volume) capability() *csi.VolumeCapability {
+	access := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
+	if v.Raw {
+		access.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	} else {
+		access.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.FS}}
+	}
+	return access
+}
+
+func (v *Volume) mode() *corev1.PersistentVolumeMode {
+	mode := corev1.PersistentVolumeFilesystem
+	if v.Raw {
+		mode = corev1.PersistentVolumeBlock
+	}
+	return &mode
+}
+
+func storage(size int64) corev1.ResourceList {
+	return corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(size, resource.BinarySI)}
+}
+
+func (v *Volume) volume(attributes map[string]string) *corev1.PersistentVolume {
+	all := maps.Clone(v.Attributes)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, attributes)
+	source := &corev1.CSIPersistentVolumeSource{Driver: v.Driver, VolumeHandle: v.Handle, VolumeAttributes: all}
+	if !v.Raw {
+		source.FSType = v.FS
+	}
+	pv := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: v.Name},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity: storage(v.Size), AccessModes: []corev1.PersistentVolumeAccessMode{v.Mode}, VolumeMode: v.mode(),
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain, StorageClassName: v.Driver, MountOptions: v.Options,
+			ClaimRef:               &corev1.ObjectReference{Namespace: Namespace, Name: v.Name},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: source},
+		},
+	}
+	if v.Change != nil {
+		v.Change(pv)
+	}
+	return pv
+}
+
+func (v *Volume) claim() *corev1.PersistentVolumeClaim {
+	return &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: v.Name, Namespace: Namespace},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{v.Mode}, VolumeMode: v.mode(),
+			StorageClassName: &v.Driver, VolumeName: v.Name,
+			Resources: corev1.VolumeResourceRequirements{Requests: storage(v.Size)},
+		},
+	}
+}
+
+// remove takes the claim, the volume and what the driver has away.
+func (v *Volume) remove() {
+	k, core := v.k, v.k.Client.CoreV1()
+	k.check(k.Mend()) // a test may have ended while the driver was away
+	k.check(eventually("claim and volume "+v.Name+" are gone", func(ctx context.Context) error {
+		_ = core.PersistentVolumeClaims(Namespace).Delete(ctx, v.Name, metav1.DeleteOptions{})
+		_ = core.PersistentVolumes().Delete(ctx, v.Name, metav1.DeleteOptions{})
+		_, err := core.PersistentVolumeClaims(Namespace).Get(ctx, v.Name, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("the claim is there: %w", err)
+		}
+		if _, err = core.PersistentVolumes().Get(ctx, v.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("the volume is there: %w", err)
+		}
+		return nil
+	}))
+	// Kubelet unstages some time after the last pod has gone.
+	k.check(eventually("the driver removes volume "+v.Name, func(ctx context.Context) error {
+		_, err := k.Drivers[v.Driver].Controller().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.Handle})
+		return err
+	}))
+}
+
+// Grow raises the claim's size and does what external-resizer does: it has the
+// driver grow the device, and leaves the filesystem to kubelet. WaitGrown waits for
+// that.
+func (v *Volume) Grow(size int64) {
+	v.k.T.Helper()
+	k, claims := v.k, v.k.Client.CoreV1().PersistentVolumeClaims(Namespace)
+	v.change(func(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+		claim.Spec.Resources.Requests = storage(size)
+		_, err := claims.Update(ctx, claim, metav1.UpdateOptions{})
+		return err
+	})
+	ctx, cancel := k.context()
+	defer cancel()
+	_, err := k.Drivers[v.Driver].Controller().ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+		VolumeId: v.Handle, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapability: v.capability(),
+	})
+	k.Must(err)
+	k.Eventually("volume "+v.Name+" has its new capacity", func(ctx context.Context) error {
+		pv, err := k.Client.CoreV1().PersistentVolumes().Get(ctx, v.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		pv.Spec.Capacity = storage(size)
+		_, err = k.Client.CoreV1().PersistentVolumes().Update(ctx, pv, metav1.UpdateOptions{})
+		return err
+	})
+	v.change(func(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+		claim.Status.AllocatedResources = storage(size)
+		claim.Status.AllocatedResourceStatuses = map[corev1.ResourceName]corev1.ClaimResourceStatus{
+			corev1.ResourceStorage: corev1.PersistentVolumeClaimNodeResizePending,
+		}
+		claim.Status.Conditions = []corev1.PersistentVolumeClaimCondition{{
+			Type: corev1.PersistentVolumeClaimFileSystemResizePending, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now(),
+			Message: "Waiting for user to (re-)start a pod to finish file system resize of volume on node.",
+		}}
+		_, err := claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{})
+		return err
+	})
+	v.Size = size
+}
+
+// change changes the claim as it is now.
+func (v *Volume) change(how func(context.Context, *corev1.PersistentVolumeClaim) error) {
+	v.k.T.Helper()
+	v.k.Eventually("claim "+v.Name+" is changed", func(ctx context.Context) error {
+		claim, err := v.k.Client.CoreV1().PersistentVolumeClaims(Namespace).Get(ctx, v.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		return how(ctx, claim)
+	})
+}
+
+// WaitGrown waits until kubelet has grown the filesystem and written it down.
+func (v *Volume) WaitGrown() {
+	v.k.T.Helper()
+	v.k.Eventually("claim "+v.Name+" has grown", func(ctx context.Context) error {
+		claim, err := v.k.Client.CoreV1().PersistentVolumeClaims(Namespace).Get(ctx, v.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		has := claim.Status.Capacity[corev1.ResourceStorage]
+		if has.Value() < v.Size || len(claim.Status.Conditions) > 0 {
+			return fmt.Errorf("it has %d bytes, and conditions %v", has.Value(), claim.Status.Conditions)
+		}
+		return nil
+	})
+}
