@@ -35,6 +35,8 @@ type Config struct {
 	Front Front `json:"front"`
 	// Policy decides which CSI volumes are deferred.
 	Policy Policy `json:"policy"`
+	// Cluster tells of the pods of this node.
+	Cluster Cluster `json:"cluster"`
 	// Containerd tells which sandbox a pod has.
 	Containerd Containerd `json:"containerd"`
 	// CRI tells it where the runtime is not containerd.

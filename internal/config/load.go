@@ -30,6 +30,8 @@ func AddFlags(set *pflag.FlagSet) *Flags {
 	set.StringVar(&c.AdminSocket.Path, "admin-socket", c.AdminSocket.Path, "socket of the Admin API")
 	set.StringVar(&c.Containerd.Socket, "containerd-socket", c.Containerd.Socket, "containerd's socket; empty is off")
 	set.StringVar(&c.CRI.Socket, "cri-socket", c.CRI.Socket, "CRI-O's socket, where the container runtime is not containerd")
+	set.StringVar(&c.Cluster.Kubeconfig, "kubeconfig", "", "how to ask the cluster about this node's pods; empty is off")
+	set.StringVar(&c.Cluster.NodeName, "node-name", "", "this node's name in the cluster; empty is the host name")
 	set.StringVar(&c.HTTP.Listen, "http-listen", c.HTTP.Listen, "metrics and health: host:port, unix:/path, or empty for off")
 	set.StringVar(&c.Log.Level, "log-level", c.Log.Level, "debug, info, warn or error")
 	return f
@@ -66,6 +68,8 @@ func (f *Flags) apply(cfg *Config) {
 		"admin-socket":      {&cfg.AdminSocket.Path, &f.over.AdminSocket.Path},
 		"containerd-socket": {&cfg.Containerd.Socket, &f.over.Containerd.Socket},
 		"cri-socket":        {&cfg.CRI.Socket, &f.over.CRI.Socket},
+		"kubeconfig":        {&cfg.Cluster.Kubeconfig, &f.over.Cluster.Kubeconfig},
+		"node-name":         {&cfg.Cluster.NodeName, &f.over.Cluster.NodeName},
 		"http-listen":       {&cfg.HTTP.Listen, &f.over.HTTP.Listen},
 		"log-level":         {&cfg.Log.Level, &f.over.Log.Level},
 	} {

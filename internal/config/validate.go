@@ -25,6 +25,7 @@ func (c Config) Validate() error {
 		c.Handlers.validate(),
 		c.Front.validate(c.KubeletRoot),
 		c.Policy.validate(c.Handlers.names()),
+		c.Cluster.validate(),
 		c.Containerd.validate(),
 		c.CRI.validate(c.Containerd),
 		c.Relay.validate(),

@@ -34,6 +34,7 @@ func wanted() []string {
 		"/usr/lib/systemd/system/crust-proxy-runtime.socket",
 		"/usr/lib/systemd/system/crust-proxy-admin.socket",
 		"/usr/share/crust-proxy/crust-runc.conf",
+		"/usr/share/crust-proxy/cluster.conf",
 		"/usr/share/bash-completion/completions/crustctl",
 		"/usr/share/fish/vendor_completions.d/crustctl.fish",
 		"/usr/share/doc/crust-proxy/README.md",

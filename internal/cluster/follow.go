@@ -1,0 +1,194 @@
+package cluster
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// What is followed, as errors and metrics name it.
+const (
+	identity   = "the cluster's identity"
+	allPods    = "the pods of this node"
+	allClasses = "runtime classes"
+	allDrivers = "CSI drivers"
+)
+
+// How often a kubeconfig that cannot be used, or whose server does not answer, is
+// looked at again.
+const (
+	firstRetry = time.Second
+	lastRetry  = 30 * time.Second
+)
+
+// Run follows the cluster until ctx ends. No failure ends it: without the cluster
+// all else works.
+func (c *Cluster) Run(ctx context.Context) error {
+	backoff := wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 0.5, Steps: 10, Cap: lastRetry}
+	for ctx.Err() == nil {
+		stamp := c.cfg.Identity.stamp()
+		client, err := c.connect()
+		if err != nil {
+			c.contact.failed(identity, err)
+			c.news.tell()
+			pause(ctx, backoff.Step())
+			continue
+		}
+		c.contact.good(identity)
+		backoff.Duration, backoff.Steps = firstRetry, 10
+		c.api.Store(client)
+		c.follow(ctx, client, stamp)
+		client.client.CloseIdleConnections()
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+func (c *Cluster) connect() (*api, error) {
+	if c.cfg.NodeName == "" {
+		return nil, errors.New("the node's name is not known: set cluster.nodeName")
+	}
+	config, err := c.cfg.Identity.config()
+	if err != nil {
+		return nil, err
+	}
+	return newAPI(config)
+}
+
+// follow watches until ctx ends, or until the API server cannot be reached by this
+// kubeconfig and there is another one.
+func (c *Cluster) follow(ctx context.Context, client *api, stamp [sha256.Size]byte) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var parts sync.WaitGroup
+	for _, one := range c.watches(client) {
+		parts.Go(func() { one.RunWithContext(klog.NewContext(ctx, logr.Discard())) })
+	}
+	parts.Go(func() { c.ahead.run(ctx) })
+	ticker := time.NewTicker(lastRetry)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-ticker.C:
+			if c.Problem() != nil && c.cfg.Identity.stamp() != stamp {
+				cancel()
+			}
+		}
+	}
+	parts.Wait()
+}
+
+func (c *Cluster) watches(client *api) []*cache.Reflector {
+	ofNode := fields.OneTermEqualSelector("spec.nodeName", c.cfg.NodeName)
+	return []*cache.Reflector{
+		c.reflector(client, allPods, client.core, "pods", ofNode, &corev1.Pod{}, func() runtime.Object { return &corev1.PodList{} },
+			podSink{&c.pods}),
+		c.reflector(client, allClasses, client.node, "runtimeclasses", fields.Everything(), &nodev1.RuntimeClass{},
+			func() runtime.Object { return &nodev1.RuntimeClassList{} }, wordSink{&c.classes}),
+		c.reflector(client, allDrivers, client.storage, "csidrivers", fields.Everything(), &storagev1.CSIDriver{},
+			func() runtime.Object { return &storagev1.CSIDriverList{} }, wordSink{&c.drivers}),
+	}
+}
+
+// reflector keeps a sink up to date. Its watches and lists tell how the contact is.
+func (c *Cluster) reflector(
+	client *api, what string, from *rest.RESTClient, resource string, selector fields.Selector, example runtime.Object,
+	list func() runtime.Object, into sink,
+) *cache.Reflector {
+	source := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			found, err := client.list(ctx, from, resource, selector, options, list())
+			c.heard(ctx, what, err)
+			return found, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			found, err := client.watch(ctx, from, resource, selector, options)
+			c.heard(ctx, what, err)
+			return found, err
+		},
+	}
+	quiet := logr.Discard()
+	return cache.NewReflectorWithOptions(source, example, &store{into: into, heard: func() { c.heard(context.Background(), what, nil) }},
+		cache.ReflectorOptions{Name: what, Logger: &quiet, Backoff: &wait.Backoff{
+			Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 10 * time.Second,
+		}})
+}
+
+// heard notes how a list or a watch went.
+func (c *Cluster) heard(ctx context.Context, what string, err error) {
+	switch {
+	case err == nil:
+		c.contact.good(what)
+	case ctx.Err() != nil, apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.IsInvalid(err):
+		// We stop, or the watch is begun anew.
+	default:
+		c.contact.failed(what, c.explain(err))
+		c.news.tell()
+	}
+}
+
+// explain makes the sentence of an error that the API server, or the way to it, gave.
+func (c *Cluster) explain(err error) error {
+	switch host := c.host(); {
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("the API server does not allow it (is %q this node's name in the cluster?): %w", c.cfg.NodeName, clipped(err))
+	case apierrors.IsUnauthorized(err):
+		return fmt.Errorf("the API server %s does not take our identity: %w", host, clipped(err))
+	case apierrors.ReasonForError(err) != metav1.StatusReasonUnknown:
+		return fmt.Errorf("the API server %s answers: %w", host, clipped(err))
+	default:
+		return fmt.Errorf("the API server %s cannot be reached: %w", host, clipped(err))
+	}
+}
+
+func (c *Cluster) host() string {
+	if client := c.api.Load(); client != nil {
+		return client.host
+	}
+	return "of the kubeconfig"
+}
+
+// clippedError is an error whose text is bounded: it may quote what others wrote.
+type clippedError struct {
+	error
+	text string
+}
+
+func (e clippedError) Error() string { return e.text }
+func (e clippedError) Unwrap() error { return e.error }
+
+const maxError = 300
+
+func clipped(err error) error {
+	text := err.Error()
+	if len(text) <= maxError {
+		return err
+	}
+	return clippedError{error: err, text: text[:maxError] + "…"}
+}

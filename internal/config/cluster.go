@@ -1,0 +1,40 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+)
+
+// Cluster is the Kubernetes cluster to ask about the pods of this node.
+type Cluster struct {
+	// Kubeconfig says how the API server is reached and as whom, such as kubelet's
+	// own file; empty is off.
+	Kubeconfig string `json:"kubeconfig"`
+	// InCluster takes the service account of the pod that the daemon runs in.
+	InCluster bool `json:"inCluster"`
+	// NodeName is this node's name in the cluster; empty is the host name in lower
+	// case, as kubelet does it.
+	NodeName string `json:"nodeName"`
+}
+
+// On tells whether a cluster is asked at all.
+func (c Cluster) On() bool { return c.Kubeconfig != "" || c.InCluster }
+
+// nodeForm is that of a DNS subdomain.
+var nodeForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
+
+func (c Cluster) validate() error {
+	var err error
+	if c.Kubeconfig != "" {
+		err = absolute("cluster.kubeconfig", c.Kubeconfig)
+	}
+	if c.Kubeconfig != "" && c.InCluster {
+		err = errors.Join(err, errors.New("cluster.inCluster: the API server is asked by one identity: leave "+
+			"cluster.kubeconfig empty for the service account of the daemon's pod, or set inCluster to false"))
+	}
+	if c.NodeName != "" && (len(c.NodeName) > 253 || !nodeForm.MatchString(c.NodeName)) {
+		err = errors.Join(err, fmt.Errorf("cluster.nodeName: %q is not a node's name: kubectl get nodes shows it", c.NodeName))
+	}
+	return err
+}
