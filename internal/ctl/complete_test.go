@@ -39,7 +39,7 @@ func TestCompletion(t *testing.T) {
 		{"get aa11bb22cc33 |", ""},
 		{"list --driver |", "ebs.csi.aws.com lvm topolvm.io"},
 		{"watch --handler k|", "kata"},
-		{"list --state re|", "published bound degraded removing adopted"},
+		{"list --state re|", "published bound degraded removing adopted refused"},
 		{"list -o |", "table wide json yaml"},
 	}
 	for _, c := range cases {

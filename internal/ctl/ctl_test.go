@@ -236,7 +236,7 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{"bad state", nil, "list --state great", ExitUsage, []string{"bound", "degraded"}},
 		{"bad size", nil, "expand aa11bb --size lots", ExitUsage, []string{"20Gi"}},
 		{"limit below size", nil, "expand aa11bb --size 2Gi --limit 1Gi", ExitUsage, []string{"--limit"}},
-		{"no volume", nil, "get", ExitUsage, []string{"needs a VOLUME"}},
+		{"no volume", nil, "stats", ExitUsage, []string{"needs a VOLUME"}},
 		{"two volumes", nil, "stats a b", ExitUsage, []string{`"b"`}},
 		{"negative timeout", nil, "list --timeout -1s", ExitUsage, []string{"negative"}},
 		{"abstract socket", nil, "list --socket @x", ExitUsage, []string{"abstract"}},

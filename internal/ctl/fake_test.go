@@ -182,7 +182,7 @@ func (f *fakeAdmin) WatchVolumes(req *adminv1.WatchVolumesRequest, stream grpc.S
 	if f.fail != nil {
 		return f.fail
 	}
-	all := volumes()
+	all := f.volumes
 	events := []*adminv1.WatchVolumesResponse{
 		{Type: adminv1.WatchVolumesResponse_TYPE_CHANGED, Volume: all[0]},
 		{Type: adminv1.WatchVolumesResponse_TYPE_CHANGED, Volume: all[1]},

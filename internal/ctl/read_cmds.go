@@ -63,10 +63,13 @@ func (a *app) list(ctx context.Context, c *client, req *adminv1.ListVolumesReque
 
 func (a *app) getCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "get VOLUME", Short: "Show all that is known of one volume",
+		Use: "get [VOLUME]", Short: "Show all that is known of one volume; without one, list them",
 		Example: "  crustctl get 3f1c9a0b52de",
-		Args:    arguments("VOLUME"), ValidArgsFunction: a.completeVolume,
+		Args:    atMostOne, ValidArgsFunction: a.completeVolume,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return a.call(cmd, func(ctx context.Context, c *client) error { return a.list(ctx, c, &adminv1.ListVolumesRequest{}) })
+			}
 			return a.call(cmd, func(ctx context.Context, c *client) error {
 				got, err := c.GetVolume(ctx, &adminv1.GetVolumeRequest{Volume: args[0]})
 				if err != nil {
@@ -81,28 +84,38 @@ func (a *app) getCmd() *cobra.Command {
 	}
 }
 
+func atMostOne(cmd *cobra.Command, args []string) error {
+	if len(args) > 1 {
+		return arguments("VOLUME")(cmd, args)
+	}
+	return nil
+}
+
 func (a *app) describe(v *adminv1.Volume) error {
 	t := &table{heading: []string{"", ""}}
 	t.add(text("Target:"), text(v.GetTargetPath()))
 	t.add(text("ID:"), text(v.GetId()))
-	t.add(text("State:"), painted(stateColour(v.GetState()), stateName(v.GetState())))
+	t.add(text("State:"), stateCell(v))
 	t.add(text("Age:"), text(a.age(v.GetCreatedAt())))
 	t.add(text("Driver:"), text(v.GetDriver()))
 	t.add(text("CSI volume:"), text(v.GetVolumeId()))
 	t.add(text("Way:"), text(wayText(v.GetWay())))
-	t.add(text("Deferred by:"), text(v.GetRule()))
+	t.add(text(ruleLabel(v)), text(v.GetRule()))
 	t.add(text("Handler:"), text(v.GetHandler()))
 	t.add(text("Device:"), text(withDetail(v.GetDevice(), v.GetDeviceId())))
 	t.add(text("Filesystem:"), text(v.GetFsType()))
 	t.add(text("Access:"), text(withDetail(access(v), v.GetAccessMode())))
 	t.add(text("Mount flags:"), text(strings.Join(v.GetMountFlags(), ",")))
 	t.add(text("Group:"), text(withDetail(v.GetSupplementalGroup(), v.GetSupplementalGroupChangePolicy())))
-	t.add(text("Pod:"), text(v.GetPodUid()))
+	t.add(text("Pod:"), text(podDetail(v)))
 	t.add(text("Sandbox:"), text(a.sandbox(v.GetSandbox())))
 	t.add(text("Grow to:"), text(growText(v.GetGrowToBytes())))
 	t.add(text("Condition:"), conditionCell(v.GetCondition()))
+	if v.GetRefusals() > 0 {
+		t.add(text("Refused by:"), text(refusedText(v)))
+	}
 	t.add(text("Last error:"), a.lastError(v))
-	if err := a.print(t, false); err != nil {
+	if err := a.print(t, false); err != nil || v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED {
 		return err
 	}
 	if len(v.GetUsage()) == 0 {
@@ -112,6 +125,29 @@ func (a *app) describe(v *adminv1.Volume) error {
 		return err
 	}
 	return a.print(usageTable(v.GetUsage()), true)
+}
+
+// ruleLabel says what the rule did.
+func ruleLabel(v *adminv1.Volume) string {
+	if v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED {
+		return "Decided by:"
+	}
+	return "Deferred by:"
+}
+
+func podDetail(v *adminv1.Volume) string {
+	if v.GetPodName() == "" {
+		return v.GetPodUid()
+	}
+	return withDetail(podText(v), v.GetPodUid())
+}
+
+// refusedText is who said no, and how often.
+func refusedText(v *adminv1.Volume) string {
+	if v.GetRefusals() == 1 {
+		return v.GetRefusedBy() + " (once)"
+	}
+	return v.GetRefusedBy() + " (" + number(v.GetRefusals()) + " times)"
 }
 
 func (a *app) sandbox(s *adminv1.Sandbox) string {

@@ -18,7 +18,7 @@ func stateColour(s adminv1.VolumeState) string {
 	switch s {
 	case adminv1.VolumeState_VOLUME_STATE_BOUND:
 		return green
-	case adminv1.VolumeState_VOLUME_STATE_DEGRADED:
+	case adminv1.VolumeState_VOLUME_STATE_DEGRADED, adminv1.VolumeState_VOLUME_STATE_REFUSED:
 		return red
 	case adminv1.VolumeState_VOLUME_STATE_REMOVING:
 		return yellow
@@ -40,14 +40,31 @@ func (a *app) volumeHeading() []string {
 func (a *app) volumeRow(v *adminv1.Volume) []cell {
 	used, total := usedOf(v)
 	row := []cell{
-		text(short(v.GetId())), painted(stateColour(v.GetState()), stateName(v.GetState())), text(v.GetDriver()), text(v.GetHandler()),
+		text(short(v.GetId())), stateCell(v), text(v.GetDriver()), text(v.GetHandler()),
 		text(v.GetDevice()), text(short(v.GetSandbox().GetId())), text(used), text(total), text(a.age(v.GetCreatedAt())),
 	}
 	if a.output == formatWide {
-		row = append(row, text(v.GetDeviceId()), text(v.GetFsType()), text(access(v)), text(v.GetPodUid()),
+		row = append(row, text(v.GetDeviceId()), text(v.GetFsType()), text(access(v)), text(podText(v)),
 			text(a.age(v.GetUsageAt())), painted(red, v.GetLastError()))
 	}
 	return append(row, text(v.GetTargetPath()))
+}
+
+// stateCell is where a volume stands; of one that is refused also who said no.
+func stateCell(v *adminv1.Volume) cell {
+	state := stateName(v.GetState())
+	if v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED {
+		state = withDetail(state, v.GetRefusedBy())
+	}
+	return painted(stateColour(v.GetState()), state)
+}
+
+// podText is the pod as people know it, or else its UID.
+func podText(v *adminv1.Volume) string {
+	if v.GetPodName() == "" {
+		return v.GetPodUid()
+	}
+	return v.GetPodNamespace() + "/" + v.GetPodName()
 }
 
 func usedOf(v *adminv1.Volume) (used, total string) {

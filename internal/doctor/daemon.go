@@ -64,6 +64,8 @@ func volumeFinding(v *adminv1.Volume) (Finding, bool) {
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED:
 		return failure("crustctl reconcile, then "+look,
 			"volume %s is degraded: %s", v.GetTargetPath(), orNone(v.GetLastError())), true
+	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED:
+		return warning(look+"; its pod does not start", "refused by the %s: %s", orNone(v.GetRefusedBy()), orNone(v.GetLastError())), true
 	case v.GetLastError() != "":
 		return warning(look, "volume %s: %s", v.GetTargetPath(), v.GetLastError()), true
 	case v.GetCondition().GetAbnormal():

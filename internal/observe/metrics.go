@@ -20,6 +20,7 @@ type Metrics struct {
 	sandbox   *prometheus.HistogramVec
 	bypassed  *prometheus.CounterVec
 	bypassing *prometheus.GaugeVec
+	refusals  *prometheus.CounterVec
 	drivers   drivers
 	children  children
 }
@@ -59,11 +60,14 @@ func NewMetrics(version string) *Metrics {
 	m.bypassing = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "crust_proxy_driver_bypassed", Help: "1 while a driver is registered with kubelet directly, past the front.",
 	}, []string{"driver"})
+	m.refusals = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "crust_proxy_refusals_total", Help: "Times a volume that a pod waits for could not be deferred, by who said no.",
+	}, []string{"driver", "party"})
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "crust_proxy_build_info", Help: "1, labelled by version.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.Registry.MustRegister(m.calls, m.durations, m.refused, m.denied, m.repairs, m.published, m.sandbox, m.bypassed, m.bypassing, build,
+	m.Registry.MustRegister(m.calls, m.durations, m.refused, m.denied, m.repairs, m.published, m.sandbox, m.bypassed, m.bypassing, m.refusals, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -91,6 +95,12 @@ func (m *Metrics) Published(driver, handler string) {
 // SandboxAsked times an answer of a sandbox; result is "ok" or an error's kind.
 func (m *Metrics) SandboxAsked(handler, call, result string, took time.Duration) {
 	m.sandbox.WithLabelValues(handler, call, result).Observe(took.Seconds())
+}
+
+// VolumeRefused counts a volume that could not be deferred. The party is one of
+// few, and of our own words.
+func (m *Metrics) VolumeRefused(driver, party string) {
+	m.refusals.WithLabelValues(m.drivers.label(driver), party).Inc()
 }
 
 // DriverBypassed tells that a driver registered with kubelet past the front, or

@@ -51,7 +51,7 @@ func (s *AdminServer) Register(to grpc.ServiceRegistrar) {
 func (s *AdminServer) GetNode(context.Context, *adminv1.GetNodeRequest) (*adminv1.GetNodeResponse, error) {
 	path, yaml := s.Config()
 	byState := make(map[string]int64)
-	for _, status := range s.Node.List() {
+	for _, status := range s.Node.Shown() {
 		byState[s.Node.StateOf(status)]++
 	}
 	return &adminv1.GetNodeResponse{
@@ -73,7 +73,7 @@ func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesReq
 	}
 	size := min(cmp.Or(int(req.GetPageSize()), defaultPage), maxPage)
 	out := &adminv1.ListVolumesResponse{}
-	for _, status := range s.Node.List() {
+	for _, status := range s.Node.Shown() {
 		if status.Target <= req.GetPageToken() || !s.selects(req, status) {
 			continue
 		}
@@ -114,11 +114,20 @@ func (s *AdminServer) find(ctx context.Context, ref string) (deferral.Status, er
 	return found, nil
 }
 
+// live finds a volume that a sandbox may have.
+func (s *AdminServer) live(ctx context.Context, ref string) (deferral.Status, error) {
+	found, err := s.find(ctx, ref)
+	if err == nil && found.Refusal != nil {
+		return found, rpccode.Status(deferral.Errorf(deferral.NoSandbox, "no sandbox has the volume, for it was refused: %s", found.Refusal.Error))
+	}
+	return found, err
+}
+
 // GetVolumeStats asks the sandbox.
 func (s *AdminServer) GetVolumeStats(
 	ctx context.Context, req *adminv1.GetVolumeStatsRequest,
 ) (*adminv1.GetVolumeStatsResponse, error) {
-	found, err := s.find(ctx, req.GetVolume())
+	found, err := s.live(ctx, req.GetVolume())
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +145,7 @@ func (s *AdminServer) GetVolumeStats(
 func (s *AdminServer) ExpandVolume(
 	ctx context.Context, req *adminv1.ExpandVolumeRequest,
 ) (*adminv1.ExpandVolumeResponse, error) {
-	found, err := s.find(ctx, req.GetVolume())
+	found, err := s.live(ctx, req.GetVolume())
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +212,7 @@ func (s *AdminServer) WatchVolumes(
 	changes, unsubscribe := s.Hub.subscribe()
 	defer unsubscribe()
 	watch := &watch{server: s, req: req, stream: stream, sent: make(map[deferral.Key]string)}
-	for _, status := range s.Node.List() {
+	for _, status := range s.Node.Shown() {
 		if err := watch.show(status); err != nil {
 			return err
 		}
@@ -236,7 +245,7 @@ type watch struct {
 }
 
 func (w *watch) update(key deferral.Key) error {
-	if status, ok := w.server.Node.byKey(key); ok {
+	if status, ok := w.server.Node.shownByKey(key); ok {
 		return w.show(status)
 	}
 	target, known := w.sent[key]

@@ -14,6 +14,8 @@ import (
 // StateOf names where a volume stands, as metrics show it.
 func (n *Node) StateOf(s deferral.Status) string {
 	switch n.state(s) {
+	case adminv1.VolumeState_VOLUME_STATE_REFUSED:
+		return "refused"
 	case adminv1.VolumeState_VOLUME_STATE_ADOPTED:
 		return "adopted"
 	case adminv1.VolumeState_VOLUME_STATE_REMOVING:
@@ -29,6 +31,8 @@ func (n *Node) StateOf(s deferral.Status) string {
 
 func (n *Node) state(s deferral.Status) adminv1.VolumeState {
 	switch {
+	case s.Refusal != nil:
+		return adminv1.VolumeState_VOLUME_STATE_REFUSED
 	case s.Adopted:
 		return adminv1.VolumeState_VOLUME_STATE_ADOPTED
 	case s.Removing:
@@ -49,24 +53,47 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 		Id: string(v.Key), TargetPath: v.Target, State: n.state(s), Driver: v.Driver, Handler: v.Handler,
 		Device: v.Device.Path, DeviceId: v.Device.String(), FsType: v.FSType, MountFlags: v.MountFlags,
 		ReadOnly: v.ReadOnly, SupplementalGroup: v.Group, SupplementalGroupChangePolicy: string(v.GroupPolicy),
-		PodUid: v.PodUID, CreatedAt: stamp(v.Created), Sandbox: n.sandbox(v), GrowToBytes: v.GrowTo,
+		PodUid: v.PodUID, CreatedAt: stamp(v.Created), GrowToBytes: v.GrowTo,
 	}
 	if v.CSI != nil {
 		out.VolumeId, out.AccessMode, out.Rule, out.Way = v.CSI.VolumeID, v.CSI.AccessMode, v.CSI.Rule, v.CSI.Way
+		out.PodNamespace, out.PodName = v.CSI.PodNamespace, v.CSI.PodName
 	}
-	if v.Adopted {
+	if v.Adopted || s.Refusal != nil {
 		out.DeviceId = ""
+	}
+	if s.Refusal == nil {
+		out.Sandbox = n.sandbox(v)
 	}
 	known, ok := n.Relay.Known(v.Key)
 	if ok && !known.At.IsZero() {
 		out.Usage, out.Condition, out.UsageAt = usageMessages(known.Report), conditionMessage(known.Report), stamp(known.At)
 	}
 	out.LastError, out.LastErrorAt = lastError(s, known)
+	n.showRefusal(s, out)
 	if known.Requests > 0 {
 		out.StatsTook, out.StatsAt = durationpb.New(known.Took), stamp(known.AskedAt)
 		out.StatsRequests, out.StatsFailures = known.Requests, known.Failures
 	}
 	return out
+}
+
+// showRefusal shows who said no to a volume, or to a repeated call for one that is
+// on record.
+func (n *Node) showRefusal(s deferral.Status, out *adminv1.Volume) {
+	refusal := s.Refusal
+	if refusal == nil && n.Refusals != nil {
+		if found, ok := n.Refusals.Refusal(s.Key); ok {
+			refusal = &found
+		}
+	}
+	if refusal == nil {
+		return
+	}
+	out.RefusedBy, out.Refusals = string(refusal.Party), refusal.Count
+	if out.GetLastError() == "" {
+		out.LastError, out.LastErrorAt = refusal.Error, stamp(refusal.Last)
+	}
 }
 
 // lastError is what is wrong with the volume itself, or else what its sandbox

@@ -19,7 +19,7 @@ type freezer interface {
 func (s *AdminServer) FreezeVolume(
 	ctx context.Context, req *adminv1.FreezeVolumeRequest,
 ) (*adminv1.FreezeVolumeResponse, error) {
-	found, err := s.find(ctx, req.GetVolume())
+	found, err := s.live(ctx, req.GetVolume())
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func checkFreeze(v *deferral.Volume, req *adminv1.FreezeVolumeRequest) error {
 
 // ThawVolume lets writes go on.
 func (s *AdminServer) ThawVolume(ctx context.Context, req *adminv1.ThawVolumeRequest) (*adminv1.ThawVolumeResponse, error) {
-	found, err := s.find(ctx, req.GetVolume())
+	found, err := s.live(ctx, req.GetVolume())
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,14 @@ type Node struct {
 	Broker   *deferral.Broker
 	Handlers map[string]runtime.Handler
 	Relay    *stats.Relay
+	// Refusals are the volumes that were refused; nil where the front is off.
+	Refusals Refusals
+}
+
+// Refusals are volumes that pods wait for and that are not on record.
+type Refusals interface {
+	Refused() []deferral.Refusal
+	Refusal(key deferral.Key) (deferral.Refusal, bool)
 }
 
 // idForm is a key or the beginning of one.
@@ -52,14 +60,14 @@ func (n *Node) byKey(key deferral.Key) (deferral.Status, bool) {
 // fits one volume only.
 func (n *Node) byReference(ref string) (deferral.Status, error) {
 	if strings.HasPrefix(ref, "/") {
-		return n.byTarget(ref)
+		return n.shownByTarget(ref)
 	}
 	if !idForm.MatchString(ref) {
 		return deferral.Status{}, deferral.Errorf(deferral.Invalid,
 			"%.80q names no volume: give a target path, an id, or the first 6 digits or more of one", ref)
 	}
 	var found []deferral.Status
-	for _, status := range n.List() {
+	for _, status := range n.Shown() {
 		if strings.HasPrefix(string(status.Key), ref) {
 			found = append(found, status)
 		}
@@ -89,6 +97,51 @@ func (n *Node) List() []deferral.Status {
 	}
 	slices.SortFunc(all, func(x, y deferral.Status) int { return strings.Compare(x.Target, y.Target) })
 	return all
+}
+
+// Shown gives all volumes and those that were refused, ordered by target.
+func (n *Node) Shown() []deferral.Status {
+	all := n.List()
+	if n.Refusals == nil {
+		return all
+	}
+	refused := n.Refusals.Refused()
+	if len(refused) == 0 {
+		return all
+	}
+	for i := range refused {
+		if _, there := n.byKey(refused[i].Key); !there {
+			all = append(all, refused[i].Status())
+		}
+	}
+	slices.SortFunc(all, func(x, y deferral.Status) int { return strings.Compare(x.Target, y.Target) })
+	return all
+}
+
+// shownByKey finds a volume, or one that was refused.
+func (n *Node) shownByKey(key deferral.Key) (deferral.Status, bool) {
+	if status, ok := n.byKey(key); ok || n.Refusals == nil {
+		return status, ok
+	}
+	if refusal, ok := n.Refusals.Refusal(key); ok {
+		return refusal.Status(), true
+	}
+	return deferral.Status{}, false
+}
+
+// shownByTarget finds a volume by its target path, or one that was refused by its
+// target or staging path.
+func (n *Node) shownByTarget(path string) (deferral.Status, error) {
+	found, err := n.byTarget(path)
+	if err == nil || n.Refusals == nil {
+		return found, err
+	}
+	for _, refusal := range n.Refusals.Refused() {
+		if refusal.Target == path {
+			return refusal.Status(), nil
+		}
+	}
+	return found, err
 }
 
 func (n *Node) adopted() []*deferral.Volume {

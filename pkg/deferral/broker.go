@@ -82,6 +82,8 @@ type Status struct {
 	// was seen first.
 	Problem      error
 	ProblemSince time.Time
+	// Refusal is set for a volume that was refused: it is not on record.
+	Refusal *Refusal
 }
 
 // NewBroker opens the state directory. Nothing is served before Reconcile.

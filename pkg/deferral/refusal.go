@@ -48,3 +48,11 @@ type Refusal struct {
 	First, Last time.Time
 	Count       int64
 }
+
+// Status shows the refusal as a volume is shown.
+func (r *Refusal) Status() Status {
+	return Status{Refusal: r, Volume: &Volume{
+		Key: r.Key, Target: r.Target, FSType: r.FSType, Handler: r.Handler, Driver: r.Driver, PodUID: r.PodUID, Created: r.First,
+		CSI: &CSIOrigin{VolumeID: r.VolumeID, Rule: r.Rule, AccessMode: r.AccessMode, PodNamespace: r.PodNamespace, PodName: r.PodName},
+	}}
+}
