@@ -96,6 +96,14 @@ check-breaking: ## Check the protos against their earlier version
 check-systemd: ## Verify the units and their exposure
 	@hack/check-systemd.sh
 
+.PHONY: check-deploy
+check-deploy: ## Lint and render chart and kustomizations, and check what comes out
+	@hack/check-deploy.sh
+
+.PHONY: deploy
+deploy: ## Write what of deploy/ is made of other files
+	@hack/check-deploy.sh --update
+
 .PHONY: check-monitoring
 check-monitoring: ## Try alerts and dashboard with Prometheus' own parser and rule engine
 	@hack/check-monitoring.sh

@@ -33,6 +33,7 @@ steps() {
 	step generated make -s check-generated
 	step breaking make -s check-breaking
 	step systemd make -s check-systemd
+	step deploy make -s check-deploy
 	step monitoring make -s check-monitoring
 	step lint make -s lint
 	step unit make -s unit

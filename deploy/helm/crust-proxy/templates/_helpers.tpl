@@ -1,0 +1,57 @@
+{{- define "crust-proxy.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "crust-proxy.selectorLabels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "crust-proxy.labels" -}}
+{{ include "crust-proxy.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "crust-proxy.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{/* The daemon's configuration: what follows from values, and over it what the user wrote. */}}
+{{- define "crust-proxy.config" -}}
+{{- $made := dict "kubeletRoot" .Values.kubeletRoot "http" (dict "listen" (printf ":%d" (int .Values.daemonset.port))) -}}
+{{- if .Values.crustRunc.install -}}
+{{- $program := printf "%s/crust-runc" .Values.crustRunc.directory -}}
+{{- $_ := set $made "handlers" (dict "crust" (dict "enabled" true "programs" (list $program))) -}}
+{{- end -}}
+{{- if eq .Values.cluster.source "serviceAccount" -}}
+{{- $_ := set $made "cluster" (dict "inCluster" true) -}}
+{{- else if eq .Values.cluster.source "kubeconfig" -}}
+{{- $_ := set $made "cluster" (dict "kubeconfig" .Values.cluster.kubeconfig) -}}
+{{- end -}}
+{{- $all := mergeOverwrite $made (deepCopy .Values.config) -}}
+{{- if not $all.cluster -}}
+{{- range (($all.policy).rules) -}}
+{{- if or .runtimeHandlers .annotated -}}
+{{- fail (printf "config.policy.rules: the rule %q goes by the pod, and nothing tells the daemon of pods: set cluster.source" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $all -}}
+{{- end -}}
+
+{{/* What of it needs a restart: the rest is taken up by the running daemon. */}}
+{{- define "crust-proxy.restartChecksum" -}}
+{{- omit (include "crust-proxy.config" . | fromYaml) "policy" "authorization" "devices" "relay" "log" | toYaml | sha256sum -}}
+{{- end -}}

@@ -1,0 +1,208 @@
+//go:build system
+
+package deploy
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/crust-proxy/crust-proxy/internal/daemon"
+	"github.com/crust-proxy/crust-proxy/test/deploy/render"
+)
+
+// variants are the chart's defaults and the values files beside it.
+func variants(t *testing.T) map[string][]string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(render.Chart(), "ci/*-values.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatal("no values files in the chart's ci directory: ", err)
+	}
+	all := map[string][]string{"defaults": nil}
+	for _, file := range files {
+		all[strings.TrimSuffix(filepath.Base(file), "-values.yaml")] = []string{"--values=" + file}
+	}
+	return all
+}
+
+func TestLint(t *testing.T) {
+	for name, args := range variants(t) {
+		t.Run(name, func(t *testing.T) {
+			lint := []string{"lint", "--strict", "--quiet", "--kube-version=" + render.KubeVersion, render.Chart()}
+			if _, err := render.Helm(t, append(lint, args...)...); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestEveryVariantIsOfKnownTypes(t *testing.T) {
+	for name, args := range variants(t) {
+		t.Run(name, func(t *testing.T) { strictlyTyped(t, render.Objects(t, render.Template(t, args...))) })
+	}
+}
+
+// TestConfigurationIsTheDaemons has the daemon itself look at the configuration that
+// the chart makes.
+func TestConfigurationIsTheDaemons(t *testing.T) {
+	for name, args := range variants(t) {
+		t.Run(name, func(t *testing.T) {
+			for _, one := range render.Objects(t, render.Template(t, args...)) {
+				if one.GetKind() == "ConfigMap" && one.GetName() == "crust-proxy" {
+					validate(t, one)
+				}
+			}
+		})
+	}
+}
+
+func validate(t *testing.T, configMap *unstructured.Unstructured) {
+	t.Helper()
+	text, found, err := unstructured.NestedString(configMap.Object, "data", "config.yaml")
+	if err != nil || !found {
+		t.Fatalf("no config.yaml in %s: %v", configMap.GetName(), err)
+	}
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out, complaints strings.Builder
+	if code := daemon.Main([]string{"validate", "--config", file}, &out, &complaints); code != 0 {
+		t.Errorf("crust-proxy validate says %d: %s\n%s", code, complaints.String(), text)
+	}
+}
+
+func TestOnlyTheDaemonSetVariantRuns(t *testing.T) {
+	args := variants(t)
+	for _, one := range render.Objects(t, render.Template(t, args["node-installed"]...)) {
+		switch one.GetKind() {
+		case "DaemonSet", "ServiceAccount", "PodMonitor":
+			t.Errorf("node-installed makes the %s %s", one.GetKind(), one.GetName())
+		case "ConfigMap":
+			if one.GetName() == "crust-proxy" {
+				t.Error("node-installed makes a configuration that nobody reads")
+			}
+		}
+	}
+}
+
+// TestPathsAreTheHosts: records and links hold on both sides only where every path of
+// the node is the same in the container; and guards have to reach kubelet.
+func TestPathsAreTheHosts(t *testing.T) {
+	for _, name := range []string{"defaults", "daemonset", "kubeconfig"} {
+		t.Run(name, func(t *testing.T) {
+			set := daemonSet(t, render.Objects(t, render.Template(t, variants(t)[name]...)))
+			pod := set.Spec.Template.Spec
+			host := map[string]string{}
+			for _, volume := range pod.Volumes {
+				if volume.HostPath != nil {
+					host[volume.Name] = volume.HostPath.Path
+				}
+			}
+			propagation := map[string]corev1.MountPropagationMode{}
+			for _, mount := range pod.Containers[0].VolumeMounts {
+				if path := host[mount.Name]; path != "" && path != mount.MountPath {
+					t.Errorf("%s of the node is %s in the container", path, mount.MountPath)
+				}
+				if mount.MountPropagation != nil {
+					propagation[mount.Name] = *mount.MountPropagation
+				}
+			}
+			if propagation["kubelet"] != corev1.MountPropagationBidirectional || propagation["run"] != corev1.MountPropagationHostToContainer {
+				t.Errorf("mounts are propagated so: %v", propagation)
+			}
+			if !*pod.Containers[0].SecurityContext.Privileged || !pod.HostPID {
+				t.Error("the container may not mount for the node, or see its processes")
+			}
+		})
+	}
+}
+
+func daemonSet(t *testing.T, all []*unstructured.Unstructured) *appsv1.DaemonSet {
+	t.Helper()
+	set := &appsv1.DaemonSet{}
+	found := render.Find(t, all, "DaemonSet", "crust-proxy")
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(found.Object, set); err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+// TestOnlyWhatNeedsItRestarts: the policy is taken up by the running daemon.
+func TestOnlyWhatNeedsItRestarts(t *testing.T) {
+	checksum := func(args ...string) string {
+		set := daemonSet(t, render.Objects(t, render.Template(t, args...)))
+		return set.Spec.Template.Annotations["crust-proxy.dev/restart-checksum"]
+	}
+	before := checksum()
+	policy := checksum("--set-json", `config.policy.rules=[{"name":"all","defer":true}]`, "--set", "config.log.level=debug")
+	if before == "" || policy != before {
+		t.Errorf("a changed policy restarts the daemon: %q, then %q", before, policy)
+	}
+	if checksum("--set", "config.front.enabled=false") == before {
+		t.Error("a front that is turned off does not restart the daemon")
+	}
+}
+
+func TestWrongValuesAreRefused(t *testing.T) {
+	for what, wrong := range map[string]struct {
+		args []string
+		want string
+	}{
+		"a mode":             {[]string{"--set=mode=sidecar"}, "mode"},
+		"an unknown value":   {[]string{"--set=daemonSet.hostPID=true"}, "daemonSet"},
+		"an unknown key":     {[]string{"--set=config.fronts.enabled=true"}, "fronts"},
+		"a relative root":    {[]string{"--set=kubeletRoot=var/lib/kubelet"}, "kubeletRoot"},
+		"a source":           {[]string{"--set=cluster.source=webhook"}, "source"},
+		"a rule by the pod":  {[]string{"--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["kata"],"defer":true}]`}, `the rule "r" goes by the pod`},
+		"no such API":        {[]string{"--set=admission.mutate.enabled=true"}, "serves no MutatingAdmissionPolicy"},
+		"a word for defer":   {[]string{"--set=runtimeClasses[0].name=kata,runtimeClasses[0].handler=kata,runtimeClasses[0].defer=some"}, "defer"},
+		"a driver's quote":   {[]string{"--set-json", `admission.nativeDrivers=["x'"]`}, "nativeDrivers"},
+		"an old Kubernetes":  {[]string{"--kube-version=1.29.0"}, "kubeVersion"},
+		"a class with quote": {[]string{"--set-json", `runtimeClasses=[{"name":"x'","handler":"x"}]`}, "name"},
+	} {
+		args := append([]string{"template", "crust-proxy", render.Chart(), "--kube-version=" + render.KubeVersion}, wrong.args...)
+		if _, err := render.Helm(t, args...); err == nil || !strings.Contains(err.Error(), wrong.want) {
+			t.Errorf("%s: got %v, want an error with %q", what, err, wrong.want)
+		}
+	}
+}
+
+// TestTheServedVersionIsTaken: v1 where the cluster has it, else v1beta1.
+func TestTheServedVersionIsTaken(t *testing.T) {
+	const group = "admissionregistration.k8s.io/"
+	for want, served := range map[string][]string{"v1": {"v1beta1", "v1"}, "v1beta1": {"v1beta1"}} {
+		args := []string{"--set=admission.mutate.enabled=true"}
+		for _, version := range served {
+			args = append(args, "--api-versions="+group+version+"/MutatingAdmissionPolicy")
+		}
+		policy := render.Find(t, render.Objects(t, render.Template(t, args...)), "MutatingAdmissionPolicy", "crust-proxy-defer")
+		if policy.GetAPIVersion() != group+want {
+			t.Errorf("of %v it took %s", served, policy.GetAPIVersion())
+		}
+	}
+}
+
+func TestMonitoringIsTheProjects(t *testing.T) {
+	for _, name := range []string{"alerts.yaml", "dashboard.json"} {
+		ours := read(t, filepath.Join(render.Chart(), "files", name))
+		if made := read(t, filepath.Join(render.Root(), "deploy/monitoring", name)); ours != made {
+			t.Errorf("the chart's files/%s is not deploy/monitoring/%s: run make deploy", name, name)
+		}
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(raw)
+}

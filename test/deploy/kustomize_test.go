@@ -1,0 +1,149 @@
+//go:build system
+
+// Package deploy looks at what deploy/ renders to. What a real API server and a real
+// node make of it, test/kube tells.
+package deploy
+
+import (
+	"flag"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/crust-proxy/crust-proxy/internal/config"
+	"github.com/crust-proxy/crust-proxy/test/deploy/render"
+)
+
+var update = flag.Bool("update", false, "write what is made of other files, instead of comparing")
+
+// fromChart is what of kustomize's resources the chart makes, by directory.
+var fromChart = map[string][]string{
+	"runtimeclasses": {
+		"--show-only=templates/runtimeclasses.yaml", "--set=runtimeClasses[0].create=true",
+		"--set=runtimeClasses[0].name=kata", "--set=runtimeClasses[0].handler=kata",
+		"--set=runtimeClasses[1].create=true", "--set=runtimeClasses[1].name=crust", "--set=runtimeClasses[1].handler=crust",
+	},
+	"admission": {"--show-only=templates/admission/pods.yaml", "--show-only=templates/admission/workloads.yaml"},
+	"defer-by-class": {
+		"--show-only=templates/admission/mutate.yaml", "--set=admission.mutate.enabled=true",
+		"--set=admission.mutate.apiVersion=admissionregistration.k8s.io/v1",
+	},
+	"defer-by-class-v1beta1": {
+		"--show-only=templates/admission/mutate.yaml", "--set=admission.mutate.enabled=true",
+		"--set=admission.mutate.apiVersion=admissionregistration.k8s.io/v1beta1",
+	},
+	"daemonset": {
+		"--show-only=templates/serviceaccount.yaml", "--show-only=templates/configmap.yaml",
+		"--show-only=templates/rbac.yaml", "--show-only=templates/daemonset.yaml", "--set=cluster.source=serviceAccount",
+	},
+	"monitoring": {
+		"--show-only=templates/monitoring/podmonitor.yaml", "--set=monitoring.podMonitor.enabled=true",
+		"--show-only=templates/monitoring/prometheusrule.yaml", "--set=monitoring.prometheusRule.enabled=true",
+		"--show-only=templates/monitoring/dashboard.yaml", "--set=monitoring.dashboard.enabled=true",
+	},
+}
+
+// helmsOwn are the lines that say that Helm made it.
+var helmsOwn = regexp.MustCompile(`(?m)^( *(helm\.sh/chart|app\.kubernetes\.io/managed-by):.*|# Source: .*)\n`)
+
+// TestKustomizeIsTheChart: there is one source. With -update it is written anew.
+func TestKustomizeIsTheChart(t *testing.T) {
+	for dir, args := range fromChart {
+		made := "# Made of deploy/helm/crust-proxy: change it there, and run make deploy.\n" +
+			helmsOwn.ReplaceAllString(render.Template(t, args...), "")
+		file := filepath.Join(render.Root(), "deploy/kustomize", dir, "resources.yaml")
+		if *update {
+			if err := os.WriteFile(file, []byte(made), 0o644); err != nil { //nolint:gosec // a file of the project
+				t.Fatal(err)
+			}
+			continue
+		}
+		if diff := cmp.Diff(made, read(t, file)); diff != "" {
+			t.Errorf("%s is not what the chart makes: run make deploy\n%s", file, diff)
+		}
+	}
+}
+
+func TestEveryKustomizationBuilds(t *testing.T) {
+	count := 0
+	root := filepath.Join(render.Root(), "deploy/kustomize")
+	err := filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Base(path) != "kustomization.yaml" {
+			return err
+		}
+		dir, err := filepath.Rel(root, filepath.Dir(path))
+		count++
+		t.Run(dir, func(t *testing.T) {
+			all := render.Objects(t, render.Kustomize(t, dir))
+			strictlyTyped(t, all)
+			for _, one := range all {
+				if one.GetKind() == "ConfigMap" && one.GetName() == "crust-proxy" {
+					validate(t, one)
+				}
+			}
+		})
+		return err
+	})
+	if err != nil || count < len(fromChart) {
+		t.Errorf("%d kustomizations: %v", count, err)
+	}
+}
+
+// TestBehindTheFront: the patch changes one path, to the directory where the front
+// waits by default, and its opposite brings back what was there.
+func TestBehindTheFront(t *testing.T) {
+	const dir = "examples/behind-the-front/"
+	stock, behind, direct := driver(t, dir+"driver"), driver(t, dir+"behind"), driver(t, dir+"direct")
+	front := config.Default().Front
+	if path := behind.takeRegistrationDir(t); path != front.Registry {
+		t.Errorf("the driver registers in %s, and the front waits in %s", path, front.Registry)
+	}
+	for what, path := range map[string]string{"the stock driver": stock.takeRegistrationDir(t), "the way back": direct.takeRegistrationDir(t)} {
+		if path != front.KubeletRegistry {
+			t.Errorf("%s registers in %s", what, path)
+		}
+	}
+	if diff := cmp.Diff(stock, behind); diff != "" {
+		t.Errorf("the patch changes something else: %s", diff)
+	}
+	if diff := cmp.Diff(stock, direct); diff != "" {
+		t.Errorf("the way back does not lead back: %s", diff)
+	}
+}
+
+// stockDriver is a driver's DaemonSet, with its volumes apart.
+type stockDriver struct {
+	Set     *appsv1.DaemonSet
+	Volumes map[string]corev1.Volume
+}
+
+func driver(t *testing.T, dir string) stockDriver {
+	t.Helper()
+	found := render.Find(t, render.Objects(t, render.Kustomize(t, dir)), "DaemonSet", "disk-csi-node")
+	out := stockDriver{Set: &appsv1.DaemonSet{}, Volumes: map[string]corev1.Volume{}}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(found.Object, out.Set); err != nil {
+		t.Fatal(err)
+	}
+	for _, volume := range out.Set.Spec.Template.Spec.Volumes {
+		out.Volumes[volume.Name] = volume
+	}
+	out.Set.Spec.Template.Spec.Volumes = nil // a patched one comes first
+	return out
+}
+
+func (d stockDriver) takeRegistrationDir(t *testing.T) string {
+	t.Helper()
+	volume, there := d.Volumes["registration-dir"]
+	if !there || volume.HostPath == nil {
+		t.Fatal("the driver has no registration-dir")
+	}
+	delete(d.Volumes, "registration-dir")
+	return volume.HostPath.Path
+}
