@@ -2,8 +2,10 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
+	"reflect"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -97,5 +99,13 @@ func (a *api) watch(ctx context.Context, from *rest.RESTClient, resource string,
 	options metav1.ListOptions,
 ) (watch.Interface, error) {
 	options.Watch, options.FieldSelector = true, selector.String()
-	return from.Get().Resource(resource).VersionedParams(&options, a.params).Watch(ctx)
+	found, err := from.Get().Resource(resource).VersionedParams(&options, a.params).Watch(ctx)
+	if err == nil && reflect.TypeOf(found) == reflect.TypeOf(watch.NewEmptyWatch()) {
+		// Where the connection ends instead of an answer, client-go makes up a watch
+		// that is over.
+		return nil, errNoAnswer
+	}
+	return found, err
 }
+
+var errNoAnswer = errors.New("the connection ended without an answer")

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/crust-proxy/crust-proxy/internal/cluster"
 	"github.com/crust-proxy/crust-proxy/internal/config"
 	"github.com/crust-proxy/crust-proxy/internal/observe"
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
@@ -48,6 +49,7 @@ type daemon struct {
 	node     *api.Node
 	front    *front.Front       // nil where the front is off
 	drivers  *registry.Registry // nil where the front is off
+	cluster  *cluster.Cluster   // nil where no cluster is asked
 
 	runtimeCallers *peercred.Authorizer
 	adminCallers   *peercred.Authorizer
@@ -150,6 +152,9 @@ func (d *daemon) buildCore(ctx context.Context) error {
 	if err := d.takeUp(ctx); err != nil {
 		return err
 	}
+	if err := d.buildCluster(cfg); err != nil {
+		return err
+	}
 	return d.buildFront()
 }
 
@@ -192,6 +197,9 @@ func (d *daemon) live(ctx context.Context, servers *servers) error {
 	group.Go("watchdog", &systemd.Watchdog{Notifier: d.notify, Alive: d.alive, Log: d.log})
 	if d.drivers != nil {
 		group.Go("drivers", d.drivers)
+	}
+	if d.cluster != nil {
+		group.Go("cluster", d.cluster)
 	}
 	narrow()
 	servers.start(group, d)

@@ -55,7 +55,7 @@ func (d *daemon) buildFront() error {
 	var err error
 	d.front, err = front.New(front.Config{
 		Volumes: d.broker, Sandboxes: &sandboxes{handlers: d.node.Handlers, relay: d.relay},
-		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir,
+		Pods: d.pods(), StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir,
 		DefaultFSType: cfg.Front.DefaultFSType, DriverTimeout: cfg.Front.DriverTimeout.Std(),
 		Policy: cfg.Policy.Deferral(), Log: d.log.Named("front"),
 	})

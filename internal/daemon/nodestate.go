@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/observe"
@@ -20,6 +21,9 @@ func (d *daemon) nodeState() observe.NodeState {
 	}
 	if d.tracker != nil {
 		state.Sources["sandboxes"] = d.tracker.Ready()
+	}
+	if d.cluster != nil {
+		maps.Copy(state.Sources, d.cluster.State().Synced)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTime)
 	defer cancel()

@@ -70,6 +70,7 @@ func (d *daemon) findings() []string {
 	if d.tracker != nil && !d.tracker.Ready() {
 		out = append(out, fmt.Sprintf("sandboxes cannot be followed (%v): those of runtime-rs are not found", d.tracker.LastError()))
 	}
+	out = append(out, d.clusterFindings()...)
 	if bad := d.badConfig.Load(); bad != nil {
 		out = append(out, fmt.Sprintf("the configuration file is bad, and what was in force before it stays: %v", *bad))
 	}

@@ -1,0 +1,268 @@
+package cluster
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/front"
+)
+
+// unknownOf gives what is said of a volume that is not known.
+func unknownOf(t *testing.T, p front.Pod, name string) error {
+	t.Helper()
+	for _, v := range p.Volumes {
+		if v.Name == name {
+			if v.Unknown != nil && (v.Driver != "" || v.VolumeID != "") {
+				t.Errorf("unknown and named: %+v", v)
+			}
+			return v.Unknown
+		}
+	}
+	t.Fatalf("no volume %s in %+v", name, p)
+	return nil
+}
+
+func TestAClaimThatIsBoundLate(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	f.put(unbound("late"), aPod("a", "data", "late"))
+	c := start(t, f, hasty)
+	synced(t, c)
+	got := must(t)(c.ByUID(t.Context(), "uid-a"))
+	refused(t, unknownOf(t, got, "late"), deferral.Busy, "default/late", "not bound")
+	if unknownOf(t, got, "data") != nil {
+		t.Errorf("the other volume is not known: %+v", got)
+	}
+	_, err := c.Using(t.Context(), driver, "vol-late")
+	refused(t, err, deferral.Busy, "vol-late", "default/late", "not bound")
+	f.putBound("late")
+	if users := usersOf(t, c, "vol-late"); !slices.Equal(users, []string{"a"}) {
+		t.Errorf("using: %v", users)
+	}
+	got = must(t)(c.ByUID(t.Context(), "uid-a"))
+	if unknownOf(t, got, "late") != nil {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestClaimsAreAskedForOnceInAPodsLife(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	f.put(aPod("a", "data"))
+	c := start(t, f, patient)
+	for range 3 {
+		must(t)(c.ByUID(t.Context(), "uid-a"))
+		usersOf(t, c, "vol-data")
+	}
+	changed := aPod("a", "data")
+	changed.Annotations = map[string]string{front.AnnotationDefer: "*"}
+	f.put(changed)
+	eventually(t, c, "the change is seen", func() bool { return must(t)(c.ByUID(t.Context(), "uid-a")).Asks == "*" })
+	f.forget()
+	f.cutWatches() // all is listed anew
+	f.put(aPod("b"))
+	eventually(t, c, "the new list is seen", func() bool { return c.State().Pods == 2 })
+	must(t)(c.ByUID(t.Context(), "uid-a"))
+	if n := f.count("get persistentvolumeclaims") + f.count("get persistentvolumeclaimsdefault/data"); n != 1 {
+		t.Errorf("the claim was asked for %d times", n)
+	}
+}
+
+// TestAPodMadeAnewIsLearnedAnew: a stateful set's pod comes again under its name.
+func TestAPodMadeAnewIsLearnedAnew(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	f.put(aPod("web-0", "data"))
+	c := start(t, f, patient)
+	must(t)(c.ByUID(t.Context(), "uid-web-0"))
+	f.remove(aPod("web-0"))
+	pvc, pv := bound("data")
+	pvc.UID, pv.Spec.ClaimRef.UID, pv.Spec.CSI.VolumeHandle = "another", "another", "vol-2"
+	again := aPod("web-0", "data")
+	again.UID = "uid-again"
+	f.put(pvc, pv, again)
+	if got := must(t)(c.ByUID(t.Context(), "uid-again")); got.Volumes[0].VolumeID != "vol-2" {
+		t.Errorf("got %+v", got)
+	}
+	eventually(t, c, "the old one is gone", func() bool { return c.State().Pods == 1 })
+}
+
+func TestThoseWhoAskAtOnceShareOneGet(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	release := f.holdGets("persistentvolumeclaims")
+	f.put(aPod("a", "data"), aPod("b", "data"))
+	c := start(t, f, patient)
+	synced(t, c)
+	const claim = "get persistentvolumeclaimsdefault/data"
+	eventually(t, c, "the claim is asked for", func() bool { return f.count(claim) > 0 })
+	var asking sync.WaitGroup
+	for range 5 {
+		asking.Go(func() { usersOf(t, c, "vol-data") })
+		asking.Go(func() { must(t)(c.ByUID(t.Context(), "uid-b")) })
+	}
+	release()
+	asking.Wait()
+	if n := f.count(claim); n > 3 { // one for both pods, and one of whoever came just after it
+		t.Errorf("the claim was asked for %d times", n)
+	}
+}
+
+// TestAGetThatHangsHoldsUpNobody: who asks gets an answer in his own time.
+func TestAGetThatHangsHoldsUpNobody(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	release := f.holdGets("persistentvolumes")
+	defer release()
+	f.put(aPod("a", "data"), aPod("plain"))
+	c := start(t, f, hasty)
+	synced(t, c)
+	_, err := c.Using(t.Context(), driver, "vol-data")
+	refused(t, err, deferral.Timeout, "default/data", "did not answer in time")
+	got := must(t)(c.ByUID(t.Context(), "uid-a"))
+	refused(t, unknownOf(t, got, "data"), deferral.Timeout)
+	must(t)(c.ByUID(t.Context(), "uid-plain"))
+}
+
+func TestVolumesThatAreNotThePods(t *testing.T) {
+	yes := true
+	pod := []metav1.OwnerReference{{Kind: "Pod", Name: "a", UID: "uid-other", Controller: &yes}}
+	cases := map[string]struct {
+		change func(f *fakeAPI, p *corev1.Pod)
+		want   []string
+	}{
+		"another pod's own": {func(f *fakeAPI, p *corev1.Pod) {
+			pvc, pv := bound("a-data")
+			pvc.OwnerReferences = pod
+			f.put(pvc, pv)
+			p.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}
+		}, []string{"default/a-data", "not made for the pod"}},
+		"nobody's own": {func(f *fakeAPI, p *corev1.Pod) {
+			f.putBound("a-data")
+			p.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}
+		}, []string{"default/a-data", "not made for the pod"}},
+		"the volume names another claim": {func(f *fakeAPI, _ *corev1.Pod) {
+			pvc, pv := bound("data")
+			pv.Spec.ClaimRef.UID = "another"
+			f.put(pvc, pv)
+		}, []string{"default/data", "pv-data", "do not name each other"}},
+		"no claim": {func(*fakeAPI, *corev1.Pod) {}, []string{"default/data", "does not exist"}},
+		"no volume": {func(f *fakeAPI, _ *corev1.Pod) {
+			pvc, _ := bound("data")
+			f.put(pvc)
+		}, []string{"pv-data", "default/data", "does not exist"}},
+		"no right": {func(f *fakeAPI, _ *corev1.Pod) {
+			f.putBound("data")
+			f.setRefused("get persistentvolumeclaims", 403)
+		}, []string{"default/data", "may not be read"}},
+	}
+	for name, one := range cases {
+		t.Run(name, func(t *testing.T) {
+			f := newFakeAPI(t)
+			p := aPod("a", "data")
+			one.change(f, p)
+			f.put(p)
+			c := start(t, f, hasty)
+			synced(t, c)
+			got := must(t)(c.ByUID(t.Context(), "uid-a"))
+			refused(t, unknownOf(t, got, "data"), deferral.Busy, one.want...)
+			_, err := c.Using(t.Context(), driver, "vol-data")
+			refused(t, err, deferral.Busy, one.want...)
+		})
+	}
+}
+
+func TestVolumesOfFormerKindsAreTheirDrivers(t *testing.T) {
+	f := newFakeAPI(t)
+	pvc, pv := bound("disk")
+	pv.Spec.CSI = nil
+	pv.Spec.AWSElasticBlockStore = &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "aws://eu-1a/vol-0123", FSType: "ext4"}
+	share, sharePV := bound("share")
+	sharePV.Spec.CSI = nil
+	sharePV.Spec.NFS = &corev1.NFSVolumeSource{Server: "s", Path: "/"}
+	p := aPod("a", "disk", "share")
+	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "in-pod", VolumeSource: corev1.VolumeSource{
+		Cinder: &corev1.CinderVolumeSource{VolumeID: "c-1", FSType: "xfs"},
+	}})
+	f.put(pvc, pv, share, sharePV, p)
+	got := must(t)(start(t, f, patient).ByUID(t.Context(), "uid-a"))
+	if len(got.Volumes) != 2 || got.Volumes[0].Driver != "ebs.csi.aws.com" || got.Volumes[0].VolumeID != "vol-0123" ||
+		got.Volumes[1].Driver != "cinder.csi.openstack.org" || got.Volumes[1].VolumeID != "c-1" {
+		t.Errorf("got %+v", got.Volumes)
+	}
+}
+
+func TestStaticPodsAreKnownByKubeletsUID(t *testing.T) {
+	mirror := func(name, hash string) *corev1.Pod {
+		p := aPod(name)
+		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: hash, hashAnnotation: hash}
+		p.OwnerReferences = []metav1.OwnerReference{{Kind: "Node", Name: thisNode}}
+		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: driver}}}}
+		return p
+	}
+	const hash = "5d41402abc4b2a76b9719d911017c592"
+	f := newFakeAPI(t)
+	orphan := mirror("orphan", "aaaa402abc4b2a76b9719d911017c592")
+	orphan.OwnerReferences = nil
+	victim := "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
+	f.put(mirror("static", hash), orphan, mirror("liar", victim), mirror("twin-a", "twins"), mirror("twin-b", "twins"))
+	c := start(t, f, hasty)
+	synced(t, c)
+	got := must(t)(c.ByUID(t.Context(), hash))
+	if got.Name != "static" || got.UID != hash || got.Volumes[0].VolumeID != inlineID(hash, "v") {
+		t.Errorf("got %+v", got)
+	}
+	must(t)(c.ByUID(t.Context(), "uid-static"))
+	for _, uid := range []string{victim, "aaaa402abc4b2a76b9719d911017c592", "twins"} {
+		_, err := c.ByUID(t.Context(), uid)
+		refused(t, err, deferral.Busy, uid)
+	}
+}
+
+func TestPodsOfAnotherNodeAreNotTaken(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	stranger := aPod("stranger", "data")
+	stranger.Spec.NodeName = "node-2"
+	f.put(stranger)
+	c := start(t, f, hasty)
+	synced(t, c)
+	changed := aPod("here", "data")
+	f.put(changed)
+	eventually(t, c, "the node's own is there", func() bool { return c.State().Pods == 1 })
+	_, err := c.ByUID(t.Context(), "uid-stranger")
+	refused(t, err, deferral.Busy, "uid-stranger")
+	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"here"}) {
+		t.Errorf("using: %v", users)
+	}
+}
+
+func TestHostileTextIsBounded(t *testing.T) {
+	f := newFakeAPI(t)
+	p := aPod("a", "data")
+	p.Annotations = map[string]string{front.AnnotationDefer: strings.Repeat("data,", 50_000)}
+	for range 1000 {
+		c := &p.Spec.Containers[0]
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "data", SubPath: strings.Repeat("é", 500+len(c.VolumeMounts))})
+	}
+	f.put(p)
+	got := must(t)(start(t, f, patient).ByUID(t.Context(), "uid-a"))
+	if len(got.Asks) > maxAsks+8 || !strings.HasSuffix(got.Asks, "…") {
+		t.Errorf("%d bytes of the annotation", len(got.Asks))
+	}
+	paths := got.Volumes[0].SubPaths
+	if len(paths) == 0 || len(paths) > maxSubPaths || len(paths[0]) > maxSubPath || strings.ContainsRune(paths[0], '\uFFFD') {
+		t.Errorf("%d subPaths", len(paths))
+	}
+	var long error = clipped(errors.New(strings.Repeat("x", 10_000)))
+	if len(long.Error()) > maxError+8 {
+		t.Errorf("%d bytes of an error", len(long.Error()))
+	}
+}
