@@ -7,14 +7,19 @@ remove | 0) ;;
 *) exit 0 ;; # an upgrade: the new version restarts the daemon
 esac
 
-# Guards and records of living volumes stay as they are: pods run on them. The
-# sandboxes keep their devices; only staging, stats and growth stop.
-live=$(grep -c ' - tmpfs crust:' /proc/self/mountinfo 2>/dev/null || true)
-if [ "${live:-0}" -gt 0 ]; then
-	echo "crust-proxy: warning: $live deferred volume(s) are live on this node. Their guard mounts and" >&2
-	echo "crust-proxy: records in /run/crust-proxy stay; drain the node, or install crust-proxy again," >&2
-	echo "crust-proxy: so that kubelet can unpublish them." >&2
+# Pods may run on deferred volumes. Without crust-proxy their sandboxes keep the
+# devices, and nobody takes those back: so it is not removed under them, unless
+# somebody insists. Then guards and records stay as they are, for the next install.
+set --
+[ ! -e /etc/crust-proxy/config.yaml ] || set -- --config /etc/crust-proxy/config.yaml
+[ -z "${CRUST_PROXY_ABANDON_VOLUMES:-}" ] || set -- "$@" --abandon-volumes
+if ! /usr/bin/crust-proxy removable "$@" >/dev/null; then
+	echo "crust-proxy: not removed. Where that is meant: CRUST_PROXY_ABANDON_VOLUMES=1 in the environment" >&2
+	echo "crust-proxy: of dpkg, apt or rpm." >&2
+	exit 1
 fi
 
 [ -d /run/systemd/system ] || exit 0
 systemctl disable --now crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service
+# kubelet would call sockets that nobody serves, and take the drivers from nobody else.
+/usr/bin/crust-proxy withdraw "$@" >/dev/null

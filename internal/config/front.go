@@ -24,6 +24,9 @@ type Front struct {
 	// AcceptLeftovers takes a device for blank that has bytes on it in which
 	// nobody knows a filesystem, as stock drivers do.
 	AcceptLeftovers bool `json:"acceptLeftovers"`
+	// AbandonVolumes lets the front be switched off although volumes that it
+	// deferred live.
+	AbandonVolumes bool `json:"abandonVolumes"`
 	// DriverTimeout bounds one call to a driver that came without a deadline.
 	DriverTimeout Duration `json:"driverTimeout"`
 }

@@ -17,6 +17,8 @@ type Flags struct {
 	set  *pflag.FlagSet
 	File string
 	over Config
+	// abandon is front.abandonVolumes, which the file may say too.
+	abandon bool
 }
 
 // AddFlags defines the flags.
@@ -33,6 +35,7 @@ func AddFlags(set *pflag.FlagSet) *Flags {
 	set.StringVar(&c.Cluster.Kubeconfig, "kubeconfig", "", "how to ask the cluster about this node's pods; empty is off")
 	set.StringVar(&c.Cluster.NodeName, "node-name", "", "this node's name in the cluster; empty is the host name")
 	set.StringVar(&c.HTTP.Listen, "http-listen", c.HTTP.Listen, "metrics and health: host:port, unix:/path, or empty for off")
+	set.BoolVar(&f.abandon, "abandon-volumes", false, "go on although deferred volumes live on this node: also front.abandonVolumes")
 	set.StringVar(&c.Log.Level, "log-level", c.Log.Level, "debug, info, warn or error")
 	return f
 }
@@ -61,6 +64,7 @@ func (f *Flags) Load() (Config, error) {
 }
 
 func (f *Flags) apply(cfg *Config) {
+	cfg.Front.AbandonVolumes = cfg.Front.AbandonVolumes || f.abandon
 	for name, field := range map[string][2]*string{
 		"run-dir":           {&cfg.RunDir, &f.over.RunDir},
 		"kubelet-root":      {&cfg.KubeletRoot, &f.over.KubeletRoot},

@@ -101,6 +101,9 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	defer d.flushSpans(ctx, endTracing)
 	d.tracer = tracer
+	if err := d.leaveFront(cfg); err != nil {
+		return err
+	}
 	if err := d.buildCore(ctx); err != nil {
 		return err
 	}
@@ -279,7 +282,7 @@ func (d *daemon) asked(v *deferral.Volume, call string, took time.Duration, err 
 }
 
 func (d *daemon) countVolumes() []observe.VolumeCount {
-	all := d.node.List()
+	all := d.node.Shown()
 	counts := make(map[observe.VolumeCount]int)
 	for _, status := range all {
 		counts[observe.VolumeCount{State: d.node.StateOf(status), Driver: status.Driver, Handler: status.Handler}]++

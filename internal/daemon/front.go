@@ -57,18 +57,20 @@ func (d *daemon) buildFront() error {
 		Volumes: d.broker, Sandboxes: &sandboxes{handlers: d.node.Handlers, relay: d.relay},
 		Pods: d.pods(), StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir,
 		DefaultFSType: cfg.Front.DefaultFSType, DriverTimeout: cfg.Front.DriverTimeout.Std(),
+		DefaultHandler: cfg.Handlers.Default, OnRefused: d.volumeRefused, OnChange: d.hub.Changed,
 		Policy: cfg.Policy.Deferral(), Log: d.log.Named("front"),
 	})
 	if err != nil {
 		return err
 	}
+	d.node.Refusals = d.front
 	d.csiCallers = peercred.NewAuthorizer("authorization.csi", callers(cfg.Authorization.CSI), d.denied)
 	d.drivers = registry.New(registry.Config{
 		Registry: cfg.Front.Registry, KubeletRegistry: cfg.Front.KubeletRegistry, Sockets: filepath.Join(cfg.RunDir, "csi"),
 		Grace: registrationGrace, Patience: func() time.Duration { return d.cfg.Load().ShutdownTimeout.Std() },
 		Log: d.log.Named("registry"), Serve: d.serveDriver,
-		HasDeferred: d.hasDeferred,
-		Alarm:       d.metrics.DriverBypassed,
+		Deferred: d.deferredOf,
+		Alarm:    d.metrics.DriverBypassed,
 	})
 	return nil
 }
@@ -98,8 +100,19 @@ func quietOfDriver() map[string]bool {
 	}
 }
 
-func (d *daemon) hasDeferred(driver string) bool {
-	return slices.ContainsFunc(d.broker.List(), func(s deferral.Status) bool { return s.Driver == driver })
+func (d *daemon) volumeRefused(driver string, party deferral.Party) {
+	d.metrics.VolumeRefused(driver, string(party))
+}
+
+// deferredOf names the deferred volumes of a driver.
+func (d *daemon) deferredOf(driver string) []string {
+	var targets []string
+	for _, status := range d.broker.List() {
+		if status.Driver == driver {
+			targets = append(targets, status.Target)
+		}
+	}
+	return targets
 }
 
 // shownDrivers is how the drivers stand, for the Admin API.

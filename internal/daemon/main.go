@@ -29,6 +29,13 @@ Usage:
   crust-proxy [flags]            serve until SIGTERM
   crust-proxy validate [flags]   check the configuration and show what is in force
   crust-proxy version            show the version
+  crust-proxy removable [DRIVER...] [flags]
+                                 tell whether crust-proxy can be removed from this
+                                 node, or drivers from behind it: exit code 1 and
+                                 a list where deferred volumes live. It reads the
+                                 records, so the daemon need not run
+  crust-proxy withdraw [flags]   when the daemon has gone for good: have kubelet
+                                 forget the drivers that were registered through it
 
 Signals: SIGTERM and SIGINT end it after the calls under way; SIGHUP reads the
 configuration again.
@@ -92,6 +99,10 @@ func command(args []string) (commandFunc, error) {
 		return validate, nil
 	case len(args) == 1 && args[0] == "version":
 		return showVersion, nil
+	case args[0] == "removable":
+		return removable(args[1:]), nil
+	case len(args) == 1 && args[0] == "withdraw":
+		return withdraw, nil
 	default:
 		return nil, fmt.Errorf("unknown arguments %q: %w", args, errUsage)
 	}

@@ -33,6 +33,9 @@ func (d *daemon) reloadOnSignal(ctx context.Context) error {
 // reload puts in force what can be; a bad file changes nothing.
 func (d *daemon) reload() {
 	next, err := d.flags.Load()
+	if err == nil && d.cfg.Load().Front.Enabled {
+		err = mayLeave(&next)
+	}
 	d.setBadConfig(err)
 	if err != nil {
 		d.log.Error("the changed configuration is bad; the old one stays in force", zap.Error(err))
@@ -78,6 +81,7 @@ func (d *daemon) findings() []string {
 		for _, problem := range d.drivers.Bypassed() {
 			out = append(out, problem)
 		}
+		out = append(out, d.driversAway()...)
 	}
 	for _, status := range d.broker.List() {
 		points, err := deferral.HostMounts(status.Volume)

@@ -129,7 +129,7 @@ type Front struct {
 
 // New reads the records of an earlier life.
 func New(cfg Config) (*Front, error) {
-	found, err := openRecords(filepath.Join(cfg.StateDir, "csi"), cfg.Log)
+	found, err := openRecords(filepath.Join(cfg.StateDir, recordDir), cfg.Log)
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,6 +15,9 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
+
+// recordDir holds the records, below the state directory.
+const recordDir = "csi"
 
 // recordVersion is the form of the records written.
 const recordVersion = 1
@@ -62,14 +64,14 @@ type records struct {
 }
 
 func openRecords(dir string, log *zap.Logger) (*records, error) {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := bootID()
 	if err != nil {
-		return nil, deferral.Errorf(deferral.Internal, "the boot id cannot be read: %w", err)
+		return nil, err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, deferral.Errorf(diskKind(err), "the state directory cannot be made: %w", err)
 	}
-	r := &records{dir: dir, boot: string(bytes.TrimSpace(boot)), all: make(map[volumeID]volumeRecord)}
+	r := &records{dir: dir, boot: boot, all: make(map[volumeID]volumeRecord)}
 	names, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, deferral.Errorf(deferral.Internal, "the state directory cannot be read: %w", err)
@@ -79,7 +81,17 @@ func openRecords(dir string, log *zap.Logger) (*records, error) {
 			log.Error("a record of the front cannot be used and is left where it is", zap.String("file", name.Name()), zap.Error(err))
 		}
 	}
+	r.dropGone(log)
 	return r, nil
+}
+
+// bootID tells this boot from every other.
+func bootID() (string, error) {
+	raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", deferral.Errorf(deferral.Internal, "the boot id cannot be read: %w", err)
+	}
+	return string(bytes.TrimSpace(raw)), nil
 }
 
 // load reads one file. What a kill left half-written, and what an earlier boot
@@ -89,16 +101,9 @@ func (r *records) load(name string) error {
 	if !strings.HasSuffix(name, ".json") {
 		return os.Remove(path)
 	}
-	raw, err := os.ReadFile(path) //nolint:gosec // a name of our own directory
+	rec, err := readRecord(path)
 	if err != nil {
 		return err
-	}
-	var rec volumeRecord
-	if err := json.Unmarshal(raw, &rec); err != nil {
-		return err
-	}
-	if rec.Version != recordVersion {
-		return fmt.Errorf("it is of version %d", rec.Version)
 	}
 	if rec.Boot != r.boot {
 		return os.Remove(path)

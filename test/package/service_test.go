@@ -265,12 +265,21 @@ func (s *service) call() error {
 	return err
 }
 
-// testRemovedUnderVolume removes the package while a volume lives: it must say
-// so, leave the volume as it is, and find it when it is installed again.
+// testRemovedUnderVolume tries to remove the package while a volume lives: that is
+// refused with its name. Where somebody insists, the volume stays as it is and is
+// found when the package is installed again.
 func (s *service) testRemovedUnderVolume() {
 	s.t.Helper()
-	if said := s.run("dpkg", "--remove", name); !strings.Contains(said, "1 deferred volume") {
-		s.t.Errorf("removal under a live volume gave no warning:\n%s", said)
+	out, err := s.command("dpkg", "--remove", name).CombinedOutput()
+	if said := string(out); err == nil || !strings.Contains(said, target) || !strings.Contains(said, "CRUST_PROXY_ABANDON_VOLUMES=1") {
+		s.t.Errorf("removal under a live volume: %v\n%s", err, said)
+	}
+	s.wantVolume()
+	if state := s.property("ActiveState"); state != "active" {
+		s.t.Errorf("the service is %s after a removal that was refused", state)
+	}
+	if said := s.run("env", "CRUST_PROXY_ABANDON_VOLUMES=1", "dpkg", "--remove", name); !strings.Contains(said, target) {
+		s.t.Errorf("removal of which somebody insists does not name the volume:\n%s", said)
 	}
 	if !s.guarded() {
 		s.t.Error("removal took the guard of a living volume")

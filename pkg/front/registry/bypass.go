@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"go.uber.org/zap"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -97,12 +98,26 @@ func (r *Registry) Bypassed() map[string]string {
 	direct, ours := r.directly()
 	out := make(map[string]string)
 	for driver, path := range direct {
-		if ours[driver] || r.cfg.HasDeferred(driver) {
-			out[driver] = fmt.Sprintf("driver %s has registered with kubelet directly at %s: have its registrar use %s "+
-				"(its hostPath was lost, perhaps by an upgrade)", driver, clip(path), r.cfg.Registry)
+		if volumes := r.cfg.Deferred(driver); ours[driver] || len(volumes) > 0 {
+			out[driver] = fmt.Sprintf("driver %s has registered with kubelet directly at %s%s: have its registrar use %s "+
+				"(its hostPath was lost, perhaps by an upgrade)", driver, clip(path), liveHere(volumes), r.cfg.Registry)
 		}
 	}
 	return out
+}
+
+// mostNamed bounds how many volumes an alarm names.
+const mostNamed = 5
+
+func liveHere(volumes []string) string {
+	switch n := len(volumes); {
+	case n == 0:
+		return ""
+	case n > mostNamed:
+		return fmt.Sprintf(", while %d deferred volumes of it live here (%s, ...)", n, strings.Join(volumes[:mostNamed], ", "))
+	default:
+		return fmt.Sprintf(", while %d deferred volumes of it live here (%s)", n, strings.Join(volumes, ", "))
+	}
 }
 
 // directly tells the drivers that registered past us, with the socket, and those

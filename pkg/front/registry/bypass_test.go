@@ -75,6 +75,9 @@ func TestDirectRegistrationWithDeferredVolumesOnly(t *testing.T) {
 	}
 	w.setDeferred(true)
 	eventually(t, "the alarm", func() bool { return w.lastAlarm() == alarm{name, true} })
+	if text := w.registry.Bypassed()[name]; !strings.Contains(text, "1 deferred volumes") || !strings.Contains(text, "/pods/a/mount") {
+		t.Errorf("the alarm says %q", text)
+	}
 	w.setDeferred(false)
 	eventually(t, "no alarm", func() bool { return w.lastAlarm() == alarm{name, false} })
 }

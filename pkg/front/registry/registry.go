@@ -40,8 +40,8 @@ type Config struct {
 	Log      *zap.Logger
 	// Serve gives the options of the gRPC server that stands in for a driver.
 	Serve func(name string, conn func() (grpc.ClientConnInterface, error)) []grpc.ServerOption
-	// HasDeferred tells whether deferred volumes of a driver live on this node.
-	HasDeferred func(driver string) bool
+	// Deferred names the deferred volumes of a driver that live on this node.
+	Deferred func(driver string) []string
 	// Alarm is told when a driver registers with kubelet past us, and when that is
 	// over; it may be nil.
 	Alarm func(driver string, on bool)

@@ -77,17 +77,20 @@ func (w *world) config() registry.Config {
 		Serve: func(_ string, conn func() (grpc.ClientConnInterface, error)) []grpc.ServerOption {
 			return passthrough.New(conn, nil).ServerOptions()
 		},
-		HasDeferred: w.hasDeferred, Alarm: w.alarm,
+		Deferred: w.deferredVolumes, Alarm: w.alarm,
 		Times: registry.Times{
 			Rescan: turn, Call: 15 * turn, FirstRetry: turn / 2, LastRetry: 2 * turn, Untold: 10 * turn, Away: 3 * turn, LastRefusal: 8 * turn, Silence: 75 * turn,
 		},
 	}
 }
 
-func (w *world) hasDeferred(driver string) bool {
+func (w *world) deferredVolumes(driver string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.deferred[driver]
+	if !w.deferred[driver] {
+		return nil
+	}
+	return []string{"/pods/a/mount"}
 }
 
 func (w *world) alarm(driver string, on bool) {

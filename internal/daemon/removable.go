@@ -1,0 +1,191 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/crust-proxy/crust-proxy/internal/config"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/front"
+	"github.com/crust-proxy/crust-proxy/pkg/front/registry"
+)
+
+// mostNamed bounds how many volumes an error names.
+const mostNamed = 20
+
+// living is what would be abandoned: deferred volumes, and devices that only the
+// front can have unstaged. It is read from the records, so that it can be told
+// with the daemon down.
+type living struct {
+	volumes []string // one line each
+	// unsure is why there may be more.
+	unsure error
+}
+
+// livingOf reads the records of a state directory. Of drivers it counts what came
+// through the front; with none named, everything.
+func livingOf(stateDir string, counts func(v *deferral.Volume) bool, staged func(front.Staged) bool) living {
+	var out living
+	volumes, err := deferral.OnRecord(stateDir)
+	devices, stagedErr := front.StagedPrivately(stateDir)
+	out.unsure = errors.Join(err, stagedErr)
+	published := make(map[[2]string]bool)
+	for _, v := range volumes {
+		if v.CSI != nil {
+			published[[2]string{v.Driver, v.CSI.VolumeID}] = true
+		}
+		if counts(v) {
+			out.volumes = append(out.volumes, describe(v))
+		}
+	}
+	for _, one := range devices {
+		if staged(one) && !published[[2]string{one.Driver, one.VolumeID}] {
+			out.volumes = append(out.volumes, fmt.Sprintf("%.200q of driver %s, staged at %s", one.VolumeID, one.Driver, one.Path))
+		}
+	}
+	return out
+}
+
+func describe(v *deferral.Volume) string {
+	text := v.Target + " (driver " + cmp.Or(v.Driver, "unknown") + ", handler " + v.Handler
+	if v.CSI != nil && v.CSI.PodName != "" {
+		text += ", pod " + v.CSI.PodNamespace + "/" + v.CSI.PodName
+	}
+	return text + ")"
+}
+
+// ofFront is what lives through the front, of all drivers or of those named.
+func ofFront(stateDir string, drivers ...string) living {
+	ours := func(driver string) bool { return len(drivers) == 0 || slices.Contains(drivers, driver) }
+	return livingOf(stateDir, func(v *deferral.Volume) bool { return v.CSI != nil && ours(v.Driver) },
+		func(s front.Staged) bool { return ours(s.Driver) })
+}
+
+// ofNode is everything.
+func ofNode(stateDir string) living {
+	return livingOf(stateDir, func(*deferral.Volume) bool { return true }, func(front.Staged) bool { return true })
+}
+
+// none is true where it is certain that nothing lives.
+func (l living) none() bool { return len(l.volumes) == 0 && l.unsure == nil }
+
+// text lists what lives.
+func (l living) text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d deferred volume(s) live on this node:", len(l.volumes))
+	for i, line := range l.volumes {
+		if i == mostNamed {
+			fmt.Fprintf(&b, "\n  and %d more", len(l.volumes)-i)
+			break
+		}
+		b.WriteString("\n  " + line)
+	}
+	if l.unsure != nil {
+		fmt.Fprintf(&b, "\nand there may be more: %v", l.unsure)
+	}
+	return b.String()
+}
+
+const (
+	whatToDo = "\nDelete their pods, or drain the node, and try again."
+	whatItIs = "\nTheir pods keep running and no data is lost; but without crust-proxy the volumes have neither stats nor growth, and nobody " +
+		"takes their devices back when the pods go, until it is there again."
+)
+
+// mayLeave refuses a configuration without the front while volumes live that came
+// through it.
+func mayLeave(cfg *config.Config) error {
+	if cfg.Front.Enabled || cfg.Front.AbandonVolumes {
+		return nil
+	}
+	found := ofFront(cfg.StateDir())
+	if found.none() {
+		return nil
+	}
+	return errors.New("front.enabled: false cannot be put in force: " + found.text() + whatToDo +
+		" To leave them as they are, set front.abandonVolumes: true." + whatItIs)
+}
+
+// leaveFront is the start without the front. kubelet is told that the drivers which
+// were behind it have gone: it would call sockets that nobody serves, and take them
+// from nobody else.
+func (d *daemon) leaveFront(cfg *config.Config) error {
+	if cfg.Front.Enabled {
+		return nil
+	}
+	if err := mayLeave(cfg); err != nil {
+		return err
+	}
+	if found := ofFront(cfg.StateDir()); !found.none() {
+		d.log.Warn("the front is off, and volumes that came through it live: " + found.text())
+	}
+	for _, path := range registry.Withdraw(cfg.Front.KubeletRegistry) {
+		d.log.Info("the registration of a driver was taken from kubelet, for the front is off: " + path)
+	}
+	return nil
+}
+
+// driversAway tells of volumes whose driver is not behind the front any more, and
+// which kubelet can therefore not give back.
+func (d *daemon) driversAway() []string {
+	here := make(map[string]bool)
+	for _, one := range d.drivers.List() {
+		here[one.Name] = true
+	}
+	away := make(map[string][]string)
+	for _, status := range d.broker.List() {
+		if status.CSI != nil && !here[status.Driver] {
+			away[status.Driver] = append(away[status.Driver], describe(status.Volume))
+		}
+	}
+	var out []string
+	for _, driver := range slices.Sorted(maps.Keys(away)) {
+		out = append(out, fmt.Sprintf("driver %s is not behind crust-proxy any more, and its volumes cannot be given back until it is: %s",
+			driver, living{volumes: away[driver]}.text()))
+	}
+	return out
+}
+
+// removable tells whether crust-proxy can be taken from this node, or drivers from
+// behind it, without leaving volumes behind.
+func removable(drivers []string) commandFunc {
+	return func(_ context.Context, flags *config.Flags, stdout, stderr io.Writer) error {
+		cfg, err := flags.Load()
+		if err != nil {
+			return err
+		}
+		found := ofNode(cfg.StateDir())
+		if len(drivers) > 0 {
+			found = ofFront(cfg.StateDir(), drivers...)
+		}
+		switch {
+		case found.none():
+			_, err = fmt.Fprintln(stdout, "No deferred volume lives on this node.")
+			return err
+		case cfg.Front.AbandonVolumes:
+			_, err = fmt.Fprintln(stderr, "crust-proxy: warning: "+found.text()+whatItIs)
+			return err
+		}
+		return errors.New(found.text() + whatToDo + " To leave them as they are: --abandon-volumes." + whatItIs)
+	}
+}
+
+// withdraw takes the drivers' registrations from kubelet when the daemon has gone.
+func withdraw(_ context.Context, flags *config.Flags, stdout, _ io.Writer) error {
+	cfg, err := flags.Load()
+	if err != nil {
+		return err
+	}
+	for _, path := range registry.Withdraw(cfg.Front.KubeletRegistry) {
+		if _, err := fmt.Fprintln(stdout, path); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,164 @@
+//go:build system
+
+package front
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+// removable runs the check and gives its exit code and what it said.
+func (n *node) removable(args ...string) (code int, said string) {
+	n.t.Helper()
+	cmd := exec.Command(harness.Program(n.t, "crust-proxy"), append([]string{"removable", "--config", n.ConfigFile()}, args...)...)
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState == nil {
+		n.t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), string(out)
+}
+
+func (n *node) wantRemovable(want int, words []string, args ...string) {
+	n.t.Helper()
+	code, said := n.removable(args...)
+	if code != want {
+		n.t.Errorf("removable %q gave %d, want %d: %s", args, code, want, said)
+	}
+	for _, word := range words {
+		if !strings.Contains(said, word) {
+			n.t.Errorf("removable %q does not say %q: %s", args, word, said)
+		}
+	}
+}
+
+const withoutFront = "front: {enabled: false}"
+
+// TestFrontIsNotRemovedUnderItsVolumes: the front, the daemon and the driver's place
+// behind it are not given up under a pod, unless somebody insists; and the pod
+// keeps running in any case.
+func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
+	n := newNode(t, deferAll)
+	withFront := n.Extra
+	n.wantRemovable(0, []string{"No deferred volume"})
+	v := n.create("pv-1", "ext4", 16*mib)
+	must(t, n.stage(v))
+	n.wantRemovable(1, []string{v.id, "staged at"}) // only the front can have it unstaged
+	must(t, n.publish(v, "pod-1"))
+	s := n.boot("sandbox-1", v, "pod-1")
+	n.podWrites(s, "first")
+	target := v.target(n, "pod-1")
+
+	n.wantRemovable(1, []string{target, "1 deferred volume", "drain the node", "--abandon-volumes"})
+	n.wantRemovable(1, []string{target}, driverName)
+	n.wantRemovable(0, nil, "other.example.com")
+	n.wantRemovable(0, []string{"warning", target}, "--abandon-volumes")
+
+	n.Extra = withoutFront + "\n" + deferAll
+	n.ConfigFile() // which is read again when it changes
+	eventually(t, "the changed file is refused", func() bool {
+		node, err := n.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
+		return err == nil && strings.Contains(strings.Join(node.GetFindings(), "\n"), target)
+	})
+	must(t, n.publish(v, "pod-1")) // and the front is there
+	n.podWrites(s, "reload refused")
+
+	n.Signal(syscall.SIGTERM)
+	if code := n.WaitEnd(20 * time.Second); code != 0 {
+		t.Errorf("it ended with %d", code)
+	}
+	n.Launch()
+	if code := n.WaitEnd(20 * time.Second); code == 0 || !strings.Contains(n.Log(), target) || !strings.Contains(n.Log(), "abandonVolumes") {
+		t.Errorf("started without the front: %d", code)
+	}
+	n.podWrites(s, "start refused")
+	n.wantRemovable(1, []string{target}) // the daemon is down
+
+	n.Extra = withFront
+	n.Start()
+	n.waitServed()
+	must(t, n.publish(v, "pod-1")) // as kubelet repeats it
+	eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
+	n.podWrites(s, "put back")
+
+	n.forceOff(v, s)
+	n.Kill()
+	n.Extra = withFront
+	n.Start()
+	n.waitServed()
+	must(t, n.publish(v, "pod-1"))
+	wantCode(t, n.publish(v, "pod-2"), codes.FailedPrecondition, target)
+	eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
+	n.podWrites(s, "taken up")
+	s.end()
+	must(t, n.unpublish(v, "pod-1"))
+	must(t, n.unpublish(v, "pod-2"))
+	must(t, n.unstage(v))
+	n.wantRemovable(0, nil)
+	n.remove(v)
+	n.wantClean()
+}
+
+// forceOff starts the daemon without its front over a living volume.
+func (n *node) forceOff(v *volume, s *sandbox) {
+	n.t.Helper()
+	n.Kill()
+	n.Extra = "front: {enabled: false, abandonVolumes: true}\n" + deferAll
+	n.Start()
+	if !strings.Contains(n.Log(), "volumes that came through it live") {
+		n.t.Error("the log does not warn")
+	}
+	registration := n.Kubelet + "/plugins_registry/" + driverName + ".crust-proxy-reg.sock"
+	if _, err := os.Stat(registration); err == nil {
+		n.t.Error("kubelet still has the registration, of a socket that nobody serves")
+	}
+	n.podWrites(s, "forced off")
+	n.wantGuarded(v, "pod-1")
+	got, err := n.Admin().GetVolume(n.t.Context(), &adminv1.GetVolumeRequest{Volume: v.target(n, "pod-1")})
+	if err != nil || got.GetVolume().GetState() != adminv1.VolumeState_VOLUME_STATE_BOUND {
+		n.t.Errorf("the volume without the front: %v, %v", got, err)
+	}
+}
+
+// podWrites has the pod write to its volume, and read what it wrote.
+func (n *node) podWrites(s *sandbox, what string) {
+	n.t.Helper()
+	must(n.t, os.WriteFile(s.dir+"/file", []byte(what), 0o600))
+	if raw, err := os.ReadFile(s.dir + "/file"); err != nil || string(raw) != what {
+		n.t.Errorf("the pod reads %q, %v", raw, err)
+	}
+}
+
+// TestTargetsThatWentWithoutTheFront do not keep a volume from being deferred.
+func TestTargetsThatWentWithoutTheFront(t *testing.T) {
+	n := newNode(t, deferNone)
+	v := n.create("pv-1", "ext4", 16*mib)
+	must(t, n.stage(v))
+	must(t, n.publish(v, "pod-1"))
+	must(t, n.publish(v, "pod-2"))
+	n.Kill()
+	direct := *n // kubelet calls the driver itself
+	direct.csi = csi.NewNodeClient(dial(t, n.driverSocket()))
+	must(t, direct.unpublish(v, "pod-1"))
+	must(t, os.RemoveAll(n.Kubelet+"/pods/pod-1"))
+	n.Extra = "front: {enabled: true}\n" + deferAll
+	n.Start()
+	n.waitServed()
+	must(t, n.publish(v, "pod-2")) // its pod has it still
+	must(t, n.unpublish(v, "pod-2"))
+	must(t, n.publish(v, "pod-3"))
+	n.wantGuarded(v, "pod-3")
+	must(t, n.unpublish(v, "pod-3"))
+	must(t, n.unstage(v))
+	n.remove(v)
+	n.wantClean()
+}
