@@ -22,12 +22,17 @@ func TestSlice(t *testing.T) {
 
 func slice(k *cluster.Kube, driver string) {
 	k.T.Helper()
-	v := k.NewVolume(cluster.VolumeOptions{Name: "slice", Driver: driver})
+	v := k.NewVolume(cluster.VolumeOptions{Name: "slice", Driver: driver, FS: "xfs"}) // which any root may grow
 	first := k.NewPod("first", cluster.Crust).With(v, "/data").Start()
 	first.Exec("echo kept > /data/file && sync && cat /data/file")
 	wantGuarded(k, first, v)
 	if has := first.WaitStats(v, "/data"); has.Total < v.Size/2 || has.Used == 0 {
 		k.T.Errorf("the stats are %+v", has)
+	}
+	v.Grow(2 * v.Size)
+	v.WaitGrown()
+	if has := first.WaitStats(v, "/data"); has.Total < v.Size*8/10 {
+		k.T.Errorf("the stats are %+v after it was grown to %d", has, v.Size)
 	}
 	first.Delete()
 	second := k.NewPod("second", cluster.Crust).With(v, "/data").Start()

@@ -152,6 +152,7 @@ func (c *ControlPlane) apiServer(port, etcd string, flags []string) (*Process, e
 		"--feature-gates=MutatingAdmissionPolicy=true", "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
 	}, flags...)...)
 	p.ready = c.readyz
+	p.grace = 5 * time.Second // it waits a minute for requests that hang
 	return p, nil
 }
 

@@ -35,7 +35,7 @@ metadata: {name: %[1]s}
 provisioner: %[1]s
 reclaimPolicy: Retain
 allowVolumeExpansion: true
-`, name, name == Native)
+`, name, name != Block)
 	}
 	return out.String()
 }

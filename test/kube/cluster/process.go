@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -32,6 +33,9 @@ type Process struct {
 	log     string
 	// ready tells whether it serves; nil means that it does at once.
 	ready func() error
+	// grace is after how long Stop kills it, as kubelet does; 0 is an error after
+	// stopTime instead.
+	grace time.Duration
 
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -119,14 +123,16 @@ func (p *Process) Stop() error {
 		return nil
 	}
 	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have just ended
+	var slow error
 	select {
 	case <-p.done:
-		p.cmd = nil
-		return nil
-	case <-time.After(stopTime):
-		p.Kill()
-		return fmt.Errorf("%s did not end within %v of SIGTERM", p.Name, stopTime)
+	case <-time.After(cmp.Or(p.grace, stopTime)):
+		if p.grace == 0 {
+			slow = fmt.Errorf("%s did not end within %v of SIGTERM", p.Name, stopTime)
+		}
 	}
+	p.Kill()
+	return slow
 }
 
 // Restart stops it, as an upgrade does, and starts it again.

@@ -33,6 +33,8 @@ type VolumeOptions struct {
 	Options    []string
 	// Change changes the PersistentVolume before it is made.
 	Change func(*corev1.PersistentVolume)
+	// Unclaimed leaves the claim to the cluster, which makes it of a pod's template.
+	Unclaimed bool
 }
 
 // Volume is a claim with its volume, of the same name, made as
@@ -58,6 +60,9 @@ func (k *Kube) NewVolume(options VolumeOptions) *Volume {
 	k.T.Cleanup(v.remove)
 	_, err = k.Client.CoreV1().PersistentVolumes().Create(ctx, v.volume(reply.GetVolume().GetVolumeContext()), metav1.CreateOptions{})
 	k.Must(err)
+	if v.Unclaimed {
+		return v
+	}
 	_, err = k.Client.CoreV1().PersistentVolumeClaims(Namespace).Create(ctx, v.claim(), metav1.CreateOptions{})
 	k.Must(err)
 	k.Eventually("claim "+v.Name+" is bound", func(ctx context.Context) error {
@@ -133,12 +138,16 @@ func (v *Volume) volume(attributes map[string]string) *corev1.PersistentVolume {
 
 func (v *Volume) claim() *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: v.Name, Namespace: Namespace},
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{v.Mode}, VolumeMode: v.mode(),
-			StorageClassName: &v.Driver, VolumeName: v.Name,
-			Resources: corev1.VolumeResourceRequirements{Requests: storage(v.Size)},
-		},
+		ObjectMeta: metav1.ObjectMeta{Name: v.Name, Namespace: Namespace}, Spec: v.ClaimSpec(),
+	}
+}
+
+// ClaimSpec is what a claim says that wants this volume and no other.
+func (v *Volume) ClaimSpec() corev1.PersistentVolumeClaimSpec {
+	return corev1.PersistentVolumeClaimSpec{
+		AccessModes: []corev1.PersistentVolumeAccessMode{v.Mode}, VolumeMode: v.mode(),
+		StorageClassName: &v.Driver, VolumeName: v.Name,
+		Resources: corev1.VolumeResourceRequirements{Requests: storage(v.Size)},
 	}
 }
 

@@ -1,0 +1,105 @@
+//go:build system
+
+package admission
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/deploy/render"
+)
+
+// operators are types of the Prometheus Operator, without their schemas.
+var operators = map[string]string{"PodMonitor": "podmonitors", "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
+
+func (r *rig) defineMonitors(t *testing.T) {
+	t.Helper()
+	for kind, plural := range operators {
+		if err := r.Apply(fmt.Sprintf(`apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %[2]s.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  scope: Namespaced
+  names: {kind: %[1]s, plural: %[2]s}
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+`, kind, plural)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := r.Kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestManifestsAreAccepted applies all that kustomize makes, with unknown fields
+// being errors.
+func TestManifestsAreAccepted(t *testing.T) {
+	r := start(t)
+	r.defineMonitors(t)
+	if _, err := r.Kubectl("create", "namespace", "crust-proxy"); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{
+		"admission", "daemonset", "defer-by-class-v1beta1", "examples/behind-the-front/behind", "examples/behind-the-front/direct",
+		"examples/behind-the-front/driver", "examples/crust", "monitoring", "node-installed", "runtimeclasses",
+	} {
+		said, err := r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifest(t, render.Kustomize(t, dir)))
+		if err != nil {
+			t.Errorf("%s: %v", dir, err)
+		}
+		if strings.Contains(said, "Warning") {
+			t.Errorf("%s: %s", dir, said)
+		}
+	}
+	// This release does not serve v1 yet; nothing but the version may be wrong.
+	newer := strings.ReplaceAll(render.Kustomize(t, "defer-by-class"), "admissionregistration.k8s.io/v1\n", "admissionregistration.k8s.io/v1beta1\n")
+	if newer != render.Kustomize(t, "defer-by-class-v1beta1") {
+		t.Error("defer-by-class and defer-by-class-v1beta1 differ in more than their version")
+	}
+}
+
+func manifest(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "manifest.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// TestChartComesAndGoes installs every variant, each over the one before, as one does
+// who changes values, and removes the last.
+func TestChartComesAndGoes(t *testing.T) {
+	r := start(t)
+	r.defineMonitors(t)
+	files, err := filepath.Glob(filepath.Join(render.Chart(), "ci/*-values.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatal("no values files: ", err)
+	}
+	for _, file := range files {
+		// What the cluster serves is asked of the cluster.
+		r.install(t, "--reset-values", "--values="+file, "--set=admission.mutate.apiVersion=")
+		policy := manifest(t, render.Template(t, "--values="+file, "--set=admission.mutate.apiVersion=admissionregistration.k8s.io/v1beta1"))
+		if _, err := r.Kubectl("apply", "--dry-run=server", "--validate=strict", "--namespace=crust-proxy", "-f", policy); err != nil {
+			t.Errorf("%s: %v", filepath.Base(file), err)
+		}
+	}
+	if _, err := render.Helm(t, "uninstall", "crust-proxy", "--namespace=crust-proxy", "--kubeconfig="+r.AdminKubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	left, err := r.Kubectl("get", "--all-namespaces", "--ignore-not-found", "--selector=app.kubernetes.io/name=crust-proxy", "--output=name",
+		"daemonsets,configmaps,serviceaccounts,services,clusterroles,clusterrolebindings,runtimeclasses,csidrivers,"+
+			"validatingadmissionpolicies,validatingadmissionpolicybindings,mutatingadmissionpolicies,mutatingadmissionpolicybindings,"+
+			"podmonitors,servicemonitors,prometheusrules")
+	if err != nil || left != "" {
+		t.Errorf("after the chart was removed, there is %q: %v", left, err)
+	}
+}

@@ -1,0 +1,198 @@
+//go:build system
+
+// Package admission tries what deploy/ ships on a real API server: the chart as it is
+// installed, and each manifest as it is applied. It needs no node and no root.
+package admission
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/test/deploy/render"
+	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+)
+
+// patience is how long the API server may take to take up a policy.
+const patience = 30 * time.Second
+
+// rig is a control plane with the chart installed.
+type rig struct {
+	*cluster.ControlPlane
+	client   kubernetes.Interface
+	warnings *warnings
+}
+
+// classes are three runtime classes of which each behaves otherwise.
+const classes = `runtimeClasses=[
+	{"name": "kata", "handler": "kata", "create": true, "subPath": false, "defer": "annotated", "annotate": true},
+	{"name": "crust", "handler": "crust", "create": true, "subPath": true, "defer": "annotated", "annotate": false},
+	{"name": "vm", "handler": "vm", "create": true, "subPath": false, "defer": "all", "annotate": false}
+]`
+
+func start(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{ControlPlane: cluster.StartControlPlane(t), warnings: &warnings{}}
+	config := rest.CopyConfig(r.Admin)
+	config.WarningHandler = r.warnings
+	var err error
+	if r.client, err = kubernetes.NewForConfig(config); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// install installs the chart, or changes its values. helm asks the cluster what it
+// serves.
+func (r *rig) install(t *testing.T, args ...string) {
+	t.Helper()
+	_, err := render.Helm(t, append([]string{
+		"upgrade", "--install", "crust-proxy", render.Chart(), "--kubeconfig=" + r.AdminKubeconfig,
+		"--namespace=crust-proxy", "--create-namespace", "--set-json", classes,
+	}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// dry creates a pod and keeps nothing.
+func (r *rig) dry(t *testing.T, pod *corev1.Pod) (*corev1.Pod, error) {
+	return r.client.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+}
+
+// await waits until a policy is in force: the API server takes it up a moment later.
+func await(t *testing.T, what string, there func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !there(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is not in force after %v", what, patience)
+		}
+	}
+}
+
+// warnings collects those of the API server.
+type warnings struct {
+	mu  sync.Mutex
+	all []string
+}
+
+// HandleWarningHeader is told each warning.
+func (w *warnings) HandleWarningHeader(_ int, _, text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all = append(w.all, text)
+}
+
+// take gives what has come since the last time.
+func (w *warnings) take() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer func() { w.all = nil }()
+	return slices.Clone(w.all)
+}
+
+// a pod is made of few words.
+func pod(class string, with ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "pod-"},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "busybox"}}},
+	}
+	if class != "" {
+		p.Spec.RuntimeClassName = &class
+	}
+	for _, one := range with {
+		one(p)
+	}
+	return p
+}
+
+func annotated(value string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Annotations = map[string]string{deferral.AnnotationKey: value} }
+}
+
+// volume adds a volume and a mount of it.
+func volume(name string, source corev1.VolumeSource, mount ...func(*corev1.VolumeMount)) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: source})
+		m := corev1.VolumeMount{Name: name, MountPath: "/" + name}
+		for _, one := range mount {
+			one(&m)
+		}
+		p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts, m)
+	}
+}
+
+func claim(name string, mount ...func(*corev1.VolumeMount)) func(*corev1.Pod) {
+	return volume(name, claimSource(name, false), mount...)
+}
+
+func claimSource(name string, readOnly bool) corev1.VolumeSource {
+	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name, ReadOnly: readOnly}}
+}
+
+func subPath(m *corev1.VolumeMount)     { m.SubPath = "sub" }
+func subPathExpr(m *corev1.VolumeMount) { m.SubPathExpr = "$(HOSTNAME)" }
+
+// device adds a claim that is a raw block volume.
+func device(name string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: claimSource(name, false)})
+		p.Spec.Containers[0].VolumeDevices = []corev1.VolumeDevice{{Name: name, DevicePath: "/dev/" + name}}
+	}
+}
+
+func inline(name, driver, secret string) func(*corev1.Pod) {
+	source := &corev1.CSIVolumeSource{Driver: driver}
+	if secret != "" {
+		source.NodePublishSecretRef = &corev1.LocalObjectReference{Name: secret}
+	}
+	return volume(name, corev1.VolumeSource{CSI: source})
+}
+
+func ephemeral(name string) func(*corev1.Pod) {
+	return volume(name, corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: quantity("1Gi")}},
+		},
+	}}})
+}
+
+func scratch(name string) func(*corev1.Pod) {
+	return volume(name, corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}})
+}
+
+// initMounts mounts a volume in an init container, with a subPath.
+func initMounts(name string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.InitContainers = []corev1.Container{{Name: "first", Image: "busybox", VolumeMounts: []corev1.VolumeMount{
+			{Name: name, MountPath: "/" + name, SubPath: "sub"},
+		}}}
+	}
+}
+
+// says tells whether an answer is as wanted: no error, or one by that policy with
+// those words, and no others of ours.
+func says(err error, policy string, words ...string) error {
+	if len(words) == 0 {
+		return err
+	}
+	if err == nil {
+		return fmt.Errorf("it was accepted, and not refused with %q", words)
+	}
+	for _, word := range append(words, "ValidatingAdmissionPolicy 'crust-proxy-"+policy+"'") {
+		if !strings.Contains(err.Error(), word) {
+			return fmt.Errorf("%q is not in: %w", word, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+//go:build system
+
+package admission
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/crust-proxy/crust-proxy/internal/cluster"
+	"github.com/crust-proxy/crust-proxy/test/deploy/render"
+)
+
+const (
+	diskDriver = "disk.csi.example.com"
+	subject    = "crust-proxy-node" // as in ci/node-installed-values.yaml
+)
+
+// TestTheRoleIsEnough: the chart's ClusterRole lets the pod look-up do all that it
+// does, and nothing of what it does not do.
+func TestTheRoleIsEnough(t *testing.T) {
+	r := start(t)
+	r.defineMonitors(t)
+	r.install(t, "--values="+filepath.Join(render.Chart(), "ci/node-installed-values.yaml"), "--set=admission.mutate.enabled=false")
+	access, err := r.Kubeconfig(subject)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(access, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	made := r.podWithDisk(t)
+
+	looksUp := cluster.New(cluster.Config{
+		Identity: cluster.Identity{Kubeconfig: access, UserAgent: "test"}, NodeName: "node-a", Patience: patience, Log: zap.NewNop(),
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- looksUp.Run(ctx) }()
+	got, err := looksUp.ByUID(t.Context(), string(made.UID))
+	if err != nil {
+		t.Error(err)
+	}
+	if len(got.Volumes) != 1 || got.Volumes[0].Driver != diskDriver || got.Volumes[0].VolumeID != "vol-1" || got.RuntimeHandler != "crust" {
+		t.Errorf("it knows of the pod: %+v", got)
+	}
+	if using, err := looksUp.Using(t.Context(), diskDriver, "vol-1"); err != nil || len(using) != 1 {
+		t.Errorf("pods that use the volume: %v, %v", using, err)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	hasNoMore(t, access)
+}
+
+// podWithDisk makes a pod on a node, with a claim that is bound.
+func (r *rig) podWithDisk(t *testing.T) *corev1.Pod {
+	t.Helper()
+	core, size := r.client.CoreV1(), corev1.ResourceList{corev1.ResourceStorage: quantity("1Gi")}
+	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	class := ""
+	claims := core.PersistentVolumeClaims("default")
+	bound, err := claims.Create(t.Context(), &corev1.PersistentVolumeClaim{ObjectMeta: named("data"), Spec: corev1.PersistentVolumeClaimSpec{
+		AccessModes: modes, Resources: corev1.VolumeResourceRequirements{Requests: size}, VolumeName: "disk", StorageClassName: &class,
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bound.Status.Phase = corev1.ClaimBound
+	if _, err := claims.UpdateStatus(t.Context(), bound, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = core.PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{ObjectMeta: named("disk"), Spec: corev1.PersistentVolumeSpec{
+		Capacity: size, AccessModes: modes, ClaimRef: &corev1.ObjectReference{Namespace: "default", Name: "data", UID: bound.UID},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{
+			CSI: &corev1.CSIPersistentVolumeSource{Driver: diskDriver, VolumeHandle: "vol-1"},
+		},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := pod("crust", claim("data"))
+	p.Spec.NodeName = "node-a"
+	made, err := core.Pods("default").Create(t.Context(), p, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+func hasNoMore(t *testing.T, access string) {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", access)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	for what, try := range map[string]func() error{
+		"list secrets": func() error {
+			_, err := client.CoreV1().Secrets("default").List(ctx, metav1.ListOptions{})
+			return err
+		},
+		"list claims": func() error {
+			_, err := client.CoreV1().PersistentVolumeClaims("default").List(ctx, metav1.ListOptions{})
+			return err
+		},
+		"list nodes": func() error { _, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{}); return err },
+		"create a pod": func() error {
+			_, err := client.CoreV1().Pods("default").Create(ctx, pod(""), keepNone)
+			return err
+		},
+		"change a runtime class": func() error {
+			_, err := client.NodeV1().RuntimeClasses().Update(ctx, &nodev1.RuntimeClass{ObjectMeta: named("crust"), Handler: "runc"}, metav1.UpdateOptions{})
+			return err
+		},
+	} {
+		if err := try(); !apierrors.IsForbidden(err) {
+			t.Errorf("it may %s: %v", what, err)
+		}
+	}
+}

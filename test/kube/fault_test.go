@@ -1,0 +1,140 @@
+//go:build system
+
+package kube_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+)
+
+// byHandler defers what crust pods have, and asks the cluster which those are.
+func byHandler(k *cluster.Kube) cluster.ProxySettings {
+	return cluster.ProxySettings{
+		Rules:   fmt.Sprintf("[{name: crust-pods, runtimeHandlers: [%s], defer: true}]", cluster.Crust),
+		Cluster: fmt.Sprintf("{kubeconfig: %q, nodeName: %s}", k.NodeAccess, cluster.NodeName),
+	}
+}
+
+// lane is one way to have a volume. Its three volumes take turns: while a pod comes
+// to the first, one is using the second, and one leaves the third.
+type lane struct {
+	name, driver, class string
+	ledgers             [3]*ledger
+	pods                [3]*writer // nil where a volume has none
+}
+
+func (l *lane) deferred() bool { return l.class == cluster.Crust }
+
+// start makes a pod for one of the volumes, and waits for nothing.
+func (l *lane) start(k *cluster.Kube, generation int) *writer {
+	k.T.Helper()
+	at := generation % len(l.ledgers)
+	l.pods[at] = newWriter(k, fmt.Sprintf("fault-%s-%d", l.name, generation), l.class, l.ledgers[at])
+	return l.pods[at]
+}
+
+// matrix is the node on which everything goes wrong, two parts at a time.
+type matrix struct {
+	k     *cluster.Kube
+	lanes []*lane
+	// generation is that of the youngest pods.
+	generation int
+	// normal is what the node has on it while two generations run.
+	normal []string
+	rand   *rand.Rand
+}
+
+// newMatrix has two generations of pods running, without any fault so far.
+func newMatrix(k *cluster.Kube, seed uint64) *matrix {
+	k.Settings(byHandler(k))
+	m := &matrix{k: k, rand: rand.New(rand.NewPCG(seed, 0)), generation: 1, lanes: []*lane{
+		{name: "block", driver: cluster.Block, class: cluster.Crust},
+		{name: "native", driver: cluster.Native, class: cluster.Crust},
+		{name: "plain", driver: cluster.Block, class: cluster.Runc},
+	}}
+	for _, l := range m.lanes {
+		for i := range l.ledgers {
+			l.ledgers[i] = &ledger{Volume: k.NewVolume(cluster.VolumeOptions{
+				Name: fmt.Sprintf("fault-%s-volume-%d", l.name, i), Driver: l.driver, Size: 32 * cluster.Mib,
+			})}
+		}
+		l.start(k, 0)
+		l.start(k, 1)
+	}
+	for _, w := range m.running() {
+		w.settle(k)
+	}
+	k.Eventually("all is well before the first fault", m.well)
+	m.normal = shape(k)
+	return m
+}
+
+// of are the pods of a generation, of all lanes.
+func (m *matrix) of(generation int) []*writer {
+	var out []*writer
+	for _, l := range m.lanes {
+		out = append(out, l.pods[generation%len(l.pods)])
+	}
+	return out
+}
+
+// running are all pods that there are.
+func (m *matrix) running() []*writer { return append(m.of(m.generation), m.of(m.generation-1)...) }
+
+// well wants every volume on record as it should be, and stats of it.
+func (m *matrix) well(ctx context.Context) error {
+	var deferred []*writer
+	for _, w := range m.running() {
+		if w.Spec.RuntimeClassName != nil {
+			deferred = append(deferred, w)
+		}
+	}
+	if err := allBound(ctx, deferred); err != nil {
+		return err
+	}
+	for _, w := range deferred {
+		if err := statsNow(ctx, w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestFaults takes every two parts of the node away at once, while pods come to
+// their volumes, use them, and leave them. Each round has pods in all three phases:
+// who comes in one round uses its volume in the next, and leaves in the one after.
+func TestFaults(t *testing.T) {
+	k := cluster.On(t)
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("the seed is %d", seed)
+	m := newMatrix(k, seed)
+	for i, r := range rounds() {
+		t.Run(r.String(), func(t *testing.T) { m.play(k.For(t), i, r) })
+		if t.Failed() {
+			t.Fatal("the rounds that follow would find what this one has left")
+		}
+	}
+	last := m.generation + 1
+	for _, w := range m.of(m.generation - 1) {
+		w.AskDelete()
+		w.WaitGone()
+	}
+	// Stats as kubelet tells them, of pods that came in the midst of faults.
+	for _, w := range m.of(m.generation) {
+		w.WaitStats(w.on.Volume, "/data")
+		w.Delete()
+	}
+	for _, l := range m.lanes {
+		for generation := last; generation < last+len(l.ledgers); generation++ {
+			w := l.start(k, generation)
+			w.settle(k) // which reads what all before have written
+			w.keeps(k)
+			w.Delete()
+		}
+	}
+}

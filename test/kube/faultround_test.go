@@ -1,0 +1,154 @@
+//go:build system
+
+package kube_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+)
+
+// away is how long the API server is away.
+const away = time.Minute
+
+// apiServer is the part that is away for a minute; the other ones come back at once.
+const apiServer = "apiserver"
+
+// round is two parts that go, in this order, and how they go.
+type round struct {
+	first, second string
+	how           string // kill, or stop: SIGTERM
+	// step is how far pods have come when the first one goes.
+	step step
+}
+
+func (r round) String() string { return fmt.Sprintf("%s+%s/%s", r.first, r.second, r.how) }
+
+// rounds are all pairs: killed, and restarted. Which one is first changes.
+func rounds() []round {
+	parts := []string{"kubelet", "containerd", "crust-proxy", "driver"}
+	var out []round
+	for i, one := range parts {
+		for _, other := range parts[i+1:] {
+			out = append(out, round{first: one, second: other, how: "kill"}, round{first: other, second: one, how: "stop"})
+		}
+	}
+	// Within a minute there is time for both: see absence.
+	for i, one := range parts {
+		r := round{first: apiServer, second: one, how: "kill"}
+		if i%2 == 1 {
+			r.first, r.second = one, apiServer
+		}
+		out = append(out, r)
+	}
+	for i := range out {
+		out[i].step = steps[i%len(steps)]
+	}
+	return out
+}
+
+// step is a point on the way of a pod that comes, or of one that leaves. Once it was
+// reached it stays so.
+type step struct {
+	name    string
+	leaves  bool
+	reached func(w *writer) bool
+}
+
+// steps are in an order that has each of the pairs begin elsewhere.
+var steps = []step{
+	{"is asked for", false, func(*writer) bool { return true }},
+	{"is asked to go", true, func(*writer) bool { return true }},
+	{"is known to kubelet", false, func(w *writer) bool { return exists(cluster.KubeletRoot + "/pods/" + string(w.UID)) }},
+	{"has ended", true, func(w *writer) bool { _, err := born(w.pid); return err != nil }},
+	{"has its stage on record", false, func(w *writer) bool { return stagedFor(w.on.Volume) }},
+	{"has its volume no more on record", true, func(w *writer) bool { return !recorded(w.Target(w.on.Volume)) }},
+	{"has its device", false, func(w *writer) bool { return attached(w.on.Volume) }},
+	{"has no guard any more", true, func(w *writer) bool { return !guarded(w.Target(w.on.Volume)) }},
+	{"has its volume on record", false, func(w *writer) bool { return recorded(w.Target(w.on.Volume)) }},
+	{"has its stage no more on record", true, func(w *writer) bool { return !stagedFor(w.on.Volume) }},
+	{"has its guard", false, func(w *writer) bool { return guarded(w.Target(w.on.Volume)) }},
+}
+
+func exists(path string) bool { _, err := os.Stat(path); return err == nil }
+
+// found says what a pod has on the node, to be read after a failure.
+func (w *writer) found() string {
+	target := w.Target(w.on.Volume)
+	var has []string
+	for _, one := range []struct {
+		what string
+		is   bool
+	}{
+		{"pod", exists(cluster.KubeletRoot + "/pods/" + string(w.UID))}, {"stage", stagedFor(w.on.Volume)},
+		{"device", attached(w.on.Volume)}, {"record", recorded(target)}, {"guard", guarded(target)},
+	} {
+		if one.is {
+			has = append(has, one.what)
+		}
+	}
+	return w.Name + " has [" + strings.Join(has, " ") + "]"
+}
+
+// play is one round.
+func (m *matrix) play(k *cluster.Kube, number int, r round) {
+	began := time.Now()
+	logf := func(format string, args ...any) {
+		k.T.Helper()
+		k.T.Logf("%6.2fs "+format, append([]any{time.Since(began).Seconds()}, args...)...)
+	}
+	leaving, using := m.of(m.generation-1), m.of(m.generation)
+	m.generation++
+	var coming []*writer
+	for _, l := range m.lanes {
+		coming = append(coming, l.start(m.k, m.generation))
+	}
+	for _, w := range leaving {
+		w.on.promised = m.last(k, w)
+		w.AskDelete()
+	}
+	// One of the two lanes that defer has to come so far.
+	watched := map[bool][]*writer{true: leaving, false: coming}[r.step.leaves][number%2]
+	k.Eventually(watched.Name+" "+r.step.name, reaches(r.step, watched))
+	pause := time.Duration(m.rand.Int64N(int64(300 * time.Millisecond)))
+	time.Sleep(pause)
+	logf("pod %s %s; %v later the first part goes", watched.Name, r.step.name, pause)
+	for _, w := range slices.Concat(coming, leaving) {
+		logf("%s", w.found())
+	}
+
+	f := &faults{k: k, round: r, rand: m.rand, logf: logf, meanwhile: func() { m.meanwhile(k, r, using, logf) }}
+	if slices.Contains([]string{r.first, r.second}, apiServer) {
+		f.absence()
+	} else {
+		f.restarts()
+	}
+
+	for _, w := range leaving {
+		k.Must(gone(k, w))
+	}
+	logf("the pods that were to go have gone")
+	for _, w := range coming {
+		w.settle(k)
+	}
+	logf("the pods that were to come write")
+	for _, w := range using {
+		k.Eventually("pod "+w.Name+" is ready again", func(ctx context.Context) error { return isReady(ctx, w.Pod) })
+		w.unchanged(k)
+		wantRestarts(k, w, map[string]int32{"main": 0, "side": 1})
+	}
+	k.Eventually("all is well again", m.well)
+	k.Eventually("the node has what it had before the first fault, and nothing else", func(context.Context) error {
+		return compare(m.normal, shape(m.k))
+	})
+	logf("the node is as it was")
+}

@@ -1,0 +1,179 @@
+//go:build system
+
+package kube_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+)
+
+// own are the parts of a name that are one volume's or one pod's own.
+var own = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{8,}|loop[0-9]+|fault-[a-z0-9-]+`)
+
+// shape is everything that pods and volumes have on the node, without the names: two
+// nodes with as many pods of the same kinds have one shape.
+func shape(k *cluster.Kube) []string {
+	var out []string
+	for _, one := range k.Left() {
+		// Processes come and go while a pod writes; containers are looked at otherwise.
+		if !strings.HasPrefix(one, "process ") {
+			out = append(out, own.ReplaceAllString(one, "*"))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// compare says how two shapes differ.
+func compare(was, is []string) error {
+	count := map[string]int{}
+	for _, one := range is {
+		count[one]++
+	}
+	for _, one := range was {
+		count[one]--
+	}
+	var differ []string
+	for what, by := range count {
+		if by != 0 {
+			differ = append(differ, fmt.Sprintf("%+d of %s", by, what))
+		}
+	}
+	if len(differ) == 0 {
+		return nil
+	}
+	slices.Sort(differ)
+	return errors.New(strings.Join(differ, "; "))
+}
+
+// admin asks the daemon as crustctl does.
+func admin[T any](ctx context.Context, ask func(adminv1.AdminClient) (T, error)) (T, error) {
+	conn, err := grpc.NewClient("unix:"+cluster.AdminSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		var none T
+		return none, err
+	}
+	defer func() { _ = conn.Close() }()
+	return ask(adminv1.NewAdminClient(conn))
+}
+
+// volumesOf are the volumes that crust-proxy tells of, by target.
+func volumesOf(ctx context.Context) (map[string]*adminv1.Volume, error) {
+	reply, err := admin(ctx, func(c adminv1.AdminClient) (*adminv1.ListVolumesResponse, error) {
+		return c.ListVolumes(ctx, &adminv1.ListVolumesRequest{})
+	})
+	out := make(map[string]*adminv1.Volume)
+	for _, v := range reply.GetVolumes() {
+		out[v.GetTargetPath()] = v
+	}
+	return out, err
+}
+
+// allBound wants the volumes of the writers deferred and in their sandboxes, and
+// nothing else on record: nothing refused, degraded or on its way out.
+func allBound(ctx context.Context, deferred []*writer) error {
+	has, err := volumesOf(ctx)
+	if err != nil {
+		return err
+	}
+	for _, w := range deferred {
+		v := has[w.Target(w.on.Volume)]
+		switch {
+		case v == nil:
+			return fmt.Errorf("crust-proxy does not know the volume of pod %s", w.Name)
+		case v.GetState() != adminv1.VolumeState_VOLUME_STATE_BOUND:
+			return fmt.Errorf("the volume of pod %s is %s: %s", w.Name, v.GetState(), v.GetLastError())
+		case v.GetSandbox().GetId() != w.sandbox:
+			return fmt.Errorf("pod %s has the sandbox %s, and its volume is said to be in %s", w.Name, w.sandbox, v.GetSandbox().GetId())
+		}
+		delete(has, w.Target(w.on.Volume))
+	}
+	for target, v := range has {
+		return fmt.Errorf("there is a volume too many at %s, which is %s: %s", target, v.GetState(), v.GetLastError())
+	}
+	return nil
+}
+
+// statsNow asks the front for a volume's usage, as kubelet does, and compares it with
+// what the pod's own df tells.
+func statsNow(ctx context.Context, w *writer) error {
+	conn, err := grpc.NewClient("unix:"+filepath.Join(cluster.ProxyRunDir, "csi", w.on.Driver+".sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	reply, err := csi.NewNodeClient(conn).NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
+		VolumeId: w.on.Handle, VolumePath: w.Target(w.on.Volume),
+	})
+	if err != nil {
+		return err
+	}
+	inside := w.DF("/data")
+	for _, usage := range reply.GetUsage() {
+		if usage.GetUnit() == csi.VolumeUsage_BYTES && (usage.GetTotal() != inside.Total || usage.GetUsed() != inside.Used) {
+			return fmt.Errorf("pod %s: the front tells %v, df tells %+v", w.Name, usage, inside)
+		}
+	}
+	if condition := reply.GetVolumeCondition(); condition.GetAbnormal() {
+		return fmt.Errorf("pod %s: %s", w.Name, condition.GetMessage())
+	}
+	return nil
+}
+
+// attached tells whether the driver has a volume's image on a loop device.
+func attached(v *cluster.Volume) bool {
+	hash := sha256.Sum256([]byte(v.Handle))
+	bound, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, path := range bound {
+		if raw, _ := os.ReadFile(path); bytes.Contains(raw, []byte(hex.EncodeToString(hash[:]))) {
+			return true
+		}
+	}
+	return false
+}
+
+// mentioned tells whether one of the files of a pattern has some words.
+func mentioned(pattern, words string) bool {
+	found, _ := filepath.Glob(pattern)
+	return slices.ContainsFunc(found, func(path string) bool {
+		raw, _ := os.ReadFile(path)
+		return bytes.Contains(raw, []byte(words))
+	})
+}
+
+// stagedFor tells whether the front remembers a stage of a volume, recorded whether
+// crust-proxy has one at a target, and guarded whether its guard is there.
+func stagedFor(v *cluster.Volume) bool {
+	return mentioned(cluster.ProxyRunDir+"/state/csi/*.json", v.Handle)
+}
+
+func recorded(target string) bool {
+	return mentioned(cluster.ProxyRunDir+"/state/volumes/*.json", target)
+}
+
+func guarded(target string) bool {
+	raw, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.SplitSeq(string(raw), "\n") {
+		if strings.Contains(line, " "+target+" ") && strings.Contains(line, " tmpfs crust:") {
+			return true
+		}
+	}
+	return false
+}

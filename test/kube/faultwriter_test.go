@@ -1,0 +1,188 @@
+//go:build system
+
+package kube_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+)
+
+// ledger is a volume, and how many lines its writers were promised to be on it.
+type ledger struct {
+	*cluster.Volume
+	promised int
+}
+
+// writer is a pod that writes numbers, one a line, to its volume. A line counts
+// once it was synced: then its number is in /promised, in the container's own files.
+// The container side only has the volume, and is there to be killed.
+type writer struct {
+	*cluster.Pod
+	on  *ledger
+	pid int
+	// What must stay the same while the pod runs.
+	process, container, sandbox string
+}
+
+// gapless is a script that fails where a ledger's lines are not 1, 2, 3 and so on;
+// it gives how many there are.
+const gapless = `awk '$0 != NR {print "line " NR " is " $0; exit 1} END {print NR}' /data/ledger`
+
+// write begins where an earlier writer has stopped. It goes on until it is asked to
+// end, or an error.
+const write = `trap 'exit 0' TERM
+touch /data/ledger
+n=$(` + gapless + `) || { echo "$n" >/failed; exit 1; }
+while :; do
+	n=$((n+1))
+	echo $n >>/data/ledger && fsync /data/ledger || { echo "line $n was not written" >/failed; exit 1; }
+	echo $n >/promised
+	sleep 0.2
+done`
+
+// newWriter makes a pod that writes, and waits for nothing.
+func newWriter(k *cluster.Kube, name, class string, on *ledger) *writer {
+	k.T.Helper()
+	p := k.NewPod(name, class).With(on.Volume, "/data").Script(write)
+	side := cluster.Sleeper("side")
+	side.VolumeMounts = p.Spec.Containers[0].VolumeMounts
+	p.Spec.Containers = append(p.Spec.Containers, side)
+	return &writer{Pod: p.Create(), on: on}
+}
+
+// settle waits until the writer writes, and remembers what must not change.
+func (w *writer) settle(k *cluster.Kube) {
+	k.T.Helper()
+	before := w.on.promised
+	k.Eventually("pod "+w.Name+" writes", func(ctx context.Context) error {
+		if err := isReady(ctx, w.Pod); err != nil {
+			return err
+		}
+		if err := w.look(ctx); err != nil {
+			return err
+		}
+		return w.wrote(before)
+	})
+}
+
+// look reads which process, container and sandbox it has.
+func (w *writer) look(ctx context.Context) error {
+	is, err := w.Get(ctx)
+	if err != nil {
+		return err
+	}
+	for _, one := range is.Status.ContainerStatuses {
+		if one.Name == "main" {
+			w.container = one.ContainerID
+		}
+	}
+	if w.pid, err = w.Pid("main"); err != nil {
+		return err
+	}
+	if w.process, err = born(w.pid); err != nil {
+		return err
+	}
+	w.sandbox, err = w.Sandbox()
+	return err
+}
+
+// wrote tells whether there is a promise beyond some line, and notes it down.
+func (w *writer) wrote(beyond int) error {
+	line, err := w.promise()
+	if err != nil {
+		return err
+	}
+	if line <= beyond {
+		return fmt.Errorf("pod %s has promised no line after %d", w.Name, beyond)
+	}
+	w.on.promised = max(w.on.promised, line)
+	return nil
+}
+
+// promise is the last line that was synced. It needs nobody but the kernel.
+func (w *writer) promise() (int, error) {
+	if now, err := born(w.pid); err != nil || now != w.process {
+		return 0, fmt.Errorf("pod %s: the process that wrote has gone: %w", w.Name, errors.Join(err))
+	}
+	root := fmt.Sprintf("/proc/%d/root", w.pid)
+	if said, err := os.ReadFile(root + "/failed"); err == nil {
+		return 0, fmt.Errorf("pod %s: %s", w.Name, said)
+	}
+	raw, err := os.ReadFile(root + "/promised")
+	if err != nil {
+		return 0, err
+	}
+	// It is empty for a moment while it is written.
+	return strconv.Atoi(strings.TrimSpace(string(raw)))
+}
+
+// goesOn waits until the very process that wrote has written once more.
+func (w *writer) goesOn(k *cluster.Kube) {
+	k.T.Helper()
+	if _, err := born(w.pid); err != nil {
+		k.T.Fatalf("pod %s: its process has gone: %v", w.Name, err)
+	}
+	before := w.on.promised
+	k.Eventually("pod "+w.Name+" goes on writing", func(context.Context) error { return w.wrote(before) })
+}
+
+// unchanged wants everything of the pod to be what it was, and every promise kept.
+func (w *writer) unchanged(k *cluster.Kube) {
+	k.T.Helper()
+	w.goesOn(k)
+	was := *w
+	k.Eventually("pod "+w.Name+" is told", w.look)
+	if was.pid != w.pid || was.process != w.process || was.container != w.container || was.sandbox != w.sandbox {
+		k.T.Errorf("pod %s had %+v and has now %+v", w.Name, was, *w)
+	}
+	w.keeps(k)
+}
+
+// keeps wants every promise kept, as the pod's own container sees it.
+func (w *writer) keeps(k *cluster.Kube) {
+	k.T.Helper()
+	for _, container := range []string{"main", "side"} {
+		out, err := w.TryExec(container, gapless)
+		if err != nil {
+			k.T.Errorf("pod %s, container %s: %s: %v", w.Name, container, out, err)
+			continue
+		}
+		if lines, err := strconv.Atoi(strings.TrimSpace(out)); err != nil || lines < w.on.promised {
+			k.T.Errorf("pod %s, container %s: LOST: %q lines, and %d were promised", w.Name, container, out, w.on.promised)
+		}
+	}
+}
+
+// isReady tells whether all containers of a pod run.
+func isReady(ctx context.Context, p *cluster.Pod) error {
+	is, err := p.Get(ctx)
+	if err != nil {
+		return err
+	}
+	for _, condition := range is.Status.Conditions {
+		if condition.Type == "Ready" && condition.Status == "True" {
+			return nil
+		}
+	}
+	return fmt.Errorf("it is %s: %s", is.Status.Phase, strings.Join(p.Events(), "; "))
+}
+
+// born is when a process began, which tells it from a later one of the same number.
+func born(pid int) (string, error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", err
+	}
+	_, after, _ := strings.Cut(string(raw), ") ")
+	fields := strings.Fields(after)
+	if len(fields) < 20 || fields[0] == "Z" {
+		return "", fmt.Errorf("process %d has ended", pid)
+	}
+	return fields[19], nil
+}

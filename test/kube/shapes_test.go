@@ -1,0 +1,275 @@
+//go:build system
+
+package kube_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+)
+
+// TestShapesOfPods is about all that a pod may do with its volumes.
+func TestShapesOfPods(t *testing.T) {
+	k := cluster.On(t)
+	k.Settings(cluster.ProxySettings{Rules: byHandler, Cluster: k.LookUp()})
+	inEachWay(k, t, "containers", manyContainers)
+	inEachWay(k, t, "readers", readers)
+	inEachWay(k, t, "blocks", rawBlocks)
+	inEachWay(k, t, "ephemeral", ephemeral)
+}
+
+// manyContainers has one volume in a pod's containers of all kinds, in all the ways
+// that they can mount it. Then containers and the sandbox are made anew.
+func manyContainers(k *cluster.Kube, way, driver string) {
+	v := k.NewVolume(cluster.VolumeOptions{Name: "many-" + way, Driver: driver})
+	p := k.NewPod("many-"+way, cluster.Crust).With(v, "/data").
+		With(v, "/one", subPath("dirs/one")).
+		With(v, "/own", func(m *corev1.VolumeMount) { m.SubPathExpr = "of-$(POD_NAME)" }).
+		With(v, "/look", func(m *corev1.VolumeMount) { m.ReadOnly = true })
+	besides(k, p)
+	main := &p.Spec.Containers[0]
+	main.Env = []corev1.EnvVar{{Name: "POD_NAME", ValueFrom: &corev1.EnvVarSource{
+		FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"},
+	}}}
+	second := cluster.Sleeper("second")
+	second.VolumeMounts = []corev1.VolumeMount{mount(v, "/elsewhere"), mount(v, "/two", subPath("dirs/two"))}
+	p.Spec.Containers = append(p.Spec.Containers, second)
+	prepares := cluster.Container("prepares", "echo prepared > /in/file && echo x > /one/init && sync")
+	prepares.VolumeMounts = []corev1.VolumeMount{mount(v, "/in"), mount(v, "/one", subPath("dirs/one"))}
+	always := corev1.ContainerRestartPolicyAlways
+	sidecar := cluster.Sleeper("sidecar")
+	sidecar.RestartPolicy, sidecar.VolumeMounts = &always, []corev1.VolumeMount{mount(v, "/side")}
+	p.Spec.InitContainers = []corev1.Container{prepares, sidecar}
+	p.Start()
+	wantGuarded(k, p, v)
+	wantDeferred(k, p, v, "pods in crust")
+
+	wantOut(k, p, "main", "cat /data/file /one/init /look/file && ls /data/dirs", "prepared\nx\nprepared\none\ntwo\n")
+	p.Exec("echo main > /data/main && echo own > /own/file && echo beside > /beside/file")
+	wantOut(k, p, "second", "cat /elsewhere/main /elsewhere/of-"+p.Name+"/file && echo second > /two/file", "main\nown\n")
+	wantOut(k, p, "sidecar", "cat /side/main /side/dirs/two/file", "main\nsecond\n")
+	wantOut(k, p, "main", "cat /configured/key /beside/file", "value\nbeside\n")
+	if out, err := p.TryExec("main", "touch /look/x"); err == nil || !strings.Contains(err.Error(), "Read-only file system") {
+		k.T.Errorf("a read-only mount can be written: %q, %v", out, err)
+	}
+	wantOut(k, p, "main", "touch /data/x && rm /data/x", "") // which the other mount still can
+	addDebugger(k, p, v)
+	containerAgain(k, p, v)
+	sandboxAgain(k, p, v)
+	p.WaitStats(v, "/data")
+	p.Delete()
+}
+
+// besides gives a pod volumes of other kinds, which are kubelet's own.
+func besides(k *cluster.Kube, p *cluster.Pod) {
+	k.T.Helper()
+	configured := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: cluster.Namespace}, Data: map[string]string{"key": "value\n"},
+	}
+	maps := k.Client.CoreV1().ConfigMaps(cluster.Namespace)
+	_, err := maps.Create(k.T.Context(), configured, metav1.CreateOptions{})
+	k.Must(err)
+	k.T.Cleanup(func() { _ = maps.Delete(context.Background(), p.Name, metav1.DeleteOptions{}) })
+	p.Spec.Volumes = append(p.Spec.Volumes,
+		corev1.Volume{Name: "beside", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+		corev1.Volume{Name: "configured", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: p.Name},
+		}}})
+	main := &p.Spec.Containers[0]
+	main.VolumeMounts = append(main.VolumeMounts, corev1.VolumeMount{Name: "beside", MountPath: "/beside"},
+		corev1.VolumeMount{Name: "configured", MountPath: "/configured"})
+}
+
+// addDebugger adds a container as kubectl debug does.
+func addDebugger(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
+	k.T.Helper()
+	debugger := cluster.Sleeper("debugger")
+	debugger.VolumeMounts = []corev1.VolumeMount{mount(v, "/debugged")}
+	k.Eventually("pod "+p.Name+" gets a debugger", func(ctx context.Context) error {
+		is, err := p.Get(ctx)
+		if err != nil {
+			return err
+		}
+		is.Spec.EphemeralContainers = []corev1.EphemeralContainer{{
+			EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+				Name: debugger.Name, Image: debugger.Image, ImagePullPolicy: debugger.ImagePullPolicy,
+				Command: debugger.Command, VolumeMounts: debugger.VolumeMounts,
+			},
+		}}
+		_, err = k.Client.CoreV1().Pods(cluster.Namespace).UpdateEphemeralContainers(ctx, p.Name, is, metav1.UpdateOptions{})
+		return err
+	})
+	waitOut(k, p, "debugger", "cat /debugged/main", "main\n")
+}
+
+// containerAgain has a container crash: the next one has the same mount.
+func containerAgain(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
+	k.T.Helper()
+	heard, sandbox := callsFrom(k, v.Driver), sandboxOf(k, p)
+	p.Exec("echo before the crash > /data/crash")
+	pid, err := p.Pid("main")
+	k.Must(err)
+	k.Must(syscall.Kill(pid, syscall.SIGKILL))
+	k.Eventually("main is restarted", func(ctx context.Context) error {
+		is, err := p.Get(ctx)
+		if err != nil {
+			return err
+		}
+		for _, one := range is.Status.ContainerStatuses {
+			if want := one.Name == "main"; (one.RestartCount > 0) != want || !one.Ready {
+				return fmt.Errorf("%s was restarted %d times, ready: %t", one.Name, one.RestartCount, one.Ready)
+			}
+		}
+		return nil
+	})
+	wantOut(k, p, "main", "cat /data/crash /one/init /own/file /look/file /elsewhere/file 2>/dev/null; touch /data/crash",
+		"before the crash\nx\nown\nprepared\n")
+	wantOut(k, p, "second", "cat /elsewhere/crash && test /elsewhere/crash -ef /elsewhere/dirs/../crash", "before the crash\n")
+	if is := sandboxOf(k, p); is != sandbox {
+		k.T.Errorf("the sandbox went from %s to %s", sandbox, is)
+	}
+	heard.wantNone(v)
+}
+
+// sandboxAgain takes the sandbox away: kubelet makes another one for the same pod,
+// and calls nobody for its volumes.
+func sandboxAgain(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
+	k.T.Helper()
+	heard, sandbox := callsFrom(k, v.Driver), sandboxOf(k, p)
+	p.Exec("echo before the end > /data/end && sync")
+	_, err := k.Containerd.Node().CRI.StopPodSandbox(k.T.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: sandbox})
+	k.Must(err)
+	k.Eventually("pod "+p.Name+" gets another sandbox", func(context.Context) error {
+		if is, err := p.Sandbox(); err != nil || is == sandbox {
+			return fmt.Errorf("it has %s, %w", is, err)
+		}
+		return nil
+	})
+	waitOut(k, p, "main", "cat /data/end /one/init /own/file", "before the end\nx\nown\n")
+	waitOut(k, p, "second", "cat /elsewhere/end /two/file", "before the end\nsecond\n")
+	p.WaitReady()
+	wantGuarded(k, p, v)
+	heard.wantNone(v)
+}
+
+func sandboxOf(k *cluster.Kube, p *cluster.Pod) string {
+	k.T.Helper()
+	sandbox, err := p.Sandbox()
+	k.Must(err)
+	return sandbox
+}
+
+// wantNone wants that the driver was called for nothing of a volume but its stats.
+func (c *calls) wantNone(v *cluster.Volume) {
+	c.k.T.Helper()
+	if got := slices.DeleteFunc(c.of(v), func(call string) bool { return call == "NodeGetVolumeStats" }); len(got) > 0 {
+		c.k.T.Errorf("the driver was called: %s", got)
+	}
+}
+
+func wantOut(k *cluster.Kube, p *cluster.Pod, container, script, want string) {
+	k.T.Helper()
+	if got, err := p.TryExec(container, script); err != nil || got != want {
+		k.T.Errorf("%s in %s: %q, %v", script, container, got, err)
+	}
+}
+
+// waitOut is for a container that is about to run.
+func waitOut(k *cluster.Kube, p *cluster.Pod, container, script, want string) {
+	k.T.Helper()
+	k.Eventually(script+" in "+container, func(context.Context) error {
+		if got, err := p.TryExec(container, script); err != nil || got != want {
+			return fmt.Errorf("%q, %w", got, err)
+		}
+		return nil
+	})
+}
+
+// readers has several pods read one volume at once, and none of them write it.
+func readers(k *cluster.Kube, way, driver string) {
+	v := k.NewVolume(cluster.VolumeOptions{Name: "readers-" + way, Driver: driver})
+	writer := k.NewPod("writer-"+way, cluster.Crust).With(v, "/data").Start()
+	writer.Exec("echo written > /data/file && sync")
+	writer.Delete()
+	var all []*cluster.Pod
+	for _, name := range []string{"reader-a-", "reader-b-"} {
+		all = append(all, readsOnly(k.NewPod(name+way, cluster.Crust).With(v, "/data"), v).Create())
+	}
+	late := k.NewPod("late-"+way, cluster.Crust).With(v, "/data")
+	for _, p := range all {
+		p.WaitReady()
+		wantGuarded(k, p, v)
+		wantOut(k, p, "main", "cat /data/file", "written\n")
+		if out, err := p.TryExec("main", "echo x > /data/x"); err == nil || !strings.Contains(err.Error(), "Read-only file system") {
+			k.T.Errorf("a read-only claim can be written: %q, %v", out, err)
+		}
+	}
+	// A writer waits until nobody reads.
+	late.Create().WaitEvent("FailedMount", "one sandbox can have it read-write, or several read-only", "wait until the other pod is gone")
+	for _, p := range all {
+		p.WaitStats(v, "/data")
+		p.AskDelete()
+	}
+	late.WaitReady()
+	wantOut(k, late, "main", "cat /data/file && echo more > /data/file", "written\n")
+	late.Delete()
+}
+
+// rawBlocks has a pod with a raw block volume, which is the driver's own affair,
+// beside one that is deferred.
+func rawBlocks(k *cluster.Kube, way, driver string) {
+	v := k.NewVolume(cluster.VolumeOptions{Name: "beside-raw-" + way, Driver: driver})
+	disk := k.NewVolume(cluster.VolumeOptions{Name: "raw-" + way, Driver: driver, Raw: true})
+	p := k.NewPod("raw-"+way, cluster.Crust).With(disk, "/dev/disk").With(v, "/data").Start()
+	wantDeferred(k, p, v, "pods in crust")
+	wantOut(k, p, "main", "blockdev --getsize64 /dev/disk", fmt.Sprintln(disk.Size))
+	p.Exec("echo raw | dd of=/dev/disk bs=512 count=1 conv=sync,fsync 2>/dev/null && cp /dev/disk /data/copy && sync")
+	p.Delete()
+	again := k.NewPod("raw-again-"+way, cluster.Crust).With(disk, "/dev/disk").Start()
+	wantOut(k, again, "main", "head -c 4 /dev/disk", "raw\n")
+	again.Delete()
+}
+
+// ephemeral has volumes that are made for one pod: those that a driver makes at the
+// publish, and claims that are made of a template.
+func ephemeral(k *cluster.Kube, way, driver string) {
+	inline := k.NewPod("inline-"+way, cluster.Crust).WithInline("inline", driver, "/inline", 64*cluster.Mib).Create()
+	p := k.NewPod("template-"+way, cluster.Crust)
+	v := template(k, p, "scratch", driver)
+	p.Start()
+	wantDeferred(k, p, v, "pods in crust")
+	p.Exec("echo scratch > /scratch/file")
+	if driver == cluster.Native {
+		inline.WaitReady()
+		wantOut(k, inline, "main", "echo inline > /inline/file && grep -c ' /inline ext4 ' /proc/mounts", "1\n")
+		if has := inline.DF("/inline"); has.Total > 64*cluster.Mib || has.Total < 40*cluster.Mib {
+			k.T.Errorf("the inline volume has %+v", has)
+		}
+	} else {
+		inline.WaitEvent("FailedMount", driver+" cannot defer by itself", "use a generic ephemeral volume")
+	}
+	inline.Delete()
+	p.Delete()
+}
+
+// template gives a pod a generic ephemeral volume, and has ready what the claim that
+// the cluster makes of it is bound to.
+func template(k *cluster.Kube, p *cluster.Pod, name, driver string) *cluster.Volume {
+	k.T.Helper()
+	v := k.NewVolume(cluster.VolumeOptions{Name: p.Name + "-" + name, Driver: driver, Unclaimed: true})
+	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+		Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: v.ClaimSpec()}},
+	}})
+	main := &p.Spec.Containers[0]
+	main.VolumeMounts = append(main.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/" + name})
+	return v
+}
