@@ -89,13 +89,11 @@ func volumeAlerts() []Alert {
 		Description: "The sandbox says that the filesystem went read-only, was shut down, or has errors on record. " +
 			"Workloads may fail to write.",
 	}, {
-		Name:     "CrustProxyDeviceContested",
-		Expr:     `sum by (instance, node) (increase(crust_proxy_claims_refused_total{reason="in-use"}[15m])) > 0`,
-		For:      "15m",
-		Severity: warning,
-		Summary:  "Devices on " + on + " are wanted by a second owner.",
-		Description: "A pod waits for a volume whose device another pod, a mount or another program has. It is refused, " +
-			"since two writers would destroy the filesystem.",
+		Name: "CrustProxyVolumesRefused", Expr: `sum by (instance, node, driver, party) (increase(crust_proxy_refusals_total[10m])) > 0`,
+		For: "15m", Severity: warning,
+		Summary: "Volumes of {{ $labels.driver }} on " + on + " are refused ({{ $labels.party }}).",
+		Description: "Pods wait for volumes that are to be deferred and cannot be. Each has the reason in a FailedMount event; " +
+			"\"crustctl list --state refused\" has all of the node's.",
 	}}
 }
 
@@ -119,6 +117,13 @@ func partyAlerts() []Alert {
 		Summary: "crust-proxy on " + on + " cannot follow the container runtime's sandboxes.",
 		Description: "The ends of sandboxes are learned late, and sandboxes of Kata's runtime-rs are not found: " +
 			"no usage of their volumes is known.",
+	}, {
+		Name: "CrustProxyPodsUnknown", Expr: `sum by (instance, node) (crust_proxy_source_synced{source=~"pods|runtimeclasses|csidrivers"} == 0)` +
+			` or sum by (instance, node) (crust_proxy_cluster_pods_incomplete) > 0`,
+		For: "10m", Severity: warning,
+		Summary: "crust-proxy on " + on + " cannot follow the pods of its node.",
+		Description: "What it knows of pods is old or has gaps. New pods whose volumes need it do not start; those that run are " +
+			"not touched.",
 	}, {
 		Name: "CrustProxySandboxesFail",
 		Expr: `sum by (instance, node, handler) (rate(crust_proxy_sandbox_call_duration_seconds_count{result!~"ok|no-sandbox|canceled|unsupported"}[10m]))` +

@@ -128,10 +128,12 @@ func valuesOf(metric, label string) []string {
 	case "state":
 		return volumeStates()
 	case "result":
-		if metric == "crust_proxy_sandbox_call_duration_seconds" {
-			return append([]string{"ok"}, kinds()...)
+		if metric == "crust_proxy_reconcile_repairs_total" {
+			return []string{"ok", "failed"}
 		}
-		return []string{"ok", "failed"}
+		return append([]string{"ok"}, kinds()...)
+	case "party":
+		return parties()
 	case "source":
 		return slices.Sorted(maps.Keys(sources))
 	}
@@ -139,7 +141,7 @@ func valuesOf(metric, label string) []string {
 }
 
 // sources are what the daemon follows; see observe.NodeState.
-var sources = map[string]bool{"sandboxes": true}
+var sources = map[string]bool{"sandboxes": true, "pods": true, "runtimeclasses": true, "csidrivers": true}
 
 func gRPCCodes() []string {
 	var out []string
@@ -153,6 +155,17 @@ func kinds() []string {
 	var out []string
 	for kind := deferral.Internal; kind.String() != "unknown"; kind++ {
 		out = append(out, kind.String())
+	}
+	return out
+}
+
+func parties() []string {
+	var out []string
+	for _, party := range []deferral.Party{
+		deferral.PartyPolicy, deferral.PartyPod, deferral.PartyPods, deferral.PartyVolume, deferral.PartyHandler,
+		deferral.PartyDriver, deferral.PartyDevice, deferral.PartyRequest, deferral.PartyNode,
+	} {
+		out = append(out, string(party))
 	}
 	return out
 }
@@ -201,11 +214,17 @@ func useAll(m *observe.Metrics) error {
 	m.Published(driver, handler)
 	m.SandboxAsked(handler, "stats", "ok", time.Millisecond)
 	m.DriverBypassed(driver, true)
+	m.VolumeRefused(driver, string(deferral.PartyPolicy))
+	asked, err := m.WatchCluster(func() observe.ClusterState { return observe.ClusterState{LastHeard: time.Unix(1, 0), Pods: 1} })
+	if err != nil {
+		return err
+	}
+	asked("pod", "ok", time.Millisecond)
 	volumes := []observe.VolumeCount{{State: "bound", Driver: driver, Handler: handler, Count: 1}}
 	if err := m.CountVolumes(func() []observe.VolumeCount { return volumes }); err != nil {
 		return err
 	}
-	err := m.WatchNode(func() observe.NodeState {
+	err = m.WatchNode(func() observe.NodeState {
 		return observe.NodeState{
 			ConfigGood: true, Sources: sources, Handlers: map[string]bool{handler: true}, Drivers: map[string]bool{driver: true},
 			Abnormal: volumes,

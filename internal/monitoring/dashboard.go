@@ -49,7 +49,7 @@ func rows() []row {
 
 func nowPanels() []shown {
 	stat := func(title, help, expr string, alarm bool) shown {
-		return shown{kind: "stat", title: title, help: help, width: 4, alarm: alarm, queries: []query{{expr, ""}}}
+		return shown{kind: "stat", title: title, help: help, width: 3, alarm: alarm, queries: []query{{expr, ""}}}
 	}
 	return []shown{
 		stat("Nodes", "Daemons that were scraped.", `count(crust_proxy_build_info{SEL})`, false),
@@ -57,8 +57,11 @@ func nowPanels() []shown {
 		stat("Without a sandbox", "State published: handed over, and no sandbox has them yet, or any more.",
 			`sum(crust_proxy_volumes{state="published",SEL})`, false),
 		stat("Degraded", "Something of the volume is missing; see the runbooks.", `sum(crust_proxy_volumes{state="degraded",SEL})`, true),
+		stat("Refused", "Pods wait for them; see the FailedMount events.", `sum(crust_proxy_volumes{state="refused",SEL})`, true),
 		stat("Filesystem went wrong", "By the word of their sandboxes.", `sum(crust_proxy_volumes_abnormal{SEL})`, true),
 		stat("Drivers past the front", "CSI drivers that are registered with kubelet directly.", `sum(crust_proxy_driver_bypassed{SEL})`, true),
+		stat("Nodes out of step", "Their sandboxes, or pods, cannot be followed.",
+			`count(min by (instance) (crust_proxy_source_synced{SEL}) == 0)`, true),
 	}
 }
 
@@ -105,21 +108,25 @@ func sandboxPanels() []shown {
 func driverPanels() []shown {
 	const service = `service="csi.v1.Node",`
 	return []shown{
-		graph("Nodes where the driver is ready", "", "short", 8, query{`sum by (driver) (crust_proxy_driver_ready{SEL})`, "{{driver}}"}),
-		graph("Node calls by driver", "", "reqps", 8,
+		graph("Nodes where the driver is ready", "", "short", 6, query{`sum by (driver) (crust_proxy_driver_ready{SEL})`, "{{driver}}"}),
+		graph("Node calls by driver", "", "reqps", 6,
 			query{`sum by (driver) (rate(crust_proxy_calls_total{` + service + `SEL}[$__rate_interval]))`, "{{driver}}"}),
-		graph("Times a driver went past the front", "", "short", 8,
+		graph("Times a driver went past the front", "", "short", 6,
 			query{`sum by (driver) (increase(crust_proxy_driver_bypasses_total{SEL}[$__rate_interval]))`, "{{driver}}"}),
+		graph("Looking up pods, p99", "Nothing where no cluster is asked.", "s", 6, query{`histogram_quantile(0.99, sum by (le, question) ` +
+			`(rate(crust_proxy_pod_lookup_duration_seconds_bucket{SEL}[$__rate_interval])))`, "{{question}}"}),
 	}
 }
 
 func refusedPanels() []shown {
 	return []shown{
-		graph("Devices that were not given to a volume", "in-use: two pods want one disk.", "short", 8,
+		graph("Volumes that could not be deferred", "By who said no. kubelet tries again and again: each try counts.", "short", 6,
+			query{`sum by (driver, party) (increase(crust_proxy_refusals_total{SEL}[$__rate_interval]))`, "{{driver}} {{party}}"}),
+		graph("Devices that were not given to a volume", "in-use: two pods want one disk.", "short", 6,
 			query{`sum by (reason) (increase(crust_proxy_claims_refused_total{SEL}[$__rate_interval]))`, "{{reason}}"}),
-		graph("Reconciling", "What was put right, or could not be.", "short", 8,
+		graph("Reconciling", "What was put right, or could not be.", "short", 6,
 			query{`sum by (action, result) (increase(crust_proxy_reconcile_repairs_total{SEL}[$__rate_interval]))`, "{{action}} {{result}}"}),
-		graph("Callers that may not call", "", "short", 8,
+		graph("Callers that may not call", "", "short", 6,
 			query{`sum by (instance) (increase(crust_proxy_callers_denied_total{SEL}[$__rate_interval]))`, "{{instance}}"}),
 	}
 }

@@ -15,6 +15,16 @@ const (
 	fileMetrics   = "metrics.json"
 )
 
+// DirsOf tells in which directories a file stands: a chart can read only what is
+// in it.
+func DirsOf(name string) []string {
+	dirs := []string{"deploy/monitoring"}
+	if name == fileAlerts || name == fileDashboard {
+		dirs = append(dirs, "deploy/helm/crust-proxy/files")
+	}
+	return dirs
+}
+
 const header = "# Made by internal/monitoring: change it there, and run make generate.\n"
 
 type ruleFile struct {

@@ -20,9 +20,11 @@ func TestFilesAreUpToDate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range files {
-		got, err := os.ReadFile(filepath.Join(root, "deploy/monitoring", name))
-		if err != nil || !bytes.Equal(got, want) {
-			t.Errorf("deploy/monitoring/%s is not what the code makes (%v): run make generate", name, err)
+		for _, dir := range DirsOf(name) {
+			got, err := os.ReadFile(filepath.Join(root, dir, name))
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%s/%s is not what the code makes (%v): run make generate", dir, name, err)
+			}
 		}
 	}
 	there, err := os.ReadDir(filepath.Join(root, "deploy/monitoring"))

@@ -59,10 +59,11 @@ var stories = map[string]story{
 		quiet: `crust_proxy_volumes_abnormal{AT,driver="ebs",handler="kata"} 1 1 stale _x57`,
 		loud:  `crust_proxy_volumes_abnormal{AT,driver="ebs",handler="kata"} 1x60`, after: 5, says: "1 volumes of ebs",
 	},
-	"CrustProxyDeviceContested": {
-		quiet: `crust_proxy_claims_refused_total{AT,reason="in-use"} 0 0 1x58
-			crust_proxy_claims_refused_total{AT,reason="not-found"} 0+1x60`,
-		loud: `crust_proxy_claims_refused_total{AT,reason="in-use"} 0+1x60`, after: 16, says: "second owner",
+	"CrustProxyVolumesRefused": {
+		quiet: `crust_proxy_refusals_total{AT,driver="ebs",party="pods"} 0 0 1 2x58`,
+		loud: `crust_proxy_refusals_total{AT,driver="ebs",party="policy"} 0+1x60
+			crust_proxy_refusals_total{AT,driver="ebs",party="pods"} 3x60`,
+		after: 16, says: "Volumes of ebs on n1 are refused (policy)",
 	},
 	"CrustProxyHandlerUnhealthy": {
 		quiet: `crust_proxy_handler_healthy{AT,handler="kata"} 1x60`,
@@ -80,6 +81,14 @@ var stories = map[string]story{
 	"CrustProxySandboxesUnknown": {
 		quiet: `crust_proxy_source_synced{AT,source="sandboxes"} 0x5 1x55`,
 		loud:  `crust_proxy_source_synced{AT,source="sandboxes"} 0x60`, after: 10, says: "sandboxes",
+	},
+	"CrustProxyPodsUnknown": {
+		quiet: `crust_proxy_source_synced{AT,source="pods"} 0x5 1x55
+			crust_proxy_source_synced{AT,source="sandboxes"} 0x60
+			crust_proxy_cluster_pods_incomplete{AT} 0 0 3 3 0x60`,
+		loud: `crust_proxy_source_synced{AT,source="pods"} 1x60
+			crust_proxy_source_synced{AT,source="csidrivers"} 0x60`,
+		after: 10, says: "pods of its node",
 	},
 	"CrustProxySandboxesFail": {
 		quiet: `crust_proxy_sandbox_call_duration_seconds_count{AT,handler="kata",call="stats",result="ok"} 0+9x60

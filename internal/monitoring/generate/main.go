@@ -1,4 +1,4 @@
-// Generate writes the files of deploy/monitoring.
+// Generate writes the files of deploy/monitoring, and the chart's copies of two.
 package main
 
 import (
@@ -10,20 +10,22 @@ import (
 )
 
 func main() {
-	if err := write("deploy/monitoring"); err != nil {
+	if err := write(); err != nil {
 		fmt.Fprintln(os.Stderr, "generate:", err)
 		os.Exit(1)
 	}
 }
 
-func write(dir string) error {
+func write() error {
 	files, err := monitoring.Files()
 	if err != nil {
 		return err
 	}
 	for name, content := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil { //nolint:gosec // everybody may read them
-			return err
+		for _, dir := range monitoring.DirsOf(name) {
+			if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil { //nolint:gosec // everybody may read them
+				return err
+			}
 		}
 	}
 	return nil
