@@ -114,3 +114,19 @@ func (p Policy) validate(handlers []string) error {
 	}
 	return p.Deferral().Validate(handlers)
 }
+
+// annotatedNeedsCluster refuses rules that could never match: a pod that asks would
+// have its volumes on the host without a word.
+func (c Config) annotatedNeedsCluster() error {
+	if !c.Front.Enabled || c.Cluster.On() {
+		return nil
+	}
+	var found []error
+	for i, rule := range c.Policy.Rules {
+		if rule.Annotated {
+			found = append(found, fmt.Errorf("policy.rules[%d] (%q).annotated: no pod's annotation is known here: set cluster.kubeconfig or "+
+				"cluster.inCluster, or take the rule out", i, rule.Name))
+		}
+	}
+	return errors.Join(found...)
+}

@@ -76,3 +76,18 @@ func TestKubeletRootMovesTheFront(t *testing.T) {
 		t.Errorf("got %+v", f)
 	}
 }
+
+func TestRulesForPodsThatAskNeedACluster(t *testing.T) {
+	const rules = "policy: {rules: [{name: asked, annotated: true, runtimeHandlers: [kata], defer: true}]}\n"
+	for text, ok := range map[string]bool{
+		"":                         true, // the front is off, and the rules mean nothing
+		"front: {enabled: true}\n": false,
+		"front: {enabled: true}\ncluster: {kubeconfig: /etc/k}\n": true,
+		"front: {enabled: true}\ncluster: {inCluster: true}\n":    true,
+	} {
+		_, err := load(t, text+rules)
+		if (err == nil) != ok || (err != nil && !strings.Contains(err.Error(), "policy.rules[0] (\"asked\").annotated")) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}

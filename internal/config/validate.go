@@ -26,6 +26,7 @@ func (c Config) Validate() error {
 		c.Front.validate(c.KubeletRoot),
 		c.Policy.validate(c.Handlers.names()),
 		c.Cluster.validate(),
+		c.annotatedNeedsCluster(),
 		c.Containerd.validate(),
 		c.CRI.validate(c.Containerd),
 		c.Relay.validate(),

@@ -40,6 +40,8 @@ func (p *publish) stagedAsBlock(ctx context.Context, has *capabilities) error {
 	switch {
 	case !has.stage, p.before != nil, len(p.living) > 0:
 		return nil
+	case p.req.GetStagingTargetPath() == "":
+		return p.noInline(p.verdict, p.target) // kubelet stages all others, and not every driver is told that it is one
 	case p.rec.Stage == nil && p.private.exists(p.private.staging(p.w.id, p.req.GetStagingTargetPath())):
 		return nil // staged privately, and the record was lost
 	case p.rec.Stage == nil:

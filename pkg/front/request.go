@@ -79,11 +79,15 @@ func (n *node) checkDeferrable(w wanted, verdict deferral.Verdict, where string,
 
 func (n *node) checkBlockWay(w wanted, verdict deferral.Verdict, where string) error {
 	if w.context[ephemeralKey] == "true" {
-		return by(deferral.PartyDriver, deferral.Errorf(deferral.Unsupported, "volume %s: it is to be deferred (%s), and the driver "+
-			"%s cannot defer by itself: an inline ephemeral volume cannot be asked for as a block device; use a generic ephemeral "+
-			"volume (a volumeClaimTemplate), or exclude it by a policy rule", where, verdict.Rule, n.name))
+		return n.noInline(verdict, where)
 	}
 	return nil
+}
+
+func (n *node) noInline(verdict deferral.Verdict, where string) error {
+	return by(deferral.PartyDriver, deferral.Errorf(deferral.Unsupported, "volume %s: it is to be deferred (%s), and the driver "+
+		"%s cannot defer by itself: an inline ephemeral volume cannot be asked for as a block device; use a generic ephemeral "+
+		"volume (a volumeClaimTemplate), or exclude it by a policy rule", where, verdict.Rule, n.name))
 }
 
 // asBlock is the capability that a driver is asked for in place of a mount.

@@ -1,0 +1,128 @@
+package daemon
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/internal/config"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+)
+
+// stateWith writes records of volumes, each "driver/pod"; a driver with a star
+// published through the Runtime API by itself.
+func stateWith(t *testing.T, volumes ...string) (runDir string) {
+	t.Helper()
+	runDir = t.TempDir()
+	dir := filepath.Join(runDir, "state", "volumes")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range volumes {
+		driver, pod, _ := strings.Cut(one, "/")
+		target := "/k/pods/" + pod + "/mount"
+		v := deferral.Volume{
+			Key: deferral.KeyOf(target), Target: target, ResolvedTarget: target, Driver: strings.TrimSuffix(driver, "*"), Handler: "kata",
+			Device: deferral.Device{Kind: deferral.BlockDevice},
+		}
+		if !strings.HasSuffix(driver, "*") {
+			v.CSI = &deferral.CSIOrigin{VolumeID: pod, PodNamespace: "ns", PodName: "name-of-" + pod}
+		}
+		raw, err := json.Marshal(struct {
+			Version int    `json:"version"`
+			Boot    string `json:"boot"`
+			deferral.Volume
+		}{1, strings.TrimSpace(string(boot)), v})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, string(v.Key)+".json"), raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return runDir
+}
+
+func TestRemovable(t *testing.T) {
+	var many []string
+	for i := range mostNamed + 3 {
+		many = append(many, fmt.Sprintf("lvm/p%02d", i))
+	}
+	for name, c := range map[string]struct {
+		volumes []string
+		args    []string
+		code    int
+		says    []string
+		not     string
+	}{
+		"nothing":           {nil, nil, exitOK, []string{"No deferred volume"}, ""},
+		"one":               {[]string{"lvm/p1"}, nil, exitError, []string{"1 deferred", "/k/pods/p1/mount (driver lvm, handler kata, pod ns/name-of-p1)", "--abandon-volumes"}, ""},
+		"of the API itself": {[]string{"lvm*/p1"}, nil, exitError, []string{"/k/pods/p1/mount (driver lvm, handler kata)"}, ""},
+		"a driver":          {[]string{"lvm/p1", "ebs/p2"}, []string{"ebs"}, exitError, []string{"1 deferred", "p2"}, "p1"},
+		"two drivers":       {[]string{"lvm/p1", "ebs/p2"}, []string{"ebs", "lvm"}, exitError, []string{"2 deferred"}, ""},
+		"a driver that has none behind the front": {[]string{"lvm*/p1"}, []string{"lvm"}, exitOK, []string{"No deferred volume"}, "p1"},
+		"insisted": {[]string{"lvm/p1"}, []string{"--abandon-volumes"}, exitOK, []string{"warning", "/k/pods/p1/mount", "no data is lost"}, ""},
+		"many":     {many, nil, exitError, []string{"23 deferred", "and 3 more"}, "p22"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			run := stateWith(t, c.volumes...)
+			code := Main(append([]string{"removable", "--run-dir", run}, c.args...), &out, &out)
+			if code != c.code {
+				t.Errorf("exit code %d: %s", code, out.String())
+			}
+			for _, word := range c.says {
+				if !strings.Contains(out.String(), word) {
+					t.Errorf("it does not say %q: %s", word, out.String())
+				}
+			}
+			if c.not != "" && strings.Contains(out.String(), c.not) {
+				t.Errorf("it says %q: %s", c.not, out.String())
+			}
+		})
+	}
+}
+
+// TestUnreadableRecordsCountAsVolumes: what cannot be read may be a volume.
+func TestUnreadableRecordsCountAsVolumes(t *testing.T) {
+	run := stateWith(t)
+	if err := os.WriteFile(filepath.Join(run, "state", "volumes", "x.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if code := Main([]string{"removable", "--run-dir", run}, &out, &out); code != exitError || !strings.Contains(out.String(), "may be more") {
+		t.Errorf("%d: %s", code, out.String())
+	}
+}
+
+func TestMayLeaveTheFront(t *testing.T) {
+	cfg := config.Default()
+	for name, c := range map[string]struct {
+		volume  string
+		enabled bool
+		abandon bool
+		ok      bool
+	}{
+		"front on":        {volume: "lvm/p1", enabled: true, ok: true},
+		"front off":       {volume: "lvm/p1"},
+		"insisted":        {volume: "lvm/p1", abandon: true, ok: true},
+		"none through it": {volume: "lvm*/p1", ok: true},
+	} {
+		cfg.RunDir, cfg.Front.Enabled, cfg.Front.AbandonVolumes = stateWith(t, c.volume), c.enabled, c.abandon
+		err := mayLeave(&cfg)
+		if (err == nil) != c.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err != nil && (!strings.Contains(err.Error(), "/k/pods/p1/mount") || !strings.Contains(err.Error(), "front.abandonVolumes: true")) {
+			t.Errorf("%s: it says %v", name, err)
+		}
+	}
+}
