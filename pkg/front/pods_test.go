@@ -259,7 +259,8 @@ func TestInlineVolumesAreKnownByTheirName(t *testing.T) {
 	r.refused(err, codes.Unimplemented, "defer_fs_ops of the request")
 	// A driver without podInfoOnMount is not told that the volume is inline, which
 	// is known by its id then.
-	r.pods.known["p1"] = Pod{UID: "p1", RuntimeHandler: "kata", Volumes: []PodVolume{{Name: "pv1", Driver: driverName, VolumeID: "csi-0123"}}}
+	r.cfg.Pods = fakePods{"p1": {UID: "p1", RuntimeHandler: "kata", Volumes: []PodVolume{{Name: "pv1", Driver: driverName, VolumeID: "csi-0123"}}}}
+	r.restart()
 	publish.VolumeContext = nil
 	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
 	r.refused(err, codes.Unimplemented, "inline ephemeral", "volumeClaimTemplate")
