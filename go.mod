@@ -8,6 +8,7 @@ require (
 	github.com/container-storage-interface/spec v1.12.0
 	github.com/containerd/containerd/api v1.12.0
 	github.com/coreos/go-systemd/v22 v22.7.0
+	github.com/creack/pty v1.1.24
 	github.com/fsnotify/fsnotify v1.10.1
 	github.com/go-logr/logr v1.4.4
 	github.com/google/go-cmp v0.7.0

@@ -7,8 +7,10 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -16,6 +18,13 @@ import (
 
 // maxMessage bounds an answer: a page of 1000 volumes with long errors fits.
 const maxMessage = 64 << 20
+
+// reconnect is how soon a daemon that was away is found again: `top` waits for it,
+// and a socket on this machine costs nothing to try.
+var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
+
+// mostConnect bounds one try to connect.
+const mostConnect = 20 * time.Second
 
 // client is a connection to the daemon that remembers why it could not be made.
 type client struct {
@@ -37,6 +46,7 @@ func newClient(socket string) (*client, error) {
 	c.conn, err = grpc.NewClient("passthrough:///crust-proxy",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel tells the peers of a unix socket
 		grpc.WithContextDialer(c.connect), grpc.WithNoProxy(), grpc.WithAuthority("localhost"),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: mostConnect, Backoff: reconnect}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
 		return nil, fmt.Errorf("make a client for %s: %w", path, err)

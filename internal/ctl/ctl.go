@@ -34,6 +34,11 @@ type World struct {
 	Now func() time.Time
 	// Terminal is true where Out is one.
 	Terminal bool
+	// Keys is the terminal that Out is, where keys can be read from it; nil where not.
+	Keys *os.File
+	// Environ is the environment as a whole, and Host this machine's name.
+	Environ []string
+	Host    string
 	// Node is what doctor looks at before flags change it.
 	Node doctor.Node
 }
@@ -45,9 +50,11 @@ func Main(args []string) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	host, _ := os.Hostname() // a name for people, and no more
 	return Run(ctx, args, World{
 		Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv, Now: time.Now,
 		Terminal: isTerminal(os.Stdout), Node: doctor.DefaultNode(),
+		Keys: keys(), Environ: os.Environ(), Host: host,
 	})
 }
 

@@ -209,6 +209,7 @@ type bench struct {
 	socket string
 	env    map[string]string
 	tty    bool
+	keys   *os.File
 	node   doctor.Node
 }
 
@@ -257,7 +258,7 @@ func (b *bench) runContext(ctx context.Context, args ...string) result {
 	b.t.Helper()
 	var out, errs bytes.Buffer
 	code := Run(ctx, args, World{
-		Out: &out, Err: &errs, Terminal: b.tty, Node: b.node,
+		Out: &out, Err: &errs, Terminal: b.tty, Keys: b.keys, Node: b.node,
 		Getenv: func(k string) string { return b.env[k] }, Now: func() time.Time { return now },
 	})
 	return result{code, out.String(), errs.String()}

@@ -45,7 +45,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 doctor found errors.`,
 	root.SetErr(world.Err)
 	root.SetFlagErrorFunc(wrongUsage)
 	a.globalFlags(root)
-	root.AddCommand(a.listCmd(), a.getCmd(), a.statsCmd(), a.expandCmd(), a.freezeCmd(), a.thawCmd(), a.watchCmd(),
+	root.AddCommand(a.topCmd(), a.listCmd(), a.getCmd(), a.statsCmd(), a.expandCmd(), a.freezeCmd(), a.thawCmd(), a.watchCmd(),
 		a.handlersCmd(), a.driversCmd(), a.reconcileCmd(), a.doctorCmd(), a.conformanceCmd(), a.versionCmd())
 	root.InitDefaultCompletionCmd()
 	ownUsageErrors(root)
