@@ -20,6 +20,28 @@ func TestSlice(t *testing.T) {
 	}
 }
 
+// TestSliceWithoutLookUp needs nothing of the cluster: rules go by the driver.
+func TestSliceWithoutLookUp(t *testing.T) {
+	k := cluster.On(t)
+	k.Settings(cluster.ProxySettings{Rules: "[{name: behind-the-front, drivers: [" + cluster.Block + "], defer: true}]"})
+	slice(k, cluster.Block)
+}
+
+// TestSliceOfAnotherRuntime is about pods that no rule is for: the driver's own
+// mount is what they get, as if crust-proxy were not there.
+func TestSliceOfAnotherRuntime(t *testing.T) {
+	k := cluster.On(t)
+	v := k.NewVolume(cluster.VolumeOptions{Name: "other", Driver: cluster.Block})
+	p := k.NewPod("other", cluster.Runc).With(v, "/data").Start()
+	p.Exec("echo kept > /data/file")
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	k.Must(err)
+	if !strings.Contains(string(mounts), p.Target(v)+" ") || !strings.Contains(string(mounts), " - ext4 /dev/loop") {
+		t.Errorf("it is not mounted on the node:\n%s", mounts)
+	}
+	p.WaitStats(v, "/data")
+}
+
 func slice(k *cluster.Kube, driver string) {
 	k.T.Helper()
 	v := k.NewVolume(cluster.VolumeOptions{Name: "slice", Driver: driver, FS: "xfs"}) // which any root may grow

@@ -18,6 +18,13 @@ import (
 // Main runs the tests of a package in namespaces of their own, as a node has them,
 // ends the cluster that they share, and looks for what was left.
 func Main(m *testing.M) int {
+	// From there on is no network by which something could be built.
+	_, kubernetes := Programs()
+	_, containerd := containerd2()
+	if err := errors.Join(kubernetes, containerd); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	return harness.Run(func() int {
 		code := 1
 		undo, err := prepare()

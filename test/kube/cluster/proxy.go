@@ -30,10 +30,12 @@ type ProxySettings struct {
 	Extra string
 }
 
-// DefaultProxy is what tests get that ask for nothing else.
+// DefaultProxy is what tests get that ask for nothing else: volumes of pods in the
+// runtime class Crust are deferred, and kubelet's own access is used to look pods up.
 func (c *Cluster) DefaultProxy() ProxySettings {
 	return ProxySettings{
-		Rules: fmt.Sprintf("[{name: behind-the-front, drivers: [%s, %s], defer: true}]", Block, Native),
+		Rules:   fmt.Sprintf("[{name: crust-pods, runtimeHandlers: [%s], defer: true}]", Crust),
+		Cluster: fmt.Sprintf("{kubeconfig: %q, nodeName: %s}", c.NodeAccess, NodeName),
 	}
 }
 

@@ -18,9 +18,3 @@ func (k *Kube) Reload(rules string) {
 		k.T.Fatal(fmt.Errorf("have crust-proxy read its configuration: %w", err))
 	}
 }
-
-// LookUp is the setting by which crust-proxy knows the pods of the node, with
-// kubelet's own identity.
-func (c *Cluster) LookUp() string {
-	return fmt.Sprintf("{kubeconfig: %q, nodeName: %s}", c.NodeAccess, NodeName)
-}
