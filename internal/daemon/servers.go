@@ -114,6 +114,7 @@ var quietMethods = map[string]bool{
 	adminv1.Admin_GetVolume_FullMethodName:                 true,
 	adminv1.Admin_GetVolumeStats_FullMethodName:            true,
 	adminv1.Admin_ListHandlers_FullMethodName:              true,
+	adminv1.Admin_ListDrivers_FullMethodName:               true,
 	adminv1.Admin_WatchVolumes_FullMethodName:              true,
 	healthv1.Health_Check_FullMethodName:                   true,
 	healthv1.Health_Watch_FullMethodName:                   true,

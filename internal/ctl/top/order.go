@@ -34,7 +34,7 @@ func ParseOrder(text string) (Order, error) {
 	if i < 0 {
 		return 0, fmt.Errorf("--sort %q is none of %s", text, strings.Join(orderNames[:], ", "))
 	}
-	return Order(i), nil
+	return Order(i), nil //nolint:gosec // one of five
 }
 
 func (o Order) next() Order { return (o + 1) % Order(len(orderNames)) }
