@@ -5,8 +5,10 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,10 +48,9 @@ var covered = []string{"/var/lib", "/var/log"}
 // prepare makes the namespaces what a node has: mounts that are shared, and an
 // address that is not the loopback's.
 func prepare() (undo func() error, err error) {
-	before := sysctls()
 	undo = func() error {
-		problems := []error{before.restore()}
-		for _, dir := range covered {
+		var problems []error
+		for _, dir := range append(slices.Collect(maps.Keys(sysctls)), covered...) {
 			problems = append(problems, unmountAll(dir))
 		}
 		return errors.Join(problems...)
@@ -62,7 +63,7 @@ func prepare() (undo func() error, err error) {
 			return undo, fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
 		}
 	}
-	return undo, network()
+	return undo, errors.Join(coverSysctls(covered[0]), network())
 }
 
 // network gives the node its address. It goes with the namespace.

@@ -18,33 +18,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// settings are kernel settings by their file.
-type settings map[string][]byte
-
-// sysctls reads what kubelet changes for the whole machine.
-func sysctls() settings {
-	found := settings{}
-	for _, name := range []string{
-		"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
-		"kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes",
-	} {
-		if raw, err := os.ReadFile("/proc/sys/" + name); err == nil {
-			found["/proc/sys/"+name] = raw
-		}
-	}
-	return found
+// sysctls are the kernel's settings that kubelet changes for the whole machine, and
+// what it sets them to.
+var sysctls = map[string]string{
+	"/proc/sys/vm/overcommit_memory":      "1",
+	"/proc/sys/vm/panic_on_oom":           "0",
+	"/proc/sys/kernel/panic":              "10",
+	"/proc/sys/kernel/panic_on_oops":      "1",
+	"/proc/sys/kernel/keys/root_maxkeys":  "1000000",
+	"/proc/sys/kernel/keys/root_maxbytes": "25000000",
 }
 
-// restore writes back what differs.
-func (s settings) restore() error {
-	var problems []error
-	for path, was := range s {
-		if is, err := os.ReadFile(path); err == nil && bytes.Equal(is, was) {
-			continue
+// coverSysctls puts files in their place, in this mount namespace, which have what
+// kubelet wants: so it leaves the machine as it is.
+func coverSysctls(dir string) error {
+	for path, value := range sysctls {
+		if _, err := os.Stat(path); err != nil {
+			continue // this kernel has it not
 		}
-		problems = append(problems, os.WriteFile(path, was, 0o600))
+		file := filepath.Join(dir, strings.ReplaceAll(path, "/", "-"))
+		if err := os.WriteFile(file, []byte(value+"\n"), 0o600); err != nil {
+			return err
+		}
+		if err := unix.Mount(file, path, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("cover %s: %w", path, err)
+		}
 	}
-	return errors.Join(problems...)
+	return nil
 }
 
 // groupRoots are where control groups are: one place, or one for each controller.
