@@ -97,6 +97,29 @@ func newControlPlane(dir string, flags ...string) (*ControlPlane, error) {
 	return c, err
 }
 
+// OpenControlPlane starts a control plane for who is no test, in a directory of its
+// own below dir. Close takes it away.
+func OpenControlPlane(dir string) (*ControlPlane, error) {
+	dir, err := os.MkdirTemp(dir, "kc")
+	if err != nil {
+		return nil, err
+	}
+	c, err := newControlPlane(dir, "--disable-admission-plugins=ServiceAccount")
+	if err == nil {
+		err = c.start()
+	}
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// Close ends a control plane and removes all of it.
+func (c *ControlPlane) Close() error {
+	c.close()
+	return os.RemoveAll(c.Dir)
+}
+
 func (c *ControlPlane) start() error {
 	// The API server waits for etcd by itself.
 	if err := errors.Join(c.Etcd.Launch(), c.APIServer.Start()); err != nil {
