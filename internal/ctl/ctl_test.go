@@ -225,6 +225,7 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{"connection closed at once", func(b *bench) { b.closing() }, "list", ExitFailure, []string{"authorization.admin.uids", "sudo"}},
 		{"older daemon, drivers", failing(codes.Unimplemented, "unknown method"), "drivers", ExitFailure, []string{"older than crustctl"}},
 		{"older daemon", failing(codes.Unimplemented, "unknown method"), "reconcile", ExitFailure, []string{"older than crustctl"}},
+		{"a runtime that cannot", failing(codes.Unimplemented, "volume /v: the handler cannot grow it"), "expand aa11bb", ExitFailure, []string{"cannot grow it (Unimplemented)"}},
 		{"hangs", func(b *bench) { b.admin.hang = true; b.serve() }, "stats aa11bb --timeout 50ms", ExitFailure, []string{"no answer in time", "--timeout"}},
 		{"watch cut", func(b *bench) { b.admin.endWatch = true; b.serve() }, "watch", ExitFailure, []string{"ended the watch"}},
 		{"watch refused", failing(codes.PermissionDenied, "uid 7"), "watch", ExitFailure, []string{"sudo"}},

@@ -65,10 +65,17 @@ func explain(err error, socket string, dial error) error {
 			"A sandbox may hang. Give more time with --timeout; 'crustctl get VOLUME' shows what is known."}
 	case st.Code() == codes.Canceled:
 		return errors.New("interrupted")
-	case st.Code() == codes.Unimplemented:
+	case st.Code() == codes.Unimplemented && unknownCall(message):
 		return &explained{errors.New(message), "The daemon may be older than crustctl: see 'crustctl version'."}
 	}
 	return fmt.Errorf("%s (%s)", message, st.Code())
+}
+
+// unknownCall tells a daemon that does not know the call from a runtime that cannot
+// do what it asks for: gRPC has one code for both.
+func unknownCall(message string) bool {
+	return strings.HasPrefix(message, "unknown method") || strings.HasPrefix(message, "unknown service") ||
+		(strings.HasPrefix(message, "method ") && strings.HasSuffix(message, " not implemented"))
 }
 
 // hungUp tells a connection that was closed from what the daemon itself said;

@@ -50,6 +50,9 @@ func endAfter(ctx context.Context, d time.Duration) (context.Context, context.Ca
 
 func (a *app) watch(ctx context.Context, c *client, req *adminv1.WatchVolumesRequest) error {
 	stream, err := c.WatchVolumes(ctx, req)
+	if err != nil && ctx.Err() != nil {
+		return nil // as below
+	}
 	if err != nil {
 		return c.explain(err)
 	}

@@ -10,7 +10,7 @@ import (
 	"syscall"
 )
 
-const socketAdvice = "systemctl restart crust-proxy.socket, and see that the unit's SocketMode is 0600 or 0660"
+const socketAdvice = "systemctl restart crust-proxy-runtime.socket crust-proxy-admin.socket, and see that the units' SocketMode is 0600 or 0660"
 
 func checkSockets(_ context.Context, n Node, _ Daemon) []Finding {
 	return append(n.socket("admin", n.AdminSocket), n.socket("runtime", n.RuntimeSocket)...)
@@ -20,7 +20,7 @@ func (n Node) socket(name, path string) []Finding {
 	info, err := os.Lstat(n.at(path))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []Finding{failure("systemctl status crust-proxy.socket crust-proxy", "the %s socket %s does not exist", name, path)}
+		return []Finding{failure("systemctl status crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy", "the %s socket %s does not exist", name, path)}
 	case err != nil:
 		return []Finding{failure("run crustctl doctor as root", "the %s socket %s cannot be looked at: %v", name, path, err)}
 	case info.Mode().Type() != fs.ModeSocket:

@@ -167,8 +167,8 @@ func (p *Policy) byRules(w Wish) (Verdict, error) {
 		}
 		if rule.needsHandler(&w) {
 			return Verdict{Rule: rule.word()}, Errorf(Unsupported, "the policy's rule %q cannot be decided for this volume of driver %s: it goes by "+
-				"the pod's runtime handler, which is not known here: say %s: \"true\" or \"false\" in the volume's attributes, "+
-				"or take runtimeHandlers out of the rule", rule.Name, clip(w.Driver), ContextKey)
+				"the pod's runtime handler, which is not known here: configure cluster so that it is, say %s: \"true\" or "+
+				"\"false\" in the volume's attributes, or take runtimeHandlers out of the rule", rule.Name, clip(w.Driver), ContextKey)
 		}
 		if rule.matchesHandler(&w) {
 			return p.verdict(rule), nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -108,6 +109,30 @@ func (n *node) driverError(doing string, err error, secrets map[string]string) e
 	said := status.Convert(err).Proto()
 	said.Message = fmt.Sprintf("driver %s, %s: %s", n.name, doing, oneLine(redact(said.GetMessage(), secrets)))
 	return by(deferral.PartyDriver, status.FromProto(said).Err())
+}
+
+// secretsOf are the values of a request that no error may repeat: its secrets, and
+// what else may be one, such as the tokens of service accounts.
+func secretsOf(req interface {
+	GetSecrets() map[string]string
+	GetPublishContext() map[string]string
+	GetVolumeContext() map[string]string
+},
+) map[string]string {
+	const shortest = 8 // words such as "none" are no secrets, whatever their key
+	out := maps.Clone(req.GetSecrets())
+	for _, more := range []map[string]string{req.GetPublishContext(), req.GetVolumeContext()} {
+		for key, value := range more {
+			if !secretName(key) || len(value) < shortest {
+				continue
+			}
+			if out == nil {
+				out = make(map[string]string)
+			}
+			out["context "+key] = value
+		}
+	}
+	return out
 }
 
 // redact takes the values of secrets out of a text. Values that are too short to

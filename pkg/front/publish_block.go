@@ -65,7 +65,7 @@ func (p *publish) driverPublish(ctx context.Context, device string, has *capabil
 	}
 	err := p.call(ctx, csi.Node_NodePublishVolume_FullMethodName, ask, &csi.NodePublishVolumeResponse{})
 	if err != nil {
-		return p.refusedBlock("publish", p.verdict.Rule, err, p.req.GetSecrets())
+		return p.refusedBlock("publish", p.verdict.Rule, err, secretsOf(p.req))
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ func (p *publish) native(ctx context.Context, has *capabilities) ([]byte, error)
 	}
 	reply := &csi.NodePublishVolumeResponse{}
 	if err := p.call(ctx, csi.Node_NodePublishVolume_FullMethodName, p.deferRequest(has), reply); err != nil {
-		return nil, p.driverError("asked to publish the volume deferred", err, p.req.GetSecrets())
+		return nil, p.driverError("asked to publish the volume deferred", err, secretsOf(p.req))
 	}
 	failpoint.Hit("front-publish-driver")
 	if err := p.takeInstruction(ctx, reply, has); err != nil {

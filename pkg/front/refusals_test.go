@@ -150,3 +150,18 @@ func TestADriversOwnErrorIsNoRefusal(t *testing.T) {
 		t.Errorf("listed: %+v", got)
 	}
 }
+
+func TestTokensInTheVolumeContextAreNotRepeated(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	const token = "eyJhbGciOiJub25lIn0.e30."
+	r.driver.fail("publish-block", status.Error(codes.Unauthenticated, "bad token "+token+" of mode none"))
+	publish := r.publishReq("p1")
+	publish.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"] = token
+	publish.VolumeContext["authMode"] = "none"
+	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.Unauthenticated, "bad token [redacted] of mode none")
+	if got := r.front.Refused(); len(got) != 1 || strings.Contains(got[0].Error, token) {
+		t.Errorf("listed: %+v", got)
+	}
+}

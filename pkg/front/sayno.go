@@ -87,7 +87,9 @@ func sentence(draft *deferral.Refusal, err error) error {
 	said := status.Convert(rpccode.Status(err)).Proto()
 	text := oneLine(said.GetMessage())
 	subject := "volume " + oneLine(draft.Target)
-	text = strings.TrimPrefix(text, subject+": ")
+	for strings.HasPrefix(text, subject+": ") { // an error around another one may begin with it twice
+		text = strings.TrimPrefix(text, subject+": ")
+	}
 	if draft.PodName != "" {
 		subject += " of pod " + draft.PodNamespace + "/" + draft.PodName
 	}

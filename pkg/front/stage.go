@@ -194,7 +194,7 @@ func (n *node) place(
 		return nil
 	}
 	if block {
-		err = n.refusedBlock("stage", rule, err, req.GetSecrets())
+		err = n.refusedBlock("stage", rule, err, secretsOf(req))
 	}
 	if before == nil || before.At == notStaged {
 		return n.notPlaced(rec, before, err)
@@ -298,7 +298,7 @@ func (n *node) restage(ctx context.Context, rec *volumeRecord, block bool, rule 
 	}
 	return n.place(ctx, rec, req, block, rule, func(ctx context.Context) error {
 		if err := n.driverStage(ctx, req); err != nil {
-			return n.driverError("asked to stage the volume", err, req.GetSecrets())
+			return n.driverError("asked to stage the volume", err, secretsOf(req))
 		}
 		return nil
 	})
