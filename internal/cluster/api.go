@@ -68,17 +68,21 @@ func newAPI(config *rest.Config) (*api, error) {
 	return a, nil
 }
 
+// ask begins a request. It is made once: client-go would go on for ten seconds where
+// a server ends connections, and who asks us would not learn that it is away.
+func ask(from *rest.RESTClient) *rest.Request { return from.Get().MaxRetries(0) }
+
 // claim gets a claim. A node identity may not watch those of its pods.
 func (a *api) claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
 	out := &corev1.PersistentVolumeClaim{}
-	err := a.core.Get().Namespace(namespace).Resource("persistentvolumeclaims").Name(name).Do(ctx).Into(out)
+	err := ask(a.core).Namespace(namespace).Resource("persistentvolumeclaims").Name(name).Do(ctx).Into(out)
 	return out, err
 }
 
 // volume gets a persistent volume.
 func (a *api) volume(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
 	out := &corev1.PersistentVolume{}
-	err := a.core.Get().Resource("persistentvolumes").Name(name).Do(ctx).Into(out)
+	err := ask(a.core).Resource("persistentvolumes").Name(name).Do(ctx).Into(out)
 	return out, err
 }
 
@@ -89,7 +93,7 @@ func (a *api) list(ctx context.Context, from *rest.RESTClient, resource string, 
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
 	options.FieldSelector = selector.String()
-	err := from.Get().Resource(resource).VersionedParams(&options, a.params).Do(ctx).Into(into)
+	err := ask(from).Resource(resource).VersionedParams(&options, a.params).Do(ctx).Into(into)
 	return into, err
 }
 
@@ -99,7 +103,7 @@ func (a *api) watch(ctx context.Context, from *rest.RESTClient, resource string,
 	options metav1.ListOptions,
 ) (watch.Interface, error) {
 	options.Watch, options.FieldSelector = true, selector.String()
-	found, err := from.Get().Resource(resource).VersionedParams(&options, a.params).Watch(ctx)
+	found, err := ask(from).Resource(resource).VersionedParams(&options, a.params).Watch(ctx)
 	if err == nil && reflect.TypeOf(found) == reflect.TypeOf(watch.NewEmptyWatch()) {
 		// Where the connection ends instead of an answer, client-go makes up a watch
 		// that is over.

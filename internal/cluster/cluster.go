@@ -52,6 +52,8 @@ type Cluster struct {
 	api     atomic.Pointer[api]
 	gets    singleflight.Group
 	ahead   ahead
+	// recheck is how often a kubeconfig is looked at whose server does not answer.
+	recheck time.Duration
 	log     *zap.Logger
 }
 
@@ -63,7 +65,7 @@ func New(cfg Config) *Cluster {
 	if cfg.Asked == nil {
 		cfg.Asked = func(string, time.Duration, error) {}
 	}
-	c := &Cluster{cfg: cfg, log: cfg.Log}
+	c := &Cluster{cfg: cfg, recheck: lastRetry, log: cfg.Log}
 	c.contact.log = cfg.Log
 	c.ahead.c = c
 	c.pods.node, c.pods.changed = cfg.NodeName, c.news.tell

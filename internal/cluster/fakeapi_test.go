@@ -146,8 +146,10 @@ func (f *fakeAPI) cutWatches() {
 	f.cut = make(chan struct{})
 }
 
-// forget drops the history: a watch from before is answered with "gone".
+// forget ends all watches and drops the history: a watch from before is answered
+// with "gone".
 func (f *fakeAPI) forget() {
+	f.cutWatches()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.version += 100
@@ -323,6 +325,10 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string)
 func (f *fakeAPI) stream(r *http.Request, resource string, since int, cut chan struct{}, send func(string, any)) {
 	for {
 		f.mu.Lock()
+		if f.cut != cut {
+			f.mu.Unlock()
+			return
+		}
 		fresh := slices.DeleteFunc(slices.Clone(f.events), func(e event) bool { return e.version <= since || e.resource != resource })
 		news := f.news
 		f.mu.Unlock()

@@ -90,7 +90,7 @@ func (c *Cluster) follow(ctx context.Context, client *api, stamp [sha256.Size]by
 		parts.Go(func() { one.RunWithContext(klog.NewContext(ctx, logr.Discard())) })
 	}
 	parts.Go(func() { c.ahead.run(ctx) })
-	ticker := time.NewTicker(lastRetry)
+	ticker := time.NewTicker(c.recheck)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
 		select {

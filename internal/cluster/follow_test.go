@@ -127,6 +127,24 @@ func TestAKubeconfigThatComesLate(t *testing.T) {
 	must(t)(c.ByUID(t.Context(), "uid-a"))
 }
 
+func TestAKubeconfigThatLeadsElsewhereNow(t *testing.T) {
+	old, moved := newFakeAPI(t), newFakeAPI(t)
+	old.putBound("data")
+	old.put(aPod("a", "data"))
+	moved.put(aPod("a", "data"), aPod("b"))
+	path := old.kubeconfig()
+	c := startWith(t, path, patient)
+	must(t)(c.ByUID(t.Context(), "uid-a"))
+	old.setAway(true)
+	moved.writeKubeconfig(path)
+	must(t)(c.ByUID(t.Context(), "uid-b"))
+	// What was learned before holds.
+	if got := must(t)(c.ByUID(t.Context(), "uid-a")); got.Volumes[0].VolumeID != "vol-data" {
+		t.Errorf("got %+v", got)
+	}
+	synced(t, c)
+}
+
 func TestAKubeconfigThatOthersCanWriteIsNotUsed(t *testing.T) {
 	f := newFakeAPI(t)
 	path := f.kubeconfig()

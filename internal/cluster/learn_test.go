@@ -35,18 +35,22 @@ func TestAClaimThatIsBoundLate(t *testing.T) {
 	f.put(unbound("late"), aPod("a", "data", "late"))
 	c := start(t, f, hasty)
 	synced(t, c)
-	got := must(t)(c.ByUID(t.Context(), "uid-a"))
-	refused(t, unknownOf(t, got, "late"), deferral.Busy, "default/late", "not bound")
-	if unknownOf(t, got, "data") != nil {
-		t.Errorf("the other volume is not known: %+v", got)
-	}
-	_, err := c.Using(t.Context(), driver, "vol-late")
-	refused(t, err, deferral.Busy, "vol-late", "default/late", "not bound")
+	eventually(t, c, "the other volume is known", func() bool {
+		return unknownOf(t, must(t)(c.ByUID(t.Context(), "uid-a")), "data") == nil
+	})
+	refusedInTheEnd(t, c, func() error {
+		return unknownOf(t, must(t)(c.ByUID(t.Context(), "uid-a")), "late")
+	}, deferral.Busy, "default/late", "not bound")
+	refusedInTheEnd(t, c, func() error {
+		_, err := c.Using(t.Context(), driver, "vol-late")
+		return err
+	}, deferral.Busy, "vol-late", "default/late", "not bound")
 	f.putBound("late")
-	if users := usersOf(t, c, "vol-late"); !slices.Equal(users, []string{"a"}) {
-		t.Errorf("using: %v", users)
-	}
-	got = must(t)(c.ByUID(t.Context(), "uid-a"))
+	eventually(t, c, "the claim is bound", func() bool {
+		pods, err := c.Using(t.Context(), driver, "vol-late")
+		return err == nil && len(pods) == 1 && pods[0].Name == "a"
+	})
+	got := must(t)(c.ByUID(t.Context(), "uid-a"))
 	if unknownOf(t, got, "late") != nil {
 		t.Errorf("got %+v", got)
 	}
@@ -65,8 +69,7 @@ func TestClaimsAreAskedForOnceInAPodsLife(t *testing.T) {
 	changed.Annotations = map[string]string{front.AnnotationDefer: "*"}
 	f.put(changed)
 	eventually(t, c, "the change is seen", func() bool { return must(t)(c.ByUID(t.Context(), "uid-a")).Asks == "*" })
-	f.forget()
-	f.cutWatches() // all is listed anew
+	f.forget() // all is listed anew
 	f.put(aPod("b"))
 	eventually(t, c, "the new list is seen", func() bool { return c.State().Pods == 2 })
 	must(t)(c.ByUID(t.Context(), "uid-a"))
@@ -171,10 +174,13 @@ func TestVolumesThatAreNotThePods(t *testing.T) {
 			f.put(p)
 			c := start(t, f, hasty)
 			synced(t, c)
-			got := must(t)(c.ByUID(t.Context(), "uid-a"))
-			refused(t, unknownOf(t, got, "data"), deferral.Busy, one.want...)
-			_, err := c.Using(t.Context(), driver, "vol-data")
-			refused(t, err, deferral.Busy, one.want...)
+			refusedInTheEnd(t, c, func() error {
+				return unknownOf(t, must(t)(c.ByUID(t.Context(), "uid-a")), "data")
+			}, deferral.Busy, one.want...)
+			refusedInTheEnd(t, c, func() error {
+				_, err := c.Using(t.Context(), driver, "vol-data")
+				return err
+			}, deferral.Busy, one.want...)
 		})
 	}
 }

@@ -100,6 +100,18 @@ func refused(t *testing.T, err error, kind deferral.Kind, words ...string) {
 	}
 }
 
+// refusedInTheEnd asks again until the error is what it comes to be: a get may take
+// longer than a hasty question.
+func refusedInTheEnd(t *testing.T, c *Cluster, ask func() error, kind deferral.Kind, words ...string) {
+	t.Helper()
+	var err error
+	eventually(t, c, "an error of kind "+kind.String(), func() bool {
+		err = ask()
+		return err != nil && deferral.KindOf(err) == kind
+	})
+	refused(t, err, kind, words...)
+}
+
 func TestAPodThatComesLateIsWaitedFor(t *testing.T) {
 	f := newFakeAPI(t)
 	f.putBound("data")

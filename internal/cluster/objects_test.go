@@ -38,6 +38,7 @@ func start(t *testing.T, f *fakeAPI, patience time.Duration) *Cluster {
 func startWith(t *testing.T, kubeconfig string, patience time.Duration) *Cluster {
 	t.Helper()
 	c := New(Config{Identity: Identity{Kubeconfig: kubeconfig}, NodeName: thisNode, Patience: patience, Log: zaptest.NewLogger(t)})
+	c.recheck = 10 * time.Millisecond
 	done := make(chan error, 1)
 	go func() { done <- c.Run(t.Context()) }()
 	t.Cleanup(func() {
