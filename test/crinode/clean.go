@@ -76,9 +76,11 @@ func (n *Node) Left() []string {
 		}
 	}
 	for _, group := range groups(n.group) {
-		below, _ := filepath.Glob(group + "/*/")
+		below, _ := os.ReadDir(group)
 		for _, one := range below {
-			left = append(left, "control group "+one)
+			if one.IsDir() {
+				left = append(left, "control group "+filepath.Join(group, one.Name()))
+			}
 		}
 	}
 	return left
