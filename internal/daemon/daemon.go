@@ -101,6 +101,11 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	defer d.flushSpans(ctx, endTracing)
 	d.tracer = tracer
+	release, err := alone(ctx, cfg.RunDir, aloneTime)
+	if err != nil {
+		return err
+	}
+	defer release()
 	if err := d.leaveFront(cfg); err != nil {
 		return err
 	}

@@ -167,10 +167,11 @@ func TestSocketsHealthAndReflection(t *testing.T) {
 			t.Errorf("%s: reflection lists %v", socket, reply)
 		}
 	}
-	// A second daemon on the same sockets must not push the first aside.
+	// A second daemon must not work on the same records, nor push the first from
+	// its sockets.
 	second := exec.Command(harness.Program(t, "crust-proxy"), "--config", d.ConfigFile(), "--http-listen", "")
-	if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), ".sock") {
-		t.Errorf("a second daemon on live sockets: %v\n%s", err, out)
+	if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), "another crust-proxy has the run directory") {
+		t.Errorf("a second daemon in the same run directory: %v\n%s", err, out)
 	}
 	// A killed one leaves its sockets; the next takes them over.
 	d.Kill()
