@@ -68,7 +68,7 @@ func (in *Instruction) checkFlags() error {
 		}
 		if name, secret := secretLike(flag); secret {
 			return in.invalid("the mount flag %q looks like a secret, and a deferred instruction "+
-				"is kept in clear text: such a volume cannot be deferred", name)
+				"is kept in clear text: take it out of the mount options, or leave the volume to the host", name)
 		}
 	}
 	if slices.Contains(in.MountFlags, "ro") && slices.Contains(in.MountFlags, "rw") {

@@ -8,10 +8,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
 )
 
 func refusalOf(i int) deferral.Refusal {
@@ -163,5 +165,56 @@ func TestTokensInTheVolumeContextAreNotRepeated(t *testing.T) {
 	r.refused(err, codes.Unauthenticated, "bad token [redacted] of mode none")
 	if got := r.front.Refused(); len(got) != 1 || strings.Contains(got[0].Error, token) {
 		t.Errorf("listed: %+v", got)
+	}
+}
+
+// TestEachRefusalIsOneSentence of the volume, who says no, and what to do.
+func TestEachRefusalIsOneSentence(t *testing.T) {
+	native := csi.NodeServiceCapability_RPC_Type(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)
+	for name, c := range map[string]struct {
+		prepare func(*rig, *csi.NodePublishVolumeRequest)
+		party   deferral.Party
+		todo    string
+	}{
+		"a network volume, as of SMB": {func(r *rig, _ *csi.NodePublishVolumeRequest) {
+			network := deferral.Instruction{Target: r.target("p1"), Type: deferral.Network}
+			r.broker.stageErr = network.Validate()
+		}, deferral.PartyHandler, "publish it on the host, or use a block volume"},
+		"secrets among the mount options": {func(_ *rig, req *csi.NodePublishVolumeRequest) {
+			req.VolumeCapability.GetMount().MountFlags = []string{"password=hunter2"}
+		}, deferral.PartyRequest, "take it out of the mount options"},
+		"a driver that answers nothing": {func(r *rig, _ *csi.NodePublishVolumeRequest) { r.driver.setCaps(native) },
+			deferral.PartyDriver, "exclude the volume by a policy rule"},
+		"several nodes write": {func(_ *rig, req *csi.NodePublishVolumeRequest) {
+			req.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+		}, deferral.PartyVolume, "exclude it by a policy rule"},
+		"an inline volume": {func(_ *rig, req *csi.NodePublishVolumeRequest) { req.VolumeContext[ephemeralKey] = "true" },
+			deferral.PartyDriver, "volumeClaimTemplate"},
+		"a word that is none": {func(_ *rig, req *csi.NodePublishVolumeRequest) { req.VolumeContext[deferral.ContextKey] = "yes\n" },
+			deferral.PartyPolicy, `write "true" or "false"`},
+		"no block access": {func(r *rig, _ *csi.NodePublishVolumeRequest) {
+			r.driver.fail("publish-block", status.Error(codes.InvalidArgument, "only\nmounts"))
+		}, deferral.PartyDriver, "exclude it by a policy rule"},
+		"a full disk": {func(r *rig, _ *csi.NodePublishVolumeRequest) {
+			r.broker.stageErr = deferral.Errorf(deferral.Exhausted, "volume %s: no space", r.target("p1"))
+		}, deferral.PartyNode, "no space"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, deferAll)
+			r.driver.setCaps()
+			req := r.publishReq("p1")
+			c.prepare(r, req)
+			_, err := r.kubelet.NodePublishVolume(t.Context(), req)
+			text := status.Convert(err).Message()
+			if err == nil || !strings.HasPrefix(text, "volume "+r.target("p1")+": ") || strings.Count(text, r.target("p1")+": ") != 1 ||
+				strings.Contains(text, "\n") || !strings.Contains(text, c.todo) || strings.Contains(text, "hunter2") {
+				t.Errorf("it says %q", text)
+			}
+			if got := r.front.Refused(); len(got) != 1 || got[0].Party != c.party || got[0].Error != text {
+				t.Errorf("listed: %+v", got)
+			}
+			r.ok(nil, r.unpublish("p1"))
+			r.clean()
+		})
 	}
 }
