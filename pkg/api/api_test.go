@@ -233,6 +233,14 @@ func TestStatsAndExpandAreRelayed(t *testing.T) {
 	if err != nil || grown.GetCapacityBytes() != 7 {
 		t.Errorf("%v, %v", grown, err)
 	}
+	s.handler.err = deferral.Errorf(deferral.Denied, "volume %s: it does not grow", v.Target)
+	if _, err = s.admin().ExpandVolume(t.Context(), &adminv1.ExpandVolumeRequest{Volume: v.Target}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("got %v", err)
+	}
+	shown, err = s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target})
+	if err != nil || !strings.Contains(shown.GetVolume().GetLastError(), "does not grow") || shown.GetVolume().GetLastErrorAt() == nil {
+		t.Errorf("why it did not grow is not shown: %v, %v", shown, err)
+	}
 	s.handler.err = deferral.Errorf(deferral.NoSandbox, "volume %s: no sandbox", v.Target)
 	if _, err = s.admin().GetVolumeStats(t.Context(), &adminv1.GetVolumeStatsRequest{Volume: v.Target}); status.Code(err) != codes.Unavailable {
 		t.Errorf("got %v", err)

@@ -104,6 +104,8 @@ func lastError(s deferral.Status, known stats.Known) (string, *timestamppb.Times
 		return s.Problem.Error(), stamp(s.ProblemSince)
 	case known.Err != nil:
 		return known.Err.Error(), stamp(known.ErrAt)
+	case known.GrowErr != nil:
+		return known.GrowErr.Error(), stamp(known.GrowErrAt)
 	}
 	return "", nil
 }

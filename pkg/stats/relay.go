@@ -52,6 +52,10 @@ type Known struct {
 	// Requests counts the requests since the volume, or its sandbox, is new;
 	// Failures counts those that failed.
 	Requests, Failures int64
+	// GrowErr is why the filesystem did not grow when that was asked for last, or
+	// nil. Usage that comes in since says nothing about it.
+	GrowErr   error
+	GrowErrAt time.Time
 }
 
 // Relay asks sandboxes.
@@ -218,8 +222,26 @@ func (r *Relay) Expand(ctx context.Context, src Source, v *deferral.Volume, wish
 		size, err = src.Resize(ctx, v, wish)
 		return err
 	})
+	r.learnGrowth(v.Key, err)
 	if r.asked != nil {
 		r.asked(v, "expand", time.Since(start), err)
 	}
 	return size, err
+}
+
+// learnGrowth keeps how the last growth ended: kubelet makes no event of one that
+// has to wait until the volume is out of use.
+func (r *Relay) learnGrowth(key deferral.Key, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known, ok := r.known[key]
+	switch {
+	case err != nil:
+		known.GrowErr, known.GrowErrAt = err, time.Now()
+	case ok:
+		known.GrowErr, known.GrowErrAt = nil, time.Time{}
+	default:
+		return
+	}
+	r.known[key] = known
 }

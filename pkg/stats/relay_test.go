@@ -252,3 +252,31 @@ func TestExpand(t *testing.T) {
 		}
 	})
 }
+
+func TestWhyAVolumeDoesNotGrowIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &sandboxes{hung: map[deferral.Key]bool{"a": true}}
+		relay := New(limits, nil)
+		if _, err := relay.Expand(t.Context(), src, volume("a"), deferral.Range{}); err == nil {
+			t.Fatal("it has grown")
+		}
+		src.hung = nil
+		if _, err := relay.Stats(t.Context(), src, volume("a")); err != nil {
+			t.Fatal(err)
+		}
+		known, _ := relay.Known("a")
+		if deferral.KindOf(known.GrowErr) != deferral.Timeout || known.GrowErrAt.IsZero() || known.Err != nil || known.At.IsZero() {
+			t.Errorf("after stats that went right: %+v", known)
+		}
+		if _, err := relay.Expand(t.Context(), src, volume("a"), deferral.Range{Required: 7}); err != nil {
+			t.Fatal(err)
+		}
+		if known, _ = relay.Known("a"); known.GrowErr != nil || !known.GrowErrAt.IsZero() || known.At.IsZero() {
+			t.Errorf("after it grew: %+v", known)
+		}
+		_, _ = relay.Expand(t.Context(), src, volume("b"), deferral.Range{})
+		if _, ok := relay.Known("b"); ok {
+			t.Error("a growth that went right is known")
+		}
+	})
+}
