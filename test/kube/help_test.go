@@ -18,9 +18,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
 
-// byHandler is the default way of opting in: what pods of the runtime class have is
+// inCrust is the rule of the default settings: what pods of the runtime class have is
 // deferred.
-const byHandler = `[{name: pods in crust, runtimeHandlers: [crust], defer: true}]`
+const inCrust = "crust-pods"
 
 // inEachWay runs a part of a test with each driver, and beside the other parts.
 func inEachWay(k *cluster.Kube, t *testing.T, name string, part func(k *cluster.Kube, way, driver string)) {
@@ -58,21 +58,35 @@ func readsOnly(p *cluster.Pod, v *cluster.Volume) *cluster.Pod {
 
 // shown is what crustctl shows of a volume.
 type shown struct {
-	State, Driver, Handler, Rule, Way         string
+	State, Driver, Handler, Rule, Way, Device string
 	TargetPath, PodName, RefusedBy, LastError string
 }
 
 // crustctl shows one volume as a program gets it. It fails where there is none.
 func crustctl(k *cluster.Kube, target string) (shown, error) {
 	k.T.Helper()
-	var out, complaints bytes.Buffer
-	cmd := exec.Command(harness.Program(k.T, "crustctl"), "--socket", cluster.AdminSocket, "get", target, "-o", "json")
-	cmd.Stdout, cmd.Stderr = &out, &complaints
 	var is shown
+	err := ask(k, &is, "get", target)
+	return is, err
+}
+
+// listed is what crustctl lists.
+func listed(k *cluster.Kube, flags ...string) ([]shown, error) {
+	k.T.Helper()
+	var all struct{ Volumes []shown }
+	err := ask(k, &all, append([]string{"list"}, flags...)...)
+	return all.Volumes, err
+}
+
+func ask(k *cluster.Kube, into any, args ...string) error {
+	k.T.Helper()
+	var out, complaints bytes.Buffer
+	cmd := exec.Command(harness.Program(k.T, "crustctl"), append([]string{"--socket", cluster.AdminSocket, "-o", "json"}, args...)...)
+	cmd.Stdout, cmd.Stderr = &out, &complaints
 	if err := cmd.Run(); err != nil {
-		return is, fmt.Errorf("crustctl: %w: %s", err, complaints.String())
+		return fmt.Errorf("crustctl %s: %w: %s", strings.Join(args, " "), err, complaints.String())
 	}
-	return is, json.Unmarshal(out.Bytes(), &is)
+	return json.Unmarshal(out.Bytes(), into)
 }
 
 // wantDeferred wants a pod's volume in its sandbox, by a rule and in a way.

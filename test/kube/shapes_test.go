@@ -20,7 +20,6 @@ import (
 // TestShapesOfPods is about all that a pod may do with its volumes.
 func TestShapesOfPods(t *testing.T) {
 	k := cluster.On(t)
-	k.Settings(cluster.ProxySettings{Rules: byHandler, Cluster: k.LookUp()})
 	inEachWay(k, t, "containers", manyContainers)
 	inEachWay(k, t, "readers", readers)
 	inEachWay(k, t, "blocks", rawBlocks)
@@ -51,7 +50,7 @@ func manyContainers(k *cluster.Kube, way, driver string) {
 	p.Spec.InitContainers = []corev1.Container{prepares, sidecar}
 	p.Start()
 	wantGuarded(k, p, v)
-	wantDeferred(k, p, v, "pods in crust")
+	wantDeferred(k, p, v, inCrust)
 
 	wantOut(k, p, "main", "cat /data/file /one/init /look/file && ls /data/dirs", "prepared\nx\nprepared\none\ntwo\n")
 	p.Exec("echo main > /data/main && echo own > /own/file && echo beside > /beside/file")
@@ -230,9 +229,9 @@ func rawBlocks(k *cluster.Kube, way, driver string) {
 	v := k.NewVolume(cluster.VolumeOptions{Name: "beside-raw-" + way, Driver: driver})
 	disk := k.NewVolume(cluster.VolumeOptions{Name: "raw-" + way, Driver: driver, Raw: true})
 	p := k.NewPod("raw-"+way, cluster.Crust).With(disk, "/dev/disk").With(v, "/data").Start()
-	wantDeferred(k, p, v, "pods in crust")
+	wantDeferred(k, p, v, inCrust)
 	wantOut(k, p, "main", "blockdev --getsize64 /dev/disk", fmt.Sprintln(disk.Size))
-	p.Exec("echo raw | dd of=/dev/disk bs=512 count=1 conv=sync,fsync 2>/dev/null && cp /dev/disk /data/copy && sync")
+	p.Exec("echo raw | dd of=/dev/disk bs=512 count=1 conv=sync,fsync 2>/dev/null && sync")
 	p.Delete()
 	again := k.NewPod("raw-again-"+way, cluster.Crust).With(disk, "/dev/disk").Start()
 	wantOut(k, again, "main", "head -c 4 /dev/disk", "raw\n")
@@ -246,7 +245,7 @@ func ephemeral(k *cluster.Kube, way, driver string) {
 	p := k.NewPod("template-"+way, cluster.Crust)
 	v := template(k, p, "scratch", driver)
 	p.Start()
-	wantDeferred(k, p, v, "pods in crust")
+	wantDeferred(k, p, v, inCrust)
 	p.Exec("echo scratch > /scratch/file")
 	if driver == cluster.Native {
 		inline.WaitReady()

@@ -67,6 +67,8 @@ func slice(k *cluster.Kube, driver string) {
 // wantGuarded wants the volume's filesystem in the pod, and nowhere on the node.
 func wantGuarded(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
 	k.T.Helper()
+	is, err := crustctl(k, p.Target(v))
+	k.Must(err)
 	if got := p.Exec("grep ' /data ' /proc/mounts"); !strings.Contains(got, " "+v.FS+" ") {
 		k.T.Errorf("the pod has %q", got)
 	}
@@ -76,7 +78,7 @@ func wantGuarded(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
 		if strings.Contains(line, p.Target(v)) && !strings.Contains(line, " tmpfs crust:") {
 			k.T.Errorf("at the target is no guard: %s", line)
 		}
-		if strings.Contains(line, " - "+v.FS+" /dev/loop") {
+		if strings.Contains(line, " - "+v.FS+" "+is.Device+" ") {
 			k.T.Errorf("it is mounted on the node: %s", line)
 		}
 	}

@@ -1,0 +1,90 @@
+//go:build system
+
+package kube_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+)
+
+// TestPodsThatShareAVolume has a second pod come while another has the volume: it
+// waits, with an event that says for what, and starts by itself.
+func TestPodsThatShareAVolume(t *testing.T) {
+	k := cluster.On(t)
+	for name, c := range map[string]struct {
+		first, second string
+		mode          corev1.PersistentVolumeAccessMode
+		says          []string
+	}{
+		"two in crust": {
+			cluster.Crust, cluster.Crust, corev1.ReadWriteOnce,
+			[]string{"of pod default/second-", "one sandbox can have it read-write", "wait until the other pod is gone"},
+		},
+		"crust, then runc": {
+			cluster.Crust, cluster.Runc, corev1.ReadWriteOnce,
+			[]string{"of pod default/second-", "mounted on the host", "deferred"},
+		},
+		"runc, then crust": {
+			cluster.Runc, cluster.Crust, corev1.ReadWriteOnce,
+			[]string{"of pod default/second-", "mounted on the host", "deferred"},
+		},
+		"alone by kubelet's own word": {
+			cluster.Crust, cluster.Crust, corev1.ReadWriteOncePod,
+			[]string{"ReadWriteOncePod", "in use by another pod"},
+		},
+	} {
+		inEachWay(k, t, name, func(k *cluster.Kube, way, driver string) {
+			id := strings.NewReplacer(" ", "-", ",", "", "'", "").Replace(name) + "-" + way
+			v := k.NewVolume(cluster.VolumeOptions{Name: id, Driver: driver, Mode: c.mode})
+			first := k.NewPod("first-"+id, c.first).With(v, "/data").Start()
+			first.Exec("echo first > /data/file && sync")
+			second := k.NewPod("second-"+id, c.second).With(v, "/data").Create()
+			said := second.WaitEvent("FailedMount", c.says...)
+			k.T.Log(said)
+			first.Exec("cat /data/file && touch /data/still && sync")
+			first.Delete()
+			second.WaitReady()
+			wantOut(k, second, "main", "cat /data/file && ls /data/still", "first\n/data/still\n")
+			if c.second == cluster.Crust {
+				wantGuarded(k, second, v)
+			} else {
+				wantOnHost(k, second, v)
+			}
+			second.Delete()
+		})
+	}
+	inEachWay(k, t, "the same name", sameName)
+}
+
+// sameName takes a pod away by force and makes it anew, as people do with the pods
+// of a StatefulSet: the old one still writes when the new one comes.
+func sameName(k *cluster.Kube, way, driver string) {
+	v := k.NewVolume(cluster.VolumeOptions{Name: "set-" + way, Driver: driver})
+	old := k.NewPod("set-"+way, cluster.Crust).With(v, "/data")
+	old.Script("trap 'sleep 3; echo ended > /data/ended; sync; exit 0' TERM; while :; do sleep 1; done")
+	grace := int64(20)
+	old.Spec.TerminationGracePeriodSeconds = &grace
+	old.Start()
+	ask := int64(0)
+	k.Must(k.Client.CoreV1().Pods(cluster.Namespace).Delete(k.T.Context(), old.Name, metav1.DeleteOptions{GracePeriodSeconds: &ask}))
+	k.Eventually("the API server forgets pod "+old.Name, func(ctx context.Context) error {
+		if is, err := old.Get(ctx); err == nil {
+			return fmt.Errorf("it is %s", is.Status.Phase)
+		}
+		return nil
+	})
+	anew := k.NewPod("set-"+way, cluster.Crust).With(v, "/data").Start()
+	if anew.UID == old.UID {
+		k.T.Errorf("it is the same pod")
+	}
+	wantGuarded(k, anew, v)
+	wantOut(k, anew, "main", "touch /data/new && ls /data | grep -c new", "1\n")
+	anew.Delete()
+}
