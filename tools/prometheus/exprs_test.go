@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 )
@@ -65,7 +66,7 @@ func ofSelector(n *parser.VectorSelector, known map[string]metric) (map[string]b
 		out[label] = true
 	}
 	for _, matcher := range n.LabelMatchers {
-		if matcher.Name == labels.MetricName {
+		if matcher.Name == model.MetricNameLabel {
 			continue
 		}
 		if !out[matcher.Name] {
