@@ -1,0 +1,187 @@
+//go:build system
+
+package kube_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/crust-proxy/crust-proxy/pkg/front"
+	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+)
+
+// Rules by which pods ask for themselves: in one runtime class, and in none.
+const (
+	whoAsks = `[{name: who asks, runtimeHandlers: [crust], annotated: true, defer: true}]`
+	nobody  = `[{name: not today, runtimeHandlers: [crust], annotated: true, defer: false}]`
+)
+
+// asks has a pod ask for volumes of its own.
+func asks(p *cluster.Pod, what string) *cluster.Pod {
+	p.Annotations = map[string]string{front.AnnotationDefer: what}
+	return p
+}
+
+// TestPodsThatAsk is about the annotation, and about pods that are refused: what
+// people see, and what happens when they put it right.
+func TestPodsThatAsk(t *testing.T) {
+	k := cluster.On(t)
+	k.Settings(cluster.ProxySettings{Rules: whoAsks, Cluster: k.DefaultProxy().Cluster})
+	t.Run("one rule", func(t *testing.T) {
+		k := k.For(t)
+		inEachWay(k, t, "by name", askByName)
+		inEachWay(k, t, "all", askForAll)
+		inEachWay(k, t, "wrong name", askForNothing)
+		inEachWay(k, t, "wrong class", askInVain)
+	})
+	t.Run("another rule", func(t *testing.T) { askWhileTheRuleForbids(k.For(t)) })
+}
+
+// askByName has one volume of a pod deferred, and the other one not.
+func askByName(k *cluster.Kube, way, driver string) {
+	asked := k.NewVolume(cluster.VolumeOptions{Name: "asked-" + way, Driver: driver})
+	other := k.NewVolume(cluster.VolumeOptions{Name: "other-" + way, Driver: driver})
+	p := asks(k.NewPod("asks-"+way, cluster.Crust).With(asked, "/data").With(other, "/other"), asked.Name).Start()
+	wantDeferred(k, p, asked, "who asks")
+	wantGuarded(k, p, asked)
+	wantOnHost(k, p, other)
+	p.Exec("echo one > /data/file && echo other > /other/file && sync")
+	p.Delete()
+	// Another pod, which asks for nothing, has both on the host.
+	silent := k.NewPod("silent-"+way, cluster.Crust).With(asked, "/data").With(other, "/other").Start()
+	wantOnHost(k, silent, asked)
+	wantOut(k, silent, "main", "cat /data/file /other/file", "one\nother\n")
+	silent.Delete()
+}
+
+func askForAll(k *cluster.Kube, way, driver string) {
+	a := k.NewVolume(cluster.VolumeOptions{Name: "all-a-" + way, Driver: driver})
+	b := k.NewVolume(cluster.VolumeOptions{Name: "all-b-" + way, Driver: driver})
+	p := asks(k.NewPod("all-"+way, cluster.Crust).With(a, "/data").With(b, "/b"), "*").Start()
+	wantDeferred(k, p, a, "who asks")
+	wantDeferred(k, p, b, "who asks")
+	p.Delete()
+}
+
+// askForNothing has a pod name a volume that it has none of. Its annotation is put
+// right, and it starts.
+func askForNothing(k *cluster.Kube, way, driver string) {
+	v := k.NewVolume(cluster.VolumeOptions{Name: "misspelt-" + way, Driver: driver})
+	p := asks(k.NewPod("misspelt-"+way, cluster.Crust).With(v, "/data"), "mispelt").Create()
+	is := wantRefused(k, p, `"mispelt"`, "the pod has no volume of that name", "correct the annotation")
+	if is.RefusedBy != "pod" {
+		k.T.Errorf("crustctl shows %+v", is)
+	}
+	annotate(k, p, v.Name)
+	p.WaitReady()
+	wantDeferred(k, p, v, "who asks")
+	wantForgotten(k, p)
+	p.Delete()
+}
+
+// askInVain has a pod ask whose runtime no rule lets. It stops asking, and has its
+// volume on the host.
+func askInVain(k *cluster.Kube, way, driver string) {
+	v := k.NewVolume(cluster.VolumeOptions{Name: "vain-" + way, Driver: driver})
+	p := asks(k.NewPod("vain-"+way, cluster.Runc).With(v, "/data"), "*").Create()
+	is := wantRefused(k, p, "no rule of this node's policy", "annotated: true", driver, "the node's default runtime")
+	if is.RefusedBy != "policy" || is.Rule != "no rule" {
+		k.T.Errorf("crustctl shows %+v", is)
+	}
+	annotate(k, p, "")
+	p.WaitReady()
+	wantOnHost(k, p, v)
+	wantForgotten(k, p)
+	p.Delete()
+}
+
+// askWhileTheRuleForbids has an administrator change the rule under pods that wait.
+func askWhileTheRuleForbids(k *cluster.Kube) {
+	k.Reload(nobody)
+	type waiting struct {
+		p *cluster.Pod
+		v *cluster.Volume
+	}
+	var all []waiting
+	for way, driver := range ways {
+		v := k.NewVolume(cluster.VolumeOptions{Name: "forbidden-" + way, Driver: driver})
+		all = append(all, waiting{asks(k.NewPod("forbidden-"+way, cluster.Crust).With(v, "/data"), v.Name).Create(), v})
+	}
+	for _, one := range all {
+		is := wantRefused(k, one.p, `rule "not today"`, one.v.Driver, `the runtime handler "crust"`, "have the rule changed")
+		if is.RefusedBy != "policy" || is.Rule != `rule "not today"` || is.Driver != one.v.Driver {
+			k.T.Errorf("crustctl shows %+v", is)
+		}
+	}
+	k.Reload(whoAsks)
+	for _, one := range all {
+		one.p.WaitReady()
+		wantDeferred(k, one.p, one.v, "who asks")
+		wantForgotten(k, one.p)
+		one.p.AskDelete()
+	}
+}
+
+// wantRefused waits until a pod's events say why it does not start, in one
+// sentence that kubectl describe shows, and gives what crustctl shows.
+func wantRefused(k *cluster.Kube, p *cluster.Pod, words ...string) shown {
+	k.T.Helper()
+	said := p.WaitEvent("FailedMount", words...)
+	k.T.Log(said)
+	_, sentence, _ := strings.Cut(said, " desc = ")
+	if strings.Count(sentence, "of pod "+cluster.Namespace+"/"+p.Name+": ") != 1 || strings.Count(sentence, "volume /") != 1 ||
+		strings.ContainsAny(sentence, "\n\t") || len(sentence) > 700 {
+		k.T.Errorf("it is not one sentence: %q", sentence)
+	}
+	if !strings.Contains(p.Describe(), sentence) {
+		k.T.Errorf("kubectl describe does not show it:\n%s", p.Describe())
+	}
+	is, err := refusalOf(k, p)
+	k.Must(err)
+	if is.LastError != sentence || is.State != "VOLUME_STATE_REFUSED" {
+		k.T.Errorf("crustctl shows %+v", is)
+	}
+	return is
+}
+
+// refusalOf is what crustctl shows of a pod that is refused.
+func refusalOf(k *cluster.Kube, p *cluster.Pod) (shown, error) {
+	k.T.Helper()
+	all, err := listed(k, "--state", "refused")
+	for _, one := range all {
+		if one.PodName == p.Name {
+			return crustctl(k, one.TargetPath)
+		}
+	}
+	return shown{}, errors.Join(err, fmt.Errorf("crustctl lists no refusal of pod %s: %+v", p.Name, all))
+}
+
+// wantForgotten wants that nothing of a pod is refused any more.
+func wantForgotten(k *cluster.Kube, p *cluster.Pod) {
+	k.T.Helper()
+	if is, err := refusalOf(k, p); err == nil {
+		k.T.Errorf("crustctl still shows %+v", is)
+	}
+}
+
+// annotate changes what a pod asks for, while it waits.
+func annotate(k *cluster.Kube, p *cluster.Pod, what string) {
+	k.T.Helper()
+	k.Eventually("the annotation of pod "+p.Name+" is changed", func(ctx context.Context) error {
+		is, err := p.Get(ctx)
+		if err != nil {
+			return err
+		}
+		delete(is.Annotations, front.AnnotationDefer)
+		if what != "" {
+			metav1.SetMetaDataAnnotation(&is.ObjectMeta, front.AnnotationDefer, what)
+		}
+		_, err = k.Client.CoreV1().Pods(cluster.Namespace).Update(ctx, is, metav1.UpdateOptions{})
+		return err
+	})
+}
