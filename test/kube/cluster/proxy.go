@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -26,6 +27,8 @@ type ProxySettings struct {
 	Rules string
 	// Cluster is how it looks pods up, as YAML in one line; empty is not at all.
 	Cluster string
+	// Front is the front's section, as YAML in one line; it is on unless set.
+	Front string
 	// Extra is YAML added to the configuration.
 	Extra string
 }
@@ -55,26 +58,28 @@ func (c *Cluster) ConfigureProxy(settings ProxySettings) error {
 }
 
 func (c *Cluster) writeProxyConfig(settings ProxySettings) error {
+	front := cmp.Or(settings.Front, "{enabled: true}")
 	text := fmt.Sprintf(`handlers:
   kata: {enabled: false}
   crust: {enabled: true, programs: [%[1]s], tempDir: %[2]s}
-front: {enabled: true}
+front: %[6]s
 containerd: {socket: %[3]s}
 http: {listen: "unix:%[4]s"}
 log: {level: debug}
 policy: {rules: %[5]s}
-`, c.crustRunc, handlerTemp, c.Containerd.Socket(), httpSocket, settings.Rules)
+`, c.crustRunc, handlerTemp, c.Containerd.Socket(), httpSocket, settings.Rules, front)
 	if settings.Cluster != "" {
 		text += "cluster: " + settings.Cluster + "\n"
 	}
 	c.settings = settings
-	return os.WriteFile(c.proxyConfig(), []byte(text+settings.Extra+"\n"), 0o600)
+	return os.WriteFile(c.ProxyConfig(), []byte(text+settings.Extra+"\n"), 0o600)
 }
 
-func (c *Cluster) proxyConfig() string { return c.Dir + "/crust-proxy.yaml" }
+// ProxyConfig is crust-proxy's configuration file.
+func (c *Cluster) ProxyConfig() string { return c.Dir + "/crust-proxy.yaml" }
 
 func (c *Cluster) proxy(program string) (*Process, error) {
-	p := &Process{Name: "crust-proxy", program: program, args: []string{"--config", c.proxyConfig()}, log: c.Dir + "/crust-proxy.log"}
+	p := &Process{Name: "crust-proxy", program: program, args: []string{"--config", c.ProxyConfig()}, log: c.Dir + "/crust-proxy.log"}
 	p.ready = func() error { _, err := ProxyHTTP("/readyz"); return err }
 	return p, c.writeProxyConfig(c.DefaultProxy())
 }
