@@ -118,6 +118,9 @@ func resourceOf(t *testing.T, object runtime.Object) string {
 	case *corev1.PersistentVolume:
 		object.APIVersion, object.Kind = "v1", "PersistentVolume"
 		return "persistentvolumes"
+	case *corev1.Node:
+		object.APIVersion, object.Kind = "v1", "Node"
+		return "nodes"
 	case *nodev1.RuntimeClass:
 		object.APIVersion, object.Kind = "node.k8s.io/v1", "RuntimeClass"
 		return "runtimeclasses"

@@ -267,7 +267,7 @@ func TestHostileTextIsBounded(t *testing.T) {
 	if len(paths) == 0 || len(paths) > maxSubPaths || len(paths[0]) > maxSubPath || strings.ContainsRune(paths[0], '\uFFFD') {
 		t.Errorf("%d subPaths", len(paths))
 	}
-	var long error = clipped(errors.New(strings.Repeat("x", 10_000)))
+	long := clipped(errors.New(strings.Repeat("x", 10_000)))
 	if len(long.Error()) > maxError+8 {
 		t.Errorf("%d bytes of an error", len(long.Error()))
 	}

@@ -25,9 +25,15 @@ type places struct {
 		} `json:"kata"`
 	} `json:"handlers"`
 	Front struct {
+		Enabled         bool   `json:"enabled"`
 		KubeletRegistry string `json:"kubeletRegistry"`
 		Registry        string `json:"registry"`
 	} `json:"front"`
+	Cluster struct {
+		Kubeconfig string `json:"kubeconfig"`
+		InCluster  bool   `json:"inCluster"`
+		NodeName   string `json:"nodeName"`
+	} `json:"cluster"`
 	Containerd struct {
 		// Socket is a pointer because an empty one says that there is none.
 		Socket *string `json:"socket"`
@@ -57,6 +63,9 @@ func placesOf(config string, node *doctor.Node, given func(flag string) bool) er
 	set("kubelet-root", &node.FrontRegistry, p.Front.Registry)
 	node.KataTempDir = p.Handlers.Kata.TempDir
 	node.CRISocket = p.CRI.Socket
+	if p.Front.Enabled { // else nobody asks for pods
+		node.Kubeconfig, node.InCluster, node.NodeName = p.Cluster.Kubeconfig, p.Cluster.InCluster, p.Cluster.NodeName
+	}
 	if p.Containerd.Socket != nil && !given("containerd-socket") {
 		node.ContainerdSocket = *p.Containerd.Socket
 	}

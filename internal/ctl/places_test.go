@@ -42,6 +42,19 @@ func TestPlacesOfRegistrationsGoWithTheKubeletRoot(t *testing.T) {
 	}
 }
 
+func TestPlacesOfTheClusterAreThoseOfTheFront(t *testing.T) {
+	const named = "\ncluster: {kubeconfig: /x/kubelet.conf, nodeName: node-1}\n"
+	for config, want := range map[string]string{named: " ", named + "front: {enabled: true}": "/x/kubelet.conf node-1"} {
+		node := doctor.DefaultNode()
+		if err := placesOf(config, &node, func(string) bool { return false }); err != nil {
+			t.Fatal(err)
+		}
+		if got := node.Kubeconfig + " " + node.NodeName; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
 func TestPlacesAreTheUsualOnesWithoutAConfiguration(t *testing.T) {
 	node := doctor.DefaultNode()
 	if err := placesOf("", &node, func(string) bool { return false }); err != nil || node.RunDir != doctor.DefaultNode().RunDir ||

@@ -43,6 +43,12 @@ type Node struct {
 	ContainerdSocket string
 	// CRISocket is the socket of another container runtime, where that is used.
 	CRISocket string
+	// Kubeconfig is by what the daemon asks a cluster about the node's pods; empty
+	// where it does not. InCluster is set where it does so by its pod's service
+	// account. NodeName is the node's name there; empty is the host name.
+	Kubeconfig string
+	InCluster  bool
+	NodeName   string
 	// UID is the user who runs the checks; root's and this user's sockets are
 	// both taken as rightly owned.
 	UID int

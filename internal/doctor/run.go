@@ -44,6 +44,7 @@ func checks() []check {
 		{"guards", checkGuards},
 		{"containerd", checkContainerd},
 		{"cri", checkCRI},
+		{"cluster", checkCluster},
 		{"limits", checkLimits},
 		{"loop-devices", checkLoop},
 	}

@@ -22,7 +22,9 @@ func (*logrSink) Init(logr.RuntimeInfo) {}
 func (*logrSink) Enabled(level int) bool { return level <= 0 }
 
 // Info logs at debug level.
-func (s *logrSink) Info(_ int, message string, values ...any) { s.log.Debug(message, fieldsOf(values)...) }
+func (s *logrSink) Info(_ int, message string, values ...any) {
+	s.log.Debug(message, fieldsOf(values)...)
+}
 
 // Error logs a warning: they try again by themselves.
 func (s *logrSink) Error(err error, message string, values ...any) {
