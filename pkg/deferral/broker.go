@@ -62,7 +62,8 @@ type Broker struct {
 
 	mu       sync.RWMutex
 	volumes  map[Key]*entry
-	problems []error // records that could not be read
+	problems []error      // records that could not be read
+	newer    map[Key]bool // volumes whose records only a newer daemon understands
 }
 
 // entry is a volume in memory.

@@ -33,6 +33,10 @@ func (b *Broker) Load(ctx context.Context) error {
 	}
 	b.mu.Lock()
 	b.problems = found.problems
+	b.newer = make(map[Key]bool)
+	for _, key := range found.newer {
+		b.newer[key] = true
+	}
 	b.mu.Unlock()
 	for _, rec := range found.removing {
 		b.enter(rec, true)
@@ -224,11 +228,18 @@ func (b *Broker) restoreGuard(t *target) (mounted bool, err error) {
 	return true, b.guards.put(t, dir)
 }
 
+// onRecord tells whether there is a record of a volume, be it one that only a newer
+// daemon understands: what stands for that volume is not ours to clear away.
+func (b *Broker) onRecord(key Key) bool {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	return b.volumes[key] != nil || b.newer[key]
+}
+
 // removeOrphans retracts projections of ours without a record.
 func (b *Broker) removeOrphans(ctx context.Context, report *collector) {
-	known := func(key Key) bool { return b.entry(key) != nil }
 	for _, handler := range b.handlers {
-		orphans, err := handler.Orphans(known)
+		orphans, err := handler.Orphans(b.onRecord)
 		if err != nil {
 			report.add("", "list projections of "+handler.Name(), err)
 		}
@@ -244,7 +255,7 @@ func (b *Broker) removeOrphan(ctx context.Context, handler Projector, v *Volume,
 		return
 	}
 	defer unlock()
-	if b.entry(v.Key) == nil {
+	if !b.onRecord(v.Key) {
 		report.add(v.Key, "retract orphan", handler.Retract(ctx, v))
 	}
 }
@@ -272,7 +283,7 @@ func (b *Broker) removeStrayGuards(ctx context.Context, report *collector) {
 		if _, inside := below(resolved, m.point); !ok || !inside || Key(key) != KeyOf(m.point) {
 			continue
 		}
-		if b.entry(Key(key)) == nil {
+		if !b.onRecord(Key(key)) {
 			b.removeStrayGuard(ctx, m.point, report)
 		}
 	}
@@ -289,7 +300,7 @@ func (b *Broker) removeStrayGuard(ctx context.Context, point string, report *col
 		return
 	}
 	defer unlock()
-	if b.entry(t.key()) == nil {
+	if !b.onRecord(t.key()) {
 		report.add(t.key(), "unmount stray guard", b.guards.remove(t, false))
 	}
 }

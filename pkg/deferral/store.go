@@ -187,11 +187,20 @@ func (s *store) endRemoval(key Key) error {
 	return nil
 }
 
+// drop forgets a volume wherever its record stands.
+func (s *store) drop(key Key) error {
+	if err := s.beginRemoval(key); err != nil {
+		return err
+	}
+	return s.endRemoval(key)
+}
+
 // loaded is what a state directory holds.
 type loaded struct {
 	volumes  []*record
 	removing []*record
 	problems []error
+	newer    []Key // volumes whose records a newer daemon wrote
 }
 
 // load reads all records. One that cannot be read is set aside and told of; it
@@ -210,8 +219,19 @@ func (s *store) load() (loaded, error) {
 		records, problems := s.readAll(dir, entries)
 		*part.into = records
 		out.problems = append(out.problems, problems...)
+		out.newer = append(out.newer, newerRecords(problems)...)
 	}
 	return out, nil
+}
+
+func newerRecords(problems []error) (keys []Key) {
+	for _, problem := range problems {
+		var newer *newerRecord
+		if errors.As(problem, &newer) {
+			keys = append(keys, newer.key)
+		}
+	}
+	return keys
 }
 
 // readAll reads the records of a directory, several at a time.
@@ -244,7 +264,7 @@ func (s *store) readAll(dir string, entries []os.DirEntry) (records []*record, p
 func (s *store) setAside(dir, name string, cause error) error {
 	bad := filepath.Join(s.dir, "bad")
 	if errors.Is(cause, errNewerRecord) {
-		return Errorf(Internal, "the record %s/%s is left alone: %w", dir, name, cause)
+		return Errorf(Internal, "the record %s/%s is left alone: %w", dir, name, &newerRecord{key: Key(strings.TrimSuffix(name, ".json"))})
 	}
 	err := os.MkdirAll(bad, 0o700)
 	if err == nil {
@@ -257,6 +277,15 @@ func (s *store) setAside(dir, name string, cause error) error {
 }
 
 var errNewerRecord = errors.New("it was written by a newer crust-proxy")
+
+// newerRecord is errNewerRecord of a volume.
+type newerRecord struct{ key Key }
+
+// Error is the same text.
+func (e *newerRecord) Error() string { return errNewerRecord.Error() }
+
+// Unwrap gives errNewerRecord.
+func (e *newerRecord) Unwrap() error { return errNewerRecord }
 
 func readRecord(path string) (*record, error) {
 	raw, err := readSmall(path)

@@ -82,7 +82,25 @@ func (b *Broker) cleanUnknown(ctx context.Context, t *target) error {
 			return err
 		}
 	}
-	return b.guards.remove(t, false)
+	if err := b.guards.remove(t, false); err != nil {
+		return err
+	}
+	return b.forgetNewer(t.key())
+}
+
+// forgetNewer removes a record that only a newer daemon understands, of a volume
+// that was given back: else the newer one would put it in place again.
+func (b *Broker) forgetNewer(key Key) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.newer[key] {
+		return nil
+	}
+	if err := b.store.drop(key); err != nil {
+		return err
+	}
+	delete(b.newer, key)
+	return nil
 }
 
 // undo takes a volume back, in the opposite order of publish. Once begun, a

@@ -136,6 +136,35 @@ func TestBadRecordsDoNotHideTheGoodOnes(t *testing.T) {
 	n.noLeftovers()
 }
 
+// TestDowngrade finds a record that a newer daemon wrote: what stands for its volume
+// stays, for sandboxes may be made anew on it, until the volume is given back.
+func TestDowngrade(t *testing.T) {
+	n := newNode(t)
+	in := n.instruction("pod-1", harness.Disk(t, 16*mib, ""))
+	v := n.stage(in)
+	n.Close()
+	path := filepath.Join(n.cfg.StateDir, "volumes", string(v.Key)+".json")
+	raw, err := os.ReadFile(path)
+	must(t, err)
+	newer := strings.Replace(string(raw), `"version":1`, `"version":2,"news":true`, 1)
+	must(t, os.WriteFile(path, []byte(newer), 0o600))
+	n.start() // reconciles
+	n.restart()
+	if got := n.Problems(); len(got) != 1 || !strings.Contains(got[0].Error(), "newer") {
+		t.Errorf("problems: %v", got)
+	}
+	if mounts := harness.MountsBelow(t, in.Target); len(mounts) != 1 || !n.runtime.published[v.Key] {
+		t.Errorf("guard or projection were taken away: %v", mounts)
+	}
+	if left, err := os.ReadFile(path); err != nil || string(left) != newer {
+		t.Errorf("the record was touched: %v", err)
+	}
+	n.unstage(in.Target)
+	n.noLeftovers()
+	n.restart()
+	n.noLeftovers()
+}
+
 func TestDeviceThatVanished(t *testing.T) {
 	n := newNode(t)
 	disk := emptyLoop(t)
