@@ -41,6 +41,7 @@ type Cluster struct {
 	NodeAccess string
 
 	crustRunc string
+	logLevel  string // of what is ours
 	group     string // parent control group of all pods
 	settings  ProxySettings
 }
@@ -54,11 +55,16 @@ func newCluster(t testing.TB) (*Cluster, error) {
 	for _, name := range []string{"crust-proxy", "crust-driver", "crust-runc-agent", "crust-runc", "crustctl"} {
 		ours[name] = harness.Program(t, name)
 	}
+	return open(ours, "debug")
+}
+
+// open starts a cluster of the programs given.
+func open(ours map[string]string, logLevel string) (*Cluster, error) {
 	dir, err := os.MkdirTemp("/tmp", "kc")
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{crustRunc: ours["crust-runc"], group: "/crust-kube-" + filepath.Base(dir), Containerd: &Containerd{}}
+	c := &Cluster{crustRunc: ours["crust-runc"], logLevel: logLevel, group: "/crust-kube-" + filepath.Base(dir), Containerd: &Containerd{}}
 	c.ControlPlane = &ControlPlane{Dir: dir}
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
 		return c, err

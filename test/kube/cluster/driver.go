@@ -55,7 +55,7 @@ func (c *Cluster) newDriver(program, name, registry string, flags ...string) (*D
 		Name: name, program: program, log: c.Dir + "/" + name + ".log",
 		args: append([]string{
 			"--endpoint", "unix://" + d.Socket, "--data-dir", d.data, "--node-id", NodeName,
-			"--driver-name", name, "--capacity", "1000000000000", "--log-level", "debug",
+			"--driver-name", name, "--capacity", "1000000000000", "--log-level", c.logLevel,
 		}, flags...),
 	}
 	d.Registrar = &kubeletemu.Registrar{Dir: registry, Name: name, Endpoint: d.Socket, Restart: time.Second}

@@ -20,10 +20,7 @@ import (
 // Main runs the tests of a package in namespaces of their own, as a node has them,
 // ends the cluster that they share, and looks for what was left.
 func Main(m *testing.M) int {
-	// From there on is no network by which something could be built.
-	_, kubernetes := Programs()
-	_, containerd := containerd2()
-	if err := errors.Join(kubernetes, containerd); err != nil {
+	if err := Build(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

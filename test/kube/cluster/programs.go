@@ -19,6 +19,13 @@ var Programs = sync.OnceValues(func() (string, error) { return build("kubernetes
 // containerd2 gives the directory of the containerd that is pinned.
 var containerd2 = sync.OnceValues(func() (string, error) { return build("containerd.sh") })
 
+// Build builds all of them. It is for before there is a namespace without a network.
+func Build() error {
+	_, kubernetes := Programs()
+	_, containerd := containerd2()
+	return errors.Join(kubernetes, containerd)
+}
+
 // build runs one of the scripts that build and cache programs.
 func build(script string) (string, error) {
 	_, here, _, ok := runtime.Caller(0)

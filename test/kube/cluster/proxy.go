@@ -65,9 +65,9 @@ func (c *Cluster) writeProxyConfig(settings ProxySettings) error {
 front: %[6]s
 containerd: {socket: %[3]s}
 http: {listen: "unix:%[4]s"}
-log: {level: debug}
+log: {level: %[7]s}
 policy: {rules: %[5]s}
-`, c.crustRunc, handlerTemp, c.Containerd.Socket(), httpSocket, settings.Rules, front)
+`, c.crustRunc, handlerTemp, c.Containerd.Socket(), httpSocket, settings.Rules, front, c.logLevel)
 	if settings.Cluster != "" {
 		text += "cluster: " + settings.Cluster + "\n"
 	}

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 
@@ -50,29 +51,59 @@ type Volume struct {
 func (k *Kube) NewVolume(options VolumeOptions) *Volume {
 	k.T.Helper()
 	v := &Volume{VolumeOptions: options.complete(), k: k}
-	ctx, cancel := k.context()
+	k.T.Cleanup(func() { k.check(v.remove()) })
+	k.Must(v.create())
+	if !v.Unclaimed {
+		k.Must(v.waitBound())
+	}
+	return v
+}
+
+// MakeVolumes makes volumes for who is no test. They go with the cluster.
+func (c *Cluster) MakeVolumes(all ...VolumeOptions) ([]*Volume, error) {
+	var made []*Volume
+	for _, options := range all {
+		v := &Volume{VolumeOptions: options.complete(), k: &Kube{Cluster: c}}
+		if err := v.create(); err != nil {
+			return nil, err
+		}
+		made = append(made, v)
+	}
+	for _, v := range made {
+		if err := v.waitBound(); err != nil {
+			return nil, err
+		}
+	}
+	return made, nil
+}
+
+func (v *Volume) create() error {
+	ctx, cancel := v.k.context()
 	defer cancel()
-	reply, err := k.Drivers[v.Driver].Controller().CreateVolume(ctx, &csi.CreateVolumeRequest{
+	reply, err := v.k.Drivers[v.Driver].Controller().CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: v.Name, CapacityRange: &csi.CapacityRange{RequiredBytes: v.Size}, VolumeCapabilities: []*csi.VolumeCapability{v.capability()},
 	})
-	k.Must(err)
-	v.Handle = reply.GetVolume().GetVolumeId()
-	k.T.Cleanup(v.remove)
-	_, err = k.Client.CoreV1().PersistentVolumes().Create(ctx, v.volume(reply.GetVolume().GetVolumeContext()), metav1.CreateOptions{})
-	k.Must(err)
-	if v.Unclaimed {
-		return v
+	if err != nil {
+		return err
 	}
-	_, err = k.Client.CoreV1().PersistentVolumeClaims(Namespace).Create(ctx, v.claim(), metav1.CreateOptions{})
-	k.Must(err)
-	k.Eventually("claim "+v.Name+" is bound", func(ctx context.Context) error {
-		claim, err := k.Client.CoreV1().PersistentVolumeClaims(Namespace).Get(ctx, v.Name, metav1.GetOptions{})
+	v.Handle = reply.GetVolume().GetVolumeId()
+	core := v.k.Client.CoreV1()
+	_, err = core.PersistentVolumes().Create(ctx, v.volume(reply.GetVolume().GetVolumeContext()), metav1.CreateOptions{})
+	if err != nil || v.Unclaimed {
+		return err
+	}
+	_, err = core.PersistentVolumeClaims(Namespace).Create(ctx, v.claim(), metav1.CreateOptions{})
+	return err
+}
+
+func (v *Volume) waitBound() error {
+	return eventually("claim "+v.Name+" is bound", func(ctx context.Context) error {
+		claim, err := v.k.Client.CoreV1().PersistentVolumeClaims(Namespace).Get(ctx, v.Name, metav1.GetOptions{})
 		if err == nil && claim.Status.Phase != corev1.ClaimBound {
 			err = fmt.Errorf("it is %s", claim.Status.Phase)
 		}
 		return err
 	})
-	return v
 }
 
 func (o VolumeOptions) complete() VolumeOptions {
@@ -152,10 +183,13 @@ func (v *Volume) ClaimSpec() corev1.PersistentVolumeClaimSpec {
 }
 
 // remove takes the claim, the volume and what the driver has away.
-func (v *Volume) remove() {
+func (v *Volume) remove() error {
+	if v.Handle == "" {
+		return nil // it was never made
+	}
 	k, core := v.k, v.k.Client.CoreV1()
-	k.check(k.Mend()) // a test may have ended while the driver was away
-	k.check(eventually("claim and volume "+v.Name+" are gone", func(ctx context.Context) error {
+	mended := k.Mend() // a test may have ended while the driver was away
+	gone := eventually("claim and volume "+v.Name+" are gone", func(ctx context.Context) error {
 		_ = core.PersistentVolumeClaims(Namespace).Delete(ctx, v.Name, metav1.DeleteOptions{})
 		_ = core.PersistentVolumes().Delete(ctx, v.Name, metav1.DeleteOptions{})
 		_, err := core.PersistentVolumeClaims(Namespace).Get(ctx, v.Name, metav1.GetOptions{})
@@ -166,9 +200,9 @@ func (v *Volume) remove() {
 			return fmt.Errorf("the volume is there: %w", err)
 		}
 		return nil
-	}))
+	})
 	// Kubelet unstages some time after the last pod has gone.
-	k.check(eventually("the driver removes volume "+v.Name, func(ctx context.Context) error {
+	return errors.Join(mended, gone, eventually("the driver removes volume "+v.Name, func(ctx context.Context) error {
 		_, err := k.Drivers[v.Driver].Controller().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.Handle})
 		return err
 	}))

@@ -1,0 +1,148 @@
+//go:build system
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// crowdLabel is what the pods of one crowd have in common.
+const crowdLabel = "crowd"
+
+// Crowd is pods that come and go together.
+type Crowd struct {
+	Pods []*Pod
+	name string
+	k    *Kube
+}
+
+// NewCrowd prepares a pod in a runtime class for each volume, mounted on /data.
+func (k *Kube) NewCrowd(name, class string, volumes []*Volume) *Crowd {
+	crowd := &Crowd{name: name, k: k}
+	for _, v := range volumes {
+		p := k.NewPod(name+"-"+v.Name, class).With(v, "/data")
+		p.Labels = map[string]string{crowdLabel: name}
+		crowd.Pods = append(crowd.Pods, p)
+	}
+	return crowd
+}
+
+// Start creates the pods at once, and waits until all of them run.
+func (c *Crowd) Start(ctx context.Context) error {
+	pods := c.k.Client.CoreV1().Pods(Namespace)
+	return c.until(ctx, "runs", func(ctx context.Context, p *Pod) error {
+		p.UID = ""
+		made, err := pods.Create(ctx, p.Pod.DeepCopy(), metav1.CreateOptions{})
+		if err == nil {
+			p.UID = made.UID
+		}
+		return err
+	}, func(event watch.Event, pod *corev1.Pod) bool {
+		for _, condition := range pod.Status.Conditions {
+			if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
+				return event.Type != watch.Deleted
+			}
+		}
+		return false
+	})
+}
+
+// End deletes the pods at once, and waits until they have gone and the drivers have
+// unstaged their volumes.
+func (c *Crowd) End(ctx context.Context) error {
+	pods := c.k.Client.CoreV1().Pods(Namespace)
+	err := c.until(ctx, "goes", func(ctx context.Context, p *Pod) error {
+		return pods.Delete(ctx, p.Name, metav1.DeleteOptions{})
+	}, func(event watch.Event, _ *corev1.Pod) bool { return event.Type == watch.Deleted })
+	if err != nil {
+		return err
+	}
+	for {
+		left := staged()
+		if len(left) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d volumes are still staged: %w", len(left), ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// staged lists what is there of volumes on the node before their driver has them back.
+func staged() []string {
+	var left []string
+	for _, pattern := range []string{
+		KubeletRoot + "/plugins/kubernetes.io/csi/*.example.com/*", KubeletRoot + "/plugins/kubernetes.io/csi/crust-proxy.dev/*/*",
+		ProxyRunDir + "/state/*/*.json",
+	} {
+		found, _ := filepath.Glob(pattern)
+		left = append(left, found...)
+	}
+	return left
+}
+
+// until asks for something for each pod, many at a time, and waits until all are done.
+func (c *Crowd) until(ctx context.Context, what string, ask func(context.Context, *Pod) error, done func(watch.Event, *corev1.Pod) bool) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	pods, which := c.k.Client.CoreV1().Pods(Namespace), metav1.ListOptions{LabelSelector: crowdLabel + "=" + c.name}
+	list, err := pods.List(ctx, which)
+	if err != nil {
+		return err
+	}
+	which.ResourceVersion = list.ResourceVersion
+	events, err := pods.Watch(ctx, which)
+	if err != nil {
+		return err
+	}
+	defer events.Stop()
+	asked := make(chan struct{})
+	go func() { defer close(asked); c.askAll(ctx, cancel, ask) }()
+	reached := make(map[string]bool)
+	for len(reached) < len(c.Pods) {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("not every one of %d pods %s, %d are missing: %w", len(c.Pods), what, len(c.Pods)-len(reached), context.Cause(ctx))
+		case event, ok := <-events.ResultChan():
+			pod, isPod := event.Object.(*corev1.Pod)
+			if !ok || !isPod {
+				return errors.New("the watch of pods has ended")
+			}
+			if done(event, pod) {
+				reached[pod.Name] = true
+			}
+		}
+	}
+	<-asked
+	return nil
+}
+
+// askers is how many requests are under way at a time.
+const askers = 8
+
+// askAll asks for all pods, and has the waiting end at the first error.
+func (c *Crowd) askAll(ctx context.Context, cancel context.CancelCauseFunc, ask func(context.Context, *Pod) error) {
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	places := make(chan struct{}, askers)
+	for _, p := range c.Pods {
+		places <- struct{}{}
+		asking.Go(func() {
+			defer func() { <-places }()
+			if err := ask(ctx, p); err != nil {
+				cancel(err)
+			}
+		})
+	}
+}
