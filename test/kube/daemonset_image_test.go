@@ -1,0 +1,101 @@
+//go:build system
+
+package kube_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/harness"
+)
+
+const proxyImage = "localhost/crust-proxy:test"
+
+// proxyLayer is what deploy/image/Containerfile makes, of this machine's files: our
+// programs, what looks at devices and formats them, and a shell.
+func proxyLayer(t *testing.T) []byte {
+	t.Helper()
+	files := map[string]string{} // where they go, and where they are
+	for _, name := range []string{"crust-proxy", "crustctl", "crust-runc", "crust-runc-agent"} {
+		files["usr/bin/"+name] = harness.Program(t, name)
+	}
+	for _, name := range []string{"blkid", "mkfs.ext4", "mkfs.xfs", "sh", "cp", "mv", "chmod"} {
+		files["bin/"+name] = lookUp(t, name)
+	}
+	for _, program := range mapValues(files) {
+		for _, library := range libraries(t, program) {
+			files[strings.TrimPrefix(library, "/")] = library
+		}
+	}
+	return packed(t, files)
+}
+
+func lookUp(t *testing.T, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func mapValues(m map[string]string) []string {
+	var all []string
+	for _, value := range m {
+		all = append(all, value)
+	}
+	return all
+}
+
+var libraryPath = regexp.MustCompile(`(/\S+) \(0x`)
+
+// libraries are those that a program is linked with.
+func libraries(t *testing.T, program string) []string {
+	t.Helper()
+	out, err := exec.Command("ldd", program).CombinedOutput()
+	if err != nil && !bytes.Contains(out, []byte("not a dynamic executable")) {
+		t.Fatalf("ldd %s: %v: %s", program, err, out)
+	}
+	var all []string
+	for _, match := range libraryPath.FindAllSubmatch(out, -1) {
+		all = append(all, string(match[1]))
+	}
+	return all
+}
+
+func packed(t *testing.T, files map[string]string) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	var names []string
+	for name := range files {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		raw, err := os.ReadFile(files[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(raw))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(raw); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}

@@ -1,0 +1,235 @@
+//go:build system
+
+package kube_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/deploy/render"
+	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+)
+
+// TestDaemonSet takes a node from a daemon of its own to the chart's DaemonSet,
+// upgrades that, and goes back, all under pods with deferred volumes.
+func TestDaemonSet(t *testing.T) {
+	k := cluster.On(t)
+	d := newDaemonSet(k)
+	first := k.NewVolume(cluster.VolumeOptions{Name: "before", Driver: cluster.Block})
+	before := d.start(k.NewPod("before", cluster.Crust).With(first, "/data"))
+	before.Exec("echo kept > /data/file && sync")
+
+	k.Must(k.Proxy.Stop())
+	d.install()
+	d.waitReady("")
+	wantGuarded(k, before, first)
+	before.WaitStats(first, "/data")
+	d.wantInstalled()
+
+	// What the container mounts, the node sees; what it formats, it formats.
+	second := k.NewVolume(cluster.VolumeOptions{Name: "during", Driver: cluster.Block, FS: "xfs"})
+	during := d.start(k.NewPod("during", cluster.Crust).With(second, "/data"))
+	during.Exec("echo kept > /data/file && sync")
+	wantGuarded(k, during, second)
+	d.wantHealthy()
+
+	// An upgrade: another container, under pods that run on.
+	old := d.pod()
+	d.install("--set=config.shutdownTimeout=15s")
+	d.waitReady(old)
+	second.Grow(2 * second.Size)
+	second.WaitGrown()
+	during.WaitStats(second, "/data")
+	before.Delete()
+
+	// And back, with the volume that it has still.
+	d.remove()
+	k.Must(k.Proxy.Start())
+	wantGuarded(k, during, second)
+	if got := during.Exec("cat /data/file"); got != "kept\n" {
+		t.Errorf("the pod reads %q", got)
+	}
+	is, err := during.Get(t.Context())
+	k.Must(err)
+	if restarts := is.Status.ContainerStatuses[0].RestartCount; restarts != 0 {
+		t.Errorf("the pod's container was restarted %d times", restarts)
+	}
+	during.Delete()
+}
+
+// daemonSet is the chart's, on the test's node.
+type daemonSet struct {
+	k      *cluster.Kube
+	values string
+	bin    string
+}
+
+const proxySpace = "crust-proxy"
+
+// newDaemonSet makes the image, and the values that fit the rig: without a network of
+// pods, with all that is the test's below /tmp.
+func newDaemonSet(k *cluster.Kube) *daemonSet {
+	t, ok := k.T.(*testing.T)
+	if !ok {
+		k.T.Fatal("this is for tests")
+	}
+	k.Must(k.Containerd.AddImage(proxyImage, proxyLayer(t), []string{"/usr/bin/crust-proxy"}))
+	d := &daemonSet{k: k, values: filepath.Join(t.TempDir(), "values.yaml"), bin: k.Dir + "/bin"}
+	k.Must(os.WriteFile(d.values, fmt.Appendf(nil, `
+image: {repository: localhost/crust-proxy, tag: test, pullPolicy: Never}
+cluster: {source: kubeconfig, kubeconfig: %[1]s}
+crustRunc: {install: true, directory: %[2]s}
+runtimeClasses: []
+admission: {validate: {enabled: false}}
+daemonset:
+  hostNetwork: true
+  resources: {requests: {cpu: 1m, memory: 1Mi}}
+  updateStrategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 1}}
+  extraVolumes: [{name: tmp, hostPath: {path: /tmp, type: Directory}}]
+  extraVolumeMounts: [{name: tmp, mountPath: /tmp, mountPropagation: HostToContainer}]
+config:
+  handlers:
+    kata: {enabled: false}
+    crust: {programs: [%[3]s], tempDir: /run/crust-temp}
+  containerd: {socket: %[4]s}
+  log: {level: debug}
+  policy:
+    rules: [{name: crust-pods, runtimeHandlers: [crust], defer: true}]
+`, k.NodeAccess, d.bin, harness.Program(t, "crust-runc"), k.Containerd.Socket()), 0o600))
+	return d
+}
+
+// start starts a pod. Whatever happens, the DaemonSet is gone before the pod is taken
+// away, with the node's own daemon.
+func (d *daemonSet) start(p *cluster.Pod) *cluster.Pod {
+	d.k.T.Helper()
+	p.Create()
+	d.k.T.Cleanup(d.remove)
+	p.WaitReady()
+	return p
+}
+
+func (d *daemonSet) install(args ...string) {
+	d.k.T.Helper()
+	_, err := render.Helm(d.k.T, append([]string{
+		"upgrade", "--install", "crust-proxy", render.Chart(), "--kubeconfig=" + d.k.AdminKubeconfig,
+		"--namespace=" + proxySpace, "--create-namespace", "--values=" + d.values,
+	}, args...)...)
+	d.k.Must(err)
+}
+
+// find gives the DaemonSet's pod; an empty one where there is none.
+func (d *daemonSet) find(ctx context.Context) (corev1.Pod, error) {
+	found, err := d.k.Client.CoreV1().Pods(proxySpace).List(ctx, metav1.ListOptions{})
+	if err != nil || len(found.Items) == 0 {
+		return corev1.Pod{}, err
+	}
+	if len(found.Items) > 1 {
+		return corev1.Pod{}, errors.New("there are two pods on one node")
+	}
+	return found.Items[0], nil
+}
+
+// pod is the name of the one that runs.
+func (d *daemonSet) pod() string {
+	d.k.T.Helper()
+	is, err := d.find(d.k.T.Context())
+	d.k.Must(err)
+	return is.Name
+}
+
+// waitReady waits until another pod than the old one serves.
+func (d *daemonSet) waitReady(old string) {
+	d.k.T.Helper()
+	defer func() {
+		if d.k.T.Failed() {
+			d.k.T.Log(d.describe())
+		}
+	}()
+	d.k.Eventually("the DaemonSet's pod serves", func(ctx context.Context) error {
+		is, err := d.find(ctx)
+		if err != nil {
+			return err
+		}
+		for _, condition := range is.Status.Conditions {
+			if is.Name != old && condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
+				return nil
+			}
+		}
+		return errors.Join(fmt.Errorf("%s is %s", is.Name, is.Status.Phase), d.schedule(ctx, is))
+	})
+}
+
+// schedule does what the rig has no scheduler for.
+func (d *daemonSet) schedule(ctx context.Context, is corev1.Pod) error {
+	if is.Name == "" || is.Spec.NodeName != "" {
+		return nil
+	}
+	return d.k.Client.CoreV1().Pods(proxySpace).Bind(ctx, &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Name: is.Name, Namespace: proxySpace}, Target: corev1.ObjectReference{Kind: "Node", Name: cluster.NodeName},
+	}, metav1.CreateOptions{})
+}
+
+func (d *daemonSet) describe() string {
+	about, err := d.k.Kubectl("describe", "pods,daemonsets", "--namespace="+proxySpace)
+	logs, err2 := d.k.Kubectl("logs", "--namespace="+proxySpace, "--selector=app.kubernetes.io/name=crust-proxy", "--tail=40", "--all-containers")
+	return fmt.Sprint(about, err, "\n", logs, err2)
+}
+
+// wantInstalled wants crust-runc on the node, as it is in the image.
+func (d *daemonSet) wantInstalled() {
+	d.k.T.Helper()
+	for _, name := range []string{"crust-runc", "crust-runc-agent"} {
+		is, err := os.ReadFile(filepath.Join(d.bin, name))
+		d.k.Must(err)
+		want, err := os.ReadFile(harness.Program(d.k.T, name))
+		d.k.Must(err)
+		if !bytes.Equal(is, want) {
+			d.k.T.Errorf("%s on the node is not the image's", name)
+		}
+	}
+}
+
+// wantHealthy has crustctl in the container look at the node.
+func (d *daemonSet) wantHealthy() {
+	d.k.T.Helper()
+	if out := d.crustctl("list"); !strings.Contains(out, "BOUND") {
+		d.k.T.Errorf("crustctl shows no volume that is bound:\n%s", out)
+	}
+	if found := d.crustctl("doctor"); !strings.Contains(found, " 0 errors") {
+		d.k.T.Errorf("crustctl doctor finds errors:\n%s", found)
+	}
+}
+
+func (d *daemonSet) crustctl(args ...string) string {
+	d.k.T.Helper()
+	out, err := d.k.Kubectl(append([]string{"exec", "--namespace=" + proxySpace, d.pod(), "--container=crust-proxy", "--", "/usr/bin/crustctl"}, args...)...)
+	d.k.Must(err)
+	return out
+}
+
+// remove uninstalls the chart and waits until its pod has gone. A second time it does
+// nothing.
+func (d *daemonSet) remove() {
+	d.k.T.Helper()
+	_, err := render.Helm(d.k.T, "uninstall", "crust-proxy", "--ignore-not-found", "--namespace="+proxySpace,
+		"--kubeconfig="+d.k.AdminKubeconfig)
+	d.k.Must(err)
+	d.k.Eventually("the DaemonSet's pod goes", func(ctx context.Context) error {
+		is, err := d.find(ctx)
+		if err == nil && is.Name != "" {
+			err = errors.New(is.Name + " is there")
+		}
+		return err
+	})
+}
