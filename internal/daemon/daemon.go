@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	goruntime "runtime"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -216,6 +217,7 @@ func (d *daemon) live(ctx context.Context, servers *servers) error {
 		d.log.Warn("systemd was not told", zap.Error(err))
 	}
 	d.log.Info("serving", zap.String("version", Version()))
+	debug.FreeOSMemory() // what the start needed is much, and never needed again
 	return group.Wait()
 }
 
