@@ -254,6 +254,26 @@ func TestSharedNamespaceIsFine(t *testing.T) {
 	}
 }
 
+// TestMountsThatGoBothWaysAreFine: a container in a mount namespace of its own, with
+// kubelet's root on a mount of the node's peer group, or of another.
+func TestMountsThatGoBothWaysAreFine(t *testing.T) {
+	const inContainer = "60 50 0:99 / / rw - overlay overlay rw\n61 60 8:1 /var/lib/kubelet /var/lib/kubelet rw %s - ext4 /dev/sda1 rw\n"
+	for optional, want := range map[string]Severity{"shared:1": OK, "shared:9": Error, "master:1": Error, "shared:9 master:1": Error} {
+		tr := newTree(t)
+		tr.process("10", "crust-proxy", "mnt:[1]")
+		tr.write("/proc/10/mountinfo", fmt.Sprintf(inContainer, optional))
+		tr.process("11", "kubelet", "mnt:[2]")
+		tr.write("/proc/11/mountinfo", mountsOK)
+		got := findingsOf(t, "mount-namespaces", tr.node, healthyDaemon())
+		if len(got) != 1 || got[0].Severity != want {
+			t.Errorf("%s: got %+v", optional, got)
+		}
+		if want == Error && !strings.Contains(got[0].Do, "Bidirectional") {
+			t.Errorf("%s: the advice is %q", optional, got[0].Do)
+		}
+	}
+}
+
 func TestOldKernelThatWorksIsFine(t *testing.T) {
 	tr := newTree(t)
 	tr.write("/proc/sys/kernel/osrelease", "5.14.0-el9\n")

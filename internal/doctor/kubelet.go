@@ -1,11 +1,14 @@
 package doctor
 
 import (
+	"bytes"
 	"context"
 	"os"
 	"path/filepath"
-	"sort"
+	"slices"
 	"strings"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 func checkKubelet(_ context.Context, n Node, _ Daemon) []Finding {
@@ -32,54 +35,90 @@ func checkKubelet(_ context.Context, n Node, _ Daemon) []Finding {
 		n.KubeletRoot, m.Mountpoint)}
 }
 
-// checkNamespaces compares the mount namespaces of the programs that must see
-// each other's mounts: a unit with PrivateTmp= or ProtectSystem= cuts them off.
+// checkNamespaces compares the mounts of the programs that must see each other's: a
+// unit with PrivateTmp= or ProtectSystem= cuts them off, and so does a container
+// whose mounts do not go both ways.
 func checkNamespaces(_ context.Context, n Node, _ Daemon) []Finding {
-	spaces := n.namespaces("crust-proxy", "kubelet", "containerd", "crio")
-	ours, running := spaces["crust-proxy"]
-	if !running {
+	running := n.processes("crust-proxy", "kubelet", "containerd", "crio")
+	ours := running["crust-proxy"]
+	if len(ours) == 0 {
 		return []Finding{okay("not compared: no crust-proxy process can be looked at")}
 	}
 	var found []Finding
 	for _, other := range []string{"kubelet", "containerd", "crio"} {
-		theirs, there := spaces[other]
-		if there && len(intersect(ours, theirs)) == 0 {
-			found = append(found, failure("systemctl cat crust-proxy: no directive may give it a mount namespace of its own (ProtectSystem=, PrivateTmp=, ...)",
+		if theirs := running[other]; len(theirs) > 0 && !n.together(ours, theirs) {
+			found = append(found, failure("systemctl cat crust-proxy: no directive may give it a mount namespace of its own (ProtectSystem=, PrivateTmp=, ...); in a container, mount "+
+				quoted(n.KubeletRoot)+" with mountPropagation: Bidirectional",
 				"crust-proxy and %s are in different mount namespaces: its guards may not be seen there", other))
 		}
 	}
-	return orOK(found, "crust-proxy shares its mount namespace with kubelet and the container runtime where they run")
+	return orOK(found, "crust-proxy shares its mounts with kubelet and the container runtime where they run")
 }
 
-// namespaces tells in which mount namespaces processes of these names are. What
-// may not be looked at is left out.
-func (n Node) namespaces(names ...string) map[string][]string {
-	spaces := map[string][]string{}
+// mountView is what of a process decides which mounts it sees.
+type mountView struct {
+	namespace string
+	// table is the file with its mounts.
+	table string
+}
+
+// processes gives the views of processes of these names. What may not be looked at is
+// left out.
+func (n Node) processes(names ...string) map[string][]mountView {
+	views := map[string][]mountView{}
 	comms, _ := filepath.Glob(n.at("/proc/[0-9]*/comm")) // the pattern is constant and well formed
 	for _, comm := range comms {
 		data, err := os.ReadFile(comm) // #nosec G304 -- a name that the kernel listed
 		if err != nil {
 			continue
 		}
-		for _, name := range names {
-			if strings.TrimSpace(string(data)) != name {
-				continue
-			}
-			if link, err := os.Readlink(filepath.Join(filepath.Dir(comm), "ns/mnt")); err == nil {
-				spaces[name] = append(spaces[name], link)
-			}
+		name, dir := strings.TrimSpace(string(data)), filepath.Dir(comm)
+		if !slices.Contains(names, name) {
+			continue
+		}
+		if link, err := os.Readlink(filepath.Join(dir, "ns/mnt")); err == nil {
+			views[name] = append(views[name], mountView{namespace: link, table: filepath.Join(dir, "mountinfo")})
 		}
 	}
-	return spaces
+	return views
 }
 
-func intersect(a, b []string) []string {
-	sort.Strings(b)
-	var both []string
-	for _, s := range a {
-		if i := sort.SearchStrings(b, s); i < len(b) && b[i] == s {
-			both = append(both, s)
+// together tells whether one of ours and one of theirs are in one mount namespace, or
+// whether the kernel hands on to theirs what ours mounts below kubelet's root: both
+// have it on mounts of one peer group.
+func (n Node) together(ours, theirs []mountView) bool {
+	for _, a := range ours {
+		for _, b := range theirs {
+			if a.namespace == b.namespace {
+				return true
+			}
+			if group := n.peerGroup(a); group != "" && group == n.peerGroup(b) {
+				return true
+			}
 		}
 	}
-	return both
+	return false
+}
+
+// peerGroup is that of the mount with kubelet's root, as a process sees it; "" where
+// it has none.
+func (n Node) peerGroup(view mountView) string {
+	data, err := os.ReadFile(view.table) // #nosec G304 -- below a name that the kernel listed
+	if err != nil {
+		return ""
+	}
+	table, err := mountinfo.GetMountsFromReader(bytes.NewReader(data), nil)
+	if err != nil {
+		return ""
+	}
+	m := mountOf(table, n.resolve(n.KubeletRoot))
+	if m == nil {
+		return ""
+	}
+	for field := range strings.FieldsSeq(m.Optional) {
+		if strings.HasPrefix(field, "shared:") {
+			return field
+		}
+	}
+	return ""
 }
