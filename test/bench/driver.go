@@ -65,7 +65,18 @@ func (*driver) NotifyRegistrationStatus(context.Context, *registration.Registrat
 
 // serveDriver serves CSI on one socket and the registrar's protocol on another.
 func serveDriver(socket, registrar string) error {
-	d := &driver{endpoint: socket}
+	return serveCSI(&driver{endpoint: socket}, socket, registrar)
+}
+
+// node is what is served of a driver.
+type node interface {
+	csi.IdentityServer
+	csi.NodeServer
+	csi.SnapshotMetadataServer
+	registration.RegistrationServer
+}
+
+func serveCSI(d node, socket, registrar string, options ...grpc.ServerOption) error {
 	ended := make(chan error, 2)
 	for path, register := range map[string]func(*grpc.Server){
 		socket: func(s *grpc.Server) {
@@ -79,7 +90,7 @@ func serveDriver(socket, registrar string) error {
 		if err != nil {
 			return err
 		}
-		server := grpc.NewServer()
+		server := grpc.NewServer(options...)
 		register(server)
 		go func() { ended <- server.Serve(listener) }()
 	}

@@ -23,6 +23,7 @@ const (
 	roleShims  = "shims"
 	roleCLI    = "cli"
 	roleDriver = "driver"
+	roleDefers = "defers"
 )
 
 func run() int {
@@ -36,6 +37,8 @@ func run() int {
 			return report(statsOnce(os.Args[2], os.Args[3]))
 		case roleDriver:
 			return report(serveDriver(os.Args[2], os.Args[3]))
+		case roleDefers:
+			return report(serveDeferring(os.Args[2], os.Args[3], os.Args[4]))
 		case roleInside:
 			return report(inside(os.Args[2:]))
 		}
@@ -92,7 +95,7 @@ func inside(args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.BoolVar(&s.quick, "quick", false, "a tenth of the rounds; writes no file")
 	flags.BoolVar(&s.pprof, "pprof", false, "serve the daemon's profiles on its http.sock; writes no file")
-	flags.StringVar(&s.only, "only", "", "one figure: latency, rate, process, hung, passthrough, pods, scale, growth or size")
+	flags.StringVar(&s.only, "only", "", "one figure: latency, rate, process, hung, passthrough, pods, cluster, scale, growth or size")
 	flags.StringVar(&s.out, "out", "docs/performance.md", "the page to write")
 	if err := flags.Parse(args); err != nil {
 		return err

@@ -30,9 +30,11 @@ type rig struct {
 	pprof, front                          bool
 	// containerd is the socket of one, and crustRunc our runtime in it; empty is off.
 	containerd, crustRunc string
-	daemon                *exec.Cmd
-	children              []*exec.Cmd
-	loops                 []string
+	// more is YAML added to the configuration.
+	more     string
+	daemon   *exec.Cmd
+	children []*exec.Cmd
+	loops    []string
 }
 
 func newRig(pprof bool) (*rig, error) {
@@ -84,7 +86,7 @@ handlers:
 %[8]scontainerd: {socket: %[9]q}
 http: {listen: "unix:%[1]s/http.sock", pprof: %[6]t}
 front: {enabled: %[7]t}
-`, r.dir, r.kubelet, r.images, r.kata, r.sandboxes, r.pprof, r.front, r.crust(), r.containerd)
+%[10]s`, r.dir, r.kubelet, r.images, r.kata, r.sandboxes, r.pprof, r.front, r.crust(), r.containerd, r.more)
 }
 
 // crust has volumes handed to crust-runc, where that is there.
