@@ -1,0 +1,272 @@
+//go:build system
+
+package lookup
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	lookup "github.com/crust-proxy/crust-proxy/internal/cluster"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/front"
+)
+
+// hasty is for what must not come. A get may take longer, so errors of gets are
+// awaited.
+const hasty = 300 * time.Millisecond
+
+func TestKubeletsIdentityIsEnough(t *testing.T) {
+	r := start(t)
+	r.claim("data", nil)
+	r.claim("raw", nil)
+	r.claim("theirs", nil)
+	group, policy, class := int64(2000), corev1.FSGroupChangeOnRootMismatch, "kata"
+	pod := r.pod(node, "web-0", func(spec *corev1.PodSpec) {
+		spec.RuntimeClassName = &class
+		spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: &group, FSGroupChangePolicy: &policy}
+		main := &spec.Containers[0]
+		main.VolumeMounts = []corev1.VolumeMount{
+			{Name: "data", MountPath: "/data", SubPath: "sub"}, {Name: "scratch", MountPath: "/scratch"},
+			{Name: "inline", MountPath: "/inline", ReadOnly: true},
+		}
+		main.VolumeDevices = []corev1.VolumeDevice{{Name: "raw", DevicePath: "/dev/raw"}}
+		spec.Volumes = append(spec.Volumes,
+			corev1.Volume{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
+				VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: r.unbound("template", nil).Spec},
+			}}},
+			corev1.Volume{Name: "inline", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: driver}}})
+	}, "data", "raw")
+	r.claim("web-0-scratch", pod)
+	stranger := r.pod(other, "stranger", nil, "theirs")
+
+	c := r.follow(r.nodes(), node, patient)
+	uid := string(pod.UID)
+	want := front.Pod{
+		UID: uid, Namespace: space, Name: "web-0", RuntimeHandler: "kata-qemu", FSGroup: "2000", FSGroupPolicy: deferral.GroupOnMismatch,
+		Volumes: []front.PodVolume{
+			{Name: "data", Driver: driver, VolumeID: "vol-data", SubPaths: []string{"sub"}},
+			{Name: "raw", Driver: driver, VolumeID: "vol-raw", Block: true},
+			{Name: "scratch", Driver: driver, VolumeID: "vol-web-0-scratch"},
+			{Name: "inline", Driver: driver, VolumeID: fmt.Sprintf("csi-%x", sha256.Sum256([]byte(uid+"inline"))), ReadOnlyMounts: true},
+		},
+	}
+	if diff := cmp.Diff(want, known(t, c, uid)); diff != "" {
+		t.Error(diff)
+	}
+	for _, id := range []string{"vol-data", "vol-raw", "vol-web-0-scratch"} {
+		if got := users(t, c, id); !slices.Equal(got, []string{"web-0"}) {
+			t.Errorf("%s: %v", id, got)
+		}
+	}
+	for _, one := range lookup.Try(t.Context(), lookup.Identity{Kubeconfig: r.nodes()}, node) {
+		if one.Err != nil {
+			t.Errorf("%s: %v", one.What, one.Err)
+		}
+	}
+	unknown := r.follow(r.nodes(), node, hasty)
+	eventually(t, "all is known", func() bool { return unknown.Problem() == nil })
+	_, err := unknown.ByUID(t.Context(), string(stranger.UID))
+	wantRefusal(t, err, deferral.Busy, "not known on node "+node)
+	_, err = unknown.Using(t.Context(), driver, "vol-theirs")
+	wantRefusal(t, err, deferral.Busy, "vol-theirs")
+	r.nothingMoreIsGranted()
+}
+
+func wantRefusal(t *testing.T, err error, kind deferral.Kind, words ...string) {
+	t.Helper()
+	if err == nil || deferral.KindOf(err) != kind {
+		t.Errorf("got %v, want one of kind %v", err, kind)
+		return
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%q does not say %q", err, word)
+		}
+	}
+}
+
+// nothingMoreIsGranted: what this node's identity may do is what the Node
+// authorizer gives to every kubelet.
+func (r *rig) nothingMoreIsGranted() {
+	r.t.Helper()
+	bindings, err := r.Client.RbacV1().ClusterRoleBindings().List(r.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, binding := range bindings.Items {
+		for _, subject := range binding.Subjects {
+			if subject.Name == "system:nodes" || strings.HasPrefix(subject.Name, "system:node:") {
+				r.t.Errorf("%s gives %s to %s", binding.Name, binding.RoleRef.Name, subject.Name)
+			}
+		}
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", r.nodes())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	own, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	ctx, claims := r.t.Context(), own.CoreV1().PersistentVolumeClaims(space)
+	_, listed := claims.List(ctx, metav1.ListOptions{})
+	_, watched := claims.Watch(ctx, metav1.ListOptions{})
+	_, foreign := claims.Get(ctx, "theirs", metav1.GetOptions{})
+	_, volume := own.CoreV1().PersistentVolumes().Get(ctx, "pv-theirs", metav1.GetOptions{})
+	_, secrets := own.CoreV1().Secrets(space).List(ctx, metav1.ListOptions{})
+	_, all := own.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+	for what, err := range map[string]error{
+		"lists claims": listed, "watches claims": watched, "gets another node's claim": foreign, "gets another node's volume": volume,
+		"lists secrets": secrets, "lists all pods": all,
+	} {
+		if !apierrors.IsForbidden(err) {
+			r.t.Errorf("a node %s: %v", what, err)
+		}
+	}
+}
+
+func TestAnotherNodesNameIsNotTaken(t *testing.T) {
+	r := start(t)
+	c := r.follow(r.nodes(), other, hasty)
+	eventually(t, "the refusal is seen", func() bool { return len(c.State().Problems) > 0 })
+	_, err := c.ByUID(t.Context(), "any")
+	wantRefusal(t, err, deferral.Timeout, "does not allow it", `is "node-b" this node's name`)
+	failed := slices.ContainsFunc(lookup.Try(t.Context(), lookup.Identity{Kubeconfig: r.nodes()}, other), func(one lookup.Trial) bool {
+		return one.Err != nil && strings.Contains(one.What, "the pods of node "+other)
+	})
+	if !failed {
+		t.Error("a trial by another node's name finds nothing wrong")
+	}
+}
+
+// TestTheRightsOfTheDocsAreEnough: those of a service account that is no node's.
+func TestTheRightsOfTheDocsAreEnough(t *testing.T) {
+	r := start(t)
+	r.claim("data", nil)
+	pod := r.pod(node, "a", nil, "data")
+	if err := r.Apply(rights); err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, err := r.Kubeconfig("crust-proxy", "the-daemons")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := r.follow(kubeconfig, node, patient)
+	if got := known(t, c, string(pod.UID)); got.Volumes[0].VolumeID != "vol-data" {
+		t.Errorf("got %+v", got)
+	}
+	if _, err := r.Kubectl("delete", "clusterrolebinding", "crust-proxy"); err != nil {
+		t.Fatal(err)
+	}
+	bare := r.follow(kubeconfig, node, hasty)
+	eventually(t, "the refusal is seen", func() bool { return len(bare.State().Problems) == 3 })
+	_, err = bare.ByUID(t.Context(), string(pod.UID))
+	wantRefusal(t, err, deferral.Timeout, "does not allow it")
+}
+
+const rights = `apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: crust-proxy}
+rules:
+  - {apiGroups: [""], resources: [pods], verbs: [list, watch]}
+  - {apiGroups: [""], resources: [persistentvolumeclaims, persistentvolumes], verbs: [get]}
+  - {apiGroups: [node.k8s.io], resources: [runtimeclasses], verbs: [list, watch]}
+  - {apiGroups: [storage.k8s.io], resources: [csidrivers], verbs: [list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: crust-proxy}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: crust-proxy}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: crust-proxy}]
+`
+
+func TestTheAPIServerGoesAndComesBack(t *testing.T) {
+	r := start(t)
+	for _, name := range []string{"data", "late"} {
+		r.claim(name, nil)
+	}
+	open := r.unbound("open", nil)
+	pod := r.pod(node, "a", nil, "data")
+	waiting := r.pod(node, "waiting", nil, "open")
+	c := r.follow(r.nodes(), node, hasty)
+	eventually(t, "all is learned that can be", func() bool { s := c.State(); return s.Pods == 2 && s.Incomplete == 1 })
+
+	if err := r.APIServer.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "that is noticed", func() bool { return len(c.State().Problems) == 3 })
+	for range 3 {
+		if got := known(t, c, string(pod.UID)); got.Volumes[0].VolumeID != "vol-data" {
+			t.Errorf("got %+v", got)
+		}
+		if got := users(t, c, "vol-data"); !slices.Equal(got, []string{"a"}) {
+			t.Errorf("using: %v", got)
+		}
+	}
+	unknown := known(t, c, string(waiting.UID)).Volumes[0].Unknown
+	wantRefusal(t, unknown, deferral.Timeout, "claim default/open", "cannot be reached", r.URL)
+	_, err := c.Using(t.Context(), driver, "vol-late")
+	wantRefusal(t, err, deferral.Timeout, "vol-late", "since 20", r.URL)
+	fresh := r.follow(r.nodes(), node, hasty) // one that starts now knows nothing
+	eventually(t, "that is noticed", func() bool { return len(fresh.State().Problems) > 0 })
+	_, err = fresh.ByUID(t.Context(), string(pod.UID))
+	wantRefusal(t, err, deferral.Timeout, string(pod.UID), "cannot be reached")
+
+	if err := r.APIServer.Start(); err != nil {
+		t.Fatal(err)
+	}
+	late := r.pod(node, "late", nil, "late")
+	r.bind(open, "pv-late") // any: it is not to be found to be a pair
+	for _, one := range []*lookup.Cluster{c, fresh} {
+		eventually(t, "the new pod is known", func() bool { _, err := one.ByUID(t.Context(), string(late.UID)); return err == nil })
+		eventually(t, "its volume is known", func() bool {
+			pods, err := one.Using(t.Context(), driver, "vol-late")
+			return err == nil && len(pods) == 1 && pods[0].Name == "late"
+		})
+		eventually(t, "all is well", func() bool { return one.Problem() == nil })
+		wantRefusal(t, known(t, one, string(waiting.UID)).Volumes[0].Unknown, deferral.Busy, "do not name each other")
+	}
+}
+
+// TestAMirrorPodIsKnownByKubeletsUID has the node make the copy of a static pod, as
+// kubelet does.
+func TestAMirrorPodIsKnownByKubeletsUID(t *testing.T) {
+	r := start(t)
+	const hash = "5d41402abc4b2a76b9719d911017c592"
+	config, err := clientcmd.BuildConfigFromFlags("", r.nodes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := r.Client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mirror := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:            "static-" + node,
+			Annotations:     map[string]string{corev1.MirrorPodAnnotationKey: hash, "kubernetes.io/config.hash": hash},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(self, corev1.SchemeGroupVersion.WithKind("Node"))},
+		},
+		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "none"}}},
+	}
+	mirror.OwnerReferences[0].BlockOwnerDeletion = nil
+	made(r, mirror, own.CoreV1().Pods(space).Create)
+	if got := known(t, r.follow(r.nodes(), node, patient), hash); got.Name != mirror.Name || got.UID != hash {
+		t.Errorf("got %+v", got)
+	}
+}
