@@ -59,6 +59,7 @@ system: ## Tests on the real kernel: mounts, loop devices, faults (root)
 test-kube: ## Tests in a real Kubernetes node, whose programs are built first (root)
 	@hack/need-root.sh "tests in Kubernetes"
 	@hack/kubernetes.sh >/dev/null && hack/containerd.sh >/dev/null
+	@for tool in helm kustomize; do $(GO) tool -n -modfile=tools/kube-deploy/go.mod $$tool >/dev/null; done
 	$(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 1 -timeout $(KUBE_TIMEOUT) ./test/kube/...
 
 .PHONY: package-test

@@ -43,8 +43,15 @@ func TestDaemonSet(t *testing.T) {
 	wantGuarded(k, during, second)
 	d.wantHealthy()
 
-	// An upgrade: another container, under pods that run on.
+	// Another policy: the running container takes it up.
 	old := d.pod()
+	d.install("--set=config.policy.format=never")
+	d.waitLog("configuration reloaded")
+	if now := d.pod(); now != old {
+		t.Errorf("a changed policy made another pod of the DaemonSet: %s", now)
+	}
+
+	// An upgrade: another container, under pods that run on.
 	d.install("--set=config.shutdownTimeout=15s")
 	d.waitReady(old)
 	second.Grow(2 * second.Size)
@@ -184,6 +191,18 @@ func (d *daemonSet) describe() string {
 	about, err := d.k.Kubectl("describe", "pods,daemonsets", "--namespace="+proxySpace)
 	logs, err2 := d.k.Kubectl("logs", "--namespace="+proxySpace, "--selector=app.kubernetes.io/name=crust-proxy", "--tail=40", "--all-containers")
 	return fmt.Sprint(about, err, "\n", logs, err2)
+}
+
+// waitLog waits until the daemon has said something.
+func (d *daemonSet) waitLog(words string) {
+	d.k.T.Helper()
+	d.k.Eventually("it says "+words, func(context.Context) error {
+		log, err := d.k.Kubectl("logs", "--namespace="+proxySpace, d.pod(), "--container=crust-proxy")
+		if err == nil && !strings.Contains(log, words) {
+			err = errors.New("not yet")
+		}
+		return err
+	})
 }
 
 // wantInstalled wants crust-runc on the node, as it is in the image.
