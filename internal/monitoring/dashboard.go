@@ -100,8 +100,8 @@ func sandboxPanels() []shown {
 		graph("Answers of sandboxes", "", "reqps", 6,
 			query{`sum by (handler, result) (rate(crust_proxy_sandbox_call_duration_seconds_count{SEL}[$__rate_interval]))`, "{{handler}} {{result}}"}),
 		graph("Handlers that cannot work, sources that cannot be followed", "", "short", 6,
-			query{`crust_proxy_handler_healthy{SEL} == 0`, "{{instance}} {{handler}}"},
-			query{`crust_proxy_source_synced{SEL} == 0`, "{{instance}} {{source}}"}),
+			query{`crust_proxy_handler_healthy{SEL} == 0`, "{{node}} {{instance}} {{handler}}"},
+			query{`crust_proxy_source_synced{SEL} == 0`, "{{node}} {{instance}} {{source}}"}),
 	}
 }
 
@@ -127,7 +127,7 @@ func refusedPanels() []shown {
 		graph("Reconciling", "What was put right, or could not be.", "short", 6,
 			query{`sum by (action, result) (increase(crust_proxy_reconcile_repairs_total{SEL}[$__rate_interval]))`, "{{action}} {{result}}"}),
 		graph("Callers that may not call", "", "short", 6,
-			query{`sum by (instance) (increase(crust_proxy_callers_denied_total{SEL}[$__rate_interval]))`, "{{instance}}"}),
+			query{`sum by (node, instance) (increase(crust_proxy_callers_denied_total{SEL}[$__rate_interval]))`, "{{node}} {{instance}}"}),
 	}
 }
 
@@ -135,11 +135,11 @@ func processPanels() []shown {
 	const job = `job=~".*crust-proxy.*",`
 	versions := shown{kind: "table", title: "Versions", width: 6, queries: []query{{`count by (version) (crust_proxy_build_info{SEL})`, ""}}}
 	return []shown{
-		graph("Resident memory", "", "bytes", 6, query{`process_resident_memory_bytes{` + job + `SEL}`, "{{instance}}"}),
-		graph("Processors", "", "short", 6, query{`rate(process_cpu_seconds_total{` + job + `SEL}[$__rate_interval])`, "{{instance}}"}),
+		graph("Resident memory", "", "bytes", 6, query{`process_resident_memory_bytes{` + job + `SEL}`, "{{node}} {{instance}}"}),
+		graph("Processors", "", "short", 6, query{`rate(process_cpu_seconds_total{` + job + `SEL}[$__rate_interval])`, "{{node}} {{instance}}"}),
 		graph("Open descriptors, goroutines", "One descriptor a claimed device.", "short", 6,
-			query{`process_open_fds{` + job + `SEL}`, "{{instance}} descriptors"},
-			query{`go_goroutines{` + job + `SEL}`, "{{instance}} goroutines"}),
+			query{`process_open_fds{` + job + `SEL}`, "{{node}} {{instance}} descriptors"},
+			query{`go_goroutines{` + job + `SEL}`, "{{node}} {{instance}} goroutines"}),
 		versions,
 	}
 }
