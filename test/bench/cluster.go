@@ -62,8 +62,12 @@ func inCluster(ctx context.Context, set settings, r *rig, s *sheet) (err error) 
 	if err := r.publishAll(ctx, pods); err != nil {
 		return err
 	}
-	if records, err := os.ReadDir(r.dir + "/run/state/volumes"); err != nil || len(records) != count*volumesOfPod {
-		return fmt.Errorf("%d volumes are deferred and not %d (%v)", len(records), count*volumesOfPod, err)
+	records, err := os.ReadDir(r.dir + "/run/state/volumes")
+	if err != nil {
+		return err
+	}
+	if len(records) != count*volumesOfPod {
+		return fmt.Errorf("%d volumes are deferred and not %d", len(records), count*volumesOfPod)
 	}
 	if err := r.settled(ctx, count); err != nil {
 		return err
