@@ -24,6 +24,7 @@ const (
 	roleCLI    = "cli"
 	roleDriver = "driver"
 	roleDefers = "defers"
+	roleNode   = "node"
 )
 
 func run() int {
@@ -39,6 +40,8 @@ func run() int {
 			return report(serveDriver(os.Args[2], os.Args[3]))
 		case roleDefers:
 			return report(serveDeferring(os.Args[2], os.Args[3], os.Args[4]))
+		case roleNode:
+			return report(serveNode(os.Args[2], os.Args[3]))
 		case roleInside:
 			return report(inside(os.Args[2:]))
 		}
@@ -95,7 +98,7 @@ func inside(args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.BoolVar(&s.quick, "quick", false, "a tenth of the rounds; writes no file")
 	flags.BoolVar(&s.pprof, "pprof", false, "serve the daemon's profiles on its http.sock; writes no file")
-	flags.StringVar(&s.only, "only", "", "one figure: latency, rate, process, hung, passthrough, pods, cluster, scale, growth or size")
+	flags.StringVar(&s.only, "only", "", "one figure: latency, rate, process, hung, passthrough, pods, kube, cluster, scale, growth or size")
 	flags.StringVar(&s.out, "out", "docs/performance.md", "the page to write")
 	if err := flags.Parse(args); err != nil {
 		return err

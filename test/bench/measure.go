@@ -23,7 +23,7 @@ func measure(s settings) (err error) {
 		take func(context.Context, settings, *rig, *sheet) error
 	}{
 		{"latency", latency}, {"rate", rates}, {"process", processes}, {"hung", hungSandboxes}, {"passthrough", passthrough},
-		{"pods", pods}, {"cluster", inCluster}, {"scale", scale}, {"growth", growth}, {"size", size},
+		{"pods", pods}, {"kube", kubePods}, {"cluster", inCluster}, {"scale", scale}, {"growth", growth}, {"size", size},
 	} {
 		if s.only != "" && s.only != part.name {
 			continue

@@ -1,0 +1,122 @@
+//go:build system
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+)
+
+// crowdKind is one way of having volumes in pods.
+type crowdKind struct{ name, driver, class string }
+
+// The first is measured against each of the others.
+var crowdKinds = []crowdKind{
+	{"deferred", cluster.Block, cluster.Crust},
+	{"mounted", cluster.Block, "runc"},
+	{"direct", cluster.Plain, "runc"},
+}
+
+// lap is how long the pods of one kind took once.
+type lap struct{ Start, End time.Duration }
+
+func (l lap) whole() time.Duration { return l.Start + l.End }
+
+// order is what the process in a node's namespaces is told.
+type order struct {
+	Programs     string
+	Pods, Rounds int
+}
+
+// crowdTime is far more than the pods take.
+const crowdTime = 5 * time.Minute
+
+// serveNode is the role of a process that has a node, and measures on it. It writes
+// the laps of each kind.
+func serveNode(rawOrder, out string) error {
+	var o order
+	if err := json.Unmarshal([]byte(rawOrder), &o); err != nil {
+		return err
+	}
+	ours := make(map[string]string)
+	for _, name := range nodePrograms {
+		ours[name] = filepath.Join(o.Programs, name)
+	}
+	return cluster.RunWith(ours, "info", func(c *cluster.Cluster) error {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		all, err := o.run(ctx, c)
+		if err != nil {
+			return fmt.Errorf("%w\n%s", err, c.Logs())
+		}
+		raw, err := json.Marshal(all)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(out, raw, 0o600)
+	})
+}
+
+// run has the crowds take turns. What they do first is not counted: then volumes
+// get their filesystems.
+func (o order) run(ctx context.Context, c *cluster.Cluster) (map[string]laps, error) {
+	crowds := make(map[string]*cluster.Crowd)
+	for _, kind := range crowdKinds {
+		var wanted []cluster.VolumeOptions
+		for n := range o.Pods {
+			wanted = append(wanted, cluster.VolumeOptions{Name: fmt.Sprintf("%s-%d", kind.name, n), Driver: kind.driver})
+		}
+		volumes, err := c.MakeVolumes(wanted...)
+		if err != nil {
+			return nil, err
+		}
+		k := &cluster.Kube{Cluster: c}
+		crowds[kind.name] = k.NewCrowd(kind.name, kind.class, volumes)
+	}
+	all := make(map[string]laps)
+	turns := slices.Clone(crowdKinds)
+	for round := range o.Rounds + 1 {
+		for _, kind := range turns {
+			one, err := o.lap(ctx, kind, crowds[kind.name])
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", kind.name, err)
+			}
+			fmt.Fprintf(os.Stderr, "round %d: %s: %.1f s to start, %.1f s to remove\n", round, kind.name, one.Start.Seconds(), one.End.Seconds())
+			if round > 0 {
+				all[kind.name] = append(all[kind.name], one)
+			}
+		}
+		slices.Reverse(turns)
+	}
+	return all, nil
+}
+
+func (o order) lap(ctx context.Context, kind crowdKind, crowd *cluster.Crowd) (lap, error) {
+	ctx, cancel := context.WithTimeout(ctx, crowdTime)
+	defer cancel()
+	began := time.Now()
+	if err := crowd.Start(ctx); err != nil {
+		return lap{}, err
+	}
+	one := lap{Start: time.Since(began)}
+	records, err := filepath.Glob(cluster.ProxyRunDir + "/state/volumes/*.json")
+	if err != nil {
+		return lap{}, err
+	}
+	if deferred := kind.class == cluster.Crust; deferred != (len(records) == o.Pods) || (!deferred && len(records) > 0) {
+		return lap{}, fmt.Errorf("%d of %d volumes are deferred", len(records), o.Pods)
+	}
+	began = time.Now()
+	err = crowd.End(ctx)
+	one.End = time.Since(began)
+	return one, err
+}

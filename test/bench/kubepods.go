@@ -1,0 +1,109 @@
+//go:build system
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+)
+
+// nodePrograms are ours on a node.
+var nodePrograms = []string{"crust-proxy", "crust-driver", "crust-runc", "crust-runc-agent"}
+
+const (
+	crowdSize   = 60
+	crowdRounds = 3
+)
+
+// kubePods measures, with a real kubelet, pods that come and go together.
+func kubePods(ctx context.Context, set settings, r *rig, s *sheet) error {
+	if err := cluster.Build(); err != nil {
+		return err
+	}
+	for _, name := range nodePrograms {
+		build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", r.dir, "./cmd/"+name) //nolint:gosec // our own programs
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("build: %w\n%s", err, out)
+		}
+	}
+	o := order{Programs: r.dir, Pods: crowdSize, Rounds: crowdRounds}
+	if set.quick {
+		o.Pods, o.Rounds = 15, 2
+	}
+	all, err := r.onNode(ctx, o)
+	if err != nil {
+		return err
+	}
+	deferred, mounted, direct := all["deferred"], all["mounted"], all["direct"]
+	s.tell(fmt.Sprintf("%d pods with a volume each, created and deleted together: with runc, mounted on the host by the driver", o.Pods), mounted.text())
+	s.atMost("the same with crust-runc, volumes of the same driver deferred", "<= 1.15x", deferred.against(mounted), 1.15,
+		fmt.Sprintf("%.2fx (%s)", deferred.against(mounted), deferred.text()))
+	s.tell("rounds of it, one by one", deferred.spread(mounted))
+	s.tell("the same, against that driver without crust-proxy", fmt.Sprintf("%.2fx (%s)", deferred.against(direct), direct.text()))
+	return nil
+}
+
+// onNode has another process measure in namespaces of its own, as a node has them.
+func (r *rig) onNode(ctx context.Context, o order) (map[string]laps, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	told, err := json.Marshal(o)
+	if err != nil {
+		return nil, err
+	}
+	out := r.dir + "/laps.json"
+	cmd := exec.CommandContext(ctx, self, roleNode, string(told), out) //nolint:gosec // ourselves
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	// So it can tidy up.
+	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, time.Minute
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("on the node: %w", err)
+	}
+	raw, err := os.ReadFile(out) //nolint:gosec // of our own directory
+	if err != nil {
+		return nil, err
+	}
+	var all map[string]laps
+	return all, json.Unmarshal(raw, &all)
+}
+
+// laps are those of one kind, in the order of the rounds.
+type laps []lap
+
+func (l laps) median(of func(lap) time.Duration) time.Duration {
+	var all durations
+	for _, one := range l {
+		all = append(all, of(one))
+	}
+	return all.median()
+}
+
+func (l laps) against(other laps) float64 {
+	return float64(l.median(lap.whole)) / float64(other.median(lap.whole))
+}
+
+// spread is the least and the most of what the rounds tell one by one.
+func (l laps) spread(other laps) string {
+	var ratios []float64
+	for i := range l {
+		ratios = append(ratios, float64(l[i].whole())/float64(other[i].whole()))
+	}
+	return fmt.Sprintf("%.2fx to %.2fx", slices.Min(ratios), slices.Max(ratios))
+}
+
+func (l laps) text() string {
+	return fmt.Sprintf("%.1f s to start, %.1f s to remove", l.median(func(one lap) time.Duration { return one.Start }).Seconds(),
+		l.median(func(one lap) time.Duration { return one.End }).Seconds())
+}
