@@ -96,12 +96,12 @@ func TestTheWatchSurvivesTheDaemon(t *testing.T) {
 
 func TestManyChangesAreFewEvents(t *testing.T) {
 	f := newFake(t, many(500))
+	start := time.Now()
 	ctx, cancel := context.WithCancel(t.Context())
 	var got events
 	var group sync.WaitGroup
 	group.Go(func() { f.daemon().watch(ctx, Settings{}, got.tell) })
 	eventually(t, "synced", func() bool { return got.count(isSynced) == 1 })
-	start := time.Now()
 	for _, v := range many(500) {
 		f.put(v)
 	}
