@@ -34,6 +34,10 @@ Usage:
                                  node, or drivers from behind it: exit code 1 and
                                  a list where deferred volumes live. It reads the
                                  records, so the daemon need not run
+  crust-proxy removable-nodes HOST:PORT
+                                 the same for all nodes whose daemons have their
+                                 metrics at the addresses of HOST; a node that
+                                 does not answer counts as one with volumes
   crust-proxy withdraw [flags]   when the daemon has gone for good: have kubelet
                                  forget the drivers that were registered through it
 
@@ -101,6 +105,8 @@ func command(args []string) (commandFunc, error) {
 		return showVersion, nil
 	case args[0] == "removable":
 		return removable(args[1:]), nil
+	case len(args) == 2 && args[0] == "removable-nodes":
+		return removableNodes(args[1]), nil
 	case len(args) == 1 && args[0] == "withdraw":
 		return withdraw, nil
 	default:

@@ -1,0 +1,117 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/crust-proxy/crust-proxy/internal/config"
+)
+
+const (
+	// askedAtOnce is how many nodes are asked at a time, and askTime what each has.
+	askedAtOnce = 32
+	askTime     = 15 * time.Second
+	// mostMetrics bounds what a node may answer.
+	mostMetrics = 16 << 20
+)
+
+// removableNodes asks the daemons of all nodes whether they have deferred volumes, by
+// their metrics. A daemon that cannot be asked counts as one that has: this is for
+// whoever removes crust-proxy from a cluster.
+func removableNodes(address string) commandFunc {
+	return func(ctx context.Context, _ *config.Flags, stdout, _ io.Writer) error {
+		host, port, err := net.SplitHostPort(address)
+		if err != nil {
+			return fmt.Errorf("%q is not host:port: %w", address, err)
+		}
+		nodes, err := net.DefaultResolver.LookupHost(ctx, host)
+		if err != nil {
+			return fmt.Errorf("no node can be asked whether deferred volumes live there: %w", err)
+		}
+		if err := askNodes(ctx, nodes, port); err != nil {
+			return fmt.Errorf("%w\nDelete their pods, or drain the nodes, and try again; crustctl list on a node names the volumes.%s", err, whatItIs)
+		}
+		_, err = fmt.Fprintf(stdout, "No deferred volume lives on any of %d nodes.\n", len(nodes))
+		return err
+	}
+}
+
+// askNodes asks each of them, and gives one line for each with volumes, or without an
+// answer.
+func askNodes(ctx context.Context, nodes []string, port string) error {
+	slices.Sort(nodes)
+	problems := make([]error, len(nodes))
+	var group errgroup.Group
+	group.SetLimit(askedAtOnce)
+	for i, node := range nodes {
+		group.Go(func() error {
+			if problems[i] = askNode(ctx, net.JoinHostPort(node, port)); problems[i] != nil {
+				problems[i] = fmt.Errorf("node %s: %w", node, problems[i])
+			}
+			return nil
+		})
+	}
+	return errors.Join(group.Wait(), errors.Join(problems...))
+}
+
+func askNode(ctx context.Context, address string) error {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
+	if err != nil {
+		return err
+	}
+	reply, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return fmt.Errorf("its crust-proxy cannot be asked: %w", err)
+	}
+	defer func() { _ = reply.Body.Close() }()
+	if reply.StatusCode != http.StatusOK {
+		return fmt.Errorf("its crust-proxy cannot be asked: the answer is %s", reply.Status)
+	}
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(io.LimitReader(reply.Body, mostMetrics))
+	if err != nil {
+		return fmt.Errorf("its answer cannot be read: %w", err)
+	}
+	if families["crust_proxy_build_info"] == nil {
+		return errors.New("what answers there is no crust-proxy")
+	}
+	return livesThere(families["crust_proxy_volumes"])
+}
+
+// notLiving are states of what is not on record here: volumes of other programs, and
+// volumes that were never deferred.
+var notLiving = []string{"adopted", "refused"}
+
+// livesThere counts the volumes, and names their drivers.
+func livesThere(volumes *dto.MetricFamily) error {
+	count, drivers := 0, []string{}
+	for _, one := range volumes.GetMetric() {
+		labels := map[string]string{}
+		for _, label := range one.GetLabel() {
+			labels[label.GetName()] = label.GetValue()
+		}
+		if n := int(one.GetGauge().GetValue()); n > 0 && !slices.Contains(notLiving, labels["state"]) {
+			count += n
+			drivers = append(drivers, labels["driver"])
+		}
+	}
+	if count == 0 {
+		return nil
+	}
+	slices.Sort(drivers)
+	return fmt.Errorf("%d deferred volume(s) live there, of %s", count, strings.Join(slices.Compact(drivers), ", "))
+}

@@ -1,0 +1,73 @@
+package daemon
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/crust-proxy/crust-proxy/internal/observe"
+)
+
+// nodeWith serves the metrics of a daemon with these volumes.
+func nodeWith(t *testing.T, volumes ...observe.VolumeCount) (address string) {
+	t.Helper()
+	metrics := observe.NewMetrics("test")
+	if err := metrics.CountVolumes(func() []observe.VolumeCount { return volumes }); err != nil {
+		t.Fatal(err)
+	}
+	return served(t, promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
+}
+
+func served(t *testing.T, handler http.Handler) string {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return strings.TrimPrefix(server.URL, "http://")
+}
+
+func askMain(t *testing.T, args ...string) (code int, said string) {
+	t.Helper()
+	var out, complaints strings.Builder
+	code = Main(args, &out, &complaints)
+	return code, out.String() + complaints.String()
+}
+
+func TestNodesAreAskedWhetherVolumesLive(t *testing.T) {
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := closed.Close(); err != nil {
+		t.Fatal(err)
+	}
+	kept := observe.VolumeCount{State: "bound", Driver: "ebs.csi.aws.com", Handler: "kata", Count: 2}
+	for address, want := range map[string][]string{
+		nodeWith(t): {"0", "No deferred volume lives on any of 1 nodes"},
+		nodeWith(t, observe.VolumeCount{State: "adopted", Driver: "x", Handler: "kata", Count: 1}): {"0", "any of 1 nodes"},
+		nodeWith(t, observe.VolumeCount{State: "refused", Driver: "x", Count: 4}):                  {"0", "any of 1 nodes"},
+		nodeWith(t, kept, observe.VolumeCount{State: "removing", Driver: "b", Handler: "kata", Count: 1}): {
+			"1", "node 127.0.0.1: 3 deferred volume(s) live there, of b, ebs.csi.aws.com", "crustctl list",
+		},
+		closed.Addr().String():            {"1", "node 127.0.0.1: its crust-proxy cannot be asked"},
+		served(t, http.NotFoundHandler()): {"1", "the answer is 404"},
+		served(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "up 1") })):   {"1", "is no crust-proxy"},
+		served(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "<html>") })): {"1", "cannot be read"},
+		"127.0.0.1":               {"1", "is not host:port"},
+		"no-such-host.invalid:80": {"1", "no node can be asked"},
+	} {
+		code, said := askMain(t, "removable-nodes", address)
+		for _, word := range want[1:] {
+			if !strings.Contains(said, word) {
+				t.Errorf("%s: %q is not in %q", address, word, said)
+			}
+		}
+		if fmt.Sprint(code) != want[0] {
+			t.Errorf("%s: the exit code is %d, want %s", address, code, want[0])
+		}
+	}
+}
