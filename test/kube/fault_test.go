@@ -6,19 +6,12 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
-
-// byHandler defers what crust pods have, and asks the cluster which those are.
-func byHandler(k *cluster.Kube) cluster.ProxySettings {
-	return cluster.ProxySettings{
-		Rules:   fmt.Sprintf("[{name: crust-pods, runtimeHandlers: [%s], defer: true}]", cluster.Crust),
-		Cluster: fmt.Sprintf("{kubeconfig: %q, nodeName: %s}", k.NodeAccess, cluster.NodeName),
-	}
-}
 
 // lane is one way to have a volume. Its three volumes take turns: while a pod comes
 // to the first, one is using the second, and one leaves the third.
@@ -28,7 +21,27 @@ type lane struct {
 	pods                [3]*writer // nil where a volume has none
 }
 
-func (l *lane) deferred() bool { return l.class == cluster.Crust }
+// newLanes are the ways: each kind of driver for pods whose volumes are deferred, and
+// a pod beside them whose volume is not.
+func newLanes(k *cluster.Kube) []*lane {
+	k.T.Helper()
+	lanes := []*lane{
+		{name: "block", driver: cluster.Block, class: cluster.Crust},
+		{name: "native", driver: cluster.Native, class: cluster.Crust},
+		{name: "plain", driver: cluster.Block, class: cluster.Runc},
+	}
+	for _, l := range lanes {
+		for i := range l.ledgers {
+			l.ledgers[i] = &ledger{k: k, Volume: k.NewVolume(cluster.VolumeOptions{
+				Name: fmt.Sprintf("fault-%s-volume-%d", l.name, i), Driver: l.driver, Size: 32 * cluster.Mib,
+			})}
+		}
+	}
+	return lanes
+}
+
+// of is the pod of a generation.
+func (l *lane) of(generation int) *writer { return l.pods[generation%len(l.pods)] }
 
 // start makes a pod for one of the volumes, and waits for nothing.
 func (l *lane) start(k *cluster.Kube, generation int) *writer {
@@ -51,18 +64,8 @@ type matrix struct {
 
 // newMatrix has two generations of pods running, without any fault so far.
 func newMatrix(k *cluster.Kube, seed uint64) *matrix {
-	k.Settings(byHandler(k))
-	m := &matrix{k: k, rand: rand.New(rand.NewPCG(seed, 0)), generation: 1, lanes: []*lane{
-		{name: "block", driver: cluster.Block, class: cluster.Crust},
-		{name: "native", driver: cluster.Native, class: cluster.Crust},
-		{name: "plain", driver: cluster.Block, class: cluster.Runc},
-	}}
+	m := &matrix{k: k, rand: rand.New(rand.NewPCG(seed, 0)), generation: 1, lanes: newLanes(k)}
 	for _, l := range m.lanes {
-		for i := range l.ledgers {
-			l.ledgers[i] = &ledger{Volume: k.NewVolume(cluster.VolumeOptions{
-				Name: fmt.Sprintf("fault-%s-volume-%d", l.name, i), Driver: l.driver, Size: 32 * cluster.Mib,
-			})}
-		}
 		l.start(k, 0)
 		l.start(k, 1)
 	}
@@ -78,7 +81,7 @@ func newMatrix(k *cluster.Kube, seed uint64) *matrix {
 func (m *matrix) of(generation int) []*writer {
 	var out []*writer
 	for _, l := range m.lanes {
-		out = append(out, l.pods[generation%len(l.pods)])
+		out = append(out, l.of(generation))
 	}
 	return out
 }
@@ -87,13 +90,10 @@ func (m *matrix) of(generation int) []*writer {
 func (m *matrix) running() []*writer { return append(m.of(m.generation), m.of(m.generation-1)...) }
 
 // well wants every volume on record as it should be, and stats of it.
-func (m *matrix) well(ctx context.Context) error {
-	var deferred []*writer
-	for _, w := range m.running() {
-		if w.Spec.RuntimeClassName != nil {
-			deferred = append(deferred, w)
-		}
-	}
+func (m *matrix) well(ctx context.Context) error { return well(ctx, m.running()) }
+
+func well(ctx context.Context, running []*writer) error {
+	deferred := slices.DeleteFunc(slices.Clone(running), func(w *writer) bool { return w.Spec.RuntimeClassName == nil })
 	if err := allBound(ctx, deferred); err != nil {
 		return err
 	}
@@ -120,15 +120,14 @@ func TestFaults(t *testing.T) {
 		}
 	}
 	last := m.generation + 1
-	for _, w := range m.of(m.generation - 1) {
-		w.AskDelete()
-		w.WaitGone()
-	}
+	leave(k, m.of(m.generation-1))
+	hasLeft(k, m.of(m.generation-1))
 	// Stats as kubelet tells them, of pods that came in the midst of faults.
 	for _, w := range m.of(m.generation) {
 		w.WaitStats(w.on.Volume, "/data")
-		w.Delete()
 	}
+	leave(k, m.of(m.generation))
+	hasLeft(k, m.of(m.generation))
 	for _, l := range m.lanes {
 		for generation := last; generation < last+len(l.ledgers); generation++ {
 			w := l.start(k, generation)

@@ -4,14 +4,10 @@ package kube_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
@@ -72,7 +68,7 @@ var steps = []step{
 	{"has ended", true, func(w *writer) bool { _, err := born(w.pid); return err != nil }},
 	{"has its stage on record", false, func(w *writer) bool { return stagedFor(w.on.Volume) }},
 	{"has its volume no more on record", true, func(w *writer) bool { return !recorded(w.Target(w.on.Volume)) }},
-	{"has its device", false, func(w *writer) bool { return attached(w.on.Volume) }},
+	{"has its device", false, func(w *writer) bool { return attached(w.on.k, w.on.Volume) }},
 	{"has no guard any more", true, func(w *writer) bool { return !guarded(w.Target(w.on.Volume)) }},
 	{"has its volume on record", false, func(w *writer) bool { return recorded(w.Target(w.on.Volume)) }},
 	{"has its stage no more on record", true, func(w *writer) bool { return !stagedFor(w.on.Volume) }},
@@ -90,7 +86,7 @@ func (w *writer) found() string {
 		is   bool
 	}{
 		{"pod", exists(cluster.KubeletRoot + "/pods/" + string(w.UID))}, {"stage", stagedFor(w.on.Volume)},
-		{"device", attached(w.on.Volume)}, {"record", recorded(target)}, {"guard", guarded(target)},
+		{"device", attached(w.on.k, w.on.Volume)}, {"record", recorded(target)}, {"guard", guarded(target)},
 	} {
 		if one.is {
 			has = append(has, one.what)
@@ -112,39 +108,32 @@ func (m *matrix) play(k *cluster.Kube, number int, r round) {
 	for _, l := range m.lanes {
 		coming = append(coming, l.start(m.k, m.generation))
 	}
-	for _, w := range leaving {
-		w.on.promised = m.last(k, w)
-		w.AskDelete()
-	}
+	leave(k, leaving)
 	// One of the two lanes that defer has to come so far.
 	watched := map[bool][]*writer{true: leaving, false: coming}[r.step.leaves][number%2]
-	k.Eventually(watched.Name+" "+r.step.name, reaches(r.step, watched))
+	soon(k, watched.Name+" "+r.step.name, func() bool { return r.step.reached(watched) })
 	pause := time.Duration(m.rand.Int64N(int64(300 * time.Millisecond)))
 	time.Sleep(pause)
 	logf("pod %s %s; %v later the first part goes", watched.Name, r.step.name, pause)
-	for _, w := range slices.Concat(coming, leaving) {
-		logf("%s", w.found())
-	}
-
-	f := &faults{k: k, round: r, rand: m.rand, logf: logf, meanwhile: func() { m.meanwhile(k, r, using, logf) }}
-	if slices.Contains([]string{r.first, r.second}, apiServer) {
+	f := &faults{k: k, round: r, number: number, using: using, rand: m.rand, logf: logf, gone: func() {
+		for _, w := range slices.Concat(coming, leaving) {
+			logf("%s", w.found())
+		}
+	}}
+	if r.first == apiServer || r.second == apiServer {
 		f.absence()
 	} else {
 		f.restarts()
 	}
 
-	for _, w := range leaving {
-		k.Must(gone(k, w))
-	}
+	hasLeft(k, leaving)
 	logf("the pods that were to go have gone")
 	for _, w := range coming {
 		w.settle(k)
 	}
 	logf("the pods that were to come write")
 	for _, w := range using {
-		k.Eventually("pod "+w.Name+" is ready again", func(ctx context.Context) error { return isReady(ctx, w.Pod) })
-		w.unchanged(k)
-		wantRestarts(k, w, map[string]int32{"main": 0, "side": 1})
+		w.unchanged(k, true)
 	}
 	k.Eventually("all is well again", m.well)
 	k.Eventually("the node has what it had before the first fault, and nothing else", func(context.Context) error {

@@ -138,11 +138,12 @@ func statsNow(ctx context.Context, w *writer) error {
 }
 
 // attached tells whether the driver has a volume's image on a loop device.
-func attached(v *cluster.Volume) bool {
+func attached(k *cluster.Kube, v *cluster.Volume) bool {
 	hash := sha256.Sum256([]byte(v.Handle))
+	image := filepath.Join(k.Dir, "data", v.Driver, "images", hex.EncodeToString(hash[:]))
 	bound, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, path := range bound {
-		if raw, _ := os.ReadFile(path); bytes.Contains(raw, []byte(hex.EncodeToString(hash[:]))) {
+		if raw, _ := os.ReadFile(path); bytes.Contains(raw, []byte(image)) {
 			return true
 		}
 	}

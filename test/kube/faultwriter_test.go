@@ -10,12 +10,15 @@ import (
 	"strconv"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
 
 // ledger is a volume, and how many lines its writers were promised to be on it.
 type ledger struct {
 	*cluster.Volume
+	k        *cluster.Kube
 	promised int
 }
 
@@ -24,15 +27,23 @@ type ledger struct {
 // The container side only has the volume, and is there to be killed.
 type writer struct {
 	*cluster.Pod
-	on  *ledger
-	pid int
-	// What must stay the same while the pod runs.
+	on *ledger
+	identity
+	// side is the first process of the other container.
+	side int
+	// restarts are how often the two containers were restarted.
+	restarts map[string]int32
+}
+
+// identity is what stays the same while a container runs.
+type identity struct {
+	pid                         int
 	process, container, sandbox string
 }
 
 // gapless is a script that fails where a ledger's lines are not 1, 2, 3 and so on;
 // it gives how many there are.
-const gapless = `awk '$0 != NR {print "line " NR " is " $0; exit 1} END {print NR}' /data/ledger`
+const gapless = `awk '$0 != NR {print "line " NR " is " $0; bad = 1; exit} END {if (bad) exit 1; print NR}' /data/ledger`
 
 // write begins where an earlier writer has stopped. It goes on until it is asked to
 // end, or an error.
@@ -41,7 +52,7 @@ touch /data/ledger
 n=$(` + gapless + `) || { echo "$n" >/failed; exit 1; }
 while :; do
 	n=$((n+1))
-	echo $n >>/data/ledger && fsync /data/ledger || { echo "line $n was not written" >/failed; exit 1; }
+	echo $n >>/data/ledger && sync /data/ledger || { echo "line $n was not written" >/failed; exit 1; }
 	echo $n >/promised
 	sleep 0.2
 done`
@@ -77,7 +88,9 @@ func (w *writer) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	w.restarts = make(map[string]int32)
 	for _, one := range is.Status.ContainerStatuses {
+		w.restarts[one.Name] = one.RestartCount
 		if one.Name == "main" {
 			w.container = one.ContainerID
 		}
@@ -86,6 +99,9 @@ func (w *writer) look(ctx context.Context) error {
 		return err
 	}
 	if w.process, err = born(w.pid); err != nil {
+		return err
+	}
+	if w.side, err = w.Pid("side"); err != nil {
 		return err
 	}
 	w.sandbox, err = w.Sandbox()
@@ -132,14 +148,24 @@ func (w *writer) goesOn(k *cluster.Kube) {
 	k.Eventually("pod "+w.Name+" goes on writing", func(context.Context) error { return w.wrote(before) })
 }
 
-// unchanged wants everything of the pod to be what it was, and every promise kept.
-func (w *writer) unchanged(k *cluster.Kube) {
+// unchanged wants everything of the pod to be what it was, and every promise kept. The
+// container side may have been killed: then it was started anew, once or more, for
+// what takes containerd away may spoil an attempt.
+func (w *writer) unchanged(k *cluster.Kube, killed bool) {
 	k.T.Helper()
 	w.goesOn(k)
-	was := *w
-	k.Eventually("pod "+w.Name+" is told", w.look)
-	if was.pid != w.pid || was.process != w.process || was.container != w.container || was.sandbox != w.sandbox {
-		k.T.Errorf("pod %s had %+v and has now %+v", w.Name, was, *w)
+	was, restarts := w.identity, w.restarts
+	k.Eventually("pod "+w.Name+" is whole again, and only what was killed was restarted", func(ctx context.Context) error {
+		if err := w.look(ctx); err != nil {
+			return err
+		}
+		if w.restarts["main"] != restarts["main"] || (w.restarts["side"] > restarts["side"]) != killed {
+			return fmt.Errorf("restarts were %v and are %v", restarts, w.restarts)
+		}
+		return isReady(ctx, w.Pod)
+	})
+	if was != w.identity {
+		k.T.Errorf("pod %s had %+v and has now %+v", w.Name, was, w.identity)
 	}
 	w.keeps(k)
 }
@@ -171,6 +197,20 @@ func isReady(ctx context.Context, p *cluster.Pod) error {
 		}
 	}
 	return fmt.Errorf("it is %s: %s", is.Status.Phase, strings.Join(p.Events(), "; "))
+}
+
+// hasGone tells whether the pod has gone, and its volume was given back.
+func (w *writer) hasGone(ctx context.Context) error {
+	switch _, err := w.Get(ctx); {
+	case err == nil:
+		return errors.New("it is there")
+	case !apierrors.IsNotFound(err):
+		return err
+	}
+	if has := w.found(); has != w.Name+" has []" {
+		return errors.New(has)
+	}
+	return nil
 }
 
 // born is when a process began, which tells it from a later one of the same number.

@@ -1,0 +1,165 @@
+//go:build system
+
+package kube_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+)
+
+// faults has the two parts of a round go and come back.
+type faults struct {
+	k      *cluster.Kube
+	round  round
+	number int
+	using  []*writer
+	// gone is called when the first part has gone.
+	gone func()
+	rand *rand.Rand
+	logf func(format string, args ...any)
+}
+
+// components are what a part is made of.
+func (f *faults) components(part string) []cluster.Component {
+	if part == "driver" {
+		return []cluster.Component{f.k.Drivers[cluster.Block], f.k.Drivers[cluster.Native]}
+	}
+	return []cluster.Component{f.k.Components()[part]}
+}
+
+// down has a part end, by a kill or because it is asked to.
+func (f *faults) down(part, how string) {
+	f.k.T.Helper()
+	for _, one := range f.components(part) {
+		if how == "kill" {
+			one.Kill()
+		} else {
+			f.k.Must(one.Stop())
+		}
+	}
+	f.logf("%s: %s", part, how)
+}
+
+// up starts a part until it serves, as an init system does: one that needs another
+// may end at first.
+func (f *faults) up(part string) error {
+	for _, one := range f.components(part) {
+		for end := time.Now().Add(cluster.Patience); ; time.Sleep(time.Second) {
+			err := one.Start()
+			if err == nil {
+				break
+			}
+			if one.Alive() || time.Now().After(end) {
+				return fmt.Errorf("%s does not come back: %w", part, err)
+			}
+		}
+	}
+	f.logf("%s: serves again", part)
+	return nil
+}
+
+// pause waits some time up to a bound.
+func (f *faults) pause(most time.Duration) { time.Sleep(time.Duration(f.rand.Int64N(int64(most)))) }
+
+// restarts takes both parts away and puts them back, in any order.
+func (f *faults) restarts() {
+	f.down(f.round.first, f.round.how)
+	f.gone()
+	f.pause(time.Second)
+	f.down(f.round.second, f.round.how)
+	f.killSides()
+	f.pause(2 * time.Second)
+	back := []string{f.round.first, f.round.second}
+	f.rand.Shuffle(len(back), func(i, j int) { back[i], back[j] = back[j], back[i] })
+	var waiting sync.WaitGroup
+	problems := make([]error, len(back))
+	for i, part := range back {
+		waiting.Go(func() { problems[i] = f.up(part) })
+		f.pause(time.Second)
+	}
+	waiting.Wait()
+	f.k.Must(errors.Join(problems...))
+}
+
+// absence takes the API server away for a minute. Meanwhile the other part is killed
+// and comes back, and is asked to end and comes back.
+func (f *faults) absence() {
+	other := f.round.second
+	if other == apiServer {
+		other = f.round.first
+		f.down(other, "kill")
+		f.gone()
+		f.pause(time.Second)
+	}
+	f.down(apiServer, map[bool]string{true: "kill", false: "stop"}[f.number%2 == 0])
+	f.gone()
+	back := time.Now().Add(away)
+	f.pause(2 * time.Second)
+	if other == f.round.second {
+		f.down(other, "kill")
+	}
+	f.killSides()
+	f.pause(5 * time.Second)
+	f.k.Must(f.up(other))
+	f.pause(10 * time.Second)
+	f.down(other, "stop")
+	f.pause(5 * time.Second)
+	f.k.Must(f.up(other))
+	for _, w := range f.using {
+		w.goesOn(f.k)
+	}
+	// A kubelet that was restarted knows no pod before it has heard of them.
+	if other != "kubelet" {
+		for _, w := range f.using {
+			f.k.Eventually("a container of pod "+w.Name+" is restarted without the API server", w.hasNewSide)
+		}
+		f.logf("containers were restarted")
+		if time.Now().After(back) {
+			f.k.T.Errorf("it took more than the %v that the API server was to be away", away)
+		}
+	}
+	time.Sleep(time.Until(back))
+	f.k.Must(f.up(apiServer))
+}
+
+// killSides kills a container of each pod that uses its volume: it is to be restarted
+// with the volume.
+func (f *faults) killSides() {
+	for _, w := range f.using {
+		f.k.Must(syscall.Kill(w.side, syscall.SIGKILL))
+	}
+	f.logf("a container of each pod in use: kill")
+}
+
+// hasNewSide tells whether the container side was started anew and has the volume.
+func (w *writer) hasNewSide(context.Context) error {
+	pid, err := w.Pid("side")
+	if err != nil {
+		return err
+	}
+	if pid == w.side {
+		return errors.New("it has not ended yet")
+	}
+	if out, err := w.TryExec("side", gapless); err != nil {
+		return fmt.Errorf("%s: %w", out, err)
+	}
+	w.side = pid
+	return nil
+}
+
+// soon waits for what may not take long, and looks often.
+func soon(k *cluster.Kube, what string, is func() bool) {
+	k.T.Helper()
+	for end := time.Now().Add(cluster.Patience); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			k.T.Fatalf("%s: not within %v", what, cluster.Patience)
+		}
+	}
+}
