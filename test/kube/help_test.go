@@ -144,7 +144,7 @@ func (c *calls) of(v *cluster.Volume) []string {
 	var out []string
 	for line := range strings.SplitSeq(string(c.read()[c.from:]), "\n") {
 		var call struct{ Method, Volume, Code string }
-		if json.Unmarshal([]byte(line), &call) != nil || call.Volume != v.Handle {
+		if json.Unmarshal([]byte(line), &call) != nil || call.Method == "" || call.Volume != v.Handle {
 			continue
 		}
 		if call.Code != "OK" {

@@ -219,8 +219,30 @@ func readers(k *cluster.Kube, way, driver string) {
 		p.AskDelete()
 	}
 	late.WaitReady()
-	wantOut(k, late, "main", "cat /data/file && echo more > /data/file", "written\n")
+	wantOut(k, late, "main", "cat /data/file && echo more > /data/file && sync", "written\n")
 	late.Delete()
+	readOnlyMany(k, way, v)
+}
+
+// readOnlyMany has pods read a volume by a second claim, whose access mode lets
+// nobody write. They need not say so themselves.
+func readOnlyMany(k *cluster.Kube, way string, v *cluster.Volume) {
+	k.T.Helper()
+	many := k.NewVolume(cluster.VolumeOptions{Name: "rom-" + way, Driver: v.Driver, Mode: corev1.ReadOnlyMany, Change: func(pv *corev1.PersistentVolume) {
+		pv.Spec.CSI.VolumeHandle = v.Handle
+	}})
+	var all []*cluster.Pod
+	for _, name := range []string{"rom-a-", "rom-b-"} {
+		all = append(all, k.NewPod(name+way, cluster.Crust).With(many, "/data").Create())
+	}
+	for _, p := range all {
+		p.WaitReady()
+		wantGuarded(k, p, many)
+		wantOut(k, p, "main", "cat /data/file; touch /data/x 2>/dev/null || echo read-only", "more\nread-only\n")
+	}
+	for _, p := range all {
+		p.AskDelete()
+	}
 }
 
 // rawBlocks has a pod with a raw block volume, which is the driver's own affair,

@@ -46,11 +46,14 @@ func TestPodsThatShareAVolume(t *testing.T) {
 			first := k.NewPod("first-"+id, c.first).With(v, "/data").Start()
 			first.Exec("echo first > /data/file && sync")
 			second := k.NewPod("second-"+id, c.second).With(v, "/data").Create()
-			said := second.WaitEvent("FailedMount", c.says...)
-			k.T.Log(said)
+			k.T.Log(second.WaitEvent("FailedMount", c.says...))
+			if c.mode != corev1.ReadWriteOncePod {
+				wantRefusedBy(k, second, c.second)
+			}
 			first.Exec("cat /data/file && touch /data/still && sync")
 			first.Delete()
 			second.WaitReady()
+			wantForgotten(k, second)
 			wantOut(k, second, "main", "cat /data/file && ls /data/still", "first\n/data/still\n")
 			if c.second == cluster.Crust {
 				wantGuarded(k, second, v)
@@ -61,6 +64,18 @@ func TestPodsThatShareAVolume(t *testing.T) {
 		})
 	}
 	inEachWay(k, t, "the same name", sameName)
+}
+
+// wantRefusedBy wants crustctl to show who said no to a second pod, and what was
+// decided for it.
+func wantRefusedBy(k *cluster.Kube, p *cluster.Pod, class string) {
+	k.T.Helper()
+	is, err := refusalOf(k, p)
+	k.Must(err)
+	want := map[string]string{cluster.Crust: fmt.Sprintf("rule %q", inCrust), cluster.Runc: "no rule"}
+	if is.RefusedBy != "volume" || is.Handler != class || is.Rule != want[class] {
+		k.T.Errorf("crustctl shows %+v", is)
+	}
 }
 
 // sameName takes a pod away by force and makes it anew, as people do with the pods
