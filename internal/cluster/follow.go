@@ -101,7 +101,20 @@ func (c *Cluster) follow(ctx context.Context, client *api, stamp [sha256.Size]by
 			}
 		}
 	}
-	parts.Wait()
+	waitAtMost(&parts, lastWords)
+}
+
+// lastWords is how long watches may take to end. A program that makes credentials
+// may hang, and knows nothing of us.
+const lastWords = 3 * time.Second
+
+func waitAtMost(parts *sync.WaitGroup, most time.Duration) {
+	done := make(chan struct{})
+	go func() { parts.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(most):
+	}
 }
 
 func (c *Cluster) watches(client *api) []*cache.Reflector {

@@ -79,9 +79,10 @@ func TestTheAPIServerIsAway(t *testing.T) {
 	f.setAway(false)
 	synced(t, c)
 	eventually(t, c, "the new pod is known", func() bool { _, err := c.ByUID(t.Context(), "uid-new"); return err == nil })
-	if users := usersOf(t, c, "vol-later"); !slices.Equal(users, []string{"new"}) {
-		t.Errorf("using: %v", users)
-	}
+	eventually(t, c, "its volume is known", func() bool {
+		pods, err := c.Using(t.Context(), driver, "vol-later")
+		return err == nil && len(pods) == 1 && pods[0].Name == "new"
+	})
 }
 
 // TestBeingAwayIsOneEvent: not a line in the log for each try.

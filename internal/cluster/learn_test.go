@@ -134,6 +134,26 @@ func TestAGetThatHangsHoldsUpNobody(t *testing.T) {
 	must(t)(c.ByUID(t.Context(), "uid-plain"))
 }
 
+// TestAPodOfManyClaimsHoldsUpNobody: its claims hang, and the pod in question is the
+// older one.
+func TestAPodOfManyClaimsHoldsUpNobody(t *testing.T) {
+	f := newFakeAPI(t)
+	release := f.holdGets("persistentvolumes")
+	f.putBound("slow", "data")
+	hostile := aPod("hostile", append(numbered("none", 500), "slow")...)
+	f.put(hostile)
+	c := start(t, f, patient)
+	synced(t, c)
+	eventually(t, c, "its claims are asked for", func() bool { return f.count("get persistentvolumeclaimsdefault/none-000") > 0 })
+	older := aPod("older", "data")
+	older.CreationTimestamp.Time = born.Add(-1)
+	f.put(older)
+	release()
+	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"older"}) {
+		t.Errorf("using: %v", users)
+	}
+}
+
 func TestVolumesThatAreNotThePods(t *testing.T) {
 	yes := true
 	pod := []metav1.OwnerReference{{Kind: "Pod", Name: "a", UID: "uid-other", Controller: &yes}}
@@ -242,7 +262,7 @@ func TestPodsOfAnotherNodeAreNotTaken(t *testing.T) {
 	synced(t, c)
 	changed := aPod("here", "data")
 	f.put(changed)
-	eventually(t, c, "the node's own is there", func() bool { return c.State().Pods == 1 })
+	eventually(t, c, "the node's own is known", func() bool { s := c.State(); return s.Pods == 1 && s.Incomplete == 0 })
 	_, err := c.ByUID(t.Context(), "uid-stranger")
 	refused(t, err, deferral.Busy, "uid-stranger")
 	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"here"}) {
@@ -258,10 +278,18 @@ func TestHostileTextIsBounded(t *testing.T) {
 		c := &p.Spec.Containers[0]
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "data", SubPath: strings.Repeat("é", 500+len(c.VolumeMounts))})
 	}
+	for _, name := range numbered("more", 1000) {
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			CSI: &corev1.CSIVolumeSource{Driver: driver},
+		}})
+	}
 	f.put(p)
 	got := must(t)(start(t, f, patient).ByUID(t.Context(), "uid-a"))
 	if len(got.Asks) > maxAsks+8 || !strings.HasSuffix(got.Asks, "…") {
 		t.Errorf("%d bytes of the annotation", len(got.Asks))
+	}
+	if len(got.Volumes) != maxVolumes {
+		t.Errorf("%d volumes", len(got.Volumes))
 	}
 	paths := got.Volumes[0].SubPaths
 	if len(paths) == 0 || len(paths) > maxSubPaths || len(paths[0]) > maxSubPath || strings.ContainsRune(paths[0], '\uFFFD') {

@@ -94,7 +94,7 @@ func (c *Cluster) users(ctx context.Context, want source, tried map[string]map[s
 	})
 	slices.Reverse(open) // the newest is the likeliest
 	for some := range slices.Chunk(open, podsAtOnce) {
-		c.learnAll(ctx, some, tried)
+		c.learnAll(ctx, some, tried, func() bool { return len(c.pods.choose(live)) > 0 })
 		if found := c.pods.choose(live); len(found) > 0 {
 			return found, nil
 		}
@@ -108,11 +108,20 @@ func (c *Cluster) users(ctx context.Context, want source, tried map[string]map[s
 // podsAtOnce is of how many pods one question learns at a time.
 const podsAtOnce = 8
 
-func (c *Cluster) learnAll(ctx context.Context, some []known, tried map[string]map[string]error) {
+// learnAll learns of some pods until that is enough: one pod of a thousand claims
+// shall not hold up the others.
+func (c *Cluster) learnAll(ctx context.Context, some []known, tried map[string]map[string]error, enough func() bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var parts sync.WaitGroup
 	failed := make([]map[string]error, len(some))
 	for i, k := range some {
-		parts.Go(func() { failed[i] = c.learn(ctx, k) })
+		parts.Go(func() {
+			failed[i] = c.learn(ctx, k)
+			if enough() {
+				cancel()
+			}
+		})
 	}
 	parts.Wait()
 	for i, k := range some {

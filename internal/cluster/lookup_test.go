@@ -83,8 +83,10 @@ func TestOnlyWhatAContainerUsesIsWanted(t *testing.T) {
 	f.put(idle)
 	c := start(t, f, hasty)
 	synced(t, c)
-	_, err := c.Using(t.Context(), driver, "vol-data")
-	refused(t, err, deferral.Busy, "vol-data", "not known on node "+thisNode)
+	refusedInTheEnd(t, c, func() error {
+		_, err := c.Using(t.Context(), driver, "vol-data")
+		return err
+	}, deferral.Busy, "vol-data", "not known on node "+thisNode)
 }
 
 func refused(t *testing.T, err error, kind deferral.Kind, words ...string) {
@@ -163,8 +165,10 @@ func TestRuntimeClassIsNeverGuessed(t *testing.T) {
 	synced(t, c)
 	_, err := c.ByUID(t.Context(), "uid-a")
 	refused(t, err, deferral.Busy, "default/a", "runtime class kata", "does not exist")
-	_, err = c.Using(t.Context(), driver, "vol-data")
-	refused(t, err, deferral.Busy, "runtime class kata")
+	refusedInTheEnd(t, c, func() error {
+		_, err := c.Using(t.Context(), driver, "vol-data")
+		return err
+	}, deferral.Busy, "runtime class kata")
 	if p := must(t)(c.ByUID(t.Context(), "uid-plain")); p.RuntimeHandler != "" {
 		t.Errorf("the default runtime is %q", p.RuntimeHandler)
 	}

@@ -84,7 +84,7 @@ func podOf(api *corev1.Pod) *pod {
 		}
 	}
 	used := mountsOf(&api.Spec)
-	for i := range api.Spec.Volumes {
+	for i := range api.Spec.Volumes[:min(len(api.Spec.Volumes), maxVolumes)] {
 		if v, ok := volumeOf(p, &api.Spec.Volumes[i]); ok {
 			v.mounts = used[v.name]
 			p.volumes = append(p.volumes, v)
@@ -92,6 +92,10 @@ func podOf(api *corev1.Pod) *pod {
 	}
 	return p
 }
+
+// maxVolumes is more than a node can attach. Whoever makes a pod of more of them gets
+// no deferral for the rest, and does not keep us busy.
+const maxVolumes = 256
 
 // aliasOf gives kubelet's uid of a static pod. Anybody can write annotations: a word
 // that has the form of the API server's own uids is not taken, so that nobody can

@@ -197,7 +197,8 @@ func (d *daemon) live(ctx context.Context, servers *servers) error {
 	if d.tracker != nil {
 		group.Go("containerd", d.tracker)
 	}
-	group.Go("http", &observe.Server{Listen: cfg.HTTP.Listen, Metrics: d.metrics, Pprof: cfg.HTTP.Pprof, Ready: d.readiness})
+	group.Go("http", &observe.Server{Listen: cfg.HTTP.Listen, Metrics: d.metrics, Pprof: cfg.HTTP.Pprof,
+		Ready: d.readiness, Remarks: d.clusterFindings})
 	group.Go("reconcile", &reconcileLoop{
 		broker: d.broker, interval: cfg.ReconcileInterval.Std(), log: d.log, done: tellRepairs(d.log, d.metrics),
 	})

@@ -22,7 +22,10 @@ type Server struct {
 	Metrics *Metrics
 	// Ready tells why the daemon is not ready, or nil.
 	Ready func() error
-	Pprof bool
+	// Remarks are told with "ready", each on a line: what does not work, and keeps
+	// nobody from serving. It may be nil.
+	Remarks func() []string
+	Pprof   bool
 }
 
 // Run serves until ctx ends.
@@ -69,7 +72,7 @@ func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.Metrics.Registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, nil) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Ready()) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Ready(), s.remarks()...) })
 	if s.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -79,7 +82,14 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-func answer(w http.ResponseWriter, err error) {
+func (s *Server) remarks() []string {
+	if s.Remarks == nil {
+		return nil
+	}
+	return s.Remarks()
+}
+
+func answer(w http.ResponseWriter, err error, remarks ...string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if err != nil {
 		w.WriteHeader(http.StatusServiceUnavailable)
@@ -87,4 +97,7 @@ func answer(w http.ResponseWriter, err error) {
 		return
 	}
 	_, _ = fmt.Fprintln(w, "ok")
+	for _, remark := range remarks {
+		_, _ = fmt.Fprintln(w, remark)
+	}
 }

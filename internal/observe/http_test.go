@@ -71,7 +71,7 @@ func TestServer(t *testing.T) {
 			return nil
 		}
 		return errors.New("the records are being read")
-	}})
+	}, Remarks: func() []string { return []string{"the cluster is away"} }})
 	c := client(path)
 	if code, body := get(t, c, "/healthz"); code != http.StatusOK || body != "ok\n" {
 		t.Errorf("healthz: %d %q", code, body)
@@ -80,8 +80,8 @@ func TestServer(t *testing.T) {
 		t.Errorf("readyz before: %d %q", code, body)
 	}
 	ready.Store(true)
-	if code, _ := get(t, c, "/readyz"); code != http.StatusOK {
-		t.Errorf("readyz after: %d", code)
+	if code, body := get(t, c, "/readyz"); code != http.StatusOK || body != "ok\nthe cluster is away\n" {
+		t.Errorf("readyz after: %d %q", code, body)
 	}
 	if code, body := get(t, c, "/metrics"); code != http.StatusOK || !strings.Contains(body, `crust_proxy_build_info{version="test"} 1`) {
 		t.Errorf("metrics: %d", code)
