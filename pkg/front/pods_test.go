@@ -182,7 +182,7 @@ func TestStageOfPodsThatDisagree(t *testing.T) {
 	r.said("stage-block private")
 	r.refused(r.publish("p0"), codes.InvalidArgument, "nothing-like-it")
 	r.ok(nil, r.publish("p1"))
-	r.refused(r.publish("p2"), codes.FailedPrecondition, r.target("p1"), "wait until the other pod is gone")
+	r.refused(r.publish("p2"), codes.FailedPrecondition, "for the pod ns/name-of-p1:", "wait until the other pod is gone")
 	r.ok(nil, r.unpublish("p1"))
 	r.ok(nil, r.publish("p2"))
 	r.ok(nil, r.unpublish("p2"))

@@ -186,11 +186,20 @@ func (p *publish) agree(requested bool) error {
 }
 
 func (p *publish) others() []string {
-	var targets []string
-	for _, status := range p.living {
-		targets = append(targets, status.Target)
+	var others []string
+	for i := range p.living {
+		others = append(others, holder(&p.living[i]))
 	}
-	return append(targets, slices.DeleteFunc(slices.Clone(p.rec.Plain), func(t string) bool { return t == p.target })...)
+	return append(others, slices.DeleteFunc(slices.Clone(p.rec.Plain), func(t string) bool { return t == p.target })...)
+}
+
+// holder is who has a volume: its pod, where that is known, else where it is
+// published.
+func holder(status *deferral.Status) string {
+	if csi := status.CSI; csi != nil && csi.PodName != "" {
+		return "the pod " + csi.PodNamespace + "/" + csi.PodName
+	}
+	return status.Target
 }
 
 func deferredOrNot(deferred bool) string {
@@ -269,10 +278,10 @@ func (p *publish) way(has *capabilities) string {
 // refuseSecondWriter says early what the claim on the device would say late: a
 // driver need not be bothered with it.
 func (p *publish) refuseSecondWriter(ro bool) error {
-	for _, other := range p.living {
-		if !ro || !other.ReadOnly {
+	for i := range p.living {
+		if other := &p.living[i]; !ro || !other.ReadOnly {
 			return by(deferral.PartyVolume, deferral.Errorf(deferral.InUse, "volume %s: the volume is published for %s: one sandbox can "+
-				"have it read-write, or several read-only; wait until the other pod is gone%s", p.target, other.Target, p.couldBeReader(ro)))
+				"have it read-write, or several read-only; wait until the other pod is gone%s", p.target, holder(other), p.couldBeReader(ro)))
 		}
 	}
 	return nil
