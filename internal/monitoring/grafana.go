@@ -70,7 +70,7 @@ type panel struct {
 	Targets     []target     `json:"targets,omitempty"`
 	FieldConfig *fieldConfig `json:"fieldConfig,omitempty"`
 	Options     any          `json:"options,omitempty"`
-	Panels      []panel      `json:"panels,omitempty"`
+	Panels      any          `json:"panels,omitempty"` // of rows: empty where they are open
 }
 
 type gridPos struct {

@@ -33,7 +33,7 @@ func placed(all []row) []panel {
 	y := 0
 	for _, r := range all {
 		open := false
-		out = append(out, panel{ID: len(out) + 1, Type: "row", Title: r.title, Collapsed: &open, GridPos: gridPos{H: 1, W: grid, Y: y}})
+		out = append(out, panel{ID: len(out) + 1, Type: "row", Title: r.title, Collapsed: &open, Panels: []panel{}, GridPos: gridPos{H: 1, W: grid, Y: y}})
 		y++
 		x := 0
 		for _, s := range r.panels {
