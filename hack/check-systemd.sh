@@ -30,6 +30,9 @@ root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 mkdir -p "$root"/{usr/lib/systemd/system,usr/bin,bin,etc/systemd/system}
 cp systemd/*.service systemd/*.socket "$root/usr/lib/systemd/system/"
+# With the drop-ins that an administrator may add.
+mkdir "$root/etc/systemd/system/crust-proxy.service.d"
+cp systemd/*.conf "$root/etc/systemd/system/crust-proxy.service.d/"
 for dir in /lib/systemd/system /usr/lib/systemd/system; do
 	[ -d "$dir" ] && cp -rn "$dir/." "$root/usr/lib/systemd/system/"
 done
