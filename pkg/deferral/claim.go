@@ -88,7 +88,7 @@ func (c *claims) acquire(
 	switch {
 	case err != nil:
 	case dev.Kind == BlockDevice:
-		wasReadOnly, err = c.hold(rec, dev, id)
+		wasReadOnly, err = c.hold(ctx, rec, dev, id)
 	case !dev.known:
 		err = checkImage(v, dev)
 	}

@@ -1,6 +1,7 @@
 package deferral
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -24,7 +25,7 @@ type heldDevice struct {
 }
 
 // hold takes the kernel's claim and what can only be asked of the open device.
-func (c *claims) hold(rec *record, dev *openedDevice, id identity) (wasReadOnly bool, err error) {
+func (c *claims) hold(ctx context.Context, rec *record, dev *openedDevice, id identity) (wasReadOnly bool, err error) {
 	c.mu.Lock()
 	held := c.held[id]
 	c.mu.Unlock()
@@ -32,7 +33,7 @@ func (c *claims) hold(rec *record, dev *openedDevice, id identity) (wasReadOnly 
 		return false, otherKind(&rec.Volume)
 	}
 	if held == nil {
-		if held, err = openHeld(rec, dev); err != nil {
+		if held, err = openHeld(ctx, rec, dev); err != nil {
 			return false, err
 		}
 		if err := c.keep(id, held); err != nil {
@@ -80,8 +81,8 @@ func dupFile(fd int, name string) (*os.File, error) {
 	return os.NewFile(uintptr(dup), name), nil
 }
 
-func openHeld(rec *record, dev *openedDevice) (*heldDevice, error) {
-	fd, err := openClaim(rec, dev)
+func openHeld(ctx context.Context, rec *record, dev *openedDevice) (*heldDevice, error) {
+	fd, err := openClaim(ctx, rec, dev)
 	if err != nil {
 		return nil, holdError(&rec.Volume, err)
 	}
@@ -96,16 +97,36 @@ func openHeld(rec *record, dev *openedDevice) (*heldDevice, error) {
 // openClaim opens the device so that nobody else has it. Where a sandbox's mount
 // is to be the claim, that holds for the moment of the first stage; later it may
 // well be mounted, and by its own sandbox.
-func openClaim(rec *record, dev *openedDevice) (int, error) {
+func openClaim(ctx context.Context, rec *record, dev *openedDevice) (int, error) {
 	if rec.HostMounts && dev.known {
 		return dev.openBlock(0)
 	}
-	fd, err := dev.openBlock(unix.O_EXCL)
+	fd, err := openAlone(ctx, dev)
 	if err != nil || !rec.HostMounts {
 		return fd, err
 	}
 	defer closeFD(fd)
 	return dev.openBlock(0)
+}
+
+// momentTime bounds the wait for who has a device only for a moment: a program that
+// looks at it, or one that is just being started and has copies of our descriptors. A
+// caller that is refused comes again half a second later at best.
+const momentTime = 500 * time.Millisecond
+
+// openAlone opens the device exclusively.
+func openAlone(ctx context.Context, dev *openedDevice) (int, error) {
+	for deadline := time.Now().Add(momentTime); ; {
+		fd, err := dev.openBlock(unix.O_EXCL)
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			return fd, err
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			return fd, err
+		}
+	}
 }
 
 func checkHeld(v *Volume, fd int) (readOnly bool, err error) {

@@ -151,6 +151,23 @@ func TestDeviceMountedElsewhereIsRefused(t *testing.T) {
 	n.noLeftovers()
 }
 
+// TestDeviceHeldForAMoment is about programs that look at a device and let go of it.
+func TestDeviceHeldForAMoment(t *testing.T) {
+	n := newNode(t)
+	disk := harness.Disk(t, 16*mib, "")
+	held, err := unix.Open(disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	must(t, err)
+	letGo := make(chan error)
+	go func() {
+		time.Sleep(50 * time.Millisecond)
+		letGo <- unix.Close(held)
+	}()
+	v, err := n.Stage(t.Context(), n.instruction("pod-1", disk))
+	must(t, errors.Join(err, <-letGo))
+	n.unstage(v.Target)
+	n.noLeftovers()
+}
+
 func TestReadOnlyIsEnforcedAtTheDevice(t *testing.T) {
 	n := newNode(t)
 	disk := harness.Disk(t, 16*mib, "")
