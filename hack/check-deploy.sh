@@ -8,7 +8,6 @@ cd "$(dirname "$0")/.."
 go=${GO:-go}
 update=()
 if [ "${1:-}" = --update ]; then
-	cp deploy/monitoring/alerts.yaml deploy/monitoring/dashboard.json deploy/helm/crust-proxy/files/
 	update=(-args -update)
 fi
 # Built first, and into Go's cache: minutes on a fresh machine, which are no test's.

@@ -59,7 +59,8 @@ func TestDaemonSet(t *testing.T) {
 	during.WaitStats(second, "/data")
 	before.Delete()
 
-	// And back, with the volume that it has still.
+	// And back, with the volume that it has still; for which one has to insist.
+	d.wantRemovalRefused()
 	d.remove()
 	k.Must(k.Proxy.Start())
 	wantGuarded(k, during, second)
@@ -96,6 +97,7 @@ func newDaemonSet(k *cluster.Kube) *daemonSet {
 image: {repository: localhost/crust-proxy, tag: test, pullPolicy: Never}
 cluster: {source: kubeconfig, kubeconfig: %[1]s}
 crustRunc: {install: true, directory: %[2]s}
+removalCheck: {address: "%[5]s:9814"}
 runtimeClasses: []
 admission: {validate: {enabled: false}}
 daemonset:
@@ -112,7 +114,7 @@ config:
   log: {level: debug}
   policy:
     rules: [{name: crust-pods, runtimeHandlers: [crust], defer: true}]
-`, k.NodeAccess, d.bin, harness.Program(t, "crust-runc"), k.Containerd.Socket()), 0o600))
+`, k.NodeAccess, d.bin, harness.Program(t, "crust-runc"), k.Containerd.Socket(), cluster.NodeAddress), 0o600))
 	return d
 }
 
@@ -136,8 +138,11 @@ func (d *daemonSet) install(args ...string) {
 }
 
 // find gives the DaemonSet's pod; an empty one where there is none.
-func (d *daemonSet) find(ctx context.Context) (corev1.Pod, error) {
-	found, err := d.k.Client.CoreV1().Pods(proxySpace).List(ctx, metav1.ListOptions{})
+func (d *daemonSet) find(ctx context.Context) (corev1.Pod, error) { return d.only(ctx, "crust-proxy") }
+
+// only gives the one pod of that name's label.
+func (d *daemonSet) only(ctx context.Context, name string) (corev1.Pod, error) {
+	found, err := d.k.Client.CoreV1().Pods(proxySpace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + name})
 	if err != nil || len(found.Items) == 0 {
 		return corev1.Pod{}, err
 	}
@@ -237,11 +242,37 @@ func (d *daemonSet) crustctl(args ...string) string {
 	return out
 }
 
-// remove uninstalls the chart and waits until its pod has gone. A second time it does
+// wantRemovalRefused has the chart ask the nodes before it goes.
+func (d *daemonSet) wantRemovalRefused() {
+	d.k.T.Helper()
+	refused := make(chan error, 1)
+	go func() {
+		_, err := render.Helm(d.k.T, "uninstall", "crust-proxy", "--namespace="+proxySpace, "--kubeconfig="+d.k.AdminKubeconfig)
+		refused <- err
+	}()
+	d.k.Eventually("the removal is asked for", func(ctx context.Context) error {
+		is, err := d.only(ctx, "crust-proxy-removal")
+		if err == nil && is.Status.Phase != corev1.PodFailed {
+			err = fmt.Errorf("%q is %s", is.Name, is.Status.Phase)
+		}
+		return errors.Join(err, d.schedule(ctx, is))
+	})
+	err := <-refused
+	for _, words := range []string{"job crust-proxy-removal failed", "1 deferred volume(s) live there, of " + cluster.Block} {
+		if err == nil || !strings.Contains(err.Error(), words) {
+			d.k.T.Errorf("helm removes it while a volume lives, or does not say %q: %v", words, err)
+		}
+	}
+	if is, err := d.find(d.k.T.Context()); err != nil || is.Name == "" || is.DeletionTimestamp != nil {
+		d.k.T.Errorf("the DaemonSet's pod goes: %v", err)
+	}
+}
+
+// remove uninstalls the chart, whatever lives, and waits until its pod has gone. A second time it does
 // nothing.
 func (d *daemonSet) remove() {
 	d.k.T.Helper()
-	_, err := render.Helm(d.k.T, "uninstall", "crust-proxy", "--ignore-not-found", "--namespace="+proxySpace,
+	_, err := render.Helm(d.k.T, "uninstall", "crust-proxy", "--ignore-not-found", "--no-hooks", "--namespace="+proxySpace,
 		"--kubeconfig="+d.k.AdminKubeconfig)
 	d.k.Must(err)
 	d.k.Eventually("the DaemonSet's pod goes", func(ctx context.Context) error {
