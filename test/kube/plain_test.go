@@ -3,6 +3,7 @@
 package kube_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -81,10 +82,25 @@ func plainLife(k *cluster.Kube, driver string) []string {
 	files.WaitGrown()
 	found = append(found, looks(k, p, spaceOf("/data"))...)
 	p.Delete()
+	heard.waitUnstaged(files)
 	reader := readsOnly(k.NewPod("reads-"+id, cluster.Runc).With(files, "/data"), files).Start()
 	found = append(found, looks(k, reader, "cat /data/a /data/some/dir/b", "touch /data/x", "grep ' /data ' /proc/mounts | cut -d' ' -f2-")...)
 	reader.Delete()
+	heard.waitUnstaged(files)
+	heard.waitUnstaged(disk)
 	return append(found, heard.told(files), heard.told(disk))
+}
+
+// waitUnstaged waits for kubelet's last call: it comes some time after the last pod
+// went, and not at all where another one came meanwhile.
+func (c *calls) waitUnstaged(v *cluster.Volume) {
+	c.k.T.Helper()
+	c.k.Eventually("kubelet unstages volume "+v.Name, func(context.Context) error {
+		if all := c.of(v); len(all) == 0 || all[len(all)-1] != "NodeUnstageVolume" {
+			return fmt.Errorf("the driver was called: %s", all)
+		}
+		return nil
+	})
 }
 
 func plainInline(k *cluster.Kube, driver string) []string {

@@ -46,7 +46,10 @@ func TestPodsThatShareAVolume(t *testing.T) {
 			first := k.NewPod("first-"+id, c.first).With(v, "/data").Start()
 			first.Exec("echo first > /data/file && sync")
 			second := k.NewPod("second-"+id, c.second).With(v, "/data").Create()
-			k.T.Log(second.WaitEvent("FailedMount", c.says...))
+			said := second.WaitEvent("FailedMount", c.says...)
+			if c.first == cluster.Crust && c.mode != corev1.ReadWriteOncePod && !strings.Contains(said, "for the pod default/"+first.Name+":") {
+				k.T.Errorf("it does not name the other pod: %s", said)
+			}
 			if c.mode != corev1.ReadWriteOncePod {
 				wantRefusedBy(k, second, c.second)
 			}
