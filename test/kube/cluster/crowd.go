@@ -33,7 +33,18 @@ func (k *Kube) NewCrowd(name, class string, volumes []*Volume) *Crowd {
 		p.Labels = map[string]string{crowdLabel: name}
 		crowd.Pods = append(crowd.Pods, p)
 	}
+	if k.T != nil {
+		k.T.Cleanup(crowd.remove)
+	}
 	return crowd
+}
+
+// remove deletes what a test that failed has left.
+func (c *Crowd) remove() {
+	c.k.check(c.k.Mend())
+	for _, p := range c.Pods {
+		c.k.check(p.remove())
+	}
 }
 
 // Start creates the pods at once, and waits until all of them run.

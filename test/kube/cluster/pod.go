@@ -24,8 +24,8 @@ type Pod struct {
 	k *Kube
 }
 
-// forever ends at once when it is asked to.
-const forever = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+// Forever is a script that ends at once when it is asked to.
+const Forever = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
 
 // NewPod prepares a pod with one container, main, that sleeps. The class is Crust,
 // Runc, or the name of a RuntimeClass.
@@ -36,7 +36,7 @@ func (k *Kube) NewPod(name, class string) *Pod {
 		Spec: corev1.PodSpec{
 			NodeName: NodeName, HostNetwork: true, DNSPolicy: corev1.DNSDefault, RestartPolicy: corev1.RestartPolicyAlways,
 			TerminationGracePeriodSeconds: &grace, AutomountServiceAccountToken: &automount,
-			Containers: []corev1.Container{Container("main", forever)},
+			Containers: []corev1.Container{Container("main", Forever)},
 		},
 	}
 	if class != Runc {
@@ -53,7 +53,7 @@ func Container(name, script string) corev1.Container {
 }
 
 // Sleeper is a container that sleeps until it is asked to end.
-func Sleeper(name string) corev1.Container { return Container(name, forever) }
+func Sleeper(name string) corev1.Container { return Container(name, Forever) }
 
 // With mounts a volume in the container main, or gives it as a device where it is a
 // raw block volume. Changes are made to the mount, say its SubPath.

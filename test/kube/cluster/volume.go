@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
@@ -59,19 +60,34 @@ func (k *Kube) NewVolume(options VolumeOptions) *Volume {
 	return v
 }
 
+// NewVolumes has the drivers make many volumes, and waits until all claims are bound.
+func (k *Kube) NewVolumes(all ...VolumeOptions) []*Volume {
+	k.T.Helper()
+	made, err := k.MakeVolumes(all...)
+	k.T.Cleanup(func() {
+		var removing sync.WaitGroup
+		for _, v := range made {
+			removing.Go(func() { k.check(v.remove()) })
+		}
+		removing.Wait()
+	})
+	k.Must(err)
+	return made
+}
+
 // MakeVolumes makes volumes for who is no test. They go with the cluster.
 func (c *Cluster) MakeVolumes(all ...VolumeOptions) ([]*Volume, error) {
 	var made []*Volume
 	for _, options := range all {
 		v := &Volume{VolumeOptions: options.complete(), k: &Kube{Cluster: c}}
-		if err := v.create(); err != nil {
-			return nil, err
-		}
 		made = append(made, v)
+		if err := v.create(); err != nil {
+			return made, err
+		}
 	}
 	for _, v := range made {
 		if err := v.waitBound(); err != nil {
-			return nil, err
+			return made, err
 		}
 	}
 	return made, nil
