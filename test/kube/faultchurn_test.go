@@ -42,13 +42,16 @@ func TestProxyKilledAgainAndAgain(t *testing.T) {
 	k.Eventually("all is well again", func(ctx context.Context) error { return well(ctx, stay) })
 }
 
-// killAgainAndAgain lets crust-proxy live for some time each time. It may die before
-// it serves, too.
+// killAgainAndAgain has crust-proxy serve for some time before each kill, but for some
+// times when it dies as it starts.
 func killAgainAndAgain(k *cluster.Kube, random *rand.Rand, stop <-chan struct{}) {
 	for i := range kills {
-		lives := time.Duration(random.Int64N(int64(2500 * time.Millisecond)))
+		lives, what := time.Duration(random.Int64N(int64(3*time.Second))), "serves"
 		if i%4 == 3 {
-			lives /= 20
+			lives, what = lives/20, "was started"
+		} else if err := k.Proxy.WaitReady(); err != nil {
+			k.T.Error(err)
+			return
 		}
 		select {
 		case <-stop:
@@ -56,7 +59,7 @@ func killAgainAndAgain(k *cluster.Kube, random *rand.Rand, stop <-chan struct{})
 		case <-time.After(lives):
 		}
 		k.Proxy.Kill()
-		k.T.Logf("kill %d, %v after the start", i+1, lives)
+		k.T.Logf("kill %d, %v after it %s", i+1, lives, what)
 		if err := k.Proxy.Launch(); err != nil {
 			k.T.Error(err)
 			return

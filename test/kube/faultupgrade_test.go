@@ -63,12 +63,13 @@ func version(k *cluster.Kube) string {
 	return node.GetVersion()
 }
 
-// otherVersion builds a crust-proxy that knows nothing of the version control, and so
-// calls itself otherwise.
+// otherVersion builds a crust-proxy that calls itself otherwise: with the version
+// control's word where the one that runs was built without, and the other way round.
 func otherVersion(k *cluster.Kube, dir string) string {
 	k.T.Helper()
 	program := filepath.Join(dir, "crust-proxy.next")
-	out, err := exec.Command("go", "build", "-buildvcs=false", "-tags", "failpoints", "-o", program,
+	stamped := fmt.Sprintf("-buildvcs=%t", version(k) == "(devel)")
+	out, err := exec.Command("go", "build", stamped, "-tags", "failpoints", "-o", program,
 		"github.com/crust-proxy/crust-proxy/cmd/crust-proxy").CombinedOutput()
 	if err != nil {
 		k.T.Fatalf("%v\n%s", err, out)
