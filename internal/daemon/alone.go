@@ -22,7 +22,7 @@ func alone(ctx context.Context, runDir string, patience time.Duration) (release 
 		return nil, err
 	}
 	path := filepath.Join(runDir, "daemon.lock")
-	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600) //nolint:gosec // our own directory
 	if err != nil {
 		return nil, fmt.Errorf("the run directory's lock cannot be opened: %w", err)
 	}
