@@ -263,6 +263,8 @@ func (d *daemonSet) wantRemovalRefused() {
 			d.k.T.Errorf("helm removes it while a volume lives, or does not say %q: %v", words, err)
 		}
 	}
+	_, err = d.k.Kubectl("delete", "--namespace="+proxySpace, "job/crust-proxy-removal")
+	d.k.Must(err)
 	if is, err := d.find(d.k.T.Context()); err != nil || is.Name == "" || is.DeletionTimestamp != nil {
 		d.k.T.Errorf("the DaemonSet's pod goes: %v", err)
 	}
