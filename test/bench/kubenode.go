@@ -55,6 +55,9 @@ func serveNode(rawOrder, out string) error {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
 		all, err := o.run(ctx, c)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		if err != nil {
 			return fmt.Errorf("%w\n%s", err, c.Logs())
 		}
