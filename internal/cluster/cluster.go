@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/zap"
 	"golang.org/x/sync/singleflight"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/front"
@@ -54,6 +55,8 @@ type Cluster struct {
 	ahead   ahead
 	// recheck is how often a kubeconfig is looked at whose server does not answer.
 	recheck time.Duration
+	// backoff is between the tries of a watch.
+	backoff wait.Backoff
 	log     *zap.Logger
 }
 
@@ -65,7 +68,7 @@ func New(cfg Config) *Cluster {
 	if cfg.Asked == nil {
 		cfg.Asked = func(string, time.Duration, error) {}
 	}
-	c := &Cluster{cfg: cfg, recheck: lastRetry, log: cfg.Log}
+	c := &Cluster{cfg: cfg, recheck: lastRetry, backoff: watchBackoff, log: cfg.Log}
 	c.contact.log = cfg.Log
 	c.ahead.c = c
 	c.pods.node, c.pods.changed = cfg.NodeName, c.news.tell

@@ -38,6 +38,9 @@ const (
 	lastRetry  = 30 * time.Second
 )
 
+// watchBackoff has a server that comes back be heard of within twenty seconds.
+var watchBackoff = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 10 * time.Second}
+
 // Run follows the cluster until ctx ends. No failure ends it: without the cluster
 // all else works.
 func (c *Cluster) Run(ctx context.Context) error {
@@ -146,11 +149,9 @@ func (c *Cluster) reflector(
 			return found, err
 		},
 	}
-	quiet := logr.Discard()
+	quiet, backoff := logr.Discard(), c.backoff
 	return cache.NewReflectorWithOptions(source, example, &store{into: into, heard: func() { c.heard(context.Background(), what, nil) }},
-		cache.ReflectorOptions{Name: what, Logger: &quiet, Backoff: &wait.Backoff{
-			Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 10 * time.Second,
-		}})
+		cache.ReflectorOptions{Name: what, Logger: &quiet, Backoff: &backoff})
 }
 
 // heard notes how a list or a watch went.
