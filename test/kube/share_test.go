@@ -82,13 +82,11 @@ func wantRefusedBy(k *cluster.Kube, p *cluster.Pod, class string) {
 }
 
 // sameName takes a pod away by force and makes it anew, as people do with the pods
-// of a StatefulSet: the old one still writes when the new one comes.
+// of a StatefulSet: the node still has the old one when the new one comes.
 func sameName(k *cluster.Kube, way, driver string) {
 	v := k.NewVolume(cluster.VolumeOptions{Name: "set-" + way, Driver: driver})
 	old := k.NewPod("set-"+way, cluster.Crust).With(v, "/data")
-	old.Script("trap 'sleep 3; echo ended > /data/ended; sync; exit 0' TERM; while :; do sleep 1; done")
-	grace := int64(20)
-	old.Spec.TerminationGracePeriodSeconds = &grace
+	old.Script("trap 'echo ended > /data/ended; exit 0' TERM; while :; do sleep 3600 & wait $!; done")
 	old.Start()
 	ask := int64(0)
 	k.Must(k.Client.CoreV1().Pods(cluster.Namespace).Delete(k.T.Context(), old.Name, metav1.DeleteOptions{GracePeriodSeconds: &ask}))
@@ -103,6 +101,7 @@ func sameName(k *cluster.Kube, way, driver string) {
 		k.T.Errorf("it is the same pod")
 	}
 	wantGuarded(k, anew, v)
-	wantOut(k, anew, "main", "touch /data/new && ls /data | grep -c new", "1\n")
+	// The old one wrote to its end, and the new one finds that.
+	wantOut(k, anew, "main", "cat /data/ended && touch /data/new", "ended\n")
 	anew.Delete()
 }
