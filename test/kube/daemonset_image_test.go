@@ -77,6 +77,10 @@ func packed(t *testing.T, files map[string]string) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
+	// As in the Containerfile: a directory, and no link to /run, which is the node's.
+	if err := w.WriteHeader(&tar.Header{Name: "var/run/secrets/", Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
+		t.Fatal(err)
+	}
 	var names []string
 	for name := range files {
 		names = append(names, name)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,9 +52,15 @@ func TestDaemonSet(t *testing.T) {
 		t.Errorf("a changed policy made another pod of the DaemonSet: %s", now)
 	}
 
-	// An upgrade: another container, under pods that run on.
-	d.install("--set=config.shutdownTimeout=15s")
+	// An upgrade: another container, under pods that run on; and with another identity,
+	// that of the chart's service account.
+	d.install("--set=cluster.source=serviceAccount", "--set-json", d.apiServer())
 	d.waitReady(old)
+	third := k.NewVolume(cluster.VolumeOptions{Name: "after", Driver: cluster.Native})
+	after := d.start(k.NewPod("after", cluster.Crust).With(third, "/data"))
+	wantGuarded(k, after, third)
+	d.wantHealthy()
+	after.Delete()
 	second.Grow(2 * second.Size)
 	second.WaitGrown()
 	during.WaitStats(second, "/data")
@@ -135,6 +142,15 @@ func (d *daemonSet) install(args ...string) {
 		"--namespace=" + proxySpace, "--create-namespace", "--values=" + d.values,
 	}, args...)...)
 	d.k.Must(err)
+}
+
+// apiServer has pods find it: the rig's services have no addresses.
+func (d *daemonSet) apiServer() string {
+	d.k.T.Helper()
+	at, err := url.Parse(d.k.URL)
+	d.k.Must(err)
+	return fmt.Sprintf(`daemonset.extraEnv=[{"name": "KUBERNETES_SERVICE_HOST", "value": %q}, {"name": "KUBERNETES_SERVICE_PORT", "value": %q}]`,
+		at.Hostname(), at.Port())
 }
 
 // find gives the DaemonSet's pod; an empty one where there is none.
