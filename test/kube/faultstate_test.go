@@ -63,7 +63,7 @@ func compare(was, is []string) error {
 }
 
 // admin asks the daemon as crustctl does.
-func admin[T any](ctx context.Context, ask func(adminv1.AdminClient) (T, error)) (T, error) {
+func admin[T any](ask func(adminv1.AdminClient) (T, error)) (T, error) {
 	conn, err := grpc.NewClient("unix:"+cluster.AdminSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		var none T
@@ -75,7 +75,7 @@ func admin[T any](ctx context.Context, ask func(adminv1.AdminClient) (T, error))
 
 // volumesOf are the volumes that crust-proxy tells of, by target.
 func volumesOf(ctx context.Context) (map[string]*adminv1.Volume, error) {
-	reply, err := admin(ctx, func(c adminv1.AdminClient) (*adminv1.ListVolumesResponse, error) {
+	reply, err := admin(func(c adminv1.AdminClient) (*adminv1.ListVolumesResponse, error) {
 		return c.ListVolumes(ctx, &adminv1.ListVolumesRequest{})
 	})
 	out := make(map[string]*adminv1.Volume)

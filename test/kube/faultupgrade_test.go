@@ -56,7 +56,7 @@ func TestUpgradeUnderPods(t *testing.T) {
 func version(k *cluster.Kube) string {
 	k.T.Helper()
 	ctx := k.T.Context()
-	node, err := admin(ctx, func(c adminv1.AdminClient) (*adminv1.GetNodeResponse, error) {
+	node, err := admin(func(c adminv1.AdminClient) (*adminv1.GetNodeResponse, error) {
 		return c.GetNode(ctx, &adminv1.GetNodeRequest{})
 	})
 	k.Must(err)
