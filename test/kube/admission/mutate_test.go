@@ -16,6 +16,7 @@ import (
 func TestAnnotatedByClass(t *testing.T) {
 	r := start(t)
 	r.install(t, "--set=admission.mutate.enabled=true")
+	r.inForce(t)
 	const none = "none"
 	asks := func(p *corev1.Pod) string {
 		if value, said := p.Annotations[deferral.AnnotationKey]; said {
@@ -87,13 +88,14 @@ func onlySome(t *testing.T, r *rig) {
 		made, err := r.client.CoreV1().Pods(space).Create(t.Context(), pod("kata", claim("data")), keepNone)
 		return made.Annotations, err
 	}
-	await(t, "the selector", func() bool { got, err := in("outside"); return err == nil && len(got) == 0 })
+	bad := pod("kata", annotated("!"), claim("data"))
+	await(t, "the mutating policy's selector", func() bool { got, err := in("outside"); return err == nil && len(got) == 0 })
+	await(t, "the validating policy's selector", func() bool {
+		_, err := r.client.CoreV1().Pods("outside").Create(t.Context(), bad, keepNone)
+		return err == nil
+	})
 	if got, err := in("inside"); err != nil || got[deferral.AnnotationKey] != "data" {
 		t.Errorf("inside: %v, %v", got, err)
-	}
-	bad := pod("kata", annotated("!"), claim("data"))
-	if _, err := r.client.CoreV1().Pods("outside").Create(t.Context(), bad, keepNone); err != nil {
-		t.Errorf("outside a pod is refused: %v", err)
 	}
 	_, err := r.client.CoreV1().Pods("inside").Create(t.Context(), bad, keepNone)
 	if err := says(err, "pods", "cannot be read"); err != nil {

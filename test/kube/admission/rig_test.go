@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -23,7 +24,7 @@ import (
 )
 
 // patience is how long the API server may take to take up a policy.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // rig is a control plane with the chart installed.
 type rig struct {
@@ -77,6 +78,34 @@ func await(t *testing.T, what string, there func() bool) {
 			t.Fatalf("%s is not in force after %v", what, patience)
 		}
 	}
+}
+
+// inForce waits for the runtime classes and for each of the validating policies: the
+// API server takes them up one by one.
+func (r *rig) inForce(t *testing.T) {
+	t.Helper()
+	for _, class := range []string{"kata", "crust", "vm"} {
+		await(t, "the runtime class "+class, func() bool { _, err := r.dry(t, pod(class)); return err == nil })
+	}
+	asks := pod("kata", annotated("data"), claim("data"))
+	await(t, "the policy for pods", func() bool {
+		_, err := r.dry(t, pod("kata", annotated("!"), claim("data")))
+		return err != nil
+	})
+	await(t, "the policy for workloads", func() bool { return r.makes(t, deployment(2, asks, "Recreate")) != nil })
+	await(t, "the policy for rollouts", func() bool {
+		r.warnings.take()
+		return r.makes(t, deployment(1, asks, "")) == nil && len(r.warnings.take()) > 0
+	})
+	living, err := r.client.CoreV1().Pods("default").Create(t.Context(), asks, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the policy for living pods", func() bool {
+		_, err := r.client.CoreV1().Pods("default").Patch(t.Context(), living.Name, types.MergePatchType,
+			[]byte(`{"metadata":{"annotations":{"crust-proxy.dev/defer":"*"}}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		return err != nil
+	})
 }
 
 // warnings collects those of the API server.

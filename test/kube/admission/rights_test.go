@@ -38,6 +38,7 @@ func TestTheRoleIsEnough(t *testing.T) {
 	if err := os.Chmod(access, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	await(t, "the runtime class", func() bool { _, err := r.dry(t, pod("crust")); return err == nil })
 	made := r.podWithDisk(t)
 
 	looksUp := cluster.New(cluster.Config{

@@ -36,7 +36,7 @@ func TestWorkloads(t *testing.T) {
 	r.install(t)
 	asks := pod("kata", annotated("data"), claim("data"))
 	reads := pod("vm", volume("data", claimSource("data", true)))
-	await(t, "the policy for workloads", func() bool { return r.makes(t, deployment(2, asks, appsv1.RecreateDeploymentStrategyType)) != nil })
+	r.inForce(t)
 
 	two, one := int32(2), int32(1)
 	always := template(pod("vm", claim("data")))
