@@ -39,21 +39,22 @@ func kubePods(ctx context.Context, set settings, r *rig, s *sheet) error {
 	if set.quick {
 		o.Pods, o.Rounds = 15, 2
 	}
-	all, err := r.onNode(ctx, o)
+	is, err := r.onNode(ctx, o)
 	if err != nil {
 		return err
 	}
-	deferred, mounted, direct := all["deferred"], all["mounted"], all["direct"]
+	deferred, mounted, direct := is.Laps["deferred"], is.Laps["mounted"], is.Laps["direct"]
 	s.tell(fmt.Sprintf("%d pods with a volume each, created and deleted together: with runc, mounted on the host by the driver", o.Pods), mounted.text())
 	s.atMost("the same with crust-runc, volumes of the same driver deferred", "<= 1.15x", deferred.against(mounted), 1.15,
 		fmt.Sprintf("%.2fx (%s)", deferred.against(mounted), deferred.text()))
 	s.tell("rounds of it, one by one", deferred.spread(mounted))
 	s.tell("the same, against that driver without crust-proxy", fmt.Sprintf("%.2fx (%s)", deferred.against(direct), direct.text()))
+	s.tell("calls that changed volumes in it, and were refused so that kubelet had to repeat them", fmt.Sprintf("%d of %d", is.Refused, is.Calls))
 	return nil
 }
 
 // onNode has another process measure in namespaces of its own, as a node has them.
-func (r *rig) onNode(ctx context.Context, o order) (map[string]laps, error) {
+func (r *rig) onNode(ctx context.Context, o order) (*onNode, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -75,8 +76,8 @@ func (r *rig) onNode(ctx context.Context, o order) (map[string]laps, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all map[string]laps
-	return all, json.Unmarshal(raw, &all)
+	is := &onNode{}
+	return is, json.Unmarshal(raw, is)
 }
 
 // laps are those of one kind, in the order of the rounds.
