@@ -52,7 +52,7 @@ func (c *Crowd) Start(ctx context.Context) error {
 	pods := c.k.Client.CoreV1().Pods(Namespace)
 	return c.until(ctx, "runs", func(ctx context.Context, p *Pod) error {
 		p.UID = ""
-		made, err := pods.Create(ctx, p.Pod.DeepCopy(), metav1.CreateOptions{})
+		made, err := pods.Create(ctx, p.DeepCopy(), metav1.CreateOptions{})
 		if err == nil {
 			p.UID = made.UID
 		}
