@@ -37,7 +37,7 @@ func newBench(t *testing.T) *bench {
 	t.Helper()
 	harness.Need(t, "runc")
 	// Short, because sockets lie below it, and not on a tmpfs, because disks do.
-	dir, err := os.MkdirTemp("/var/tmp", "cf")
+	dir, err := os.MkdirTemp("/var/tmp", harness.Prefix("cf"))
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
 	return &bench{t: t, dir: dir, root: dir + "/crust"}

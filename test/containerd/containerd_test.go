@@ -53,7 +53,7 @@ type daemon struct {
 func newContainerd(t *testing.T) *daemon {
 	t.Helper()
 	harness.Need(t, "containerd", "containerd-shim-runc-v2", "runc")
-	dir, err := os.MkdirTemp("/tmp", "ctd")
+	dir, err := os.MkdirTemp("/tmp", harness.Prefix("ctd"))
 	must(t, err)
 	d := &daemon{t: t, dir: dir, socket: dir + "/c.sock", rootfs: dir + "/rootfs"}
 	// Shims keep sockets and runc's state below /run whatever the configuration

@@ -60,7 +60,7 @@ func (b *buffer) String() string {
 func newRig(t *testing.T, native bool, args ...string) *rig {
 	t.Helper()
 	harness.Need(t, "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "blkid", "resize2fs", "xfs_growfs", "btrfs")
-	dir, err := os.MkdirTemp("/var/tmp", "cd")
+	dir, err := os.MkdirTemp("/var/tmp", harness.Prefix("cd"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -117,7 +117,7 @@ func (b *lockedBuffer) String() string {
 func NewDaemon(t testing.TB) *Daemon {
 	t.Helper()
 	// Unix socket paths are short, and so must Kata's targets be.
-	dir, err := os.MkdirTemp("/tmp", "cp")
+	dir, err := os.MkdirTemp("/tmp", Prefix("cp"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@
 package harness
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,8 +21,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/loopdev"
 )
 
-const insideEnv = "CRUST_TEST_NAMESPACE"
-
 // Main runs the tests of a package in a mount namespace of their own, so that
 // whatever a killed test leaves mounted goes with it, and then looks for loop
 // devices and mounts that were left.
@@ -34,16 +33,22 @@ func Run(tests func() int, namespaces uintptr) int {
 		fmt.Fprintln(os.Stderr, "system tests need root: run them as root, or with sudo")
 		return 1
 	}
-	if os.Getenv(insideEnv) == "" {
+	if mark() == "" {
 		return enterNamespaces(unix.CLONE_NEWNS | namespaces)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		fmt.Fprintln(os.Stderr, "make mounts private:", err)
 		return 1
 	}
+	removeTemp, err := ownTemp()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "make a directory for temporary files:", err)
+		return 1
+	}
 	before := leakable()
 	code := tests()
 	removeBuilt()
+	removeTemp()
 	for _, left := range leaks(before) {
 		fmt.Fprintln(os.Stderr, "LEAKED:", left)
 		code = 1
@@ -71,7 +76,7 @@ func enterNamespaces(which uintptr) int {
 		return 1
 	}
 	cmd := exec.Command(self, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), insideEnv+"=1")
+	cmd.Env = append(os.Environ(), insideEnv+"="+newMark())
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: which, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Run(); err != nil {
@@ -81,12 +86,16 @@ func enterNamespaces(which uintptr) int {
 	return 0
 }
 
-// leakable lists what a test could leave behind.
+// leakable lists what a test could leave behind. Loop devices are the machine's:
+// those of others who test at the same time are told by the names of their files.
 func leakable() []string {
 	var out []string
 	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, l := range loops {
 		raw, _ := os.ReadFile(l)
+		if !bytes.Contains(raw, []byte(mark())) {
+			continue // of other tests, or of nobody's
+		}
 		out = append(out, "loop device "+filepath.Base(filepath.Dir(filepath.Dir(l)))+" over "+strings.TrimSpace(string(raw)))
 	}
 	raw, _ := os.ReadFile("/proc/self/mountinfo")

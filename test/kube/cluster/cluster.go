@@ -60,7 +60,7 @@ func newCluster(t testing.TB) (*Cluster, error) {
 
 // open starts a cluster of the programs given.
 func open(ours map[string]string, logLevel string) (*Cluster, error) {
-	dir, err := os.MkdirTemp("/tmp", "kc")
+	dir, err := os.MkdirTemp("/tmp", harness.Prefix("kc"))
 	if err != nil {
 		return nil, err
 	}

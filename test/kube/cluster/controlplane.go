@@ -44,7 +44,7 @@ type ControlPlane struct {
 // claims or makes service accounts there, and none is asked for.
 func StartControlPlane(t testing.TB) *ControlPlane {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "kc")
+	dir, err := os.MkdirTemp("/tmp", harness.Prefix("kc"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func newControlPlane(dir string, flags ...string) (*ControlPlane, error) {
 // OpenControlPlane starts a control plane for who is no test, in a directory of its
 // own below dir. Close takes it away.
 func OpenControlPlane(dir string) (*ControlPlane, error) {
-	dir, err := os.MkdirTemp(dir, "kc")
+	dir, err := os.MkdirTemp(dir, harness.Prefix("kc"))
 	if err != nil {
 		return nil, err
 	}
