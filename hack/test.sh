@@ -2,23 +2,54 @@
 # All tests and checks, each as a step. A failed step does not keep the next ones
 # from running, so that one run tells everything; the exit code tells the truth.
 # CRUST_SYSTEM=skip leaves out, by the caller's explicit wish, what needs root.
+#
+# Tests of the real system wait more than they compute. So steps run in three lanes
+# at once: tests in the foreground, those in Kubernetes beside them, and what only
+# computes (programs for tests, lint, fuzzing) at a low priority.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+lanes=()
+trap 'for lane in "${lanes[@]}"; do kill -- "-$lane" 2>/dev/null; done; rm -rf "$logs"' EXIT
 summary=()
 failed=0
 
-step() { # name command...
+# attempt runs a step and leaves what came of it: result and seconds.
+attempt() { # name command...
 	local name=$1 start=$SECONDS result=ok
 	shift
+	"$@" </dev/null >"$logs/$name" 2>&1 || result=FAILED
+	echo "$result $((SECONDS - start))" >"$logs/$name.part"
+	mv "$logs/$name.part" "$logs/$name.done"
+}
+
+# lane runs steps one after another in the background: a nice value, then a function.
+lane() {
+	set -m # a process group of its own, to be ended as a whole
+	(
+		renice -n "$1" "$BASHPID" >/dev/null
+		"$2"
+	) &
+	lanes+=($!)
+	set +m
+}
+
+ended() { until [ -e "$logs/$1.done" ]; do sleep 0.2; done; }
+
+# collect waits for a step of a lane and shows it.
+collect() { # name title
+	ended "$1"
 	echo
-	echo "=== $name: $*"
-	if ! "$@" </dev/null 2>&1 | tee "$logs/$name"; then
-		result=FAILED
-		failed=1
-	fi
-	summary+=("$(printf '%-16s %-7s %4d s  %s' "$name" "$result" $((SECONDS - start)) "$(closing "$logs/$name")")")
+	echo "=== $1: $2"
+	cat "$logs/$1"
+	tell "$1"
+}
+
+tell() {
+	local result seconds
+	read -r result seconds <"$logs/$1.done"
+	[ "$result" = ok ] || failed=1
+	summary+=("$(printf '%-16s %-7s %4d s  %s' "$1" "$result" "$seconds" "$(closing "$logs/$1")")")
 }
 
 # closing is the line in which a step's runner says how many tests it ran.
@@ -26,29 +57,64 @@ closing() {
 	grep -E '^(DONE|fuzz:|check-|buf |[0-9]+ issues)' "$1" | tail -1
 }
 
+step() { # name command...
+	local name=$1
+	shift
+	echo
+	echo "=== $name: $*"
+	: >"$logs/$name"
+	tail -n +1 -f --pid=$$ "$logs/$name" 2>/dev/null &
+	local tail=$!
+	attempt "$name" "$@"
+	sleep 0.3 # tail's last look
+	{ kill "$tail" && wait "$tail"; } 2>/dev/null
+	tell "$name"
+}
+
+compute() {
+	if [ "${CRUST_SYSTEM:-}" != skip ]; then
+		attempt containerd hack/containerd.sh
+		attempt kubernetes hack/kubernetes.sh
+	fi
+	renice -n 19 "$BASHPID" >/dev/null # for the rest nobody waits
+	attempt deploy make -s check-deploy
+	attempt monitoring make -s check-monitoring
+	attempt lint make -s lint
+	attempt fuzz make -s fuzz
+}
+
+kubernetes() {
+	ended containerd
+	ended kubernetes
+	ended deploy # built helm and kustomize
+	attempt kube make -s test-kube
+}
+
 steps() {
 	step setup hack/setup.sh
 	[ "$failed" = 0 ] || return
 	step build make -s build
+	lane 5 compute
+	[ "${CRUST_SYSTEM:-}" = skip ] || lane 0 kubernetes
 	step generated make -s check-generated
 	step breaking make -s check-breaking
 	step systemd make -s check-systemd
-	step deploy make -s check-deploy
-	step monitoring make -s check-monitoring
-	step lint make -s lint
 	step unit make -s unit
-	step fuzz make -s fuzz
 	if [ "${CRUST_SYSTEM:-}" = skip ]; then
-		summary+=("system           SKIPPED  because CRUST_SYSTEM=skip")
-		summary+=("kube             SKIPPED  because CRUST_SYSTEM=skip")
-		summary+=("package          SKIPPED  because CRUST_SYSTEM=skip")
-		return
+		for name in system kube package; do
+			summary+=("$(printf '%-16s SKIPPED  because CRUST_SYSTEM=skip' $name)")
+		done
+	else
+		collect containerd hack/containerd.sh
+		step system make -s system
+		step package make -s package-test
+		collect kubernetes hack/kubernetes.sh
+		collect kube "make test-kube"
 	fi
-	step containerd hack/containerd.sh
-	step kubernetes hack/kubernetes.sh
-	step system make -s system
-	step kube make -s test-kube
-	step package make -s package-test
+	collect deploy "make check-deploy"
+	collect monitoring "make check-monitoring"
+	collect lint "make lint"
+	collect fuzz "make fuzz"
 }
 
 steps
