@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -115,6 +116,12 @@ func TestFrontAwayUnderPods(t *testing.T) {
 		return errors.New("they all wait")
 	})
 
+	// A kubelet that begins without the drivers knows the volumes from the disk alone.
+	k.Must(k.Kubelet.Restart())
+	k.Must(k.WaitNode(corev1.ConditionTrue))
+	for _, w := range stay {
+		w.goesOn(k)
+	}
 	k.Must(k.Proxy.Start())
 	waitKubeletHas(k, true, cluster.Block, cluster.Native)
 	hasLeft(k, leaving)
