@@ -126,7 +126,7 @@ func (m *matrix) play(k *cluster.Kube, number int, r round) {
 		f.restarts()
 	}
 
-	hasLeft(k, leaving)
+	m.haveLeft(k, r, leaving, logf)
 	logf("the pods that were to go have gone")
 	for _, w := range coming {
 		w.settle(k)
