@@ -60,7 +60,7 @@ test-kube: ## Tests in a real Kubernetes node, whose programs are built first (r
 	@hack/need-root.sh "tests in Kubernetes"
 	@hack/kubernetes.sh >/dev/null && hack/containerd.sh >/dev/null
 	@for tool in helm kustomize; do $(GO) tool -n -modfile=tools/kube-deploy/go.mod $$tool >/dev/null; done
-	$(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 1 -timeout $(KUBE_TIMEOUT) ./test/kube/...
+	$(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 2 -timeout $(KUBE_TIMEOUT) ./test/kube/...
 
 .PHONY: package-test
 package-test: ## Build the packages; install, check and remove the .deb (root)
