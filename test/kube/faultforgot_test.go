@@ -26,7 +26,7 @@ const forgetTime = 20 * time.Second
 // when the next pod that has it goes.
 func (m *matrix) haveLeft(k *cluster.Kube, r round, leaving []*writer, logf func(string, ...any)) {
 	k.T.Helper()
-	if r.first != "kubelet" && r.second != "kubelet" {
+	if !r.has("kubelet") {
 		hasLeft(k, leaving)
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -16,10 +17,9 @@ import (
 
 // faults has the two parts of a round go and come back.
 type faults struct {
-	k      *cluster.Kube
-	round  round
-	number int
-	using  []*writer
+	k     *cluster.Kube
+	round round
+	using []*writer
 	// gone is called when the first part has gone.
 	gone func()
 	rand *rand.Rand
@@ -70,13 +70,14 @@ func (f *faults) pause(most time.Duration) { time.Sleep(time.Duration(f.rand.Int
 
 // restarts takes both parts away and puts them back, in any order.
 func (f *faults) restarts() {
-	f.down(f.round.first, f.round.how)
+	first, second := f.round.parts[0], f.round.parts[1]
+	f.down(first, f.round.how)
 	f.gone()
 	f.pause(time.Second)
-	f.down(f.round.second, f.round.how)
+	f.down(second, f.round.how)
 	f.killSides()
 	f.pause(2 * time.Second)
-	back := []string{f.round.first, f.round.second}
+	back := []string{first, second}
 	f.rand.Shuffle(len(back), func(i, j int) { back[i], back[j] = back[j], back[i] })
 	var waiting sync.WaitGroup
 	problems := make([]error, len(back))
@@ -88,45 +89,57 @@ func (f *faults) restarts() {
 	f.k.Must(errors.Join(problems...))
 }
 
-// absence takes the API server away for a minute. Meanwhile the other part is killed
-// and comes back, and is asked to end and comes back.
+// absence takes the API server away for a minute. Meanwhile each of the other parts is
+// killed and comes back, and later is asked to end and comes back.
 func (f *faults) absence() {
-	other := f.round.second
-	if other == apiServer {
-		other = f.round.first
-		f.down(other, "kill")
+	others := slices.DeleteFunc(slices.Clone(f.round.parts), func(part string) bool { return part == apiServer })
+	before := others[0] == f.round.parts[0]
+	if before {
+		f.down(others[0], "kill")
 		f.gone()
 		f.pause(time.Second)
 	}
-	f.down(apiServer, map[bool]string{true: "kill", false: "stop"}[f.number%2 == 0])
-	f.gone()
+	f.down(apiServer, f.round.how)
 	back := time.Now().Add(away)
-	f.pause(2 * time.Second)
-	if other == f.round.second {
-		f.down(other, "kill")
-	}
 	f.killSides()
-	f.pause(5 * time.Second)
-	f.k.Must(f.up(other))
-	f.pause(10 * time.Second)
-	f.down(other, "stop")
-	f.pause(5 * time.Second)
-	f.k.Must(f.up(other))
+	for i, part := range others {
+		if i > 0 || !before {
+			f.pause(time.Second)
+			f.down(part, "kill")
+		}
+		if i == 0 && !before {
+			f.gone()
+		}
+		f.pause(3 * time.Second)
+		f.k.Must(f.up(part))
+	}
+	for _, part := range others {
+		f.pause(5 * time.Second)
+		f.down(part, "stop")
+		f.pause(2 * time.Second)
+		f.k.Must(f.up(part))
+	}
 	for _, w := range f.using {
 		w.goesOn(f.k)
 	}
-	// A kubelet that was restarted knows no pod before it has heard of them.
-	if other != "kubelet" {
-		for _, w := range f.using {
-			f.k.Eventually("a container of pod "+w.Name+" is restarted without the API server", w.hasNewSide)
-		}
-		f.logf("containers were restarted")
-		if time.Now().After(back) {
-			f.k.T.Errorf("it took more than the %v that the API server was to be away", away)
-		}
+	if !f.round.has("kubelet") { // which knows no pod then
+		f.wantNewSides(back)
 	}
 	time.Sleep(time.Until(back))
 	f.k.Must(f.up(apiServer))
+}
+
+// wantNewSides wants the containers that were killed to be restarted before the API
+// server is back.
+func (f *faults) wantNewSides(before time.Time) {
+	f.k.T.Helper()
+	for _, w := range f.using {
+		f.k.Eventually("a container of pod "+w.Name+" is restarted without the API server", w.hasNewSide)
+	}
+	f.logf("containers were restarted")
+	if time.Now().After(before) {
+		f.k.T.Errorf("it took more than the %v that the API server was to be away", away)
+	}
 }
 
 // killSides kills a container of each pod that uses its volume: it is to be restarted

@@ -4,7 +4,6 @@ package kube_test
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -19,15 +18,18 @@ const away = time.Minute
 // apiServer is the part that is away for a minute; the other ones come back at once.
 const apiServer = "apiserver"
 
-// round is two parts that go, in this order, and how they go.
+// round is parts that go, in this order, and how they go.
 type round struct {
-	first, second string
-	how           string // kill, or stop: SIGTERM
+	parts []string
+	how   string // kill, or stop: SIGTERM
 	// step is how far pods have come when the first one goes.
 	step step
 }
 
-func (r round) String() string { return fmt.Sprintf("%s+%s/%s", r.first, r.second, r.how) }
+func (r round) String() string { return strings.Join(r.parts, "+") + "/" + r.how }
+
+// has tells whether a part goes in the round.
+func (r round) has(part string) bool { return slices.Contains(r.parts, part) }
 
 // rounds are all pairs: killed, and restarted. Which one is first changes.
 func rounds() []round {
@@ -35,17 +37,14 @@ func rounds() []round {
 	var out []round
 	for i, one := range parts {
 		for _, other := range parts[i+1:] {
-			out = append(out, round{first: one, second: other, how: "kill"}, round{first: other, second: one, how: "stop"})
+			out = append(out, round{parts: []string{one, other}, how: "kill"}, round{parts: []string{other, one}, how: "stop"})
 		}
 	}
-	// Within a minute there is time for both: see absence.
-	for i, one := range parts {
-		r := round{first: apiServer, second: one, how: "kill"}
-		if i%2 == 1 {
-			r.first, r.second = one, apiServer
-		}
-		out = append(out, r)
-	}
+	// A minute is long: two parts go in it one after the other, each in both ways. A
+	// kubelet that was restarted knows of no pod before the API server is back, so it
+	// is the last.
+	out = append(out, round{parts: []string{"driver", apiServer, "kubelet"}, how: "kill"},
+		round{parts: []string{apiServer, "containerd", "crust-proxy"}, how: "stop"})
 	for i := range out {
 		out[i].step = steps[i%len(steps)]
 	}
@@ -115,12 +114,12 @@ func (m *matrix) play(k *cluster.Kube, number int, r round) {
 	pause := time.Duration(m.rand.Int64N(int64(300 * time.Millisecond)))
 	time.Sleep(pause)
 	logf("pod %s %s; %v later the first part goes", watched.Name, r.step.name, pause)
-	f := &faults{k: k, round: r, number: number, using: using, rand: m.rand, logf: logf, gone: func() {
+	f := &faults{k: k, round: r, using: using, rand: m.rand, logf: logf, gone: func() {
 		for _, w := range slices.Concat(coming, leaving) {
 			logf("%s", w.found())
 		}
 	}}
-	if r.first == apiServer || r.second == apiServer {
+	if r.has(apiServer) {
 		f.absence()
 	} else {
 		f.restarts()
