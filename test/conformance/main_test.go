@@ -67,6 +67,20 @@ func (b *bench) command(fs string, args ...string) *exec.Cmd {
 	return exec.Command(harness.Program(b.t, "crustctl"), args...)
 }
 
+// waitBegun waits until a run has made its directory: before that no signal finds
+// anything to be removed.
+func (b *bench) waitBegun() {
+	b.t.Helper()
+	for range 3000 {
+		if found, err := filepath.Glob(b.dir + "/crust-conformance-*"); err != nil || len(found) > 0 {
+			must(b.t, err)
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	b.t.Fatal("the run does not begin")
+}
+
 // outcome is what it reports.
 type outcome struct {
 	code   int
