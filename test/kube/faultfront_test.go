@@ -180,7 +180,9 @@ func TestFrontIsNotRemovedUnderPods(t *testing.T) {
 	off.Front = "{enabled: false, abandonVolumes: true}"
 	k.Must(k.ConfigureProxy(off))
 	waitKubeletHas(k, false, cluster.Block, cluster.Native)
-	killSides(k, stay)
+	for _, w := range stay {
+		w.goesOn(k)
+	}
 	has, err := volumesOf(t.Context())
 	k.Must(err)
 	for _, w := range deferred {

@@ -102,7 +102,7 @@ func TestPodsDeletedPastTheFront(t *testing.T) {
 	for _, w := range pods {
 		soon(k, "pod "+w.Name+" ends", func() bool { _, err := born(w.pid); return err != nil })
 	}
-	k.Never("a pod goes without the front", 10*time.Second, func(ctx context.Context) error {
+	k.Never("a pod goes without the front", 5*time.Second, func(ctx context.Context) error {
 		for _, w := range pods {
 			if w.hasGoneButStaged(ctx) == nil {
 				return nil
