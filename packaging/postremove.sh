@@ -12,6 +12,7 @@ remove | 0) ;;
 esac
 
 # Records of living volumes stay: only directories that are empty go.
+rm -f /run/crust-proxy/daemon.lock /run/crust-proxy/format.lock
 find /run/crust-proxy -depth -type d -empty -delete 2>/dev/null || true
 
 if [ -d /run/systemd/system ]; then

@@ -76,7 +76,7 @@ func TestOperatorSeesWhatWasRefused(t *testing.T) {
 	if said := n.crustctl("get", target); strings.Contains(said, "efused") || !strings.Contains(said, "PUBLISHED") || !strings.Contains(said, "team/db-0") {
 		t.Errorf("after a success crustctl get says\n%s", said)
 	}
-	wantCode(t, n.publish(v, "pod-2"), codes.FailedPrecondition, target)
+	wantCode(t, n.publish(v, "pod-2"), codes.FailedPrecondition, "published for the pod team/db-0")
 	if said := n.crustctl("list", "--state", "refused"); !strings.Contains(said, "REFUSED (volume)") || strings.Contains(said, target) {
 		t.Errorf("crustctl list says\n%s", said)
 	}
