@@ -69,6 +69,9 @@ func (c cannot) Error() string { return c.said }
 // check tries one demand, unless one that it needs has not passed. One of a scene
 // that is not played is taken as met.
 func (s *suite) check(ctx context.Context, name string, try func(context.Context) error, needs ...string) {
+	if ctx.Err() != nil {
+		return // what it needs may have been cut off
+	}
 	for _, need := range needs {
 		if is, tried := s.known[need]; tried && is != Pass {
 			s.note(name, Skip, "not tried, because "+need+" did not pass")

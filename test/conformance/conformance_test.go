@@ -139,7 +139,13 @@ func TestWrongHandlers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			newBench(t).crustRunc(wrong.script).run("xfs", "--only", wrong.scenes).wantFailed(t, wrong.failed...)
+			b := newBench(t).crustRunc(wrong.script)
+			found := b.run("xfs", "--only", wrong.scenes)
+			// A race is won by chance: on a busy machine not in the first run.
+			for again := 0; again < 5 && slices.Contains(wrong.failed, "sub-race") && !slices.Contains(found.of(conformance.Fail), "sub-race"); again++ {
+				found = b.run("xfs", "--only", wrong.scenes)
+			}
+			found.wantFailed(t, wrong.failed...)
 		})
 	}
 }
