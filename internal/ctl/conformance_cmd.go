@@ -65,6 +65,8 @@ func (a *app) conformance(cmd *cobra.Command, opts conformance.Options) error {
 	switch {
 	case errors.Is(err, context.Canceled):
 		err = errors.New("interrupted: what was made is removed again")
+	case err != nil && errors.Is(ctx.Err(), context.Canceled): // in the words of a program that was ended
+		err = fmt.Errorf("interrupted: %w", err)
 	case errors.Is(err, context.DeadlineExceeded):
 		err = fmt.Errorf("it did not end within --timeout %s: what was made is removed again", a.timeout)
 	}
