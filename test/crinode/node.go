@@ -57,6 +57,8 @@ type Node struct {
 	group string // parent control group of all pods
 	conn  *grpc.ClientConn
 	cmd   *exec.Cmd
+	// wasKilled is set where containerd was killed once.
+	wasKilled bool
 }
 
 // New makes a node, with its images, that is ready for pods. Close must be
@@ -153,6 +155,7 @@ func inTime(
 // Kill kills containerd with SIGKILL; shims and pods live on.
 func (n *Node) Kill() {
 	if n.cmd != nil {
+		n.wasKilled = true
 		_ = n.cmd.Process.Kill()
 		_ = n.cmd.Wait()
 		n.cmd = nil
