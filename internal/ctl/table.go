@@ -7,17 +7,19 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/ctl/show"
 )
 
 // The colours that tables use.
 const (
-	plain  = ""
-	red    = "\x1b[31m"
-	green  = "\x1b[32m"
-	yellow = "\x1b[33m"
-	faint  = "\x1b[2m"
-	bold   = "\x1b[1m"
-	reset  = "\x1b[0m"
+	plain  = show.Plain
+	red    = show.Red
+	green  = show.Green
+	yellow = show.Yellow
+	faint  = show.Faint
+	bold   = show.Bold
+	reset  = show.Reset
 )
 
 func isTerminal(f *os.File) bool {

@@ -1,6 +1,7 @@
 package ctl
 
 import (
+	"github.com/crust-proxy/crust-proxy/internal/ctl/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -12,21 +13,6 @@ func short(id string) string {
 		return id[:shortID]
 	}
 	return id
-}
-
-func stateColour(s adminv1.VolumeState) string {
-	switch s {
-	case adminv1.VolumeState_VOLUME_STATE_BOUND:
-		return green
-	case adminv1.VolumeState_VOLUME_STATE_DEGRADED, adminv1.VolumeState_VOLUME_STATE_REFUSED:
-		return red
-	case adminv1.VolumeState_VOLUME_STATE_REMOVING:
-		return yellow
-	case adminv1.VolumeState_VOLUME_STATE_ADOPTED:
-		return faint
-	default:
-		return plain
-	}
 }
 
 func (a *app) volumeHeading() []string {
@@ -56,7 +42,7 @@ func stateCell(v *adminv1.Volume) cell {
 	if v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED {
 		state = withDetail(state, v.GetRefusedBy())
 	}
-	return painted(stateColour(v.GetState()), state)
+	return painted(show.StateColour(v.GetState()), state)
 }
 
 // podText is the pod as people know it, or else its UID.

@@ -140,7 +140,7 @@ func (s *State) cell(c int, r *row, width int) []span {
 	case colName:
 		return one(bold, r.name)
 	case colState:
-		return one(stateCode(r.v.GetState()), r.state)
+		return one(show.StateColour(r.v.GetState()), r.state)
 	case colUsage:
 		return s.usageCell(r, width)
 	case colInodes:

@@ -49,7 +49,7 @@ func (s *State) detailTitle() string {
 	if r == nil {
 		return s.line([]span{{bold, short(s.clean(s.detail.id), shortID)}, {alarm, "  GONE"}}, s.pace())
 	}
-	left := []span{{bold, r.name}, {plain, "  "}, {stateCode(r.v.GetState()), r.state}}
+	left := []span{{bold, r.name}, {plain, "  "}, {show.StateColour(r.v.GetState()), r.state}}
 	if r.pod != "" {
 		left = append(left, span{faint, "  of "}, span{plain, r.pod})
 	}

@@ -4,21 +4,22 @@ import (
 	"strings"
 
 	"github.com/charmbracelet/x/ansi"
+
+	"github.com/crust-proxy/crust-proxy/internal/ctl/show"
 )
 
-// The colours and attributes of a picture: the terminal's own sixteen, so that
-// its owner's choice of them holds.
+// The colours and attributes of a picture.
 const (
-	plain   = ""
-	red     = "\x1b[31m"
-	green   = "\x1b[32m"
-	yellow  = "\x1b[33m"
+	plain   = show.Plain
+	red     = show.Red
+	green   = show.Green
+	yellow  = show.Yellow
 	cyan    = "\x1b[36m"
-	faint   = "\x1b[2m"
-	bold    = "\x1b[1m"
+	faint   = show.Faint
+	bold    = show.Bold
 	reverse = "\x1b[7m"
 	alarm   = "\x1b[1;31m"
-	reset   = "\x1b[0m"
+	reset   = show.Reset
 )
 
 // span is a piece of a line.

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"sigs.k8s.io/yaml"
-
-	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
 // nodeInfo is what is known of the daemon and its parts; its texts are escaped.
@@ -99,19 +97,4 @@ func (s *State) sum() (all measure, volumes int) {
 		}
 	}
 	return all, volumes
-}
-
-func stateCode(s adminv1.VolumeState) string {
-	switch s {
-	case adminv1.VolumeState_VOLUME_STATE_BOUND:
-		return green
-	case adminv1.VolumeState_VOLUME_STATE_DEGRADED, adminv1.VolumeState_VOLUME_STATE_REFUSED:
-		return red
-	case adminv1.VolumeState_VOLUME_STATE_REMOVING:
-		return yellow
-	case adminv1.VolumeState_VOLUME_STATE_ADOPTED:
-		return faint
-	default:
-		return plain
-	}
 }

@@ -111,7 +111,7 @@ func (s *State) totalsLine() string {
 func (s *State) codeOf(state string) string {
 	for _, r := range s.picture() {
 		if r.state == state {
-			return stateCode(r.v.GetState())
+			return show.StateColour(r.v.GetState())
 		}
 	}
 	return plain
