@@ -1,0 +1,99 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Kind classes an error by what its caller can do about it. Every error that
+// leaves this module's inner packages has one; internal/adminapi turns it into a gRPC
+// code, in one place.
+type Kind uint8
+
+// The kinds of error.
+const (
+	// Internal is a fault of ours or of the node.
+	Internal Kind = iota
+	// Invalid is a request that can never succeed as it stands.
+	Invalid
+	// Denied is a caller that may not, or a path or device that policy forbids.
+	Denied
+	// NotFound is a volume, or a thing that the request names, that is not there.
+	NotFound
+	// Conflict is a target that already holds a different volume.
+	Conflict
+	// InUse is a device that has another owner.
+	InUse
+	// Busy is an operation to repeat a little later.
+	Busy
+	// Unsupported is something that the handler, or its sandbox, cannot do.
+	Unsupported
+	// NoSandbox is a volume that no live sandbox has now.
+	NoSandbox
+	// Timeout is a party that did not answer in time.
+	Timeout
+	// Exhausted is a full disk, or a limit that was reached.
+	Exhausted
+	// Malformed is an answer of a sandbox that cannot be read.
+	Malformed
+	// Absurd is an answer that can be read and cannot be true.
+	Absurd
+	// Refused is a sandbox that answered with an error of its own.
+	Refused
+	// OutOfRange is a size that the volume does not have and cannot be given.
+	OutOfRange
+	// Canceled is a caller that went away.
+	Canceled
+)
+
+// String names the kind as logs and metrics show it.
+func (k Kind) String() string {
+	names := [...]string{
+		"internal", "invalid", "denied", "not-found", "conflict", "in-use", "busy",
+		"unsupported", "no-sandbox", "timeout", "exhausted", "malformed", "absurd",
+		"refused", "out-of-range", "canceled",
+	}
+	if int(k) >= len(names) {
+		return "unknown"
+	}
+	return names[k]
+}
+
+// Error is a classed error. Its text is written for the person who reads it in
+// `kubectl describe pod`: it names the volume, the party, and what to do.
+type Error struct {
+	Kind Kind
+	msg  string
+	err  error
+}
+
+// Errorf makes a classed error. It wraps as fmt.Errorf does.
+func Errorf(kind Kind, format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	return &Error{Kind: kind, msg: err.Error(), err: errors.Unwrap(err)}
+}
+
+// Error is the whole text.
+func (e *Error) Error() string { return e.msg }
+
+// Unwrap gives the cause.
+func (e *Error) Unwrap() error { return e.err }
+
+// KindOf tells the kind of the outermost classed error, and Internal where
+// there is none.
+func KindOf(err error) Kind {
+	var classed *Error
+	if errors.As(err, &classed) {
+		return classed.Kind
+	}
+	return Internal
+}
+
+// ContextKind classes the error of a context that ended.
+func ContextKind(err error) Kind {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return Timeout
+	}
+	return Canceled
+}

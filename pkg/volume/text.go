@@ -1,0 +1,16 @@
+package volume
+
+// Parts of error texts that name the orchestrator's objects. They stand here because the
+// packages of the core know of no orchestrator; only the people who read the errors do.
+const (
+	TextRoot      = "kubelet root"
+	TextWait      = "wait until the other pod is gone"
+	TextDelete    = "delete its pod"
+	TextEndVM     = "if that is the VM of a pod that has gone, end the VM (never only its shim), and repeat"
+	TextNeedsHost = "its pod needs hostPID: true"
+	// TextNotice is what a guard's only file says to a person.
+	TextNotice = "This directory stands in for a volume whose filesystem is mounted inside the\n" +
+		"pod's sandbox, by crust-proxy. A program that reads this was started by a runtime\n" +
+		"that does not know of the volume: check the pod's runtimeClassName and, for Kata,\n" +
+		"that disable_block_device_use is not true. Nothing can be written here.\n"
+)

@@ -1,0 +1,49 @@
+package volume
+
+// Unit is what a Usage counts.
+type Unit uint8
+
+// The units, numbered as in CSI and in Kata's replies.
+const (
+	UnitUnknown Unit = 0
+	UnitBytes   Unit = 1
+	UnitInodes  Unit = 2
+)
+
+// Usage is one measure of a filesystem. None of its numbers is negative, and
+// neither Available nor Used exceeds Total.
+type Usage struct {
+	Available int64
+	Total     int64
+	Used      int64
+	Unit      Unit
+}
+
+// Condition is the health of a volume, as its sandbox sees it or as its device
+// shows it.
+type Condition struct {
+	Abnormal bool
+	Message  string
+}
+
+// Report is what a sandbox said of a volume, checked. The Condition is nil where
+// nobody can tell.
+type Report struct {
+	Usage     []Usage
+	Condition *Condition
+	// Sandbox is who said it, where the handler tells that.
+	Sandbox string
+	// GroupIgnored is set where the sandbox's runtime ignores the volume's group, and
+	// the root directory is not known to be writable for that group.
+	GroupIgnored bool
+}
+
+// GroupIgnoredText says what Report.GroupIgnored means, and what to do.
+const GroupIgnoredText = "Kata's runtime-rs ignores fsGroup, and the root directory of the volume is not known to be writable for the " +
+	"group: a pod that is not root may get Permission denied; run chgrp and chmod g+w on the volume in a pod that is root once, or use Kata's Go runtime"
+
+// Range is a wished size in bytes; a zero Limit means none.
+type Range struct {
+	Required int64
+	Limit    int64
+}

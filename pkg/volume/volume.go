@@ -1,0 +1,182 @@
+package volume
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"time"
+)
+
+// Key identifies a volume: the hex sha256 of its resolved target path.
+type Key string
+
+// KeyOf makes the key of a resolved target path.
+func KeyOf(resolvedTarget string) Key {
+	sum := sha256.Sum256([]byte(resolvedTarget))
+	return Key(hex.EncodeToString(sum[:]))
+}
+
+// Short is the beginning of the key, enough for people.
+func (k Key) Short() string {
+	if len(k) < 12 {
+		return string(k)
+	}
+	return string(k[:12])
+}
+
+// Type says what stands behind a volume.
+type Type string
+
+// The types of volume.
+const (
+	Block   Type = "block"
+	Network Type = "network"
+)
+
+// GroupPolicy says when a sandbox changes the group of a volume's files.
+type GroupPolicy string
+
+// The group change policies, spelled as Kubernetes and Kata spell them.
+const (
+	GroupPolicyUnset GroupPolicy = ""
+	GroupAlways      GroupPolicy = "Always"
+	GroupOnMismatch  GroupPolicy = "OnRootMismatch"
+)
+
+// Instruction is the deferred filesystem work, as a caller asks for it.
+type Instruction struct {
+	Type        Type
+	Target      string
+	Backing     string
+	FSType      string
+	MountFlags  []string
+	Group       string
+	GroupPolicy GroupPolicy
+	// Handler names the runtime handler; empty means the default one.
+	Handler string
+	// Driver names the CSI driver, where it is known.
+	Driver string
+	// Format says who formats a blank device. Unset, the device is not looked at:
+	// whoever hands it over answers for what is on it.
+	Format FormatPolicy
+	// MakeFS says how, where this node formats it.
+	MakeFS MakeFS
+	// KeepSize: a filesystem that is smaller than its device is not grown on this node.
+	KeepSize bool
+	// Origin says where the instruction came from, where the front made it.
+	Origin *Origin
+}
+
+// Origin says which CSI volume a deferred volume is, where it came through the
+// front. It is what unpublish, expansion and a restart need to know again; no
+// secret of the request is in it.
+type Origin struct {
+	VolumeID string `json:"volumeID"`
+	// Way is WayNative or WayBlock.
+	Way string `json:"way"`
+	// Rule is the policy's word that had the volume deferred.
+	Rule string `json:"rule"`
+	// AccessMode is CSI's name of it, such as SINGLE_NODE_WRITER.
+	AccessMode string `json:"accessMode"`
+	// Staging is kubelet's staging path.
+	Staging string `json:"staging,omitempty"`
+	// Private is where the driver published the device, PrivateStaging where it
+	// staged it.
+	Private        string `json:"private,omitempty"`
+	PrivateStaging string `json:"privateStaging,omitempty"`
+	// PodNamespace and PodName are empty where they are not known.
+	PodNamespace string `json:"podNamespace,omitempty"`
+	PodName      string `json:"podName,omitempty"`
+}
+
+// The ways in which the front has a volume deferred.
+const (
+	// WayNative is a driver that deferred by itself.
+	WayNative = "native"
+	// WayBlock is a driver that was asked for block access.
+	WayBlock = "block"
+)
+
+// DeviceKind tells a block device from a disk image.
+type DeviceKind string
+
+// The kinds of device.
+const (
+	BlockDevice DeviceKind = "block"
+	ImageFile   DeviceKind = "image"
+)
+
+// Device is the backing of a volume by what it is, not by what it is called.
+type Device struct {
+	Kind DeviceKind `json:"kind"`
+	// Path is a name that leads to the device: the kernel's own one for a block
+	// device, the resolved path for an image.
+	Path string `json:"path"`
+	// Major and Minor number a block device, and the filesystem of an image.
+	Major uint32 `json:"major"`
+	Minor uint32 `json:"minor"`
+	// Inode numbers an image in its filesystem.
+	Inode uint64 `json:"inode,omitempty"`
+}
+
+// Clone keeps a record apart from what its caller does with the instruction.
+func (o *Origin) Clone() *Origin {
+	if o == nil {
+		return nil
+	}
+	own := *o
+	return &own
+}
+
+// String describes the identity.
+func (d Device) String() string {
+	if d.Kind == ImageFile {
+		return fmt.Sprintf("image %d:%d inode %d", d.Major, d.Minor, d.Inode)
+	}
+	return fmt.Sprintf("block %d:%d", d.Major, d.Minor)
+}
+
+// Same tells whether two devices are one, whatever they are called.
+func (d Device) Same(other Device) bool {
+	return d.Kind == other.Kind && d.Major == other.Major && d.Minor == other.Minor && d.Inode == other.Inode
+}
+
+// Volume is a validated instruction with all names resolved. It is what a
+// record holds and what a runtime handler is given. Nobody changes one after it
+// was made.
+type Volume struct {
+	Key Key `json:"key"`
+	// Target is the path as the caller gave it, ResolvedTarget the path without
+	// symbolic links that a runtime sees as a mount's source.
+	Target         string `json:"target"`
+	ResolvedTarget string `json:"resolvedTarget"`
+	// Backing is the device path as the caller gave it.
+	Backing     string      `json:"backing"`
+	Device      Device      `json:"device"`
+	FSType      string      `json:"fsType"`
+	MountFlags  []string    `json:"mountFlags,omitempty"`
+	ReadOnly    bool        `json:"readOnly,omitempty"`
+	Group       string      `json:"group,omitempty"`
+	GroupPolicy GroupPolicy `json:"groupPolicy,omitempty"`
+	Handler     string      `json:"handler"`
+	Driver      string      `json:"driver,omitempty"`
+	PodUID      string      `json:"podUID,omitempty"`
+	Created     time.Time   `json:"created"`
+	// Origin says which CSI volume this is, where it came through the front.
+	Origin *Origin `json:"csi,omitempty"`
+	// GrowTo is the size in bytes to which the sandbox shall grow the filesystem
+	// when it mounts it, if it can; 0 is none.
+	GrowTo int64 `json:"growTo,omitempty"`
+	// Adopted is set for a volume that another program published; it has no
+	// record and is never changed.
+	Adopted bool `json:"-"`
+}
+
+// GrowsWhen says, for a person, what grows the filesystem of a volume if the sandboxes of its
+// handler do not. It is a function: other packages embed *Volume.
+func GrowsWhen(v *Volume) string {
+	if v.FSType == "ext4" && v.Origin != nil && v.Origin.Way == WayBlock {
+		return "it grows when the pod is deleted and started again, before the new sandbox gets it"
+	}
+	return "it keeps its size until a pod without " + v.Handler + " has mounted it once"
+}
