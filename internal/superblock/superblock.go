@@ -1,0 +1,119 @@
+// Package superblock reads what a filesystem says about itself from its device,
+// without mounting it. A sandbox writes that device, so every byte is the input
+// of an attacker: only fixed offsets are read, lengths and ranges are checked,
+// and text is cut to printable ASCII.
+//
+// A filesystem may be mounted elsewhere while it is read. Each look is therefore
+// a snapshot of what has reached the device, and no more.
+package superblock
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+)
+
+// ErrNone says that the device does not hold a readable superblock of the
+// filesystem that was asked for.
+var ErrNone = errors.New("there is no readable superblock of it")
+
+// Super is what a superblock says.
+type Super struct {
+	// Bytes is what statfs gives as the filesystem's size, where Exact is set;
+	// else it is an upper bound.
+	Bytes int64
+	Exact bool
+	// Inodes is the number of inodes of a filesystem that has a fixed number;
+	// 0 means that it has none, or that it is not known.
+	Inodes int64
+	// Errors is what the filesystem has on record; nil means no errors, or a
+	// filesystem that keeps no such record.
+	Errors *Errors
+	// Replay tells that the journal or log must be replayed before the
+	// filesystem can be used: it was not unmounted cleanly, or is mounted now.
+	Replay bool
+	// Root is nil where the root directory was not found, and for btrfs.
+	Root *Root
+}
+
+// Errors are the errors that a filesystem keeps on record until it is checked.
+type Errors struct {
+	// Count is 0 where only the state says that there were errors.
+	Count       uint32
+	First, Last Error
+}
+
+// Error is one error on record. Its zero value is one that was not recorded.
+type Error struct {
+	Time time.Time
+	// Function of the kernel that found it: printable, or "".
+	Function string
+}
+
+// Read reads the superblock of a filesystem of fsType. It makes at most three
+// reads, each aligned to 4 KiB, so that device may be open with O_DIRECT; only a
+// log of xfs is not looked at here (see XFSLogDirty).
+func Read(device io.ReaderAt, fsType string) (*Super, error) {
+	switch fsType {
+	case "ext2", "ext3", "ext4":
+		return readExt(device)
+	case "xfs":
+		return readXFS(device)
+	case "btrfs":
+		return readBtrfs(device)
+	default:
+		return nil, fmt.Errorf("%q: %w", fsType, ErrNone)
+	}
+}
+
+// Is tells whether statfs with these totals can come from this filesystem.
+func (s *Super) Is(bytes, inodes int64) bool {
+	if s.Inodes > 0 && inodes != s.Inodes {
+		return false
+	}
+	if s.Exact {
+		return bytes == s.Bytes
+	}
+	// What an ext4 keeps for itself (journal, inode tables) is subtracted: never
+	// more than half.
+	return bytes <= s.Bytes && bytes >= s.Bytes/2
+}
+
+// Words says what is on record, for a person; "" means nothing.
+func (e *Errors) Words() string {
+	if e == nil {
+		return ""
+	}
+	text := "the filesystem has errors on record"
+	if !e.First.Time.IsZero() {
+		text += " since " + e.First.Time.UTC().Format(time.RFC3339)
+	}
+	if e.Count > 0 {
+		text += fmt.Sprintf(" (%d", e.Count)
+		if e.Last.Function != "" {
+			text += ", the last one of " + e.Last.Function
+		}
+		if !e.Last.Time.IsZero() {
+			text += " at " + e.Last.Time.UTC().Format(time.RFC3339)
+		}
+		text += ")"
+	}
+	return text + ": run e2fsck while no pod has the volume"
+}
+
+const pageSize = 4096
+
+// page reads the aligned 4 KiB that begin at start. A device may be shorter, as
+// long as it holds need bytes of them.
+func page(device io.ReaderAt, start int64, need int) ([]byte, error) {
+	raw := alignedPage()
+	n, err := device.ReadAt(raw, start)
+	if n >= need {
+		return raw[:n], nil
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		err = ErrNone
+	}
+	return nil, err
+}

@@ -1,0 +1,275 @@
+package superblock
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// image makes a filesystem in a file.
+func image(t *testing.T, size int64, mkfs string, args ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath(mkfs); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	path := filepath.Join(t.TempDir(), "image")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, size); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(mkfs, append(args, path)...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", mkfs, err, out)
+	}
+	return path
+}
+
+func read(t *testing.T, path, fsType string) *Super {
+	t.Helper()
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	super, err := Read(file, fsType)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return super
+}
+
+func TestExtOnRecord(t *testing.T) {
+	path := image(t, 64<<20, "mkfs.ext4", "-q")
+	super := read(t, path, "ext4")
+	if super.Bytes != 64<<20 || super.Inodes != 16384 || super.Errors != nil || super.Replay {
+		t.Errorf("a new one: %+v", super)
+	}
+	// What the kernel's own statfs gave for such an image in a guest.
+	if !super.Is(57381888, 16384) || super.Is(57381888, 16383) || super.Is(12638248960, 3085510) {
+		t.Error("it is not told from others by its size")
+	}
+	set := func(args ...string) {
+		t.Helper()
+		for _, arg := range args {
+			if out, err := exec.Command("debugfs", "-w", "-R", "set_super_value "+arg, path).CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v: %s", arg, err, out)
+			}
+		}
+	}
+	set("error_count 3", "first_error_time 20260102030405", "first_error_func ext4_lookup", "last_error_time 20260203040506",
+		"last_error_func ext4_find_entry", "feature_incompat 0x2c6", "state 3")
+	super = read(t, path, "ext4")
+	e := super.Errors
+	if e == nil || e.Count != 3 || e.First.Function != "ext4_lookup" || e.Last.Function != "ext4_find_entry" || !super.Replay {
+		t.Fatalf("with errors: %+v, %+v", super, e)
+	}
+	want := "the filesystem has errors on record since 2026-01-02T03:04:05Z (3, the last one of ext4_find_entry at " +
+		"2026-02-03T04:05:06Z): run e2fsck while no pod has the volume"
+	if got := e.Words(); got != want {
+		t.Errorf("%s", got)
+	}
+}
+
+// Only the state tells of an error that nothing else is recorded of.
+func TestExtState(t *testing.T) {
+	raw := extImage(nil)
+	binary.LittleEndian.PutUint16(raw[extStart+extState:], extErrorState)
+	super, err := Read(bytesAt(raw), "ext4")
+	if err != nil || super.Errors == nil || super.Errors.Words() != "the filesystem has errors on record: run e2fsck while no pod has the volume" {
+		t.Errorf("%+v, %v", super, err)
+	}
+}
+
+func TestXFSAndBtrfsTellTheirSize(t *testing.T) {
+	super := read(t, image(t, 320<<20, "mkfs.xfs", "-q"), "xfs")
+	if super.Bytes != 320<<20-64<<20 || !super.Exact || super.Replay {
+		t.Errorf("xfs: %+v", super) // the kernel's statfs in a guest: 268435456
+	}
+	if !super.Is(268435456, 163840) || super.Is(240078848, 163840) {
+		t.Error("xfs is not told from others by its size")
+	}
+	super = read(t, image(t, 256<<20, "mkfs.btrfs", "-q"), "btrfs")
+	if super.Bytes != 256<<20 || super.Exact || super.Replay || !super.Is(256<<20, 0) {
+		t.Errorf("btrfs: %+v", super)
+	}
+}
+
+type bytesAt []byte
+
+func (b bytesAt) ReadAt(p []byte, at int64) (int, error) {
+	if at < 0 || at >= int64(len(b)) {
+		return 0, io.EOF
+	}
+	n := copy(p, b[at:])
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+func extImage(change func(super []byte)) []byte {
+	raw := make([]byte, 4096)
+	super := raw[extStart:]
+	binary.LittleEndian.PutUint16(super[extMagic:], 0xef53)
+	binary.LittleEndian.PutUint32(super[extBlocks:], 1000)
+	binary.LittleEndian.PutUint32(super[extInodes:], 100)
+	if change != nil {
+		change(super)
+	}
+	return raw
+}
+
+// What a guest writes there is believed only as far as it can be true, and shown
+// only where it can harm no terminal.
+func TestHostileSuperblocks(t *testing.T) {
+	le := binary.LittleEndian
+	for name, change := range map[string]func([]byte){
+		"huge blocks":  func(s []byte) { le.PutUint32(s[extLogBlock:], 63) },
+		"no blocks":    func(s []byte) { le.PutUint32(s[extBlocks:], 0) },
+		"overflow":     func(s []byte) { le.PutUint32(s[extIncompat:], ext64Bit); le.PutUint32(s[extBlocksTop:], ^uint32(0)) },
+		"no magic":     func(s []byte) { s[extMagic] = 0 },
+		"bad checksum": func(s []byte) { le.PutUint32(s[extROCompat:], extMetadataCsum) },
+	} {
+		if super, err := Read(bytesAt(extImage(change)), "ext4"); !errors.Is(err, ErrNone) {
+			t.Errorf("%s: %+v, %v", name, super, err)
+		}
+	}
+	raw := extImage(func(s []byte) {
+		le.PutUint32(s[extErrorCount:], ^uint32(0))
+		copy(s[extFirstFunc:], "\x1b[31mred")
+		copy(s[extLastFunc:], strings.Repeat("f", extFuncLength))
+		le.PutUint32(s[extLastError:], ^uint32(0))
+		s[extLastTop] = 0xff
+	})
+	super, err := Read(bytesAt(raw), "ext4")
+	if err != nil || super.Errors.First.Function != "" || len(super.Errors.Last.Function) != extFuncLength {
+		t.Fatalf("%+v, %v", super, err)
+	}
+	if text := super.Errors.Words(); len(text) > 256 || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
+		t.Errorf("%q", text)
+	}
+	for _, fsType := range []string{"ext4", "xfs", "btrfs", "vfat"} {
+		for _, n := range []int{0, 100, 1024, 2047, 70000} {
+			if _, err := Read(bytesAt(make([]byte, n)), fsType); !errors.Is(err, ErrNone) {
+				t.Errorf("%s of %d zeros: %v", fsType, n, err)
+			}
+		}
+	}
+}
+
+// The checksum that mkfs writes is right, and a torn superblock is none.
+func TestTornSuperblock(t *testing.T) {
+	path := image(t, 16<<20, "mkfs.ext4", "-q", "-O", "metadata_csum")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(bytesAt(raw), "ext4"); err != nil {
+		t.Errorf("whole: %v", err)
+	}
+	raw[extStart+0x200] ^= 1
+	if _, err := Read(bytesAt(raw), "ext4"); !errors.Is(err, ErrNone) {
+		t.Errorf("torn: %v", err)
+	}
+}
+
+func TestPastThePageCache(t *testing.T) {
+	path := image(t, 16<<20, "mkfs.ext4", "-q")
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECT, 0)
+	if errors.Is(err, unix.EINVAL) {
+		t.Skip("the temporary directory has no direct I/O") // tmpfs of older kernels
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := os.NewFile(uintptr(fd), path)
+	defer func() { _ = file.Close() }()
+	if super, err := Read(file, "ext4"); err != nil || super.Bytes != 16<<20 {
+		t.Errorf("%+v, %v", super, err)
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add(extImage(nil), "ext4")
+	f.Fuzz(func(t *testing.T, raw []byte, fsType string) {
+		super, err := Read(bytesAt(raw), fsType)
+		if (super == nil) == (err == nil) {
+			t.Fatalf("%+v, %v", super, err)
+		}
+		if super == nil {
+			return
+		}
+		if super.Bytes <= 0 || super.Inodes < 0 {
+			t.Errorf("%+v", super)
+		}
+		_, _ = NeedsReplay(bytesAt(raw), fsType)
+		text := fmt.Sprint(super.Errors.Words(), super.Is(1, 1))
+		if len(text) > 512 || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
+			t.Errorf("%q", text)
+		}
+	})
+}
+
+// A new xfs has a clean log. Without the mark of an unmount at the log's head it
+// is one of a guest that was killed.
+func TestXFSLog(t *testing.T) {
+	for headers, stripe := range map[int64]string{1: "4k", 2: "64k"} { // a header covers 32 KiB
+		name := "log stripes of " + stripe
+		path := image(t, 320<<20, "mkfs.xfs", "-q", "-l", "su="+stripe)
+		file, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if dirty, err := NeedsReplay(file, "xfs"); dirty || err != nil {
+			t.Errorf("%s, new: %v, %v", name, dirty, err)
+		}
+		g, err := readXFSGeometry(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// mkfs writes one record, that of an unmount, at the start of the log.
+		if _, err := file.WriteAt([]byte{0}, (g.logAt+headers)*xlogBlock+xlogOpFlags); err != nil {
+			t.Fatal(err)
+		}
+		if dirty, err := NeedsReplay(file, "xfs"); !dirty || err != nil {
+			t.Errorf("%s, not unmounted: %v, %v", name, dirty, err)
+		}
+		if err := file.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestReplayOfExtAndBtrfs(t *testing.T) {
+	raw := extImage(func(s []byte) { binary.LittleEndian.PutUint32(s[extIncompat:], extRecover) })
+	if dirty, err := NeedsReplay(bytesAt(raw), "ext4"); !dirty || err != nil {
+		t.Errorf("ext4: %v, %v", dirty, err)
+	}
+	path := image(t, 256<<20, "mkfs.btrfs", "-q")
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	if dirty, err := NeedsReplay(file, "btrfs"); dirty || err != nil {
+		t.Errorf("btrfs, new: %v, %v", dirty, err)
+	}
+	if _, err := file.WriteAt([]byte{1}, btrfsStart+btrfsLogRoot+1); err != nil {
+		t.Fatal(err)
+	}
+	if dirty, err := NeedsReplay(file, "btrfs"); !dirty || err != nil {
+		t.Errorf("btrfs: %v, %v", dirty, err)
+	}
+}

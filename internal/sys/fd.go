@@ -1,0 +1,110 @@
+package sys
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// NoFD stands for "no descriptor".
+const NoFD = -1
+
+// CloseFD closes a descriptor; NoFD is allowed. Use it only for descriptors that
+// nothing was written through: it ignores the error of close.
+func CloseFD(fd int) {
+	if fd >= 0 {
+		_ = unix.Close(fd)
+	}
+}
+
+// ProcFD returns a path for an open descriptor. A call that takes only a path then
+// reaches the file that was checked, even if another file has taken its name.
+func ProcFD(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
+
+// PathOfFD returns the path that the kernel gives to an open descriptor.
+func PathOfFD(fd int) (string, error) {
+	buf := make([]byte, 512)
+	for {
+		n, err := unix.Readlink(ProcFD(fd), buf)
+		if err != nil {
+			return "", err
+		}
+		if n < len(buf) {
+			return string(buf[:n]), nil
+		}
+		buf = make([]byte, 2*len(buf))
+	}
+}
+
+// OpenBeneath opens rel below the directory dir. The kernel guarantees that the walk
+// never leaves dir, even if somebody changes the tree meanwhile.
+func OpenBeneath(dir int, rel string, flags, resolve uint64) (int, error) {
+	how := unix.OpenHow{
+		Flags:   flags | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS | resolve,
+	}
+	for {
+		fd, err := unix.Openat2(dir, rel, &how)
+		// EAGAIN: a rename raced the walk, and the kernel could not prove that it
+		// stayed below.
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+			continue
+		}
+		return fd, err
+	}
+}
+
+// OpenDir opens a directory with O_PATH: only to walk from it.
+func OpenDir(path string) (int, error) {
+	return unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+}
+
+// Below returns the part of p under dir, compared by whole path components.
+func Below(dir, p string) (string, bool) {
+	if dir == "/" {
+		return strings.TrimPrefix(p, "/"), p != "/"
+	}
+	rest, ok := strings.CutPrefix(p, dir)
+	if !ok || len(rest) < 2 || rest[0] != '/' {
+		return "", false
+	}
+	return rest[1:], true
+}
+
+// WriteAll writes all of raw to a descriptor.
+func WriteAll(fd int, raw []byte) error {
+	for len(raw) > 0 {
+		n, err := unix.Write(fd, raw)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		raw = raw[n:]
+	}
+	return nil
+}
+
+// ReadSmall reads a regular file of at most limit bytes, with as few system calls as
+// possible. It does not follow a symbolic link in the last component.
+func ReadSmall(path string, limit int64) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer CloseFD(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > limit {
+		return nil, fmt.Errorf("not a regular file of at most %d bytes", limit)
+	}
+	raw := make([]byte, st.Size)
+	n, err := unix.Pread(fd, raw, 0)
+	return raw[:max(n, 0)], err
+}

@@ -1,0 +1,57 @@
+package sys
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestKeyLocksExcludePerKey(t *testing.T) {
+	var locks KeyLocks[string]
+	var inside [2]atomic.Int32
+	keys := []string{"a", "b"}
+	var workers sync.WaitGroup
+	for i := range 16 {
+		workers.Go(func() {
+			for range 200 {
+				unlock, err := locks.Lock(context.Background(), keys[i%2])
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if inside[i%2].Add(1) != 1 {
+					t.Error("two holders of one key")
+				}
+				inside[i%2].Add(-1)
+				unlock()
+			}
+		})
+	}
+	workers.Wait()
+	if len(locks.locks) != 0 {
+		t.Errorf("%d locks are left", len(locks.locks))
+	}
+}
+
+func TestKeyLockGivesUpWithItsCaller(t *testing.T) {
+	var locks KeyLocks[string]
+	unlock, err := locks.Lock(context.Background(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	if _, err := locks.Lock(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	if other, err := locks.Lock(ctx, "b"); err == nil {
+		other()
+	}
+	unlock()
+	if len(locks.locks) != 0 {
+		t.Errorf("%d locks are left", len(locks.locks))
+	}
+}
