@@ -1,4 +1,4 @@
-# crust-proxy: `make help` lists the targets; docs/development.md explains them.
+# crust-proxy: `make help` lists the targets; docs/architecture.md explains them.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -72,18 +72,22 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s)
 	@FUZZTIME=$(FUZZTIME) hack/fuzz.sh
 
 .PHONY: lint
-lint: ## golangci-lint and buf lint
+lint: ## golangci-lint, buf lint, and the rules of hack/structure
+	$(GO) run ./hack/structure
 	$(GOLANGCI) run --timeout 15m
 	$(BUF) lint
+
+.PHONY: budget
+budget: ## Write the lines of each package into hack/structure/budget.txt
+	$(GO) run ./hack/structure -update
 
 .PHONY: fmt
 fmt: ## Format Go code as lint wants it
 	$(GOLANGCI) fmt
 
 .PHONY: generate
-generate: ## Regenerate the Go code of the protos, and deploy/monitoring
+generate: ## Regenerate the Go code of the protos
 	$(BUF) generate
-	$(GO) run ./internal/monitoring/generate
 
 .PHONY: check-generated
 check-generated: ## Check that generated code and go.mod match their sources
@@ -102,8 +106,8 @@ check-deploy: ## Lint and render chart and kustomizations, and check what comes 
 	@hack/check-deploy.sh
 
 .PHONY: deploy
-deploy: ## Write what of deploy/ is made of other files
-	@hack/check-deploy.sh --update
+deploy: ## Render the kustomizations into dist/kustomize
+	@hack/kustomize.sh dist/kustomize
 
 .PHONY: check-monitoring
 check-monitoring: ## Try alerts and dashboard with Prometheus' own parser and rule engine

@@ -24,6 +24,11 @@ if found=$(grep -nE "$pattern" "$unit"); then
 	fail "kubelet would not see the guard mounts, for this gives the service its own mount namespace:"$'\n'"$found"
 fi
 
+# The kernel kills the daemon last of all: without a bound it could take the node.
+for directive in MemoryHigh MemoryMax TasksMax RestartSec ExecStopPost; do
+	grep -q "^$directive=" "$unit" || fail "$unit sets no $directive"
+done
+
 # verify wants every program to exist, so it gets a tree where they do: the
 # machine's own units below it, ours and stand-ins for our programs in it.
 root=$(mktemp -d)

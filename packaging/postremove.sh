@@ -15,6 +15,9 @@ esac
 rm -f /run/crust-proxy/daemon.lock /run/crust-proxy/format.lock
 find /run/crust-proxy -depth -type d -empty -delete 2>/dev/null || true
 
+# The empty control groups of crust-runc's agent, in every hierarchy.
+rmdir /sys/fs/cgroup/crust-runc /sys/fs/cgroup/*/crust-runc 2>/dev/null || true
+
 if [ -d /run/systemd/system ]; then
 	systemctl daemon-reload
 fi

@@ -4,7 +4,7 @@ package main
 import (
 	"os"
 
-	"github.com/crust-proxy/crust-proxy/internal/crustdriver"
+	"github.com/crust-proxy/crust-proxy/reference/driver"
 )
 
-func main() { os.Exit(crustdriver.Main(os.Args[1:], os.Stdout, os.Stderr)) }
+func main() { os.Exit(driver.Main(os.Args[1:], os.Stdout, os.Stderr)) }

@@ -4,7 +4,7 @@ package main
 import (
 	"os"
 
-	"github.com/crust-proxy/crust-proxy/internal/crustagent"
+	"github.com/crust-proxy/crust-proxy/reference/runc/agent"
 )
 
-func main() { os.Exit(crustagent.Main(os.Args, os.Stdout, os.Stderr)) }
+func main() { os.Exit(agent.Main(os.Args, os.Stdout, os.Stderr)) }

@@ -4,7 +4,7 @@ package main
 import (
 	"os"
 
-	"github.com/crust-proxy/crust-proxy/internal/crustrunc"
+	"github.com/crust-proxy/crust-proxy/reference/runc"
 )
 
-func main() { os.Exit(crustrunc.Main(os.Args, os.Stdout, os.Stderr)) }
+func main() { os.Exit(runc.Main(os.Args, os.Stdout, os.Stderr)) }

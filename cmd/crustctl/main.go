@@ -4,7 +4,7 @@ package main
 import (
 	"os"
 
-	"github.com/crust-proxy/crust-proxy/internal/ctl"
+	"github.com/crust-proxy/crust-proxy/internal/cli"
 )
 
-func main() { os.Exit(ctl.Main(os.Args[1:])) }
+func main() { os.Exit(cli.Main(os.Args[1:])) }

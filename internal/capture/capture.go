@@ -27,6 +27,19 @@ func New(limit int64) (*os.File, error) {
 	return file, nil
 }
 
+// Holding is a file for a program to read.
+func Holding(text string) (*os.File, error) {
+	fd, err := unix.MemfdCreate("input", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(fd), "input")
+	if _, err := file.WriteString(text); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
 // Text is what was written up to now; full tells that there was no room for more.
 func Text(file *os.File) (said string, full bool, err error) {
 	end, err := file.Seek(0, io.SeekCurrent)

@@ -11,7 +11,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // Config is everything that can be set. Every path is here, so that several
@@ -91,6 +91,9 @@ type Devices struct {
 	Images []string `json:"images"`
 	// Classes are block drivers as in /proc/devices; none means all.
 	Classes []string `json:"classes"`
+	// Servers are programs that serve a device by having it open, by the name of
+	// their executable file: they do not count as its users.
+	Servers []string `json:"servers"`
 }
 
 // Containerd is the container runtime to ask for sandboxes.
@@ -195,11 +198,14 @@ func base() Config {
 		RuntimeSocket: Socket{Mode: "0600"},
 		AdminSocket:   Socket{Mode: "0600"},
 		Authorization: Authorization{Runtime: root, Admin: root, CSI: root},
-		Devices:       Devices{Images: []string{}, Classes: []string{}},
-		Handlers:      baseHandlers(),
-		Front:         Front{DefaultFSType: "ext4", DriverTimeout: Duration(2 * time.Minute)},
-		Policy:        Policy{Format: deferral.FormatHost, Rules: []Rule{}},
-		Containerd:    Containerd{Socket: "/run/containerd/containerd.sock", Namespace: "k8s.io"},
+		Devices: Devices{
+			Images: []string{}, Classes: []string{},
+			Servers: []string{"multipathd", "nbd-client", "qemu-nbd", "rbd-nbd", "tcmu-runner"},
+		},
+		Handlers:   baseHandlers(),
+		Front:      Front{DefaultFSType: "ext4", DriverTimeout: Duration(2 * time.Minute)},
+		Policy:     Policy{Format: volume.FormatHost, Runtimes: baseRuntimes(), Rules: []Rule{}},
+		Containerd: Containerd{Socket: "/run/containerd/containerd.sock", Namespace: "k8s.io"},
 		Relay: Relay{
 			StatsTimeout: Duration(10 * time.Second), ExpandTimeout: Duration(time.Minute),
 			Concurrency: 64, SlowAfter: Duration(time.Second), MaxSlow: 1024,

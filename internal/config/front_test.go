@@ -7,7 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // TestSampleRulesAreGood reads the example that the sample file shows as a comment.
@@ -36,20 +37,21 @@ func TestPolicyForTheCore(t *testing.T) {
 policy:
   format: never
   rules:
-    - {name: a, drivers: [d], filesystems: [xfs], runtimeHandlers: [kata], accessModes: [SINGLE_NODE_WRITER], defer: true, handler: kata, format: guest}
-    - {name: asked, annotated: true, runtimeHandlers: [crust], defer: true}
+    - {name: a, drivers: [d], filesystems: [xfs], runtimeHandlers: [kata], accessModes: [SINGLE_NODE_WRITER], defer: true, handler: kata, format: guest, mkfsOptions: ["-i", "size=1024"], rootMode: "2777", grow: false}
+    - {name: asked, annotated: true, runtimeHandlers: [crust, kata-clh], defer: true}
     - {name: b, defer: false}
 `)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &deferral.Policy{Format: deferral.FormatNever, Rules: []deferral.Rule{
+	want := &policy.Policy{Format: volume.FormatNever, Rules: []policy.Rule{
 		{Name: "a", Drivers: []string{"d"}, Filesystems: []string{"xfs"}, RuntimeHandlers: []string{"kata"},
-			AccessModes: []string{"SINGLE_NODE_WRITER"}, Defer: true, Handler: "kata", Format: deferral.FormatGuest},
-		{Name: "asked", Annotated: true, RuntimeHandlers: []string{"crust"}, Defer: true},
+			AccessModes: []string{"SINGLE_NODE_WRITER"}, Defer: true, Handler: "kata", Format: volume.FormatGuest,
+			MakeFS: volume.MakeFS{Options: []string{"-i", "size=1024"}, RootMode: 0o2777}, KeepSize: true},
+		{Name: "asked", Annotated: true, RuntimeHandlers: []string{"crust", "kata-clh"}, Defer: true},
 		{Name: "b"},
-	}}
-	if diff := cmp.Diff(want, got.Policy.Deferral()); diff != "" {
+	}, Runtimes: got.DeferralPolicy().Runtimes}
+	if diff := cmp.Diff(want, got.DeferralPolicy()); diff != "" {
 		t.Error(diff)
 	}
 	text, err := got.YAML()

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 )
@@ -122,6 +124,11 @@ func (d Devices) validate() error {
 	if slices.Contains(d.Images, "/") {
 		err = errors.Join(err, errors.New("devices.images: / would make every file of the node a disk"))
 	}
+	for i, name := range d.Servers {
+		if name == "" || strings.ContainsFunc(name, func(r rune) bool { return r == '/' || unicode.IsControl(r) }) {
+			err = errors.Join(err, fmt.Errorf("devices.servers[%d]: %q is not the name of a program without its directory", i, name))
+		}
+	}
 	return err
 }
 
@@ -163,8 +170,24 @@ func (h HTTP) validate() error {
 	if h.Listen == "" {
 		return nil
 	}
-	if _, _, err := net.SplitHostPort(h.Listen); err != nil {
+	if err := hostPort(h.Listen); err != nil {
 		return fmt.Errorf("http.listen: %q is neither host:port nor unix:/path: %w", h.Listen, err)
+	}
+	return nil
+}
+
+// hostPort finds addresses that can never be used. Whether a host exists, and is this
+// node, is found out when it is used.
+func hostPort(address string) error {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("the port %q is not a number from 1 to 65535", port)
+	}
+	if _, err := netip.ParseAddr(host); err != nil && host != "" && strings.Trim(host, "0123456789.:") == "" {
+		return fmt.Errorf("the host %q looks like an IP address and is none", host)
 	}
 	return nil
 }
@@ -176,7 +199,7 @@ func (t Tracing) validate() error {
 	if t.Endpoint == "" {
 		return nil
 	}
-	if _, _, err := net.SplitHostPort(t.Endpoint); err != nil {
+	if err := hostPort(t.Endpoint); err != nil {
 		return fmt.Errorf("tracing.endpoint: %q is not host:port: %w", t.Endpoint, err)
 	}
 	return nil

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/internal/cluster"
 	"github.com/crust-proxy/crust-proxy/internal/config"
+	"github.com/crust-proxy/crust-proxy/internal/pods"
 )
 
 func TestIdentityInTheCluster(t *testing.T) {
@@ -17,7 +17,7 @@ func TestIdentityInTheCluster(t *testing.T) {
 		t.Errorf("%+v, %q, %v", identity, name, err)
 	}
 	cfg.Cluster.NodeName = ""
-	host, err := cluster.NodeName()
+	host, err := pods.NodeName()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,15 +29,16 @@ func TestIdentityInTheCluster(t *testing.T) {
 // TestWithoutAClusterThereIsNoSourceOfPods: an interface around a nil pointer would
 // be one.
 func TestWithoutAClusterThereIsNoSourceOfPods(t *testing.T) {
-	d := &daemon{}
 	cfg := config.Default()
 	for name, change := range map[string]func(){
 		"off":       func() {},
 		"front off": func() { cfg.Cluster.Kubeconfig = "/k" },
 	} {
 		change()
-		if err := d.buildCluster(&cfg); err != nil || d.pods() != nil || d.clusterFindings() != nil {
-			t.Errorf("%s: %v, %v", name, err, d.pods())
+		cluster, err := newCluster(&cfg, nil, nil)
+		status := &nodeStatus{cluster: cluster}
+		if err != nil || podSource(cluster) != nil || status.clusterFindings() != nil {
+			t.Errorf("%s: %v, %v", name, err, cluster)
 		}
 	}
 }

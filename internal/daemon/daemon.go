@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	goruntime "runtime"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -15,48 +13,51 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/crust-proxy/crust-proxy/internal/cluster"
+	"github.com/crust-proxy/crust-proxy/internal/adminapi"
 	"github.com/crust-proxy/crust-proxy/internal/config"
-	"github.com/crust-proxy/crust-proxy/internal/observe"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/internal/kubelet"
+	"github.com/crust-proxy/crust-proxy/internal/ondisk"
+	"github.com/crust-proxy/crust-proxy/internal/pace"
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/pods"
 	"github.com/crust-proxy/crust-proxy/internal/run"
 	"github.com/crust-proxy/crust-proxy/internal/systemd"
-	"github.com/crust-proxy/crust-proxy/pkg/api"
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/pkg/front"
-	"github.com/crust-proxy/crust-proxy/pkg/front/registry"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // daemon is the parts that know each other only through it.
 type daemon struct {
-	flags *config.Flags
-	cfg   atomic.Pointer[config.Config]
-	log   *zap.Logger
-	level zap.AtomicLevel
+	settings *settings
+	log      *zap.Logger
+	level    zap.AtomicLevel
 	// deniedLog is for callers who may not call: they must not be able to fill
 	// the log.
 	deniedLog *zap.Logger
-	metrics   *observe.Metrics
+	metrics   *telemetry.Metrics
 	tracer    trace.Tracer
 	notify    *systemd.Notifier
 	passed    *systemd.Inherited
 
 	handlers handlers
-	tracker  tracker
+	tracker  tracker // nil where no container runtime is configured
 	broker   *deferral.Broker
+	http     *telemetry.Server
 	relay    *stats.Relay
-	hub      *api.Hub
-	node     *api.Node
-	front    *front.Front       // nil where the front is off
-	drivers  *registry.Registry // nil where the front is off
-	cluster  *cluster.Cluster   // nil where no cluster is asked
+	disks    *disks
+	hub      *adminapi.Hub
+	node     *adminapi.Node
+	status   *nodeStatus
+	front    *driverFront  // nil where the front is off
+	cluster  *pods.Cluster // nil where no cluster is asked
 
 	runtimeCallers *peercred.Authorizer
 	adminCallers   *peercred.Authorizer
-	csiCallers     *peercred.Authorizer // nil where the front is off
 	ready          atomic.Bool
-	badConfig      atomic.Pointer[error] // what is wrong with the file since it was changed
 	started        time.Time
 	stopping       chan struct{}
 }
@@ -75,12 +76,18 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 	if err != nil {
 		return err
 	}
-	level := zap.NewAtomicLevelAt(observe.Level(cfg.Log.Level))
+	level := zap.NewAtomicLevelAt(telemetry.Level(cfg.Log.Level))
 	d := &daemon{
-		flags: flags, level: level, log: observe.NewLogger(stderr, level), metrics: observe.NewMetrics(Version()),
-		notify: notify, passed: passed, hub: api.NewHub(), started: time.Now(), stopping: make(chan struct{}),
+		level: level, log: telemetry.NewLogger(stderr, level), metrics: telemetry.NewMetrics(Version()),
+		notify: notify, passed: passed, hub: adminapi.NewHub(), started: time.Now(), stopping: make(chan struct{}),
 	}
-	d.cfg.Store(&cfg)
+	d.settings = &settings{flags: flags, log: d.log, apply: d.apply}
+	d.settings.inForce.Store(&cfg)
+	d.disks = &disks{reader: ondisk.New(), metrics: d.metrics, log: d.log}
+	d.http = &telemetry.Server{
+		Listen: cfg.HTTP.Listen, Metrics: d.metrics, Pprof: cfg.HTTP.Pprof, Ready: d.readiness, Log: d.log,
+		Remarks: func() []string { return d.status.clusterFindings() },
+	}
 	d.deniedLog = d.log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
 		return zapcore.NewSamplerWithOptions(core, time.Second, 5, 0)
 	}))
@@ -93,8 +100,8 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 }
 
 func (d *daemon) run(ctx context.Context) error {
-	cfg := d.cfg.Load()
-	tracer, endTracing, err := observe.Tracing{
+	cfg := d.settings.get()
+	tracer, endTracing, err := telemetry.Tracing{
 		Endpoint: cfg.Tracing.Endpoint, Insecure: cfg.Tracing.Insecure, SampleRatio: cfg.Tracing.SampleRatio, Version: Version(), Log: d.log,
 	}.Start(ctx)
 	if err != nil {
@@ -102,24 +109,27 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	defer d.flushSpans(ctx, endTracing)
 	d.tracer = tracer
-	release, err := alone(ctx, cfg.RunDir, aloneTime)
+	release, err := lockRunDir(ctx, cfg.RunDir, cfg.KubeletRoot, lockWait)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if err := d.leaveFront(cfg); err != nil {
+	if err := leaveFront(cfg, d.log); err != nil {
 		return err
 	}
-	if err := d.buildCore(ctx); err != nil {
+	if err := d.buildBroker(cfg); err != nil {
 		return err
 	}
 	defer d.broker.Close()
-	servers, err := d.buildServers()
+	if err := d.buildFront(ctx, cfg); err != nil {
+		return err
+	}
+	servers, err := d.newServers(cfg)
 	if err != nil {
 		return err
 	}
 	defer servers.close()
-	return d.live(ctx, servers)
+	return d.serveUntilDone(ctx, servers)
 }
 
 func (d *daemon) flushSpans(ctx context.Context, end func(context.Context) error) {
@@ -130,12 +140,20 @@ func (d *daemon) flushSpans(ctx context.Context, end func(context.Context) error
 	}
 }
 
-// buildCore makes handlers and broker and takes up what is on record.
-func (d *daemon) buildCore(ctx context.Context) error {
-	cfg := d.cfg.Load()
+// buildBroker makes the broker and what it needs: tracker, handlers, mkfs.
+func (d *daemon) buildBroker(cfg *config.Config) error {
+	// The handlers and the broker are made after the tracker, and before it runs.
+	d.tracker = newTracker(cfg, trackerEvents{
+		added: func(podUID, id string) { d.handlers.sandboxAdded(podUID, id) },
+		gone:  func(id string) { d.handlers.sandboxGone(id) },
+		busy:  func() bool { return len(d.broker.List()) > 0 },
+	}, d.log)
 	var err error
-	d.tracker = d.newTracker(cfg)
-	if d.handlers, err = d.newHandlers(cfg); err != nil {
+	d.handlers, err = newHandlers(handlerParts{
+		cfg: cfg, tracker: d.tracker, disks: d.disks, log: d.log, onChange: d.onSandboxChanged,
+		deviceSize: func(v *volume.Volume) (int64, bool) { return d.broker.DeviceSize(v) },
+	})
+	if err != nil {
 		return err
 	}
 	prepare, err := newPreparer(cfg, d.log)
@@ -143,53 +161,74 @@ func (d *daemon) buildCore(ctx context.Context) error {
 		return err
 	}
 	d.broker, err = deferral.NewBroker(deferral.Config{
-		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, Devices: devicePolicy(cfg),
+		StateDir: cfg.StateDir(), Root: cfg.KubeletRoot, Describe: kubelet.Describe, Devices: devicePolicy(cfg),
 		Handlers: d.handlers.projectors(), DefaultHandler: cfg.Handlers.Default,
 		Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.handlers.adopted, Preparer: prepare,
-		OnChange:    d.changed,
-		OnPublished: func(v *deferral.Volume) { d.metrics.Published(v.Driver, v.Handler) },
-		OnRefused:   func(kind deferral.Kind) { d.metrics.ClaimRefused(kind.String()) },
+		OnLeaving:   d.disks.leaving,
+		OnChange:    d.onVolumeChanged,
+		OnPublished: func(v *volume.Volume) { d.metrics.Published(v.Driver, v.Handler) },
+		OnRefused:   func(kind volume.Kind) { d.metrics.ClaimRefused(kind.String()) },
 	})
 	if err != nil {
 		return err
 	}
-	d.relay = stats.New(relayLimits(cfg), d.asked)
-	d.node = &api.Node{Broker: d.broker, Relay: d.relay, Handlers: d.handlers.byName()}
-	if err := errors.Join(d.metrics.CountVolumes(d.countVolumes), d.metrics.WatchNode(d.nodeState)); err != nil {
-		return fmt.Errorf("register metrics: %w", err)
-	}
-	if err := d.takeUp(ctx); err != nil {
-		return err
-	}
-	if err := d.buildCluster(cfg); err != nil {
-		return err
-	}
-	return d.buildFront()
+	d.relay = stats.New(relayLimits(cfg), d.sandboxAsked)
+	d.node = &adminapi.Node{Broker: d.broker, Relay: d.relay, Handlers: d.handlers.byName()}
+	return nil
 }
 
-// takeUp loads the records and puts the node right before anything is served.
-func (d *daemon) takeUp(ctx context.Context) error {
+// buildFront loads the records and makes what depends on them: pod look-up, front,
+// status.
+func (d *daemon) buildFront(ctx context.Context, cfg *config.Config) error {
+	if err := d.loadRecords(ctx); err != nil {
+		return err
+	}
+	_, badFront := staging.StagedDevices(cfg.StateDir())
+	var err error
+	if d.cluster, err = newCluster(cfg, d.metrics, d.log.Named("cluster")); err != nil {
+		return err
+	}
+	if d.front, err = d.newFront(cfg); err != nil {
+		return err
+	}
+	d.status = &nodeStatus{
+		settings: d.settings, notify: d.notify, handlers: d.handlers, tracker: d.tracker, broker: d.broker,
+		mounted: &hostMounts{volumes: d.broker.List}, http: d.http, relay: d.relay, node: d.node, front: d.front,
+		cluster: d.cluster, badFront: badFront,
+	}
+	if err := errors.Join(d.metrics.CountVolumes(d.status.countVolumes), d.metrics.WatchNode(d.status.metrics)); err != nil {
+		return fmt.Errorf("register metrics: %w", err)
+	}
+	return nil
+}
+
+// loadRecords reads the records and repairs the node before anything is served.
+func (d *daemon) loadRecords(ctx context.Context) error {
 	start := time.Now()
-	d.handlers.takeUp()
+	d.handlers.adoptForeign()
 	if err := d.broker.Load(ctx); err != nil {
 		return err
 	}
 	for _, problem := range d.broker.Problems() {
 		d.log.Error("a record cannot be used", zap.Error(problem))
 	}
+	if err := d.broker.Blind(); err != nil {
+		d.log.Error("it cannot be seen which processes have a device open: no volume can be staged or unstaged", zap.Error(err))
+	}
 	report, err := d.broker.Reconcile(ctx)
-	tellRepairs(d.log, d.metrics)(report)
+	logRepairs(d.log, d.metrics)(report)
 	if err != nil {
 		return err
 	}
 	d.log.Info("volumes taken up", zap.Int("volumes", report.Checked), zap.Int("repairs", len(report.Repairs)),
-		zap.Duration(observe.FieldDuration, time.Since(start)))
+		zap.Duration(telemetry.FieldDuration, time.Since(start)))
 	return nil
 }
 
-// live runs all components until ctx ends or one fails.
-func (d *daemon) live(ctx context.Context, servers *servers) error {
-	cfg := d.cfg.Load()
+// serveUntilDone runs all components until ctx ends or one fails.
+func (d *daemon) serveUntilDone(ctx context.Context, servers *servers) error {
+	cfg := d.settings.get()
+	d.http.Bind(ctx) // before anybody is told that the daemon is ready
 	group := run.New(ctx)
 	for _, h := range d.handlers {
 		group.Go(h.Name(), h)
@@ -197,21 +236,20 @@ func (d *daemon) live(ctx context.Context, servers *servers) error {
 	if d.tracker != nil {
 		group.Go("containerd", d.tracker)
 	}
-	group.Go("http", &observe.Server{Listen: cfg.HTTP.Listen, Metrics: d.metrics, Pprof: cfg.HTTP.Pprof,
-		Ready: d.readiness, Remarks: d.clusterFindings})
+	group.Go("http", d.http)
 	group.Go("reconcile", &reconcileLoop{
-		broker: d.broker, interval: cfg.ReconcileInterval.Std(), log: d.log, done: tellRepairs(d.log, d.metrics),
+		broker: d.broker, interval: cfg.ReconcileInterval.Std(), log: d.log, done: logRepairs(d.log, d.metrics),
 	})
-	group.Go("configuration", &config.Watcher{File: d.flags.File, Changed: d.reload})
-	group.Go("SIGHUP", run.Func(d.reloadOnSignal))
+	group.Go("configuration", &config.Watcher{File: d.settings.flags.File, Changed: d.settings.reload})
+	group.Go("SIGHUP", run.Func(d.settings.reloadOnSignal))
 	group.Go("watchdog", &systemd.Watchdog{Notifier: d.notify, Alive: d.alive, Log: d.log})
-	if d.drivers != nil {
-		group.Go("drivers", d.drivers)
+	if d.front != nil {
+		group.Go("drivers", d.front.drivers)
 	}
 	if d.cluster != nil {
 		group.Go("cluster", d.cluster)
 	}
-	narrow()
+	pace.LimitProcs()
 	servers.start(group, d)
 	d.ready.Store(true)
 	if err := d.notify.Ready(); err != nil {
@@ -222,18 +260,6 @@ func (d *daemon) live(ctx context.Context, servers *servers) error {
 	return group.Wait()
 }
 
-// narrow leaves one processor to Go's scheduler once the start, which uses all,
-// is done. A call is a chain of goroutines that wait for each other and for other
-// processes: on one processor each finds the next one ready, on several it wakes
-// another core, which costs a gRPC hop a fifth of its time. What blocks in the
-// kernel holds up nobody: the scheduler takes the processor from it. GOMAXPROCS in
-// the environment has the last word.
-func narrow() {
-	if os.Getenv("GOMAXPROCS") == "" {
-		goruntime.GOMAXPROCS(1)
-	}
-}
-
 func (d *daemon) readiness() error {
 	if !d.ready.Load() {
 		return fmt.Errorf("not serving yet, or not any more")
@@ -242,7 +268,7 @@ func (d *daemon) readiness() error {
 }
 
 // keeper is systemd's file-descriptor store, where there is one.
-func (d *daemon) keeper() deferral.FDKeeper {
+func (d *daemon) keeper() claim.Keeper {
 	if !d.notify.CanStore() {
 		return nil
 	}
@@ -262,43 +288,43 @@ func (d *daemon) alive(ctx context.Context) error {
 	}
 }
 
-// changed tells watchers, and forgets what was known of a volume that went.
-func (d *daemon) changed(key deferral.Key) {
+// onVolumeChanged informs watchers, and forgets what was known of a volume that is gone.
+func (d *daemon) onVolumeChanged(key volume.Key) {
 	if d.broker != nil && d.relay != nil {
 		if _, there := d.broker.Get(key); !there {
 			d.relay.Forget(key)
+			d.disks.reader.Forget(key)
 		}
 	}
 	d.hub.Changed(key)
 }
 
-// rebound is told by the handler when the sandbox of a volume changed: what the
-// old one said is not true of the new one.
-func (d *daemon) rebound(key deferral.Key) {
+// onSandboxChanged is called by the handler when the sandbox of a volume changed: what
+// the old one said is not true of the new one.
+func (d *daemon) onSandboxChanged(key volume.Key) {
 	if d.relay != nil {
-		d.relay.Forget(key)
+		d.relay.Rebound(key, d.handlers.sandboxOf(key))
 	}
 	d.hub.Changed(key)
 }
 
-func (d *daemon) asked(v *deferral.Volume, call string, took time.Duration, err error) {
+func (d *daemon) sandboxAsked(v *volume.Volume, call string, took time.Duration, err error) {
 	result := "ok"
 	if err != nil {
-		result = deferral.KindOf(err).String()
+		result = volume.KindOf(err).String()
 	}
 	d.metrics.SandboxAsked(v.Handler, call, result, took)
 }
 
-func (d *daemon) countVolumes() []observe.VolumeCount {
-	all := d.node.Shown()
-	counts := make(map[observe.VolumeCount]int)
-	for _, status := range all {
-		counts[observe.VolumeCount{State: d.node.StateOf(status), Driver: status.Driver, Handler: status.Handler}]++
+// apply puts in force what of the configuration can be changed without a restart.
+func (d *daemon) apply(cfg *config.Config) {
+	d.level.SetLevel(telemetry.Level(cfg.Log.Level))
+	d.runtimeCallers.SetPolicy(callers(cfg.Authorization.Runtime))
+	d.adminCallers.SetPolicy(callers(cfg.Authorization.Admin))
+	if d.front != nil {
+		d.front.callers.SetPolicy(callers(cfg.Authorization.CSI))
+		d.front.front.SetPolicy(cfg.DeferralPolicy())
 	}
-	out := make([]observe.VolumeCount, 0, len(counts))
-	for labels, n := range counts {
-		labels.Count = n
-		out = append(out, labels)
-	}
-	return out
+	d.broker.SetDevices(devicePolicy(cfg))
+	d.relay.SetLimits(relayLimits(cfg))
 }

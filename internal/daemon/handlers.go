@@ -1,40 +1,47 @@
 package daemon
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"os"
 	"path/filepath"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/config"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/crust"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/kata"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// handler is a runtime handler as the daemon runs it.
-type handler interface {
-	runtime.Handler
-	// TakeUp lists the volumes of other programs before anything is served.
-	TakeUp()
-	// SandboxAdded and SandboxGone are what the container runtime tells.
-	SandboxAdded(podUID, id string)
-	SandboxGone(id string)
+// handlers are those that the configuration has on.
+type handlers []runtime.Handler
+
+// handlerParts are what handlers are made of and ask of the daemon.
+type handlerParts struct {
+	cfg     *config.Config
+	tracker tracker // nil where no container runtime is configured
+	disks   *disks
+	log     *zap.Logger
+	// onChange is called when the sandbox of a volume changed.
+	onChange   func(volume.Key)
+	deviceSize func(*volume.Volume) (int64, bool)
 }
 
-// handlers are those that the configuration has on.
-type handlers []handler
-
-func (d *daemon) newHandlers(cfg *config.Config) (handlers, error) {
+func newHandlers(p handlerParts) (handlers, error) {
 	var on handlers
-	if cfg.Handlers.Kata.Enabled {
-		made, err := d.newKata(cfg)
+	if p.cfg.Handlers.Kata.Enabled {
+		made, err := p.newKata()
 		if err != nil {
 			return nil, err
 		}
 		on = append(on, made)
 	}
-	if cfg.Handlers.Crust.Enabled {
-		made, err := d.newCrust(cfg)
+	if p.cfg.Handlers.Crust.Enabled {
+		made, err := p.newCrust()
 		if err != nil {
 			return nil, err
 		}
@@ -60,18 +67,28 @@ func (all handlers) byName() map[string]runtime.Handler {
 }
 
 // adopted lists the volumes that other programs published, to any of them.
-func (all handlers) adopted() []*deferral.Volume {
-	var out []*deferral.Volume
+func (all handlers) adopted() []*volume.Volume {
+	var out []*volume.Volume
 	for _, h := range all {
 		out = append(out, h.Adopted()...)
 	}
 	return out
 }
 
-func (all handlers) takeUp() {
+func (all handlers) adoptForeign() {
 	for _, h := range all {
-		h.TakeUp()
+		h.AdoptForeign()
 	}
+}
+
+// sandboxOf is the sandbox that has a volume now, as far as its handler knows.
+func (all handlers) sandboxOf(key volume.Key) string {
+	for _, h := range all {
+		if binding, bound := h.Binding(&volume.Volume{Key: key}); bound {
+			return binding.Sandbox
+		}
+	}
+	return ""
 }
 
 func (all handlers) sandboxAdded(podUID, id string) {
@@ -86,44 +103,43 @@ func (all handlers) sandboxGone(id string) {
 	}
 }
 
-func (d *daemon) newKata(cfg *config.Config) (*kata.Handler, error) {
-	k := cfg.Handlers.Kata
+func (p handlerParts) newKata() (*kata.Handler, error) {
+	cfg, k := p.cfg, p.cfg.Handlers.Kata
 	temp, err := tempOf(cfg, kata.Name, k.TempDir, k.DirectVolumes)
 	if err != nil {
 		return nil, err
 	}
 	settings := kata.Default()
-	settings.DirectVolumes, settings.TempDir = k.DirectVolumes, temp
+	settings.DirectVolumes, settings.TempDir, settings.KubeletRoot = k.DirectVolumes, temp, cfg.KubeletRoot
 	settings.GoSandboxes, settings.RustSandboxes, settings.SharedSandboxes = k.GoSandboxes, k.RustSandboxes, k.SharedSandboxes
+	settings.StateDir = filepath.Join(cfg.StateDir(), kata.Name)
 	settings.Filesystems = k.Filesystems
-	settings.OnChange, settings.DeviceSize = d.rebound, d.deviceSize
+	settings.OnChange, settings.DeviceSize, settings.Matches = p.onChange, p.deviceSize, p.disks.matches
+	settings.Condition, settings.LacksGroup = p.disks.condition, p.disks.lacksGroup
 	var sandboxes kata.Sandboxes
-	if d.tracker != nil {
-		sandboxes = d.tracker
+	if p.tracker != nil {
+		sandboxes = p.tracker
 	}
-	return kata.New(settings, sandboxes, d.log.Named(kata.Name))
+	return kata.New(settings, sandboxes, p.log.Named(kata.Name))
 }
 
-func (d *daemon) newCrust(cfg *config.Config) (*crust.Handler, error) {
-	c := cfg.Handlers.Crust
+func (p handlerParts) newCrust() (*crust.Handler, error) {
+	cfg, c := p.cfg, p.cfg.Handlers.Crust
 	temp, err := tempOf(cfg, crust.Name, c.TempDir, c.Root)
 	if err != nil {
 		return nil, err
 	}
 	var sandboxes crust.Sandboxes
-	if d.tracker != nil {
-		sandboxes = d.tracker
+	if p.tracker != nil {
+		sandboxes = p.tracker
 	}
 	_, noLabels := os.Stat("/sys/fs/selinux/enforce")
 	return crust.New(crust.Config{
 		SELinux: noLabels == nil,
-		Root:    c.Root, TempDir: temp, Programs: c.Programs, SocketDirs: c.SocketDirs, Filesystems: c.Filesystems,
-		OnChange: d.rebound, DeviceSize: d.deviceSize,
-	}, sandboxes, d.log.Named(crust.Name))
+		Root:    c.Root, TempDir: temp, KubeletRoot: cfg.KubeletRoot, Programs: c.Programs, SocketDirs: c.SocketDirs, Filesystems: c.Filesystems,
+		OnChange: p.onChange, DeviceSize: p.deviceSize,
+	}, sandboxes, p.log.Named(crust.Name))
 }
-
-// deviceSize is asked by handlers, which are made before the broker.
-func (d *daemon) deviceSize(v *deferral.Volume) (int64, bool) { return d.broker.DeviceSize(v) }
 
 // tempOf is where a handler makes volumes ready: in our state directory where that
 // is on the filesystem of the handler's tree, or else beside that tree. Never in
@@ -135,12 +151,25 @@ func tempOf(cfg *config.Config, name, configured, root string) (string, error) {
 	ours := filepath.Join(cfg.StateDir(), "tmp", name)
 	for _, dir := range []string{ours, root} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return "", deferral.Errorf(deferral.Internal, "the directory %s cannot be made: %w", dir, err)
+			return "", volume.Errorf(volume.Internal, "the directory %s cannot be made: %w", dir, err)
 		}
 	}
 	same, err := sameFilesystem(ours, root)
 	if err != nil || same {
 		return ours, err
 	}
-	return filepath.Join(filepath.Dir(root), ".crust-proxy-tmp-"+name), nil
+	// Daemons that share the tree must not clear away each other's files.
+	sum := sha256.Sum256([]byte(filepath.Clean(cfg.RunDir)))
+	return filepath.Join(filepath.Dir(root), ".crust-proxy-tmp-"+name+"-"+hex.EncodeToString(sum[:4])), nil
+}
+
+func sameFilesystem(a, b string) (bool, error) {
+	var x, y unix.Stat_t
+	if err := unix.Stat(a, &x); err != nil {
+		return false, volume.Errorf(volume.Internal, "%s cannot be looked at: %w", a, err)
+	}
+	if err := unix.Stat(b, &y); err != nil {
+		return false, volume.Errorf(volume.Internal, "%s cannot be looked at: %w", b, err)
+	}
+	return x.Dev == y.Dev, nil
 }

@@ -34,10 +34,12 @@ Usage:
                                  node, or drivers from behind it: exit code 1 and
                                  a list where deferred volumes live. It reads the
                                  records, so the daemon need not run
-  crust-proxy removable-nodes HOST:PORT
+  crust-proxy removable-nodes HOST:PORT [COMMAND]
                                  the same for all nodes whose daemons have their
                                  metrics at the addresses of HOST; a node that
-                                 does not answer counts as one with volumes
+                                 does not answer counts as one with volumes. A
+                                 refusal names COMMAND, which makes a Helm release
+                                 usable again
   crust-proxy withdraw [flags]   when the daemon has gone for good: have kubelet
                                  forget the drivers that were registered through it
 
@@ -105,8 +107,8 @@ func command(args []string) (commandFunc, error) {
 		return showVersion, nil
 	case args[0] == "removable":
 		return removable(args[1:]), nil
-	case len(args) == 2 && args[0] == "removable-nodes":
-		return removableNodes(args[1]), nil
+	case (len(args) == 2 || len(args) == 3) && args[0] == "removable-nodes":
+		return removableNodes(args[1], args[2:]...), nil
 	case len(args) == 1 && args[0] == "withdraw":
 		return withdraw, nil
 	default:
@@ -127,6 +129,10 @@ func validate(_ context.Context, flags *config.Flags, stdout, _ io.Writer) error
 	text, err := cfg.YAML()
 	if err != nil {
 		return err
+	}
+	policy := cfg.DeferralPolicy()
+	for _, line := range append(policy.ExplainModes(), policy.ExplainRuntimes()...) {
+		text += "# " + line + "\n"
 	}
 	_, err = io.WriteString(stdout, text)
 	return err

@@ -6,7 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/crust-proxy/crust-proxy/internal/observe"
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
 
@@ -40,12 +40,12 @@ func (l *reconcileLoop) Run(ctx context.Context) error {
 	}
 }
 
-// tellRepairs logs and counts what a reconcile did.
-func tellRepairs(log *zap.Logger, metrics *observe.Metrics) func(deferral.ReconcileReport) {
+// logRepairs logs and counts what a reconcile did.
+func logRepairs(log *zap.Logger, metrics *telemetry.Metrics) func(deferral.ReconcileReport) {
 	return func(report deferral.ReconcileReport) {
 		for _, repair := range report.Repairs {
 			metrics.Repaired(repair.Action, repair.Err == nil)
-			fields := []zap.Field{zap.String(observe.FieldVolume, string(repair.Key)), zap.String("action", repair.Action)}
+			fields := []zap.Field{zap.String(telemetry.FieldVolume, string(repair.Key)), zap.String("action", repair.Action)}
 			if repair.Err != nil {
 				log.Error("repair failed", append(fields, zap.Error(repair.Err))...)
 				continue

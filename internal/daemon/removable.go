@@ -6,14 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 
+	"go.uber.org/zap"
+
 	"github.com/crust-proxy/crust-proxy/internal/config"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/internal/registry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/pkg/front"
-	"github.com/crust-proxy/crust-proxy/pkg/front/registry"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // mostNamed bounds how many volumes an error names.
@@ -30,15 +32,15 @@ type living struct {
 
 // livingOf reads the records of a state directory. Of drivers it counts what came
 // through the front; with none named, everything.
-func livingOf(stateDir string, counts func(v *deferral.Volume) bool, staged func(front.Staged) bool) living {
+func livingOf(stateDir string, counts func(v *volume.Volume) bool, staged func(staging.Staged) bool) living {
 	var out living
 	volumes, err := deferral.OnRecord(stateDir)
-	devices, stagedErr := front.StagedPrivately(stateDir)
+	devices, stagedErr := staging.StagedDevices(stateDir)
 	out.unsure = errors.Join(err, stagedErr)
 	published := make(map[[2]string]bool)
 	for _, v := range volumes {
-		if v.CSI != nil {
-			published[[2]string{v.Driver, v.CSI.VolumeID}] = true
+		if v.Origin != nil {
+			published[[2]string{v.Driver, v.Origin.VolumeID}] = true
 		}
 		if counts(v) {
 			out.volumes = append(out.volumes, describe(v))
@@ -52,10 +54,10 @@ func livingOf(stateDir string, counts func(v *deferral.Volume) bool, staged func
 	return out
 }
 
-func describe(v *deferral.Volume) string {
+func describe(v *volume.Volume) string {
 	text := v.Target + " (driver " + cmp.Or(v.Driver, "unknown") + ", handler " + v.Handler
-	if v.CSI != nil && v.CSI.PodName != "" {
-		text += ", pod " + v.CSI.PodNamespace + "/" + v.CSI.PodName
+	if v.Origin != nil && v.Origin.PodName != "" {
+		text += ", pod " + v.Origin.PodNamespace + "/" + v.Origin.PodName
 	}
 	return text + ")"
 }
@@ -63,13 +65,13 @@ func describe(v *deferral.Volume) string {
 // ofFront is what lives through the front, of all drivers or of those named.
 func ofFront(stateDir string, drivers ...string) living {
 	ours := func(driver string) bool { return len(drivers) == 0 || slices.Contains(drivers, driver) }
-	return livingOf(stateDir, func(v *deferral.Volume) bool { return v.CSI != nil && ours(v.Driver) },
-		func(s front.Staged) bool { return ours(s.Driver) })
+	return livingOf(stateDir, func(v *volume.Volume) bool { return v.Origin != nil && ours(v.Driver) },
+		func(s staging.Staged) bool { return ours(s.Driver) })
 }
 
 // ofNode is everything.
 func ofNode(stateDir string) living {
-	return livingOf(stateDir, func(*deferral.Volume) bool { return true }, func(front.Staged) bool { return true })
+	return livingOf(stateDir, func(*volume.Volume) bool { return true }, func(staging.Staged) bool { return true })
 }
 
 // none is true where it is certain that nothing lives.
@@ -77,6 +79,9 @@ func (l living) none() bool { return len(l.volumes) == 0 && l.unsure == nil }
 
 // text lists what lives.
 func (l living) text() string {
+	if len(l.volumes) == 0 && l.unsure != nil {
+		return fmt.Sprintf("deferred volumes may live on this node: %v", l.unsure)
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d deferred volume(s) live on this node:", len(l.volumes))
 	for i, line := range l.volumes {
@@ -114,42 +119,22 @@ func mayLeave(cfg *config.Config) error {
 
 // leaveFront is the start without the front. kubelet is told that the drivers which
 // were behind it have gone: it would call sockets that nobody serves, and take them
-// from nobody else.
-func (d *daemon) leaveFront(cfg *config.Config) error {
+// from nobody else. A record that cannot be read does not prevent the start: the
+// daemon has to hold the device of its volume, and to serve the others.
+func leaveFront(cfg *config.Config, log *zap.Logger) error {
 	if cfg.Front.Enabled {
 		return nil
 	}
-	if err := mayLeave(cfg); err != nil {
-		return err
-	}
 	if found := ofFront(cfg.StateDir()); !found.none() {
-		d.log.Warn("the front is off, and volumes that came through it live: " + found.text())
+		if err := mayLeave(cfg); err != nil && len(found.volumes) > 0 {
+			return err
+		}
+		log.Warn("the front is off, and not all volumes that came through it are known to be gone: " + found.text())
 	}
 	for _, path := range registry.Withdraw(cfg.Front.KubeletRegistry) {
-		d.log.Info("the registration of a driver was taken from kubelet, for the front is off: " + path)
+		log.Info("the registration of a driver was taken from kubelet, for the front is off: " + path)
 	}
 	return nil
-}
-
-// driversAway tells of volumes whose driver is not behind the front any more, and
-// which kubelet can therefore not give back.
-func (d *daemon) driversAway() []string {
-	here := make(map[string]bool)
-	for _, one := range d.drivers.List() {
-		here[one.Name] = true
-	}
-	away := make(map[string][]string)
-	for _, status := range d.broker.List() {
-		if status.CSI != nil && !here[status.Driver] {
-			away[status.Driver] = append(away[status.Driver], describe(status.Volume))
-		}
-	}
-	var out []string
-	for _, driver := range slices.Sorted(maps.Keys(away)) {
-		out = append(out, fmt.Sprintf("driver %s is not behind crust-proxy any more, and its volumes cannot be given back until it is: %s",
-			driver, living{volumes: away[driver]}.text()))
-	}
-	return out
 }
 
 // removable tells whether crust-proxy can be taken from this node, or drivers from

@@ -3,14 +3,19 @@ package daemon
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
 	"github.com/crust-proxy/crust-proxy/internal/config"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // stateWith writes records of volumes, each "driver/pod"; a driver with a star
@@ -29,17 +34,17 @@ func stateWith(t *testing.T, volumes ...string) (runDir string) {
 	for _, one := range volumes {
 		driver, pod, _ := strings.Cut(one, "/")
 		target := "/k/pods/" + pod + "/mount"
-		v := deferral.Volume{
-			Key: deferral.KeyOf(target), Target: target, ResolvedTarget: target, Driver: strings.TrimSuffix(driver, "*"), Handler: "kata",
-			Device: deferral.Device{Kind: deferral.BlockDevice},
+		v := volume.Volume{
+			Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, Driver: strings.TrimSuffix(driver, "*"), Handler: "kata",
+			Device: volume.Device{Kind: volume.BlockDevice},
 		}
 		if !strings.HasSuffix(driver, "*") {
-			v.CSI = &deferral.CSIOrigin{VolumeID: pod, PodNamespace: "ns", PodName: "name-of-" + pod}
+			v.Origin = &volume.Origin{VolumeID: pod, PodNamespace: "ns", PodName: "name-of-" + pod}
 		}
 		raw, err := json.Marshal(struct {
 			Version int    `json:"version"`
 			Boot    string `json:"boot"`
-			deferral.Volume
+			volume.Volume
 		}{1, strings.TrimSpace(string(boot)), v})
 		if err != nil {
 			t.Fatal(err)
@@ -98,7 +103,7 @@ func TestUnreadableRecordsCountAsVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if code := Main([]string{"removable", "--run-dir", run}, &out, &out); code != exitError || !strings.Contains(out.String(), "may be more") {
+	if code := Main([]string{"removable", "--run-dir", run}, &out, &out); code != exitError || !strings.Contains(out.String(), "may live") {
 		t.Errorf("%d: %s", code, out.String())
 	}
 }
@@ -123,6 +128,39 @@ func TestMayLeaveTheFront(t *testing.T) {
 		}
 		if err != nil && (!strings.Contains(err.Error(), "/k/pods/p1/mount") || !strings.Contains(err.Error(), "front.abandonVolumes: true")) {
 			t.Errorf("%s: it says %v", name, err)
+		}
+	}
+}
+
+// TestUnreadableRecordsDoNotPreventTheStart, whether the front was ever on or not; a
+// volume that is known to have come through it does.
+func TestUnreadableRecordsDoNotPreventTheStart(t *testing.T) {
+	for _, c := range []struct {
+		file, content, volume string
+		ok                    bool
+	}{
+		{file: "volumes/" + string(volume.KeyOf("/k/a")) + ".json", content: `{"version":1,`, ok: true},
+		{file: "volumes/" + string(volume.KeyOf("/k/a")) + ".json", content: `{"version":2}`, ok: true},
+		{file: "volumes/stray", content: "hello", volume: "lvm*/p1", ok: true},
+		{file: "csi/damaged.json", content: "{", ok: true},
+		{file: "volumes/stray", content: "hello", volume: "lvm/p1"},
+	} {
+		cfg := config.Default()
+		cfg.RunDir, cfg.Front.KubeletRegistry = stateWith(t), t.TempDir()
+		if c.volume != "" {
+			cfg.RunDir = stateWith(t, c.volume)
+		}
+		path := filepath.Join(cfg.StateDir(), c.file)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(c.content), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		core, logs := observer.New(zapcore.DebugLevel)
+		err := leaveFront(&cfg, zap.New(core))
+		if (err == nil) != c.ok {
+			t.Errorf("%s with %q: %v", c.file, c.volume, err)
+		}
+		if told := logs.FilterLevelExact(zapcore.WarnLevel).All(); c.ok && (len(told) != 1 || !strings.Contains(told[0].Message, filepath.Base(c.file))) {
+			t.Errorf("%s: told %+v", c.file, told)
 		}
 	}
 }

@@ -29,8 +29,9 @@ const (
 
 // removableNodes asks the daemons of all nodes whether they have deferred volumes, by
 // their metrics. A daemon that cannot be asked counts as one that has: this is for
-// whoever removes crust-proxy from a cluster.
-func removableNodes(address string) commandFunc {
+// whoever removes crust-proxy from a cluster. Repair is the command that brings back a
+// Helm release which a refusal left half uninstalled.
+func removableNodes(address string, repair ...string) commandFunc {
 	return func(ctx context.Context, _ *config.Flags, stdout, _ io.Writer) error {
 		host, port, err := net.SplitHostPort(address)
 		if err != nil {
@@ -38,14 +39,24 @@ func removableNodes(address string) commandFunc {
 		}
 		nodes, err := net.DefaultResolver.LookupHost(ctx, host)
 		if err != nil {
-			return fmt.Errorf("no node can be asked whether deferred volumes live there: %w", err)
+			return fmt.Errorf("no node can be asked whether deferred volumes live there: %w%s", err, afterRefusal(repair))
 		}
 		if err := askNodes(ctx, nodes, port); err != nil {
-			return fmt.Errorf("%w\nDelete their pods, or drain the nodes, and try again; crustctl list on a node names the volumes.%s", err, whatItIs)
+			return fmt.Errorf("%w\nDelete their pods, or drain the nodes, and try again; crustctl list on a node names the volumes.%s%s",
+				err, whatItIs, afterRefusal(repair))
 		}
 		_, err = fmt.Fprintf(stdout, "No deferred volume lives on any of %d nodes.\n", len(nodes))
 		return err
 	}
+}
+
+// afterRefusal tells what Helm makes of a refused removal.
+func afterRefusal(repair []string) string {
+	if len(repair) == 0 {
+		return ""
+	}
+	return "\nNothing was removed, but Helm now calls the release uninstalling: helm list hides it, and helm upgrade fails. " +
+		"To go on with the release:\n  " + repair[0] + "\nTo remove it, run helm uninstall again when the volumes are gone."
 }
 
 // askNodes asks each of them, and gives one line for each with volumes, or without an

@@ -10,14 +10,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/crust-proxy/crust-proxy/internal/observe"
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 )
 
 // nodeWith serves the metrics of a daemon with these volumes.
-func nodeWith(t *testing.T, volumes ...observe.VolumeCount) (address string) {
+func nodeWith(t *testing.T, volumes ...telemetry.VolumeCount) (address string) {
 	t.Helper()
-	metrics := observe.NewMetrics("test")
-	if err := metrics.CountVolumes(func() []observe.VolumeCount { return volumes }); err != nil {
+	metrics := telemetry.NewMetrics("test")
+	if err := metrics.CountVolumes(func() []telemetry.VolumeCount { return volumes }); err != nil {
 		t.Fatal(err)
 	}
 	return served(t, promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
@@ -45,12 +45,12 @@ func TestNodesAreAskedWhetherVolumesLive(t *testing.T) {
 	if err := closed.Close(); err != nil {
 		t.Fatal(err)
 	}
-	kept := observe.VolumeCount{State: "bound", Driver: "ebs.csi.aws.com", Handler: "kata", Count: 2}
+	kept := telemetry.VolumeCount{State: "bound", Driver: "ebs.csi.aws.com", Handler: "kata", Count: 2}
 	for address, want := range map[string][]string{
 		nodeWith(t): {"0", "No deferred volume lives on any of 1 nodes"},
-		nodeWith(t, observe.VolumeCount{State: "adopted", Driver: "x", Handler: "kata", Count: 1}): {"0", "any of 1 nodes"},
-		nodeWith(t, observe.VolumeCount{State: "refused", Driver: "x", Count: 4}):                  {"0", "any of 1 nodes"},
-		nodeWith(t, kept, observe.VolumeCount{State: "removing", Driver: "b", Handler: "kata", Count: 1}): {
+		nodeWith(t, telemetry.VolumeCount{State: "adopted", Driver: "x", Handler: "kata", Count: 1}): {"0", "any of 1 nodes"},
+		nodeWith(t, telemetry.VolumeCount{State: "refused", Driver: "x", Count: 4}):                  {"0", "any of 1 nodes"},
+		nodeWith(t, kept, telemetry.VolumeCount{State: "removing", Driver: "b", Handler: "kata", Count: 1}): {
 			"1", "node 127.0.0.1: 3 deferred volume(s) live there, of b, ebs.csi.aws.com", "crustctl list",
 		},
 		closed.Addr().String():            {"1", "node 127.0.0.1: its crust-proxy cannot be asked"},
@@ -69,5 +69,18 @@ func TestNodesAreAskedWhetherVolumesLive(t *testing.T) {
 		if fmt.Sprint(code) != want[0] {
 			t.Errorf("%s: the exit code is %d, want %s", address, code, want[0])
 		}
+	}
+}
+
+func TestARefusalNamesTheWayBack(t *testing.T) {
+	repair := "helm rollback crust-proxy 3 --namespace=ns"
+	kept := nodeWith(t, telemetry.VolumeCount{State: "bound", Driver: "d", Handler: "kata", Count: 1})
+	for _, address := range []string{kept, "no-such-host.invalid:80"} {
+		if code, said := askMain(t, "removable-nodes", address, repair); code != 1 || !strings.Contains(said, "\n  "+repair+"\n") {
+			t.Errorf("%s: %d, %s", address, code, said)
+		}
+	}
+	if code, said := askMain(t, "removable-nodes", nodeWith(t), repair); code != 0 || strings.Contains(said, repair) {
+		t.Errorf("without volumes: %d, %s", code, said)
 	}
 }

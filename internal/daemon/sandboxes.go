@@ -3,9 +3,10 @@ package daemon
 import (
 	"context"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // sandboxes asks the sandboxes of volumes for the front.
@@ -14,29 +15,31 @@ type sandboxes struct {
 	relay    *stats.Relay
 }
 
-func (s *sandboxes) handler(v *deferral.Volume) (runtime.Handler, error) {
+func (s *sandboxes) handler(v *volume.Volume) (runtime.Handler, error) {
 	handler := s.handlers[v.Handler]
 	if handler == nil {
-		return nil, deferral.Errorf(deferral.NoSandbox, "volume %s: its runtime handler %q is not configured any more",
+		return nil, volume.Errorf(volume.NoSandbox, "volume %s: its runtime handler %q is not configured any more",
 			v.Target, v.Handler)
 	}
 	return handler, nil
 }
 
 // Stats asks the sandbox now.
-func (s *sandboxes) Stats(ctx context.Context, v *deferral.Volume) (stats.Answer, error) {
+func (s *sandboxes) Stats(ctx context.Context, v *volume.Volume) (stats.Answer, error) {
 	handler, err := s.handler(v)
 	if err != nil {
 		return stats.Answer{}, err
 	}
-	return s.relay.Stats(ctx, handler, v)
+	answer, err := s.relay.Stats(ctx, handler, v)
+	telemetry.CallFrom(ctx).Expected = volume.KindOf(err) == volume.NoSandbox && err != nil
+	return answer, err
 }
 
 // Known is what the sandbox said last.
-func (s *sandboxes) Known(v *deferral.Volume) (stats.Known, bool) { return s.relay.Known(v.Key) }
+func (s *sandboxes) Known(v *volume.Volume) (stats.Known, bool) { return s.relay.Known(v.Key) }
 
 // Expand asks the sandbox to grow the filesystem.
-func (s *sandboxes) Expand(ctx context.Context, v *deferral.Volume, wish deferral.Range) (int64, error) {
+func (s *sandboxes) Expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error) {
 	handler, err := s.handler(v)
 	if err != nil {
 		return 0, err
@@ -45,7 +48,7 @@ func (s *sandboxes) Expand(ctx context.Context, v *deferral.Volume, wish deferra
 }
 
 // Binding is the sandbox that has the volume, from memory.
-func (s *sandboxes) Binding(v *deferral.Volume) (runtime.Binding, bool) {
+func (s *sandboxes) Binding(v *volume.Volume) (runtime.Binding, bool) {
 	handler := s.handlers[v.Handler]
 	if handler == nil {
 		return runtime.Binding{}, false

@@ -15,11 +15,12 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/crust-proxy/crust-proxy/internal/adminapi"
 	"github.com/crust-proxy/crust-proxy/internal/config"
-	"github.com/crust-proxy/crust-proxy/internal/observe"
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/run"
-	"github.com/crust-proxy/crust-proxy/pkg/api"
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
@@ -40,20 +41,19 @@ type server struct {
 
 type servers struct{ all []*server }
 
-func (d *daemon) buildServers() (*servers, error) {
-	cfg := d.cfg.Load()
+func (d *daemon) newServers(cfg *config.Config) (*servers, error) {
 	if err := os.MkdirAll(cfg.RunDir, 0o711); err != nil { //nolint:gosec // sockets in it have modes of their own
 		return nil, err
 	}
 	d.runtimeCallers = peercred.NewAuthorizer("authorization.runtime", callers(cfg.Authorization.Runtime), d.denied)
 	d.adminCallers = peercred.NewAuthorizer("authorization.admin", callers(cfg.Authorization.Admin), d.denied)
-	runtimeServer := &api.RuntimeServer{Node: d.node}
-	adminServer := &api.AdminServer{
-		Node: d.node, Hub: d.hub, Version: Version(), Started: d.started, Config: d.shownConfig,
-		Findings: d.findings, Reconciled: tellRepairs(d.log, d.metrics), Stopping: d.stopping,
+	runtimeServer := &adminapi.RuntimeServer{Node: d.node}
+	adminServer := &adminapi.AdminServer{
+		Node: d.node, Hub: d.hub, Version: Version(), Started: d.started, Config: d.settings.shown,
+		Findings: d.status.findings, Reconciled: logRepairs(d.log, d.metrics), Forced: d.forced, Stopping: d.stopping,
 	}
-	if d.drivers != nil {
-		adminServer.Drivers = d.shownDrivers
+	if d.front != nil {
+		adminServer.Drivers = d.front.shown
 	}
 	out := &servers{}
 	for _, part := range []struct {
@@ -90,20 +90,23 @@ func (d *daemon) listen(name string, socket config.Socket) (net.Listener, error)
 }
 
 func (d *daemon) newServer(name, service string, allowed *peercred.Authorizer, listener net.Listener) *server {
-	interceptors := &observe.Interceptors{
-		Log: d.log, Metrics: d.metrics, Tracer: d.tracer, Peer: peerOf, Quiet: quietMethods,
-	}
-	options := append(allowed.ServerOptions(), interceptors.Options()...)
-	options = append(options, api.ServerOption(),
+	calls := d.interceptors(quietMethods)
+	options := append(allowed.ServerOptions(), calls.Options()...)
+	options = append(options, adminapi.ServerOption(),
 		grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(1024), grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
 	s := &server{
 		name: name, service: service, grpc: grpc.NewServer(options...), health: health.NewServer(), listener: listener,
-		log: d.log, patience: func() time.Duration { return d.cfg.Load().ShutdownTimeout.Std() },
+		log: d.log, patience: func() time.Duration { return d.settings.get().ShutdownTimeout.Std() },
 	}
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
 	return s
+}
+
+// interceptors are what all servers have in common.
+func (d *daemon) interceptors(quiet map[string]bool) telemetry.Interceptors {
+	return telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer, Peer: peerOf, Quiet: quiet}
 }
 
 // quietMethods are called all the time and change nothing.
@@ -128,7 +131,14 @@ func peerOf(ctx context.Context) (uid uint32, pid int32, ok bool) {
 
 func (d *daemon) denied(r peercred.Refusal) {
 	d.metrics.CallerDenied()
-	d.deniedLog.Warn("caller refused", zap.Uint32(observe.FieldPeerUID, r.Peer.UID), zap.Int32(observe.FieldPeerPID, r.Peer.PID))
+	d.deniedLog.Warn("caller refused", zap.Uint32(telemetry.FieldPeerUID, r.Peer.UID), zap.Int32(telemetry.FieldPeerPID, r.Peer.PID))
+}
+
+// forced is called when an operator released a volume by force.
+func (d *daemon) forced(v *volume.Volume, heldBy string) {
+	d.metrics.ReleasedByForce()
+	d.log.Warn("a volume was released by force", zap.String(telemetry.FieldVolume, string(v.Key)), zap.String("target", v.Target),
+		zap.String("device", v.Device.Path), zap.String("held_by", heldBy))
 }
 
 // start adds the servers to the group.

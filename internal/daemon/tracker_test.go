@@ -1,26 +1,45 @@
 package daemon
 
 import (
+	"strings"
 	"testing"
 
 	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/internal/config"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 )
 
 func TestTheConfigurationSaysWhoTellsOfSandboxes(t *testing.T) {
-	d := &daemon{log: zap.NewNop()}
 	cfg := config.Default()
-	if tracker, ok := d.newTracker(&cfg).(*sandbox.Tracker); !ok || tracker == nil {
-		t.Error("by default it is not containerd")
+	if tracker := newTracker(&cfg, trackerEvents{}, zap.NewNop()); !strings.HasPrefix(tracker.LastError().Error(), "containerd at ") {
+		t.Errorf("by default it is %v", tracker.LastError())
 	}
 	cfg.Containerd.Socket = ""
-	if tracker := d.newTracker(&cfg); tracker != nil {
+	if tracker := newTracker(&cfg, trackerEvents{}, zap.NewNop()); tracker != nil {
 		t.Errorf("nobody is configured, and there is %T", tracker)
 	}
 	cfg.CRI.Socket = "/run/crio/crio.sock"
-	if tracker, ok := d.newTracker(&cfg).(*sandbox.CRI); !ok || tracker == nil {
-		t.Error("with a CRI socket it is not the CRI")
+	if tracker := newTracker(&cfg, trackerEvents{}, zap.NewNop()); !strings.HasPrefix(tracker.LastError().Error(), "the container runtime at /run/crio/") {
+		t.Errorf("with a CRI socket it is %v", tracker.LastError())
+	}
+}
+
+// polling is a tracker whose container runtime offers no events.
+type polling struct {
+	tracker
+	is bool
+}
+
+func (p polling) Polled() bool { return p.is }
+
+func TestPollingIsAFinding(t *testing.T) {
+	cfg := config.Default()
+	for what, of := range map[string]tracker{"none": nil, "containerd": newTracker(&cfg, trackerEvents{}, zap.NewNop()), "with events": polling{}} {
+		if got := polledFinding(of); len(got) != 0 {
+			t.Errorf("%s: %q", what, got)
+		}
+	}
+	if got := polledFinding(polling{is: true}); len(got) != 1 || !strings.Contains(got[0], "enable_pod_events = true") {
+		t.Errorf("without events: %q", got)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/cluster"
+	"github.com/crust-proxy/crust-proxy/internal/pods"
 )
 
 const clusterWait = 10 * time.Second
@@ -23,7 +23,7 @@ func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 	}
 	node := n.NodeName
 	if node == "" {
-		name, err := cluster.NodeName()
+		name, err := pods.NodeName()
 		if err != nil {
 			return []Finding{failure("set cluster.nodeName in crust-proxy's configuration", "%v", err)}
 		}
@@ -32,17 +32,19 @@ func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, clusterWait)
 	defer cancel()
 	var found []Finding
-	for _, one := range cluster.Try(ctx, cluster.Identity{Kubeconfig: n.at(n.Kubeconfig), UserAgent: "crustctl"}, node) {
+	for _, one := range pods.Try(ctx, pods.Identity{Kubeconfig: n.at(n.Kubeconfig), UserAgent: "crustctl"}, node) {
 		switch {
 		case one.Err == nil:
 			continue
 		case errors.Is(one.Err, fs.ErrPermission):
 			return []Finding{okay("not tried: %s may not be read by this user (run as root)", n.Kubeconfig)}
 		}
-		found = append(found, failure("kubectl get nodes shows the names; the rights that it takes are in docs/pod-lookup.md. "+
+		found = append(found, failure("kubectl get nodes shows the names; the rights that it takes are in docs/front.md. "+
 			"The daemon goes on and serves the pods that it knows", "not so: %s: %v", one.What, one.Err))
 	}
-	if len(found) == 0 && daemonCannotReach(d) {
+	if len(found) == 0 && daemonCannotReach(d) && n.Service.InPod {
+		found = append(found, warning(n.Service.Logs(), "the API server answers here and not to the daemon in the same pod"))
+	} else if len(found) == 0 && daemonCannotReach(d) {
 		found = append(found, warning("copy /usr/share/crust-proxy/cluster.conf into /etc/systemd/system/crust-proxy.service.d/, then "+
 			"systemctl daemon-reload and restart crust-proxy",
 			"the API server answers here and not to the daemon: systemd's IP filter may keep the daemon off the network"))

@@ -12,10 +12,11 @@ import (
 func apiServer(t *testing.T, tr tree, refuse string) {
 	t.Helper()
 	kinds := map[string]string{
-		"/api/v1/pods":                        `{"apiVersion":"v1","kind":"PodList","metadata":{}}`,
-		"/apis/node.k8s.io/v1/runtimeclasses": `{"apiVersion":"node.k8s.io/v1","kind":"RuntimeClassList","metadata":{}}`,
-		"/apis/storage.k8s.io/v1/csidrivers":  `{"apiVersion":"storage.k8s.io/v1","kind":"CSIDriverList","metadata":{}}`,
-		"/api/v1/nodes/node-1":                `{"apiVersion":"v1","kind":"Node","metadata":{"name":"node-1"}}`,
+		"/api/v1/pods":                            `{"apiVersion":"v1","kind":"PodList","metadata":{}}`,
+		"/apis/node.k8s.io/v1/runtimeclasses":     `{"apiVersion":"node.k8s.io/v1","kind":"RuntimeClassList","metadata":{}}`,
+		"/apis/storage.k8s.io/v1/csidrivers":      `{"apiVersion":"storage.k8s.io/v1","kind":"CSIDriverList","metadata":{}}`,
+		"/apis/storage.k8s.io/v1/csinodes/node-1": `{"apiVersion":"storage.k8s.io/v1","kind":"CSINode","metadata":{"name":"node-1"},"spec":{"drivers":[]}}`,
+		"/api/v1/nodes/node-1":                    `{"apiVersion":"v1","kind":"Node","metadata":{"name":"node-1"}}`,
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -38,8 +39,9 @@ func TestCluster(t *testing.T) {
 		{"off", "cluster", func(_ tree, n *Node, _ *Daemon) { n.Kubeconfig = "" }, OK, "no cluster is asked", ""},
 		{"in cluster", "cluster", func(_ tree, n *Node, _ *Daemon) { n.InCluster = true }, OK, "service account", ""},
 		{"all is well", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "nothing") }, OK, "node node-1", ""},
-		{"no file", "cluster", func(tree, *Node, *Daemon) {}, Error, "does not exist", "docs/pod-lookup.md"},
-		{"no right", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "csidrivers") }, Error, "CSI drivers can be listed", "docs/pod-lookup.md"},
+		{"no file", "cluster", func(tree, *Node, *Daemon) {}, Error, "does not exist", "docs/front.md"},
+		{"no right", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "csidrivers") }, Error, "CSI drivers can be listed", "docs/front.md"},
+		{"no CSINode", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "csinodes/node-1") }, Error, "the CSINode of node node-1 can be read", "docs/front.md"},
 		{"another name", "cluster", func(tr tree, n *Node, _ *Daemon) {
 			apiServer(t, tr, "pods")
 			n.NodeName = "node-2"

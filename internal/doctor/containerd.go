@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"net"
 	"time"
 )
 
@@ -16,7 +15,7 @@ func checkContainerd(ctx context.Context, n Node, _ Daemon) []Finding {
 	if n.ContainerdSocket == "" {
 		return []Finding{okay("containerd is not used by this daemon's configuration")}
 	}
-	return n.checkAnswers(ctx, "containerd", n.ContainerdSocket,
+	return checkAnswers(ctx, n, "containerd", n.ContainerdSocket,
 		"systemctl status containerd; where its socket is another one, set it in crust-proxy's configuration and give crustctl doctor --containerd-socket")
 }
 
@@ -25,18 +24,15 @@ func checkCRI(ctx context.Context, n Node, _ Daemon) []Finding {
 	if n.CRISocket == "" {
 		return []Finding{okay("the CRI is not used by this daemon's configuration")}
 	}
-	return n.checkAnswers(ctx, "the container runtime", n.CRISocket,
+	return checkAnswers(ctx, n, "the container runtime", n.CRISocket,
 		"see whether the container runtime runs (systemctl status crio); where its socket is another one, set cri.socket in crust-proxy's configuration")
 }
 
-// checkAnswers tries to connect to who tells of sandboxes.
-func (n Node) checkAnswers(ctx context.Context, who, socket, do string) []Finding {
-	ctx, cancel := context.WithTimeout(ctx, containerdWait)
-	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", n.at(socket))
+// checkAnswers connects to the program from which the daemon learns of sandboxes.
+func checkAnswers(ctx context.Context, n Node, who, socket, do string) []Finding {
+	err := n.dial(ctx, socket, containerdWait)
 	switch {
 	case err == nil:
-		_ = conn.Close() // nothing was sent
 		return []Finding{okay("%s answers on %s", who, socket)}
 	case errors.Is(err, fs.ErrPermission):
 		return []Finding{okay("%s's socket %s was not tried (run as root)", who, socket)}

@@ -13,13 +13,13 @@ func checkDaemon(_ context.Context, _ Node, d Daemon) []Finding {
 	return []Finding{okay("crust-proxy %s answers, %d volumes", d.Node.GetVersion(), len(d.Volumes))}
 }
 
-func checkDaemonFindings(_ context.Context, _ Node, d Daemon) []Finding {
+func checkDaemonFindings(_ context.Context, n Node, d Daemon) []Finding {
 	if !d.up() {
 		return nil
 	}
 	var found []Finding
 	for _, text := range d.Node.GetFindings() {
-		found = append(found, warning("see the daemon's log: journalctl -u crust-proxy", "%s", text))
+		found = append(found, warning("see the daemon's log: "+n.Service.Logs(), "%s", text))
 	}
 	return orOK(found, "the daemon itself reports nothing wrong")
 }
@@ -71,6 +71,9 @@ func volumeFinding(v *adminv1.Volume) (Finding, bool) {
 	case v.GetCondition().GetAbnormal():
 		return warning(look+"; the sandbox reports this, look into the pod",
 			"volume %s is abnormal: %s", v.GetTargetPath(), orNone(v.GetCondition().GetMessage())), true
+	case v.GetGroupProblem() != "":
+		return warning("do so; then "+look, "volume %s of pod %s/%s with group %s: %s", v.GetTargetPath(),
+			orNone(v.GetPodNamespace()), orNone(v.GetPodName()), v.GetSupplementalGroup(), v.GetGroupProblem()), true
 	}
 	return Finding{}, false
 }

@@ -67,6 +67,32 @@ func TestEachFault(t *testing.T) {
 	}
 }
 
+// TestAdviceInAPod: there is no unit of crust-proxy on a node where a DaemonSet runs it.
+func TestAdviceInAPod(t *testing.T) {
+	named := 0
+	for _, c := range slices.Concat(daemonFaults(), fileFaults(), kataFaults(), guardFaults(), registrationFaults()) {
+		tr := newTree(t)
+		node, daemon := tr.node, healthyDaemon()
+		node.Service = ServiceOf(func(key string) string {
+			return map[string]string{"POD_NAME": "crust-proxy-x7k2p", "POD_NAMESPACE": "storage"}[key]
+		})
+		c.spoil(tr, &node, &daemon)
+		for _, f := range findingsOf(t, c.check, node, daemon) {
+			for _, wrong := range []string{"journalctl", "crust-proxy.service", "systemctl restart", "systemctl cat", "systemctl status crust-proxy", "SocketMode"} {
+				if strings.Contains(f.Do, wrong) {
+					t.Errorf("%s/%s: in a pod there is no %q: %s", c.check, c.name, wrong, f.Do)
+				}
+			}
+			if strings.Contains(f.Do, "kubectl -n storage ") && strings.Contains(f.Do, " crust-proxy-x7k2p") {
+				named++
+			}
+		}
+	}
+	if named < 5 {
+		t.Errorf("only %d findings name the pod", named)
+	}
+}
+
 func assertFinding(t *testing.T, got []Finding, c bad) {
 	t.Helper()
 	for _, f := range got {
@@ -95,6 +121,11 @@ func daemonFaults() []bad {
 			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "")
 			d.Volumes[0].Condition = &adminv1.VolumeCondition{Abnormal: true, Message: "bad blocks"}
 		}, Warn, "bad blocks", "sandbox"},
+		{"group ignored", "volumes", func(_ tree, _ *Node, d *Daemon) {
+			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "")
+			v := d.Volumes[0]
+			v.PodNamespace, v.PodName, v.SupplementalGroup, v.GroupProblem = "ns", "web", "2000", "fsGroup is ignored"
+		}, Warn, "of pod ns/web with group 2000: fsGroup is ignored", "crustctl get"},
 		{"kata handler without kata", "kata-config", func(tr tree, _ *Node, _ *Daemon) { tr.remove("/etc/kata-containers") }, Warn, "no Kata configuration", "install"},
 		{"no directory", "kata-directory", func(tr tree, n *Node, _ *Daemon) { tr.remove(n.KataDir) }, Error, "does not exist", "restart"},
 	}
@@ -210,6 +241,29 @@ func TestAdoptedVolumesNeedNoGuard(t *testing.T) {
 	got := findingsOf(t, "guards", tr.node, withVolume(adminv1.VolumeState_VOLUME_STATE_ADOPTED, ""))
 	if len(got) != 1 || got[0].Severity != OK {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// TestKatasOwnEmptyDirIsFine: Kata keeps an emptyDir on a block image of its own, with a
+// type of its own, and runtime-rs makes the directory with mode 0755.
+func TestKatasOwnEmptyDirIsFine(t *testing.T) {
+	const cache = "/var/lib/kubelet/pods/a/volumes/kubernetes.io~empty-dir/cache"
+	info := strings.NewReplacer("directvol", "blk", "/dev/loop0", cache+"/disk.img").Replace(goodInfo)
+	for name, c := range map[string]struct {
+		target string
+		mode   os.FileMode
+		want   bad
+	}{
+		"Go":                {cache, 0o700, bad{want: OK, seen: "well formed"}},
+		"runtime-rs":        {cache, 0o755, bad{want: OK, seen: "well formed"}},
+		"writable":          {cache, 0o777, bad{want: Warn, seen: "mode 0777", do: "chmod"}},
+		"of another volume": {targetA, 0o700, bad{want: Error, seen: "wants directvol", do: "program"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tr := newTree(t)
+			tr.chmod(tr.kataVolume(c.target, info), c.mode)
+			assertFinding(t, findingsOf(t, "kata-volumes", tr.node, healthyDaemon()), c.want)
+		})
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -71,7 +73,7 @@ func guardsIn(table []*mountinfo.Info) map[string]*guard {
 // covered finds targets with a filesystem on the host, which must never be.
 func covered(guards map[string]*guard) []Finding {
 	var found []Finding
-	for _, key := range sortedKeys(guards) {
+	for _, key := range slices.Sorted(maps.Keys(guards)) {
 		if g := guards[key]; g.over != nil {
 			found = append(found, failure(fmt.Sprintf("find out who mounted it; it must not be written from two sides: umount %s", quoted(g.target)),
 				"%s (%s) is mounted on the host over the guarded target %s", g.over.Source, g.over.FSType, g.target))
@@ -86,7 +88,7 @@ func staleGuards(guards map[string]*guard, volumes []*adminv1.Volume) []Finding 
 		known[v.GetId()] = true
 	}
 	var found []Finding
-	for _, key := range sortedKeys(guards) {
+	for _, key := range slices.Sorted(maps.Keys(guards)) {
 		g := guards[key]
 		if known[key] {
 			continue

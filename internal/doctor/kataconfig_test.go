@@ -48,6 +48,66 @@ func TestBlockDevicesDisabled(t *testing.T) {
 	}
 }
 
+// TestConfigurationsByConfigPath: the files that count are those that the container
+// runtime names, wherever they are, and what the setting does depends on the runtime.
+func TestConfigurationsByConfigPath(t *testing.T) {
+	const (
+		v1     = `version = 2` + "\n" + `[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kata-qemu]` + "\n"
+		v2     = `version = 3` + "\n" + `[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.%s]` + "\n"
+		isKata = `runtime_type = "io.containerd.kata-qemu.v2"` + "\n"
+		drop   = "/opt/kata/containerd/config.d/kata-deploy.toml"
+	)
+	path := func(p string) string { return `options = {ConfigPath = "` + p + `"}` + "\n" }
+	named := func(name string) string { return strings.Replace(v2, "%s", name, 1) }
+	imports := `imports = ["/opt/kata/containerd/config.d/*.toml"]`
+	const goDoes, rustDoes = "the container gets the guard", "unsupported driver type"
+	cases := map[string]struct {
+		files map[string]string
+		want  Severity
+		seen  []string
+	}{
+		"anywhere": {map[string]string{containerdConfigs[0]: v1 + isKata + path("/srv/kata.toml"), "/srv/kata.toml": blocked},
+			Error, []string{"/srv/kata.toml:4", goDoes, "runtime kata-qemu reads"}},
+		"k3s, imported": {map[string]string{containerdConfigs[1]: imports, drop: named("kata-x") + isKata + path("/srv/kata.toml"), "/srv/kata.toml": blocked},
+			Error, []string{"/srv/kata.toml:4", "runtime kata-x reads"}},
+		"imports itself": {map[string]string{containerdConfigs[0]: `imports = ["config.toml"]` + "\n" + v1 + isKata + path("/srv/kata.toml"), "/srv/kata.toml": blocked},
+			Error, []string{"runtime kata-qemu reads"}},
+		"CRI-O": {map[string]string{crioDropIn + "/99-kata": "[crio.runtime.runtimes.kata]\nruntime_type = \"vm\"\nruntime_path = \"/opt/kata/bin/containerd-shim-kata-v2\"\n" +
+			"runtime_config_path = \"/srv/kata.toml\"\n", "/srv/kata.toml": blocked}, Error, []string{"/srv/kata.toml:4", "runtime kata reads"}},
+		"runtime-rs by the runtime's name": {map[string]string{containerdConfigs[0]: named("kata-qemu-runtime-rs") + isKata + path("/srv/kata.toml"), "/srv/kata.toml": blocked},
+			Error, []string{rustDoes}},
+		"runtime-rs by its binary": {map[string]string{containerdConfigs[0]: v1 + isKata + `runtime_path = "/opt/kata/runtime-rs/bin/containerd-shim-kata-v2"` + "\n" + path("/srv/kata.toml"),
+			"/srv/kata.toml": blocked}, Error, []string{rustDoes}},
+		"runtime-rs by its file":  {map[string]string{etcKata + "/configuration.toml": blocked + "[runtime]\nhypervisor_name = \"qemu\"\n"}, Error, []string{rustDoes}},
+		"Go by default":           {map[string]string{etcKata + "/configuration.toml": blocked}, Error, []string{goDoes}},
+		"a default that is named": {map[string]string{containerdConfigs[0]: v1 + isKata + path(usrKata+"/configuration.toml"), usrKata + "/configuration.toml": blocked}, Error, []string{"runtime kata-qemu reads"}},
+		"not there":               {map[string]string{containerdConfigs[0]: v1 + isKata + path("/srv/kata.toml")}, Error, []string{"/srv/kata.toml cannot be read"}},
+		"nobody names it": {map[string]string{containerdConfigs[0]: v1 + isKata + path("/srv/kata.toml"), "/srv/kata.toml": "", optKata + "/configuration-clh.toml": blocked},
+			Warn, []string{"configuration-clh.toml:4", "no runtime"}},
+		"gVisor's own":           {map[string]string{containerdConfigs[0]: v1 + "runtime_type = \"io.containerd.runsc.v1\"\n" + path("/srv/runsc.toml"), "/srv/runsc.toml": blocked}, OK, []string{"let block"}},
+		"not readable":           {map[string]string{containerdConfigs[0]: "[[["}, OK, []string{"let block"}},
+		"kata-deploy's":          {map[string]string{optKata + "/runtimes/qemu/configuration-qemu.toml": blocked}, Error, []string{"/runtimes/qemu/configuration-qemu.toml:4", goDoes}},
+		"kata-deploy's, rust":    {map[string]string{optKata + "/runtime-rs/runtimes/x/configuration-x.toml": blocked}, Error, []string{rustDoes}},
+		"a custom runtime":       {map[string]string{optKata + "/custom-runtimes/mine/configuration-qemu.toml": blocked}, Error, []string{"/custom-runtimes/mine/configuration-qemu.toml:4"}},
+		"a custom one's drop-in": {map[string]string{optKata + "/custom-runtimes/mine/configuration-qemu.toml": blocked, optKata + "/custom-runtimes/mine/config.d/50.toml": strings.Replace(blocked, "true", "false", 1)}, OK, []string{"let block"}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			tr := newTree(t)
+			for path, text := range c.files {
+				tr.write(path, text)
+			}
+			got := findingsOf(t, "kata-config", tr.node, healthyDaemon())
+			for _, seen := range c.seen {
+				assertFinding(t, got, bad{want: c.want, seen: seen})
+			}
+			if len(got) != 1 {
+				t.Errorf("%d findings: %+v", len(got), got)
+			}
+		})
+	}
+}
+
 func TestSymlinkedDefaultIsReportedOnce(t *testing.T) {
 	tr := newTree(t)
 	tr.remove(etcKata)
@@ -79,8 +139,8 @@ func FuzzMountInfoFile(f *testing.F) {
 	f.Add([]byte(goodInfo), "L2E=")
 	f.Fuzz(func(t *testing.T, data []byte, name string) {
 		tr := tree{t: t, node: Node{Root: t.TempDir()}}
-		tr.write("/m", string(data))
-		tr.node.mountInfo("/m", "/a")
+		tr.write("/v/"+mountInfoName, string(data))
+		kataVolume{tr.node, "/v", "/a"}.checkInfo()
 		if path, err := volumePath(name); err == nil && !strings.HasPrefix(path, "/") {
 			t.Errorf("%q is no path", path)
 		}

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +18,7 @@ func checkKataDir(_ context.Context, n Node, d Daemon) []Finding {
 	case err != nil:
 		return []Finding{warning("run crustctl doctor as root", "%s cannot be looked at: %v", n.KataDir, err)}
 	case !info.IsDir():
-		return []Finding{failure("remove it and restart crust-proxy", "%s is not a directory", n.KataDir)}
+		return []Finding{failure("remove it, then: "+n.Service.Restart(), "%s is not a directory", n.KataDir)}
 	}
 	var found []Finding
 	if mode := info.Mode().Perm(); mode != 0o700 {
@@ -26,27 +27,27 @@ func checkKataDir(_ context.Context, n Node, d Daemon) []Finding {
 	if owner := ownerOf(info); owner != 0 && owner != n.UID {
 		found = append(found, failure("chown root "+quoted(n.KataDir), "%s belongs to uid %d", n.KataDir, owner))
 	}
-	found = append(found, n.sameFilesystem()...)
+	found = append(found, sameFilesystem(n)...)
 	return orOK(found, "%s has mode 0700 and lies on the same mount as %s", n.KataDir, n.RunDir)
 }
 
 func noKataDir(n Node, d Daemon) Finding {
 	for _, h := range d.Handlers {
 		if strings.HasPrefix(h.GetName(), "kata") {
-			return failure("systemctl restart crust-proxy, which makes it", "%s does not exist, and handler %s needs it", n.KataDir, h.GetName())
+			return failure(n.Service.Restart()+", which makes it", "%s does not exist, and handler %s needs it", n.KataDir, h.GetName())
 		}
 	}
 	return okay("%s does not exist; it is made with the first Kata volume", n.KataDir)
 }
 
-// sameFilesystem: files are made ready elsewhere and renamed into the directory,
-// which works within one mount only.
-func (n Node) sameFilesystem() []Finding {
+// sameFilesystem warns if the directory is on another mount than the one in which files
+// are prepared: they are renamed into the directory.
+func sameFilesystem(n Node) []Finding {
 	table, err := n.mounts()
 	if err != nil {
 		return []Finding{warning("", "the mount table cannot be read: %v", err)}
 	}
-	temp := firstOf(n.KataTempDir, n.RunDir)
+	temp := cmp.Or(n.KataTempDir, n.RunDir)
 	to, from := mountOf(table, n.resolve(n.KataDir)), mountOf(table, n.resolve(temp))
 	if to == nil || from == nil || to.ID == from.ID {
 		return nil
@@ -60,9 +61,8 @@ func (n Node) sameFilesystem() []Finding {
 	return []Finding{warning(do, "%s, so crust-proxy must make them ready elsewhere", seen)}
 }
 
-// kataEntries lists the volumes' directories; there are none where there is no
-// directory at all.
-func (n Node) kataEntries() ([]fs.DirEntry, error) {
+// kataEntries lists the volumes' directories; none if Kata's directory is absent.
+func kataEntries(n Node) ([]fs.DirEntry, error) {
 	entries, err := os.ReadDir(n.at(n.KataDir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

@@ -21,18 +21,24 @@ var (
 )
 
 func checkKataVolumes(_ context.Context, n Node, _ Daemon) []Finding {
-	entries, err := n.kataEntries()
+	entries, err := kataEntries(n)
 	if err != nil {
 		return []Finding{warning("run crustctl doctor as root", "the volumes in %s cannot be listed: %v", n.KataDir, err)}
 	}
 	var found []Finding
 	for _, e := range entries {
-		found = append(found, n.kataVolume(e)...)
+		found = append(found, checkKataVolume(n, e)...)
 	}
 	return orOK(found, "%d volumes in %s are well formed", len(entries), n.KataDir)
 }
 
-func (n Node) kataVolume(e fs.DirEntry) []Finding {
+// kataVolume is the directory of one volume in Kata's directory.
+type kataVolume struct {
+	node         Node
+	path, target string
+}
+
+func checkKataVolume(n Node, e fs.DirEntry) []Finding {
 	path := filepath.Join(n.KataDir, e.Name())
 	if !e.IsDir() {
 		return []Finding{failure("find out who made it, and remove it", "%q is not a volume's directory", path)}
@@ -46,7 +52,14 @@ func (n Node) kataVolume(e fs.DirEntry) []Finding {
 	if err != nil {
 		return []Finding{warning("run crustctl doctor as root", "%q cannot be read: %v", path, err)}
 	}
-	return append(n.volumeMode(path, target, e), n.volumeFiles(path, target, entries)...)
+	v := kataVolume{n, path, target}
+	return append(v.checkMode(e), v.checkFiles(entries)...)
+}
+
+// katasEmptyDir tells whether a volume is an emptyDir that Kata itself keeps on a
+// block device (its emptydir_mode).
+func katasEmptyDir(target string) bool {
+	return filepath.Base(filepath.Dir(target)) == "kubernetes.io~empty-dir"
 }
 
 // volumePath decodes a directory's name, and refuses the other base64 alphabets.
@@ -61,51 +74,54 @@ func volumePath(name string) (string, error) {
 	return string(raw), nil
 }
 
-func (n Node) volumeMode(path, target string, e fs.DirEntry) []Finding {
+func (v kataVolume) checkMode(e fs.DirEntry) []Finding {
 	info, err := e.Info()
 	if err != nil || info.Mode().Perm()&0o077 == 0 {
 		return nil // one that went away meanwhile has no mode
 	}
-	return []Finding{warning("chmod 0700 "+quoted(path), "the directory of volume %q has mode %04o: others may read or change it", target, info.Mode().Perm())}
+	if katasEmptyDir(v.target) && info.Mode().Perm()&0o022 == 0 {
+		return nil // runtime-rs makes them so, and nobody else comes past the directory above
+	}
+	return []Finding{warning("chmod 0700 "+quoted(v.path), "the directory of volume %q has mode %04o: others may read or change it", v.target, info.Mode().Perm())}
 }
 
-func (n Node) volumeFiles(path, target string, entries []fs.DirEntry) []Finding {
+func (v kataVolume) checkFiles(entries []fs.DirEntry) []Finding {
 	var found []Finding
 	hasInfo := false
 	for _, e := range entries {
 		if e.Name() == mountInfoName {
 			hasInfo = true
-			found = append(found, n.mountInfo(filepath.Join(path, mountInfoName), target)...)
+			found = append(found, v.checkInfo()...)
 			continue
 		}
-		found = append(found, n.otherFile(path, target, e)...)
+		found = append(found, v.checkOther(e)...)
 	}
 	if !hasInfo {
-		found = append(found, warning("where no pod uses it: rm -r "+quoted(path), "volume %q has a directory and no %s", target, mountInfoName))
+		found = append(found, warning("where no pod uses it: rm -r "+quoted(v.path), "volume %q has a directory and no %s", v.target, mountInfoName))
 	}
 	return found
 }
 
-// otherFile judges a file beside mountInfo.json: Kata takes every one of them
+// checkOther checks a file beside mountInfo.json: Kata takes every one of them
 // for a sandbox's id, and asks the first.
-func (n Node) otherFile(path, target string, e fs.DirEntry) []Finding {
-	file := filepath.Join(path, e.Name())
+func (v kataVolume) checkOther(e fs.DirEntry) []Finding {
+	file := filepath.Join(v.path, e.Name())
 	info, err := e.Info()
 	if err != nil {
 		return nil // it went away meanwhile
 	}
 	if !info.Mode().IsRegular() || info.Size() != 0 || !sandboxID.MatchString(e.Name()) || looksTemporary(e.Name()) {
 		return []Finding{failure(fmt.Sprintf("rm -r %s, and let its writer keep its files elsewhere", quoted(file)),
-			"volume %q: the foreign file %q is taken for a sandbox's id by Kata", target, e.Name())}
+			"volume %q: the foreign file %q is taken for a sandbox's id by Kata", v.target, e.Name())}
 	}
-	if n.sandboxLives(e.Name()) {
+	if v.sandboxLives(e.Name()) {
 		return nil
 	}
 	if criID.MatchString(e.Name()) {
-		return []Finding{warning("crustctl reconcile", "volume %q: sandbox %s is gone; Kata's own tools ask it for ever", target, short(e.Name()))}
+		return []Finding{warning("crustctl reconcile", "volume %q: sandbox %s is gone; Kata's own tools ask it for ever", v.target, short(e.Name()))}
 	}
 	return []Finding{warning("where it is no sandbox of yours: rm "+quoted(file),
-		"volume %q: %q is taken for a sandbox's id, and no such sandbox runs", target, e.Name())}
+		"volume %q: %q is taken for a sandbox's id, and no such sandbox runs", v.target, e.Name())}
 }
 
 func looksTemporary(name string) bool {
@@ -119,9 +135,9 @@ func looksTemporary(name string) bool {
 }
 
 // sandboxLives looks where the Go and the Rust runtime keep a running sandbox.
-func (n Node) sandboxLives(id string) bool {
-	for _, dir := range n.SandboxDirs {
-		if _, err := os.Stat(n.at(filepath.Join(dir, id))); err == nil {
+func (v kataVolume) sandboxLives(id string) bool {
+	for _, dir := range v.node.SandboxDirs {
+		if _, err := os.Stat(v.node.at(filepath.Join(dir, id))); err == nil {
 			return true
 		}
 	}

@@ -39,32 +39,40 @@ func checkKubelet(_ context.Context, n Node, _ Daemon) []Finding {
 // unit with PrivateTmp= or ProtectSystem= cuts them off, and so does a container
 // whose mounts do not go both ways.
 func checkNamespaces(_ context.Context, n Node, _ Daemon) []Finding {
-	running := n.processes("crust-proxy", "kubelet", "containerd", "crio")
+	running := processes(n, "crust-proxy", "kubelet", "containerd", "crio")
 	ours := running["crust-proxy"]
 	if len(ours) == 0 {
 		return []Finding{okay("not compared: no crust-proxy process can be looked at")}
 	}
 	var found []Finding
 	for _, other := range []string{"kubelet", "containerd", "crio"} {
-		if theirs := running[other]; len(theirs) > 0 && !n.together(ours, theirs) {
-			found = append(found, failure("systemctl cat crust-proxy: no directive may give it a mount namespace of its own (ProtectSystem=, PrivateTmp=, ...); in a container, mount "+
-				quoted(n.KubeletRoot)+" with mountPropagation: Bidirectional",
+		if theirs := running[other]; len(theirs) > 0 && !shareMounts(ours, theirs, n.resolve(n.KubeletRoot)) {
+			found = append(found, failure(adviseSharing(n),
 				"crust-proxy and %s are in different mount namespaces: its guards may not be seen there", other))
 		}
 	}
 	return orOK(found, "crust-proxy shares its mounts with kubelet and the container runtime where they run")
 }
 
-// mountView is what of a process decides which mounts it sees.
+func adviseSharing(n Node) string {
+	bidirectional := "mount " + quoted(n.KubeletRoot) + " with mountPropagation: Bidirectional"
+	if n.Service.InPod {
+		return "let the DaemonSet " + bidirectional
+	}
+	return "systemctl cat crust-proxy: no directive may give it a mount namespace of its own (ProtectSystem=, PrivateTmp=, ...); in a container, " +
+		bidirectional
+}
+
+// mountView is a process's view of the mounts.
 type mountView struct {
 	namespace string
 	// table is the file with its mounts.
 	table string
 }
 
-// processes gives the views of processes of these names. What may not be looked at is
-// left out.
-func (n Node) processes(names ...string) map[string][]mountView {
+// processes gives the views of the processes with these names, except those that we may
+// not inspect.
+func processes(n Node, names ...string) map[string][]mountView {
 	views := map[string][]mountView{}
 	comms, _ := filepath.Glob(n.at("/proc/[0-9]*/comm")) // the pattern is constant and well formed
 	for _, comm := range comms {
@@ -83,16 +91,16 @@ func (n Node) processes(names ...string) map[string][]mountView {
 	return views
 }
 
-// together tells whether one of ours and one of theirs are in one mount namespace, or
-// whether the kernel hands on to theirs what ours mounts below kubelet's root: both
-// have it on mounts of one peer group.
-func (n Node) together(ours, theirs []mountView) bool {
+// shareMounts tells whether one of ours and one of theirs are in one mount namespace, or
+// whether mounts below path propagate between them: both have it on mounts of one peer
+// group.
+func shareMounts(ours, theirs []mountView, path string) bool {
 	for _, a := range ours {
 		for _, b := range theirs {
 			if a.namespace == b.namespace {
 				return true
 			}
-			if group := n.peerGroup(a); group != "" && group == n.peerGroup(b) {
+			if group := a.peerGroup(path); group != "" && group == b.peerGroup(path) {
 				return true
 			}
 		}
@@ -100,10 +108,10 @@ func (n Node) together(ours, theirs []mountView) bool {
 	return false
 }
 
-// peerGroup is that of the mount with kubelet's root, as a process sees it; "" where
-// it has none.
-func (n Node) peerGroup(view mountView) string {
-	data, err := os.ReadFile(view.table) // #nosec G304 -- below a name that the kernel listed
+// peerGroup is the peer group of the mount that holds path, as the process sees it; ""
+// if there is none.
+func (v mountView) peerGroup(path string) string {
+	data, err := os.ReadFile(v.table) // #nosec G304 -- below a name that the kernel listed
 	if err != nil {
 		return ""
 	}
@@ -111,7 +119,7 @@ func (n Node) peerGroup(view mountView) string {
 	if err != nil {
 		return ""
 	}
-	m := mountOf(table, n.resolve(n.KubeletRoot))
+	m := mountOf(table, path)
 	if m == nil {
 		return ""
 	}

@@ -3,24 +3,23 @@ package doctor
 import (
 	"context"
 	"os"
-	"sort"
 )
 
 // spare is what others on the node need of a limit beside our volumes.
 const spare = 1024
 
 func checkLimits(_ context.Context, n Node, d Daemon) []Finding {
-	return []Finding{n.watchLimit(d), n.mountLimit()}
+	return []Finding{watchLimit(n, d), mountLimit(n)}
 }
 
 // watchLimit: one watch for each volume's directory.
-func (n Node) watchLimit(d Daemon) Finding {
+func watchLimit(n Node, d Daemon) Finding {
 	const file = "/proc/sys/fs/inotify/max_user_watches"
 	limit, err := n.readInt(file)
 	if err != nil {
 		return warning("", "the limit of inotify watches cannot be read: %v", err)
 	}
-	entries, _ := n.kataEntries() // the Kata checks tell of an error; the daemon's number is left then
+	entries, _ := kataEntries(n) // the Kata checks report an error; the daemon's number is used then
 	volumes := int64(max(len(d.Volumes), len(entries)))
 	do := "sysctl fs.inotify.max_user_watches=524288, and put it in /etc/sysctl.d"
 	switch {
@@ -33,7 +32,7 @@ func (n Node) watchLimit(d Daemon) Finding {
 }
 
 // mountLimit: one guard for each volume, and the binds of containers.
-func (n Node) mountLimit() Finding {
+func mountLimit(n Node) Finding {
 	limit, err := n.readInt("/proc/sys/fs/mount-max")
 	if err != nil {
 		return warning("", "the limit of mounts cannot be read: %v", err)
@@ -60,13 +59,4 @@ func checkLoop(_ context.Context, n Node, _ Daemon) []Finding {
 		return []Finding{okay("there are no loop devices; image files then work only where the VMM opens them itself")}
 	}
 	return []Finding{okay("loop devices are there")}
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	sort.Strings(keys)
-	return keys
 }

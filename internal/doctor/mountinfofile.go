@@ -3,6 +3,8 @@ package doctor
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"path/filepath"
 	"slices"
 )
 
@@ -14,35 +16,35 @@ var misspelled = map[string]string{
 	"Device": "device", "Options": "options", "Metadata": "metadata",
 }
 
-// mountInfo looks for the traps in a mountInfo.json: what one of Kata's two
+// checkInfo looks for the traps in a mountInfo.json: what one of Kata's two
 // runtimes accepts, the other may take for a broken file.
-func (n Node) mountInfo(file, target string) []Finding {
-	data, err := n.read(file)
+func (v kataVolume) checkInfo() []Finding {
+	data, err := v.node.read(filepath.Join(v.path, mountInfoName))
 	if err != nil {
-		return []Finding{failure("run crustctl doctor as root, or remove the volume", "volume %q: %s cannot be read: %v", target, mountInfoName, err)}
+		return []Finding{failure("run crustctl doctor as root, or remove the volume", "volume %q: %s cannot be read: %v", v.target, mountInfoName, err)}
 	}
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
 		return []Finding{failure("publish the volume again; its writer must write the file elsewhere and rename it",
-			"volume %q: %s is no JSON object, or cut off: %v", target, mountInfoName, err)}
+			"volume %q: %s is no JSON object, or cut off: %v", v.target, mountInfoName, err)}
 	}
 	var found []Finding
-	for _, trap := range traps(keys) {
+	for _, trap := range traps(keys, v.target) {
 		found = append(found, failure("correct the program that wrote it; volumes of crust-proxy itself: crustctl reconcile",
-			"volume %q: %s %s", target, mountInfoName, trap))
+			"volume %q: %s %s", v.target, mountInfoName, trap))
 	}
 	return found
 }
 
-func traps(keys map[string]json.RawMessage) []string {
+func traps(keys map[string]json.RawMessage, target string) []string {
 	var found []string
-	for _, wrong := range sortedKeys(misspelled) {
+	for _, wrong := range slices.Sorted(maps.Keys(misspelled)) {
 		if _, there := keys[wrong]; there {
 			found = append(found, fmt.Sprintf("has the key %q, which must be %q", wrong, misspelled[wrong]))
 		}
 	}
 	for _, key := range []string{"volume-type", "device", "fstype"} {
-		found = append(found, stringTrap(keys, key)...)
+		found = append(found, stringTrap(keys, key, target)...)
 	}
 	var metadata map[string]string
 	if raw, there := keys["metadata"]; there && json.Unmarshal(raw, &metadata) != nil {
@@ -51,7 +53,7 @@ func traps(keys map[string]json.RawMessage) []string {
 	return append(found, optionTraps(keys)...)
 }
 
-func stringTrap(keys map[string]json.RawMessage, key string) []string {
+func stringTrap(keys map[string]json.RawMessage, key, target string) []string {
 	raw, there := keys[key]
 	if !there {
 		return []string{fmt.Sprintf("lacks the key %q: Kata's Rust runtime refuses it", key)}
@@ -61,6 +63,8 @@ func stringTrap(keys map[string]json.RawMessage, key string) []string {
 		return []string{fmt.Sprintf("has a %q that is no string", key)}
 	}
 	switch {
+	case key == "volume-type" && value == "blk" && katasEmptyDir(target):
+		return nil // both runtimes write and read it so
 	case key == "volume-type" && !slices.Contains([]string{"directvol", "spdkvol", "vfiovol"}, value):
 		return []string{fmt.Sprintf("has the volume-type %q: Kata's Rust runtime wants directvol", value)}
 	case value == "":

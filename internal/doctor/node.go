@@ -2,13 +2,17 @@ package doctor
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
+	"sort"
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 )
@@ -16,8 +20,8 @@ import (
 // maxFile bounds what is read of any one file: some are written by others.
 const maxFile = 4 << 20
 
-// Node says where the things to look at are. All paths are as the node's own
-// programs see them; Root is put before each of them.
+// Node has the paths to check. They are as the node's own programs see them; Root is put
+// before each of them.
 type Node struct {
 	// Root is "/" on a real node, and a directory in tests.
 	Root string
@@ -52,8 +56,13 @@ type Node struct {
 	// UID is the user who runs the checks; root's and this user's sockets are
 	// both taken as rightly owned.
 	UID int
+	// Service is how the daemon is reached, for advice.
+	Service Service
 	// Probe tries what the kernel can do.
 	Probe Probe
+
+	// table gives the mount table; nil reads it.
+	table func() ([]*mountinfo.Info, error)
 }
 
 // DefaultNode is this machine with everything in its usual place.
@@ -68,6 +77,7 @@ func DefaultNode() Node {
 		KubeletRoot:      "/var/lib/kubelet",
 		ContainerdSocket: "/run/containerd/containerd.sock",
 		UID:              os.Getuid(),
+		Service:          ServiceOf(os.Getenv),
 		Probe:            KernelProbe(),
 	}
 }
@@ -122,8 +132,46 @@ func (n Node) readInt(path string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 }
 
-// mounts is the mount table of our own mount namespace.
+// glob lists the files of a directory that match a pattern, Kata's default file first:
+// it is the name that people look for.
+func (n Node) glob(dir, pattern string) []string {
+	entries, err := os.ReadDir(n.at(dir))
+	if err != nil {
+		return nil // a directory that is not there holds no configuration
+	}
+	var paths []string
+	for _, e := range entries {
+		if ok, _ := filepath.Match(pattern, e.Name()); ok { // the pattern is constant and well formed
+			paths = append(paths, filepath.Join(dir, e.Name()))
+		}
+	}
+	sort.SliceStable(paths, func(i, j int) bool {
+		return filepath.Base(paths[i]) == katasDefault && filepath.Base(paths[j]) != katasDefault
+	})
+	return paths
+}
+
+// dial tries whether a socket is served.
+func (n Node) dial(ctx context.Context, socket string, wait time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", n.at(socket))
+	if err == nil {
+		_ = conn.Close() // nothing was sent
+	}
+	return err
+}
+
+// mounts is the mount table of our own mount namespace. Run has all checks share one
+// reading of it.
 func (n Node) mounts() ([]*mountinfo.Info, error) {
+	if n.table != nil {
+		return n.table()
+	}
+	return n.readMounts()
+}
+
+func (n Node) readMounts() ([]*mountinfo.Info, error) {
 	data, err := os.ReadFile(n.at("/proc/self/mountinfo"))
 	if err != nil {
 		return nil, err

@@ -5,8 +5,9 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"net"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -32,7 +33,7 @@ type registration struct {
 // files only, so that it sees this with the daemon down, too.
 func checkRegistrations(ctx context.Context, n Node, _ Daemon) []Finding {
 	dir := cmp.Or(n.KubeletRegistry, filepath.Join(n.KubeletRoot, "plugins_registry"))
-	drivers, err := n.registrations(dir)
+	drivers, err := registrations(n, dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []Finding{okay("no driver has registered with kubelet: there is no %s", dir)}
 	}
@@ -41,14 +42,14 @@ func checkRegistrations(ctx context.Context, n Node, _ Daemon) []Finding {
 	}
 	ours := 0
 	var found []Finding
-	for _, name := range sortedKeys(drivers) {
+	for _, name := range slices.Sorted(maps.Keys(drivers)) {
 		driver := drivers[name]
 		if len(driver.front) == 0 {
 			continue // not one of the front's
 		}
 		ours++
 		for _, socket := range driver.direct {
-			found = append(found, n.directFinding(ctx, name, socket))
+			found = append(found, directFinding(ctx, n, name, socket))
 		}
 	}
 	return orOK(found, "%d drivers are registered through crust-proxy, and none of them with kubelet directly", ours)
@@ -56,7 +57,7 @@ func checkRegistrations(ctx context.Context, n Node, _ Daemon) []Finding {
 
 // registrations gathers the sockets by the driver that their names tell. kubelet
 // looks into sub-directories, too.
-func (n Node) registrations(dir string) (map[string]*registration, error) {
+func registrations(n Node, dir string) (map[string]*registration, error) {
 	drivers := map[string]*registration{}
 	root := n.at(dir)
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -90,17 +91,11 @@ func (n Node) registrations(dir string) (map[string]*registration, error) {
 // directFinding tells a driver that is registered directly from what an ended
 // registrar left. When a direct registration goes, kubelet drops the driver by its
 // name, and with it the front's.
-func (n Node) directFinding(ctx context.Context, name, socket string) Finding {
-	ready := "then see that crustctl drivers shows it ready, else: systemctl restart crust-proxy"
-	ctx, cancel := context.WithTimeout(ctx, registrationWait)
-	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", n.at(socket))
-	if errors.Is(err, syscall.ECONNREFUSED) {
+func directFinding(ctx context.Context, n Node, name, socket string) Finding {
+	ready := "then see that crustctl drivers shows it ready, else: " + n.Service.Restart()
+	if errors.Is(n.dial(ctx, socket, registrationWait), syscall.ECONNREFUSED) {
 		return warning("rm "+quoted(socket)+"; "+ready,
 			"the driver %s is registered through crust-proxy, and %s is left of a direct registration that nobody serves", name, socket)
-	}
-	if err == nil {
-		_ = conn.Close() // nothing was sent
 	}
 	registry := cmp.Or(n.FrontRegistry, filepath.Join(n.KubeletRoot, "crust-proxy/registry"))
 	return failure("let the hostPath of the registration directory in the driver's DaemonSet be "+registry+" (an upgrade may have undone it); "+ready,

@@ -9,11 +9,15 @@ import (
 func checkRunDir(_ context.Context, n Node, _ Daemon) []Finding {
 	info, err := os.Stat(n.at(n.RunDir))
 	if err != nil {
-		return []Finding{failure("systemctl status crust-proxy; its unit makes the directory (RuntimeDirectory=)",
+		makes := "its unit makes the directory (RuntimeDirectory=)"
+		if n.Service.InPod {
+			makes = "the daemon makes the directory in the node's /run, which the DaemonSet mounts"
+		}
+		return []Finding{failure(n.Service.Status()+"; "+makes,
 			"the run directory %s cannot be used: %v", n.RunDir, err)}
 	}
 	if !info.IsDir() {
-		return []Finding{failure("remove the file and restart crust-proxy", "%s is not a directory", n.RunDir)}
+		return []Finding{failure("remove the file, then: "+n.Service.Restart(), "%s is not a directory", n.RunDir)}
 	}
 	table, err := n.mounts()
 	if err != nil {

@@ -10,42 +10,60 @@ import (
 	"syscall"
 )
 
-const socketAdvice = "systemctl restart crust-proxy-runtime.socket crust-proxy-admin.socket, and see that the units' SocketMode is 0600 or 0660"
-
 func checkSockets(_ context.Context, n Node, _ Daemon) []Finding {
-	return append(n.socket("admin", n.AdminSocket), n.socket("runtime", n.RuntimeSocket)...)
+	admin := socketFile{n, "admin", n.AdminSocket}
+	runtime := socketFile{n, "runtime", n.RuntimeSocket}
+	return append(admin.check(), runtime.check()...)
 }
 
-func (n Node) socket(name, path string) []Finding {
-	info, err := os.Lstat(n.at(path))
+// socketFile is one of the daemon's sockets.
+type socketFile struct {
+	node       Node
+	name, path string
+}
+
+func (s socketFile) check() []Finding {
+	info, err := os.Lstat(s.node.at(s.path))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []Finding{failure("systemctl status crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy", "the %s socket %s does not exist", name, path)}
+		look := "systemctl status crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy"
+		if s.node.Service.InPod {
+			look = s.node.Service.Logs()
+		}
+		return []Finding{failure(look, "the %s socket %s does not exist", s.name, s.path)}
 	case err != nil:
-		return []Finding{failure("run crustctl doctor as root", "the %s socket %s cannot be looked at: %v", name, path, err)}
+		return []Finding{failure("run crustctl doctor as root", "the %s socket %s cannot be looked at: %v", s.name, s.path, err)}
 	case info.Mode().Type() != fs.ModeSocket:
-		return []Finding{failure("stop crust-proxy, remove the file, start crust-proxy", "%s is not a socket", path)}
+		return []Finding{failure("remove the file, then: "+s.node.Service.Restart(), "%s is not a socket", s.path)}
 	}
-	found := append(n.socketMode(name, path, info), n.socketParent(path)...)
-	return orOK(found, "the %s socket %s has mode %04o", name, path, info.Mode().Perm())
+	found := append(s.checkMode(info), s.checkParent()...)
+	return orOK(found, "the %s socket %s has mode %04o", s.name, s.path, info.Mode().Perm())
 }
 
-func (n Node) socketMode(name, path string, info fs.FileInfo) []Finding {
+func (s socketFile) checkMode(info fs.FileInfo) []Finding {
 	var found []Finding
 	if mode := info.Mode().Perm(); mode&0o007 != 0 {
-		found = append(found, failure(socketAdvice, "the %s socket %s is open to every user: mode %04o", name, path, mode))
+		found = append(found, failure(s.recreate(), "the %s socket %s is open to every user: mode %04o", s.name, s.path, mode))
 	}
-	if owner := ownerOf(info); owner != 0 && owner != n.UID {
-		found = append(found, failure(socketAdvice,
-			"the %s socket %s belongs to uid %d, who can put a program of his own behind it", name, path, owner))
+	if owner := ownerOf(info); owner != 0 && owner != s.node.UID {
+		found = append(found, failure(s.recreate(),
+			"the %s socket %s belongs to uid %d, who can put a program of his own behind it", s.name, s.path, owner))
 	}
 	return found
 }
 
-// socketParent looks at the directory: who may write there may swap the socket.
-func (n Node) socketParent(path string) []Finding {
-	dir := filepath.Dir(path)
-	info, err := os.Stat(n.at(dir))
+// recreate says how to make the sockets again, with the right modes.
+func (s socketFile) recreate() string {
+	if s.node.Service.InPod {
+		return s.node.Service.Restart() + ", and see that the configuration's runtimeSocket.mode and adminSocket.mode are 0600 or 0660"
+	}
+	return "systemctl restart crust-proxy-runtime.socket crust-proxy-admin.socket, and see that the units' SocketMode is 0600 or 0660"
+}
+
+// checkParent checks the directory: whoever can write to it can replace the socket.
+func (s socketFile) checkParent() []Finding {
+	dir := filepath.Dir(s.path)
+	info, err := os.Stat(s.node.at(dir))
 	if err != nil {
 		return []Finding{warning("run crustctl doctor as root", "%s cannot be looked at: %v", dir, err)}
 	}

@@ -62,40 +62,60 @@ func (d socketDir) clear(name, path string) error {
 }
 
 // install binds in a directory that only we can enter, sets mode and group
-// there, and moves the socket into place.
+// there, and moves the socket into place. A filesystem without a free inode has only
+// that of the stale socket: then it binds beside the place. Until the mode is set, the
+// umask and the check of each peer keep others out.
 func (d socketDir) install(name, path string, mode uint32, gid int) (*Listener, error) {
-	private, remove, err := d.private("." + name + ".new")
-	if err != nil {
+	temp := "." + name + ".new"
+	private, remove, err := d.private(temp)
+	if err == nil {
+		var l *Listener
+		l, err = d.bind(private, inner, name, path, mode, gid)
+		remove()
+		if err == nil {
+			return l, nil
+		}
+	}
+	if !errors.Is(err, unix.ENOSPC) {
 		return nil, err
 	}
-	defer remove()
+	_ = unix.Unlinkat(d.fd, temp, 0)
+	l, err := d.bind(d.fd, temp, name, path, mode, gid)
+	if err != nil {
+		_ = unix.Unlinkat(d.fd, temp, 0)
+	}
+	return l, err
+}
+
+// bind makes the socket as temp in a directory, and moves it into place.
+func (d socketDir) bind(dir int, temp, name, path string, mode uint32, gid int) (*Listener, error) {
 	// By descriptor: the longer path of the private directory may not fit sun_path.
-	bound := fmt.Sprintf("/proc/self/fd/%d/%s", private, inner)
+	bound := fmt.Sprintf("/proc/self/fd/%d/%s", dir, temp)
 	plain, err := net.ListenUnix("unix", &net.UnixAddr{Name: bound, Net: "unix"})
 	if err != nil {
 		return nil, err
 	}
 	plain.SetUnlinkOnClose(false)
 	l := &Listener{UnixListener: plain, path: path}
-	if err := d.place(private, name, mode, gid, l); err != nil {
+	if err := d.place(dir, temp, name, mode, gid, l); err != nil {
 		return nil, errors.Join(err, plain.Close())
 	}
 	return l, nil
 }
 
-func (d socketDir) place(private int, name string, mode uint32, gid int, l *Listener) error {
+func (d socketDir) place(dir int, temp, name string, mode uint32, gid int, l *Listener) error {
 	if gid >= 0 {
-		if err := unix.Fchownat(private, inner, -1, gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		if err := unix.Fchownat(dir, temp, -1, gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return fmt.Errorf("give it to group %d: %w", gid, err)
 		}
 	}
-	if err := unix.Fchmodat(private, inner, mode, 0); err != nil {
+	if err := unix.Fchmodat(dir, temp, mode, 0); err != nil {
 		return fmt.Errorf("set its mode: %w", err)
 	}
-	if err := unix.Fstatat(private, inner, &l.made, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := unix.Fstatat(dir, temp, &l.made, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
-	if err := unix.Renameat2(private, inner, d.fd, name, unix.RENAME_NOREPLACE); err != nil {
+	if err := unix.Renameat2(dir, temp, d.fd, name, unix.RENAME_NOREPLACE); err != nil {
 		return fmt.Errorf("move it into place: %w", err)
 	}
 	return nil

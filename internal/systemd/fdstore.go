@@ -11,7 +11,7 @@ import (
 
 // nameForm is stricter than systemd's: no name can hold a separator of the
 // protocol or of $LISTEN_FDNAMES.
-var nameForm = regexp.MustCompile(`^[a-z0-9-]{1,255}$`)
+var nameForm = regexp.MustCompile(`^[A-Za-z0-9-]{1,255}$`)
 
 // StoreFD leaves a duplicate of a descriptor with the service manager, which
 // passes it to the next start of the service. It returns when that has been
@@ -31,7 +31,7 @@ func (n *Notifier) RemoveFD(name string) error {
 
 func (n *Notifier) storeOrRemove(verb, name, state string, file *os.File) error {
 	if !nameForm.MatchString(name) {
-		return fmt.Errorf("%s a descriptor: %q is not a name of [a-z0-9-], at most 255 long", verb, name)
+		return fmt.Errorf("%s a descriptor: %q is not a name of [A-Za-z0-9-], at most 255 long", verb, name)
 	}
 	if !n.stores {
 		return nil

@@ -1,10 +1,12 @@
 package systemd
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,6 +23,7 @@ type Notifier struct {
 	socket   string
 	watchdog time.Duration
 	stores   bool
+	room     int
 }
 
 // FromEnvironment takes the service manager's address from the environment, and
@@ -29,6 +32,7 @@ func FromEnvironment() (*Notifier, error) {
 	n := &Notifier{socket: os.Getenv("NOTIFY_SOCKET")}
 	room, told := os.LookupEnv("FDSTORE") // since systemd 254
 	n.stores = n.socket != "" && (!told || room != "0")
+	n.room, _ = strconv.Atoi(room) // 0 where it does not say
 	for _, name := range []string{"NOTIFY_SOCKET", "FDSTORE"} {
 		if err := os.Unsetenv(name); err != nil {
 			return nil, fmt.Errorf("unset %s: %w", name, err)
@@ -47,6 +51,12 @@ func (n *Notifier) Present() bool { return n.socket != "" }
 // CanStore tells whether the service manager keeps descriptors, as far as can be
 // known: before systemd 254 it does not say.
 func (n *Notifier) CanStore() bool { return n.stores }
+
+// unitRoom is FileDescriptorStoreMax= of our unit.
+const unitRoom = 16384
+
+// Room is how many descriptors the service manager keeps. It drops more without a word.
+func (n *Notifier) Room() int { return cmp.Or(n.room, unitRoom) }
 
 // Ready says that the start, or a reload, is done.
 func (n *Notifier) Ready() error { return n.send(daemon.SdNotifyReady, nil) }

@@ -124,6 +124,22 @@ func TestMessages(t *testing.T) {
 	}
 }
 
+// TestRoom: systemd says how many descriptors it keeps since version 254.
+func TestRoom(t *testing.T) {
+	m := newManager(t)
+	if got := m.notifier(t).Room(); got != 512 {
+		t.Errorf("told 512, understood %d", got)
+	}
+	t.Setenv("NOTIFY_SOCKET", m.path)
+	if n, err := FromEnvironment(); err != nil || n.Room() != unitRoom {
+		t.Errorf("not told: %d, %v", n.Room(), err)
+	}
+	unit, err := os.ReadFile("../../systemd/crust-proxy.service")
+	if err != nil || !strings.Contains(string(unit), fmt.Sprintf("\nFileDescriptorStoreMax=%d\n", unitRoom)) {
+		t.Errorf("the unit does not keep %d descriptors: %v", unitRoom, err)
+	}
+}
+
 func TestEnvironmentIsUnset(t *testing.T) {
 	newManager(t).notifier(t)
 	for _, name := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "FDSTORE"} {
@@ -207,7 +223,7 @@ func TestRemoveFD(t *testing.T) {
 
 func TestBadNamesAreRefused(t *testing.T) {
 	n := newManager(t).notifier(t)
-	for _, name := range []string{"", "A", "a:b", "a\nREADY=1", "a_b", "ä", strings.Repeat("a", 256)} {
+	for _, name := range []string{"", "a:b", "a\nREADY=1", "a_b", "ä", strings.Repeat("a", 256)} {
 		if n.StoreFD(name, os.Stderr) == nil || n.RemoveFD(name) == nil {
 			t.Errorf("%q is taken", name)
 		}

@@ -1,329 +1,337 @@
 package deferral
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"os"
-	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // Config is what a Broker is made of.
 type Config struct {
 	// StateDir holds the records, on tmpfs.
 	StateDir string
-	// KubeletRoot is the directory below which all targets lie.
-	KubeletRoot string
-	// Devices says which devices are taken; SetDevices changes it later.
-	Devices DevicePolicy
+	// Root is the directory below which all targets lie.
+	Root string
+	// Describe, which may be nil, adds to a volume what its target path tells, such as
+	// who uses it. Rel is the path below Root. If dir is a descriptor and not sys.NoFD,
+	// it is the directory that holds the target.
+	Describe func(v *volume.Volume, rel string, dir int)
+	// Devices is which devices are accepted; SetDevices changes it later.
+	Devices claim.DevicePolicy
 	// Handlers are the runtime handlers, and DefaultHandler the one for an
 	// instruction that names none.
 	Handlers       []Projector
 	DefaultHandler string
-	// Keeper keeps claims over a restart; nil means none does.
-	Keeper FDKeeper
+	// Keeper keeps claims over a restart; it may be nil.
+	Keeper claim.Keeper
 	// Kept are the descriptors that the keeper gave back, by name.
 	Kept map[string]*os.File
 	// Adopted lists volumes that other programs published; their devices are
 	// owned too. It may be nil.
-	Adopted func() []*Volume
-	// Preparer looks at devices before they are handed over; nil refuses
-	// instructions that ask for it.
+	Adopted func() []*volume.Volume
+	// Preparer checks devices before they are handed over; nil refuses instructions
+	// that ask for it.
 	Preparer Preparer
-	// OnChange is told of every volume that came, changed or went. It must not
-	// block and may be nil.
-	OnChange func(Key)
-	// OnPublished is told of every volume that was published, not of repeated
+	// OnChange is called for every volume that was added, changed or removed. It must
+	// not block and may be nil.
+	OnChange func(volume.Key)
+	// OnPublished is called for every volume that was published, but not for repeated
 	// calls; it may be nil.
-	OnPublished func(*Volume)
-	// OnRefused is told the kind of each refused claim; it may be nil.
-	OnRefused func(Kind)
+	OnPublished func(*volume.Volume)
+	// OnLeaving is called for a volume that no sandbox has any more, while its device
+	// is still claimed. It must end soon, and may be nil.
+	OnLeaving func(context.Context, *volume.Volume)
+	// OnRefused is called with the kind of each refused claim; it may be nil.
+	OnRefused func(volume.Kind)
 }
 
-// Broker takes volumes and gives them back, in the order that makes a kill at
-// any point harmless: claim the device, write the record, guard the target,
-// publish the projection; and the opposite way.
+// Broker defers volumes and releases them, in the order that makes a kill at any point
+// harmless: claim the device, write the record, mount the guard, publish the
+// projection; and the opposite order to release.
 type Broker struct {
 	cfg      Config
-	targets  targets
 	boot     string
+	targets  *targets
 	store    *store
-	claims   *claims
-	guards   guards
-	locks    keyLocks
-	devices  atomic.Pointer[DevicePolicy]
-	handlers map[string]Projector
+	claims   *claim.Table
+	users    *claim.Users
+	guards   *guard.Guards
+	locks    *volumeLocks
+	devices  atomic.Pointer[claim.DevicePolicy]
+	handlers *handlerSet
+	table    *table
 
-	mu       sync.RWMutex
-	volumes  map[Key]*entry
-	problems []error      // records that could not be read
-	newer    map[Key]bool // volumes whose records only a newer daemon understands
+	restorer   *restorer
+	remover    *remover
+	lost       *lostVolumes
+	reconciler *reconciler
 }
 
-// entry is a volume in memory.
-type entry struct {
-	rec      *record
-	removing bool
-	problem  error // what keeps the volume from being whole, if anything
-	since    time.Time
-}
-
-// Status is a volume and how it stands.
-type Status struct {
-	*Volume
-	// Removing is set while the volume is on its way out.
-	Removing bool
-	// Problem is what is missing of the volume, or nil; ProblemSince is when it
-	// was seen first.
-	Problem      error
-	ProblemSince time.Time
-	// Refusal is set for a volume that was refused: it is not on record.
-	Refusal *Refusal
-}
-
-// NewBroker opens the state directory. Nothing is served before Reconcile.
+// NewBroker opens the state directory. Call Load before anything is served.
 func NewBroker(cfg Config) (*Broker, error) {
 	boot, err := bootID()
 	if err != nil {
 		return nil, err
 	}
-	handlers := make(map[string]Projector, len(cfg.Handlers))
-	for _, h := range cfg.Handlers {
-		handlers[h.Name()] = h
-	}
-	if handlers[cfg.DefaultHandler] == nil {
-		return nil, Errorf(Invalid, "the default handler %q is not configured", cfg.DefaultHandler)
+	handlers, err := newHandlerSet(cfg.Handlers, cfg.DefaultHandler)
+	if err != nil {
+		return nil, err
 	}
 	files, err := openStore(cfg.StateDir)
 	if err != nil {
 		return nil, err
 	}
 	b := &Broker{
-		cfg: cfg, boot: boot, store: files, claims: newClaims(cfg.Keeper),
-		targets: targets{root: cfg.KubeletRoot}, handlers: handlers, volumes: make(map[Key]*entry),
+		cfg: cfg, boot: boot, store: files, handlers: handlers,
+		targets: &targets{root: guard.NewRoot(cfg.Root), describe: cfg.Describe},
+		guards:  &guard.Guards{}, locks: &volumeLocks{}, table: newTable(cfg.OnChange),
 	}
 	b.SetDevices(cfg.Devices)
+	b.users = claim.NewUsers(func() []string { return b.devices.Load().Servers }, b.table.notify)
+	b.claims = claim.NewTable(cfg.Keeper, cfg.Kept, b.users)
+	b.restorer = &restorer{targets: b.targets, claims: b.claims, guards: b.guards, handlers: handlers}
+	b.remover = &remover{
+		boot: boot, targets: b.targets, store: files, claims: b.claims, users: b.users, guards: b.guards,
+		handlers: handlers, table: b.table, onLeaving: cfg.OnLeaving,
+	}
+	b.lost = &lostVolumes{
+		boot: boot, targets: b.targets, store: files, claims: b.claims, handlers: handlers, table: b.table, locks: b.locks,
+		restorer: b.restorer, remover: b.remover,
+	}
+	b.reconciler = &reconciler{
+		targets: b.targets, guards: b.guards, handlers: handlers, table: b.table, locks: b.locks,
+		restorer: b.restorer, remover: b.remover, lost: b.lost,
+	}
 	return b, nil
 }
 
-// SetDevices changes which devices are taken from now on.
-func (b *Broker) SetDevices(p DevicePolicy) { b.devices.Store(&p) }
+// SetDevices changes which devices are accepted from now on.
+func (b *Broker) SetDevices(p claim.DevicePolicy) { b.devices.Store(&p) }
 
-// Close gives up the descriptors of this process. Volumes, guards and kept
-// claims stay for the next one.
+// Close closes the descriptors of this process. Volumes, guards and kept claims stay
+// for the next process.
 func (b *Broker) Close() {
-	b.claims.closeAll()
+	b.claims.Close()
 	b.store.close()
 }
 
-// Stage defers a volume. It is idempotent, and a failure changes nothing.
-func (b *Broker) Stage(ctx context.Context, in Instruction) (*Volume, error) {
-	if err := in.Validate(); err != nil {
+// Load reads the records and claims their devices. It is called once, before anything
+// is served; Reconcile does the rest.
+func (b *Broker) Load(ctx context.Context) error {
+	found, err := b.store.load()
+	if err != nil {
+		return err
+	}
+	for _, rec := range found.removing {
+		b.table.enter(&entry{rec: rec, removing: true})
+	}
+	for _, rec := range found.volumes {
+		// The mounts and claims of an earlier boot are gone.
+		b.table.enter(&entry{rec: rec, removing: rec.Boot != b.boot})
+	}
+	problems := found.problems
+	err = b.lost.enter(ctx, found.unusable)
+	if err != nil {
+		problems = append(problems, err)
+	}
+	b.table.setLoadProblems(problems, err != nil)
+	err = b.table.each(ctx, func(ctx context.Context, known *entry) {
+		if !known.removing {
+			b.table.setProblem(known.rec.Key, errors.Join(known.lost, b.claims.Reclaim(ctx, known.rec.claim())))
+		}
+	})
+	b.lost.dropKept()
+	return err
+}
+
+// Reconcile compares every record with the node and repairs what differs: it ends
+// removals that were begun, claims devices again, restores guards and projections, and
+// removes projections and guards of ours that have no record. It may run at any time.
+func (b *Broker) Reconcile(ctx context.Context) (ReconcileReport, error) {
+	report, err := b.reconciler.run(ctx)
+	if err == nil {
+		b.users.Refresh(ctx)
+	}
+	return report, err
+}
+
+// Defer defers a volume. It is idempotent, and a failure changes nothing.
+func (b *Broker) Defer(ctx context.Context, in volume.Instruction) (*volume.Volume, error) {
+	if err := Validate(&in); err != nil {
 		return nil, err
 	}
-	handler, err := b.handlerFor(&in)
+	handler, err := b.handlers.choose(&in)
 	if err != nil {
 		return nil, err
 	}
-	t, err := b.targets.resolve(in.Target)
+	t, err := b.targets.root.Resolve(in.Target)
 	if err != nil {
 		return nil, err
 	}
-	defer t.close()
-	unlock, err := b.locks.lock(ctx, t.key())
+	defer t.Close()
+	unlock, err := b.locks.lock(ctx, t.Key())
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	dev, err := b.devices.Load().open(in.Target, in.Backing)
+	dev, err := b.devices.Load().Open(in.Target, in.Backing)
 	if err != nil {
 		b.refused(err)
 		return nil, err
 	}
-	defer dev.close()
-	if known := b.entry(t.key()); known != nil && !known.removing {
-		return b.stageAgain(ctx, known.rec, &in, t, dev)
-	} else if known != nil {
-		if err := b.undo(ctx, known.rec, t); err != nil {
-			return nil, Errorf(Busy, "volume %s: its removal was begun and cannot be ended yet: %w", in.Target, err)
+	defer dev.Close()
+	a := &attempt{b: b, in: &in, handler: handler, target: t, dev: dev}
+	known := b.lost.ofTarget(t)
+	switch {
+	case known != nil && !known.removing && known.lost != nil:
+		return b.lost.deferAgain(ctx, known, a.record(), t)
+	case known != nil && !known.removing:
+		return a.repeat(ctx, known.rec)
+	case known != nil:
+		if err := b.remover.undo(ctx, known.rec, t, false); err != nil {
+			return nil, volume.Errorf(volume.Busy, "volume %s: its removal was begun and cannot be ended yet: %w", in.Target, err)
 		}
 	}
-	return b.stageNew(ctx, handler, &in, t, dev)
+	return a.begin(ctx)
 }
 
-func (b *Broker) handlerFor(in *Instruction) (Projector, error) {
-	name := in.Handler
-	if name == "" {
-		name = b.cfg.DefaultHandler
-	}
-	handler := b.handlers[name]
-	if handler == nil {
-		return nil, in.invalid("the runtime handler %q is not configured", clip(name))
-	}
-	return handler, nil
-}
-
-// stageAgain answers a repeated call: the same volume is put right where
-// something of it is missing; a different one is refused.
-func (b *Broker) stageAgain(ctx context.Context, rec *record, in *Instruction, t *target, dev *openedDevice) (*Volume, error) {
-	if !rec.same(in, dev.Device, b.cfg.DefaultHandler) {
-		return nil, Errorf(Conflict, "volume %s: the target already holds %s with filesystem %s; "+
-			"this call asks for something else: unstage it first", in.Target, rec.Device.Path, rec.FSType)
-	}
-	if _, err := b.restore(ctx, rec, t); err != nil {
-		b.setProblem(rec.Key, err)
-		return nil, err
-	}
-	b.setProblem(rec.Key, nil)
-	return &rec.Volume, nil
-}
-
-// same tells whether an instruction asks for what is on record.
-func (r *record) same(in *Instruction, dev Device, defaultHandler string) bool {
-	return r.Device.same(dev) && r.FSType == in.FSType && slices.Equal(r.MountFlags, in.MountFlags) &&
-		r.Group == in.Group && r.GroupPolicy == in.GroupPolicy && r.Handler == cmp.Or(in.Handler, defaultHandler)
-}
-
-func (b *Broker) stageNew(ctx context.Context, handler Projector, in *Instruction, t *target, dev *openedDevice) (*Volume, error) {
-	parent, err := t.openParent()
-	if err != nil {
-		return nil, err
-	}
-	defer closeFD(parent)
-	rec := b.newRecord(handler, in, t, dev)
-	if rec.Driver == "" {
-		rec.Driver = t.driver(parent)
-	}
-	if rec.MadeTarget, err = t.missing(parent); err != nil {
-		return nil, err
-	}
-	if err := handler.Check(&rec.Volume); err != nil {
-		return nil, err
-	}
-	if err := b.claim(ctx, rec, dev, b.preparation(handler, in, rec, dev)); err != nil {
-		return nil, err
-	}
-	failpoint.Hit("stage-claimed")
-	if err := b.publish(ctx, handler, rec, t, parent); err != nil {
-		return nil, b.rollBack(ctx, rec, err)
-	}
-	failpoint.Hit("stage-published")
-	b.remember(rec)
-	if b.cfg.OnPublished != nil {
-		b.cfg.OnPublished(&rec.Volume)
-	}
-	return &rec.Volume, nil
-}
-
-func (b *Broker) newRecord(handler Projector, in *Instruction, t *target, dev *openedDevice) *record {
-	return &record{
-		Version: recordVersion, Boot: b.boot, HostMounts: abilitiesOf(handler).HostMounts,
-		Volume: Volume{
-			Key: t.key(), Target: in.Target, ResolvedTarget: t.resolved, Backing: in.Backing, Device: dev.Device,
-			FSType: in.FSType, MountFlags: slices.Clone(in.MountFlags), ReadOnly: in.readOnly(),
-			Group: in.Group, GroupPolicy: in.GroupPolicy, Handler: handler.Name(), Driver: in.Driver,
-			CSI: in.CSI.clone(), PodUID: t.podUID(), Created: time.Now().UTC().Truncate(time.Millisecond),
-		},
-	}
-}
-
-// preparation is what is done with the device between the claim in our own table
-// and the one in the kernel, which would keep mkfs out too.
-func (b *Broker) preparation(handler Projector, in *Instruction, rec *record, dev *openedDevice) func(context.Context) error {
-	if in.Format == FormatUnset {
-		return nil
-	}
-	return func(ctx context.Context) error {
-		if dev.Kind != BlockDevice || b.cfg.Preparer == nil {
-			return Errorf(Unsupported, "volume %s: %s cannot be looked at before it is handed over: "+
-				"only block devices can", rec.Target, rec.Device.Path)
-		}
-		return b.cfg.Preparer.Prepare(ctx, Preparation{
-			Device: dev.fd, Target: rec.Target, Path: rec.Device.Path, FSType: rec.FSType, Format: in.Format,
-			ReadOnly: rec.ReadOnly, GuestFormats: abilitiesOf(handler).FormatsBlank,
-		})
-	}
-}
-
-// claim takes the device from everybody else.
-func (b *Broker) claim(ctx context.Context, rec *record, dev *openedDevice, prepare func(context.Context) error) error {
-	err := b.refuseAdopted(rec)
-	if err == nil {
-		rec.DeviceWasReadOnly, err = b.claims.acquire(ctx, rec, dev, prepare)
-	}
-	if err != nil {
-		b.refused(err)
-	}
-	return err
-}
-
-// refuseAdopted refuses a device that another program has published.
-func (b *Broker) refuseAdopted(rec *record) error {
-	if b.cfg.Adopted == nil {
-		return nil
-	}
-	for _, other := range b.cfg.Adopted() {
-		var st unix.Stat_t
-		if unix.Stat(other.Device.Path, &st) != nil || !rec.Device.is(&st) || (other.ReadOnly && rec.ReadOnly) {
-			continue
-		}
-		return Errorf(InUse, "volume %s: its device %s (%s) is published for %s by another program: "+
-			"remove that volume with the program that made it", rec.Target, rec.Device.Path, rec.Device, other.Target)
-	}
-	return nil
-}
-
+// refused counts a claim that was refused by a party or by policy.
 func (b *Broker) refused(err error) {
 	if b.cfg.OnRefused == nil {
 		return
 	}
-	switch kind := KindOf(err); kind {
-	case InUse, Denied, Invalid, Unsupported:
+	switch kind := volume.KindOf(err); kind {
+	case volume.InUse, volume.Busy, volume.Denied, volume.Invalid, volume.Unsupported:
 		b.cfg.OnRefused(kind)
 	}
 }
 
-// publish does what follows the claim, in order.
-func (b *Broker) publish(ctx context.Context, handler Projector, rec *record, t *target, parent int) error {
-	if err := b.store.put(rec); err != nil {
-		return err
+// undoTime bounds a removal, which goes on if its caller is gone.
+const undoTime = 30 * time.Second
+
+// Release releases a volume. A target that is unknown is a success.
+func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, error) {
+	t, err := b.targets.root.Resolve(path)
+	if err != nil {
+		return nil, err
 	}
-	failpoint.Hit("stage-recorded")
-	if err := b.claims.setReadOnly(&rec.Volume); err != nil {
-		return err
+	defer t.Close()
+	var free *record
+	if known := b.lost.ofTarget(t); known != nil && !known.removing {
+		if err := b.remover.refuseUsed(ctx, known.rec); err != nil {
+			return &known.rec.Volume, err
+		}
+		free = known.rec
 	}
-	failpoint.Hit("stage-readonly")
-	if err := b.guard(rec, t, parent); err != nil {
-		return err
+	unlock, err := b.locks.lock(ctx, t.Key())
+	if err != nil {
+		return nil, err
 	}
-	failpoint.Hit("stage-guarded")
-	return handler.Publish(ctx, &rec.Volume)
+	defer unlock()
+	known := b.table.get(t.Key())
+	if known == nil {
+		return nil, b.remover.cleanUnknown(ctx, t)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	err = b.remover.undo(ctx, known.rec, t, free == known.rec)
+	if known.lost != nil {
+		b.lost.dropKept()
+	}
+	return &known.rec.Volume, err
 }
 
-// guard mounts the guard. A directory that was made for it just now needs no
-// look at what is in it.
-func (b *Broker) guard(rec *record, t *target, parent int) (err error) {
-	put := b.guards.put
-	if rec.MadeTarget {
-		made, err := t.mkdir(parent)
-		if err != nil {
-			return err
-		}
-		if made {
-			put = b.guards.mount
-		}
+// ReleaseKey releases a volume by its key, as Release does. With force it does not ask
+// whether the device is in use: a sandbox that has it goes on writing to it, beside the
+// next owner of the device. It is for an operator who knows better.
+func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*volume.Volume, error) {
+	known := b.table.get(key)
+	if known == nil {
+		return nil, volume.Errorf(volume.NotFound, "volume %s is not on record: there is nothing to release", key.Short())
 	}
-	dir, err := t.openIn(parent)
+	if !force {
+		return b.Release(ctx, known.rec.ResolvedTarget)
+	}
+	unlock, err := b.locks.lock(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if known = b.table.get(key); known == nil {
+		return nil, nil //nolint:nilnil // it was released meanwhile
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	v := &known.rec.Volume
+	if err := b.remover.undo(ctx, known.rec, nil, true); err != nil {
+		return v, err
+	}
+	b.users.Note(ctx, v)
+	return v, nil
+}
+
+// GrowAtMount records, and shows to the handler, that the filesystem of a volume is to be
+// grown to its device at the next mount. If the handler's sandboxes do not grow any, that
+// is for people to see.
+func (b *Broker) GrowAtMount(ctx context.Context, key volume.Key, size int64) error {
+	unlock, err := b.locks.lock(ctx, key)
 	if err != nil {
 		return err
 	}
-	defer closeFD(dir)
-	failpoint.Hit("stage-made-target")
-	return put(t, dir)
+	defer unlock()
+	known := b.table.get(key)
+	if known == nil || known.removing {
+		return volume.Errorf(volume.NotFound, "volume %s is not published any more", key.Short())
+	}
+	if known.lost != nil {
+		return known.lost
+	}
+	next := *known.rec
+	next.GrowTo = size
+	if err := b.store.put(&next); err != nil {
+		return err
+	}
+	b.table.replace(key, func(e *entry) { e.rec = &next })
+	if handler := b.handlers.byName[next.Handler]; handler != nil {
+		_, err := handler.Publish(ctx, &next.Volume)
+		return err
+	}
+	return nil // its projection is restored when the handler is configured again
+}
+
+// volumeLocks is one lock for each volume.
+type volumeLocks struct{ keys sys.KeyLocks[volume.Key] }
+
+func (l *volumeLocks) lock(ctx context.Context, key volume.Key) (unlock func(), err error) {
+	unlock, err = l.keys.Lock(ctx, key)
+	if err != nil {
+		return nil, volume.Errorf(volume.ContextKind(err), "another operation on volume %s is still under way: %w", key.Short(), err)
+	}
+	return unlock, nil
+}
+
+// targets resolves targets, and describes the volumes on them.
+type targets struct {
+	root     *guard.Root
+	describe func(v *volume.Volume, rel string, dir int)
+}
+
+// volume is all that the target path alone tells of a volume.
+func (ts *targets) volume(t *guard.Target) *volume.Volume {
+	v := &volume.Volume{Key: t.Key(), Target: t.Given, ResolvedTarget: t.Resolved}
+	ts.addTo(v, t, sys.NoFD)
+	return v
+}
+
+func (ts *targets) addTo(v *volume.Volume, t *guard.Target, dir int) {
+	if ts.describe != nil {
+		ts.describe(v, t.Rel, dir)
+	}
 }

@@ -3,51 +3,55 @@ package deferral
 import (
 	"strings"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 )
 
-func good() Instruction {
-	return Instruction{
-		Type: Block, Target: "/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/pv/mount",
+func good() volume.Instruction {
+	return volume.Instruction{
+		Type: volume.Block, Target: "/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/pv/mount",
 		Backing: "/dev/vdb", FSType: "ext4", MountFlags: []string{"noatime"},
 	}
 }
 
 func TestValidate(t *testing.T) {
 	for name, test := range map[string]struct {
-		change func(*Instruction)
+		change func(*volume.Instruction)
 		want   string // part of the error; empty means valid
 	}{
-		"good":                     {func(*Instruction) {}, ""},
-		"utf-8 target":             {func(in *Instruction) { in.Target = "/var/lib/kubelet/ü" }, ""},
-		"group and policy":         {func(in *Instruction) { in.Group, in.GroupPolicy = "1000", GroupAlways }, ""},
-		"no type":                  {func(in *Instruction) { in.Type = "" }, "volume_type"},
-		"network":                  {func(in *Instruction) { in.Type = Network }, "network volumes"},
-		"no target":                {func(in *Instruction) { in.Target = "" }, "volume_target_path is empty"},
-		"no device":                {func(in *Instruction) { in.Backing = "" }, "volume_backing_path is empty"},
-		"no filesystem":            {func(in *Instruction) { in.FSType = "" }, "fs_type is empty"},
-		"filesystem with a path":   {func(in *Instruction) { in.FSType = "../ext4" }, "fs_type"},
-		"filesystem with a comma":  {func(in *Instruction) { in.FSType = "ext4,suid" }, "fs_type"},
-		"both ro and rw":           {func(in *Instruction) { in.MountFlags = []string{"ro", "rw"} }, "both ro and rw"},
-		"empty flag":               {func(in *Instruction) { in.MountFlags = []string{""} }, "mount flag 1"},
-		"flag with newline":        {func(in *Instruction) { in.MountFlags = []string{"a\nb"} }, "mount flag 1"},
-		"flag too long":            {func(in *Instruction) { in.MountFlags = []string{strings.Repeat("x", 1025)} }, "mount flag 1"},
-		"too many flags":           {func(in *Instruction) { in.MountFlags = make([]string, 65) }, "65 mount flags"},
-		"policy without group":     {func(in *Instruction) { in.GroupPolicy = GroupAlways }, "needs a supplemental group"},
-		"unknown policy":           {func(in *Instruction) { in.Group, in.GroupPolicy = "1", "Sometimes" }, "unknown supplemental group change policy"},
-		"group by name":            {func(in *Instruction) { in.Group = "staff" }, "not a decimal"},
-		"negative group":           {func(in *Instruction) { in.Group = "-1" }, "not a decimal"},
-		"group with leading zero":  {func(in *Instruction) { in.Group = "010" }, "not a decimal"},
-		"the group that means all": {func(in *Instruction) { in.Group = "4294967295" }, "not a decimal"},
-		"NUL":                      {func(in *Instruction) { in.Target += "\x00" }, "control characters"},
-		"newline":                  {func(in *Instruction) { in.Backing += "\n" }, "control characters"},
-		"not UTF-8":                {func(in *Instruction) { in.Target += "\xff" }, "not valid UTF-8"},
-		"climbing":                 {func(in *Instruction) { in.Target = "/var/lib/kubelet/../x" }, "climbs"},
-		"a path of 4 KiB":          {func(in *Instruction) { in.Target = strings.Repeat("/abc", 1024) }, "4096 bytes long"},
+		"good":                     {func(*volume.Instruction) {}, ""},
+		"utf-8 target":             {func(in *volume.Instruction) { in.Target = "/var/lib/kubelet/ü" }, ""},
+		"group and policy":         {func(in *volume.Instruction) { in.Group, in.GroupPolicy = "1000", volume.GroupAlways }, ""},
+		"no type":                  {func(in *volume.Instruction) { in.Type = "" }, "volume_type"},
+		"network":                  {func(in *volume.Instruction) { in.Type = volume.Network }, "network volumes"},
+		"no target":                {func(in *volume.Instruction) { in.Target = "" }, "volume_target_path is empty"},
+		"no device":                {func(in *volume.Instruction) { in.Backing = "" }, "volume_backing_path is empty"},
+		"no filesystem":            {func(in *volume.Instruction) { in.FSType = "" }, "fs_type is empty"},
+		"filesystem with a path":   {func(in *volume.Instruction) { in.FSType = "../ext4" }, "fs_type"},
+		"filesystem with a comma":  {func(in *volume.Instruction) { in.FSType = "ext4,suid" }, "fs_type"},
+		"both ro and rw":           {func(in *volume.Instruction) { in.MountFlags = []string{"ro", "rw"} }, "both ro and rw"},
+		"ro and rw in one flag":    {func(in *volume.Instruction) { in.MountFlags = []string{"rw,ro"} }, "both ro and rw"},
+		"empty flag":               {func(in *volume.Instruction) { in.MountFlags = []string{""} }, "mount flag 1"},
+		"flag with newline":        {func(in *volume.Instruction) { in.MountFlags = []string{"a\nb"} }, "mount flag 1"},
+		"flag too long":            {func(in *volume.Instruction) { in.MountFlags = []string{strings.Repeat("x", 1025)} }, "mount flag 1"},
+		"too many flags":           {func(in *volume.Instruction) { in.MountFlags = make([]string, 65) }, "65 mount flags"},
+		"policy without group":     {func(in *volume.Instruction) { in.GroupPolicy = volume.GroupAlways }, "needs a supplemental group"},
+		"unknown policy":           {func(in *volume.Instruction) { in.Group, in.GroupPolicy = "1", "Sometimes" }, "unknown supplemental group change policy"},
+		"group by name":            {func(in *volume.Instruction) { in.Group = "staff" }, "not a decimal"},
+		"negative group":           {func(in *volume.Instruction) { in.Group = "-1" }, "not a decimal"},
+		"group with leading zero":  {func(in *volume.Instruction) { in.Group = "010" }, "not a decimal"},
+		"the group that means all": {func(in *volume.Instruction) { in.Group = "4294967295" }, "not a decimal"},
+		"NUL":                      {func(in *volume.Instruction) { in.Target += "\x00" }, "control characters"},
+		"newline":                  {func(in *volume.Instruction) { in.Backing += "\n" }, "control characters"},
+		"not UTF-8":                {func(in *volume.Instruction) { in.Target += "\xff" }, "not valid UTF-8"},
+		"climbing":                 {func(in *volume.Instruction) { in.Target = "/var/lib/kubelet/../x" }, "climbs"},
+		"a path of 4 KiB":          {func(in *volume.Instruction) { in.Target = strings.Repeat("/abc", 1024) }, "4096 bytes long"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := good()
 			test.change(&in)
-			err := in.Validate()
+			err := Validate(&in)
 			switch {
 			case test.want == "" && err != nil:
 				t.Fatalf("refused: %v", err)
@@ -55,6 +59,38 @@ func TestValidate(t *testing.T) {
 				t.Fatalf("got %v; want an error with %q", err, test.want)
 			}
 		})
+	}
+}
+
+// A StorageClass may write all its mount options as one.
+func TestReadOnlyIsFoundInAnyFlag(t *testing.T) {
+	for _, flags := range [][]string{{"ro"}, {"noatime,ro"}, {"ro,noatime"}, {"defaults,ro"}, {"discard", "noatime, ro ,nodev"}} {
+		in := good()
+		in.MountFlags = flags
+		v := volume.Volume{MountFlags: in.MountFlags, ReadOnly: asksReadOnly(&in)}
+		if options := mountopt.Options(&v); !v.ReadOnly || options[len(options)-1] != "ro" {
+			t.Errorf("%q: read-only %v, options %q", flags, v.ReadOnly, options)
+		}
+	}
+	for _, flags := range [][]string{nil, {"rw"}, {"noatime,rw"}, {"errors=remount-ro"}, {`context="a,ro"`}} {
+		in := good()
+		in.MountFlags = flags
+		if asksReadOnly(&in) {
+			t.Errorf("%q is taken for read-only", flags)
+		}
+	}
+}
+
+// A record of before keeps the flags as they were given.
+func TestTheSameOptionsInOtherFlags(t *testing.T) {
+	in := good()
+	in.MountFlags, in.Handler = []string{"noatime,discard"}, "kata"
+	dev := volume.Device{Kind: volume.BlockDevice, Path: "/dev/vdb", Major: 7}
+	for _, on := range [][]string{{"noatime,discard"}, {"noatime", "discard"}} {
+		rec := &record{Volume: volume.Volume{Device: dev, FSType: "ext4", MountFlags: on, Handler: "kata"}}
+		if !rec.same(&in, dev, "kata") {
+			t.Errorf("%q on record: the repeated call asks for something else", on)
+		}
 	}
 }
 
@@ -67,32 +103,32 @@ func TestSecretLikeFlagsAreRefusedAndNeverRepeated(t *testing.T) {
 	} {
 		in := good()
 		in.MountFlags = []string{"noatime", flag}
-		err := in.Validate()
+		err := Validate(&in)
 		if err == nil {
 			t.Errorf("%s was taken", flag)
 			continue
 		}
-		if KindOf(err) != Invalid || (strings.Contains(err.Error(), "hunter2") && flag != "passphrase_hunter2=") {
+		if volume.KindOf(err) != volume.Invalid || (strings.Contains(err.Error(), "hunter2") && flag != "passphrase_hunter2=") {
 			t.Errorf("%s: %v", flag, err)
 		}
 	}
 	for _, flag := range []string{"noatime", "data=ordered", "sec=krb5", "errors=remount-ro", "compress=zstd", "journal_checksum", "discard", "usrquota", "uid=1000"} {
 		in := good()
 		in.MountFlags = []string{flag}
-		if err := in.Validate(); err != nil {
+		if err := Validate(&in); err != nil {
 			t.Errorf("%s was refused: %v", flag, err)
 		}
 	}
 }
 
 func TestKindOf(t *testing.T) {
-	inner := Errorf(InUse, "device is in use")
-	outer := Errorf(Busy, "cannot undo: %w", inner)
-	if KindOf(outer) != Busy || KindOf(nil) != Internal {
+	inner := volume.Errorf(volume.InUse, "device is in use")
+	outer := volume.Errorf(volume.Busy, "cannot undo: %w", inner)
+	if volume.KindOf(outer) != volume.Busy || volume.KindOf(nil) != volume.Internal {
 		t.Error("the outermost kind does not win")
 	}
-	joined := Errorf(Exhausted, "%w; and %w", inner, outer)
-	if KindOf(joined) != Exhausted || !strings.Contains(joined.Error(), "device is in use") {
+	joined := volume.Errorf(volume.Exhausted, "%w; and %w", inner, outer)
+	if volume.KindOf(joined) != volume.Exhausted || !strings.Contains(joined.Error(), "device is in use") {
 		t.Errorf("joined: %v", joined)
 	}
 }

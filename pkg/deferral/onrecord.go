@@ -8,24 +8,26 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // OnRecord reads which volumes a state directory has on record, of this boot,
 // and changes nothing: the daemon may be running or not. Those on their way out
 // are among them. An error says that the list is not whole, for a record cannot be
 // read: whoever asks has to take it for a volume that lives.
-func OnRecord(stateDir string) ([]*Volume, error) {
+func OnRecord(stateDir string) ([]*volume.Volume, error) {
 	boot, err := bootID()
 	if err != nil {
 		return nil, err
 	}
-	var out []*Volume
+	var out []*volume.Volume
 	var problems []error
-	for _, part := range []string{"volumes", "removing"} {
+	for _, part := range []string{volumesDir, removingDir} {
 		dir := filepath.Join(stateDir, part)
 		entries, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			problems = append(problems, Errorf(Internal, "the records cannot be read: %w", err))
+			problems = append(problems, volume.Errorf(volume.Internal, "the records cannot be read: %w", err))
 		}
 		for _, entry := range entries {
 			rec, err := readRecord(filepath.Join(dir, entry.Name()))
@@ -38,6 +40,6 @@ func OnRecord(stateDir string) ([]*Volume, error) {
 			}
 		}
 	}
-	slices.SortFunc(out, func(x, y *Volume) int { return strings.Compare(x.Target, y.Target) })
+	slices.SortFunc(out, func(x, y *volume.Volume) int { return strings.Compare(x.Target, y.Target) })
 	return out, errors.Join(problems...)
 }

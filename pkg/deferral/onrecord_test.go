@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 func TestOnRecord(t *testing.T) {
@@ -18,8 +20,8 @@ func TestOnRecord(t *testing.T) {
 	}
 	put := func(part, target, boot string, version int) {
 		t.Helper()
-		rec := record{Version: version, Boot: boot, Volume: Volume{
-			Key: KeyOf(target), Target: target, ResolvedTarget: target, Handler: "kata", Device: Device{Kind: BlockDevice},
+		rec := record{Version: version, Boot: boot, Volume: volume.Volume{
+			Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, Handler: "kata", Device: volume.Device{Kind: volume.BlockDevice},
 		}}
 		raw, err := json.Marshal(&rec)
 		if err != nil {

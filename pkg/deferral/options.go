@@ -1,40 +1,22 @@
 package deferral
 
-import "strings"
+import (
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
+)
 
-// Options lists the mount options of the volume, one an element, and says "ro"
-// exactly where the volume is read-only. Runtimes look for an element that is
-// exactly "ro".
-func (v *Volume) Options() []string {
-	options := make([]string, 0, len(v.MountFlags)+1)
-	for _, flag := range v.MountFlags {
-		for _, option := range SplitOptions(flag) {
-			if option != "ro" && (option != "rw" || !v.ReadOnly) {
-				options = append(options, option)
-			}
+// checkOptions refuses mount options that the sandboxes of a handler may not be given.
+// Where this node's kernel makes the mount, only options are taken that are known to
+// concern nothing but the filesystem.
+func checkOptions(handler Projector, v *volume.Volume) error {
+	check := mountopt.Check
+	if abilitiesOf(handler).HostMounts {
+		check = mountopt.CheckForHost
+	}
+	for _, option := range mountopt.Options(v) {
+		if err := check(v.FSType, option); err != nil {
+			return volume.Errorf(volume.Unsupported, "volume %s: %w", v.Target, err)
 		}
 	}
-	if v.ReadOnly {
-		options = append(options, "ro")
-	}
-	return options
-}
-
-// SplitOptions splits a mount flag at commas, but not inside quotes: SELinux
-// contexts hold commas there.
-func SplitOptions(flag string) []string {
-	var options []string
-	quoted, begin := false, 0
-	for i := 0; i <= len(flag); i++ {
-		switch {
-		case i == len(flag), flag[i] == ',' && !quoted:
-			if option := strings.TrimSpace(flag[begin:i]); option != "" {
-				options = append(options, option)
-			}
-			begin = i + 1
-		case flag[i] == '"':
-			quoted = !quoted
-		}
-	}
-	return options
+	return nil
 }

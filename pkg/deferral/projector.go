@@ -1,26 +1,34 @@
 package deferral
 
-import "context"
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
 
-// Projector is what the broker needs of a runtime handler: to show it a volume,
-// to take that back, and to know whether a sandbox still has it. Publish and
-// Retract are idempotent, and each leaves either the whole projection or none
-// when it is killed.
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Projector is what the broker needs of a runtime handler: to publish a volume to it, to
+// retract that, and to know whether a sandbox still has the volume. Publish and Retract
+// are idempotent. If they are killed, they leave either the whole projection or none.
 type Projector interface {
 	// Name is the handler's name in configuration, records and metrics.
 	Name() string
-	// Check tells, without touching anything, why the handler cannot serve the
-	// volume; the error is classed Invalid or Unsupported.
-	Check(v *Volume) error
-	// Publish makes the projection exist and be right.
-	Publish(ctx context.Context, v *Volume) error
-	// Retract makes the projection not exist.
-	Retract(ctx context.Context, v *Volume) error
-	// InUse names a live sandbox that has the volume, or gives "".
-	InUse(ctx context.Context, v *Volume) (sandbox string, err error)
-	// Orphans lists projections that this handler made and that are not among
-	// known, so that they can be retracted.
-	Orphans(known func(Key) bool) ([]*Volume, error)
+	// Check returns why the handler cannot serve the volume, without changing anything;
+	// the error is Invalid or Unsupported.
+	Check(v *volume.Volume) error
+	// Publish makes the projection exist and be right, and reports whether it had to
+	// change anything.
+	Publish(ctx context.Context, v *volume.Volume) (changed bool, err error)
+	// Retract removes the projection.
+	Retract(ctx context.Context, v *volume.Volume) error
+	// InUse names a live sandbox that has the volume, or returns "".
+	InUse(ctx context.Context, v *volume.Volume) (sandbox string, err error)
+	// Orphans lists projections of this handler whose volumes are not known, so that
+	// they can be retracted.
+	Orphans(known func(volume.Key) bool) ([]*volume.Volume, error)
 }
 
 // Abilities are what the sandboxes of a handler can do beyond mounting a
@@ -37,8 +45,8 @@ type Abilities struct {
 	// HostMounts: the sandboxes' mounts are made by this node's own kernel. The
 	// device must then stay mountable; the mount itself keeps others out.
 	HostMounts bool
-	// SubPaths: a container can be given a sub-directory of the volume, as kubelet
-	// binds it.
+	// SubPaths: a container can be given a sub-directory of the volume, as a bind mount
+	// of the guard.
 	SubPaths bool
 }
 
@@ -52,22 +60,94 @@ func abilitiesOf(p Projector) Abilities {
 	return Abilities{}
 }
 
-// Preparer makes sure that a device holds the filesystem that the sandbox will
-// be told to mount. It is asked before the device is claimed for good, with a
-// descriptor of it, and is the only one who ever writes to a device.
+// handlerSet is the configured runtime handlers.
+type handlerSet struct {
+	byName    map[string]Projector
+	byDefault string
+}
+
+func newHandlerSet(all []Projector, byDefault string) (*handlerSet, error) {
+	s := &handlerSet{byName: make(map[string]Projector, len(all)), byDefault: byDefault}
+	for _, h := range all {
+		s.byName[h.Name()] = h
+	}
+	if s.byName[byDefault] == nil {
+		return nil, volume.Errorf(volume.Invalid, "the default handler %q is not configured", byDefault)
+	}
+	return s, nil
+}
+
+// choose returns the handler that an instruction names.
+func (s *handlerSet) choose(in *volume.Instruction) (Projector, error) {
+	name := cmp.Or(in.Handler, s.byDefault)
+	handler := s.byName[name]
+	if handler == nil {
+		return nil, invalid(in, "the runtime handler %q is not configured", sys.Clip(name))
+	}
+	return handler, nil
+}
+
+// of returns the handler of a volume, or all if that is not known.
+func (s *handlerSet) of(v *volume.Volume) []Projector {
+	if v.Handler == "" {
+		return slices.Collect(maps.Values(s.byName))
+	}
+	if handler := s.byName[v.Handler]; handler != nil {
+		return []Projector{handler}
+	}
+	return nil
+}
+
+func (s *handlerSet) abilities(name string) Abilities {
+	return abilitiesOf(s.byName[cmp.Or(name, s.byDefault)])
+}
+
+// refuseBound returns an error while a handler knows of a sandbox that has the volume.
+func (s *handlerSet) refuseBound(ctx context.Context, v *volume.Volume) error {
+	for _, handler := range s.of(v) {
+		if err := refuseInUse(ctx, handler, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func refuseInUse(ctx context.Context, handler Projector, v *volume.Volume) error {
+	sandbox, err := handler.InUse(ctx, v)
+	if err != nil {
+		return err
+	}
+	if sandbox != "" {
+		return volume.Errorf(volume.Busy, "volume %s: the sandbox %s still has its device %s: repeat when the sandbox has ended",
+			v.Target, sandbox, v.Device.Path)
+	}
+	return nil
+}
+
+// Preparer makes sure that a device holds the filesystem that the sandbox is to mount. It
+// is called before the device is claimed for good, and is the only part of the daemon that
+// writes to a device.
 type Preparer interface {
 	Prepare(ctx context.Context, p Preparation) error
 }
 
-// Preparation is what a Preparer is told.
+// Preparation is a device to prepare.
 type Preparation struct {
 	// Device is an O_PATH descriptor of the block device that was checked.
 	Device int
 	// Target names the volume, and Path the device, in errors.
 	Target, Path string
 	FSType       string
-	Format       FormatPolicy
-	ReadOnly     bool
-	// GuestFormats is set where the sandbox formats a blank device by itself.
+	Format       volume.FormatPolicy
+	MakeFS       volume.MakeFS
+	// Group is the numeric group that the root directory of a new filesystem gets, or "".
+	Group    string
+	ReadOnly bool
+	// NoReplay is set if the volume's mount options skip the replay of its journal.
+	NoReplay bool
+	// Grow is set if a filesystem that is smaller than its device is to be grown on this
+	// node, because its sandbox cannot.
+	Grow bool
+	// GuestFormats is set if the sandbox formats a blank device by itself.
 	GuestFormats bool
 }

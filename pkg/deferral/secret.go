@@ -1,6 +1,10 @@
 package deferral
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+)
 
 // secretParts are what the names of secret mount options have in common, over
 // cifs, ceph, glusterfs, fscrypt and the FUSE filesystems of object stores.
@@ -21,11 +25,11 @@ func secretLike(flag string) (string, bool) {
 		name = strings.TrimSpace(name)
 		plain := strings.ToLower(strings.NewReplacer("_", "", "-", "", ".", "").Replace(name))
 		if hasValue && secretNames[plain] {
-			return clip(name), true
+			return sys.Clip(name), true
 		}
 		for _, part := range secretParts {
 			if strings.Contains(plain, part) {
-				return clip(secretName(name, part)), true
+				return sys.Clip(secretName(name, part)), true
 			}
 		}
 	}

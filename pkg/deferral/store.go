@@ -1,6 +1,8 @@
 package deferral
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,13 +13,18 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// recordVersion is the form of the records written. A record of a newer form is
-// not touched: an older daemon cannot know what it means.
+// recordVersion is the version of the records that are written. A record of a newer
+// version is not touched: an older daemon cannot know what it means.
 const recordVersion = 1
 
 const maxRecord = 256 << 10
@@ -25,30 +32,41 @@ const maxRecord = 256 << 10
 // record is one volume on disk: the volume and what is needed to undo it.
 type record struct {
 	Version int `json:"version"`
-	// Boot is the kernel's boot id. Mounts and claims die with a boot; so does
-	// the meaning of a record, wherever the state directory lies.
+	// Boot is the kernel's boot id. Mounts and claims end with a boot, and with them the
+	// meaning of a record.
 	Boot string `json:"boot"`
-	Volume
-	// DeviceWasReadOnly is the device's own state before a read-only volume set
-	// it, so that it can be put back.
+	volume.Volume
+	// DeviceWasReadOnly is the device's own read-only flag before a read-only volume set
+	// it, so that it can be restored.
 	DeviceWasReadOnly bool `json:"deviceWasReadOnly,omitempty"`
-	// HostMounts is the ability of the handler, as it was when the device was
-	// claimed: the claim is taken up in the same way, whatever is configured then.
+	// HostMounts is the ability of the handler when the device was claimed: a restart
+	// claims it in the same way, whatever is configured then.
 	HostMounts bool `json:"hostMounts,omitempty"`
-	// MadeTarget is set where we made the target directory.
+	// MadeTarget is set if we made the target directory.
 	MadeTarget bool `json:"madeTarget,omitempty"`
 }
 
-// store keeps one file a volume:
+// claim is the record as the table of claims needs it.
+func (r *record) claim() claim.Request {
+	return claim.Request{Volume: &r.Volume, Mountable: r.HostMounts, WasReadOnly: r.DeviceWasReadOnly}
+}
+
+// The directories of the store's records.
+const (
+	volumesDir  = "volumes"
+	removingDir = "removing"
+)
+
+// store has one file for each volume:
 //
 //	volumes/<key>.json   volumes that shall exist
-//	removing/<key>.json  volumes on their way out: a removal that was begun is ended
-//	bad/                 files that cannot be read, set aside
-//	tmp/                 files not yet whole
+//	removing/<key>.json  volumes that are being removed: a restart ends the removal
+//	bad/                 files of other names, set aside
+//	tmp/                 incomplete files
 //
-// A file is written under tmp and renamed into place, so that a reader and a
-// kill see the old one or the new one. Nothing is synced: the directory is on
-// tmpfs, and after a power cut the records mean nothing (see record.Boot).
+// A file is written under tmp and renamed into place, so that a reader, or a start after a
+// kill, sees the old one or the new one. Nothing is synced: the directory is on tmpfs, and
+// after a power cut the records mean nothing (see record.Boot).
 type store struct {
 	dir      string
 	tmp      int
@@ -58,61 +76,56 @@ type store struct {
 }
 
 func openStore(dir string) (*store, error) {
-	s := &store{dir: dir, tmp: noFD, volumes: noFD, removing: noFD}
+	s := &store{dir: dir, tmp: sys.NoFD, volumes: sys.NoFD, removing: sys.NoFD}
 	for _, part := range []struct {
 		name string
 		fd   *int
-	}{{"tmp", &s.tmp}, {"volumes", &s.volumes}, {"removing", &s.removing}} {
+	}{{"tmp", &s.tmp}, {volumesDir, &s.volumes}, {removingDir, &s.removing}} {
 		path := filepath.Join(dir, part.name)
 		if err := os.MkdirAll(path, 0o700); err != nil {
 			s.close()
-			return nil, Errorf(storeKind(err), "the state directory cannot be made: %w", err)
+			return nil, volume.Errorf(storeKind(err), "the state directory cannot be made: %w", err)
 		}
 		fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
 			s.close()
-			return nil, Errorf(Internal, "the state directory %s cannot be opened: %w", path, err)
+			return nil, volume.Errorf(volume.Internal, "the state directory %s cannot be opened: %w", path, err)
 		}
 		*part.fd = fd
 	}
-	if err := s.clearTmp(); err != nil {
-		s.close()
-		return nil, err
-	}
+	s.clearTmp()
+	s.serial.Store(uint64(time.Now().UnixNano()))
 	return s, nil
 }
 
 func (s *store) close() {
-	closeFD(s.tmp)
-	closeFD(s.volumes)
-	closeFD(s.removing)
+	sys.CloseFD(s.tmp)
+	sys.CloseFD(s.volumes)
+	sys.CloseFD(s.removing)
 }
 
-// clearTmp removes what a kill left half-written.
-func (s *store) clearTmp() error {
+// clearTmp removes incomplete files that a kill left. What cannot be removed does no
+// harm: every start writes under names of its own.
+func (s *store) clearTmp() {
 	names, err := os.ReadDir(filepath.Join(s.dir, "tmp"))
 	if err != nil {
-		return Errorf(Internal, "the state directory cannot be read: %w", err)
+		return
 	}
 	for _, name := range names {
 		// Handlers have sub-directories of their own below tmp.
-		if name.IsDir() {
-			continue
-		}
-		if err := unix.Unlinkat(s.tmp, name.Name(), 0); err != nil {
-			return Errorf(Internal, "the leftover %s cannot be removed: %w", name.Name(), err)
+		if !name.IsDir() {
+			_ = unix.Unlinkat(s.tmp, name.Name(), 0)
 		}
 	}
-	return nil
 }
 
-func fileName(key Key) string { return string(key) + ".json" }
+func fileName(key volume.Key) string { return string(key) + ".json" }
 
 // put writes the record of a volume that shall exist.
 func (s *store) put(r *record) error {
 	raw, err := json.Marshal(r)
 	if err != nil {
-		return Errorf(Internal, "volume %s: the record cannot be encoded: %w", r.Target, err)
+		return volume.Errorf(volume.Internal, "volume %s: the record cannot be encoded: %w", r.Target, err)
 	}
 	tmp := fmt.Sprintf("%s.%d", r.Key, s.serial.Add(1))
 	if err := s.writeTmp(tmp, raw); err != nil {
@@ -126,14 +139,14 @@ func (s *store) put(r *record) error {
 }
 
 func (s *store) putError(r *record, err error) error {
-	return Errorf(storeKind(err), "volume %s: the record cannot be written below %s: %w", r.Target, s.dir, err)
+	return volume.Errorf(storeKind(err), "volume %s: the record cannot be written below %s: %w", r.Target, s.dir, err)
 }
 
-func storeKind(err error) Kind {
+func storeKind(err error) volume.Kind {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return Exhausted
+		return volume.Exhausted
 	}
-	return Internal
+	return volume.Internal
 }
 
 func (s *store) writeTmp(name string, raw []byte) error {
@@ -141,8 +154,8 @@ func (s *store) writeTmp(name string, raw []byte) error {
 	if err != nil {
 		return err
 	}
-	err = writeAll(fd, raw)
-	// The error of close is the last word on a full disk.
+	err = sys.WriteAll(fd, raw)
+	// Only close may report a full disk.
 	if closeErr := unix.Close(fd); err == nil {
 		err = closeErr
 	}
@@ -152,174 +165,136 @@ func (s *store) writeTmp(name string, raw []byte) error {
 	return err
 }
 
-func writeAll(fd int, raw []byte) error {
-	for len(raw) > 0 {
-		n, err := unix.Write(fd, raw)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		raw = raw[n:]
-	}
-	return nil
-}
-
-// beginRemoval notes that the volume shall go. From here on a restart ends the
-// removal instead of putting the volume back.
-func (s *store) beginRemoval(key Key) error {
+// beginRemoval marks the volume as being removed. From now on a restart ends the removal
+// instead of restoring the volume.
+func (s *store) beginRemoval(key volume.Key) error {
 	err := unix.Renameat(s.volumes, fileName(key), s.removing, fileName(key))
 	if errors.Is(err, unix.ENOENT) {
 		return nil // begun before
 	}
 	if err != nil {
-		return Errorf(storeKind(err), "volume %s: the removal cannot be noted below %s: %w", key.Short(), s.dir, err)
+		return volume.Errorf(storeKind(err), "volume %s: the removal cannot be noted below %s: %w", key.Short(), s.dir, err)
 	}
 	return nil
 }
 
-// endRemoval forgets the volume.
-func (s *store) endRemoval(key Key) error {
+// endRemoval removes the record.
+func (s *store) endRemoval(key volume.Key) error {
 	if err := unix.Unlinkat(s.removing, fileName(key), 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return Errorf(Internal, "volume %s: the record cannot be removed below %s: %w", key.Short(), s.dir, err)
+		return volume.Errorf(volume.Internal, "volume %s: the record cannot be removed below %s: %w", key.Short(), s.dir, err)
 	}
 	return nil
-}
-
-// drop forgets a volume wherever its record stands.
-func (s *store) drop(key Key) error {
-	if err := s.beginRemoval(key); err != nil {
-		return err
-	}
-	return s.endRemoval(key)
 }
 
 // loaded is what a state directory holds.
 type loaded struct {
 	volumes  []*record
 	removing []*record
-	problems []error
-	newer    []Key // volumes whose records a newer daemon wrote
+	unusable []unusable
+	problems []error // files that belong to no volume
 }
 
-// load reads all records. One that cannot be read is set aside and told of; it
-// does not keep the others from being served.
+// unusable is a file that has the name of a volume's record and cannot be read as
+// one. The name alone says that the volume exists.
+type unusable struct {
+	key      volume.Key
+	removing bool
+	// hint is the record of a newer daemon as far as this one understands it, or nil.
+	hint *record
+	err  error
+}
+
+// load reads all records. One that cannot be read does not keep the others from
+// being served.
 func (s *store) load() (loaded, error) {
 	var out loaded
 	for _, part := range []struct {
-		name string
+		dir  string
 		into *[]*record
-	}{{"volumes", &out.volumes}, {"removing", &out.removing}} {
-		dir := filepath.Join(s.dir, part.name)
-		entries, err := os.ReadDir(dir)
+	}{{volumesDir, &out.volumes}, {removingDir, &out.removing}} {
+		entries, err := os.ReadDir(filepath.Join(s.dir, part.dir))
 		if err != nil {
-			return out, Errorf(Internal, "the state directory cannot be read: %w", err)
+			return out, volume.Errorf(volume.Internal, "the state directory cannot be read: %w", err)
 		}
-		records, problems := s.readAll(dir, entries)
-		*part.into = records
-		out.problems = append(out.problems, problems...)
-		out.newer = append(out.newer, newerRecords(problems)...)
+		*part.into = s.readAll(part.dir, entries, &out)
 	}
 	return out, nil
 }
 
-func newerRecords(problems []error) (keys []Key) {
-	for _, problem := range problems {
-		var newer *newerRecord
-		if errors.As(problem, &newer) {
-			keys = append(keys, newer.key)
-		}
-	}
-	return keys
-}
-
 // readAll reads the records of a directory, several at a time.
-func (s *store) readAll(dir string, entries []os.DirEntry) (records []*record, problems []error) {
+func (s *store) readAll(dir string, entries []os.DirEntry, out *loaded) (records []*record) {
 	var mu sync.Mutex
 	var readers errgroup.Group
 	readers.SetLimit(2 * runtime.GOMAXPROCS(0))
 	for part := range slices.Chunk(entries, 64) {
 		readers.Go(func() error {
 			for _, entry := range part {
-				rec, err := readRecord(filepath.Join(dir, entry.Name()))
-				if err != nil {
-					err = s.setAside(dir, entry.Name(), err)
-				}
+				rec, err := readRecord(filepath.Join(s.dir, dir, entry.Name()))
 				mu.Lock()
-				if err != nil {
-					problems = append(problems, err)
-				} else {
+				if err == nil {
 					records = append(records, rec)
+				} else if key, ok := keyOfFile(entry.Name()); ok {
+					out.unusable = append(out.unusable, unusable{key: key, removing: dir == removingDir, hint: rec, err: err})
+				} else {
+					out.problems = append(out.problems, s.setAside(dir, entry.Name(), err))
 				}
 				mu.Unlock()
 			}
 			return nil
 		})
 	}
-	_ = readers.Wait() // every error is among the problems
-	return records, problems
+	_ = readers.Wait() // every error is in out
+	return records
 }
 
+// keyOfFile reads the name of a record's file.
+func keyOfFile(name string) (volume.Key, bool) {
+	key, ok := strings.CutSuffix(name, ".json")
+	sum, err := hex.DecodeString(key)
+	return volume.Key(key), ok && err == nil && len(sum) == sha256.Size && strings.ToLower(key) == key
+}
+
+// setAside moves a file away that has not the name of a record, unless a newer daemon
+// wrote it.
 func (s *store) setAside(dir, name string, cause error) error {
-	bad := filepath.Join(s.dir, "bad")
 	if errors.Is(cause, errNewerRecord) {
-		return Errorf(Internal, "the record %s/%s is left alone: %w", dir, name, &newerRecord{key: Key(strings.TrimSuffix(name, ".json"))})
+		return volume.Errorf(volume.Internal, "the file %s is left alone: %w", filepath.Join(s.dir, dir, name), cause)
 	}
+	bad := filepath.Join(s.dir, "bad")
 	err := os.MkdirAll(bad, 0o700)
 	if err == nil {
-		err = os.Rename(filepath.Join(dir, name), filepath.Join(bad, name))
+		err = os.Rename(filepath.Join(s.dir, dir, name), filepath.Join(bad, name))
 	}
 	if err != nil {
-		return Errorf(Internal, "the record %s/%s cannot be read (%w) nor set aside: %w", dir, name, cause, err)
+		return volume.Errorf(volume.Internal, "the file %s is no record (%w) and cannot be set aside: %w", filepath.Join(s.dir, dir, name), cause, err)
 	}
-	return Errorf(Internal, "the record %s cannot be read and was set aside in %s: %w", name, bad, cause)
+	return volume.Errorf(volume.Internal, "the file %s is no record and was set aside in %s: %w", name, bad, cause)
+}
+
+// read reads the record of a volume that shall exist.
+func (s *store) read(key volume.Key) (*record, error) { return readRecord(s.path(volumesDir, key)) }
+
+func (s *store) path(dir string, key volume.Key) string {
+	return filepath.Join(s.dir, dir, fileName(key))
 }
 
 var errNewerRecord = errors.New("it was written by a newer crust-proxy")
 
-// newerRecord is errNewerRecord of a volume.
-type newerRecord struct{ key Key }
-
-// Error is the same text.
-func (e *newerRecord) Error() string { return errNewerRecord.Error() }
-
-// Unwrap gives errNewerRecord.
-func (e *newerRecord) Unwrap() error { return errNewerRecord }
-
+// readRecord reads one record. Of a newer one it gives what it understands, with
+// errNewerRecord.
 func readRecord(path string) (*record, error) {
-	raw, err := readSmall(path)
+	raw, err := sys.ReadSmall(path, maxRecord)
 	if err != nil {
 		return nil, err
 	}
 	rec, err := parseRecord(raw)
-	if err != nil {
+	if rec == nil {
 		return nil, err
 	}
 	if name := strings.TrimSuffix(filepath.Base(path), ".json"); name != string(rec.Key) {
 		return nil, fmt.Errorf("it holds volume %s", rec.Key.Short())
 	}
-	return rec, nil
-}
-
-// readSmall reads a record's file with no more system calls than it takes: a
-// start reads thousands.
-func readSmall(path string) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer closeFD(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, err
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxRecord {
-		return nil, fmt.Errorf("not a regular file of at most %d bytes", maxRecord)
-	}
-	raw := make([]byte, st.Size)
-	n, err := unix.Pread(fd, raw, 0)
-	return raw[:max(n, 0)], err
+	return rec, err
 }
 
 // parseRecord reads and checks a record.
@@ -328,26 +303,37 @@ func parseRecord(raw []byte) (*record, error) {
 	if err := json.Unmarshal(raw, &rec); err != nil {
 		return nil, fmt.Errorf("not a record: %w", err)
 	}
+	err := rec.check()
 	switch {
+	case rec.Version > recordVersion && err == nil:
+		return &rec, errNewerRecord
 	case rec.Version > recordVersion:
 		return nil, errNewerRecord
 	case rec.Version != recordVersion:
 		return nil, fmt.Errorf("unknown version %d", rec.Version)
-	case rec.ResolvedTarget == "" || rec.Key != KeyOf(rec.ResolvedTarget):
-		return nil, errors.New("key and target do not belong together")
-	case rec.Handler == "":
-		return nil, errors.New("no handler")
-	case rec.Device.Kind != BlockDevice && rec.Device.Kind != ImageFile:
-		return nil, errors.New("no device")
+	case err != nil:
+		return nil, err
 	}
 	return &rec, nil
 }
 
-// bootID tells this boot from every other.
-func bootID() (string, error) {
-	raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", Errorf(Internal, "the boot id cannot be read: %w", err)
+func (r *record) check() error {
+	switch {
+	case r.ResolvedTarget == "" || r.Key != volume.KeyOf(r.ResolvedTarget):
+		return errors.New("key and target do not belong together")
+	case r.Handler == "":
+		return errors.New("no handler")
+	case r.Device.Kind != volume.BlockDevice && r.Device.Kind != volume.ImageFile:
+		return errors.New("no device")
 	}
-	return strings.TrimSpace(string(raw)), nil
+	return nil
+}
+
+// bootID identifies the current boot.
+func bootID() (string, error) {
+	id, err := sys.BootID()
+	if err != nil {
+		return "", volume.Errorf(volume.Internal, "the boot id cannot be read: %w", err)
+	}
+	return id, nil
 }

@@ -9,12 +9,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 func testRecord(target string) *record {
-	return &record{Version: recordVersion, Boot: "boot", Volume: Volume{
-		Key: KeyOf(target), Target: target, ResolvedTarget: target, Backing: "/dev/x", Handler: "kata", FSType: "ext4",
-		Device: Device{Kind: BlockDevice, Path: "/dev/x", Major: 7, Minor: 3}, MountFlags: []string{"noatime"},
+	return &record{Version: recordVersion, Boot: "boot", Volume: volume.Volume{
+		Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, Backing: "/dev/x", Handler: "kata", FSType: "ext4",
+		Device: volume.Device{Kind: volume.BlockDevice, Path: "/dev/x", Major: 7, Minor: 3}, MountFlags: []string{"noatime"},
 	}}
 }
 
@@ -118,7 +120,7 @@ func TestParseRecordRefuses(t *testing.T) {
 	for name, change := range map[string]func(*record){
 		"another target": func(r *record) { r.ResolvedTarget = "/b" },
 		"no handler":     func(r *record) { r.Handler = "" },
-		"no device":      func(r *record) { r.Device = Device{} },
+		"no device":      func(r *record) { r.Device = volume.Device{} },
 		"newer":          func(r *record) { r.Version = 2 },
 		"no version":     func(r *record) { r.Version = 0 },
 	} {
@@ -147,7 +149,7 @@ func FuzzRecord(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if rec.Key != KeyOf(rec.ResolvedTarget) {
+		if rec.Key != volume.KeyOf(rec.ResolvedTarget) {
 			t.Error("a record under a wrong key was taken")
 		}
 		again, err := json.Marshal(rec)
@@ -160,25 +162,19 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-func FuzzMountinfo(f *testing.F) {
-	f.Add("36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n")
-	f.Add("1 2 3:4 / / rw - tmpfs crust:abc rw\n\n - \n")
-	f.Add("1 2 3:4 /a\\ /b\\7 rw - t \\134\\777 rw")
-	f.Fuzz(func(t *testing.T, text string) {
-		if _, err := parseMounts(strings.NewReader(text)); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-func TestParseMounts(t *testing.T) {
-	got, err := parseMounts(strings.NewReader(
-		"36 35 98:0 /a\\040b /mnt\\0112 rw shared:1 master:2 - tmpfs crust:ab\\134c rw\nnonsense\n"))
-	if err != nil || len(got) != 1 {
-		t.Fatalf("%+v, %v", got, err)
+func TestARecordKeepsItsOrigin(t *testing.T) {
+	origin := &volume.Origin{VolumeID: "vol-1", Way: volume.WayBlock, Rule: `rule "a"`, AccessMode: "SINGLE_NODE_WRITER", Private: "/p"}
+	in := volume.Instruction{Origin: origin}
+	rec := record{Volume: volume.Volume{Origin: in.Origin.Clone(), GrowTo: 1 << 40}}
+	raw, err := json.Marshal(&rec)
+	if err != nil {
+		t.Fatal(err)
 	}
-	want := mountEntry{id: "36", majorMinor: "98:0", root: "/a b", point: "/mnt\t2", source: `crust:ab\c`}
-	if got[0] != want {
-		t.Errorf("got %+v", got[0])
+	var back record
+	if err := json.Unmarshal(raw, &back); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(rec.Volume, back.Volume); diff != "" || rec.Origin == origin {
+		t.Error(diff)
 	}
 }

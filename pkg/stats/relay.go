@@ -1,22 +1,21 @@
 // Package stats relays usage and growth between callers and the sandboxes of
-// deferred volumes, so that a sandbox which hangs hurts only its own volume: one
-// request in flight for each volume, shared by all who ask; a deadline of each
-// caller's own; bounded concurrency, out of which a slow request steps.
+// deferred volumes. A sandbox that hangs hurts only its own volume: each volume has at
+// most one usage request in flight, which all callers share; each caller has its own
+// deadline; concurrency is bounded, and slow requests are counted apart.
 package stats
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Source is who can be asked about a volume.
+// Source forwards requests to the sandbox of a volume.
 type Source interface {
-	Stats(ctx context.Context, v *deferral.Volume) (deferral.Report, error)
-	Resize(ctx context.Context, v *deferral.Volume, r deferral.Range) (int64, error)
+	Stats(ctx context.Context, v *volume.Volume) (volume.Report, error)
+	Resize(ctx context.Context, v *volume.Volume, r volume.Range) (int64, error)
 }
 
 // Limits bound what the relay asks of sandboxes.
@@ -26,7 +25,7 @@ type Limits struct {
 	ExpandTimeout time.Duration
 	// Concurrency is how many quick requests are under way at once.
 	Concurrency int
-	// SlowAfter is when a request gives its place to another and goes on as a
+	// SlowAfter is when a request gives its slot to another and goes on as a
 	// slow one; MaxSlow is how many slow ones there may be.
 	SlowAfter time.Duration
 	MaxSlow   int
@@ -34,13 +33,13 @@ type Limits struct {
 
 // Answer is a fresh report.
 type Answer struct {
-	deferral.Report
+	volume.Report
 	Took time.Duration
 }
 
-// Known is what was learned of a volume last.
+// Known is the latest information about a volume.
 type Known struct {
-	deferral.Report
+	volume.Report
 	At time.Time
 	// Err is what went wrong since, or nil.
 	Err   error
@@ -49,11 +48,11 @@ type Known struct {
 	// it ended.
 	Took    time.Duration
 	AskedAt time.Time
-	// Requests counts the requests since the volume, or its sandbox, is new;
-	// Failures counts those that failed.
+	// Requests counts the requests to the volume's current sandbox; Failures counts
+	// those that failed.
 	Requests, Failures int64
-	// GrowErr is why the filesystem did not grow when that was asked for last, or
-	// nil. Usage that comes in since says nothing about it.
+	// GrowErr is why the last attempt to grow the filesystem failed, or nil. Later
+	// usage reports do not clear it.
 	GrowErr   error
 	GrowErrAt time.Time
 }
@@ -62,26 +61,30 @@ type Known struct {
 type Relay struct {
 	mu      sync.Mutex
 	limits  Limits
-	places  *places
-	flights map[deferral.Key]*flight
-	known   map[deferral.Key]Known
-	// asked is told of every request that ended; it may be nil.
-	asked func(v *deferral.Volume, call string, took time.Duration, err error)
+	slots   *slots
+	flights map[volume.Key]*flight
+	known   map[volume.Key]Known
+	// asked is called after every request; it may be nil.
+	asked func(v *volume.Volume, call string, took time.Duration, err error)
 }
 
 // flight is one request under way, shared by its callers.
 type flight struct {
-	done   chan struct{}
-	answer Answer
-	err    error
+	done chan struct{}
+	// rebound is set when the volume moved to another sandbox meanwhile; sandbox is
+	// the new one, or "". Both are guarded by Relay.mu.
+	rebound bool
+	sandbox string
+	answer  Answer
+	err     error
 }
 
-// New makes a relay. Asked, which may be nil, is told of every request to a
-// sandbox when it has ended.
-func New(limits Limits, asked func(v *deferral.Volume, call string, took time.Duration, err error)) *Relay {
+// New makes a relay. It calls asked, which may be nil, after every request to a
+// sandbox.
+func New(limits Limits, asked func(v *volume.Volume, call string, took time.Duration, err error)) *Relay {
 	return &Relay{
-		limits: limits, places: newPlaces(limits), asked: asked,
-		flights: make(map[deferral.Key]*flight), known: make(map[deferral.Key]Known),
+		limits: limits, slots: newSlots(limits), asked: asked,
+		flights: make(map[volume.Key]*flight), known: make(map[volume.Key]Known),
 	}
 }
 
@@ -90,12 +93,12 @@ func (r *Relay) SetLimits(limits Limits) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.limits = limits
-	r.places = newPlaces(limits)
+	r.slots = newSlots(limits)
 }
 
-// Stats asks the sandbox of a volume, or waits for the answer to who asked
-// before. The caller's own deadline ends its waiting and nobody else's.
-func (r *Relay) Stats(ctx context.Context, src Source, v *deferral.Volume) (Answer, error) {
+// Stats asks the sandbox of a volume, or waits for a request that is in flight. The
+// caller's deadline ends only its own wait.
+func (r *Relay) Stats(ctx context.Context, src Source, v *volume.Volume) (Answer, error) {
 	if err := ctx.Err(); err != nil {
 		return Answer{}, waitError(ctx, v)
 	}
@@ -104,19 +107,19 @@ func (r *Relay) Stats(ctx context.Context, src Source, v *deferral.Volume) (Answ
 		return wait(ctx, f, v)
 	}
 	if ctx.Done() == nil {
-		r.fly(ctx, src, v, f)
+		r.run(ctx, src, v, f)
 		return f.answer, f.err
 	}
 	// The request outlives a caller that gives up: others may have joined, and
-	// the usage it brings is worth knowing.
-	go r.fly(context.WithoutCancel(ctx), src, v, f)
+	// its answer is still worth keeping.
+	go r.run(context.WithoutCancel(ctx), src, v, f)
 	return wait(ctx, f, v)
 }
 
-func (r *Relay) join(key deferral.Key) (f *flight, first bool) {
+func (r *Relay) join(key volume.Key) (f *flight, first bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if f, ok := r.flights[key]; ok {
+	if f, ok := r.flights[key]; ok && !f.rebound {
 		return f, false
 	}
 	f = &flight{done: make(chan struct{})}
@@ -124,7 +127,7 @@ func (r *Relay) join(key deferral.Key) (f *flight, first bool) {
 	return f, true
 }
 
-func wait(ctx context.Context, f *flight, v *deferral.Volume) (Answer, error) {
+func wait(ctx context.Context, f *flight, v *volume.Volume) (Answer, error) {
 	select {
 	case <-f.done:
 		return f.answer, f.err
@@ -133,22 +136,18 @@ func wait(ctx context.Context, f *flight, v *deferral.Volume) (Answer, error) {
 	}
 }
 
-func waitError(ctx context.Context, v *deferral.Volume) error {
-	kind := deferral.Canceled
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		kind = deferral.Timeout
-	}
-	return deferral.Errorf(kind, "volume %s: its sandbox did not answer within the time that the caller allows: %w",
-		v.Target, ctx.Err())
+func waitError(ctx context.Context, v *volume.Volume) error {
+	return volume.Errorf(volume.ContextKind(ctx.Err()),
+		"volume %s: its sandbox did not answer within the time that the caller allows: %w", v.Target, ctx.Err())
 }
 
-// fly makes the request and tells everybody who waits.
-func (r *Relay) fly(ctx context.Context, src Source, v *deferral.Volume, f *flight) {
-	limits, places := r.current()
+// run makes the request and wakes its callers.
+func (r *Relay) run(ctx context.Context, src Source, v *volume.Volume, f *flight) {
+	limits, slots := r.current()
 	ctx, cancel := context.WithTimeout(ctx, limits.StatsTimeout)
 	defer cancel()
 	start := time.Now()
-	f.err = places.with(ctx, v, limits, func() (err error) {
+	f.err = slots.run(ctx, v, limits, func() (err error) {
 		f.answer.Report, err = src.Stats(ctx, v)
 		return err
 	})
@@ -160,24 +159,28 @@ func (r *Relay) fly(ctx context.Context, src Source, v *deferral.Volume, f *flig
 	}
 }
 
-func (r *Relay) current() (Limits, *places) {
+func (r *Relay) current() (Limits, *slots) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.limits, r.places
+	return r.limits, r.slots
 }
 
-// learn keeps what a flight brought, unless the volume was forgotten meanwhile.
-func (r *Relay) learn(v *deferral.Volume, f *flight) {
+// learn stores the answer, unless the volume was forgotten meanwhile or the answer is
+// from its previous sandbox.
+func (r *Relay) learn(v *volume.Volume, f *flight) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.flights[v.Key] != f {
 		return
 	}
 	delete(r.flights, v.Key)
+	if f.rebound && (f.err != nil || f.sandbox == "" || f.answer.Sandbox != f.sandbox) {
+		return
+	}
 	r.known[v.Key] = r.known[v.Key].after(f, time.Now())
 }
 
-// after is what is known when one more request has ended.
+// after adds the outcome of one more request.
 func (k Known) after(f *flight, now time.Time) Known {
 	k.Took, k.AskedAt = f.answer.Took, now
 	k.Requests++
@@ -190,17 +193,29 @@ func (k Known) after(f *flight, now time.Time) Known {
 	return k
 }
 
-// Known tells what was learned of a volume last.
-func (r *Relay) Known(key deferral.Key) (Known, bool) {
+// Known returns the latest information about a volume.
+func (r *Relay) Known(key volume.Key) (Known, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known, ok := r.known[key]
 	return known, ok
 }
 
-// Forget drops what is known of a volume that went away, or whose sandbox did.
-// A request still under way will not be remembered, nor joined any more.
-func (r *Relay) Forget(key deferral.Key) {
+// Rebound drops what is known of a volume that moved to another sandbox, or to none
+// (""). Nobody joins a request in flight any more. Its answer counts only if the new
+// sandbox gave it: often that request is what found the new sandbox.
+func (r *Relay) Rebound(key volume.Key, sandbox string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.known, key)
+	if f, ok := r.flights[key]; ok {
+		f.rebound, f.sandbox = true, sandbox
+	}
+}
+
+// Forget drops what is known of a volume that was removed. The answer to a request in
+// flight is not stored, and nobody joins that request any more.
+func (r *Relay) Forget(key volume.Key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.known, key)
@@ -209,16 +224,16 @@ func (r *Relay) Forget(key deferral.Key) {
 
 // Expand asks the sandbox of a volume to grow its filesystem. Growing is not
 // shared: two callers may wish for two sizes.
-func (r *Relay) Expand(ctx context.Context, src Source, v *deferral.Volume, wish deferral.Range) (size int64, err error) {
+func (r *Relay) Expand(ctx context.Context, src Source, v *volume.Volume, wish volume.Range) (size int64, err error) {
 	if wish.Required < 0 || wish.Limit < 0 || (wish.Limit > 0 && wish.Required > wish.Limit) {
-		return 0, deferral.Errorf(deferral.Invalid,
+		return 0, volume.Errorf(volume.Invalid,
 			"volume %s: the capacity range (required %d, limit %d) holds no size", v.Target, wish.Required, wish.Limit)
 	}
-	limits, places := r.current()
+	limits, slots := r.current()
 	ctx, cancel := context.WithTimeout(ctx, limits.ExpandTimeout)
 	defer cancel()
 	start := time.Now()
-	err = places.with(ctx, v, limits, func() (err error) {
+	err = slots.run(ctx, v, limits, func() (err error) {
 		size, err = src.Resize(ctx, v, wish)
 		return err
 	})
@@ -229,9 +244,9 @@ func (r *Relay) Expand(ctx context.Context, src Source, v *deferral.Volume, wish
 	return size, err
 }
 
-// learnGrowth keeps how the last growth ended: kubelet makes no event of one that
+// learnGrowth stores how the last growth ended: kubelet emits no event for one that
 // has to wait until the volume is out of use.
-func (r *Relay) learnGrowth(key deferral.Key, err error) {
+func (r *Relay) learnGrowth(key volume.Key, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known, ok := r.known[key]

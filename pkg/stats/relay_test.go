@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 var limits = Limits{
@@ -23,11 +23,12 @@ type sandboxes struct {
 	flying atomic.Int32
 	most   atomic.Int32
 	takes  time.Duration
-	hung   map[deferral.Key]bool
+	hung   map[volume.Key]bool
 	err    error
+	id     string
 }
 
-func (s *sandboxes) Stats(ctx context.Context, v *deferral.Volume) (deferral.Report, error) {
+func (s *sandboxes) Stats(ctx context.Context, v *volume.Volume) (volume.Report, error) {
 	s.calls.Add(1)
 	if now := s.flying.Add(1); now > s.most.Load() {
 		s.most.Store(now)
@@ -39,19 +40,21 @@ func (s *sandboxes) Stats(ctx context.Context, v *deferral.Volume) (deferral.Rep
 	}
 	select {
 	case <-ctx.Done():
-		return deferral.Report{}, deferral.Errorf(deferral.Timeout, "%s hangs: %w", v.Target, ctx.Err())
+		return volume.Report{}, volume.Errorf(volume.Timeout, "%s hangs: %w", v.Target, ctx.Err())
 	case <-wait:
 	}
-	return deferral.Report{Usage: []deferral.Usage{{Total: 10, Used: 4, Available: 6, Unit: deferral.UnitBytes}}}, s.err
+	return volume.Report{
+		Usage: []volume.Usage{{Total: 10, Used: 4, Available: 6, Unit: volume.UnitBytes}}, Sandbox: s.id,
+	}, s.err
 }
 
-func (s *sandboxes) Resize(ctx context.Context, v *deferral.Volume, r deferral.Range) (int64, error) {
+func (s *sandboxes) Resize(ctx context.Context, v *volume.Volume, r volume.Range) (int64, error) {
 	_, err := s.Stats(ctx, v)
 	return r.Required, err
 }
 
-func volume(key deferral.Key) *deferral.Volume {
-	return &deferral.Volume{Key: key, Target: "/t/" + string(key)}
+func testVolume(key volume.Key) *volume.Volume {
+	return &volume.Volume{Key: key, Target: "/t/" + string(key)}
 }
 
 func TestAskersShareOneRequest(t *testing.T) {
@@ -61,7 +64,7 @@ func TestAskersShareOneRequest(t *testing.T) {
 		var askers sync.WaitGroup
 		for range 50 {
 			askers.Go(func() {
-				answer, err := relay.Stats(t.Context(), src, volume("a"))
+				answer, err := relay.Stats(t.Context(), src, testVolume("a"))
 				if err != nil || len(answer.Usage) != 1 || answer.Took != 100*time.Millisecond {
 					t.Errorf("%+v, %v", answer, err)
 				}
@@ -71,7 +74,7 @@ func TestAskersShareOneRequest(t *testing.T) {
 		if got := src.calls.Load(); got != 1 {
 			t.Errorf("the sandbox was asked %d times", got)
 		}
-		if _, err := relay.Stats(t.Context(), src, volume("a")); err != nil || src.calls.Load() != 2 {
+		if _, err := relay.Stats(t.Context(), src, testVolume("a")); err != nil || src.calls.Load() != 2 {
 			t.Errorf("a later question was not asked anew: %v", err)
 		}
 	})
@@ -87,14 +90,14 @@ func TestEachAskerHasItsOwnDeadline(t *testing.T) {
 			askers.Go(func() {
 				ctx, cancel := context.WithTimeout(t.Context(), allowed)
 				defer cancel()
-				_, err := relay.Stats(ctx, src, volume("a"))
-				if deferral.KindOf(err) != deferral.Timeout || time.Since(start) != allowed {
+				_, err := relay.Stats(ctx, src, testVolume("a"))
+				if volume.KindOf(err) != volume.Timeout || time.Since(start) != allowed {
 					t.Errorf("after %v: %v", time.Since(start), err)
 				}
 			})
 		}
 		askers.Go(func() {
-			if _, err := relay.Stats(t.Context(), src, volume("a")); err != nil || time.Since(start) != 5*time.Second {
+			if _, err := relay.Stats(t.Context(), src, testVolume("a")); err != nil || time.Since(start) != 5*time.Second {
 				t.Errorf("the patient asker: %v after %v", err, time.Since(start))
 			}
 		})
@@ -107,22 +110,22 @@ func TestEachAskerHasItsOwnDeadline(t *testing.T) {
 
 func TestHungSandboxesLeaveOthersTheirPlaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		src := &sandboxes{hung: map[deferral.Key]bool{"h1": true, "h2": true, "h3": true, "h4": true}}
+		src := &sandboxes{hung: map[volume.Key]bool{"h1": true, "h2": true, "h3": true, "h4": true}}
 		relay := New(limits, nil)
 		var hung sync.WaitGroup
 		for key := range src.hung {
 			hung.Go(func() {
-				if _, err := relay.Stats(t.Context(), src, volume(key)); deferral.KindOf(err) != deferral.Timeout {
+				if _, err := relay.Stats(t.Context(), src, testVolume(key)); volume.KindOf(err) != volume.Timeout {
 					t.Errorf("hung volume: %v", err)
 				}
 			})
 		}
 		synctest.Wait()
-		// All places are taken: the next waits for them to turn out slow, not
+		// All slots are taken: the next waits for them to turn out slow, not
 		// for the hung ones to end.
 		start := time.Now()
-		for _, key := range []deferral.Key{"a", "b", "c"} {
-			if _, err := relay.Stats(t.Context(), src, volume(key)); err != nil {
+		for _, key := range []volume.Key{"a", "b", "c"} {
+			if _, err := relay.Stats(t.Context(), src, testVolume(key)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -140,7 +143,7 @@ func TestConcurrencyIsBounded(t *testing.T) {
 		var askers sync.WaitGroup
 		for i := range 100 {
 			askers.Go(func() {
-				if _, err := relay.Stats(t.Context(), src, volume(deferral.Key(rune('a'+i)))); err != nil {
+				if _, err := relay.Stats(t.Context(), src, testVolume(volume.Key(rune('a'+i)))); err != nil {
 					t.Error(err)
 				}
 			})
@@ -154,29 +157,29 @@ func TestConcurrencyIsBounded(t *testing.T) {
 
 func TestTooManySlowSandboxes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		src := &sandboxes{hung: map[deferral.Key]bool{}}
+		src := &sandboxes{hung: map[volume.Key]bool{}}
 		tight := limits
 		tight.MaxSlow = 1
 		relay := New(tight, nil)
 		var hung sync.WaitGroup
 		for i := range tight.Concurrency + tight.MaxSlow {
-			key := deferral.Key(rune('a' + i))
+			key := volume.Key(rune('a' + i))
 			src.hung[key] = true
 		}
 		for key := range src.hung {
-			hung.Go(func() { _, _ = relay.Stats(t.Context(), src, volume(key)) })
+			hung.Go(func() { _, _ = relay.Stats(t.Context(), src, testVolume(key)) })
 		}
 		time.Sleep(2 * time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, err := relay.Stats(ctx, src, volume("quick"))
-		if kind := deferral.KindOf(err); kind != deferral.Timeout && kind != deferral.Exhausted {
+		_, err := relay.Stats(ctx, src, testVolume("quick"))
+		if kind := volume.KindOf(err); kind != volume.Timeout && kind != volume.Exhausted {
 			t.Errorf("got %v", err)
 		}
 		hung.Wait()
 		synctest.Wait()
-		if len(relay.places.quick) != 0 || len(relay.places.slow) != 0 {
-			t.Errorf("places are still taken: %d quick, %d slow", len(relay.places.quick), len(relay.places.slow))
+		if len(relay.slots.quick) != 0 || len(relay.slots.slow) != 0 {
+			t.Errorf("slots are still taken: %d quick, %d slow", len(relay.slots.quick), len(relay.slots.slow))
 		}
 	})
 }
@@ -188,13 +191,13 @@ func TestLastKnownUsageIsKeptWithItsAge(t *testing.T) {
 		if _, ok := relay.Known("a"); ok {
 			t.Error("something is known of a volume that was never asked for")
 		}
-		if _, err := relay.Stats(t.Context(), src, volume("a")); err != nil {
+		if _, err := relay.Stats(t.Context(), src, testVolume("a")); err != nil {
 			t.Fatal(err)
 		}
 		learned := time.Now()
 		time.Sleep(time.Minute)
 		src.err = errors.New("down")
-		_, _ = relay.Stats(t.Context(), src, volume("a"))
+		_, _ = relay.Stats(t.Context(), src, testVolume("a"))
 		known, ok := relay.Known("a")
 		if !ok || !known.At.Equal(learned) || len(known.Usage) != 1 || known.Err == nil || !known.ErrAt.Equal(time.Now()) {
 			t.Errorf("known: %+v", known)
@@ -203,7 +206,7 @@ func TestLastKnownUsageIsKeptWithItsAge(t *testing.T) {
 			t.Errorf("requests of which one failed: %+v", known)
 		}
 		src.err, src.takes = nil, 7*time.Millisecond
-		_, _ = relay.Stats(t.Context(), src, volume("a"))
+		_, _ = relay.Stats(t.Context(), src, testVolume("a"))
 		known, _ = relay.Known("a")
 		if known.Err != nil || known.Requests != 3 || known.Failures != 1 || known.Took != src.takes {
 			t.Errorf("after it went right again: %+v", known)
@@ -219,7 +222,7 @@ func TestForgottenVolumeDoesNotComeBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := &sandboxes{takes: time.Second}
 		relay := New(limits, nil)
-		go func() { _, _ = relay.Stats(context.Background(), src, volume("a")) }()
+		go func() { _, _ = relay.Stats(context.Background(), src, testVolume("a")) }()
 		synctest.Wait()
 		relay.Forget("a")
 		time.Sleep(2 * time.Second)
@@ -229,22 +232,62 @@ func TestForgottenVolumeDoesNotComeBack(t *testing.T) {
 	})
 }
 
+// The request that finds a new sandbox is one of those that are remembered.
+func TestTheAnswerThatFindsTheSandboxIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for by, want := range map[string]bool{"new": true, "old": false, "": false} {
+			src := &sandboxes{takes: time.Second, id: "new"}
+			relay := New(limits, nil)
+			var asker sync.WaitGroup
+			asker.Go(func() { _, _ = relay.Stats(context.Background(), src, testVolume("a")) })
+			synctest.Wait()
+			relay.Rebound("a", by)
+			if _, err := relay.Stats(t.Context(), src, testVolume("b")); err != nil {
+				t.Fatal(err)
+			}
+			asker.Wait()
+			if _, ok := relay.Known("a"); ok != want {
+				t.Errorf("the sandbox is now %q, and what %q said is remembered: %v", by, src.id, ok)
+			}
+		}
+	})
+}
+
+// What was asked of the old sandbox is not shared by who asks after it went.
+func TestAFlightToTheOldSandboxIsNotJoined(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &sandboxes{takes: time.Second, id: "new"}
+		relay := New(limits, nil)
+		var askers sync.WaitGroup
+		for range 2 {
+			askers.Go(func() { _, _ = relay.Stats(context.Background(), src, testVolume("a")) })
+			synctest.Wait()
+			relay.Rebound("a", "new")
+		}
+		askers.Wait()
+		if n := src.calls.Load(); n != 2 {
+			t.Errorf("%d requests, want 2", n)
+		}
+		relay.Forget("a")
+	})
+}
+
 func TestExpand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		src := &sandboxes{hung: map[deferral.Key]bool{"h": true}}
+		src := &sandboxes{hung: map[volume.Key]bool{"h": true}}
 		var told []string
-		relay := New(limits, func(v *deferral.Volume, call string, _ time.Duration, err error) {
-			told = append(told, call+" "+string(v.Key)+" "+deferral.KindOf(err).String())
+		relay := New(limits, func(v *volume.Volume, call string, _ time.Duration, err error) {
+			told = append(told, call+" "+string(v.Key)+" "+volume.KindOf(err).String())
 		})
-		if size, err := relay.Expand(t.Context(), src, volume("a"), deferral.Range{Required: 7}); size != 7 || err != nil {
+		if size, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{Required: 7}); size != 7 || err != nil {
 			t.Errorf("%d, %v", size, err)
 		}
-		for _, wish := range []deferral.Range{{Required: -1}, {Limit: -1}, {Required: 2, Limit: 1}} {
-			if _, err := relay.Expand(t.Context(), src, volume("a"), wish); deferral.KindOf(err) != deferral.Invalid {
+		for _, wish := range []volume.Range{{Required: -1}, {Limit: -1}, {Required: 2, Limit: 1}} {
+			if _, err := relay.Expand(t.Context(), src, testVolume("a"), wish); volume.KindOf(err) != volume.Invalid {
 				t.Errorf("%+v: %v", wish, err)
 			}
 		}
-		if _, err := relay.Expand(t.Context(), src, volume("h"), deferral.Range{}); deferral.KindOf(err) != deferral.Timeout {
+		if _, err := relay.Expand(t.Context(), src, testVolume("h"), volume.Range{}); volume.KindOf(err) != volume.Timeout {
 			t.Errorf("hung: %v", err)
 		}
 		if len(told) != 2 || told[1] != "expand h timeout" {
@@ -255,26 +298,26 @@ func TestExpand(t *testing.T) {
 
 func TestWhyAVolumeDoesNotGrowIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		src := &sandboxes{hung: map[deferral.Key]bool{"a": true}}
+		src := &sandboxes{hung: map[volume.Key]bool{"a": true}}
 		relay := New(limits, nil)
-		if _, err := relay.Expand(t.Context(), src, volume("a"), deferral.Range{}); err == nil {
+		if _, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{}); err == nil {
 			t.Fatal("it has grown")
 		}
 		src.hung = nil
-		if _, err := relay.Stats(t.Context(), src, volume("a")); err != nil {
+		if _, err := relay.Stats(t.Context(), src, testVolume("a")); err != nil {
 			t.Fatal(err)
 		}
 		known, _ := relay.Known("a")
-		if deferral.KindOf(known.GrowErr) != deferral.Timeout || known.GrowErrAt.IsZero() || known.Err != nil || known.At.IsZero() {
+		if volume.KindOf(known.GrowErr) != volume.Timeout || known.GrowErrAt.IsZero() || known.Err != nil || known.At.IsZero() {
 			t.Errorf("after stats that went right: %+v", known)
 		}
-		if _, err := relay.Expand(t.Context(), src, volume("a"), deferral.Range{Required: 7}); err != nil {
+		if _, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{Required: 7}); err != nil {
 			t.Fatal(err)
 		}
 		if known, _ = relay.Known("a"); known.GrowErr != nil || !known.GrowErrAt.IsZero() || known.At.IsZero() {
 			t.Errorf("after it grew: %+v", known)
 		}
-		_, _ = relay.Expand(t.Context(), src, volume("b"), deferral.Range{})
+		_, _ = relay.Expand(t.Context(), src, testVolume("b"), volume.Range{})
 		if _, ok := relay.Known("b"); ok {
 			t.Error("a growth that went right is known")
 		}

@@ -27,7 +27,7 @@ const (
 // inCluster measures the daemon's memory with the look-up of pods on: a real API
 // server, kubelet's identity, and volumes that come through the front, as kubelet
 // brings them.
-func inCluster(ctx context.Context, set settings, r *rig, s *sheet) (err error) {
+func inCluster(ctx context.Context, set settings, r *testbed, s *sheet) (err error) {
 	plane, err := cluster.OpenControlPlane(r.dir)
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func inCluster(ctx context.Context, set settings, r *rig, s *sheet) (err error) 
 
 // settled waits until the daemon knows so many pods and all their volumes, and
 // until what it did for that is over.
-func (r *rig) settled(ctx context.Context, pods int) error {
+func (r *testbed) settled(ctx context.Context, pods int) error {
 	want := []string{
 		fmt.Sprintf("\ncrust_proxy_cluster_pods %d\n", pods), "\ncrust_proxy_cluster_pods_incomplete 0\n", "\ncrust_proxy_source_synced{source=\"pods\"} 1\n",
 	}
@@ -121,7 +121,7 @@ func (r *rig) settled(ctx context.Context, pods int) error {
 }
 
 // publishAll does for every volume of every pod what kubelet does.
-func (r *rig) publishAll(ctx context.Context, pods []podOfNode) error {
+func (r *testbed) publishAll(ctx context.Context, pods []podOfNode) error {
 	registry := r.kubelet + "/crust-proxy/registry"
 	if err := os.MkdirAll(registry, 0o700); err != nil {
 		return err
@@ -146,7 +146,7 @@ func (r *rig) publishAll(ctx context.Context, pods []podOfNode) error {
 	return nil
 }
 
-func (r *rig) publish(ctx context.Context, client csi.NodeClient, uid, name string) error {
+func (r *testbed) publish(ctx context.Context, client csi.NodeClient, uid, name string) error {
 	image := filepath.Join(r.images, name)
 	if err := os.WriteFile(image, nil, 0o600); err != nil {
 		return err

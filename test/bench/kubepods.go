@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // nodePrograms are ours on a node.
@@ -24,16 +25,12 @@ const (
 )
 
 // kubePods measures, with a real kubelet, pods that come and go together.
-func kubePods(ctx context.Context, set settings, r *rig, s *sheet) error {
+func kubePods(ctx context.Context, set settings, r *testbed, s *sheet) error {
 	if err := cluster.Build(); err != nil {
 		return err
 	}
-	for _, name := range nodePrograms {
-		build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", r.dir, "./cmd/"+name) //nolint:gosec // our own programs
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			return fmt.Errorf("build: %w\n%s", err, out)
-		}
+	if err := rig.BuildRelease(r.dir, nodePrograms...); err != nil {
+		return err
 	}
 	o := order{Programs: r.dir, Pods: crowdSize, Rounds: crowdRounds}
 	if set.quick {
@@ -54,7 +51,7 @@ func kubePods(ctx context.Context, set settings, r *rig, s *sheet) error {
 }
 
 // onNode has another process measure in namespaces of its own, as a node has them.
-func (r *rig) onNode(ctx context.Context, o order) (*onNode, error) {
+func (r *testbed) onNode(ctx context.Context, o order) (*onNode, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err

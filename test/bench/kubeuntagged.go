@@ -5,7 +5,7 @@ package main
 import "context"
 
 // kubePods needs the real Kubernetes of the tests, too.
-func kubePods(ctx context.Context, set settings, r *rig, s *sheet) error {
+func kubePods(ctx context.Context, set settings, r *testbed, s *sheet) error {
 	return inCluster(ctx, set, r, s)
 }
 

@@ -15,7 +15,7 @@ const manyCallers = 64
 
 // rates compares 64 callers of the daemon with 64 of the empty server, over one
 // connection and over one for each 8.
-func rates(ctx context.Context, set settings, r *rig, s *sheet) error {
+func rates(ctx context.Context, set settings, r *testbed, s *sheet) error {
 	bound, err := r.boundMany(ctx, manyCallers, 0)
 	if err != nil {
 		return err
@@ -28,7 +28,7 @@ func rates(ctx context.Context, set settings, r *rig, s *sheet) error {
 	return nil
 }
 
-func (r *rig) compareRates(ctx context.Context, set settings, s *sheet, bound []*volume, connections int) error {
+func (r *testbed) compareRates(ctx context.Context, set settings, s *sheet, bound []*volume, connections int) error {
 	pairs := make([]*pair, connections)
 	for i := range pairs {
 		p, err := r.pair()
@@ -61,7 +61,7 @@ func (r *rig) compareRates(ctx context.Context, set settings, s *sheet, bound []
 }
 
 // boundMany starts everything and binds volumes over image files.
-func (r *rig) boundMany(ctx context.Context, count, hung int) ([]*volume, error) {
+func (r *testbed) boundMany(ctx context.Context, count, hung int) ([]*volume, error) {
 	if _, err := r.start(); err != nil {
 		return nil, err
 	}
@@ -86,7 +86,7 @@ func (r *rig) boundMany(ctx context.Context, count, hung int) ([]*volume, error)
 }
 
 // processes compares with a process for each question, eight at once.
-func processes(ctx context.Context, set settings, r *rig, s *sheet) error {
+func processes(ctx context.Context, set settings, r *testbed, s *sheet) error {
 	bound, err := r.boundMany(ctx, 8, 0)
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ const (
 
 // hungSandboxes asks for the stats of 1,000 volumes with 32 callers, once with
 // all sandboxes alive and once with 10 that hang.
-func hungSandboxes(ctx context.Context, set settings, r *rig, s *sheet) error {
+func hungSandboxes(ctx context.Context, set settings, r *testbed, s *sheet) error {
 	bound, err := r.boundMany(ctx, hungVolumes, hungOnes)
 	if err != nil {
 		return err

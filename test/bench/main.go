@@ -11,7 +11,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"golang.org/x/sys/unix"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 func main() { os.Exit(run()) }
@@ -25,6 +25,7 @@ const (
 	roleDriver = "driver"
 	roleDefers = "defers"
 	roleNode   = "node"
+	roleSpin   = "spin"
 )
 
 func run() int {
@@ -42,6 +43,8 @@ func run() int {
 			return report(serveDeferring(os.Args[2], os.Args[3], os.Args[4]))
 		case roleNode:
 			return report(serveNode(os.Args[2], os.Args[3]))
+		case roleSpin:
+			return report(spin(os.Args[2]))
 		case roleInside:
 			return report(inside(os.Args[2:]))
 		}
@@ -91,8 +94,8 @@ func (s settings) scale(n int) int {
 }
 
 func inside(args []string) error {
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make mounts private: %w", err)
+	if err := rig.MakeMountsPrivate(); err != nil {
+		return err
 	}
 	var s settings
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)

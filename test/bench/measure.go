@@ -20,7 +20,7 @@ func measure(s settings) (err error) {
 	figures := &sheet{}
 	for _, part := range []struct {
 		name string
-		take func(context.Context, settings, *rig, *sheet) error
+		take func(context.Context, settings, *testbed, *sheet) error
 	}{
 		{"latency", latency}, {"rate", rates}, {"process", processes}, {"hung", hungSandboxes}, {"passthrough", passthrough},
 		{"pods", pods}, {"kube", kubePods}, {"cluster", inCluster}, {"scale", scale}, {"growth", growth}, {"size", size},
@@ -31,7 +31,7 @@ func measure(s settings) (err error) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := withRig(s.pprof, func(r *rig) error { return part.take(ctx, s, r, figures) }); err != nil {
+		if err := withRig(s.pprof, func(r *testbed) error { return part.take(ctx, s, r, figures) }); err != nil {
 			return fmt.Errorf("%s: %w", part.name, err)
 		}
 	}
@@ -42,8 +42,8 @@ func measure(s settings) (err error) {
 }
 
 // withRig gives each figure a fresh daemon and takes all of it away again.
-func withRig(pprof bool, f func(*rig) error) error {
-	r, err := newRig(pprof)
+func withRig(pprof bool, f func(*testbed) error) error {
+	r, err := newTestbed(pprof)
 	if r != nil {
 		defer r.close()
 	}
@@ -59,7 +59,7 @@ type pair struct {
 	close       func()
 }
 
-func (r *rig) pair() (*pair, error) {
+func (r *testbed) pair() (*pair, error) {
 	ours, closeOurs, err := r.client()
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ type volume struct {
 }
 
 // oneVolume starts daemon, empty server and one shim over one disk.
-func (r *rig) oneVolume(ctx context.Context) (*volume, error) {
+func (r *testbed) oneVolume(ctx context.Context) (*volume, error) {
 	if _, err := r.start(); err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func (r *rig) oneVolume(ctx context.Context) (*volume, error) {
 }
 
 // bound stages a volume and lets its sandbox take it.
-func (r *rig) bound(ctx context.Context, n int, device string) (*volume, error) {
+func (r *testbed) bound(ctx context.Context, n int, device string) (*volume, error) {
 	client, done, err := r.client()
 	if err != nil {
 		return nil, err
@@ -117,7 +117,7 @@ func (r *rig) bound(ctx context.Context, n int, device string) (*volume, error) 
 }
 
 // bind writes the file by which the Go runtime tells its sandbox.
-func (r *rig) bind(n int, target string) error {
+func (r *testbed) bind(n int, target string) error {
 	dir := filepath.Join(r.kata, base64.URLEncoding.EncodeToString([]byte(target)))
 	return os.WriteFile(filepath.Join(dir, sandboxID(n)), nil, 0o600)
 }
@@ -127,7 +127,7 @@ func (v *volume) unstage() *runtimev1.RuntimeUnstageVolumeRequest {
 }
 
 // size is that of the release build.
-func size(_ context.Context, _ settings, r *rig, s *sheet) error {
+func size(_ context.Context, _ settings, r *testbed, s *sheet) error {
 	info, err := os.Stat(r.program)
 	if err != nil {
 		return err

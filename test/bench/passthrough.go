@@ -15,7 +15,7 @@ import (
 
 // passthrough compares calls to a CSI driver over its own socket with the same
 // calls through the daemon. They take turns.
-func passthrough(ctx context.Context, set settings, r *rig, s *sheet) error {
+func passthrough(ctx context.Context, set settings, r *testbed, s *sheet) error {
 	ways, done, err := r.ways()
 	if err != nil {
 		return err
@@ -39,7 +39,7 @@ func passthrough(ctx context.Context, set settings, r *rig, s *sheet) error {
 type ways struct{ direct, passed *grpc.ClientConn }
 
 // ways starts the daemon and the driver, and waits for the daemon's socket.
-func (r *rig) ways() (*ways, func(), error) {
+func (r *testbed) ways() (*ways, func(), error) {
 	r.front = true
 	if _, err := r.start(); err != nil {
 		return nil, nil, err

@@ -14,22 +14,23 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/test/crinode"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
-// podRig is a containerd of the bench's own with crust-runc as a runtime handler,
+// podTestbed is a containerd of the bench's own with crust-runc as a runtime handler,
 // beside the daemon that hands volumes to it.
-type podRig struct {
-	*rig
-	node   *crinode.Node
+type podTestbed struct {
+	*testbed
+	node   *cri.Node
 	client runtimev1.RuntimeClient
 	serial int
 }
 
 // pods measures what a deferred volume and crust-runc cost a pod that starts, and
 // what stats from its sandbox cost.
-func pods(ctx context.Context, set settings, r *rig, s *sheet) (err error) {
-	p, done, err := newPodRig(r)
+func pods(ctx context.Context, set settings, r *testbed, s *sheet) (err error) {
+	p, done, err := newPodTestbed(r)
 	if err != nil {
 		return errors.Join(err, done())
 	}
@@ -43,15 +44,13 @@ func pods(ctx context.Context, set settings, r *rig, s *sheet) (err error) {
 	return p.stats(ctx, set, s)
 }
 
-func newPodRig(r *rig) (*podRig, func() error, error) {
+func newPodTestbed(r *testbed) (*podTestbed, func() error, error) {
 	none := func() error { return nil }
 	program := filepath.Join(r.dir, "crust-runc")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", r.dir, "./cmd/crust-runc", "./cmd/crust-runc-agent") //nolint:gosec // our own programs
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return nil, none, fmt.Errorf("build: %w\n%s", err, out)
+	if err := rig.BuildRelease(r.dir, "crust-runc", "crust-runc-agent"); err != nil {
+		return nil, none, err
 	}
-	node, err := crinode.New(crinode.Options{Handlers: map[string]string{"crust": program}})
+	node, err := cri.New(cri.Options{Handlers: map[string]string{"crust": program}})
 	if node == nil {
 		return nil, none, err
 	}
@@ -66,11 +65,11 @@ func newPodRig(r *rig) (*podRig, func() error, error) {
 	if err != nil {
 		return nil, node.Close, err
 	}
-	return &podRig{rig: r, node: node, client: client}, func() error { closeClient(); return node.Close() }, nil
+	return &podTestbed{testbed: r, node: node, client: client}, func() error { closeClient(); return node.Close() }, nil
 }
 
 // filesystem makes a device with an ext4.
-func (p *podRig) filesystem(n int) (string, error) {
+func (p *podTestbed) filesystem(n int) (string, error) {
 	disk, err := p.disk(n)
 	if err != nil {
 		return "", err
@@ -84,14 +83,14 @@ func (p *podRig) filesystem(n int) (string, error) {
 
 // starts compares pods with a volume: published and mounted on the host and bound
 // by runc, and published and left to the sandbox. They take turns.
-func (p *podRig) starts(ctx context.Context, set settings, s *sheet) error {
+func (p *podTestbed) starts(ctx context.Context, set settings, s *sheet) error {
 	disk, err := p.filesystem(0)
 	if err != nil {
 		return err
 	}
 	var all [2]durations
 	for range max(3, set.scale(40)) {
-		for i, start := range []func(context.Context, string) (*crinode.Pod, func() error, time.Duration, error){p.hostMounted, p.deferred} {
+		for i, start := range []func(context.Context, string) (*cri.Pod, func() error, time.Duration, error){p.hostMounted, p.deferred} {
 			pod, undo, took, err := start(ctx, disk)
 			if err != nil {
 				return err
@@ -107,14 +106,14 @@ func (p *podRig) starts(ctx context.Context, set settings, s *sheet) error {
 	return nil
 }
 
-func (p *podRig) next(disk string) (*runtimev1.RuntimeStageVolumeRequest, string, error) {
+func (p *podTestbed) next(disk string) (*runtimev1.RuntimeStageVolumeRequest, string, error) {
 	p.serial++
 	request, err := p.request(p.serial, disk)
 	return request, "pod-" + strconv.Itoa(p.serial), err
 }
 
 // hostMounted publishes a volume as a plain driver does.
-func (p *podRig) hostMounted(ctx context.Context, disk string) (*crinode.Pod, func() error, time.Duration, error) {
+func (p *podTestbed) hostMounted(ctx context.Context, disk string) (*cri.Pod, func() error, time.Duration, error) {
 	request, uid, err := p.next(disk)
 	if err != nil {
 		return nil, nil, 0, err
@@ -131,7 +130,7 @@ func (p *podRig) hostMounted(ctx context.Context, disk string) (*crinode.Pod, fu
 	return pod, func() error { return unix.Unmount(target, 0) }, time.Since(began), err
 }
 
-func (p *podRig) deferred(ctx context.Context, disk string) (*crinode.Pod, func() error, time.Duration, error) {
+func (p *podTestbed) deferred(ctx context.Context, disk string) (*cri.Pod, func() error, time.Duration, error) {
 	request, uid, err := p.next(disk)
 	if err != nil {
 		return nil, nil, 0, err
@@ -146,7 +145,7 @@ func (p *podRig) deferred(ctx context.Context, disk string) (*crinode.Pod, func(
 }
 
 // unstage repeats while it is told to, as kubelet does.
-func (p *podRig) unstage(ctx context.Context, target string) error {
+func (p *podTestbed) unstage(ctx context.Context, target string) error {
 	var err error
 	for range 500 {
 		if _, err = p.client.RuntimeUnstageVolume(ctx, &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target}); err == nil {
@@ -157,19 +156,19 @@ func (p *podRig) unstage(ctx context.Context, target string) error {
 	return err
 }
 
-func (p *podRig) run(ctx context.Context, uid, handler, target string) (*crinode.Pod, error) {
+func (p *podTestbed) run(ctx context.Context, uid, handler, target string) (*cri.Pod, error) {
 	pod, err := p.node.RunPod(ctx, uid, handler, 0)
 	if err != nil {
 		return nil, err
 	}
-	_, err = pod.Run(ctx, crinode.Container{Name: "main", Mounts: []crinode.Mount{{Host: target, Container: "/data"}}})
+	_, err = pod.Run(ctx, cri.Container{Name: "main", Mounts: []cri.Mount{{Host: target, Container: "/data"}}})
 	return pod, err
 }
 
 // plainContainers compares containers without deferred volumes under both
 // runtimes, in pods that run.
-func (p *podRig) plainContainers(ctx context.Context, set settings, s *sheet) error {
-	var running [2]*crinode.Pod
+func (p *podTestbed) plainContainers(ctx context.Context, set settings, s *sheet) error {
+	var running [2]*cri.Pod
 	for i, handler := range []string{"runc", "crust"} {
 		pod, err := p.node.RunPod(ctx, "plain-"+handler, handler, 0)
 		if err != nil {
@@ -185,8 +184,8 @@ func (p *podRig) plainContainers(ctx context.Context, set settings, s *sheet) er
 	for n := range max(3, set.scale(100)) {
 		for i, pod := range running {
 			took, err := timed(1, func() error {
-				_, err := pod.Run(ctx, crinode.Container{
-					Name: "c" + strconv.Itoa(n), Script: "exit 0", Mounts: []crinode.Mount{{Host: plain, Container: "/data"}},
+				_, err := pod.Run(ctx, cri.Container{
+					Name: "c" + strconv.Itoa(n), Script: "exit 0", Mounts: []cri.Mount{{Host: plain, Container: "/data"}},
 				})
 				return err
 			})
@@ -204,7 +203,7 @@ func (p *podRig) plainContainers(ctx context.Context, set settings, s *sheet) er
 
 // stats compares stats of a volume in a sandbox of crust-runc, by its socket and by
 // its program, with stats of one whose sandbox is an (emulated) shim of Kata.
-func (p *podRig) stats(ctx context.Context, set settings, s *sheet) error {
+func (p *podTestbed) stats(ctx context.Context, set settings, s *sheet) error {
 	disk, err := p.filesystem(1)
 	if err != nil {
 		return err
@@ -218,7 +217,7 @@ func (p *podRig) stats(ctx context.Context, set settings, s *sheet) error {
 		return err
 	}
 	// A daemon hands volumes that name no handler to one only.
-	other, err := newRig(false)
+	other, err := newTestbed(false)
 	if other != nil {
 		defer other.close()
 	}

@@ -3,9 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -14,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 // empty answers at once: it is the cost of a call itself.
@@ -63,15 +62,15 @@ func serveShims(args []string) error {
 		if count > 1 {
 			device = filepath.Join(args[3], strconv.Itoa(n))
 		}
-		shim, err := kataemu.Start(kataemu.Options{
-			Flavor: kataemu.Go, SandboxID: sandboxID(n), Sandboxes: args[0],
-			Mounts: map[string]kataemu.Statfs{device: smallDisk},
+		shim, err := kata.Start(kata.Options{
+			Flavor: kata.Go, SandboxID: sandboxID(n), Sandboxes: args[0],
+			Mounts: map[string]kata.Statfs{device: smallDisk},
 		})
 		if err != nil {
 			return err
 		}
 		if n < hung {
-			shim.SetFault(kataemu.Hang)
+			shim.SetFault(kata.Hang)
 		}
 	}
 	if err := os.WriteFile(args[4], nil, 0o600); err != nil {
@@ -93,31 +92,9 @@ func smallDisk() (unix.Statfs_t, error) {
 // askDirectly is how drivers ask a shim in their own process: a connection for
 // each question.
 func askDirectly(ctx context.Context, socket, device string) error {
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}
-	defer transport.CloseIdleConnections()
-	address := "http://shim/direct-volume/stats?path=" + url.QueryEscape(url.QueryEscape(device))
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
-	if err != nil {
-		return err
-	}
-	reply, err := (&http.Client{Transport: transport}).Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = reply.Body.Close() }()
-	body, err := readAll(reply.Body)
-	if err != nil || reply.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s (%w)", reply.Status, body, err)
-	}
-	return nil
+	_, err := rig.Get(ctx, socket, "/direct-volume/stats?path="+url.QueryEscape(url.QueryEscape(device)))
+	return err
 }
 
 // statsOnce is a process for one question, as kata-runtime direct-volume stats.
 func statsOnce(socket, device string) error { return askDirectly(context.Background(), socket, device) }
-
-func readAll(r io.Reader) (string, error) {
-	raw, err := io.ReadAll(r)
-	return string(raw), err
-}

@@ -12,7 +12,7 @@ import (
 const manyRecords = 10000
 
 // scale measures start and memory with no volume and with 10,000.
-func scale(ctx context.Context, set settings, r *rig, s *sheet) error {
+func scale(ctx context.Context, set settings, r *testbed, s *sheet) error {
 	if _, err := r.start(); err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func scale(ctx context.Context, set settings, r *rig, s *sheet) error {
 		return err
 	}
 	s.memory(fmt.Sprintf("resident memory with %d volumes, after a restart", count), "< 64 MiB", again, 64)
-	return nil
+	return reads(ctx, r, s, count)
 }
 
 func (s *sheet) memory(what, target string, bytes int64, limit float64) {
@@ -67,10 +67,10 @@ func (s *sheet) memory(what, target string, bytes int64, limit float64) {
 	s.atMost(what, target, mib, limit, fmt.Sprintf("%.1f MiB", mib))
 }
 
-const manyCycles = 100000
+const manyCycles = 20000
 
 // growth stages, measures and unstages again and again.
-func growth(ctx context.Context, set settings, r *rig, s *sheet) error {
+func growth(ctx context.Context, set settings, r *testbed, s *sheet) error {
 	ready := r.dir + "/shims-ready"
 	disk, err := r.disk(0)
 	if err != nil {
@@ -118,7 +118,7 @@ func growth(ctx context.Context, set settings, r *rig, s *sheet) error {
 	return nil
 }
 
-func (r *rig) footprint() (memory int64, fds, routines int, err error) {
+func (r *testbed) footprint() (memory int64, fds, routines int, err error) {
 	time.Sleep(time.Second)
 	metrics, err := r.get("/metrics")
 	if err != nil {
@@ -139,7 +139,7 @@ func (r *rig) footprint() (memory int64, fds, routines int, err error) {
 }
 
 // cycles stages a volume and takes it back, and asks a sandbox in between.
-func cycles(ctx context.Context, r *rig, client runtimev1.RuntimeClient, asked *volume, disk string, count int) error {
+func cycles(ctx context.Context, r *testbed, client runtimev1.RuntimeClient, asked *volume, disk string, count int) error {
 	req, err := r.request(1, disk)
 	if err != nil {
 		return err

@@ -11,46 +11,68 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/internal/kubelet"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 func TestMain(m *testing.M) {
 	if os.Getenv(attackerEnv) != "" {
 		os.Exit(m.Run()) // the attacker is in the namespace of its victim
 	}
-	os.Exit(harness.Main(m))
+	os.Exit(rig.Main(m))
 }
 
 // fakeRuntime is a projector that keeps its projections in memory.
 type fakeRuntime struct {
 	mu        sync.Mutex
-	published map[deferral.Key]bool
+	published map[volume.Key]bool
+	volumes   map[volume.Key]*volume.Volume // what the projections say
 	sandbox   string
 	fail      error
+	failing   func() error // is asked instead of fail
 }
 
-func (f *fakeRuntime) Name() string                                            { return "fake" }
-func (f *fakeRuntime) Check(*deferral.Volume) error                            { return nil }
-func (f *fakeRuntime) InUse(context.Context, *deferral.Volume) (string, error) { return f.sandbox, nil }
-func (f *fakeRuntime) Orphans(func(deferral.Key) bool) ([]*deferral.Volume, error) {
-	return nil, nil
+func (f *fakeRuntime) Name() string                                          { return "fake" }
+func (f *fakeRuntime) Check(*volume.Volume) error                            { return nil }
+func (f *fakeRuntime) InUse(context.Context, *volume.Volume) (string, error) { return f.sandbox, nil }
+func (f *fakeRuntime) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []*volume.Volume
+	for key := range f.published {
+		if v := f.volumes[key]; v != nil && !known(key) {
+			out = append(out, v)
+		}
+	}
+	return out, nil
 }
 
-func (f *fakeRuntime) Publish(_ context.Context, v *deferral.Volume) error {
+func (f *fakeRuntime) Publish(_ context.Context, v *volume.Volume) (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.fail != nil {
-		return f.fail
+		return false, f.fail
+	}
+	if f.failing != nil {
+		return false, f.failing()
 	}
 	if f.published == nil {
-		f.published = make(map[deferral.Key]bool)
+		f.published = make(map[volume.Key]bool)
 	}
+	if f.volumes == nil {
+		f.volumes = make(map[volume.Key]*volume.Volume)
+	}
+	f.volumes[v.Key] = v
+	changed = !f.published[v.Key]
 	f.published[v.Key] = true
-	return nil
+	return changed, nil
 }
 
-func (f *fakeRuntime) Retract(_ context.Context, v *deferral.Volume) error {
+func (f *fakeRuntime) Retract(_ context.Context, v *volume.Volume) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.published, v.Key)
@@ -70,15 +92,15 @@ type node struct {
 
 func newNode(t testing.TB) *node {
 	t.Helper()
-	dir := harness.Tmpfs(t, "mode=0755")
+	dir := rig.Tmpfs(t, "mode=0755")
 	n := &node{t: t, dir: dir, kubelet: filepath.Join(dir, "kubelet"), images: filepath.Join(dir, "images"), runtime: &fakeRuntime{}}
 	for _, sub := range []string{n.kubelet, n.images} {
-		must(t, os.Mkdir(sub, 0o755))
+		check.Must(t, os.Mkdir(sub, 0o755))
 	}
 	n.cfg = deferral.Config{
-		StateDir: filepath.Join(dir, "state"), KubeletRoot: n.kubelet, DefaultHandler: "fake",
+		StateDir: filepath.Join(dir, "state"), Root: n.kubelet, Describe: kubelet.Describe, DefaultHandler: "fake",
 		Handlers: []deferral.Projector{n.runtime},
-		Devices:  deferral.DevicePolicy{Roots: []string{"/dev", n.kubelet}, Images: []string{n.images}},
+		Devices:  claim.DevicePolicy{Roots: []string{"/dev", n.kubelet}, Images: []string{n.images}},
 	}
 	n.start()
 	t.Cleanup(func() { n.Close() })
@@ -89,11 +111,11 @@ func newNode(t testing.TB) *node {
 func (n *node) start() {
 	n.t.Helper()
 	b, err := deferral.NewBroker(n.cfg)
-	must(n.t, err)
-	must(n.t, b.Load(context.Background()))
+	check.Must(n.t, err)
+	check.Must(n.t, b.Load(context.Background()))
 	n.Broker = b
 	_, err = b.Reconcile(context.Background())
-	must(n.t, err)
+	check.Must(n.t, err)
 }
 
 // restart forgets everything in memory.
@@ -107,44 +129,37 @@ func (n *node) restart() {
 func (n *node) target(pod string) string {
 	n.t.Helper()
 	dir := filepath.Join(n.kubelet, "pods", pod, "volumes", "kubernetes.io~csi", "pv")
-	must(n.t, os.MkdirAll(dir, 0o750))
+	check.Must(n.t, os.MkdirAll(dir, 0o750))
 	return filepath.Join(dir, "mount")
 }
 
-func (n *node) instruction(pod, device string, flags ...string) deferral.Instruction {
-	return deferral.Instruction{
-		Type: deferral.Block, Target: n.target(pod), Backing: device, FSType: "ext4", MountFlags: flags,
+func (n *node) instruction(pod, device string, flags ...string) volume.Instruction {
+	return volume.Instruction{
+		Type: volume.Block, Target: n.target(pod), Backing: device, FSType: "ext4", MountFlags: flags,
 	}
 }
 
-func (n *node) stage(in deferral.Instruction) *deferral.Volume {
+func (n *node) stage(in volume.Instruction) *volume.Volume {
 	n.t.Helper()
-	v, err := n.Stage(context.Background(), in)
-	must(n.t, err)
+	v, err := n.Defer(context.Background(), in)
+	check.Must(n.t, err)
 	return v
 }
 
 func (n *node) unstage(target string) {
 	n.t.Helper()
-	_, err := n.Unstage(context.Background(), target)
-	must(n.t, err)
+	_, err := n.Release(context.Background(), target)
+	check.Must(n.t, err)
 }
 
 // wantKind checks the class of an error and that it names what it is about.
-func wantKind(t *testing.T, err error, kind deferral.Kind) {
+func wantKind(t *testing.T, err error, kind volume.Kind) {
 	t.Helper()
 	if err == nil {
 		t.Fatalf("no error; want %v", kind)
 	}
-	if got := deferral.KindOf(err); got != kind {
+	if got := volume.KindOf(err); got != kind {
 		t.Fatalf("got %v: %v; want %v", got, err, kind)
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -157,7 +172,7 @@ func (n *node) noLeftovers() {
 			n.t.Errorf("%s holds %v", part, entries)
 		}
 	}
-	if mounts := harness.MountsBelow(n.t, n.kubelet); len(mounts) > 0 {
+	if mounts := rig.MountPoints(n.kubelet); len(mounts) > 0 {
 		n.t.Errorf("still mounted: %v", mounts)
 	}
 	if len(n.runtime.published) > 0 {

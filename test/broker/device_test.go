@@ -16,30 +16,32 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const mib = 1 << 20
 
 func TestSecondOwnerIsRefusedWhateverTheDeviceIsCalled(t *testing.T) {
 	n := newNode(t)
-	disk := harness.Disk(t, 16*mib, "")
+	disk := rig.Disk(t, 16*mib, "")
 	first := n.stage(n.instruction("pod-1", disk))
 
 	link := filepath.Join(n.kubelet, "link")
-	must(t, unix.Mknod(link, unix.S_IFBLK|0o600, rdev(t, disk)))
+	check.Must(t, unix.Mknod(link, unix.S_IFBLK|0o600, rdev(t, disk)))
 	for name, device := range map[string]string{"same name": disk, "another node": link} {
-		_, err := n.Stage(t.Context(), n.instruction("pod-2", device))
-		wantKind(t, err, deferral.InUse)
+		_, err := n.Defer(t.Context(), n.instruction("pod-2", device))
+		wantKind(t, err, volume.InUse)
 		if !strings.Contains(err.Error(), first.Target) {
 			t.Errorf("%s: the error does not name the owner: %v", name, err)
 		}
 	}
 	n.restart()
-	_, err := n.Stage(t.Context(), n.instruction("pod-2", disk))
-	wantKind(t, err, deferral.InUse)
+	_, err := n.Defer(t.Context(), n.instruction("pod-2", disk))
+	wantKind(t, err, volume.InUse)
 	n.unstage(first.Target)
 	n.stage(n.instruction("pod-2", disk))
 	n.unstage(n.target("pod-2"))
@@ -49,19 +51,19 @@ func TestSecondOwnerIsRefusedWhateverTheDeviceIsCalled(t *testing.T) {
 func rdev(t *testing.T, device string) int {
 	t.Helper()
 	var st unix.Stat_t
-	must(t, unix.Stat(device, &st))
+	check.Must(t, unix.Stat(device, &st))
 	return int(st.Rdev)
 }
 
 func TestTwoLoopDevicesOverOneImageAreOneDisk(t *testing.T) {
 	n := newNode(t)
-	image := harness.Image(t, 16*mib)
-	n.stage(n.instruction("pod-1", harness.Loop(t, image, loopdev.Options{})))
-	second := harness.Loop(t, image, loopdev.Options{})
-	_, err := n.Stage(t.Context(), n.instruction("pod-2", second))
-	wantKind(t, err, deferral.InUse)
-	over := harness.Loop(t, second, loopdev.Options{})
-	_, err = n.Stage(t.Context(), n.instruction("pod-2", over))
+	image := rig.Image(t, 16*mib)
+	n.stage(n.instruction("pod-1", rig.Loop(t, image, loopdev.Options{})))
+	second := rig.Loop(t, image, loopdev.Options{})
+	_, err := n.Defer(t.Context(), n.instruction("pod-2", second))
+	wantKind(t, err, volume.InUse)
+	over := rig.Loop(t, second, loopdev.Options{})
+	_, err = n.Defer(t.Context(), n.instruction("pod-2", over))
 	if err != nil {
 		t.Logf("a loop device over a loop device: %v", err)
 	} else {
@@ -74,30 +76,30 @@ func TestTwoLoopDevicesOverOneImageAreOneDisk(t *testing.T) {
 func TestImageFiles(t *testing.T) {
 	n := newNode(t)
 	image := filepath.Join(n.images, "disk a+b%20&.img")
-	must(t, os.WriteFile(image, make([]byte, mib), 0o600))
+	check.Must(t, os.WriteFile(image, make([]byte, mib), 0o600))
 	v := n.stage(n.instruction("pod-1", image))
-	if v.Device.Kind != deferral.ImageFile || v.Device.Path != image {
+	if v.Device.Kind != volume.ImageFile || v.Device.Path != image {
 		t.Errorf("device is %+v", v.Device)
 	}
-	must(t, os.Link(image, image+".2"))
-	_, err := n.Stage(t.Context(), n.instruction("pod-2", image+".2"))
-	wantKind(t, err, deferral.InUse)
+	check.Must(t, os.Link(image, image+".2"))
+	_, err := n.Defer(t.Context(), n.instruction("pod-2", image+".2"))
+	wantKind(t, err, volume.InUse)
 	n.unstage(v.Target)
 
-	loop := harness.Loop(t, image, loopdev.Options{})
-	_, err = n.Stage(t.Context(), n.instruction("pod-2", image))
-	wantKind(t, err, deferral.InUse)
+	loop := rig.Loop(t, image, loopdev.Options{})
+	_, err = n.Defer(t.Context(), n.instruction("pod-2", image))
+	wantKind(t, err, volume.InUse)
 	if !strings.Contains(err.Error(), loop) {
 		t.Errorf("the error does not name the loop device: %v", err)
 	}
-	_, err = n.Stage(t.Context(), n.instruction("pod-2", image, "ro"))
-	wantKind(t, err, deferral.Unsupported)
+	_, err = n.Defer(t.Context(), n.instruction("pod-2", image, "ro"))
+	wantKind(t, err, volume.Unsupported)
 	n.noLeftovers()
 }
 
 func TestClaimedDeviceCannotBeMountedInAnotherNamespace(t *testing.T) {
 	n := newNode(t)
-	disk := harness.Disk(t, 32*mib, "ext4")
+	disk := rig.Disk(t, 32*mib, "ext4")
 	n.stage(n.instruction("pod-1", disk))
 	point := t.TempDir()
 	out, err := inOtherNamespace("mount", disk, point).CombinedOutput()
@@ -106,8 +108,8 @@ func TestClaimedDeviceCannotBeMountedInAnotherNamespace(t *testing.T) {
 	}
 	// A VMM opens it plainly, read-write.
 	fd, err := unix.Open(disk, unix.O_RDWR, 0)
-	must(t, err)
-	must(t, unix.Close(fd))
+	check.Must(t, err)
+	check.Must(t, unix.Close(fd))
 	n.unstage(n.target("pod-1"))
 	if out, err := inOtherNamespace("mount", disk, point).CombinedOutput(); err != nil {
 		t.Errorf("mounting it after unstage: %v\n%s", err, out)
@@ -124,28 +126,28 @@ func inOtherNamespace(program string, args ...string) *exec.Cmd {
 
 func TestDeviceMountedElsewhereIsRefused(t *testing.T) {
 	n := newNode(t)
-	disk := harness.Disk(t, 32*mib, "ext4")
+	disk := rig.Disk(t, 32*mib, "ext4")
 	point := t.TempDir()
 	holder := inOtherNamespace("sh", "-c", `mount "$0" "$1" && echo mounted && cat`, disk, point)
 	stdin, err := holder.StdinPipe()
-	must(t, err)
+	check.Must(t, err)
 	stdout, err := holder.StdoutPipe()
-	must(t, err)
-	must(t, holder.Start())
+	check.Must(t, err)
+	check.Must(t, holder.Start())
 	_, err = stdout.Read(make([]byte, 16))
-	must(t, err)
-	_, err = n.Stage(t.Context(), n.instruction("pod-1", disk))
-	wantKind(t, err, deferral.InUse)
-	must(t, stdin.Close())
-	must(t, holder.Wait())
+	check.Must(t, err)
+	_, err = n.Defer(t.Context(), n.instruction("pod-1", disk))
+	wantKind(t, err, volume.InUse)
+	check.Must(t, stdin.Close())
+	check.Must(t, holder.Wait())
 
-	must(t, unix.Mount(disk, point, "ext4", 0, ""))
-	_, err = n.Stage(t.Context(), n.instruction("pod-1", disk))
-	wantKind(t, err, deferral.InUse)
+	check.Must(t, unix.Mount(disk, point, "ext4", 0, ""))
+	_, err = n.Defer(t.Context(), n.instruction("pod-1", disk))
+	wantKind(t, err, volume.InUse)
 	if !strings.Contains(err.Error(), point) {
 		t.Errorf("the error does not say where it is mounted: %v", err)
 	}
-	must(t, unix.Unmount(point, 0))
+	check.Must(t, unix.Unmount(point, 0))
 	n.stage(n.instruction("pod-1", disk))
 	n.unstage(n.target("pod-1"))
 	n.noLeftovers()
@@ -154,28 +156,28 @@ func TestDeviceMountedElsewhereIsRefused(t *testing.T) {
 // TestDeviceHeldForAMoment is about programs that look at a device and let go of it.
 func TestDeviceHeldForAMoment(t *testing.T) {
 	n := newNode(t)
-	disk := harness.Disk(t, 16*mib, "")
+	disk := rig.Disk(t, 16*mib, "")
 	held, err := unix.Open(disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-	must(t, err)
+	check.Must(t, err)
 	letGo := make(chan error)
 	go func() {
 		time.Sleep(50 * time.Millisecond)
 		letGo <- unix.Close(held)
 	}()
-	v, err := n.Stage(t.Context(), n.instruction("pod-1", disk))
-	must(t, errors.Join(err, <-letGo))
+	v, err := n.Defer(t.Context(), n.instruction("pod-1", disk))
+	check.Must(t, errors.Join(err, <-letGo))
 	n.unstage(v.Target)
 	n.noLeftovers()
 }
 
 func TestReadOnlyIsEnforcedAtTheDevice(t *testing.T) {
 	n := newNode(t)
-	disk := harness.Disk(t, 16*mib, "")
+	disk := rig.Disk(t, 16*mib, "")
 	n.stage(n.instruction("pod-1", disk, "ro"))
 	n.stage(n.instruction("pod-2", disk, "ro")) // read-only beside read-only is fine
 	wantReadOnly(t, disk, true)
-	_, err := n.Stage(t.Context(), n.instruction("pod-3", disk))
-	wantKind(t, err, deferral.InUse)
+	_, err := n.Defer(t.Context(), n.instruction("pod-3", disk))
+	wantKind(t, err, volume.InUse)
 	n.restart()
 	wantReadOnly(t, disk, true)
 	n.unstage(n.target("pod-1"))
@@ -187,9 +189,9 @@ func TestReadOnlyIsEnforcedAtTheDevice(t *testing.T) {
 
 func TestReadOnlyStateIsPutBackAsItWas(t *testing.T) {
 	n := newNode(t)
-	disk := harness.Loop(t, harness.Image(t, 16*mib), loopdev.Options{ReadOnly: true})
-	_, err := n.Stage(t.Context(), n.instruction("pod-1", disk))
-	wantKind(t, err, deferral.Invalid)
+	disk := rig.Loop(t, rig.Image(t, 16*mib), loopdev.Options{ReadOnly: true})
+	_, err := n.Defer(t.Context(), n.instruction("pod-1", disk))
+	wantKind(t, err, volume.Invalid)
 	n.stage(n.instruction("pod-1", disk, "ro"))
 	n.restart()
 	n.unstage(n.target("pod-1"))
@@ -213,44 +215,44 @@ func wantReadOnly(t *testing.T, device string, want bool) {
 func TestWrongDevices(t *testing.T) {
 	n := newNode(t)
 	inside := func(name string) string { return filepath.Join(n.kubelet, name) }
-	must(t, os.Symlink("/etc/passwd", inside("to-passwd")))
-	must(t, os.Symlink("/dev/loop0", inside("to-dev")))
-	must(t, os.WriteFile(inside("file"), []byte("x"), 0o600))
-	must(t, unix.Mkfifo(inside("fifo"), 0o600))
+	check.Must(t, os.Symlink("/etc/passwd", inside("to-passwd")))
+	check.Must(t, os.Symlink("/dev/loop0", inside("to-dev")))
+	check.Must(t, os.WriteFile(inside("file"), []byte("x"), 0o600))
+	check.Must(t, unix.Mkfifo(inside("fifo"), 0o600))
 	empty := emptyLoop(t)
-	for device, want := range map[string]deferral.Kind{
-		"/dev/null":                          deferral.Invalid,
-		"/dev/disk-that-is-not-there":        deferral.NotFound,
-		"/dev/shm":                           deferral.Invalid,
-		inside("file"):                       deferral.Denied,
-		inside("fifo"):                       deferral.Invalid,
-		inside("to-passwd"):                  deferral.Denied,
-		inside("to-dev"):                     deferral.Denied,
-		"/etc/passwd":                        deferral.Denied,
-		"/dev/../etc/passwd":                 deferral.Invalid,
-		"/dev":                               deferral.Denied,
-		empty:                                deferral.NotFound,
-		"/dev/null\x00":                      deferral.Invalid,
-		"/dev/a\nb":                          deferral.Invalid,
-		"/dev/" + strings.Repeat("x/", 2100): deferral.Invalid,
+	for device, want := range map[string]volume.Kind{
+		"/dev/null":                          volume.Invalid,
+		"/dev/disk-that-is-not-there":        volume.NotFound,
+		"/dev/shm":                           volume.Invalid,
+		inside("file"):                       volume.Denied,
+		inside("fifo"):                       volume.Invalid,
+		inside("to-passwd"):                  volume.Denied,
+		inside("to-dev"):                     volume.Denied,
+		"/etc/passwd":                        volume.Denied,
+		"/dev/../etc/passwd":                 volume.Invalid,
+		"/dev":                               volume.Denied,
+		empty:                                volume.NotFound,
+		"/dev/null\x00":                      volume.Invalid,
+		"/dev/a\nb":                          volume.Invalid,
+		"/dev/" + strings.Repeat("x/", 2100): volume.Invalid,
 	} {
-		_, err := n.Stage(t.Context(), n.instruction("pod-1", device))
-		if err == nil || deferral.KindOf(err) != want {
+		_, err := n.Defer(t.Context(), n.instruction("pod-1", device))
+		if err == nil || volume.KindOf(err) != want {
 			t.Errorf("%.60q: got %v; want %v", device, err, want)
 		}
 	}
-	n.SetDevices(deferral.DevicePolicy{Roots: []string{"/dev"}, Classes: []string{"nvme"}})
-	_, err := n.Stage(t.Context(), n.instruction("pod-1", harness.Disk(t, 16*mib, "")))
-	wantKind(t, err, deferral.Denied)
+	n.SetDevices(claim.DevicePolicy{Roots: []string{"/dev"}, Classes: []string{"nvme"}})
+	_, err := n.Defer(t.Context(), n.instruction("pod-1", rig.Disk(t, 16*mib, "")))
+	wantKind(t, err, volume.Denied)
 	n.noLeftovers()
 }
 
 // emptyLoop is a loop device with nothing behind it, or one that does not exist.
 func emptyLoop(t *testing.T) string {
 	t.Helper()
-	path, err := loopdev.Attach(harness.Image(t, mib), loopdev.Options{})
-	must(t, err)
-	must(t, loopdev.Detach(path))
+	path, err := loopdev.Attach(rig.Image(t, mib), loopdev.Options{})
+	check.Must(t, err)
+	check.Must(t, loopdev.Detach(path))
 	return path
 }
 
@@ -258,8 +260,9 @@ func emptyLoop(t *testing.T) string {
 // as it can: whatever is claimed must be what is handed over.
 func TestDeviceSwappedBetweenCheckAndUse(t *testing.T) {
 	n := newNode(t)
-	disks := []string{harness.Disk(t, 16*mib, ""), harness.Disk(t, 16*mib, "")}
+	disks := []string{rig.Disk(t, 16*mib, ""), rig.Disk(t, 16*mib, "")}
 	name := filepath.Join(n.kubelet, "disk")
+	check.Must(t, unix.Mknod(name, unix.S_IFBLK|0o600, rdev(t, disks[0])))
 	ctx, cancel := context.WithCancel(t.Context())
 	var swapping sync.WaitGroup
 	swapping.Go(func() {
@@ -269,10 +272,9 @@ func TestDeviceSwappedBetweenCheckAndUse(t *testing.T) {
 			_ = os.Rename(next, name)
 		}
 	})
-	time.Sleep(time.Millisecond)
 	for range 300 {
-		v, err := n.Stage(ctx, n.instruction("pod-1", name))
-		must(t, err)
+		v, err := n.Defer(ctx, n.instruction("pod-1", name))
+		check.Must(t, err)
 		if got := rdev(t, v.Device.Path); got != int(unix.Mkdev(v.Device.Major, v.Device.Minor)) {
 			t.Fatalf("handed over %s, which is not the claimed %s", v.Device.Path, v.Device)
 		}

@@ -6,21 +6,24 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 func TestFailedPublishIsRolledBack(t *testing.T) {
 	n := newNode(t)
-	disk := harness.Disk(t, 16*mib, "")
-	n.runtime.fail = deferral.Errorf(deferral.Exhausted, "no room")
-	_, err := n.Stage(t.Context(), n.instruction("pod-1", disk, "ro"))
-	wantKind(t, err, deferral.Exhausted)
+	disk := rig.Disk(t, 16*mib, "")
+	n.runtime.fail = volume.Errorf(volume.Exhausted, "no room")
+	_, err := n.Defer(t.Context(), n.instruction("pod-1", disk, "ro"))
+	wantKind(t, err, volume.Exhausted)
 	n.noLeftovers()
 	wantReadOnly(t, disk, false)
 	n.runtime.fail = nil
@@ -31,16 +34,16 @@ func TestFailedPublishIsRolledBack(t *testing.T) {
 
 func TestFullStateDirectory(t *testing.T) {
 	n := newNode(t)
-	disk := harness.Disk(t, 16*mib, "")
+	disk := rig.Disk(t, 16*mib, "")
 	first := n.stage(n.instruction("pod-1", disk))
-	small := harness.Tmpfs(t, "size=64k")
-	must(t, os.CopyFS(small, os.DirFS(n.cfg.StateDir)))
+	small := rig.Tmpfs(t, "size=64k")
+	check.Must(t, os.CopyFS(small, os.DirFS(n.cfg.StateDir)))
 	n.Close()
 	n.cfg.StateDir = small
 	n.start()
-	must(t, errIgnoring(unix.ENOSPC, os.WriteFile(filepath.Join(small, "fill"), make([]byte, 1<<20), 0o600)))
-	_, err := n.Stage(t.Context(), n.instruction("pod-2", harness.Disk(t, 16*mib, "")))
-	wantKind(t, err, deferral.Exhausted)
+	check.Must(t, errIgnoring(unix.ENOSPC, os.WriteFile(filepath.Join(small, "fill"), make([]byte, 1<<20), 0o600)))
+	_, err := n.Defer(t.Context(), n.instruction("pod-2", rig.Disk(t, 16*mib, "")))
+	wantKind(t, err, volume.Exhausted)
 	if !strings.Contains(err.Error(), "pod-2") || !strings.Contains(err.Error(), small) {
 		t.Errorf("the error names neither volume nor place: %v", err)
 	}
@@ -50,7 +53,7 @@ func TestFullStateDirectory(t *testing.T) {
 	}
 	// Removing needs no room.
 	n.unstage(first.Target)
-	must(t, os.Remove(filepath.Join(small, "fill")))
+	check.Must(t, os.Remove(filepath.Join(small, "fill")))
 	n.noLeftovers()
 }
 
@@ -63,16 +66,20 @@ func errIgnoring(ignored, err error) error {
 
 func TestReconcileRebuildsWhatIsMissing(t *testing.T) {
 	n := newNode(t)
-	in := n.instruction("pod-1", harness.Disk(t, 16*mib, ""))
+	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
 	v := n.stage(in)
-	must(t, unix.Unmount(in.Target, unix.MNT_DETACH))
+	check.Must(t, unix.Unmount(in.Target, unix.MNT_DETACH))
 	n.runtime.published = nil
 	report, err := n.Reconcile(t.Context())
-	must(t, err)
-	if len(report.Repairs) != 1 || report.Repairs[0].Action != "mount guard" || report.Repairs[0].Err != nil {
+	check.Must(t, err)
+	want := []deferral.Repair{{Key: v.Key, Action: "mount guard"}, {Key: v.Key, Action: "publish to runtime"}}
+	if !slices.Equal(report.Repairs, want) {
 		t.Errorf("repairs: %+v", report.Repairs)
 	}
-	if len(harness.MountsBelow(t, in.Target)) != 1 || !n.runtime.published[v.Key] {
+	if report, err = n.Reconcile(t.Context()); err != nil || len(report.Repairs) != 0 {
+		t.Errorf("nothing is missing, and repaired was %+v, %v", report.Repairs, err)
+	}
+	if len(rig.MountPoints(in.Target)) != 1 || !n.runtime.published[v.Key] {
 		t.Error("guard or projection was not rebuilt")
 	}
 	n.unstage(in.Target)
@@ -81,13 +88,13 @@ func TestReconcileRebuildsWhatIsMissing(t *testing.T) {
 
 func TestLostRecordsLeaveNoGuards(t *testing.T) {
 	n := newNode(t)
-	in := n.instruction("pod-1", harness.Disk(t, 16*mib, ""))
+	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
 	n.stage(in)
 	n.Close()
-	must(t, os.RemoveAll(n.cfg.StateDir))
+	check.Must(t, os.RemoveAll(n.cfg.StateDir))
 	n.runtime.published = nil
 	n.start() // reconciles
-	if mounts := harness.MountsBelow(t, n.kubelet); len(mounts) > 0 {
+	if mounts := rig.MountPoints(n.kubelet); len(mounts) > 0 {
 		t.Errorf("stray guards stay: %v", mounts)
 	}
 	n.unstage(in.Target)
@@ -96,30 +103,36 @@ func TestLostRecordsLeaveNoGuards(t *testing.T) {
 
 func TestRecordsOfAnEarlierBootAreDropped(t *testing.T) {
 	n := newNode(t)
-	in := n.instruction("pod-1", harness.Disk(t, 16*mib, ""))
+	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
 	v := n.stage(in)
 	n.Close()
-	must(t, unix.Unmount(in.Target, unix.MNT_DETACH))
-	path := filepath.Join(n.cfg.StateDir, "volumes", string(v.Key)+".json")
-	raw, err := os.ReadFile(path)
-	must(t, err)
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	must(t, err)
-	old := strings.Replace(string(raw), strings.TrimSpace(string(boot)), "an-earlier-boot", 1)
-	must(t, os.WriteFile(path, []byte(old), 0o600))
+	check.Must(t, unix.Unmount(in.Target, unix.MNT_DETACH))
+	n.makeOld(v)
 	n.start()
 	n.noLeftovers()
 }
 
+// makeOld makes the record of a volume one of an earlier boot.
+func (n *node) makeOld(v *volume.Volume) {
+	n.t.Helper()
+	path := filepath.Join(n.cfg.StateDir, "volumes", string(v.Key)+".json")
+	raw, err := os.ReadFile(path)
+	check.Must(n.t, err)
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	check.Must(n.t, err)
+	old := strings.Replace(string(raw), strings.TrimSpace(string(boot)), "an-earlier-boot", 1)
+	check.Must(n.t, os.WriteFile(path, []byte(old), 0o600))
+}
+
 func TestBadRecordsDoNotHideTheGoodOnes(t *testing.T) {
 	n := newNode(t)
-	in := n.instruction("pod-1", harness.Disk(t, 16*mib, ""))
+	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
 	n.stage(in)
 	dir := filepath.Join(n.cfg.StateDir, "volumes")
-	must(t, os.WriteFile(filepath.Join(dir, "torn.json"), []byte(`{"version":1,"key":"x`), 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, "empty.json"), nil, 0o600))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "torn.json"), []byte(`{"version":1,"key":"x`), 0o600))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "empty.json"), nil, 0o600))
 	newer := filepath.Join(dir, "newer.json")
-	must(t, os.WriteFile(newer, []byte(`{"version":99}`), 0o600))
+	check.Must(t, os.WriteFile(newer, []byte(`{"version":99}`), 0o600))
 	n.restart()
 	if got := len(n.List()); got != 1 {
 		t.Errorf("%d volumes are listed", got)
@@ -130,8 +143,8 @@ func TestBadRecordsDoNotHideTheGoodOnes(t *testing.T) {
 	if _, err := os.Stat(newer); err != nil {
 		t.Errorf("a record of a newer form was touched: %v", err)
 	}
-	must(t, os.Remove(newer))
-	must(t, os.RemoveAll(filepath.Join(n.cfg.StateDir, "bad")))
+	check.Must(t, os.Remove(newer))
+	check.Must(t, os.RemoveAll(filepath.Join(n.cfg.StateDir, "bad")))
 	n.unstage(in.Target)
 	n.noLeftovers()
 }
@@ -140,22 +153,24 @@ func TestBadRecordsDoNotHideTheGoodOnes(t *testing.T) {
 // stays, for sandboxes may be made anew on it, until the volume is given back.
 func TestDowngrade(t *testing.T) {
 	n := newNode(t)
-	in := n.instruction("pod-1", harness.Disk(t, 16*mib, ""))
+	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
 	v := n.stage(in)
 	n.Close()
 	path := filepath.Join(n.cfg.StateDir, "volumes", string(v.Key)+".json")
 	raw, err := os.ReadFile(path)
-	must(t, err)
+	check.Must(t, err)
 	newer := strings.Replace(string(raw), `"version":1`, `"version":2,"news":true`, 1)
-	must(t, os.WriteFile(path, []byte(newer), 0o600))
+	check.Must(t, os.WriteFile(path, []byte(newer), 0o600))
 	n.start() // reconciles
 	n.restart()
 	if got := n.Problems(); len(got) != 1 || !strings.Contains(got[0].Error(), "newer") {
 		t.Errorf("problems: %v", got)
 	}
-	if mounts := harness.MountsBelow(t, in.Target); len(mounts) != 1 || !n.runtime.published[v.Key] {
+	if mounts := rig.MountPoints(in.Target); len(mounts) != 1 || !n.runtime.published[v.Key] {
 		t.Errorf("guard or projection were taken away: %v", mounts)
 	}
+	_, err = n.Defer(t.Context(), n.instruction("pod-2", in.Backing))
+	wantKind(t, err, volume.InUse)
 	if left, err := os.ReadFile(path); err != nil || string(left) != newer {
 		t.Errorf("the record was touched: %v", err)
 	}
@@ -169,14 +184,14 @@ func TestDeviceThatVanished(t *testing.T) {
 	n := newNode(t)
 	disk := emptyLoop(t)
 	in := n.instruction("pod-1", disk)
-	in.Backing = harness.Disk(t, 16*mib, "")
+	in.Backing = rig.Disk(t, 16*mib, "")
 	v := n.stage(in)
 	n.Close()
 	// After a restart the device is not that device any more.
 	path := filepath.Join(n.cfg.StateDir, "volumes", string(v.Key)+".json")
 	raw, err := os.ReadFile(path)
-	must(t, err)
-	must(t, os.WriteFile(path, []byte(strings.ReplaceAll(string(raw), v.Device.Path, "/dev/gone")), 0o600))
+	check.Must(t, err)
+	check.Must(t, os.WriteFile(path, []byte(strings.ReplaceAll(string(raw), v.Device.Path, "/dev/gone")), 0o600))
 	n.start()
 	if status, ok := n.Get(v.Key); !ok || status.Problem == nil {
 		t.Errorf("a volume without its device has no problem: %+v", status)

@@ -13,7 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const notice = "THIS-VOLUME-IS-NOT-MOUNTED-HERE"
@@ -27,12 +28,12 @@ const defaultCaps = "+chown,+dac_override,+fsetid,+fowner,+mknod,+net_raw,+setgi
 	"+net_bind_service,+sys_chroot,+kill,+audit_write"
 
 func TestGuardKeepsRootOfAContainerFromWriting(t *testing.T) {
-	harness.Need(t, "setpriv")
+	rig.Need(t, "setpriv")
 	n := newNode(t)
-	in := n.instruction("pod-1", harness.Disk(t, 16<<20, ""))
+	in := n.instruction("pod-1", rig.Disk(t, 16<<20, ""))
 	n.stage(in)
 	self, err := os.Executable()
-	must(t, err)
+	check.Must(t, err)
 	cmd := exec.Command("setpriv", "--bounding-set=-all,"+defaultCaps, "--", self, "-test.run=TestAttacker", "-test.v")
 	cmd.Env = append(os.Environ(), attackerEnv+"="+in.Target)
 	out, err := cmd.CombinedOutput()
@@ -40,7 +41,7 @@ func TestGuardKeepsRootOfAContainerFromWriting(t *testing.T) {
 		t.Fatalf("the attack got through: %v\n%s", err, out)
 	}
 	var st unix.Statfs_t
-	must(t, unix.Statfs(in.Target, &st))
+	check.Must(t, unix.Statfs(in.Target, &st))
 	if st.Blocks != 1 || st.Bfree != 0 {
 		t.Errorf("the guard has %d blocks, %d of them free", st.Blocks, st.Bfree)
 	}
@@ -142,44 +143,44 @@ func fillInodes(t *testing.T, dir string) {
 
 func TestGuardServesKubelet(t *testing.T) {
 	n := newNode(t)
-	in := n.instruction("pod-1", harness.Disk(t, 16<<20, ""))
+	in := n.instruction("pod-1", rig.Disk(t, 16<<20, ""))
 	v := n.stage(in)
-	must(t, os.Chown(in.Target, 0, 2000))
-	must(t, os.Chmod(in.Target, 0o2770))
+	check.Must(t, os.Chown(in.Target, 0, 2000))
+	check.Must(t, os.Chmod(in.Target, 0o2770))
 	sub := filepath.Join(in.Target, "sub", "path with space")
-	must(t, os.MkdirAll(sub, 0o750))
+	check.Must(t, os.MkdirAll(sub, 0o750))
 	bound := filepath.Join(n.kubelet, "pods", "pod-1", "volume-subpaths", "0")
-	must(t, os.MkdirAll(bound, 0o750))
+	check.Must(t, os.MkdirAll(bound, 0o750))
 	fd, err := unix.Open(sub, unix.O_PATH, 0)
-	must(t, err)
-	must(t, unix.Mount(fmt.Sprintf("/proc/self/fd/%d", fd), bound, "", unix.MS_BIND, ""))
-	must(t, unix.Close(fd))
+	check.Must(t, err)
+	check.Must(t, unix.Mount(fmt.Sprintf("/proc/self/fd/%d", fd), bound, "", unix.MS_BIND, ""))
+	check.Must(t, unix.Close(fd))
 	raw, err := os.ReadFile("/proc/self/mountinfo")
-	must(t, err)
+	check.Must(t, err)
 	want := "/sub/path\\040with\\040space " + bound
 	if !strings.Contains(string(raw), want) || !strings.Contains(string(raw), " crust:"+string(v.Key)+" ") {
 		t.Errorf("mountinfo does not tell volume and subPath of kubelet's bind")
 	}
 	// Kubelet takes its binds away by itself; unstage must work before and after.
 	n.unstage(in.Target)
-	must(t, unix.Unmount(bound, 0))
+	check.Must(t, unix.Unmount(bound, 0))
 	n.noLeftovers()
 }
 
 func TestUnstageLeavesForeignMountsAlone(t *testing.T) {
 	n := newNode(t)
-	in := n.instruction("pod-1", harness.Disk(t, 16<<20, ""))
-	must(t, os.MkdirAll(in.Target, 0o750))
-	must(t, unix.Mount("tmpfs", in.Target, "tmpfs", 0, ""))
-	must(t, os.WriteFile(filepath.Join(in.Target, "data"), []byte("precious"), 0o600))
+	in := n.instruction("pod-1", rig.Disk(t, 16<<20, ""))
+	check.Must(t, os.MkdirAll(in.Target, 0o750))
+	check.Must(t, unix.Mount("tmpfs", in.Target, "tmpfs", 0, ""))
+	check.Must(t, os.WriteFile(filepath.Join(in.Target, "data"), []byte("precious"), 0o600))
 	n.unstage(in.Target)
 	if raw, err := os.ReadFile(filepath.Join(in.Target, "data")); err != nil || string(raw) != "precious" {
 		t.Errorf("a foreign mount was touched: %q, %v", raw, err)
 	}
-	_, err := n.Stage(t.Context(), in)
+	_, err := n.Defer(t.Context(), in)
 	if err == nil || !strings.Contains(err.Error(), "something else is mounted") {
 		t.Errorf("staging over a foreign mount: %v", err)
 	}
-	must(t, unix.Unmount(in.Target, 0))
+	check.Must(t, unix.Unmount(in.Target, 0))
 	n.noLeftovers()
 }

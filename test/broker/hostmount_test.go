@@ -13,9 +13,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // hostRuntime is a handler whose sandboxes' mounts this node's kernel makes.
@@ -33,7 +35,7 @@ func newMountingNode(t *testing.T) *node {
 	return n
 }
 
-func (n *node) forHost(pod, device string, flags ...string) deferral.Instruction {
+func (n *node) forHost(pod, device string, flags ...string) volume.Instruction {
 	in := n.instruction(pod, device, flags...)
 	in.Handler = "host"
 	return in
@@ -45,10 +47,10 @@ func mountAway(t *testing.T, disk string) (end func()) {
 	t.Helper()
 	holder := inOtherNamespace("sh", "-c", `mount "$0" "$1" && echo mounted && cat`, disk, t.TempDir())
 	stdin, err := holder.StdinPipe()
-	must(t, err)
+	check.Must(t, err)
 	stdout, err := holder.StdoutPipe()
-	must(t, err)
-	must(t, holder.Start())
+	check.Must(t, err)
+	check.Must(t, holder.Start())
 	end = sync.OnceFunc(func() {
 		if err := errors.Join(stdin.Close(), holder.Wait()); err != nil {
 			t.Error(err)
@@ -56,13 +58,13 @@ func mountAway(t *testing.T, disk string) (end func()) {
 	})
 	t.Cleanup(end)
 	_, err = stdout.Read(make([]byte, 16))
-	must(t, err)
+	check.Must(t, err)
 	return end
 }
 
 func TestDeviceOfAMountingHandlerCanBeMounted(t *testing.T) {
 	n := newMountingNode(t)
-	disk := harness.Disk(t, 32*mib, "ext4")
+	disk := rig.Disk(t, 32*mib, "ext4")
 	v := n.stage(n.forHost("pod-1", disk))
 	end := mountAway(t, disk)
 
@@ -70,9 +72,9 @@ func TestDeviceOfAMountingHandlerCanBeMounted(t *testing.T) {
 		t.Errorf("the device's size is %d, %v", size, ok)
 	}
 	n.stage(n.forHost("pod-1", disk)) // kubelet's call comes again after its restart
-	for _, in := range []deferral.Instruction{n.forHost("pod-2", disk), n.instruction("pod-2", disk)} {
-		_, err := n.Stage(t.Context(), in)
-		wantKind(t, err, deferral.InUse)
+	for _, in := range []volume.Instruction{n.forHost("pod-2", disk), n.instruction("pod-2", disk)} {
+		_, err := n.Defer(t.Context(), in)
+		wantKind(t, err, volume.InUse)
 	}
 	end()
 	n.unstage(v.Target)
@@ -81,7 +83,7 @@ func TestDeviceOfAMountingHandlerCanBeMounted(t *testing.T) {
 
 func TestClaimOfAMountedDeviceIsTakenUp(t *testing.T) {
 	n := newMountingNode(t)
-	disk := harness.Disk(t, 32*mib, "ext4")
+	disk := rig.Disk(t, 32*mib, "ext4")
 	v := n.stage(n.forHost("pod-1", disk))
 	end := mountAway(t, disk)
 	n.restart()
@@ -90,12 +92,12 @@ func TestClaimOfAMountedDeviceIsTakenUp(t *testing.T) {
 			t.Errorf("%s: %v", known.Target, known.Problem)
 		}
 	}
-	_, err := n.Stage(t.Context(), n.forHost("pod-2", disk))
-	wantKind(t, err, deferral.InUse)
+	_, err := n.Defer(t.Context(), n.forHost("pod-2", disk))
+	wantKind(t, err, volume.InUse)
 	if !strings.Contains(err.Error(), v.Target) {
 		t.Errorf("the error does not name the owner: %v", err)
 	}
-	second := harness.Loop(t, harness.Image(t, 16*mib), loopdev.Options{})
+	second := rig.Loop(t, rig.Image(t, 16*mib), loopdev.Options{})
 	n.stage(n.forHost("pod-2", second))
 	end()
 	n.unstage(v.Target)
@@ -105,10 +107,10 @@ func TestClaimOfAMountedDeviceIsTakenUp(t *testing.T) {
 
 func TestMountingHandlerTakesNoMountedDevice(t *testing.T) {
 	n := newMountingNode(t)
-	disk := harness.Disk(t, 32*mib, "ext4")
+	disk := rig.Disk(t, 32*mib, "ext4")
 	end := mountAway(t, disk)
-	_, err := n.Stage(t.Context(), n.forHost("pod-1", disk))
-	wantKind(t, err, deferral.InUse)
+	_, err := n.Defer(t.Context(), n.forHost("pod-1", disk))
+	wantKind(t, err, volume.InUse)
 	end()
 	n.stage(n.forHost("pod-1", disk))
 	n.unstage(n.target("pod-1"))
@@ -119,11 +121,11 @@ func TestMountingHandlerTakesNoMountedDevice(t *testing.T) {
 // knows of it: what the driver would do to the device next costs data.
 func TestMountedDeviceIsNotGivenBack(t *testing.T) {
 	n := newMountingNode(t)
-	disk := harness.Disk(t, 32*mib, "ext4")
+	disk := rig.Disk(t, 32*mib, "ext4")
 	v := n.stage(n.forHost("pod-1", disk))
 	end := mountAway(t, disk)
-	_, err := n.Unstage(t.Context(), v.Target)
-	wantKind(t, err, deferral.Busy)
+	_, err := n.Release(t.Context(), v.Target)
+	wantKind(t, err, volume.Busy)
 	if len(n.List()) != 1 {
 		t.Error("a refused unstage changed something")
 	}
@@ -135,24 +137,25 @@ func TestMountedDeviceIsNotGivenBack(t *testing.T) {
 
 func TestReadOnlyVolumesOfMountingHandlers(t *testing.T) {
 	n := newMountingNode(t)
-	disk := harness.Disk(t, 32*mib, "ext4")
-	n.stage(n.forHost("pod-1", disk, "ro"))
+	disk := rig.Disk(t, 32*mib, "ext4")
+	n.stage(n.forHost("pod-1", disk, "noatime,ro")) // all options as one flag
+	wantReadOnly(t, disk, true)
 	point := t.TempDir()
-	must(t, unix.Mount(disk, point, "ext4", unix.MS_RDONLY, ""))
+	check.Must(t, unix.Mount(disk, point, "ext4", unix.MS_RDONLY, ""))
 	t.Cleanup(func() { _ = unix.Unmount(point, unix.MNT_DETACH) })
 	n.stage(n.forHost("pod-2", disk, "ro")) // read-only beside read-only, mounted or not
-	_, err := n.Stage(t.Context(), n.instruction("pod-3", disk, "ro"))
-	wantKind(t, err, deferral.InUse)
+	_, err := n.Defer(t.Context(), n.instruction("pod-3", disk, "ro"))
+	wantKind(t, err, volume.InUse)
 	n.restart()
 	wantReadOnly(t, disk, true)
 	n.unstage(n.target("pod-1")) // the other's sandbox may go on
-	must(t, unix.Unmount(point, 0))
+	check.Must(t, unix.Unmount(point, 0))
 	n.unstage(n.target("pod-2"))
 	wantReadOnly(t, disk, false)
 
 	n.stage(n.instruction("pod-3", disk, "ro"))
-	_, err = n.Stage(t.Context(), n.forHost("pod-1", disk, "ro"))
-	wantKind(t, err, deferral.InUse)
+	_, err = n.Defer(t.Context(), n.forHost("pod-1", disk, "ro"))
+	wantKind(t, err, volume.InUse)
 	n.unstage(n.target("pod-3"))
 	n.noLeftovers()
 }
@@ -175,11 +178,11 @@ func TestOnlyExclusiveClaimsAreKeptOverARestart(t *testing.T) {
 	kept := &keeper{}
 	n.cfg.Keeper = kept
 	n.restart()
-	n.stage(n.forHost("pod-1", harness.Disk(t, 16*mib, "")))
+	n.stage(n.forHost("pod-1", rig.Disk(t, 16*mib, "")))
 	if len(kept.names) != 0 {
 		t.Errorf("kept: %v", kept.names)
 	}
-	n.stage(n.instruction("pod-2", harness.Disk(t, 16*mib, "")))
+	n.stage(n.instruction("pod-2", rig.Disk(t, 16*mib, "")))
 	if len(kept.names) != 1 {
 		t.Errorf("kept: %v", kept.names)
 	}

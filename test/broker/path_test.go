@@ -12,47 +12,48 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 func TestTargetsThatLeadElsewhere(t *testing.T) {
 	n := newNode(t)
-	disk := harness.Disk(t, 16*mib, "")
+	disk := rig.Disk(t, 16*mib, "")
 	outside := filepath.Join(n.dir, "outside")
-	must(t, os.MkdirAll(filepath.Join(outside, "mount"), 0o755))
-	must(t, os.Symlink(outside, filepath.Join(n.kubelet, "link")))
-	must(t, os.Symlink("pods", filepath.Join(n.kubelet, "inner")))
-	must(t, os.WriteFile(filepath.Join(n.kubelet, "file"), nil, 0o600))
+	check.Must(t, os.MkdirAll(filepath.Join(outside, "mount"), 0o755))
+	check.Must(t, os.Symlink(outside, filepath.Join(n.kubelet, "link")))
+	check.Must(t, os.Symlink("pods", filepath.Join(n.kubelet, "inner")))
+	check.Must(t, os.WriteFile(filepath.Join(n.kubelet, "file"), nil, 0o600))
 	full := filepath.Join(n.kubelet, "full")
-	must(t, os.MkdirAll(filepath.Join(full, "data"), 0o755))
+	check.Must(t, os.MkdirAll(filepath.Join(full, "data"), 0o755))
 
-	for target, want := range map[string]deferral.Kind{
-		"":                         deferral.Invalid,
-		"relative/path":            deferral.Invalid,
-		"/etc":                     deferral.Invalid,
-		outside + "/mount":         deferral.Invalid,
-		n.kubelet:                  deferral.Invalid,
-		n.kubelet + "x/mount":      deferral.Invalid,
-		n.kubelet + "/../outside":  deferral.Invalid,
-		n.kubelet + "/a/../../x":   deferral.Invalid,
-		n.kubelet + "/link":        deferral.Denied,
-		n.kubelet + "/link/mount":  deferral.Denied,
-		n.kubelet + "/inner/mount": deferral.Denied,
-		n.kubelet + "/file":        deferral.Invalid,
-		n.kubelet + "/file/mount":  deferral.Invalid,
-		n.kubelet + "/none/mount":  deferral.NotFound,
-		full:                       deferral.Conflict,
-		n.kubelet + "/a\x00b":      deferral.Invalid,
-		n.kubelet + "/a\nb":        deferral.Invalid,
-		n.kubelet + "/\xff\xfe":    deferral.Invalid,
-		n.kubelet + "/" + strings.Repeat("a", 256):  deferral.Invalid,
-		n.kubelet + strings.Repeat("/abcdefg", 600): deferral.Invalid,
+	for target, want := range map[string]volume.Kind{
+		"":                         volume.Invalid,
+		"relative/path":            volume.Invalid,
+		"/etc":                     volume.Invalid,
+		outside + "/mount":         volume.Invalid,
+		n.kubelet:                  volume.Invalid,
+		n.kubelet + "x/mount":      volume.Invalid,
+		n.kubelet + "/../outside":  volume.Invalid,
+		n.kubelet + "/a/../../x":   volume.Invalid,
+		n.kubelet + "/link":        volume.Denied,
+		n.kubelet + "/link/mount":  volume.Denied,
+		n.kubelet + "/inner/mount": volume.Denied,
+		n.kubelet + "/file":        volume.Invalid,
+		n.kubelet + "/file/mount":  volume.Invalid,
+		n.kubelet + "/none/mount":  volume.NotFound,
+		full:                       volume.Conflict,
+		n.kubelet + "/a\x00b":      volume.Invalid,
+		n.kubelet + "/a\nb":        volume.Invalid,
+		n.kubelet + "/\xff\xfe":    volume.Invalid,
+		n.kubelet + "/" + strings.Repeat("a", 256):  volume.Invalid,
+		n.kubelet + strings.Repeat("/abcdefg", 600): volume.Invalid,
 	} {
 		in := n.instruction("pod-1", disk)
 		in.Target = target
-		_, err := n.Stage(t.Context(), in)
-		if err == nil || deferral.KindOf(err) != want {
+		_, err := n.Defer(t.Context(), in)
+		if err == nil || volume.KindOf(err) != want {
 			t.Errorf("%.80q: got %v; want %v", target, err, want)
 		}
 		if err != nil && len(err.Error()) > 1024 {
@@ -71,14 +72,14 @@ func TestTargetsThatLeadElsewhere(t *testing.T) {
 func TestSymlinkedKubeletRoot(t *testing.T) {
 	n := newNode(t)
 	link := filepath.Join(n.dir, "var-lib-kubelet")
-	must(t, os.Symlink(n.kubelet, link))
-	n.cfg.KubeletRoot = link
+	check.Must(t, os.Symlink(n.kubelet, link))
+	n.cfg.Root = link
 	n.restart()
-	in := n.instruction("pod-1", harness.Disk(t, 16*mib, ""))
+	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
 	resolved := in.Target
 	in.Target = link + strings.TrimPrefix(in.Target, n.kubelet)
 	v := n.stage(in)
-	if v.ResolvedTarget != resolved || v.Target != in.Target || v.Key != deferral.KeyOf(resolved) {
+	if v.ResolvedTarget != resolved || v.Target != in.Target || v.Key != volume.KeyOf(resolved) {
 		t.Errorf("target %s resolved to %s", v.Target, v.ResolvedTarget)
 	}
 	n.unstage(resolved) // either form names it
@@ -89,12 +90,12 @@ func TestSymlinkedKubeletRoot(t *testing.T) {
 // outside while volumes are staged: a guard must never come to stand outside.
 func TestTargetSwappedForALink(t *testing.T) {
 	n := newNode(t)
-	disk := harness.Disk(t, 16*mib, "")
+	disk := rig.Disk(t, 16*mib, "")
 	in := n.instruction("pod-1", disk)
 	parent := filepath.Dir(in.Target)
 	outside := filepath.Join(n.dir, "outside")
-	must(t, os.MkdirAll(filepath.Join(outside, "mount"), 0o755))
-	must(t, os.Symlink(outside, parent+".link"))
+	check.Must(t, os.MkdirAll(filepath.Join(outside, "mount"), 0o755))
+	check.Must(t, os.Symlink(outside, parent+".link"))
 	ctx, cancel := context.WithCancel(t.Context())
 	var swapping sync.WaitGroup
 	swapping.Go(func() {
@@ -104,13 +105,13 @@ func TestTargetSwappedForALink(t *testing.T) {
 	})
 	staged := 0
 	for range 500 {
-		if _, err := n.Stage(ctx, in); err == nil {
+		if _, err := n.Defer(ctx, in); err == nil {
 			staged++
 		}
-		if len(harness.MountsBelow(t, outside)) > 0 {
+		if len(rig.MountPoints(outside)) > 0 {
 			t.Fatal("a guard stands outside the kubelet root")
 		}
-		_, _ = n.Unstage(ctx, in.Target)
+		_, _ = n.Release(ctx, in.Target)
 	}
 	cancel()
 	swapping.Wait()
@@ -118,34 +119,34 @@ func TestTargetSwappedForALink(t *testing.T) {
 		t.Error("never staged: the test showed nothing")
 	}
 	if info, err := os.Lstat(parent); err != nil || !info.IsDir() {
-		must(t, unix.Renameat2(unix.AT_FDCWD, parent, unix.AT_FDCWD, parent+".link", unix.RENAME_EXCHANGE))
+		check.Must(t, unix.Renameat2(unix.AT_FDCWD, parent, unix.AT_FDCWD, parent+".link", unix.RENAME_EXCHANGE))
 	}
 	_, err := n.Reconcile(t.Context())
-	must(t, err)
+	check.Must(t, err)
 	n.unstage(in.Target)
 	n.noLeftovers()
 }
 
 func TestRepeatedAndDifferentCalls(t *testing.T) {
 	n := newNode(t)
-	disk := harness.Disk(t, 16*mib, "")
+	disk := rig.Disk(t, 16*mib, "")
 	in := n.instruction("pod-1", disk, "noatime")
-	in.Group, in.GroupPolicy = "1000", deferral.GroupOnMismatch
+	in.Group, in.GroupPolicy = "1000", volume.GroupOnMismatch
 	first := n.stage(in)
 	if again := n.stage(in); again.Created != first.Created {
 		t.Error("a repeated call made a new volume")
 	}
-	for name, change := range map[string]func(*deferral.Instruction){
-		"device":     func(in *deferral.Instruction) { in.Backing = harness.Disk(t, 16*mib, "") },
-		"filesystem": func(in *deferral.Instruction) { in.FSType = "xfs" },
-		"flags":      func(in *deferral.Instruction) { in.MountFlags = nil },
-		"group":      func(in *deferral.Instruction) { in.Group = "1001" },
-		"policy":     func(in *deferral.Instruction) { in.GroupPolicy = deferral.GroupAlways },
+	for name, change := range map[string]func(*volume.Instruction){
+		"device":     func(in *volume.Instruction) { in.Backing = rig.Disk(t, 16*mib, "") },
+		"filesystem": func(in *volume.Instruction) { in.FSType = "xfs" },
+		"flags":      func(in *volume.Instruction) { in.MountFlags = nil },
+		"group":      func(in *volume.Instruction) { in.Group = "1001" },
+		"policy":     func(in *volume.Instruction) { in.GroupPolicy = volume.GroupAlways },
 	} {
 		other := in
 		change(&other)
-		_, err := n.Stage(t.Context(), other)
-		if deferral.KindOf(err) != deferral.Conflict || err == nil {
+		_, err := n.Defer(t.Context(), other)
+		if volume.KindOf(err) != volume.Conflict || err == nil {
 			t.Errorf("another %s: %v", name, err)
 		}
 	}
@@ -171,16 +172,16 @@ func (w *winnerSet) add(target string) {
 
 func TestManyPodsRaceForOneDevice(t *testing.T) {
 	n := newNode(t)
-	disk := harness.Disk(t, 16*mib, "")
+	disk := rig.Disk(t, 16*mib, "")
 	for range 20 {
 		won := winnerSet{targets: make(map[string]bool)}
 		var racing sync.WaitGroup
 		for i := range 8 {
 			in := n.instruction("pod-"+string(rune('a'+i)), disk)
 			racing.Go(func() {
-				if _, err := n.Stage(context.Background(), in); err == nil {
+				if _, err := n.Defer(context.Background(), in); err == nil {
 					won.add(in.Target)
-				} else if deferral.KindOf(err) != deferral.InUse {
+				} else if volume.KindOf(err) != volume.InUse {
 					t.Error(err)
 				}
 			})
@@ -200,11 +201,11 @@ func TestManyPodsRaceForOneDevice(t *testing.T) {
 
 func TestBoundVolumeIsNotGivenAway(t *testing.T) {
 	n := newNode(t)
-	in := n.instruction("pod-1", harness.Disk(t, 16*mib, ""))
+	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
 	n.stage(in)
 	n.runtime.sandbox = "sandbox-7"
-	_, err := n.Unstage(t.Context(), in.Target)
-	wantKind(t, err, deferral.Busy)
+	_, err := n.Release(t.Context(), in.Target)
+	wantKind(t, err, volume.Busy)
 	if !strings.Contains(err.Error(), "sandbox-7") {
 		t.Errorf("the error does not name the sandbox: %v", err)
 	}

@@ -5,6 +5,7 @@ package conformance
 import (
 	"bytes"
 	"encoding/json"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -15,7 +16,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/crust-proxy/crust-proxy/internal/conformance"
+	"github.com/crust-proxy/crust-proxy/reference/conformance"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestCrustRunc: our own handler meets all demands.
@@ -37,8 +39,8 @@ func TestCrustRunc(t *testing.T) {
 				tried = append(tried, r.Name)
 			}
 			slices.Sort(tried)
-			if diff := cmp.Diff(conformance.DemandNames(), tried); diff != "" {
-				t.Errorf("demands, and what was tried (+):\n%s", diff)
+			if diff := cmp.Diff(conformance.RequirementNames(), tried); diff != "" {
+				t.Errorf("requirements, and what was tried (+):\n%s", diff)
 			}
 		})
 	}
@@ -157,10 +159,10 @@ func TestInterrupted(t *testing.T) {
 		cmd := b.command("ext4")
 		var out, told bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &told
-		must(t, cmd.Start())
+		check.Must(t, cmd.Start())
 		b.waitBegun()
 		time.Sleep(after)
-		must(t, cmd.Process.Signal(syscall.SIGINT))
+		check.Must(t, cmd.Process.Signal(syscall.SIGINT))
 		if code := endWithin(t, cmd, time.Minute); code != 1 {
 			t.Errorf("after %v: exit code %d", after, code)
 		}
@@ -169,24 +171,32 @@ func TestInterrupted(t *testing.T) {
 		}
 		if out.Len() > 0 { // there is nothing to report before the first scene
 			var report conformance.Report
-			must(t, json.Unmarshal(out.Bytes(), &report))
+			check.Must(t, json.Unmarshal(out.Bytes(), &report))
 			b.runs = append(b.runs, report.Run)
 		}
 		b.wantClean()
 	}
 }
 
+// TestRuntimeLeavesAMount: a runtime that is killed can leave a mount in its own
+// directory, as runc does. It is removed with the directory.
+func TestRuntimeLeavesAMount(t *testing.T) {
+	b := newBench(t).crustRunc(`case "$*" in *" create "*) for s in $ROOT/../crust-conformance-*/state; do touch $s/left; mount --bind $REAL $s/left; done;; esac`)
+	b.run("ext4", "--only", "plain").wantFailed(t)
+}
+
 // TestKilled: what a kill leaves the next run removes.
 func TestKilled(t *testing.T) {
 	b := newBench(t).crustRunc("")
+	check.Must(t, os.Mkdir(b.dir+"/crust-conformance-1", 0o700)) // killed before it was claimed
 	for after := 150 * time.Millisecond; after < 3*time.Second; after += 370 * time.Millisecond {
 		cmd := b.command("ext4")
-		must(t, cmd.Start())
+		check.Must(t, cmd.Start())
 		time.Sleep(after)
-		must(t, cmd.Process.Kill())
+		check.Must(t, cmd.Process.Kill())
 		endWithin(t, cmd, time.Minute)
 		dirs, err := filepath.Glob(b.dir + "/crust-conformance-*")
-		must(t, err)
+		check.Must(t, err)
 		for _, dir := range dirs {
 			b.runs = append(b.runs, strings.TrimPrefix(filepath.Base(dir), "crust-conformance-"))
 		}

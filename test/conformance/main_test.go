@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,11 +18,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/conformance"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/conformance"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
 
 // bench is a node on which a handler is tried.
 type bench struct {
@@ -35,11 +37,11 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	harness.Need(t, "runc")
+	rig.Need(t, "runc")
 	// Short, because sockets lie below it, and not on a tmpfs, because disks do.
-	dir, err := os.MkdirTemp("/var/tmp", harness.Prefix("cf"))
-	must(t, err)
-	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	dir, err := os.MkdirTemp("/var/tmp", rig.Prefix("cf"))
+	check.Must(t, err)
+	t.Cleanup(func() { check.Must(t, os.RemoveAll(dir)) })
 	return &bench{t: t, dir: dir, root: dir + "/crust"}
 }
 
@@ -47,24 +49,24 @@ func newBench(t *testing.T) *bench {
 // else before: $REAL is crust-runc, and $ROOT where volumes are.
 func (b *bench) crustRunc(before string) *bench {
 	b.t.Helper()
-	actual := harness.Program(b.t, "crust-runc")
-	harness.Program(b.t, "crust-runc-agent")
+	actual := rig.Program(b.t, "crust-runc")
+	rig.Program(b.t, "crust-runc-agent")
 	b.handler = b.dir + "/handler"
 	config := fmt.Sprintf(`{"root":%q,"stateDir":%q,"program":%q,"agent":%t,"agentProgram":%q}`,
 		b.root, b.dir+"/state", b.handler, b.agent, filepath.Dir(actual)+"/crust-runc-agent")
-	must(b.t, os.WriteFile(b.dir+"/config.json", []byte(config), 0o600))
+	check.Must(b.t, os.WriteFile(b.dir+"/config.json", []byte(config), 0o600))
 	script := fmt.Sprintf("#!/bin/sh\nexport CRUST_RUNC_CONFIG=%s/config.json\nROOT=%s REAL=%s\n%s\nexec $REAL \"$@\"\n", b.dir, b.root, actual, before)
-	must(b.t, os.WriteFile(b.handler, []byte(script), 0o755))
+	check.Must(b.t, os.WriteFile(b.handler, []byte(script), 0o755))
 	return b
 }
 
-// command is crustctl conformance.
+// command runs crust-conformance.
 func (b *bench) command(fs string, args ...string) *exec.Cmd {
 	b.t.Helper()
-	harness.Need(b.t, "mkfs."+fs)
+	rig.Need(b.t, "mkfs."+fs)
 	b.t.Setenv("CGO_ENABLED", "0") // it runs in containers that have no libraries
-	args = append([]string{"conformance", "-o", "json", "--runtime", b.handler, "--root", b.root, "--dir", b.dir, "--fs", fs}, args...)
-	return exec.Command(harness.Program(b.t, "crustctl"), args...)
+	args = append([]string{"-o", "json", "--runtime", b.handler, "--root", b.root, "--dir", b.dir, "--fs", fs}, args...)
+	return exec.Command(rig.Program(b.t, "crust-conformance"), args...)
 }
 
 // waitBegun waits until a run has made its directory: before that no signal finds
@@ -73,7 +75,7 @@ func (b *bench) waitBegun() {
 	b.t.Helper()
 	for range 3000 {
 		if found, err := filepath.Glob(b.dir + "/crust-conformance-*"); err != nil || len(found) > 0 {
-			must(b.t, err)
+			check.Must(b.t, err)
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -150,12 +152,12 @@ func (b *bench) wantClean() {
 	}
 	for _, pattern := range patterns {
 		found, err := filepath.Glob(pattern)
-		must(b.t, err)
+		check.Must(b.t, err)
 		if len(found) > 0 {
 			b.t.Errorf("left behind: %q", found)
 		}
 	}
-	if left := harness.MountsBelow(b.t, b.dir); len(left) > 0 {
+	if left := rig.MountPoints(b.dir); len(left) > 0 {
 		b.t.Errorf("left mounted: %q", left)
 	}
 	b.wantNoDisk()
@@ -175,17 +177,7 @@ func (b *bench) wantNoDisk() {
 	b.t.Errorf("left behind: %q", left)
 }
 
-func (b *bench) disks() []string {
-	var left []string
-	backings, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	for _, file := range backings {
-		raw, _ := os.ReadFile(file)
-		if strings.HasPrefix(string(raw), b.dir+"/") {
-			left = append(left, file+": "+strings.TrimSpace(string(raw)))
-		}
-	}
-	return left
-}
+func (b *bench) disks() []string { return slices.Collect(maps.Values(rig.Loops(b.dir + "/"))) }
 
 // processes are those that write into a file of ours: all of the containers do.
 func (b *bench) processes() []string {
@@ -197,11 +189,4 @@ func (b *bench) processes() []string {
 		}
 	}
 	return left
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // recorded lists the sandboxes that the volume's directory names.
@@ -28,7 +29,7 @@ func (v *volume) recorded() []string {
 
 func (v *volume) wantUnavailable() {
 	v.r.t.Helper()
-	eventually(v.r.t, "nothing answers for a dead sandbox", func() bool {
+	check.Eventually(v.r.t, "nothing answers for a dead sandbox", func() bool {
 		_, err := v.stats()
 		return status.Code(err) == codes.Unavailable
 	})
@@ -38,18 +39,18 @@ func (v *volume) wantUnavailable() {
 // without any CSI call.
 func TestSandboxOfALivingPodIsMadeAgain(t *testing.T) {
 	onEach(t, func(t *testing.T, version string) {
-		r := newRig(t, version)
+		r := newTestNode(t, version)
 		v := r.staged("pod-1", "ext4")
 		old := r.pod("pod-1")
 		first := r.run(old, "main", at(v.target))
 		sum := r.write(first, "/data/blob")
 		v.wantStats(first)
 		pause, err := old.Pid(t.Context())
-		must(t, err)
-		must(t, syscall.Kill(pause, syscall.SIGKILL))
-		must(t, old.Stop(r.ctx()))
+		check.Must(t, err)
+		check.Must(t, syscall.Kill(pause, syscall.SIGKILL))
+		check.Must(t, old.Stop(r.ctx()))
 		v.wantUnavailable()
-		eventually(t, "the dead sandbox is not on record", func() bool { return len(v.recorded()) == 0 })
+		check.Eventually(t, "the dead sandbox is not on record", func() bool { return len(v.recorded()) == 0 })
 
 		pod := r.attempt("pod-1", 1)
 		second := r.run(pod, "main", at(v.target))
@@ -77,21 +78,21 @@ func TestSandboxOfALivingPodIsMadeAgain(t *testing.T) {
 // A container that ends and is started again, as kubelet does after a crash, has
 // the volume again.
 func TestContainerIsMadeAgain(t *testing.T) {
-	r := newRig(t, "installed")
+	r := newTestNode(t, "installed")
 	v := r.staged("pod-1", "ext4")
 	pod := r.pod("pod-1")
 	first := r.run(pod, "main", at(v.target))
 	sum := r.write(first, "/data/blob")
 	pid, err := r.node.Pid(r.ctx(), first)
-	must(t, err)
-	must(t, syscall.Kill(pid, syscall.SIGKILL))
-	eventually(t, "the container has ended", func() bool {
+	check.Must(t, err)
+	check.Must(t, syscall.Kill(pid, syscall.SIGKILL))
+	check.Eventually(t, "the container has ended", func() bool {
 		runs, err := r.node.Runs(r.ctx(), first)
 		return err == nil && !runs
 	})
 	// Stats need no container: the sandbox has the volume.
 	_, err = v.stats()
-	must(t, err)
+	check.Must(t, err)
 	second := r.run(pod, "main2", at(v.target))
 	if got := r.exec(second, "sha256sum /data/blob"); !strings.HasPrefix(got, sum) {
 		t.Errorf("it reads %q", got)

@@ -13,11 +13,16 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // agents lists the processes of our program that answer for all sandboxes.
-func (r *rig) agents() (pids []int) {
+func (r *testNode) agents() (pids []int) {
 	entries, _ := filepath.Glob("/proc/[0-9]*")
 	for _, proc := range entries {
 		pid, _ := strconv.Atoi(filepath.Base(proc))
@@ -33,7 +38,7 @@ func (r *rig) agents() (pids []int) {
 	return pids
 }
 
-func (r *rig) killAgents() {
+func (r *testNode) killAgents() {
 	for _, pid := range r.agents() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
@@ -42,7 +47,7 @@ func (r *rig) killAgents() {
 // The agent comes with the first sandbox, is one, and goes with the last; where it
 // is killed, the program answers.
 func TestAgentComesAndGoes(t *testing.T) {
-	r := newRig(t, "installed")
+	r := newTestNode(t, "installed")
 	first, second := r.staged("pod-1", "ext4"), r.staged("pod-2", "xfs")
 	one, two := r.pod("pod-1"), r.pod("pod-2")
 	inOne, inTwo := r.run(one, "main", at(first.target)), r.run(two, "main", at(second.target))
@@ -52,20 +57,20 @@ func TestAgentComesAndGoes(t *testing.T) {
 	if len(pids) != 1 {
 		t.Fatalf("the agents are %v", pids)
 	}
-	must(t, syscall.Kill(pids[0], syscall.SIGKILL))
+	check.Must(t, syscall.Kill(pids[0], syscall.SIGKILL))
 	first.wantStats(inOne)
 	r.remove(one)
 	first.unstage()
 	second.wantStats(inTwo)
 	r.remove(two)
 	second.unstage()
-	eventually(t, "no agent is left", func() bool { return len(r.agents()) == 0 })
+	check.Eventually(t, "no agent is left", func() bool { return len(r.agents()) == 0 })
 }
 
 // A node may have no agent at all.
 func TestWithoutAgent(t *testing.T) {
 	config := t.TempDir() + "/crust-runc.json"
-	must(t, os.WriteFile(config, []byte(`{"agent": false}`), 0o600))
+	check.Must(t, os.WriteFile(config, []byte(`{"agent": false}`), 0o600))
 	r := layOut(t, "installed", "CRUST_RUNC_CONFIG="+config)
 	r.d.Start()
 	v := r.staged("pod-1", "xfs")
@@ -80,7 +85,7 @@ func TestWithoutAgent(t *testing.T) {
 	}
 	v.grow(grownSize)
 	_, err := v.expand(grownSize)
-	must(t, err)
+	check.Must(t, err)
 	v.wantStats(id)
 	r.remove(pod)
 	v.unstage()
@@ -89,7 +94,7 @@ func TestWithoutAgent(t *testing.T) {
 // A frozen filesystem thaws by itself, also when everything that could thaw it
 // was killed.
 func TestFreezeEnds(t *testing.T) {
-	r := newRig(t, "installed")
+	r := newTestNode(t, "installed")
 	v := r.staged("pod-1", "ext4")
 	pod := r.pod("pod-1")
 	id := r.run(pod, "main", at(v.target))
@@ -112,8 +117,121 @@ func TestFreezeEnds(t *testing.T) {
 	v.check()
 }
 
+// The agent serves all pods, and so do the watchdogs of what is frozen: they do not end
+// with the control group of the pod whose shim started the agent. An agent of an older
+// version, which is in that group, leaves it with the next container.
+func TestAgentOutlivesAPodsControlGroup(t *testing.T) {
+	groups := rig.ControlGroups(t, "shim")
+	r := newTestNode(t, "installed")
+	for _, group := range groups {
+		check.Must(t, r.node.Enter(group))
+	}
+	v := r.staged("pod-1", "ext4")
+	pod := r.pod("pod-1")
+	id := r.run(pod, "main", at(v.target))
+	v.wantStats(id)
+	outside := func(pids []int) {
+		t.Helper()
+		for _, group := range groups {
+			for _, pid := range rig.InGroup(t, group) {
+				if number, _ := strconv.Atoi(pid); slices.Contains(pids, number) {
+					t.Errorf("process %s is in %s", pid, group)
+				}
+			}
+		}
+	}
+	agents := r.agents()
+	if len(agents) != 1 {
+		t.Fatalf("the agents are %v", agents)
+	}
+	outside(agents)
+	v.freeze(time.Minute)
+	outside(r.watchdogs())
+	if len(r.watchdogs()) != 2 {
+		t.Errorf("the watchdogs are %v", r.watchdogs())
+	}
+	r.crust("thaw", v.target)
+
+	for _, group := range groups {
+		check.Must(t, os.WriteFile(group+"/cgroup.procs", []byte(strconv.Itoa(agents[0])), 0o600))
+	}
+	r.run(pod, "second", at(v.target))
+	outside(r.agents())
+	r.remove(pod)
+	v.unstage()
+	r.killAgents()
+}
+
+// TestNotRemovableUnderAContainer: the program is needed to exec into a container, to
+// kill and to delete it, also where that has no deferred volume.
+func TestNotRemovableUnderAContainer(t *testing.T) {
+	for _, version := range versions {
+		t.Run(version, func(t *testing.T) {
+			r := layOut(t, version)
+			ask := func() (string, error) {
+				out, err := exec.Command(r.program, "crust", "removable").CombinedOutput()
+				return string(out), err
+			}
+			if said, err := ask(); err != nil {
+				t.Errorf("without containers: %v: %s", err, said)
+			}
+			pod := r.pod("pod-1")
+			r.run(pod, "main")
+			if said, err := ask(); err == nil || !strings.Contains(said, pod.ID) {
+				t.Errorf("under the container of sandbox %s: %v: %s", pod.ID, err, said)
+			}
+			r.remove(pod)
+			check.Eventually(t, "removable without a container", func() bool { _, err := ask(); return err == nil })
+		})
+	}
+}
+
+// TestDaemonThawsWhatNobodyElseDoes: the agent and all watchdogs are killed, also those
+// of a volume whose last mount has gone.
+func TestDaemonThawsWhatNobodyElseDoes(t *testing.T) {
+	r := newTestNode(t, "installed")
+	v, gone := r.staged("pod-1", "ext4"), r.staged("pod-2", "xfs")
+	pod, other := r.pod("pod-1"), r.pod("pod-2")
+	id := r.run(pod, "main", at(v.target))
+	v.wantStats(id)
+	gone.wantStats(r.run(other, "main", at(gone.target)))
+	v.freeze(2 * time.Second)
+	gone.freeze(2 * time.Second)
+	for _, pid := range append(r.agents(), r.watchdogs()...) {
+		check.Must(t, syscall.Kill(pid, syscall.SIGKILL))
+	}
+	r.remove(other)
+	if !r.writesIn(id, time.Minute) {
+		t.Error("frozen for 2 seconds, and a minute later it cannot be written to")
+	}
+	r.remove(pod)
+	v.unstage()
+	v.check()
+	gone.unstage()
+	gone.check()
+}
+
+func (v *volume) freeze(timeout time.Duration) {
+	v.r.t.Helper()
+	_, err := v.r.d.Admin().FreezeVolume(v.r.ctx(), &adminv1.FreezeVolumeRequest{Volume: v.target, Timeout: durationpb.New(timeout)})
+	check.Must(v.r.t, err)
+}
+
+// watchdogs lists the processes that thaw what is frozen.
+func (r *testNode) watchdogs() (pids []int) {
+	commands, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range commands {
+		command, _ := os.ReadFile(path)
+		if strings.Contains(string(command), "\x00watch-frozen\x00") {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
 // crust asks the handler's program, as the daemon does where there is no socket.
-func (r *rig) crust(args ...string) {
+func (r *testNode) crust(args ...string) {
 	r.t.Helper()
 	if out, err := exec.Command(r.program, append([]string{"crust"}, args...)...).CombinedOutput(); err != nil {
 		r.t.Fatalf("crust-runc crust %s: %v\n%s", strings.Join(args, " "), err, out)
@@ -121,7 +239,7 @@ func (r *rig) crust(args ...string) {
 }
 
 // writesIn tells whether a write ends in time. One that does not goes on.
-func (r *rig) writesIn(container string, limit time.Duration) bool {
+func (r *testNode) writesIn(container string, limit time.Duration) bool {
 	done := make(chan error, 1)
 	go func() {
 		_, err := r.node.Exec(r.ctx(), container, "echo x >> /data/file && sync")
@@ -129,7 +247,7 @@ func (r *rig) writesIn(container string, limit time.Duration) bool {
 	}()
 	select {
 	case err := <-done:
-		must(r.t, err)
+		check.Must(r.t, err)
 		return true
 	case <-time.After(limit):
 		return false

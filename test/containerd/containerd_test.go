@@ -28,17 +28,11 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
 
 // daemon is a containerd of our own.
 type daemon struct {
@@ -52,20 +46,20 @@ type daemon struct {
 
 func newContainerd(t *testing.T) *daemon {
 	t.Helper()
-	harness.Need(t, "containerd", "containerd-shim-runc-v2", "runc")
-	dir, err := os.MkdirTemp("/tmp", harness.Prefix("ctd"))
-	must(t, err)
+	rig.Need(t, "containerd", "containerd-shim-runc-v2", "runc")
+	dir, err := os.MkdirTemp("/tmp", rig.Prefix("ctd"))
+	check.Must(t, err)
 	d := &daemon{t: t, dir: dir, socket: dir + "/c.sock", rootfs: dir + "/rootfs"}
 	// Shims keep sockets and runc's state below /run whatever the configuration
 	// says. This mount namespace is ours alone, so the machine's /run stays clean.
-	must(t, unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=0755"))
-	t.Cleanup(func() { harness.UnmountAll(t, "/run") })
+	check.Must(t, unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=0755"))
+	t.Cleanup(func() { rig.UnmountAll(t, "/run") })
 	t.Cleanup(d.remove)
 	d.makeRootfs()
 	config := "version = 2\nroot = \"" + dir + "/root\"\nstate = \"" + dir + "/state\"\n" +
 		"disabled_plugins = [\"io.containerd.grpc.v1.cri\", \"io.containerd.cri.v1.runtime\", \"io.containerd.cri.v1.images\"]\n" +
 		"[grpc]\n  address = \"" + d.socket + "\"\n"
-	must(t, os.WriteFile(dir+"/config.toml", []byte(config), 0o600))
+	check.Must(t, os.WriteFile(dir+"/config.toml", []byte(config), 0o600))
 	d.start()
 	return d
 }
@@ -74,10 +68,10 @@ func newContainerd(t *testing.T) *daemon {
 func (d *daemon) makeRootfs() {
 	d.t.Helper()
 	for _, sub := range []string{"proc", "dev", "sys"} {
-		must(d.t, os.MkdirAll(filepath.Join(d.rootfs, sub), 0o755))
+		check.Must(d.t, os.MkdirAll(filepath.Join(d.rootfs, sub), 0o755))
 	}
 	source := filepath.Join(d.dir, "sleep.go")
-	must(d.t, os.WriteFile(source, []byte("package main\n\nimport \"time\"\n\nfunc main() { time.Sleep(time.Hour) }\n"), 0o600))
+	check.Must(d.t, os.WriteFile(source, []byte("package main\n\nimport \"time\"\n\nfunc main() { time.Sleep(time.Hour) }\n"), 0o600))
 	build := exec.Command("go", "build", "-o", filepath.Join(d.rootfs, "sleep"), source)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=mod", "GO111MODULE=off")
 	out, err := build.CombinedOutput()
@@ -89,15 +83,15 @@ func (d *daemon) makeRootfs() {
 func (d *daemon) start() {
 	d.t.Helper()
 	log, err := os.OpenFile(d.dir+"/log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	must(d.t, err)
+	check.Must(d.t, err)
 	defer func() { _ = log.Close() }()
 	d.cmd = exec.Command("containerd", "--config", d.dir+"/config.toml")
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	must(d.t, d.cmd.Start())
+	check.Must(d.t, d.cmd.Start())
 	d.conn, err = grpc.NewClient("unix:"+d.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithUnaryInterceptor(inTime))
-	must(d.t, err)
+	check.Must(d.t, err)
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		_, err := namespacesapi.NewNamespacesClient(d.conn).List(d.ctx(), &namespacesapi.ListNamespacesRequest{})
 		if err == nil {
@@ -152,7 +146,7 @@ func (d *daemon) remove() {
 			_ = os.Remove(group)
 		}
 	}
-	harness.UnmountAll(d.t, d.dir)
+	rig.UnmountAll(d.t, d.dir)
 	if err := os.RemoveAll(d.dir); err != nil {
 		d.t.Error(err)
 	}
@@ -194,7 +188,7 @@ func (d *daemon) runSandbox(id, pod string) {
 		"mounts":     []map[string]any{{"destination": "/proc", "type": "proc", "source": "proc"}},
 		"linux":      map[string]any{"namespaces": []map[string]any{{"type": "pid"}, {"type": "mount"}}, "cgroupsPath": "/" + d.cgroupPrefix() + id},
 	})
-	must(d.t, err)
+	check.Must(d.t, err)
 	_, err = containersapi.NewContainersClient(d.conn).Create(d.ctx(), &containersapi.CreateContainerRequest{
 		Container: &containersapi.Container{
 			ID:      id,
@@ -203,15 +197,15 @@ func (d *daemon) runSandbox(id, pod string) {
 			Spec:    &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/Spec", Value: spec},
 		},
 	})
-	must(d.t, err)
+	check.Must(d.t, err)
 	tasks := tasksapi.NewTasksClient(d.conn)
 	_, err = tasks.Create(d.ctx(), &tasksapi.CreateTaskRequest{
 		ContainerID: id,
 		Rootfs:      []*types.Mount{{Type: "bind", Source: d.rootfs, Options: []string{"rbind", "rw"}}},
 	})
-	must(d.t, err)
+	check.Must(d.t, err)
 	_, err = tasks.Start(d.ctx(), &tasksapi.StartRequest{ContainerID: id})
-	must(d.t, err)
+	check.Must(d.t, err)
 }
 
 // addContainer makes the record of a container in a sandbox, as CRI of
@@ -223,7 +217,7 @@ func (d *daemon) addContainer(id, sandboxID, pod, source, destination string) {
 		"annotations": map[string]string{"io.kubernetes.cri.sandbox-id": sandboxID},
 		"mounts":      []map[string]any{{"destination": destination, "type": "bind", "source": source}},
 	})
-	must(d.t, err)
+	check.Must(d.t, err)
 	_, err = containersapi.NewContainersClient(d.conn).Create(d.ctx(), &containersapi.CreateContainerRequest{
 		Container: &containersapi.Container{
 			ID:      id,
@@ -232,17 +226,17 @@ func (d *daemon) addContainer(id, sandboxID, pod, source, destination string) {
 			Spec:    &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/Spec", Value: spec},
 		},
 	})
-	must(d.t, err)
+	check.Must(d.t, err)
 }
 
 // shim is the process that looks after a task.
 func (d *daemon) shim(id string) int {
 	d.t.Helper()
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(d.pid(id)) + "/status")
-	must(d.t, err)
+	check.Must(d.t, err)
 	_, after, _ := strings.Cut(string(raw), "\nPPid:")
 	pid, err := strconv.Atoi(strings.TrimSpace(strings.SplitN(after, "\n", 2)[0]))
-	must(d.t, err)
+	check.Must(d.t, err)
 	if !slices.Contains(d.processes(), pid) {
 		d.t.Fatalf("process %d above the task is no shim of ours", pid)
 	}
@@ -253,7 +247,7 @@ func (d *daemon) shim(id string) int {
 func (d *daemon) pid(id string) int {
 	d.t.Helper()
 	reply, err := tasksapi.NewTasksClient(d.conn).Get(d.ctx(), &tasksapi.GetRequest{ContainerID: id})
-	must(d.t, err)
+	check.Must(d.t, err)
 	return int(reply.GetProcess().GetPid())
 }
 

@@ -18,7 +18,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
-	"github.com/crust-proxy/crust-proxy/test/crinode"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 // source is what knows of sandboxes, wherever from.
@@ -61,14 +62,14 @@ func (m *moments) wasGone(id string) func() bool {
 }
 
 // sources are the ways to follow a node.
-var sources = map[string]func(*crinode.Node, *moments) source{
-	"containerd": func(node *crinode.Node, told *moments) source {
+var sources = map[string]func(*cri.Node, *moments) source{
+	"containerd": func(node *cri.Node, told *moments) source {
 		return sandbox.New(sandbox.Config{
 			Socket: node.Socket, Namespace: "k8s.io",
 			OnAdded: func(_, id string) { told.note(told.added, id) }, OnGone: func(id string) { told.note(told.gone, id) },
 		}, zap.NewNop())
 	},
-	"cri": func(node *crinode.Node, told *moments) source {
+	"cri": func(node *cri.Node, told *moments) source {
 		return sandbox.NewCRI(sandbox.CRIConfig{
 			Socket:  node.Socket,
 			OnAdded: func(_, id string) { told.note(told.added, id) }, OnGone: func(id string) { told.note(told.gone, id) },
@@ -77,7 +78,7 @@ var sources = map[string]func(*crinode.Node, *moments) source{
 }
 
 // runSource follows a node until the test ends.
-func runSource(t testing.TB, name string, node *crinode.Node) (source, *moments) {
+func runSource(t testing.TB, name string, node *cri.Node) (source, *moments) {
 	t.Helper()
 	told := newMoments()
 	tracker := sources[name](node, told)
@@ -86,9 +87,9 @@ func runSource(t testing.TB, name string, node *crinode.Node) (source, *moments)
 	go func() { done <- tracker.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		must(t, <-done)
+		check.Must(t, <-done)
 	})
-	eventually(t, "ready", tracker.Ready)
+	check.Eventually(t, "ready", tracker.Ready)
 	return tracker, told
 }
 
@@ -96,23 +97,23 @@ func runSource(t testing.TB, name string, node *crinode.Node) (source, *moments)
 func copyOfRunc(t *testing.T) string {
 	t.Helper()
 	path, err := exec.LookPath("runc")
-	must(t, err)
+	check.Must(t, err)
 	raw, err := os.ReadFile(path)
-	must(t, err)
+	check.Must(t, err)
 	ours := filepath.Join(t.TempDir(), "crust-handler")
-	must(t, os.WriteFile(ours, raw, 0o700))
+	check.Must(t, os.WriteFile(ours, raw, 0o700))
 	return ours
 }
 
 // pausePID is the process that is a sandbox.
-func pausePID(t testing.TB, node *crinode.Node, id string) int {
+func pausePID(t testing.TB, node *cri.Node, id string) int {
 	t.Helper()
 	reply, err := node.CRI.PodSandboxStatus(context.Background(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
-	must(t, err)
+	check.Must(t, err)
 	var info struct {
 		Pid int `json:"pid"`
 	}
-	must(t, json.Unmarshal([]byte(reply.GetInfo()["info"]), &info))
+	check.Must(t, json.Unmarshal([]byte(reply.GetInfo()["info"]), &info))
 	if info.Pid <= 1 {
 		t.Fatalf("sandbox %s has process %d", id, info.Pid)
 	}
@@ -137,43 +138,43 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 			return func() bool { return slices.Equal(tracker.OfPod(uid), want) }
 		}
 		first, err := node.RunPod(t.Context(), "pod-1", "crust", 0)
-		must(t, err)
+		check.Must(t, err)
 		plain, err := node.RunPod(t.Context(), "pod-2", "", 0)
-		must(t, err)
-		eventually(t, "the first sandboxes", func() bool { return is("pod-1", first.ID)() && is("pod-2", plain.ID)() })
+		check.Must(t, err)
+		check.Eventually(t, "the first sandboxes", func() bool { return is("pod-1", first.ID)() && is("pod-2", plain.ID)() })
 		wantHandler(t, tracker, first.ID, "crust")
 		wantHandler(t, tracker, plain.ID, "")
 		if uid, known := tracker.PodOf(first.ID); !known || uid != "pod-1" {
 			t.Errorf("the first sandbox is of pod %q, %v", uid, known)
 		}
 
-		must(t, syscall.Kill(pausePID(t, node, first.ID), syscall.SIGKILL))
-		eventually(t, "the killed sandbox is gone", told.wasGone(first.ID))
+		check.Must(t, syscall.Kill(pausePID(t, node, first.ID), syscall.SIGKILL))
+		check.Eventually(t, "the killed sandbox is gone", told.wasGone(first.ID))
 		second, err := node.RunPod(t.Context(), "pod-1", "crust", 1)
-		must(t, err)
-		eventually(t, "the second sandbox", is("pod-1", second.ID))
+		check.Must(t, err)
+		check.Eventually(t, "the second sandbox", is("pod-1", second.ID))
 		wantHandler(t, tracker, second.ID, "crust")
 
 		// Containerd dies; sandboxes do not, but for one that is killed meanwhile.
 		victim := pausePID(t, node, plain.ID)
 		node.Kill()
-		eventually(t, "containerd is missed", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
+		check.Eventually(t, "containerd is missed", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
 		if !is("pod-1", second.ID)() || !is("pod-2", plain.ID)() {
 			t.Error("sandboxes were forgotten with containerd")
 		}
-		must(t, syscall.Kill(victim, syscall.SIGKILL))
-		must(t, node.Launch())
-		eventually(t, "containerd is followed again", tracker.Ready)
-		eventually(t, "what ended meanwhile is gone", told.wasGone(plain.ID))
+		check.Must(t, syscall.Kill(victim, syscall.SIGKILL))
+		check.Must(t, node.Launch())
+		check.Eventually(t, "containerd is followed again", tracker.Ready)
+		check.Eventually(t, "what ended meanwhile is gone", told.wasGone(plain.ID))
 		if told.wasGone(second.ID)() || !is("pod-1", second.ID)() {
 			t.Error("a sandbox that lived on is gone")
 		}
 		third, err := node.RunPod(t.Context(), "pod-3", "crust", 0)
-		must(t, err)
-		eventually(t, "a sandbox of the new containerd", is("pod-3", third.ID))
+		check.Must(t, err)
+		check.Eventually(t, "a sandbox of the new containerd", is("pod-3", third.ID))
 		wantHandler(t, tracker, third.ID, "crust")
-		must(t, third.Remove(t.Context()))
-		eventually(t, "the removed sandbox is gone", told.wasGone(third.ID))
+		check.Must(t, third.Remove(t.Context()))
+		check.Eventually(t, "the removed sandbox is gone", told.wasGone(third.ID))
 	})
 }
 
@@ -192,31 +193,31 @@ func TestContainersOverCRI(t *testing.T) {
 		tracker, _ := runSource(t, name, node)
 		const below = "/pods/pod-1/volumes/kubernetes.io~csi/v/mount"
 		target := node.Dir + "/real" + below
-		must(t, os.MkdirAll(target, 0o755))
-		must(t, os.Symlink("real", node.Dir+"/kubelet"))
+		check.Must(t, os.MkdirAll(target, 0o755))
+		check.Must(t, os.Symlink("real", node.Dir+"/kubelet"))
 		pod, err := node.RunPod(t.Context(), "pod-1", "", 0)
-		must(t, err)
+		check.Must(t, err)
 		other, err := node.RunPod(t.Context(), "pod-2", "", 0)
-		must(t, err)
-		linked, err := pod.Run(t.Context(), crinode.Container{
-			Name: "linked", Mounts: []crinode.Mount{{Host: node.Dir + "/kubelet" + below, Container: "/data"}}})
-		must(t, err)
-		direct, err := pod.Run(t.Context(), crinode.Container{
-			Name: "direct", Mounts: []crinode.Mount{{Host: target, Container: "/copy"}, {Host: node.Dir, Container: "/tmp"}}})
-		must(t, err)
-		_, err = other.Run(t.Context(), crinode.Container{Name: "other", Mounts: []crinode.Mount{{Host: target, Container: "/stolen"}}})
-		must(t, err)
-		eventually(t, "the sandbox", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
+		check.Must(t, err)
+		linked, err := pod.Run(t.Context(), cri.Container{
+			Name: "linked", Mounts: []cri.Mount{{Host: node.Dir + "/kubelet" + below, Container: "/data"}}})
+		check.Must(t, err)
+		direct, err := pod.Run(t.Context(), cri.Container{
+			Name: "direct", Mounts: []cri.Mount{{Host: target, Container: "/copy"}, {Host: node.Dir, Container: "/tmp"}}})
+		check.Must(t, err)
+		_, err = other.Run(t.Context(), cri.Container{Name: "other", Mounts: []cri.Mount{{Host: target, Container: "/stolen"}}})
+		check.Must(t, err)
+		check.Eventually(t, "the sandbox", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
 		want := []string{pod.ID, linked, direct}
 		slices.Sort(want)
 		ids, err := tracker.ContainerIDs(t.Context(), pod.ID)
-		must(t, err)
+		check.Must(t, err)
 		slices.Sort(ids)
 		if !slices.Equal(ids, want) {
 			t.Errorf("containers %q, want %q", ids, want)
 		}
 		destinations, err := tracker.Destinations(t.Context(), pod.ID, target)
-		must(t, err)
+		check.Must(t, err)
 		slices.Sort(destinations)
 		if !slices.Equal(destinations, []string{"/copy", "/data"}) {
 			t.Errorf("the volume is at %q", destinations)

@@ -15,7 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const driverName = "driver.crust-proxy.dev"
@@ -23,7 +24,7 @@ const driverName = "driver.crust-proxy.dev"
 // csiVolume is a volume of the reference driver, as kubelet sees it: behind the
 // front.
 type csiVolume struct {
-	*rig
+	*testNode
 	node            csi.NodeClient
 	controller      csi.ControllerClient
 	id, fs, pod     string
@@ -31,22 +32,22 @@ type csiVolume struct {
 	context         map[string]string
 }
 
-// newCSIRig makes a rig whose daemon stands in front of the reference driver.
-func newCSIRig(t *testing.T, version string, args ...string) *rig {
+// newCSINode makes a node whose daemon stands in front of the reference driver.
+func newCSINode(t *testing.T, version string, args ...string) *testNode {
 	t.Helper()
 	r := layOut(t, version)
 	r.d.Extra = "front: {enabled: true}\npolicy: {rules: [{name: all, defer: true}]}"
 	socket := r.d.Kubelet + "/plugins/" + driverName + "/csi.sock"
 	registry := r.d.Kubelet + "/crust-proxy/registry"
 	for _, dir := range []string{r.d.Dir + "/data", registry, r.d.Kubelet + "/plugins_registry", filepath.Dir(socket)} {
-		must(t, os.MkdirAll(dir, 0o755))
+		check.Must(t, os.MkdirAll(dir, 0o755))
 	}
-	driver := exec.Command(harness.Program(t, "crust-driver"), append([]string{
+	driver := exec.Command(rig.Program(t, "crust-driver"), append([]string{
 		"--endpoint", "unix://" + socket, "--data-dir", r.d.Dir + "/data", "--node-id", "node-1", "--capacity", "100000000000",
 		"--kubelet-registration-socket", registry + "/" + driverName + "-reg.sock", "--kubelet-endpoint", socket,
 	}, args...)...)
 	driver.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	must(t, driver.Start())
+	check.Must(t, driver.Start())
 	t.Cleanup(func() {
 		_ = driver.Process.Kill()
 		_ = driver.Wait()
@@ -56,15 +57,15 @@ func newCSIRig(t *testing.T, version string, args ...string) *rig {
 }
 
 // create has the driver make a volume, once it answers through the front.
-func (r *rig) create(name, fs string, size int64) *csiVolume {
+func (r *testNode) create(name, fs string, size int64) *csiVolume {
 	r.t.Helper()
 	conn := r.d.Dial(r.d.Dir + "/run/csi/" + driverName + ".sock")
 	v := &csiVolume{
-		rig: r, node: csi.NewNodeClient(conn), controller: csi.NewControllerClient(conn), fs: fs, pod: "pod-" + name,
+		testNode: r, node: csi.NewNodeClient(conn), controller: csi.NewControllerClient(conn), fs: fs, pod: "pod-" + name,
 		staging: r.d.Kubelet + "/plugins/kubernetes.io/csi/" + driverName + "/" + name + "/globalmount",
 		target:  r.d.Kubelet + "/pods/pod-" + name + "/volumes/kubernetes.io~csi/" + name + "/mount",
 	}
-	eventually(r.t, "the driver answers through the front", func() bool {
+	check.Eventually(r.t, "the driver answers through the front", func() bool {
 		conn.ResetConnectBackoff()
 		_, err := v.node.NodeGetCapabilities(r.ctx(), &csi.NodeGetCapabilitiesRequest{})
 		return err == nil
@@ -72,7 +73,7 @@ func (r *rig) create(name, fs string, size int64) *csiVolume {
 	reply, err := v.controller.CreateVolume(r.ctx(), &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{v.capability()},
 	})
-	must(r.t, err)
+	check.Must(r.t, err)
 	v.id, v.context = reply.GetVolume().GetVolumeId(), reply.GetVolume().GetVolumeContext()
 	return v
 }
@@ -87,13 +88,13 @@ func (v *csiVolume) capability() *csi.VolumeCapability {
 // publish is all that kubelet calls before it makes a sandbox.
 func (v *csiVolume) publish() {
 	v.t.Helper()
-	must(v.t, os.MkdirAll(v.staging, 0o750))
+	check.Must(v.t, os.MkdirAll(v.staging, 0o750))
 	_, err := v.node.NodeStageVolume(v.ctx(), &csi.NodeStageVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.capability(), VolumeContext: v.context,
 	})
-	must(v.t, err)
-	must(v.t, os.MkdirAll(filepath.Dir(v.target), 0o750))
-	must(v.t, os.WriteFile(filepath.Dir(v.target)+"/vol_data.json", []byte(`{"driverName":"`+driverName+`"}`), 0o600))
+	check.Must(v.t, err)
+	check.Must(v.t, os.MkdirAll(filepath.Dir(v.target), 0o750))
+	check.Must(v.t, os.WriteFile(filepath.Dir(v.target)+"/vol_data.json", []byte(`{"driverName":"`+driverName+`"}`), 0o600))
 	with := map[string]string{"csi.storage.k8s.io/pod.uid": v.pod}
 	for key, value := range v.context {
 		with[key] = value
@@ -101,13 +102,13 @@ func (v *csiVolume) publish() {
 	_, err = v.node.NodePublishVolume(v.ctx(), &csi.NodePublishVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.capability(), VolumeContext: with,
 	})
-	must(v.t, err)
+	check.Must(v.t, err)
 }
 
 // unpublish is all that kubelet calls after it has removed the sandbox.
 func (v *csiVolume) unpublish() {
 	v.t.Helper()
-	eventually(v.t, "unpublish", func() bool {
+	check.Eventually(v.t, "unpublish", func() bool {
 		_, err := v.node.NodeUnpublishVolume(v.ctx(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
 		if code := status.Code(err); err != nil && code != codes.Aborted && code != codes.Unavailable {
 			v.t.Fatal(err)
@@ -118,10 +119,10 @@ func (v *csiVolume) unpublish() {
 		v.t.Errorf("kubelet cannot remove the target: %v", err)
 	}
 	_, err := v.node.NodeUnstageVolume(v.ctx(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
-	must(v.t, err)
-	must(v.t, os.RemoveAll(filepath.Dir(v.target)))
+	check.Must(v.t, err)
+	check.Must(v.t, os.RemoveAll(filepath.Dir(v.target)))
 	_, err = v.controller.DeleteVolume(v.ctx(), &csi.DeleteVolumeRequest{VolumeId: v.id})
-	must(v.t, err)
+	check.Must(v.t, err)
 }
 
 // grow has the driver grow the device, and kubelet the filesystem.
@@ -130,7 +131,7 @@ func (v *csiVolume) grow(size int64) error {
 	_, err := v.controller.ControllerExpandVolume(v.ctx(), &csi.ControllerExpandVolumeRequest{
 		VolumeId: v.id, CapacityRange: limit, VolumeCapability: v.capability(),
 	})
-	must(v.t, err)
+	check.Must(v.t, err)
 	reply, err := v.node.NodeExpandVolume(v.ctx(), &csi.NodeExpandVolumeRequest{
 		VolumeId: v.id, VolumePath: v.target, StagingTargetPath: v.staging, VolumeCapability: v.capability(), CapacityRange: limit,
 	})
@@ -144,7 +145,7 @@ func (v *csiVolume) grow(size int64) error {
 func (v *csiVolume) wantStats(container string) usage {
 	v.t.Helper()
 	var inside usage
-	eventually(v.t, "stats are what df tells", func() bool {
+	check.Eventually(v.t, "stats are what df tells", func() bool {
 		reply, err := v.node.NodeGetVolumeStats(v.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target})
 		if err != nil || len(reply.GetUsage()) == 0 {
 			return false
@@ -162,7 +163,7 @@ func (v *csiVolume) wantStats(container string) usage {
 func TestCSIVolumeInAPod(t *testing.T) {
 	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
 		t.Run(name, func(t *testing.T) {
-			r := newCSIRig(t, "installed", args...)
+			r := newCSINode(t, "installed", args...)
 			for _, fs := range filesystems {
 				t.Run(fs, func(t *testing.T) { r.of(t).lifeOfACSIVolume(fs) })
 			}
@@ -171,12 +172,12 @@ func TestCSIVolumeInAPod(t *testing.T) {
 	}
 }
 
-func (r *rig) lifeOfACSIVolume(fs string) {
+func (r *testNode) lifeOfACSIVolume(fs string) {
 	r.t.Helper()
 	v := r.create("pv-"+fs, fs, diskSize)
 	v.publish()
 	// Kubelet expands before there is a sandbox, and starts no pod where that fails.
-	must(r.t, v.grow(2*diskSize))
+	check.Must(r.t, v.grow(2*diskSize))
 	pod := r.pod(v.pod)
 	id := r.run(pod, "main", at(v.target))
 	if has := v.wantStats(id); has.bytesTotal < 2*diskSize*8/10 {
@@ -185,7 +186,7 @@ func (r *rig) lifeOfACSIVolume(fs string) {
 	r.exec(id, "echo kept > /data/file && sync")
 	err := v.grow(3 * diskSize)
 	if mayGrow(r.t, fs) {
-		must(r.t, err)
+		check.Must(r.t, err)
 		if has := v.wantStats(id); has.bytesTotal < 3*diskSize*8/10 {
 			r.t.Errorf("the filesystem has %d bytes after it was grown", has.bytesTotal)
 		}

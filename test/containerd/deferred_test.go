@@ -10,13 +10,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/test/crinode"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 // TestOneVolumeTwoContainers goes the whole way with every filesystem.
 func TestOneVolumeTwoContainers(t *testing.T) {
 	onEach(t, func(t *testing.T, version string) {
-		r := newRig(t, version)
+		r := newTestNode(t, version)
 		for _, fs := range filesystems {
 			v := r.volume("pod-"+fs, fs, diskSize)
 			unseen := v.watchHost()
@@ -50,14 +51,14 @@ func TestOneVolumeTwoContainers(t *testing.T) {
 // are.
 func TestOtherMountsStay(t *testing.T) {
 	onEach(t, func(t *testing.T, version string) {
-		r := newRig(t, version)
+		r := newTestNode(t, version)
 		plain := r.node.Dir + "/plain"
-		must(t, os.Mkdir(plain, 0o755))
-		must(t, os.WriteFile(plain+"/file", []byte("plain"), 0o600))
+		check.Must(t, os.Mkdir(plain, 0o755))
+		check.Must(t, os.WriteFile(plain+"/file", []byte("plain"), 0o600))
 		v := r.staged("pod-1", "ext4")
 		pod := r.pod("pod-1")
-		with := r.run(pod, "with", at(v.target), crinode.Mount{Host: plain, Container: "/plain"})
-		without := r.run(pod, "without", crinode.Mount{Host: plain, Container: "/plain"})
+		with := r.run(pod, "with", at(v.target), cri.Mount{Host: plain, Container: "/plain"})
+		without := r.run(pod, "without", cri.Mount{Host: plain, Container: "/plain"})
 		for _, container := range []string{with, without} {
 			if got := r.exec(container, "cat /plain/file"); got != "plain" {
 				t.Errorf("it reads %q", got)
@@ -72,7 +73,7 @@ func TestOtherMountsStay(t *testing.T) {
 }
 
 func TestReadOnly(t *testing.T) {
-	r := newRig(t, "installed")
+	r := newTestNode(t, "installed")
 	for _, fs := range filesystems {
 		t.Run(fs, func(t *testing.T) { r.of(t).readOnlyVolume(fs) })
 	}
@@ -80,13 +81,15 @@ func TestReadOnly(t *testing.T) {
 	r.wantClean()
 }
 
-// of is the rig in a subtest.
-func (r *rig) of(t *testing.T) *rig { return &rig{t: t, node: r.node, d: r.d, program: r.program} }
+// of is the node in a subtest.
+func (r *testNode) of(t *testing.T) *testNode {
+	return &testNode{t: t, node: r.node, d: r.d, program: r.program}
+}
 
-func (r *rig) readOnlyVolume(fs string) {
+func (r *testNode) readOnlyVolume(fs string) {
 	r.t.Helper()
 	v := r.volume("pod-"+fs, fs, diskSize)
-	v.onHost(func(dir string) { must(r.t, os.WriteFile(dir+"/file", []byte("kept"), 0o600)) })
+	v.onHost(func(dir string) { check.Must(r.t, os.WriteFile(dir+"/file", []byte("kept"), 0o600)) })
 	v.flags = []string{"ro"}
 	before := checksum(r.t, v.disk)
 	v.stage()
@@ -104,7 +107,7 @@ func (r *rig) readOnlyVolume(fs string) {
 	}
 }
 
-func (r *rig) wantReadOnly(container string) {
+func (r *testNode) wantReadOnly(container string) {
 	r.t.Helper()
 	_, err := r.node.Exec(r.ctx(), container, "echo x > /data/new")
 	if err == nil || !strings.Contains(err.Error(), "Read-only file system") {
@@ -113,11 +116,11 @@ func (r *rig) wantReadOnly(container string) {
 }
 
 // readOnlyMount has a volume that one container may only read.
-func (r *rig) readOnlyMount() {
+func (r *testNode) readOnlyMount() {
 	r.t.Helper()
 	v := r.staged("pod-mount", "ext4")
 	pod := r.pod(v.pod)
-	reader := r.run(pod, "reader", crinode.Mount{Host: v.target, Container: "/data", ReadOnly: true})
+	reader := r.run(pod, "reader", cri.Mount{Host: v.target, Container: "/data", ReadOnly: true})
 	r.wantReadOnly(reader)
 	writer := r.run(pod, "writer", at(v.target))
 	r.exec(writer, "echo x > /data/new")
@@ -132,14 +135,14 @@ func (r *rig) readOnlyMount() {
 // A volume is mounted for the pod that it was published for, and no other one.
 func TestAnotherPodIsRefused(t *testing.T) {
 	onEach(t, func(t *testing.T, version string) {
-		r := newRig(t, version)
+		r := newTestNode(t, version)
 		v := r.staged("pod-1", "ext4")
 		other := r.pod("pod-2")
-		_, err := other.Run(r.ctx(), crinode.Container{Name: "main", Mounts: []crinode.Mount{at(v.target)}})
+		_, err := other.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}})
 		if err == nil || !strings.Contains(err.Error(), "pod-1") {
 			t.Errorf("another pod's container: %v", err)
 		}
-		must(t, v.isFree())
+		check.Must(t, v.isFree())
 		r.remove(other)
 		_, err = v.stats()
 		if status.Code(err) != codes.Unavailable {
@@ -156,7 +159,7 @@ func TestSymlinkedKubeletRoot(t *testing.T) {
 	onEach(t, func(t *testing.T, version string) {
 		r := layOut(t, version)
 		link := r.d.Dir + "/link"
-		must(t, os.Symlink(r.d.Kubelet, link))
+		check.Must(t, os.Symlink(r.d.Kubelet, link))
 		r.d.Kubelet = link
 		r.d.Start()
 		v := r.staged("pod-1", "ext4")

@@ -10,56 +10,51 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
-	"github.com/crust-proxy/crust-proxy/test/crinode"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // crashed is a volume whose node went down while it was mounted.
-func (r *rig) crashed(pod, fs string) *volume {
+func (r *testNode) crashed(pod, fs string) *volume {
 	r.t.Helper()
 	v := r.volume(pod, fs, diskSize)
 	dir := r.t.TempDir()
-	must(r.t, unix.Mount(v.disk, dir, fs, 0, ""))
-	defer func() { must(r.t, unix.Unmount(dir, 0)) }()
+	check.Must(r.t, unix.Mount(v.disk, dir, fs, 0, ""))
+	defer func() { check.Must(r.t, unix.Unmount(dir, 0)) }()
 	file, err := os.Create(dir + "/file")
-	must(r.t, err)
+	check.Must(r.t, err)
 	_, err = file.WriteString("kept")
-	must(r.t, err)
-	must(r.t, file.Sync())
-	must(r.t, file.Close())
+	check.Must(r.t, err)
+	check.Must(r.t, file.Sync())
+	check.Must(r.t, file.Close())
 	was := v.image
 	v.image = r.t.TempDir() + "/image"
 	if out, err := exec.Command("cp", "--sparse=always", was, v.image).CombinedOutput(); err != nil {
 		r.t.Fatalf("cp: %v\n%s", err, out)
 	}
-	v.disk = harness.Loop(r.t, v.image, loopdev.Options{})
+	v.disk = rig.Loop(r.t, v.image, loopdev.Options{})
 	return v
 }
 
 // A journal is not replayed where the volume is read-only, because that would
 // write; where it may be written to, the sandbox recovers it as a node would.
 func TestVolumeOfANodeThatCrashed(t *testing.T) {
-	r := newRig(t, "installed")
+	r := newTestNode(t, "installed")
 	for _, fs := range filesystems {
 		v := r.crashed("pod-"+fs, fs)
 		before := checksum(t, v.disk)
 		v.flags = []string{"ro"}
-		v.stage()
-		pod := r.pod(v.pod)
-		_, err := pod.Run(r.ctx(), crinode.Container{Name: "main", Mounts: []crinode.Mount{at(v.target)}})
-		if err == nil || !strings.Contains(err.Error(), "it has to be mounted read-write once") {
-			t.Errorf("%s: a container on it, read-only: %v", fs, err)
+		if err := v.tryStage(); err == nil || !strings.Contains(err.Error(), "mount it read-write once") {
+			t.Errorf("%s: staged read-only: %v", fs, err)
 		}
-		r.remove(pod)
-		v.unstage()
 		if checksum(t, v.disk) != before {
 			t.Errorf("%s: the read-only volume has changed", fs)
 		}
 
 		v.flags = nil
 		v.stage()
-		pod = r.attempt(v.pod, 1)
+		pod := r.pod(v.pod)
 		id := r.run(pod, "main", at(v.target))
 		if got := r.exec(id, "cat /data/file"); got != "kept" {
 			t.Errorf("%s: it reads %q", fs, got)

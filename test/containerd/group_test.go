@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/test/crinode"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 const (
@@ -27,20 +28,20 @@ func makeTree(t testing.TB, dir, outside string) {
 	t.Helper()
 	for d := range treeDirs {
 		sub := filepath.Join(dir, "tree", strconv.Itoa(d))
-		must(t, os.MkdirAll(sub, 0o700))
+		check.Must(t, os.MkdirAll(sub, 0o700))
 		for f := range treeFiles {
 			fd, err := unix.Open(sub+"/"+strconv.Itoa(f), unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
-			must(t, err)
-			must(t, unix.Close(fd))
+			check.Must(t, err)
+			check.Must(t, unix.Close(fd))
 		}
 	}
-	must(t, os.Symlink(outside, dir+"/link"))
+	check.Must(t, os.Symlink(outside, dir+"/link"))
 }
 
 // wrong lists files of the tree that the group cannot have.
 func wrong(t testing.TB, dir string) (out []string) {
 	t.Helper()
-	must(t, filepath.WalkDir(filepath.Join(dir, "tree"), func(path string, entry fs.DirEntry, err error) error {
+	check.Must(t, filepath.WalkDir(filepath.Join(dir, "tree"), func(path string, entry fs.DirEntry, err error) error {
 		var st unix.Stat_t
 		if err == nil {
 			err = unix.Lstat(path, &st)
@@ -60,10 +61,10 @@ func wrong(t testing.TB, dir string) (out []string) {
 // TestGroupPolicies runs a pod again and again on one tree, as a user who can use
 // the volume by its group only.
 func TestGroupPolicies(t *testing.T) {
-	r := newRig(t, "installed")
+	r := newTestNode(t, "installed")
 	v := r.volume("pod-1", "xfs", 2*diskSize)
 	outside := t.TempDir() + "/outside"
-	must(t, os.WriteFile(outside, nil, 0o600))
+	check.Must(t, os.WriteFile(outside, nil, 0o600))
 	v.onHost(func(dir string) { makeTree(t, dir, outside) })
 	v.group = strconv.Itoa(groupID)
 	const strange = "/tree/7/77"
@@ -76,10 +77,10 @@ func TestGroupPolicies(t *testing.T) {
 		{"the root does not match", runtimev1.VolumeSupplementalGroupChangePolicy_ON_ROOT_MISMATCH, func(string) {}, false},
 		{
 			"the root matches", runtimev1.VolumeSupplementalGroupChangePolicy_ON_ROOT_MISMATCH,
-			func(dir string) { must(t, os.Chown(dir+strange, 0, 0)) }, true,
+			func(dir string) { check.Must(t, os.Chown(dir+strange, 0, 0)) }, true,
 		},
 		{"always", runtimev1.VolumeSupplementalGroupChangePolicy_ALWAYS, func(string) {}, false},
-		{"no policy is always", runtimev1.VolumeSupplementalGroupChangePolicy_UNKNOWN, func(dir string) { must(t, os.Chown(dir+strange, 0, 0)) }, false},
+		{"no policy is always", runtimev1.VolumeSupplementalGroupChangePolicy_UNKNOWN, func(dir string) { check.Must(t, os.Chown(dir+strange, 0, 0)) }, false},
 	}
 	for attempt, step := range steps {
 		v.onHost(step.before)
@@ -95,7 +96,7 @@ func TestGroupPolicies(t *testing.T) {
 		})
 	}
 	var st unix.Stat_t
-	must(t, unix.Stat(outside, &st))
+	check.Must(t, unix.Stat(outside, &st))
 	if st.Gid != 0 || st.Mode&0o7777 != 0o600 {
 		t.Errorf("what a link leads to has changed: group %d, mode %o", st.Gid, st.Mode)
 	}
@@ -103,13 +104,13 @@ func TestGroupPolicies(t *testing.T) {
 	r.wantClean()
 }
 
-func (r *rig) asGroupMember(v *volume, attempt uint32) {
+func (r *testNode) asGroupMember(v *volume, attempt uint32) {
 	r.t.Helper()
 	pod := r.attempt(v.pod, attempt)
-	id, err := pod.Run(r.ctx(), crinode.Container{
-		Name: "main", Mounts: []crinode.Mount{at(v.target)}, User: 1000, Groups: []int64{groupID},
+	id, err := pod.Run(r.ctx(), cri.Container{
+		Name: "main", Mounts: []cri.Mount{at(v.target)}, User: 1000, Groups: []int64{groupID},
 	})
-	must(r.t, err)
+	check.Must(r.t, err)
 	r.exec(id, "echo mine > /data/mine && echo mine > /data/tree/99/999 && rm /data/mine")
 	r.remove(pod)
 }

@@ -9,6 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 const grownSize = 2 * diskSize
@@ -22,7 +24,7 @@ func mayGrow(t testing.TB, fs string) bool {
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
-	must(t, unix.Capget(&header, &data[0]))
+	check.Must(t, unix.Capget(&header, &data[0]))
 	return data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
@@ -44,7 +46,7 @@ done`
 
 func TestGrowWhileAWriterRuns(t *testing.T) {
 	onEach(t, func(t *testing.T, version string) {
-		r := newRig(t, version)
+		r := newTestNode(t, version)
 		for _, fs := range filesystems {
 			t.Run(fs, func(t *testing.T) { r.of(t).growOnline(fs) })
 		}
@@ -52,7 +54,7 @@ func TestGrowWhileAWriterRuns(t *testing.T) {
 	})
 }
 
-func (r *rig) growOnline(fs string) {
+func (r *testNode) growOnline(fs string) {
 	t := r.t
 	v := r.staged("pod-"+fs, fs)
 	pod := r.pod(v.pod)
@@ -63,7 +65,7 @@ func (r *rig) growOnline(fs string) {
 	v.grow(grownSize)
 	got, err := v.expand(grownSize)
 	if mayGrow(t, fs) {
-		must(t, err)
+		check.Must(t, err)
 		if got != grownSize {
 			t.Errorf("it has grown to %d", got)
 		}
@@ -84,7 +86,7 @@ func (r *rig) growOnline(fs string) {
 }
 
 // wantProgress waits until the writer has written more.
-func (r *rig) wantProgress(container string) {
+func (r *testNode) wantProgress(container string) {
 	r.t.Helper()
 	r.exec(container, `was=$(cat /tmp/count 2>/dev/null || echo 0)
 for i in $(seq 200); do
@@ -101,7 +103,7 @@ exit 1`)
 // its device when one mounts it.
 func TestGrownWhileNoSandboxRan(t *testing.T) {
 	onEach(t, func(t *testing.T, version string) {
-		r := newRig(t, version)
+		r := newTestNode(t, version)
 		for _, fs := range filesystems {
 			t.Run(fs+" restored", func(t *testing.T) {
 				r := r.of(t)
@@ -125,7 +127,7 @@ func TestGrownWhileNoSandboxRan(t *testing.T) {
 	})
 }
 
-func (r *rig) wantLargeAtMount(v *volume) {
+func (r *testNode) wantLargeAtMount(v *volume) {
 	r.t.Helper()
 	pod := r.pod(v.pod)
 	id := r.run(pod, "main", at(v.target))
@@ -140,7 +142,7 @@ func (r *rig) wantLargeAtMount(v *volume) {
 
 // Expanding beyond the device is refused, with the reason.
 func TestExpandBeyondTheDevice(t *testing.T) {
-	r := newRig(t, "installed")
+	r := newTestNode(t, "installed")
 	v := r.staged("pod-1", "xfs")
 	pod := r.pod("pod-1")
 	id := r.run(pod, "main", at(v.target))

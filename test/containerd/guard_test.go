@@ -11,8 +11,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/test/crinode"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 // TestOrdinaryPodOnADeferredVolume runs a pod on a deferred volume with a runtime
@@ -21,19 +22,19 @@ import (
 func TestOrdinaryPodOnADeferredVolume(t *testing.T) {
 	onEach(t, func(t *testing.T, version string) {
 		node := newNode(t, version, nil)
-		d := harness.NewDaemon(t)
+		d := rig.NewDaemon(t)
 		d.Start()
-		disk := harness.Disk(t, 32*mib, "ext4")
+		disk := rig.Disk(t, 32*mib, "ext4")
 		before := checksum(t, disk)
 		request := d.StageRequest("pod-1", disk)
 		target := request.GetVolumeTargetPath()
 		_, err := d.Runtime().RuntimeStageVolume(t.Context(), request)
-		must(t, err)
+		check.Must(t, err)
 
 		pod, err := node.RunPod(t.Context(), "pod-1", "runc", 0)
-		must(t, err)
-		id, err := pod.Run(t.Context(), crinode.Container{Name: "main", Mounts: []crinode.Mount{{Host: target, Container: "/data"}}})
-		must(t, err)
+		check.Must(t, err)
+		id, err := pod.Run(t.Context(), cri.Container{Name: "main", Mounts: []cri.Mount{{Host: target, Container: "/data"}}})
+		check.Must(t, err)
 		_, err = node.Exec(t.Context(), id, "echo lost > /data/file")
 		if err == nil || !strings.Contains(err.Error(), "No space left on device") {
 			t.Errorf("its write ended with: %v", err)
@@ -41,7 +42,7 @@ func TestOrdinaryPodOnADeferredVolume(t *testing.T) {
 		if found := holding(t, d.Kubelet, "lost"); len(found) > 0 {
 			t.Errorf("it wrote to the node: %q", found)
 		}
-		must(t, pod.Remove(t.Context()))
+		check.Must(t, pod.Remove(t.Context()))
 		unstage(t, d, target)
 		if found := holding(t, d.Kubelet, "lost"); len(found) > 0 {
 			t.Errorf("it wrote to the node, below the guard: %q", found)
@@ -56,18 +57,18 @@ func TestOrdinaryPodOnADeferredVolume(t *testing.T) {
 func checksum(t *testing.T, path string) [sha256.Size]byte {
 	t.Helper()
 	file, err := os.Open(path)
-	must(t, err)
+	check.Must(t, err)
 	defer func() { _ = file.Close() }()
 	sum := sha256.New()
 	_, err = io.Copy(sum, file)
-	must(t, err)
+	check.Must(t, err)
 	return [sha256.Size]byte(sum.Sum(nil))
 }
 
 // holding lists the files below a directory that hold a text.
 func holding(t *testing.T, dir, text string) (found []string) {
 	t.Helper()
-	must(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+	check.Must(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
 			return err
 		}

@@ -8,14 +8,15 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/test/crinode"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 // scene is a pod that runs on a volume, and what can be killed there.
 type scene struct {
-	*rig
+	*testNode
 	v         *volume
-	pod       *crinode.Pod
+	pod       *cri.Pod
 	container string
 }
 
@@ -26,11 +27,11 @@ var victims = []string{"container", "shim", "containerd", "crust-proxy"}
 func (s *scene) kills() map[string]func() {
 	s.t.Helper()
 	container, err := s.node.Pid(s.ctx(), s.container)
-	must(s.t, err)
+	check.Must(s.t, err)
 	shim, err := s.pod.Shim(s.ctx())
-	must(s.t, err)
+	check.Must(s.t, err)
 	pause, err := s.pod.Pid(s.ctx())
-	must(s.t, err)
+	check.Must(s.t, err)
 	return map[string]func(){
 		// Containerd itself kills what a dead shim has left.
 		"container":   func() { _ = syscall.Kill(container, syscall.SIGKILL) },
@@ -59,7 +60,7 @@ func orders(of []string) (all [][]string) {
 // order, while the pod writes. What was synced is whole afterwards, the volume can
 // be had again, and nothing is left.
 func TestKillsInEveryOrder(t *testing.T) {
-	r := newRig(t, "installed")
+	r := newTestNode(t, "installed")
 	for i, order := range orders(victims) {
 		r.killAll(fmt.Sprintf("pod-%d", i), filesystems[i%len(filesystems)], order)
 	}
@@ -67,7 +68,7 @@ func TestKillsInEveryOrder(t *testing.T) {
 }
 
 func TestKillsOnContainerd2(t *testing.T) {
-	r := newRig(t, "2.x")
+	r := newTestNode(t, "2.x")
 	all := append([]string{"sandbox"}, victims...)
 	for i, first := range all {
 		r.killAll(fmt.Sprintf("pod-%d", i), "ext4", append(append([]string{}, all[i:]...), all[:i]...))
@@ -76,12 +77,12 @@ func TestKillsOnContainerd2(t *testing.T) {
 	r.wantClean()
 }
 
-func (r *rig) killAll(pod, fs string, order []string) {
+func (r *testNode) killAll(pod, fs string, order []string) {
 	name := fs + ": " + strings.Join(order, ", ")
 	r.t.Run(name, func(t *testing.T) {
 		r := r.of(t)
 		v := r.staged(pod, fs)
-		s := &scene{rig: r, v: v, pod: r.pod(pod)}
+		s := &scene{testNode: r, v: v, pod: r.pod(pod)}
 		s.container = r.run(s.pod, "main", at(v.target))
 		sum := r.write(s.container, "/data/blob")
 		r.exec(s.container, "("+writer+") >/dev/null 2>&1 </dev/null &")
@@ -92,7 +93,7 @@ func (r *rig) killAll(pod, fs string, order []string) {
 		}
 		s.restart(order)
 		// Kubelet too tries again: a container whose shim was killed may still run.
-		eventually(t, "the pod is removed", func() bool { return s.pod.Remove(r.ctx()) == nil })
+		check.Eventually(t, "the pod is removed", func() bool { return s.pod.Remove(r.ctx()) == nil })
 		v.unstage()
 		v.check()
 		v.wantSum("blob", sum)
@@ -106,7 +107,7 @@ func (s *scene) restart(killed []string) {
 	for _, one := range killed {
 		switch one {
 		case "containerd":
-			must(s.t, s.node.Launch())
+			check.Must(s.t, s.node.Launch())
 		case "crust-proxy":
 			s.d.Start()
 		}
@@ -118,7 +119,7 @@ func (s *scene) useAgain(sum string) {
 	s.t.Helper()
 	s.v.pod += "-next"
 	s.v.stage()
-	pod := s.rig.pod(s.v.pod)
+	pod := s.testNode.pod(s.v.pod)
 	id := s.run(pod, "main", at(s.v.target))
 	if got := s.exec(id, "sha256sum /data/blob"); !strings.HasPrefix(got, sum) {
 		s.t.Errorf("the next pod reads %q", got)

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // BenchmarkSandboxKnown tells how soon each source knows that a sandbox came and
@@ -23,24 +25,24 @@ func BenchmarkSandboxKnown(b *testing.B) {
 func benchKnown(b *testing.B, version, name string) {
 	node := newNode(b, version, nil)
 	tracker, told := runSource(b, name, node)
-	eventually(b, "ready", tracker.Ready)
+	check.Eventually(b, "ready", tracker.Ready)
 	time.Sleep(2 * time.Second) // the first listing has been repeated
 	var run, known, gone []time.Duration
 	for b.Loop() {
 		begin := time.Now()
 		pod, err := node.RunPod(b.Context(), "pod-1", "", 0)
-		must(b, err)
+		check.Must(b, err)
 		run = append(run, time.Since(begin))
-		eventually(b, "it is known", func() bool { _, there := told.of(told.added, pod.ID); return there })
+		check.Eventually(b, "it is known", func() bool { _, there := told.of(told.added, pod.ID); return there })
 		at, _ := told.of(told.added, pod.ID)
 		known = append(known, at.Sub(begin))
 		pid := pausePID(b, node, pod.ID)
 		killed := time.Now()
-		must(b, syscall.Kill(pid, syscall.SIGKILL))
-		eventually(b, "its death is known", told.wasGone(pod.ID))
+		check.Must(b, syscall.Kill(pid, syscall.SIGKILL))
+		check.Eventually(b, "its death is known", told.wasGone(pod.ID))
 		at, _ = told.of(told.gone, pod.ID)
 		gone = append(gone, at.Sub(killed))
-		must(b, pod.Remove(b.Context()))
+		check.Must(b, pod.Remove(b.Context()))
 	}
 	b.ReportMetric(median(run), "run-ms")
 	b.ReportMetric(median(known), "known-ms")

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // shows tells whether mountinfo shows a filesystem of the device. btrfs has a
@@ -34,7 +35,7 @@ func shows(mountinfo []byte, disk string, dev uint64) bool {
 func deviceNumber(t testing.TB, disk string) uint64 {
 	t.Helper()
 	var st unix.Stat_t
-	must(t, unix.Stat(disk, &st))
+	check.Must(t, unix.Stat(disk, &st))
 	return st.Rdev
 }
 
@@ -98,12 +99,12 @@ func (v *volume) watchHost() (end func()) {
 type usage struct{ bytesTotal, bytesAvailable, bytesUsed, inodesTotal, inodesAvailable, inodesUsed int64 }
 
 // df asks in a container.
-func (r *rig) df(container string) usage {
+func (r *testNode) df(container string) usage {
 	r.t.Helper()
 	out := r.exec(container, "stat -f -c '%b %f %a %S %c %d' /data")
 	var blocks, free, available, size, inodes, inodesFree int64
 	_, err := fmt.Sscan(out, &blocks, &free, &available, &size, &inodes, &inodesFree)
-	must(r.t, err)
+	check.Must(r.t, err)
 	return usage{
 		bytesTotal: blocks * size, bytesAvailable: available * size, bytesUsed: (blocks - free) * size,
 		inodesTotal: inodes, inodesAvailable: inodesFree, inodesUsed: inodes - inodesFree,
@@ -127,7 +128,7 @@ func usageOf(reply *runtimev1.RuntimeGetVolumeStatsResponse) (u usage) {
 func (v *volume) wantStats(container string) {
 	v.r.t.Helper()
 	var inside, told usage
-	eventually(v.r.t, "stats are what df tells", func() bool {
+	check.Eventually(v.r.t, "stats are what df tells", func() bool {
 		reply, err := v.stats()
 		if err != nil {
 			v.r.t.Logf("stats: %v", err)
@@ -152,7 +153,7 @@ func (v *volume) wantSum(name, sum string) {
 }
 
 // write writes a file on the volume and gives its checksum.
-func (r *rig) write(container, path string) string {
+func (r *testNode) write(container, path string) string {
 	r.t.Helper()
 	out := r.exec(container, "dd if=/dev/urandom of="+path+" bs=64k count=32 2>/dev/null && sync && sha256sum "+path)
 	return strings.Fields(out)[0]

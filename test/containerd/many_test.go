@@ -9,19 +9,20 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/crust-proxy/crust-proxy/test/crinode"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 const manyPods = 100
 
 // TestManyPodsAtOnce starts a hundred pods with a volume each, all at once.
 func TestManyPodsAtOnce(t *testing.T) {
-	r := newRig(t, "installed")
+	r := newTestNode(t, "installed")
 	volumes := make([]*volume, manyPods)
 	for i := range volumes {
 		volumes[i] = r.volume(fmt.Sprintf("pod-%d", i), "ext4", 16*mib)
 	}
-	pods := make([]*crinode.Pod, manyPods)
+	pods := make([]*cri.Pod, manyPods)
 	began := time.Now()
 	var all errgroup.Group
 	for i, v := range volumes {
@@ -30,7 +31,7 @@ func TestManyPodsAtOnce(t *testing.T) {
 			return err
 		})
 	}
-	must(t, all.Wait())
+	check.Must(t, all.Wait())
 	t.Logf("%d pods run after %v", manyPods, time.Since(began).Round(time.Millisecond))
 	for _, v := range volumes {
 		if _, err := v.stats(); err != nil {
@@ -41,7 +42,7 @@ func TestManyPodsAtOnce(t *testing.T) {
 	for _, pod := range pods {
 		all.Go(func() error { return pod.Remove(r.ctx()) })
 	}
-	must(t, all.Wait())
+	check.Must(t, all.Wait())
 	for _, v := range volumes {
 		v.unstage()
 		v.whenFree(v.isFree)
@@ -51,7 +52,7 @@ func TestManyPodsAtOnce(t *testing.T) {
 }
 
 // start publishes a volume and runs a pod that writes to it.
-func (r *rig) start(v *volume) (*crinode.Pod, error) {
+func (r *testNode) start(v *volume) (*cri.Pod, error) {
 	if err := v.tryStage(); err != nil {
 		return nil, fmt.Errorf("%s: stage: %w", v.pod, err)
 	}
@@ -59,7 +60,7 @@ func (r *rig) start(v *volume) (*crinode.Pod, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", v.pod, err)
 	}
-	id, err := pod.Run(r.ctx(), crinode.Container{Name: "main", Mounts: []crinode.Mount{at(v.target)}})
+	id, err := pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", v.pod, err)
 	}

@@ -7,8 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/test/crinode"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 // versions are the containerds that tests run on: the machine's, which is
@@ -20,7 +21,7 @@ var versions = []string{"installed", "2.x"}
 func programs(t testing.TB, version string) string {
 	t.Helper()
 	if version == "installed" {
-		harness.Need(t, "containerd", "containerd-shim-runc-v2")
+		rig.Need(t, "containerd", "containerd-shim-runc-v2")
 		return ""
 	}
 	out, err := exec.Command("../../hack/containerd.sh").Output()
@@ -32,10 +33,10 @@ func programs(t testing.TB, version string) string {
 
 // newNode makes a node that goes with the test, and looks for what its pods
 // leave.
-func newNode(t testing.TB, version string, handlers map[string]string, env ...string) *crinode.Node {
+func newNode(t testing.TB, version string, handlers map[string]string, env ...string) *cri.Node {
 	t.Helper()
-	harness.Need(t, "runc", "busybox")
-	node, err := crinode.New(crinode.Options{Programs: programs(t, version), Handlers: handlers, Env: env})
+	rig.Need(t, "runc", "busybox")
+	node, err := cri.New(cri.Options{Programs: programs(t, version), Handlers: handlers, Env: env})
 	if node != nil {
 		t.Cleanup(func() {
 			log := node.Log()
@@ -47,7 +48,7 @@ func newNode(t testing.TB, version string, handlers map[string]string, env ...st
 			}
 		})
 	}
-	must(t, err)
+	check.Must(t, err)
 	return node
 }
 

@@ -12,13 +12,14 @@ import (
 	"google.golang.org/grpc/status"
 
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/test/crinode"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 // A second pod must not have the volume of another one that runs, whatever its
 // target is; nor may the volume be taken from a pod that runs.
 func TestADeviceInUseIsRefused(t *testing.T) {
-	r := newRig(t, "installed")
+	r := newTestNode(t, "installed")
 	v := r.staged("pod-1", "ext4")
 	pod := r.pod("pod-1")
 	id := r.run(pod, "main", at(v.target))
@@ -39,17 +40,17 @@ func TestADeviceInUseIsRefused(t *testing.T) {
 // What somebody has mounted on the node is not mounted for a pod as well: two
 // owners would get one filesystem from the kernel without a word.
 func TestADeviceThatTheNodeMountedIsRefused(t *testing.T) {
-	r := newRig(t, "installed")
+	r := newTestNode(t, "installed")
 	for _, fs := range filesystems {
 		v := r.staged("pod-"+fs, fs)
 		dir := t.TempDir()
-		must(t, unix.Mount(v.disk, dir, fs, 0, ""))
+		check.Must(t, unix.Mount(v.disk, dir, fs, 0, ""))
 		pod := r.pod(v.pod)
-		_, err := pod.Run(r.ctx(), crinode.Container{Name: "main", Mounts: []crinode.Mount{at(v.target)}})
+		_, err := pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}})
 		if err == nil || !strings.Contains(err.Error(), "in use") {
 			t.Errorf("%s: a container ended with: %v", fs, err)
 		}
-		must(t, unix.Unmount(dir, 0))
+		check.Must(t, unix.Unmount(dir, 0))
 		v.wantStats(r.run(pod, "again", at(v.target)))
 		r.remove(pod)
 		v.unstage()
@@ -75,7 +76,7 @@ func TestPodsNeedNoDaemon(t *testing.T) {
 	}
 	r.d.Start()
 	v.wantStats(id)
-	eventually(t, "only the living sandbox is on record", func() bool { return slices.Equal(v.recorded(), []string{second.ID}) })
+	check.Eventually(t, "only the living sandbox is on record", func() bool { return slices.Equal(v.recorded(), []string{second.ID}) })
 	r.d.Kill()
 	r.remove(second)
 	r.d.Start()
@@ -87,15 +88,15 @@ func TestPodsNeedNoDaemon(t *testing.T) {
 // One pod has several volumes, and one of its containers has them all.
 func TestSeveralVolumesInOnePod(t *testing.T) {
 	onEach(t, func(t *testing.T, version string) {
-		r := newRig(t, version)
+		r := newTestNode(t, version)
 		var volumes []*volume
-		var mounts []crinode.Mount
+		var mounts []cri.Mount
 		for _, fs := range filesystems {
 			v := r.volume("pod-1", fs, diskSize)
 			v.name = "pv-" + fs
 			v.stage()
 			volumes = append(volumes, v)
-			mounts = append(mounts, crinode.Mount{Host: v.target, Container: "/" + fs})
+			mounts = append(mounts, cri.Mount{Host: v.target, Container: "/" + fs})
 		}
 		pod := r.pod("pod-1")
 		all := r.run(pod, "all", mounts...)

@@ -9,23 +9,24 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
-	"github.com/crust-proxy/crust-proxy/test/crinode"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
-// rig is a node with the runtime handler `crust`, and a daemon that hands
+// testNode is a node with the runtime handler `crust`, and a daemon that hands
 // volumes to it.
-type rig struct {
+type testNode struct {
 	t       *testing.T
-	node    *crinode.Node
-	d       *harness.Daemon
+	node    *cri.Node
+	d       *rig.Daemon
 	program string // crust-runc
 }
 
 // handlerTemp is on the filesystem of the ABI's root, which is the node's /run.
 const handlerTemp = "/run/crust-temp"
 
-func newRig(t *testing.T, version string) *rig {
+func newTestNode(t *testing.T, version string) *testNode {
 	t.Helper()
 	r := layOut(t, version)
 	r.d.Start()
@@ -33,13 +34,13 @@ func newRig(t *testing.T, version string) *rig {
 }
 
 // layOut makes everything but starts no daemon.
-func layOut(t *testing.T, version string, env ...string) *rig {
+func layOut(t *testing.T, version string, env ...string) *testNode {
 	t.Helper()
 	program := crustRunc(t)
-	r := &rig{t: t, program: program, node: newNode(t, version, map[string]string{"crust": program}, env...)}
+	r := &testNode{t: t, program: program, node: newNode(t, version, map[string]string{"crust": program}, env...)}
 	// The agent stays for some seconds without a sandbox; one test waits for that.
 	t.Cleanup(r.killAgents)
-	r.d = harness.NewDaemon(t)
+	r.d = rig.NewDaemon(t)
 	r.d.Containerd = r.node.Socket
 	r.d.Handlers = "default: crust\ncrust: {enabled: true, programs: [" + program + "], tempDir: " + handlerTemp + "}"
 	return r
@@ -48,33 +49,33 @@ func layOut(t *testing.T, version string, env ...string) *rig {
 // crustRunc builds our runtime, and its agent beside it.
 func crustRunc(t *testing.T) string {
 	t.Helper()
-	harness.Program(t, "crust-runc-agent")
-	return harness.Program(t, "crust-runc")
+	rig.Program(t, "crust-runc-agent")
+	return rig.Program(t, "crust-runc")
 }
 
 // pod runs a sandbox by our runtime handler.
-func (r *rig) pod(uid string) *crinode.Pod {
+func (r *testNode) pod(uid string) *cri.Pod {
 	r.t.Helper()
 	return r.attempt(uid, 0)
 }
 
-func (r *rig) attempt(uid string, attempt uint32) *crinode.Pod {
+func (r *testNode) attempt(uid string, attempt uint32) *cri.Pod {
 	r.t.Helper()
 	pod, err := r.node.RunPod(r.ctx(), uid, "crust", attempt)
-	must(r.t, err)
+	check.Must(r.t, err)
 	return pod
 }
 
 // run runs a container.
-func (r *rig) run(pod *crinode.Pod, name string, mounts ...crinode.Mount) string {
+func (r *testNode) run(pod *cri.Pod, name string, mounts ...cri.Mount) string {
 	r.t.Helper()
-	id, err := pod.Run(r.ctx(), crinode.Container{Name: name, Mounts: mounts})
-	must(r.t, err)
+	id, err := pod.Run(r.ctx(), cri.Container{Name: name, Mounts: mounts})
+	check.Must(r.t, err)
 	return id
 }
 
 // exec runs a script that must succeed.
-func (r *rig) exec(container, script string) string {
+func (r *testNode) exec(container, script string) string {
 	r.t.Helper()
 	out, err := r.node.Exec(r.ctx(), container, script)
 	if err != nil {
@@ -83,13 +84,13 @@ func (r *rig) exec(container, script string) string {
 	return out
 }
 
-func (r *rig) remove(pod *crinode.Pod) {
+func (r *testNode) remove(pod *cri.Pod) {
 	r.t.Helper()
-	must(r.t, pod.Remove(r.ctx()))
+	check.Must(r.t, pod.Remove(r.ctx()))
 }
 
 // wantClean fails where anything of a volume is left.
-func (r *rig) wantClean() {
+func (r *testNode) wantClean() {
 	r.t.Helper()
 	r.d.WantClean()
 	for _, dir := range []string{abi.DefaultRoot, handlerTemp} {
@@ -100,10 +101,10 @@ func (r *rig) wantClean() {
 	}
 }
 
-func (r *rig) ctx() context.Context {
+func (r *testNode) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	r.t.Cleanup(cancel)
 	return ctx
 }
 
-func at(target string) crinode.Mount { return crinode.Mount{Host: target, Container: "/data"} }
+func at(target string) cri.Mount { return cri.Mount{Host: target, Container: "/data"} }

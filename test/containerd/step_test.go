@@ -7,8 +7,9 @@ import (
 	"os"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/test/crinode"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 // steps are the places in crust-runc at which it is killed, in their order.
@@ -23,10 +24,10 @@ func TestCrustRuncKilledAtEveryStep(t *testing.T) {
 	where, wrapper := dir+"/where", dir+"/crust-runc"
 	program := crustRunc(t)
 	script := fmt.Sprintf("#!/bin/sh\nif [ -f %s ]; then CRUST_FAILPOINTS=$(cat %s)=kill; export CRUST_FAILPOINTS; fi\nexec %s \"$@\"\n", where, where, program)
-	must(t, os.WriteFile(wrapper, []byte(script), 0o755)) //nolint:gosec // a program
-	r := &rig{t: t, program: program, node: newNode(t, "installed", map[string]string{"crust": wrapper})}
+	check.Must(t, os.WriteFile(wrapper, []byte(script), 0o755)) //nolint:gosec // a program
+	r := &testNode{t: t, program: program, node: newNode(t, "installed", map[string]string{"crust": wrapper})}
 	t.Cleanup(r.killAgents)
-	r.d = harness.NewDaemon(t)
+	r.d = rig.NewDaemon(t)
 	r.d.Containerd = r.node.Socket
 	r.d.Handlers = "default: crust\ncrust: {enabled: true, programs: [" + program + "]}"
 	r.d.Start()
@@ -35,15 +36,15 @@ func TestCrustRuncKilledAtEveryStep(t *testing.T) {
 			r := r.of(t)
 			v := r.staged(fmt.Sprintf("pod-%d", i), filesystems[i%len(filesystems)])
 			pod := r.pod(v.pod)
-			must(t, os.WriteFile(where, []byte(step), 0o600))
-			_, err := pod.Run(r.ctx(), crinode.Container{Name: "main", Mounts: []crinode.Mount{at(v.target)}})
-			must(t, os.Remove(where))
+			check.Must(t, os.WriteFile(where, []byte(step), 0o600))
+			_, err := pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}})
+			check.Must(t, os.Remove(where))
 			if err == nil {
 				t.Fatalf("the container runs, and crust-runc was to die at %s", step)
 			}
 			v.wantUnseen()
-			id, err := pod.Run(r.ctx(), crinode.Container{Name: "main", Attempt: 1, Mounts: []crinode.Mount{at(v.target)}})
-			must(t, err)
+			id, err := pod.Run(r.ctx(), cri.Container{Name: "main", Attempt: 1, Mounts: []cri.Mount{at(v.target)}})
+			check.Must(t, err)
 			sum := r.write(id, "/data/blob")
 			v.wantStats(id)
 			r.remove(pod)
@@ -58,18 +59,18 @@ func TestCrustRuncKilledAtEveryStep(t *testing.T) {
 
 // killedForGood has a pod that never gets a container: its volume is free again
 // when it is removed.
-func (r *rig) killedForGood(v *volume, where, step string) {
+func (r *testNode) killedForGood(v *volume, where, step string) {
 	r.t.Helper()
 	v.pod += "-unlucky"
 	v.stage()
 	pod := r.pod(v.pod)
-	must(r.t, os.WriteFile(where, []byte(step), 0o600))
+	check.Must(r.t, os.WriteFile(where, []byte(step), 0o600))
 	for attempt := range uint32(2) {
-		if _, err := pod.Run(r.ctx(), crinode.Container{Name: "main", Attempt: attempt, Mounts: []crinode.Mount{at(v.target)}}); err == nil {
+		if _, err := pod.Run(r.ctx(), cri.Container{Name: "main", Attempt: attempt, Mounts: []cri.Mount{at(v.target)}}); err == nil {
 			r.t.Errorf("a container runs, and crust-runc was to die at %s", step)
 		}
 	}
-	must(r.t, os.Remove(where))
+	check.Must(r.t, os.Remove(where))
 	r.remove(pod)
 	v.unstage()
 	v.check()

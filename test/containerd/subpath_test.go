@@ -12,24 +12,25 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/test/crinode"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 // subPath makes a sub-directory in the target and binds it elsewhere, by
 // descriptor, as kubelet does it. It gives what kubelet hands to CRI.
-func (v *volume) subPath(container string, index int, path string) crinode.Mount {
+func (v *volume) subPath(container string, index int, path string) cri.Mount {
 	t := v.r.t
 	t.Helper()
 	inTarget := filepath.Join(v.target, path)
-	must(t, os.MkdirAll(inTarget, 0o750))
+	check.Must(t, os.MkdirAll(inTarget, 0o750))
 	fd, err := unix.Open(inTarget, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	must(t, err)
+	check.Must(t, err)
 	defer func() { _ = unix.Close(fd) }()
 	bound := fmt.Sprintf("%s/pods/%s/volume-subpaths/pv/%s/%d", v.r.d.Kubelet, v.pod, container, index)
-	must(t, os.MkdirAll(bound, 0o750))
-	must(t, unix.Mount(fmt.Sprintf("/proc/self/fd/%d", fd), bound, "", unix.MS_BIND, ""))
+	check.Must(t, os.MkdirAll(bound, 0o750))
+	check.Must(t, unix.Mount(fmt.Sprintf("/proc/self/fd/%d", fd), bound, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(bound, unix.MNT_DETACH) })
-	return crinode.Mount{Host: bound, Container: "/data"}
+	return cri.Mount{Host: bound, Container: "/data"}
 }
 
 // releaseSubPaths does what kubelet does before it unpublishes.
@@ -37,19 +38,19 @@ func (v *volume) releaseSubPaths() {
 	t := v.r.t
 	t.Helper()
 	bound, err := filepath.Glob(v.r.d.Kubelet + "/pods/" + v.pod + "/volume-subpaths/pv/*/*")
-	must(t, err)
+	check.Must(t, err)
 	for _, one := range bound {
-		must(t, unix.Unmount(one, 0))
+		check.Must(t, unix.Unmount(one, 0))
 	}
 }
 
 func TestSubPath(t *testing.T) {
 	onEach(t, func(t *testing.T, version string) {
-		r := newRig(t, version)
+		r := newTestNode(t, version)
 		v := r.volume("pod-1", "ext4", diskSize)
 		v.onHost(func(dir string) {
-			must(t, os.MkdirAll(dir+"/there/deep", 0o755))
-			must(t, os.WriteFile(dir+"/there/deep/file", []byte("deep"), 0o600))
+			check.Must(t, os.MkdirAll(dir+"/there/deep", 0o755))
+			check.Must(t, os.WriteFile(dir+"/there/deep/file", []byte("deep"), 0o600))
 		})
 		v.stage()
 		pod := r.pod("pod-1")
@@ -81,7 +82,7 @@ func TestSubPath(t *testing.T) {
 
 // One container has a sub-directory read-only, and another one twice.
 func TestSubPathsOfOneContainer(t *testing.T) {
-	r := newRig(t, "installed")
+	r := newTestNode(t, "installed")
 	v := r.staged("pod-1", "xfs")
 	pod := r.pod("pod-1")
 	one, two, three := v.subPath("main", 0, "a"), v.subPath("main", 1, "b"), v.subPath("main", 2, "a")
@@ -108,17 +109,17 @@ func TestSubPathsOfOneContainer(t *testing.T) {
 // A volume whose content was made to lead out of it: kubelet sees only the guard,
 // so what follows the link would be the runtime handler.
 func TestSubPathThatLeadsOut(t *testing.T) {
-	r := newRig(t, "installed")
+	r := newTestNode(t, "installed")
 	for name, link := range map[string]string{"absolute": "/etc", "relative": "../../../../../../../../etc", "inside": "a/link"} {
 		v := r.volume("pod-"+name, "ext4", diskSize)
 		v.onHost(func(dir string) {
-			must(t, os.Mkdir(dir+"/a", 0o755))
-			must(t, os.Symlink("/", dir+"/a/link"))
-			must(t, os.Symlink(link, dir+"/sub"))
+			check.Must(t, os.Mkdir(dir+"/a", 0o755))
+			check.Must(t, os.Symlink("/", dir+"/a/link"))
+			check.Must(t, os.Symlink(link, dir+"/sub"))
 		})
 		v.stage()
 		pod := r.pod(v.pod)
-		id, err := pod.Run(r.ctx(), crinode.Container{Name: "main", Mounts: []crinode.Mount{v.subPath("main", 0, "sub")}})
+		id, err := pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{v.subPath("main", 0, "sub")}})
 		if err == nil {
 			t.Errorf("%s: a link in the volume was followed: %q", name, r.exec(id, "ls -A /data"))
 		}
@@ -131,23 +132,23 @@ func TestSubPathThatLeadsOut(t *testing.T) {
 // A container of the pod swaps the sub-directory for a link that leads out, all
 // the time, while others are started on it.
 func TestSubPathRace(t *testing.T) {
-	r := newRig(t, "installed")
+	r := newTestNode(t, "installed")
 	v := r.volume("pod-1", "ext4", diskSize)
 	v.onHost(func(dir string) {
-		must(t, os.MkdirAll(dir+"/sub", 0o755))
-		must(t, os.WriteFile(dir+"/sub/marker", nil, 0o600))
-		must(t, os.Symlink("/", dir+"/evil"))
+		check.Must(t, os.MkdirAll(dir+"/sub", 0o755))
+		check.Must(t, os.WriteFile(dir+"/sub/marker", nil, 0o600))
+		check.Must(t, os.Symlink("/", dir+"/evil"))
 	})
 	v.stage()
 	pod := r.pod("pod-1")
 	pid, err := r.node.Pid(r.ctx(), r.run(pod, "evil", at(v.target)))
-	must(t, err)
+	check.Must(t, err)
 	end := swap(t, fmt.Sprintf("/proc/%d/root/data", pid))
 	t.Cleanup(end)
 	mount := v.subPath("good", 0, "sub")
 	var started, refused int
 	for i := range 10 {
-		id, err := pod.Run(r.ctx(), crinode.Container{Name: fmt.Sprintf("good-%d", i), Mounts: []crinode.Mount{mount}})
+		id, err := pod.Run(r.ctx(), cri.Container{Name: fmt.Sprintf("good-%d", i), Mounts: []cri.Mount{mount}})
 		if err != nil {
 			refused++
 			continue
@@ -170,7 +171,7 @@ func TestSubPathRace(t *testing.T) {
 func swap(t *testing.T, dir string) (end func()) {
 	t.Helper()
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	must(t, err)
+	check.Must(t, err)
 	stop := make(chan struct{})
 	var swapping sync.WaitGroup
 	swapping.Go(func() {

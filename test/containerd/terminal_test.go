@@ -13,7 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // bundle is one for runc's own command line: a script in busybox, with or without
@@ -22,28 +23,28 @@ func bundle(t *testing.T, terminal bool, script string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, sub := range []string{"bin", "proc", "dev", "sys"} {
-		must(t, os.MkdirAll(filepath.Join(dir, "rootfs", sub), 0o755))
+		check.Must(t, os.MkdirAll(filepath.Join(dir, "rootfs", sub), 0o755))
 	}
 	busybox, err := exec.LookPath("busybox")
-	must(t, err)
+	check.Must(t, err)
 	program, err := os.ReadFile(busybox)
-	must(t, err)
-	must(t, os.WriteFile(dir+"/rootfs/bin/busybox", program, 0o755)) //nolint:gosec // a program
+	check.Must(t, err)
+	check.Must(t, os.WriteFile(dir+"/rootfs/bin/busybox", program, 0o755)) //nolint:gosec // a program
 	spec := exec.Command("runc", "spec", "--bundle", dir)
 	if out, err := spec.CombinedOutput(); err != nil {
 		t.Fatalf("runc spec: %v\n%s", err, out)
 	}
 	raw, err := os.ReadFile(dir + "/config.json")
-	must(t, err)
+	check.Must(t, err)
 	var config map[string]any
-	must(t, json.Unmarshal(raw, &config))
+	check.Must(t, json.Unmarshal(raw, &config))
 	process, _ := config["process"].(map[string]any)
 	process["terminal"], process["args"] = terminal, []string{"/bin/busybox", "sh", "-c", script}
 	linux, _ := config["linux"].(map[string]any)
 	linux["cgroupsPath"] = "/crust-terminal-" + filepath.Base(filepath.Dir(dir))
 	raw, err = json.Marshal(config)
-	must(t, err)
-	must(t, os.WriteFile(dir+"/config.json", raw, 0o600))
+	check.Must(t, err)
+	check.Must(t, os.WriteFile(dir+"/config.json", raw, 0o600))
 	return dir
 }
 
@@ -57,7 +58,7 @@ func exitCode(err error) int {
 
 // A terminal is the container's as it is with runc, and so is how it ends.
 func TestTerminal(t *testing.T) {
-	harness.Need(t, "runc", "script", "busybox")
+	rig.Need(t, "runc", "script", "busybox")
 	dir := bundle(t, true, "busybox tty; busybox stty size; exit 7")
 	run := crustRunc(t) + " --root " + t.TempDir() + " run --bundle " + dir + " terminal"
 	cmd := exec.Command("script", "--quiet", "--return", "--command", "stty rows 33 cols 44; "+run, "/dev/null")
@@ -70,16 +71,16 @@ func TestTerminal(t *testing.T) {
 
 // Signals reach the container, and its end is that of crust-runc.
 func TestSignals(t *testing.T) {
-	harness.Need(t, "runc", "busybox")
+	rig.Need(t, "runc", "busybox")
 	dir := bundle(t, false, "trap 'exit 5' TERM; echo ready; while :; do busybox sleep 0.05; done")
 	cmd := exec.Command(crustRunc(t), "--root", t.TempDir(), "run", "--bundle", dir, "signals")
 	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
+	check.Must(t, err)
+	check.Must(t, cmd.Start())
 	ready := make([]byte, len("ready\n"))
 	_, err = out.Read(ready)
-	must(t, err)
-	must(t, cmd.Process.Signal(syscall.SIGTERM))
+	check.Must(t, err)
+	check.Must(t, cmd.Process.Signal(syscall.SIGTERM))
 	kill := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
 	defer kill.Stop()
 	if err := cmd.Wait(); exitCode(err) != 5 {

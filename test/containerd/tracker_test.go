@@ -7,22 +7,12 @@ import (
 	"slices"
 	"syscall"
 	"testing"
-	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
-
-func eventually(t testing.TB, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if is() {
-			return
-		}
-	}
-	t.Fatal("never: " + what)
-}
 
 // follow runs a tracker until the test ends.
 func follow(t *testing.T, d *daemon) (tracker *sandbox.Tracker, gone chan string) {
@@ -36,7 +26,7 @@ func follow(t *testing.T, d *daemon) (tracker *sandbox.Tracker, gone chan string
 	go func() { done <- tracker.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		must(t, <-done)
+		check.Must(t, <-done)
 	})
 	return tracker, gone
 }
@@ -44,41 +34,41 @@ func follow(t *testing.T, d *daemon) (tracker *sandbox.Tracker, gone chan string
 func TestTrackerFollowsRealContainerd(t *testing.T) {
 	d := newContainerd(t)
 	tracker, gone := follow(t, d)
-	eventually(t, "ready", tracker.Ready)
+	check.Eventually(t, "ready", tracker.Ready)
 	is := func(want ...string) func() bool {
 		return func() bool { return slices.Equal(tracker.OfPod("pod-1"), want) }
 	}
 
 	d.runSandbox("sb-1", "pod-1")
 	t.Cleanup(func() { d.removeSandbox("sb-1") })
-	eventually(t, "sb-1 is seen", is("sb-1"))
+	check.Eventually(t, "sb-1 is seen", is("sb-1"))
 
-	must(t, syscall.Kill(d.pid("sb-1"), syscall.SIGKILL))
-	eventually(t, "a killed sandbox is gone", is())
+	check.Must(t, syscall.Kill(d.pid("sb-1"), syscall.SIGKILL))
+	check.Eventually(t, "a killed sandbox is gone", is())
 	if id := <-gone; id != "sb-1" {
 		t.Errorf("told that %s is gone", id)
 	}
 
 	d.runSandbox("sb-2", "pod-1")
 	t.Cleanup(func() { d.removeSandbox("sb-2") })
-	eventually(t, "the re-created sandbox is found", is("sb-2"))
+	check.Eventually(t, "the re-created sandbox is found", is("sb-2"))
 
 	// Containerd dies; sandboxes do not. One that dies meanwhile is missed, and
 	// found out when containerd is back.
 	d.runSandbox("sb-3", "pod-2")
 	t.Cleanup(func() { d.removeSandbox("sb-3") })
-	eventually(t, "sb-3 is seen", func() bool { return slices.Equal(tracker.OfPod("pod-2"), []string{"sb-3"}) })
+	check.Eventually(t, "sb-3 is seen", func() bool { return slices.Equal(tracker.OfPod("pod-2"), []string{"sb-3"}) })
 	victim := d.pid("sb-3")
 	d.kill()
-	eventually(t, "not ready", func() bool { return !tracker.Ready() })
+	check.Eventually(t, "not ready", func() bool { return !tracker.Ready() })
 	if !is("sb-2")() {
 		t.Error("a living sandbox was forgotten with containerd")
 	}
-	must(t, syscall.Kill(victim, syscall.SIGKILL))
+	check.Must(t, syscall.Kill(victim, syscall.SIGKILL))
 	d.start()
-	eventually(t, "ready again", tracker.Ready)
-	eventually(t, "sb-3 is gone", func() bool { return len(tracker.OfPod("pod-2")) == 0 })
-	eventually(t, "sb-2 lives", is("sb-2"))
+	check.Eventually(t, "ready again", tracker.Ready)
+	check.Eventually(t, "sb-3 is gone", func() bool { return len(tracker.OfPod("pod-2")) == 0 })
+	check.Eventually(t, "sb-2 lives", is("sb-2"))
 }
 
 func TestContainersOfASandboxInRealContainerd(t *testing.T) {
@@ -90,18 +80,18 @@ func TestContainersOfASandboxInRealContainerd(t *testing.T) {
 	d.addContainer("c-2", "sb-1", "pod-1", "/other", "/elsewhere")
 	d.addContainer("c-old", "sb-0", "pod-1", "/volume", "/of-a-dead-sandbox")
 	d.addContainer("c-3", "sb-9", "pod-9", "/volume", "/of-another-pod")
-	eventually(t, "sb-1 is seen", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
+	check.Eventually(t, "sb-1 is seen", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
 	if got := tracker.Runtime("sb-1"); got != "io.containerd.runc.v2" {
 		t.Errorf("its runtime is %q", got)
 	}
 	ids, err := tracker.ContainerIDs(t.Context(), "sb-1")
-	must(t, err)
+	check.Must(t, err)
 	slices.Sort(ids)
 	if !slices.Equal(ids, []string{"c-1", "c-2", "sb-1"}) {
 		t.Errorf("its containers are %q", ids)
 	}
 	destinations, err := tracker.Destinations(t.Context(), "sb-1", "/volume")
-	must(t, err)
+	check.Must(t, err)
 	if !slices.Equal(destinations, []string{"/data"}) {
 		t.Errorf("the volume is mounted at %q", destinations)
 	}
@@ -114,12 +104,12 @@ func TestAHungShimStaysLiveAtListing(t *testing.T) {
 	t.Cleanup(func() { d.removeSandbox("sb-1") })
 	d.runSandbox("sb-2", "pod-2")
 	t.Cleanup(func() { d.removeSandbox("sb-2") })
-	must(t, syscall.Kill(d.pid("sb-2"), syscall.SIGKILL))
+	check.Must(t, syscall.Kill(d.pid("sb-2"), syscall.SIGKILL))
 	shim := d.shim("sb-1")
-	must(t, syscall.Kill(shim, syscall.SIGSTOP))
+	check.Must(t, syscall.Kill(shim, syscall.SIGSTOP))
 	t.Cleanup(func() { _ = syscall.Kill(shim, syscall.SIGCONT) })
 	tracker, _ := follow(t, d)
-	eventually(t, "ready", tracker.Ready)
+	check.Eventually(t, "ready", tracker.Ready)
 	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{"sb-1"}) {
 		t.Errorf("the sandbox whose shim hangs: %q", got)
 	}

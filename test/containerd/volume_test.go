@@ -15,9 +15,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const (
@@ -30,7 +31,7 @@ var filesystems = []string{"ext4", "xfs", "btrfs"}
 
 // volume is a loop device with a filesystem, published for a pod.
 type volume struct {
-	r               *rig
+	r               *testNode
 	fs, image, disk string
 	target, pod     string
 	name            string // of the PV; empty is "pv"
@@ -40,19 +41,19 @@ type volume struct {
 }
 
 // volume makes a device with a filesystem; it is not staged yet.
-func (r *rig) volume(pod, fs string, size int64) *volume {
+func (r *testNode) volume(pod, fs string, size int64) *volume {
 	r.t.Helper()
-	harness.Need(r.t, "mkfs."+fs)
-	v := &volume{r: r, fs: fs, pod: pod, image: harness.Image(r.t, size)}
+	rig.Need(r.t, "mkfs."+fs)
+	v := &volume{r: r, fs: fs, pod: pod, image: rig.Image(r.t, size)}
 	if out, err := exec.Command("mkfs."+fs, "-q", v.image).CombinedOutput(); err != nil {
 		r.t.Fatalf("mkfs.%s: %v\n%s", fs, err, out)
 	}
-	v.disk = harness.Loop(r.t, v.image, loopdev.Options{})
+	v.disk = rig.Loop(r.t, v.image, loopdev.Options{})
 	return v
 }
 
 // staged makes a volume and stages it.
-func (r *rig) staged(pod, fs string) *volume {
+func (r *testNode) staged(pod, fs string) *volume {
 	r.t.Helper()
 	v := r.volume(pod, fs, diskSize)
 	v.stage()
@@ -61,14 +62,14 @@ func (r *rig) staged(pod, fs string) *volume {
 
 func (v *volume) stage() {
 	v.r.t.Helper()
-	must(v.r.t, v.tryStage())
+	check.Must(v.r.t, v.tryStage())
 }
 
 func (v *volume) tryStage() error {
 	request := v.r.d.StageRequest(v.pod, v.disk, v.flags...)
 	if v.name != "" {
 		request.VolumeTargetPath = strings.Replace(request.GetVolumeTargetPath(), "/pv/mount", "/"+v.name+"/mount", 1)
-		must(v.r.t, os.MkdirAll(filepath.Dir(request.GetVolumeTargetPath()), 0o750))
+		check.Must(v.r.t, os.MkdirAll(filepath.Dir(request.GetVolumeTargetPath()), 0o750))
 	}
 	request.FsType, request.VolumeSupplementalGroup, request.VolumeSupplementalGroupChangePolicy = v.fs, v.group, v.policy
 	v.target = request.GetVolumeTargetPath()
@@ -91,10 +92,10 @@ func (v *volume) unstage() {
 	}
 }
 
-func unstage(t *testing.T, d *harness.Daemon, target string) {
+func unstage(t *testing.T, d *rig.Daemon, target string) {
 	t.Helper()
 	_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target})
-	must(t, err)
+	check.Must(t, err)
 }
 
 func (v *volume) stats() (*runtimev1.RuntimeGetVolumeStatsResponse, error) {
@@ -111,8 +112,8 @@ func (v *volume) expand(size int64) (int64, error) {
 // grow makes the device larger, as a storage system does.
 func (v *volume) grow(size int64) {
 	v.r.t.Helper()
-	must(v.r.t, os.Truncate(v.image, size))
-	must(v.r.t, loopdev.Grow(v.disk))
+	check.Must(v.r.t, os.Truncate(v.image, size))
+	check.Must(v.r.t, loopdev.Grow(v.disk))
 }
 
 // onHost mounts the device here for a moment, while nothing else has it.
@@ -120,7 +121,7 @@ func (v *volume) onHost(do func(dir string)) {
 	v.r.t.Helper()
 	dir := v.r.t.TempDir()
 	v.whenFree(func() error { return unix.Mount(v.disk, dir, v.fs, 0, "") })
-	defer func() { must(v.r.t, unix.Unmount(dir, 0)) }()
+	defer func() { check.Must(v.r.t, unix.Unmount(dir, 0)) }()
 	do(dir)
 }
 

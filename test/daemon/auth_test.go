@@ -18,7 +18,8 @@ import (
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // strangerEnv makes the test binary play a program of another user: it holds
@@ -26,15 +27,15 @@ import (
 const strangerEnv = "CRUST_TEST_STRANGER"
 
 func TestUIDOutsideTheSetIsRefused(t *testing.T) {
-	d := harness.NewDaemon(t)
+	d := rig.NewDaemon(t)
 	// The group may connect, so that it is crust-proxy which has to refuse.
 	d.SocketOptions = `, mode: "0660", group: "65534"`
 	d.Start()
-	must(t, os.Chmod(d.Dir+"/run", 0o755)) //nolint:gosec // the stranger must reach the sockets
+	check.Must(t, os.Chmod(d.Dir+"/run", 0o755)) //nolint:gosec // the stranger must reach the sockets
 	self, err := os.ReadFile("/proc/self/exe")
-	must(t, err)
+	check.Must(t, err)
 	stranger := d.Dir + "/stranger"
-	must(t, os.WriteFile(stranger, self, 0o755)) //nolint:gosec // another user runs it
+	check.Must(t, os.WriteFile(stranger, self, 0o755)) //nolint:gosec // another user runs it
 	cmd := exec.Command(stranger, "-test.run=TestStranger", "-test.v")
 	cmd.Env = append(os.Environ(), strangerEnv+"="+d.RuntimeSocket+","+d.AdminSocket)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 65534}}
@@ -63,7 +64,7 @@ func TestStranger(t *testing.T) {
 	defer cancel()
 	dial := func(socket string) *grpc.ClientConn {
 		conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		must(t, err)
+		check.Must(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
 		return conn
 	}
@@ -75,7 +76,7 @@ func TestStranger(t *testing.T) {
 	_, err = adminv1.NewAdminClient(dial(adminSocket)).ListVolumes(ctx, &adminv1.ListVolumesRequest{})
 	wantCode(t, err, codes.PermissionDenied)
 	stream, err := adminv1.NewAdminClient(dial(adminSocket)).WatchVolumes(ctx, &adminv1.WatchVolumesRequest{})
-	must(t, err)
+	check.Must(t, err)
 	_, err = stream.Recv()
 	wantCode(t, err, codes.PermissionDenied)
 	_, err = healthv1.NewHealthClient(dial(runtimeSocket)).Check(ctx, &healthv1.HealthCheckRequest{})

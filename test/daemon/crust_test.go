@@ -20,7 +20,8 @@ import (
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // fakeRuntime is the program of a runtime whose sandboxes are processes with a
@@ -40,13 +41,13 @@ esac
 
 // newCrust lays out a daemon with the handler of the directory ABI, and with Kata's
 // too where it is wanted.
-func newCrust(t *testing.T, kata bool) *harness.Daemon {
+func newCrust(t *testing.T, kata bool) *rig.Daemon {
 	t.Helper()
-	d := harness.NewDaemon(t)
+	d := rig.NewDaemon(t)
 	program := d.Dir + "/fake-runtime"
-	must(t, os.WriteFile(program, fmt.Appendf(nil, fakeRuntime, d.Dir), 0o600))
-	must(t, os.Chmod(program, 0o755))
-	must(t, os.Mkdir(d.Dir+"/sandboxes", 0o700))
+	check.Must(t, os.WriteFile(program, fmt.Appendf(nil, fakeRuntime, d.Dir), 0o600))
+	check.Must(t, os.Chmod(program, 0o755))
+	check.Must(t, os.Mkdir(d.Dir+"/sandboxes", 0o700))
 	d.Handlers = fmt.Sprintf("default: crust\ncrust: {enabled: true, root: %[1]s/crust, programs: [%[1]s/fake-runtime], socketDirs: [%[1]s/s]}", d.Dir)
 	if !kata {
 		d.Handlers = strings.Replace(d.Handlers, "default: crust\n", "", 1)
@@ -62,24 +63,24 @@ func keyOf(target string) string {
 
 // mountInSandbox mounts the device in a process of its own, and tells of it as a
 // runtime does.
-func mountInSandbox(t *testing.T, d *harness.Daemon, id, target, disk string) (end func()) {
+func mountInSandbox(t *testing.T, d *rig.Daemon, id, target, disk string) (end func()) {
 	t.Helper()
 	point := t.TempDir()
 	cmd := exec.Command("sh", "-c", `mount "$0" "$1" && echo mounted && cat`, disk, point)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	stdin, err := cmd.StdinPipe()
-	must(t, err)
+	check.Must(t, err)
 	stdout, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
+	check.Must(t, err)
+	check.Must(t, cmd.Start())
 	_, err = io.ReadFull(stdout, make([]byte, 8))
-	must(t, err)
+	check.Must(t, err)
 	state := filepath.Join(d.Dir, "sandboxes", keyOf(target))
-	must(t, os.WriteFile(state, fmt.Appendf(nil, "%d %s\n", cmd.Process.Pid, point), 0o600))
+	check.Must(t, os.WriteFile(state, fmt.Appendf(nil, "%d %s\n", cmd.Process.Pid, point), 0o600))
 	dir := filepath.Join(d.Dir, "crust", keyOf(target))
 	for name, content := range map[string]string{"runtime-cli": d.Dir + "/fake-runtime\n", id: "{}"} {
-		must(t, os.WriteFile(dir+"/."+name, []byte(content), 0o600))
-		must(t, os.Rename(dir+"/."+name, dir+"/"+name))
+		check.Must(t, os.WriteFile(dir+"/."+name, []byte(content), 0o600))
+		check.Must(t, os.Rename(dir+"/."+name, dir+"/"+name))
 	}
 	end = sync.OnceFunc(func() {
 		if err := errors.Join(os.Remove(state), stdin.Close(), cmd.Wait()); err != nil {
@@ -93,7 +94,7 @@ func mountInSandbox(t *testing.T, d *harness.Daemon, id, target, disk string) (e
 func TestWholeWayWithTheDirectoryABI(t *testing.T) {
 	d := newCrust(t, false)
 	d.Start()
-	disk := harness.Disk(t, 64*mib, "ext4")
+	disk := rig.Disk(t, 64*mib, "ext4")
 	req := d.StageRequest("pod-1", disk)
 	target := req.GetVolumeTargetPath()
 	stage(t, d, req)
@@ -102,7 +103,7 @@ func TestWholeWayWithTheDirectoryABI(t *testing.T) {
 	wantCode(t, err, codes.Unavailable)
 
 	end := mountInSandbox(t, d, "sandbox-1", target, disk)
-	eventually(t, "bound", func() bool {
+	check.Eventually(t, "bound", func() bool {
 		v := shown(t, d, target)
 		return v.GetState() == adminv1.VolumeState_VOLUME_STATE_BOUND && v.GetSandbox().GetId() == "sandbox-1"
 	})
@@ -110,14 +111,14 @@ func TestWholeWayWithTheDirectoryABI(t *testing.T) {
 	grown, err := d.Runtime().RuntimeExpandVolume(t.Context(), &runtimev1.RuntimeExpandVolumeRequest{
 		VolumeTargetPath: target, CapacityRange: &runtimev1.CapacityRange{RequiredBytes: 60 * mib},
 	})
-	must(t, err)
+	check.Must(t, err)
 	if grown.GetCapacityBytes() != 60*mib {
 		t.Errorf("grown to %d", grown.GetCapacityBytes())
 	}
 	for _, other := range []string{"pod-1", "pod-2"} {
 		_, err := d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest(other, disk))
 		if other == "pod-1" {
-			must(t, err)
+			check.Must(t, err)
 			continue
 		}
 		wantCode(t, err, codes.FailedPrecondition)
@@ -149,19 +150,19 @@ func TestWholeWayWithTheDirectoryABI(t *testing.T) {
 	wantGoneOfCrust(t, d, disk)
 }
 
-func wantUsage(t *testing.T, d *harness.Daemon, target string) {
+func wantUsage(t *testing.T, d *rig.Daemon, target string) {
 	t.Helper()
 	reply, err := volumeStats(t.Context(), d, target)
-	must(t, err)
+	check.Must(t, err)
 	if len(reply.GetUsage()) != 2 || reply.GetUsage()[0].GetTotal() < 50*mib {
 		t.Errorf("usage: %v", reply.GetUsage())
 	}
 }
 
-func wantGoneOfCrust(t *testing.T, d *harness.Daemon, disk string) {
+func wantGoneOfCrust(t *testing.T, d *rig.Daemon, disk string) {
 	t.Helper()
 	left, err := filepath.Glob(d.Dir + "/crust/*")
-	must(t, err)
+	check.Must(t, err)
 	if len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
@@ -173,14 +174,14 @@ func wantGoneOfCrust(t *testing.T, d *harness.Daemon, disk string) {
 func TestMountedDeviceIsNotGivenBack(t *testing.T) {
 	d := newCrust(t, true)
 	d.Start()
-	disk := harness.Disk(t, 64*mib, "ext4")
+	disk := rig.Disk(t, 64*mib, "ext4")
 	req := d.StageRequest("pod-1", disk)
 	stage(t, d, req)
 	end := mountInSandbox(t, d, "sandbox-1", req.GetVolumeTargetPath(), disk)
-	must(t, os.Rename(d.Dir+"/sandboxes/"+keyOf(req.GetVolumeTargetPath()), d.Dir+"/lost"))
+	check.Must(t, os.Rename(d.Dir+"/sandboxes/"+keyOf(req.GetVolumeTargetPath()), d.Dir+"/lost"))
 	_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
 	wantCode(t, err, codes.Aborted)
-	must(t, os.Rename(d.Dir+"/lost", d.Dir+"/sandboxes/"+keyOf(req.GetVolumeTargetPath())))
+	check.Must(t, os.Rename(d.Dir+"/lost", d.Dir+"/sandboxes/"+keyOf(req.GetVolumeTargetPath())))
 	end()
 	unstage(t, d, req)
 	wantGoneOfCrust(t, d, disk)
@@ -190,7 +191,7 @@ func TestKilledAtEveryStepOfTheDirectoryABI(t *testing.T) {
 	for _, step := range []string{"stage-claimed", "crust-directory-made", "crust-built", "stage-published"} {
 		t.Run(step, func(t *testing.T) {
 			d := newCrust(t, true)
-			disk := harness.Disk(t, 16*mib, "ext4")
+			disk := rig.Disk(t, 16*mib, "ext4")
 			req := d.StageRequest("pod-1", disk)
 			d.Start("CRUST_FAILPOINTS=" + step + "=kill")
 			_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
@@ -204,7 +205,7 @@ func TestKilledAtEveryStepOfTheDirectoryABI(t *testing.T) {
 	for _, step := range []string{"unstage-begun", "crust-taken-away", "unstage-released"} {
 		t.Run(step, func(t *testing.T) {
 			d := newCrust(t, true)
-			disk := harness.Disk(t, 16*mib, "ext4")
+			disk := rig.Disk(t, 16*mib, "ext4")
 			req := d.StageRequest("pod-1", disk)
 			d.Start("CRUST_FAILPOINTS=" + step + "=kill")
 			stage(t, d, req)
@@ -220,7 +221,7 @@ func TestImageFileIsRefusedByTheDirectoryABI(t *testing.T) {
 	d := newCrust(t, true)
 	d.Start()
 	image := d.Images + "/disk"
-	must(t, os.WriteFile(image, make([]byte, mib), 0o600))
+	check.Must(t, os.WriteFile(image, make([]byte, mib), 0o600))
 	_, err := d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-1", image))
 	wantCode(t, err, codes.Unimplemented)
 	if !strings.Contains(err.Error(), "loop device") {

@@ -8,25 +8,26 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // A volume that is expanded before its pod has a sandbox is grown when one mounts
 // it; kubelet would start no pod after an error.
 func TestExpandBeforeThereIsASandbox(t *testing.T) {
-	d := harness.NewDaemon(t)
+	d := rig.NewDaemon(t)
 	d.Handlers = "default: crust\ncrust: {enabled: true, root: " + d.Dir + "/crust}"
 	d.Start()
-	image := harness.Image(t, 16*mib)
-	disk := harness.Loop(t, image, loopdev.Options{})
+	image := rig.Image(t, 16*mib)
+	disk := rig.Loop(t, image, loopdev.Options{})
 	req := d.StageRequest("pod-1", disk)
 	_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
-	must(t, err)
-	must(t, os.Truncate(image, 32*mib))
-	must(t, loopdev.Grow(disk))
+	check.Must(t, err)
+	check.Must(t, os.Truncate(image, 32*mib))
+	check.Must(t, loopdev.Grow(disk))
 	expand := func(least, most int64) (int64, error) {
 		reply, err := d.Runtime().RuntimeExpandVolume(t.Context(), &runtimev1.RuntimeExpandVolumeRequest{
 			VolumeTargetPath: req.GetVolumeTargetPath(),

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/base64"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,72 +15,63 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 // guest mounts a claimed device as a VMM and its guest do: through a loop device
 // of its own over it.
 func guest(t *testing.T, disk string) string {
 	t.Helper()
-	loop := harness.Loop(t, disk, loopdev.Options{})
+	loop := rig.Loop(t, disk, loopdev.Options{})
 	dir := t.TempDir()
-	must(t, unix.Mount(loop, dir, "ext4", 0, ""))
-	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
+	check.Must(t, unix.Mount(loop, dir, "ext4", 0, ""))
+	t.Cleanup(func() { check.Must(t, unix.Unmount(dir, 0)) })
 	return dir
 }
 
 // boot starts an emulated Go shim that has the volume.
-func boot(t *testing.T, d *harness.Daemon, id, target, disk, mounted string) *kataemu.Shim {
+func boot(t *testing.T, d *rig.Daemon, id, target, disk, mounted string) *kata.Shim {
 	t.Helper()
-	shim, err := kataemu.Start(kataemu.Options{
-		Flavor: kataemu.Go, SandboxID: id, Sandboxes: d.GoSandboxes,
-		Mounts: map[string]kataemu.Statfs{disk: kataemu.MountedAt(mounted)},
+	shim, err := kata.Start(kata.Options{
+		Flavor: kata.Go, SandboxID: id, Sandboxes: d.GoSandboxes,
+		Mounts: map[string]kata.Statfs{disk: kata.MountedAt(mounted)},
 	})
-	must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { _ = shim.Stop() })
-	must(t, os.WriteFile(filepath.Join(volumeDir(d, target), id), nil, 0o600))
+	check.Must(t, os.WriteFile(filepath.Join(volumeDir(d, target), id), nil, 0o600))
 	return shim
 }
 
-func volumeDir(d *harness.Daemon, target string) string {
+func volumeDir(d *rig.Daemon, target string) string {
 	return filepath.Join(d.Kata, base64.URLEncoding.EncodeToString([]byte(target)))
 }
 
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-		if is() {
-			return
-		}
-	}
-	t.Fatal("never: " + what)
-}
-
-func stage(t *testing.T, d *harness.Daemon, req *runtimev1.RuntimeStageVolumeRequest) {
+func stage(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRequest) {
 	t.Helper()
 	_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
-	must(t, err)
+	check.Must(t, err)
 }
 
-func volumeStats(ctx context.Context, d *harness.Daemon, target string) (*runtimev1.RuntimeGetVolumeStatsResponse, error) {
+func volumeStats(ctx context.Context, d *rig.Daemon, target string) (*runtimev1.RuntimeGetVolumeStatsResponse, error) {
 	return d.Runtime().RuntimeGetVolumeStats(ctx, &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: target})
 }
 
-func shown(t *testing.T, d *harness.Daemon, target string) *adminv1.Volume {
+func shown(t *testing.T, d *rig.Daemon, target string) *adminv1.Volume {
 	t.Helper()
 	reply, err := d.Admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: target})
-	must(t, err)
+	check.Must(t, err)
 	return reply.GetVolume()
 }
 
 func TestWholeWayWithTheGoRuntime(t *testing.T) {
-	d := harness.NewDaemon(t)
+	d := rig.NewDaemon(t)
 	d.Start()
-	disk := harness.Disk(t, 64*mib, "ext4")
+	disk := rig.Disk(t, 64*mib, "ext4")
 	req := d.StageRequest("pod-1", disk)
 	target := req.GetVolumeTargetPath()
 	stage(t, d, req)
@@ -87,9 +79,9 @@ func TestWholeWayWithTheGoRuntime(t *testing.T) {
 	wantCode(t, err, codes.Unavailable)
 
 	mounted := guest(t, disk)
-	must(t, os.WriteFile(mounted+"/data", make([]byte, 5*mib), 0o600))
+	check.Must(t, os.WriteFile(mounted+"/data", make([]byte, 5*mib), 0o600))
 	first := boot(t, d, "sandbox-1", target, disk, mounted)
-	eventually(t, "bound", func() bool {
+	check.Eventually(t, "bound", func() bool {
 		v := shown(t, d, target)
 		return v.GetState() == adminv1.VolumeState_VOLUME_STATE_BOUND && v.GetSandbox().GetId() == "sandbox-1"
 	})
@@ -105,7 +97,7 @@ func TestWholeWayWithTheGoRuntime(t *testing.T) {
 
 	// The sandbox dies and the pod gets a new one; the dead one's id stays in
 	// Kata's directory and sorts first.
-	must(t, first.Kill())
+	check.Must(t, first.Kill())
 	_, err = volumeStats(t.Context(), d, target)
 	wantCode(t, err, codes.Unavailable)
 	second := boot(t, d, "sandbox-2", target, disk, mounted)
@@ -116,18 +108,44 @@ func TestWholeWayWithTheGoRuntime(t *testing.T) {
 	d.Kill()
 	d.Start()
 	wantStatfs(t, d, target, mounted)
-	must(t, second.Stop())
+	check.Must(t, second.Stop())
 	unstage(t, d, req)
 	d.WantClean()
 }
 
+// A containerd that is away says nothing of a sandbox of runtime-rs, which leaves no
+// id with its volume: as long as one lives that may have the volume, it stays.
+func TestRuntimeAwayKeepsTheVolume(t *testing.T) {
+	d := rig.NewDaemon(t)
+	d.Containerd = d.Dir + "/containerd.sock" // nobody listens
+	d.Start()
+	disk := rig.Disk(t, 64*mib, "ext4")
+	req := d.StageRequest("pod-1", disk)
+	stage(t, d, req)
+	shim, err := kata.Start(kata.Options{Flavor: kata.Rust, SandboxID: "sandbox-1", Sandboxes: d.RustSandboxes})
+	check.Must(t, err)
+	t.Cleanup(func() { _ = shim.Stop() })
+	for range 2 {
+		_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
+		wantCode(t, err, codes.Aborted)
+		if !strings.Contains(err.Error(), "sandbox-1") || !strings.Contains(err.Error(), d.Containerd) {
+			t.Errorf("the error does not name the sandbox and the container runtime: %v", err)
+		}
+		d.Kill()
+		d.Start()
+	}
+	check.Must(t, shim.Stop())
+	unstage(t, d, req) // no Kata sandbox is left on the node
+	d.WantClean()
+}
+
 // wantStatfs compares stats with what statfs says in the sandbox.
-func wantStatfs(t *testing.T, d *harness.Daemon, target, mounted string) {
+func wantStatfs(t *testing.T, d *rig.Daemon, target, mounted string) {
 	t.Helper()
 	reply, err := volumeStats(t.Context(), d, target)
-	must(t, err)
+	check.Must(t, err)
 	var st unix.Statfs_t
-	must(t, unix.Statfs(mounted, &st))
+	check.Must(t, unix.Statfs(mounted, &st))
 	for _, u := range reply.GetUsage() {
 		switch u.GetUnit() {
 		case runtimev1.VolumeUsage_BYTES:
@@ -146,18 +164,18 @@ func wantStatfs(t *testing.T, d *harness.Daemon, target, mounted string) {
 }
 
 func TestHungSandboxDelaysNoOtherVolume(t *testing.T) {
-	d := harness.NewDaemon(t)
+	d := rig.NewDaemon(t)
 	d.Start()
-	disks := []string{harness.Disk(t, 32*mib, "ext4"), harness.Disk(t, 32*mib, "ext4")}
+	disks := []string{rig.Disk(t, 32*mib, "ext4"), rig.Disk(t, 32*mib, "ext4")}
 	var targets []string
-	var shims []*kataemu.Shim
+	var shims []*kata.Shim
 	for i, disk := range disks {
 		req := d.StageRequest([]string{"pod-hung", "pod-well"}[i], disk)
 		stage(t, d, req)
 		targets = append(targets, req.GetVolumeTargetPath())
 		shims = append(shims, boot(t, d, []string{"hung", "well"}[i], targets[i], disk, guest(t, disk)))
 	}
-	shims[0].SetFault(kataemu.Hang)
+	shims[0].SetFault(kata.Hang)
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	done := make(chan error, 1)
@@ -179,15 +197,15 @@ func TestHungSandboxDelaysNoOtherVolume(t *testing.T) {
 }
 
 func TestVolumesOfOtherProgramsAreAdopted(t *testing.T) {
-	d := harness.NewDaemon(t)
+	d := rig.NewDaemon(t)
 	d.Start()
-	disk := harness.Disk(t, 32*mib, "ext4")
+	disk := rig.Disk(t, 32*mib, "ext4")
 	target := d.Target("foreign")
-	must(t, os.MkdirAll(target, 0o750))
+	check.Must(t, os.MkdirAll(target, 0o750))
 	dir := volumeDir(d, target)
-	must(t, os.Mkdir(dir, 0o700))
-	must(t, os.WriteFile(dir+"/mountInfo.json", []byte(`{"volume-type":"directvol","device":"`+disk+`","fstype":"ext4"}`), 0o600))
-	eventually(t, "adopted", func() bool {
+	check.Must(t, os.Mkdir(dir, 0o700))
+	check.Must(t, os.WriteFile(dir+"/mountInfo.json", []byte(`{"volume-type":"directvol","device":"`+disk+`","fstype":"ext4"}`), 0o600))
+	check.Eventually(t, "adopted", func() bool {
 		reply, err := d.Admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{State: adminv1.VolumeState_VOLUME_STATE_ADOPTED})
 		return err == nil && len(reply.GetVolumes()) == 1
 	})
@@ -197,13 +215,58 @@ func TestVolumesOfOtherProgramsAreAdopted(t *testing.T) {
 	_, err := d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk))
 	wantCode(t, err, codes.FailedPrecondition)
 	_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target})
-	must(t, err)
+	check.Must(t, err)
 	_, err = d.Admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})
-	must(t, err)
+	check.Must(t, err)
 	d.Kill()
 	d.Start()
 	if _, err := os.Stat(dir + "/mountInfo.json"); err != nil {
 		t.Errorf("a foreign volume was removed: %v", err)
 	}
 	wantStatfs(t, d, target, mounted)
+}
+
+// Kata's agent calls every filesystem healthy. What an ext4 has on record of
+// itself is read from its device, while it is mounted and when it leaves.
+func TestErrorsOnRecordAreShown(t *testing.T) {
+	d := rig.NewDaemon(t)
+	d.Start()
+	for name, broken := range map[string]bool{"whole": false, "broken": true} {
+		disk := rig.Disk(t, 64*mib, "ext4")
+		if broken {
+			for _, value := range []string{"error_count 2", "first_error_time 20260102030405", "last_error_func ext4_find_entry"} {
+				out, err := exec.Command("debugfs", "-w", "-R", "set_super_value "+value, disk).CombinedOutput()
+				if err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+			}
+		}
+		req := d.StageRequest("pod-"+name, disk)
+		target := req.GetVolumeTargetPath()
+		stage(t, d, req)
+		shim := boot(t, d, "sandbox-"+name, target, disk, guest(t, disk))
+		reply, err := volumeStats(t.Context(), d, target)
+		check.Must(t, err)
+		const words = "errors on record since 2026-01-02T03:04:05Z"
+		said := reply.GetVolumeCondition()
+		if !broken && said != nil {
+			t.Errorf("of a whole filesystem nothing is known, and the reply says %v", said)
+		}
+		if broken && (!said.GetAbnormal() || !strings.Contains(said.GetMessage(), words)) {
+			t.Errorf("of a broken filesystem the reply says %v", said)
+		}
+		if got := shown(t, d, target).GetCondition(); got.GetAbnormal() != broken {
+			t.Errorf("%s: it is shown as %v", name, got)
+		}
+		check.Must(t, shim.Stop())
+		unstage(t, d, req)
+		if broken {
+			check.Eventually(t, "the log says so when it left", func() bool { return strings.Contains(d.Log(), "given back with errors on record") })
+		}
+	}
+	metrics, err := d.HTTP("/metrics")
+	check.Must(t, err)
+	if !strings.Contains(metrics, "crust_proxy_volumes_left_with_errors_total{") {
+		t.Error("the metric of volumes that left with errors is not there")
+	}
 }

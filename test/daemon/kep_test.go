@@ -12,15 +12,16 @@ import (
 	"google.golang.org/grpc/codes"
 
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // TestKEPRules shows the rules of KEP-2857 that concern the Runtime API.
 func TestKEPRules(t *testing.T) {
-	d := harness.NewDaemon(t)
+	d := rig.NewDaemon(t)
 	d.Start()
 	client := d.Runtime()
-	disk := harness.Disk(t, 16*mib, "ext4")
+	disk := rig.Disk(t, 16*mib, "ext4")
 
 	t.Run("1 what cannot be deferred is an error and nothing is mounted", func(t *testing.T) {
 		for name, change := range map[string]func(*runtimev1.RuntimeStageVolumeRequest){
@@ -41,9 +42,9 @@ func TestKEPRules(t *testing.T) {
 	t.Run("2 the host stays free of the filesystem", func(t *testing.T) {
 		req := d.StageRequest("pod-1", disk)
 		_, err := client.RuntimeStageVolume(t.Context(), req)
-		must(t, err)
+		check.Must(t, err)
 		raw, err := os.ReadFile("/proc/self/mountinfo")
-		must(t, err)
+		check.Must(t, err)
 		if strings.Contains(string(raw), disk+" ") {
 			t.Error("the device is mounted on the host")
 		}
@@ -59,7 +60,7 @@ func TestKEPRules(t *testing.T) {
 		req := d.StageRequest("pod-1", disk)
 		unstage(t, d, req)
 		_, err := client.RuntimeStageVolume(t.Context(), req)
-		must(t, err)
+		check.Must(t, err)
 		unstage(t, d, req)
 		unstage(t, d, req)
 		d.WantClean()
@@ -67,12 +68,12 @@ func TestKEPRules(t *testing.T) {
 	t.Run("6 the second pod is refused", func(t *testing.T) {
 		first, second := d.StageRequest("pod-1", disk), d.StageRequest("pod-2", disk)
 		_, err := client.RuntimeStageVolume(t.Context(), first)
-		must(t, err)
+		check.Must(t, err)
 		_, err = client.RuntimeStageVolume(t.Context(), second)
 		wantCode(t, err, codes.FailedPrecondition)
 		unstage(t, d, first)
 		_, err = client.RuntimeStageVolume(t.Context(), second)
-		must(t, err)
+		check.Must(t, err)
 		unstage(t, d, second)
 	})
 	t.Run("7 stats and growth of an unknown volume", func(t *testing.T) {
@@ -85,15 +86,15 @@ func TestKEPRules(t *testing.T) {
 	t.Run("8 the same stage again changes nothing", func(t *testing.T) {
 		req := d.StageRequest("pod-1", disk)
 		_, err := client.RuntimeStageVolume(t.Context(), req)
-		must(t, err)
+		check.Must(t, err)
 		before := inodes(t, d)
 		_, err = client.RuntimeStageVolume(t.Context(), req)
-		must(t, err)
+		check.Must(t, err)
 		d.Kill()
 		d.Start()
 		client = d.Runtime()
 		_, err = client.RuntimeStageVolume(t.Context(), req)
-		must(t, err)
+		check.Must(t, err)
 		if after := inodes(t, d); after != before {
 			t.Errorf("files were written again: %v, then %v", before, after)
 		}
@@ -105,7 +106,7 @@ func TestKEPRules(t *testing.T) {
 		req := d.StageRequest("pod-1", disk)
 		for range 3 { // once, and two repeats
 			_, err := client.RuntimeStageVolume(t.Context(), req)
-			must(t, err)
+			check.Must(t, err)
 		}
 		unstage(t, d, req)
 		if after := metric(t, d, counter); after != before+1 {
@@ -117,16 +118,16 @@ func TestKEPRules(t *testing.T) {
 
 // inodes tells the files of the one volume: a file that is written anew has
 // another inode.
-func inodes(t *testing.T, d *harness.Daemon) (found [2]uint64) {
+func inodes(t *testing.T, d *rig.Daemon) (found [2]uint64) {
 	t.Helper()
 	for i, pattern := range []string{d.Dir + "/run/state/volumes/*", d.Kata + "/*/mountInfo.json"} {
 		files, err := filepath.Glob(pattern)
-		must(t, err)
+		check.Must(t, err)
 		if len(files) != 1 {
 			t.Fatalf("%s: %q", pattern, files)
 		}
 		var st unix.Stat_t
-		must(t, unix.Stat(files[0], &st))
+		check.Must(t, unix.Stat(files[0], &st))
 		found[i] = st.Ino
 	}
 	return found

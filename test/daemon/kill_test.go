@@ -15,14 +15,15 @@ import (
 	"google.golang.org/grpc/status"
 
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 func TestMain(m *testing.M) {
 	if os.Getenv(strangerEnv) != "" {
 		os.Exit(m.Run())
 	}
-	os.Exit(harness.Main(m))
+	os.Exit(rig.Main(m))
 }
 
 const mib = 1 << 20
@@ -36,13 +37,6 @@ var unstageSteps = []string{
 	"unstage-begun", "kata-taken-away", "unstage-retracted", "unstage-unguarded", "unstage-put-back", "unstage-released",
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func wantCode(t testing.TB, err error, want codes.Code) {
 	t.Helper()
 	if got := status.Code(err); got != want {
@@ -51,7 +45,7 @@ func wantCode(t testing.TB, err error, want codes.Code) {
 }
 
 // diedAt checks that the daemon was killed at the failpoint, not before.
-func diedAt(t *testing.T, d *harness.Daemon, err error) {
+func diedAt(t *testing.T, d *rig.Daemon, err error) {
 	t.Helper()
 	wantCode(t, err, codes.Unavailable)
 	d.WaitEnd(5 * time.Second)
@@ -61,8 +55,8 @@ func TestKilledAtEveryStepOfStage(t *testing.T) {
 	for _, step := range stageSteps {
 		for _, next := range []string{"stage", "unstage"} {
 			t.Run(step+", then "+next, func(t *testing.T) {
-				d := harness.NewDaemon(t)
-				disk := harness.Disk(t, 16*mib, "")
+				d := rig.NewDaemon(t)
+				disk := rig.Disk(t, 16*mib, "")
 				req := d.StageRequest("pod-1", disk, "ro")
 				d.Start("CRUST_FAILPOINTS=" + step + "=kill")
 				_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
@@ -70,7 +64,7 @@ func TestKilledAtEveryStepOfStage(t *testing.T) {
 				d.Start()
 				if next == "stage" {
 					_, err = d.Runtime().RuntimeStageVolume(t.Context(), req)
-					must(t, err)
+					check.Must(t, err)
 					wantStaged(t, d, req, disk)
 				}
 				unstage(t, d, req)
@@ -83,12 +77,12 @@ func TestKilledAtEveryStepOfStage(t *testing.T) {
 func TestKilledAtEveryStepOfUnstage(t *testing.T) {
 	for _, step := range unstageSteps {
 		t.Run(step, func(t *testing.T) {
-			d := harness.NewDaemon(t)
-			disk := harness.Disk(t, 16*mib, "")
+			d := rig.NewDaemon(t)
+			disk := rig.Disk(t, 16*mib, "")
 			req := d.StageRequest("pod-1", disk, "ro")
 			d.Start("CRUST_FAILPOINTS=" + step + "=kill")
 			_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
-			must(t, err)
+			check.Must(t, err)
 			_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
 			diedAt(t, d, err)
 			// The start ends what was begun, whether the call comes again or not.
@@ -96,7 +90,7 @@ func TestKilledAtEveryStepOfUnstage(t *testing.T) {
 			wantGone(t, d, disk)
 			unstage(t, d, req)
 			_, err = d.Runtime().RuntimeStageVolume(t.Context(), req)
-			must(t, err)
+			check.Must(t, err)
 			wantStaged(t, d, req, disk)
 			unstage(t, d, req)
 			wantGone(t, d, disk)
@@ -108,16 +102,16 @@ func unstageRequest(req *runtimev1.RuntimeStageVolumeRequest) *runtimev1.Runtime
 	return &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: req.GetVolumeTargetPath()}
 }
 
-func unstage(t *testing.T, d *harness.Daemon, req *runtimev1.RuntimeStageVolumeRequest) {
+func unstage(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRequest) {
 	t.Helper()
 	_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-	must(t, err)
+	check.Must(t, err)
 }
 
 // wantStaged checks everything that a staged read-only volume consists of.
-func wantStaged(t *testing.T, d *harness.Daemon, req *runtimev1.RuntimeStageVolumeRequest, disk string) {
+func wantStaged(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRequest, disk string) {
 	t.Helper()
-	if mounts := harness.MountsBelow(t, req.GetVolumeTargetPath()); len(mounts) != 1 {
+	if mounts := rig.MountPoints(req.GetVolumeTargetPath()); len(mounts) != 1 {
 		t.Errorf("%d guards stand", len(mounts))
 	}
 	if left := d.Leftovers(); len(left) != 3 { // record, projection, guard
@@ -140,7 +134,7 @@ func wantClaimed(t *testing.T, disk string, want bool) {
 	}
 }
 
-func wantGone(t *testing.T, d *harness.Daemon, disk string) {
+func wantGone(t *testing.T, d *rig.Daemon, disk string) {
 	t.Helper()
 	d.WantClean()
 	wantClaimed(t, disk, false)
@@ -161,8 +155,8 @@ func writeTo(disk string) error {
 
 // TestKilledAtRandom kills the daemon at no particular moment under load.
 func TestKilledAtRandom(t *testing.T) {
-	d := harness.NewDaemon(t)
-	disk := harness.Disk(t, 16*mib, "")
+	d := rig.NewDaemon(t)
+	disk := rig.Disk(t, 16*mib, "")
 	req := d.StageRequest("pod-1", disk)
 	for round := range 30 {
 		d.Start()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,38 +18,42 @@ import (
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // metric reads one value from /metrics; one that is not there is 0.
-func metric(t *testing.T, d *harness.Daemon, name string) (value float64) {
+func metric(t *testing.T, d *rig.Daemon, name string) (value float64) {
 	t.Helper()
 	body, err := d.HTTP("/metrics")
-	must(t, err)
+	check.Must(t, err)
 	for line := range strings.SplitSeq(body, "\n") {
 		if text, ok := strings.CutPrefix(line, name); ok {
 			_, err := fmt.Sscan(text, &value)
-			must(t, err)
+			check.Must(t, err)
 		}
 	}
 	return value
 }
 
 func TestTerminationLetsCallsEnd(t *testing.T) {
-	d := harness.NewDaemon(t)
+	d := rig.NewDaemon(t)
 	d.Start("CRUST_FAILPOINTS=stage-recorded=sleep:700ms")
-	req := d.StageRequest("pod-1", harness.Disk(t, 16*mib, ""))
+	req := d.StageRequest("pod-1", rig.Disk(t, 16*mib, ""))
 	client := d.Runtime()
 	watch, err := d.Admin().WatchVolumes(t.Context(), &adminv1.WatchVolumesRequest{})
-	must(t, err)
+	check.Must(t, err)
 	_, err = watch.Recv() // SYNCED
-	must(t, err)
+	check.Must(t, err)
 	done := make(chan error, 1)
 	go func() {
 		_, err := client.RuntimeStageVolume(t.Context(), req)
 		done <- err
 	}()
-	time.Sleep(200 * time.Millisecond)
+	check.Eventually(t, "the call is under way", func() bool {
+		records, _ := filepath.Glob(d.Dir + "/run/state/volumes/*.json")
+		return len(records) == 1
+	})
 	d.Signal(syscall.SIGTERM)
 	if err := <-done; err != nil {
 		t.Errorf("a call under way was cut off: %v", err)
@@ -71,29 +76,29 @@ func TestTerminationLetsCallsEnd(t *testing.T) {
 }
 
 func TestReload(t *testing.T) {
-	d := harness.NewDaemon(t)
+	d := rig.NewDaemon(t)
 	d.Start()
-	disk := harness.Disk(t, 16*mib, "")
+	disk := rig.Disk(t, 16*mib, "")
 	req := d.StageRequest("pod-1", disk)
 
 	d.Extra = "log: {level: debug}\n"
 	roots := strings.Replace(d.Config(), "roots: [/dev,", "roots: [/nowhere,", 1)
-	must(t, os.WriteFile(d.Dir+"/config.yaml", []byte(roots), 0o600)) // seen by itself
-	eventually(t, "reloaded", func() bool { return strings.Contains(d.Log(), "configuration reloaded") })
+	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte(roots), 0o600)) // seen by itself
+	check.Eventually(t, "reloaded", func() bool { return strings.Contains(d.Log(), "configuration reloaded") })
 	_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
 	wantCode(t, err, codes.PermissionDenied)
 
-	must(t, os.WriteFile(d.Dir+"/config.yaml", []byte("nonsense: true\n"), 0o600))
+	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte("nonsense: true\n"), 0o600))
 	d.Signal(syscall.SIGHUP)
-	eventually(t, "told", func() bool {
+	check.Eventually(t, "told", func() bool {
 		return strings.Contains(d.Log(), "the old one stays in force") && strings.Contains(d.Log(), "nonsense")
 	})
 	_, err = d.Runtime().RuntimeStageVolume(t.Context(), req)
 	wantCode(t, err, codes.PermissionDenied)
 
-	must(t, os.WriteFile(d.Dir+"/config.yaml", []byte(d.Config()), 0o600))
+	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte(d.Config()), 0o600))
 	d.Signal(syscall.SIGHUP)
-	eventually(t, "taken again", func() bool {
+	check.Eventually(t, "taken again", func() bool {
 		_, err = d.Runtime().RuntimeStageVolume(t.Context(), req)
 		return err == nil
 	})
@@ -102,13 +107,13 @@ func TestReload(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	d := harness.NewDaemon(t)
-	program := harness.Program(t, "crust-proxy")
+	d := rig.NewDaemon(t)
+	program := rig.Program(t, "crust-proxy")
 	out, err := exec.Command(program, "validate", "--config", d.ConfigFile()).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), d.Kubelet) {
 		t.Errorf("a good configuration: %v\n%s", err, out)
 	}
-	must(t, os.WriteFile(d.Dir+"/config.yaml", []byte("kubeletRot: /x\nrelay: {concurrency: -1}\n"), 0o600))
+	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte("kubeletRot: /x\nrelay: {concurrency: -1}\n"), 0o600))
 	out, err = exec.Command(program, "validate", "--config", d.Dir+"/config.yaml").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "kubeletRot") {
 		t.Errorf("a bad configuration: %v\n%s", err, out)
@@ -120,16 +125,16 @@ func TestValidate(t *testing.T) {
 }
 
 func TestDaemonsSideBySide(t *testing.T) {
-	one, two := harness.NewDaemon(t), harness.NewDaemon(t)
+	one, two := rig.NewDaemon(t), rig.NewDaemon(t)
 	one.Start()
 	two.Start()
-	req := one.StageRequest("pod-1", harness.Disk(t, 16*mib, ""))
+	req := one.StageRequest("pod-1", rig.Disk(t, 16*mib, ""))
 	stage(t, one, req)
-	for d, want := range map[*harness.Daemon]int{one: 1, two: 0} {
+	for d, want := range map[*rig.Daemon]int{one: 1, two: 0} {
 		_, err := d.Admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})
-		must(t, err)
+		check.Must(t, err)
 		reply, err := d.Admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{})
-		must(t, err)
+		check.Must(t, err)
 		if got := len(reply.GetVolumes()); got != want {
 			t.Errorf("%d volumes; want %d", got, want)
 		}
@@ -137,17 +142,20 @@ func TestDaemonsSideBySide(t *testing.T) {
 	// The device is one device, whichever daemon is asked.
 	other := two.StageRequest("pod-1", req.GetVolumeBackingPath())
 	_, err := two.Runtime().RuntimeStageVolume(t.Context(), other)
-	wantCode(t, err, codes.FailedPrecondition)
+	wantCode(t, err, codes.Aborted)
+	if !strings.Contains(err.Error(), "crust-proxy\")") {
+		t.Errorf("the error does not name the other daemon: %v", err)
+	}
 	unstage(t, one, req)
 }
 
 func TestSocketsHealthAndReflection(t *testing.T) {
-	d := harness.NewDaemon(t)
-	must(t, os.MkdirAll(d.Dir+"/run", 0o700))
+	d := rig.NewDaemon(t)
+	check.Must(t, os.MkdirAll(d.Dir+"/run", 0o700))
 	d.Start()
 	for _, socket := range []string{d.RuntimeSocket, d.AdminSocket} {
 		info, err := os.Lstat(socket)
-		must(t, err)
+		check.Must(t, err)
 		if info.Mode() != os.ModeSocket|0o600 {
 			t.Errorf("%s has mode %v", socket, info.Mode())
 		}
@@ -157,19 +165,19 @@ func TestSocketsHealthAndReflection(t *testing.T) {
 			t.Errorf("%s: %v, %v", socket, health, err)
 		}
 		stream, err := reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
-		must(t, err)
-		must(t, stream.Send(&reflectionv1.ServerReflectionRequest{
+		check.Must(t, err)
+		check.Must(t, stream.Send(&reflectionv1.ServerReflectionRequest{
 			MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{},
 		}))
 		reply, err := stream.Recv()
-		must(t, err)
+		check.Must(t, err)
 		if !strings.Contains(reply.String(), "crust.") {
 			t.Errorf("%s: reflection lists %v", socket, reply)
 		}
 	}
 	// A second daemon must not work on the same records, nor push the first from
 	// its sockets.
-	second := exec.Command(harness.Program(t, "crust-proxy"), "--config", d.ConfigFile(), "--http-listen", "")
+	second := exec.Command(rig.Program(t, "crust-proxy"), "--config", d.ConfigFile(), "--http-listen", "")
 	if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), "another crust-proxy has the run directory") {
 		t.Errorf("a second daemon in the same run directory: %v\n%s", err, out)
 	}
@@ -183,35 +191,35 @@ func TestSocketsHealthAndReflection(t *testing.T) {
 
 // TestNothingLeaks looks at the daemon from outside before and after much work.
 func TestNothingLeaks(t *testing.T) {
-	d := harness.NewDaemon(t)
+	d := rig.NewDaemon(t)
 	d.Start()
-	disk := harness.Disk(t, 32*mib, "ext4")
+	disk := rig.Disk(t, 32*mib, "ext4")
 	req := d.StageRequest("pod-1", disk)
 	mounted := guest(t, disk)
 	client := d.Runtime()
 	work := func(times int) {
 		for range times {
 			_, err := client.RuntimeStageVolume(t.Context(), req)
-			must(t, err)
+			check.Must(t, err)
 			shim := boot(t, d, "sandbox", req.GetVolumeTargetPath(), disk, mounted)
 			_, err = client.RuntimeGetVolumeStats(t.Context(), &runtimev1.RuntimeGetVolumeStatsRequest{
 				VolumeTargetPath: req.GetVolumeTargetPath(),
 			})
-			must(t, err)
-			must(t, shim.Stop())
+			check.Must(t, err)
+			check.Must(t, shim.Stop())
 			_, err = client.RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-			must(t, err)
+			check.Must(t, err)
 		}
 	}
 	work(5)
 	count := func() (fds int, routines float64) {
-		return len(harness.FDs(t, d.Pid())), metric(t, d, "go_goroutines ")
+		return len(rig.FDs(t, d.Pid())), metric(t, d, "go_goroutines ")
 	}
 	time.Sleep(200 * time.Millisecond)
 	fds, routines := count()
 	work(100)
 	// The connections of /metrics may still be closing.
-	eventually(t, "no more descriptors and goroutines than before", func() bool {
+	check.Eventually(t, "no more descriptors and goroutines than before", func() bool {
 		now, nowRoutines := count()
 		return now <= fds && nowRoutines <= routines
 	})

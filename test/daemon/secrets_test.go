@@ -12,15 +12,16 @@ import (
 	"google.golang.org/grpc/status"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 func TestSecretsLeaveNoTrace(t *testing.T) {
 	const secret = "hunter2xyz"
-	d := harness.NewDaemon(t)
+	d := rig.NewDaemon(t)
 	d.Extra = "log: {level: debug}"
 	d.Start()
-	disk := harness.Disk(t, 16*mib, "")
+	disk := rig.Disk(t, 16*mib, "")
 	for _, flag := range []string{
 		"password=" + secret, "credentials=/" + secret, "user=me%" + secret, "noatime,secret=" + secret, "token:" + secret,
 		"x-api-key=" + secret + "\n", "encryption_passphrase=" + secret, "bearer_token=" + secret,
@@ -37,15 +38,15 @@ func TestSecretsLeaveNoTrace(t *testing.T) {
 		t.Errorf("a long flag: %v", err)
 	}
 	metrics, err := d.HTTP("/metrics")
-	must(t, err)
+	check.Must(t, err)
 	node, err := d.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
-	must(t, err)
+	check.Must(t, err)
 	for name, text := range map[string]string{"log": d.Log(), "metrics": metrics, "admin": node.String()} {
 		if strings.Contains(text, secret) {
 			t.Errorf("the secret is in the %s", name)
 		}
 	}
-	must(t, filepath.WalkDir(d.Dir, func(path string, entry fs.DirEntry, err error) error {
+	check.Must(t, filepath.WalkDir(d.Dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
 			return err
 		}

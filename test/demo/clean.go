@@ -10,7 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // cleanUp takes everything away, looks whether that is so, and says it.
@@ -39,7 +40,7 @@ func (n *node) close() error {
 		_ = n.conn.Close()
 	}
 	problems = append(problems, n.detachImages()) // where the demo was stopped before the driver let go
-	if len(mounts(" "+n.dir+" ")) > 0 {
+	if len(rig.MountLines(" "+n.dir+" ")) > 0 {
 		problems = append(problems, unix.Unmount(n.dir, unix.MNT_DETACH))
 	}
 	// Remove, not RemoveAll: a directory that is not empty tells of a leak.
@@ -50,14 +51,10 @@ func (n *node) close() error {
 // detachImages detaches what the driver has attached, however far it came.
 func (n *node) detachImages() error {
 	var problems []error
-	backings, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	for _, file := range backings {
-		raw, readErr := os.ReadFile(file) //nolint:gosec // a file of the kernel's
-		if readErr == nil && strings.HasPrefix(string(raw), n.dir+"/data/") {
-			problems = append(problems, loopdev.Detach("/dev/"+filepath.Base(filepath.Dir(filepath.Dir(file)))))
-		}
+	for device := range rig.Loops(n.dir + "/data/") {
+		problems = append(problems, loopdev.Detach(device))
 	}
-	return errors.Join(append(problems, err)...)
+	return errors.Join(problems...)
 }
 
 // leftovers are what should be gone. A loop device is freed by the kernel a
@@ -66,7 +63,7 @@ func (n *node) leftovers() []error {
 	var found []error
 	for range 100 {
 		found = nil
-		for _, line := range mounts(n.dir) {
+		for _, line := range rig.MountLines(n.dir) {
 			found = append(found, errors.New("mount left: "+line))
 		}
 		for _, loop := range n.loops() {
@@ -83,34 +80,10 @@ func (n *node) leftovers() []error {
 // loops lists the loop devices over our image, which the kernel names from its
 // filesystem's root once that is unmounted, and those over our disk.
 func (n *node) loops() []string {
-	backings, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		return []string{err.Error()}
-	}
 	var found []string
-	for _, file := range backings {
-		raw, err := os.ReadFile(file) //nolint:gosec // a file of the kernel's
-		if err != nil {
-			continue // freed in between
-		}
-		backing := strings.TrimSpace(string(raw))
+	for device, backing := range rig.Loops("") {
 		if (n.image != "" && strings.Contains(backing, n.image)) || (n.disk != "" && filepath.Base(backing) == filepath.Base(n.disk)) {
-			found = append(found, file+": "+backing)
-		}
-	}
-	return found
-}
-
-// mounts lists the host's mounts that hold a text.
-func mounts(text string) []string {
-	raw, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return []string{err.Error()}
-	}
-	var found []string
-	for line := range strings.SplitSeq(string(raw), "\n") {
-		if strings.Contains(line, text) {
-			found = append(found, line)
+			found = append(found, device+": "+backing)
 		}
 	}
 	return found

@@ -8,6 +8,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 func (p *play) unstage(ctx context.Context) error {
@@ -19,7 +21,7 @@ func (p *play) unstage(ctx context.Context) error {
 	}
 	err = p.unpublish(ctx, p.target)
 	p.check(err == nil, "when the sandbox has ended: %v", status.Code(err))
-	p.check(len(mounts("crust:")) == 0, "the guard is gone")
+	p.check(len(rig.MountLines("crust:")) == 0, "the guard is gone")
 	left, err := os.ReadDir(p.dir + "/kata")
 	p.check(err == nil && len(left) == 0, "no metadata is left")
 	records, err := os.ReadDir(p.dir + "/run/state/volumes")

@@ -3,32 +3,35 @@ package main
 import (
 	"bufio"
 	"crypto/sha256"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
-// guest is the inside of a sandbox.
+// guest is a sandbox: its VM, the shim that answers for it, and its filesystem.
 type guest struct {
-	mount, loop, idFile string
-	shim                *kataemu.Shim
+	mount, device, loop string
+	vm                  *kata.VM
+	disk                *os.File // which the VM holds open
+	shim                *kata.Shim
 	writes              byte
 }
 
+// containerID is that of the pod's only container.
+const containerID = "app"
+
 // playSandbox is the sandbox's process: DIR ID TARGET.
 func playSandbox(args []string) error {
-	if err := makePrivate(); err != nil {
+	if err := rig.MakeMountsPrivate(); err != nil {
 		return err
 	}
 	g, err := boot(args[0], args[1], args[2])
@@ -53,47 +56,62 @@ func playSandbox(args []string) error {
 	return err
 }
 
-// boot finds the volume by its mount's source, as Kata does, attaches the device
-// as a VMM does, plainly, and mounts it where only this namespace sees it.
+// boot starts the pod's container, as Kata's shim does, and answers for its volume.
 func boot(dir, id, target string) (*guest, error) {
-	volume := filepath.Join(dir, "kata", base64.URLEncoding.EncodeToString([]byte(target)))
-	raw, err := os.ReadFile(volume + "/mountInfo.json") //nolint:gosec // the demo's own directory
+	g := &guest{mount: dir + "/guest-" + id}
+	g.vm = &kata.VM{
+		Flavor: kata.Go, SandboxID: id, DirectVolumes: dir + "/kata", Plug: g.plug, Unplug: g.unplug, Agent: g.create,
+	}
+	if err := g.vm.CreateContainer(containerID, []kata.Mount{{Destination: "/data", Source: target}}); err != nil {
+		return nil, err
+	}
+	var err error
+	g.shim, err = kata.Start(kata.Options{
+		Flavor: kata.Go, SandboxID: id, Sandboxes: dir + "/vc",
+		Mounts: map[string]kata.Statfs{g.device: kata.MountedAt(g.mount)},
+	})
 	if err != nil {
-		return nil, err
-	}
-	var info struct {
-		Device string `json:"device"`
-		FSType string `json:"fstype"`
-	}
-	if err := json.Unmarshal(raw, &info); err != nil {
-		return nil, err
-	}
-	g := &guest{mount: dir + "/guest-" + id, idFile: filepath.Join(volume, id)}
-	if g.loop, err = loopdev.Attach(info.Device, loopdev.Options{}); err != nil {
-		return nil, err
-	}
-	if err := g.serve(dir, id, info.Device, info.FSType); err != nil {
-		return nil, errors.Join(err, unix.Unmount(g.mount, unix.MNT_DETACH), loopdev.Detach(g.loop))
+		return nil, errors.Join(err, g.end())
 	}
 	return g, nil
 }
 
-// serve mounts the volume, answers for it, and leaves its id as Kata does.
-func (g *guest) serve(dir, id, device, fsType string) (err error) {
+// plug attaches the device as a VMM does, plainly, and holds it open. What the guest
+// sees of it is a loop device.
+func (g *guest) plug(device string, _ bool) (slot string, err error) {
+	if g.disk, err = os.OpenFile(device, os.O_RDWR, 0); err != nil { //nolint:gosec // the demo's own device
+		return "", err
+	}
+	if g.loop, err = loopdev.Attach(device, loopdev.Options{}); err != nil {
+		return "", errors.Join(err, g.disk.Close())
+	}
+	g.device = device
+	return g.loop, nil
+}
+
+func (g *guest) unplug(string) {
+	if err := errors.Join(loopdev.Detach(g.loop), g.disk.Close()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+}
+
+// create mounts the container's volume where only this namespace sees it.
+func (g *guest) create(request kata.Request) error {
+	if len(request.Storages) != 1 {
+		return fmt.Errorf("%d volumes, and the pod has one", len(request.Storages))
+	}
 	if err := os.MkdirAll(g.mount, 0o700); err != nil {
 		return err
 	}
-	if err := unix.Mount(g.loop, g.mount, fsType, 0, ""); err != nil {
-		return err
-	}
-	g.shim, err = kataemu.Start(kataemu.Options{
-		Flavor: kataemu.Go, SandboxID: id, Sandboxes: dir + "/vc",
-		Mounts: map[string]kataemu.Statfs{device: kataemu.MountedAt(g.mount)},
-	})
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(g.idFile, nil, 0o600)
+	volume := request.Storages[0]
+	return unix.Mount(volume.Source, g.mount, volume.FSType, 0, "")
+}
+
+// end unmounts the filesystem, and unplugs the device.
+func (g *guest) end() error {
+	err := unix.Unmount(g.mount, 0)
+	g.vm.RemoveContainer(containerID)
+	return err
 }
 
 func (g *guest) obey(command string) (string, error) {
@@ -105,7 +123,7 @@ func (g *guest) obey(command string) (string, error) {
 		err := unix.Statfs(g.mount, &st)
 		return fmt.Sprint(uint64(st.Bsize)*st.Blocks, " ", uint64(st.Bsize)*(st.Blocks-st.Bfree)), err //nolint:gosec // a block size is positive
 	case "stop":
-		return "", errors.Join(g.shim.Stop(), unix.Unmount(g.mount, 0), loopdev.Detach(g.loop))
+		return "", errors.Join(g.shim.Stop(), g.end())
 	default:
 		return "", fmt.Errorf("unknown command %q", command)
 	}
@@ -141,7 +159,7 @@ func (g *guest) write() (string, error) {
 // peek mounts the disk read-only in a namespace of its own and tells the
 // checksum of the data.
 func peek(device, dir string) error {
-	if err := makePrivate(); err != nil {
+	if err := rig.MakeMountsPrivate(); err != nil {
 		return err
 	}
 	if err := unix.Mount(device, dir, "ext4", unix.MS_RDONLY, ""); err != nil {

@@ -14,7 +14,7 @@ import (
 	"runtime"
 	"syscall"
 
-	"golang.org/x/sys/unix"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // The demo starts itself again in these roles.
@@ -87,17 +87,10 @@ func again(args ...string) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-func makePrivate() error {
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make mounts private: %w", err)
-	}
-	return nil
-}
-
 // host plays the node.
 func host() (err error) {
 	runtime.LockOSThread() // all children are started from here, and die with it
-	if err := makePrivate(); err != nil {
+	if err := rig.MakeMountsPrivate(); err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)

@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,9 +10,10 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // node is everything of the demo's node: directories on a tmpfs, the CSI driver,
@@ -34,21 +32,14 @@ const (
 )
 
 func newNode() (*node, error) {
-	dir, err := os.MkdirTemp("", "crust")
-	if err != nil {
+	dir, err := rig.MountTmpfs("crust", "kubelet/plugins/"+driverName, "kubelet/plugins_registry",
+		"kubelet/crust-proxy/registry", "kata", "vc", "etc", "data")
+	if dir == "" {
 		return nil, err
 	}
 	n := &node{dir: dir, bin: "bin"}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
+	if err != nil {
 		return n, err
-	}
-	for _, sub := range []string{
-		"kubelet", "kubelet/plugins", "kubelet/plugins/" + driverName, "kubelet/plugins_registry",
-		"kubelet/crust-proxy", "kubelet/crust-proxy/registry", "kata", "vc", "etc", "data",
-	} {
-		if err := os.Mkdir(filepath.Join(dir, sub), 0o700); err != nil {
-			return n, err
-		}
 	}
 	return n, n.findPrograms()
 }
@@ -59,11 +50,7 @@ func (n *node) findPrograms() error {
 		return nil
 	}
 	n.bin = n.dir + "/bin"
-	out, err := exec.Command("go", "build", "-o", n.bin+"/", "./cmd/...").CombinedOutput() //nolint:gosec // our own programs
-	if err != nil {
-		return fmt.Errorf("build: %w\n%s", err, out)
-	}
-	return nil
+	return rig.Build(n.bin, nil, "...")
 }
 
 // startDriver starts the CSI driver. Its registrar, which is usually a container
@@ -126,18 +113,10 @@ func (n *node) start(ctx context.Context) error {
 }
 
 func (n *node) ready(ctx context.Context) bool {
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", n.dir+"/run/http.sock")
-	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://daemon/readyz", http.NoBody)
-	if err != nil {
-		return false
-	}
-	reply, err := (&http.Client{Transport: transport, Timeout: time.Second}).Do(req)
-	if err != nil {
-		return false
-	}
-	return errors.Join(reply.Body.Close()) == nil && reply.StatusCode == http.StatusOK && n.driverServed(ctx)
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_, err := rig.Get(ctx, n.dir+"/run/http.sock", "/readyz")
+	return err == nil && n.driverServed(ctx)
 }
 
 // driverServed tells whether the driver answers through crust-proxy.

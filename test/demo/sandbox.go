@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 )
 
 // sandbox is the demo's hold on a running one.

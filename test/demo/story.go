@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // play is one showing.
@@ -88,8 +90,8 @@ func (p *play) stage(ctx context.Context) (err error) {
 
 func (p *play) guard(context.Context) error {
 	p.begin("The host has not mounted it, and nothing can be written where it is not.")
-	p.check(len(mounts(" ext4 "+p.disk+" ")) == 0, "no mount of %s on the host", p.disk)
-	p.check(len(mounts("crust:")) == 1, "the target holds the guard")
+	p.check(len(rig.MountLines(" ext4 "+p.disk+" ")) == 0, "no mount of %s on the host", p.disk)
+	p.check(len(rig.MountLines("crust:")) == 1, "the target holds the guard")
 	err := os.WriteFile(p.target+"/data", []byte("data"), 0o600)
 	p.check(errors.Is(err, unix.ENOSPC), "a program that a wrong runtime starts there gets: %v", err)
 	err = unix.Mount(p.disk, p.dir+"/etc", "ext4", 0, "")
@@ -105,7 +107,7 @@ func (p *play) startPod(context.Context) (err error) {
 	answer, err := p.sandbox.do("write")
 	p.checksum, _, _ = strings.Cut(answer, " ")
 	p.check(err == nil, "the workload wrote %d MiB (sha256 %.12s...)", dataSize>>20, p.checksum)
-	p.check(len(mounts(" ext4 "+p.sandbox.loop+" ")) == 0 && len(mounts(" ext4 "+p.disk+" ")) == 0, "the host still sees no filesystem")
+	p.check(len(rig.MountLines(" ext4 "+p.sandbox.loop+" ")) == 0 && len(rig.MountLines(" ext4 "+p.disk+" ")) == 0, "the host still sees no filesystem")
 	busy := unix.Mount(p.disk, p.dir+"/etc", "ext4", 0, "")
 	p.check(errors.Is(busy, unix.EBUSY), "mounting the device on the host still gives: %v", busy)
 	return err

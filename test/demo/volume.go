@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // volume is the demo's PersistentVolume.
@@ -82,7 +84,10 @@ func (n *node) handedOver(target string) error {
 		return err
 	}
 	n.disk = info.Device
-	raw, err = os.ReadFile("/sys/block/" + filepath.Base(n.disk) + "/loop/backing_file")
-	n.image = filepath.Base(strings.TrimSpace(string(raw)))
-	return err
+	backing, attached := rig.Loops("")[n.disk]
+	if !attached {
+		return fmt.Errorf("%s is no loop device over an image", n.disk)
+	}
+	n.image = filepath.Base(backing)
+	return nil
 }

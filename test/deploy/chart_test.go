@@ -8,10 +8,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon"
 	"github.com/crust-proxy/crust-proxy/test/deploy/render"
@@ -155,12 +157,14 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		args []string
 		want string
 	}{
-		"a mode":             {[]string{"--set=mode=sidecar"}, "mode"},
-		"an unknown value":   {[]string{"--set=daemonSet.hostPID=true"}, "daemonSet"},
-		"an unknown key":     {[]string{"--set=config.fronts.enabled=true"}, "fronts"},
-		"a relative root":    {[]string{"--set=kubeletRoot=var/lib/kubelet"}, "kubeletRoot"},
-		"a source":           {[]string{"--set=cluster.source=webhook"}, "source"},
-		"a rule by the pod":  {[]string{"--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["kata"],"defer":true}]`}, `the rule "r" goes by the pod`},
+		"a mode":            {[]string{"--set=mode=sidecar"}, "mode"},
+		"an unknown value":  {[]string{"--set=daemonSet.hostPID=true"}, "daemonSet"},
+		"an unknown key":    {[]string{"--set=config.fronts.enabled=true"}, "fronts"},
+		"a relative root":   {[]string{"--set=kubeletRoot=var/lib/kubelet"}, "kubeletRoot"},
+		"a source":          {[]string{"--set=cluster.source=webhook"}, "source"},
+		"a rule by the pod": {[]string{"--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["kata"],"defer":true}]`}, `the rule "r" goes by the pod`},
+		"crust without its handler": {[]string{"--set=cluster.source=serviceAccount", "--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["crust"],"defer":true}]`},
+			"set config.handlers.crust.enabled"},
 		"no such API":        {[]string{"--set=admission.mutate.enabled=true"}, "serves no MutatingAdmissionPolicy"},
 		"a word for defer":   {[]string{"--set=runtimeClasses[0].name=kata,runtimeClasses[0].handler=kata,runtimeClasses[0].defer=some"}, "defer"},
 		"a driver's quote":   {[]string{"--set-json", `admission.nativeDrivers=["x'"]`}, "nativeDrivers"},
@@ -190,11 +194,18 @@ func TestTheServedVersionIsTaken(t *testing.T) {
 }
 
 func TestMonitoringIsTheProjects(t *testing.T) {
-	for _, name := range []string{"alerts.yaml", "dashboard.json"} {
-		ours := read(t, filepath.Join(render.Chart(), "files", name))
-		if made := read(t, filepath.Join(render.Root(), "deploy/monitoring", name)); ours != made {
-			t.Errorf("the chart's files/%s is not deploy/monitoring/%s: run make generate", name, name)
-		}
+	kustomize := render.Kustomizations(t) // made of the packaged chart
+	all := render.Objects(t, render.Kustomize(t, filepath.Join(kustomize, "monitoring")))
+	board, _, err := unstructured.NestedString(render.Find(t, all, "ConfigMap", "crust-proxy-dashboard").Object, "data", "crust-proxy.json")
+	if err != nil || board != read(t, filepath.Join(render.Root(), "deploy/monitoring/dashboard.json")) {
+		t.Errorf("the packaged dashboard is not deploy/monitoring/dashboard.json: %v", err)
+	}
+	want := map[string]any{}
+	if err := yaml.Unmarshal([]byte(read(t, filepath.Join(render.Root(), "deploy/monitoring/alerts.yaml"))), &want); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, render.Find(t, all, "PrometheusRule", "crust-proxy").Object["spec"]); diff != "" {
+		t.Errorf("the packaged alerts are not deploy/monitoring/alerts.yaml: %s", diff)
 	}
 }
 

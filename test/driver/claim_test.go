@@ -13,7 +13,7 @@ import (
 // TestDeferredPublishAgain repeats a publish while the device is claimed, as
 // kubelet does after a restart: also through a restart of the driver.
 func TestDeferredPublishAgain(t *testing.T) {
-	r := newRig(t, true)
+	r := newDriver(t, true)
 	v := r.volume("claimed", mountAccess("ext4"))
 	v.must(v.create, v.stage)
 	publish := func() string {

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // TestKilledAnywhere kills the driver at each step of a volume's life; the same
@@ -29,7 +29,7 @@ func TestKilledAnywhere(t *testing.T) {
 		{"driver-record-temp", "remove"}, {"driver-erasing", "remove"}, {"driver-image-removed", "remove"},
 	}
 	for _, native := range []bool{false, true} {
-		r := newRig(t, native)
+		r := newDriver(t, native)
 		for _, step := range steps {
 			// A native driver mounts at publish.
 			if strings.HasPrefix(step.point, "driver-mounted") && native != (step.call == "publish") {
@@ -43,7 +43,7 @@ func TestKilledAnywhere(t *testing.T) {
 	}
 }
 
-func killedAt(t *testing.T, r *rig, point, call string, abandon bool) {
+func killedAt(t *testing.T, r *testDriver, point, call string, abandon bool) {
 	t.Helper()
 	v := r.volume("v", mountAccess("ext4"))
 	life := []struct {
@@ -84,7 +84,7 @@ func killedAt(t *testing.T, r *rig, point, call string, abandon bool) {
 
 // TestKilledInExpand kills between record, image and answer.
 func TestKilledInExpand(t *testing.T) {
-	r := newRig(t, false)
+	r := newDriver(t, false)
 	v := r.volume("v", mountAccess("xfs"))
 	v.up()
 	v.put("data")
@@ -111,7 +111,7 @@ func TestKilledInExpand(t *testing.T) {
 // TestRecordsOfAnotherBoot shows that what was staged before a reboot is not
 // taken for staged now, and that the data is.
 func TestRecordsOfAnotherBoot(t *testing.T) {
-	r := newRig(t, false)
+	r := newDriver(t, false)
 	v := r.volume("v", mountAccess("ext4"))
 	v.up()
 	v.put("data")
@@ -129,11 +129,11 @@ func TestRecordsOfAnotherBoot(t *testing.T) {
 
 // pretendReboot takes away what a reboot does: mounts and loop devices; and gives
 // the records the id of another boot.
-func (r *rig) pretendReboot() {
+func (r *testDriver) pretendReboot() {
 	r.t.Helper()
-	harness.UnmountAll(r.t, r.dir)
+	rig.UnmountAll(r.t, r.dir)
 	for _, loop := range r.loops() {
-		if err := loopdev.Detach("/dev/" + loop); err != nil {
+		if err := loopdev.Detach(loop); err != nil {
 			r.t.Fatal(err)
 		}
 	}

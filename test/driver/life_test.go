@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // put writes content that must still be there later.
@@ -100,7 +100,7 @@ func mayGrowExt4(t *testing.T) bool {
 // TestGrowth grows each filesystem online and offline, plain and native.
 func TestGrowth(t *testing.T) {
 	for _, native := range []bool{false, true} {
-		r := newRig(t, native)
+		r := newDriver(t, native)
 		for _, fs := range []string{"ext4", "xfs", "btrfs"} {
 			v := r.volume(fs, mountAccess(fs))
 			v.up()
@@ -130,7 +130,7 @@ func TestGrowth(t *testing.T) {
 }
 
 func TestBlock(t *testing.T) {
-	r := newRig(t, false)
+	r := newDriver(t, false)
 	v := r.volume("block", blockAccess())
 	v.up()
 	v.must(v.publish)
@@ -198,7 +198,7 @@ func TestBlock(t *testing.T) {
 
 // TestImagesAreThin also shows direct I/O, which needs a disk that offers it.
 func TestImagesAreThin(t *testing.T) {
-	r := newRig(t, false)
+	r := newDriver(t, false)
 	v := r.volume("thin", blockAccess())
 	v.up()
 	images, _ := filepath.Glob(r.dir + "/data/images/*")
@@ -206,7 +206,7 @@ func TestImagesAreThin(t *testing.T) {
 	if err := unix.Stat(images[0], &info); err != nil || info.Size != size || info.Blocks > 64 {
 		t.Errorf("%d bytes in %d blocks: %v", info.Size, info.Blocks, err)
 	}
-	dio, err := os.ReadFile("/sys/block/" + r.loops()[0] + "/loop/dio")
+	dio, err := os.ReadFile("/sys/block/" + filepath.Base(r.loops()[0]) + "/loop/dio")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +220,7 @@ func TestImagesAreThin(t *testing.T) {
 }
 
 func TestReadOnlyAndSecondPod(t *testing.T) {
-	r := newRig(t, false)
+	r := newDriver(t, false)
 	v := r.volume("shared", mountAccess("ext4"))
 	v.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 	v.up()
@@ -256,7 +256,7 @@ func TestReadOnlyAndSecondPod(t *testing.T) {
 
 func TestEphemeral(t *testing.T) {
 	for _, native := range []bool{false, true} {
-		r := newRig(t, native)
+		r := newDriver(t, native)
 		v := r.volume("inline", mountAccess("ext4"))
 		v.id, v.staging = "csi-0123", ""
 		publish := func(attributes map[string]string) error {
@@ -290,7 +290,7 @@ func TestEphemeral(t *testing.T) {
 }
 
 func TestSolePod(t *testing.T) {
-	r := newRig(t, false)
+	r := newDriver(t, false)
 	v := r.volume("sole", mountAccess("xfs"))
 	v.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 	v.up()
@@ -302,7 +302,7 @@ func TestSolePod(t *testing.T) {
 }
 
 func TestForeignThingsStay(t *testing.T) {
-	r := newRig(t, false)
+	r := newDriver(t, false)
 	v := r.volume("v", mountAccess("ext4"))
 	v.must(v.create, v.stage)
 	if err := os.Mkdir(v.target, 0o750); err != nil {
@@ -338,7 +338,7 @@ func TestForeignThingsStay(t *testing.T) {
 
 // TestPagination has what csi-sanity has switched off.
 func TestPagination(t *testing.T) {
-	r := newRig(t, false)
+	r := newDriver(t, false)
 	var all []*volume
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
 		v := r.volume(name, mountAccess(""))
@@ -381,7 +381,7 @@ func TestPagination(t *testing.T) {
 }
 
 func TestCapacity(t *testing.T) {
-	r := newRig(t, false, "--capacity", "1073741824")
+	r := newDriver(t, false, "--capacity", "1073741824")
 	free := func() int64 {
 		reply, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
 		if err != nil {
@@ -406,7 +406,7 @@ func TestCapacity(t *testing.T) {
 }
 
 func TestStopsInOrder(t *testing.T) {
-	r := newRig(t, false)
+	r := newDriver(t, false)
 	if err := r.cmd.Process.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -418,7 +418,7 @@ func TestStopsInOrder(t *testing.T) {
 	if _, err := os.Lstat(r.socket()); err == nil {
 		t.Error("the socket is still there")
 	}
-	out, err := exec.Command(harness.Program(t, "crust-driver"), "--version").Output()
+	out, err := exec.Command(rig.Program(t, "crust-driver"), "--version").Output()
 	if err != nil || len(out) < 2 {
 		t.Errorf("%q, %v", out, err)
 	}
@@ -426,7 +426,7 @@ func TestStopsInOrder(t *testing.T) {
 
 // TestMountFlagsStayOut: a flag may hold a secret.
 func TestMountFlagsStayOut(t *testing.T) {
-	r := newRig(t, false)
+	r := newDriver(t, false)
 	v := r.volume("v", mountAccess("ext4"))
 	v.access.GetMount().MountFlags = []string{"password=hunter2"}
 	v.must(v.create)

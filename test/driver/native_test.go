@@ -15,7 +15,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // defer publishes with defer_fs_ops set.
@@ -36,7 +36,7 @@ func (v *volume) publishDeferred(readOnly bool) (*csiv1.DeferredMount, error) {
 }
 
 func TestNativeReports(t *testing.T) {
-	r := newRig(t, true)
+	r := newDriver(t, true)
 	reply, err := r.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func TestNativeReports(t *testing.T) {
 
 // TestDeferred lets the test be the sandbox: it mounts what the driver answers.
 func TestDeferred(t *testing.T) {
-	r := newRig(t, true)
+	r := newDriver(t, true)
 	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
 		v := r.volume(fs, mountAccess(fs))
 		v.access.GetMount().MountFlags = []string{"noatime"}
@@ -73,7 +73,7 @@ func TestDeferred(t *testing.T) {
 		if mount.GetFsType() != fs || strings.Join(mount.GetMountFlags(), ",") != "noatime" {
 			t.Errorf("%v", mount)
 		}
-		if left := harness.MountsBelow(t, r.dir); len(left) > 0 {
+		if left := rig.MountPoints(r.dir); len(left) > 0 {
 			t.Errorf("%s: mounted on the node: %v", fs, left)
 		}
 		if _, err := os.Lstat(v.target); err == nil {
@@ -100,7 +100,7 @@ func TestDeferred(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The same volume for a pod without a sandbox of its own, when it is free.
-		wantCode(t, (&volume{rig: r, id: v.id, staging: v.staging, target: v.target + "-2", access: v.access}).publish(), codes.FailedPrecondition)
+		wantCode(t, (&volume{testDriver: r, id: v.id, staging: v.staging, target: v.target + "-2", access: v.access}).publish(), codes.FailedPrecondition)
 		v.must(v.unpublish, v.publish)
 		v.wantKept("by the guest")
 		other := *v
@@ -109,7 +109,7 @@ func TestDeferred(t *testing.T) {
 			t.Error("deferred while it is mounted on the node")
 		}
 		v.must(v.unpublish)
-		if left := harness.MountsBelow(t, r.dir); len(left) > 0 {
+		if left := rig.MountPoints(r.dir); len(left) > 0 {
 			t.Errorf("%s: staging is not free: %v", fs, left)
 		}
 		if _, err := other.publishDeferred(false); err != nil {
@@ -122,7 +122,7 @@ func TestDeferred(t *testing.T) {
 }
 
 func TestDeferredReaders(t *testing.T) {
-	r := newRig(t, true)
+	r := newDriver(t, true)
 	v := r.volume("v", mountAccess("ext4"))
 	v.must(v.create, v.stage)
 	if _, err := v.publishDeferred(false); err != nil {
@@ -154,7 +154,7 @@ func TestDeferredReaders(t *testing.T) {
 }
 
 func TestPlainRefusesDeferral(t *testing.T) {
-	r := newRig(t, false)
+	r := newDriver(t, false)
 	v := r.volume("v", mountAccess("ext4"))
 	v.must(v.create, v.stage)
 	_, err := v.publishDeferred(false)

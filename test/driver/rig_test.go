@@ -5,9 +5,11 @@ package driver_test
 
 import (
 	"bytes"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -19,12 +21,12 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// rig is a driver over directories of its own.
-type rig struct {
+// testDriver is a driver over directories of its own.
+type testDriver struct {
 	csi.ControllerClient
 	csi.NodeClient
 	csi.IdentityClient
@@ -57,19 +59,19 @@ func (b *buffer) String() string {
 }
 
 // newRig starts a driver whose images lie on a real disk, where direct I/O works.
-func newRig(t *testing.T, native bool, args ...string) *rig {
+func newDriver(t *testing.T, native bool, args ...string) *testDriver {
 	t.Helper()
-	harness.Need(t, "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "blkid", "resize2fs", "xfs_growfs", "btrfs")
-	dir, err := os.MkdirTemp("/var/tmp", harness.Prefix("cd"))
+	rig.Need(t, "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "blkid", "resize2fs", "xfs_growfs", "btrfs")
+	dir, err := os.MkdirTemp("/var/tmp", rig.Prefix("cd"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{t: t, dir: dir, native: native, args: args}
+	r := &testDriver{t: t, dir: dir, native: native, args: args}
 	t.Cleanup(func() {
 		r.kill()
-		harness.UnmountAll(t, dir)
+		rig.UnmountAll(t, dir)
 		for _, loop := range r.loops() { // left by a test that failed
-			_ = loopdev.Detach("/dev/" + loop)
+			_ = loopdev.Detach(loop)
 		}
 		_ = os.RemoveAll(dir)
 		if t.Failed() {
@@ -80,16 +82,16 @@ func newRig(t *testing.T, native bool, args ...string) *rig {
 	return r
 }
 
-func (r *rig) socket() string { return r.dir + "/csi.sock" }
+func (r *testDriver) socket() string { return r.dir + "/csi.sock" }
 
 // start starts the driver and waits until it serves.
-func (r *rig) start(env ...string) {
+func (r *testDriver) start(env ...string) {
 	r.t.Helper()
 	args := append([]string{"--endpoint", "unix://" + r.socket(), "--data-dir", r.dir + "/data", "--node-id", "node-a", "--log-level", "debug"}, r.args...)
 	if r.native {
 		args = append(args, "--defer")
 	}
-	cmd := exec.Command(harness.Program(r.t, "crust-driver"), args...)
+	cmd := exec.Command(rig.Program(r.t, "crust-driver"), args...)
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = &r.log, &r.log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -101,7 +103,7 @@ func (r *rig) start(env ...string) {
 	r.dial()
 }
 
-func (r *rig) dial() {
+func (r *testDriver) dial() {
 	r.t.Helper()
 	conn, err := grpc.NewClient("unix:"+r.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -122,7 +124,7 @@ func (r *rig) dial() {
 }
 
 // kill kills the driver and waits for its end.
-func (r *rig) kill() {
+func (r *testDriver) kill() {
 	if r.cmd != nil {
 		_ = r.cmd.Process.Kill()
 		r.wait()
@@ -130,7 +132,7 @@ func (r *rig) kill() {
 }
 
 // wait waits for the end of a driver that is on its way there.
-func (r *rig) wait() {
+func (r *testDriver) wait() {
 	r.t.Helper()
 	select {
 	case <-r.done:
@@ -141,7 +143,7 @@ func (r *rig) wait() {
 	r.cmd = nil
 }
 
-func (r *rig) restart(env ...string) {
+func (r *testDriver) restart(env ...string) {
 	r.t.Helper()
 	r.kill()
 	r.start(env...)
@@ -168,19 +170,19 @@ func blockAccess() *csi.VolumeCapability {
 
 // volume is the calls of one volume's life; each may be made again and again.
 type volume struct {
-	*rig
+	*testDriver
 	name, id, staging, target string
 	access                    *csi.VolumeCapability
 }
 
-func (r *rig) volume(name string, access *csi.VolumeCapability) *volume {
+func (r *testDriver) volume(name string, access *csi.VolumeCapability) *volume {
 	r.t.Helper()
 	for _, dir := range []string{"/staging/" + name, "/pods"} {
 		if err := os.MkdirAll(r.dir+dir, 0o750); err != nil {
 			r.t.Fatal(err)
 		}
 	}
-	return &volume{rig: r, name: name, staging: r.dir + "/staging/" + name, target: r.dir + "/pods/" + name, access: access}
+	return &volume{testDriver: r, name: name, staging: r.dir + "/staging/" + name, target: r.dir + "/pods/" + name, access: access}
 }
 
 func (v *volume) create() error {
@@ -243,14 +245,14 @@ func wantCode(t *testing.T, err error, want codes.Code) {
 }
 
 // wantNothing fails where anything of a volume is left.
-func (r *rig) wantNothing() {
+func (r *testDriver) wantNothing() {
 	r.t.Helper()
 	for _, pattern := range []string{"/data/volumes/*", "/data/volumes/.n*", "/data/images/*", "/pods/*"} {
 		if left, _ := filepath.Glob(r.dir + pattern); len(left) > 0 {
 			r.t.Errorf("left: %v", left)
 		}
 	}
-	if left := harness.MountsBelow(r.t, r.dir); len(left) > 0 {
+	if left := rig.MountPoints(r.dir); len(left) > 0 {
 		r.t.Errorf("still mounted: %v", left)
 	}
 	if left := r.loops(); len(left) > 0 {
@@ -258,14 +260,5 @@ func (r *rig) wantNothing() {
 	}
 }
 
-// loops lists the loop devices over images of this rig.
-func (r *rig) loops() []string {
-	var mine []string
-	bound, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	for _, path := range bound {
-		if raw, _ := os.ReadFile(path); bytes.Contains(raw, []byte(r.dir+"/")) {
-			mine = append(mine, filepath.Base(filepath.Dir(filepath.Dir(path))))
-		}
-	}
-	return mine
-}
+// loops lists the loop devices over images of this driver.
+func (r *testDriver) loops() []string { return slices.Collect(maps.Keys(rig.Loops(r.dir + "/"))) }

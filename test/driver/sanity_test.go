@@ -20,7 +20,7 @@ func TestSanity(t *testing.T) {
 				name = kind + "-native"
 			}
 			t.Run(name, func(t *testing.T) {
-				r := newRig(t, native)
+				r := newDriver(t, native)
 				socket := r.socket()
 				if native {
 					socket = sanity.HideDeferral(t, r.conn, r.dir)

@@ -17,26 +17,26 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/pkg/format"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/internal/mkfs"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // tools gives a directory in which mkfs of one kind is a script around the real
 // one, $real.
-func tools(t testing.TB, fs, script string) func(*format.Config) {
+func tools(t testing.TB, fs, script string) func(*mkfs.Config) {
 	t.Helper()
 	dir := t.TempDir()
 	program, err := exec.LookPath("mkfs." + fs)
 	if err != nil {
-		harness.Missing(t, "mkfs."+fs+" is not installed")
+		rig.Missing(t, "mkfs."+fs+" is not installed")
 	}
 	text := "#!/bin/sh\nreal=" + program + "\n" + script + "\n"
 	if err := os.WriteFile(filepath.Join(dir, "mkfs."+fs), []byte(text), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	return func(c *format.Config) {
+	return func(c *mkfs.Config) {
 		c.ToolDirs = []string{dir, "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	}
 }
@@ -50,7 +50,7 @@ done
 wait $pid`
 
 func formatOnce(device string) int {
-	f, err := format.New(format.Config{LockFile: os.Getenv("LOCK"), ToolDirs: strings.Split(os.Getenv("TOOLS"), ":")})
+	f, err := mkfs.New(mkfs.Config{LockFile: os.Getenv("LOCK"), ToolDirs: strings.Split(os.Getenv("TOOLS"), ":")})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -60,7 +60,7 @@ func formatOnce(device string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	if _, err := f.Prepare(context.Background(), fd, "/v", device, os.Getenv("FS"), deferral.FormatHost, false); err != nil {
+	if _, err := f.Prepare(context.Background(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: os.Getenv("FS"), Policy: volume.FormatHost}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -68,7 +68,7 @@ func formatOnce(device string) int {
 }
 
 // daemon starts another process that formats the device.
-func (r *rig) daemon(device, fs string, env ...string) *exec.Cmd {
+func (r *testFormatter) daemon(device, fs string, env ...string) *exec.Cmd {
 	r.t.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), asDaemon+"="+device, "FS="+fs, "LOCK="+r.conf.LockFile, "TOOLS="+strings.Join(r.conf.ToolDirs, ":"))
@@ -81,11 +81,11 @@ func (r *rig) daemon(device, fs string, env ...string) *exec.Cmd {
 }
 
 // settled calls Prepare until the device is not busy any more.
-func (r *rig) settled(device, fs string) (busy int, formatted bool, err error) {
+func (r *testFormatter) settled(device, fs string) (busy int, formatted bool, err error) {
 	r.t.Helper()
 	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); busy++ {
-		formatted, err = r.prepare(device, fs, deferral.FormatHost, false)
-		if deferral.KindOf(err) != deferral.Busy {
+		formatted, err = r.prepare(device, fs, volume.FormatHost, false)
+		if volume.KindOf(err) != volume.Busy {
 			return busy, formatted, err
 		}
 	}
@@ -97,10 +97,18 @@ func TestDaemonIsKilledInTheMiddleOfMkfs(t *testing.T) {
 	for _, fs := range filesystems {
 		t.Run(fs, func(t *testing.T) {
 			// Longer than a Prepare waits for a lock.
-			r := newRig(t, tools(t, fs, strings.ReplaceAll(sliced, "sleep 0.1", "sleep 0.4")))
+			begun := t.TempDir() + "/begun"
+			r := newFormatter(t, tools(t, fs, ": >"+begun+"\n"+strings.ReplaceAll(sliced, "sleep 0.1", "sleep 0.4")))
 			device, _ := r.blank()
 			daemon := r.daemon(device, fs)
-			time.Sleep(700 * time.Millisecond)
+			for until := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+				if _, err := os.Stat(begun); err == nil {
+					break
+				}
+				if time.Now().After(until) {
+					t.Fatal("mkfs was never begun")
+				}
+			}
 			_ = daemon.Process.Kill()
 			err := daemon.Wait()
 			if status, ok := daemon.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() {
@@ -120,7 +128,7 @@ func TestDaemonIsKilledInTheMiddleOfMkfs(t *testing.T) {
 
 func TestDaemonIsKilledAtEachPlace(t *testing.T) {
 	for _, place := range []string{"format-before-mkfs", "format-after-mkfs"} {
-		r := newRig(t, tools(t, "ext4", `exec $real "$@"`))
+		r := newFormatter(t, tools(t, "ext4", `exec $real "$@"`))
 		device, _ := r.blank()
 		_ = r.daemon(device, "ext4", "CRUST_FAILPOINTS="+place+"=kill").Wait()
 		_, formatted, err := r.settled(device, "ext4")
@@ -136,9 +144,9 @@ func TestMkfsIsKilled(t *testing.T) {
 	for _, fs := range filesystems {
 		for _, after := range []string{"0.001", "0.005", "0.01", "0.02"} {
 			t.Run(fs+" after "+after, func(t *testing.T) {
-				r := newRig(t, tools(t, fs, `exec timeout -s KILL `+after+` $real "$@"`))
+				r := newFormatter(t, tools(t, fs, `exec timeout -s KILL `+after+` $real "$@"`))
 				device, _ := r.blank()
-				formatted, err := r.prepare(device, fs, deferral.FormatHost, false)
+				formatted, err := r.prepare(device, fs, volume.FormatHost, false)
 				if formatted != (err == nil) {
 					t.Fatalf("formatted %v: %v", formatted, err)
 				}
@@ -146,8 +154,8 @@ func TestMkfsIsKilled(t *testing.T) {
 					mounts(t, device, fs) // it was faster
 					return
 				}
-				again := newRig(t)
-				formatted, err = again.prepare(device, fs, deferral.FormatHost, false)
+				again := newFormatter(t)
+				formatted, err = again.prepare(device, fs, volume.FormatHost, false)
 				if formatted {
 					mounts(t, device, fs)
 				}
@@ -162,41 +170,41 @@ func TestMkfsIsKilled(t *testing.T) {
 }
 
 func TestMkfsOutlivesItsCallerAndItsBound(t *testing.T) {
-	r := newRig(t, tools(t, "ext4", sliced), func(c *format.Config) { c.Timeout = 400 * time.Millisecond })
+	r := newFormatter(t, tools(t, "ext4", sliced), func(c *mkfs.Config) { c.Timeout = 400 * time.Millisecond })
 	r.others = true
 	device, _ := r.blank()
-	_, err := r.prepare(device, "ext4", deferral.FormatHost, false)
-	if deferral.KindOf(err) != deferral.Timeout || !strings.Contains(err.Error(), "left running") {
-		t.Fatalf("kind %v: %v", deferral.KindOf(err), err)
+	_, err := r.prepare(device, "ext4", volume.FormatHost, false)
+	if volume.KindOf(err) != volume.Timeout || !strings.Contains(err.Error(), "left running") {
+		t.Fatalf("kind %v: %v", volume.KindOf(err), err)
 	}
-	if _, formatted, err := newRig(t, func(c *format.Config) { c.LockFile = r.conf.LockFile }).settled(device, "ext4"); err != nil || formatted {
+	if _, formatted, err := newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile }).settled(device, "ext4"); err != nil || formatted {
 		t.Errorf("afterwards: formatted %v: %v", formatted, err)
 	}
 	mounts(t, device, "ext4")
 
-	r = newRig(t, tools(t, "xfs", sliced))
+	r = newFormatter(t, tools(t, "xfs", sliced))
 	device, _ = r.blank()
 	fd := openPath(t, device)
 	defer func() { _ = unix.Close(fd) }()
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if formatted, err := r.f.Prepare(ctx, fd, "/v", device, "xfs", deferral.FormatHost, false); err != nil || !formatted || ctx.Err() == nil {
+	if formatted, err := r.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "xfs", Policy: volume.FormatHost}); err != nil || !formatted || ctx.Err() == nil {
 		t.Errorf("the caller's end: formatted %v: %v", formatted, err)
 	}
 	mounts(t, device, "xfs")
 }
 
 func TestCallerWhoIsGone(t *testing.T) {
-	r := newRig(t)
+	r := newFormatter(t)
 	device, backing := r.blank()
 	before := hash(t, backing)
 	fd := openPath(t, device)
 	defer func() { _ = unix.Close(fd) }()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := r.f.Prepare(ctx, fd, "/v", device, "ext4", deferral.FormatHost, false)
-	if deferral.KindOf(err) != deferral.Canceled {
-		t.Errorf("kind %v: %v", deferral.KindOf(err), err)
+	_, err := r.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "ext4", Policy: volume.FormatHost})
+	if volume.KindOf(err) != volume.Canceled {
+		t.Errorf("kind %v: %v", volume.KindOf(err), err)
 	}
 	time.Sleep(50 * time.Millisecond)
 	if unix.Sync(); before != hash(t, backing) {
@@ -206,15 +214,15 @@ func TestCallerWhoIsGone(t *testing.T) {
 
 func TestManyAtOnceFormatOnce(t *testing.T) {
 	for _, fs := range filesystems {
-		r := newRig(t)
-		other := newRig(t, func(c *format.Config) { c.LockFile = r.conf.LockFile })
+		r := newFormatter(t)
+		other := newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile })
 		r.others, other.others = true, true
 		device, _ := r.blank()
 		var done sync.WaitGroup
 		var made atomic.Int32
 		for i := range 6 {
 			done.Go(func() {
-				which := []*rig{r, other}[i%2]
+				which := []*testFormatter{r, other}[i%2]
 				_, formatted, err := which.settled(device, fs)
 				if err != nil {
 					t.Errorf("%s: %v", fs, err)
@@ -233,13 +241,13 @@ func TestManyAtOnceFormatOnce(t *testing.T) {
 }
 
 func TestManyDevicesAtOnce(t *testing.T) {
-	r := newRig(t)
+	r := newFormatter(t)
 	r.others = true
 	var done sync.WaitGroup
 	for i := range 24 {
 		device, _ := r.blank()
 		done.Go(func() {
-			if formatted, err := r.prepare(device, filesystems[i%3], deferral.FormatHost, false); err != nil || !formatted {
+			if formatted, err := r.prepare(device, filesystems[i%3], volume.FormatHost, false); err != nil || !formatted {
 				t.Errorf("%s: formatted %v: %v", device, formatted, err)
 			}
 		})
@@ -249,13 +257,13 @@ func TestManyDevicesAtOnce(t *testing.T) {
 
 func TestUnreadableDeviceIsNotBlank(t *testing.T) {
 	for _, left := range []int64{0, mib / 2, size - mib/2, size - 4096} {
-		r := newRig(t)
+		r := newFormatter(t)
 		device, backing := r.blank()
 		if err := os.Truncate(backing, left); err != nil {
 			t.Fatal(err)
 		}
-		for _, policy := range []deferral.FormatPolicy{"host", "guest", "never"} {
-			r.refused(device, backing, "ext4", policy, false, deferral.Internal, "cannot be read at byte", "input/output error")
+		for _, policy := range []volume.FormatPolicy{"host", "guest", "never"} {
+			r.refused(device, backing, "ext4", policy, false, volume.Internal, "cannot be read at byte", "input/output error")
 		}
 	}
 }
@@ -265,8 +273,8 @@ func TestFullStorage(t *testing.T) {
 	for _, fs := range filesystems {
 		for _, room := range []string{"16k", "128k", "1m", "2m", "4m", "8m"} {
 			t.Run(fs+" in "+room, func(t *testing.T) {
-				r := newRig(t)
-				dir := harness.Tmpfs(t, "size="+room)
+				r := newFormatter(t)
+				dir := rig.Tmpfs(t, "size="+room)
 				backing := filepath.Join(dir, "image")
 				if err := os.WriteFile(backing, nil, 0o600); err != nil {
 					t.Fatal(err)
@@ -279,7 +287,7 @@ func TestFullStorage(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer func() { _ = loopdev.Detach(device) }()
-				formatted, err := r.prepare(device, fs, deferral.FormatHost, false)
+				formatted, err := r.prepare(device, fs, volume.FormatHost, false)
 				t.Logf("formatted %v: %v", formatted, err)
 				if formatted != (err == nil) {
 					t.Fatalf("formatted %v: %v", formatted, err)
@@ -287,13 +295,13 @@ func TestFullStorage(t *testing.T) {
 				if err == nil {
 					return
 				}
-				if formatted, err = r.prepare(device, fs, deferral.FormatHost, false); err == nil {
+				if formatted, err = r.prepare(device, fs, volume.FormatHost, false); err == nil {
 					t.Errorf("what a failed mkfs left is taken: formatted %v", formatted)
 				}
 				if err := unix.Mount("", dir, "", unix.MS_REMOUNT, "size=600m"); err != nil {
 					t.Fatal(err)
 				}
-				if formatted, err = r.prepare(device, fs, deferral.FormatHost, false); err != nil || !formatted {
+				if formatted, err = r.prepare(device, fs, volume.FormatHost, false); err != nil || !formatted {
 					t.Errorf("with room again: formatted %v: %v", formatted, err)
 				}
 				if err == nil {
@@ -318,15 +326,15 @@ func TestMkfsThatLies(t *testing.T) {
 		{"makes one of its own", `shift $(($# - 1)); $real -q $1`, "does not hold what it made", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, tools(t, "ext4", c.script))
+			r := newFormatter(t, tools(t, "ext4", c.script))
 			device, backing := r.blank()
-			formatted, err := r.prepare(device, "ext4", deferral.FormatHost, false)
-			if formatted || deferral.KindOf(err) != deferral.Internal || !strings.Contains(fmt.Sprint(err), c.says) {
+			formatted, err := r.prepare(device, "ext4", volume.FormatHost, false)
+			if formatted || volume.KindOf(err) != volume.Internal || !strings.Contains(fmt.Sprint(err), c.says) {
 				t.Fatalf("formatted %v: %v", formatted, err)
 			}
 			unix.Sync()
 			before := hash(t, backing)
-			formatted, err = newRig(t).prepare(device, "ext4", deferral.FormatHost, false)
+			formatted, err = newFormatter(t).prepare(device, "ext4", volume.FormatHost, false)
 			if formatted != c.then {
 				t.Errorf("next: formatted %v: %v", formatted, err)
 			}
@@ -337,34 +345,46 @@ func TestMkfsThatLies(t *testing.T) {
 	}
 }
 
+// takeOnceBegun takes the device when mkfs was started, and lets mkfs go on.
+func takeOnceBegun(device, dir string) (fd int) {
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat(dir + "/begun"); err == nil {
+			break
+		}
+	}
+	fd, _ = unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	_ = os.WriteFile(dir+"/taken", nil, 0o600)
+	return fd
+}
+
 // TestSomebodyTakesTheDeviceFirst has another program use the moment between our
 // look and mkfs.
 func TestSomebodyTakesTheDeviceFirst(t *testing.T) {
 	for _, fs := range []string{"xfs", "btrfs"} {
-		r := newRig(t, tools(t, fs, `for last; do :; done; $real -q $last; exec $real "$@"`))
+		r := newFormatter(t, tools(t, fs, `for last; do :; done; $real -q $last; exec $real "$@"`))
 		device, _ := r.blank()
-		formatted, err := r.prepare(device, fs, deferral.FormatHost, false)
+		formatted, err := r.prepare(device, fs, volume.FormatHost, false)
 		if formatted || !strings.Contains(fmt.Sprint(err), "existing") {
 			t.Errorf("%s: formatted %v: %v", fs, formatted, err)
 		}
 		mounts(t, device, fs)
 	}
 	for _, fs := range filesystems {
-		r := newRig(t, tools(t, fs, `sleep 0.3; exec $real "$@"`))
+		dir := t.TempDir()
+		r := newFormatter(t, tools(t, fs, `: >`+dir+`/begun; until [ -e `+dir+`/taken ]; do sleep 0.05; done; exec $real "$@"`))
 		r.others = true
 		device, _ := r.blank()
 		taken := make(chan int, 1)
-		time.AfterFunc(150*time.Millisecond, func() {
-			fd, _ := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-			taken <- fd
-		})
-		formatted, err := r.prepare(device, fs, deferral.FormatHost, false)
+		go func() {
+			taken <- takeOnceBegun(device, dir)
+		}()
+		formatted, err := r.prepare(device, fs, volume.FormatHost, false)
 		held := <-taken
 		if formatted || err == nil || held < 0 {
 			t.Errorf("%s on a held device: formatted %v: %v", fs, formatted, err)
 		}
 		_ = unix.Close(held)
-		if formatted, err := newRig(t).prepare(device, fs, deferral.FormatHost, false); err != nil || !formatted {
+		if formatted, err := newFormatter(t).prepare(device, fs, volume.FormatHost, false); err != nil || !formatted {
 			t.Errorf("%s afterwards: formatted %v: %v", fs, formatted, err)
 		}
 	}

@@ -12,10 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/pkg/format"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/internal/mkfs"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 var filesystems = []string{"ext4", "xfs", "btrfs"}
@@ -23,15 +23,15 @@ var filesystems = []string{"ext4", "xfs", "btrfs"}
 func TestBlankDeviceIsFormattedOnce(t *testing.T) {
 	for _, fs := range filesystems {
 		t.Run(fs, func(t *testing.T) {
-			r := newRig(t)
+			r := newFormatter(t)
 			device, backing := r.blank()
-			if formatted, err := r.prepare(device, fs, deferral.FormatHost, false); err != nil || !formatted {
+			if formatted, err := r.prepare(device, fs, volume.FormatHost, false); err != nil || !formatted {
 				t.Fatalf("formatted %v: %v", formatted, err)
 			}
 			mounts(t, device, fs)
 			unix.Sync()
 			before := hash(t, backing)
-			for _, policy := range []deferral.FormatPolicy{"", "host", "guest", "never"} {
+			for _, policy := range []volume.FormatPolicy{"", "host", "guest", "never"} {
 				for _, readOnly := range []bool{false, true} {
 					if formatted, err := r.prepare(device, fs, policy, readOnly); err != nil || formatted {
 						t.Errorf("again, policy %q, read-only %v: formatted %v: %v", policy, readOnly, formatted, err)
@@ -43,42 +43,105 @@ func TestBlankDeviceIsFormattedOnce(t *testing.T) {
 			}
 			for _, other := range append(filesystems, "ext3", "vfat") {
 				if other != fs {
-					r.refused(device, backing, other, deferral.FormatHost, false, deferral.InUse, "holds "+fs, "wipefs")
-					r.refused(device, backing, other, deferral.FormatGuest, false, deferral.InUse, "holds "+fs)
+					r.refused(device, backing, other, volume.FormatHost, false, volume.InUse, "holds "+fs, "wipefs")
+					r.refused(device, backing, other, volume.FormatGuest, false, volume.InUse, "holds "+fs)
 				}
 			}
 		})
 	}
 }
 
+// TestRootDirectoryOfANewFilesystem: group and mode are there before any sandbox has
+// the volume, and what a rule says of mkfs holds.
+func TestRootDirectoryOfANewFilesystem(t *testing.T) {
+	for _, c := range []struct {
+		fs      string
+		root    mkfs.Root
+		options []string
+		want    string // mode and group
+	}{
+		{"ext4", mkfs.Root{Group: 2000, Mode: 0o2775}, []string{"-i", "65536", "-E", "stride=16"}, "2775 2000"},
+		{"ext4", mkfs.Root{Mode: 0o777}, nil, "0777 0"},
+		{"ext4", mkfs.Root{}, nil, "0755 0"},
+		{"xfs", mkfs.Root{Group: 2000, Mode: 0o2775}, []string{"-m", "reflink=0"}, "2775 2000"},
+		{"xfs", mkfs.Root{Mode: 0o2777}, nil, "2777 0"},
+		{"btrfs", mkfs.Root{Group: 2000, Mode: 0o2775}, []string{"-n", "32768"}, "0755 0"}, // mkfs.btrfs cannot
+	} {
+		t.Run(fmt.Sprintf("%s %o", c.fs, c.root.Mode), func(t *testing.T) {
+			r := newFormatter(t)
+			device, _ := r.blank()
+			fd := openPath(t, device)
+			defer func() { _ = unix.Close(fd) }()
+			formatted, err := r.f.Prepare(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: c.fs, Policy: volume.FormatHost,
+				Options: c.options, Root: c.root})
+			if err != nil || !formatted {
+				t.Fatalf("formatted %v: %v", formatted, err)
+			}
+			dir := t.TempDir()
+			if err := unix.Mount(device, dir, c.fs, 0, ""); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = unix.Unmount(dir, 0) }()
+			var st unix.Stat_t
+			if err := unix.Stat(dir, &st); err != nil {
+				t.Fatal(err)
+			}
+			if got := fmt.Sprintf("%04o %d", st.Mode&0o7777, st.Gid); got != c.want {
+				t.Errorf("mode and group are %s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
 func TestBlankDeviceThatIsNotToBeFormatted(t *testing.T) {
-	r := newRig(t)
+	r := newFormatter(t)
 	device, backing := r.blank()
 	before := hash(t, backing)
-	if formatted, err := r.prepare(device, "ext4", deferral.FormatGuest, false); err != nil || formatted {
+	if formatted, err := r.prepare(device, "ext4", volume.FormatGuest, false); err != nil || formatted {
 		t.Errorf("guest: formatted %v: %v", formatted, err)
 	}
 	if before != hash(t, backing) {
 		t.Error("the device was written to")
 	}
-	r.refused(device, backing, "ext4", deferral.FormatNever, false, deferral.InUse, "blank", "never")
-	r.refused(device, backing, "ext4", deferral.FormatHost, true, deferral.InUse, "blank", "read-only")
-	r.refused(device, backing, "ext4", deferral.FormatGuest, true, deferral.InUse, "blank", "read-only")
-	r.refused(device, backing, "ext3", deferral.FormatHost, false, deferral.Invalid, "blank", "only ext4, xfs and btrfs")
+	r.refused(device, backing, "ext4", volume.FormatNever, false, volume.InUse, "blank", "never")
+	r.refused(device, backing, "ext4", volume.FormatHost, true, volume.InUse, "blank", "read-only")
+	r.refused(device, backing, "ext4", volume.FormatGuest, true, volume.InUse, "blank", "read-only")
+	r.refused(device, backing, "ext3", volume.FormatHost, false, volume.Invalid, "blank", "only ext4, xfs and btrfs")
+}
+
+// TestDeviceOfADriverThatDefersByItself: the driver answers for what is on it, and has
+// made nothing where it is blank.
+func TestDeviceOfADriverThatDefersByItself(t *testing.T) {
+	r := newFormatter(t)
+	device, backing := r.blank()
+	for _, readOnly := range []bool{false, true} {
+		r.refused(device, backing, "ext4", volume.FormatDriver, readOnly, volume.InUse, "blank", "defers by itself", "ext4")
+	}
+	for name, spoil := range foreign(t) {
+		device, backing := r.blank()
+		spoil(backing)
+		before := hash(t, backing)
+		if formatted, err := r.prepare(device, "ext4", volume.FormatDriver, false); err != nil || formatted {
+			t.Errorf("%s: formatted %v: %v", name, formatted, err)
+		}
+		if before != hash(t, backing) {
+			t.Errorf("%s: the device was written to", name)
+		}
+	}
 }
 
 func TestDeviceOfAnOddSize(t *testing.T) {
-	r := newRig(t)
+	r := newFormatter(t)
 	for _, odd := range []int64{mib, 3*mib + 512, 9*mib + 7*512, 64 * mib} {
-		backing := harness.Image(t, odd)
-		device := harness.Loop(t, backing, loopdev.Options{})
-		if formatted, err := r.prepare(device, "ext4", deferral.FormatHost, false); err != nil || !formatted {
+		backing := rig.Image(t, odd)
+		device := rig.Loop(t, backing, loopdev.Options{})
+		if formatted, err := r.prepare(device, "ext4", volume.FormatHost, false); err != nil || !formatted {
 			t.Errorf("%d bytes: formatted %v: %v", odd, formatted, err)
 		}
 	}
 	// Too small for an xfs: mkfs says so.
-	backing := harness.Image(t, mib)
-	r.refused(harness.Loop(t, backing, loopdev.Options{}), backing, "xfs", deferral.FormatHost, false, deferral.Internal, "mkfs.xfs failed")
+	backing := rig.Image(t, mib)
+	r.refused(rig.Loop(t, backing, loopdev.Options{}), backing, "xfs", volume.FormatHost, false, volume.Internal, "mkfs.xfs failed")
 }
 
 // foreign are the things that may be on a device, and a word of the error.
@@ -120,38 +183,38 @@ func foreign(t *testing.T) map[string]func(backing string) string {
 func TestForeignContentsStayAsTheyAre(t *testing.T) {
 	for name, put := range foreign(t) {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			backing := harness.Image(t, size)
+			r := newFormatter(t)
+			backing := rig.Image(t, size)
 			says := put(backing)
-			device := harness.Loop(t, backing, loopdev.Options{})
+			device := rig.Loop(t, backing, loopdev.Options{})
 			for _, fs := range filesystems {
-				for _, policy := range []deferral.FormatPolicy{"", "host", "guest", "never"} {
-					r.refused(device, backing, fs, policy, false, deferral.InUse, says, "wipe")
+				for _, policy := range []volume.FormatPolicy{"", "host", "guest", "never"} {
+					r.refused(device, backing, fs, policy, false, volume.InUse, says, "wipe")
 				}
-				r.refused(device, backing, fs, deferral.FormatHost, true, deferral.InUse, says)
+				r.refused(device, backing, fs, volume.FormatHost, true, volume.InUse, says)
 			}
 		})
 	}
 }
 
 func TestTwoFilesystemsInOnePlace(t *testing.T) {
-	r := newRig(t)
-	backing := harness.Image(t, size)
+	r := newFormatter(t)
+	backing := rig.Image(t, size)
 	run(t, "", "mkfs.ext4", "-q", backing)
 	write(t, backing, 65536+64, []byte("_BHRfS_M"))
-	device := harness.Loop(t, backing, loopdev.Options{})
-	r.refused(device, backing, "xfs", deferral.FormatHost, false, deferral.InUse, "more than one")
-	r.refused(device, backing, "ext4", deferral.FormatNever, true, deferral.InUse, "more than one")
+	device := rig.Loop(t, backing, loopdev.Options{})
+	r.refused(device, backing, "xfs", volume.FormatHost, false, volume.InUse, "more than one")
+	r.refused(device, backing, "ext4", volume.FormatNever, true, volume.InUse, "more than one")
 }
 
 // TestWhateverTheBytesWere is the property: no contents are ever written over.
 func TestWhateverTheBytesWere(t *testing.T) {
 	const seed = 20
 	random := rand.New(rand.NewPCG(seed, seed))
-	r := newRig(t)
+	r := newFormatter(t)
 	marks := []string{"LUKS\xba\xbe", "XFSB", "_BHRfS_M", "\x53\xef", "EFI PART", "\x55\xaa", "LABELONE", "SWAPSPACE2", "\xfc\x4e\x2b\xa9"}
 	for i := range 40 {
-		backing := harness.Image(t, size)
+		backing := rig.Image(t, size)
 		for range 1 + random.IntN(3) {
 			at := random.Int64N(mib - 600)
 			if random.IntN(3) == 0 {
@@ -171,7 +234,7 @@ func TestWhateverTheBytesWere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.refused(device, backing, filesystems[i%3], deferral.FormatHost, i%5 == 0, deferral.InUse)
+		r.refused(device, backing, filesystems[i%3], volume.FormatHost, i%5 == 0, volume.InUse)
 		if err := loopdev.Detach(device); err != nil {
 			t.Error(err)
 		}
@@ -179,32 +242,32 @@ func TestWhateverTheBytesWere(t *testing.T) {
 }
 
 func TestLeftoversAreAcceptedOnlyWhereAllowed(t *testing.T) {
-	r := newRig(t, func(c *format.Config) { c.AcceptLeftovers = true })
+	r := newFormatter(t, func(c *mkfs.Config) { c.AcceptLeftovers = true })
 	for name, put := range foreign(t) {
-		backing := harness.Image(t, size)
+		backing := rig.Image(t, size)
 		says := put(backing)
-		device := harness.Loop(t, backing, loopdev.Options{})
+		device := rig.Loop(t, backing, loopdev.Options{})
 		if !strings.Contains(says, "byte") {
-			r.refused(device, backing, "xfs", deferral.FormatHost, false, deferral.InUse, says)
+			r.refused(device, backing, "xfs", volume.FormatHost, false, volume.InUse, says)
 			continue
 		}
-		if formatted, err := r.prepare(device, "xfs", deferral.FormatHost, false); err != nil || !formatted {
+		if formatted, err := r.prepare(device, "xfs", volume.FormatHost, false); err != nil || !formatted {
 			t.Errorf("%s: formatted %v: %v", name, formatted, err)
 		}
 	}
 }
 
 func TestDeviceInUse(t *testing.T) {
-	r := newRig(t)
+	r := newFormatter(t)
 	device, backing := r.blank()
 	held, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.refused(device, backing, "ext4", deferral.FormatHost, false, deferral.InUse, "held by another", "findmnt")
-	r.refused(device, backing, "ext4", deferral.FormatHost, true, deferral.InUse, "blank")
+	r.refused(device, backing, "ext4", volume.FormatHost, false, volume.InUse, "held by another", "findmnt")
+	r.refused(device, backing, "ext4", volume.FormatHost, true, volume.InUse, "blank")
 	_ = unix.Close(held)
-	if formatted, err := r.prepare(device, "ext4", deferral.FormatHost, false); err != nil || !formatted {
+	if formatted, err := r.prepare(device, "ext4", volume.FormatHost, false); err != nil || !formatted {
 		t.Fatalf("formatted %v: %v", formatted, err)
 	}
 	dir := t.TempDir()
@@ -213,26 +276,26 @@ func TestDeviceInUse(t *testing.T) {
 	}
 	defer func() { _ = unix.Unmount(dir, 0) }()
 	unix.Sync()
-	r.refused(device, backing, "ext4", deferral.FormatHost, false, deferral.InUse, "mounted")
-	r.refused(device, backing, "xfs", deferral.FormatHost, false, deferral.InUse, "mounted")
-	if formatted, err := r.prepare(device, "ext4", deferral.FormatHost, true); err != nil || formatted {
+	r.refused(device, backing, "ext4", volume.FormatHost, false, volume.InUse, "mounted")
+	r.refused(device, backing, "xfs", volume.FormatHost, false, volume.InUse, "mounted")
+	if formatted, err := r.prepare(device, "ext4", volume.FormatHost, true); err != nil || formatted {
 		t.Errorf("a second reader: formatted %v: %v", formatted, err)
 	}
 }
 
 func TestWriteProtectedDevice(t *testing.T) {
-	r := newRig(t)
-	backing := harness.Image(t, size)
-	device := harness.Loop(t, backing, loopdev.Options{ReadOnly: true})
-	r.refused(device, backing, "ext4", deferral.FormatHost, false, deferral.InUse, "write-protected")
-	if formatted, err := r.prepare(device, "ext4", deferral.FormatGuest, false); err != nil || formatted {
+	r := newFormatter(t)
+	backing := rig.Image(t, size)
+	device := rig.Loop(t, backing, loopdev.Options{ReadOnly: true})
+	r.refused(device, backing, "ext4", volume.FormatHost, false, volume.InUse, "write-protected")
+	if formatted, err := r.prepare(device, "ext4", volume.FormatGuest, false); err != nil || formatted {
 		t.Errorf("guest: formatted %v: %v", formatted, err)
 	}
 }
 
 func TestDeviceThatIsGone(t *testing.T) {
-	r := newRig(t)
-	backing := harness.Image(t, size)
+	r := newFormatter(t)
+	backing := rig.Image(t, size)
 	device, err := loopdev.Attach(backing, loopdev.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -242,18 +305,18 @@ func TestDeviceThatIsGone(t *testing.T) {
 	if err := loopdev.Detach(device); err != nil {
 		t.Fatal(err)
 	}
-	_, err = r.f.Prepare(t.Context(), fd, "/v", device, "ext4", deferral.FormatHost, false)
-	if deferral.KindOf(err) != deferral.NotFound || err == nil {
-		t.Errorf("kind %v: %v", deferral.KindOf(err), err)
+	_, err = r.f.Prepare(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "ext4", Policy: volume.FormatHost})
+	if volume.KindOf(err) != volume.NotFound || err == nil {
+		t.Errorf("kind %v: %v", volume.KindOf(err), err)
 	}
 }
 
 // TestNameDoesNotMatter moves the node away and puts another device there.
 func TestNameDoesNotMatter(t *testing.T) {
-	r := newRig(t)
+	r := newFormatter(t)
 	meant, _ := r.blank()
 	other, otherBacking := r.blank()
-	dir := harness.Tmpfs(t, "mode=0700")
+	dir := rig.Tmpfs(t, "mode=0700")
 	node := filepath.Join(dir, "node")
 	makeNode := func(device string) {
 		var st unix.Stat_t
@@ -275,7 +338,7 @@ func TestNameDoesNotMatter(t *testing.T) {
 		}
 		makeNode(other)
 		before := hash(t, otherBacking)
-		formatted, err := r.f.Prepare(t.Context(), fd, "/v", node, fs, deferral.FormatHost, false)
+		formatted, err := r.f.Prepare(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: node, FSType: fs, Policy: volume.FormatHost})
 		_ = unix.Close(fd)
 		if err != nil || !formatted {
 			t.Errorf("%s: formatted %v: %v", fs, formatted, err)

@@ -18,10 +18,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/pkg/format"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/internal/mkfs"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // asDaemon has this binary format one device and end, as a daemon does that a
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	if device := os.Getenv(asDaemon); device != "" {
 		os.Exit(formatOnce(device))
 	}
-	os.Exit(harness.Main(m))
+	os.Exit(rig.Main(m))
 }
 
 const (
@@ -40,24 +40,24 @@ const (
 	size = 300 * mib // mkfs.xfs wants that much
 )
 
-// rig is a Formatter with directories of its own.
-type rig struct {
+// testFormatter is a Formatter with directories of its own.
+type testFormatter struct {
 	t    testing.TB
-	conf format.Config
-	f    *format.Formatter
+	conf mkfs.Config
+	f    *mkfs.Formatter
 	// others tells that not only Prepare opens descriptors meanwhile.
 	others bool
 }
 
-func newRig(t testing.TB, change ...func(*format.Config)) *rig {
+func newFormatter(t testing.TB, change ...func(*mkfs.Config)) *testFormatter {
 	t.Helper()
-	harness.Need(t, "blkid", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "mkswap", "sfdisk")
-	r := &rig{t: t, conf: format.Config{LockFile: filepath.Join(t.TempDir(), "format.lock")}}
+	rig.Need(t, "blkid", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "mkswap", "sfdisk")
+	r := &testFormatter{t: t, conf: mkfs.Config{LockFile: filepath.Join(t.TempDir(), "format.lock")}}
 	for _, c := range change {
 		c(&r.conf)
 	}
 	var err error
-	if r.f, err = format.New(r.conf); err != nil {
+	if r.f, err = mkfs.New(r.conf); err != nil {
 		t.Fatal(err)
 	}
 	return r
@@ -72,15 +72,15 @@ func openPath(t testing.TB, device string) int {
 	return fd
 }
 
-func (r *rig) prepare(device, fsType string, policy deferral.FormatPolicy, readOnly bool) (bool, error) {
+func (r *testFormatter) prepare(device, fsType string, policy volume.FormatPolicy, readOnly bool) (bool, error) {
 	r.t.Helper()
 	fd := openPath(r.t, device)
 	defer func() { _ = unix.Close(fd) }()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	before := harness.FDs(r.t, os.Getpid())
-	formatted, err := r.f.Prepare(ctx, fd, "/target/of/volume", device, fsType, policy, readOnly)
-	if after := harness.FDs(r.t, os.Getpid()); len(after) > len(before) && !r.others {
+	before := rig.FDs(r.t, os.Getpid())
+	formatted, err := r.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/target/of/volume", Path: device, FSType: fsType, Policy: policy, ReadOnly: readOnly})
+	if after := rig.FDs(r.t, os.Getpid()); len(after) > len(before) && !r.others {
 		r.t.Errorf("descriptors before: %q, after: %q", before, after)
 	}
 	return formatted, err
@@ -88,12 +88,12 @@ func (r *rig) prepare(device, fsType string, policy deferral.FormatPolicy, readO
 
 // refused wants an error of a kind that names the volume, the device and more,
 // and a device that is byte for byte as before.
-func (r *rig) refused(device, backing, fsType string, policy deferral.FormatPolicy, readOnly bool, kind deferral.Kind, says ...string) {
+func (r *testFormatter) refused(device, backing, fsType string, policy volume.FormatPolicy, readOnly bool, kind volume.Kind, says ...string) {
 	r.t.Helper()
 	before := hash(r.t, backing)
 	formatted, err := r.prepare(device, fsType, policy, readOnly)
-	if err == nil || formatted || deferral.KindOf(err) != kind {
-		r.t.Errorf("%s, policy %q: formatted %v, kind %v: %v", fsType, policy, formatted, deferral.KindOf(err), err)
+	if err == nil || formatted || volume.KindOf(err) != kind {
+		r.t.Errorf("%s, policy %q: formatted %v, kind %v: %v", fsType, policy, formatted, volume.KindOf(err), err)
 		return
 	}
 	for _, word := range append(says, "/target/of/volume", device) {
@@ -136,10 +136,10 @@ func hash(t testing.TB, path string) [sha256.Size]byte {
 	return [sha256.Size]byte(sum.Sum(nil))
 }
 
-func (r *rig) blank() (device, backing string) {
+func (r *testFormatter) blank() (device, backing string) {
 	r.t.Helper()
-	backing = harness.Image(r.t, size)
-	return harness.Loop(r.t, backing, loopdev.Options{}), backing
+	backing = rig.Image(r.t, size)
+	return rig.Loop(r.t, backing, loopdev.Options{}), backing
 }
 
 // write puts bytes into a backing file before it is attached.

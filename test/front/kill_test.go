@@ -5,13 +5,17 @@ package front
 import (
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // The places in the daemon at which it is killed.
 var (
-	stageSteps   = []string{"front-stage-recorded", "front-stage-driver"}
+	stageSteps   = []string{"front-stage-recorded", "front-stage-driver", "front-stage-placed"}
 	publishSteps = []string{
 		"front-publish-made", "front-publish-driver", "stage-claimed", "stage-recorded", "stage-made-target", "stage-guarded",
 		"kata-built", "stage-published", "front-publish-instructed",
@@ -40,7 +44,7 @@ func (n *node) insist(what string, call func() error) {
 // revive starts again whatever was killed, and waits until all is well.
 func (n *node) revive() {
 	n.t.Helper()
-	eventually(n.t, "the driver answers through the front", func() bool {
+	check.Eventually(n.t, "the driver answers through the front", func() bool {
 		if n.driver.dead() {
 			n.startDriver()
 		}
@@ -58,7 +62,7 @@ func (n *node) life(v *volume, pod string) {
 	n.insist("stage", func() error { return n.stage(v) })
 	n.insist("publish", func() error { return n.publish(v, pod) })
 	s := n.boot("sandbox-"+pod, v, pod)
-	must(n.t, os.WriteFile(s.dir+"/"+pod, []byte(pod), 0o600))
+	check.Must(n.t, os.WriteFile(s.dir+"/"+pod, []byte(pod), 0o600))
 	n.wantData(s)
 	s.end()
 	n.insist("unpublish", func() error { return n.unpublish(v, pod) })
@@ -69,7 +73,7 @@ func (n *node) life(v *volume, pod string) {
 func (n *node) wantData(s *sandbox) {
 	n.t.Helper()
 	names, err := os.ReadDir(s.dir)
-	must(n.t, err)
+	check.Must(n.t, err)
 	for _, name := range names {
 		if name.Name() == "lost+found" {
 			continue
@@ -142,6 +146,9 @@ var driverSteps = []string{
 
 func allSteps(way string) []string {
 	var all []string
+	if way == "native" {
+		all = append(all, "front-publish-asked")
+	}
 	for _, steps := range [][]string{stageSteps, publishSteps, unpublishSteps, unstageSteps} {
 		for _, step := range steps {
 			if way == "native" && (step == "front-publish-made" || step == "front-unpublish-private") {
@@ -174,23 +181,75 @@ func TestPublishGivenUpAfterAKill(t *testing.T) {
 	n.wantClean()
 }
 
-// TestKilledWhileStagingAnew changes the verdict of a staged volume, and kills the
-// daemon between the two ways of staging.
+// TestKilledWhileStagingAnew has a staged volume staged in the other way, and kills the
+// daemon at each step between the two. To a device: a driver that defers by itself is
+// downgraded. To the host: the verdict changes.
 func TestKilledWhileStagingAnew(t *testing.T) {
-	n := newNode(t, deferNone)
-	v := n.create("pv-1", "ext4", 16*mib)
-	must(t, n.stage(v))
-	n.Extra = "front: {enabled: true}\n" + deferAll
-	n.arm("front-unplaced")
-	n.insist("publish", func() error { return n.publish(v, "pod-1") })
-	if n.Starts() < 3 {
-		t.Error("the daemon was not killed")
+	for name, way := range map[string]struct {
+		before, after string
+		args          []string // the driver's before
+	}{
+		"to a device": {deferNone, deferAll, []string{"--defer"}},
+		"to the host": {deferAll, deferNone, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, way.before)
+			downgraded := n.driverArgs
+			v := n.create("pv-1", "ext4", 16*mib)
+			for i, step := range []string{"front-unplaced", "front-stage-recorded", "front-stage-driver", "front-stage-placed"} {
+				n.Extra = "front: {enabled: true}\n" + way.before
+				n.replaceDriver(slices.Concat(downgraded, way.args))
+				n.restart()
+				check.Must(t, n.stage(v))
+				n.replaceDriver(downgraded)
+				n.Extra = "front: {enabled: true}\n" + way.after
+				starts := n.Starts()
+				n.arm(step)
+				n.insist("publish", func() error { return n.publish(v, "pod-1") })
+				if n.Starts() < starts+2 {
+					t.Errorf("%d: the daemon was not killed at %s", i, step)
+				}
+				if way.after == deferAll {
+					n.wantGuarded(v, "pod-1")
+				} else {
+					n.wantMounted(v, "pod-1")
+				}
+				n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
+				n.insist("unstage", func() error { return n.unstage(v) })
+				n.wantCleanSoFar()
+			}
+			n.remove(v)
+			n.wantClean()
+		})
 	}
-	n.wantGuarded(v, "pod-1")
-	n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
-	n.insist("unstage", func() error { return n.unstage(v) })
-	n.remove(v)
-	n.wantClean()
+}
+
+// replaceDriver ends the driver and starts it with other arguments.
+func (n *node) replaceDriver(args []string) {
+	n.t.Helper()
+	n.driver.kill()
+	n.driverArgs = args
+	n.startDriver()
+}
+
+// restart starts the daemon with the configuration as it is now.
+func (n *node) restart() {
+	n.t.Helper()
+	n.Kill()
+	n.Start()
+	n.waitServed()
+}
+
+// wantMounted asserts that the volume's filesystem is what the target shows, and not
+// the node's disk.
+func (n *node) wantMounted(v *volume, pod string) {
+	n.t.Helper()
+	for _, line := range n.mounts() {
+		if fields := strings.Fields(line); fields[0] == v.target(n, pod) && fields[1] == "ext4" && strings.HasPrefix(fields[2], "/dev/loop") {
+			return
+		}
+	}
+	n.t.Errorf("the target does not show the volume: %q", n.mounts())
 }
 
 // wantCleanSoFar asserts that only the driver's own data of a volume is left.
@@ -207,8 +266,8 @@ func (n *node) wantCleanSoFar() {
 func TestReboot(t *testing.T) {
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
-	must(t, n.stage(v))
-	must(t, n.publish(v, "pod-1"))
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
 	n.Kill()
 	n.driver.kill()
 	for _, line := range n.mounts() {
@@ -216,17 +275,17 @@ func TestReboot(t *testing.T) {
 			n.unmount(point)
 		}
 	}
-	must(t, os.RemoveAll(n.Dir+"/run"))
-	must(t, os.RemoveAll(n.Kata))
-	must(t, os.MkdirAll(n.Kata, 0o755))
+	check.Must(t, os.RemoveAll(n.Dir+"/run"))
+	check.Must(t, os.RemoveAll(n.Kata))
+	check.Must(t, os.MkdirAll(n.Kata, 0o755))
 	for _, loop := range n.loops() {
 		n.detach(loop)
 	}
 	n.startDriver()
 	n.Start()
 	n.waitServed()
-	must(t, n.unpublish(v, "pod-1"))
-	must(t, n.unstage(v))
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.unstage(v))
 	n.wantClean()
 	n.life(v, "pod-2")
 	n.remove(v)

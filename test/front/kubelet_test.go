@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // volume is a PersistentVolume as kubelet knows it.
@@ -35,7 +36,7 @@ func (n *node) create(name, fs string, size int64) *volume {
 	reply, err := n.controller.CreateVolume(n.t.Context(), &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{v.capability()},
 	})
-	must(n.t, err)
+	check.Must(n.t, err)
 	v.id, v.context = reply.GetVolume().GetVolumeId(), reply.GetVolume().GetVolumeContext()
 	return v
 }
@@ -43,7 +44,7 @@ func (n *node) create(name, fs string, size int64) *volume {
 func (n *node) remove(v *volume) {
 	n.t.Helper()
 	_, err := n.controller.DeleteVolume(n.t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id})
-	must(n.t, err)
+	check.Must(n.t, err)
 }
 
 func (v *volume) capability() *csi.VolumeCapability {
@@ -66,7 +67,7 @@ const callTime = 2 * time.Minute
 
 // stage is MountDevice.
 func (n *node) stage(v *volume) error {
-	must(n.t, os.MkdirAll(v.staging(n), 0o750))
+	check.Must(n.t, os.MkdirAll(v.staging(n), 0o750))
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
 	_, err := n.csi.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
@@ -82,8 +83,8 @@ func (n *node) publish(v *volume, pod string) error { return n.publishAs(v, pod,
 // publishAs is a publish of an orchestrator that may ask for deferral itself.
 func (n *node) publishAs(v *volume, pod string, requested bool) error {
 	parent := filepath.Dir(v.target(n, pod))
-	must(n.t, os.MkdirAll(parent, 0o750))
-	must(n.t, os.WriteFile(parent+"/vol_data.json", []byte(`{"driverName":"`+driverName+`"}`), 0o600))
+	check.Must(n.t, os.MkdirAll(parent, 0o750))
+	check.Must(n.t, os.WriteFile(parent+"/vol_data.json", []byte(`{"driverName":"`+driverName+`"}`), 0o600))
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
 	with := map[string]string{"csi.storage.k8s.io/pod.uid": pod}

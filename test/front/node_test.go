@@ -8,10 +8,13 @@ package front
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -25,12 +28,13 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
 
 const (
 	mib        = 1 << 20
@@ -38,13 +42,6 @@ const (
 	deferAll   = "policy: {rules: [{name: all, defer: true}]}"
 	deferNone  = "policy: {rules: []}"
 )
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 func wantCode(t testing.TB, err error, want codes.Code, words ...string) {
 	t.Helper()
@@ -58,20 +55,10 @@ func wantCode(t testing.TB, err error, want codes.Code, words ...string) {
 	}
 }
 
-func eventually(t testing.TB, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if is() {
-			return
-		}
-	}
-	t.Fatal("never: " + what)
-}
-
 // node is a node with crust-proxy in front of the reference driver.
 type node struct {
 	t testing.TB
-	*harness.Daemon
+	*rig.Daemon
 	driver     *process
 	driverArgs []string
 	conn       *grpc.ClientConn
@@ -85,11 +72,11 @@ type node struct {
 // driver's.
 func newNode(t testing.TB, policy string, args ...string) *node {
 	t.Helper()
-	harness.Need(t, "mkfs.ext4", "blkid")
-	n := &node{t: t, Daemon: harness.NewDaemon(t), foreign: make(map[string]bool)}
+	rig.Need(t, "mkfs.ext4", "blkid")
+	n := &node{t: t, Daemon: rig.NewDaemon(t), foreign: make(map[string]bool)}
 	n.Extra = "front: {enabled: true}\n" + policy
 	for _, dir := range []string{n.data(), n.registry(), n.Kubelet + "/plugins_registry", n.Kubelet + "/plugins/" + driverName} {
-		must(t, os.MkdirAll(dir, 0o755))
+		check.Must(t, os.MkdirAll(dir, 0o755))
 	}
 	n.driverArgs = append([]string{
 		"--endpoint", "unix://" + n.driverSocket(), "--data-dir", n.data(), "--node-id", "node-1", "--capacity", "100000000000",
@@ -121,7 +108,7 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 	quick := backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1, MaxDelay: 2 * time.Millisecond}
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: quick, MinConnectTimeout: time.Second}))
-	must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -129,7 +116,7 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 // waitServed waits until the driver answers through the front.
 func (n *node) waitServed() {
 	n.t.Helper()
-	eventually(n.t, "the driver answers through the front", func() bool {
+	check.Eventually(n.t, "the driver answers through the front", func() bool {
 		if n.driver.dead() || n.Dead() {
 			n.t.Fatal("the driver or the daemon has ended")
 		}
@@ -146,7 +133,7 @@ func (n *node) served() bool {
 
 func (n *node) startDriver(env ...string) {
 	n.t.Helper()
-	n.driver = startProcess(n.t, env, harness.Program(n.t, "crust-driver"), n.driverArgs...)
+	n.driver = startProcess(n.t, env, rig.Program(n.t, "crust-driver"), n.driverArgs...)
 }
 
 // arm restarts the daemon so that it is killed at a step, which may be one that
@@ -155,7 +142,7 @@ func (n *node) arm(step string) {
 	n.t.Helper()
 	n.Kill()
 	n.Launch("CRUST_FAILPOINTS=" + step + "=kill")
-	eventually(n.t, "the daemon serves or is killed", func() bool {
+	check.Eventually(n.t, "the daemon serves or is killed", func() bool {
 		return n.served() || n.Dead()
 	})
 }
@@ -171,10 +158,10 @@ func startProcess(t testing.TB, env []string, program string, args ...string) *p
 	p := &process{cmd: exec.Command(program, args...), done: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), env...)
 	log, err := os.OpenFile(filepath.Join(t.TempDir(), "driver.log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
-	must(t, err)
+	check.Must(t, err)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	must(t, p.cmd.Start())
+	check.Must(t, p.cmd.Start())
 	go func() { _ = p.cmd.Wait(); close(p.done) }()
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -227,7 +214,7 @@ func (n *node) wantClean() {
 // mounts lists "point filesystem source" of what is mounted below the node.
 func (n *node) mounts() []string {
 	raw, err := os.ReadFile("/proc/self/mountinfo")
-	must(n.t, err)
+	check.Must(n.t, err)
 	var out []string
 	for line := range strings.SplitSeq(string(raw), "\n") {
 		before, after, _ := strings.Cut(line, " - ")
@@ -240,65 +227,89 @@ func (n *node) mounts() []string {
 }
 
 // loops lists the loop devices over the driver's images.
-func (n *node) loops() []string {
-	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	var out []string
-	for _, file := range files {
-		raw, _ := os.ReadFile(file)
-		if strings.HasPrefix(string(raw), n.data()) {
-			out = append(out, "/dev/"+filepath.Base(filepath.Dir(filepath.Dir(file))))
-		}
-	}
-	return out
-}
+func (n *node) loops() []string { return slices.Collect(maps.Keys(rig.Loops(n.data()))) }
 
-// sandbox is a guest that has mounted a volume's device, and its shim.
+// sandbox is a VM that has a volume's device open, its guest, and its shim.
 type sandbox struct {
-	n    *node
-	id   string
-	dir  string // where the guest's filesystem can be seen
-	loop string
-	shim *kataemu.Shim
-	info string // its mark beside mountInfo.json
+	n      *node
+	dir    string // where the guest's filesystem can be seen
+	device string
+	loop   string   // what the guest sees of the device; "" where none is plugged in
+	disk   *os.File // which the VM holds open
+	vm     *kata.VM
+	shim   *kata.Shim
+	info   string // its mark beside mountInfo.json
 }
 
-// boot starts a sandbox for what the pod's target says, as Kata's Go runtime does.
+// containerID is that of the only container of a sandbox.
+const containerID = "app"
+
+// boot starts a sandbox with a container for what the pod's target says, as Kata's Go
+// runtime does.
 func (n *node) boot(id string, v *volume, pod string) *sandbox {
 	n.t.Helper()
-	device, fsType := n.mountInfo(v, pod)
-	flags := uintptr(0)
-	if v.readOnly {
-		flags = unix.MS_RDONLY
+	s := &sandbox{n: n, dir: n.t.TempDir(), info: filepath.Join(n.kataDir(v, pod), id)}
+	s.vm = &kata.VM{
+		Flavor: kata.Go, SandboxID: id, DirectVolumes: n.Kata, Plug: s.plug, Unplug: s.unplug, Agent: s.create,
 	}
-	s := &sandbox{n: n, id: id, dir: n.t.TempDir()}
+	n.t.Cleanup(s.end)
+	check.Must(n.t, s.vm.CreateContainer(containerID, []kata.Mount{{Destination: "/data", Source: v.target(n, pod)}}))
 	var err error
-	s.loop, err = loopdev.Attach(device, loopdev.Options{ReadOnly: v.readOnly})
-	must(n.t, err)
-	n.t.Cleanup(func() { s.end() })
-	must(n.t, unix.Mount(s.loop, s.dir, fsType, flags, ""))
-	s.shim, err = kataemu.Start(kataemu.Options{
-		Flavor: kataemu.Go, SandboxID: id, Sandboxes: n.GoSandboxes,
-		Mounts: map[string]kataemu.Statfs{device: kataemu.MountedAt(s.dir)},
+	s.shim, err = kata.Start(kata.Options{
+		Flavor: kata.Go, SandboxID: id, Sandboxes: n.GoSandboxes,
+		Mounts: map[string]kata.Statfs{s.device: kata.MountedAt(s.dir)},
 	})
-	must(n.t, err)
-	s.info = filepath.Join(n.kataDir(v, pod), id)
-	must(n.t, os.WriteFile(s.info, nil, 0o600))
+	check.Must(n.t, err)
 	return s
 }
 
-// end is the end of the sandbox: its guest unmounts, its shim goes.
+// plug attaches a device as a VMM does.
+func (s *sandbox) plug(device string, readOnly bool) (slot string, err error) {
+	mode := os.O_RDWR
+	if readOnly {
+		mode = os.O_RDONLY
+	}
+	if s.disk, err = os.OpenFile(device, mode, 0); err != nil {
+		return "", err
+	}
+	if s.loop, err = loopdev.Attach(device, loopdev.Options{ReadOnly: readOnly}); err != nil {
+		return "", errors.Join(err, s.disk.Close())
+	}
+	s.device = device
+	return s.loop, nil
+}
+
+func (s *sandbox) unplug(string) {
+	if err := errors.Join(loopdev.Detach(s.loop), s.disk.Close()); err != nil {
+		s.n.t.Error(err)
+	}
+	s.loop = ""
+}
+
+// create mounts what the guest's agent is asked to.
+func (s *sandbox) create(request kata.Request) error {
+	for _, storage := range request.Storages {
+		flags := uintptr(0)
+		if slices.Contains(storage.Options, "ro") {
+			flags = unix.MS_RDONLY
+		}
+		if err := unix.Mount(storage.Source, s.dir, storage.FSType, flags, ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end is the end of the sandbox: its guest unmounts, its VM and its shim go.
 func (s *sandbox) end() {
 	if s.loop == "" {
 		return
 	}
 	_ = unix.Unmount(s.dir, 0)
-	if err := loopdev.Detach(s.loop); err != nil {
-		s.n.t.Error(err)
-	}
+	s.vm.RemoveContainer(containerID)
 	if s.shim != nil {
 		_ = s.shim.Stop()
 	}
-	s.loop = ""
 }
 
 func (n *node) kataDir(v *volume, pod string) string {
@@ -314,7 +325,7 @@ func (n *node) mountInfo(v *volume, pod string) (device, fsType string) {
 func (n *node) readMountInfo(dir string) (device, fsType string) {
 	n.t.Helper()
 	raw, err := os.ReadFile(filepath.Join(dir, "mountInfo.json"))
-	must(n.t, err)
+	check.Must(n.t, err)
 	for _, key := range []struct {
 		name string
 		into *string

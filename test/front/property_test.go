@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestNothingIsEverDestroyed makes random calls for a few volumes and pods, in
@@ -134,7 +136,7 @@ func (c *chaos) use(v *chaosVolume, pod string) {
 		}
 	}
 	name := fmt.Sprintf("file-%d", len(v.files))
-	must(c.t, os.WriteFile(filepath.Join(s.dir, name), []byte(name), 0o600))
+	check.Must(c.t, os.WriteFile(filepath.Join(s.dir, name), []byte(name), 0o600))
 	unix.Sync()
 	v.files = append(v.files, name)
 }
@@ -159,8 +161,8 @@ func (c *chaos) foreignMount(v *chaosVolume, pod string) {
 	if os.MkdirAll(target, 0o750) != nil || unix.Mount("foreign", target, "tmpfs", 0, "size=1m") != nil {
 		return
 	}
-	must(c.t, os.MkdirAll(target+"/deep/er", 0o755))
-	must(c.t, os.WriteFile(target+"/deep/er/data", []byte("foreign"), 0o600))
+	check.Must(c.t, os.MkdirAll(target+"/deep/er", 0o755))
+	check.Must(c.t, os.WriteFile(target+"/deep/er/data", []byte("foreign"), 0o600))
 	c.foreign[target] = true
 }
 
@@ -169,7 +171,7 @@ func (c *chaos) endForeign(target string) {
 	if raw, err := os.ReadFile(target + "/deep/er/data"); err != nil || string(raw) != "foreign" {
 		c.t.Fatalf("the foreign mount on %s lost its content: %q, %v", target, raw, err)
 	}
-	must(c.t, unix.Unmount(target, unix.MNT_DETACH))
+	check.Must(c.t, unix.Unmount(target, unix.MNT_DETACH))
 	delete(c.foreign, target)
 }
 

@@ -11,13 +11,14 @@ import (
 	"google.golang.org/grpc/codes"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // crustctl runs it at the node's daemon.
 func (n *node) crustctl(args ...string) string {
 	n.t.Helper()
-	out, err := exec.Command(harness.Program(n.t, "crustctl"), append([]string{"--socket", n.AdminSocket}, args...)...).CombinedOutput()
+	out, err := exec.Command(rig.Program(n.t, "crustctl"), append([]string{"--socket", n.AdminSocket}, args...)...).CombinedOutput()
 	if err != nil {
 		n.t.Errorf("crustctl %q: %v\n%s", args, err, out)
 	}
@@ -32,13 +33,13 @@ func TestOperatorSeesWhatWasRefused(t *testing.T) {
 	v.context = map[string]string{
 		"csi.storage.k8s.io/pod.namespace": "team", "csi.storage.k8s.io/pod.name": "db-0",
 	}
-	must(t, n.stage(v))
+	check.Must(t, n.stage(v))
 	watch, err := n.Admin().WatchVolumes(t.Context(), &adminv1.WatchVolumesRequest{})
-	must(t, err)
+	check.Must(t, err)
 	next := func() *adminv1.WatchVolumesResponse {
 		t.Helper()
 		event, err := watch.Recv()
-		must(t, err)
+		check.Must(t, err)
 		return event
 	}
 	if e := next(); e.GetType() != adminv1.WatchVolumesResponse_TYPE_SYNCED {
@@ -62,7 +63,7 @@ func TestOperatorSeesWhatWasRefused(t *testing.T) {
 		}
 	}
 	metrics, err := n.HTTP("/metrics")
-	must(t, err)
+	check.Must(t, err)
 	for _, line := range []string{
 		`crust_proxy_refusals_total{driver="` + driverName + `",party="handler"} 3`,
 		`crust_proxy_volumes{driver="` + driverName + `",handler="kata",state="refused"} 1`,
@@ -72,7 +73,7 @@ func TestOperatorSeesWhatWasRefused(t *testing.T) {
 		}
 	}
 	v.fs = "ext4"
-	must(t, n.publish(v, "pod-1"))
+	check.Must(t, n.publish(v, "pod-1"))
 	if said := n.crustctl("get", target); strings.Contains(said, "efused") || !strings.Contains(said, "PUBLISHED") || !strings.Contains(said, "team/db-0") {
 		t.Errorf("after a success crustctl get says\n%s", said)
 	}
@@ -80,12 +81,12 @@ func TestOperatorSeesWhatWasRefused(t *testing.T) {
 	if said := n.crustctl("list", "--state", "refused"); !strings.Contains(said, "REFUSED (volume)") || strings.Contains(said, target) {
 		t.Errorf("crustctl list says\n%s", said)
 	}
-	must(t, n.unpublish(v, "pod-2")) // its pod was deleted
+	check.Must(t, n.unpublish(v, "pod-2")) // its pod was deleted
 	if said := n.crustctl("list", "--state", "refused"); !strings.Contains(said, "No volumes") {
 		t.Errorf("crustctl list says\n%s", said)
 	}
-	must(t, n.unpublish(v, "pod-1"))
-	must(t, n.unstage(v))
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.unstage(v))
 
 	v.mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 	wantCode(t, n.stage(v), codes.Unimplemented, "volume "+v.staging(n)+": ", "several nodes write")

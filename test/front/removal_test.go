@@ -14,13 +14,14 @@ import (
 	"google.golang.org/grpc/codes"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // removable runs the check and gives its exit code and what it said.
 func (n *node) removable(args ...string) (code int, said string) {
 	n.t.Helper()
-	cmd := exec.Command(harness.Program(n.t, "crust-proxy"), append([]string{"removable", "--config", n.ConfigFile()}, args...)...)
+	cmd := exec.Command(rig.Program(n.t, "crust-proxy"), append([]string{"removable", "--config", n.ConfigFile()}, args...)...)
 	out, err := cmd.CombinedOutput()
 	if cmd.ProcessState == nil {
 		n.t.Fatal(err)
@@ -51,9 +52,9 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 	withFront := n.Extra
 	n.wantRemovable(0, []string{"No deferred volume"})
 	v := n.create("pv-1", "ext4", 16*mib)
-	must(t, n.stage(v))
+	check.Must(t, n.stage(v))
 	n.wantRemovable(1, []string{v.id, "staged at"}) // only the front can have it unstaged
-	must(t, n.publish(v, "pod-1"))
+	check.Must(t, n.publish(v, "pod-1"))
 	s := n.boot("sandbox-1", v, "pod-1")
 	n.podWrites(s, "first")
 	target := v.target(n, "pod-1")
@@ -65,11 +66,11 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 
 	n.Extra = withoutFront + "\n" + deferAll
 	n.ConfigFile() // which is read again when it changes
-	eventually(t, "the changed file is refused", func() bool {
+	check.Eventually(t, "the changed file is refused", func() bool {
 		node, err := n.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
 		return err == nil && strings.Contains(strings.Join(node.GetFindings(), "\n"), target)
 	})
-	must(t, n.publish(v, "pod-1")) // and the front is there
+	check.Must(t, n.publish(v, "pod-1")) // and the front is there
 	n.podWrites(s, "reload refused")
 
 	n.Signal(syscall.SIGTERM)
@@ -86,8 +87,8 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 	n.Extra = withFront
 	n.Start()
 	n.waitServed()
-	must(t, n.publish(v, "pod-1")) // as kubelet repeats it
-	eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
+	check.Must(t, n.publish(v, "pod-1")) // as kubelet repeats it
+	check.Eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
 	n.podWrites(s, "put back")
 
 	n.forceOff(v, s)
@@ -95,14 +96,14 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 	n.Extra = withFront
 	n.Start()
 	n.waitServed()
-	must(t, n.publish(v, "pod-1"))
+	check.Must(t, n.publish(v, "pod-1"))
 	wantCode(t, n.publish(v, "pod-2"), codes.FailedPrecondition, target)
-	eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
+	check.Eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
 	n.podWrites(s, "taken up")
 	s.end()
-	must(t, n.unpublish(v, "pod-1"))
-	must(t, n.unpublish(v, "pod-2"))
-	must(t, n.unstage(v))
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.unpublish(v, "pod-2"))
+	check.Must(t, n.unstage(v))
 	n.wantRemovable(0, nil)
 	n.remove(v)
 	n.wantClean()
@@ -114,7 +115,7 @@ func (n *node) forceOff(v *volume, s *sandbox) {
 	n.Kill()
 	n.Extra = "front: {enabled: false, abandonVolumes: true}\n" + deferAll
 	n.Start()
-	if !strings.Contains(n.Log(), "volumes that came through it live") {
+	if !strings.Contains(n.Log(), "not all volumes that came through it are known to be gone") {
 		n.t.Error("the log does not warn")
 	}
 	registration := n.Kubelet + "/plugins_registry/" + driverName + ".crust-proxy-reg.sock"
@@ -132,7 +133,7 @@ func (n *node) forceOff(v *volume, s *sandbox) {
 // podWrites has the pod write to its volume, and read what it wrote.
 func (n *node) podWrites(s *sandbox, what string) {
 	n.t.Helper()
-	must(n.t, os.WriteFile(s.dir+"/file", []byte(what), 0o600))
+	check.Must(n.t, os.WriteFile(s.dir+"/file", []byte(what), 0o600))
 	if raw, err := os.ReadFile(s.dir + "/file"); err != nil || string(raw) != what {
 		n.t.Errorf("the pod reads %q, %v", raw, err)
 	}
@@ -142,23 +143,26 @@ func (n *node) podWrites(s *sandbox, what string) {
 func TestTargetsThatWentWithoutTheFront(t *testing.T) {
 	n := newNode(t, deferNone)
 	v := n.create("pv-1", "ext4", 16*mib)
-	must(t, n.stage(v))
-	must(t, n.publish(v, "pod-1"))
-	must(t, n.publish(v, "pod-2"))
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
+	check.Must(t, n.publish(v, "pod-2"))
 	n.Kill()
 	direct := *n // kubelet calls the driver itself
 	direct.csi = csi.NewNodeClient(dial(t, n.driverSocket()))
-	must(t, direct.unpublish(v, "pod-1"))
-	must(t, os.RemoveAll(n.Kubelet+"/pods/pod-1"))
+	check.Must(t, direct.unpublish(v, "pod-1"))
+	check.Must(t, os.RemoveAll(n.Kubelet+"/pods/pod-1"))
 	n.Extra = "front: {enabled: true}\n" + deferAll
 	n.Start()
 	n.waitServed()
-	must(t, n.publish(v, "pod-2")) // its pod has it still
-	must(t, n.unpublish(v, "pod-2"))
-	must(t, n.publish(v, "pod-3"))
+	check.Must(t, n.publish(v, "pod-2")) // its pod has it still
+	check.Must(t, n.unpublish(v, "pod-2"))
+	wantCode(t, n.publish(v, "pod-3"), codes.FailedPrecondition, "was not kept") // it is to be deferred: nobody holds it on the host
+	check.Must(t, n.unstage(v))
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-3"))
 	n.wantGuarded(v, "pod-3")
-	must(t, n.unpublish(v, "pod-3"))
-	must(t, n.unstage(v))
+	check.Must(t, n.unpublish(v, "pod-3"))
+	check.Must(t, n.unstage(v))
 	n.remove(v)
 	n.wantClean()
 }

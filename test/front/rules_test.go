@@ -19,28 +19,29 @@ import (
 	"google.golang.org/grpc/codes"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 func TestOneWriterOrManyReaders(t *testing.T) {
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
-	must(t, n.stage(v))
-	must(t, n.publish(v, "pod-1"))
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
 	wantCode(t, n.publish(v, "pod-2"), codes.FailedPrecondition, v.target(n, "pod-1"), "wait until the other pod is gone")
 	if _, err := os.Stat(v.target(n, "pod-2")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the refused target is there: %v", err)
 	}
-	must(t, n.unpublish(v, "pod-1"))
-	must(t, n.publish(v, "pod-2"))
-	must(t, n.unpublish(v, "pod-2"))
-	must(t, n.unpublish(v, "pod-1")) // of which kubelet knows no better
-	must(t, n.unstage(v))
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.publish(v, "pod-2"))
+	check.Must(t, n.unpublish(v, "pod-2"))
+	check.Must(t, n.unpublish(v, "pod-1")) // of which kubelet knows no better
+	check.Must(t, n.unstage(v))
 
 	v.mode, v.readOnly = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, true
-	must(t, n.stage(v))
-	must(t, n.publish(v, "pod-1"))
-	must(t, n.publish(v, "pod-2"))
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
+	check.Must(t, n.publish(v, "pod-2"))
 	s := n.boot("sandbox-1", v, "pod-1")
 	if err := os.WriteFile(s.dir+"/file", nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("a write to a read-only volume gave %v", err)
@@ -50,9 +51,9 @@ func TestOneWriterOrManyReaders(t *testing.T) {
 		t.Error("the device of a read-only volume could be written")
 	}
 	s.end()
-	must(t, n.unpublish(v, "pod-1"))
-	must(t, n.unpublish(v, "pod-2"))
-	must(t, n.unstage(v))
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.unpublish(v, "pod-2"))
+	check.Must(t, n.unstage(v))
 	n.remove(v)
 	n.wantClean()
 }
@@ -71,22 +72,22 @@ func writeTo(device string) error {
 func TestWhatKubeletMakesInTheTarget(t *testing.T) {
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
-	must(t, n.stage(v))
-	must(t, n.publish(v, "pod-1"))
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
 	target := v.target(n, "pod-1")
-	must(t, os.MkdirAll(target+"/data/logs", 0o750))
-	must(t, os.MkdirAll(target+"/single-file.conf", 0o750))
+	check.Must(t, os.MkdirAll(target+"/data/logs", 0o750))
+	check.Must(t, os.MkdirAll(target+"/single-file.conf", 0o750))
 	bound := n.Kubelet + "/pods/pod-1/volume-subpaths/pv-1/app/0"
-	must(t, os.MkdirAll(bound, 0o750))
-	must(t, unix.Mount(target+"/data", bound, "", unix.MS_BIND, ""))
-	must(t, unix.Chown(target, -1, 2000))
-	must(t, n.publish(v, "pod-1"))
-	must(t, unix.Unmount(bound, unix.MNT_DETACH))
+	check.Must(t, os.MkdirAll(bound, 0o750))
+	check.Must(t, unix.Mount(target+"/data", bound, "", unix.MS_BIND, ""))
+	check.Must(t, unix.Chown(target, -1, 2000))
+	check.Must(t, n.publish(v, "pod-1"))
+	check.Must(t, unix.Unmount(bound, unix.MNT_DETACH))
 	for dir := bound; dir != n.Kubelet+"/pods/pod-1"; dir = filepath.Dir(dir) {
-		must(t, os.Remove(dir))
+		check.Must(t, os.Remove(dir))
 	}
-	must(t, n.unpublish(v, "pod-1"))
-	must(t, n.unstage(v))
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.unstage(v))
 	n.remove(v)
 	n.wantClean()
 }
@@ -94,15 +95,15 @@ func TestWhatKubeletMakesInTheTarget(t *testing.T) {
 func TestDevicesThatAreNotBlank(t *testing.T) {
 	n := newNode(t, deferAll)
 	other := n.create("pv-other", "ext4", 400*mib)
-	must(t, n.stage(other))
-	must(t, n.publish(other, "pod-1")) // formats
-	must(t, n.unpublish(other, "pod-1"))
+	check.Must(t, n.stage(other))
+	check.Must(t, n.publish(other, "pod-1")) // formats
+	check.Must(t, n.unpublish(other, "pod-1"))
 	other.fs = "xfs"
 	wantCode(t, n.publish(other, "pod-1"), codes.FailedPrecondition, "ext4", "xfs")
 	other.fs = "ext4"
-	must(t, n.publish(other, "pod-1"))
-	must(t, n.unpublish(other, "pod-1"))
-	must(t, n.unstage(other))
+	check.Must(t, n.publish(other, "pod-1"))
+	check.Must(t, n.unpublish(other, "pod-1"))
+	check.Must(t, n.unstage(other))
 	n.remove(other)
 
 	n.Kill()
@@ -110,10 +111,10 @@ func TestDevicesThatAreNotBlank(t *testing.T) {
 	n.Start()
 	n.waitServed()
 	blank := n.create("pv-blank", "ext4", 16*mib)
-	must(t, n.stage(blank))
+	check.Must(t, n.stage(blank))
 	wantCode(t, n.publish(blank, "pod-1"), codes.FailedPrecondition, "blank")
-	must(t, n.unpublish(blank, "pod-1"))
-	must(t, n.unstage(blank))
+	check.Must(t, n.unpublish(blank, "pod-1"))
+	check.Must(t, n.unstage(blank))
 	n.remove(blank)
 	n.wantClean()
 }
@@ -123,12 +124,12 @@ func TestGrowth(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, deferAll, args...)
 			v := n.create("pv-1", "ext4", 16*mib)
-			must(t, n.stage(v))
-			must(t, n.publish(v, "pod-1"))
+			check.Must(t, n.stage(v))
+			check.Must(t, n.publish(v, "pod-1"))
 			_, err := n.controller.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
 				VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 * mib},
 			})
-			must(t, err)
+			check.Must(t, err)
 			// kubelet's call before there is a sandbox, which any other code would
 			// turn into a pod that never starts.
 			_, err = n.expand(v, v.target(n, "pod-1"), 32*mib)
@@ -139,12 +140,12 @@ func TestGrowth(t *testing.T) {
 			_, err = n.expand(v, v.staging(n), 64*mib)
 			wantCode(t, err, codes.FailedPrecondition)
 			s := n.boot("sandbox-1", v, "pod-1")
-			eventually(t, "the sandbox is known", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
+			check.Eventually(t, "the sandbox is known", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
 			_, err = n.expand(v, v.target(n, "pod-1"), 32*mib) // Kata's agent cannot
 			wantCode(t, err, codes.FailedPrecondition)
 			s.end()
-			must(t, n.unpublish(v, "pod-1"))
-			must(t, n.unstage(v))
+			check.Must(t, n.unpublish(v, "pod-1"))
+			check.Must(t, n.unstage(v))
 			n.remove(v)
 			n.wantClean()
 		})
@@ -155,10 +156,10 @@ func (n *node) deviceSize(v *volume, pod string) int64 {
 	n.t.Helper()
 	device, _ := n.mountInfo(v, pod)
 	out, err := exec.Command("blockdev", "--getsize64", device).Output()
-	must(n.t, err)
+	check.Must(n.t, err)
 	var size int64
 	_, err = fmt.Sscan(string(out), &size)
-	must(n.t, err)
+	check.Must(n.t, err)
 	return size
 }
 
@@ -166,10 +167,10 @@ func (n *node) deviceSize(v *volume, pod string) int64 {
 func TestNotDeferred(t *testing.T) {
 	n := newNode(t, deferNone)
 	v := n.create("pv-1", "ext4", 16*mib)
-	must(t, n.stage(v))
-	must(t, n.publish(v, "pod-1"))
-	must(t, os.WriteFile(v.target(n, "pod-1")+"/file", []byte("on the host"), 0o600))
-	must(t, n.publish(v, "pod-2"))
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
+	check.Must(t, os.WriteFile(v.target(n, "pod-1")+"/file", []byte("on the host"), 0o600))
+	check.Must(t, n.publish(v, "pod-2"))
 	if raw, err := os.ReadFile(v.target(n, "pod-2") + "/file"); err != nil || string(raw) != "on the host" {
 		t.Errorf("%q, %v", raw, err)
 	}
@@ -181,18 +182,21 @@ func TestNotDeferred(t *testing.T) {
 	n.Extra = "front: {enabled: true}\n" + deferAll
 	n.Start()
 	n.waitServed()
-	must(t, n.publish(v, "pod-2")) // what a pod has stays as it is
-	must(t, n.unpublish(v, "pod-1"))
-	must(t, n.unpublish(v, "pod-2"))
-	must(t, n.publish(v, "pod-3")) // no pod has it: staged anew, and deferred
+	check.Must(t, n.publish(v, "pod-2")) // what a pod has stays as it is
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.unpublish(v, "pod-2"))
+	wantCode(t, n.publish(v, "pod-3"), codes.FailedPrecondition, v.id, "was not kept", "delete every pod", "unstaged")
+	check.Must(t, n.unstage(v)) // no pod has it, so kubelet stages it anew
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-3"))
 	n.wantGuarded(v, "pod-3")
 	s := n.boot("sandbox-1", v, "pod-3")
 	if raw, err := os.ReadFile(s.dir + "/file"); err != nil || string(raw) != "on the host" {
 		t.Errorf("%q, %v", raw, err)
 	}
 	s.end()
-	must(t, n.unpublish(v, "pod-3"))
-	must(t, n.unstage(v))
+	check.Must(t, n.unpublish(v, "pod-3"))
+	check.Must(t, n.unstage(v))
 	n.remove(v)
 	n.wantClean()
 }
@@ -202,27 +206,27 @@ func TestNotDeferred(t *testing.T) {
 func TestFrontComesUnderARunningPod(t *testing.T) {
 	n := newNode(t, deferNone)
 	v := n.create("pv-1", "ext4", 16*mib)
-	must(t, n.stage(v))
-	must(t, n.publish(v, "pod-1"))
-	must(t, os.WriteFile(v.target(n, "pod-1")+"/file", []byte("on the host"), 0o600))
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
+	check.Must(t, os.WriteFile(v.target(n, "pod-1")+"/file", []byte("on the host"), 0o600))
 	n.Kill()
-	must(t, os.RemoveAll(n.Dir+"/run/state/csi"))
+	check.Must(t, os.RemoveAll(n.Dir+"/run/state/csi"))
 	n.Extra = "front: {enabled: true}\n" + deferAll
 	n.Start()
 	n.waitServed()
-	must(t, n.stage(v)) // kubelet was restarted too
-	must(t, n.publish(v, "pod-1"))
+	check.Must(t, n.stage(v)) // kubelet was restarted too
+	check.Must(t, n.publish(v, "pod-1"))
 	if raw, err := os.ReadFile(v.target(n, "pod-1") + "/file"); err != nil || string(raw) != "on the host" {
 		t.Errorf("the pod lost its volume: %q, %v", raw, err)
 	}
 	wantCode(t, n.publishAs(v, "pod-2", true), codes.FailedPrecondition, v.target(n, "pod-1"))
-	must(t, n.unpublish(v, "pod-1"))
-	must(t, n.publishAs(v, "pod-2", true))
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.publishAs(v, "pod-2", true))
 	n.wantGuarded(v, "pod-2")
 	wantCode(t, n.publish(v, "pod-1"), codes.FailedPrecondition, v.target(n, "pod-2"))
-	must(t, n.unpublish(v, "pod-1"))
-	must(t, n.unpublish(v, "pod-2"))
-	must(t, n.unstage(v))
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.unpublish(v, "pod-2"))
+	check.Must(t, n.unstage(v))
 	n.remove(v)
 	n.wantClean()
 }
@@ -236,24 +240,24 @@ func TestRawBlockAndInlineVolumesPass(t *testing.T) {
 	}
 	base := n.Kubelet + "/plugins/kubernetes.io/csi/volumeDevices"
 	staging, target := base+"/staging/pv-1", base+"/publish/pv-1/pod-1"
-	must(t, os.MkdirAll(staging, 0o750))
-	must(t, os.MkdirAll(filepath.Dir(target), 0o750))
+	check.Must(t, os.MkdirAll(staging, 0o750))
+	check.Must(t, os.MkdirAll(filepath.Dir(target), 0o750))
 	_, err := n.csi.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: staging, VolumeCapability: block})
-	must(t, err)
+	check.Must(t, err)
 	_, err = n.csi.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: block,
 	})
-	must(t, err)
+	check.Must(t, err)
 	if info, err := os.Stat(target); err != nil || info.Mode()&os.ModeDevice == 0 {
 		t.Errorf("the target is no device: %v, %v", info, err)
 	}
 	_, err = n.csi.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: target})
-	must(t, err)
+	check.Must(t, err)
 	_, err = n.csi.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: staging})
-	must(t, err)
+	check.Must(t, err)
 	n.remove(v)
 	n.inline(t)
-	must(t, os.RemoveAll(base))
+	check.Must(t, os.RemoveAll(base))
 	n.wantClean()
 }
 
@@ -261,12 +265,12 @@ func TestRawBlockAndInlineVolumesPass(t *testing.T) {
 func (n *node) inline(t *testing.T) {
 	v := &volume{id: "csi-0123456789abcdef", name: "inline", fs: "ext4", mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}
 	v.context = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "16Mi"}
-	must(t, n.publish(v, "pod-1"))
-	must(t, os.WriteFile(v.target(n, "pod-1")+"/file", []byte("inline"), 0o600))
-	must(t, n.unpublish(v, "pod-1"))
-	v.context["crust-proxy.dev/defer-fs-ops"] = "true"
-	wantCode(t, n.publish(v, "pod-1"), codes.Unimplemented, "ephemeral", "volume context")
-	must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.publish(v, "pod-1"))
+	check.Must(t, os.WriteFile(v.target(n, "pod-1")+"/file", []byte("inline"), 0o600))
+	check.Must(t, n.unpublish(v, "pod-1"))
+	v.context["crust-proxy.dev/defer-fs-ops"] = "true" // the pod's author asks, and no rule allows it
+	wantCode(t, n.publish(v, "pod-1"), codes.PermissionDenied, "crust-proxy.dev/defer-fs-ops", "no rule")
+	check.Must(t, n.unpublish(v, "pod-1"))
 }
 
 // TestCallsAtOnce are duplicates and stats in between, as from a kubelet that has
@@ -312,12 +316,12 @@ func TestCallsAtOnce(t *testing.T) {
 			_, err := n.csi.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target(n, "pod-1")})
 			return err
 		})
-		must(t, n.unpublish(v, "pod-1"))
+		check.Must(t, n.unpublish(v, "pod-1"))
 		many(func() error {
 			_, err := n.csi.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging(n)})
 			return err
 		})
-		must(t, n.unstage(v))
+		check.Must(t, n.unstage(v))
 	}
 	cancel()
 	<-asked
@@ -330,11 +334,11 @@ func TestCallsAtOnce(t *testing.T) {
 func TestHungDriver(t *testing.T) {
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
-	must(t, n.stage(v))
-	must(t, n.publish(v, "pod-1"))
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
 	s := n.boot("sandbox-1", v, "pod-1")
-	eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
-	must(t, n.driver.cmd.Process.Signal(unix.SIGSTOP))
+	check.Eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
+	check.Must(t, n.driver.cmd.Process.Signal(unix.SIGSTOP))
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	_, err := n.csi.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
@@ -344,7 +348,7 @@ func TestHungDriver(t *testing.T) {
 	if _, err := n.stats(v, "pod-1"); err != nil {
 		t.Errorf("stats wait for the driver: %v", err)
 	}
-	must(t, n.driver.cmd.Process.Signal(unix.SIGCONT))
+	check.Must(t, n.driver.cmd.Process.Signal(unix.SIGCONT))
 	s.end()
 	n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
 	n.insist("unstage", func() error { return n.unstage(v) })
@@ -358,22 +362,22 @@ func TestSecretsAreNowhere(t *testing.T) {
 	const secret = "hunter2-very-secret"
 	v.secrets = map[string]string{"password": secret}
 	v.context = map[string]string{"csi.storage.k8s.io/serviceAccount.tokens": secret}
-	must(t, n.stage(v))
-	must(t, n.publish(v, "pod-1"))
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
 	for _, dir := range []string{n.Dir + "/run", n.Kata} {
 		out, err := exec.Command("grep", "-rl", "-e", secret, "-e", "aHVudGVyMi12ZXJ5LXNlY3Jld", dir).CombinedOutput()
 		if err == nil {
 			t.Errorf("the secret is in %s", out)
 		}
 	}
-	must(t, n.unpublish(v, "pod-1"))
-	must(t, n.unstage(v))
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.unstage(v))
 	n.remove(v)
 	if strings.Contains(n.Log(), secret) {
 		t.Error("the secret is in the log")
 	}
 	metrics, err := n.HTTP("/metrics")
-	must(t, err)
+	check.Must(t, err)
 	if strings.Contains(metrics, secret) || !strings.Contains(metrics, `volumes_published_with_deferred_ops_total{driver="`+driverName+`"`) {
 		t.Error("metrics: the secret is there, or the volume is not counted")
 	}
@@ -383,20 +387,20 @@ func TestSecretsAreNowhere(t *testing.T) {
 func TestOperatorSeesDriversAndRules(t *testing.T) {
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
-	must(t, n.stage(v))
-	must(t, n.publish(v, "pod-1"))
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
 	drivers, err := n.Admin().ListDrivers(t.Context(), &adminv1.ListDriversRequest{})
-	must(t, err)
+	check.Must(t, err)
 	if all := drivers.GetDrivers(); len(all) != 1 || all[0].GetName() != driverName || !all[0].GetReady() || all[0].GetMode() != "block" ||
 		all[0].GetVolumes() != 1 || all[0].GetCsiSocket() != n.csiSocket() {
 		t.Errorf("drivers: %v", all)
 	}
-	out, err := exec.Command(harness.Program(t, "crustctl"), "--socket", n.AdminSocket, "get", v.target(n, "pod-1")).CombinedOutput()
+	out, err := exec.Command(rig.Program(t, "crustctl"), "--socket", n.AdminSocket, "get", v.target(n, "pod-1")).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), `rule "all"`) || !strings.Contains(string(out), v.id) {
 		t.Errorf("crustctl get: %v\n%s", err, out)
 	}
-	must(t, n.unpublish(v, "pod-1"))
-	must(t, n.unstage(v))
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.unstage(v))
 	n.remove(v)
 	n.wantClean()
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 	"github.com/crust-proxy/crust-proxy/test/sanity"
 )
 
@@ -58,7 +59,7 @@ func TestSanityOfDeferredVolumes(t *testing.T) {
 func (n *node) sanityDir(name string) string {
 	n.t.Helper()
 	dir := filepath.Join(n.Kubelet, "sanity", name)
-	must(n.t, os.MkdirAll(dir, 0o755))
+	check.Must(n.t, os.MkdirAll(dir, 0o755))
 	return dir
 }
 
@@ -88,9 +89,9 @@ func (n *node) withSandbox() func(req any, call func() error) error {
 // shortLived is a sandbox that tells numbers and says that it can grow.
 func (n *node) shortLived(id, dir, target string) (end func(), err error) {
 	device, _ := n.readMountInfo(dir)
-	shim, err := kataemu.Start(kataemu.Options{
-		Flavor: kataemu.Go, SandboxID: id, Sandboxes: n.GoSandboxes,
-		Mounts: map[string]kataemu.Statfs{device: kataemu.MountedAt("/")},
+	shim, err := kata.Start(kata.Options{
+		Flavor: kata.Go, SandboxID: id, Sandboxes: n.GoSandboxes,
+		Mounts: map[string]kata.Statfs{device: kata.MountedAt("/")},
 		Body:   []byte(`{"usage":[{"available":6,"total":10,"used":4,"unit":1}]}`),
 		Resize: func(string, uint64) error { return nil },
 	})
@@ -100,7 +101,7 @@ func (n *node) shortLived(id, dir, target string) (end func(), err error) {
 	if err := os.WriteFile(filepath.Join(dir, id), nil, 0o600); err != nil {
 		return nil, errors.Join(err, shim.Stop())
 	}
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if _, err := n.csi.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: "any", VolumePath: target}); err == nil {
 			break
 		}

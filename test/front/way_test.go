@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestWholeWay takes a volume through all that kubelet does with it, with a
@@ -26,33 +28,33 @@ func TestWholeWay(t *testing.T) {
 func wholeWay(t *testing.T, fs string, args []string) {
 	n := newNode(t, deferAll, args...)
 	v := n.create("pv-1", fs, 400*mib)
-	must(t, n.stage(v))
-	must(t, n.publish(v, "pod-1"))
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
 	n.wantGuarded(v, "pod-1")
 	_, err := n.stats(v, "pod-1")
 	wantCode(t, err, codes.Unavailable)
 
 	first := n.boot("sandbox-1", v, "pod-1")
 	data := strings.Repeat("the data of the pod\n", 50_000)
-	must(t, os.WriteFile(first.dir+"/data", []byte(data), 0o600))
+	check.Must(t, os.WriteFile(first.dir+"/data", []byte(data), 0o600))
 	n.wantStats(v, "pod-1", first)
 	wantCode(t, n.unpublish(v, "pod-1"), codes.Aborted, "sandbox-1")
-	must(t, n.stage(v)) // kubelet was restarted
-	must(t, n.publish(v, "pod-1"))
+	check.Must(t, n.stage(v)) // kubelet was restarted
+	check.Must(t, n.publish(v, "pod-1"))
 	n.wantGuarded(v, "pod-1")
 	first.end()
-	must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.unpublish(v, "pod-1"))
 
-	must(t, n.publish(v, "pod-2"))
+	check.Must(t, n.publish(v, "pod-2"))
 	second := n.boot("sandbox-2", v, "pod-2")
 	got, err := os.ReadFile(second.dir + "/data")
-	must(t, err)
+	check.Must(t, err)
 	if sha256.Sum256(got) != sha256.Sum256([]byte(data)) {
 		t.Error("the second pod does not see what the first one wrote")
 	}
 	second.end()
-	must(t, n.unpublish(v, "pod-2"))
-	must(t, n.unstage(v))
+	check.Must(t, n.unpublish(v, "pod-2"))
+	check.Must(t, n.unstage(v))
 	n.remove(v)
 	n.wantClean()
 }
@@ -83,11 +85,11 @@ func (n *node) wantGuarded(v *volume, pod string) {
 // wantStats compares stats with what statfs says in the sandbox.
 func (n *node) wantStats(v *volume, pod string, s *sandbox) {
 	n.t.Helper()
-	eventually(n.t, "stats of the sandbox", func() bool { _, err := n.stats(v, pod); return err == nil })
+	check.Eventually(n.t, "stats of the sandbox", func() bool { _, err := n.stats(v, pod); return err == nil })
 	reply, err := n.stats(v, pod)
-	must(n.t, err)
+	check.Must(n.t, err)
 	var st unix.Statfs_t
-	must(n.t, unix.Statfs(s.dir, &st))
+	check.Must(n.t, unix.Statfs(s.dir, &st))
 	if len(reply.GetUsage()) == 0 || reply.GetUsage()[0].GetTotal() != int64(st.Blocks)*st.Bsize || reply.GetVolumeCondition().GetAbnormal() {
 		n.t.Errorf("stats: %v; statfs: %+v", reply, st)
 	}

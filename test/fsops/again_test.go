@@ -12,7 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/runc/cgroup"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // asOther has this binary do one thing and end, as a program that a test can kill.
@@ -27,7 +29,7 @@ func again(t testing.TB, what string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), asOther+"="+what)
 	cmd.Stderr = os.Stderr
-	must(t, cmd.Start())
+	check.Must(t, cmd.Start())
 	return cmd
 }
 
@@ -50,9 +52,13 @@ func other(what string, args []string) error {
 		if err != nil {
 			return err
 		}
-		return otherFreezer(args[0]).Freeze("key", root, timeout)
+		freezer := otherFreezer(args[0])
+		if len(args) > 3 {
+			freezer.Isolate = func(pid int) error { return cgroup.Move(pid, args[3]) }
+		}
+		return freezer.Freeze("key", root, timeout)
 	case "thaw":
-		return otherFreezer(args[0]).Thaw("key")
+		return otherFreezer(args[0]).Thaw("key", -1)
 	default:
 		return fmt.Errorf("what is %s?", strings.Join(append([]string{what}, args...), " "))
 	}

@@ -17,8 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/fsops"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // freezeRig is a Freezer with a directory of its own, and a filesystem.
@@ -30,8 +31,8 @@ type freezeRig struct {
 func newFreezer(t testing.TB) fsops.Freezer {
 	t.Helper()
 	self, err := os.Executable()
-	must(t, err)
-	dir := filepath.Join(harness.Tmpfs(t, "size=1m"), "frozen")
+	check.Must(t, err)
+	dir := filepath.Join(rig.Tmpfs(t, "size=1m"), "frozen")
 	// The environment of a watchdog is empty: what it is to be stands on its command line.
 	return fsops.Freezer{Dir: dir, Watchdog: []string{self, watchdogMode}}
 }
@@ -69,7 +70,7 @@ func (r *freezeRig) watchdogs() (pids []int) {
 func (f *filesystem) frozen(within time.Duration) bool {
 	f.t.Helper()
 	writer := exec.Command("touch", filepath.Join(f.dir, "touched"))
-	must(f.t, writer.Start())
+	check.Must(f.t, writer.Start())
 	done := make(chan struct{})
 	go func() { _ = writer.Wait(); close(done) }()
 	f.t.Cleanup(func() { <-done })
@@ -87,7 +88,7 @@ func (r *freezeRig) wantThawed(within time.Duration) {
 	if r.frozen(within) {
 		r.t.Errorf("still frozen after %v", within)
 		fd, err := unix.Open(r.dir, unix.O_RDONLY, 0)
-		must(r.t, err)
+		check.Must(r.t, err)
 		_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), 0xc0045878, 0)
 		_ = unix.Close(fd)
 	}
@@ -113,7 +114,7 @@ func TestFreezeAndThaw(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			r := newFreezeRig(t, kind)
 			for range 3 {
-				must(t, r.Freeze("key", r.root, time.Minute))
+				check.Must(t, r.Freeze("key", r.root, time.Minute))
 				if len(r.watchdogs()) != 2 {
 					t.Errorf("watchdogs: %v", r.watchdogs())
 				}
@@ -126,13 +127,13 @@ func TestFreezeAndThaw(t *testing.T) {
 				if err := r.Freeze("key", r.root, time.Minute); !errors.Is(err, fsops.ErrFrozen) {
 					t.Errorf("again: %v", err)
 				}
-				if err := r.Thaw("other"); !errors.Is(err, fsops.ErrNotFrozen) {
+				if err := r.Thaw("other", -1); !errors.Is(err, fsops.ErrNotFrozen) {
 					t.Errorf("thaw by another key: %v", err)
 				}
-				must(t, r.Thaw("key"))
+				check.Must(t, r.Thaw("key", -1))
 				r.wantThawed(5 * time.Second)
 				r.wantNothingLeft()
-				if err := r.Thaw("key"); !errors.Is(err, fsops.ErrNotFrozen) {
+				if err := r.Thaw("key", -1); !errors.Is(err, fsops.ErrNotFrozen) {
 					t.Errorf("thawed again: %v", err)
 				}
 			}
@@ -146,13 +147,13 @@ func TestFreezeEndsByItself(t *testing.T) {
 	for _, kind := range filesystems {
 		r := newFreezeRig(t, kind)
 		began := time.Now()
-		must(t, r.Freeze("key", r.root, time.Second))
+		check.Must(t, r.Freeze("key", r.root, time.Second))
 		r.wantThawed(3 * time.Second)
 		if took := time.Since(began); took < 900*time.Millisecond {
 			t.Errorf("%s: thawed after %v", kind, took)
 		}
 		r.wantNothingLeft()
-		if err := r.Thaw("key"); !errors.Is(err, fsops.ErrNotFrozen) {
+		if err := r.Thaw("key", -1); !errors.Is(err, fsops.ErrNotFrozen) {
 			t.Errorf("%s: thaw after the time: %v", kind, err)
 		}
 	}
@@ -165,7 +166,7 @@ func TestFreezeRefuses(t *testing.T) {
 			t.Errorf("%v: %v", wrong, err)
 		}
 	}
-	tmpfs := openFD(t, harness.Tmpfs(t, "size=1m"), unix.O_PATH)
+	tmpfs := openFD(t, rig.Tmpfs(t, "size=1m"), unix.O_PATH)
 	if err := r.Freeze("key", tmpfs, time.Minute); !errors.Is(err, fsops.ErrUnsupported) {
 		t.Errorf("a tmpfs: %v", err)
 	}
@@ -195,17 +196,17 @@ func TestTwoKeysOfOneFilesystem(t *testing.T) {
 	r := newFreezeRig(t, "btrfs")
 	run(t, "btrfs", "subvolume", "create", r.dir+"/sub")
 	second := mounted(t, "btrfs", r.device, 0, "subvol=sub")
-	must(t, r.Freeze("one", r.root, time.Minute))
+	check.Must(t, r.Freeze("one", r.root, time.Minute))
 	if err := r.Freeze("two", second.root, time.Minute); !errors.Is(err, fsops.ErrFrozen) {
 		t.Errorf("the second: %v", err)
 	}
-	if err := r.Thaw("two"); !errors.Is(err, fsops.ErrNotFrozen) {
+	if err := r.Thaw("two", second.root); !errors.Is(err, fsops.ErrNotFrozen) {
 		t.Errorf("thaw of the second: %v", err)
 	}
 	if !second.frozen(100 * time.Millisecond) {
 		t.Error("not frozen any more")
 	}
-	must(t, r.Thaw("one"))
+	check.Must(t, r.Thaw("one", -1))
 	r.wantThawed(5 * time.Second)
 	r.wantNothingLeft()
 }
@@ -224,11 +225,11 @@ func TestKilledWhileFreezing(t *testing.T) {
 				r.wantNothingLeft()
 				// Another one need not wait for the end of that.
 				r.other("freeze", place, "1m")
-				must(t, r.Freeze("key", r.root, time.Minute))
+				check.Must(t, r.Freeze("key", r.root, time.Minute))
 				if !r.frozen(100 * time.Millisecond) {
 					t.Error("not frozen after a freezer was killed")
 				}
-				must(t, r.Thaw("key"))
+				check.Must(t, r.Thaw("key", -1))
 				r.wantThawed(3 * time.Second)
 				r.wantNothingLeft()
 			})
@@ -249,11 +250,11 @@ func (r *freezeRig) other(what, place, timeout string) {
 
 func TestKilledWhileThawing(t *testing.T) {
 	r := newFreezeRig(t, "xfs")
-	must(t, r.Freeze("key", r.root, time.Minute))
+	check.Must(t, r.Freeze("key", r.root, time.Minute))
 	r.other("thaw", "thaw-thawed", "")
 	r.wantThawed(3 * time.Second)
 	// Thawed for certain, and said so.
-	if err := r.Thaw("key"); !errors.Is(err, fsops.ErrNotFrozen) {
+	if err := r.Thaw("key", -1); !errors.Is(err, fsops.ErrNotFrozen) {
 		t.Error(err)
 	}
 	r.wantNothingLeft()
@@ -262,17 +263,17 @@ func TestKilledWhileThawing(t *testing.T) {
 func TestOneWatchdogIsKilled(t *testing.T) {
 	for which := range 2 {
 		r := newFreezeRig(t, "ext4")
-		must(t, r.Freeze("key", r.root, time.Second))
-		must(t, syscall.Kill(r.watchdogs()[which], syscall.SIGKILL))
+		check.Must(t, r.Freeze("key", r.root, time.Second))
+		check.Must(t, syscall.Kill(r.watchdogs()[which], syscall.SIGKILL))
 		if !r.frozen(100 * time.Millisecond) {
 			t.Error("thawed at once")
 		}
 		r.wantThawed(3 * time.Second)
 		r.wantNothingLeft()
 
-		must(t, r.Freeze("key", r.root, time.Minute))
-		must(t, syscall.Kill(r.watchdogs()[which], syscall.SIGKILL))
-		must(t, r.Thaw("key"))
+		check.Must(t, r.Freeze("key", r.root, time.Minute))
+		check.Must(t, syscall.Kill(r.watchdogs()[which], syscall.SIGKILL))
+		check.Must(t, r.Thaw("key", -1))
 		r.wantThawed(3 * time.Second)
 		r.wantNothingLeft()
 	}
@@ -281,34 +282,196 @@ func TestOneWatchdogIsKilled(t *testing.T) {
 func TestFreezerAndOneWatchdogAreKilled(t *testing.T) {
 	r := newFreezeRig(t, "xfs")
 	r.other("freeze", "freeze-frozen", "1s")
-	must(t, syscall.Kill(r.watchdogs()[0], syscall.SIGKILL))
+	check.Must(t, syscall.Kill(r.watchdogs()[0], syscall.SIGKILL))
 	r.wantThawed(3 * time.Second)
 	r.wantNothingLeft()
 }
 
-func TestBothWatchdogsAreKilled(t *testing.T) {
-	r := newFreezeRig(t, "ext4")
-	must(t, r.Freeze("key", r.root, time.Second))
+// forgotten freezes the filesystem, and kills everybody who would thaw it.
+func (r *freezeRig) forgotten(timeout time.Duration) {
+	r.t.Helper()
+	check.Must(r.t, r.Freeze("key", r.root, timeout))
+	if r.Forgotten("key") {
+		r.t.Error("forgotten while its watchdogs live")
+	}
 	for _, dog := range r.watchdogs() {
-		must(t, syscall.Kill(dog, syscall.SIGKILL))
+		check.Must(r.t, syscall.Kill(dog, syscall.SIGKILL))
 	}
-	time.Sleep(1100 * time.Millisecond)
-	if err := r.Thaw("key"); err == nil || !strings.Contains(err.Error(), "fsfreeze") {
-		t.Errorf("it does not say how to help: %v", err)
+	for range 500 { // each is there until this process has waited for it
+		if r.Forgotten("key") {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
-	must(t, r.Freeze("key", r.root, time.Minute))
-	must(t, r.Thaw("key"))
-	r.wantThawed(3 * time.Second)
+	r.t.Error("not known as forgotten")
+}
+
+// TestBothWatchdogsAreKilled: the filesystem is found by whoever has it, and without
+// that by whatever process has it mounted.
+func TestBothWatchdogsAreKilled(t *testing.T) {
+	for _, kind := range filesystems {
+		r := newFreezeRig(t, kind)
+		for what, root := range map[string]int{"by its root": r.root, "by a mount": -1} {
+			r.forgotten(time.Minute)
+			if err := r.Thaw("other", -1); !errors.Is(err, fsops.ErrNotFrozen) {
+				t.Errorf("%s: thaw by another key: %v", kind, err)
+			}
+			if err := r.Thaw("key", root); err != nil {
+				t.Errorf("%s: %s: %v", kind, what, err)
+			}
+			r.wantThawed(10 * time.Second)
+			r.wantNothingLeft()
+		}
+		if r.Forgotten("key") {
+			t.Errorf("%s: forgotten after it was thawed", kind)
+		}
+		// Freezing it again is possible when the time is over, and thaws it before.
+		r.forgotten(time.Second)
+		time.Sleep(1100 * time.Millisecond)
+		check.Must(t, r.Freeze("key", r.root, time.Minute))
+		check.Must(t, r.Thaw("key", -1))
+		r.wantThawed(10 * time.Second)
+		r.wantNothingLeft()
+	}
+}
+
+// TestThawWithoutARecord: the kernel says whether it is frozen. That nobody knows for how
+// long is an error.
+func TestThawWithoutARecord(t *testing.T) {
+	r := newFreezeRig(t, "xfs")
+	r.forgotten(time.Minute)
+	check.Must(t, os.RemoveAll(r.Dir))
+	if err := r.Thaw("key", r.root); !errors.Is(err, fsops.ErrNotFrozen) || !strings.Contains(err.Error(), "has been thawed now") {
+		t.Errorf("thaw without a record: %v", err)
+	}
+	r.wantThawed(10 * time.Second)
+	if err := r.Thaw("key", r.root); !errors.Is(err, fsops.ErrNotFrozen) || strings.Contains(err.Error(), "has been thawed now") {
+		t.Errorf("thaw of what is not frozen: %v", err)
+	}
+	r.wantNothingLeft()
+}
+
+// TestExpiredFreezeIsThawed: what nobody thaws in time, ThawExpired does, and nothing
+// else.
+func TestExpiredFreezeIsThawed(t *testing.T) {
+	r := newFreezeRig(t, "ext4")
+	expired := func() ([]string, time.Duration) {
+		t.Helper()
+		keys, next, err := r.ThawExpired()
+		check.Must(t, err)
+		return keys, next
+	}
+	if keys, next := expired(); len(keys) != 0 || next != 0 {
+		t.Errorf("nothing was frozen: %v, %v", keys, next)
+	}
+	check.Must(t, r.Freeze("key", r.root, time.Minute))
+	if keys, next := expired(); len(keys) != 0 || next < time.Second || !r.frozen(100*time.Millisecond) {
+		t.Errorf("within its time: %v, %v", keys, next)
+	}
+	check.Must(t, r.Thaw("key", -1))
+	r.wantThawed(10 * time.Second)
+
+	r.forgotten(time.Second)
+	keys, next := expired()
+	for deadline := time.Now().Add(time.Minute); len(keys) == 0 && next > 0 && time.Now().Before(deadline); keys, next = expired() {
+		time.Sleep(next)
+	}
+	if !slices.Equal(keys, []string{"key"}) || next != 0 {
+		t.Errorf("thawed %v, next in %v", keys, next)
+	}
+	r.wantThawed(10 * time.Second)
+	r.wantNothingLeft()
+}
+
+// TestFrozenAndUnmounted: the kernel keeps a frozen filesystem, and its device, when
+// the last mount has gone.
+func TestFrozenAndUnmounted(t *testing.T) {
+	for _, kind := range []string{"ext4", "xfs"} {
+		r := newFreezeRig(t, kind)
+		r.forgotten(time.Minute)
+		r.unmount()
+		if exclusive(r.device) {
+			t.Fatalf("%s: the device is free", kind)
+		}
+		if err := r.Thaw("key", -1); err != nil {
+			t.Errorf("%s: %v", kind, err)
+		}
+		if !exclusive(r.device) {
+			t.Errorf("%s: the device is still in use", kind)
+		}
+		whole(t, kind, r.device)
+		r.wantNothingLeft()
+	}
+}
+
+// TestFrozenNoMore: a record that was left over touches no other filesystem that has
+// the device by now, mounted or not.
+func TestFrozenNoMore(t *testing.T) {
+	r := newFreezeRig(t, "ext4")
+	r.forgotten(time.Minute)
+	run(t, "fsfreeze", "--unfreeze", r.dir)
+	r.unmount()
+	for _, kind := range []string{"ext4", "xfs"} { // used by somebody who has it open, as a VM does
+		run(t, "mkfs."+kind, map[string]string{"ext4": "-F", "xfs": "-f"}[kind], "-q", r.device)
+		held, err := unix.Open(r.device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+		check.Must(t, err)
+		before := written(t, r.device)
+		if err := r.Thaw("key", -1); err == nil {
+			t.Error("thawed what is not frozen")
+		}
+		if after := written(t, r.device); after != before {
+			t.Errorf("%s sectors were written to the %s of somebody else, and before %s", after, kind, before)
+		}
+		check.Must(t, unix.Close(held))
+	}
+	if err := r.Thaw("key", -1); !errors.Is(err, fsops.ErrNotFrozen) {
+		t.Errorf("nobody uses the device: %v", err)
+	}
+	r.wantNothingLeft()
+}
+
+// written is how many sectors were ever written to a device.
+func written(t *testing.T, device string) string {
+	t.Helper()
+	raw, err := os.ReadFile("/sys/block/" + filepath.Base(device) + "/stat")
+	check.Must(t, err)
+	return strings.Fields(string(raw))[6]
+}
+
+// TestFreezeOutlivesItsControlGroup: everything in the control group in which the
+// freeze began is killed, as a pod's is.
+func TestFreezeOutlivesItsControlGroup(t *testing.T) {
+	r := newFreezeRig(t, "ext4")
+	pod, own := rig.ControlGroups(t, "pod"), rig.ControlGroups(t, "own")
+	// The program is there from the beginning, as what a shim starts is.
+	enter := "for group in " + strings.Join(pod, " ") + `; do echo $$ >"$group/cgroup.procs" || exit; done; exec "$@"`
+	freeze := exec.Command("sh", "-c", enter, "sh", r.Watchdog[0], r.Dir, r.dir, "1m", filepath.Base(own[0]))
+	freeze.Env = append(os.Environ(), asOther+"=freeze")
+	if out, err := freeze.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, group := range pod {
+		for _, pid := range rig.InGroup(t, group) {
+			t.Errorf("process %s is still in %s", pid, group)
+			killed, _ := strconv.Atoi(pid)
+			check.Must(t, syscall.Kill(killed, syscall.SIGKILL))
+		}
+	}
+	if len(r.watchdogs()) != 2 || !r.frozen(100*time.Millisecond) {
+		t.Errorf("the watchdogs are %v", r.watchdogs())
+	}
+	check.Must(t, r.Thaw("key", -1))
+	r.wantThawed(10 * time.Second)
 	r.wantNothingLeft()
 }
 
 func TestWatchdogThatIsToldToEndThaws(t *testing.T) {
 	r := newFreezeRig(t, "ext4")
-	must(t, r.Freeze("key", r.root, time.Minute))
-	must(t, syscall.Kill(r.watchdogs()[0], syscall.SIGTERM))
+	check.Must(t, r.Freeze("key", r.root, time.Minute))
+	check.Must(t, syscall.Kill(r.watchdogs()[0], syscall.SIGTERM))
 	r.wantThawed(3 * time.Second)
 	r.wantNothingLeft()
-	if err := r.Thaw("key"); !errors.Is(err, fsops.ErrNotFrozen) {
+	if err := r.Thaw("key", -1); !errors.Is(err, fsops.ErrNotFrozen) {
 		t.Error(err)
 	}
 }
@@ -316,7 +479,7 @@ func TestWatchdogThatIsToldToEndThaws(t *testing.T) {
 // TestOldWatchdogLeavesALaterFreezeAlone: one that Thaw could not end.
 func TestOldWatchdogLeavesALaterFreezeAlone(t *testing.T) {
 	r := newFreezeRig(t, "ext4")
-	must(t, r.Freeze("key", r.root, 1500*time.Millisecond))
+	check.Must(t, r.Freeze("key", r.root, 1500*time.Millisecond))
 	old := r.watchdogs()
 	// It is out of reach of Thaw: its pid on record is not its own.
 	records, err := filepath.Glob(r.Dir + "/*/state.json")
@@ -324,24 +487,24 @@ func TestOldWatchdogLeavesALaterFreezeAlone(t *testing.T) {
 		t.Fatal(records, err)
 	}
 	raw, err := os.ReadFile(records[0])
-	must(t, err)
+	check.Must(t, err)
 	forged := strings.Replace(string(raw), fmt.Sprintf(`"pid":%d,"start":`, old[0]), fmt.Sprintf(`"pid":%d,"start":1`, old[0]), 1)
 	if forged == string(raw) {
 		t.Fatalf("the record has no such pid: %s", raw)
 	}
-	must(t, os.WriteFile(records[0], []byte(forged), 0o600))
-	must(t, r.Thaw("key"))
+	check.Must(t, os.WriteFile(records[0], []byte(forged), 0o600))
+	check.Must(t, r.Thaw("key", -1))
 	if left := r.watchdogs(); len(left) != 1 || left[0] != old[0] {
 		t.Fatalf("watchdogs %v, of %v", left, old)
 	}
-	must(t, r.Freeze("key", r.root, time.Minute))
+	check.Must(t, r.Freeze("key", r.root, time.Minute))
 	if !r.frozen(3 * time.Second) {
 		t.Error("the watchdog of an earlier freeze has thawed it")
 	}
 	if left := r.watchdogs(); len(left) != 2 {
 		t.Errorf("watchdogs: %v", left)
 	}
-	must(t, r.Thaw("key"))
+	check.Must(t, r.Thaw("key", -1))
 	r.wantThawed(3 * time.Second)
 	r.wantNothingLeft()
 }
@@ -349,11 +512,11 @@ func TestOldWatchdogLeavesALaterFreezeAlone(t *testing.T) {
 func TestRecordIsLost(t *testing.T) {
 	for _, lose := range []string{"", "/*", "/*/*"} {
 		r := newFreezeRig(t, "ext4")
-		must(t, r.Freeze("key", r.root, time.Second))
+		check.Must(t, r.Freeze("key", r.root, time.Second))
 		paths, err := filepath.Glob(r.Dir + lose)
-		must(t, err)
+		check.Must(t, err)
 		for _, path := range paths {
-			must(t, os.RemoveAll(path))
+			check.Must(t, os.RemoveAll(path))
 		}
 		r.wantThawed(3 * time.Second)
 		r.wantNothingLeft()
@@ -363,15 +526,15 @@ func TestRecordIsLost(t *testing.T) {
 // TestFreezerThatHangs holds the record for ever.
 func TestFreezerThatHangs(t *testing.T) {
 	r := newFreezeRig(t, "ext4")
-	must(t, r.Freeze("key", r.root, time.Second))
+	check.Must(t, r.Freeze("key", r.root, time.Second))
 	records, err := filepath.Glob(r.Dir + "/*")
-	must(t, err)
+	check.Must(t, err)
 	hangs := openFD(t, records[0], unix.O_DIRECTORY)
-	must(t, unix.Flock(hangs, unix.LOCK_EX))
+	check.Must(t, unix.Flock(hangs, unix.LOCK_EX))
 	r.wantThawed(5 * time.Second)
-	must(t, unix.Flock(hangs, unix.LOCK_UN))
-	must(t, r.Freeze("key", r.root, time.Minute))
-	must(t, r.Thaw("key"))
+	check.Must(t, unix.Flock(hangs, unix.LOCK_UN))
+	check.Must(t, r.Freeze("key", r.root, time.Minute))
+	check.Must(t, r.Thaw("key", -1))
 	r.wantNothingLeft()
 }
 
@@ -381,13 +544,13 @@ func TestSandboxDiesFrozen(t *testing.T) {
 		for _, byTime := range []bool{false, true} {
 			r := newFreezeRig(t, kind)
 			device := openFD(t, r.device, unix.O_RDONLY) // keeps the loop device
-			must(t, r.Freeze("key", r.root, 1500*time.Millisecond))
+			check.Must(t, r.Freeze("key", r.root, 1500*time.Millisecond))
 			r.unmount()
 			if exclusive(r.device) {
 				t.Errorf("%s: the frozen filesystem is gone", kind)
 			}
 			if !byTime {
-				must(t, r.Thaw("key"))
+				check.Must(t, r.Thaw("key", -1))
 			}
 			began := time.Now()
 			for !exclusive(r.device) && time.Since(began) < 5*time.Second {
@@ -416,16 +579,16 @@ func TestWatchdogsAreIndependent(t *testing.T) {
 	r := newFreezeRig(t, "ext4")
 	// A descriptor that somebody left open for whatever is started.
 	left, err := unix.Open("/dev/zero", unix.O_RDONLY, 0)
-	must(t, err)
+	check.Must(t, err)
 	defer func() { _ = unix.Close(left) }()
-	must(t, r.Freeze("key", r.root, time.Minute))
-	defer func() { must(t, r.Thaw("key")) }()
+	check.Must(t, r.Freeze("key", r.root, time.Minute))
+	defer func() { check.Must(t, r.Thaw("key", -1)) }()
 	for _, dog := range r.watchdogs() {
 		sid, err := unix.Getsid(dog)
 		if err != nil || sid != dog {
 			t.Errorf("session %d of %d: %v", sid, dog, err)
 		}
-		open := slices.DeleteFunc(harness.FDs(t, dog), func(fd string) bool { // those of Go's own
+		open := slices.DeleteFunc(rig.FDs(t, dog), func(fd string) bool { // those of Go's own
 			return strings.Contains(fd, "anon_inode") || strings.HasPrefix(fd, "/sys/fs/cgroup/")
 		})
 		if want := []string{"/dev/null", "/dev/null", "/dev/null", r.Dir, r.dir}; !slices.Equal(open, want) {

@@ -18,8 +18,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/fsops"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const group = 4321
@@ -33,7 +34,7 @@ type owned struct {
 func files(t testing.TB, dir string) map[string]owned {
 	t.Helper()
 	all := map[string]owned{}
-	must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+	check.Must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -74,9 +75,9 @@ func asKubelet(before map[string]owned, readOnly bool) map[string]owned {
 func plant(t testing.TB, dir, outside string) {
 	t.Helper()
 	file := func(path string, mode os.FileMode) {
-		must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, path)), 0o755))
-		must(t, os.WriteFile(filepath.Join(dir, path), []byte(path), 0o600))
-		must(t, os.Chmod(filepath.Join(dir, path), mode))
+		check.Must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, path)), 0o755))
+		check.Must(t, os.WriteFile(filepath.Join(dir, path), []byte(path), 0o600))
+		check.Must(t, os.Chmod(filepath.Join(dir, path), mode))
 	}
 	in := func(path string) string { return filepath.Join(dir, path) }
 	file("plain", 0o600)
@@ -90,28 +91,28 @@ func plant(t testing.TB, dir, outside string) {
 	file(strings.Repeat("n", 255), 0o640)
 	file("a/b/c/d/e", 0o444)
 	file("mine", 0o640)
-	must(t, os.Lchown(in("mine"), 77, 88))
-	must(t, os.Link(in("plain"), in("a/hard")))
-	must(t, unix.Mkfifo(in("fifo"), 0o600))
-	must(t, unix.Mknod(in("null"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
-	must(t, unix.Mknod(in("socket"), unix.S_IFSOCK|0o600, 0))
-	must(t, os.Mkdir(in("closed"), 0))
+	check.Must(t, os.Lchown(in("mine"), 77, 88))
+	check.Must(t, os.Link(in("plain"), in("a/hard")))
+	check.Must(t, unix.Mkfifo(in("fifo"), 0o600))
+	check.Must(t, unix.Mknod(in("null"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
+	check.Must(t, unix.Mknod(in("socket"), unix.S_IFSOCK|0o600, 0))
+	check.Must(t, os.Mkdir(in("closed"), 0))
 	file("closed/inside", 0o600)
-	must(t, os.Chmod(in("closed"), 0))
-	must(t, os.Mkdir(in("tmp"), 0o777|os.ModeSticky))
-	must(t, os.Chmod(in("tmp"), 0o777|os.ModeSticky))
+	check.Must(t, os.Chmod(in("closed"), 0))
+	check.Must(t, os.Mkdir(in("tmp"), 0o777|os.ModeSticky))
+	check.Must(t, os.Chmod(in("tmp"), 0o777|os.ModeSticky))
 	for name, to := range map[string]string{
 		"out": outside, "outfile": outside + "/secret", "up": "../../../../../../etc", "dangling": "nowhere",
 		"loop": "loop", "inner": "a/b", "proc": "/proc/self/root",
 	} {
-		must(t, os.Symlink(to, in("a/"+name)))
+		check.Must(t, os.Symlink(to, in("a/"+name)))
 	}
 }
 
 func outside(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, "secret"), nil, 0o600))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "secret"), nil, 0o600))
 	return dir
 }
 
@@ -124,7 +125,7 @@ func TestGroupIsGivenAsKubeletDoes(t *testing.T) {
 				plant(t, f.dir, other)
 				if kind == "btrfs" {
 					run(t, "btrfs", "subvolume", "create", f.dir+"/subvolume")
-					must(t, os.WriteFile(f.dir+"/subvolume/file", nil, 0o600))
+					check.Must(t, os.WriteFile(f.dir+"/subvolume/file", nil, 0o600))
 				}
 				before, untouched := files(t, f.dir), files(t, other)
 				changed, err := fsops.ApplyGroup(f.root, group, fsops.OnRootMismatch, readOnly)
@@ -155,8 +156,8 @@ func TestPoliciesOfAGroup(t *testing.T) {
 	f := newFilesystem(t, "ext4", 64*mib)
 	file := filepath.Join(f.dir, "file")
 	apply := func(policy fsops.Policy) (gid uint32) {
-		must(t, os.WriteFile(file, nil, 0o600))
-		must(t, os.Lchown(file, 0, 0))
+		check.Must(t, os.WriteFile(file, nil, 0o600))
+		check.Must(t, os.Lchown(file, 0, 0))
 		if _, err := fsops.ApplyGroup(f.root, group, policy, false); err != nil {
 			t.Fatal(err)
 		}
@@ -176,7 +177,7 @@ func TestPoliciesOfAGroup(t *testing.T) {
 		"setgid":      func() error { return unix.Chmod(f.dir, 0o770) },
 		"permissions": func() error { return unix.Chmod(f.dir, 0o2750) },
 	} {
-		must(t, spoil())
+		check.Must(t, spoil())
 		if apply(fsops.OnRootMismatch) != group {
 			t.Errorf("the %s of the root did not match, and the file was not changed", what)
 		}
@@ -192,9 +193,9 @@ func TestHundredThousandFiles(t *testing.T) {
 			f := newFilesystem(t, kind, 7*size)
 			for d := range 100 {
 				dir := filepath.Join(f.dir, "d"+strconv.Itoa(d))
-				must(t, os.Mkdir(dir, 0o755))
+				check.Must(t, os.Mkdir(dir, 0o755))
 				for i := range 999 {
-					must(t, unix.Mknod(filepath.Join(dir, "f"+strconv.Itoa(i)), unix.S_IFREG|0o600, 0))
+					check.Must(t, unix.Mknod(filepath.Join(dir, "f"+strconv.Itoa(i)), unix.S_IFREG|0o600, 0))
 				}
 			}
 			began := time.Now()
@@ -228,25 +229,25 @@ func TestHugeDirectoryAndDeepTree(t *testing.T) {
 	f := newFilesystem(t, "xfs", size)
 	deep := openFD(t, f.dir, unix.O_DIRECTORY)
 	for range 3000 { // far beyond PATH_MAX
-		must(t, unix.Mkdirat(deep, "deeper", 0o700))
-		must(t, unix.Mkdirat(deep, "beside", 0o700))
+		check.Must(t, unix.Mkdirat(deep, "deeper", 0o700))
+		check.Must(t, unix.Mkdirat(deep, "beside", 0o700))
 		next, err := unix.Openat(deep, "deeper", unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		must(t, err)
+		check.Must(t, err)
 		_ = unix.Close(deep)
 		deep = next
 	}
 	defer func() { _ = unix.Close(deep) }()
-	must(t, os.Mkdir(filepath.Join(f.dir, "huge"), 0o700))
+	check.Must(t, os.Mkdir(filepath.Join(f.dir, "huge"), 0o700))
 	for i := range 20000 {
-		must(t, unix.Mknod(filepath.Join(f.dir, "huge", "f"+strconv.Itoa(i)), unix.S_IFREG|0o600, 0))
+		check.Must(t, unix.Mknod(filepath.Join(f.dir, "huge", "f"+strconv.Itoa(i)), unix.S_IFREG|0o600, 0))
 	}
-	must(t, limitFiles(t, 200))
+	check.Must(t, limitFiles(t, 200))
 	changed, err := fsops.ApplyGroup(f.root, group, fsops.Always, false)
 	if err != nil || changed != 2*3000+20000+2 {
 		t.Errorf("%d changed: %v", changed, err)
 	}
 	var st unix.Stat_t
-	must(t, unix.Fstat(deep, &st))
+	check.Must(t, unix.Fstat(deep, &st))
 	if st.Gid != group || st.Mode&0o7777 != 0o2770 {
 		t.Errorf("the deepest directory has group %d and mode %o", st.Gid, st.Mode)
 	}
@@ -265,11 +266,11 @@ func limitFiles(t testing.TB, most uint64) error {
 func TestGroupCrossesNoMount(t *testing.T) {
 	f := newFilesystem(t, "ext4", 64*mib)
 	other := newFilesystem(t, "ext4", 64*mib)
-	must(t, os.WriteFile(filepath.Join(other.dir, "file"), nil, 0o600))
-	must(t, os.Mkdir(filepath.Join(f.dir, "mnt"), 0o755))
-	must(t, os.WriteFile(filepath.Join(f.dir, "bound"), nil, 0o600))
-	must(t, unix.Mount(other.dir, filepath.Join(f.dir, "mnt"), "", unix.MS_BIND, ""))
-	must(t, unix.Mount(filepath.Join(other.dir, "file"), filepath.Join(f.dir, "bound"), "", unix.MS_BIND, ""))
+	check.Must(t, os.WriteFile(filepath.Join(other.dir, "file"), nil, 0o600))
+	check.Must(t, os.Mkdir(filepath.Join(f.dir, "mnt"), 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(f.dir, "bound"), nil, 0o600))
+	check.Must(t, unix.Mount(other.dir, filepath.Join(f.dir, "mnt"), "", unix.MS_BIND, ""))
+	check.Must(t, unix.Mount(filepath.Join(other.dir, "file"), filepath.Join(f.dir, "bound"), "", unix.MS_BIND, ""))
 	before := files(t, other.dir)
 	if _, err := fsops.ApplyGroup(f.root, group, fsops.Always, false); err != nil {
 		t.Fatal(err)
@@ -281,7 +282,7 @@ func TestGroupCrossesNoMount(t *testing.T) {
 
 func TestGroupOfADetachedMount(t *testing.T) {
 	for _, kind := range filesystems {
-		root := detached(t, kind, harness.Disk(t, size, kind))
+		root := detached(t, kind, rig.Disk(t, size, kind))
 		dir := "/proc/self/fd/" + strconv.Itoa(root) + "/."
 		other := outside(t)
 		plant(t, dir, other)
@@ -298,9 +299,9 @@ func TestGroupOfADetachedMount(t *testing.T) {
 func TestFileThatNobodyMayChange(t *testing.T) {
 	f := newFilesystem(t, "ext4", 64*mib)
 	fixed := filepath.Join(f.dir, "fixed")
-	must(t, os.WriteFile(fixed, nil, 0o600))
+	check.Must(t, os.WriteFile(fixed, nil, 0o600))
 	fd := openFD(t, fixed, unix.O_RDONLY)
-	must(t, unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, 0x10))
+	check.Must(t, unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, 0x10))
 	if _, err := fsops.ApplyGroup(f.root, group, fsops.Always, false); err != nil {
 		t.Error(err)
 	}
@@ -312,8 +313,8 @@ func TestFileThatNobodyMayChange(t *testing.T) {
 
 func TestGroupOnAReadOnlyFilesystem(t *testing.T) {
 	f := newFilesystem(t, "ext4", 64*mib)
-	must(t, os.WriteFile(filepath.Join(f.dir, "file"), nil, 0o600))
-	must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	check.Must(t, os.WriteFile(filepath.Join(f.dir, "file"), nil, 0o600))
+	check.Must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	changed, err := fsops.ApplyGroup(f.root, group, fsops.OnRootMismatch, false)
 	if !errors.Is(err, unix.EROFS) || changed != 0 {
 		t.Errorf("%d changed: %v", changed, err)
@@ -327,7 +328,7 @@ func TestWorkloadMovesFilesMeanwhile(t *testing.T) {
 	before := files(t, other)
 	in := func(path string) string { return filepath.Join(f.dir, path) }
 	for i := range 200 {
-		must(t, os.MkdirAll(in(fmt.Sprintf("d%d/sub/sub", i)), 0o755))
+		check.Must(t, os.MkdirAll(in(fmt.Sprintf("d%d/sub/sub", i)), 0o755))
 	}
 	var busy sync.WaitGroup
 	done := make(chan struct{})
@@ -362,7 +363,7 @@ func TestWorkloadMovesFilesMeanwhile(t *testing.T) {
 func TestKilledInTheMiddle(t *testing.T) {
 	f := newFilesystem(t, "ext4", 256*mib)
 	for i := range 5000 {
-		must(t, unix.Mknod(filepath.Join(f.dir, "f"+strconv.Itoa(i)), unix.S_IFREG|0o600, 0))
+		check.Must(t, unix.Mknod(filepath.Join(f.dir, "f"+strconv.Itoa(i)), unix.S_IFREG|0o600, 0))
 	}
 	before := files(t, f.dir)
 	cuts := 0

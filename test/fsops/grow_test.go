@@ -16,23 +16,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/fsops"
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // growable is a device that a test can make larger.
 func growable(t testing.TB, kind string, bytes int64, mkfs ...string) (device, image string) {
 	t.Helper()
-	image = harness.Image(t, bytes)
+	image = rig.Image(t, bytes)
 	run(t, "mkfs."+kind, append(append([]string{"-q"}, mkfs...), image)...)
-	return harness.Loop(t, image, loopdev.Options{}), image
+	return rig.Loop(t, image, loopdev.Options{}), image
 }
 
 func enlarge(t testing.TB, device, image string, bytes int64) {
 	t.Helper()
-	must(t, os.Truncate(image, bytes))
-	must(t, loopdev.Grow(device))
+	check.Must(t, os.Truncate(image, bytes))
+	check.Must(t, loopdev.Grow(device))
 }
 
 // onlineExt tells whether the kernel lets this process grow a mounted ext4.
@@ -130,7 +131,7 @@ func TestGrowIsRefusedBeforeAnythingChanges(t *testing.T) {
 		if after := f.stat().Usage[0].Total; after != before {
 			t.Errorf("%s: it grew from %d to %d bytes", kind, before, after)
 		}
-		wrong := openFD(t, harness.Disk(t, 4*size, ""), unix.O_RDONLY)
+		wrong := openFD(t, rig.Disk(t, 4*size, ""), unix.O_RDONLY)
 		if kind == "btrfs" {
 			continue // of a single device it cannot tell: its own is not named for certain
 		}
@@ -150,8 +151,8 @@ func TestGrowOfAReadOnlyMount(t *testing.T) {
 }
 
 func TestOtherFilesystemsDoNotGrow(t *testing.T) {
-	dir := harness.Tmpfs(t, "size=1m")
-	root, device := openFD(t, dir, unix.O_PATH), openFD(t, harness.Disk(t, mib, ""), unix.O_RDONLY)
+	dir := rig.Tmpfs(t, "size=1m")
+	root, device := openFD(t, dir, unix.O_PATH), openFD(t, rig.Disk(t, mib, ""), unix.O_RDONLY)
 	if _, err := fsops.Grow(root, device, 0, 0); !errors.Is(err, fsops.ErrUnsupported) {
 		t.Error(err)
 	}
@@ -168,7 +169,7 @@ func extBytes(t testing.TB, device string) (bytes int64) {
 		name, value, _ := strings.Cut(line, ":")
 		if name == "Block count" || name == "Block size" {
 			n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
-			must(t, err)
+			check.Must(t, err)
 			bytes *= n
 		}
 	}
@@ -183,7 +184,7 @@ func TestGrowUnmounted(t *testing.T) {
 			device, image := growable(t, "ext4", 256*mib, mkfs...)
 			enlarge(t, device, image, bytes)
 			ctx, cancel := context.WithTimeout(t.Context(), 60e9)
-			must(t, fsops.GrowUnmounted(ctx, device, "ext4"))
+			check.Must(t, fsops.GrowUnmounted(ctx, device, "ext4"))
 			cancel()
 			has := extBytes(t, device)
 			if has < 256*mib || has > bytes || bytes-has > 9*mib {
@@ -202,11 +203,11 @@ func TestGrowUnmounted(t *testing.T) {
 
 func TestGrowUnmountedLeavesOthersAlone(t *testing.T) {
 	for _, kind := range []string{"xfs", "btrfs", ""} {
-		device := harness.Disk(t, size, kind)
+		device := rig.Disk(t, size, kind)
 		if err := fsops.GrowUnmounted(t.Context(), device, "ext4"); kind == "" && err != nil {
 			t.Error("a blank device:", err)
 		}
-		must(t, fsops.GrowUnmounted(t.Context(), device, kind))
+		check.Must(t, fsops.GrowUnmounted(t.Context(), device, kind))
 		if kind != "" {
 			whole(t, kind, device)
 		}
@@ -217,7 +218,7 @@ func TestGrowUnmountedByDescriptor(t *testing.T) {
 	device, image := growable(t, "ext4", 64*mib)
 	enlarge(t, device, image, 128*mib)
 	fd := openFD(t, device, unix.O_RDWR)
-	must(t, fsops.GrowUnmounted(t.Context(), "/proc/"+strconv.Itoa(os.Getpid())+"/fd/"+strconv.Itoa(fd), "ext4"))
+	check.Must(t, fsops.GrowUnmounted(t.Context(), "/proc/"+strconv.Itoa(os.Getpid())+"/fd/"+strconv.Itoa(fd), "ext4"))
 	if has := extBytes(t, device); has != 128*mib {
 		t.Errorf("%d bytes", has)
 	}

@@ -9,8 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/fsops"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 func TestMain(m *testing.M) {
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asOther) != "" {
 		os.Exit(asProgram())
 	}
-	os.Exit(harness.Main(m))
+	os.Exit(rig.Main(m))
 }
 
 const (
@@ -45,7 +46,7 @@ type filesystem struct {
 // newFilesystem mounts a new filesystem for the time of the test.
 func newFilesystem(t testing.TB, kind string, bytes int64) *filesystem {
 	t.Helper()
-	return mounted(t, kind, harness.Disk(t, bytes, kind), 0, "")
+	return mounted(t, kind, rig.Disk(t, bytes, kind), 0, "")
 }
 
 func mounted(t testing.TB, kind, device string, flags uintptr, options string) *filesystem {
@@ -56,7 +57,7 @@ func mounted(t testing.TB, kind, device string, flags uintptr, options string) *
 	}
 	var err error
 	f.root, err = unix.Open(f.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	must(t, err)
+	check.Must(t, err)
 	t.Cleanup(f.unmount)
 	return f
 }
@@ -65,8 +66,8 @@ func mounted(t testing.TB, kind, device string, flags uintptr, options string) *
 func (f *filesystem) unmount() {
 	f.t.Helper()
 	if f.root >= 0 {
-		must(f.t, unix.Close(f.root))
-		harness.UnmountAll(f.t, f.dir)
+		check.Must(f.t, unix.Close(f.root))
+		rig.UnmountAll(f.t, f.dir)
 	}
 	f.root = -1
 }
@@ -105,17 +106,10 @@ func openFD(t testing.TB, path string, flags int) int {
 
 func run(t testing.TB, name string, args ...string) string {
 	t.Helper()
-	harness.Need(t, name)
+	rig.Need(t, name)
 	out, err := exec.Command(name, args...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
 	}
 	return string(out)
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -14,8 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/fsops"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // df asks df for a unit.
@@ -29,7 +30,7 @@ func (f *filesystem) df(unit fsops.Unit) fsops.Usage {
 	fields := strings.Fields(lines[len(lines)-1])
 	number := func(i int) int64 {
 		n, err := strconv.ParseInt(fields[i], 10, 64)
-		must(f.t, err)
+		check.Must(f.t, err)
 		return n
 	}
 	return fsops.Usage{Unit: unit, Available: number(0), Total: number(1), Used: number(2)}
@@ -67,7 +68,7 @@ func TestUsageIsWhatDFTells(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			f := newFilesystem(t, kind, size)
 			for _, fill := range []int64{0, 1, 7*mib + 13} {
-				must(t, os.WriteFile(filepath.Join(f.dir, "file"), make([]byte, fill), 0o600))
+				check.Must(t, os.WriteFile(filepath.Join(f.dir, "file"), make([]byte, fill), 0o600))
 				unix.Sync()
 				want := []fsops.Usage{f.df(fsops.Bytes), f.df(fsops.Inodes)}
 				if kind == "btrfs" {
@@ -88,7 +89,7 @@ func TestUsageIsWhatDFTells(t *testing.T) {
 func TestReadOnlyOnPurposeIsNormal(t *testing.T) {
 	for _, kind := range filesystems {
 		f := newFilesystem(t, kind, size)
-		must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		check.Must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 		if report, err := fsops.Stat(f.root, true); err != nil || report.Abnormal {
 			t.Errorf("%s: %+v, %v", kind, report, err)
 		}
@@ -100,7 +101,7 @@ func TestReadOnlyOnPurposeIsNormal(t *testing.T) {
 func (f *filesystem) shutdown() {
 	f.t.Helper()
 	const request, withoutFlush = 0x8004587d, 2 // of ext4 and xfs alike
-	must(f.t, unix.IoctlSetPointerInt(openFD(f.t, f.dir, unix.O_RDONLY), request, withoutFlush))
+	check.Must(f.t, unix.IoctlSetPointerInt(openFD(f.t, f.dir, unix.O_RDONLY), request, withoutFlush))
 }
 
 func TestShutDownFilesystemIsAbnormal(t *testing.T) {
@@ -113,7 +114,7 @@ func TestShutDownFilesystemIsAbnormal(t *testing.T) {
 
 func TestErrorsOnRecordAreAbnormal(t *testing.T) {
 	f := newFilesystem(t, "ext4", size)
-	must(t, os.WriteFile("/sys/fs/ext4/"+filepath.Base(f.device)+"/trigger_fs_error", []byte("a test"), 0o200))
+	check.Must(t, os.WriteFile("/sys/fs/ext4/"+filepath.Base(f.device)+"/trigger_fs_error", []byte("a test"), 0o200))
 	f.wantAbnormal("errors on record (1)", "e2fsck")
 	// The record stays over a mount.
 	f.unmount()
@@ -127,9 +128,9 @@ func TestErrorsOnRecordAreAbnormal(t *testing.T) {
 }
 
 func TestErrorThatStopsWritingIsAbnormal(t *testing.T) {
-	device := harness.Disk(t, size, "ext4")
+	device := rig.Disk(t, size, "ext4")
 	f := mounted(t, "ext4", device, 0, "errors=remount-ro")
-	must(t, os.WriteFile("/sys/fs/ext4/"+filepath.Base(device)+"/trigger_fs_error", []byte("a test"), 0o200))
+	check.Must(t, os.WriteFile("/sys/fs/ext4/"+filepath.Base(device)+"/trigger_fs_error", []byte("a test"), 0o200))
 	f.wantAbnormal("on record", "stopped writing")
 }
 
@@ -137,8 +138,8 @@ func TestErrorThatStopsWritingIsAbnormal(t *testing.T) {
 func overwrite(t testing.TB, device, text string) {
 	t.Helper()
 	file, err := os.OpenFile(device, os.O_RDWR|unix.O_SYNC, 0)
-	must(t, err)
-	defer func() { must(t, file.Close()) }()
+	check.Must(t, err)
+	defer func() { check.Must(t, file.Close()) }()
 	block := make([]byte, 4096)
 	for at := int64(0); ; at += int64(len(block)) {
 		if _, err := file.ReadAt(block, at); err != nil {
@@ -146,7 +147,7 @@ func overwrite(t testing.TB, device, text string) {
 		}
 		if strings.HasPrefix(string(block), text) {
 			_, err := file.WriteAt([]byte("spoiled"), at)
-			must(t, err)
+			check.Must(t, err)
 			return
 		}
 	}
@@ -155,7 +156,7 @@ func overwrite(t testing.TB, device, text string) {
 func TestDamageThatBtrfsCountsIsAbnormal(t *testing.T) {
 	f := newFilesystem(t, "btrfs", size)
 	text := strings.Repeat("to be spoiled ", 1000)
-	must(t, os.WriteFile(filepath.Join(f.dir, "file"), []byte(text), 0o600))
+	check.Must(t, os.WriteFile(filepath.Join(f.dir, "file"), []byte(text), 0o600))
 	f.unmount()
 	overwrite(t, f.device, text[:100])
 	f = mounted(t, "btrfs", f.device, 0, "")

@@ -11,7 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/crust-proxy/crust-proxy/pkg/front"
+	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
 
@@ -23,7 +23,7 @@ const (
 
 // asks has a pod ask for volumes of its own.
 func asks(p *cluster.Pod, what string) *cluster.Pod {
-	p.Annotations = map[string]string{front.AnnotationDefer: what}
+	p.Annotations = map[string]string{policy.AnnotationKey: what}
 	return p
 }
 
@@ -177,9 +177,9 @@ func annotate(k *cluster.Kube, p *cluster.Pod, what string) {
 		if err != nil {
 			return err
 		}
-		delete(is.Annotations, front.AnnotationDefer)
+		delete(is.Annotations, policy.AnnotationKey)
 		if what != "" {
-			metav1.SetMetaDataAnnotation(&is.ObjectMeta, front.AnnotationDefer, what)
+			metav1.SetMetaDataAnnotation(&is.ObjectMeta, policy.AnnotationKey, what)
 		}
 		_, err = k.Client.CoreV1().Pods(cluster.Namespace).Update(ctx, is, metav1.UpdateOptions{})
 		return err

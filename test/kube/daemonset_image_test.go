@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const proxyImage = "localhost/crust-proxy:test"
@@ -24,7 +24,7 @@ func proxyLayer(t *testing.T) []byte {
 	t.Helper()
 	files := map[string]string{} // where they go, and where they are
 	for _, name := range []string{"crust-proxy", "crustctl", "crust-runc", "crust-runc-agent"} {
-		files["usr/bin/"+name] = harness.Program(t, name)
+		files["usr/bin/"+name] = rig.Program(t, name)
 	}
 	for _, name := range []string{"blkid", "mkfs.ext4", "mkfs.xfs", "sh", "cp", "mv", "chmod"} {
 		files["bin/"+name] = lookUp(t, name)

@@ -17,8 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/crust-proxy/crust-proxy/test/deploy/render"
-	"github.com/crust-proxy/crust-proxy/test/harness"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // TestDaemonSet takes a node from a daemon of its own to the chart's DaemonSet,
@@ -121,7 +121,7 @@ config:
   log: {level: debug}
   policy:
     rules: [{name: crust-pods, runtimeHandlers: [crust], defer: true}]
-`, k.NodeAccess, d.bin, harness.Program(t, "crust-runc"), k.Containerd.Socket(), cluster.NodeAddress), 0o600))
+`, k.NodeAccess, d.bin, rig.Program(t, "crust-runc"), k.Containerd.Socket(), cluster.NodeAddress), 0o600))
 	return d
 }
 
@@ -232,7 +232,7 @@ func (d *daemonSet) wantInstalled() {
 	for _, name := range []string{"crust-runc", "crust-runc-agent"} {
 		is, err := os.ReadFile(filepath.Join(d.bin, name))
 		d.k.Must(err)
-		want, err := os.ReadFile(harness.Program(d.k.T, name))
+		want, err := os.ReadFile(rig.Program(d.k.T, name))
 		d.k.Must(err)
 		if !bytes.Equal(is, want) {
 			d.k.T.Errorf("%s on the node is not the image's", name)
@@ -279,10 +279,34 @@ func (d *daemonSet) wantRemovalRefused() {
 			d.k.T.Errorf("helm removes it while a volume lives, or does not say %q: %v", words, err)
 		}
 	}
+	d.rollback(err)
 	_, err = d.k.Kubectl("delete", "--namespace="+proxySpace, "job/crust-proxy-removal")
 	d.k.Must(err)
 	if is, err := d.find(d.k.T.Context()); err != nil || is.Name == "" || is.DeletionTimestamp != nil {
 		d.k.T.Errorf("the DaemonSet's pod goes: %v", err)
+	}
+}
+
+// rollback does what the refusal of a removal advises, and wants the release to be usable.
+func (d *daemonSet) rollback(refusal error) {
+	d.k.T.Helper()
+	_, rest, advised := strings.Cut(fmt.Sprint(refusal), "\n  helm rollback ")
+	command, _, _ := strings.Cut(rest, "\n")
+	if !advised {
+		d.k.T.Fatalf("the refusal does not say how the release is used again: %v", refusal)
+	}
+	list := func() string {
+		out, err := render.Helm(d.k.T, "list", "--short", "--namespace="+proxySpace, "--kubeconfig="+d.k.AdminKubeconfig)
+		d.k.Must(err)
+		return strings.TrimSpace(out)
+	}
+	if is := list(); is != "" {
+		d.k.T.Errorf("helm lists %q after a refused removal: the advice to roll back may not be needed any more", is)
+	}
+	_, err := render.Helm(d.k.T, append(append([]string{"rollback"}, strings.Fields(command)...), "--kubeconfig="+d.k.AdminKubeconfig)...)
+	d.k.Must(err)
+	if is := list(); is != "crust-proxy" {
+		d.k.T.Errorf("after the rollback helm lists %q", is)
 	}
 }
 

@@ -8,17 +8,19 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // running starts a writer of each lane, and waits until they write.
@@ -37,7 +39,7 @@ func running(k *cluster.Kube, lanes []*lane, generation int) []*writer {
 // program runs one of crust-proxy's commands and gives its exit code and words.
 func program(k *cluster.Kube, args ...string) (int, string) {
 	k.T.Helper()
-	cmd := exec.Command(harness.Program(k.T, "crust-proxy"), append(args, "--config", k.ProxyConfig())...)
+	cmd := exec.Command(rig.Program(k.T, "crust-proxy"), append(args, "--config", k.ProxyConfig())...)
 	out, err := cmd.CombinedOutput()
 	if cmd.ProcessState == nil {
 		k.T.Fatal(err)
@@ -63,6 +65,21 @@ func waitKubeletHas(k *cluster.Kube, want bool, drivers ...string) {
 			}
 		}
 		return nil
+	})
+}
+
+// loseInNode removes a driver from the CSINode, as a late removal by kubelet does.
+func loseInNode(k *cluster.Kube, driver string) {
+	k.T.Helper()
+	k.Eventually("the CSINode loses "+driver, func(ctx context.Context) error {
+		nodes := k.Client.StorageV1().CSINodes()
+		node, err := nodes.Get(ctx, cluster.NodeName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		node.Spec.Drivers = slices.DeleteFunc(node.Spec.Drivers, func(one storagev1.CSINodeDriver) bool { return one.Name == driver })
+		_, err = nodes.Update(ctx, node, metav1.UpdateOptions{})
+		return err
 	})
 }
 
@@ -165,6 +182,9 @@ func TestFrontIsNotRemovedUnderPods(t *testing.T) {
 	if code, said := program(k, "removable", cluster.Plain); code != 0 {
 		t.Errorf("a driver without volumes gave %d: %s", code, said)
 	}
+
+	loseInNode(k, cluster.Block)
+	waitKubeletHas(k, true, cluster.Block, cluster.Native) // crust-proxy notices, and renews the registration
 
 	normal := k.DefaultProxy()
 	off := normal

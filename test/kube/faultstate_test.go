@@ -21,6 +21,7 @@ import (
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // own are the parts of a name that are one volume's or one pod's own.
@@ -141,13 +142,7 @@ func statsNow(ctx context.Context, w *writer) error {
 func attached(k *cluster.Kube, v *cluster.Volume) bool {
 	hash := sha256.Sum256([]byte(v.Handle))
 	image := filepath.Join(k.Dir, "data", v.Driver, "images", hex.EncodeToString(hash[:]))
-	bound, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	for _, path := range bound {
-		if raw, _ := os.ReadFile(path); bytes.Contains(raw, []byte(image)) {
-			return true
-		}
-	}
-	return false
+	return len(rig.Loops(image)) > 0
 }
 
 // mentioned tells whether one of the files of a pattern has some words.
@@ -170,11 +165,5 @@ func recorded(target string) bool {
 }
 
 func guarded(target string) bool {
-	raw, _ := os.ReadFile("/proc/self/mountinfo")
-	for line := range strings.SplitSeq(string(raw), "\n") {
-		if strings.Contains(line, " "+target+" ") && strings.Contains(line, " tmpfs crust:") {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(rig.MountLines(" "+target+" "), func(line string) bool { return strings.Contains(line, " tmpfs crust:") })
 }

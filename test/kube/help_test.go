@@ -14,8 +14,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/crust-proxy/crust-proxy/test/harness"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // inCrust is the rule of the default settings: what pods of the runtime class have is
@@ -81,7 +81,7 @@ func listed(k *cluster.Kube, flags ...string) ([]shown, error) {
 func ask(k *cluster.Kube, into any, args ...string) error {
 	k.T.Helper()
 	var out, complaints bytes.Buffer
-	cmd := exec.Command(harness.Program(k.T, "crustctl"), append([]string{"--socket", cluster.AdminSocket, "-o", "json"}, args...)...)
+	cmd := exec.Command(rig.Program(k.T, "crustctl"), append([]string{"--socket", cluster.AdminSocket, "-o", "json"}, args...)...)
 	cmd.Stdout, cmd.Stderr = &out, &complaints
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("crustctl %s: %w: %s", strings.Join(args, " "), err, complaints.String())

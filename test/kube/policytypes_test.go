@@ -5,6 +5,7 @@ package kube_test
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -21,7 +22,7 @@ func TestPoliciesAreOfTheRightTypes(t *testing.T) {
 	k := cluster.On(t)
 	policies := k.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies()
 	var names []string
-	for _, one := range render.Objects(t, render.Kustomize(t, "admission")) {
+	for _, one := range render.Objects(t, render.Kustomize(t, filepath.Join(render.Kustomizations(t), "admission"))) {
 		if one.GetKind() != "ValidatingAdmissionPolicy" {
 			continue
 		}

@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/crust-proxy/crust-proxy/internal/config"
-	"github.com/crust-proxy/crust-proxy/test/crinode"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 // TestQuickStart does what docs/quick-start.md says of a cluster with crust-runc, with
@@ -115,7 +115,7 @@ func (q *quickStart) start(k *cluster.Kube, pod *corev1.Pod) *cluster.Pod {
 	}
 	p := k.NewPod(pod.Name, class)
 	p.Spec.Containers, p.Spec.Volumes = pod.Spec.Containers, pod.Spec.Volumes
-	p.Spec.Containers[0].Image, p.Spec.Containers[0].ImagePullPolicy = crinode.BusyboxImage, corev1.PullNever
+	p.Spec.Containers[0].Image, p.Spec.Containers[0].ImagePullPolicy = cri.BusyboxImage, corev1.PullNever
 	p.Spec.Volumes[0].CSI.Driver = cluster.Native
 	return p.Start()
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // standardDevices is what DevicePolicy=closed leaves.
@@ -35,10 +37,10 @@ func (m *machine) enforceDevices() {
 	if policy, allowed := m.property("DevicePolicy"), m.property("DeviceAllow"); policy != "closed" || !strings.Contains(allowed, "block-* rw") {
 		m.t.Fatalf("the unit's devices are %q %q, which this test cannot enforce", policy, allowed)
 	}
-	must(m.t, os.MkdirAll(deviceGroup, 0o755))
+	check.Must(m.t, os.MkdirAll(deviceGroup, 0o755))
 	control := func(file, text string) {
 		m.t.Helper()
-		must(m.t, os.WriteFile(deviceGroup+"/"+file, []byte(text), 0o600))
+		check.Must(m.t, os.WriteFile(deviceGroup+"/"+file, []byte(text), 0o600))
 	}
 	control("devices.deny", "a")
 	for _, rule := range append(slices.Clone(standardDevices), blockDevices) {
@@ -65,9 +67,9 @@ func (m *machine) hostPid() string {
 	m.t.Helper()
 	inside := m.property("MainPID")
 	namespace, err := os.Readlink(m.path("/proc/" + inside + "/ns/pid"))
-	must(m.t, err)
+	check.Must(m.t, err)
 	processes, err := filepath.Glob("/proc/[0-9]*")
-	must(m.t, err)
+	check.Must(m.t, err)
 	for _, dir := range processes {
 		// One that ends meanwhile has neither.
 		status, _ := os.ReadFile(dir + "/status")

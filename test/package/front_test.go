@@ -4,9 +4,10 @@ package package_test
 
 import (
 	"context"
-	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,8 +18,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const (
@@ -37,7 +39,7 @@ type frontService struct {
 // TestFront takes volumes through the front of the packaged service: all that it
 // does for them has to be possible within what the unit allows.
 func TestFront(t *testing.T) {
-	harness.Need(t, "blkid", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs")
+	rig.Need(t, "blkid", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs")
 	t.Cleanup(func() { detachAll(t); removeDeviceGroup(t) })
 	f := startFront(t)
 	f.enforceDevices()
@@ -47,7 +49,7 @@ func TestFront(t *testing.T) {
 	for _, fsType := range []string{"xfs", "btrfs"} {
 		v := f.create(fsType)
 		f.stage(v)
-		must(t, f.publish(v))
+		check.Must(t, f.publish(v))
 		volumes = append(volumes, v)
 		f.wantHandedOver(v)
 	}
@@ -65,15 +67,15 @@ func TestFront(t *testing.T) {
 // startFront starts the service and the driver; neither waits for the other.
 func startFront(t *testing.T) *frontService {
 	t.Helper()
-	driver, err := os.ReadFile(harness.Program(t, "crust-driver"))
-	must(t, err)
+	driver, err := os.ReadFile(rig.Program(t, "crust-driver"))
+	check.Must(t, err)
 	f := &frontService{service: install(t, "/dev/loop-control")}
 	f.makeLoopNodes()
 	for _, dir := range []string{pluginDir, driverData, kubeletRoot + "/plugins/" + driverName} {
-		must(t, os.MkdirAll(f.path(dir), 0o750))
+		check.Must(t, os.MkdirAll(f.path(dir), 0o750))
 	}
-	must(t, os.WriteFile(f.path(config), []byte(frontConfig), 0o600))
-	must(t, os.WriteFile(f.path("/root/crust-driver"), driver, 0o700))
+	check.Must(t, os.WriteFile(f.path(config), []byte(frontConfig), 0o600))
+	check.Must(t, os.WriteFile(f.path("/root/crust-driver"), driver, 0o700))
 	f.killOnRefusal()
 	f.run("systemctl", "start", "crust-proxy.service")
 	const socket = kubeletRoot + "/plugins/" + driverName + "/csi.sock"
@@ -90,8 +92,8 @@ func startFront(t *testing.T) *frontService {
 func (f *machine) killOnRefusal() {
 	f.t.Helper()
 	dir := f.path("/etc/systemd/system/crust-proxy.service.d")
-	must(f.t, os.MkdirAll(dir, 0o755)) //nolint:gosec // systemd warns of other modes
-	must(f.t, os.WriteFile(filepath.Join(dir, "kill.conf"), []byte("[Service]\nSystemCallErrorNumber=kill\n"), 0o600))
+	check.Must(f.t, os.MkdirAll(dir, 0o755)) //nolint:gosec // systemd warns of other modes
+	check.Must(f.t, os.WriteFile(filepath.Join(dir, "kill.conf"), []byte("[Service]\nSystemCallErrorNumber=kill\n"), 0o600))
 	f.run("systemctl", "daemon-reload")
 }
 
@@ -101,7 +103,7 @@ func (f *frontService) makeLoopNodes() {
 	const loopMajor, enough = 7, 128
 	for minor := range uint32(enough) {
 		path := f.path("/dev/loop" + strconv.Itoa(int(minor)))
-		must(f.t, unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, minor))))
+		check.Must(f.t, unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, minor))))
 	}
 }
 
@@ -147,7 +149,7 @@ func (f *frontService) testStopDuringMkfs(v *volume) {
 	}
 	f.run("touch", "/run/mkfs-go")
 	f.wait("end mkfs", func() bool { return f.command("kill", "-0", pid).Run() != nil })
-	must(f.t, f.publish(v))
+	check.Must(f.t, f.publish(v))
 	f.wantHandedOver(v)
 	if runs := f.run("cat", "/run/mkfs-runs"); runs != "run" {
 		f.t.Errorf("mkfs was run more than once:\n%s", runs)
@@ -164,8 +166,8 @@ until [ -e /run/mkfs-go ]; do sleep 0.02; done
 exec mke2fs -t ext4 "$@"
 `
 	path := f.run("sh", "-c", "command -v mkfs.ext4") // a link to mke2fs
-	must(f.t, os.Remove(f.path(path)))
-	must(f.t, os.WriteFile(f.path(path), []byte(script), 0o755)) //nolint:gosec // a program
+	check.Must(f.t, os.Remove(f.path(path)))
+	check.Must(f.t, os.WriteFile(f.path(path), []byte(script), 0o755)) //nolint:gosec // a program
 }
 
 // wantSockets wants both sockets of the driver there: kubelet deregisters a
@@ -205,7 +207,7 @@ func (f *frontService) testRestart(volumes []*volume) {
 	f.register()
 	for _, v := range volumes {
 		f.wantHandedOver(v)
-		must(f.t, f.publish(v)) // as kubelet repeats it
+		check.Must(f.t, f.publish(v)) // as kubelet repeats it
 	}
 	if kept := f.property("NFileDescriptorStore"); kept != strconv.Itoa(len(volumes)) {
 		f.t.Errorf("systemd keeps %s descriptors for %d volumes", kept, len(volumes))
@@ -236,17 +238,7 @@ func (f *frontService) wantNothingLeft() {
 }
 
 // loopsOf lists the loop devices over files of a directory of the machine.
-func loopsOf(dir string) []string {
-	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	var out []string
-	for _, file := range files {
-		raw, _ := os.ReadFile(file)
-		if strings.Contains(string(raw), dir+"/") {
-			out = append(out, fmt.Sprintf("/dev/%s", filepath.Base(filepath.Dir(filepath.Dir(file)))))
-		}
-	}
-	return out
-}
+func loopsOf(dir string) []string { return slices.Collect(maps.Keys(rig.Loops(dir + "/"))) }
 
 // detachAll frees what a failed test leaves.
 func detachAll(t *testing.T) {

@@ -10,11 +10,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 const (
@@ -25,13 +26,6 @@ const (
 	podUID      = "5d1c7a52-3f0e-4a3a-8f9b-6c2b1f0f4a77"
 	kataVolumes = "/run/kata-containers/shared/direct-volumes"
 )
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // register does what kubelet does with a socket that comes to its folder, and
 // gives the socket.
@@ -49,12 +43,12 @@ func (m *machine) register() string {
 	defer cancel()
 	plugin := registration.NewRegistrationClient(m.dial(path))
 	info, err := plugin.GetInfo(ctx, &registration.InfoRequest{})
-	must(m.t, err)
+	check.Must(m.t, err)
 	if info.GetType() != registration.CSIPlugin || info.GetName() != driverName || info.GetEndpoint() != csiSocket {
 		m.t.Fatalf("registered as %v", info)
 	}
 	_, err = plugin.NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: true})
-	must(m.t, err)
+	check.Must(m.t, err)
 	return path
 }
 
@@ -88,20 +82,20 @@ func (f *frontService) create(fsType string) *volume {
 	reply, err := f.controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: "pv-" + fsType, CapacityRange: &csi.CapacityRange{RequiredBytes: 400 << 20}, VolumeCapabilities: []*csi.VolumeCapability{v.capability()},
 	})
-	must(f.t, err)
+	check.Must(f.t, err)
 	v.id, v.context = reply.GetVolume().GetVolumeId(), reply.GetVolume().GetVolumeContext()
 	return v
 }
 
 func (f *frontService) stage(v *volume) {
 	f.t.Helper()
-	must(f.t, os.MkdirAll(f.path(v.staging()), 0o750))
+	check.Must(f.t, os.MkdirAll(f.path(v.staging()), 0o750))
 	ctx, cancel := context.WithTimeout(f.t.Context(), 30*time.Second)
 	defer cancel()
 	_, err := f.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: v.staging(), VolumeCapability: v.capability(), VolumeContext: v.context,
 	})
-	must(f.t, err)
+	check.Must(f.t, err)
 }
 
 func (f *frontService) publish(v *volume) error {
@@ -123,28 +117,28 @@ func (f *frontService) takeAway(v *volume) {
 	ctx, cancel := context.WithTimeout(f.t.Context(), 30*time.Second)
 	defer cancel()
 	_, err := f.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target()})
-	must(f.t, err)
+	check.Must(f.t, err)
 	_, err = f.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging()})
-	must(f.t, err)
+	check.Must(f.t, err)
 	for _, dir := range []string{v.target(), v.staging()} {
 		if err := os.Remove(f.path(dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			f.t.Errorf("kubelet cannot remove %s: %v", dir, err)
 		}
 	}
 	_, err = f.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.id})
-	must(f.t, err)
+	check.Must(f.t, err)
 }
 
 // handedOver is the device that the sandbox is told of.
 func (f *frontService) handedOver(v *volume) string {
 	f.t.Helper()
 	raw, err := os.ReadFile(f.path(filepath.Join(kataVolumes, base64.URLEncoding.EncodeToString([]byte(v.target())), "mountInfo.json")))
-	must(f.t, err)
+	check.Must(f.t, err)
 	var info struct {
 		Device string `json:"device"`
 		FSType string `json:"fstype"`
 	}
-	must(f.t, json.Unmarshal(raw, &info))
+	check.Must(f.t, json.Unmarshal(raw, &info))
 	if info.FSType != v.fs {
 		f.t.Errorf("the sandbox is told to mount %q, want %q", info.FSType, v.fs)
 	}

@@ -22,7 +22,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const machineName = "crust-package-test"
@@ -37,7 +38,7 @@ type machine struct {
 // boot starts a machine that has the devices.
 func boot(t *testing.T, devices ...string) *machine {
 	t.Helper()
-	harness.Need(t, "systemd-nspawn", "nsenter")
+	rig.Need(t, "systemd-nspawn", "nsenter")
 	root := overlay(t)
 	args := []string{
 		"--directory=" + root, "--machine=" + machineName, "--boot",
@@ -70,7 +71,7 @@ func boot(t *testing.T, devices ...string) *machine {
 // overlay gives this machine's files with a layer to write to.
 func overlay(t *testing.T) string {
 	t.Helper()
-	layer := harness.Tmpfs(t, "size=512m")
+	layer := rig.Tmpfs(t, "size=512m")
 	dirs := map[string]string{}
 	for _, name := range []string{"upper", "work", "root"} {
 		dirs[name] = filepath.Join(layer, name)
@@ -188,10 +189,5 @@ func (m *machine) connect(socket string) (*grpc.ClientConn, error) {
 
 func (m *machine) wait(what string, done func() bool) {
 	m.t.Helper()
-	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		if done() {
-			return
-		}
-	}
-	m.t.Fatalf("the machine did not %s in time", what)
+	check.Eventually(m.t, "the machine: "+what, done)
 }

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const (
@@ -30,6 +30,7 @@ func wanted() []string {
 		"/usr/bin/crustctl",
 		"/usr/bin/crust-runc",
 		"/usr/bin/crust-runc-agent",
+		"/usr/bin/crust-conformance",
 		"/usr/lib/systemd/system/crust-proxy.service",
 		"/usr/lib/systemd/system/crust-proxy-runtime.socket",
 		"/usr/lib/systemd/system/crust-proxy-admin.socket",
@@ -42,7 +43,7 @@ func wanted() []string {
 }
 
 func TestPackages(t *testing.T) {
-	harness.Need(t, "dpkg", "dpkg-deb", "rpm")
+	rig.Need(t, "dpkg", "dpkg-deb", "rpm")
 	out := t.TempDir()
 	run(t, repository(t)+"/hack/package.sh", out)
 	t.Run("deb", func(t *testing.T) { testDeb(t, one(t, out, "*.deb")) })
@@ -51,7 +52,7 @@ func TestPackages(t *testing.T) {
 
 func testDeb(t *testing.T, deb string) {
 	if remains := leftovers(t); len(remains) > 0 {
-		harness.Missing(t, "crust-proxy is on this machine already, and the test would replace it: "+strings.Join(remains, " "))
+		rig.Missing(t, "crust-proxy is on this machine already, and the test would replace it: "+strings.Join(remains, " "))
 	}
 	t.Cleanup(func() { purge(t) })
 
@@ -86,6 +87,7 @@ func checkInstalled(t *testing.T) {
 	t.Helper()
 	run(t, "/usr/bin/crust-proxy", "validate", "--config", config)
 	run(t, "/usr/bin/crust-proxy", "--help")
+	run(t, "/usr/bin/crust-conformance", "--help")
 	if said := run(t, "/usr/bin/crustctl", "version", "--client"); strings.TrimSpace(said) == "" {
 		t.Error("crustctl told no version")
 	}
@@ -176,7 +178,7 @@ func leftovers(t *testing.T) []string {
 		"/etc/systemd/system/*/crust-proxy*", "/etc/systemd/system/crust-proxy*",
 		"/run/crust-proxy*",
 		"/lib/systemd/system/crust-proxy*",
-		"/usr/bin/crust-proxy", "/usr/bin/crustctl", "/usr/bin/crust-runc*",
+		"/usr/bin/crust-proxy", "/usr/bin/crustctl", "/usr/bin/crust-runc*", "/usr/bin/crust-conformance",
 		"/usr/share/doc/crust-proxy*",
 		"/usr/share/*/*/*crustctl*", "/usr/share/zsh/*/*crustctl*",
 		"/var/lib/systemd/*/crust-proxy*",

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const target = "/var/lib/kubelet/pods/0c5e6f3a-7d1b-4c58-9a59-2f0a3f6a2f11/volumes/kubernetes.io~csi/pv/mount"
@@ -28,7 +28,7 @@ const target = "/var/lib/kubelet/pods/0c5e6f3a-7d1b-4c58-9a59-2f0a3f6a2f11/volum
 // TestService installs the .deb where systemd runs, and uses the service as a
 // node does: started by a call, restarted, killed, removed under a live volume.
 func TestService(t *testing.T) {
-	device := harness.Disk(t, 64<<20, "ext4")
+	device := rig.Disk(t, 64<<20, "ext4")
 	s := install(t, device)
 	s.device, s.target = device, target
 	if err := os.MkdirAll(s.path(filepath.Dir(target)), 0o750); err != nil {
@@ -180,7 +180,7 @@ func (s *service) testSandboxing() {
 	status := s.run("cat", "/proc/"+pid+"/status")
 	for _, want := range []string{
 		"NoNewPrivs:\t1", "Seccomp:\t2",
-		"CapEff:\t000000000020020b", // CHOWN, DAC_OVERRIDE, FOWNER, LINUX_IMMUTABLE, SYS_ADMIN
+		"CapEff:\t000000000028020a", // CHOWN, DAC_OVERRIDE, FOWNER, LINUX_IMMUTABLE, SYS_ADMIN
 	} {
 		if !strings.Contains(status, want) {
 			s.t.Errorf("the service's status has no %q", want)

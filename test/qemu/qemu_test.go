@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
 
 const (
 	mib  = int64(1) << 20
@@ -37,9 +37,9 @@ func TestFilesystemsOnAKernelWithAllCapabilities(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("the kernel is one for amd64")
 	}
-	harness.Need(t, "qemu-system-x86_64", "mkfs.ext4", "e2fsck", "dumpe2fs")
+	rig.Need(t, "qemu-system-x86_64", "mkfs.ext4", "e2fsck", "dumpe2fs")
 	kernel := kernelTree(t)
-	disk := harness.Image(t, size)
+	disk := rig.Image(t, size)
 	// Half of the device is for growing.
 	run(t, "mkfs.ext4", "-q", "-b", "4096", disk, fmt.Sprint(size/2/1024)+"k")
 	console := boot(t, kernel, disk)
@@ -63,11 +63,11 @@ func kernelTree(t *testing.T) string {
 	if dir := os.Getenv(kernelOf); dir != "" {
 		return dir
 	}
-	harness.Need(t, "apt-get", "apt-cache", "dpkg-deb")
+	rig.Need(t, "apt-get", "apt-cache", "dpkg-deb")
 	out, _ := exec.Command("apt-cache", "depends", "linux-image-cloud-amd64").Output()
 	name := regexp.MustCompile(`Depends: (linux-image-\S+-cloud-amd64)\b`).FindSubmatch(out)
 	if name == nil {
-		harness.Missing(t, "apt knows no linux-image-cloud-amd64; "+kernelOf+" may name a directory with a kernel")
+		rig.Missing(t, "apt knows no linux-image-cloud-amd64; "+kernelOf+" may name a directory with a kernel")
 	}
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -75,7 +75,7 @@ func kernelTree(t *testing.T) string {
 	fetch := exec.CommandContext(ctx, "apt-get", "download", "-q", string(name[1]))
 	fetch.Dir = dir
 	if out, err := fetch.CombinedOutput(); err != nil {
-		harness.Missing(t, fmt.Sprintf("the kernel cannot be had: %v: %s", err, out))
+		rig.Missing(t, fmt.Sprintf("the kernel cannot be had: %v: %s", err, out))
 	}
 	found, err := filepath.Glob(dir + "/*.deb")
 	if err != nil || len(found) != 1 {

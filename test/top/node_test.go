@@ -9,32 +9,25 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
 
 // node is a daemon with volumes on image files, which need no loop device.
 type node struct {
-	*harness.Daemon
+	*rig.Daemon
 	t *testing.T
 }
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	d := harness.NewDaemon(t)
+	d := rig.NewDaemon(t)
 	d.Start()
 	return &node{Daemon: d, t: t}
 }
@@ -48,49 +41,39 @@ const (
 func (n *node) publish(name string, flags ...string) string {
 	n.t.Helper()
 	image := filepath.Join(n.Images, name)
-	must(n.t, os.WriteFile(image, nil, 0o600))
-	must(n.t, os.Truncate(image, imageSize))
+	check.Must(n.t, os.WriteFile(image, nil, 0o600))
+	check.Must(n.t, os.Truncate(image, imageSize))
 	target := n.target(name)
 	req := n.StageRequest("unused", image, flags...)
 	req.VolumeTargetPath = target
 	_, err := n.Runtime().RuntimeStageVolume(n.t.Context(), req)
-	must(n.t, err)
+	check.Must(n.t, err)
 	return target
 }
 
 func (n *node) target(name string) string {
 	n.t.Helper()
 	dir := filepath.Join(n.Kubelet, "pods", "0f0e0d0c-"+name, "volumes", "kubernetes.io~csi", name)
-	must(n.t, os.MkdirAll(dir, 0o750))
-	must(n.t, os.WriteFile(filepath.Join(dir, "vol_data.json"), []byte(`{"driverName":"disk.example.com","volumeHandle":"v"}`), 0o600))
+	check.Must(n.t, os.MkdirAll(dir, 0o750))
+	check.Must(n.t, os.WriteFile(filepath.Join(dir, "vol_data.json"), []byte(`{"driverName":"disk.example.com","volumeHandle":"v"}`), 0o600))
 	return filepath.Join(dir, "mount")
 }
 
 // boot gives a volume a sandbox whose filesystem has so many percent in use.
-func (n *node) boot(name string, percent uint64) *kataemu.Shim {
+func (n *node) boot(name string, percent uint64) *kata.Shim {
 	n.t.Helper()
 	target := n.target(name)
-	shim, err := kataemu.Start(kataemu.Options{
-		Flavor: kataemu.Go, SandboxID: "sandbox-" + name, Sandboxes: n.GoSandboxes,
-		Mounts: map[string]kataemu.Statfs{filepath.Join(n.Images, name): func() (unix.Statfs_t, error) {
+	shim, err := kata.Start(kata.Options{
+		Flavor: kata.Go, SandboxID: "sandbox-" + name, Sandboxes: n.GoSandboxes,
+		Mounts: map[string]kata.Statfs{filepath.Join(n.Images, name): func() (unix.Statfs_t, error) {
 			return unix.Statfs_t{Bsize: 4096, Blocks: 100 * onePercent, Bfree: (100 - percent) * onePercent, Bavail: (100 - percent) * onePercent, Files: 1000, Ffree: 990}, nil
 		}},
 	})
-	must(n.t, err)
+	check.Must(n.t, err)
 	n.t.Cleanup(func() { _ = shim.Stop() })
 	volume := filepath.Join(n.Kata, base64.URLEncoding.EncodeToString([]byte(target)))
-	must(n.t, os.WriteFile(filepath.Join(volume, "sandbox-"+name), nil, 0o600))
+	check.Must(n.t, os.WriteFile(filepath.Join(volume, "sandbox-"+name), nil, 0o600))
 	return shim
-}
-
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(15 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		if is() {
-			return
-		}
-	}
-	t.Fatal("never: " + what)
 }
 
 // publishAfterRestart starts the daemon anew and publishes one more volume.

@@ -17,7 +17,8 @@ import (
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // terminal is crustctl top on a pseudo terminal of its own, as a shell starts it.
@@ -38,15 +39,15 @@ type terminal struct {
 func open(t *testing.T, n *node, env []string, args ...string) *terminal {
 	t.Helper()
 	master, slave, err := pty.Open()
-	must(t, err)
-	must(t, pty.Setsize(master, &pty.Winsize{Rows: 24, Cols: 100}))
-	cmd := exec.Command(harness.Program(t, "crustctl"), append([]string{"--socket", n.AdminSocket, "top", "--interval", "1s"}, args...)...)
+	check.Must(t, err)
+	check.Must(t, pty.Setsize(master, &pty.Winsize{Rows: 24, Cols: 100}))
+	cmd := exec.Command(rig.Program(t, "crustctl"), append([]string{"--socket", n.AdminSocket, "top", "--interval", "1s"}, args...)...)
 	cmd.Env = append([]string{"TERM=xterm-256color", "LANG=C.UTF-8", "PATH=" + os.Getenv("PATH")}, env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	s := &terminal{t: t, cmd: cmd, master: master, slave: slave}
 	s.before = s.modes()
-	must(t, cmd.Start())
+	check.Must(t, cmd.Start())
 	s.read.Go(s.record)
 	t.Cleanup(s.close)
 	return s
@@ -78,7 +79,7 @@ func (s *terminal) close() {
 func (s *terminal) modes() unix.Termios {
 	s.t.Helper()
 	modes, err := unix.IoctlGetTermios(int(s.slave.Fd()), unix.TCGETS)
-	must(s.t, err)
+	check.Must(s.t, err)
 	return *modes
 }
 
@@ -100,7 +101,7 @@ func (s *terminal) redraw() {
 		size.Cols = 121
 	}
 	s.mu.Unlock()
-	must(s.t, pty.Setsize(s.master, size))
+	check.Must(s.t, pty.Setsize(s.master, size))
 }
 
 // sees waits until a screen has all the words.
@@ -131,7 +132,7 @@ func hasAll(text string, words []string) bool {
 func (s *terminal) press(keys string) {
 	s.t.Helper()
 	_, err := s.master.WriteString(keys)
-	must(s.t, err)
+	check.Must(s.t, err)
 }
 
 // ends waits for the end by itself, and tells the exit code, or the signal.
@@ -162,7 +163,7 @@ func (s *terminal) wantRestored() {
 		s.t.Error("the terminal's modes are not as they were")
 	}
 	for _, sequence := range []string{"\x1b[?1049l", "\x1b[?25h"} { // the shell's screen, the cursor
-		eventually(s.t, "the terminal is told "+sequence, func() bool { return strings.Contains(s.text(), sequence) })
+		check.Eventually(s.t, "the terminal is told "+sequence, func() bool { return strings.Contains(s.text(), sequence) })
 	}
 }
 
@@ -180,7 +181,7 @@ func TestTopShowsTheNode(t *testing.T) {
 	s.sees("7%", "3") // told by the watch, asked at once
 
 	s.press("n\x1b[B\x1b[B\r") // by name, down to vol-c, open
-	s.sees("sandbox-vol-c", "noatime", "images/vol-c", "disk.example.com", "Inodes", "normal")
+	s.sees("sandbox-vol-c", "noatime", "images/vol-c", "disk.example.com", "Inodes", "read-write")
 	s.press("\x1b")
 	s.sees("USAGE", "vol-a")
 	s.press("/vol-b\r")
@@ -189,7 +190,7 @@ func TestTopShowsTheNode(t *testing.T) {
 		t.Error("the filter shows all")
 	}
 
-	must(t, shim.Kill())
+	check.Must(t, shim.Kill())
 	s.sees("PUBLISHED") // the sandbox died, and the watch says so
 	s.press("\x1b")
 	s.sees("vol-a")
@@ -230,7 +231,7 @@ func TestTopEndsBySignal(t *testing.T) {
 			t.Errorf("NO_COLOR is set, and it paints %q", colour)
 		}
 	}
-	must(t, s.cmd.Process.Signal(syscall.SIGTERM))
+	check.Must(t, s.cmd.Process.Signal(syscall.SIGTERM))
 	if code, signal := s.ends(); code != 0 || signal != 0 {
 		t.Errorf("ended with %d, %v", code, signal)
 	}
@@ -243,8 +244,8 @@ func TestTopEndsWithItsTerminal(t *testing.T) {
 	n.publish("vol-a")
 	s := open(t, n, nil)
 	s.sees("vol-a", "live")
-	must(t, s.slave.Close())
-	must(t, s.master.Close())
+	check.Must(t, s.slave.Close())
+	check.Must(t, s.master.Close())
 	if code, signal := s.ends(); code != 0 && signal != syscall.SIGHUP {
 		t.Errorf("ended with %d, %v", code, signal)
 	}
@@ -252,8 +253,8 @@ func TestTopEndsWithItsTerminal(t *testing.T) {
 	// The same for one that does not hear the hang-up, as below nohup.
 	nohup := openIgnoring(t, n, syscall.SIGHUP)
 	nohup.sees("vol-a", "live")
-	must(t, nohup.slave.Close())
-	must(t, nohup.master.Close())
+	check.Must(t, nohup.slave.Close())
+	check.Must(t, nohup.master.Close())
 	if code, signal := nohup.ends(); signal != 0 {
 		t.Errorf("ended with %d, %v", code, signal)
 	}
@@ -263,7 +264,7 @@ func TestTopIsTextInAPipe(t *testing.T) {
 	n := newNode(t)
 	n.publish("vol-a")
 	n.boot("vol-a", 66)
-	cmd := exec.Command(harness.Program(t, "crustctl"), "--socket", n.AdminSocket, "top")
+	cmd := exec.Command(rig.Program(t, "crustctl"), "--socket", n.AdminSocket, "top")
 	cmd.Env = []string{"LANG=C", "TERM=xterm"}
 	out, err := cmd.CombinedOutput()
 	if err != nil || !hasAll(string(out), []string{"vol-a", " 66%", "#####", "sandbox-vol-", "disk.example.com"}) || bytes.ContainsRune(out, '\x1b') {

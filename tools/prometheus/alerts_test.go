@@ -78,6 +78,10 @@ var stories = map[string]story{
 		quiet: `crust_proxy_driver_ready{AT,driver="ebs"} 0x5 1x55`,
 		loud:  `crust_proxy_driver_ready{AT,driver="ebs"} 0x60`, after: 10, says: "driver ebs behind",
 	},
+	"CrustProxyDriverNotInCSINode": {
+		quiet: `crust_proxy_driver_missing_in_csinode{AT,driver="ebs"} 1x5 stale _x54`,
+		loud:  `crust_proxy_driver_missing_in_csinode{AT,driver="ebs"} 1x60`, after: 10, says: "driver ebs on n1",
+	},
 	"CrustProxySandboxesUnknown": {
 		quiet: `crust_proxy_source_synced{AT,source="sandboxes"} 0x5 1x55`,
 		loud:  `crust_proxy_source_synced{AT,source="sandboxes"} 0x60`, after: 10, says: "sandboxes",

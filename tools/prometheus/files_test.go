@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/prometheus/common/model"
@@ -13,44 +15,61 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-const dir = "../../deploy/monitoring"
+const root = "../.."
 
 var promQL = parser.NewParser(parser.Options{})
 
-// metric is one of metrics.json, which is made from the daemon's registry.
+// metric is a row of the table in docs/operations.md, which a test of internal/telemetry
+// compares with the daemon's registry.
 type metric struct {
-	Name, Type string
-	Labels     []string
-	Values     map[string][]string
+	name   string
+	labels []string
 }
 
-func decode(t *testing.T, name string, into any) {
+// ofTheProcess are metrics that every Go program has, as far as they are used.
+var ofTheProcess = []string{
+	"go_goroutines", "process_cpu_seconds_total", "process_max_fds", "process_open_fds",
+	"process_resident_memory_bytes", "process_start_time_seconds",
+}
+
+func read(t *testing.T, path string) string {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(dir, name))
+	raw, err := os.ReadFile(filepath.Join(root, path))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal(raw, into); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
+	return string(raw)
 }
 
-// metrics gives every series' name that a scrape of the daemon has.
+func dashboard(t *testing.T) board {
+	t.Helper()
+	var out board
+	if err := json.Unmarshal([]byte(read(t, "deploy/monitoring/dashboard.json")), &out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// metrics gives every series' name that a scrape of the daemon has. The name of a
+// histogram, and of nothing else, ends in _duration_seconds.
 func metrics(t *testing.T) map[string]metric {
 	t.Helper()
-	var listed []metric
-	decode(t, "metrics.json", &listed)
-	out := map[string]metric{"up": {Name: "up", Type: "gauge"}} // Prometheus' own
-	for _, m := range listed {
-		if m.Type != "histogram" {
-			out[m.Name] = m
+	out := map[string]metric{"up": {name: "up"}} // Prometheus' own
+	for _, name := range ofTheProcess {
+		out[name] = metric{name: name}
+	}
+	row := regexp.MustCompile("(?m)^\\| `((?:crust_proxy_|volumes_)\\w+)` \\| ([^|]*)\\|")
+	for _, found := range row.FindAllStringSubmatch(read(t, "docs/operations.md"), -1) {
+		m := metric{name: found[1], labels: strings.Split(strings.TrimSpace(found[2]), ", ")}
+		if !strings.HasSuffix(m.name, "_duration_seconds") {
+			out[m.name] = m
 			continue
 		}
-		out[m.Name+"_sum"], out[m.Name+"_count"] = m, m
-		m.Labels = append(slices.Clone(m.Labels), "le")
-		out[m.Name+"_bucket"] = m
+		out[m.name+"_sum"], out[m.name+"_count"] = m, m
+		m.labels = append(slices.Clone(m.labels), "le")
+		out[m.name+"_bucket"] = m
 	}
-	if len(out) < 10 {
+	if len(out) < 30 {
 		t.Fatalf("only %d metrics", len(out))
 	}
 	return out
@@ -59,7 +78,7 @@ func metrics(t *testing.T) map[string]metric {
 // alertRules are the alert rules, as Prometheus reads them.
 func alertRules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
-	groups, errs := rulefmt.ParseFile(filepath.Join(dir, "alerts.yaml"), false, model.UTF8Validation, promQL, promslog.NewNopLogger())
+	groups, errs := rulefmt.ParseFile(filepath.Join(root, "deploy/monitoring/alerts.yaml"), false, model.UTF8Validation, promQL, promslog.NewNopLogger())
 	if len(errs) > 0 {
 		t.Fatal(errs)
 	}
@@ -70,9 +89,17 @@ func alertRules(t *testing.T) []rulefmt.Rule {
 	return out
 }
 
-// panel is what is read of the dashboard.
+// board is what is read of the dashboard.
+type board struct {
+	Panels     []panel
+	Templating struct {
+		List []struct{ Name, Definition string }
+	}
+}
+
 type panel struct {
+	ID      int
 	Title   string
+	GridPos struct{ X, W int }
 	Targets []struct{ Expr, LegendFormat string }
-	Panels  []panel
 }

@@ -3,8 +3,9 @@
 // the program that a handler names. docs/runtime-authors.md describes it as a
 // wire document.
 //
-// It knows nothing of gRPC, so that a handler which is a program started for each
-// container stays small.
+// It is for authors of runtimes and shims, and for the broker. It imports neither the
+// broker nor gRPC, so that a program that is started for each container stays small.
+// Names and types are only added; to remove one would be a new major version.
 package abi
 
 import (
@@ -30,11 +31,12 @@ const (
 
 // The first argument to a handler's program, and what it is asked to do.
 const (
-	Word   = "crust"
-	Stats  = "stats"
-	Resize = "resize"
-	Freeze = "freeze"
-	Thaw   = "thaw"
+	Word        = "crust"
+	Stats       = "stats"
+	Resize      = "resize"
+	Freeze      = "freeze"
+	Thaw        = "thaw"
+	ThawExpired = "thaw-expired"
 )
 
 // How a handler's program ends. Any other status says that it refused.
@@ -105,6 +107,17 @@ const (
 type Condition struct {
 	Abnormal bool   `json:"abnormal"`
 	Message  string `json:"message"`
+}
+
+// ThawExpiredReply is what a program prints for thaw-expired.
+type ThawExpiredReply struct {
+	// Thawed are the names of the directories of the volumes that were frozen although
+	// their time was over.
+	Thawed []string `json:"thawed"`
+	// NextSeconds is when to ask again; 0 where nothing is frozen.
+	NextSeconds int64 `json:"next_seconds"`
+	// Problem says what could not be thawed; it is tried again.
+	Problem string `json:"problem,omitempty"`
 }
 
 // ResizeReply is what a program prints for resize: the size of the filesystem's

@@ -85,7 +85,7 @@ func TestFiles(t *testing.T) {
 
 func TestInfoOfAnother(t *testing.T) {
 	dir, _ := openDir(t)
-	raw, err := abi.Encode(volume())
+	raw, err := abi.Encode(testVolume())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestInfoOfAnother(t *testing.T) {
 	if _, err := dir.Info(); err != nil {
 		t.Fatal(err)
 	}
-	other := *volume()
+	other := *testVolume()
 	other.ResolvedTarget += "x"
 	if raw, err = abi.Encode(&other); err != nil {
 		t.Fatal(err)

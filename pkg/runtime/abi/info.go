@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 )
 
 // Info is mountInfo.json. Its keys are those of Kata's file of that name.
@@ -43,20 +43,20 @@ const MaxInfo = 64 << 10
 
 // Encode describes a volume. It is deterministic, so that a projection is
 // compared by its bytes.
-func Encode(v *deferral.Volume) ([]byte, error) {
+func Encode(v *volume.Volume) ([]byte, error) {
 	info := Info{
-		VolumeType: TypeBlock, Device: v.Device.Path, FSType: v.FSType, Options: v.Options(),
+		VolumeType: TypeBlock, Device: v.Device.Path, FSType: v.FSType, Options: mountopt.Options(v),
 		Metadata: map[string]string{metaTarget: v.ResolvedTarget},
 	}
 	if v.PodUID != "" {
 		info.Metadata[metaPod] = v.PodUID
 	}
-	if v.Device.Kind == deferral.BlockDevice {
+	if v.Device.Kind == volume.BlockDevice {
 		info.Metadata[metaDevice] = fmt.Sprintf("%d:%d", v.Device.Major, v.Device.Minor)
 	}
 	if v.Group != "" {
 		info.Metadata[metaGroup] = v.Group
-		if v.GroupPolicy != deferral.GroupPolicyUnset {
+		if v.GroupPolicy != volume.GroupPolicyUnset {
 			info.Metadata[metaPolicy] = string(v.GroupPolicy)
 		}
 	}
@@ -83,9 +83,9 @@ func (i Info) check() error {
 		return errors.New("volume-type, device or fstype is missing")
 	case !isPath(i.Device):
 		return errors.New("the device is not an absolute path")
-	case !isText(i.FSType) || len(i.FSType) > 64 || strings.Contains(i.FSType, "/"):
+	case !sys.IsText(i.FSType) || len(i.FSType) > 64 || strings.Contains(i.FSType, "/"):
 		return errors.New("the fstype is not a name")
-	case slices.ContainsFunc(i.Options, func(o string) bool { return o == "" || !isText(o) }):
+	case slices.ContainsFunc(i.Options, func(o string) bool { return o == "" || !sys.IsText(o) }):
 		return errors.New("an option is not text")
 	case i.Target() != "" && !isPath(i.Target()):
 		return fmt.Errorf("%s is not an absolute path", metaTarget)
@@ -127,7 +127,7 @@ func (i Info) DeviceNumber() (major, minor uint32, known bool, err error) {
 func (i Info) Group() (gid uint32, wanted bool, err error) {
 	text, policy := i.Metadata[metaGroup], i.GroupPolicy()
 	if text == "" {
-		if policy != deferral.GroupPolicyUnset {
+		if policy != volume.GroupPolicyUnset {
 			return 0, false, fmt.Errorf("%s without %s", metaPolicy, metaGroup)
 		}
 		return 0, false, nil
@@ -138,18 +138,14 @@ func (i Info) Group() (gid uint32, wanted bool, err error) {
 		return 0, false, fmt.Errorf("%s is not a decimal group id", metaGroup)
 	}
 	switch policy {
-	case deferral.GroupPolicyUnset, deferral.GroupAlways, deferral.GroupOnMismatch:
+	case volume.GroupPolicyUnset, volume.GroupAlways, volume.GroupOnMismatch:
 		return uint32(n), true, nil
 	default:
-		return 0, false, fmt.Errorf("%s is neither %s nor %s", metaPolicy, deferral.GroupAlways, deferral.GroupOnMismatch)
+		return 0, false, fmt.Errorf("%s is neither %s nor %s", metaPolicy, volume.GroupAlways, volume.GroupOnMismatch)
 	}
 }
 
 // GroupPolicy says when the group is changed; unset means always.
-func (i Info) GroupPolicy() deferral.GroupPolicy { return deferral.GroupPolicy(i.Metadata[metaPolicy]) }
+func (i Info) GroupPolicy() volume.GroupPolicy { return volume.GroupPolicy(i.Metadata[metaPolicy]) }
 
-func isPath(s string) bool { return path.IsAbs(s) && isText(s) && len(s) < 4096 }
-
-func isText(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
-}
+func isPath(s string) bool { return path.IsAbs(s) && sys.IsText(s) && len(s) < 4096 }

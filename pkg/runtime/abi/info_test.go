@@ -6,23 +6,23 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 const target = "/var/lib/kubelet/pods/1/volumes/kubernetes.io~csi/pv/mount"
 
-func volume() *deferral.Volume {
-	return &deferral.Volume{
-		Key: deferral.KeyOf(target), Target: target, ResolvedTarget: target, PodUID: "1", FSType: "xfs",
-		Device:     deferral.Device{Kind: deferral.BlockDevice, Path: "/dev/sdb", Major: 8, Minor: 16},
+func testVolume() *volume.Volume {
+	return &volume.Volume{
+		Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, PodUID: "1", FSType: "xfs",
+		Device:     volume.Device{Kind: volume.BlockDevice, Path: "/dev/sdb", Major: 8, Minor: 16},
 		MountFlags: []string{"noatime,nodiratime", "discard"}, ReadOnly: true,
-		Group: "2000", GroupPolicy: deferral.GroupOnMismatch,
+		Group: "2000", GroupPolicy: volume.GroupOnMismatch,
 	}
 }
 
 func TestEncode(t *testing.T) {
-	raw, err := abi.Encode(volume())
+	raw, err := abi.Encode(testVolume())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,10 +39,10 @@ func TestEncode(t *testing.T) {
 	gid, wanted, err := info.Group()
 	major, minor, known, _ := info.DeviceNumber()
 	if !info.ReadOnly() || info.PodUID() != "1" || info.Target() != target || gid != 2000 || !wanted || err != nil ||
-		info.GroupPolicy() != deferral.GroupOnMismatch || major != 8 || minor != 16 || !known {
+		info.GroupPolicy() != volume.GroupOnMismatch || major != 8 || minor != 16 || !known {
 		t.Fatalf("%+v", info)
 	}
-	if string(deferral.KeyOf(target)) != abi.DirName(target) {
+	if string(volume.KeyOf(target)) != abi.DirName(target) {
 		t.Fatal("a volume's directory is not named by its key")
 	}
 }
@@ -86,7 +86,7 @@ func TestNames(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	raw, err := abi.Encode(volume())
+	raw, err := abi.Encode(testVolume())
 	if err != nil {
 		f.Fatal(err)
 	}

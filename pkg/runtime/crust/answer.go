@@ -3,45 +3,48 @@ package crust
 import (
 	"errors"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
 
-// report checks what a handler said of a volume. It speaks for a filesystem that a
+// sizeOf is Config.DeviceSize.
+type sizeOf func(*volume.Volume) (int64, bool)
+
+// checkReport checks what a handler said of a volume. It speaks for a filesystem that a
 // workload can write to, and is believed no more than that.
-func (h *Handler) report(v *deferral.Volume, id string, said *handlerv1.GetVolumeStatsResponse) (deferral.Report, error) {
+func checkReport(v *volume.Volume, id string, said *handlerv1.GetVolumeStatsResponse, deviceSize sizeOf) (volume.Report, error) {
 	report, err := readReport(said)
-	if err == nil && h.cfg.DeviceSize != nil {
-		if size, known := h.cfg.DeviceSize(v); known {
+	if err == nil && deviceSize != nil {
+		if size, known := deviceSize(v); known {
 			err = guest.CheckSize(report, size)
 		}
 	}
 	switch {
 	case errors.Is(err, guest.ErrAbsurd):
-		return deferral.Report{}, deferral.Errorf(deferral.Absurd, "volume %s: the handler of sandbox %s answered with "+
+		return volume.Report{}, volume.Errorf(volume.Absurd, "volume %s: the handler of sandbox %s answered with "+
 			"stats that cannot be true: %w", v.Target, id, err)
 	case err != nil:
-		return deferral.Report{}, malformed(v, id, err)
+		return volume.Report{}, malformed(v, id, err)
 	}
 	return report, nil
 }
 
-func malformed(v *deferral.Volume, id string, err error) error {
-	return deferral.Errorf(deferral.Malformed, "volume %s: the handler of sandbox %s sent an answer that cannot be read: %s",
+func malformed(v *volume.Volume, id string, err error) error {
+	return volume.Errorf(volume.Malformed, "volume %s: the handler of sandbox %s sent an answer that cannot be read: %s",
 		v.Target, id, guest.Printable(err.Error(), guest.MaxErrorText))
 }
 
-func readReport(said *handlerv1.GetVolumeStatsResponse) (deferral.Report, error) {
+func readReport(said *handlerv1.GetVolumeStatsResponse) (volume.Report, error) {
 	if len(said.GetUsage()) > guest.MaxUsages {
-		return deferral.Report{}, errors.New("it lists too many usages")
+		return volume.Report{}, errors.New("it lists too many usages")
 	}
 	var out guest.Report
 	for _, u := range said.GetUsage() {
-		usage := deferral.Usage{Available: u.GetAvailable(), Total: u.GetTotal(), Used: u.GetUsed(), Unit: unitOf(u.GetUnit())}
+		usage := volume.Usage{Available: u.GetAvailable(), Total: u.GetTotal(), Used: u.GetUsed(), Unit: unitOf(u.GetUnit())}
 		if err := out.Usage(usage); err != nil {
-			return deferral.Report{}, err
+			return volume.Report{}, err
 		}
 	}
 	if condition := said.GetVolumeCondition(); condition != nil {
@@ -50,26 +53,26 @@ func readReport(said *handlerv1.GetVolumeStatsResponse) (deferral.Report, error)
 	return out.Done()
 }
 
-func unitOf(u runtimev1.VolumeUsage_Unit) deferral.Unit {
+func unitOf(u runtimev1.VolumeUsage_Unit) volume.Unit {
 	switch u {
 	case runtimev1.VolumeUsage_BYTES:
-		return deferral.UnitBytes
+		return volume.UnitBytes
 	case runtimev1.VolumeUsage_INODES:
-		return deferral.UnitInodes
+		return volume.UnitInodes
 	default:
-		return deferral.UnitUnknown
+		return volume.UnitUnknown
 	}
 }
 
-// newSize checks the size that a filesystem is said to have now.
-func (h *Handler) newSize(v *deferral.Volume, id string, r deferral.Range, size int64) (int64, error) {
+// checkSize checks the size that a filesystem is said to have now.
+func checkSize(v *volume.Volume, id string, r volume.Range, size int64, deviceSize sizeOf) (int64, error) {
 	if size <= 0 || size < r.Required || (r.Limit > 0 && size > r.Limit) {
-		return 0, deferral.Errorf(deferral.Absurd, "volume %s: the handler of sandbox %s says that it has %d bytes now, "+
+		return 0, volume.Errorf(volume.Absurd, "volume %s: the handler of sandbox %s says that it has %d bytes now, "+
 			"and was asked for %d to %d", v.Target, id, size, r.Required, r.Limit)
 	}
-	if h.cfg.DeviceSize != nil {
-		if device, known := h.cfg.DeviceSize(v); known && size > device {
-			return 0, deferral.Errorf(deferral.Absurd, "volume %s: the handler of sandbox %s says that it has %d bytes now, "+
+	if deviceSize != nil {
+		if device, known := deviceSize(v); known && size > device {
+			return 0, volume.Errorf(volume.Absurd, "volume %s: the handler of sandbox %s says that it has %d bytes now, "+
 				"on a device of %d", v.Target, id, size, device)
 		}
 	}
@@ -77,17 +80,17 @@ func (h *Handler) newSize(v *deferral.Volume, id string, r deferral.Range, size 
 }
 
 // refusal is an answer that is an error, with what the handler says to people.
-func refusal(v *deferral.Volume, id string, kind deferral.Kind, verb, text string) error {
+func refusal(v *volume.Volume, id string, kind volume.Kind, verb, text string) error {
 	text = guest.Printable(oneLine(text), guest.MaxErrorText)
 	if text == "" {
 		text = "it gave no reason"
 	}
 	switch kind {
-	case deferral.NoSandbox:
-		return deferral.Errorf(kind, "volume %s: the sandbox %s does not have it any more: %s", v.Target, id, text)
-	case deferral.Unsupported:
-		return deferral.Errorf(kind, "volume %s: the handler of sandbox %s cannot do %s: %s", v.Target, id, verb, text)
+	case volume.NoSandbox:
+		return volume.Errorf(kind, "volume %s: the sandbox %s does not have it any more: %s", v.Target, id, text)
+	case volume.Unsupported:
+		return volume.Errorf(kind, "volume %s: the handler of sandbox %s cannot do %s: %s", v.Target, id, verb, text)
 	default:
-		return deferral.Errorf(kind, "volume %s: the handler of sandbox %s refused %s: %s", v.Target, id, verb, text)
+		return volume.Errorf(kind, "volume %s: the handler of sandbox %s refused %s: %s", v.Target, id, verb, text)
 	}
 }

@@ -10,23 +10,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // changes collects what OnChange was called with.
 type changes struct {
 	mu   sync.Mutex
-	keys []deferral.Key
+	keys []volume.Key
 }
 
-func (c *changes) add(key deferral.Key) {
+func (c *changes) add(key volume.Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.keys = append(c.keys, key)
 }
 
-func (c *changes) has(key deferral.Key) bool {
+func (c *changes) has(key volume.Key) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Contains(c.keys, key)
@@ -72,17 +73,17 @@ func newWatchedBench(t *testing.T) (*bench, *tracker, *changes) {
 
 func watching(t *testing.T, b *bench) {
 	t.Helper()
-	soon(t, "the watch runs", b.h.watch.Watching)
+	soon(t, "the watch runs", b.h.store.Watch.Watching)
 }
 
-func boundTo(b *bench, v *deferral.Volume, id string) func() bool {
+func boundTo(b *bench, v *volume.Volume, id string) func() bool {
 	return func() bool {
 		binding, bound := b.h.Binding(v)
 		return bound && binding.Sandbox == id || !bound && id == ""
 	}
 }
 
-func (b *bench) files(t *testing.T, v *deferral.Volume) []string {
+func (b *bench) files(t *testing.T, v *volume.Volume) []string {
 	t.Helper()
 	entries, err := os.ReadDir(b.path(v, ""))
 	must(t, err)
@@ -93,7 +94,7 @@ func (b *bench) files(t *testing.T, v *deferral.Volume) []string {
 	return names
 }
 
-func onlyInfo(t *testing.T, b *bench, v *deferral.Volume) func() bool {
+func onlyInfo(t *testing.T, b *bench, v *volume.Volume) func() bool {
 	return func() bool { return slices.Equal(b.files(t, v), []string{abi.InfoName}) }
 }
 
@@ -112,9 +113,8 @@ func TestBindingShowsAtOnce(t *testing.T) {
 	soon(t, "what it left is gone", onlyInfo(t, b, v))
 	must(t, b.h.Retract(t.Context(), v))
 	soon(t, "nothing is left in memory", func() bool {
-		b.h.mu.RLock()
-		defer b.h.mu.RUnlock()
-		return len(b.h.entries) == 0 && b.h.watch.Count() == 0
+		tracked := b.h.store.Bindings.Volumes(func(projection.Entry) bool { return true })
+		return len(tracked) == 0 && b.h.store.Watch.Count() == 0
 	})
 }
 
@@ -125,12 +125,12 @@ func TestDeadSandboxIsClearedAwayByItsAnswer(t *testing.T) {
 		v := published(t, b, "a")
 		b.startSandbox(t, v, "sb1").Kill(t)
 		_, err := b.h.Stats(t.Context(), v)
-		wantError(t, err, deferral.NoSandbox, v, "sb1")
+		wantError(t, err, volume.NoSandbox, v, "sb1")
 		if !onlyInfo(t, b, v)() {
 			t.Errorf("left: %v", b.files(t, v))
 		}
 		_, err = b.h.Stats(t.Context(), v)
-		wantError(t, err, deferral.NoSandbox, v, "no sandbox")
+		wantError(t, err, volume.NoSandbox, v, "no sandbox")
 	}
 }
 
@@ -139,22 +139,22 @@ func TestNewSandboxIsNotClearedAway(t *testing.T) {
 	b := newBench(t, byProgram)
 	v := published(t, b, "a")
 	b.startSandbox(t, v, "old")
-	seen, err := b.h.look(v)
+	seen, err := b.h.bindings.readDir(v)
 	must(t, err)
 	time.Sleep(2 * time.Millisecond)
 	b.startSandbox(t, v, "new")
-	if !b.h.clear(v, seen) {
+	if !b.h.cleaner.clear(v, seen) {
 		t.Error("the new sandbox was not seen")
 	}
 	if got := b.files(t, v); !slices.Equal(got, []string{abi.InfoName, "new", abi.CLIName}) {
 		t.Errorf("left: %v", got)
 	}
 	// A sandbox of the same name that left its file anew is another one, too.
-	seen, err = b.h.look(v)
+	seen, err = b.h.bindings.readDir(v)
 	must(t, err)
 	time.Sleep(2 * time.Millisecond)
 	b.startSandbox(t, v, "new")
-	if !b.h.clear(v, seen) || len(b.files(t, v)) != 3 {
+	if !b.h.cleaner.clear(v, seen) || len(b.files(t, v)) != 3 {
 		t.Errorf("left: %v", b.files(t, v))
 	}
 }
@@ -199,7 +199,7 @@ func TestClearingWaitsForTheLock(t *testing.T) {
 		t.Error("changed without the lock")
 	}
 	must(t, dir.Unlock())
-	wantError(t, <-done, deferral.NoSandbox, v, "sb1")
+	wantError(t, <-done, volume.NoSandbox, v, "sb1")
 	if !onlyInfo(t, b, v)() {
 		t.Errorf("left: %v", b.files(t, v))
 	}
@@ -223,7 +223,7 @@ func TestHalfABindingIsWaitedFor(t *testing.T) {
 	must(t, <-done)
 	must(t, dir.Remove(abi.CLIName))
 	_, err = b.h.Stats(t.Context(), v)
-	wantError(t, err, deferral.Unsupported, v, "sb1", "cannot be asked")
+	wantError(t, err, volume.Unsupported, v, "sb1", "cannot be asked")
 }
 
 func TestSandboxOfAnotherPodIsNotBelieved(t *testing.T) {
@@ -232,7 +232,7 @@ func TestSandboxOfAnotherPodIsNotBelieved(t *testing.T) {
 	known.set("other", "pod-of-others")
 	b.startSandbox(t, v, "other")
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, deferral.NoSandbox, v)
+	wantError(t, err, volume.NoSandbox, v)
 	if !boundTo(b, v, "")() {
 		t.Error("bound to it")
 	}
@@ -257,7 +257,7 @@ func TestInUseOfWhatCannotBeAsked(t *testing.T) {
 func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	b, _, seen := newWatchedBench(t)
 	v := b.Volume("foreign")
-	v.ReadOnly, v.Group, v.GroupPolicy = true, "7", deferral.GroupAlways
+	v.ReadOnly, v.Group, v.GroupPolicy = true, "7", volume.GroupAlways
 	must(t, os.Mkdir(b.path(v, ""), 0o700))
 	raw, err := abi.Encode(v)
 	must(t, err)
@@ -278,7 +278,7 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	soon(t, "bound", boundTo(b, v, "sb1"))
 	sandbox.Kill(t)
 	_, err = b.h.Stats(t.Context(), got)
-	wantError(t, err, deferral.NoSandbox, v, "sb1")
+	wantError(t, err, volume.NoSandbox, v, "sb1")
 	if len(b.files(t, v)) != 4 {
 		t.Errorf("left of it: %v", b.files(t, v))
 	}
@@ -304,11 +304,11 @@ func TestOddThingsInTheTree(t *testing.T) {
 	must(t, unix.Mkfifo(b.path(v, "pipe"), 0o600))
 	b.stop()
 	b.start(t)
-	if orphans, err := b.h.Orphans(func(deferral.Key) bool { return false }); err != nil || len(orphans) != 1 {
+	if orphans, err := b.h.Orphans(func(volume.Key) bool { return false }); err != nil || len(orphans) != 1 {
 		t.Errorf("orphans: %v, %v", orphans, err)
 	}
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, deferral.NoSandbox, v)
+	wantError(t, err, volume.NoSandbox, v)
 	if n := len(b.h.Adopted()); n != 0 {
 		t.Errorf("%d adopted", n)
 	}
@@ -317,27 +317,26 @@ func TestOddThingsInTheTree(t *testing.T) {
 func TestCheck(t *testing.T) {
 	b := newBench(t, bySocket)
 	for name, c := range map[string]struct {
-		change func(*deferral.Volume)
-		kind   deferral.Kind
+		change func(*volume.Volume)
+		kind   volume.Kind
 		text   string
 	}{
-		"image file": {func(v *deferral.Volume) { v.Device.Kind = deferral.ImageFile }, deferral.Unsupported, "loop device"},
-		"no device":  {func(v *deferral.Volume) { v.Device = deferral.Device{} }, deferral.Invalid, "no block device"},
-		"filesystem": {func(v *deferral.Volume) { v.FSType = "zfs" }, deferral.Unsupported, "ext4, xfs, btrfs"},
-		"bind":       {func(v *deferral.Volume) { v.MountFlags = []string{"noatime,bind"} }, deferral.Unsupported, `"bind"`},
-		"group":      {func(v *deferral.Volume) { v.Group = "010" }, deferral.Invalid, "decimal"},
-		"no group":   {func(v *deferral.Volume) { v.Group = "4294967295" }, deferral.Invalid, "decimal"},
-		"policy":     {func(v *deferral.Volume) { v.GroupPolicy = deferral.GroupAlways }, deferral.Invalid, "needs a group"},
-		"relative":   {func(v *deferral.Volume) { v.ResolvedTarget = "x" }, deferral.Invalid, "absolute"},
+		"image file": {func(v *volume.Volume) { v.Device.Kind = volume.ImageFile }, volume.Unsupported, "loop device"},
+		"no device":  {func(v *volume.Volume) { v.Device = volume.Device{} }, volume.Invalid, "no block device"},
+		"filesystem": {func(v *volume.Volume) { v.FSType = "zfs" }, volume.Unsupported, "ext4, xfs, btrfs"},
+		"group":      {func(v *volume.Volume) { v.Group = "010" }, volume.Invalid, "decimal"},
+		"no group":   {func(v *volume.Volume) { v.Group = "4294967295" }, volume.Invalid, "decimal"},
+		"policy":     {func(v *volume.Volume) { v.GroupPolicy = volume.GroupAlways }, volume.Invalid, "needs a group"},
+		"relative":   {func(v *volume.Volume) { v.ResolvedTarget = "x" }, volume.Invalid, "absolute"},
 	} {
 		v := b.Volume("a")
 		c.change(v)
-		if err := b.h.Check(v); deferral.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) {
+		if err := b.h.Check(v); volume.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	v := b.Volume("a")
-	v.Group, v.MountFlags = "0", []string{"noatime", "discard"}
+	v.Group, v.MountFlags = "0", []string{"noatime", "discard", "_netdev,x-systemd.device-timeout=5"}
 	must(t, b.h.Check(v))
 }
 

@@ -7,9 +7,9 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 const (
@@ -25,70 +25,77 @@ const (
 // job is work for Run: to clear away a sandbox that is gone or, without one, to
 // ask whether a volume's sandbox still lives.
 type job struct {
-	key  deferral.Key
+	key  volume.Key
 	gone string
 }
 
-func (h *Handler) enqueue(j job) {
+// cleaner removes what dead sandboxes left in volumes' directories.
+type cleaner struct {
+	bindings *bindings
+	log      *zap.Logger
+	// inUse is Handler.InUse.
+	inUse func(context.Context, *volume.Volume) (string, error)
+	jobs  chan job
+}
+
+func (c *cleaner) enqueue(j job) {
 	select {
-	case h.jobs <- j:
+	case c.jobs <- j:
 	default:
 	}
 }
 
-// work does the jobs, one at a time.
-func (h *Handler) work(ctx context.Context) {
+// run does the jobs, one at a time.
+func (c *cleaner) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case j := <-h.jobs:
-			h.do(ctx, j)
+		case j := <-c.jobs:
+			c.do(ctx, j)
 		}
 	}
 }
 
-func (h *Handler) do(ctx context.Context, j job) {
-	h.mu.RLock()
-	e, ok := h.entries[j.key]
-	h.mu.RUnlock()
-	if !ok {
+func (c *cleaner) do(ctx context.Context, j job) {
+	e, tracked := c.bindings.table.Get(j.key)
+	if !tracked {
 		return
 	}
 	if j.gone != "" {
-		h.clearThose(e.volume, func(id string) bool { return id == j.gone })
+		c.clearThose(e.Volume, func(id string) bool { return id == j.gone })
 		return
 	}
 	// Where no sandbox lives, the question alone clears the files of the dead away.
-	live, err := h.InUse(ctx, e.volume)
+	live, err := c.inUse(ctx, e.Volume)
 	if err != nil {
-		h.log.Debug("a volume's sandbox cannot be asked", zap.String("volume", e.volume.Target), zap.Error(err))
+		c.log.Debug("a volume's sandbox cannot be asked", zap.String("volume", e.Volume.Target), zap.Error(err))
 	}
 	if live != "" {
 		// The others were there before it, and would be known if they lived.
-		h.clearThose(e.volume, func(id string) bool { return id != live && h.isGone(id) })
+		c.clearThose(e.Volume, func(id string) bool { return id != live && c.bindings.isGone(id) })
 	}
 }
 
 // clearThose clears the sandboxes away that are told to be dead.
-func (h *Handler) clearThose(v *deferral.Volume, dead func(id string) bool) {
-	seen, err := h.look(v)
+func (c *cleaner) clearThose(v *volume.Volume, dead func(id string) bool) {
+	seen, err := c.bindings.readDir(v)
 	if err != nil {
-		h.log.Warn("dead sandboxes cannot be cleared away", zap.String("volume", v.Target), zap.Error(err))
+		c.log.Warn("dead sandboxes cannot be cleared away", zap.String("volume", v.Target), zap.Error(err))
 		return
 	}
 	seen.ids = slices.DeleteFunc(seen.ids, func(id string) bool { return !dead(id) })
 	if len(seen.ids) > 0 {
-		h.clear(v, seen)
+		c.clear(v, seen)
 	}
 }
 
 // suspect has Run ask about a volume whose sandbox the container runtime does not
 // know, or where none is followed.
-func (h *Handler) suspect(v *deferral.Volume) {
-	for _, id := range h.listIDs(v.Key) {
-		if h.isGone(id) || h.sandboxes == nil {
-			h.enqueue(job{key: v.Key})
+func (c *cleaner) suspect(v *volume.Volume) {
+	for _, id := range c.bindings.layout.Sandboxes(string(v.Key)) {
+		if c.bindings.isGone(id) || c.bindings.sandboxes == nil {
+			c.enqueue(job{key: v.Key})
 			return
 		}
 	}
@@ -97,37 +104,37 @@ func (h *Handler) suspect(v *deferral.Volume) {
 // clear drops the files of dead sandboxes, as they were seen, and with the last of
 // them what says how to ask. It tells whether there is another sandbox. What
 // another broker published is that one's to clear.
-func (h *Handler) clear(v *deferral.Volume, seen *sight) (another bool) {
-	if whose, _, err := h.tree.OwnerOf(string(v.Key)); err != nil || whose != tree.Us {
-		h.bind(v.Key, "")
+func (c *cleaner) clear(v *volume.Volume, seen *dirSnapshot) (another bool) {
+	if whose, _, err := c.bindings.layout.tree.OwnerOf(string(v.Key)); err != nil || whose != tree.OwnedByUs {
+		c.bindings.table.Unbind(v.Key)
 		return false
 	}
-	dir, err := abi.Open(h.cfg.Root, string(v.Key))
+	dir, err := abi.Open(c.bindings.layout.tree.Root, string(v.Key))
 	if err != nil {
 		return false
 	}
 	defer func() { _ = dir.Close() }()
 	if err := dir.Lock(lockTime); err != nil {
-		h.log.Warn("dead sandboxes cannot be cleared away", zap.String("volume", v.Target), zap.Error(err))
+		c.log.Warn("dead sandboxes cannot be cleared away", zap.String("volume", v.Target), zap.Error(err))
 		return false
 	}
-	left, err := h.clearLocked(v, dir, seen)
+	left, err := c.clearLocked(v, dir, seen)
 	if err != nil {
-		h.log.Warn("dead sandboxes cannot be cleared away", zap.String("volume", v.Target), zap.Error(err))
+		c.log.Warn("dead sandboxes cannot be cleared away", zap.String("volume", v.Target), zap.Error(err))
 	}
 	if len(left) == 0 {
-		h.bind(v.Key, "")
+		c.bindings.table.Unbind(v.Key)
 		return false
 	}
-	h.sighted(v.Key, left[0])
+	c.bindings.seen(v.Key, left[0])
 	return true
 }
 
 // clearLocked leaves alone what came since: a new sandbox has the volume, and has
 // said anew how to ask.
-func (h *Handler) clearLocked(v *deferral.Volume, dir *abi.Dir, seen *sight) (left []string, err error) {
+func (c *cleaner) clearLocked(v *volume.Volume, dir *abi.Dir, seen *dirSnapshot) (left []string, err error) {
 	for _, id := range seen.ids {
-		if now, there := h.identify(v.Key, id); there && now == seen.files[id] {
+		if now, there := c.bindings.layout.identify(v.Key, id); there && now == seen.files[id] {
 			if err := dir.Remove(id); err != nil {
 				return nil, err
 			}

@@ -1,8 +1,8 @@
 package crust
 
 import (
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // Config says where volumes are shown to runtime handlers of the directory ABI,
@@ -13,6 +13,9 @@ type Config struct {
 	// TempDir is where projections are built and taken apart: on the filesystem of
 	// Root and outside it.
 	TempDir string
+	// KubeletRoot holds the targets of our volumes. Directories for targets elsewhere
+	// are another daemon's.
+	KubeletRoot string
 	// Programs are the only ones that are run, by their absolute paths.
 	Programs []string
 	// SocketDirs are the directories below which a handler's socket may lie.
@@ -26,10 +29,10 @@ type Config struct {
 	// such as context= mean something to it.
 	SELinux bool
 	// OnChange is called after a volume's binding changed. It may be nil.
-	OnChange func(deferral.Key)
+	OnChange func(volume.Key)
 	// DeviceSize tells the size of a volume's device where it is known cheaply, to
 	// check what a handler says. It may be nil.
-	DeviceSize func(*deferral.Volume) (int64, bool)
+	DeviceSize func(*volume.Volume) (int64, bool)
 }
 
 // Default is crust-runc, as packaged.

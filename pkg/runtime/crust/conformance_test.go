@@ -12,10 +12,10 @@ import (
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/runtimetest"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -88,6 +88,7 @@ func (b *bench) start(t testing.TB) {
 	t.Helper()
 	h, err := New(b.cfg, b.sandboxes, zap.NewNop())
 	must(t, err)
+	h.expiry.programs = nil // scripts of tests are asked by the tests alone
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.Run(ctx) }()
@@ -136,19 +137,19 @@ func (b *bench) Restart(t *testing.T) runtime.Handler {
 	return b.h
 }
 
-func (b *bench) Volume(name string) *deferral.Volume {
+func (b *bench) Volume(name string) *volume.Volume {
 	target := "/var/lib/kubelet/pods/pod-" + name + "/volumes/kubernetes.io~csi/pvc/mount"
-	return &deferral.Volume{
-		Key: deferral.KeyOf(target), Target: target, ResolvedTarget: target, FSType: "ext4", Handler: Name, PodUID: "pod-" + name,
-		Device: deferral.Device{Kind: deferral.BlockDevice, Path: "/dev/disk-" + name, Major: 240, Minor: 1},
+	return &volume.Volume{
+		Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, FSType: "ext4", Handler: Name, PodUID: "pod-" + name,
+		Device: volume.Device{Kind: volume.BlockDevice, Path: "/dev/disk-" + name, Major: 240, Minor: 1},
 	}
 }
 
-func (b *bench) path(v *deferral.Volume, name string) string {
+func (b *bench) path(v *volume.Volume, name string) string {
 	return filepath.Join(b.cfg.Root, string(v.Key), name)
 }
 
-func (b *bench) Projection(t *testing.T, v *deferral.Volume) (string, bool) {
+func (b *bench) Projection(t *testing.T, v *volume.Volume) (string, bool) {
 	t.Helper()
 	raw, err := os.ReadFile(b.path(v, abi.InfoName))
 	if err != nil && !os.IsNotExist(err) {
@@ -157,7 +158,7 @@ func (b *bench) Projection(t *testing.T, v *deferral.Volume) (string, bool) {
 	return string(raw), err == nil
 }
 
-func (b *bench) PublishForeign(t *testing.T, v *deferral.Volume) {
+func (b *bench) PublishForeign(t *testing.T, v *volume.Volume) {
 	t.Helper()
 	raw, err := abi.Encode(v)
 	must(t, err)
@@ -165,9 +166,9 @@ func (b *bench) PublishForeign(t *testing.T, v *deferral.Volume) {
 	must(t, os.WriteFile(b.path(v, abi.InfoName), raw, 0o600))
 }
 
-func (b *bench) LeaveHalfPublished(t *testing.T, v *deferral.Volume) {
+func (b *bench) LeaveHalfPublished(t *testing.T, v *volume.Volume) {
 	t.Helper()
-	_, err := b.h.tree.Build(v.Key, []byte("{"))
+	_, err := b.h.store.Tree.Build(v.Key, []byte("{"))
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(b.cfg.TempDir, "half"), nil, 0o600))
 }
@@ -179,13 +180,13 @@ func (b *bench) CountLeftovers(t *testing.T) int {
 	return len(entries)
 }
 
-func (b *bench) Start(t *testing.T, v *deferral.Volume, id string) runtimetest.Sandbox {
+func (b *bench) Start(t *testing.T, v *volume.Volume, id string) runtimetest.Sandbox {
 	t.Helper()
 	return b.startSandbox(t, v, id)
 }
 
 // startSandbox leaves what a handler leaves that has mounted the volume.
-func (b *bench) startSandbox(t testing.TB, v *deferral.Volume, id string) *sandbox {
+func (b *bench) startSandbox(t testing.TB, v *volume.Volume, id string) *sandbox {
 	t.Helper()
 	s := &sandbox{state: filepath.Join(b.dir, "state", v.PodUID), t: t}
 	s.set("well")
@@ -193,7 +194,7 @@ func (b *bench) startSandbox(t testing.TB, v *deferral.Volume, id string) *sandb
 	return s
 }
 
-func (b *bench) leave(t testing.TB, v *deferral.Volume, id, program, socket string) {
+func (b *bench) leave(t testing.TB, v *volume.Volume, id, program, socket string) {
 	t.Helper()
 	dir, err := abi.Open(b.cfg.Root, string(v.Key))
 	must(t, err)

@@ -6,7 +6,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 )
 
@@ -39,11 +40,11 @@ func sane(t *testing.T, said *handlerv1.GetVolumeStatsResponse) {
 		t.Fatalf("taken: %+v", report)
 	}
 	for _, u := range report.Usage {
-		if u.Unit == deferral.UnitUnknown || u.Total <= 0 || u.Used < 0 || u.Available < 0 || u.Used > u.Total || u.Available > u.Total {
+		if u.Unit == volume.UnitUnknown || u.Total <= 0 || u.Used < 0 || u.Available < 0 || u.Used > u.Total || u.Available > u.Total {
 			t.Fatalf("taken: %+v", u)
 		}
 	}
-	if c := report.Condition; c != nil && (!isText(c.Message) || len(c.Message) > 1<<10) {
+	if c := report.Condition; c != nil && (!sys.IsText(c.Message) || len(c.Message) > 1<<10) {
 		t.Fatalf("taken: %q", c.Message)
 	}
 }

@@ -1,21 +1,26 @@
 // Package crust is the broker's side of the directory ABI: it shows volumes to the
 // runtime handlers that speak it, such as crust-runc, learns from them which
 // sandbox has a volume, and asks them about it over their socket or, where there
-// is none, by their program.
+// is none, by their program. It is for this project's daemon and may change with any
+// release.
 package crust
 
 import (
 	"context"
-	"errors"
-	"sync"
+	"math"
+	"slices"
+	"strings"
 
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // Name is the handler's name.
@@ -34,36 +39,35 @@ type Sandboxes interface {
 // Run adds the watch by which bindings show the moment they come to be, kept
 // connections, and the clearing away of dead sandboxes.
 type Handler struct {
-	cfg       Config
-	sandboxes Sandboxes // nil where no container runtime is followed
-	log       *zap.Logger
-	tree      *tree.Tree
-	watch     *tree.Watch
-	conns     *conns
-	jobs      chan job
-
-	mu      sync.RWMutex
-	entries map[deferral.Key]*entry
+	cfg      Config
+	store    *projection.Store
+	bindings *bindings
+	asker    *asker
+	cleaner  *cleaner
+	expiry   *expiry
 }
 
 var _ runtime.Handler = (*Handler)(nil)
 
-// New makes the handler and removes what a kill left in TempDir.
+// New makes the handler and removes what a kill left in TempDir. Sandboxes is nil where
+// no container runtime is followed.
 func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 	opened, err := tree.Open(tree.Config{
 		Name: Name, Root: cfg.Root, Temp: cfg.TempDir, File: abi.InfoName, What: "the volume's mount information",
-		Remedy: "remove the directory once no sandbox uses it", Log: log,
+		Remedy: "remove the directory once no sandbox uses it", Log: log, KubeletRoot: cfg.KubeletRoot,
 	})
 	if err != nil {
 		return nil, err
 	}
 	cfg.Root, cfg.TempDir = opened.Root, opened.Temp
-	h := &Handler{
-		cfg: cfg, sandboxes: sandboxes, log: log, tree: opened,
-		jobs: make(chan job, maxJobs), entries: make(map[deferral.Key]*entry),
+	h := &Handler{cfg: cfg, expiry: newExpiry(cfg, log)}
+	h.bindings = &bindings{layout: layout{tree: opened}, sandboxes: sandboxes}
+	h.store = projection.New(opened, h.bindings.layout, projection.Hooks{SandboxSeen: h.bindings.seen, OnChange: cfg.OnChange})
+	h.bindings.table = h.store.Bindings
+	h.cleaner = &cleaner{bindings: h.bindings, log: log, inUse: h.InUse, jobs: make(chan job, maxJobs)}
+	h.asker = &asker{
+		cfg: &h.cfg, bindings: h.bindings, cleaner: h.cleaner, conns: newConns(sockets{dirs: cfg.SocketDirs, owner: cfg.Owner}),
 	}
-	h.watch = tree.NewWatch(opened, (*follower)(h))
-	h.conns = newConns(sockets{dirs: cfg.SocketDirs, owner: cfg.Owner})
 	return h, nil
 }
 
@@ -77,43 +81,91 @@ func (h *Handler) Abilities() deferral.Abilities {
 
 // Health tells what keeps the handler from working.
 func (h *Handler) Health(context.Context) error {
-	if err := h.tree.Health(); err != nil {
-		return err
-	}
 	for _, path := range h.cfg.Programs {
 		file, err := openProgram(path, h.cfg.Owner)
 		if err != nil {
-			return deferral.Errorf(deferral.KindOf(err), "crust: %w", err)
+			return volume.Errorf(volume.KindOf(err), "crust: %w", err)
 		}
 		closeFile(file)
 	}
-	return h.watch.Health()
+	return h.store.Health()
 }
 
 // Run watches the tree, keeps connections and clears dead sandboxes away until ctx
 // ends.
 func (h *Handler) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return h.watch.Run(ctx) })
-	group.Go(func() error { h.work(ctx); return nil })
-	group.Go(func() error { h.conns.run(ctx); return nil })
+	group.Go(func() error { return h.store.Run(ctx) })
+	group.Go(func() error { h.cleaner.run(ctx); return nil })
+	group.Go(func() error { h.asker.conns.run(ctx); return nil })
+	group.Go(func() error { h.expiry.run(ctx); return nil })
 	return group.Wait()
 }
 
-func (h *Handler) changed(key deferral.Key) {
-	if h.cfg.OnChange != nil {
-		h.cfg.OnChange(key)
+// Check tells why no handler could serve the volume.
+func (h *Handler) Check(v *volume.Volume) error {
+	if !sys.IsText(v.ResolvedTarget) || !strings.HasPrefix(v.ResolvedTarget, "/") {
+		return volume.Errorf(volume.Invalid, "volume %q: the target is not an absolute path of printable text", v.Target)
 	}
+	if v.Device.Kind == volume.ImageFile {
+		return volume.Errorf(volume.Unsupported, "volume %s: %s is an image file, and crust-runc mounts block devices: "+
+			"attach it to a loop device and hand that over", v.Target, v.Device.Path)
+	}
+	if v.Device.Kind != volume.BlockDevice || v.Device.Path == "" {
+		return volume.Errorf(volume.Invalid, "volume %s: it has no block device, and crust-runc mounts nothing else", v.Target)
+	}
+	if !slices.Contains(h.cfg.Filesystems, v.FSType) {
+		return volume.Errorf(volume.Unsupported, "volume %s: the filesystem %q is not among those that crust-runc "+
+			"may mount (%s): use one of these, or add it to handlers.crust.filesystems",
+			v.Target, v.FSType, strings.Join(h.cfg.Filesystems, ", "))
+	}
+	// The highest number tells chown to leave the group as it is.
+	_, _, err := projection.CheckGroup(v, math.MaxUint32-1)
+	return err
 }
 
-func contextError(v *deferral.Volume, sandbox string, err error) error {
-	kind := deferral.Timeout
-	text := "did not answer in time; it may be overloaded or hung"
-	if errors.Is(err, context.Canceled) {
-		kind, text = deferral.Canceled, "was not waited for: the caller went away"
+// Publish makes the volume's directory exist with the right mountInfo.json, and
+// tells whether it was not so. For a volume that was there before, it also looks
+// whether its sandbox still lives.
+func (h *Handler) Publish(ctx context.Context, v *volume.Volume) (changed bool, err error) {
+	if changed, err = h.store.Publish(ctx, v); err != nil {
+		return false, err
 	}
-	if sandbox == "" {
-		return deferral.Errorf(kind, "volume %s: the call ended before anything was done: %w", v.Target, err)
+	h.cleaner.suspect(v)
+	return changed, nil
+}
+
+// Retract takes the volume's directory away, and all that handlers left in it.
+// What another program put there is left alone.
+func (h *Handler) Retract(ctx context.Context, v *volume.Volume) error {
+	return h.store.Retract(ctx, v)
+}
+
+// Orphans lists our directories of volumes that nobody knows any more.
+func (h *Handler) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {
+	return h.store.Orphans(known)
+}
+
+// Binding is the last known binding, from memory.
+func (h *Handler) Binding(v *volume.Volume) (runtime.Binding, bool) {
+	return h.store.Bindings.Shown(v.Key)
+}
+
+// AdoptForeign finds the volumes that other programs published.
+func (h *Handler) AdoptForeign() { h.store.AdoptForeign() }
+
+// Adopted lists the volumes that other programs published.
+func (h *Handler) Adopted() []*volume.Volume { return h.store.Adopted() }
+
+// SandboxAdded does nothing: the sandbox's own files say which volumes it mounts.
+func (h *Handler) SandboxAdded(string, string) {}
+
+// SandboxGone reports that a sandbox has ended.
+func (h *Handler) SandboxGone(id string) {
+	if !abi.IsSandboxID(id) {
+		return
 	}
-	return deferral.Errorf(kind, "volume %s: the handler of sandbox %s %s: %w", v.Target, sandbox, text, err)
+	for _, key := range h.store.Bindings.DropSandbox(id) {
+		h.cleaner.enqueue(job{key: key, gone: id})
+	}
 }

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/crust-proxy/crust-proxy/internal/capture"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 const (
@@ -29,14 +29,14 @@ const (
 
 // askProgram runs the program that the volume's directory names, if it is one of
 // those that may be run.
-func (h *Handler) askProgram(ctx context.Context, v *deferral.Volume, id, path string, q *question) error {
-	if !slices.Contains(h.cfg.Programs, path) {
-		return deferral.Errorf(deferral.Denied, "volume %s: the handler of sandbox %s names the program %s, which is not "+
+func (a *asker) askProgram(ctx context.Context, v *volume.Volume, id, path string, q *question) error {
+	if !slices.Contains(a.cfg.Programs, path) {
+		return volume.Errorf(volume.Denied, "volume %s: the handler of sandbox %s names the program %s, which is not "+
 			"among handlers.crust.programs: add it there if it is trusted", v.Target, id, path)
 	}
-	file, err := openProgram(path, h.cfg.Owner)
+	file, err := openProgram(path, a.cfg.Owner)
 	if err != nil {
-		return deferral.Errorf(deferral.KindOf(err), "volume %s: sandbox %s: %w", v.Target, id, err)
+		return volume.Errorf(volume.KindOf(err), "volume %s: sandbox %s: %w", v.Target, id, err)
 	}
 	defer closeFile(file)
 	ended, err := runProgram(ctx, file, path, q.words)
@@ -44,9 +44,9 @@ func (h *Handler) askProgram(ctx context.Context, v *deferral.Volume, id, path s
 	case ctx.Err() != nil:
 		return contextError(v, id, ctx.Err())
 	case err != nil:
-		return deferral.Errorf(deferral.Internal, "volume %s: the program %s of sandbox %s cannot be run: %w", v.Target, path, id, err)
+		return volume.Errorf(volume.Internal, "volume %s: the program %s of sandbox %s cannot be run: %w", v.Target, path, id, err)
 	case ended.full:
-		return deferral.Errorf(deferral.Exhausted, "volume %s: the program %s of sandbox %s wrote more than the %d bytes "+
+		return volume.Errorf(volume.Exhausted, "volume %s: the program %s of sandbox %s wrote more than the %d bytes "+
 			"that an answer may have", v.Target, path, id, maxAnswer)
 	case ended.code != abi.ExitOK:
 		return refusal(v, id, kindOfExit(ended.code), q.words[0], ended.complaint)
@@ -60,16 +60,16 @@ func (h *Handler) askProgram(ctx context.Context, v *deferral.Volume, id, path s
 	return nil
 }
 
-func kindOfExit(code int) deferral.Kind {
+func kindOfExit(code int) volume.Kind {
 	switch code {
 	case abi.ExitNoSandbox:
-		return deferral.NoSandbox
+		return volume.NoSandbox
 	case abi.ExitUnsupported, abi.ExitUsage: // our arguments are right: it does not know the question
-		return deferral.Unsupported
+		return volume.Unsupported
 	case abi.ExitOutOfRange:
-		return deferral.OutOfRange
+		return volume.OutOfRange
 	default:
-		return deferral.Refused
+		return volume.Refused
 	}
 }
 
@@ -80,17 +80,17 @@ func openProgram(path string, owner uint32) (*os.File, error) {
 	})
 	switch {
 	case errors.Is(err, unix.ELOOP):
-		return nil, deferral.Errorf(deferral.Denied, "the program %s is reached through a symbolic link: "+
+		return nil, volume.Errorf(volume.Denied, "the program %s is reached through a symbolic link: "+
 			"name the file itself in handlers.crust.programs", path)
 	case errors.Is(err, unix.ENOENT):
-		return nil, deferral.Errorf(deferral.Unsupported, "the program %s is not installed", path)
+		return nil, volume.Errorf(volume.Unsupported, "the program %s is not installed", path)
 	case err != nil:
-		return nil, deferral.Errorf(deferral.Internal, "the program %s cannot be opened: %w", path, err)
+		return nil, volume.Errorf(volume.Internal, "the program %s cannot be opened: %w", path, err)
 	}
 	file := os.NewFile(uintptr(fd), path)
 	if err := checkProgram(fd, owner); err != nil {
 		closeFile(file)
-		return nil, deferral.Errorf(deferral.Denied, "the program %s is not run: %w", path, err)
+		return nil, volume.Errorf(volume.Denied, "the program %s is not run: %w", path, err)
 	}
 	return file, nil
 }

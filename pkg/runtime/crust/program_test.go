@@ -12,34 +12,36 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-func published(t testing.TB, b *bench, name string) *deferral.Volume {
+func published(t testing.TB, b *bench, name string) *volume.Volume {
 	t.Helper()
 	v := b.Volume(name)
-	must(t, b.h.Publish(t.Context(), v))
+	_, err := b.h.Publish(t.Context(), v)
+	must(t, err)
 	return v
 }
 
 // wantError checks the kind, and that the text names volume, sandbox and cause.
-func wantError(t *testing.T, err error, kind deferral.Kind, v *deferral.Volume, parts ...string) {
+func wantError(t *testing.T, err error, kind volume.Kind, v *volume.Volume, parts ...string) {
 	t.Helper()
-	if err == nil || deferral.KindOf(err) != kind {
-		t.Fatalf("%v of kind %v, want %v", err, deferral.KindOf(err), kind)
+	if err == nil || volume.KindOf(err) != kind {
+		t.Fatalf("%v of kind %v, want %v", err, volume.KindOf(err), kind)
 	}
 	for _, part := range append(parts, v.Target) {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("the error does not say %q: %v", part, err)
 		}
 	}
-	if !isText(err.Error()) || len(err.Error()) > 2048 {
+	if !sys.IsText(err.Error()) || len(err.Error()) > 2048 {
 		t.Errorf("the error is not short plain text: %q", err)
 	}
 }
 
 // askedBy has a volume whose sandbox is asked by a program of this script.
-func askedBy(t *testing.T, script string) (*bench, *deferral.Volume) {
+func askedBy(t *testing.T, script string) (*bench, *volume.Volume) {
 	t.Helper()
 	b := newBench(t, byProgram)
 	b.program(t, "runtime", script)
@@ -52,31 +54,31 @@ func TestAnswersOfPrograms(t *testing.T) {
 	const flood = "while echo 0123456789012345678901234567890123456789012345678901234567890123456789; do :; done"
 	for name, c := range map[string]struct {
 		script string
-		kind   deferral.Kind
+		kind   volume.Kind
 		text   string
 	}{
-		"refusal":            {"echo no such luck >&2; echo more >&2; exit 1", deferral.Refused, "no such luck"},
-		"another code":       {"exit 77", deferral.Refused, "no reason"},
-		"unknown word":       {"exit 2", deferral.Unsupported, "stats"},
-		"unsupported":        {"echo not this filesystem >&2; exit 4", deferral.Unsupported, "not this filesystem"},
-		"out of range":       {"echo too small >&2; exit 5", deferral.OutOfRange, "too small"},
-		"killed":             {"kill -9 $$", deferral.Refused, "signal killed"},
-		"nothing":            {"exit 0", deferral.Malformed, "cannot be read"},
-		"empty":              {"echo {}", deferral.Malformed, "neither"},
-		"two answers":        {`echo '{"usage":[]}{}'`, deferral.Malformed, "cannot be read"},
-		"not JSON":           {`printf '\033[2J<html>'`, deferral.Malformed, "cannot be read"},
-		"flood":              {flood, deferral.Exhausted, "65536"},
-		"flooding complaint": {"(" + flood + ") >&2; exit 1", deferral.Refused, "0123456789"},
-		"hidden escape":      {`printf '\033]0;owned\007' >&2; exit 1`, deferral.Refused, "?]0;owned?"},
-		"negative":           {`echo '{"usage":[{"total":10,"used":-1,"unit":"BYTES"}]}'`, deferral.Absurd, "-1"},
-		"more used than all": {`echo '{"usage":[{"total":10,"used":11,"unit":"BYTES"}]}'`, deferral.Absurd, "11"},
-		"more free than all": {`echo '{"usage":[{"total":10,"available":11,"unit":"BYTES"}]}'`, deferral.Absurd, "11"},
-		"beyond the device":  {`echo '{"usage":[{"total":4097,"used":1,"unit":"BYTES"}]}'`, deferral.Absurd, "4096"},
-		"a number too large": {`echo '{"usage":[{"total":9223372036854775808,"unit":"BYTES"}]}'`, deferral.Malformed, "cannot be read"},
+		"refusal":            {"echo no such luck >&2; echo more >&2; exit 1", volume.Refused, "no such luck"},
+		"another code":       {"exit 77", volume.Refused, "no reason"},
+		"unknown word":       {"exit 2", volume.Unsupported, "stats"},
+		"unsupported":        {"echo not this filesystem >&2; exit 4", volume.Unsupported, "not this filesystem"},
+		"out of range":       {"echo too small >&2; exit 5", volume.OutOfRange, "too small"},
+		"killed":             {"kill -9 $$", volume.Refused, "signal killed"},
+		"nothing":            {"exit 0", volume.Malformed, "cannot be read"},
+		"empty":              {"echo {}", volume.Malformed, "neither"},
+		"two answers":        {`echo '{"usage":[]}{}'`, volume.Malformed, "cannot be read"},
+		"not JSON":           {`printf '\033[2J<html>'`, volume.Malformed, "cannot be read"},
+		"flood":              {flood, volume.Exhausted, "65536"},
+		"flooding complaint": {"(" + flood + ") >&2; exit 1", volume.Refused, "0123456789"},
+		"hidden escape":      {`printf '\033]0;owned\007' >&2; exit 1`, volume.Refused, "?]0;owned?"},
+		"negative":           {`echo '{"usage":[{"total":10,"used":-1,"unit":"BYTES"}]}'`, volume.Absurd, "-1"},
+		"more used than all": {`echo '{"usage":[{"total":10,"used":11,"unit":"BYTES"}]}'`, volume.Absurd, "11"},
+		"more free than all": {`echo '{"usage":[{"total":10,"available":11,"unit":"BYTES"}]}'`, volume.Absurd, "11"},
+		"beyond the device":  {`echo '{"usage":[{"total":4097,"used":1,"unit":"BYTES"}]}'`, volume.Absurd, "4096"},
+		"a number too large": {`echo '{"usage":[{"total":9223372036854775808,"unit":"BYTES"}]}'`, volume.Malformed, "cannot be read"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, v := askedBy(t, c.script)
-			b.h.cfg.DeviceSize = func(*deferral.Volume) (int64, bool) { return 4096, true }
+			b.h.cfg.DeviceSize = func(*volume.Volume) (int64, bool) { return 4096, true }
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			_, err := b.h.Stats(ctx, v)
@@ -91,16 +93,16 @@ func TestLyingResize(t *testing.T) {
 		`{"capacity_bytes":3000}`: "3000",
 	} {
 		b, v := askedBy(t, "echo '"+answer+"'")
-		b.h.cfg.DeviceSize = func(*deferral.Volume) (int64, bool) { return 2048, true }
-		_, err := b.h.Resize(t.Context(), v, deferral.Range{Required: 1024, Limit: 4096})
-		wantError(t, err, deferral.Absurd, v, "sb1", text)
+		b.h.cfg.DeviceSize = func(*volume.Volume) (int64, bool) { return 2048, true }
+		_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1024, Limit: 4096})
+		wantError(t, err, volume.Absurd, v, "sb1", text)
 	}
 	b, v := askedBy(t, `echo '{"capacityBytes":"'$4'"}'`)
-	for _, r := range []deferral.Range{{Required: -1}, {Limit: -1}, {Required: 2, Limit: 1}} {
+	for _, r := range []volume.Range{{Required: -1}, {Limit: -1}, {Required: 2, Limit: 1}} {
 		_, err := b.h.Resize(t.Context(), v, r)
-		wantError(t, err, deferral.Invalid, v)
+		wantError(t, err, volume.Invalid, v)
 	}
-	if size, err := b.h.Resize(t.Context(), v, deferral.Range{Required: 5}); err != nil || size != 5 {
+	if size, err := b.h.Resize(t.Context(), v, volume.Range{Required: 5}); err != nil || size != 5 {
 		t.Errorf("%d, %v", size, err)
 	}
 }
@@ -137,8 +139,8 @@ func TestHungProgramIsKilledWithItsChildren(t *testing.T) {
 	defer cancel()
 	begin := time.Now()
 	_, err := b.h.Stats(ctx, v)
-	wantError(t, err, deferral.Timeout, v, "sb1", "in time")
-	if took := time.Since(begin); took > time.Second {
+	wantError(t, err, volume.Timeout, v, "sb1", "in time")
+	if took := time.Since(begin); took > 20*time.Second { // and not the 1000 of the program
 		t.Errorf("it took %v", took)
 	}
 	raw, err := os.ReadFile(pids)
@@ -152,9 +154,9 @@ func TestHungProgramIsKilledWithItsChildren(t *testing.T) {
 
 func soon(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(3 * time.Second); !is(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not in 3 s: %s", what)
+			t.Fatalf("not in 20 s: %s", what)
 		}
 	}
 }
@@ -171,9 +173,9 @@ func alive(pid int) bool {
 
 // A child that holds the output open does not hold up the answer.
 func TestChildThatStaysBehind(t *testing.T) {
-	b, v := askedBy(t, `sleep 5 & echo '{"usage":[{"total":10,"unit":"BYTES"}]}'`)
+	b, v := askedBy(t, `sleep 30 & echo '{"usage":[{"total":10,"unit":"BYTES"}]}'`)
 	begin := time.Now()
-	if _, err := b.h.Stats(t.Context(), v); err != nil || time.Since(begin) > time.Second {
+	if _, err := b.h.Stats(t.Context(), v); err != nil || time.Since(begin) > 20*time.Second {
 		t.Errorf("after %v: %v", time.Since(begin), err)
 	}
 }
@@ -182,32 +184,32 @@ func TestProgramsThatAreNotRun(t *testing.T) {
 	ran := filepath.Join(shortDir(t), "ran")
 	for name, c := range map[string]struct {
 		spoil func(t *testing.T, path string)
-		kind  deferral.Kind
+		kind  volume.Kind
 		text  string
 	}{
-		"writable by all":   {func(t *testing.T, p string) { must(t, os.Chmod(p, 0o757)) }, deferral.Denied, "chmod go-w"},
-		"writable by group": {func(t *testing.T, p string) { must(t, os.Chmod(p, 0o775)) }, deferral.Denied, "chmod go-w"},
-		"not executable":    {func(t *testing.T, p string) { must(t, os.Chmod(p, 0o644)) }, deferral.Denied, "not executable"},
+		"writable by all":   {func(t *testing.T, p string) { must(t, os.Chmod(p, 0o757)) }, volume.Denied, "chmod go-w"},
+		"writable by group": {func(t *testing.T, p string) { must(t, os.Chmod(p, 0o775)) }, volume.Denied, "chmod go-w"},
+		"not executable":    {func(t *testing.T, p string) { must(t, os.Chmod(p, 0o644)) }, volume.Denied, "not executable"},
 		"a link": {func(t *testing.T, p string) {
 			must(t, os.Rename(p, p+".real"))
 			must(t, os.Symlink(p+".real", p))
-		}, deferral.Denied, "symbolic link"},
+		}, volume.Denied, "symbolic link"},
 		"a directory": {func(t *testing.T, p string) {
 			must(t, os.Remove(p))
 			must(t, os.Mkdir(p, 0o755))
-		}, deferral.Denied, "regular file"},
+		}, volume.Denied, "regular file"},
 		"a pipe": {func(t *testing.T, p string) {
 			must(t, os.Remove(p))
 			must(t, unix.Mkfifo(p, 0o755))
-		}, deferral.Denied, "regular file"},
-		"missing": {func(t *testing.T, p string) { must(t, os.Remove(p)) }, deferral.Unsupported, "not installed"},
+		}, volume.Denied, "regular file"},
+		"missing": {func(t *testing.T, p string) { must(t, os.Remove(p)) }, volume.Unsupported, "not installed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, v := askedBy(t, "touch "+ran)
 			c.spoil(t, b.cfg.Programs[0])
 			_, err := b.h.Stats(t.Context(), v)
 			wantError(t, err, c.kind, v, "sb1", c.text)
-			if err := b.h.Health(t.Context()); deferral.KindOf(err) != c.kind {
+			if err := b.h.Health(t.Context()); volume.KindOf(err) != c.kind {
 				t.Errorf("Health: %v", err)
 			}
 		})
@@ -215,11 +217,11 @@ func TestProgramsThatAreNotRun(t *testing.T) {
 	b, v := askedBy(t, "touch "+ran)
 	b.h.cfg.Owner = uint32(os.Getuid()) + 1
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, deferral.Denied, v, "sb1", "chown")
+	wantError(t, err, volume.Denied, v, "sb1", "chown")
 	b.h.cfg.Owner = b.cfg.Owner
 	b.leave(t, v, "sb1", b.program(t, "another", "touch "+ran), "")
 	_, err = b.h.Stats(t.Context(), v)
-	wantError(t, err, deferral.Denied, v, "sb1", "another", "handlers.crust.programs")
+	wantError(t, err, volume.Denied, v, "sb1", "another", "handlers.crust.programs")
 	if _, err := os.Stat(ran); err == nil {
 		t.Error("one of them was run")
 	}
@@ -250,7 +252,7 @@ func TestManyAtOnce(t *testing.T) {
 			if _, err := b.h.Stats(t.Context(), v); err != nil {
 				t.Error(err)
 			}
-			if _, err := b.h.Stats(t.Context(), other); deferral.KindOf(err) != deferral.Refused {
+			if _, err := b.h.Stats(t.Context(), other); volume.KindOf(err) != volume.Refused {
 				t.Error(err)
 			}
 		})

@@ -14,22 +14,22 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // errNobodyThere marks a socket that nobody serves, or that is not trusted.
 var errNobodyThere = errors.New("nobody serves its socket")
 
 // askSocket asks whoever serves the socket that the volume's directory names.
-func (h *Handler) askSocket(ctx context.Context, v *deferral.Volume, id, path string, q *question) error {
-	fd, err := h.conns.sockets.open(path)
+func (a *asker) askSocket(ctx context.Context, v *volume.Volume, id, path string, q *question) error {
+	fd, err := a.conns.sockets.open(path)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNobodyThere, err)
 	}
 	_ = unix.Close(fd)
-	raw, err := h.conns.invoke(ctx, path, q.method, q.in)
+	raw, err := a.conns.invoke(ctx, path, q.method, q.in)
 	if err != nil {
 		return socketError(ctx, v, id, q, err)
 	}
@@ -39,27 +39,27 @@ func (h *Handler) askSocket(ctx context.Context, v *deferral.Volume, id, path st
 	return nil
 }
 
-func socketError(ctx context.Context, v *deferral.Volume, id string, q *question, err error) error {
+func socketError(ctx context.Context, v *volume.Volume, id string, q *question, err error) error {
 	if ctx.Err() != nil {
 		return contextError(v, id, ctx.Err())
 	}
 	said := status.Convert(err)
-	kind := deferral.Refused
+	kind := volume.Refused
 	switch said.Code() {
 	case codes.Unavailable, codes.Canceled:
 		return fmt.Errorf("%w: %s", errNobodyThere, guest.Printable(oneLine(said.Message()), guest.MaxErrorText))
 	case codes.NotFound:
-		kind = deferral.NoSandbox
+		kind = volume.NoSandbox
 	case codes.Unimplemented:
-		kind = deferral.Unsupported
+		kind = volume.Unsupported
 	case codes.InvalidArgument:
-		kind = deferral.Invalid
+		kind = volume.Invalid
 	case codes.OutOfRange:
-		kind = deferral.OutOfRange
+		kind = volume.OutOfRange
 	case codes.DeadlineExceeded:
-		kind = deferral.Timeout
+		kind = volume.Timeout
 	case codes.ResourceExhausted:
-		kind = deferral.Exhausted
+		kind = volume.Exhausted
 	}
 	return refusal(v, id, kind, q.words[0], said.Message())
 }
@@ -78,7 +78,7 @@ func (s sockets) open(path string) (int, error) {
 			return s.openBelow(dir, strings.TrimPrefix(path, dir+"/"))
 		}
 	}
-	return -1, deferral.Errorf(deferral.Denied, "the socket %s lies below none of handlers.crust.socketDirs (%s)",
+	return -1, volume.Errorf(volume.Denied, "the socket %s lies below none of handlers.crust.socketDirs (%s)",
 		path, strings.Join(s.dirs, ", "))
 }
 
@@ -107,10 +107,10 @@ func (s sockets) check(fd int, path string) error {
 		return err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
-		return deferral.Errorf(deferral.Denied, "%s is not a socket", path)
+		return volume.Errorf(volume.Denied, "%s is not a socket", path)
 	}
 	if st.Uid != s.owner {
-		return deferral.Errorf(deferral.Denied, "the socket %s belongs to user %d and must belong to user %d", path, st.Uid, s.owner)
+		return volume.Errorf(volume.Denied, "the socket %s belongs to user %d and must belong to user %d", path, st.Uid, s.owner)
 	}
 	return nil
 }
@@ -150,7 +150,7 @@ func (s sockets) checkPeer(conn net.Conn, path string) error {
 		return fmt.Errorf("%s: it cannot be told who serves it: %w", path, err)
 	}
 	if who.Uid != s.owner {
-		return deferral.Errorf(deferral.Denied, "the socket %s is served by user %d and must be by user %d", path, who.Uid, s.owner)
+		return volume.Errorf(volume.Denied, "the socket %s is served by user %d and must be by user %d", path, who.Uid, s.owner)
 	}
 	return nil
 }

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 )
 
@@ -28,7 +28,7 @@ func (o *odd) GetVolumeStats(context.Context, *handlerv1.GetVolumeStatsRequest) 
 }
 
 // socketOnly has a volume whose sandbox can be asked by a socket alone.
-func socketOnly(t *testing.T) (*bench, *deferral.Volume) {
+func socketOnly(t *testing.T) (*bench, *volume.Volume) {
 	t.Helper()
 	b := newBench(t, bySocket)
 	v := published(t, b, "a")
@@ -38,11 +38,11 @@ func socketOnly(t *testing.T) (*bench, *deferral.Volume) {
 
 func TestCodesOfSockets(t *testing.T) {
 	b, v := socketOnly(t)
-	for code, want := range map[codes.Code]deferral.Kind{
-		codes.Unimplemented: deferral.Unsupported, codes.InvalidArgument: deferral.Invalid, codes.OutOfRange: deferral.OutOfRange,
-		codes.Internal: deferral.Refused, codes.FailedPrecondition: deferral.Refused, codes.Unknown: deferral.Refused,
-		codes.DeadlineExceeded: deferral.Timeout, codes.ResourceExhausted: deferral.Exhausted,
-		codes.Unavailable: deferral.Internal, // and there is no program to turn to
+	for code, want := range map[codes.Code]volume.Kind{
+		codes.Unimplemented: volume.Unsupported, codes.InvalidArgument: volume.Invalid, codes.OutOfRange: volume.OutOfRange,
+		codes.Internal: volume.Refused, codes.FailedPrecondition: volume.Refused, codes.Unknown: volume.Refused,
+		codes.DeadlineExceeded: volume.Timeout, codes.ResourceExhausted: volume.Exhausted,
+		codes.Unavailable: volume.Internal, // and there is no program to turn to
 	} {
 		path := serveOdd(t, b, code.String(), &odd{err: status.Error(code, "so\x1b]0;it\x07 is\nand more")})
 		b.leave(t, v, "sb1", "", path)
@@ -52,7 +52,7 @@ func TestCodesOfSockets(t *testing.T) {
 	huge := serveOdd(t, b, "huge", &odd{reply: &handlerv1.GetVolumeStatsResponse{SandboxId: strings.Repeat("x", maxAnswer)}})
 	b.leave(t, v, "sb1", "", huge)
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, deferral.Exhausted, v, "sb1", "larger")
+	wantError(t, err, volume.Exhausted, v, "sb1", "larger")
 }
 
 func serveOdd(t *testing.T, b *bench, name string, o *odd) string {
@@ -95,9 +95,9 @@ func TestSocketsThatAreNotUsed(t *testing.T) {
 			}
 			must(t, os.Remove(b.path(v, "runtime-cli")))
 			_, err := b.h.Stats(t.Context(), v)
-			kind := deferral.Internal
+			kind := volume.Internal
 			if strings.Contains(c.text, "none") || strings.Contains(c.text, "not a socket") {
-				kind = deferral.Denied
+				kind = volume.Denied
 			}
 			wantError(t, err, kind, v, "sb1", c.text)
 		})
@@ -116,17 +116,17 @@ func deadSocket(t *testing.T, dir string) string {
 
 func TestWhoServesTheSocket(t *testing.T) {
 	b, v := socketOnly(t)
-	b.h.conns.sockets.owner++
+	b.h.asker.conns.sockets.owner++
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, deferral.Denied, v, "sb1", "belongs to user")
+	wantError(t, err, volume.Denied, v, "sb1", "belongs to user")
 	conn, err := net.Dial("unix", b.agent.path)
 	must(t, err)
 	defer func() { must(t, conn.Close()) }()
-	if err := b.h.conns.sockets.checkPeer(conn, b.agent.path); deferral.KindOf(err) != deferral.Denied || !strings.Contains(err.Error(), "served by user") {
+	if err := b.h.asker.conns.sockets.checkPeer(conn, b.agent.path); volume.KindOf(err) != volume.Denied || !strings.Contains(err.Error(), "served by user") {
 		t.Errorf("another user's server: %v", err)
 	}
-	b.h.conns.sockets.owner--
-	must(t, b.h.conns.sockets.checkPeer(conn, b.agent.path))
+	b.h.asker.conns.sockets.owner--
+	must(t, b.h.asker.conns.sockets.checkPeer(conn, b.agent.path))
 }
 
 func TestConnectionsAreKept(t *testing.T) {
@@ -139,7 +139,7 @@ func TestConnectionsAreKept(t *testing.T) {
 	// An agent ends when no sandbox is left, and starts anew with the next.
 	b.agent.server.Stop()
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, deferral.Internal, v, "sb1", "cannot be asked")
+	wantError(t, err, volume.Internal, v, "sb1", "cannot be asked")
 	b.agent.start(t)
 	soon(t, "the new agent is found", func() bool {
 		_, err := b.h.Stats(t.Context(), v)
@@ -155,9 +155,9 @@ func TestConnectionsAreKept(t *testing.T) {
 }
 
 func kept(b *bench) int {
-	b.h.conns.mu.Lock()
-	defer b.h.conns.mu.Unlock()
-	return len(b.h.conns.open)
+	b.h.asker.conns.mu.Lock()
+	defer b.h.asker.conns.mu.Unlock()
+	return len(b.h.asker.conns.open)
 }
 
 // A server that speaks no gRPC is one that hangs.
@@ -180,7 +180,7 @@ func TestSocketThatIsNoGRPC(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err = b.h.Stats(ctx, v)
-	if kind := deferral.KindOf(err); kind != deferral.Internal && kind != deferral.Timeout {
+	if kind := volume.KindOf(err); kind != volume.Internal && kind != volume.Timeout {
 		t.Errorf("%v: %v", kind, err)
 	}
 }
@@ -189,7 +189,7 @@ func TestFreezeAndThaw(t *testing.T) {
 	for _, w := range []way{bySocket, byProgram} {
 		b := newBench(t, w)
 		v := published(t, b, "a")
-		if err := b.h.Freeze(t.Context(), v, time.Minute); deferral.KindOf(err) != deferral.NoSandbox {
+		if err := b.h.Freeze(t.Context(), v, time.Minute); volume.KindOf(err) != volume.NoSandbox {
 			t.Errorf("without a sandbox: %v", err)
 		}
 		sandbox := b.startSandbox(t, v, "sb1")
@@ -198,9 +198,9 @@ func TestFreezeAndThaw(t *testing.T) {
 			t.Errorf("frozen for %d s", got)
 		}
 		must(t, b.h.Thaw(t.Context(), v))
-		wantError(t, b.h.Freeze(t.Context(), v, time.Millisecond), deferral.Invalid, v, "a second")
+		wantError(t, b.h.Freeze(t.Context(), v, time.Millisecond), volume.Invalid, v, "a second")
 		sandbox.Refuse()
-		wantError(t, b.h.Thaw(t.Context(), v), deferral.Refused, v, "sb1", "thaw")
+		wantError(t, b.h.Thaw(t.Context(), v), volume.Refused, v, "sb1", "thaw")
 	}
 }
 
@@ -209,9 +209,9 @@ func TestThawOfADeadSandboxsVolume(t *testing.T) {
 	mark := filepath.Join(shortDir(t), "frozen")
 	b, v := askedBy(t, `[ "$2" = thaw ] && [ "$(cat `+mark+` 2>/dev/null)" = "$3" ] && { echo '{}'; exit 0; }; echo "not frozen" >&2; exit 1`)
 	must(t, os.Remove(b.path(v, "sb1")))
-	wantError(t, b.h.Thaw(t.Context(), v), deferral.Refused, v, "not frozen")
+	wantError(t, b.h.Thaw(t.Context(), v), volume.Refused, v, "not frozen")
 	must(t, os.WriteFile(mark, []byte(v.ResolvedTarget), 0o600))
 	must(t, b.h.Thaw(t.Context(), v))
 	b.h.cfg.Programs = nil
-	wantError(t, b.h.Thaw(t.Context(), v), deferral.NoSandbox, v)
+	wantError(t, b.h.Thaw(t.Context(), v), volume.NoSandbox, v)
 }

@@ -1,124 +1,238 @@
 package kata
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
-	"io"
-	"net"
-	"net/http"
-	"sync"
-	"time"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-const (
-	maxHeader = 16 << 10
-	maxBody   = 64 << 10
-)
-
-var (
-	errHungUp   = errors.New("the connection was closed without an answer")
-	errTooMuch  = errors.New("the answer is larger than the limit")
-	errNotHTTP  = errors.New("the answer is not HTTP")
-	errCutShort = errors.New("the answer ends before its length")
-)
-
-// conn is a connection to a shim's management server. It speaks just enough
-// HTTP/1.1 itself: net/http's client would cost several goroutine switches a
-// call, and would not stop at a header limit of ours.
-type conn struct {
-	net.Conn
-	socket string
-	kept   bool // has answered a call before
-	since  time.Time
-	left   int // how much more the other side may send
+// client sends requests to the shims of volumes' sandboxes. Sandboxes come and go under
+// one publish, so it looks for the live one when the last known is gone.
+type client struct {
+	cfg      *Config
+	pool     *pool
+	bindings *bindings
 }
 
-// reply is a whole answer.
-type reply struct {
-	status int
-	body   []byte
-}
+// request encodes a request for a shim.
+type request func(s shim) ([]byte, error)
 
-var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4<<10) }}
-
-// Read stops at the limit: a guest's host process may be in the guest's hands.
-func (c *conn) Read(p []byte) (int, error) {
-	if c.left <= 0 {
-		return 0, errTooMuch
+// call sends one request to the volume's live sandbox and reads the answer,
+// whatever its status. The request must be one that may be sent twice.
+func (cl *client) call(ctx context.Context, v *volume.Volume, encode request) (reply, shim, error) {
+	rep, s, c, err := cl.callBy(ctx, v, false, encode)
+	// A kept connection that the shim closed meanwhile says nothing of the
+	// sandbox; a new one does.
+	if err == nil || c == nil || !c.kept || !errors.Is(err, errHungUp) || ctx.Err() != nil {
+		return rep, s, err
 	}
-	n, err := c.Conn.Read(p[:min(len(p), c.left)])
-	c.left -= n
-	return n, err
+	cl.pool.drop(c.socket)
+	return cl.callOnce(ctx, v, encode)
 }
 
-func (c *conn) close() { _ = c.Close() }
+// callOnce is call for a request that is sent at most once.
+func (cl *client) callOnce(ctx context.Context, v *volume.Volume, encode request) (reply, shim, error) {
+	rep, s, _, err := cl.callBy(ctx, v, true, encode)
+	return rep, s, err
+}
 
-// exchange sends a request and reads the answer. The connection may be used
-// again only where reusable is true.
-func (c *conn) exchange(ctx context.Context, request []byte) (rep reply, reusable bool, err error) {
-	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
-	rep, reusable, err = c.sendAndRead(request)
-	if !stop() {
-		reusable = false
-		if err != nil && ctx.Err() != nil {
-			err = ctx.Err()
+// callBy sends a request by a kept or a fresh connection, and tells which.
+func (cl *client) callBy(ctx context.Context, v *volume.Volume, fresh bool, encode request) (reply, shim, *conn, error) {
+	c, s, err := cl.connect(ctx, v, fresh)
+	if err != nil {
+		return reply{}, s, nil, err
+	}
+	raw, err := encode(s)
+	if err != nil {
+		c.close()
+		return reply{}, s, nil, err
+	}
+	rep, reusable, err := c.exchange(ctx, raw)
+	if err != nil {
+		c.close()
+		return reply{}, s, c, exchangeError(ctx, v, s.id, err)
+	}
+	if reusable {
+		cl.pool.put(c)
+	} else {
+		c.close()
+	}
+	return rep, s, c, nil
+}
+
+// connect reaches the live sandbox of a volume. It tries the present binding
+// first, then every sandbox that may have the volume.
+func (cl *client) connect(ctx context.Context, v *volume.Volume, fresh bool) (*conn, shim, error) {
+	if s := cl.bindings.current(v); s.id != "" {
+		c, err := cl.reach(ctx, s, fresh)
+		if err == nil {
+			return c, s, nil
+		}
+		if ctx.Err() != nil {
+			return nil, s, contextError(v, s.id, ctx.Err())
 		}
 	}
-	return rep, reusable, err
+	return cl.search(ctx, v, fresh)
 }
 
-func (c *conn) sendAndRead(request []byte) (reply, bool, error) {
-	if _, err := c.Write(request); err != nil {
-		return reply{}, false, errors.Join(errHungUp, err)
+func (cl *client) reach(ctx context.Context, s shim, fresh bool) (*conn, error) {
+	socket := cl.cfg.socketOf(s.id, s.flavor)
+	if fresh {
+		return dial(ctx, socket)
 	}
-	c.left = maxHeader
-	reader, ok := readers.Get().(*bufio.Reader)
-	if !ok {
-		reader = bufio.NewReader(nil)
-	}
-	reader.Reset(c)
-	defer func() { reader.Reset(nil); readers.Put(reader) }()
-	if _, err := reader.Peek(1); err != nil {
-		return reply{}, false, errors.Join(errHungUp, err)
-	}
-	return c.read(reader)
+	return cl.pool.get(ctx, socket)
 }
 
-func (c *conn) read(reader *bufio.Reader) (reply, bool, error) {
-	response, err := http.ReadResponse(reader, nil)
-	switch {
-	case errors.Is(err, errTooMuch):
-		return reply{}, false, errTooMuch
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		return reply{}, false, errCutShort
-	case err != nil:
-		return reply{}, false, errors.Join(errNotHTTP, err)
+// search finds the first sandbox that accepts a connection. The dead ones are
+// forgotten; their files stay, as Kata's own.
+func (cl *client) search(ctx context.Context, v *volume.Volume, fresh bool) (*conn, shim, error) {
+	ids := cl.bindings.candidates(v)
+	failures := make([]failure, 0, len(ids))
+	for _, id := range ids {
+		c, s, err := cl.reachAny(ctx, id, fresh)
+		if err == nil {
+			cl.bindings.propose(v, s)
+			return c, s, nil
+		}
+		if ctx.Err() != nil {
+			return nil, s, contextError(v, id, ctx.Err())
+		}
+		failures = append(failures, failure{id, err})
 	}
-	defer func() { _ = response.Body.Close() }()
-	if response.ContentLength > maxBody {
-		return reply{}, false, errTooMuch
+	cl.bindings.table.Unbind(v.Key)
+	return nil, shim{}, noSandbox(v, failures, cl.bindings.trackerHint())
+}
+
+// reachAny tries the socket of the Go runtime, then that of runtime-rs, as
+// Kata's own tools do. The error is that of the socket which is there.
+func (cl *client) reachAny(ctx context.Context, id string, fresh bool) (*conn, shim, error) {
+	s := shim{id, goShim}
+	c, goErr := cl.reach(ctx, s, fresh)
+	if goErr == nil || ctx.Err() != nil {
+		return c, s, goErr
 	}
-	c.left = maxBody + maxHeader // what the chunks' own headers may add
-	body, err := readBody(response)
+	s.flavor = rustShim
+	c, err := cl.reach(ctx, s, fresh)
+	if err != nil && errors.Is(err, unix.ENOENT) {
+		err = goErr
+	}
+	return c, s, err
+}
+
+// lives tells whether a shim accepts connections.
+func (cl *client) lives(ctx context.Context, s shim) bool {
+	c, err := cl.reach(ctx, s, true)
 	if err != nil {
-		return reply{}, false, err
+		return false
 	}
-	rep := reply{status: response.StatusCode, body: body}
-	return rep, !response.Close && reader.Buffered() == 0, nil
+	c.close()
+	return true
 }
 
-func readBody(response *http.Response) ([]byte, error) {
-	body := bytes.NewBuffer(make([]byte, 0, max(response.ContentLength, 0)+bytes.MinRead))
-	n, err := body.ReadFrom(io.LimitReader(response.Body, maxBody+1))
-	switch {
-	case n > maxBody, errors.Is(err, errTooMuch):
-		return nil, errTooMuch
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		return nil, errCutShort
-	case err != nil:
-		return nil, errors.Join(errCutShort, err)
+// drop closes what is kept of a sandbox that has ended.
+func (cl *client) drop(id string) {
+	cl.pool.drop(cl.cfg.socketOf(id, goShim))
+	cl.pool.drop(cl.cfg.socketOf(id, rustShim))
+}
+
+type failure struct {
+	id  string
+	err error
+}
+
+// noSandbox says why no sandbox answers for the volume.
+func noSandbox(v *volume.Volume, failures []failure, hint string) error {
+	if len(failures) == 0 {
+		return volume.Errorf(volume.NoSandbox, "volume %s: no Kata sandbox has used it yet%s", v.Target, hint)
 	}
-	return body.Bytes(), nil
+	parts := make([]string, 0, min(len(failures), 4))
+	for _, f := range failures[:min(len(failures), 4)] {
+		parts = append(parts, "sandbox "+f.id+" "+whyDead(f))
+	}
+	kind := volume.NoSandbox
+	for _, f := range failures {
+		if errors.Is(f.err, unix.EACCES) || errors.Is(f.err, unix.EPERM) || errors.Is(f.err, unix.EMFILE) {
+			kind = volume.Internal
+		}
+	}
+	return volume.Errorf(kind, "volume %s: no live Kata sandbox has it: %s%s: %w",
+		v.Target, strings.Join(parts, "; "), hint, failures[0].err)
+}
+
+func whyDead(f failure) string {
+	switch {
+	case errors.Is(f.err, unix.ENOENT):
+		return "has no management socket (it has ended, or its VMM runs rootless below /run/user, which is not supported)"
+	case errors.Is(f.err, unix.ECONNREFUSED):
+		return "refuses connections on its management socket (its shim has died)"
+	default:
+		return "cannot be reached"
+	}
+}
+
+// exchangeError classes a call that broke.
+func exchangeError(ctx context.Context, v *volume.Volume, id string, err error) error {
+	if ctx.Err() != nil {
+		return contextError(v, id, ctx.Err())
+	}
+	switch {
+	case errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE):
+		return volume.Errorf(volume.NoSandbox, "volume %s: Kata sandbox %s is ending, or its shim has died: %w", v.Target, id, err)
+	case errors.Is(err, errTooMuch):
+		return volume.Errorf(volume.Exhausted, "volume %s: Kata sandbox %s sent an answer of more than %d bytes, "+
+			"which was not read on: %w", v.Target, id, maxBody, err)
+	case errors.Is(err, errCutShort), errors.Is(err, errNotHTTP):
+		return volume.Errorf(volume.Malformed, "volume %s: Kata sandbox %s sent an answer that cannot be read: %s",
+			v.Target, id, guest.Printable(err.Error(), guest.MaxErrorText))
+	case errors.Is(err, errHungUp):
+		return volume.Errorf(volume.NoSandbox, "volume %s: Kata sandbox %s closed the connection without an answer; "+
+			"it may be ending: %w", v.Target, id, err)
+	default:
+		return volume.Errorf(volume.Internal, "volume %s: Kata sandbox %s cannot be spoken to: %w", v.Target, id, err)
+	}
+}
+
+// unsupported are the words by which shims and agents say that they cannot do
+// what was asked: agents without the call, and confidential guests, whose
+// policy forbids it.
+var unsupported = []string{
+	"resize_volume is not implemented", "unimplemented", "is not supported", "blocked by policy",
+}
+
+// dying are the words by which a shim says that its agent, or the shim itself, is on
+// its way out.
+var dying = []string{"ttrpc: closed", "connection reset", "context canceled", "dead agent"}
+
+func saysOneOf(text string, words []string) bool {
+	return slices.ContainsFunc(words, func(one string) bool { return strings.Contains(text, one) })
+}
+
+// statusError classes an answer that is not a success.
+func statusError(v *volume.Volume, what string, s shim, rep reply) error {
+	text := guest.Printable(string(rep.body), guest.MaxErrorText)
+	if text == "" {
+		text = "no text"
+	}
+	kind, hint := volume.Refused, ""
+	lower := strings.ToLower(text)
+	switch {
+	case strings.Contains(lower, "not found in sandbox"):
+		return volume.Errorf(volume.NoSandbox, "volume %s: Kata sandbox %s (%s) %w: it answered %s with %s",
+			v.Target, s.id, s.flavor, errNotMounted, what, text)
+	case saysOneOf(lower, dying):
+		kind, hint = volume.NoSandbox, "; it is ending, or its agent has died"
+	case saysOneOf(lower, unsupported):
+		kind = volume.Unsupported
+	}
+	if rep.status == 404 || rep.status == 405 || rep.status == 501 {
+		kind, hint = volume.Unsupported, "; this Kata release does not know the call"
+	}
+	return volume.Errorf(kind, "volume %s: Kata sandbox %s (%s) answered %s with status %d: %s%s",
+		v.Target, s.id, s.flavor, what, rep.status, text, hint)
 }

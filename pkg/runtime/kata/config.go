@@ -1,7 +1,9 @@
 package kata
 
 import (
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"context"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // Config says where Kata keeps its things. Default gives Kata's own places;
@@ -21,13 +23,28 @@ type Config struct {
 	// filesystem of DirectVolumes and outside it: Kata takes every file in there
 	// for a sandbox id.
 	TempDir string
+	// KubeletRoot holds the targets of our volumes. Directories for targets elsewhere
+	// are another daemon's.
+	KubeletRoot string
+	// StateDir keeps, over a restart, which sandboxes had a volume. It must be a
+	// directory of its own.
+	StateDir string
 	// Filesystems are those that the guest's kernel can mount.
 	Filesystems []string
 	// OnChange is called after a volume's binding changed. It may be nil.
-	OnChange func(deferral.Key)
+	OnChange func(volume.Key)
 	// DeviceSize tells the size of a volume's device where it is known cheaply,
 	// to check what a guest says. It may be nil.
-	DeviceSize func(*deferral.Volume) (int64, bool)
+	DeviceSize func(*volume.Volume) (int64, bool)
+	// Matches tells, where that is known, whether statfs with these totals can be
+	// of the filesystem on the volume's device. It may be nil.
+	Matches func(ctx context.Context, v *volume.Volume, bytes, inodes int64) (matches, known bool)
+	// Condition tells what is known of the filesystem from its device, nil where
+	// that is nothing. The function itself may be nil.
+	Condition func(ctx context.Context, v *volume.Volume) *volume.Condition
+	// LacksGroup tells whether the root directory of the volume's filesystem is not
+	// known to be writable for the volume's group. It may be nil.
+	LacksGroup func(ctx context.Context, v *volume.Volume) bool
 }
 
 // Default is a stock Kata installation.
@@ -39,6 +56,16 @@ func Default() Config {
 		SharedSandboxes: "/run/kata-containers/shared/sandboxes",
 		GuestShared:     "/run/kata-containers/shared/containers/passthrough/",
 		TempDir:         "/run/crust-proxy/tmp/kata",
+		StateDir:        "/run/crust-proxy/state/kata",
 		Filesystems:     []string{"ext4", "xfs", "btrfs"},
 	}
+}
+
+// socketOf is where the sandbox's shim listens.
+func (c *Config) socketOf(id string, f flavor) string {
+	root := c.GoSandboxes
+	if f == rustShim {
+		root = c.RustSandboxes
+	}
+	return root + "/" + id + "/shim-monitor.sock"
 }

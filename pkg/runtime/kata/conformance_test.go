@@ -5,16 +5,18 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/runtimetest"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -55,6 +57,7 @@ func testConfig(dir string) Config {
 	cfg.RustSandboxes = filepath.Join(dir, "rs")
 	cfg.SharedSandboxes = filepath.Join(dir, "shared")
 	cfg.TempDir = filepath.Join(dir, "tmp")
+	cfg.StateDir = filepath.Join(dir, "state")
 	return cfg
 }
 
@@ -92,20 +95,20 @@ func (b *bench) Restart(t *testing.T) runtime.Handler {
 	return b.h
 }
 
-func (b *bench) Volume(name string) *deferral.Volume {
+func (b *bench) Volume(name string) *volume.Volume {
 	target := "/var/lib/kubelet/pods/pod-" + name + "/volumes/kubernetes.io~csi/pvc/mount"
-	return &deferral.Volume{
-		Key: deferral.KeyOf(target), Target: target, ResolvedTarget: target,
-		Device: deferral.Device{Kind: deferral.ImageFile, Path: "/images/" + name}, FSType: "ext4",
+	return &volume.Volume{
+		Key: volume.KeyOf(target), Target: target, ResolvedTarget: target,
+		Device: volume.Device{Kind: volume.ImageFile, Path: "/images/" + name}, FSType: "ext4",
 		Handler: Name, PodUID: "pod-" + name,
 	}
 }
 
-func (b *bench) dir(v *deferral.Volume) string {
+func (b *bench) dir(v *volume.Volume) string {
 	return filepath.Join(b.cfg.DirectVolumes, nameOf(v))
 }
 
-func (b *bench) Projection(t *testing.T, v *deferral.Volume) (string, bool) {
+func (b *bench) Projection(t *testing.T, v *volume.Volume) (string, bool) {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(b.dir(v), infoName))
 	if err != nil && !os.IsNotExist(err) {
@@ -114,7 +117,7 @@ func (b *bench) Projection(t *testing.T, v *deferral.Volume) (string, bool) {
 	return string(raw), err == nil
 }
 
-func (b *bench) PublishForeign(t *testing.T, v *deferral.Volume) {
+func (b *bench) PublishForeign(t *testing.T, v *volume.Volume) {
 	t.Helper()
 	if err := os.MkdirAll(b.dir(v), 0o700); err != nil {
 		t.Fatal(err)
@@ -130,9 +133,9 @@ func (b *bench) PublishForeign(t *testing.T, v *deferral.Volume) {
 	}
 }
 
-func (b *bench) LeaveHalfPublished(t *testing.T, v *deferral.Volume) {
+func (b *bench) LeaveHalfPublished(t *testing.T, v *volume.Volume) {
 	t.Helper()
-	if _, err := b.h.tree.Build(v.Key, []byte("{")); err != nil {
+	if _, err := b.h.store.Tree.Build(v.Key, []byte("{")); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(b.cfg.TempDir, "half"), nil, 0o600); err != nil {
@@ -149,24 +152,31 @@ func (b *bench) CountLeftovers(t *testing.T) int {
 	return len(entries)
 }
 
-func (b *bench) Start(t *testing.T, v *deferral.Volume, id string) runtimetest.Sandbox {
+func (b *bench) Start(t *testing.T, v *volume.Volume, id string) runtimetest.Sandbox {
 	t.Helper()
 	return b.startShim(t, v, id)
 }
 
+// filesystem is one of a guest, which the node has nothing like.
+func filesystem(bytes, inodes uint64) kataemu.Statfs {
+	return func() (unix.Statfs_t, error) {
+		return unix.Statfs_t{Bsize: 4096, Blocks: bytes / 4096, Bfree: bytes / 8192, Files: inodes, Ffree: inodes / 2}, nil
+	}
+}
+
 // startShim starts an emulated sandbox that has the volume.
-func (b *bench) startShim(t testing.TB, v *deferral.Volume, id string) *sandbox {
+func (b *bench) startShim(t testing.TB, v *volume.Volume, id string) *sandbox {
 	t.Helper()
 	opts := kataemu.Options{Flavor: b.flavor, SandboxID: id, Sandboxes: b.cfg.GoSandboxes, Resize: b.resize, Mounts: map[string]kataemu.Statfs{
-		v.Device.Path: kataemu.MountedAt("/"),
+		v.Device.Path: filesystem(64<<20, 16384),
 	}}
 	if b.flavor == kataemu.Rust {
 		guest, err := kataemu.ShareDir(b.cfg.SharedSandboxes, b.cfg.GuestShared, id, "dev"+id, "/data")
 		if err != nil {
 			t.Fatal(err)
 		}
-		opts.Sandboxes = b.cfg.RustSandboxes
-		opts.Mounts = map[string]kataemu.Statfs{guest: kataemu.MountedAt("/")}
+		opts.Sandboxes, opts.Shared = b.cfg.RustSandboxes, b.cfg.SharedSandboxes
+		opts.Mounts = map[string]kataemu.Statfs{guest: filesystem(64<<20, 16384)}
 	}
 	shim, err := kataemu.Start(opts)
 	if err != nil {
@@ -201,6 +211,7 @@ func (s *sandbox) Kill(t *testing.T) {
 	if err := s.Shim.Kill(); err != nil {
 		t.Fatal(err)
 	}
+	s.bench.remove(s.id)
 }
 
 // fakeSandboxes is a container runtime. It never tells that a sandbox ended:
@@ -209,8 +220,12 @@ type fakeSandboxes struct {
 	mu           sync.Mutex
 	pods         map[string][]string
 	destinations []string
-	containers   []string
-	err          error
+	mounting     map[string]string // sandbox by mount source
+	// elsewhere are the destinations of other sources than every volume's.
+	elsewhere  map[string][]string
+	containers []string
+	err        error
+	away       error // why it is not followed, or nil
 }
 
 func newFakeSandboxes() *fakeSandboxes {
@@ -221,6 +236,21 @@ func (f *fakeSandboxes) add(pod, id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.pods[pod] = append([]string{id}, f.pods[pod]...)
+}
+
+func (f *fakeSandboxes) remove(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for pod, ids := range f.pods {
+		f.pods[pod] = slices.DeleteFunc(slices.Clone(ids), func(have string) bool { return have == id })
+	}
+}
+
+// setAway has the container runtime away, or back where err is nil.
+func (f *fakeSandboxes) setAway(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.away = err
 }
 
 func (f *fakeSandboxes) OfPod(pod string) []string {
@@ -242,7 +272,10 @@ func (f *fakeSandboxes) PodOf(id string) (string, bool) {
 	return "", false
 }
 
-func (f *fakeSandboxes) Destinations(context.Context, string, string) ([]string, error) {
+func (f *fakeSandboxes) Destinations(_ context.Context, _, source string) ([]string, error) {
+	if other, ok := f.elsewhere[source]; ok {
+		return other, f.err
+	}
 	return f.destinations, f.err
 }
 
@@ -250,4 +283,22 @@ func (f *fakeSandboxes) ContainerIDs(context.Context, string) ([]string, error) 
 	return f.containers, f.err
 }
 
-func (f *fakeSandboxes) Ready() bool { return true }
+func (f *fakeSandboxes) Mounting(_ context.Context, sources ...string) ([]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var ids []string
+	for _, source := range sources {
+		if id, mounted := f.mounting[source]; mounted {
+			ids = append(ids, id)
+		}
+	}
+	return ids, f.err
+}
+
+func (f *fakeSandboxes) Ready() bool { return f.LastError() == nil }
+
+func (f *fakeSandboxes) LastError() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.away
+}

@@ -2,6 +2,7 @@ package kata
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/url"
 	"os"
@@ -10,31 +11,34 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
-func published(t testing.TB, b *bench, name string) *deferral.Volume {
+func published(t testing.TB, b *bench, name string) *volume.Volume {
 	t.Helper()
 	v := b.Volume(name)
-	if err := b.h.Publish(t.Context(), v); err != nil {
+	if _, err := b.h.Publish(t.Context(), v); err != nil {
 		t.Fatal(err)
 	}
 	return v
 }
 
 // wantError checks the kind, and that the text names volume, sandbox and cause.
-func wantError(t *testing.T, err error, kind deferral.Kind, v *deferral.Volume, parts ...string) {
+func wantError(t *testing.T, err error, kind volume.Kind, v *volume.Volume, parts ...string) {
 	t.Helper()
-	if err == nil || deferral.KindOf(err) != kind {
-		t.Fatalf("%v of kind %v, want %v", err, deferral.KindOf(err), kind)
+	if err == nil || volume.KindOf(err) != kind {
+		t.Fatalf("%v of kind %v, want %v", err, volume.KindOf(err), kind)
 	}
 	for _, part := range append(parts, v.Target) {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("the error does not say %q: %v", part, err)
 		}
 	}
-	if !isText(err.Error()) && !strings.Contains(err.Error(), "\n") {
+	if !sys.IsText(err.Error()) && !strings.Contains(err.Error(), "\n") {
 		t.Errorf("the error is not plain text: %q", err)
 	}
 	if len(err.Error()) > 2048 {
@@ -49,20 +53,20 @@ func TestShimFaults(t *testing.T) {
 		shim := b.startShim(t, v, "sb1")
 		for name, c := range map[string]struct {
 			fault kataemu.Fault
-			kind  deferral.Kind
+			kind  volume.Kind
 			text  string
 		}{
-			"hang":           {kataemu.Hang, deferral.Timeout, "in time"},
-			"500":            {kataemu.ServerError, deferral.Refused, "the agent is"},
-			"404":            {kataemu.NotFound, deferral.Unsupported, "404"},
-			"half body":      {kataemu.HalfBody, deferral.Malformed, "ends before"},
-			"1 GiB":          {kataemu.HugeBody, deferral.Exhausted, "65536"},
-			"wrong JSON":     {kataemu.WrongJSON, deferral.Malformed, "cannot be read"},
-			"negative":       {kataemu.Negative, deferral.Absurd, "-1"},
-			"hang-up":        {kataemu.CloseAtOnce, deferral.NoSandbox, "without an answer"},
-			"huge header":    {kataemu.HugeHeader, deferral.Exhausted, "65536"},
-			"endless chunks": {kataemu.EndlessChunks, deferral.Exhausted, "65536"},
-			"not HTTP":       {kataemu.NotHTTP, deferral.Malformed, "not HTTP"},
+			"hang":           {kataemu.Hang, volume.Timeout, "in time"},
+			"500":            {kataemu.ServerError, volume.Refused, "the agent is"},
+			"404":            {kataemu.NotFound, volume.Unsupported, "404"},
+			"half body":      {kataemu.HalfBody, volume.Malformed, "ends before"},
+			"1 GiB":          {kataemu.HugeBody, volume.Exhausted, "65536"},
+			"wrong JSON":     {kataemu.WrongJSON, volume.Malformed, "cannot be read"},
+			"negative":       {kataemu.Negative, volume.Absurd, "-1"},
+			"hang-up":        {kataemu.CloseAtOnce, volume.NoSandbox, "without an answer"},
+			"huge header":    {kataemu.HugeHeader, volume.Exhausted, "65536"},
+			"endless chunks": {kataemu.EndlessChunks, volume.Exhausted, "65536"},
+			"not HTTP":       {kataemu.NotHTTP, volume.Malformed, "not HTTP"},
 		} {
 			t.Run(name, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -83,17 +87,17 @@ func TestSocketMissingAndRefusing(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	v := published(t, b, "a")
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, deferral.NoSandbox, v, "no Kata sandbox has used it")
+	wantError(t, err, volume.NoSandbox, v, "no Kata sandbox has used it")
 	shim := b.startShim(t, v, "sb1")
 	if err := shim.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	_, err = b.h.Stats(t.Context(), v)
-	wantError(t, err, deferral.NoSandbox, v, "sb1", "has no management socket")
+	wantError(t, err, volume.NoSandbox, v, "sb1", "has no management socket")
 	shim = b.startShim(t, v, "sb1")
 	shim.Kill(t)
 	_, err = b.h.Stats(t.Context(), v)
-	wantError(t, err, deferral.NoSandbox, v, "sb1", "refuses connections")
+	wantError(t, err, volume.NoSandbox, v, "sb1", "refuses connections")
 }
 
 // A full queue of connections is a sandbox that hangs, not one that is gone.
@@ -103,17 +107,26 @@ func TestFullBacklogIsHung(t *testing.T) {
 	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
 		t.Fatal(err)
 	}
-	fillBacklog(t, b.h.socketOf("sb1", goShim))
+	fillBacklog(t, b.h.cfg.socketOf("sb1", goShim))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err := b.h.Stats(ctx, v)
-	wantError(t, err, deferral.Timeout, v, "sb1")
+	wantError(t, err, volume.Timeout, v, "sb1")
 	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if id, err := b.h.InUse(ctx, v); id != "sb1" || err != nil {
 		t.Errorf("InUse: %q, %v", id, err)
 	}
+	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = b.h.Stats(dueContext{ctx}, v)
+	wantError(t, err, volume.Timeout, v, "sb1")
 }
+
+// dueContext has reached its deadline, and its own timer has not fired yet.
+type dueContext struct{ context.Context }
+
+func (dueContext) Deadline() (time.Time, bool) { return time.Unix(1, 0), true }
 
 func TestTwoIDsOneDead(t *testing.T) {
 	for _, dead := range []string{"aaa", "zzz"} {
@@ -141,13 +154,13 @@ func TestForeignSandboxIDIsNotBelieved(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, deferral.NoSandbox, v)
+	wantError(t, err, volume.NoSandbox, v)
 	for _, name := range []string{".hidden", "a b", strings.Repeat("x", 200), "ä"} {
 		if err := os.WriteFile(filepath.Join(b.dir(v), name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if ids := b.h.candidates(v); len(ids) != 0 {
+	if ids := b.h.bindings.candidates(v); len(ids) != 0 {
 		t.Errorf("taken for sandboxes: %q", ids)
 	}
 }
@@ -162,14 +175,14 @@ func TestOddDeviceNames(t *testing.T) {
 		b := newBench(t, kataemu.Go)
 		v := b.Volume("a")
 		v.Device.Path = device
-		if err := b.h.Publish(t.Context(), v); err != nil {
+		if _, err := b.h.Publish(t.Context(), v); err != nil {
 			t.Fatal(err)
 		}
 		b.startShim(t, v, "sb1")
 		if _, err := b.h.Stats(t.Context(), v); err != nil {
 			t.Errorf("%q: %v", device, err)
 		}
-		if _, err := b.h.Resize(t.Context(), v, deferral.Range{Required: 1}); deferral.KindOf(err) != deferral.Unsupported {
+		if _, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1}); volume.KindOf(err) != volume.Unsupported {
 			t.Errorf("resize of %q: %v", device, err)
 		}
 	}
@@ -203,5 +216,90 @@ func fillBacklog(t *testing.T, socket string) {
 		if c, err := net.Dial("unix", socket); err == nil {
 			t.Cleanup(func() { _ = c.Close() })
 		}
+	}
+}
+
+// What a shim says of its agent's end, or of its own, is that there is no sandbox to
+// ask: kubelet asks again, and no alert follows.
+func TestDyingAgent(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := published(t, b, "a")
+	b.startShim(t, v, "sb1")
+	for _, text := range []string{
+		"rpc error: code = Unknown desc = ttrpc: closed: unknown",
+		"write unix @->hybrid.vsock: connection reset by peer", "context canceled", "Dead agent",
+	} {
+		err := statusError(v, "stats", shim{id: "sb1", flavor: goShim}, reply{status: 500, body: []byte(text)})
+		wantError(t, err, volume.NoSandbox, v, "sb1", text, "ending")
+	}
+	err := exchangeError(t.Context(), v, "sb1", fmt.Errorf("%w: %w", errNotHTTP, unix.ECONNRESET))
+	wantError(t, err, volume.NoSandbox, v, "sb1", "ending")
+}
+
+// A connection that was closed without an answer is said in one line.
+func TestHangUpIsOneLine(t *testing.T) {
+	for _, flavor := range []kataemu.Flavor{kataemu.Go, kataemu.Rust} {
+		b := newBench(t, flavor)
+		v := published(t, b, "a")
+		b.startShim(t, v, "sb1").SetFault(kataemu.CloseAtOnce)
+		_, err := b.h.Stats(t.Context(), v)
+		wantError(t, err, volume.NoSandbox, v, "sb1", "without an answer")
+		if strings.ContainsAny(err.Error(), "\n\r") || strings.Contains(err.Error(), "EOF") {
+			t.Errorf("%q", err)
+		}
+	}
+}
+
+// A sandbox that lives and does not have the volume is not one that has it, and not
+// a failure: so it is between two containers, and where Kata did not take it.
+func TestNotFoundInSandbox(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := published(t, b, "a")
+	shim := b.startShim(t, v, "sb1")
+	if _, err := b.h.Stats(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	soon(t, "bound", boundTo(b, v, "sb1"))
+	shim.Unmount()
+	_, err := b.h.Stats(t.Context(), v)
+	wantError(t, err, volume.NoSandbox, v, "sb1", "not found in sandbox", "/data", "disable_block_device_use")
+	if !boundTo(b, v, "")() {
+		t.Error("bound to a sandbox that does not have the volume")
+	}
+	wantUse(t, b, v, "sb1") // which is no reason to give the device away
+	b.destinations = nil
+	_, err = b.h.Stats(t.Context(), v)
+	wantError(t, err, volume.NoSandbox, v, "subPath")
+	shim.Mount(v.Device.Path, kataemu.MountedAt("/"))
+	if _, err := b.h.Stats(t.Context(), v); err != nil || !boundTo(b, v, "sb1")() {
+		t.Errorf("not bound again: %v", err)
+	}
+}
+
+// A sandbox of runtime-rs is not known to have the pod's volume when it has merely
+// started, and one that had it is named after its end.
+func TestStartingSandboxIsNotBound(t *testing.T) {
+	b := newBench(t, kataemu.Rust)
+	v := published(t, b, "a")
+	shim := b.startShim(t, v, "sb1")
+	if !boundTo(b, v, "")() {
+		t.Error("bound before anybody asked")
+	}
+	if _, err := b.h.Stats(t.Context(), v); err != nil || !boundTo(b, v, "sb1")() {
+		t.Errorf("not bound: %v", err)
+	}
+	if err := shim.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	b.remove("sb1")
+	b.h.SandboxGone("sb1")
+	b.Restart(t)
+	if _, err := b.h.Publish(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	_, err := b.h.Stats(t.Context(), v)
+	wantError(t, err, volume.NoSandbox, v, "sb1", "has ended")
+	if strings.Contains(err.Error(), "yet") {
+		t.Errorf("a sandbox had it: %v", err)
 	}
 }

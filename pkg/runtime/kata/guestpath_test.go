@@ -1,56 +1,60 @@
 package kata
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
+
+// fine stands for no error.
+const fine = volume.Kind(255)
 
 func TestGuestPath(t *testing.T) {
 	const container = "c0ffee00112233445566"
-	const fine = deferral.Kind(255)
 	for name, c := range map[string]struct {
 		dirs, files  []string
 		destinations []string
 		noTracker    bool
 		trackerError error
 		want         string
-		kind         deferral.Kind
+		kind         volume.Kind
 	}{
 		"one":               {dirs: []string{"rw/dev1-0a1b-data"}, destinations: []string{"/data"}, want: "dev1-0a1b-data", kind: fine},
 		"with dashes":       {dirs: []string{"rw/dev1-0a1b-my-data"}, destinations: []string{"/x/my-data/"}, want: "dev1-0a1b-my-data", kind: fine},
 		"read-only":         {dirs: []string{"ro/dev1-0a1b-data"}, destinations: []string{"/data"}, want: "dev1-0a1b-data", kind: fine},
 		"in both":           {dirs: []string{"ro/dev1-0a1b-data", "rw/dev1-0a1b-data"}, destinations: []string{"/data"}, want: "dev1-0a1b-data", kind: fine},
-		"none yet":          {destinations: []string{"/data"}, kind: deferral.NoSandbox},
-		"another's":         {dirs: []string{"rw/dev1-0a1b-other"}, destinations: []string{"/data"}, kind: deferral.NoSandbox},
-		"longer name":       {dirs: []string{"rw/dev1-0a1b-x-data"}, destinations: []string{"/data"}, kind: deferral.NoSandbox},
-		"a container's":     {dirs: []string{"rw/" + container + "-0a1b-data"}, destinations: []string{"/data"}, kind: deferral.NoSandbox},
-		"a container's cut": {dirs: []string{"rw/" + container[:10] + "-0a1b-data"}, destinations: []string{"/data"}, kind: deferral.NoSandbox},
-		"a file":            {files: []string{"rw/dev1-0a1b-data"}, destinations: []string{"/data"}, kind: deferral.NoSandbox},
-		"no hex":            {dirs: []string{"rw/dev1-wxyz-data"}, destinations: []string{"/data"}, kind: deferral.NoSandbox},
-		"control character": {dirs: []string{"rw/dev1-0a1b-da\nta"}, destinations: []string{"/da\nta"}, kind: deferral.NoSandbox},
-		"two containers":    {dirs: []string{"rw/dev1-0a1b-data", "rw/dev1-0a1c-srv"}, destinations: []string{"/data", "/srv"}, want: "dev1-0a1b-data", kind: fine},
-		"two volumes":       {dirs: []string{"rw/dev1-0a1b-data", "rw/dev2-0a1c-data"}, destinations: []string{"/data"}, kind: deferral.Unsupported},
-		"no tracker, one":   {dirs: []string{"rw/dev1-0a1b-data"}, noTracker: true, want: "dev1-0a1b-data", kind: fine},
-		"no tracker, two":   {dirs: []string{"rw/dev1-0a1b-a", "rw/dev2-0a1b-b"}, noTracker: true, kind: deferral.Unsupported},
-		"tracker fails":     {dirs: []string{"rw/dev1-0a1b-data"}, trackerError: errors.New("no containerd"), kind: deferral.Internal},
+		"none yet":          {destinations: []string{"/data"}, kind: volume.NoSandbox},
+		"another's":         {dirs: []string{"rw/dev1-0a1b-other"}, destinations: []string{"/data"}, kind: volume.NoSandbox},
+		"longer name":       {dirs: []string{"rw/dev1-0a1b-x-data"}, destinations: []string{"/data"}, kind: volume.NoSandbox},
+		"a container's":     {dirs: []string{"rw/" + container + "-0a1b-data"}, destinations: []string{"/data"}, kind: volume.NoSandbox},
+		"a container's cut": {dirs: []string{"rw/" + container[:10] + "-0a1b-data"}, destinations: []string{"/data"}, kind: volume.NoSandbox},
+		"a file":            {files: []string{"rw/dev1-0a1b-data"}, destinations: []string{"/data"}, kind: volume.NoSandbox},
+		"no hex":            {dirs: []string{"rw/dev1-wxyz-data"}, destinations: []string{"/data"}, kind: volume.NoSandbox},
+		"control character": {dirs: []string{"rw/dev1-0a1b-da\nta"}, destinations: []string{"/da\nta"}, kind: volume.NoSandbox},
+		"the newest":        {dirs: []string{"rw/dev2-0a1b-data", "rw/dev1-0a1c-data"}, destinations: []string{"/data"}, want: "dev1-0a1c-data", kind: fine},
+		"no tracker":        {dirs: []string{"rw/dev1-0a1b-data"}, noTracker: true, want: "dev1-0a1b-data", kind: fine},
+		"tracker fails":     {dirs: []string{"rw/dev1-0a1b-data"}, trackerError: errors.New("no containerd"), kind: volume.Internal},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, kataemu.Rust)
 			b.destinations, b.containers, b.err = c.destinations, []string{container}, c.trackerError
 			if c.noTracker {
-				b.h.sandboxes = nil
+				b.h.sandboxes, b.h.shares.sandboxes = nil, nil
 			}
 			makeShared(t, filepath.Join(b.cfg.SharedSandboxes, "sb1"), c.dirs, c.files)
 			v := b.Volume("a")
-			got, err := b.h.guestPath(t.Context(), v, "sb1")
+			got, err := newGuestSearch(b.h, v).next(t.Context(), "sb1")
 			if c.kind != fine {
 				wantError(t, err, c.kind, v, "sb1")
 				return
@@ -81,26 +85,180 @@ func makeShared(t *testing.T, root string, dirs, files []string) {
 	}
 }
 
-// A container that is restarted in its sandbox has the volume at a new path.
-func TestGuestPathIsFoundAgain(t *testing.T) {
+// guest is a runtime-rs sandbox whose containers come and go.
+type guestOf struct {
+	*bench
+	t    *testing.T
+	shim *sandbox
+	next int
+}
+
+func newGuest(t *testing.T, v func(*bench) *volume.Volume) (*guestOf, *volume.Volume) {
 	b := newBench(t, kataemu.Rust)
-	v := published(t, b, "a")
-	shim := b.startShim(t, v, "sb1")
-	if _, err := b.h.Stats(t.Context(), v); err != nil {
+	volume := v(b)
+	if _, err := b.h.Publish(t.Context(), volume); err != nil {
 		t.Fatal(err)
 	}
-	passthrough := filepath.Join(b.cfg.SharedSandboxes, "sb1", "rw", "passthrough")
-	if err := os.RemoveAll(passthrough); err != nil {
+	g := &guestOf{bench: b, t: t, shim: b.startShim(t, volume, "sb1")}
+	g.end(b.cfg.GuestShared + "devsb1-0123abcd-data")
+	if err := os.Remove(filepath.Join(b.cfg.SharedSandboxes, "sb1", "rw", "passthrough", "devsb1-0123abcd-data")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(filepath.Join(passthrough, "dev1-ffff-data"), 0o700); err != nil {
+	return g, volume
+}
+
+// start mounts a filesystem for a container, at a path that is new each time.
+func (g *guestOf) start(fs kataemu.Statfs) (path string) {
+	g.t.Helper()
+	g.next++
+	path, err := kataemu.ShareDir(g.cfg.SharedSandboxes, g.cfg.GuestShared, "sb1", fmt.Sprintf("dev%03d", 999-g.next), "/data")
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	g.shim.Mount(path, fs)
+	return path
+}
+
+// end unmounts it, and leaves the directory as runtime-rs does.
+func (g *guestOf) end(path string) { g.shim.UnmountOne(path) }
+
+func (g *guestOf) wantStats(v *volume.Volume, bytes int64) {
+	g.t.Helper()
+	report, err := g.h.Stats(g.t.Context(), v)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	if got, _ := totals(report); got != bytes || report.Sandbox != "sb1" {
+		g.t.Errorf("stats of %d bytes of sandbox %q, want %d", got, report.Sandbox, bytes)
+	}
+}
+
+// The path of an ended container answers with the numbers of the node's own
+// filesystem, which may be larger or smaller than the volume. They are never the
+// volume's.
+func TestStatsAfterAContainerEnded(t *testing.T) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(os.TempDir(), &st); err != nil {
 		t.Fatal(err)
 	}
-	shim.Unmount()
-	shim.Mount(b.cfg.GuestShared+"dev1-ffff-data", kataemu.MountedAt("/"))
-	if _, err := b.h.Stats(t.Context(), v); err != nil {
-		t.Errorf("after the container's restart: %v", err)
+	node := int64(st.Blocks) * st.Bsize
+	for name, device := range map[string]int64{"smaller than the node's": 64 << 20, "larger than the node's": 2 * node} {
+		t.Run(name, func(t *testing.T) {
+			g, v := newGuest(t, func(b *bench) *volume.Volume { return b.Volume("a") })
+			g.h.cfg.DeviceSize = func(*volume.Volume) (int64, bool) { return device, true }
+			initial := g.start(filesystem(60<<20, 1000))
+			g.wantStats(v, 60<<20)
+			g.end(initial)
+			_, err := g.h.Stats(t.Context(), v)
+			wantError(t, err, volume.NoSandbox, v, "sb1", "does not have it mounted now")
+			app := g.start(filesystem(61<<20, 1000))
+			g.wantStats(v, 61<<20)
+
+			// Our own restart forgets which path it was.
+			g.Restart(t)
+			g.h.cfg.DeviceSize = func(*volume.Volume) (int64, bool) { return device, true }
+			if _, err := g.h.Publish(t.Context(), v); err != nil {
+				t.Fatal(err)
+			}
+			g.wantStats(v, 61<<20)
+			g.end(app)
+			_, err = g.h.Stats(t.Context(), v)
+			wantError(t, err, volume.NoSandbox, v, "sb1", "does not have it mounted now")
+		})
 	}
+}
+
+// An old container that still runs is found below many that have ended.
+func TestStatsBesideAContainerThatCrashes(t *testing.T) {
+	g, v := newGuest(t, func(b *bench) *volume.Volume { return b.Volume("a") })
+	g.start(filesystem(60<<20, 1000))
+	for range 2*maxAsked - 1 {
+		g.end(g.start(filesystem(61<<20, 1000)))
+	}
+	_, err := g.h.Stats(t.Context(), v)
+	wantError(t, err, volume.NoSandbox, v, "sb1") // and no more than a bounded number was asked for
+	dead := func() int {
+		g.h.guests.mu.Lock()
+		defer g.h.guests.mu.Unlock()
+		return len(g.h.guests.get(v.Key).dead)
+	}
+	if n := dead(); n != 0 {
+		t.Errorf("%d directories are given up for good that may be mounted yet", n)
+	}
+	// A minute later they are old enough to be left out for good.
+	settled = 0
+	t.Cleanup(func() { settled = time.Minute })
+	_, err = g.h.Stats(t.Context(), v)
+	wantError(t, err, volume.NoSandbox, v, "sb1")
+	g.wantStats(v, 60<<20)
+}
+
+// Two volumes of a pod with mount paths that end alike are told apart by their
+// sizes, or not at all.
+func TestStatsOfVolumesThatEndAlike(t *testing.T) {
+	for name, c := range map[string]struct {
+		sizes  [2]int64 // of the devices
+		inodes [2]int64 // on the devices; 0 where that is not known
+		mounts [2]uint64
+		only   int // which one is mounted alone
+		want   [2]volume.Kind
+	}{
+		"known filesystems":      {sizes: [2]int64{64 << 20, 640 << 20}, inodes: [2]int64{1000, 2000}, mounts: [2]uint64{60 << 20, 600 << 20}, only: -1, want: [2]volume.Kind{fine, fine}},
+		"only the other":         {sizes: [2]int64{64 << 20, 64 << 20}, inodes: [2]int64{1000, 2000}, mounts: [2]uint64{60 << 20, 60 << 20}, only: 1, want: [2]volume.Kind{volume.NoSandbox, fine}},
+		"not grown":              {sizes: [2]int64{64 << 20, 640 << 20}, inodes: [2]int64{1000, 1000}, mounts: [2]uint64{60 << 20, 60 << 20}, only: -1, want: [2]volume.Kind{volume.Unsupported, volume.Unsupported}},
+		"too large for one":      {sizes: [2]int64{64 << 20, 640 << 20}, mounts: [2]uint64{60 << 20, 600 << 20}, only: 1, want: [2]volume.Kind{volume.NoSandbox, fine}},
+		"nothing known, and any": {sizes: [2]int64{640 << 20, 640 << 20}, mounts: [2]uint64{60 << 20, 600 << 20}, only: -1, want: [2]volume.Kind{volume.Unsupported, volume.Unsupported}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, first := newGuest(t, func(b *bench) *volume.Volume { return b.Volume("a") })
+			second := g.Volume("a")
+			second.Target += "-other"
+			second.ResolvedTarget, second.Key = second.Target, volume.KeyOf(second.Target)
+			second.Device.Path += "-other"
+			if _, err := g.h.Publish(t.Context(), second); err != nil {
+				t.Fatal(err)
+			}
+			g.h.SandboxAdded(second.PodUID, "sb1")
+			which := func(v *volume.Volume) int {
+				if v.Key == first.Key {
+					return 0
+				}
+				return 1
+			}
+			g.h.cfg.DeviceSize = func(v *volume.Volume) (int64, bool) { return c.sizes[which(v)], true }
+			g.h.cfg.Matches = func(_ context.Context, v *volume.Volume, _, inodes int64) (bool, bool) {
+				have := c.inodes[which(v)]
+				return have == inodes, have != 0
+			}
+			for i := range 2 {
+				if c.only < 0 || c.only == i {
+					g.start(filesystem(c.mounts[i], uint64(max(c.inodes[i], 1))))
+				}
+			}
+			for i, v := range []*volume.Volume{first, second} {
+				if c.want[i] == fine {
+					g.wantStats(v, int64(c.mounts[i]))
+					continue
+				}
+				_, err := g.h.Stats(t.Context(), v)
+				wantError(t, err, c.want[i], v, "sb1")
+			}
+		})
+	}
+}
+
+// Another volume whose mount path ends otherwise is no reason to doubt.
+func TestStatsOfVolumesThatEndOtherwise(t *testing.T) {
+	g, v := newGuest(t, func(b *bench) *volume.Volume { return b.Volume("a") })
+	other := g.Volume("a")
+	other.Target += "-other"
+	other.ResolvedTarget, other.Key = other.Target, volume.KeyOf(other.Target)
+	if _, err := g.h.Publish(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	g.elsewhere = map[string][]string{other.Target: {"/srv"}}
+	g.start(filesystem(60<<20, 1000))
+	g.wantStats(v, 60<<20)
 }
 
 // Without a tracker nobody knows of a runtime-rs sandbox, and the error says so.
@@ -110,9 +268,9 @@ func TestRustNeedsTracker(t *testing.T) {
 		t.Fatal(err)
 	}
 	v := plainVolume()
-	if err := h.Publish(t.Context(), v); err != nil {
+	if _, err := h.Publish(t.Context(), v); err != nil {
 		t.Fatal(err)
 	}
 	_, err = h.Stats(t.Context(), v)
-	wantError(t, err, deferral.NoSandbox, v, "container runtime is not followed")
+	wantError(t, err, volume.NoSandbox, v, "container runtime is not followed")
 }

@@ -2,19 +2,24 @@
 // runtime-rs, as direct-assigned volumes, and talks to their sandboxes.
 //
 // What Kata's code does, where its documents say otherwise, is in the comments
-// of the files that rely on it.
+// of the files that rely on it. The package is for this project's daemon and may
+// change with any release.
 package kata
 
 import (
 	"context"
-	"errors"
-	"sync"
+	"math"
+	"slices"
+	"strings"
 
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // Name is the handler's name.
@@ -31,8 +36,12 @@ type Sandboxes interface {
 	Destinations(ctx context.Context, sandboxID, source string) ([]string, error)
 	// ContainerIDs lists the sandbox's containers.
 	ContainerIDs(ctx context.Context, sandboxID string) ([]string, error)
-	// Ready tells whether the above can be relied on now.
+	// Mounting lists the live sandboxes with a container that mounts one of the
+	// sources, of whatever pod.
+	Mounting(ctx context.Context, sources ...string) ([]string, error)
+	// Ready tells whether the above can be relied on now, and LastError why not.
 	Ready() bool
+	LastError() error
 }
 
 // Handler is the Kata runtime handler. It works at once after New; Run adds
@@ -42,13 +51,13 @@ type Handler struct {
 	cfg       Config
 	sandboxes Sandboxes
 	log       *zap.Logger
-	tree      *tree.Tree
-	watch     *tree.Watch
-	pool      *pool
-
-	mu      sync.RWMutex
-	entries map[deferral.Key]*entry
-	adopted map[deferral.Key]*deferral.Volume
+	store     *projection.Store
+	notes     *notes
+	bindings  *bindings
+	client    *client
+	guests    *guestMemory
+	users     *users
+	shares    *shares
 }
 
 var _ runtime.Handler = (*Handler)(nil)
@@ -59,35 +68,132 @@ func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Handler{
-		cfg: cfg, sandboxes: sandboxes, log: log, tree: opened,
-		pool:    newPool(),
-		entries: make(map[deferral.Key]*entry),
-		adopted: make(map[deferral.Key]*deferral.Volume),
+	kept, err := openNotes(cfg.StateDir, log)
+	if err != nil {
+		return nil, err
 	}
-	h.watch = tree.NewWatch(opened, (*follower)(h))
+	h := &Handler{cfg: cfg, sandboxes: sandboxes, log: log, notes: kept, guests: newGuestMemory()}
+	format, life := layout{root: opened.Root}, liveness{cfg: &h.cfg, sandboxes: sandboxes}
+	h.bindings = &bindings{cfg: &h.cfg, layout: format, notes: kept, life: life, sandboxes: sandboxes}
+	h.store = projection.New(opened, format, projection.Hooks{
+		SandboxSeen: h.bindings.seen, OnChange: cfg.OnChange, Forgotten: h.guests.drop, KeepRemoved: true,
+	})
+	h.bindings.table = h.store.Bindings
+	h.client = &client{cfg: &h.cfg, pool: newPool(), bindings: h.bindings}
+	h.users = &users{bindings: h.bindings, life: life, sandboxes: sandboxes}
+	h.shares = &shares{cfg: &h.cfg, sandboxes: sandboxes}
 	return h, nil
+}
+
+// openTree opens Kata's tree. Every file in a volume's directory but infoName is a
+// sandbox id to Kata, so nothing of ours may ever stand there beside it.
+func openTree(cfg *Config, log *zap.Logger) (*tree.Tree, error) {
+	opened, err := tree.Open(tree.Config{
+		Name: Name, Root: cfg.DirectVolumes, Temp: cfg.TempDir, File: infoName, What: "Kata's mount information",
+		Remedy: "remove the directory once no sandbox uses it (`kata-runtime direct-volume remove`)", Log: log,
+		KubeletRoot: cfg.KubeletRoot, TargetOf: targetOf,
+	})
+	if err != nil {
+		return nil, err
+	}
+	cfg.DirectVolumes, cfg.TempDir = opened.Root, opened.Temp
+	return opened, nil
 }
 
 // Name is "kata".
 func (h *Handler) Name() string { return Name }
 
 // Health tells what keeps the handler from working.
-func (h *Handler) Health(context.Context) error {
-	if err := h.tree.Health(); err != nil {
-		return err
-	}
-	return h.watch.Health()
+func (h *Handler) Health(context.Context) error { return h.store.Health() }
+
+// Run watches Kata's tree and keeps connections until ctx ends.
+func (h *Handler) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { h.client.pool.run(ctx); return nil })
+	group.Go(func() error { return h.store.Run(ctx) })
+	return group.Wait()
 }
 
-func contextError(v *deferral.Volume, sandbox string, err error) error {
-	kind := deferral.Timeout
-	text := "did not answer in time; it may be overloaded or hung"
-	if errors.Is(err, context.Canceled) {
-		kind, text = deferral.Canceled, "was not waited for: the caller went away"
+// Check tells why Kata could not serve the volume.
+func (h *Handler) Check(v *volume.Volume) error {
+	if !hasName(v) {
+		return volume.Errorf(volume.Invalid, "volume %s: the target path has %d bytes and Kata can name volumes "+
+			"of at most %d: use a shorter kubelet root directory, driver name or volume name",
+			v.Target, len(v.Target), maxTarget)
 	}
-	if sandbox == "" {
-		return deferral.Errorf(kind, "volume %s: the call ended before anything was done: %w", v.Target, err)
+	if !sys.IsText(v.Target) || !strings.HasPrefix(v.Target, "/") {
+		return volume.Errorf(volume.Invalid, "volume %q: the target is not an absolute path of printable text", v.Target)
 	}
-	return deferral.Errorf(kind, "volume %s: Kata sandbox %s %s: %w", v.Target, sandbox, text, err)
+	if v.Device.Path == "" {
+		return volume.Errorf(volume.Invalid, "volume %s: it has no device, and Kata mounts only block devices and disk images", v.Target)
+	}
+	if !slices.Contains(h.cfg.Filesystems, v.FSType) {
+		return volume.Errorf(volume.Unsupported, "volume %s: the filesystem %q is not among those that Kata's guest "+
+			"may mount (%s): use one of these, or add it to the handler's configuration",
+			v.Target, v.FSType, strings.Join(h.cfg.Filesystems, ", "))
+	}
+	gid, set, err := projection.CheckGroup(v, math.MaxUint32)
+	if err == nil && set && gid == 0 {
+		return volume.Errorf(volume.Unsupported, "volume %s: Kata cannot apply the group 0: "+
+			"leave fsGroup out, or give a group above 0", v.Target)
+	}
+	return err
+}
+
+// Publish makes the volume's directory exist with the right mountInfo.json, and
+// tells whether it was not so.
+func (h *Handler) Publish(ctx context.Context, v *volume.Volume) (changed bool, err error) {
+	return h.store.Publish(ctx, v)
+}
+
+// Retract takes the volume's directory away, and the sandbox ids in it. What
+// another program put there is left alone.
+func (h *Handler) Retract(ctx context.Context, v *volume.Volume) error {
+	if err := h.store.Retract(ctx, v); err != nil {
+		return err
+	}
+	return h.notes.forget(v.Key)
+}
+
+// Orphans lists our directories of volumes that nobody knows any more, and what is
+// on record of such volumes.
+func (h *Handler) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {
+	orphans, err := h.store.Orphans(known)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range h.notes.keys() {
+		if !known(key) && !slices.ContainsFunc(orphans, func(v *volume.Volume) bool { return v.Key == key }) {
+			orphans = append(orphans, &volume.Volume{Key: key, Handler: Name})
+		}
+	}
+	return orphans, nil
+}
+
+// InUse names a sandbox that has the volume or may have it. What cannot be found
+// out counts as in use: the error is Busy and says what is not known.
+func (h *Handler) InUse(ctx context.Context, v *volume.Volume) (string, error) {
+	return h.users.find(ctx, v)
+}
+
+// Binding is the last known binding, from memory. A sandbox counts once it left its
+// id with the volume or answered for it, until it says that it does not have it.
+func (h *Handler) Binding(v *volume.Volume) (runtime.Binding, bool) {
+	return h.store.Bindings.Shown(v.Key)
+}
+
+// AdoptForeign finds the volumes that other programs published to Kata.
+func (h *Handler) AdoptForeign() { h.store.AdoptForeign() }
+
+// Adopted lists the volumes that other programs published to Kata.
+func (h *Handler) Adopted() []*volume.Volume { return h.store.Adopted() }
+
+// SandboxAdded reports a new sandbox of a pod. The next call about one of the pod's
+// volumes looks which of its sandboxes is alive.
+func (h *Handler) SandboxAdded(podUID, id string) { h.bindings.added(podUID, id) }
+
+// SandboxGone reports that a sandbox has ended.
+func (h *Handler) SandboxGone(id string) {
+	h.store.Bindings.DropSandbox(id)
+	h.client.drop(id)
 }

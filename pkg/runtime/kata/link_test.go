@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 // Where kubelet's root is a link, a runtime is given the path with the link in it:
@@ -21,17 +21,18 @@ func TestTargetThroughALink(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(b.h.Publish(t.Context(), v))
+	_, err := b.h.Publish(t.Context(), v)
+	must(err)
 	if _, shown := b.Projection(t, v); !shown || filepath.Base(b.dir(v)) != dirName(filepath.Clean(v.Target)) {
 		t.Fatalf("published as %s", b.dir(v))
 	}
 	b.startShim(t, v, "sb1")
 	b.Restart(t)
-	known := func(key deferral.Key) bool { return key == v.Key }
+	known := func(key volume.Key) bool { return key == v.Key }
 	if orphans, err := b.h.Orphans(known); err != nil || len(orphans) > 0 {
 		t.Fatalf("a known volume is an orphan: %v, %v", orphans, err)
 	}
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		if at, bound := b.h.Binding(v); bound && at.Sandbox == "sb1" {
 			break
 		}
@@ -42,7 +43,7 @@ func TestTargetThroughALink(t *testing.T) {
 	if _, err := b.h.Stats(t.Context(), v); err != nil {
 		t.Fatal(err)
 	}
-	orphans, err := b.h.Orphans(func(deferral.Key) bool { return false })
+	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
 	if err != nil || len(orphans) != 1 || orphans[0].Key != v.Key {
 		t.Fatalf("%v, %v", orphans, err)
 	}

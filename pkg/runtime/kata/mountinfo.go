@@ -7,11 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"strings"
-	"unicode"
-	"unicode/utf8"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 )
 
 const (
@@ -36,16 +35,16 @@ type mountInfo struct {
 }
 
 // encodeInfo is deterministic, so that a projection is compared by its bytes.
-func encodeInfo(v *deferral.Volume) ([]byte, error) {
+func encodeInfo(v *volume.Volume) ([]byte, error) {
 	info := mountInfo{
 		VolumeType: directVol,
 		Device:     v.Device.Path,
 		FSType:     v.FSType,
-		Options:    v.Options(),
+		Options:    mountopt.Options(v),
 	}
 	if v.Group != "" {
 		info.Metadata = map[string]string{"fsGroup": v.Group}
-		if v.GroupPolicy != deferral.GroupPolicyUnset {
+		if v.GroupPolicy != volume.GroupPolicyUnset {
 			info.Metadata["fsGroupChangePolicy"] = string(v.GroupPolicy)
 		}
 	}
@@ -65,25 +64,21 @@ func parseInfo(raw []byte) (mountInfo, error) {
 	switch {
 	case info.Device == "" || info.FSType == "" || info.VolumeType == "":
 		return mountInfo{}, errors.New("volume-type, device or fstype is missing")
-	case !path.IsAbs(info.Device) || !isText(info.Device) || len(info.Device) > 4095:
+	case !path.IsAbs(info.Device) || !sys.IsText(info.Device) || len(info.Device) > 4095:
 		return mountInfo{}, errors.New("the device is not an absolute path")
-	case !isText(info.FSType) || len(info.FSType) > 64:
+	case !sys.IsText(info.FSType) || len(info.FSType) > 64:
 		return mountInfo{}, errors.New("the fstype is not a name")
 	}
 	return info, nil
 }
 
-func isText(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
-}
-
 // nameOf is the name of a volume's directory. It is made of the target as kubelet
 // gave it: containerd and CRI-O hand kubelet's path to a runtime as it is, unless
 // its very last element is a link, which a target's is not.
-func nameOf(v *deferral.Volume) string { return dirName(path.Clean(v.Target)) }
+func nameOf(v *volume.Volume) string { return dirName(path.Clean(v.Target)) }
 
 // hasName tells whether Kata can name the volume at all.
-func hasName(v *deferral.Volume) bool {
+func hasName(v *volume.Volume) bool {
 	return v.Target != "" && len(path.Clean(v.Target)) <= maxTarget
 }
 
@@ -99,5 +94,5 @@ func targetOf(dirName string) (string, bool) {
 		return "", false
 	}
 	target := string(raw)
-	return target, path.IsAbs(target) && isText(target)
+	return target, path.IsAbs(target) && sys.IsText(target)
 }

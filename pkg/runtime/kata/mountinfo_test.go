@@ -8,34 +8,38 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-func plainVolume() *deferral.Volume {
+func plainVolume() *volume.Volume {
 	const target = "/var/lib/kubelet/pods/p/volumes/kubernetes.io~csi/v/mount"
-	return &deferral.Volume{
-		Key: deferral.KeyOf(target), Target: target, ResolvedTarget: target, FSType: "ext4",
-		Device: deferral.Device{Kind: deferral.BlockDevice, Path: "/dev/vdb"}, PodUID: "p", Handler: Name,
+	return &volume.Volume{
+		Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, FSType: "ext4",
+		Device: volume.Device{Kind: volume.BlockDevice, Path: "/dev/vdb"}, PodUID: "p", Handler: Name,
 	}
 }
 
 func TestEncodeInfo(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(*deferral.Volume)
+		change func(*volume.Volume)
 		want   string
 	}{
-		"plain": {func(*deferral.Volume) {}, `{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4"}`},
-		"group": {func(v *deferral.Volume) { v.Group = "2000" },
+		"plain": {func(*volume.Volume) {}, `{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4"}`},
+		"group": {func(v *volume.Volume) { v.Group = "2000" },
 			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","metadata":{"fsGroup":"2000"}}`},
-		"policy": {func(v *deferral.Volume) { v.Group, v.GroupPolicy = "2000", deferral.GroupOnMismatch },
+		"policy": {func(v *volume.Volume) { v.Group, v.GroupPolicy = "2000", volume.GroupOnMismatch },
 			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","metadata":{"fsGroup":"2000","fsGroupChangePolicy":"OnRootMismatch"}}`},
-		"read-only": {func(v *deferral.Volume) { v.ReadOnly, v.MountFlags = true, []string{"rw", "noatime"} },
+		"read-only": {func(v *volume.Volume) { v.ReadOnly, v.MountFlags = true, []string{"rw", "noatime"} },
 			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["noatime","ro"]}`},
-		"ro in the flags alone": {func(v *deferral.Volume) { v.MountFlags = []string{"ro,noatime"} },
+		"ro in the flags alone": {func(v *volume.Volume) { v.MountFlags = []string{"ro,noatime"} },
 			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["noatime"]}`},
-		"ro twice": {func(v *deferral.Volume) { v.ReadOnly, v.MountFlags = true, []string{"ro", "ro"} },
+		"ro twice": {func(v *volume.Volume) { v.ReadOnly, v.MountFlags = true, []string{"ro", "ro"} },
 			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["ro"]}`},
-		"quoted comma": {func(v *deferral.Volume) { v.MountFlags = []string{`context="a:s0:c1,c2",discard`} },
+		"of mount(8)": {func(v *volume.Volume) {
+			v.MountFlags = []string{"_netdev,nofail", "noatime", "x-systemd.automount", "comment=a"}
+		},
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["noatime"]}`},
+		"quoted comma": {func(v *volume.Volume) { v.MountFlags = []string{`context="a:s0:c1,c2",discard`} },
 			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["context=\"a:s0:c1,c2\"","discard"]}`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -95,37 +99,31 @@ func TestDirName(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	h := &Handler{cfg: Default()}
-	const fine = deferral.Kind(255)
+	const fine = volume.Kind(255)
 	for name, c := range map[string]struct {
-		change func(*deferral.Volume)
-		want   deferral.Kind
+		change func(*volume.Volume)
+		want   volume.Kind
 	}{
-		"plain":            {func(*deferral.Volume) {}, fine},
-		"longest target":   {func(v *deferral.Volume) { v.Target = "/" + strings.Repeat("x", 188) }, fine},
-		"too long target":  {func(v *deferral.Volume) { v.Target = "/" + strings.Repeat("x", 189) }, deferral.Invalid},
-		"relative target":  {func(v *deferral.Volume) { v.Target = "x" }, deferral.Invalid},
-		"non-UTF-8 target": {func(v *deferral.Volume) { v.Target = "/\xff" }, deferral.Invalid},
-		"no device":        {func(v *deferral.Volume) { v.Device.Path = "" }, deferral.Invalid},
-		"filesystem":       {func(v *deferral.Volume) { v.FSType = "ntfs" }, deferral.Unsupported},
-		"bind":             {func(v *deferral.Volume) { v.MountFlags = []string{"noatime", "bind"} }, deferral.Unsupported},
-		"hidden rbind":     {func(v *deferral.Volume) { v.MountFlags = []string{"noatime, rbind"} }, deferral.Unsupported},
-		"remount":          {func(v *deferral.Volume) { v.MountFlags = []string{"remount"} }, deferral.Unsupported},
-		"move":             {func(v *deferral.Volume) { v.MountFlags = []string{"move"} }, deferral.Unsupported},
-		"rshared":          {func(v *deferral.Volume) { v.MountFlags = []string{"rshared"} }, deferral.Unsupported},
-		"loop":             {func(v *deferral.Volume) { v.MountFlags = []string{"loop=/dev/loop0"} }, deferral.Unsupported},
-		"group":            {func(v *deferral.Volume) { v.Group = "1000" }, fine},
-		"group 0":          {func(v *deferral.Volume) { v.Group = "0" }, deferral.Unsupported},
-		"octal group":      {func(v *deferral.Volume) { v.Group = "010" }, deferral.Invalid},
-		"named group":      {func(v *deferral.Volume) { v.Group = "staff" }, deferral.Invalid},
-		"negative group":   {func(v *deferral.Volume) { v.Group = "-1" }, deferral.Invalid},
-		"lone policy":      {func(v *deferral.Volume) { v.GroupPolicy = deferral.GroupAlways }, deferral.Invalid},
+		"plain":            {func(*volume.Volume) {}, fine},
+		"longest target":   {func(v *volume.Volume) { v.Target = "/" + strings.Repeat("x", 188) }, fine},
+		"too long target":  {func(v *volume.Volume) { v.Target = "/" + strings.Repeat("x", 189) }, volume.Invalid},
+		"relative target":  {func(v *volume.Volume) { v.Target = "x" }, volume.Invalid},
+		"non-UTF-8 target": {func(v *volume.Volume) { v.Target = "/\xff" }, volume.Invalid},
+		"no device":        {func(v *volume.Volume) { v.Device.Path = "" }, volume.Invalid},
+		"filesystem":       {func(v *volume.Volume) { v.FSType = "ntfs" }, volume.Unsupported},
+		"group":            {func(v *volume.Volume) { v.Group = "1000" }, fine},
+		"group 0":          {func(v *volume.Volume) { v.Group = "0" }, volume.Unsupported},
+		"octal group":      {func(v *volume.Volume) { v.Group = "010" }, volume.Invalid},
+		"named group":      {func(v *volume.Volume) { v.Group = "staff" }, volume.Invalid},
+		"negative group":   {func(v *volume.Volume) { v.Group = "-1" }, volume.Invalid},
+		"lone policy":      {func(v *volume.Volume) { v.GroupPolicy = volume.GroupAlways }, volume.Invalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := plainVolume()
 			c.change(v)
 			err := h.Check(v)
-			if c.want == fine && err != nil || c.want != fine && (err == nil || deferral.KindOf(err) != c.want) {
-				t.Errorf("%v of kind %v, want %v", err, deferral.KindOf(err), c.want)
+			if c.want == fine && err != nil || c.want != fine && (err == nil || volume.KindOf(err) != c.want) {
+				t.Errorf("%v of kind %v, want %v", err, volume.KindOf(err), c.want)
 			}
 		})
 	}

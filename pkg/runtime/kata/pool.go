@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -133,6 +134,9 @@ func dial(ctx context.Context, socket string) (*conn, error) {
 		raw, err := dialer.DialContext(ctx, "unix", socket)
 		if err == nil {
 			return &conn{Conn: raw, socket: socket}, nil
+		}
+		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
+			<-ctx.Done() // the dialer's own timer, which has ctx's deadline, can fire just before that of ctx
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()

@@ -12,15 +12,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
+	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 func polling(t testing.TB, b *bench) {
 	t.Helper()
 	for {
-		b.h.pool.mu.Lock()
-		on := b.h.pool.sweeper
-		b.h.pool.mu.Unlock()
+		b.h.client.pool.mu.Lock()
+		on := b.h.client.pool.sweeper
+		b.h.client.pool.mu.Unlock()
 		if on {
 			return
 		}
@@ -29,9 +29,9 @@ func polling(t testing.TB, b *bench) {
 }
 
 func idle(b *bench, socket string) int {
-	b.h.pool.mu.Lock()
-	defer b.h.pool.mu.Unlock()
-	return len(b.h.pool.idle[socket])
+	b.h.client.pool.mu.Lock()
+	defer b.h.client.pool.mu.Unlock()
+	return len(b.h.client.pool.idle[socket])
 }
 
 func TestConnectionsAreKept(t *testing.T) {
@@ -72,8 +72,8 @@ func TestConnectionsAreKept(t *testing.T) {
 	if n := dialled.Load(); n != 1 {
 		t.Errorf("%d connections for 10 calls", n)
 	}
-	socket := b.h.socketOf("sb1", goShim)
-	b.h.pool.sweep(time.Now().Add(idleFor + time.Second))
+	socket := b.h.cfg.socketOf("sb1", goShim)
+	b.h.client.pool.sweep(time.Now().Add(idleFor + time.Second))
 	if n := idle(b, socket); n != 0 {
 		t.Errorf("%d connections are kept too long", n)
 	}
@@ -96,7 +96,7 @@ func TestKeptConnectionClosedByPeer(t *testing.T) {
 		if _, err := b.h.Stats(t.Context(), v); err != nil {
 			t.Fatal(err)
 		}
-		if idle(b, b.h.socketOf("sb1", goShim)) != 1 {
+		if idle(b, b.h.cfg.socketOf("sb1", goShim)) != 1 {
 			t.Fatal("no connection was kept")
 		}
 		shim.Kill(t)
@@ -115,7 +115,7 @@ func TestNothingIsKeptWithoutRun(t *testing.T) {
 	if _, err := b.h.Stats(t.Context(), v); err != nil {
 		t.Fatal(err)
 	}
-	if n := idle(b, b.h.socketOf("sb1", goShim)); n != 0 {
+	if n := idle(b, b.h.cfg.socketOf("sb1", goShim)); n != 0 {
 		t.Errorf("%d connections are kept", n)
 	}
 }
@@ -136,7 +136,7 @@ func BenchmarkStats(b *testing.B) {
 	b.Run("dial-each-time", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if err := dialAndAsk(node.h.socketOf("sb1", goShim), v.Device.Path); err != nil {
+			if err := dialAndAsk(node.h.cfg.socketOf("sb1", goShim), v.Device.Path); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -170,7 +170,7 @@ func BenchmarkPublishRetract(b *testing.B) {
 	v := node.Volume("a")
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := node.h.Publish(b.Context(), v); err != nil {
+		if _, err := node.h.Publish(b.Context(), v); err != nil {
 			b.Fatal(err)
 		}
 		if err := node.h.Retract(b.Context(), v); err != nil {

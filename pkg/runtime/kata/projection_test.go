@@ -13,10 +13,10 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 func TestModes(t *testing.T) {
@@ -57,10 +57,10 @@ func TestRepublishKeepsIDs(t *testing.T) {
 	b.startShim(t, v, "sb1")
 	changed := *v
 	changed.MountFlags = []string{"noatime"}
-	if err := b.h.Publish(t.Context(), &changed); err != nil {
+	if _, err := b.h.Publish(t.Context(), &changed); err != nil {
 		t.Fatal(err)
 	}
-	if ids := listIDs(b.dir(v)); len(ids) != 1 || ids[0] != "sb1" {
+	if ids := b.h.bindings.candidates(v); len(ids) != 1 || ids[0] != "sb1" {
 		t.Errorf("ids %q", ids)
 	}
 	// A lost file is put back, too.
@@ -110,7 +110,8 @@ func TestForeignEmptyDirectory(t *testing.T) {
 	if err := os.Mkdir(b.dir(v), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, b.h.Publish(t.Context(), v), deferral.Conflict, v, "another program")
+	_, err := b.h.Publish(t.Context(), v)
+	wantError(t, err, volume.Conflict, v, "another program")
 	if err := b.h.Retract(t.Context(), v); err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +136,7 @@ func TestPlaces(t *testing.T) {
 	dir := shortDir(t)
 	inside := testConfig(dir)
 	inside.TempDir = filepath.Join(inside.DirectVolumes, "tmp")
-	if _, err := New(inside, nil, zap.NewNop()); deferral.KindOf(err) != deferral.Invalid {
+	if _, err := New(inside, nil, zap.NewNop()); volume.KindOf(err) != volume.Invalid {
 		t.Errorf("a TempDir in Kata's tree: %v", err)
 	}
 	if _, err := New(inside, nil, zap.NewNop()); err == nil || !strings.Contains(err.Error(), "put it elsewhere") {
@@ -150,7 +151,7 @@ func TestPlaces(t *testing.T) {
 		}
 		t.Skip("/dev/shm is no filesystem of its own here")
 	}
-	if _, err := New(elsewhere, nil, zap.NewNop()); deferral.KindOf(err) != deferral.Invalid {
+	if _, err := New(elsewhere, nil, zap.NewNop()); volume.KindOf(err) != volume.Invalid {
 		t.Errorf("a TempDir on another filesystem: %v", err)
 	}
 }
@@ -174,7 +175,7 @@ func TestReadsAreNeverTorn(t *testing.T) {
 	}
 	writer.Go(func() {
 		for i := 0; left.Load() > 0; i++ {
-			if err := b.h.Publish(t.Context(), []*deferral.Volume{one, &two}[i%2]); err != nil {
+			if _, err := b.h.Publish(t.Context(), []*volume.Volume{one, &two}[i%2]); err != nil {
 				t.Error(err)
 				return
 			}

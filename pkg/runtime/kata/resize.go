@@ -3,39 +3,42 @@ package kata
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"strconv"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // Resize asks the volume's live sandbox to grow its filesystem. No Kata release
 // known today can; one that could would be believed.
-func (h *Handler) Resize(ctx context.Context, v *deferral.Volume, r deferral.Range) (int64, error) {
+func (h *Handler) Resize(ctx context.Context, v *volume.Volume, r volume.Range) (int64, error) {
 	if err := ctx.Err(); err != nil {
-		return 0, contextError(v, "", err)
+		return 0, guest.ContextError(v, "", err)
 	}
 	size, err := h.wishedSize(v, r)
 	if err != nil {
 		return 0, err
 	}
-	rep, b, err := h.call(ctx, v, func(b binding) ([]byte, error) { return h.resizeRequest(ctx, v, b, size) })
-	if err != nil {
-		return 0, err
-	}
-	if rep.status == 200 {
+	rep, b, err := h.client.callOnce(ctx, v, func(b shim) ([]byte, error) { return h.resizeRequest(ctx, v, b, size) })
+	switch {
+	case err == nil && rep.status == 200:
 		return size, nil
+	case err == nil:
+		err = statusError(v, "resize", b, rep)
+	case b.flavor == rustShim && errors.Is(err, errHungUp) && h.client.lives(ctx, b):
+		err = volume.Errorf(volume.Unsupported, "volume %s: Kata sandbox %s (%s) ended the call without an answer, which is "+
+			"how it says that its agent refused", v.Target, b.id, b.flavor)
 	}
-	err = statusError(v, "resize", b, rep)
-	if deferral.KindOf(err) == deferral.Unsupported {
-		return 0, deferral.Errorf(deferral.Unsupported, "%w. Kata cannot grow a filesystem while a sandbox has it: "+
-			"grow the volume, then delete the pod so that a new one mounts it", err)
+	if volume.KindOf(err) == volume.Unsupported {
+		return 0, volume.Errorf(volume.Unsupported, "%w. Kata cannot grow a filesystem while a sandbox has it", err)
 	}
 	return 0, err
 }
 
-func (h *Handler) wishedSize(v *deferral.Volume, r deferral.Range) (int64, error) {
+func (h *Handler) wishedSize(v *volume.Volume, r volume.Range) (int64, error) {
 	if r.Required < 0 || r.Limit < 0 || (r.Limit > 0 && r.Required > r.Limit) {
-		return 0, deferral.Errorf(deferral.Invalid, "volume %s: %d to %d bytes is not a range of sizes", v.Target, r.Required, r.Limit)
+		return 0, volume.Errorf(volume.Invalid, "volume %s: %d to %d bytes is not a range of sizes", v.Target, r.Required, r.Limit)
 	}
 	if r.Required > 0 {
 		return r.Required, nil
@@ -45,24 +48,40 @@ func (h *Handler) wishedSize(v *deferral.Volume, r deferral.Range) (int64, error
 			return size, nil
 		}
 	}
-	return 0, deferral.Errorf(deferral.Invalid, "volume %s: the wished size is missing: give required_bytes", v.Target)
+	return 0, volume.Errorf(volume.Invalid, "volume %s: the wished size is missing: give required_bytes", v.Target)
 }
 
-func (h *Handler) resizeRequest(ctx context.Context, v *deferral.Volume, b binding, size int64) ([]byte, error) {
+func (h *Handler) resizeRequest(ctx context.Context, v *volume.Volume, b shim, size int64) ([]byte, error) {
 	if b.flavor == goShim {
 		return resizePost("/direct-volume/resize", map[string]any{"VolumePath": v.Device.Path, "Size": size})
 	}
-	guest, err := h.guestPath(ctx, v, b.id)
+	path, err := h.guestPath(ctx, v, b.id)
 	if err != nil {
 		return nil, err
 	}
-	return resizePost("http://shim/direct-volume/resize", map[string]any{"volume_guest_path": guest, "size": size})
+	return resizePost("http://shim/direct-volume/resize", map[string]any{"volume_guest_path": path, "size": size})
+}
+
+// guestPath returns the volume's path in a runtime-rs sandbox. It takes an answer
+// of stats to be sure of one.
+func (h *Handler) guestPath(ctx context.Context, v *volume.Volume, id string) (string, error) {
+	for asked := false; ; asked = true {
+		if path := h.guests.path(v.Key, id); path != "" && h.bindings.current(v).id == id {
+			return path, nil
+		}
+		if asked {
+			return "", volume.Errorf(volume.Busy, "volume %s: its sandbox changed while it was asked for the volume's path", v.Target)
+		}
+		if _, err := h.Stats(ctx, v); err != nil {
+			return "", err
+		}
+	}
 }
 
 func resizePost(target string, content map[string]any) ([]byte, error) {
 	body, err := json.Marshal(content)
 	if err != nil {
-		return nil, deferral.Errorf(deferral.Internal, "the resize request cannot be encoded: %w", err)
+		return nil, volume.Errorf(volume.Internal, "the resize request cannot be encoded: %w", err)
 	}
 	head := "POST " + target + " HTTP/1.1\r\nHost: shim\r\nContent-Type: application/json\r\nContent-Length: " +
 		strconv.Itoa(len(body)) + "\r\n\r\n"

@@ -2,26 +2,55 @@ package kata
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 func TestResizeWhereTheAgentCannot(t *testing.T) {
-	for _, flavor := range []kataemu.Flavor{kataemu.Go, kataemu.Rust} {
-		b := newBench(t, flavor)
-		v := published(t, b, "a")
-		shim := b.startShim(t, v, "sb1")
-		_, err := b.h.Resize(t.Context(), v, deferral.Range{Required: 1 << 30})
-		wantError(t, err, deferral.Unsupported, v, "sb1", "resize_volume is not implemented", "delete the pod")
-		shim.SetFault(kataemu.NotFound)
-		_, err = b.h.Resize(t.Context(), v, deferral.Range{Required: 1 << 30})
-		wantError(t, err, deferral.Unsupported, v, "sb1", "delete the pod")
-		shim.SetFault(kataemu.ServerError)
-		_, err = b.h.Resize(t.Context(), v, deferral.Range{Required: 1 << 30})
-		wantError(t, err, deferral.Refused, v, "sb1", "ill")
+	b := newBench(t, kataemu.Go)
+	v := published(t, b, "a")
+	shim := b.startShim(t, v, "sb1")
+	_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
+	wantError(t, err, volume.Unsupported, v, "sb1", "resize_volume is not implemented", "cannot grow a filesystem")
+	shim.SetFault(kataemu.NotFound)
+	_, err = b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
+	wantError(t, err, volume.Unsupported, v, "sb1", "cannot grow a filesystem")
+	shim.SetFault(kataemu.ServerError)
+	_, err = b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
+	wantError(t, err, volume.Refused, v, "sb1", "ill")
+}
+
+// runtime-rs closes the connection where it means "error". That is final, and the
+// guest is asked once.
+func TestResizeThatIsHungUpOn(t *testing.T) {
+	b := newBench(t, kataemu.Rust)
+	var asked atomic.Int32
+	b.resize = func(string, uint64) error {
+		asked.Add(1)
+		return errors.New("resize_volume is not implemented in kata-agent")
 	}
+	v := published(t, b, "a")
+	shim := b.startShim(t, v, "sb1")
+	for range 2 { // the second time there is a kept connection
+		if _, err := b.h.Stats(t.Context(), v); err != nil {
+			t.Fatal(err)
+		}
+		asked.Store(0)
+		_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
+		wantError(t, err, volume.Unsupported, v, "sb1", "kata-rs", "without an answer", "cannot grow a filesystem")
+		if n := asked.Load(); n != 1 {
+			t.Errorf("the guest was asked %d times", n)
+		}
+	}
+	b.resize = nil
+	if err := shim.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
+	wantError(t, err, volume.NoSandbox, v, "sb1")
 }
 
 // A future agent that can is believed.
@@ -33,34 +62,38 @@ func TestResizeWhereTheAgentCan(t *testing.T) {
 		b.resize = func(_ string, size uint64) error { asked = size; return answer }
 		v := published(t, b, "a")
 		b.startShim(t, v, "sb1")
-		size, err := b.h.Resize(t.Context(), v, deferral.Range{Required: 1 << 30, Limit: 2 << 30})
+		size, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30, Limit: 2 << 30})
 		if err != nil || size != 1<<30 || asked != 1<<30 {
 			t.Errorf("%d, %v; the agent was asked for %d", size, err, asked)
 		}
-		b.h.cfg.DeviceSize = func(*deferral.Volume) (int64, bool) { return 5 << 30, true }
-		if size, err := b.h.Resize(t.Context(), v, deferral.Range{}); err != nil || size != 5<<30 || asked != 5<<30 {
+		b.h.cfg.DeviceSize = func(*volume.Volume) (int64, bool) { return 5 << 30, true }
+		if size, err := b.h.Resize(t.Context(), v, volume.Range{}); err != nil || size != 5<<30 || asked != 5<<30 {
 			t.Errorf("to the device's size: %d, %v", size, err)
 		}
 		answer = errors.New("the guest's disk is ill")
-		_, err = b.h.Resize(t.Context(), v, deferral.Range{Required: 1})
-		wantError(t, err, deferral.Refused, v, "sb1", "ill")
+		_, err = b.h.Resize(t.Context(), v, volume.Range{Required: 1})
+		if flavor == kataemu.Go {
+			wantError(t, err, volume.Refused, v, "sb1", "ill")
+		} else {
+			wantError(t, err, volume.Unsupported, v, "sb1", "without an answer")
+		}
 	}
 }
 
 func TestResizeRange(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	v := published(t, b, "a")
-	for _, r := range []deferral.Range{{}, {Limit: 1}, {Required: -1}, {Required: 2, Limit: 1}} {
+	for _, r := range []volume.Range{{}, {Limit: 1}, {Required: -1}, {Required: 2, Limit: 1}} {
 		_, err := b.h.Resize(t.Context(), v, r)
-		wantError(t, err, deferral.Invalid, v)
+		wantError(t, err, volume.Invalid, v)
 	}
 }
 
 func TestStatsLargerThanTheDevice(t *testing.T) {
 	b := newBench(t, kataemu.Go)
-	b.h.cfg.DeviceSize = func(*deferral.Volume) (int64, bool) { return 4096, true }
+	b.h.cfg.DeviceSize = func(*volume.Volume) (int64, bool) { return 4096, true }
 	v := published(t, b, "a")
 	b.startShim(t, v, "sb1")
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, deferral.Absurd, v, "sb1", "on a device of 4096")
+	wantError(t, err, volume.Absurd, v, "sb1", "on a device of 4096")
 }

@@ -3,58 +3,120 @@ package kata
 import (
 	"context"
 	"errors"
+	"strings"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"go.uber.org/zap"
+
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 const statsPath = "/direct-volume/stats?path="
 
 // Stats asks the volume's live sandbox for its usage.
-func (h *Handler) Stats(ctx context.Context, v *deferral.Volume) (deferral.Report, error) {
+func (h *Handler) Stats(ctx context.Context, v *volume.Volume) (volume.Report, error) {
 	if err := ctx.Err(); err != nil {
-		return deferral.Report{}, contextError(v, "", err)
+		return volume.Report{}, guest.ContextError(v, "", err)
 	}
-	rep, b, err := h.askStats(ctx, v)
-	if err != nil {
-		return deferral.Report{}, err
+	search := newGuestSearch(h, v)
+	for {
+		rep, b, err := h.client.call(ctx, v, func(b shim) ([]byte, error) { return search.request(ctx, b) })
+		var report volume.Report
+		if err == nil {
+			report, err = h.readStats(v, b, rep)
+		}
+		more := false
+		if b.flavor == rustShim {
+			more, err = search.judge(ctx, b, report, err)
+		}
+		switch {
+		case more:
+		case err != nil:
+			return volume.Report{}, h.denied(ctx, v, b, err)
+		default:
+			h.store.Bindings.Prove(v.Key, b.id, true)
+			report.Sandbox, report.Condition = b.id, h.condition(ctx, v, report.Condition)
+			report.GroupIgnored = h.groupIgnored(ctx, v, b)
+			return report, nil
+		}
 	}
+}
+
+// condition replaces what the agent says of the filesystem's health: that is a
+// constant, "OK", for every filesystem. Should an agent say otherwise one day, it
+// is believed.
+func (h *Handler) condition(ctx context.Context, v *volume.Volume, said *volume.Condition) *volume.Condition {
+	if said != nil && said.Abnormal {
+		return said
+	}
+	if h.cfg.Condition == nil {
+		return nil
+	}
+	return h.cfg.Condition(ctx, v)
+}
+
+// errNotMounted is how a sandbox lives and does not have the volume: between two
+// containers the disk is unplugged, and sometimes Kata never took the volume.
+var errNotMounted = errors.New("does not have it mounted now")
+
+// denied takes notice of a sandbox that says it does not have the volume, and adds
+// what the cause may be.
+func (h *Handler) denied(ctx context.Context, v *volume.Volume, b shim, err error) error {
+	if volume.KindOf(err) != volume.NoSandbox || b.id == "" {
+		return err
+	}
+	h.store.Bindings.Prove(v.Key, b.id, false)
+	if !errors.Is(err, errNotMounted) || h.sandboxes == nil {
+		return err
+	}
+	paths, lookErr := h.sandboxes.Destinations(ctx, b.id, v.ResolvedTarget)
+	switch {
+	case lookErr != nil:
+		return err
+	case len(paths) == 0:
+		return volume.Errorf(volume.NoSandbox, "%w. No container of the pod mounts the volume now, or only by subPath, "+
+			"which Kata cannot serve", err)
+	}
+	return volume.Errorf(volume.NoSandbox, "%w. If this does not pass: a container has %s, and Kata did not put the volume "+
+		"there; disable_block_device_use may be true in its configuration, or the disk could not be attached (see Kata's log)",
+		err, strings.Join(paths, ", "))
+}
+
+// groupIgnored tells whether a sandbox's files are not the volume's group's: runtime-rs
+// passes no group on to the guest. It is said in the log once a sandbox.
+func (h *Handler) groupIgnored(ctx context.Context, v *volume.Volume, b shim) bool {
+	if b.flavor != rustShim || v.Group == "" || v.Adopted || h.cfg.LacksGroup == nil || !h.cfg.LacksGroup(ctx, v) {
+		return false
+	}
+	if _, tracked := h.store.Bindings.Get(v.Key); !tracked || !h.guests.firstGroupless(v.Key, b.id) {
+		return true
+	}
+	pod := v.PodUID
+	if v.Origin != nil && v.Origin.PodName != "" {
+		pod = v.Origin.PodNamespace + "/" + v.Origin.PodName
+	}
+	h.log.Warn(volume.GroupIgnoredText, zap.String("pod", pod), zap.String("volume", v.Target), zap.String("group", v.Group),
+		zap.String("sandbox", b.id))
+	return true
+}
+
+// readStats reads the answer of either runtime.
+func (h *Handler) readStats(v *volume.Volume, b shim, rep reply) (volume.Report, error) {
 	if rep.status != 200 {
-		return deferral.Report{}, statusError(v, "stats", b, rep)
+		return volume.Report{}, statusError(v, "stats", b, rep)
 	}
 	parse := parseStatsJSON
 	if b.flavor == rustShim {
 		parse = parseStatsDebug
 	}
 	report, err := parse(rep.body)
-	if err == nil {
-		err = h.checkSize(v, report)
-	}
 	if err != nil {
-		return deferral.Report{}, badStats(v, b, err)
+		return volume.Report{}, badStats(v, b, err)
+	}
+	if err := h.checkSize(v, report); err != nil {
+		return report, badStats(v, b, err)
 	}
 	return report, nil
-}
-
-func (h *Handler) askStats(ctx context.Context, v *deferral.Volume) (reply, binding, error) {
-	rep, b, err := h.call(ctx, v, func(b binding) ([]byte, error) { return h.statsRequest(ctx, v, b) })
-	if err != nil || b.flavor != rustShim || rep.status == 200 || !h.forgetGuest(v, b.id) {
-		return rep, b, err
-	}
-	// A container that was restarted in the same sandbox has the volume at
-	// another path.
-	return h.call(ctx, v, func(b binding) ([]byte, error) { return h.statsRequest(ctx, v, b) })
-}
-
-func (h *Handler) statsRequest(ctx context.Context, v *deferral.Volume, b binding) ([]byte, error) {
-	if b.flavor == rustShim {
-		guest, err := h.guestPath(ctx, v, b.id)
-		if err != nil {
-			return nil, err
-		}
-		return statsRequestRust(guest), nil
-	}
-	return statsRequestGo(v.Device.Path), nil
 }
 
 // statsRequestGo asks by the device. It is escaped twice, because the shim
@@ -88,15 +150,15 @@ func escape(s string) string {
 }
 
 // badStats classes an answer that cannot be read or cannot be true.
-func badStats(v *deferral.Volume, b binding, err error) error {
-	kind, what := deferral.Malformed, "stats that cannot be read"
+func badStats(v *volume.Volume, b shim, err error) error {
+	kind, what := volume.Malformed, "stats that cannot be read"
 	if errors.Is(err, guest.ErrAbsurd) {
-		kind, what = deferral.Absurd, "stats that cannot be true"
+		kind, what = volume.Absurd, "stats that cannot be true"
 	}
-	return deferral.Errorf(kind, "volume %s: Kata sandbox %s (%s) answered with %s: %w", v.Target, b.id, b.flavor, what, err)
+	return volume.Errorf(kind, "volume %s: Kata sandbox %s (%s) answered with %s: %w", v.Target, b.id, b.flavor, what, err)
 }
 
-func (h *Handler) checkSize(v *deferral.Volume, report deferral.Report) error {
+func (h *Handler) checkSize(v *volume.Volume, report volume.Report) error {
 	if h.cfg.DeviceSize == nil {
 		return nil
 	}

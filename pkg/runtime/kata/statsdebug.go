@@ -4,26 +4,26 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // parseStatsDebug reads the answer of runtime-rs, which is not JSON but Rust's
 // debug text of two values.
-func parseStatsDebug(body []byte) (deferral.Report, error) {
+func parseStatsDebug(body []byte) (volume.Report, error) {
 	if len(body) > maxBody {
-		return deferral.Report{}, errTooMuch
+		return volume.Report{}, errTooMuch
 	}
 	usage, condition, err := splitDebug(string(body))
 	if err != nil {
-		return deferral.Report{}, err
+		return volume.Report{}, err
 	}
 	var out guest.Report
 	if err := debugUsages(&out, usage); err != nil {
-		return deferral.Report{}, err
+		return volume.Report{}, err
 	}
 	if err := debugCondition(&out, condition); err != nil {
-		return deferral.Report{}, err
+		return volume.Report{}, err
 	}
 	return out.Done()
 }
@@ -75,8 +75,8 @@ func debugUsages(out *guest.Report, list value) error {
 	return nil
 }
 
-func debugUsage(v value) (deferral.Usage, error) {
-	var u deferral.Usage
+func debugUsage(v value) (volume.Usage, error) {
+	var u volume.Usage
 	if v.kind != nameValue || v.text != "VolumeUsage" || v.fields == nil {
 		return u, errDebugText
 	}
@@ -98,20 +98,20 @@ func debugUsage(v value) (deferral.Usage, error) {
 
 // debugUnit reads BYTES, Ok(BYTES), and a number of which the runtime does not
 // know the name.
-func debugUnit(v value) (deferral.Unit, error) {
+func debugUnit(v value) (volume.Unit, error) {
 	v = unwrap(v)
 	switch {
 	case v.kind == numberValue:
 		n, err := parseCount(v.text)
 		return unitOf(n), err
 	case v.kind != nameValue || v.text == "":
-		return deferral.UnitUnknown, fmt.Errorf("%w: the unit is missing", errDebugText)
+		return volume.UnitUnknown, fmt.Errorf("%w: the unit is missing", errDebugText)
 	case v.text == "BYTES":
-		return deferral.UnitBytes, nil
+		return volume.UnitBytes, nil
 	case v.text == "INODES":
-		return deferral.UnitInodes, nil
+		return volume.UnitInodes, nil
 	}
-	return deferral.UnitUnknown, nil
+	return volume.UnitUnknown, nil
 }
 
 func debugCondition(out *guest.Report, v value) error {

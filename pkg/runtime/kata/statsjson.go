@@ -9,8 +9,8 @@ import (
 	"math"
 	"strconv"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // statsJSON is how the Go runtime prints the agent's answer: zero values are
@@ -62,24 +62,24 @@ func allDigits(s string) bool {
 }
 
 // parseStatsJSON reads the answer of the Go runtime's shim.
-func parseStatsJSON(body []byte) (deferral.Report, error) {
+func parseStatsJSON(body []byte) (volume.Report, error) {
 	var in statsJSON
 	if err := decodeStats(body, &in); err != nil {
-		return deferral.Report{}, err
+		return volume.Report{}, err
 	}
 	if len(in.Usage) > guest.MaxUsages {
-		return deferral.Report{}, errors.New("it lists too many usages")
+		return volume.Report{}, errors.New("it lists too many usages")
 	}
 	var out guest.Report
 	for _, u := range in.Usage {
 		if u == nil {
 			continue
 		}
-		err := out.Usage(deferral.Usage{
+		err := out.Usage(volume.Usage{
 			Available: int64(u.Available), Total: int64(u.Total), Used: int64(u.Used), Unit: unitOf(int64(u.Unit)),
 		})
 		if err != nil {
-			return deferral.Report{}, err
+			return volume.Report{}, err
 		}
 	}
 	if in.Condition != nil {
@@ -103,13 +103,13 @@ func decodeStats(body []byte, into *statsJSON) error {
 	return nil
 }
 
-func unitOf(n int64) deferral.Unit {
+func unitOf(n int64) volume.Unit {
 	switch n {
 	case 1:
-		return deferral.UnitBytes
+		return volume.UnitBytes
 	case 2:
-		return deferral.UnitInodes
+		return volume.UnitInodes
 	default:
-		return deferral.UnitUnknown
+		return volume.UnitUnknown
 	}
 }

@@ -10,34 +10,35 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // outcome is what a body is expected to be read as.
 type outcome struct {
-	report deferral.Report
-	kind   deferral.Kind // Internal for a report
+	report volume.Report
+	kind   volume.Kind // Internal for a report
 }
 
-func bytesAnd(c *deferral.Condition, u ...deferral.Usage) outcome {
-	return outcome{report: deferral.Report{Usage: u, Condition: c}}
+func bytesAnd(c *volume.Condition, u ...volume.Usage) outcome {
+	return outcome{report: volume.Report{Usage: u, Condition: c}}
 }
 
 var (
-	ok        = &deferral.Condition{Message: "OK"}
-	malformed = outcome{kind: deferral.Malformed}
-	absurd    = outcome{kind: deferral.Absurd}
+	ok        = &volume.Condition{Message: "OK"}
+	malformed = outcome{kind: volume.Malformed}
+	absurd    = outcome{kind: volume.Absurd}
 )
 
-func checkOutcome(t *testing.T, parse func([]byte) (deferral.Report, error), body string, want outcome) {
+func checkOutcome(t *testing.T, parse func([]byte) (volume.Report, error), body string, want outcome) {
 	t.Helper()
 	report, err := parse([]byte(body))
 	got := outcome{report: report}
 	if err != nil {
-		got = outcome{kind: deferral.Malformed}
+		got = outcome{kind: volume.Malformed}
 		if errors.Is(err, guest.ErrAbsurd) {
-			got.kind = deferral.Absurd
+			got.kind = volume.Absurd
 		}
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(outcome{})); diff != "" {
@@ -49,15 +50,15 @@ func checkOutcome(t *testing.T, parse func([]byte) (deferral.Report, error), bod
 func TestStatsOfKatasOwnEncoder(t *testing.T) {
 	want := map[string]outcome{
 		"normal": bytesAnd(ok,
-			deferral.Usage{Available: 9663676416, Total: 10737418240, Used: 1073741824, Unit: deferral.UnitBytes},
-			deferral.Usage{Available: 655349, Total: 655360, Used: 11, Unit: deferral.UnitInodes}),
+			volume.Usage{Available: 9663676416, Total: 10737418240, Used: 1073741824, Unit: volume.UnitBytes},
+			volume.Usage{Available: 655349, Total: 655360, Used: 11, Unit: volume.UnitInodes}),
 		"full-volume-available-omitted": bytesAnd(ok,
-			deferral.Usage{Total: 4096, Used: 4096, Unit: deferral.UnitBytes},
-			deferral.Usage{Total: 10, Used: 10, Unit: deferral.UnitInodes}),
-		"no-inodes-fs-all-zero": bytesAnd(ok, deferral.Usage{Available: 4096, Total: 4096, Unit: deferral.UnitBytes}),
-		"abnormal":              bytesAnd(&deferral.Condition{Abnormal: true, Message: "I/O error"}),
-		"condition-zero":        bytesAnd(&deferral.Condition{}),
-		"html-escaped-message":  bytesAnd(&deferral.Condition{Abnormal: true, Message: `a<b>&"c"`}),
+			volume.Usage{Total: 4096, Used: 4096, Unit: volume.UnitBytes},
+			volume.Usage{Total: 10, Used: 10, Unit: volume.UnitInodes}),
+		"no-inodes-fs-all-zero": bytesAnd(ok, volume.Usage{Available: 4096, Total: 4096, Unit: volume.UnitBytes}),
+		"abnormal":              bytesAnd(&volume.Condition{Abnormal: true, Message: "I/O error"}),
+		"condition-zero":        bytesAnd(&volume.Condition{}),
+		"html-escaped-message":  bytesAnd(&volume.Condition{Abnormal: true, Message: `a<b>&"c"`}),
 		"empty":                 malformed,
 		"empty-usage-element":   malformed,
 		"nil-usage-element":     malformed,
@@ -80,7 +81,7 @@ func TestStatsOfKatasOwnEncoder(t *testing.T) {
 }
 
 func TestStatsJSON(t *testing.T) {
-	one := deferral.Usage{Available: 1, Total: 2, Used: 1, Unit: deferral.UnitBytes}
+	one := volume.Usage{Available: 1, Total: 2, Used: 1, Unit: volume.UnitBytes}
 	for body, want := range map[string]outcome{
 		`{"usage":[null,{"available":1,"total":2,"used":1,"unit":1},{"total":9,"unit":7}]}`: bytesAnd(nil, one),
 		`{"usage":[{"available":1,"total":2,"used":1,"unit":1}],"new_field":[1,{}]}` + "\n": bytesAnd(nil, one),
@@ -133,8 +134,8 @@ func TestStatsDebugText(t *testing.T) {
 		return `VolumeUsage { available: 1, total: 2, used: 1, unit: ` + unit + `, ` + special + ` }`
 	}
 	list := func(usages ...string) string { return `Usage: [` + strings.Join(usages, ", ") + `] Volume Condition: ` }
-	one := deferral.Usage{Available: 1, Total: 2, Used: 1, Unit: deferral.UnitBytes}
-	two := deferral.Usage{Available: 1, Total: 2, Used: 1, Unit: deferral.UnitInodes}
+	one := volume.Usage{Available: 1, Total: 2, Used: 1, Unit: volume.UnitBytes}
+	two := volume.Usage{Available: 1, Total: 2, Used: 1, Unit: volume.UnitInodes}
 	const okText = `VolumeCondition { abnormal: false, message: "OK", ` + special + ` }`
 	for body, want := range map[string]outcome{
 		list(usage("BYTES"), usage("INODES")) + okText:              bytesAnd(ok, one, two),
@@ -146,7 +147,7 @@ func TestStatsDebugText(t *testing.T) {
 		list(usage("BYTES")) + `MessageField(Some(` + okText + `))`: bytesAnd(ok, one),
 		list("Some("+usage("BYTES")+")") + okText:                   bytesAnd(ok, one),
 		list() + `VolumeCondition { abnormal: true, message: "a\"b\\\u{e4}\u{1F600}\n", .. }`: bytesAnd(
-			&deferral.Condition{Abnormal: true, Message: "a\"b\\ä😀"}),
+			&volume.Condition{Abnormal: true, Message: "a\"b\\ä😀"}),
 		"Usage: [\n    VolumeUsage {\n        available: 1,\n        total: 2,\n        used: 1,\n        unit: BYTES,\n    },\n]" +
 			" Volume Condition: None": bytesAnd(nil, one),
 		list(`VolumeUsage { available: 1, total: 2, used: 1, unit: BYTES, x: {1: Fixed32([3]), "k": (1, 2)} }`) + `None`: bytesAnd(nil, one),
@@ -180,7 +181,7 @@ func TestStatsDebugText(t *testing.T) {
 }
 
 // sane is what no answer may break, whatever a guest sends.
-func sane(t *testing.T, report deferral.Report, err error) {
+func sane(t *testing.T, report volume.Report, err error) {
 	if err != nil {
 		return
 	}
@@ -192,7 +193,7 @@ func sane(t *testing.T, report deferral.Report, err error) {
 			t.Fatalf("usage %+v", u)
 		}
 	}
-	if c := report.Condition; c != nil && (len(c.Message) > guest.MaxMessage || !isText(c.Message)) {
+	if c := report.Condition; c != nil && (len(c.Message) > guest.MaxMessage || !sys.IsText(c.Message)) {
 		t.Fatalf("message %q", c.Message)
 	}
 }

@@ -9,24 +9,25 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/kataemu"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 // changes collects what OnChange was called with.
 type changes struct {
 	mu   sync.Mutex
-	keys []deferral.Key
+	keys []volume.Key
 }
 
-func (c *changes) add(key deferral.Key) {
+func (c *changes) add(key volume.Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.keys = append(c.keys, key)
 }
 
-func (c *changes) has(key deferral.Key) bool {
+func (c *changes) has(key volume.Key) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Contains(c.keys, key)
@@ -34,28 +35,28 @@ func (c *changes) has(key deferral.Key) bool {
 
 func soon(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(3 * time.Second); !is(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not in 3 s: %s", what)
+			t.Fatalf("not in 20 s: %s", what)
 		}
 	}
 }
 
-func boundTo(b *bench, v *deferral.Volume, id string) func() bool {
+func boundTo(b *bench, v *volume.Volume, id string) func() bool {
 	return func() bool {
 		binding, bound := b.h.Binding(v)
 		return bound && binding.Sandbox == id || !bound && id == ""
 	}
 }
 
-func watched(b *bench, v *deferral.Volume) func() bool {
-	return func() bool { return b.h.watch.Has(v.Key) }
+func watched(b *bench, v *volume.Volume) func() bool {
+	return func() bool { return b.h.store.Watch.Has(v.Key) }
 }
 
 // watching waits until Run watches.
 func watching(t *testing.T, b *bench) {
 	t.Helper()
-	soon(t, "the watch runs", b.h.watch.Watching)
+	soon(t, "the watch runs", b.h.store.Watch.Watching)
 }
 
 func newWatchedBench(t *testing.T) (*bench, *changes) {
@@ -88,9 +89,8 @@ func TestBindingShowsAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	soon(t, "nothing is left in memory", func() bool {
-		b.h.mu.RLock()
-		defer b.h.mu.RUnlock()
-		return len(b.h.entries) == 0 && b.h.watch.Count() == 0
+		tracked := b.h.store.Bindings.Volumes(func(projection.Entry) bool { return true })
+		return len(tracked) == 0 && b.h.store.Watch.Count() == 0
 	})
 }
 
@@ -168,11 +168,9 @@ func TestOverflowReadsTheTree(t *testing.T) {
 	foreign := b.Volume("foreign")
 	b.PublishForeign(t, foreign)
 	soon(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
-	b.h.mu.Lock()
-	clear(b.h.adopted)
-	b.h.mu.Unlock()
+	b.h.store.Bindings.Forget(foreign.Key)
 	const overflow = "\xff\xff\xff\xff\x00\x40\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
-	tree.Dispatch([]byte(overflow), b.h.watch.Event)
+	tree.Dispatch([]byte(overflow), b.h.store.Watch.Event)
 	soon(t, "adopted again", func() bool { return len(b.h.Adopted()) == 1 })
 }
 
@@ -193,25 +191,7 @@ func TestOddNamesInTheTree(t *testing.T) {
 	good := b.Volume("good")
 	b.PublishForeign(t, good)
 	soon(t, "the good one is adopted", func() bool { return len(b.h.Adopted()) == 1 })
-	if orphans, err := b.h.Orphans(func(deferral.Key) bool { return false }); err != nil || len(orphans) != 0 {
+	if orphans, err := b.h.Orphans(func(volume.Key) bool { return false }); err != nil || len(orphans) != 0 {
 		t.Errorf("orphans %v, %v", orphans, err)
-	}
-}
-
-// A volume that no sandbox ever had is answered from memory.
-func TestNeverBoundCostsNothing(t *testing.T) {
-	b, _ := newWatchedBench(t)
-	v := published(t, b, "a")
-	if !b.h.neverBound(v) {
-		t.Error("a new volume is looked up on disk")
-	}
-	b.startShim(t, v, "sb1")
-	soon(t, "bound", boundTo(b, v, "sb1"))
-	if b.h.neverBound(v) {
-		t.Error("a bound volume is taken for one that never was")
-	}
-	b.h.SandboxGone("sb1")
-	if b.h.neverBound(v) {
-		t.Error("a volume that was bound is taken for one that never was")
 	}
 }

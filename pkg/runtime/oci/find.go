@@ -71,6 +71,13 @@ var (
 	ErrNoDirectory = errors.New("the volume is not published to this runtime")
 	// ErrOtherPod is a volume that belongs to another pod.
 	ErrOtherPod = errors.New("the volume belongs to another pod")
+	// ErrTwoRuntimes is a container with the annotations of two container runtimes:
+	// whose sandbox it is in cannot be told.
+	ErrTwoRuntimes = errors.New("its annotations are of containerd and of CRI-O, and a pod's author can write those of the " +
+		"one that is not there: remove io.kubernetes.cri.* and io.kubernetes.cri-o.* from the pod's annotations")
+	// ErrType is a volume of a type that this version does not know, which no
+	// handler can serve without harm.
+	ErrType = errors.New("the volume's type is not known")
 )
 
 // Find finds the deferred volumes among the mounts of a container. podUID is the
@@ -105,6 +112,9 @@ func Find(cfg Config, spec *specs.Spec, podUID string) (found []*Mount, err erro
 			m.Index = i
 			found = append(found, m)
 		}
+	}
+	if len(found) > 0 && ofTwoRuntimes(spec.Annotations) {
+		return found, ErrTwoRuntimes
 	}
 	return found, nil
 }
@@ -142,7 +152,7 @@ func (c Config) fill(m *Mount, known guards, source, podUID string) (ours bool, 
 }
 
 // byGuard goes by the kernel's word.
-func (c Config) byGuard(m *Mount, at place, isRoot bool, source, podUID string) error {
+func (c Config) byGuard(m *Mount, at guard, isRoot bool, source, podUID string) error {
 	if at.gone {
 		return errors.New("its sub-directory was removed while the pod was being set up: try again")
 	}
@@ -207,6 +217,9 @@ func (c Config) byPath(m *Mount, podUID string) (bool, error) {
 // take reads what to mount, and sees that it is for this pod.
 func (m *Mount) take(dir *abi.Dir, podUID string) error {
 	info, err := dir.Info()
+	if err == nil && info.VolumeType != abi.TypeBlock {
+		err = fmt.Errorf("%w: it is %q, and this runtime handler mounts only %q: a newer one is needed", ErrType, info.VolumeType, abi.TypeBlock)
+	}
 	if err == nil && info.PodUID() != "" && info.PodUID() != podUID {
 		err = fmt.Errorf("%w: %s is of pod %s, and this container is of pod %q", ErrOtherPod, info.Target(), info.PodUID(), podUID)
 	}

@@ -206,23 +206,59 @@ func TestBinding(t *testing.T) {
 	}
 }
 
+// Forward compatibility rests on it: what a handler must understand comes as a new
+// type.
+func TestAnUnknownTypeIsRefused(t *testing.T) {
+	n := newNode(t)
+	target := n.publish("a", "pod")
+	file := filepath.Join(n.cfg.Root, abi.DirName(target), abi.InfoName)
+	raw, err := os.ReadFile(file)
+	n.must(err)
+	n.must(os.WriteFile(file, []byte(strings.Replace(string(raw), `"block"`, `"block2"`, 1)), 0o600))
+	n.refused(bind(target), "pod", ErrType)
+}
+
 func TestSandboxOf(t *testing.T) {
 	for name, c := range map[string]struct {
 		notes map[string]string
 		want  Sandbox
 		known bool
 	}{
-		"none":                   {},
-		"containerd's container": {map[string]string{containerdID: "s", containerdPod: "p", containerdType: "container"}, Sandbox{ID: "s", PodUID: "p"}, true},
-		"containerd's sandbox":   {map[string]string{containerdID: "s", containerdPod: "p", containerdType: "sandbox"}, Sandbox{ID: "s", PodUID: "p", Self: true}, true},
-		"CRI-O's container":      {map[string]string{crioID: "s", crioType: "container", crioLabels: `{"io.kubernetes.pod.uid":"p"}`}, Sandbox{ID: "s", PodUID: "p"}, true},
-		"CRI-O's sandbox":        {map[string]string{crioID: "s", crioType: "sandbox", podLabel: "p"}, Sandbox{ID: "s", PodUID: "p", Self: true}, true},
-		"CRI-O without labels":   {map[string]string{crioID: "s", crioLabels: "?"}, Sandbox{ID: "s"}, true},
+		"none":                                {},
+		"containerd's container":              {map[string]string{containerdID: "s", containerdPod: "p", containerdType: "container"}, Sandbox{ID: "s", PodUID: "p"}, true},
+		"containerd's sandbox":                {map[string]string{containerdID: "s", containerdPod: "p", containerdType: "sandbox"}, Sandbox{ID: "s", PodUID: "p", Self: true}, true},
+		"CRI-O's container":                   {map[string]string{crioID: "s", crioType: "container", crioLabels: `{"io.kubernetes.pod.uid":"p"}`}, Sandbox{ID: "s", PodUID: "p"}, true},
+		"CRI-O's sandbox":                     {map[string]string{crioID: "s", crioType: "sandbox", podLabel: "p"}, Sandbox{ID: "s", PodUID: "p", Self: true}, true},
+		"containerd's pod, by a pod of CRI-O": {map[string]string{crioID: "s", crioType: "container", podLabel: "p", containerdID: "victim"}, Sandbox{}, false},
+		"containerd's uid, by a pod of CRI-O": {map[string]string{crioID: "s", crioType: "container", podLabel: "p", containerdPod: "victim"}, Sandbox{}, false},
+		"CRI-O's sandbox, by containerd":      {map[string]string{containerdID: "s", containerdType: "container", crioID: "victim"}, Sandbox{}, false},
+		"CRI-O without labels":                {map[string]string{crioID: "s", crioLabels: "?"}, Sandbox{ID: "s"}, true},
 	} {
 		got, known := SandboxOf(&specs.Spec{Annotations: c.notes})
 		if got != c.want || known != c.known {
 			t.Errorf("%s: %+v, %v", name, got, known)
 		}
+	}
+}
+
+// CRI-O copies the annotations of a pod into the specs of its containers.
+func TestThePodsOwnAnnotationsChooseNoSandbox(t *testing.T) {
+	n := newNode(t)
+	spec := bind(n.publish("a", "victim"))
+	spec.Annotations = map[string]string{
+		crioID: "s", crioType: "container", podLabel: "attacker",
+		containerdID: "victims-sandbox", containerdPod: "victim", containerdType: "container",
+	}
+	for _, pod := range []string{"attacker", "victim"} {
+		if found, err := Find(n.cfg, spec, pod); err == nil {
+			t.Fatalf("found %d for %s", len(found), pod)
+		}
+	}
+	n.refused(spec, "victim", ErrTwoRuntimes)
+	// Without a deferred volume, annotations keep no container from starting.
+	spec.Mounts[1].Source = t.TempDir()
+	if found, err := Find(n.cfg, spec, "attacker"); err != nil || len(found) > 0 {
+		t.Errorf("%d, %v", len(found), err)
 	}
 }
 

@@ -15,9 +15,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// place is where in which volume a guard mount, or a bind mount of a part of one,
-// leads.
-type place struct {
+// guard is a guard mount, or a bind mount of a part of one: the volume that it stands
+// for, and the sub-directory of that.
+type guard struct {
 	volume string
 	sub    string
 	point  string // where it is mounted
@@ -25,7 +25,7 @@ type place struct {
 }
 
 // guards are the guard mounts of a mount namespace, by the id of the mount.
-type guards map[int]place
+type guards map[int]guard
 
 // readGuards reads them from a mountinfo file. Only lines that can be guards are
 // taken apart: a node has thousands of others.
@@ -68,7 +68,7 @@ func (g guards) add(line []byte) error {
 			continue
 		}
 		sub, gone := strings.CutSuffix(m.Root, deleted)
-		g[m.ID] = place{volume: volume, sub: strings.Trim(sub, "/"), point: m.Mountpoint, gone: gone}
+		g[m.ID] = guard{volume: volume, sub: strings.Trim(sub, "/"), point: m.Mountpoint, gone: gone}
 	}
 	return nil
 }

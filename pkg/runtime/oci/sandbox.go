@@ -6,6 +6,8 @@
 // not by the path: whatever way a sub-directory was bound, the kernel says of which
 // volume it is and where in it. All that is found is held by descriptors, so that
 // nobody can put something else in its place between the look and the use.
+//
+// Names and types are only added; to remove one would be a new major version.
 package oci
 
 import (
@@ -39,9 +41,14 @@ const (
 )
 
 // SandboxOf reads the sandbox of a container; known is false for a container that
-// no CRI made.
+// no CRI made, and for one that has the annotations of two: CRI-O copies those of
+// the pod into the spec, so the pod's author wrote containerd's. Find refuses
+// deferred volumes to such a container.
 func SandboxOf(spec *specs.Spec) (s Sandbox, known bool) {
 	notes := spec.Annotations
+	if ofTwoRuntimes(notes) {
+		return Sandbox{}, false
+	}
 	if id := notes[containerdID]; id != "" {
 		return Sandbox{ID: id, PodUID: notes[containerdPod], Self: notes[containerdType] == typeSandbox}, true
 	}
@@ -49,6 +56,13 @@ func SandboxOf(spec *specs.Spec) (s Sandbox, known bool) {
 		return Sandbox{ID: id, PodUID: crioPod(notes), Self: notes[crioType] == typeSandbox}, true
 	}
 	return Sandbox{}, false
+}
+
+// ofTwoRuntimes tells whether containerd and CRI-O both seem to have made a
+// container.
+func ofTwoRuntimes(notes map[string]string) bool {
+	has := func(key string) bool { return notes[key] != "" }
+	return (has(containerdType) || has(containerdID) || has(containerdPod)) && (has(crioType) || has(crioID))
 }
 
 func crioPod(notes map[string]string) string {

@@ -1,12 +1,13 @@
 // Package runtimetest holds the tests that every runtime handler must pass. A
-// handler's own tests call Run with a Fixture that builds it.
+// handler's own tests call Run with a Fixture that builds it. It is for authors of
+// handlers; a release may add tests to it.
 package runtimetest
 
 import (
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // Fixture builds what a test needs.
@@ -26,17 +27,17 @@ type Env interface {
 	// and ends the Run of the one before.
 	Restart(t *testing.T) runtime.Handler
 	// Volume makes a valid volume; each name gives another.
-	Volume(name string) *deferral.Volume
+	Volume(name string) *volume.Volume
 	// Projection is the volume's projection as the runtime sees it.
-	Projection(t *testing.T, v *deferral.Volume) (content string, exists bool)
+	Projection(t *testing.T, v *volume.Volume) (content string, exists bool)
 	// PublishForeign publishes the volume as another program does.
-	PublishForeign(t *testing.T, v *deferral.Volume)
+	PublishForeign(t *testing.T, v *volume.Volume)
 	// LeaveHalfPublished leaves what a kill in the middle of Publish leaves, and
 	// CountLeftovers counts what of it there is.
-	LeaveHalfPublished(t *testing.T, v *deferral.Volume)
+	LeaveHalfPublished(t *testing.T, v *volume.Volume)
 	CountLeftovers(t *testing.T) int
 	// Start starts a sandbox that has the volume and has told so.
-	Start(t *testing.T, v *deferral.Volume, id string) Sandbox
+	Start(t *testing.T, v *volume.Volume, id string) Sandbox
 }
 
 // Sandbox is a running sandbox.

@@ -7,15 +7,15 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-func publish(t *testing.T, env Env, v *deferral.Volume) string {
+func publish(t *testing.T, env Env, v *volume.Volume) string {
 	t.Helper()
 	if err := env.Handler().Check(v); err != nil {
 		t.Fatalf("Check: %v", err)
 	}
-	if err := env.Handler().Publish(t.Context(), v); err != nil {
+	if _, err := env.Handler().Publish(t.Context(), v); err != nil {
 		t.Fatalf("Publish: %v", err)
 	}
 	content, exists := env.Projection(t, v)
@@ -25,7 +25,7 @@ func publish(t *testing.T, env Env, v *deferral.Volume) string {
 	return content
 }
 
-func retract(t *testing.T, env Env, v *deferral.Volume) {
+func retract(t *testing.T, env Env, v *volume.Volume) {
 	t.Helper()
 	if err := env.Handler().Retract(t.Context(), v); err != nil {
 		t.Fatalf("Retract: %v", err)
@@ -35,16 +35,22 @@ func retract(t *testing.T, env Env, v *deferral.Volume) {
 	}
 }
 
-func wantKind(t *testing.T, err error, kinds ...deferral.Kind) {
+func wantKind(t *testing.T, err error, kinds ...volume.Kind) {
 	t.Helper()
-	if err == nil || !slices.Contains(kinds, deferral.KindOf(err)) {
-		t.Fatalf("error %v of kind %v, want one of %v", err, deferral.KindOf(err), kinds)
+	if err == nil || !slices.Contains(kinds, volume.KindOf(err)) {
+		t.Fatalf("error %v of kind %v, want one of %v", err, volume.KindOf(err), kinds)
 	}
 }
 
 func testIdempotent(t *testing.T, env Env) {
 	v := env.Volume("a")
+	if changed, err := env.Handler().Publish(t.Context(), v); err != nil || !changed {
+		t.Fatalf("the first Publish: changed %v, %v", changed, err)
+	}
 	first := publish(t, env, v)
+	if changed, err := env.Handler().Publish(t.Context(), v); err != nil || changed {
+		t.Fatalf("one more Publish: changed %v, %v", changed, err)
+	}
 	if second := publish(t, env, v); second != first {
 		t.Fatalf("the second Publish changed the projection:\n%s\n%s", first, second)
 	}
@@ -92,7 +98,7 @@ func testOrphans(t *testing.T, env Env) {
 	publish(t, env, lost)
 	env.PublishForeign(t, foreign)
 	handler := env.Restart(t)
-	orphans, err := handler.Orphans(func(key deferral.Key) bool { return key == kept.Key })
+	orphans, err := handler.Orphans(func(key volume.Key) bool { return key == kept.Key })
 	if err != nil {
 		t.Fatalf("Orphans: %v", err)
 	}
@@ -120,7 +126,8 @@ func testAdopted(t *testing.T, env Env) {
 	})
 	changed := *v
 	changed.ReadOnly = !v.ReadOnly
-	wantKind(t, env.Handler().Publish(t.Context(), &changed), deferral.Conflict)
+	_, err := env.Handler().Publish(t.Context(), &changed)
+	wantKind(t, err, volume.Conflict)
 	if err := env.Handler().Retract(t.Context(), v); err != nil {
 		t.Fatalf("Retract of a foreign volume: %v", err)
 	}
@@ -137,12 +144,13 @@ func testCanceledBefore(t *testing.T, env Env) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	v := env.Volume("a")
-	wantKind(t, env.Handler().Publish(ctx, v), deferral.Canceled)
+	_, err := env.Handler().Publish(ctx, v)
+	wantKind(t, err, volume.Canceled)
 	if _, exists := env.Projection(t, v); exists {
 		t.Fatal("a canceled Publish published")
 	}
-	_, err := env.Handler().Stats(ctx, v)
-	wantKind(t, err, deferral.Canceled)
+	_, err = env.Handler().Stats(ctx, v)
+	wantKind(t, err, volume.Canceled)
 }
 
 func testConcurrent(t *testing.T, env Env) {
@@ -151,7 +159,7 @@ func testConcurrent(t *testing.T, env Env) {
 		wg.Go(func() {
 			v := env.Volume(fmt.Sprintf("v%d", i))
 			for range 20 {
-				err := env.Handler().Publish(t.Context(), v)
+				_, err := env.Handler().Publish(t.Context(), v)
 				if err == nil {
 					_, err = env.Handler().InUse(t.Context(), v)
 				}

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 func eventually(t *testing.T, what string, is func() bool) {
@@ -21,7 +21,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-func stats(t *testing.T, env Env, v *deferral.Volume) deferral.Report {
+func stats(t *testing.T, env Env, v *volume.Volume) volume.Report {
 	t.Helper()
 	report, err := env.Handler().Stats(t.Context(), v)
 	if err != nil {
@@ -30,7 +30,7 @@ func stats(t *testing.T, env Env, v *deferral.Volume) deferral.Report {
 	return report
 }
 
-func boundTo(t *testing.T, env Env, v *deferral.Volume, id string) {
+func boundTo(t *testing.T, env Env, v *volume.Volume, id string) {
 	t.Helper()
 	binding, bound := env.Handler().Binding(v)
 	if !bound || binding.Sandbox != id || binding.Runtime == "" || binding.Since.IsZero() {
@@ -62,19 +62,19 @@ func testNoSandbox(t *testing.T, env Env) {
 	v := env.Volume("a")
 	publish(t, env, v)
 	_, err := env.Handler().Stats(t.Context(), v)
-	wantKind(t, err, deferral.NoSandbox)
+	wantKind(t, err, volume.NoSandbox)
 	if !strings.Contains(err.Error(), v.Target) {
 		t.Fatalf("the error does not name the volume: %v", err)
 	}
-	_, err = env.Handler().Resize(t.Context(), v, deferral.Range{Required: 1 << 30})
-	wantKind(t, err, deferral.NoSandbox)
+	_, err = env.Handler().Resize(t.Context(), v, volume.Range{Required: 1 << 30})
+	wantKind(t, err, volume.NoSandbox)
 	if _, bound := env.Handler().Binding(v); bound {
 		t.Fatal("bound without a sandbox")
 	}
 	inUse(t, env, v, "")
 }
 
-func inUse(t *testing.T, env Env, v *deferral.Volume, want string) {
+func inUse(t *testing.T, env Env, v *volume.Volume, want string) {
 	t.Helper()
 	got, err := env.Handler().InUse(t.Context(), v)
 	if err != nil || got != want {
@@ -91,7 +91,7 @@ func testAttempts(t *testing.T, env Env) {
 	first.Kill(t)
 	inUse(t, env, v, "")
 	_, err := env.Handler().Stats(t.Context(), v)
-	wantKind(t, err, deferral.NoSandbox)
+	wantKind(t, err, volume.NoSandbox)
 	if _, bound := env.Handler().Binding(v); bound {
 		t.Fatal("bound to a dead sandbox")
 	}
@@ -121,10 +121,10 @@ func testErrors(t *testing.T, env Env) {
 	sandbox := env.Start(t, v, "one")
 	for name, c := range map[string]struct {
 		set  func()
-		kind deferral.Kind
+		kind volume.Kind
 	}{
-		"refuse": {sandbox.Refuse, deferral.Refused},
-		"babble": {sandbox.Babble, deferral.Malformed},
+		"refuse": {sandbox.Refuse, volume.Refused},
+		"babble": {sandbox.Babble, volume.Malformed},
 	} {
 		c.set()
 		_, err := env.Handler().Stats(t.Context(), v)
@@ -151,7 +151,7 @@ func testHung(t *testing.T, env Env) {
 			defer cancel()
 			begin := time.Now()
 			_, err := env.Handler().Stats(ctx, hung)
-			if deferral.KindOf(err) != deferral.Timeout || time.Since(begin) > 2*time.Second {
+			if volume.KindOf(err) != volume.Timeout || time.Since(begin) > 2*time.Second {
 				t.Errorf("after %v: %v", time.Since(begin), err)
 			}
 		})
@@ -174,7 +174,7 @@ func testCancel(t *testing.T, env Env) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(20*time.Millisecond, cancel)
 	_, err := env.Handler().Stats(ctx, v)
-	wantKind(t, err, deferral.Canceled)
+	wantKind(t, err, volume.Canceled)
 }
 
 func testResize(canResize bool) func(*testing.T, Env) {
@@ -182,13 +182,13 @@ func testResize(canResize bool) func(*testing.T, Env) {
 		v := env.Volume("a")
 		publish(t, env, v)
 		env.Start(t, v, "one")
-		size, err := env.Handler().Resize(t.Context(), v, deferral.Range{Required: 1 << 30})
+		size, err := env.Handler().Resize(t.Context(), v, volume.Range{Required: 1 << 30})
 		if canResize {
 			if err != nil || size < 1<<30 {
 				t.Fatalf("Resize: %d, %v", size, err)
 			}
 			return
 		}
-		wantKind(t, err, deferral.Unsupported)
+		wantKind(t, err, volume.Unsupported)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // The labels of containerd's CRI plugin, the same since 1.0.
@@ -35,6 +35,7 @@ const maxMessage = 16 << 20
 
 // client is one connection to containerd.
 type client struct {
+	t          *Tracker
 	conn       *grpc.ClientConn
 	namespace  string
 	containers containersapi.ContainersClient
@@ -43,15 +44,15 @@ type client struct {
 	sandboxes  sandboxapi.StoreClient
 }
 
-func dial(socket, namespace string) (*client, error) {
-	conn, err := grpc.NewClient("unix:"+socket,
+func dial(t *Tracker, cfg Config) (*client, error) {
+	conn, err := grpc.NewClient("unix:"+cfg.Socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
 		return nil, err
 	}
 	return &client{
-		conn: conn, namespace: namespace, containers: containersapi.NewContainersClient(conn),
+		t: t, conn: conn, namespace: cfg.Namespace, containers: containersapi.NewContainersClient(conn),
 		tasks: tasksapi.NewTasksClient(conn), events: eventsapi.NewEventsClient(conn),
 		sandboxes: sandboxapi.NewStoreClient(conn),
 	}, nil
@@ -117,13 +118,23 @@ func (c *client) runs(ctx context.Context, id string) (bool, error) {
 // askError classes the failure of a question that somebody waits for. The
 // caller's own end is read from ctx: a connection that was closed under the call
 // has the same gRPC code.
+// An empty sandboxID is for a question about all of them. Nil stays nil, and an error
+// that is classed already stays as it is.
 func askError(ctx context.Context, party, sandboxID string, err error) error {
+	var classed *volume.Error
+	if err == nil || errors.As(err, &classed) {
+		return err
+	}
+	about := "sandbox " + sandboxID
+	if sandboxID == "" {
+		about = "the node's containers"
+	}
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
-		return deferral.Errorf(deferral.Canceled, "sandbox %s: %s was asked for a caller who went away: %w", sandboxID, party, err)
+		return volume.Errorf(volume.Canceled, "%s: %s was asked for a caller who went away: %w", about, party, err)
 	case ctx.Err() != nil, status.Code(err) == codes.DeadlineExceeded:
-		return deferral.Errorf(deferral.Timeout, "sandbox %s: %s did not answer in time: %w", sandboxID, party, err)
+		return volume.Errorf(volume.Timeout, "%s: %s did not answer in time: %w", about, party, err)
 	default:
-		return deferral.Errorf(deferral.NoSandbox, "sandbox %s: %s cannot be asked: %w", sandboxID, party, err)
+		return volume.Errorf(volume.NoSandbox, "%s: %s cannot be asked: %w", about, party, err)
 	}
 }

@@ -4,12 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"path"
 	"slices"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	"go.uber.org/zap"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // sandboxAnnotation names a container's sandbox in its spec. Newer versions can
@@ -29,21 +30,15 @@ type spec struct {
 	} `json:"mounts"`
 }
 
-// ContainerIDs lists the containers of a sandbox, and the sandbox's own.
-func (t *Tracker) ContainerIDs(ctx context.Context, sandboxID string) ([]string, error) {
-	ids := []string{sandboxID}
-	err := t.inSandbox(ctx, sandboxID, func(c *containersapi.Container, _ spec) { ids = append(ids, c.GetID()) })
+func (c *client) containerIDs(ctx context.Context, sandboxID, podUID string) (ids []string, err error) {
+	err = c.inSandbox(ctx, sandboxID, podUID, func(container *containersapi.Container, _ spec) { ids = append(ids, container.GetID()) })
 	return ids, err
 }
 
-// Destinations lists where the containers of a sandbox mount source, without
-// repeats.
-func (t *Tracker) Destinations(ctx context.Context, sandboxID, source string) ([]string, error) {
-	var found []string
-	pod, _ := t.PodOf(sandboxID)
-	err := t.inSandbox(ctx, sandboxID, func(_ *containersapi.Container, s spec) {
+func (c *client) destinations(ctx context.Context, sandboxID, podUID, path string) (found []string, err error) {
+	err = c.inSandbox(ctx, sandboxID, podUID, func(_ *containersapi.Container, s spec) {
 		for _, mount := range s.Mounts {
-			if isSource(pod, mount.Source, source) && !slices.Contains(found, mount.Destination) {
+			if isSource(podUID, mount.Source, path) && !slices.Contains(found, mount.Destination) {
 				found = append(found, mount.Destination)
 			}
 		}
@@ -52,36 +47,24 @@ func (t *Tracker) Destinations(ctx context.Context, sandboxID, source string) ([
 }
 
 // inSandbox calls f with the containers of a sandbox.
-func (t *Tracker) inSandbox(ctx context.Context, sandboxID string, f func(*containersapi.Container, spec)) error {
-	c := t.current()
-	if c == nil {
-		return deferral.Errorf(deferral.NoSandbox, "sandbox %s: its containers cannot be looked up now: %w", sandboxID, t.LastError())
-	}
-	pod, known := t.PodOf(sandboxID)
-	if !known {
-		return deferral.Errorf(deferral.NoSandbox, "containerd has no live sandbox %s", sandboxID)
-	}
-	err := c.each(ctx, fmt.Sprintf("labels.%q==%s", podLabel, pod), func(container *containersapi.Container) {
+func (c *client) inSandbox(ctx context.Context, sandboxID, podUID string, f func(*containersapi.Container, spec)) error {
+	return c.each(ctx, fmt.Sprintf("labels.%q==%s", podLabel, podUID), func(container *containersapi.Container) {
 		if container.GetLabels()[kindLabel] == kindSandbox || !idForm.MatchString(container.GetID()) {
 			return
 		}
-		if s, ok := t.readSpec(container); ok && belongs(container, s, sandboxID) {
+		if s, ok := c.readSpec(container); ok && belongs(container, s, sandboxID) {
 			f(container, s)
 		}
 	})
-	if err != nil {
-		return askError(ctx, t.party, sandboxID, err)
-	}
-	return nil
 }
 
 // readSpec reads a container's spec; one that cannot be read says nothing. The
 // log tells its size only: a spec holds the environment, and that holds secrets.
-func (t *Tracker) readSpec(c *containersapi.Container) (spec, bool) {
+func (c *client) readSpec(container *containersapi.Container) (spec, bool) {
 	var s spec
-	raw := c.GetSpec().GetValue()
+	raw := container.GetSpec().GetValue()
 	if len(raw) > maxSpec || json.Unmarshal(raw, &s) != nil {
-		t.log.Warn("a container's spec cannot be read", zap.String("id", c.GetID()), zap.Int("bytes", len(raw)))
+		c.t.log.Warn("a container's spec cannot be read", zap.String("id", container.GetID()), zap.Int("bytes", len(raw)))
 		return spec{}, false
 	}
 	return s, true
@@ -92,4 +75,61 @@ func belongs(c *containersapi.Container, s spec, sandboxID string) bool {
 		return c.GetSandbox() == sandboxID
 	}
 	return s.Annotations[sandboxAnnotation] == sandboxID
+}
+
+func (c *client) mounting(ctx context.Context, paths []string) ([]string, error) {
+	var users, unread []string
+	filter := fmt.Sprintf("labels.%q!=%s", kindLabel, kindSandbox)
+	err := c.each(ctx, filter, func(container *containersapi.Container) {
+		s, ok := c.readSpec(container)
+		if !ok {
+			unread = append(unread, clip(container.GetID()))
+			return
+		}
+		for _, mount := range s.Mounts {
+			if id := sandboxIDOf(container, s); isOneOf(paths, mount.Source) && !slices.Contains(users, id) {
+				users = append(users, id)
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	live, err := c.liveOf(ctx, users)
+	if err == nil && len(live) == 0 && len(unread) > 0 {
+		err = volume.Errorf(volume.Internal, "what container %s mounts cannot be read", unread[0])
+	}
+	return live, err
+}
+
+// liveOf keeps the sandboxes that live; those that are not kubelet's are asked for.
+func (c *client) liveOf(ctx context.Context, ids []string) (live []string, err error) {
+	for _, id := range ids {
+		_, lives := c.t.PodOf(id)
+		if !lives {
+			if lives, err = c.runs(ctx, id); err != nil {
+				return nil, askError(ctx, c.t.party, id, err)
+			}
+		}
+		if lives {
+			live = append(live, id)
+		}
+	}
+	return live, nil
+}
+
+// sandboxIDOf tells a container's sandbox; outside of Kubernetes that is the
+// container itself.
+func sandboxIDOf(c *containersapi.Container, s spec) string {
+	if id := c.GetSandbox(); id != "" {
+		return id
+	}
+	if id := s.Annotations[sandboxAnnotation]; id != "" {
+		return id
+	}
+	return c.GetID()
+}
+
+func isOneOf(sources []string, source string) bool {
+	return slices.ContainsFunc(sources, func(one string) bool { return path.Clean(one) == path.Clean(source) })
 }

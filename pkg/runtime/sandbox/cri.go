@@ -2,7 +2,7 @@ package sandbox
 
 import (
 	"context"
-	"sync"
+	"sync/atomic"
 
 	"go.uber.org/zap"
 )
@@ -20,47 +20,50 @@ type CRIConfig struct {
 	Busy func() bool
 }
 
-// CRI knows the live sandboxes of any container runtime, by the API that kubelet
-// uses.
+// cri follows any container runtime by the API that kubelet uses.
 //
 // A sandbox is live while the runtime says that it is ready. What exactly makes
 // it so is the runtime's affair, and includes sandboxes without a container.
-type CRI struct {
-	*Live
+type cri struct {
+	t    *Tracker
 	cfg  CRIConfig
 	pace pace
+	// asks is set while the runtime reports no changes.
+	asks atomic.Bool
+	conn atomic.Pointer[criClient] // nil while not connected
+}
 
-	client struct {
-		sync.Mutex
-		*criClient
+// NewCRI makes a tracker by the CRI that knows nothing until Run runs.
+func NewCRI(cfg CRIConfig, log *zap.Logger) *Tracker {
+	t := newTracker("the container runtime at "+cfg.Socket, cfg.OnAdded, cfg.OnGone, log)
+	t.source = &cri{t: t, cfg: cfg, pace: usualPace()}
+	return t
+}
+
+func (s *cri) polled() bool { return s.asks.Load() }
+
+func (s *cri) current() asker {
+	if c := s.conn.Load(); c != nil {
+		return c
 	}
+	return nil
 }
 
-// NewCRI makes a tracker that knows nothing until Run runs.
-func NewCRI(cfg CRIConfig, log *zap.Logger) *CRI {
-	live := newLive("the container runtime at "+cfg.Socket, cfg.OnAdded, cfg.OnGone, log)
-	return &CRI{Live: live, cfg: cfg, pace: usualPace()}
+func (s *cri) follow(ctx context.Context) error {
+	c, err := dialCRI(s.t, s.cfg.Socket)
+	if err != nil {
+		return err
+	}
+	f := &criFollower{s: s, t: s.t, c: c, hints: make(chan struct{}, 1), ended: make(chan error, 1)}
+	ctx, cancel := context.WithCancel(ctx)
+	defer s.conn.Store(nil)
+	defer f.beside.Wait()
+	defer func() { _ = c.conn.Close() }()
+	defer cancel()
+	if err := f.subscribe(ctx); err != nil {
+		return err
+	}
+	return f.loop(ctx)
 }
 
-// Run follows the runtime until ctx ends, over its restarts and absences.
-func (t *CRI) Run(ctx context.Context) error {
-	return t.run(ctx, func(ctx context.Context) error {
-		defer t.setCurrent(nil)
-		return t.follow(ctx)
-	})
-}
-
-// current gives the connection that Run has made, or nil.
-func (t *CRI) current() *criClient {
-	t.client.Lock()
-	defer t.client.Unlock()
-	return t.client.criClient
-}
-
-func (t *CRI) setCurrent(c *criClient) {
-	t.client.Lock()
-	defer t.client.Unlock()
-	t.client.criClient = c
-}
-
-func (t *CRI) busy() bool { return t.cfg.Busy == nil || t.cfg.Busy() }
+func (s *cri) busy() bool { return s.cfg.Busy == nil || s.cfg.Busy() }

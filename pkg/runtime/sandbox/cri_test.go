@@ -16,16 +16,26 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // quickPace is the usual one, made for tests.
 func quickPace() pace {
 	const unit = 10 * time.Millisecond
-	return pace{poll: 8 * unit, idle: 100 * unit, gap: unit, settle: 4 * unit, relist: time.Minute}
+	return pace{poll: 8 * unit, idle: 100 * unit, gap: unit, settle: 4 * unit, relist: time.Minute, again: time.Minute}
 }
 
-func startCRI(t *testing.T, fake *fakeRuntime, busy func() bool) (*CRI, *journal) {
+func setPace(t *testing.T, tracker *Tracker, p pace) {
+	t.Helper()
+	source, ok := tracker.source.(*cri)
+	if !ok {
+		t.Fatalf("%T is asked", tracker.source)
+	}
+	source.pace = p
+}
+
+func startCRI(t *testing.T, fake *fakeRuntime, busy func() bool) (*Tracker, *journal) {
 	t.Helper()
 	told := &journal{}
 	tracker := NewCRI(CRIConfig{
@@ -34,7 +44,7 @@ func startCRI(t *testing.T, fake *fakeRuntime, busy func() bool) (*CRI, *journal
 		OnGone:  func(id string) { told.add("gone " + id) },
 		Busy:    busy,
 	}, zap.NewNop())
-	tracker.pace = quickPace()
+	setPace(t, tracker, quickPace())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- tracker.Run(ctx) }()
@@ -50,7 +60,7 @@ func startCRI(t *testing.T, fake *fakeRuntime, busy func() bool) (*CRI, *journal
 	return tracker, told
 }
 
-func has(tracker *CRI, pod string, ids ...string) func() bool {
+func has(tracker *Tracker, pod string, ids ...string) func() bool {
 	return func() bool { return slices.Equal(tracker.OfPod(pod), ids) }
 }
 
@@ -60,9 +70,9 @@ func TestCRIListsAndFollowsEvents(t *testing.T) {
 	fake.put("sb-1", "pod-1", "crust")
 	fake.put("dead", "pod-1", "crust")
 	fake.end("dead")
-	fake.put("plain", "pod-2", "")
+	fake.put("plain", "pod-2", "")                                   // CRI-O lists no handlers
 	tracker, told := startCRI(t, fake, func() bool { return false }) // events need no asking
-	eventually(t, "ready", tracker.Ready)
+	check.Eventually(t, "ready", tracker.Ready)
 	if !has(tracker, "pod-1", "sb-1")() {
 		t.Errorf("pod-1 has %q", tracker.OfPod("pod-1"))
 	}
@@ -70,26 +80,26 @@ func TestCRIListsAndFollowsEvents(t *testing.T) {
 		t.Errorf("sb-1 is of %q, %v", pod, known)
 	}
 	for id, want := range map[string]string{"sb-1": "crust", "plain": ""} {
-		if handler, known := tracker.Handler(id); !known || handler != want {
+		if handler, known := tracker.Handler(id); known != (want != "") || handler != want {
 			t.Errorf("%s has handler %q, %v", id, handler, known)
 		}
 	}
-	eventually(t, "a stream", func() bool { return fake.everStreamed() == 1 })
+	check.Eventually(t, "a stream", func() bool { return fake.everStreamed() == 1 })
 	time.Sleep(2 * quickPace().settle) // what is told from now on is told by events only
 
 	fake.put("sb-2", "pod-1", "crust")
 	fake.tell("sb-2", runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
-	eventually(t, "sb-2, the newest first", has(tracker, "pod-1", "sb-2", "sb-1"))
+	check.Eventually(t, "sb-2, the newest first", has(tracker, "pod-1", "sb-2", "sb-1"))
 	fake.end("sb-1")
 	fake.tell("sb-1", runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
-	eventually(t, "sb-1 gone", has(tracker, "pod-1", "sb-2"))
-	eventually(t, "told", func() bool { return told.has("added pod-1 sb-2") && told.has("gone sb-1") })
+	check.Eventually(t, "sb-1 gone", has(tracker, "pod-1", "sb-2"))
+	check.Eventually(t, "told", func() bool { return told.has("added pod-1 sb-2") && told.has("gone sb-1") })
 
 	fake.mu.Lock()
 	delete(fake.sandboxes, "sb-2")
 	fake.mu.Unlock()
 	fake.tell("sb-2", runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT) // without a status: nothing is left
-	eventually(t, "sb-2 gone", has(tracker, "pod-1"))
+	check.Eventually(t, "sb-2 gone", has(tracker, "pod-1"))
 	if !told.has("gone sb-2") {
 		t.Error("nobody was told")
 	}
@@ -102,17 +112,17 @@ func TestCRIBelievesTheListingOnly(t *testing.T) {
 	fake.start()
 	fake.put("sb-1", "pod-1", "crust")
 	tracker, _ := startCRI(t, fake, nil)
-	eventually(t, "a stream", func() bool { return tracker.Ready() && fake.everStreamed() == 1 })
+	check.Eventually(t, "a stream", func() bool { return tracker.Ready() && fake.everStreamed() == 1 })
 	time.Sleep(2 * quickPace().settle)
 	ready := &runtimeapi.ContainerEventResponse{ContainerId: "c-1", PodSandboxStatus: &runtimeapi.PodSandboxStatus{
 		Id: "sb-1", State: runtimeapi.PodSandboxState_SANDBOX_READY, Metadata: &runtimeapi.PodSandboxMetadata{Uid: "pod-1"},
 	}}
 	fake.end("sb-1")
 	fake.tell("sb-1", runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
-	eventually(t, "gone", has(tracker, "pod-1"))
+	check.Eventually(t, "gone", has(tracker, "pod-1"))
 	before := fake.listings()
 	fake.tellOf(ready)
-	eventually(t, "asked again", func() bool { return fake.listings() > before })
+	check.Eventually(t, "asked again", func() bool { return fake.listings() > before })
 	time.Sleep(20 * time.Millisecond)
 	if !has(tracker, "pod-1")() {
 		t.Error("a dead sandbox is back")
@@ -134,13 +144,13 @@ func TestCRIWithoutEventsIsAsked(t *testing.T) {
 			with(fake)
 			fake.start()
 			tracker, told := startCRI(t, fake, nil)
-			eventually(t, "ready", tracker.Ready)
+			check.Eventually(t, "ready", tracker.Ready)
 			time.Sleep(2 * quickPace().settle)
 			fake.put("sb-1", "pod-1", "crust")
 			start := time.Now()
-			eventually(t, "sb-1", has(tracker, "pod-1", "sb-1"))
+			check.Eventually(t, "sb-1", has(tracker, "pod-1", "sb-1"))
 			fake.end("sb-1")
-			eventually(t, "gone", func() bool { return told.has("gone sb-1") })
+			check.Eventually(t, "gone", func() bool { return told.has("gone sb-1") })
 			if took := time.Since(start); took > 100*quickPace().poll {
 				t.Errorf("it took %v", took)
 			}
@@ -154,6 +164,36 @@ func TestCRIWithoutEventsIsAsked(t *testing.T) {
 	}
 }
 
+// A runtime that is restarted with events turned on is listened to again, whether the
+// connection broke or not: the one of the test ends its streams as a runtime does that
+// stops, and goes on answering.
+func TestCRIEventsThatAreTurnedOnLater(t *testing.T) {
+	fake := newFakeRuntime(t)
+	fake.setEvents(false)
+	fake.start()
+	tracker := NewCRI(CRIConfig{Socket: fake.socket}, zap.NewNop())
+	pace := quickPace()
+	pace.again = 4 * pace.poll
+	setPace(t, tracker, pace)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- tracker.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		fake.stop()
+	}()
+	check.Eventually(t, "it is asked every few seconds", tracker.Polled)
+	fake.setEvents(true)
+	check.Eventually(t, "it is listened to", func() bool { return fake.listeners() == 1 && !tracker.Polled() })
+	fake.setEvents(false)
+	check.Eventually(t, "it is asked again", tracker.Polled)
+	fake.setEvents(true)
+	check.Eventually(t, "it is listened to again", func() bool { return fake.listeners() == 1 && !tracker.Polled() })
+}
+
 // While there are no volumes a runtime without events is left in peace, and as
 // soon as there is one it is asked again.
 func TestCRIWithoutEventsIsAskedRarelyWhenIdle(t *testing.T) {
@@ -162,14 +202,14 @@ func TestCRIWithoutEventsIsAskedRarelyWhenIdle(t *testing.T) {
 	fake.start()
 	var busy atomic.Bool
 	tracker, _ := startCRI(t, fake, busy.Load)
-	eventually(t, "listed and listed again", func() bool { return fake.listings() == 2 })
+	check.Eventually(t, "listed and listed again", func() bool { return fake.listings() == 2 })
 	fake.put("sb-1", "pod-1", "crust")
 	time.Sleep(3 * quickPace().poll)
 	if n := fake.listings(); n != 2 {
 		t.Errorf("%d listings for nobody", n)
 	}
 	busy.Store(true)
-	eventually(t, "sb-1", has(tracker, "pod-1", "sb-1"))
+	check.Eventually(t, "sb-1", has(tracker, "pod-1", "sb-1"))
 }
 
 func TestCRIFindsWhatWasMissedWhileBlind(t *testing.T) {
@@ -178,19 +218,19 @@ func TestCRIFindsWhatWasMissedWhileBlind(t *testing.T) {
 	fake.put("old", "pod-1", "crust")
 	fake.put("stays", "pod-2", "crust")
 	tracker, told := startCRI(t, fake, nil)
-	eventually(t, "old", has(tracker, "pod-1", "old"))
-	eventually(t, "a stream", func() bool { return fake.everStreamed() == 1 })
+	check.Eventually(t, "old", has(tracker, "pod-1", "old"))
+	check.Eventually(t, "a stream", func() bool { return fake.everStreamed() == 1 })
 	fake.stop()
-	eventually(t, "not ready", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
+	check.Eventually(t, "not ready", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
 	if !has(tracker, "pod-1", "old")() {
 		t.Error("what was known is forgotten with the runtime's restart")
 	}
 	fake.end("old")
 	fake.put("new", "pod-1", "crust")
 	fake.start()
-	eventually(t, "new", has(tracker, "pod-1", "new"))
-	eventually(t, "told", func() bool { return told.has("gone old") && told.has("added pod-1 new") })
-	eventually(t, "a new stream", func() bool { return fake.everStreamed() == 2 })
+	check.Eventually(t, "new", has(tracker, "pod-1", "new"))
+	check.Eventually(t, "told", func() bool { return told.has("gone old") && told.has("added pod-1 new") })
+	check.Eventually(t, "a new stream", func() bool { return fake.everStreamed() == 2 })
 	if told.has("gone stays") {
 		t.Error("a sandbox that lived on was told to be gone")
 	}
@@ -199,14 +239,14 @@ func TestCRIFindsWhatWasMissedWhileBlind(t *testing.T) {
 func TestCRIThatComesLater(t *testing.T) {
 	fake := newFakeRuntime(t)
 	tracker, _ := startCRI(t, fake, nil)
-	eventually(t, "a cause", func() bool { return strings.Contains(tracker.LastError().Error(), fake.socket) })
+	check.Eventually(t, "a cause", func() bool { return strings.Contains(tracker.LastError().Error(), fake.socket) })
 	_, err := tracker.Destinations(t.Context(), "sb-1", "/v")
-	if deferral.KindOf(err) != deferral.NoSandbox || !strings.Contains(err.Error(), fake.socket) || !strings.Contains(err.Error(), "sb-1") {
+	if volume.KindOf(err) != volume.NoSandbox || !strings.Contains(err.Error(), fake.socket) || !strings.Contains(err.Error(), "sb-1") {
 		t.Errorf("got %v", err)
 	}
 	fake.put("sb-1", "pod-1", "crust")
 	fake.start()
-	eventually(t, "sb-1", has(tracker, "pod-1", "sb-1"))
+	check.Eventually(t, "sb-1", has(tracker, "pod-1", "sb-1"))
 }
 
 func TestCRIDestinations(t *testing.T) {
@@ -236,7 +276,7 @@ func TestCRIDestinations(t *testing.T) {
 	fake.contain("c-6", "sb-1", mount(source, "/vanished"))
 	fake.vanished["c-6"] = true
 	tracker, _ := startCRI(t, fake, nil)
-	eventually(t, "ready", tracker.Ready)
+	check.Eventually(t, "ready", tracker.Ready)
 	got, err := tracker.Destinations(t.Context(), "sb-1", source)
 	slices.Sort(got)
 	if err != nil || !slices.Equal(got, []string{"/data", "/linked"}) {
@@ -247,7 +287,7 @@ func TestCRIDestinations(t *testing.T) {
 	if err != nil || !slices.Equal(ids, []string{"c-1", "c-2", "c-3", "c-6", "sb-1"}) {
 		t.Errorf("%q, %v", ids, err)
 	}
-	if _, err := tracker.ContainerIDs(t.Context(), "unknown"); deferral.KindOf(err) != deferral.NoSandbox {
+	if _, err := tracker.ContainerIDs(t.Context(), "unknown"); volume.KindOf(err) != volume.NoSandbox {
 		t.Errorf("an unknown sandbox: %v", err)
 	}
 }
@@ -261,7 +301,7 @@ func TestCRIIgnoresHostileSandboxes(t *testing.T) {
 	fake.put(strings.Repeat("x", 200), "pod-1", "crust")
 	fake.put("sb-1", "pod-1", "../crust\n")
 	tracker, _ := startCRI(t, fake, nil)
-	eventually(t, "ready", tracker.Ready)
+	check.Eventually(t, "ready", tracker.Ready)
 	if got := tracker.ids(); !slices.Equal(got, []string{"sb-1"}) {
 		t.Errorf("known are %q", got)
 	}
@@ -276,7 +316,7 @@ func TestHungCRIBlocksNoLookUp(t *testing.T) {
 	fake.start()
 	fake.put("sb-1", "pod-1", "crust")
 	tracker, _ := startCRI(t, fake, nil)
-	eventually(t, "a stream", func() bool { return tracker.Ready() && fake.everStreamed() == 1 })
+	check.Eventually(t, "a stream", func() bool { return tracker.Ready() && fake.everStreamed() == 1 })
 	release := fake.block()
 	defer release()
 	fake.tell("sb-1", runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT) // a listing begins, and hangs
@@ -284,17 +324,17 @@ func TestHungCRIBlocksNoLookUp(t *testing.T) {
 	start := time.Now()
 	_, known := tracker.PodOf("sb-1")
 	_, handled := tracker.Handler("sb-1")
-	if took := time.Since(start); !known || !handled || len(tracker.OfPod("pod-1")) != 1 || took > 100*time.Millisecond {
+	if took := time.Since(start); !known || !handled || len(tracker.OfPod("pod-1")) != 1 || took > criListTime/2 {
 		t.Errorf("look-ups: %v, %v, after %v", known, handled, took)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := tracker.Destinations(ctx, "sb-1", "/v"); deferral.KindOf(err) != deferral.Timeout {
+	if _, err := tracker.Destinations(ctx, "sb-1", "/v"); volume.KindOf(err) != volume.Timeout {
 		t.Errorf("got %v", err)
 	}
 	gone, cancelGone := context.WithCancel(t.Context())
 	cancelGone()
-	if _, err := tracker.ContainerIDs(gone, "sb-1"); deferral.KindOf(err) != deferral.Canceled {
+	if _, err := tracker.ContainerIDs(gone, "sb-1"); volume.KindOf(err) != volume.Canceled {
 		t.Errorf("a caller who went away: %v", err)
 	}
 }
@@ -304,7 +344,7 @@ func TestStormOfCRIEvents(t *testing.T) {
 	fake := newFakeRuntime(t)
 	fake.start()
 	tracker, _ := startCRI(t, fake, nil)
-	eventually(t, "a stream", func() bool { return tracker.Ready() && fake.everStreamed() == 1 })
+	check.Eventually(t, "a stream", func() bool { return tracker.Ready() && fake.everStreamed() == 1 })
 	const storm = 1000
 	start := time.Now()
 	for i := range storm {
@@ -316,7 +356,7 @@ func TestStormOfCRIEvents(t *testing.T) {
 	}
 	fake.put("last", "pod-1", "crust")
 	fake.tell("last", runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
-	eventually(t, "only the last", has(tracker, "pod-1", "last"))
+	check.Eventually(t, "only the last", has(tracker, "pod-1", "last"))
 	if n, most := fake.listings(), 3+int(time.Since(start)/quickPace().gap); n > most {
 		t.Errorf("%d listings in %v", n, time.Since(start))
 	}
@@ -331,7 +371,7 @@ func TestFirstVersionsThatBroadcast(t *testing.T) {
 		fake := newFakeRuntime(t)
 		fake.name, fake.version = name, number
 		fake.start()
-		c, err := dialCRI(fake.socket)
+		c, err := dialCRI(nil, fake.socket)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,18 +16,21 @@ import (
 
 // criClient is one connection to a container runtime.
 type criClient struct {
+	t    *Tracker
 	conn *grpc.ClientConn
 	api  runtimeapi.RuntimeServiceClient
+	// name is the runtime's, since it was asked for its version.
+	name string
 }
 
-func dialCRI(socket string) (*criClient, error) {
+func dialCRI(t *Tracker, socket string) (*criClient, error) {
 	conn, err := grpc.NewClient("unix:"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
 		return nil, err
 	}
-	return &criClient{conn: conn, api: runtimeapi.NewRuntimeServiceClient(conn)}, nil
+	return &criClient{t: t, conn: conn, api: runtimeapi.NewRuntimeServiceClient(conn)}, nil
 }
 
 // firstToBroadcast are the versions since which a runtime gives each event to
@@ -50,7 +54,8 @@ func (c *criClient) broadcasts(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("ask for the version: %w", err)
 	}
-	wantMajor, wantMinor, known := firstToBroadcast(reply.GetRuntimeName())
+	c.name = reply.GetRuntimeName()
+	wantMajor, wantMinor, known := firstToBroadcast(c.name)
 	if !known {
 		return false, nil
 	}
@@ -74,32 +79,42 @@ func (c *criClient) live(ctx context.Context) ([]*runtimeapi.PodSandbox, error) 
 	return reply.GetItems(), nil
 }
 
-// sandboxOfCRI reads a sandbox; what cannot be one of kubelet's is none.
-func (l *Live) sandboxOfCRI(p *runtimeapi.PodSandbox) (sandbox, bool) {
+// sandboxOf reads a sandbox; what cannot be one of kubelet's is none.
+func (c *criClient) sandboxOf(p *runtimeapi.PodSandbox) (sandbox, bool) {
 	s := sandbox{id: p.GetId(), pod: p.GetMetadata().GetUid(), created: time.Unix(0, p.GetCreatedAt())}
 	// A runtime that does not know the filter gives those that ended too.
-	if p.GetState() != runtimeapi.PodSandboxState_SANDBOX_READY || !l.good(s) {
+	if p.GetState() != runtimeapi.PodSandboxState_SANDBOX_READY || !c.t.good(s) {
 		return sandbox{}, false
 	}
-	s.handler = l.goodHandler(s.id, p.GetRuntimeHandler())
+	// An empty handler is containerd's word for its default. CRI-O lists all its sandboxes
+	// without a handler.
+	if handler := p.GetRuntimeHandler(); handler != "" || c.name == "containerd" {
+		s.handler = c.t.goodHandler(s.id, handler)
+	}
 	return s, true
 }
 
-// containers lists the containers of a sandbox.
-func (c *criClient) containers(ctx context.Context, sandboxID string) ([]string, error) {
-	reply, err := c.api.ListContainers(ctx, &runtimeapi.ListContainersRequest{
-		Filter: &runtimeapi.ContainerFilter{PodSandboxId: sandboxID},
-	})
+func (c *criClient) containerIDs(ctx context.Context, sandboxID, _ string) ([]string, error) {
+	all, err := c.list(ctx, &runtimeapi.ContainerFilter{PodSandboxId: sandboxID})
 	if err != nil {
-		return nil, fmt.Errorf("list containers: %w", err)
+		return nil, err
 	}
 	var ids []string
-	for _, container := range reply.GetContainers() {
+	for _, container := range all {
 		if container.GetPodSandboxId() == sandboxID && idForm.MatchString(container.GetId()) {
 			ids = append(ids, container.GetId())
 		}
 	}
 	return ids, nil
+}
+
+// list lists containers; a nil filter selects all.
+func (c *criClient) list(ctx context.Context, filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error) {
+	reply, err := c.api.ListContainers(ctx, &runtimeapi.ListContainersRequest{Filter: filter})
+	if err != nil {
+		return nil, fmt.Errorf("list containers: %w", err)
+	}
+	return reply.GetContainers(), nil
 }
 
 // mounts lists a container's mounts; one that went has none.
@@ -112,4 +127,46 @@ func (c *criClient) mounts(ctx context.Context, id string) ([]*runtimeapi.Mount,
 		return nil, fmt.Errorf("ask for container %s: %w", id, err)
 	}
 	return reply.GetStatus().GetMounts(), nil
+}
+
+func (c *criClient) destinations(ctx context.Context, sandboxID, podUID, path string) ([]string, error) {
+	ids, err := c.containerIDs(ctx, sandboxID, podUID)
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, id := range ids {
+		mounts, err := c.mounts(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		for _, mount := range mounts {
+			if isSource(podUID, mount.GetHostPath(), path) && !slices.Contains(found, mount.GetContainerPath()) {
+				found = append(found, mount.GetContainerPath())
+			}
+		}
+	}
+	return found, nil
+}
+
+func (c *criClient) mounting(ctx context.Context, paths []string) ([]string, error) {
+	all, err := c.list(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	var users []string
+	for _, container := range all {
+		id := container.GetPodSandboxId()
+		if _, lives := c.t.PodOf(id); !lives || slices.Contains(users, id) {
+			continue
+		}
+		mounts, err := c.mounts(ctx, container.GetId())
+		if err != nil {
+			return nil, askError(ctx, c.t.party, id, err)
+		}
+		if slices.ContainsFunc(mounts, func(m *runtimeapi.Mount) bool { return isOneOf(paths, m.GetHostPath()) }) {
+			users = append(users, id)
+		}
+	}
+	return users, nil
 }

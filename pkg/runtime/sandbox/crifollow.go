@@ -32,10 +32,13 @@ type pace struct {
 	settle time.Duration
 	// relist is how often everything is listed in any case.
 	relist time.Duration
+	// again is when a runtime that tells of no changes is asked once more to do so. It may
+	// have been restarted with events turned on: a connection outlives that.
+	again time.Duration
 }
 
 func usualPace() pace {
-	return pace{poll: 2 * time.Second, idle: 30 * time.Second, gap: 20 * time.Millisecond, settle: settleTime, relist: relistTime}
+	return pace{poll: 2 * time.Second, idle: 30 * time.Second, gap: 20 * time.Millisecond, settle: settleTime, relist: relistTime, again: 30 * time.Second}
 }
 
 // criFollower goes by one connection until that breaks.
@@ -44,43 +47,46 @@ func usualPace() pace {
 // runtimes read a sandbox's state and send it in two steps: the word that it is
 // ready can come after the word that it is not.
 type criFollower struct {
-	t      *CRI
+	s      *cri
+	t      *Tracker
 	c      *criClient
 	hints  chan struct{}
 	ended  chan error
-	pushed bool // changes are told
+	pushed bool      // changes are told
+	asked  time.Time // for events, the last time
+	// unsettled is set after events were asked for, until a listing is to be repeated.
+	unsettled bool
+	beside    sync.WaitGroup
+	// answered is set once a listing came back.
+	answered bool
 }
 
-func (t *CRI) follow(ctx context.Context) error {
-	c, err := dialCRI(t.cfg.Socket)
+// subscribe listens to the runtime's events where that is possible, until they end.
+func (f *criFollower) subscribe(ctx context.Context) error {
+	f.asked, f.unsettled = time.Now(), true
+	broadcasts, err := f.c.broadcasts(ctx)
 	if err != nil {
 		return err
 	}
-	f := &criFollower{t: t, c: c, hints: make(chan struct{}, 1), ended: make(chan error, 1)}
-	ctx, cancel := context.WithCancel(ctx)
-	var beside sync.WaitGroup
-	defer beside.Wait()
-	defer func() { _ = c.conn.Close() }()
-	defer cancel()
-	if f.pushed, err = c.broadcasts(ctx); err != nil {
-		return err
+	if f.pushed = broadcasts; broadcasts {
+		f.beside.Go(func() { f.ended <- f.listen(ctx) })
 	}
-	if f.pushed {
-		beside.Go(func() { f.ended <- f.listen(ctx) })
-	}
-	return f.loop(ctx)
+	return nil
 }
 
 func (f *criFollower) loop(ctx context.Context) error {
-	most := f.t.pace.settle
 	for {
 		if err := f.list(ctx); err != nil {
 			return err
 		}
+		f.s.asks.Store(!f.pushed)
+		most := f.s.pace.relist
+		if f.unsettled {
+			f.unsettled, most = false, f.s.pace.settle
+		}
 		if err := f.wait(ctx, most); err != nil {
 			return err
 		}
-		most = f.t.pace.relist
 	}
 }
 
@@ -92,28 +98,22 @@ func (f *criFollower) list(ctx context.Context) error {
 	}
 	live := make(map[string]sandbox, len(items))
 	for _, item := range items {
-		if s, ok := f.t.sandboxOfCRI(item); ok {
+		if s, ok := f.c.sandboxOf(item); ok {
 			live[s.id] = s
 		}
 	}
-	for _, id := range f.t.ids() {
-		if _, lives := live[id]; !lives {
-			f.t.remove(id)
-		}
-	}
-	for _, s := range live {
-		f.t.add(s)
-	}
-	f.t.setCurrent(f.c)
-	f.t.found()
+	first := !f.answered
+	f.answered = true
+	f.s.conn.Store(f.c)
+	f.t.replace(live, nil, first)
 	return nil
 }
 
 // wait returns when it is time to list anew.
 func (f *criFollower) wait(ctx context.Context, most time.Duration) error {
-	sleep(ctx, f.t.pace.gap)
+	sleep(ctx, f.s.pace.gap)
 	start := time.Now()
-	tick := time.NewTicker(f.t.pace.poll)
+	tick := time.NewTicker(f.s.pace.poll)
 	defer tick.Stop()
 	end := time.NewTimer(most)
 	defer end.Stop()
@@ -128,7 +128,10 @@ func (f *criFollower) wait(ctx context.Context, most time.Duration) error {
 		case err := <-f.ended:
 			return f.unpushed(err)
 		case <-tick.C:
-			if !f.pushed && (f.t.busy() || time.Since(start) >= f.t.pace.idle) {
+			if !f.pushed && time.Since(f.asked) >= f.s.pace.again {
+				return f.subscribe(ctx)
+			}
+			if !f.pushed && (f.s.busy() || time.Since(start) >= f.s.pace.idle) {
 				return nil
 			}
 		}
@@ -142,7 +145,9 @@ func (f *criFollower) unpushed(err error) error {
 		return fmt.Errorf("events: %w", err)
 	}
 	f.pushed = false
-	f.t.log.Info("the container runtime tells of no changes; it is asked every few seconds instead", zap.String("runtime", f.t.party))
+	if !f.s.asks.Swap(true) {
+		f.t.log.Info("the container runtime tells of no changes; it is asked every few seconds instead", zap.String("runtime", f.t.party))
+	}
 	return nil
 }
 

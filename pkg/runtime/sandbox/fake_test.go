@@ -164,6 +164,7 @@ func (f *fakeContainerd) ListStream(
 	for _, c := range f.containers {
 		filter := req.GetFilters()[0]
 		if filter == `labels."`+kindLabel+`"==sandbox` && c.Labels[kindLabel] == kindSandbox ||
+			filter == `labels."`+kindLabel+`"!=sandbox` && c.Labels[kindLabel] != kindSandbox ||
 			filter == `labels."`+podLabel+`"==`+c.Labels[podLabel] {
 			found = append(found, c)
 		}

@@ -124,6 +124,26 @@ func (f *fakeRuntime) listings() int {
 	return f.lists
 }
 
+// setEvents turns events on or off, as a restart with another configuration does. To turn
+// them off ends the streams.
+func (f *fakeRuntime) setEvents(on bool) {
+	f.streamsMu.Lock()
+	defer f.streamsMu.Unlock()
+	f.endsAtOnce = !on
+	if !on {
+		for stream := range f.streams {
+			close(stream)
+			delete(f.streams, stream)
+		}
+	}
+}
+
+func (f *fakeRuntime) listeners() int {
+	f.streamsMu.Lock()
+	defer f.streamsMu.Unlock()
+	return len(f.streams)
+}
+
 func (f *fakeRuntime) everStreamed() int {
 	f.streamsMu.Lock()
 	defer f.streamsMu.Unlock()
@@ -186,7 +206,7 @@ func (f *fakeRuntime) ListContainers(
 	defer f.mu.Unlock()
 	reply := &runtimeapi.ListContainersResponse{}
 	for _, c := range f.containers {
-		if c.PodSandboxId == req.GetFilter().GetPodSandboxId() {
+		if req.GetFilter() == nil || c.PodSandboxId == req.GetFilter().GetPodSandboxId() {
 			reply.Containers = append(reply.Containers, c)
 		}
 	}
@@ -215,21 +235,27 @@ func (f *fakeRuntime) GetContainerEvents(
 	events := make(chan *runtimeapi.ContainerEventResponse, 100)
 	f.streamsMu.Lock()
 	f.streamed++
-	f.streams[events] = true
+	endsAtOnce := f.endsAtOnce
+	if !endsAtOnce {
+		f.streams[events] = true
+	}
 	f.streamsMu.Unlock()
 	defer func() {
 		f.streamsMu.Lock()
 		defer f.streamsMu.Unlock()
 		delete(f.streams, events)
 	}()
-	if f.endsAtOnce {
+	if endsAtOnce {
 		return f.noEvents
 	}
 	for {
 		select {
 		case <-stream.Context().Done():
 			return nil
-		case event := <-events:
+		case event, on := <-events:
+			if !on {
+				return f.noEvents
+			}
 			if err := stream.Send(event); err != nil {
 				return err
 			}

@@ -31,6 +31,7 @@ const (
 // time is done beside its loop, so that a sandbox that goes is known at once,
 // whatever else hangs.
 type follower struct {
+	s       *containerd
 	t       *Tracker
 	c       *client
 	beside  sync.WaitGroup
@@ -41,26 +42,8 @@ type follower struct {
 	listed  chan listing
 	touched map[string]bool // what events told since the listing began; nil without one
 	warned  atomic.Bool     // of sandboxes that are no containers
-}
-
-// follow lists the sandboxes and then goes by events, until something breaks.
-func (t *Tracker) follow(ctx context.Context) error {
-	c, err := dial(t.cfg.Socket, t.cfg.Namespace)
-	if err != nil {
-		return err
-	}
-	f := &follower{
-		t: t, c: c, events: make(chan *types.Envelope, eventRoom), broken: make(chan error, 1),
-		looks: make(map[string]*look), found: make(chan *look, maxLooks), listed: make(chan listing, 1),
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer f.beside.Wait()
-	defer func() { _ = c.conn.Close() }()
-	defer cancel()
-	// Subscribed before listing, so that nothing falls between the two.
-	f.beside.Go(func() { f.subscribe(ctx) })
-	f.startListing(ctx)
-	return f.loop(ctx)
+	// answered is set once a listing came back.
+	answered bool
 }
 
 func (f *follower) loop(ctx context.Context) error {
@@ -110,7 +93,7 @@ func (f *follower) subscribe(ctx context.Context) {
 			break
 		}
 		// Containerd tells of every namespace, whichever was asked for.
-		if envelope.GetNamespace() != f.t.cfg.Namespace {
+		if envelope.GetNamespace() != f.s.cfg.Namespace {
 			continue
 		}
 		select {

@@ -26,23 +26,23 @@ type podMetadata struct {
 
 // sandboxOf reads a sandbox from its container. Whatever does not look like one
 // of CRI's is none.
-func (l *Live) sandboxOf(c *containersapi.Container) (sandbox, bool) {
+func (t *Tracker) sandboxOf(c *containersapi.Container) (sandbox, bool) {
 	if c.GetLabels()[kindLabel] != kindSandbox {
 		return sandbox{}, false
 	}
 	s := sandbox{
 		id: c.GetID(), pod: c.GetLabels()[podLabel], runtime: clip(c.GetRuntime().GetName()), created: c.GetCreatedAt().AsTime(),
 	}
-	if !l.good(s) {
+	if !t.good(s) {
 		return sandbox{}, false
 	}
-	s.handler = l.handlerOf(c)
+	s.handler = t.handlerOf(c)
 	return s, true
 }
 
 // handlerOf reads the runtime handler from a sandbox's container; nil is for
 // not told.
-func (l *Live) handlerOf(c *containersapi.Container) *string {
+func (t *Tracker) handlerOf(c *containersapi.Container) *string {
 	extension, there := c.GetExtensions()[metadataExtension]
 	if !there {
 		return nil
@@ -50,8 +50,8 @@ func (l *Live) handlerOf(c *containersapi.Container) *string {
 	raw := extension.GetValue()
 	var m podMetadata
 	if len(raw) > maxMetadata || json.Unmarshal(raw, &m) != nil || m.Version != metadataVersion || m.Metadata.RuntimeHandler == nil {
-		l.log.Warn("a sandbox's runtime handler cannot be read", zap.String("id", c.GetID()), zap.Int("bytes", len(raw)))
+		t.log.Warn("a sandbox's runtime handler cannot be read", zap.String("id", c.GetID()), zap.Int("bytes", len(raw)))
 		return nil
 	}
-	return l.goodHandler(c.GetID(), *m.Metadata.RuntimeHandler)
+	return t.goodHandler(c.GetID(), *m.Metadata.RuntimeHandler)
 }

@@ -9,6 +9,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // written is the extension as containerd 1.6, 1.7 and 2.x write it, shortened.
@@ -71,10 +73,10 @@ func TestHandlerIsKnownWithTheSandbox(t *testing.T) {
 	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
 	fake.containers["sb-1"].Extensions = withMetadata(written)
 	tracker, _ := startTracker(t, fake)
-	eventually(t, "sb-1 by listing", func() bool { h, known := tracker.Handler("sb-1"); return known && h == "crust" })
-	eventually(t, "subscribed", fake.subscribed)
+	check.Eventually(t, "sb-1 by listing", func() bool { h, known := tracker.Handler("sb-1"); return known && h == "crust" })
+	check.Eventually(t, "subscribed", fake.subscribed)
 	fake.run("sb-2", "pod-2")
-	eventually(t, "sb-2 by an event", func() bool { _, known := tracker.PodOf("sb-2"); return known })
+	check.Eventually(t, "sb-2 by an event", func() bool { _, known := tracker.PodOf("sb-2"); return known })
 	if _, known := tracker.Handler("sb-2"); known {
 		t.Error("the handler of a sandbox without metadata is known")
 	}
@@ -97,12 +99,13 @@ func TestSandboxesThatAreNoContainersAreWarnedOf(t *testing.T) {
 			fake.sandboxers = c.sandboxers
 			fake.start()
 			defer fake.stop()
-			client, err := dial(fake.socket, "k8s.io")
+			tracker := New(Config{}, zap.New(core))
+			client, err := dial(tracker, Config{Socket: fake.socket, Namespace: "k8s.io"})
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer func() { _ = client.conn.Close() }()
-			f := &follower{t: New(Config{}, zap.New(core)), c: client}
+			f := &follower{t: tracker, c: client}
 			f.warnOfOthers(t.Context())
 			f.warnOfOthers(t.Context())
 			warned := logs.FilterMessageSnippet("cri.socket").FilterField(zap.String("sandboxer", "shim")).Len()
@@ -119,7 +122,7 @@ func FuzzHandlerOf(f *testing.F) {
 	f.Add([]byte(written))
 	f.Add([]byte(`{"Version":"v1","Metadata":{"RuntimeHandler":"a/../b"}}`))
 	f.Add([]byte(`{"Version":"v1","Metadata":null}`))
-	live := newLive("containerd", nil, nil, zap.NewNop())
+	live := newTracker("containerd", nil, nil, zap.NewNop())
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		handler := live.handlerOf(&containersapi.Container{Extensions: withMetadata(string(raw))})
 		if handler != nil && (strings.ContainsAny(*handler, "/\x00\n ") || len(*handler) > 128 || strings.HasPrefix(*handler, ".")) {

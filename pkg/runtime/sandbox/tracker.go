@@ -1,67 +1,322 @@
 // Package sandbox follows the container runtime: which sandboxes a pod has, with
 // which runtime handler, and when one comes or goes. Tracker asks containerd's
 // own API, CRI the one that kubelet uses, which CRI-O has as well.
+//
+// It is for this project's daemon and may change with any release.
 package sandbox
 
 import (
 	"context"
+	"maps"
+	"math/rand/v2"
+	"regexp"
+	"slices"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Config says where containerd is and who wants to know.
-type Config struct {
-	Socket    string
-	Namespace string
-	// OnAdded and OnGone are told of sandboxes that came and went. They are
-	// called one at a time and must not block; they may be nil.
-	OnAdded func(podUID, id string)
-	OnGone  func(id string)
+// sandbox is a live one.
+type sandbox struct {
+	id      string
+	pod     string
+	runtime string
+	// handler is the RuntimeClass's; nil where the runtime did not tell.
+	handler *string
+	created time.Time
 }
 
-// Tracker knows the live sandboxes of containerd.
-//
-// It speaks containerd's gRPC API through the generated module, not through the
-// client library: listing containers and reading events needs a tenth of that
-// code, and the wire is the same for containerd 1.6, 1.7 and 2.x.
-//
-// A sandbox is what CRI labels as one and whose task runs. A runtime for which
-// containerd is set to `sandboxer = "shim"` has sandboxes without a container,
-// which are not seen here, but through the CRI; Kata's default is containerd's
-// "podsandbox", whose are.
-type Tracker struct {
-	*Live
-	cfg Config
+// Ids come from outside and become parts of paths elsewhere.
+var (
+	idForm      = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
+	podForm     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
+	handlerForm = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_.-]{0,127})?$`)
+)
 
-	client struct {
-		sync.Mutex
-		*client
+// Tracker knows the live sandboxes of a container runtime. Its look-ups are from
+// memory, except for those with a context.
+type Tracker struct {
+	source  source
+	party   string // the container runtime, and where it is
+	log     *zap.Logger
+	onAdded func(podUID, id string)
+	onGone  func(id string)
+
+	mu    sync.RWMutex
+	known map[string]sandbox
+	pods  map[string][]sandbox // by pod UID, the newest first
+	ready bool
+	last  error
+}
+
+// source follows one kind of container runtime.
+type source interface {
+	// follow reports sandboxes to the Tracker until the connection breaks.
+	follow(ctx context.Context) error
+	// current is the connection to ask by, or nil.
+	current() asker
+	// polled is set while the runtime reports no changes.
+	polled() bool
+}
+
+// asker asks a container runtime about containers.
+type asker interface {
+	// containerIDs lists the containers of a live sandbox.
+	containerIDs(ctx context.Context, sandboxID, podUID string) ([]string, error)
+	// destinations lists where they mount a path, without repeats.
+	destinations(ctx context.Context, sandboxID, podUID, path string) ([]string, error)
+	// mounting lists the live sandboxes with a container that mounts one of the paths.
+	mounting(ctx context.Context, paths []string) ([]string, error)
+}
+
+func newTracker(party string, onAdded func(podUID, id string), onGone func(id string), log *zap.Logger) *Tracker {
+	return &Tracker{
+		party: party, log: log, onAdded: onAdded, onGone: onGone,
+		known: make(map[string]sandbox), pods: make(map[string][]sandbox),
+		last: volume.Errorf(volume.NoSandbox, "%s has not answered yet", party),
 	}
 }
 
-// New makes a tracker that knows nothing until Run runs.
-func New(cfg Config, log *zap.Logger) *Tracker {
-	return &Tracker{Live: newLive("containerd at "+cfg.Socket, cfg.OnAdded, cfg.OnGone, log), cfg: cfg}
+// OfPod lists the live sandboxes of a pod, the newest first.
+func (t *Tracker) OfPod(podUID string) []string {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	of := t.pods[podUID]
+	ids := make([]string, len(of))
+	for i, s := range of {
+		ids[i] = s.id
+	}
+	return ids
 }
 
-// Run follows containerd until ctx ends, over its restarts and absences.
+// PodOf tells the pod of a sandbox.
+func (t *Tracker) PodOf(id string) (podUID string, known bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	s, known := t.known[id]
+	return s.pod, known
+}
+
+// Handler tells the RuntimeClass handler that a sandbox was asked for with, such
+// as "kata"; the empty one is the runtime's default.
+func (t *Tracker) Handler(id string) (handler string, known bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if s := t.known[id]; s.handler != nil {
+		return *s.handler, true
+	}
+	return "", false
+}
+
+// Runtime tells the runtime that a sandbox was made with, such as
+// "io.containerd.kata.v2"; the CRI does not tell it.
+func (t *Tracker) Runtime(id string) string {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.known[id].runtime
+}
+
+// Ready tells whether the container runtime is being followed.
+func (t *Tracker) Ready() bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.ready
+}
+
+// LastError tells why not.
+func (t *Tracker) LastError() error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.last
+}
+
+// goodHandler gives the handler as it is kept: nil for one that is none.
+func (t *Tracker) goodHandler(id, handler string) *string {
+	if !handlerForm.MatchString(handler) {
+		t.log.Warn("a sandbox's runtime handler has an odd name, and is ignored",
+			zap.String("id", id), zap.String("handler", clip(handler)))
+		return nil
+	}
+	return &handler
+}
+
+// good tells whether a sandbox can be one of kubelet's, and logs one that
+// cannot.
+func (t *Tracker) good(s sandbox) bool {
+	if idForm.MatchString(s.id) && podForm.MatchString(s.pod) {
+		return true
+	}
+	t.log.Warn("a sandbox with an odd id or pod UID is ignored", zap.String("id", clip(s.id)), zap.String("pod", clip(s.pod)))
+	return false
+}
+
+// ids lists all that is known.
+func (t *Tracker) ids() []string {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return slices.Collect(maps.Keys(t.known))
+}
+
+// add makes a sandbox known.
+func (t *Tracker) add(s sandbox) {
+	t.mu.Lock()
+	_, there := t.known[s.id]
+	if !there {
+		t.known[s.id] = s
+		t.pods[s.pod] = append(t.pods[s.pod], s)
+		slices.SortStableFunc(t.pods[s.pod], func(a, b sandbox) int { return b.created.Compare(a.created) })
+	}
+	t.mu.Unlock()
+	if !there && t.onAdded != nil {
+		t.onAdded(s.pod, s.id)
+	}
+}
+
+// remove forgets a sandbox that went.
+func (t *Tracker) remove(id string) {
+	t.mu.Lock()
+	s, there := t.known[id]
+	if there {
+		delete(t.known, id)
+		t.pods[s.pod] = slices.DeleteFunc(t.pods[s.pod], func(other sandbox) bool { return other.id == id })
+		if len(t.pods[s.pod]) == 0 {
+			delete(t.pods, s.pod)
+		}
+	}
+	t.mu.Unlock()
+	if there && t.onGone != nil {
+		t.onGone(id)
+	}
+}
+
+// lost notes that nothing new is learned for now, and tells whether that is new.
+// What is known stays: a sandbox does not end because its runtime restarts.
+func (t *Tracker) lost(err error) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	err = volume.Errorf(volume.NoSandbox, "%s cannot be followed; is it running? %w", t.party, err)
+	isNew := t.ready || t.last == nil || t.last.Error() != err.Error()
+	t.ready, t.last = false, err
+	return isNew
+}
+
+// doubt tells whether a listing is the first of a connection and empty. A runtime
+// that has just started may not have read its own state yet, so an empty answer
+// counts only when it is given twice; until then nothing is ready.
+func (t *Tracker) doubt(first bool, sandboxes int) bool {
+	if !first || sandboxes > 0 {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.last = volume.Errorf(volume.NoSandbox, "%s says that it has no sandbox, and is asked once more", t.party)
+	return true
+}
+
+// found notes that what is known is what there is.
+func (t *Tracker) found() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ready, t.last = true, nil
+}
+
+const (
+	firstPause = 100 * time.Millisecond
+	lastPause  = 15 * time.Second
+)
+
+// Run follows the container runtime until ctx ends, over its restarts and
+// absences.
 func (t *Tracker) Run(ctx context.Context) error {
-	return t.run(ctx, func(ctx context.Context) error {
-		defer t.setCurrent(nil)
-		return t.follow(ctx)
-	})
+	pause := firstPause
+	for ctx.Err() == nil {
+		start := time.Now()
+		err := t.source.follow(ctx)
+		isNew := t.lost(err)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if time.Since(start) > lastPause {
+			pause = firstPause
+		}
+		if isNew {
+			t.log.Warn("the container runtime cannot be followed; trying again", zap.String("runtime", t.party), zap.Error(err))
+		}
+		// Jitter, so that many daemons do not come back to one node at once.
+		sleep(ctx, pause/2+rand.N(pause/2)) //nolint:gosec // no secret hangs on it
+		pause = min(2*pause, lastPause)
+	}
+	return nil
 }
 
-// current gives the connection that Run has made, or nil.
-func (t *Tracker) current() *client {
-	t.client.Lock()
-	defer t.client.Unlock()
-	return t.client.client
+// ContainerIDs lists the containers of a sandbox, and the sandbox's own.
+func (t *Tracker) ContainerIDs(ctx context.Context, sandboxID string) ([]string, error) {
+	ids := []string{sandboxID}
+	by, podUID, err := t.asking(sandboxID)
+	if err != nil {
+		return ids, err
+	}
+	more, err := by.containerIDs(ctx, sandboxID, podUID)
+	return append(ids, more...), askError(ctx, t.party, sandboxID, err)
 }
 
-func (t *Tracker) setCurrent(c *client) {
-	t.client.Lock()
-	defer t.client.Unlock()
-	t.client.client = c
+// Destinations lists where the containers of a sandbox mount path, without repeats.
+func (t *Tracker) Destinations(ctx context.Context, sandboxID, path string) ([]string, error) {
+	by, podUID, err := t.asking(sandboxID)
+	if err != nil {
+		return nil, err
+	}
+	found, err := by.destinations(ctx, sandboxID, podUID, path)
+	return found, askError(ctx, t.party, sandboxID, err)
+}
+
+// asking gives the connection by which a live sandbox can be asked about, and the
+// sandbox's pod.
+func (t *Tracker) asking(sandboxID string) (by asker, podUID string, err error) {
+	if by = t.source.current(); by == nil {
+		return nil, "", volume.Errorf(volume.NoSandbox, "sandbox %s: its containers cannot be looked up now: %w", sandboxID, t.LastError())
+	}
+	podUID, known := t.PodOf(sandboxID)
+	if !known {
+		return nil, "", volume.Errorf(volume.NoSandbox, "%s has no live sandbox %s", t.party, sandboxID)
+	}
+	return by, podUID, nil
+}
+
+// Mounting lists the live sandboxes with a container that mounts one of the paths, of
+// whatever pod. It asks about every container of the node: it is for volumes whose
+// target does not name their pod. A sandbox can be one that is not kubelet's.
+func (t *Tracker) Mounting(ctx context.Context, paths ...string) ([]string, error) {
+	by := t.source.current()
+	if by == nil {
+		return nil, volume.Errorf(volume.NoSandbox, "the node's containers cannot be looked up now: %w", t.LastError())
+	}
+	found, err := by.mounting(ctx, paths)
+	return found, askError(ctx, t.party, "", err)
+}
+
+// Polled tells whether the runtime reports no changes, so that it is asked every few
+// seconds what there is: a sandbox's death is known that much later.
+func (t *Tracker) Polled() bool { return t.Ready() && t.source.polled() }
+
+// replace makes what a listing found all that is known. Ids in touched are newer than
+// the listing. First is set for the first listing of a connection.
+func (t *Tracker) replace(live map[string]sandbox, touched map[string]bool, first bool) {
+	if t.doubt(first, len(live)) {
+		return
+	}
+	for _, id := range t.ids() {
+		if _, lives := live[id]; !lives && !touched[id] {
+			t.remove(id)
+		}
+	}
+	for id, s := range live {
+		if !touched[id] {
+			t.add(s)
+		}
+	}
+	t.found()
 }

@@ -15,7 +15,8 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -61,16 +62,6 @@ func startTracker(t *testing.T, fake *fakeContainerd) (*Tracker, *journal) {
 	return tracker, told
 }
 
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-		if is() {
-			return
-		}
-	}
-	t.Fatal("never: " + what)
-}
-
 func TestListsAndFollows(t *testing.T) {
 	fake := newFake(t)
 	fake.start()
@@ -85,7 +76,7 @@ func TestListsAndFollows(t *testing.T) {
 	fake.put("paused", "pod-4", kindSandbox, "", "{}")
 	fake.states["paused"] = tasktypes.Status_PAUSED
 	tracker, told := startTracker(t, fake)
-	eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
+	check.Eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
 	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{"sb-1"}) {
 		t.Errorf("pod-1 has %q", got)
 	}
@@ -105,12 +96,12 @@ func TestListsAndFollows(t *testing.T) {
 	// The sandbox dies and the pod gets a new one.
 	fake.tell("/tasks/exit", &eventtypes.TaskExit{ContainerID: "sb-1", ID: "exec-7"})
 	fake.run("sb-2", "pod-1")
-	eventually(t, "sb-2", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"sb-2", "sb-1"}) })
+	check.Eventually(t, "sb-2", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"sb-2", "sb-1"}) })
 	fake.tell("/tasks/exit", &eventtypes.TaskExit{ContainerID: "sb-1", ID: "sb-1"})
-	eventually(t, "sb-1 gone", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"sb-2"}) })
-	eventually(t, "told", func() bool { return told.has("added pod-1 sb-2") && told.has("gone sb-1") })
+	check.Eventually(t, "sb-1 gone", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"sb-2"}) })
+	check.Eventually(t, "told", func() bool { return told.has("added pod-1 sb-2") && told.has("gone sb-1") })
 	fake.tell("/containers/delete", &eventtypes.ContainerDelete{ID: "sb-2"})
-	eventually(t, "sb-2 gone", func() bool { return len(tracker.OfPod("pod-1")) == 0 })
+	check.Eventually(t, "sb-2 gone", func() bool { return len(tracker.OfPod("pod-1")) == 0 })
 }
 
 func TestWhatWasMissedWhileBlindIsFound(t *testing.T) {
@@ -118,33 +109,33 @@ func TestWhatWasMissedWhileBlindIsFound(t *testing.T) {
 	fake.start()
 	fake.put("old", "pod-1", kindSandbox, "", "{}")
 	tracker, told := startTracker(t, fake)
-	eventually(t, "old", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
+	check.Eventually(t, "old", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
 	fake.stop()
-	eventually(t, "not ready", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
+	check.Eventually(t, "not ready", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
 	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{"old"}) {
 		t.Errorf("what was known is forgotten with containerd's restart: %q", got)
 	}
 	fake.drop("old")
 	fake.put("new", "pod-1", kindSandbox, "", "{}")
 	fake.start()
-	eventually(t, "new", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"new"}) })
-	eventually(t, "told", func() bool { return told.has("gone old") && told.has("added pod-1 new") })
+	check.Eventually(t, "new", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"new"}) })
+	check.Eventually(t, "told", func() bool { return told.has("gone old") && told.has("added pod-1 new") })
 }
 
 func TestContainerdThatComesLater(t *testing.T) {
 	fake := newFake(t)
 	tracker, _ := startTracker(t, fake)
-	eventually(t, "a cause", func() bool {
+	check.Eventually(t, "a cause", func() bool {
 		err := tracker.LastError()
 		return err != nil && strings.Contains(err.Error(), "containerd")
 	})
 	_, err := tracker.Destinations(t.Context(), "sb-1", "/v")
-	if deferral.KindOf(err) != deferral.NoSandbox || !strings.Contains(err.Error(), fake.socket) || !strings.Contains(err.Error(), "sb-1") {
+	if volume.KindOf(err) != volume.NoSandbox || !strings.Contains(err.Error(), fake.socket) || !strings.Contains(err.Error(), "sb-1") {
 		t.Errorf("got %v", err)
 	}
 	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
 	fake.start()
-	eventually(t, "sb-1", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
+	check.Eventually(t, "sb-1", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
 }
 
 func TestDestinations(t *testing.T) {
@@ -164,7 +155,7 @@ func TestDestinations(t *testing.T) {
 	fake.put("c-3", "pod-1", "container", "", spec("another", "/v:/not-mine"))
 	fake.put("c-4", "pod-1", "container", "sb-1", "{broken")
 	tracker, _ := startTracker(t, fake)
-	eventually(t, "ready", tracker.Ready)
+	check.Eventually(t, "ready", tracker.Ready)
 	got, err := tracker.Destinations(t.Context(), "sb-1", "/v")
 	slices.Sort(got)
 	if err != nil || !slices.Equal(got, []string{"/copy", "/data"}) {
@@ -175,12 +166,12 @@ func TestDestinations(t *testing.T) {
 	if err != nil || !slices.Equal(ids, []string{"c-1", "c-2", "sb-1"}) {
 		t.Errorf("%q, %v", ids, err)
 	}
-	if _, err := tracker.Destinations(t.Context(), "unknown", "/v"); deferral.KindOf(err) != deferral.NoSandbox {
+	if _, err := tracker.Destinations(t.Context(), "unknown", "/v"); volume.KindOf(err) != volume.NoSandbox {
 		t.Errorf("an unknown sandbox: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := tracker.Destinations(ctx, "sb-1", "/v"); deferral.KindOf(err) != deferral.Canceled {
+	if _, err := tracker.Destinations(ctx, "sb-1", "/v"); volume.KindOf(err) != volume.Canceled {
 		t.Errorf("a caller who went away: %v", err)
 	}
 }
@@ -189,7 +180,7 @@ func TestHostileEventsAreIgnored(t *testing.T) {
 	fake := newFake(t)
 	fake.start()
 	tracker, _ := startTracker(t, fake)
-	eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
+	check.Eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
 	fake.run("../../etc", "pod-1")
 	fake.run("sb-odd", "pod/../1")
 	fake.tellRaw("k8s.io", "/tasks/start", []byte{0xff, 0xff})
@@ -198,7 +189,7 @@ func TestHostileEventsAreIgnored(t *testing.T) {
 	fake.tell("/tasks/start", &eventtypes.TaskStart{ContainerID: "not-there"})
 	fake.drop("sb-moby")
 	fake.run("sb-1", "pod-1")
-	eventually(t, "sb-1", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"sb-1"}) })
+	check.Eventually(t, "sb-1", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"sb-1"}) })
 	for _, id := range []string{"../../etc", "sb-odd", "sb-moby"} {
 		if _, known := tracker.PodOf(id); known {
 			t.Errorf("%q was taken", id)
@@ -213,7 +204,7 @@ func TestAHangingQuestionDelaysNobody(t *testing.T) {
 	fake.start()
 	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
 	tracker, told := startTracker(t, fake)
-	eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
+	check.Eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
 	fake.mu.Lock()
 	fake.hanging["stuck"] = true
 	fake.mu.Unlock()
@@ -221,14 +212,14 @@ func TestAHangingQuestionDelaysNobody(t *testing.T) {
 	begin := time.Now()
 	fake.tell("/tasks/exit", &eventtypes.TaskExit{ContainerID: "sb-1", ID: "sb-1"})
 	fake.run("sb-2", "pod-2")
-	eventually(t, "the others", func() bool { return told.has("gone sb-1") && told.has("added pod-2 sb-2") })
+	check.Eventually(t, "the others", func() bool { return told.has("gone sb-1") && told.has("added pod-2 sb-2") })
 	if took := time.Since(begin); took > lookTime/2 {
 		t.Errorf("they waited for the one that hangs: %v", took)
 	}
 	fake.drop("stuck")
 	fake.tell("/containers/delete", &eventtypes.ContainerDelete{ID: "stuck"})
 	fake.run("sb-3", "pod-3")
-	eventually(t, "sb-3", func() bool { return told.has("added pod-3 sb-3") })
+	check.Eventually(t, "sb-3", func() bool { return told.has("added pod-3 sb-3") })
 	if _, known := tracker.PodOf("stuck"); known {
 		t.Error("a sandbox that went while it was asked about is live")
 	}
@@ -242,7 +233,7 @@ func TestAStormOfEventsCausesNoListing(t *testing.T) {
 	fake := newFake(t)
 	fake.start()
 	tracker, told := startTracker(t, fake)
-	eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
+	check.Eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
 	const storm = 2000
 	for i := range storm {
 		id := fmt.Sprintf("sb-%d", i)
@@ -250,7 +241,7 @@ func TestAStormOfEventsCausesNoListing(t *testing.T) {
 		fake.tell("/tasks/exit", &eventtypes.TaskExit{ContainerID: id, ID: id})
 	}
 	fake.run("last", "pod-1")
-	eventually(t, "last", func() bool { return told.has("added pod-1 last") })
+	check.Eventually(t, "last", func() bool { return told.has("added pod-1 last") })
 	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{"last"}) {
 		t.Errorf("%d sandboxes stayed", len(got))
 	}
@@ -265,14 +256,14 @@ func TestOtherNamespacesAreIgnored(t *testing.T) {
 	fake.start()
 	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
 	tracker, told := startTracker(t, fake)
-	eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
+	check.Eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
 	raw, err := proto.Marshal(&eventtypes.TaskExit{ContainerID: "sb-1", ID: "sb-1"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	fake.tellRaw("moby", "/tasks/exit", raw)
 	fake.run("sb-2", "pod-2")
-	eventually(t, "sb-2", func() bool { return told.has("added pod-2 sb-2") })
+	check.Eventually(t, "sb-2", func() bool { return told.has("added pod-2 sb-2") })
 	if _, known := tracker.PodOf("sb-1"); !known {
 		t.Error("an event of another namespace ended a sandbox of ours")
 	}
@@ -281,7 +272,7 @@ func TestOtherNamespacesAreIgnored(t *testing.T) {
 // What events told while a listing ran is newer than the listing.
 func TestEventsWinOverTheListingUnderWay(t *testing.T) {
 	tracker := New(Config{}, zap.NewNop())
-	f := &follower{t: tracker, c: &client{}, looks: make(map[string]*look), touched: make(map[string]bool)}
+	f := &follower{s: &containerd{t: tracker}, t: tracker, c: &client{}, looks: make(map[string]*look), touched: make(map[string]bool)}
 	tracker.add(sandbox{id: "stays", pod: "pod-1"})
 	tracker.add(sandbox{id: "missed", pod: "pod-1"})
 	f.touch("stays") // it started after the listing had been made
@@ -302,12 +293,12 @@ func TestHungContainerdAnswersItsCallerInTime(t *testing.T) {
 	fake.start()
 	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
 	tracker, _ := startTracker(t, fake)
-	eventually(t, "ready", tracker.Ready)
+	check.Eventually(t, "ready", tracker.Ready)
 	fake.mu.Lock() // nothing answers now
 	defer fake.mu.Unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := tracker.ContainerIDs(ctx, "sb-1"); deferral.KindOf(err) != deferral.Timeout {
+	if _, err := tracker.ContainerIDs(ctx, "sb-1"); volume.KindOf(err) != volume.Timeout {
 		t.Errorf("got %v", err)
 	}
 }

@@ -86,14 +86,30 @@ func Template(t testing.TB, args ...string) string {
 	return out
 }
 
-// Kustomize builds a directory below deploy/kustomize.
+// Kustomizations renders deploy/kustomize, as make deploy does, and gives the directory.
+func Kustomizations(t testing.TB) string {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "kustomize")
+	path, err := helm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(Root(), "hack/kustomize.sh"), out)
+	cmd.Env = append(os.Environ(), "HELM="+path)
+	if said, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("hack/kustomize.sh: %v: %s", err, said)
+	}
+	return out
+}
+
+// Kustomize builds a directory.
 func Kustomize(t testing.TB, dir string) string {
 	t.Helper()
 	path, err := kustomize()
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(path, "build", filepath.Join(Root(), "deploy/kustomize", dir)).Output()
+	out, err := exec.Command(path, "build", dir).Output()
 	if err != nil {
 		t.Fatalf("kustomize build %s: %v: %s", dir, err, complaints(err))
 	}

@@ -49,11 +49,12 @@ func TestManifestsAreAccepted(t *testing.T) {
 	if _, err := r.Kubectl("create", "namespace", "crust-proxy"); err != nil {
 		t.Fatal(err)
 	}
+	root := render.Kustomizations(t)
 	for _, dir := range []string{
 		"admission", "daemonset", "defer-by-class-v1beta1", "examples/behind-the-front/behind", "examples/behind-the-front/direct",
 		"examples/behind-the-front/driver", "examples/crust", "monitoring", "node-installed", "runtimeclasses",
 	} {
-		said, err := r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifest(t, render.Kustomize(t, dir)))
+		said, err := r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifest(t, render.Kustomize(t, filepath.Join(root, dir))))
 		if err != nil {
 			t.Errorf("%s: %v", dir, err)
 		}
@@ -62,8 +63,8 @@ func TestManifestsAreAccepted(t *testing.T) {
 		}
 	}
 	// This release does not serve v1 yet; nothing but the version may be wrong.
-	newer := strings.ReplaceAll(render.Kustomize(t, "defer-by-class"), "admissionregistration.k8s.io/v1\n", "admissionregistration.k8s.io/v1beta1\n")
-	if newer != render.Kustomize(t, "defer-by-class-v1beta1") {
+	newer := strings.ReplaceAll(render.Kustomize(t, filepath.Join(root, "defer-by-class")), "admissionregistration.k8s.io/v1\n", "admissionregistration.k8s.io/v1beta1\n")
+	if newer != render.Kustomize(t, filepath.Join(root, "defer-by-class-v1beta1")) {
 		t.Error("defer-by-class and defer-by-class-v1beta1 differ in more than their version")
 	}
 }

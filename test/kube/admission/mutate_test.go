@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/internal/policy"
 )
 
 // TestAnnotatedByClass: the policy names a pod's claims where nobody has said
@@ -19,7 +19,7 @@ func TestAnnotatedByClass(t *testing.T) {
 	r.inForce(t)
 	const none = "none"
 	asks := func(p *corev1.Pod) string {
-		if value, said := p.Annotations[deferral.AnnotationKey]; said {
+		if value, said := p.Annotations[policy.AnnotationKey]; said {
 			return value
 		}
 		return none
@@ -94,7 +94,7 @@ func onlySome(t *testing.T, r *rig) {
 		_, err := r.client.CoreV1().Pods("outside").Create(t.Context(), bad, keepNone)
 		return err == nil
 	})
-	if got, err := in("inside"); err != nil || got[deferral.AnnotationKey] != "data" {
+	if got, err := in("inside"); err != nil || got[policy.AnnotationKey] != "data" {
 		t.Errorf("inside: %v, %v", got, err)
 	}
 	_, err := r.client.CoreV1().Pods("inside").Create(t.Context(), bad, keepNone)

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/internal/policy"
 )
 
 func quantity(text string) resource.Quantity { return resource.MustParse(text) }
@@ -94,7 +94,7 @@ func TestPods(t *testing.T) {
 func agrees(t *testing.T, p *corev1.Pod, want []string) {
 	t.Helper()
 	unreadable := len(want) > 0 && (strings.Contains(want[0], "cannot be read") || strings.Contains(want[0], "at most 64"))
-	if _, err := deferral.ParseAnnotation(p.Annotations[deferral.AnnotationKey]); (err != nil) != unreadable {
+	if _, err := policy.ParseAnnotation(p.Annotations[policy.AnnotationKey]); (err != nil) != unreadable {
 		t.Errorf("the daemon says %v of the annotation", err)
 	}
 }

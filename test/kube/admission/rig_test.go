@@ -18,7 +18,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/deploy/render"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
@@ -73,11 +74,7 @@ func (r *rig) dry(t *testing.T, pod *corev1.Pod) (*corev1.Pod, error) {
 // await waits until a policy is in force: the API server takes it up a moment later.
 func await(t *testing.T, what string, there func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !there(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s is not in force after %v", what, patience)
-		}
-	}
+	check.Eventually(t, what+" is in force", there)
 }
 
 // inForce waits for the runtime classes and for each of the validating policies: the
@@ -145,7 +142,7 @@ func pod(class string, with ...func(*corev1.Pod)) *corev1.Pod {
 }
 
 func annotated(value string) func(*corev1.Pod) {
-	return func(p *corev1.Pod) { p.Annotations = map[string]string{deferral.AnnotationKey: value} }
+	return func(p *corev1.Pod) { p.Annotations = map[string]string{policy.AnnotationKey: value} }
 }
 
 // volume adds a volume and a mount of it.

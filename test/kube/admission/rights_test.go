@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"go.uber.org/zap"
@@ -16,7 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/crust-proxy/crust-proxy/internal/cluster"
+	"github.com/crust-proxy/crust-proxy/internal/pods"
 	"github.com/crust-proxy/crust-proxy/test/deploy/render"
 )
 
@@ -41,8 +42,8 @@ func TestTheRoleIsEnough(t *testing.T) {
 	await(t, "the runtime class", func() bool { _, err := r.dry(t, pod("crust")); return err == nil })
 	made := r.podWithDisk(t)
 
-	looksUp := cluster.New(cluster.Config{
-		Identity: cluster.Identity{Kubeconfig: access, UserAgent: "test"}, NodeName: "node-a", Patience: patience, Log: zap.NewNop(),
+	looksUp := pods.New(pods.Config{
+		Identity: pods.Identity{Kubeconfig: access, UserAgent: "test"}, NodeName: "node-a", Patience: patience, Log: zap.NewNop(),
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -56,6 +57,9 @@ func TestTheRoleIsEnough(t *testing.T) {
 	}
 	if using, err := looksUp.Using(t.Context(), diskDriver, "vol-1"); err != nil || len(using) != 1 {
 		t.Errorf("pods that use the volume: %v, %v", using, err)
+	}
+	if _, err := looksUp.NodeDrivers(t.Context()); err == nil || !strings.Contains(err.Error(), "does not exist") {
+		t.Errorf("a CSINode that does not exist, and may be read: %v", err)
 	}
 	cancel()
 	if err := <-ended; err != nil {

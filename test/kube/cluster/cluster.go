@@ -16,8 +16,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/crust-proxy/crust-proxy/internal/loopdev"
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // Component is what can be taken away and put back.
@@ -50,17 +50,17 @@ type Cluster struct {
 // must be called, also after an error.
 func newCluster(t testing.TB) (*Cluster, error) {
 	t.Helper()
-	harness.Need(t, "go", "runc", "busybox", "ip", "mkfs.ext4", "mkfs.xfs", "blkid", "losetup")
+	rig.Need(t, "go", "runc", "busybox", "ip", "mkfs.ext4", "mkfs.xfs", "blkid", "losetup")
 	ours := map[string]string{}
 	for _, name := range []string{"crust-proxy", "crust-driver", "crust-runc-agent", "crust-runc", "crustctl"} {
-		ours[name] = harness.Program(t, name)
+		ours[name] = rig.Program(t, name)
 	}
 	return open(ours, "debug")
 }
 
 // open starts a cluster of the programs given.
 func open(ours map[string]string, logLevel string) (*Cluster, error) {
-	dir, err := os.MkdirTemp("/tmp", harness.Prefix("kc"))
+	dir, err := os.MkdirTemp("/tmp", rig.Prefix("kc"))
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +204,7 @@ func (c *Cluster) close() error {
 		endProgram(c.crustRunc + "-agent")
 		problems = append(problems, c.Containerd.node.Close())
 	}
-	problems = append(problems, unmountAll(KubeletRoot), c.detach(), unmountAll(c.Dir), os.RemoveAll(c.Dir))
+	problems = append(problems, rig.Unmount(KubeletRoot), c.detach(), rig.Unmount(c.Dir), os.RemoveAll(c.Dir))
 	return errors.Join(problems...)
 }
 
@@ -212,7 +212,7 @@ func (c *Cluster) close() error {
 func (c *Cluster) detach() error {
 	var problems []error
 	for _, loop := range c.loops() {
-		problems = append(problems, loopdev.Detach("/dev/"+loop))
+		problems = append(problems, loopdev.Detach(loop))
 	}
 	return errors.Join(problems...)
 }

@@ -6,12 +6,12 @@ import (
 	"errors"
 	"os"
 
-	"github.com/crust-proxy/crust-proxy/test/crinode"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 // Containerd is the node's container runtime, with the handlers runc and crust.
 type Containerd struct {
-	node    *crinode.Node
+	node    *cri.Node
 	stopped bool
 }
 
@@ -25,7 +25,7 @@ func newContainerd(crustRunc string) (*Containerd, error) {
 	if err != nil {
 		return &Containerd{}, err
 	}
-	node, err := crinode.New(crinode.Options{Programs: programs, Handlers: map[string]string{Crust: crustRunc}})
+	node, err := cri.New(cri.Options{Programs: programs, Handlers: map[string]string{Crust: crustRunc}})
 	if err != nil {
 		return &Containerd{node: node}, err
 	}

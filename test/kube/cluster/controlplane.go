@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // callTime ends every call to a process that hangs.
@@ -44,11 +44,11 @@ type ControlPlane struct {
 // claims or makes service accounts there, and none is asked for.
 func StartControlPlane(t testing.TB) *ControlPlane {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", harness.Prefix("kc"))
+	dir, err := os.MkdirTemp("/tmp", rig.Prefix("kc"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	harness.Need(t, "go")
+	rig.Need(t, "go")
 	c, err := newControlPlane(dir, "--disable-admission-plugins=ServiceAccount")
 	t.Cleanup(func() {
 		c.close()
@@ -100,7 +100,7 @@ func newControlPlane(dir string, flags ...string) (*ControlPlane, error) {
 // OpenControlPlane starts a control plane for who is no test, in a directory of its
 // own below dir. Close takes it away.
 func OpenControlPlane(dir string) (*ControlPlane, error) {
-	dir, err := os.MkdirTemp(dir, harness.Prefix("kc"))
+	dir, err := os.MkdirTemp(dir, rig.Prefix("kc"))
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/crust-proxy/crust-proxy/test/kubeletemu"
+	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
 // The drivers that a node has, all at once: each is crust-driver, and the name of
@@ -35,7 +35,7 @@ const (
 type Driver struct {
 	*Process
 	// Registrar is the sidecar. It is one of its own: killing the driver leaves it.
-	Registrar *kubeletemu.Registrar
+	Registrar *kubelet.Registrar
 	// Socket is where the driver itself serves.
 	Socket string
 	data   string
@@ -58,7 +58,7 @@ func (c *Cluster) newDriver(program, name, registry string, flags ...string) (*D
 			"--driver-name", name, "--capacity", "1000000000000", "--log-level", c.logLevel,
 		}, flags...),
 	}
-	d.Registrar = &kubeletemu.Registrar{Dir: registry, Name: name, Endpoint: d.Socket, Restart: time.Second}
+	d.Registrar = &kubelet.Registrar{Dir: registry, Name: name, Endpoint: d.Socket, Restart: time.Second}
 	var err error
 	d.conn, err = grpc.NewClient("unix:"+d.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crust-proxy/crust-proxy/test/crinode"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 // Exec runs a shell script in the container main and gives what it wrote. It does
@@ -26,7 +26,7 @@ func (p *Pod) Exec(script string) string {
 }
 
 // TryExec runs a shell script in one of the containers. A script that fails is a
-// *crinode.ExitError.
+// *cri.ExitError.
 func (p *Pod) TryExec(container, script string) (string, error) {
 	ctx, cancel := p.k.context()
 	defer cancel()
@@ -86,7 +86,7 @@ func (p *Pod) Target(v *Volume) string {
 }
 
 // Node is the node as containerd has it, for what is not here.
-func (c *Containerd) Node() *crinode.Node { return c.node }
+func (c *Containerd) Node() *cri.Node { return c.node }
 
 // Usage is what a filesystem has, in bytes and inodes.
 type Usage struct {

@@ -26,10 +26,17 @@ func On(t testing.TB) *Kube {
 	t.Helper()
 	k := &Kube{Cluster: Shared(t), T: t}
 	t.Cleanup(func() {
-		if t.Failed() {
+		failed := t.Failed()
+		if failed {
 			t.Log(k.Logs())
 		}
-		k.check(k.Mend())
+		if err := k.Mend(); err != nil {
+			if !failed {
+				t.Log(k.Logs())
+			}
+			giveUp(err)
+			k.Must(err)
+		}
 		k.check(k.WantNothingLeft())
 		k.check(k.ConfigureProxy(k.DefaultProxy()))
 	})

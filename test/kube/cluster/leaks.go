@@ -7,10 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // WantNothingLeft waits until nothing of pods and volumes is left, and says what
@@ -44,7 +48,7 @@ func (c *Cluster) Left() []string {
 			}
 		}
 	}
-	for _, point := range mountsBelow(KubeletRoot) {
+	for _, point := range rig.MountPoints(KubeletRoot) {
 		left = append(left, "mount "+point)
 	}
 	for _, loop := range c.loops() {
@@ -58,16 +62,7 @@ func (c *Cluster) Left() []string {
 }
 
 // loops lists the loop devices over images of this cluster's drivers.
-func (c *Cluster) loops() []string {
-	var mine []string
-	bound, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	for _, path := range bound {
-		if raw, _ := os.ReadFile(path); bytes.Contains(raw, []byte(c.Dir+"/")) {
-			mine = append(mine, filepath.Base(filepath.Dir(filepath.Dir(path))))
-		}
-	}
-	return mine
-}
+func (c *Cluster) loops() []string { return slices.Collect(maps.Keys(rig.Loops(c.Dir + "/"))) }
 
 // endProgram kills all processes of one program that lies in a directory of ours.
 func endProgram(path string) {

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/test/harness"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // Main runs the tests of a package in namespaces of their own, as a node has them,
@@ -24,7 +24,7 @@ func Main(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	return harness.Run(func() int {
+	return rig.Run(func() int {
 		code := 1
 		undo, err := prepare()
 		if err == nil {
@@ -48,7 +48,7 @@ func prepare() (undo func() error, err error) {
 	undo = func() error {
 		var problems []error
 		for _, dir := range append(slices.Collect(maps.Keys(sysctls)), covered...) {
-			problems = append(problems, unmountAll(dir))
+			problems = append(problems, rig.Unmount(dir))
 		}
 		return errors.Join(problems...)
 	}

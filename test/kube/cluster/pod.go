@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/crust-proxy/crust-proxy/test/crinode"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 // Pod is a pod of a test, before and after it is made.
@@ -48,7 +48,7 @@ func (k *Kube) NewPod(name, class string) *Pod {
 // Container is a container that runs a shell script.
 func Container(name, script string) corev1.Container {
 	return corev1.Container{
-		Name: name, Image: crinode.BusyboxImage, ImagePullPolicy: corev1.PullNever, Command: []string{"/bin/sh", "-c", script},
+		Name: name, Image: cri.BusyboxImage, ImagePullPolicy: corev1.PullNever, Command: []string{"/bin/sh", "-c", script},
 	}
 }
 

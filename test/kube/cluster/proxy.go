@@ -6,11 +6,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
-	"strings"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // Where crust-proxy has what is its own: the defaults of a node.
@@ -86,17 +85,7 @@ func (c *Cluster) proxy(program string) (*Process, error) {
 
 // ProxyHTTP gets a page of crust-proxy, such as /metrics.
 func ProxyHTTP(path string) (string, error) {
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", httpSocket)
-	}}
-	reply, err := (&http.Client{Transport: transport, Timeout: 5 * time.Second}).Get("http://crust-proxy" + path)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = reply.Body.Close() }()
-	var body strings.Builder
-	if err := copyBody(&body, reply); err != nil {
-		return "", err
-	}
-	return body.String(), nil
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return rig.Get(ctx, httpSocket, path)
 }

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 
-	"golang.org/x/sys/unix"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // RunWith gives a cluster to who is no test, in a process that has a mount and a
@@ -14,8 +14,8 @@ import (
 // this project by name: crust-proxy, crust-driver, crust-runc with crust-runc-agent
 // beside it.
 func RunWith(ours map[string]string, logLevel string, do func(*Cluster) error) (err error) {
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make mounts private: %w", err)
+	if err := rig.MakeMountsPrivate(); err != nil {
+		return err
 	}
 	undo, err := prepare()
 	defer func() { err = errors.Join(err, undo()) }()

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 )
@@ -29,9 +30,17 @@ func Shared(t testing.TB) *Cluster {
 		}
 	}
 	if shared.err != nil {
-		t.Fatal("the cluster does not start:", shared.err)
+		t.Fatal("the cluster cannot be used:", shared.err)
 	}
 	return shared.cluster
+}
+
+// giveUp has the tests that follow fail at once. Each of them would otherwise wait for
+// what does not come back, and all together for longer than a run may take.
+func giveUp(err error) {
+	shared.Lock()
+	defer shared.Unlock()
+	shared.err = fmt.Errorf("an earlier test left it broken: %w", err)
 }
 
 // closeShared ends it, where there is one.

@@ -141,27 +141,3 @@ func inGroup(group string) []int {
 	}
 	return out
 }
-
-// mountsBelow lists the mount points below a directory, and the directory where it
-// is one.
-func mountsBelow(dir string) []string {
-	raw, _ := os.ReadFile("/proc/self/mountinfo")
-	var points []string
-	for line := range strings.SplitSeq(string(raw), "\n") {
-		fields := strings.Fields(line)
-		if len(fields) > 4 && (fields[4] == dir || strings.HasPrefix(fields[4], dir+"/")) {
-			points = append(points, fields[4])
-		}
-	}
-	return points
-}
-
-func unmountAll(dir string) error {
-	var problems []error
-	for _, point := range slices.Backward(mountsBelow(dir)) {
-		if err := unix.Unmount(point, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
-			problems = append(problems, fmt.Errorf("unmount %s: %w", point, err))
-		}
-	}
-	return errors.Join(problems...)
-}

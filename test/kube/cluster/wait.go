@@ -5,8 +5,6 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"time"
 )
 
@@ -27,15 +25,4 @@ func eventually(what string, try func(context.Context) error) error {
 			return fmt.Errorf("%s: not within %v: %w", what, Patience, err)
 		}
 	}
-}
-
-// copyBody reads an answer that must be a good one.
-func copyBody(to io.Writer, reply *http.Response) error {
-	if _, err := io.Copy(to, reply.Body); err != nil {
-		return err
-	}
-	if reply.StatusCode != http.StatusOK {
-		return fmt.Errorf("the answer is %s", reply.Status)
-	}
-	return nil
 }

@@ -17,9 +17,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	lookup "github.com/crust-proxy/crust-proxy/internal/cluster"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/pkg/front"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
+	lookup "github.com/crust-proxy/crust-proxy/internal/pods"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // hasty is for what must not come. A get may take longer, so errors of gets are
@@ -52,18 +53,19 @@ func TestKubeletsIdentityIsEnough(t *testing.T) {
 
 	c := r.follow(r.nodes(), node, patient)
 	uid := string(pod.UID)
-	want := front.Pod{
-		UID: uid, Namespace: space, Name: "web-0", RuntimeHandler: "kata-qemu", FSGroup: "2000", FSGroupPolicy: deferral.GroupOnMismatch,
-		Volumes: []front.PodVolume{
-			{Name: "data", Driver: driver, VolumeID: "vol-data", SubPaths: []string{"sub"}},
+	want := decision.Pod{
+		UID: uid, Namespace: space, Name: "web-0", RuntimeHandler: "kata-qemu", FSGroup: "2000", FSGroupPolicy: volume.GroupOnMismatch,
+		Volumes: []decision.PodVolume{
+			{Name: "data", Driver: driver, VolumeID: "vol-data", SubPaths: []string{"sub"}, Together: []string{"main"}},
 			{Name: "raw", Driver: driver, VolumeID: "vol-raw", Block: true},
-			{Name: "scratch", Driver: driver, VolumeID: "vol-web-0-scratch"},
-			{Name: "inline", Driver: driver, VolumeID: fmt.Sprintf("csi-%x", sha256.Sum256([]byte(uid+"inline"))), ReadOnlyMounts: true},
+			{Name: "scratch", Driver: driver, VolumeID: "vol-web-0-scratch", Together: []string{"main"}},
+			{Name: "inline", Driver: driver, VolumeID: fmt.Sprintf("csi-%x", sha256.Sum256([]byte(uid+"inline"))), ReadOnlyMounts: true, Together: []string{"main"}},
 		},
 	}
 	if diff := cmp.Diff(want, known(t, c, uid)); diff != "" {
 		t.Error(diff)
 	}
+	hasDriver(t, c)
 	for _, id := range []string{"vol-data", "vol-raw", "vol-web-0-scratch"} {
 		if got := users(t, c, id); !slices.Equal(got, []string{"web-0"}) {
 			t.Errorf("%s: %v", id, got)
@@ -75,17 +77,17 @@ func TestKubeletsIdentityIsEnough(t *testing.T) {
 		}
 	}
 	unknown := r.follow(r.nodes(), node, hasty)
-	eventually(t, "all is known", func() bool { return unknown.Problem() == nil })
+	check.Eventually(t, "all is known", func() bool { return unknown.Problem() == nil })
 	_, err := unknown.ByUID(t.Context(), string(stranger.UID))
-	wantRefusal(t, err, deferral.Busy, "not known on node "+node)
+	wantRefusal(t, err, volume.Busy, "not known on node "+node)
 	_, err = unknown.Using(t.Context(), driver, "vol-theirs")
-	wantRefusal(t, err, deferral.Busy, "vol-theirs")
+	wantRefusal(t, err, volume.Busy, "vol-theirs")
 	r.nothingMoreIsGranted()
 }
 
-func wantRefusal(t *testing.T, err error, kind deferral.Kind, words ...string) {
+func wantRefusal(t *testing.T, err error, kind volume.Kind, words ...string) {
 	t.Helper()
-	if err == nil || deferral.KindOf(err) != kind {
+	if err == nil || volume.KindOf(err) != kind {
 		t.Errorf("got %v, want one of kind %v", err, kind)
 		return
 	}
@@ -139,9 +141,9 @@ func (r *rig) nothingMoreIsGranted() {
 func TestAnotherNodesNameIsNotTaken(t *testing.T) {
 	r := start(t)
 	c := r.follow(r.nodes(), other, hasty)
-	eventually(t, "the refusal is seen", func() bool { return len(c.State().Problems) > 0 })
+	check.Eventually(t, "the refusal is seen", func() bool { return len(c.State().Problems) > 0 })
 	_, err := c.ByUID(t.Context(), "any")
-	wantRefusal(t, err, deferral.Timeout, "does not allow it", `is "node-b" this node's name`)
+	wantRefusal(t, err, volume.Timeout, "does not allow it", `is "node-b" this node's name`)
 	failed := slices.ContainsFunc(lookup.Try(t.Context(), lookup.Identity{Kubeconfig: r.nodes()}, other), func(one lookup.Trial) bool {
 		return one.Err != nil && strings.Contains(one.What, "the pods of node "+other)
 	})
@@ -166,13 +168,16 @@ func TestTheRightsOfTheDocsAreEnough(t *testing.T) {
 	if got := known(t, c, string(pod.UID)); got.Volumes[0].VolumeID != "vol-data" {
 		t.Errorf("got %+v", got)
 	}
+	hasDriver(t, c)
 	if _, err := r.Kubectl("delete", "clusterrolebinding", "crust-proxy"); err != nil {
 		t.Fatal(err)
 	}
 	bare := r.follow(kubeconfig, node, hasty)
-	eventually(t, "the refusal is seen", func() bool { return len(bare.State().Problems) == 3 })
+	check.Eventually(t, "the refusal is seen", func() bool { return len(bare.State().Problems) == 3 })
 	_, err = bare.ByUID(t.Context(), string(pod.UID))
-	wantRefusal(t, err, deferral.Timeout, "does not allow it")
+	wantRefusal(t, err, volume.Timeout, "does not allow it")
+	_, err = bare.NodeDrivers(t.Context())
+	wantRefusal(t, err, volume.Busy, "may not be read by our identity")
 }
 
 const rights = `apiVersion: rbac.authorization.k8s.io/v1
@@ -183,6 +188,7 @@ rules:
   - {apiGroups: [""], resources: [persistentvolumeclaims, persistentvolumes], verbs: [get]}
   - {apiGroups: [node.k8s.io], resources: [runtimeclasses], verbs: [list, watch]}
   - {apiGroups: [storage.k8s.io], resources: [csidrivers], verbs: [list, watch]}
+  - {apiGroups: [storage.k8s.io], resources: [csinodes], verbs: [get]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -200,12 +206,12 @@ func TestTheAPIServerGoesAndComesBack(t *testing.T) {
 	pod := r.pod(node, "a", nil, "data")
 	waiting := r.pod(node, "waiting", nil, "open")
 	c := r.follow(r.nodes(), node, hasty)
-	eventually(t, "all is learned that can be", func() bool { s := c.State(); return s.Pods == 2 && s.Incomplete == 1 })
+	check.Eventually(t, "all is learned that can be", func() bool { s := c.State(); return s.Pods == 2 && s.Incomplete == 1 })
 
 	if err := r.APIServer.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "that is noticed", func() bool { return len(c.State().Problems) == 3 })
+	check.Eventually(t, "that is noticed", func() bool { return len(c.State().Problems) == 3 })
 	for range 3 {
 		if got := known(t, c, string(pod.UID)); got.Volumes[0].VolumeID != "vol-data" {
 			t.Errorf("got %+v", got)
@@ -215,13 +221,13 @@ func TestTheAPIServerGoesAndComesBack(t *testing.T) {
 		}
 	}
 	unknown := known(t, c, string(waiting.UID)).Volumes[0].Unknown
-	wantRefusal(t, unknown, deferral.Timeout, "claim default/open", "cannot be reached", r.URL)
+	wantRefusal(t, unknown, volume.Timeout, "claim default/open", "cannot be reached", r.URL)
 	_, err := c.Using(t.Context(), driver, "vol-late")
-	wantRefusal(t, err, deferral.Timeout, "vol-late", "since 20", r.URL)
+	wantRefusal(t, err, volume.Timeout, "vol-late", "since 20", r.URL)
 	fresh := r.follow(r.nodes(), node, hasty) // one that starts now knows nothing
-	eventually(t, "that is noticed", func() bool { return len(fresh.State().Problems) > 0 })
+	check.Eventually(t, "that is noticed", func() bool { return len(fresh.State().Problems) > 0 })
 	_, err = fresh.ByUID(t.Context(), string(pod.UID))
-	wantRefusal(t, err, deferral.Timeout, string(pod.UID), "cannot be reached")
+	wantRefusal(t, err, volume.Timeout, string(pod.UID), "cannot be reached")
 
 	if err := r.APIServer.Start(); err != nil {
 		t.Fatal(err)
@@ -229,13 +235,13 @@ func TestTheAPIServerGoesAndComesBack(t *testing.T) {
 	late := r.pod(node, "late", nil, "late")
 	r.bind(open, "pv-late") // any: it is not to be found to be a pair
 	for _, one := range []*lookup.Cluster{c, fresh} {
-		eventually(t, "the new pod is known", func() bool { _, err := one.ByUID(t.Context(), string(late.UID)); return err == nil })
-		eventually(t, "its volume is known", func() bool {
+		check.Eventually(t, "the new pod is known", func() bool { _, err := one.ByUID(t.Context(), string(late.UID)); return err == nil })
+		check.Eventually(t, "its volume is known", func() bool {
 			pods, err := one.Using(t.Context(), driver, "vol-late")
 			return err == nil && len(pods) == 1 && pods[0].Name == "late"
 		})
-		eventually(t, "all is well", func() bool { return one.Problem() == nil })
-		wantRefusal(t, known(t, one, string(waiting.UID)).Volumes[0].Unknown, deferral.Busy, "do not name each other")
+		check.Eventually(t, "all is well", func() bool { return one.Problem() == nil })
+		wantRefusal(t, known(t, one, string(waiting.UID)).Volumes[0].Unknown, volume.Busy, "do not name each other")
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	lookup "github.com/crust-proxy/crust-proxy/internal/cluster"
-	"github.com/crust-proxy/crust-proxy/pkg/front"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
+	lookup "github.com/crust-proxy/crust-proxy/internal/pods"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
 
@@ -44,6 +44,10 @@ func start(t *testing.T) *rig {
 		made(r, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, r.Client.CoreV1().Nodes().Create)
 	}
 	made(r, &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "kata"}, Handler: "kata-qemu"}, r.Client.NodeV1().RuntimeClasses().Create)
+	made(r, &storagev1.CSINode{
+		ObjectMeta: metav1.ObjectMeta{Name: node},
+		Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: driver, NodeID: node}}},
+	}, r.Client.StorageV1().CSINodes().Create)
 	policy := storagev1.FileFSGroupPolicy
 	made(r, &storagev1.CSIDriver{
 		ObjectMeta: metav1.ObjectMeta{Name: driver},
@@ -163,13 +167,21 @@ func (r *rig) pod(on, name string, change func(*corev1.PodSpec), claims ...strin
 }
 
 // known gives what is told of a pod.
-func known(t *testing.T, c *lookup.Cluster, uid string) front.Pod {
+func known(t *testing.T, c *lookup.Cluster, uid string) decision.Pod {
 	t.Helper()
 	p, err := c.ByUID(t.Context(), uid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// hasDriver wants the driver to be read from this node's CSINode.
+func hasDriver(t *testing.T, c *lookup.Cluster) {
+	t.Helper()
+	if got, err := c.NodeDrivers(t.Context()); err != nil || len(got) != 1 || !got[driver] {
+		t.Errorf("the CSINode's drivers: %v, %v", got, err)
+	}
 }
 
 // users names the pods that want a volume.
@@ -184,14 +196,4 @@ func users(t *testing.T, c *lookup.Cluster, id string) []string {
 		out = append(out, p.Name)
 	}
 	return out
-}
-
-// eventually waits for what the watches bring.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patient); !is(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("it did not come about: %s", what)
-		}
-	}
 }

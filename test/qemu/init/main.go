@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
 const (
@@ -176,7 +176,7 @@ func group(root int) error {
 
 func freeze(root int) error {
 	f := fsops.Freezer{Dir: "/run/frozen", Watchdog: []string{"/proc/self/exe", watch}}
-	if err := errors.Join(f.Freeze("key", root, time.Minute), f.Thaw("key"), f.Freeze("key", root, time.Second)); err != nil {
+	if err := errors.Join(f.Freeze("key", root, time.Minute), f.Thaw("key", root), f.Freeze("key", root, time.Second)); err != nil {
 		return err
 	}
 	began := time.Now()

@@ -48,6 +48,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if not (or (dig "handlers" "crust" "enabled" false $all) (dig "policy" "runtimes" false $all)) -}}
+{{- range (($all.policy).rules) -}}
+{{- if and .defer .runtimeHandlers (not (regexReplaceAll "crust[a-z0-9-]*,?" (join "," .runtimeHandlers) "")) -}}
+{{- fail (printf "config.policy.rules: the rule %q defers volumes of pods in crust only, and their handler is off: set config.handlers.crust.enabled" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- toYaml $all -}}
 {{- end -}}
 

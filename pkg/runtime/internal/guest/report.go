@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // MaxUsages bounds the usages in one answer. There are two units.
@@ -25,12 +25,12 @@ func Absurdf(format string, args ...any) error {
 
 // Report collects what a guest said into a checked report.
 type Report struct {
-	report deferral.Report
+	report volume.Report
 }
 
 // Usage takes one measure, or says why it cannot be true.
-func (b *Report) Usage(u deferral.Usage) error {
-	if u.Unit != deferral.UnitBytes && u.Unit != deferral.UnitInodes {
+func (b *Report) Usage(u volume.Usage) error {
+	if u.Unit != volume.UnitBytes && u.Unit != volume.UnitInodes {
 		return nil // a unit that we do not know helps nobody
 	}
 	if u.Available < 0 || u.Used < 0 || u.Total < 0 {
@@ -40,7 +40,7 @@ func (b *Report) Usage(u deferral.Usage) error {
 		return Absurdf("%d available and %d used of %d in all", u.Available, u.Used, u.Total)
 	}
 	if u.Total == 0 {
-		if u.Unit == deferral.UnitInodes {
+		if u.Unit == volume.UnitInodes {
 			return nil // a filesystem without inodes, such as btrfs
 		}
 		return Absurdf("a filesystem of no size")
@@ -56,22 +56,22 @@ func (b *Report) Usage(u deferral.Usage) error {
 
 // Condition takes the health of the volume.
 func (b *Report) Condition(abnormal bool, message string) {
-	b.report.Condition = &deferral.Condition{Abnormal: abnormal, Message: Printable(message, MaxMessage)}
+	b.report.Condition = &volume.Condition{Abnormal: abnormal, Message: Printable(message, MaxMessage)}
 }
 
 // Done gives the report, if it holds anything.
-func (b *Report) Done() (deferral.Report, error) {
+func (b *Report) Done() (volume.Report, error) {
 	if len(b.report.Usage) == 0 && b.report.Condition == nil {
-		return deferral.Report{}, errors.New("it holds neither a usage of bytes or inodes nor a condition")
+		return volume.Report{}, errors.New("it holds neither a usage of bytes or inodes nor a condition")
 	}
 	return b.report, nil
 }
 
 // CheckSize compares what a guest says with the device it has: a filesystem is
 // never larger.
-func CheckSize(report deferral.Report, device int64) error {
+func CheckSize(report volume.Report, device int64) error {
 	for _, usage := range report.Usage {
-		if usage.Unit == deferral.UnitBytes && usage.Total > device {
+		if usage.Unit == volume.UnitBytes && usage.Total > device {
 			return Absurdf("%d bytes in all, on a device of %d", usage.Total, device)
 		}
 	}

@@ -1,9 +1,13 @@
 package guest
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // MaxErrorText bounds what of a sandbox's error stands in ours.
@@ -38,4 +42,18 @@ func Printable(s string, most int) string {
 		return r
 	}, s)
 	return Clip(strings.TrimSpace(clean), most)
+}
+
+// ContextError is what a call gives whose context has ended. Who is the one that was
+// asked, such as "Kata sandbox 1234", or "" where nobody was.
+func ContextError(v *volume.Volume, who string, err error) error {
+	kind := volume.Timeout
+	text := "did not answer in time; it may be overloaded or hung"
+	if errors.Is(err, context.Canceled) {
+		kind, text = volume.Canceled, "was not waited for: the caller went away"
+	}
+	if who == "" {
+		return volume.Errorf(kind, "volume %s: the call ended before anything was done: %w", v.Target, err)
+	}
+	return volume.Errorf(kind, "volume %s: %s %s: %w", v.Target, who, text, err)
 }

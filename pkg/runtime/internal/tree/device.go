@@ -1,25 +1,22 @@
 package tree
 
 import (
-	"golang.org/x/sys/unix"
+	"bytes"
+	"encoding/json"
+	"path"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Identify tells what a device is, so that it can be told from our own.
-func Identify(path string) deferral.Device {
-	device := deferral.Device{Path: path}
-	var st unix.Stat_t
-	if unix.Stat(path, &st) != nil {
-		return device
+// DeviceIn reads which device a volume's file names, whatever else is in it: the device
+// has an owner, also where we cannot serve the volume.
+func DeviceIn(raw []byte) volume.Device {
+	var info struct {
+		Device string `json:"device"`
 	}
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFBLK:
-		device.Kind = deferral.BlockDevice
-		device.Major, device.Minor = unix.Major(st.Rdev), unix.Minor(st.Rdev)
-	case unix.S_IFREG:
-		device.Kind = deferral.ImageFile
-		device.Major, device.Minor, device.Inode = unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino
+	if err := json.NewDecoder(bytes.NewReader(raw)).Decode(&info); err != nil || !path.IsAbs(info.Device) {
+		return volume.Device{}
 	}
-	return device
+	return claim.Identify(path.Clean(info.Device))
 }

@@ -9,7 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // IsBelow compares by whole path components.
@@ -19,11 +20,11 @@ func IsBelow(dir, path string) bool {
 }
 
 // KindOf classes an error of a filesystem call.
-func KindOf(err error) deferral.Kind {
+func KindOf(err error) volume.Kind {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return deferral.Exhausted
+		return volume.Exhausted
 	}
-	return deferral.Internal
+	return volume.Internal
 }
 
 // ReadSmall reads a regular file of at most limit bytes. It follows no link and
@@ -66,25 +67,11 @@ func writeNew(path string, raw []byte) error {
 	if err != nil {
 		return err
 	}
-	err = writeAll(fd, raw)
+	err = sys.WriteAll(fd, raw)
 	if closeErr := unix.Close(fd); err == nil {
 		err = closeErr
 	}
 	return err
-}
-
-func writeAll(fd int, raw []byte) error {
-	for len(raw) > 0 {
-		n, err := unix.Write(fd, raw)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		raw = raw[n:]
-	}
-	return nil
 }
 
 // removeFlat removes a directory of files. It goes into no sub-directory: an

@@ -24,7 +24,7 @@ type Inotify struct {
 	stop int // an eventfd that ends the wait for events
 }
 
-// Event is told of each thing that happened; name is that of a directory's entry.
+// Event handles one event; name is that of the directory's entry.
 type Event func(wd int32, mask uint32, name string)
 
 // NewInotify opens an instance.
@@ -49,8 +49,8 @@ func (n *Inotify) Add(dir string, events uint32) (int32, error) {
 	return int32(wd), err //nolint:gosec // the kernel counts watches in an int
 }
 
-// Read tells of events until ctx ends.
-func (n *Inotify) Read(ctx context.Context, tell Event) error {
+// Read calls handle for each event until ctx ends.
+func (n *Inotify) Read(ctx context.Context, handle Event) error {
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() { n.end(); close(ended) })
 	defer func() {
@@ -73,7 +73,7 @@ func (n *Inotify) Read(ctx context.Context, tell Event) error {
 		if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
 			return err
 		}
-		Dispatch(buf[:max(got, 0)], tell)
+		Dispatch(buf[:max(got, 0)], handle)
 		pause.Reset(gather)
 		select {
 		case <-ctx.Done():
@@ -97,8 +97,8 @@ func (n *Inotify) wait() error {
 	}
 }
 
-// Dispatch takes a buffer of events apart.
-func Dispatch(buf []byte, tell Event) {
+// Dispatch calls handle for each event in a buffer.
+func Dispatch(buf []byte, handle Event) {
 	for len(buf) >= unix.SizeofInotifyEvent {
 		wd := int32(binary.NativeEndian.Uint32(buf)) //nolint:gosec // as the kernel wrote it
 		mask := binary.NativeEndian.Uint32(buf[4:])
@@ -106,7 +106,7 @@ func Dispatch(buf []byte, tell Event) {
 		if end > len(buf) {
 			return
 		}
-		tell(wd, mask, string(bytes.TrimRight(buf[unix.SizeofInotifyEvent:end], "\x00")))
+		handle(wd, mask, string(bytes.TrimRight(buf[unix.SizeofInotifyEvent:end], "\x00")))
 		buf = buf[end:]
 	}
 }

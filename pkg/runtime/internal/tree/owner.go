@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // markNames are the extended attributes that may tell our directories from
@@ -16,20 +16,18 @@ import (
 // would outlive the directory it speaks of.
 var markNames = []string{"trusted.crust-proxy", "user.crust-proxy"}
 
-// chooseMark finds the attribute that the filesystem takes.
+// chooseMark finds the attribute that the filesystem takes. It is tried on Temp itself:
+// a start must succeed on a filesystem without a free inode.
 func (t *Tree) chooseMark() (string, error) {
-	probe := filepath.Join(t.Temp, "probe")
-	if err := unix.Mkdir(probe, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
-		return "", deferral.Errorf(KindOf(err), "%s: cannot write to the temporary directory %s: %w", t.Name, t.Temp, err)
-	}
-	defer func() { _ = unix.Rmdir(probe) }()
 	var err error
 	for _, name := range markNames {
-		if err = unix.Lsetxattr(probe, name, []byte("probe"), 0); err == nil {
+		probe := name + "-probe"
+		if err = unix.Lsetxattr(t.Temp, probe, []byte("probe"), 0); err == nil {
+			_ = unix.Lremovexattr(t.Temp, probe)
 			return name, nil
 		}
 	}
-	return "", deferral.Errorf(deferral.Unsupported, "%s: the filesystem of %s takes no extended attributes, by which "+
+	return "", volume.Errorf(volume.Unsupported, "%s: the filesystem of %s takes no extended attributes, by which "+
 		"our volumes are told from those of other programs: put it and %s on a tmpfs: %w", t.Name, t.Temp, t.Root, err)
 }
 
@@ -38,23 +36,56 @@ type Owner uint8
 
 // The owners of a directory.
 const (
-	Nobody   Owner = iota // there is no directory
-	Us                    // it bears our mark
-	Stranger              // another program made it
+	Missing   Owner = iota // there is no directory
+	OwnedByUs              // it bears our mark
+	Foreign                // another program made it, or a crust-proxy of another kubelet root
 )
 
 // OwnerOf reads the mark of a volume's directory; key is what it says.
-func (t *Tree) OwnerOf(dir string) (Owner, deferral.Key, error) {
+func (t *Tree) OwnerOf(dir string) (Owner, volume.Key, error) {
 	var buf [128]byte
 	n, err := unix.Lgetxattr(t.Path(dir), t.mark, buf[:])
 	switch {
+	case err == nil && !t.isOfRoot(dir):
+		return Foreign, "", nil
 	case err == nil:
-		return Us, deferral.Key(buf[:n]), nil
+		return OwnedByUs, volume.Key(buf[:n]), nil
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		return Nobody, "", nil
+		return Missing, "", nil
 	case errors.Is(err, unix.ENODATA), errors.Is(err, unix.ERANGE):
-		return Stranger, "", nil
+		return Foreign, "", nil
 	default:
-		return Nobody, "", err
+		return Missing, "", err
 	}
+}
+
+// isOfRoot tells whether a marked directory was made for our kubelet root. An older
+// crust-proxy did not say so; then the target does, where it is known.
+func (t *Tree) isOfRoot(dir string) bool {
+	if t.root == "" {
+		return true
+	}
+	var buf [unix.PathMax]byte
+	n, err := unix.Lgetxattr(t.Path(dir), t.mark+".root", buf[:])
+	if err == nil {
+		return string(buf[:n]) == t.root
+	}
+	if t.TargetOf == nil {
+		return true
+	}
+	target, ok := t.TargetOf(dir)
+	return !ok || t.IsOurs(target)
+}
+
+// IsOurs tells whether a target lies below our kubelet root, in either of its names.
+func (t *Tree) IsOurs(target string) bool {
+	return t.root == "" || IsBelow(t.root, target) || IsBelow(filepath.Clean(t.KubeletRoot), target)
+}
+
+// sign writes the mark of a volume, and for which kubelet root it is.
+func (t *Tree) sign(path string, key volume.Key) error {
+	if err := unix.Lsetxattr(path, t.mark, []byte(key), 0); err != nil || t.root == "" {
+		return err
+	}
+	return unix.Lsetxattr(path, t.mark+".root", []byte(t.root), 0)
 }

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 const maxFile = 64 << 10
 
 // Projection is what shall exist of a volume.
 type Projection struct {
-	Volume *deferral.Volume
+	Volume *volume.Volume
 	// Dir is the name of its directory, and Raw what its file holds.
 	Dir string
 	Raw []byte
@@ -26,41 +26,50 @@ type Projection struct {
 	Dropped func()
 }
 
-// Publish makes the volume's directory exist with the right file in it. No other
-// file of ours ever stands there.
-func (t *Tree) Publish(p *Projection) error {
+// outcome is what one attempt at a projection came to.
+type outcome uint8
+
+const (
+	again   outcome = iota // the directory came or went meanwhile
+	asItWas                // it was right
+	written
+)
+
+// Publish makes the volume's directory exist with the right file in it, and tells
+// whether it was not so. No other file of ours ever stands there.
+func (t *Tree) Publish(p *Projection) (changed bool, err error) {
 	// One retry each way: the directory can come or go between two calls.
 	for range 3 {
-		published, err := t.publishOnce(p)
-		if published || err != nil {
-			return err
+		done, err := t.publishOnce(p)
+		if done != again || err != nil {
+			return done == written, err
 		}
 	}
-	return deferral.Errorf(deferral.Busy, "volume %s: another program keeps changing %s: try again", p.Volume.Target, t.Path(p.Dir))
+	return false, volume.Errorf(volume.Busy, "volume %s: another program keeps changing %s: try again", p.Volume.Target, t.Path(p.Dir))
 }
 
-func (t *Tree) publishOnce(p *Projection) (bool, error) {
+func (t *Tree) publishOnce(p *Projection) (outcome, error) {
 	whose, key, err := t.OwnerOf(p.Dir)
 	if err != nil {
-		return false, t.Error(p.Volume, "looked at", err)
+		return again, t.Error(p.Volume, "looked at", err)
 	}
 	switch {
-	case whose == Nobody:
+	case whose == Missing:
 		return t.publishNew(p)
-	case whose == Us && key == p.Volume.Key:
+	case whose == OwnedByUs && key == p.Volume.Key:
 		return t.publishAgain(p)
 	default:
-		return false, deferral.Errorf(deferral.Conflict, "volume %s: another program has already published it in %s: "+
+		return again, volume.Errorf(volume.Conflict, "volume %s: another program has already published it in %s: "+
 			"let that program take it back, or %s", p.Volume.Target, t.Path(p.Dir), t.Remedy)
 	}
 }
 
 // publishNew builds the directory and renames it into place.
-func (t *Tree) publishNew(p *Projection) (bool, error) {
+func (t *Tree) publishNew(p *Projection) (outcome, error) {
 	temp, err := t.Build(p.Volume.Key, p.Raw)
 	if err != nil {
 		t.discard(temp)
-		return false, t.Error(p.Volume, "built", err)
+		return again, t.Error(p.Volume, "built", err)
 	}
 	if p.Built != nil {
 		p.Built(temp)
@@ -68,7 +77,7 @@ func (t *Tree) publishNew(p *Projection) (bool, error) {
 	failpoint.Hit(t.points.built)
 	err = unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, t.Path(p.Dir), unix.RENAME_NOREPLACE)
 	if err == nil {
-		return true, nil
+		return written, nil
 	}
 	t.discard(temp)
 	if p.Dropped != nil {
@@ -76,53 +85,55 @@ func (t *Tree) publishNew(p *Projection) (bool, error) {
 	}
 	switch {
 	case errors.Is(err, unix.EEXIST):
-		return false, nil
+		return again, nil
 	case errors.Is(err, unix.ENOENT):
 		// Somebody removed the whole root. It is made again.
-		return false, t.remake(p.Volume)
+		return again, t.remake(p.Volume)
 	default:
-		return false, t.Error(p.Volume, "put in place", err)
+		return again, t.Error(p.Volume, "put in place", err)
 	}
 }
 
 // Build makes a directory of ours in Temp.
-func (t *Tree) Build(key deferral.Key, raw []byte) (temp string, err error) {
+func (t *Tree) Build(key volume.Key, raw []byte) (temp string, err error) {
 	temp = t.tempName()
 	if err := unix.Mkdir(temp, 0o700); err != nil {
 		return temp, err
 	}
 	failpoint.Hit(t.points.directoryMade)
-	if err := unix.Lsetxattr(temp, t.mark, []byte(key), 0); err != nil {
+	if err := t.sign(temp, key); err != nil {
 		return temp, err
 	}
 	return temp, writeNew(temp+"/"+t.File, raw)
 }
 
 // publishAgain compares, and replaces the file only where it differs.
-func (t *Tree) publishAgain(p *Projection) (bool, error) {
+func (t *Tree) publishAgain(p *Projection) (outcome, error) {
 	file := t.Path(p.Dir) + "/" + t.File
 	old, err := ReadSmall(file, maxFile)
 	if err == nil && bytes.Equal(old, p.Raw) {
-		return true, nil
+		// An older crust-proxy wrote no root. Without one the target tells.
+		_ = t.sign(t.Path(p.Dir), p.Volume.Key)
+		return asItWas, nil
 	}
 	temp := t.tempName()
 	if err := writeNew(temp, p.Raw); err != nil {
 		_ = unix.Unlink(temp)
-		return false, t.Error(p.Volume, "written", err)
+		return again, t.Error(p.Volume, "written", err)
 	}
 	failpoint.Hit(t.points.rewritten)
 	if err := unix.Rename(temp, file); err != nil {
 		_ = unix.Unlink(temp)
 		if errors.Is(err, unix.ENOENT) {
-			return false, nil
+			return again, nil
 		}
-		return false, t.Error(p.Volume, "replaced", err)
+		return again, t.Error(p.Volume, "replaced", err)
 	}
-	return true, nil
+	return written, nil
 }
 
 // Remove takes a directory of ours away, with whatever files are in it.
-func (t *Tree) Remove(v *deferral.Volume, dir string) error {
+func (t *Tree) Remove(v *volume.Volume, dir string) error {
 	temp := t.tempName()
 	if err := unix.Rename(t.Path(dir), temp); err != nil {
 		if errors.Is(err, unix.ENOENT) {
@@ -151,7 +162,7 @@ func (t *Tree) discard(temp string) {
 }
 
 // remake makes the root again after somebody removed it.
-func (t *Tree) remake(v *deferral.Volume) error {
+func (t *Tree) remake(v *volume.Volume) error {
 	for _, dir := range []string{t.Root, t.Temp} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return t.Error(v, "put in place", err)
@@ -161,11 +172,11 @@ func (t *Tree) remake(v *deferral.Volume) error {
 }
 
 // Error tells what of a volume could not be done.
-func (t *Tree) Error(v *deferral.Volume, verb string, err error) error {
+func (t *Tree) Error(v *volume.Volume, verb string, err error) error {
 	kind := KindOf(err)
 	hint := ""
-	if kind == deferral.Exhausted {
+	if kind == volume.Exhausted {
 		hint = "; free some room on that filesystem"
 	}
-	return deferral.Errorf(kind, "volume %s: %s below %s cannot be %s: %w%s", v.Target, t.What, t.Root, verb, err, hint)
+	return volume.Errorf(kind, "volume %s: %s below %s cannot be %s: %w%s", v.Target, t.What, t.Root, verb, err, hint)
 }

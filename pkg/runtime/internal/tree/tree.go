@@ -1,5 +1,5 @@
-// Package tree keeps projections: one directory a volume below a root that other
-// programs read, each with one file of ours in it.
+// Package tree keeps one directory per volume below a root that other programs read,
+// each with one file of ours in it.
 //
 // A directory is built as a whole beside the root and renamed into place: a
 // reader sees all of it or nothing, and so does a kill. The file in it is replaced
@@ -17,7 +17,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // Config says where the tree is and how it is spoken of.
@@ -32,13 +32,20 @@ type Config struct {
 	// What is the file's content in words, such as "Kata's mount information", and
 	// Remedy is what a person can do about a directory of another program.
 	What, Remedy string
-	Log          *zap.Logger
+	// KubeletRoot holds the targets of our volumes: daemons with different ones can
+	// share a tree. Without it every marked directory is ours.
+	KubeletRoot string
+	// TargetOf reads a volume's target from its directory's name. It may be nil where
+	// names do not tell.
+	TargetOf func(dir string) (target string, ok bool)
+	Log      *zap.Logger
 }
 
 // Tree is the open tree.
 type Tree struct {
 	Config
 	mark   string // the extended attribute on our directories
+	root   string // KubeletRoot without links, the value of a second attribute
 	run    string // tells the temporary names of this start from all others
 	serial atomic.Uint64
 	points points
@@ -51,7 +58,7 @@ type points struct{ directoryMade, built, rewritten, takenAway string }
 func Open(cfg Config) (*Tree, error) {
 	for _, dir := range []string{cfg.Root, cfg.Temp} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, deferral.Errorf(KindOf(err), "%s: the directory %s cannot be made: %w", cfg.Name, dir, err)
+			return nil, volume.Errorf(KindOf(err), "%s: the directory %s cannot be made: %w", cfg.Name, dir, err)
 		}
 	}
 	t := &Tree{Config: cfg, run: strconv.FormatInt(time.Now().UnixNano(), 36), points: points{
@@ -59,11 +66,17 @@ func Open(cfg Config) (*Tree, error) {
 		rewritten: cfg.Name + "-rewritten", takenAway: cfg.Name + "-taken-away",
 	}}
 	var err error
-	if t.Root, t.Temp, err = cfg.places(); err != nil {
+	if t.Root, t.Temp, err = cfg.resolve(); err != nil {
 		return nil, err
 	}
 	if t.mark, err = t.chooseMark(); err != nil {
 		return nil, err
+	}
+	if t.root, err = filepath.EvalSymlinks(cfg.KubeletRoot); err != nil {
+		t.root = filepath.Clean(cfg.KubeletRoot) // kubelet makes it later
+	}
+	if cfg.KubeletRoot == "" {
+		t.root = ""
 	}
 	return t, t.clearTemp()
 }
@@ -72,16 +85,16 @@ func Open(cfg Config) (*Tree, error) {
 func (t *Tree) Health() error {
 	for _, dir := range []string{t.Root, t.Temp} {
 		if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
-			return deferral.Errorf(deferral.Internal, "%s: the directory %s cannot be written to: %w", t.Name, dir, err)
+			return volume.Errorf(volume.Internal, "%s: the directory %s cannot be written to: %w", t.Name, dir, err)
 		}
 	}
-	_, _, err := t.places()
+	_, _, err := t.resolve()
 	return err
 }
 
-// places resolves Root and Temp, and refuses a Temp from which nothing could be
+// resolve resolves Root and Temp, and refuses a Temp from which nothing could be
 // renamed into place, or that readers of the tree would look into.
-func (c *Config) places() (rootPath, tempPath string, err error) {
+func (c *Config) resolve() (rootPath, tempPath string, err error) {
 	root, err := c.resolveDir(c.Root)
 	if err != nil {
 		return "", "", err
@@ -91,42 +104,43 @@ func (c *Config) places() (rootPath, tempPath string, err error) {
 		return "", "", err
 	}
 	if root.path == temp.path || IsBelow(root.path, temp.path) {
-		return "", "", deferral.Errorf(deferral.Invalid, "%s: the temporary directory %s lies in %s, "+
+		return "", "", volume.Errorf(volume.Invalid, "%s: the temporary directory %s lies in %s, "+
 			"where its files would be taken for those of volumes: put it elsewhere", c.Name, temp.path, root.path)
 	}
 	if root.dev != temp.dev {
-		return "", "", deferral.Errorf(deferral.Invalid, "%s: the temporary directory %s is not on the filesystem of %s, "+
+		return "", "", volume.Errorf(volume.Invalid, "%s: the temporary directory %s is not on the filesystem of %s, "+
 			"so that nothing can be renamed into place: put it below the same mount", c.Name, temp.path, root.path)
 	}
 	return root.path, temp.path, nil
 }
 
-type place struct {
+// resolvedDir is a directory without links in its path.
+type resolvedDir struct {
 	path string
 	dev  uint64
 }
 
 // resolveDir follows a configured directory's links, which are the operator's.
-func (c *Config) resolveDir(dir string) (place, error) {
+func (c *Config) resolveDir(dir string) (resolvedDir, error) {
 	path, err := filepath.EvalSymlinks(dir)
 	if err != nil {
-		return place{}, deferral.Errorf(deferral.Internal, "%s: the directory %s cannot be resolved: %w", c.Name, dir, err)
+		return resolvedDir{}, volume.Errorf(volume.Internal, "%s: the directory %s cannot be resolved: %w", c.Name, dir, err)
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
-		return place{}, deferral.Errorf(deferral.Internal, "%s: the directory %s cannot be looked at: %w", c.Name, dir, err)
+		return resolvedDir{}, volume.Errorf(volume.Internal, "%s: the directory %s cannot be looked at: %w", c.Name, dir, err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return place{}, deferral.Errorf(deferral.Invalid, "%s: %s is not a directory", c.Name, dir)
+		return resolvedDir{}, volume.Errorf(volume.Invalid, "%s: %s is not a directory", c.Name, dir)
 	}
-	return place{path: path, dev: st.Dev}, nil
+	return resolvedDir{path: path, dev: st.Dev}, nil
 }
 
 // clearTemp removes what a kill left behind.
 func (t *Tree) clearTemp() error {
 	names, err := ReadNames(t.Temp, maxVolumes)
 	if err != nil {
-		return deferral.Errorf(deferral.Internal, "%s: the temporary directory %s cannot be read: %w", t.Name, t.Temp, err)
+		return volume.Errorf(volume.Internal, "%s: the temporary directory %s cannot be read: %w", t.Name, t.Temp, err)
 	}
 	for _, name := range names {
 		path := filepath.Join(t.Temp, name)
@@ -144,7 +158,7 @@ const maxVolumes = 1 << 20
 func (t *Tree) Names() ([]string, error) {
 	names, err := ReadNames(t.Root, maxVolumes)
 	if err != nil {
-		return nil, deferral.Errorf(deferral.Internal, "%s: the directory %s cannot be read: %w", t.Name, t.Root, err)
+		return nil, volume.Errorf(volume.Internal, "%s: the directory %s cannot be read: %w", t.Name, t.Root, err)
 	}
 	return names, nil
 }

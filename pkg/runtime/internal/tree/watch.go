@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 const (
@@ -29,16 +29,16 @@ const (
 	rescanRetry = 200 * time.Millisecond
 )
 
-// Follower is told what happens in a tree.
+// Follower handles changes in a tree.
 type Follower interface {
 	// Scan reads the whole tree: at the start, and when events were lost.
 	Scan()
-	// Came tells of a directory below the root that another program made.
-	Came(dir string)
-	// Entered tells of a file in a watched directory that came, or was written.
-	Entered(key deferral.Key, name string)
-	// Vanished tells that a watched directory has gone.
-	Vanished(key deferral.Key)
+	// DirAdded is called for a new directory below the root.
+	DirAdded(dir string)
+	// FileWritten is called when a file in a watched directory was created or written.
+	FileWritten(key volume.Key, name string)
+	// DirRemoved is called when a watched directory was removed.
+	DirRemoved(key volume.Key)
 }
 
 // Watch follows a tree while its Run runs.
@@ -49,8 +49,8 @@ type Watch struct {
 	mu     sync.Mutex
 	in     *Inotify // nil while Run does not run
 	rootWD int32
-	byWD   map[int32]deferral.Key
-	byKey  map[deferral.Key]int32
+	byWD   map[int32]volume.Key
+	byKey  map[volume.Key]int32
 	failed error
 	again  chan struct{}
 }
@@ -59,14 +59,14 @@ type Watch struct {
 func NewWatch(t *Tree, follower Follower) *Watch {
 	return &Watch{
 		tree: t, follower: follower, again: make(chan struct{}, 1),
-		byWD: make(map[int32]deferral.Key), byKey: make(map[deferral.Key]int32),
+		byWD: make(map[int32]volume.Key), byKey: make(map[volume.Key]int32),
 	}
 }
 
 // Add watches the directory of a volume. It is an ENOENT where that has gone.
-func (w *Watch) Add(key deferral.Key, path string, whose Owner) error {
+func (w *Watch) Add(key volume.Key, path string, whose Owner) error {
 	events := uint32(ownEvents)
-	if whose == Stranger {
+	if whose == Foreign {
 		events = foreignEvents
 	}
 	w.mu.Lock()
@@ -111,7 +111,7 @@ func (w *Watch) Watching() bool {
 }
 
 // Has tells whether the directory of a volume is watched.
-func (w *Watch) Has(key deferral.Key) bool {
+func (w *Watch) Has(key volume.Key) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	_, watched := w.byKey[key]
@@ -120,7 +120,7 @@ func (w *Watch) Has(key deferral.Key) bool {
 
 // Forget ends a watch. The directory is about to go, and the kernel's part of the
 // watch with it; its last event finds nobody.
-func (w *Watch) Forget(key deferral.Key) {
+func (w *Watch) Forget(key volume.Key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.byWD, w.byKey[key])
@@ -214,20 +214,20 @@ func (w *Watch) Event(wd int32, mask uint32, name string) {
 			time.AfterFunc(rescanRetry, w.rescan)
 		}
 	case ofRoot && mask&unix.IN_ISDIR != 0:
-		w.follower.Came(name)
+		w.follower.DirAdded(name)
 	case !known:
 	case mask&gone != 0:
 		if w.end(wd, key) {
-			w.follower.Vanished(key)
+			w.follower.DirRemoved(key)
 		}
 	case mask&unix.IN_ISDIR == 0:
-		w.follower.Entered(key, name)
+		w.follower.FileWritten(key, name)
 	}
 }
 
 // end forgets a watch, and tells whether it was that of the volume's directory: a
 // new directory may have its place already.
-func (w *Watch) end(wd int32, key deferral.Key) bool {
+func (w *Watch) end(wd int32, key volume.Key) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.byWD, wd)
@@ -243,11 +243,11 @@ func (w *Watch) Health() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if errors.Is(w.failed, unix.ENOSPC) {
-		return deferral.Errorf(deferral.Exhausted, "%s: the kernel has no inotify watch left, so that bindings show late: "+
+		return volume.Errorf(volume.Exhausted, "%s: the kernel has no inotify watch left, so that bindings show late: "+
 			"raise the sysctl fs.inotify.max_user_watches: %w", w.tree.Name, w.failed)
 	}
 	if w.failed != nil {
-		return deferral.Errorf(deferral.Internal, "%s: the tree of volumes cannot be watched, so that bindings show late: %w",
+		return volume.Errorf(volume.Internal, "%s: the tree of volumes cannot be watched, so that bindings show late: %w",
 			w.tree.Name, w.failed)
 	}
 	return nil

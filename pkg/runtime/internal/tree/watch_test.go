@@ -12,8 +12,8 @@ import (
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,10 +30,12 @@ func (n *notes) note(s string) {
 	n.said = append(n.said, s)
 }
 
-func (n *notes) Scan()                                 { n.note("scan") }
-func (n *notes) Came(dir string)                       { n.note("came " + dir) }
-func (n *notes) Entered(key deferral.Key, name string) { n.note("entered " + string(key) + " " + name) }
-func (n *notes) Vanished(key deferral.Key)             { n.note("vanished " + string(key)) }
+func (n *notes) Scan()               { n.note("scan") }
+func (n *notes) DirAdded(dir string) { n.note("added " + dir) }
+func (n *notes) FileWritten(key volume.Key, name string) {
+	n.note("written " + string(key) + " " + name)
+}
+func (n *notes) DirRemoved(key volume.Key) { n.note("removed " + string(key)) }
 
 func (n *notes) count(s string) int {
 	n.mu.Lock()
@@ -50,9 +52,9 @@ func must(t *testing.T, err error) {
 
 func soon(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(3 * time.Second); !is(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not in 3 s: %s", what)
+			t.Fatalf("not in 20 s: %s", what)
 		}
 	}
 }
@@ -74,13 +76,14 @@ func watched(t *testing.T) (*tree.Tree, *tree.Watch, *notes) {
 	return opened, w, told
 }
 
-func publish(t *testing.T, opened *tree.Tree, w *tree.Watch, name, content string) *deferral.Volume {
+func publish(t *testing.T, opened *tree.Tree, w *tree.Watch, name, content string) *volume.Volume {
 	t.Helper()
-	v := &deferral.Volume{Key: deferral.Key(name), Target: "/" + name}
-	must(t, opened.Publish(&tree.Projection{
+	v := &volume.Volume{Key: volume.Key(name), Target: "/" + name}
+	_, err := opened.Publish(&tree.Projection{
 		Volume: v, Dir: name, Raw: []byte(content),
-		Built: func(path string) { must(t, w.Add(v.Key, path, tree.Us)) },
-	}))
+		Built: func(path string) { must(t, w.Add(v.Key, path, tree.OwnedByUs)) },
+	})
+	must(t, err)
 	return v
 }
 
@@ -89,19 +92,19 @@ func TestWatchTells(t *testing.T) {
 	v := publish(t, opened, w, "one", "1")
 	must(t, os.WriteFile(opened.Path("one")+"/.temp", nil, 0o600))
 	must(t, os.Rename(opened.Path("one")+"/.temp", opened.Path("one")+"/sandbox"))
-	soon(t, "the sandbox shows", func() bool { return told.count("entered one sandbox") == 1 })
+	soon(t, "the sandbox shows", func() bool { return told.count("written one sandbox") == 1 })
 	must(t, os.Mkdir(opened.Path("foreign"), 0o700))
-	soon(t, "the foreign one shows", func() bool { return told.count("came foreign") == 1 })
-	must(t, w.Add("foreign", opened.Path("foreign"), tree.Stranger))
+	soon(t, "the foreign one shows", func() bool { return told.count("added foreign") == 1 })
+	must(t, w.Add("foreign", opened.Path("foreign"), tree.Foreign))
 	must(t, os.Rename(opened.Path("foreign"), filepath.Join(opened.Temp, "away")))
-	soon(t, "the foreign one is gone", func() bool { return told.count("vanished foreign") == 1 })
+	soon(t, "the foreign one is gone", func() bool { return told.count("removed foreign") == 1 })
 	w.Forget(v.Key)
 	must(t, opened.Remove(v, "one"))
-	if err := w.Add("one", opened.Path("one"), tree.Us); !tree.IsGone(err) {
+	if err := w.Add("one", opened.Path("one"), tree.OwnedByUs); !tree.IsGone(err) {
 		t.Errorf("a directory that is gone: %v", err)
 	}
 	soon(t, "nothing is watched", func() bool { return w.Count() == 0 })
-	if told.count("vanished one") != 0 {
+	if told.count("removed one") != 0 {
 		t.Error("our own removal was told")
 	}
 }
@@ -117,9 +120,9 @@ func TestSuccessorIsWatched(t *testing.T) {
 			t.Fatal("the successor is not watched")
 		}
 		name := "sandbox"
-		before := told.count("entered one " + name)
+		before := told.count("written one " + name)
 		must(t, os.WriteFile(opened.Path("one")+"/"+name, nil, 0o600))
-		soon(t, "its sandbox shows", func() bool { return told.count("entered one "+name) == before+1 })
+		soon(t, "its sandbox shows", func() bool { return told.count("written one "+name) == before+1 })
 		must(t, os.RemoveAll(opened.Path("one")))
 		soon(t, "it is gone", func() bool { return !w.Has("one") })
 	}
@@ -133,7 +136,7 @@ func TestOverflowAndRootAreReadAgain(t *testing.T) {
 	must(t, os.RemoveAll(opened.Root))
 	soon(t, "it is made again, and read", func() bool { return told.count("scan") == scans+2 })
 	must(t, os.Mkdir(opened.Path("late"), 0o700))
-	soon(t, "it is watched again", func() bool { return told.count("came late") == 1 })
+	soon(t, "it is watched again", func() bool { return told.count("added late") == 1 })
 	must(t, w.Health())
 	must(t, opened.Health())
 }

@@ -51,6 +51,10 @@ const (
 	// says why. It is forgotten when it succeeds, when its pod gives up, or ten
 	// minutes after the last try.
 	VolumeState_VOLUME_STATE_REFUSED VolumeState = 6
+	// VOLUME_STATE_HELD is not on record, and a process has the device open: it was
+	// released by force, or its record was lost, or another volume wants it; held_by
+	// says which process.
+	VolumeState_VOLUME_STATE_HELD VolumeState = 7
 )
 
 // Enum value maps for VolumeState.
@@ -63,6 +67,7 @@ var (
 		4: "VOLUME_STATE_REMOVING",
 		5: "VOLUME_STATE_ADOPTED",
 		6: "VOLUME_STATE_REFUSED",
+		7: "VOLUME_STATE_HELD",
 	}
 	VolumeState_value = map[string]int32{
 		"VOLUME_STATE_UNSPECIFIED": 0,
@@ -72,6 +77,7 @@ var (
 		"VOLUME_STATE_REMOVING":    4,
 		"VOLUME_STATE_ADOPTED":     5,
 		"VOLUME_STATE_REFUSED":     6,
+		"VOLUME_STATE_HELD":        7,
 	}
 )
 
@@ -287,7 +293,19 @@ type Volume struct {
 	// path where it was refused before any publish.
 	RefusedBy string `protobuf:"bytes,32,opt,name=refused_by,json=refusedBy,proto3" json:"refused_by,omitempty"`
 	// refusals counts the times, since created_at.
-	Refusals      int64 `protobuf:"varint,33,opt,name=refusals,proto3" json:"refusals,omitempty"`
+	Refusals int64 `protobuf:"varint,33,opt,name=refusals,proto3" json:"refusals,omitempty"`
+	// held_by names processes that have the device open and so keep it from being
+	// released or claimed, such as: process 4711 ("qemu-system-x86_64").
+	HeldBy string `protobuf:"bytes,34,opt,name=held_by,json=heldBy,proto3" json:"held_by,omitempty"`
+	// held_since is when that was found first.
+	HeldSince *timestamppb.Timestamp `protobuf:"bytes,35,opt,name=held_since,json=heldSince,proto3" json:"held_since,omitempty"`
+	// grow_waits says what grows the filesystem to grow_to_bytes, where no sandbox of the
+	// handler does; empty otherwise.
+	GrowWaits string `protobuf:"bytes,36,opt,name=grow_waits,json=growWaits,proto3" json:"grow_waits,omitempty"`
+	// group_problem says that supplemental_group has no effect, and what to do:
+	// where the last stats came from a sandbox whose runtime ignores it, and the
+	// root directory of the volume is not known to be writable for that group.
+	GroupProblem  string `protobuf:"bytes,37,opt,name=group_problem,json=groupProblem,proto3" json:"group_problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -551,6 +569,34 @@ func (x *Volume) GetRefusals() int64 {
 		return x.Refusals
 	}
 	return 0
+}
+
+func (x *Volume) GetHeldBy() string {
+	if x != nil {
+		return x.HeldBy
+	}
+	return ""
+}
+
+func (x *Volume) GetHeldSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.HeldSince
+	}
+	return nil
+}
+
+func (x *Volume) GetGrowWaits() string {
+	if x != nil {
+		return x.GrowWaits
+	}
+	return ""
+}
+
+func (x *Volume) GetGroupProblem() string {
+	if x != nil {
+		return x.GroupProblem
+	}
+	return ""
 }
 
 // Sandbox is the sandbox of a volume.
@@ -1616,6 +1662,108 @@ func (*ThawVolumeResponse) Descriptor() ([]byte, []int) {
 	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
+// ReleaseVolumeRequest names a volume.
+type ReleaseVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// volume is as in GetVolumeRequest.
+	Volume string `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	// force gives the device up although somebody may have it. A sandbox that has it
+	// goes on writing, beside whoever is given the device next: data is lost.
+	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseVolumeRequest) Reset() {
+	*x = ReleaseVolumeRequest{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseVolumeRequest) ProtoMessage() {}
+
+func (x *ReleaseVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseVolumeRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ReleaseVolumeRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *ReleaseVolumeRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+// ReleaseVolumeResponse tells what is left.
+type ReleaseVolumeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// held_by names the processes that still have the device open.
+	HeldBy        string `protobuf:"bytes,1,opt,name=held_by,json=heldBy,proto3" json:"held_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseVolumeResponse) Reset() {
+	*x = ReleaseVolumeResponse{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseVolumeResponse) ProtoMessage() {}
+
+func (x *ReleaseVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseVolumeResponse.ProtoReflect.Descriptor instead.
+func (*ReleaseVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ReleaseVolumeResponse) GetHeldBy() string {
+	if x != nil {
+		return x.HeldBy
+	}
+	return ""
+}
+
 // ListHandlersRequest is empty.
 type ListHandlersRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1625,7 +1773,7 @@ type ListHandlersRequest struct {
 
 func (x *ListHandlersRequest) Reset() {
 	*x = ListHandlersRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1637,7 +1785,7 @@ func (x *ListHandlersRequest) String() string {
 func (*ListHandlersRequest) ProtoMessage() {}
 
 func (x *ListHandlersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1650,7 +1798,7 @@ func (x *ListHandlersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHandlersRequest.ProtoReflect.Descriptor instead.
 func (*ListHandlersRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 // ListHandlersResponse lists the handlers.
@@ -1664,7 +1812,7 @@ type ListHandlersResponse struct {
 
 func (x *ListHandlersResponse) Reset() {
 	*x = ListHandlersResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1676,7 +1824,7 @@ func (x *ListHandlersResponse) String() string {
 func (*ListHandlersResponse) ProtoMessage() {}
 
 func (x *ListHandlersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1689,7 +1837,7 @@ func (x *ListHandlersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHandlersResponse.ProtoReflect.Descriptor instead.
 func (*ListHandlersResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListHandlersResponse) GetHandlers() []*Handler {
@@ -1718,7 +1866,7 @@ type Handler struct {
 
 func (x *Handler) Reset() {
 	*x = Handler{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1730,7 +1878,7 @@ func (x *Handler) String() string {
 func (*Handler) ProtoMessage() {}
 
 func (x *Handler) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1743,7 +1891,7 @@ func (x *Handler) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Handler.ProtoReflect.Descriptor instead.
 func (*Handler) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Handler) GetName() string {
@@ -1790,7 +1938,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +1950,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +1963,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 // ListDriversResponse lists the drivers.
@@ -1831,7 +1979,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +1991,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1856,7 +2004,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListDriversResponse) GetFrontEnabled() bool {
@@ -1908,7 +2056,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1920,7 +2068,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1933,7 +2081,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Driver) GetName() string {
@@ -2029,7 +2177,7 @@ type ReconcileRequest struct {
 
 func (x *ReconcileRequest) Reset() {
 	*x = ReconcileRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2041,7 +2189,7 @@ func (x *ReconcileRequest) String() string {
 func (*ReconcileRequest) ProtoMessage() {}
 
 func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2054,7 +2202,7 @@ func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileRequest.ProtoReflect.Descriptor instead.
 func (*ReconcileRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 // ReconcileResponse tells what was done.
@@ -2070,7 +2218,7 @@ type ReconcileResponse struct {
 
 func (x *ReconcileResponse) Reset() {
 	*x = ReconcileResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2082,7 +2230,7 @@ func (x *ReconcileResponse) String() string {
 func (*ReconcileResponse) ProtoMessage() {}
 
 func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,7 +2243,7 @@ func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileResponse.ProtoReflect.Descriptor instead.
 func (*ReconcileResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReconcileResponse) GetChecked() int64 {
@@ -2127,7 +2275,7 @@ type Repair struct {
 
 func (x *Repair) Reset() {
 	*x = Repair{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2139,7 +2287,7 @@ func (x *Repair) String() string {
 func (*Repair) ProtoMessage() {}
 
 func (x *Repair) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2152,7 +2300,7 @@ func (x *Repair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Repair.ProtoReflect.Descriptor instead.
 func (*Repair) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Repair) GetVolumeId() string {
@@ -2180,7 +2328,7 @@ var File_crust_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf3\t\n" +
+	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8b\v\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtarget_path\x18\x02 \x01(\tR\n" +
@@ -2222,7 +2370,13 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\bpod_name\x18\x1f \x01(\tR\apodName\x12\x1d\n" +
 	"\n" +
 	"refused_by\x18  \x01(\tR\trefusedBy\x12\x1a\n" +
-	"\brefusals\x18! \x01(\x03R\brefusals\"j\n" +
+	"\brefusals\x18! \x01(\x03R\brefusals\x12\x17\n" +
+	"\aheld_by\x18\" \x01(\tR\x06heldBy\x129\n" +
+	"\n" +
+	"held_since\x18# \x01(\v2\x1a.google.protobuf.TimestampR\theldSince\x12\x1d\n" +
+	"\n" +
+	"grow_waits\x18$ \x01(\tR\tgrowWaits\x12#\n" +
+	"\rgroup_problem\x18% \x01(\tR\fgroupProblem\"j\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aruntime\x18\x02 \x01(\tR\aruntime\x125\n" +
@@ -2298,7 +2452,12 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x14FreezeVolumeResponse\"+\n" +
 	"\x11ThawVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\"\x14\n" +
-	"\x12ThawVolumeResponse\"\x15\n" +
+	"\x12ThawVolumeResponse\"D\n" +
+	"\x14ReleaseVolumeRequest\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"0\n" +
+	"\x15ReleaseVolumeResponse\x12\x17\n" +
+	"\aheld_by\x18\x01 \x01(\tR\x06heldBy\"\x15\n" +
 	"\x13ListHandlersRequest\"K\n" +
 	"\x14ListHandlersResponse\x123\n" +
 	"\bhandlers\x18\x01 \x03(\v2\x17.crust.admin.v1.HandlerR\bhandlers\"\x81\x01\n" +
@@ -2334,7 +2493,7 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x06Repair\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x16\n" +
 	"\x06action\x18\x02 \x01(\tR\x06action\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error*\xc9\x01\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error*\xe0\x01\n" +
 	"\vVolumeState\x12\x1c\n" +
 	"\x18VOLUME_STATE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16VOLUME_STATE_PUBLISHED\x10\x01\x12\x16\n" +
@@ -2342,7 +2501,8 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x15VOLUME_STATE_DEGRADED\x10\x03\x12\x19\n" +
 	"\x15VOLUME_STATE_REMOVING\x10\x04\x12\x18\n" +
 	"\x14VOLUME_STATE_ADOPTED\x10\x05\x12\x18\n" +
-	"\x14VOLUME_STATE_REFUSED\x10\x062\xcb\a\n" +
+	"\x14VOLUME_STATE_REFUSED\x10\x06\x12\x15\n" +
+	"\x11VOLUME_STATE_HELD\x10\a2\xa9\b\n" +
 	"\x05Admin\x12J\n" +
 	"\aGetNode\x12\x1e.crust.admin.v1.GetNodeRequest\x1a\x1f.crust.admin.v1.GetNodeResponse\x12V\n" +
 	"\vListVolumes\x12\".crust.admin.v1.ListVolumesRequest\x1a#.crust.admin.v1.ListVolumesResponse\x12P\n" +
@@ -2354,7 +2514,8 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"ThawVolume\x12!.crust.admin.v1.ThawVolumeRequest\x1a\".crust.admin.v1.ThawVolumeResponse\x12Y\n" +
 	"\fListHandlers\x12#.crust.admin.v1.ListHandlersRequest\x1a$.crust.admin.v1.ListHandlersResponse\x12V\n" +
-	"\vListDrivers\x12\".crust.admin.v1.ListDriversRequest\x1a#.crust.admin.v1.ListDriversResponse\x12P\n" +
+	"\vListDrivers\x12\".crust.admin.v1.ListDriversRequest\x1a#.crust.admin.v1.ListDriversResponse\x12\\\n" +
+	"\rReleaseVolume\x12$.crust.admin.v1.ReleaseVolumeRequest\x1a%.crust.admin.v1.ReleaseVolumeResponse\x12P\n" +
 	"\tReconcile\x12 .crust.admin.v1.ReconcileRequest\x1a!.crust.admin.v1.ReconcileResponseBAZ?github.com/crust-proxy/crust-proxy/proto/crust/admin/v1;adminv1b\x06proto3"
 
 var (
@@ -2370,7 +2531,7 @@ func file_crust_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_crust_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(VolumeState)(0),               // 0: crust.admin.v1.VolumeState
 	(VolumeUsage_Unit)(0),          // 1: crust.admin.v1.VolumeUsage.Unit
@@ -2395,74 +2556,79 @@ var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(*FreezeVolumeResponse)(nil),   // 20: crust.admin.v1.FreezeVolumeResponse
 	(*ThawVolumeRequest)(nil),      // 21: crust.admin.v1.ThawVolumeRequest
 	(*ThawVolumeResponse)(nil),     // 22: crust.admin.v1.ThawVolumeResponse
-	(*ListHandlersRequest)(nil),    // 23: crust.admin.v1.ListHandlersRequest
-	(*ListHandlersResponse)(nil),   // 24: crust.admin.v1.ListHandlersResponse
-	(*Handler)(nil),                // 25: crust.admin.v1.Handler
-	(*ListDriversRequest)(nil),     // 26: crust.admin.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),    // 27: crust.admin.v1.ListDriversResponse
-	(*Driver)(nil),                 // 28: crust.admin.v1.Driver
-	(*ReconcileRequest)(nil),       // 29: crust.admin.v1.ReconcileRequest
-	(*ReconcileResponse)(nil),      // 30: crust.admin.v1.ReconcileResponse
-	(*Repair)(nil),                 // 31: crust.admin.v1.Repair
-	nil,                            // 32: crust.admin.v1.GetNodeResponse.VolumesByStateEntry
-	(*timestamppb.Timestamp)(nil),  // 33: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 34: google.protobuf.Duration
+	(*ReleaseVolumeRequest)(nil),   // 23: crust.admin.v1.ReleaseVolumeRequest
+	(*ReleaseVolumeResponse)(nil),  // 24: crust.admin.v1.ReleaseVolumeResponse
+	(*ListHandlersRequest)(nil),    // 25: crust.admin.v1.ListHandlersRequest
+	(*ListHandlersResponse)(nil),   // 26: crust.admin.v1.ListHandlersResponse
+	(*Handler)(nil),                // 27: crust.admin.v1.Handler
+	(*ListDriversRequest)(nil),     // 28: crust.admin.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),    // 29: crust.admin.v1.ListDriversResponse
+	(*Driver)(nil),                 // 30: crust.admin.v1.Driver
+	(*ReconcileRequest)(nil),       // 31: crust.admin.v1.ReconcileRequest
+	(*ReconcileResponse)(nil),      // 32: crust.admin.v1.ReconcileResponse
+	(*Repair)(nil),                 // 33: crust.admin.v1.Repair
+	nil,                            // 34: crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	(*timestamppb.Timestamp)(nil),  // 35: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 36: google.protobuf.Duration
 }
 var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: crust.admin.v1.Volume.state:type_name -> crust.admin.v1.VolumeState
 	4,  // 1: crust.admin.v1.Volume.sandbox:type_name -> crust.admin.v1.Sandbox
-	33, // 2: crust.admin.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	35, // 2: crust.admin.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	5,  // 3: crust.admin.v1.Volume.usage:type_name -> crust.admin.v1.VolumeUsage
-	33, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
+	35, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
 	6,  // 5: crust.admin.v1.Volume.condition:type_name -> crust.admin.v1.VolumeCondition
-	33, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
-	34, // 7: crust.admin.v1.Volume.stats_took:type_name -> google.protobuf.Duration
-	33, // 8: crust.admin.v1.Volume.stats_at:type_name -> google.protobuf.Timestamp
-	33, // 9: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
-	1,  // 10: crust.admin.v1.VolumeUsage.unit:type_name -> crust.admin.v1.VolumeUsage.Unit
-	33, // 11: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
-	32, // 12: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
-	0,  // 13: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
-	3,  // 14: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
-	3,  // 15: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
-	2,  // 16: crust.admin.v1.WatchVolumesResponse.type:type_name -> crust.admin.v1.WatchVolumesResponse.Type
-	3,  // 17: crust.admin.v1.WatchVolumesResponse.volume:type_name -> crust.admin.v1.Volume
-	5,  // 18: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
-	6,  // 19: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
-	4,  // 20: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
-	34, // 21: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
-	34, // 22: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
-	25, // 23: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
-	28, // 24: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
-	33, // 25: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
-	31, // 26: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
-	7,  // 27: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
-	9,  // 28: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
-	11, // 29: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
-	13, // 30: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
-	15, // 31: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
-	17, // 32: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
-	19, // 33: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
-	21, // 34: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
-	23, // 35: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
-	26, // 36: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
-	29, // 37: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
-	8,  // 38: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
-	10, // 39: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
-	12, // 40: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
-	14, // 41: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
-	16, // 42: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
-	18, // 43: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
-	20, // 44: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
-	22, // 45: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
-	24, // 46: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
-	27, // 47: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
-	30, // 48: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
-	38, // [38:49] is the sub-list for method output_type
-	27, // [27:38] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	35, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
+	36, // 7: crust.admin.v1.Volume.stats_took:type_name -> google.protobuf.Duration
+	35, // 8: crust.admin.v1.Volume.stats_at:type_name -> google.protobuf.Timestamp
+	35, // 9: crust.admin.v1.Volume.held_since:type_name -> google.protobuf.Timestamp
+	35, // 10: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
+	1,  // 11: crust.admin.v1.VolumeUsage.unit:type_name -> crust.admin.v1.VolumeUsage.Unit
+	35, // 12: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
+	34, // 13: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	0,  // 14: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
+	3,  // 15: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
+	3,  // 16: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
+	2,  // 17: crust.admin.v1.WatchVolumesResponse.type:type_name -> crust.admin.v1.WatchVolumesResponse.Type
+	3,  // 18: crust.admin.v1.WatchVolumesResponse.volume:type_name -> crust.admin.v1.Volume
+	5,  // 19: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
+	6,  // 20: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
+	4,  // 21: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
+	36, // 22: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
+	36, // 23: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
+	27, // 24: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
+	30, // 25: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
+	35, // 26: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
+	33, // 27: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
+	7,  // 28: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
+	9,  // 29: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
+	11, // 30: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
+	13, // 31: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
+	15, // 32: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
+	17, // 33: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
+	19, // 34: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
+	21, // 35: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
+	25, // 36: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
+	28, // 37: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
+	23, // 38: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
+	31, // 39: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
+	8,  // 40: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
+	10, // 41: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
+	12, // 42: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
+	14, // 43: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
+	16, // 44: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
+	18, // 45: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
+	20, // 46: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
+	22, // 47: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
+	26, // 48: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
+	29, // 49: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
+	24, // 50: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
+	32, // 51: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
+	40, // [40:52] is the sub-list for method output_type
+	28, // [28:40] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_crust_admin_v1_admin_proto_init() }
@@ -2476,7 +2642,7 @@ func file_crust_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crust_admin_v1_admin_proto_rawDesc), len(file_crust_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   30,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

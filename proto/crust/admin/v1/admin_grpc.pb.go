@@ -35,6 +35,7 @@ const (
 	Admin_ThawVolume_FullMethodName     = "/crust.admin.v1.Admin/ThawVolume"
 	Admin_ListHandlers_FullMethodName   = "/crust.admin.v1.Admin/ListHandlers"
 	Admin_ListDrivers_FullMethodName    = "/crust.admin.v1.Admin/ListDrivers"
+	Admin_ReleaseVolume_FullMethodName  = "/crust.admin.v1.Admin/ReleaseVolume"
 	Admin_Reconcile_FullMethodName      = "/crust.admin.v1.Admin/Reconcile"
 )
 
@@ -69,6 +70,9 @@ type AdminClient interface {
 	ListHandlers(ctx context.Context, in *ListHandlersRequest, opts ...grpc.CallOption) (*ListHandlersResponse, error)
 	// ListDrivers shows the CSI drivers that the front stands before.
 	ListDrivers(ctx context.Context, in *ListDriversRequest, opts ...grpc.CallOption) (*ListDriversResponse, error)
+	// ReleaseVolume takes a volume back, as its caller's unstage would. Without force
+	// it is ABORTED while a sandbox or a process has the device.
+	ReleaseVolume(ctx context.Context, in *ReleaseVolumeRequest, opts ...grpc.CallOption) (*ReleaseVolumeResponse, error)
 	// Reconcile compares every record with the node now and repairs what differs.
 	Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileResponse, error)
 }
@@ -190,6 +194,16 @@ func (c *adminClient) ListDrivers(ctx context.Context, in *ListDriversRequest, o
 	return out, nil
 }
 
+func (c *adminClient) ReleaseVolume(ctx context.Context, in *ReleaseVolumeRequest, opts ...grpc.CallOption) (*ReleaseVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseVolumeResponse)
+	err := c.cc.Invoke(ctx, Admin_ReleaseVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReconcileResponse)
@@ -231,6 +245,9 @@ type AdminServer interface {
 	ListHandlers(context.Context, *ListHandlersRequest) (*ListHandlersResponse, error)
 	// ListDrivers shows the CSI drivers that the front stands before.
 	ListDrivers(context.Context, *ListDriversRequest) (*ListDriversResponse, error)
+	// ReleaseVolume takes a volume back, as its caller's unstage would. Without force
+	// it is ABORTED while a sandbox or a process has the device.
+	ReleaseVolume(context.Context, *ReleaseVolumeRequest) (*ReleaseVolumeResponse, error)
 	// Reconcile compares every record with the node now and repairs what differs.
 	Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error)
 	mustEmbedUnimplementedAdminServer()
@@ -272,6 +289,9 @@ func (UnimplementedAdminServer) ListHandlers(context.Context, *ListHandlersReque
 }
 func (UnimplementedAdminServer) ListDrivers(context.Context, *ListDriversRequest) (*ListDriversResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListDrivers not implemented")
+}
+func (UnimplementedAdminServer) ReleaseVolume(context.Context, *ReleaseVolumeRequest) (*ReleaseVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReleaseVolume not implemented")
 }
 func (UnimplementedAdminServer) Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reconcile not implemented")
@@ -470,6 +490,24 @@ func _Admin_ListDrivers_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ReleaseVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReleaseVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ReleaseVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ReleaseVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ReleaseVolume(ctx, req.(*ReleaseVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_Reconcile_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReconcileRequest)
 	if err := dec(in); err != nil {
@@ -530,6 +568,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListDrivers",
 			Handler:    _Admin_ListDrivers_Handler,
+		},
+		{
+			MethodName: "ReleaseVolume",
+			Handler:    _Admin_ReleaseVolume_Handler,
 		},
 		{
 			MethodName: "Reconcile",

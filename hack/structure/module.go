@@ -1,0 +1,190 @@
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const modulePath = "github.com/crust-proxy/crust-proxy/"
+
+// module is the code of this module without tests and generated files.
+type module struct {
+	lines  map[string]int       // by package directory
+	types  map[string]*typeInfo // by directory and name: "pkg/deferral.Broker"
+	files  []sourceFile
+	embeds []embed
+}
+
+type typeInfo struct {
+	methods int
+	files   map[string]bool
+	fields  bool // it is a struct
+}
+
+type sourceFile struct {
+	name, text string
+	imports    []string
+}
+
+// embed is a struct that embeds a pointer.
+type embed struct{ at, target string }
+
+func readModule(root string) (*module, error) {
+	m := &module{lines: make(map[string]int), types: make(map[string]*typeInfo)}
+	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if base := entry.Name(); name != root && (base[0] == '.' || base == "testdata" || base == "bin" || base == "dist") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") || strings.HasSuffix(name, ".pb.go") {
+			return nil
+		}
+		return m.add(filepath.ToSlash(name))
+	})
+	return m, err
+}
+
+func (m *module) add(name string) error {
+	raw, err := os.ReadFile(name) //nolint:gosec // below the checkout
+	if err != nil {
+		return err
+	}
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, name, raw, parser.SkipObjectResolution)
+	if err != nil {
+		return err
+	}
+	dir := path.Dir(name)
+	m.lines[dir] += strings.Count(string(raw), "\n")
+	source := sourceFile{name: name, text: string(raw)}
+	imports := make(map[string]string)
+	for _, spec := range file.Imports {
+		from, err := strconv.Unquote(spec.Path.Value)
+		if err != nil {
+			return err
+		}
+		source.imports = append(source.imports, from)
+		imports[path.Base(from)] = from
+		if spec.Name != nil {
+			imports[spec.Name.Name] = from
+		}
+	}
+	m.files = append(m.files, source)
+	for _, decl := range file.Decls {
+		switch decl := decl.(type) {
+		case *ast.FuncDecl:
+			m.addMethod(dir, name, decl)
+		case *ast.GenDecl:
+			m.addTypes(fset, dir, imports, decl)
+		}
+	}
+	return nil
+}
+
+func (m *module) info(key string) *typeInfo {
+	if m.types[key] == nil {
+		m.types[key] = &typeInfo{files: make(map[string]bool)}
+	}
+	return m.types[key]
+}
+
+func (m *module) addMethod(dir, name string, decl *ast.FuncDecl) {
+	if decl.Recv == nil {
+		return
+	}
+	t := decl.Recv.List[0].Type
+	if star, ok := t.(*ast.StarExpr); ok {
+		t = star.X
+	}
+	if generic, ok := t.(*ast.IndexExpr); ok {
+		t = generic.X
+	}
+	if ident, ok := t.(*ast.Ident); ok {
+		info := m.info(dir + "." + ident.Name)
+		info.methods++
+		info.files[name] = true
+	}
+}
+
+func (m *module) addTypes(fset *token.FileSet, dir string, imports map[string]string, decl *ast.GenDecl) {
+	for _, spec := range decl.Specs {
+		named, ok := spec.(*ast.TypeSpec)
+		if !ok {
+			continue
+		}
+		fields, ok := named.Type.(*ast.StructType)
+		if !ok {
+			continue
+		}
+		m.info(dir + "." + named.Name.Name).fields = true
+		for _, field := range fields.Fields.List {
+			star, ok := field.Type.(*ast.StarExpr)
+			if len(field.Names) > 0 || !ok {
+				continue
+			}
+			at := fmt.Sprintf("%s: %s", fset.Position(field.Pos()), named.Name.Name)
+			switch t := star.X.(type) {
+			case *ast.Ident:
+				m.embeds = append(m.embeds, embed{at, dir + "." + t.Name})
+			case *ast.SelectorExpr:
+				if pkg, ok := t.X.(*ast.Ident); ok {
+					m.embeds = append(m.embeds, embed{at, strings.TrimPrefix(imports[pkg.Name], modulePath) + "." + t.Sel.Name})
+				}
+			}
+		}
+	}
+}
+
+// embedded lists the structs that embed a pointer to a struct of this module that has
+// methods: a reader cannot tell where a method comes from.
+func (m *module) embedded() []string {
+	var found []string
+	for _, e := range m.embeds {
+		if t := m.types[e.target]; t != nil && t.fields && t.methods > 0 && !strings.HasPrefix(e.target, "proto/") && !isTest(e.at) {
+			found = append(found, fmt.Sprintf("%s embeds *%s, which has methods: use a named field", e.at, e.target))
+		}
+	}
+	return found
+}
+
+func isTest(name string) bool { return strings.HasPrefix(name, "test/") }
+
+var foreign = regexp.MustCompile(`(?i)\b(csi|kubelet|pods?)\b`)
+
+// words lists what the core knows and should not.
+func (m *module) words() []string {
+	var found []string
+	for _, file := range m.files {
+		switch {
+		case path.Dir(file.name) == "pkg/volume":
+			for _, from := range file.imports {
+				if strings.Contains(from, ".") {
+					found = append(found, fmt.Sprintf("%s imports %s: pkg/volume may import only the standard library", file.name, from))
+				}
+			}
+		case strings.HasPrefix(file.name, "pkg/deferral/"):
+			for number, line := range strings.Split(file.text, "\n") {
+				if word := foreign.FindString(line); word != "" {
+					found = append(found, fmt.Sprintf("%s:%d says %q: pkg/deferral knows no CSI, kubelet or pods", file.name, number+1, word))
+				}
+			}
+		}
+	}
+	slices.Sort(found)
+	return found
+}

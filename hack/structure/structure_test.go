@@ -1,0 +1,91 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// write makes a module of one directory.
+func write(t *testing.T, files map[string]string) *module {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	for name, text := range files {
+		if err := os.MkdirAll(filepath.Dir(name), 0o750); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := readModule(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func wantOne(t *testing.T, found []string, words ...string) {
+	t.Helper()
+	if len(found) != 1 {
+		t.Fatalf("found %q, want one", found)
+	}
+	for _, word := range words {
+		if !strings.Contains(found[0], word) {
+			t.Errorf("%q does not say %q", found[0], word)
+		}
+	}
+}
+
+func TestWideTypes(t *testing.T) {
+	m := write(t, map[string]string{
+		"a/a.go": "package a\ntype T struct{}\nfunc (t *T) A() {}\n", "a/b.go": "package a\nfunc (T) B() {}\n",
+		"a/c.go": "package a\nfunc (t *T) C() {}\n", "a/d.go": "package a\nfunc (t *T) D() {}\n",
+		"a/a_test.go": "package a\nfunc (t *T) E() {}\n",
+	})
+	b := &budget{lines: map[string]int{"a": 9}}
+	wantOne(t, b.check(m), "a.T", "4 methods in 4 files")
+	b.types = map[string][2]int{"a.T": {4, 4}}
+	if found := b.check(m); len(found) > 0 {
+		t.Error(found)
+	}
+	b.types["a.Gone"] = [2]int{30, 4}
+	wantOne(t, b.check(m), "a.Gone", "is gone")
+	b.types = map[string][2]int{"a.T": {4, 4}}
+	b.lines["a"] = 8
+	wantOne(t, b.check(m), "a has 9 lines")
+	b.lines["a"] = 9 + slack + 1
+	wantOne(t, b.check(m), "lower its budget")
+}
+
+func TestEmbeddedPointers(t *testing.T) {
+	m := write(t, map[string]string{
+		"a/a.go": "package a\ntype T struct{}\nfunc (t *T) A() {}\ntype plain struct{}\ntype U struct {\n\t*plain\n\t*T\n}\n",
+		"b/b.go": "package b\nimport \"sync\"\ntype V struct { *sync.Mutex }\n",
+	})
+	wantOne(t, m.embedded(), "a/a.go:7", "U embeds *a.T")
+}
+
+func TestWhatTheCoreMayNotKnow(t *testing.T) {
+	m := write(t, map[string]string{
+		"pkg/deferral/claim/a.go": "package claim\n\n// A waits for the Pod.\nfunc A() {}\n",
+		"pkg/volume/v.go":         "package volume\nimport \"fmt\"\nvar _ = fmt.Sprint\n",
+	})
+	wantOne(t, m.words(), "pkg/deferral/claim/a.go:3", `"Pod"`)
+	m = write(t, map[string]string{"pkg/volume/v.go": "package volume\nimport \"golang.org/x/sys/unix\"\nvar _ = unix.Close\n"})
+	wantOne(t, m.words(), "golang.org/x/sys/unix")
+}
+
+func TestMessages(t *testing.T) {
+	for subject, want := range map[string]string{
+		"top: define colours once": "", "pkg/deferral, docs: say who may ask": "", "Have the colours in one place": "area: what",
+		"top: " + strings.Repeat("x", mostSubject): "72",
+	} {
+		found := checkMessage("abc", subject, "why")
+		if want == "" && len(found) > 0 || want != "" && (len(found) != 1 || !strings.Contains(found[0], want)) {
+			t.Errorf("%q: %q", subject, found)
+		}
+	}
+	wantOne(t, checkMessage("abc", "top: define colours once", " \n"), "say why")
+}

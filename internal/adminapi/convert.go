@@ -1,0 +1,163 @@
+package adminapi
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/stats"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+// StateOf names where a volume stands, as metrics show it.
+func (n *Node) StateOf(s deferral.Status) string {
+	switch n.state(s) {
+	case adminv1.VolumeState_VOLUME_STATE_REFUSED:
+		return "refused"
+	case adminv1.VolumeState_VOLUME_STATE_HELD:
+		return "held"
+	case adminv1.VolumeState_VOLUME_STATE_ADOPTED:
+		return "adopted"
+	case adminv1.VolumeState_VOLUME_STATE_REMOVING:
+		return "removing"
+	case adminv1.VolumeState_VOLUME_STATE_DEGRADED:
+		return "degraded"
+	case adminv1.VolumeState_VOLUME_STATE_BOUND:
+		return "bound"
+	default:
+		return "published"
+	}
+}
+
+func (n *Node) state(s deferral.Status) adminv1.VolumeState {
+	switch {
+	case s.Refusal != nil:
+		return adminv1.VolumeState_VOLUME_STATE_REFUSED
+	case s.OffRecord:
+		return adminv1.VolumeState_VOLUME_STATE_HELD
+	case s.Adopted:
+		return adminv1.VolumeState_VOLUME_STATE_ADOPTED
+	case s.Removing:
+		return adminv1.VolumeState_VOLUME_STATE_REMOVING
+	case s.Problem != nil:
+		return adminv1.VolumeState_VOLUME_STATE_DEGRADED
+	}
+	if _, bound := n.binding(s.Volume); bound {
+		return adminv1.VolumeState_VOLUME_STATE_BOUND
+	}
+	return adminv1.VolumeState_VOLUME_STATE_PUBLISHED
+}
+
+// message shows a volume.
+func (n *Node) message(s deferral.Status) *adminv1.Volume {
+	v := s.Volume
+	out := &adminv1.Volume{
+		Id: string(v.Key), TargetPath: v.Target, State: n.state(s), Driver: v.Driver, Handler: v.Handler,
+		Device: v.Device.Path, DeviceId: v.Device.String(), FsType: v.FSType, MountFlags: v.MountFlags,
+		ReadOnly: v.ReadOnly, SupplementalGroup: v.Group, SupplementalGroupChangePolicy: string(v.GroupPolicy),
+		PodUid: v.PodUID, CreatedAt: stamp(v.Created), GrowToBytes: v.GrowTo,
+	}
+	if v.GrowTo > 0 && !n.Broker.Abilities(v.Handler).GrowsAtMount {
+		out.GrowWaits = volume.GrowsWhen(v)
+	}
+	if v.Origin != nil {
+		out.VolumeId, out.AccessMode, out.Rule, out.Way = v.Origin.VolumeID, v.Origin.AccessMode, v.Origin.Rule, v.Origin.Way
+		out.PodNamespace, out.PodName = v.Origin.PodNamespace, v.Origin.PodName
+	}
+	if v.Adopted || s.Refusal != nil {
+		out.DeviceId = ""
+	}
+	if s.Refusal == nil {
+		out.Sandbox = n.sandbox(v)
+	}
+	known, ok := n.Relay.Known(v.Key)
+	if ok && !known.At.IsZero() {
+		out.Usage, out.UsageAt = usageMessages(known.Report), stamp(known.At)
+		if known.GroupIgnored {
+			out.GroupProblem = volume.GroupIgnoredText
+		}
+		if known.Err == nil { // the condition may be another by now; usage has its age beside it
+			out.Condition = conditionMessage(known.Report)
+		}
+	}
+	out.LastError, out.LastErrorAt = lastError(s, known)
+	n.showRefusal(s, out)
+	if s.Held != nil {
+		out.HeldBy, out.HeldSince = s.Held.Processes, stamp(s.Held.Since)
+		if out.GetLastError() == "" {
+			out.LastError, out.LastErrorAt = "its device is open in "+s.Held.Processes, stamp(s.Held.Since)
+		}
+	}
+	if known.Requests > 0 {
+		out.StatsTook, out.StatsAt = durationpb.New(known.Took), stamp(known.AskedAt)
+		out.StatsRequests, out.StatsFailures = known.Requests, known.Failures
+	}
+	return out
+}
+
+// showRefusal shows who said no to a volume, or to a repeated call for one that is
+// on record.
+func (n *Node) showRefusal(s deferral.Status, out *adminv1.Volume) {
+	refusal := s.Refusal
+	if refusal == nil && n.Refusals != nil {
+		if found, ok := n.Refusals.Refusal(s.Key); ok {
+			refusal = &found
+		}
+	}
+	if refusal == nil {
+		return
+	}
+	out.RefusedBy, out.Refusals = string(refusal.Party), refusal.Count
+	if out.GetLastError() == "" {
+		out.LastError, out.LastErrorAt = refusal.Error, stamp(refusal.Last)
+	}
+}
+
+// lastError is what is wrong with the volume itself, or else what its sandbox
+// said last.
+func lastError(s deferral.Status, known stats.Known) (string, *timestamppb.Timestamp) {
+	switch {
+	case s.Problem != nil:
+		return s.Problem.Error(), stamp(s.ProblemSince)
+	case known.Err != nil:
+		return known.Err.Error(), stamp(known.ErrAt)
+	case known.GrowErr != nil:
+		return known.GrowErr.Error(), stamp(known.GrowErrAt)
+	}
+	return "", nil
+}
+
+func (n *Node) sandbox(v *volume.Volume) *adminv1.Sandbox {
+	binding, ok := n.binding(v)
+	if !ok {
+		return nil
+	}
+	return &adminv1.Sandbox{Id: binding.Sandbox, Runtime: binding.Runtime, BoundAt: stamp(binding.Since)}
+}
+
+func usageMessages(report volume.Report) []*adminv1.VolumeUsage {
+	out := make([]*adminv1.VolumeUsage, 0, len(report.Usage))
+	for _, u := range report.Usage {
+		out = append(out, &adminv1.VolumeUsage{
+			Available: u.Available, Total: u.Total, Used: u.Used, Unit: adminv1.VolumeUsage_Unit(u.Unit),
+		})
+	}
+	return out
+}
+
+func conditionMessage(report volume.Report) *adminv1.VolumeCondition {
+	if report.Condition == nil {
+		return nil
+	}
+	return &adminv1.VolumeCondition{Abnormal: report.Condition.Abnormal, Message: report.Condition.Message}
+}
+
+func stamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}

@@ -1,0 +1,66 @@
+package adminapi
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/proto" // the codec that is wrapped
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// A request that cannot be decoded, such as one with text that is not UTF-8, is
+// the caller's fault: InvalidArgument. gRPC itself calls that its own Internal
+// error, and tells the caller so before a handler has a word. So the codec only
+// takes the bytes of a unary request, and the service decodes them.
+
+// ServerOption makes a server decode requests as the services here expect it.
+func ServerOption() grpc.ServerOption {
+	return grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")})
+}
+
+// undecoded is the bytes of a request.
+type undecoded struct{ raw []byte }
+
+type codec struct{ encoding.CodecV2 }
+
+// Unmarshal decodes what it is asked to, or just takes the bytes.
+func (c codec) Unmarshal(data mem.BufferSlice, into any) error {
+	if request, ok := into.(*undecoded); ok {
+		request.raw = data.Materialize()
+		return nil
+	}
+	return c.CodecV2.Unmarshal(data, into)
+}
+
+// strict gives a service description whose unary calls decode by themselves.
+func strict(desc grpc.ServiceDesc) *grpc.ServiceDesc {
+	methods := make([]grpc.MethodDesc, len(desc.Methods))
+	for i, method := range desc.Methods {
+		handle := method.Handler
+		method.Handler = func(srv any, ctx context.Context, dec func(any) error, in grpc.UnaryServerInterceptor) (any, error) {
+			return handle(srv, ctx, func(request any) error { return decode(dec, request) }, in)
+		}
+		methods[i] = method
+	}
+	desc.Methods = methods
+	return &desc
+}
+
+func decode(dec func(any) error, request any) error {
+	message, ok := request.(proto.Message)
+	if !ok {
+		return dec(request)
+	}
+	var bytes undecoded
+	if err := dec(&bytes); err != nil {
+		return err
+	}
+	if err := proto.Unmarshal(bytes.raw, message); err != nil {
+		return status.Errorf(codes.InvalidArgument, "the request cannot be decoded: %v", err)
+	}
+	return nil
+}

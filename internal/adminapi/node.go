@@ -1,0 +1,256 @@
+package adminapi
+
+import (
+	"context"
+	"regexp"
+	"strings"
+
+	"github.com/crust-proxy/crust-proxy/internal/pace"
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/stats"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Node is what both servers speak for: the volumes of this node, those of the
+// broker and those that other programs published.
+type Node struct {
+	Broker   *deferral.Broker
+	Handlers map[string]runtime.Handler
+	Relay    *stats.Relay
+	// Refusals are the volumes that were refused; nil where the front is off.
+	Refusals Refusals
+}
+
+// Refusals are volumes that pods wait for and that are not on record.
+type Refusals interface {
+	Refused() []volume.Refusal
+	Refusal(key volume.Key) (volume.Refusal, bool)
+}
+
+// idForm is a key or the beginning of one.
+var idForm = regexp.MustCompile(`^[0-9a-f]{6,64}$`)
+
+// byTarget finds a volume by its target path.
+func (n *Node) byTarget(path string) (deferral.Status, error) {
+	key, err := n.Broker.KeyOfTarget(path)
+	if err != nil {
+		return deferral.Status{}, err
+	}
+	if status, ok := n.byKey(key); ok {
+		return status, nil
+	}
+	return deferral.Status{}, volume.Errorf(volume.NotFound,
+		"volume %s is unknown to crust-proxy: it was not staged, or was unstaged", path)
+}
+
+// byKey finds a volume by its key.
+func (n *Node) byKey(key volume.Key) (deferral.Status, bool) {
+	if status, ok := n.Broker.Get(key); ok {
+		return status, true
+	}
+	for _, v := range n.adopted() {
+		if v.Key == key {
+			return deferral.Status{Volume: v}, true
+		}
+	}
+	return deferral.Status{}, false
+}
+
+// byReference finds a volume by target path, id, or a beginning of an id that
+// fits one volume only.
+func (n *Node) byReference(ref string) (deferral.Status, error) {
+	if strings.HasPrefix(ref, "/") {
+		return n.shownByTarget(ref)
+	}
+	if !idForm.MatchString(ref) {
+		return deferral.Status{}, volume.Errorf(volume.Invalid,
+			"%.80q names no volume: give a target path, an id, or the first 6 digits or more of one", ref)
+	}
+	var found []deferral.Status
+	var loop pace.Loop
+	for _, status := range n.AllShown() {
+		loop.Step()
+		if strings.HasPrefix(string(status.Key), ref) {
+			found = append(found, status)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return deferral.Status{}, volume.Errorf(volume.NotFound, "no volume has an id that begins with %s", ref)
+	case 1:
+		return found[0], nil
+	default:
+		return deferral.Status{}, volume.Errorf(volume.Invalid,
+			"%d volumes have an id that begins with %s: give more digits", len(found), ref)
+	}
+}
+
+// List gives all volumes, ordered by target.
+func (n *Node) List() []deferral.Status {
+	all := n.All()
+	deferral.SortByTarget(all)
+	return all
+}
+
+// All is List in no order, for those who count.
+func (n *Node) All() []deferral.Status {
+	all := n.Broker.All()
+	for _, v := range n.adopted() {
+		if _, ours := n.Broker.Get(v.Key); !ours {
+			all = append(all, deferral.Status{Volume: v})
+		}
+	}
+	return all
+}
+
+// Shown gives all volumes, those that were refused, and those that are not on record
+// and whose device some process has, ordered by target.
+func (n *Node) Shown() []deferral.Status {
+	all := n.AllShown()
+	deferral.SortByTarget(all)
+	return all
+}
+
+// AllShown is Shown in no order, for those who count.
+func (n *Node) AllShown() []deferral.Status {
+	all := n.All()
+	var more []deferral.Status
+	if n.Refusals != nil {
+		for _, refusal := range n.Refusals.Refused() {
+			more = append(more, statusOfRefusal(&refusal))
+		}
+	}
+	for _, held := range n.Broker.Held() {
+		if n.Refusals != nil {
+			if _, refused := n.Refusals.Refusal(held.Volume.Key); refused {
+				continue
+			}
+		}
+		more = append(more, deferral.HeldStatus(held))
+	}
+	if len(more) == 0 {
+		return all
+	}
+	known := make(map[volume.Key]bool, len(all))
+	for _, status := range all {
+		known[status.Key] = true
+	}
+	for _, status := range more {
+		if !known[status.Key] {
+			all = append(all, status)
+		}
+	}
+	return all
+}
+
+// shownByKey finds a volume, or one that was refused.
+func (n *Node) shownByKey(key volume.Key) (deferral.Status, bool) {
+	if status, ok := n.byKey(key); ok {
+		return status, ok
+	}
+	if n.Refusals != nil {
+		if refusal, ok := n.Refusals.Refusal(key); ok {
+			return statusOfRefusal(&refusal), true
+		}
+	}
+	return n.Broker.HeldOffRecord(key)
+}
+
+// shownByTarget finds a volume by its target path, or one that was refused by its
+// target or staging path.
+func (n *Node) shownByTarget(path string) (deferral.Status, error) {
+	found, err := n.byTarget(path)
+	if err == nil {
+		return found, nil
+	}
+	if n.Refusals != nil {
+		for _, refusal := range n.Refusals.Refused() {
+			if refusal.Target == path {
+				return statusOfRefusal(&refusal), nil
+			}
+		}
+	}
+	if key, invalid := n.Broker.KeyOfTarget(path); invalid == nil {
+		if status, ok := n.Broker.HeldOffRecord(key); ok {
+			return status, nil
+		}
+	}
+	return found, err
+}
+
+func (n *Node) adopted() []*volume.Volume {
+	var all []*volume.Volume
+	for _, handler := range n.Handlers {
+		all = append(all, handler.Adopted()...)
+	}
+	return all
+}
+
+func (n *Node) handlerOf(v *volume.Volume) (runtime.Handler, error) {
+	handler := n.Handlers[v.Handler]
+	if handler == nil {
+		return nil, volume.Errorf(volume.Unsupported,
+			"volume %s: its runtime handler %q is not configured any more", v.Target, v.Handler)
+	}
+	return handler, nil
+}
+
+func (n *Node) binding(v *volume.Volume) (runtime.Binding, bool) {
+	handler := n.Handlers[v.Handler]
+	if handler == nil {
+		return runtime.Binding{}, false
+	}
+	return handler.Binding(v)
+}
+
+// stats asks the sandbox of a volume.
+func (n *Node) stats(ctx context.Context, v *volume.Volume) (stats.Answer, error) {
+	handler, err := n.handlerOf(v)
+	if err != nil {
+		return stats.Answer{}, err
+	}
+	answer, err := n.Relay.Stats(ctx, handler, v)
+	telemetry.CallFrom(ctx).Expected = volume.KindOf(err) == volume.NoSandbox && err != nil
+	return answer, err
+}
+
+// expand asks the sandbox of a volume to grow.
+func (n *Node) expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error) {
+	handler, err := n.handlerOf(v)
+	if err != nil {
+		return 0, err
+	}
+	if v.ReadOnly {
+		return 0, volume.Errorf(volume.Invalid, "volume %s is read-only: its filesystem cannot grow", v.Target)
+	}
+	size, err := n.Relay.Expand(ctx, handler, v, wish)
+	if volume.KindOf(err) == volume.NoSandbox && err != nil && !v.Adopted && n.Broker.Abilities(v.Handler).GrowsAtMount {
+		return n.growLater(ctx, v, wish)
+	}
+	return size, err
+}
+
+// growLater answers where no sandbox has the volume and the next one grows its
+// filesystem when it mounts it. kubelet expands a volume before its pod has a
+// sandbox, and starts no pod after an error.
+func (n *Node) growLater(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error) {
+	size, known := n.Broker.DeviceSize(v)
+	if !known {
+		return 0, volume.Errorf(volume.Internal, "volume %s: the size of its device %s cannot be told", v.Target, v.Device.Path)
+	}
+	if size < wish.Required || wish.Limit > 0 && size > wish.Limit {
+		return 0, volume.Errorf(volume.OutOfRange, "volume %s: its device %s has %d bytes, and %d to %d are asked for (0 is no limit): "+
+			"the driver grows the device first", v.Target, v.Device.Path, size, wish.Required, wish.Limit)
+	}
+	return size, n.Broker.GrowAtMount(ctx, v.Key, size)
+}
+
+// statusOfRefusal shows a refusal as a volume is shown.
+func statusOfRefusal(r *volume.Refusal) deferral.Status {
+	return deferral.Status{Refusal: r, Volume: &volume.Volume{
+		Key: r.Key, Target: r.Target, FSType: r.FSType, Handler: r.Handler, Driver: r.Driver, PodUID: r.PodUID, Created: r.First,
+		Origin: &volume.Origin{VolumeID: r.VolumeID, Rule: r.Rule, AccessMode: r.AccessMode, PodNamespace: r.PodNamespace, PodName: r.PodName},
+	}}
+}

@@ -1,0 +1,145 @@
+package adminapi
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+
+	"github.com/crust-proxy/crust-proxy/internal/rpccode"
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+)
+
+// RuntimeServer is the Runtime API.
+type RuntimeServer struct {
+	runtimev1.UnimplementedRuntimeServer
+	Node *Node
+}
+
+// Register adds the service to a server.
+func (s *RuntimeServer) Register(to grpc.ServiceRegistrar) {
+	to.RegisterService(strict(runtimev1.Runtime_ServiceDesc), s)
+}
+
+// RuntimeStageVolume defers a volume.
+func (s *RuntimeServer) RuntimeStageVolume(
+	ctx context.Context, req *runtimev1.RuntimeStageVolumeRequest,
+) (*runtimev1.RuntimeStageVolumeResponse, error) {
+	call := telemetry.CallFrom(ctx)
+	call.Target = req.GetVolumeTargetPath()
+	v, err := s.Node.Broker.Defer(ctx, instructionOf(req))
+	note(call, v)
+	if err != nil {
+		return nil, rpccode.Status(err)
+	}
+	return &runtimev1.RuntimeStageVolumeResponse{}, nil
+}
+
+// note tells the call's log and metrics which volume it was about.
+func note(call *telemetry.Call, v *volume.Volume) {
+	if v == nil {
+		return
+	}
+	call.Volume, call.Target, call.Driver, call.Handler = string(v.Key), v.Target, v.Driver, v.Handler
+}
+
+func instructionOf(req *runtimev1.RuntimeStageVolumeRequest) volume.Instruction {
+	return volume.Instruction{
+		Type:        volumeTypes[req.GetVolumeType().GetType()],
+		Target:      req.GetVolumeTargetPath(),
+		Backing:     req.GetVolumeBackingPath(),
+		FSType:      req.GetFsType(),
+		MountFlags:  req.GetMountFlags(),
+		Group:       req.GetVolumeSupplementalGroup(),
+		GroupPolicy: groupPolicyOf(req.GetVolumeSupplementalGroupChangePolicy()),
+	}
+}
+
+var volumeTypes = map[runtimev1.VolumeType_Type]volume.Type{
+	runtimev1.VolumeType_BLOCK:   volume.Block,
+	runtimev1.VolumeType_NETWORK: volume.Network,
+}
+
+func groupPolicyOf(p runtimev1.VolumeSupplementalGroupChangePolicy) volume.GroupPolicy {
+	switch p {
+	case runtimev1.VolumeSupplementalGroupChangePolicy_UNKNOWN:
+		return volume.GroupPolicyUnset
+	case runtimev1.VolumeSupplementalGroupChangePolicy_ALWAYS:
+		return volume.GroupAlways
+	case runtimev1.VolumeSupplementalGroupChangePolicy_ON_ROOT_MISMATCH:
+		return volume.GroupOnMismatch
+	default:
+		return volume.GroupPolicy(p.String()) // a number that we do not know: refused by name
+	}
+}
+
+// RuntimeUnstageVolume gives a volume back.
+func (s *RuntimeServer) RuntimeUnstageVolume(
+	ctx context.Context, req *runtimev1.RuntimeUnstageVolumeRequest,
+) (*runtimev1.RuntimeUnstageVolumeResponse, error) {
+	call := telemetry.CallFrom(ctx)
+	call.Target = req.GetVolumeTargetPath()
+	v, err := s.Node.Broker.Release(ctx, req.GetVolumeTargetPath())
+	note(call, v)
+	if err != nil {
+		return nil, rpccode.Status(err)
+	}
+	return &runtimev1.RuntimeUnstageVolumeResponse{}, nil
+}
+
+// RuntimeGetVolumeStats relays to the sandbox.
+func (s *RuntimeServer) RuntimeGetVolumeStats(
+	ctx context.Context, req *runtimev1.RuntimeGetVolumeStatsRequest,
+) (*runtimev1.RuntimeGetVolumeStatsResponse, error) {
+	v, err := s.find(ctx, req.GetVolumeTargetPath())
+	if err != nil {
+		return nil, err
+	}
+	answer, err := s.Node.stats(ctx, v)
+	if err != nil {
+		return nil, rpccode.Status(err)
+	}
+	return runtimeStats(answer.Report), nil
+}
+
+func (s *RuntimeServer) find(ctx context.Context, path string) (*volume.Volume, error) {
+	call := telemetry.CallFrom(ctx)
+	call.Target = path
+	found, err := s.Node.byTarget(path)
+	if err != nil {
+		return nil, rpccode.Status(err)
+	}
+	note(call, found.Volume)
+	return found.Volume, nil
+}
+
+func runtimeStats(report volume.Report) *runtimev1.RuntimeGetVolumeStatsResponse {
+	out := &runtimev1.RuntimeGetVolumeStatsResponse{Usage: make([]*runtimev1.VolumeUsage, 0, len(report.Usage))}
+	for _, u := range report.Usage {
+		out.Usage = append(out.Usage, &runtimev1.VolumeUsage{
+			Available: u.Available, Total: u.Total, Used: u.Used, Unit: runtimev1.VolumeUsage_Unit(u.Unit),
+		})
+	}
+	if c := report.Condition; c != nil {
+		out.VolumeCondition = &runtimev1.VolumeCondition{Abnormal: c.Abnormal, Message: c.Message}
+	}
+	return out
+}
+
+// RuntimeExpandVolume relays to the sandbox.
+func (s *RuntimeServer) RuntimeExpandVolume(
+	ctx context.Context, req *runtimev1.RuntimeExpandVolumeRequest,
+) (*runtimev1.RuntimeExpandVolumeResponse, error) {
+	v, err := s.find(ctx, req.GetVolumeTargetPath())
+	if err != nil {
+		return nil, err
+	}
+	size, err := s.Node.expand(ctx, v, volume.Range{
+		Required: req.GetCapacityRange().GetRequiredBytes(), Limit: req.GetCapacityRange().GetLimitBytes(),
+	})
+	if err != nil {
+		return nil, rpccode.Status(err)
+	}
+	return &runtimev1.RuntimeExpandVolumeResponse{CapacityBytes: size}, nil
+}

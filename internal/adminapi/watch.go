@@ -1,0 +1,69 @@
+package adminapi
+
+import (
+	"sync"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Hub tells watchers which volumes changed. A watcher that is slow gets each
+// volume once, as it is then: the memory it costs is bounded by the number of
+// volumes, and nobody waits for it.
+type Hub struct {
+	mu       sync.Mutex
+	watchers map[*watcher]struct{}
+}
+
+// watcher is one reader of changes.
+type watcher struct {
+	wake chan struct{} // holds a token while pending is not empty
+
+	mu      sync.Mutex
+	pending map[volume.Key]struct{}
+}
+
+// NewHub makes a hub without watchers.
+func NewHub() *Hub { return &Hub{watchers: make(map[*watcher]struct{})} }
+
+// Changed tells all watchers of a volume; it never blocks.
+func (h *Hub) Changed(key volume.Key) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for w := range h.watchers {
+		w.add(key)
+	}
+}
+
+func (h *Hub) subscribe() (w *watcher, unsubscribe func()) {
+	w = &watcher{wake: make(chan struct{}, 1), pending: make(map[volume.Key]struct{})}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.watchers[w] = struct{}{}
+	return w, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.watchers, w)
+	}
+}
+
+func (w *watcher) add(key volume.Key) {
+	w.mu.Lock()
+	w.pending[key] = struct{}{}
+	w.mu.Unlock()
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take gives what changed since the last time.
+func (w *watcher) take() []volume.Key {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	keys := make([]volume.Key, 0, len(w.pending))
+	for key := range w.pending {
+		keys = append(keys, key)
+	}
+	clear(w.pending)
+	return keys
+}

@@ -1,0 +1,167 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
+	"github.com/crust-proxy/crust-proxy/internal/cli/top"
+	"github.com/crust-proxy/crust-proxy/internal/doctor"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+// maxMessage bounds an answer: a page of 5000 volumes with long errors fits.
+const maxMessage = 64 << 20
+
+// reconnect is how soon a daemon that was away is found again: `top` waits for it,
+// and a socket on this machine costs nothing to try.
+var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
+
+// mostConnect bounds one try to connect.
+const mostConnect = 20 * time.Second
+
+// client is a connection to the daemon; it keeps the last error of connecting.
+type client struct {
+	adminv1.AdminClient
+	conn   *grpc.ClientConn
+	socket string
+	// service is named in advice.
+	service doctor.Service
+
+	mu   sync.Mutex
+	dial error
+}
+
+// daemon is where the daemon is, and how long to wait for it.
+type daemon struct {
+	socket  string
+	timeout time.Duration
+	service doctor.Service
+}
+
+func (d *daemon) check() error {
+	if d.timeout < 0 {
+		return fmt.Errorf("--timeout %s is negative", d.timeout)
+	}
+	_, err := socketPath(d.socket)
+	return err
+}
+
+// deadline is the context of one command.
+func (d *daemon) deadline(ctx context.Context) (context.Context, context.CancelFunc) {
+	if d.timeout == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, d.timeout)
+}
+
+// call gives f a connection, within the timeout.
+func (d *daemon) call(ctx context.Context, f func(context.Context, *client) error) error {
+	ctx, cancel := d.deadline(ctx)
+	defer cancel()
+	c, err := d.connect()
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(ctx, c), c.Close())
+}
+
+// ask makes one call: method is a method of the Admin API's client.
+func ask[Req, Resp any](ctx context.Context, d *daemon, method func(adminv1.AdminClient, context.Context, Req, ...grpc.CallOption) (Resp, error), req Req) (Resp, error) {
+	var got Resp
+	err := d.call(ctx, func(ctx context.Context, c *client) (err error) {
+		got, err = method(c, ctx, req)
+		return c.explain(err)
+	})
+	return got, err
+}
+
+// printResult prints the answer of a call: as it is for a program, else by people.
+func printResult[M proto.Message](out *printer.Printer, got M, err error, people func(M) error) error {
+	if err != nil {
+		return err
+	}
+	if out.Machine() {
+		return out.Message(got)
+	}
+	return people(got)
+}
+
+func (d *daemon) connect() (*client, error) {
+	path, err := socketPath(d.socket)
+	if err != nil {
+		return nil, err
+	}
+	c := &client{socket: path, service: d.service}
+	// passthrough: a path needs no resolving, and no proxy of the environment is asked.
+	c.conn, err = grpc.NewClient("passthrough:///crust-proxy",
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel tells the peers of a unix socket
+		grpc.WithContextDialer(c.connect), grpc.WithNoProxy(), grpc.WithAuthority("localhost"),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: mostConnect, Backoff: reconnect}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
+	if err != nil {
+		return nil, fmt.Errorf("make a client for %s: %w", path, err)
+	}
+	c.AdminClient = adminv1.NewAdminClient(c.conn)
+	return c, nil
+}
+
+func socketPath(socket string) (string, error) {
+	path := strings.TrimPrefix(strings.TrimPrefix(socket, "unix:"), "//")
+	switch {
+	case path == "":
+		return "", errors.New("--socket needs the path of the admin socket")
+	case path[0] == '@' || path[0] == 0:
+		return "", errors.New("--socket: crust-proxy has no abstract sockets; give a path")
+	}
+	return path, nil
+}
+
+func (c *client) connect(ctx context.Context, _ string) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dial = err
+	return conn, err
+}
+
+// explain says what the error of a call means and what to do.
+func (c *client) explain(err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return explain(err, c.socket, c.service, c.dial)
+}
+
+func (c *client) Close() error { return c.conn.Close() }
+
+// list gathers all pages. They are as large as the daemon lets them be, because it
+// orders all volumes anew for each.
+func (c *client) list(ctx context.Context, req *adminv1.ListVolumesRequest) ([]*adminv1.Volume, error) {
+	req.PageSize = top.PageSize
+	var all []*adminv1.Volume
+	for {
+		page, err := c.ListVolumes(ctx, req)
+		if err != nil {
+			return nil, c.explain(err)
+		}
+		all = append(all, page.GetVolumes()...)
+		next := page.GetNextPageToken()
+		if next == "" {
+			return all, nil
+		}
+		if next == req.GetPageToken() {
+			return nil, errors.New("the daemon gave the same page twice")
+		}
+		req.PageToken = next
+	}
+}

@@ -1,0 +1,122 @@
+package cli
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+// completionWait bounds how long a press of the tab key may take.
+const completionWait = 2 * time.Second
+
+// complete offers fixed words for a flag. It cannot fail, because the flag exists.
+func complete(cmd *cobra.Command, flag string, words ...string) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// selectors adds the flags that select volumes. Their completion asks the daemon.
+func selectors(cmd *cobra.Command, d *daemon, driver, handler *string) {
+	cmd.Flags().StringVar(driver, "driver", "", "only volumes of this CSI driver")
+	cmd.Flags().StringVar(handler, "handler", "", "only volumes of this runtime handler")
+	for flag, words := range map[string]wordsFunc{"driver": driversOf, "handler": handlersOf} {
+		_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+			return d.offer(cmd.Context(), begun, words), cobra.ShellCompDirectiveNoFileComp
+		})
+	}
+}
+
+// completeVolume offers the daemon's volumes for the argument VOLUME.
+func completeVolume(d *daemon) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		words := idsOf
+		if strings.HasPrefix(begun, "/") {
+			words = targetsOf
+		}
+		return d.offer(cmd.Context(), begun, words), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// wordsFunc asks the daemon for words; it gives none if that fails.
+type wordsFunc func(context.Context, *client) []string
+
+// offer gives the words that begin as the user's does. If the daemon cannot be asked
+// there are none: a shell cannot show an error.
+func (d *daemon) offer(ctx context.Context, begun string, words wordsFunc) []string {
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	ctx, cancel := context.WithTimeout(ctx, completionWait)
+	defer cancel()
+	c, err := d.connect()
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = c.Close() }() // nothing is lost with it
+	var offered []string
+	for _, word := range words(ctx, c) {
+		// A shell splits the offers at line feeds and prints them: a word with control
+		// characters is left out. One tab separates the word from its description.
+		if untabbed := strings.Replace(word, "\t", "", 1); strings.HasPrefix(word, begun) && show.Escape(untabbed) == untabbed {
+			offered = append(offered, word)
+		}
+	}
+	slices.Sort(offered)
+	return slices.Compact(offered)
+}
+
+func volumesFor(ctx context.Context, c *client, word func(*adminv1.Volume) string) []string {
+	volumes, err := c.list(ctx, &adminv1.ListVolumesRequest{})
+	if err != nil {
+		return nil
+	}
+	words := make([]string, 0, len(volumes))
+	for _, v := range volumes {
+		if w := word(v); w != "" {
+			words = append(words, w)
+		}
+	}
+	return words
+}
+
+func idsOf(ctx context.Context, c *client) []string {
+	return volumesFor(ctx, c, func(v *adminv1.Volume) string { return short(v.GetId()) + "\t" + show.Escape(v.GetTargetPath()) })
+}
+
+func targetsOf(ctx context.Context, c *client) []string {
+	return volumesFor(ctx, c, (*adminv1.Volume).GetTargetPath)
+}
+
+// driversOf gives the drivers of volumes and those that registered with the front. An
+// older daemon cannot list the latter.
+func driversOf(ctx context.Context, c *client) []string {
+	names := volumesFor(ctx, c, (*adminv1.Volume).GetDriver)
+	got, err := c.ListDrivers(ctx, &adminv1.ListDriversRequest{})
+	if err != nil {
+		return names
+	}
+	for _, d := range got.GetDrivers() {
+		names = append(names, d.GetName())
+	}
+	return names
+}
+
+func handlersOf(ctx context.Context, c *client) []string {
+	got, err := c.ListHandlers(ctx, &adminv1.ListHandlersRequest{})
+	if err != nil {
+		return nil
+	}
+	names := make([]string, 0, len(got.GetHandlers()))
+	for _, h := range got.GetHandlers() {
+		names = append(names, h.GetName())
+	}
+	return names
+}

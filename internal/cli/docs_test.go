@@ -1,0 +1,69 @@
+package cli
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/crust-proxy/crust-proxy/internal/doctor"
+)
+
+// The page must name every command, flag, exit code and check that there is.
+func TestDocsAreInStepWithHelp(t *testing.T) {
+	data, err := os.ReadFile("../../docs/crustctl.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(data)
+	root := newRoot(Env{Getenv: func(string) string { return "" }, Node: doctor.DefaultNode()})
+	for _, cmd := range root.Commands() {
+		if cmd.Hidden {
+			continue
+		}
+		section := sectionOf(page, cmd.Name())
+		if section == "" {
+			t.Errorf("no section on %s", cmd.Name())
+			continue
+		}
+		checkSection(t, cmd, section)
+	}
+	root.PersistentFlags().VisitAll(func(f *pflag.Flag) { wants(t, page, "--"+f.Name) })
+	for _, name := range doctor.Names() {
+		wants(t, page, "| `"+name+"` |")
+	}
+	for _, row := range []string{"| 0 | done", "| 1 | failed", "| 2 | wrong usage", "| 3 | `doctor`"} {
+		wants(t, page, row)
+	}
+}
+
+func sectionOf(page, command string) string {
+	_, section, found := strings.Cut(page, "\n### "+command+"\n")
+	if !found {
+		return ""
+	}
+	section, _, _ = strings.Cut(section, "\n### ")
+	return section
+}
+
+func checkSection(t *testing.T, cmd *cobra.Command, section string) {
+	t.Helper()
+	wants(t, section, "crustctl "+cmd.Name())
+	cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Name != "help" {
+			wants(t, section, "`--"+f.Name)
+		}
+	})
+	for _, alias := range cmd.Aliases {
+		wants(t, section, "`"+alias+"`")
+	}
+}
+
+func wants(t *testing.T, text, part string) {
+	t.Helper()
+	if !strings.Contains(text, part) {
+		t.Errorf("docs/crustctl.md does not say %q where it should", part)
+	}
+}

@@ -1,0 +1,109 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
+	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	"github.com/crust-proxy/crust-proxy/internal/doctor"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+// doctorWait is how long doctor waits for the daemon by default. A hung daemon is a
+// finding, and the local checks should be seen soon.
+const doctorWait = 5 * time.Second
+
+func doctorCmd(node doctor.Node, d *daemon, out *printer.Printer) *cobra.Command {
+	var quiet bool
+	cmd := &cobra.Command{
+		Use: "doctor", Short: "Check this node and say what to do about each finding",
+		Long: `Check this node and say what to do about each finding. The local checks run
+with the daemon down, too. Run it as root: else some things cannot be looked at.`,
+		Example: "  sudo crustctl doctor",
+		Args:    arguments(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			asked := *d
+			if !cmd.Flags().Changed("timeout") {
+				asked.timeout = doctorWait
+			}
+			node.AdminSocket, _ = socketPath(d.socket) // checked with the other flags
+			known := askForDoctor(cmd.Context(), &asked)
+			if err := readPlaces(known.Node.GetConfig(), &node, cmd.Flags().Changed); err != nil {
+				cmd.PrintErrln("crustctl: looking in the usual places: " + show.Escape(err.Error()))
+			}
+			return printReport(out, doctor.Run(cmd.Context(), node, known), quiet)
+		},
+	}
+	flags := cmd.Flags()
+	flags.BoolVarP(&quiet, "quiet", "q", false, "show only warnings and errors")
+	flags.StringVar(&node.RuntimeSocket, "runtime-socket", node.RuntimeSocket, "the daemon's runtime socket")
+	flags.StringVar(&node.RunDir, "run-dir", node.RunDir, "the daemon's run directory")
+	flags.StringVar(&node.KataDir, "kata-dir", node.KataDir, "Kata's direct-volumes directory")
+	flags.StringVar(&node.KubeletRoot, "kubelet-root", node.KubeletRoot, "kubelet's root directory")
+	flags.StringVar(&node.ContainerdSocket, "containerd-socket", node.ContainerdSocket, "containerd's socket")
+	return cmd
+}
+
+// askForDoctor collects what the daemon knows. If it cannot be asked, that is doctor's
+// first finding.
+func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
+	var known doctor.Daemon
+	err := d.call(ctx, func(ctx context.Context, c *client) (err error) {
+		if known.Node, err = c.GetNode(ctx, &adminv1.GetNodeRequest{}); err != nil {
+			return c.explain(err)
+		}
+		handlers, err := c.ListHandlers(ctx, &adminv1.ListHandlersRequest{})
+		if err != nil {
+			return c.explain(err)
+		}
+		known.Handlers = handlers.GetHandlers()
+		known.Volumes, err = c.list(ctx, &adminv1.ListVolumesRequest{})
+		return err
+	})
+	if err == nil {
+		return known
+	}
+	var e *explained
+	if errors.As(err, &e) {
+		return doctor.Daemon{Err: e.err, Advice: e.advice}
+	}
+	return doctor.Daemon{Err: err, Advice: statusAndLogs(d.service)}
+}
+
+func printReport(out *printer.Printer, r doctor.Report, quiet bool) error {
+	if quiet {
+		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return f.Severity == doctor.OK })
+	}
+	write := func() error { return printFindings(out, r) }
+	if out.Machine() {
+		write = func() error { return out.JSON(r) }
+	}
+	if err := write(); err != nil {
+		return err
+	}
+	if r.Count(doctor.Error) > 0 {
+		return errFindings
+	}
+	return nil
+}
+
+func printFindings(out *printer.Printer, r doctor.Report) error {
+	colours := map[doctor.Severity]string{doctor.Error: show.Red, doctor.Warn: show.Yellow, doctor.OK: show.Green}
+	for _, f := range r.Findings {
+		line := fmt.Sprintf("%s %s %s", out.Paint(colours[f.Severity], fmt.Sprintf("%-5s", f.Severity)),
+			out.Paint(show.Faint, fmt.Sprintf("%-17s", f.Check)), show.Escape(f.Seen))
+		if f.Do != "" {
+			line += out.Field(24, "do:", f.Do)
+		}
+		if _, err := fmt.Fprintln(out.Out, line); err != nil {
+			return err
+		}
+	}
+	return out.Line(fmt.Sprintf("\n%d ok, %d warnings, %d errors", r.Count(doctor.OK), r.Count(doctor.Warn), r.Count(doctor.Error)))
+}

@@ -1,0 +1,160 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	"github.com/crust-proxy/crust-proxy/internal/doctor"
+)
+
+const advicePermission = "Use sudo, or add your uid to authorization.admin.uids in the daemon's configuration."
+
+var (
+	// errFindings ends doctor where it found an error.
+	errFindings = errors.New("doctor found errors")
+	// errConformance answers a command that crustctl had.
+	errConformance = &usageError{"crust-conformance", errors.New("conformance is a program of its own: crust-conformance")}
+)
+
+// usageError is a command line that cannot be understood.
+type usageError struct {
+	command string
+	err     error
+}
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func wrongUsage(cmd *cobra.Command, err error) error {
+	return &usageError{command: cmd.CommandPath(), err: err}
+}
+
+// arguments makes a command take exactly the named arguments.
+func arguments(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) < len(names):
+			return wrongUsage(cmd, fmt.Errorf("%s needs a %s", cmd.Name(), strings.Join(names[len(args):], " ")))
+		case len(args) > len(names):
+			return wrongUsage(cmd, fmt.Errorf("%s does not take %q", cmd.Name(), args[len(names)]))
+		}
+		return nil
+	}
+}
+
+func noSuchCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	text := fmt.Sprintf("there is no command %q", args[0])
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		text += "; did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return wrongUsage(cmd, errors.New(text))
+}
+
+func noSuchShell(cmd *cobra.Command, args []string) error {
+	return wrongUsage(cmd, fmt.Errorf("there is no completion for %q", args[0]))
+}
+
+// explained is an error and what the operator can do about it.
+type explained struct {
+	err    error
+	advice string
+}
+
+func (e *explained) Error() string {
+	if e.advice == "" {
+		return e.err.Error()
+	}
+	return e.err.Error() + "\n" + e.advice
+}
+
+func (e *explained) Unwrap() error { return e.err }
+
+func watchEnded(service doctor.Service) error {
+	return &explained{errors.New("the daemon ended the watch"), "It may be restarting: see '" + service.Status() + "'."}
+}
+
+func repairsFailed(failed, all int) error {
+	return &explained{fmt.Errorf("%d of %d repairs could not be done", failed, all), "See the errors above; 'crustctl doctor' may know more."}
+}
+
+// explain says what the error of a call means and what to do. dial is the last error
+// of connecting, which gRPC gives as text only.
+func explain(err error, socket string, service doctor.Service, dial error) error {
+	if err == nil {
+		return nil
+	}
+	st := status.Convert(err)
+	message := show.Escape(st.Message()) // it may quote a guest
+	switch {
+	case st.Code() == codes.Unavailable && dial != nil:
+		return explainDial(dial, socket, service)
+	case st.Code() == codes.Unavailable && hungUp(message):
+		return &explained{fmt.Errorf("the daemon closed the connection on %s", socket), advicePermission +
+			" Else crust-proxy may just be stopping: see '" + service.Status() + "'."}
+	case st.Code() == codes.Unavailable:
+		return &explained{errors.New(message), "Try it again; where it stays so, see '" + service.Status() + "'."}
+	case st.Code() == codes.PermissionDenied || st.Code() == codes.Unauthenticated:
+		return &explained{fmt.Errorf("the daemon refused: %s", message),
+			advicePermission}
+	case st.Code() == codes.DeadlineExceeded:
+		return &explained{fmt.Errorf("no answer in time: %s", message),
+			"A sandbox may hang. Give more time with --timeout; 'crustctl get VOLUME' shows what is known."}
+	case st.Code() == codes.Canceled:
+		return errors.New("interrupted")
+	case st.Code() == codes.Unimplemented && unknownCall(message):
+		return &explained{errors.New(message), "The daemon may be older than crustctl: see 'crustctl version'."}
+	}
+	return fmt.Errorf("%s (%s)", message, st.Code())
+}
+
+// unknownCall tells a daemon that does not know the call from a runtime that cannot
+// do what it asks for: gRPC has one code for both.
+func unknownCall(message string) bool {
+	return strings.HasPrefix(message, "unknown method") || strings.HasPrefix(message, "unknown service") ||
+		(strings.HasPrefix(message, "method ") && strings.HasSuffix(message, " not implemented"))
+}
+
+// hungUp tells a connection that was closed from what the daemon itself said;
+// gRPC has one code for both, and its own texts differ with the moment.
+func hungUp(message string) bool {
+	for _, sign := range []string{"connection error", "broken pipe", "connection reset", "EOF", "server preface", "transport is closing"} {
+		if strings.Contains(message, sign) {
+			return true
+		}
+	}
+	return false
+}
+
+func explainDial(dial error, socket string, service doctor.Service) error {
+	switch {
+	case errors.Is(dial, fs.ErrPermission):
+		return &explained{fmt.Errorf("permission denied on the admin socket %s", socket),
+			"Use sudo, or add your uid to authorization.admin.uids and see that the socket's group is yours."}
+	case errors.Is(dial, fs.ErrNotExist):
+		return &explained{fmt.Errorf("crust-proxy is not running: there is no socket %s", socket),
+			"See '" + service.Status() + "'. Is the socket elsewhere? Give --socket or set CRUSTCTL_SOCKET."}
+	case errors.Is(dial, syscall.ECONNREFUSED):
+		return &explained{fmt.Errorf("crust-proxy is not running: nobody listens on %s", socket),
+			statusAndLogs(service)}
+	case errors.Is(dial, context.DeadlineExceeded):
+		return &explained{fmt.Errorf("crust-proxy does not take the connection on %s", socket),
+			"It may hang: see '" + service.Status() + "'."}
+	}
+	return fmt.Errorf("cannot connect to %s: %w", socket, dial)
+}
+
+func statusAndLogs(service doctor.Service) string {
+	return "See '" + service.Status() + "' and '" + service.Logs() + "'."
+}

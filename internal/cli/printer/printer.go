@@ -1,0 +1,149 @@
+// Package printer writes a command's result: tables and lines for people, JSON and
+// YAML for programs. Whatever it writes is safe for a terminal.
+package printer
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+)
+
+// The output formats.
+const (
+	FormatTable = "table"
+	FormatWide  = "wide"
+	FormatJSON  = "json"
+	FormatYAML  = "yaml"
+)
+
+// Formats lists the output formats.
+func Formats() []string { return []string{FormatTable, FormatWide, FormatJSON, FormatYAML} }
+
+// Printer writes one command's result.
+type Printer struct {
+	Out io.Writer
+	// Format is one of Formats: the value of --output.
+	Format string
+	// Colour allows colours; UseColour decides it.
+	Colour bool
+}
+
+// UseColour tells whether to colour the output: on a terminal, unless its owner
+// asked for none.
+func UseColour(terminal bool, getenv func(string) string) bool {
+	return terminal && getenv("NO_COLOR") == "" && getenv("TERM") != "dumb"
+}
+
+// IsTerminal tells whether a file is a terminal.
+func IsTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// Check refuses an unknown format.
+func (p *Printer) Check() error {
+	if !slices.Contains(Formats(), p.Format) {
+		return fmt.Errorf("--output %q is not table, wide, json or yaml", p.Format)
+	}
+	return nil
+}
+
+// Machine tells whether a program reads the output.
+func (p *Printer) Machine() bool { return p.Format == FormatJSON || p.Format == FormatYAML }
+
+// Wide tells whether tables have all columns.
+func (p *Printer) Wide() bool { return p.Format == FormatWide }
+
+// Paint colours text, where colours are allowed.
+func (p *Printer) Paint(code, text string) string {
+	if code == show.Plain || !p.Colour {
+		return text
+	}
+	return code + text + show.Reset
+}
+
+// Line prints our own text, parts of which may come from elsewhere.
+func (p *Printer) Line(text string) error {
+	_, err := io.WriteString(p.Out, show.EscapeLines(text)+"\n")
+	return err
+}
+
+// Field is one labelled line of a report: the label is coloured, the text is escaped.
+func (p *Printer) Field(indent int, label, text string) string {
+	return fmt.Sprintf("\n%*s%s %s", indent, "", p.Paint(show.Bold, label), show.Escape(text))
+}
+
+// Table prints a table and forgets its rows, so that more can follow in the same
+// columns.
+func (p *Printer) Table(t *Table, withHeading bool) error {
+	t.fit()
+	var b strings.Builder
+	if withHeading {
+		heading := make([]Cell, len(t.Heading))
+		for i, h := range t.Heading {
+			heading[i] = Cell{text: h, code: show.Bold}
+		}
+		p.row(&b, t.Widths, heading)
+	}
+	for _, row := range t.rows {
+		p.row(&b, t.Widths, row)
+	}
+	t.rows = nil
+	_, err := io.WriteString(p.Out, b.String())
+	return err
+}
+
+func (p *Printer) row(b *strings.Builder, widths []int, row []Cell) {
+	for i, c := range row {
+		b.WriteString(p.Paint(c.code, c.text))
+		if i < len(row)-1 {
+			b.WriteString(strings.Repeat(" ", widths[i]-c.width()+3))
+		}
+	}
+	b.WriteByte('\n')
+}
+
+// JSON prints a value for a program, in the format asked for.
+func (p *Printer) JSON(v any) error {
+	text, err := indented(v)
+	if err == nil && p.Format == FormatYAML {
+		text, err = toYAML(text)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = p.Out.Write(text)
+	return err
+}
+
+// Message prints a message for a program.
+func (p *Printer) Message(m proto.Message) error {
+	raw, err := Encode(m)
+	if err != nil {
+		return err
+	}
+	return p.JSON(raw)
+}
+
+// Document prints one message of a stream: a line of JSON, or a YAML document.
+func (p *Printer) Document(m proto.Message) error {
+	if p.Format == FormatYAML {
+		if _, err := io.WriteString(p.Out, "---\n"); err != nil {
+			return err
+		}
+		return p.Message(m)
+	}
+	raw, err := Encode(m)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(p.Out, "%s\n", show.EscapeJSON(raw))
+	return err
+}

@@ -1,0 +1,76 @@
+package printer
+
+import (
+	"unicode/utf8"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+)
+
+// Nothing stands in a table where there is nothing to show.
+const Nothing = "-"
+
+// Cell is one field of a table: its text is escaped when the cell is made, so that no
+// table can forget to.
+type Cell struct{ text, code string }
+
+// Text is a cell without a colour.
+func Text(s string) Cell {
+	if s == "" {
+		s = Nothing
+	}
+	return Cell{text: show.Escape(s)}
+}
+
+// Painted is a cell with a colour, unless it is empty.
+func Painted(code, s string) Cell {
+	c := Text(s)
+	if s != "" {
+		c.code = code
+	}
+	return c
+}
+
+// YesNo is a green yes or a red no.
+func YesNo(yes bool) Cell {
+	if yes {
+		return Painted(show.Green, "yes")
+	}
+	return Painted(show.Red, "no")
+}
+
+func (c Cell) width() int { return utf8.RuneCountInString(c.text) }
+
+// Table is aligned columns under a heading.
+type Table struct {
+	Heading []string
+	// Widths are the columns' least widths; they grow with what is printed.
+	Widths []int
+	rows   [][]Cell
+}
+
+// NewTable makes a table with a heading.
+func NewTable(heading ...string) *Table { return &Table{Heading: heading} }
+
+// Pairs makes a table of labels and values, to be printed without a heading.
+func Pairs() *Table { return NewTable("", "") }
+
+// Add appends a row.
+func (t *Table) Add(row ...Cell) { t.rows = append(t.rows, row) }
+
+// Pair appends a label and its value.
+func (t *Table) Pair(label, value string) { t.Add(Text(label), Text(value)) }
+
+// fit widens the columns to what is in them now.
+func (t *Table) fit() {
+	if t.Widths == nil {
+		t.Widths = make([]int, len(t.Heading))
+	}
+	for i, h := range t.Heading {
+		t.Widths[i] = max(t.Widths[i], len(h))
+	}
+	for _, row := range t.rows {
+		for i, c := range row {
+			t.Widths[i] = max(t.Widths[i], c.width())
+		}
+	}
+}

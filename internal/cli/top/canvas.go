@@ -1,0 +1,164 @@
+package top
+
+import (
+	"strings"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+)
+
+const (
+	plain   = show.Plain
+	red     = show.Red
+	green   = show.Green
+	yellow  = show.Yellow
+	cyan    = show.Cyan
+	faint   = show.Faint
+	bold    = show.Bold
+	reverse = show.Reverse
+	alarm   = show.Alarm
+)
+
+// charset holds the characters to draw with, and the function that escapes text
+// from outside so that the terminal can show it.
+type charset struct {
+	escape                     func(string) string
+	ellipsis, marker           string
+	descending, ascending      string
+	micro, upDown              string
+	barFull, barHalf, barEmpty string
+	spark                      []rune
+}
+
+var (
+	unicodeCharset = charset{
+		escape: show.EscapeCell, ellipsis: "…", marker: "▸", descending: "▾", ascending: "▴", micro: "µs", upDown: "↑↓",
+		barFull: "━", barHalf: "╸", barEmpty: "─", spark: []rune("▁▂▃▄▅▆▇█"),
+	}
+	asciiCharset = charset{
+		escape: show.EscapeASCII, ellipsis: "~", marker: ">", descending: "v", ascending: "^", micro: "us", upDown: "up/down",
+		barFull: "#", barHalf: "#", barEmpty: ".", spark: []rune(".:-=+*#@"),
+	}
+)
+
+// canvas turns pieces of text into lines that fit the screen.
+type canvas struct {
+	charset
+	width, height int
+	// plain draws without colours and attributes.
+	plain bool
+}
+
+func newCanvas(s Settings) canvas {
+	c := canvas{charset: unicodeCharset, width: 80, height: 24, plain: s.Plain}
+	if s.ASCII {
+		c.charset = asciiCharset
+	}
+	return c
+}
+
+// span is a piece of a line and its colour.
+type span struct {
+	code, text string
+}
+
+func (c canvas) paint(code, text string) string {
+	if code == plain || text == "" || c.plain {
+		return text
+	}
+	return code + text + show.Reset
+}
+
+// cells is how many cells of the terminal a text takes.
+func cells(text string) int {
+	for i := range len(text) {
+		if text[i] >= 0x80 {
+			return ansi.StringWidth(text)
+		}
+	}
+	return len(text)
+}
+
+// cut shortens a text to a width and marks where it was cut.
+func (c canvas) cut(text string, width int) string {
+	if cells(text) <= width {
+		return text
+	}
+	return ansi.Truncate(text, max(0, width), c.ellipsis)
+}
+
+// fit cuts or pads a text to exactly a width.
+func (c canvas) fit(text string, width int, right bool) string {
+	text = c.cut(text, width)
+	space := strings.Repeat(" ", max(0, width-cells(text)))
+	if right {
+		return space + text
+	}
+	return text + space
+}
+
+// line joins spans to a line of the screen's width. The spans on the right keep
+// their room; those on the left are cut.
+func (c canvas) line(left []span, right ...span) string {
+	var b strings.Builder
+	end := 0
+	for _, s := range right {
+		end += cells(s.text)
+	}
+	end = min(c.width, end)
+	room := c.width - end
+	if end > 0 && len(left) > 0 {
+		room = max(0, room-1)
+	}
+	used := c.write(&b, left, room)
+	if end > 0 {
+		b.WriteString(strings.Repeat(" ", c.width-end-used))
+		c.write(&b, right, end)
+	}
+	return strings.TrimRight(b.String(), " ")
+}
+
+// write writes spans until the room is used up and returns the width written.
+func (c canvas) write(b *strings.Builder, spans []span, room int) int {
+	used := 0
+	for _, s := range spans {
+		text := c.cut(s.text, room-used)
+		b.WriteString(c.paint(s.code, text))
+		used += cells(text)
+		if text != s.text {
+			break
+		}
+	}
+	return used
+}
+
+// bar draws how full something is.
+func (c canvas) bar(m measure, width int) []span {
+	if !m.known {
+		return []span{{plain, strings.Repeat(" ", width)}}
+	}
+	halves := int(m.part()*float64(2*width) + 0.5)
+	if m.used > 0 && halves == 0 {
+		halves = 1 // anything in use is visible
+	}
+	text := strings.Repeat(c.barFull, halves/2) + strings.Repeat(c.barHalf, halves%2)
+	return []span{{fullness(m), text}, {faint, strings.Repeat(c.barEmpty, max(0, width-(halves+1)/2))}}
+}
+
+// fullness is the colour of a bar.
+func fullness(m measure) string {
+	switch {
+	case m.part() >= 0.9:
+		return red
+	case m.part() >= 0.8:
+		return yellow
+	default:
+		return green
+	}
+}
+
+// wrap breaks a text into lines of a width, at spaces where possible.
+func wrap(text string, width int) []string {
+	return strings.Split(ansi.Wrap(text, max(1, width), " /,"), "\n")
+}

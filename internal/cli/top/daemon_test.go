@@ -1,0 +1,200 @@
+package top
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// events collects what a feed tells.
+type events struct {
+	mu  sync.Mutex
+	all []Event
+}
+
+func (e *events) tell(event Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.all = append(e.all, event)
+}
+
+func (e *events) count(is func(Event) bool) (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, event := range e.all {
+		if is(event) {
+			n++
+		}
+	}
+	return n
+}
+
+func isSynced(event Event) bool {
+	w, ok := event.(Watched)
+	return ok && slices.ContainsFunc(w.Changes, func(c *adminv1.WatchVolumesResponse) bool {
+		return c.GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED
+	})
+}
+
+func isAway(event Event) bool { _, ok := event.(Disconnected); return ok }
+
+func TestTheWatchSurvivesTheDaemon(t *testing.T) {
+	f := newFake(t, many(3))
+	ctx, cancel := context.WithCancel(t.Context())
+	var got events
+	var group sync.WaitGroup
+	group.Go(func() { f.daemon().watch(ctx, Settings{Driver: "disk", Handler: "kata"}, got.tell) })
+	check.Eventually(t, "synced", func() bool { return got.count(isSynced) == 1 })
+	if f.watched.GetDriver() != "disk" || f.watched.GetHandler() != "kata" {
+		t.Errorf("asked for %v", f.watched)
+	}
+
+	f.mu.Lock()
+	close(f.end) // it stops in order
+	f.end = make(chan struct{})
+	f.mu.Unlock()
+	check.Eventually(t, "watched again", func() bool { return got.count(isSynced) == 2 })
+
+	f.stop() // it dies, and is away for a while
+	check.Eventually(t, "tried in vain", func() bool { return got.count(isAway) >= 3 })
+	f.start()
+	check.Eventually(t, "watched after it died", func() bool { return got.count(isSynced) == 3 })
+	cancel()
+	group.Wait()
+	var pauses []time.Duration
+	for _, event := range got.all {
+		if away, ok := event.(Disconnected); ok {
+			pauses = append(pauses, away.Retry.Sub(away.At))
+			if away.Reason != "explained: Unavailable" {
+				t.Errorf("the reason is %q", away.Reason)
+			}
+		}
+	}
+	for _, pause := range pauses {
+		if pause < firstRetry/2-time.Millisecond || pause > lastRetry*3/2 {
+			t.Errorf("paused %v", pauses)
+		}
+	}
+}
+
+func TestManyChangesAreFewEvents(t *testing.T) {
+	f := newFake(t, many(500))
+	start := time.Now()
+	ctx, cancel := context.WithCancel(t.Context())
+	var got events
+	var group sync.WaitGroup
+	group.Go(func() { f.daemon().watch(ctx, Settings{}, got.tell) })
+	check.Eventually(t, "synced", func() bool { return got.count(isSynced) == 1 })
+	for _, v := range many(500) {
+		f.put(v)
+	}
+	changes := func() (n int) {
+		got.count(func(event Event) bool {
+			if w, ok := event.(Watched); ok {
+				n += len(w.Changes)
+			}
+			return false
+		})
+		return n
+	}
+	check.Eventually(t, "all changes", func() bool { return changes() == 1001 })
+	took := time.Since(start)
+	cancel()
+	group.Wait()
+	if n, most := len(got.all), 10+int(took/gatherFor); n > most {
+		t.Errorf("1001 changes in %v are %d events, want at most %d", took, n, most)
+	}
+}
+
+func TestAsk(t *testing.T) {
+	d := newFake(t, volumes()).daemon()
+	if got := d.fetchStats(t.Context(), id(1)); got.Reply == nil || got.Took != 7*time.Millisecond || got.At.IsZero() || got.ID != id(1) {
+		t.Errorf("%+v", got)
+	}
+	if got := d.fetchStats(t.Context(), id(4)); got.Reply != nil || got.Failure != "the guest said \x1b[2J" {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestLook(t *testing.T) {
+	f := newFake(t, many(25))
+	f.pages = 10
+	if got := f.daemon().poll(t.Context(), Settings{}, false); len(got.Volumes) != 25 || got.Node != nil || got.Handlers != nil || got.Drivers != nil {
+		t.Errorf("%+v", got)
+	}
+	if got := f.daemon().poll(t.Context(), Settings{}, true); len(got.Handlers) != 2 || len(got.Drivers.GetDrivers()) != 2 || got.Node.GetVersion() != "v1.2.3" {
+		t.Errorf("%+v", got)
+	}
+	f.stop()
+	if got := f.daemon().poll(t.Context(), Settings{}, true); got.Volumes != nil || got.Node != nil || got.At.IsZero() {
+		t.Errorf("%+v", got)
+	}
+	f.start()
+}
+
+func TestOnce(t *testing.T) {
+	all := many(30)
+	for _, v := range all {
+		v.Usage, v.UsageAt = nil, nil
+	}
+	f := newFake(t, append(all, volumes()...))
+	f.takes = 3 * time.Millisecond
+	picture, err := Once(t.Context(), f.daemon(), Settings{Interval: 10 * time.Second, Sort: ByName, Filter: "kata", ASCII: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(picture.Volumes) != 35 || len(picture.Handlers) != 2 || picture.Node.GetVersion() != "v1.2.3" {
+		t.Errorf("%d volumes", len(picture.Volumes))
+	}
+	if f.most > maxConcurrent || len(f.asked) != 33 {
+		t.Errorf("%d were asked, %d at once", len(f.asked), f.most)
+	}
+	text := picture.Text()
+	if n := strings.Count(text, "75%"); n != 32 {
+		t.Errorf("fresh numbers of %d volumes in\n%s", n, text)
+	}
+	for _, part := range []string{"crust-proxy v1.2.3  node-7", "Handlers 1/2", "! handler crust:", `the guest said \x1b[2J`, "ERROR"} {
+		if !strings.Contains(text, part) {
+			t.Errorf("no %q in\n%s", part, text)
+		}
+	}
+	if strings.ContainsAny(text, "\x1b\a\u202e") {
+		t.Errorf("%q", text)
+	}
+}
+
+// Who does not answer in time is shown with what is known.
+func TestOnceDoesNotWaitForHungSandboxes(t *testing.T) {
+	f := newFake(t, many(3))
+	f.takes = time.Hour
+	picture, err := Once(t.Context(), f.daemon(), Settings{Interval: 100 * time.Millisecond})
+	if err != nil || len(picture.Volumes) != 3 || picture.Volumes[0].GetUsageAt() == nil {
+		t.Errorf("%v, %v", picture, err)
+	}
+	f.stop()
+	if _, err := Once(t.Context(), f.daemon(), Settings{Interval: time.Second}); err == nil {
+		t.Error("it looked at a daemon that is not there")
+	}
+	f.start()
+}
+
+func TestOnceOfNothing(t *testing.T) {
+	picture, err := Once(t.Context(), newFake(t, nil).daemon(), Settings{Interval: time.Second})
+	if err != nil || !strings.Contains(picture.Text(), "No volumes.") {
+		t.Errorf("%v, %v", picture.Text(), err)
+	}
+}
+
+func shouted(v *adminv1.Volume, name string) *adminv1.Volume {
+	v = proto.CloneOf(v)
+	v.Id, v.TargetPath = strings.Repeat("f", 64), "/x/"+name+"/mount"
+	return v
+}

@@ -1,0 +1,157 @@
+package top
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+// list is the list of volumes: which are in it, their order, and the cursor.
+type list struct {
+	rows     []*row
+	known    int // the volumes before the filter
+	filter   filter
+	order    Order
+	reversed bool
+	cursor   int
+	top      int    // the first row on the screen
+	chosen   string // the volume that the cursor stays on; empty is none
+}
+
+// rebuild filters and sorts the volumes. The cursor stays on the chosen volume; if
+// none is chosen, it stays at the top.
+func (l *list) rebuild(all map[string]*row) {
+	words := strings.Fields(strings.ToLower(l.filter.current()))
+	l.rows, l.known = make([]*row, 0, len(all)), len(all)
+	for _, r := range all {
+		if l.filter.matches(r, words) {
+			l.rows = append(l.rows, r)
+		}
+	}
+	l.order.sort(l.rows, l.reversed)
+	if i := slices.IndexFunc(l.rows, func(r *row) bool { return r.id() == l.chosen }); i >= 0 {
+		l.cursor = i
+	}
+	l.cursor = max(0, min(l.cursor, len(l.rows)-1))
+}
+
+// scroll keeps the cursor on a screen of some rows.
+func (l *list) scroll(height int) {
+	l.top = max(l.cursor-height+1, min(l.top, l.cursor))
+	l.top = max(0, min(l.top, len(l.rows)-height))
+}
+
+// move moves the cursor by some rows.
+func (l *list) move(by int) {
+	l.cursor = max(0, min(l.cursor+by, len(l.rows)-1))
+	if r := l.current(); r != nil {
+		l.chosen = r.id()
+	}
+}
+
+// home moves the cursor to whichever volume is first.
+func (l *list) home() { l.cursor, l.chosen = 0, "" }
+
+// current is the volume under the cursor, or nil.
+func (l *list) current() *row {
+	if l.cursor >= len(l.rows) {
+		return nil
+	}
+	return l.rows[l.cursor]
+}
+
+// visible are the rows on a screen of some rows.
+func (l *list) visible(height int) []*row {
+	return l.rows[min(l.top, len(l.rows)):min(l.top+height, len(l.rows))]
+}
+
+func (l *list) sortBy(o Order) { l.order, l.reversed = o, false }
+
+// sum adds up the bytes of the list's volumes, and counts those whose are known.
+func (l *list) sum() (all measure, volumes int) {
+	for _, r := range l.rows {
+		if r.bytes.known {
+			all.known = true
+			all.used += r.bytes.used
+			all.total += r.bytes.total
+			volumes++
+		}
+	}
+	return all, volumes
+}
+
+// countStates counts the volumes in each state, the most urgent states first.
+func countStates(rows map[string]*row) (states []adminv1.VolumeState, counts map[adminv1.VolumeState]int) {
+	counts = make(map[adminv1.VolumeState]int)
+	for _, r := range rows {
+		counts[r.v.GetState()]++
+	}
+	return slices.SortedFunc(maps.Keys(counts), func(a, b adminv1.VolumeState) int {
+		return cmp.Or(urgency[a]-urgency[b], int(a-b))
+	}), counts
+}
+
+// maxFilter is the length of the longest filter in characters.
+const maxFilter = 120
+
+// filter selects the volumes that contain all of its words.
+type filter struct {
+	state string // selects volumes in this state; empty is all
+	text  string
+	typed *string // replaces text while the user types
+}
+
+func (f *filter) current() string {
+	if f.typed != nil {
+		return *f.typed
+	}
+	return f.text
+}
+
+// shown tells whether the filter has a line on the screen.
+func (f *filter) shown() bool { return f.typed != nil || f.text != "" }
+
+func (f *filter) matches(r *row, words []string) bool {
+	if f.state != "" && r.state != f.state {
+		return false
+	}
+	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(r.words, word) })
+}
+
+// edit starts the typing of a filter with the one that is set.
+func (f *filter) edit() {
+	text := f.text
+	f.typed = &text
+}
+
+// key edits what is being typed.
+func (f *filter) key(k Key, escape func(string) string) {
+	text := *f.typed
+	switch k.Name {
+	case "esc":
+		f.typed = nil
+		return
+	case "enter":
+		f.text, f.typed = strings.TrimSpace(text), nil
+		return
+	case "backspace":
+		_, size := utf8.DecodeLastRuneInString(text)
+		text = text[:len(text)-size]
+	case "ctrl+u":
+		text = ""
+	case "ctrl+w":
+		text = strings.TrimRightFunc(text, unicode.IsSpace)
+		text = strings.TrimRightFunc(text, func(r rune) bool { return !unicode.IsSpace(r) })
+	default:
+		text += escape(k.Text)
+	}
+	if letters := []rune(text); len(letters) > maxFilter {
+		text = string(letters[:maxFilter])
+	}
+	f.typed = &text
+}

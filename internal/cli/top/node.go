@@ -1,0 +1,209 @@
+package top
+
+import (
+	"cmp"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"sigs.k8s.io/yaml"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+// node is what the daemon reported: the volumes, its own health, and whether it can
+// be reached.
+type node struct {
+	escape  func(string) string
+	volumes map[string]*row
+	// relisted holds what a new watch has listed so far; nil once it is complete.
+	relisted map[string]*row
+	history  map[string]history
+	daemon   daemonInfo
+	link     link
+}
+
+// link is the state of the watch.
+type link struct {
+	synced bool
+	away   bool
+	since  time.Time
+	retry  time.Time
+	reason string
+}
+
+func newNode(host string, escape func(string) string, now time.Time) node {
+	return node{
+		escape: escape, volumes: make(map[string]*row), relisted: make(map[string]*row), history: make(map[string]history),
+		daemon: daemonInfo{host: escape(host)}, link: link{since: now},
+	}
+}
+
+// watched applies changes from the watch and tells whether its listing is complete
+// by them.
+func (n *node) watched(e Watched, now time.Time) (synced bool) {
+	for _, change := range e.Changes {
+		switch change.GetType() {
+		case adminv1.WatchVolumesResponse_TYPE_SYNCED:
+			n.synced(now)
+			synced = true
+		case adminv1.WatchVolumesResponse_TYPE_REMOVED:
+			id := change.GetVolume().GetId()
+			delete(n.volumes, id)
+			delete(n.relisted, id)
+			delete(n.history, id)
+		case adminv1.WatchVolumesResponse_TYPE_CHANGED:
+			n.put(change.GetVolume(), now)
+		}
+	}
+	return synced
+}
+
+// put adds or replaces a volume. While a new watch lists its volumes, those from
+// before stay.
+func (n *node) put(v *adminv1.Volume, now time.Time) {
+	r := newRow(v, n.escape)
+	n.volumes[r.id()] = r
+	if n.relisted != nil {
+		n.relisted[r.id()] = r
+	}
+	h := n.history[r.id()]
+	h.addError(r, now)
+	n.history[r.id()] = h
+}
+
+// synced ends the listing of a new watch: volumes that it did not list are gone.
+func (n *node) synced(now time.Time) {
+	if n.relisted != nil {
+		for id := range n.volumes {
+			if n.relisted[id] == nil {
+				delete(n.history, id)
+			}
+		}
+		n.volumes, n.relisted = n.relisted, nil
+	}
+	n.link = link{synced: true, since: now}
+}
+
+func (n *node) disconnected(e Disconnected) {
+	since := e.At
+	if n.link.away {
+		since = n.link.since
+	}
+	n.link = link{away: true, since: since, retry: e.Retry, reason: n.escape(e.Reason)}
+	n.relisted = make(map[string]*row)
+}
+
+// fetched adds the answer of a sandbox to its volume.
+func (n *node) fetched(e StatsFetched, now time.Time) {
+	old := n.volumes[e.ID]
+	if old == nil {
+		return // removed while the request was in flight
+	}
+	v := proto.CloneOf(old.v)
+	v.StatsAt, v.StatsTook = timestamppb.New(e.At), durationpb.New(e.Took)
+	v.StatsRequests++
+	if e.Reply == nil {
+		v.StatsFailures++
+		v.LastError, v.LastErrorAt = e.Failure, timestamppb.New(e.At)
+	} else {
+		v.Usage, v.UsageAt, v.Condition = e.Reply.GetUsage(), v.GetStatsAt(), e.Reply.GetCondition()
+		if v.GetState() != adminv1.VolumeState_VOLUME_STATE_DEGRADED {
+			v.LastError, v.LastErrorAt = "", nil
+		}
+	}
+	n.put(v, now)
+	h := n.history[e.ID]
+	h.addSample(sample{took: e.Took, failed: e.Reply == nil})
+	n.history[e.ID] = h
+}
+
+func (n *node) polled(e Polled, now time.Time) {
+	n.daemon.update(e, n.escape)
+	for _, v := range e.Volumes {
+		n.updateStats(v, now)
+	}
+}
+
+// clockSlack is how much later than the daemon we see an answer end.
+const clockSlack = 500 * time.Millisecond
+
+// updateStats takes over from a listing what the watch does not report: numbers. The
+// rest of the listing may be older than the watch, and also the numbers may be older
+// than an answer that came since.
+func (n *node) updateStats(v *adminv1.Volume, now time.Time) {
+	old := n.volumes[v.GetId()]
+	if old == nil || timeOf(v.GetStatsAt()).Add(clockSlack).Before(timeOf(old.v.GetStatsAt())) {
+		return
+	}
+	merged := proto.CloneOf(old.v)
+	merged.Usage, merged.UsageAt, merged.Condition = v.GetUsage(), v.GetUsageAt(), v.GetCondition()
+	merged.LastError, merged.LastErrorAt = v.GetLastError(), v.GetLastErrorAt()
+	merged.StatsTook, merged.StatsAt = v.GetStatsTook(), v.GetStatsAt()
+	merged.StatsRequests, merged.StatsFailures = v.GetStatsRequests(), v.GetStatsFailures()
+	n.put(merged, now)
+}
+
+// alert tells whether something is wrong with the node.
+func (n *node) alert() bool { return n.link.away || len(n.daemon.problems) > 0 }
+
+// daemonInfo is what the daemon reports of itself and its parts; its texts are
+// escaped.
+type daemonInfo struct {
+	host, name, version string
+	started             time.Time
+	concurrency         int  // of the relay; 0 is unknown
+	checked             bool // the numbers of handlers and drivers are known
+	handlers, healthy   int
+	frontEnabled        bool
+	drivers, ready      int
+	problems            []string
+}
+
+// update takes over what the daemon reported; what it did not report stays.
+func (d *daemonInfo) update(e Polled, escape func(string) string) {
+	if e.Node != nil {
+		d.version, d.started = escape(e.Node.GetVersion()), timeOf(e.Node.GetStartedAt())
+		d.configure(e.Node.GetConfig(), escape)
+	}
+	if e.Handlers == nil && e.Drivers == nil {
+		return
+	}
+	all := e.Drivers.GetDrivers()
+	d.checked, d.frontEnabled, d.problems = true, e.Drivers.GetFrontEnabled(), nil
+	d.handlers, d.healthy, d.drivers, d.ready = len(e.Handlers), 0, len(all), 0
+	for _, h := range e.Handlers {
+		if h.GetHealthy() {
+			d.healthy++
+			continue
+		}
+		d.problems = append(d.problems, escape("handler "+h.GetName()+": "+h.GetProblem()))
+	}
+	for _, driver := range all {
+		if driver.GetReady() {
+			d.ready++
+			continue
+		}
+		d.problems = append(d.problems, escape("driver "+driver.GetName()+": "+driver.GetProblem()))
+	}
+	for _, finding := range e.Node.GetFindings() {
+		d.problems = append(d.problems, escape(finding))
+	}
+}
+
+// configure reads the daemon's configuration. One of another version that cannot be
+// read is ignored.
+func (d *daemonInfo) configure(text string, escape func(string) string) {
+	var config struct {
+		Cluster struct {
+			NodeName string `json:"nodeName"`
+		} `json:"cluster"`
+		Relay struct {
+			Concurrency int `json:"concurrency"`
+		} `json:"relay"`
+	}
+	if yaml.Unmarshal([]byte(text), &config) == nil {
+		d.name, d.concurrency = cmp.Or(escape(config.Cluster.NodeName), d.host), config.Relay.Concurrency
+	}
+}

@@ -1,0 +1,134 @@
+package top
+
+import (
+	"path"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+// row is a volume as it is shown. It never changes, so that a paused screen can keep
+// it. Its texts are escaped: they come from other programs and from guests.
+type row struct {
+	v *adminv1.Volume
+
+	name, pod, state, driver, handler, sandbox, err string
+	size                                            string
+	bytes, inodes                                   measure
+	took                                            time.Duration
+	asked, failed                                   bool
+	created                                         time.Time
+	words                                           string // what a filter searches, in lower case
+}
+
+// measure is how full something is.
+type measure struct {
+	known       bool
+	used, total int64
+	free        int64
+}
+
+// part is the part in use, between 0 and 1.
+func (m measure) part() float64 {
+	if m.total <= 0 {
+		return 0
+	}
+	return min(1, max(0, float64(m.used)/float64(m.total)))
+}
+
+func (r *row) id() string { return r.v.GetId() }
+
+// hasSandbox tells whether there is a sandbox that can be asked for usage.
+func (r *row) hasSandbox() bool { return r.v.GetSandbox().GetId() != "" }
+
+const (
+	shortID   = 12
+	podDigits = 8
+)
+
+func short(text string, digits int) string { return text[:min(len(text), digits)] }
+
+func newRow(v *adminv1.Volume, escape func(string) string) *row {
+	r := &row{
+		v: v, name: escape(nameOf(v)), pod: escape(podOf(v)), state: show.StateName(v.GetState()),
+		driver: escape(v.GetDriver()), handler: escape(v.GetHandler()),
+		sandbox: escape(short(v.GetSandbox().GetId(), shortID)), err: escape(errorOf(v)),
+		bytes: measureOf(v, adminv1.VolumeUsage_UNIT_BYTES), inodes: measureOf(v, adminv1.VolumeUsage_UNIT_INODES),
+		took: v.GetStatsTook().AsDuration(), asked: v.GetStatsAt() != nil,
+		failed: v.GetStatsFailures() > 0 && failedLast(v), created: timeOf(v.GetCreatedAt()),
+	}
+	if r.bytes.known {
+		r.size = sizes(r.bytes)
+	}
+	r.words = strings.ToLower(strings.Join([]string{
+		r.name, r.pod, r.state, r.driver, r.handler, r.err, escape(v.GetSandbox().GetId()), v.GetId(),
+		escape(v.GetTargetPath()), escape(v.GetDevice()), escape(v.GetVolumeId()), escape(v.GetPodUid()),
+	}, "\n"))
+	return r
+}
+
+// sizes shows used and total, with one unit if it is the same.
+func sizes(m measure) string {
+	used, total := show.Size(m.used), show.Size(m.total)
+	if unit := strings.TrimLeft(total, "0123456789."); strings.TrimLeft(used, "0123456789.") == unit {
+		used = strings.TrimSuffix(used, unit)
+	}
+	return used + "/" + total
+}
+
+// failedLast tells whether the last request for stats is the one that failed.
+func failedLast(v *adminv1.Volume) bool {
+	return v.GetLastError() != "" && !timeOf(v.GetLastErrorAt()).Before(timeOf(v.GetUsageAt()))
+}
+
+func timeOf(t *timestamppb.Timestamp) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.AsTime()
+}
+
+// nameOf is the PersistentVolume's name if kubelet made the target path, which is
+// .../volumes/kubernetes.io~csi/NAME/mount, and else the last part of the path. A volume
+// that was refused while staging has the driver's volume ID: its path says nothing.
+func nameOf(v *adminv1.Volume) string {
+	dir, last := path.Split(path.Clean(v.GetTargetPath()))
+	switch {
+	case last == "mount":
+		return path.Base(dir)
+	case last == "globalmount" && v.GetVolumeId() != "":
+		return v.GetVolumeId()
+	}
+	return last
+}
+
+func podOf(v *adminv1.Volume) string {
+	if v.GetPodName() != "" {
+		return v.GetPodNamespace() + "/" + v.GetPodName()
+	}
+	return short(v.GetPodUid(), podDigits)
+}
+
+// errorOf is what is wrong with the volume, without the volume's name.
+func errorOf(v *adminv1.Volume) string {
+	if v.GetLastError() != "" {
+		return strings.TrimPrefix(v.GetLastError(), "volume "+v.GetTargetPath()+": ")
+	}
+	if c := v.GetCondition(); c.GetAbnormal() {
+		return "abnormal: " + c.GetMessage()
+	}
+	return ""
+}
+
+func measureOf(v *adminv1.Volume, unit adminv1.VolumeUsage_Unit) measure {
+	for _, u := range v.GetUsage() {
+		if u.GetUnit() == unit {
+			return measure{known: true, used: u.GetUsed(), total: u.GetTotal(), free: u.GetAvailable()}
+		}
+	}
+	return measure{}
+}

@@ -1,0 +1,146 @@
+package top
+
+import (
+	"maps"
+	"time"
+)
+
+const (
+	// maxConcurrent is how many sandboxes are asked at once. It is far below what the
+	// relay allows, so that kubelet's requests never wait for ours.
+	maxConcurrent = 4
+	// maxBackoff bounds the pause after failures of one sandbox.
+	maxBackoff = time.Minute
+	// healthEvery is how often the daemon is asked for handlers and drivers.
+	healthEvery = 15 * time.Second
+)
+
+// schedule decides when sandboxes are asked for fresh numbers, and the daemon for
+// what the watch does not report.
+type schedule struct {
+	interval time.Duration
+	limit    int // how many sandboxes may be asked at once
+	fetching map[string]*request
+
+	polling              bool
+	nextPoll, nextHealth time.Time
+}
+
+// request is when a volume's sandbox was and will be asked.
+type request struct {
+	inFlight bool
+	since    time.Time // of the request in flight
+	next     time.Time
+	failed   int // in a row
+}
+
+func newSchedule(interval time.Duration) schedule {
+	return schedule{interval: interval, limit: maxConcurrent, fetching: make(map[string]*request)}
+}
+
+// fetches starts the requests for which it is time: for the volumes on the screen,
+// a few at a once, and less and less often for a sandbox that does not answer.
+//
+// While at most half of the slots are taken, it also starts one for a volume beyond
+// the screen that was never asked: else a full volume could stay at the end of the
+// list unnoticed.
+func (s *schedule) fetches(now time.Time, onScreen, beyond []*row) (effects []Effect) {
+	free := s.limit
+	for _, q := range s.fetching {
+		if q.inFlight {
+			free--
+		}
+	}
+	for _, r := range onScreen {
+		if free > 0 && s.start(now, r) {
+			free--
+			effects = append(effects, FetchStats{ID: r.id()})
+		}
+	}
+	if 2*free < s.limit {
+		return effects
+	}
+	for _, r := range beyond {
+		if !r.asked && !r.bytes.known && s.start(now, r) {
+			return append(effects, FetchStats{ID: r.id()})
+		}
+	}
+	return effects
+}
+
+// start marks a request as in flight, if the volume has a sandbox and it is time.
+func (s *schedule) start(now time.Time, r *row) bool {
+	q := s.fetching[r.id()]
+	if !r.hasSandbox() || q != nil && (q.inFlight || now.Before(q.next)) {
+		return false
+	}
+	if q == nil {
+		q = &request{}
+		s.fetching[r.id()] = q
+	}
+	q.inFlight, q.since = true, now
+	return true
+}
+
+// fetched ends a request. A failure that does not count changes no pause.
+func (s *schedule) fetched(e StatsFetched, counts bool) {
+	q := s.fetching[e.ID]
+	if q == nil {
+		return
+	}
+	q.inFlight = false
+	if !counts {
+		return
+	}
+	q.failed++
+	if e.Reply != nil {
+		q.failed = 0
+	}
+	q.next = e.At.Add(min(maxBackoff, s.interval<<min(q.failed, 5)))
+}
+
+// fetchNow ends the pause before the next request to a volume's sandbox.
+func (s *schedule) fetchNow(id string) {
+	if q := s.fetching[id]; q != nil {
+		q.next = time.Time{}
+	}
+}
+
+// waiting is since when a request has been in flight; zero without one.
+func (s *schedule) waiting(id string) time.Time {
+	if q := s.fetching[id]; q != nil && q.inFlight {
+		return q.since
+	}
+	return time.Time{}
+}
+
+// retain forgets the requests for volumes that are gone.
+func (s *schedule) retain(volumes map[string]*row) {
+	maps.DeleteFunc(s.fetching, func(id string, _ *request) bool { return volumes[id] == nil })
+}
+
+// poll starts the next request to the daemon, if it is time.
+func (s *schedule) poll(now time.Time) []Effect {
+	if s.polling || now.Before(s.nextPoll) {
+		return nil
+	}
+	s.polling = true
+	health := !now.Before(s.nextHealth)
+	if health {
+		s.nextHealth = now.Add(healthEvery)
+	}
+	return []Effect{Poll{Health: health}}
+}
+
+// polled ends a request to the daemon and takes over how many requests its relay
+// allows at once: at most half of them are ours, the rest is for kubelet.
+func (s *schedule) polled(at time.Time, concurrency int) {
+	s.polling = false
+	s.nextPoll = at.Add(s.interval)
+	if concurrency > 0 {
+		s.limit = max(1, min(maxConcurrent, concurrency/2))
+	}
+}
+
+// pollNow ends the pause before the next request to the daemon.
+func (s *schedule) pollNow() { s.nextPoll, s.nextHealth = time.Time{}, time.Time{} }

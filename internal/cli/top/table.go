@@ -1,0 +1,306 @@
+package top
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+)
+
+// The columns in the order of the screen.
+const (
+	colName = iota
+	colPod
+	colState
+	colUsage
+	colSize
+	colInodes
+	colStats
+	colAge
+	colSandbox
+	colHandler
+	colDriver
+	colError
+	columnCount
+)
+
+// column says what a column shows and how wide it is.
+type column struct {
+	title string
+	// A column is left out where there is no room for its least width, and does not
+	// grow beyond most.
+	least, most int
+	sizing      sizing
+	right       bool
+	code        string
+	text        func(*row) string // nil where the sizing is fixed
+}
+
+// sizing says how the texts of a column change its width.
+type sizing uint8
+
+const (
+	fixed    sizing = iota // not at all
+	growing                // longer texts widen it
+	whole                  // as growing, and never cut
+	optional               // as growing, and left out when no row has a text
+	snug                   // as optional, and narrower than its least width when all texts are
+)
+
+var columns = [columnCount]column{
+	colName:    {title: "VOLUME", least: 14, most: 48, sizing: growing, code: bold, text: func(r *row) string { return r.name }},
+	colPod:     {title: "POD", least: 16, most: 48, sizing: snug, text: func(r *row) string { return r.pod }},
+	colState:   {title: "STATE", least: 5, most: 9, sizing: whole, text: func(r *row) string { return r.state }},
+	colUsage:   {title: "USAGE", least: 11, most: 26},
+	colSize:    {title: "USED/SIZE", least: 9, most: 19, sizing: whole, right: true, text: func(r *row) string { return r.size }},
+	colInodes:  {title: "INODES", least: 6, most: 6, right: true},
+	colStats:   {title: "STATS", least: 6, most: 6, right: true},
+	colAge:     {title: "AGE", least: 5, most: 6, right: true},
+	colSandbox: {title: "SANDBOX", least: 8, most: shortID, sizing: snug, code: faint, text: func(r *row) string { return r.sandbox }},
+	colHandler: {title: "HANDLER", least: 7, most: 16, sizing: snug, code: faint, text: func(r *row) string { return r.handler }},
+	colDriver:  {title: "DRIVER", least: 8, most: 32, sizing: snug, code: faint, text: func(r *row) string { return r.driver }},
+	colError:   {title: "ERROR", least: 24, most: 1 << 20, sizing: optional, code: red, text: func(r *row) string { return r.err }},
+}
+
+// importance is the order in which columns get room.
+var importance = [...]int{colName, colState, colUsage, colPod, colStats, colSize, colInodes, colAge, colSandbox, colHandler, colDriver, colError}
+
+const (
+	gutter = 2 // before a row: the cursor and the mark of an error
+	gap    = 2 // between columns
+	// percentWidth is the width of a usage without a bar.
+	percentWidth = 4
+)
+
+// table draws volumes in columns.
+type table struct {
+	canvas   canvas
+	now      time.Time
+	order    Order
+	reversed bool
+	stale    bool             // the daemon is away
+	natural  [columnCount]int // the widths of the longest texts
+	widths   [columnCount]int // 0 is left out
+}
+
+func newTable(s *State) *table {
+	t := &table{canvas: s.canvas, now: s.now, order: s.list.order, reversed: s.list.reversed, stale: s.node.link.away}
+	for c, column := range columns {
+		if column.text == nil {
+			continue
+		}
+		for _, r := range s.list.rows {
+			t.natural[c] = max(t.natural[c], cells(column.text(r)))
+		}
+	}
+	return t
+}
+
+// layout chooses the columns that fit on the screen, and their widths.
+func (t *table) layout() {
+	room := t.canvas.width - gutter
+	for _, c := range importance {
+		least := t.least(c)
+		switch {
+		case c == colName:
+			least = min(least, max(1, room))
+		case c == colUsage && room < least:
+			least = percentWidth
+		}
+		if least == 0 || room < least {
+			continue
+		}
+		t.widths[c] = least
+		room -= least + gap
+	}
+	room += gap
+	for _, c := range importance {
+		if t.widths[c] > 0 {
+			more := max(0, min(t.wish(c)-t.widths[c], room))
+			t.widths[c] += more
+			room -= more
+		}
+	}
+}
+
+// unbounded shows every column that has content, as wide as its content.
+func (t *table) unbounded() {
+	for c, column := range columns {
+		switch {
+		case column.sizing == fixed:
+			t.widths[c] = column.least
+		case t.natural[c] > 0:
+			t.widths[c] = max(t.natural[c], cells(column.title)+1)
+		}
+	}
+	t.widths[colUsage] = 16
+}
+
+// least is the smallest useful width of a column; 0 when it has nothing to show.
+func (t *table) least(c int) int {
+	switch column := columns[c]; {
+	case column.sizing == whole:
+		return max(column.least, t.wish(c))
+	case column.sizing >= optional && t.natural[c] == 0:
+		return 0
+	case column.sizing == snug:
+		return max(cells(column.title), min(column.least, t.natural[c]))
+	default:
+		return column.least
+	}
+}
+
+// wish is the width at which a column shows everything.
+func (t *table) wish(c int) int {
+	column := columns[c]
+	if column.sizing == fixed {
+		return column.most
+	}
+	return min(column.most, max(t.natural[c], cells(column.title)+1))
+}
+
+// heading names the columns and marks the one that the rows are sorted by.
+func (t *table) heading() string {
+	var titles []string
+	for c, width := range t.widths {
+		if width == 0 {
+			continue
+		}
+		title := columns[c].title
+		if c == orders[t.order].column {
+			arrow := t.canvas.descending
+			if t.reversed {
+				arrow = t.canvas.ascending
+			}
+			title += arrow
+		}
+		titles = append(titles, t.canvas.fit(title, width, columns[c].right))
+	}
+	text := strings.Repeat(" ", gutter) + strings.Join(titles, strings.Repeat(" ", gap))
+	return t.canvas.paint(bold, strings.TrimRight(t.canvas.cut(text, t.canvas.width), " "))
+}
+
+// row draws one volume. The chosen one is reversed and has no other colours.
+func (t *table) row(r *row, chosen bool) string {
+	spans := []span{{cyan, " "}, {alarm, " "}}
+	if chosen {
+		spans[0].text = t.canvas.marker
+	}
+	if r.err != "" {
+		spans[1].text = "!"
+	}
+	for c, width := range t.widths {
+		if width == 0 {
+			continue
+		}
+		if len(spans) > gutter {
+			spans = append(spans, span{plain, strings.Repeat(" ", gap)})
+		}
+		spans = append(spans, t.cell(c, r)...)
+	}
+	for i := range spans {
+		switch {
+		case chosen:
+			spans[i].code = plain
+		case t.stale:
+			spans[i].code = faint
+		}
+	}
+	var b strings.Builder
+	used := t.canvas.write(&b, spans, t.canvas.width)
+	if chosen && !t.canvas.plain {
+		return t.canvas.paint(reverse, b.String()+strings.Repeat(" ", t.canvas.width-used))
+	}
+	return strings.TrimRight(b.String(), " ")
+}
+
+// cell is what a column shows of a volume.
+func (t *table) cell(c int, r *row) []span {
+	column, width := columns[c], t.widths[c]
+	code, text := column.code, ""
+	switch c {
+	case colUsage:
+		return t.usage(r, width)
+	case colInodes:
+		text = percent(r.inodes)
+		if code = fullness(r.inodes); code == green {
+			code = plain
+		}
+	case colStats:
+		code, text = latencyCode(r), t.canvas.latency(r)
+	case colAge:
+		text = age(t.now, r.created)
+	case colState:
+		code, text = show.StateColour(r.v.GetState()), r.state
+	default:
+		text = column.text(r)
+	}
+	return []span{{code, t.canvas.fit(text, width, column.right)}}
+}
+
+// usage is a bar and a percentage.
+func (t *table) usage(r *row, width int) []span {
+	if !r.bytes.known {
+		return []span{{faint, t.canvas.fit("-", width, false)}}
+	}
+	words := span{plain, t.canvas.fit(percent(r.bytes), min(width, percentWidth+1), true)}
+	if width <= percentWidth {
+		words.code = fullness(r.bytes)
+		return []span{words}
+	}
+	return append(t.canvas.bar(r.bytes, width-cells(words.text)), words)
+}
+
+func percent(m measure) string {
+	if text := show.Percent(m.used, m.total); m.known && text != "" {
+		return text
+	}
+	return "-"
+}
+
+// slow is the time from which an answer is highlighted.
+const slow = time.Second
+
+func latencyCode(r *row) string {
+	switch {
+	case r.asked && r.failed:
+		return red
+	case r.took >= slow:
+		return yellow
+	default:
+		return plain
+	}
+}
+
+// latency is how long the sandbox took to answer, marked if the request failed.
+// It takes at most six cells.
+func (c canvas) latency(r *row) string {
+	if !r.asked {
+		return "-"
+	}
+	mark := ""
+	if r.failed {
+		mark = "!"
+	}
+	switch d := r.took; {
+	case d < time.Millisecond:
+		return fmt.Sprintf("%s%d%s", mark, d.Microseconds(), c.micro)
+	case d < 10*time.Millisecond:
+		return fmt.Sprintf("%s%.1fms", mark, float64(d.Microseconds())/1e3)
+	case d < time.Second:
+		return fmt.Sprintf("%s%dms", mark, d.Milliseconds())
+	case d < 100*time.Second:
+		return fmt.Sprintf("%s%.1fs", mark, d.Seconds())
+	default:
+		return mark + show.Duration(d)
+	}
+}
+
+// age is how long ago something was; "-" for an unknown time.
+func age(now, at time.Time) string {
+	if at.IsZero() {
+		return "-"
+	}
+	return show.Duration(now.Sub(at))
+}

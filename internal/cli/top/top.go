@@ -1,0 +1,169 @@
+// Package top is the live view of a node's volumes. A State changes by events only,
+// and the screen is a function of the State: keys and what the daemon reports can
+// be tested without a terminal or a daemon.
+package top
+
+import (
+	"maps"
+	"time"
+)
+
+// DefaultInterval is how often a volume's sandbox is asked for fresh numbers.
+const DefaultInterval = 5 * time.Second
+
+// Settings are what the user chose and what the terminal can show.
+type Settings struct {
+	// Interval is the least time between two requests to one sandbox.
+	Interval time.Duration
+	// Sort is the order at first.
+	Sort Order
+	// Filter is the filter at first.
+	Filter string
+	// State selects the volumes in one state, by its name in a row; empty is all.
+	State string
+	// Driver and Handler select their volumes; the daemon does it.
+	Driver, Handler string
+	// ASCII draws with ASCII only, Plain without colours and attributes.
+	ASCII, Plain bool
+	// Host is the node's name if the daemon's configuration has none.
+	Host string
+}
+
+// State is everything that the screen shows: what is known of the node, and what
+// the user chose to see of it.
+type State struct {
+	settings Settings
+	now      time.Time
+	node     node
+	schedule schedule
+	// paused holds the volumes as they were when the user paused; nil when not paused.
+	paused map[string]*row
+	list   list
+	detail detail
+	page   page
+	back   page // the page below the help
+	canvas canvas
+}
+
+type page uint8
+
+const (
+	pageList page = iota
+	pageDetail
+	pageHelp
+)
+
+// detail is what the page of one volume shows.
+type detail struct {
+	id  string
+	top int // the first line on the screen
+}
+
+// New is the state before anything is known.
+func New(s Settings, now time.Time) *State {
+	c := newCanvas(s)
+	return &State{
+		settings: s, now: now, node: newNode(s.Host, c.escape, now), schedule: newSchedule(s.Interval), canvas: c,
+		list: list{order: s.Sort, filter: filter{state: s.State, text: s.Filter}},
+	}
+}
+
+// Apply changes the state by an event and returns what has to be done outside.
+func (s *State) Apply(e Event) []Effect {
+	switch e := e.(type) {
+	case Clock:
+		s.now = e.Now
+	case Size:
+		s.canvas.width, s.canvas.height = max(1, e.Width), max(1, e.Height)
+	case Key:
+		if effect := s.key(e); effect != nil {
+			return []Effect{effect}
+		}
+	case Watched:
+		if s.node.watched(e, s.now) {
+			s.schedule.pollNow()
+		}
+	case Disconnected:
+		s.node.disconnected(e)
+	case Polled:
+		s.node.polled(e, s.now)
+		s.schedule.polled(e.At, s.node.daemon.concurrency)
+	case StatsFetched:
+		// A failure while the daemon is away says nothing about the sandbox.
+		counts := e.Reply != nil || s.node.link.synced
+		s.schedule.fetched(e, counts)
+		if counts {
+			s.node.fetched(e, s.now)
+		}
+	}
+	s.list.rebuild(s.shown())
+	s.list.scroll(s.frame().rows)
+	return s.requests()
+}
+
+// requests are the requests for which it is time. Nobody is asked while the
+// screen is paused or the daemon is away.
+func (s *State) requests() []Effect {
+	if s.paused != nil || !s.node.link.synced {
+		return nil
+	}
+	s.schedule.retain(s.node.volumes)
+	var beyond []*row
+	if s.page == pageList {
+		beyond = s.list.rows
+	}
+	return append(s.schedule.fetches(s.now, s.onScreen(), beyond), s.schedule.poll(s.now)...)
+}
+
+// shown are the volumes as of now, or as of the moment of the pause.
+func (s *State) shown() map[string]*row {
+	if s.paused != nil {
+		return s.paused
+	}
+	return s.node.volumes
+}
+
+// onScreen are the volumes that can be seen.
+func (s *State) onScreen() []*row {
+	switch s.page {
+	case pageList:
+		return s.list.visible(s.frame().rows)
+	case pageDetail:
+		if r := s.shown()[s.detail.id]; r != nil {
+			return []*row{r}
+		}
+	}
+	return nil
+}
+
+// frame chooses the lines around the list.
+func (s *State) frame() frame {
+	selects := s.settings.State != "" || s.settings.Driver != "" || s.settings.Handler != ""
+	return newFrame(s.canvas.height, selects || s.list.filter.shown(), s.node.alert())
+}
+
+// pause freezes the volumes on the screen, or shows them as they are again.
+func (s *State) pause() {
+	if s.paused != nil {
+		s.paused = nil
+		return
+	}
+	s.paused = maps.Clone(s.node.volumes)
+}
+
+// open shows the volume under the cursor, with fresh numbers.
+func (s *State) open() {
+	if r := s.list.current(); r != nil {
+		s.list.chosen = r.id()
+		s.page, s.detail = pageDetail, detail{id: r.id()}
+		s.schedule.fetchNow(r.id())
+	}
+}
+
+func (s *State) help() { s.page, s.back = pageHelp, s.page }
+
+// scroll moves the page of a volume.
+func (s *State) scroll(lines int) {
+	p := newSheet(s)
+	s.detail.top = max(0, min(s.detail.top+lines, len(p.content())-p.height()))
+}

@@ -1,0 +1,162 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
+	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	"github.com/crust-proxy/crust-proxy/internal/cli/top"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+// topFlags are what `crustctl top` is told.
+type topFlags struct {
+	settings    top.Settings
+	sort, state string
+	once        bool
+}
+
+func topCmd(env Env, d *daemon, out *printer.Printer) *cobra.Command {
+	var f topFlags
+	cmd := &cobra.Command{
+		Use: "top", Short: "Show the volumes live: how full they are, who has them, what is wrong",
+		Long: `Show the volumes live: how full they are, which sandbox has them, how long it
+takes to answer, and what is wrong. ? shows the keys.
+
+Sandboxes are asked for fresh numbers only while their volumes are on the
+screen, a few at a time. Where the output is no terminal, with --once, and with
+-o json or yaml, one picture is printed, and that is all.`,
+		Example: "  crustctl top --sort latency --filter 'bound kata'",
+		Args:    arguments(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			settings, err := f.read(env)
+			if err != nil {
+				return wrongUsage(cmd, err)
+			}
+			if f.once || out.Machine() || !env.screen() {
+				return topOnce(cmd.Context(), d, out, settings)
+			}
+			return topLive(cmd.Context(), env, d, settings)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.sort, "sort", top.ByUsage.String(), "the order at first: "+strings.Join(top.OrderNames(), ", "))
+	complete(cmd, "sort", top.OrderNames()...)
+	flags.StringVar(&f.settings.Filter, "filter", "", "only volumes that have all of these words in name, pod, state, driver, ...")
+	stateFlag(cmd, &f.state)
+	flags.DurationVar(&f.settings.Interval, "interval", top.DefaultInterval, "how often a volume's sandbox is asked, 1s or more")
+	flags.BoolVar(&f.once, "once", false, "print one picture and end")
+	selectors(cmd, d, &f.settings.Driver, &f.settings.Handler)
+	return cmd
+}
+
+// read turns flags and environment into settings.
+func (f *topFlags) read(env Env) (settings top.Settings, err error) {
+	settings = f.settings
+	if settings.Sort, err = top.ParseOrder(f.sort); err != nil {
+		return settings, err
+	}
+	state, err := parseState(f.state)
+	if err != nil {
+		return settings, err
+	}
+	if settings.Interval < time.Second {
+		return settings, fmt.Errorf("--interval %s is less than 1s", settings.Interval)
+	}
+	settings.State = show.StateName(state)
+	settings.ASCII = !unicodeLocale(env.Getenv)
+	settings.Host = env.Host
+	return settings, nil
+}
+
+// unicodeLocale tells whether the terminal's owner said that it knows Unicode.
+func unicodeLocale(getenv func(string) string) bool {
+	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
+		if value := getenv(name); value != "" {
+			value = strings.ToLower(strings.ReplaceAll(value, "-", ""))
+			return strings.Contains(value, "utf8")
+		}
+	}
+	return false
+}
+
+func (c *client) topDaemon(timeout time.Duration) top.Daemon {
+	return top.Daemon{AdminClient: c.AdminClient, Timeout: timeout, Explain: func(err error) string {
+		line, _, _ := strings.Cut(c.explain(err).Error(), "\n")
+		return line
+	}}
+}
+
+// topLive shows the volumes until the user ends it. At the start an absent daemon is an
+// error as for every command; later top waits for it.
+func topLive(ctx context.Context, env Env, d *daemon, settings top.Settings) error {
+	c, err := d.connect()
+	if err != nil {
+		return err
+	}
+	first, cancel := d.deadline(ctx)
+	_, err = c.GetNode(first, &adminv1.GetNodeRequest{})
+	cancel()
+	if err != nil {
+		return errors.Join(c.explain(err), c.Close())
+	}
+	err = top.Run(ctx, c.topDaemon(d.timeout), top.Terminal{
+		In: env.Keys, Out: env.Out, Env: env.Environ,
+		Exists: func() bool { return printer.IsTerminal(env.Keys) },
+	}, settings)
+	return errors.Join(err, c.Close())
+}
+
+// topOnce prints one picture.
+func topOnce(ctx context.Context, d *daemon, out *printer.Printer, settings top.Settings) error {
+	return d.call(ctx, func(ctx context.Context, c *client) error {
+		picture, err := top.Once(ctx, c.topDaemon(d.timeout), settings)
+		if err != nil {
+			return c.explain(err)
+		}
+		if !out.Machine() {
+			_, err = io.WriteString(out.Out, picture.Text())
+			return err
+		}
+		object, err := pictureJSON(picture)
+		if err != nil {
+			return err
+		}
+		return out.JSON(object)
+	})
+}
+
+// pictureObject has what the single commands give.
+type pictureObject struct {
+	Node         json.RawMessage   `json:"node"`
+	Handlers     []json.RawMessage `json:"handlers"`
+	FrontEnabled bool              `json:"frontEnabled"`
+	Drivers      []json.RawMessage `json:"drivers"`
+	Volumes      []json.RawMessage `json:"volumes"`
+}
+
+func pictureJSON(p *top.Picture) (object pictureObject, err error) {
+	node := proto.CloneOf(p.Node)
+	node.Config = "" // no part of a picture
+	errs := make([]error, 4)
+	object.Node, errs[0] = printer.Encode(node)
+	object.Handlers, errs[1] = printer.EncodeAll(p.Handlers)
+	object.FrontEnabled = p.Drivers.GetFrontEnabled()
+	object.Drivers, errs[2] = printer.EncodeAll(p.Drivers.GetDrivers())
+	object.Volumes, errs[3] = printer.EncodeAll(p.Volumes)
+	return object, errors.Join(errs...)
+}
+
+// screen tells whether the terminal can show a picture that changes.
+func (e Env) screen() bool {
+	return e.Terminal && e.Keys != nil && e.Getenv("TERM") != "dumb" && e.Getenv("TERM") != ""
+}

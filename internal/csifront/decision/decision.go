@@ -1,0 +1,257 @@
+// Package decision decides which volumes of CSI requests are deferred. It does no I/O: the
+// request, the pod, the rules and the state of the node go in, a verdict or an error that
+// people read comes out.
+package decision
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// heldOnHost is the rule of a volume that the host has mounted for some pod: it stays
+// there until no pod has it.
+const heldOnHost = "held as it is while a pod has it"
+
+// Rules decide besides the request.
+type Rules struct {
+	Policy *policy.Policy
+	// DefaultHandler is the runtime handler where a rule names none.
+	DefaultHandler string
+	// Abilities returns what the sandboxes of a runtime handler can do.
+	Abilities func(handler string) deferral.Abilities
+}
+
+// State is what the node has of a volume before a call.
+type State struct {
+	// Published is the volume at the target of a publish, where it is deferred already.
+	Published *deferral.Status
+	// Elsewhere is the volume at the targets of other pods that have it deferred.
+	Elsewhere []deferral.Status
+	// OnHost are the targets of other pods for which the driver has mounted the volume.
+	OnHost []string
+	// PathOnHost is set where the driver itself has mounted the target of a publish, or
+	// the staging path of a stage without a record.
+	PathOnHost bool
+	// Staged is how the volume is staged, or nil.
+	Staged *Staged
+	// Holder names the pod at a target in OnHost. It is called only for the text of an
+	// error.
+	Holder func(target string) string
+}
+
+// Staged is how a volume is staged, and by which rule.
+type Staged struct {
+	AsDevice bool
+	Rule     string
+}
+
+// VerdictOf is the verdict of a volume on record. Its rule is empty where the driver
+// published the volume through the Runtime API by itself.
+func VerdictOf(status *deferral.Status) policy.Verdict {
+	v := policy.Verdict{Defer: true, Handler: status.Handler, Format: volume.FormatNever}
+	if status.Origin != nil {
+		v.Rule = status.Origin.Rule
+	}
+	return v
+}
+
+// Handler is the runtime handler of a verdict, or "" where the volume is not deferred.
+func (r *Rules) Handler(verdict *policy.Verdict) string {
+	if !verdict.Defer {
+		return ""
+	}
+	return cmp.Or(verdict.Handler, r.DefaultHandler)
+}
+
+// KeptAtPublish is the verdict of a volume that a pod has at the target already: kubelet
+// repeats its calls. It needs no pod, so that such a volume waits for no cluster.
+func KeptAtPublish(state *State) (verdict policy.Verdict, kept bool) {
+	switch {
+	case state.Published != nil:
+		return VerdictOf(state.Published), true
+	case state.PathOnHost:
+		return policy.Verdict{Rule: heldOnHost}, true
+	default:
+		return policy.Verdict{}, false
+	}
+}
+
+// Publish decides for a publish. The pod is nil where no cluster is asked.
+func (r *Rules) Publish(req *VolumeRequest, state *State, pod *PodContext) (policy.Verdict, error) {
+	verdict, err := r.byPolicy(req, pod)
+	if err != nil {
+		return verdict, err
+	}
+	if verdict, err = alignWithOtherPods(req, state, pod, verdict); err != nil {
+		return verdict, err
+	}
+	return verdict, r.checkContainers(req, &verdict, pod)
+}
+
+func (r *Rules) byPolicy(req *VolumeRequest, pod *PodContext) (policy.Verdict, error) {
+	in := req.policyInput()
+	in.Requested = req.Requested
+	if pod != nil {
+		in.RuntimeHandler, in.RuntimeHandlerKnown, in.Annotated = pod.Pod.RuntimeHandler, true, pod.Annotated
+	}
+	verdict, err := r.Policy.Decide(in)
+	return verdict, refusal.WithParty(volume.PartyPolicy, err)
+}
+
+// alignWithOtherPods compares the verdict with the way in which other pods have the
+// volume: the sandbox of one pod and the host's kernel for another would destroy the
+// filesystem. Where nothing in the request contradicts, the other pods' way holds.
+func alignWithOtherPods(req *VolumeRequest, state *State, pod *PodContext, verdict policy.Verdict) (policy.Verdict, error) {
+	deferred := len(state.Elsewhere) > 0
+	if !deferred && len(state.OnHost) == 0 || verdict.Defer == deferred {
+		return verdict, nil
+	}
+	if req.Requested || pod != nil || (deferred && state.Elsewhere[0].Origin.Rule == policy.RuleRequested) {
+		return verdict, refusal.WithParty(volume.PartyVolume, publishedOtherwise(req, &verdict, deferred, state.firstHolder()))
+	}
+	if deferred {
+		return VerdictOf(&state.Elsewhere[0]), nil
+	}
+	return policy.Verdict{Rule: heldOnHost}, nil
+}
+
+// firstHolder names the first of the other pods that have the volume.
+func (s *State) firstHolder() string {
+	if len(s.Elsewhere) > 0 {
+		return holder(&s.Elsewhere[0])
+	}
+	return s.Holder(s.OnHost[0])
+}
+
+// holder is the pod that has a volume, where that is known, else the target.
+func holder(status *deferral.Status) string {
+	if csi := status.Origin; csi != nil && csi.PodName != "" {
+		return PodText(csi.PodNamespace, csi.PodName)
+	}
+	return status.Target
+}
+
+// checkContainers refuses what the pod's containers cannot get of a volume that the
+// sandbox mounts.
+func (r *Rules) checkContainers(req *VolumeRequest, verdict *policy.Verdict, pod *PodContext) error {
+	if !verdict.Defer || pod == nil {
+		return nil
+	}
+	if pod.Volume == nil {
+		return pod.Missing // it may be mounted in a way that does not work: never a guess
+	}
+	paths := pod.Volume.SubPaths
+	if len(paths) == 0 || r.Abilities(verdict.Handler).SubPaths {
+		return nil
+	}
+	return refusal.WithParty(volume.PartyHandler, noSubPaths(req, verdict, paths[0], r.Handler(verdict)))
+}
+
+// KeptAtStage is the verdict of a volume that some pod has, and whether it is staged as a
+// device: kubelet repeats the stage after its restart.
+func KeptAtStage(state *State) (verdict policy.Verdict, asDevice, kept bool) {
+	switch {
+	case len(state.Elsewhere) > 0:
+		return VerdictOf(&state.Elsewhere[0]), state.Elsewhere[0].Origin.Way == volume.WayBlock, true
+	case len(state.OnHost) > 0 && state.Staged != nil:
+		return policy.Verdict{Rule: state.Staged.Rule}, state.Staged.AsDevice, true
+	case state.PathOnHost:
+		return policy.Verdict{Rule: heldOnHost}, false, true
+	default:
+		return policy.Verdict{}, false, false
+	}
+}
+
+// Stage decides for a stage where no cluster is asked.
+func (r *Rules) Stage(req *VolumeRequest) (policy.Verdict, error) { return r.byPolicy(req, nil) }
+
+// StageForPods decides for a stage, which names no pod, by the pods of this node that use
+// the volume, and returns the pod that decided. Where the pods want it in several ways the
+// first of them decides here, and each publish for itself. A pod that will be refused
+// decides nothing.
+func (r *Rules) StageForPods(req *VolumeRequest, pods []Pod) (policy.Verdict, *Pod, error) {
+	if len(pods) == 0 {
+		return policy.Verdict{}, nil, refusal.WithParty(volume.PartyPods, noPodKnown(req))
+	}
+	var firstVerdict policy.Verdict
+	var firstErr error
+	for i := range pods {
+		verdict, err := r.stageForPod(req, &pods[i])
+		if err == nil {
+			return verdict, &pods[i], nil
+		}
+		if firstErr == nil {
+			firstVerdict, firstErr = verdict, err
+		}
+	}
+	return firstVerdict, &pods[0], firstErr
+}
+
+func (r *Rules) stageForPod(req *VolumeRequest, pod *Pod) (policy.Verdict, error) {
+	found, err := pod.ForVolume(req.Driver, req.VolumeID, "")
+	if err != nil {
+		return policy.Verdict{}, err
+	}
+	return r.byPolicy(req, found)
+}
+
+// CheckDeferrable refuses a volume that no driver may be asked for: block access would
+// remove the protection that the driver gives to a filesystem that several nodes mount.
+func CheckDeferrable(req *VolumeRequest, verdict *policy.Verdict) error {
+	if !req.ReadOnly && slices.Contains(severalNodes, req.Mode()) {
+		return refusal.WithParty(volume.PartyVolume, severalNodesWrite(req, verdict))
+	}
+	return nil
+}
+
+// CheckBlockWay refuses a volume that a driver cannot give as a block device.
+func CheckBlockWay(req *VolumeRequest, verdict *policy.Verdict) error {
+	if req.Inline {
+		return InlineAsDevice(req, verdict)
+	}
+	return nil
+}
+
+// CheckSecondWriter refuses early what the claim on the device would refuse late, before
+// the driver is asked.
+func CheckSecondWriter(req *VolumeRequest, state *State, pod *PodContext) error {
+	other := conflicting(req.ReadOnly, state.Elsewhere)
+	if other == nil {
+		return nil
+	}
+	// kubelet tells a driver of the claim's readOnly only, not of the containers'.
+	couldShare := !req.ReadOnly && pod != nil && pod.Volume != nil && pod.Volume.ReadOnlyMounts
+	return refusal.WithParty(volume.PartyVolume, secondWriter(req, holder(other), couldShare))
+}
+
+// CheckRawDevice refuses to publish a volume as a raw device while a sandbox has its
+// filesystem: a second persistent volume may name the same volume.
+func CheckRawDevice(req *VolumeRequest, elsewhere []deferral.Status) error {
+	if other := conflicting(req.ReadOnly, elsewhere); other != nil {
+		return refusal.WithParty(volume.PartyVolume, rawBesideSandbox(req, holder(other)))
+	}
+	return nil
+}
+
+// conflicting is the first pod that cannot share the device with another one.
+func conflicting(readOnly bool, all []deferral.Status) *deferral.Status {
+	for i := range all {
+		if !readOnly || !all[i].ReadOnly {
+			return &all[i]
+		}
+	}
+	return nil
+}
+
+// CheckSameVolume refuses a call on a target that has another volume.
+func CheckSameVolume(v *volume.Volume, driver, volumeID string) error {
+	if v.Origin == nil || (v.Driver == driver && v.Origin.VolumeID == volumeID) {
+		return nil
+	}
+	return refusal.WithParty(volume.PartyRequest, anotherVolume(v, driver, volumeID))
+}

@@ -1,0 +1,71 @@
+package decision
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strings"
+)
+
+const runtimeRS = "runtime-rs"
+
+// IsRuntimeRS reports whether the name of a runtime handler says that its pods run under
+// Kata's runtime-rs.
+func IsRuntimeRS(handler string) bool { return strings.Contains(handler, runtimeRS) }
+
+// mayBeRuntimeRS reports whether the pods of a runtime handler can run under runtime-rs. A
+// name is certain only where kata-deploy chose it.
+func mayBeRuntimeRS(handler string) bool {
+	if IsRuntimeRS(handler) {
+		return true
+	}
+	for _, pattern := range []string{"kata-qemu*", "kata-clh*", "kata-fc*", "kata-stratovirt*"} {
+		if goOnly, _ := path.Match(pattern, handler); goOnly {
+			return false
+		}
+	}
+	return true
+}
+
+// Hazard is what a runtime will do wrong with a volume, and for which containers.
+type Hazard struct {
+	Text       string
+	Containers []string
+}
+
+// Hazards lists what runtime-rs will do wrong with the volume of a pod. The handler is
+// ours, such as kata.
+func Hazards(handler string, pod *PodContext) (found []Hazard) {
+	if handler != "kata" || pod == nil || pod.Volume == nil || !mayBeRuntimeRS(pod.Pod.RuntimeHandler) {
+		return nil
+	}
+	if many := pod.Volume.Together; len(many) > 1 {
+		found = append(found, Hazard{attachedTwice, many})
+	}
+	if spaced := pod.Volume.Spaced; len(spaced) > 0 {
+		found = append(found, Hazard{neverUnmounted, spaced})
+	}
+	return found
+}
+
+const (
+	attachedTwice = "several containers mount one volume: under Kata's runtime-rs the volume is attached a second time when one of them " +
+		"restarts, which then never starts again or damages the filesystem; mount it in one container, or use Kata's Go runtime"
+	neverUnmounted = "the last element of a mount path has a space: Kata's runtime-rs never unmounts such a volume, and its journal must be " +
+		"replayed at the next mount; choose another mount path, or use Kata's Go runtime"
+)
+
+// mkfsParameters are the parameters of StorageClasses by which known drivers choose how
+// they make a filesystem. A driver that is asked for a block device does not use them.
+var mkfsParameters = []string{
+	"blocksize", "inodesize", "bytesperinode", "numberofinodes", "ext4bigalloc", "ext4clustersize", "ext4encryptionsupport", // AWS EBS
+	"mkfsoptions", // Ceph RBD
+	"mkfsparams",  // Longhorn
+}
+
+// IgnoredParameters lists the parameters of a volume that have no effect once it is
+// deferred.
+func IgnoredParameters(context map[string]string) []string {
+	known := func(key string) bool { return slices.Contains(mkfsParameters, strings.ToLower(key)) }
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(context)), func(key string) bool { return !known(key) || context[key] == "" })
+}

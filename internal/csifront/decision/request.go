@@ -1,0 +1,171 @@
+package decision
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
+)
+
+// The keys in the volume context by which kubelet tells a driver of the pod, where the
+// driver wants that.
+const (
+	PodUIDKey       = "csi.storage.k8s.io/pod.uid"
+	PodNamespaceKey = "csi.storage.k8s.io/pod.namespace"
+	PodNameKey      = "csi.storage.k8s.io/pod.name"
+	EphemeralKey    = "csi.storage.k8s.io/ephemeral"
+)
+
+// VolumeRequest is the part of a stage or publish request that decides.
+type VolumeRequest struct {
+	Driver, VolumeID string
+	// Path is the staging or target path. Errors name the volume by it.
+	Path       string
+	FSType     string
+	Context    map[string]string
+	Capability *csi.VolumeCapability
+	// ReadOnly: nobody may write to the volume.
+	ReadOnly bool
+	// Inline is set for a volume that is specified in the pod itself.
+	Inline bool
+	// Requested is set where the CO itself asks for the volume to be deferred.
+	Requested bool
+}
+
+// StageRequest reads a stage request.
+func StageRequest(driver, defaultFSType string, req *csi.NodeStageVolumeRequest) *VolumeRequest {
+	r := newRequest(driver, defaultFSType, req)
+	r.Path = req.GetStagingTargetPath()
+	r.ReadOnly = slices.Contains(readerOnly, r.Mode())
+	return r
+}
+
+// PublishRequest reads a publish request.
+func PublishRequest(driver, defaultFSType string, req *csi.NodePublishVolumeRequest) *VolumeRequest {
+	r := newRequest(driver, defaultFSType, req)
+	r.Path, r.Requested, r.Inline = req.GetTargetPath(), csidefer.Requested(req), isInline(req)
+	r.ReadOnly = req.GetReadonly() || slices.Contains(readerOnly, r.Mode())
+	return r
+}
+
+func newRequest(driver, defaultFSType string, req interface {
+	GetVolumeId() string
+	GetVolumeContext() map[string]string
+	GetVolumeCapability() *csi.VolumeCapability
+},
+) *VolumeRequest {
+	r := &VolumeRequest{
+		Driver: driver, VolumeID: req.GetVolumeId(), FSType: defaultFSType,
+		Context: req.GetVolumeContext(), Capability: req.GetVolumeCapability(),
+	}
+	if named := r.Capability.GetMount().GetFsType(); named != "" {
+		r.FSType = named
+	}
+	return r
+}
+
+// inlineIDForm is the volume id that kubelet makes up for an inline volume.
+var inlineIDForm = sys.LazyRegexp(`^csi-[0-9a-f]{64}$`)
+
+// isInline reports whether the volume of a publish is specified in the pod itself.
+// kubelet says so only to drivers that want to know of the pod. For all others the pod's
+// author could deny it by an attribute, so the id counts too: kubelet stages no such
+// volume.
+func isInline(req *csi.NodePublishVolumeRequest) bool {
+	return req.GetVolumeContext()[EphemeralKey] == "true" ||
+		(req.GetStagingTargetPath() == "" && inlineIDForm().MatchString(req.GetVolumeId()))
+}
+
+// Mode is the access mode.
+func (r *VolumeRequest) Mode() csi.VolumeCapability_AccessMode_Mode {
+	return r.Capability.GetAccessMode().GetMode()
+}
+
+// policyInput is what a request says of a volume, without its pod.
+func (r *VolumeRequest) policyInput() policy.Input {
+	return policy.Input{Driver: r.Driver, FSType: r.FSType, AccessMode: r.Mode().String(), Context: r.Context, Inline: r.Inline}
+}
+
+// CouldDefer reports whether the policy could defer the volume for some pod.
+func (r *VolumeRequest) CouldDefer(rules *policy.Policy) bool {
+	return rules.CouldDefer(r.policyInput())
+}
+
+// readerOnly are the access modes that forbid writing.
+var readerOnly = []csi.VolumeCapability_AccessMode_Mode{
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+	csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
+}
+
+// severalNodes are the access modes in which another node may write too.
+var severalNodes = []csi.VolumeCapability_AccessMode_Mode{
+	csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+	csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
+}
+
+// CheckDeferralFields refuses a publish whose fields of deferral contradict each other, as
+// KEP-2857 does.
+func CheckDeferralFields(req *csi.NodePublishVolumeRequest) error {
+	requested := csidefer.Requested(req)
+	group, change, err := csidefer.Group(req.GetVolumeCapability())
+	switch {
+	case err != nil:
+		return Unreadable(err)
+	case requested && req.GetVolumeCapability().GetBlock() != nil:
+		return requestedForBlock(req.GetTargetPath())
+	case !requested && (group != "" || change != ""):
+		return groupWithoutRequest(req.GetTargetPath())
+	}
+	return nil
+}
+
+// MountFlags are the mount options for the sandbox, one per element. Labels that kubelet
+// adds for the host's SELinux mean nothing in a sandbox without SELinux, and fail the
+// mount there.
+func MountFlags(flags []string, readOnly, keepLabels bool) []string {
+	var out []string
+	for _, flag := range mountopt.Split(flags) {
+		if (!keepLabels && isLabel(flag)) || (readOnly && (flag == "rw" || flag == "ro")) {
+			continue
+		}
+		out = append(out, flag)
+	}
+	if readOnly {
+		out = append(out, "ro")
+	}
+	return out
+}
+
+func isLabel(flag string) bool {
+	name, _, _ := strings.Cut(flag, "=")
+	return slices.Contains([]string{"context", "fscontext", "defcontext", "rootcontext"}, name)
+}
+
+// Group is the group that shall own the files: that of the request, else that of the pod,
+// where the pod's group is for this volume. The pod is nil where it is not known.
+func Group(req *VolumeRequest, pod *Pod) (string, volume.GroupPolicy, error) {
+	group, change, err := csidefer.Group(req.Capability)
+	if err != nil {
+		return "", "", refusal.WithParty(volume.PartyRequest, capabilityUnreadable(err))
+	}
+	if group == "" {
+		group = req.Capability.GetMount().GetVolumeMountGroup()
+	}
+	if req.ReadOnly {
+		pod = nil // kubelet changes nothing on a read-only volume either
+	}
+	if group == "" && pod != nil && pod.groupFor(req.Driver, req.VolumeID) {
+		group = pod.FSGroup
+	}
+	if change == "" && pod != nil && group != "" {
+		change = string(pod.FSGroupPolicy)
+	}
+	return group, volume.GroupPolicy(change), nil
+}

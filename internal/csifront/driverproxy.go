@@ -1,0 +1,280 @@
+package csifront
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/internal/passthrough"
+	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/internal/rpccode"
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Conn returns the connection to a driver. It may be another one after the driver was
+// upgraded.
+type Conn = staging.Conn
+
+// driverProxy answers the Node calls of one driver.
+type driverProxy struct {
+	front  *Front
+	driver *staging.Driver
+	stager *staging.Stager
+	log    *zap.Logger
+}
+
+// forwardFunc sends kubelet's own request to the driver.
+type forwardFunc = func(ctx context.Context) (reply []byte, err error)
+
+// answerFunc answers one call in the driver's place, or forwards it.
+type answerFunc = func(p *driverProxy, ctx context.Context, raw []byte, forward forwardFunc) ([]byte, error)
+
+// intercepted are the methods that the front answers itself where a volume is deferred.
+var intercepted = map[string]answerFunc{
+	csi.Node_NodeGetCapabilities_FullMethodName: (*driverProxy).getCapabilities,
+	csi.Node_NodeStageVolume_FullMethodName:     parsed((*driverProxy).stageVolume),
+	csi.Node_NodeUnstageVolume_FullMethodName:   parsed((*driverProxy).unstageVolume),
+	csi.Node_NodePublishVolume_FullMethodName:   parsed((*driverProxy).publishVolume),
+	csi.Node_NodeUnpublishVolume_FullMethodName: parsed((*driverProxy).unpublishVolume),
+	csi.Node_NodeGetVolumeStats_FullMethodName:  parsed((*driverProxy).getVolumeStats),
+	csi.Node_NodeExpandVolume_FullMethodName:    parsed((*driverProxy).expandVolume),
+}
+
+// parsed makes an answerFunc of a method that takes the parsed request.
+func parsed[M any, Request interface {
+	*M
+	proto.Message
+}](answer func(*driverProxy, context.Context, Request, forwardFunc) ([]byte, error)) answerFunc {
+	return func(p *driverProxy, ctx context.Context, raw []byte, forward forwardFunc) ([]byte, error) {
+		req := Request(new(M))
+		if err := proto.Unmarshal(raw, req); err != nil {
+			return nil, decision.Unreadable(err)
+		}
+		return answer(p, ctx, req, forward)
+	}
+}
+
+// Answered lists the intercepted methods. The front words their errors itself.
+func Answered() map[string]bool {
+	methods := make(map[string]bool, len(intercepted))
+	for method := range intercepted {
+		methods[method] = true
+	}
+	return methods
+}
+
+// Driver makes the proxy that kubelet uses in place of the driver.
+func (f *Front) Driver(name string, conn Conn) *passthrough.Proxy {
+	p := &driverProxy{front: f, driver: staging.NewDriver(name, conn), log: f.cfg.Log.With(zap.String(telemetry.FieldDriver, name))}
+	p.stager = staging.NewStager(p.driver, f.store, p.couldDefer, p.log)
+	local := make(map[string]passthrough.Local, len(intercepted))
+	for method, answer := range intercepted {
+		local[method] = func(ctx context.Context, _ string, raw []byte, forward passthrough.Forward) ([]byte, error) {
+			ctx, cancel := p.withDeadline(ctx)
+			defer cancel()
+			reply, err := answer(p, ctx, raw, func(ctx context.Context) ([]byte, error) { return forward(ctx, raw) })
+			return reply, rpccode.Status(err)
+		}
+	}
+	return passthrough.New(conn, local)
+}
+
+// withDeadline gives a deadline to a call that came without one.
+func (p *driverProxy) withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok || p.front.cfg.DriverTimeout <= 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, p.front.cfg.DriverTimeout)
+}
+
+// couldDefer reports whether the policy could defer the volume, or the driver does so by
+// itself.
+func (p *driverProxy) couldDefer(req *csi.NodeStageVolumeRequest) bool {
+	return p.driver.LastCapabilities().MayDefer() ||
+		decision.StageRequest(p.driver.Name, p.front.cfg.DefaultFSType, req).CouldDefer(p.front.policy.Load())
+}
+
+// getCapabilities answers with the driver's capabilities and ours.
+func (p *driverProxy) getCapabilities(ctx context.Context, _ []byte, forward forwardFunc) ([]byte, error) {
+	answer, err := forward(ctx)
+	if err != nil {
+		return nil, err
+	}
+	reply := &csi.NodeGetCapabilitiesResponse{}
+	if err := proto.Unmarshal(answer, reply); err != nil {
+		return answer, nil //nolint:nilerr // kubelet shall judge what we cannot read
+	}
+	p.driver.ObserveCapabilities(reply)
+	if !addOffered(reply) {
+		return answer, nil
+	}
+	return proto.Marshal(reply)
+}
+
+// stageVolume decides, and has the driver stage a filesystem or only a device.
+func (p *driverProxy) stageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest, forward forwardFunc) ([]byte, error) {
+	if req.GetVolumeCapability().GetMount() == nil || req.GetVolumeId() == "" || req.GetStagingTargetPath() == "" {
+		return forward(ctx) // a raw block volume has no filesystem, and the driver refuses a bad request
+	}
+	unlock, err := p.front.lock(ctx, p.driver.ID(req.GetVolumeId()))
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	id := p.driver.ID(req.GetVolumeId())
+	call := &stageCall{
+		proxy: p, req: req, rec: p.front.store.Records.Get(id),
+		w: decision.StageRequest(p.driver.Name, p.front.cfg.DefaultFSType, req), forward: forward,
+	}
+	reply, err := call.run(ctx)
+	if err != nil && call.rec.Stage == nil {
+		p.front.store.ForgetRequest(id) // kubelet does not ask to unstage it
+	}
+	return reply, err
+}
+
+// unstageVolume has the driver unstage what it staged.
+func (p *driverProxy) unstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest, forward forwardFunc) ([]byte, error) {
+	if req.GetVolumeId() == "" || req.GetStagingTargetPath() == "" {
+		return forward(ctx)
+	}
+	unlock, err := p.front.lock(ctx, p.driver.ID(req.GetVolumeId()))
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return p.unstage(ctx, req, forward)
+}
+
+// publishVolume decides whether the pod's sandbox is to mount the volume, and hands it
+// over, or lets the driver mount it.
+func (p *driverProxy) publishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest, forward forwardFunc) ([]byte, error) {
+	if err := decision.CheckDeferralFields(req); err != nil {
+		return nil, err
+	}
+	isBlock := req.GetVolumeCapability().GetBlock() != nil
+	if !isBlock && req.GetVolumeCapability().GetMount() == nil || req.GetVolumeId() == "" || req.GetTargetPath() == "" {
+		return forward(ctx)
+	}
+	unlock, err := p.front.lock(ctx, p.driver.ID(req.GetVolumeId()))
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	w := decision.PublishRequest(p.driver.Name, p.front.cfg.DefaultFSType, req)
+	if isBlock {
+		if err := decision.CheckRawDevice(w, p.front.cfg.Volumes.OfOrigin(p.driver.Name, req.GetVolumeId())); err != nil {
+			return nil, err
+		}
+		return forward(ctx)
+	}
+	return newPublishCall(p, req, w, forward).run(ctx)
+}
+
+// unpublishVolume undoes a publish.
+func (p *driverProxy) unpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest, forward forwardFunc) ([]byte, error) {
+	if req.GetVolumeId() == "" || req.GetTargetPath() == "" {
+		return forward(ctx)
+	}
+	unlock, err := p.front.lock(ctx, p.driver.ID(req.GetVolumeId()))
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return (&unpublishCall{proxy: p, id: p.driver.ID(req.GetVolumeId()), target: req.GetTargetPath(), forward: forward}).run(ctx)
+}
+
+// getVolumeStats asks the sandbox of a deferred volume. It takes no lock: a driver or
+// another call that hangs does not hold it up.
+func (p *driverProxy) getVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest, forward forwardFunc) ([]byte, error) {
+	found, deferred := p.find(req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
+	if !deferred {
+		if has := p.driver.LastCapabilities(); has != nil && !has.Stats {
+			// Then kubelet has no numbers of the volume, as without the front, and logs
+			// nothing. It would take an answer without numbers for zeros.
+			telemetry.CallFrom(ctx).Expected = true
+			return nil, noStats(p.driver.Name)
+		}
+		return forward(ctx)
+	}
+	annotateCall(ctx, &found)
+	reply, err := sandboxStats(ctx, p.front.cfg.Sandboxes, found.Volume)
+	if err != nil {
+		return nil, err
+	}
+	return proto.Marshal(reply)
+}
+
+// expandVolume grows a deferred volume: the driver its device, the sandbox its
+// filesystem. kubelet also calls before there is a sandbox, and then any error but
+// FAILED_PRECONDITION keeps the pod from ever starting.
+func (p *driverProxy) expandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest, forward forwardFunc) ([]byte, error) {
+	has := p.driver.LastCapabilities()
+	found, deferred := p.find(req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
+	if !deferred {
+		if has != nil && !has.Expand {
+			// Without the front kubelet would not ask, and take it for done.
+			return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: req.GetCapacityRange().GetRequiredBytes()})
+		}
+		return forward(ctx)
+	}
+	annotateCall(ctx, &found)
+	if found.Origin == nil && (has == nil || !has.Native) {
+		return forward(ctx) // the driver published it through the Runtime API, and grows it in the same way
+	}
+	if err := checkRange(found.Target, req.GetCapacityRange()); err != nil {
+		return nil, err
+	}
+	unlock, err := p.front.lock(ctx, p.driver.ID(req.GetVolumeId()))
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	size, err := (&expandCall{proxy: p, req: req, v: found.Volume}).run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: size})
+}
+
+// refusalDraft is what is known of a volume, should it be refused.
+func (p *driverProxy) refusalDraft(w *decision.VolumeRequest, verdict *policy.Verdict, pod *decision.Pod) volume.Refusal {
+	out := volume.Refusal{
+		Target: w.Path, Driver: p.driver.Name, VolumeID: refusal.Clip(w.VolumeID), FSType: refusal.Clip(w.FSType),
+		AccessMode: w.Mode().String(), Rule: verdict.Rule, Handler: p.front.rules().Handler(verdict),
+	}
+	if pod != nil {
+		out.PodUID = pod.UID
+		out.PodNamespace, out.PodName = decision.PodNames(pod, w)
+	}
+	return out
+}
+
+// recordRefusal ends a stage or a publish: an error is listed as a refusal and becomes one
+// sentence, for kubelet shows it with the pod. Success removes the volume from the list.
+func (p *driverProxy) recordRefusal(draft volume.Refusal, err error) error {
+	if err == nil {
+		p.front.forgetRefusal(draft.Target)
+		return nil
+	}
+	if status.Code(rpccode.Status(err)) == codes.Canceled {
+		return err // kubelet went away, and nobody refused
+	}
+	party := refusal.PartyOf(err)
+	draft.Key = p.front.key(draft.Target)
+	err = refusal.Sentence(&draft, err)
+	draft.Party, draft.Error = party, status.Convert(err).Message()
+	p.front.refused.Add(draft)
+	if p.front.cfg.OnRefused != nil {
+		p.front.cfg.OnRefused(p.driver.Name, party)
+	}
+	return err
+}

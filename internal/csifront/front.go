@@ -1,0 +1,159 @@
+// Package csifront is the CSI side of crust-proxy: it stands between kubelet and a
+// CSI driver's node plugin. A volume that is not deferred passes through byte
+// for byte. For one that is, the driver is asked for a device only, and the
+// filesystem is left to the pod's sandbox.
+package csifront
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/stats"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Volumes is what the front needs of the broker.
+type Volumes interface {
+	Defer(ctx context.Context, in volume.Instruction) (*volume.Volume, error)
+	Release(ctx context.Context, target string) (*volume.Volume, error)
+	Find(target string) (deferral.Status, bool, error)
+	OfOrigin(driver, volumeID string) []deferral.Status
+	DeviceSize(v *volume.Volume) (int64, bool)
+	GrowAtMount(ctx context.Context, key volume.Key, size int64) error
+	Abilities(handler string) deferral.Abilities
+	KeyOfTarget(target string) (volume.Key, error)
+}
+
+// Sandboxes is what the front asks of the sandboxes of volumes.
+type Sandboxes interface {
+	Stats(ctx context.Context, v *volume.Volume) (stats.Answer, error)
+	Known(v *volume.Volume) (stats.Known, bool)
+	Expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error)
+	Binding(v *volume.Volume) (runtime.Binding, bool)
+}
+
+// Pods looks up the pods of this node. Its errors are classed; a pod that it does
+// not know is an error, never a guess.
+type Pods interface {
+	// ByUID returns the pod that a volume is published for.
+	ByUID(ctx context.Context, uid string) (decision.Pod, error)
+	// Using returns the pods of this node that use a volume: a stage names none.
+	Using(ctx context.Context, driver, volumeID string) ([]decision.Pod, error)
+}
+
+// Config configures a Front.
+type Config struct {
+	Volumes   Volumes
+	Sandboxes Sandboxes
+	// Pods is nil where no cluster is asked. Then only what CSI says is known of pods.
+	Pods Pods
+	// StateDir holds the front's records, on tmpfs.
+	StateDir string
+	// KubeletRoot is kubelet's directory, and PrivateDir, below its plugins
+	// directory, where drivers are asked to put devices.
+	KubeletRoot string
+	PrivateDir  string
+	// DefaultFSType is the filesystem where a volume names none.
+	DefaultFSType string
+	// DriverTimeout bounds a call to a driver whose caller set no deadline.
+	DriverTimeout time.Duration
+	// FilesystemSize returns the size that a volume's filesystem has by its superblock,
+	// where that can be read now. It may be nil.
+	FilesystemSize func(ctx context.Context, v *volume.Volume) (bytes int64, known bool)
+	// LacksGroup reports whether the root directory of a volume's filesystem is not known
+	// to be writable for the volume's group. It may be nil.
+	LacksGroup func(ctx context.Context, v *volume.Volume) bool
+	// DefaultHandler is the runtime handler where a rule names none.
+	DefaultHandler string
+	Policy         *policy.Policy
+	// OnRefused is called for each call that refused a volume, and OnChange for each
+	// volume that is listed as refused, or not any more. They must not block and
+	// may be nil.
+	OnRefused func(driver string, party volume.Party)
+	OnChange  func(volume.Key)
+	Log       *zap.Logger
+}
+
+// Front decides which volumes are deferred, and defers them.
+type Front struct {
+	cfg     Config
+	policy  atomic.Pointer[policy.Policy]
+	store   *staging.Store
+	locks   sys.KeyLocks[staging.VolumeID]
+	refused *refusal.List
+}
+
+// New reads the records that an earlier process left.
+func New(cfg Config) (*Front, error) {
+	store, err := staging.OpenStore(cfg.StateDir, cfg.KubeletRoot, cfg.PrivateDir, cfg.Log)
+	if err != nil {
+		return nil, err
+	}
+	f := &Front{cfg: cfg, store: store, refused: refusal.NewList(cfg.OnChange)}
+	f.SetPolicy(cfg.Policy)
+	return f, nil
+}
+
+// SetPolicy replaces the rules for later decisions. Volumes that a pod has keep their
+// verdict.
+func (f *Front) SetPolicy(p *policy.Policy) { f.policy.Store(p) }
+
+// lockTimeout bounds how long a call waits for another one on the same volume. A driver that
+// hangs must not queue kubelet's repeated calls behind it.
+const lockTimeout = 5 * time.Second
+
+// lock waits until no other call changes the volume, and returns the function that releases
+// the lock.
+func (f *Front) lock(ctx context.Context, id staging.VolumeID) (unlock func(), err error) {
+	waiting, cancel := context.WithTimeout(ctx, lockTimeout)
+	defer cancel()
+	unlock, err = f.locks.Lock(waiting, id)
+	switch {
+	case err == nil:
+		return unlock, nil
+	case ctx.Err() != nil:
+		return nil, callerGone(id, context.Cause(ctx))
+	default:
+		return nil, callUnderWay(id)
+	}
+}
+
+// rules are those in force.
+func (f *Front) rules() *decision.Rules {
+	return &decision.Rules{Policy: f.policy.Load(), DefaultHandler: f.cfg.DefaultHandler, Abilities: f.cfg.Volumes.Abilities}
+}
+
+// Refused lists the volumes that pods wait for and that could not be deferred, by
+// their targets.
+func (f *Front) Refused() []volume.Refusal { return f.refused.All() }
+
+// Refusal returns one of them.
+func (f *Front) Refusal(key volume.Key) (volume.Refusal, bool) { return f.refused.Get(key) }
+
+// forgetRefusal removes a target from the list of refused volumes.
+func (f *Front) forgetRefusal(target string) {
+	if f.refused.Empty() {
+		return
+	}
+	key := f.key(target)
+	f.refused.Forget(func(r *volume.Refusal) bool { return r.Key == key })
+}
+
+// key is the one under which a volume at this target would be on record.
+func (f *Front) key(target string) volume.Key {
+	key, err := f.cfg.Volumes.KeyOfTarget(target)
+	if err != nil {
+		return volume.KeyOf(target) // it lies elsewhere, and never will be on record
+	}
+	return key
+}

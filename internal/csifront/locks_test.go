@@ -1,0 +1,62 @@
+package csifront
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+func TestCallsWaitShortlyForTheirVolume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var all Front
+		end, err := all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "v"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other, err := all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "w"}); err != nil {
+			t.Errorf("another volume waits: %v", err)
+		} else {
+			other()
+		}
+		began := time.Now()
+		_, err = all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "v"})
+		if volume.KindOf(err) != volume.Busy || time.Since(began) != lockTimeout {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err = all.lock(ctx, staging.VolumeID{Driver: "d", ID: "v"}); volume.KindOf(err) != volume.Busy {
+			t.Errorf("with a deadline: %v", err)
+		}
+		end()
+	})
+}
+
+// TestHungDriverHoldsUpItsVolumeOnly has a publish that hangs in the driver.
+func TestHungDriverHoldsUpItsVolumeOnly(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.driver.block = make(chan struct{})
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { _, err := r.kubelet.NodePublishVolume(ctx, r.publishReq("p1")); ended <- err }()
+	other := r.stageReq()
+	other.VolumeId = "vol-2"
+	r.ok(r.kubelet.NodeStageVolume(t.Context(), other))
+	again, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer stop()
+	_, err := r.kubelet.NodePublishVolume(again, r.publishReq("p1"))
+	if code := codeOf(err); code != codes.DeadlineExceeded && code != codes.Aborted {
+		t.Errorf("a second call: %v", err)
+	}
+	r.refused(<-ended, codes.DeadlineExceeded)
+	close(r.driver.block)
+	r.ok(nil, r.unpublish("p1"))
+}

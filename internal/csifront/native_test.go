@@ -1,0 +1,159 @@
+package csifront
+
+import (
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+)
+
+func nativeRig(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t, deferAll)
+	r.driver.setCaps(nativeCaps()...)
+	r.driver.answer = &csidefer.Mount{Device: "/dev/fake", FSType: "xfs", Flags: []string{"noatime"}}
+	return r
+}
+
+func nativeCaps() []csi.NodeServiceCapability_RPC_Type {
+	return []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
+		csi.NodeServiceCapability_RPC_Type(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS),
+	}
+}
+
+func TestNativeDriverAnswersWhatToMount(t *testing.T) {
+	r := nativeRig(t)
+	r.stage()
+	publish := r.publishReq("p1")
+	publish.Readonly = true
+	reply, err := r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.ok(nil, err)
+	if size := proto.Size(reply); size != 0 {
+		t.Errorf("kubelet was told %d bytes", size)
+	}
+	r.said("stage-mount kubelet", "publish-deferred kubelet")
+	in := r.broker.asked
+	if in.Backing != "/dev/fake" || in.FSType != "xfs" || len(in.MountFlags) != 2 || in.MountFlags[1] != "ro" ||
+		in.Origin.Way != volume.WayNative || in.Format != volume.FormatDriver {
+		t.Errorf("instruction: %+v", in)
+	}
+	r.ok(nil, r.unpublish("p1"))
+	asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest)
+	if !csidefer.Requested(asked) {
+		t.Error("the driver was not told that the volume was deferred")
+	}
+	r.unstage()
+	r.said("unpublish kubelet", "unstage kubelet")
+	r.clean()
+}
+
+func TestNativeDriverThatDoesNeither(t *testing.T) {
+	r := nativeRig(t)
+	r.stage()
+	r.driver.answer = nil
+	r.driver.said()
+	r.refused(r.publish("p1"), codes.Unimplemented, "neither answered", "Runtime API", driverName)
+	r.said("publish-deferred kubelet", "unpublish kubelet")
+	r.driver.answer = &csidefer.Mount{Device: "/dev/fake"}
+	r.refused(r.publish("p1"), codes.InvalidArgument, "fs_type")
+	r.unstage()
+	r.clean()
+}
+
+func TestNativeDriverThatCallsTheRuntimeAPI(t *testing.T) {
+	r := nativeRig(t)
+	r.stage()
+	r.driver.answer = nil
+	_, err := r.broker.Defer(t.Context(), volume.Instruction{
+		Type: volume.Block, Target: r.target("p1"), Backing: "/dev/fake", FSType: "ext4",
+	})
+	r.ok(nil, err)
+	r.ok(nil, r.publish("p1"))
+	r.ok(nil, r.unpublish("p1"))
+	r.unstage()
+	r.clean()
+}
+
+func TestDowngradedDriver(t *testing.T) {
+	r := nativeRig(t)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	r.driver.said()
+	_, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
+	r.refused(err, codes.FailedPrecondition, "downgraded")
+	r.ok(nil, r.unpublish("p1"))
+	if asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest); csidefer.Requested(asked) {
+		t.Error("a driver that cannot defer was told of it")
+	}
+	r.unstage()
+	r.said("unpublish kubelet", "unstage kubelet")
+	r.clean()
+}
+
+func TestUpgradedDriver(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.driver.setCaps(nativeCaps()...)
+	r.driver.answer = &csidefer.Mount{Device: "/dev/fake", FSType: "ext4"}
+	r.driver.said()
+	r.ok(nil, r.publish("p1")) // what a pod has stays as it is
+	r.said("publish-block private")
+	r.ok(nil, r.unpublish("p1"))
+	r.driver.said()
+	r.ok(nil, r.publish("p2"))
+	r.said("unstage private", "stage-mount kubelet", "publish-deferred kubelet")
+	r.ok(nil, r.unpublish("p2"))
+	r.unstage()
+	r.clean()
+}
+
+func TestNativeGrowth(t *testing.T) {
+	r := nativeRig(t)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.broker.bound[r.target("p1")] = "s1"
+	reply, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+		VolumeId: "vol-1", VolumePath: r.target("p1"), CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20},
+	})
+	if err != nil || reply.GetCapacityBytes() != 1<<20 {
+		t.Errorf("%v, %v", reply, err)
+	}
+	asked, _ := r.driver.last("expand-mount").(*csi.NodeExpandVolumeRequest)
+	if !csidefer.Requested(asked) {
+		t.Error("the driver was not told to grow the device only")
+	}
+}
+
+// TestNumbersOfTheKEP has a driver report the value that KEP-2857 had for
+// DEFER_FS_OPS and that CSI 1.13 has for GET_VOLUME_HEALTH.
+func TestNumbersOfTheKEP(t *testing.T) {
+	for name, test := range map[string]struct {
+		health codes.Code
+		want   string
+	}{
+		"deferral": {codes.OK, "publish-deferred kubelet"},
+		"health":   {codes.InvalidArgument, "publish-block private"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := nativeRig(t)
+			r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, 7, 8)
+			r.driver.health = test.health
+			r.stage()
+			r.driver.said()
+			r.ok(nil, r.publish("p1"))
+			r.said(test.want)
+		})
+	}
+	r := nativeRig(t)
+	r.driver.setCaps(7)
+	r.driver.health = codes.DeadlineExceeded
+	r.refused(r.publish("p1"), codes.DeadlineExceeded, "health")
+}

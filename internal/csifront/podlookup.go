@@ -1,0 +1,93 @@
+package csifront
+
+import (
+	"context"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// podFor looks up the pod that a publish is for. It returns nil where no cluster is asked.
+func (f *Front) podFor(ctx context.Context, w *decision.VolumeRequest) (*decision.PodContext, error) {
+	if f.cfg.Pods == nil {
+		return nil, nil //nolint:nilnil // no pod is a fact, not a failure
+	}
+	uid, err := f.podUID(w.Context, w.Path)
+	if err != nil || uid == "" {
+		return nil, refusal.WithParty(volume.PartyRequest, err)
+	}
+	pod, err := f.cfg.Pods.ByUID(ctx, uid)
+	if err != nil {
+		return nil, refusal.WithParty(volume.PartyPods, err)
+	}
+	return pod.ForVolume(w.Driver, w.VolumeID, f.inlineName(w))
+}
+
+// podNameTimeout bounds how long an error waits for the name of the pod that it is about.
+const podNameTimeout = time.Second
+
+// podAt names the pod of a target, or the target where the pod is not known.
+func (f *Front) podAt(ctx context.Context, target string) string {
+	if f.cfg.Pods == nil {
+		return target
+	}
+	uid, err := f.podUID(nil, target)
+	if err != nil || uid == "" {
+		return target
+	}
+	ctx, cancel := context.WithTimeout(ctx, podNameTimeout)
+	defer cancel()
+	pod, err := f.cfg.Pods.ByUID(ctx, uid)
+	if err != nil || pod.Name == "" {
+		return target
+	}
+	return decision.PodText(refusal.OneLine(pod.Namespace), refusal.OneLine(pod.Name))
+}
+
+// podUID is the pod of a publish: as kubelet names it, and as the target's path does, for
+// kubelet does not name it to every driver.
+func (f *Front) podUID(volumeContext map[string]string, target string) (string, error) {
+	named, ofTarget := volumeContext[decision.PodUIDKey], ""
+	if parts := f.belowKubeletRoot(target); len(parts) > 3 && parts[0] == "pods" && parts[2] == "volumes" {
+		ofTarget = parts[1]
+	}
+	switch {
+	case named == "":
+		return ofTarget, nil
+	case ofTarget == "" || ofTarget == named:
+		return named, nil
+	default:
+		return "", decision.PodsDiffer(named, ofTarget)
+	}
+}
+
+// inlineName is the name of an inline ephemeral volume in its pod, or "".
+func (f *Front) inlineName(w *decision.VolumeRequest) string {
+	if parts := f.belowKubeletRoot(w.Path); w.Inline && len(parts) == 6 && parts[3] == "kubernetes.io~csi" {
+		return parts[4]
+	}
+	return ""
+}
+
+// belowKubeletRoot are the elements of a path below the kubelet root, which the caller may
+// name by a link.
+func (f *Front) belowKubeletRoot(target string) []string {
+	for _, root := range []func() (string, error){
+		func() (string, error) { return f.cfg.KubeletRoot, nil },
+		func() (string, error) { return filepath.EvalSymlinks(f.cfg.KubeletRoot) },
+	} {
+		dir, err := root()
+		if err != nil {
+			continue
+		}
+		if rel, err := filepath.Rel(dir, path.Clean(target)); err == nil && filepath.IsLocal(rel) {
+			return strings.Split(rel, "/")
+		}
+	}
+	return nil
+}

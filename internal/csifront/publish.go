@@ -1,0 +1,273 @@
+package csifront
+
+import (
+	"context"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// publishCall is one NodePublishVolume of a filesystem volume. Its caller holds the
+// volume's lock.
+type publishCall struct {
+	proxy    *driverProxy
+	req      *csi.NodePublishVolumeRequest
+	w        *decision.VolumeRequest
+	target   string
+	rec      staging.Record
+	state    decision.State
+	removing bool                 // the removal of the volume at this target was begun
+	pod      *decision.PodContext // nil where no cluster is asked, or need not be
+	verdict  policy.Verdict
+	forward  forwardFunc
+}
+
+func newPublishCall(
+	proxy *driverProxy, req *csi.NodePublishVolumeRequest, w *decision.VolumeRequest, forward forwardFunc,
+) *publishCall {
+	p := &publishCall{
+		proxy: proxy, req: req, w: w, target: w.Path, forward: forward,
+		rec: proxy.front.store.Records.Get(proxy.driver.ID(w.VolumeID)),
+	}
+	volumes := proxy.front.cfg.Volumes
+	// A target that cannot be resolved is no deferred one.
+	found, known, err := volumes.Find(p.target)
+	known = known && err == nil
+	if known && !found.Removing {
+		p.state.Published = &found
+	}
+	p.removing = known && found.Removing
+	for _, status := range volumes.OfOrigin(w.Driver, w.VolumeID) {
+		if !known || status.Key != found.Key {
+			p.state.Elsewhere = append(p.state.Elsewhere, status)
+		}
+	}
+	p.state.OnHost = staging.Without(p.rec.OnHost, p.target)
+	return p
+}
+
+func (p *publishCall) run(ctx context.Context) ([]byte, error) {
+	err := p.checkTarget(ctx)
+	if err == nil {
+		err = p.decide(ctx)
+	}
+	if err == nil && !p.verdict.Defer {
+		return p.publishOnHost(ctx)
+	}
+	var reply []byte
+	if err == nil {
+		reply, err = p.publishDeferred(ctx)
+	}
+	return reply, p.refuse(p.finishError(ctx, err))
+}
+
+// checkTarget refuses a target that has another volume, and finishes a removal of the same
+// one that was begun.
+func (p *publishCall) checkTarget(ctx context.Context) error {
+	if p.state.Published != nil {
+		return decision.CheckSameVolume(p.state.Published.Volume, p.w.Driver, p.w.VolumeID)
+	}
+	if !p.removing {
+		return nil
+	}
+	if _, err := p.proxy.front.cfg.Volumes.Release(ctx, p.target); err != nil {
+		return refusal.WithBrokerParty(removalUnfinished(p.target, err))
+	}
+	return nil
+}
+
+// decide gives the verdict: that of an earlier publish at the target, else that of the
+// policy and of the other pods.
+func (p *publishCall) decide(ctx context.Context) (err error) {
+	if p.state.Published == nil {
+		p.state.PathOnHost = slices.Contains(p.rec.OnHost, p.target) || staging.DriverMounted(p.req.GetStagingTargetPath(), p.target)
+	}
+	var kept bool
+	if p.verdict, kept = decision.KeptAtPublish(&p.state); kept {
+		return nil
+	}
+	if p.pod, err = p.proxy.front.podFor(ctx, p.w); err != nil {
+		return err
+	}
+	p.state.Holder = func(target string) string { return p.proxy.front.podAt(ctx, target) }
+	p.verdict, err = p.proxy.front.rules().Publish(p.w, &p.state, p.pod)
+	return err
+}
+
+// finishError makes the error of a deferred publish one from which kubelet draws the right
+// conclusion: after a final code it never asks to unpublish. So nothing may be left then,
+// of this call or of an earlier one without a certain answer.
+func (p *publishCall) finishError(ctx context.Context, err error) error {
+	if err == nil || !refusal.IsFinal(err) || p.publishedByDriver() {
+		return err
+	}
+	if p.state.Published != nil {
+		return refusal.NotFinal(p.target, err)
+	}
+	ctx, cancel := staging.UndoContext(ctx)
+	defer cancel()
+	undo := p.unpublishDevice(ctx)
+	if undo == nil {
+		undo = p.unpublishUncertain(ctx)
+	}
+	return refusal.JoinUndo(p.target, err, undo)
+}
+
+// publishedByDriver reports whether the driver published the volume through the Runtime
+// API by itself.
+func (p *publishCall) publishedByDriver() bool {
+	return p.state.Published != nil && p.state.Published.Origin == nil
+}
+
+func (p *publishCall) refuse(err error) error {
+	if p.pod != nil {
+		return p.proxy.recordRefusal(p.proxy.refusalDraft(p.w, &p.verdict, p.pod.Pod), err)
+	}
+	draft := p.proxy.refusalDraft(p.w, &p.verdict, nil)
+	draft.PodUID, _ = p.proxy.front.podUID(p.w.Context, p.target) // where the two differ that is the error
+	draft.PodNamespace, draft.PodName = decision.PodNames(nil, p.w)
+	return p.proxy.recordRefusal(draft, err)
+}
+
+// publishOnHost lets the driver mount the volume. The target is recorded before: a pod that
+// has the volume keeps it from being deferred for another.
+func (p *publishCall) publishOnHost(ctx context.Context) ([]byte, error) {
+	err := p.unpublishUncertain(ctx)
+	if err != nil {
+		err = interrupted(p.target, err)
+	} else {
+		err = p.ensureStagedOnHost(ctx)
+	}
+	if err != nil {
+		return nil, p.refuse(err)
+	}
+	p.proxy.front.forgetRefusal(p.target) // it may have been refused, and the policy says otherwise now
+	known := slices.Contains(p.rec.OnHost, p.target)
+	if !known {
+		p.rec.OnHost = append(p.rec.OnHost, p.target)
+		p.proxy.stager.RecordOnHost(&p.rec)
+	}
+	reply, err := p.forward(ctx)
+	if err != nil && !known && refusal.IsFinal(err) {
+		p.rec.OnHost = staging.Without(p.rec.OnHost, p.target)
+		p.proxy.stager.RecordOnHost(&p.rec)
+	}
+	return reply, err
+}
+
+// ensureStagedOnHost makes sure that the driver has staged the volume as kubelet asked,
+// and that nothing is left of a publish as a device that was interrupted.
+func (p *publishCall) ensureStagedOnHost(ctx context.Context) error {
+	if p.state.Published == nil {
+		if err := p.unpublishDevice(ctx); err != nil {
+			return interrupted(p.target, err)
+		}
+	}
+	if p.rec.Stage == nil || p.rec.Stage.Done(false) {
+		return nil
+	}
+	return p.proxy.stager.Restage(ctx, &p.rec, false, p.verdict.Rule)
+}
+
+// publishDeferred hands the volume to the sandbox, in one of two ways.
+func (p *publishCall) publishDeferred(ctx context.Context) ([]byte, error) {
+	if p.publishedByDriver() {
+		return p.forward(ctx)
+	}
+	has, err := p.proxy.driver.Capabilities(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := decision.CheckDeferrable(p.w, &p.verdict); err != nil {
+		return nil, err
+	}
+	if err := decision.CheckSecondWriter(p.w, &p.state, p.pod); err != nil {
+		return nil, err
+	}
+	native := has.Native
+	if p.state.Published != nil { // a driver that was downgraded cannot be asked to defer any more
+		native = p.state.Published.Origin.Way == volume.WayNative
+	}
+	if native {
+		return (&nativePublish{call: p, has: has}).run(ctx)
+	}
+	return (&blockPublish{call: p, has: has, device: p.device()}).run(ctx)
+}
+
+// device is the private path at which a driver publishes the volume as a device.
+func (p *publishCall) device() string {
+	return p.proxy.front.store.Private.Publish(p.proxy.driver.ID(p.w.VolumeID), p.target)
+}
+
+// unpublishDevice undoes a publish as a device, if one was begun.
+func (p *publishCall) unpublishDevice(ctx context.Context) error {
+	return p.proxy.stager.UnpublishDevice(ctx, p.w.VolumeID, p.device())
+}
+
+// handOver tells the broker what the sandbox shall mount.
+func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, has *staging.Capabilities) error {
+	var err error
+	if in.Group, in.GroupPolicy, err = p.group(); err != nil {
+		return err
+	}
+	in.Target, in.Driver, in.Handler = p.target, p.w.Driver, p.verdict.Handler
+	in.Origin.VolumeID, in.Origin.Rule, in.Origin.AccessMode = p.w.VolumeID, p.verdict.Rule, p.w.Mode().String()
+	in.Origin.PodNamespace, in.Origin.PodName = decision.PodNames(p.knownPod(), p.w)
+	if has.Stage {
+		in.Origin.Staging = p.req.GetStagingTargetPath()
+	}
+	v, err := p.proxy.front.cfg.Volumes.Defer(ctx, in)
+	if err == nil {
+		p.logHazards(ctx, v)
+	}
+	return refusal.WithBrokerParty(err)
+}
+
+func (p *publishCall) knownPod() *decision.Pod {
+	if p.pod == nil {
+		return nil
+	}
+	return p.pod.Pod
+}
+
+// group is the group that shall own the files. Where the volume is published that is on
+// record, so that no cluster needs to be asked again.
+func (p *publishCall) group() (string, volume.GroupPolicy, error) {
+	group, change, err := decision.Group(p.w, p.knownPod())
+	if err == nil && group == "" && p.state.Published != nil {
+		return p.state.Published.Group, p.state.Published.GroupPolicy, nil
+	}
+	return group, change, err
+}
+
+// mountFlags are the mount options for the sandbox.
+func (p *publishCall) mountFlags(flags []string) []string {
+	return decision.MountFlags(flags, p.w.ReadOnly, p.proxy.front.cfg.Volumes.Abilities(p.verdict.Handler).SELinux)
+}
+
+// logHazards logs what the pod's runtime will do wrong with the volume, before the pod's
+// containers start. A repeated publish logs nothing.
+func (p *publishCall) logHazards(ctx context.Context, v *volume.Volume) {
+	if p.state.Published != nil || p.pod == nil {
+		return
+	}
+	namespace, name := decision.PodNames(p.pod.Pod, p.w)
+	handler := p.pod.Pod.RuntimeHandler
+	log := p.proxy.log.With(zap.String("pod", namespace+"/"+name), zap.String("volume", p.target),
+		zap.String("runtimeHandler", refusal.OneLine(handler)))
+	for _, hazard := range decision.Hazards(p.proxy.front.rules().Handler(&p.verdict), p.pod) {
+		log.Warn(hazard.Text, zap.Strings("containers", hazard.Containers), zap.String("nameInPod", refusal.OneLine(p.pod.Volume.Name)))
+	}
+	// Where the handler's name does not say runtime-rs this is known with the first stats.
+	lacksGroup := p.proxy.front.cfg.LacksGroup
+	if v.Group != "" && decision.IsRuntimeRS(handler) && lacksGroup != nil && lacksGroup(ctx, v) {
+		log.Warn(volume.GroupIgnoredText, zap.String("group", v.Group))
+	}
+}

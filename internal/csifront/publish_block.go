@@ -1,0 +1,150 @@
+package csifront
+
+import (
+	"context"
+	"path"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// blockPublish has a driver that cannot defer publish a device at a private path, and
+// hands the device over.
+type blockPublish struct {
+	call   *publishCall
+	has    *staging.Capabilities
+	device string
+}
+
+func (b *blockPublish) run(ctx context.Context) ([]byte, error) {
+	p := b.call
+	if err := decision.CheckBlockWay(p.w, &p.verdict); err != nil {
+		return nil, err
+	}
+	if err := p.unpublishUncertain(ctx); err != nil {
+		return nil, interrupted(p.target, err)
+	}
+	if err := b.ensureStaged(ctx); err != nil {
+		return nil, err
+	}
+	b.logIgnoredParameters()
+	private := p.proxy.front.store.Private
+	begun := private.Exists(path.Dir(b.device))
+	if err := private.MakeDir(path.Dir(b.device)); err != nil {
+		return nil, err
+	}
+	failpoint.Hit("front-publish-made")
+	if !b.stillPublished() {
+		if err := b.askDriver(ctx); err != nil {
+			return nil, b.notPublished(begun, err)
+		}
+		failpoint.Hit("front-publish-driver")
+	}
+	if err := p.handOver(ctx, b.instruction(), b.has); err != nil {
+		return nil, b.undo(ctx, err)
+	}
+	failpoint.Hit("front-publish-instructed")
+	return proto.Marshal(&csi.NodePublishVolumeResponse{})
+}
+
+// ensureStaged makes sure that the driver staged a device.
+func (b *blockPublish) ensureStaged(ctx context.Context) error {
+	p, path := b.call, b.call.req.GetStagingTargetPath()
+	switch {
+	case !b.has.Stage, p.state.Published != nil, len(p.state.Elsewhere) > 0:
+		return nil
+	case path == "":
+		return decision.InlineAsDevice(p.w, &p.verdict) // kubelet stages all others, and does not tell every driver
+	case p.rec.Stage == nil && p.proxy.front.store.Private.Exists(b.stagingPath()):
+		return nil // staged privately, and the record was lost
+	case p.rec.Stage == nil:
+		return stagedBeforeFront(p.w, &p.verdict)
+	case p.rec.Stage.Done(true):
+		return nil
+	default:
+		return p.proxy.stager.Restage(ctx, &p.rec, true, p.verdict.Rule)
+	}
+}
+
+// stagingPath is the private staging path.
+func (b *blockPublish) stagingPath() string {
+	p := b.call
+	return p.proxy.front.store.Private.Staging(p.proxy.driver.ID(p.w.VolumeID), p.req.GetStagingTargetPath())
+}
+
+// logIgnoredParameters logs which parameters of the StorageClass have no effect. It logs
+// nothing for a repeated publish, or where the rule replaces them.
+func (b *blockPublish) logIgnoredParameters() {
+	p := b.call
+	if p.state.Published != nil || len(p.verdict.MakeFS.Options) > 0 {
+		return
+	}
+	if ignored := decision.IgnoredParameters(p.w.Context); len(ignored) > 0 {
+		p.proxy.log.Warn(parametersIgnored, zap.String("volume", p.target), zap.Strings("parameters", ignored),
+			zap.String("rule", p.verdict.Rule))
+	}
+}
+
+// stillPublished reports whether the driver's earlier publish still stands. Then it is not
+// repeated: kubelet repeats its own after each restart, and some drivers answer each with
+// one more bind mount.
+func (b *blockPublish) stillPublished() bool {
+	published := b.call.state.Published
+	return published != nil && b.call.proxy.front.store.Private.Shows(b.device, published.Device)
+}
+
+func (b *blockPublish) askDriver(ctx context.Context) error {
+	p := b.call
+	ask := proto.CloneOf(p.req)
+	csidefer.ClearRequested(ask)
+	ask.TargetPath = b.device
+	ask.VolumeCapability = staging.AsBlock(p.w.Capability)
+	if b.has.Stage {
+		ask.StagingTargetPath = b.stagingPath()
+	}
+	if err := p.proxy.driver.PublishDevice(ctx, ask); err != nil {
+		return p.proxy.driver.BlockError("publish", p.verdict.Rule, err, staging.SecretsOf(p.req))
+	}
+	return nil
+}
+
+func (b *blockPublish) instruction() volume.Instruction {
+	p := b.call
+	in := volume.Instruction{
+		Type: volume.Block, Backing: b.device, FSType: p.w.FSType,
+		MountFlags: p.mountFlags(p.w.Capability.GetMount().GetMountFlags()),
+		Format:     p.verdict.Format, MakeFS: p.verdict.MakeFS, KeepSize: p.verdict.KeepSize,
+		Origin: &volume.Origin{Way: volume.WayBlock, Private: b.device},
+	}
+	if b.has.Stage {
+		in.Origin.PrivateStaging = b.stagingPath()
+	}
+	return in
+}
+
+// notPublished removes what was made for a publish that the driver refused with a final
+// code. What an earlier call has begun is for finishError.
+func (b *blockPublish) notPublished(begun bool, cause error) error {
+	if begun || !refusal.IsFinal(cause) {
+		return cause
+	}
+	return refusal.JoinUndo(b.call.target, cause, b.call.proxy.front.store.Private.RemovePublish(b.device))
+}
+
+// undo undoes the driver's publish when the volume could not be handed over.
+func (b *blockPublish) undo(ctx context.Context, cause error) error {
+	if b.call.state.Published != nil {
+		return cause
+	}
+	ctx, cancel := staging.UndoContext(ctx)
+	defer cancel()
+	return refusal.JoinUndo(b.call.target, cause, b.call.unpublishDevice(ctx))
+}

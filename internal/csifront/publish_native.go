@@ -1,0 +1,146 @@
+package csifront
+
+import (
+	"context"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+)
+
+// nativePublish asks a driver that can defer to do so, and hands over what it answers.
+type nativePublish struct {
+	call *publishCall
+	has  *staging.Capabilities
+}
+
+func (n *nativePublish) run(ctx context.Context) ([]byte, error) {
+	p := n.call
+	if err := p.ensureStagedOnHost(ctx); err != nil {
+		return nil, err
+	}
+	begun := slices.Contains(p.rec.Uncertain, p.target)
+	if err := p.setUncertain(p.state.Published == nil); err != nil {
+		return nil, err
+	}
+	failpoint.Hit("front-publish-asked")
+	reply := &csi.NodePublishVolumeResponse{}
+	if err := p.proxy.driver.Call(ctx, csi.Node_NodePublishVolume_FullMethodName, n.request(), reply); err != nil {
+		err = p.proxy.driver.Error("asked to publish the volume deferred", err, staging.SecretsOf(p.req))
+		if begun || !refusal.IsFinal(err) {
+			return nil, err
+		}
+		return nil, refusal.JoinUndo(p.target, err, p.setUncertain(false))
+	}
+	failpoint.Hit("front-publish-driver")
+	if err := n.handOver(ctx, reply); err != nil {
+		return nil, n.undo(ctx, err)
+	}
+	failpoint.Hit("front-publish-instructed")
+	if err := p.setUncertain(false); err != nil {
+		p.proxy.stager.LogRecordFailure(err) // the broker has a record of the volume, and an unpublish corrects this one
+	}
+	csidefer.StripDeferredMount(reply)
+	return proto.Marshal(reply)
+}
+
+// request is kubelet's request with the fields of deferral.
+func (n *nativePublish) request() *csi.NodePublishVolumeRequest {
+	ask := proto.CloneOf(n.call.req)
+	csidefer.SetRequested(ask)
+	group, change, err := n.call.group()
+	if err != nil || !n.has.Group || group == "" {
+		return ask
+	}
+	if !n.has.Policy {
+		change = ""
+	}
+	csidefer.SetGroup(ask.GetVolumeCapability(), group, string(change))
+	return ask
+}
+
+// handOver hands over the instruction in the driver's answer. The driver may instead have
+// called the Runtime API meanwhile.
+func (n *nativePublish) handOver(ctx context.Context, reply *csi.NodePublishVolumeResponse) error {
+	p := n.call
+	mount, given, err := csidefer.DeferredMount(reply)
+	if err != nil {
+		return badInstruction(p.w, err)
+	}
+	if given {
+		return p.handOver(ctx, n.instruction(mount), n.has)
+	}
+	_, published, err := p.proxy.front.cfg.Volumes.Find(p.target)
+	if err == nil && !published {
+		err = noInstruction(p.w)
+	}
+	return err
+}
+
+// instruction is the driver's, except that kubelet decides whether the volume is
+// read-only.
+func (n *nativePublish) instruction(mount *csiv1.DeferredMount) volume.Instruction {
+	p := n.call
+	in := volume.Instruction{
+		Backing: mount.GetVolumeBackingPath(), FSType: mount.GetFsType(), MountFlags: p.mountFlags(mount.GetMountFlags()),
+		Format: volume.FormatDriver, Origin: &volume.Origin{Way: volume.WayNative},
+	}
+	if p.verdict.Format == volume.FormatGuest && p.proxy.front.cfg.Volumes.Abilities(p.verdict.Handler).FormatsBlank {
+		in.Format = volume.FormatUnset // a blank device is as good
+	}
+	switch mount.GetVolumeType().GetType() {
+	case runtimev1.VolumeType_BLOCK:
+		in.Type = volume.Block
+	case runtimev1.VolumeType_NETWORK:
+		in.Type = volume.Network
+	default:
+	}
+	return in
+}
+
+// undo undoes a publish that was not handed over.
+func (n *nativePublish) undo(ctx context.Context, cause error) error {
+	if n.call.state.Published != nil {
+		return cause
+	}
+	ctx, cancel := staging.UndoContext(ctx)
+	defer cancel()
+	return refusal.JoinUndo(n.call.target, cause, n.call.unpublishUncertain(ctx))
+}
+
+// setUncertain records whether the driver was asked to publish the volume deferred, and
+// it is not known whether it did.
+func (p *publishCall) setUncertain(uncertain bool) error {
+	if slices.Contains(p.rec.Uncertain, p.target) == uncertain {
+		return nil
+	}
+	if uncertain {
+		p.rec.Uncertain = append(p.rec.Uncertain, p.target)
+	} else {
+		p.rec.Uncertain = staging.Without(p.rec.Uncertain, p.target)
+	}
+	return p.proxy.front.store.Records.Put(p.rec)
+}
+
+// unpublishUncertain has the driver unpublish what it may have published deferred.
+func (p *publishCall) unpublishUncertain(ctx context.Context) error {
+	if p.state.Published != nil || !slices.Contains(p.rec.Uncertain, p.target) {
+		return nil
+	}
+	has, err := p.proxy.driver.Capabilities(ctx)
+	if err != nil {
+		return err
+	}
+	if err := p.proxy.driver.Unpublish(ctx, p.w.VolumeID, p.target, has.Native); err != nil {
+		return err
+	}
+	return p.setUncertain(false)
+}

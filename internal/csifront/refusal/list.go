@@ -1,0 +1,145 @@
+package refusal
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+const (
+	// maxRefusals bounds the list; the entry whose last try is oldest is evicted first.
+	maxRefusals = 1000
+	// refusalKept is how long a refusal is kept after the last try. kubelet waits
+	// for two minutes at most between two.
+	refusalKept = 10 * time.Minute
+)
+
+// List holds the volumes that pods wait for and that could not be deferred. It is in
+// memory only: after a restart kubelet retries each call, which lists the volume again.
+type List struct {
+	changed func(volume.Key)
+
+	mu  sync.Mutex
+	all map[volume.Key]*entry
+}
+
+// entry is one refused volume. Its timer removes it.
+type entry struct {
+	volume.Refusal
+	expiry *time.Timer
+}
+
+// NewList makes an empty list. The function changed is called for each volume that is
+// listed or removed; it may be nil.
+func NewList(changed func(volume.Key)) *List {
+	if changed == nil {
+		changed = func(volume.Key) {}
+	}
+	return &List{changed: changed, all: make(map[volume.Key]*entry)}
+}
+
+// Add lists a refusal, or counts one more of a volume that is listed.
+func (r *List) Add(one volume.Refusal) {
+	now := time.Now()
+	one.First, one.Last, one.Count = now, now, 1
+	dropped := r.put(one)
+	if dropped != "" {
+		r.changed(dropped)
+	}
+	r.changed(one.Key)
+}
+
+// put stores a refusal, and returns the key of the one that it evicted, if any.
+func (r *List) put(one volume.Refusal) (dropped volume.Key) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if before := r.all[one.Key]; before != nil {
+		one.First, one.Count = before.First, before.Count+1
+		before.expiry.Stop()
+	} else if len(r.all) >= maxRefusals {
+		oldest := r.oldest()
+		dropped = oldest.Key
+		r.drop(oldest)
+	}
+	kept := &entry{Refusal: one}
+	kept.expiry = time.AfterFunc(refusalKept, func() { r.expire(one.Key, kept) })
+	r.all[one.Key] = kept
+	return dropped
+}
+
+func (r *List) oldest() *entry {
+	var oldest *entry
+	for _, one := range r.all {
+		if oldest == nil || one.Last.Before(oldest.Last) {
+			oldest = one
+		}
+	}
+	return oldest
+}
+
+func (r *List) drop(one *entry) {
+	one.expiry.Stop()
+	delete(r.all, one.Key)
+}
+
+// expire forgets a refusal unless the volume was tried again meanwhile.
+func (r *List) expire(key volume.Key, kept *entry) {
+	r.mu.Lock()
+	gone := r.all[key] == kept
+	if gone {
+		r.drop(kept)
+	}
+	r.mu.Unlock()
+	if gone {
+		r.changed(key)
+	}
+}
+
+// Forget removes the refusals that match.
+func (r *List) Forget(match func(*volume.Refusal) bool) {
+	var gone []volume.Key
+	r.mu.Lock()
+	for key, one := range r.all {
+		if match(&one.Refusal) {
+			r.drop(one)
+			gone = append(gone, key)
+		}
+	}
+	r.mu.Unlock()
+	for _, key := range gone {
+		r.changed(key)
+	}
+}
+
+// Empty reports whether no volume is listed.
+func (r *List) Empty() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.all) == 0
+}
+
+// All lists the refusals, ordered by target.
+func (r *List) All() []volume.Refusal {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := make([]volume.Refusal, 0, len(r.all))
+	for _, one := range r.all {
+		out = append(out, one.Refusal)
+	}
+	slices.SortFunc(out, func(a, b volume.Refusal) int { return cmp.Compare(a.Target, b.Target) })
+	return out
+}
+
+// Get returns one refusal.
+func (r *List) Get(key volume.Key) (volume.Refusal, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	one := r.all[key]
+	if one == nil {
+		return volume.Refusal{}, false
+	}
+	return one.Refusal, true
+}

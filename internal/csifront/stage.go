@@ -1,0 +1,127 @@
+package csifront
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// stageCall is one NodeStageVolume of a filesystem volume. Its caller holds the volume's
+// lock.
+type stageCall struct {
+	proxy   *driverProxy
+	req     *csi.NodeStageVolumeRequest
+	w       *decision.VolumeRequest
+	rec     staging.Record
+	pod     *decision.Pod // one of those that use the volume, where they are known
+	verdict policy.Verdict
+	forward forwardFunc
+}
+
+// run decides and stages.
+func (s *stageCall) run(ctx context.Context) (reply []byte, err error) {
+	asDevice, err := s.decide(ctx)
+	if err == nil {
+		err = s.undoOtherStaging(ctx, asDevice)
+	}
+	if err != nil {
+		return nil, s.refuse(s.notBegun(err))
+	}
+	err = s.proxy.stager.Stage(ctx, &s.rec, s.req, asDevice, s.verdict.Rule, func(ctx context.Context) (err error) {
+		reply, err = s.forward(ctx)
+		return err
+	})
+	if err != nil && s.rec.Stage != nil && s.rec.Stage.At == staging.NotStaged {
+		err = s.removeRecord(err)
+	}
+	if err != nil && !asDevice {
+		return reply, err // the driver's own error on a volume that is not deferred
+	}
+	return reply, s.refuse(err)
+}
+
+// decide gives the verdict, and whether the driver is to stage a device only.
+func (s *stageCall) decide(ctx context.Context) (asDevice bool, err error) {
+	var kept bool
+	if s.verdict, asDevice, kept = decision.KeptAtStage(s.state()); kept {
+		return asDevice, nil
+	}
+	if err := s.applyPolicy(ctx); err != nil || !s.verdict.Defer {
+		return false, err
+	}
+	has, err := s.proxy.driver.Capabilities(ctx)
+	if err != nil || has.Native {
+		return false, err // a driver that can defer does so at the publish
+	}
+	if err := decision.CheckDeferrable(s.w, &s.verdict); err != nil {
+		return false, err
+	}
+	return true, decision.CheckBlockWay(s.w, &s.verdict)
+}
+
+// state is what the node has of the volume. Nothing is read from a mount point of a
+// volume that is known to be published: its server may have gone.
+func (s *stageCall) state() *decision.State {
+	state := &decision.State{Elsewhere: s.proxy.front.cfg.Volumes.OfOrigin(s.w.Driver, s.w.VolumeID), OnHost: s.rec.OnHost}
+	if s.rec.Stage != nil {
+		state.Staged = &decision.Staged{AsDevice: s.rec.Stage.At == staging.StagedAsDevice, Rule: s.rec.Stage.Rule}
+	} else if len(state.Elsewhere) == 0 {
+		state.PathOnHost = staging.IsMountPoint(s.w.Path)
+	}
+	return state
+}
+
+// applyPolicy decides by the pods that use the volume, where a cluster is asked.
+func (s *stageCall) applyPolicy(ctx context.Context) (err error) {
+	rules, lookup := s.proxy.front.rules(), s.proxy.front.cfg.Pods
+	if lookup == nil {
+		s.verdict, err = rules.Stage(s.w)
+		return err
+	}
+	pods, err := lookup.Using(ctx, s.w.Driver, s.w.VolumeID)
+	if err != nil {
+		return refusal.WithParty(volume.PartyPods, err)
+	}
+	s.verdict, s.pod, err = rules.StageForPods(s.w, pods)
+	return err
+}
+
+// undoOtherStaging unstages the volume if it is staged as a filesystem and a device is
+// needed now, or the reverse.
+func (s *stageCall) undoOtherStaging(ctx context.Context, asDevice bool) error {
+	staged := s.rec.Stage
+	if staged == nil || staged.Path != s.w.Path || !staged.StagedOtherwise(asDevice) {
+		return nil
+	}
+	return s.proxy.stager.Unstage(ctx, &s.rec)
+}
+
+// notBegun is the error of a call that asked the driver for nothing: the volume stays
+// as an earlier call has left it.
+func (s *stageCall) notBegun(cause error) error {
+	switch {
+	case s.rec.Stage == nil || !refusal.IsFinal(cause):
+		return cause
+	case s.rec.Stage.At == staging.NotStaged:
+		return s.removeRecord(cause)
+	default:
+		return refusal.NotFinal(s.rec.ID, cause)
+	}
+}
+
+// removeRecord removes the record of a volume that is not staged: after this call kubelet
+// takes it for not staged either, and does not ask to unstage it.
+func (s *stageCall) removeRecord(cause error) error {
+	s.rec.Stage = nil
+	return refusal.JoinUndo(s.rec.ID, cause, s.proxy.front.store.Records.Put(s.rec))
+}
+
+func (s *stageCall) refuse(err error) error {
+	return s.proxy.recordRefusal(s.proxy.refusalDraft(s.w, &s.verdict, s.pod), err)
+}

@@ -1,0 +1,114 @@
+package staging
+
+import (
+	"context"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+)
+
+// Capabilities are those that a driver's node plugin reports.
+type Capabilities struct {
+	Stage, Stats, Expand bool
+	// Native: the driver can defer by itself.
+	Native bool
+	// Group and Policy: the driver passes on the group that shall own the files, and when
+	// to change their group.
+	Group, Policy bool
+	// byKEP are the values that KEP-2857 proposed, and that CSI 1.13 gave to
+	// something else: what they mean is to be found out.
+	byKEP []csiv1.NodeCapability
+}
+
+// kepOffset is what lies between KEP-2857's numbers and ours.
+const kepOffset = csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS - 7
+
+func readCapabilities(reply *csi.NodeGetCapabilitiesResponse) *Capabilities {
+	c := &Capabilities{}
+	for _, one := range reply.GetCapabilities() {
+		switch kind := one.GetRpc().GetType(); kind {
+		case csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME:
+			c.Stage = true
+		case csi.NodeServiceCapability_RPC_GET_VOLUME_STATS:
+			c.Stats = true
+		case csi.NodeServiceCapability_RPC_EXPAND_VOLUME:
+			c.Expand = true
+		case 7, 8, 9:
+			c.byKEP = append(c.byKEP, csiv1.NodeCapability(kind)+kepOffset)
+		default:
+			c.readDeferral(csiv1.NodeCapability(kind))
+		}
+	}
+	return c
+}
+
+// healthMethod is what CSI 1.13 means by the value that KEP-2857 had proposed for
+// DEFER_FS_OPS. A driver that means that answers this call, if only to refuse a
+// request without a volume.
+const healthMethod = "/csi.v1.Node/NodeGetVolumeHealth"
+
+// resolveKEPNumbers finds out what a driver means by KEP-2857's numbers.
+func (d *Driver) resolveKEPNumbers(ctx context.Context, has *Capabilities) error {
+	if has.Native || !slices.Contains(has.byKEP, csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS) {
+		return nil
+	}
+	err := d.Call(ctx, healthMethod, &csi.NodeGetVolumeStatsRequest{}, &csi.NodeGetVolumeStatsResponse{})
+	switch code := status.Code(err); code {
+	case codes.Unimplemented:
+		for _, kind := range has.byKEP {
+			has.readDeferral(kind)
+		}
+		return nil
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
+		return d.Error("asked for the health of a volume, to know what it can do", err, nil)
+	default:
+		return nil
+	}
+}
+
+// MayDefer reports whether the driver defers by itself, or may do so. A CO sets
+// defer_fs_ops only for such a driver. In doubt, also before the driver has reported its
+// capabilities, the answer is true.
+func (c *Capabilities) MayDefer() bool {
+	return c == nil || c.Native || slices.Contains(c.byKEP, csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)
+}
+
+func (c *Capabilities) readDeferral(kind csiv1.NodeCapability) {
+	switch kind {
+	case csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS:
+		c.Native = true
+	case csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP:
+		c.Group = true
+	case csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY:
+		c.Policy = true
+	default:
+	}
+}
+
+// Capabilities asks the driver anew: it may have been upgraded or downgraded since the
+// last call.
+func (d *Driver) Capabilities(ctx context.Context) (*Capabilities, error) {
+	reply := &csi.NodeGetCapabilitiesResponse{}
+	err := d.Call(ctx, csi.Node_NodeGetCapabilities_FullMethodName, &csi.NodeGetCapabilitiesRequest{}, reply)
+	if err != nil {
+		return nil, d.Error("asked for its capabilities", err, nil)
+	}
+	found := readCapabilities(reply)
+	if err := d.resolveKEPNumbers(ctx, found); err != nil {
+		return nil, err
+	}
+	d.known.Store(found)
+	return found, nil
+}
+
+// LastCapabilities are those that the driver reported last, or nil.
+func (d *Driver) LastCapabilities() *Capabilities { return d.known.Load() }
+
+// ObserveCapabilities stores the capabilities of an answer that passes through.
+func (d *Driver) ObserveCapabilities(reply *csi.NodeGetCapabilitiesResponse) {
+	d.known.Store(readCapabilities(reply))
+}

@@ -1,0 +1,144 @@
+package staging
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Conn returns the connection to a driver. It may be another one after the driver was
+// upgraded.
+type Conn = func() (grpc.ClientConnInterface, error)
+
+// Driver makes the front's own calls to a driver.
+type Driver struct {
+	Name string
+
+	conn  Conn
+	known atomic.Pointer[Capabilities]
+}
+
+// NewDriver makes a client of a driver.
+func NewDriver(name string, conn Conn) *Driver { return &Driver{Name: name, conn: conn} }
+
+// ID names a volume of this driver.
+func (d *Driver) ID(volumeID string) VolumeID { return VolumeID{Driver: d.Name, ID: volumeID} }
+
+// Call calls a method of the driver.
+func (d *Driver) Call(ctx context.Context, method string, request, reply proto.Message) error {
+	conn, err := d.conn()
+	if err != nil {
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	return conn.Invoke(ctx, method, request, reply)
+}
+
+// Error adds the driver and what it was asked for to its error, and keeps the code and
+// details. It removes secrets of the request that the driver repeats: errors end in
+// events and logs.
+func (d *Driver) Error(doing string, err error, secrets map[string]string) error {
+	out := status.Convert(err).Proto()
+	out.Message = fmt.Sprintf("driver %s, %s: %s", d.Name, doing, refusal.OneLine(redact(out.GetMessage(), secrets)))
+	if len(secrets) > 0 {
+		out.Details = nil // nobody reads them, and they may hold a secret in any encoding
+	}
+	return refusal.WithParty(volume.PartyDriver, status.FromProto(out).Err())
+}
+
+// BlockError is the error of a driver that was asked for a device, with what to do where
+// the driver cannot give one.
+func (d *Driver) BlockError(step, rule string, err error, secrets map[string]string) error {
+	doing := "asked to " + step + " the volume as a block device"
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.Unimplemented, codes.FailedPrecondition:
+		doing += noBlockAdvice(rule)
+	default:
+	}
+	return d.Error(doing, err, secrets)
+}
+
+func (d *Driver) stage(ctx context.Context, req *csi.NodeStageVolumeRequest) error {
+	return d.Call(ctx, csi.Node_NodeStageVolume_FullMethodName, req, &csi.NodeStageVolumeResponse{})
+}
+
+// Unstage has the driver unstage a volume at a path.
+func (d *Driver) Unstage(ctx context.Context, volumeID, path string) error {
+	req := &csi.NodeUnstageVolumeRequest{VolumeId: volumeID, StagingTargetPath: path}
+	if err := d.Call(ctx, csi.Node_NodeUnstageVolume_FullMethodName, req, &csi.NodeUnstageVolumeResponse{}); err != nil {
+		return d.Error("asked to unstage the volume", err, nil)
+	}
+	return nil
+}
+
+// PublishDevice has the driver publish a device. It asks again without readonly where the
+// driver refuses a read-only device, as several do. Nothing depends on the driver here:
+// the broker makes the device read-only, and the sandbox mounts it so.
+func (d *Driver) PublishDevice(ctx context.Context, req *csi.NodePublishVolumeRequest) error {
+	const method = csi.Node_NodePublishVolume_FullMethodName
+	err := d.Call(ctx, method, req, &csi.NodePublishVolumeResponse{})
+	if err == nil || !refusal.IsFinal(err) || !req.GetReadonly() {
+		return err
+	}
+	req.Readonly = false
+	if again := d.Call(ctx, method, req, &csi.NodePublishVolumeResponse{}); again == nil || !refusal.IsFinal(again) {
+		return again
+	}
+	return err // the driver refuses something else
+}
+
+// Unpublish has the driver unpublish a volume at a path. The flag deferred tells a driver
+// that defers by itself what kind of volume it was.
+func (d *Driver) Unpublish(ctx context.Context, volumeID, path string, deferred bool) error {
+	req := &csi.NodeUnpublishVolumeRequest{VolumeId: volumeID, TargetPath: path}
+	if deferred {
+		csidefer.SetRequested(req)
+	}
+	if err := d.Call(ctx, csi.Node_NodeUnpublishVolume_FullMethodName, req, &csi.NodeUnpublishVolumeResponse{}); err != nil {
+		return d.Error("asked to unpublish the volume", err, nil)
+	}
+	return nil
+}
+
+// maxLayers bounds how often the driver is asked in one call.
+const maxLayers = 100
+
+// unpublishLayers has the driver unpublish a device, and repeats that while the driver
+// removes one mount of several: a driver that made one mount for each repeated publish
+// fails, or answers OK, once for each, and kubelet would wait longer after every time.
+func (d *Driver) unpublishLayers(ctx context.Context, volumeID, device string) error {
+	for range maxLayers {
+		before := topMount(device)
+		err := d.Unpublish(ctx, volumeID, device, false)
+		if after := topMount(device); after == 0 || after == before || ctx.Err() != nil {
+			return err
+		}
+	}
+	return tooManyLayers(d.Name, device)
+}
+
+// AsBlock is the capability to ask for a device in place of a mount.
+func AsBlock(capability *csi.VolumeCapability) *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+		AccessMode: capability.GetAccessMode(),
+	}
+}
+
+// undoTimeout bounds the roll-back of a call.
+const undoTimeout = 30 * time.Second
+
+// UndoContext is the context of a roll-back. It goes on when the caller has gone.
+func UndoContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+}

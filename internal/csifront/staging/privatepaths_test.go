@@ -1,0 +1,83 @@
+package staging
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+func TestPrivatePathsAreAPureHash(t *testing.T) {
+	p, err := newPrivatePaths("/var/lib/kubelet", "/var/lib/kubelet/plugins/kubernetes.io/csi/crust-proxy.dev")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := make(map[string]string)
+	for _, parts := range [][3]string{
+		{"d", "v", "/t"}, {"d", "v/", "t"}, {"d", "v", "t"}, {"dv", "", "/t"}, {"d", "v/t", ""}, {"d", "../../../etc", "/t"},
+	} {
+		id := VolumeID{parts[0], parts[1]}
+		path := p.Publish(id, parts[2])
+		if path != p.Publish(id, parts[2]) || filepath.Clean(path) != path || !strings.HasPrefix(path, "/var/lib/kubelet/plugins/") {
+			t.Errorf("%q: %s", parts, path)
+		}
+		if other, double := seen[path]; double {
+			t.Errorf("%q and %s have one path", parts, other)
+		}
+		seen[path] = strings.Join(parts[:], " ")
+	}
+}
+
+func TestPrivateDirOutsideOfPlugins(t *testing.T) {
+	for _, dir := range []string{"/var/lib/kubelet", "/var/lib/kubelet/plugins", "/var/lib/kubelet/pods/x", "/var/lib/kubelet/plugins-2/x", "/etc"} {
+		if _, err := newPrivatePaths("/var/lib/kubelet", dir); volume.KindOf(err) != volume.Invalid || err == nil {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+}
+
+// TestRemovingKeepsWhatIsNotOurs is a driver that leaves things behind, and a
+// private directory that leads elsewhere.
+func TestRemovingKeepsWhatIsNotOurs(t *testing.T) {
+	root := t.TempDir()
+	elsewhere := t.TempDir()
+	p, err := newPrivatePaths(root, root+"/plugins/x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := VolumeID{"d", "v"}
+	device := p.Publish(id, "/t")
+	write := func(path, content string) {
+		t.Helper()
+		if err := p.MakeDir(filepath.Dir(device)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(device, "")
+	if err := p.RemovePublish(device); err != nil || p.Exists(filepath.Dir(device)) {
+		t.Errorf("an empty file stays: %v", err)
+	}
+	write(device, "somebody's image")
+	if err := p.RemovePublish(device); err != nil || !p.Exists(device) {
+		t.Errorf("a file with data has gone: %v", err)
+	}
+	if err := os.RemoveAll(filepath.Dir(filepath.Dir(device))); err != nil {
+		t.Fatal(err)
+	}
+	write(elsewhere+"/"+deviceName, "")
+	if err := os.RemoveAll(filepath.Dir(device)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(elsewhere, filepath.Dir(device)); err != nil {
+		t.Fatal(err)
+	}
+	_ = p.RemovePublish(device)
+	if _, err := os.Stat(elsewhere + "/" + deviceName); err != nil {
+		t.Errorf("a file outside of the kubelet root was removed: %v", err)
+	}
+}

@@ -1,0 +1,221 @@
+package staging
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// RecordDir holds the records, below the state directory.
+const RecordDir = "csi"
+
+// recordVersion is the form of the records written.
+const recordVersion = 1
+
+// Record holds what the broker does not record of a CSI volume: how the driver was asked
+// to stage it, and which pods have it without deferral. It holds no secret.
+type Record struct {
+	Version int    `json:"version"`
+	Boot    string `json:"boot"`
+	Driver  string `json:"driver"`
+	ID      string `json:"volumeID"`
+	// Stage is nil where the volume is not staged.
+	Stage *StageRecord `json:"stage,omitempty"`
+	// OnHost are the targets that the driver itself has mounted.
+	OnHost []string `json:"plain,omitempty"`
+	// Uncertain are the targets at which a driver was asked to publish deferred, where it
+	// is not known whether it did.
+	Uncertain []string `json:"asked,omitempty"`
+}
+
+// StageRecord is a stage that kubelet asked for.
+type StageRecord struct {
+	// Path is kubelet's staging path, and Private where the driver stages a
+	// device instead. At says which of them holds now. While Pending is set the
+	// driver has been asked to stage there, and has not answered OK.
+	Path    string `json:"path"`
+	Private string `json:"private,omitempty"`
+	At      string `json:"at,omitempty"`
+	Pending bool   `json:"placing,omitempty"`
+	// Rule names what decided, as in policy.Verdict.
+	Rule string `json:"rule"`
+	// Request is kubelet's request without its secrets, to stage again when the
+	// verdict changes. It is empty where the volume could not be deferred for any pod.
+	// Incomplete is set where something was left out.
+	Request    []byte `json:"request,omitempty"`
+	Incomplete bool   `json:"incomplete,omitempty"`
+}
+
+// How a volume is staged.
+const (
+	// NotStaged: the driver unstaged it, and kubelet takes it for staged.
+	NotStaged = ""
+	// StagedOnHost: as a filesystem, at kubelet's staging path.
+	StagedOnHost = "path"
+	// StagedAsDevice: as a block device, at the private path.
+	StagedAsDevice = "private"
+)
+
+func stagedAt(asDevice bool) string {
+	if asDevice {
+		return StagedAsDevice
+	}
+	return StagedOnHost
+}
+
+// Done reports whether the driver has staged the volume in this way.
+func (s *StageRecord) Done(asDevice bool) bool {
+	return s != nil && s.At == stagedAt(asDevice) && !s.Pending
+}
+
+// StagedOtherwise reports whether the driver has, or may have, staged the volume in the
+// other way.
+func (s *StageRecord) StagedOtherwise(asDevice bool) bool {
+	return s.At != NotStaged && s.At != stagedAt(asDevice)
+}
+
+// newStage makes the record of a stage.
+func newStage(req *csi.NodeStageVolumeRequest, rule string) *StageRecord {
+	stage := &StageRecord{Path: req.GetStagingTargetPath(), Rule: rule}
+	clean, incomplete := withoutSecrets(req)
+	raw, err := proto.Marshal(clean)
+	stage.Request, stage.Incomplete = raw, incomplete || err != nil
+	return stage
+}
+
+// dropRequest removes the request from the record. Then only kubelet can have the volume
+// staged again.
+func (s *StageRecord) dropRequest() { s.Request, s.Incomplete = nil, true }
+
+// lacksRequest reports whether the record was written without the request.
+func (s *StageRecord) lacksRequest() bool { return len(s.Request) == 0 }
+
+func (r *Record) empty() bool {
+	return r.Stage == nil && len(r.OnHost) == 0 && len(r.Uncertain) == 0
+}
+
+// Without is a list of targets without one of them.
+func Without(targets []string, target string) []string {
+	return slices.DeleteFunc(slices.Clone(targets), func(t string) bool { return t == target })
+}
+
+// VolumeID names a CSI volume on this node.
+type VolumeID struct{ Driver, ID string }
+
+// Records keeps one file per volume below the state directory, written atomically. Like the
+// broker's records they mean nothing after a reboot.
+type Records struct {
+	dir  string
+	boot string
+
+	mu  sync.Mutex
+	all map[VolumeID]Record
+}
+
+func openRecords(dir string, log *zap.Logger) (*Records, error) {
+	boot, err := sys.BootID()
+	if err != nil {
+		return nil, bootIDError(err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, stateDirError(diskKind(err), "made", err)
+	}
+	r := &Records{dir: dir, boot: boot, all: make(map[VolumeID]Record)}
+	names, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, stateDirError(volume.Internal, "read", err)
+	}
+	for _, name := range names {
+		if err := r.load(name.Name()); err != nil {
+			log.Error("a record of the front cannot be used and is left where it is", zap.String("file", name.Name()), zap.Error(err))
+		}
+	}
+	r.dropGone(log)
+	return r, nil
+}
+
+// load reads one file. What a kill left half-written, and what an earlier boot
+// left, is removed.
+func (r *Records) load(name string) error {
+	path := filepath.Join(r.dir, name)
+	if !strings.HasSuffix(name, ".json") {
+		return os.Remove(path)
+	}
+	rec, err := readRecord(path)
+	if err != nil {
+		return err
+	}
+	if rec.Boot != r.boot {
+		return os.Remove(path)
+	}
+	r.all[VolumeID{rec.Driver, rec.ID}] = rec
+	return nil
+}
+
+// Get returns a copy of a volume's record, an empty one where there is none.
+func (r *Records) Get(id VolumeID) Record {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rec, ok := r.all[id]
+	if !ok {
+		return Record{Driver: id.Driver, ID: id.ID}
+	}
+	rec.OnHost, rec.Uncertain = slices.Clone(rec.OnHost), slices.Clone(rec.Uncertain)
+	return rec
+}
+
+// Put writes a record, or removes it where it is empty. The caller holds the volume's lock.
+func (r *Records) Put(rec Record) error {
+	rec.Version, rec.Boot = recordVersion, r.boot
+	id := VolumeID{rec.Driver, rec.ID}
+	path := filepath.Join(r.dir, FileName(id))
+	if rec.empty() {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return recordError(id, err)
+		}
+		r.putInMemory(rec)
+		return nil
+	}
+	raw, err := json.Marshal(rec)
+	if err != nil {
+		return recordError(id, err)
+	}
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, raw, 0o600); err != nil {
+		return recordError(id, errors.Join(err, os.Remove(tmp)))
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return recordError(id, errors.Join(err, os.Remove(tmp)))
+	}
+	r.putInMemory(rec)
+	return nil
+}
+
+// putInMemory stores a record in memory only, until the next restart. A full run directory
+// must not keep a volume that is not deferred from its pod, nor the pod from ending.
+func (r *Records) putInMemory(rec Record) {
+	id := VolumeID{rec.Driver, rec.ID}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if rec.empty() {
+		delete(r.all, id)
+		return
+	}
+	r.all[id] = rec
+}
+
+// FileName is the name of a volume's record.
+func FileName(id VolumeID) string { return privateName(id.Driver, id.ID, "") + ".json" }

@@ -1,0 +1,282 @@
+// Package staging holds what the front records of CSI volumes, the private paths at which
+// drivers are asked for devices, and the calls to drivers.
+package staging
+
+import (
+	"context"
+	"path"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+)
+
+// Store holds what is recorded of the volumes of all drivers.
+type Store struct {
+	Records *Records
+	Private *PrivatePaths
+
+	requests requestCache
+}
+
+// OpenStore reads the records that an earlier process left in the state directory.
+func OpenStore(stateDir, kubeletRoot, privateDir string, log *zap.Logger) (*Store, error) {
+	records, err := openRecords(filepath.Join(stateDir, RecordDir), log)
+	if err != nil {
+		return nil, err
+	}
+	private, err := newPrivatePaths(kubeletRoot, privateDir)
+	if err != nil {
+		return nil, err
+	}
+	return &Store{Records: records, Private: private}, nil
+}
+
+// HoldsRequest reports whether a stage request with its secrets is in memory.
+func (s *Store) HoldsRequest(id VolumeID) bool { return s.requests.get(id) != nil }
+
+// ForgetRequest removes a volume's stage request from memory.
+func (s *Store) ForgetRequest(id VolumeID) { s.requests.forget(id) }
+
+// Stager has one driver stage volumes, as kubelet asked or as devices, and records it. The
+// caller of each method holds the volume's lock.
+type Stager struct {
+	driver *Driver
+	store  *Store
+	// couldDefer reports whether a staged volume may have to be staged anew for a pod.
+	// Otherwise nobody needs the stage request again, which may hold what gives access to
+	// the storage.
+	couldDefer func(*csi.NodeStageVolumeRequest) bool
+	log        *zap.Logger
+}
+
+// NewStager makes a stager for one driver.
+func NewStager(driver *Driver, store *Store, couldDefer func(*csi.NodeStageVolumeRequest) bool, log *zap.Logger) *Stager {
+	return &Stager{driver: driver, store: store, couldDefer: couldDefer, log: log}
+}
+
+// Stage has the driver stage the volume, as a device at a private path or, by forward, as
+// kubelet asked. The record is written first and says that the stage is pending; only the
+// driver's OK changes that. So after a kill or an uncertain error the next call stages
+// again.
+//
+// The record holds the request only where the volume may have to be staged anew. A
+// request that an earlier record holds stays until the driver has answered OK.
+func (s *Stager) Stage(
+	ctx context.Context, rec *Record, req *csi.NodeStageVolumeRequest, asDevice bool, rule string,
+	forward func(context.Context) error,
+) error {
+	before, call := rec.Stage, forward
+	rec.Stage = newStage(req, rule)
+	rec.Stage.At, rec.Stage.Pending = stagedAt(asDevice), !before.Done(asDevice)
+	keep := asDevice || s.couldDefer(req)
+	if !keep && (before == nil || before.lacksRequest() || !rec.Stage.Pending) {
+		rec.Stage.dropRequest()
+	}
+	if asDevice {
+		ask := s.deviceRequest(req, rec.Stage)
+		call = func(ctx context.Context) error { return s.driver.stage(ctx, ask) }
+		if err := s.store.Private.MakeDir(rec.Stage.Private); err != nil {
+			rec.Stage = before
+			return err
+		}
+	}
+	s.cacheRequest(req, rec.Stage)
+	if err := s.put(rec, asDevice); err != nil {
+		return err
+	}
+	failpoint.Hit("front-stage-recorded")
+	err := call(ctx)
+	failpoint.Hit("front-stage-driver")
+	if err == nil {
+		return s.succeeded(rec, asDevice, keep)
+	}
+	if asDevice {
+		err = s.driver.BlockError("stage", rule, err, SecretsOf(req))
+	}
+	return s.failed(ctx, rec, before, err)
+}
+
+// deviceRequest is the request for a device in place of a filesystem.
+func (s *Stager) deviceRequest(req *csi.NodeStageVolumeRequest, stage *StageRecord) *csi.NodeStageVolumeRequest {
+	stage.Private = s.store.Private.Staging(s.driver.ID(req.GetVolumeId()), req.GetStagingTargetPath())
+	ask := proto.CloneOf(req)
+	ask.StagingTargetPath = stage.Private
+	ask.VolumeCapability = AsBlock(req.GetVolumeCapability())
+	return ask
+}
+
+// cacheRequest stores in memory what a record lacks of its request, for as long as it may
+// be needed. A pending stage needs it, whatever the policy says.
+func (s *Stager) cacheRequest(req *csi.NodeStageVolumeRequest, stage *StageRecord) {
+	id := s.driver.ID(req.GetVolumeId())
+	if stage.Incomplete && (stage.Pending || !stage.lacksRequest()) {
+		s.store.requests.put(id, req)
+		return
+	}
+	s.store.requests.forget(id)
+}
+
+// put records a stage. A full run directory does not keep a volume that is not deferred
+// from its pod.
+func (s *Stager) put(rec *Record, asDevice bool) error {
+	if !asDevice {
+		s.RecordOnHost(rec)
+		return nil
+	}
+	return s.store.Records.Put(*rec)
+}
+
+// succeeded records that the driver has staged the volume, and drops the request unless
+// it is to be kept.
+func (s *Stager) succeeded(rec *Record, asDevice, keep bool) error {
+	if !rec.Stage.Pending {
+		return nil // it was staged in this way before
+	}
+	stage := *rec.Stage
+	stage.Pending = false
+	if !keep {
+		stage.dropRequest()
+		s.store.requests.forget(s.driver.ID(rec.ID))
+	}
+	rec.Stage = &stage
+	if err := s.put(rec, asDevice); err != nil {
+		return err
+	}
+	failpoint.Hit("front-stage-placed")
+	return nil
+}
+
+// failed removes the record of a stage that the driver refused with a final code. After
+// any other error the driver may have staged the volume, and the record stays.
+func (s *Stager) failed(ctx context.Context, rec *Record, before *StageRecord, cause error) error {
+	switch {
+	case !refusal.IsFinal(cause):
+		return cause
+	case before == nil || before.At == NotStaged:
+		private := rec.Stage.Private
+		rec.Stage = before
+		if err := s.store.Records.Put(*rec); err != nil {
+			return refusal.JoinUndo(rec.ID, cause, err)
+		}
+		if private != "" {
+			return refusal.JoinUndo(rec.ID, cause, s.store.Private.removeStaging(private))
+		}
+		return cause
+	case before.Pending: // an earlier request may have staged it
+		ctx, cancel := UndoContext(ctx)
+		defer cancel()
+		return refusal.JoinUndo(rec.ID, cause, s.Unstage(ctx, rec))
+	case rec.Stage.At == StagedAsDevice:
+		return refusal.NotFinal(rec.ID, cause)
+	default:
+		return cause
+	}
+}
+
+// Unstage has the driver unstage what it staged, in whichever way. The record stays, for
+// kubelet takes the volume for staged.
+func (s *Stager) Unstage(ctx context.Context, rec *Record) error {
+	where := rec.Stage.Path
+	if rec.Stage.At == StagedAsDevice {
+		where = rec.Stage.Private
+	}
+	if err := s.driver.Unstage(ctx, rec.ID, where); err != nil {
+		return err
+	}
+	stage := *rec.Stage
+	stage.At, stage.Pending = NotStaged, false
+	rec.Stage = &stage
+	if err := s.store.Records.Put(*rec); err != nil {
+		return err
+	}
+	failpoint.Hit("front-unplaced")
+	if stage.Private != "" {
+		return s.store.Private.removeStaging(stage.Private)
+	}
+	return nil
+}
+
+// Restage stages a volume that no pod has in the other way, or finishes a stage that was
+// interrupted: kubelet does not stage again by itself.
+func (s *Stager) Restage(ctx context.Context, rec *Record, asDevice bool, rule string) error {
+	req, err := s.storedRequest(rec)
+	if err != nil {
+		return err
+	}
+	if rec.Stage.StagedOtherwise(asDevice) {
+		if err := s.Unstage(ctx, rec); err != nil {
+			return err
+		}
+	}
+	return s.Stage(ctx, rec, req, asDevice, rule, func(ctx context.Context) error {
+		if err := s.driver.stage(ctx, req); err != nil {
+			return s.driver.Error("asked to stage the volume", err, SecretsOf(req))
+		}
+		return nil
+	})
+}
+
+// storedRequest is kubelet's stage request, from memory or from the record.
+func (s *Stager) storedRequest(rec *Record) (*csi.NodeStageVolumeRequest, error) {
+	if req := s.store.requests.get(s.driver.ID(rec.ID)); req != nil {
+		return req, nil
+	}
+	if rec.Stage.lacksRequest() {
+		return nil, requestNotKept(rec)
+	}
+	if rec.Stage.Incomplete {
+		return nil, secretsLost(rec)
+	}
+	req := &csi.NodeStageVolumeRequest{}
+	if err := proto.Unmarshal(rec.Stage.Request, req); err != nil {
+		return nil, storedRequestUnreadable(rec, err)
+	}
+	return req, nil
+}
+
+// UnstageDevice has the driver unstage a device at the private path of kubelet's staging
+// path, if one was ever asked for there, and reports whether one was. It works without a
+// record.
+func (s *Stager) UnstageDevice(ctx context.Context, volumeID, stagingPath string) (was bool, err error) {
+	private := s.store.Private.Staging(s.driver.ID(volumeID), stagingPath)
+	if !s.store.Private.Exists(private) {
+		return false, nil
+	}
+	if err := s.driver.Unstage(ctx, volumeID, private); err != nil {
+		return true, err
+	}
+	return true, s.store.Private.removeStaging(private)
+}
+
+// UnpublishDevice has the driver unpublish a device at a private path, if one was ever
+// asked for there.
+func (s *Stager) UnpublishDevice(ctx context.Context, volumeID, device string) error {
+	if !s.store.Private.Exists(path.Dir(device)) {
+		return nil
+	}
+	if err := s.driver.unpublishLayers(ctx, volumeID, device); err != nil {
+		return err
+	}
+	failpoint.Hit("front-unpublish-private")
+	return s.store.Private.RemovePublish(device)
+}
+
+// RecordOnHost writes the record of a volume that is not deferred. Where a full run
+// directory prevents that, the record is in memory until the next restart: the claim in
+// the kernel still keeps a second owner from the device.
+func (s *Stager) RecordOnHost(rec *Record) {
+	if err := s.store.Records.Put(*rec); err != nil {
+		s.LogRecordFailure(err)
+		s.store.Records.putInMemory(*rec)
+	}
+}
+
+// LogRecordFailure logs that a record could not be written, where the call goes on.
+func (s *Stager) LogRecordFailure(err error) {
+	s.log.Error("a volume that is not deferred cannot be put on record", zap.Error(err))
+}

@@ -1,0 +1,65 @@
+package csifront
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// find looks up the deferred volume of a stats or expand call: by its target, else by its
+// id, for kubelet may name the staging path instead.
+func (p *driverProxy) find(volumeID, path, stagingPath string) (deferral.Status, bool) {
+	volumes := p.front.cfg.Volumes
+	found, ok, err := volumes.Find(path)
+	if err == nil && ok && !found.Removing && decision.CheckSameVolume(found.Volume, p.driver.Name, volumeID) == nil {
+		return found, true
+	}
+	for _, status := range volumes.OfOrigin(p.driver.Name, volumeID) {
+		if origin := status.Origin; !status.Removing && origin.Staging != "" && (origin.Staging == path || origin.Staging == stagingPath) {
+			return status, true
+		}
+	}
+	return deferral.Status{}, false
+}
+
+// annotateCall names the volume for the log of the call.
+func annotateCall(ctx context.Context, found *deferral.Status) {
+	call := telemetry.CallFrom(ctx)
+	call.Volume, call.Target, call.Handler = string(found.Key), found.Target, found.Handler
+}
+
+// sandboxStats is what the sandbox reports. While there is none, it is what it reported
+// last, with a condition that says so.
+func sandboxStats(ctx context.Context, sandboxes Sandboxes, v *volume.Volume) (*csi.NodeGetVolumeStatsResponse, error) {
+	answer, err := sandboxes.Stats(ctx, v)
+	if err == nil {
+		return statsReply(&answer.Report), nil
+	}
+	known, ok := sandboxes.Known(v)
+	if volume.KindOf(err) != volume.NoSandbox || !ok || known.At.IsZero() {
+		return nil, err
+	}
+	reply := statsReply(&known.Report)
+	reply.VolumeCondition = &csi.VolumeCondition{Abnormal: true, Message: noSandboxNow(known.At)}
+	return reply, nil
+}
+
+func statsReply(report *volume.Report) *csi.NodeGetVolumeStatsResponse {
+	reply := &csi.NodeGetVolumeStatsResponse{VolumeCondition: &csi.VolumeCondition{Message: healthUnknown}}
+	for _, usage := range report.Usage {
+		reply.Usage = append(reply.Usage, &csi.VolumeUsage{
+			Available: usage.Available, Total: usage.Total, Used: usage.Used, Unit: csi.VolumeUsage_Unit(usage.Unit),
+		})
+	}
+	if condition := report.Condition; condition != nil {
+		reply.VolumeCondition.Abnormal = condition.Abnormal
+		reply.VolumeCondition.Message = cmp.Or(condition.Message, nothingAbnormal)
+	}
+	return reply
+}

@@ -1,0 +1,107 @@
+package csifront
+
+import (
+	"context"
+	"path"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// unpublishCall is one NodeUnpublishVolume. Its caller holds the volume's lock.
+type unpublishCall struct {
+	proxy   *driverProxy
+	id      staging.VolumeID
+	target  string
+	forward forwardFunc
+}
+
+// run undoes a publish in the opposite order: the sandbox has to be gone, then the volume
+// is released from its handler, then the driver unpublishes its device. Where the record
+// was lost, the private path shows what was published.
+func (u *unpublishCall) run(ctx context.Context) ([]byte, error) {
+	rec := u.proxy.front.store.Records.Get(u.id)
+	released, err := u.release(ctx, &rec)
+	if err != nil {
+		return nil, err
+	}
+	failpoint.Hit("front-unpublish-unstaged")
+	reply, err := u.askDriver(ctx, &rec, released)
+	if err != nil {
+		return nil, err
+	}
+	failpoint.Hit("front-unpublish-driver")
+	u.proxy.front.forgetRefusal(u.target)
+	u.forgetTarget(&rec)
+	return reply, nil
+}
+
+// release takes a deferred volume, or what is left of one whose record was lost, from its
+// handler. It does not touch a target that the driver is known to have mounted: its
+// server may have gone, and the call would hang.
+func (u *unpublishCall) release(ctx context.Context, rec *staging.Record) (*volume.Volume, error) {
+	if slices.Contains(rec.OnHost, u.target) {
+		return nil, nil //nolint:nilnil // there is none, which is no failure
+	}
+	volumes := u.proxy.front.cfg.Volumes
+	if found, known, err := volumes.Find(u.target); err == nil && known {
+		if err := decision.CheckSameVolume(found.Volume, u.id.Driver, u.id.ID); err != nil {
+			return nil, err
+		}
+	}
+	released, err := volumes.Release(ctx, u.target)
+	if released == nil && volume.KindOf(err) == volume.Invalid {
+		return nil, nil //nolint:nilnil // a target that lies elsewhere is no deferred one
+	}
+	return released, err
+}
+
+// askDriver has the driver unpublish what it published: at the private path, at kubelet's
+// own, or at both where nothing tells which.
+func (u *unpublishCall) askDriver(ctx context.Context, rec *staging.Record, released *volume.Volume) ([]byte, error) {
+	private := u.proxy.front.store.Private
+	device := private.Publish(u.id, u.target)
+	asDevice := private.Exists(path.Dir(device))
+	if err := u.proxy.stager.UnpublishDevice(ctx, u.id.ID, device); err != nil {
+		return nil, err
+	}
+	switch {
+	case released != nil && released.Origin != nil && released.Origin.Way == volume.WayNative,
+		released == nil && slices.Contains(rec.Uncertain, u.target):
+		return u.unpublishNative(ctx)
+	case asDevice && (released != nil || private.RemoveEmptyTarget(u.target)):
+		return proto.Marshal(&csi.NodeUnpublishVolumeResponse{})
+	default:
+		return u.forward(ctx)
+	}
+}
+
+// unpublishNative tells a driver that defers by itself what kind of volume it was. A
+// driver that was downgraded is not told.
+func (u *unpublishCall) unpublishNative(ctx context.Context) ([]byte, error) {
+	has, err := u.proxy.driver.Capabilities(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := u.proxy.driver.Unpublish(ctx, u.id.ID, u.target, has.Native); err != nil {
+		return nil, err
+	}
+	return proto.Marshal(&csi.NodeUnpublishVolumeResponse{})
+}
+
+// forgetTarget removes the target from the record of the volume. The driver has
+// unpublished it: a record that cannot be written does not keep the pod from ending, and a
+// restart drops targets whose directories have gone.
+func (u *unpublishCall) forgetTarget(rec *staging.Record) {
+	if !slices.Contains(rec.OnHost, u.target) && !slices.Contains(rec.Uncertain, u.target) {
+		return
+	}
+	rec.OnHost, rec.Uncertain = staging.Without(rec.OnHost, u.target), staging.Without(rec.Uncertain, u.target)
+	u.proxy.stager.RecordOnHost(rec)
+}

@@ -1,0 +1,65 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// lockWait is how long an earlier daemon of the run directory may take to end.
+const lockWait = 5 * time.Second
+
+// lockRunDir locks the run directory and the kubelet root for this daemon until release is
+// called or the process dies. Two daemons at once, one of the package and one of a
+// DaemonSet for example, would each repair the node by its own memory of the records.
+func lockRunDir(ctx context.Context, runDir, kubeletRoot string, patience time.Duration) (release func(), err error) {
+	if err := os.MkdirAll(runDir, 0o711); err != nil { //nolint:gosec // what is in it has modes of its own
+		return nil, err
+	}
+	path := filepath.Join(runDir, "daemon.lock")
+	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600) //nolint:gosec // our own directory
+	if err != nil {
+		return nil, fmt.Errorf("the run directory's lock cannot be opened: %w", err)
+	}
+	const remedy = "stop it (a package and a DaemonSet on one node?), or give this one a runDir and a kubeletRoot of its own"
+	if err := lockFile(ctx, lock, patience, fmt.Sprintf("another crust-proxy has the run directory %s: %s", runDir, remedy)); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	// The directory itself is locked: that works whatever run directory the other has.
+	root, err := os.Open(kubeletRoot) //nolint:gosec // as configured
+	if errors.Is(err, fs.ErrNotExist) {
+		return func() { _ = lock.Close() }, nil // nothing can be mounted below it
+	}
+	if err == nil {
+		err = lockFile(ctx, root, patience, fmt.Sprintf("another crust-proxy serves the kubelet root %s: %s", kubeletRoot, remedy))
+	}
+	if err != nil {
+		_ = root.Close()
+		return nil, errors.Join(err, lock.Close())
+	}
+	return func() { _ = root.Close(); _ = lock.Close() }, nil
+}
+
+// lockFile takes an exclusive lock, and waits for it while an earlier daemon ends.
+func lockFile(ctx context.Context, file *os.File, patience time.Duration, taken string) error {
+	for end := time.Now().Add(patience); ; {
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			return fmt.Errorf("lock %s: %w", file.Name(), err)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case time.Now().After(end):
+			return errors.New(taken)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}

@@ -1,0 +1,76 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestOneDaemonHasARunDirectory until it ends.
+func TestOneDaemonHasARunDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	first, err := lockRunDir(t.Context(), dir, t.TempDir(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lockRunDir(t.Context(), dir, t.TempDir(), 0); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "another") {
+		t.Errorf("a second daemon was told %v", err)
+	}
+	given := make(chan error, 1)
+	go func() {
+		second, err := lockRunDir(t.Context(), dir, t.TempDir(), time.Minute)
+		if err == nil {
+			second()
+		}
+		given <- err
+	}()
+	first()
+	if err := <-given; err != nil {
+		t.Errorf("a daemon that waited was told %v", err)
+	}
+}
+
+func TestWaitingForTheRunDirectoryEnds(t *testing.T) {
+	dir := t.TempDir()
+	first, err := lockRunDir(t.Context(), dir, t.TempDir(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := lockRunDir(ctx, dir, t.TempDir(), time.Minute); !errors.Is(err, context.Canceled) {
+		t.Errorf("a daemon that is stopped while it waits ends with %v", err)
+	}
+}
+
+// TestOneDaemonHasAKubeletRoot, whatever their run directories are.
+func TestOneDaemonHasAKubeletRoot(t *testing.T) {
+	root := t.TempDir()
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(root, link); err != nil {
+		t.Fatal(err)
+	}
+	first, err := lockRunDir(t.Context(), t.TempDir(), root, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lockRunDir(t.Context(), t.TempDir(), link, 0); err == nil || !strings.Contains(err.Error(), link) || !strings.Contains(err.Error(), "of its own") {
+		t.Errorf("a second daemon was told %v", err)
+	}
+	first()
+	second, err := lockRunDir(t.Context(), t.TempDir(), link, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second()
+	absent, err := lockRunDir(t.Context(), t.TempDir(), root+"/absent", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	absent()
+}

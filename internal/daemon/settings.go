@@ -1,0 +1,89 @@
+package daemon
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"sync/atomic"
+	"syscall"
+
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/config"
+	"github.com/crust-proxy/crust-proxy/internal/peercred"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/stats"
+)
+
+// settings are the configuration in force. The file may change while the daemon runs.
+type settings struct {
+	flags *config.Flags
+	log   *zap.Logger
+	// apply hands a changed configuration to the parts of the daemon.
+	apply func(*config.Config)
+
+	inForce atomic.Pointer[config.Config]
+	bad     atomic.Pointer[error] // what is wrong with the file since it was changed
+}
+
+func (s *settings) get() *config.Config { return s.inForce.Load() }
+
+// reloadOnSignal reads the configuration again at each SIGHUP.
+func (s *settings) reloadOnSignal(ctx context.Context) error {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-hangups:
+			s.reload()
+		}
+	}
+}
+
+// reload puts in force what can be changed without a restart. A bad file changes
+// nothing, and is a finding of doctor until it is corrected.
+func (s *settings) reload() {
+	next, err := s.flags.Load()
+	if err == nil && s.get().Front.Enabled {
+		err = mayLeave(&next)
+	}
+	if err != nil {
+		s.bad.Store(&err)
+		s.log.Error("the changed configuration is bad; the old one stays in force", zap.Error(err))
+		return
+	}
+	s.bad.Store(nil)
+	applied, needRestart := config.Reloadable(*s.get(), next)
+	s.inForce.Store(&applied)
+	s.apply(&applied)
+	s.log.Info("configuration reloaded", zap.Strings("needs_restart", needRestart))
+}
+
+// shown is the configuration in force, for the Admin API.
+func (s *settings) shown() (path, yaml string) {
+	text, err := s.get().YAML()
+	if err != nil {
+		text = "# cannot be shown: " + err.Error()
+	}
+	return s.flags.File, text
+}
+
+func devicePolicy(cfg *config.Config) claim.DevicePolicy {
+	return claim.DevicePolicy{
+		Roots: cfg.Devices.Roots, Images: cfg.Devices.Images, Classes: cfg.Devices.Classes, Servers: cfg.Devices.Servers,
+	}
+}
+
+func relayLimits(cfg *config.Config) stats.Limits {
+	return stats.Limits{
+		StatsTimeout: cfg.Relay.StatsTimeout.Std(), ExpandTimeout: cfg.Relay.ExpandTimeout.Std(),
+		Concurrency: cfg.Relay.Concurrency, SlowAfter: cfg.Relay.SlowAfter.Std(), MaxSlow: cfg.Relay.MaxSlow,
+	}
+}
+
+func callers(c config.Callers) peercred.Policy {
+	return peercred.Policy{UIDs: c.UIDs, GIDs: c.GIDs}
+}

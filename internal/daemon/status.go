@@ -1,0 +1,215 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/adminapi"
+	"github.com/crust-proxy/crust-proxy/internal/pace"
+	"github.com/crust-proxy/crust-proxy/internal/pods"
+	"github.com/crust-proxy/crust-proxy/internal/registry"
+	"github.com/crust-proxy/crust-proxy/internal/systemd"
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/stats"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// scrapeTime bounds what a scrape asks of the handlers.
+const scrapeTime = 2 * time.Second
+
+// nodeStatus says what is wrong on the node: in words for doctor, in numbers for metrics.
+type nodeStatus struct {
+	settings *settings
+	notify   *systemd.Notifier
+	handlers handlers
+	tracker  tracker // nil where no container runtime is configured
+	broker   *deferral.Broker
+	mounted  *hostMounts
+	http     *telemetry.Server
+	relay    *stats.Relay
+	node     *adminapi.Node
+	front    *driverFront  // nil where the front is off
+	cluster  *pods.Cluster // nil where no cluster is asked
+	badFront error         // which of the front's records could not be read at the start
+}
+
+// findings are what is wrong, one sentence each.
+func (n *nodeStatus) findings(ctx context.Context) []string {
+	var out []string
+	for _, problem := range n.broker.Problems() {
+		out = append(out, problem.Error())
+	}
+	if kept := n.broker.KeptClaims(); n.notify.CanStore() && kept > n.notify.Room() {
+		out = append(out, fmt.Sprintf("%d devices are claimed, and systemd keeps %d descriptors over a restart: the others can be taken "+
+			"while crust-proxy restarts; raise FileDescriptorStoreMax= of crust-proxy.service", kept, n.notify.Room()))
+	}
+	if n.badFront != nil {
+		out = append(out, fmt.Sprintf("%v: a device that its driver has staged for it may stay staged", n.badFront))
+	}
+	if n.tracker != nil && !n.tracker.Ready() {
+		out = append(out, fmt.Sprintf("sandboxes cannot be followed (%v): those of runtime-rs are not found", n.tracker.LastError()))
+	}
+	out = append(out, polledFinding(n.tracker)...)
+	out = append(out, n.clusterFindings()...)
+	out = append(out, n.heldFindings()...)
+	if err := n.http.Problem(); err != nil {
+		out = append(out, err.Error()+": free the address, or change http.listen and restart crust-proxy; volumes are served meanwhile")
+	}
+	if bad := n.settings.bad.Load(); bad != nil {
+		out = append(out, fmt.Sprintf("the configuration file is bad, and what was in force before it stays: %v", *bad))
+	}
+	if n.front != nil {
+		for _, problem := range n.front.drivers.Bypassed() {
+			out = append(out, problem)
+		}
+		out = append(out, n.driversAway()...)
+		if n.cluster != nil {
+			out = append(out, csiNodeFindings(n.front.drivers.List(), n.cluster.State())...)
+		}
+	}
+	return append(out, n.mounted.findings(ctx)...)
+}
+
+// clusterFindings are what is wrong with the look-up of pods.
+func (n *nodeStatus) clusterFindings() []string {
+	if n.cluster == nil {
+		return nil
+	}
+	var out []string
+	for _, problem := range n.cluster.State().Problems {
+		out = append(out, "pods cannot be looked up: "+problem+": volumes of pods that are not known yet are refused")
+	}
+	return out
+}
+
+// maxHeldFindings bounds the findings: list has them all.
+const maxHeldFindings = 16
+
+// heldFindings are the devices that some process keeps from being released or
+// claimed.
+func (n *nodeStatus) heldFindings() []string {
+	var out []string
+	if err := n.broker.Blind(); err != nil {
+		out = append(out, fmt.Sprintf("it cannot be seen which processes have a device open, so that no volume can be staged or unstaged: %v", err))
+	}
+	held := n.broker.Held()
+	for _, h := range held[:min(maxHeldFindings, len(held))] {
+		out = append(out, fmt.Sprintf("volume %s: its device %s is to be released or claimed, or was released by force, and is still open in %s: "+
+			"if that is the VM of a pod that has gone, end the VM", h.Volume.Target, h.Volume.Device.Path, h.Processes))
+	}
+	return out
+}
+
+// driversAway tells of volumes whose driver is not behind the front any more, and
+// which kubelet can therefore not give back.
+func (n *nodeStatus) driversAway() []string {
+	here := make(map[string]bool)
+	for _, one := range n.front.drivers.List() {
+		here[one.Name] = true
+	}
+	away := make(map[string][]string)
+	var loop pace.Loop
+	for _, status := range n.broker.List() {
+		loop.Step()
+		if status.Origin != nil && !here[status.Driver] {
+			away[status.Driver] = append(away[status.Driver], describe(status.Volume))
+		}
+	}
+	var out []string
+	for _, driver := range slices.Sorted(maps.Keys(away)) {
+		out = append(out, fmt.Sprintf("driver %s is not behind crust-proxy any more, and its volumes cannot be given back until it is: %s",
+			driver, living{volumes: away[driver]}.text()))
+	}
+	return out
+}
+
+// csiNodeFindings are what a look at the node's CSINode has shown. Where pods cannot be
+// looked up either, that is a finding by itself.
+func csiNodeFindings(drivers []registry.State, look pods.State) []string {
+	var out []string
+	for _, one := range drivers {
+		if one.Missing {
+			out = append(out, fmt.Sprintf("driver %s is %s", one.Name, registry.NotInNode))
+		}
+	}
+	if look.CSINode != nil && len(look.Problems) == 0 {
+		out = append(out, fmt.Sprintf("it is not known which drivers are in the node's CSINode: %v: a registration that kubelet loses "+
+			"is not renewed; see the rights in docs/front.md", look.CSINode))
+	}
+	return out
+}
+
+// metrics are the findings as numbers.
+func (n *nodeStatus) metrics() telemetry.NodeState {
+	state := telemetry.NodeState{
+		ConfigGood: n.settings.bad.Load() == nil, BadRecords: len(n.broker.Problems()),
+		Sources: make(map[string]bool), Handlers: make(map[string]bool), Drivers: make(map[string]bool), Missing: make(map[string]bool),
+		Abnormal: n.count(n.isAbnormal), GroupIgnored: n.count(n.ignoresGroup), Held: len(n.broker.Held()),
+	}
+	if n.tracker != nil {
+		state.Sources["sandboxes"] = n.tracker.Ready()
+	}
+	if n.cluster != nil {
+		maps.Copy(state.Sources, n.cluster.State().Synced)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTime)
+	defer cancel()
+	for _, handler := range n.handlers {
+		state.Handlers[handler.Name()] = handler.Health(ctx) == nil
+	}
+	if n.front != nil {
+		for _, driver := range n.front.drivers.List() {
+			// A second registrar of the same name is refused and does no harm.
+			state.Drivers[driver.Name] = state.Drivers[driver.Name] || driver.Ready
+			state.Missing[driver.Name] = state.Missing[driver.Name] || driver.Missing
+		}
+	}
+	return state
+}
+
+// count counts the volumes of which something is true.
+func (n *nodeStatus) count(is func(volume.Key) bool) []telemetry.VolumeCount {
+	var out []telemetry.VolumeCount
+	var loop pace.Loop
+	for _, status := range n.node.All() {
+		loop.Step()
+		if is(status.Key) {
+			out = append(out, telemetry.VolumeCount{Driver: status.Driver, Handler: status.Handler, Count: 1})
+		}
+	}
+	return out
+}
+
+// isAbnormal goes by what the sandbox said last; it is asked whenever kubelet asks
+// for stats.
+func (n *nodeStatus) isAbnormal(key volume.Key) bool {
+	known, ok := n.relay.Known(key)
+	return ok && known.Condition != nil && known.Condition.Abnormal
+}
+
+// ignoresGroup goes by the last stats, too.
+func (n *nodeStatus) ignoresGroup(key volume.Key) bool {
+	known, ok := n.relay.Known(key)
+	return ok && known.GroupIgnored
+}
+
+// countVolumes counts the volumes by state, driver and handler.
+func (n *nodeStatus) countVolumes() []telemetry.VolumeCount {
+	all := n.node.AllShown()
+	counts := make(map[telemetry.VolumeCount]int)
+	var loop pace.Loop
+	for _, status := range all {
+		loop.Step()
+		counts[telemetry.VolumeCount{State: n.node.StateOf(status), Driver: status.Driver, Handler: status.Handler}]++
+	}
+	out := make([]telemetry.VolumeCount, 0, len(counts))
+	for labels, count := range counts {
+		labels.Count = count
+		out = append(out, labels)
+	}
+	return out
+}

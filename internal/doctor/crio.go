@@ -1,0 +1,90 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+const (
+	crioSocket = "/run/crio/crio.sock"
+	crioConfig = "/etc/crio/crio.conf"
+	crioDropIn = "/etc/crio/crio.conf.d"
+	crioAdvice = "for CRI-O set containerd.socket to \"\" and cri.socket to " + crioSocket + " in crust-proxy's configuration, and restart it"
+)
+
+// checkCRIO checks CRI-O's settings if it is the container runtime.
+func checkCRIO(ctx context.Context, n Node, d Daemon) []Finding {
+	if n.CRISocket == "" {
+		if n.ContainerdSocket != "" && n.dial(ctx, crioSocket, containerdWait) == nil {
+			return []Finding{warning("where kubelet uses CRI-O: "+crioAdvice,
+				"CRI-O answers on %s, and crust-proxy follows the sandboxes of containerd at %s", crioSocket, n.ContainerdSocket)}
+		}
+		return []Finding{okay("CRI-O is not used by this daemon's configuration")}
+	}
+	if !strings.HasSuffix(n.CRISocket, "/crio.sock") {
+		return []Finding{okay("the container runtime at %s is not CRI-O", n.CRISocket)}
+	}
+	uses := slices.ContainsFunc(d.Handlers, func(h *adminv1.Handler) bool { return h.GetName() == "crust" })
+	if d.up() && !uses {
+		return []Finding{okay("crust-runc is not used")}
+	}
+	return checkInfra(n)
+}
+
+// checkInfra fails unless CRI-O gives each sandbox a process. The pod's volumes stay
+// mounted as long as that process lives.
+func checkInfra(n Node) []Finding {
+	const do = "write `[crio.runtime]` and `drop_infra_ctr = false` to " + crioDropIn + "/50-crust.conf, and restart CRI-O"
+	files, err := crioFiles(n)
+	if err != nil {
+		return []Finding{warning("see whether the file can be read", "the configuration of CRI-O cannot be read: %v", err)}
+	}
+	drop, where := true, "its default"
+	for _, file := range files {
+		data, err := n.read(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		settings, parseErr := booleans(file, data)
+		if parseErr != nil {
+			err = fmt.Errorf("%s: %w", file, parseErr)
+		}
+		if err != nil {
+			return []Finding{warning("see whether the file is right", "the configuration of CRI-O cannot be read: %v", err)}
+		}
+		for _, s := range settings {
+			if s.table == "crio.runtime" && s.key == "drop_infra_ctr" {
+				drop, where = s.value, fmt.Sprintf("%s:%d", s.file, s.line)
+			}
+		}
+	}
+	if drop {
+		return []Finding{failure(do, "CRI-O has drop_infra_ctr = true (%s): its sandboxes have no process, and a container with a deferred "+
+			"volume does not start under crust-runc", where)}
+	}
+	return []Finding{okay("CRI-O gives each sandbox a process (drop_infra_ctr = false, %s)", where)}
+}
+
+// crioFiles lists CRI-O's configuration in the order in which it is read: a later file
+// overrides an earlier one.
+func crioFiles(n Node) ([]string, error) {
+	files := []string{crioConfig}
+	entries, err := os.ReadDir(n.at(crioDropIn)) // sorted by name
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, entry := range entries {
+		if !entry.IsDir() && len(files) < 256 {
+			files = append(files, path.Join(crioDropIn, entry.Name()))
+		}
+	}
+	return files, nil
+}

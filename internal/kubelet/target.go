@@ -1,0 +1,60 @@
+// Package kubelet knows the directories that kubelet makes for volumes.
+package kubelet
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Describe adds to a volume what its target path tells: the UID of its pod and, if it has
+// no driver yet and dir is the directory that holds the target, the name of its CSI driver.
+// Rel is the path below kubelet's root directory.
+func Describe(v *volume.Volume, rel string, dir int) {
+	v.PodUID = podUID(rel)
+	if v.Driver == "" && dir != sys.NoFD {
+		v.Driver = driver(dir)
+	}
+}
+
+// podUIDForm is generous: static pods have a hash for a UID.
+var podUIDForm = sys.LazyRegexp(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
+
+// podUID is the pod in pods/<uid>/volumes/..., or "".
+func podUID(rel string) string {
+	parts := strings.SplitN(rel, "/", 4)
+	if len(parts) < 3 || parts[0] != "pods" || parts[2] != "volumes" || !podUIDForm().MatchString(parts[1]) {
+		return ""
+	}
+	return parts[1]
+}
+
+var driverForm = sys.LazyRegexp(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+
+// driver reads the name of the CSI driver from the vol_data.json that kubelet writes beside
+// each target, or returns "".
+func driver(dir int) string {
+	fd, err := unix.Openat(dir, "vol_data.json", unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	file := os.NewFile(uintptr(fd), "vol_data.json")
+	defer func() { _ = file.Close() }()
+	raw, err := io.ReadAll(io.LimitReader(file, 64<<10))
+	if err != nil {
+		return ""
+	}
+	var data struct {
+		DriverName string `json:"driverName"`
+	}
+	if json.Unmarshal(raw, &data) != nil || !driverForm().MatchString(data.DriverName) {
+		return ""
+	}
+	return data.DriverName
+}

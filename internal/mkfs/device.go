@@ -1,0 +1,167 @@
+package mkfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// device is the device of a job: an open descriptor from first to last, and its lock.
+type device struct {
+	f            *Formatter
+	volume, path string
+	readOnly     bool
+
+	file   *os.File // O_PATH, a duplicate of the caller's
+	lock   *os.File
+	number uint64 // what the device is
+}
+
+func (d *device) errorf(kind volume.Kind, format string, args ...any) error {
+	return volume.Errorf(kind, "volume %s: the device %s: %w", d.volume, d.path, fmt.Errorf(format, args...))
+}
+
+// gone classes the end of the caller's context.
+func (d *device) gone(cause error) error {
+	kind := volume.Canceled
+	if errors.Is(cause, context.DeadlineExceeded) {
+		kind = volume.Timeout
+	}
+	return d.errorf(kind, "the caller went away before it was looked at; nothing was written: %w", cause)
+}
+
+// keep makes the descriptor our own: a job can outlive its caller.
+func (d *device) keep(device int) error {
+	fd, err := unix.FcntlInt(uintptr(device), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return d.errorf(volume.Internal, "its descriptor cannot be kept: %w", err)
+	}
+	d.file = os.NewFile(uintptr(fd), "device")
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		d.close()
+		return d.errorf(volume.Internal, "cannot be looked at: %w", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		d.close()
+		return d.errorf(volume.Invalid, "is no block device")
+	}
+	d.number = st.Rdev
+	return nil
+}
+
+func (d *device) close() {
+	closeFile(d.file)
+	closeFile(d.lock)
+}
+
+const (
+	lockWait  = 2 * time.Second
+	pollEvery = 10 * time.Millisecond
+)
+
+// takeLock takes the lock of this device number. It belongs to an open file, not
+// to a process: mkfs inherits it, so it ends with the last of us two. mkfs.btrfs
+// tests O_EXCL and lets go of it again, so the device alone would not tell.
+func (d *device) takeLock(ctx context.Context) error {
+	file, err := os.OpenFile(d.f.lockFile, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return d.errorf(volume.Internal, "cannot be locked: %w", err)
+	}
+	// One byte of the file stands for one device: nothing is ever left to tidy.
+	place := int64(unix.Major(d.number))<<20 | int64(unix.Minor(d.number))
+	until := time.Now().Add(lockWait)
+	for {
+		lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: place, Len: 1}
+		err := unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &lock)
+		switch {
+		case err == nil:
+			d.lock = file
+			return nil
+		case !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR):
+			closeFile(file)
+			return d.errorf(volume.Internal, "cannot be locked: %w", err)
+		case time.Now().After(until):
+			closeFile(file)
+			return d.errorf(volume.Busy, "is being looked at or formatted, maybe by an mkfs that this daemon started "+
+				"before it was restarted: the volume is served when that has ended")
+		}
+		if err := pause(ctx); err != nil {
+			closeFile(file)
+			return d.gone(err)
+		}
+	}
+}
+
+func pause(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(pollEvery):
+		return nil
+	}
+}
+
+// heldWait is how long somebody may have the device for a moment, such as another
+// program that looks at it.
+const heldWait = 500 * time.Millisecond
+
+// open opens the device anew, by its descriptor.
+func (d *device) open(flags int) (*os.File, error) {
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", d.file.Fd()), flags|unix.O_CLOEXEC, 0)
+	if err == nil {
+		return os.NewFile(uintptr(fd), d.path), nil
+	}
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return nil, d.errorf(unmet, "is mounted, or held by another program or device of this node (see findmnt, "+
+			"lsblk and /sys/dev/block/%d:%d/holders): %w", unix.Major(d.number), unix.Minor(d.number), err)
+	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOMEDIUM):
+		return nil, d.errorf(volume.NotFound, "is no longer there: has the driver attached it? %w", err)
+	case errors.Is(err, unix.EROFS):
+		return nil, d.errorf(unmet, "is write-protected: %w", err)
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return nil, d.errorf(volume.Internal, "cannot be opened: is its node on a nodev mount, or the device "+
+			"not allowed to this service? %w", err)
+	default:
+		return nil, d.errorf(volume.Internal, "cannot be opened: %w", err)
+	}
+}
+
+// openAlone opens the device so that nobody else can mount or hold it meanwhile.
+// Past the page cache: what counts is what the device has.
+func (d *device) openAlone(ctx context.Context, mode int) (*os.File, error) {
+	until := time.Now().Add(heldWait)
+	for {
+		file, err := d.open(mode | unix.O_EXCL | unix.O_DIRECT)
+		if err == nil || !errors.Is(err, unix.EBUSY) {
+			return file, err
+		}
+		if d.readOnly && mode == unix.O_RDONLY {
+			// Nothing will be written, and read-only owners share a device.
+			return d.open(mode | unix.O_DIRECT)
+		}
+		if time.Now().After(until) {
+			return nil, err
+		}
+		if err := pause(ctx); err != nil {
+			return nil, d.gone(err)
+		}
+	}
+}
+
+// closeAlone lets go of the device. A program that is just being started has a
+// copy of every descriptor for a moment, and would keep the device from the mkfs
+// that is to come; under this lock there is hardly one.
+func closeAlone(file *os.File) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	closeFile(file)
+}

@@ -1,0 +1,181 @@
+package mkfs
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// The phases of a job. A caller who goes away ends it while it looks; once it
+// makes a filesystem nobody does.
+const (
+	looking int32 = iota
+	making
+	abandoned
+)
+
+// tries is how often a device is looked at anew that was taken in between.
+const tries = 4
+
+// job is one Prepare.
+type job struct {
+	f        *Formatter
+	dev      *device
+	fsType   string
+	policy   volume.FormatPolicy
+	options  []string
+	root     Root
+	growable bool
+	phase    atomic.Int32
+}
+
+func (j *job) check() error {
+	switch j.policy {
+	case volume.FormatHost, volume.FormatGuest, volume.FormatNever, volume.FormatDriver:
+	default:
+		return j.dev.errorf(volume.Invalid, "unknown format policy %q: host, guest or never", clip(string(j.policy)))
+	}
+	if !plainName(j.fsType) {
+		return j.dev.errorf(volume.Invalid, "%q is no filesystem type", clip(j.fsType))
+	}
+	return nil
+}
+
+func (j *job) run(ctx context.Context) (formatted bool, err error) {
+	if err := j.dev.takeLock(ctx); err != nil {
+		return false, err
+	}
+	for try := 1; ; try++ {
+		formatted, err = j.once(ctx)
+		if err == nil || volume.KindOf(err) != volume.Busy || try == tries {
+			return formatted, err
+		}
+		if gone := pause(ctx); gone != nil {
+			return false, err
+		}
+	}
+}
+
+// once looks and, where it is right, formats. A device that was taken for a
+// moment between the two is worth another look.
+func (j *job) once(ctx context.Context) (formatted bool, err error) {
+	found, err := j.dev.look(ctx, j.policy == volume.FormatDriver)
+	if err != nil {
+		return false, err
+	}
+	if err := j.judge(found); err != nil {
+		return false, err
+	}
+	if !found.blank(j.f.leftovers) {
+		j.grow(ctx)
+		return false, nil
+	}
+	if j.policy == volume.FormatGuest {
+		return false, nil
+	}
+	mk, err := j.f.maker(j.fsType)
+	if err != nil {
+		return false, j.dev.errorf(volume.KindOf(err), "is blank, and %w", err)
+	}
+	if err := ctx.Err(); err != nil {
+		return false, j.dev.gone(err)
+	}
+	if j.phase.Load() != making && !j.phase.CompareAndSwap(looking, making) {
+		return false, j.dev.errorf(volume.Canceled, "the caller went away; nothing was written")
+	}
+	failpoint.Hit("format-before-mkfs")
+	return j.make(context.WithoutCancel(ctx), mk)
+}
+
+// judge refuses everything but fsType, and a blank device that may be left blank
+// or formatted; of a driver that defers by itself it refuses a blank one only.
+func (j *job) judge(found *contents) error {
+	switch {
+	case j.policy == volume.FormatDriver:
+		return j.forDriver(found)
+	case found.is(j.fsType):
+		return j.whole(found)
+	case !found.blank(j.f.leftovers):
+		return j.foreign(found)
+	case j.policy == volume.FormatGuest && !j.dev.readOnly:
+		return nil
+	case j.dev.readOnly:
+		return j.dev.errorf(unmet, "is blank, and the volume is read-only, so it is not formatted: "+
+			"publish the volume read-write once, or make %s on it", j.fsType)
+	case j.policy == volume.FormatNever:
+		return j.dev.errorf(unmet, "is blank, and the format policy is never: make %s on it, or set the policy "+
+			"to host or guest", j.fsType)
+	case found.writeProtected:
+		return j.dev.errorf(unmet, "is blank and write-protected, so it cannot be formatted: "+
+			"attach it read-write, or make %s on it elsewhere", j.fsType)
+	default:
+		return nil
+	}
+}
+
+// forDriver refuses a blank device of a driver that is to make the filesystem by
+// itself. All else is that driver's matter.
+func (j *job) forDriver(found *contents) error {
+	if !found.blank(j.f.leftovers) {
+		return nil
+	}
+	return j.dev.errorf(unmet, "is blank, and the driver, which defers by itself, is to hand over a device that holds %s: "+
+		"look at the driver's log; until it is mended, exclude the volume by a policy rule", j.fsType)
+}
+
+// whole refuses what an mkfs that was killed has left.
+func (j *job) whole(found *contents) error {
+	if !found.unfinished {
+		return nil
+	}
+	return j.dev.errorf(unmet, "holds a %s whose making or copying was cut off: restore it, or, if nothing on it is "+
+		"wanted, wipe it (wipefs -a, blkdiscard or dd) and publish again", j.fsType)
+}
+
+func (j *job) foreign(found *contents) error {
+	const wipe = "if nothing on it is wanted, wipe it (wipefs -a, then blkdiscard or dd over its first and last MiB) and publish again"
+	if what := found.signatures(); what != "" {
+		return j.dev.errorf(unmet, "holds %s where %s is wanted. It is not formatted: correct the volume's filesystem type "+
+			"or the device; %s", what, j.fsType, wipe)
+	}
+	return j.dev.errorf(unmet, "holds no known signature, but is not blank either: there is data at byte %d. "+
+		"It is not formatted: find out what that is; %s", found.dataAt, wipe)
+}
+
+type outcome struct {
+	formatted bool
+	err       error
+}
+
+// wait waits for the job. A device can hang whoever touches it, unkillably, so
+// the caller is freed, while the job keeps its own descriptors and the lock.
+func (j *job) wait(ctx context.Context, done <-chan outcome) (bool, error) {
+	bound := time.NewTimer(j.f.timeout)
+	defer bound.Stop()
+	gone := ctx.Done()
+	for {
+		select {
+		case out := <-done:
+			return out.formatted, out.err
+		case <-gone:
+			if j.phase.CompareAndSwap(looking, abandoned) {
+				return false, j.dev.gone(ctx.Err())
+			}
+			gone = nil
+		case <-bound.C:
+			return false, j.late()
+		}
+	}
+}
+
+func (j *job) late() error {
+	if j.phase.CompareAndSwap(looking, abandoned) {
+		return j.dev.errorf(volume.Timeout, "could not be looked at within %v; nothing was written: "+
+			"does its storage hang? See the kernel's log", j.f.timeout)
+	}
+	return j.dev.errorf(volume.Timeout, "mkfs.%s still runs after %v; it is left running, and the volume is served "+
+		"when it has ended: if it never does, see the kernel's log for the storage behind the device", j.fsType, j.f.timeout)
+}

@@ -1,0 +1,201 @@
+package mkfs
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/capture"
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// make runs mkfs and looks whether the filesystem is there, is the one just
+// made, and has reached the device.
+func (j *job) make(ctx context.Context, m *maker) (bool, error) {
+	// Opened before the first write: whatever the kernel fails to write back from
+	// here on is told by this descriptor's fsync, even if mkfs does not ask.
+	witness, err := j.dev.open(unix.O_RDONLY)
+	if err != nil {
+		return false, err
+	}
+	defer closeFile(witness)
+	uuid, err := newUUID()
+	if err != nil {
+		return false, j.dev.errorf(volume.Internal, "cannot be formatted: %w", err)
+	}
+	log := j.f.log.With(zap.String("volume", j.dev.volume), zap.String("device", j.dev.path), zap.String("fsType", j.fsType))
+	log.Info("the device is blank: making a filesystem")
+	began := time.Now()
+	err = j.mkfs(ctx, m, uuid, witness)
+	if err != nil {
+		err = j.takeBack(ctx, uuid, err)
+		log.Warn("no filesystem was made", zap.Duration("took", time.Since(began)), zap.Error(err))
+		return false, err
+	}
+	log.Info("made a filesystem", zap.Duration("took", time.Since(began)))
+	return true, nil
+}
+
+func (j *job) mkfs(ctx context.Context, m *maker, uuid string, witness *os.File) error {
+	files := []*os.File{j.dev.file, j.dev.lock}
+	args, prototype := m.args(uuid, j.options, j.root)
+	if prototype != "" {
+		file, err := capture.Holding(prototype)
+		if err != nil {
+			return j.dev.errorf(volume.Internal, "cannot be formatted: %w", err)
+		}
+		defer closeFile(file)
+		files = append(files, file)
+	}
+	ran, err := m.program.run(ctx, files, append(args, childDevice)...)
+	if err != nil {
+		return j.dev.errorf(volume.Internal, "mkfs.%s could not be run: %w", j.fsType, err)
+	}
+	failpoint.Hit("format-after-mkfs")
+	if ran.refusedBusy() {
+		return j.dev.errorf(volume.Busy, "was taken by another program before mkfs.%s could have it (%s): "+
+			"the call is to be repeated", j.fsType, ran.text())
+	}
+	if ran.failed() {
+		return j.dev.errorf(volume.Internal, "mkfs.%s failed (%s): %s", j.fsType, ran.how(), ran.text())
+	}
+	if err := j.setRootMode(ctx, m); err != nil {
+		return err
+	}
+	if err := witness.Sync(); err != nil {
+		kind := volume.Internal
+		if errors.Is(err, unix.ENOSPC) {
+			kind = volume.Exhausted
+		}
+		return j.dev.errorf(kind, "mkfs.%s ended well, but its writes did not reach the device "+
+			"(is the storage behind it full?): %w", j.fsType, err)
+	}
+	found, err := j.dev.look(ctx, j.policy == volume.FormatDriver)
+	if err != nil {
+		return fmt.Errorf("after mkfs.%s: %w", j.fsType, err)
+	}
+	if !found.is(j.fsType) || found.unfinished || found.probe.tags["UUID"] != uuid {
+		return j.dev.errorf(volume.Internal, "mkfs.%s ended well, and yet the device does not hold what it made "+
+			"(found: %s): %s", j.fsType, orNothing(found.signatures()), ran.text())
+	}
+	return nil
+}
+
+func newUUID() (string, error) {
+	var b [16]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return "", err
+	}
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:]), nil
+}
+
+// takeBack makes a device blank again on which mkfs failed, so that nobody takes
+// for whole what it left, and the next attempt can begin anew. It does so where
+// the device bears the UUID drawn for this very mkfs, or no signature at all, as
+// before. Another filesystem is somebody else's, and stays; so does everything
+// where mkfs could not have the device and wrote nothing.
+func (j *job) takeBack(ctx context.Context, uuid string, cause error) error {
+	if volume.KindOf(cause) == volume.Busy {
+		return cause
+	}
+	found, err := j.dev.look(ctx, j.policy == volume.FormatDriver)
+	if err != nil || !found.leftBy(uuid) {
+		return cause
+	}
+	if err := j.clear(ctx, uuid); err != nil {
+		return volume.Errorf(volume.KindOf(cause), "%w; what mkfs left on it could not be cleared (%w): "+
+			"wipe it before the volume is used", cause, err)
+	}
+	return cause
+}
+
+func (c *contents) leftBy(uuid string) bool {
+	return c.probe.nothing() || !c.probe.ambivalent && c.probe.tags["UUID"] == uuid
+}
+
+// clear writes zeros over the places that the look before mkfs found blank.
+func (j *job) clear(ctx context.Context, uuid string) error {
+	file, err := j.dev.openAlone(ctx, unix.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer closeAlone(file)
+	// Again, now that nobody else can come in between.
+	now := &contents{}
+	if now.probe, err = j.dev.blkid(ctx); err != nil {
+		return err
+	}
+	if !now.leftBy(uuid) {
+		return j.dev.errorf(unmet, "it has changed meanwhile")
+	}
+	size, err := file.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	for _, e := range windows(size) {
+		if err := clearExtent(file, e, size); err != nil {
+			return err
+		}
+	}
+	return file.Sync()
+}
+
+// clearExtent writes only where there is something: on a thin device that is
+// full, zeros cost room as well.
+func clearExtent(file *os.File, e extent, size int64) error {
+	buffer, err := newAligned(window)
+	if err != nil {
+		return err
+	}
+	defer buffer.free()
+	data, err := buffer.read(file, e, size)
+	if err != nil {
+		return err
+	}
+	for at := int64(0); at < int64(len(data)); at += grain {
+		piece := data[at:min(at+grain, int64(len(data)))]
+		if len(bytes.TrimLeft(piece, "\x00")) == 0 {
+			continue
+		}
+		clear(piece)
+		if _, err := file.WriteAt(piece, e.start+at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setRootMode gives the root directory of an ext4 that was just made its mode, which
+// mkfs cannot before e2fsprogs 1.47.1. For btrfs there is no way but to mount it.
+func (j *job) setRootMode(ctx context.Context, m *maker) error {
+	if j.root.Mode == 0 || m.setsMode || j.fsType != "ext4" {
+		return nil
+	}
+	program, err := j.f.tool("debugfs")
+	if err != nil {
+		return j.dev.errorf(volume.KindOf(err), "the mode of its root directory cannot be set: %w", err)
+	}
+	const directory = 0o40000
+	set := fmt.Sprintf("set_inode_field <2> mode 0%o", directory|j.root.Mode)
+	ran, err := program.run(ctx, []*os.File{j.dev.file, j.dev.lock}, "-w", "-R", set, childDevice)
+	if err != nil {
+		return j.dev.errorf(volume.Internal, "debugfs could not be run: %w", err)
+	}
+	// It says its version whatever happens, and ends with 0 in spite of errors.
+	said := strings.TrimSpace(ran.stderr)
+	if ran.failed() || strings.Contains(said, "\n") || !strings.HasPrefix(said, "debugfs ") {
+		return j.dev.errorf(volume.Internal, "debugfs could not set the mode of its root directory (%s): %s", ran.how(), ran.text())
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+package mkfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+	"unicode"
+
+	"github.com/crust-proxy/crust-proxy/internal/capture"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+const (
+	// childDevice is the device as a program sees it: os/exec makes the first extra
+	// file descriptor 3.
+	childDevice = "/proc/self/fd/3"
+	maxOutput   = 64 << 10
+	maxQuoted   = 1 << 10
+)
+
+// program is the path of a program, found when the Formatter was made.
+type program string
+
+func findTools(dirs []string) map[string]string {
+	found := make(map[string]string)
+	for _, name := range []string{"blkid", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "debugfs", "e2fsck", "resize2fs"} {
+		for _, dir := range dirs {
+			path := filepath.Join(dir, name)
+			if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
+				found[name] = path
+				break
+			}
+		}
+	}
+	return found
+}
+
+func (f *Formatter) tool(name string) (program, error) {
+	path, ok := f.tools[name]
+	if !ok {
+		return "", volume.Errorf(volume.Unsupported, "%s is not installed on this node, or was not when the "+
+			"daemon started: install it and restart the daemon", name)
+	}
+	return program(path), nil
+}
+
+// result is how a program ended, and what it said.
+type result struct {
+	code           int
+	signal         syscall.Signal
+	stdout, stderr string
+}
+
+func (r *result) failed() bool { return r.code != 0 || r.signal != 0 }
+
+// refusedBusy tells whether mkfs could not have the device for itself. It is a
+// hint and no more: whoever acts on it looks at the device again.
+func (r *result) refusedBusy() bool {
+	return r.code > 0 && (strings.Contains(r.stderr, "Device or resource busy") ||
+		strings.Contains(r.stderr, "apparently in use by the system"))
+}
+
+func (r *result) how() string {
+	if r.signal != 0 {
+		return "ended by signal " + r.signal.String()
+	}
+	return fmt.Sprintf("exit code %d", r.code)
+}
+
+// text is what the program said, complaints first, fit for an error.
+func (r *result) text() string {
+	said := clip(strings.TrimSpace(r.stderr + " " + r.stdout))
+	if said == "" {
+		return "it said nothing"
+	}
+	return said
+}
+
+// clip makes text printable, one line, and not too long.
+func clip(s string) string {
+	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "?"), func(r rune) bool {
+		return unicode.IsSpace(r) || !unicode.IsPrint(r)
+	}), " ")
+	if len(s) > maxQuoted {
+		s = strings.ToValidUTF8(s[:maxQuoted], "") + " [...]"
+	}
+	return s
+}
+
+// run runs the program with files as its descriptors from 3 on: the device, the lock
+// where it may write, and what else it reads. Ending the context kills it. Nothing ties its life to ours: it has a session of its own,
+// and says what it says to memory, not to a pipe that would kill it when we end.
+func (p program) run(ctx context.Context, files []*os.File, args ...string) (*result, error) {
+	stdout, err := capture.New(maxOutput)
+	if err != nil {
+		return nil, err
+	}
+	defer closeFile(stdout)
+	stderr, err := capture.New(maxOutput)
+	if err != nil {
+		return nil, err
+	}
+	defer closeFile(stderr)
+	cmd := exec.CommandContext(ctx, string(p), args...) //nolint:gosec // found by us, with arguments of ours
+	cmd.Dir, cmd.Env = "/", []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	cmd.ExtraFiles = files
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.WaitDelay = time.Second
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return resultOf(cmd.ProcessState, stdout, stderr)
+}
+
+func resultOf(state *os.ProcessState, stdout, stderr *os.File) (*result, error) {
+	r := &result{code: state.ExitCode()}
+	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		r.signal = status.Signal()
+	}
+	for file, text := range map[*os.File]*string{stdout: &r.stdout, stderr: &r.stderr} {
+		said, _, err := capture.Text(file)
+		if err != nil {
+			return nil, err
+		}
+		*text = said
+	}
+	return r, nil
+}

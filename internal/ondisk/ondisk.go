@@ -1,0 +1,132 @@
+// Package ondisk reads, from the host, what volumes' filesystems say about
+// themselves in their superblocks, while sandboxes have them mounted. It is
+// asked with every question for stats, so it reads a device rarely and makes
+// nobody wait for one that hangs.
+package ondisk
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/superblock"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+const (
+	// maxReads is how many devices are read at once. A read of a device that
+	// hangs takes its place until the kernel gives up.
+	maxReads = 8
+	// patience is how long a caller waits for a read. It goes on without.
+	patience = 200 * time.Millisecond
+)
+
+// Reader reads superblocks. Many goroutines may use one.
+type Reader struct {
+	open   func(volume.Device) (Device, error)
+	places chan struct{}
+
+	mu    sync.Mutex
+	looks map[volume.Key]*look
+}
+
+// Device is an open device.
+type Device interface {
+	io.ReaderAt
+	io.Closer
+}
+
+// look is what is known of one volume.
+type look struct {
+	super *superblock.Super // nil where it could not be read
+	at    time.Time
+	ends  chan struct{} // closed when the read under way ends; nil where there is none
+}
+
+// New makes a reader of real devices.
+func New() *Reader {
+	return newReader(func(d volume.Device) (Device, error) { return claim.OpenDevice(d) })
+}
+
+func newReader(open func(volume.Device) (Device, error)) *Reader {
+	return &Reader{open: open, places: make(chan struct{}, maxReads), looks: make(map[volume.Key]*look)}
+}
+
+// Super is what the volume's superblock said, at most maxAge ago where the device
+// answers. It is nil where that is not known: no superblock of the volume's
+// filesystem, or a device that cannot be read.
+func (r *Reader) Super(ctx context.Context, v *volume.Volume, maxAge time.Duration) *superblock.Super {
+	r.mu.Lock()
+	l := r.looks[v.Key]
+	if l != nil && time.Since(l.at) < maxAge && !l.at.IsZero() {
+		defer r.mu.Unlock()
+		return l.super
+	}
+	if l == nil {
+		l = &look{}
+		r.looks[v.Key] = l
+	}
+	if l.ends == nil {
+		r.start(v, l)
+	}
+	ends := l.ends
+	r.mu.Unlock()
+	if ends != nil {
+		wait(ctx, ends)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return l.super
+}
+
+func wait(ctx context.Context, ends <-chan struct{}) {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-ends:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// start begins a read, if there is a place for one. The caller has r.mu.
+func (r *Reader) start(v *volume.Volume, l *look) {
+	select {
+	case r.places <- struct{}{}:
+	default:
+		return
+	}
+	ends := make(chan struct{})
+	l.ends = ends
+	device, fsType := v.Device, v.FSType
+	go func() {
+		super, err := r.read(device, fsType)
+		<-r.places
+		r.mu.Lock()
+		if err != nil && !errors.Is(err, superblock.ErrNone) {
+			super = l.super // what was read before still counts
+		}
+		l.super, l.at, l.ends = super, time.Now(), nil
+		r.mu.Unlock()
+		close(ends)
+	}()
+}
+
+func (r *Reader) read(d volume.Device, fsType string) (*superblock.Super, error) {
+	device, err := r.open(d)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = device.Close() }()
+	return superblock.Read(device, fsType)
+}
+
+// Forget drops what is known of a volume that went away.
+func (r *Reader) Forget(key volume.Key) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.looks, key)
+}

@@ -1,0 +1,189 @@
+package passthrough
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/experimental"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+)
+
+// spoiling is a pool whose buffers are overwritten the moment they are given
+// back: who still reads one, or sends it, has nonsense.
+type spoiling struct{ out atomic.Int64 }
+
+func (s *spoiling) Get(length int) *[]byte {
+	s.out.Add(1)
+	buffer := make([]byte, length)
+	return &buffer
+}
+
+func (s *spoiling) Put(buffer *[]byte) {
+	s.out.Add(-1)
+	for i := range *buffer {
+		(*buffer)[i] = 0xEE
+	}
+}
+
+func randomBytes(random *rand.Rand, length int) []byte {
+	out := make([]byte, length)
+	for i := range out {
+		out[i] = byte(random.Uint32())
+	}
+	return out
+}
+
+// methods are some of each way that a call can go.
+func methods() []string {
+	var known []string
+	for method := range UnaryMethods() {
+		known = append(known, method)
+	}
+	slices.Sort(known)
+	return append(known[:12], "/csi.v1.SnapshotMetadata/GetMetadataDelta", "/csi.v9.Later/Method", "/vendor.example/A.B-c", "/x/y")
+}
+
+// TestBytes: whatever the bytes and the method, what the driver gets is what was
+// sent, and its answer arrives as it was. The buffers are spoiled on return.
+func TestBytes(t *testing.T) {
+	t.Parallel()
+	pool := &spoiling{}
+	var _ mem.BufferPool = pool
+	r := newRig(t, parts{
+		driver: raw(echo),
+		proxy:  []grpc.ServerOption{experimental.BufferPool(pool)},
+		dial:   []grpc.DialOption{experimental.WithBufferPool(pool)},
+	})
+	ctx := patience(t)
+	for _, method := range methods() {
+		t.Run(method[1:], func(t *testing.T) {
+			t.Parallel()
+			random := rand.New(rand.NewPCG(1, uint64(len(method)))) //nolint:gosec // repeatable
+			for _, limit := range []int{0, 1, 5, 100, 5000, 1023, 1024, 1025, 16 << 10, 200 << 10} {
+				request := randomBytes(random, limit)
+				got, err := ask(ctx, r.proxied, method, request)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(got, request) {
+					t.Errorf("%d bytes changed on the way", len(request))
+				}
+			}
+		})
+	}
+}
+
+// TestBytesOfLocals: the same by the way of methods that are answered here.
+func TestBytesOfLocals(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, parts{driver: raw(echo), local: map[string]Local{"/x/y": passOn}})
+	random := rand.New(rand.NewPCG(2, 3)) //nolint:gosec // repeatable
+	for range 50 {
+		request := randomBytes(random, random.IntN(4000))
+		got, err := ask(patience(t), r.proxied, "/x/y", request)
+		if err != nil || !bytes.Equal(got, request) {
+			t.Fatalf("%d bytes came back as %d, %v", len(request), len(got), err)
+		}
+	}
+}
+
+// TestSizes: the limits of the ends hold, which are far below the proxy's own.
+func TestSizes(t *testing.T) {
+	t.Parallel()
+	free := newRig(t, parts{driver: raw(echo)})
+	tight := newRig(t, parts{driver: append(raw(echo), grpc.MaxRecvMsgSize(4<<20))})
+	large := bytes.Repeat([]byte("0123456789abcdef"), 12<<16) // 12 MiB
+	for _, method := range []string{csi.Controller_ListVolumes_FullMethodName, "/unknown/Method"} {
+		got, err := ask(patience(t), free.proxied, method, large)
+		if err != nil || !bytes.Equal(got, large) {
+			t.Errorf("%s: %d bytes came back as %d, %v", method, len(large), len(got), err)
+		}
+		_, direct := ask(patience(t), tight.direct, method, large)
+		_, proxied := ask(patience(t), tight.proxied, method, large)
+		if direct == nil || proxied == nil || direct.Error() != proxied.Error() {
+			t.Errorf("%s: the driver's limit says %v, and through the proxy %v", method, direct, proxied)
+		}
+	}
+}
+
+// TestCompressedAnswerIsBounded: a driver cannot have the daemon's memory by a few
+// KiB that are many MiB when they are decompressed.
+func TestCompressedAnswerIsBounded(t *testing.T) {
+	t.Parallel()
+	size := 0
+	r := newRig(t, parts{driver: raw(func(_ any, stream grpc.ServerStream) error {
+		if err := stream.RecvMsg(&Frame{}); err != nil {
+			return err
+		}
+		if err := grpc.SetSendCompressor(stream.Context(), "gzip"); err != nil {
+			return err
+		}
+		return stream.SendMsg(NewFrame(make([]byte, size)))
+	})})
+	for _, method := range []string{csi.Controller_ListVolumes_FullMethodName, "/unknown/Method"} {
+		size = maxMessage
+		if got, err := ask(patience(t), r.proxied, method, []byte("x")); err != nil || len(got) != size {
+			t.Errorf("%s: of %d bytes came %d: %v", method, size, len(got), err)
+		}
+		size = maxMessage + 1
+		if got, err := ask(patience(t), r.proxied, method, []byte("x")); status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("%s: %d bytes came: %v", method, len(got), err)
+		}
+	}
+}
+
+// TestUnknownFields: a newer CSI reaches a newer driver.
+func TestUnknownFields(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, parts{driver: raw(echo)})
+	request := &csi.NodeGetInfoResponse{NodeId: "node-1"}
+	later := protowire.AppendString(protowire.AppendTag(nil, 4711, protowire.BytesType), "of CSI 9")
+	request.ProtoReflect().SetUnknown(later)
+	reply := &csi.NodeGetInfoResponse{}
+	if err := r.proxied.Invoke(patience(t), csi.Node_NodeGetInfo_FullMethodName, request, reply); err != nil {
+		t.Fatal(err)
+	}
+	if !proto.Equal(request, reply) || !bytes.Equal(reply.ProtoReflect().GetUnknown(), later) {
+		t.Errorf("%v came back as %v", request, reply)
+	}
+}
+
+// TestFrameOutlivesTheCall: what a frame gave stays, and freeing twice is no harm.
+func TestFrameOutlivesTheCall(t *testing.T) {
+	t.Parallel()
+	pool := &spoiling{}
+	buffer := pool.Get(2000)
+	copy(*buffer, "as it came")
+	data := mem.BufferSlice{mem.NewBuffer(buffer, pool)}
+	frame := &Frame{}
+	if err := (codec{}).Unmarshal(data, frame); err != nil {
+		t.Fatal(err)
+	}
+	data.Free() // as gRPC does when Unmarshal has returned
+	sent, err := codec{}.Marshal(frame)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := frame.Bytes()
+	frame.Free()
+	frame.Free()
+	if got := sent.Materialize(); !bytes.HasPrefix(got, []byte("as it came")) {
+		t.Errorf("what is being sent is %q", got[:10])
+	}
+	sent.Free()
+	if left := pool.out.Load(); left != 0 {
+		t.Errorf("%d buffers were not given back", left)
+	}
+	if !bytes.HasPrefix(kept, []byte("as it came")) {
+		t.Errorf("what was kept is %q", kept[:10])
+	}
+}

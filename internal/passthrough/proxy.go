@@ -1,0 +1,164 @@
+package passthrough
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	_ "google.golang.org/grpc/encoding/gzip" // a caller may compress, and a driver may
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+)
+
+// Local answers a unary method in the driver's place. Forward asks the driver.
+type Local func(ctx context.Context, method string, request []byte, forward Forward) (reply []byte, err error)
+
+// Forward sends a request of the method in hand to the driver.
+type Forward = func(ctx context.Context, request []byte) (reply []byte, err error)
+
+// Proxy stands between a caller and a driver.
+type Proxy struct {
+	conn  func() (grpc.ClientConnInterface, error)
+	local map[string]Local
+	unary map[string]bool
+}
+
+// New makes a proxy to the driver that conn gives at each call. Methods in local,
+// by their full names, are answered by it.
+func New(conn func() (grpc.ClientConnInterface, error), local map[string]Local) *Proxy {
+	return &Proxy{conn: conn, local: local, unary: UnaryMethods()}
+}
+
+// UnaryMethods are the methods of CSI that are known to have one request and one reply:
+// they need neither a stream nor a second goroutine.
+func UnaryMethods() map[string]bool {
+	known := make(map[string]bool)
+	for _, service := range []*grpc.ServiceDesc{
+		&csi.Identity_ServiceDesc, &csi.Controller_ServiceDesc, &csi.GroupController_ServiceDesc,
+		&csi.SnapshotMetadata_ServiceDesc, &csi.Node_ServiceDesc,
+	} {
+		for _, method := range service.Methods {
+			known["/"+service.ServiceName+"/"+method.MethodName] = true
+		}
+	}
+	// These came with CSI 1.13.
+	known["/csi.v1.Node/NodeGetVolumeHealth"] = true
+	known["/csi.v1.Node/NodeGetStorageHealth"] = true
+	return known
+}
+
+// The windows are set, and not found out as gRPC would do it: that costs a ping for
+// nearly every call, which wakes both ends. A window is also all that is held of
+// a stream whose receiver does not read.
+const (
+	streamWindow = 1 << 20
+	connWindow   = 4 << 20
+)
+
+// streamWorkers handle calls on stacks that have grown already; calls beyond them get
+// goroutines of their own.
+const streamWorkers = 4
+
+// DialOptions are for the connection to a driver.
+func DialOptions() []grpc.DialOption {
+	return []grpc.DialOption{grpc.WithInitialWindowSize(streamWindow), grpc.WithInitialConnWindowSize(connWindow)}
+}
+
+// maxMessage bounds a message, also after gRPC has decompressed it: a few KiB of gzip
+// can be gigabytes. It is far above the 4 MiB that kubelet and the sidecars take.
+const maxMessage = 16 << 20
+
+// ServerOptions make a gRPC server of the proxy. It needs no registered service,
+// and has no limit of its own on pings: the two ends have theirs.
+func (p *Proxy) ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(codec{}), grpc.UnknownServiceHandler(p.handle),
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
+		grpc.NumStreamWorkers(streamWorkers), grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connWindow),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+	}
+}
+
+func (p *Proxy) handle(_ any, caller grpc.ServerStream) error {
+	method, ok := grpc.MethodFromServerStream(caller)
+	if !ok {
+		return status.Error(codes.Internal, "a call without a method")
+	}
+	conn, err := p.conn()
+	if err != nil {
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	call := newCall(conn, method, caller)
+	switch answer := p.local[method]; {
+	case answer != nil:
+		return call.locally(answer)
+	case p.unary[method]:
+		return call.once()
+	default:
+		return call.stream()
+	}
+}
+
+// receive reads the one request of a unary call.
+func (c *call) receive() (*Frame, error) {
+	request := &Frame{}
+	err := c.caller.RecvMsg(request)
+	if errors.Is(err, io.EOF) {
+		return nil, status.Errorf(codes.Internal, "%s was called without a request", c.method)
+	}
+	return request, err
+}
+
+// once passes a unary call.
+func (c *call) once() error {
+	request, err := c.receive()
+	if err != nil {
+		return err
+	}
+	defer request.Free()
+	reply := &Frame{}
+	defer reply.Free()
+	if err := c.invoke(c.ctx, request, reply); err != nil {
+		return err
+	}
+	return c.caller.SendMsg(reply)
+}
+
+// invoke asks the driver and hands on what goes around its answer. Its error is
+// the driver's own, with its details.
+func (c *call) invoke(ctx context.Context, request, reply *Frame) error {
+	around := &envelope{}
+	err := c.conn.Invoke(ctx, c.method, request, reply, c.options(around.options()...)...)
+	if sent := around.send(c.caller); err == nil {
+		return sent
+	}
+	return err
+}
+
+// locally has a method answered in the driver's place.
+func (c *call) locally(answer Local) error {
+	request, err := c.receive()
+	if err != nil {
+		return err
+	}
+	raw := request.Bytes()
+	request.Free()
+	reply, err := answer(c.ctx, c.method, raw, c.forward)
+	if err != nil {
+		return err
+	}
+	return c.caller.SendMsg(NewFrame(reply))
+}
+
+func (c *call) forward(ctx context.Context, request []byte) ([]byte, error) {
+	reply := &Frame{}
+	defer reply.Free()
+	if err := c.invoke(ctx, NewFrame(request), reply); err != nil {
+		return nil, err
+	}
+	return reply.Bytes(), nil
+}

@@ -1,0 +1,146 @@
+// Package pods tells of the pods of this node by the Kubernetes API: which
+// runtime handler a pod gets, which CSI volumes it has, and what its containers do
+// with them. It needs no more rights than kubelet's own identity has: it watches the
+// pods of this node, runtime classes and CSI drivers, and gets the claims and the
+// volumes of those pods, and this node's CSINode. What is known is answered from memory, whether the API
+// server is there or not; what is not known is an error, never a guess.
+package pods
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// The front's question is answered here.
+var _ csifront.Pods = (*Cluster)(nil)
+
+// patience is how long a question waits for what is not known yet: kubelet may
+// learn of a pod a moment before we do.
+const patience = 2 * time.Second
+
+// Config is what a Cluster is made of.
+type Config struct {
+	// Identity says as whom the API server is asked.
+	Identity Identity
+	// NodeName is this node's, as in NodeName().
+	NodeName string
+	// Patience is how long a question waits for what is not known yet; 0 is two
+	// seconds.
+	Patience time.Duration
+	// Asked is told of each question; it may be nil.
+	Asked func(question string, took time.Duration, err error)
+	Log   *zap.Logger
+}
+
+// Cluster knows the pods of this node while it runs.
+type Cluster struct {
+	cfg      Config
+	changes  notifier
+	health   watchHealth
+	csiNode  watchHealth // how the last get of the CSINode went
+	pods     pods
+	classes  attributes // of runtime classes: their handlers
+	drivers  attributes // of CSI drivers: their fsGroupPolicy
+	server   server
+	resolver resolver
+	prefetch prefetcher
+	// recheck is how often a kubeconfig is looked at whose server does not answer.
+	recheck time.Duration
+	// backoff is between the tries of a watch.
+	backoff wait.Backoff
+	log     *zap.Logger
+}
+
+// New makes a Cluster, which knows nothing before it runs.
+func New(cfg Config) *Cluster {
+	if cfg.Patience == 0 {
+		cfg.Patience = patience
+	}
+	if cfg.Asked == nil {
+		cfg.Asked = func(string, time.Duration, error) {}
+	}
+	c := &Cluster{cfg: cfg, recheck: lastRetry, backoff: watchBackoff, log: cfg.Log}
+	c.health.log, c.csiNode.log = cfg.Log, cfg.Log
+	c.server.node, c.prefetch.c = cfg.NodeName, c
+	c.resolver.pods, c.resolver.health, c.resolver.server = &c.pods, &c.health, &c.server
+	c.resolver.slots = make(chan struct{}, getsAtOnce)
+	c.pods.node, c.pods.changed = cfg.NodeName, c.changes.notify
+	c.classes.changed, c.drivers.changed = c.changes.notify, c.changes.notify
+	return c
+}
+
+// NodeName is what kubelet names this node unless it is told otherwise.
+func NodeName() (string, error) {
+	name, err := os.Hostname()
+	name = strings.ToLower(strings.TrimSpace(name))
+	if err != nil || name == "" {
+		return "", volume.Errorf(volume.Internal, "the node's name cannot be told from its host name (%q): set "+
+			"cluster.nodeName: %w", name, err)
+	}
+	return name, nil
+}
+
+// ByUID gives the pod that a volume is published for.
+func (c *Cluster) ByUID(ctx context.Context, uid string) (decision.Pod, error) {
+	start := time.Now()
+	pod, err := c.byUID(ctx, uid)
+	c.cfg.Asked("pod", time.Since(start), err)
+	return pod, err
+}
+
+// Using gives the pods of this node that want a volume, those first that were made
+// first. Pods that are being deleted are given only where no other wants it: until
+// they are gone their containers may use it. Pods that have ended want nothing.
+func (c *Cluster) Using(ctx context.Context, driver, volumeID string) ([]decision.Pod, error) {
+	start := time.Now()
+	found, err := c.using(ctx, source{driver: driver, id: volumeID})
+	c.cfg.Asked("volume", time.Since(start), err)
+	return found, err
+}
+
+const ownCSINode = "the CSINode of this node"
+
+// NodeDrivers reads the CSI drivers that kubelet has entered in this node's CSINode. A
+// node's identity may get its own CSINode and not watch it, so each call asks the API
+// server. A CSINode that does not exist is an error: kubelet makes it when it starts, so
+// the node's name may be wrong.
+func (c *Cluster) NodeDrivers(ctx context.Context) (map[string]bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, getTime)
+	defer cancel()
+	found, err := c.getCSINode(ctx)
+	if err != nil {
+		if !errors.Is(ctx.Err(), context.Canceled) {
+			c.csiNode.failed(ownCSINode, err)
+		}
+		return nil, err
+	}
+	c.csiNode.good(ownCSINode)
+	drivers := make(map[string]bool)
+	for _, one := range found.Spec.Drivers {
+		drivers[one.Name] = true
+	}
+	return drivers, nil
+}
+
+func (c *Cluster) getCSINode(ctx context.Context) (*storagev1.CSINode, error) {
+	client := c.server.client.Load()
+	if client == nil {
+		return nil, volume.Errorf(volume.Timeout, "the CSINode %s is not known: no API server was asked yet", c.cfg.NodeName)
+	}
+	found, err := client.csiNode(ctx, c.cfg.NodeName)
+	if err != nil {
+		return nil, c.server.unknown("the CSINode "+c.cfg.NodeName, err)
+	}
+	return found, nil
+}

@@ -1,0 +1,365 @@
+package pods
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// fakeAPI is an API server of a few kinds: get, list, watch and the streamed list,
+// in JSON. It does what the test tells it.
+type fakeAPI struct {
+	t      *testing.T
+	server *httptest.Server
+
+	mu       sync.Mutex
+	version  int
+	objects  map[string]map[string]runtime.Object // by resource, then namespace/name
+	events   []event
+	news     chan struct{}
+	cut      chan struct{} // closed to end all watches
+	away     bool
+	streams  bool                // whether lists are streamed
+	refuse   map[string]int      // status codes by "verb resource"
+	hold     map[string]chan any // gets of a resource wait until it is closed
+	asked    map[string]int      // requests by "verb resource/name"
+	selector map[string]string   // of the last list or watch of a resource
+}
+
+type event struct {
+	version  int
+	resource string
+	kind     string
+	object   runtime.Object
+}
+
+func newFakeAPI(t *testing.T) *fakeAPI {
+	t.Helper()
+	f := &fakeAPI{
+		t: t, objects: make(map[string]map[string]runtime.Object), news: make(chan struct{}), cut: make(chan struct{}), version: 10,
+		refuse: make(map[string]int), hold: make(map[string]chan any), asked: make(map[string]int), selector: make(map[string]string),
+	}
+	f.server = httptest.NewServer(f)
+	t.Cleanup(func() { f.cutWatches(); f.server.Close() })
+	return f
+}
+
+// kubeconfig writes one that leads to the fake.
+func (f *fakeAPI) kubeconfig() string {
+	path := filepath.Join(f.t.TempDir(), "kubeconfig")
+	f.writeKubeconfig(path)
+	return path
+}
+
+func (f *fakeAPI) writeKubeconfig(path string) {
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: %q}}]\n"+
+		"contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: t}}]\n", f.server.URL)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fakeAPI) put(objects ...runtime.Object) {
+	f.t.Helper()
+	for _, object := range objects {
+		f.change("", object)
+	}
+}
+
+func (f *fakeAPI) remove(object runtime.Object) { f.change("DELETED", object) }
+
+func (f *fakeAPI) change(kind string, object runtime.Object) {
+	object = object.DeepCopyObject()
+	meta := object.(metav1.Object) //nolint:errcheck,forcetypeassert // all our kinds are
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version++
+	meta.SetResourceVersion(strconv.Itoa(f.version))
+	resource, key := resourceOf(f.t, object), meta.GetNamespace()+"/"+meta.GetName()
+	if f.objects[resource] == nil {
+		f.objects[resource] = make(map[string]runtime.Object)
+	}
+	if kind == "DELETED" {
+		delete(f.objects[resource], key)
+	} else {
+		kind = "ADDED"
+		if f.objects[resource][key] != nil {
+			kind = "MODIFIED"
+		}
+		f.objects[resource][key] = object
+	}
+	f.events = append(f.events, event{f.version, resource, kind, object})
+	close(f.news)
+	f.news = make(chan struct{})
+}
+
+func resourceOf(t *testing.T, object runtime.Object) string {
+	switch object := object.(type) {
+	case *corev1.Pod:
+		object.APIVersion, object.Kind = "v1", "Pod"
+		return "pods"
+	case *corev1.PersistentVolumeClaim:
+		object.APIVersion, object.Kind = "v1", "PersistentVolumeClaim"
+		return "persistentvolumeclaims"
+	case *corev1.PersistentVolume:
+		object.APIVersion, object.Kind = "v1", "PersistentVolume"
+		return "persistentvolumes"
+	case *corev1.Node:
+		object.APIVersion, object.Kind = "v1", "Node"
+		return "nodes"
+	case *nodev1.RuntimeClass:
+		object.APIVersion, object.Kind = "node.k8s.io/v1", "RuntimeClass"
+		return "runtimeclasses"
+	case *storagev1.CSIDriver:
+		object.APIVersion, object.Kind = "storage.k8s.io/v1", "CSIDriver"
+		return "csidrivers"
+	case *storagev1.CSINode:
+		object.APIVersion, object.Kind = "storage.k8s.io/v1", "CSINode"
+		return "csinodes"
+	}
+	t.Fatalf("no resource for %T", object)
+	return ""
+}
+
+// setAway makes the server break off whatever it is asked, and all watches.
+func (f *fakeAPI) setAway(away bool) {
+	f.mu.Lock()
+	f.away = away
+	f.mu.Unlock()
+	if away {
+		f.cutWatches()
+	}
+}
+
+func (f *fakeAPI) cutWatches() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	close(f.cut)
+	f.cut = make(chan struct{})
+}
+
+// forget ends all watches and drops the history: a watch from before is answered
+// with "gone".
+func (f *fakeAPI) forget() {
+	f.cutWatches()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version += 100
+	f.events = nil
+}
+
+func (f *fakeAPI) setRefused(what string, code int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refuse[what] = code
+}
+
+// holdGets makes gets of a resource wait until the returned func is called.
+func (f *fakeAPI) holdGets(resource string) (release func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	held := make(chan any)
+	f.hold[resource] = held
+	return func() {
+		f.mu.Lock()
+		delete(f.hold, resource)
+		f.mu.Unlock()
+		close(held)
+	}
+}
+
+func (f *fakeAPI) count(what string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.asked[what]
+}
+
+func (f *fakeAPI) selectorOf(resource string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.selector[resource]
+}
+
+// ServeHTTP answers.
+func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	resource, key, verb := parse(r)
+	f.mu.Lock()
+	f.asked[verb+" "+resource+key]++
+	if verb != "get" {
+		f.selector[resource] = r.URL.Query().Get("fieldSelector")
+	}
+	code, away, held, cut := f.refuse[verb+" "+resource], f.away, f.hold[resource], f.cut
+	f.mu.Unlock()
+	switch {
+	case away:
+		panic(http.ErrAbortHandler) // the connection ends without a word
+	case code != 0:
+		failWith(w, code, resource)
+	case verb == "get":
+		if held != nil {
+			select {
+			case <-held:
+			case <-r.Context().Done():
+				return
+			}
+		}
+		f.get(w, resource, key)
+	case verb == "list":
+		f.list(w, resource)
+	default:
+		f.watch(w, r, resource, cut)
+	}
+}
+
+func parse(r *http.Request) (resource, key, verb string) {
+	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
+	parts = parts[2:] // api/v1
+	if strings.HasPrefix(r.URL.Path, "/apis/") {
+		parts = parts[1:]
+	}
+	namespace := ""
+	if parts[0] == "namespaces" {
+		namespace, parts = parts[1], parts[2:]
+	}
+	switch {
+	case len(parts) == 2:
+		return parts[0], namespace + "/" + parts[1], "get"
+	case r.URL.Query().Get("watch") != "":
+		return parts[0], "", "watch"
+	default:
+		return parts[0], "", "list"
+	}
+}
+
+func failWith(w http.ResponseWriter, code int, what string) {
+	reason := map[int]metav1.StatusReason{
+		403: metav1.StatusReasonForbidden, 404: metav1.StatusReasonNotFound, 401: metav1.StatusReasonUnauthorized,
+		410: metav1.StatusReasonExpired, 422: metav1.StatusReasonInvalid, 500: metav1.StatusReasonInternalError,
+		503: metav1.StatusReasonServiceUnavailable,
+	}[code]
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure",
+		Code: int32(code), Reason: reason, Message: what + ": " + string(reason), //nolint:gosec // a status code
+	})
+}
+
+func (f *fakeAPI) get(w http.ResponseWriter, resource, key string) {
+	f.mu.Lock()
+	object := f.objects[resource][key]
+	f.mu.Unlock()
+	if object == nil {
+		failWith(w, 404, resource)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(object)
+}
+
+func (f *fakeAPI) all(resource string) []runtime.Object {
+	out := []runtime.Object{}
+	for _, object := range f.objects[resource] {
+		out = append(out, object)
+	}
+	return out
+}
+
+func (f *fakeAPI) list(w http.ResponseWriter, resource string) {
+	f.mu.Lock()
+	items, version := f.all(resource), f.version
+	f.mu.Unlock()
+	kind := map[string][2]string{
+		"pods": {"v1", "PodList"}, "runtimeclasses": {"node.k8s.io/v1", "RuntimeClassList"}, "csidrivers": {"storage.k8s.io/v1", "CSIDriverList"},
+	}[resource]
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{
+		"apiVersion": kind[0], "kind": kind[1], "metadata": metav1.ListMeta{ResourceVersion: strconv.Itoa(version)}, "items": items,
+	})
+}
+
+func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string, cut chan struct{}) {
+	streamed := r.URL.Query().Get("sendInitialEvents") == "true"
+	since, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	f.mu.Lock()
+	first, version := f.all(resource), f.version
+	streams := f.streams
+	oldest := version + 1
+	if len(f.events) > 0 {
+		oldest = f.events[0].version
+	}
+	f.mu.Unlock()
+	switch {
+	case streamed && !streams:
+		failWith(w, 422, resource)
+		return
+	case !streamed && since < oldest-1:
+		failWith(w, 410, resource)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	send := func(kind string, object any) {
+		_ = json.NewEncoder(w).Encode(map[string]any{"type": kind, "object": object})
+		_ = http.NewResponseController(w).Flush()
+	}
+	w.WriteHeader(http.StatusOK)
+	_ = http.NewResponseController(w).Flush()
+	if streamed {
+		for _, object := range first {
+			send("ADDED", object)
+		}
+		send("BOOKMARK", bookmark(resource, version))
+		since = version
+	}
+	f.stream(r, resource, since, cut, send)
+}
+
+func (f *fakeAPI) stream(r *http.Request, resource string, since int, cut chan struct{}, send func(string, any)) {
+	for {
+		f.mu.Lock()
+		if f.cut != cut {
+			f.mu.Unlock()
+			return
+		}
+		fresh := slices.DeleteFunc(slices.Clone(f.events), func(e event) bool { return e.version <= since || e.resource != resource })
+		news := f.news
+		f.mu.Unlock()
+		for _, e := range fresh {
+			send(e.kind, e.object)
+			since = e.version
+		}
+		select {
+		case <-news:
+		case <-cut:
+			return
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+func bookmark(resource string, version int) any {
+	meta := metav1.ObjectMeta{ResourceVersion: strconv.Itoa(version), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}
+	switch resource {
+	case "pods":
+		return &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: meta}
+	case "runtimeclasses":
+		return &nodev1.RuntimeClass{TypeMeta: metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"}, ObjectMeta: meta}
+	default:
+		return &storagev1.CSIDriver{TypeMeta: metav1.TypeMeta{APIVersion: "storage.k8s.io/v1", Kind: "CSIDriver"}, ObjectMeta: meta}
+	}
+}

@@ -1,0 +1,91 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+const floodingPods = 30
+
+// flood has pods that name claims which do not exist, and one older pod that a stage
+// is about.
+func flood(t *testing.T) (*fakeAPI, *Cluster) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	for n := range floodingPods {
+		names := numbered("none", 256)
+		for i := range names {
+			names[i] = fmt.Sprintf("p%d-%s", n, names[i])
+		}
+		f.put(aPod(fmt.Sprintf("flood-%d", n), names...))
+	}
+	c := start(t, f, patient)
+	synced(t, c)
+	return f, c
+}
+
+func (f *fakeAPI) claimsAsked() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	sum := 0
+	for what, n := range f.asked {
+		if strings.HasPrefix(what, "get persistentvolumeclaims") {
+			sum += n
+		}
+	}
+	return sum
+}
+
+// TestPodsWithClaimsThatDoNotExist: a tenant's pods that name thousands of them do not
+// hold up another pod's stage, and cost the API server a few requests each.
+func TestPodsWithClaimsThatDoNotExist(t *testing.T) {
+	f, c := flood(t)
+	older := aPod("older", "data")
+	older.CreationTimestamp.Time = born.Add(-time.Hour)
+	f.put(older)
+	for range 20 { // kubelet repeats what is refused
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		_, _ = c.Using(ctx, driver, "vol-of-nobody")
+		cancel()
+		if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"older"}) {
+			t.Fatalf("using: %v", users)
+		}
+	}
+	// Each try of a pod ends after a few claims, and each of these is asked for less
+	// and less often.
+	if n := f.claimsAsked(); n > floodingPods*64 {
+		t.Errorf("%d claims were asked for, of %d that do not exist", n, floodingPods*256)
+	}
+}
+
+// TestNobodyIsAskedForACallerWhoHasGone, and no more than a few claims at a time.
+func TestNobodyIsAskedForACallerWhoHasGone(t *testing.T) {
+	f := newFakeAPI(t)
+	c := start(t, f, patient)
+	synced(t, c)
+	release := f.holdGets("persistentvolumeclaims")
+	defer release()
+	for n := range floodingPods {
+		f.put(aPod(fmt.Sprintf("flood-%d", n), fmt.Sprintf("none-%d-a", n), fmt.Sprintf("none-%d-b", n)))
+	}
+	eventually(t, c, "the pods are known", func() bool { return c.State().Pods == floodingPods })
+	for range 4 {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		_, _ = c.Using(ctx, driver, "vol-of-nobody")
+		cancel()
+	}
+	if n := f.claimsAsked(); n > getsAtOnce {
+		t.Errorf("%d claims are asked for at a time", n)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	before := f.claimsAsked()
+	one, _ := c.pods.find("uid-flood-0")
+	if failed := c.resolver.learn(gone, one); len(failed) != 0 || f.claimsAsked() > before {
+		t.Errorf("for a caller who has gone %d claims were asked for: %v", f.claimsAsked()-before, failed)
+	}
+}

@@ -1,0 +1,167 @@
+package pods
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// What is followed, as errors and metrics name it.
+const (
+	identity   = "the cluster's identity"
+	allPods    = "the pods of this node"
+	allClasses = "runtime classes"
+	allDrivers = "CSI drivers"
+)
+
+// How often a kubeconfig that cannot be used, or whose server does not answer, is
+// looked at again.
+const (
+	firstRetry = time.Second
+	lastRetry  = 30 * time.Second
+)
+
+// watchBackoff has a server that comes back be heard of within twenty seconds.
+var watchBackoff = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 10 * time.Second}
+
+// Run follows the cluster until ctx ends. No failure ends it: without the cluster
+// all else works.
+func (c *Cluster) Run(ctx context.Context) error {
+	backoff := wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 0.5, Steps: 10, Cap: lastRetry}
+	for ctx.Err() == nil {
+		stamp := c.cfg.Identity.stamp()
+		client, err := c.connect()
+		if err != nil {
+			c.health.failed(identity, err)
+			c.changes.notify()
+			pause(ctx, backoff.Step())
+			continue
+		}
+		c.health.good(identity)
+		backoff.Duration, backoff.Steps = firstRetry, 10
+		c.server.client.Store(client)
+		c.follow(ctx, client, stamp)
+		client.client.CloseIdleConnections()
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+func (c *Cluster) connect() (*api, error) {
+	if c.cfg.NodeName == "" {
+		return nil, errors.New("the node's name is not known: set cluster.nodeName")
+	}
+	config, err := c.cfg.Identity.config()
+	if err != nil {
+		return nil, err
+	}
+	return newAPI(config)
+}
+
+// follow watches until ctx ends, or until the API server cannot be reached by this
+// kubeconfig and there is another one.
+func (c *Cluster) follow(ctx context.Context, client *api, stamp [sha256.Size]byte) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var parts sync.WaitGroup
+	for _, one := range c.watches(client) {
+		parts.Go(func() { one.RunWithContext(klog.NewContext(ctx, logr.Discard())) })
+	}
+	parts.Go(func() { c.prefetch.run(ctx) })
+	ticker := time.NewTicker(c.recheck)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-ticker.C:
+			if c.Problem() != nil && c.cfg.Identity.stamp() != stamp {
+				cancel()
+			}
+		}
+	}
+	waitAtMost(&parts, lastWords)
+}
+
+// lastWords is how long watches may take to end. A program that makes credentials
+// may hang, and knows nothing of us.
+const lastWords = 3 * time.Second
+
+func waitAtMost(parts *sync.WaitGroup, most time.Duration) {
+	done := make(chan struct{})
+	go func() { parts.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(most):
+	}
+}
+
+func (c *Cluster) watches(client *api) []*cache.Reflector {
+	ofNode := fields.OneTermEqualSelector("spec.nodeName", c.cfg.NodeName)
+	return []*cache.Reflector{
+		c.reflector(client, allPods, client.core, "pods", ofNode, &corev1.Pod{}, func() runtime.Object { return &corev1.PodList{} },
+			podSink{&c.pods}),
+		c.reflector(client, allClasses, client.node, "runtimeclasses", fields.Everything(), &nodev1.RuntimeClass{},
+			func() runtime.Object { return &nodev1.RuntimeClassList{} }, attributeSink{&c.classes}),
+		c.reflector(client, allDrivers, client.storage, "csidrivers", fields.Everything(), &storagev1.CSIDriver{},
+			func() runtime.Object { return &storagev1.CSIDriverList{} }, attributeSink{&c.drivers}),
+	}
+}
+
+// reflector keeps a sink up to date. Its watches and lists tell how the contact is.
+func (c *Cluster) reflector(
+	client *api, what string, from *rest.RESTClient, resource string, selector fields.Selector, example runtime.Object,
+	list func() runtime.Object, into sink,
+) *cache.Reflector {
+	source := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			found, err := client.list(ctx, from, resource, selector, options, list())
+			c.heard(ctx, what, err)
+			return found, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			found, err := client.watch(ctx, from, resource, selector, options)
+			c.heard(ctx, what, err)
+			return found, err
+		},
+	}
+	quiet, backoff := logr.Discard(), c.backoff
+	return cache.NewReflectorWithOptions(source, example, &store{into: into, heard: func() { c.heard(context.Background(), what, nil) }},
+		cache.ReflectorOptions{Name: what, Logger: &quiet, Backoff: &backoff})
+}
+
+// heard notes how a list or a watch went.
+func (c *Cluster) heard(ctx context.Context, what string, err error) {
+	switch {
+	case err == nil:
+		c.health.good(what)
+	case ctx.Err() != nil, apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.IsInvalid(err):
+		// We stop, or the watch is begun anew.
+	default:
+		c.health.failed(what, c.server.explain(err))
+		c.changes.notify()
+	}
+}

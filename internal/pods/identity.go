@@ -1,0 +1,90 @@
+package pods
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Identity says as whom the API server is asked.
+type Identity struct {
+	// Kubeconfig is a file, such as kubelet's own.
+	Kubeconfig string
+	// InCluster takes the service account of the pod that we run in.
+	InCluster bool
+	// UserAgent is what the API server logs.
+	UserAgent string
+}
+
+// Set tells whether a cluster is to be asked at all.
+func (i Identity) Set() bool { return i.Kubeconfig != "" || i.InCluster }
+
+// config reads the identity. Certificates, keys and tokens that it names as files
+// are read anew by client-go when they change.
+func (i Identity) config() (*rest.Config, error) {
+	config, err := i.read()
+	if err != nil {
+		return nil, err
+	}
+	config.UserAgent = i.UserAgent
+	config.WarningHandler = rest.NoWarnings{}
+	config.QPS = -1 // what we ask at a time is bounded where it is asked
+	return config, nil
+}
+
+func (i Identity) read() (*rest.Config, error) {
+	if i.InCluster {
+		config, err := rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("the service account of this pod cannot be read: %w", err)
+		}
+		return config, nil
+	}
+	if err := safe(i.Kubeconfig); err != nil {
+		return nil, err
+	}
+	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: i.Kubeconfig}
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("the kubeconfig %s cannot be used: %w", i.Kubeconfig, err)
+	}
+	return config, nil
+}
+
+// safe refuses a kubeconfig that others could change: it may name a program that
+// makes credentials, which we would run.
+func safe(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("the kubeconfig %s does not exist (yet)", path)
+	case err != nil:
+		return fmt.Errorf("the kubeconfig cannot be read: %w", err)
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("the kubeconfig %s is not a regular file", path)
+	}
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	if ok && owner.Uid != 0 && int(owner.Uid) != os.Geteuid() {
+		return fmt.Errorf("the kubeconfig %s belongs to user %d: it must be root's", path, owner.Uid)
+	}
+	if info.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("the kubeconfig %s can be written by others than its owner (mode %#o): chmod go-w %s", path,
+			info.Mode().Perm(), path)
+	}
+	return nil
+}
+
+// stamp tells one content of the kubeconfig from another.
+func (i Identity) stamp() [sha256.Size]byte {
+	raw, err := os.ReadFile(i.Kubeconfig)
+	if err != nil {
+		return [sha256.Size]byte{}
+	}
+	return sha256.Sum256(raw)
+}

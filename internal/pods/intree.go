@@ -1,0 +1,52 @@
+package pods
+
+import (
+	"slices"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	translation "k8s.io/csi-translation-lib"
+)
+
+type ownerReference = metav1.OwnerReference
+
+// inTree knows which CSI driver took over each of Kubernetes' former own kinds of
+// volumes, as kubelet does: such a driver is asked for them by its own ids.
+var inTree = translation.New()
+
+// inTreeInline gives the CSI volume behind an in-tree one that stands in a pod.
+func inTreeInline(api *corev1.Volume, namespace string) source {
+	if !inTree.IsInlineMigratable(api) {
+		return source{}
+	}
+	pv, err := inTree.TranslateInTreeInlineVolumeToCSI(logr.Discard(), api, namespace)
+	if err != nil {
+		return source{} // kubelet cannot mount it either
+	}
+	return sourceOf(pv)
+}
+
+// sourceOfPV gives the CSI volume that a persistent volume is, or the zero source.
+func sourceOfPV(pv *corev1.PersistentVolume) (source, error) {
+	if pv.Spec.CSI == nil && inTree.IsPVMigratable(pv) {
+		translated, err := inTree.TranslateInTreePVToCSI(logr.Discard(), pv)
+		if err != nil {
+			return source{}, err
+		}
+		pv = translated
+	}
+	return sourceOf(pv), nil
+}
+
+func sourceOf(pv *corev1.PersistentVolume) source {
+	if pv.Spec.CSI == nil {
+		return source{}
+	}
+	return source{
+		driver: pv.Spec.CSI.Driver, id: pv.Spec.CSI.VolumeHandle, fsType: pv.Spec.CSI.FSType,
+		once: slices.ContainsFunc(pv.Spec.AccessModes, func(mode corev1.PersistentVolumeAccessMode) bool {
+			return mode == corev1.ReadWriteOnce || mode == corev1.ReadWriteOncePod
+		}),
+	}
+}

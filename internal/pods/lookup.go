@@ -1,0 +1,273 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// until asks again at each change of what is known, for as long as we are patient,
+// and gives the last error then.
+func (c *Cluster) until(ctx context.Context, try func(ctx context.Context) error) error {
+	patient, cancel := context.WithTimeout(ctx, c.cfg.Patience)
+	defer cancel()
+	for {
+		changed := c.changes.wait()
+		err := try(patient)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-patient.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return volume.Errorf(volume.Canceled, "%w (the caller went away)", err)
+			}
+			return err
+		}
+	}
+}
+
+func (c *Cluster) byUID(ctx context.Context, uid string) (out decision.Pod, err error) {
+	err = c.until(ctx, func(ctx context.Context) (err error) {
+		k, there := c.pods.find(uid)
+		if !there {
+			return c.unseen("the pod with uid " + clip(uid))
+		}
+		if _, err := c.handler(k.pod); err != nil {
+			return err // before the API server is asked for anything
+		}
+		failed := c.resolver.learn(ctx, k)
+		if k, there = c.pods.find(uid); !there {
+			return c.unseen("the pod with uid " + clip(uid)) // it went while we asked
+		}
+		out, err = c.answer(k, failed)
+		return err
+	})
+	return out, err
+}
+
+func (c *Cluster) using(ctx context.Context, want source) (out []decision.Pod, err error) {
+	tried := make(map[string]map[string]error)
+	err = c.until(ctx, func(ctx context.Context) error {
+		found, err := c.users(ctx, want, tried)
+		if err != nil {
+			return err
+		}
+		out = nil
+		var problem error
+		for _, k := range found {
+			pod, err := c.answer(k, nil)
+			if err != nil {
+				problem = err
+				continue
+			}
+			out = append(out, pod)
+		}
+		if len(out) == 0 {
+			return problem
+		}
+		return nil
+	})
+	return out, err
+}
+
+// users are the pods that want a volume. Where a live one is known, that is the
+// answer: each publish is decided by its own pod again. Else all are looked at whose
+// volumes are not known, each once a question: tried has what came of it.
+func (c *Cluster) users(ctx context.Context, want source, tried map[string]map[string]error) ([]known, error) {
+	live := func(k known) bool { return !k.pod.ended && !k.pod.deleted && k.wants(want) }
+	if found := c.pods.choose(live); len(found) > 0 {
+		return found, nil
+	}
+	open := c.pods.choose(func(k known) bool {
+		_, done := tried[k.pod.uid]
+		return !done && !k.pod.ended && len(k.unlearned()) > 0
+	})
+	slices.Reverse(open) // the newest is the likeliest
+	for some := range slices.Chunk(open, podsAtOnce) {
+		c.learnAll(ctx, some, tried, func() bool { return len(c.pods.choose(live)) > 0 })
+		if found := c.pods.choose(live); len(found) > 0 {
+			return found, nil
+		}
+	}
+	if found := c.pods.choose(func(k known) bool { return !k.pod.ended && k.wants(want) }); len(found) > 0 {
+		return found, nil
+	}
+	return nil, c.nobody(want, tried)
+}
+
+// podsAtOnce is of how many pods one question learns at a time.
+const podsAtOnce = 8
+
+// learnAll learns of some pods until that is enough: one pod of a thousand claims
+// shall not hold up the others.
+func (c *Cluster) learnAll(ctx context.Context, some []known, tried map[string]map[string]error, enough func() bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var parts sync.WaitGroup
+	failed := make([]map[string]error, len(some))
+	for i, k := range some {
+		parts.Go(func() {
+			failed[i] = c.resolver.learn(ctx, k)
+			if enough() {
+				cancel()
+			}
+		})
+	}
+	parts.Wait()
+	for i, k := range some {
+		tried[k.pod.uid] = failed[i]
+	}
+}
+
+// nobody says why no pod is known to want a volume.
+func (c *Cluster) nobody(want source, tried map[string]map[string]error) error {
+	what := "the pod that wants volume " + clip(want.id) + " of driver " + clip(want.driver)
+	for _, uid := range slices.Sorted(maps.Keys(tried)) {
+		for _, name := range slices.Sorted(maps.Keys(tried[uid])) {
+			err := tried[uid][name]
+			return volume.Errorf(volume.KindOf(err), "%s is not known; it may be one of those of which a volume is not known: %w", what, err)
+		}
+	}
+	return c.unseen(what)
+}
+
+// unseen says why a pod is not known.
+func (c *Cluster) unseen(what string) error {
+	if err := c.health.problem(identity, allPods); err != nil {
+		return volume.Errorf(volume.Timeout, "%s is not known, and %w", what, err)
+	}
+	if !c.pods.ready() {
+		return volume.Errorf(volume.Timeout, "%s is not known: the API server %s has not told of this node's pods yet", what, c.server.host())
+	}
+	return volume.Errorf(volume.Busy, "%s is not known on node %s (yet)", what, c.cfg.NodeName)
+}
+
+// answer makes what the front wants to know. Failed says why volumes are not known.
+func (c *Cluster) answer(k known, failed map[string]error) (decision.Pod, error) {
+	handler, err := c.handler(k.pod)
+	if err != nil {
+		return decision.Pod{}, err
+	}
+	if k.pod.group != "" && !c.drivers.ready() {
+		return decision.Pod{}, c.notReady(k.pod, "whether its fsGroup is for its volumes", allDrivers)
+	}
+	out := decision.Pod{
+		UID: k.pod.kubeletUID(), Namespace: k.pod.namespace, Name: k.pod.name, RuntimeHandler: handler,
+		FSGroup: k.pod.group, FSGroupPolicy: k.pod.groupPolicy, Asks: k.pod.asks,
+	}
+	for _, v := range k.pod.volumes {
+		from, done := k.sourceOf(v)
+		if done && from.driver == "" {
+			continue // not CSI's
+		}
+		shown := decision.PodVolume{
+			Name: v.name, Driver: from.driver, VolumeID: from.id, Block: v.mounts.block,
+			SubPaths: v.mounts.subPaths, ReadOnlyMounts: v.mounts.used && !v.mounts.writable,
+			Together: v.mounts.together, Spaced: v.mounts.spaced,
+			NoGroup: k.pod.group != "" && !c.changesGroup(v, from),
+		}
+		if !done {
+			shown.Unknown = failed[v.name]
+			if shown.Unknown == nil {
+				shown.Unknown = volume.Errorf(volume.Busy, "the claim %s/%s was not looked at yet", k.pod.namespace, v.claim)
+			}
+		}
+		out.Volumes = append(out.Volumes, shown)
+	}
+	return out, nil
+}
+
+// handler gives the pod's runtime handler. A class that is not there is an error: a
+// guess would mount the volume in the wrong place.
+func (c *Cluster) handler(p *pod) (string, error) {
+	if p.class == "" {
+		return "", nil
+	}
+	if handler, there := c.classes.get(p.class); there {
+		return handler, nil
+	}
+	if !c.classes.ready() || c.health.problem(allClasses) != nil {
+		return "", c.notReady(p, "the handler of its runtime class "+p.class, allClasses)
+	}
+	return "", volume.Errorf(volume.Busy, "pod %s has the runtime class %s, which does not exist: make it, or correct the pod", p, p.class)
+}
+
+func (c *Cluster) notReady(p *pod, what, watched string) error {
+	if err := c.health.problem(identity, watched); err != nil {
+		return volume.Errorf(volume.Timeout, "pod %s: %s is not known, and %w", p, what, err)
+	}
+	return volume.Errorf(volume.Timeout, "pod %s: %s is not known: the API server %s has not told of %s yet", p, what, c.server.host(), watched)
+}
+
+// changesGroup tells whether kubelet would change the group of a volume's files to
+// the pod's: the sandbox shall do what it would do.
+func (c *Cluster) changesGroup(v podVolume, from source) bool {
+	policy, _ := c.drivers.get(from.driver)
+	switch {
+	case v.readOnly:
+		return false
+	case policy == string(storagev1.NoneFSGroupPolicy):
+		return false
+	case policy == string(storagev1.FileFSGroupPolicy):
+		return true
+	default: // ReadWriteOnceWithFSType, and drivers without a CSIDriver object
+		return from.fsType != "" && from.once
+	}
+}
+
+// Problem is why not all can be known now, or nil.
+func (c *Cluster) Problem() error {
+	if err := c.health.problem(identity, allPods, allClasses, allDrivers); err != nil {
+		return err
+	}
+	if !c.pods.ready() || !c.classes.ready() || !c.drivers.ready() {
+		return volume.Errorf(volume.Timeout, "the API server %s has not told of everything yet", c.server.host())
+	}
+	return nil
+}
+
+// State is how the look-up stands.
+type State struct {
+	// Synced tells for each thing that is followed whether it is known in full.
+	Synced map[string]bool
+	// Problems are what is wrong now, each in a sentence.
+	Problems []string
+	// CSINode is why the CSINode of this node could not be read last, or nil.
+	CSINode error
+	// LastHeard is when the API server was last heard of; zero is never.
+	LastHeard time.Time
+	// Pods are those known, and Incomplete those of them of which a volume is not.
+	Pods, Incomplete int
+}
+
+// State tells how the look-up stands.
+func (c *Cluster) State() State {
+	s := State{Synced: make(map[string]bool), Problems: c.health.problems(), LastHeard: c.health.lastHeard(),
+		CSINode: c.csiNode.problem(ownCSINode)}
+	for what, ready := range map[string]func() bool{"pods": c.pods.ready, "runtimeclasses": c.classes.ready, "csidrivers": c.drivers.ready} {
+		s.Synced[what] = ready()
+	}
+	for what, name := range map[string]string{"pods": allPods, "runtimeclasses": allClasses, "csidrivers": allDrivers} {
+		s.Synced[what] = s.Synced[what] && c.health.problem(identity, name) == nil
+	}
+	s.Pods, s.Incomplete = c.pods.count()
+	return s
+}
+
+// clip bounds what a caller wrote.
+func clip(text string) string {
+	if len(text) > 128 {
+		return text[:128] + "…"
+	}
+	return text
+}

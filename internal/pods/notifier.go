@@ -1,0 +1,29 @@
+package pods
+
+import "sync"
+
+// notifier wakes whoever waits for a change of what is known.
+type notifier struct {
+	mu   sync.Mutex
+	next chan struct{}
+}
+
+// wait gives a channel that is closed at the next change. It is taken before one
+// looks, so that no change is missed.
+func (n *notifier) wait() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.next == nil {
+		n.next = make(chan struct{})
+	}
+	return n.next
+}
+
+func (n *notifier) notify() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.next != nil {
+		close(n.next)
+		n.next = nil
+	}
+}

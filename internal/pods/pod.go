@@ -1,0 +1,162 @@
+package pods
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// pod is the part of a pod that decides about its volumes. Nobody changes one.
+type pod struct {
+	uid string // as the API server has it
+	// alias is kubelet's own uid of a static pod, of which the API server has a
+	// copy only.
+	alias           string
+	namespace, name string
+	made            time.Time
+	class           string // its runtime class; "" is none
+	group           string
+	groupPolicy     volume.GroupPolicy
+	asks            string
+	ended, deleted  bool
+	volumes         []podVolume
+}
+
+// podVolume is one of a pod's that CSI may give, as the pod names it.
+type podVolume struct {
+	name string
+	// claim is the claim's name; "" for a volume that stands in the pod itself,
+	// which is then given.
+	claim string
+	// own is set where the claim must be the pod's.
+	own      bool
+	readOnly bool // for the whole pod
+	given    source
+	mounts   mounts
+}
+
+// source is who gives a volume. The zero source is nobody of CSI's.
+type source struct {
+	driver, id string
+	fsType     string
+	// once is set where one node at a time may mount it, which is when kubelet
+	// changes the group of its files by default.
+	once bool
+}
+
+// sameAs tells whether both are one volume.
+func (s source) sameAs(other source) bool {
+	return s.driver != "" && s.driver == other.driver && s.id == other.id
+}
+
+func (p *pod) String() string { return p.namespace + "/" + p.name }
+
+// kubeletUID is by what kubelet knows the pod.
+func (p *pod) kubeletUID() string {
+	if p.alias != "" {
+		return p.alias
+	}
+	return p.uid
+}
+
+func podOf(api *corev1.Pod) *pod {
+	p := &pod{
+		uid: string(api.UID), alias: aliasOf(api), namespace: api.Namespace, name: api.Name, made: api.CreationTimestamp.Time,
+		asks: bounded(api.Annotations[policy.AnnotationKey]), ended: ended(&api.Status), deleted: api.DeletionTimestamp != nil,
+	}
+	if api.Spec.RuntimeClassName != nil {
+		p.class = *api.Spec.RuntimeClassName
+	}
+	if security := api.Spec.SecurityContext; security != nil {
+		if security.FSGroup != nil {
+			p.group = strconv.FormatInt(*security.FSGroup, 10)
+		}
+		if p.group != "" && security.FSGroupChangePolicy != nil {
+			p.groupPolicy = volume.GroupPolicy(*security.FSGroupChangePolicy)
+		}
+	}
+	used := mountsOf(&api.Spec)
+	for i := range api.Spec.Volumes[:min(len(api.Spec.Volumes), maxVolumes)] {
+		if v, ok := volumeOf(p, &api.Spec.Volumes[i]); ok {
+			v.mounts = used[v.name]
+			p.volumes = append(p.volumes, v)
+		}
+	}
+	return p
+}
+
+// maxVolumes is more than a node can attach. Whoever makes a pod of more of them gets
+// no deferral for the rest, and does not keep us busy.
+const maxVolumes = 256
+
+// aliasOf gives kubelet's uid of a static pod. Anybody can write annotations: a word
+// that has the form of the API server's own uids is not taken, so that nobody can
+// pass for somebody else's pod.
+func aliasOf(api *corev1.Pod) string {
+	alias, mirror := api.Annotations[corev1.MirrorPodAnnotationKey]
+	ofNode := slices.ContainsFunc(api.OwnerReferences, func(owner ownerReference) bool {
+		return owner.Kind == "Node" && owner.Name == api.Spec.NodeName
+	})
+	if !mirror || !ofNode || len(alias) > 64 || strings.Contains(alias, "-") || alias != api.Annotations[hashAnnotation] {
+		return ""
+	}
+	return alias
+}
+
+// hashAnnotation is where kubelet writes its own uid of a static pod.
+const hashAnnotation = "kubernetes.io/config.hash"
+
+// maxAsks is more than the names of all the volumes that a node can attach to a pod.
+const maxAsks = 8 << 10
+
+// bounded keeps what stands in an annotation, as far as anybody would write it in
+// earnest. What is longer ends in what is no volume's name.
+func bounded(text string) string {
+	if len(text) <= maxAsks {
+		return strings.Clone(text)
+	}
+	return strings.ToValidUTF8(text[:maxAsks], "") + "…"
+}
+
+// ended tells that no container of the pod runs or will run.
+func ended(status *corev1.PodStatus) bool {
+	if status.Phase != corev1.PodSucceeded && status.Phase != corev1.PodFailed {
+		return false
+	}
+	return !slices.ContainsFunc(slices.Concat(status.InitContainerStatuses, status.ContainerStatuses, status.EphemeralContainerStatuses),
+		func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
+}
+
+// volumeOf takes the volumes that CSI may give; ok is false for all others.
+func volumeOf(p *pod, api *corev1.Volume) (v podVolume, ok bool) {
+	v.name = api.Name
+	switch {
+	case api.PersistentVolumeClaim != nil:
+		v.claim, v.readOnly = api.PersistentVolumeClaim.ClaimName, api.PersistentVolumeClaim.ReadOnly
+	case api.Ephemeral != nil:
+		v.claim, v.own = p.name+"-"+api.Name, true
+	case api.CSI != nil:
+		v.given = source{driver: api.CSI.Driver, id: inlineID(p.kubeletUID(), api.Name), once: true}
+		if api.CSI.FSType != nil {
+			v.given.fsType = *api.CSI.FSType
+		}
+		v.readOnly = api.CSI.ReadOnly != nil && *api.CSI.ReadOnly
+	default:
+		v.given = inTreeInline(api, p.namespace)
+		return v, v.given.driver != ""
+	}
+	return v, true
+}
+
+// inlineID is the volume id that kubelet makes up for a volume that stands in a pod.
+func inlineID(podUID, name string) string {
+	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(podUID+name)))
+}

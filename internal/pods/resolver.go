@@ -1,0 +1,154 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/singleflight"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+const (
+	// atOnce bounds of how many volumes of one pod the API server is asked at a time.
+	atOnce = 4
+	// getsAtOnce bounds the claims that are asked for at a time, for all pods.
+	getsAtOnce = 16
+	// maxMissing is after how many claims that are not known the others of a pod are
+	// left alone: kubelet starts no pod of which a claim is missing, and a pod's author
+	// can name any number that do not exist.
+	maxMissing = 4
+)
+
+// resolver learns who gives the volumes of pods, from their claims.
+type resolver struct {
+	pods    *pods
+	health  *watchHealth
+	server  *server
+	gets    singleflight.Group
+	slots   chan struct{} // of the claims that are asked for at a time
+	missing missing
+}
+
+// learn asks who gives the volumes of a pod that are not known, and keeps it. It
+// gives the errors by the volumes' names. It stops when its caller has gone, and
+// where several claims of the pod cannot be known.
+func (r *resolver) learn(ctx context.Context, k known) map[string]error {
+	open := k.unlearned()
+	if len(open) == 0 {
+		return nil
+	}
+	var mu sync.Mutex
+	failed := make(map[string]error)
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	for _, v := range open {
+		group.Go(func() error {
+			mu.Lock()
+			enough := len(failed) >= maxMissing
+			mu.Unlock()
+			if enough || ctx.Err() != nil {
+				return nil
+			}
+			found, err := r.sourceOf(ctx, k.pod, v)
+			if err != nil {
+				mu.Lock()
+				failed[v.name] = err
+				mu.Unlock()
+				return nil // the others are worth knowing all the same
+			}
+			r.pods.learn(k.pod.uid, v.name, found)
+			return nil
+		})
+	}
+	_ = group.Wait() // no part of it gives an error
+	return failed
+}
+
+// sourceOf asks who gives a pod's volume.
+func (r *resolver) sourceOf(ctx context.Context, p *pod, v podVolume) (source, error) {
+	if err := r.health.problem(identity, allPods); err != nil {
+		return source{}, volume.Errorf(volume.Timeout, "the claim %s/%s of pod %s is not known, and %w", p.namespace, v.claim, p, err)
+	}
+	found, err := r.claim(ctx, p.namespace, v.claim)
+	if err != nil {
+		return source{}, err
+	}
+	if v.own && string(found.owner) != p.uid {
+		return source{}, volume.Errorf(volume.Busy, "the claim %s/%s was not made for the pod's own volume %s: delete the claim, "+
+			"or name the pod otherwise", p.namespace, v.claim, v.name)
+	}
+	return found.source, nil
+}
+
+// claimed is a claim that is bound: the pod that it was made for, and who gives it.
+type claimed struct {
+	owner  types.UID
+	source source
+}
+
+// claim gets a claim and its volume. All who ask for one at a time share the answer;
+// nobody waits for it beyond his own time.
+func (r *resolver) claim(ctx context.Context, namespace, name string) (claimed, error) {
+	key := namespace + "/" + name
+	if err := r.missing.lately(key); err != nil {
+		return claimed{}, err
+	}
+	shared := r.gets.DoChan(key, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), getTime)
+		defer cancel()
+		select {
+		case r.slots <- struct{}{}:
+			defer func() { <-r.slots }()
+		case <-ctx.Done():
+			return claimed{}, volume.Errorf(volume.Timeout, "the claim %s is not known: %d others are being asked for", key, getsAtOnce)
+		}
+		found, err := r.getClaim(ctx, namespace, name)
+		r.missing.note(key, err)
+		return found, err
+	})
+	select {
+	case done := <-shared:
+		found, _ := done.Val.(claimed)
+		return found, done.Err
+	case <-ctx.Done():
+		return claimed{}, volume.Errorf(volume.Timeout, "the claim %s/%s is not known: the API server %s did not answer in time: %w",
+			namespace, name, r.server.host(), ctx.Err())
+	}
+}
+
+func (r *resolver) getClaim(ctx context.Context, namespace, name string) (claimed, error) {
+	client := r.server.client.Load()
+	if client == nil {
+		return claimed{}, volume.Errorf(volume.Timeout, "the claim %s/%s is not known: no API server was asked yet", namespace, name)
+	}
+	what := fmt.Sprintf("the claim %s/%s", namespace, name)
+	claim, err := client.claim(ctx, namespace, name)
+	if err != nil {
+		return claimed{}, r.server.unknown(what, err)
+	}
+	if claim.Status.Phase != corev1.ClaimBound || claim.Spec.VolumeName == "" {
+		return claimed{}, volume.Errorf(volume.Busy, "%s is not bound to a volume yet", what)
+	}
+	pv, err := client.volume(ctx, claim.Spec.VolumeName)
+	if err != nil {
+		return claimed{}, r.server.unknown("the persistent volume "+claim.Spec.VolumeName+" of "+what, err)
+	}
+	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID {
+		return claimed{}, volume.Errorf(volume.Busy, "%s and its persistent volume %s do not name each other", what, pv.Name)
+	}
+	found, err := sourceOfPV(pv)
+	if err != nil {
+		return claimed{}, volume.Errorf(volume.Busy, "the persistent volume %s of %s cannot be told to be a CSI driver's: %w", pv.Name, what, err)
+	}
+	out := claimed{source: found}
+	if owner := metav1.GetControllerOf(claim); owner != nil && owner.Kind == "Pod" {
+		out.owner = owner.UID
+	}
+	return out, nil
+}

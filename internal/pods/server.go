@@ -1,0 +1,74 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// server is the API server that is asked now, and words its errors.
+type server struct {
+	node   string // this node's name
+	client atomic.Pointer[api]
+}
+
+// explain makes the sentence of an error that the API server, or the way to it, gave.
+func (s *server) explain(err error) error {
+	switch host := s.host(); {
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("the API server does not allow it (is %q this node's name in the cluster?): %w", s.node, clipped(err))
+	case apierrors.IsUnauthorized(err):
+		return fmt.Errorf("the API server %s does not take our identity: %w", host, clipped(err))
+	case apierrors.ReasonForError(err) != metav1.StatusReasonUnknown:
+		return fmt.Errorf("the API server %s answers: %w", host, clipped(err))
+	default:
+		return fmt.Errorf("the API server %s cannot be reached: %w", host, clipped(err))
+	}
+}
+
+func (s *server) host() string {
+	if client := s.client.Load(); client != nil {
+		return client.host
+	}
+	return "of the kubeconfig"
+}
+
+// unknown is why an object is not known. All of it may pass: a claim may be made,
+// and rights to it come a moment after its pod.
+func (s *server) unknown(what string, err error) error {
+	switch {
+	case apierrors.IsNotFound(err):
+		return volume.Errorf(volume.Busy, "%s does not exist", what)
+	case apierrors.IsForbidden(err):
+		return volume.Errorf(volume.Busy, "%s may not be read by our identity: %w", what, clipped(err))
+	case errors.Is(err, context.DeadlineExceeded):
+		return volume.Errorf(volume.Timeout, "%s is not known: the API server %s did not answer in time", what, s.host())
+	default:
+		return volume.Errorf(volume.Timeout, "%s is not known: %w", what, s.explain(err))
+	}
+}
+
+// clippedError is an error whose text is bounded: it may quote what others wrote.
+type clippedError struct {
+	error
+	text string
+}
+
+func (e clippedError) Error() string { return e.text }
+func (e clippedError) Unwrap() error { return e.error }
+
+const maxError = 300
+
+func clipped(err error) error {
+	text := err.Error()
+	if len(text) <= maxError {
+		return err
+	}
+	return clippedError{error: err, text: text[:maxError] + "…"}
+}

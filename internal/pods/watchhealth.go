@@ -1,0 +1,85 @@
+package pods
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// watchHealth is how the watches stand. A single get that fails says nothing of them.
+type watchHealth struct {
+	mu   sync.Mutex
+	last time.Time // when the API server was last heard of
+	bad  map[string]failure
+	log  *zap.Logger
+}
+
+// failure is what is wrong with one watch, and since when.
+type failure struct {
+	err   error
+	since time.Time
+}
+
+// good notes that a watch, or the reading of the kubeconfig, works.
+func (h *watchHealth) good(what string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.last = time.Now()
+	if was, there := h.bad[what]; there {
+		delete(h.bad, what)
+		h.log.Info("followed again", zap.String("what", what), zap.Duration("after", time.Since(was.since)))
+	}
+}
+
+// failed notes that a watch does not work. Only the first failure is logged: a
+// server that is away for an hour is one event.
+func (h *watchHealth) failed(what string, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	was, there := h.bad[what]
+	if !there {
+		was.since = time.Now()
+		h.log.Warn("cannot be followed", zap.String("what", what), zap.Error(err))
+	}
+	if h.bad == nil {
+		h.bad = make(map[string]failure)
+	}
+	h.bad[what] = failure{err: err, since: was.since}
+}
+
+// problem is what is wrong with the first of some watches, or nil.
+func (h *watchHealth) problem(whats ...string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, what := range whats {
+		if bad, there := h.bad[what]; there {
+			return volume.Errorf(volume.Timeout, "%s cannot be followed since %s: %w", what,
+				bad.since.UTC().Format(time.RFC3339), bad.err)
+		}
+	}
+	return nil
+}
+
+// problems are all that is wrong.
+func (h *watchHealth) problems() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var out []string
+	for _, what := range slices.Sorted(maps.Keys(h.bad)) {
+		bad := h.bad[what]
+		out = append(out, fmt.Sprintf("%s cannot be followed since %s: %v", what, bad.since.UTC().Format(time.RFC3339), bad.err))
+	}
+	return out
+}
+
+func (h *watchHealth) lastHeard() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.last
+}

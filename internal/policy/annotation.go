@@ -1,0 +1,77 @@
+package policy
+
+import (
+	"strings"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// AnnotationKey is the annotation by which a pod asks for its volumes to be
+// deferred: their names in the pod, with commas between, or "*".
+const AnnotationKey = "crust-proxy.dev/defer"
+
+// What an annotation may hold: anybody who may make a pod can write it.
+const (
+	maxAnnotation = 8 << 10
+	maxAskedNames = 64
+)
+
+// podVolumeForm is a volume's name in a pod, a DNS label.
+var podVolumeForm = sys.LazyRegexp(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+// Asked is what a pod's annotation asks for. The zero value asks for nothing.
+type Asked struct {
+	// All is "*".
+	All bool
+	// Names are volumes of the pod.
+	Names []string
+}
+
+// ParseAnnotation reads the value of AnnotationKey. An empty one asks for nothing,
+// as one that is not there.
+func ParseAnnotation(value string) (Asked, error) {
+	if value == "" {
+		return Asked{}, nil
+	}
+	if len(value) > maxAnnotation {
+		return Asked{}, badAnnotation("it has %d bytes, and %d are taken", len(value), maxAnnotation)
+	}
+	parts := strings.Split(value, ",")
+	if len(parts) > maxAskedNames {
+		return Asked{}, badAnnotation("it names %d volumes, and %d are taken", len(parts), maxAskedNames)
+	}
+	var out Asked
+	for _, part := range parts {
+		switch name := strings.Trim(part, " "); {
+		case name == "*" && len(parts) == 1:
+			out.All = true
+		case podVolumeForm().MatchString(name):
+			out.Names = append(out.Names, name)
+		default:
+			return Asked{}, badAnnotation("%q is no volume's name", sys.Clip(name))
+		}
+	}
+	return out, nil
+}
+
+func badAnnotation(format string, args ...any) error {
+	return volume.Errorf(volume.Invalid, "the pod's annotation %s cannot be read ("+format+"): write the names of volumes with commas between, or * alone",
+		append([]any{AnnotationKey}, args...)...)
+}
+
+// Asks tells whether a volume of the pod is asked for.
+func (a Asked) Asks(volume string) bool {
+	if a.All {
+		return true
+	}
+	for _, name := range a.Names {
+		if name == volume {
+			return true
+		}
+	}
+	return false
+}
+
+// Nothing tells that nothing is asked for.
+func (a Asked) Nothing() bool { return !a.All && len(a.Names) == 0 }

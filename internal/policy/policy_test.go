@@ -1,0 +1,314 @@
+package policy
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+func examplePolicy() *Policy {
+	return &Policy{
+		Format: volume.FormatNever,
+		Rules: []Rule{
+			{Name: "not shared", AccessModes: []string{"MULTI_NODE_MULTI_WRITER"}},
+			{Name: "xfs of lvm", Drivers: []string{"lvm"}, Filesystems: []string{"xfs"}, Defer: true, Format: volume.FormatGuest},
+			{Name: "kata", Drivers: []string{"*.csi.example.com"}, RuntimeHandlers: []string{"kata", "kata-qemu"}, Defer: true, Handler: "kata"},
+			{Name: "ebs", Drivers: []string{"ebs.csi.aws.com"}, Defer: true, Format: volume.FormatHost},
+		},
+	}
+}
+
+func TestDecide(t *testing.T) {
+	key := func(v string) map[string]string { return map[string]string{ContextKey: v, "other": "x"} }
+	for name, c := range map[string]struct {
+		wish Input
+		want Verdict
+	}{
+		"nothing matches": {Input{Driver: "nfs"}, Verdict{Rule: "no rule"}},
+		"first match wins": {Input{Driver: "ebs.csi.aws.com", AccessMode: "MULTI_NODE_MULTI_WRITER"},
+			Verdict{Rule: `rule "not shared"`}},
+		"own format":      {Input{Driver: "lvm", FSType: "xfs"}, Verdict{Defer: true, Rule: `rule "xfs of lvm"`, Format: volume.FormatGuest}},
+		"other fs":        {Input{Driver: "lvm", FSType: "ext4"}, Verdict{Rule: "no rule"}},
+		"pattern":         {Input{Driver: "a.csi.example.com", RuntimeHandler: "kata", RuntimeHandlerKnown: true}, Verdict{Defer: true, Rule: `rule "kata"`, Handler: "kata", Format: volume.FormatNever}},
+		"pattern, whole":  {Input{Driver: "a.csi.example.com.evil", RuntimeHandler: "kata", RuntimeHandlerKnown: true}, Verdict{Rule: "no rule"}},
+		"default runtime": {Input{Driver: "a.csi.example.com", RuntimeHandlerKnown: true}, Verdict{Rule: "no rule"}},
+		"request before all": {Input{Driver: "ebs.csi.aws.com", AccessMode: "MULTI_NODE_MULTI_WRITER", Requested: true, Context: key("false")},
+			Verdict{Defer: true, Rule: "defer_fs_ops of the request", Format: volume.FormatHost}},
+		"request, no rule":        {Input{Driver: "nfs", Requested: true}, Verdict{Defer: true, Rule: "defer_fs_ops of the request", Format: volume.FormatNever}},
+		"context before rules":    {Input{Driver: "ebs.csi.aws.com", Context: key("false")}, Verdict{Rule: "volume context"}},
+		"context asks":            {Input{Driver: "lvm", FSType: "xfs", Context: key("true")}, Verdict{Defer: true, Rule: "volume context", Format: volume.FormatGuest}},
+		"context of others":       {Input{Driver: "nfs", Context: map[string]string{"x": "true"}}, Verdict{Rule: "no rule"}},
+		"handler does not matter": {Input{Driver: "b.csi.example.com", Context: key("false")}, Verdict{Rule: "volume context"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := examplePolicy().Decide(c.wish)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestAnEmptyPolicyDefersOnlyWhatIsAskedFor(t *testing.T) {
+	var p Policy
+	if got, err := p.Decide(Input{Driver: "lvm"}); err != nil || got.Defer {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	want := Verdict{Defer: true, Rule: byRequest, Format: volume.FormatHost}
+	if got, err := p.Decide(Input{Driver: "lvm", Requested: true}); err != nil || !cmp.Equal(got, want) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+func TestCouldDefer(t *testing.T) {
+	key := func(v string) map[string]string { return map[string]string{ContextKey: v} }
+	deferring := func(change func(*Rule)) []Rule {
+		rule := Rule{Name: "a", Defer: true}
+		change(&rule)
+		return []Rule{rule}
+	}
+	before := func(first Rule) []Rule { first.Name = "first"; return []Rule{first, {Name: "all", Defer: true}} }
+	lvm := Input{Driver: "lvm", FSType: "ext4", AccessMode: "SINGLE_NODE_WRITER"}
+	with := func(change func(*Input)) Input { w := lvm; change(&w); return w }
+	for name, c := range map[string]struct {
+		rules []Rule
+		wish  Input
+		want  bool
+	}{
+		"no rules":                             {nil, lvm, false},
+		"a rule for all":                       {deferring(func(*Rule) {}), lvm, true},
+		"its driver":                           {deferring(func(r *Rule) { r.Drivers = []string{"l*"} }), lvm, true},
+		"another driver":                       {deferring(func(r *Rule) { r.Drivers = []string{"nfs"} }), lvm, false},
+		"another filesystem":                   {deferring(func(r *Rule) { r.Filesystems = []string{"xfs"} }), lvm, false},
+		"another access mode":                  {deferring(func(r *Rule) { r.AccessModes = []string{"ReadWriteMany"} }), lvm, false},
+		"pods of a runtime":                    {deferring(func(r *Rule) { r.RuntimeHandlers = []string{"kata"} }), lvm, true},
+		"pods that ask":                        {deferring(func(r *Rule) { r.RuntimeHandlers, r.Annotated = []string{"kata"}, true }), lvm, true},
+		"a rule that keeps all on the host":    {before(Rule{}), lvm, false},
+		"a rule that keeps it on the host":     {before(Rule{Drivers: []string{"lvm"}}), lvm, false},
+		"a rule that keeps others there":       {before(Rule{Drivers: []string{"nfs"}}), lvm, true},
+		"a rule that keeps some pods' there":   {before(Rule{RuntimeHandlers: []string{"runc"}}), lvm, true},
+		"a rule that refuses those who ask":    {before(Rule{Annotated: true}), lvm, true},
+		"excluded, for pods that ask first":    {[]Rule{{Name: "a", RuntimeHandlers: []string{"kata"}, Annotated: true, Defer: true}, {Name: "b"}}, lvm, true},
+		"excluded, for pods that ask too late": {[]Rule{{Name: "b"}, {Name: "a", RuntimeHandlers: []string{"kata"}, Annotated: true, Defer: true}}, lvm, false},
+		"the request":                          {before(Rule{}), with(func(w *Input) { w.Requested = true; w.Context = key("false") }), true},
+		"the volume asks":                      {nil, with(func(w *Input) { w.Context = key("true") }), true},
+		"the volume says no":                   {before(Rule{Drivers: []string{"nfs"}}), with(func(w *Input) { w.Context = key("false") }), false},
+		"the volume says something odd":        {nil, with(func(w *Input) { w.Context = key("False") }), true},
+		"an inline volume asks":                {nil, with(func(w *Input) { w.Inline = true; w.Context = key("true") }), true},
+		"an inline volume cannot say no":       {before(Rule{Drivers: []string{"nfs"}}), with(func(w *Input) { w.Inline = true; w.Context = key("false") }), true},
+		"a pod that may not be the only one":   {deferring(func(r *Rule) { r.RuntimeHandlers = []string{"kata"} }), with(func(w *Input) { w.RuntimeHandlerKnown = true }), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := (&Policy{Rules: c.rules}).CouldDefer(c.wish); got != c.want {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
+
+// TestCouldDeferCoversEveryPod compares CouldDefer with the verdicts for all kinds of pods.
+func TestCouldDeferCoversEveryPod(t *testing.T) {
+	deferred, never := 0, 0
+	for _, wish := range everyVolume() {
+		for name, policy := range map[string]*Policy{"example": examplePolicy(), "annotated": annotatedPolicy(), "empty": {}} {
+			could := policy.CouldDefer(wish)
+			if !could {
+				never++
+			}
+			for _, pod := range everyPod(wish) {
+				verdict, err := policy.Decide(pod)
+				if err != nil || !verdict.Defer {
+					continue
+				}
+				deferred++
+				if !could {
+					t.Errorf("%s: %+v: %+v", name, pod, verdict)
+				}
+			}
+		}
+	}
+	if deferred == 0 || never == 0 {
+		t.Errorf("%d deferred, %d never", deferred, never)
+	}
+}
+
+func everyVolume() (all []Input) {
+	for _, driver := range []string{"lvm", "nfs", "ebs.csi.aws.com", "a.csi.example.com"} {
+		for _, mode := range []string{"SINGLE_NODE_WRITER", "MULTI_NODE_MULTI_WRITER"} {
+			for _, fs := range []string{"ext4", "xfs"} {
+				for _, context := range []map[string]string{nil, {ContextKey: "true"}, {ContextKey: "false"}} {
+					all = append(all, Input{Driver: driver, FSType: fs, AccessMode: mode, Context: context})
+				}
+			}
+		}
+	}
+	return all
+}
+
+func everyPod(w Input) (all []Input) {
+	for _, handler := range []string{"unknown", "", "kata", "crust", "runc"} {
+		for _, annotated := range []bool{false, true} {
+			pod := w
+			pod.Annotated = annotated
+			if pod.RuntimeHandlerKnown = handler != "unknown"; pod.RuntimeHandlerKnown {
+				pod.RuntimeHandler = handler
+			}
+			all = append(all, pod)
+		}
+	}
+	return all
+}
+
+func TestDecideNeverGuesses(t *testing.T) {
+	for name, c := range map[string]struct {
+		wish Input
+		kind volume.Kind
+		says []string
+	}{
+		"rule by runtime handler": {Input{Driver: "a.csi.example.com"}, volume.Unsupported, []string{`rule "kata"`, "runtimeHandlers", ContextKey}},
+		"asked, and how is open": {Input{Driver: "a.csi.example.com", Requested: true}, volume.Unsupported,
+			[]string{`rule "kata"`, "defer_fs_ops of the request", "runtimeHandlers"}},
+		"odd value":              {Input{Driver: "nfs", Context: map[string]string{ContextKey: "True"}}, volume.Invalid, []string{ContextKey, `"True"`, `"false"`}},
+		"odd value in a request": {Input{Driver: "nfs", Requested: true, Context: map[string]string{ContextKey: ""}}, volume.Invalid, []string{ContextKey}},
+		"long value":             {Input{Context: map[string]string{ContextKey: strings.Repeat("x", 1<<16)}}, volume.Invalid, []string{"..."}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := examplePolicy().Decide(c.wish)
+			if err == nil || volume.KindOf(err) != c.kind || got.Defer || got.Handler != "" {
+				t.Fatalf("got %+v, %v (%s)", got, err, volume.KindOf(err))
+			}
+			for _, want := range c.says {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%q does not say %q", err, want)
+				}
+			}
+			if len(err.Error()) > 1000 {
+				t.Errorf("an error of %d bytes", len(err.Error()))
+			}
+		})
+	}
+}
+
+// TestAskedVolumesNeedNoHandlerWhereItChangesNothing: the volume is deferred in
+// the same way, whichever rule matches.
+func TestAskedVolumesNeedNoHandlerWhereItChangesNothing(t *testing.T) {
+	p := Policy{Rules: []Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true}}}
+	got, err := p.Decide(Input{Driver: "lvm", Requested: true})
+	if want := (Verdict{Defer: true, Rule: byRequest, Format: volume.FormatHost}); err != nil || !cmp.Equal(got, want) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+func TestValidatePolicy(t *testing.T) {
+	if err := examplePolicy().Validate([]string{"kata"}); err != nil {
+		t.Error(err)
+	}
+	rule := func(change func(*Rule)) []Rule {
+		r := Rule{Name: "a", Defer: true}
+		change(&r)
+		return []Rule{r}
+	}
+	two := func(a, b Rule) []Rule { a.Name, b.Name = "first", "second"; return []Rule{a, b} }
+	for want, rules := range map[string][]Rule{
+		`policy.rules[0] ("a").handler: "runc"`: rule(func(r *Rule) { r.Handler = "runc" }),
+		`policy.rules[0] ("a").format: "often"`: rule(func(r *Rule) { r.Format = "often" }),
+		`.drivers[1]: "a/b"`:                    rule(func(r *Rule) { r.Drivers = []string{"x", "a/b"} }),
+		`.drivers[0]: "[ab]"`:                   rule(func(r *Rule) { r.Drivers = []string{"[ab]"} }),
+		`.drivers[0]: ""`:                       rule(func(r *Rule) { r.Drivers = []string{""} }),
+		`.filesystems[0]: "EXT4"`:               rule(func(r *Rule) { r.Filesystems = []string{"EXT4"} }),
+		`.runtimeHandlers[0]: "Kata"`:           rule(func(r *Rule) { r.RuntimeHandlers = []string{"Kata"} }),
+		`.accessModes[0]: "ReadWriteTwice"`:     rule(func(r *Rule) { r.AccessModes = []string{"ReadWriteTwice"} }),
+		"have no effect":                        {{Name: "a", Format: volume.FormatGuest}},
+		`policy.rules[1] ("b").name: policy.rules[0] ("b")`: {
+			{Name: "b", Drivers: []string{"x"}}, {Name: "b", Drivers: []string{"y"}}},
+		`("second"): it can never match, because policy.rules[0] ("first")`:        two(Rule{}, Rule{Drivers: []string{"x"}}),
+		`policy.rules[0] ("a").annotated: anybody`:                                 {{Name: "a", Annotated: true, Defer: true}},
+		`("second"): it can never match, because policy.rules[0] ("first") stands`: two(Rule{}, Rule{Annotated: true, Defer: true, RuntimeHandlers: []string{"k"}}),
+		`it can never match`: two(Rule{Drivers: []string{"*.com"}, Filesystems: []string{"xfs", "ext4"}},
+			Rule{Drivers: []string{"a.com", "*b*.com"}, Filesystems: []string{"ext4"}, AccessModes: []string{"SINGLE_NODE_WRITER"}}),
+	} {
+		err := (&Policy{Rules: rules}).Validate([]string{"kata"})
+		if err == nil || volume.KindOf(err) != volume.Invalid || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v", want, err)
+		}
+	}
+	for _, name := range []string{"", " x", "a\nb", strings.Repeat("x", 64), "\x1b[2J"} {
+		err := (&Policy{Rules: []Rule{{Name: name}}}).Validate(nil)
+		if err == nil || !strings.Contains(err.Error(), "policy.rules[0]") || strings.ContainsAny(err.Error(), "\x1b\n") {
+			t.Errorf("%q: got %v", name, err)
+		}
+	}
+	if err := (&Policy{Format: "x"}).Validate(nil); err == nil || !strings.Contains(err.Error(), "policy.format") {
+		t.Errorf("got %v", err)
+	}
+	if err := (&Policy{Rules: make([]Rule, maxRules+1)}).Validate(nil); err == nil {
+		t.Error("any number of rules is taken")
+	}
+}
+
+func TestAllProblemsOfAPolicyAreToldAtOnce(t *testing.T) {
+	p := Policy{Format: "x", Rules: []Rule{{Name: "a", Drivers: []string{"/"}}, {Name: "b", Handler: "c", Defer: true, Drivers: []string{"d"}}}}
+	err := p.Validate(nil)
+	for _, want := range []string{"policy.format", "rules[0]", "rules[1]"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not say %q", err, want)
+		}
+	}
+}
+
+func TestRulesThatOnlyOverlapMayStandTogether(t *testing.T) {
+	for name, rules := range map[string][]Rule{
+		"special first":   {{Name: "a", Drivers: []string{"x.com"}}, {Name: "b", Drivers: []string{"*.com"}}, {Name: "c"}},
+		"one of two":      {{Name: "a", Drivers: []string{"x"}}, {Name: "b", Drivers: []string{"x", "y"}}},
+		"handlers":        {{Name: "a", RuntimeHandlers: []string{"kata"}}, {Name: "b"}},
+		"annotated first": {{Name: "a", Annotated: true, RuntimeHandlers: []string{"kata"}, Defer: true}, {Name: "b", RuntimeHandlers: []string{"kata"}}},
+		"asks in vain":    {{Name: "a", Annotated: true}, {Name: "b", Defer: true}},
+		"shorter pattern": {{Name: "a", Drivers: []string{"a*b*"}}, {Name: "b", Drivers: []string{"a*"}}},
+	} {
+		if err := (&Policy{Rules: rules}).Validate(nil); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// FuzzPolicy: whatever the rules are, checking and deciding end, a policy that is
+// valid decides every volume the same way twice, and no rule decides that an
+// earlier one covers.
+func FuzzPolicy(f *testing.F) {
+	f.Add("*.com", "a.com", "xfs", "kata", "a.com", "", "true", true, true)
+	f.Add("a*b*c", "a*", "", "", "aXbYc", "kata", "x", false, false)
+	f.Add("[", "\\", "[^]", "-", "", "", "", false, true)
+	f.Fuzz(func(t *testing.T, first, second, fs, runtime, driver, podRuntime, word string, known, requested bool) {
+		p := &Policy{Rules: []Rule{
+			{Name: "first", Drivers: []string{first}, Filesystems: []string{fs}, Defer: true},
+			{Name: "second", Drivers: []string{second}, RuntimeHandlers: []string{runtime}},
+			{Name: "third", Drivers: []string{second}, Filesystems: []string{fs}, Defer: true, Format: volume.FormatGuest},
+		}}
+		valid := p.Validate([]string{"kata"})
+		w := Input{Driver: driver, FSType: fs, RuntimeHandler: podRuntime, RuntimeHandlerKnown: known, Requested: requested}
+		if word != "" {
+			w.Context = map[string]string{ContextKey: word}
+		}
+		a, errA := p.Decide(w)
+		b, errB := p.Decide(w)
+		if !cmp.Equal(a, b) || (errA == nil) != (errB == nil) {
+			t.Fatalf("%+v, %v and then %+v, %v", a, errA, b, errB)
+		}
+		if requested && errA == nil && !a.Defer {
+			t.Errorf("asked for and not deferred: %+v", a)
+		}
+		if valid == nil && a.Rule == `rule "third"` && p.Rules[0].covers(&p.Rules[2]) {
+			t.Errorf("a rule that is covered decided: %+v", a)
+		}
+		if p.Rules[0].covers(&p.Rules[2]) && ruleDriverForm().MatchString(first) && ruleDriverForm().MatchString(second) &&
+			p.Rules[2].matchesVolume(&w) && !p.Rules[0].matchesVolume(&w) {
+			t.Errorf("%q covers %q and does not match %q", first, second, driver)
+		}
+	})
+}

@@ -1,0 +1,175 @@
+package policy
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// maxRules bounds the look at each pair of rules.
+const maxRules = 1000
+
+var (
+	ruleDriverForm     = sys.LazyRegexp(`^[A-Za-z0-9*]([A-Za-z0-9.*-]{0,61}[A-Za-z0-9*])?$`)
+	runtimeHandlerForm = sys.LazyRegexp(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	ruleNameForm       = sys.LazyRegexp(`^[\p{L}\p{N}][\p{L}\p{N} ._/-]{0,62}$`)
+)
+
+// Validate tells everything that is wrong with a policy. The handlers are the
+// names of those that are configured.
+func (p *Policy) Validate(handlers []string) error {
+	if len(p.Rules) > maxRules {
+		return volume.Errorf(volume.Invalid, "policy.rules: %d rules are more than the %d that are taken", len(p.Rules), maxRules)
+	}
+	var found []error
+	if !isFormat(p.Format) {
+		found = append(found, volume.Errorf(volume.Invalid, "policy.format: %q is none of host, guest, never", sys.Clip(string(p.Format))))
+	}
+	for i := range p.Rules {
+		found = append(found, p.Rules[i].problems(i, handlers)...)
+		found = append(found, p.compare(i)...)
+		if why := p.noServedHandler(&p.Rules[i]); why != "" {
+			found = append(found, volume.Errorf(volume.Invalid, "%s.runtimeHandlers: %s", p.Rules[i].configPath(i), why))
+		}
+	}
+	return errors.Join(found...)
+}
+
+func isFormat(f volume.FormatPolicy) bool {
+	switch f {
+	case volume.FormatUnset, volume.FormatHost, volume.FormatGuest, volume.FormatNever:
+		return true
+	}
+	return false
+}
+
+// problems are what is wrong with one rule by itself.
+func (r *Rule) problems(i int, handlers []string) []error {
+	var found []error
+	wrong := func(format string, args ...any) {
+		found = append(found, volume.Errorf(volume.Invalid, "%s"+format, append([]any{r.configPath(i)}, args...)...))
+	}
+	if !ruleNameForm().MatchString(r.Name) {
+		wrong(".name: it is empty, longer than 63 characters, or not of letters, digits, spaces and ._/-: " +
+			"records and errors name the rule by it")
+	}
+	for _, list := range r.lists() {
+		for n, value := range list.values {
+			if !list.valid(value) {
+				wrong(".%s[%d]: %q is not %s", list.key, n, sys.Clip(value), list.kind)
+			}
+		}
+	}
+	if r.Handler != "" && !slices.Contains(handlers, r.Handler) {
+		wrong(".handler: %q is not configured; the handlers here are: %s", sys.Clip(r.Handler), strings.Join(handlers, ", "))
+	}
+	if !isFormat(r.Format) {
+		wrong(".format: %q is none of host, guest, never", sys.Clip(string(r.Format)))
+	}
+	if r.Annotated && r.Defer && len(r.RuntimeHandlers) == 0 {
+		wrong(".annotated: anybody who may make a pod can write the annotation: name the runtimeHandlers whose pods may ask")
+	}
+	if r.hasNoEffect() {
+		wrong(": handler, format, mkfsOptions and rootMode have no effect in a rule that does not defer: set defer: true, or take them out")
+	}
+	if len(r.MakeFS.Options) > 0 && len(r.Filesystems) != 1 {
+		wrong(".mkfsOptions: each mkfs has its own: name one filesystem in filesystems")
+	}
+	return found
+}
+
+// hasNoEffect tells whether a rule that does not defer sets what only a deferred
+// volume uses.
+func (r *Rule) hasNoEffect() bool {
+	return !r.Defer && (r.Handler != "" || r.Format != volume.FormatUnset || !r.MakeFS.Equal(volume.MakeFS{}))
+}
+
+// ruleField is one list of a rule, with what may stand in it.
+type ruleField struct {
+	key, kind string
+	values    []string
+	valid     func(string) bool
+}
+
+func (r *Rule) lists() []ruleField {
+	modes := accessModeWords()
+	return []ruleField{
+		{"drivers", "a CSI driver's name, or one with * in it", r.Drivers, ruleDriverForm().MatchString},
+		{"filesystems", "a filesystem's name", r.Filesystems, volume.IsFSType},
+		{"runtimeHandlers", "a handler of a RuntimeClass", r.RuntimeHandlers, runtimeHandlerForm().MatchString},
+		{"accessModes", "one of " + strings.Join(modes, ", "), r.AccessModes, func(m string) bool { return slices.Contains(modes, m) }},
+	}
+}
+
+// compare sets a rule against those before it. Only one whole rule that covers it
+// is found, not several that do so together.
+func (p *Policy) compare(i int) []error {
+	var found []error
+	rule := &p.Rules[i]
+	for n := range i {
+		earlier := &p.Rules[n]
+		if earlier.Name == rule.Name && rule.Name != "" {
+			found = append(found, volume.Errorf(volume.Invalid, "%s.name: %s has the same name", rule.configPath(i), earlier.configPath(n)))
+		}
+		if earlier.covers(rule) {
+			return append(found, volume.Errorf(volume.Invalid, "%s: it can never match, because %s stands before it and takes all that it "+
+				"would: put it first, or take it out", rule.configPath(i), earlier.configPath(n)))
+		}
+	}
+	return found
+}
+
+// covers tells whether all that another rule matches is matched by this one.
+func (r *Rule) covers(other *Rule) bool {
+	return (!r.Annotated || other.Annotated) && within(r.Drivers, other.Drivers, globMatches) && within(r.Filesystems, other.Filesystems, equal) &&
+		within(r.RuntimeHandlers, other.RuntimeHandlers, equal) && within(expandModes(r.AccessModes), expandModes(other.AccessModes), equal)
+}
+
+func equal(a, b string) bool { return a == b }
+
+// within tells whether each of the inner values is taken by one of the outer. For
+// patterns, the inner one is matched as if it were a name: its * is no letter of
+// any name, so only a * of the outer one takes it, and with it all it stands for.
+func within(outer, inner []string, takes func(outer, inner string) bool) bool {
+	if len(outer) == 0 || len(inner) == 0 {
+		return len(outer) == 0
+	}
+	for _, value := range inner {
+		if !slices.ContainsFunc(outer, func(o string) bool { return takes(o, value) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// ExplainModes says, a line each, what is not plain of the access modes in the rules.
+func (p *Policy) ExplainModes() []string {
+	var lines []string
+	for i := range p.Rules {
+		rule := &p.Rules[i]
+		for _, word := range rule.AccessModes {
+			if text := explainMode(word); text != "" {
+				lines = append(lines, rule.configPath(i)+".accessModes: "+text)
+			}
+		}
+	}
+	return lines
+}
+
+// ExplainRuntimes says, a line each, which runtime handlers of the rules cannot have
+// deferred volumes although others of the same rule can.
+func (p *Policy) ExplainRuntimes() []string {
+	var lines []string
+	for i := range p.Rules {
+		rule := &p.Rules[i]
+		for _, runtime := range rule.RuntimeHandlers {
+			if _, not := p.servedBy(runtime, rule.Handler); rule.Defer && not != "" {
+				lines = append(lines, rule.configPath(i)+".runtimeHandlers: "+not)
+			}
+		}
+	}
+	return lines
+}

@@ -1,0 +1,74 @@
+package registry_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
+)
+
+// TestEndpointThatLeadsBack: a driver's endpoint that is a link to a socket of this
+// very process is refused before a call goes round.
+func TestEndpointThatLeadsBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.startKubelet()
+	cfg := w.config()
+	cfg.Self = os.Getpid() // which serves the drivers of these tests
+	w.startRegistryWith(cfg)
+	d := w.driver(name, "driver.sock")
+	check.Must(t, d.Start())
+	link := filepath.Join(w.dir, "link.sock")
+	check.Must(t, os.Symlink(d.Socket, link))
+	r := w.registrar(d)
+	r.Endpoint = link
+	check.Must(t, r.Start())
+	check.Eventually(t, "the refusal", func() bool {
+		one, there := w.shown(name)
+		return there && !one.Ready && strings.Contains(one.Problem, link+" leads back to crust-proxy itself")
+	})
+	if exists(w.offered()) {
+		t.Error("it was offered to kubelet")
+	}
+}
+
+// TestDriverNamesAreBounded: there is an end to the drivers that have a socket. One
+// whose registrar has gone makes room, unless deferred volumes of it live here.
+func TestDriverNamesAreBounded(t *testing.T) {
+	w := running(t)
+	_, deferring := w.pair()
+	w.served("driver.sock")
+	w.setDeferred(true)
+	start := func(n int) (string, *kubelet.Registrar) {
+		d := w.driver(fmt.Sprintf("d%d.example.com", n), fmt.Sprintf("d%d.sock", n))
+		check.Must(t, d.Start())
+		r := w.registrar(d)
+		check.Must(t, r.Start())
+		return d.Name, r
+	}
+	registered := func(driver string) func() bool {
+		return func() bool { return w.kubelet.Endpoint(driver) != "" }
+	}
+	names, registrars := make([]string, 63), make([]*kubelet.Registrar, 63)
+	for n := range names { // one after the other: kubelet does not repeat what took it too long
+		names[n], registrars[n] = start(n)
+		check.Eventually(t, names[n]+" is registered", registered(names[n]))
+	}
+	check.Must(t, deferring.Stop())
+	last, r := start(63)
+	check.Eventually(t, "the refusal", func() bool {
+		verdicts := r.Verdicts()
+		return len(verdicts) > 0 && strings.Contains(verdicts[0].Error, "64 drivers already")
+	})
+	check.Must(t, registrars[0].Stop())
+	check.Eventually(t, last+" is registered in its place", registered(last))
+	left, err := os.ReadDir(w.sockets())
+	check.Must(t, err)
+	if len(left) != 64 || !exists(w.csi()) || exists(filepath.Join(w.sockets(), names[0]+".sock")) {
+		t.Errorf("%d sockets are left, that of the driver with deferred volumes: %t", len(left), exists(w.csi()))
+	}
+}

@@ -1,0 +1,144 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"go.uber.org/zap"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// bypass is a socket in kubelet's directory that is not ours: a driver behind it
+// talks to kubelet past us.
+type bypass struct {
+	id     socketID
+	cancel context.CancelFunc
+	driver string // "" until it is known, and where it is no CSI driver
+}
+
+// followBypass asks each of them whose it is.
+func (r *Registry) followBypass(ctx context.Context, found map[string]socketID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for path, one := range r.direct {
+		if id, there := found[path]; !there || id != one.id {
+			r.dropBypass(path, one)
+		}
+	}
+	for path, id := range found {
+		if r.direct[path] != nil || len(r.direct) >= maxSockets {
+			continue
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		one := &bypass{id: id, cancel: cancel}
+		r.direct[path] = one
+		r.parts.Go(func() { r.askBypass(ctx, path, one) })
+	}
+}
+
+// dropBypass forgets one that has gone. kubelet deregisters by name: ours may
+// have gone with it, and is not looked at again until its socket is made anew.
+func (r *Registry) dropBypass(path string, one *bypass) {
+	one.cancel()
+	delete(r.direct, path)
+	r.departed.add(cmp.Or(one.driver, strings.TrimSuffix(filepath.Base(path), "-reg.sock")))
+	if ours := r.names[one.driver]; one.driver != "" && ours != nil {
+		ours.registerAgain()
+	}
+}
+
+// askBypass asks until there is an answer: a registrar may still be starting.
+func (r *Registry) askBypass(ctx context.Context, path string, one *bypass) {
+	for ctx.Err() == nil {
+		info, err := r.check.info(ctx, path)
+		if err != nil {
+			sleep(ctx, r.times.LastRetry)
+			continue
+		}
+		if info.GetType() == registration.CSIPlugin {
+			r.mu.Lock()
+			one.driver = info.GetName()
+			r.mu.Unlock()
+		}
+		return
+	}
+}
+
+// tellAlarms says when a driver of ours goes past us, and when that is over.
+func (r *Registry) tellAlarms() {
+	now := r.Bypassed()
+	for driver, text := range now {
+		if !r.alarmed[driver] {
+			r.cfg.Log.Error("a driver has registered with kubelet directly: its volumes are not deferred any more, and pods of "+
+				"deferred volumes cannot be started", zap.String("driver", driver), zap.String("problem", text))
+			r.alarm(driver, true)
+		}
+	}
+	for driver := range r.alarmed {
+		if now[driver] == "" {
+			r.cfg.Log.Info("a driver is not registered with kubelet directly any more", zap.String("driver", driver))
+			r.alarm(driver, false)
+		}
+	}
+}
+
+func (r *Registry) alarm(driver string, on bool) {
+	delete(r.alarmed, driver)
+	if on {
+		r.alarmed[driver] = true
+	}
+	if r.cfg.Alarm != nil {
+		r.cfg.Alarm(driver, on)
+	}
+}
+
+// Bypassed lists, for people, the drivers that talk to kubelet past us although
+// they are ours or have deferred volumes.
+func (r *Registry) Bypassed() map[string]string {
+	direct, ours := r.directly()
+	out := make(map[string]string)
+	for driver, path := range direct {
+		if volumes := r.cfg.Deferred(driver); ours[driver] || len(volumes) > 0 {
+			out[driver] = fmt.Sprintf("driver %s has registered with kubelet directly at %s%s: have its registrar use %s "+
+				"(its hostPath was lost, perhaps by an upgrade)", driver, clip(path), liveHere(volumes), r.cfg.Registry)
+		}
+	}
+	return out
+}
+
+// mostNamed bounds how many volumes an alarm names.
+const mostNamed = 5
+
+func liveHere(volumes []string) string {
+	switch n := len(volumes); {
+	case n == 0:
+		return ""
+	case n > mostNamed:
+		return fmt.Sprintf(", while %d deferred volumes of it live here (%s, ...)", n, strings.Join(volumes[:mostNamed], ", "))
+	default:
+		return fmt.Sprintf(", while %d deferred volumes of it live here (%s)", n, strings.Join(volumes, ", "))
+	}
+}
+
+// directly tells the drivers that registered past us, with the socket, and those
+// that are ours.
+func (r *Registry) directly() (direct map[string]string, ours map[string]bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	direct, ours = make(map[string]string), make(map[string]bool)
+	for path, one := range r.direct {
+		if one.driver != "" {
+			direct[one.driver] = path
+		}
+	}
+	for name := range r.names {
+		ours[name] = true
+	}
+	for name := range r.served {
+		ours[name] = true
+	}
+	return direct, ours
+}

@@ -1,0 +1,183 @@
+package registry
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// NotInNode completes "driver X is": the finding about a driver whose State is Missing.
+const NotInNode = "registered with kubelet and not in the node's CSINode: pods with its volumes are not scheduled to this node; " +
+	"crust-proxy renews the registration"
+
+// nodeCheck compares the drivers that kubelet has registered through us with those in
+// the node's CSINode, and renews the registration of one that is missing there. It
+// finds what a renewal by settling cannot: a removal that takes kubelet longer.
+type nodeCheck struct {
+	registry *Registry
+	drivers  func(ctx context.Context) (map[string]bool, error) // see Config.NodeDrivers
+	soon     chan struct{}                                      // a driver was registered
+
+	mu     sync.Mutex
+	absent absences
+	known  bool // the last look has read the CSINode
+}
+
+func newNodeCheck(r *Registry) *nodeCheck {
+	return &nodeCheck{registry: r, drivers: r.cfg.NodeDrivers, soon: make(chan struct{}, 1), absent: make(absences)}
+}
+
+// lookSoon must be called when kubelet has registered a driver.
+func (c *nodeCheck) lookSoon() {
+	select {
+	case c.soon <- struct{}{}:
+	default: // it was asked for already
+	}
+}
+
+// missing reports whether a driver is known to be missing in the CSINode.
+func (c *nodeCheck) missing(driver string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	one := c.absent[driver]
+	return c.known && one != nil && one.missing
+}
+
+// run looks until ctx ends.
+func (c *nodeCheck) run(ctx context.Context) {
+	for again := false; ctx.Err() == nil; {
+		c.pause(ctx, again)
+		again = c.look(ctx)
+	}
+}
+
+// pause waits until the next look: a short time after a registration and after the
+// first look that missed a driver, else a long one.
+func (c *nodeCheck) pause(ctx context.Context, again bool) {
+	times := c.registry.times
+	if !again {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(jittered(times.NodeCheck)):
+			return
+		case <-c.soon:
+		}
+	}
+	sleep(ctx, jittered(times.NodeCheckSoon))
+}
+
+// jittered keeps the nodes of a cluster from asking all at once.
+func jittered(d time.Duration) time.Duration {
+	return d - d/5 + rand.N(2*d/5+1) //nolint:gosec // no secret
+}
+
+// look reads the CSINode once. It reports whether the next look is to come soon. The
+// registrations are listed first: a later one need not be in what is read.
+func (c *nodeCheck) look(ctx context.Context) (again bool) {
+	registrations := c.registrations()
+	ctx, cancel := context.WithTimeout(ctx, c.registry.times.Call)
+	defer cancel()
+	drivers, err := c.drivers(ctx)
+	if err != nil {
+		c.forget() // whoever was asked logs the error
+		return false
+	}
+	due, again := c.compare(registrations, drivers, time.Now())
+	for _, driver := range due {
+		if c.renew(driver, registrations[driver]) {
+			c.renewed(driver, time.Now())
+		}
+	}
+	return again
+}
+
+// compare notes which of the registered drivers are in the CSINode. It gives those
+// whose registration is to be renewed now.
+func (c *nodeCheck) compare(registrations map[string]time.Time, drivers map[string]bool, now time.Time) (due []string, again bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.known = true
+	for driver, at := range registrations {
+		found := c.absent.note(driver, at, drivers[driver])
+		again = again || found == absentOnce
+		c.tell(driver, found)
+		if c.absent.due(driver, now) {
+			due = append(due, driver)
+		}
+	}
+	c.absent.prune(registrations, now)
+	return due, again
+}
+
+func (c *nodeCheck) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.known = false
+	c.absent.unknown()
+}
+
+func (c *nodeCheck) renewed(driver string, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.absent.renewed(driver, now, c.registry.times)
+}
+
+func (c *nodeCheck) tell(driver string, found finding) {
+	log := c.registry.cfg.Log.With(zap.String("driver", driver))
+	switch found {
+	case absentAgain:
+		log.Error("a driver is registered with kubelet and not in the node's CSINode: pods with its volumes are not scheduled to this node")
+	case backAgain:
+		log.Info("a driver is in the node's CSINode again")
+	case unchanged, absentOnce:
+	}
+}
+
+// registrations are the drivers that kubelet has registered through us, and when.
+func (c *nodeCheck) registrations() map[string]time.Time {
+	c.registry.mu.Lock()
+	defer c.registry.mu.Unlock()
+	out := make(map[string]time.Time)
+	for name, one := range c.registry.names {
+		if at := one.confirmed.when(); !at.IsZero() {
+			out[name] = at
+		}
+	}
+	return out
+}
+
+// renew has a session make its registration anew, if it still is the one that was
+// looked at.
+func (c *nodeCheck) renew(driver string, at time.Time) bool {
+	c.registry.mu.Lock()
+	one := c.registry.names[driver]
+	c.registry.mu.Unlock()
+	if one == nil || !one.confirmed.when().Equal(at) || !beginRenewal(c.registry, driver) {
+		return false
+	}
+	one.registerAgain()
+	return true
+}
+
+// confirmation is when kubelet confirmed a session's registration; zero is that there
+// is none.
+type confirmation struct {
+	mu sync.Mutex
+	at time.Time
+}
+
+func (c *confirmation) set(at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at = at
+}
+
+func (c *confirmation) when() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.at
+}

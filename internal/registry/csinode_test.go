@@ -1,0 +1,107 @@
+package registry_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// checked is a world whose CSINode is looked at, with a driver that kubelet has
+// registered. It counts the looks, which fail while away is set, and find no driver
+// while empty is.
+type checked struct {
+	*world
+	looks, renewals atomic.Int64
+	away, empty     atomic.Bool
+	shownMissing    atomic.Bool // at the last renewal
+}
+
+func newChecked(t *testing.T) *checked {
+	t.Helper()
+	w := &checked{world: newWorld(t)}
+	w.tells()
+	w.startKubelet()
+	cfg := w.config()
+	cfg.Renewed = func(string) {
+		w.shownMissing.Store(w.missing())
+		w.renewals.Add(1)
+	}
+	cfg.Times.NodeCheck, cfg.Times.NodeCheckSoon, cfg.Times.LastRenewal = 2*turn, turn, time.Hour
+	cfg.NodeDrivers = func(context.Context) (map[string]bool, error) {
+		defer w.looks.Add(1)
+		if w.away.Load() {
+			return nil, errors.New("the API server is away")
+		}
+		return map[string]bool{name: w.kubelet.InNode(name) && !w.empty.Load()}, nil
+	}
+	w.startRegistryWith(cfg)
+	w.pair()
+	w.served("driver.sock")
+	w.look(1) // it begins in step
+	return w
+}
+
+// look waits for as many further looks, which are complete when the next one begins.
+func (w *checked) look(n int64) {
+	w.t.Helper()
+	want := w.looks.Load() + n + 1
+	check.Eventually(w.t, "the CSINode is looked at", func() bool { return w.looks.Load() >= want })
+}
+
+func (w *checked) missing() bool {
+	one, _ := w.shown(name)
+	return one.Missing
+}
+
+// TestDriverThatIsMissingInTheCSINodeIsRenewed: kubelet loses the driver long after it
+// has confirmed the registration.
+func TestDriverThatIsMissingInTheCSINodeIsRenewed(t *testing.T) {
+	t.Parallel()
+	w := newChecked(t)
+	if w.renewals.Load() != 0 || w.missing() {
+		t.Fatalf("a driver that is there: %d renewals, shown as missing: %t", w.renewals.Load(), w.missing())
+	}
+	w.kubelet.LoseFromNode(name)
+	check.Eventually(t, "it is in the CSINode again", func() bool { return w.kubelet.InNode(name) })
+	w.served("driver.sock")
+	check.Eventually(t, "it is shown as missing no more", func() bool { return !w.missing() })
+	w.steady()
+	if w.renewals.Load() != 1 || !w.shownMissing.Load() {
+		t.Errorf("it was renewed %d times; it was shown as missing: %t", w.renewals.Load(), w.shownMissing.Load())
+	}
+}
+
+// TestCSINodeThatCannotBeReadProvesNothing: no renewal, and nothing is shown.
+func TestCSINodeThatCannotBeReadProvesNothing(t *testing.T) {
+	t.Parallel()
+	w := newChecked(t)
+	w.away.Store(true)
+	w.look(1)
+	w.kubelet.LoseFromNode(name)
+	w.look(4)
+	if w.renewals.Load() != 0 || w.missing() {
+		t.Errorf("%d renewals, shown as missing: %t", w.renewals.Load(), w.missing())
+	}
+	w.away.Store(false)
+	check.Eventually(t, "it is in the CSINode again", func() bool { return w.kubelet.InNode(name) })
+}
+
+// TestNoRenewalOfAMissingDriverWhileAnotherSocketStands: kubelet could take that one.
+func TestNoRenewalOfAMissingDriverWhileAnotherSocketStands(t *testing.T) {
+	t.Parallel()
+	w := newChecked(t)
+	d := w.driver(name, "other.sock")
+	check.Must(t, d.Start())
+	check.Must(t, w.direct(d, w.kubeletDir()).Start())
+	check.Eventually(t, "the alarm", func() bool { return w.lastAlarm() == alarm{name, true} })
+	w.empty.Store(true)
+	check.Eventually(t, "it is shown as missing", w.missing)
+	w.look(4)
+	if w.renewals.Load() != 0 {
+		t.Errorf("it was renewed %d times", w.renewals.Load())
+	}
+}

@@ -1,0 +1,188 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// register offers the driver to kubelet until ctx ends. A refusal is final for
+// kubelet until the socket is made anew, so that is done.
+func (s *session) register(ctx context.Context, front *served) error {
+	times := s.registry.times
+	defer s.withdraw(front)
+	for wait := times.Away; ctx.Err() == nil; {
+		if !s.answers(ctx, front) {
+			sleep(ctx, times.Rescan)
+			continue
+		}
+		offer, err := s.offer(front)
+		if errors.Is(err, fs.ErrNotExist) {
+			s.setKubelet("kubelet's registry " + s.registry.cfg.KubeletRegistry + " is not there yet")
+			sleep(ctx, times.Rescan)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		refused := s.hear(ctx, offer, front)
+		offer.end()
+		if !refused {
+			wait = times.Away
+			sleep(ctx, wait)
+			continue
+		}
+		s.pause(ctx, wait)
+		wait = min(2*wait, times.LastRefusal)
+	}
+	return nil
+}
+
+// withdraw takes the registration from kubelet when the registrar has gone. It
+// stays when the daemon ends: then nobody has gone but us.
+func (s *session) withdraw(front *served) {
+	if s.registry.gone(s) {
+		_ = os.Remove(registrationPath(s.registry.cfg.KubeletRegistry, front.name)) // missing where it was refused
+		s.registry.cfg.Log.Info("a registrar has gone, or comes anew", zap.String("driver", front.name), zap.String("socket", s.socket))
+	}
+}
+
+// offer makes the socket.
+func (s *session) offer(front *served) (*offer, error) {
+	path := registrationPath(s.registry.cfg.KubeletRegistry, front.name)
+	s.settling.begin(path)
+	if err := remove(path); err != nil {
+		return nil, fmt.Errorf("the registration of an earlier life at %s cannot be removed: %w", path, err)
+	}
+	listener, err := listenAt(path, hiddenPath(s.registry.cfg.KubeletRegistry, front.name))
+	if err != nil {
+		return nil, fmt.Errorf("driver %s cannot be registered with kubelet: %w", front.name, err)
+	}
+	made := &offer{
+		name: front.name, path: path, id: idAt(path), server: grpc.NewServer(), ended: make(chan struct{}), heard: make(chan verdict, 1),
+		info: &registration.PluginInfo{
+			Type: registration.CSIPlugin, Name: front.name, Endpoint: front.socket, SupportedVersions: s.driver().Versions,
+		},
+	}
+	s.setKubelet("waiting for kubelet")
+	registration.RegisterRegistrationServer(made.server, made)
+	go func() { defer close(made.ended); _ = made.server.Serve(listener) }()
+	return made, nil
+}
+
+// hear waits for kubelet's verdicts and passes them on. It tells whether kubelet
+// refused; else the socket was taken away, or has to be made anew.
+func (s *session) hear(ctx context.Context, offer *offer, front *served) (refused bool) {
+	tick := time.NewTicker(s.registry.times.Rescan)
+	defer tick.Stop()
+	silence := time.NewTimer(s.registry.times.Silence)
+	defer silence.Stop()
+	defer s.confirmed.set(time.Time{})
+	var settled <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-silence.C:
+			_ = os.Remove(offer.path) // made anew in any case
+			return false
+		case word := <-offer.heard:
+			if !s.passOn(ctx, offer, word) {
+				_ = os.Remove(offer.path) // made anew in any case
+				return true
+			}
+			silence.Stop()
+			if s.settling.needed(offer.name) {
+				s.setKubelet("registered, and to be renewed once: the driver may have had another registration until now")
+				settled = time.After(s.registry.times.Settle)
+			}
+		case <-settled:
+			s.setKubelet("registered")
+			if s.settling.renew(offer) {
+				return false
+			}
+		case <-s.renew:
+			_ = os.Remove(offer.path)
+			return false
+		case <-tick.C:
+			if !offer.stands() {
+				return false
+			}
+			s.watchDriver(ctx, front)
+		}
+	}
+}
+
+// passOn hands kubelet's verdict to the registrar.
+func (s *session) passOn(ctx context.Context, offer *offer, word verdict) bool {
+	log := s.registry.cfg.Log.With(zap.String("driver", offer.name))
+	if word.registered {
+		s.setKubelet("registered")
+		s.confirmed.set(time.Now())
+		s.registry.node.lookSoon()
+		log.Info("kubelet has registered a driver")
+	} else {
+		s.setKubelet("refused: " + word.problem)
+		log.Error("kubelet refused a driver", zap.String("problem", clip(word.problem)))
+	}
+	s.tellRegistrar(ctx, word.registered, word.problem)
+	return word.registered
+}
+
+// watchDriver sees that the driver's process goes, and that it comes back,
+// perhaps as another version. kubelet has it registered all the while, as it
+// would without us.
+func (s *session) watchDriver(ctx context.Context, front *served) {
+	switch conn := front.driverConn(); conn.GetState() {
+	case connectivity.Idle:
+		conn.Connect()
+	case connectivity.TransientFailure:
+		info := s.driver()
+		s.setProblem(info.failed("the connection", errors.New("nobody listens there: is the driver's container running?")))
+	case connectivity.Ready:
+		if !s.isReady() {
+			s.answers(ctx, front)
+		}
+	default: // connecting, or closed
+	}
+}
+
+// answers tells whether the driver is up, which kubelet will ask at once.
+func (s *session) answers(ctx context.Context, front *served) bool {
+	known, err := s.registry.check.meet(ctx, front.driverConn(), s.driver())
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case err != nil:
+		s.setProblem(err)
+		return false
+	}
+	s.setInfo(known)
+	s.setReady()
+	return true
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// pause waits after a refusal, or until what kubelet may have minded has gone.
+func (s *session) pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-s.renew:
+		sleep(ctx, s.registry.times.Away)
+	case <-time.After(d):
+	}
+}

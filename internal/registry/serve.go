@@ -1,0 +1,214 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/crust-proxy/crust-proxy/internal/passthrough"
+	"github.com/crust-proxy/crust-proxy/internal/peercred"
+)
+
+// served is the CSI socket that stands in for a driver. It stays while the daemon
+// runs, also when the registrar has gone: the driver may still answer, and one
+// that comes back finds the socket as it was.
+type served struct {
+	name   string
+	socket string
+	server *grpc.Server
+	ended  chan struct{}
+	driver atomic.Pointer[connection]
+}
+
+// connection is the way to a driver at an endpoint.
+type connection struct {
+	endpoint string
+	conn     *grpc.ClientConn
+}
+
+// maxServed bounds the drivers that have a socket, and with it descriptors. Nodes
+// have a handful.
+const maxServed = 64
+
+// makeRoom sees that one more driver can have a socket. Where there are too many, one
+// goes whose registrar has gone and of which no deferred volume lives here.
+func (r *Registry) makeRoom(name string) error {
+	r.mu.Lock()
+	full := len(r.served) >= maxServed && r.served[name] == nil
+	var idle []string
+	for name := range r.served {
+		if full && r.names[name] == nil {
+			idle = append(idle, name)
+		}
+	}
+	r.mu.Unlock()
+	if !full {
+		return nil
+	}
+	slices.Sort(idle)
+	for _, idle := range idle {
+		if len(r.cfg.Deferred(idle)) == 0 && r.retire(idle) {
+			return nil
+		}
+	}
+	return refusef("driver %s: crust-proxy stands in for %d drivers already, which is its bound: remove registrars that are not used from %s",
+		name, maxServed, r.cfg.Registry)
+}
+
+// retire ends the socket of a driver that has no registrar.
+func (r *Registry) retire(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	one := r.served[name]
+	if one == nil || r.names[name] != nil {
+		return false
+	}
+	delete(r.served, name)
+	_ = os.Remove(one.socket) // a driver that comes back makes it anew
+	r.parts.Go(func() { one.stop(r.cfg.Patience()) })
+	return true
+}
+
+// reach gives a connection to a driver: the one in use, or a new one that is put
+// to use when the driver has proved to be the right one.
+func (r *Registry) reach(info *Driver) (*connection, error) {
+	r.mu.Lock()
+	front := r.served[info.Name]
+	r.mu.Unlock()
+	if front != nil {
+		if link := front.driver.Load(); link.endpoint == info.Endpoint {
+			return link, nil
+		}
+	}
+	conn, err := dial(info.Endpoint, r.cfg.Self)
+	if err != nil {
+		return nil, fmt.Errorf("driver %s: the endpoint %s cannot be dialled: %w", info.Name, info.Endpoint, err)
+	}
+	return &connection{endpoint: info.Endpoint, conn: conn}, nil
+}
+
+// drop closes a connection that was not put to use.
+func (r *Registry) drop(name string, link *connection) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if front := r.served[name]; front == nil || front.driver.Load() != link {
+		_ = link.conn.Close() // nothing is under way on it
+	}
+}
+
+// serve gives the socket for a driver, made now or for an earlier session, and
+// has it lead over the connection. Calls under way on another one end with that.
+func (r *Registry) serve(name string, link *connection) (*served, error) {
+	if err := r.makeRoom(name); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	front := r.served[name]
+	if front != nil {
+		if old := front.driver.Swap(link); old != link {
+			_ = old.conn.Close()
+		}
+		return front, nil
+	}
+	front = &served{name: name, socket: socketPath(r.cfg.Sockets, name), ended: make(chan struct{})}
+	front.driver.Store(link)
+	if err := front.listen(r); err != nil {
+		return nil, err
+	}
+	r.served[name] = front
+	return front, nil
+}
+
+func (f *served) driverConn() *grpc.ClientConn { return f.driver.Load().conn }
+
+func (f *served) listen(r *Registry) error {
+	listener, err := peercred.Listen(f.socket, 0o600, "")
+	if err != nil {
+		return err
+	}
+	f.server = grpc.NewServer(r.cfg.Serve(f.name, func() (grpc.ClientConnInterface, error) { return f.driverConn(), nil })...)
+	go func() {
+		defer close(f.ended)
+		if err := f.server.Serve(left{Listener: listener, unix: listener.UnixListener}); err != nil {
+			r.cfg.Log.Error("a CSI socket is not served any more", zap.String("socket", f.socket), zap.Error(err))
+		}
+	}()
+	return nil
+}
+
+// left is a listener whose socket file stays when it is closed.
+type left struct {
+	net.Listener
+	unix *net.UnixListener
+}
+
+// Close stops listening.
+func (l left) Close() error { return l.unix.Close() }
+
+// rollBack is how long calls that were cut off may take to undo what they began.
+const rollBack = 2 * time.Second
+
+// stop lets the calls under way end, and cuts off those that do not. It does not
+// wait for one that makes a filesystem: that goes on by itself, for as long as it
+// takes, and what is left of the call is as after a kill.
+func (f *served) stop(patience time.Duration) {
+	drained := make(chan struct{})
+	go func() { f.server.GracefulStop(); close(drained) }()
+	select {
+	case <-drained:
+	case <-time.After(patience):
+		f.server.Stop()
+		select {
+		case <-drained:
+		case <-time.After(rollBack):
+		}
+	}
+	<-f.ended
+	_ = f.driverConn().Close()
+}
+
+// dialOther connects to a socket unless this very process serves it. A registrar's
+// endpoint can be a link to a socket of ours: each call would then call itself until
+// memory ends.
+func dialOther(ctx context.Context, socket string, self int) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil || self == 0 {
+		return conn, err
+	}
+	made, ok := conn.(*net.UnixConn)
+	if !ok {
+		return conn, nil // a dialer gives no other for a unix socket
+	}
+	who, err := peercred.Of(made)
+	if err == nil && int(who.PID) == self {
+		err = fmt.Errorf("%s leads back to crust-proxy itself: let the registrar's --kubelet-registration-path be the driver's own socket", socket)
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+// dial connects when the first call is made. A driver that was restarted is found
+// again at once. The path is no part of an address, where it would be parsed. A
+// process with the pid self is not connected to; 0 is none.
+func dial(socket string, self int) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///localhost", append(passthrough.DialOptions(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dialOther(ctx, socket, self) }),
+		grpc.WithIdleTimeout(0), grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
+			MinConnectTimeout: 5 * time.Second,
+		}))...)
+}

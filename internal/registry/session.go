@@ -1,0 +1,213 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// session follows one registrar from the appearance of its socket to its end.
+type session struct {
+	registry *Registry
+	socket   string
+	id       socketID
+	cancel   context.CancelFunc
+	renew    chan struct{} // asks for a new registration with kubelet
+	told     string        // the last error that the registrar heard; of run alone
+	settling settling      // of run alone
+
+	confirmed confirmation
+
+	mu      sync.Mutex
+	info    Driver
+	problem string
+	ready   bool
+	since   time.Time // of ready or problem
+	kubelet string
+}
+
+// run tries until the driver is registered, and stays until the socket has gone.
+func (s *session) run(ctx context.Context) {
+	wait := s.registry.times.FirstRetry
+	untold := time.Now().Add(s.registry.times.Untold)
+	for {
+		err := s.attempt(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		s.setProblem(err)
+		var refused refusal
+		var taken errTaken
+		if errors.As(err, &taken) || errors.As(err, &refused) || time.Now().After(untold) {
+			s.refuse(ctx, err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-taken.changed:
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, s.registry.times.LastRetry)
+	}
+}
+
+// attempt looks at the driver, serves it and registers it with kubelet. It
+// returns with an error, or when ctx ends.
+func (s *session) attempt(ctx context.Context) error {
+	told, err := s.registry.check.info(ctx, s.socket)
+	if err != nil {
+		return err
+	}
+	info, err := s.registry.check.accept(s.socket, told)
+	if err != nil {
+		s.setInfo(claimed(told))
+		return err
+	}
+	s.setInfo(info)
+	if err := s.take(ctx, info); err != nil {
+		return err
+	}
+	defer s.registry.release(info.Name, s)
+	front, err := s.serve(ctx, info)
+	if err != nil {
+		return err
+	}
+	return s.register(ctx, front)
+}
+
+// take makes the driver's name ours. It waits for the session of a registrar that
+// has just gone: that is usually this one's, started anew.
+func (s *session) take(ctx context.Context, info *Driver) error {
+	for {
+		other, changed := s.registry.take(info.Name, s)
+		if other == nil {
+			return nil
+		}
+		if !s.registry.gone(other) {
+			return errTaken{changed: changed, error: fmt.Errorf("the driver %s is registered by %s already, with the endpoint %s: "+
+				"%s, with the endpoint %s, is not taken until that one has gone",
+				info.Name, other.socket, other.driver().Endpoint, s.socket, info.Endpoint)}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
+// serve has the driver's CSI socket lead to the driver, once that has proved to
+// be the right one.
+func (s *session) serve(ctx context.Context, info *Driver) (*served, error) {
+	link, err := s.registry.reach(info)
+	if err != nil {
+		return nil, err
+	}
+	known, err := s.registry.check.meet(ctx, link.conn, *info)
+	if err != nil {
+		s.registry.drop(info.Name, link)
+		return nil, err
+	}
+	front, err := s.registry.serve(info.Name, link)
+	if err != nil {
+		s.registry.drop(info.Name, link)
+		return nil, err
+	}
+	s.setInfo(known)
+	s.setReady()
+	return front, nil
+}
+
+// refuse tells the registrar why, once for each reason: it exits, and its
+// container is started again.
+func (s *session) refuse(ctx context.Context, why error) {
+	if text := why.Error(); text != s.told && s.tellRegistrar(ctx, false, text) {
+		s.told = text
+	}
+}
+
+// tellRegistrar passes a verdict on.
+func (s *session) tellRegistrar(ctx context.Context, registered bool, problem string) bool {
+	conn, err := dial(s.socket, 0)
+	if err == nil {
+		defer func() { _ = conn.Close() }()
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, s.registry.times.Call)
+		defer cancel()
+		word := &registration.RegistrationStatus{PluginRegistered: registered, Error: problem}
+		_, err = registration.NewRegistrationClient(conn).NotifyRegistrationStatus(ctx, word)
+	}
+	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
+		s.registry.cfg.Log.Warn("a registrar could not be told how it went", zap.String("socket", s.socket), zap.String("problem", clip(err.Error())))
+	}
+	return err == nil
+}
+
+func (s *session) driver() Driver {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.info
+}
+
+func (s *session) setInfo(info *Driver) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.info = *info
+}
+
+func (s *session) setProblem(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if text := clip(err.Error()); s.ready || s.problem != text {
+		s.ready, s.problem, s.since = false, text, time.Now()
+		s.registry.cfg.Log.Warn("a driver is not ready", zap.String("socket", s.socket), zap.String("problem", text))
+	}
+}
+
+func (s *session) setReady() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ready {
+		return
+	}
+	s.ready, s.problem, s.since = true, "", time.Now()
+	s.registry.cfg.Log.Info("a driver is ready", zap.String("driver", s.info.Name), zap.String("version", s.info.Version),
+		zap.String("endpoint", s.info.Endpoint), zap.String("socket", s.socket))
+}
+
+func (s *session) isReady() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ready
+}
+
+func (s *session) setKubelet(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kubelet = clip(text)
+}
+
+// registerAgain asks for a new registration with kubelet.
+func (s *session) registerAgain() {
+	select {
+	case s.renew <- struct{}{}:
+	default: // it was asked for already
+	}
+}
+
+func (s *session) state() State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	state := State{
+		Driver: s.info, Registrar: s.socket, Ready: s.ready, Problem: s.problem, Since: s.since, Kubelet: s.kubelet,
+	}
+	if s.ready {
+		state.Socket = socketPath(s.registry.cfg.Sockets, s.info.Name)
+	}
+	return state
+}

@@ -1,0 +1,98 @@
+package registry
+
+import (
+	"os"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// departures are the times when sockets of others went from kubelet's directory, by
+// driver.
+type departures struct {
+	window time.Duration
+
+	mu sync.Mutex
+	at map[string]time.Time
+}
+
+func (d *departures) add(driver string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for name, at := range d.at {
+		if time.Since(at) > d.window {
+			delete(d.at, name)
+		}
+	}
+	if len(d.at) < maxSockets {
+		d.at[driver] = time.Now()
+	}
+}
+
+// take tells whether a socket of the driver went within the window, once.
+func (d *departures) take(driver string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	at, left := d.at[driver]
+	delete(d.at, driver)
+	return left && time.Since(at) < d.window
+}
+
+// settling decides for one session whether a registration is renewed, because kubelet
+// may lose it.
+//
+// When a socket goes, kubelet forgets the driver's name, and only then removes the
+// driver from the CSINode, with retries against the API server. It accepts another
+// socket of that driver as soon as the name is forgotten. So the removal that belongs
+// to the old socket can come after the registration of the new one, and undo it.
+// Kubelet does not report that, and does not try again.
+type settling struct {
+	registry *Registry
+	begun    bool
+	moved    bool // kubelet may have had the driver at another socket until now
+}
+
+// begin must be called before each offer. Where a socket of ours stands before the
+// first one, kubelet had no other socket of the driver.
+func (s *settling) begin(path string) {
+	if !s.begun {
+		s.begun, s.moved = true, idAt(path) == socketID{}
+	}
+}
+
+// needed must be called once for each registration. It reports each event once: a
+// socket of others went, or the driver may have moved before the daemon started.
+func (s *settling) needed(driver string) bool {
+	moved := s.moved && time.Since(s.registry.started) < s.registry.times.Unsettled
+	s.moved = false
+	return s.registry.departed.take(driver) || moved
+}
+
+// renew removes the registration socket, so that it is made anew. That has no such
+// race: kubelet runs one operation at a time for a path, so it registers the new
+// socket after it has finished the removal of the old one, and by now the removal for
+// the other path has ended.
+//
+// While a socket of others stands, kubelet could take that one instead. When it goes,
+// that is the next event.
+func (s *settling) renew(offer *offer) bool {
+	if !beginRenewal(s.registry, offer.name) {
+		return false
+	}
+	_ = os.Remove(offer.path) // made anew in any case
+	return true
+}
+
+// beginRenewal logs and counts a renewal. It reports false where a socket of others
+// stands.
+func beginRenewal(r *Registry, driver string) bool {
+	if direct, _ := r.directly(); direct[driver] != "" {
+		return false
+	}
+	r.cfg.Log.Info("a registration is renewed, because kubelet may have lost it", zap.String("driver", driver))
+	if r.cfg.Renewed != nil {
+		r.cfg.Renewed(driver)
+	}
+	return true
+}

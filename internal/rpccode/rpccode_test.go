@@ -1,0 +1,55 @@
+package rpccode
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+func TestEveryKindHasACodeOfItsOwn(t *testing.T) {
+	taken := make(map[codes.Code]volume.Kind)
+	for kind := volume.Internal; kind <= volume.Canceled; kind++ {
+		code, ok := codeOf[kind]
+		if !ok {
+			t.Errorf("%v has no code", kind)
+		}
+		// An answer that cannot be true is as good as one that cannot be read.
+		if other, double := taken[code]; double && kind != volume.Absurd {
+			t.Errorf("%v and %v are both %v", kind, other, code)
+		}
+		taken[code] = kind
+		err := fmt.Errorf("outer: %w", volume.Errorf(kind, "volume /v: it broke"))
+		got := Status(err)
+		if status.Code(got) != code || !strings.Contains(got.Error(), "/v") {
+			t.Errorf("%v became %v", kind, got)
+		}
+	}
+	if Status(nil) != nil {
+		t.Error("no error became one")
+	}
+	if got := status.Code(Status(errors.New("plain"))); got != codes.Internal {
+		t.Errorf("an error without a kind became %v", got)
+	}
+	ready := status.Error(codes.NotFound, "made elsewhere")
+	if got := Status(ready); status.Code(got) != codes.NotFound {
+		t.Errorf("a finished status became %v", got)
+	}
+}
+
+// TestCodesThatKubeletTakesForMaybe keeps the kinds of unfinished work within
+// the codes after which kubelet calls Unpublish.
+func TestCodesThatKubeletTakesForMaybe(t *testing.T) {
+	maybe := []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.ResourceExhausted, codes.Aborted}
+	for _, kind := range []volume.Kind{volume.Busy, volume.Timeout, volume.Canceled, volume.NoSandbox, volume.Exhausted} {
+		if !slices.Contains(maybe, codeOf[kind]) {
+			t.Errorf("%v is final for kubelet", kind)
+		}
+	}
+}

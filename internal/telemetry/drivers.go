@@ -1,0 +1,47 @@
+package telemetry
+
+import (
+	"sync"
+	"unicode/utf8"
+)
+
+// maxDrivers bounds how many driver names become label values; the names come
+// from outside. Those over it are counted as otherDriver.
+const maxDrivers = 64
+
+// maxDriverName is the longest name that CSI allows, and a label may have.
+const maxDriverName = 63
+
+const (
+	noDriver    = "unknown"
+	otherDriver = "other"
+)
+
+// drivers bounds the set of driver names.
+type drivers struct {
+	mu   sync.Mutex
+	seen map[string]bool
+}
+
+// label gives the label value for a name.
+func (d *drivers) label(name string) string {
+	if name == "" {
+		return noDriver
+	}
+	if len(name) > maxDriverName || !utf8.ValidString(name) {
+		return otherDriver
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.seen[name] {
+		return name
+	}
+	if len(d.seen) >= maxDrivers {
+		return otherDriver
+	}
+	if d.seen == nil {
+		d.seen = make(map[string]bool)
+	}
+	d.seen[name] = true
+	return name
+}

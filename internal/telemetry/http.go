@@ -1,0 +1,177 @@
+package telemetry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/peercred"
+)
+
+// Server serves metrics and health over HTTP.
+type Server struct {
+	// Listen is "host:port" or "unix:/path"; empty serves nothing.
+	Listen  string
+	Metrics *Metrics
+	// Ready tells why the daemon is not ready, or nil.
+	Ready func() error
+	// Remarks are told with "ready", each on a line: what does not work, and keeps
+	// nobody from serving. It may be nil.
+	Remarks func() []string
+	Pprof   bool
+	Log     *zap.Logger
+	// Retry is how often a listen address that cannot be used is tried again; zero
+	// is every five seconds.
+	Retry time.Duration
+
+	listener net.Listener // of Bind, until Run takes it
+	problem  atomic.Pointer[error]
+}
+
+// Bind listens, so that this can be done before the daemon says that it is ready.
+// An address that cannot be used must not stop volumes: it becomes the Problem, and
+// Run tries again. It is called before Run or not at all.
+func (s *Server) Bind(ctx context.Context) {
+	if s.Listen == "" {
+		return
+	}
+	listener, err := s.listen(ctx)
+	if err == nil {
+		s.listener = limited(listener)
+		if s.problem.Swap(nil) != nil {
+			s.Log.Info("metrics and health are served again", zap.String("listen", s.Listen))
+		}
+		return
+	}
+	err = fmt.Errorf("metrics and health are not served, because http.listen %s cannot be used: %w", s.Listen, err)
+	if s.problem.Swap(&err) == nil {
+		s.Log.Error("metrics and health are not served; this is tried again", zap.Error(err))
+	}
+}
+
+// Problem is why metrics and health are not served, or nil.
+func (s *Server) Problem() error {
+	if err := s.problem.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Run serves until ctx ends. While the address cannot be used it tries again.
+func (s *Server) Run(ctx context.Context) error {
+	if s.Listen == "" {
+		<-ctx.Done()
+		return nil
+	}
+	for ctx.Err() == nil {
+		if s.listener == nil {
+			s.Bind(ctx)
+		}
+		if listener := s.listener; listener != nil {
+			s.listener = nil
+			s.serve(ctx, listener)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(cmp.Or(s.Retry, 5*time.Second)):
+		}
+	}
+	return nil
+}
+
+// serve serves until ctx ends or the listener fails.
+func (s *Server) serve(ctx context.Context, listener net.Listener) {
+	server := &http.Server{
+		Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+		WriteTimeout: s.writeTime(), IdleTimeout: idleTime, MaxHeaderBytes: 16 << 10,
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		<-ctx.Done()
+		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
+		defer cancel()
+		if server.Shutdown(limit) != nil {
+			_ = server.Close()
+		}
+	}()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		err = fmt.Errorf("metrics and health are not served any more: %w", err)
+		s.problem.Store(&err)
+		s.Log.Error("metrics and health are not served any more; this is tried again", zap.Error(err))
+		cancel()
+	}
+	<-stopped
+}
+
+const (
+	// idleTime is less than the usual 30 s between scrapes: a connection costs a
+	// descriptor, and a new one little.
+	idleTime = 15 * time.Second
+	// scrapesAtOnce bounds how many lists of all volumes are made at a time.
+	scrapesAtOnce = 4
+)
+
+// writeTime bounds how long a reader may take. A profile takes as long as it asks
+// for.
+func (s *Server) writeTime() time.Duration {
+	if s.Pprof {
+		return 2 * time.Minute
+	}
+	return 20 * time.Second
+}
+
+func (s *Server) listen(ctx context.Context) (net.Listener, error) {
+	var config net.ListenConfig
+	path, isUnix := strings.CutPrefix(s.Listen, "unix:")
+	if !isUnix {
+		return config.Listen(ctx, "tcp", s.Listen)
+	}
+	return peercred.Listen(path, 0o600, "")
+}
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.Metrics.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: scrapesAtOnce}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, nil) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Ready(), s.remarks()...) })
+	if s.Pprof {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	}
+	return mux
+}
+
+func (s *Server) remarks() []string {
+	if s.Remarks == nil {
+		return nil
+	}
+	return s.Remarks()
+}
+
+func answer(w http.ResponseWriter, err error, remarks ...string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if err != nil {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_, _ = fmt.Fprintln(w, err)
+		return
+	}
+	_, _ = fmt.Fprintln(w, "ok")
+	for _, remark := range remarks {
+		_, _ = fmt.Fprintln(w, remark)
+	}
+}

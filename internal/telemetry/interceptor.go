@@ -1,0 +1,177 @@
+package telemetry
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Peer tells who calls, for the log.
+type Peer func(ctx context.Context) (uid uint32, pid int32, ok bool)
+
+// Interceptors log, count, time and trace each call, and turn a panic into an
+// error of that call alone.
+type Interceptors struct {
+	Log     *zap.Logger
+	Metrics *Metrics
+	// Tracer is nil where tracing is off.
+	Tracer trace.Tracer
+	Peer   Peer
+	// Quiet are the methods whose success is logged at debug level: those that
+	// are called all the time and change nothing.
+	Quiet map[string]bool
+	// Front is set for the server that stands in for a CSI driver.
+	Front *Front
+}
+
+// Front is what differs where a driver's calls pass: the caller names methods,
+// and the driver words errors, of which we know nothing.
+type Front struct {
+	// Driver is the driver's name.
+	Driver string
+	// Known are the methods that are counted by name, and timed; all others are
+	// counted as one, for anybody may make them up.
+	Known map[string]bool
+	// Ours are the methods whose errors we word ourselves. What a driver says in
+	// others may repeat a secret, and stays out of the log.
+	Ours map[string]bool
+}
+
+// Options makes a server use them.
+func (i *Interceptors) Options() []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.UnaryInterceptor(i.unary), grpc.StreamInterceptor(i.stream)}
+}
+
+func (i *Interceptors) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (reply any, err error) {
+	start := time.Now()
+	ctx, call := withCall(ctx)
+	ctx, span := i.begin(ctx, info.FullMethod)
+	defer func() {
+		if cause := recover(); cause != nil {
+			reply, err = nil, i.panicked(info.FullMethod, cause)
+		}
+		took := time.Since(start)
+		code := codeOf(err)
+		children := i.Metrics.childrenOf(info.FullMethod, call, code)
+		children.count.Inc()
+		children.duration.Observe(took.Seconds())
+		i.end(ctx, info.FullMethod, call, span, code, took, err)
+	}()
+	return handle(ctx, req)
+}
+
+// stream counts streams, and times none: how long somebody watches says nothing
+// about the daemon.
+func (i *Interceptors) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
+	start := time.Now()
+	ctx, call := withCall(stream.Context())
+	method := info.FullMethod
+	if i.Front != nil {
+		call.Driver = i.Front.Driver
+		if !i.Front.Known[method] {
+			method = otherMethod
+		}
+	}
+	ctx, span := i.begin(ctx, method)
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = i.panicked(method, cause)
+		}
+		code, took := codeOf(err), time.Since(start)
+		children := i.Metrics.childrenOf(method, call, code)
+		children.count.Inc()
+		if i.Front != nil && method != otherMethod {
+			children.duration.Observe(took.Seconds()) // known methods of a driver are single calls
+		}
+		i.end(ctx, method, call, span, code, took, err)
+	}()
+	return handle(srv, &streamWithContext{ServerStream: stream, ctx: ctx})
+}
+
+// otherMethod stands for all the methods that are not known.
+const otherMethod = "/other/other"
+
+// codeOf is the code that gRPC will answer: it makes one of a context's error too.
+func codeOf(err error) codes.Code {
+	if known, ok := status.FromError(err); ok {
+		return known.Code()
+	}
+	return status.FromContextError(err).Code()
+}
+
+// streamWithContext is a stream whose context knows its call.
+type streamWithContext struct {
+	grpc.ServerStream
+	ctx context.Context //nolint:containedctx // this is how gRPC hands a stream its context
+}
+
+// Context is that of the call.
+func (s *streamWithContext) Context() context.Context { return s.ctx }
+
+// panicked keeps what panicked out of the reply: it may hold anything.
+func (i *Interceptors) panicked(method string, cause any) error {
+	i.Log.Error("panic in a call", zap.String(FieldMethod, method),
+		zap.String("panic_type", fmt.Sprintf("%T", cause)), zap.ByteString(FieldStack, debug.Stack()))
+	return status.Errorf(codes.Internal, "crust-proxy failed inside %s; its log has the details", method)
+}
+
+func (i *Interceptors) begin(ctx context.Context, method string) (context.Context, trace.Span) {
+	if i.Tracer == nil {
+		return ctx, nil
+	}
+	return i.Tracer.Start(withParent(ctx), strings.TrimPrefix(method, "/"), trace.WithSpanKind(trace.SpanKindServer))
+}
+
+func (i *Interceptors) end(ctx context.Context, method string, call *Call, span trace.Span, code codes.Code, took time.Duration, err error) {
+	i.log(ctx, method, call, code, took, err)
+	if span != nil {
+		finish(span, call, code)
+	}
+}
+
+func splitMethod(method string) (service, short string) {
+	service, short, _ = strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	return service, short
+}
+
+func (i *Interceptors) log(ctx context.Context, method string, call *Call, code codes.Code, took time.Duration, err error) {
+	level := zapcore.InfoLevel
+	switch {
+	case call.Expected, err == nil && i.Quiet[method]:
+		level = zapcore.DebugLevel
+	case err != nil:
+		level = zapcore.WarnLevel
+	}
+	entry := i.Log.Check(level, "call")
+	if entry == nil {
+		return
+	}
+	fields := make([]zap.Field, 0, 12)
+	fields = append(fields, zap.String(FieldMethod, method), zap.String(FieldCode, code.String()), zap.Duration(FieldDuration, took))
+	for _, field := range [...][2]string{
+		{FieldVolume, call.Volume}, {FieldTarget, call.Target}, {FieldDriver, call.Driver},
+		{FieldHandler, call.Handler}, {FieldSandbox, call.Sandbox},
+	} {
+		if field[1] != "" {
+			fields = append(fields, zap.String(field[0], field[1]))
+		}
+	}
+	if i.Peer != nil {
+		if uid, pid, ok := i.Peer(ctx); ok {
+			fields = append(fields, zap.Uint32(FieldPeerUID, uid), zap.Int32(FieldPeerPID, pid))
+		}
+	}
+	if err != nil && (i.Front == nil || i.Front.Ours[method]) {
+		fields = append(fields, zap.String("error", status.Convert(err).Message()))
+	}
+	entry.Write(fields...)
+}

@@ -1,0 +1,47 @@
+package telemetry
+
+import (
+	"fmt"
+	"testing"
+)
+
+func TestNodeState(t *testing.T) {
+	m := NewMetrics("test")
+	now := NodeState{
+		ConfigGood: true, BadRecords: 2, Sources: map[string]bool{"sandboxes": false},
+		Handlers: map[string]bool{"kata": true, "crust": false}, Drivers: map[string]bool{"ebs": true, "": false},
+		Missing:      map[string]bool{"ebs": true, "": false},
+		Abnormal:     []VolumeCount{{Driver: "ebs", Handler: "kata", Count: 1}, {Driver: "ebs", Handler: "kata", Count: 2}},
+		GroupIgnored: []VolumeCount{{Driver: "ebs", Handler: "kata", Count: 1}},
+	}
+	if err := m.WatchNode(func() NodeState { return now }); err != nil {
+		t.Fatal(err)
+	}
+	wantMetric(t, m, "crust_proxy_config_last_reload_successful", " 1")
+	wantMetric(t, m, "crust_proxy_records_unusable", " 2")
+	wantMetric(t, m, "crust_proxy_source_synced", "source=sandboxes 0")
+	wantMetric(t, m, "crust_proxy_handler_healthy", "handler=crust 0", "handler=kata 1")
+	wantMetric(t, m, "crust_proxy_driver_ready", "driver=ebs 1", "driver=unknown 0")
+	wantMetric(t, m, "crust_proxy_driver_missing_in_csinode", "driver=ebs 1")
+	wantMetric(t, m, "crust_proxy_volumes_abnormal", "driver=ebs,handler=kata 3")
+	wantMetric(t, m, "crust_proxy_volumes_group_ignored", "driver=ebs,handler=kata 1")
+
+	now.ConfigGood = false
+	wantMetric(t, m, "crust_proxy_config_last_reload_successful", " 0")
+}
+
+// TestDriversOverTheBoundShareOneState: ready only where all of them are.
+func TestDriversOverTheBoundShareOneState(t *testing.T) {
+	m := NewMetrics("test")
+	now := NodeState{Drivers: map[string]bool{}}
+	for i := range maxDrivers {
+		m.drivers.label(fmt.Sprint("known-", i))
+	}
+	if err := m.WatchNode(func() NodeState { return now }); err != nil {
+		t.Fatal(err)
+	}
+	now.Drivers["more-1"], now.Drivers["more-2"] = true, true
+	wantMetric(t, m, "crust_proxy_driver_ready", "driver=other 1")
+	now.Drivers["more-3"] = false
+	wantMetric(t, m, "crust_proxy_driver_ready", "driver=other 0")
+}

@@ -1,0 +1,57 @@
+package telemetry
+
+import (
+	"context"
+
+	"go.opentelemetry.io/otel/attribute"
+	otelcodes "go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+)
+
+// finish ends a span. It says which volume, and the code; the error's text, like
+// all other text, stays in the node's own log.
+func finish(span trace.Span, call *Call, code codes.Code) {
+	span.SetAttributes(
+		attribute.String("rpc.system", "grpc"), attribute.String("rpc.grpc.status", code.String()),
+		attribute.String("crust.volume", call.Volume), attribute.String("crust.driver", call.Driver),
+		attribute.String("crust.handler", call.Handler), attribute.String("crust.sandbox", call.Sandbox))
+	if code != codes.OK {
+		span.SetStatus(otelcodes.Error, code.String())
+	}
+	span.End()
+}
+
+// withParent makes the caller's span, if it sent one, the parent.
+func withParent(ctx context.Context) context.Context {
+	header, ok := metadata.FromIncomingContext(ctx)
+	if !ok {
+		return ctx
+	}
+	return propagation.TraceContext{}.Extract(ctx, headerCarrier(header))
+}
+
+// headerCarrier lets OpenTelemetry read gRPC metadata.
+type headerCarrier metadata.MD
+
+// Get gives the first value of a key.
+func (c headerCarrier) Get(key string) string {
+	if values := metadata.MD(c).Get(key); len(values) > 0 {
+		return values[0]
+	}
+	return ""
+}
+
+// Set puts a value.
+func (c headerCarrier) Set(key, value string) { metadata.MD(c).Set(key, value) }
+
+// Keys lists the keys.
+func (c headerCarrier) Keys() []string {
+	keys := make([]string, 0, len(c))
+	for key := range c {
+		keys = append(keys, key)
+	}
+	return keys
+}

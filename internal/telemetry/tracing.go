@@ -1,0 +1,74 @@
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"go.uber.org/zap"
+)
+
+// Tracing is where spans go.
+type Tracing struct {
+	Endpoint    string
+	Insecure    bool
+	SampleRatio float64
+	Version     string
+	// Log is told of spans that could not be sent; nil tells nobody.
+	Log *zap.Logger
+}
+
+// Start makes a tracer, and the way to end it. Without an endpoint there is
+// none: nil. Spans are sent in the background; a collector that is away costs
+// spans, never a call.
+func (t Tracing) Start(ctx context.Context) (trace.Tracer, func(context.Context) error, error) {
+	if t.Endpoint == "" {
+		return nil, func(context.Context) error { return nil }, nil
+	}
+	options := []otlptracegrpc.Option{otlptracegrpc.WithEndpoint(t.Endpoint)}
+	if t.Insecure {
+		options = append(options, otlptracegrpc.WithInsecure())
+	}
+	exporter, err := otlptracegrpc.New(ctx, options...)
+	if err != nil {
+		return nil, nil, fmt.Errorf("tracing to %s: %w", t.Endpoint, err)
+	}
+	provider := sdktrace.NewTracerProvider(
+		sdktrace.WithBatcher(&loggedExporter{SpanExporter: exporter, log: t.logger()}),
+		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(t.SampleRatio))),
+		sdktrace.WithResource(resource.NewSchemaless(
+			attribute.String("service.name", "crust-proxy"), attribute.String("service.version", t.Version))),
+	)
+	end := func(ctx context.Context) error {
+		// The provider alone leaves an exporter that waits for its collector.
+		return errors.Join(provider.Shutdown(ctx), exporter.Shutdown(ctx))
+	}
+	return provider.Tracer("crust-proxy"), end, nil
+}
+
+func (t Tracing) logger() *zap.Logger {
+	if t.Log == nil {
+		return zap.NewNop()
+	}
+	return t.Log
+}
+
+// loggedExporter tells failures to our log. OpenTelemetry itself would tell them
+// to a global handler, which writes plain text between the lines of JSON.
+type loggedExporter struct {
+	sdktrace.SpanExporter
+	log *zap.Logger
+}
+
+// ExportSpans sends spans, or logs that it could not.
+func (e *loggedExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	if err := e.SpanExporter.ExportSpans(ctx, spans); err != nil {
+		e.log.Warn("spans are lost: the collector did not take them", zap.Int("spans", len(spans)), zap.Error(err))
+	}
+	return nil
+}

@@ -1,0 +1,223 @@
+// Package claim decides who owns a device. A device has one read-write owner, or
+// several read-only ones, and a claim ends only when it is proven that no process of
+// the node has the device open any more.
+package claim
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Request is a volume whose device is to be claimed or released.
+type Request struct {
+	*volume.Volume
+	// Mountable is set if this node's kernel mounts the device for the sandbox. The
+	// claim is then a plain descriptor, and that mount keeps others out.
+	Mountable bool
+	// WasReadOnly is the device's read-only flag before the first read-only volume set
+	// it, as it is on record.
+	WasReadOnly bool
+}
+
+// Table is the table of claims. An owner is entered under what its device is, so that
+// neither a second name nor a second loop device over the same image leads to a second
+// read-write owner. The device is also held open with O_EXCL, so that the kernel refuses
+// every mount of it in every mount namespace (but see Request.Mountable).
+type Table struct {
+	users   *Users
+	devices sys.KeyLocks[identity] // one call at a time claims or releases a device
+	owners  *owners
+	open    *descriptors
+}
+
+// NewTable makes a table. The keeper, which may be nil, keeps claims over a restart;
+// kept are the descriptors that it gave back, by name.
+func NewTable(keeper Keeper, kept map[string]*os.File, users *Users) *Table {
+	return &Table{users: users, owners: newOwners(), open: newDescriptors(keeper, kept)}
+}
+
+func (t *Table) lock(ctx context.Context, id identity) (unlock func(), err error) {
+	unlock, err = t.devices.Lock(ctx, id)
+	if err != nil {
+		return nil, volume.Errorf(volume.ContextKind(err), "another operation on volume %s is still under way: %w", volume.Key(id).Short(), err)
+	}
+	return unlock, nil
+}
+
+// Acquire claims the device for the volume, or returns an error that names who has it:
+// another volume, the kernel, or, for a device that is not on record yet, a process. It
+// reports the read-only flag that the device had by itself.
+//
+// For the first owner of a device, Acquire calls prepare, which may be nil, while nobody
+// else can claim the device.
+func (t *Table) Acquire(
+	ctx context.Context, r Request, dev *OpenedDevice, prepare func(context.Context) error,
+) (wasReadOnly bool, err error) {
+	id := identityOf(dev.Device)
+	unlock, err := t.lock(ctx, id)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	if err := t.owners.reserve(r.Volume, id); err != nil {
+		return false, err
+	}
+	held := t.open.get(id) != nil
+	err = t.owners.reserveData(r.Volume, dev, held)
+	if err == nil && !dev.known && !held {
+		err = t.users.refuse(ctx, r.Volume, momentTime)
+	}
+	if err == nil && prepare != nil && !held {
+		err = prepare(ctx)
+	}
+	switch {
+	case err != nil:
+	case dev.Kind == volume.BlockDevice:
+		wasReadOnly, err = t.hold(ctx, r, dev, id)
+	case !dev.known:
+		err = checkImage(r.Volume, dev)
+	}
+	if err != nil {
+		return false, errors.Join(err, t.drop(r.Key, id))
+	}
+	return wasReadOnly, nil
+}
+
+// Release gives up the volume's claims. The last owner restores the device's own
+// read-only flag first, while the claim still exists.
+func (t *Table) Release(r Request) error {
+	id := identityOf(r.Device)
+	// A release cannot give up: it waits until the device is free for it.
+	unlock, err := t.lock(context.Background(), id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := t.restoreFlag(r, id); err != nil {
+		return err
+	}
+	failpoint.Hit("unstage-put-back")
+	return t.drop(r.Key, id)
+}
+
+// drop removes the owner and, if it was the last one, closes the kernel's claim. The
+// caller has the device's lock.
+func (t *Table) drop(key volume.Key, primary identity) error {
+	if !t.owners.remove(key, primary) {
+		return nil
+	}
+	return t.open.release(primary)
+}
+
+// Has reports whether the volume has a claim.
+func (t *Table) Has(key volume.Key) bool { return len(t.owners.owned(key)) > 0 }
+
+// IsShared reports whether the device has other owners, which are then all read-only.
+func (t *Table) IsShared(d volume.Device) bool { return len(t.owners.of(identityOf(d))) > 1 }
+
+// Kept counts the claims that the keeper holds over a restart.
+func (t *Table) Kept() int { return t.open.count() }
+
+// DropKept gives up the kept descriptors of all other devices. Those of the given
+// devices wait for their volumes: what keeps a volume from claiming may pass.
+func (t *Table) DropKept(wanted []volume.Device) {
+	names := make(map[string]bool, len(wanted))
+	for _, d := range wanted {
+		names[claimName(identityOf(d))] = true
+	}
+	t.open.dropKept(names)
+}
+
+// Close closes the descriptors of this process. The keeper's copies stay.
+func (t *Table) Close() { t.open.close() }
+
+// SetReadOnly makes the kernel refuse every write to the device of a read-only volume.
+func (t *Table) SetReadOnly(v *volume.Volume) error {
+	if v.Device.Kind != volume.BlockDevice || !v.ReadOnly {
+		return nil
+	}
+	held := t.open.get(identityOf(v.Device))
+	if held == nil {
+		return volume.Errorf(volume.Internal, "volume %s: the device %s is not held", v.Target, v.Device.Path)
+	}
+	// Do not set the flag on a device that is read-only by itself: our flag would
+	// outlive the attachment of, for example, a loop device.
+	if already, err := unix.IoctlGetInt(held.fd, unix.BLKROGET); err == nil && already != 0 {
+		return nil
+	}
+	if err := unix.IoctlSetPointerInt(held.fd, unix.BLKROSET, 1); err != nil {
+		return volume.Errorf(volume.Internal, "volume %s: the device %s cannot be made read-only: %w", v.Target, v.Device.Path, err)
+	}
+	return nil
+}
+
+// restoreFlag restores the device's own read-only flag if the volume is its last owner.
+// The caller has the device's lock, so owners do not change meanwhile.
+func (t *Table) restoreFlag(r Request, id identity) error {
+	if r.Device.Kind != volume.BlockDevice || !r.ReadOnly || r.WasReadOnly {
+		return nil
+	}
+	for _, o := range t.owners.of(id) {
+		if o.key != r.Key {
+			return nil
+		}
+	}
+	if held := t.open.get(id); held != nil {
+		return makeWritable(r.Volume, held.fd)
+	}
+	fd, err := openByIdentity(r.Device, 0)
+	if err != nil {
+		return nil //nolint:nilerr // a device that is gone has no flag
+	}
+	defer sys.CloseFD(fd)
+	return makeWritable(r.Volume, fd)
+}
+
+func makeWritable(v *volume.Volume, fd int) error {
+	if err := unix.IoctlSetPointerInt(fd, unix.BLKROSET, 0); err != nil && !errors.Is(err, unix.ENXIO) && !errors.Is(err, unix.ENODEV) {
+		return volume.Errorf(volume.Internal, "volume %s: the device %s cannot be made writable again: %w", v.Target, v.Device.Path, err)
+	}
+	return nil
+}
+
+// unmountTime bounds the wait for the mounts of a sandbox that has just ended: the
+// kernel removes a mount namespace some time after its last process.
+const unmountTime = 2 * time.Second
+
+// WaitUnmounted waits until the kernel has no mount of a mountable device any more. To
+// detach a device that is still mounted costs data.
+func (t *Table) WaitUnmounted(ctx context.Context, r Request) error {
+	if !r.Mountable || r.Device.Kind != volume.BlockDevice || t.IsShared(r.Device) {
+		return nil
+	}
+	deadline := time.NewTimer(unmountTime)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		fd, err := openByIdentity(r.Device, unix.O_EXCL)
+		if sys.CloseFD(fd); !errors.Is(err, unix.EBUSY) {
+			return nil //nolint:nilerr // a device that is gone has no mounts
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return stillMounted(r.Volume, ctx.Err())
+		case <-deadline.C:
+			return stillMounted(r.Volume, err)
+		}
+	}
+}
+
+func stillMounted(v *volume.Volume, err error) error {
+	return volume.Errorf(volume.Busy, "volume %s: no sandbox of it is known to live, and yet its device %s (%s) is in use: %s: "+
+		"repeat when that has ended: %w", v.Target, v.Device.Path, v.Device, whoHolds(v.Device), err)
+}

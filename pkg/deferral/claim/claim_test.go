@@ -1,0 +1,88 @@
+package claim
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// TestClaimNamesFitTheEnvironment: systemd passes the names of all descriptors in one
+// string, and a service whose string is longer than the kernel's limit never starts.
+func TestClaimNamesFitTheEnvironment(t *testing.T) {
+	const most = 16384 // FileDescriptorStoreMax= of the unit
+	start := func(name func(id identity) string) error {
+		names, seen := []string{"runtime", "admin"}, map[string]bool{"runtime": true, "admin": true}
+		for i := range uint32(most) {
+			// The largest numbers that block devices have: majors end at 511.
+			one := name(blockIdentity(511, 1<<20-1-i))
+			if seen[one] {
+				t.Fatalf("%s is not unique", one)
+			}
+			seen[one] = true
+			names = append(names, one)
+		}
+		cmd := exec.Command("true")
+		cmd.Env = []string{"LISTEN_FDNAMES=" + strings.Join(names, ":")}
+		return cmd.Run()
+	}
+	if err := start(claimName); err != nil {
+		t.Error(err)
+	}
+	old := func(id identity) string { return "claim-" + strings.ReplaceAll(string(id), ":", "-") }
+	if err := start(old); !errors.Is(err, unix.E2BIG) {
+		t.Errorf("this test cannot fail: names of the old form gave %v", err)
+	}
+}
+
+func TestClaimNames(t *testing.T) {
+	for id, want := range map[identity]string{"b8:16": "4ZSW", "b7:0": "4D8G", "f8:1:2": "", "b4095:1048575": "1Z141Z3"} {
+		if got := claimName(id); want != "" && got == "" || want == "" && got != "" {
+			t.Errorf("%s: %q", id, got)
+		}
+	}
+	if claimName("b8:1") == claimName("b8:2") || claimName("b1:0") == claimName("b0:1") {
+		t.Error("names are not unique")
+	}
+}
+
+// keptNames is a keeper that remembers names only.
+type keptNames map[string]bool
+
+func (k keptNames) StoreFD(name string, _ *os.File) error { k[name] = true; return nil }
+func (k keptNames) RemoveFD(name string) error            { delete(k, name); return nil }
+
+// TestClaimsOfAnOlderVersionAreRenamed when they are taken up, so that an upgrade alone
+// makes the next start possible.
+func TestClaimsOfAnOlderVersionAreRenamed(t *testing.T) {
+	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
+		t.Skip("a block device node can be made by root only")
+	}
+	path := filepath.Join(t.TempDir(), "loop")
+	if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(240, 77))); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a"}
+	v.Device = volume.Device{Kind: volume.BlockDevice, Path: path, Major: 240, Minor: 77}
+	keeper := keptNames{"claim-b240-77": true, "claim-b240-78": true}
+	c := NewTable(keeper, map[string]*os.File{"claim-b240-77": os.NewFile(uintptr(fd), "kept")}, nil)
+	t.Cleanup(c.Close)
+	if err := c.Reclaim(t.Context(), Request{Volume: v}); err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprint(keptNames{claimName(identityOf(v.Device)): true, "claim-b240-78": true})
+	if got := fmt.Sprint(keeper); got != want {
+		t.Errorf("kept: %v, want %v", got, want)
+	}
+}

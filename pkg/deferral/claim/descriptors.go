@@ -1,0 +1,243 @@
+package claim
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Keeper keeps descriptors over a restart of the daemon, as systemd's file-descriptor
+// store does. RemoveFD returns only when the keeper has closed its copy: until then the
+// device stays claimed.
+type Keeper interface {
+	StoreFD(name string, file *os.File) error
+	RemoveFD(name string) error
+}
+
+// heldDevice is a block device held open for its owners.
+type heldDevice struct {
+	fd     int
+	device volume.Device
+	// mountable is set if fd is a plain descriptor, so that this node's kernel can
+	// mount the device for a sandbox. Otherwise fd was opened with O_EXCL.
+	mountable bool
+	// wasReadOnly is the device's own read-only flag before its first owner.
+	wasReadOnly bool
+}
+
+// descriptors are the open descriptors of claimed devices, here and with the keeper.
+type descriptors struct {
+	keeper Keeper
+
+	mu   sync.Mutex
+	held map[identity]*heldDevice
+	// kept are the keeper's descriptors from before the start that no volume has
+	// claimed yet, by claimName. They hold their devices until they are dropped.
+	kept map[string]keptFile
+}
+
+// keptFile is a descriptor from the keeper, and its name there, which is claim-b8-16 if
+// an older version stored it.
+type keptFile struct {
+	*os.File
+	name string
+}
+
+func newDescriptors(keeper Keeper, kept map[string]*os.File) *descriptors {
+	return &descriptors{keeper: keeper, held: make(map[identity]*heldDevice), kept: byClaim(kept)}
+}
+
+// claimName is the name of a claim with the keeper: the device number in base 36.
+// systemd passes the names of all claims in one environment variable, for which the
+// kernel has 128 KiB. Upper case tells them from the names of sockets.
+func claimName(id identity) string {
+	major, minor, ok := numberOf(string(id), "b", ":")
+	if !ok {
+		return "" // an image: the keeper has nothing of it
+	}
+	return strings.ToUpper(strconv.FormatUint(major<<20|minor, 36))
+}
+
+func numberOf(text, prefix, separator string) (major, minor uint64, ok bool) {
+	rest, ok := strings.CutPrefix(text, prefix)
+	first, second, both := strings.Cut(rest, separator)
+	major, errA := strconv.ParseUint(first, 10, 12)
+	minor, errB := strconv.ParseUint(second, 10, 20)
+	return major, minor, ok && both && errA == nil && errB == nil
+}
+
+// byClaim orders the keeper's descriptors by their claim names.
+func byClaim(kept map[string]*os.File) map[string]keptFile {
+	out := make(map[string]keptFile, len(kept))
+	for name, file := range kept {
+		claim := name
+		if major, minor, old := numberOf(name, "claim-b", "-"); old {
+			claim = claimName(blockIdentity(uint32(major), uint32(minor))) //nolint:gosec // of 12 and 20 bits
+		}
+		out[claim] = keptFile{File: file, name: name}
+	}
+	return out
+}
+
+// get returns a copy of the held device, or nil.
+func (d *descriptors) get(id identity) *heldDevice {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if held := d.held[id]; held != nil {
+		out := *held
+		return &out
+	}
+	return nil
+}
+
+// add enters a held device and gives the keeper a copy. The keeper gets none of a plain
+// descriptor: that keeps nobody out, and a driver's detach would have to wait for it.
+func (d *descriptors) add(id identity, held *heldDevice) error {
+	if d.keeper != nil && !held.mountable {
+		if err := d.store(id, held); err != nil {
+			return err
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.held[id] = held
+	return nil
+}
+
+func (d *descriptors) setWasReadOnly(id identity, was bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if held := d.held[id]; held != nil {
+		held.wasReadOnly = was
+	}
+}
+
+// store gives the keeper a copy of the claim.
+func (d *descriptors) store(id identity, held *heldDevice) error {
+	fd, err := unix.FcntlInt(uintptr(held.fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return volume.Errorf(volume.Internal, "device %s: the claim cannot be kept: %w", id, err)
+	}
+	file := os.NewFile(uintptr(fd), claimName(id))
+	err = d.keeper.StoreFD(claimName(id), file)
+	_ = file.Close()
+	if err != nil {
+		return volume.Errorf(volume.Internal, "device %s: the claim cannot be kept over a restart: %w", id, err)
+	}
+	return nil
+}
+
+// keptFile returns the keeper's descriptor that no volume has claimed yet, or nil.
+func (d *descriptors) keptFile(id identity) *os.File {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.kept[claimName(id)].File
+}
+
+// adopt enters a held device that was made from the kept descriptor.
+func (d *descriptors) adopt(id identity, held *heldDevice) error {
+	d.mu.Lock()
+	file := d.kept[claimName(id)]
+	d.held[id] = held
+	delete(d.kept, claimName(id))
+	d.mu.Unlock()
+	_ = file.Close()
+	if d.keeper == nil || file.name == claimName(id) {
+		return nil
+	}
+	// systemd does not store a file twice, so the old name has to go first.
+	return errors.Join(d.keeper.RemoveFD(file.name), d.store(id, held))
+}
+
+// release closes the descriptor of a device, and the keeper's copy.
+func (d *descriptors) release(id identity) error {
+	d.mu.Lock()
+	held := d.held[id]
+	delete(d.held, id)
+	d.mu.Unlock()
+	if held == nil {
+		return nil
+	}
+	sys.CloseFD(held.fd)
+	if d.keeper == nil || held.mountable {
+		return nil
+	}
+	if err := d.keeper.RemoveFD(claimName(id)); err != nil {
+		return volume.Errorf(volume.Internal, "device %s: the kept claim cannot be given up: %w", id, err)
+	}
+	waitFree(held.device)
+	return nil
+}
+
+// freeTime bounds the wait until the keeper's copy is closed.
+const freeTime = 2 * time.Second
+
+// waitFree waits until the device can be claimed again. systemd closes a removed
+// descriptor in a thread of its own, and a driver that detaches the device right after
+// us must not find it busy. If it stays busy, somebody else has it by now.
+func waitFree(d volume.Device) {
+	for deadline := time.Now().Add(freeTime); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		fd, err := openByIdentity(d, unix.O_EXCL)
+		if !errors.Is(err, unix.EBUSY) {
+			sys.CloseFD(fd)
+			return
+		}
+	}
+}
+
+// dropKept closes the kept descriptors that are not wanted.
+func (d *descriptors) dropKept(wanted map[string]bool) {
+	d.mu.Lock()
+	dropped := maps.Clone(d.kept)
+	maps.DeleteFunc(dropped, func(name string, _ keptFile) bool { return wanted[name] })
+	maps.DeleteFunc(d.kept, func(name string, _ keptFile) bool { return !wanted[name] })
+	inUse := make(map[string]bool)
+	for id, held := range d.held {
+		inUse[claimName(id)] = !held.mountable
+	}
+	d.mu.Unlock()
+	for _, file := range dropped {
+		_ = file.Close()
+		if d.keeper != nil && !inUse[file.name] {
+			// If this fails, the kernel still refuses a second owner, and the next
+			// restart tries again.
+			_ = d.keeper.RemoveFD(file.name)
+		}
+	}
+}
+
+// count counts the descriptors that the keeper has.
+func (d *descriptors) count() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := len(d.kept)
+	for _, held := range d.held {
+		if !held.mountable {
+			n++
+		}
+	}
+	return n
+}
+
+// close closes the descriptors of this process; the keeper's copies stay.
+func (d *descriptors) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for id, held := range d.held {
+		sys.CloseFD(held.fd)
+		delete(d.held, id)
+	}
+	for name, file := range d.kept {
+		_ = file.Close()
+		delete(d.kept, name)
+	}
+}

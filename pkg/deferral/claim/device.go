@@ -1,0 +1,305 @@
+package claim
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// DevicePolicy is which devices a caller may hand over.
+type DevicePolicy struct {
+	// Roots are the directories below which device nodes are accepted.
+	Roots []string
+	// Images are the directories below which disk images are accepted.
+	Images []string
+	// Classes are the block drivers, as /proc/devices names them, whose devices are
+	// accepted; none accepts all.
+	Classes []string
+	// Servers are programs that serve a device and so have it open, such as rbd-nbd:
+	// they do not count as its users.
+	Servers []string
+}
+
+// OpenedDevice is a backing path that was resolved once. Later checks use the
+// descriptor, never the name.
+type OpenedDevice struct {
+	volume.Device
+	fd    int  // O_PATH
+	known bool // it was checked before, and is on record
+}
+
+// FD is an O_PATH descriptor of the device.
+func (d *OpenedDevice) FD() int { return d.fd }
+
+// Close closes the descriptor.
+func (d *OpenedDevice) Close() { sys.CloseFD(d.fd) }
+
+// Open resolves a backing path below its allowed root and identifies the device.
+func (p DevicePolicy) Open(target, backing string) (*OpenedDevice, error) {
+	fd, image, err := p.openPath(target, path.Clean(backing))
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		sys.CloseFD(fd)
+		return nil, deviceError(volume.Internal, target, backing, "cannot be looked at", err)
+	}
+	dev := &OpenedDevice{fd: fd}
+	dev.Device, err = p.identify(target, backing, fd, &st, image)
+	if err != nil {
+		sys.CloseFD(fd)
+		return nil, err
+	}
+	return dev, nil
+}
+
+func deviceError(kind volume.Kind, target, backing, what string, err error) error {
+	if err == nil {
+		return volume.Errorf(kind, "volume %s: the device %s %s", target, sys.Clip(backing), what)
+	}
+	return volume.Errorf(kind, "volume %s: the device %s %s: %w", target, sys.Clip(backing), what, err)
+}
+
+// openPath opens the path below the root it is named under.
+func (p DevicePolicy) openPath(target, backing string) (fd int, image bool, err error) {
+	for _, images := range [...]bool{false, true} {
+		roots := p.Roots
+		if images {
+			roots = p.Images
+		}
+		for _, root := range roots {
+			rel, ok := sys.Below(path.Clean(root), backing)
+			if !ok {
+				continue
+			}
+			fd, err := openUnder(root, rel)
+			if err != nil {
+				return sys.NoFD, false, openDeviceError(target, backing, root, err)
+			}
+			return fd, images, nil
+		}
+	}
+	return sys.NoFD, false, volume.Errorf(volume.Denied, "volume %s: the device %s lies below none of the directories that "+
+		"devices.roots and devices.images allow (%s)", target, sys.Clip(backing), strings.Join(slices.Concat(p.Roots, p.Images), ", "))
+}
+
+func openUnder(root, rel string) (int, error) {
+	dir, err := sys.OpenDir(root)
+	if err != nil {
+		return sys.NoFD, err
+	}
+	defer sys.CloseFD(dir)
+	// Devices are named by links such as /dev/disk/by-id/*, which may lead anywhere
+	// below the root and nowhere else.
+	return sys.OpenBeneath(dir, rel, unix.O_PATH, 0)
+}
+
+func openDeviceError(target, backing, root string, err error) error {
+	switch {
+	case errors.Is(err, unix.EXDEV), errors.Is(err, unix.ELOOP):
+		return deviceError(volume.Denied, target, backing, "is reached through a link that leads out of "+root, err)
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		return deviceError(volume.NotFound, target, backing, "does not exist: has the driver attached it?", err)
+	default:
+		return deviceError(volume.Internal, target, backing, "cannot be opened", err)
+	}
+}
+
+func (p DevicePolicy) identify(target, backing string, fd int, st *unix.Stat_t, image bool) (volume.Device, error) {
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFBLK:
+		return p.blockDevice(target, backing, fd, st.Rdev)
+	case unix.S_IFREG:
+		if !image {
+			return volume.Device{}, deviceError(volume.Denied, target, backing,
+				"is a regular file: disk images are taken only below devices.images", nil)
+		}
+		return imageDevice(target, backing, fd, st)
+	case unix.S_IFCHR:
+		return volume.Device{}, deviceError(volume.Invalid, target, backing, "is a character device: a block device is needed", nil)
+	case unix.S_IFDIR:
+		return volume.Device{}, deviceError(volume.Invalid, target, backing, "is a directory: a block device is needed", nil)
+	default:
+		return volume.Device{}, deviceError(volume.Invalid, target, backing, "is no block device", nil)
+	}
+}
+
+func (p DevicePolicy) blockDevice(target, backing string, fd int, rdev uint64) (volume.Device, error) {
+	dev := volume.Device{Kind: volume.BlockDevice, Major: unix.Major(rdev), Minor: unix.Minor(rdev)}
+	if err := p.checkClass(target, backing, dev.Major); err != nil {
+		return volume.Device{}, err
+	}
+	name, err := kernelName(dev.Major, dev.Minor)
+	if err != nil {
+		name, err = sys.PathOfFD(fd)
+	}
+	if err != nil {
+		return volume.Device{}, deviceError(volume.Internal, target, backing, "has no name", err)
+	}
+	dev.Path = name
+	return dev, nil
+}
+
+// kernelName is the devtmpfs name of a block device, which the owner of the link that
+// the caller used cannot move. It is returned only if it is that device in this mount
+// namespace.
+func kernelName(major, minor uint32) (string, error) {
+	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", major, minor))
+	if err != nil {
+		return "", err
+	}
+	name := "/dev/" + strings.ReplaceAll(path.Base(link), "!", "/")
+	var st unix.Stat_t
+	if err := unix.Lstat(name, &st); err != nil {
+		return "", err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK || st.Rdev != unix.Mkdev(major, minor) {
+		return "", fmt.Errorf("%s is another device", name)
+	}
+	return name, nil
+}
+
+func imageDevice(target, backing string, fd int, st *unix.Stat_t) (volume.Device, error) {
+	name, err := sys.PathOfFD(fd)
+	if err != nil {
+		return volume.Device{}, deviceError(volume.Internal, target, backing, "has no name", err)
+	}
+	return volume.Device{
+		Kind: volume.ImageFile, Path: name,
+		Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino,
+	}, nil
+}
+
+func (p DevicePolicy) checkClass(target, backing string, major uint32) error {
+	if len(p.Classes) == 0 {
+		return nil
+	}
+	class, err := blockClass(major)
+	if err != nil {
+		return deviceError(volume.Internal, target, backing, "has no known class", err)
+	}
+	if !slices.Contains(p.Classes, class) {
+		return deviceError(volume.Denied, target, backing, fmt.Sprintf(
+			"is of the class %q, which devices.classes does not allow (%s)", class, strings.Join(p.Classes, ", ")), nil)
+	}
+	return nil
+}
+
+// blockClass is the driver name of a block major in /proc/devices.
+func blockClass(major uint32) (string, error) {
+	file, err := os.Open("/proc/devices")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = file.Close() }()
+	lines := bufio.NewScanner(file)
+	inBlock := false
+	for lines.Scan() {
+		fields := strings.Fields(lines.Text())
+		if len(fields) != 2 {
+			continue
+		}
+		if fields[1] == "devices:" {
+			inBlock = fields[0] == "Block"
+			continue
+		}
+		if inBlock && fields[0] == strconv.FormatUint(uint64(major), 10) {
+			return fields[1], nil
+		}
+	}
+	return "", errors.Join(fmt.Errorf("block major %d is not in /proc/devices", major), lines.Err())
+}
+
+// openBlock opens the block device itself: by the kernel's name, if that is still the
+// device that was checked, and otherwise through the descriptor. A descriptor that was
+// opened through a driver's bind mount would keep the driver from unmounting that. The
+// mode is read-only: an O_EXCL claim does not depend on it, and closing a writer would
+// make udev probe the device.
+func (d *OpenedDevice) openBlock(flags int) (int, error) {
+	fd, err := openByIdentity(d.Device, flags)
+	if err == nil || errors.Is(err, unix.EBUSY) {
+		return fd, err
+	}
+	return unix.Open(sys.ProcFD(d.fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|flags, 0)
+}
+
+// Identify returns the device that a path leads to now; its kind is empty if there is
+// none.
+func Identify(path string) volume.Device {
+	device := volume.Device{Path: path}
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return device
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFBLK:
+		device.Kind = volume.BlockDevice
+		device.Major, device.Minor = unix.Major(st.Rdev), unix.Minor(st.Rdev)
+	case unix.S_IFREG:
+		device.Kind = volume.ImageFile
+		device.Major, device.Minor, device.Inode = unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino
+	}
+	return device
+}
+
+// DeviceSize returns the current size of a device in bytes. That of a block device
+// comes from sysfs, which needs no descriptor.
+func DeviceSize(d volume.Device) (int64, bool) {
+	if d.Kind == volume.BlockDevice {
+		raw, err := os.ReadFile("/sys/dev/block/" + DeviceNumber(d.Major, d.Minor) + "/size")
+		if err != nil {
+			return 0, false
+		}
+		sectors, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
+		return sectors * 512, err == nil && sectors > 0 && sectors < 1<<54
+	}
+	var st unix.Stat_t
+	err := unix.Lstat(d.Path, &st)
+	return st.Size, err == nil && isDevice(d, &st) && st.Size > 0
+}
+
+// isDevice reports whether a file is this device.
+func isDevice(d volume.Device, st *unix.Stat_t) bool {
+	if d.Kind == volume.ImageFile {
+		return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Dev == unix.Mkdev(d.Major, d.Minor) && st.Ino == d.Inode
+	}
+	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == unix.Mkdev(d.Major, d.Minor)
+}
+
+// openByIdentity opens a device by its name on record, if that is still the device.
+func openByIdentity(d volume.Device, flags int) (int, error) {
+	fd, err := unix.Open(d.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC|flags, 0)
+	if err != nil {
+		return sys.NoFD, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || !isDevice(d, &st) {
+		sys.CloseFD(fd)
+		return sys.NoFD, errors.Join(err, fmt.Errorf("%s is not %s any more", d.Path, d))
+	}
+	return fd, nil
+}
+
+// OpenDevice opens the device of a volume to read what is on it, whoever has claimed it,
+// and past the page cache if possible. Close it soon: an open device cannot be detached.
+func OpenDevice(d volume.Device) (*os.File, error) {
+	fd, err := openByIdentity(d, unix.O_DIRECT)
+	if errors.Is(err, unix.EINVAL) {
+		fd, err = openByIdentity(d, 0) // an image on a filesystem without direct I/O
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), d.Path), nil
+}

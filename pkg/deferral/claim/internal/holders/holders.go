@@ -1,0 +1,262 @@
+// Package holders finds the processes that have a block device, or a disk image,
+// open. It asks the kernel and nobody else: a sandbox whose shim died, or that no
+// container runtime lists any more, may live on with the disk and write to it.
+//
+// A process counts whatever name it opened the device by, and in whatever mount
+// or PID namespace it runs. Three things are not seen: what the kernel itself
+// has (mounts, device mapper: O_EXCL tells of those), a descriptor of a thread
+// that has a descriptor table of its own, and one that is passed on while the
+// scan is under way. No VMM is known to do either.
+package holders
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/pace"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// File is a block device by its number, or a regular file by its filesystem and
+// inode.
+type File struct {
+	Block        bool
+	Major, Minor uint32
+	Inode        uint64
+}
+
+// Holder is a process that has a file open: a block device in any mode, a regular
+// file for writing.
+type Holder struct {
+	File File
+	PID  int
+	// Program is the name of the executable file.
+	Program string
+}
+
+// String names the process for a person.
+func (h Holder) String() string { return fmt.Sprintf("process %d (%.40q)", h.PID, h.Program) }
+
+// scanTime bounds the wait for one scan, which takes milliseconds.
+const scanTime = 10 * time.Second
+
+// Scanner looks through the descriptors of all processes. Callers that come while
+// a scan is under way share the next one, so that any number of them costs two
+// scans at most.
+type Scanner struct {
+	proc string
+	skip []int
+	turn chan struct{} // the right to scan
+
+	mu   sync.Mutex
+	next *scan // has not begun; nil where nobody waits
+	// kernel are the kernel threads by their directory's inode: they have no
+	// descriptors and are half of all processes. Only the scan that has the turn
+	// uses it.
+	kernel map[string]uint64
+}
+
+// New makes a scanner. This process does not count, and neither does the node's
+// first: systemd keeps copies of our claims, and is no sandbox.
+func New() *Scanner {
+	return &Scanner{proc: "/proc", skip: []int{1, os.Getpid()}, turn: make(chan struct{}, 1)}
+}
+
+// Find lists who has one of the files open. An error means that it cannot be
+// told: some process could not be looked at, and none of the others has a file.
+func (s *Scanner) Find(ctx context.Context, files ...File) ([]Holder, error) {
+	if err := s.Blind(); err != nil {
+		return nil, err
+	}
+	mine := s.join(files)
+	bound := time.NewTimer(scanTime)
+	defer bound.Stop()
+	select {
+	case <-mine.done:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-bound.C:
+		return nil, fmt.Errorf("the descriptors of all processes could not be read within %s", scanTime)
+	}
+	var found []Holder
+	for _, h := range mine.found {
+		if slices.Contains(files, h.File) {
+			found = append(found, h)
+		}
+	}
+	if len(found) > 0 {
+		return found, nil
+	}
+	return nil, mine.err
+}
+
+// join enters the files into the next scan.
+func (s *Scanner) join(files []File) *scan {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.next == nil {
+		s.next = &scan{scanner: s, want: make(map[File]bool), done: make(chan struct{})}
+		go s.run(s.next)
+	}
+	for _, f := range files {
+		s.next.want[f] = true
+	}
+	return s.next
+}
+
+// run waits for the turn and scans. From then on callers join a later scan: what
+// is looked at before somebody asked proves nothing to him.
+func (s *Scanner) run(mine *scan) {
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	s.mu.Lock()
+	s.next = nil
+	s.mu.Unlock()
+	defer close(mine.done)
+	mine.all()
+}
+
+// initialPIDs is the machine's own PID namespace, as the kernel's <linux/proc_ns.h>
+// numbers it.
+const initialPIDs = "pid:[4026531836]"
+
+// Blind tells why this process does not see the others of the node: a container
+// sees only its own, unless it is given the node's PID namespace.
+func (s *Scanner) Blind() error {
+	if _, err := os.Stat(s.proc + "/1"); err != nil {
+		return fmt.Errorf("the processes of this node cannot be seen (is /proc mounted with hidepid?): %w", err)
+	}
+	if ns, err := os.Readlink(s.proc + "/self/ns/pid"); err != nil || ns == initialPIDs {
+		return err
+	}
+	if first, err := os.ReadFile(s.proc + "/1/comm"); os.Getpid() == 1 || err == nil && string(first) == "pause\n" {
+		return errors.New("only the processes of crust-proxy's own container can be seen: " + volume.TextNeedsHost)
+	}
+	return nil
+}
+
+// scan is one walk through /proc.
+type scan struct {
+	scanner *Scanner
+	want    map[File]bool
+	loop    pace.Loop
+	done    chan struct{} // closed at the end; what follows is then fixed
+	found   []Holder
+	err     error
+}
+
+func (c *scan) all() {
+	before := c.scanner.kernel
+	c.scanner.kernel = make(map[string]uint64, len(before))
+	err := eachEntry(c.scanner.proc, func(_ int, pid string, inode uint64) {
+		if pid[0] < '0' || pid[0] > '9' || slices.Contains(c.scanner.skip, number(pid)) {
+			return
+		}
+		if before[pid] == inode {
+			c.scanner.kernel[pid] = inode
+			return
+		}
+		c.process(pid, inode)
+	})
+	if err != nil {
+		c.unknown(err)
+	}
+}
+
+// process looks at one process. One whose first thread has ended shows no
+// descriptors there, and its other threads may have them.
+func (c *scan) process(pid string, inode uint64) {
+	c.loop.Yield()
+	dir := c.scanner.proc + "/" + pid
+	if c.table(pid, dir) > 0 {
+		return
+	}
+	if isKernelThread(dir) {
+		c.scanner.kernel[pid] = inode
+		return
+	}
+	err := eachEntry(dir+"/task", func(_ int, thread string, _ uint64) {
+		if thread != pid && thread[0] != '.' {
+			c.table(pid, dir+"/task/"+thread)
+		}
+	})
+	if err != nil && !isGone(err) {
+		c.unknown(fmt.Errorf("process %s (%.40q): %w", pid, programOf(dir), err))
+	}
+}
+
+// table looks at one table of descriptors and tells how many are in it.
+func (c *scan) table(pid, dir string) (descriptors int) {
+	matched := make(map[File]bool)
+	err := eachEntry(dir+"/fd", func(at int, fd string, _ uint64) {
+		if fd[0] == '.' {
+			return
+		}
+		descriptors++
+		c.loop.Yield()
+		f, err := identify(at, fd)
+		if err == nil && f != (File{}) && c.want[f] && !matched[f] {
+			matched[f], err = countsAsOpen(dir+"/fdinfo/"+fd, f)
+		}
+		if err != nil && !isGone(err) {
+			c.unknown(fmt.Errorf("process %s (%.40q), descriptor %s: %w", pid, programOf(dir), fd, err))
+		}
+	})
+	if err != nil && !isGone(err) {
+		c.unknown(fmt.Errorf("process %s (%.40q): its descriptors cannot be read: %w", pid, programOf(dir), err))
+	}
+	maps.DeleteFunc(matched, func(_ File, counts bool) bool { return !counts })
+	for f := range matched {
+		c.found = append(c.found, Holder{File: f, PID: number(pid), Program: programOf(dir)})
+	}
+	return descriptors
+}
+
+func (c *scan) unknown(err error) {
+	if c.err == nil {
+		c.err = err
+	}
+}
+
+// identify tells what a descriptor is open on. Nothing is opened, and a server
+// that hangs (NFS, FUSE) is not asked.
+func identify(dir int, fd string) (File, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(dir, fd, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO, &st); err != nil {
+		return File{}, err
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFBLK:
+		return File{Block: true, Major: st.Rdev_major, Minor: st.Rdev_minor}, nil
+	case unix.S_IFREG:
+		return File{Major: st.Dev_major, Minor: st.Dev_minor, Inode: st.Ino}, nil
+	}
+	return File{}, nil
+}
+
+// countsAsOpen leaves out a descriptor that only names the file (O_PATH), and the
+// reader of a regular file, such as a backup of a disk image.
+func countsAsOpen(fdinfo string, f File) (bool, error) {
+	raw, err := os.ReadFile(fdinfo) //nolint:gosec // below /proc
+	if err != nil {
+		return false, err
+	}
+	var flags uint64
+	for line := range strings.Lines(string(raw)) {
+		if text, ok := strings.CutPrefix(line, "flags:"); ok {
+			if _, err := fmt.Sscanf(text, "%o", &flags); err != nil {
+				return false, fmt.Errorf("%s cannot be understood: %w", fdinfo, err)
+			}
+		}
+	}
+	return flags&unix.O_PATH == 0 && (f.Block || flags&unix.O_ACCMODE != unix.O_RDONLY), nil
+}

@@ -1,0 +1,272 @@
+package holders
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// holderEnv has this test program open a file and wait.
+const holderEnv = "CRUST_TEST_HOLD"
+
+func TestMain(m *testing.M) {
+	if how, path, ok := strings.Cut(os.Getenv(holderEnv), ":"); ok {
+		os.Exit(hold(how, path))
+	}
+	os.Exit(m.Run())
+}
+
+var flagsOf = map[string]int{"rw": unix.O_RDWR, "ro": unix.O_RDONLY, "path": unix.O_PATH}
+
+func hold(how, path string) int {
+	if how == "many" {
+		many, _ := strconv.Atoi(path)
+		for range many {
+			if _, err := unix.Open("/dev/null", unix.O_RDONLY, 0); err != nil {
+				return 1
+			}
+		}
+	} else if _, err := unix.Open(path, flagsOf[how]|unix.O_CLOEXEC, 0); err != nil {
+		return 1
+	}
+	_, _ = os.Stdout.WriteString("open\n")
+	_, _ = bufio.NewReader(os.Stdin).ReadByte()
+	return 0
+}
+
+// start has another process open a file until the test ends.
+func start(t testing.TB, how, path string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), holderEnv+"="+how+":"+path)
+	_, err := cmd.StdinPipe()
+	must(t, err)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if _, err := out.Read(make([]byte, 8)); err != nil {
+		t.Fatalf("the holder did not open %s: %v", path, err)
+	}
+	return cmd
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func image(t *testing.T) (path string, f File) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "disk.img")
+	must(t, os.WriteFile(path, []byte("x"), 0o600))
+	var st unix.Stat_t
+	must(t, unix.Stat(path, &st))
+	return path, File{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino}
+}
+
+// find asks for what the test's own children have open. Processes of other users
+// cannot be looked at where the test does not run as root; that is told, and no
+// answer hides behind it.
+func find(t *testing.T, s *Scanner, files ...File) []Holder {
+	t.Helper()
+	found, err := s.Find(t.Context(), files...)
+	if err != nil && !errors.Is(err, unix.EACCES) {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func TestWhoHasAnImageOpen(t *testing.T) {
+	path, f := image(t)
+	s := New()
+	own, err := os.OpenFile(path, os.O_RDWR, 0)
+	must(t, err)
+	defer func() { _ = own.Close() }()
+	for _, how := range []string{"ro", "path"} {
+		start(t, how, path)
+	}
+	if found := find(t, s, f); len(found) > 0 {
+		t.Errorf("this process, a reader, or a mere name counts: %v", found)
+	}
+	link := path + ".link"
+	must(t, os.Link(path, link))
+	writer := start(t, "rw", link)
+	found := find(t, s, f)
+	if len(found) != 1 || found[0].PID != writer.Process.Pid || found[0].File != f || found[0].Program != filepath.Base(os.Args[0]) {
+		t.Errorf("found %v, want process %d (%s)", found, writer.Process.Pid, os.Args[0])
+	}
+	skipping := New()
+	skipping.skip = append(skipping.skip, writer.Process.Pid)
+	if found := find(t, skipping, f); len(found) > 0 {
+		t.Errorf("a process that is left out was found: %v", found)
+	}
+	must(t, writer.Process.Kill())
+	_ = writer.Wait()
+	if found := find(t, s, f); len(found) > 0 {
+		t.Errorf("a process that ended was found: %v", found)
+	}
+}
+
+// TestSharedScans has many callers ask at once: each learns of his own file, and
+// none is answered by a scan that began before he asked.
+func TestSharedScans(t *testing.T) {
+	s := New()
+	paths, files := make([]string, 4), make([]File, 4)
+	for i := range files {
+		paths[i], files[i] = image(t)
+	}
+	start(t, "rw", paths[0])
+	var group sync.WaitGroup
+	for i := range 64 {
+		group.Go(func() {
+			found, err := s.Find(t.Context(), files[i%4])
+			if held := len(found) > 0; held != (i%4 == 0) || err != nil && !errors.Is(err, unix.EACCES) {
+				t.Errorf("file %d: %v, %v", i%4, found, err)
+			}
+		})
+	}
+	group.Wait()
+	s.turn <- struct{}{} // a scan that is under way
+	asked := make(chan []Holder)
+	go func() { asked <- find(t, s, files[1]) }()
+	start(t, "rw", paths[1])
+	<-s.turn
+	if found := <-asked; len(found) != 1 {
+		t.Errorf("found %v by the scan that began afterwards", found)
+	}
+}
+
+func TestFindEndsWithItsCaller(t *testing.T) {
+	s := New()
+	s.turn <- struct{}{} // a scan that hangs
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(10*time.Millisecond, cancel)
+	if _, err := s.Find(ctx, File{Inode: 1}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	<-s.turn
+}
+
+// fakeProc has one process, whose parts each case makes wrong.
+func fakeProc(t *testing.T) (s *Scanner, process string) {
+	t.Helper()
+	proc := t.TempDir()
+	process = filepath.Join(proc, "1")
+	must(t, os.MkdirAll(filepath.Join(proc, "self", "ns"), 0o700))
+	must(t, os.Symlink(initialPIDs, filepath.Join(proc, "self", "ns", "pid")))
+	for _, dir := range []string{"fd", "fdinfo", "task/1/fd", "task/2/fd", "task/2/fdinfo"} {
+		must(t, os.MkdirAll(filepath.Join(process, dir), 0o700))
+	}
+	must(t, os.WriteFile(filepath.Join(process, "stat"), []byte("1 (a) b) S 0 1 1 0 -1 4194560 0"), 0o600))
+	s = New()
+	s.proc, s.skip = proc, nil
+	return s, process
+}
+
+func TestUnknownIsAnError(t *testing.T) {
+	path, f := image(t)
+	link := func(t *testing.T, dir string) {
+		must(t, os.Symlink(path, filepath.Join(dir, "fd", "7")))
+	}
+	info := func(t *testing.T, dir, text string) {
+		must(t, os.WriteFile(filepath.Join(dir, "fdinfo", "7"), []byte(text), 0o600))
+	}
+	for name, c := range map[string]struct {
+		make   func(t *testing.T, process string)
+		held   bool
+		failed bool
+	}{
+		"open for writing":          {func(t *testing.T, p string) { link(t, p); info(t, p, "pos:\t0\nflags:\t0100002\n") }, true, false},
+		"open for reading":          {func(t *testing.T, p string) { link(t, p); info(t, p, "pos:\t0\nflags:\t0100000\n") }, false, false},
+		"a mere name":               {func(t *testing.T, p string) { link(t, p); info(t, p, "flags:\t012000002\n") }, false, false},
+		"a first thread that ended": {func(t *testing.T, p string) { link(t, p+"/task/2"); info(t, p+"/task/2", "flags:\t02\n") }, true, false},
+		"a descriptor that closed": {func(t *testing.T, p string) {
+			must(t, os.Symlink(path+".gone", filepath.Join(p, "fd", "7")))
+		}, false, false},
+		"flags that cannot be understood": {func(t *testing.T, p string) { link(t, p); info(t, p, "flags:\tyes\n") }, false, true},
+		"a descriptor that leads nowhere": {func(t *testing.T, p string) {
+			must(t, os.Symlink("7", filepath.Join(p, "fd", "7")))
+		}, false, true},
+		"a table that cannot be listed": {func(t *testing.T, p string) {
+			must(t, os.RemoveAll(filepath.Join(p, "fd")))
+			must(t, os.WriteFile(filepath.Join(p, "fd"), nil, 0o600))
+		}, false, true},
+		"no processes at all": {func(t *testing.T, p string) { must(t, os.RemoveAll(p)) }, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, process := fakeProc(t)
+			c.make(t, process)
+			found, err := s.Find(t.Context(), f)
+			if (len(found) > 0) != c.held || (err != nil) != c.failed {
+				t.Errorf("found %v, error %v", found, err)
+			}
+		})
+	}
+}
+
+// TestContainersOwnProcessesProveNothing is a pod without hostPID whose first
+// process is the pause container's.
+func TestContainersOwnProcessesProveNothing(t *testing.T) {
+	s, process := fakeProc(t)
+	ns := filepath.Join(s.proc, "self", "ns", "pid")
+	must(t, os.Remove(ns))
+	must(t, os.Symlink("pid:[4026532999]", ns))
+	comm := filepath.Join(process, "comm")
+	must(t, os.WriteFile(comm, []byte("systemd\n"), 0o600))
+	must(t, s.Blind()) // a node that is a container itself
+	must(t, os.WriteFile(comm, []byte("pause\n"), 0o600))
+	if _, err := s.Find(t.Context(), File{Inode: 1}); err == nil || !strings.Contains(err.Error(), "hostPID") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestKernelThreadsAreTold(t *testing.T) {
+	dir := t.TempDir()
+	for text, want := range map[string]bool{
+		"2 (kthreadd) S 0 0 0 0 -1 2129984 0":          true,
+		"9 (x) S 0 0) S 0 0 0 0 -1 4194560 0":          false,
+		"9 (a 2129984 2129984) S 0 0 0 0 -1 4194560 0": false,
+		"": false,
+	} {
+		must(t, os.WriteFile(filepath.Join(dir, "stat"), []byte(text), 0o600))
+		if got := isKernelThread(dir); got != want {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+}
+
+// BenchmarkFind is a scan of this machine, with as many descriptors more as
+// CRUST_DESCRIPTORS says.
+func BenchmarkFind(b *testing.B) {
+	s := New()
+	if more := os.Getenv("CRUST_DESCRIPTORS"); more != "" {
+		start(b, "many", more)
+	}
+	for b.Loop() {
+		if _, err := s.Find(b.Context(), File{Block: true, Major: 7, Minor: 1 << 19}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	processes, descriptors := 0, 0
+	tables, _ := filepath.Glob("/proc/[0-9]*/fd")
+	for _, table := range tables {
+		if open, err := os.ReadDir(table); err == nil && len(open) > 0 {
+			processes, descriptors = processes+1, descriptors+len(open)
+		}
+	}
+	b.ReportMetric(float64(processes), "processes")
+	b.ReportMetric(float64(descriptors), "descriptors")
+}

@@ -1,0 +1,221 @@
+package claim
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// loopMajor is LOOP_MAJOR of the kernel's <linux/major.h>.
+const loopMajor = 7
+
+// reserveData reserves what holds the device's data besides the device itself, and
+// refuses a device whose data somebody else uses by another name. The device is held if
+// another volume has claimed it already.
+func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice, held bool) error {
+	if dev.Kind != volume.BlockDevice {
+		return nil
+	}
+	if !dev.known {
+		if err := o.refuseStacked(v, dev.Device); err != nil {
+			return err
+		}
+	}
+	if dev.Major != loopMajor {
+		return nil
+	}
+	fd, err := dev.openBlock(0)
+	if err != nil {
+		return holdError(v, err)
+	}
+	defer sys.CloseFD(fd)
+	if err := o.reserveBacking(v, fd, dev.Major); err != nil || dev.known || held {
+		return err
+	}
+	return o.refuseForeignLoop(v, fd)
+}
+
+// reserveBacking reserves the backing file of a loop device too: two loop devices over
+// one image are one disk.
+func (o *owners) reserveBacking(v *volume.Volume, fd int, major uint32) error {
+	if major != loopMajor {
+		return nil
+	}
+	info, err := unix.IoctlLoopGetStatus64(fd)
+	if err != nil {
+		return volume.Errorf(volume.NotFound, "volume %s: the loop device %s has no backing file: %w", v.Target, v.Device.Path, err)
+	}
+	if info.Rdevice == 0 {
+		return o.reserve(v, imageIdentity(info.Device, info.Inode))
+	}
+	under := volume.Device{Kind: volume.BlockDevice, Major: unix.Major(info.Rdevice), Minor: unix.Minor(info.Rdevice)}
+	if err := o.reserve(v, identityOf(under)); err != nil {
+		return err
+	}
+	return o.refuseStacked(v, under)
+}
+
+// refuseStacked refuses a device while another volume has one that shares its data.
+func (o *owners) refuseStacked(v *volume.Volume, d volume.Device) error {
+	for _, id := range stackOf(d.Major, d.Minor) {
+		for _, other := range o.of(id) {
+			if other.key != v.Key && (!other.readOnly || !v.ReadOnly) {
+				return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) shares data with the device %s of volume %s, as a disk does with its "+
+					"partition, or a logical volume with what it lies on: "+volume.TextWait,
+					v.Target, v.Device.Path, v.Device, id.number(), other.target)
+			}
+		}
+	}
+	return nil
+}
+
+// refuseForeignLoop refuses a loop device if another program uses a second one over the
+// same image. Our own volumes exclude each other by the identity of the image.
+func (o *owners) refuseForeignLoop(v *volume.Volume, fd int) error {
+	own, err := unix.IoctlLoopGetStatus64(fd)
+	if err != nil {
+		return holdError(v, err)
+	}
+	others, err := loopsOver(own.Device, own.Inode, func(id identity) bool {
+		return len(o.of(id)) > 0 // v among them
+	})
+	if err != nil {
+		return volume.Errorf(volume.Internal, "volume %s: loop devices cannot be listed: %w", v.Target, err)
+	}
+	for _, other := range others {
+		if v.ReadOnly && other.readOnly {
+			continue
+		}
+		fd, err := unix.Open(other.name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_EXCL, 0)
+		sys.CloseFD(fd)
+		if errors.Is(err, unix.EBUSY) {
+			return volume.Errorf(volume.InUse, "volume %s: the image of its device %s is in use by %s too, which is mounted or claimed: "+
+				"unmount and detach that device", v.Target, v.Device.Path, other.name)
+		}
+	}
+	return nil
+}
+
+// loopDevice is a loop device over an image.
+type loopDevice struct {
+	name     string
+	readOnly bool
+}
+
+// loopsOver lists the loop devices over an image, without those to skip.
+func loopsOver(device, inode uint64, skip func(identity) bool) ([]loopDevice, error) {
+	dir, err := os.Open("/sys/block")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	numbered := loopsAreNumbered()
+	var out []loopDevice
+	for _, name := range names {
+		number, isLoop := strings.CutPrefix(name, "loop")
+		minor, err := strconv.ParseUint(number, 10, 32)
+		if !isLoop || err != nil || numbered && skip(blockIdentity(loopMajor, uint32(minor))) {
+			continue
+		}
+		if unix.Access("/sys/block/"+name+"/loop/backing_file", unix.F_OK) != nil {
+			continue // nothing is attached
+		}
+		info := loopInfo("/dev/" + name)
+		if info == nil || info.Device != device || info.Inode != inode {
+			continue
+		}
+		if own := Identify("/dev/" + name); !skip(identityOf(own)) {
+			out = append(out, loopDevice{name: "/dev/" + name, readOnly: info.Flags&unix.LO_FLAGS_READ_ONLY != 0})
+		}
+	}
+	return out, nil
+}
+
+// loopsAreNumbered tells whether a loop device has the number of its name as its minor
+// number, so that thousands need not be looked at one by one.
+func loopsAreNumbered() bool {
+	raw, err := os.ReadFile("/sys/module/loop/parameters/max_part")
+	return err == nil && strings.TrimSpace(string(raw)) == "0"
+}
+
+func loopInfo(name string) *unix.LoopInfo64 {
+	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	defer sys.CloseFD(fd)
+	info, err := unix.IoctlLoopGetStatus64(fd)
+	if err != nil {
+		return nil
+	}
+	return info
+}
+
+// checkImage refuses an image that cannot be guarded on the host.
+func checkImage(v *volume.Volume, dev *OpenedDevice) error {
+	if v.ReadOnly {
+		return volume.Errorf(volume.Unsupported, "volume %s: read-only cannot be enforced for the image file %s: "+
+			"attach it with `losetup --read-only` and hand over the loop device", v.Target, v.Device.Path)
+	}
+	loops, err := loopsOver(unix.Mkdev(dev.Major, dev.Minor), dev.Inode, func(identity) bool { return false })
+	if err != nil {
+		return volume.Errorf(volume.Internal, "volume %s: loop devices cannot be listed: %w", v.Target, err)
+	}
+	if len(loops) > 0 {
+		return volume.Errorf(volume.InUse, "volume %s: the image %s is attached to %s: hand over that device, or detach it",
+			v.Target, v.Device.Path, loops[0].name)
+	}
+	return nil
+}
+
+// RefuseAdopted refuses a device whose data another program has published, by whatever
+// name and as whatever kind of volume.
+func RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
+	if len(adopted) == 0 {
+		return nil
+	}
+	own := append(dataOf(v.Device), stackOf(v.Device.Major, v.Device.Minor)...)
+	for _, other := range adopted {
+		theirs := Identify(other.Device.Path)
+		if theirs.Kind == "" || other.ReadOnly && v.ReadOnly {
+			continue
+		}
+		if slices.ContainsFunc(dataOf(theirs), func(id identity) bool { return slices.Contains(own, id) }) {
+			return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) is published for %s by another program: "+
+				"remove that volume with the program that made it", v.Target, v.Device.Path, v.Device, other.Target)
+		}
+	}
+	return nil
+}
+
+// dataOf returns what a device is and, for a loop device, its backing file.
+func dataOf(d volume.Device) []identity {
+	out := []identity{identityOf(d)}
+	if d.Kind != volume.BlockDevice || d.Major != loopMajor {
+		return out
+	}
+	switch info := loopInfo(d.Path); {
+	case info == nil:
+	case info.Rdevice != 0:
+		out = append(out, blockIdentity(unix.Major(info.Rdevice), unix.Minor(info.Rdevice)))
+	default:
+		out = append(out, imageIdentity(info.Device, info.Inode))
+	}
+	return out
+}
+
+func imageIdentity(device, inode uint64) identity {
+	return identity(fmt.Sprintf("f%d:%d:%d", unix.Major(device), unix.Minor(device), inode))
+}

@@ -1,0 +1,96 @@
+package claim
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// identity is what a device is: "b7:3" or, for a file, "f8:1:42".
+type identity string
+
+func identityOf(d volume.Device) identity {
+	if d.Kind == volume.ImageFile {
+		return imageIdentity(unix.Mkdev(d.Major, d.Minor), d.Inode)
+	}
+	return blockIdentity(d.Major, d.Minor)
+}
+
+func blockIdentity(major, minor uint32) identity { return identity("b" + DeviceNumber(major, minor)) }
+
+// DeviceNumber is how the kernel writes the number of a device: "7:3".
+func DeviceNumber(major, minor uint32) string {
+	return strconv.FormatUint(uint64(major), 10) + ":" + strconv.FormatUint(uint64(minor), 10)
+}
+
+func (id identity) number() string { return strings.TrimPrefix(string(id), "b") }
+
+// owners is the table of who owns which data. A volume owns its device and, if that is
+// a loop device, also what lies under it.
+type owners struct {
+	mu    sync.Mutex
+	byID  map[identity][]owner
+	byKey map[volume.Key][]identity
+}
+
+type owner struct {
+	key      volume.Key
+	target   string
+	readOnly bool
+}
+
+func newOwners() *owners {
+	return &owners{byID: make(map[identity][]owner), byKey: make(map[volume.Key][]identity)}
+}
+
+// reserve makes the volume an owner, unless another volume excludes it.
+func (o *owners) reserve(v *volume.Volume, id identity) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, other := range o.byID[id] {
+		if other.key == v.Key {
+			return nil
+		}
+		if !other.readOnly || !v.ReadOnly {
+			return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) belongs to volume %s: a device can have one read-write "+
+				"sandbox, or several that are all read-only; "+volume.TextWait,
+				v.Target, v.Device.Path, v.Device, other.target)
+		}
+	}
+	o.byID[id] = append(o.byID[id], owner{key: v.Key, target: v.Target, readOnly: v.ReadOnly})
+	o.byKey[v.Key] = append(o.byKey[v.Key], id)
+	return nil
+}
+
+// remove removes a volume, and reports whether it was the last owner of primary.
+func (o *owners) remove(key volume.Key, primary identity) (last bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, id := range o.byKey[key] {
+		o.byID[id] = slices.DeleteFunc(o.byID[id], func(other owner) bool { return other.key == key })
+		if len(o.byID[id]) == 0 {
+			delete(o.byID, id)
+		}
+	}
+	delete(o.byKey, key)
+	return len(o.byID[primary]) == 0
+}
+
+// of returns the owners of a device.
+func (o *owners) of(id identity) []owner {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.byID[id])
+}
+
+// owned returns what a volume owns.
+func (o *owners) owned(key volume.Key) []identity {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.byKey[key])
+}

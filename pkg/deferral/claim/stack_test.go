@@ -1,0 +1,69 @@
+package claim
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// fakeSysfs builds devices as sysfs shows them: name, number and slaves; a name with a
+// slash is a partition.
+func fakeSysfs(t *testing.T, devices [][3]string) string {
+	t.Helper()
+	root := t.TempDir()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := func(name string) string { return filepath.Join(root, "devices", name) }
+	must(os.MkdirAll(filepath.Join(root, "dev", "block"), 0o700))
+	for _, d := range devices {
+		name, number, slave := d[0], d[1], d[2]
+		must(os.MkdirAll(dir(name)+"/holders", 0o700))
+		must(os.WriteFile(dir(name)+"/dev", []byte(number+"\n"), 0o600))
+		must(os.Symlink("../../devices/"+name, filepath.Join(root, "dev", "block", number)))
+		if filepath.Dir(name) != "." {
+			must(os.WriteFile(dir(name)+"/partition", []byte("1\n"), 0o600))
+			continue
+		}
+		must(os.Mkdir(dir(name)+"/slaves", 0o700))
+		if slave != "" {
+			link := func(in, to string) {
+				rel, err := filepath.Rel(in, dir(to))
+				must(err)
+				must(os.Symlink(rel, filepath.Join(in, filepath.Base(to))))
+			}
+			link(dir(name)+"/slaves", slave)
+			link(dir(slave)+"/holders", name)
+		}
+	}
+	return filepath.Join(root, "dev", "block") + "/"
+}
+
+// TestStack: a device shares data with what is below and above it, and not with its
+// neighbours.
+func TestStack(t *testing.T) {
+	sysfs := fakeSysfs(t, [][3]string{
+		{"sda", "8:0", ""}, {"sda/sda1", "8:1", ""}, {"sda/sda2", "8:2", ""},
+		{"dm-0", "253:0", "sda/sda2"}, {"dm-1", "253:1", "sda/sda2"}, {"dm-2", "253:2", "dm-1"}, {"sdb", "8:16", ""},
+	})
+	for number, want := range map[[2]uint32][]identity{
+		{8, 0}:   {"b253:0", "b253:1", "b253:2", "b8:1", "b8:2"},
+		{8, 1}:   {"b8:0"},
+		{8, 2}:   {"b253:0", "b253:1", "b253:2", "b8:0"},
+		{253, 0}: {"b8:0", "b8:2"},
+		{253, 1}: {"b253:2", "b8:0", "b8:2"},
+		{253, 2}: {"b253:1", "b8:0", "b8:2"},
+		{8, 16}:  nil,
+		{9, 9}:   nil,
+	} {
+		got := stackIn(sysfs, number[0], number[1])
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("%v: %v, want %v", number, got, want)
+		}
+	}
+}

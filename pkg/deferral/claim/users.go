@@ -1,0 +1,217 @@
+package claim
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim/internal/holders"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Held is a device that is to be released or claimed, or was released by force,
+// and that some process of this node still has open.
+type Held struct {
+	Volume *volume.Volume
+	// Processes names some of them, such as: process 4711 ("qemu-system-x86_64").
+	Processes string
+	Since     time.Time
+}
+
+// Users finds the processes that use a device. It relies on the kernel alone: what a
+// handler or a container runtime knows of sandboxes proves nothing about a VMM that
+// outlived its shim.
+type Users struct {
+	scan    *holders.Scanner
+	servers func() []string
+	changed func(volume.Key)
+
+	mu   sync.Mutex
+	held map[volume.Key]Held
+}
+
+// NewUsers makes a finder. Processes of the programs that servers returns do not count.
+// It calls changed when the held device of a volume changes.
+func NewUsers(servers func() []string, changed func(volume.Key)) *Users {
+	return &Users{scan: holders.New(), servers: servers, changed: changed, held: make(map[volume.Key]Held)}
+}
+
+// maxHeld bounds what is remembered for display; refusals do not depend on it.
+const maxHeld = 1024
+
+// releaseTime bounds the wait for a VMM that is ending.
+const releaseTime = 2 * time.Second
+
+// Refuse fails while a process has the volume's device open. It waits a short time for a
+// VMM that is ending.
+func (u *Users) Refuse(ctx context.Context, v *volume.Volume) error {
+	return u.refuse(ctx, v, releaseTime)
+}
+
+// Note looks once which processes have the volume's device open, for Get and All.
+func (u *Users) Note(ctx context.Context, v *volume.Volume) { _ = u.refuse(ctx, v, 0) }
+
+// refuse waits at most patience for processes that have the device only briefly.
+func (u *Users) refuse(ctx context.Context, v *volume.Volume, patience time.Duration) error {
+	deadline := time.Now().Add(patience)
+	for pause := 5 * time.Millisecond; ; pause *= 2 {
+		found, err := u.find(ctx, filesOf(v.Device))
+		if err == nil && len(found) == 0 {
+			u.clear(v.Key)
+			return nil
+		}
+		if len(found) > 0 && time.Now().Before(deadline) && sleep(ctx, pause) {
+			continue
+		}
+		if err != nil {
+			u.remember(v, "some process that cannot be looked at")
+			return volume.Errorf(volume.Busy, "volume %s: it cannot be proven that no process has its device %s (%s) open: %w: "+
+				"put that right and repeat, or see `crustctl release`", v.Target, v.Device.Path, v.Device, err)
+		}
+		names := nameAll(found)
+		u.remember(v, names)
+		return volume.Errorf(volume.Busy, "volume %s: its device %s (%s) is open in %s: "+volume.TextEndVM,
+			v.Target, v.Device.Path, v.Device, names)
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// find lists the processes that have one of the files open, without the servers of
+// devices.
+func (u *Users) find(ctx context.Context, files []holders.File) ([]holders.Holder, error) {
+	found, err := u.scan.Find(ctx, files...)
+	servers := u.servers()
+	return slices.DeleteFunc(found, func(h holders.Holder) bool { return slices.Contains(servers, h.Program) }), err
+}
+
+// filesOf returns the files through which a process can reach the device. Those of a
+// loop device include its backing file.
+func filesOf(d volume.Device) []holders.File {
+	files := []holders.File{{Block: d.Kind == volume.BlockDevice, Major: d.Major, Minor: d.Minor, Inode: d.Inode}}
+	if d.Kind != volume.BlockDevice || d.Major != loopMajor {
+		return files
+	}
+	fd, err := openByIdentity(d, 0)
+	if err != nil {
+		return files // it is gone, and its backing file is not known any more
+	}
+	defer sys.CloseFD(fd)
+	info, err := unix.IoctlLoopGetStatus64(fd)
+	switch {
+	case err != nil:
+	case info.Rdevice != 0:
+		files = append(files, holders.File{Block: true, Major: unix.Major(info.Rdevice), Minor: unix.Minor(info.Rdevice)})
+	default:
+		files = append(files, holders.File{Major: unix.Major(info.Device), Minor: unix.Minor(info.Device), Inode: info.Inode})
+	}
+	return files
+}
+
+// nameAll names a few processes.
+func nameAll(found []holders.Holder) string {
+	const most = 3
+	names := make([]string, 0, most)
+	for _, h := range found[:min(most, len(found))] {
+		names = append(names, h.String())
+	}
+	if more := len(found) - most; more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(names, ", ")
+}
+
+func (u *Users) remember(v *volume.Volume, processes string) {
+	u.mu.Lock()
+	before, known := u.held[v.Key]
+	if known || len(u.held) < maxHeld {
+		since := time.Now()
+		if known {
+			since = before.Since
+		}
+		u.held[v.Key] = Held{Volume: v, Processes: processes, Since: since}
+	}
+	u.mu.Unlock()
+	if before.Processes != processes {
+		u.changed(v.Key)
+	}
+}
+
+func (u *Users) clear(key volume.Key) {
+	u.mu.Lock()
+	_, known := u.held[key]
+	delete(u.held, key)
+	u.mu.Unlock()
+	if known {
+		u.changed(key)
+	}
+}
+
+// Get returns the held device of a volume, or nil.
+func (u *Users) Get(key volume.Key) *Held {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if held, ok := u.held[key]; ok {
+		return &held
+	}
+	return nil
+}
+
+// ByKey returns the held devices by the keys of their volumes.
+func (u *Users) ByKey() map[volume.Key]*Held {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	out := make(map[volume.Key]*Held, len(u.held))
+	for key, held := range u.held {
+		out[key] = &held
+	}
+	return out
+}
+
+// All lists the held devices, ordered by target.
+func (u *Users) All() []Held {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return slices.SortedFunc(maps.Values(u.held), func(x, y Held) int { return cmp.Compare(x.Volume.Target, y.Volume.Target) })
+}
+
+// Refresh looks again who has the held devices open.
+func (u *Users) Refresh(ctx context.Context) {
+	known := u.All()
+	files := make([][]holders.File, len(known))
+	for i, held := range known {
+		files[i] = filesOf(held.Volume.Device)
+	}
+	if len(known) == 0 {
+		return
+	}
+	found, err := u.find(ctx, slices.Concat(files...))
+	for i, held := range known {
+		still := slices.DeleteFunc(slices.Clone(found), func(h holders.Holder) bool { return !slices.Contains(files[i], h.File) })
+		switch {
+		case len(still) > 0:
+			u.remember(held.Volume, nameAll(still))
+		case err == nil:
+			u.clear(held.Volume.Key)
+		}
+	}
+}
+
+// Blind returns why it cannot be seen which processes have a device open, or nil. While
+// it returns an error, nothing is claimed or released.
+func (u *Users) Blind() error { return u.scan.Blind() }

@@ -1,0 +1,156 @@
+package deferral
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
+)
+
+// attempt is one call to defer a volume: the instruction, and what it was resolved to.
+// The caller has the volume's lock.
+type attempt struct {
+	b       *Broker
+	in      *volume.Instruction
+	handler Projector
+	target  *guard.Target
+	dev     *claim.OpenedDevice
+}
+
+// repeat answers a repeated call. It restores what is missing of the same volume, and
+// refuses a different one.
+func (a *attempt) repeat(ctx context.Context, rec *record) (*volume.Volume, error) {
+	if !rec.same(a.in, a.dev.Device, a.b.handlers.byDefault) {
+		return nil, volume.Errorf(volume.Conflict, "volume %s: the target already holds %s with filesystem %s; "+
+			"this call asks for something else: unstage it first", a.in.Target, rec.Device.Path, rec.FSType)
+	}
+	_, err := a.b.restorer.restore(ctx, rec, a.target)
+	a.b.table.setProblem(rec.Key, err)
+	if err != nil {
+		// A final code would promise that nothing is left.
+		return nil, volume.Errorf(volume.Busy, "volume %s: it is published, and cannot be put right yet: %w", a.in.Target, err)
+	}
+	return &rec.Volume, nil
+}
+
+// same reports whether an instruction asks for what is on record.
+func (r *record) same(in *volume.Instruction, dev volume.Device, defaultHandler string) bool {
+	return r.Device.Same(dev) && r.FSType == in.FSType && slices.Equal(mountopt.Split(r.MountFlags), mountopt.Split(in.MountFlags)) &&
+		r.Group == in.Group && r.GroupPolicy == in.GroupPolicy && r.Handler == cmp.Or(in.Handler, defaultHandler)
+}
+
+// begin defers a volume that does not exist yet.
+func (a *attempt) begin(ctx context.Context) (*volume.Volume, error) {
+	parent, err := a.target.OpenParent()
+	if err != nil {
+		return nil, err
+	}
+	defer sys.CloseFD(parent)
+	rec := a.record()
+	a.b.targets.addTo(&rec.Volume, a.target, parent)
+	if rec.MadeTarget, err = a.target.Missing(parent); err != nil {
+		return nil, err
+	}
+	if err := a.handler.Check(&rec.Volume); err != nil {
+		return nil, err
+	}
+	if err := checkOptions(a.handler, &rec.Volume); err != nil {
+		return nil, err
+	}
+	if err := a.claim(ctx, rec); err != nil {
+		a.b.refused(err)
+		return nil, err
+	}
+	failpoint.Hit("stage-claimed")
+	if err := a.publish(ctx, rec, parent); err != nil {
+		return nil, a.b.remover.rollBack(ctx, rec, err)
+	}
+	failpoint.Hit("stage-published")
+	a.b.table.add(rec)
+	if a.b.cfg.OnPublished != nil {
+		a.b.cfg.OnPublished(&rec.Volume)
+	}
+	return &rec.Volume, nil
+}
+
+// record is the record that the instruction asks for.
+func (a *attempt) record() *record {
+	rec := &record{
+		Version: recordVersion, Boot: a.b.boot, HostMounts: abilitiesOf(a.handler).HostMounts,
+		Volume: volume.Volume{
+			Key: a.target.Key(), Target: a.in.Target, ResolvedTarget: a.target.Resolved, Backing: a.in.Backing, Device: a.dev.Device,
+			FSType: a.in.FSType, MountFlags: mountopt.Split(a.in.MountFlags), ReadOnly: asksReadOnly(a.in),
+			Group: a.in.Group, GroupPolicy: a.in.GroupPolicy, Handler: a.handler.Name(), Driver: a.in.Driver,
+			Origin: a.in.Origin.Clone(), Created: time.Now().UTC().Truncate(time.Millisecond),
+		},
+	}
+	a.b.targets.addTo(&rec.Volume, a.target, sys.NoFD)
+	return rec
+}
+
+// claim claims the device against everybody else.
+func (a *attempt) claim(ctx context.Context, rec *record) (err error) {
+	if a.b.cfg.Adopted != nil {
+		if err := claim.RefuseAdopted(&rec.Volume, a.b.cfg.Adopted()); err != nil {
+			return err
+		}
+	}
+	rec.DeviceWasReadOnly, err = a.b.claims.Acquire(ctx, rec.claim(), a.dev, a.preparation(rec))
+	return err
+}
+
+// preparation is what is done with the device between the claim in our own table and the
+// claim in the kernel, which would keep mkfs out too. Without a format policy, only the
+// journal of a read-only volume is checked.
+func (a *attempt) preparation(rec *record) func(context.Context) error {
+	in, dev := a.in, a.dev
+	able := dev.Kind == volume.BlockDevice && a.b.cfg.Preparer != nil
+	if in.Format == volume.FormatUnset && (!rec.ReadOnly || !able) || in.Format == volume.FormatDriver && dev.Kind != volume.BlockDevice {
+		return nil
+	}
+	return func(ctx context.Context) error {
+		if !able {
+			return volume.Errorf(volume.Unsupported, "volume %s: %s cannot be looked at before it is handed over: "+
+				"only block devices can", rec.Target, rec.Device.Path)
+		}
+		return a.b.cfg.Preparer.Prepare(ctx, Preparation{
+			Device: dev.FD(), Target: rec.Target, Path: rec.Device.Path, FSType: rec.FSType, Format: in.Format,
+			MakeFS: in.MakeFS, Group: rec.Group, ReadOnly: rec.ReadOnly, NoReplay: leavesJournal(rec.MountFlags),
+			GuestFormats: abilitiesOf(a.handler).FormatsBlank,
+			Grow:         !in.KeepSize && !abilitiesOf(a.handler).GrowsAtMount,
+		})
+	}
+}
+
+// leavesJournal reports whether mount options keep the kernel from replaying the journal
+// of ext4, xfs or btrfs.
+func leavesJournal(flags []string) bool {
+	return slices.ContainsFunc(flags, func(flag string) bool {
+		return slices.Contains([]string{"noload", "norecovery", "nologreplay", "rescue=nologreplay", "rescue=all"}, flag)
+	})
+}
+
+// publish does what follows the claim, in order.
+func (a *attempt) publish(ctx context.Context, rec *record, parent int) error {
+	if err := a.b.store.put(rec); err != nil {
+		return err
+	}
+	failpoint.Hit("stage-recorded")
+	if err := a.b.claims.SetReadOnly(&rec.Volume); err != nil {
+		return err
+	}
+	failpoint.Hit("stage-readonly")
+	if err := a.b.guards.Mount(a.target, parent, rec.MadeTarget); err != nil {
+		return err
+	}
+	failpoint.Hit("stage-guarded")
+	_, err := a.handler.Publish(ctx, &rec.Volume)
+	return err
+}

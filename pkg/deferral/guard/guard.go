@@ -1,0 +1,398 @@
+// Package guard resolves target paths and mounts guards on them. A guard is a tmpfs of
+// one page that stands in for a volume whose filesystem is mounted in a sandbox: a
+// runtime that does not know of deferral gets ENOSPC instead of the node's disk.
+package guard
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/pace"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+const (
+	// guardPrefix begins the mount source of every guard, before the volume's key.
+	// Runtime handlers find the volume and the sub-directory by it.
+	guardPrefix = "crust:"
+	// guardNotice is the immutable file that fills the guard.
+	guardNotice = "THIS-VOLUME-IS-NOT-MOUNTED-HERE"
+	// guardInodes is how many files a guard can hold: the orchestrator makes the
+	// sub-directories of volumes in it. The number is fixed, so that nobody can fill
+	// the kernel's memory with empty files.
+	guardInodes = 1024
+	// fsImmutable is FS_IMMUTABLE_FL of the kernel's <linux/fs.h>.
+	fsImmutable = 0x10
+)
+
+// Guards makes and removes the guard mounts. An immutable notice takes their only page.
+type Guards struct {
+	mu sync.Mutex
+	// mounts is the kernel's unique id of each guard that this process made or has
+	// checked: a guard with that id needs no further check.
+	mounts map[volume.Key]uint64
+}
+
+// Mount mounts the guard. If missing is set, the target directory is made first.
+func (g *Guards) Mount(t *Target, parent int, missing bool) error {
+	put := g.put
+	if missing {
+		made, err := t.mkdir(parent)
+		if err != nil {
+			return err
+		}
+		if made {
+			put = g.mount // a directory that was made now needs no check of its content
+		}
+	}
+	dir, err := t.openIn(parent)
+	if err != nil {
+		return err
+	}
+	defer sys.CloseFD(dir)
+	failpoint.Hit("stage-made-target")
+	return put(t, dir)
+}
+
+// Restore mounts the guard if it is missing.
+func (g *Guards) Restore(t *Target) (mounted bool, err error) {
+	parent, err := t.OpenParent()
+	if err != nil {
+		return false, err
+	}
+	defer sys.CloseFD(parent)
+	dir, err := t.make(parent)
+	if err != nil {
+		return false, err
+	}
+	defer sys.CloseFD(dir)
+	stands, err := g.stands(t, dir)
+	if err != nil {
+		return false, t.guardError("looked at", err)
+	}
+	if stands {
+		return false, nil
+	}
+	return true, g.put(t, dir)
+}
+
+// put mounts the guard unless it is there. The mount is built detached and moved into
+// place as a whole: a kill leaves either all of it or none.
+func (g *Guards) put(t *Target, dir int) error {
+	here, err := statMount(dir)
+	if err != nil {
+		return t.guardError("looked at", err)
+	}
+	if here.isRoot {
+		return g.checkMounted(t, dir, here)
+	}
+	if err := refuseFull(t, dir); err != nil {
+		return err
+	}
+	return g.mount(t, dir)
+}
+
+// mount builds the guard and moves it onto the directory.
+func (g *Guards) mount(t *Target, dir int) error {
+	mount, err := buildGuard(t.Key())
+	if err != nil {
+		return t.guardError("made", err)
+	}
+	defer sys.CloseFD(mount)
+	const byFD = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
+	if err := unix.MoveMount(mount, "", dir, "", byFD); err != nil {
+		return t.guardError("mounted", err)
+	}
+	return g.remember(t, mount)
+}
+
+func (g *Guards) remember(t *Target, mount int) error {
+	made, err := statMount(mount)
+	if err != nil {
+		return t.guardError("looked at", err)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.mounts == nil {
+		g.mounts = make(map[volume.Key]uint64)
+	}
+	g.mounts[t.Key()] = made.id
+	return nil
+}
+
+// stands reports whether the guard is what is mounted on the target.
+func (g *Guards) stands(t *Target, dir int) (bool, error) {
+	here, err := statMount(dir)
+	if err != nil || !here.isRoot {
+		return false, err
+	}
+	return g.isOurs(t, dir, here)
+}
+
+// checkMounted accepts our own guard and nothing else.
+func (g *Guards) checkMounted(t *Target, dir int, here mountStat) error {
+	ours, err := g.isOurs(t, dir, here)
+	if err != nil {
+		return t.guardError("looked at", err)
+	}
+	if !ours {
+		return volume.Errorf(volume.Conflict, "volume %s: something else is mounted on the target already: "+
+			"the filesystem of a deferred volume must not be mounted on the host; unmount it first", t.Given)
+	}
+	return nil
+}
+
+// Remove unmounts the guard with all that is in it, and removes the directory if that is
+// ours. It leaves other mounts alone. A target without a guard is a success.
+func (g *Guards) Remove(t *Target, directory bool) error {
+	parent, err := t.OpenParent()
+	if err != nil {
+		if kind := volume.KindOf(err); kind == volume.NotFound || kind == volume.Invalid {
+			return nil // no directory: no guard can stand there
+		}
+		return err
+	}
+	defer sys.CloseFD(parent)
+	// A second guard can lie under the first if two processes raced.
+	for range 8 {
+		none, err := g.removeTop(t, parent)
+		if err != nil {
+			return err
+		}
+		if directory {
+			gone, err := t.removeDir(parent)
+			if err != nil || gone {
+				g.forget(t.Key())
+				return err
+			}
+		}
+		if none {
+			return nil
+		}
+	}
+	return volume.Errorf(volume.Internal, "volume %s: guard mounts keep coming back on the target", t.Given)
+}
+
+func (g *Guards) removeTop(t *Target, parent int) (gone bool, err error) {
+	dir, err := t.openIn(parent)
+	if err != nil {
+		kind := volume.KindOf(err)
+		if kind == volume.NotFound || kind == volume.Invalid || kind == volume.Denied {
+			return true, nil // not a directory: not a guard
+		}
+		return false, err
+	}
+	defer sys.CloseFD(dir)
+	ours, err := g.stands(t, dir)
+	if err != nil {
+		return false, t.guardError("looked at", err)
+	}
+	if !ours {
+		g.forget(t.Key())
+		return true, nil
+	}
+	// MNT_DETACH, because our descriptor and bind mounts of sub-directories keep the
+	// guard busy.
+	const flags = unix.MNT_DETACH | unix.UMOUNT_NOFOLLOW
+	if err := unix.Unmount(sys.ProcFD(parent)+"/"+t.base(), flags); err != nil && !errors.Is(err, unix.EINVAL) {
+		return false, t.guardError("unmounted", err)
+	}
+	return false, nil
+}
+
+func (g *Guards) forget(key volume.Key) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.mounts, key)
+}
+
+func (g *Guards) isOurs(t *Target, dir int, here mountStat) (bool, error) {
+	g.mu.Lock()
+	known, ok := g.mounts[t.Key()]
+	g.mu.Unlock()
+	if ok && known != 0 && known == here.id {
+		return true, nil
+	}
+	ours, err := isGuard(dir, t.Key())
+	if err != nil || !ours {
+		return false, err
+	}
+	return true, g.remember(t, dir)
+}
+
+// refuseFull refuses a target that holds files: the guard would hide them.
+func refuseFull(t *Target, dir int) error {
+	fd, err := sys.OpenBeneath(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
+	if err != nil {
+		return t.openError(t.Resolved, err)
+	}
+	defer sys.CloseFD(fd)
+	buf := make([]byte, 1024)
+	n, err := unix.ReadDirent(fd, buf)
+	if err != nil {
+		return t.openError(t.Resolved, err)
+	}
+	if _, entries, _ := unix.ParseDirent(buf[:n], -1, nil); entries > 0 {
+		return volume.Errorf(volume.Conflict, "volume %s: the target directory is not empty: "+
+			"it may hold data that somebody wrote while nothing was mounted; look at it and move it away", t.Given)
+	}
+	return nil
+}
+
+// buildGuard makes the filled tmpfs, mounted nowhere yet.
+func buildGuard(key volume.Key) (int, error) {
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return sys.NoFD, fmt.Errorf("fsopen tmpfs: %w", err)
+	}
+	defer sys.CloseFD(fs)
+	page := os.Getpagesize()
+	for _, option := range [][2]string{
+		{"source", guardPrefix + string(key)},
+		{"size", strconv.Itoa(page)},
+		{"nr_inodes", strconv.Itoa(guardInodes)},
+		{"mode", "0755"},
+	} {
+		if err := unix.FsconfigSetString(fs, option[0], option[1]); err != nil {
+			return sys.NoFD, fmt.Errorf("tmpfs option %s: %w", option[0], err)
+		}
+	}
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return sys.NoFD, fmt.Errorf("create tmpfs: %w", err)
+	}
+	const attrs = unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NOEXEC
+	mount, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, attrs)
+	if err != nil {
+		return sys.NoFD, fmt.Errorf("fsmount: %w", err)
+	}
+	if err := fillGuard(mount, notice(key, page)); err != nil {
+		sys.CloseFD(mount)
+		return sys.NoFD, err
+	}
+	return mount, nil
+}
+
+// fillGuard writes the notice over the only page and makes it immutable: root in
+// a container with the default capabilities can neither remove nor truncate it,
+// so the page never comes free.
+func fillGuard(mount int, text []byte) error {
+	fd, err := unix.Openat(mount, guardNotice, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_CLOEXEC, 0o444)
+	if err != nil {
+		return fmt.Errorf("make notice: %w", err)
+	}
+	defer sys.CloseFD(fd)
+	if err := sys.WriteAll(fd, text); err != nil {
+		return fmt.Errorf("write notice: %w", err)
+	}
+	if err := unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, fsImmutable); err != nil {
+		return fmt.Errorf("make notice immutable: %w", err)
+	}
+	return nil
+}
+
+func notice(key volume.Key, page int) []byte {
+	text := volume.TextNotice + "volume: " + string(key) + "\n"
+	return append([]byte(text), bytes.Repeat([]byte("\n"), page-len(text))...)
+}
+
+// mountStat is what statx tells of the mount a descriptor is on.
+type mountStat struct {
+	id     uint64
+	isRoot bool // the descriptor is the root of a mount
+}
+
+func statMount(fd int) (mountStat, error) {
+	var st unix.Statx_t
+	// The unique id is never given again; kernels before 6.8 answer with the
+	// reusable one, and then the guard itself is looked at.
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID_UNIQUE, &st)
+	if err != nil {
+		return mountStat{}, err
+	}
+	out := mountStat{isRoot: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0}
+	if st.Mask&unix.STATX_MNT_ID_UNIQUE != 0 {
+		out.id = st.Mnt_id
+	}
+	return out, nil
+}
+
+// isGuard recognises a guard by what it is: a tmpfs of one page whose immutable notice
+// names the volume. Its mount source would do too, but to read it from mountinfo, which
+// has every mount of the node, would make a start with many volumes take minutes.
+func isGuard(dir int, key volume.Key) (bool, error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(dir, &fs); err != nil {
+		return false, err
+	}
+	if fs.Type != unix.TMPFS_MAGIC || fs.Blocks != 1 {
+		return false, nil
+	}
+	fd, err := unix.Openat(dir, guardNotice, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer sys.CloseFD(fd)
+	flags, err := unix.IoctlGetInt(fd, unix.FS_IOC_GETFLAGS)
+	if err != nil || flags&fsImmutable == 0 {
+		return false, err
+	}
+	text := make([]byte, os.Getpagesize())
+	n, err := unix.Pread(fd, text, 0)
+	if err != nil {
+		return false, err
+	}
+	return bytes.Equal(text[:n], notice(key, len(text))), nil
+}
+
+// Mount mounts the guard of a volume on a directory. It is for tests of runtime handlers
+// without the broker.
+func Mount(key volume.Key, dir string) error {
+	mount, err := buildGuard(key)
+	if err != nil {
+		return err
+	}
+	defer sys.CloseFD(mount)
+	return unix.MoveMount(mount, "", unix.AT_FDCWD, dir, unix.MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+// Points lists where guards stand, by volume. Bind mounts of a guard have the same source;
+// the guard itself is the one on the target that its source names.
+func (r *Root) Points(ctx context.Context) (map[volume.Key]string, error) {
+	root, err := sys.OpenDir(r.configured)
+	if err != nil {
+		return nil, nil //nolint:nilerr // no root: nothing can be mounted below it
+	}
+	defer sys.CloseFD(root)
+	resolved, err := sys.PathOfFD(root)
+	if err != nil {
+		return nil, err
+	}
+	mounts, err := sys.Mounts(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	points := make(map[volume.Key]string)
+	var loop pace.Loop
+	for _, m := range mounts {
+		loop.Step()
+		key, ok := strings.CutPrefix(m.Source, guardPrefix)
+		if _, inside := sys.Below(resolved, m.Point); ok && inside && volume.Key(key) == volume.KeyOf(m.Point) {
+			points[volume.Key(key)] = path.Clean(m.Point)
+		}
+	}
+	return points, nil
+}

@@ -1,0 +1,186 @@
+package guard
+
+import (
+	"errors"
+	"path"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Root is the directory below which all targets lie.
+type Root struct {
+	// configured may be a symbolic link.
+	configured string
+	// resolved is what configured led to last: to ask /proc for each call would cost
+	// more than the rest of the resolution.
+	resolved atomic.Pointer[resolvedRoot]
+}
+
+// NewRoot makes a root. The directory need not exist yet.
+func NewRoot(path string) *Root { return &Root{configured: path} }
+
+// resolvedRoot is the path of a directory, and what that directory is.
+type resolvedRoot struct {
+	dev, ino uint64
+	path     string
+}
+
+// Target is a resolved target path. No symbolic link is followed below the root, so the
+// path can be resolved without touching the target.
+type Target struct {
+	// Given is the path as the caller wrote it, and Resolved the one without links.
+	Given, Resolved string
+	// Rel is the path below the root.
+	Rel  string
+	root int
+}
+
+// Close closes the root that the target was resolved in.
+func (t *Target) Close() { sys.CloseFD(t.root) }
+
+// Resolve opens the root and names the target below it.
+func (r *Root) Resolve(given string) (*Target, error) {
+	if err := CheckPath("volume_target_path", given); err != nil {
+		return nil, err
+	}
+	root, err := sys.OpenDir(r.configured)
+	if err != nil {
+		return nil, volume.Errorf(volume.Internal, "volume %s: the "+volume.TextRoot+" %s cannot be opened: %w", given, r.configured, err)
+	}
+	rootPath, err := r.pathOf(root)
+	if err != nil {
+		sys.CloseFD(root)
+		return nil, volume.Errorf(volume.Internal, "volume %s: the "+volume.TextRoot+" %s cannot be resolved: %w", given, r.configured, err)
+	}
+	rel, ok := sys.Below(path.Clean(r.configured), path.Clean(given))
+	if !ok {
+		rel, ok = sys.Below(rootPath, path.Clean(given))
+	}
+	if !ok {
+		sys.CloseFD(root)
+		return nil, volume.Errorf(volume.Invalid, "volume_target_path %q does not lie below the "+volume.TextRoot+" %s", sys.Clip(given), r.configured)
+	}
+	return &Target{Given: given, Resolved: strings.TrimSuffix(rootPath, "/") + "/" + rel, Rel: rel, root: root}, nil
+}
+
+// pathOf resolves the opened root, again only if it is another directory.
+func (r *Root) pathOf(root int) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(root, &st); err != nil {
+		return "", err
+	}
+	if last := r.resolved.Load(); last != nil && last.dev == st.Dev && last.ino == st.Ino {
+		return last.path, nil
+	}
+	found, err := sys.PathOfFD(root)
+	if err == nil {
+		r.resolved.Store(&resolvedRoot{dev: st.Dev, ino: st.Ino, path: found})
+	}
+	return found, err
+}
+
+// Key is the key of the volume on this target.
+func (t *Target) Key() volume.Key { return volume.KeyOf(t.Resolved) }
+
+// OpenParent opens the directory that holds the target.
+func (t *Target) OpenParent() (int, error) {
+	dir := path.Dir(t.Rel)
+	fd, err := sys.OpenBeneath(t.root, dir, unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
+	if err != nil {
+		return sys.NoFD, t.openError(path.Dir(t.Resolved), err)
+	}
+	return fd, nil
+}
+
+// openIn opens the target in its parent, or what is mounted on it.
+func (t *Target) openIn(parent int) (int, error) {
+	fd, err := sys.OpenBeneath(parent, t.base(), unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
+	if err != nil {
+		return sys.NoFD, t.openError(t.Resolved, err)
+	}
+	return fd, nil
+}
+
+func (t *Target) base() string { return path.Base(t.Rel) }
+
+func (t *Target) openError(where string, err error) error {
+	switch {
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
+		return volume.Errorf(volume.Denied, "volume %s: %s is reached through a symbolic link; "+
+			"a target must be a plain path below the "+volume.TextRoot+": %w", t.Given, where, err)
+	case errors.Is(err, unix.ENOENT):
+		return volume.Errorf(volume.NotFound, "volume %s: %s does not exist: %w", t.Given, where, err)
+	case errors.Is(err, unix.ENOTDIR):
+		return volume.Errorf(volume.Invalid, "volume %s: %s is not a directory: %w", t.Given, where, err)
+	default:
+		return volume.Errorf(volume.Internal, "volume %s: cannot open %s: %w", t.Given, where, err)
+	}
+}
+
+// Missing reports whether the target directory does not exist yet.
+func (t *Target) Missing(parent int) (bool, error) {
+	fd, err := t.openIn(parent)
+	sys.CloseFD(fd)
+	if err != nil && volume.KindOf(err) == volume.NotFound {
+		return true, nil
+	}
+	return false, err
+}
+
+// make opens the target, and makes its last directory if that is missing.
+func (t *Target) make(parent int) (int, error) {
+	fd, err := t.openIn(parent)
+	if err == nil || volume.KindOf(err) != volume.NotFound {
+		return fd, err
+	}
+	if _, err := t.mkdir(parent); err != nil {
+		return sys.NoFD, err
+	}
+	return t.openIn(parent)
+}
+
+// mkdir makes the target directory, and reports whether it did not exist.
+func (t *Target) mkdir(parent int) (made bool, err error) {
+	err = unix.Mkdirat(parent, t.base(), 0o750)
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return false, volume.Errorf(mkdirKind(err), "volume %s: cannot make the target directory: %w", t.Given, err)
+	}
+	return err == nil, nil
+}
+
+func mkdirKind(err error) volume.Kind {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return volume.Exhausted
+	}
+	return volume.Internal
+}
+
+// removeDir removes the empty target directory, and reports whether it is gone.
+// Anything in it, or mounted on it, is not ours.
+func (t *Target) removeDir(parent int) (gone bool, err error) {
+	err = unix.Unlinkat(parent, t.base(), unix.AT_REMOVEDIR)
+	switch {
+	case err == nil, errors.Is(err, unix.ENOENT):
+		return true, nil
+	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EBUSY), errors.Is(err, unix.ENOTDIR):
+		return false, nil
+	default:
+		return false, volume.Errorf(volume.Internal, "volume %s: the target directory cannot be removed: %w", t.Given, err)
+	}
+}
+
+func (t *Target) guardError(verb string, err error) error {
+	kind, hint := volume.Internal, ""
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.ENOMEM):
+		kind, hint = volume.Exhausted, " (is the node out of memory, or at fs.mount-max?)"
+	case errors.Is(err, unix.ENOTTY), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP):
+		kind, hint = volume.Unsupported, " (a kernel of 6.0 or newer is needed)"
+	}
+	return volume.Errorf(kind, "volume %s: the guard of the target cannot be %s%s: %w", t.Given, verb, hint, err)
+}

@@ -1,0 +1,179 @@
+package deferral
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// errNoRecord is why a volume is lost of which there is only a guard or a projection.
+var errNoRecord = errors.New("there is no such file")
+
+// lostVolumes handles the volumes that have no usable record: the file is damaged, was
+// written by a newer daemon, cannot be read at the moment, or is gone although there is a
+// projection or a guard. A sandbox may have such a volume, so its claim, guard and
+// projection stay until it is released or its record can be read again.
+type lostVolumes struct {
+	boot     string
+	targets  *targets
+	store    *store
+	claims   *claim.Table
+	handlers *handlerSet
+	table    *table
+	locks    *volumeLocks
+	restorer *restorer
+	remover  *remover
+}
+
+// enter adds them to the table at the start. An error says that there may be more.
+func (l *lostVolumes) enter(ctx context.Context, files []unusable) error {
+	standing, err := l.standing(ctx)
+	for _, file := range files {
+		rec := cmp.Or(file.hint, standing[file.key])
+		if rec == nil {
+			rec = l.record(&volume.Volume{Key: file.key})
+		}
+		delete(standing, file.key)
+		l.table.enter(&entry{rec: rec, removing: file.removing, lost: l.cause(rec, file.err)})
+	}
+	for _, rec := range standing {
+		l.table.enter(&entry{rec: rec, lost: l.cause(rec, errNoRecord)})
+	}
+	return err
+}
+
+// standing returns what is known of volumes that have a projection or a guard, and are not
+// in the table.
+func (l *lostVolumes) standing(ctx context.Context) (map[volume.Key]*record, error) {
+	out := make(map[volume.Key]*record)
+	points, err := l.targets.root.Points(ctx)
+	for key, point := range points {
+		if t, err := l.targets.root.Resolve(point); err == nil {
+			if !l.table.has(key) {
+				out[key] = l.record(l.targets.volume(t))
+			}
+			t.Close()
+		}
+	}
+	for _, handler := range l.handlers.byName {
+		orphans, listErr := handler.Orphans(l.table.has)
+		err = errors.Join(err, listErr)
+		for _, v := range orphans {
+			known := *v
+			known.Handler = handler.Name()
+			out[v.Key] = l.record(&known)
+		}
+	}
+	return out, err
+}
+
+// record is a record in memory, made of what is known of a volume without one.
+func (l *lostVolumes) record(v *volume.Volume) *record {
+	if v.Target == "" {
+		v.Target = "(unknown target, id " + v.Key.Short() + ")"
+	}
+	return &record{
+		Version: recordVersion, Boot: l.boot, Volume: *v, HostMounts: abilitiesOf(l.handlers.byName[v.Handler]).HostMounts,
+	}
+}
+
+func (l *lostVolumes) cause(rec *record, err error) error {
+	return volume.Errorf(volume.Busy, "volume %s: its record %s cannot be used, so its device stays claimed and nothing of it is removed; "+
+		volume.TextDelete+": %w", rec.Target, l.store.path(volumesDir, rec.Key), err)
+}
+
+// ofTarget returns the volume of a target. If its record was unusable, it is read again.
+func (l *lostVolumes) ofTarget(t *guard.Target) *entry {
+	known := l.table.get(t.Key())
+	if known == nil || known.lost == nil || known.removing {
+		return known
+	}
+	if rec, err := l.store.read(t.Key()); err == nil {
+		l.found(rec)
+	} else if known.rec.ResolvedTarget == "" {
+		l.table.replace(t.Key(), func(e *entry) { e.rec = l.record(l.targets.volume(t)) })
+	}
+	return l.table.get(t.Key())
+}
+
+// found replaces what was known of a lost volume by its record.
+func (l *lostVolumes) found(rec *record) {
+	l.table.replace(rec.Key, func(e *entry) { *e = entry{rec: rec, removing: rec.Boot != l.boot} })
+}
+
+// reconcile reads a lost volume's record again, and reports whether it is usable now. If
+// there is no file and no sandbox has the volume, reconcile removes what is left of it.
+func (l *lostVolumes) reconcile(ctx context.Context, known *entry, report *collector) (usable bool) {
+	key := known.rec.Key
+	rec, err := l.store.read(key)
+	unused := false
+	if errors.Is(err, fs.ErrNotExist) {
+		err = l.remover.refuseUsed(ctx, known.rec)
+		unused = err == nil
+	}
+	unlock, lockErr := l.locks.lock(ctx, key)
+	if lockErr != nil {
+		return false
+	}
+	defer unlock()
+	if known = l.table.get(key); known == nil || known.lost == nil {
+		return known != nil
+	}
+	switch {
+	case unused:
+		report.add(key, "retract orphan", l.remover.undo(ctx, known.rec, nil, true))
+		return false
+	case err == nil:
+		report.add(key, "read record", l.useRecord(known, rec))
+		return true
+	}
+	if claimErr := l.claims.Reclaim(ctx, known.rec.claim()); claimErr != nil {
+		err = errors.Join(err, claimErr)
+	}
+	l.table.setProblem(key, errors.Join(known.lost, err))
+	return false
+}
+
+// useRecord continues with the record of a volume that was lost. The claim stays if it is
+// on the right device.
+func (l *lostVolumes) useRecord(known *entry, rec *record) error {
+	l.found(rec)
+	if known.rec.Device.Same(rec.Device) {
+		return nil
+	}
+	return l.claims.Release(known.rec.claim())
+}
+
+// deferAgain writes a new record for a lost volume. The orchestrator repeats its calls for
+// a volume that is in use, and the instruction then says what the record did.
+func (l *lostVolumes) deferAgain(ctx context.Context, known *entry, rec *record, t *guard.Target) (*volume.Volume, error) {
+	was := known.rec
+	if was.Device.Kind != "" && !was.Device.Same(rec.Device) || was.Handler != "" && was.Handler != rec.Handler {
+		return nil, known.lost
+	}
+	rec.Driver = cmp.Or(rec.Driver, was.Driver)
+	rec.DeviceWasReadOnly, rec.MadeTarget = was.DeviceWasReadOnly, was.MadeTarget
+	if err := l.claims.Reclaim(ctx, rec.claim()); err != nil {
+		return nil, err
+	}
+	if err := l.store.put(rec); err != nil {
+		return nil, err
+	}
+	l.found(rec)
+	_, err := l.restorer.restore(ctx, rec, t)
+	l.table.setProblem(rec.Key, err)
+	return &rec.Volume, err
+}
+
+// dropKept gives up kept descriptors that belong to no volume. While a volume is lost, its
+// device is not known for certain, and each of them may be that device.
+func (l *lostVolumes) dropKept() {
+	if devices, ok := l.table.claimed(); ok {
+		l.claims.DropKept(devices)
+	}
+}

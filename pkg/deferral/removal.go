@@ -1,0 +1,130 @@
+package deferral
+
+import (
+	"context"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// remover removes volumes, in the opposite order of their deferral.
+type remover struct {
+	boot      string
+	targets   *targets
+	store     *store
+	claims    *claim.Table
+	users     *claim.Users
+	guards    *guard.Guards
+	handlers  *handlerSet
+	table     *table
+	onLeaving func(context.Context, *volume.Volume)
+}
+
+// rollBack undoes a failed deferral and returns its cause. If that fails too, the error is
+// one to retry: a final one would promise that nothing is left.
+func (r *remover) rollBack(ctx context.Context, rec *record, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	r.table.add(rec)
+	if err := r.undo(ctx, rec, nil, false); err != nil {
+		return volume.Errorf(volume.Busy, "%w; and it could not be undone yet: %w", cause, err)
+	}
+	return cause
+}
+
+// refuseUsed returns an error while somebody uses the device. It asks the handler; the
+// kernel, if that mounts the device for the sandbox; and what each process has open.
+func (r *remover) refuseUsed(ctx context.Context, rec *record) error {
+	if err := r.handlers.refuseBound(ctx, &rec.Volume); err != nil {
+		return err
+	}
+	if err := r.claims.WaitUnmounted(ctx, rec.claim()); err != nil {
+		return err
+	}
+	return r.refuseHeld(ctx, rec)
+}
+
+// refuseHeld returns an error while a process has the device open. Of several read-only
+// volumes, the last one waits for the processes of all; a process of an earlier boot does
+// not exist any more; and the device of a lost volume may be unknown.
+func (r *remover) refuseHeld(ctx context.Context, rec *record) error {
+	if rec.Boot != r.boot || rec.Device.Kind == "" || r.claims.IsShared(rec.Device) {
+		return nil
+	}
+	return r.users.Refuse(ctx, &rec.Volume)
+}
+
+// cleanUnknown removes what a volume without a record may have left.
+func (r *remover) cleanUnknown(ctx context.Context, t *guard.Target) error {
+	lost := r.targets.volume(t)
+	for _, handler := range r.handlers.byName {
+		if err := handler.Retract(ctx, lost); err != nil {
+			return err
+		}
+	}
+	return r.guards.Remove(t, false)
+}
+
+// undo removes a volume. If it fails, or the daemon is killed, the next start or call
+// continues. A nil target is resolved again. Unless the device is known to be free, undo
+// fails while a process has it open.
+func (r *remover) undo(ctx context.Context, rec *record, t *guard.Target, free bool) error {
+	err := r.steps(ctx, rec, t, free)
+	if err != nil {
+		r.table.markRemoving(rec.Key, err)
+		return err
+	}
+	r.table.remove(rec.Key)
+	return nil
+}
+
+func (r *remover) steps(ctx context.Context, rec *record, t *guard.Target, free bool) error {
+	if err := r.store.beginRemoval(rec.Key); err != nil {
+		return err
+	}
+	r.table.markRemoving(rec.Key, nil)
+	failpoint.Hit("unstage-begun")
+	for _, handler := range r.handlers.of(&rec.Volume) {
+		if err := handler.Retract(ctx, &rec.Volume); err != nil {
+			return err
+		}
+	}
+	failpoint.Hit("unstage-retracted")
+	if err := r.unguard(rec, t); err != nil {
+		return err
+	}
+	failpoint.Hit("unstage-unguarded")
+	if !free {
+		if err := r.refuseHeld(ctx, rec); err != nil {
+			return err
+		}
+	}
+	if r.onLeaving != nil {
+		r.onLeaving(ctx, &rec.Volume)
+	}
+	// Release the claim before the record: while the record exists, a restart knows
+	// that there may be a kept claim to give up.
+	if err := r.claims.Release(rec.claim()); err != nil {
+		return err
+	}
+	failpoint.Hit("unstage-released")
+	return r.store.endRemoval(rec.Key)
+}
+
+// unguard removes the guard, and the target directory if we made it.
+func (r *remover) unguard(rec *record, t *guard.Target) error {
+	if t == nil {
+		resolved, err := r.targets.root.Resolve(rec.ResolvedTarget)
+		if volume.KindOf(err) == volume.Invalid && err != nil {
+			return nil // below another root: not ours to reach any more
+		}
+		if err != nil {
+			return err
+		}
+		defer resolved.Close()
+		t = resolved
+	}
+	return r.guards.Remove(t, rec.MadeTarget)
+}

@@ -1,0 +1,155 @@
+package deferral
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/pace"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Status is a volume and its state.
+type Status struct {
+	*volume.Volume
+	// Removing is set while the volume is being removed.
+	Removing bool
+	// Problem is what is wrong with the volume, or nil; ProblemSince is when it was
+	// seen first.
+	Problem      error
+	ProblemSince time.Time
+	// Refusal is set for a volume that was refused: it is not on record.
+	Refusal *volume.Refusal
+	// Held is set while a process has the device open and so keeps it from being
+	// released or claimed.
+	Held *claim.Held
+	// OffRecord is set if only Held tells of the volume: it was released by force,
+	// its record was lost, or it could not be deferred.
+	OffRecord bool
+}
+
+// HeldStatus shows a held device whose volume is not on record.
+func HeldStatus(h claim.Held) Status { return Status{Volume: h.Volume, Held: &h, OffRecord: true} }
+
+// Get returns a volume by its key.
+func (b *Broker) Get(key volume.Key) (Status, bool) {
+	known := b.table.get(key)
+	if known == nil {
+		return Status{}, false
+	}
+	return known.status(b.users.Get(key)), true
+}
+
+// Find returns a volume by its target path, in either form.
+func (b *Broker) Find(targetPath string) (Status, bool, error) {
+	key, err := b.KeyOfTarget(targetPath)
+	if err != nil {
+		return Status{}, false, err
+	}
+	status, ok := b.Get(key)
+	return status, ok, nil
+}
+
+// KeyOfTarget resolves a target path to its key.
+func (b *Broker) KeyOfTarget(targetPath string) (volume.Key, error) {
+	t, err := b.targets.root.Resolve(targetPath)
+	if err != nil {
+		return "", err
+	}
+	defer t.Close()
+	return t.Key(), nil
+}
+
+// List returns all volumes, ordered by target.
+func (b *Broker) List() []Status {
+	all := b.All()
+	SortByTarget(all)
+	return all
+}
+
+// All returns all volumes in no order.
+func (b *Broker) All() []Status {
+	held := b.users.ByKey()
+	all := b.table.all()
+	out := make([]Status, 0, len(all))
+	for _, known := range all {
+		out = append(out, known.status(held[known.rec.Key]))
+	}
+	return out
+}
+
+// OfOrigin returns the deferred volumes of one volume of a driver: one for each target
+// that it is published on.
+func (b *Broker) OfOrigin(driver, volumeID string) []Status {
+	var out []Status
+	for _, known := range b.table.ofOrigin(driver, volumeID) {
+		out = append(out, known.status(b.users.Get(known.rec.Key)))
+	}
+	return out
+}
+
+// SortByTarget orders volumes by their targets, and yields the processor now and then.
+func SortByTarget(all []Status) {
+	var loop pace.Loop
+	slices.SortFunc(all, func(x, y Status) int {
+		loop.Step()
+		return strings.Compare(x.Target, y.Target)
+	})
+}
+
+// Problems are the records that cannot be used, and other files among them.
+func (b *Broker) Problems() []error { return b.table.allProblems() }
+
+// Abilities are those of a configured handler; an empty name is the default one.
+func (b *Broker) Abilities(handler string) Abilities { return b.handlers.abilities(handler) }
+
+// Held lists the devices that are to be released or claimed, or were released by force,
+// and that some process still has open.
+func (b *Broker) Held() []claim.Held { return b.users.All() }
+
+// HeldOffRecord finds one of them by its key.
+func (b *Broker) HeldOffRecord(key volume.Key) (Status, bool) {
+	if held := b.users.Get(key); held != nil {
+		return HeldStatus(*held), true
+	}
+	return Status{}, false
+}
+
+// Blind returns why it cannot be seen which processes have a device open, or nil. While
+// it returns an error, nothing is claimed or released.
+func (b *Broker) Blind() error { return b.users.Blind() }
+
+// KeptClaims counts the claims that the keeper holds over a restart.
+func (b *Broker) KeptClaims() int { return b.claims.Kept() }
+
+// DeviceSize returns the current size of a volume's device in bytes.
+func (b *Broker) DeviceSize(v *volume.Volume) (int64, bool) { return claim.DeviceSize(v.Device) }
+
+// HostMounts lists, by volume, where this mount namespace has the devices of volumes
+// mounted: each such mount is a fault. It reads the mount table once.
+func HostMounts(ctx context.Context, volumes []Status) (map[volume.Key][]string, error) {
+	users := make(map[string][]volume.Key)
+	for _, v := range volumes {
+		if v.Device.Kind == volume.BlockDevice {
+			number := claim.DeviceNumber(v.Device.Major, v.Device.Minor)
+			users[number] = append(users[number], v.Key)
+		}
+	}
+	if len(users) == 0 {
+		return nil, nil
+	}
+	mounts, err := sys.Mounts(ctx, func(number string) bool { return users[number] != nil })
+	if err != nil {
+		return nil, err
+	}
+	found := make(map[volume.Key][]string)
+	for _, m := range mounts {
+		for _, key := range users[m.Number] {
+			found[key] = append(found[key], m.Point)
+		}
+	}
+	return found, nil
+}

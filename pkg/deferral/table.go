@@ -1,0 +1,208 @@
+package deferral
+
+import (
+	"context"
+	"maps"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/crust-proxy/crust-proxy/internal/pace"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// table holds all volumes in memory.
+type table struct {
+	onChange func(volume.Key)
+
+	mu       sync.RWMutex
+	volumes  map[volume.Key]*entry
+	problems []error // of files beside the records that could not be read
+	keepAll  bool    // kept claims may belong to volumes that could not be listed
+}
+
+// entry is a volume in memory. It is never changed: replace puts a changed copy in its
+// place, because readers hold it without a lock.
+type entry struct {
+	rec      *record
+	removing bool
+	problem  error // what is wrong with the volume, or nil
+	since    time.Time
+	// lost is set if the volume has no usable record, and says why. rec is then made
+	// of what else is known, and never written.
+	lost error
+}
+
+func newTable(onChange func(volume.Key)) *table {
+	return &table{onChange: onChange, volumes: make(map[volume.Key]*entry)}
+}
+
+func (t *table) get(key volume.Key) *entry {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.volumes[key]
+}
+
+// has reports whether a volume exists, with a usable record or without.
+func (t *table) has(key volume.Key) bool { return t.get(key) != nil }
+
+// enter adds a volume at the start, and notifies nobody.
+func (t *table) enter(e *entry) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.volumes[e.rec.Key] = e
+}
+
+func (t *table) add(rec *record) {
+	t.enter(&entry{rec: rec})
+	t.notify(rec.Key)
+}
+
+func (t *table) remove(key volume.Key) {
+	t.mu.Lock()
+	delete(t.volumes, key)
+	t.mu.Unlock()
+	t.notify(key)
+}
+
+func (t *table) notify(key volume.Key) {
+	if t.onChange != nil {
+		t.onChange(key)
+	}
+}
+
+// replace changes a volume, if it exists.
+func (t *table) replace(key volume.Key, change func(*entry)) {
+	t.mu.Lock()
+	old, ok := t.volumes[key]
+	if ok {
+		next := *old
+		change(&next)
+		t.volumes[key] = &next
+	}
+	t.mu.Unlock()
+	if ok {
+		t.notify(key)
+	}
+}
+
+func (t *table) markRemoving(key volume.Key, problem error) {
+	t.replace(key, func(e *entry) {
+		e.removing = true
+		e.setProblem(problem)
+	})
+}
+
+func (t *table) setProblem(key volume.Key, problem error) {
+	if known := t.get(key); known == nil || (known.problem == nil && problem == nil) {
+		return
+	}
+	t.replace(key, func(e *entry) { e.setProblem(problem) })
+}
+
+func (e *entry) setProblem(problem error) {
+	if problem != nil && e.problem == nil {
+		e.since = time.Now()
+	}
+	e.problem = problem
+}
+
+func (e *entry) status(held *claim.Held) Status {
+	return Status{Volume: &e.rec.Volume, Removing: e.removing, Problem: e.problem, ProblemSince: e.since, Held: held}
+}
+
+// all returns the volumes in no order.
+func (t *table) all() []*entry {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return slices.Collect(maps.Values(t.volumes))
+}
+
+// ofOrigin returns the deferred volumes of one volume of a driver.
+func (t *table) ofOrigin(driver, volumeID string) (out []*entry) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for _, known := range t.volumes {
+		if known.rec.Origin != nil && known.rec.Driver == driver && known.rec.Origin.VolumeID == volumeID {
+			out = append(out, known)
+		}
+	}
+	return out
+}
+
+const (
+	// slow is how long one volume may take before the others no longer wait for it.
+	slow = 500 * time.Millisecond
+	// mostWorkers bounds how many volumes are worked on at a time.
+	mostWorkers = 16
+)
+
+// each runs f for every volume, one at a time per processor: once the daemon runs, a
+// second processor is then left to calls. A volume that takes long, because its disk or
+// its runtime hangs, gets a further worker started for the others.
+func (t *table) each(ctx context.Context, f func(context.Context, *entry)) error {
+	all := t.all()
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(mostWorkers)
+	var next atomic.Int64
+	var work func() error
+	work = func() error {
+		var loop pace.Loop
+		for n := next.Add(1); n <= int64(len(all)) && ctx.Err() == nil; n = next.Add(1) {
+			loop.Step()
+			started := make(chan struct{})
+			another := time.AfterFunc(slow, func() {
+				group.TryGo(work)
+				close(started)
+			})
+			f(ctx, all[n-1])
+			if !another.Stop() {
+				<-started
+			}
+		}
+		return ctx.Err()
+	}
+	for range runtime.GOMAXPROCS(0) {
+		group.TryGo(work)
+	}
+	return group.Wait()
+}
+
+func (t *table) setLoadProblems(problems []error, keepAll bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.problems, t.keepAll = problems, keepAll
+}
+
+// allProblems are the records that cannot be used, and other files among them.
+func (t *table) allProblems() []error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	out := slices.Clone(t.problems)
+	for _, known := range t.volumes {
+		if known.lost != nil {
+			out = append(out, known.lost)
+		}
+	}
+	return out
+}
+
+// claimed returns the devices whose kept descriptors are still needed. Not ok means all:
+// the device of a lost volume is not known for certain.
+func (t *table) claimed() (devices []volume.Device, ok bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	ok = !t.keepAll
+	for _, known := range t.volumes {
+		ok = ok && known.lost == nil
+		if !known.removing && !known.rec.HostMounts {
+			devices = append(devices, known.rec.Device)
+		}
+	}
+	return devices, ok
+}

@@ -1,0 +1,121 @@
+package crust
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// question is one call, as it is put to a socket and to a program.
+type question struct {
+	method string // of the gRPC service
+	words  []string
+	in     proto.Message
+	out    proto.Message
+}
+
+// askTime bounds a question of a caller who gave no deadline.
+const askTime = 30 * time.Second
+
+// asker puts questions to the handlers of live sandboxes, by their socket or program.
+type asker struct {
+	cfg      *Config
+	bindings *bindings
+	cleaner  *cleaner
+	conns    *conns
+}
+
+// ask puts a question to whoever serves the volume's live sandbox, and tells which
+// one that is.
+func (a *asker) ask(ctx context.Context, v *volume.Volume, q *question) (id string, err error) {
+	if err := ctx.Err(); err != nil {
+		return "", guest.ContextError(v, "", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	for again := false; ; again = true {
+		seen, err := a.bindings.readDir(v)
+		if err != nil {
+			return "", err
+		}
+		if len(seen.ids) == 0 {
+			a.bindings.table.Unbind(v.Key)
+			return "", volume.Errorf(volume.NoSandbox, "volume %s: no sandbox has mounted it now", v.Target)
+		}
+		id := seen.ids[0]
+		err = a.askOnce(ctx, v, id, seen, q)
+		if volume.KindOf(err) == volume.NoSandbox && err != nil {
+			if a.cleaner.clear(v, seen) && !again {
+				continue // a new sandbox came while the old one was asked for
+			}
+			return "", err
+		}
+		a.bindings.bind(v.Key, id)
+		return id, err
+	}
+}
+
+// askOnce prefers the socket, which costs no process, and turns to the program
+// where nobody answers there.
+func (a *asker) askOnce(ctx context.Context, v *volume.Volume, id string, seen *dirSnapshot, q *question) error {
+	var unserved error
+	if seen.socket != "" {
+		err := a.askSocket(ctx, v, id, seen.socket, q)
+		if !errors.Is(err, errNobodyThere) {
+			return err
+		}
+		unserved = err
+	}
+	if seen.cli != "" {
+		return a.askProgram(ctx, v, id, seen.cli, q)
+	}
+	if unserved == nil {
+		unserved = seen.unread
+	}
+	if unserved == nil {
+		return volume.Errorf(volume.Unsupported, "volume %s: the handler of sandbox %s left neither %s nor %s, "+
+			"so that it cannot be asked", v.Target, id, abi.CLIName, abi.SocketName)
+	}
+	return volume.Errorf(kindOfUnserved(unserved), "volume %s: the handler of sandbox %s cannot be asked: %w", v.Target, id, unserved)
+}
+
+func kindOfUnserved(err error) volume.Kind {
+	if volume.KindOf(err) == volume.Denied {
+		return volume.Denied
+	}
+	return volume.Internal
+}
+
+// oneLine is the first line of what a handler says to people.
+func oneLine(s string) string {
+	first, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
+	return first
+}
+
+// thawForgotten asks every program: which one it was, nobody knows any more.
+func (a *asker) thawForgotten(ctx context.Context, v *volume.Volume, q *question, cause error) error {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	for _, program := range a.cfg.Programs {
+		err := a.askProgram(ctx, v, "that has ended", program, q)
+		if err == nil {
+			return nil
+		}
+		if volume.KindOf(err) == volume.Refused {
+			cause = err
+		}
+	}
+	return cause
+}
+
+// contextError is what a call gives whose context ended while a sandbox was asked.
+func contextError(v *volume.Volume, sandbox string, err error) error {
+	return guest.ContextError(v, "the handler of sandbox "+sandbox, err)
+}

@@ -1,0 +1,127 @@
+package crust
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+)
+
+const (
+	// sweepTime bounds one run of a program that thaws what has expired, sweepRetry is
+	// the time after which one that failed is run again, and sweepGap the least time
+	// between two runs.
+	sweepTime  = time.Minute
+	sweepRetry = 30 * time.Second
+	sweepGap   = time.Second
+	// sweepLate is how long after the end of a freeze it is asked for: its own watchdogs
+	// come first.
+	sweepLate = 5 * time.Second
+)
+
+// expiry has each program thaw what is frozen although its time is over, because all
+// that would have thawed it was killed. It is asked at the start, and after the end of
+// each freeze.
+type expiry struct {
+	programs []string
+	owner    uint32
+	log      *zap.Logger
+	late     time.Duration
+	ends     chan time.Time
+}
+
+func newExpiry(cfg Config, log *zap.Logger) *expiry {
+	return &expiry{programs: cfg.Programs, owner: cfg.Owner, log: log, late: sweepLate, ends: make(chan time.Time, 64)}
+}
+
+// frozen notes that something is frozen for a time. It does not block: where there is no
+// room, run asks soon anyway.
+func (e *expiry) frozen(timeout time.Duration) {
+	select {
+	case e.ends <- time.Now().Add(timeout + e.late):
+	default:
+	}
+}
+
+// run works until ctx ends.
+func (e *expiry) run(ctx context.Context) {
+	next := time.Now()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case end := <-e.ends:
+			if next.IsZero() || end.Before(next) {
+				next = end
+			}
+		case <-timer.C:
+			next = e.sweep(ctx)
+		}
+		timer.Stop()
+		if !next.IsZero() {
+			timer.Reset(max(time.Until(next), 0))
+		}
+	}
+}
+
+// sweep asks every program, and tells when to ask again: the zero time where nothing is
+// frozen.
+func (e *expiry) sweep(ctx context.Context) (next time.Time) {
+	for _, program := range e.programs {
+		reply, err := e.ask(ctx, program)
+		if ctx.Err() != nil {
+			return time.Time{}
+		}
+		again := time.Duration(min(reply.NextSeconds, 3600)) * time.Second
+		if err != nil {
+			e.log.Warn("volumes that are frozen for too long cannot be thawed", zap.String("program", program), zap.Error(err))
+			again = sweepRetry
+		}
+		for _, volume := range reply.Thawed {
+			e.log.Warn("a volume was frozen although its time was over, and has been thawed", zap.String("program", program),
+				zap.String("key", guest.Printable(volume, guest.MaxErrorText)))
+		}
+		if again > 0 {
+			at := time.Now().Add(max(again, sweepGap))
+			if next.IsZero() || at.Before(next) {
+				next = at
+			}
+		}
+	}
+	return next
+}
+
+// ask runs one program. One that does not know the question has nothing to thaw.
+func (e *expiry) ask(ctx context.Context, program string) (reply abi.ThawExpiredReply, err error) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTime)
+	defer cancel()
+	file, err := openProgram(program, e.owner)
+	if err != nil {
+		return reply, nil //nolint:nilerr // Health tells of it
+	}
+	defer closeFile(file)
+	ended, err := runProgram(ctx, file, program, []string{abi.ThawExpired})
+	switch {
+	case err != nil:
+		return reply, err
+	case ended.code == abi.ExitUsage || ended.code == abi.ExitUnsupported:
+		return reply, nil
+	case ended.code != abi.ExitOK || ended.full:
+		return reply, errors.New(guest.Printable(oneLine(ended.complaint), guest.MaxErrorText))
+	}
+	if err := json.Unmarshal([]byte(ended.answer), &reply); err != nil {
+		return abi.ThawExpiredReply{}, fmt.Errorf("its answer cannot be read: %w", err)
+	}
+	if reply.Problem != "" {
+		err = errors.New(guest.Printable(oneLine(reply.Problem), guest.MaxErrorText))
+	}
+	return reply, err
+}

@@ -1,0 +1,153 @@
+package crust
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// layout is the tree of the directory ABI: a directory for each volume, named by its
+// key.
+type layout struct{ tree *tree.Tree }
+
+// DirOf names a volume's directory.
+func (l layout) DirOf(v *volume.Volume) (string, bool) {
+	return string(v.Key), abi.IsDirName(string(v.Key))
+}
+
+// KeyOf is the key that a directory is named by.
+func (l layout) KeyOf(dir string) (volume.Key, bool) { return volume.Key(dir), abi.IsDirName(dir) }
+
+// Encode gives a volume's mountInfo.json.
+func (l layout) Encode(v *volume.Volume) ([]byte, error) { return abi.Encode(v) }
+
+// Read reads a volume back. The target of one that does not say it is the directory
+// itself: it needs a name in lists and errors.
+func (l layout) Read(name string) *volume.Volume {
+	path := l.tree.Path(name)
+	v := &volume.Volume{Key: volume.Key(name), Target: path, ResolvedTarget: path, Handler: Name}
+	dir, err := abi.Open(l.tree.Root, name)
+	if err != nil {
+		return v
+	}
+	defer func() { _ = dir.Close() }()
+	info, err := dir.Info()
+	if err != nil {
+		// The device has an owner, whatever the volume is.
+		if raw, err := dir.Read(abi.InfoName, abi.MaxInfo); err == nil {
+			v.Device = tree.DeviceIn(raw)
+		}
+		return v
+	}
+	if target := info.Target(); target != "" {
+		v.Target, v.ResolvedTarget = target, target
+	}
+	v.PodUID, v.FSType = info.PodUID(), info.FSType
+	v.MountFlags, v.ReadOnly = slices.Clone(info.Options), info.ReadOnly()
+	v.GroupPolicy = info.GroupPolicy()
+	if gid, wanted, err := info.Group(); err == nil && wanted {
+		v.Group = strconv.FormatUint(uint64(gid), 10)
+	}
+	v.Device = claim.Identify(info.Device)
+	if st, err := os.Lstat(path + "/" + abi.InfoName); err == nil {
+		v.Created = st.ModTime().Round(time.Microsecond)
+	}
+	return v
+}
+
+// Sandboxes lists the sandbox ids in a volume's directory, the newest first.
+func (l layout) Sandboxes(name string) []string {
+	dir, err := abi.Open(l.tree.Root, name)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = dir.Close() }()
+	ids, err := dir.Sandboxes()
+	if err != nil {
+		return nil
+	}
+	return ids
+}
+
+// dirSnapshot is what handlers left in a volume's directory at one moment.
+type dirSnapshot struct {
+	ids    []string // of sandboxes, the newest first
+	files  map[string]fileID
+	cli    string
+	socket string
+	// unread is why runtime-cli or runtime-socket cannot be used, or nil.
+	unread error
+}
+
+// fileID tells a file from a later one of the same name.
+type fileID struct {
+	inode uint64
+	mtime int64
+}
+
+// readDir reads a volume's directory, without the sandboxes for which skip is true. The
+// result is not cached: sandboxes come and go, and their handlers with them.
+func (l layout) readDir(v *volume.Volume, skip func(id string) bool) (*dirSnapshot, error) {
+	dir, err := abi.Open(l.tree.Root, string(v.Key))
+	if errors.Is(err, os.ErrNotExist) {
+		return &dirSnapshot{}, nil
+	}
+	if err != nil {
+		return nil, l.tree.Error(v, "read", err)
+	}
+	defer func() { _ = dir.Close() }()
+	s := &dirSnapshot{files: make(map[string]fileID)}
+	ids, err := dir.Sandboxes()
+	if err != nil {
+		return nil, l.tree.Error(v, "read", err)
+	}
+	s.ids = slices.DeleteFunc(ids, skip)
+	for _, id := range s.ids {
+		s.files[id], _ = l.identify(v.Key, id)
+	}
+	s.readLines(dir)
+	if len(s.ids) > 0 && s.cli == "" && s.unread == nil {
+		// A handler writes its id first and its program last. Whoever has the lock has
+		// seen it end.
+		s.unread = dir.Lock(lockTime)
+		if s.unread == nil {
+			s.readLines(dir)
+			s.unread = errors.Join(s.unread, dir.Unlock())
+		}
+	}
+	return s, nil
+}
+
+// readLines reads how the handler wants to be asked.
+func (s *dirSnapshot) readLines(dir *abi.Dir) {
+	var cliErr, socketErr error
+	s.cli, cliErr = line(dir, abi.CLIName)
+	s.socket, socketErr = line(dir, abi.SocketName)
+	s.unread = errors.Join(cliErr, socketErr)
+}
+
+// line reads a file that need not exist.
+func line(dir *abi.Dir, name string) (string, error) {
+	text, err := dir.Line(name)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	}
+	return text, err
+}
+
+func (l layout) identify(key volume.Key, name string) (fileID, bool) {
+	var st unix.Stat_t
+	if unix.Lstat(l.tree.Path(string(key))+"/"+name, &st) != nil {
+		return fileID{}, false
+	}
+	return fileID{inode: st.Ino, mtime: st.Mtim.Nano()}, true
+}

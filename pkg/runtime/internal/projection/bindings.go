@@ -1,0 +1,231 @@
+package projection
+
+import (
+	"sync"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Binding is the sandbox that is asked about a volume.
+type Binding struct {
+	runtime.Binding
+	// Unproven is set while nobody has confirmed that the sandbox has the volume, or
+	// after the sandbox denied it. Such a sandbox is asked, but not reported.
+	Unproven bool
+}
+
+// shown is the sandbox that is reported to have the volume, or "".
+func (b Binding) shown() string {
+	if b.Unproven {
+		return ""
+	}
+	return b.Sandbox
+}
+
+// Bindings holds what is known in memory of each volume: the volume, who published it,
+// and the sandbox that has it. A volume that it does not hold cannot be bound.
+type Bindings struct {
+	onChange func(volume.Key) // may be nil
+
+	mu      sync.RWMutex
+	entries map[volume.Key]*entry
+}
+
+// Entry is a volume that is tracked.
+type Entry struct {
+	// Volume must not be changed.
+	Volume *volume.Volume
+	// Dir is the name of its directory, and Owner who published that.
+	Dir   string
+	Owner tree.Owner
+}
+
+type entry struct {
+	Entry
+	live Binding
+}
+
+func newBindings(onChange func(volume.Key)) *Bindings {
+	return &Bindings{onChange: onChange, entries: make(map[volume.Key]*entry)}
+}
+
+// Track remembers a volume, or what is new about it. It keeps the binding.
+func (b *Bindings) Track(tracked Entry) {
+	copied := *tracked.Volume // the caller may change its own
+	tracked.Volume = &copied
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e, ok := b.entries[copied.Key]
+	if !ok {
+		e = &entry{}
+		b.entries[copied.Key] = e
+	}
+	e.Entry = tracked
+}
+
+// Forget drops a volume.
+func (b *Bindings) Forget(key volume.Key) {
+	b.mu.Lock()
+	e, ok := b.entries[key]
+	delete(b.entries, key)
+	b.mu.Unlock()
+	if ok && (e.live.Sandbox != "" || e.Owner == tree.Foreign) {
+		b.changed(key)
+	}
+}
+
+// Get returns a volume that is tracked.
+func (b *Bindings) Get(key volume.Key) (Entry, bool) {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	e, ok := b.entries[key]
+	if !ok {
+		return Entry{}, false
+	}
+	return e.Entry, true
+}
+
+// IsOurs tells whether a volume is tracked and was published by us.
+func (b *Bindings) IsOurs(key volume.Key) bool {
+	e, _ := b.Get(key)
+	return e.Owner == tree.OwnedByUs
+}
+
+// Current is the sandbox to ask about a volume, proven or not. Without one it has no
+// sandbox id.
+func (b *Bindings) Current(key volume.Key) Binding {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	if e, ok := b.entries[key]; ok {
+		return e.live
+	}
+	return Binding{}
+}
+
+// Shown is the sandbox that is known to have a volume.
+func (b *Bindings) Shown(key volume.Key) (runtime.Binding, bool) {
+	live := b.Current(key)
+	if live.shown() == "" {
+		return runtime.Binding{}, false
+	}
+	return live.Binding, true
+}
+
+// Bind records that a sandbox has the volume.
+func (b *Bindings) Bind(key volume.Key, sandbox, kind string) {
+	b.update(key, func(live Binding) Binding {
+		if live.shown() == sandbox {
+			return live
+		}
+		return newBinding(sandbox, kind, false)
+	})
+}
+
+// Propose records the sandbox to ask from now on, which may not have the volume.
+func (b *Bindings) Propose(key volume.Key, sandbox, kind string) {
+	b.update(key, func(live Binding) Binding {
+		if live.Sandbox == sandbox && live.Runtime == kind {
+			return live
+		}
+		return newBinding(sandbox, kind, true)
+	})
+}
+
+// Unbind records that no sandbox has the volume.
+func (b *Bindings) Unbind(key volume.Key) {
+	b.update(key, func(Binding) Binding { return Binding{} })
+}
+
+// Prove records that the sandbox which is asked about a volume confirmed that it has
+// it, or denied it.
+func (b *Bindings) Prove(key volume.Key, sandbox string, has bool) {
+	b.update(key, func(live Binding) Binding {
+		if live.Sandbox == sandbox && live.Unproven == has {
+			live.Unproven, live.Since = !has, time.Now()
+		}
+		return live
+	})
+}
+
+func newBinding(sandbox, kind string, unproven bool) Binding {
+	return Binding{Binding: runtime.Binding{Sandbox: sandbox, Runtime: kind, Since: time.Now()}, Unproven: unproven}
+}
+
+// update replaces the binding of a tracked volume.
+func (b *Bindings) update(key volume.Key, next func(live Binding) Binding) {
+	b.mu.Lock()
+	changed := false
+	if e, ok := b.entries[key]; ok {
+		before := e.live.shown()
+		e.live = next(e.live)
+		changed = e.live.shown() != before
+	}
+	b.mu.Unlock()
+	if changed {
+		b.changed(key)
+	}
+}
+
+// DropOthers unbinds the volumes of a pod from all sandboxes but one, which is new. It
+// returns those of the pod's volumes that we published.
+func (b *Bindings) DropOthers(podUID, sandbox string) (ours []volume.Key) {
+	b.unbindAll(func(e *entry) bool {
+		if e.Volume.PodUID != podUID {
+			return false
+		}
+		if e.Owner == tree.OwnedByUs {
+			ours = append(ours, e.Volume.Key)
+		}
+		return e.live.Sandbox != sandbox
+	})
+	return ours
+}
+
+// DropSandbox unbinds all volumes of a sandbox that has ended and returns them.
+func (b *Bindings) DropSandbox(sandbox string) []volume.Key {
+	return b.unbindAll(func(e *entry) bool { return e.live.Sandbox == sandbox })
+}
+
+// unbindAll unbinds every volume for which ended is true and that is bound.
+func (b *Bindings) unbindAll(ended func(*entry) bool) (unbound []volume.Key) {
+	var changed []volume.Key
+	b.mu.Lock()
+	for key, e := range b.entries {
+		if !ended(e) || e.live.Sandbox == "" {
+			continue
+		}
+		if e.live.shown() != "" {
+			changed = append(changed, key)
+		}
+		e.live = Binding{}
+		unbound = append(unbound, key)
+	}
+	b.mu.Unlock()
+	for _, key := range changed {
+		b.changed(key)
+	}
+	return unbound
+}
+
+// Volumes lists the volumes for which want is true. Want must not call Bindings.
+func (b *Bindings) Volumes(want func(Entry) bool) []*volume.Volume {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	var out []*volume.Volume
+	for _, e := range b.entries {
+		if want(e.Entry) {
+			out = append(out, e.Volume)
+		}
+	}
+	return out
+}
+
+// changed reports a changed binding. The caller does not hold the lock.
+func (b *Bindings) changed(key volume.Key) {
+	if b.onChange != nil {
+		b.onChange(key)
+	}
+}

@@ -1,0 +1,93 @@
+package projection
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// table holds the volumes a and b, of pod 1, and c, of pod 2, of another program.
+func table() (*Bindings, func() []volume.Key) {
+	var changed []volume.Key
+	b := newBindings(func(key volume.Key) { changed = append(changed, key) })
+	b.Track(Entry{Volume: &volume.Volume{Key: "a", PodUID: "1"}, Owner: tree.OwnedByUs})
+	b.Track(Entry{Volume: &volume.Volume{Key: "b", PodUID: "1"}, Owner: tree.OwnedByUs})
+	b.Track(Entry{Volume: &volume.Volume{Key: "c", PodUID: "2", Adopted: true}, Owner: tree.Foreign})
+	return b, func() []volume.Key {
+		out := changed
+		changed = nil
+		slices.Sort(out)
+		return out
+	}
+}
+
+func wantShown(t *testing.T, b *Bindings, key volume.Key, sandbox string) {
+	t.Helper()
+	shown, bound := b.Shown(key)
+	if shown.Sandbox != sandbox || bound != (sandbox != "") {
+		t.Errorf("%s is bound to %q (%v), not to %q", key, shown.Sandbox, bound, sandbox)
+	}
+}
+
+func wantChanged(t *testing.T, got []volume.Key, want ...volume.Key) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("changes of %q are reported, not of %q", got, want)
+	}
+}
+
+func TestProposedSandboxShowsOnceItIsProven(t *testing.T) {
+	b, changed := table()
+	b.Propose("a", "sb1", "kind")
+	wantShown(t, b, "a", "")
+	wantChanged(t, changed())
+	if live := b.Current("a"); live.Sandbox != "sb1" || live.Runtime != "kind" || !live.Unproven {
+		t.Errorf("sandbox %+v is asked", live)
+	}
+	b.Prove("a", "sb2", true) // it is asked about no more
+	wantShown(t, b, "a", "")
+	b.Prove("a", "sb1", true)
+	wantShown(t, b, "a", "sb1")
+	wantChanged(t, changed(), "a")
+	b.Propose("a", "sb1", "kind") // nothing new
+	wantShown(t, b, "a", "sb1")
+	b.Prove("a", "sb1", false)
+	wantShown(t, b, "a", "")
+	wantChanged(t, changed(), "a")
+	b.Bind("a", "sb1", "kind")
+	wantShown(t, b, "a", "sb1")
+	b.Unbind("a")
+	wantShown(t, b, "a", "")
+	wantChanged(t, changed(), "a", "a")
+}
+
+func TestUntrackedVolumesAreNotBound(t *testing.T) {
+	b, changed := table()
+	b.Bind("x", "sb1", "kind")
+	wantShown(t, b, "x", "")
+	b.Forget("x")
+	b.Forget("b") // was not bound
+	wantChanged(t, changed())
+	b.Forget("c") // of another program: it was listed
+	wantChanged(t, changed(), "c")
+}
+
+func TestSandboxesOfAPod(t *testing.T) {
+	b, changed := table()
+	for _, key := range []volume.Key{"a", "b", "c"} {
+		b.Bind(key, "sb1", "kind")
+	}
+	wantChanged(t, changed(), "a", "b", "c")
+	b.Bind("b", "sb2", "kind")
+	changed()
+	ours := b.DropOthers("1", "sb2")
+	slices.Sort(ours)
+	wantChanged(t, ours, "a", "b")
+	wantChanged(t, changed(), "a")
+	wantShown(t, b, "b", "sb2")
+	wantChanged(t, b.DropSandbox("sb1"), "c")
+	wantChanged(t, changed(), "c")
+	wantShown(t, b, "b", "sb2")
+}

@@ -1,0 +1,40 @@
+package projection
+
+import (
+	"strconv"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// CheckGroup checks the volume's group and its policy. The group must be a decimal
+// number of at most most.
+func CheckGroup(v *volume.Volume, most uint32) (gid uint32, set bool, err error) {
+	if v.Group == "" {
+		if v.GroupPolicy != volume.GroupPolicyUnset {
+			err = volume.Errorf(volume.Invalid, "volume %s: a group change policy needs a group", v.Target)
+		}
+		return 0, false, err
+	}
+	n, err := strconv.ParseUint(v.Group, 10, 32)
+	// Kata reads the number with its base taken from its form: 010 would be 8.
+	if err != nil || strconv.FormatUint(n, 10) != v.Group || n > uint64(most) {
+		return 0, false, volume.Errorf(volume.Invalid, "volume %s: the group %q is not a decimal group id", v.Target, guest.Clip(v.Group, 64))
+	}
+	return uint32(n), true, nil
+}
+
+// Pods tells the pod of a sandbox, where that is known.
+type Pods interface {
+	PodOf(sandboxID string) (podUID string, known bool)
+}
+
+// OfOtherPod tells whether a sandbox is known to be of another pod than the volume's: a
+// volume belongs to one pod. Pods is nil where no container runtime is followed.
+func OfOtherPod(pods Pods, sandbox, podUID string) bool {
+	if pods == nil || podUID == "" {
+		return false
+	}
+	pod, known := pods.PodOf(sandbox)
+	return known && pod != podUID
+}

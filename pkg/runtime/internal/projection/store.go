@@ -1,0 +1,198 @@
+// Package projection keeps the projections of a handler's volumes: the directories in
+// which a runtime finds its volumes, and which sandbox has each. It is what the
+// handlers kata and crust have in common, and for them alone.
+package projection
+
+import (
+	"context"
+
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/pace"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Format is how one kind of runtime names and describes volumes in its tree.
+type Format interface {
+	// DirOf names the directory of a volume; ok is false where it cannot have one.
+	DirOf(v *volume.Volume) (dir string, ok bool)
+	// KeyOf is the key of the volume that a directory is named for; ok is false where
+	// the runtime would never look into a directory of that name.
+	KeyOf(dir string) (key volume.Key, ok bool)
+	// Encode describes a volume. Equal volumes give equal bytes.
+	Encode(v *volume.Volume) ([]byte, error)
+	// Read reads a volume back from its directory. It always sets the key, the paths
+	// and the handler, and what else it can read.
+	Read(dir string) *volume.Volume
+	// Sandboxes lists the ids that sandboxes left in a directory, the newest first.
+	Sandboxes(dir string) []string
+}
+
+// Hooks are the handler's reactions to changes in its tree.
+type Hooks struct {
+	// SandboxSeen is called when a sandbox left its id with a tracked volume.
+	SandboxSeen func(key volume.Key, sandbox string)
+	// OnChange is called after a volume's binding changed. It may be nil.
+	OnChange func(volume.Key)
+	// Forgotten is called for a volume that is not tracked any more. It may be nil.
+	Forgotten func(volume.Key)
+	// KeepRemoved keeps the binding of a volume of ours whose directory another program
+	// removed.
+	KeepRemoved bool
+}
+
+// Store shows volumes to a runtime and learns which sandbox has them. It works at once;
+// Run adds the watch by which bindings show the moment they come to be.
+type Store struct {
+	// Bindings is what is known in memory of each volume.
+	Bindings *Bindings
+	Tree     *tree.Tree
+	Watch    *tree.Watch
+	format   Format
+	hooks    Hooks
+}
+
+// New makes the store of a tree.
+func New(t *tree.Tree, format Format, hooks Hooks) *Store {
+	s := &Store{Tree: t, format: format, hooks: hooks, Bindings: newBindings(hooks.OnChange)}
+	s.Watch = tree.NewWatch(t, (*follower)(s))
+	return s
+}
+
+// Run follows the tree until ctx ends.
+func (s *Store) Run(ctx context.Context) error { return s.Watch.Run(ctx) }
+
+// Health tells what keeps the store from working.
+func (s *Store) Health() error {
+	if err := s.Tree.Health(); err != nil {
+		return err
+	}
+	return s.Watch.Health()
+}
+
+// Publish makes the volume's directory exist with the right file in it, and tells
+// whether it was not so.
+func (s *Store) Publish(ctx context.Context, v *volume.Volume) (changed bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return false, guest.ContextError(v, "", err)
+	}
+	raw, err := s.format.Encode(v)
+	if err != nil {
+		return false, s.Tree.Error(v, "encoded", err)
+	}
+	dir, _ := s.format.DirOf(v)
+	tracked := Entry{Volume: v, Dir: dir, Owner: tree.OwnedByUs}
+	changed, err = s.Tree.Publish(&tree.Projection{
+		Volume: v, Dir: dir, Raw: raw,
+		// Watched before any runtime can reach it, so that no sandbox id is missed. If
+		// that fails, Health reports it and the tree is read from time to time.
+		Built: func(path string) {
+			s.Bindings.Track(tracked)
+			_ = s.Watch.Add(v.Key, path, tree.OwnedByUs)
+		},
+		Dropped: func() { s.forget(v.Key) },
+	})
+	if err == nil {
+		s.Bindings.Track(tracked)
+	}
+	return changed, err
+}
+
+// Retract removes the volume's directory with all that runtimes left in it. A
+// directory of another program stays.
+func (s *Store) Retract(ctx context.Context, v *volume.Volume) error {
+	if err := ctx.Err(); err != nil {
+		return guest.ContextError(v, "", err)
+	}
+	dir, ok := s.format.DirOf(v)
+	if !ok {
+		return nil // it was never published
+	}
+	owner, _, err := s.Tree.OwnerOf(dir)
+	if err != nil {
+		return s.Tree.Error(v, "looked at", err)
+	}
+	if owner == tree.Foreign {
+		return nil
+	}
+	s.forget(v.Key)
+	if owner == tree.Missing {
+		return nil
+	}
+	return s.Tree.Remove(v, dir)
+}
+
+// Orphans lists our directories of volumes that are not known.
+func (s *Store) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {
+	names, err := s.Tree.Names()
+	if err != nil {
+		return nil, err
+	}
+	var orphans []*volume.Volume
+	var loop pace.Loop
+	for _, name := range names {
+		loop.Step()
+		if key, ok := s.format.KeyOf(name); !ok || known(key) {
+			continue
+		}
+		owner, key, err := s.Tree.OwnerOf(name)
+		if err != nil || owner != tree.OwnedByUs || known(key) {
+			continue
+		}
+		v := s.format.Read(name)
+		// A directory whose target cannot be read has only the mark to say whose it is.
+		if s.Tree.IsOurs(v.ResolvedTarget) || v.ResolvedTarget == s.Tree.Path(name) {
+			v.Key = key
+			orphans = append(orphans, v)
+		}
+	}
+	return orphans, nil
+}
+
+// Adopted lists the volumes that other programs published.
+func (s *Store) Adopted() []*volume.Volume {
+	return s.Bindings.Volumes(func(e Entry) bool { return e.Owner == tree.Foreign && e.Volume.Adopted })
+}
+
+// AdoptForeign finds the volumes that other programs published. It sets no watch; Run
+// finds them again and does.
+func (s *Store) AdoptForeign() {
+	names, err := s.Tree.Names()
+	if err != nil {
+		return // Run logs what is wrong with the tree
+	}
+	for _, name := range names {
+		if _, ok := s.format.KeyOf(name); !ok {
+			continue
+		}
+		if owner, _, err := s.Tree.OwnerOf(name); err == nil && owner == tree.Foreign {
+			s.adopt(name)
+		}
+	}
+}
+
+// adopt lists a volume of another program, once its file can be read.
+func (s *Store) adopt(dir string) {
+	v := s.format.Read(dir)
+	if v.Device.Path == "" {
+		s.Tree.Log.Debug("a foreign volume's mountInfo.json cannot be read (yet)", zap.String("volume", v.Target))
+		return
+	}
+	v.Adopted = true
+	before, tracked := s.Bindings.Get(v.Key)
+	s.Bindings.Track(Entry{Volume: v, Dir: dir, Owner: tree.Foreign})
+	if !tracked || !before.Volume.Adopted {
+		s.Tree.Log.Info("a volume that another program published is served, and left as it is", zap.String("volume", v.Target))
+	}
+	s.Bindings.changed(v.Key)
+}
+
+func (s *Store) forget(key volume.Key) {
+	s.Watch.Forget(key)
+	s.Bindings.Forget(key)
+	if s.hooks.Forgotten != nil {
+		s.hooks.Forgotten(key)
+	}
+}

@@ -1,0 +1,121 @@
+package kata
+
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// flavor tells Kata's two runtimes apart.
+type flavor string
+
+const (
+	goShim   flavor = "kata-go"
+	rustShim flavor = "kata-rs"
+)
+
+// shim is the runtime's process of one sandbox.
+type shim struct {
+	id     string // of the sandbox
+	flavor flavor
+}
+
+// bindings finds out which sandbox has a volume, and puts on record every sandbox that
+// may have had one.
+type bindings struct {
+	cfg       *Config
+	layout    layout
+	table     *projection.Bindings
+	notes     *notes
+	life      liveness
+	sandboxes Sandboxes // nil where no container runtime is followed
+}
+
+// current is the shim to ask about the volume, from memory. It has no id if none is
+// known.
+func (b *bindings) current(v *volume.Volume) shim {
+	live := b.table.Current(v.Key)
+	return shim{id: live.Sandbox, flavor: flavor(live.Runtime)}
+}
+
+// propose sets the shim to ask about the volume from now on.
+func (b *bindings) propose(v *volume.Volume, s shim) {
+	if _, tracked := b.table.Get(v.Key); !tracked {
+		owner := tree.OwnedByUs
+		if v.Adopted {
+			owner = tree.Foreign
+		}
+		b.table.Track(projection.Entry{Volume: v, Dir: nameOf(v), Owner: owner})
+	}
+	b.noteUse(v.Key, s.id)
+	b.table.Propose(v.Key, s.id, string(s.flavor))
+}
+
+// seen records that a sandbox-id file appeared: the newest one is the live one until
+// shown otherwise.
+func (b *bindings) seen(key volume.Key, id string) {
+	e, tracked := b.table.Get(key)
+	if !tracked || !idForm.MatchString(id) || b.life.ofOtherPod(id, e.Volume.PodUID) {
+		return
+	}
+	b.noteUse(key, id)
+	b.table.Bind(key, id, string(b.guessFlavor(id)))
+}
+
+// guessFlavor tells the runtime of a sandbox that was not asked yet.
+func (b *bindings) guessFlavor(id string) flavor {
+	var st unix.Stat_t
+	if unix.Lstat(b.cfg.socketOf(id, goShim), &st) != nil && unix.Lstat(b.cfg.socketOf(id, rustShim), &st) == nil {
+		return rustShim
+	}
+	return goShim
+}
+
+// added records a new sandbox of a pod. An old one is no longer taken for granted.
+func (b *bindings) added(podUID, id string) {
+	if podUID == "" || !idForm.MatchString(id) {
+		return
+	}
+	for _, key := range b.table.DropOthers(podUID, id) {
+		b.noteUse(key, id)
+	}
+}
+
+// noteUse puts on record that a sandbox has or had a volume of ours.
+func (b *bindings) noteUse(key volume.Key, id string) {
+	if b.table.IsOurs(key) {
+		b.notes.add(key, id, b.life.ended)
+	}
+}
+
+// candidates lists the sandboxes that may have the volume, the likeliest first:
+// those that left their id in its directory, those of its pod, then those that had
+// it once.
+func (b *bindings) candidates(v *volume.Volume) []string {
+	var ids []string
+	if dir, ok := b.layout.DirOf(v); ok {
+		ids = b.layout.Sandboxes(dir)
+	}
+	if b.sandboxes != nil && v.PodUID != "" {
+		ids = append(ids, b.sandboxes.OfPod(v.PodUID)...)
+	}
+	ids = append(ids, b.notes.of(v.Key)...)
+	seen := make(map[string]bool, len(ids))
+	return slices.DeleteFunc(ids, func(id string) bool {
+		again := seen[id]
+		seen[id] = true
+		return again || !idForm.MatchString(id) || b.life.ofOtherPod(id, v.PodUID)
+	})
+}
+
+// trackerHint says, for an error, that sandboxes of runtime-rs cannot be found now.
+func (b *bindings) trackerHint() string {
+	if b.sandboxes != nil && b.sandboxes.Ready() {
+		return ""
+	}
+	return " (the container runtime is not followed now, so that sandboxes of runtime-rs cannot be found: check its socket)"
+}

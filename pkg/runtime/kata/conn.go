@@ -1,0 +1,142 @@
+package kata
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+const (
+	maxHeader = 16 << 10
+	maxBody   = 64 << 10
+)
+
+var (
+	errHungUp   = errors.New("the connection was closed without an answer")
+	errTooMuch  = errors.New("the answer is larger than the limit")
+	errNotHTTP  = errors.New("the answer is not HTTP")
+	errCutShort = errors.New("the answer ends before its length")
+)
+
+// conn is a connection to a shim's management server. It speaks just enough
+// HTTP/1.1 itself: net/http's client would cost several goroutine switches a
+// call, and would not stop at a header limit of ours.
+type conn struct {
+	net.Conn
+	socket string
+	kept   bool // has answered a call before
+	since  time.Time
+	left   int // how much more the other side may send
+}
+
+// reply is a whole answer.
+type reply struct {
+	status int
+	body   []byte
+}
+
+var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4<<10) }}
+
+// Read stops at the limit: a guest's host process may be in the guest's hands.
+func (c *conn) Read(p []byte) (int, error) {
+	if c.left <= 0 {
+		return 0, errTooMuch
+	}
+	n, err := c.Conn.Read(p[:min(len(p), c.left)])
+	c.left -= n
+	return n, err
+}
+
+func (c *conn) close() { _ = c.Close() }
+
+// exchange sends a request and reads the answer. The connection may be used
+// again only where reusable is true.
+func (c *conn) exchange(ctx context.Context, request []byte) (rep reply, reusable bool, err error) {
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	rep, reusable, err = c.sendAndRead(request)
+	if !stop() {
+		reusable = false
+		if err != nil && ctx.Err() != nil {
+			err = ctx.Err()
+		}
+	}
+	return rep, reusable, err
+}
+
+func (c *conn) sendAndRead(request []byte) (reply, bool, error) {
+	if _, err := c.Write(request); err != nil {
+		return reply{}, false, hungUp(err)
+	}
+	c.left = maxHeader
+	reader, ok := readers.Get().(*bufio.Reader)
+	if !ok {
+		reader = bufio.NewReader(nil)
+	}
+	reader.Reset(c)
+	defer func() { reader.Reset(nil); readers.Put(reader) }()
+	if _, err := reader.Peek(1); err != nil {
+		return reply{}, false, hungUp(err)
+	}
+	return c.read(reader)
+}
+
+// hungUp is what happened to a connection without an answer. That it ended is said
+// already.
+func hungUp(err error) error {
+	if errors.Is(err, io.EOF) {
+		return errHungUp
+	}
+	return fmt.Errorf("%w: %w", errHungUp, err)
+}
+
+func (c *conn) read(reader *bufio.Reader) (reply, bool, error) {
+	response, err := http.ReadResponse(reader, nil)
+	switch {
+	case errors.Is(err, errTooMuch):
+		return reply{}, false, errTooMuch
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return reply{}, false, errCutShort
+	case err != nil:
+		return reply{}, false, fmt.Errorf("%w: %w", errNotHTTP, err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.ContentLength > maxBody {
+		return reply{}, false, errTooMuch
+	}
+	c.left = maxBody + maxHeader // what the chunks' own headers may add
+	body, err := readBody(response)
+	if err != nil {
+		return reply{}, false, err
+	}
+	rep := reply{status: response.StatusCode, body: body}
+	return rep, !response.Close && reader.Buffered() == 0, nil
+}
+
+func readBody(response *http.Response) ([]byte, error) {
+	body := bytes.NewBuffer(make([]byte, 0, max(response.ContentLength, 0)+bytes.MinRead))
+	n, err := body.ReadFrom(io.LimitReader(response.Body, maxBody+1))
+	switch {
+	case n > maxBody, errors.Is(err, errTooMuch):
+		return nil, errTooMuch
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return nil, errCutShort
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", errCutShort, err)
+	}
+	return body.Bytes(), nil
+}
+
+// contextError is what a call gives whose context ended while a sandbox was asked.
+func contextError(v *volume.Volume, sandbox string, err error) error {
+	return guest.ContextError(v, "Kata sandbox "+sandbox, err)
+}

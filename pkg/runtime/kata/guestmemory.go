@@ -1,0 +1,115 @@
+package kata
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// guestMemory remembers what was found out about volumes in guests of runtime-rs. It
+// is a cache: without it the guest is asked again.
+type guestMemory struct {
+	mu      sync.Mutex
+	volumes map[volume.Key]*guestVolume
+}
+
+type guestVolume struct {
+	// path is where the sandbox's guest has the volume, or "".
+	sandbox, path string
+	// dead are names of directories in which nothing is mounted any more, and never
+	// will be again.
+	dead map[string]bool
+	// groupless is the sandbox that was logged to ignore the volume's group.
+	groupless string
+}
+
+func newGuestMemory() *guestMemory { return &guestMemory{volumes: make(map[volume.Key]*guestVolume)} }
+
+// get is called with the lock held.
+func (m *guestMemory) get(key volume.Key) *guestVolume {
+	g, ok := m.volumes[key]
+	if !ok {
+		g = &guestVolume{}
+		m.volumes[key] = g
+	}
+	return g
+}
+
+// drop forgets a volume.
+func (m *guestMemory) drop(key volume.Key) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.volumes, key)
+}
+
+// path is where a sandbox's guest has the volume, or "".
+func (m *guestMemory) path(key volume.Key, sandbox string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if g, ok := m.volumes[key]; ok && g.sandbox == sandbox {
+		return g.path
+	}
+	return ""
+}
+
+func (m *guestMemory) setPath(key volume.Key, sandbox, path string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g := m.get(key)
+	g.sandbox, g.path = sandbox, path
+}
+
+// forgetPath forgets a path that has turned out to be another volume's.
+func (m *guestMemory) forgetPath(key volume.Key, sandbox, path string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if g, ok := m.volumes[key]; ok && g.sandbox == sandbox && g.path == path {
+		g.path = ""
+	}
+}
+
+// markDead remembers a directory in which nothing will be mounted again.
+func (m *guestMemory) markDead(key volume.Key, dir string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g := m.get(key)
+	if len(g.dead) >= maxShared {
+		return
+	}
+	if g.dead == nil {
+		g.dead = make(map[string]bool)
+	}
+	g.dead[dir] = true
+}
+
+// withoutDead leaves out the dead directories, and forgets those that do not exist any
+// more.
+func (m *guestMemory) withoutDead(key volume.Key, dirs []sharedDir) []sharedDir {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g, ok := m.volumes[key]
+	if !ok || len(g.dead) == 0 {
+		return dirs
+	}
+	still := make(map[string]bool, len(g.dead))
+	dirs = slices.DeleteFunc(dirs, func(d sharedDir) bool {
+		if g.dead[d.name] {
+			still[d.name] = true
+		}
+		return g.dead[d.name]
+	})
+	g.dead = still
+	return dirs
+}
+
+// firstGroupless tells whether this is the first time that a sandbox is found to ignore
+// the volume's group.
+func (m *guestMemory) firstGroupless(key volume.Key, sandbox string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g := m.get(key)
+	first := g.groupless != sandbox
+	g.groupless = sandbox
+	return first
+}

@@ -1,0 +1,272 @@
+package kata
+
+import (
+	"context"
+	"errors"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// maxAsked bounds the paths that one call asks for.
+const maxAsked = 32
+
+// settled is how old a directory is in which the guest has mounted what it ever
+// will: it does so right after the directory was made. Tests change it.
+var settled = time.Minute
+
+// guestSearch finds the path at which a runtime-rs sandbox has a volume mounted,
+// in the course of one call. Nobody records that path. runtime-rs makes a
+// directory beside the sandbox for each volume of each container, and leaves it
+// there when the container has ended. The agent goes on answering for such a
+// path, with the numbers of the host's filesystem that the directory is on. So
+// the newest path is asked first, and an answer is believed only where it is not
+// the host's, fits the volume's device, and cannot be of another volume of the
+// pod.
+type guestSearch struct {
+	h *Handler
+	v *volume.Volume
+
+	id     string      // the sandbox that the rest is about
+	path   string      // what is being asked for; "" before the next choice
+	dirs   []sharedDir // what is left to ask for
+	listed bool
+	asked  int
+	// remembered is the path that an earlier call found; "" means none.
+	remembered string
+	// unlike is why an answer was not believed, or which error came instead of
+	// one. It is told when no other path is left.
+	unlike error
+}
+
+func newGuestSearch(h *Handler, v *volume.Volume) *guestSearch { return &guestSearch{h: h, v: v} }
+
+// request is what is sent to the sandbox next.
+func (s *guestSearch) request(ctx context.Context, b shim) ([]byte, error) {
+	if b.flavor == goShim {
+		return statsRequestGo(s.v.Device.Path), nil
+	}
+	path, err := s.next(ctx, b.id)
+	if err != nil {
+		return nil, err
+	}
+	return statsRequestRust(path), nil
+}
+
+// next chooses the path to ask for. It stays the same until judge was called.
+func (s *guestSearch) next(ctx context.Context, id string) (string, error) {
+	if s.id != id {
+		*s = guestSearch{h: s.h, v: s.v, id: id}
+		if s.h.bindings.current(s.v).id == id {
+			s.remembered = s.h.guests.path(s.v.Key, id)
+			s.path = s.remembered
+		}
+	}
+	if s.path != "" {
+		return s.path, nil
+	}
+	if err := s.list(ctx); err != nil {
+		return "", err
+	}
+	if len(s.dirs) == 0 || s.asked >= maxAsked {
+		return "", s.notMounted()
+	}
+	s.path = s.pathOf(s.dirs[0].name)
+	return s.path, nil
+}
+
+// list finds the directories that can be the volume's, without those in which
+// nothing will be mounted again.
+func (s *guestSearch) list(ctx context.Context) error {
+	if s.listed {
+		return nil
+	}
+	dirs, err := s.h.shares.list(s.v, s.id)
+	if err != nil {
+		return err
+	}
+	s.dirs, err = s.h.shares.ofVolume(ctx, s.v, s.id, s.h.guests.withoutDead(s.v.Key, dirs))
+	if err != nil {
+		return err
+	}
+	s.listed = true
+	if s.asked > 0 { // the remembered path, which is not asked for twice
+		s.drop(s.remembered)
+	}
+	return nil
+}
+
+func (s *guestSearch) drop(path string) {
+	s.dirs = slices.DeleteFunc(s.dirs, func(d sharedDir) bool { return s.pathOf(d.name) == path })
+}
+
+func (s *guestSearch) pathOf(name string) string {
+	return strings.TrimSuffix(s.h.cfg.GuestShared, "/") + "/" + name
+}
+
+// judge decides about the answer for the present path. Where more is true,
+// another path is to be asked for; else the error is the outcome.
+func (s *guestSearch) judge(ctx context.Context, b shim, report volume.Report, err error) (more bool, outcome error) {
+	if s.path == "" || b.id != s.id || !tellsOfPath(err) {
+		return false, err
+	}
+	if s.ofHost(report) {
+		s.markDead()
+		s.leave()
+		return true, nil
+	}
+	others, failed := s.others(ctx, report)
+	mine, known := s.matches(ctx, s.v, report)
+	switch {
+	case failed != nil:
+		return false, failed
+	case len(others) > 0 && (err != nil || known && !mine):
+		// It is another volume's, and too large for this one or of another form.
+	case err != nil:
+		s.unlike = err
+	case len(others) > 0:
+		s.unlike = volume.Errorf(volume.Unsupported, "volume %s: Kata sandbox %s (%s) has a filesystem mounted that can be "+
+			"this volume's or that of %s, for their mount paths in the containers end alike and their sizes do not tell them "+
+			"apart: give the volumeMounts' paths different last elements", s.v.Target, s.id, rustShim, others[0])
+	default:
+		if s.h.bindings.current(s.v).id == s.id {
+			s.h.guests.setPath(s.v.Key, s.id, s.path)
+		}
+		return false, nil
+	}
+	s.leave()
+	return true, nil
+}
+
+// leave turns away from the present path.
+func (s *guestSearch) leave() {
+	s.h.guests.forgetPath(s.v.Key, s.id, s.path)
+	s.drop(s.path)
+	s.path = ""
+	s.asked++
+}
+
+// tellsOfPath tells whether an error, or none, is an answer about the path that
+// was asked for. To hang up without an answer is how runtime-rs says "error".
+func tellsOfPath(err error) bool {
+	if err == nil || errors.Is(err, errHungUp) {
+		return true
+	}
+	switch volume.KindOf(err) {
+	case volume.Absurd, volume.Refused, volume.Unsupported:
+		return true
+	default:
+		return false
+	}
+}
+
+// ofHost tells whether the answer is that of the host's directory, in which the
+// guest has nothing mounted (any more).
+func (s *guestSearch) ofHost(report volume.Report) bool {
+	if len(report.Usage) == 0 {
+		return false
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.h.shares.passthrough(s.id, "rw"), &st); err != nil {
+		return false
+	}
+	bytes, inodes := totals(report)
+	return bytes == int64(st.Blocks)*st.Bsize && inodes == int64(st.Files) //nolint:gosec // the node's own sizes
+}
+
+// totals are what statfs gave, 0 where a unit is missing.
+func totals(report volume.Report) (bytes, inodes int64) {
+	for _, usage := range report.Usage {
+		switch usage.Unit {
+		case volume.UnitBytes:
+			bytes = usage.Total
+		case volume.UnitInodes:
+			inodes = usage.Total
+		}
+	}
+	return bytes, inodes
+}
+
+// others lists the pod's other volumes that the answer can be of: those that are
+// not known to hold another filesystem, that are large enough, and that have a
+// mount path of the same last element. Where the filesystem of this volume is
+// known to be the one, only another of which the same is known counts.
+func (s *guestSearch) others(ctx context.Context, report volume.Report) ([]string, error) {
+	if len(report.Usage) == 0 {
+		return nil, nil
+	}
+	mine, _ := s.matches(ctx, s.v, report)
+	var names []string
+	for _, other := range s.ofPod() {
+		theirs, sure := s.matches(ctx, other, report)
+		if sure && !theirs || mine && !sure || s.h.checkSize(other, report) != nil {
+			continue
+		}
+		alike, err := s.endsAlike(ctx, other)
+		if err != nil {
+			return nil, err
+		}
+		if alike {
+			names = append(names, other.Target)
+		}
+	}
+	return names, nil
+}
+
+func (s *guestSearch) matches(ctx context.Context, v *volume.Volume, report volume.Report) (is, sure bool) {
+	if s.h.cfg.Matches == nil {
+		return false, false
+	}
+	bytes, inodes := totals(report)
+	return s.h.cfg.Matches(ctx, v, bytes, inodes)
+}
+
+// endsAlike tells whether the present path may be of another volume, by its name.
+func (s *guestSearch) endsAlike(ctx context.Context, other *volume.Volume) (bool, error) {
+	if s.h.sandboxes == nil {
+		return true, nil
+	}
+	destinations, err := s.h.sandboxes.Destinations(ctx, s.id, other.ResolvedTarget)
+	if err != nil {
+		return false, s.h.shares.trackerError(ctx, s.v, s.id, err)
+	}
+	return endsIn(path.Base(s.path), destinations), nil
+}
+
+// notMounted is said when no path is left to ask for.
+func (s *guestSearch) notMounted() error {
+	if s.unlike != nil {
+		return s.unlike
+	}
+	return volume.Errorf(volume.NoSandbox, "volume %s: Kata sandbox %s (%s) does not have it mounted now: "+
+		"no container with the volume has started yet, or the last one has ended", s.v.Target, s.id, rustShim)
+}
+
+// ofPod lists the other volumes of the volume's pod.
+func (s *guestSearch) ofPod() []*volume.Volume {
+	if s.v.PodUID == "" {
+		return nil
+	}
+	return s.h.store.Bindings.Volumes(func(e projection.Entry) bool {
+		return e.Volume.Key != s.v.Key && e.Volume.PodUID == s.v.PodUID && e.Volume.Device.Path != ""
+	})
+}
+
+// markDead remembers that nothing is mounted at the present path, where nothing
+// will be again.
+func (s *guestSearch) markDead() {
+	name := path.Base(s.path)
+	born, plain := plainDir(path.Join(s.h.shares.passthrough(s.id, "rw"), name))
+	if !plain || time.Since(time.Unix(0, born)) < settled {
+		return
+	}
+	if _, tracked := s.h.store.Bindings.Get(s.v.Key); tracked {
+		s.h.guests.markDead(s.v.Key, name)
+	}
+}

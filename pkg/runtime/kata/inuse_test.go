@@ -1,0 +1,212 @@
+package kata
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
+)
+
+var errAway = errors.New("containerd is away")
+
+// wantUse wants a volume to be in use by a sandbox, or by none.
+func wantUse(t *testing.T, b *bench, v *volume.Volume, want string) {
+	t.Helper()
+	if id, err := b.h.InUse(t.Context(), v); id != want || err != nil {
+		t.Errorf("in use by %q, %v, want %q", id, err, want)
+	}
+}
+
+// wantUnknown wants the answer that it is not known, with the words.
+func wantUnknown(t *testing.T, b *bench, v *volume.Volume, words ...string) {
+	t.Helper()
+	_, err := b.h.InUse(t.Context(), v)
+	wantError(t, err, volume.Busy, v, append(words, "not known")...)
+}
+
+// noteFiles lists what is on record of all volumes' sandboxes.
+func noteFiles(t *testing.T, b *bench) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(b.cfg.StateDir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// A container runtime that cannot be asked does not mean that no sandbox has a
+// volume, also after a restart with empty hands.
+func TestRuntimeAwayIsUnknown(t *testing.T) {
+	b := newBench(t, kataemu.Rust)
+	v := published(t, b, "a")
+	shim := b.startShim(t, v, "sb1")
+	wantUse(t, b, v, "sb1")
+	b.setAway(errAway)
+	b.pods = map[string][]string{} // a new process has heard of none
+	b.Restart(t)
+	wantUse(t, b, v, "sb1")
+	shim.Kill(t)
+	wantUse(t, b, v, "") // nobody listens any more, nor does any other sandbox live
+}
+
+// A sandbox that came while nobody looked left no trace that leads to the volume.
+func TestUnseenSandboxIsUnknown(t *testing.T) {
+	b := newBench(t, kataemu.Rust)
+	v, other := published(t, b, "a"), published(t, b, "other")
+	b.setAway(errAway)
+	shim, err := kataemu.Start(kataemu.Options{Flavor: kataemu.Rust, SandboxID: "unseen", Sandboxes: b.cfg.RustSandboxes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = shim.Stop() })
+	wantUnknown(t, b, v, "unseen", "containerd is away", "containerd.socket")
+	b.add(other.PodUID, "unseen") // of another pod, as was known before
+	wantUse(t, b, v, "")
+	wantUse(t, b, other, "unseen")
+	b.setAway(nil)
+	b.remove("unseen")
+	wantUse(t, b, v, "") // it is followed, and lists none of the pod
+}
+
+// A shim that died is no proof while the container runtime still lists its sandbox,
+// nor is a list without it while the shim answers.
+func TestBothWordsAreNeeded(t *testing.T) {
+	for _, flavor := range []kataemu.Flavor{kataemu.Go, kataemu.Rust} {
+		b := newBench(t, flavor)
+		v := published(t, b, "a")
+		shim := b.startShim(t, v, "sb1")
+		b.remove("sb1")
+		wantUse(t, b, v, "sb1")
+		b.add(v.PodUID, "sb1")
+		if err := shim.Shim.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		wantUse(t, b, v, "sb1")
+		b.remove("sb1")
+		wantUse(t, b, v, "")
+	}
+}
+
+// What is not a socket that refuses is not proof of a dead shim.
+func TestSocketThatCannotBeTriedIsUnknown(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := published(t, b, "a")
+	b.startShim(t, v, "sb1")
+	wantUse(t, b, v, "sb1")
+	b.remove("sb1")
+	dir := filepath.Join(b.cfg.GoSandboxes, "sb1")
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("sb1", dir); err != nil { // ELOOP
+		t.Fatal(err)
+	}
+	wantUnknown(t, b, v, "sb1")
+}
+
+// A target without the pod's UID, as a client of the Runtime API may choose one, is
+// looked for among the mounts of all containers.
+func TestMountSourceTellsTheSandbox(t *testing.T) {
+	b := newBench(t, kataemu.Rust)
+	v := b.Volume("a")
+	v.PodUID = ""
+	if _, err := b.h.Publish(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	wantUse(t, b, v, "")
+	b.mounting = map[string]string{v.Target: "sb1"}
+	b.err = errAway
+	wantUnknown(t, b, v, "containerd is away")
+	b.err = nil
+	wantUse(t, b, v, "sb1")
+	if b.startShim(t, v, "sb1"); len(noteFiles(t, b)) != 1 {
+		t.Error("the sandbox is not on record")
+	}
+	b.mounting = nil // the container is gone, its sandbox lives
+	wantUse(t, b, v, "sb1")
+}
+
+// What was seen once is known until the volume is retracted, whatever happens to
+// the volume's directory, and over a restart.
+func TestNotesSurvive(t *testing.T) {
+	b := newBench(t, kataemu.Rust)
+	watching(t, b)
+	v := published(t, b, "a")
+	shim := b.startShim(t, v, "sb1")
+	b.pods = map[string][]string{}
+	if err := os.RemoveAll(b.dir(v)); err != nil {
+		t.Fatal(err)
+	}
+	soon(t, "the directory is missed", func() bool { return !b.h.store.Watch.Has(v.Key) })
+	wantUse(t, b, v, "sb1")
+	if _, err := b.h.Publish(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	wantUse(t, b, v, "sb1")
+	b.Restart(t)
+	wantUse(t, b, v, "sb1")
+	shim.Kill(t)
+	wantUse(t, b, v, "")
+	if err := b.h.Retract(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	if left := noteFiles(t, b); len(left) != 0 {
+		t.Errorf("after Retract: %q", left)
+	}
+}
+
+// A pod whose sandbox is made again and again leaves the record of the last one,
+// and of those that may live.
+func TestNotesDoNotGrow(t *testing.T) {
+	b := newBench(t, kataemu.Rust)
+	v := published(t, b, "a")
+	for _, id := range []string{"one", "two", "three"} {
+		shim := b.startShim(t, v, id)
+		wantUse(t, b, v, id)
+		if _, err := b.h.Stats(t.Context(), v); err != nil {
+			t.Fatal(err)
+		}
+		shim.Kill(t)
+	}
+	if left := noteFiles(t, b); len(left) != 1 || filepath.Base(left[0]) != string(v.Key)+".three" {
+		t.Errorf("on record: %q", left)
+	}
+}
+
+// The record of a volume that nobody knows is an orphan.
+func TestNotesOfUnknownVolumes(t *testing.T) {
+	b := newBench(t, kataemu.Rust)
+	v := published(t, b, "a")
+	b.startShim(t, v, "sb1")
+	wantUse(t, b, v, "sb1")
+	if err := os.RemoveAll(b.dir(v)); err != nil {
+		t.Fatal(err)
+	}
+	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
+	if err != nil || len(orphans) != 1 || orphans[0].Key != v.Key {
+		t.Fatalf("orphans %v, %v", orphans, err)
+	}
+	if err := b.h.Retract(t.Context(), orphans[0]); err != nil || len(noteFiles(t, b)) != 0 {
+		t.Errorf("%v, left %q", err, noteFiles(t, b))
+	}
+}
+
+// Where no container runtime is configured, a volume can still be given back.
+func TestWithoutARuntime(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	b.stop()
+	h, err := New(b.cfg, nil, b.h.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.h = h
+	v := published(t, b, "a")
+	wantUse(t, b, v, "")
+	shim := b.startShim(t, v, "sb1")
+	wantUse(t, b, v, "sb1")
+	shim.Kill(t)
+	wantUse(t, b, v, "")
+}

@@ -1,0 +1,145 @@
+package kata
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+const (
+	// maxNoted bounds the sandboxes that are on record for one volume.
+	maxNoted = 64
+	// maxNoteFiles bounds a listing of all of them.
+	maxNoteFiles = 1 << 20
+)
+
+// notes record which sandboxes were seen to have a volume, until the volume is
+// retracted. They survive a restart, and a volume's directory that vanishes:
+// without them, a sandbox of runtime-rs, which leaves no id file, would be
+// forgotten by both.
+//
+// Each is an empty file, <key>.<sandbox id>, in a directory of our own: Kata takes
+// every file in its volumes' directories for a sandbox id. An empty file is made
+// atomically, and also on a filesystem that has no free block.
+type notes struct {
+	dir string
+	log *zap.Logger
+
+	mu  sync.Mutex
+	ids map[volume.Key][]string
+}
+
+func openNotes(dir string, log *zap.Logger) (*notes, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, volume.Errorf(tree.KindOf(err), "kata: the directory %s cannot be made: %w", dir, err)
+	}
+	names, err := tree.ReadNames(dir, maxNoteFiles)
+	if err != nil {
+		return nil, volume.Errorf(volume.Internal, "kata: the directory %s cannot be read: %w", dir, err)
+	}
+	n := &notes{dir: dir, log: log, ids: make(map[volume.Key][]string)}
+	for _, name := range names {
+		if key, id, ok := strings.Cut(name, "."); ok && idForm.MatchString(id) {
+			n.ids[volume.Key(key)] = append(n.ids[volume.Key(key)], id)
+		}
+	}
+	return n, nil
+}
+
+func (n *notes) file(key volume.Key, id string) string {
+	return filepath.Join(n.dir, string(key)+"."+id)
+}
+
+// of lists the sandboxes that had the volume.
+func (n *notes) of(key volume.Key) []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.ids[key])
+}
+
+// keys lists the volumes that any sandbox had.
+func (n *notes) keys() []volume.Key {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	keys := make([]volume.Key, 0, len(n.ids))
+	for key := range n.ids {
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// add notes a sandbox and drops those of the others that have ended. It is called
+// for each sandbox attempt, so the notes of a pod that never starts do not grow.
+func (n *notes) add(key volume.Key, id string, ended func(id string) bool) {
+	n.mu.Lock()
+	others := n.ids[key]
+	if slices.Contains(others, id) {
+		n.mu.Unlock()
+		return
+	}
+	others = slices.Clone(others)
+	n.mu.Unlock()
+	for _, other := range others {
+		if ended(other) {
+			n.drop(key, other)
+		}
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if slices.Contains(n.ids[key], id) {
+		return
+	}
+	if len(n.ids[key]) >= maxNoted {
+		n.log.Warn("too many sandboxes have one volume; one more is not put on record",
+			zap.String("volume", string(key)), zap.String("sandbox", id))
+		return
+	}
+	n.ids[key] = append(n.ids[key], id)
+	fd, err := unix.Open(n.file(key, id), unix.O_CREAT|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err == nil {
+		err = unix.Close(fd)
+	}
+	if err != nil {
+		n.log.Error("a sandbox that has a volume cannot be put on record: it may be forgotten with the next restart",
+			zap.String("volume", string(key)), zap.String("sandbox", id), zap.Error(err))
+	}
+}
+
+func (n *notes) drop(key volume.Key, id string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.remove(key, id); err != nil {
+		return // it is dropped with the volume
+	}
+	n.ids[key] = slices.DeleteFunc(n.ids[key], func(one string) bool { return one == id })
+}
+
+// forget drops all notes of a volume that was given back.
+func (n *notes) forget(key volume.Key) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, id := range n.ids[key] {
+		if err := n.remove(key, id); err != nil {
+			return volume.Errorf(volume.Internal, "volume %s: its record of sandbox %s cannot be removed below %s: %w",
+				key.Short(), id, n.dir, err)
+		}
+	}
+	delete(n.ids, key)
+	return nil
+}
+
+func (n *notes) remove(key volume.Key, id string) error {
+	if err := unix.Unlink(n.file(key, id)); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}

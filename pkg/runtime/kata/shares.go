@@ -1,0 +1,140 @@
+package kata
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+const maxShared = 4096
+
+// sharedForm is the name that runtime-rs gives to what it puts into a sandbox:
+// an id, some random hex digits, and the last element of a mount's path.
+var sharedForm = regexp.MustCompile(`^([A-Za-z0-9_.]+)-([0-9a-f]+)-(.+)$`)
+
+// sharedDir is a directory that runtime-rs made beside a sandbox.
+type sharedDir struct {
+	name string
+	born int64 // in nanoseconds
+}
+
+// shares finds what runtime-rs put into its sandboxes, in the directories that each
+// shares with the host.
+type shares struct {
+	cfg       *Config
+	sandboxes Sandboxes // nil where no container runtime is followed
+}
+
+// list lists the directories in which the guest may have mounted devices,
+// the newest first. They are plain ones: a shared directory of the host is a
+// mount point.
+func (s *shares) list(v *volume.Volume, id string) ([]sharedDir, error) {
+	var found []sharedDir
+	seen := make(map[string]bool)
+	for _, mode := range []string{"rw", "ro"} {
+		dir := s.passthrough(id, mode)
+		names, err := tree.ReadNames(dir, maxShared+1)
+		if errors.Is(err, unix.ENOENT) {
+			continue
+		}
+		if err != nil || len(names) > maxShared {
+			return nil, volume.Errorf(volume.Internal, "volume %s: what Kata sandbox %s shares with the host, in %s, "+
+				"cannot be listed: %w", v.Target, id, dir, err)
+		}
+		for _, name := range names {
+			if seen[name] || !sys.IsText(name) || !sharedForm.MatchString(name) {
+				continue
+			}
+			if born, plain := plainDir(filepath.Join(dir, name)); plain {
+				seen[name] = true
+				found = append(found, sharedDir{name, born})
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b sharedDir) int {
+		return cmp.Or(cmp.Compare(b.born, a.born), strings.Compare(a.name, b.name))
+	})
+	return found, nil
+}
+
+func (s *shares) passthrough(id, mode string) string {
+	return filepath.Join(s.cfg.SharedSandboxes, id, mode, "passthrough")
+}
+
+// plainDir tells when a directory was made, if it is one and no mount point. A
+// filesystem that does not record that has the time of its last change.
+func plainDir(path string) (born int64, plain bool) {
+	var st unix.Statx_t
+	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	if err := unix.Statx(unix.AT_FDCWD, path, flags, unix.STATX_TYPE|unix.STATX_BTIME|unix.STATX_MTIME, &st); err != nil {
+		return 0, false
+	}
+	at := st.Mtime
+	if st.Mask&unix.STATX_BTIME != 0 {
+		at = st.Btime
+	}
+	return at.Sec*1e9 + int64(at.Nsec), st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0
+}
+
+// ofVolume keeps the directories that can be this volume's.
+func (s *shares) ofVolume(ctx context.Context, v *volume.Volume, id string, dirs []sharedDir) ([]sharedDir, error) {
+	if s.sandboxes == nil || len(dirs) == 0 {
+		return dirs, nil
+	}
+	containers, err := s.sandboxes.ContainerIDs(ctx, id)
+	if err != nil {
+		return nil, s.trackerError(ctx, v, id, err)
+	}
+	destinations, err := s.sandboxes.Destinations(ctx, id, v.ResolvedTarget)
+	if err != nil {
+		return nil, s.trackerError(ctx, v, id, err)
+	}
+	containers = append(containers, id)
+	return slices.DeleteFunc(dirs, func(d sharedDir) bool {
+		return ofContainer(d.name, containers) || !endsIn(d.name, destinations)
+	}), nil
+}
+
+// ofContainer tells whether a name was made for a container's files: these
+// begin with the container's id, or with the ten characters of it that
+// runtime-rs keeps.
+func ofContainer(name string, containers []string) bool {
+	head, _, _ := strings.Cut(name, "-")
+	for _, container := range containers {
+		if container == "" {
+			continue
+		}
+		if strings.HasPrefix(name, container) || head == guest.Clip(container, 10) {
+			return true
+		}
+	}
+	return false
+}
+
+// endsIn tells whether a name was made for one of the mount destinations.
+func endsIn(name string, destinations []string) bool {
+	parts := sharedForm.FindStringSubmatch(name)
+	return slices.ContainsFunc(destinations, func(destination string) bool {
+		return parts[3] == path.Base(destination)
+	})
+}
+
+func (s *shares) trackerError(ctx context.Context, v *volume.Volume, id string, err error) error {
+	if ctx.Err() != nil {
+		return contextError(v, id, ctx.Err())
+	}
+	return volume.Errorf(volume.Internal, "volume %s: the container runtime cannot be asked about Kata sandbox %s, "+
+		"so that the volume's place in the guest is not known: %w", v.Target, id, err)
+}

@@ -1,0 +1,97 @@
+package kata
+
+import (
+	"context"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// users proves which sandboxes use a volume, for Handler.InUse.
+//
+// A sandbox has ended when the container runtime does not list it and nobody
+// listens on its shim's socket. Whether another process has the device all the same,
+// such as a VMM that outlived its shim, is for the broker to find out.
+type users struct {
+	bindings  *bindings
+	life      liveness
+	sandboxes Sandboxes // nil where no container runtime is followed
+}
+
+// find names a sandbox that has the volume or may have it.
+func (u *users) find(ctx context.Context, v *volume.Volume) (string, error) {
+	if err := ctx.Err(); err != nil {
+		return "", guest.ContextError(v, "", err)
+	}
+	// Asked before the list of the pod's sandboxes is read: one that is ready is whole.
+	ready := u.sandboxes != nil && u.sandboxes.Ready()
+	for _, id := range u.bindings.candidates(v) {
+		if lives, err := u.life.may(id); err != nil {
+			return "", socketUnknown(v, id, err)
+		} else if lives {
+			return id, nil
+		}
+	}
+	switch {
+	case u.sandboxes == nil:
+		return "", nil // the files of Kata's Go runtime are all there is to know
+	case !ready:
+		return "", u.refuseUnknown(v)
+	case v.PodUID == "":
+		return u.mountedBy(ctx, v)
+	}
+	return "", nil
+}
+
+// refuseUnknown answers while the container runtime cannot be asked. Only where no
+// Kata sandbox of the node can be the volume's, that does not matter.
+func (u *users) refuseUnknown(v *volume.Volume) error {
+	id, err := u.life.unattributed(v.PodUID)
+	if err != nil {
+		return shimsUnknown(v, err)
+	}
+	if id == "" {
+		return nil
+	}
+	return runtimeUnknown(v, id, u.sandboxes.LastError())
+}
+
+// mountedBy finds the sandbox of a volume whose target does not name the pod, by
+// the mounts of all containers.
+func (u *users) mountedBy(ctx context.Context, v *volume.Volume) (string, error) {
+	ids, err := u.sandboxes.Mounting(ctx, v.Target, v.ResolvedTarget)
+	if err != nil {
+		return "", mountsUnknown(v, err)
+	}
+	for _, id := range ids {
+		if idForm.MatchString(id) {
+			u.bindings.notes.add(v.Key, id, u.life.ended)
+			return id, nil
+		}
+	}
+	return "", nil
+}
+
+func socketUnknown(v *volume.Volume, id string, err error) error {
+	return volume.Errorf(volume.Busy, "volume %s: it is not known whether Kata sandbox %s still has it, "+
+		"because its shim's socket cannot be tried: %w", v.Target, id, err)
+}
+
+func shimsUnknown(v *volume.Volume, err error) error {
+	return volume.Errorf(volume.Busy, "volume %s: it is not known whether a Kata sandbox still has it, "+
+		"because the container runtime cannot be asked and the node's sandboxes cannot be listed: %w", v.Target, err)
+}
+
+func runtimeUnknown(v *volume.Volume, id string, err error) error {
+	if err == nil { // it has become ready just now, and the next call knows
+		return volume.Errorf(volume.Busy, "volume %s: it is not known yet whether Kata sandbox %s has it: repeat", v.Target, id)
+	}
+	return volume.Errorf(volume.Busy, "volume %s: it is not known whether Kata sandbox %s, which lives, has it, because the "+
+		"container runtime cannot be asked: repeat when it can be; if the node has another container runtime, set "+
+		"containerd.socket or cri.socket to its socket and restart crust-proxy: %w", v.Target, id, err)
+}
+
+func mountsUnknown(v *volume.Volume, err error) error {
+	return volume.Errorf(volume.Busy, "volume %s: it is not known whether a Kata sandbox still has it, "+
+		"because the container runtime cannot be asked which containers mount it: %w", v.Target, err)
+}

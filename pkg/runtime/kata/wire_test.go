@@ -1,0 +1,407 @@
+package kata
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
+)
+
+// recordedSize is the size that the recordings wish, and recordedPath where the guest
+// has the volume.
+const (
+	recordedSize = 134217728
+	recordedPath = "/run/kata-containers/shared/containers/passthrough/91a12d9664-8ab33669-data"
+)
+
+// recordedFS is the volume's filesystem.
+var recordedFS = unix.Statfs_t{Bsize: 1024, Blocks: 56037, Bfree: 37683, Files: 16384, Ffree: 16350}
+
+// exchanged is a request to a real shim's management socket, and its answer.
+type exchanged struct {
+	Case    string `json:"case"`
+	Request string `json:"request"`
+	Answer  string `json:"answer"` // ends in <open> or <EOF>
+	Agent   *struct {
+		Path string `json:"volume_guest_path"`
+		Size uint64 `json:"size"`
+	} `json:"agent"` // what the agent was asked to resize
+}
+
+// notReplayed are the exchanges that the emulation is not held to, and why.
+var notReplayed = map[string]string{
+	"agent-url": "the handler never asks for it, and the emulation has no agent's socket",
+	"stats of the path of an ended container (directory still there)": "the numbers are of the recording node's tmpfs, " +
+		"and the answer is abridged: TestTheEmulationAnswersForAnEndedContainer",
+}
+
+func readExchanges(t *testing.T) map[string]exchanged {
+	t.Helper()
+	raw, err := os.ReadFile("testdata/kata-http/rs-shim-monitor-http.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := make(map[string]exchanged)
+	for line := range bytes.Lines(raw) {
+		var e exchanged
+		if err := json.Unmarshal(line, &e); err != nil {
+			t.Fatal(err)
+		}
+		found[e.Case] = e
+	}
+	return found
+}
+
+// The emulation of runtime-rs answers raw requests as the real shim did: status,
+// body, whether it hangs up, and what it asks of the agent.
+func TestTheEmulationAnswersAsRuntimeRS(t *testing.T) {
+	replayed := 0
+	for name, e := range readExchanges(t) {
+		if notReplayed[name] != "" {
+			continue
+		}
+		replayed++
+		t.Run(name, func(t *testing.T) {
+			asked := make(chan string, 4)
+			shim, _ := startRust(t, func(path string, size uint64) error {
+				asked <- fmt.Sprint(path, " ", size)
+				return io.ErrUnexpectedEOF // any error: the agent cannot
+			})
+			status, body, open := ask(t, shim.Socket(), e.Request)
+			wantStatus, wantBody, wantOpen := e.parse(t)
+			if status != wantStatus || body != wantBody || open != wantOpen {
+				t.Errorf("the emulation: %d %q, open %v\nKata: %d %q, open %v", status, body, open, wantStatus, wantBody, wantOpen)
+			}
+			var want []string
+			if e.Agent != nil {
+				want = []string{fmt.Sprint(e.Agent.Path, " ", e.Agent.Size)}
+			}
+			if diff := cmp.Diff(want, drain(asked)); diff != "" {
+				t.Errorf("the agent was asked (-Kata +emulation):\n%s", diff)
+			}
+		})
+	}
+	if replayed < 10 {
+		t.Errorf("only %d exchanges", replayed)
+	}
+}
+
+// drain returns what was sent so far: the agent is asked before the shim answers.
+func drain(c <-chan string) (all []string) {
+	for len(c) > 0 {
+		all = append(all, <-c)
+	}
+	return all
+}
+
+// A path in the guest in which nothing is mounted any more has the numbers of the
+// node's filesystem.
+func TestTheEmulationAnswersForAnEndedContainer(t *testing.T) {
+	e := readExchanges(t)["stats of the path of an ended container (directory still there)"]
+	shim, shared := startRust(t, nil)
+	_, after, _ := strings.Cut(e.Request, "path=")
+	guest, _, _ := strings.Cut(after, " ")
+	if err := os.Mkdir(filepath.Join(shared, filepath.Base(guest)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(shared, &st); err != nil {
+		t.Fatal(err)
+	}
+	status, body, open := ask(t, shim.Socket(), e.Request)
+	report, err := parseStatsDebug([]byte(body))
+	if status != http.StatusOK || !open || err != nil {
+		t.Fatalf("%d %q, open %v: %v", status, body, open, err)
+	}
+	bytes, inodes := totals(report)
+	if bytes != int64(st.Blocks)*st.Bsize || inodes != int64(st.Files) {
+		t.Errorf("%d bytes and %d inodes; the node has %d blocks of %d, and %d inodes", bytes, inodes, st.Blocks, st.Bsize, st.Files)
+	}
+}
+
+// startRust starts an emulated shim of runtime-rs with the recorded volume. It also
+// returns the directory that it shares with the node.
+func startRust(t *testing.T, resize func(string, uint64) error) (shim *kataemu.Shim, shared string) {
+	t.Helper()
+	dir := shortDir(t)
+	shared = filepath.Join(dir, "shared/sb1/rw/passthrough")
+	if err := os.MkdirAll(shared, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	shim, err := kataemu.Start(kataemu.Options{
+		Flavor: kataemu.Rust, SandboxID: "sb1", Sandboxes: filepath.Join(dir, "rs"), Shared: filepath.Join(dir, "shared"), Resize: resize,
+		Mounts: map[string]kataemu.Statfs{recordedPath: func() (unix.Statfs_t, error) { return recordedFS, nil }},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = shim.Stop() })
+	return shim, shared
+}
+
+// ask sends a raw request. The status is 0 where there is no answer. Open tells that
+// the connection can be used again.
+func ask(t *testing.T, socket, request string) (status int, body string, open bool) {
+	t.Helper()
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	reader := bufio.NewReader(c)
+	if status, body = exchange(t, c, reader, request); status == 0 {
+		return 0, "", false
+	}
+	again, _ := exchange(t, c, reader, "POST http://shim/nothing HTTP/1.1\r\nHost: shim\r\nContent-Length: 0\r\n\r\n")
+	return status, body, again != 0
+}
+
+func exchange(t *testing.T, w io.Writer, reader *bufio.Reader, request string) (status int, body string) {
+	t.Helper()
+	if _, err := io.WriteString(w, request); err != nil {
+		return 0, ""
+	}
+	if _, err := reader.Peek(1); err != nil {
+		return 0, ""
+	}
+	response, err := http.ReadResponse(reader, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	raw, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(raw)
+}
+
+// parse reads the recorded answer.
+func (e exchanged) parse(t *testing.T) (status int, body string, open bool) {
+	t.Helper()
+	text, open := strings.CutSuffix(e.Answer, "<open>")
+	if text == "<EOF>" {
+		return 0, "", false
+	}
+	head, body, found := strings.Cut(text, "\r\n\r\n")
+	if _, err := fmt.Sscanf(head, "HTTP/1.1 %d ", &status); err != nil || !found {
+		t.Fatalf("%q: %v", e.Answer, err)
+	}
+	return status, body, open
+}
+
+// What the handler asks of runtime-rs is what the real shim answered, and the
+// recorded answers are understood.
+func TestRequestsToRuntimeRS(t *testing.T) {
+	known := readExchanges(t)
+	b := newBench(t, kataemu.Rust)
+	v := published(t, b, "a")
+	if err := os.MkdirAll(filepath.Join(b.cfg.SharedSandboxes, "sb1/rw/passthrough", filepath.Base(recordedPath)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	wire := listenRaw(t, filepath.Join(b.cfg.RustSandboxes, "sb1"))
+	b.add(v.PodUID, "sb1")
+	b.h.SandboxAdded(v.PodUID, "sb1")
+
+	wire.answer(strings.TrimSuffix(known["stats ok"].Answer, "<open>"))
+	report, err := b.h.Stats(t.Context(), v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes, inodes := totals(report); bytes != int64(recordedFS.Blocks)*recordedFS.Bsize || inodes != int64(recordedFS.Files) {
+		t.Errorf("%d bytes and %d inodes", bytes, inodes)
+	}
+	if diff := cmp.Diff([]string{known["stats ok"].Request}, wire.take()); diff != "" {
+		t.Errorf("stats (-Kata +handler):\n%s", diff)
+	}
+
+	wire.answer("") // recorded as <EOF>
+	_, err = b.h.Resize(t.Context(), v, volume.Range{Required: recordedSize})
+	wantError(t, err, volume.Unsupported, v, "sb1", "without an answer")
+	got := wire.take()
+	if len(got) != 1 {
+		t.Fatalf("resize: %q", got)
+	}
+	if diff := cmp.Diff(essence(t, known["resize"].Request), essence(t, got[0])); diff != "" {
+		t.Errorf("resize (-Kata +handler):\n%s", diff)
+	}
+}
+
+// What the handler asks of the Go shim, of which no raw requests are recorded, is
+// read as Kata's shim_management.go reads it. The size and the error are recorded.
+func TestRequestsToTheGoRuntime(t *testing.T) {
+	for _, device := range []string{"/dev/loop0", "/images/a b+c", "/images/dev%20x", "/images/ä&path=?#;=.img"} {
+		t.Run(filepath.Base(device), func(t *testing.T) {
+			b := newBench(t, kataemu.Go)
+			v := b.Volume("a")
+			v.Device.Path = device
+			if _, err := b.h.Publish(t.Context(), v); err != nil {
+				t.Fatal(err)
+			}
+			wire := listenRaw(t, filepath.Join(b.cfg.GoSandboxes, "sb1"))
+			if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
+				t.Fatal(err)
+			}
+			wire.answer(goAnswer(http.StatusOK, `{"usage":[{"available":1,"total":3,"used":2,"unit":1}]}`))
+			if _, err := b.h.Stats(t.Context(), v); err != nil {
+				t.Fatal(err)
+			}
+			wantGoStats(t, wire.take(), device)
+
+			wire.answer(goAnswer(http.StatusInternalServerError,
+				"rpc error: code = Unimplemented desc = resize_volume is not implemented in kata-agent"))
+			_, err := b.h.Resize(t.Context(), v, volume.Range{Required: recordedSize})
+			wantError(t, err, volume.Unsupported, v, "sb1", "resize_volume is not implemented")
+			wantGoResize(t, wire.take(), device)
+		})
+	}
+}
+
+func goAnswer(status int, body string) string {
+	return fmt.Sprintf("HTTP/1.1 %d x\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n\r\n%s", status, len(body), body)
+}
+
+// wantGoStats reads the device as serveVolumeStats does: it unescapes the decoded
+// value of the query again.
+func wantGoStats(t *testing.T, requests []string, device string) {
+	t.Helper()
+	if len(requests) != 1 {
+		t.Fatalf("stats: %q", requests)
+	}
+	got := essence(t, requests[0])
+	target, err := url.ParseRequestURI(got.URI)
+	if err != nil {
+		t.Fatal(err)
+	}
+	query, err := url.ParseQuery(target.RawQuery)
+	if err != nil || len(query) != 1 || len(query["path"]) != 1 {
+		t.Fatalf("the query %q: %v", target.RawQuery, err)
+	}
+	read, err := url.PathUnescape(query.Get("path"))
+	if got.Method != http.MethodGet || target.Path != "/direct-volume/stats" || read != device || err != nil || got.Body != nil {
+		t.Errorf("%+v is read as %q, %v", got, read, err)
+	}
+}
+
+// wantGoResize reads the request as serveVolumeResize does.
+func wantGoResize(t *testing.T, requests []string, device string) {
+	t.Helper()
+	if len(requests) != 1 {
+		t.Fatalf("resize: %q", requests)
+	}
+	want := essential{
+		Method: http.MethodPost, URI: "/direct-volume/resize", Host: "shim",
+		Body: map[string]any{"VolumePath": device, "Size": float64(recordedSize)},
+	}
+	if diff := cmp.Diff(want, essence(t, requests[0])); diff != "" {
+		t.Errorf("resize (-Kata +handler):\n%s", diff)
+	}
+}
+
+// essential is what the shims read of a request.
+type essential struct {
+	Method, URI, Host string
+	Body              map[string]any
+}
+
+func essence(t *testing.T, raw string) essential {
+	t.Helper()
+	request, err := http.ReadRequest(bufio.NewReader(strings.NewReader(raw)))
+	if err != nil {
+		t.Fatalf("%q: %v", raw, err)
+	}
+	e := essential{Method: request.Method, URI: request.RequestURI, Host: request.Host}
+	body, err := io.ReadAll(request.Body)
+	if err == nil && len(body) > 0 {
+		err = json.Unmarshal(body, &e.Body)
+	}
+	if err != nil || int64(len(body)) != request.ContentLength {
+		t.Fatalf("a body of %d bytes, and the header says %d: %v", len(body), request.ContentLength, err)
+	}
+	return e
+}
+
+// rawShim is a management socket that records each request byte for byte.
+type rawShim struct {
+	mu       sync.Mutex
+	requests []string
+	reply    string
+}
+
+func listenRaw(t *testing.T, dir string) *rawShim {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", filepath.Join(dir, "shim-monitor.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &rawShim{}
+	var served sync.WaitGroup
+	served.Go(func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			s.serve(c)
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		served.Wait()
+	})
+	return s
+}
+
+// serve answers one request and closes, so that no goroutine waits for another.
+func (s *rawShim) serve(c net.Conn) {
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	var raw bytes.Buffer
+	request, err := http.ReadRequest(bufio.NewReader(io.TeeReader(c, &raw)))
+	if err == nil {
+		_, err = io.Copy(io.Discard, request.Body)
+	}
+	if err != nil {
+		return // a connection without a request, by which the handler sees that the shim lives
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.requests = append(s.requests, raw.String())
+	_, _ = io.WriteString(c, s.reply)
+}
+
+// answer sets what every request is answered with; "" means to hang up.
+func (s *rawShim) answer(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reply = text
+}
+
+// take returns the requests since it was called last.
+func (s *rawShim) take() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	taken := s.requests
+	s.requests = nil
+	return taken
+}

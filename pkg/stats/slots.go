@@ -1,0 +1,84 @@
+package stats
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// slots bounds how many requests run at once. A request that turns out to be slow
+// moves to a slot of its own kind, so that any number of hung sandboxes leaves all
+// quick slots to the others.
+type slots struct {
+	quick chan struct{}
+	slow  chan struct{}
+}
+
+func newSlots(l Limits) *slots {
+	return &slots{quick: make(chan struct{}, max(1, l.Concurrency)), slow: make(chan struct{}, max(1, l.MaxSlow))}
+}
+
+// run waits for a quick slot and runs the request in it.
+func (s *slots) run(ctx context.Context, v *volume.Volume, l Limits, request func() error) error {
+	select {
+	case s.quick <- struct{}{}:
+	default:
+		if err := s.wait(ctx, v); err != nil {
+			return err
+		}
+	}
+	own := &slot{slots: s}
+	if l.SlowAfter > 0 {
+		timer := time.AfterFunc(l.SlowAfter, own.moveToSlow)
+		defer timer.Stop()
+	}
+	defer own.free()
+	return request()
+}
+
+func (s *slots) wait(ctx context.Context, v *volume.Volume) error {
+	select {
+	case s.quick <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return volume.Errorf(volume.Exhausted, "volume %s: too many sandboxes are being asked at once, "+
+			"and many of them are slow: raise relay.concurrency or relay.maxSlow: %w", v.Target, ctx.Err())
+	}
+}
+
+// slot is the slot of one request: quick at first, slow later on.
+type slot struct {
+	slots *slots
+	mu    sync.Mutex
+	slow  bool
+	freed bool
+}
+
+// moveToSlow swaps the quick slot for a slow one if one is free. Otherwise the
+// request keeps its quick slot, and concurrency stays bounded.
+func (s *slot) moveToSlow() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.freed {
+		return
+	}
+	select {
+	case s.slots.slow <- struct{}{}:
+		s.slow = true
+		<-s.slots.quick
+	default:
+	}
+}
+
+func (s *slot) free() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.freed = true
+	if s.slow {
+		<-s.slots.slow
+		return
+	}
+	<-s.slots.quick
+}

@@ -1,0 +1,168 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
+	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+)
+
+const help = `Try a runtime handler that has runc's command line against what
+docs/runtime-authors.md demands: on a loop device, a guard mount and a volume of
+its own, which are removed in the end. It needs root, and neither a container
+runtime nor crust-proxy.
+
+Usage:
+  crust-conformance --runtime PROGRAM [flags]
+
+Examples:
+  sudo crust-conformance --runtime /usr/bin/crust-runc --fs xfs
+
+Exit codes: 0 all demands are met, 1 one is not or the run failed, 2 wrong usage.
+
+Flags:
+`
+
+// command is one command line of crust-conformance.
+type command struct {
+	opts    Options
+	out     *printer.Printer
+	timeout time.Duration
+}
+
+// Main runs crust-conformance and gives its exit code. In the containers of a test case
+// the same program is the probe.
+func Main(args []string) int {
+	if len(args) > 0 && args[0] == ProbeWord {
+		return Probe(args[1:], os.Stdin, os.Stdout, os.Stderr)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	colour := printer.UseColour(printer.IsTerminal(os.Stdout), os.Getenv)
+	return runCommand(ctx, args, &printer.Printer{Out: os.Stdout, Colour: colour}, os.Stderr)
+}
+
+func runCommand(ctx context.Context, args []string, out *printer.Printer, stderr io.Writer) int {
+	c := &command{opts: Default(), out: out}
+	usage, err := c.parse(args)
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		_, _ = io.WriteString(out.Out, help+usage)
+		return 0
+	case err != nil:
+		_, _ = fmt.Fprintf(stderr, "crust-conformance: %s\nSee 'crust-conformance --help'.\n", show.EscapeLines(err.Error()))
+		return 2
+	}
+	if err := c.run(ctx); err != nil {
+		_, _ = fmt.Fprintln(stderr, "crust-conformance: "+show.EscapeLines(err.Error()))
+		return 1
+	}
+	return 0
+}
+
+// parse reads the flags and gives their usage text.
+func (c *command) parse(args []string) (usage string, err error) {
+	flags := pflag.NewFlagSet("crust-conformance", pflag.ContinueOnError)
+	flags.Usage = func() {} // runCommand prints it
+	flags.StringVar(&c.opts.Runtime, "runtime", "", "the handler's program")
+	flags.StringArrayVar(&c.opts.Args, "runtime-arg", nil, "an argument before the handler's command; may be repeated")
+	flags.StringVar(&c.opts.Root, "root", c.opts.Root, "where the handler looks for the directories of volumes")
+	flags.StringVar(&c.opts.FSType, "fs", c.opts.FSType, "the volumes' filesystem: ext4, xfs or btrfs")
+	flags.StringVar(&c.opts.Dir, "dir", c.opts.Dir, "where the simulated node gets its directory")
+	flags.StringSliceVar(&c.opts.Only, "only", nil, fmt.Sprintf("run only these test cases: %v", CaseNames()))
+	flags.DurationVar(&c.timeout, "timeout", 0, "how long the run may take; 0 is for ever")
+	flags.StringVarP(&c.out.Format, "output", "o", printer.FormatTable, "table, wide, json or yaml")
+	if err := flags.Parse(args); err != nil {
+		return flags.FlagUsages(), err
+	}
+	return "", c.check(flags.Args())
+}
+
+func (c *command) check(args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("crust-conformance does not take %q", args[0])
+	}
+	if c.timeout < 0 {
+		return fmt.Errorf("--timeout %s is negative", c.timeout)
+	}
+	if err := errors.Join(c.out.Check(), c.opts.Check()); err != nil {
+		return err
+	}
+	program, err := exec.LookPath(c.opts.Runtime)
+	if err == nil {
+		c.opts.Runtime, err = filepath.Abs(program)
+	}
+	if err != nil {
+		return fmt.Errorf("--runtime: %w", err)
+	}
+	return nil
+}
+
+func (c *command) run(ctx context.Context) error {
+	if c.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.timeout)
+		defer cancel()
+	}
+	var printing error
+	report, err := Run(ctx, c.opts, func(r Result) {
+		if !c.out.Machine() {
+			printing = errors.Join(printing, c.printResult(r))
+		}
+	})
+	switch {
+	case errors.Is(err, context.Canceled):
+		err = errors.New("interrupted: what was made is removed again")
+	case err != nil && errors.Is(ctx.Err(), context.Canceled): // the error of a program that was killed
+		err = fmt.Errorf("interrupted: %w", err)
+	case errors.Is(err, context.DeadlineExceeded):
+		err = fmt.Errorf("it did not end within --timeout %s: what was made is removed again", c.timeout)
+	}
+	if err = errors.Join(err, printing); err != nil && len(report.Results) == 0 {
+		return err
+	}
+	return errors.Join(err, c.printEnd(report))
+}
+
+// printResult prints one result for people.
+func (c *command) printResult(r Result) error {
+	colour := map[Status]string{Pass: show.Green, Fail: show.Red, Skip: show.Yellow}[r.Status]
+	line := fmt.Sprintf("%s %s %s", c.out.Paint(colour, string(r.Status)), c.out.Paint(show.Faint, fmt.Sprintf("%-18s", r.Name)), r.Demand)
+	if r.Seen != "" {
+		line += c.out.Field(24, "seen:", r.Seen)
+	}
+	if r.Status == Fail {
+		line += c.out.Field(24, "see:", "docs/runtime-authors.md, section "+r.Section)
+	}
+	_, err := fmt.Fprintln(c.out.Out, line)
+	return err
+}
+
+// printEnd prints the sums, or for a program all results. It fails if a demand is not met.
+func (c *command) printEnd(report Report) error {
+	failed := report.Count(Fail)
+	write := func() error {
+		return c.out.Line(fmt.Sprintf("\n%d passed, %d failed, %d skipped", report.Count(Pass), failed, report.Count(Skip)))
+	}
+	if c.out.Machine() {
+		write = func() error { return c.out.JSON(report) }
+	}
+	if err := write(); err != nil {
+		return err
+	}
+	if failed > 0 {
+		return fmt.Errorf("the handler does not meet %d of %d demands", failed, len(report.Results))
+	}
+	return nil
+}

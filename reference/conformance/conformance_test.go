@@ -1,0 +1,228 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+)
+
+// Every requirement is in the page, in the section that it names.
+func TestRequirementsAreInThePage(t *testing.T) {
+	raw, err := os.ReadFile("../../docs/runtime-authors.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, d := range requirements() {
+		if d.text == "" || !strings.Contains(string(raw), "\n## "+d.section+". ") {
+			t.Errorf("%s: %+v", name, d)
+		}
+	}
+	for _, name := range RequirementNames() {
+		if len(name) > 18 {
+			t.Errorf("%s: the name is longer than its column", name)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	s := &suite{statuses: make(map[string]Status), onResult: func(Result) {}}
+	fine := func(context.Context) error { return nil }
+	s.check(t.Context(), "mount-inside", fine, "plain-container")
+	s.check(t.Context(), "sub-bound", func(context.Context) error { return errors.New("wrong") }, "mount-inside")
+	s.check(t.Context(), "sub-path", fine, "sub-bound")
+	s.check(t.Context(), "resize-online", func(context.Context) error { return fmt.Errorf("x: %w", unsupported{reason: "no"}) })
+	ended, stop := context.WithCancel(t.Context())
+	stop()
+	s.check(ended, "life-free", func(ctx context.Context) error { return ctx.Err() })
+	s.check(ended, "mount-grown", func(context.Context) error {
+		t.Error("tried, although what it needs may have been cut off")
+		return nil
+	})
+	want := map[string]Status{"mount-inside": Pass, "sub-bound": Fail, "sub-path": Skip, "resize-online": Skip}
+	if diff := cmp.Diff(want, s.statuses); diff != "" {
+		t.Error(diff)
+	}
+	if s.report.Count(Skip) != 2 || s.report.Results[1].Section != "6" || s.report.Results[1].Seen != "wrong" {
+		t.Errorf("%+v", s.report)
+	}
+}
+
+func TestOptions(t *testing.T) {
+	good := Default()
+	good.Runtime, good.Only = "runc", CaseNames()
+	if err := good.Check(); err != nil {
+		t.Error(err)
+	}
+	for _, change := range []func(*Options){
+		func(o *Options) { o.Runtime = "" }, func(o *Options) { o.FSType = "ntfs" }, func(o *Options) { o.Only = []string{"plain", "nope"} },
+	} {
+		bad := good
+		change(&bad)
+		if err := bad.Check(); err == nil {
+			t.Errorf("%+v passed", bad)
+		}
+	}
+}
+
+func TestForbiddenMounts(t *testing.T) {
+	w := &mountWatch{devices: make(map[string]bool)}
+	w.add("/dev/loop7", "7:7")
+	for line, want := range map[string]bool{
+		"36 35 7:7 / /mnt rw - ext4 /dev/root rw":                      true,
+		"36 35 0:44 / /mnt rw shared:1 master:2 - btrfs /dev/loop7 rw": true,
+		"36 35 7:70 / /mnt rw - ext4 /dev/loop70 rw":                   false,
+		"36 35 0:5 / /dev/loop7 rw - tmpfs crust:ab rw":                false,
+		"":    false,
+		"a b": false,
+	} {
+		if got := w.forbidden(line); got != want {
+			t.Errorf("%q: %v", line, got)
+		}
+	}
+}
+
+func TestUsages(t *testing.T) {
+	got := seenUsage{Unit: 512, Blocks: 10, Free: 6, Avail: 5, Files: 4, FFree: 3}.usages()
+	want := []abi.Usage{
+		{Unit: abi.UnitBytes, Total: 5120, Used: 2048, Available: 2560},
+		{Unit: abi.UnitInodes, Total: 4, Used: 1, Available: 3},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if n := len((seenUsage{Unit: 512, Blocks: 10}).usages()); n != 1 {
+		t.Errorf("%d usages of a filesystem without inodes", n)
+	}
+}
+
+func TestWantStatus(t *testing.T) {
+	var no unsupported
+	for _, c := range []struct {
+		ended programResult
+		want  int
+		ok    bool
+		skip  bool
+	}{
+		{programResult{code: 0}, 0, true, false},
+		{programResult{code: 3, stderr: "gone"}, 3, true, false},
+		{programResult{code: 3}, 3, false, false},
+		{programResult{code: 1, stderr: "x"}, 3, false, false},
+		{programResult{code: 4, stderr: "x"}, 0, false, true},
+		{programResult{code: 4, stderr: "x"}, 2, false, false},
+	} {
+		err := wantStatus(c.ended, c.want, []string{"stats"})
+		if (err == nil) != c.ok || errors.As(err, &no) != c.skip {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// whileStill passes over what changed meanwhile, and not over what is wrong.
+func TestWhileStill(t *testing.T) {
+	moving := 0
+	see := func(context.Context) (int, error) { moving++; return moving / 3, nil }
+	tries := 0
+	err := whileStill(t.Context(), see, func(context.Context, int) error { tries++; return errors.New("wrong") })
+	if err == nil || tries < 4 {
+		t.Errorf("%d tries: %v", tries, err)
+	}
+	if err := whileStill(t.Context(), see, func(context.Context, int) error { return nil }); err != nil {
+		t.Error(err)
+	}
+}
+
+func probed(t *testing.T, words ...string) (string, error) {
+	t.Helper()
+	var out, told bytes.Buffer
+	if code := Probe(words, os.Stdin, &out, &told); code != 0 {
+		return "", errors.New(told.String())
+	}
+	return out.String(), nil
+}
+
+func TestProbe(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	for _, words := range [][]string{{"write", file, "a"}, {"write", file, "b", "c"}, {"mkdir", dir + "/sub"}, {"link", dir + "/link", "file"}} {
+		if _, err := probed(t, words...); err != nil {
+			t.Fatalf("%q: %v", words, err)
+		}
+	}
+	if text, err := probed(t, "read", file); err != nil || text != "abc" {
+		t.Errorf("read: %q, %v", text, err)
+	}
+	if text, err := probed(t, "names", dir); err != nil || text != `["file","link","sub"]`+"\n" {
+		t.Errorf("names: %q, %v", text, err)
+	}
+	var found map[string]seen
+	text, err := probed(t, "look", dir+"/link")
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &found)
+	}
+	if is := found[dir+"/link"]; err != nil || is.Mode&0o170000 != 0o120000 {
+		t.Errorf("look: %+v, %v", found, err)
+	}
+	var use seenUsage
+	text, err = probed(t, "usage", dir)
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &use)
+	}
+	if err != nil || use.Blocks == 0 || use.Unit == 0 {
+		t.Errorf("usage: %+v, %v", use, err)
+	}
+	for _, words := range [][]string{{}, {"write"}, {"dance", dir}, {"read", dir + "/none"}, {"link", dir}, {"own", dir, "1"}} {
+		if _, err := probed(t, words...); err == nil {
+			t.Errorf("%q succeeded", words)
+		}
+	}
+}
+
+// The probe in a container ends with whoever holds its standard input.
+func TestSleepEndsWithItsLease(t *testing.T) {
+	in, lease, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close() }()
+	done := make(chan int)
+	go func() { done <- Probe([]string{"sleep"}, in, &bytes.Buffer{}, &bytes.Buffer{}) }()
+	if err := lease.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if code := <-done; code != 0 {
+		t.Errorf("code %d", code)
+	}
+}
+
+// A directory whose run is gone is cleared away; one of a run that lives is not.
+func TestClearKilled(t *testing.T) {
+	below := t.TempDir()
+	dead, living := &node{dir: below + "/" + dirPrefix + "1"}, &node{dir: below + "/" + dirPrefix + "2"}
+	for _, n := range []*node{dead, living} {
+		if err := errors.Join(os.Mkdir(n.dir, 0o700), n.claim()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := dead.base.run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := clearKilled(below); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := filepath.Glob(below + "/*"); len(left) != 1 || left[0] != living.dir {
+		t.Errorf("left: %q", left)
+	}
+	if err := living.base.run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}

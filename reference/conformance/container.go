@@ -1,0 +1,196 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// container is one that the handler runs.
+type container struct {
+	n   *node
+	id  string
+	pid string
+}
+
+func newContainer(n *node, kind string) *container { return &container{n: n, id: n.id(kind)} }
+
+// endsWithin bounds the wait for a killed container.
+const endsWithin = 20 * time.Second
+
+// prepare writes its bundle, and has the container removed at the end, even if it is
+// never created.
+func (c *container) prepare(spec *specs.Spec) (bundle string, err error) {
+	bundle, err = writeBundle(c.n.path("bundles", c.id), spec)
+	if err != nil {
+		return "", err
+	}
+	c.n.scratch.add(func(ctx context.Context) error {
+		return errors.Join(c.removeByForce(ctx), os.RemoveAll(bundle))
+	})
+	return bundle, nil
+}
+
+// create asks for the container.
+func (c *container) create(ctx context.Context, spec *specs.Spec) (programResult, error) {
+	bundle, err := c.prepare(spec)
+	if err != nil {
+		return programResult{}, err
+	}
+	return c.n.handler.run(ctx, "create", "--bundle", bundle, c.id)
+}
+
+// run creates and starts it.
+func (c *container) run(ctx context.Context, spec *specs.Spec) error {
+	bundle, err := c.prepare(spec)
+	if err != nil {
+		return err
+	}
+	return c.runPrepared(ctx, bundle)
+}
+
+func (c *container) runPrepared(ctx context.Context, bundle string) error {
+	ended, err := c.n.handler.run(ctx, "create", "--bundle", bundle, c.id)
+	if err != nil {
+		return err
+	}
+	if ended.code != 0 {
+		return fmt.Errorf("create: status %d: %s", ended.code, lastLine(ended.stderr))
+	}
+	if _, err := c.n.handler.must(ctx, "start", c.id); err != nil {
+		return err
+	}
+	state, err := c.state(ctx)
+	if err != nil {
+		return err
+	}
+	c.pid = strconv.Itoa(state.PID)
+	return nil
+}
+
+type state struct {
+	PID    int    `json:"pid"`
+	Status string `json:"status"`
+}
+
+func (c *container) state(ctx context.Context) (state, error) {
+	var is state
+	out, err := c.n.handler.must(ctx, "state", c.id)
+	if err != nil {
+		return is, err
+	}
+	if err := json.Unmarshal([]byte(out), &is); err != nil {
+		return is, fmt.Errorf("state: %w", err)
+	}
+	return is, nil
+}
+
+// exec runs the probe in the container.
+func (c *container) exec(ctx context.Context, words ...string) (string, error) {
+	args := append([]string{"exec", c.id, "/probe", ProbeWord}, words...)
+	ended, err := c.n.handler.run(ctx, args...)
+	if err == nil && ended.code != 0 {
+		err = fmt.Errorf("%s in the container: %s", strings.Join(words, " "), lastLine(ended.stderr))
+	}
+	return ended.stdout, err
+}
+
+// execAll runs the probe several times.
+func (c *container) execAll(ctx context.Context, commands ...[]string) error {
+	for _, words := range commands {
+		if _, err := c.exec(ctx, words...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wantText fails unless a file in the container has a content; what names it in the error.
+func (c *container) wantText(ctx context.Context, path, what, content string) error {
+	text, err := c.exec(ctx, "read", path)
+	if err != nil {
+		return err
+	}
+	return want(what, text, content)
+}
+
+// ask runs the probe and reads its answer.
+func ask[T any](ctx context.Context, c *container, words ...string) (answer T, err error) {
+	out, err := c.exec(ctx, words...)
+	if err != nil {
+		return answer, err
+	}
+	if err := json.Unmarshal([]byte(out), &answer); err != nil {
+		return answer, fmt.Errorf("%s in the container: %w", words[0], err)
+	}
+	return answer, nil
+}
+
+// kill kills it and waits for its end.
+func (c *container) kill(ctx context.Context, signal syscall.Signal) error {
+	if _, err := c.n.handler.must(ctx, "kill", c.id, strconv.Itoa(int(signal))); err != nil {
+		return err
+	}
+	return eventually(ctx, endsWithin, func(ctx context.Context) error {
+		is, err := c.state(ctx)
+		if err == nil && is.Status != "stopped" {
+			err = fmt.Errorf("the container is %s after it was killed", is.Status)
+		}
+		return err
+	})
+}
+
+func (c *container) remove(ctx context.Context) error {
+	_, err := c.n.handler.must(ctx, "delete", c.id)
+	return err
+}
+
+// removeByForce removes a container in any state.
+func (c *container) removeByForce(ctx context.Context) error {
+	_, err := c.n.handler.must(ctx, "delete", "--force", c.id)
+	// If create was killed, the runtime does not know the container any more, but its
+	// control groups are left, and perhaps a process in them.
+	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
+		groups, globErr := filepath.Glob(pattern + c.id)
+		err = errors.Join(err, globErr)
+		for _, group := range groups {
+			err = errors.Join(err, eventually(ctx, endsWithin, func(context.Context) error { return removeGroup(group) }))
+		}
+	}
+	return err
+}
+
+func removeGroup(group string) error {
+	err := unix.Rmdir(group)
+	switch {
+	case err == nil, errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.EBUSY):
+		err = errors.Join(err, killGroup(group))
+	}
+	return fmt.Errorf("remove the control group %s: %w", group, err)
+}
+
+// killGroup kills what is in a control group.
+func killGroup(group string) error {
+	raw, err := os.ReadFile(filepath.Join(group, "cgroup.procs")) //nolint:gosec // a group of ours
+	if err != nil {
+		return err
+	}
+	for _, word := range strings.Fields(string(raw)) {
+		if pid, err := strconv.Atoi(word); err == nil && pid > 1 {
+			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended by itself
+		}
+	}
+	return nil
+}

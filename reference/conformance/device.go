@@ -1,0 +1,142 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+)
+
+const mib = 1 << 20
+
+// The sizes of the new filesystem, of the device, and of the grown device. mkfs.xfs
+// refuses less than 300 MiB.
+const (
+	madeSize  = 320 * mib
+	diskSize  = 448 * mib
+	grownSize = 576 * mib
+)
+
+// disk is a loop device with a filesystem.
+type disk struct {
+	image, path  string
+	major, minor uint32
+}
+
+// newDisk makes a disk whose filesystem is smaller than the device.
+func newDisk(ctx context.Context, n *node) (_ *disk, err error) {
+	n.count++
+	d := &disk{image: n.path("disk-" + strconv.Itoa(n.count))}
+	if err := os.WriteFile(d.image, nil, 0o600); err != nil {
+		return nil, err
+	}
+	n.scratch.add(func(context.Context) error { return os.Remove(d.image) })
+	if err := os.Truncate(d.image, diskSize); err != nil {
+		return nil, err
+	}
+	if d.path, err = loopdev.Attach(d.image, loopdev.Options{}); err != nil {
+		return nil, err
+	}
+	// The device is kept open, and detached at the last close: it goes with this program,
+	// even if that is killed.
+	hold, err := os.Open(d.path)
+	n.scratch.add(func(ctx context.Context) error { return d.release(ctx, n.mounts, hold) })
+	if err == nil {
+		err = loopdev.Detach(d.path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(hold.Fd()), &st); err != nil {
+		return nil, err
+	}
+	d.major, d.minor = unix.Major(st.Rdev), unix.Minor(st.Rdev)
+	n.mounts.add(d.names()...)
+	return d, d.makeFilesystem(ctx, n.opts.FSType)
+}
+
+func (d *disk) names() []string { return []string{d.path, fmt.Sprintf("%d:%d", d.major, d.minor)} }
+
+func (d *disk) makeFilesystem(ctx context.Context, fsType string) error {
+	args := mkfsArguments(d.path, madeSize)[fsType]
+	cmd := exec.CommandContext(ctx, "mkfs."+fsType, args...) //nolint:gosec // one of three
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", cmd, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// mkfsArguments are those of each filesystem's mkfs, for one of a size on a device.
+func mkfsArguments(device string, size int) map[string][]string {
+	return map[string][]string{
+		"ext4":  {"-q", "-F", device, strconv.Itoa(size/1024) + "k"},
+		"xfs":   {"-q", "-f", "-d", "size=" + strconv.Itoa(size), device},
+		"btrfs": {"-q", "-f", "-b", strconv.Itoa(size), device},
+	}
+}
+
+// release closes the device and waits until it is detached.
+func (d *disk) release(ctx context.Context, mounts *mountWatch, hold *os.File) error {
+	err := errors.Join(d.setReadOnly(false), hold.Close())
+	image, statErr := os.Stat(d.image)
+	if err = errors.Join(err, statErr); err != nil {
+		return err
+	}
+	err = eventually(ctx, 10*time.Second, func(context.Context) error {
+		left, err := loopdev.Over(image)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("the loop device %s is still in use: a sandbox or the handler has it", d.path)
+		}
+		return err
+	})
+	mounts.remove(d.names()...)
+	return err
+}
+
+// grow makes the device larger, as a CSI driver does.
+func (d *disk) grow() error {
+	if err := os.Truncate(d.image, grownSize); err != nil {
+		return err
+	}
+	return loopdev.Grow(d.path)
+}
+
+// setReadOnly sets the device's read-only flag, as the broker does for a read-only
+// volume. The kernel keeps the flag for the next user of the loop device.
+func (d *disk) setReadOnly(is bool) error {
+	fd, err := os.Open(d.path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = fd.Close() }()
+	value := 0
+	if is {
+		value = 1
+	}
+	return unix.IoctlSetPointerInt(int(fd.Fd()), unix.BLKROSET, value)
+}
+
+// free fails while the device is mounted or claimed in any mount namespace.
+func (d *disk) free() error {
+	fd, err := unix.Open(d.path, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("the device %s is still mounted somewhere", d.path)
+	}
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+func (d *disk) waitFree(ctx context.Context) error {
+	return eventually(ctx, endsWithin, func(context.Context) error { return d.free() })
+}

@@ -1,0 +1,139 @@
+package conformance
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountWatch reads the host's list of mounts at each change, and keeps those that must
+// not be there.
+type mountWatch struct {
+	file *os.File
+	stop int
+	done chan struct{}
+
+	mu      sync.Mutex
+	devices map[string]bool // by name, and by major:minor
+	seen    []string
+}
+
+func watchMounts() (*mountWatch, error) {
+	// The thread's own list can be of another namespace; the process' is the host's.
+	file, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	w := &mountWatch{file: file, stop: stop, done: make(chan struct{}), devices: make(map[string]bool)}
+	go w.follow()
+	return w, nil
+}
+
+func (w *mountWatch) close() error {
+	_, err := unix.Write(w.stop, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	<-w.done
+	return errors.Join(err, unix.Close(w.stop), w.file.Close())
+}
+
+// follow waits for changes, which the kernel reports by POLLPRI. A mount may last a
+// millisecond: this thread must not wait for a processor, even on a busy machine.
+func (w *mountWatch) follow() {
+	defer close(w.done)
+	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	raisePriority()
+	fds := []unix.PollFd{
+		{Fd: int32(w.file.Fd()), Events: unix.POLLPRI}, //nolint:gosec // descriptors are small
+		{Fd: int32(w.stop), Events: unix.POLLIN},       //nolint:gosec // descriptors are small
+	}
+	for {
+		_, err := unix.Poll(fds, -1)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || fds[1].Revents != 0 {
+			return
+		}
+		w.read()
+	}
+}
+
+// raisePriority gives this thread precedence over all ordinary ones. If that is not
+// allowed, short-lived mounts may be missed on a busy machine.
+func raisePriority() {
+	_ = unix.SchedSetAttr(0, &unix.SchedAttr{
+		Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
+	}, 0)
+}
+
+// read reads the whole list.
+func (w *mountWatch) read() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, err := w.file.Seek(0, io.SeekStart); err != nil {
+		return
+	}
+	raw, err := io.ReadAll(w.file)
+	if err != nil {
+		return
+	}
+	for line := range bytes.Lines(raw) {
+		if w.forbidden(string(line)) {
+			w.seen = append(w.seen, strings.TrimSpace(string(line)))
+		}
+	}
+}
+
+// forbidden tells whether the line is a mount of one of the devices, by number or name.
+func (w *mountWatch) forbidden(line string) bool {
+	fields := strings.Fields(line)
+	if len(fields) < 7 {
+		return false
+	}
+	if w.devices[fields[2]] {
+		return true
+	}
+	_, tail, _ := strings.Cut(line, " - ")
+	of := strings.Fields(tail)
+	return len(of) > 1 && w.devices[of[1]]
+}
+
+// add names a device whose mounts are forbidden.
+func (w *mountWatch) add(names ...string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, name := range names {
+		w.devices[name] = true
+	}
+}
+
+func (w *mountWatch) remove(names ...string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, name := range names {
+		delete(w.devices, name)
+	}
+}
+
+// checkNone fails if a filesystem of a volume was mounted on the host since the last call.
+func (w *mountWatch) checkNone() error {
+	w.read()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	seen := w.seen
+	w.seen = nil
+	if len(seen) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the host's mountinfo showed: %s", seen[0])
+}

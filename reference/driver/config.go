@@ -1,0 +1,48 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"go.uber.org/zap"
+)
+
+// Config is what a driver is made of.
+type Config struct {
+	// Endpoint is unix:///path, or the path alone.
+	Endpoint string
+	DataDir  string
+	NodeID   string
+	Name     string
+	// Capacity is how many bytes may be promised to volumes; 0 means that images
+	// are thin and only the free bytes of the filesystem count.
+	Capacity int64
+	// Defer makes the driver native: it reports DEFER_FS_OPS.
+	Defer bool
+	// RegistrationSocket and KubeletEndpoint are given together, or neither.
+	RegistrationSocket string
+	KubeletEndpoint    string
+	Log                *zap.Logger
+}
+
+func (c Config) validate() error {
+	switch {
+	case !filepath.IsAbs(c.socket()):
+		return fmt.Errorf("--endpoint %q: give unix:///path/of/the.sock, or its absolute path", c.Endpoint)
+	case !filepath.IsAbs(c.DataDir):
+		return fmt.Errorf("--data-dir %q: give an absolute path", c.DataDir)
+	case c.NodeID == "" || c.Name == "":
+		return errors.New("--node-id and --driver-name must not be empty")
+	case c.Capacity < 0:
+		return errors.New("--capacity must not be negative")
+	case (c.RegistrationSocket == "") != (c.KubeletEndpoint == ""):
+		return errors.New("--kubelet-registration-socket and --kubelet-endpoint go together")
+	case c.Log == nil:
+		return errors.New("no logger is given")
+	}
+	return nil
+}
+
+func (c Config) socket() string { return strings.TrimPrefix(c.Endpoint, "unix://") }

@@ -1,0 +1,190 @@
+package driver
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+)
+
+// controller serves CSI's Controller.
+type controller struct {
+	csi.UnimplementedControllerServer
+
+	config Config
+	log    *zap.Logger
+	locks  *locks
+	pool   *pool
+}
+
+// ControllerGetCapabilities tells what the controller can do.
+func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	reply := &csi.ControllerGetCapabilitiesResponse{}
+	for _, kind := range []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	} {
+		reply.Capabilities = append(reply.Capabilities, &csi.ControllerServiceCapability{
+			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: kind}},
+		})
+	}
+	return reply, nil
+}
+
+const (
+	maxName       = 128
+	maxID         = 192
+	kubernetesKey = "csi.storage.k8s.io/"
+)
+
+// volumeID derives the id from the name, so that the same request finds the same
+// volume.
+func volumeID(name string) string { return "vol-" + fileName(name)[:32] }
+
+// CreateVolume makes a volume.
+func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	size, err := c.checkCreate(req)
+	if err != nil {
+		return nil, err
+	}
+	id := volumeID(req.GetName())
+	release, err := c.locks.take(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	r, err := c.pool.store.load(id)
+	if err != nil {
+		return nil, err
+	}
+	if r != nil && r.Ready {
+		if !inRange(r.Capacity, req.GetCapacityRange()) {
+			return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with %d bytes, which is not in the range asked for", id, r.Capacity)
+		}
+		return &csi.CreateVolumeResponse{Volume: c.config.describe(r)}, nil
+	}
+	if r != nil { // half made, or half removed with somebody's data in it
+		if err := c.pool.erase(r); err != nil {
+			return nil, err
+		}
+	}
+	r = &record{Version: recordVersion, ID: id, Capacity: size, Created: time.Now().UTC()}
+	if err := c.pool.provision(r); err != nil {
+		return nil, err
+	}
+	return &csi.CreateVolumeResponse{Volume: c.config.describe(r)}, nil
+}
+
+func (c *controller) checkCreate(req *csi.CreateVolumeRequest) (size int64, err error) {
+	switch name := req.GetName(); {
+	case name == "":
+		return 0, status.Error(codes.InvalidArgument, "name is missing")
+	case len(name) > maxName:
+		return 0, status.Errorf(codes.InvalidArgument, "name has %d bytes, at most are %d", len(name), maxName)
+	case req.GetVolumeContentSource() != nil:
+		return 0, status.Error(codes.InvalidArgument, "volume_content_source: this driver has no snapshots and clones")
+	case len(req.GetMutableParameters()) > 0:
+		return 0, status.Error(codes.InvalidArgument, "mutable_parameters: this driver has none")
+	}
+	if err := readAccesses(req.GetVolumeCapabilities()); err != nil {
+		return 0, err
+	}
+	for key := range req.GetParameters() {
+		if !strings.HasPrefix(key, kubernetesKey) {
+			return 0, status.Errorf(codes.InvalidArgument, "parameter %q is not known; this driver has none", key)
+		}
+	}
+	if err := c.config.checkTopology(req.GetAccessibilityRequirements()); err != nil {
+		return 0, err
+	}
+	return readRange(req.GetCapacityRange())
+}
+
+// DeleteVolume removes a volume that nobody uses.
+func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	id := req.GetVolumeId()
+	if id == "" {
+		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
+	}
+	release, err := c.locks.take(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	r, err := c.pool.store.load(id)
+	if err != nil || r == nil {
+		return &csi.DeleteVolumeResponse{}, err
+	}
+	devices, err := c.pool.attached(id)
+	if err != nil {
+		return nil, err
+	}
+	if len(devices) > 0 {
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is attached as %s on node %s: unstage it first",
+			id, devices[0].Path, c.config.NodeID)
+	}
+	return &csi.DeleteVolumeResponse{}, c.pool.erase(r)
+}
+
+// ValidateVolumeCapabilities confirms what the driver can meet.
+func (c *controller) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	if len(req.GetVolumeCapabilities()) == 0 {
+		return nil, status.Error(codes.InvalidArgument, "volume_capabilities are missing")
+	}
+	if _, err := c.pool.find(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	if err := readAccesses(req.GetVolumeCapabilities()); err != nil {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: status.Convert(err).Message()}, nil
+	}
+	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+		VolumeContext: req.GetVolumeContext(), VolumeCapabilities: req.GetVolumeCapabilities(),
+		Parameters: req.GetParameters(), MutableParameters: req.GetMutableParameters(),
+	}}, nil
+}
+
+// ControllerExpandVolume gives the image its new size. The node then makes the
+// loop device, and the filesystem, take it up.
+func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	id := req.GetVolumeId()
+	if req.GetCapacityRange() == nil {
+		return nil, status.Errorf(codes.InvalidArgument, "volume %q: capacity_range is missing", id)
+	}
+	release, err := c.locks.take(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	r, err := c.pool.find(id)
+	if err != nil {
+		return nil, err
+	}
+	size, err := readRange(req.GetCapacityRange())
+	if err != nil {
+		return nil, err
+	}
+	if limit := req.GetCapacityRange().GetLimitBytes(); limit > 0 && r.Capacity > limit {
+		return nil, status.Errorf(codes.OutOfRange, "volume %q has %d bytes already, more than the limit of %d", id, r.Capacity, limit)
+	}
+	if more := size - r.Capacity; more > 0 && req.GetCapacityRange().GetRequiredBytes() > r.Capacity {
+		r.Capacity = size
+		if err := c.pool.promise(r, more); err != nil {
+			return nil, err
+		}
+	}
+	failpoint.Hit("driver-expand-recorded")
+	// Also where an earlier life was killed between the record and this.
+	if err := c.pool.makeImage(r); err != nil {
+		return nil, err
+	}
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: r.Capacity, NodeExpansionRequired: true}, nil
+}

@@ -1,0 +1,100 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/crust-proxy/crust-proxy/internal/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/run"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+)
+
+// fileSystems are those that the driver makes; the first is the default.
+var fileSystems = []string{"ext4", "xfs", "btrfs"}
+
+// Driver serves CSI's Identity, Controller and Node services.
+type Driver struct {
+	config     Config
+	log        *zap.Logger
+	identity   *identity
+	controller *controller
+	node       *nodeServer
+}
+
+// New makes a driver over its data directory, and removes what an earlier life
+// had begun to make or to remove.
+func New(config Config) (*Driver, error) {
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	disks, err := openPool(config)
+	if err != nil {
+		return nil, err
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, fmt.Errorf("read the boot id: %w", err)
+	}
+	fs, err := newFilesystems(disks)
+	if err != nil {
+		return nil, err
+	}
+	calls := new(locks)
+	return &Driver{
+		config: config, log: config.Log, identity: &identity{config: config, pool: disks},
+		controller: &controller{config: config, log: config.Log, locks: calls, pool: disks},
+		node:       &nodeServer{config: config, boot: strings.TrimSpace(string(boot)), locks: calls, pool: disks, fs: fs},
+	}, disks.sweep()
+}
+
+// Run serves until ctx ends, and lets the calls under way end.
+func (d *Driver) Run(ctx context.Context) error {
+	// Before the registration: who hears of the driver calls it at once.
+	listener, err := d.listen()
+	if err != nil {
+		return err
+	}
+	group := run.New(ctx)
+	group.Go("csi", run.Func(func(ctx context.Context) error { return d.serve(ctx, listener) }))
+	if d.config.RegistrationSocket != "" {
+		group.Go("registration", &registrar{driver: d})
+	}
+	return group.Wait()
+}
+
+func (d *Driver) listen() (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(d.config.socket()), 0o750); err != nil {
+		return nil, err
+	}
+	return peercred.Listen(d.config.socket(), 0o600, "")
+}
+
+func (d *Driver) serve(ctx context.Context, listener net.Listener) error {
+	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(d.logCalls)}
+	if d.config.Defer {
+		options = append(options, csidefer.ServerOption(csidefer.Options{FileSystems: fileSystems}))
+	}
+	server := grpc.NewServer(options...)
+	csi.RegisterIdentityServer(server, d.identity)
+	csi.RegisterControllerServer(server, d.controller)
+	csi.RegisterNodeServer(server, d.node)
+	stop := context.AfterFunc(ctx, server.GracefulStop)
+	defer stop()
+	d.log.Info("serving", zap.String("driver", d.config.Name), zap.String("version", version()),
+		zap.String("endpoint", d.config.Endpoint), zap.Bool("defer", d.config.Defer))
+	err := server.Serve(listener)
+	if ctx.Err() != nil {
+		server.GracefulStop() // waits for the calls under way
+		return nil
+	}
+	return errors.Join(err, listener.Close())
+}

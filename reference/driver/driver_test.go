@@ -1,0 +1,251 @@
+package driver
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// start runs a driver; what it does without devices needs no root.
+func start(t *testing.T, change func(*Config)) (Config, *grpc.ClientConn, *bytes.Buffer) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cd") // unix socket paths are short
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := &bytes.Buffer{}
+	config := Config{
+		Endpoint: "unix://" + dir + "/csi.sock", DataDir: dir + "/data", NodeID: "n", Name: DefaultName,
+		Log: telemetry.NewLogger(log, zap.NewAtomicLevelAt(zapcore.DebugLevel)),
+	}
+	if change != nil {
+		change(&config)
+	}
+	d, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- d.Run(ctx) }()
+	conn := dial(t, dir+"/csi.sock")
+	t.Cleanup(func() {
+		_ = conn.Close()
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		_ = os.RemoveAll(dir)
+	})
+	return config, conn, log
+}
+
+func dial(t *testing.T, socket string) *grpc.ClientConn {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		if probe, err := net.Dial("unix", socket); err == nil {
+			_ = probe.Close()
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("nobody listens on " + socket)
+		}
+	}
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+func mountCapability() *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+	}
+}
+
+func TestRegistersAsARegistrarDoes(t *testing.T) {
+	var socket string
+	config, _, _ := start(t, func(c *Config) {
+		socket = filepath.Dir(c.DataDir) + "/reg.sock"
+		c.RegistrationSocket, c.KubeletEndpoint = socket, "/var/lib/kubelet/plugins/x/csi.sock"
+	})
+	var seen []os.FileInfo
+	for _, registered := range []bool{false, true} {
+		conn := dial(t, socket)
+		client := registration.NewRegistrationClient(conn)
+		info, err := client.GetInfo(t.Context(), &registration.InfoRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.GetName() != config.Name || info.GetType() != registration.CSIPlugin || info.GetEndpoint() != config.KubeletEndpoint ||
+			len(info.GetSupportedVersions()) != 1 {
+			t.Errorf("%v", info)
+		}
+		there, err := os.Lstat(socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen = append(seen, there)
+		// The answer may be lost: refused, the driver ends the connection.
+		_, err = client.NotifyRegistrationStatus(t.Context(), &registration.RegistrationStatus{PluginRegistered: registered, Error: "why"})
+		if registered && err != nil {
+			t.Error(err)
+		}
+		_ = conn.Close()
+		if !registered {
+			waitGone(t, socket)
+		}
+	}
+	if seen[0].ModTime().Equal(seen[1].ModTime()) {
+		t.Error("refused, the socket did not appear anew: kubelet would never try again")
+	}
+}
+
+func waitGone(t *testing.T, path string) {
+	t.Helper()
+	check.Eventually(t, path+" is gone", func() bool {
+		_, err := os.Lstat(path)
+		return err != nil
+	})
+}
+
+// TestSecretsStayOut sends secrets wherever CSI has them, in calls that fail.
+func TestSecretsStayOut(t *testing.T) {
+	const secret = "hunter2-token"
+	config, conn, log := start(t, nil)
+	secrets := map[string]string{"password": secret}
+	node, controller := csi.NewNodeClient(conn), csi.NewControllerClient(conn)
+	attributes := map[string]string{"csi.storage.k8s.io/serviceAccount.tokens": secret}
+	flagged := mountCapability()
+	flagged.GetMount().MountFlags = []string{"password=" + secret}
+	var errs []error
+	_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v", Secrets: secrets, VolumeCapabilities: []*csi.VolumeCapability{flagged}})
+	errs = append(errs, err)
+	_, err = node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+		VolumeId: "none", StagingTargetPath: "/s", Secrets: secrets, VolumeContext: attributes, VolumeCapability: flagged,
+	})
+	errs = append(errs, err)
+	_, err = node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
+		VolumeId: "none", StagingTargetPath: "/s", TargetPath: "/t", Secrets: secrets, VolumeContext: attributes, VolumeCapability: flagged,
+	})
+	errs = append(errs, err)
+	for _, err := range errs {
+		if err != nil && strings.Contains(err.Error(), secret) {
+			t.Error(err)
+		}
+	}
+	records, _ := filepath.Glob(config.DataDir + "/volumes/*")
+	for _, path := range records {
+		if raw, _ := os.ReadFile(path); bytes.Contains(raw, []byte(secret)) {
+			t.Errorf("in the record: %s", raw)
+		}
+	}
+	if err := conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(log.String(), secret) {
+		t.Error("in the log")
+	}
+}
+
+func TestTopology(t *testing.T) {
+	_, conn, _ := start(t, nil)
+	controller := csi.NewControllerClient(conn)
+	create := func(node string) error {
+		_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+			Name: "v-" + node, VolumeCapabilities: []*csi.VolumeCapability{mountCapability()},
+			CapacityRange: &csi.CapacityRange{RequiredBytes: leastSize},
+			AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{
+				{Segments: map[string]string{"topology." + DefaultName + "/node": node}},
+			}},
+		})
+		return err
+	}
+	if err := create("n"); err != nil {
+		t.Error(err)
+	}
+	if err := create("other"); status.Code(err) != codes.ResourceExhausted {
+		t.Error(err)
+	}
+}
+
+func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
+	config, _, _ := start(t, nil)
+	d, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	half := &record{Version: recordVersion, ID: "half", Capacity: leastSize}
+	whole := &record{Version: recordVersion, ID: "whole", Capacity: leastSize}
+	for _, r := range []*record{half, whole} {
+		if err := d.node.pool.provision(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	half.Ready = false
+	if err := d.node.pool.store.save(half); err != nil {
+		t.Fatal(err)
+	}
+	if d, err = New(config); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := d.node.pool.store.load("half"); r != nil || err != nil {
+		t.Errorf("%v, %v", r, err)
+	}
+	if _, err := os.Stat(d.node.pool.image("half")); err == nil {
+		t.Error("its image is left")
+	}
+	if r, err := d.node.pool.store.load("whole"); r == nil || err != nil {
+		t.Errorf("%v, %v", r, err)
+	}
+	if err := os.Remove(d.node.pool.image("whole")); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.node.pool.makeImage(whole); status.Code(err) != codes.DataLoss {
+		t.Errorf("a lost image is made anew: %v", err)
+	}
+}
+
+func TestLocksEndWithTheCaller(t *testing.T) {
+	var l locks
+	release, err := l.take(t.Context(), "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := l.take(ctx, "v"); status.Code(err) != codes.Aborted {
+		t.Error(err)
+	}
+	if other, err := l.take(ctx, "w"); err == nil {
+		other()
+	}
+	release()
+	again, err := l.take(t.Context(), "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again()
+	if len(l.held) != 0 {
+		t.Errorf("%d locks are left", len(l.held))
+	}
+}

@@ -1,0 +1,83 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// sizeKey is the one attribute that a pod gives its inline volume.
+const sizeKey = "size"
+
+// begin makes the volume of an ephemeral publish, or finds it made.
+func (p *publishing) begin() (*record, error) {
+	size, err := p.ephemeralSize()
+	if err != nil {
+		return nil, err
+	}
+	r, err := p.node.pool.store.load(p.id)
+	if err != nil {
+		return nil, err
+	}
+	if r != nil && !r.Ephemeral {
+		return nil, status.Errorf(codes.AlreadyExists, "volume %q is a persistent volume", p.id)
+	}
+	if r == nil || !r.Ready {
+		r = &record{Version: recordVersion, ID: p.id, Capacity: size, Created: time.Now().UTC(), Ephemeral: true}
+		if err := p.node.pool.provision(r); err != nil {
+			return nil, err
+		}
+	}
+	if p.node.present(r) == nil {
+		r.Node = &node{Boot: p.node.boot, FSType: p.want.fsType}
+	}
+	return r, nil
+}
+
+func (p *publishing) ephemeralSize() (int64, error) {
+	text := ""
+	for key, value := range p.attributes {
+		switch {
+		case key == sizeKey:
+			text = value
+		case !strings.HasPrefix(key, kubernetesKey):
+			return 0, status.Errorf(codes.InvalidArgument, "volume %q: the attribute %q is not known; there is size", p.id, key)
+		}
+	}
+	if text == "" {
+		return defaultSize, nil
+	}
+	size, err := readSize(text)
+	if err != nil {
+		return 0, fmt.Errorf("volume %q: %w", p.id, err)
+	}
+	size = (max(size, leastSize) + sizeGrain - 1) / sizeGrain * sizeGrain
+	if size > mostSize {
+		return 0, status.Errorf(codes.OutOfRange, "volume %q: size %q is more than a volume can have", p.id, text)
+	}
+	return size, nil
+}
+
+// mountEphemeral mounts at the target itself: there is no staging path.
+func (p *publishing) mountEphemeral(ctx context.Context, device string) error {
+	want := p.want
+	want.readOnly = p.as.ReadOnly
+	if p.as.ReadOnly {
+		// Nothing to read is on a new device: it is made writable first.
+		want.readOnly = false
+		if err := p.node.fs.makeFS(ctx, p.id, device, want); err != nil {
+			return err
+		}
+		want.readOnly = true
+	}
+	made, err := makeTarget(p.target, false)
+	if err != nil {
+		return fmt.Errorf("volume %q: make the target: %w", p.id, err)
+	}
+	p.made = made
+	return p.node.fs.mountFS(ctx, p.id, device, p.target, want)
+}

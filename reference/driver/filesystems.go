@@ -1,0 +1,117 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/mount-utils"
+	utilexec "k8s.io/utils/exec"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/mkfs"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+)
+
+// filesystems makes, mounts and grows the filesystems of volumes.
+type filesystems struct {
+	pool      *pool
+	formatter *mkfs.Formatter
+	mounter   *mount.SafeFormatAndMount
+	resizer   *mount.ResizeFs
+}
+
+func newFilesystems(disks *pool) (*filesystems, error) {
+	formatter, err := mkfs.New(mkfs.Config{Log: disks.log, LockFile: filepath.Join(disks.config.DataDir, "format.lock")})
+	if err != nil {
+		return nil, err
+	}
+	return &filesystems{
+		pool: disks, formatter: formatter, mounter: mount.NewSafeFormatAndMount(mount.New(""), utilexec.New()),
+		resizer: mount.NewResizeFs(utilexec.New()),
+	}, nil
+}
+
+// growMounted makes the filesystem grow, if it is mounted here for writing.
+func (f *filesystems) growMounted(id, path string) error {
+	m, err := f.pool.mountedAt(id, path)
+	if err != nil || m == nil {
+		return err
+	}
+	for option := range strings.SplitSeq(m.VFSOptions, ",") {
+		if option == "ro" {
+			return nil
+		}
+	}
+	return f.growFS(id, m.Source, path)
+}
+
+// mountFS mounts a volume's filesystem, made where the device is blank, and lets
+// it grow to the device.
+func (f *filesystems) mountFS(ctx context.Context, id, device, path string, want access) error {
+	if m, err := f.pool.mountedAt(id, path); err != nil || m != nil {
+		return err
+	}
+	if err := f.makeFS(ctx, id, device, want); err != nil {
+		return err
+	}
+	if want.fsType == "ext4" && !want.readOnly {
+		if err := f.growExt(ctx, id, device); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(path, 0o750); err != nil {
+		return err
+	}
+	var options []string
+	if want.readOnly {
+		options = append(options, "ro")
+	}
+	// As sensitive ones the flags stay out of errors.
+	if err := f.mounter.FormatAndMountSensitive(device, path, want.fsType, options, want.flags); err != nil {
+		return fmt.Errorf("volume %q: mount %s at %s: %w", id, want.fsType, path, err)
+	}
+	failpoint.Hit("driver-mounted")
+	if want.readOnly {
+		return nil
+	}
+	return f.growFS(id, device, path)
+}
+
+func (f *filesystems) growFS(id, device, path string) error {
+	need, err := f.resizer.NeedResize(device, path)
+	if err == nil && need {
+		_, err = f.resizer.Resize(device, path)
+	}
+	if err != nil {
+		return fmt.Errorf("volume %q: grow its filesystem: %w", id, err)
+	}
+	return nil
+}
+
+// makeFS makes the filesystem where the device is blank.
+func (f *filesystems) makeFS(ctx context.Context, id, device string, want access) error {
+	fd, err := unix.Open(device, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return fmt.Errorf("volume %q: open %s: %w", id, device, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	_, err = f.formatter.Prepare(ctx, mkfs.Request{
+		Device: fd, Volume: id, Path: device, FSType: want.fsType, Policy: volume.FormatHost, ReadOnly: want.readOnly,
+	})
+	return err
+}
+
+// growExt lets an ext4 that is not mounted grow to its device. Once it is mounted
+// that takes CAP_SYS_RESOURCE, which root in a container may not have; before, it
+// takes none.
+func (f *filesystems) growExt(ctx context.Context, id, device string) error {
+	if err := fsops.GrowUnmounted(ctx, device, "ext4"); err != nil {
+		return fmt.Errorf("volume %q: %w", id, err)
+	}
+	return nil
+}

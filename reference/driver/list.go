@@ -1,0 +1,73 @@
+package driver
+
+import (
+	"context"
+	"encoding/base64"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// GetCapacity tells what can still be promised.
+func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	none := &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}
+	if len(req.GetVolumeCapabilities()) > 0 && readAccesses(req.GetVolumeCapabilities()) != nil {
+		return none, nil
+	}
+	if at, ok := req.GetAccessibleTopology().GetSegments()[c.config.topologyKey()]; ok && at != c.config.NodeID {
+		return none, nil
+	}
+	free, err := c.pool.available()
+	if err != nil {
+		return nil, err
+	}
+	return &csi.GetCapacityResponse{
+		AvailableCapacity: free, MaximumVolumeSize: wrapperspb.Int64(min(free, mostSize)), MinimumVolumeSize: wrapperspb.Int64(leastSize),
+	}, nil
+}
+
+// tokenPrefix begins what a token holds: the id of the last volume of a page. So
+// a token stays good whatever is created and deleted meanwhile.
+const tokenPrefix = "after:"
+
+// ListVolumes lists volumes by id. Ephemeral ones belong to their pods.
+func (c *controller) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+	if req.GetMaxEntries() < 0 {
+		return nil, status.Error(codes.InvalidArgument, "max_entries is negative")
+	}
+	after, err := readToken(req.GetStartingToken())
+	if err != nil {
+		return nil, err
+	}
+	all, err := c.pool.store.list()
+	if err != nil {
+		c.log.Error("volumes whose records cannot be read are not listed", zap.Error(err))
+	}
+	all = slices.DeleteFunc(all, func(r *record) bool { return !r.Ready || r.Ephemeral || r.ID <= after })
+	reply := &csi.ListVolumesResponse{}
+	if most := int(req.GetMaxEntries()); most > 0 && most < len(all) {
+		all = all[:most]
+		reply.NextToken = base64.RawURLEncoding.EncodeToString([]byte(tokenPrefix + all[most-1].ID))
+	}
+	for _, r := range all {
+		reply.Entries = append(reply.Entries, &csi.ListVolumesResponse_Entry{Volume: c.config.describe(r)})
+	}
+	return reply, nil
+}
+
+func readToken(token string) (after string, err error) {
+	if token == "" {
+		return "", nil
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(token)
+	after, ok := strings.CutPrefix(string(raw), tokenPrefix)
+	if err != nil || !ok {
+		return "", status.Error(codes.Aborted, "starting_token is none of this driver's: list from the start")
+	}
+	return after, nil
+}

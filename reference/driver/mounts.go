@@ -1,0 +1,150 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+)
+
+// mountAt gives the topmost mount at a path, or nil.
+func mountAt(path string) (*mountinfo.Info, error) {
+	path, err := resolve(path)
+	if err != nil {
+		return nil, err
+	}
+	found, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != path, false })
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	return found[len(found)-1], nil
+}
+
+// resolve resolves the directory of a path as mountinfo shows it. The last part
+// is left: it may not be there.
+func resolve(path string) (string, error) {
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return filepath.Clean(path), nil
+	}
+	return filepath.Join(dir, filepath.Base(path)), err
+}
+
+// isOf tells whether a mount shows one of the devices: as a filesystem on it, or
+// as a bind mount of its node.
+func isOf(m *mountinfo.Info, devices []loopdev.Attached) bool {
+	var node unix.Stat_t
+	statErr := unix.Stat(m.Mountpoint, &node)
+	for _, one := range devices {
+		if m.Source == one.Path {
+			return true
+		}
+		var device unix.Stat_t
+		if statErr == nil && node.Mode&unix.S_IFMT == unix.S_IFBLK && unix.Stat(one.Path, &device) == nil && device.Rdev == node.Rdev {
+			return true
+		}
+	}
+	return false
+}
+
+// mountedAt tells whether a volume is mounted at a path; something else there is
+// a foreignError.
+func (l *pool) mountedAt(id, path string) (*mountinfo.Info, error) {
+	m, err := mountAt(path)
+	if err != nil || m == nil {
+		return nil, err
+	}
+	devices, err := l.attached(id)
+	if err != nil {
+		return nil, err
+	}
+	if !isOf(m, devices) {
+		return nil, foreignError{volume: id, path: path}
+	}
+	return m, nil
+}
+
+// foreignError says that something else is mounted where a volume should be.
+type foreignError struct{ volume, path string }
+
+func (e foreignError) Error() string {
+	return fmt.Sprintf("volume %q: something else is mounted at %s", e.volume, e.path)
+}
+
+// GRPCStatus gives it its code.
+func (e foreignError) GRPCStatus() *status.Status {
+	return status.New(codes.FailedPrecondition, e.Error())
+}
+
+// unmountVolume unmounts a volume from a path as often as it is mounted there.
+func (l *pool) unmountVolume(id, path string) error {
+	for {
+		m, err := l.mountedAt(id, path)
+		if err != nil || m == nil {
+			return err
+		}
+		if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW); err != nil {
+			return fmt.Errorf("volume %q: unmount %s: %w", id, path, err)
+		}
+	}
+}
+
+// bind binds a directory or a device node to a target.
+func bind(source, target string, readOnly bool) error {
+	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind to %s: %w", target, err)
+	}
+	if !readOnly {
+		return nil
+	}
+	// What the mount forbids besides is kept: a remount states all of it anew.
+	var there unix.Statfs_t
+	if err := unix.Statfs(target, &there); err != nil {
+		return err
+	}
+	const same = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_NODIRATIME
+	kept := uintptr(there.Flags & same)
+	if there.Flags&stRelatime != 0 {
+		kept |= unix.MS_RELATIME
+	}
+	if err := unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|kept, ""); err != nil {
+		return errors.Join(fmt.Errorf("make %s read-only: %w", target, err), unix.Unmount(target, unix.UMOUNT_NOFOLLOW))
+	}
+	return nil
+}
+
+// stRelatime is ST_RELATIME, which is the one flag that differs from its MS_ twin.
+const stRelatime = 0x1000
+
+// makeTarget makes the target of a publish, and tells whether it was missing.
+func makeTarget(target string, file bool) (made bool, err error) {
+	if file {
+		var f *os.File
+		f, err = os.OpenFile(target, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) //nolint:gosec // the caller names the target
+		if err == nil {
+			err = f.Close()
+		}
+	} else {
+		err = os.Mkdir(target, 0o750)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// removeTarget removes an empty target; one that is gone is fine.
+func removeTarget(target string) error {
+	if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the target: %w", err)
+	}
+	return nil
+}

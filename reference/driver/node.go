@@ -1,0 +1,191 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+)
+
+// nodeServer serves CSI's Node.
+type nodeServer struct {
+	csi.UnimplementedNodeServer
+
+	config Config
+	boot   string
+	locks  *locks
+	pool   *pool
+	fs     *filesystems
+}
+
+// maxVolumes is how many volumes the scheduler may put on a node.
+const maxVolumes = 256
+
+// NodeGetCapabilities tells what the node plugin can do; csidefer adds deferral.
+func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	reply := &csi.NodeGetCapabilitiesResponse{}
+	for _, kind := range []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
+		csi.NodeServiceCapability_RPC_VOLUME_CONDITION,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	} {
+		reply.Capabilities = append(reply.Capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: kind}},
+		})
+	}
+	return reply, nil
+}
+
+// NodeGetInfo tells which node this is.
+func (n *nodeServer) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: n.config.NodeID, MaxVolumesPerNode: maxVolumes, AccessibleTopology: n.config.topology()}, nil
+}
+
+// present gives what was asked for on this node since it booted, or nil.
+func (n *nodeServer) present(r *record) *node {
+	if r == nil || r.Node == nil || r.Node.Boot != n.boot {
+		return nil
+	}
+	return r.Node
+}
+
+// checkPath wants the absolute path of a staging or target place.
+func checkPath(field, path string) error {
+	if path == "" || !filepath.IsAbs(path) {
+		return status.Errorf(codes.InvalidArgument, "%s must be an absolute path", field)
+	}
+	return nil
+}
+
+func checkID(id string) error {
+	if id == "" || len(id) > maxID {
+		return status.Errorf(codes.InvalidArgument, "volume_id is missing, or longer than %d bytes", maxID)
+	}
+	return nil
+}
+
+// NodeExpandVolume makes the loop devices take up the size of the image and, where
+// a filesystem is mounted on the node, makes that grow too.
+func (n *nodeServer) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	id, path := req.GetVolumeId(), req.GetVolumePath()
+	if path == "" {
+		return nil, status.Errorf(codes.InvalidArgument, "volume %q: volume_path is missing", id)
+	}
+	release, err := n.locks.take(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	r, err := n.pool.find(id)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.checkExpand(r, path, req); err != nil {
+		return nil, err
+	}
+	if err := n.pool.makeImage(r); err != nil {
+		return nil, err
+	}
+	if err := n.pool.growDevices(id); err != nil {
+		return nil, err
+	}
+	if !n.present(r).Block && req.GetVolumeCapability().GetBlock() == nil && !csidefer.Requested(req) {
+		if err := n.fs.growMounted(id, path); err != nil {
+			return nil, err
+		}
+	}
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: r.Capacity}, nil
+}
+
+func (n *nodeServer) checkExpand(r *record, path string, req *csi.NodeExpandVolumeRequest) error {
+	there := n.present(r)
+	if there == nil {
+		return status.Errorf(codes.NotFound, "volume %q is not on this node", r.ID)
+	}
+	if _, ok := there.Published[path]; !ok && path != there.Staging && req.GetStagingTargetPath() != there.Staging {
+		return status.Errorf(codes.NotFound, "volume %q is not at %s", r.ID, path)
+	}
+	required, limit := req.GetCapacityRange().GetRequiredBytes(), req.GetCapacityRange().GetLimitBytes()
+	if required > r.Capacity || limit > 0 && r.Capacity > limit {
+		return status.Errorf(codes.OutOfRange, "volume %q has %d bytes: the controller has to expand it to what is asked for first", r.ID, r.Capacity)
+	}
+	return nil
+}
+
+// NodeGetVolumeStats tells the use of a volume and whether all is well with it. Of
+// a deferred volume the node can tell the size only.
+func (n *nodeServer) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	id, path := req.GetVolumeId(), req.GetVolumePath()
+	if path == "" {
+		return nil, status.Errorf(codes.InvalidArgument, "volume %q: volume_path is missing", id)
+	}
+	r, err := n.pool.find(id)
+	if err != nil {
+		return nil, err
+	}
+	there := n.present(r)
+	block := there != nil && there.Block
+	if deferred := there != nil && there.Published[path].Deferred; !deferred && !csidefer.Requested(req) {
+		m, err := n.pool.mountedAt(id, path)
+		if err != nil || m == nil {
+			return nil, status.Errorf(codes.NotFound, "volume %q is not at %s", id, path)
+		}
+		if !block {
+			return n.fsStats(r, path, m.VFSOptions)
+		}
+	} else if !deferred {
+		return nil, status.Errorf(codes.NotFound, "volume %q is not published deferred at %s", id, path)
+	}
+	return &csi.NodeGetVolumeStatsResponse{
+		Usage:           []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: r.Capacity}},
+		VolumeCondition: n.condition(r, ""),
+	}, nil
+}
+
+func (n *nodeServer) fsStats(r *record, path, options string) (*csi.NodeGetVolumeStatsResponse, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		return nil, fmt.Errorf("volume %q: statfs %s: %w", r.ID, path, err)
+	}
+	//nolint:gosec // no filesystem has 2^63 bytes or inodes
+	usage := []*csi.VolumeUsage{
+		{
+			Unit: csi.VolumeUsage_BYTES, Total: int64(fs.Blocks) * fs.Bsize, Available: int64(fs.Bavail) * fs.Bsize,
+			Used: int64(fs.Blocks-fs.Bfree) * fs.Bsize,
+		},
+		{Unit: csi.VolumeUsage_INODES, Total: int64(fs.Files), Available: int64(fs.Ffree), Used: int64(fs.Files - fs.Ffree)},
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: usage, VolumeCondition: n.condition(r, options)}, nil
+}
+
+// condition looks for what would make a volume fail.
+func (n *nodeServer) condition(r *record, mountOptions string) *csi.VolumeCondition {
+	bad := func(message string) *csi.VolumeCondition {
+		return &csi.VolumeCondition{Abnormal: true, Message: message}
+	}
+	info, err := os.Stat(n.pool.image(r.ID))
+	if err != nil {
+		return bad("the image cannot be seen: " + err.Error())
+	}
+	if info.Size() < r.Capacity {
+		return bad(fmt.Sprintf("the image has %d bytes instead of %d", info.Size(), r.Capacity))
+	}
+	if devices, err := loopdev.Over(info); err != nil || len(devices) == 0 {
+		return bad("no loop device is attached to the image")
+	}
+	if strings.Contains(","+mountOptions+",", ",emergency_ro,") || strings.Contains(","+mountOptions+",", ",shutdown,") {
+		return bad("the kernel has stopped writing to the filesystem after an error")
+	}
+	return &csi.VolumeCondition{Message: "the image is attached"}
+}

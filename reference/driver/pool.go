@@ -1,0 +1,247 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+)
+
+// pool keeps the volumes: their records, their images and the loop devices over them.
+type pool struct {
+	config Config
+	log    *zap.Logger
+	store  store
+	images string
+	// provisioning keeps the sum of what is promised while it is added to.
+	provisioning sync.Mutex
+}
+
+func openPool(config Config) (*pool, error) {
+	l := &pool{
+		config: config, log: config.Log,
+		store: store{dir: filepath.Join(config.DataDir, "volumes")}, images: filepath.Join(config.DataDir, "images"),
+	}
+	for _, dir := range []string{config.DataDir, l.store.dir, l.images} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("make the data directory: %w", err)
+		}
+	}
+	return l, nil
+}
+
+func (l *pool) image(id string) string { return filepath.Join(l.images, fileName(id)+".img") }
+
+// makeImage makes the image, or lets it grow to the capacity; it never shrinks.
+func (l *pool) makeImage(r *record) (err error) {
+	flags := os.O_RDWR
+	if !r.Ready {
+		flags |= os.O_CREATE // an image that was there and is gone is a loss, not a start
+	}
+	file, err := os.OpenFile(l.image(r.ID), flags, 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		return status.Errorf(codes.DataLoss, "volume %q: its image is gone", r.ID)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() >= r.Capacity {
+		return nil
+	}
+	if err := file.Truncate(r.Capacity); err != nil {
+		return fmt.Errorf("volume %q: give its image %d bytes: %w", r.ID, r.Capacity, err)
+	}
+	return errors.Join(file.Sync(), syncDir(l.images))
+}
+
+// attached finds the volume's loop devices.
+func (l *pool) attached(id string) ([]loopdev.Attached, error) {
+	info, err := os.Stat(l.image(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return loopdev.Over(info)
+}
+
+// leavingTries and leavingPause bound the wait for a device that goes away when
+// its last user, say a probe of udev's, has closed it.
+const (
+	leavingTries = 20
+	leavingPause = 50 * time.Millisecond
+)
+
+// attach gives the volume's loop device, and makes it where there is none.
+func (l *pool) attach(id string, readOnly bool) (string, error) {
+	for range leavingTries {
+		found, err := l.attached(id)
+		if err != nil {
+			return "", err
+		}
+		leaving := false
+		for _, one := range found {
+			if leaving = leaving || one.Leaving; !one.Leaving && one.ReadOnly == readOnly {
+				return one.Path, nil
+			}
+		}
+		if !leaving {
+			path, err := loopdev.Attach(l.image(id), loopdev.Options{ReadOnly: readOnly, DirectIO: true})
+			failpoint.Hit("driver-attached")
+			return path, err
+		}
+		time.Sleep(leavingPause)
+	}
+	return "", status.Errorf(codes.Aborted, "volume %q: another program still uses the loop device of its last use", id)
+}
+
+// detach frees the volume's loop devices, or only the read-only ones.
+func (l *pool) detach(id string, onlyReadOnly bool) error {
+	found, err := l.attached(id)
+	if err != nil {
+		return err
+	}
+	for _, one := range found {
+		if one.Leaving || onlyReadOnly && !one.ReadOnly {
+			continue
+		}
+		err = errors.Join(err, loopdev.Detach(one.Path))
+		failpoint.Hit("driver-detached")
+	}
+	return err
+}
+
+// growDevices makes the loop devices as large as the image.
+func (l *pool) growDevices(id string) error {
+	found, err := l.attached(id)
+	if err != nil {
+		return err
+	}
+	for _, one := range found {
+		err = errors.Join(err, loopdev.Grow(one.Path))
+	}
+	return err
+}
+
+// erase removes a volume that is not attached. The record first says that the
+// image is to go, so that nobody takes a missing image for a loss.
+func (l *pool) erase(r *record) error {
+	r.Ready = false
+	if err := l.store.save(r); err != nil {
+		return err
+	}
+	failpoint.Hit("driver-erasing")
+	if err := os.Remove(l.image(r.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := syncDir(l.images); err != nil {
+		return err
+	}
+	failpoint.Hit("driver-image-removed")
+	return l.store.remove(r.ID)
+}
+
+// sweep removes the volumes that were never finished, or not yet removed.
+func (l *pool) sweep() error {
+	if err := l.store.clean(); err != nil {
+		return err
+	}
+	all, err := l.store.list()
+	if err != nil {
+		l.log.Error("some records cannot be read; their volumes are left alone", zap.Error(err))
+	}
+	for _, r := range all {
+		if r.Ready {
+			continue
+		}
+		if devices, err := l.attached(r.ID); err != nil || len(devices) > 0 {
+			l.log.Warn("an unfinished volume is attached and left alone", zap.String("volume", r.ID), zap.Error(err))
+			continue
+		}
+		if err := l.erase(r); err != nil {
+			return fmt.Errorf("remove the unfinished volume %q: %w", r.ID, err)
+		}
+	}
+	return nil
+}
+
+// available is what is free of the configured capacity. Without one images are
+// thin: it is what the filesystem has free now.
+func (l *pool) available() (int64, error) {
+	if l.config.Capacity == 0 {
+		var fs unix.Statfs_t
+		if err := unix.Statfs(l.images, &fs); err != nil {
+			return 0, err
+		}
+		return int64(fs.Bavail) * fs.Bsize, nil //nolint:gosec // no filesystem has 2^63 bytes
+	}
+	all, err := l.store.list()
+	if err != nil {
+		l.log.Warn("volumes whose records cannot be read are not counted", zap.Error(err))
+	}
+	free := l.config.Capacity
+	for _, r := range all {
+		free -= r.Capacity
+	}
+	return max(free, 0), nil
+}
+
+// promise records a volume with more bytes promised to it, if there are as many.
+func (l *pool) promise(r *record, more int64) error {
+	l.provisioning.Lock()
+	defer l.provisioning.Unlock()
+	free, err := l.available()
+	if err != nil {
+		return err
+	}
+	if more > free {
+		return status.Errorf(codes.ResourceExhausted, "volume %q: %d bytes are asked for and %d are free on node %s", r.ID, more, free, l.config.NodeID)
+	}
+	return l.store.save(r)
+}
+
+// provision promises the capacity, records the volume and makes its image.
+func (l *pool) provision(r *record) error {
+	if err := l.promise(r, r.Capacity); err != nil {
+		return err
+	}
+	failpoint.Hit("driver-recorded")
+	if err := l.makeImage(r); err != nil {
+		return err
+	}
+	failpoint.Hit("driver-image-made")
+	r.Ready = true
+	return l.store.save(r)
+}
+
+// find gives a volume that exists.
+func (l *pool) find(id string) (*record, error) {
+	if id == "" || len(id) > maxID {
+		return nil, status.Errorf(codes.InvalidArgument, "volume_id is missing, or longer than %d bytes", maxID)
+	}
+	r, err := l.store.load(id)
+	if err != nil {
+		return nil, err
+	}
+	if r == nil || !r.Ready {
+		return nil, status.Errorf(codes.NotFound, "there is no volume %q on node %s", id, l.config.NodeID)
+	}
+	return r, nil
+}

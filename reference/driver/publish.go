@@ -1,0 +1,317 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+)
+
+const ephemeralKey = "csi.storage.k8s.io/ephemeral"
+
+// publishing is one NodePublishVolume.
+type publishing struct {
+	node                *nodeServer
+	id, staging, target string
+	want                access
+	as                  publication
+	attributes          map[string]string
+	made                bool // the target was missing
+}
+
+// NodePublishVolume shows a staged volume at a target, or answers what the
+// sandbox shall mount.
+func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	p, err := n.readPublish(req)
+	if err != nil {
+		return nil, err
+	}
+	release, err := n.locks.take(ctx, p.id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	r, err := p.volume()
+	if err != nil {
+		return nil, err
+	}
+	known, err := p.compare(n.present(r))
+	if err != nil {
+		return nil, err
+	}
+	if !known {
+		if _, err := n.pool.mountedAt(p.id, p.target); err != nil {
+			return nil, err // before anything is recorded: what is foreign stays
+		}
+		r.publish(p.target, p.as)
+		if err := n.pool.store.save(r); err != nil {
+			return nil, err
+		}
+		failpoint.Hit("driver-publish-recorded")
+	}
+	reply := &csi.NodePublishVolumeResponse{}
+	if err := p.carryOut(ctx, r, reply); err != nil {
+		if !known {
+			err = errors.Join(err, p.undo(r))
+		}
+		return nil, err
+	}
+	return reply, nil
+}
+
+func (n *nodeServer) readPublish(req *csi.NodePublishVolumeRequest) (*publishing, error) {
+	p := &publishing{
+		node: n, id: req.GetVolumeId(), staging: req.GetStagingTargetPath(), target: req.GetTargetPath(),
+		attributes: req.GetVolumeContext(),
+	}
+	if err := errors.Join(checkID(p.id), checkPath("target_path", p.target)); err != nil {
+		return nil, err
+	}
+	var err error
+	if p.want, err = readAccess(req.GetVolumeCapability()); err != nil {
+		return nil, err
+	}
+	p.as = publication{
+		Block: p.want.block, ReadOnly: req.GetReadonly() || p.want.readOnly, Sole: p.want.sole,
+		Deferred: n.config.Defer && csidefer.Requested(req),
+	}
+	switch {
+	case csidefer.Requested(req) && !n.config.Defer:
+		return nil, status.Errorf(codes.InvalidArgument, "volume %q: defer_fs_ops is set, but this driver runs without --defer", p.id)
+	case p.as.Deferred && p.as.Block:
+		return nil, status.Errorf(codes.InvalidArgument, "volume %q: defer_fs_ops is set for a block volume, which has no filesystem", p.id)
+	case p.ephemeral() && p.as.Block:
+		return nil, status.Errorf(codes.InvalidArgument, "volume %q: an ephemeral volume cannot be a block volume", p.id)
+	}
+	return p, nil
+}
+
+func (p *publishing) ephemeral() bool { return p.attributes[ephemeralKey] == "true" }
+
+// volume gives the volume's record: of one that is staged, or an ephemeral one,
+// which begins here.
+func (p *publishing) volume() (*record, error) {
+	if p.ephemeral() {
+		return p.begin()
+	}
+	r, err := p.node.pool.find(p.id)
+	if err != nil {
+		return nil, err
+	}
+	if r.Ephemeral {
+		return nil, status.Errorf(codes.AlreadyExists, "volume %q is an ephemeral volume", p.id)
+	}
+	staged := p.node.present(r)
+	if staged == nil || staged.Staging == "" || staged.Staging != p.staging {
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is not staged at the staging_target_path %q", p.id, p.staging)
+	}
+	if staged.Block != p.as.Block {
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is staged for the other access type: unstage it first", p.id)
+	}
+	return r, nil
+}
+
+// compare looks at the other publications, and tells whether this one is known.
+func (p *publishing) compare(present *node) (known bool, err error) {
+	if there, ok := present.Published[p.target]; ok {
+		if there != p.as {
+			return true, status.Errorf(codes.AlreadyExists, "volume %q is published at %s in another way", p.id, p.target)
+		}
+		return true, nil
+	}
+	for target, other := range present.Published {
+		switch {
+		case p.as.Sole || other.Sole:
+			err = status.Errorf(codes.FailedPrecondition, "volume %q is for one pod only and is published at %s", p.id, target)
+		case p.as.Deferred != other.Deferred:
+			err = status.Errorf(codes.FailedPrecondition,
+				"volume %q: it is published at %s, and a filesystem cannot be mounted on the node and in a sandbox at once", p.id, target)
+		case p.as.Deferred && (!p.as.ReadOnly || !other.ReadOnly):
+			err = status.Errorf(codes.FailedPrecondition,
+				"volume %q: it is published at %s, and two sandboxes cannot have it unless both only read", p.id, target)
+		}
+	}
+	return false, err
+}
+
+func (p *publishing) carryOut(ctx context.Context, r *record, reply *csi.NodePublishVolumeResponse) error {
+	device, err := p.node.pool.attach(p.id, p.as.Block && p.as.ReadOnly)
+	if err != nil {
+		return err
+	}
+	switch {
+	case p.as.Deferred:
+		return p.deferred(ctx, r, device, reply)
+	case p.as.Block:
+		return p.show(device)
+	case r.Ephemeral:
+		return p.mountEphemeral(ctx, device)
+	}
+	if err := p.node.fs.mountFS(ctx, p.id, device, p.staging, p.want); err != nil {
+		return err
+	}
+	return p.show(p.staging)
+}
+
+// deferred answers what the sandbox shall mount. The staging path is kept free of
+// the filesystem.
+func (p *publishing) deferred(ctx context.Context, r *record, device string, reply *csi.NodePublishVolumeResponse) error {
+	if !p.ephemeral() {
+		if err := p.node.pool.unmountVolume(p.id, p.staging); err != nil {
+			return err
+		}
+	}
+	if err := p.prepare(ctx, r, device); err != nil {
+		return err
+	}
+	flags := p.want.flags
+	if p.as.ReadOnly {
+		flags = append([]string{"ro"}, flags...)
+	}
+	csidefer.Respond(reply, csidefer.Mount{Device: device, FSType: p.want.fsType, Flags: flags})
+	return nil
+}
+
+// prepare makes sure, once, that the device holds the filesystem. When the same
+// publish comes again the sandbox has the device, and nobody may look at it.
+func (p *publishing) prepare(ctx context.Context, r *record, device string) error {
+	if r.Holds == p.want.fsType {
+		return nil
+	}
+	if err := p.node.fs.makeFS(ctx, p.id, device, p.want); err != nil {
+		return err
+	}
+	failpoint.Hit("driver-prepared")
+	r.Holds = p.want.fsType
+	return p.node.pool.store.save(r)
+}
+
+// show binds the staged filesystem, or the device, to the target.
+func (p *publishing) show(source string) error {
+	if m, err := p.node.pool.mountedAt(p.id, p.target); err != nil || m != nil {
+		return err
+	}
+	var err error
+	if p.made, err = makeTarget(p.target, p.as.Block); err != nil {
+		return fmt.Errorf("volume %q: make the target: %w", p.id, err)
+	}
+	if err := bind(source, p.target, p.as.ReadOnly); err != nil {
+		return fmt.Errorf("volume %q: %w", p.id, err)
+	}
+	failpoint.Hit("driver-published")
+	return nil
+}
+
+// undo takes back a publish that failed.
+func (p *publishing) undo(r *record) error {
+	if err := p.node.pool.unmountVolume(p.id, p.target); err != nil {
+		return err
+	}
+	if p.made {
+		if err := removeTarget(p.target); err != nil {
+			return err
+		}
+	}
+	return p.node.forget(r, p.target)
+}
+
+// NodeUnpublishVolume undoes NodePublishVolume; unknown volumes and targets are
+// fine.
+func (n *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	id, target := req.GetVolumeId(), req.GetTargetPath()
+	if err := errors.Join(checkID(id), checkPath("target_path", target)); err != nil {
+		return nil, err
+	}
+	release, err := n.locks.take(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	r, err := n.pool.store.load(id)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, n.unpublish(r, id, target, csidefer.Requested(req))
+}
+
+func (n *nodeServer) unpublish(r *record, id, target string, deferred bool) error {
+	known := false
+	if there := n.present(r); there != nil {
+		var as publication
+		as, known = there.Published[target]
+		deferred = deferred || as.Deferred
+	}
+	// At the target of a deferred volume nothing is ours.
+	if !deferred {
+		err := n.clearTarget(id, target)
+		var foreign foreignError
+		if errors.As(err, &foreign) && !known {
+			err = nil // it is not published there
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if r == nil {
+		return nil
+	}
+	failpoint.Hit("driver-target-cleared")
+	return n.forget(r, target)
+}
+
+func (n *nodeServer) clearTarget(id, target string) error {
+	if err := n.pool.unmountVolume(id, target); err != nil {
+		return err
+	}
+	if err := removeTarget(target); err != nil {
+		return fmt.Errorf("volume %q: %w", id, err)
+	}
+	return nil
+}
+
+// forget ends a publication: what was only there for it goes, and then its record.
+func (n *nodeServer) forget(r *record, target string) error {
+	r.unpublish(target)
+	there := n.present(r)
+	if r.Ephemeral {
+		if there != nil && len(there.Published) > 0 {
+			return n.pool.store.save(r)
+		}
+		if err := n.pool.detach(r.ID, false); err != nil {
+			return err
+		}
+		return n.pool.erase(r)
+	}
+	if there == nil {
+		return nil
+	}
+	if err := n.release(r.ID, there); err != nil {
+		return err
+	}
+	return n.pool.store.save(r)
+}
+
+// release lets go of what no publication needs any more: read-only devices, and
+// of a native driver the filesystem at the staging path.
+func (n *nodeServer) release(id string, there *node) error {
+	reader, mounted := false, false
+	for _, one := range there.Published {
+		reader = reader || one.Block && one.ReadOnly
+		mounted = mounted || !one.Block && !one.Deferred
+	}
+	if there.Block && !there.ReadOnly && !reader {
+		if err := n.pool.detach(id, true); err != nil {
+			return err
+		}
+	}
+	if n.config.Defer && !there.Block && !mounted && there.Staging != "" {
+		return n.pool.unmountVolume(id, there.Staging)
+	}
+	return nil
+}

@@ -1,0 +1,64 @@
+package driver
+
+import (
+	"maps"
+	"time"
+)
+
+// record is what is kept of a volume.
+type record struct {
+	Version  int       `json:"version"`
+	ID       string    `json:"id"`
+	Capacity int64     `json:"capacity"`
+	Created  time.Time `json:"created"`
+	// Ready is set while the image is there: not before it was made, and no more
+	// when it is about to be removed.
+	Ready bool `json:"ready"`
+	// Ephemeral volumes live as long as their one publish.
+	Ephemeral bool `json:"ephemeral,omitempty"`
+	// Holds is the filesystem that was seen on the volume when it was deferred.
+	Holds string `json:"holds,omitempty"`
+	Node  *node  `json:"node,omitempty"`
+}
+
+const recordVersion = 1
+
+// node is what was asked for on this node. It ends with the boot, as mounts do.
+type node struct {
+	Boot      string                 `json:"boot"`
+	Staging   string                 `json:"staging,omitempty"`
+	Block     bool                   `json:"block,omitempty"`
+	FSType    string                 `json:"fsType,omitempty"`
+	ReadOnly  bool                   `json:"readOnly,omitempty"` // by the access mode
+	Published map[string]publication `json:"published,omitempty"`
+}
+
+// publication is how a volume is published at a target path.
+type publication struct {
+	Block    bool `json:"block,omitempty"`
+	ReadOnly bool `json:"readOnly,omitempty"`
+	Deferred bool `json:"deferred,omitempty"`
+	// Sole: no other may be beside it.
+	Sole bool `json:"sole,omitempty"`
+}
+
+// publish adds a publication without touching the record that is on disk.
+func (r *record) publish(target string, p publication) {
+	n := *r.Node
+	n.Published = maps.Clone(n.Published)
+	if n.Published == nil {
+		n.Published = make(map[string]publication)
+	}
+	n.Published[target] = p
+	r.Node = &n
+}
+
+func (r *record) unpublish(target string) {
+	if r.Node == nil {
+		return
+	}
+	n := *r.Node
+	n.Published = maps.Clone(n.Published)
+	delete(n.Published, target)
+	r.Node = &n
+}

@@ -1,0 +1,207 @@
+package fsops
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+)
+
+// Freezer stops all writes to filesystems for a bounded time. What it leaves on
+// record outlives the process: another one may thaw.
+type Freezer struct {
+	// Dir is where it keeps its records, on a tmpfs: they end with the machine, as
+	// frozen filesystems do. It is made where it is missing.
+	Dir string
+	// Watchdog is the command line of this program that leads to Watch, which is
+	// given the three arguments that are added.
+	Watchdog []string
+	// Isolate, where it is set, moves a watchdog (by its process id) to where it does
+	// not end together with the process that started it. A watchdog that cannot be
+	// moved still does its work.
+	Isolate func(pid int) error
+}
+
+// MostFrozen is the longest time for which a filesystem can be frozen.
+const MostFrozen = 10 * time.Minute
+
+// How long one waits for a record that another process holds: a freeze writes all
+// that is dirty first.
+const patience = 20 * time.Second
+
+// What the kernel's linux/fs.h says.
+const (
+	fiFreeze = 0xc0045877
+	fiThaw   = 0xc0045878
+)
+
+// Freeze writes all that is dirty and then stops all writes to the filesystem of a
+// root directory, until Thaw is called with the same key or the time is over. Two
+// watchdogs, each a process of its own, are there before anything stops: one of them
+// is enough to thaw it, whatever else dies. A watchdog that is told to end
+// (SIGTERM) thaws at once.
+func (f Freezer) Freeze(key string, root int, timeout time.Duration) error {
+	if timeout <= 0 || timeout > MostFrozen {
+		return fmt.Errorf("freeze the filesystem: for %v: it is possible for at most %v: %w", timeout, MostFrozen, ErrOutOfRange)
+	}
+	useless, err := f.freeze(key, root, timeout)
+	end(useless)
+	if err != nil {
+		return fmt.Errorf("freeze the filesystem: %w", err)
+	}
+	return nil
+}
+
+// freeze gives the watchdogs that are of no use any more. The record is free again by
+// then, which they may want for their end.
+func (f Freezer) freeze(key string, root int, timeout time.Duration) (useless []process, err error) {
+	dir, err := openDir(root, ".")
+	if err != nil {
+		return nil, fmt.Errorf("open its root directory: %w", err)
+	}
+	defer func() { _ = dir.Close() }()
+	name, err := recordName(fdOf(dir))
+	if err != nil {
+		return nil, err
+	}
+	places, err := f.open()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = places.Close() }()
+	rec, err := lockRecord(fdOf(places), name, patience)
+	if err != nil {
+		return nil, err
+	}
+	defer rec.close()
+	useless, err = rec.takeOver(dir)
+	if err != nil {
+		return nil, err
+	}
+	now := state{Key: key, Token: newToken(), Deadline: clock() + timeout.Nanoseconds()}
+	now.Watchdogs, err = f.arm(dir, places, name, &now)
+	if err == nil {
+		err = rec.freeze(dir, &now)
+	}
+	if err != nil {
+		rec.remove()
+		useless = append(useless, now.Watchdogs...)
+	}
+	return useless, err
+}
+
+// freeze stops the writes and puts that on record. What is on record before is
+// enough for the watchdogs.
+func (r *record) freeze(dir *os.File, now *state) error {
+	if err := r.write(now); err != nil {
+		return err
+	}
+	failpoint.Hit("freeze-armed")
+	if err := stop(fdOf(dir)); err != nil {
+		return err
+	}
+	failpoint.Hit("freeze-frozen")
+	now.Frozen = true
+	err := r.write(now)
+	if err == nil && clock() >= now.Deadline {
+		err = errors.New("writing what was dirty took all the time; ask for more")
+	}
+	if err != nil {
+		_, _ = start(fdOf(dir))
+	}
+	return err
+}
+
+// takeOver deals with what an earlier freeze has left, and gives its watchdogs.
+func (r *record) takeOver(dir *os.File) ([]process, error) {
+	was, err := r.read()
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if was.Frozen && clock() < was.Deadline {
+		return nil, fmt.Errorf("it was frozen before and will be for another %v: %w", time.Duration(was.Deadline-clock()).Round(time.Second), ErrFrozen)
+	}
+	// Its freezer died before it was told of success, or its watchdogs both did.
+	_, err = start(fdOf(dir))
+	return was.Watchdogs, err
+}
+
+// stop stops all writes.
+func stop(root int) error {
+	var unused int32
+	_, err := ioctl(root, fiFreeze, &unused)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("another program has frozen it: %w", ErrFrozen)
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Errorf("a filesystem of this type cannot be frozen: %w", ErrUnsupported)
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("it takes CAP_SYS_ADMIN: %w", ErrDenied)
+	}
+	return err
+}
+
+// start lets writes go on, and tells whether they were stopped.
+func start(root int) (was bool, err error) {
+	var unused int32
+	_, err = ioctl(root, fiThaw, &unused)
+	if errors.Is(err, unix.EINVAL) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// recordName names a filesystem, by whichever of its mounts it is seen.
+func recordName(root int) (string, error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(root, &fs); err != nil {
+		return "", fmt.Errorf("statfs: %w", err)
+	}
+	if fs.Type == unix.BTRFS_SUPER_MAGIC { // each subvolume has a device number of its own
+		// A descriptor that only names the directory takes no ioctl.
+		dir, err := unix.Openat(root, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return "", fmt.Errorf("open the root directory: %w", err)
+		}
+		defer func() { _ = unix.Close(dir) }()
+		var info btrfsFSInfo
+		_, err = ioctl(dir, btrfsIocFSInfo, &info)
+		return "btrfs-" + hex.EncodeToString(info.FSID[:]), err
+	}
+	var st unix.Stat_t
+	err := unix.Fstat(root, &st)
+	dev := uint64(st.Dev) //nolint:unconvert // narrower on other architectures
+	return fmt.Sprintf("device-%d-%d", unix.Major(dev), unix.Minor(dev)), err
+}
+
+func newToken() string { return rand.Text() }
+
+// clock is a time that all processes have in common and that never jumps.
+func clock() int64 {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return 0 // it never fails for this clock
+	}
+	return now.Nano()
+}
+
+// open opens the directory of all records.
+func (f Freezer) open() (*os.File, error) {
+	if err := os.MkdirAll(f.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	fd, err := unix.Open(f.Dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", f.Dir, err)
+	}
+	return os.NewFile(uintptr(fd), f.Dir), nil
+}

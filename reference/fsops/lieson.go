@@ -1,0 +1,64 @@
+package fsops
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrElsewhere is a filesystem that does not lie on the device that it should.
+var ErrElsewhere = errors.New("it is another filesystem")
+
+// LiesOn makes sure that the filesystem of a root directory lies on the block device
+// of this number. The descriptor may be one that can only be looked at (O_PATH).
+func LiesOn(root int, device uint64) error {
+	var st unix.Stat_t
+	var fs unix.Statfs_t
+	if err := errors.Join(unix.Fstat(root, &st), unix.Fstatfs(root, &fs)); err != nil {
+		return err
+	}
+	is := uint64(st.Dev) //nolint:unconvert // narrower on other architectures
+	if fs.Type == unix.BTRFS_SUPER_MAGIC {
+		// Each of its subvolumes has a number of its own, of no device.
+		var err error
+		if is, err = btrfsDevice(root); err != nil {
+			return err
+		}
+	}
+	if is != device {
+		return fmt.Errorf("%w: it lies on the device %d:%d and not on %d:%d", ErrElsewhere,
+			unix.Major(is), unix.Minor(is), unix.Major(device), unix.Minor(device))
+	}
+	return nil
+}
+
+// btrfsDevice is the number of the only device of a btrfs, by the name that the kernel
+// has for it.
+func btrfsDevice(root int) (uint64, error) {
+	dir, err := openDir(root, ".")
+	if err != nil {
+		return 0, fmt.Errorf("open its root directory: %w", err)
+	}
+	defer func() { _ = dir.Close() }()
+	var fs btrfsFSInfo
+	if _, err := ioctl(fdOf(dir), btrfsIocFSInfo, &fs); err != nil {
+		return 0, fmt.Errorf("ask btrfs for its devices: %w", err)
+	}
+	if fs.Devices != 1 {
+		return 0, fmt.Errorf("%w: it has %d devices", ErrElsewhere, fs.Devices)
+	}
+	for id := uint64(1); id <= min(fs.MaxID, btrfsMostDevices); id++ {
+		info := btrfsDevInfo{DevID: id}
+		if _, err := ioctl(fdOf(dir), btrfsIocDevInfo, &info); err != nil {
+			continue // there is no such device, or not any more
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(string(info.Path[:max(bytes.IndexByte(info.Path[:], 0), 0)]), &st); err != nil {
+			return 0, fmt.Errorf("find the device of the btrfs: %w", err)
+		}
+		return uint64(st.Rdev), nil //nolint:unconvert // narrower on other architectures
+	}
+	return 0, errors.New("btrfs tells none of its devices")
+}

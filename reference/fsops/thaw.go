@@ -1,0 +1,195 @@
+package fsops
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+)
+
+// Thaw ends what Freeze began with the same key. The root directory is that of the
+// filesystem where somebody has it mounted, and -1 where that is not known: then its
+// watchdogs have it open, also when the sandbox has gone, or some process of the
+// machine has it mounted. After a thaw none of the watchdogs is left that could keep
+// the filesystem busy.
+//
+// What is on record only helps to find the filesystem. Whether it is frozen, the
+// kernel says: a filesystem whose record or watchdogs were lost is thawed as well.
+//
+// ErrNotFrozen tells that it is not frozen now, or was not all the time: what has been
+// read of it meanwhile may be of different times.
+func (f Freezer) Thaw(key string, root int) error {
+	if err := f.thawKey(key, root); err != nil {
+		return fmt.Errorf("thaw the filesystem: %w", err)
+	}
+	return nil
+}
+
+func (f Freezer) thawKey(key string, root int) error {
+	places, err := f.open()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = places.Close() }()
+	name, err := findRecord(places, key)
+	if err != nil {
+		return err
+	}
+	if name == "" {
+		if root < 0 {
+			return fmt.Errorf("there is no freeze of it on record: %w", ErrNotFrozen)
+		}
+		if name, err = recordName(root); err != nil {
+			return err
+		}
+	}
+	dogs, err := thaw(places, name, key, root, patience)
+	end(dogs)
+	return err
+}
+
+// findRecord gives the name of the record of a key, or none.
+func findRecord(places *os.File, key string) (string, error) {
+	names, err := places.Readdirnames(-1)
+	if err != nil {
+		return "", err
+	}
+	for _, name := range names {
+		// One that cannot be read is another one's, or was removed just now.
+		if was, err := readState(fdOf(places), name+"/"+stateFile); err == nil && was.Key == key {
+			return name, nil
+		}
+	}
+	return "", nil
+}
+
+// thaw gives the watchdogs that have nothing to do any more. The record is free
+// again by then.
+func thaw(places *os.File, name, key string, root int, within time.Duration) (useless []process, err error) {
+	rec, err := lockRecord(fdOf(places), name, within)
+	if err != nil {
+		return nil, err
+	}
+	defer rec.close()
+	now, err := rec.read()
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		defer rec.remove()
+		return nil, thawUnrecorded(root, name)
+	case err != nil:
+		return nil, err
+	case now.Key != key:
+		return nil, fmt.Errorf("it has been thawed meanwhile: %w", ErrNotFrozen)
+	}
+	found, err := openFrozen(now.Watchdogs, root, name)
+	if errors.Is(err, ErrNotFrozen) {
+		rec.remove()
+		return now.Watchdogs, err
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = found.Close() }()
+	was, err := start(fdOf(found))
+	if err != nil {
+		return nil, err
+	}
+	failpoint.Hit("thaw-thawed")
+	rec.remove()
+	if !was {
+		return now.Watchdogs, fmt.Errorf("somebody else has thawed it before: %w", ErrNotFrozen)
+	}
+	return now.Watchdogs, nil
+}
+
+// thawUnrecorded thaws a filesystem of which no freeze is on record: that was lost, or
+// somebody else has frozen it. How long it was frozen, nobody knows.
+func thawUnrecorded(root int, name string) error {
+	if found, err := openNamed(root, name); err == nil {
+		was, err := start(fdOf(found))
+		_ = found.Close()
+		if err != nil {
+			return err
+		}
+		if was {
+			return fmt.Errorf("there was no freeze of it on record, and yet it was frozen; it has been thawed now: %w", ErrNotFrozen)
+		}
+	}
+	return fmt.Errorf("it has been thawed meanwhile, or was never frozen: %w", ErrNotFrozen)
+}
+
+// ThawExpired thaws what is frozen although its time is over: its watchdogs are gone.
+// It gives the keys of what it has thawed, and how long it takes until the next freeze
+// on record is over in this way, or 0 where there is none.
+func (f Freezer) ThawExpired() (keys []string, next time.Duration, err error) {
+	places, err := f.open()
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { _ = places.Close() }()
+	names, err := places.Readdirnames(-1)
+	if err != nil {
+		return nil, 0, err
+	}
+	var errs []error
+	for _, name := range names {
+		now, err := readState(fdOf(places), name+"/"+stateFile)
+		if err != nil {
+			continue // it was removed just now
+		}
+		left := time.Duration(now.Deadline - clock() + overdue.Nanoseconds())
+		if left <= 0 {
+			err := thawExpired(places, name, now.Key)
+			switch {
+			case err == nil:
+				keys = append(keys, now.Key)
+			case !errors.Is(err, ErrNotFrozen):
+				errs, left = append(errs, fmt.Errorf("thaw %s, whose time is over: %w", name, err)), nextTry
+			}
+		}
+		if left > 0 && (next == 0 || left < next) {
+			next = left
+		}
+	}
+	return keys, next, errors.Join(errs...)
+}
+
+const (
+	// overdue is how long after the end of a freeze its watchdogs have thawed it for
+	// certain, if any of them lives: they wait for a record that is locked.
+	overdue = 3 * time.Second
+	// nextTry is when it is tried again to thaw what could not be thawed.
+	nextTry = 30 * time.Second
+)
+
+func thawExpired(places *os.File, name, key string) error {
+	dogs, err := thaw(places, name, key, -1, overdue)
+	end(dogs)
+	return err
+}
+
+// Forgotten tells whether the filesystem that was frozen by a key is so still, and no
+// watchdog is left that would thaw it.
+func (f Freezer) Forgotten(key string) bool {
+	places, err := os.Open(f.Dir)
+	if err != nil {
+		return false // nothing was ever frozen
+	}
+	defer func() { _ = places.Close() }()
+	name, err := findRecord(places, key)
+	if err != nil || name == "" {
+		return false
+	}
+	now, err := readState(fdOf(places), name+"/"+stateFile)
+	if err != nil || !now.Frozen {
+		return false
+	}
+	for _, dog := range now.Watchdogs {
+		if dog.alive() {
+			return false
+		}
+	}
+	return true
+}

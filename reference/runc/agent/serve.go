@@ -1,0 +1,105 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"path"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/runc"
+)
+
+// server serves the volumes over gRPC.
+type server struct {
+	handlerv1.UnimplementedHandlerServer
+	volumes runc.Volumes
+}
+
+// GetVolumeStats measures the filesystem.
+func (s *server) GetVolumeStats(_ context.Context, req *handlerv1.GetVolumeStatsRequest) (*handlerv1.GetVolumeStatsResponse, error) {
+	if err := checkTarget(req.GetTargetPath()); err != nil {
+		return nil, err
+	}
+	reply, sandbox, err := s.volumes.Stats(req.GetTargetPath())
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	out := &handlerv1.GetVolumeStatsResponse{SandboxId: sandbox}
+	for _, u := range reply.Usage {
+		unit := runtimev1.VolumeUsage_BYTES
+		if u.Unit == abi.UnitInodes {
+			unit = runtimev1.VolumeUsage_INODES
+		}
+		out.Usage = append(out.Usage, &runtimev1.VolumeUsage{Available: u.Available, Total: u.Total, Used: u.Used, Unit: unit})
+	}
+	out.VolumeCondition = &runtimev1.VolumeCondition{Abnormal: reply.Condition.Abnormal, Message: reply.Condition.Message}
+	return out, nil
+}
+
+// ResizeVolume grows the filesystem to its device.
+func (s *server) ResizeVolume(_ context.Context, req *handlerv1.ResizeVolumeRequest) (*handlerv1.ResizeVolumeResponse, error) {
+	least, most := req.GetCapacityRange().GetRequiredBytes(), req.GetCapacityRange().GetLimitBytes()
+	if err := checkTarget(req.GetTargetPath()); err != nil {
+		return nil, err
+	}
+	if least < 0 || most < 0 {
+		return nil, status.Error(codes.InvalidArgument, "capacity_range: a size is negative")
+	}
+	size, err := s.volumes.Resize(req.GetTargetPath(), least, most)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &handlerv1.ResizeVolumeResponse{CapacityBytes: size}, nil
+}
+
+// FreezeVolume holds all writes.
+func (s *server) FreezeVolume(_ context.Context, req *handlerv1.FreezeVolumeRequest) (*handlerv1.FreezeVolumeResponse, error) {
+	if err := checkTarget(req.GetTargetPath()); err != nil {
+		return nil, err
+	}
+	if err := req.GetTimeout().CheckValid(); err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "timeout: %v", err)
+	}
+	return &handlerv1.FreezeVolumeResponse{}, toStatus(s.volumes.Freeze(req.GetTargetPath(), req.GetTimeout().AsDuration()))
+}
+
+// ThawVolume lets writes go on.
+func (s *server) ThawVolume(_ context.Context, req *handlerv1.ThawVolumeRequest) (*handlerv1.ThawVolumeResponse, error) {
+	if err := checkTarget(req.GetTargetPath()); err != nil {
+		return nil, err
+	}
+	return &handlerv1.ThawVolumeResponse{}, toStatus(s.volumes.Thaw(req.GetTargetPath()))
+}
+
+func checkTarget(target string) error {
+	if !path.IsAbs(target) {
+		return status.Errorf(codes.InvalidArgument, "target_path: %q is not an absolute path", target)
+	}
+	return nil
+}
+
+// toStatus says the same by a code as the program does by its exit status.
+func toStatus(err error) error {
+	if err == nil {
+		return nil
+	}
+	code := map[int]codes.Code{
+		abi.ExitUsage: codes.InvalidArgument, abi.ExitNoSandbox: codes.NotFound,
+		abi.ExitUnsupported: codes.Unimplemented, abi.ExitOutOfRange: codes.OutOfRange,
+	}
+	is, known := code[runc.ExitStatus(err)]
+	switch {
+	case known:
+	case errors.Is(err, fsops.ErrFrozen), errors.Is(err, fsops.ErrNotFrozen):
+		is = codes.FailedPrecondition
+	default:
+		is = codes.Internal
+	}
+	return status.Error(is, err.Error())
+}

@@ -1,0 +1,83 @@
+package runc
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/runc/cgroup"
+)
+
+// controlGroup is that of the agent and of the watchdogs of frozen volumes. They serve
+// all pods of the node: they must not end, or be stopped, with the control group of
+// the pod whose container happened to start them.
+const controlGroup = "crust-runc"
+
+func isolate(pid int) error { return cgroup.Move(pid, controlGroup) }
+
+// startAgent starts an agent where none answers. It is not waited for: the broker
+// runs the program until the agent serves. An agent that could not be isolated when it
+// was started, or is of an older version, is now.
+func startAgent(cfg Config) error {
+	conn, err := net.DialTimeout("unix", cfg.AgentSocket(), time.Second)
+	if err == nil {
+		defer func() { _ = conn.Close() }()
+		pid, err := servedBy(conn)
+		if err == nil {
+			err = isolateAgent(pid)
+		}
+		return err
+	}
+	cmd := exec.Command(cfg.AgentProgram) //nolint:gosec // by our own configuration
+	cmd.Dir = "/"
+	cmd.Env = childEnvironment()
+	// Neither the container's streams nor its console may be kept open by it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		// The program answers as well; it takes longer.
+		return fmt.Errorf("no agent could be started: %w", err)
+	}
+	return errors.Join(isolateAgent(cmd.Process.Pid), cmd.Process.Release())
+}
+
+func isolateAgent(pid int) error {
+	if err := isolate(pid); err != nil {
+		return fmt.Errorf("the agent has no control group of its own, and may end with a pod's: volumes that are frozen then "+
+			"are thawed by crust-proxy when their time is over: %w", err)
+	}
+	return nil
+}
+
+// servedBy gives the process that listens on the other end of a unix socket.
+func servedBy(conn net.Conn) (pid int, err error) {
+	local, ok := conn.(*net.UnixConn)
+	if !ok {
+		return 0, errors.New("not a unix socket")
+	}
+	raw, err := local.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var who *unix.Ucred
+	var asked error
+	err = raw.Control(func(fd uintptr) { who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(err, asked); err != nil {
+		return 0, err
+	}
+	return int(who.Pid), nil
+}
+
+// childEnvironment is what our own processes need to find the same configuration.
+func childEnvironment() []string {
+	env := []string{"PATH=" + os.Getenv("PATH")}
+	if file := os.Getenv(configVariable); file != "" {
+		env = append(env, configVariable+"="+file)
+	}
+	return env
+}

@@ -1,0 +1,139 @@
+// Package cgroup moves processes into a control group of their own, so that they do
+// not end together with the one in which they happened to be started.
+package cgroup
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Move moves a process into the group of this name at the top of each hierarchy: the
+// one of cgroup v2, and all of v1. It creates the groups. A process that is in the
+// root group of a hierarchy stays there: nobody ends or freezes that group.
+//
+// An error says from where the process could not be moved. Every other hierarchy is
+// done all the same. A process that has ended is no error.
+func Move(pid int, name string) error { return move("/proc", pid, name) }
+
+func move(proc string, pid int, name string) error {
+	groups, err := groupsOf(proc, pid)
+	if err != nil || !slices.ContainsFunc(groups, func(g group) bool { return g.foreign("/", name) }) {
+		return err
+	}
+	mounts, err := hierarchies(proc)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, g := range groups {
+		if err := g.leave(mounts, pid, name); err != nil && !errors.Is(err, unix.ESRCH) {
+			errs = append(errs, fmt.Errorf("process %d cannot leave the control group %s: %w", pid, g, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// group is where a process is in one hierarchy.
+type group struct {
+	controllers string // as the kernel lists them; empty for cgroup v2
+	path        string
+}
+
+func (g group) String() string { return strings.TrimPrefix(g.controllers+":"+g.path, ":") }
+
+// foreign tells whether the process is to leave the group. The root is that of the mount
+// by which the hierarchy is seen.
+func (g group) foreign(root, name string) bool {
+	return g.path != "/" && g.path != root && g.path != filepath.Join(root, name)
+}
+
+// groupsOf lists the groups of a process; one that has ended has none.
+func groupsOf(proc string, pid int) (groups []group, err error) {
+	raw, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "cgroup")) //nolint:gosec // the kernel's own directory
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(raw)) {
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(fields) != 3 {
+			return nil, fmt.Errorf("the control groups of process %d cannot be read: %q", pid, line)
+		}
+		groups = append(groups, group{controllers: fields[1], path: fields[2]})
+	}
+	return groups, nil
+}
+
+// hierarchies lists the mounts of control groups that this process sees.
+func hierarchies(proc string) ([]*mountinfo.Info, error) {
+	raw, err := os.ReadFile(filepath.Join(proc, "self/mountinfo")) //nolint:gosec // the kernel's own file
+	if err != nil {
+		return nil, err
+	}
+	return mountinfo.GetMountsFromReader(bytes.NewReader(raw), func(m *mountinfo.Info) (skip, stop bool) {
+		return m.FSType != "cgroup" && m.FSType != "cgroup2", false
+	})
+}
+
+// leave moves a process out of the group.
+func (g group) leave(mounts []*mountinfo.Info, pid int, name string) error {
+	if g.path == "/" {
+		return nil
+	}
+	i := slices.IndexFunc(mounts, g.isIn)
+	if i < 0 {
+		return errors.New("its hierarchy is not mounted")
+	}
+	if !g.foreign(mounts[i].Root, name) {
+		return nil
+	}
+	top := mounts[i].Mountpoint
+	own := filepath.Join(top, name)
+	if err := os.Mkdir(own, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // as all control groups
+		return err
+	}
+	if slices.Contains(strings.Split(g.controllers, ","), "cpuset") {
+		// In v1 a new group has no processor and no memory, and takes no process.
+		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+			if err := inherit(top, own, file); err != nil {
+				return err
+			}
+		}
+	}
+	return os.WriteFile(filepath.Join(own, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o600)
+}
+
+// isIn tells whether a mount shows the hierarchy of the group.
+func (g group) isIn(m *mountinfo.Info) bool {
+	if g.controllers == "" {
+		return m.FSType == "cgroup2"
+	}
+	shown := strings.Split(m.VFSOptions, ",")
+	return m.FSType == "cgroup" && !slices.ContainsFunc(strings.Split(g.controllers, ","), func(controller string) bool {
+		return !slices.Contains(shown, controller)
+	})
+}
+
+// inherit gives a group the setting of its parent, unless it has one.
+func inherit(parent, child, file string) error {
+	own, err := os.ReadFile(filepath.Join(child, file)) //nolint:gosec // below the hierarchy's mount
+	if err != nil || len(bytes.TrimSpace(own)) > 0 {
+		return err
+	}
+	value, err := os.ReadFile(filepath.Join(parent, file)) //nolint:gosec // below the hierarchy's mount
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(child, file), value, 0o600) //nolint:gosec // below the hierarchy's mount
+}

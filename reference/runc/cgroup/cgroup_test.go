@@ -1,0 +1,126 @@
+package cgroup
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// machine is a tree of files in which process 7 is in the given groups.
+func machine(t *testing.T, groups, mounts string) (proc, sys string) {
+	t.Helper()
+	top := t.TempDir()
+	proc, sys = top+"/proc", top+"/sys"
+	write(t, proc+"/7/cgroup", groups)
+	write(t, proc+"/self/mountinfo", strings.ReplaceAll(mounts, "SYS", sys))
+	return proc, sys
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return string(raw)
+}
+
+const (
+	unified = "30 20 0:26 / SYS/unified rw - cgroup2 cgroup2 rw,nsdelegate\n"
+	pids    = "31 20 0:27 / SYS/pids rw - cgroup cgroup rw,pids\n"
+	cpu     = "32 20 0:28 / SYS/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+	cpuset  = "33 20 0:29 / SYS/cpuset rw - cgroup cgroup rw,cpuset\n"
+	named   = "34 20 0:30 / SYS/systemd rw - cgroup cgroup rw,xattr,name=systemd\n"
+	nested  = "35 20 0:31 /docker/x SYS/unified rw - cgroup2 cgroup2 rw\n"
+)
+
+func TestMove(t *testing.T) {
+	for name, c := range map[string]struct {
+		groups, mounts string
+		moved          string // into which of the hierarchies, in order
+		failure        string
+	}{
+		"v2":                     {"0::/kubepods/pod1\n", unified, "unified", ""},
+		"v1":                     {"3:cpu,cpuacct:/kubepods/a\n2:pids:/kubepods/a\n1:name=systemd:/kubepods/a\n", pids + cpu + named, "cpu,cpuacct pids systemd", ""},
+		"hybrid":                 {"2:pids:/a\n0::/a\n", unified + pids, "pids unified", ""},
+		"in the root":            {"2:pids:/\n0::/\n", "", "", ""},
+		"some in the root":       {"2:pids:/\n0::/a\n", unified + pids, "unified", ""},
+		"there already":          {"2:pids:/own\n0::/own\n", "", "", ""},
+		"in a container":         {"0::/docker/x/pod\n", nested, "unified", ""},
+		"there in a container":   {"0::/docker/x/own\n", nested, "", ""},
+		"top of a container":     {"0::/docker/x\n", nested, "", ""},
+		"not mounted":            {"2:pids:/a\n0::/a\n", unified, "unified", "pids:/a: its hierarchy is not mounted"},
+		"not what it looks like": {"2:cpu:/a\n", cpuset, "", "not mounted"},
+		"unreadable":             {"nonsense\n", unified, "", "cannot be read"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			proc, sys := machine(t, c.groups, c.mounts)
+			for _, hierarchy := range strings.Fields(c.moved) {
+				write(t, filepath.Join(sys, hierarchy, "own/cgroup.procs"), "") // the kernel makes that
+			}
+			err := move(proc, 7, "own")
+			if (err == nil) != (c.failure == "") || err != nil && !strings.Contains(err.Error(), c.failure) {
+				t.Errorf("the error is %v", err)
+			}
+			all, _ := filepath.Glob(sys + "/*/own")
+			var moved []string
+			for _, group := range all {
+				if got := read(t, group+"/cgroup.procs"); got != "7" {
+					t.Errorf("in %s is %q", group, got)
+				}
+				moved = append(moved, filepath.Base(filepath.Dir(group)))
+			}
+			if got := strings.Join(moved, " "); got != c.moved {
+				t.Errorf("moved in %q and not in %q", got, c.moved)
+			}
+		})
+	}
+}
+
+// A new cpuset of v1 takes no process before it has processors and memory.
+func TestMoveGivesACpusetWhatItNeeds(t *testing.T) {
+	proc, sys := machine(t, "2:cpuset:/a\n", cpuset)
+	for file, text := range map[string]string{
+		"cpuset.cpus": "0-3\n", "cpuset.mems": "0\n", "own/cpuset.cpus": "\n", "own/cpuset.mems": "1\n", "own/cgroup.procs": "",
+	} {
+		write(t, sys+"/cpuset/"+file, text)
+	}
+	if err := move(proc, 7, "own"); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{"cpuset.cpus": "0-3\n", "cpuset.mems": "1\n", "cgroup.procs": "7"} {
+		if got := read(t, sys+"/cpuset/own/"+file); got != want {
+			t.Errorf("%s is %q, want %q", file, got, want)
+		}
+	}
+}
+
+func TestMoveOfAProcessThatHasEnded(t *testing.T) {
+	proc, _ := machine(t, "0::/a\n", unified)
+	if err := move(proc, 8, "own"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A directory without what the kernel puts there is not a control group.
+func TestMoveIntoWhatIsNoControlGroup(t *testing.T) {
+	proc, sys := machine(t, "0::/a\n", unified)
+	if err := os.MkdirAll(sys, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, sys+"/unified", "a file")
+	if err := move(proc, 7, "own"); err == nil || !strings.Contains(err.Error(), "/a") {
+		t.Error(err)
+	}
+}

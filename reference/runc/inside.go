@@ -1,0 +1,189 @@
+package runc
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+)
+
+// inside runs f in the sandbox's mount namespace. It takes a thread of its own,
+// which ends with it: a thread that has left the others' namespace must not run
+// anything else.
+func (p pause) inside(f func() error) error {
+	ns, err := p.namespace()
+	if err != nil {
+		return fmt.Errorf("the sandbox's mount namespace cannot be opened: %w", err)
+	}
+	defer func() { _ = unix.Close(ns) }()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		done <- enter(ns, f)
+	}()
+	return <-done
+}
+
+func enter(ns int, f func() error) error {
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return fmt.Errorf("a thread cannot be set apart: %w", err)
+	}
+	if err := unix.Setns(ns, unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("the sandbox's mount namespace cannot be entered: %w", err)
+	}
+	return f()
+}
+
+// namespace opens the mount namespace of the sandbox.
+func (p pause) namespace() (int, error) {
+	proc, err := p.proc()
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(proc) }()
+	ns, err := unix.Openat(proc, "ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) {
+		return -1, errGone
+	}
+	return ns, err
+}
+
+// lockTime is how long the lock of a sandbox's volumes is waited for. Another
+// container of the pod may have it while it grows a filesystem or gives it to a group;
+// a process of the pod may have it for ever.
+const lockTime = 90 * time.Second
+
+// preparePlaces makes the directory for volumes in the sandbox and locks it: one
+// container at a time mounts what is missing. The lock goes with the descriptor.
+func (p pause) preparePlaces() (lock int, err error) {
+	err = p.inside(func() (err error) {
+		lock, err = makePlaces()
+		return err
+	})
+	if err != nil {
+		return -1, err
+	}
+	if err = lockWithin(lock, lockTime); err == nil && !p.lives() {
+		err = errGone
+	}
+	if err != nil {
+		return -1, errors.Join(err, unix.Close(lock))
+	}
+	return lock, nil
+}
+
+func lockWithin(fd int, most time.Duration) error {
+	for deadline := time.Now().Add(most); ; time.Sleep(5 * time.Millisecond) {
+		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("the sandbox's volumes cannot be locked: %w", err)
+		case time.Now().After(deadline):
+			return fmt.Errorf("the sandbox's volumes have been locked for %v, by another container of the pod that is being "+
+				"created or by a process in the pod: it is tried again; delete the pod if that goes on: %w", most, err)
+		}
+	}
+}
+
+// makePlaces runs in the sandbox's namespace.
+func makePlaces() (int, error) {
+	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(root) }()
+	dev, err := openBeneath(root, "dev", unix.O_PATH, inSandbox)
+	if err != nil {
+		return -1, fmt.Errorf("the sandbox's /dev cannot be opened: %w", err)
+	}
+	defer func() { _ = unix.Close(dev) }()
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(dev, &st); err != nil {
+		return -1, fmt.Errorf("the sandbox's /dev cannot be looked at: %w", err)
+	}
+	if st.Type != unix.TMPFS_MAGIC {
+		return -1, errors.New("the sandbox's /dev is not a tmpfs of its own, so that there is no place for volumes in it")
+	}
+	// Nothing that is mounted below may be seen anywhere else.
+	if err := unix.MountSetattr(dev, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
+		return -1, fmt.Errorf("the sandbox's /dev cannot be made private: %w", err)
+	}
+	return place(dev, path.Base(places), unix.O_RDONLY)
+}
+
+// place makes a directory in a sandbox and opens it. Nothing may be mounted there.
+func place(in int, name string, flags uint64) (int, error) {
+	if err := unix.Mkdirat(in, name, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
+		return -1, fmt.Errorf("no place for volumes can be made in the sandbox: %w", err)
+	}
+	fd, err := openBeneath(in, name, flags, inSandbox|unix.RESOLVE_NO_XDEV)
+	if err != nil {
+		return -1, fmt.Errorf("the place for volumes in the sandbox cannot be opened: a process of the pod may have changed it: %w", err)
+	}
+	return fd, nil
+}
+
+// attach puts a detached mount in its place in the sandbox, below the directory for
+// volumes.
+func (p pause) attach(dir, mount int, volume string) error {
+	return p.inside(func() error {
+		point, err := place(dir, volume, unix.O_PATH)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(point) }()
+		const byFD = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
+		if err := unix.MoveMount(mount, "", point, "", byFD); err != nil {
+			return fmt.Errorf("the volume cannot be mounted in the sandbox: %w", err)
+		}
+		return nil
+	})
+}
+
+// clone gives a detached copy of the sandbox's mount of a volume, or of a
+// sub-directory of it, which is made where it is missing. Its attributes are those
+// that the volume's options ask for.
+func (p pause) clone(m *oci.Mount) (mount int, err error) {
+	attrs, _, err := splitOptions(m.Info.FSType, m.Info.Options)
+	if err != nil {
+		return -1, err
+	}
+	root, err := p.open(m.Volume, m.Info)
+	if err != nil {
+		return -1, fmt.Errorf("the volume is not mounted in the sandbox: %w", err)
+	}
+	defer func() { _ = unix.Close(root) }()
+	mount = -1
+	err = p.inside(func() error {
+		dir, err := descend(root, m.Sub)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(dir) }()
+		mount, err = unix.OpenTree(dir, "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+		if err != nil {
+			return fmt.Errorf("the sandbox's mount of the volume cannot be shared: %w", err)
+		}
+		asked := unix.MountAttr{Attr_set: keptAttrs & uint64(attrs), Attr_clr: keptAttrs &^ uint64(attrs)} //nolint:gosec // attributes are bits
+		if err := unix.MountSetattr(mount, "", unix.AT_EMPTY_PATH, &asked); err != nil {
+			return errors.Join(fmt.Errorf("the volume's mount cannot be given its attributes: %w", err), unix.Close(mount))
+		}
+		return nil
+	})
+	return mount, err
+}
+
+func (p pause) show(m *oci.Mount) error {
+	mount, err := p.clone(m)
+	if err != nil {
+		return err
+	}
+	return errors.Join(overmount(mount, m.Source), unix.Close(mount))
+}

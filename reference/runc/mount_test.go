@@ -1,0 +1,46 @@
+package runc
+
+import (
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestSplitOptions(t *testing.T) {
+	attrs, rest, err := splitOptions("btrfs", []string{"noatime", "nodev", "_netdev", "discard", "compress=zstd", "ro", "defaults"})
+	if err != nil || attrs != unix.MOUNT_ATTR_NOATIME|unix.MOUNT_ATTR_NODEV || !slices.Equal(rest, []string{"discard", "compress=zstd", "ro"}) {
+		t.Fatalf("%#x, %v, %v", attrs, rest, err)
+	}
+	// The last word on one thing counts, and relatime is what is meant without any.
+	for want, options := range map[int][]string{
+		unix.MOUNT_ATTR_STRICTATIME: {"noatime", "strictatime"},
+		0:                           {"noatime", "relatime", "nodev", "dev", "norelatime"},
+		unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV: {"user", "exec"},
+	} {
+		if attrs, _, err := splitOptions("ext4", options); err != nil || attrs != want {
+			t.Errorf("%v: %#x, %v", options, attrs, err)
+		}
+	}
+	for _, option := range []string{"bind", "remount", "rshared", "loop", "journal_path=/dev/vdb", "errors=panic", "no-such-option"} {
+		if _, _, err := splitOptions("ext4", []string{option}); err == nil {
+			t.Errorf("%s was taken", option)
+		}
+	}
+}
+
+func TestOptionsOfOurOwn(t *testing.T) {
+	for fsType, c := range map[string]struct{ given, want []string }{
+		"ext4":  {nil, []string{"errors=remount-ro"}},
+		"ext3":  {[]string{"errors=continue"}, []string{"errors=continue"}},
+		"xfs":   {[]string{"discard"}, []string{"discard", "nouuid"}},
+		"btrfs": {[]string{"discard"}, []string{"discard"}},
+	} {
+		if _, rest, err := splitOptions(fsType, c.given); err != nil || !slices.Equal(rest, c.want) {
+			t.Errorf("%s with %q is mounted with %q, %v", fsType, c.given, rest, err)
+		}
+	}
+	if _, rest, err := splitOptions("xfs", []string{"nouuid"}); err != nil || !slices.Equal(rest, []string{"nouuid"}) {
+		t.Errorf("%q, %v", rest, err)
+	}
+}

@@ -1,0 +1,111 @@
+package runc
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+)
+
+// sandboxProcess finds the process of a sandbox. The id must be a sandbox's, and the
+// sandbox of the same pod: in the mount namespace of another container, the volume
+// would be mounted for that one's processes.
+func sandboxProcess(runtime string, in invocation, of oci.Sandbox) (pause, error) {
+	if !abi.IsSandboxID(of.ID) {
+		return pause{}, fmt.Errorf("%q cannot be the id of a sandbox", of.ID)
+	}
+	p, bundle, ok := recordedProcess(in.root, of.ID)
+	if !ok {
+		var err error
+		if p, bundle, err = askedProcess(runtime, in, of.ID); err != nil {
+			return pause{}, err
+		}
+	}
+	return p, checkSandbox(bundle, of)
+}
+
+// checkSandbox goes by the sandbox's own bundle.
+func checkSandbox(bundle string, of oci.Sandbox) error {
+	spec, err := readSpec(bundle)
+	if err != nil {
+		return fmt.Errorf("sandbox %s: whether it is one cannot be told: %w", of.ID, err)
+	}
+	is, known := oci.SandboxOf(spec)
+	if !known || !is.Self || is.ID != of.ID {
+		return fmt.Errorf("%s is not a sandbox by the annotations of its own bundle %s", of.ID, bundle)
+	}
+	if is.PodUID != "" && is.PodUID != of.PodUID {
+		return fmt.Errorf("sandbox %s is of pod %s, and this container is of pod %q", of.ID, is.PodUID, of.PodUID)
+	}
+	return nil
+}
+
+// recordedProcess reads the process and the bundle from runc's own record, which
+// saves a start of runc. It is believed where a process of that number and that start
+// lives, and nothing else depends on its form: what cannot be read is asked of runc.
+func recordedProcess(root, sandbox string) (p pause, bundle string, ok bool) {
+	if root == "" {
+		return pause{}, "", false
+	}
+	raw, err := os.ReadFile(filepath.Join(root, sandbox, "state.json")) //nolint:gosec // runc's root and an id that is no path
+	if err != nil {
+		return pause{}, "", false
+	}
+	var record struct {
+		ID     string `json:"id"`
+		PID    int    `json:"init_process_pid"`
+		Start  uint64 `json:"init_process_start"`
+		Config struct {
+			Labels []string `json:"labels"`
+		} `json:"config"`
+	}
+	if json.Unmarshal(raw, &record) != nil || record.ID != sandbox {
+		return pause{}, "", false
+	}
+	for _, label := range record.Config.Labels {
+		// Annotations are labels too, and runc appends its own after them.
+		if path, is := strings.CutPrefix(label, "bundle="); is {
+			bundle = path
+		}
+	}
+	p = pause{PID: record.PID, Start: record.Start}
+	return p, bundle, bundle != "" && p.lives()
+}
+
+// askedProcess asks runc.
+func askedProcess(runtime string, in invocation, sandbox string) (p pause, bundle string, err error) {
+	var args []string
+	if in.root != "" {
+		args = append(args, "--root", in.root)
+	}
+	var out, told bytes.Buffer
+	cmd := exec.Command(runtime, append(args, "state", sandbox)...) //nolint:gosec // the operator's runc
+	cmd.Stdout, cmd.Stderr = &out, &told
+	if err := cmd.Run(); err != nil {
+		return pause{}, "", fmt.Errorf("sandbox %s: %s does not know it: %w: %s; a deferred volume needs a sandbox with a process "+
+			"of its own (for CRI-O: drop_infra_ctr = false)", sandbox, runtime, err, strings.TrimSpace(told.String()))
+	}
+	var state struct {
+		PID    int    `json:"pid"`
+		Status string `json:"status"`
+		Bundle string `json:"bundle"`
+	}
+	if err := json.Unmarshal(out.Bytes(), &state); err != nil {
+		return pause{}, "", fmt.Errorf("sandbox %s: the answer of %s cannot be read: %w", sandbox, runtime, err)
+	}
+	if state.PID <= 0 || state.Status == "stopped" {
+		return pause{}, "", fmt.Errorf("sandbox %s: %w: kubelet makes a new one; where the container runtime says for long that the sandbox "+
+			"is ready, as CRI-O does when conmon was killed too, run `crictl stopp %s`, or delete the pod", sandbox, errGone, sandbox)
+	}
+	p, err = identify(state.PID)
+	if err != nil {
+		return pause{}, "", fmt.Errorf("sandbox %s: its process %d cannot be looked at: %w", sandbox, state.PID, err)
+	}
+	return p, state.Bundle, nil
+}

@@ -1,0 +1,107 @@
+package runc
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// within keeps every step inside the volume: a link that leads out of it, or to
+// another mount, is refused; one that stays inside is followed, as kubelet does.
+const within = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
+
+// descend opens a sub-directory of a volume, and makes what is missing of it with
+// the mode and the group that the volume's root has, as kubelet does. The workload
+// can write to the volume meanwhile.
+func descend(root int, sub string) (int, error) {
+	at, err := openBelow(root, ".")
+	if err != nil || sub == "" {
+		return at, err
+	}
+	if fd, err := openBelow(root, sub); err == nil {
+		_ = unix.Close(at)
+		return fd, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(root, &st); err != nil {
+		_ = unix.Close(at)
+		return -1, err
+	}
+	walked := ""
+	for _, name := range strings.Split(sub, "/") {
+		walked = strings.TrimPrefix(walked+"/"+name, "/")
+		if err = makeBelow(at, name, st.Mode&0o7777); err != nil {
+			break
+		}
+		_ = unix.Close(at)
+		// From the root each time: a link on the way may lead elsewhere in the volume.
+		if at, err = openBelow(root, walked); err != nil {
+			break
+		}
+	}
+	if err != nil {
+		if at >= 0 {
+			_ = unix.Close(at)
+		}
+		return -1, subError(sub, err)
+	}
+	return at, nil
+}
+
+func openBelow(root int, sub string) (int, error) {
+	return openBeneath(root, sub, unix.O_PATH, within)
+}
+
+// mostTries bounds how often a walk is begun again because somebody renames
+// directories on the way.
+const mostTries = 1000
+
+// openBeneath opens a directory below another one.
+func openBeneath(dir int, path string, flags, resolve uint64) (fd int, err error) {
+	how := unix.OpenHow{Flags: flags | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolve}
+	for range mostTries {
+		fd, err = unix.Openat2(dir, path, &how)
+		// The kernel gives up where something was renamed on the way.
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+			return fd, err
+		}
+	}
+	return -1, err
+}
+
+// makeBelow makes one directory where there is nothing. Its mode does not hang on
+// the umask of whoever started us.
+func makeBelow(at int, name string, mode uint32) error {
+	if name == "" || name == "." || name == ".." {
+		return fmt.Errorf("%q is not the name of a directory", name)
+	}
+	err := unix.Mkdirat(at, name, mode)
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(unix.Fchmod(fd, mode), unix.Close(fd))
+}
+
+func subError(sub string, err error) error {
+	switch {
+	case errors.Is(err, unix.ENOTDIR):
+		return fmt.Errorf("the subPath %q leads to a file, and only directories of a deferred volume can be shown: %w", sub, err)
+	case errors.Is(err, unix.EXDEV), errors.Is(err, unix.ELOOP):
+		return fmt.Errorf("the subPath %q leads out of the volume by a link: %w", sub, err)
+	case errors.Is(err, unix.EROFS):
+		return fmt.Errorf("the subPath %q is not in the volume, which is read-only: make it while the volume can be written to: %w", sub, err)
+	case errors.Is(err, unix.ENOENT):
+		return fmt.Errorf("the subPath %q goes by a link to nowhere in the volume: %w", sub, err)
+	default:
+		return fmt.Errorf("the subPath %q cannot be opened in the volume: %w", sub, err)
+	}
+}

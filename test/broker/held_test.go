@@ -1,0 +1,322 @@
+//go:build system
+
+package broker
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+// vmm is a process that has a device open as a VMM has, whatever became of its
+// shim: nobody but the kernel knows of it.
+type vmm struct {
+	*exec.Cmd
+	end func()
+}
+
+// startVMM opens a device by a shell's redirection, such as "<>".
+func startVMM(t *testing.T, how, device string) *vmm {
+	t.Helper()
+	return startHolder(t, exec.Command("sh", "-c", `exec 3`+how+`"$0"; echo open; exec cat`, device))
+}
+
+func startHolder(t *testing.T, cmd *exec.Cmd) *vmm {
+	t.Helper()
+	stdin, err := cmd.StdinPipe()
+	check.Must(t, err)
+	stdout, err := cmd.StdoutPipe()
+	check.Must(t, err)
+	check.Must(t, cmd.Start())
+	v := &vmm{Cmd: cmd, end: sync.OnceFunc(func() { _ = stdin.Close(); _ = cmd.Wait() })}
+	t.Cleanup(v.end)
+	if _, err := stdout.Read(make([]byte, 16)); err != nil {
+		t.Fatalf("%v did not open its device: %v", cmd.Args, err)
+	}
+	return v
+}
+
+// wantOpenIn checks a refusal: it is to be repeated, and names the process.
+func wantOpenIn(t *testing.T, err error, by *vmm) {
+	t.Helper()
+	wantKind(t, err, volume.Busy)
+	if name := fmt.Sprintf("process %d (%q)", by.Process.Pid, "cat"); !strings.Contains(err.Error(), name) {
+		t.Errorf("the error does not name %s: %v", name, err)
+	}
+}
+
+// TestDeviceOfALivingVMMIsNotGivenBack has VMMs of which no handler knows: their
+// shims have died, and the container runtime has forgotten the sandbox.
+func TestDeviceOfALivingVMMIsNotGivenBack(t *testing.T) {
+	n := newNode(t)
+	for name, start := range map[string]func(t *testing.T, disk string) *vmm{
+		"that writes": func(t *testing.T, disk string) *vmm { return startVMM(t, "<>", disk) },
+		"that reads":  func(t *testing.T, disk string) *vmm { return startVMM(t, "<", disk) },
+		"by another name": func(t *testing.T, disk string) *vmm {
+			node := filepath.Join(t.TempDir(), "disk")
+			check.Must(t, unix.Mknod(node, unix.S_IFBLK|0o600, rdev(t, disk)))
+			return startVMM(t, "<>", node)
+		},
+		"in other namespaces": func(t *testing.T, disk string) *vmm {
+			cmd := inOtherNamespace("sh", "-c", `mount -t tmpfs none /dev && mknod /dev/x b "$0" "$1" && exec 3<>/dev/x && echo open && exec cat`,
+				fmt.Sprint(unix.Major(uint64(rdev(t, disk)))), fmt.Sprint(unix.Minor(uint64(rdev(t, disk)))))
+			cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWPID
+			return startHolder(t, cmd)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			disk := rig.Disk(t, 16*mib, "")
+			v := n.stage(n.instruction("pod-1", disk, "ro")) // read-only is put back only when it is released
+			check.Must(t, unix.Unmount(v.Target, unix.MNT_DETACH))
+			check.Must(t, os.Remove(v.Target))
+			n.unstage(v.Target)
+			v = n.stage(n.instruction("pod-1", disk))
+			by := start(t, disk)
+			_, err := n.Release(t.Context(), v.Target)
+			wantOpenIn(t, err, by)
+			if status, ok := n.Get(v.Key); !ok || status.Removing || status.Held == nil || !n.runtime.published[v.Key] {
+				t.Errorf("a refused unstage changed something, or is not shown: %+v", status)
+			}
+			n.restart()
+			_, err = n.Release(t.Context(), v.Target)
+			wantOpenIn(t, err, by)
+			time.AfterFunc(100*time.Millisecond, by.end)
+			n.unstage(v.Target) // waits for one that is ending
+			if held := n.Held(); len(held) > 0 {
+				t.Errorf("still held: %+v", held)
+			}
+			n.noLeftovers()
+		})
+	}
+}
+
+// TestDeviceOfALivingVMMIsNotClaimed is a device that some process has when a pod
+// comes for it: released by force, or by a program that is gone.
+func TestDeviceOfALivingVMMIsNotClaimed(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	by := startVMM(t, "<>", disk)
+	in := n.instruction("pod-1", disk)
+	_, err := n.Defer(t.Context(), in)
+	wantOpenIn(t, err, by)
+	n.noLeftovers()
+	if held := n.Held(); len(held) != 1 || held[0].Volume.Target != in.Target {
+		t.Errorf("held: %+v", held)
+	}
+	n.unstage(in.Target) // the pod gives up
+	by.end()
+	_, err = n.Reconcile(t.Context())
+	check.Must(t, err)
+	if held := n.Held(); len(held) > 0 {
+		t.Errorf("still held: %+v", held)
+	}
+	n.stage(in)
+	n.unstage(in.Target)
+	n.noLeftovers()
+}
+
+// TestClaimWaitsForAMomentaryReader is udev, or blkid, that looks at a new device.
+func TestClaimWaitsForAMomentaryReader(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	by := startVMM(t, "<", disk)
+	time.AfterFunc(50*time.Millisecond, by.end)
+	n.stage(n.instruction("pod-1", disk))
+	n.unstage(n.target("pod-1"))
+	n.noLeftovers()
+}
+
+// TestBackingFileOfALoopDevice is a VMM that was given the image, and not the loop
+// device over it. Who only reads the image, such as a backup, is no user.
+func TestBackingFileOfALoopDevice(t *testing.T) {
+	n := newNode(t)
+	image := rig.Image(t, 16*mib)
+	disk := rig.Loop(t, image, loopdev.Options{})
+	startVMM(t, "<", image)
+	in := n.instruction("pod-1", disk)
+	n.stage(in)
+	by := startVMM(t, "<>", image)
+	_, err := n.Release(t.Context(), in.Target)
+	wantOpenIn(t, err, by)
+	by.end()
+	n.unstage(in.Target)
+
+	file := filepath.Join(n.images, "disk.img")
+	check.Must(t, os.WriteFile(file, make([]byte, mib), 0o600))
+	by = startVMM(t, "<>", file)
+	in = n.instruction("pod-2", file)
+	_, err = n.Defer(t.Context(), in)
+	wantOpenIn(t, err, by)
+	by.end()
+	n.stage(in)
+	n.unstage(in.Target)
+	n.noLeftovers()
+}
+
+// TestServersOfADevice are programs that have a device open because they are the
+// device, such as rbd-nbd.
+func TestServersOfADevice(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	startVMM(t, "<>", disk)
+	in := n.instruction("pod-1", disk)
+	policy := n.cfg.Devices
+	policy.Servers = []string{"cat"}
+	n.SetDevices(policy)
+	n.stage(in)
+	n.unstage(in.Target)
+	n.noLeftovers()
+}
+
+// TestReadOnlyVolumesShareTheirUsers has several sandboxes of one device: only the
+// last volume answers for it.
+func TestReadOnlyVolumesShareTheirUsers(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	n.stage(n.instruction("pod-1", disk, "ro"))
+	by := startVMM(t, "<", disk)
+	n.stage(n.instruction("pod-2", disk, "ro"))
+	n.unstage(n.target("pod-1"))
+	_, err := n.Release(t.Context(), n.target("pod-2"))
+	wantOpenIn(t, err, by)
+	wantReadOnly(t, disk, true)
+	by.end()
+	n.unstage(n.target("pod-2"))
+	wantReadOnly(t, disk, false)
+	n.noLeftovers()
+}
+
+// TestRollBackKeepsADeviceThatSomebodyHas is a runtime that was quicker than the
+// error that ends a stage.
+func TestRollBackKeepsADeviceThatSomebodyHas(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	var by *vmm
+	n.runtime.failing = func() error {
+		by = startVMM(t, "<>", disk)
+		return volume.Errorf(volume.Exhausted, "no room")
+	}
+	in := n.instruction("pod-1", disk)
+	_, err := n.Defer(t.Context(), in)
+	wantOpenIn(t, err, by)
+	n.runtime.failing = nil
+	n.restart()
+	_, err = n.Defer(t.Context(), n.instruction("pod-2", disk))
+	wantKind(t, err, volume.Busy)
+	if all := n.List(); len(all) != 1 || !all[0].Removing || all[0].Held == nil {
+		t.Errorf("listed: %+v", all)
+	}
+	by.end()
+	_, err = n.Reconcile(t.Context())
+	check.Must(t, err)
+	n.noLeftovers()
+}
+
+// TestReleaseByForce is the operator's way out: the device is given up, and what
+// still has it stays known.
+func TestReleaseByForce(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	v := n.stage(n.instruction("pod-1", disk))
+	by := startVMM(t, "<>", disk)
+	_, err := n.ReleaseKey(t.Context(), v.Key, false)
+	wantOpenIn(t, err, by)
+	_, err = n.ReleaseKey(t.Context(), v.Key, true)
+	check.Must(t, err)
+	n.noLeftovers()
+	if held := n.Held(); len(held) != 1 || held[0].Volume.Key != v.Key || !strings.Contains(held[0].Processes, fmt.Sprint(by.Process.Pid)) {
+		t.Errorf("held: %+v", held)
+	}
+	n.unstage(v.Target) // kubelet's call comes again
+	_, err = n.Defer(t.Context(), n.instruction("pod-2", disk))
+	wantOpenIn(t, err, by)
+	by.end()
+	n.stage(n.instruction("pod-2", disk))
+	_, err = n.ReleaseKey(t.Context(), volume.KeyOf(n.target("pod-2")), false)
+	check.Must(t, err)
+	_, err = n.ReleaseKey(t.Context(), v.Key, true)
+	wantKind(t, err, volume.NotFound)
+	n.noLeftovers()
+}
+
+// TestForeignVolumeThatVanished is a device of another program's volume: its
+// directory has gone, and its VMM has not.
+func TestForeignVolumeThatVanished(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	foreign := []*volume.Volume{{
+		Target: "/elsewhere", Device: volume.Device{Kind: volume.BlockDevice, Path: disk}, Adopted: true,
+	}}
+	n.cfg.Adopted = func() []*volume.Volume { return foreign }
+	n.restart()
+	by := startVMM(t, "<>", disk)
+	in := n.instruction("pod-1", disk)
+	_, err := n.Defer(t.Context(), in)
+	wantKind(t, err, volume.InUse)
+	foreign = nil
+	_, err = n.Defer(t.Context(), in)
+	wantOpenIn(t, err, by)
+	by.end()
+	n.stage(in)
+	n.unstage(in.Target)
+	n.noLeftovers()
+}
+
+// TestLostRecordOfALivingVMM has all records lost: what stands for the volume
+// stays until nobody has its device.
+func TestLostRecordOfALivingVMM(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	in := n.instruction("pod-1", disk)
+	v := n.stage(in)
+	by := startVMM(t, "<>", disk)
+	n.Close()
+	check.Must(t, os.RemoveAll(n.cfg.StateDir))
+	n.start() // reconciles
+	if mounts := rig.MountPoints(n.kubelet); len(mounts) != 1 || !n.runtime.published[v.Key] {
+		t.Errorf("guard or projection has gone: %v", mounts)
+	}
+	_, err := n.Release(context.Background(), in.Target)
+	wantOpenIn(t, err, by)
+	by.end()
+	n.unstage(in.Target)
+	n.noLeftovers()
+}
+
+// TestEarlierBootHoldsNothing has a record that outlived a reboot, whose device
+// number is somebody else's by now.
+func TestEarlierBootHoldsNothing(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	v := n.stage(n.instruction("pod-1", disk))
+	n.Close()
+	n.makeOld(v)
+	startVMM(t, "<>", disk)
+	n.start()
+	n.noLeftovers()
+}
+
+func TestReleaseThatCannotProve(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	v := n.stage(n.instruction("pod-1", disk))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := n.Release(ctx, v.Target)
+	wantKind(t, err, volume.Busy)
+	n.unstage(v.Target)
+	n.noLeftovers()
+}

@@ -1,0 +1,205 @@
+//go:build system
+
+package broker
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+// fdStore keeps descriptors as systemd does.
+type fdStore struct{ files map[string]*os.File }
+
+func (s *fdStore) StoreFD(name string, file *os.File) error {
+	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err == nil {
+		s.files[name] = os.NewFile(uintptr(fd), name)
+	}
+	return err
+}
+
+func (s *fdStore) RemoveFD(name string) error {
+	file := s.files[name]
+	delete(s.files, name)
+	if file == nil {
+		return nil
+	}
+	return file.Close()
+}
+
+// restartWith restarts the broker with the descriptors that the store kept.
+func (n *node) restartWith(s *fdStore) {
+	n.t.Helper()
+	n.Close()
+	n.startWith(s)
+}
+
+func (n *node) startWith(s *fdStore) {
+	n.t.Helper()
+	n.cfg.Kept = make(map[string]*os.File)
+	for name, file := range maps.Clone(s.files) {
+		fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+		check.Must(n.t, err)
+		n.cfg.Kept[name] = os.NewFile(uintptr(fd), name)
+	}
+	n.start()
+}
+
+func (n *node) recordOf(v *volume.Volume) string {
+	return filepath.Join(n.cfg.StateDir, "volumes", string(v.Key)+".json")
+}
+
+// wantHeld checks whether anybody could mount the device.
+func wantHeld(t *testing.T, disk string, want bool) {
+	t.Helper()
+	fd, err := unix.Open(disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	if errors.Is(err, unix.EBUSY) != want {
+		t.Errorf("opening %s exclusively: %v; want held: %v", disk, err, want)
+	}
+}
+
+// TestLostRecordFreesNothing: whatever became of a record, the device of a sandbox
+// that lives stays claimed, and guard and projection stay, until it is unpublished.
+func TestLostRecordFreesNothing(t *testing.T) {
+	other, err := os.ReadFile("/proc/self/stat") // anything but a record
+	check.Must(t, err)
+	for name, damage := range map[string]func(t *testing.T, record string){
+		"truncated": func(t *testing.T, record string) { check.Must(t, os.Truncate(record, 70)) },
+		"empty":     func(t *testing.T, record string) { check.Must(t, os.Truncate(record, 0)) },
+		"foreign":   func(t *testing.T, record string) { check.Must(t, os.WriteFile(record, other, 0o600)) },
+		"unreadable": func(t *testing.T, record string) {
+			check.Must(t, os.Remove(record))
+			check.Must(t, os.Symlink("/etc/passwd", record))
+		},
+		"newer":   func(t *testing.T, record string) { check.Must(t, os.WriteFile(record, []byte(`{"version":9}`), 0o600)) },
+		"removed": func(t *testing.T, record string) { check.Must(t, os.Remove(record)) },
+	} {
+		for _, known := range []string{"projection", "claim"} {
+			t.Run(name+"/"+known, func(t *testing.T) { testLostRecord(t, damage, known) })
+		}
+	}
+}
+
+// testLostRecord has the device known by its projection alone, or by the kept claim.
+func testLostRecord(t *testing.T, damage func(*testing.T, string), known string) {
+	n, store := newNode(t), &fdStore{files: make(map[string]*os.File)}
+	if known == "claim" {
+		n.cfg.Keeper = store
+		n.restartWith(store)
+	}
+	disk := rig.Disk(t, 16*mib, "")
+	v := n.stage(n.instruction("pod-1", disk))
+	if known == "claim" {
+		n.runtime.volumes = nil // it cannot be read either
+	}
+	n.runtime.sandbox = "living"
+	n.Close()
+	damage(t, n.recordOf(v))
+	for range 2 {
+		n.startWith(store)
+		_, err := n.Reconcile(t.Context())
+		check.Must(t, err)
+		wantHeld(t, disk, true)
+		if mounts := rig.MountPoints(v.Target); len(mounts) != 1 || !n.runtime.published[v.Key] {
+			t.Errorf("guard or projection went: %v", mounts)
+		}
+		status, ok := n.Get(v.Key)
+		if !ok || status.Problem == nil || status.Target != v.Target || !strings.Contains(status.Problem.Error(), n.recordOf(v)) {
+			t.Errorf("listed: %v, with %+v", ok, status)
+		}
+		if problems := n.Problems(); len(problems) != 1 {
+			t.Errorf("told: %v", problems)
+		}
+		_, err = n.Defer(t.Context(), n.instruction("pod-2", disk))
+		wantKind(t, err, volume.InUse)
+		_, err = n.Release(t.Context(), v.Target)
+		wantKind(t, err, volume.Busy)
+		n.Close()
+	}
+	n.startWith(store)
+	n.runtime.sandbox = ""
+	n.unstage(v.Target)
+	wantHeld(t, disk, false)
+	if len(store.files) != 0 {
+		t.Errorf("still kept: %v", store.files)
+	}
+	n.noLeftovers()
+}
+
+// TestRecordIsReadAgain: what kept a record from being read passed.
+func TestRecordIsReadAgain(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	v := n.stage(n.instruction("pod-1", disk, "ro"))
+	n.runtime.volumes, n.runtime.sandbox = nil, "living"
+	n.Close()
+	aside := filepath.Join(n.dir, "aside")
+	check.Must(t, os.Rename(n.recordOf(v), aside))
+	check.Must(t, os.WriteFile(n.recordOf(v), nil, 0o600))
+	n.start()
+	if len(n.Problems()) != 1 {
+		t.Fatalf("problems: %v", n.Problems())
+	}
+	check.Must(t, os.Rename(aside, n.recordOf(v)))
+	_, err := n.Reconcile(t.Context())
+	check.Must(t, err)
+	status, _ := n.Get(v.Key)
+	if len(n.Problems()) != 0 || status.Problem != nil || status.FSType != "ext4" {
+		t.Errorf("%v, %+v", n.Problems(), status)
+	}
+	wantHeld(t, disk, true)
+	n.runtime.sandbox = ""
+	n.unstage(v.Target)
+	wantReadOnly(t, disk, false)
+	n.noLeftovers()
+}
+
+// TestLostVolumeIsStagedAgain: a repeated publish says again what the record said.
+func TestLostVolumeIsStagedAgain(t *testing.T) {
+	n := newNode(t)
+	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
+	v := n.stage(in)
+	n.runtime.sandbox = "living"
+	n.Close()
+	check.Must(t, os.Truncate(n.recordOf(v), 10))
+	n.start()
+	another := in
+	another.Backing = rig.Disk(t, 16*mib, "")
+	_, err := n.Defer(t.Context(), another)
+	wantKind(t, err, volume.Busy)
+	n.stage(in)
+	n.restart()
+	if status, ok := n.Get(v.Key); !ok || status.Problem != nil || len(n.Problems()) != 0 {
+		t.Errorf("%+v, %v", status, n.Problems())
+	}
+	n.runtime.sandbox = ""
+	n.unstage(in.Target)
+	n.noLeftovers()
+}
+
+// TestLostRemovalIsEnded: once begun, a removal is ended whatever became of its record.
+func TestLostRemovalIsEnded(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	v := n.stage(n.instruction("pod-1", disk))
+	n.Close()
+	removing := filepath.Join(n.cfg.StateDir, "removing", filepath.Base(n.recordOf(v)))
+	check.Must(t, os.Rename(n.recordOf(v), removing))
+	check.Must(t, os.Truncate(removing, 10))
+	n.start()
+	wantHeld(t, disk, false)
+	n.noLeftovers()
+}

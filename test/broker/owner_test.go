@@ -1,0 +1,145 @@
+//go:build system
+
+package broker
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+// TestForeignLoopDeviceOverTheSameImage: two loop devices over one image are one disk,
+// also where the other one is not ours.
+func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
+	n := newNode(t)
+	image := rig.Image(t, 32*mib)
+	ours, foreign := rig.Loop(t, image, loopdev.Options{}), rig.Loop(t, image, loopdev.Options{})
+	if out, err := exec.Command("mkfs.ext4", "-q", foreign).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	point := t.TempDir()
+	check.Must(t, unix.Mount(foreign, point, "ext4", 0, ""))
+	in := n.instruction("pod-1", ours)
+	in.Format = volume.FormatNever
+	prepared := &preparer{}
+	n.cfg.Preparer = prepared
+	n.restart()
+	_, err := n.Defer(t.Context(), in)
+	wantKind(t, err, volume.InUse)
+	if !strings.Contains(err.Error(), foreign) || prepared.calls != 0 {
+		t.Errorf("after %d preparations: %v", prepared.calls, err)
+	}
+	check.Must(t, unix.Unmount(point, 0))
+	n.stage(in)
+
+	// A volume of ours over the same image is refused before its device is looked at.
+	second := n.instruction("pod-2", foreign)
+	second.Format = volume.FormatNever
+	_, err = n.Defer(t.Context(), second)
+	wantKind(t, err, volume.InUse)
+	if prepared.calls != 1 {
+		t.Errorf("%d preparations", prepared.calls)
+	}
+	n.unstage(in.Target)
+
+	n.cfg.Adopted = func() []*volume.Volume {
+		return []*volume.Volume{{Target: "/theirs", Device: volume.Device{Path: foreign}}}
+	}
+	n.restart()
+	_, err = n.Defer(t.Context(), in)
+	wantKind(t, err, volume.InUse)
+	n.noLeftovers()
+}
+
+// TestPartitionsAndTheirDisk: a partition shares its disk's data, and not that of its
+// neighbour.
+func TestPartitionsAndTheirDisk(t *testing.T) {
+	n := newMountingNode(t)
+	out, err := exec.Command("losetup", "--find", "--show", "--partscan", rig.Image(t, 32*mib)).Output()
+	check.Must(t, err)
+	disk := strings.TrimSpace(string(out))
+	t.Cleanup(func() { _ = loopdev.Detach(disk) })
+	for _, part := range [][]string{{disk, "1", "2048", "16384"}, {disk, "2", "18432", "16384"}} {
+		if out, err := exec.Command("addpart", part...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	one, two := n.node(disk+"p1"), n.node(disk+"p2")
+	first := n.stage(n.forHost("pod-1", one))
+	n.stage(n.forHost("pod-2", two))
+	for _, restarted := range []bool{false, true} {
+		if restarted {
+			n.restart()
+		}
+		_, err = n.Defer(t.Context(), n.forHost("pod-3", disk))
+		wantKind(t, err, volume.InUse)
+		if !strings.Contains(err.Error(), "shares data") {
+			t.Errorf("restarted %v: %v", restarted, err)
+		}
+	}
+	n.unstage(n.target("pod-2"))
+	n.unstage(first.Target)
+	n.stage(n.forHost("pod-3", disk))
+	_, err = n.Defer(t.Context(), n.forHost("pod-1", one))
+	wantKind(t, err, volume.InUse)
+	n.unstage(n.target("pod-3"))
+	n.noLeftovers()
+}
+
+// node makes a device node of its own for a device of the kernel's: /dev may have none.
+func (n *node) node(device string) string {
+	n.t.Helper()
+	name := filepath.Base(device)
+	raw, err := os.ReadFile("/sys/class/block/" + name + "/dev")
+	check.Must(n.t, err)
+	var major, minor uint32
+	_, err = fmt.Sscanf(string(raw), "%d:%d", &major, &minor)
+	check.Must(n.t, err)
+	path := filepath.Join(n.kubelet, name)
+	check.Must(n.t, unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(major, minor)))) //nolint:gosec // small
+	return path
+}
+
+// TestReadOnlyVolumesEndTogether: whichever of them is the last, the device becomes
+// writable again.
+func TestReadOnlyVolumesEndTogether(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	pods := []string{"pod-1", "pod-2", "pod-3", "pod-4", "pod-5", "pod-6"}
+	for range 20 {
+		for _, pod := range pods {
+			n.stage(n.instruction(pod, disk, "ro"))
+		}
+		wantReadOnly(t, disk, true)
+		var ends sync.WaitGroup
+		for _, pod := range pods {
+			target := n.target(pod)
+			ends.Go(func() {
+				if _, err := n.Release(t.Context(), target); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		ends.Wait()
+		wantReadOnly(t, disk, false)
+	}
+	n.noLeftovers()
+}
+
+// preparer counts how often a device is looked at.
+type preparer struct{ calls int }
+
+func (p *preparer) Prepare(context.Context, deferral.Preparation) error { p.calls++; return nil }

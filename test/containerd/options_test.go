@@ -1,0 +1,122 @@
+//go:build system
+
+package containerd
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
+)
+
+// TestMountOptionsOfSandboxes tries on the kernel what mount options and superblocks
+// ask for.
+func TestMountOptionsOfSandboxes(t *testing.T) {
+	r := newTestNode(t, "installed")
+	t.Run("refused", func(t *testing.T) { r.of(t).refusedOptions() })
+	t.Run("of mount(8)", func(t *testing.T) { r.of(t).optionsOfMount8() })
+	t.Run("superblocks", func(t *testing.T) { r.of(t).otherDevices() })
+	t.Run("panic", func(t *testing.T) { r.of(t).noPanic() })
+	t.Run("clone", func(t *testing.T) { r.of(t).cloneBesideItsOriginal() })
+	r.wantClean()
+}
+
+// refusedOptions has a tenant name somebody else's device.
+func (r *testNode) refusedOptions() {
+	r.t.Helper()
+	theirs := rig.Loop(r.t, rig.Image(r.t, diskSize), loopdev.Options{})
+	for fs, option := range map[string]string{"ext4": "journal_path", "xfs": "logdev", "btrfs": "device"} {
+		v := r.volume("pod-"+fs, fs, diskSize)
+		v.flags = []string{"noatime," + option + "=" + theirs}
+		if err := v.tryStage(); err == nil || !strings.Contains(err.Error(), option) {
+			r.t.Errorf("%s with %s: %v", fs, option, err)
+		}
+	}
+}
+
+// optionsOfMount8 has what a StorageClass for the host's mount command says.
+func (r *testNode) optionsOfMount8() {
+	r.t.Helper()
+	v := r.volume("pod-1", "ext4", diskSize)
+	v.flags = []string{"_netdev,nofail,noatime", "x-systemd.automount", "users", "comment=of the StorageClass"}
+	v.stage()
+	pod := r.pod(v.pod)
+	id := r.run(pod, "main", at(v.target))
+	mounted := r.exec(id, "grep ' /data ' /proc/mounts")
+	for _, option := range []string{"noatime", "nosuid", "nodev", "noexec"} {
+		if !strings.Contains(mounted, option) {
+			r.t.Errorf("not mounted with %s: %s", option, mounted)
+		}
+	}
+	r.remove(pod)
+	v.unstage()
+}
+
+// otherDevices has filesystems whose superblocks name somebody else's device.
+func (r *testNode) otherDevices() {
+	r.t.Helper()
+	rig.Need(r.t, "debugfs")
+	ext, both := r.volume("pod-ext4", "ext4", diskSize), r.volume("pod-btrfs", "btrfs", diskSize)
+	second := rig.Loop(r.t, rig.Image(r.t, diskSize), loopdev.Options{})
+	r.command("debugfs", "-w", "-R", "ssv journal_dev 0x710", ext.disk)
+	r.command("mkfs.btrfs", "-q", "-f", both.disk, second)
+	for v, want := range map[*volume]string{ext: "its journal on another device", both: "has 2 devices"} {
+		v.stage()
+		pod := r.pod(v.pod)
+		_, err := pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			r.t.Errorf("a container on %s: %v", v.fs, err)
+		}
+		r.remove(pod)
+		v.unstage()
+	}
+}
+
+// noPanic has a superblock that asks the kernel to panic at the first error.
+func (r *testNode) noPanic() {
+	r.t.Helper()
+	v := r.volume("pod-1", "ext4", diskSize)
+	r.command("tune2fs", "-e", "panic", v.disk)
+	v.stage()
+	pod := r.pod(v.pod)
+	id := r.run(pod, "main", at(v.target))
+	if mounted := r.exec(id, "grep ' /data ' /proc/mounts"); !strings.Contains(mounted, "errors=remount-ro") {
+		r.t.Errorf("mounted as %s", mounted)
+	}
+	r.remove(pod)
+	v.unstage()
+}
+
+// cloneBesideItsOriginal has two filesystems with one UUID, as a volume and its
+// snapshot's have.
+func (r *testNode) cloneBesideItsOriginal() {
+	r.t.Helper()
+	original := r.volume("pod-1", "xfs", diskSize)
+	clone := &volume{r: r, fs: "xfs", pod: "pod-2", image: r.t.TempDir() + "/image"}
+	r.command("cp", "--sparse=always", original.image, clone.image)
+	clone.disk = rig.Loop(r.t, clone.image, loopdev.Options{})
+	var pods []*cri.Pod
+	for _, v := range []*volume{original, clone} {
+		v.stage()
+		pod := r.pod(v.pod)
+		pods = append(pods, pod)
+		id := r.run(pod, "main", at(v.target))
+		r.exec(id, "echo "+v.pod+" > /data/file && sync")
+		v.wantStats(id)
+	}
+	for i, v := range []*volume{original, clone} {
+		r.remove(pods[i])
+		v.unstage()
+		v.check()
+	}
+}
+
+func (r *testNode) command(name string, args ...string) {
+	r.t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		r.t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+}

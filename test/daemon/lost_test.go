@@ -1,0 +1,63 @@
+//go:build system
+
+package daemon
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+// TestStartBesideUnreadableRecords: whichever file cannot be read, the daemon starts,
+// serves the rest, and names the file.
+func TestStartBesideUnreadableRecords(t *testing.T) {
+	d := rig.NewDaemon(t)
+	d.Start()
+	good, bad := d.StageRequest("pod-1", rig.Disk(t, 16*mib, "")), d.StageRequest("pod-2", rig.Disk(t, 16*mib, ""))
+	stage(t, d, good)
+	stage(t, d, bad)
+	id := shown(t, d, bad.GetVolumeTargetPath()).GetId()
+	d.Kill()
+	state := filepath.Join(d.Dir, "run", "state")
+	check.Must(t, os.Truncate(filepath.Join(state, "volumes", id+".json"), 40))
+	check.Must(t, os.MkdirAll(filepath.Join(state, "csi"), 0o700))
+	files := map[string]string{
+		"volumes/stray": "x", "removing/stray.json": `{"version":7}`, "tmp/stray/file": "x", "csi/stray.json": "{", "csi/newer.json": `{"version":7}`,
+	}
+	for name, content := range files {
+		check.Must(t, os.MkdirAll(filepath.Dir(filepath.Join(state, name)), 0o700))
+		check.Must(t, os.WriteFile(filepath.Join(state, name), []byte(content), 0o600))
+	}
+	for range 2 {
+		d.Start()
+		node, err := d.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
+		check.Must(t, err)
+		findings := strings.Join(node.GetFindings(), "\n")
+		for _, name := range []string{id + ".json", "removing/stray.json", "csi/stray.json", "csi/newer.json"} {
+			if !strings.Contains(findings, name) {
+				t.Errorf("%s is not named in:\n%s", name, findings)
+			}
+		}
+		if v := shown(t, d, bad.GetVolumeTargetPath()); v.GetState() != adminv1.VolumeState_VOLUME_STATE_DEGRADED {
+			t.Errorf("shown as %v", v)
+		}
+		if v := shown(t, d, good.GetVolumeTargetPath()); v.GetState() != adminv1.VolumeState_VOLUME_STATE_PUBLISHED {
+			t.Errorf("the other volume is shown as %v", v)
+		}
+		d.Kill()
+	}
+	d.Start()
+	unstage(t, d, good)
+	unstage(t, d, bad)
+	check.Must(t, os.RemoveAll(filepath.Join(state, "bad")))
+	for name := range files {
+		check.Must(t, os.RemoveAll(filepath.Join(state, name)))
+	}
+	check.Must(t, os.RemoveAll(filepath.Join(state, "tmp", "stray")))
+	d.WantClean()
+}

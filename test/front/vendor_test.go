@@ -1,0 +1,187 @@
+//go:build system
+
+package front
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/passthrough"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+// stacking stands before the reference driver and makes one more bind mount for each
+// publish of a device, as several vendors' drivers do. Its unpublish takes away one,
+// and fails, or says OK, while others are left.
+type stacking struct {
+	t       *testing.T
+	saysOK  bool
+	mu      sync.Mutex
+	request []byte // the last publish
+	device  string
+	asked   map[string]int
+}
+
+// startStacking gives the reference driver's arguments.
+func startStacking(t *testing.T, saysOK bool) (*stacking, []string) {
+	t.Helper()
+	s := &stacking{t: t, saysOK: saysOK, asked: make(map[string]int)}
+	return s, startBefore(t, map[string]passthrough.Local{
+		csi.Node_NodePublishVolume_FullMethodName:   s.publish,
+		csi.Node_NodeUnpublishVolume_FullMethodName: s.unpublish,
+	})
+}
+
+// startBefore starts a proxy before the reference driver, which answers some calls in
+// its place, and gives that driver's arguments.
+func startBefore(t *testing.T, local map[string]passthrough.Local) []string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "before")
+	check.Must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	conn, err := grpc.NewClient("unix:"+dir+"/real.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	check.Must(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	proxy := passthrough.New(func() (grpc.ClientConnInterface, error) { return conn, nil }, local)
+	listener, err := net.Listen("unix", dir+"/csi.sock")
+	check.Must(t, err)
+	server := grpc.NewServer(proxy.ServerOptions()...)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	return []string{"--endpoint", "unix://" + dir + "/real.sock", "--kubelet-endpoint", dir + "/csi.sock"}
+}
+
+func (s *stacking) publish(ctx context.Context, _ string, request []byte, forward func(context.Context, []byte) ([]byte, error)) ([]byte, error) {
+	reply, err := forward(ctx, request)
+	if err != nil {
+		return nil, err
+	}
+	req := &csi.NodePublishVolumeRequest{}
+	if err := proto.Unmarshal(request, req); err != nil || req.GetVolumeCapability().GetBlock() == nil {
+		return reply, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked["publish"]++
+	s.request, s.device = request, req.GetTargetPath()
+	if s.asked["publish"] > 1 { // the first bind mount is the reference driver's own
+		return reply, unix.Mount(s.device, s.device, "", unix.MS_BIND, "")
+	}
+	return reply, nil
+}
+
+func (s *stacking) unpublish(ctx context.Context, _ string, request []byte, forward func(context.Context, []byte) ([]byte, error)) ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked["unpublish"]++
+	if s.device == "" || s.layers() < 2 {
+		return forward(ctx, request)
+	}
+	if err := unix.Unmount(s.device, unix.UMOUNT_NOFOLLOW); err != nil {
+		return nil, err
+	}
+	if s.saysOK {
+		return proto.Marshal(&csi.NodeUnpublishVolumeResponse{})
+	}
+	return nil, status.Errorf(codes.Internal, "remove %s: device or resource busy", s.device)
+}
+
+// layers counts the mounts at the private path.
+func (s *stacking) layers() (count int) {
+	raw, err := os.ReadFile("/proc/self/mountinfo")
+	check.Must(s.t, err)
+	for line := range strings.SplitSeq(string(raw), "\n") {
+		if fields := strings.Fields(line); len(fields) > 4 && fields[4] == s.device {
+			count++
+		}
+	}
+	return count
+}
+
+func (s *stacking) times(what string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked[what]
+}
+
+// TestDriverThatStacksBindMounts: kubelet repeats a publish after its restarts, and
+// the driver is not asked again; what it has stacked by other ways goes in one call.
+func TestDriverThatStacksBindMounts(t *testing.T) {
+	for name, saysOK := range map[string]bool{"its unpublish fails": false, "its unpublish says OK": true} {
+		t.Run(name, func(t *testing.T) {
+			driver, args := startStacking(t, saysOK)
+			n := newNode(t, deferAll, args...)
+			v := n.create("pv-1", "ext4", 16*mib)
+			check.Must(t, n.stage(v))
+			for range 3 {
+				check.Must(t, n.publish(v, "pod-1"))
+			}
+			n.restart()
+			check.Must(t, n.publish(v, "pod-1"))
+			if asked := driver.times("publish"); asked != 1 {
+				t.Errorf("the driver was asked to publish %d times", asked)
+			}
+			check.Must(t, unix.Unmount(driver.device, 0)) // somebody has taken it away
+			check.Must(t, n.publish(v, "pod-1"))
+			if asked := driver.times("publish"); asked != 2 {
+				t.Errorf("the driver was asked to publish %d times", asked)
+			}
+			n.wantGuarded(v, "pod-1")
+			for range 5 {
+				check.Must(t, unix.Mount(driver.device, driver.device, "", unix.MS_BIND, ""))
+			}
+			check.Must(t, n.unpublish(v, "pod-1"))
+			if asked := driver.times("unpublish"); asked < 6 {
+				t.Errorf("the driver was asked to unpublish %d times", asked)
+			}
+			check.Must(t, n.unstage(v))
+			n.remove(v)
+			n.wantClean()
+		})
+	}
+}
+
+// TestNativeDriverWithABlankDevice: the driver defers by itself, and forgets to make
+// the filesystem. The pod does not start; it is not the pod that finds out.
+func TestNativeDriverWithABlankDevice(t *testing.T) {
+	blank := rig.Loop(t, rig.Image(t, 16*mib), loopdev.Options{})
+	forgets := func(ctx context.Context, _ string, request []byte, forward func(context.Context, []byte) ([]byte, error)) ([]byte, error) {
+		if _, err := forward(ctx, request); err != nil {
+			return nil, err
+		}
+		reply := &csi.NodePublishVolumeResponse{}
+		csidefer.Respond(reply, csidefer.Mount{Device: blank, FSType: "ext4"})
+		return proto.Marshal(reply)
+	}
+	args := startBefore(t, map[string]passthrough.Local{csi.Node_NodePublishVolume_FullMethodName: forgets})
+	n := newNode(t, deferAll, append(args, "--defer")...)
+	v := n.create("pv-1", "ext4", 16*mib)
+	check.Must(t, n.stage(v))
+	wantCode(t, n.publish(v, "pod-1"), codes.FailedPrecondition, "blank", "defers by itself", blank)
+	out, err := exec.Command("mkfs.ext4", "-q", blank).CombinedOutput()
+	if err != nil {
+		t.Fatalf("mkfs.ext4: %v: %s", err, out)
+	}
+	check.Must(t, n.publish(v, "pod-1"))
+	n.wantGuarded(v, "pod-1")
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.unstage(v))
+	n.remove(v)
+	n.wantClean()
+}

@@ -1,0 +1,91 @@
+package rig
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// MakeMountsPrivate keeps what is mounted in this mount namespace from all others.
+func MakeMountsPrivate() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	return nil
+}
+
+// MountTmpfs makes a temporary directory, mounts a tmpfs on it, and makes directories
+// in that. It returns the directory also with an error, if there is one to remove.
+func MountTmpfs(prefix string, subdirs ...string) (string, error) {
+	dir, err := os.MkdirTemp("", prefix)
+	if err != nil {
+		return "", err
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
+		return dir, fmt.Errorf("mount a tmpfs: %w", err)
+	}
+	for _, sub := range subdirs {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+			return dir, err
+		}
+	}
+	return dir, nil
+}
+
+// MountLines lists the lines of this namespace's mountinfo that contain a text.
+func MountLines(text string) []string {
+	raw, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return []string{err.Error()}
+	}
+	var found []string
+	for line := range strings.Lines(string(raw)) {
+		if strings.Contains(line, text) {
+			found = append(found, strings.TrimSuffix(line, "\n"))
+		}
+	}
+	return found
+}
+
+// MountPoints lists the mount points at and below a directory.
+func MountPoints(dir string) []string {
+	var points []string
+	for _, line := range MountLines(" " + dir) {
+		fields := strings.Fields(line)
+		if len(fields) > 4 && (fields[4] == dir || strings.HasPrefix(fields[4], strings.TrimSuffix(dir, "/")+"/")) {
+			points = append(points, fields[4])
+		}
+	}
+	return points
+}
+
+// Unmount unmounts everything at and below a directory.
+func Unmount(dir string) error {
+	var problems []error
+	for _, point := range slices.Backward(MountPoints(dir)) {
+		// EINVAL: it went with the mount above it.
+		if err := unix.Unmount(point, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			problems = append(problems, fmt.Errorf("unmount %s: %w", point, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// Loops maps the loop devices of the machine over files whose path contains a text to
+// those paths.
+func Loops(text string) map[string]string {
+	found := make(map[string]string)
+	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, file := range files {
+		raw, err := os.ReadFile(file) //nolint:gosec // a file of the kernel's
+		if err == nil && strings.Contains(string(raw), text) {
+			found["/dev/"+filepath.Base(filepath.Dir(filepath.Dir(file)))] = strings.TrimSpace(string(raw))
+		}
+	}
+	return found
+}

@@ -1,0 +1,90 @@
+// Package kata stands in for a Kata sandbox where there is none: it answers
+// on the management socket of a shim as Kata's own shims do, of either runtime,
+// with the numbers of a filesystem that is really mounted. Tests, the demo and
+// the benchmarks use it; the daemon does not.
+package kata
+
+import (
+	"errors"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Flavor is one of Kata's two runtimes.
+type Flavor uint8
+
+// Kata's runtimes.
+const (
+	Go Flavor = iota
+	Rust
+)
+
+// Fault makes the shim misbehave.
+type Fault uint8
+
+// The faults.
+const (
+	NoFault       Fault = iota
+	Hang                // accept, read, never answer
+	ServerError         // status 500 with an error text
+	NotFound            // status 404
+	HalfBody            // less than Content-Length says
+	HugeBody            // 1 GiB
+	WrongJSON           // not what was asked for
+	Negative            // a negative number
+	CloseAtOnce         // hang up without an answer, which is how runtime-rs says "error"
+	HugeHeader          // a header without end
+	EndlessChunks       // a chunked body without end
+	NotHTTP             // another protocol
+)
+
+// Statfs gives the numbers of a mounted filesystem.
+type Statfs func() (unix.Statfs_t, error)
+
+// MountedAt gives the numbers of the filesystem mounted at dir.
+func MountedAt(dir string) Statfs {
+	return func() (unix.Statfs_t, error) {
+		var st unix.Statfs_t
+		err := unix.Statfs(dir, &st)
+		return st, err
+	}
+}
+
+// Options say what sandbox to be.
+type Options struct {
+	Flavor    Flavor
+	SandboxID string
+	// Sandboxes is the root of the sockets: /run/vc/sbs or /run/kata.
+	Sandboxes string
+	// Shared is where runtime-rs keeps what sandboxes share with the host. A path
+	// in the guest in which nothing is mounted has the numbers of that directory.
+	Shared string
+	// Mounts are the filesystems that the guest has mounted, by the device for
+	// the Go runtime and by the path in the guest for runtime-rs.
+	Mounts map[string]Statfs
+	// Resize grows a filesystem. Without it, the agent does as today's: it does
+	// not know how.
+	Resize func(name string, size uint64) error
+	// Body, where it is not nil, answers stats instead of the filesystem.
+	Body []byte
+}
+
+var idForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
+
+func (o *Options) check() error {
+	if !idForm.MatchString(o.SandboxID) {
+		return errors.New("kata shim: not a sandbox id: " + o.SandboxID)
+	}
+	if !filepath.IsAbs(o.Sandboxes) {
+		return errors.New("kata shim: the root of the sockets is not an absolute path")
+	}
+	return nil
+}
+
+// sharedName is how runtime-rs names a volume's directory in the guest.
+func sharedName(device, mountPath string) string {
+	return device + "-0123abcd-" + mountPath[strings.LastIndexByte(mountPath, '/')+1:]
+}

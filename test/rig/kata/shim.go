@@ -1,0 +1,154 @@
+package kata
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// Shim is a running emulated sandbox.
+type Shim struct {
+	opts   Options
+	dir    string
+	server *http.Server
+	stop   context.CancelFunc
+	served sync.WaitGroup
+
+	mu     sync.Mutex
+	mounts map[string]Statfs
+	body   []byte
+	fault  Fault
+}
+
+// Start listens on the sandbox's management socket. A sandbox that was killed
+// can be started again under its id, as a real one cannot.
+func Start(opts Options) (*Shim, error) {
+	if err := opts.check(); err != nil {
+		return nil, err
+	}
+	s := &Shim{opts: opts, dir: filepath.Join(opts.Sandboxes, opts.SandboxID), mounts: maps.Clone(opts.Mounts), body: opts.Body}
+	if s.mounts == nil {
+		s.mounts = make(map[string]Statfs)
+	}
+	listener, err := s.listen()
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.server = &http.Server{
+		Handler:           s.handler(),
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ReadHeaderTimeout: time.Minute,
+	}
+	s.served.Go(func() {
+		// It ends by Close alone.
+		_ = s.server.Serve(listener)
+	})
+	return s, nil
+}
+
+func (s *Shim) listen() (net.Listener, error) {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("kata shim: %w", err)
+	}
+	if err := os.Remove(s.Socket()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("kata shim: %w", err)
+	}
+	var config net.ListenConfig
+	listener, err := config.Listen(context.Background(), "unix", s.Socket())
+	if err != nil {
+		return nil, fmt.Errorf("kata shim: %w", err)
+	}
+	return listener, nil
+}
+
+// Socket is where the shim listens.
+func (s *Shim) Socket() string { return filepath.Join(s.dir, "shim-monitor.sock") }
+
+// Stop ends the sandbox in good order: its socket and its directory go.
+func (s *Shim) Stop() error {
+	s.stop()
+	err := s.server.Close()
+	s.served.Wait()
+	return errors.Join(err, os.RemoveAll(s.dir))
+}
+
+// Kill ends the sandbox as a kill does: the socket stays, and refuses.
+func (s *Shim) Kill() error {
+	moved := s.Socket() + ".kept"
+	if err := os.Rename(s.Socket(), moved); err != nil {
+		return fmt.Errorf("kata shim: %w", err)
+	}
+	s.stop()
+	err := s.server.Close() // removes the name it made, which is not there now
+	s.served.Wait()
+	return errors.Join(err, os.Rename(moved, s.Socket()))
+}
+
+// SetFault makes the shim misbehave from the next request on.
+func (s *Shim) SetFault(f Fault) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fault = f
+}
+
+// SetBody makes it answer stats with these bytes; nil ends that.
+func (s *Shim) SetBody(body []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.body = body
+}
+
+// Mount adds a filesystem to the guest.
+func (s *Shim) Mount(name string, fs Statfs) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mounts[name] = fs
+}
+
+// UnmountOne takes one filesystem from the guest.
+func (s *Shim) UnmountOne(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.mounts, name)
+}
+
+// Unmount takes all filesystems from the guest.
+func (s *Shim) Unmount() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.mounts)
+}
+
+// WriteID leaves the sandbox's id in a volume's directory, as the Go runtime
+// does when it creates a container.
+func WriteID(directVolumes, target, sandboxID string) error {
+	dir := filepath.Join(directVolumes, base64.URLEncoding.EncodeToString([]byte(target)))
+	if _, err := os.Stat(filepath.Join(dir, "mountInfo.json")); err != nil {
+		return fmt.Errorf("kata shim: the volume is not published: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, sandboxID), nil, 0o600); err != nil {
+		return fmt.Errorf("kata shim: %w", err)
+	}
+	return nil
+}
+
+// ShareDir makes the directory that runtime-rs makes beside a sandbox for a
+// volume, and gives the volume's path in the guest.
+func ShareDir(sharedSandboxes, guestShared, sandboxID, device, mountPath string) (string, error) {
+	name := sharedName(device, mountPath)
+	dir := filepath.Join(sharedSandboxes, sandboxID, "rw", "passthrough", name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("kata shim: %w", err)
+	}
+	return filepath.Join(guestShared, name), nil
+}

@@ -1,0 +1,93 @@
+package kubelet
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// Driver is a CSI driver with nothing behind it. Fill it in, then start it.
+type Driver struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedNodeServer
+	Name, Version, Node string
+	Socket              string
+
+	fail   atomic.Pointer[error]
+	probes atomic.Int64
+
+	mu      sync.Mutex
+	process *process
+}
+
+// Start serves it; a socket of an earlier life is replaced.
+func (d *Driver) Start() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	process, err := begin(d.Socket, func(s *grpc.Server) {
+		csi.RegisterIdentityServer(s, d)
+		csi.RegisterNodeServer(s, d)
+	})
+	if err == nil {
+		d.process = process
+	}
+	return err
+}
+
+// Kill ends it and leaves its socket behind.
+func (d *Driver) Kill() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.process != nil {
+		d.process.kill()
+	}
+	d.process = nil
+}
+
+// FailNodeGetInfo has NodeGetInfo fail, until it is called with nil.
+func (d *Driver) FailNodeGetInfo(err error) {
+	if err == nil {
+		d.fail.Store(nil)
+		return
+	}
+	d.fail.Store(&err)
+}
+
+// Probes counts the calls of Probe.
+func (d *Driver) Probes() int { return int(d.probes.Load()) }
+
+// GetPluginInfo answers with its name.
+func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: d.Name, VendorVersion: d.Version}, nil
+}
+
+// Probe answers that it is ready.
+func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	d.probes.Add(1)
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
+}
+
+// NodeGetInfo answers with its node.
+func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	if failure := d.fail.Load(); failure != nil {
+		return nil, *failure
+	}
+	return &csi.NodeGetInfoResponse{NodeId: d.Node}, nil
+}
+
+// NodeGetCapabilities answers that it stages and expands.
+func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	var has []*csi.NodeServiceCapability
+	for _, kind := range []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
+	} {
+		has = append(has, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: kind}},
+		})
+	}
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: has}, nil
+}
