@@ -3,15 +3,10 @@
 package containerd
 
 import (
-	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
-	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -19,20 +14,7 @@ import (
 func (r *testNode) crashed(pod, fs string) *volume {
 	r.t.Helper()
 	v := r.volume(pod, fs, diskSize)
-	dir := r.t.TempDir()
-	check.Must(r.t, unix.Mount(v.disk, dir, fs, 0, ""))
-	defer func() { check.Must(r.t, unix.Unmount(dir, 0)) }()
-	file, err := os.Create(dir + "/file")
-	check.Must(r.t, err)
-	_, err = file.WriteString("kept")
-	check.Must(r.t, err)
-	check.Must(r.t, file.Sync())
-	check.Must(r.t, file.Close())
-	was := v.image
-	v.image = r.t.TempDir() + "/image"
-	if out, err := exec.Command("cp", "--sparse=always", was, v.image).CombinedOutput(); err != nil {
-		r.t.Fatalf("cp: %v\n%s", err, out)
-	}
+	v.image = rig.Crashed(r.t, v.disk, v.image, fs, "kept")
 	v.disk = rig.Loop(r.t, v.image, loopdev.Options{})
 	return v
 }

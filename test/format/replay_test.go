@@ -3,9 +3,6 @@
 package format_test
 
 import (
-	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -26,12 +23,12 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 			if _, err := r.prepare(device, fs, volume.FormatHost, false); err != nil {
 				t.Fatal(err)
 			}
-			check := func(device string) error {
+			look := func(device string) error {
 				fd := openPath(t, device)
 				defer func() { _ = unix.Close(fd) }()
 				return r.f.CheckReplay(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: fs})
 			}
-			if err := check(device); err != nil {
+			if err := look(device); err != nil {
 				t.Errorf("a new one: %v", err)
 			}
 			where := t.TempDir()
@@ -42,28 +39,13 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := mount(device, 0); err != nil {
-				t.Fatal(err)
-			}
-			// The state of the disk in the moment when its guest is killed.
-			killed := filepath.Join(t.TempDir(), "killed")
-			for i := range 3 {
-				writeSynced(t, filepath.Join(where, string(rune('a'+i))))
-			}
-			if out, err := exec.Command("cp", "--sparse=always", backing, killed).CombinedOutput(); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
-			unmount()
-			if err := check(device); err != nil {
+			killed := rig.Crashed(t, device, backing, fs, "data")
+			if err := look(device); err != nil {
 				t.Errorf("unmounted cleanly: %v", err)
 			}
 
 			readOnly := rig.Loop(t, killed, loopdev.Options{ReadOnly: true})
-			if err := mount(readOnly, unix.MS_RDONLY); err == nil {
-				unmount()
-				t.Fatal("the kernel mounts it: nothing is to be replayed")
-			}
-			err := check(readOnly)
+			err := look(readOnly)
 			if volume.KindOf(err) != volume.InUse {
 				t.Errorf("of a killed guest: %v", err)
 			}
@@ -72,7 +54,7 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 				t.Fatal(err)
 			}
 			unmount()
-			if err := check(readOnly); err != nil {
+			if err := look(readOnly); err != nil {
 				t.Errorf("after it was mounted read-write once: %v", err)
 			}
 			if err := mount(readOnly, unix.MS_RDONLY); err != nil {
@@ -81,23 +63,5 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 				unmount()
 			}
 		})
-	}
-}
-
-func writeSynced(t *testing.T, path string) {
-	t.Helper()
-	file, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = file.WriteString("data")
-	if err == nil {
-		err = file.Sync()
-	}
-	if err := file.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err != nil {
-		t.Fatal(err)
 	}
 }
