@@ -88,7 +88,7 @@ func volumesFor(ctx context.Context, c *client, word func(*adminv1.Volume) strin
 }
 
 func idsOf(ctx context.Context, c *client) []string {
-	return volumesFor(ctx, c, func(v *adminv1.Volume) string { return short(v.GetId()) + "\t" + show.Escape(v.GetTargetPath()) })
+	return volumesFor(ctx, c, func(v *adminv1.Volume) string { return show.ShortID(v.GetId()) + "\t" + show.Escape(v.GetTargetPath()) })
 }
 
 func targetsOf(ctx context.Context, c *client) []string {

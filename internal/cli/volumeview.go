@@ -40,8 +40,8 @@ func (w *volumeView) row(v *adminv1.Volume) []printer.Cell {
 	text := printer.Text
 	used, total := usedOf(v)
 	row := []printer.Cell{
-		text(short(v.GetId())), stateCell(v), text(v.GetDriver()), text(v.GetHandler()),
-		text(v.GetDevice()), text(cmp.Or(v.GetHeldBy(), short(v.GetSandbox().GetId()))), text(used), text(total), text(w.age(v.GetCreatedAt())),
+		text(show.ShortID(v.GetId())), stateCell(v), text(v.GetDriver()), text(v.GetHandler()),
+		text(v.GetDevice()), text(cmp.Or(v.GetHeldBy(), show.ShortID(v.GetSandbox().GetId()))), text(used), text(total), text(w.age(v.GetCreatedAt())),
 	}
 	if w.out.Wide() {
 		row = append(row, text(v.GetDeviceId()), text(v.GetFsType()), text(access(v)), text(podText(v)),
@@ -104,7 +104,7 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 
 func (w *volumeView) describeUsage(v *adminv1.Volume) error {
 	if len(v.GetUsage()) == 0 {
-		return w.out.Line("Usage:         not known yet; ask with: crustctl stats " + short(v.GetId()))
+		return w.out.Line("Usage:         not known yet; ask with: crustctl stats " + show.ShortID(v.GetId()))
 	}
 	since := ""
 	if isStale(v) {
@@ -134,11 +134,6 @@ func (w *volumeView) sandbox(s *adminv1.Sandbox) string {
 	}
 	return s.GetId() + " (" + s.GetRuntime() + ", for " + w.age(s.GetBoundAt()) + ")"
 }
-
-// shortID is how much of an id is shown to people.
-const shortID = 12
-
-func short(id string) string { return id[:min(len(id), shortID)] }
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
+	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -84,7 +85,7 @@ func (w *volumeView) watchTable() func(*adminv1.WatchVolumesResponse) error {
 	t := printer.NewTable(append([]string{"EVENT"}, w.heading()...)...)
 	t.Widths = make([]int, len(t.Heading))
 	// room for later changes: event, id, state, ..., sandbox, used, size, age
-	copy(t.Widths, []int{7, shortID, 9, 0, 0, 0, shortID, 8, 8, 5})
+	copy(t.Widths, []int{7, show.ShortIDLength, 9, 0, 0, 0, show.ShortIDLength, 8, 8, 5})
 	synced := false
 	return func(event *adminv1.WatchVolumesResponse) error {
 		if event.GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED {

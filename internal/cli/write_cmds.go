@@ -152,7 +152,7 @@ func printRepairs(out *printer.Printer, got *adminv1.ReconcileResponse) error {
 	}
 	text, t := printer.Text, printer.NewTable("VOLUME", "DONE", "ACTION", "ERROR")
 	for _, r := range got.GetRepairs() {
-		t.Add(text(short(r.GetVolumeId())), printer.YesNo(r.GetError() == ""), text(r.GetAction()), text(r.GetError()))
+		t.Add(text(show.ShortID(r.GetVolumeId())), printer.YesNo(r.GetError() == ""), text(r.GetAction()), text(r.GetError()))
 	}
 	if err := out.Table(t, true); err != nil {
 		return err

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 
+	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -59,7 +60,7 @@ func checkVolumes(_ context.Context, _ Node, d Daemon) []Finding {
 }
 
 func volumeFinding(v *adminv1.Volume) (Finding, bool) {
-	look := "crustctl get " + short(v.GetId())
+	look := "crustctl get " + show.ShortID(v.GetId())
 	switch {
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED:
 		return failure("crustctl reconcile, then "+look,
@@ -76,13 +77,6 @@ func volumeFinding(v *adminv1.Volume) (Finding, bool) {
 			orNone(v.GetPodNamespace()), orNone(v.GetPodName()), v.GetSupplementalGroup(), v.GetGroupProblem()), true
 	}
 	return Finding{}, false
-}
-
-func short(id string) string {
-	if len(id) > 12 {
-		return id[:12]
-	}
-	return id
 }
 
 func orNone(text string) string {

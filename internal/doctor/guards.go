@@ -11,6 +11,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -98,7 +99,7 @@ func staleGuards(guards map[string]*guard, volumes []*adminv1.Volume) []Finding 
 			where = strings.Join(g.binds, ", ")
 		}
 		found = append(found, warning("crustctl reconcile; where it stays, it may belong to another crust-proxy on this node",
-			"the guard of volume %s on %s has no record in this daemon: it is stale", short(key), where))
+			"the guard of volume %s on %s has no record in this daemon: it is stale", show.ShortID(key), where))
 	}
 	return found
 }

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 )
 
 const mountInfoName = "mountInfo.json"
@@ -118,7 +120,7 @@ func (v kataVolume) checkOther(e fs.DirEntry) []Finding {
 		return nil
 	}
 	if criID.MatchString(e.Name()) {
-		return []Finding{warning("crustctl reconcile", "volume %q: sandbox %s is gone; Kata's own tools ask it for ever", v.target, short(e.Name()))}
+		return []Finding{warning("crustctl reconcile", "volume %q: sandbox %s is gone; Kata's own tools ask it for ever", v.target, show.ShortID(e.Name()))}
 	}
 	return []Finding{warning("where it is no sandbox of yours: rm "+quoted(file),
 		"volume %q: %q is taken for a sandbox's id, and no such sandbox runs", v.target, e.Name())}

@@ -94,8 +94,9 @@ func clip(s string) string {
 }
 
 // run runs the program with files as its descriptors from 3 on: the device, the lock
-// where it may write, and what else it reads. Ending the context kills it. Nothing ties its life to ours: it has a session of its own,
-// and says what it says to memory, not to a pipe that would kill it when we end.
+// where it may write, and what else it reads. Ending the context kills it. Nothing ties
+// its life to ours: it has a session of its own, and writes to memory, not to a pipe
+// that would kill it when we end.
 func (p program) run(ctx context.Context, files []*os.File, args ...string) (*result, error) {
 	stdout, err := capture.New(maxOutput)
 	if err != nil {

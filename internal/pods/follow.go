@@ -20,6 +20,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // What is followed, as errors and metrics name it.
@@ -50,7 +52,7 @@ func (c *Cluster) Run(ctx context.Context) error {
 		if err != nil {
 			c.health.failed(identity, err)
 			c.changes.notify()
-			pause(ctx, backoff.Step())
+			sys.Sleep(ctx, backoff.Step())
 			continue
 		}
 		c.health.good(identity)
@@ -60,15 +62,6 @@ func (c *Cluster) Run(ctx context.Context) error {
 		client.client.CloseIdleConnections()
 	}
 	return nil
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
 }
 
 func (c *Cluster) connect() (*api, error) {

@@ -11,6 +11,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -265,9 +266,4 @@ func (c *Cluster) State() State {
 }
 
 // clip bounds what a caller wrote.
-func clip(text string) string {
-	if len(text) > 128 {
-		return text[:128] + "…"
-	}
-	return text
-}
+func clip(text string) string { return sys.ClipTo(text, 128) }

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -63,12 +64,4 @@ type clippedError struct {
 func (e clippedError) Error() string { return e.text }
 func (e clippedError) Unwrap() error { return e.error }
 
-const maxError = 300
-
-func clipped(err error) error {
-	text := err.Error()
-	if len(text) <= maxError {
-		return err
-	}
-	return clippedError{error: err, text: text[:maxError] + "…"}
-}
+func clipped(err error) error { return clippedError{error: err, text: sys.ClipTo(err.Error(), 300)} }

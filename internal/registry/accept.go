@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
 )
 
@@ -150,10 +151,4 @@ func capabilityName(kind csi.NodeServiceCapability_RPC_Type) string {
 }
 
 // clip keeps a hostile text from filling a log.
-func clip(s string) string {
-	const most = 512
-	if len(s) > most {
-		s = s[:most] + "..."
-	}
-	return s
-}
+func clip(s string) string { return sys.ClipTo(s, 512) }

@@ -9,6 +9,8 @@ import (
 
 	"go.uber.org/zap"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // bypass is a socket in kubelet's directory that is not ours: a driver behind it
@@ -55,7 +57,7 @@ func (r *Registry) askBypass(ctx context.Context, path string, one *bypass) {
 	for ctx.Err() == nil {
 		info, err := r.check.info(ctx, path)
 		if err != nil {
-			sleep(ctx, r.times.LastRetry)
+			sys.Sleep(ctx, r.times.LastRetry)
 			continue
 		}
 		if info.GetType() == registration.CSIPlugin {

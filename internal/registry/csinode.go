@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // NotInNode completes "driver X is": the finding about a driver whose State is Missing.
@@ -67,7 +69,7 @@ func (c *nodeCheck) pause(ctx context.Context, again bool) {
 		case <-c.soon:
 		}
 	}
-	sleep(ctx, jittered(times.NodeCheckSoon))
+	sys.Sleep(ctx, jittered(times.NodeCheckSoon))
 }
 
 // jittered keeps the nodes of a cluster from asking all at once.

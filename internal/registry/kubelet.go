@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // register offers the driver to kubelet until ctx ends. A refusal is final for
@@ -21,13 +23,13 @@ func (s *session) register(ctx context.Context, front *served) error {
 	defer s.withdraw(front)
 	for wait := times.Away; ctx.Err() == nil; {
 		if !s.answers(ctx, front) {
-			sleep(ctx, times.Rescan)
+			sys.Sleep(ctx, times.Rescan)
 			continue
 		}
 		offer, err := s.offer(front)
 		if errors.Is(err, fs.ErrNotExist) {
 			s.setKubelet("kubelet's registry " + s.registry.cfg.KubeletRegistry + " is not there yet")
-			sleep(ctx, times.Rescan)
+			sys.Sleep(ctx, times.Rescan)
 			continue
 		}
 		if err != nil {
@@ -37,7 +39,7 @@ func (s *session) register(ctx context.Context, front *served) error {
 		offer.end()
 		if !refused {
 			wait = times.Away
-			sleep(ctx, wait)
+			sys.Sleep(ctx, wait)
 			continue
 		}
 		s.pause(ctx, wait)
@@ -170,19 +172,12 @@ func (s *session) answers(ctx context.Context, front *served) bool {
 	return true
 }
 
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
-
 // pause waits after a refusal, or until what kubelet may have minded has gone.
 func (s *session) pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-s.renew:
-		sleep(ctx, s.registry.times.Away)
+		sys.Sleep(ctx, s.registry.times.Away)
 	case <-time.After(d):
 	}
 }

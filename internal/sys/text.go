@@ -10,10 +10,15 @@ import (
 )
 
 // Clip shortens a long value, so that a hostile one cannot fill a log.
-func Clip(s string) string {
-	const most = 256
+func Clip(s string) string { return ClipTo(s, 256) }
+
+// ClipTo shortens a text to at most so many bytes and "...", by whole characters.
+func ClipTo(s string, most int) string {
 	if len(s) <= most {
 		return s
+	}
+	for most > 0 && !utf8.RuneStart(s[most]) {
+		most--
 	}
 	return s[:most] + "..."
 }

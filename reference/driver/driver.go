@@ -3,11 +3,9 @@ package driver
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
@@ -15,6 +13,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/run"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 )
 
@@ -40,9 +39,9 @@ func New(config Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := sys.BootID()
 	if err != nil {
-		return nil, fmt.Errorf("read the boot id: %w", err)
+		return nil, err
 	}
 	fs, err := newFilesystems(disks)
 	if err != nil {
@@ -52,7 +51,7 @@ func New(config Config) (*Driver, error) {
 	return &Driver{
 		config: config, log: config.Log, identity: &identity{config: config, pool: disks},
 		controller: &controller{config: config, log: config.Log, locks: calls, pool: disks},
-		node:       &nodeServer{config: config, boot: strings.TrimSpace(string(boot)), locks: calls, pool: disks, fs: fs},
+		node:       &nodeServer{config: config, boot: boot, locks: calls, pool: disks, fs: fs},
 	}, disks.sweep()
 }
 

@@ -20,6 +20,12 @@ func Size(n int64) string {
 	return strings.Replace(fmt.Sprintf("%.1f%ciB", value, "KMGTPE"[unit]), ".0", "", 1)
 }
 
+// ShortIDLength is how much of an id is shown to people.
+const ShortIDLength = 12
+
+// ShortID is the part of an id that is shown to people.
+func ShortID(id string) string { return id[:min(len(id), ShortIDLength)] }
+
 // Percent is the used part of a total, rounded up, so that only nothing is 0%. Without
 // a total it is empty.
 func Percent(used, total int64) string {

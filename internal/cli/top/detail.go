@@ -53,7 +53,7 @@ func (p *sheet) height() int {
 func (p *sheet) title() string {
 	r := p.row
 	if r == nil {
-		return p.canvas.line([]span{{bold, short(p.canvas.escape(p.s.detail.id), shortID)}, {alarm, "  GONE"}}, freshness(p.s)...)
+		return p.canvas.line([]span{{bold, show.ShortID(p.canvas.escape(p.s.detail.id))}, {alarm, "  GONE"}}, freshness(p.s)...)
 	}
 	left := []span{{bold, r.name}, {plain, "  "}, {show.StateColour(r.v.GetState()), r.state}}
 	if r.pod != "" {

@@ -45,18 +45,13 @@ func (r *row) id() string { return r.v.GetId() }
 // hasSandbox tells whether there is a sandbox that can be asked for usage.
 func (r *row) hasSandbox() bool { return r.v.GetSandbox().GetId() != "" }
 
-const (
-	shortID   = 12
-	podDigits = 8
-)
-
-func short(text string, digits int) string { return text[:min(len(text), digits)] }
+const podDigits = 8
 
 func newRow(v *adminv1.Volume, escape func(string) string) *row {
 	r := &row{
 		v: v, name: escape(nameOf(v)), pod: escape(podOf(v)), state: show.StateName(v.GetState()),
 		driver: escape(v.GetDriver()), handler: escape(v.GetHandler()),
-		sandbox: escape(short(v.GetSandbox().GetId(), shortID)), err: escape(errorOf(v)),
+		sandbox: escape(show.ShortID(v.GetSandbox().GetId())), err: escape(errorOf(v)),
 		bytes: measureOf(v, adminv1.VolumeUsage_UNIT_BYTES), inodes: measureOf(v, adminv1.VolumeUsage_UNIT_INODES),
 		took: v.GetStatsTook().AsDuration(), asked: v.GetStatsAt() != nil,
 		failed: v.GetStatsFailures() > 0 && failedLast(v), created: timeOf(v.GetCreatedAt()),
@@ -110,7 +105,7 @@ func podOf(v *adminv1.Volume) string {
 	if v.GetPodName() != "" {
 		return v.GetPodNamespace() + "/" + v.GetPodName()
 	}
-	return short(v.GetPodUid(), podDigits)
+	return v.GetPodUid()[:min(len(v.GetPodUid()), podDigits)]
 }
 
 // errorOf is what is wrong with the volume, without the volume's name.

@@ -57,7 +57,7 @@ var columns = [columnCount]column{
 	colInodes:  {title: "INODES", least: 6, most: 6, right: true},
 	colStats:   {title: "STATS", least: 6, most: 6, right: true},
 	colAge:     {title: "AGE", least: 5, most: 6, right: true},
-	colSandbox: {title: "SANDBOX", least: 8, most: shortID, sizing: snug, code: faint, text: func(r *row) string { return r.sandbox }},
+	colSandbox: {title: "SANDBOX", least: 8, most: show.ShortIDLength, sizing: snug, code: faint, text: func(r *row) string { return r.sandbox }},
 	colHandler: {title: "HANDLER", least: 7, most: 16, sizing: snug, code: faint, text: func(r *row) string { return r.handler }},
 	colDriver:  {title: "DRIVER", least: 8, most: 32, sizing: snug, code: faint, text: func(r *row) string { return r.driver }},
 	colError:   {title: "ERROR", least: 24, most: 1 << 20, sizing: optional, code: red, text: func(r *row) string { return r.err }},

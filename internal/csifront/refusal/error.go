@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/rpccode"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -137,10 +138,7 @@ func OneLine(text string) string {
 // Clip bounds a value that somebody else chose, and writes one with control characters in
 // hexadecimal, so that it cannot fill or forge a log.
 func Clip(s string) string {
-	const most = 128
-	if len(s) > most {
-		s = s[:most] + "..."
-	}
+	s = sys.ClipTo(s, 128)
 	for _, c := range s {
 		if c < ' ' || c == 0x7f || c == 0xfffd {
 			return "0x" + hex.EncodeToString([]byte(s))

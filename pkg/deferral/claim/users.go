@@ -68,7 +68,7 @@ func (u *Users) refuse(ctx context.Context, v *volume.Volume, patience time.Dura
 			u.clear(v.Key)
 			return nil
 		}
-		if len(found) > 0 && time.Now().Before(deadline) && sleep(ctx, pause) {
+		if len(found) > 0 && time.Now().Before(deadline) && sys.Sleep(ctx, pause) {
 			continue
 		}
 		if err != nil {
@@ -80,15 +80,6 @@ func (u *Users) refuse(ctx context.Context, v *volume.Volume, patience time.Dura
 		u.remember(v, names)
 		return volume.Errorf(volume.Busy, "volume %s: its device %s (%s) is open in %s: "+volume.TextEndVM,
 			v.Target, v.Device.Path, v.Device, names)
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

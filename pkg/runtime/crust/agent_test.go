@@ -16,6 +16,7 @@ import (
 
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // agent is a fake of the node-wide agent, which does by the same files as the fake
@@ -53,7 +54,7 @@ func serve(t testing.TB, path string, handler handlerv1.HandlerServer) {
 func listen(t testing.TB, path string, handler handlerv1.HandlerServer, options ...grpc.ServerOption) *grpc.Server {
 	t.Helper()
 	listener, err := net.Listen("unix", path)
-	must(t, err)
+	check.Must(t, err)
 	server := grpc.NewServer(options...)
 	handlerv1.RegisterHandlerServer(server, handler)
 	go func() { _ = server.Serve(listener) }()

@@ -13,6 +13,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // changes collects what OnChange was called with.
@@ -86,7 +87,7 @@ func boundTo(b *bench, v *volume.Volume, id string) func() bool {
 func (b *bench) files(t *testing.T, v *volume.Volume) []string {
 	t.Helper()
 	entries, err := os.ReadDir(b.path(v, ""))
-	must(t, err)
+	check.Must(t, err)
 	names := make([]string, 0, len(entries))
 	for _, entry := range entries {
 		names = append(names, entry.Name())
@@ -111,7 +112,7 @@ func TestBindingShowsAtOnce(t *testing.T) {
 		t.Error("bound to a sandbox that is gone")
 	}
 	soon(t, "what it left is gone", onlyInfo(t, b, v))
-	must(t, b.h.Retract(t.Context(), v))
+	check.Must(t, b.h.Retract(t.Context(), v))
 	soon(t, "nothing is left in memory", func() bool {
 		tracked := b.h.store.Bindings.Volumes(func(projection.Entry) bool { return true })
 		return len(tracked) == 0 && b.h.store.Watch.Count() == 0
@@ -140,7 +141,7 @@ func TestNewSandboxIsNotClearedAway(t *testing.T) {
 	v := published(t, b, "a")
 	b.startSandbox(t, v, "old")
 	seen, err := b.h.bindings.readDir(v)
-	must(t, err)
+	check.Must(t, err)
 	time.Sleep(2 * time.Millisecond)
 	b.startSandbox(t, v, "new")
 	if !b.h.cleaner.clear(v, seen) {
@@ -151,7 +152,7 @@ func TestNewSandboxIsNotClearedAway(t *testing.T) {
 	}
 	// A sandbox of the same name that left its file anew is another one, too.
 	seen, err = b.h.bindings.readDir(v)
-	must(t, err)
+	check.Must(t, err)
 	time.Sleep(2 * time.Millisecond)
 	b.startSandbox(t, v, "new")
 	if !b.h.cleaner.clear(v, seen) || len(b.files(t, v)) != 3 {
@@ -189,16 +190,16 @@ func TestClearingWaitsForTheLock(t *testing.T) {
 	v := published(t, b, "a")
 	b.startSandbox(t, v, "sb1").Kill(t)
 	dir, err := abi.Open(b.cfg.Root, string(v.Key))
-	must(t, err)
-	defer func() { must(t, dir.Close()) }()
-	must(t, dir.Lock(time.Second))
+	check.Must(t, err)
+	defer func() { check.Must(t, dir.Close()) }()
+	check.Must(t, dir.Lock(time.Second))
 	done := make(chan error, 1)
 	go func() { _, err := b.h.Stats(t.Context(), v); done <- err }()
 	time.Sleep(50 * time.Millisecond)
 	if len(b.files(t, v)) != 3 {
 		t.Error("changed without the lock")
 	}
-	must(t, dir.Unlock())
+	check.Must(t, dir.Unlock())
 	wantError(t, <-done, volume.NoSandbox, v, "sb1")
 	if !onlyInfo(t, b, v)() {
 		t.Errorf("left: %v", b.files(t, v))
@@ -211,17 +212,17 @@ func TestHalfABindingIsWaitedFor(t *testing.T) {
 	v := published(t, b, "a")
 	b.startSandbox(t, v, "sb1")
 	dir, err := abi.Open(b.cfg.Root, string(v.Key))
-	must(t, err)
-	defer func() { must(t, dir.Close()) }()
-	must(t, dir.Lock(time.Second))
-	must(t, dir.Remove(abi.CLIName))
+	check.Must(t, err)
+	defer func() { check.Must(t, dir.Close()) }()
+	check.Must(t, dir.Lock(time.Second))
+	check.Must(t, dir.Remove(abi.CLIName))
 	done := make(chan error, 1)
 	go func() { _, err := b.h.Stats(t.Context(), v); done <- err }()
 	time.Sleep(20 * time.Millisecond)
-	must(t, dir.Put(abi.CLIName, []byte(b.cfg.Programs[0]+"\n")))
-	must(t, dir.Unlock())
-	must(t, <-done)
-	must(t, dir.Remove(abi.CLIName))
+	check.Must(t, dir.Put(abi.CLIName, []byte(b.cfg.Programs[0]+"\n")))
+	check.Must(t, dir.Unlock())
+	check.Must(t, <-done)
+	check.Must(t, dir.Remove(abi.CLIName))
 	_, err = b.h.Stats(t.Context(), v)
 	wantError(t, err, volume.Unsupported, v, "sb1", "cannot be asked")
 }
@@ -258,16 +259,16 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	b, _, seen := newWatchedBench(t)
 	v := b.Volume("foreign")
 	v.ReadOnly, v.Group, v.GroupPolicy = true, "7", volume.GroupAlways
-	must(t, os.Mkdir(b.path(v, ""), 0o700))
+	check.Must(t, os.Mkdir(b.path(v, ""), 0o700))
 	raw, err := abi.Encode(v)
-	must(t, err)
+	check.Must(t, err)
 	file, err := os.Create(b.path(v, abi.InfoName))
-	must(t, err)
+	check.Must(t, err)
 	for part := range slices.Chunk(raw, 20) {
 		_, err = file.Write(part)
-		must(t, err)
+		check.Must(t, err)
 	}
-	must(t, file.Close())
+	check.Must(t, file.Close())
 	soon(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
 	got := b.h.Adopted()[0]
 	if !got.ReadOnly || got.Group != "7" || got.PodUID != v.PodUID || got.Target != v.Target || got.Device.Path != v.Device.Path {
@@ -282,7 +283,7 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	if len(b.files(t, v)) != 4 {
 		t.Errorf("left of it: %v", b.files(t, v))
 	}
-	must(t, os.RemoveAll(b.path(v, "")))
+	check.Must(t, os.RemoveAll(b.path(v, "")))
 	soon(t, "no longer adopted", func() bool { return len(b.h.Adopted()) == 0 })
 	if !seen.has(v.Key) {
 		t.Error("nobody was told")
@@ -293,15 +294,15 @@ func TestOddThingsInTheTree(t *testing.T) {
 	b, _, _ := newWatchedBench(t)
 	v := published(t, b, "a")
 	root := b.cfg.Root + "/"
-	must(t, os.Mkdir(root+"odd", 0o700))
-	must(t, os.Mkdir(root+strings.Repeat("a", 64), 0o700))
-	must(t, os.WriteFile(root+strings.Repeat("b", 64), nil, 0o600))
-	must(t, os.Symlink("/", root+strings.Repeat("c", 64)))
+	check.Must(t, os.Mkdir(root+"odd", 0o700))
+	check.Must(t, os.Mkdir(root+strings.Repeat("a", 64), 0o700))
+	check.Must(t, os.WriteFile(root+strings.Repeat("b", 64), nil, 0o600))
+	check.Must(t, os.Symlink("/", root+strings.Repeat("c", 64)))
 	for _, name := range []string{".hidden", "a b", strings.Repeat("x", 200), "ä"} {
-		must(t, os.WriteFile(b.path(v, name), nil, 0o600))
+		check.Must(t, os.WriteFile(b.path(v, name), nil, 0o600))
 	}
-	must(t, os.Mkdir(b.path(v, "directory"), 0o700))
-	must(t, unix.Mkfifo(b.path(v, "pipe"), 0o600))
+	check.Must(t, os.Mkdir(b.path(v, "directory"), 0o700))
+	check.Must(t, unix.Mkfifo(b.path(v, "pipe"), 0o600))
 	b.stop()
 	b.start(t)
 	if orphans, err := b.h.Orphans(func(volume.Key) bool { return false }); err != nil || len(orphans) != 1 {
@@ -337,7 +338,7 @@ func TestCheck(t *testing.T) {
 	}
 	v := b.Volume("a")
 	v.Group, v.MountFlags = "0", []string{"noatime", "discard", "_netdev,x-systemd.device-timeout=5"}
-	must(t, b.h.Check(v))
+	check.Must(t, b.h.Check(v))
 }
 
 // A sandbox that ended unseen is forgotten also where another one lives.

@@ -16,6 +16,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/runtimetest"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -55,16 +56,9 @@ func shortDir(t testing.TB) string {
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
 	}
-	must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func newBench(t testing.TB, w way) *bench {
@@ -76,7 +70,7 @@ func newBench(t testing.TB, w way) *bench {
 	b.cfg.SocketDirs = []string{filepath.Join(dir, "s")}
 	b.cfg.Owner = uint32(os.Getuid())
 	for _, sub := range []string{"s", "state"} {
-		must(t, os.Mkdir(filepath.Join(dir, sub), 0o700))
+		check.Must(t, os.Mkdir(filepath.Join(dir, sub), 0o700))
 	}
 	b.agent = startAgent(t, filepath.Join(dir, "s", "agent"), filepath.Join(dir, "state"))
 	b.start(t)
@@ -87,7 +81,7 @@ func newBench(t testing.TB, w way) *bench {
 func (b *bench) start(t testing.TB) {
 	t.Helper()
 	h, err := New(b.cfg, b.sandboxes, zap.NewNop())
-	must(t, err)
+	check.Must(t, err)
 	h.expiry.programs = nil // scripts of tests are asked by the tests alone
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -105,9 +99,9 @@ func (b *bench) start(t testing.TB) {
 func (b *bench) program(t testing.TB, name, script string) string {
 	t.Helper()
 	path := filepath.Join(b.dir, name)
-	must(t, os.WriteFile(path+".new", []byte("#!/bin/sh\n"+script), 0o600))
-	must(t, os.Chmod(path+".new", 0o755))
-	must(t, os.Rename(path+".new", path))
+	check.Must(t, os.WriteFile(path+".new", []byte("#!/bin/sh\n"+script), 0o600))
+	check.Must(t, os.Chmod(path+".new", 0o755))
+	check.Must(t, os.Rename(path+".new", path))
 	return path
 }
 
@@ -161,22 +155,22 @@ func (b *bench) Projection(t *testing.T, v *volume.Volume) (string, bool) {
 func (b *bench) PublishForeign(t *testing.T, v *volume.Volume) {
 	t.Helper()
 	raw, err := abi.Encode(v)
-	must(t, err)
-	must(t, os.MkdirAll(b.path(v, ""), 0o700))
-	must(t, os.WriteFile(b.path(v, abi.InfoName), raw, 0o600))
+	check.Must(t, err)
+	check.Must(t, os.MkdirAll(b.path(v, ""), 0o700))
+	check.Must(t, os.WriteFile(b.path(v, abi.InfoName), raw, 0o600))
 }
 
 func (b *bench) LeaveHalfPublished(t *testing.T, v *volume.Volume) {
 	t.Helper()
 	_, err := b.h.store.Tree.Build(v.Key, []byte("{"))
-	must(t, err)
-	must(t, os.WriteFile(filepath.Join(b.cfg.TempDir, "half"), nil, 0o600))
+	check.Must(t, err)
+	check.Must(t, os.WriteFile(filepath.Join(b.cfg.TempDir, "half"), nil, 0o600))
 }
 
 func (b *bench) CountLeftovers(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir(b.cfg.TempDir)
-	must(t, err)
+	check.Must(t, err)
 	return len(entries)
 }
 
@@ -197,16 +191,16 @@ func (b *bench) startSandbox(t testing.TB, v *volume.Volume, id string) *sandbox
 func (b *bench) leave(t testing.TB, v *volume.Volume, id, program, socket string) {
 	t.Helper()
 	dir, err := abi.Open(b.cfg.Root, string(v.Key))
-	must(t, err)
-	defer func() { must(t, dir.Close()) }()
-	must(t, dir.Lock(time.Second))
+	check.Must(t, err)
+	defer func() { check.Must(t, dir.Close()) }()
+	check.Must(t, dir.Lock(time.Second))
 	if b.way&byProgram != 0 {
-		must(t, dir.Put(abi.CLIName, []byte(program+"\n")))
+		check.Must(t, dir.Put(abi.CLIName, []byte(program+"\n")))
 	}
 	if b.way&bySocket != 0 {
-		must(t, dir.Put(abi.SocketName, []byte(socket+"\n")))
+		check.Must(t, dir.Put(abi.SocketName, []byte(socket+"\n")))
 	}
-	must(t, dir.Put(id, []byte("{}")))
+	check.Must(t, dir.Put(id, []byte("{}")))
 }
 
 // sandbox is what the fakes know of one, in a file that both read.
@@ -217,8 +211,8 @@ type sandbox struct {
 
 func (s *sandbox) set(mode string) {
 	s.t.Helper()
-	must(s.t, os.WriteFile(s.state+".new", []byte(mode), 0o600))
-	must(s.t, os.Rename(s.state+".new", s.state))
+	check.Must(s.t, os.WriteFile(s.state+".new", []byte(mode), 0o600))
+	check.Must(s.t, os.Rename(s.state+".new", s.state))
 }
 
 func (s *sandbox) Hang()   { s.set("hang") }
@@ -228,5 +222,5 @@ func (s *sandbox) Resume() { s.set("well") }
 
 func (s *sandbox) Kill(t *testing.T) {
 	t.Helper()
-	must(t, os.Remove(s.state))
+	check.Must(t, os.Remove(s.state))
 }

@@ -14,13 +14,14 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func published(t testing.TB, b *bench, name string) *volume.Volume {
 	t.Helper()
 	v := b.Volume(name)
 	_, err := b.h.Publish(t.Context(), v)
-	must(t, err)
+	check.Must(t, err)
 	return v
 }
 
@@ -112,9 +113,9 @@ func TestProgramsSurroundings(t *testing.T) {
 	t.Setenv("SECRET_OF_OURS", "1")
 	out := filepath.Join(shortDir(t), "out")
 	b, v := askedBy(t, `{ echo "$@"; env; pwd; cat; ls -l /proc/self/fd; } > `+out+` 2>&1; echo '{}'`)
-	must(t, b.h.Freeze(t.Context(), v, 3*time.Second+time.Millisecond))
+	check.Must(t, b.h.Freeze(t.Context(), v, 3*time.Second+time.Millisecond))
 	raw, err := os.ReadFile(out)
-	must(t, err)
+	check.Must(t, err)
 	said := string(raw)
 	if !strings.HasPrefix(said, "crust freeze "+v.ResolvedTarget+" 3\n") {
 		t.Errorf("arguments: %s", said)
@@ -144,10 +145,10 @@ func TestHungProgramIsKilledWithItsChildren(t *testing.T) {
 		t.Errorf("it took %v", took)
 	}
 	raw, err := os.ReadFile(pids)
-	must(t, err)
+	check.Must(t, err)
 	for _, text := range strings.Fields(string(raw)) {
 		pid, err := strconv.Atoi(text)
-		must(t, err)
+		check.Must(t, err)
 		soon(t, "process "+text+" is gone", func() bool { return !alive(pid) })
 	}
 }
@@ -187,22 +188,22 @@ func TestProgramsThatAreNotRun(t *testing.T) {
 		kind  volume.Kind
 		text  string
 	}{
-		"writable by all":   {func(t *testing.T, p string) { must(t, os.Chmod(p, 0o757)) }, volume.Denied, "chmod go-w"},
-		"writable by group": {func(t *testing.T, p string) { must(t, os.Chmod(p, 0o775)) }, volume.Denied, "chmod go-w"},
-		"not executable":    {func(t *testing.T, p string) { must(t, os.Chmod(p, 0o644)) }, volume.Denied, "not executable"},
+		"writable by all":   {func(t *testing.T, p string) { check.Must(t, os.Chmod(p, 0o757)) }, volume.Denied, "chmod go-w"},
+		"writable by group": {func(t *testing.T, p string) { check.Must(t, os.Chmod(p, 0o775)) }, volume.Denied, "chmod go-w"},
+		"not executable":    {func(t *testing.T, p string) { check.Must(t, os.Chmod(p, 0o644)) }, volume.Denied, "not executable"},
 		"a link": {func(t *testing.T, p string) {
-			must(t, os.Rename(p, p+".real"))
-			must(t, os.Symlink(p+".real", p))
+			check.Must(t, os.Rename(p, p+".real"))
+			check.Must(t, os.Symlink(p+".real", p))
 		}, volume.Denied, "symbolic link"},
 		"a directory": {func(t *testing.T, p string) {
-			must(t, os.Remove(p))
-			must(t, os.Mkdir(p, 0o755))
+			check.Must(t, os.Remove(p))
+			check.Must(t, os.Mkdir(p, 0o755))
 		}, volume.Denied, "regular file"},
 		"a pipe": {func(t *testing.T, p string) {
-			must(t, os.Remove(p))
-			must(t, unix.Mkfifo(p, 0o755))
+			check.Must(t, os.Remove(p))
+			check.Must(t, unix.Mkfifo(p, 0o755))
 		}, volume.Denied, "regular file"},
-		"missing": {func(t *testing.T, p string) { must(t, os.Remove(p)) }, volume.Unsupported, "not installed"},
+		"missing": {func(t *testing.T, p string) { check.Must(t, os.Remove(p)) }, volume.Unsupported, "not installed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, v := askedBy(t, "touch "+ran)
@@ -231,11 +232,11 @@ func TestProgramsThatAreNotRun(t *testing.T) {
 func TestProgramReplacedBetweenCheckAndExec(t *testing.T) {
 	b, _ := askedBy(t, "echo checked")
 	file, err := openProgram(b.cfg.Programs[0], b.cfg.Owner)
-	must(t, err)
+	check.Must(t, err)
 	defer closeFile(file)
 	b.program(t, "runtime", "echo another")
 	ended, err := runProgram(t.Context(), file, b.cfg.Programs[0], []string{"stats"})
-	must(t, err)
+	check.Must(t, err)
 	if ended.answer != "checked\n" {
 		t.Errorf("%q ran", ended.answer)
 	}

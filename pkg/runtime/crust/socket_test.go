@@ -14,6 +14,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // odd is an agent whose answer to stats is given.
@@ -69,9 +70,9 @@ func TestSocketsThatAreNotUsed(t *testing.T) {
 	dir := b.cfg.SocketDirs[0]
 	outside := filepath.Join(b.dir, "outside")
 	serve(t, outside, b.agent)
-	must(t, os.Symlink(outside, filepath.Join(dir, "link")))
-	must(t, os.Symlink(b.dir, filepath.Join(dir, "up")))
-	must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+	check.Must(t, os.Symlink(outside, filepath.Join(dir, "link")))
+	check.Must(t, os.Symlink(b.dir, filepath.Join(dir, "up")))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
 	for name, c := range map[string]struct{ path, text string }{
 		"outside":           {outside, "below none of"},
 		"climbing":          {dir + "/../outside", "below none of"},
@@ -93,7 +94,7 @@ func TestSocketsThatAreNotUsed(t *testing.T) {
 			if _, err := b.h.Stats(t.Context(), v); err != nil || b.agent.asked.Load() != before {
 				t.Errorf("the program was not asked: %v", err)
 			}
-			must(t, os.Remove(b.path(v, "runtime-cli")))
+			check.Must(t, os.Remove(b.path(v, "runtime-cli")))
 			_, err := b.h.Stats(t.Context(), v)
 			kind := volume.Internal
 			if strings.Contains(c.text, "none") || strings.Contains(c.text, "not a socket") {
@@ -108,9 +109,9 @@ func deadSocket(t *testing.T, dir string) string {
 	t.Helper()
 	path := filepath.Join(dir, "dead")
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	must(t, err)
+	check.Must(t, err)
 	listener.SetUnlinkOnClose(false)
-	must(t, listener.Close())
+	check.Must(t, listener.Close())
 	return path
 }
 
@@ -120,20 +121,20 @@ func TestWhoServesTheSocket(t *testing.T) {
 	_, err := b.h.Stats(t.Context(), v)
 	wantError(t, err, volume.Denied, v, "sb1", "belongs to user")
 	conn, err := net.Dial("unix", b.agent.path)
-	must(t, err)
-	defer func() { must(t, conn.Close()) }()
+	check.Must(t, err)
+	defer func() { check.Must(t, conn.Close()) }()
 	if err := b.h.asker.conns.sockets.checkPeer(conn, b.agent.path); volume.KindOf(err) != volume.Denied || !strings.Contains(err.Error(), "served by user") {
 		t.Errorf("another user's server: %v", err)
 	}
 	b.h.asker.conns.sockets.owner--
-	must(t, b.h.asker.conns.sockets.checkPeer(conn, b.agent.path))
+	check.Must(t, b.h.asker.conns.sockets.checkPeer(conn, b.agent.path))
 }
 
 func TestConnectionsAreKept(t *testing.T) {
 	b, v := socketOnly(t)
 	soon(t, "connections are kept", func() bool {
 		_, err := b.h.Stats(t.Context(), v)
-		must(t, err)
+		check.Must(t, err)
 		return kept(b) == 1
 	})
 	// An agent ends when no sandbox is left, and starts anew with the next.
@@ -164,7 +165,7 @@ func kept(b *bench) int {
 func TestSocketThatIsNoGRPC(t *testing.T) {
 	b, v := socketOnly(t)
 	listener, err := net.Listen("unix", filepath.Join(b.cfg.SocketDirs[0], "echo"))
-	must(t, err)
+	check.Must(t, err)
 	go func() {
 		for {
 			conn, err := listener.Accept()
@@ -193,11 +194,11 @@ func TestFreezeAndThaw(t *testing.T) {
 			t.Errorf("without a sandbox: %v", err)
 		}
 		sandbox := b.startSandbox(t, v, "sb1")
-		must(t, b.h.Freeze(t.Context(), v, time.Minute))
+		check.Must(t, b.h.Freeze(t.Context(), v, time.Minute))
 		if got := b.agent.frozen.Load(); w == bySocket && got != 60 {
 			t.Errorf("frozen for %d s", got)
 		}
-		must(t, b.h.Thaw(t.Context(), v))
+		check.Must(t, b.h.Thaw(t.Context(), v))
 		wantError(t, b.h.Freeze(t.Context(), v, time.Millisecond), volume.Invalid, v, "a second")
 		sandbox.Refuse()
 		wantError(t, b.h.Thaw(t.Context(), v), volume.Refused, v, "sb1", "thaw")
@@ -208,10 +209,10 @@ func TestFreezeAndThaw(t *testing.T) {
 func TestThawOfADeadSandboxsVolume(t *testing.T) {
 	mark := filepath.Join(shortDir(t), "frozen")
 	b, v := askedBy(t, `[ "$2" = thaw ] && [ "$(cat `+mark+` 2>/dev/null)" = "$3" ] && { echo '{}'; exit 0; }; echo "not frozen" >&2; exit 1`)
-	must(t, os.Remove(b.path(v, "sb1")))
+	check.Must(t, os.Remove(b.path(v, "sb1")))
 	wantError(t, b.h.Thaw(t.Context(), v), volume.Refused, v, "not frozen")
-	must(t, os.WriteFile(mark, []byte(v.ResolvedTarget), 0o600))
-	must(t, b.h.Thaw(t.Context(), v))
+	check.Must(t, os.WriteFile(mark, []byte(v.ResolvedTarget), 0o600))
+	check.Must(t, b.h.Thaw(t.Context(), v))
 	b.h.cfg.Programs = nil
 	wantError(t, b.h.Thaw(t.Context(), v), volume.NoSandbox, v)
 }

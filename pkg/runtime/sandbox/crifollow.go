@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // criListTime bounds one listing, which runtimes make from memory.
@@ -111,7 +113,7 @@ func (f *criFollower) list(ctx context.Context) error {
 
 // wait returns when it is time to list anew.
 func (f *criFollower) wait(ctx context.Context, most time.Duration) error {
-	sleep(ctx, f.s.pace.gap)
+	sys.Sleep(ctx, f.s.pace.gap)
 	start := time.Now()
 	tick := time.NewTicker(f.s.pace.poll)
 	defer tick.Stop()

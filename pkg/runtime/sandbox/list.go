@@ -10,6 +10,8 @@ import (
 	sandboxapi "github.com/containerd/containerd/api/services/sandbox/v1"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 const (
@@ -127,3 +129,6 @@ func (c *client) otherSandboxer(ctx context.Context) (string, error) {
 	}
 	return "", nil
 }
+
+// clip shortens what others wrote, for the log.
+func clip(s string) string { return sys.ClipTo(s, 128) }

@@ -16,6 +16,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -246,7 +247,7 @@ func (t *Tracker) Run(ctx context.Context) error {
 			t.log.Warn("the container runtime cannot be followed; trying again", zap.String("runtime", t.party), zap.Error(err))
 		}
 		// Jitter, so that many daemons do not come back to one node at once.
-		sleep(ctx, pause/2+rand.N(pause/2)) //nolint:gosec // no secret hangs on it
+		sys.Sleep(ctx, pause/2+rand.N(pause/2)) //nolint:gosec // no secret hangs on it
 		pause = min(2*pause, lastPause)
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -43,13 +44,6 @@ func (n *notes) count(s string) int {
 	return len(slices.DeleteFunc(slices.Clone(n.said), func(one string) bool { return one != s }))
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func soon(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
@@ -66,12 +60,12 @@ func watched(t *testing.T) (*tree.Tree, *tree.Watch, *notes) {
 	opened, err := tree.Open(tree.Config{
 		Name: "test", Root: filepath.Join(dir, "root"), Temp: filepath.Join(dir, "tmp"), File: "info", Log: zap.NewNop(),
 	})
-	must(t, err)
+	check.Must(t, err)
 	w := tree.NewWatch(opened, told)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
-	t.Cleanup(func() { cancel(); must(t, <-done) })
+	t.Cleanup(func() { cancel(); check.Must(t, <-done) })
 	soon(t, "watching", w.Watching)
 	return opened, w, told
 }
@@ -81,25 +75,25 @@ func publish(t *testing.T, opened *tree.Tree, w *tree.Watch, name, content strin
 	v := &volume.Volume{Key: volume.Key(name), Target: "/" + name}
 	_, err := opened.Publish(&tree.Projection{
 		Volume: v, Dir: name, Raw: []byte(content),
-		Built: func(path string) { must(t, w.Add(v.Key, path, tree.OwnedByUs)) },
+		Built: func(path string) { check.Must(t, w.Add(v.Key, path, tree.OwnedByUs)) },
 	})
-	must(t, err)
+	check.Must(t, err)
 	return v
 }
 
 func TestWatchTells(t *testing.T) {
 	opened, w, told := watched(t)
 	v := publish(t, opened, w, "one", "1")
-	must(t, os.WriteFile(opened.Path("one")+"/.temp", nil, 0o600))
-	must(t, os.Rename(opened.Path("one")+"/.temp", opened.Path("one")+"/sandbox"))
+	check.Must(t, os.WriteFile(opened.Path("one")+"/.temp", nil, 0o600))
+	check.Must(t, os.Rename(opened.Path("one")+"/.temp", opened.Path("one")+"/sandbox"))
 	soon(t, "the sandbox shows", func() bool { return told.count("written one sandbox") == 1 })
-	must(t, os.Mkdir(opened.Path("foreign"), 0o700))
+	check.Must(t, os.Mkdir(opened.Path("foreign"), 0o700))
 	soon(t, "the foreign one shows", func() bool { return told.count("added foreign") == 1 })
-	must(t, w.Add("foreign", opened.Path("foreign"), tree.Foreign))
-	must(t, os.Rename(opened.Path("foreign"), filepath.Join(opened.Temp, "away")))
+	check.Must(t, w.Add("foreign", opened.Path("foreign"), tree.Foreign))
+	check.Must(t, os.Rename(opened.Path("foreign"), filepath.Join(opened.Temp, "away")))
 	soon(t, "the foreign one is gone", func() bool { return told.count("removed foreign") == 1 })
 	w.Forget(v.Key)
-	must(t, opened.Remove(v, "one"))
+	check.Must(t, opened.Remove(v, "one"))
 	if err := w.Add("one", opened.Path("one"), tree.OwnedByUs); !tree.IsGone(err) {
 		t.Errorf("a directory that is gone: %v", err)
 	}
@@ -114,16 +108,16 @@ func TestSuccessorIsWatched(t *testing.T) {
 	opened, w, told := watched(t)
 	for range 50 {
 		publish(t, opened, w, "one", "1")
-		must(t, os.RemoveAll(opened.Path("one")))
+		check.Must(t, os.RemoveAll(opened.Path("one")))
 		publish(t, opened, w, "one", "2")
 		if !w.Has("one") {
 			t.Fatal("the successor is not watched")
 		}
 		name := "sandbox"
 		before := told.count("written one " + name)
-		must(t, os.WriteFile(opened.Path("one")+"/"+name, nil, 0o600))
+		check.Must(t, os.WriteFile(opened.Path("one")+"/"+name, nil, 0o600))
 		soon(t, "its sandbox shows", func() bool { return told.count("written one "+name) == before+1 })
-		must(t, os.RemoveAll(opened.Path("one")))
+		check.Must(t, os.RemoveAll(opened.Path("one")))
 		soon(t, "it is gone", func() bool { return !w.Has("one") })
 	}
 }
@@ -133,10 +127,10 @@ func TestOverflowAndRootAreReadAgain(t *testing.T) {
 	scans := told.count("scan")
 	w.Event(-1, 0x4000, "") // IN_Q_OVERFLOW
 	soon(t, "the tree is read", func() bool { return told.count("scan") == scans+1 })
-	must(t, os.RemoveAll(opened.Root))
+	check.Must(t, os.RemoveAll(opened.Root))
 	soon(t, "it is made again, and read", func() bool { return told.count("scan") == scans+2 })
-	must(t, os.Mkdir(opened.Path("late"), 0o700))
+	check.Must(t, os.Mkdir(opened.Path("late"), 0o700))
 	soon(t, "it is watched again", func() bool { return told.count("added late") == 1 })
-	must(t, w.Health())
-	must(t, opened.Health())
+	check.Must(t, w.Health())
+	check.Must(t, opened.Health())
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // holderEnv has this test program open a file and wait.
@@ -50,10 +52,10 @@ func start(t testing.TB, how, path string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), holderEnv+"="+how+":"+path)
 	_, err := cmd.StdinPipe()
-	must(t, err)
+	check.Must(t, err)
 	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
+	check.Must(t, err)
+	check.Must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	if _, err := out.Read(make([]byte, 8)); err != nil {
 		t.Fatalf("the holder did not open %s: %v", path, err)
@@ -61,19 +63,12 @@ func start(t testing.TB, how, path string) *exec.Cmd {
 	return cmd
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func image(t *testing.T) (path string, f File) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "disk.img")
-	must(t, os.WriteFile(path, []byte("x"), 0o600))
+	check.Must(t, os.WriteFile(path, []byte("x"), 0o600))
 	var st unix.Stat_t
-	must(t, unix.Stat(path, &st))
+	check.Must(t, unix.Stat(path, &st))
 	return path, File{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino}
 }
 
@@ -93,7 +88,7 @@ func TestWhoHasAnImageOpen(t *testing.T) {
 	path, f := image(t)
 	s := New()
 	own, err := os.OpenFile(path, os.O_RDWR, 0)
-	must(t, err)
+	check.Must(t, err)
 	defer func() { _ = own.Close() }()
 	for _, how := range []string{"ro", "path"} {
 		start(t, how, path)
@@ -102,7 +97,7 @@ func TestWhoHasAnImageOpen(t *testing.T) {
 		t.Errorf("this process, a reader, or a mere name counts: %v", found)
 	}
 	link := path + ".link"
-	must(t, os.Link(path, link))
+	check.Must(t, os.Link(path, link))
 	writer := start(t, "rw", link)
 	found := find(t, s, f)
 	if len(found) != 1 || found[0].PID != writer.Process.Pid || found[0].File != f || found[0].Program != filepath.Base(os.Args[0]) {
@@ -113,7 +108,7 @@ func TestWhoHasAnImageOpen(t *testing.T) {
 	if found := find(t, skipping, f); len(found) > 0 {
 		t.Errorf("a process that is left out was found: %v", found)
 	}
-	must(t, writer.Process.Kill())
+	check.Must(t, writer.Process.Kill())
 	_ = writer.Wait()
 	if found := find(t, s, f); len(found) > 0 {
 		t.Errorf("a process that ended was found: %v", found)
@@ -165,12 +160,12 @@ func fakeProc(t *testing.T) (s *Scanner, process string) {
 	t.Helper()
 	proc := t.TempDir()
 	process = filepath.Join(proc, "1")
-	must(t, os.MkdirAll(filepath.Join(proc, "self", "ns"), 0o700))
-	must(t, os.Symlink(initialPIDs, filepath.Join(proc, "self", "ns", "pid")))
+	check.Must(t, os.MkdirAll(filepath.Join(proc, "self", "ns"), 0o700))
+	check.Must(t, os.Symlink(initialPIDs, filepath.Join(proc, "self", "ns", "pid")))
 	for _, dir := range []string{"fd", "fdinfo", "task/1/fd", "task/2/fd", "task/2/fdinfo"} {
-		must(t, os.MkdirAll(filepath.Join(process, dir), 0o700))
+		check.Must(t, os.MkdirAll(filepath.Join(process, dir), 0o700))
 	}
-	must(t, os.WriteFile(filepath.Join(process, "stat"), []byte("1 (a) b) S 0 1 1 0 -1 4194560 0"), 0o600))
+	check.Must(t, os.WriteFile(filepath.Join(process, "stat"), []byte("1 (a) b) S 0 1 1 0 -1 4194560 0"), 0o600))
 	s = New()
 	s.proc, s.skip = proc, nil
 	return s, process
@@ -179,10 +174,10 @@ func fakeProc(t *testing.T) (s *Scanner, process string) {
 func TestUnknownIsAnError(t *testing.T) {
 	path, f := image(t)
 	link := func(t *testing.T, dir string) {
-		must(t, os.Symlink(path, filepath.Join(dir, "fd", "7")))
+		check.Must(t, os.Symlink(path, filepath.Join(dir, "fd", "7")))
 	}
 	info := func(t *testing.T, dir, text string) {
-		must(t, os.WriteFile(filepath.Join(dir, "fdinfo", "7"), []byte(text), 0o600))
+		check.Must(t, os.WriteFile(filepath.Join(dir, "fdinfo", "7"), []byte(text), 0o600))
 	}
 	for name, c := range map[string]struct {
 		make   func(t *testing.T, process string)
@@ -194,17 +189,17 @@ func TestUnknownIsAnError(t *testing.T) {
 		"a mere name":               {func(t *testing.T, p string) { link(t, p); info(t, p, "flags:\t012000002\n") }, false, false},
 		"a first thread that ended": {func(t *testing.T, p string) { link(t, p+"/task/2"); info(t, p+"/task/2", "flags:\t02\n") }, true, false},
 		"a descriptor that closed": {func(t *testing.T, p string) {
-			must(t, os.Symlink(path+".gone", filepath.Join(p, "fd", "7")))
+			check.Must(t, os.Symlink(path+".gone", filepath.Join(p, "fd", "7")))
 		}, false, false},
 		"flags that cannot be understood": {func(t *testing.T, p string) { link(t, p); info(t, p, "flags:\tyes\n") }, false, true},
 		"a descriptor that leads nowhere": {func(t *testing.T, p string) {
-			must(t, os.Symlink("7", filepath.Join(p, "fd", "7")))
+			check.Must(t, os.Symlink("7", filepath.Join(p, "fd", "7")))
 		}, false, true},
 		"a table that cannot be listed": {func(t *testing.T, p string) {
-			must(t, os.RemoveAll(filepath.Join(p, "fd")))
-			must(t, os.WriteFile(filepath.Join(p, "fd"), nil, 0o600))
+			check.Must(t, os.RemoveAll(filepath.Join(p, "fd")))
+			check.Must(t, os.WriteFile(filepath.Join(p, "fd"), nil, 0o600))
 		}, false, true},
-		"no processes at all": {func(t *testing.T, p string) { must(t, os.RemoveAll(p)) }, false, true},
+		"no processes at all": {func(t *testing.T, p string) { check.Must(t, os.RemoveAll(p)) }, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, process := fakeProc(t)
@@ -222,12 +217,12 @@ func TestUnknownIsAnError(t *testing.T) {
 func TestContainersOwnProcessesProveNothing(t *testing.T) {
 	s, process := fakeProc(t)
 	ns := filepath.Join(s.proc, "self", "ns", "pid")
-	must(t, os.Remove(ns))
-	must(t, os.Symlink("pid:[4026532999]", ns))
+	check.Must(t, os.Remove(ns))
+	check.Must(t, os.Symlink("pid:[4026532999]", ns))
 	comm := filepath.Join(process, "comm")
-	must(t, os.WriteFile(comm, []byte("systemd\n"), 0o600))
-	must(t, s.Blind()) // a node that is a container itself
-	must(t, os.WriteFile(comm, []byte("pause\n"), 0o600))
+	check.Must(t, os.WriteFile(comm, []byte("systemd\n"), 0o600))
+	check.Must(t, s.Blind()) // a node that is a container itself
+	check.Must(t, os.WriteFile(comm, []byte("pause\n"), 0o600))
 	if _, err := s.Find(t.Context(), File{Inode: 1}); err == nil || !strings.Contains(err.Error(), "hostPID") {
 		t.Errorf("got %v", err)
 	}
@@ -241,7 +236,7 @@ func TestKernelThreadsAreTold(t *testing.T) {
 		"9 (a 2129984 2129984) S 0 0 0 0 -1 4194560 0": false,
 		"": false,
 	} {
-		must(t, os.WriteFile(filepath.Join(dir, "stat"), []byte(text), 0o600))
+		check.Must(t, os.WriteFile(filepath.Join(dir, "stat"), []byte(text), 0o600))
 		if got := isKernelThread(dir); got != want {
 			t.Errorf("%q: %v", text, got)
 		}
