@@ -45,7 +45,7 @@ func logRepairs(log *zap.Logger, metrics *telemetry.Metrics) func(deferral.Recon
 	return func(report deferral.ReconcileReport) {
 		for _, repair := range report.Repairs {
 			metrics.Repaired(repair.Action, repair.Err == nil)
-			fields := []zap.Field{zap.String(telemetry.FieldVolume, string(repair.Key)), zap.String("action", repair.Action)}
+			fields := []zap.Field{zap.String(telemetry.FieldVolume, string(repair.Key)), zap.String(telemetry.FieldAction, repair.Action)}
 			if repair.Err != nil {
 				log.Error("repair failed", append(fields, zap.Error(repair.Err))...)
 				continue

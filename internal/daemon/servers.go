@@ -106,7 +106,7 @@ func (d *daemon) newServer(name, service string, allowed *peercred.Authorizer, l
 
 // interceptors are what all servers have in common.
 func (d *daemon) interceptors(quiet map[string]bool) telemetry.Interceptors {
-	return telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer, Peer: peerOf, Quiet: quiet}
+	return telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer, Quiet: quiet}
 }
 
 // quietMethods are called all the time and change nothing.
@@ -122,11 +122,6 @@ var quietMethods = map[string]bool{
 	healthv1.Health_Check_FullMethodName:                   true,
 	healthv1.Health_Watch_FullMethodName:                   true,
 	healthv1.Health_List_FullMethodName:                    true,
-}
-
-func peerOf(ctx context.Context) (uid uint32, pid int32, ok bool) {
-	who, ok := peercred.FromContext(ctx)
-	return who.UID, who.PID, ok
 }
 
 func (d *daemon) denied(r peercred.Refusal) {

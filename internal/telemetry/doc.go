@@ -16,6 +16,5 @@ const (
 	FieldPeerUID  = "peer_uid"
 	FieldPeerPID  = "peer_pid"
 	FieldAction   = "action"
-	FieldReason   = "reason"
 	FieldStack    = "stack"
 )

@@ -26,7 +26,7 @@ type Server struct {
 	// Ready tells why the daemon is not ready, or nil.
 	Ready func() error
 	// Remarks are told with "ready", each on a line: what does not work, and keeps
-	// nobody from serving. It may be nil.
+	// nobody from serving.
 	Remarks func() []string
 	Pprof   bool
 	Log     *zap.Logger
@@ -146,7 +146,7 @@ func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.Metrics.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: scrapesAtOnce}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, nil) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Ready(), s.remarks()...) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Ready(), s.Remarks()...) })
 	if s.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -154,13 +154,6 @@ func (s *Server) handler() http.Handler {
 		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	}
 	return mux
-}
-
-func (s *Server) remarks() []string {
-	if s.Remarks == nil {
-		return nil
-	}
-	return s.Remarks()
 }
 
 func answer(w http.ResponseWriter, err error, remarks ...string) {

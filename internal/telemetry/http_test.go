@@ -198,7 +198,7 @@ func TestTracingOffAndAway(t *testing.T) {
 		t.Errorf("off: %v, %v", tracer, err)
 	}
 	// Nobody listens there: calls do not notice.
-	tracer, end, err := Tracing{Endpoint: "127.0.0.1:1", Insecure: true, SampleRatio: 1}.Start(t.Context())
+	tracer, end, err := Tracing{Endpoint: "127.0.0.1:1", Insecure: true, SampleRatio: 1, Log: zap.NewNop()}.Start(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,10 +13,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-)
 
-// Peer tells who calls, for the log.
-type Peer func(ctx context.Context) (uid uint32, pid int32, ok bool)
+	"github.com/crust-proxy/crust-proxy/internal/peercred"
+)
 
 // Interceptors log, count, time and trace each call, and turn a panic into an
 // error of that call alone.
@@ -25,7 +24,6 @@ type Interceptors struct {
 	Metrics *Metrics
 	// Tracer is nil where tracing is off.
 	Tracer trace.Tracer
-	Peer   Peer
 	// Quiet are the methods whose success is logged at debug level: those that
 	// are called all the time and change nothing.
 	Quiet map[string]bool
@@ -51,50 +49,59 @@ func (i *Interceptors) Options() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.UnaryInterceptor(i.unary), grpc.StreamInterceptor(i.stream)}
 }
 
-func (i *Interceptors) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (reply any, err error) {
-	start := time.Now()
-	ctx, call := withCall(ctx)
-	ctx, span := i.begin(ctx, info.FullMethod)
-	defer func() {
-		if cause := recover(); cause != nil {
-			reply, err = nil, i.panicked(info.FullMethod, cause)
-		}
-		took := time.Since(start)
-		code := codeOf(err)
-		children := i.Metrics.childrenOf(info.FullMethod, call, code)
-		children.count.Inc()
-		children.duration.Observe(took.Seconds())
-		i.end(ctx, info.FullMethod, call, span, code, took, err)
-	}()
-	return handle(ctx, req)
+func (i *Interceptors) unary(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+) (reply any, err error) {
+	err = i.serve(ctx, info.FullMethod, true, func(ctx context.Context) (err error) {
+		reply, err = handle(ctx, req)
+		return err
+	})
+	return reply, err
 }
 
 // stream counts streams, and times none: how long somebody watches says nothing
-// about the daemon.
-func (i *Interceptors) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
-	start := time.Now()
-	ctx, call := withCall(stream.Context())
+// about the daemon. The known methods of a driver are single calls.
+func (i *Interceptors) stream(
+	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler,
+) error {
 	method := info.FullMethod
+	if i.Front != nil && !i.Front.Known[method] {
+		method = otherMethod
+	}
+	timed := i.Front != nil && method != otherMethod
+	return i.serve(stream.Context(), method, timed, func(ctx context.Context) error {
+		return handle(srv, &streamWithContext{ServerStream: stream, ctx: ctx})
+	})
+}
+
+// serve has a call handled, and reports it.
+func (i *Interceptors) serve(
+	ctx context.Context, method string, timed bool, handle func(context.Context) error,
+) (err error) {
+	start := time.Now()
+	ctx, call := withCall(ctx)
 	if i.Front != nil {
 		call.Driver = i.Front.Driver
-		if !i.Front.Known[method] {
-			method = otherMethod
-		}
 	}
-	ctx, span := i.begin(ctx, method)
+	var span trace.Span
+	if i.Tracer != nil {
+		ctx, span = i.Tracer.Start(withParent(ctx), strings.TrimPrefix(method, "/"), trace.WithSpanKind(trace.SpanKindServer))
+	}
 	defer func() {
 		if cause := recover(); cause != nil {
 			err = i.panicked(method, cause)
 		}
 		code, took := codeOf(err), time.Since(start)
-		children := i.Metrics.childrenOf(method, call, code)
-		children.count.Inc()
-		if i.Front != nil && method != otherMethod {
-			children.duration.Observe(took.Seconds()) // known methods of a driver are single calls
+		i.Metrics.called(method, call, code)
+		if timed {
+			i.Metrics.timed(method, call, took)
 		}
-		i.end(ctx, method, call, span, code, took, err)
+		i.log(ctx, method, call, code, took, err)
+		if span != nil {
+			finish(span, call, code)
+		}
 	}()
-	return handle(srv, &streamWithContext{ServerStream: stream, ctx: ctx})
+	return handle(ctx)
 }
 
 // otherMethod stands for all the methods that are not known.
@@ -124,25 +131,6 @@ func (i *Interceptors) panicked(method string, cause any) error {
 	return status.Errorf(codes.Internal, "crust-proxy failed inside %s; its log has the details", method)
 }
 
-func (i *Interceptors) begin(ctx context.Context, method string) (context.Context, trace.Span) {
-	if i.Tracer == nil {
-		return ctx, nil
-	}
-	return i.Tracer.Start(withParent(ctx), strings.TrimPrefix(method, "/"), trace.WithSpanKind(trace.SpanKindServer))
-}
-
-func (i *Interceptors) end(ctx context.Context, method string, call *Call, span trace.Span, code codes.Code, took time.Duration, err error) {
-	i.log(ctx, method, call, code, took, err)
-	if span != nil {
-		finish(span, call, code)
-	}
-}
-
-func splitMethod(method string) (service, short string) {
-	service, short, _ = strings.Cut(strings.TrimPrefix(method, "/"), "/")
-	return service, short
-}
-
 func (i *Interceptors) log(ctx context.Context, method string, call *Call, code codes.Code, took time.Duration, err error) {
 	level := zapcore.InfoLevel
 	switch {
@@ -165,10 +153,8 @@ func (i *Interceptors) log(ctx context.Context, method string, call *Call, code 
 			fields = append(fields, zap.String(field[0], field[1]))
 		}
 	}
-	if i.Peer != nil {
-		if uid, pid, ok := i.Peer(ctx); ok {
-			fields = append(fields, zap.Uint32(FieldPeerUID, uid), zap.Int32(FieldPeerPID, pid))
-		}
+	if who, ok := peercred.FromContext(ctx); ok {
+		fields = append(fields, zap.Uint32(FieldPeerUID, who.UID), zap.Int32(FieldPeerPID, who.PID))
 	}
 	if err != nil && (i.Front == nil || i.Front.Ours[method]) {
 		fields = append(fields, zap.String("error", status.Convert(err).Message()))

@@ -1,10 +1,13 @@
 package telemetry
 
 import (
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+	"google.golang.org/grpc/codes"
 )
 
 // Metrics are all the metrics of the daemon, in a registry of their own.
@@ -25,7 +28,6 @@ type Metrics struct {
 	forced     prometheus.Counter
 	withErrors *prometheus.CounterVec
 	drivers    drivers
-	children   children
 }
 
 // buckets reach from an empty call to a sandbox that hangs.
@@ -33,55 +35,62 @@ var buckets = []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .05,
 
 // NewMetrics registers everything. Version goes into crust_proxy_build_info.
 func NewMetrics(version string) *Metrics {
-	m := &Metrics{
-		Registry: prometheus.NewRegistry(),
-		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "crust_proxy_calls_total", Help: "Calls answered, by gRPC code.",
-		}, []string{"service", "method", "driver", "handler", "code"}),
-		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "crust_proxy_call_duration_seconds", Help: "Time taken by calls.", Buckets: buckets,
-		}, []string{"service", "method", "driver", "handler"}),
-		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "crust_proxy_claims_refused_total", Help: "Devices that were not given to a volume, by reason.",
-		}, []string{"reason"}),
-		denied: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "crust_proxy_callers_denied_total", Help: "Calls refused because of the caller's uid and gids.",
-		}),
-		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "crust_proxy_reconcile_repairs_total", Help: "What reconciling put right, or could not.",
-		}, []string{"action", "result"}),
-		published: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "volumes_published_with_deferred_ops_total", Help: "Volumes published with deferred filesystem operations.",
-		}, []string{"driver", "handler"}),
-		sandbox: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "crust_proxy_sandbox_call_duration_seconds", Help: "Time sandboxes took to answer.", Buckets: buckets,
-		}, []string{"handler", "call", "result"}),
+	registry := prometheus.NewRegistry()
+	auto := promauto.With(registry)
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
-	m.bypassed = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "crust_proxy_driver_bypasses_total", Help: "Times a driver registered with kubelet directly, past the front.",
-	}, []string{"driver"})
-	m.bypassing = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "crust_proxy_driver_bypassed", Help: "1 while a driver is registered with kubelet directly, past the front.",
-	}, []string{"driver"})
-	m.renewed = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "crust_proxy_driver_registrations_renewed_total", Help: "Registrations with kubelet that were renewed because kubelet may have lost them.",
-	}, []string{"driver"})
-	m.refusals = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "crust_proxy_refusals_total", Help: "Times a volume that a pod waits for could not be deferred, by who said no.",
-	}, []string{"driver", "party"})
-	m.withErrors = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "crust_proxy_volumes_left_with_errors_total", Help: "Volumes given back whose filesystem had errors on record.",
-	}, []string{"driver", "handler"})
-	m.forced = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "crust_proxy_forced_releases_total", Help: "Volumes released by force, whoever had their device.",
-	})
-	build := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "crust_proxy_build_info", Help: "1, labelled by version.", ConstLabels: prometheus.Labels{"version": version},
-	})
-	build.Set(1)
-	m.Registry.MustRegister(m.calls, m.durations, m.refused, m.denied, m.repairs, m.published, m.sandbox, m.bypassed, m.bypassing, m.renewed, m.refusals, m.forced, m.withErrors, build,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return m
+	histogram := func(name, help string, labels ...string) *prometheus.HistogramVec {
+		return auto.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+	}
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return auto.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+	}
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	gauge("crust_proxy_build_info", "1, labelled by version.", "version").WithLabelValues(version).Set(1)
+	return &Metrics{
+		Registry: registry,
+		calls: counter("crust_proxy_calls_total",
+			"Calls answered, by gRPC code.", "service", "method", "driver", "handler", "code"),
+		durations: histogram("crust_proxy_call_duration_seconds", "Time taken by calls.", "service", "method", "driver", "handler"),
+		refused:   counter("crust_proxy_claims_refused_total", "Devices that were not given to a volume, by reason.", "reason"),
+		denied: counter("crust_proxy_callers_denied_total",
+			"Calls refused because of the caller's uid and gids.").WithLabelValues(),
+		repairs: counter("crust_proxy_reconcile_repairs_total", "What reconciling put right, or could not.", "action", "result"),
+		published: counter("volumes_published_with_deferred_ops_total",
+			"Volumes published with deferred filesystem operations.", "driver", "handler"),
+		sandbox: histogram("crust_proxy_sandbox_call_duration_seconds",
+			"Time sandboxes took to answer.", "handler", "call", "result"),
+		bypassed: counter("crust_proxy_driver_bypasses_total",
+			"Times a driver registered with kubelet directly, past the front.", "driver"),
+		bypassing: gauge("crust_proxy_driver_bypassed",
+			"1 while a driver is registered with kubelet directly, past the front.", "driver"),
+		renewed: counter("crust_proxy_driver_registrations_renewed_total",
+			"Registrations with kubelet that were renewed because kubelet may have lost them.", "driver"),
+		refusals: counter("crust_proxy_refusals_total",
+			"Times a volume that a pod waits for could not be deferred, by who said no.", "driver", "party"),
+		withErrors: counter("crust_proxy_volumes_left_with_errors_total",
+			"Volumes given back whose filesystem had errors on record.", "driver", "handler"),
+		forced: counter("crust_proxy_forced_releases_total",
+			"Volumes released by force, whoever had their device.").WithLabelValues(),
+	}
+}
+
+// called counts a call of a gRPC method.
+func (m *Metrics) called(method string, call *Call, code codes.Code) {
+	service, short := splitMethod(method)
+	m.calls.WithLabelValues(service, short, m.drivers.label(call.Driver), call.Handler, code.String()).Inc()
+}
+
+// timed adds the duration of a call.
+func (m *Metrics) timed(method string, call *Call, took time.Duration) {
+	service, short := splitMethod(method)
+	m.durations.WithLabelValues(service, short, m.drivers.label(call.Driver), call.Handler).Observe(took.Seconds())
+}
+
+func splitMethod(method string) (service, short string) {
+	service, short, _ = strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	return service, short
 }
 
 // LeftWithErrors counts a volume that was given back with errors on record.

@@ -34,85 +34,89 @@ type NodeState struct {
 	Held int
 }
 
-// WatchNode makes the metrics of the node's state ask state at each scrape.
-func (m *Metrics) WatchNode(state func() NodeState) error {
-	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc(name, help, labels, nil)
-	}
-	return m.Registry.Register(&nodeCollector{
-		state: state, drivers: &m.drivers,
-		config:  desc("crust_proxy_config_last_reload_successful", "1 unless the configuration file was changed into a bad one."),
-		records: desc("crust_proxy_records_unusable", "Records of volumes that cannot be used."),
-		source:  desc("crust_proxy_source_synced", "1 while a source outside of the daemon can be followed.", "source"),
-		handler: desc("crust_proxy_handler_healthy", "1 while a runtime handler can work.", "handler"),
-		driver:  desc("crust_proxy_driver_ready", "1 while a CSI driver behind the front is ready.", "driver"),
-		missing: desc("crust_proxy_driver_missing_in_csinode",
-			"1 while a CSI driver behind the front is registered with kubelet and not in the node's CSINode.", "driver"),
-		abnormal: desc("crust_proxy_volumes_abnormal", "Volumes whose sandbox says that their filesystem is not as it should be.", "driver", "handler"),
-		groupless: desc("crust_proxy_volumes_group_ignored",
-			"Volumes whose sandbox ignores fsGroup, and that the group is not known to be able to write.", "driver", "handler"),
-		held: desc("crust_proxy_devices_held", "Devices to be released or claimed, or released by force, that some process still has open."),
-	})
+// gauges is a collector whose values are asked for at each scrape.
+type gauges struct {
+	descs   []*prometheus.Desc
+	collect func(set setGauge)
 }
 
-type nodeCollector struct {
-	state   func() NodeState
-	drivers *drivers
+type setGauge func(desc *prometheus.Desc, value float64, labels ...string)
 
-	config, records, source, handler, driver, missing, abnormal, groupless, held *prometheus.Desc
+func (g *gauges) desc(name, help string, labels ...string) *prometheus.Desc {
+	desc := prometheus.NewDesc(name, help, labels, nil)
+	g.descs = append(g.descs, desc)
+	return desc
 }
 
 // Describe is for the registry.
-func (c *nodeCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{c.config, c.records, c.source, c.handler, c.driver, c.missing, c.abnormal, c.groupless, c.held} {
+func (g *gauges) Describe(out chan<- *prometheus.Desc) {
+	for _, desc := range g.descs {
 		out <- desc
 	}
 }
 
 // Collect is for the registry.
-func (c *nodeCollector) Collect(out chan<- prometheus.Metric) {
-	now := c.state()
-	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
+func (g *gauges) Collect(out chan<- prometheus.Metric) {
+	g.collect(func(desc *prometheus.Desc, value float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
-	}
-	gauge(c.config, one(now.ConfigGood))
-	gauge(c.records, float64(now.BadRecords))
-	gauge(c.held, float64(now.Held))
-	for name, synced := range now.Sources {
-		gauge(c.source, one(synced), name)
-	}
-	for name, healthy := range now.Handlers {
-		gauge(c.handler, one(healthy), name)
-	}
-	c.collectDrivers(now, gauge)
+	})
 }
 
-// collectDrivers adds up what has one label, for names over the bound share one.
-func (c *nodeCollector) collectDrivers(now NodeState, gauge func(*prometheus.Desc, float64, ...string)) {
-	ready := make(map[string]bool)
-	for name, is := range now.Drivers {
-		label := c.drivers.label(name)
-		before, known := ready[label]
-		ready[label] = is && (before || !known)
+// WatchNode makes the metrics of the node's state ask state at each scrape.
+func (m *Metrics) WatchNode(state func() NodeState) error {
+	g := &gauges{}
+	config := g.desc("crust_proxy_config_last_reload_successful", "1 unless the configuration file was changed into a bad one.")
+	records := g.desc("crust_proxy_records_unusable", "Records of volumes that cannot be used.")
+	held := g.desc("crust_proxy_devices_held",
+		"Devices to be released or claimed, or released by force, that some process still has open.")
+	source := g.desc("crust_proxy_source_synced", "1 while a source outside of the daemon can be followed.", "source")
+	handler := g.desc("crust_proxy_handler_healthy", "1 while a runtime handler can work.", "handler")
+	driver := g.desc("crust_proxy_driver_ready", "1 while a CSI driver behind the front is ready.", "driver")
+	missing := g.desc("crust_proxy_driver_missing_in_csinode",
+		"1 while a CSI driver behind the front is registered with kubelet and not in the node's CSINode.", "driver")
+	abnormal := g.desc("crust_proxy_volumes_abnormal",
+		"Volumes whose sandbox says that their filesystem is not as it should be.", "driver", "handler")
+	groupless := g.desc("crust_proxy_volumes_group_ignored",
+		"Volumes whose sandbox ignores fsGroup, and that the group is not known to be able to write.", "driver", "handler")
+	g.collect = func(set setGauge) {
+		now := state()
+		set(config, one(now.ConfigGood))
+		set(records, float64(now.BadRecords))
+		set(held, float64(now.Held))
+		for name, synced := range now.Sources {
+			set(source, one(synced), name)
+		}
+		for name, healthy := range now.Handlers {
+			set(handler, one(healthy), name)
+		}
+		m.collectDrivers(now, driver, missing, set)
+		for desc, counts := range map[*prometheus.Desc][]VolumeCount{abnormal: now.Abnormal, groupless: now.GroupIgnored} {
+			for labels, n := range m.drivers.sums(counts) {
+				set(desc, float64(n), labels.Driver, labels.Handler)
+			}
+		}
 	}
-	for label, is := range ready {
-		gauge(c.driver, one(is), label)
+	return m.Registry.Register(g)
+}
+
+// collectDrivers merges the drivers over the bound, which share one label: they are
+// ready if all of them are, and missing if one is.
+func (m *Metrics) collectDrivers(now NodeState, driver, missing *prometheus.Desc, set setGauge) {
+	notReady, isMissing := make(map[string]bool), make(map[string]bool)
+	for name, ready := range now.Drivers {
+		label := m.drivers.label(name)
+		notReady[label] = notReady[label] || !ready
 	}
-	missing := make(map[string]bool)
+	for label, not := range notReady {
+		set(driver, one(!not), label)
+	}
 	for name, is := range now.Missing {
-		if label := c.drivers.label(name); is && !missing[label] {
-			missing[label] = true
-			gauge(c.missing, 1, label)
+		if is {
+			isMissing[m.drivers.label(name)] = true
 		}
 	}
-	for desc, counts := range map[*prometheus.Desc][]VolumeCount{c.abnormal: now.Abnormal, c.groupless: now.GroupIgnored} {
-		sums := make(map[[2]string]int)
-		for _, v := range counts {
-			sums[[2]string{c.drivers.label(v.Driver), v.Handler}] += v.Count
-		}
-		for labels, n := range sums {
-			gauge(desc, float64(n), labels[0], labels[1])
-		}
+	for label := range isMissing {
+		set(missing, 1, label)
 	}
 }
 
@@ -129,32 +133,25 @@ type VolumeCount struct {
 	Count                  int
 }
 
+// sums adds up the counts whose labels are the same: drivers over the bound share one.
+func (d *drivers) sums(counts []VolumeCount) map[VolumeCount]int {
+	sums := make(map[VolumeCount]int)
+	for _, v := range counts {
+		sums[VolumeCount{State: v.State, Driver: d.label(v.Driver), Handler: v.Handler}] += v.Count
+	}
+	return sums
+}
+
 // CountVolumes makes crust_proxy_volumes ask count at each scrape.
 func (m *Metrics) CountVolumes(count func() []VolumeCount) error {
-	return m.Registry.Register(&volumeCollector{
-		count: count, drivers: &m.drivers,
-		desc: prometheus.NewDesc("crust_proxy_volumes", "Volumes, by state.", []string{"state", "driver", "handler"}, nil),
-	})
-}
-
-type volumeCollector struct {
-	count   func() []VolumeCount
-	drivers *drivers
-	desc    *prometheus.Desc
-}
-
-// Describe is for the registry.
-func (c *volumeCollector) Describe(out chan<- *prometheus.Desc) { out <- c.desc }
-
-// Collect is for the registry.
-func (c *volumeCollector) Collect(out chan<- prometheus.Metric) {
-	sums := make(map[[3]string]int)
-	for _, v := range c.count() {
-		sums[[3]string{v.State, c.drivers.label(v.Driver), v.Handler}] += v.Count
+	g := &gauges{}
+	volumes := g.desc("crust_proxy_volumes", "Volumes, by state.", "state", "driver", "handler")
+	g.collect = func(set setGauge) {
+		for labels, n := range m.drivers.sums(count()) {
+			set(volumes, float64(n), labels.State, labels.Driver, labels.Handler)
+		}
 	}
-	for labels, n := range sums {
-		out <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n), labels[0], labels[1], labels[2])
-	}
+	return m.Registry.Register(g)
 }
 
 // ClusterState is how the look-up of pods stands.
@@ -165,50 +162,32 @@ type ClusterState struct {
 	Pods, Incomplete int
 }
 
-// clusterMetrics are there only where a cluster is asked.
-type clusterMetrics struct {
-	lookups *prometheus.HistogramVec
-	state   func() ClusterState
-
-	heard, pods, incomplete *prometheus.Desc
-}
-
-// WatchCluster makes the metrics of the look-up of pods, and gives what times each
-// question; result is "ok" or an error's kind.
-func (m *Metrics) WatchCluster(state func() ClusterState) (asked func(question, result string, took time.Duration), err error) {
-	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
-	c := &clusterMetrics{
-		state: state,
-		lookups: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "crust_proxy_pod_lookup_duration_seconds", Help: "Time taken to tell of a pod, or of the pods that want a volume.",
-			Buckets: buckets,
-		}, []string{"question", "result"}),
-		heard: desc("crust_proxy_cluster_last_heard_timestamp_seconds", "When the API server was last heard of; 0 is never."),
-		pods:  desc("crust_proxy_cluster_pods", "Pods of this node that are known."),
-		incomplete: desc("crust_proxy_cluster_pods_incomplete",
-			"Pods of this node of which it is not known who gives one of their volumes."),
+// WatchCluster makes the metrics of the look-up of pods, which are there only where a
+// cluster is asked. The function that it returns times each question; result is "ok" or
+// an error's kind.
+func (m *Metrics) WatchCluster(
+	state func() ClusterState,
+) (asked func(question, result string, took time.Duration), err error) {
+	lookups := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "crust_proxy_pod_lookup_duration_seconds", Help: "Time taken to tell of a pod, or of the pods that want a volume.",
+		Buckets: buckets,
+	}, []string{"question", "result"})
+	g := &gauges{}
+	heard := g.desc("crust_proxy_cluster_last_heard_timestamp_seconds", "When the API server was last heard of; 0 is never.")
+	pods := g.desc("crust_proxy_cluster_pods", "Pods of this node that are known.")
+	incomplete := g.desc("crust_proxy_cluster_pods_incomplete",
+		"Pods of this node of which it is not known who gives one of their volumes.")
+	g.collect = func(set setGauge) {
+		now := state()
+		last := 0.0
+		if !now.LastHeard.IsZero() {
+			last = float64(now.LastHeard.UnixMilli()) / 1000
+		}
+		set(heard, last)
+		set(pods, float64(now.Pods))
+		set(incomplete, float64(now.Incomplete))
 	}
-	err = errors.Join(m.Registry.Register(c.lookups), m.Registry.Register(c))
 	return func(question, result string, took time.Duration) {
-		c.lookups.WithLabelValues(question, result).Observe(took.Seconds())
-	}, err
-}
-
-// Describe is for the registry.
-func (c *clusterMetrics) Describe(out chan<- *prometheus.Desc) {
-	out <- c.heard
-	out <- c.pods
-	out <- c.incomplete
-}
-
-// Collect is for the registry.
-func (c *clusterMetrics) Collect(out chan<- prometheus.Metric) {
-	now := c.state()
-	heard := 0.0
-	if !now.LastHeard.IsZero() {
-		heard = float64(now.LastHeard.UnixMilli()) / 1000
-	}
-	for desc, value := range map[*prometheus.Desc]float64{c.heard: heard, c.pods: float64(now.Pods), c.incomplete: float64(now.Incomplete)} {
-		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value)
-	}
+		lookups.WithLabelValues(question, result).Observe(took.Seconds())
+	}, errors.Join(m.Registry.Register(lookups), m.Registry.Register(g))
 }

@@ -30,28 +30,11 @@ func withParent(ctx context.Context) context.Context {
 	if !ok {
 		return ctx
 	}
-	return propagation.TraceContext{}.Extract(ctx, headerCarrier(header))
-}
-
-// headerCarrier lets OpenTelemetry read gRPC metadata.
-type headerCarrier metadata.MD
-
-// Get gives the first value of a key.
-func (c headerCarrier) Get(key string) string {
-	if values := metadata.MD(c).Get(key); len(values) > 0 {
-		return values[0]
+	carrier := propagation.MapCarrier{}
+	for _, key := range (propagation.TraceContext{}).Fields() {
+		if values := header.Get(key); len(values) > 0 {
+			carrier.Set(key, values[0])
+		}
 	}
-	return ""
-}
-
-// Set puts a value.
-func (c headerCarrier) Set(key, value string) { metadata.MD(c).Set(key, value) }
-
-// Keys lists the keys.
-func (c headerCarrier) Keys() []string {
-	keys := make([]string, 0, len(c))
-	for key := range c {
-		keys = append(keys, key)
-	}
-	return keys
+	return propagation.TraceContext{}.Extract(ctx, carrier)
 }

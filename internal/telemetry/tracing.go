@@ -19,7 +19,7 @@ type Tracing struct {
 	Insecure    bool
 	SampleRatio float64
 	Version     string
-	// Log is told of spans that could not be sent; nil tells nobody.
+	// Log is told of spans that could not be sent.
 	Log *zap.Logger
 }
 
@@ -39,7 +39,7 @@ func (t Tracing) Start(ctx context.Context) (trace.Tracer, func(context.Context)
 		return nil, nil, fmt.Errorf("tracing to %s: %w", t.Endpoint, err)
 	}
 	provider := sdktrace.NewTracerProvider(
-		sdktrace.WithBatcher(&loggedExporter{SpanExporter: exporter, log: t.logger()}),
+		sdktrace.WithBatcher(&loggedExporter{SpanExporter: exporter, log: t.Log}),
 		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(t.SampleRatio))),
 		sdktrace.WithResource(resource.NewSchemaless(
 			attribute.String("service.name", "crust-proxy"), attribute.String("service.version", t.Version))),
@@ -49,13 +49,6 @@ func (t Tracing) Start(ctx context.Context) (trace.Tracer, func(context.Context)
 		return errors.Join(provider.Shutdown(ctx), exporter.Shutdown(ctx))
 	}
 	return provider.Tracer("crust-proxy"), end, nil
-}
-
-func (t Tracing) logger() *zap.Logger {
-	if t.Log == nil {
-		return zap.NewNop()
-	}
-	return t.Log
 }
 
 // loggedExporter tells failures to our log. OpenTelemetry itself would tell them
