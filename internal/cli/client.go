@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,6 +43,9 @@ type client struct {
 	dial error
 }
 
+// forEver is --timeout 0: a deadline that nobody sees.
+const forEver = 100 * 365 * 24 * time.Hour
+
 // daemon is where the daemon is, and how long to wait for it.
 type daemon struct {
 	socket  string
@@ -53,27 +57,26 @@ func (d *daemon) check() error {
 	if d.timeout < 0 {
 		return fmt.Errorf("--timeout %s is negative", d.timeout)
 	}
+	d.timeout = cmp.Or(d.timeout, forEver)
 	_, err := socketPath(d.socket)
 	return err
 }
 
-// deadline is the context of one command.
-func (d *daemon) deadline(ctx context.Context) (context.Context, context.CancelFunc) {
-	if d.timeout == 0 {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, d.timeout)
+// within is the daemon with another timeout.
+func (d daemon) within(timeout time.Duration) *daemon {
+	d.timeout = timeout
+	return &d
 }
 
 // call gives f a connection, within the timeout.
 func (d *daemon) call(ctx context.Context, f func(context.Context, *client) error) error {
-	ctx, cancel := d.deadline(ctx)
+	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
 	c, err := d.connect()
 	if err != nil {
 		return err
 	}
-	return errors.Join(f(ctx, c), c.Close())
+	return errors.Join(f(ctx, c), c.conn.Close())
 }
 
 // ask makes one call: method is a method of the Admin API's client.
@@ -135,33 +138,7 @@ func (c *client) connect(ctx context.Context, _ string) (net.Conn, error) {
 	return conn, err
 }
 
-// explain says what the error of a call means and what to do.
-func (c *client) explain(err error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return explain(err, c.socket, c.service, c.dial)
-}
-
-func (c *client) Close() error { return c.conn.Close() }
-
-// list gathers all pages. They are as large as the daemon lets them be, because it
-// orders all volumes anew for each.
 func (c *client) list(ctx context.Context, req *adminv1.ListVolumesRequest) ([]*adminv1.Volume, error) {
-	req.PageSize = top.PageSize
-	var all []*adminv1.Volume
-	for {
-		page, err := c.ListVolumes(ctx, req)
-		if err != nil {
-			return nil, c.explain(err)
-		}
-		all = append(all, page.GetVolumes()...)
-		next := page.GetNextPageToken()
-		if next == "" {
-			return all, nil
-		}
-		if next == req.GetPageToken() {
-			return nil, errors.New("the daemon gave the same page twice")
-		}
-		req.PageToken = next
-	}
+	volumes, err := top.ListVolumes(ctx, c, req)
+	return volumes, c.explain(err)
 }

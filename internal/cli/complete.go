@@ -60,7 +60,7 @@ func (d *daemon) offer(ctx context.Context, begun string, words wordsFunc) []str
 	if err != nil {
 		return nil
 	}
-	defer func() { _ = c.Close() }() // nothing is lost with it
+	defer func() { _ = c.conn.Close() }() // nothing is lost with it
 	var offered []string
 	for _, word := range words(ctx, c) {
 		// A shell splits the offers at line feeds and prints them: a word with control

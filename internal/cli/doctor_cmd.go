@@ -28,12 +28,12 @@ with the daemon down, too. Run it as root: else some things cannot be looked at.
 		Example: "  sudo crustctl doctor",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			asked := *d
-			if !cmd.Flags().Changed("timeout") {
-				asked.timeout = doctorWait
+			timeout := doctorWait
+			if cmd.Flags().Changed("timeout") {
+				timeout = d.timeout
 			}
 			node.AdminSocket, _ = socketPath(d.socket) // checked with the other flags
-			known := askForDoctor(cmd.Context(), &asked)
+			known := askForDoctor(cmd.Context(), d.within(timeout))
 			if err := readPlaces(known.Node.GetConfig(), &node, cmd.Flags().Changed); err != nil {
 				cmd.PrintErrln("crustctl: looking in the usual places: " + show.Escape(err.Error()))
 			}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -89,25 +90,27 @@ func repairsFailed(failed, all int) error {
 	return &explained{fmt.Errorf("%d of %d repairs could not be done", failed, all), "See the errors above; 'crustctl doctor' may know more."}
 }
 
-// explain says what the error of a call means and what to do. dial is the last error
+// explain says what the error of a call means and what to do. It uses the last error
 // of connecting, which gRPC gives as text only.
-func explain(err error, socket string, service doctor.Service, dial error) error {
+func (c *client) explain(err error) error {
 	if err == nil {
 		return nil
 	}
-	st := status.Convert(err)
+	c.mu.Lock()
+	dial := c.dial
+	c.mu.Unlock()
+	st, seeStatus := status.Convert(err), "see '"+c.service.Status()+"'."
 	message := show.Escape(st.Message()) // it may quote a guest
 	switch {
 	case st.Code() == codes.Unavailable && dial != nil:
-		return explainDial(dial, socket, service)
+		return c.explainDial(dial)
 	case st.Code() == codes.Unavailable && hungUp(message):
-		return &explained{fmt.Errorf("the daemon closed the connection on %s", socket), advicePermission +
-			" Else crust-proxy may just be stopping: see '" + service.Status() + "'."}
+		return &explained{fmt.Errorf("the daemon closed the connection on %s", c.socket),
+			advicePermission + " Else crust-proxy may just be stopping: " + seeStatus}
 	case st.Code() == codes.Unavailable:
-		return &explained{errors.New(message), "Try it again; where it stays so, see '" + service.Status() + "'."}
+		return &explained{errors.New(message), "Try it again; where it stays so, " + seeStatus}
 	case st.Code() == codes.PermissionDenied || st.Code() == codes.Unauthenticated:
-		return &explained{fmt.Errorf("the daemon refused: %s", message),
-			advicePermission}
+		return &explained{fmt.Errorf("the daemon refused: %s", message), advicePermission}
 	case st.Code() == codes.DeadlineExceeded:
 		return &explained{fmt.Errorf("no answer in time: %s", message),
 			"A sandbox may hang. Give more time with --timeout; 'crustctl get VOLUME' shows what is known."}
@@ -129,15 +132,12 @@ func unknownCall(message string) bool {
 // hungUp tells a connection that was closed from what the daemon itself said;
 // gRPC has one code for both, and its own texts differ with the moment.
 func hungUp(message string) bool {
-	for _, sign := range []string{"connection error", "broken pipe", "connection reset", "EOF", "server preface", "transport is closing"} {
-		if strings.Contains(message, sign) {
-			return true
-		}
-	}
-	return false
+	signs := []string{"connection error", "broken pipe", "connection reset", "EOF", "server preface", "transport is closing"}
+	return slices.ContainsFunc(signs, func(sign string) bool { return strings.Contains(message, sign) })
 }
 
-func explainDial(dial error, socket string, service doctor.Service) error {
+func (c *client) explainDial(dial error) error {
+	socket, service := c.socket, c.service
 	switch {
 	case errors.Is(dial, fs.ErrPermission):
 		return &explained{fmt.Errorf("permission denied on the admin socket %s", socket),
@@ -146,8 +146,7 @@ func explainDial(dial error, socket string, service doctor.Service) error {
 		return &explained{fmt.Errorf("crust-proxy is not running: there is no socket %s", socket),
 			"See '" + service.Status() + "'. Is the socket elsewhere? Give --socket or set CRUSTCTL_SOCKET."}
 	case errors.Is(dial, syscall.ECONNREFUSED):
-		return &explained{fmt.Errorf("crust-proxy is not running: nobody listens on %s", socket),
-			statusAndLogs(service)}
+		return &explained{fmt.Errorf("crust-proxy is not running: nobody listens on %s", socket), statusAndLogs(service)}
 	case errors.Is(dial, context.DeadlineExceeded):
 		return &explained{fmt.Errorf("crust-proxy does not take the connection on %s", socket),
 			"It may hang: see '" + service.Status() + "'."}

@@ -89,7 +89,7 @@ func unicodeLocale(getenv func(string) string) bool {
 	return false
 }
 
-func (c *client) topDaemon(timeout time.Duration) top.Daemon {
+func topDaemon(c *client, timeout time.Duration) top.Daemon {
 	return top.Daemon{AdminClient: c.AdminClient, Timeout: timeout, Explain: func(err error) string {
 		line, _, _ := strings.Cut(c.explain(err).Error(), "\n")
 		return line
@@ -99,27 +99,21 @@ func (c *client) topDaemon(timeout time.Duration) top.Daemon {
 // topLive shows the volumes until the user ends it. At the start an absent daemon is an
 // error as for every command; later top waits for it.
 func topLive(ctx context.Context, env Env, d *daemon, settings top.Settings) error {
-	c, err := d.connect()
-	if err != nil {
+	if _, err := ask(ctx, d, adminv1.AdminClient.GetNode, &adminv1.GetNodeRequest{}); err != nil {
 		return err
 	}
-	first, cancel := d.deadline(ctx)
-	_, err = c.GetNode(first, &adminv1.GetNodeRequest{})
-	cancel()
-	if err != nil {
-		return errors.Join(c.explain(err), c.Close())
-	}
-	err = top.Run(ctx, c.topDaemon(d.timeout), top.Terminal{
-		In: env.Keys, Out: env.Out, Env: env.Environ,
-		Exists: func() bool { return printer.IsTerminal(env.Keys) },
-	}, settings)
-	return errors.Join(err, c.Close())
+	return d.within(forEver).call(ctx, func(ctx context.Context, c *client) error {
+		return top.Run(ctx, topDaemon(c, d.timeout), top.Terminal{
+			In: env.Keys, Out: env.Out, Env: env.Environ,
+			Exists: func() bool { return printer.IsTerminal(env.Keys) },
+		}, settings)
+	})
 }
 
 // topOnce prints one picture.
 func topOnce(ctx context.Context, d *daemon, out *printer.Printer, settings top.Settings) error {
 	return d.call(ctx, func(ctx context.Context, c *client) error {
-		picture, err := top.Once(ctx, c.topDaemon(d.timeout), settings)
+		picture, err := top.Once(ctx, topDaemon(c, d.timeout), settings)
 		if err != nil {
 			return c.explain(err)
 		}

@@ -23,60 +23,39 @@ object per line. --timeout, where it is given, ends the watch; else it goes on.`
 		Example: "  crustctl watch --handler kata -o json",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			last := d.timeout
-			if !cmd.Flags().Changed("timeout") {
-				last = 0
-			}
-			patient := *d
-			patient.timeout = 0 // a deadline would end the watch with an error of the daemon's
 			write := view.watchTable()
 			if view.out.Machine() {
 				write = func(event *adminv1.WatchVolumesResponse) error { return view.out.Document(event) }
 			}
-			return patient.call(cmd.Context(), func(ctx context.Context, c *client) error {
-				ctx, cancel := endAfter(ctx, last)
-				defer cancel()
-				return c.watch(ctx, req, write)
-			})
+			ctx, cancel := context.WithCancel(cmd.Context())
+			defer cancel()
+			if cmd.Flags().Changed("timeout") { // as a deadline it would end the watch with an error of the daemon's
+				defer time.AfterFunc(d.timeout, cancel).Stop()
+			}
+			return d.within(forEver).call(ctx, func(ctx context.Context, c *client) error { return c.watch(ctx, req, write) })
 		},
 	}
 	selectors(cmd, d, &req.Driver, &req.Handler)
 	return cmd
 }
 
-// endAfter cancels the context after a time without a deadline that gRPC would send to
-// the daemon; 0 is never.
-func endAfter(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
-	if d == 0 {
-		return ctx, cancel
-	}
-	timer := time.AfterFunc(d, cancel)
-	return ctx, func() { timer.Stop(); cancel() }
-}
-
 func (c *client) watch(ctx context.Context, req *adminv1.WatchVolumesRequest, write func(*adminv1.WatchVolumesResponse) error) error {
 	stream, err := c.WatchVolumes(ctx, req)
-	if err != nil && ctx.Err() != nil {
-		return nil // as below
-	}
-	if err != nil {
-		return c.explain(err)
-	}
-	for {
-		event, err := stream.Recv()
-		switch {
-		case err != nil && ctx.Err() != nil:
-			return nil // an interrupt and the end of --timeout are no errors
-		case errors.Is(err, io.EOF):
-			return watchEnded(c.service)
-		case err != nil:
-			return c.explain(err)
-		}
-		if err := write(event); err != nil {
-			return err
+	for err == nil {
+		var event *adminv1.WatchVolumesResponse
+		if event, err = stream.Recv(); err == nil {
+			if err := write(event); err != nil {
+				return err
+			}
 		}
 	}
+	switch {
+	case ctx.Err() != nil:
+		return nil // an interrupt and the end of --timeout are no errors
+	case errors.Is(err, io.EOF):
+		return watchEnded(c.service)
+	}
+	return c.explain(err)
 }
 
 // watchTable collects the rows of the first listing, so that the columns fit them, and

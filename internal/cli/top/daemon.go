@@ -7,8 +7,10 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -25,17 +27,9 @@ const (
 	gatherMost = 1000
 )
 
-// withTimeout bounds one call.
-func (d Daemon) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	if d.Timeout == 0 {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, d.Timeout)
-}
-
 // fetchStats asks the sandbox of a volume for its numbers.
 func (d Daemon) fetchStats(ctx context.Context, id string) StatsFetched {
-	ctx, cancel := d.withTimeout(ctx)
+	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
 	start := time.Now()
 	reply, err := d.GetVolumeStats(ctx, &adminv1.GetVolumeStatsRequest{Volume: id})
@@ -53,10 +47,10 @@ func (d Daemon) fetchStats(ctx context.Context, id string) StatsFetched {
 // poll asks the daemon for what the watch does not report. A part that fails is left
 // out: the watch reports when the daemon is away, and an older daemon lacks some calls.
 func (d Daemon) poll(ctx context.Context, settings Settings, health bool) Polled {
-	ctx, cancel := d.withTimeout(ctx)
+	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
 	var e Polled
-	e.Volumes, _ = d.volumes(ctx, settings)
+	e.Volumes, _ = ListVolumes(ctx, d, settings.request())
 	if !health {
 		e.At = time.Now()
 		return e
@@ -70,25 +64,29 @@ func (d Daemon) poll(ctx context.Context, settings Settings, health bool) Polled
 	return e
 }
 
-// PageSize is the most volumes that the daemon gives in one page.
-const PageSize = 5000
-
-// volumes reads all pages of a listing.
-func (d Daemon) volumes(ctx context.Context, settings Settings) ([]*adminv1.Volume, error) {
-	req := &adminv1.ListVolumesRequest{Driver: settings.Driver, Handler: settings.Handler, PageSize: PageSize}
-	var all []*adminv1.Volume
+// ListVolumes gathers all pages. They are as large as the daemon lets them be, because
+// it orders all volumes anew for each.
+func ListVolumes(ctx context.Context, c adminv1.AdminClient, req *adminv1.ListVolumesRequest) (all []*adminv1.Volume, err error) {
+	req.PageSize = 5000
 	for {
-		page, err := d.ListVolumes(ctx, req)
+		page, err := c.ListVolumes(ctx, req)
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, page.GetVolumes()...)
-		next := page.GetNextPageToken()
-		if next == "" || next == req.GetPageToken() {
+		switch next := page.GetNextPageToken(); next {
+		case "":
 			return all, nil
+		case req.GetPageToken():
+			return nil, status.Error(codes.Internal, "the daemon gave the same page twice")
+		default:
+			req.PageToken = next
 		}
-		req.PageToken = next
 	}
+}
+
+func (s Settings) request() *adminv1.ListVolumesRequest {
+	return &adminv1.ListVolumesRequest{Driver: s.Driver, Handler: s.Handler}
 }
 
 // watch follows the volumes until ctx ends, through restarts of the daemon.
@@ -109,10 +107,8 @@ func (d Daemon) watch(ctx context.Context, settings Settings, send func(Event)) 
 		// Random, so that not all watchers of a node retry at the same moment.
 		pause := wait/2 + rand.N(wait) //nolint:gosec // no secret
 		send(Disconnected{At: time.Now(), Retry: time.Now().Add(pause), Reason: reason})
-		select {
-		case <-ctx.Done():
+		if !sys.Sleep(ctx, pause) {
 			return
-		case <-time.After(pause):
 		}
 		wait = min(2*wait, lastRetry)
 	}

@@ -29,7 +29,7 @@ const unbounded = 1 << 20
 func Once(ctx context.Context, d Daemon, settings Settings) (*Picture, error) {
 	settings.Plain = true
 	s := New(settings, time.Now())
-	volumes, err := d.volumes(ctx, settings)
+	volumes, err := ListVolumes(ctx, d, settings.request())
 	if err != nil {
 		return nil, err
 	}

@@ -17,7 +17,7 @@ type Daemon struct {
 	adminv1.AdminClient
 	// Explain turns an error of a call into one line of text.
 	Explain func(error) string
-	// Timeout bounds a call; 0 is no bound.
+	// Timeout bounds a call.
 	Timeout time.Duration
 }
 
