@@ -5,6 +5,8 @@ import (
 	"math"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
 )
 
 // Size shows bytes with a binary unit: 1.5GiB.
@@ -35,34 +37,6 @@ func Percent(used, total int64) string {
 	return fmt.Sprintf("%.0f%%", math.Ceil(100*float64(used)/float64(total)))
 }
 
-// Duration shows how long ago something was, as kubectl does: coarser as it grows.
-func Duration(d time.Duration) string {
-	const day = 24 * time.Hour
-	switch {
-	case d < 0:
-		return "0s"
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%ds", d/time.Second)
-	case d < 10*time.Minute:
-		return pair(d, time.Minute, "m", time.Second, "s")
-	case d < 3*time.Hour:
-		return fmt.Sprintf("%dm", d/time.Minute)
-	case d < 8*time.Hour:
-		return pair(d, time.Hour, "h", time.Minute, "m")
-	case d < 2*day:
-		return fmt.Sprintf("%dh", d/time.Hour)
-	case d < 8*day:
-		return pair(d, day, "d", time.Hour, "h")
-	case d < 2*365*day:
-		return fmt.Sprintf("%dd", d/day)
-	}
-	return pair(d, 365*day, "y", day, "d")
-}
-
-func pair(d, big time.Duration, bigName string, small time.Duration, smallName string) string {
-	text := fmt.Sprintf("%d%s", d/big, bigName)
-	if rest := d % big / small; rest > 0 {
-		text += fmt.Sprintf("%d%s", rest, smallName)
-	}
-	return text
-}
+// Duration shows how long ago something was, as kubectl does: coarser as it grows. A
+// clock that is behind the daemon's gives 0s.
+func Duration(d time.Duration) string { return duration.HumanDuration(max(0, d)) }
