@@ -2,17 +2,22 @@ package passthrough
 
 import (
 	"context"
+	"errors"
+	"io"
+	"maps"
 	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 )
 
 // call is one call that passes.
 type call struct {
 	conn    grpc.ClientConnInterface
 	method  string
-	subtype string
+	subtype string // what follows "application/grpc+"
 	caller  grpc.ServerStream
 	ctx     context.Context //nolint:containedctx // it lives as long as the call
 }
@@ -20,7 +25,9 @@ type call struct {
 func newCall(conn grpc.ClientConnInterface, method string, caller grpc.ServerStream) *call {
 	c := &call{conn: conn, method: method, caller: caller, ctx: caller.Context()}
 	came, _ := metadata.FromIncomingContext(c.ctx)
-	c.subtype = subtype(came.Get("content-type"))
+	if contentType := came.Get("content-type"); len(contentType) == 1 {
+		_, c.subtype, _ = strings.Cut(contentType[0], "+")
+	}
 	if kept := ofCall(came); len(kept) > 0 {
 		c.ctx = metadata.NewOutgoingContext(c.ctx, kept)
 	}
@@ -29,32 +36,17 @@ func newCall(conn grpc.ClientConnInterface, method string, caller grpc.ServerStr
 
 // options are those of every call to a driver. The content type is the caller's.
 func (c *call) options(more ...grpc.CallOption) []grpc.CallOption {
-	options := append(make([]grpc.CallOption, 0, 4+len(more)), grpc.ForceCodecV2(unnamed{}),
-		grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage))
+	options := append(more, grpc.ForceCodecV2(unnamed{}), grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage))
 	if c.subtype != "" {
 		options = append(options, grpc.CallContentSubtype(c.subtype))
 	}
-	return append(options, more...)
+	return options
 }
 
-// subtype is what follows "application/grpc+".
-func subtype(contentType []string) string {
-	if len(contentType) != 1 {
-		return ""
-	}
-	_, subtype, _ := strings.Cut(contentType[0], "+")
-	return subtype
-}
-
-// ofCall takes away what belongs to the connection that the metadata came over:
-// the other connection has its own. It changes the map that it is given, which
-// gRPC made for us.
+// ofCall removes what belongs to the connection that the metadata came over: the other
+// connection has its own. It changes the map, which gRPC made for us.
 func ofCall(came metadata.MD) metadata.MD {
-	for key := range came {
-		if ofConnection(key) {
-			delete(came, key)
-		}
-	}
+	maps.DeleteFunc(came, func(key string, _ []string) bool { return ofConnection(key) })
 	return came
 }
 
@@ -70,20 +62,157 @@ func ofConnection(key string) bool {
 	return strings.HasPrefix(key, ":")
 }
 
-// envelope is what goes around the answer to a unary call.
-type envelope struct{ header, trailer metadata.MD }
-
-func (e *envelope) options() []grpc.CallOption {
-	return []grpc.CallOption{grpc.Header(&e.header), grpc.Trailer(&e.trailer)}
+// receive reads the one request of a unary call.
+func (c *call) receive() (*Frame, error) {
+	request := &Frame{}
+	err := c.caller.RecvMsg(request)
+	if errors.Is(err, io.EOF) {
+		return nil, status.Errorf(codes.Internal, "%s was called without a request", c.method)
+	}
+	return request, err
 }
 
-// send hands it to the caller, where there is anything in it.
-func (e *envelope) send(caller grpc.ServerStream) error {
-	if len(e.trailer) > 0 {
-		caller.SetTrailer(e.trailer)
+// once passes a unary call.
+func (c *call) once() error {
+	request, err := c.receive()
+	if err != nil {
+		return err
 	}
-	if header := ofCall(e.header); len(header) > 0 {
-		return caller.SetHeader(header)
+	defer request.Free()
+	reply := &Frame{}
+	defer reply.Free()
+	if err := c.invoke(c.ctx, request, reply); err != nil {
+		return err
 	}
-	return nil
+	return c.caller.SendMsg(reply)
+}
+
+// invoke asks the driver, and passes header and trailer of its answer on. Its error is
+// the driver's own, with its details.
+func (c *call) invoke(ctx context.Context, request, reply *Frame) error {
+	var header, trailer metadata.MD
+	err := c.conn.Invoke(ctx, c.method, request, reply, c.options(grpc.Header(&header), grpc.Trailer(&trailer))...)
+	if len(trailer) > 0 {
+		c.caller.SetTrailer(trailer)
+	}
+	if header = ofCall(header); len(header) > 0 {
+		if sent := c.caller.SetHeader(header); err == nil {
+			return sent
+		}
+	}
+	return err
+}
+
+// locally has a method answered in the driver's place.
+func (c *call) locally(answer Local) error {
+	request, err := c.receive()
+	if err != nil {
+		return err
+	}
+	raw := request.Bytes()
+	request.Free()
+	reply, err := answer(c.ctx, c.method, raw, c.forward)
+	if err != nil {
+		return err
+	}
+	return c.caller.SendMsg(NewFrame(reply))
+}
+
+func (c *call) forward(ctx context.Context, request []byte) ([]byte, error) {
+	reply := &Frame{}
+	defer reply.Free()
+	if err := c.invoke(ctx, NewFrame(request), reply); err != nil {
+		return nil, err
+	}
+	return reply.Bytes(), nil
+}
+
+// anyStream is how a method is called of which nothing is known.
+var anyStream = grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
+
+// stream passes a call of any form. Each side is read only as fast as the other
+// one takes it: one message is held, and gRPC's windows do the rest.
+func (c *call) stream() error {
+	ctx, cancel := context.WithCancelCause(c.ctx)
+	// The goroutine reads the caller's side until this handler returns, so it
+	// cannot be waited for: gRPC ends that read when the handler has ended.
+	defer cancel(nil)
+	driver, err := c.conn.NewStream(ctx, &anyStream, c.method, c.options()...)
+	if err != nil {
+		return err
+	}
+	go func() {
+		if err := c.pump(driver); err != nil {
+			cancel(err)
+		}
+	}()
+	err = c.answer(driver)
+	if cause := context.Cause(ctx); err != nil && cause != nil && c.ctx.Err() == nil {
+		return cause // the driver was cancelled because the caller's side failed
+	}
+	return err
+}
+
+// pump hands the caller's messages to the driver until the caller has no more.
+func (c *call) pump(driver grpc.ClientStream) error {
+	for {
+		err := move(c.caller, driver)
+		if errors.Is(err, errEnd) {
+			return driver.CloseSend()
+		}
+		if errors.Is(err, io.EOF) {
+			return nil // the driver has ended; its status comes on the other way
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// answer hands the driver's messages to the caller, and its last word.
+func (c *call) answer(driver grpc.ClientStream) error {
+	header, err := driver.Header()
+	if header != nil && err == nil {
+		// At once: the caller may wait for it before it sends anything.
+		err = c.caller.SendHeader(ofCall(header))
+	}
+	if err != nil {
+		return err
+	}
+	for {
+		frame := &Frame{}
+		if err := driver.RecvMsg(frame); err != nil {
+			c.caller.SetTrailer(driver.Trailer())
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		err := c.caller.SendMsg(frame)
+		frame.Free()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// errEnd is the end of the side that is read, where io.EOF could as well be that
+// of the side that is written.
+var errEnd = errors.New("there are no more messages")
+
+// receiver and sender are the halves of a stream, of either side.
+type (
+	receiver interface{ RecvMsg(message any) error }
+	sender   interface{ SendMsg(message any) error }
+)
+
+func move(from receiver, to sender) error {
+	frame := &Frame{}
+	if err := from.RecvMsg(frame); errors.Is(err, io.EOF) {
+		return errEnd
+	} else if err != nil {
+		return err
+	}
+	defer frame.Free()
+	return to.SendMsg(frame)
 }

@@ -8,8 +8,6 @@ import (
 
 	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
-
-	protobuf "google.golang.org/protobuf/proto"
 )
 
 // Frame is one message as it came. It holds a reference to pooled buffers, and
@@ -28,8 +26,7 @@ func (f *Frame) Free() {
 	f.data = nil
 }
 
-// codec moves frames as they are. It goes by protobuf's name, for that is what
-// the bytes are, and does protobuf's work for all that is no frame.
+// codec moves frames as they are. It goes by protobuf's name, for that is what the bytes are.
 type codec struct{}
 
 // Name is part of the content type.
@@ -44,28 +41,21 @@ func (unnamed) Name() string { return "" }
 // Marshal gives the bytes of a frame to gRPC, which frees its reference when they
 // are sent.
 func (codec) Marshal(v any) (mem.BufferSlice, error) {
-	switch message := v.(type) {
-	case *Frame:
-		message.data.Ref()
-		return message.data, nil
-	case protobuf.Message:
-		raw, err := protobuf.Marshal(message)
-		return mem.BufferSlice{mem.SliceBuffer(raw)}, err
-	default:
-		return nil, fmt.Errorf("%T is no message", v)
+	frame, ok := v.(*Frame)
+	if !ok {
+		return nil, fmt.Errorf("%T is no frame", v)
 	}
+	frame.data.Ref()
+	return frame.data, nil
 }
 
 // Unmarshal keeps the bytes of a frame beyond the call.
 func (codec) Unmarshal(data mem.BufferSlice, v any) error {
-	switch message := v.(type) {
-	case *Frame:
-		data.Ref()
-		message.data = data
-		return nil
-	case protobuf.Message:
-		return protobuf.Unmarshal(data.Materialize(), message)
-	default:
-		return fmt.Errorf("%T is no message", v)
+	frame, ok := v.(*Frame)
+	if !ok {
+		return fmt.Errorf("%T is no frame", v)
 	}
+	data.Ref()
+	frame.data = data
+	return nil
 }

@@ -2,8 +2,6 @@ package passthrough
 
 import (
 	"context"
-	"errors"
-	"io"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -51,9 +49,8 @@ func UnaryMethods() map[string]bool {
 	return known
 }
 
-// The windows are set, and not found out as gRPC would do it: that costs a ping for
-// nearly every call, which wakes both ends. A window is also all that is held of
-// a stream whose receiver does not read.
+// The windows are fixed: gRPC's estimation costs a ping for nearly every call, which wakes
+// both ends. A window is also all that is held of a stream whose receiver does not read.
 const (
 	streamWindow = 1 << 20
 	connWindow   = 4 << 20
@@ -101,64 +98,4 @@ func (p *Proxy) handle(_ any, caller grpc.ServerStream) error {
 	default:
 		return call.stream()
 	}
-}
-
-// receive reads the one request of a unary call.
-func (c *call) receive() (*Frame, error) {
-	request := &Frame{}
-	err := c.caller.RecvMsg(request)
-	if errors.Is(err, io.EOF) {
-		return nil, status.Errorf(codes.Internal, "%s was called without a request", c.method)
-	}
-	return request, err
-}
-
-// once passes a unary call.
-func (c *call) once() error {
-	request, err := c.receive()
-	if err != nil {
-		return err
-	}
-	defer request.Free()
-	reply := &Frame{}
-	defer reply.Free()
-	if err := c.invoke(c.ctx, request, reply); err != nil {
-		return err
-	}
-	return c.caller.SendMsg(reply)
-}
-
-// invoke asks the driver and hands on what goes around its answer. Its error is
-// the driver's own, with its details.
-func (c *call) invoke(ctx context.Context, request, reply *Frame) error {
-	around := &envelope{}
-	err := c.conn.Invoke(ctx, c.method, request, reply, c.options(around.options()...)...)
-	if sent := around.send(c.caller); err == nil {
-		return sent
-	}
-	return err
-}
-
-// locally has a method answered in the driver's place.
-func (c *call) locally(answer Local) error {
-	request, err := c.receive()
-	if err != nil {
-		return err
-	}
-	raw := request.Bytes()
-	request.Free()
-	reply, err := answer(c.ctx, c.method, raw, c.forward)
-	if err != nil {
-		return err
-	}
-	return c.caller.SendMsg(NewFrame(reply))
-}
-
-func (c *call) forward(ctx context.Context, request []byte) ([]byte, error) {
-	reply := &Frame{}
-	defer reply.Free()
-	if err := c.invoke(ctx, NewFrame(request), reply); err != nil {
-		return nil, err
-	}
-	return reply.Bytes(), nil
 }
