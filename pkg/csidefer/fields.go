@@ -58,17 +58,12 @@ func Requested[R Request](req R) bool {
 
 // SetRequested sets defer_fs_ops in a request.
 func SetRequested[R Request](req R) {
-	message := req.ProtoReflect()
-	raw := without(message.GetUnknown(), deferFieldOf(req))
-	raw = protowire.AppendTag(raw, deferFieldOf(req), protowire.VarintType)
-	message.SetUnknown(protowire.AppendVarint(raw, 1))
+	ClearRequested(req)
+	appendUnknown(req, protowire.AppendVarint(protowire.AppendTag(nil, deferFieldOf(req), protowire.VarintType), 1))
 }
 
 // ClearRequested takes defer_fs_ops out of a request.
-func ClearRequested[R Request](req R) {
-	message := req.ProtoReflect()
-	message.SetUnknown(without(message.GetUnknown(), deferFieldOf(req)))
-}
+func ClearRequested[R Request](req R) { dropUnknown(req, deferFieldOf(req)) }
 
 // Mount is what a sandbox shall mount.
 type Mount struct {
@@ -118,7 +113,7 @@ func DeferredMount(reply *csi.NodePublishVolumeResponse) (mount *csiv1.DeferredM
 
 // StripDeferredMount takes the deferred instruction out of an answer.
 func StripDeferredMount(reply *csi.NodePublishVolumeResponse) {
-	reply.ProtoReflect().SetUnknown(without(reply.ProtoReflect().GetUnknown(), deferredMountField))
+	dropUnknown(reply, deferredMountField)
 }
 
 // The numbers of the group's fields in VolumeCapability.MountVolume.
@@ -148,8 +143,21 @@ func SetGroup(capability *csi.VolumeCapability, group, policy string) {
 	if mount == nil {
 		return
 	}
-	mount.ProtoReflect().SetUnknown(without(without(mount.ProtoReflect().GetUnknown(), groupField), policyField))
+	dropUnknown(mount, groupField, policyField)
 	appendUnknown(mount, appendText(appendText(nil, groupField, group), policyField, policy))
+}
+
+// fileSystemsField is the number of NodeGetInfoResponse.supported_file_systems.
+const fileSystemsField = 4
+
+// FileSystems reads the filesystems that a driver can leave to the sandbox out of
+// its answer of NodeGetInfo; none means any.
+func FileSystems(reply *csi.NodeGetInfoResponse) ([]string, error) {
+	fields := &csiv1.NodeGetInfoResponseFields{}
+	if err := proto.Unmarshal(reply.ProtoReflect().GetUnknown(), fields); err != nil {
+		return nil, fmt.Errorf("supported_file_systems: %w", err)
+	}
+	return fields.GetSupportedFileSystems(), nil
 }
 
 // appendMessage adds a field of bytes.
@@ -188,13 +196,13 @@ func eachField(raw []byte, see func(num protowire.Number, kind protowire.Type, v
 	}
 }
 
-// without copies encoded fields but for those of a number.
-func without(raw []byte, drop protowire.Number) []byte {
+// dropUnknown removes fields that a message does not know, by their numbers.
+func dropUnknown(message proto.Message, drop ...protowire.Number) {
 	var kept []byte
-	eachField(raw, func(num protowire.Number, kind protowire.Type, value []byte) {
-		if num != drop {
+	eachField(message.ProtoReflect().GetUnknown(), func(num protowire.Number, kind protowire.Type, value []byte) {
+		if !slices.Contains(drop, num) {
 			kept = append(protowire.AppendTag(kept, num, kind), value...)
 		}
 	})
-	return kept
+	message.ProtoReflect().SetUnknown(kept)
 }

@@ -59,8 +59,12 @@ func (o Options) amend(reply any) any {
 			return reply
 		}
 		amended := proto.CloneOf(reply)
-		for _, kind := range o.capabilities() {
-			addCapability(amended, kind)
+		addCapability(amended, csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)
+		if o.SupplementalGroup || o.SupplementalGroupChangePolicy {
+			addCapability(amended, csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP)
+		}
+		if o.SupplementalGroupChangePolicy {
+			addCapability(amended, csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY)
 		}
 		return amended
 	case *csi.NodeGetInfoResponse:
@@ -68,22 +72,14 @@ func (o Options) amend(reply any) any {
 			return reply
 		}
 		amended := proto.CloneOf(reply)
-		setFileSystems(amended, o.FileSystems)
+		dropUnknown(amended, fileSystemsField)
+		for _, name := range o.FileSystems {
+			appendUnknown(amended, appendMessage(nil, fileSystemsField, []byte(name)))
+		}
 		return amended
 	default:
 		return reply
 	}
-}
-
-func (o Options) capabilities() []csiv1.NodeCapability {
-	kinds := []csiv1.NodeCapability{csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS}
-	if o.SupplementalGroup || o.SupplementalGroupChangePolicy {
-		kinds = append(kinds, csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP)
-	}
-	if o.SupplementalGroupChangePolicy {
-		kinds = append(kinds, csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY)
-	}
-	return kinds
 }
 
 func addCapability(reply *csi.NodeGetCapabilitiesResponse, kind csiv1.NodeCapability) {
