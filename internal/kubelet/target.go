@@ -3,11 +3,7 @@ package kubelet
 
 import (
 	"encoding/json"
-	"io"
-	"os"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -40,13 +36,7 @@ var driverForm = sys.LazyRegexp(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$
 // driver reads the name of the CSI driver from the vol_data.json that kubelet writes beside
 // each target, or returns "".
 func driver(dir int) string {
-	fd, err := unix.Openat(dir, "vol_data.json", unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return ""
-	}
-	file := os.NewFile(uintptr(fd), "vol_data.json")
-	defer func() { _ = file.Close() }()
-	raw, err := io.ReadAll(io.LimitReader(file, 64<<10))
+	raw, err := sys.ReadSmall(sys.ProcFD(dir)+"/vol_data.json", 64<<10)
 	if err != nil {
 		return ""
 	}

@@ -60,34 +60,31 @@ func newReader(open func(volume.Device) (Device, error)) *Reader {
 // filesystem, or a device that cannot be read.
 func (r *Reader) Super(ctx context.Context, v *volume.Volume, maxAge time.Duration) *superblock.Super {
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	l := r.looks[v.Key]
-	if l != nil && time.Since(l.at) < maxAge && !l.at.IsZero() {
-		defer r.mu.Unlock()
-		return l.super
-	}
 	if l == nil {
 		l = &look{}
 		r.looks[v.Key] = l
 	}
+	if !l.at.IsZero() && time.Since(l.at) < maxAge {
+		return l.super
+	}
 	if l.ends == nil {
 		r.start(v, l)
 	}
-	ends := l.ends
-	r.mu.Unlock()
-	if ends != nil {
+	if ends := l.ends; ends != nil {
+		r.mu.Unlock()
 		wait(ctx, ends)
+		r.mu.Lock()
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	return l.super
 }
 
 func wait(ctx context.Context, ends <-chan struct{}) {
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	select {
 	case <-ends:
-	case <-timer.C:
 	case <-ctx.Done():
 	}
 }
