@@ -1,17 +1,14 @@
 package policy
 
 import (
-	"maps"
 	"slices"
 	"strings"
 )
 
 // accessModes are CSI's names.
-func accessModes() []string {
-	return []string{
-		"SINGLE_NODE_WRITER", "SINGLE_NODE_READER_ONLY", "MULTI_NODE_READER_ONLY", "MULTI_NODE_SINGLE_WRITER",
-		"MULTI_NODE_MULTI_WRITER", "SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_MULTI_WRITER",
-	}
+var accessModes = []string{
+	"SINGLE_NODE_WRITER", "SINGLE_NODE_READER_ONLY", "MULTI_NODE_READER_ONLY", "MULTI_NODE_SINGLE_WRITER",
+	"MULTI_NODE_MULTI_WRITER", "SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_MULTI_WRITER",
 }
 
 // claimModes are the access modes of Kubernetes' claims, each with the names by which
@@ -19,25 +16,18 @@ func accessModes() []string {
 // the capability SINGLE_NODE_MULTI_WRITER gets the mode of that name, every other one
 // SINGLE_NODE_WRITER. The latter gets SINGLE_NODE_WRITER for ReadWriteOncePod too, so
 // that ReadWriteOncePod cannot be told from ReadWriteOnce there.
-func claimModes() map[string][]string {
-	return map[string][]string{
-		"ReadWriteOnce":    {"SINGLE_NODE_WRITER", "SINGLE_NODE_MULTI_WRITER"},
-		"ReadWriteOncePod": {"SINGLE_NODE_SINGLE_WRITER"},
-		"ReadOnlyMany":     {"MULTI_NODE_READER_ONLY"},
-		"ReadWriteMany":    {"MULTI_NODE_MULTI_WRITER"},
-	}
-}
-
-// accessModeWords are all words that a rule may use.
-func accessModeWords() []string {
-	return append(slices.Sorted(maps.Keys(claimModes())), accessModes()...)
+var claimModes = map[string][]string{
+	"ReadWriteOnce":    {"SINGLE_NODE_WRITER", "SINGLE_NODE_MULTI_WRITER"},
+	"ReadWriteOncePod": {"SINGLE_NODE_SINGLE_WRITER"},
+	"ReadOnlyMany":     {"MULTI_NODE_READER_ONLY"},
+	"ReadWriteMany":    {"MULTI_NODE_MULTI_WRITER"},
 }
 
 // expandModes replaces the modes of Kubernetes by CSI's.
 func expandModes(words []string) []string {
 	modes := make([]string, 0, len(words))
 	for _, word := range words {
-		if known, ok := claimModes()[word]; ok {
+		if known, ok := claimModes[word]; ok {
 			modes = append(modes, known...)
 		} else {
 			modes = append(modes, word)
@@ -65,7 +55,7 @@ func explainMode(word string) string {
 		return word + " matches SINGLE_NODE_SINGLE_WRITER: drivers that do not report the capability SINGLE_NODE_MULTI_WRITER " +
 			"get SINGLE_NODE_WRITER instead, as for ReadWriteOnce, which this rule does not match"
 	default:
-		if modes, ok := claimModes()[word]; ok {
+		if modes, ok := claimModes[word]; ok {
 			return word + " matches " + strings.Join(modes, " and ")
 		}
 		return ""

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
@@ -22,9 +23,7 @@ var podVolumeForm = sys.LazyRegexp(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
 // Asked is what a pod's annotation asks for. The zero value asks for nothing.
 type Asked struct {
-	// All is "*".
-	All bool
-	// Names are volumes of the pod.
+	All   bool // "*"
 	Names []string
 }
 
@@ -61,17 +60,7 @@ func badAnnotation(format string, args ...any) error {
 }
 
 // Asks tells whether a volume of the pod is asked for.
-func (a Asked) Asks(volume string) bool {
-	if a.All {
-		return true
-	}
-	for _, name := range a.Names {
-		if name == volume {
-			return true
-		}
-	}
-	return false
-}
+func (a Asked) Asks(volume string) bool { return a.All || slices.Contains(a.Names, volume) }
 
 // Nothing tells that nothing is asked for.
 func (a Asked) Nothing() bool { return !a.All && len(a.Names) == 0 }

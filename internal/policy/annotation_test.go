@@ -98,7 +98,7 @@ func TestDecideForPodsThatAsk(t *testing.T) {
 		"the volume says no":  {wish("lvm", "kata", word("false")), Verdict{Rule: byContext}, []string{ContextKey, `"false"`}},
 		"the volume says yes": {wish("lvm", "kata", word("true")), Verdict{Defer: true, Rule: byContext, Format: volume.FormatHost}, nil},
 		"the request says yes": {wish("nfs", "runc", func(w *Input) { w.Requested = true }),
-			Verdict{Defer: true, Rule: byRequest, Format: volume.FormatHost}, nil},
+			Verdict{Defer: true, Rule: RuleRequested, Format: volume.FormatHost}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := p.Decide(c.wish)

@@ -82,22 +82,18 @@ type Verdict struct {
 	// Handler is the runtime handler; empty is the default one.
 	Handler string
 	// Format is never FormatUnset for a volume that is deferred.
-	Format volume.FormatPolicy
-	MakeFS volume.MakeFS
-	// KeepSize is the rule's.
+	Format   volume.FormatPolicy
+	MakeFS   volume.MakeFS
 	KeepSize bool
 }
 
-// The words of a verdict that no rule gave.
+// The words of a verdict that no rule gave. RuleRequested is that of the orchestrator's own
+// defer_fs_ops.
 const (
-	byRequest = "defer_fs_ops of the request"
-	byContext = "volume context"
-	byNoRule  = "no rule"
+	RuleRequested = "defer_fs_ops of the request"
+	byContext     = "volume context"
+	byNoRule      = "no rule"
 )
-
-// RuleRequested is the rule of a verdict that the orchestrator's own
-// defer_fs_ops gave.
-const RuleRequested = byRequest
 
 // Decide says whether a volume is deferred. With an error the verdict tells
 // nothing but the rule that it is about, if any. The request's own word goes first,
@@ -158,7 +154,7 @@ func (p *Policy) decide(w Input) (Verdict, error) {
 	case err != nil:
 		return Verdict{}, err
 	case w.Requested:
-		return p.asked(w, byRequest)
+		return p.asked(w, RuleRequested)
 	case said && asked:
 		return p.asked(w, byContext)
 	case said:
@@ -212,9 +208,13 @@ func (p *Policy) byRules(w Input) (Verdict, error) {
 			continue
 		}
 		if rule.needsHandler(&w) {
+			advice := "say " + ContextKey + ": \"true\" or \"false\" in the volume's attributes, "
+			if w.Inline {
+				advice = "" // those are the pod author's
+			}
 			return Verdict{Rule: rule.label()}, volume.Errorf(volume.Unsupported, "the policy's rule %q cannot be decided for this volume of driver %s: it goes by "+
 				"the pod's runtime handler, which is not known here: configure cluster so that it is, %sor take runtimeHandlers out of the rule",
-				rule.Name, sys.Clip(w.Driver), w.attributeAdvice())
+				rule.Name, sys.Clip(w.Driver), advice)
 		}
 		if rule.matchesHandler(&w) {
 			return p.verdict(rule, &w)
@@ -223,30 +223,25 @@ func (p *Policy) byRules(w Input) (Verdict, error) {
 	return Verdict{Rule: byNoRule}, nil
 }
 
-func (w *Input) attributeAdvice() string {
-	if w.Inline {
-		return ""
-	}
-	return "say " + ContextKey + ": \"true\" or \"false\" in the volume's attributes, "
-}
-
 func (p *Policy) verdict(rule *Rule, w *Input) (Verdict, error) {
 	v := Verdict{Defer: rule.Defer, Rule: rule.label()}
 	if !rule.Defer {
 		return v, nil
 	}
-	handler, err := p.handlerFor(w, v.Rule, rule.Handler)
-	if err != nil {
-		return Verdict{Rule: v.Rule}, err
-	}
-	v.Handler, v.Format, v.MakeFS, v.KeepSize = handler, cmp.Or(rule.Format, p.format()), rule.MakeFS, rule.KeepSize
-	return v, nil
+	p.apply(rule, &v)
+	return p.withHandler(v, w)
+}
+
+// apply sets how a volume is deferred to what the rule says.
+func (p *Policy) apply(rule *Rule, v *Verdict) {
+	v.Handler, v.Format, v.MakeFS, v.KeepSize = rule.Handler, cmp.Or(rule.Format, p.Format, volume.FormatHost), rule.MakeFS, rule.KeepSize
 }
 
 // asked is the verdict of a word outside the rules. How the volume is deferred is
 // then the first matching rule's that defers, if there is one.
 func (p *Policy) asked(w Input, word string) (Verdict, error) {
-	v := Verdict{Defer: true, Rule: word, Format: p.format()}
+	v := Verdict{Defer: true, Rule: word}
+	p.apply(&Rule{}, &v)
 	var open []*Rule // those that may be the first or not
 	for i := range p.Rules {
 		rule := &p.Rules[i]
@@ -256,26 +251,21 @@ func (p *Policy) asked(w Input, word string) (Verdict, error) {
 		if rule.needsHandler(&w) {
 			open = append(open, rule)
 		} else if rule.matchesHandler(&w) {
-			v.Handler, v.Format, v.MakeFS, v.KeepSize = rule.Handler, cmp.Or(rule.Format, p.format()), rule.MakeFS, rule.KeepSize
+			p.apply(rule, &v)
 			break
 		}
 	}
 	for _, rule := range open {
-		if rule.Handler != v.Handler || cmp.Or(rule.Format, p.format()) != v.Format || !rule.MakeFS.Equal(v.MakeFS) || rule.KeepSize != v.KeepSize {
+		other := v
+		p.apply(rule, &other)
+		if other.Handler != v.Handler || other.Format != v.Format || !other.MakeFS.Equal(v.MakeFS) || other.KeepSize != v.KeepSize {
 			return Verdict{Rule: rule.label()}, volume.Errorf(volume.Unsupported, "this volume of driver %s is to be deferred (%s), and how cannot be decided: the "+
 				"policy's rule %q goes by the pod's runtime handler, which is not known here: take runtimeHandlers out of the rule, "+
 				"or handler, format, mkfsOptions, rootMode and grow", sys.Clip(w.Driver), word, rule.Name)
 		}
 	}
-	handler, err := p.handlerFor(&w, word, v.Handler)
-	if err != nil {
-		return Verdict{Rule: word}, err
-	}
-	v.Handler = handler
-	return v, nil
+	return p.withHandler(v, &w)
 }
-
-func (p *Policy) format() volume.FormatPolicy { return cmp.Or(p.Format, volume.FormatHost) }
 
 // matchesVolume compares all that does not depend on the pod.
 func (r *Rule) matchesVolume(w *Input) bool {
@@ -297,8 +287,8 @@ func allows(list []string, value string) bool {
 
 // globMatches matches a whole driver name, which holds no slash.
 func globMatches(pattern, name string) bool {
-	ok, err := path.Match(pattern, name)
-	return err == nil && ok
+	ok, _ := path.Match(pattern, name) // a bad pattern matches nothing
+	return ok
 }
 
 // label is how records and errors name a rule.

@@ -60,7 +60,7 @@ func TestAnEmptyPolicyDefersOnlyWhatIsAskedFor(t *testing.T) {
 	if got, err := p.Decide(Input{Driver: "lvm"}); err != nil || got.Defer {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	want := Verdict{Defer: true, Rule: byRequest, Format: volume.FormatHost}
+	want := Verdict{Defer: true, Rule: RuleRequested, Format: volume.FormatHost}
 	if got, err := p.Decide(Input{Driver: "lvm", Requested: true}); err != nil || !cmp.Equal(got, want) {
 		t.Errorf("got %+v, %v", got, err)
 	}
@@ -200,7 +200,7 @@ func TestDecideNeverGuesses(t *testing.T) {
 func TestAskedVolumesNeedNoHandlerWhereItChangesNothing(t *testing.T) {
 	p := Policy{Rules: []Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true}}}
 	got, err := p.Decide(Input{Driver: "lvm", Requested: true})
-	if want := (Verdict{Defer: true, Rule: byRequest, Format: volume.FormatHost}); err != nil || !cmp.Equal(got, want) {
+	if want := (Verdict{Defer: true, Rule: RuleRequested, Format: volume.FormatHost}); err != nil || !cmp.Equal(got, want) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 }

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"slices"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -19,24 +20,15 @@ type Runtime struct {
 	Refuse string
 }
 
-// runtimeOf gives the first entry that matches a pod's runtime handler, or nil.
-func (p *Policy) runtimeOf(handler string) *Runtime {
-	for i := range p.Runtimes {
-		if globMatches(p.Runtimes[i].Pattern, handler) {
-			return &p.Runtimes[i]
-		}
-	}
-	return nil
-}
-
 // servedBy gives our handler for the pods of a runtime handler, where a rule may name
 // one, or says why there is none. A volume that is handed to another handler than its
 // runtime's would never reach the pod.
 func (p *Policy) servedBy(runtime, named string) (handler, why string) {
-	known := p.runtimeOf(runtime)
-	switch {
-	case known == nil:
+	i := slices.IndexFunc(p.Runtimes, func(r Runtime) bool { return globMatches(r.Pattern, runtime) })
+	if i < 0 {
 		return named, ""
+	}
+	switch known := p.Runtimes[i]; {
 	case known.Refuse != "":
 		return "", "pods of " + runtimeText(runtime) + " cannot have a deferred volume: " + known.Refuse +
 			"; exclude them by a rule with defer: false, or set policy.runtimes for " + known.Pattern
@@ -48,17 +40,19 @@ func (p *Policy) servedBy(runtime, named string) (handler, why string) {
 	}
 }
 
-// handlerFor gives our handler for a volume that is deferred: that of the pod's
-// runtime where it is known, else the one that the rule names, else none.
-func (p *Policy) handlerFor(w *Input, rule, named string) (string, error) {
+// withHandler replaces the handler that a rule names by that of the pod's runtime, where
+// the runtime is known.
+func (p *Policy) withHandler(v Verdict, w *Input) (Verdict, error) {
 	if !w.RuntimeHandlerKnown {
-		return named, nil
+		return v, nil
 	}
-	handler, why := p.servedBy(w.RuntimeHandler, named)
+	handler, why := p.servedBy(w.RuntimeHandler, v.Handler)
 	if why != "" {
-		return "", volume.Errorf(volume.Unsupported, "this volume of driver %s is to be deferred (%s), and %s", sys.Clip(w.Driver), rule, why)
+		return Verdict{Rule: v.Rule}, volume.Errorf(volume.Unsupported, "this volume of driver %s is to be deferred (%s), and %s",
+			sys.Clip(w.Driver), v.Rule, why)
 	}
-	return handler, nil
+	v.Handler = handler
+	return v, nil
 }
 
 // noServedHandler says why none of the runtime handlers that a rule names can be served,

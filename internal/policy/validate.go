@@ -2,6 +2,7 @@ package policy
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 
@@ -39,11 +40,7 @@ func (p *Policy) Validate(handlers []string) error {
 }
 
 func isFormat(f volume.FormatPolicy) bool {
-	switch f {
-	case volume.FormatUnset, volume.FormatHost, volume.FormatGuest, volume.FormatNever:
-		return true
-	}
-	return false
+	return slices.Contains([]volume.FormatPolicy{volume.FormatUnset, volume.FormatHost, volume.FormatGuest, volume.FormatNever}, f)
 }
 
 // problems are what is wrong with one rule by itself.
@@ -72,19 +69,13 @@ func (r *Rule) problems(i int, handlers []string) []error {
 	if r.Annotated && r.Defer && len(r.RuntimeHandlers) == 0 {
 		wrong(".annotated: anybody who may make a pod can write the annotation: name the runtimeHandlers whose pods may ask")
 	}
-	if r.hasNoEffect() {
+	if !r.Defer && (r.Handler != "" || r.Format != volume.FormatUnset || !r.MakeFS.Equal(volume.MakeFS{})) {
 		wrong(": handler, format, mkfsOptions and rootMode have no effect in a rule that does not defer: set defer: true, or take them out")
 	}
 	if len(r.MakeFS.Options) > 0 && len(r.Filesystems) != 1 {
 		wrong(".mkfsOptions: each mkfs has its own: name one filesystem in filesystems")
 	}
 	return found
-}
-
-// hasNoEffect tells whether a rule that does not defer sets what only a deferred
-// volume uses.
-func (r *Rule) hasNoEffect() bool {
-	return !r.Defer && (r.Handler != "" || r.Format != volume.FormatUnset || !r.MakeFS.Equal(volume.MakeFS{}))
 }
 
 // ruleField is one list of a rule, with what may stand in it.
@@ -95,7 +86,7 @@ type ruleField struct {
 }
 
 func (r *Rule) lists() []ruleField {
-	modes := accessModeWords()
+	modes := append(slices.Sorted(maps.Keys(claimModes)), accessModes...)
 	return []ruleField{
 		{"drivers", "a CSI driver's name, or one with * in it", r.Drivers, ruleDriverForm().MatchString},
 		{"filesystems", "a filesystem's name", r.Filesystems, volume.IsFSType},
