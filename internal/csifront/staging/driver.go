@@ -44,10 +44,13 @@ func (d *Driver) Call(ctx context.Context, method string, request, reply proto.M
 	return conn.Invoke(ctx, method, request, reply)
 }
 
-// Error adds the driver and what it was asked for to its error, and keeps the code and
-// details. It removes secrets of the request that the driver repeats: errors end in
-// events and logs.
+// Error adds the driver and what it was asked for to its error, if there is one, and keeps
+// the code and details. It removes secrets of the request that the driver repeats: errors
+// end in events and logs.
 func (d *Driver) Error(doing string, err error, secrets map[string]string) error {
+	if err == nil {
+		return nil
+	}
 	out := status.Convert(err).Proto()
 	out.Message = fmt.Sprintf("driver %s, %s: %s", d.Name, doing, refusal.OneLine(redact(out.GetMessage(), secrets)))
 	if len(secrets) > 0 {
@@ -75,10 +78,8 @@ func (d *Driver) stage(ctx context.Context, req *csi.NodeStageVolumeRequest) err
 // Unstage has the driver unstage a volume at a path.
 func (d *Driver) Unstage(ctx context.Context, volumeID, path string) error {
 	req := &csi.NodeUnstageVolumeRequest{VolumeId: volumeID, StagingTargetPath: path}
-	if err := d.Call(ctx, csi.Node_NodeUnstageVolume_FullMethodName, req, &csi.NodeUnstageVolumeResponse{}); err != nil {
-		return d.Error("asked to unstage the volume", err, nil)
-	}
-	return nil
+	err := d.Call(ctx, csi.Node_NodeUnstageVolume_FullMethodName, req, &csi.NodeUnstageVolumeResponse{})
+	return d.Error("asked to unstage the volume", err, nil)
 }
 
 // PublishDevice has the driver publish a device. It asks again without readonly where the
@@ -104,10 +105,8 @@ func (d *Driver) Unpublish(ctx context.Context, volumeID, path string, deferred 
 	if deferred {
 		csidefer.SetRequested(req)
 	}
-	if err := d.Call(ctx, csi.Node_NodeUnpublishVolume_FullMethodName, req, &csi.NodeUnpublishVolumeResponse{}); err != nil {
-		return d.Error("asked to unpublish the volume", err, nil)
-	}
-	return nil
+	err := d.Call(ctx, csi.Node_NodeUnpublishVolume_FullMethodName, req, &csi.NodeUnpublishVolumeResponse{})
+	return d.Error("asked to unpublish the volume", err, nil)
 }
 
 // maxLayers bounds how often the driver is asked in one call.

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -16,15 +17,11 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// PrivatePaths are where a driver is asked to stage and publish a device. They
-// lie where driver containers see kubelet's own block volumes, and are a pure
-// hash of the request, so that a volume can be taken back when every record was
-// lost. The kinds of path are those that kubelet uses for block volumes: a
-// directory to stage in, and a file that the driver makes to publish at.
-type PrivatePaths struct {
-	kubeletRoot string
-	rel         string // of the private directory, below the kubelet root
-}
+// PrivatePaths are where a driver is asked to stage and publish a device. They lie where
+// driver containers see kubelet's own block volumes, and are a pure hash of the request, so
+// that a volume can be taken back when every record was lost. As with kubelet's block
+// volumes a device is staged in a directory, and published at a file that the driver makes.
+type PrivatePaths struct{ kubeletRoot, dir string }
 
 const (
 	stagingDir = "staging"
@@ -38,63 +35,56 @@ func newPrivatePaths(kubeletRoot, dir string) (*PrivatePaths, error) {
 	if err != nil || !filepath.IsLocal(rel) || !strings.HasPrefix(rel, "plugins"+string(filepath.Separator)) {
 		return nil, privateDirError(dir, kubeletRoot)
 	}
-	return &PrivatePaths{kubeletRoot: kubeletRoot, rel: rel}, nil
+	return &PrivatePaths{kubeletRoot: kubeletRoot, dir: dir}, nil
 }
 
-// privateName hashes driver, volume and path; lengths keep two requests from
-// having one name.
+// privateName hashes driver, volume and path. In hexadecimal, two requests cannot have one
+// name.
 func privateName(driver, volume, where string) string {
 	sum := sha256.New()
 	for _, part := range []string{driver, volume, where} {
-		_, _ = sum.Write([]byte(hex.EncodeToString([]byte(part)) + "/")) // a hash never fails
+		_, _ = fmt.Fprintf(sum, "%x/", part) // a hash never fails
 	}
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
 // Staging names the private staging directory for kubelet's staging path.
 func (p *PrivatePaths) Staging(id VolumeID, kubeletPath string) string {
-	return path.Join(p.kubeletRoot, p.rel, stagingDir, privateName(id.Driver, id.ID, kubeletPath))
+	return path.Join(p.dir, stagingDir, privateName(id.Driver, id.ID, kubeletPath))
 }
 
 // Publish names the private publish path for kubelet's target path.
 func (p *PrivatePaths) Publish(id VolumeID, target string) string {
-	return path.Join(p.kubeletRoot, p.rel, publishDir, privateName(id.Driver, id.ID, target), deviceName)
+	return path.Join(p.dir, publishDir, privateName(id.Driver, id.ID, target), deviceName)
 }
 
 // MakeDir makes a private directory. The tree belongs to root, but driver
 // containers can write to it: no link may lead out of the kubelet root.
 func (p *PrivatePaths) MakeDir(dir string) error {
-	root, rel, err := p.open(dir)
-	if err != nil {
+	return p.inRoot(dir, func(root *os.Root, rel string) error {
+		if err := root.MkdirAll(rel, 0o700); err != nil {
+			return volume.Errorf(diskKind(err), "the private directory %s cannot be made: %w", dir, err)
+		}
+		return nil
+	})
+}
+
+// lstat is nil where nothing is, or nothing that can be read.
+func (p *PrivatePaths) lstat(where string) (info fs.FileInfo) {
+	_ = p.inRoot(where, func(root *os.Root, rel string) (err error) {
+		info, err = root.Lstat(rel)
 		return err
-	}
-	defer func() { _ = root.Close() }()
-	if err := root.MkdirAll(rel, 0o700); err != nil {
-		return volume.Errorf(diskKind(err), "the private directory %s cannot be made: %w", dir, err)
-	}
-	return nil
+	})
+	return info
 }
 
 // Exists tells whether anything is there.
-func (p *PrivatePaths) Exists(where string) bool {
-	root, rel, err := p.open(where)
-	if err != nil {
-		return false
-	}
-	defer func() { _ = root.Close() }()
-	_, err = root.Lstat(rel)
-	return err == nil
-}
+func (p *PrivatePaths) Exists(where string) bool { return p.lstat(where) != nil }
 
 // Shows tells whether a private publish path shows a block device.
 func (p *PrivatePaths) Shows(where string, device volume.Device) bool {
-	root, rel, err := p.open(where)
-	if err != nil || device.Kind != volume.BlockDevice {
-		return false
-	}
-	defer func() { _ = root.Close() }()
-	info, err := root.Lstat(rel)
-	if err != nil || info.Mode().Type() != fs.ModeDevice { // of a character device it is more
+	info := p.lstat(where)
+	if info == nil || device.Kind != volume.BlockDevice || info.Mode().Type() != fs.ModeDevice { // a character device has one more bit
 		return false
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
@@ -105,30 +95,19 @@ func (p *PrivatePaths) Shows(where string, device volume.Device) bool {
 // directory, when the driver has unpublished. A file with anything in it, or
 // something mounted there, is somebody's data and stays.
 func (p *PrivatePaths) RemovePublish(device string) error {
-	root, rel, err := p.open(device)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = root.Close() }()
-	if info, err := root.Lstat(rel); err == nil && !holdsData(info) {
-		if err := root.Remove(rel); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return volume.Errorf(volume.Busy, "the driver has left %s, and it cannot be removed: %w", device, err)
+	return p.inRoot(device, func(root *os.Root, rel string) error {
+		info, err := root.Lstat(rel)
+		if holdsData := err == nil && info.Mode().IsRegular() && info.Size() > 0; err == nil && !holdsData {
+			if err := root.Remove(rel); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return volume.Errorf(volume.Busy, "the driver has left %s, and it cannot be removed: %w", device, err)
+			}
 		}
-	}
-	return removeEmpty(root, path.Dir(rel))
+		return removeEmpty(root, path.Dir(rel))
+	})
 }
-
-func holdsData(info fs.FileInfo) bool { return info.Mode().IsRegular() && info.Size() > 0 }
 
 // removeStaging removes an empty private staging directory.
-func (p *PrivatePaths) removeStaging(dir string) error {
-	root, rel, err := p.open(dir)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = root.Close() }()
-	return removeEmpty(root, rel)
-}
+func (p *PrivatePaths) removeStaging(dir string) error { return p.inRoot(dir, removeEmpty) }
 
 // removeEmpty removes a directory of ours. What a driver left in it is its own,
 // and does no harm: the next stage finds it again.
@@ -144,27 +123,25 @@ func removeEmpty(root *os.Root, rel string) error {
 
 // RemoveEmptyTarget removes an empty directory at a target whose record was lost, and
 // reports whether nothing is there any more. Anything else there is not ours.
-func (p *PrivatePaths) RemoveEmptyTarget(target string) bool {
-	root, rel, err := p.open(target)
-	if err != nil {
-		return false
-	}
-	defer func() { _ = root.Close() }()
-	info, err := root.Lstat(rel)
-	if err != nil {
-		return true
-	}
-	return info.IsDir() && root.Remove(rel) == nil
+func (p *PrivatePaths) RemoveEmptyTarget(target string) (gone bool) {
+	_ = p.inRoot(target, func(root *os.Root, rel string) error {
+		info, err := root.Lstat(rel)
+		gone = err != nil || info.IsDir() && root.Remove(rel) == nil
+		return nil
+	})
+	return gone
 }
 
-func (p *PrivatePaths) open(where string) (root *os.Root, rel string, err error) {
-	rel, err = filepath.Rel(p.kubeletRoot, where)
+// inRoot calls do with the kubelet root and a path below it.
+func (p *PrivatePaths) inRoot(where string, do func(root *os.Root, rel string) error) error {
+	rel, err := filepath.Rel(p.kubeletRoot, where)
 	if err != nil || !filepath.IsLocal(rel) {
-		return nil, "", volume.Errorf(volume.Internal, "%s does not lie below the kubelet root %s", where, p.kubeletRoot)
+		return volume.Errorf(volume.Internal, "%s does not lie below the kubelet root %s", where, p.kubeletRoot)
 	}
-	root, err = os.OpenRoot(p.kubeletRoot)
+	root, err := os.OpenRoot(p.kubeletRoot)
 	if err != nil {
-		return nil, "", volume.Errorf(volume.Internal, "the kubelet root cannot be opened: %w", err)
+		return volume.Errorf(volume.Internal, "the kubelet root cannot be opened: %w", err)
 	}
-	return root, rel, nil
+	defer func() { _ = root.Close() }()
+	return do(root, rel)
 }

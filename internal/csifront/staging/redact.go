@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
 const (
@@ -28,19 +30,51 @@ func SecretsOf(req interface {
 	GetVolumeContext() map[string]string
 },
 ) map[string]string {
-	out := maps.Clone(req.GetSecrets())
+	out := make(map[string]string)
+	maps.Copy(out, req.GetSecrets())
 	for _, more := range []map[string]string{req.GetPublishContext(), req.GetVolumeContext()} {
 		for key, value := range more {
-			if !secretName(key) || len(value) < shortestValue {
-				continue
+			if secretName(key) && len(value) >= shortestValue {
+				out["context "+key] = value
 			}
-			if out == nil {
-				out = make(map[string]string)
-			}
-			out["context "+key] = value
 		}
 	}
 	return out
+}
+
+// withoutSecrets is the request as a record may hold it, and whether a part of it is missing.
+// Service account tokens come in the volume context.
+func withoutSecrets(req *csi.NodeStageVolumeRequest) (clean *csi.NodeStageVolumeRequest, incomplete bool) {
+	clean = &csi.NodeStageVolumeRequest{
+		VolumeId: req.GetVolumeId(), StagingTargetPath: req.GetStagingTargetPath(),
+		VolumeCapability: req.GetVolumeCapability(),
+		PublishContext:   plainValues(req.GetPublishContext()), VolumeContext: plainValues(req.GetVolumeContext()),
+	}
+	incomplete = len(req.GetSecrets()) > 0 || len(clean.GetPublishContext()) != len(req.GetPublishContext()) ||
+		len(clean.GetVolumeContext()) != len(req.GetVolumeContext()) ||
+		slices.ContainsFunc(clean.GetVolumeCapability().GetMount().GetMountFlags(), secretName)
+	if incomplete {
+		clean.VolumeCapability = nil
+	}
+	return clean, incomplete || len(req.ProtoReflect().GetUnknown()) > 0
+}
+
+func plainValues(all map[string]string) map[string]string {
+	kept := maps.Clone(all)
+	maps.DeleteFunc(kept, func(key, _ string) bool { return secretName(key) })
+	return kept
+}
+
+// secretName errs on the side of caution: a value that is left out costs a clear
+// error after a restart, one that is kept may be somebody's password.
+func secretName(key string) bool {
+	key = strings.ToLower(strings.NewReplacer("-", "", "_", "", ".", "").Replace(key))
+	for _, part := range []string{"pass", "secret", "token", "cred", "key", "auth", "chap"} {
+		if strings.Contains(key, part) {
+			return true
+		}
+	}
+	return false
 }
 
 // redact removes the values of secrets from a text, also where a program wrote them

@@ -6,6 +6,7 @@ import (
 	"context"
 	"path"
 	"path/filepath"
+	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
@@ -20,7 +21,9 @@ type Store struct {
 	Records *Records
 	Private *PrivatePaths
 
-	requests requestCache
+	// requests holds in memory, by VolumeID, each *csi.NodeStageVolumeRequest whose record lacks
+	// a part of it: the secrets, which no record may hold, or the whole request.
+	requests sync.Map
 }
 
 // OpenStore reads the records that an earlier process left in the state directory.
@@ -37,10 +40,13 @@ func OpenStore(stateDir, kubeletRoot, privateDir string, log *zap.Logger) (*Stor
 }
 
 // HoldsRequest reports whether a stage request with its secrets is in memory.
-func (s *Store) HoldsRequest(id VolumeID) bool { return s.requests.get(id) != nil }
+func (s *Store) HoldsRequest(id VolumeID) bool {
+	_, held := s.requests.Load(id)
+	return held
+}
 
 // ForgetRequest removes a volume's stage request from memory.
-func (s *Store) ForgetRequest(id VolumeID) { s.requests.forget(id) }
+func (s *Store) ForgetRequest(id VolumeID) { s.requests.Delete(id) }
 
 // Stager has one driver stage volumes, as kubelet asked or as devices, and records it. The
 // caller of each method holds the volume's lock.
@@ -115,10 +121,10 @@ func (s *Stager) deviceRequest(req *csi.NodeStageVolumeRequest, stage *StageReco
 func (s *Stager) cacheRequest(req *csi.NodeStageVolumeRequest, stage *StageRecord) {
 	id := s.driver.ID(req.GetVolumeId())
 	if stage.Incomplete && (stage.Pending || !stage.lacksRequest()) {
-		s.store.requests.put(id, req)
-		return
+		s.store.requests.Store(id, req)
+	} else {
+		s.store.ForgetRequest(id)
 	}
-	s.store.requests.forget(id)
 }
 
 // put records a stage. A full run directory does not keep a volume that is not deferred
@@ -141,7 +147,7 @@ func (s *Stager) succeeded(rec *Record, asDevice, keep bool) error {
 	stage.Pending = false
 	if !keep {
 		stage.dropRequest()
-		s.store.requests.forget(s.driver.ID(rec.ID))
+		s.store.ForgetRequest(s.driver.ID(rec.ID))
 	}
 	rec.Stage = &stage
 	if err := s.put(rec, asDevice); err != nil {
@@ -214,16 +220,14 @@ func (s *Stager) Restage(ctx context.Context, rec *Record, asDevice bool, rule s
 		}
 	}
 	return s.Stage(ctx, rec, req, asDevice, rule, func(ctx context.Context) error {
-		if err := s.driver.stage(ctx, req); err != nil {
-			return s.driver.Error("asked to stage the volume", err, SecretsOf(req))
-		}
-		return nil
+		return s.driver.Error("asked to stage the volume", s.driver.stage(ctx, req), SecretsOf(req))
 	})
 }
 
 // storedRequest is kubelet's stage request, from memory or from the record.
 func (s *Stager) storedRequest(rec *Record) (*csi.NodeStageVolumeRequest, error) {
-	if req := s.store.requests.get(s.driver.ID(rec.ID)); req != nil {
+	held, _ := s.store.requests.Load(s.driver.ID(rec.ID))
+	if req, ok := held.(*csi.NodeStageVolumeRequest); ok {
 		return req, nil
 	}
 	if rec.Stage.lacksRequest() {
