@@ -36,11 +36,11 @@ func newCall(conn grpc.ClientConnInterface, method string, caller grpc.ServerStr
 
 // options are those of every call to a driver. The content type is the caller's.
 func (c *call) options(more ...grpc.CallOption) []grpc.CallOption {
-	options := append(more, grpc.ForceCodecV2(unnamed{}), grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage))
+	more = append(more, grpc.ForceCodecV2(unnamed{}), grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage))
 	if c.subtype != "" {
-		options = append(options, grpc.CallContentSubtype(c.subtype))
+		more = append(more, grpc.CallContentSubtype(c.subtype))
 	}
-	return options
+	return more
 }
 
 // ofCall removes what belongs to the connection that the metadata came over: the other
