@@ -32,7 +32,7 @@ func newTracker(cfg *config.Config, events trackerEvents, log *zap.Logger) track
 			Socket: cfg.Containerd.Socket, Namespace: cfg.Containerd.Namespace, OnAdded: events.added, OnGone: events.gone,
 		}, log.Named("containerd"))
 	case cfg.CRI.Socket != "":
-		return sandbox.NewCRI(sandbox.CRIConfig{
+		return sandbox.NewCRI(sandbox.Config{
 			Socket: cfg.CRI.Socket, OnAdded: events.added, OnGone: events.gone, Busy: events.busy,
 		}, log.Named("cri"))
 	}

@@ -70,7 +70,7 @@ var sources = map[string]func(*cri.Node, *moments) source{
 		}, zap.NewNop())
 	},
 	"cri": func(node *cri.Node, told *moments) source {
-		return sandbox.NewCRI(sandbox.CRIConfig{
+		return sandbox.NewCRI(sandbox.Config{
 			Socket:  node.Socket,
 			OnAdded: func(_, id string) { told.note(told.added, id) }, OnGone: func(id string) { told.note(told.gone, id) },
 		}, zap.NewNop())

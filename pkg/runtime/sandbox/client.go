@@ -5,18 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
+	"time"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	eventsapi "github.com/containerd/containerd/api/services/events/v1"
 	sandboxapi "github.com/containerd/containerd/api/services/sandbox/v1"
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -29,37 +32,39 @@ const (
 	namespaceHeader = "containerd-namespace"
 )
 
-// maxMessage bounds an answer of containerd. A single container with its whole
-// spec is far smaller.
-const maxMessage = 16 << 20
+const (
+	// listTime bounds a whole listing.
+	listTime = 30 * time.Second
+	// stateTime bounds the question after one task. Containerd itself gives a
+	// shim two seconds.
+	stateTime = 5 * time.Second
+	// stateAtOnce is how many tasks are asked after at once: shims that hang must
+	// not make a listing last for ever.
+	stateAtOnce = 16
+)
 
-// client is one connection to containerd.
+// client asks containerd by one connection.
+//
+// It speaks containerd's gRPC API through the generated module, not through the
+// client library: listing containers and reading events needs a tenth of that
+// code, and the wire is the same for containerd 1.6, 1.7 and 2.x.
 type client struct {
 	t          *Tracker
-	conn       *grpc.ClientConn
-	namespace  string
 	containers containersapi.ContainersClient
 	tasks      tasksapi.TasksClient
 	events     eventsapi.EventsClient
 	sandboxes  sandboxapi.StoreClient
 }
 
-func dial(t *Tracker, cfg Config) (*client, error) {
-	conn, err := grpc.NewClient("unix:"+cfg.Socket,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
-	if err != nil {
-		return nil, err
-	}
+func newClient(t *Tracker, conn *grpc.ClientConn) *client {
 	return &client{
-		t: t, conn: conn, namespace: cfg.Namespace, containers: containersapi.NewContainersClient(conn),
-		tasks: tasksapi.NewTasksClient(conn), events: eventsapi.NewEventsClient(conn),
-		sandboxes: sandboxapi.NewStoreClient(conn),
-	}, nil
+		t: t, containers: containersapi.NewContainersClient(conn), tasks: tasksapi.NewTasksClient(conn),
+		events: eventsapi.NewEventsClient(conn), sandboxes: sandboxapi.NewStoreClient(conn),
+	}
 }
 
 func (c *client) in(ctx context.Context) context.Context {
-	return metadata.AppendToOutgoingContext(ctx, namespaceHeader, c.namespace)
+	return metadata.AppendToOutgoingContext(ctx, namespaceHeader, c.t.cfg.Namespace)
 }
 
 // get fetches a container; a container that is not there is nil.
@@ -115,6 +120,58 @@ func (c *client) runs(ctx context.Context, id string) (bool, error) {
 	return false, fmt.Errorf("containerd: get task %s: %w", id, err)
 }
 
+// list asks containerd for the live sandboxes. Their tasks are asked after one
+// by one and not through the list of all tasks, for which containerd waits for
+// every shim in turn: one sandbox that hangs would hold up all of it.
+func (c *client) list(ctx context.Context) (map[string]sandbox, error) {
+	ctx, cancel := context.WithTimeout(ctx, listTime)
+	defer cancel()
+	var all []sandbox
+	err := c.each(ctx, fmt.Sprintf("labels.%q==%s", kindLabel, kindSandbox), func(container *containersapi.Container) {
+		if s, ok := c.t.sandboxOf(container); ok {
+			all = append(all, s)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	live := make(map[string]sandbox, len(all))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(stateAtOnce)
+	for _, s := range all {
+		group.Go(func() error {
+			runs, err := c.runs(ctx, s.id)
+			if runs {
+				mu.Lock()
+				defer mu.Unlock()
+				live[s.id] = s
+			}
+			return err
+		})
+	}
+	return live, group.Wait()
+}
+
+// podSandboxer is the controller whose sandboxes are containers. Versions that
+// know no other do not name it.
+const podSandboxer = "podsandbox"
+
+// otherSandboxer names a controller, other than the usual one, that has a
+// sandbox. Containerd 1.6 has no such list.
+func (c *client) otherSandboxer(ctx context.Context) (string, error) {
+	reply, err := c.sandboxes.List(c.in(ctx), &sandboxapi.StoreListRequest{})
+	if err != nil {
+		return "", fmt.Errorf("containerd: list sandboxes: %w", err)
+	}
+	for _, s := range reply.GetList() {
+		if name := s.GetSandboxer(); name != "" && name != podSandboxer {
+			return clip(name), nil
+		}
+	}
+	return "", nil
+}
+
 // askError classes the failure of a question that somebody waits for. The
 // caller's own end is read from ctx: a connection that was closed under the call
 // has the same gRPC code.
@@ -138,3 +195,6 @@ func askError(ctx context.Context, party, sandboxID string, err error) error {
 		return volume.Errorf(volume.NoSandbox, "%s: %s cannot be asked: %w", about, party, err)
 	}
 }
+
+// clip shortens what others wrote, for the log.
+func clip(s string) string { return sys.ClipTo(s, 128) }

@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"path"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	"go.uber.org/zap"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -49,10 +52,10 @@ func (c *client) destinations(ctx context.Context, sandboxID, podUID, path strin
 // inSandbox calls f with the containers of a sandbox.
 func (c *client) inSandbox(ctx context.Context, sandboxID, podUID string, f func(*containersapi.Container, spec)) error {
 	return c.each(ctx, fmt.Sprintf("labels.%q==%s", podLabel, podUID), func(container *containersapi.Container) {
-		if container.GetLabels()[kindLabel] == kindSandbox || !idForm.MatchString(container.GetID()) {
+		if container.GetLabels()[kindLabel] == kindSandbox || !abi.IsSandboxID(container.GetID()) {
 			return
 		}
-		if s, ok := c.readSpec(container); ok && belongs(container, s, sandboxID) {
+		if s, ok := c.readSpec(container); ok && sandboxIDOf(container, s) == sandboxID {
 			f(container, s)
 		}
 	})
@@ -68,13 +71,6 @@ func (c *client) readSpec(container *containersapi.Container) (spec, bool) {
 		return spec{}, false
 	}
 	return s, true
-}
-
-func belongs(c *containersapi.Container, s spec, sandboxID string) bool {
-	if c.GetSandbox() != "" {
-		return c.GetSandbox() == sandboxID
-	}
-	return s.Annotations[sandboxAnnotation] == sandboxID
 }
 
 func (c *client) mounting(ctx context.Context, paths []string) ([]string, error) {
@@ -132,4 +128,69 @@ func sandboxIDOf(c *containersapi.Container, s spec) string {
 
 func isOneOf(sources []string, source string) bool {
 	return slices.ContainsFunc(sources, func(one string) bool { return path.Clean(one) == path.Clean(source) })
+}
+
+// isSource tells whether a mount's host path is source, which is resolved.
+// Kubelet's directory may be a symbolic link, and runtimes give the path as
+// kubelet named it: containerd resolves only its last part. What could not be
+// kubelet's name for source is not looked at: it may be on a server that hangs.
+func isSource(pod, hostPath, source string) bool {
+	if hostPath == source {
+		return true
+	}
+	ofPod := strings.LastIndex(hostPath, "/pods/"+pod+"/")
+	if ofPod < 0 || !strings.HasSuffix(source, hostPath[ofPod:]) {
+		return false
+	}
+	resolved, err := filepath.EvalSymlinks(hostPath)
+	return err == nil && resolved == source
+}
+
+// metadataExtension is where containerd's CRI plugin keeps what it knows of a
+// sandbox, with its container: JSON, the same in 1.6, 1.7 and 2.x.
+const (
+	metadataExtension = "io.cri-containerd.sandbox.metadata"
+	metadataVersion   = "v1"
+	maxMetadata       = 1 << 20
+)
+
+// podMetadata is the part of it that matters. The rest holds the pod's
+// annotations, which are nobody's business and in no log.
+type podMetadata struct {
+	Version  string
+	Metadata struct {
+		RuntimeHandler *string
+	}
+}
+
+// sandboxOf reads a sandbox from its container. Whatever does not look like one
+// of CRI's is none.
+func (t *Tracker) sandboxOf(c *containersapi.Container) (sandbox, bool) {
+	if c.GetLabels()[kindLabel] != kindSandbox {
+		return sandbox{}, false
+	}
+	s := sandbox{
+		id: c.GetID(), pod: c.GetLabels()[podLabel], runtime: clip(c.GetRuntime().GetName()), created: c.GetCreatedAt().AsTime(),
+	}
+	if !t.good(s) {
+		return sandbox{}, false
+	}
+	s.handler = t.handlerOf(c)
+	return s, true
+}
+
+// handlerOf reads the runtime handler from a sandbox's container; nil is for
+// not told.
+func (t *Tracker) handlerOf(c *containersapi.Container) *string {
+	extension, there := c.GetExtensions()[metadataExtension]
+	if !there {
+		return nil
+	}
+	raw := extension.GetValue()
+	var m podMetadata
+	if len(raw) > maxMetadata || json.Unmarshal(raw, &m) != nil || m.Version != metadataVersion || m.Metadata.RuntimeHandler == nil {
+		t.log.Warn("a sandbox's runtime handler cannot be read", zap.String("id", c.GetID()), zap.Int("bytes", len(raw)))
+		return nil
+	}
+	return t.goodHandler(c.GetID(), *m.Metadata.RuntimeHandler)
 }

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,25 +27,16 @@ func quickPace() pace {
 	return pace{poll: 8 * unit, idle: 100 * unit, gap: unit, settle: 4 * unit, relist: time.Minute, again: time.Minute}
 }
 
-func setPace(t *testing.T, tracker *Tracker, p pace) {
-	t.Helper()
-	source, ok := tracker.source.(*cri)
-	if !ok {
-		t.Fatalf("%T is asked", tracker.source)
-	}
-	source.pace = p
-}
-
 func startCRI(t *testing.T, fake *fakeRuntime, busy func() bool) (*Tracker, *journal) {
 	t.Helper()
 	told := &journal{}
-	tracker := NewCRI(CRIConfig{
+	tracker := NewCRI(Config{
 		Socket:  fake.socket,
 		OnAdded: func(pod, id string) { told.add("added " + pod + " " + id) },
 		OnGone:  func(id string) { told.add("gone " + id) },
 		Busy:    busy,
 	}, zap.NewNop())
-	setPace(t, tracker, quickPace())
+	tracker.pace = quickPace()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- tracker.Run(ctx) }()
@@ -171,10 +163,9 @@ func TestCRIEventsThatAreTurnedOnLater(t *testing.T) {
 	fake := newFakeRuntime(t)
 	fake.setEvents(false)
 	fake.start()
-	tracker := NewCRI(CRIConfig{Socket: fake.socket}, zap.NewNop())
-	pace := quickPace()
-	pace.again = 4 * pace.poll
-	setPace(t, tracker, pace)
+	tracker := NewCRI(Config{Socket: fake.socket}, zap.NewNop())
+	tracker.pace = quickPace()
+	tracker.pace.again = 4 * tracker.pace.poll
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- tracker.Run(ctx) }()
@@ -302,7 +293,7 @@ func TestCRIIgnoresHostileSandboxes(t *testing.T) {
 	fake.put("sb-1", "pod-1", "../crust\n")
 	tracker, _ := startCRI(t, fake, nil)
 	check.Eventually(t, "ready", tracker.Ready)
-	if got := tracker.ids(); !slices.Equal(got, []string{"sb-1"}) {
+	if got := slices.Collect(maps.Keys(tracker.known)); !slices.Equal(got, []string{"sb-1"}) {
 		t.Errorf("known are %q", got)
 	}
 	if handler, known := tracker.Handler("sb-1"); known {
@@ -371,14 +362,12 @@ func TestFirstVersionsThatBroadcast(t *testing.T) {
 		fake := newFakeRuntime(t)
 		fake.name, fake.version = name, number
 		fake.start()
-		c, err := dialCRI(nil, fake.socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := connect(t, fake.socket)
+		c := &criClient{api: runtimeapi.NewRuntimeServiceClient(conn)}
 		if got, err := c.broadcasts(t.Context()); err != nil || got != want {
 			t.Errorf("%s: %v, %v", version, got, err)
 		}
-		_ = c.conn.Close()
+		_ = conn.Close()
 		fake.stop()
 	}
 }

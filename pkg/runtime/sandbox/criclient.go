@@ -7,44 +7,25 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
 // criClient is one connection to a container runtime.
 type criClient struct {
-	t    *Tracker
-	conn *grpc.ClientConn
-	api  runtimeapi.RuntimeServiceClient
+	t   *Tracker
+	api runtimeapi.RuntimeServiceClient
 	// name is the runtime's, since it was asked for its version.
 	name string
-}
-
-func dialCRI(t *Tracker, socket string) (*criClient, error) {
-	conn, err := grpc.NewClient("unix:"+socket,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
-	if err != nil {
-		return nil, err
-	}
-	return &criClient{t: t, conn: conn, api: runtimeapi.NewRuntimeServiceClient(conn)}, nil
 }
 
 // firstToBroadcast are the versions since which a runtime gives each event to
 // everybody who listens. Before, each went to one listener: listening would take
 // from kubelet what it waits for.
-func firstToBroadcast(runtime string) (major, minor int, known bool) {
-	switch runtime {
-	case "containerd":
-		return 2, 0, true
-	case "cri-o":
-		return 1, 28, true
-	}
-	return 0, 0, false
-}
+var firstToBroadcast = map[string][]int{"containerd": {2, 0}, "cri-o": {1, 28}}
 
 // broadcasts tells whether the runtime's events may be listened to.
 func (c *criClient) broadcasts(ctx context.Context) (bool, error) {
@@ -55,7 +36,7 @@ func (c *criClient) broadcasts(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("ask for the version: %w", err)
 	}
 	c.name = reply.GetRuntimeName()
-	wantMajor, wantMinor, known := firstToBroadcast(c.name)
+	first, known := firstToBroadcast[c.name]
 	if !known {
 		return false, nil
 	}
@@ -63,7 +44,7 @@ func (c *criClient) broadcasts(ctx context.Context) (bool, error) {
 	if _, err := fmt.Sscanf(strings.TrimPrefix(reply.GetRuntimeVersion(), "v"), "%d.%d", &major, &minor); err != nil {
 		return false, nil //nolint:nilerr // a version that cannot be read is one that is not known
 	}
-	return major > wantMajor || major == wantMajor && minor >= wantMinor, nil
+	return slices.Compare([]int{major, minor}, first) >= 0, nil
 }
 
 // live lists the sandboxes that are ready.
@@ -101,7 +82,7 @@ func (c *criClient) containerIDs(ctx context.Context, sandboxID, _ string) ([]st
 	}
 	var ids []string
 	for _, container := range all {
-		if container.GetPodSandboxId() == sandboxID && idForm.MatchString(container.GetId()) {
+		if container.GetPodSandboxId() == sandboxID && abi.IsSandboxID(container.GetId()) {
 			ids = append(ids, container.GetId())
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -43,13 +44,14 @@ func usualPace() pace {
 	return pace{poll: 2 * time.Second, idle: 30 * time.Second, gap: 20 * time.Millisecond, settle: settleTime, relist: relistTime, again: 30 * time.Second}
 }
 
-// criFollower goes by one connection until that breaks.
+// criFollower goes by one connection until that breaks. A sandbox is live while the
+// runtime says that it is ready. What exactly makes it so is the runtime's affair, and
+// includes sandboxes without a container.
 //
 // Events only say when to list anew. What they tell is not taken, because
 // runtimes read a sandbox's state and send it in two steps: the word that it is
 // ready can come after the word that it is not.
 type criFollower struct {
-	s      *cri
 	t      *Tracker
 	c      *criClient
 	hints  chan struct{}
@@ -58,9 +60,16 @@ type criFollower struct {
 	asked  time.Time // for events, the last time
 	// unsettled is set after events were asked for, until a listing is to be repeated.
 	unsettled bool
-	beside    sync.WaitGroup
-	// answered is set once a listing came back.
-	answered bool
+	beside    *sync.WaitGroup
+}
+
+func followCRI(ctx context.Context, t *Tracker, conn *grpc.ClientConn, beside *sync.WaitGroup) error {
+	c := &criClient{t: t, api: runtimeapi.NewRuntimeServiceClient(conn)}
+	f := &criFollower{t: t, c: c, hints: make(chan struct{}, 1), ended: make(chan error, 1), beside: beside}
+	if err := f.subscribe(ctx); err != nil {
+		return err
+	}
+	return f.loop(ctx)
 }
 
 // subscribe listens to the runtime's events where that is possible, until they end.
@@ -81,10 +90,10 @@ func (f *criFollower) loop(ctx context.Context) error {
 		if err := f.list(ctx); err != nil {
 			return err
 		}
-		f.s.asks.Store(!f.pushed)
-		most := f.s.pace.relist
+		f.t.polled.Store(!f.pushed)
+		most := f.t.pace.relist
 		if f.unsettled {
-			f.unsettled, most = false, f.s.pace.settle
+			f.unsettled, most = false, f.t.pace.settle
 		}
 		if err := f.wait(ctx, most); err != nil {
 			return err
@@ -104,18 +113,15 @@ func (f *criFollower) list(ctx context.Context) error {
 			live[s.id] = s
 		}
 	}
-	first := !f.answered
-	f.answered = true
-	f.s.conn.Store(f.c)
-	f.t.replace(live, nil, first)
+	f.t.replace(f.c, live, nil)
 	return nil
 }
 
 // wait returns when it is time to list anew.
 func (f *criFollower) wait(ctx context.Context, most time.Duration) error {
-	sys.Sleep(ctx, f.s.pace.gap)
-	start := time.Now()
-	tick := time.NewTicker(f.s.pace.poll)
+	sys.Sleep(ctx, f.t.pace.gap)
+	start, busy := time.Now(), f.t.cfg.Busy
+	tick := time.NewTicker(f.t.pace.poll)
 	defer tick.Stop()
 	end := time.NewTimer(most)
 	defer end.Stop()
@@ -130,10 +136,10 @@ func (f *criFollower) wait(ctx context.Context, most time.Duration) error {
 		case err := <-f.ended:
 			return f.unpushed(err)
 		case <-tick.C:
-			if !f.pushed && time.Since(f.asked) >= f.s.pace.again {
+			if !f.pushed && time.Since(f.asked) >= f.t.pace.again {
 				return f.subscribe(ctx)
 			}
-			if !f.pushed && (f.s.busy() || time.Since(start) >= f.s.pace.idle) {
+			if !f.pushed && (busy == nil || busy() || time.Since(start) >= f.t.pace.idle) {
 				return nil
 			}
 		}
@@ -147,7 +153,7 @@ func (f *criFollower) unpushed(err error) error {
 		return fmt.Errorf("events: %w", err)
 	}
 	f.pushed = false
-	if !f.s.asks.Swap(true) {
+	if !f.t.polled.Swap(true) {
 		f.t.log.Info("the container runtime tells of no changes; it is asked every few seconds instead", zap.String("runtime", f.t.party))
 	}
 	return nil

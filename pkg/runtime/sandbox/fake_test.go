@@ -17,6 +17,7 @@ import (
 	tasktypes "github.com/containerd/containerd/api/types/task"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -240,4 +241,13 @@ func (s store) List(ctx context.Context, _ *sandboxapi.StoreListRequest) (*sandb
 		reply.List = append(reply.List, &types.Sandbox{SandboxID: "sb-" + name, Sandboxer: name})
 	}
 	return reply, s.fake.checkNamespace(ctx)
+}
+
+func connect(t *testing.T, socket string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
 }

@@ -2,16 +2,21 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	eventtypes "github.com/containerd/containerd/api/events"
+	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	eventsapi "github.com/containerd/containerd/api/services/events/v1"
 	"github.com/containerd/containerd/api/types"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
 const (
@@ -25,30 +30,56 @@ const (
 	// eventRoom is how many events may wait for their turn; behind them
 	// containerd's own queue fills.
 	eventRoom = 1024
+	// lookTime bounds the question what a container is.
+	lookTime = 10 * time.Second
+	// maxLooks is how many such questions may be open; more events wait.
+	maxLooks = 64
 )
 
-// follower goes by one connection until that breaks. Everything that may take
-// time is done beside its loop, so that a sandbox that goes is known at once,
+// follower goes by one connection to containerd until that breaks. Everything that may
+// take time is done beside its loop, so that a sandbox that goes is known at once,
 // whatever else hangs.
+//
+// A sandbox is what CRI labels as one and whose task runs. A runtime for which
+// containerd is set to `sandboxer = "shim"` has sandboxes without a container,
+// which are not seen here, but through the CRI; Kata's default is containerd's
+// "podsandbox", whose are.
 type follower struct {
-	s       *containerd
 	t       *Tracker
 	c       *client
-	beside  sync.WaitGroup
+	beside  *sync.WaitGroup
 	events  chan *types.Envelope
-	broken  chan error
-	looks   map[string]*look
-	found   chan *look
-	listed  chan listing
+	done    chan func() error             // what the loop does about what was done beside it
+	looks   map[string]context.CancelFunc // by the id of a task that started, and may be a sandbox
+	relist  *time.Timer
 	touched map[string]bool // what events told since the listing began; nil without one
 	warned  atomic.Bool     // of sandboxes that are no containers
-	// answered is set once a listing came back.
-	answered bool
+}
+
+func followContainerd(ctx context.Context, t *Tracker, conn *grpc.ClientConn, beside *sync.WaitGroup) error {
+	f := &follower{
+		t: t, c: newClient(t, conn), beside: beside, events: make(chan *types.Envelope, eventRoom),
+		done: make(chan func() error), looks: make(map[string]context.CancelFunc), relist: time.NewTimer(settleTime),
+	}
+	defer f.relist.Stop()
+	// Subscribed before listing, so that nothing falls between the two.
+	beside.Go(func() {
+		err := f.subscribe(ctx)
+		f.report(ctx, func() error { return fmt.Errorf("containerd: events: %w", err) })
+	})
+	f.startListing(ctx)
+	return f.loop(ctx)
+}
+
+// report has the loop call a function.
+func (f *follower) report(ctx context.Context, what func() error) {
+	select {
+	case f.done <- what:
+	case <-ctx.Done():
+	}
 }
 
 func (f *follower) loop(ctx context.Context) error {
-	relist := time.NewTimer(settleTime)
-	defer relist.Stop()
 	for {
 		events := f.events
 		if len(f.looks) >= maxLooks {
@@ -57,23 +88,17 @@ func (f *follower) loop(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case err := <-f.broken:
-			return err
 		case envelope := <-events:
 			f.event(ctx, envelope)
-		case l := <-f.found:
-			if !f.endLook(l) {
-				relist.Reset(settleTime)
-			}
-		case l := <-f.listed:
-			if err := f.endListing(l); err != nil {
+		case what := <-f.done:
+			if err := what(); err != nil {
 				return err
 			}
-		case <-relist.C:
+		case <-f.relist.C:
 			if f.startListing(ctx) {
-				relist.Reset(relistTime)
+				f.relist.Reset(relistTime)
 			} else {
-				relist.Reset(settleTime)
+				f.relist.Reset(settleTime)
 			}
 		}
 	}
@@ -85,24 +110,26 @@ var filters = []string{
 }
 
 // subscribe reads the event stream until it breaks or ctx ends.
-func (f *follower) subscribe(ctx context.Context) {
+func (f *follower) subscribe(ctx context.Context) error {
 	stream, err := f.c.events.Subscribe(f.c.in(ctx), &eventsapi.SubscribeRequest{Filters: filters})
-	for err == nil {
-		var envelope *types.Envelope
-		if envelope, err = stream.Recv(); err != nil {
-			break
+	if err != nil {
+		return err
+	}
+	for {
+		envelope, err := stream.Recv()
+		if err != nil {
+			return err
 		}
 		// Containerd tells of every namespace, whichever was asked for.
-		if envelope.GetNamespace() != f.s.cfg.Namespace {
+		if envelope.GetNamespace() != f.t.cfg.Namespace {
 			continue
 		}
 		select {
 		case f.events <- envelope:
 		case <-ctx.Done():
-			return
+			return ctx.Err()
 		}
 	}
-	f.broken <- fmt.Errorf("containerd: events: %w", err)
 }
 
 // event goes by one event. What cannot be read is passed over: events come from
@@ -115,21 +142,26 @@ func (f *follower) event(ctx context.Context, envelope *types.Envelope) {
 			f.startLook(ctx, started.GetContainerID())
 		}
 	case "/tasks/exit":
-		var ended eventtypes.TaskExit
-		// An exec in the sandbox exits under an id of its own.
-		if f.read(envelope, &ended) && (ended.GetID() == "" || ended.GetID() == ended.GetContainerID()) {
-			f.gone(ended.GetContainerID())
-		}
+		f.taskEnded(envelope, &eventtypes.TaskExit{})
 	case "/tasks/delete":
-		var deleted eventtypes.TaskDelete
-		if f.read(envelope, &deleted) && (deleted.GetID() == "" || deleted.GetID() == deleted.GetContainerID()) {
-			f.gone(deleted.GetContainerID())
-		}
+		f.taskEnded(envelope, &eventtypes.TaskDelete{})
 	case "/containers/delete":
 		var deleted eventtypes.ContainerDelete
 		if f.read(envelope, &deleted) {
 			f.gone(deleted.GetID())
 		}
+	}
+}
+
+func (f *follower) taskEnded(envelope *types.Envelope, ended interface {
+	proto.Message
+	GetID() string
+	GetContainerID() string
+},
+) {
+	// An exec in the sandbox exits under an id of its own.
+	if f.read(envelope, ended) && (ended.GetID() == "" || ended.GetID() == ended.GetContainerID()) {
+		f.gone(ended.GetContainerID())
 	}
 }
 
@@ -146,8 +178,8 @@ func (f *follower) gone(id string) {
 	if !f.goodID(id) {
 		return
 	}
-	if l, pending := f.looks[id]; pending {
-		l.cancel()
+	if cancel, pending := f.looks[id]; pending {
+		cancel()
 		delete(f.looks, id)
 	}
 	f.touch(id)
@@ -156,7 +188,7 @@ func (f *follower) gone(id string) {
 
 // goodID tells whether an id can be one of CRI's, and logs one that cannot.
 func (f *follower) goodID(id string) bool {
-	if idForm.MatchString(id) {
+	if abi.IsSandboxID(id) {
 		return true
 	}
 	f.t.log.Warn("an event of containerd with an odd id is ignored", zap.String("id", clip(id)))
@@ -167,5 +199,80 @@ func (f *follower) goodID(id string) bool {
 func (f *follower) touch(id string) {
 	if f.touched != nil {
 		f.touched[id] = true
+	}
+}
+
+// startLook asks about one container, beside the loop.
+func (f *follower) startLook(ctx context.Context, id string) {
+	if !f.goodID(id) || f.looks[id] != nil {
+		return
+	}
+	asking, cancel := context.WithTimeout(ctx, lookTime)
+	f.looks[id] = cancel
+	f.beside.Go(func() {
+		container, err := f.c.get(asking, id)
+		f.report(ctx, func() error { f.endLook(asking, id, container, err); return nil })
+	})
+}
+
+// endLook takes the answer, unless the task ended meanwhile. Where there was none, only
+// a listing can tell.
+func (f *follower) endLook(asking context.Context, id string, container *containersapi.Container, err error) {
+	if errors.Is(asking.Err(), context.Canceled) {
+		return
+	}
+	f.looks[id]()
+	delete(f.looks, id)
+	if err != nil {
+		f.t.log.Warn("containerd did not tell what it started; listing anew", zap.String("id", id), zap.Error(err))
+		f.relist.Reset(settleTime)
+		return
+	}
+	if s, ok := f.t.sandboxOf(container); ok {
+		f.touch(s.id)
+		f.t.add(s)
+	}
+}
+
+// startListing lists beside the loop. It is false where a listing is under way.
+func (f *follower) startListing(ctx context.Context) bool {
+	if f.touched != nil {
+		return false
+	}
+	f.touched = make(map[string]bool)
+	f.beside.Go(func() {
+		live, err := f.c.list(ctx)
+		f.report(ctx, func() error { return f.endListing(live, err) })
+		if err == nil && !f.warned.Load() {
+			f.warnOfOthers(ctx)
+		}
+	})
+	return true
+}
+
+// endListing makes the listing true, but for what events told since it began.
+func (f *follower) endListing(live map[string]sandbox, err error) error {
+	touched := f.touched
+	f.touched = nil
+	if err == nil {
+		f.t.replace(f.c, live, touched)
+	}
+	return err
+}
+
+// warnOfOthers says once when containerd has sandboxes without a container, which
+// are not seen here: nobody should have to find out by missing them.
+func (f *follower) warnOfOthers(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, listTime)
+	defer cancel()
+	name, err := f.c.otherSandboxer(ctx)
+	if err != nil {
+		f.t.log.Debug("containerd does not tell of its sandboxers", zap.Error(err))
+		return
+	}
+	if name != "" && !f.warned.Swap(true) {
+		f.t.log.Warn("containerd has sandboxes that are not containers, and they are not followed; "+
+			"to follow all, set containerd.socket to \"\" and cri.socket to containerd's socket",
+			zap.String("sandboxer", name), zap.String("runtime", f.t.party))
 	}
 }

@@ -99,13 +99,10 @@ func TestSandboxesThatAreNoContainersAreWarnedOf(t *testing.T) {
 			fake.sandboxers = c.sandboxers
 			fake.start()
 			defer fake.stop()
-			tracker := New(Config{}, zap.New(core))
-			client, err := dial(tracker, Config{Socket: fake.socket, Namespace: "k8s.io"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _ = client.conn.Close() }()
-			f := &follower{t: tracker, c: client}
+			tracker := New(Config{Namespace: "k8s.io"}, zap.New(core))
+			conn := connect(t, fake.socket)
+			defer func() { _ = conn.Close() }()
+			f := &follower{t: tracker, c: newClient(tracker, conn)}
 			f.warnOfOthers(t.Context())
 			f.warnOfOthers(t.Context())
 			warned := logs.FilterMessageSnippet("cri.socket").FilterField(zap.String("sandboxer", "shim")).Len()
@@ -122,7 +119,7 @@ func FuzzHandlerOf(f *testing.F) {
 	f.Add([]byte(written))
 	f.Add([]byte(`{"Version":"v1","Metadata":{"RuntimeHandler":"a/../b"}}`))
 	f.Add([]byte(`{"Version":"v1","Metadata":null}`))
-	live := newTracker("containerd", nil, nil, zap.NewNop())
+	live := New(Config{}, zap.NewNop())
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		handler := live.handlerOf(&containersapi.Container{Extensions: withMetadata(string(raw))})
 		if handler != nil && (strings.ContainsAny(*handler, "/\x00\n ") || len(*handler) > 128 || strings.HasPrefix(*handler, ".")) {

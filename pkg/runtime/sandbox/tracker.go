@@ -12,11 +12,15 @@ import (
 	"regexp"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -30,38 +34,49 @@ type sandbox struct {
 	created time.Time
 }
 
-// Ids come from outside and become parts of paths elsewhere.
+// What comes from outside becomes parts of paths elsewhere; abi.IsSandboxID is for ids.
 var (
-	idForm      = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 	podForm     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
 	handlerForm = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_.-]{0,127})?$`)
 )
 
+// Config says where the container runtime is and who wants to know.
+type Config struct {
+	Socket string
+	// Namespace is containerd's; the CRI knows none.
+	Namespace string
+	// OnAdded and OnGone are told of sandboxes that came and went. They are
+	// called one at a time and must not block; they may be nil.
+	OnAdded func(podUID, id string)
+	OnGone  func(id string)
+	// Busy tells whether there are volumes, so that sandboxes matter. A runtime
+	// that tells of no changes is asked rarely while there are none; nil is always.
+	// It must not block.
+	Busy func() bool
+}
+
 // Tracker knows the live sandboxes of a container runtime. Its look-ups are from
 // memory, except for those with a context.
 type Tracker struct {
-	source  source
-	party   string // the container runtime, and where it is
-	log     *zap.Logger
-	onAdded func(podUID, id string)
-	onGone  func(id string)
+	cfg   Config
+	party string // the container runtime, and where it is
+	log   *zap.Logger
+	pace  pace // of what is asked by the CRI
+	follow follow
+	// polled is set while the runtime reports no changes.
+	polled atomic.Bool
 
 	mu    sync.RWMutex
+	by    asker // the connection to ask by, once that gave a listing
 	known map[string]sandbox
 	pods  map[string][]sandbox // by pod UID, the newest first
 	ready bool
 	last  error
 }
 
-// source follows one kind of container runtime.
-type source interface {
-	// follow reports sandboxes to the Tracker until the connection breaks.
-	follow(ctx context.Context) error
-	// current is the connection to ask by, or nil.
-	current() asker
-	// polled is set while the runtime reports no changes.
-	polled() bool
-}
+// follow reports sandboxes by one connection until that breaks. What it starts in beside
+// ends with its context.
+type follow func(ctx context.Context, t *Tracker, conn *grpc.ClientConn, beside *sync.WaitGroup) error
 
 // asker asks a container runtime about containers.
 type asker interface {
@@ -73,9 +88,19 @@ type asker interface {
 	mounting(ctx context.Context, paths []string) ([]string, error)
 }
 
-func newTracker(party string, onAdded func(podUID, id string), onGone func(id string), log *zap.Logger) *Tracker {
+// New makes a tracker by containerd's own API that knows nothing until Run runs.
+func New(cfg Config, log *zap.Logger) *Tracker {
+	return newTracker("containerd at "+cfg.Socket, cfg, followContainerd, log)
+}
+
+// NewCRI makes a tracker by the API that kubelet uses, which every container runtime has.
+func NewCRI(cfg Config, log *zap.Logger) *Tracker {
+	return newTracker("the container runtime at "+cfg.Socket, cfg, followCRI, log)
+}
+
+func newTracker(party string, cfg Config, follow follow, log *zap.Logger) *Tracker {
 	return &Tracker{
-		party: party, log: log, onAdded: onAdded, onGone: onGone,
+		party: party, cfg: cfg, follow: follow, log: log, pace: usualPace(),
 		known: make(map[string]sandbox), pods: make(map[string][]sandbox),
 		last: volume.Errorf(volume.NoSandbox, "%s has not answered yet", party),
 	}
@@ -147,18 +172,11 @@ func (t *Tracker) goodHandler(id, handler string) *string {
 // good tells whether a sandbox can be one of kubelet's, and logs one that
 // cannot.
 func (t *Tracker) good(s sandbox) bool {
-	if idForm.MatchString(s.id) && podForm.MatchString(s.pod) {
+	if abi.IsSandboxID(s.id) && podForm.MatchString(s.pod) {
 		return true
 	}
 	t.log.Warn("a sandbox with an odd id or pod UID is ignored", zap.String("id", clip(s.id)), zap.String("pod", clip(s.pod)))
 	return false
-}
-
-// ids lists all that is known.
-func (t *Tracker) ids() []string {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return slices.Collect(maps.Keys(t.known))
 }
 
 // add makes a sandbox known.
@@ -171,8 +189,8 @@ func (t *Tracker) add(s sandbox) {
 		slices.SortStableFunc(t.pods[s.pod], func(a, b sandbox) int { return b.created.Compare(a.created) })
 	}
 	t.mu.Unlock()
-	if !there && t.onAdded != nil {
-		t.onAdded(s.pod, s.id)
+	if !there && t.cfg.OnAdded != nil {
+		t.cfg.OnAdded(s.pod, s.id)
 	}
 }
 
@@ -188,8 +206,8 @@ func (t *Tracker) remove(id string) {
 		}
 	}
 	t.mu.Unlock()
-	if there && t.onGone != nil {
-		t.onGone(id)
+	if there && t.cfg.OnGone != nil {
+		t.cfg.OnGone(id)
 	}
 }
 
@@ -200,28 +218,8 @@ func (t *Tracker) lost(err error) bool {
 	defer t.mu.Unlock()
 	err = volume.Errorf(volume.NoSandbox, "%s cannot be followed; is it running? %w", t.party, err)
 	isNew := t.ready || t.last == nil || t.last.Error() != err.Error()
-	t.ready, t.last = false, err
+	t.by, t.ready, t.last = nil, false, err
 	return isNew
-}
-
-// doubt tells whether a listing is the first of a connection and empty. A runtime
-// that has just started may not have read its own state yet, so an empty answer
-// counts only when it is given twice; until then nothing is ready.
-func (t *Tracker) doubt(first bool, sandboxes int) bool {
-	if !first || sandboxes > 0 {
-		return false
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.last = volume.Errorf(volume.NoSandbox, "%s says that it has no sandbox, and is asked once more", t.party)
-	return true
-}
-
-// found notes that what is known is what there is.
-func (t *Tracker) found() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.ready, t.last = true, nil
 }
 
 const (
@@ -235,7 +233,7 @@ func (t *Tracker) Run(ctx context.Context) error {
 	pause := firstPause
 	for ctx.Err() == nil {
 		start := time.Now()
-		err := t.source.follow(ctx)
+		err := t.followOnce(ctx)
 		isNew := t.lost(err)
 		if ctx.Err() != nil {
 			return nil
@@ -251,6 +249,25 @@ func (t *Tracker) Run(ctx context.Context) error {
 		pause = min(2*pause, lastPause)
 	}
 	return nil
+}
+
+// maxMessage bounds an answer of a container runtime. A single container with its whole
+// spec is far smaller.
+const maxMessage = 16 << 20
+
+func (t *Tracker) followOnce(ctx context.Context) error {
+	conn, err := grpc.NewClient("unix:"+t.cfg.Socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
+	if err != nil {
+		return err
+	}
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	defer func() { _ = conn.Close() }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	return t.follow(ctx, t, conn, &beside)
 }
 
 // ContainerIDs lists the containers of a sandbox, and the sandbox's own.
@@ -277,23 +294,27 @@ func (t *Tracker) Destinations(ctx context.Context, sandboxID, path string) ([]s
 // asking gives the connection by which a live sandbox can be asked about, and the
 // sandbox's pod.
 func (t *Tracker) asking(sandboxID string) (by asker, podUID string, err error) {
-	if by = t.source.current(); by == nil {
-		return nil, "", volume.Errorf(volume.NoSandbox, "sandbox %s: its containers cannot be looked up now: %w", sandboxID, t.LastError())
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.by == nil {
+		return nil, "", volume.Errorf(volume.NoSandbox, "sandbox %s: its containers cannot be looked up now: %w", sandboxID, t.last)
 	}
-	podUID, known := t.PodOf(sandboxID)
+	s, known := t.known[sandboxID]
 	if !known {
 		return nil, "", volume.Errorf(volume.NoSandbox, "%s has no live sandbox %s", t.party, sandboxID)
 	}
-	return by, podUID, nil
+	return t.by, s.pod, nil
 }
 
 // Mounting lists the live sandboxes with a container that mounts one of the paths, of
 // whatever pod. It asks about every container of the node: it is for volumes whose
 // target does not name their pod. A sandbox can be one that is not kubelet's.
 func (t *Tracker) Mounting(ctx context.Context, paths ...string) ([]string, error) {
-	by := t.source.current()
+	t.mu.RLock()
+	by, last := t.by, t.last
+	t.mu.RUnlock()
 	if by == nil {
-		return nil, volume.Errorf(volume.NoSandbox, "the node's containers cannot be looked up now: %w", t.LastError())
+		return nil, volume.Errorf(volume.NoSandbox, "the node's containers cannot be looked up now: %w", last)
 	}
 	found, err := by.mounting(ctx, paths)
 	return found, askError(ctx, t.party, "", err)
@@ -301,15 +322,24 @@ func (t *Tracker) Mounting(ctx context.Context, paths ...string) ([]string, erro
 
 // Polled tells whether the runtime reports no changes, so that it is asked every few
 // seconds what there is: a sandbox's death is known that much later.
-func (t *Tracker) Polled() bool { return t.Ready() && t.source.polled() }
+func (t *Tracker) Polled() bool { return t.Ready() && t.polled.Load() }
 
-// replace makes what a listing found all that is known. Ids in touched are newer than
-// the listing. First is set for the first listing of a connection.
-func (t *Tracker) replace(live map[string]sandbox, touched map[string]bool, first bool) {
-	if t.doubt(first, len(live)) {
+// replace makes what a listing found all that is known, and its connection the one to
+// ask by. Ids in touched are newer than the listing.
+func (t *Tracker) replace(by asker, live map[string]sandbox, touched map[string]bool) {
+	t.mu.Lock()
+	first := t.by == nil
+	t.by = by
+	if first && len(live) == 0 {
+		// A runtime that has just started may not have read its own state yet, so an empty
+		// answer counts only when it is given twice; until then nothing is ready.
+		t.last = volume.Errorf(volume.NoSandbox, "%s says that it has no sandbox, and is asked once more", t.party)
+		t.mu.Unlock()
 		return
 	}
-	for _, id := range t.ids() {
+	known := slices.Collect(maps.Keys(t.known))
+	t.mu.Unlock()
+	for _, id := range known {
 		if _, lives := live[id]; !lives && !touched[id] {
 			t.remove(id)
 		}
@@ -319,5 +349,7 @@ func (t *Tracker) replace(live map[string]sandbox, touched map[string]bool, firs
 			t.add(s)
 		}
 	}
-	t.found()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ready, t.last = true, nil
 }

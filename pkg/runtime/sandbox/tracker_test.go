@@ -272,13 +272,13 @@ func TestOtherNamespacesAreIgnored(t *testing.T) {
 // What events told while a listing ran is newer than the listing.
 func TestEventsWinOverTheListingUnderWay(t *testing.T) {
 	tracker := New(Config{}, zap.NewNop())
-	f := &follower{s: &containerd{t: tracker}, t: tracker, c: &client{}, looks: make(map[string]*look), touched: make(map[string]bool)}
+	f := &follower{t: tracker, c: &client{}, touched: make(map[string]bool)}
 	tracker.add(sandbox{id: "stays", pod: "pod-1"})
 	tracker.add(sandbox{id: "missed", pod: "pod-1"})
 	f.touch("stays") // it started after the listing had been made
 	f.gone("went")   // and this one went
 	live := map[string]sandbox{"went": {id: "went", pod: "pod-1"}, "new": {id: "new", pod: "pod-1"}}
-	if err := f.endListing(listing{live: live}); err != nil {
+	if err := f.endListing(live, nil); err != nil {
 		t.Fatal(err)
 	}
 	got := tracker.OfPod("pod-1")
