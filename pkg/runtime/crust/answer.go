@@ -6,20 +6,14 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
-	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
-
-// sizeOf is Config.DeviceSize.
-type sizeOf func(*volume.Volume) (int64, bool)
 
 // checkReport checks what a handler said of a volume. It speaks for a filesystem that a
 // workload can write to, and is believed no more than that.
-func checkReport(v *volume.Volume, id string, said *handlerv1.GetVolumeStatsResponse, deviceSize sizeOf) (volume.Report, error) {
+func checkReport(v *volume.Volume, id string, said *handlerv1.GetVolumeStatsResponse, sizes guest.Sizes) (volume.Report, error) {
 	report, err := readReport(said)
-	if err == nil && deviceSize != nil {
-		if size, known := deviceSize(v); known {
-			err = guest.CheckSize(report, size)
-		}
+	if err == nil {
+		err = sizes.Check(v, report)
 	}
 	switch {
 	case errors.Is(err, guest.ErrAbsurd):
@@ -37,44 +31,28 @@ func malformed(v *volume.Volume, id string, err error) error {
 }
 
 func readReport(said *handlerv1.GetVolumeStatsResponse) (volume.Report, error) {
-	if len(said.GetUsage()) > guest.MaxUsages {
-		return volume.Report{}, errors.New("it lists too many usages")
-	}
-	var out guest.Report
+	usages := make([]volume.Usage, 0, len(said.GetUsage()))
 	for _, u := range said.GetUsage() {
-		usage := volume.Usage{Available: u.GetAvailable(), Total: u.GetTotal(), Used: u.GetUsed(), Unit: unitOf(u.GetUnit())}
-		if err := out.Usage(usage); err != nil {
-			return volume.Report{}, err
-		}
+		usages = append(usages, volume.Usage{
+			Available: u.GetAvailable(), Total: u.GetTotal(), Used: u.GetUsed(), Unit: guest.Unit(int64(u.GetUnit())),
+		})
 	}
-	if condition := said.GetVolumeCondition(); condition != nil {
-		out.Condition(condition.GetAbnormal(), condition.GetMessage())
+	var condition *volume.Condition
+	if c := said.GetVolumeCondition(); c != nil {
+		condition = &volume.Condition{Abnormal: c.GetAbnormal(), Message: c.GetMessage()}
 	}
-	return out.Done()
-}
-
-func unitOf(u runtimev1.VolumeUsage_Unit) volume.Unit {
-	switch u {
-	case runtimev1.VolumeUsage_BYTES:
-		return volume.UnitBytes
-	case runtimev1.VolumeUsage_INODES:
-		return volume.UnitInodes
-	default:
-		return volume.UnitUnknown
-	}
+	return guest.Report(usages, condition)
 }
 
 // checkSize checks the size that a filesystem is said to have now.
-func checkSize(v *volume.Volume, id string, r volume.Range, size int64, deviceSize sizeOf) (int64, error) {
+func checkSize(v *volume.Volume, id string, r volume.Range, size int64, sizes guest.Sizes) (int64, error) {
 	if size <= 0 || size < r.Required || (r.Limit > 0 && size > r.Limit) {
 		return 0, volume.Errorf(volume.Absurd, "volume %s: the handler of sandbox %s says that it has %d bytes now, "+
 			"and was asked for %d to %d", v.Target, id, size, r.Required, r.Limit)
 	}
-	if deviceSize != nil {
-		if device, known := deviceSize(v); known && size > device {
-			return 0, volume.Errorf(volume.Absurd, "volume %s: the handler of sandbox %s says that it has %d bytes now, "+
-				"on a device of %d", v.Target, id, size, device)
-		}
+	if device, known := sizes.Of(v); known && size > device {
+		return 0, volume.Errorf(volume.Absurd, "volume %s: the handler of sandbox %s says that it has %d bytes now, "+
+			"on a device of %d", v.Target, id, size, device)
 	}
 	return size, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -205,7 +206,7 @@ func (s *guestSearch) others(ctx context.Context, report volume.Report) ([]strin
 	var names []string
 	for _, other := range s.ofPod() {
 		theirs, sure := s.matches(ctx, other, report)
-		if sure && !theirs || mine && !sure || s.h.checkSize(other, report) != nil {
+		if sure && !theirs || mine && !sure || guest.Sizes(s.h.cfg.DeviceSize).Check(other, report) != nil {
 			continue
 		}
 		alike, err := s.endsAlike(ctx, other)

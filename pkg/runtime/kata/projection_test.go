@@ -13,7 +13,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
@@ -192,7 +192,7 @@ func readUntil(t *testing.T, file string, left *atomic.Int64) {
 			_, err = parseInfo(raw)
 		}
 		if err != nil {
-			t.Errorf("%q: %v", guest.Clip(string(raw), 100), err)
+			t.Errorf("%q: %v", sys.ClipTo(string(raw), 100), err)
 			left.Store(0)
 			return
 		}

@@ -43,10 +43,8 @@ func (h *Handler) wishedSize(v *volume.Volume, r volume.Range) (int64, error) {
 	if r.Required > 0 {
 		return r.Required, nil
 	}
-	if h.cfg.DeviceSize != nil {
-		if size, known := h.cfg.DeviceSize(v); known && (r.Limit == 0 || size <= r.Limit) {
-			return size, nil
-		}
+	if size, known := guest.Sizes(h.cfg.DeviceSize).Of(v); known && (r.Limit == 0 || size <= r.Limit) {
+		return size, nil
 	}
 	return 0, volume.Errorf(volume.Invalid, "volume %s: the wished size is missing: give required_bytes", v.Target)
 }

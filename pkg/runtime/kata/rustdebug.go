@@ -34,53 +34,52 @@ var errDebugText = errors.New("it is not the debug text of stats")
 // by the caller.
 type debugParser struct {
 	rest string
+	// failed is set where the text breaks the grammar. Nothing is left to read then.
+	failed bool
 }
 
-// literal takes exactly s.
-func (p *debugParser) literal(s string) error {
-	p.space()
-	rest, ok := strings.CutPrefix(p.rest, s)
-	if !ok {
-		return errDebugText
+func (p *debugParser) fail() { p.failed, p.rest = true, "" }
+
+// take takes exactly s, if that comes next.
+func (p *debugParser) take(s string) (taken bool) {
+	p.rest, taken = strings.CutPrefix(strings.TrimLeft(p.rest, " \n\t"), s)
+	return taken
+}
+
+// want takes exactly s.
+func (p *debugParser) want(s string) {
+	if !p.take(s) {
+		p.fail()
 	}
-	p.rest = rest
-	return nil
 }
-
-func (p *debugParser) space() { p.rest = strings.TrimLeft(p.rest, " \n\t") }
 
 // next is the first byte of what comes, 0 at the end.
 func (p *debugParser) next() byte {
-	p.space()
-	if p.rest == "" {
+	if p.take(""); p.rest == "" {
 		return 0
 	}
 	return p.rest[0]
 }
 
-func (p *debugParser) value(depth int) (value, error) {
-	if depth > maxDepth {
-		return value{}, errDebugText
-	}
+func (p *debugParser) value(depth int) value {
 	switch c := p.next(); {
+	case depth > maxDepth:
 	case c == '"':
-		text, err := p.string()
-		return value{kind: stringValue, text: text}, err
+		return value{kind: stringValue, text: p.string()}
 	case c == '[':
-		items, err := p.items('[', ']', depth)
-		return value{kind: listValue, items: items}, err
+		return value{kind: listValue, items: p.items("[", "]", depth)}
 	case c == '(':
-		items, err := p.items('(', ')', depth)
-		return value{kind: listValue, items: items}, err
+		return value{kind: listValue, items: p.items("(", ")", depth)}
 	case c == '{':
-		return p.mapping(depth)
+		p.mapping(depth)
+		return value{kind: listValue}
 	case c == '-', isDigit(c):
 		return p.number()
 	case isNameStart(c):
 		return p.named(depth)
-	default:
-		return value{}, errDebugText
 	}
+	p.fail()
+	return value{}
 }
 
 func isDigit(c byte) bool { return c >= '0' && c <= '9' }
@@ -89,190 +88,140 @@ func isNameStart(c byte) bool {
 	return c == '_' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
+// cut takes the next n bytes.
+func (p *debugParser) cut(n int) (text string) {
+	text, p.rest = p.rest[:n], p.rest[n:]
+	return text
+}
+
 // number takes digits with an optional sign and fraction.
-func (p *debugParser) number() (value, error) {
+func (p *debugParser) number() value {
 	n := 1
 	for n < len(p.rest) && (isDigit(p.rest[n]) || p.rest[n] == '.' && n+1 < len(p.rest) && isDigit(p.rest[n+1])) {
 		n++
 	}
-	text := p.rest[:n]
-	p.rest = p.rest[n:]
+	text := p.cut(n)
 	if text == "-" || p.rest != "" && isNameStart(p.rest[0]) {
-		return value{}, errDebugText
+		p.fail()
 	}
-	return value{kind: numberValue, text: text}, nil
+	return value{kind: numberValue, text: text}
 }
 
-func (p *debugParser) name() (string, error) {
+func (p *debugParser) name() string {
 	if !isNameStart(p.next()) {
-		return "", errDebugText
+		p.fail()
+		return ""
 	}
 	n := 1
 	for n < len(p.rest) && (isNameStart(p.rest[n]) || isDigit(p.rest[n])) {
 		n++
 	}
-	name := p.rest[:n]
-	p.rest = p.rest[n:]
-	return name, nil
+	return p.cut(n)
 }
 
 // named takes Name, Name(value, ...) or Name { field: value, ... }.
-func (p *debugParser) named(depth int) (value, error) {
-	name, err := p.name()
-	if err != nil {
-		return value{}, err
-	}
-	v := value{kind: nameValue, text: name}
+func (p *debugParser) named(depth int) value {
+	v := value{kind: nameValue, text: p.name()}
 	switch p.next() {
 	case '(':
-		v.items, err = p.items('(', ')', depth)
+		v.items = p.items("(", ")", depth)
 	case '{':
-		v.fields, err = p.fields(depth)
+		v.fields = p.fields(depth)
 	}
-	return v, err
+	return v
 }
 
-// items takes a bracketed list, with or without a comma at its end.
-func (p *debugParser) items(open, end byte, depth int) ([]value, error) {
-	if err := p.literal(string(open)); err != nil {
-		return nil, err
-	}
-	var items []value
-	for p.next() != end {
-		item, err := p.value(depth + 1)
-		if err != nil {
-			return nil, err
-		}
-		items = append(items, item)
-		if err := p.separator(end); err != nil {
-			return nil, err
+// list takes what stands between brackets, with commas between the elements, and with or
+// without one at its end.
+func (p *debugParser) list(open, end string, element func()) {
+	p.want(open)
+	for !p.failed && !p.take(end) {
+		element()
+		if p.next() != end[0] {
+			p.want(",")
 		}
 	}
-	return items, p.literal(string(end))
 }
 
-// separator takes a comma, which only an end may stand in for.
-func (p *debugParser) separator(end byte) error {
-	if p.next() == end {
-		return nil
-	}
-	return p.literal(",")
+func (p *debugParser) items(open, end string, depth int) (items []value) {
+	p.list(open, end, func() { items = append(items, p.value(depth+1)) })
+	return items
 }
 
-func (p *debugParser) fields(depth int) (map[string]value, error) {
-	if err := p.literal("{"); err != nil {
-		return nil, err
-	}
+func (p *debugParser) fields(depth int) map[string]value {
 	fields := make(map[string]value)
-	for p.next() != '}' {
-		if strings.HasPrefix(p.rest, "..") { // of a type that does not show all
-			p.rest = p.rest[2:]
-			break
+	p.list("{", "}", func() {
+		if p.take("..") { // of a type that does not show all
+			if p.next() != '}' {
+				p.fail()
+			}
+			return
 		}
-		name, field, err := p.field(depth)
-		if err != nil {
-			return nil, err
-		}
+		name := p.name()
 		if _, twice := fields[name]; twice {
-			return nil, errDebugText
+			p.fail()
 		}
-		fields[name] = field
-		if err := p.separator('}'); err != nil {
-			return nil, err
-		}
-	}
-	return fields, p.literal("}")
-}
-
-func (p *debugParser) field(depth int) (string, value, error) {
-	name, err := p.name()
-	if err != nil {
-		return "", value{}, err
-	}
-	if err := p.literal(":"); err != nil {
-		return "", value{}, err
-	}
-	v, err := p.value(depth + 1)
-	return name, v, err
+		p.want(":")
+		fields[name] = p.value(depth + 1)
+	})
+	return fields
 }
 
 // mapping takes {key: value, ...} and keeps nothing of it: only fields that we
 // do not read are maps.
-func (p *debugParser) mapping(depth int) (value, error) {
-	if err := p.literal("{"); err != nil {
-		return value{}, err
-	}
-	for p.next() != '}' {
-		if _, err := p.value(depth + 1); err != nil {
-			return value{}, err
+func (p *debugParser) mapping(depth int) {
+	p.list("{", "}", func() {
+		p.value(depth + 1)
+		if p.take(":") {
+			p.value(depth + 1)
 		}
-		if p.next() == ':' {
-			p.rest = p.rest[1:]
-			if _, err := p.value(depth + 1); err != nil {
-				return value{}, err
-			}
-		}
-		if err := p.separator('}'); err != nil {
-			return value{}, err
-		}
-	}
-	return value{kind: listValue}, p.literal("}")
+	})
 }
 
 // string takes a quoted string with Rust's escapes.
-func (p *debugParser) string() (string, error) {
+func (p *debugParser) string() string {
 	var out strings.Builder
-	rest := p.rest[1:]
+	p.want(`"`)
 	for {
-		n := strings.IndexAny(rest, `"\`)
-		if n < 0 || !utf8.ValidString(rest[:n]) {
-			return "", errDebugText
+		n := strings.IndexAny(p.rest, `"\`)
+		if n < 0 || !utf8.ValidString(p.rest[:n]) {
+			p.fail()
+			return ""
 		}
-		out.WriteString(rest[:n])
-		if rest[n] == '"' {
-			p.rest = rest[n+1:]
-			return out.String(), nil
+		out.WriteString(p.cut(n))
+		if p.rest[0] == '"' {
+			p.cut(1)
+			return out.String()
 		}
-		r, size, err := unescapeRust(rest[n:])
-		if err != nil {
-			return "", err
+		r, size := unescapeRust(p.rest)
+		if size == 0 {
+			p.fail()
+			return ""
 		}
 		out.WriteRune(r)
-		rest = rest[n+size:]
+		p.cut(size)
 	}
 }
 
-// unescapeRust reads one escape, which begins with a backslash, and its length.
-func unescapeRust(s string) (rune, int, error) {
+// escapes are Rust's escapes of one character.
+var escapes = map[byte]rune{'n': '\n', 'r': '\r', 't': '\t', '0': 0, '\\': '\\', '"': '"', '\'': '\''}
+
+// unescapeRust reads one escape, which begins with a backslash, and its length. That is
+// 0 for one that Rust does not write.
+func unescapeRust(s string) (rune, int) {
 	if len(s) < 2 {
-		return 0, 0, errDebugText
+		return 0, 0
 	}
-	switch s[1] {
-	case 'n':
-		return '\n', 2, nil
-	case 'r':
-		return '\r', 2, nil
-	case 't':
-		return '\t', 2, nil
-	case '0':
-		return 0, 2, nil
-	case '\\', '"', '\'':
-		return rune(s[1]), 2, nil
-	case 'u':
-		return unescapeUnicode(s)
-	default:
-		return 0, 0, errDebugText
+	if r, ok := escapes[s[1]]; ok {
+		return r, 2
 	}
-}
-
-func unescapeUnicode(s string) (rune, int, error) {
 	end := strings.IndexByte(s, '}')
-	if end < len(`\u{0`) || end > len(`\u{10ffff`) || s[2] != '{' {
-		return 0, 0, errDebugText
+	if end < len(`\u{0`) || end > len(`\u{10ffff`) || !strings.HasPrefix(s, `\u{`) {
+		return 0, 0
 	}
 	n, err := strconv.ParseUint(s[3:end], 16, 32)
 	if err != nil || n > utf8.MaxRune || !utf8.ValidRune(rune(n)) {
-		return 0, 0, errDebugText
+		return 0, 0
 	}
-	return rune(n), end + 1, nil
+	return rune(n), end + 1
 }

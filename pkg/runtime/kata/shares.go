@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -116,7 +115,7 @@ func ofContainer(name string, containers []string) bool {
 		if container == "" {
 			continue
 		}
-		if strings.HasPrefix(name, container) || head == guest.Clip(container, 10) {
+		if strings.HasPrefix(name, container) || head == container[:min(len(container), 10)] {
 			return true
 		}
 	}

@@ -113,7 +113,7 @@ func (h *Handler) readStats(v *volume.Volume, b shim, rep reply) (volume.Report,
 	if err != nil {
 		return volume.Report{}, badStats(v, b, err)
 	}
-	if err := h.checkSize(v, report); err != nil {
+	if err := guest.Sizes(h.cfg.DeviceSize).Check(v, report); err != nil {
 		return report, badStats(v, b, err)
 	}
 	return report, nil
@@ -156,15 +156,4 @@ func badStats(v *volume.Volume, b shim, err error) error {
 		kind, what = volume.Absurd, "stats that cannot be true"
 	}
 	return volume.Errorf(kind, "volume %s: Kata sandbox %s (%s) answered with %s: %w", v.Target, b.id, b.flavor, what, err)
-}
-
-func (h *Handler) checkSize(v *volume.Volume, report volume.Report) error {
-	if h.cfg.DeviceSize == nil {
-		return nil
-	}
-	size, known := h.cfg.DeviceSize(v)
-	if !known {
-		return nil
-	}
-	return guest.CheckSize(report, size)
 }

@@ -14,38 +14,30 @@ func parseStatsDebug(body []byte) (volume.Report, error) {
 	if len(body) > maxBody {
 		return volume.Report{}, errTooMuch
 	}
-	usage, condition, err := splitDebug(string(body))
+	p := debugParser{rest: string(body)}
+	p.want("Usage:")
+	list := p.value(0)
+	p.want("Volume Condition:")
+	said := p.value(0)
+	switch {
+	case p.failed || list.kind != listValue:
+		return volume.Report{}, errDebugText
+	case p.next() != 0:
+		return volume.Report{}, errors.New("more follows after the debug text of stats")
+	}
+	usages := make([]volume.Usage, 0, len(list.items))
+	for _, item := range list.items {
+		usage, err := debugUsage(unwrap(item))
+		if err != nil {
+			return volume.Report{}, err
+		}
+		usages = append(usages, usage)
+	}
+	condition, err := debugCondition(unwrap(said))
 	if err != nil {
 		return volume.Report{}, err
 	}
-	var out guest.Report
-	if err := debugUsages(&out, usage); err != nil {
-		return volume.Report{}, err
-	}
-	if err := debugCondition(&out, condition); err != nil {
-		return volume.Report{}, err
-	}
-	return out.Done()
-}
-
-func splitDebug(text string) (usage, condition value, err error) {
-	p := debugParser{rest: text}
-	if err := p.literal("Usage:"); err != nil {
-		return value{}, value{}, err
-	}
-	if usage, err = p.value(0); err != nil {
-		return value{}, value{}, err
-	}
-	if err := p.literal("Volume Condition:"); err != nil {
-		return value{}, value{}, err
-	}
-	if condition, err = p.value(0); err != nil {
-		return value{}, value{}, err
-	}
-	if p.next() != 0 {
-		return value{}, value{}, errors.New("more follows after the debug text of stats")
-	}
-	return usage, condition, nil
+	return guest.Report(usages, condition)
 }
 
 // unwrap takes off Some(...), Ok(...) and the like.
@@ -56,27 +48,7 @@ func unwrap(v value) value {
 	return v
 }
 
-func debugUsages(out *guest.Report, list value) error {
-	if list.kind != listValue {
-		return errDebugText
-	}
-	if len(list.items) > guest.MaxUsages {
-		return errors.New("it lists too many usages")
-	}
-	for _, item := range list.items {
-		usage, err := debugUsage(unwrap(item))
-		if err != nil {
-			return err
-		}
-		if err := out.Usage(usage); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func debugUsage(v value) (volume.Usage, error) {
-	var u volume.Usage
+func debugUsage(v value) (u volume.Usage, err error) {
 	if v.kind != nameValue || v.text != "VolumeUsage" || v.fields == nil {
 		return u, errDebugText
 	}
@@ -85,25 +57,21 @@ func debugUsage(v value) (volume.Usage, error) {
 		if field.kind != numberValue {
 			return u, fmt.Errorf("%w: the number of %q is missing", errDebugText, name)
 		}
-		n, err := parseCount(field.text)
-		if err != nil {
+		if *into, err = parseCount(field.text); err != nil {
 			return u, err
 		}
-		*into = n
 	}
-	unit, err := debugUnit(v.fields["unit"])
-	u.Unit = unit
+	u.Unit, err = debugUnit(unwrap(v.fields["unit"]))
 	return u, err
 }
 
 // debugUnit reads BYTES, Ok(BYTES), and a number of which the runtime does not
 // know the name.
 func debugUnit(v value) (volume.Unit, error) {
-	v = unwrap(v)
 	switch {
 	case v.kind == numberValue:
 		n, err := parseCount(v.text)
-		return unitOf(n), err
+		return guest.Unit(n), err
 	case v.kind != nameValue || v.text == "":
 		return volume.UnitUnknown, fmt.Errorf("%w: the unit is missing", errDebugText)
 	case v.text == "BYTES":
@@ -114,19 +82,14 @@ func debugUnit(v value) (volume.Unit, error) {
 	return volume.UnitUnknown, nil
 }
 
-func debugCondition(out *guest.Report, v value) error {
-	v = unwrap(v)
-	if v.kind != nameValue {
-		return errDebugText
-	}
-	if v.text == "None" && v.fields == nil {
-		return nil
+func debugCondition(v value) (*volume.Condition, error) {
+	if v.kind == nameValue && v.text == "None" && v.fields == nil {
+		return nil, nil
 	}
 	abnormal, message := v.fields["abnormal"], v.fields["message"]
-	if v.text != "VolumeCondition" || message.kind != stringValue ||
+	if v.kind != nameValue || v.text != "VolumeCondition" || message.kind != stringValue ||
 		abnormal.kind != nameValue || (abnormal.text != "true" && abnormal.text != "false") {
-		return errDebugText
+		return nil, errDebugText
 	}
-	out.Condition(abnormal.text == "true", message.text)
-	return nil
+	return &volume.Condition{Abnormal: abnormal.text == "true", Message: message.text}, nil
 }

@@ -9,12 +9,13 @@ import (
 	"math"
 	"strconv"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // statsJSON is how the Go runtime prints the agent's answer: zero values are
-// left out, and a list can hold null.
+// left out, and a list can hold null. A condition has the names of ours.
 type statsJSON struct {
 	Usage []*struct {
 		Available count `json:"available"`
@@ -22,10 +23,7 @@ type statsJSON struct {
 		Used      count `json:"used"`
 		Unit      count `json:"unit"`
 	} `json:"usage"`
-	Condition *struct {
-		Abnormal bool   `json:"abnormal"`
-		Message  string `json:"message"`
-	} `json:"volume_condition"`
+	Condition *volume.Condition `json:"volume_condition"`
 }
 
 // count is a number as a guest may give it: whole, and 0 to the largest int64.
@@ -39,26 +37,16 @@ func (c *count) UnmarshalJSON(raw []byte) error {
 }
 
 func parseCount(text string) (int64, error) {
-	if len(text) > 1 && text[0] == '-' && allDigits(text[1:]) {
-		return 0, guest.Absurdf("the negative number %s", guest.Clip(text, 32))
-	}
-	if !allDigits(text) {
-		return 0, fmt.Errorf("%q stands where a whole number should", guest.Clip(text, 32))
-	}
 	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
-		return 0, guest.Absurdf("%s, a number above %d", guest.Clip(text, 32), math.MaxInt64)
+	switch {
+	case text == "" || text[0] == '+', errors.Is(err, strconv.ErrSyntax):
+		return 0, fmt.Errorf("%q stands where a whole number should", sys.ClipTo(text, 32))
+	case text[0] == '-':
+		return 0, guest.Absurdf("the negative number %s", sys.ClipTo(text, 32))
+	case err != nil:
+		return 0, guest.Absurdf("%s, a number above %d", sys.ClipTo(text, 32), math.MaxInt64)
 	}
 	return n, nil
-}
-
-func allDigits(s string) bool {
-	for i := range len(s) {
-		if s[i] < '0' || s[i] > '9' {
-			return false
-		}
-	}
-	return s != ""
 }
 
 // parseStatsJSON reads the answer of the Go runtime's shim.
@@ -67,25 +55,15 @@ func parseStatsJSON(body []byte) (volume.Report, error) {
 	if err := decodeStats(body, &in); err != nil {
 		return volume.Report{}, err
 	}
-	if len(in.Usage) > guest.MaxUsages {
-		return volume.Report{}, errors.New("it lists too many usages")
-	}
-	var out guest.Report
+	usages := make([]volume.Usage, 0, len(in.Usage))
 	for _, u := range in.Usage {
-		if u == nil {
-			continue
-		}
-		err := out.Usage(volume.Usage{
-			Available: int64(u.Available), Total: int64(u.Total), Used: int64(u.Used), Unit: unitOf(int64(u.Unit)),
-		})
-		if err != nil {
-			return volume.Report{}, err
+		if u != nil {
+			usages = append(usages, volume.Usage{
+				Available: int64(u.Available), Total: int64(u.Total), Used: int64(u.Used), Unit: guest.Unit(int64(u.Unit)),
+			})
 		}
 	}
-	if in.Condition != nil {
-		out.Condition(in.Condition.Abnormal, in.Condition.Message)
-	}
-	return out.Done()
+	return guest.Report(usages, in.Condition)
 }
 
 // decodeStats reads exactly one JSON object.
@@ -101,15 +79,4 @@ func decodeStats(body []byte, into *statsJSON) error {
 		return errors.New("more follows after the JSON of stats")
 	}
 	return nil
-}
-
-func unitOf(n int64) volume.Unit {
-	switch n {
-	case 1:
-		return volume.UnitBytes
-	case 2:
-		return volume.UnitInodes
-	default:
-		return volume.UnitUnknown
-	}
 }

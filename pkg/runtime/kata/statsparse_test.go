@@ -123,7 +123,7 @@ func TestConditionIsBoundedAndPrintable(t *testing.T) {
 	}
 	message := report.Condition.Message
 	if len(message) > guest.MaxMessage || !utf8.ValidString(message) || strings.ContainsAny(message, "\x1b\n") || message == "" {
-		t.Errorf("%d bytes: %q", len(message), guest.Clip(message, 64))
+		t.Errorf("%d bytes: %q", len(message), sys.ClipTo(message, 64))
 	}
 }
 

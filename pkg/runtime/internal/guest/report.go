@@ -5,15 +5,17 @@ package guest
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// MaxUsages bounds the usages in one answer. There are two units.
-const MaxUsages = 16
-
-// MaxMessage bounds the text of a volume's condition.
-const MaxMessage = 1 << 10
+const (
+	// maxUsages bounds the usages in one answer. There are two units.
+	maxUsages = 16
+	// MaxMessage bounds the text of a volume's condition.
+	MaxMessage = 1 << 10
+)
 
 // ErrAbsurd marks numbers that cannot be true.
 var ErrAbsurd = errors.New("absurd")
@@ -23,55 +25,71 @@ func Absurdf(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrAbsurd}, args...)...)
 }
 
-// Report collects what a guest said into a checked report.
-type Report struct {
-	report volume.Report
+// Unit is the unit that has a number in protobuf.
+func Unit(n int64) volume.Unit {
+	if n == int64(volume.UnitBytes) || n == int64(volume.UnitInodes) {
+		return volume.Unit(n)
+	}
+	return volume.UnitUnknown
 }
 
-// Usage takes one measure, or says why it cannot be true.
-func (b *Report) Usage(u volume.Usage) error {
-	if u.Unit != volume.UnitBytes && u.Unit != volume.UnitInodes {
-		return nil // a unit that we do not know helps nobody
+// Report checks what a guest said of a volume, and leaves out what helps nobody. A
+// condition of nil was not said.
+func Report(said []volume.Usage, condition *volume.Condition) (report volume.Report, err error) {
+	if len(said) > maxUsages {
+		return volume.Report{}, errors.New("it lists too many usages")
 	}
-	if u.Available < 0 || u.Used < 0 || u.Total < 0 {
-		return Absurdf("%d available and %d used of %d in all", u.Available, u.Used, u.Total)
-	}
-	if u.Available > u.Total || u.Used > u.Total {
-		return Absurdf("%d available and %d used of %d in all", u.Available, u.Used, u.Total)
-	}
-	if u.Total == 0 {
-		if u.Unit == volume.UnitInodes {
-			return nil // a filesystem without inodes, such as btrfs
+	for _, u := range said {
+		if u.Unit == volume.UnitUnknown {
+			continue
 		}
+		if err := checkUsage(u); err != nil {
+			return volume.Report{}, err
+		}
+		if u.Total == 0 && u.Unit == volume.UnitInodes {
+			continue // a filesystem without inodes, such as btrfs
+		}
+		if slices.ContainsFunc(report.Usage, func(before volume.Usage) bool { return before.Unit == u.Unit }) {
+			return volume.Report{}, errors.New("it gives the same unit twice")
+		}
+		report.Usage = append(report.Usage, u)
+	}
+	if condition != nil {
+		report.Condition = &volume.Condition{Abnormal: condition.Abnormal, Message: Printable(condition.Message, MaxMessage)}
+	}
+	if len(report.Usage) == 0 && report.Condition == nil {
+		return volume.Report{}, errors.New("it holds neither a usage of bytes or inodes nor a condition")
+	}
+	return report, nil
+}
+
+func checkUsage(u volume.Usage) error {
+	if min(u.Available, u.Used, u.Total) < 0 || u.Available > u.Total || u.Used > u.Total {
+		return Absurdf("%d available and %d used of %d in all", u.Available, u.Used, u.Total)
+	}
+	if u.Total == 0 && u.Unit == volume.UnitBytes {
 		return Absurdf("a filesystem of no size")
 	}
-	for _, before := range b.report.Usage {
-		if before.Unit == u.Unit {
-			return errors.New("it gives the same unit twice")
-		}
-	}
-	b.report.Usage = append(b.report.Usage, u)
 	return nil
 }
 
-// Condition takes the health of the volume.
-func (b *Report) Condition(abnormal bool, message string) {
-	b.report.Condition = &volume.Condition{Abnormal: abnormal, Message: Printable(message, MaxMessage)}
-}
+// Sizes tells the size of a volume's device where it is known cheaply. It may be nil.
+type Sizes func(*volume.Volume) (size int64, known bool)
 
-// Done gives the report, if it holds anything.
-func (b *Report) Done() (volume.Report, error) {
-	if len(b.report.Usage) == 0 && b.report.Condition == nil {
-		return volume.Report{}, errors.New("it holds neither a usage of bytes or inodes nor a condition")
+// Of is the size of one volume's device.
+func (s Sizes) Of(v *volume.Volume) (size int64, known bool) {
+	if s == nil {
+		return 0, false
 	}
-	return b.report, nil
+	return s(v)
 }
 
-// CheckSize compares what a guest says with the device it has: a filesystem is
+// Check compares what a guest says of a volume with the device it has: a filesystem is
 // never larger.
-func CheckSize(report volume.Report, device int64) error {
+func (s Sizes) Check(v *volume.Volume, report volume.Report) error {
+	device, known := s.Of(v)
 	for _, usage := range report.Usage {
-		if usage.Unit == volume.UnitBytes && usage.Total > device {
+		if known && usage.Unit == volume.UnitBytes && usage.Total > device {
 			return Absurdf("%d bytes in all, on a device of %d", usage.Total, device)
 		}
 	}

@@ -7,22 +7,12 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // MaxErrorText bounds what of a sandbox's error stands in ours.
 const MaxErrorText = 512
-
-// Clip bounds text by whole runes.
-func Clip(s string, most int) string {
-	if len(s) <= most {
-		return s
-	}
-	for most > 0 && !utf8.RuneStart(s[most]) {
-		most--
-	}
-	return s[:most]
-}
 
 // Printable makes a guest's text safe to show: bounded, valid UTF-8, nothing
 // that moves a terminal's cursor or starts a new log line.
@@ -41,7 +31,7 @@ func Printable(s string, most int) string {
 		}
 		return r
 	}, s)
-	return Clip(strings.TrimSpace(clean), most)
+	return sys.ClipTo(strings.TrimSpace(clean), most-len("..."))
 }
 
 // ContextError is what a call gives whose context has ended. Who is the one that was

@@ -3,7 +3,7 @@ package projection
 import (
 	"strconv"
 
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -19,7 +19,7 @@ func CheckGroup(v *volume.Volume, most uint32) (gid uint32, set bool, err error)
 	n, err := strconv.ParseUint(v.Group, 10, 32)
 	// Kata reads the number with its base taken from its form: 010 would be 8.
 	if err != nil || strconv.FormatUint(n, 10) != v.Group || n > uint64(most) {
-		return 0, false, volume.Errorf(volume.Invalid, "volume %s: the group %q is not a decimal group id", v.Target, guest.Clip(v.Group, 64))
+		return 0, false, volume.Errorf(volume.Invalid, "volume %s: the group %q is not a decimal group id", v.Target, sys.ClipTo(v.Group, 64))
 	}
 	return uint32(n), true, nil
 }
