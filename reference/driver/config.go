@@ -19,6 +19,9 @@ type Config struct {
 	// Capacity is how many bytes may be promised to volumes; 0 means that images
 	// are thin and only the free bytes of the filesystem count.
 	Capacity int64
+	// CopyLimit is how many bytes of data a clone may have where the filesystem of
+	// DataDir cannot share them between files, so that they are copied; 0 is none.
+	CopyLimit int64
 	// Defer makes the driver native: it reports DEFER_FS_OPS.
 	Defer bool
 	// RegistrationSocket and KubeletEndpoint are given together, or neither.
@@ -35,8 +38,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("--data-dir %q: give an absolute path", c.DataDir)
 	case c.NodeID == "" || c.Name == "":
 		return errors.New("--node-id and --driver-name must not be empty")
-	case c.Capacity < 0:
-		return errors.New("--capacity must not be negative")
+	case c.Capacity < 0 || c.CopyLimit < 0:
+		return errors.New("--capacity and --copy-limit must not be negative")
 	case (c.RegistrationSocket == "") != (c.KubeletEndpoint == ""):
 		return errors.New("--kubelet-registration-socket and --kubelet-endpoint go together")
 	case c.Log == nil:

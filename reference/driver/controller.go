@@ -21,18 +21,23 @@ type controller struct {
 	log    *zap.Logger
 	locks  *locks
 	pool   *pool
+	cloner *cloner
 }
 
 // ControllerGetCapabilities tells what the controller can do.
 func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	reply := &csi.ControllerGetCapabilitiesResponse{}
-	for _, kind := range []csi.ControllerServiceCapability_RPC_Type{
+	kinds := []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
 		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
-	} {
+	}
+	if c.cloner.able() {
+		kinds = append(kinds, csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
+	}
+	for _, kind := range kinds {
 		reply.Capabilities = append(reply.Capabilities, &csi.ControllerServiceCapability{
 			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: kind}},
 		})
@@ -52,23 +57,22 @@ func volumeID(name string) string { return "vol-" + fileName(name)[:32] }
 
 // CreateVolume makes a volume.
 func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	size, err := c.checkCreate(req)
+	want, err := c.readCreate(req)
 	if err != nil {
 		return nil, err
 	}
-	id := volumeID(req.GetName())
-	release, err := c.locks.take(ctx, id)
+	release, err := c.locks.take(ctx, want.ID, want.Source.id())
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	r, err := c.pool.store.load(id)
+	r, err := c.pool.store.load(want.ID)
 	if err != nil {
 		return nil, err
 	}
 	if r != nil && r.Ready {
-		if !inRange(r.Capacity, req.GetCapacityRange()) {
-			return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with %d bytes, which is not in the range asked for", id, r.Capacity)
+		if err := checkSame(r, want, req.GetCapacityRange()); err != nil {
+			return nil, err
 		}
 		return &csi.CreateVolumeResponse{Volume: c.config.describe(r)}, nil
 	}
@@ -77,36 +81,69 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 			return nil, err
 		}
 	}
-	r = &record{Version: recordVersion, ID: id, Capacity: size, Created: time.Now().UTC()}
-	if err := c.pool.provision(r); err != nil {
+	fill, err := c.fillOf(ctx, want, req)
+	if err != nil {
 		return nil, err
 	}
-	return &csi.CreateVolumeResponse{Volume: c.config.describe(r)}, nil
+	if err := c.pool.provision(want, fill); err != nil {
+		return nil, err
+	}
+	return &csi.CreateVolumeResponse{Volume: c.config.describe(want)}, nil
 }
 
-func (c *controller) checkCreate(req *csi.CreateVolumeRequest) (size int64, err error) {
-	switch name := req.GetName(); {
-	case name == "":
-		return 0, status.Error(codes.InvalidArgument, "name is missing")
-	case len(name) > maxName:
-		return 0, status.Errorf(codes.InvalidArgument, "name has %d bytes, at most are %d", len(name), maxName)
-	case req.GetVolumeContentSource() != nil:
-		return 0, status.Error(codes.InvalidArgument, "volume_content_source: this driver has no snapshots and clones")
-	case len(req.GetMutableParameters()) > 0:
-		return 0, status.Error(codes.InvalidArgument, "mutable_parameters: this driver has none")
+// readCreate gives the record of the volume that is asked for.
+func (c *controller) readCreate(req *csi.CreateVolumeRequest) (*record, error) {
+	if err := checkName(req.GetName()); err != nil {
+		return nil, err
+	}
+	if len(req.GetMutableParameters()) > 0 {
+		return nil, status.Error(codes.InvalidArgument, "mutable_parameters: this driver has none")
 	}
 	if err := readAccesses(req.GetVolumeCapabilities()); err != nil {
-		return 0, err
+		return nil, err
 	}
-	for key := range req.GetParameters() {
-		if !strings.HasPrefix(key, kubernetesKey) {
-			return 0, status.Errorf(codes.InvalidArgument, "parameter %q is not known; this driver has none", key)
-		}
+	if err := checkParameters(req.GetParameters()); err != nil {
+		return nil, err
 	}
 	if err := c.config.checkTopology(req.GetAccessibilityRequirements()); err != nil {
-		return 0, err
+		return nil, err
 	}
-	return readRange(req.GetCapacityRange())
+	from, err := readSource(req.GetVolumeContentSource())
+	if err != nil {
+		return nil, err
+	}
+	size, err := readRange(req.GetCapacityRange())
+	return &record{Version: recordVersion, ID: volumeID(req.GetName()), Capacity: size, Created: time.Now().UTC(), Source: from}, err
+}
+
+func checkName(name string) error {
+	switch {
+	case name == "":
+		return status.Error(codes.InvalidArgument, "name is missing")
+	case len(name) > maxName:
+		return status.Errorf(codes.InvalidArgument, "name has %d bytes, at most are %d", len(name), maxName)
+	}
+	return nil
+}
+
+func checkParameters(parameters map[string]string) error {
+	for key := range parameters {
+		if !strings.HasPrefix(key, kubernetesKey) {
+			return status.Errorf(codes.InvalidArgument, "parameter %q is not known; this driver has none", key)
+		}
+	}
+	return nil
+}
+
+// checkSame compares a volume with one of its name that is asked for.
+func checkSame(r, want *record, wanted *csi.CapacityRange) error {
+	switch {
+	case r.Source != want.Source:
+		return status.Errorf(codes.AlreadyExists, "volume %q exists and was made from %v, not from %v", r.ID, r.Source, want.Source)
+	case !inRange(r.Capacity, wanted):
+		return status.Errorf(codes.AlreadyExists, "volume %q exists with %d bytes, which is not in the range asked for", r.ID, r.Capacity)
+	}
+	return nil
 }
 
 // DeleteVolume removes a volume that nobody uses.

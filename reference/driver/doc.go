@@ -6,4 +6,8 @@
 // is mounted where). Nothing is kept in memory, so it may be killed at any point;
 // the same call then does what was left. An intent is recorded before it is
 // carried out, and forgotten after it was undone.
+//
+// A clone is a file of its own that shares its data with its source (FICLONE), or a copy
+// with all holes where the filesystem of the data directory cannot do that. Neither knows
+// of the other afterwards, and each may be deleted first.
 package driver

@@ -47,10 +47,14 @@ func New(config Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
+	clones, err := newCloner(disks)
+	if err != nil {
+		return nil, err
+	}
 	calls := new(locks)
 	return &Driver{
 		config: config, log: config.Log, identity: &identity{config: config, pool: disks},
-		controller: &controller{config: config, log: config.Log, locks: calls, pool: disks},
+		controller: &controller{config: config, log: config.Log, locks: calls, pool: disks, cloner: clones},
 		node:       &nodeServer{config: config, boot: boot, locks: calls, pool: disks, fs: fs},
 	}, disks.sweep()
 }
@@ -89,7 +93,8 @@ func (d *Driver) serve(ctx context.Context, listener net.Listener) error {
 	stop := context.AfterFunc(ctx, server.GracefulStop)
 	defer stop()
 	d.log.Info("serving", zap.String("driver", d.config.Name), zap.String("version", version()),
-		zap.String("endpoint", d.config.Endpoint), zap.Bool("defer", d.config.Defer))
+		zap.String("endpoint", d.config.Endpoint), zap.Bool("defer", d.config.Defer),
+		zap.Bool("reflinks", d.controller.cloner.reflinks))
 	err := server.Serve(listener)
 	if ctx.Err() != nil {
 		server.GracefulStop() // waits for the calls under way

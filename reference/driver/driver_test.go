@@ -197,7 +197,7 @@ func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
 	half := &record{Version: recordVersion, ID: "half", Capacity: leastSize}
 	whole := &record{Version: recordVersion, ID: "whole", Capacity: leastSize}
 	for _, r := range []*record{half, whole} {
-		if err := d.node.pool.provision(r); err != nil {
+		if err := d.node.pool.provision(r, blank); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -222,6 +222,30 @@ func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
 	}
 	if err := d.node.pool.makeImage(whole); status.Code(err) != codes.DataLoss {
 		t.Errorf("a lost image is made anew: %v", err)
+	}
+}
+
+// TestLocksOfTwo takes two locks in both orders at once.
+func TestLocksOfTwo(t *testing.T) {
+	var l locks
+	done := make(chan error)
+	for _, ids := range [][]string{{"v", "w"}, {"w", "v"}, {"v", "v"}} {
+		go func() {
+			var err error
+			for range 1000 {
+				release, failed := l.take(t.Context(), ids...)
+				if err = failed; err != nil {
+					break
+				}
+				release()
+			}
+			done <- err
+		}()
+	}
+	for range 3 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -28,7 +28,7 @@ func (p *publishing) begin() (*record, error) {
 	}
 	if r == nil || !r.Ready {
 		r = &record{Version: recordVersion, ID: p.id, Capacity: size, Created: time.Now().UTC(), Ephemeral: true}
-		if err := p.node.pool.provision(r); err != nil {
+		if err := p.node.pool.provision(r, blank); err != nil {
 			return nil, err
 		}
 	}

@@ -36,6 +36,10 @@ func newFilesystems(disks *pool) (*filesystems, error) {
 	}, nil
 }
 
+// sharedUUID lets an xfs be mounted beside its clone or original, which has the same UUID.
+// ext4 does not mind; Linux mounts such a btrfs from 6.7 on and refuses it before.
+const sharedUUID = "nouuid"
+
 // growMounted makes the filesystem grow, if it is mounted here for writing.
 func (f *filesystems) growMounted(id, path string) error {
 	m, err := f.pool.mountedAt(id, path)
@@ -70,6 +74,9 @@ func (f *filesystems) mountFS(ctx context.Context, id, device, path string, want
 	var options []string
 	if want.readOnly {
 		options = append(options, "ro")
+	}
+	if want.fsType == "xfs" {
+		options = append(options, sharedUUID)
 	}
 	// As sensitive ones the flags stay out of errors.
 	if err := f.mounter.FormatAndMountSensitive(device, path, want.fsType, options, want.flags); err != nil {

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc/codes"
@@ -19,7 +20,27 @@ type lock struct {
 	refs  int
 }
 
-func (l *locks) take(ctx context.Context, id string) (release func(), err error) {
+// take takes the locks of volumes, or of a volume and its source. All callers take them
+// in the same order, so that no two of them wait for each other.
+func (l *locks) take(ctx context.Context, ids ...string) (release func(), err error) {
+	var held []func()
+	release = func() {
+		for _, one := range held {
+			one()
+		}
+	}
+	for _, id := range slices.Compact(slices.Sorted(slices.Values(ids))) {
+		one, err := l.takeOne(ctx, id)
+		if err != nil {
+			release()
+			return nil, err
+		}
+		held = append(held, one)
+	}
+	return release, nil
+}
+
+func (l *locks) takeOne(ctx context.Context, id string) (release func(), err error) {
 	entry := l.enter(id)
 	select {
 	case entry.token <- struct{}{}:

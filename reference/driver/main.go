@@ -68,6 +68,7 @@ func parse(args []string, stderr io.Writer) (config Config, show bool, err error
 	set.StringVar(&config.NodeID, "node-id", host, "name of this node")
 	set.StringVar(&config.Name, "driver-name", DefaultName, "name of the driver")
 	set.Int64Var(&config.Capacity, "capacity", 0, "bytes that may be promised to volumes; 0 means what the filesystem has free")
+	set.Int64Var(&config.CopyLimit, "copy-limit", 1<<30, "most bytes of data that a clone may copy where the data directory is not on xfs or btrfs with reflinks; 0 means none")
 	set.BoolVar(&config.Defer, "defer", false, "report DEFER_FS_OPS and leave filesystems to sandboxes where asked to")
 	set.StringVar(&config.RegistrationSocket, "kubelet-registration-socket", "", "socket on which to register with kubelet; empty: a registrar does it")
 	set.StringVar(&config.KubeletEndpoint, "kubelet-endpoint", "", "path at which kubelet finds the CSI socket")

@@ -24,6 +24,8 @@ type pool struct {
 	log    *zap.Logger
 	store  store
 	images string
+	// sectorSize is that of all loop devices, 0 where the kernel tells none.
+	sectorSize uint32
 	// provisioning keeps the sum of what is promised while it is added to.
 	provisioning sync.Mutex
 }
@@ -38,10 +40,45 @@ func openPool(config Config) (*pool, error) {
 			return nil, fmt.Errorf("make the data directory: %w", err)
 		}
 	}
-	return l, nil
+	var err error
+	l.sectorSize, err = sectorSize(l.images)
+	return l, err
+}
+
+// sectorSize gives the smallest sectors with which a new image allows direct I/O. On xfs
+// an image that shares data with a clone needs larger ones, and the kernel would give its
+// loop device those, with which the filesystem that is on it could not be mounted.
+func sectorSize(dir string) (uint32, error) {
+	image, err := nameless(dir)
+	if err != nil || image == nil {
+		return 0, err
+	}
+	defer func() { _ = image.Close() }()
+	var stat unix.Statx_t
+	if err := unix.Statx(int(image.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &stat); err != nil {
+		return 0, err
+	}
+	return stat.Dio_offset_align, nil
+}
+
+// nameless makes a file without a name, or gives nil where the filesystem has none.
+func nameless(dir string) (*os.File, error) {
+	file, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600) //nolint:gosec // a directory of ours
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil
+	}
+	return file, err
 }
 
 func (l *pool) image(id string) string { return filepath.Join(l.images, fileName(id)+".img") }
+
+func (l *pool) openImage(r *record, flags int) (*os.File, error) {
+	file, err := os.OpenFile(l.image(r.ID), flags, 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, status.Errorf(codes.DataLoss, "volume %q: its image is gone", r.ID)
+	}
+	return file, err
+}
 
 // makeImage makes the image, or lets it grow to the capacity; it never shrinks.
 func (l *pool) makeImage(r *record) (err error) {
@@ -49,10 +86,7 @@ func (l *pool) makeImage(r *record) (err error) {
 	if !r.Ready {
 		flags |= os.O_CREATE // an image that was there and is gone is a loss, not a start
 	}
-	file, err := os.OpenFile(l.image(r.ID), flags, 0o600)
-	if errors.Is(err, fs.ErrNotExist) {
-		return status.Errorf(codes.DataLoss, "volume %q: its image is gone", r.ID)
-	}
+	file, err := l.openImage(r, flags)
 	if err != nil {
 		return err
 	}
@@ -103,7 +137,7 @@ func (l *pool) attach(id string, readOnly bool) (string, error) {
 			}
 		}
 		if !leaving {
-			path, err := loopdev.Attach(l.image(id), loopdev.Options{ReadOnly: readOnly, DirectIO: true})
+			path, err := loopdev.Attach(l.image(id), loopdev.Options{ReadOnly: readOnly, DirectIO: true, SectorSize: l.sectorSize})
 			failpoint.Hit("driver-attached")
 			return path, err
 		}
@@ -217,19 +251,27 @@ func (l *pool) promise(r *record, more int64) error {
 	return l.store.save(r)
 }
 
-// provision promises the capacity, records the volume and makes its image.
-func (l *pool) provision(r *record) error {
+// provision promises the capacity, records the volume and makes its image: blank, or
+// by fill, which a volume with a source has. What fails leaves nothing.
+func (l *pool) provision(r *record, fill func() error) error {
 	if err := l.promise(r, r.Capacity); err != nil {
 		return err
 	}
 	failpoint.Hit("driver-recorded")
-	if err := l.makeImage(r); err != nil {
-		return err
+	err := fill()
+	if err == nil {
+		err = l.makeImage(r)
+	}
+	if err != nil {
+		return errors.Join(err, l.erase(r))
 	}
 	failpoint.Hit("driver-image-made")
 	r.Ready = true
 	return l.store.save(r)
 }
+
+// blank is the fill of a volume that has no source.
+func blank() error { return nil }
 
 // find gives a volume that exists.
 func (l *pool) find(id string) (*record, error) {

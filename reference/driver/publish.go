@@ -174,6 +174,9 @@ func (p *publishing) deferred(ctx context.Context, r *record, device string, rep
 	if p.as.ReadOnly {
 		flags = append([]string{"ro"}, flags...)
 	}
+	if r.Source.id() != "" && p.want.fsType == "xfs" { // a sandbox may have the original too
+		flags = append([]string{sharedUUID}, flags...)
+	}
 	csidefer.Respond(reply, csidefer.Mount{Device: device, FSType: p.want.fsType, Flags: flags})
 	return nil
 }

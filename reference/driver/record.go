@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"fmt"
 	"maps"
 	"time"
 )
@@ -16,12 +17,32 @@ type record struct {
 	Ready bool `json:"ready"`
 	// Ephemeral volumes live as long as their one publish.
 	Ephemeral bool `json:"ephemeral,omitempty"`
+	// Source is what the image was made from; a volume without one began blank.
+	Source source `json:"source,omitzero"`
 	// Holds is the filesystem that was seen on the volume when it was deferred.
 	Holds string `json:"holds,omitempty"`
 	Node  *node  `json:"node,omitempty"`
 }
 
 const recordVersion = 1
+
+// source names the volume or the snapshot whose content an image began with.
+type source struct {
+	Volume   string `json:"volume,omitempty"`
+	Snapshot string `json:"snapshot,omitempty"`
+}
+
+func (s source) id() string { return s.Volume + s.Snapshot }
+
+func (s source) String() string {
+	switch {
+	case s.Snapshot != "":
+		return fmt.Sprintf("snapshot %q", s.Snapshot)
+	case s.Volume != "":
+		return fmt.Sprintf("volume %q", s.Volume)
+	}
+	return "nothing"
+}
 
 // node is what was asked for on this node. It ends with the boot, as mounts do.
 type node struct {

@@ -67,3 +67,19 @@ func readSize(text string) (int64, error) {
 	}
 	return 0, status.Errorf(codes.InvalidArgument, "size %q: give bytes, or a whole number with Ki, Mi, Gi, Ti, k, M, G or T", text)
 }
+
+// sizeOfClone chooses the size of a volume that begins with another one's content: as
+// large as that unless more is asked for.
+func sizeOfClone(least int64, r *csi.CapacityRange) (int64, error) {
+	size := least
+	if r.GetRequiredBytes() > 0 {
+		var err error
+		if size, err = readRange(r); err != nil {
+			return 0, err
+		}
+	}
+	if limit := r.GetLimitBytes(); size < least || limit > 0 && size > limit {
+		return 0, status.Errorf(codes.OutOfRange, "capacity_range: the source has %d bytes, and a volume with its content cannot have fewer", least)
+	}
+	return size, nil
+}

@@ -27,5 +27,8 @@ func (c Config) checkTopology(want *csi.TopologyRequirement) error {
 }
 
 func (c Config) describe(r *record) *csi.Volume {
-	return &csi.Volume{VolumeId: r.ID, CapacityBytes: r.Capacity, AccessibleTopology: []*csi.Topology{c.topology()}}
+	return &csi.Volume{
+		VolumeId: r.ID, CapacityBytes: r.Capacity, ContentSource: r.Source.content(),
+		AccessibleTopology: []*csi.Topology{c.topology()},
+	}
 }

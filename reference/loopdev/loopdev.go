@@ -16,6 +16,9 @@ type Options struct {
 	// DirectIO asks for direct I/O to the backing file; where that cannot do it
 	// the device works without.
 	DirectIO bool
+	// SectorSize is that of the device, in bytes; 0 leaves it to the kernel. One that
+	// the backing cannot do direct I/O with makes the device work without.
+	SectorSize uint32
 }
 
 // attachTries bounds the race for a free device: between the asking and the
@@ -64,6 +67,7 @@ func attachFree(control, backing int, opts Options) (string, error) {
 	}
 	defer func() { _ = loop.Close() }()
 	config := unix.LoopConfig{Fd: uint32(backing)} //nolint:gosec // descriptors are small
+	config.Size = opts.SectorSize
 	if opts.ReadOnly {
 		config.Info.Flags |= unix.LO_FLAGS_READ_ONLY
 	}

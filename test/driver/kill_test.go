@@ -137,7 +137,7 @@ func (r *testDriver) pretendReboot() {
 			r.t.Fatal(err)
 		}
 	}
-	records, _ := filepath.Glob(r.dir + "/data/volumes/*.json")
+	records, _ := filepath.Glob(r.data + "/volumes/*.json")
 	for _, path := range records {
 		raw, err := os.ReadFile(path)
 		if err != nil {

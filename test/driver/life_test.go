@@ -201,7 +201,7 @@ func TestImagesAreThin(t *testing.T) {
 	r := newDriver(t, false)
 	v := r.volume("thin", blockAccess())
 	v.up()
-	images, _ := filepath.Glob(r.dir + "/data/images/*")
+	images, _ := filepath.Glob(r.data + "/images/*")
 	var info unix.Stat_t
 	if err := unix.Stat(images[0], &info); err != nil || info.Size != size || info.Blocks > 64 {
 		t.Errorf("%d bytes in %d blocks: %v", info.Size, info.Blocks, err)
@@ -370,7 +370,7 @@ func TestPagination(t *testing.T) {
 		t.Errorf("seen: %v", seen)
 	}
 	// A record that cannot be read costs its own volume only.
-	records, _ := filepath.Glob(r.dir + "/data/volumes/*.json")
+	records, _ := filepath.Glob(r.data + "/volumes/*.json")
 	if err := os.WriteFile(records[0], []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}

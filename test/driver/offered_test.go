@@ -3,8 +3,8 @@
 package driver_test
 
 // notOffered are csi-sanity's specs of what the driver does not advertise:
-// publishing by a controller, snapshots, clones, modification, group snapshots,
-// CSI 1.13's health calls; the limit of attached volumes, which has no meaning
+// publishing by a controller, snapshots, modification, group snapshots, CSI 1.13's
+// health calls; the limit of attached volumes, which has no meaning
 // without a controller that attaches; and the spec of pagination that csi-sanity
 // itself has switched off (TestPagination has its place).
 func notOffered() []string {
@@ -18,10 +18,8 @@ func notOffered() []string {
 		"Controller Service [Controller Server] ControllerPublishVolume should fail when the volume is already published but is incompatible",
 		"Controller Service [Controller Server] ControllerUnpublishVolume should fail when no volume id is provided",
 		"Controller Service [Controller Server] CreateVolume should create volume from an existing source snapshot",
-		"Controller Service [Controller Server] CreateVolume should create volume from an existing source volume",
 		"Controller Service [Controller Server] CreateVolume should create volume with a volume attribute class",
 		"Controller Service [Controller Server] CreateVolume should fail when the volume source snapshot is not found",
-		"Controller Service [Controller Server] CreateVolume should fail when the volume source volume is not found",
 		"Controller Service [Controller Server] CreateVolume should not create volume with an invalid volume attribute class",
 		"Controller Service [Controller Server] ListVolumes pagination should detect volumes added between pages and accept tokens when the last volume from a page is deleted",
 		"Controller Service [Controller Server] volume lifecycle should be idempotent",

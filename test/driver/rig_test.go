@@ -16,12 +16,14 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -32,6 +34,7 @@ type testDriver struct {
 	csi.IdentityClient
 	t      *testing.T
 	dir    string
+	data   string // where its images are
 	native bool
 	args   []string
 
@@ -58,15 +61,26 @@ func (b *buffer) String() string {
 	return b.buf.String()
 }
 
-// newRig starts a driver whose images lie on a real disk, where direct I/O works.
+// newDriver starts a driver whose images lie on a real disk, where direct I/O works.
 func newDriver(t *testing.T, native bool, args ...string) *testDriver {
+	t.Helper()
+	return newDriverOn(t, "", native, args...)
+}
+
+// newDriverOn starts one whose images lie on a filesystem of their own; pool is its type,
+// and may be empty.
+func newDriverOn(t *testing.T, pool string, native bool, args ...string) *testDriver {
 	t.Helper()
 	rig.Need(t, "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "blkid", "resize2fs", "xfs_growfs", "btrfs")
 	dir, err := os.MkdirTemp("/var/tmp", rig.Prefix("cd"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &testDriver{t: t, dir: dir, native: native, args: args}
+	r := &testDriver{t: t, dir: dir, data: dir + "/data", native: native, args: args}
+	if pool != "" {
+		r.data = t.TempDir() // not below dir, where a mount is one that was left
+		mountPool(t, pool, r.data)
+	}
 	t.Cleanup(func() {
 		r.kill()
 		rig.UnmountAll(t, dir)
@@ -82,12 +96,21 @@ func newDriver(t *testing.T, native bool, args ...string) *testDriver {
 	return r
 }
 
+// poolSize is that of a filesystem for images, which is made on a sparse file.
+const poolSize = 4 << 30
+
+func mountPool(t *testing.T, fs, dir string) {
+	t.Helper()
+	check.Must(t, unix.Mount(rig.Disk(t, poolSize, fs), dir, fs, 0, ""))
+	t.Cleanup(func() { check.Must(t, unix.Unmount(dir, 0)) })
+}
+
 func (r *testDriver) socket() string { return r.dir + "/csi.sock" }
 
 // start starts the driver and waits until it serves.
 func (r *testDriver) start(env ...string) {
 	r.t.Helper()
-	args := append([]string{"--endpoint", "unix://" + r.socket(), "--data-dir", r.dir + "/data", "--node-id", "node-a", "--log-level", "debug"}, r.args...)
+	args := append([]string{"--endpoint", "unix://" + r.socket(), "--data-dir", r.data, "--node-id", "node-a", "--log-level", "debug"}, r.args...)
 	if r.native {
 		args = append(args, "--defer")
 	}
@@ -247,8 +270,8 @@ func wantCode(t *testing.T, err error, want codes.Code) {
 // wantNothing fails where anything of a volume is left.
 func (r *testDriver) wantNothing() {
 	r.t.Helper()
-	for _, pattern := range []string{"/data/volumes/*", "/data/volumes/.n*", "/data/images/*", "/pods/*"} {
-		if left, _ := filepath.Glob(r.dir + pattern); len(left) > 0 {
+	for _, pattern := range []string{r.data + "/volumes/*", r.data + "/volumes/.n*", r.data + "/images/*", r.dir + "/pods/*"} {
+		if left, _ := filepath.Glob(pattern); len(left) > 0 {
 			r.t.Errorf("left: %v", left)
 		}
 	}
@@ -261,4 +284,6 @@ func (r *testDriver) wantNothing() {
 }
 
 // loops lists the loop devices over images of this driver.
-func (r *testDriver) loops() []string { return slices.Collect(maps.Keys(rig.Loops(r.dir + "/"))) }
+func (r *testDriver) loops() []string {
+	return slices.Collect(maps.Keys(rig.Loops(r.data + "/images/")))
+}

@@ -1,0 +1,189 @@
+//go:build system
+
+package driver_test
+
+import (
+	"bytes"
+	"crypto/rand"
+	"os"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// pools are the filesystems for images: the last one has no reflinks.
+var pools = []string{"xfs", "btrfs", "ext4"}
+
+// request asks for a volume with the content of a source.
+func (v *volume) requestFrom(source *csi.VolumeContentSource, bytes int64) *csi.CreateVolumeRequest {
+	return &csi.CreateVolumeRequest{
+		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: bytes},
+		VolumeCapabilities: []*csi.VolumeCapability{v.access}, VolumeContentSource: source,
+	}
+}
+
+func (v *volume) createFrom(source *csi.VolumeContentSource, bytes int64) error {
+	reply, err := v.CreateVolume(v.t.Context(), v.requestFrom(source, bytes))
+	v.id = reply.GetVolume().GetVolumeId()
+	return err
+}
+
+func (v *volume) asSource() *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.id},
+	}}
+}
+
+// putRandom writes a file that is compared byte by byte.
+func (v *volume) putRandom(bytes int64) []byte {
+	v.t.Helper()
+	content := make([]byte, bytes)
+	_, _ = rand.Read(content) // it never fails
+	check.Must(v.t, os.WriteFile(v.target+"/random", content, 0o600))
+	return content
+}
+
+func (v *volume) wantRandom(content []byte) {
+	v.t.Helper()
+	if got, err := os.ReadFile(v.target + "/random"); err != nil || !bytes.Equal(got, content) {
+		v.t.Errorf("%s: %d bytes that are not those written: %v", v.name, len(got), err)
+	}
+}
+
+// TestClones clones each filesystem on each pool, as large as the source and larger. All
+// are mounted at once: a clone has the UUID of its source.
+func TestClones(t *testing.T) {
+	for _, pool := range pools {
+		r := newDriverOn(t, pool, false)
+		for _, fs := range []string{"ext4", "xfs", "btrfs"} {
+			t.Run(fs+" on "+pool, func(t *testing.T) {
+				v := r.volume("original", mountAccess(fs))
+				v.up()
+				v.put("of the original")
+				content := v.putRandom(8 * mib)
+				v.must(v.unpublish, v.unstage)
+				same, larger := r.volume("same", mountAccess(fs)), r.volume("larger", mountAccess(fs))
+				check.Must(t, same.createFrom(v.asSource(), 0))
+				check.Must(t, larger.createFrom(v.asSource(), 2*size))
+				v.must(v.stage, v.publish)
+				for _, clone := range []*volume{same, larger} {
+					clone.must(clone.stage, clone.publish)
+					clone.wantKept("of the original")
+					clone.wantRandom(content)
+					clone.put("of the clone")
+				}
+				v.wantKept("of the original")
+				if total := same.bytesOf().GetTotal(); total > size {
+					t.Errorf("the clone has %d bytes", total)
+				}
+				if total := larger.bytesOf().GetTotal(); total < size*18/10 {
+					t.Errorf("the larger clone has %d bytes", total)
+				}
+				v.down()
+				check.Must(t, same.createFrom(v.asSource(), 0)) // it exists, whatever became of its source
+				same.down()
+				larger.down()
+			})
+		}
+		r.wantNothing()
+	}
+}
+
+// TestCloneErrors has the errors of CSI's table.
+func TestCloneErrors(t *testing.T) {
+	r := newDriverOn(t, "xfs", false)
+	v, other, clone := r.volume("v", mountAccess("xfs")), r.volume("other", mountAccess("ext4")), r.volume("clone", mountAccess("xfs"))
+	v.must(v.create, v.stage, v.unstage)
+	other.must(other.create)
+	missing := (&volume{id: "missing"}).asSource()
+	wantCode(t, clone.createFrom(missing, 0), codes.NotFound)
+	wantCode(t, clone.createFrom(&csi.VolumeContentSource{}, 0), codes.InvalidArgument)
+	wantCode(t, clone.createFrom(v.asSource(), size-mib), codes.OutOfRange)
+	clone.access = mountAccess("ext4")
+	wantCode(t, clone.createFrom(v.asSource(), 0), codes.InvalidArgument)
+	clone.access = blockAccess()
+	check.Must(t, clone.createFrom(v.asSource(), 0))
+	wantCode(t, clone.createFrom(other.asSource(), 0), codes.AlreadyExists)
+	wantCode(t, clone.createFrom(nil, 0), codes.AlreadyExists)
+	wantCode(t, other.createFrom(v.asSource(), 0), codes.AlreadyExists)
+	reply, err := r.CreateVolume(t.Context(), clone.requestFrom(v.asSource(), 0))
+	if err != nil || reply.GetVolume().GetContentSource().GetVolume().GetVolumeId() != v.id {
+		t.Errorf("%v, %v", reply, err)
+	}
+	for _, one := range []*volume{clone, v, other} {
+		one.id = r.volumeIDs()[0]
+		one.must(one.remove)
+	}
+	r.wantNothing()
+}
+
+func (r *testDriver) volumeIDs() (ids []string) {
+	r.t.Helper()
+	reply, err := r.ListVolumes(r.t.Context(), &csi.ListVolumesRequest{})
+	check.Must(r.t, err)
+	for _, entry := range reply.GetEntries() {
+		ids = append(ids, entry.GetVolume().GetVolumeId())
+	}
+	return ids
+}
+
+// TestVolumeInUseIsNotCopied: what is written meanwhile would be there in part.
+func TestVolumeInUseIsNotCopied(t *testing.T) {
+	r := newDriverOn(t, "ext4", false)
+	v, clone := r.volume("v", mountAccess("ext4")), r.volume("clone", mountAccess("ext4"))
+	v.up()
+	wantCode(t, clone.createFrom(v.asSource(), 0), codes.FailedPrecondition)
+	v.must(v.unpublish, v.unstage)
+	check.Must(t, clone.createFrom(v.asSource(), 0))
+	clone.must(clone.remove)
+	v.must(v.remove)
+	r.wantNothing()
+}
+
+// TestKilledInClone kills at each step. The same call then succeeds; or it never comes
+// again, and the next start has removed all that was begun.
+func TestKilledInClone(t *testing.T) {
+	for _, pool := range []string{"xfs", "ext4"} {
+		r := newDriverOn(t, pool, false)
+		v := r.volume("v", mountAccess("ext4"))
+		v.up()
+		content := v.putRandom(mib)
+		v.must(v.unpublish, v.unstage)
+		for _, point := range []string{
+			"driver-record-temp", "driver-recorded", "driver-fill-begun", "driver-filled", "driver-image-made", "driver-record-temp@2",
+		} {
+			for _, abandon := range []bool{false, true} {
+				clone := r.volume("clone", mountAccess("ext4"))
+				r.restart("CRUST_FAILPOINTS=" + point + "=kill")
+				if err := clone.createFrom(v.asSource(), 0); err == nil {
+					t.Fatalf("%s: not hit", point)
+				}
+				r.wait()
+				r.start()
+				if abandon {
+					r.wantVolumes(1)
+					continue
+				}
+				check.Must(t, clone.createFrom(v.asSource(), 0))
+				clone.must(clone.stage, clone.publish)
+				clone.wantRandom(content)
+				clone.down()
+			}
+		}
+		v.must(v.remove)
+		r.wantNothing()
+	}
+}
+
+// wantVolumes counts records and images.
+func (r *testDriver) wantVolumes(n int) {
+	r.t.Helper()
+	for _, dir := range []string{"/volumes", "/images"} {
+		if there, err := os.ReadDir(r.data + dir); err != nil || len(there) != n {
+			r.t.Errorf("in %s are %v: %v", dir, there, err)
+		}
+	}
+}
