@@ -241,6 +241,11 @@ func TestTheAPIServerGoesAndComesBack(t *testing.T) {
 			return err == nil && len(pods) == 1 && pods[0].Name == "late"
 		})
 		check.Eventually(t, "all is well", func() bool { return one.Problem() == nil })
+		// A claim that could not be told is asked for again after a while.
+		check.Eventually(t, "its new volume is seen", func() bool {
+			err := known(t, one, string(waiting.UID)).Volumes[0].Unknown
+			return err != nil && strings.Contains(err.Error(), "do not name each other")
+		})
 		wantRefusal(t, known(t, one, string(waiting.UID)).Volumes[0].Unknown, volume.Busy, "do not name each other")
 	}
 }
