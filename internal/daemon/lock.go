@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // lockWait is how long an earlier daemon of the run directory may take to end.
@@ -46,20 +48,14 @@ func lockRunDir(ctx context.Context, runDir, kubeletRoot string, patience time.D
 	return func() { _ = root.Close(); _ = lock.Close() }, nil
 }
 
-// lockFile takes an exclusive lock, and waits for it while an earlier daemon ends.
+// lockFile waits for the lock while an earlier daemon ends.
 func lockFile(ctx context.Context, file *os.File, patience time.Duration, taken string) error {
-	for end := time.Now().Add(patience); ; {
-		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			return nil
-		case !errors.Is(err, unix.EWOULDBLOCK):
-			return fmt.Errorf("lock %s: %w", file.Name(), err)
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case time.Now().After(end):
-			return errors.New(taken)
-		}
-		time.Sleep(20 * time.Millisecond)
+	err := sys.Lock(ctx, int(file.Fd()), patience)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return errors.New(taken)
+	case err != nil && ctx.Err() == nil:
+		return fmt.Errorf("lock %s: %w", file.Name(), err)
 	}
+	return err
 }

@@ -1,12 +1,15 @@
 package peercred
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // lockTime bounds the wait for another process that listens in the directory.
@@ -24,15 +27,10 @@ func lockParent(path string) (socketDir, error) {
 	if err != nil {
 		return socketDir{}, fmt.Errorf("the directory %s: %w", path, err)
 	}
-	for end := time.Now().Add(lockTime); ; time.Sleep(10 * time.Millisecond) {
-		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return socketDir{fd: fd}, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) {
-			return socketDir{}, errors.Join(fmt.Errorf("lock the directory %s: %w", path, err), unix.Close(fd))
-		}
+	if err := sys.Lock(context.Background(), fd, lockTime); err != nil {
+		return socketDir{}, errors.Join(fmt.Errorf("lock the directory %s: %w", path, err), unix.Close(fd))
 	}
+	return socketDir{fd: fd}, nil
 }
 
 // unlock closes the directory, and so frees the lock.

@@ -1,6 +1,7 @@
 package runc
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path"
@@ -9,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
 )
 
@@ -78,18 +80,15 @@ func (p pause) preparePlaces() (lock int, err error) {
 }
 
 func lockWithin(fd int, most time.Duration) error {
-	for deadline := time.Now().Add(most); ; time.Sleep(5 * time.Millisecond) {
-		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			return nil
-		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
-			return fmt.Errorf("the sandbox's volumes cannot be locked: %w", err)
-		case time.Now().After(deadline):
-			return fmt.Errorf("the sandbox's volumes have been locked for %v, by another container of the pod that is being "+
-				"created or by a process in the pod: it is tried again; delete the pod if that goes on: %w", most, err)
-		}
+	err := sys.Lock(context.Background(), fd, most)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return fmt.Errorf("the sandbox's volumes have been locked for %v, by another container of the pod that is being "+
+			"created or by a process in the pod: it is tried again; delete the pod if that goes on: %w", most, err)
+	case err != nil:
+		return fmt.Errorf("the sandbox's volumes cannot be locked: %w", err)
 	}
+	return nil
 }
 
 // makePlaces runs in the sandbox's namespace.

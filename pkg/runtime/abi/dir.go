@@ -2,6 +2,7 @@ package abi
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // Dir is the open directory of a volume. All that is done with it is done by its
@@ -51,18 +54,10 @@ func (d *Dir) Close() error { return unix.Close(d.fd) }
 // Lock waits until no other program changes the directory, at most so long. Who
 // adds or removes files beside mountInfo.json holds it.
 func (d *Dir) Lock(most time.Duration) error {
-	for deadline := time.Now().Add(most); ; time.Sleep(time.Millisecond) {
-		err := unix.Flock(d.fd, unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil || errors.Is(err, unix.EINTR) {
-			if err == nil {
-				return nil
-			}
-			continue
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
-			return fmt.Errorf("lock the volume's directory: %w", err)
-		}
+	if err := sys.Lock(context.Background(), d.fd, most); err != nil {
+		return fmt.Errorf("lock the volume's directory: %w", err)
 	}
+	return nil
 }
 
 // Unlock lets others change the directory.
