@@ -34,9 +34,9 @@ type AdminServer struct {
 	Config  func() (path, yaml string)
 	// Findings are what the daemon knows to be wrong on the node.
 	Findings func(context.Context) []string
-	// Drivers are the CSI drivers that registered with the front; nil where the
-	// front is off.
-	Drivers func() []DriverState
+	// Drivers returns the CSI drivers that registered with the front, without their
+	// numbers of volumes; nil where the front is off.
+	Drivers func() []*adminv1.Driver
 	// Reconciled is told of every reconcile that was asked for; it may be nil.
 	Reconciled func(deferral.ReconcileReport)
 	// Forced is told of every volume that was released by force, and of the processes
@@ -62,7 +62,7 @@ func (s *AdminServer) GetNode(ctx context.Context, _ *adminv1.GetNodeRequest) (*
 		byState[s.Node.StateOf(status)]++
 	}
 	return &adminv1.GetNodeResponse{
-		Version: s.Version, StartedAt: stamp(s.Started), ConfigPath: path, Config: yaml,
+		Version: s.Version, StartedAt: Stamp(s.Started), ConfigPath: path, Config: yaml,
 		VolumesByState: byState, Findings: s.Findings(ctx),
 	}, nil
 }
@@ -76,7 +76,7 @@ const (
 // before, so that volumes which come or go meanwhile shift nothing.
 func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesRequest) (*adminv1.ListVolumesResponse, error) {
 	if req.GetPageSize() < 0 {
-		return nil, rpccode.Status(volume.Errorf(volume.Invalid, "page_size %d is negative", req.GetPageSize()))
+		return nil, volume.Errorf(volume.Invalid, "page_size %d is negative", req.GetPageSize())
 	}
 	size := min(cmp.Or(int(req.GetPageSize()), defaultPage), maxPage)
 	out := &adminv1.ListVolumesResponse{}
@@ -116,18 +116,15 @@ func (s *AdminServer) GetVolume(ctx context.Context, req *adminv1.GetVolumeReque
 
 func (s *AdminServer) find(ctx context.Context, ref string) (deferral.Status, error) {
 	found, err := s.Node.byReference(ref)
-	if err != nil {
-		return found, rpccode.Status(err)
-	}
 	note(telemetry.CallFrom(ctx), found.Volume)
-	return found, nil
+	return found, err
 }
 
 // live finds a volume that a sandbox may have.
 func (s *AdminServer) live(ctx context.Context, ref string) (deferral.Status, error) {
 	found, err := s.find(ctx, ref)
 	if err == nil && found.Refusal != nil {
-		return found, rpccode.Status(volume.Errorf(volume.NoSandbox, "no sandbox has the volume, for it was refused: %s", found.Refusal.Error))
+		return found, volume.Errorf(volume.NoSandbox, "no sandbox has the volume, for it was refused: %s", found.Refusal.Error)
 	}
 	return found, err
 }
@@ -140,9 +137,9 @@ func (s *AdminServer) GetVolumeStats(
 	if err != nil {
 		return nil, err
 	}
-	answer, err := s.Node.stats(ctx, found.Volume)
+	answer, err := s.Node.Stats(ctx, found.Volume, volume.Unsupported)
 	if err != nil {
-		return nil, rpccode.Status(err)
+		return nil, err
 	}
 	return &adminv1.GetVolumeStatsResponse{
 		Usage: usageMessages(answer.Report), Condition: conditionMessage(answer.Report),
@@ -160,10 +157,7 @@ func (s *AdminServer) ExpandVolume(
 	}
 	size, err := s.Node.expand(ctx, found.Volume,
 		volume.Range{Required: req.GetRequiredBytes(), Limit: req.GetLimitBytes()})
-	if err != nil {
-		return nil, rpccode.Status(err)
-	}
-	return &adminv1.ExpandVolumeResponse{CapacityBytes: size}, nil
+	return &adminv1.ExpandVolumeResponse{CapacityBytes: size}, err
 }
 
 // ListHandlers shows the handlers.
@@ -186,7 +180,7 @@ func (s *AdminServer) ListHandlers(
 				continue
 			}
 			shown.Volumes++
-			if _, bound := s.Node.binding(status.Volume); bound {
+			if _, bound := s.Node.Binding(status.Volume); bound {
 				shown.Bound++
 			}
 		}
@@ -202,7 +196,7 @@ func (s *AdminServer) Reconcile(ctx context.Context, _ *adminv1.ReconcileRequest
 		s.Reconciled(report)
 	}
 	if err != nil {
-		return nil, rpccode.Status(err)
+		return nil, err
 	}
 	out := &adminv1.ReconcileResponse{Checked: int64(report.Checked)}
 	for _, repair := range report.Repairs {
@@ -299,7 +293,7 @@ func (s *AdminServer) ReleaseVolume(
 		_, err = s.Node.Broker.ReleaseKey(ctx, found.Key, req.GetForce())
 	}
 	if err != nil {
-		return nil, rpccode.Status(err)
+		return nil, err
 	}
 	out := &adminv1.ReleaseVolumeResponse{}
 	if held, ok := s.Node.Broker.HeldOffRecord(found.Key); ok {

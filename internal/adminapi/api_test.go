@@ -68,7 +68,7 @@ type served struct {
 	kubelet  string
 	conn     *grpc.ClientConn
 	stopping chan struct{}
-	drivers  atomic.Pointer[[]DriverState]
+	drivers  atomic.Pointer[[]*adminv1.Driver]
 }
 
 func serve(t *testing.T, pods ...string) *served {
@@ -94,11 +94,11 @@ func serve(t *testing.T, pods ...string) *served {
 	s.node = node
 	server := grpc.NewServer(ServerOption())
 	(&RuntimeServer{Node: node}).Register(server)
-	s.drivers.Store(&[]DriverState{})
+	s.drivers.Store(&[]*adminv1.Driver{})
 	(&AdminServer{
 		Node: node, Hub: s.hub, Version: "v1", Config: func() (string, string) { return "/etc/c.yaml", "a: b" },
 		Findings: func(context.Context) []string { return []string{"something is wrong"} }, Stopping: s.stopping,
-		Drivers: func() []DriverState { return *s.drivers.Load() },
+		Drivers: func() []*adminv1.Driver { return *s.drivers.Load() },
 	}).Register(server)
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)

@@ -1,6 +1,7 @@
 package adminapi
 
 import (
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -14,22 +15,7 @@ import (
 
 // StateOf names where a volume stands, as metrics show it.
 func (n *Node) StateOf(s deferral.Status) string {
-	switch n.state(s) {
-	case adminv1.VolumeState_VOLUME_STATE_REFUSED:
-		return "refused"
-	case adminv1.VolumeState_VOLUME_STATE_HELD:
-		return "held"
-	case adminv1.VolumeState_VOLUME_STATE_ADOPTED:
-		return "adopted"
-	case adminv1.VolumeState_VOLUME_STATE_REMOVING:
-		return "removing"
-	case adminv1.VolumeState_VOLUME_STATE_DEGRADED:
-		return "degraded"
-	case adminv1.VolumeState_VOLUME_STATE_BOUND:
-		return "bound"
-	default:
-		return "published"
-	}
+	return strings.ToLower(strings.TrimPrefix(n.state(s).String(), "VOLUME_STATE_"))
 }
 
 func (n *Node) state(s deferral.Status) adminv1.VolumeState {
@@ -45,7 +31,7 @@ func (n *Node) state(s deferral.Status) adminv1.VolumeState {
 	case s.Problem != nil:
 		return adminv1.VolumeState_VOLUME_STATE_DEGRADED
 	}
-	if _, bound := n.binding(s.Volume); bound {
+	if _, bound := n.Binding(s.Volume); bound {
 		return adminv1.VolumeState_VOLUME_STATE_BOUND
 	}
 	return adminv1.VolumeState_VOLUME_STATE_PUBLISHED
@@ -58,7 +44,7 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 		Id: string(v.Key), TargetPath: v.Target, State: n.state(s), Driver: v.Driver, Handler: v.Handler,
 		Device: v.Device.Path, DeviceId: v.Device.String(), FsType: v.FSType, MountFlags: v.MountFlags,
 		ReadOnly: v.ReadOnly, SupplementalGroup: v.Group, SupplementalGroupChangePolicy: string(v.GroupPolicy),
-		PodUid: v.PodUID, CreatedAt: stamp(v.Created), GrowToBytes: v.GrowTo,
+		PodUid: v.PodUID, CreatedAt: Stamp(v.Created), GrowToBytes: v.GrowTo,
 	}
 	if v.GrowTo > 0 && !n.Broker.Abilities(v.Handler).GrowsAtMount {
 		out.GrowWaits = volume.GrowsWhen(v)
@@ -75,7 +61,7 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 	}
 	known, ok := n.Relay.Known(v.Key)
 	if ok && !known.At.IsZero() {
-		out.Usage, out.UsageAt = usageMessages(known.Report), stamp(known.At)
+		out.Usage, out.UsageAt = usageMessages(known.Report), Stamp(known.At)
 		if known.GroupIgnored {
 			out.GroupProblem = volume.GroupIgnoredText
 		}
@@ -86,13 +72,13 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 	out.LastError, out.LastErrorAt = lastError(s, known)
 	n.showRefusal(s, out)
 	if s.Held != nil {
-		out.HeldBy, out.HeldSince = s.Held.Processes, stamp(s.Held.Since)
+		out.HeldBy, out.HeldSince = s.Held.Processes, Stamp(s.Held.Since)
 		if out.GetLastError() == "" {
-			out.LastError, out.LastErrorAt = "its device is open in "+s.Held.Processes, stamp(s.Held.Since)
+			out.LastError, out.LastErrorAt = "its device is open in "+s.Held.Processes, Stamp(s.Held.Since)
 		}
 	}
 	if known.Requests > 0 {
-		out.StatsTook, out.StatsAt = durationpb.New(known.Took), stamp(known.AskedAt)
+		out.StatsTook, out.StatsAt = durationpb.New(known.Took), Stamp(known.AskedAt)
 		out.StatsRequests, out.StatsFailures = known.Requests, known.Failures
 	}
 	return out
@@ -112,7 +98,7 @@ func (n *Node) showRefusal(s deferral.Status, out *adminv1.Volume) {
 	}
 	out.RefusedBy, out.Refusals = string(refusal.Party), refusal.Count
 	if out.GetLastError() == "" {
-		out.LastError, out.LastErrorAt = refusal.Error, stamp(refusal.Last)
+		out.LastError, out.LastErrorAt = refusal.Error, Stamp(refusal.Last)
 	}
 }
 
@@ -121,21 +107,21 @@ func (n *Node) showRefusal(s deferral.Status, out *adminv1.Volume) {
 func lastError(s deferral.Status, known stats.Known) (string, *timestamppb.Timestamp) {
 	switch {
 	case s.Problem != nil:
-		return s.Problem.Error(), stamp(s.ProblemSince)
+		return s.Problem.Error(), Stamp(s.ProblemSince)
 	case known.Err != nil:
-		return known.Err.Error(), stamp(known.ErrAt)
+		return known.Err.Error(), Stamp(known.ErrAt)
 	case known.GrowErr != nil:
-		return known.GrowErr.Error(), stamp(known.GrowErrAt)
+		return known.GrowErr.Error(), Stamp(known.GrowErrAt)
 	}
 	return "", nil
 }
 
 func (n *Node) sandbox(v *volume.Volume) *adminv1.Sandbox {
-	binding, ok := n.binding(v)
+	binding, ok := n.Binding(v)
 	if !ok {
 		return nil
 	}
-	return &adminv1.Sandbox{Id: binding.Sandbox, Runtime: binding.Runtime, BoundAt: stamp(binding.Since)}
+	return &adminv1.Sandbox{Id: binding.Sandbox, Runtime: binding.Runtime, BoundAt: Stamp(binding.Since)}
 }
 
 func usageMessages(report volume.Report) []*adminv1.VolumeUsage {
@@ -155,7 +141,8 @@ func conditionMessage(report volume.Report) *adminv1.VolumeCondition {
 	return &adminv1.VolumeCondition{Abnormal: report.Condition.Abnormal, Message: report.Condition.Message}
 }
 
-func stamp(t time.Time) *timestamppb.Timestamp {
+// Stamp converts a time; the zero time is none.
+func Stamp(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {
 		return nil
 	}

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/rpccode"
 )
 
 // A request that cannot be decoded, such as one with text that is not UTF-8, is
@@ -36,18 +38,32 @@ func (c codec) Unmarshal(data mem.BufferSlice, into any) error {
 	return c.CodecV2.Unmarshal(data, into)
 }
 
-// strict gives a service description whose unary calls decode by themselves.
+// strict gives a service description whose unary calls decode by themselves, and whose
+// errors become those for the wire before an interceptor sees them.
 func strict(desc grpc.ServiceDesc) *grpc.ServiceDesc {
 	methods := make([]grpc.MethodDesc, len(desc.Methods))
 	for i, method := range desc.Methods {
 		handle := method.Handler
 		method.Handler = func(srv any, ctx context.Context, dec func(any) error, in grpc.UnaryServerInterceptor) (any, error) {
-			return handle(srv, ctx, func(request any) error { return decode(dec, request) }, in)
+			return handle(srv, ctx, func(request any) error { return decode(dec, request) }, classed(in))
 		}
 		methods[i] = method
 	}
 	desc.Methods = methods
 	return &desc
+}
+
+func classed(in grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		answer := func(ctx context.Context, req any) (any, error) {
+			reply, err := handle(ctx, req)
+			return reply, rpccode.Status(err)
+		}
+		if in == nil {
+			return answer(ctx, req)
+		}
+		return in(ctx, req, info, answer)
+	}
 }
 
 func decode(dec func(any) error, request any) error {

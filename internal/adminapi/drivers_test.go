@@ -17,10 +17,10 @@ import (
 func TestListDrivers(t *testing.T) {
 	s := serve(t, "pod-1", "pod-2")
 	since := time.Unix(1700000000, 0)
-	s.drivers.Store(&[]DriverState{
+	s.drivers.Store(&[]*adminv1.Driver{
 		{Name: "z", Problem: "its socket is gone", DirectlyRegistered: true},
-		{Name: "d", Version: "v2", Endpoint: "/d.sock", CSISocket: "/run/d.sock", Capabilities: []string{"STAGE_UNSTAGE_VOLUME"},
-			Mode: volume.WayBlock, Ready: true, Since: since, KubeletStatus: "registered"},
+		{Name: "d", Version: "v2", Endpoint: "/d.sock", CsiSocket: "/run/d.sock", Capabilities: []string{"STAGE_UNSTAGE_VOLUME"},
+			Mode: volume.WayBlock, Ready: true, Since: timestamppb.New(since), KubeletStatus: "registered"},
 	})
 	got, err := s.admin().ListDrivers(t.Context(), &adminv1.ListDriversRequest{})
 	if err != nil {

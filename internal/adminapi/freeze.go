@@ -3,7 +3,6 @@ package adminapi
 import (
 	"context"
 
-	"github.com/crust-proxy/crust-proxy/internal/rpccode"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -13,21 +12,14 @@ import (
 func (s *AdminServer) FreezeVolume(
 	ctx context.Context, req *adminv1.FreezeVolumeRequest,
 ) (*adminv1.FreezeVolumeResponse, error) {
-	found, err := s.live(ctx, req.GetVolume())
-	if err != nil {
-		return nil, err
-	}
-	handler, err := s.Node.freezerOf(found.Volume)
+	able, v, err := s.freezerOf(ctx, req.GetVolume())
 	if err == nil {
-		err = checkFreeze(found.Volume, req)
+		err = checkFreeze(v, req)
 	}
 	if err == nil {
-		err = handler.Freeze(ctx, found.Volume, req.GetTimeout().AsDuration())
+		err = able.Freeze(ctx, v, req.GetTimeout().AsDuration())
 	}
-	if err != nil {
-		return nil, rpccode.Status(err)
-	}
-	return &adminv1.FreezeVolumeResponse{}, nil
+	return &adminv1.FreezeVolumeResponse{}, err
 }
 
 // checkFreeze wants a time that a person has chosen.
@@ -40,29 +32,26 @@ func checkFreeze(v *volume.Volume, req *adminv1.FreezeVolumeRequest) error {
 
 // ThawVolume lets writes go on.
 func (s *AdminServer) ThawVolume(ctx context.Context, req *adminv1.ThawVolumeRequest) (*adminv1.ThawVolumeResponse, error) {
-	found, err := s.live(ctx, req.GetVolume())
-	if err != nil {
-		return nil, err
-	}
-	handler, err := s.Node.freezerOf(found.Volume)
+	able, v, err := s.freezerOf(ctx, req.GetVolume())
 	if err == nil {
-		err = handler.Thaw(ctx, found.Volume)
+		err = able.Thaw(ctx, v)
 	}
-	if err != nil {
-		return nil, rpccode.Status(err)
-	}
-	return &adminv1.ThawVolumeResponse{}, nil
+	return &adminv1.ThawVolumeResponse{}, err
 }
 
-func (n *Node) freezerOf(v *volume.Volume) (runtime.Freezer, error) {
-	handler, err := n.handlerOf(v)
+func (s *AdminServer) freezerOf(ctx context.Context, ref string) (runtime.Freezer, *volume.Volume, error) {
+	found, err := s.live(ctx, ref)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	handler, err := s.Node.HandlerOf(found.Volume, volume.Unsupported)
+	if err != nil {
+		return nil, nil, err
 	}
 	able, ok := handler.(runtime.Freezer)
 	if !ok {
-		return nil, volume.Errorf(volume.Unsupported, "volume %s: the sandboxes of the handler %s cannot be told to hold "+
-			"writes: freeze the filesystem from within the pod", v.Target, v.Handler)
+		return nil, nil, volume.Errorf(volume.Unsupported, "volume %s: the sandboxes of the handler %s cannot be told to hold "+
+			"writes: freeze the filesystem from within the pod", found.Target, found.Handler)
 	}
-	return able, nil
+	return able, found.Volume, nil
 }

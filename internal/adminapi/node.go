@@ -87,14 +87,7 @@ func (n *Node) byReference(ref string) (deferral.Status, error) {
 	}
 }
 
-// List gives all volumes, ordered by target.
-func (n *Node) List() []deferral.Status {
-	all := n.All()
-	deferral.SortByTarget(all)
-	return all
-}
-
-// All is List in no order, for those who count.
+// All gives all volumes, in no order.
 func (n *Node) All() []deferral.Status {
 	all := n.Broker.All()
 	for _, v := range n.adopted() {
@@ -188,16 +181,18 @@ func (n *Node) adopted() []*volume.Volume {
 	return all
 }
 
-func (n *Node) handlerOf(v *volume.Volume) (runtime.Handler, error) {
+// HandlerOf returns the handler of a volume. Its error is of the given kind.
+func (n *Node) HandlerOf(v *volume.Volume, missing volume.Kind) (runtime.Handler, error) {
 	handler := n.Handlers[v.Handler]
 	if handler == nil {
-		return nil, volume.Errorf(volume.Unsupported,
+		return nil, volume.Errorf(missing,
 			"volume %s: its runtime handler %q is not configured any more", v.Target, v.Handler)
 	}
 	return handler, nil
 }
 
-func (n *Node) binding(v *volume.Volume) (runtime.Binding, bool) {
+// Binding is the sandbox that has a volume, from memory.
+func (n *Node) Binding(v *volume.Volume) (runtime.Binding, bool) {
 	handler := n.Handlers[v.Handler]
 	if handler == nil {
 		return runtime.Binding{}, false
@@ -205,9 +200,10 @@ func (n *Node) binding(v *volume.Volume) (runtime.Binding, bool) {
 	return handler.Binding(v)
 }
 
-// stats asks the sandbox of a volume.
-func (n *Node) stats(ctx context.Context, v *volume.Volume) (stats.Answer, error) {
-	handler, err := n.handlerOf(v)
+// Stats asks the sandbox of a volume. The error is of the given kind where the volume's
+// handler is not configured any more.
+func (n *Node) Stats(ctx context.Context, v *volume.Volume, missing volume.Kind) (stats.Answer, error) {
+	handler, err := n.HandlerOf(v, missing)
 	if err != nil {
 		return stats.Answer{}, err
 	}
@@ -218,7 +214,7 @@ func (n *Node) stats(ctx context.Context, v *volume.Volume) (stats.Answer, error
 
 // expand asks the sandbox of a volume to grow.
 func (n *Node) expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error) {
-	handler, err := n.handlerOf(v)
+	handler, err := n.HandlerOf(v, volume.Unsupported)
 	if err != nil {
 		return 0, err
 	}

@@ -5,7 +5,6 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/crust-proxy/crust-proxy/internal/rpccode"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
@@ -30,10 +29,7 @@ func (s *RuntimeServer) RuntimeStageVolume(
 	call.Target = req.GetVolumeTargetPath()
 	v, err := s.Node.Broker.Defer(ctx, instructionOf(req))
 	note(call, v)
-	if err != nil {
-		return nil, rpccode.Status(err)
-	}
-	return &runtimev1.RuntimeStageVolumeResponse{}, nil
+	return &runtimev1.RuntimeStageVolumeResponse{}, err
 }
 
 // note tells the call's log and metrics which volume it was about.
@@ -82,10 +78,7 @@ func (s *RuntimeServer) RuntimeUnstageVolume(
 	call.Target = req.GetVolumeTargetPath()
 	v, err := s.Node.Broker.Release(ctx, req.GetVolumeTargetPath())
 	note(call, v)
-	if err != nil {
-		return nil, rpccode.Status(err)
-	}
-	return &runtimev1.RuntimeUnstageVolumeResponse{}, nil
+	return &runtimev1.RuntimeUnstageVolumeResponse{}, err
 }
 
 // RuntimeGetVolumeStats relays to the sandbox.
@@ -96,9 +89,9 @@ func (s *RuntimeServer) RuntimeGetVolumeStats(
 	if err != nil {
 		return nil, err
 	}
-	answer, err := s.Node.stats(ctx, v)
+	answer, err := s.Node.Stats(ctx, v, volume.Unsupported)
 	if err != nil {
-		return nil, rpccode.Status(err)
+		return nil, err
 	}
 	return runtimeStats(answer.Report), nil
 }
@@ -107,11 +100,8 @@ func (s *RuntimeServer) find(ctx context.Context, path string) (*volume.Volume, 
 	call := telemetry.CallFrom(ctx)
 	call.Target = path
 	found, err := s.Node.byTarget(path)
-	if err != nil {
-		return nil, rpccode.Status(err)
-	}
 	note(call, found.Volume)
-	return found.Volume, nil
+	return found.Volume, err
 }
 
 func runtimeStats(report volume.Report) *runtimev1.RuntimeGetVolumeStatsResponse {
@@ -138,8 +128,5 @@ func (s *RuntimeServer) RuntimeExpandVolume(
 	size, err := s.Node.expand(ctx, v, volume.Range{
 		Required: req.GetCapacityRange().GetRequiredBytes(), Limit: req.GetCapacityRange().GetLimitBytes(),
 	})
-	if err != nil {
-		return nil, rpccode.Status(err)
-	}
-	return &runtimev1.RuntimeExpandVolumeResponse{CapacityBytes: size}, nil
+	return &runtimev1.RuntimeExpandVolumeResponse{CapacityBytes: size}, err
 }

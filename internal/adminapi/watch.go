@@ -1,6 +1,8 @@
 package adminapi
 
 import (
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -16,10 +18,9 @@ type Hub struct {
 
 // watcher is one reader of changes.
 type watcher struct {
-	wake chan struct{} // holds a token while pending is not empty
-
-	mu      sync.Mutex
-	pending map[volume.Key]struct{}
+	hub     *Hub
+	wake    chan struct{}           // holds a token while pending is not empty
+	pending map[volume.Key]struct{} // guarded by the hub's lock
 }
 
 // NewHub makes a hub without watchers.
@@ -30,12 +31,16 @@ func (h *Hub) Changed(key volume.Key) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.watchers {
-		w.add(key)
+		w.pending[key] = struct{}{}
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
 	}
 }
 
 func (h *Hub) subscribe() (w *watcher, unsubscribe func()) {
-	w = &watcher{wake: make(chan struct{}, 1), pending: make(map[volume.Key]struct{})}
+	w = &watcher{hub: h, wake: make(chan struct{}, 1), pending: make(map[volume.Key]struct{})}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.watchers[w] = struct{}{}
@@ -46,24 +51,11 @@ func (h *Hub) subscribe() (w *watcher, unsubscribe func()) {
 	}
 }
 
-func (w *watcher) add(key volume.Key) {
-	w.mu.Lock()
-	w.pending[key] = struct{}{}
-	w.mu.Unlock()
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
-}
-
 // take gives what changed since the last time.
 func (w *watcher) take() []volume.Key {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	keys := make([]volume.Key, 0, len(w.pending))
-	for key := range w.pending {
-		keys = append(keys, key)
-	}
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
+	keys := slices.Collect(maps.Keys(w.pending))
 	clear(w.pending)
 	return keys
 }

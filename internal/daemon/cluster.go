@@ -10,7 +10,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/csifront"
 	"github.com/crust-proxy/crust-proxy/internal/pods"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // newCluster makes the look-up of the node's pods; nil where no cluster is configured.
@@ -34,11 +33,7 @@ func newCluster(cfg *config.Config, metrics *telemetry.Metrics, log *zap.Logger)
 	cluster = pods.New(pods.Config{
 		Identity: identity, NodeName: name, Log: log,
 		Asked: func(question string, took time.Duration, err error) {
-			result := "ok"
-			if err != nil {
-				result = volume.KindOf(err).String()
-			}
-			asked(question, result, took)
+			asked(question, resultOf(err), took)
 		},
 	})
 	return cluster, nil

@@ -161,7 +161,7 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 		return err
 	}
 	d.broker, err = deferral.NewBroker(deferral.Config{
-		StateDir: cfg.StateDir(), Root: cfg.KubeletRoot, Describe: kubelet.Describe, Devices: devicePolicy(cfg),
+		StateDir: cfg.StateDir(), Root: cfg.KubeletRoot, Describe: kubelet.Describe, Devices: claim.DevicePolicy(cfg.Devices),
 		Handlers: d.handlers.projectors(), DefaultHandler: cfg.Handlers.Default,
 		Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.handlers.adopted, Preparer: prepare,
 		OnLeaving:   d.disks.leaving,
@@ -309,22 +309,26 @@ func (d *daemon) onSandboxChanged(key volume.Key) {
 }
 
 func (d *daemon) sandboxAsked(v *volume.Volume, call string, took time.Duration, err error) {
-	result := "ok"
-	if err != nil {
-		result = volume.KindOf(err).String()
+	d.metrics.SandboxAsked(v.Handler, call, resultOf(err), took)
+}
+
+// resultOf is the value of a metric's label.
+func resultOf(err error) string {
+	if err == nil {
+		return "ok"
 	}
-	d.metrics.SandboxAsked(v.Handler, call, result, took)
+	return volume.KindOf(err).String()
 }
 
 // apply puts in force what of the configuration can be changed without a restart.
 func (d *daemon) apply(cfg *config.Config) {
 	d.level.SetLevel(telemetry.Level(cfg.Log.Level))
-	d.runtimeCallers.SetPolicy(callers(cfg.Authorization.Runtime))
-	d.adminCallers.SetPolicy(callers(cfg.Authorization.Admin))
+	d.runtimeCallers.SetPolicy(peercred.Policy(cfg.Authorization.Runtime))
+	d.adminCallers.SetPolicy(peercred.Policy(cfg.Authorization.Admin))
 	if d.front != nil {
-		d.front.callers.SetPolicy(callers(cfg.Authorization.CSI))
+		d.front.callers.SetPolicy(peercred.Policy(cfg.Authorization.CSI))
 		d.front.front.SetPolicy(cfg.DeferralPolicy())
 	}
-	d.broker.SetDevices(devicePolicy(cfg))
+	d.broker.SetDevices(claim.DevicePolicy(cfg.Devices))
 	d.relay.SetLimits(relayLimits(cfg))
 }

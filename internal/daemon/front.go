@@ -18,6 +18,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
 // registrationGrace is how long a driver may take to come back after the daemon
@@ -39,7 +40,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 		return nil, nil
 	}
 	front, err := csifront.New(csifront.Config{
-		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: &sandboxes{handlers: d.node.Handlers, relay: d.relay},
+		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: sandboxes{node: d.node},
 		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir,
 		DefaultFSType: cfg.Front.DefaultFSType, DriverTimeout: cfg.Front.DriverTimeout.Std(),
 		DefaultHandler: cfg.Handlers.Default, FilesystemSize: d.disks.filesystemSize, OnChange: d.hub.Changed, LacksGroup: d.disks.lacksGroup,
@@ -52,7 +53,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	d.node.Refusals = front
 	f := &driverFront{
 		front: front, calls: d.interceptors(quietOfDriver()), volumes: d.broker.List,
-		callers: peercred.NewAuthorizer("authorization.csi", callers(cfg.Authorization.CSI), d.denied),
+		callers: peercred.NewAuthorizer("authorization.csi", peercred.Policy(cfg.Authorization.CSI), d.denied),
 	}
 	behind := registry.Config{
 		Registry: cfg.Front.Registry, KubeletRegistry: cfg.Front.KubeletRegistry, Sockets: filepath.Join(cfg.RunDir, "csi"),
@@ -102,9 +103,9 @@ func (f *driverFront) deferredOf(driver string) []string {
 }
 
 // shown is how the drivers stand, for the Admin API.
-func (f *driverFront) shown() []adminapi.DriverState {
+func (f *driverFront) shown() []*adminv1.Driver {
 	all := f.drivers.List()
-	out := make([]adminapi.DriverState, 0, len(all))
+	out := make([]*adminv1.Driver, 0, len(all))
 	for _, one := range all {
 		if one.Missing && one.Problem == "" {
 			one.Problem = registry.NotInNode
@@ -113,9 +114,9 @@ func (f *driverFront) shown() []adminapi.DriverState {
 		if slices.Contains(one.Capabilities, "DEFER_FS_OPS") {
 			mode = volume.WayNative
 		}
-		out = append(out, adminapi.DriverState{
-			Name: one.Name, Version: one.Version, Endpoint: one.Endpoint, CSISocket: one.Socket, Capabilities: one.Capabilities,
-			Mode: mode, Ready: one.Ready, Problem: one.Problem, Since: one.Since, KubeletStatus: one.Kubelet,
+		out = append(out, &adminv1.Driver{
+			Name: one.Name, Version: one.Version, Endpoint: one.Endpoint, CsiSocket: one.Socket, Capabilities: one.Capabilities,
+			Mode: mode, Ready: one.Ready, Problem: one.Problem, Since: adminapi.Stamp(one.Since), KubeletStatus: one.Kubelet,
 			DirectlyRegistered: one.Bypassed,
 		})
 	}

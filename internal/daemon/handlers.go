@@ -116,11 +116,7 @@ func (p handlerParts) newKata() (*kata.Handler, error) {
 	settings.Filesystems = k.Filesystems
 	settings.OnChange, settings.DeviceSize, settings.Matches = p.onChange, p.deviceSize, p.disks.matches
 	settings.Condition, settings.LacksGroup = p.disks.condition, p.disks.lacksGroup
-	var sandboxes kata.Sandboxes
-	if p.tracker != nil {
-		sandboxes = p.tracker
-	}
-	return kata.New(settings, sandboxes, p.log.Named(kata.Name))
+	return kata.New(settings, p.tracker, p.log.Named(kata.Name))
 }
 
 func (p handlerParts) newCrust() (*crust.Handler, error) {
@@ -129,16 +125,12 @@ func (p handlerParts) newCrust() (*crust.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	var sandboxes crust.Sandboxes
-	if p.tracker != nil {
-		sandboxes = p.tracker
-	}
 	_, noLabels := os.Stat("/sys/fs/selinux/enforce")
 	return crust.New(crust.Config{
 		SELinux: noLabels == nil,
 		Root:    c.Root, TempDir: temp, KubeletRoot: cfg.KubeletRoot, Programs: c.Programs, SocketDirs: c.SocketDirs, Filesystems: c.Filesystems,
 		OnChange: p.onChange, DeviceSize: p.deviceSize,
-	}, sandboxes, p.log.Named(crust.Name))
+	}, p.tracker, p.log.Named(crust.Name))
 }
 
 // tempOf is where a handler makes volumes ready: in our state directory where that

@@ -45,8 +45,8 @@ func (d *daemon) newServers(cfg *config.Config) (*servers, error) {
 	if err := os.MkdirAll(cfg.RunDir, 0o711); err != nil { //nolint:gosec // sockets in it have modes of their own
 		return nil, err
 	}
-	d.runtimeCallers = peercred.NewAuthorizer("authorization.runtime", callers(cfg.Authorization.Runtime), d.denied)
-	d.adminCallers = peercred.NewAuthorizer("authorization.admin", callers(cfg.Authorization.Admin), d.denied)
+	d.runtimeCallers = peercred.NewAuthorizer("authorization.runtime", peercred.Policy(cfg.Authorization.Runtime), d.denied)
+	d.adminCallers = peercred.NewAuthorizer("authorization.admin", peercred.Policy(cfg.Authorization.Admin), d.denied)
 	runtimeServer := &adminapi.RuntimeServer{Node: d.node}
 	adminServer := &adminapi.AdminServer{
 		Node: d.node, Hub: d.hub, Version: Version(), Started: d.started, Config: d.settings.shown,
@@ -178,21 +178,7 @@ func (s *server) Run(ctx context.Context) error {
 
 func (s *server) drain() {
 	s.health.Shutdown()
-	ended := make(chan struct{})
-	go func() { s.grpc.GracefulStop(); close(ended) }()
-	select {
-	case <-ended:
-	case <-time.After(s.patience()):
+	run.Drain(s.grpc, s.patience(), func() {
 		s.log.Warn("calls did not end in time and are cut off", zap.String("server", s.name))
-		s.grpc.Stop()
-	}
-	// A call that was cut off rolls back what it began; one that hangs in the
-	// kernel would have systemd kill us all the same.
-	select {
-	case <-ended:
-	case <-time.After(rollBackTime):
-	}
+	})
 }
-
-// rollBackTime is what calls that were cut off have to undo what they began.
-const rollBackTime = 2 * time.Second

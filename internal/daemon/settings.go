@@ -10,8 +10,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/internal/config"
-	"github.com/crust-proxy/crust-proxy/internal/peercred"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 )
 
@@ -71,19 +69,9 @@ func (s *settings) shown() (path, yaml string) {
 	return s.flags.File, text
 }
 
-func devicePolicy(cfg *config.Config) claim.DevicePolicy {
-	return claim.DevicePolicy{
-		Roots: cfg.Devices.Roots, Images: cfg.Devices.Images, Classes: cfg.Devices.Classes, Servers: cfg.Devices.Servers,
-	}
-}
-
 func relayLimits(cfg *config.Config) stats.Limits {
 	return stats.Limits{
 		StatsTimeout: cfg.Relay.StatsTimeout.Std(), ExpandTimeout: cfg.Relay.ExpandTimeout.Std(),
 		Concurrency: cfg.Relay.Concurrency, SlowAfter: cfg.Relay.SlowAfter.Std(), MaxSlow: cfg.Relay.MaxSlow,
 	}
-}
-
-func callers(c config.Callers) peercred.Policy {
-	return peercred.Policy{UIDs: c.UIDs, GIDs: c.GIDs}
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // scrapeTime bounds what a scrape asks of the handlers.
@@ -145,10 +144,11 @@ func csiNodeFindings(drivers []registry.State, look pods.State) []string {
 
 // metrics are the findings as numbers.
 func (n *nodeStatus) metrics() telemetry.NodeState {
+	all := n.node.All()
 	state := telemetry.NodeState{
 		ConfigGood: n.settings.bad.Load() == nil, BadRecords: len(n.broker.Problems()),
 		Sources: make(map[string]bool), Handlers: make(map[string]bool), Drivers: make(map[string]bool), Missing: make(map[string]bool),
-		Abnormal: n.count(n.isAbnormal), GroupIgnored: n.count(n.ignoresGroup), Held: len(n.broker.Held()),
+		Abnormal: count(all, n.isAbnormal), GroupIgnored: count(all, n.ignoresGroup), Held: len(n.broker.Held()),
 	}
 	if n.tracker != nil {
 		state.Sources["sandboxes"] = n.tracker.Ready()
@@ -171,45 +171,39 @@ func (n *nodeStatus) metrics() telemetry.NodeState {
 	return state
 }
 
-// count counts the volumes of which something is true.
-func (n *nodeStatus) count(is func(volume.Key) bool) []telemetry.VolumeCount {
-	var out []telemetry.VolumeCount
+// count counts volumes by driver, handler and what state says. It leaves out those of
+// which that says false.
+func count(all []deferral.Status, state func(deferral.Status) (string, bool)) []telemetry.VolumeCount {
+	counts := make(map[telemetry.VolumeCount]int)
 	var loop pace.Loop
-	for _, status := range n.node.All() {
+	for _, status := range all {
 		loop.Step()
-		if is(status.Key) {
-			out = append(out, telemetry.VolumeCount{Driver: status.Driver, Handler: status.Handler, Count: 1})
+		if name, ok := state(status); ok {
+			counts[telemetry.VolumeCount{State: name, Driver: status.Driver, Handler: status.Handler}]++
 		}
+	}
+	out := make([]telemetry.VolumeCount, 0, len(counts))
+	for labels, n := range counts {
+		labels.Count = n
+		out = append(out, labels)
 	}
 	return out
 }
 
 // isAbnormal goes by what the sandbox said last; it is asked whenever kubelet asks
 // for stats.
-func (n *nodeStatus) isAbnormal(key volume.Key) bool {
-	known, ok := n.relay.Known(key)
-	return ok && known.Condition != nil && known.Condition.Abnormal
+func (n *nodeStatus) isAbnormal(status deferral.Status) (string, bool) {
+	known, ok := n.relay.Known(status.Key)
+	return "", ok && known.Condition != nil && known.Condition.Abnormal
 }
 
 // ignoresGroup goes by the last stats, too.
-func (n *nodeStatus) ignoresGroup(key volume.Key) bool {
-	known, ok := n.relay.Known(key)
-	return ok && known.GroupIgnored
+func (n *nodeStatus) ignoresGroup(status deferral.Status) (string, bool) {
+	known, ok := n.relay.Known(status.Key)
+	return "", ok && known.GroupIgnored
 }
 
 // countVolumes counts the volumes by state, driver and handler.
 func (n *nodeStatus) countVolumes() []telemetry.VolumeCount {
-	all := n.node.AllShown()
-	counts := make(map[telemetry.VolumeCount]int)
-	var loop pace.Loop
-	for _, status := range all {
-		loop.Step()
-		counts[telemetry.VolumeCount{State: n.node.StateOf(status), Driver: status.Driver, Handler: status.Handler}]++
-	}
-	out := make([]telemetry.VolumeCount, 0, len(counts))
-	for labels, count := range counts {
-		labels.Count = count
-		out = append(out, labels)
-	}
-	return out
+	return count(n.node.AllShown(), func(status deferral.Status) (string, bool) { return n.node.StateOf(status), true })
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/passthrough"
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/run"
 )
 
 // served is the CSI socket that stands in for a driver. It stays while the daemon
@@ -156,24 +157,9 @@ type left struct {
 // Close stops listening.
 func (l left) Close() error { return l.unix.Close() }
 
-// rollBack is how long calls that were cut off may take to undo what they began.
-const rollBack = 2 * time.Second
-
-// stop lets the calls under way end, and cuts off those that do not. It does not
-// wait for one that makes a filesystem: that goes on by itself, for as long as it
-// takes, and what is left of the call is as after a kill.
+// stop lets the calls under way end, and cuts off those that do not.
 func (f *served) stop(patience time.Duration) {
-	drained := make(chan struct{})
-	go func() { f.server.GracefulStop(); close(drained) }()
-	select {
-	case <-drained:
-	case <-time.After(patience):
-		f.server.Stop()
-		select {
-		case <-drained:
-		case <-time.After(rollBack):
-		}
-	}
+	run.Drain(f.server, patience, func() {})
 	<-f.ended
 	_ = f.driverConn().Close()
 }
