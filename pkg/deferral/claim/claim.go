@@ -4,9 +4,11 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,7 +43,11 @@ type Table struct {
 // NewTable makes a table. The keeper, which may be nil, keeps claims over a restart;
 // kept are the descriptors that it gave back, by name.
 func NewTable(keeper Keeper, kept map[string]*os.File, users *Users) *Table {
-	return &Table{users: users, owners: newOwners(), open: newDescriptors(keeper, kept)}
+	return &Table{
+		users:  users,
+		owners: &owners{byID: make(map[identity][]owner), byKey: make(map[volume.Key][]identity)},
+		open:   &descriptors{keeper: keeper, held: make(map[identity]*heldDevice), kept: byClaim(kept)},
+	}
 }
 
 func (t *Table) lock(ctx context.Context, id identity) (unlock func(), err error) {
@@ -165,10 +171,8 @@ func (t *Table) restoreFlag(r Request, id identity) error {
 	if r.Device.Kind != volume.BlockDevice || !r.ReadOnly || r.WasReadOnly {
 		return nil
 	}
-	for _, o := range t.owners.of(id) {
-		if o.key != r.Key {
-			return nil
-		}
+	if slices.ContainsFunc(t.owners.of(id), func(o owner) bool { return o.key != r.Key }) {
+		return nil
 	}
 	if held := t.open.get(id); held != nil {
 		return makeWritable(r.Volume, held.fd)
@@ -198,26 +202,10 @@ func (t *Table) WaitUnmounted(ctx context.Context, r Request) error {
 	if !r.Mountable || r.Device.Kind != volume.BlockDevice || t.IsShared(r.Device) {
 		return nil
 	}
-	deadline := time.NewTimer(unmountTime)
-	defer deadline.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		fd, err := openByIdentity(r.Device, unix.O_EXCL)
-		if sys.CloseFD(fd); !errors.Is(err, unix.EBUSY) {
-			return nil //nolint:nilerr // a device that is gone has no mounts
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return stillMounted(r.Volume, ctx.Err())
-		case <-deadline.C:
-			return stillMounted(r.Volume, err)
-		}
+	fd, err := openFree(ctx, unmountTime, func() (int, error) { return openByIdentity(r.Device, unix.O_EXCL) })
+	if sys.CloseFD(fd); !errors.Is(err, unix.EBUSY) {
+		return nil //nolint:nilerr // a device that is gone has no mounts
 	}
-}
-
-func stillMounted(v *volume.Volume, err error) error {
 	return volume.Errorf(volume.Busy, "volume %s: no sandbox of it is known to live, and yet its device %s (%s) is in use: %s: "+
-		"repeat when that has ended: %w", v.Target, v.Device.Path, v.Device, whoHolds(v.Device), err)
+		"repeat when that has ended: %w", r.Target, r.Device.Path, r.Device, whoHolds(r.Device), cmp.Or(ctx.Err(), err))
 }

@@ -22,7 +22,7 @@ func TestClaimNamesFitTheEnvironment(t *testing.T) {
 		names, seen := []string{"runtime", "admin"}, map[string]bool{"runtime": true, "admin": true}
 		for i := range uint32(most) {
 			// The largest numbers that block devices have: majors end at 511.
-			one := name(blockIdentity(511, 1<<20-1-i))
+			one := name(identityOf(blockDevice(unix.Mkdev(511, 1<<20-1-i))))
 			if seen[one] {
 				t.Fatalf("%s is not unique", one)
 			}

@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"os"
@@ -52,10 +53,6 @@ type keptFile struct {
 	name string
 }
 
-func newDescriptors(keeper Keeper, kept map[string]*os.File) *descriptors {
-	return &descriptors{keeper: keeper, held: make(map[identity]*heldDevice), kept: byClaim(kept)}
-}
-
 // claimName is the name of a claim with the keeper: the device number in base 36.
 // systemd passes the names of all claims in one environment variable, for which the
 // kernel has 128 KiB. Upper case tells them from the names of sockets.
@@ -81,7 +78,7 @@ func byClaim(kept map[string]*os.File) map[string]keptFile {
 	for name, file := range kept {
 		claim := name
 		if major, minor, old := numberOf(name, "claim-b", "-"); old {
-			claim = claimName(blockIdentity(uint32(major), uint32(minor))) //nolint:gosec // of 12 and 20 bits
+			claim = claimName(identityOf(blockDevice(unix.Mkdev(uint32(major), uint32(minor))))) //nolint:gosec // of 12 and 20 bits
 		}
 		out[claim] = keptFile{File: file, name: name}
 	}
@@ -185,13 +182,8 @@ const freeTime = 2 * time.Second
 // descriptor in a thread of its own, and a driver that detaches the device right after
 // us must not find it busy. If it stays busy, somebody else has it by now.
 func waitFree(d volume.Device) {
-	for deadline := time.Now().Add(freeTime); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		fd, err := openByIdentity(d, unix.O_EXCL)
-		if !errors.Is(err, unix.EBUSY) {
-			sys.CloseFD(fd)
-			return
-		}
-	}
+	fd, _ := openFree(context.Background(), freeTime, func() (int, error) { return openByIdentity(d, unix.O_EXCL) })
+	sys.CloseFD(fd)
 }
 
 // dropKept closes the kept descriptors that are not wanted.

@@ -1,7 +1,6 @@
 package claim
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -50,14 +49,8 @@ func (p DevicePolicy) Open(target, backing string) (*OpenedDevice, error) {
 	if err != nil {
 		return nil, err
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		sys.CloseFD(fd)
-		return nil, deviceError(volume.Internal, target, backing, "cannot be looked at", err)
-	}
 	dev := &OpenedDevice{fd: fd}
-	dev.Device, err = p.identify(target, backing, fd, &st, image)
-	if err != nil {
+	if dev.Device, err = p.identify(target, backing, fd, image); err != nil {
 		sys.CloseFD(fd)
 		return nil, err
 	}
@@ -73,25 +66,20 @@ func deviceError(kind volume.Kind, target, backing, what string, err error) erro
 
 // openPath opens the path below the root it is named under.
 func (p DevicePolicy) openPath(target, backing string) (fd int, image bool, err error) {
-	for _, images := range [...]bool{false, true} {
-		roots := p.Roots
-		if images {
-			roots = p.Images
+	roots := slices.Concat(p.Roots, p.Images)
+	for i, root := range roots {
+		rel, ok := sys.Below(path.Clean(root), backing)
+		if !ok {
+			continue
 		}
-		for _, root := range roots {
-			rel, ok := sys.Below(path.Clean(root), backing)
-			if !ok {
-				continue
-			}
-			fd, err := openUnder(root, rel)
-			if err != nil {
-				return sys.NoFD, false, openDeviceError(target, backing, root, err)
-			}
-			return fd, images, nil
+		fd, err := openUnder(root, rel)
+		if err != nil {
+			return sys.NoFD, false, openDeviceError(target, backing, root, err)
 		}
+		return fd, i >= len(p.Roots), nil
 	}
 	return sys.NoFD, false, volume.Errorf(volume.Denied, "volume %s: the device %s lies below none of the directories that "+
-		"devices.roots and devices.images allow (%s)", target, sys.Clip(backing), strings.Join(slices.Concat(p.Roots, p.Images), ", "))
+		"devices.roots and devices.images allow (%s)", target, sys.Clip(backing), strings.Join(roots, ", "))
 }
 
 func openUnder(root, rel string) (int, error) {
@@ -116,34 +104,31 @@ func openDeviceError(target, backing, root string, err error) error {
 	}
 }
 
-func (p DevicePolicy) identify(target, backing string, fd int, st *unix.Stat_t, image bool) (volume.Device, error) {
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFBLK:
-		return p.blockDevice(target, backing, fd, st.Rdev)
-	case unix.S_IFREG:
-		if !image {
-			return volume.Device{}, deviceError(volume.Denied, target, backing,
-				"is a regular file: disk images are taken only below devices.images", nil)
+func (p DevicePolicy) identify(target, backing string, fd int, image bool) (volume.Device, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return volume.Device{}, deviceError(volume.Internal, target, backing, "cannot be looked at", err)
+	}
+	dev := deviceOf(&st)
+	switch {
+	case dev.Kind == volume.BlockDevice:
+		if err := p.checkClass(target, backing, dev.Major); err != nil {
+			return volume.Device{}, err
 		}
-		return imageDevice(target, backing, fd, st)
-	case unix.S_IFCHR:
+		if dev.Path = kernelName(dev); dev.Path != "" {
+			return dev, nil
+		}
+	case dev.Kind == volume.ImageFile && !image:
+		return volume.Device{}, deviceError(volume.Denied, target, backing,
+			"is a regular file: disk images are taken only below devices.images", nil)
+	case st.Mode&unix.S_IFMT == unix.S_IFCHR:
 		return volume.Device{}, deviceError(volume.Invalid, target, backing, "is a character device: a block device is needed", nil)
-	case unix.S_IFDIR:
+	case st.Mode&unix.S_IFMT == unix.S_IFDIR:
 		return volume.Device{}, deviceError(volume.Invalid, target, backing, "is a directory: a block device is needed", nil)
-	default:
+	case dev.Kind == "":
 		return volume.Device{}, deviceError(volume.Invalid, target, backing, "is no block device", nil)
 	}
-}
-
-func (p DevicePolicy) blockDevice(target, backing string, fd int, rdev uint64) (volume.Device, error) {
-	dev := volume.Device{Kind: volume.BlockDevice, Major: unix.Major(rdev), Minor: unix.Minor(rdev)}
-	if err := p.checkClass(target, backing, dev.Major); err != nil {
-		return volume.Device{}, err
-	}
-	name, err := kernelName(dev.Major, dev.Minor)
-	if err != nil {
-		name, err = sys.PathOfFD(fd)
-	}
+	name, err := sys.PathOfFD(fd)
 	if err != nil {
 		return volume.Device{}, deviceError(volume.Internal, target, backing, "has no name", err)
 	}
@@ -152,33 +137,18 @@ func (p DevicePolicy) blockDevice(target, backing string, fd int, rdev uint64) (
 }
 
 // kernelName is the devtmpfs name of a block device, which the owner of the link that
-// the caller used cannot move. It is returned only if it is that device in this mount
-// namespace.
-func kernelName(major, minor uint32) (string, error) {
-	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", major, minor))
+// the caller used cannot move; "" if it is not that device in this mount namespace.
+func kernelName(d volume.Device) string {
+	link, err := os.Readlink("/sys/dev/block/" + DeviceNumber(d.Major, d.Minor))
 	if err != nil {
-		return "", err
+		return ""
 	}
 	name := "/dev/" + strings.ReplaceAll(path.Base(link), "!", "/")
 	var st unix.Stat_t
-	if err := unix.Lstat(name, &st); err != nil {
-		return "", err
+	if err := unix.Lstat(name, &st); err != nil || !deviceOf(&st).Same(d) {
+		return ""
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFBLK || st.Rdev != unix.Mkdev(major, minor) {
-		return "", fmt.Errorf("%s is another device", name)
-	}
-	return name, nil
-}
-
-func imageDevice(target, backing string, fd int, st *unix.Stat_t) (volume.Device, error) {
-	name, err := sys.PathOfFD(fd)
-	if err != nil {
-		return volume.Device{}, deviceError(volume.Internal, target, backing, "has no name", err)
-	}
-	return volume.Device{
-		Kind: volume.ImageFile, Path: name,
-		Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino,
-	}, nil
+	return name
 }
 
 func (p DevicePolicy) checkClass(target, backing string, major uint32) error {
@@ -196,29 +166,20 @@ func (p DevicePolicy) checkClass(target, backing string, major uint32) error {
 	return nil
 }
 
-// blockClass is the driver name of a block major in /proc/devices.
+// blockClass is the driver name of a block major in /proc/devices, whose last part lists
+// the block devices.
 func blockClass(major uint32) (string, error) {
-	file, err := os.Open("/proc/devices")
+	raw, err := os.ReadFile("/proc/devices")
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = file.Close() }()
-	lines := bufio.NewScanner(file)
-	inBlock := false
-	for lines.Scan() {
-		fields := strings.Fields(lines.Text())
-		if len(fields) != 2 {
-			continue
-		}
-		if fields[1] == "devices:" {
-			inBlock = fields[0] == "Block"
-			continue
-		}
-		if inBlock && fields[0] == strconv.FormatUint(uint64(major), 10) {
+	_, blocks, _ := strings.Cut(string(raw), "Block devices:\n")
+	for line := range strings.Lines(blocks) {
+		if fields := strings.Fields(line); len(fields) == 2 && fields[0] == strconv.FormatUint(uint64(major), 10) {
 			return fields[1], nil
 		}
 	}
-	return "", errors.Join(fmt.Errorf("block major %d is not in /proc/devices", major), lines.Err())
+	return "", fmt.Errorf("block major %d is not in /proc/devices", major)
 }
 
 // openBlock opens the block device itself: by the kernel's name, if that is still the
@@ -237,20 +198,32 @@ func (d *OpenedDevice) openBlock(flags int) (int, error) {
 // Identify returns the device that a path leads to now; its kind is empty if there is
 // none.
 func Identify(path string) volume.Device {
-	device := volume.Device{Path: path}
 	var st unix.Stat_t
-	if unix.Stat(path, &st) != nil {
-		return device
+	var device volume.Device
+	if unix.Stat(path, &st) == nil {
+		device = deviceOf(&st)
 	}
+	device.Path = path
+	return device
+}
+
+// deviceOf returns the device that a file is; its kind is empty if it is none.
+func deviceOf(st *unix.Stat_t) volume.Device {
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFBLK:
-		device.Kind = volume.BlockDevice
-		device.Major, device.Minor = unix.Major(st.Rdev), unix.Minor(st.Rdev)
+		return blockDevice(st.Rdev)
 	case unix.S_IFREG:
-		device.Kind = volume.ImageFile
-		device.Major, device.Minor, device.Inode = unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino
+		return imageFile(st.Dev, st.Ino)
 	}
-	return device
+	return volume.Device{}
+}
+
+func blockDevice(number uint64) volume.Device {
+	return volume.Device{Kind: volume.BlockDevice, Major: unix.Major(number), Minor: unix.Minor(number)}
+}
+
+func imageFile(filesystem, inode uint64) volume.Device {
+	return volume.Device{Kind: volume.ImageFile, Major: unix.Major(filesystem), Minor: unix.Minor(filesystem), Inode: inode}
 }
 
 // DeviceSize returns the current size of a device in bytes. That of a block device
@@ -266,15 +239,7 @@ func DeviceSize(d volume.Device) (int64, bool) {
 	}
 	var st unix.Stat_t
 	err := unix.Lstat(d.Path, &st)
-	return st.Size, err == nil && isDevice(d, &st) && st.Size > 0
-}
-
-// isDevice reports whether a file is this device.
-func isDevice(d volume.Device, st *unix.Stat_t) bool {
-	if d.Kind == volume.ImageFile {
-		return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Dev == unix.Mkdev(d.Major, d.Minor) && st.Ino == d.Inode
-	}
-	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == unix.Mkdev(d.Major, d.Minor)
+	return st.Size, err == nil && deviceOf(&st).Same(d) && st.Size > 0
 }
 
 // openByIdentity opens a device by its name on record, if that is still the device.
@@ -284,7 +249,7 @@ func openByIdentity(d volume.Device, flags int) (int, error) {
 		return sys.NoFD, err
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || !isDevice(d, &st) {
+	if err := unix.Fstat(fd, &st); err != nil || !deviceOf(&st).Same(d) {
 		sys.CloseFD(fd)
 		return sys.NoFD, errors.Join(err, fmt.Errorf("%s is not %s any more", d.Path, d))
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +18,10 @@ import (
 func (t *Table) hold(ctx context.Context, r Request, dev *OpenedDevice, id identity) (wasReadOnly bool, err error) {
 	held := t.open.get(id)
 	if held != nil && held.mountable != r.Mountable {
-		return false, otherKind(r.Volume)
+		// What one kind of handler needs the kernel to refuse, the other needs it to do.
+		return false, volume.Errorf(volume.InUse, "volume %s: its device %s (%s) belongs to a volume of another runtime handler, and only one of "+
+			"the two has this node's kernel mount it: use one handler for both, or "+volume.TextWait,
+			r.Target, r.Device.Path, r.Device)
 	}
 	if held == nil {
 		if held, err = t.openHeld(ctx, r, dev); err != nil {
@@ -29,14 +33,6 @@ func (t *Table) hold(ctx context.Context, r Request, dev *OpenedDevice, id ident
 		}
 	}
 	return held.wasReadOnly, nil
-}
-
-// otherKind refuses read-only volumes of one device by two kinds of handler: what
-// one needs the kernel to refuse, the other needs it to do.
-func otherKind(v *volume.Volume) error {
-	return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) belongs to a volume of another runtime handler, and only one of "+
-		"the two has this node's kernel mount it: use one handler for both, or "+volume.TextWait,
-		v.Target, v.Device.Path, v.Device)
 }
 
 func (t *Table) openHeld(ctx context.Context, r Request, dev *OpenedDevice) (*heldDevice, error) {
@@ -62,7 +58,7 @@ func openClaim(ctx context.Context, r Request, dev *OpenedDevice) (int, error) {
 	if r.Mountable && dev.known {
 		return dev.openBlock(0)
 	}
-	fd, err := openAlone(ctx, dev)
+	fd, err := openFree(ctx, momentTime, func() (int, error) { return dev.openBlock(unix.O_EXCL) })
 	if err != nil || !r.Mountable {
 		return fd, err
 	}
@@ -75,16 +71,11 @@ func openClaim(ctx context.Context, r Request, dev *OpenedDevice) (int, error) {
 // refused caller tries again after half a second at best.
 const momentTime = 500 * time.Millisecond
 
-// openAlone opens the device exclusively.
-func openAlone(ctx context.Context, dev *OpenedDevice) (int, error) {
-	for deadline := time.Now().Add(momentTime); ; {
-		fd, err := dev.openBlock(unix.O_EXCL)
-		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
-			return fd, err
-		}
-		select {
-		case <-time.After(5 * time.Millisecond):
-		case <-ctx.Done():
+// openFree repeats an exclusive open while the device is busy, for at most patience.
+func openFree(ctx context.Context, patience time.Duration, open func() (int, error)) (int, error) {
+	for deadline := time.Now().Add(patience); ; {
+		fd, err := open()
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) || !sys.Sleep(ctx, time.Millisecond) {
 			return fd, err
 		}
 	}
@@ -147,4 +138,67 @@ func mountPoints(number string) []string {
 		points = append(points, m.Point)
 	}
 	return points
+}
+
+// Reclaim claims the device of a volume on record again, after a restart: with the
+// keeper's descriptor if there is one, and otherwise by opening the device.
+func (t *Table) Reclaim(ctx context.Context, r Request) error {
+	id := identityOf(r.Device)
+	if slices.Contains(t.owners.owned(r.Key), id) {
+		return nil
+	}
+	if r.Device.Kind == volume.BlockDevice && !r.Mountable {
+		if adopted, err := t.adoptKept(ctx, r, id); adopted || err != nil {
+			return err
+		}
+	}
+	if r.Device.Kind == "" {
+		return volume.Errorf(volume.Internal, "volume %s: its device is not known", r.Target)
+	}
+	fd, err := unix.Open(r.Device.Path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return deviceError(volume.NotFound, r.Target, r.Device.Path, "has gone", err)
+	}
+	dev := &OpenedDevice{Device: r.Device, fd: fd, known: true}
+	defer dev.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || !deviceOf(&st).Same(r.Device) {
+		return deviceError(volume.NotFound, r.Target, r.Device.Path, "is not "+r.Device.String()+" any more", err)
+	}
+	_, err = t.Acquire(ctx, r, dev, nil)
+	if err == nil && r.ReadOnly {
+		// The flag that was read now may be the one that we had set.
+		t.open.setWasReadOnly(id, r.WasReadOnly)
+	}
+	return err
+}
+
+// adoptKept makes the keeper's descriptor the claim, if there is one.
+func (t *Table) adoptKept(ctx context.Context, r Request, id identity) (adopted bool, err error) {
+	unlock, err := t.lock(ctx, id)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	file := t.open.keptFile(id)
+	if file == nil {
+		return false, nil
+	}
+	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return false, volume.Errorf(volume.Internal, "volume %s: the kept claim of %s cannot be used: %w", r.Target, r.Device.Path, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || !deviceOf(&st).Same(r.Device) {
+		sys.CloseFD(fd)
+		return false, volume.Errorf(volume.Internal, "volume %s: the kept claim is not of %s", r.Target, r.Device)
+	}
+	if err := t.owners.reserve(r.Volume, id); err != nil {
+		sys.CloseFD(fd)
+		return false, err
+	}
+	if err := t.open.adopt(id, &heldDevice{fd: fd, device: r.Device, wasReadOnly: r.WasReadOnly}); err != nil {
+		return true, err
+	}
+	return true, t.owners.reserveBacking(r.Volume, fd, r.Device.Major)
 }

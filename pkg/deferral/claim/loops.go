@@ -2,7 +2,6 @@ package claim
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -53,14 +52,19 @@ func (o *owners) reserveBacking(v *volume.Volume, fd int, major uint32) error {
 	if err != nil {
 		return volume.Errorf(volume.NotFound, "volume %s: the loop device %s has no backing file: %w", v.Target, v.Device.Path, err)
 	}
-	if info.Rdevice == 0 {
-		return o.reserve(v, imageIdentity(info.Device, info.Inode))
-	}
-	under := volume.Device{Kind: volume.BlockDevice, Major: unix.Major(info.Rdevice), Minor: unix.Minor(info.Rdevice)}
-	if err := o.reserve(v, identityOf(under)); err != nil {
+	under := backingOf(info)
+	if err := o.reserve(v, identityOf(under)); err != nil || under.Kind == volume.ImageFile {
 		return err
 	}
 	return o.refuseStacked(v, under)
+}
+
+// backingOf returns the image, or the block device, that is under a loop device.
+func backingOf(info *unix.LoopInfo64) volume.Device {
+	if info.Rdevice != 0 {
+		return blockDevice(info.Rdevice)
+	}
+	return imageFile(info.Device, info.Inode)
 }
 
 // refuseStacked refuses a device while another volume has one that shares its data.
@@ -126,7 +130,7 @@ func loopsOver(device, inode uint64, skip func(identity) bool) ([]loopDevice, er
 	for _, name := range names {
 		number, isLoop := strings.CutPrefix(name, "loop")
 		minor, err := strconv.ParseUint(number, 10, 32)
-		if !isLoop || err != nil || numbered && skip(blockIdentity(loopMajor, uint32(minor))) {
+		if !isLoop || err != nil || numbered && skip(identityOf(blockDevice(unix.Mkdev(loopMajor, uint32(minor))))) {
 			continue
 		}
 		if unix.Access("/sys/block/"+name+"/loop/backing_file", unix.F_OK) != nil {
@@ -206,16 +210,8 @@ func dataOf(d volume.Device) []identity {
 	if d.Kind != volume.BlockDevice || d.Major != loopMajor {
 		return out
 	}
-	switch info := loopInfo(d.Path); {
-	case info == nil:
-	case info.Rdevice != 0:
-		out = append(out, blockIdentity(unix.Major(info.Rdevice), unix.Minor(info.Rdevice)))
-	default:
-		out = append(out, imageIdentity(info.Device, info.Inode))
+	if info := loopInfo(d.Path); info != nil {
+		out = append(out, identityOf(backingOf(info)))
 	}
 	return out
-}
-
-func imageIdentity(device, inode uint64) identity {
-	return identity(fmt.Sprintf("f%d:%d:%d", unix.Major(device), unix.Minor(device), inode))
 }

@@ -1,12 +1,11 @@
 package claim
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -16,12 +15,10 @@ type identity string
 
 func identityOf(d volume.Device) identity {
 	if d.Kind == volume.ImageFile {
-		return imageIdentity(unix.Mkdev(d.Major, d.Minor), d.Inode)
+		return identity(fmt.Sprintf("f%d:%d:%d", d.Major, d.Minor, d.Inode))
 	}
-	return blockIdentity(d.Major, d.Minor)
+	return identity("b" + DeviceNumber(d.Major, d.Minor))
 }
-
-func blockIdentity(major, minor uint32) identity { return identity("b" + DeviceNumber(major, minor)) }
 
 // DeviceNumber is how the kernel writes the number of a device: "7:3".
 func DeviceNumber(major, minor uint32) string {
@@ -42,10 +39,6 @@ type owner struct {
 	key      volume.Key
 	target   string
 	readOnly bool
-}
-
-func newOwners() *owners {
-	return &owners{byID: make(map[identity][]owner), byKey: make(map[volume.Key][]identity)}
 }
 
 // reserve makes the volume an owner, unless another volume excludes it.

@@ -94,7 +94,7 @@ func (u *Users) find(ctx context.Context, files []holders.File) ([]holders.Holde
 // filesOf returns the files through which a process can reach the device. Those of a
 // loop device include its backing file.
 func filesOf(d volume.Device) []holders.File {
-	files := []holders.File{{Block: d.Kind == volume.BlockDevice, Major: d.Major, Minor: d.Minor, Inode: d.Inode}}
+	files := []holders.File{fileOf(d)}
 	if d.Kind != volume.BlockDevice || d.Major != loopMajor {
 		return files
 	}
@@ -103,15 +103,14 @@ func filesOf(d volume.Device) []holders.File {
 		return files // it is gone, and its backing file is not known any more
 	}
 	defer sys.CloseFD(fd)
-	info, err := unix.IoctlLoopGetStatus64(fd)
-	switch {
-	case err != nil:
-	case info.Rdevice != 0:
-		files = append(files, holders.File{Block: true, Major: unix.Major(info.Rdevice), Minor: unix.Minor(info.Rdevice)})
-	default:
-		files = append(files, holders.File{Major: unix.Major(info.Device), Minor: unix.Minor(info.Device), Inode: info.Inode})
+	if info, err := unix.IoctlLoopGetStatus64(fd); err == nil {
+		files = append(files, fileOf(backingOf(info)))
 	}
 	return files
+}
+
+func fileOf(d volume.Device) holders.File {
+	return holders.File{Block: d.Kind == volume.BlockDevice, Major: d.Major, Minor: d.Minor, Inode: d.Inode}
 }
 
 // nameAll names a few processes.
