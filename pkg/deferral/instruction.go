@@ -3,6 +3,7 @@ package deferral
 import (
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
@@ -61,7 +62,7 @@ func checkFlags(in *volume.Instruction) error {
 		return invalid(in, "%d mount flags are more than the %d that are taken", len(in.MountFlags), maxFlags)
 	}
 	for i, flag := range in.MountFlags {
-		if flag == "" || len(flag) > maxFlagLen || !guard.Printable(flag) {
+		if flag == "" || len(flag) > maxFlagLen || !sys.IsText(flag) {
 			return invalid(in, "mount flag %d is empty, longer than %d bytes, or not printable text", i+1, maxFlagLen)
 		}
 		if name, secret := secretLike(flag); secret {
@@ -97,4 +98,48 @@ func checkGroup(in *volume.Instruction) error {
 // asksReadOnly tells whether the flags ask for a read-only mount.
 func asksReadOnly(in *volume.Instruction) bool {
 	return slices.Contains(mountopt.Split(in.MountFlags), "ro")
+}
+
+// secretParts are what the names of secret mount options have in common, over
+// cifs, ceph, glusterfs, fscrypt and the FUSE filesystems of object stores.
+var secretParts = []string{"pass", "secret", "token", "cred", "apikey", "accesskey", "encryptionkey", "privatekey"}
+
+// secretNames are whole option names that carry a secret or the way to one.
+var secretNames = map[string]bool{
+	"key": true, "keyfile": true, "keyring": true, "auth": true, "pwd": true, "pw": true, "cruid": true,
+	"user": true, "username": true,
+}
+
+// secretLike tells whether a mount flag may carry a secret, and the option's
+// name, which is all that may be repeated of it. It errs on the side of caution:
+// a user= option of cifs may hold "user%password".
+func secretLike(flag string) (string, bool) {
+	for option := range strings.SplitSeq(flag, ",") {
+		name, _, hasValue := strings.Cut(option, "=")
+		name = strings.TrimSpace(name)
+		plain := strings.ToLower(strings.NewReplacer("_", "", "-", "", ".", "").Replace(name))
+		if hasValue && secretNames[plain] {
+			return sys.Clip(name), true
+		}
+		for _, part := range secretParts {
+			if strings.Contains(plain, part) {
+				return sys.Clip(secretName(name, part)), true
+			}
+		}
+	}
+	return "", false
+}
+
+// secretName is the name where it is a plain word; a "name" such as
+// "password:hunter2", which holds its value, is not repeated.
+func secretName(name, part string) string {
+	for _, r := range name {
+		if r != '_' && r != '-' && r != '.' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') {
+			return part
+		}
+	}
+	if len(name) > 32 {
+		return part
+	}
+	return name
 }

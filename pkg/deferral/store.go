@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -84,7 +85,7 @@ func openStore(dir string) (*store, error) {
 		path := filepath.Join(dir, part.name)
 		if err := os.MkdirAll(path, 0o700); err != nil {
 			s.close()
-			return nil, volume.Errorf(storeKind(err), "the state directory cannot be made: %w", err)
+			return nil, volume.Errorf(volume.DiskKind(err), "the state directory cannot be made: %w", err)
 		}
 		fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
@@ -139,14 +140,7 @@ func (s *store) put(r *record) error {
 }
 
 func (s *store) putError(r *record, err error) error {
-	return volume.Errorf(storeKind(err), "volume %s: the record cannot be written below %s: %w", r.Target, s.dir, err)
-}
-
-func storeKind(err error) volume.Kind {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return volume.Exhausted
-	}
-	return volume.Internal
+	return volume.Errorf(volume.DiskKind(err), "volume %s: the record cannot be written below %s: %w", r.Target, s.dir, err)
 }
 
 func (s *store) writeTmp(name string, raw []byte) error {
@@ -173,7 +167,7 @@ func (s *store) beginRemoval(key volume.Key) error {
 		return nil // begun before
 	}
 	if err != nil {
-		return volume.Errorf(storeKind(err), "volume %s: the removal cannot be noted below %s: %w", key.Short(), s.dir, err)
+		return volume.Errorf(volume.DiskKind(err), "volume %s: the removal cannot be noted below %s: %w", key.Short(), s.dir, err)
 	}
 	return nil
 }
@@ -336,4 +330,36 @@ func bootID() (string, error) {
 		return "", volume.Errorf(volume.Internal, "the boot id cannot be read: %w", err)
 	}
 	return id, nil
+}
+
+// OnRecord reads which volumes a state directory has on record, of this boot,
+// and changes nothing: the daemon may be running or not. Those on their way out
+// are among them. An error says that the list is not whole, for a record cannot be
+// read: whoever asks has to take it for a volume that lives.
+func OnRecord(stateDir string) ([]*volume.Volume, error) {
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	var out []*volume.Volume
+	var problems []error
+	for _, part := range []string{volumesDir, removingDir} {
+		dir := filepath.Join(stateDir, part)
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			problems = append(problems, volume.Errorf(volume.Internal, "the records cannot be read: %w", err))
+		}
+		for _, entry := range entries {
+			rec, err := readRecord(filepath.Join(dir, entry.Name()))
+			switch {
+			case errors.Is(err, fs.ErrNotExist): // it went meanwhile
+			case err != nil:
+				problems = append(problems, fmt.Errorf("the record %s cannot be read: %w", filepath.Join(dir, entry.Name()), err))
+			case rec.Boot == boot:
+				out = append(out, &rec.Volume)
+			}
+		}
+	}
+	slices.SortFunc(out, func(x, y *volume.Volume) int { return strings.Compare(x.Target, y.Target) })
+	return out, errors.Join(problems...)
 }

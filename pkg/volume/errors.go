@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 )
 
 // Kind classes an error by what its caller can do about it. Every error that
@@ -86,6 +87,14 @@ func KindOf(err error) Kind {
 	var classed *Error
 	if errors.As(err, &classed) {
 		return classed.Kind
+	}
+	return Internal
+}
+
+// DiskKind classes the error of a call that writes to a filesystem.
+func DiskKind(err error) Kind {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return Exhausted
 	}
 	return Internal
 }

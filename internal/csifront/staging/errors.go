@@ -1,23 +1,12 @@
 package staging
 
 import (
-	"errors"
-
-	"golang.org/x/sys/unix"
-
 	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-func diskKind(err error) volume.Kind {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return volume.Exhausted
-	}
-	return volume.Internal
-}
-
 func recordError(id VolumeID, err error) error {
-	return volume.Errorf(diskKind(err), "volume %s of driver %s: its record cannot be written: %w",
+	return volume.Errorf(volume.DiskKind(err), "volume %s of driver %s: its record cannot be written: %w",
 		refusal.Clip(id.ID), id.Driver, err)
 }
 

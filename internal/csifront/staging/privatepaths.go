@@ -63,7 +63,7 @@ func (p *PrivatePaths) Publish(id VolumeID, target string) string {
 func (p *PrivatePaths) MakeDir(dir string) error {
 	return p.inRoot(dir, func(root *os.Root, rel string) error {
 		if err := root.MkdirAll(rel, 0o700); err != nil {
-			return volume.Errorf(diskKind(err), "the private directory %s cannot be made: %w", dir, err)
+			return volume.Errorf(volume.DiskKind(err), "the private directory %s cannot be made: %w", dir, err)
 		}
 		return nil
 	})

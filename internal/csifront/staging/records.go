@@ -132,7 +132,7 @@ func openRecords(dir string, log *zap.Logger) (*Records, error) {
 		return nil, bootIDError(err)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, stateDirError(diskKind(err), "made", err)
+		return nil, stateDirError(volume.DiskKind(err), "made", err)
 	}
 	r := &Records{dir: dir, boot: boot, all: make(map[VolumeID]Record)}
 	names, err := os.ReadDir(dir)

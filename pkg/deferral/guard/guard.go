@@ -46,14 +46,11 @@ type Guards struct {
 
 // Mount mounts the guard. If missing is set, the target directory is made first.
 func (g *Guards) Mount(t *Target, parent int, missing bool) error {
-	put := g.put
+	made := false
 	if missing {
-		made, err := t.mkdir(parent)
-		if err != nil {
+		var err error
+		if made, err = t.mkdir(parent); err != nil {
 			return err
-		}
-		if made {
-			put = g.mount // a directory that was made now needs no check of its content
 		}
 	}
 	dir, err := t.openIn(parent)
@@ -62,7 +59,11 @@ func (g *Guards) Mount(t *Target, parent int, missing bool) error {
 	}
 	defer sys.CloseFD(dir)
 	failpoint.Hit("stage-made-target")
-	return put(t, dir)
+	if made {
+		return g.mount(t, dir) // a directory that was made now needs no check of its content
+	}
+	_, err = g.put(t, dir)
+	return err
 }
 
 // Restore mounts the guard if it is missing.
@@ -77,33 +78,39 @@ func (g *Guards) Restore(t *Target) (mounted bool, err error) {
 		return false, err
 	}
 	defer sys.CloseFD(dir)
-	stands, err := g.stands(t, dir)
-	if err != nil {
-		return false, t.guardError("looked at", err)
-	}
-	if stands {
-		return false, nil
-	}
-	return true, g.put(t, dir)
+	return g.put(t, dir)
 }
 
-// put mounts the guard unless it is there. The mount is built detached and moved into
-// place as a whole: a kill leaves either all of it or none.
-func (g *Guards) put(t *Target, dir int) error {
-	here, err := statMount(dir)
-	if err != nil {
-		return t.guardError("looked at", err)
+// put mounts the guard unless it is there. It accepts no other mount on the target.
+func (g *Guards) put(t *Target, dir int) (mounted bool, err error) {
+	occupied, ours, err := g.look(t, dir)
+	if err != nil || ours {
+		return false, err
 	}
-	if here.isRoot {
-		return g.checkMounted(t, dir, here)
+	if occupied {
+		return false, volume.Errorf(volume.Conflict, "volume %s: something else is mounted on the target already: "+
+			"the filesystem of a deferred volume must not be mounted on the host; unmount it first", t.Given)
 	}
 	if err := refuseFull(t, dir); err != nil {
-		return err
+		return false, err
 	}
-	return g.mount(t, dir)
+	return true, g.mount(t, dir)
 }
 
-// mount builds the guard and moves it onto the directory.
+// look reports whether something is mounted on the target, and whether that is the guard.
+func (g *Guards) look(t *Target, dir int) (occupied, ours bool, err error) {
+	here, err := statMount(dir)
+	if err == nil && here.isRoot {
+		ours, err = g.isOurs(t, dir, here)
+	}
+	if err != nil {
+		err = t.guardError("looked at", err)
+	}
+	return here.isRoot, ours, err
+}
+
+// mount builds the guard detached and moves it onto the directory as a whole: a kill
+// leaves either all of it or none.
 func (g *Guards) mount(t *Target, dir int) error {
 	mount, err := buildGuard(t.Key())
 	if err != nil {
@@ -128,28 +135,6 @@ func (g *Guards) remember(t *Target, mount int) error {
 		g.mounts = make(map[volume.Key]uint64)
 	}
 	g.mounts[t.Key()] = made.id
-	return nil
-}
-
-// stands reports whether the guard is what is mounted on the target.
-func (g *Guards) stands(t *Target, dir int) (bool, error) {
-	here, err := statMount(dir)
-	if err != nil || !here.isRoot {
-		return false, err
-	}
-	return g.isOurs(t, dir, here)
-}
-
-// checkMounted accepts our own guard and nothing else.
-func (g *Guards) checkMounted(t *Target, dir int, here mountStat) error {
-	ours, err := g.isOurs(t, dir, here)
-	if err != nil {
-		return t.guardError("looked at", err)
-	}
-	if !ours {
-		return volume.Errorf(volume.Conflict, "volume %s: something else is mounted on the target already: "+
-			"the filesystem of a deferred volume must not be mounted on the host; unmount it first", t.Given)
-	}
 	return nil
 }
 
@@ -194,9 +179,9 @@ func (g *Guards) removeTop(t *Target, parent int) (gone bool, err error) {
 		return false, err
 	}
 	defer sys.CloseFD(dir)
-	ours, err := g.stands(t, dir)
+	_, ours, err := g.look(t, dir)
 	if err != nil {
-		return false, t.guardError("looked at", err)
+		return false, err
 	}
 	if !ours {
 		g.forget(t.Key())
@@ -219,9 +204,9 @@ func (g *Guards) forget(key volume.Key) {
 
 func (g *Guards) isOurs(t *Target, dir int, here mountStat) (bool, error) {
 	g.mu.Lock()
-	known, ok := g.mounts[t.Key()]
+	known := g.mounts[t.Key()]
 	g.mu.Unlock()
-	if ok && known != 0 && known == here.id {
+	if known != 0 && known == here.id {
 		return true, nil
 	}
 	ours, err := isGuard(dir, t.Key())

@@ -5,6 +5,7 @@ import (
 	"path"
 	"strings"
 	"sync/atomic"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -28,6 +29,34 @@ func NewRoot(path string) *Root { return &Root{configured: path} }
 type resolvedRoot struct {
 	dev, ino uint64
 	path     string
+}
+
+const maxPath = 4095 // PATH_MAX less its NUL
+
+// CheckPath accepts an absolute path of printable UTF-8 without "..". The field names the
+// path in errors.
+func CheckPath(field, p string) error {
+	switch {
+	case p == "":
+		return volume.Errorf(volume.Invalid, "%s is empty: it is required", field)
+	case len(p) > maxPath:
+		return volume.Errorf(volume.Invalid, "%s is %d bytes long: more than the %d that a path may have", field, len(p), maxPath)
+	case !utf8.ValidString(p):
+		return volume.Errorf(volume.Invalid, "%s is not valid UTF-8", field)
+	case !sys.IsText(p):
+		return volume.Errorf(volume.Invalid, "%s %q holds control characters", field, sys.Clip(p))
+	case !path.IsAbs(p):
+		return volume.Errorf(volume.Invalid, "%s %q is not an absolute path", field, sys.Clip(p))
+	}
+	for part := range strings.SplitSeq(p, "/") {
+		if part == ".." {
+			return volume.Errorf(volume.Invalid, "%s %q climbs with \"..\": give the path it leads to", field, sys.Clip(p))
+		}
+		if len(part) > 255 {
+			return volume.Errorf(volume.Invalid, "%s has a name of %d bytes: more than the 255 that a name may have", field, len(part))
+		}
+	}
+	return nil
 }
 
 // Target is a resolved target path. No symbolic link is followed below the root, so the
@@ -148,16 +177,9 @@ func (t *Target) make(parent int) (int, error) {
 func (t *Target) mkdir(parent int) (made bool, err error) {
 	err = unix.Mkdirat(parent, t.base(), 0o750)
 	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return false, volume.Errorf(mkdirKind(err), "volume %s: cannot make the target directory: %w", t.Given, err)
+		return false, volume.Errorf(volume.DiskKind(err), "volume %s: cannot make the target directory: %w", t.Given, err)
 	}
 	return err == nil, nil
-}
-
-func mkdirKind(err error) volume.Kind {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return volume.Exhausted
-	}
-	return volume.Internal
 }
 
 // removeDir removes the empty target directory, and reports whether it is gone.

@@ -40,7 +40,7 @@ type notes struct {
 
 func openNotes(dir string, log *zap.Logger) (*notes, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, volume.Errorf(tree.KindOf(err), "kata: the directory %s cannot be made: %w", dir, err)
+		return nil, volume.Errorf(volume.DiskKind(err), "kata: the directory %s cannot be made: %w", dir, err)
 	}
 	names, err := tree.ReadNames(dir, maxNoteFiles)
 	if err != nil {

@@ -10,21 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // IsBelow compares by whole path components.
 func IsBelow(dir, path string) bool {
 	rest, ok := strings.CutPrefix(path, strings.TrimSuffix(dir, "/"))
 	return ok && strings.HasPrefix(rest, "/")
-}
-
-// KindOf classes an error of a filesystem call.
-func KindOf(err error) volume.Kind {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return volume.Exhausted
-	}
-	return volume.Internal
 }
 
 // ReadSmall reads a regular file of at most limit bytes. It follows no link and

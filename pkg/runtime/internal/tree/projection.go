@@ -173,7 +173,7 @@ func (t *Tree) remake(v *volume.Volume) error {
 
 // Error tells what of a volume could not be done.
 func (t *Tree) Error(v *volume.Volume, verb string, err error) error {
-	kind := KindOf(err)
+	kind := volume.DiskKind(err)
 	hint := ""
 	if kind == volume.Exhausted {
 		hint = "; free some room on that filesystem"

@@ -58,7 +58,7 @@ type points struct{ directoryMade, built, rewritten, takenAway string }
 func Open(cfg Config) (*Tree, error) {
 	for _, dir := range []string{cfg.Root, cfg.Temp} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, volume.Errorf(KindOf(err), "%s: the directory %s cannot be made: %w", cfg.Name, dir, err)
+			return nil, volume.Errorf(volume.DiskKind(err), "%s: the directory %s cannot be made: %w", cfg.Name, dir, err)
 		}
 	}
 	t := &Tree{Config: cfg, run: strconv.FormatInt(time.Now().UnixNano(), 36), points: points{
