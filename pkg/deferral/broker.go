@@ -56,7 +56,18 @@ type Config struct {
 // harmless: claim the device, write the record, mount the guard, publish the
 // projection; and the opposite order to release.
 type Broker struct {
-	cfg      Config
+	parts
+	cfg     Config
+	devices atomic.Pointer[claim.DevicePolicy]
+
+	restorer   *restorer
+	remover    *remover
+	lost       *lostVolumes
+	reconciler *reconciler
+}
+
+// parts are what all that work on volumes share.
+type parts struct {
 	boot     string
 	targets  *targets
 	store    *store
@@ -64,14 +75,8 @@ type Broker struct {
 	users    *claim.Users
 	guards   *guard.Guards
 	locks    *volumeLocks
-	devices  atomic.Pointer[claim.DevicePolicy]
 	handlers *handlerSet
 	table    *table
-
-	restorer   *restorer
-	remover    *remover
-	lost       *lostVolumes
-	reconciler *reconciler
 }
 
 // NewBroker opens the state directory. Call Load before anything is served.
@@ -88,27 +93,18 @@ func NewBroker(cfg Config) (*Broker, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Broker{
-		cfg: cfg, boot: boot, store: files, handlers: handlers,
+	b := &Broker{cfg: cfg, parts: parts{
+		boot: boot, store: files, handlers: handlers,
 		targets: &targets{root: guard.NewRoot(cfg.Root), describe: cfg.Describe},
 		guards:  &guard.Guards{}, locks: &volumeLocks{}, table: newTable(cfg.OnChange),
-	}
+	}}
 	b.SetDevices(cfg.Devices)
 	b.users = claim.NewUsers(func() []string { return b.devices.Load().Servers }, b.table.notify)
 	b.claims = claim.NewTable(cfg.Keeper, cfg.Kept, b.users)
-	b.restorer = &restorer{targets: b.targets, claims: b.claims, guards: b.guards, handlers: handlers}
-	b.remover = &remover{
-		boot: boot, targets: b.targets, store: files, claims: b.claims, users: b.users, guards: b.guards,
-		handlers: handlers, table: b.table, onLeaving: cfg.OnLeaving,
-	}
-	b.lost = &lostVolumes{
-		boot: boot, targets: b.targets, store: files, claims: b.claims, handlers: handlers, table: b.table, locks: b.locks,
-		restorer: b.restorer, remover: b.remover,
-	}
-	b.reconciler = &reconciler{
-		targets: b.targets, guards: b.guards, handlers: handlers, table: b.table, locks: b.locks,
-		restorer: b.restorer, remover: b.remover, lost: b.lost,
-	}
+	b.restorer = &restorer{b.parts}
+	b.remover = &remover{parts: b.parts, onLeaving: cfg.OnLeaving}
+	b.lost = &lostVolumes{parts: b.parts, restorer: b.restorer, remover: b.remover}
+	b.reconciler = &reconciler{parts: b.parts, restorer: b.restorer, remover: b.remover, lost: b.lost}
 	return b, nil
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io/fs"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -19,13 +18,7 @@ var errNoRecord = errors.New("there is no such file")
 // projection or a guard. A sandbox may have such a volume, so its claim, guard and
 // projection stay until it is released or its record can be read again.
 type lostVolumes struct {
-	boot     string
-	targets  *targets
-	store    *store
-	claims   *claim.Table
-	handlers *handlerSet
-	table    *table
-	locks    *volumeLocks
+	parts
 	restorer *restorer
 	remover  *remover
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -23,12 +22,7 @@ type ReconcileReport struct {
 }
 
 // restorer makes everything of a volume on record exist.
-type restorer struct {
-	targets  *targets
-	claims   *claim.Table
-	guards   *guard.Guards
-	handlers *handlerSet
-}
+type restorer struct{ parts }
 
 // restore restores what is missing of a volume, and reports what that was.
 func (r *restorer) restore(ctx context.Context, rec *record, t *guard.Target) (repaired []string, err error) {
@@ -72,11 +66,7 @@ func (r *restorer) restoreRecord(ctx context.Context, rec *record) (repaired []s
 
 // reconciler compares the records with the node.
 type reconciler struct {
-	targets  *targets
-	guards   *guard.Guards
-	handlers *handlerSet
-	table    *table
-	locks    *volumeLocks
+	parts
 	restorer *restorer
 	remover  *remover
 	lost     *lostVolumes

@@ -4,21 +4,13 @@ import (
 	"context"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // remover removes volumes, in the opposite order of their deferral.
 type remover struct {
-	boot      string
-	targets   *targets
-	store     *store
-	claims    *claim.Table
-	users     *claim.Users
-	guards    *guard.Guards
-	handlers  *handlerSet
-	table     *table
+	parts
 	onLeaving func(context.Context, *volume.Volume)
 }
 
