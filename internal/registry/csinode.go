@@ -20,16 +20,11 @@ const NotInNode = "registered with kubelet and not in the node's CSINode: pods w
 // finds what a renewal by settling cannot: a removal that takes kubelet longer.
 type nodeCheck struct {
 	registry *Registry
-	drivers  func(ctx context.Context) (map[string]bool, error) // see Config.NodeDrivers
-	soon     chan struct{}                                      // a driver was registered
+	soon     chan struct{} // a driver was registered
 
 	mu     sync.Mutex
 	absent absences
 	known  bool // the last look has read the CSINode
-}
-
-func newNodeCheck(r *Registry) *nodeCheck {
-	return &nodeCheck{registry: r, drivers: r.cfg.NodeDrivers, soon: make(chan struct{}, 1), absent: make(absences)}
 }
 
 // lookSoon must be called when kubelet has registered a driver.
@@ -83,7 +78,7 @@ func (c *nodeCheck) look(ctx context.Context) (again bool) {
 	registrations := c.registrations()
 	ctx, cancel := context.WithTimeout(ctx, c.registry.times.Call)
 	defer cancel()
-	drivers, err := c.drivers(ctx)
+	drivers, err := c.registry.cfg.NodeDrivers(ctx)
 	if err != nil {
 		c.forget() // whoever was asked logs the error
 		return false
@@ -91,7 +86,9 @@ func (c *nodeCheck) look(ctx context.Context) (again bool) {
 	due, again := c.compare(registrations, drivers, time.Now())
 	for _, driver := range due {
 		if c.renew(driver, registrations[driver]) {
-			c.renewed(driver, time.Now())
+			c.mu.Lock()
+			c.absent.renewed(driver, time.Now(), c.registry.times)
+			c.mu.Unlock()
 		}
 	}
 	return again
@@ -104,9 +101,15 @@ func (c *nodeCheck) compare(registrations map[string]time.Time, drivers map[stri
 	defer c.mu.Unlock()
 	c.known = true
 	for driver, at := range registrations {
-		found := c.absent.note(driver, at, drivers[driver])
-		again = again || found == absentOnce
-		c.tell(driver, found)
+		switch log := c.registry.cfg.Log.With(zap.String("driver", driver)); c.absent.note(driver, at, drivers[driver]) {
+		case absentOnce:
+			again = true
+		case absentAgain:
+			log.Error("a driver is registered with kubelet and not in the node's CSINode: pods with its volumes are not scheduled to this node")
+		case backAgain:
+			log.Info("a driver is in the node's CSINode again")
+		case unchanged:
+		}
 		if c.absent.due(driver, now) {
 			due = append(due, driver)
 		}
@@ -122,31 +125,14 @@ func (c *nodeCheck) forget() {
 	c.absent.unknown()
 }
 
-func (c *nodeCheck) renewed(driver string, now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.absent.renewed(driver, now, c.registry.times)
-}
-
-func (c *nodeCheck) tell(driver string, found finding) {
-	log := c.registry.cfg.Log.With(zap.String("driver", driver))
-	switch found {
-	case absentAgain:
-		log.Error("a driver is registered with kubelet and not in the node's CSINode: pods with its volumes are not scheduled to this node")
-	case backAgain:
-		log.Info("a driver is in the node's CSINode again")
-	case unchanged, absentOnce:
-	}
-}
-
 // registrations are the drivers that kubelet has registered through us, and when.
 func (c *nodeCheck) registrations() map[string]time.Time {
 	c.registry.mu.Lock()
 	defer c.registry.mu.Unlock()
 	out := make(map[string]time.Time)
 	for name, one := range c.registry.names {
-		if at := one.confirmed.when(); !at.IsZero() {
-			out[name] = at
+		if at := one.confirmed.Load(); at != nil {
+			out[name] = *at
 		}
 	}
 	return out
@@ -158,28 +144,12 @@ func (c *nodeCheck) renew(driver string, at time.Time) bool {
 	c.registry.mu.Lock()
 	one := c.registry.names[driver]
 	c.registry.mu.Unlock()
-	if one == nil || !one.confirmed.when().Equal(at) || !beginRenewal(c.registry, driver) {
+	if one == nil {
+		return false
+	}
+	if now := one.confirmed.Load(); now == nil || !now.Equal(at) || !beginRenewal(c.registry, driver) {
 		return false
 	}
 	one.registerAgain()
 	return true
-}
-
-// confirmation is when kubelet confirmed a session's registration; zero is that there
-// is none.
-type confirmation struct {
-	mu sync.Mutex
-	at time.Time
-}
-
-func (c *confirmation) set(at time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.at = at
-}
-
-func (c *confirmation) when() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.at
 }

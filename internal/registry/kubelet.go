@@ -69,9 +69,9 @@ func (s *session) offer(front *served) (*offer, error) {
 		return nil, fmt.Errorf("driver %s cannot be registered with kubelet: %w", front.name, err)
 	}
 	made := &offer{
-		name: front.name, path: path, id: idAt(path), server: grpc.NewServer(), ended: make(chan struct{}), heard: make(chan verdict, 1),
+		name: front.name, path: path, id: idAt(path), server: grpc.NewServer(), ended: make(chan struct{}), heard: make(chan *registration.RegistrationStatus, 1),
 		info: &registration.PluginInfo{
-			Type: registration.CSIPlugin, Name: front.name, Endpoint: front.socket, SupportedVersions: s.driver().Versions,
+			Type: registration.CSIPlugin, Name: front.name, Endpoint: front.socket, SupportedVersions: s.state().Versions,
 		},
 	}
 	s.setKubelet("waiting for kubelet")
@@ -87,7 +87,7 @@ func (s *session) hear(ctx context.Context, offer *offer, front *served) (refuse
 	defer tick.Stop()
 	silence := time.NewTimer(s.registry.times.Silence)
 	defer silence.Stop()
-	defer s.confirmed.set(time.Time{})
+	defer s.confirmed.Store(nil)
 	var settled <-chan time.Time
 	for {
 		select {
@@ -108,7 +108,8 @@ func (s *session) hear(ctx context.Context, offer *offer, front *served) (refuse
 			}
 		case <-settled:
 			s.setKubelet("registered")
-			if s.settling.renew(offer) {
+			if beginRenewal(s.registry, offer.name) {
+				_ = os.Remove(offer.path) // made anew in any case
 				return false
 			}
 		case <-s.renew:
@@ -124,19 +125,20 @@ func (s *session) hear(ctx context.Context, offer *offer, front *served) (refuse
 }
 
 // passOn hands kubelet's verdict to the registrar.
-func (s *session) passOn(ctx context.Context, offer *offer, word verdict) bool {
+func (s *session) passOn(ctx context.Context, offer *offer, word *registration.RegistrationStatus) bool {
 	log := s.registry.cfg.Log.With(zap.String("driver", offer.name))
-	if word.registered {
+	if word.GetPluginRegistered() {
 		s.setKubelet("registered")
-		s.confirmed.set(time.Now())
+		now := time.Now()
+		s.confirmed.Store(&now)
 		s.registry.node.lookSoon()
 		log.Info("kubelet has registered a driver")
 	} else {
-		s.setKubelet("refused: " + word.problem)
-		log.Error("kubelet refused a driver", zap.String("problem", clip(word.problem)))
+		s.setKubelet("refused: " + word.GetError())
+		log.Error("kubelet refused a driver", zap.String("problem", clip(word.GetError())))
 	}
-	s.tellRegistrar(ctx, word.registered, word.problem)
-	return word.registered
+	s.tellRegistrar(ctx, word)
+	return word.GetPluginRegistered()
 }
 
 // watchDriver sees that the driver's process goes, and that it comes back,
@@ -147,10 +149,10 @@ func (s *session) watchDriver(ctx context.Context, front *served) {
 	case connectivity.Idle:
 		conn.Connect()
 	case connectivity.TransientFailure:
-		info := s.driver()
+		info := s.state().Driver
 		s.setProblem(info.failed("the connection", errors.New("nobody listens there: is the driver's container running?")))
 	case connectivity.Ready:
-		if !s.isReady() {
+		if !s.state().Ready {
 			s.answers(ctx, front)
 		}
 	default: // connecting, or closed
@@ -159,7 +161,7 @@ func (s *session) watchDriver(ctx context.Context, front *served) {
 
 // answers tells whether the driver is up, which kubelet will ask at once.
 func (s *session) answers(ctx context.Context, front *served) bool {
-	known, err := s.registry.check.meet(ctx, front.driverConn(), s.driver())
+	known, err := s.registry.check.meet(ctx, front.driverConn(), s.state().Driver)
 	switch {
 	case ctx.Err() != nil:
 		return false
@@ -167,8 +169,7 @@ func (s *session) answers(ctx context.Context, front *served) bool {
 		s.setProblem(err)
 		return false
 	}
-	s.setInfo(known)
-	s.setReady()
+	s.setReady(known)
 	return true
 }
 

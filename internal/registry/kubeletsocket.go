@@ -12,12 +12,6 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// verdict is what kubelet said of a registration.
-type verdict struct {
-	registered bool
-	problem    string
-}
-
 // offer is a registration socket in kubelet's directory.
 type offer struct {
 	registration.UnimplementedRegistrationServer
@@ -28,8 +22,8 @@ type offer struct {
 	server *grpc.Server
 	ended  chan struct{}
 
-	mu    sync.Mutex   // of the senders
-	heard chan verdict // the latest
+	mu    sync.Mutex                            // of the senders
+	heard chan *registration.RegistrationStatus // the latest
 }
 
 var _ registration.RegistrationServer = (*offer)(nil)
@@ -77,7 +71,7 @@ func (o *offer) NotifyRegistrationStatus(_ context.Context, word *registration.R
 	case <-o.heard:
 	default:
 	}
-	o.heard <- verdict{registered: word.GetPluginRegistered(), problem: word.GetError()}
+	o.heard <- word
 	return &registration.RegistrationStatusResponse{}, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -89,7 +90,7 @@ func New(cfg Config) *Registry {
 		departed: departures{window: cfg.Times.orUsual().Unsettled, at: make(map[string]time.Time)}, changed: make(chan struct{}),
 	}
 	r.check = driverCheck{sockets: cfg.Sockets, timeout: r.times.Call}
-	r.node = newNodeCheck(r)
+	r.node = &nodeCheck{registry: r, soon: make(chan struct{}, 1), absent: make(absences)}
 	return r
 }
 
@@ -187,8 +188,8 @@ func (r *Registry) followRegistrars(ctx context.Context, found map[string]socket
 			continue
 		}
 		ctx, cancel := context.WithCancel(ctx)
-		one := &session{registry: r, socket: path, id: id, cancel: cancel, renew: make(chan struct{}, 1), since: time.Now(),
-			settling: settling{registry: r}}
+		one := &session{registry: r, socket: path, id: id, cancel: cancel, renew: make(chan struct{}, 1),
+			settling: settling{registry: r}, now: State{Registrar: path, Since: time.Now()}}
 		r.sessions[path] = one
 		r.parts.Go(func() { one.run(ctx) })
 	}
@@ -267,10 +268,7 @@ type State struct {
 func (r *Registry) List() []State {
 	bypassed := r.Bypassed()
 	r.mu.Lock()
-	sessions := make([]*session, 0, len(r.sessions))
-	for _, one := range r.sessions {
-		sessions = append(sessions, one)
-	}
+	sessions := slices.Collect(maps.Values(r.sessions))
 	r.mu.Unlock()
 	out := make([]State, 0, len(sessions))
 	for _, one := range sessions {

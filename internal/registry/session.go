@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -21,14 +22,10 @@ type session struct {
 	told     string        // the last error that the registrar heard; of run alone
 	settling settling      // of run alone
 
-	confirmed confirmation
+	confirmed atomic.Pointer[time.Time] // when kubelet confirmed the registration; nil is that it has not
 
-	mu      sync.Mutex
-	info    Driver
-	problem string
-	ready   bool
-	since   time.Time // of ready or problem
-	kubelet string
+	mu  sync.Mutex
+	now State // as far as the session knows it
 }
 
 // run tries until the driver is registered, and stays until the socket has gone.
@@ -91,7 +88,7 @@ func (s *session) take(ctx context.Context, info *Driver) error {
 		if !s.registry.gone(other) {
 			return errTaken{changed: changed, error: fmt.Errorf("the driver %s is registered by %s already, with the endpoint %s: "+
 				"%s, with the endpoint %s, is not taken until that one has gone",
-				info.Name, other.socket, other.driver().Endpoint, s.socket, info.Endpoint)}
+				info.Name, other.socket, other.state().Endpoint, s.socket, info.Endpoint)}
 		}
 		select {
 		case <-ctx.Done():
@@ -118,28 +115,26 @@ func (s *session) serve(ctx context.Context, info *Driver) (*served, error) {
 		s.registry.drop(info.Name, link)
 		return nil, err
 	}
-	s.setInfo(known)
-	s.setReady()
+	s.setReady(known)
 	return front, nil
 }
 
 // refuse tells the registrar why, once for each reason: it exits, and its
 // container is started again.
 func (s *session) refuse(ctx context.Context, why error) {
-	if text := why.Error(); text != s.told && s.tellRegistrar(ctx, false, text) {
+	if text := why.Error(); text != s.told && s.tellRegistrar(ctx, &registration.RegistrationStatus{Error: text}) {
 		s.told = text
 	}
 }
 
 // tellRegistrar passes a verdict on.
-func (s *session) tellRegistrar(ctx context.Context, registered bool, problem string) bool {
+func (s *session) tellRegistrar(ctx context.Context, word *registration.RegistrationStatus) bool {
 	conn, err := dial(s.socket, 0)
 	if err == nil {
 		defer func() { _ = conn.Close() }()
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, s.registry.times.Call)
 		defer cancel()
-		word := &registration.RegistrationStatus{PluginRegistered: registered, Error: problem}
 		_, err = registration.NewRegistrationClient(conn).NotifyRegistrationStatus(ctx, word)
 	}
 	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
@@ -148,48 +143,37 @@ func (s *session) tellRegistrar(ctx context.Context, registered bool, problem st
 	return err == nil
 }
 
-func (s *session) driver() Driver {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.info
-}
-
 func (s *session) setInfo(info *Driver) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.info = *info
+	s.now.Driver = *info
 }
 
 func (s *session) setProblem(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if text := clip(err.Error()); s.ready || s.problem != text {
-		s.ready, s.problem, s.since = false, text, time.Now()
+	if text := clip(err.Error()); s.now.Ready || s.now.Problem != text {
+		s.now.Ready, s.now.Problem, s.now.Since = false, text, time.Now()
 		s.registry.cfg.Log.Warn("a driver is not ready", zap.String("socket", s.socket), zap.String("problem", text))
 	}
 }
 
-func (s *session) setReady() {
+func (s *session) setReady(info *Driver) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ready {
+	s.now.Driver = *info
+	if s.now.Ready {
 		return
 	}
-	s.ready, s.problem, s.since = true, "", time.Now()
-	s.registry.cfg.Log.Info("a driver is ready", zap.String("driver", s.info.Name), zap.String("version", s.info.Version),
-		zap.String("endpoint", s.info.Endpoint), zap.String("socket", s.socket))
-}
-
-func (s *session) isReady() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ready
+	s.now.Ready, s.now.Problem, s.now.Since = true, "", time.Now()
+	s.registry.cfg.Log.Info("a driver is ready", zap.String("driver", info.Name), zap.String("version", info.Version),
+		zap.String("endpoint", info.Endpoint), zap.String("socket", s.socket))
 }
 
 func (s *session) setKubelet(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.kubelet = clip(text)
+	s.now.Kubelet = clip(text)
 }
 
 // registerAgain asks for a new registration with kubelet.
@@ -203,11 +187,9 @@ func (s *session) registerAgain() {
 func (s *session) state() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	state := State{
-		Driver: s.info, Registrar: s.socket, Ready: s.ready, Problem: s.problem, Since: s.since, Kubelet: s.kubelet,
-	}
-	if s.ready {
-		state.Socket = socketPath(s.registry.cfg.Sockets, s.info.Name)
+	state := s.now
+	if state.Ready {
+		state.Socket = socketPath(s.registry.cfg.Sockets, state.Name)
 	}
 	return state
 }

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"os"
 	"sync"
 	"time"
 
@@ -69,23 +68,13 @@ func (s *settling) needed(driver string) bool {
 	return s.registry.departed.take(driver) || moved
 }
 
-// renew removes the registration socket, so that it is made anew. That has no such
-// race: kubelet runs one operation at a time for a path, so it registers the new
-// socket after it has finished the removal of the old one, and by now the removal for
-// the other path has ended.
+// beginRenewal logs and counts a renewal: the caller has the registration socket removed,
+// so that it is made anew. That has no such race: kubelet runs one operation at a time
+// for a path, so it registers the new socket after it has finished the removal of the old
+// one, and by now the removal for the other path has ended.
 //
-// While a socket of others stands, kubelet could take that one instead. When it goes,
-// that is the next event.
-func (s *settling) renew(offer *offer) bool {
-	if !beginRenewal(s.registry, offer.name) {
-		return false
-	}
-	_ = os.Remove(offer.path) // made anew in any case
-	return true
-}
-
-// beginRenewal logs and counts a renewal. It reports false where a socket of others
-// stands.
+// It reports false while a socket of others stands: kubelet could take that one instead.
+// When it goes, that is the next event.
 func beginRenewal(r *Registry, driver string) bool {
 	if direct, _ := r.directly(); direct[driver] != "" {
 		return false
