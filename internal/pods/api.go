@@ -3,8 +3,6 @@ package pods
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net/http"
 	"reflect"
 	"time"
 
@@ -14,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
@@ -26,13 +23,43 @@ const (
 	listTime = 30 * time.Second
 )
 
+// The API groups that are asked for, by their paths.
+const (
+	coreGroup    = "/api/v1"
+	nodeGroup    = "/apis/node.k8s.io/v1"
+	storageGroup = "/apis/storage.k8s.io/v1"
+)
+
+// kind is a kind of objects that is followed.
+type kind struct {
+	what            string // as errors name it
+	group, resource string
+	selector        string
+	example, list   runtime.Object
+}
+
+var (
+	classKind = kind{
+		what: allClasses, group: nodeGroup, resource: "runtimeclasses", example: &nodev1.RuntimeClass{}, list: &nodev1.RuntimeClassList{},
+	}
+	driverKind = kind{
+		what: allDrivers, group: storageGroup, resource: "csidrivers", example: &storagev1.CSIDriver{}, list: &storagev1.CSIDriverList{},
+	}
+)
+
+func podKind(node string) kind {
+	return kind{
+		what: allPods, group: coreGroup, resource: "pods", selector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
+		example: &corev1.Pod{}, list: &corev1.PodList{},
+	}
+}
+
 // api asks the API server. It knows the kinds that we need and no others, which
 // keeps a typed client for all of Kubernetes out of the daemon's memory.
 type api struct {
-	client              *http.Client
-	host                string
-	core, node, storage *rest.RESTClient
-	params              runtime.ParameterCodec
+	client *rest.RESTClient
+	host   string
+	params runtime.ParameterCodec
 }
 
 func newAPI(config *rest.Config) (*api, error) {
@@ -45,72 +72,42 @@ func newAPI(config *rest.Config) (*api, error) {
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	client, err := rest.HTTPClientFor(config)
+	config.GroupVersion = &corev1.SchemeGroupVersion // parameters of requests are the same in all groups
+	client, err := rest.UnversionedRESTClientFor(config)
 	if err != nil {
 		return nil, err
 	}
-	a := &api{client: client, host: config.Host, params: runtime.NewParameterCodec(scheme)}
-	for _, group := range []struct {
-		client  **rest.RESTClient
-		version schema.GroupVersion
-		path    string
-	}{
-		{&a.core, corev1.SchemeGroupVersion, "/api"},
-		{&a.node, nodev1.SchemeGroupVersion, "/apis"},
-		{&a.storage, storagev1.SchemeGroupVersion, "/apis"},
-	} {
-		own := rest.CopyConfig(config)
-		own.GroupVersion, own.APIPath = &group.version, group.path
-		if *group.client, err = rest.RESTClientForConfigAndClient(own, client); err != nil {
-			return nil, fmt.Errorf("a client for %s cannot be made: %w", group.version, err)
-		}
-	}
-	return a, nil
+	return &api{client: client, host: config.Host, params: runtime.NewParameterCodec(scheme)}, nil
 }
+
+func (a *api) close() { a.client.Client.CloseIdleConnections() }
 
 // ask begins a request. It is made once: client-go would go on for ten seconds where
 // a server ends connections, and who asks us would not learn that it is away.
-func ask(from *rest.RESTClient) *rest.Request { return from.Get().MaxRetries(0) }
-
-// claim gets a claim. A node identity may not watch those of its pods.
-func (a *api) claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
-	out := &corev1.PersistentVolumeClaim{}
-	err := ask(a.core).Namespace(namespace).Resource("persistentvolumeclaims").Name(name).Do(ctx).Into(out)
-	return out, err
+func (a *api) ask(group, resource string) *rest.Request {
+	return a.client.Get().MaxRetries(0).AbsPath(group).Resource(resource)
 }
 
-// volume gets a persistent volume.
-func (a *api) volume(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
-	out := &corev1.PersistentVolume{}
-	err := ask(a.core).Resource("persistentvolumes").Name(name).Do(ctx).Into(out)
-	return out, err
+// get gets one object; the namespace of one that has none is "". A node identity may
+// not watch the claims of its pods.
+func (a *api) get(ctx context.Context, group, resource, namespace, name string, into runtime.Object) error {
+	return a.ask(group, resource).NamespaceIfScoped(namespace, namespace != "").Name(name).Do(ctx).Into(into)
 }
 
-// csiNode gets a node's CSINode.
-func (a *api) csiNode(ctx context.Context, node string) (*storagev1.CSINode, error) {
-	out := &storagev1.CSINode{}
-	err := ask(a.storage).Resource("csinodes").Name(node).Do(ctx).Into(out)
-	return out, err
-}
-
-// list gets objects of one kind, those of this node where a selector says so.
-func (a *api) list(ctx context.Context, from *rest.RESTClient, resource string, selector fields.Selector,
-	options metav1.ListOptions, into runtime.Object,
-) (runtime.Object, error) {
+// list gets the objects of a kind.
+func (a *api) list(ctx context.Context, of kind, options metav1.ListOptions) (runtime.Object, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
-	options.FieldSelector = selector.String()
-	err := ask(from).Resource(resource).VersionedParams(&options, a.params).Do(ctx).Into(into)
-	return into, err
+	options.FieldSelector = of.selector
+	into := of.list.DeepCopyObject()
+	return into, a.ask(of.group, of.resource).VersionedParams(&options, a.params).Do(ctx).Into(into)
 }
 
 // watch follows them. The API server ends each watch after some minutes, and
 // client-go's pings find out where it is gone without a word.
-func (a *api) watch(ctx context.Context, from *rest.RESTClient, resource string, selector fields.Selector,
-	options metav1.ListOptions,
-) (watch.Interface, error) {
-	options.Watch, options.FieldSelector = true, selector.String()
-	found, err := ask(from).Resource(resource).VersionedParams(&options, a.params).Watch(ctx)
+func (a *api) watch(ctx context.Context, of kind, options metav1.ListOptions) (watch.Interface, error) {
+	options.Watch, options.FieldSelector = true, of.selector
+	found, err := a.ask(of.group, of.resource).VersionedParams(&options, a.params).Watch(ctx)
 	if err == nil && reflect.TypeOf(found) == reflect.TypeOf(watch.NewEmptyWatch()) {
 		// Where the connection ends instead of an answer, client-go makes up a watch
 		// that is over.

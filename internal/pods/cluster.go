@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	nodev1 "k8s.io/api/node/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
@@ -50,8 +51,8 @@ type Cluster struct {
 	health   watchHealth
 	csiNode  watchHealth // how the last get of the CSINode went
 	pods     pods
-	classes  attributes // of runtime classes: their handlers
-	drivers  attributes // of CSI drivers: their fsGroupPolicy
+	classes  table[string] // the handlers of runtime classes
+	drivers  table[string] // the fsGroupPolicies of CSI drivers
 	server   server
 	resolver resolver
 	prefetch prefetcher
@@ -75,9 +76,27 @@ func New(cfg Config) *Cluster {
 	c.server.node, c.prefetch.c = cfg.NodeName, c
 	c.resolver.pods, c.resolver.health, c.resolver.server = &c.pods, &c.health, &c.server
 	c.resolver.slots = make(chan struct{}, getsAtOnce)
-	c.pods.node, c.pods.changed = cfg.NodeName, c.changes.notify
-	c.classes.changed, c.drivers.changed = c.changes.notify, c.changes.notify
+	c.pods.table.read = func(object any) (string, known) { return readPod(object, cfg.NodeName) }
+	c.pods.table.renew = func(now, before known) known { return known{pod: now.pod, learned: before.learned} }
+	c.classes.read, c.drivers.read = attributeOf, attributeOf
+	c.pods.table.heard = func() { c.health.good(allPods) }
+	c.classes.heard = func() { c.health.good(allClasses) }
+	c.drivers.heard = func() { c.health.good(allDrivers) }
+	c.pods.table.changed, c.classes.changed, c.drivers.changed = c.changes.notify, c.changes.notify, c.changes.notify
 	return c
+}
+
+func attributeOf(object any) (name, value string) {
+	switch object := object.(type) {
+	case *nodev1.RuntimeClass:
+		return object.Name, object.Handler
+	case *storagev1.CSIDriver:
+		if object.Spec.FSGroupPolicy != nil {
+			value = string(*object.Spec.FSGroupPolicy)
+		}
+		return object.Name, value
+	}
+	return "", ""
 }
 
 // NodeName is what kubelet names this node unless it is told otherwise.
@@ -118,8 +137,8 @@ const ownCSINode = "the CSINode of this node"
 func (c *Cluster) NodeDrivers(ctx context.Context) (map[string]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, getTime)
 	defer cancel()
-	found, err := c.getCSINode(ctx)
-	if err != nil {
+	found := &storagev1.CSINode{}
+	if err := c.server.get(ctx, "the CSINode "+c.cfg.NodeName, storageGroup, "csinodes", "", c.cfg.NodeName, found); err != nil {
 		if !errors.Is(ctx.Err(), context.Canceled) {
 			c.csiNode.failed(ownCSINode, err)
 		}
@@ -131,16 +150,4 @@ func (c *Cluster) NodeDrivers(ctx context.Context) (map[string]bool, error) {
 		drivers[one.Name] = true
 	}
 	return drivers, nil
-}
-
-func (c *Cluster) getCSINode(ctx context.Context) (*storagev1.CSINode, error) {
-	client := c.server.client.Load()
-	if client == nil {
-		return nil, volume.Errorf(volume.Timeout, "the CSINode %s is not known: no API server was asked yet", c.cfg.NodeName)
-	}
-	found, err := client.csiNode(ctx, c.cfg.NodeName)
-	if err != nil {
-		return nil, c.server.unknown("the CSINode "+c.cfg.NodeName, err)
-	}
-	return found, nil
 }

@@ -8,16 +8,11 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
-	nodev1 "k8s.io/api/node/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -59,7 +54,7 @@ func (c *Cluster) Run(ctx context.Context) error {
 		backoff.Duration, backoff.Steps = firstRetry, 10
 		c.server.client.Store(client)
 		c.follow(ctx, client, stamp)
-		client.client.CloseIdleConnections()
+		client.close()
 	}
 	return nil
 }
@@ -81,7 +76,11 @@ func (c *Cluster) follow(ctx context.Context, client *api, stamp [sha256.Size]by
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var parts sync.WaitGroup
-	for _, one := range c.watches(client) {
+	for _, one := range []*cache.Reflector{
+		c.reflector(client, podKind(c.cfg.NodeName), &c.pods.table),
+		c.reflector(client, classKind, &c.classes),
+		c.reflector(client, driverKind, &c.drivers),
+	} {
 		parts.Go(func() { one.RunWithContext(klog.NewContext(ctx, logr.Discard())) })
 	}
 	parts.Go(func() { c.prefetch.run(ctx) })
@@ -112,38 +111,22 @@ func waitAtMost(parts *sync.WaitGroup, most time.Duration) {
 	}
 }
 
-func (c *Cluster) watches(client *api) []*cache.Reflector {
-	ofNode := fields.OneTermEqualSelector("spec.nodeName", c.cfg.NodeName)
-	return []*cache.Reflector{
-		c.reflector(client, allPods, client.core, "pods", ofNode, &corev1.Pod{}, func() runtime.Object { return &corev1.PodList{} },
-			podSink{&c.pods}),
-		c.reflector(client, allClasses, client.node, "runtimeclasses", fields.Everything(), &nodev1.RuntimeClass{},
-			func() runtime.Object { return &nodev1.RuntimeClassList{} }, attributeSink{&c.classes}),
-		c.reflector(client, allDrivers, client.storage, "csidrivers", fields.Everything(), &storagev1.CSIDriver{},
-			func() runtime.Object { return &storagev1.CSIDriverList{} }, attributeSink{&c.drivers}),
-	}
-}
-
-// reflector keeps a sink up to date. Its watches and lists tell how the contact is.
-func (c *Cluster) reflector(
-	client *api, what string, from *rest.RESTClient, resource string, selector fields.Selector, example runtime.Object,
-	list func() runtime.Object, into sink,
-) *cache.Reflector {
+// reflector keeps a table up to date. Its watches and lists tell how the contact is.
+func (c *Cluster) reflector(client *api, of kind, into cache.ReflectorStore) *cache.Reflector {
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			found, err := client.list(ctx, from, resource, selector, options, list())
-			c.heard(ctx, what, err)
+			found, err := client.list(ctx, of, options)
+			c.heard(ctx, of.what, err)
 			return found, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			found, err := client.watch(ctx, from, resource, selector, options)
-			c.heard(ctx, what, err)
+			found, err := client.watch(ctx, of, options)
+			c.heard(ctx, of.what, err)
 			return found, err
 		},
 	}
 	quiet, backoff := logr.Discard(), c.backoff
-	return cache.NewReflectorWithOptions(source, example, &store{into: into, heard: func() { c.heard(context.Background(), what, nil) }},
-		cache.ReflectorOptions{Name: what, Logger: &quiet, Backoff: &backoff})
+	return cache.NewReflectorWithOptions(source, of.example, into, cache.ReflectorOptions{Name: of.what, Logger: &quiet, Backoff: &backoff})
 }
 
 // heard notes how a list or a watch went.

@@ -91,7 +91,7 @@ func (c *Cluster) users(ctx context.Context, want source, tried map[string]map[s
 	}
 	open := c.pods.choose(func(k known) bool {
 		_, done := tried[k.pod.uid]
-		return !done && !k.pod.ended && len(k.unlearned()) > 0
+		return !done && k.incomplete()
 	})
 	slices.Reverse(open) // the newest is the likeliest
 	for some := range slices.Chunk(open, podsAtOnce) {
@@ -147,7 +147,7 @@ func (c *Cluster) unseen(what string) error {
 	if err := c.health.problem(identity, allPods); err != nil {
 		return volume.Errorf(volume.Timeout, "%s is not known, and %w", what, err)
 	}
-	if !c.pods.ready() {
+	if !c.pods.table.ready() {
 		return volume.Errorf(volume.Timeout, "%s is not known: the API server %s has not told of this node's pods yet", what, c.server.host())
 	}
 	return volume.Errorf(volume.Busy, "%s is not known on node %s (yet)", what, c.cfg.NodeName)
@@ -231,7 +231,7 @@ func (c *Cluster) Problem() error {
 	if err := c.health.problem(identity, allPods, allClasses, allDrivers); err != nil {
 		return err
 	}
-	if !c.pods.ready() || !c.classes.ready() || !c.drivers.ready() {
+	if !c.pods.table.ready() || !c.classes.ready() || !c.drivers.ready() {
 		return volume.Errorf(volume.Timeout, "the API server %s has not told of everything yet", c.server.host())
 	}
 	return nil
@@ -255,13 +255,11 @@ type State struct {
 func (c *Cluster) State() State {
 	s := State{Synced: make(map[string]bool), Problems: c.health.problems(), LastHeard: c.health.lastHeard(),
 		CSINode: c.csiNode.problem(ownCSINode)}
-	for what, ready := range map[string]func() bool{"pods": c.pods.ready, "runtimeclasses": c.classes.ready, "csidrivers": c.drivers.ready} {
-		s.Synced[what] = ready()
-	}
-	for what, name := range map[string]string{"pods": allPods, "runtimeclasses": allClasses, "csidrivers": allDrivers} {
-		s.Synced[what] = s.Synced[what] && c.health.problem(identity, name) == nil
-	}
-	s.Pods, s.Incomplete = c.pods.count()
+	sync := func(of kind, ready bool) { s.Synced[of.resource] = ready && c.health.problem(identity, of.what) == nil }
+	sync(podKind(c.cfg.NodeName), c.pods.table.ready())
+	sync(classKind, c.classes.ready())
+	sync(driverKind, c.drivers.ready())
+	s.Pods, s.Incomplete = len(c.pods.table.values()), len(c.pods.choose(known.incomplete))
 	return s
 }
 

@@ -301,7 +301,7 @@ func TestGroupWaitsForDrivers(t *testing.T) {
 	p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: &group}
 	f.put(p, aPod("plain"))
 	c := start(t, f, hasty)
-	eventually(t, c, "the failure is seen", func() bool { return c.health.problem(allDrivers) != nil && c.pods.ready() })
+	eventually(t, c, "the failure is seen", func() bool { return c.health.problem(allDrivers) != nil && c.pods.table.ready() })
 	_, err := c.ByUID(t.Context(), "uid-grouped")
 	refused(t, err, volume.Timeout, "fsGroup", allDrivers, "does not allow", "Forbidden")
 	must(t)(c.ByUID(t.Context(), "uid-plain"))

@@ -28,11 +28,11 @@ const (
 // among them.
 func mountsOf(spec *corev1.PodSpec) map[string]mounts {
 	all := make(map[string]mounts)
-	take := func(container string, stays bool, volumes []corev1.VolumeMount, devices []corev1.VolumeDevice) {
-		for _, mount := range volumes {
-			all[mount.Name] = all[mount.Name].with(mount).in(container, stays, mount.MountPath)
+	take := func(c *corev1.Container, stays bool) {
+		for _, mount := range c.VolumeMounts {
+			all[mount.Name] = all[mount.Name].with(mount).in(c.Name, stays, mount.MountPath)
 		}
-		for _, device := range devices {
+		for _, device := range c.VolumeDevices {
 			m := all[device.Name]
 			m.used, m.block, m.writable = true, true, true
 			all[device.Name] = m
@@ -40,16 +40,14 @@ func mountsOf(spec *corev1.PodSpec) map[string]mounts {
 	}
 	for i := range spec.InitContainers {
 		c := &spec.InitContainers[i]
-		sidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
-		take(c.Name, sidecar, c.VolumeMounts, c.VolumeDevices)
+		isSidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+		take(c, isSidecar)
 	}
 	for i := range spec.Containers {
-		c := &spec.Containers[i]
-		take(c.Name, true, c.VolumeMounts, c.VolumeDevices)
+		take(&spec.Containers[i], true)
 	}
 	for i := range spec.EphemeralContainers {
-		c := &spec.EphemeralContainers[i]
-		take(c.Name, true, c.VolumeMounts, c.VolumeDevices)
+		take((*corev1.Container)(&spec.EphemeralContainers[i].EphemeralContainerCommon), true)
 	}
 	return all
 }

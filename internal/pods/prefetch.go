@@ -74,7 +74,7 @@ func (p *prefetcher) round(ctx context.Context) time.Duration {
 func (p *prefetcher) due() []known {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	open := p.c.pods.choose(func(k known) bool { return !k.pod.ended && len(k.unlearned()) > 0 })
+	open := p.c.pods.choose(known.incomplete)
 	kept := make(map[string]attempt, len(open))
 	var due []known
 	slices.Reverse(open) // the pod that came last is the one that is being started

@@ -2,7 +2,6 @@ package pods
 
 import (
 	"context"
-	"fmt"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -123,21 +122,17 @@ func (r *resolver) claim(ctx context.Context, namespace, name string) (claimed, 
 }
 
 func (r *resolver) getClaim(ctx context.Context, namespace, name string) (claimed, error) {
-	client := r.server.client.Load()
-	if client == nil {
-		return claimed{}, volume.Errorf(volume.Timeout, "the claim %s/%s is not known: no API server was asked yet", namespace, name)
-	}
-	what := fmt.Sprintf("the claim %s/%s", namespace, name)
-	claim, err := client.claim(ctx, namespace, name)
-	if err != nil {
-		return claimed{}, r.server.unknown(what, err)
+	what := "the claim " + namespace + "/" + name
+	claim, pv := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
+	if err := r.server.get(ctx, what, coreGroup, "persistentvolumeclaims", namespace, name, claim); err != nil {
+		return claimed{}, err
 	}
 	if claim.Status.Phase != corev1.ClaimBound || claim.Spec.VolumeName == "" {
 		return claimed{}, volume.Errorf(volume.Busy, "%s is not bound to a volume yet", what)
 	}
-	pv, err := client.volume(ctx, claim.Spec.VolumeName)
-	if err != nil {
-		return claimed{}, r.server.unknown("the persistent volume "+claim.Spec.VolumeName+" of "+what, err)
+	name = claim.Spec.VolumeName
+	if err := r.server.get(ctx, "the persistent volume "+name+" of "+what, coreGroup, "persistentvolumes", "", name, pv); err != nil {
+		return claimed{}, err
 	}
 	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID {
 		return claimed{}, volume.Errorf(volume.Busy, "%s and its persistent volume %s do not name each other", what, pv.Name)

@@ -8,6 +8,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -38,6 +39,18 @@ func (s *server) host() string {
 		return client.host
 	}
 	return "of the kubeconfig"
+}
+
+// get gets one object; errors name it by what.
+func (s *server) get(ctx context.Context, what, group, resource, namespace, name string, into runtime.Object) error {
+	client := s.client.Load()
+	if client == nil {
+		return volume.Errorf(volume.Timeout, "%s is not known: no API server was asked yet", what)
+	}
+	if err := client.get(ctx, group, resource, namespace, name, into); err != nil {
+		return s.unknown(what, err)
+	}
+	return nil
 }
 
 // unknown is why an object is not known. All of it may pass: a claim may be made,

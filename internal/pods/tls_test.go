@@ -17,6 +17,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // clientPEM is a certificate and its key in one file, as kubelet keeps its own.
@@ -93,11 +95,11 @@ func TestKubeletsCertificateIsRotated(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(client.client.CloseIdleConnections)
+	t.Cleanup(client.close)
 	shown := func() int64 {
 		secure.CloseClientConnections()
 		// A connection that was just closed may still be tried once.
-		_, _ = client.claim(t.Context(), "default", "data")
+		_ = client.get(t.Context(), coreGroup, "persistentvolumeclaims", "default", "data", &corev1.PersistentVolumeClaim{})
 		mu.Lock()
 		defer mu.Unlock()
 		return serial

@@ -1,0 +1,144 @@
+package pods
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// table has what is needed of all objects of one kind. A reflector of client-go fills
+// it; it keeps no object.
+type table[T any] struct {
+	// read takes what is needed out of an object. One without a key is left out.
+	read func(object any) (key string, value T)
+	// renew, where it is set, takes over what was learned of the object before.
+	renew          func(now, before T) T
+	heard, changed func()
+
+	mu     sync.Mutex
+	synced bool
+	all    map[string]T
+}
+
+var (
+	_ cache.TransformingStore      = (*table[string])(nil)
+	_ cache.ReflectorBookmarkStore = (*table[string])(nil)
+)
+
+// Add takes an object that is new.
+func (t *table[T]) Add(object any) error {
+	t.mu.Lock()
+	if t.all == nil {
+		t.all = make(map[string]T)
+	}
+	t.put(object, t.all)
+	t.mu.Unlock()
+	t.heard()
+	t.changed()
+	return nil
+}
+
+// put takes an object. What was known of it before is in old.
+func (t *table[T]) put(object any, old map[string]T) {
+	key, value := t.read(object)
+	if before, there := old[key]; there && t.renew != nil {
+		value = t.renew(value, before)
+	}
+	if key != "" {
+		t.all[key] = value
+	}
+}
+
+// Update takes an object that changed.
+func (t *table[T]) Update(object any) error { return t.Add(object) }
+
+// Delete drops an object.
+func (t *table[T]) Delete(object any) error {
+	key, _ := t.read(object)
+	t.mu.Lock()
+	delete(t.all, key)
+	t.mu.Unlock()
+	t.heard()
+	t.changed()
+	return nil
+}
+
+// Replace takes all objects anew.
+func (t *table[T]) Replace(objects []any, _ string) error {
+	t.mu.Lock()
+	old := t.all
+	t.all, t.synced = make(map[string]T, len(objects)), true
+	for _, object := range objects {
+		t.put(object, old)
+	}
+	t.mu.Unlock()
+	t.heard()
+	t.changed()
+	return nil
+}
+
+// Resync has nothing to do.
+func (t *table[T]) Resync() error { return nil }
+
+// Bookmark is a sign of life.
+func (t *table[T]) Bookmark(string) error {
+	t.heard()
+	return nil
+}
+
+// Transformer strips objects as soon as they are read: a first list of all pods is
+// held in memory as a whole.
+func (t *table[T]) Transformer() cache.TransformFunc {
+	return func(object any) (any, error) {
+		if pod, ok := object.(*corev1.Pod); ok {
+			strip(pod)
+		}
+		return object, nil
+	}
+}
+
+func strip(pod *corev1.Pod) {
+	pod.ManagedFields, pod.Labels = nil, nil
+	pod.Status.Conditions, pod.Spec.Tolerations, pod.Spec.Affinity = nil, nil, nil
+	for _, all := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range all {
+			all[i] = corev1.Container{
+				Name: all[i].Name, RestartPolicy: all[i].RestartPolicy, VolumeMounts: all[i].VolumeMounts, VolumeDevices: all[i].VolumeDevices,
+			}
+		}
+	}
+}
+
+// ready tells whether all objects are known.
+func (t *table[T]) ready() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.synced
+}
+
+func (t *table[T]) get(key string) (value T, there bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	value, there = t.all[key]
+	return value, there
+}
+
+// values are all, in no order.
+func (t *table[T]) values() []T {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Values(t.all))
+}
+
+// change replaces what is known of an object that is there.
+func (t *table[T]) change(key string, to func(T) T) {
+	t.mu.Lock()
+	if value, there := t.all[key]; there {
+		t.all[key] = to(value)
+	}
+	t.mu.Unlock()
+	t.changed()
+}
