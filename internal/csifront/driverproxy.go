@@ -2,6 +2,7 @@ package csifront
 
 import (
 	"context"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
@@ -89,7 +90,7 @@ func (f *Front) Driver(name string, conn Conn) *passthrough.Proxy {
 
 // withDeadline gives a deadline to a call that came without one.
 func (p *driverProxy) withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, ok := ctx.Deadline(); ok || p.front.cfg.DriverTimeout <= 0 {
+	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}
 	}
 	return context.WithTimeout(ctx, p.front.cfg.DriverTimeout)
@@ -100,6 +101,14 @@ func (p *driverProxy) withDeadline(ctx context.Context) (context.Context, contex
 func (p *driverProxy) couldDefer(req *csi.NodeStageVolumeRequest) bool {
 	return p.driver.LastCapabilities().MayDefer() ||
 		decision.StageRequest(p.driver.Name, p.front.cfg.DefaultFSType, req).CouldDefer(p.front.policy.Load())
+}
+
+// offered are the capabilities that kubelet is told of whatever the driver has:
+// otherwise it never asks for the stats or the growth of a driver's volumes.
+var offered = []csi.NodeServiceCapability_RPC_Type{
+	csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+	csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
+	csi.NodeServiceCapability_RPC_VOLUME_CONDITION,
 }
 
 // getCapabilities answers with the driver's capabilities and ours.
@@ -113,45 +122,62 @@ func (p *driverProxy) getCapabilities(ctx context.Context, _ []byte, forward for
 		return answer, nil //nolint:nilerr // kubelet shall judge what we cannot read
 	}
 	p.driver.ObserveCapabilities(reply)
-	if !addOffered(reply) {
+	added := false
+	for _, kind := range offered {
+		has := func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == kind }
+		if !slices.ContainsFunc(reply.GetCapabilities(), has) {
+			added = true
+			reply.Capabilities = append(reply.Capabilities, &csi.NodeServiceCapability{
+				Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: kind}},
+			})
+		}
+	}
+	if !added {
 		return answer, nil
 	}
 	return proto.Marshal(reply)
 }
 
-// stageVolume decides, and has the driver stage a filesystem or only a device.
-func (p *driverProxy) stageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest, forward forwardFunc) ([]byte, error) {
-	if req.GetVolumeCapability().GetMount() == nil || req.GetVolumeId() == "" || req.GetStagingTargetPath() == "" {
-		return forward(ctx) // a raw block volume has no filesystem, and the driver refuses a bad request
+// withLock runs a call that changes a volume under the volume's lock. The driver itself
+// refuses a request without a volume or path.
+func (p *driverProxy) withLock(
+	ctx context.Context, volumeID, path string, forward forwardFunc, run func(staging.VolumeID) ([]byte, error),
+) ([]byte, error) {
+	if volumeID == "" || path == "" {
+		return forward(ctx)
 	}
-	unlock, err := p.front.lock(ctx, p.driver.ID(req.GetVolumeId()))
+	id := p.driver.ID(volumeID)
+	unlock, err := p.front.lock(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	id := p.driver.ID(req.GetVolumeId())
-	call := &stageCall{
-		proxy: p, req: req, rec: p.front.store.Records.Get(id),
-		w: decision.StageRequest(p.driver.Name, p.front.cfg.DefaultFSType, req), forward: forward,
+	return run(id)
+}
+
+// stageVolume decides, and has the driver stage a filesystem or only a device.
+func (p *driverProxy) stageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest, forward forwardFunc) ([]byte, error) {
+	if req.GetVolumeCapability().GetMount() == nil {
+		return forward(ctx) // a raw block volume has no filesystem
 	}
-	reply, err := call.run(ctx)
-	if err != nil && call.rec.Stage == nil {
-		p.front.store.ForgetRequest(id) // kubelet does not ask to unstage it
-	}
-	return reply, err
+	return p.withLock(ctx, req.GetVolumeId(), req.GetStagingTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
+		call := &stageCall{
+			proxy: p, req: req, rec: p.front.store.Records.Get(id),
+			w: decision.StageRequest(p.driver.Name, p.front.cfg.DefaultFSType, req), forward: forward,
+		}
+		reply, err := call.run(ctx)
+		if err != nil && call.rec.Stage == nil {
+			p.front.store.ForgetRequest(id) // kubelet does not ask to unstage it
+		}
+		return reply, err
+	})
 }
 
 // unstageVolume has the driver unstage what it staged.
 func (p *driverProxy) unstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest, forward forwardFunc) ([]byte, error) {
-	if req.GetVolumeId() == "" || req.GetStagingTargetPath() == "" {
-		return forward(ctx)
-	}
-	unlock, err := p.front.lock(ctx, p.driver.ID(req.GetVolumeId()))
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	return p.unstage(ctx, req, forward)
+	return p.withLock(ctx, req.GetVolumeId(), req.GetStagingTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
+		return p.unstage(ctx, id, req.GetStagingTargetPath(), forward)
+	})
 }
 
 // publishVolume decides whether the pod's sandbox is to mount the volume, and hands it
@@ -161,35 +187,26 @@ func (p *driverProxy) publishVolume(ctx context.Context, req *csi.NodePublishVol
 		return nil, err
 	}
 	isBlock := req.GetVolumeCapability().GetBlock() != nil
-	if !isBlock && req.GetVolumeCapability().GetMount() == nil || req.GetVolumeId() == "" || req.GetTargetPath() == "" {
+	if !isBlock && req.GetVolumeCapability().GetMount() == nil {
 		return forward(ctx)
 	}
-	unlock, err := p.front.lock(ctx, p.driver.ID(req.GetVolumeId()))
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	w := decision.PublishRequest(p.driver.Name, p.front.cfg.DefaultFSType, req)
-	if isBlock {
-		if err := decision.CheckRawDevice(w, p.front.cfg.Volumes.OfOrigin(p.driver.Name, req.GetVolumeId())); err != nil {
+	return p.withLock(ctx, req.GetVolumeId(), req.GetTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
+		w := decision.PublishRequest(p.driver.Name, p.front.cfg.DefaultFSType, req)
+		if !isBlock {
+			return newPublishCall(p, req, w, forward).run(ctx)
+		}
+		if err := decision.CheckRawDevice(w, p.front.cfg.Volumes.OfOrigin(id.Driver, id.ID)); err != nil {
 			return nil, err
 		}
 		return forward(ctx)
-	}
-	return newPublishCall(p, req, w, forward).run(ctx)
+	})
 }
 
 // unpublishVolume undoes a publish.
 func (p *driverProxy) unpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest, forward forwardFunc) ([]byte, error) {
-	if req.GetVolumeId() == "" || req.GetTargetPath() == "" {
-		return forward(ctx)
-	}
-	unlock, err := p.front.lock(ctx, p.driver.ID(req.GetVolumeId()))
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	return (&unpublishCall{proxy: p, id: p.driver.ID(req.GetVolumeId()), target: req.GetTargetPath(), forward: forward}).run(ctx)
+	return p.withLock(ctx, req.GetVolumeId(), req.GetTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
+		return (&unpublishCall{proxy: p, id: id, target: req.GetTargetPath(), forward: forward}).run(ctx)
+	})
 }
 
 // getVolumeStats asks the sandbox of a deferred volume. It takes no lock: a driver or
@@ -273,8 +290,6 @@ func (p *driverProxy) recordRefusal(draft volume.Refusal, err error) error {
 	err = refusal.Sentence(&draft, err)
 	draft.Party, draft.Error = party, status.Convert(err).Message()
 	p.front.refused.Add(draft)
-	if p.front.cfg.OnRefused != nil {
-		p.front.cfg.OnRefused(p.driver.Name, party)
-	}
+	p.front.cfg.OnRefused(p.driver.Name, party)
 	return err
 }

@@ -56,14 +56,12 @@ func (e *expandCall) growDevice(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := driver.Call(ctx, csi.Node_NodeExpandVolume_FullMethodName, ask, &csi.NodeExpandVolumeResponse{}); err != nil {
-		err = driver.Error("asked to grow the device", err, e.req.GetSecrets())
-		if refusal.IsFinal(err) {
-			return failedPrecondition("%s", refusal.Plain(err)) // a pod without its growth is better than no pod
-		}
-		return err
+	err = driver.Call(ctx, csi.Node_NodeExpandVolume_FullMethodName, ask, &csi.NodeExpandVolumeResponse{})
+	err = driver.Error("asked to grow the device", err, e.req.GetSecrets())
+	if err != nil && refusal.IsFinal(err) {
+		return failedPrecondition("%s", refusal.Plain(err)) // a pod without its growth is better than no pod
 	}
-	return nil
+	return err
 }
 
 func (e *expandCall) deviceRequest(has *staging.Capabilities) (*csi.NodeExpandVolumeRequest, error) {
@@ -114,12 +112,11 @@ func (e *expandCall) growsAtMount() bool {
 // fillsDevice reports whether the filesystem is as large as its device already: it was
 // grown on this node before it was handed over.
 func (e *expandCall) fillsDevice(ctx context.Context, size int64) bool {
-	filesystemSize := e.proxy.front.cfg.FilesystemSize
-	if filesystemSize == nil || e.growsAtMount() {
+	if e.growsAtMount() {
 		return false
 	}
 	const leftOut = 16 << 20 // what mkfs and resize2fs may leave out at the end of a device
-	bytes, known := filesystemSize(ctx, e.v)
+	bytes, known := e.proxy.front.cfg.FilesystemSize(ctx, e.v)
 	return known && bytes <= size && size-bytes < leftOut
 }
 

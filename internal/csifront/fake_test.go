@@ -372,6 +372,8 @@ func newRig(t *testing.T, policy *policy.Policy) *rig {
 		Volumes: broker, Sandboxes: r.sandboxes, StateDir: dir + "/state", KubeletRoot: broker.root,
 		PrivateDir: broker.root + "/plugins/kubernetes.io/csi/crust-proxy.dev", DefaultFSType: "ext4",
 		DriverTimeout: 10 * time.Second, Policy: policy, Log: zap.NewNop(),
+		OnRefused: func(string, volume.Party) {}, OnChange: func(volume.Key) {},
+		LacksGroup:     func(context.Context, *volume.Volume) bool { return false },
 		FilesystemSize: func(context.Context, *volume.Volume) (int64, bool) { return r.filesystem, r.filesystem > 0 },
 	}
 	if err := os.MkdirAll(broker.root+"/plugins", 0o750); err != nil {

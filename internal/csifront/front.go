@@ -68,17 +68,16 @@ type Config struct {
 	// DriverTimeout bounds a call to a driver whose caller set no deadline.
 	DriverTimeout time.Duration
 	// FilesystemSize returns the size that a volume's filesystem has by its superblock,
-	// where that can be read now. It may be nil.
+	// where that can be read now.
 	FilesystemSize func(ctx context.Context, v *volume.Volume) (bytes int64, known bool)
 	// LacksGroup reports whether the root directory of a volume's filesystem is not known
-	// to be writable for the volume's group. It may be nil.
+	// to be writable for the volume's group.
 	LacksGroup func(ctx context.Context, v *volume.Volume) bool
 	// DefaultHandler is the runtime handler where a rule names none.
 	DefaultHandler string
 	Policy         *policy.Policy
 	// OnRefused is called for each call that refused a volume, and OnChange for each
-	// volume that is listed as refused, or not any more. They must not block and
-	// may be nil.
+	// volume that is listed as refused, or not any more. They must not block.
 	OnRefused func(driver string, party volume.Party)
 	OnChange  func(volume.Key)
 	Log       *zap.Logger

@@ -77,15 +77,9 @@ func (f *Front) inlineName(w *decision.VolumeRequest) string {
 // belowKubeletRoot are the elements of a path below the kubelet root, which the caller may
 // name by a link.
 func (f *Front) belowKubeletRoot(target string) []string {
-	for _, root := range []func() (string, error){
-		func() (string, error) { return f.cfg.KubeletRoot, nil },
-		func() (string, error) { return filepath.EvalSymlinks(f.cfg.KubeletRoot) },
-	} {
-		dir, err := root()
-		if err != nil {
-			continue
-		}
-		if rel, err := filepath.Rel(dir, path.Clean(target)); err == nil && filepath.IsLocal(rel) {
+	resolved, _ := filepath.EvalSymlinks(f.cfg.KubeletRoot) // without it no absolute path is below ""
+	for _, root := range []string{f.cfg.KubeletRoot, resolved} {
+		if rel, err := filepath.Rel(root, path.Clean(target)); err == nil && filepath.IsLocal(rel) {
 			return strings.Split(rel, "/")
 		}
 	}

@@ -40,10 +40,10 @@ func newPublishCall(
 	// A target that cannot be resolved is no deferred one.
 	found, known, err := volumes.Find(p.target)
 	known = known && err == nil
-	if known && !found.Removing {
+	p.removing = known && found.Removing
+	if known && !p.removing {
 		p.state.Published = &found
 	}
-	p.removing = known && found.Removing
 	for _, status := range volumes.OfOrigin(w.Driver, w.VolumeID) {
 		if !known || status.Key != found.Key {
 			p.state.Elsewhere = append(p.state.Elsewhere, status)
@@ -111,13 +111,22 @@ func (p *publishCall) finishError(ctx context.Context, err error) error {
 	if p.state.Published != nil {
 		return refusal.NotFinal(p.target, err)
 	}
+	return p.undo(ctx, err, func(ctx context.Context) error {
+		if err := p.unpublishDevice(ctx); err != nil {
+			return err
+		}
+		return p.unpublishUncertain(ctx)
+	})
+}
+
+// undo undoes what this call began. A volume that an earlier call published stays so.
+func (p *publishCall) undo(ctx context.Context, cause error, undo func(context.Context) error) error {
+	if p.state.Published != nil {
+		return cause
+	}
 	ctx, cancel := staging.UndoContext(ctx)
 	defer cancel()
-	undo := p.unpublishDevice(ctx)
-	if undo == nil {
-		undo = p.unpublishUncertain(ctx)
-	}
-	return refusal.JoinUndo(p.target, err, undo)
+	return refusal.JoinUndo(p.target, cause, undo(ctx))
 }
 
 // publishedByDriver reports whether the driver published the volume through the Runtime
@@ -127,12 +136,11 @@ func (p *publishCall) publishedByDriver() bool {
 }
 
 func (p *publishCall) refuse(err error) error {
-	if p.pod != nil {
-		return p.proxy.recordRefusal(p.proxy.refusalDraft(p.w, &p.verdict, p.pod.Pod), err)
+	draft := p.proxy.refusalDraft(p.w, &p.verdict, p.knownPod())
+	if p.pod == nil {
+		draft.PodUID, _ = p.proxy.front.podUID(p.w.Context, p.target) // where the two differ that is the error
+		draft.PodNamespace, draft.PodName = decision.PodNames(nil, p.w)
 	}
-	draft := p.proxy.refusalDraft(p.w, &p.verdict, nil)
-	draft.PodUID, _ = p.proxy.front.podUID(p.w.Context, p.target) // where the two differ that is the error
-	draft.PodNamespace, draft.PodName = decision.PodNames(nil, p.w)
 	return p.proxy.recordRefusal(draft, err)
 }
 
@@ -266,8 +274,7 @@ func (p *publishCall) logHazards(ctx context.Context, v *volume.Volume) {
 		log.Warn(hazard.Text, zap.Strings("containers", hazard.Containers), zap.String("nameInPod", refusal.OneLine(p.pod.Volume.Name)))
 	}
 	// Where the handler's name does not say runtime-rs this is known with the first stats.
-	lacksGroup := p.proxy.front.cfg.LacksGroup
-	if v.Group != "" && decision.IsRuntimeRS(handler) && lacksGroup != nil && lacksGroup(ctx, v) {
+	if v.Group != "" && decision.IsRuntimeRS(handler) && p.proxy.front.cfg.LacksGroup(ctx, v) {
 		log.Warn(volume.GroupIgnoredText, zap.String("group", v.Group))
 	}
 }

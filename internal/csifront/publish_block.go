@@ -44,12 +44,15 @@ func (b *blockPublish) run(ctx context.Context) ([]byte, error) {
 	failpoint.Hit("front-publish-made")
 	if !b.stillPublished() {
 		if err := b.askDriver(ctx); err != nil {
-			return nil, b.notPublished(begun, err)
+			if begun || !refusal.IsFinal(err) {
+				return nil, err // what an earlier call has begun is for finishError
+			}
+			return nil, refusal.JoinUndo(p.target, err, private.RemovePublish(b.device))
 		}
 		failpoint.Hit("front-publish-driver")
 	}
 	if err := p.handOver(ctx, b.instruction(), b.has); err != nil {
-		return nil, b.undo(ctx, err)
+		return nil, p.undo(ctx, err, p.unpublishDevice)
 	}
 	failpoint.Hit("front-publish-instructed")
 	return proto.Marshal(&csi.NodePublishVolumeResponse{})
@@ -128,23 +131,4 @@ func (b *blockPublish) instruction() volume.Instruction {
 		in.Origin.PrivateStaging = b.stagingPath()
 	}
 	return in
-}
-
-// notPublished removes what was made for a publish that the driver refused with a final
-// code. What an earlier call has begun is for finishError.
-func (b *blockPublish) notPublished(begun bool, cause error) error {
-	if begun || !refusal.IsFinal(cause) {
-		return cause
-	}
-	return refusal.JoinUndo(b.call.target, cause, b.call.proxy.front.store.Private.RemovePublish(b.device))
-}
-
-// undo undoes the driver's publish when the volume could not be handed over.
-func (b *blockPublish) undo(ctx context.Context, cause error) error {
-	if b.call.state.Published != nil {
-		return cause
-	}
-	ctx, cancel := staging.UndoContext(ctx)
-	defer cancel()
-	return refusal.JoinUndo(b.call.target, cause, b.call.unpublishDevice(ctx))
 }

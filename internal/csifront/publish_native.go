@@ -42,7 +42,7 @@ func (n *nativePublish) run(ctx context.Context) ([]byte, error) {
 	}
 	failpoint.Hit("front-publish-driver")
 	if err := n.handOver(ctx, reply); err != nil {
-		return nil, n.undo(ctx, err)
+		return nil, p.undo(ctx, err, p.unpublishUncertain)
 	}
 	failpoint.Hit("front-publish-instructed")
 	if err := p.setUncertain(false); err != nil {
@@ -104,16 +104,6 @@ func (n *nativePublish) instruction(mount *csiv1.DeferredMount) volume.Instructi
 	default:
 	}
 	return in
-}
-
-// undo undoes a publish that was not handed over.
-func (n *nativePublish) undo(ctx context.Context, cause error) error {
-	if n.call.state.Published != nil {
-		return cause
-	}
-	ctx, cancel := staging.UndoContext(ctx)
-	defer cancel()
-	return refusal.JoinUndo(n.call.target, cause, n.call.unpublishUncertain(ctx))
 }
 
 // setUncertain records whether the driver was asked to publish the volume deferred, and

@@ -2,29 +2,19 @@ package decision
 
 import (
 	"maps"
-	"path"
 	"slices"
 	"strings"
 )
 
-const runtimeRS = "runtime-rs"
-
 // IsRuntimeRS reports whether the name of a runtime handler says that its pods run under
 // Kata's runtime-rs.
-func IsRuntimeRS(handler string) bool { return strings.Contains(handler, runtimeRS) }
+func IsRuntimeRS(handler string) bool { return strings.Contains(handler, "runtime-rs") }
 
 // mayBeRuntimeRS reports whether the pods of a runtime handler can run under runtime-rs. A
 // name is certain only where kata-deploy chose it.
 func mayBeRuntimeRS(handler string) bool {
-	if IsRuntimeRS(handler) {
-		return true
-	}
-	for _, pattern := range []string{"kata-qemu*", "kata-clh*", "kata-fc*", "kata-stratovirt*"} {
-		if goOnly, _ := path.Match(pattern, handler); goOnly {
-			return false
-		}
-	}
-	return true
+	ofGo := func(prefix string) bool { return strings.HasPrefix(handler, prefix) }
+	return IsRuntimeRS(handler) || !slices.ContainsFunc([]string{"kata-qemu", "kata-clh", "kata-fc", "kata-stratovirt"}, ofGo)
 }
 
 // Hazard is what a runtime will do wrong with a volume, and for which containers.

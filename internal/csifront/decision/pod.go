@@ -68,16 +68,16 @@ func (p *Pod) ForVolume(driver, volumeID, inlineName string) (*PodContext, error
 	if err != nil {
 		return out, refusal.WithParty(volume.PartyPod, err)
 	}
-	names := p.namesOf(driver, volumeID, inlineName)
-	if len(names) == 0 {
+	found := p.volumesOf(driver, volumeID, inlineName)
+	if len(found) == 0 {
 		out.Missing = refusal.WithParty(volume.PartyPods, p.missingVolume(driver, volumeID))
 		if !asked.Nothing() {
 			return out, out.Missing
 		}
 		return out, nil
 	}
-	out.Volume = p.mergeVolumes(names)
-	out.Annotated = slices.ContainsFunc(names, asked.Asks)
+	out.Volume = mergeVolumes(found)
+	out.Annotated = slices.ContainsFunc(found, func(v PodVolume) bool { return asked.Asks(v.Name) })
 	return out, nil
 }
 
@@ -100,16 +100,15 @@ func (p *Pod) parseAnnotation() (policy.Asked, error) {
 	return asked, nil
 }
 
-// namesOf are the volume's names in the pod: one claim may have several. An inline
-// volume is known by its name, which is in its target.
-func (p *Pod) namesOf(driver, volumeID, inlineName string) []string {
-	var names []string
+// volumesOf is the volume under each of its names in the pod: one claim may have several.
+// An inline volume is known by its name, which is in its target.
+func (p *Pod) volumesOf(driver, volumeID, inlineName string) (found []PodVolume) {
 	for _, v := range p.Volumes {
 		if v.Driver == driver && (v.VolumeID == volumeID || inlineName != "" && v.Name == inlineName) {
-			names = append(names, v.Name)
+			found = append(found, v)
 		}
 	}
-	return names
+	return found
 }
 
 // missingVolume says why the volume is not found in the pod.
@@ -123,15 +122,9 @@ func (p *Pod) missingVolume(driver, volumeID string) error {
 }
 
 // mergeVolumes is what the containers do with a volume under all of its names.
-func (p *Pod) mergeVolumes(names []string) *PodVolume {
-	out := &PodVolume{ReadOnlyMounts: true}
-	for _, v := range p.Volumes {
-		if !slices.Contains(names, v.Name) {
-			continue
-		}
-		if out.Name == "" {
-			out.Name = v.Name
-		}
+func mergeVolumes(all []PodVolume) *PodVolume {
+	out := &PodVolume{Name: all[0].Name, ReadOnlyMounts: true}
+	for _, v := range all {
 		out.SubPaths = append(out.SubPaths, v.SubPaths...)
 		out.Together = mergeNames(out.Together, v.Together)
 		out.Spaced = mergeNames(out.Spaced, v.Spaced)
@@ -145,13 +138,6 @@ func mergeNames(a, b []string) []string {
 	all := slices.Concat(a, b)
 	slices.Sort(all)
 	return slices.Compact(all)
-}
-
-// groupFor reports whether the pod's group is for the files of a volume.
-func (p *Pod) groupFor(driver, volumeID string) bool {
-	return !slices.ContainsFunc(p.Volumes, func(v PodVolume) bool {
-		return v.NoGroup && v.Driver == driver && v.VolumeID == volumeID
-	})
 }
 
 // maxObjectName is the longest name that Kubernetes accepts.

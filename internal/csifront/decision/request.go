@@ -1,6 +1,7 @@
 package decision
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -61,14 +62,10 @@ func newRequest(driver, defaultFSType string, req interface {
 	GetVolumeCapability() *csi.VolumeCapability
 },
 ) *VolumeRequest {
-	r := &VolumeRequest{
-		Driver: driver, VolumeID: req.GetVolumeId(), FSType: defaultFSType,
-		Context: req.GetVolumeContext(), Capability: req.GetVolumeCapability(),
+	return &VolumeRequest{
+		Driver: driver, VolumeID: req.GetVolumeId(), Context: req.GetVolumeContext(), Capability: req.GetVolumeCapability(),
+		FSType: cmp.Or(req.GetVolumeCapability().GetMount().GetFsType(), defaultFSType),
 	}
-	if named := r.Capability.GetMount().GetFsType(); named != "" {
-		r.FSType = named
-	}
-	return r
 }
 
 // inlineIDForm is the volume id that kubelet makes up for an inline volume.
@@ -155,16 +152,15 @@ func Group(req *VolumeRequest, pod *Pod) (string, volume.GroupPolicy, error) {
 	if err != nil {
 		return "", "", refusal.WithParty(volume.PartyRequest, capabilityUnreadable(err))
 	}
-	if group == "" {
-		group = req.Capability.GetMount().GetVolumeMountGroup()
+	group = cmp.Or(group, req.Capability.GetMount().GetVolumeMountGroup())
+	if pod == nil || req.ReadOnly { // kubelet changes nothing on a read-only volume either
+		return group, volume.GroupPolicy(change), nil
 	}
-	if req.ReadOnly {
-		pod = nil // kubelet changes nothing on a read-only volume either
-	}
-	if group == "" && pod != nil && pod.groupFor(req.Driver, req.VolumeID) {
+	noGroup := func(v PodVolume) bool { return v.NoGroup && v.Driver == req.Driver && v.VolumeID == req.VolumeID }
+	if group == "" && !slices.ContainsFunc(pod.Volumes, noGroup) {
 		group = pod.FSGroup
 	}
-	if change == "" && pod != nil && group != "" {
+	if change == "" && group != "" {
 		change = string(pod.FSGroupPolicy)
 	}
 	return group, volume.GroupPolicy(change), nil

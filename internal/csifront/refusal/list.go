@@ -2,6 +2,7 @@ package refusal
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -33,11 +34,8 @@ type entry struct {
 }
 
 // NewList makes an empty list. The function changed is called for each volume that is
-// listed or removed; it may be nil.
+// listed or removed.
 func NewList(changed func(volume.Key)) *List {
-	if changed == nil {
-		changed = func(volume.Key) {}
-	}
 	return &List{changed: changed, all: make(map[volume.Key]*entry)}
 }
 
@@ -45,8 +43,7 @@ func NewList(changed func(volume.Key)) *List {
 func (r *List) Add(one volume.Refusal) {
 	now := time.Now()
 	one.First, one.Last, one.Count = now, now, 1
-	dropped := r.put(one)
-	if dropped != "" {
+	if dropped := r.put(one); dropped != "" {
 		r.changed(dropped)
 	}
 	r.changed(one.Key)
@@ -60,51 +57,30 @@ func (r *List) put(one volume.Refusal) (dropped volume.Key) {
 		one.First, one.Count = before.First, before.Count+1
 		before.expiry.Stop()
 	} else if len(r.all) >= maxRefusals {
-		oldest := r.oldest()
+		oldest := slices.MinFunc(slices.Collect(maps.Values(r.all)), func(a, b *entry) int { return a.Last.Compare(b.Last) })
 		dropped = oldest.Key
-		r.drop(oldest)
+		oldest.expiry.Stop()
+		delete(r.all, dropped)
 	}
 	kept := &entry{Refusal: one}
-	kept.expiry = time.AfterFunc(refusalKept, func() { r.expire(one.Key, kept) })
+	// If the volume is refused again meanwhile, another entry takes the place of this one.
+	kept.expiry = time.AfterFunc(refusalKept, func() { r.remove(func(e *entry) bool { return e == kept }) })
 	r.all[one.Key] = kept
 	return dropped
 }
 
-func (r *List) oldest() *entry {
-	var oldest *entry
-	for _, one := range r.all {
-		if oldest == nil || one.Last.Before(oldest.Last) {
-			oldest = one
-		}
-	}
-	return oldest
-}
-
-func (r *List) drop(one *entry) {
-	one.expiry.Stop()
-	delete(r.all, one.Key)
-}
-
-// expire forgets a refusal unless the volume was tried again meanwhile.
-func (r *List) expire(key volume.Key, kept *entry) {
-	r.mu.Lock()
-	gone := r.all[key] == kept
-	if gone {
-		r.drop(kept)
-	}
-	r.mu.Unlock()
-	if gone {
-		r.changed(key)
-	}
-}
-
 // Forget removes the refusals that match.
 func (r *List) Forget(match func(*volume.Refusal) bool) {
+	r.remove(func(e *entry) bool { return match(&e.Refusal) })
+}
+
+func (r *List) remove(match func(*entry) bool) {
 	var gone []volume.Key
 	r.mu.Lock()
 	for key, one := range r.all {
-		if match(&one.Refusal) {
-			r.drop(one)
+		if match(one) {
+			one.expiry.Stop()
+			delete(r.all, key)
 			gone = append(gone, key)
 		}
 	}

@@ -42,7 +42,7 @@ func TestRefusalsAreForgottenAfterTheLastTry(t *testing.T) {
 
 func TestRefusalsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := NewList(nil)
+		r := NewList(func(volume.Key) {})
 		for i := range maxRefusals {
 			r.Add(refusalOf(i))
 			time.Sleep(time.Millisecond)
