@@ -96,8 +96,6 @@ func (p *driverProxy) withDeadline(ctx context.Context) (context.Context, contex
 	return context.WithTimeout(ctx, p.front.cfg.DriverTimeout)
 }
 
-// couldDefer reports whether the policy could defer the volume, or the driver does so by
-// itself.
 func (p *driverProxy) couldDefer(req *csi.NodeStageVolumeRequest) bool {
 	return p.driver.LastCapabilities().MayDefer() ||
 		decision.StageRequest(p.driver.Name, p.front.cfg.DefaultFSType, req).CouldDefer(p.front.policy.Load())
@@ -173,7 +171,6 @@ func (p *driverProxy) stageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 	})
 }
 
-// unstageVolume has the driver unstage what it staged.
 func (p *driverProxy) unstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest, forward forwardFunc) ([]byte, error) {
 	return p.withLock(ctx, req.GetVolumeId(), req.GetStagingTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
 		return p.unstage(ctx, id, req.GetStagingTargetPath(), forward)
@@ -202,7 +199,6 @@ func (p *driverProxy) publishVolume(ctx context.Context, req *csi.NodePublishVol
 	})
 }
 
-// unpublishVolume undoes a publish.
 func (p *driverProxy) unpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest, forward forwardFunc) ([]byte, error) {
 	return p.withLock(ctx, req.GetVolumeId(), req.GetTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
 		return (&unpublishCall{proxy: p, id: id, target: req.GetTargetPath(), forward: forward}).run(ctx)

@@ -22,7 +22,6 @@ type expandCall struct {
 	v     *volume.Volume
 }
 
-// run grows the device, then the filesystem, and returns the new size.
 func (e *expandCall) run(ctx context.Context) (int64, error) {
 	refused := e.growDevice(ctx)
 	size, known := e.proxy.front.cfg.Volumes.DeviceSize(e.v)

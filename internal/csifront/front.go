@@ -127,7 +127,6 @@ func (f *Front) lock(ctx context.Context, id staging.VolumeID) (unlock func(), e
 	}
 }
 
-// rules are those in force.
 func (f *Front) rules() *decision.Rules {
 	return &decision.Rules{Policy: f.policy.Load(), DefaultHandler: f.cfg.DefaultHandler, Abilities: f.cfg.Volumes.Abilities}
 }
@@ -139,7 +138,6 @@ func (f *Front) Refused() []volume.Refusal { return f.refused.All() }
 // Refusal returns one of them.
 func (f *Front) Refusal(key volume.Key) (volume.Refusal, bool) { return f.refused.Get(key) }
 
-// forgetRefusal removes a target from the list of refused volumes.
 func (f *Front) forgetRefusal(target string) {
 	if f.refused.Empty() {
 		return

@@ -209,12 +209,10 @@ func (p *publishCall) publishDeferred(ctx context.Context) ([]byte, error) {
 	return (&blockPublish{call: p, has: has, device: p.device()}).run(ctx)
 }
 
-// device is the private path at which a driver publishes the volume as a device.
 func (p *publishCall) device() string {
 	return p.proxy.front.store.Private.Publish(p.proxy.driver.ID(p.w.VolumeID), p.target)
 }
 
-// unpublishDevice undoes a publish as a device, if one was begun.
 func (p *publishCall) unpublishDevice(ctx context.Context) error {
 	return p.proxy.stager.UnpublishDevice(ctx, p.w.VolumeID, p.device())
 }
@@ -255,7 +253,6 @@ func (p *publishCall) group() (string, volume.GroupPolicy, error) {
 	return group, change, err
 }
 
-// mountFlags are the mount options for the sandbox.
 func (p *publishCall) mountFlags(flags []string) []string {
 	return decision.MountFlags(flags, p.w.ReadOnly, p.proxy.front.cfg.Volumes.Abilities(p.verdict.Handler).SELinux)
 }

@@ -58,7 +58,6 @@ func (b *blockPublish) run(ctx context.Context) ([]byte, error) {
 	return proto.Marshal(&csi.NodePublishVolumeResponse{})
 }
 
-// ensureStaged makes sure that the driver staged a device.
 func (b *blockPublish) ensureStaged(ctx context.Context) error {
 	p, path := b.call, b.call.req.GetStagingTargetPath()
 	switch {
@@ -77,7 +76,6 @@ func (b *blockPublish) ensureStaged(ctx context.Context) error {
 	}
 }
 
-// stagingPath is the private staging path.
 func (b *blockPublish) stagingPath() string {
 	p := b.call
 	return p.proxy.front.store.Private.Staging(p.proxy.driver.ID(p.w.VolumeID), p.req.GetStagingTargetPath())

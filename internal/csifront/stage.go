@@ -26,7 +26,6 @@ type stageCall struct {
 	forward forwardFunc
 }
 
-// run decides and stages.
 func (s *stageCall) run(ctx context.Context) (reply []byte, err error) {
 	asDevice, err := s.decide(ctx)
 	if err == nil {

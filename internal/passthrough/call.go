@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// call is one call that passes.
 type call struct {
 	conn    grpc.ClientConnInterface
 	method  string
@@ -72,7 +71,6 @@ func (c *call) receive() (*Frame, error) {
 	return request, err
 }
 
-// once passes a unary call.
 func (c *call) once() error {
 	request, err := c.receive()
 	if err != nil {
@@ -103,7 +101,6 @@ func (c *call) invoke(ctx context.Context, request, reply *Frame) error {
 	return err
 }
 
-// locally has a method answered in the driver's place.
 func (c *call) locally(answer Local) error {
 	request, err := c.receive()
 	if err != nil {

@@ -23,7 +23,6 @@ var claimModes = map[string][]string{
 	"ReadWriteMany":    {"MULTI_NODE_MULTI_WRITER"},
 }
 
-// expandModes replaces the modes of Kubernetes by CSI's.
 func expandModes(words []string) []string {
 	modes := make([]string, 0, len(words))
 	for _, word := range words {

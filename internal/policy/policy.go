@@ -267,7 +267,6 @@ func (p *Policy) asked(w Input, word string) (Verdict, error) {
 	return p.withHandler(v, &w)
 }
 
-// matchesVolume compares all that does not depend on the pod.
 func (r *Rule) matchesVolume(w *Input) bool {
 	return (w.Annotated || !r.Annotated) && (len(r.Drivers) == 0 || slices.ContainsFunc(r.Drivers, func(p string) bool { return globMatches(p, w.Driver) })) &&
 		allows(r.Filesystems, w.FSType) && matchesMode(r.AccessModes, w.AccessMode)

@@ -43,7 +43,6 @@ func isFormat(f volume.FormatPolicy) bool {
 	return slices.Contains([]volume.FormatPolicy{volume.FormatUnset, volume.FormatHost, volume.FormatGuest, volume.FormatNever}, f)
 }
 
-// problems are what is wrong with one rule by itself.
 func (r *Rule) problems(i int, handlers []string) []error {
 	var found []error
 	wrong := func(format string, args ...any) {

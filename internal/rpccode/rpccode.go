@@ -3,6 +3,7 @@
 package rpccode
 
 import (
+	"cmp"
 	"errors"
 
 	"google.golang.org/grpc/codes"
@@ -46,9 +47,5 @@ func Status(err error) error {
 			return err
 		}
 	}
-	code, ok := codeOf[volume.KindOf(err)]
-	if !ok {
-		code = codes.Internal
-	}
-	return status.Error(code, err.Error())
+	return status.Error(cmp.Or(codeOf[volume.KindOf(err)], codes.Internal), err.Error())
 }

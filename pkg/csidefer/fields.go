@@ -160,7 +160,6 @@ func FileSystems(reply *csi.NodeGetInfoResponse) ([]string, error) {
 	return fields.GetSupportedFileSystems(), nil
 }
 
-// appendMessage adds a field of bytes.
 func appendMessage(raw []byte, num protowire.Number, value []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(raw, num, protowire.BytesType), value)
 }

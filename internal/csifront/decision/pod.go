@@ -111,7 +111,6 @@ func (p *Pod) volumesOf(driver, volumeID, inlineName string) (found []PodVolume)
 	return found
 }
 
-// missingVolume says why the volume is not found in the pod.
 func (p *Pod) missingVolume(driver, volumeID string) error {
 	for _, v := range p.Volumes {
 		if v.Unknown != nil {
@@ -133,7 +132,6 @@ func mergeVolumes(all []PodVolume) *PodVolume {
 	return out
 }
 
-// mergeNames are the names of both lists, each once.
 func mergeNames(a, b []string) []string {
 	all := slices.Concat(a, b)
 	slices.Sort(all)

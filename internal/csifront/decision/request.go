@@ -129,7 +129,9 @@ func CheckDeferralFields(req *csi.NodePublishVolumeRequest) error {
 func MountFlags(flags []string, readOnly, keepLabels bool) []string {
 	var out []string
 	for _, flag := range mountopt.Split(flags) {
-		if (!keepLabels && isLabel(flag)) || (readOnly && (flag == "rw" || flag == "ro")) {
+		name, _, _ := strings.Cut(flag, "=")
+		isLabel := slices.Contains([]string{"context", "fscontext", "defcontext", "rootcontext"}, name)
+		if (isLabel && !keepLabels) || (readOnly && (flag == "rw" || flag == "ro")) {
 			continue
 		}
 		out = append(out, flag)
@@ -138,11 +140,6 @@ func MountFlags(flags []string, readOnly, keepLabels bool) []string {
 		out = append(out, "ro")
 	}
 	return out
-}
-
-func isLabel(flag string) bool {
-	name, _, _ := strings.Cut(flag, "=")
-	return slices.Contains([]string{"context", "fscontext", "defcontext", "rootcontext"}, name)
 }
 
 // Group is the group that shall own the files: that of the request, else that of the pod,

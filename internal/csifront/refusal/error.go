@@ -3,6 +3,7 @@
 package refusal
 
 import (
+	"cmp"
 	"encoding/hex"
 	"errors"
 	"strings"
@@ -24,7 +25,6 @@ type partyError struct {
 
 func (e *partyError) Error() string { return e.err.Error() }
 
-// Unwrap gives the error itself, with its class or code.
 func (e *partyError) Unwrap() error { return e.err }
 
 // GRPCStatus is that of a driver's error: its text alone, as if it were not wrapped.
@@ -54,18 +54,15 @@ func PartyOf(err error) volume.Party {
 	return volume.PartyNode
 }
 
-// WithBrokerParty derives the party from the class of an error of the broker.
+// brokerParty is the party of the broker's errors; of all other kinds it is the node.
+var brokerParty = map[volume.Kind]volume.Party{
+	volume.InUse: volume.PartyDevice, volume.Denied: volume.PartyDevice, volume.Busy: volume.PartyDevice, volume.Timeout: volume.PartyDevice,
+	volume.Unsupported: volume.PartyHandler, volume.Invalid: volume.PartyRequest, volume.Conflict: volume.PartyRequest,
+}
+
+// WithBrokerParty derives the party from the kind of an error of the broker.
 func WithBrokerParty(err error) error {
-	switch volume.KindOf(err) {
-	case volume.InUse, volume.Denied, volume.Busy, volume.Timeout:
-		return WithParty(volume.PartyDevice, err)
-	case volume.Unsupported:
-		return WithParty(volume.PartyHandler, err)
-	case volume.Invalid, volume.Conflict:
-		return WithParty(volume.PartyRequest, err)
-	default:
-		return WithParty(volume.PartyNode, err)
-	}
+	return WithParty(cmp.Or(brokerParty[volume.KindOf(err)], volume.PartyNode), err)
 }
 
 // IsFinal reports whether kubelet takes the error as the final answer: nothing was done,

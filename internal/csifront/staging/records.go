@@ -88,7 +88,6 @@ func (s *StageRecord) StagedOtherwise(asDevice bool) bool {
 	return s.At != NotStaged && s.At != stagedAt(asDevice)
 }
 
-// newStage makes the record of a stage.
 func newStage(req *csi.NodeStageVolumeRequest, rule string) *StageRecord {
 	stage := &StageRecord{Path: req.GetStagingTargetPath(), Rule: rule}
 	clean, incomplete := withoutSecrets(req)
@@ -101,7 +100,6 @@ func newStage(req *csi.NodeStageVolumeRequest, rule string) *StageRecord {
 // staged again.
 func (s *StageRecord) dropRequest() { s.Request, s.Incomplete = nil, true }
 
-// lacksRequest reports whether the record was written without the request.
 func (s *StageRecord) lacksRequest() bool { return len(s.Request) == 0 }
 
 func (r *Record) empty() bool {
@@ -259,7 +257,6 @@ func StagedDevices(stateDir string) ([]Staged, error) {
 	return out, errors.Join(problems...)
 }
 
-// readRecord reads and checks one file.
 func readRecord(path string) (Record, error) {
 	var rec Record
 	raw, err := os.ReadFile(path) //nolint:gosec // a name of our own directory
