@@ -125,11 +125,7 @@ func (p *publishCall) unpublishUncertain(ctx context.Context) error {
 	if p.state.Published != nil || !slices.Contains(p.rec.Uncertain, p.target) {
 		return nil
 	}
-	has, err := p.proxy.driver.Capabilities(ctx)
-	if err != nil {
-		return err
-	}
-	if err := p.proxy.driver.Unpublish(ctx, p.w.VolumeID, p.target, has.Native); err != nil {
+	if err := p.proxy.driver.UnpublishDeferred(ctx, p.w.VolumeID, p.target); err != nil {
 		return err
 	}
 	return p.setUncertain(false)

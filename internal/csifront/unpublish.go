@@ -74,23 +74,12 @@ func (u *unpublishCall) askDriver(ctx context.Context, rec *staging.Record, rele
 	switch {
 	case released != nil && released.Origin != nil && released.Origin.Way == volume.WayNative,
 		released == nil && slices.Contains(rec.Uncertain, u.target):
-		return u.unpublishNative(ctx)
+		if err := u.proxy.driver.UnpublishDeferred(ctx, u.id.ID, u.target); err != nil {
+			return nil, err
+		}
 	case asDevice && (released != nil || private.RemoveEmptyTarget(u.target)):
-		return proto.Marshal(&csi.NodeUnpublishVolumeResponse{})
 	default:
 		return u.forward(ctx)
-	}
-}
-
-// unpublishNative tells a driver that defers by itself what kind of volume it was. A
-// driver that was downgraded is not told.
-func (u *unpublishCall) unpublishNative(ctx context.Context) ([]byte, error) {
-	has, err := u.proxy.driver.Capabilities(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := u.proxy.driver.Unpublish(ctx, u.id.ID, u.target, has.Native); err != nil {
-		return nil, err
 	}
 	return proto.Marshal(&csi.NodeUnpublishVolumeResponse{})
 }

@@ -153,10 +153,14 @@ func (c *call) stream() error {
 // pump hands the caller's messages to the driver until the caller has no more.
 func (c *call) pump(driver grpc.ClientStream) error {
 	for {
-		err := move(c.caller, driver)
-		if errors.Is(err, errEnd) {
+		frame := &Frame{}
+		if err := c.caller.RecvMsg(frame); errors.Is(err, io.EOF) {
 			return driver.CloseSend()
+		} else if err != nil {
+			return err
 		}
+		err := driver.SendMsg(frame)
+		frame.Free()
 		if errors.Is(err, io.EOF) {
 			return nil // the driver has ended; its status comes on the other way
 		}
@@ -191,25 +195,4 @@ func (c *call) answer(driver grpc.ClientStream) error {
 			return err
 		}
 	}
-}
-
-// errEnd is the end of the side that is read, where io.EOF could as well be that
-// of the side that is written.
-var errEnd = errors.New("there are no more messages")
-
-// receiver and sender are the halves of a stream, of either side.
-type (
-	receiver interface{ RecvMsg(message any) error }
-	sender   interface{ SendMsg(message any) error }
-)
-
-func move(from receiver, to sender) error {
-	frame := &Frame{}
-	if err := from.RecvMsg(frame); errors.Is(err, io.EOF) {
-		return errEnd
-	} else if err != nil {
-		return err
-	}
-	defer frame.Free()
-	return to.SendMsg(frame)
 }

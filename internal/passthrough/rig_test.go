@@ -84,13 +84,25 @@ func raw(handle grpc.StreamHandler) []grpc.ServerOption {
 // echo answers each message by itself.
 func echo(_ any, stream grpc.ServerStream) error {
 	for {
-		if err := move(stream, stream); errors.Is(err, errEnd) {
+		frame := &Frame{}
+		if err := stream.RecvMsg(frame); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
 		}
+		err := stream.SendMsg(frame)
+		frame.Free()
+		if err != nil {
+			return err
+		}
 	}
 }
+
+// receiver and sender are the halves of a stream, of either side.
+type (
+	receiver interface{ RecvMsg(message any) error }
+	sender   interface{ SendMsg(message any) error }
+)
 
 var bytesAsTheyAre = []grpc.CallOption{
 	grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(64 << 20), grpc.MaxCallSendMsgSize(64 << 20),

@@ -68,13 +68,19 @@ func (r *Rule) problems(i int, handlers []string) []error {
 	if r.Annotated && r.Defer && len(r.RuntimeHandlers) == 0 {
 		wrong(".annotated: anybody who may make a pod can write the annotation: name the runtimeHandlers whose pods may ask")
 	}
-	if !r.Defer && (r.Handler != "" || r.Format != volume.FormatUnset || !r.MakeFS.Equal(volume.MakeFS{})) {
+	if r.hasNoEffect() {
 		wrong(": handler, format, mkfsOptions and rootMode have no effect in a rule that does not defer: set defer: true, or take them out")
 	}
 	if len(r.MakeFS.Options) > 0 && len(r.Filesystems) != 1 {
 		wrong(".mkfsOptions: each mkfs has its own: name one filesystem in filesystems")
 	}
 	return found
+}
+
+// hasNoEffect tells whether a rule that does not defer sets what only a deferred
+// volume uses.
+func (r *Rule) hasNoEffect() bool {
+	return !r.Defer && (r.Handler != "" || r.Format != volume.FormatUnset || !r.MakeFS.Equal(volume.MakeFS{}))
 }
 
 // ruleField is one list of a rule, with what may stand in it.

@@ -98,9 +98,17 @@ func (d *Driver) PublishDevice(ctx context.Context, req *csi.NodePublishVolumeRe
 	return err // the driver refuses something else
 }
 
-// Unpublish has the driver unpublish a volume at a path. The flag deferred tells a driver
-// that defers by itself what kind of volume it was.
-func (d *Driver) Unpublish(ctx context.Context, volumeID, path string, deferred bool) error {
+// UnpublishDeferred has a driver that deferred by itself unpublish a volume, and tells it
+// what kind of volume it was. A driver that was downgraded is not told.
+func (d *Driver) UnpublishDeferred(ctx context.Context, volumeID, path string) error {
+	has, err := d.Capabilities(ctx)
+	if err != nil {
+		return err
+	}
+	return d.unpublish(ctx, volumeID, path, has.Native)
+}
+
+func (d *Driver) unpublish(ctx context.Context, volumeID, path string, deferred bool) error {
 	req := &csi.NodeUnpublishVolumeRequest{VolumeId: volumeID, TargetPath: path}
 	if deferred {
 		csidefer.SetRequested(req)
@@ -118,7 +126,7 @@ const maxLayers = 100
 func (d *Driver) unpublishLayers(ctx context.Context, volumeID, device string) error {
 	for range maxLayers {
 		before := topMount(device)
-		err := d.Unpublish(ctx, volumeID, device, false)
+		err := d.unpublish(ctx, volumeID, device, false)
 		if after := topMount(device); after == 0 || after == before || ctx.Err() != nil {
 			return err
 		}
