@@ -42,7 +42,7 @@ var (
 	}
 )
 
-// canvas turns pieces of text into lines that fit the screen.
+// canvas colours texts and fits them into lines of the screen.
 type canvas struct {
 	charset
 	width, height int
@@ -58,11 +58,6 @@ func newCanvas(s Settings) canvas {
 	return c
 }
 
-// span is a piece of a line and its colour.
-type span struct {
-	code, text string
-}
-
 func (c canvas) paint(code, text string) string {
 	if code == plain || text == "" || c.plain {
 		return text
@@ -70,10 +65,11 @@ func (c canvas) paint(code, text string) string {
 	return code + text + show.Reset
 }
 
-// cells is how many cells of the terminal a text takes.
+// cells is how many cells of the terminal a text takes. Most texts are plain ASCII, for
+// which it need not look at characters and colours.
 func cells(text string) int {
 	for i := range len(text) {
-		if text[i] >= 0x80 {
+		if text[i] < ' ' || text[i] >= 0x80 {
 			return ansi.StringWidth(text)
 		}
 	}
@@ -98,52 +94,39 @@ func (c canvas) fit(text string, width int, right bool) string {
 	return text + space
 }
 
-// line joins spans to a line of the screen's width. The spans on the right keep
-// their room; those on the left are cut.
-func (c canvas) line(left []span, right ...span) string {
-	var b strings.Builder
-	end := 0
-	for _, s := range right {
-		end += cells(s.text)
+// line joins texts to a line of the screen's width, with one more at its right end. That
+// one keeps its room; the others are cut.
+func (c canvas) line(right string, left ...string) string {
+	room := c.width
+	if right != "" {
+		right = c.cut(right, c.width)
+		room -= cells(right) + 1
 	}
-	end = min(c.width, end)
-	room := c.width - end
-	if end > 0 && len(left) > 0 {
-		room = max(0, room-1)
-	}
-	used := c.write(&b, left, room)
-	if end > 0 {
-		b.WriteString(strings.Repeat(" ", c.width-end-used))
-		c.write(&b, right, end)
-	}
-	return strings.TrimRight(b.String(), " ")
-}
-
-// write writes spans until the room is used up and returns the width written.
-func (c canvas) write(b *strings.Builder, spans []span, room int) int {
-	used := 0
-	for _, s := range spans {
-		text := c.cut(s.text, room-used)
-		b.WriteString(c.paint(s.code, text))
-		used += cells(text)
-		if text != s.text {
+	text, used := "", 0
+	for _, part := range left {
+		shown := c.cut(part, room-used)
+		text, used = text+shown, used+cells(shown)
+		if shown != part {
 			break
 		}
 	}
-	return used
+	if right != "" {
+		text += strings.Repeat(" ", max(0, room+1-used)) + right
+	}
+	return strings.TrimRight(text, " ")
 }
 
 // bar draws how full something is.
-func (c canvas) bar(m measure, width int) []span {
+func (c canvas) bar(m measure, width int) string {
 	if !m.known {
-		return []span{{plain, strings.Repeat(" ", width)}}
+		return strings.Repeat(" ", width)
 	}
 	halves := int(m.part()*float64(2*width) + 0.5)
 	if m.used > 0 && halves == 0 {
 		halves = 1 // anything in use is visible
 	}
 	text := strings.Repeat(c.barFull, halves/2) + strings.Repeat(c.barHalf, halves%2)
-	return []span{{fullness(m), text}, {faint, strings.Repeat(c.barEmpty, max(0, width-(halves+1)/2))}}
+	return c.paint(fullness(m), text) + c.paint(faint, strings.Repeat(c.barEmpty, max(0, width-(halves+1)/2)))
 }
 
 // fullness is the colour of a bar.

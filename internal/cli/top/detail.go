@@ -51,15 +51,15 @@ func (p *sheet) height() int {
 }
 
 func (p *sheet) title() string {
-	r := p.row
+	r, paint := p.row, p.canvas.paint
 	if r == nil {
-		return p.canvas.line([]span{{bold, show.ShortID(p.canvas.escape(p.s.detail.id))}, {alarm, "  GONE"}}, freshness(p.s)...)
+		return p.canvas.line(freshness(p.s), paint(bold, show.ShortID(p.canvas.escape(p.s.detail.id))), paint(alarm, "  GONE"))
 	}
-	left := []span{{bold, r.name}, {plain, "  "}, {show.StateColour(r.v.GetState()), r.state}}
+	left := []string{paint(bold, r.name), "  ", paint(show.StateColour(r.v.GetState()), r.state)}
 	if r.pod != "" {
-		left = append(left, span{faint, "  of "}, span{plain, r.pod})
+		left = append(left, paint(faint, "  of "), r.pod)
 	}
-	return p.canvas.line(left, freshness(p.s)...)
+	return p.canvas.line(freshness(p.s), left...)
 }
 
 // content is all that is known of the volume, also what the screen has no room for.
@@ -76,9 +76,10 @@ func (p *sheet) content() []string {
 	return p.lines
 }
 
-// spans adds a line with a label.
-func (p *sheet) spans(label string, spans ...span) {
-	p.lines = append(p.lines, p.canvas.line(append([]span{{faint, p.canvas.fit(label, labelWidth, false)}}, spans...)))
+// line adds a line with a label.
+func (p *sheet) line(label string, texts ...string) {
+	label = p.canvas.paint(faint, p.canvas.fit(label, labelWidth, false))
+	p.lines = append(p.lines, p.canvas.line("", append([]string{label}, texts...)...))
 }
 
 // text adds a text with a label on as many lines as it needs. An empty text is left
@@ -88,7 +89,7 @@ func (p *sheet) text(label, code, text string) {
 		return
 	}
 	for _, part := range wrap(p.canvas.escape(text), p.canvas.width-labelWidth) {
-		p.spans(label, span{code, part})
+		p.line(label, p.canvas.paint(code, part))
 		label = ""
 	}
 }
@@ -107,10 +108,10 @@ func (p *sheet) numbers() {
 		p.text("Usage", faint, "not known yet")
 	}
 	if r.asked {
-		p.spans("Stats", span{latencyCode(r), p.canvas.latency(r)}, span{plain, p.requests() + "  "}, p.spark(p.canvas.width-labelWidth-32))
+		p.line("Stats", p.canvas.paint(latencyCode(r), p.canvas.latency(r)), p.requests()+"  ", p.spark(p.canvas.width-labelWidth-32))
 	}
 	if since := p.s.schedule.waiting(r.id()); !since.IsZero() && p.s.now.Sub(since) >= slow {
-		p.spans("", span{yellow, "asked " + age(p.s.now, since) + " ago, no answer yet"})
+		p.line("", p.canvas.paint(yellow, "asked "+age(p.s.now, since)+" ago, no answer yet"))
 	}
 	if c := r.v.GetCondition(); c != nil {
 		code, word := green, "normal"
@@ -133,8 +134,9 @@ func (p *sheet) measure(label string, m measure, words func(int64) string) {
 	if !m.known {
 		return
 	}
-	p.spans(label, append(p.canvas.bar(m, max(6, min(40, p.canvas.width-labelWidth-44))),
-		span{plain, fmt.Sprintf(" %4s  %s of %s", percent(m), words(m.used), words(m.total))}, span{faint, ", " + words(m.free) + " free"})...)
+	bar := p.canvas.bar(m, max(6, min(40, p.canvas.width-labelWidth-44)))
+	used := fmt.Sprintf(" %4s  %s of %s", percent(m), words(m.used), words(m.total))
+	p.line(label, bar, used, p.canvas.paint(faint, ", "+words(m.free)+" free"))
 }
 
 // errors adds what went wrong since crustctl top runs, the newest first.
@@ -228,11 +230,11 @@ func (p *sheet) ago(t *timestamppb.Timestamp) string {
 }
 
 // spark draws the times of the last answers in relation to the longest.
-func (p *sheet) spark(width int) span {
+func (p *sheet) spark(width int) string {
 	samples := p.s.node.history[p.row.id()].took
 	samples = samples[max(0, len(samples)-max(0, width)):]
 	if len(samples) < 2 {
-		return span{}
+		return ""
 	}
 	longest := time.Duration(1)
 	for _, one := range samples {
@@ -247,5 +249,5 @@ func (p *sheet) spark(width int) span {
 		}
 		b.WriteRune(levels[int(int64(one.took)*int64(len(levels)-1)/int64(longest))])
 	}
-	return span{cyan, b.String()}
+	return p.canvas.paint(cyan, b.String())
 }

@@ -22,6 +22,9 @@ var (
 	keySuspend   = bind("", "ctrl+z")
 	keyQuit      = bind("quit", "q")
 
+	// typingActions are only shown: filter.key does them.
+	typingActions = []action{{binding: bind("keep", "enter")}, {binding: bind("as before", "esc")}, {binding: bind("clear", "ctrl+u")}}
+
 	listActions = []action{
 		{bind("help", "?", "h", "f1"), (*State).help},
 		{bind("details", "enter", "right"), (*State).open},

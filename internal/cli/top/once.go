@@ -97,7 +97,7 @@ func (p *Picture) Text() string {
 	s.canvas.width = unbounded
 	v := newListView(s)
 	v.table.unbounded()
-	lines := []string{v.canvas.line(v.title()), v.canvas.line(append(append(v.totals(), span{plain, "  "}), v.health()...)), v.sumLine()}
+	lines := []string{v.canvas.line("", v.title()...), v.canvas.line("", append(v.totals(), "  ", v.health())...), v.sumLine()}
 	for _, problem := range s.node.daemon.problems {
 		lines = append(lines, "! "+problem)
 	}

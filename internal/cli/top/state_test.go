@@ -460,11 +460,7 @@ func TestBars(t *testing.T) {
 		want        string
 	}{{0, 100, "──────────"}, {1, 1000, "╸─────────"}, {50, 100, "━━━━━─────"}, {54, 100, "━━━━━╸────"}, {100, 100, "━━━━━━━━━━"}, {300, 100, "━━━━━━━━━━"}, {1, 0, "╸─────────"}} {
 		s := New(plainSettings(), now)
-		var text string
-		for _, p := range s.canvas.bar(measure{known: true, used: c.used, total: c.total}, 10) {
-			text += p.text
-		}
-		if text != c.want {
+		if text := s.canvas.bar(measure{known: true, used: c.used, total: c.total}, 10); text != c.want {
 			t.Errorf("%d of %d: %s, want %s", c.used, c.total, text, c.want)
 		}
 	}
@@ -495,8 +491,8 @@ func TestErrorsOfConditionsAreNotCounted(t *testing.T) {
 func TestKeysOfTheHelpAreBound(t *testing.T) {
 	bound := []action{{binding: keyInterrupt}, {binding: keySuspend}, {binding: keyQuit}}
 	bound = append(append(bound, listActions...), detailActions...)
-	for _, h := range slices.Concat(helpKeys...) {
-		for _, name := range strings.FieldsFunc(h.key, func(r rune) bool { return strings.ContainsRune(" ,;", r) }) {
+	for line := range strings.Lines(helpKeys) {
+		for _, name := range strings.FieldsFunc(line[:min(helpIndent, len(line)-1)], func(r rune) bool { return strings.ContainsRune(" ,;", r) }) {
 			if !slices.ContainsFunc(bound, func(a action) bool { return key.Matches(Key{Name: name}, a.binding) }) {
 				t.Errorf("%q does nothing", name)
 			}

@@ -183,52 +183,49 @@ func (t *table) heading() string {
 
 // row draws one volume. The chosen one is reversed and has no other colours.
 func (t *table) row(r *row, chosen bool) string {
-	spans := []span{{cyan, " "}, {alarm, " "}}
+	canvas := t.canvas
+	canvas.plain = canvas.plain || chosen || t.stale
+	cursor, mark := " ", " "
 	if chosen {
-		spans[0].text = t.canvas.marker
+		cursor = canvas.marker
 	}
 	if r.err != "" {
-		spans[1].text = "!"
+		mark = canvas.paint(alarm, "!")
 	}
+	parts := []string{cursor, mark}
 	for c, width := range t.widths {
 		if width == 0 {
 			continue
 		}
-		if len(spans) > gutter {
-			spans = append(spans, span{plain, strings.Repeat(" ", gap)})
+		if len(parts) > gutter {
+			parts = append(parts, strings.Repeat(" ", gap))
 		}
-		spans = append(spans, t.cell(c, r)...)
+		parts = append(parts, t.cell(canvas, c, r))
 	}
-	for i := range spans {
-		switch {
-		case chosen:
-			spans[i].code = plain
-		case t.stale:
-			spans[i].code = faint
-		}
+	text := canvas.line("", parts...)
+	switch {
+	case chosen && !t.canvas.plain:
+		return t.canvas.paint(reverse, canvas.fit(text, canvas.width, false))
+	case t.stale:
+		return t.canvas.paint(faint, text)
 	}
-	var b strings.Builder
-	used := t.canvas.write(&b, spans, t.canvas.width)
-	if chosen && !t.canvas.plain {
-		return t.canvas.paint(reverse, b.String()+strings.Repeat(" ", t.canvas.width-used))
-	}
-	return strings.TrimRight(b.String(), " ")
+	return text
 }
 
 // cell is what a column shows of a volume.
-func (t *table) cell(c int, r *row) []span {
+func (t *table) cell(canvas canvas, c int, r *row) string {
 	column, width := columns[c], t.widths[c]
 	code, text := column.code, ""
 	switch c {
 	case colUsage:
-		return t.usage(r, width)
+		return usageBar(canvas, r.bytes, width)
 	case colInodes:
 		text = percent(r.inodes)
 		if code = fullness(r.inodes); code == green {
 			code = plain
 		}
 	case colStats:
-		code, text = latencyCode(r), t.canvas.latency(r)
+		code, text = latencyCode(r), canvas.latency(r)
 	case colAge:
 		text = age(t.now, r.created)
 	case colState:
@@ -236,20 +233,19 @@ func (t *table) cell(c int, r *row) []span {
 	default:
 		text = column.text(r)
 	}
-	return []span{{code, t.canvas.fit(text, width, column.right)}}
+	return canvas.paint(code, canvas.fit(text, width, column.right))
 }
 
-// usage is a bar and a percentage.
-func (t *table) usage(r *row, width int) []span {
-	if !r.bytes.known {
-		return []span{{faint, t.canvas.fit("-", width, false)}}
+// usageBar is a bar and a percentage.
+func usageBar(canvas canvas, m measure, width int) string {
+	if !m.known {
+		return canvas.paint(faint, canvas.fit("-", width, false))
 	}
-	words := span{plain, t.canvas.fit(percent(r.bytes), min(width, percentWidth+1), true)}
+	words := canvas.fit(percent(m), min(width, percentWidth+1), true)
 	if width <= percentWidth {
-		words.code = fullness(r.bytes)
-		return []span{words}
+		return canvas.paint(fullness(m), words)
 	}
-	return append(t.canvas.bar(r.bytes, width-cells(words.text)), words)
+	return canvas.bar(m, width-cells(words)) + words
 }
 
 func percent(m measure) string {

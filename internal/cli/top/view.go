@@ -42,8 +42,8 @@ func (v *listView) page() []string {
 		}
 	}
 	v.table.layout()
-	add(f.title, func() string { return v.canvas.line(v.title(), freshness(v.s)...) })
-	add(f.totals, func() string { return v.canvas.line(v.totals(), v.health()...) })
+	add(f.title, func() string { return v.canvas.line(freshness(v.s), v.title()...) })
+	add(f.totals, func() string { return v.canvas.line(v.health(), v.totals()...) })
 	add(f.sum, v.sumLine)
 	add(f.alert, func() string { return alertLine(v.s) })
 	add(f.filter, v.filterLine)
@@ -63,7 +63,7 @@ func (v *listView) rowLines(height int) []string {
 		lines[i] = v.table.row(r, list.top+i == list.cursor)
 	}
 	if len(list.rows) == 0 && height > 0 {
-		lines[0] = v.canvas.line([]span{{faint, "  " + v.emptyText()}})
+		lines[0] = v.canvas.line("", v.canvas.paint(faint, "  "+v.emptyText()))
 	}
 	return lines
 }
@@ -78,83 +78,85 @@ func (v *listView) emptyText() string {
 	return "..."
 }
 
-func (v *listView) title() []span {
-	daemon := &v.s.node.daemon
-	spans := []span{{bold, "crust-proxy"}}
+func (v *listView) title() []string {
+	daemon, paint := &v.s.node.daemon, v.canvas.paint
+	texts := []string{paint(bold, "crust-proxy")}
 	if daemon.version != "" {
-		spans = append(spans, span{plain, " " + daemon.version})
+		texts = append(texts, " "+daemon.version)
 	}
 	if daemon.name != "" {
-		spans = append(spans, span{plain, "  "}, span{bold, daemon.name})
+		texts = append(texts, "  ", paint(bold, daemon.name))
 	}
 	if !daemon.started.IsZero() {
-		spans = append(spans, span{faint, "  up " + age(v.s.now, daemon.started)})
+		texts = append(texts, paint(faint, "  up "+age(v.s.now, daemon.started)))
 	}
-	return spans
+	return texts
 }
 
 // freshness tells how fresh the screen is.
-func freshness(s *State) []span {
-	clock := span{faint, "  " + s.now.Local().Format(time.TimeOnly)}
+func freshness(s *State) string {
+	paint, clock := s.canvas.paint, "  "+s.now.Local().Format(time.TimeOnly)
 	switch {
 	case s.node.link.away:
-		return []span{{alarm, "AWAY"}, clock}
+		return paint(alarm, "AWAY") + paint(faint, clock)
 	case s.paused != nil:
-		return []span{{yellow, "PAUSED"}, clock}
+		return paint(yellow, "PAUSED") + paint(faint, clock)
 	case !s.node.link.synced:
-		return []span{{yellow, "connecting"}, clock}
+		return paint(yellow, "connecting") + paint(faint, clock)
 	}
-	return []span{{green, "live"}, {faint, ", every " + s.settings.Interval.String()}, clock}
+	return paint(green, "live") + paint(faint, ", every "+s.settings.Interval.String()+clock)
 }
 
 // totals counts the volumes in each state.
-func (v *listView) totals() []span {
+func (v *listView) totals() []string {
+	paint := v.canvas.paint
 	states, counts := countStates(v.s.shown())
-	spans := []span{{faint, "Volumes "}, {bold, fmt.Sprint(len(v.s.shown()))}}
+	texts := []string{paint(faint, "Volumes "), paint(bold, fmt.Sprint(len(v.s.shown())))}
 	for _, state := range states {
-		spans = append(spans, span{plain, fmt.Sprintf("  %d", counts[state])},
-			span{show.StateColour(state), " " + strings.ToLower(show.StateName(state))})
+		name := " " + strings.ToLower(show.StateName(state))
+		texts = append(texts, fmt.Sprintf("  %d", counts[state]), paint(show.StateColour(state), name))
 	}
-	return spans
+	return texts
 }
 
 // health counts the handlers and drivers that work.
-func (v *listView) health() []span {
-	daemon := &v.s.node.daemon
+func (v *listView) health() string {
+	daemon, paint := &v.s.node.daemon, v.canvas.paint
 	if !daemon.checked {
-		return nil
+		return ""
 	}
 	healthy, ready := " healthy", " ready"
 	if v.canvas.width < 100 {
 		healthy, ready = "", ""
 	}
-	spans := []span{{faint, "Handlers "}, outOf(daemon.healthy, daemon.handlers), {faint, healthy}}
+	text := paint(faint, "Handlers ") + v.outOf(daemon.healthy, daemon.handlers) + paint(faint, healthy)
 	if daemon.frontEnabled {
-		spans = append(spans, span{faint, "  Drivers "}, outOf(daemon.ready, daemon.drivers), span{faint, ready})
+		text += paint(faint, "  Drivers ") + v.outOf(daemon.ready, daemon.drivers) + paint(faint, ready)
 	}
-	return spans
+	return text
 }
 
-func outOf(fine, all int) span {
+func (v *listView) outOf(fine, all int) string {
 	code := green
 	if fine < all {
 		code = red
 	}
-	return span{code, fmt.Sprintf("%d/%d", fine, all)}
+	return v.canvas.paint(code, fmt.Sprintf("%d/%d", fine, all))
 }
 
 // sumLine shows the bytes of all volumes in the list together.
 func (v *listView) sumLine() string {
 	all, volumes := v.s.list.sum()
+	paint := v.canvas.paint
 	if !all.known {
-		return v.canvas.line([]span{{faint, "Usage   not known yet"}})
+		return v.canvas.line("", paint(faint, "Usage   not known yet"))
 	}
 	of := "in " + count(volumes, "volume")
 	if unknown := len(v.s.list.rows) - volumes; unknown > 0 {
 		of += fmt.Sprintf(", %d not known", unknown)
 	}
-	spans := append([]span{{faint, "Usage   "}}, v.canvas.bar(all, max(8, min(40, v.canvas.width/4)))...)
-	return v.canvas.line(append(spans, span{plain, fmt.Sprintf(" %4s  %s  ", percent(all), sizes(all))}, span{faint, of}))
+	bar := v.canvas.bar(all, max(8, min(40, v.canvas.width/4)))
+	return v.canvas.line("", paint(faint, "Usage   "), bar, fmt.Sprintf(" %4s  %s  ", percent(all), sizes(all)), paint(faint, of))
 }
 
 func count(n int, what string) string {
@@ -166,70 +168,71 @@ func count(n int, what string) string {
 
 // alertLine says that the screen is out of date, or what is wrong with the node.
 func alertLine(s *State) string {
-	link := &s.node.link
+	link, paint := &s.node.link, s.canvas.paint
 	if !link.away {
-		problems := s.node.daemon.problems
-		left := []span{{yellow, "! " + problems[0]}}
+		problems, right := s.node.daemon.problems, ""
 		if more := len(problems) - 1; more > 0 {
-			return s.canvas.line(left, span{faint, fmt.Sprintf("+%d, see crustctl doctor", more)})
+			right = paint(faint, fmt.Sprintf("+%d, see crustctl doctor", more))
 		}
-		return s.canvas.line(left)
+		return s.canvas.line(right, paint(yellow, "! "+problems[0]))
 	}
 	again := "again now"
 	if wait := link.retry.Sub(s.now); wait >= time.Second {
 		again = "again in " + show.Duration(wait)
 	}
-	return s.canvas.line([]span{{alarm, "! away " + age(s.now, link.since) + ", this is old: "}, {red, link.reason}}, span{faint, again})
+	since := paint(alarm, "! away "+age(s.now, link.since)+", this is old: ")
+	return s.canvas.line(paint(faint, again), since, paint(red, link.reason))
 }
 
 func (v *listView) filterLine() string {
-	s, filter := v.s, v.s.list.filter
-	var left []span
+	s, filter, paint := v.s, v.s.list.filter, v.canvas.paint
+	var left []string
 	if filter.typed != nil {
-		left = []span{{bold, "/" + *filter.typed}, {reverse, " "}}
+		left = []string{paint(bold, "/"+*filter.typed), paint(reverse, " ")}
 	} else if filter.text != "" {
-		left = []span{{faint, "Filter "}, {bold, filter.text}}
+		left = []string{paint(faint, "Filter "), paint(bold, filter.text)}
 	}
 	for _, flag := range []struct{ name, value string }{
 		{"state", strings.ToLower(s.settings.State)}, {"driver", s.settings.Driver}, {"handler", s.settings.Handler},
 	} {
 		if flag.value != "" {
-			left = append(left, span{faint, "  " + flag.name + " "}, span{bold, v.canvas.escape(flag.value)})
+			left = append(left, paint(faint, "  "+flag.name+" "), paint(bold, v.canvas.escape(flag.value)))
 		}
 	}
-	return v.canvas.line(left, span{faint, fmt.Sprintf("%d of %d shown", len(s.list.rows), s.list.known)})
+	return v.canvas.line(paint(faint, fmt.Sprintf("%d of %d shown", len(s.list.rows), s.list.known)), left...)
 }
 
 // messageLine shows the error of the volume under the cursor, or what a narrow
 // list has no columns for.
 func (v *listView) messageLine() string {
-	r := v.s.list.current()
+	r, paint := v.s.list.current(), v.canvas.paint
 	if r == nil {
 		return ""
 	}
-	position := span{faint, fmt.Sprintf("%d/%d", v.s.list.cursor+1, len(v.s.list.rows))}
+	position := paint(faint, fmt.Sprintf("%d/%d", v.s.list.cursor+1, len(v.s.list.rows)))
 	if r.err == "" {
 		device := joined(" ", access(r.v.GetReadOnly()), r.v.GetFsType(), r.v.GetDevice())
 		sandbox := ""
 		if r.sandbox != "" {
 			sandbox = "sandbox " + r.sandbox
 		}
-		return v.canvas.line([]span{{faint, joined(", ", r.driver, r.handler, sandbox, v.canvas.escape(device))}}, position)
+		return v.canvas.line(position, paint(faint, joined(", ", r.driver, r.handler, sandbox, v.canvas.escape(device))))
 	}
 	when := ""
 	if at := timeOf(r.v.GetLastErrorAt()); !at.IsZero() {
 		when = age(v.s.now, at) + " ago: "
 	}
-	return v.canvas.line([]span{{faint, when}, {red, r.err}}, position)
+	return v.canvas.line(position, paint(faint, when), paint(red, r.err))
 }
 
 // hintLine shows the keys of a page, or those that end the typing of a filter.
 func hintLine(s *State, actions []action) string {
+	keys := append([]action{{binding: keyQuit}}, actions...)
 	if s.list.filter.typed != nil {
-		return s.canvas.line([]span{{bold, "enter"}, {faint, " keep   "}, {bold, "esc"}, {faint, " as before   "}, {bold, "ctrl+u"}, {faint, " clear"}})
+		keys = typingActions
 	}
-	var spans []span
-	for _, a := range append([]action{{binding: keyQuit}}, actions...) {
+	var texts []string
+	for _, a := range keys {
 		help := a.binding.Help()
 		switch {
 		case help.Desc == "":
@@ -239,7 +242,7 @@ func hintLine(s *State, actions []action) string {
 		case help.Desc == "pause" && s.paused != nil:
 			help.Desc = "go on"
 		}
-		spans = append(spans, span{bold, help.Key}, span{faint, " " + help.Desc + "   "})
+		texts = append(texts, s.canvas.paint(bold, help.Key), s.canvas.paint(faint, " "+help.Desc+"   "))
 	}
-	return s.canvas.line(spans)
+	return s.canvas.line("", texts...)
 }
