@@ -103,10 +103,7 @@ func topLive(ctx context.Context, env Env, d *daemon, settings top.Settings) err
 		return err
 	}
 	return d.within(forEver).call(ctx, func(ctx context.Context, c *client) error {
-		return top.Run(ctx, topDaemon(c, d.timeout), top.Terminal{
-			In: env.Keys, Out: env.Out, Env: env.Environ,
-			Exists: func() bool { return printer.IsTerminal(env.Keys) },
-		}, settings)
+		return top.Run(ctx, topDaemon(c, d.timeout), top.Terminal{In: env.Keys, Out: env.Out, Env: env.Environ}, settings)
 	})
 }
 

@@ -45,23 +45,20 @@ func (d Daemon) fetchStats(ctx context.Context, id string) StatsFetched {
 }
 
 // poll asks the daemon for what the watch does not report. A part that fails is left
-// out: the watch reports when the daemon is away, and an older daemon lacks some calls.
-func (d Daemon) poll(ctx context.Context, settings Settings, health bool) Polled {
+// out, because an older daemon lacks some calls; the error is that of the volumes.
+func (d Daemon) poll(ctx context.Context, settings Settings, health bool) (e Polled, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
-	var e Polled
-	e.Volumes, _ = ListVolumes(ctx, d, settings.request())
-	if !health {
-		e.At = time.Now()
-		return e
-	}
-	e.Node, _ = d.GetNode(ctx, &adminv1.GetNodeRequest{})
-	if handlers, err := d.ListHandlers(ctx, &adminv1.ListHandlersRequest{}); err == nil {
+	req := &adminv1.ListVolumesRequest{Driver: settings.Driver, Handler: settings.Handler}
+	e.Volumes, err = ListVolumes(ctx, d, req)
+	if health {
+		e.Node, _ = d.GetNode(ctx, &adminv1.GetNodeRequest{})
+		handlers, _ := d.ListHandlers(ctx, &adminv1.ListHandlersRequest{})
 		e.Handlers = handlers.GetHandlers()
+		e.Drivers, _ = d.ListDrivers(ctx, &adminv1.ListDriversRequest{})
 	}
-	e.Drivers, _ = d.ListDrivers(ctx, &adminv1.ListDriversRequest{})
 	e.At = time.Now()
-	return e
+	return e, err
 }
 
 // ListVolumes gathers all pages. They are as large as the daemon lets them be, because
@@ -83,10 +80,6 @@ func ListVolumes(ctx context.Context, c adminv1.AdminClient, req *adminv1.ListVo
 			req.PageToken = next
 		}
 	}
-}
-
-func (s Settings) request() *adminv1.ListVolumesRequest {
-	return &adminv1.ListVolumesRequest{Driver: s.Driver, Handler: s.Handler}
 }
 
 // watch follows the volumes until ctx ends, through restarts of the daemon.
@@ -142,29 +135,30 @@ func (d Daemon) watchOnce(ctx context.Context, settings Settings, send func(Even
 	}()
 	for first := range changes {
 		batch := gather(first, changes)
-		// A batch ends at the mark that the listing is complete.
-		synced = synced || batch[len(batch)-1].GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED
+		synced = synced || endsListing(batch)
 		send(Watched{Changes: batch})
 	}
 	return synced, ended
 }
 
+// endsListing tells whether the listing is complete by the last change, where gather
+// ends a batch.
+func endsListing(batch []*adminv1.WatchVolumesResponse) bool {
+	return batch[len(batch)-1].GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED
+}
+
 // gather collects the changes that follow a first one closely.
 func gather(first *adminv1.WatchVolumesResponse, changes <-chan *adminv1.WatchVolumesResponse) []*adminv1.WatchVolumesResponse {
 	batch := []*adminv1.WatchVolumesResponse{first}
-	timer := time.NewTimer(gatherFor)
-	defer timer.Stop()
-	for len(batch) < gatherMost {
-		if batch[len(batch)-1].GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED {
-			return batch // the first screen need not wait
-		}
+	over := time.After(gatherFor)
+	for len(batch) < gatherMost && !endsListing(batch) { // the first screen need not wait
 		select {
 		case change, more := <-changes:
 			if !more {
 				return batch
 			}
 			batch = append(batch, change)
-		case <-timer.C:
+		case <-over:
 			return batch
 		}
 	}

@@ -3,11 +3,13 @@ package top
 import (
 	"time"
 
+	tea "charm.land/bubbletea/v2"
+
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// Event is what changes a State.
-type Event interface{ event() }
+// Event is what changes a State: Size, Key, or one of the reports below.
+type Event = tea.Msg
 
 // Watched reports changes from the watch, in their order.
 type Watched struct {
@@ -49,18 +51,10 @@ type Key struct{ Name, Text string }
 func (k Key) String() string { return k.Name }
 
 // Size is the terminal's size.
-type Size struct{ Width, Height int }
+type Size = tea.WindowSizeMsg
 
-func (Watched) event()      {}
-func (Disconnected) event() {}
-func (Polled) event()       {}
-func (StatsFetched) event() {}
-func (Clock) event()        {}
-func (Key) event()          {}
-func (Size) event()         {}
-
-// Effect is what a State wants done outside.
-type Effect interface{ effect() }
+// Effect is what a State wants done outside: FetchStats, Poll, Quit or Suspend.
+type Effect any
 
 // FetchStats asks the sandbox of a volume for fresh numbers.
 type FetchStats struct{ ID string }
@@ -71,13 +65,9 @@ type Poll struct {
 	Health bool
 }
 
-// Quit ends the program.
-type Quit struct{}
-
-// Suspend gives the terminal back to the shell until the user resumes the program.
-type Suspend struct{}
-
-func (FetchStats) effect() {}
-func (Poll) effect()       {}
-func (Quit) effect()       {}
-func (Suspend) effect()    {}
+// Quit ends the program; Suspend gives the terminal back to the shell until the user
+// resumes it.
+type (
+	Quit    = tea.QuitMsg
+	Suspend = tea.SuspendMsg
+)

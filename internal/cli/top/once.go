@@ -3,21 +3,16 @@ package top
 import (
 	"context"
 	"strings"
-	"sync"
 	"time"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// Picture is the node at one moment, for an output that is not a terminal.
+// Picture is the node at one moment, for an output that is not a terminal. Its volumes
+// are those that the settings select, in their order, with fresh numbers where a
+// sandbox answered in time.
 type Picture struct {
-	Node     *adminv1.GetNodeResponse
-	Handlers []*adminv1.Handler
-	Drivers  *adminv1.ListDriversResponse
-	// Volumes are those that the settings select, in their order, with fresh numbers
-	// where a sandbox answered in time.
-	Volumes []*adminv1.Volume
-
+	Polled
 	state *State
 }
 
@@ -29,24 +24,21 @@ const unbounded = 1 << 20
 func Once(ctx context.Context, d Daemon, settings Settings) (*Picture, error) {
 	settings.Plain = true
 	s := New(settings, time.Now())
-	volumes, err := ListVolumes(ctx, d, settings.request())
+	polled, err := d.poll(ctx, settings, true)
 	if err != nil {
 		return nil, err
 	}
-	s.Apply(Size{Width: unbounded, Height: unbounded})
-	effects := s.Apply(Watched{Changes: listed(volumes)})
-	polled := d.poll(ctx, settings, true)
 	if polled.Node == nil {
 		polled.Node = &adminv1.GetNodeResponse{} // the rest is worth showing
 	}
-	effects = append(effects, s.Apply(polled)...)
-	fetchAll(ctx, d, s, effects)
-	s.now = time.Now()
-	p := &Picture{Node: polled.Node, Handlers: polled.Handlers, Drivers: polled.Drivers, state: s}
+	s.Apply(Size{Width: unbounded, Height: unbounded})
+	effects := s.Apply(Watched{Changes: listed(polled.Volumes)})
+	fetchAll(ctx, d, s, append(effects, s.Apply(polled)...))
+	s.now, polled.Volumes = time.Now(), nil
 	for _, r := range s.list.rows {
-		p.Volumes = append(p.Volumes, r.v)
+		polled.Volumes = append(polled.Volumes, r.v)
 	}
-	return p, nil
+	return &Picture{Polled: polled, state: s}, nil
 }
 
 func listed(volumes []*adminv1.Volume) []*adminv1.WatchVolumesResponse {
@@ -61,33 +53,22 @@ func listed(volumes []*adminv1.Volume) []*adminv1.WatchVolumesResponse {
 func fetchAll(ctx context.Context, d Daemon, s *State, effects []Effect) {
 	ctx, cancel := context.WithTimeout(ctx, s.settings.Interval)
 	defer cancel()
-	var group sync.WaitGroup
-	defer group.Wait()
-	answers := make(chan StatsFetched)
+	answers := make(chan StatsFetched, maxConcurrent)
 	for pending := 0; ; pending-- {
 		for _, effect := range effects {
 			if fetch, ok := effect.(FetchStats); ok {
 				pending++
-				group.Go(func() {
-					select {
-					case answers <- d.fetchStats(ctx, fetch.ID):
-					case <-ctx.Done():
-					}
-				})
+				go func() { answers <- d.fetchStats(ctx, fetch.ID) }()
 			}
 		}
 		if pending == 0 {
 			return
 		}
-		select {
-		case answer := <-answers:
-			if ctx.Err() != nil {
-				return // the failure is ours
-			}
-			effects = s.Apply(answer)
-		case <-ctx.Done():
-			return
+		answer := <-answers
+		if ctx.Err() != nil {
+			return // the failure is ours
 		}
+		effects = s.Apply(answer)
 	}
 }
 

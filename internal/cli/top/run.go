@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"sync"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
 
+	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -23,12 +25,10 @@ type Daemon struct {
 
 // Terminal is where the volumes are shown.
 type Terminal struct {
-	In  io.Reader
+	In  *os.File
 	Out io.Writer
 	// Env is the environment; it may forbid colours.
 	Env []string
-	// Exists tells whether the terminal still exists; it may be nil.
-	Exists func() bool
 }
 
 const (
@@ -41,39 +41,19 @@ const (
 func Run(ctx context.Context, d Daemon, t Terminal, settings Settings) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	program := tea.NewProgram(&model{state: New(settings, time.Now()), ctx: ctx, daemon: d},
+	m := &model{state: New(settings, time.Now()), ctx: ctx, daemon: d, exists: func() bool { return printer.IsTerminal(t.In) }}
+	program := tea.NewProgram(m,
 		tea.WithInput(t.In), tea.WithOutput(t.Out), tea.WithEnvironment(t.Env), tea.WithFPS(frames), tea.WithoutSignalHandler())
-	send := func(e Event) { program.Send(e) }
+	defer context.AfterFunc(ctx, program.Quit)()
 	var group sync.WaitGroup
-	group.Go(func() { d.watch(ctx, settings, send) })
-	group.Go(func() { clock(ctx, t.Exists, send, program.Quit) })
+	group.Go(func() { d.watch(ctx, settings, program.Send) })
 	_, err := program.Run()
 	cancel()
 	group.Wait()
-	if errors.Is(err, tea.ErrProgramKilled) && t.Exists != nil && !t.Exists() {
+	if errors.Is(err, tea.ErrProgramKilled) && !m.exists() {
 		return nil // the terminal is gone: nobody can read the error
 	}
 	return err
-}
-
-// clock sends the time until ctx ends or the terminal is gone, and then quits the
-// program.
-func clock(ctx context.Context, exists func() bool, send func(Event), quit func()) {
-	ticker := time.NewTicker(tick)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			quit()
-			return
-		case now := <-ticker.C:
-			if exists != nil && !exists() {
-				quit()
-				return
-			}
-			send(Clock{Now: now})
-		}
-	}
 }
 
 // model is the State as bubbletea needs it.
@@ -81,28 +61,30 @@ type model struct {
 	state  *State
 	ctx    context.Context // ends with Run
 	daemon Daemon
+	// exists tells whether the terminal still exists.
+	exists func() bool
 }
 
-// Init starts nothing: events from outside are sent to the program.
-func (*model) Init() tea.Cmd { return nil }
+// Init starts the clock.
+func (*model) Init() tea.Cmd {
+	return tea.Tick(tick, func(now time.Time) tea.Msg { return Clock{Now: now} })
+}
 
 // Update turns a message into an event, and effects into commands.
 func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
-	var event Event
-	switch msg := msg.(type) {
-	case Event:
-		event = msg
-	case tea.KeyPressMsg:
-		event = Key{Name: msg.String(), Text: msg.Key().Text}
-	case tea.PasteMsg:
-		event = Key{Name: "paste", Text: msg.Content}
-	case tea.WindowSizeMsg:
-		event = Size{Width: msg.Width, Height: msg.Height}
-	default:
-		return m, nil
-	}
 	var commands []tea.Cmd
-	for _, effect := range m.state.Apply(event) {
+	switch event := msg.(type) {
+	case tea.KeyPressMsg:
+		msg = Key{Name: event.String(), Text: event.Key().Text}
+	case tea.PasteMsg:
+		msg = Key{Name: "paste", Text: event.Content}
+	case Clock:
+		if !m.exists() {
+			return m, tea.Quit
+		}
+		commands = append(commands, m.Init())
+	}
+	for _, effect := range m.state.Apply(msg) {
 		commands = append(commands, m.command(effect))
 	}
 	return m, tea.Batch(commands...)
@@ -110,17 +92,15 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 
 func (m *model) command(effect Effect) tea.Cmd {
 	switch effect := effect.(type) {
-	case Quit:
-		return tea.Quit
-	case Suspend:
-		return tea.Suspend
 	case FetchStats:
 		return func() tea.Msg { return m.daemon.fetchStats(m.ctx, effect.ID) }
 	case Poll:
-		settings := m.state.settings
-		return func() tea.Msg { return m.daemon.poll(m.ctx, settings, effect.Health) }
+		return func() tea.Msg {
+			polled, _ := m.daemon.poll(m.ctx, m.state.settings, effect.Health) // the watch reports when the daemon is away
+			return polled
+		}
 	}
-	return nil
+	return func() tea.Msg { return effect }
 }
 
 // View draws on the alternate screen, so that the shell's is restored at the end.

@@ -49,14 +49,9 @@ func begin(ctx context.Context, f *fakeAdmin, settings Settings) *play {
 	})
 	d := f.daemon()
 	go func() {
-		p.ended <- Run(ctx, d, Terminal{In: tty, Out: tty, Env: []string{"TERM=xterm-256color", "NO_COLOR=1"}, Exists: p.exists}, settings)
+		p.ended <- Run(ctx, d, Terminal{In: tty, Out: tty, Env: []string{"TERM=xterm-256color", "NO_COLOR=1"}}, settings)
 	}()
 	return p
-}
-
-func (p *play) exists() bool {
-	_, err := unix.IoctlGetTermios(int(p.screen.Fd()), unix.TCGETS)
-	return err == nil
 }
 
 func (p *play) modes() unix.Termios {
