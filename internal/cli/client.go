@@ -94,10 +94,7 @@ func printResult[M proto.Message](out *printer.Printer, got M, err error, people
 	if err != nil {
 		return err
 	}
-	if out.Machine() {
-		return out.Message(got)
-	}
-	return people(got)
+	return out.Result(got, func() error { return people(got) })
 }
 
 func (d *daemon) connect() (*client, error) {

@@ -26,7 +26,7 @@ func selectors(cmd *cobra.Command, d *daemon, driver, handler *string) {
 	cmd.Flags().StringVar(handler, "handler", "", "only volumes of this runtime handler")
 	for flag, words := range map[string]wordsFunc{"driver": driversOf, "handler": handlersOf} {
 		_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
-			return d.offer(cmd.Context(), begun, words), cobra.ShellCompDirectiveNoFileComp
+			return d.offer(cmd.Context(), begun, words)
 		})
 	}
 }
@@ -37,11 +37,17 @@ func completeVolume(d *daemon) cobra.CompletionFunc {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		words := idsOf
-		if strings.HasPrefix(begun, "/") {
-			words = targetsOf
-		}
-		return d.offer(cmd.Context(), begun, words), cobra.ShellCompDirectiveNoFileComp
+		return d.offer(cmd.Context(), begun, func(ctx context.Context, c *client) (words []string) {
+			volumes, _ := c.list(ctx, &adminv1.ListVolumesRequest{})
+			for _, v := range volumes {
+				word := v.GetTargetPath()
+				if !strings.HasPrefix(begun, "/") {
+					word = show.ShortID(v.GetId()) + "\t" + show.Escape(word)
+				}
+				words = append(words, word)
+			}
+			return words
+		})
 	}
 }
 
@@ -50,71 +56,38 @@ type wordsFunc func(context.Context, *client) []string
 
 // offer gives the words that begin as the user's does. If the daemon cannot be asked
 // there are none: a shell cannot show an error.
-func (d *daemon) offer(ctx context.Context, begun string, words wordsFunc) []string {
-	if ctx == nil {
-		ctx = context.Background()
-	}
-	ctx, cancel := context.WithTimeout(ctx, completionWait)
-	defer cancel()
-	c, err := d.connect()
-	if err != nil {
-		return nil
-	}
-	defer func() { _ = c.conn.Close() }() // nothing is lost with it
-	var offered []string
-	for _, word := range words(ctx, c) {
-		// A shell splits the offers at line feeds and prints them: a word with control
-		// characters is left out. One tab separates the word from its description.
-		if untabbed := strings.Replace(word, "\t", "", 1); strings.HasPrefix(word, begun) && show.Escape(untabbed) == untabbed {
-			offered = append(offered, word)
+func (d *daemon) offer(ctx context.Context, begun string, words wordsFunc) (offered []string, _ cobra.ShellCompDirective) {
+	_ = d.within(completionWait).call(ctx, func(ctx context.Context, c *client) error {
+		for _, word := range words(ctx, c) {
+			// A shell splits the offers at line feeds and prints them: a word with control
+			// characters is left out. One tab separates the word from its description.
+			untabbed := strings.Replace(word, "\t", "", 1)
+			if word != "" && strings.HasPrefix(word, begun) && show.Escape(untabbed) == untabbed {
+				offered = append(offered, word)
+			}
 		}
-	}
+		return nil
+	})
 	slices.Sort(offered)
-	return slices.Compact(offered)
-}
-
-func volumesFor(ctx context.Context, c *client, word func(*adminv1.Volume) string) []string {
-	volumes, err := c.list(ctx, &adminv1.ListVolumesRequest{})
-	if err != nil {
-		return nil
-	}
-	words := make([]string, 0, len(volumes))
-	for _, v := range volumes {
-		if w := word(v); w != "" {
-			words = append(words, w)
-		}
-	}
-	return words
-}
-
-func idsOf(ctx context.Context, c *client) []string {
-	return volumesFor(ctx, c, func(v *adminv1.Volume) string { return show.ShortID(v.GetId()) + "\t" + show.Escape(v.GetTargetPath()) })
-}
-
-func targetsOf(ctx context.Context, c *client) []string {
-	return volumesFor(ctx, c, (*adminv1.Volume).GetTargetPath)
+	return slices.Compact(offered), cobra.ShellCompDirectiveNoFileComp
 }
 
 // driversOf gives the drivers of volumes and those that registered with the front. An
 // older daemon cannot list the latter.
-func driversOf(ctx context.Context, c *client) []string {
-	names := volumesFor(ctx, c, (*adminv1.Volume).GetDriver)
-	got, err := c.ListDrivers(ctx, &adminv1.ListDriversRequest{})
-	if err != nil {
-		return names
+func driversOf(ctx context.Context, c *client) (names []string) {
+	volumes, _ := c.list(ctx, &adminv1.ListVolumesRequest{})
+	for _, v := range volumes {
+		names = append(names, v.GetDriver())
 	}
-	for _, d := range got.GetDrivers() {
+	drivers, _ := c.ListDrivers(ctx, &adminv1.ListDriversRequest{})
+	for _, d := range drivers.GetDrivers() {
 		names = append(names, d.GetName())
 	}
 	return names
 }
 
-func handlersOf(ctx context.Context, c *client) []string {
-	got, err := c.ListHandlers(ctx, &adminv1.ListHandlersRequest{})
-	if err != nil {
-		return nil
-	}
-	names := make([]string, 0, len(got.GetHandlers()))
+func handlersOf(ctx context.Context, c *client) (names []string) {
+	got, _ := c.ListHandlers(ctx, &adminv1.ListHandlersRequest{})
 	for _, h := range got.GetHandlers() {
 		names = append(names, h.GetName())
 	}

@@ -80,17 +80,11 @@ func printReport(out *printer.Printer, r doctor.Report, quiet bool) error {
 	if quiet {
 		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return f.Severity == doctor.OK })
 	}
-	write := func() error { return printFindings(out, r) }
-	if out.Machine() {
-		write = func() error { return out.JSON(r) }
-	}
-	if err := write(); err != nil {
-		return err
-	}
-	if r.Count(doctor.Error) > 0 {
+	err := out.Result(r, func() error { return printFindings(out, r) })
+	if err == nil && r.Count(doctor.Error) > 0 {
 		return errFindings
 	}
-	return nil
+	return err
 }
 
 func printFindings(out *printer.Printer, r doctor.Report) error {

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -40,14 +39,7 @@ func list(ctx context.Context, d *daemon, view *volumeView, req *adminv1.ListVol
 	if err != nil {
 		return err
 	}
-	if !view.out.Machine() {
-		return view.list(volumes)
-	}
-	all, err := printer.EncodeAll(volumes)
-	if err != nil {
-		return err
-	}
-	return view.out.JSON(map[string][]json.RawMessage{"volumes": all})
+	return view.out.Result(map[string][]printer.Object{"volumes": printer.Objects(volumes)}, func() error { return view.list(volumes) })
 }
 
 func getCmd(d *daemon, view *volumeView) *cobra.Command {

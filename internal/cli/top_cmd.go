@@ -2,8 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -114,37 +112,27 @@ func topOnce(ctx context.Context, d *daemon, out *printer.Printer, settings top.
 		if err != nil {
 			return c.explain(err)
 		}
-		if !out.Machine() {
-			_, err = io.WriteString(out.Out, picture.Text())
-			return err
+		node := proto.CloneOf(picture.Node)
+		node.Config = "" // no part of a picture
+		object := pictureObject{
+			Node: printer.Object{Message: node}, Handlers: printer.Objects(picture.Handlers),
+			FrontEnabled: picture.Drivers.GetFrontEnabled(), Drivers: printer.Objects(picture.Drivers.GetDrivers()),
+			Volumes: printer.Objects(picture.Volumes),
 		}
-		object, err := pictureJSON(picture)
-		if err != nil {
+		return out.Result(object, func() error {
+			_, err := io.WriteString(out.Out, picture.Text())
 			return err
-		}
-		return out.JSON(object)
+		})
 	})
 }
 
 // pictureObject has what the single commands give.
 type pictureObject struct {
-	Node         json.RawMessage   `json:"node"`
-	Handlers     []json.RawMessage `json:"handlers"`
-	FrontEnabled bool              `json:"frontEnabled"`
-	Drivers      []json.RawMessage `json:"drivers"`
-	Volumes      []json.RawMessage `json:"volumes"`
-}
-
-func pictureJSON(p *top.Picture) (object pictureObject, err error) {
-	node := proto.CloneOf(p.Node)
-	node.Config = "" // no part of a picture
-	errs := make([]error, 4)
-	object.Node, errs[0] = printer.Encode(node)
-	object.Handlers, errs[1] = printer.EncodeAll(p.Handlers)
-	object.FrontEnabled = p.Drivers.GetFrontEnabled()
-	object.Drivers, errs[2] = printer.EncodeAll(p.Drivers.GetDrivers())
-	object.Volumes, errs[3] = printer.EncodeAll(p.Volumes)
-	return object, errors.Join(errs...)
+	Node         printer.Object   `json:"node"`
+	Handlers     []printer.Object `json:"handlers"`
+	FrontEnabled bool             `json:"frontEnabled"`
+	Drivers      []printer.Object `json:"drivers"`
+	Volumes      []printer.Object `json:"volumes"`
 }
 
 // screen tells whether the terminal can show a picture that changes.

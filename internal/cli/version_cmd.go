@@ -38,13 +38,11 @@ func versionCmd(d *daemon, out *printer.Printer) *cobra.Command {
 }
 
 func (v versions) print(out *printer.Printer) error {
-	if out.Machine() {
-		return out.JSON(v)
+	text := "crustctl     " + v.Client
+	if v.Daemon != "" {
+		text += "\ncrust-proxy  " + show.Escape(v.Daemon)
 	}
-	if err := out.Line("crustctl     " + v.Client); err != nil || v.Daemon == "" {
-		return err
-	}
-	return out.Line("crust-proxy  " + show.Escape(v.Daemon))
+	return out.Result(v, func() error { return out.Line(text) })
 }
 
 // ownVersion is what the Go tool stamped into the program.

@@ -12,38 +12,34 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 )
 
-// Encode gives a message's JSON. protojson adds random spaces; they are removed. Zero
-// numbers and empty lists are written, so that a program finds every key.
-func Encode(m proto.Message) (json.RawMessage, error) {
-	loose, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
-	if err != nil {
-		return nil, fmt.Errorf("write JSON: %w", err)
-	}
-	var tight bytes.Buffer
-	if err := json.Compact(&tight, loose); err != nil {
-		return nil, fmt.Errorf("write JSON: %w", err)
-	}
-	return tight.Bytes(), nil
+// Object is a message as a program reads it.
+type Object struct {
+	Message proto.Message
 }
 
-// EncodeAll encodes each message of a list. An empty list is not nil: its JSON is [].
-func EncodeAll[M proto.Message](items []M) ([]json.RawMessage, error) {
-	all := make([]json.RawMessage, 0, len(items))
-	for _, item := range items {
-		raw, err := Encode(item)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, raw)
-	}
-	return all, nil
+// MarshalJSON writes zero numbers and empty lists too, so that a program finds every key.
+func (o Object) MarshalJSON() ([]byte, error) {
+	return protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(o.Message)
 }
 
-func indented(v any) ([]byte, error) {
+// Objects makes a list of messages. An empty list is not nil: its JSON is [].
+func Objects[M proto.Message](messages []M) []Object {
+	all := make([]Object, len(messages))
+	for i, m := range messages {
+		all[i] = Object{m}
+	}
+	return all
+}
+
+// toJSON encodes a value or a message, and removes the random spaces of protojson.
+func toJSON(v any, indent string) ([]byte, error) {
+	if m, ok := v.(proto.Message); ok {
+		v = Object{m}
+	}
 	var b bytes.Buffer
 	encoder := json.NewEncoder(&b)
 	encoder.SetEscapeHTML(false)
-	encoder.SetIndent("", "  ")
+	encoder.SetIndent("", indent)
 	if err := encoder.Encode(v); err != nil {
 		return nil, fmt.Errorf("write JSON: %w", err)
 	}

@@ -110,9 +110,18 @@ func (p *Printer) row(b *strings.Builder, widths []int, row []Cell) {
 	b.WriteByte('\n')
 }
 
-// JSON prints a value for a program, in the format asked for.
+// Result prints a value or a message: for a program in the format asked for, else by
+// people.
+func (p *Printer) Result(v any, people func() error) error {
+	if p.Machine() {
+		return p.JSON(v)
+	}
+	return people()
+}
+
+// JSON prints a value or a message for a program, in the format asked for.
 func (p *Printer) JSON(v any) error {
-	text, err := indented(v)
+	text, err := toJSON(v, "  ")
 	if err == nil && p.Format == FormatYAML {
 		text, err = toYAML(text)
 	}
@@ -123,27 +132,18 @@ func (p *Printer) JSON(v any) error {
 	return err
 }
 
-// Message prints a message for a program.
-func (p *Printer) Message(m proto.Message) error {
-	raw, err := Encode(m)
-	if err != nil {
-		return err
-	}
-	return p.JSON(raw)
-}
-
 // Document prints one message of a stream: a line of JSON, or a YAML document.
 func (p *Printer) Document(m proto.Message) error {
 	if p.Format == FormatYAML {
 		if _, err := io.WriteString(p.Out, "---\n"); err != nil {
 			return err
 		}
-		return p.Message(m)
+		return p.JSON(m)
 	}
-	raw, err := Encode(m)
+	line, err := toJSON(m, "")
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(p.Out, "%s\n", show.EscapeJSON(raw))
+	_, err = p.Out.Write(line)
 	return err
 }
