@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+
+	"github.com/spf13/cobra"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
@@ -78,4 +81,71 @@ func Run(ctx context.Context, args []string, env Env) int {
 		return ExitUsage
 	}
 	return ExitFailure
+}
+
+const (
+	socketVariable = "CRUSTCTL_SOCKET"
+	defaultTimeout = 30 * time.Second
+)
+
+func newRoot(env Env) *cobra.Command {
+	d := &daemon{service: env.Node.Service}
+	out := &printer.Printer{Out: env.Out, Colour: printer.UseColour(env.Terminal, env.Getenv)}
+	view := &volumeView{out: out, now: env.Now}
+	root := &cobra.Command{
+		Use:   "crustctl",
+		Short: "Look at and repair the deferred volumes of this node",
+		Long: `crustctl talks to crust-proxy on this node through its Admin API.
+
+VOLUME is a volume's target path, its id, or the beginning of its id (6 digits
+or more).
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 doctor found errors.`,
+		SilenceErrors: true, SilenceUsage: true,
+		SuggestionsMinimumDistance: 2,
+		Args:                       noSuchCommand,
+		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetOut(env.Out)
+	root.SetErr(env.Err)
+	root.SetFlagErrorFunc(wrongUsage)
+	flags := root.PersistentFlags()
+	flags.StringVar(&d.socket, "socket", cmp.Or(env.Getenv(socketVariable), env.Node.AdminSocket), "the daemon's admin socket (also "+socketVariable+")")
+	flags.DurationVar(&d.timeout, "timeout", defaultTimeout, "how long to wait for the daemon; 0 waits for ever")
+	flags.StringVarP(&out.Format, "output", "o", printer.FormatTable, "table, wide, json or yaml")
+	complete(root, "output", printer.Formats()...)
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if err := cmp.Or(out.Check(), d.check()); err != nil {
+			return wrongUsage(cmd, err)
+		}
+		return nil
+	}
+	root.AddCommand(topCmd(env, d, out), listCmd(d, view), getCmd(d, view), statsCmd(d, view), expandCmd(d, out), freezeCmd(d, out), thawCmd(d, out),
+		releaseCmd(d, out), watchCmd(d, view), handlersCmd(d, out), driversCmd(d, view), reconcileCmd(d, out), doctorCmd(env.Node, d, out),
+		conformanceCmd(), versionCmd(d, out))
+	root.InitDefaultCompletionCmd()
+	setCompletionUsageErrors(root)
+	return root
+}
+
+// setCompletionUsageErrors makes cobra's completion command refuse wrong arguments as
+// our commands do; by default it prints its help and succeeds.
+func setCompletionUsageErrors(root *cobra.Command) {
+	completion, _, err := root.Find([]string{"completion"})
+	if err != nil {
+		return // there is none
+	}
+	completion.Args = arguments("SHELL")
+	completion.RunE = noSuchShell
+	for _, shell := range completion.Commands() {
+		shell.Args = arguments()
+	}
+}
+
+// conformanceCmd only names the program that the command has become.
+func conformanceCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "conformance", Hidden: true, DisableFlagParsing: true,
+		RunE: func(*cobra.Command, []string) error { return errConformance },
+	}
 }
