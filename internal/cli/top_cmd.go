@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -78,13 +79,8 @@ func (f *topFlags) read(env Env) (settings top.Settings, err error) {
 
 // unicodeLocale tells whether the terminal's owner said that it knows Unicode.
 func unicodeLocale(getenv func(string) string) bool {
-	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
-		if value := getenv(name); value != "" {
-			value = strings.ToLower(strings.ReplaceAll(value, "-", ""))
-			return strings.Contains(value, "utf8")
-		}
-	}
-	return false
+	value := cmp.Or(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG"))
+	return strings.Contains(strings.ToLower(strings.ReplaceAll(value, "-", "")), "utf8")
 }
 
 func topDaemon(c *client, timeout time.Duration) top.Daemon {

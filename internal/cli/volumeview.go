@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -70,7 +69,7 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 	t.Pair("Age:", w.age(v.GetCreatedAt()))
 	t.Pair("Driver:", v.GetDriver())
 	t.Pair("CSI volume:", v.GetVolumeId())
-	t.Pair("Way:", wayText(v.GetWay()))
+	t.Pair("Way:", withDetail(v.GetWay(), ways[v.GetWay()]))
 	t.Pair(ruleLabel(v), v.GetRule())
 	t.Pair("Handler:", v.GetHandler())
 	t.Pair("Device:", withDetail(v.GetDevice(), v.GetDeviceId()))
@@ -177,15 +176,7 @@ func refusedText(v *adminv1.Volume) string {
 	return v.GetRefusedBy() + " (" + number(v.GetRefusals()) + " times)"
 }
 
-func wayText(way string) string {
-	switch way {
-	case "native":
-		return withDetail(way, "the driver deferred by itself")
-	case "block":
-		return withDetail(way, "the driver was asked for block access")
-	}
-	return way
-}
+var ways = map[string]string{"native": "the driver deferred by itself", "block": "the driver was asked for block access"}
 
 func growText(v *adminv1.Volume) string {
 	switch {
@@ -204,15 +195,11 @@ func isStale(v *adminv1.Volume) bool {
 
 // usedOf is a volume's usage for a table that cannot show how old it is.
 func usedOf(v *adminv1.Volume) (used, total string) {
-	if isStale(v) {
+	u := show.Usage(v, adminv1.VolumeUsage_UNIT_BYTES)
+	if u == nil || isStale(v) {
 		return "", ""
 	}
-	for _, u := range v.GetUsage() {
-		if u.GetUnit() == adminv1.VolumeUsage_UNIT_BYTES {
-			return show.Size(u.GetUsed()), show.Size(u.GetTotal())
-		}
-	}
-	return "", ""
+	return show.Size(u.GetUsed()), show.Size(u.GetTotal())
 }
 
 func access(v *adminv1.Volume) string {
@@ -227,7 +214,7 @@ func usageTable(usage []*adminv1.VolumeUsage) *printer.Table {
 	text := printer.Text
 	t := printer.NewTable("UNIT", "TOTAL", "USED", "AVAILABLE", "USE%")
 	for _, u := range usage {
-		count, unit := func(n int64) string { return fmt.Sprint(n) }, "unknown"
+		count, unit := number, "unknown"
 		switch u.GetUnit() {
 		case adminv1.VolumeUsage_UNIT_BYTES:
 			count, unit = show.Size, "bytes"

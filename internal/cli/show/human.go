@@ -80,3 +80,13 @@ var stateColours = map[adminv1.VolumeState]string{
 
 // StateColour is the colour of a volume's state; other states are plain.
 func StateColour(s adminv1.VolumeState) string { return stateColours[s] }
+
+// Usage is one measure of a volume's filesystem; nil is unknown.
+func Usage(v *adminv1.Volume, unit adminv1.VolumeUsage_Unit) *adminv1.VolumeUsage {
+	for _, u := range v.GetUsage() {
+		if u.GetUnit() == unit {
+			return u
+		}
+	}
+	return nil
+}

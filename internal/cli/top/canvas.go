@@ -6,6 +6,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
 const (
@@ -117,24 +118,24 @@ func (c canvas) line(right string, left ...string) string {
 }
 
 // bar draws how full something is.
-func (c canvas) bar(m measure, width int) string {
-	if !m.known {
+func (c canvas) bar(u *adminv1.VolumeUsage, width int) string {
+	if u == nil {
 		return strings.Repeat(" ", width)
 	}
-	halves := int(m.part()*float64(2*width) + 0.5)
-	if m.used > 0 && halves == 0 {
+	halves := int(part(u)*float64(2*width) + 0.5)
+	if u.GetUsed() > 0 && halves == 0 {
 		halves = 1 // anything in use is visible
 	}
 	text := strings.Repeat(c.barFull, halves/2) + strings.Repeat(c.barHalf, halves%2)
-	return c.paint(fullness(m), text) + c.paint(faint, strings.Repeat(c.barEmpty, max(0, width-(halves+1)/2)))
+	return c.paint(fullness(u), text) + c.paint(faint, strings.Repeat(c.barEmpty, max(0, width-(halves+1)/2)))
 }
 
 // fullness is the colour of a bar.
-func fullness(m measure) string {
+func fullness(u *adminv1.VolumeUsage) string {
 	switch {
-	case m.part() >= 0.9:
+	case part(u) >= 0.9:
 		return red
-	case m.part() >= 0.8:
+	case part(u) >= 0.8:
 		return yellow
 	default:
 		return green

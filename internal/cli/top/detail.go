@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
 const labelWidth = 13
@@ -97,8 +98,8 @@ func (p *sheet) text(label, code, text string) {
 // numbers adds the usage and how the sandbox answered.
 func (p *sheet) numbers() {
 	r := p.row
-	p.measure("Bytes", r.bytes, show.Size)
-	p.measure("Inodes", r.inodes, func(n int64) string { return fmt.Sprint(n) })
+	p.usage("Bytes", r.bytes, show.Size)
+	p.usage("Inodes", r.inodes, func(n int64) string { return fmt.Sprint(n) })
 	switch v := r.v; {
 	case v.GetUsageAt() != nil:
 		p.text("Learned", plain, p.ago(v.GetUsageAt()))
@@ -130,13 +131,13 @@ func (p *sheet) requests() string {
 	return text
 }
 
-func (p *sheet) measure(label string, m measure, words func(int64) string) {
-	if !m.known {
+func (p *sheet) usage(label string, u *adminv1.VolumeUsage, words func(int64) string) {
+	if u == nil {
 		return
 	}
-	bar := p.canvas.bar(m, max(6, min(40, p.canvas.width-labelWidth-44)))
-	used := fmt.Sprintf(" %4s  %s of %s", percent(m), words(m.used), words(m.total))
-	p.line(label, bar, used, p.canvas.paint(faint, ", "+words(m.free)+" free"))
+	bar := p.canvas.bar(u, max(6, min(40, p.canvas.width-labelWidth-44)))
+	used := fmt.Sprintf(" %4s  %s of %s", percent(u), words(u.GetUsed()), words(u.GetTotal()))
+	p.line(label, bar, used, p.canvas.paint(faint, ", "+words(u.GetAvailable())+" free"))
 }
 
 // errors adds what went wrong since crustctl top runs, the newest first.

@@ -74,12 +74,12 @@ func (l *list) visible(height int) []*row {
 func (l *list) sortBy(o Order) { l.order, l.reversed = o, false }
 
 // sum adds up the bytes of the list's volumes, and counts those whose are known.
-func (l *list) sum() (all measure, volumes int) {
+func (l *list) sum() (all *adminv1.VolumeUsage, volumes int) {
+	all = &adminv1.VolumeUsage{}
 	for _, r := range l.rows {
-		if r.bytes.known {
-			all.known = true
-			all.used += r.bytes.used
-			all.total += r.bytes.total
+		if r.bytes != nil {
+			all.Used += r.bytes.GetUsed()
+			all.Total += r.bytes.GetTotal()
 			volumes++
 		}
 	}
@@ -178,8 +178,8 @@ var orders = [...]struct {
 	known   func(*row) bool // nil is always
 }{
 	ByUsage: {"usage", colUsage, func(a, b *row) int {
-		return cmp.Or(cmp.Compare(b.bytes.part(), a.bytes.part()), cmp.Compare(b.bytes.used, a.bytes.used))
-	}, func(r *row) bool { return r.bytes.known }},
+		return cmp.Or(cmp.Compare(part(b.bytes), part(a.bytes)), cmp.Compare(b.bytes.GetUsed(), a.bytes.GetUsed()))
+	}, func(r *row) bool { return r.bytes != nil }},
 	ByLatency: {"latency", colStats, func(a, b *row) int { return cmp.Compare(b.took, a.took) }, func(r *row) bool { return r.asked }},
 	ByAge:     {"age", colAge, func(a, b *row) int { return b.created.Compare(a.created) }, nil},
 	ByState:   {"state", colState, func(a, b *row) int { return urgency[a.v.GetState()] - urgency[b.v.GetState()] }, nil},

@@ -18,26 +18,19 @@ type row struct {
 
 	name, pod, state, driver, handler, sandbox, err string
 	size                                            string
-	bytes, inodes                                   measure
+	bytes, inodes                                   *adminv1.VolumeUsage // nil is unknown
 	took                                            time.Duration
 	asked, failed                                   bool
 	created                                         time.Time
 	words                                           string // what a filter searches, in lower case
 }
 
-// measure is how full something is.
-type measure struct {
-	known       bool
-	used, total int64
-	free        int64
-}
-
 // part is the part in use, between 0 and 1.
-func (m measure) part() float64 {
-	if m.total <= 0 {
+func part(u *adminv1.VolumeUsage) float64 {
+	if u.GetTotal() <= 0 {
 		return 0
 	}
-	return min(1, max(0, float64(m.used)/float64(m.total)))
+	return min(1, max(0, float64(u.GetUsed())/float64(u.GetTotal())))
 }
 
 func (r *row) id() string { return r.v.GetId() }
@@ -52,11 +45,11 @@ func newRow(v *adminv1.Volume, escape func(string) string) *row {
 		v: v, name: escape(nameOf(v)), pod: escape(podOf(v)), state: show.StateName(v.GetState()),
 		driver: escape(v.GetDriver()), handler: escape(v.GetHandler()),
 		sandbox: escape(show.ShortID(v.GetSandbox().GetId())), err: escape(errorOf(v)),
-		bytes: measureOf(v, adminv1.VolumeUsage_UNIT_BYTES), inodes: measureOf(v, adminv1.VolumeUsage_UNIT_INODES),
+		bytes: show.Usage(v, adminv1.VolumeUsage_UNIT_BYTES), inodes: show.Usage(v, adminv1.VolumeUsage_UNIT_INODES),
 		took: v.GetStatsTook().AsDuration(), asked: v.GetStatsAt() != nil,
 		failed: v.GetStatsFailures() > 0 && failedLast(v), created: timeOf(v.GetCreatedAt()),
 	}
-	if r.bytes.known {
+	if r.bytes != nil {
 		r.size = sizes(r.bytes)
 	}
 	r.words = strings.ToLower(strings.Join([]string{
@@ -67,8 +60,8 @@ func newRow(v *adminv1.Volume, escape func(string) string) *row {
 }
 
 // sizes shows used and total, with one unit if it is the same.
-func sizes(m measure) string {
-	used, total := show.Size(m.used), show.Size(m.total)
+func sizes(u *adminv1.VolumeUsage) string {
+	used, total := show.Size(u.GetUsed()), show.Size(u.GetTotal())
 	if unit := strings.TrimLeft(total, "0123456789."); strings.TrimLeft(used, "0123456789.") == unit {
 		used = strings.TrimSuffix(used, unit)
 	}
@@ -117,13 +110,4 @@ func errorOf(v *adminv1.Volume) string {
 		return "abnormal: " + c.GetMessage()
 	}
 	return ""
-}
-
-func measureOf(v *adminv1.Volume, unit adminv1.VolumeUsage_Unit) measure {
-	for _, u := range v.GetUsage() {
-		if u.GetUnit() == unit {
-			return measure{known: true, used: u.GetUsed(), total: u.GetTotal(), free: u.GetAvailable()}
-		}
-	}
-	return measure{}
 }

@@ -61,7 +61,7 @@ func (s *schedule) fetches(now time.Time, onScreen, beyond []*row) (effects []Ef
 		return effects
 	}
 	for _, r := range beyond {
-		if !r.asked && !r.bytes.known && s.start(now, r) {
+		if !r.asked && r.bytes == nil && s.start(now, r) {
 			return append(effects, FetchStats{ID: r.id()})
 		}
 	}

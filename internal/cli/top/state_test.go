@@ -330,11 +330,11 @@ func TestListingsBringNumbersButNoOldOnes(t *testing.T) {
 	gone := proto.CloneOf(all[0])
 	gone.Id = "gone"
 	s.Apply(Polled{At: now, Volumes: []*adminv1.Volume{older, newer, gone}})
-	if got := s.node.volumes[all[0].GetId()].bytes.used; got != 1 {
+	if got := s.node.volumes[all[0].GetId()].bytes.GetUsed(); got != 1 {
 		t.Errorf("an old listing won: %d", got)
 	}
 	r := s.node.volumes[all[1].GetId()]
-	if r.bytes.used != 9 || r.took != time.Hour || r.state != "BOUND" {
+	if r.bytes.GetUsed() != 9 || r.took != time.Hour || r.state != "BOUND" {
 		t.Errorf("%+v", r)
 	}
 	if s.node.volumes["gone"] != nil {
@@ -460,7 +460,7 @@ func TestBars(t *testing.T) {
 		want        string
 	}{{0, 100, "──────────"}, {1, 1000, "╸─────────"}, {50, 100, "━━━━━─────"}, {54, 100, "━━━━━╸────"}, {100, 100, "━━━━━━━━━━"}, {300, 100, "━━━━━━━━━━"}, {1, 0, "╸─────────"}} {
 		s := New(plainSettings(), now)
-		if text := s.canvas.bar(measure{known: true, used: c.used, total: c.total}, 10); text != c.want {
+		if text := s.canvas.bar(&adminv1.VolumeUsage{Used: c.used, Total: c.total}, 10); text != c.want {
 			t.Errorf("%d of %d: %s, want %s", c.used, c.total, text, c.want)
 		}
 	}

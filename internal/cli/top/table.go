@@ -1,11 +1,13 @@
 package top
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
 // The columns in the order of the screen.
@@ -237,22 +239,19 @@ func (t *table) cell(canvas canvas, c int, r *row) string {
 }
 
 // usageBar is a bar and a percentage.
-func usageBar(canvas canvas, m measure, width int) string {
-	if !m.known {
+func usageBar(canvas canvas, u *adminv1.VolumeUsage, width int) string {
+	if u == nil {
 		return canvas.paint(faint, canvas.fit("-", width, false))
 	}
-	words := canvas.fit(percent(m), min(width, percentWidth+1), true)
+	words := canvas.fit(percent(u), min(width, percentWidth+1), true)
 	if width <= percentWidth {
-		return canvas.paint(fullness(m), words)
+		return canvas.paint(fullness(u), words)
 	}
-	return canvas.bar(m, width-cells(words)) + words
+	return canvas.bar(u, width-cells(words)) + words
 }
 
-func percent(m measure) string {
-	if text := show.Percent(m.used, m.total); m.known && text != "" {
-		return text
-	}
-	return "-"
+func percent(u *adminv1.VolumeUsage) string {
+	return cmp.Or(show.Percent(u.GetUsed(), u.GetTotal()), "-")
 }
 
 // slow is the time from which an answer is highlighted.

@@ -148,7 +148,7 @@ func (v *listView) outOf(fine, all int) string {
 func (v *listView) sumLine() string {
 	all, volumes := v.s.list.sum()
 	paint := v.canvas.paint
-	if !all.known {
+	if volumes == 0 {
 		return v.canvas.line("", paint(faint, "Usage   not known yet"))
 	}
 	of := "in " + count(volumes, "volume")
