@@ -32,19 +32,13 @@ const (
 // Env is everything outside of crustctl that it uses, besides the daemon.
 type Env struct {
 	Out, Err io.Writer
-	// Getenv reads the environment.
-	Getenv func(string) string
-	// Now gives the time from which ages are counted.
-	Now func() time.Time
-	// Terminal is true if Out is a terminal.
-	Terminal bool
-	// Keys is that terminal if keys can be read from it, else nil.
-	Keys *os.File
-	// Environ is the whole environment, and Host this machine's name.
-	Environ []string
-	Host    string
-	// Node is what doctor checks, before flags change it.
-	Node doctor.Node
+	Getenv   func(string) string
+	Environ  []string
+	Host     string           // this machine's name
+	Now      func() time.Time // ages are counted from it
+	Terminal bool             // Out is a terminal
+	Keys     *os.File         // that terminal if keys can be read from it, else nil
+	Node     doctor.Node      // what doctor checks, before flags change it
 }
 
 // Main runs crustctl on this machine and gives its exit code.

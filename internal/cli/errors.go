@@ -20,13 +20,11 @@ import (
 const advicePermission = "Use sudo, or add your uid to authorization.admin.uids in the daemon's configuration."
 
 var (
-	// errFindings ends doctor where it found an error.
 	errFindings = errors.New("doctor found errors")
 	// errConformance answers a command that crustctl had.
 	errConformance = &usageError{"crust-conformance", errors.New("conformance is a program of its own: crust-conformance")}
 )
 
-// usageError is a command line that cannot be understood.
 type usageError struct {
 	command string
 	err     error
@@ -39,7 +37,6 @@ func wrongUsage(cmd *cobra.Command, err error) error {
 	return &usageError{command: cmd.CommandPath(), err: err}
 }
 
-// arguments makes a command take exactly the named arguments.
 func arguments(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
@@ -67,7 +64,6 @@ func noSuchShell(cmd *cobra.Command, args []string) error {
 	return wrongUsage(cmd, fmt.Errorf("there is no completion for %q", args[0]))
 }
 
-// explained is an error and what the operator can do about it.
 type explained struct {
 	err    error
 	advice string

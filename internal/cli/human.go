@@ -20,7 +20,6 @@ func stateNames() []string {
 	return names
 }
 
-// parseState reads a state as people write it.
 func parseState(text string) (adminv1.VolumeState, error) {
 	if text == "" {
 		return adminv1.VolumeState_VOLUME_STATE_UNSPECIFIED, nil
@@ -32,7 +31,6 @@ func parseState(text string) (adminv1.VolumeState, error) {
 	return adminv1.VolumeState(n), nil
 }
 
-// stateFlag adds --state.
 func stateFlag(cmd *cobra.Command, state *string) {
 	cmd.Flags().StringVar(state, "state", "", "only volumes in this state: "+strings.Join(stateNames(), ", "))
 	complete(cmd, "state", stateNames()...)

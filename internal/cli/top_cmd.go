@@ -17,7 +17,6 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// topFlags are what `crustctl top` is told.
 type topFlags struct {
 	settings    top.Settings
 	sort, state string
@@ -58,7 +57,6 @@ screen, a few at a time. Where the output is no terminal, with --once, and with
 	return cmd
 }
 
-// read turns flags and environment into settings.
 func (f *topFlags) read(env Env) (settings top.Settings, err error) {
 	settings = f.settings
 	if settings.Sort, err = top.ParseOrder(f.sort); err != nil {
@@ -101,7 +99,6 @@ func topLive(ctx context.Context, env Env, d *daemon, settings top.Settings) err
 	})
 }
 
-// topOnce prints one picture.
 func topOnce(ctx context.Context, d *daemon, out *printer.Printer, settings top.Settings) error {
 	return d.call(ctx, func(ctx context.Context, c *client) error {
 		picture, err := top.Once(ctx, topDaemon(c, d.timeout), settings)

@@ -60,7 +60,6 @@ func (w *volumeView) list(volumes []*adminv1.Volume) error {
 	return w.out.Table(t, true)
 }
 
-// describe shows all that is known of a volume.
 func (w *volumeView) describe(v *adminv1.Volume) error {
 	t := printer.Pairs()
 	t.Pair("Target:", v.GetTargetPath())
@@ -115,7 +114,6 @@ func (w *volumeView) describeUsage(v *adminv1.Volume) error {
 	return w.out.Table(usageTable(v.GetUsage()), true)
 }
 
-// stats shows a sandbox's fresh numbers.
 func (w *volumeView) stats(got *adminv1.GetVolumeStatsResponse) error {
 	if err := w.out.Table(usageTable(got.GetUsage()), true); err != nil {
 		return err
@@ -136,7 +134,6 @@ func (w *volumeView) sandbox(s *adminv1.Sandbox) string {
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }
 
-// stateCell is a volume's state; if it is refused, also who refused it.
 func stateCell(v *adminv1.Volume) printer.Cell {
 	state := show.StateName(v.GetState())
 	if v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED {
@@ -145,7 +142,6 @@ func stateCell(v *adminv1.Volume) printer.Cell {
 	return printer.Painted(show.StateColour(v.GetState()), state)
 }
 
-// podText is the pod's name, or its UID if the name is not known.
 func podText(v *adminv1.Volume) string {
 	if v.GetPodName() == "" {
 		return v.GetPodUid()
@@ -160,7 +156,6 @@ func podDetail(v *adminv1.Volume) string {
 	return withDetail(podText(v), v.GetPodUid())
 }
 
-// ruleLabel says what the rule did.
 func ruleLabel(v *adminv1.Volume) string {
 	if v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED {
 		return "Decided by:"
@@ -168,7 +163,6 @@ func ruleLabel(v *adminv1.Volume) string {
 	return "Deferred by:"
 }
 
-// refusedText is which party refused, and how often.
 func refusedText(v *adminv1.Volume) string {
 	if v.GetRefusals() == 1 {
 		return v.GetRefusedBy() + " (once)"
@@ -209,7 +203,6 @@ func access(v *adminv1.Volume) string {
 	return "rw"
 }
 
-// usageTable shows each measure of a filesystem.
 func usageTable(usage []*adminv1.VolumeUsage) *printer.Table {
 	text := printer.Text
 	t := printer.NewTable("UNIT", "TOTAL", "USED", "AVAILABLE", "USE%")

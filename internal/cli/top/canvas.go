@@ -117,7 +117,6 @@ func (c canvas) line(right string, left ...string) string {
 	return strings.TrimRight(text, " ")
 }
 
-// bar draws how full something is.
 func (c canvas) bar(u *adminv1.VolumeUsage, width int) string {
 	if u == nil {
 		return strings.Repeat(" ", width)
@@ -130,7 +129,6 @@ func (c canvas) bar(u *adminv1.VolumeUsage, width int) string {
 	return c.paint(fullness(u), text) + c.paint(faint, strings.Repeat(c.barEmpty, max(0, width-(halves+1)/2)))
 }
 
-// fullness is the colour of a bar.
 func fullness(u *adminv1.VolumeUsage) string {
 	switch {
 	case part(u) >= 0.9:

@@ -27,7 +27,6 @@ const (
 	gatherMost = 1000
 )
 
-// fetchStats asks the sandbox of a volume for its numbers.
 func (d Daemon) fetchStats(ctx context.Context, id string) StatsFetched {
 	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()

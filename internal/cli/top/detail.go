@@ -172,7 +172,6 @@ func (p *sheet) when(e pastError) string {
 	return text + ": "
 }
 
-// facts adds the volume's record.
 func (p *sheet) facts() {
 	v := p.row.v
 	p.text("Refused by", red, v.GetRefusedBy())
@@ -216,7 +215,6 @@ func bracket(text string) string {
 	return "(" + text + ")"
 }
 
-// joined joins the parts that are not empty.
 func joined(separator string, parts ...string) string {
 	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), separator)
 }

@@ -47,7 +47,6 @@ func (l *list) scroll(height int) {
 	l.top = max(0, min(l.top, len(l.rows)-height))
 }
 
-// move moves the cursor by some rows.
 func (l *list) move(by int) {
 	l.cursor = max(0, min(l.cursor+by, len(l.rows)-1))
 	if r := l.current(); r != nil {
@@ -66,7 +65,6 @@ func (l *list) current() *row {
 	return l.rows[l.cursor]
 }
 
-// visible are the rows on a screen of some rows.
 func (l *list) visible(height int) []*row {
 	return l.rows[min(l.top, len(l.rows)):min(l.top+height, len(l.rows))]
 }
@@ -124,13 +122,11 @@ func (f *filter) matches(r *row, words []string) bool {
 	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(r.words, word) })
 }
 
-// edit starts the typing of a filter with the one that is set.
 func (f *filter) edit() {
 	text := f.text
 	f.typed = &text
 }
 
-// key edits what is being typed.
 func (f *filter) key(k Key, escape func(string) string) {
 	text := *f.typed
 	switch k.Name {

@@ -95,7 +95,6 @@ func (n *node) disconnected(e Disconnected) {
 	n.relisted = make(map[string]*row)
 }
 
-// fetched adds the answer of a sandbox to its volume.
 func (n *node) fetched(e StatsFetched, now time.Time) {
 	old := n.volumes[e.ID]
 	if old == nil {
@@ -145,7 +144,6 @@ func (n *node) updateStats(v *adminv1.Volume, now time.Time) {
 	n.put(merged, now)
 }
 
-// alert tells whether something is wrong with the node.
 func (n *node) alert() bool { return n.link.away || len(n.daemon.problems) > 0 }
 
 // daemonInfo is what the daemon reports of itself and its parts; its texts are
@@ -172,20 +170,18 @@ func (d *daemonInfo) update(e Polled, escape func(string) string) {
 	}
 	all := e.Drivers.GetDrivers()
 	d.checked, d.frontEnabled, d.problems = true, e.Drivers.GetFrontEnabled(), nil
-	d.handlers, d.healthy, d.drivers, d.ready = len(e.Handlers), 0, len(all), 0
+	d.handlers, d.healthy, d.drivers, d.ready = len(e.Handlers), len(e.Handlers), len(all), len(all)
 	for _, h := range e.Handlers {
-		if h.GetHealthy() {
-			d.healthy++
-			continue
+		if !h.GetHealthy() {
+			d.healthy--
+			d.problems = append(d.problems, escape("handler "+h.GetName()+": "+h.GetProblem()))
 		}
-		d.problems = append(d.problems, escape("handler "+h.GetName()+": "+h.GetProblem()))
 	}
 	for _, driver := range all {
-		if driver.GetReady() {
-			d.ready++
-			continue
+		if !driver.GetReady() {
+			d.ready--
+			d.problems = append(d.problems, escape("driver "+driver.GetName()+": "+driver.GetProblem()))
 		}
-		d.problems = append(d.problems, escape("driver "+driver.GetName()+": "+driver.GetProblem()))
 	}
 	for _, finding := range e.Node.GetFindings() {
 		d.problems = append(d.problems, escape(finding))
@@ -219,14 +215,12 @@ type history struct {
 	took   []sample
 }
 
-// pastError is an error, and when and how often it was seen.
 type pastError struct {
 	text  string
 	last  time.Time
 	times int
 }
 
-// sample is one request for stats.
 type sample struct {
 	took   time.Duration
 	failed bool

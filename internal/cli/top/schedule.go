@@ -114,12 +114,10 @@ func (s *schedule) waiting(id string) time.Time {
 	return time.Time{}
 }
 
-// retain forgets the requests for volumes that are gone.
 func (s *schedule) retain(volumes map[string]*row) {
 	maps.DeleteFunc(s.fetching, func(id string, _ *request) bool { return volumes[id] == nil })
 }
 
-// poll starts the next request to the daemon, if it is time.
 func (s *schedule) poll(now time.Time) []Effect {
 	if s.polling || now.Before(s.nextPoll) {
 		return nil
@@ -142,5 +140,4 @@ func (s *schedule) polled(at time.Time, concurrency int) {
 	}
 }
 
-// pollNow ends the pause before the next request to the daemon.
 func (s *schedule) pollNow() { s.nextPoll, s.nextHealth = time.Time{}, time.Time{} }

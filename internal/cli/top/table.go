@@ -75,7 +75,6 @@ const (
 	percentWidth = 4
 )
 
-// table draws volumes in columns.
 type table struct {
 	canvas   canvas
 	now      time.Time
@@ -214,7 +213,6 @@ func (t *table) row(r *row, chosen bool) string {
 	return text
 }
 
-// cell is what a column shows of a volume.
 func (t *table) cell(canvas canvas, c int, r *row) string {
 	column, width := columns[c], t.widths[c]
 	code, text := column.code, ""
@@ -238,7 +236,6 @@ func (t *table) cell(canvas canvas, c int, r *row) string {
 	return canvas.paint(code, canvas.fit(text, width, column.right))
 }
 
-// usageBar is a bar and a percentage.
 func usageBar(canvas canvas, u *adminv1.VolumeUsage, width int) string {
 	if u == nil {
 		return canvas.paint(faint, canvas.fit("-", width, false))

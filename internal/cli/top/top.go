@@ -17,20 +17,13 @@ const DefaultInterval = 5 * time.Second
 
 // Settings are what the user chose and what the terminal can show.
 type Settings struct {
-	// Interval is the least time between two requests to one sandbox.
-	Interval time.Duration
-	// Sort is the order at first.
-	Sort Order
-	// Filter is the filter at first.
-	Filter string
-	// State selects the volumes in one state, by its name in a row; empty is all.
-	State string
-	// Driver and Handler select their volumes; the daemon does it.
-	Driver, Handler string
-	// ASCII draws with ASCII only, Plain without colours and attributes.
-	ASCII, Plain bool
-	// Host is the node's name if the daemon's configuration has none.
-	Host string
+	Interval        time.Duration // the least time between two requests to one sandbox
+	Sort            Order         // at first
+	Filter          string        // at first
+	State           string        // selects the volumes in one state, by its name in a row; empty is all
+	Driver, Handler string        // select their volumes; the daemon does it
+	ASCII, Plain    bool          // draw with ASCII only; without colours and attributes
+	Host            string        // the node's name if the daemon's configuration has none
 }
 
 // State is everything that the screen shows: what is known of the node, and what
@@ -57,7 +50,6 @@ const (
 	pageHelp
 )
 
-// detail is what the page of one volume shows.
 type detail struct {
 	id  string
 	top int // the first line on the screen
@@ -166,7 +158,6 @@ func (s *State) open() {
 
 func (s *State) help() { s.page, s.back = pageHelp, s.page }
 
-// scroll moves the page of a volume.
 func (s *State) scroll(lines int) {
 	p := newSheet(s)
 	s.detail.top = max(0, min(s.detail.top+lines, len(p.content())-p.height()))

@@ -22,7 +22,6 @@ func (s *State) View() string {
 	return strings.Join(lines[:min(len(lines), s.canvas.height)], "\n")
 }
 
-// listView draws the page with the list of volumes.
 type listView struct {
 	s      *State
 	canvas canvas
@@ -55,7 +54,6 @@ func (v *listView) page() []string {
 	return lines
 }
 
-// rowLines are the rows on the screen, followed by empty lines.
 func (v *listView) rowLines(height int) []string {
 	lines := make([]string, height)
 	list := &v.s.list
@@ -93,7 +91,6 @@ func (v *listView) title() []string {
 	return texts
 }
 
-// freshness tells how fresh the screen is.
 func freshness(s *State) string {
 	paint, clock := s.canvas.paint, "  "+s.now.Local().Format(time.TimeOnly)
 	switch {
@@ -107,7 +104,6 @@ func freshness(s *State) string {
 	return paint(green, "live") + paint(faint, ", every "+s.settings.Interval.String()+clock)
 }
 
-// totals counts the volumes in each state.
 func (v *listView) totals() []string {
 	paint := v.canvas.paint
 	states, counts := countStates(v.s.shown())
@@ -119,7 +115,6 @@ func (v *listView) totals() []string {
 	return texts
 }
 
-// health counts the handlers and drivers that work.
 func (v *listView) health() string {
 	daemon, paint := &v.s.node.daemon, v.canvas.paint
 	if !daemon.checked {
@@ -144,7 +139,6 @@ func (v *listView) outOf(fine, all int) string {
 	return v.canvas.paint(code, fmt.Sprintf("%d/%d", fine, all))
 }
 
-// sumLine shows the bytes of all volumes in the list together.
 func (v *listView) sumLine() string {
 	all, volumes := v.s.list.sum()
 	paint := v.canvas.paint
