@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
-	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 )
 
 // cloner makes images out of other images. Where the filesystem can, the two share their
@@ -27,7 +26,7 @@ type cloner struct {
 	limit    int64
 }
 
-const noClones = "the filesystem of --data-dir has no reflinks and --copy-limit is 0: there are no clones"
+const noClones = "the filesystem of --data-dir has no reflinks and --copy-limit is 0: there are no clones and snapshots"
 
 func newCloner(disks *pool) (*cloner, error) {
 	reflinks, err := hasReflinks(disks.images)
@@ -72,10 +71,9 @@ func (c *cloner) fill(ctx context.Context, from, to *record) (err error) {
 	}
 	defer func() { err = errors.Join(err, image.Close()) }()
 	failpoint.Hit("driver-fill-begun")
-	if c.reflinks {
-		err = reflink(image, original)
-	} else {
-		err = c.copy(ctx, from, image, original)
+	if err = c.take(ctx, from, to, image, original); err == nil {
+		failpoint.Hit("driver-filled")
+		err = errors.Join(image.Sync(), syncDir(c.pool.images))
 	}
 	if errors.Is(err, unix.ENOSPC) {
 		return status.Errorf(codes.ResourceExhausted, "clone %q: the filesystem of %s is full", from.ID, filepath.Dir(image.Name()))
@@ -83,8 +81,28 @@ func (c *cloner) fill(ctx context.Context, from, to *record) (err error) {
 	if err != nil {
 		return fmt.Errorf("clone %q: %w", from.ID, err)
 	}
-	failpoint.Hit("driver-filled")
-	return errors.Join(image.Sync(), syncDir(c.pool.images))
+	return nil
+}
+
+// take takes the content of an image. By reflink it is that of one moment, also of a
+// volume in use.
+func (c *cloner) take(ctx context.Context, from, to *record, image, original *os.File) error {
+	device, err := c.pool.writable(from.ID)
+	if err != nil {
+		return err
+	}
+	to.Created = time.Now().UTC()
+	if to.Snapshot != nil {
+		to.Snapshot.Consistent = device == ""
+	}
+	switch {
+	case c.reflinks:
+		return reflink(image, original)
+	case device != "":
+		return status.Errorf(codes.FailedPrecondition, "volume %q is in use as %s and its data would have to be copied: unstage it first, "+
+			"or put --data-dir on xfs or btrfs, where nothing is copied", from.ID, device)
+	}
+	return c.copy(ctx, from, image, original)
 }
 
 // copy copies the data of an image that nobody writes to.
@@ -96,15 +114,6 @@ func (c *cloner) copy(ctx context.Context, from *record, image, original *os.Fil
 	if bytes := stat.Blocks * 512; bytes > c.limit {
 		return status.Errorf(codes.FailedPrecondition, "%q has %d bytes of data and at most %d are copied: raise --copy-limit, "+
 			"or put --data-dir on xfs or btrfs, where nothing is copied", from.ID, bytes, c.limit)
-	}
-	devices, err := c.pool.attached(from.ID)
-	if err != nil {
-		return err
-	}
-	for _, one := range devices {
-		if !one.ReadOnly {
-			return inUse(from.ID, one)
-		}
 	}
 	began, shown := time.Now(), time.Now()
 	copied, err := copySparse(ctx, image, original, func(copied int64) {
@@ -118,11 +127,6 @@ func (c *cloner) copy(ctx context.Context, from *record, image, original *os.Fil
 }
 
 const progressEvery = 5 * time.Second
-
-func inUse(id string, by loopdev.Attached) error {
-	return status.Errorf(codes.FailedPrecondition, "volume %q is in use as %s and its data would have to be copied: unstage it first, "+
-		"or put --data-dir on xfs or btrfs, where nothing is copied", id, by.Path)
-}
 
 // copyStep is how much is copied between two looks at whether the caller still waits.
 const copyStep = 16 << 20

@@ -35,7 +35,8 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	}
 	if c.cloner.able() {
-		kinds = append(kinds, csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
+		kinds = append(kinds, csi.ControllerServiceCapability_RPC_CLONE_VOLUME, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+			csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS, csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)
 	}
 	for _, kind := range kinds {
 		reply.Capabilities = append(reply.Capabilities, &csi.ControllerServiceCapability{
@@ -66,20 +67,15 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 		return nil, err
 	}
 	defer release()
-	r, err := c.pool.store.load(want.ID)
+	r, err := c.pool.existing(want.ID)
 	if err != nil {
 		return nil, err
 	}
-	if r != nil && r.Ready {
+	if r != nil {
 		if err := checkSame(r, want, req.GetCapacityRange()); err != nil {
 			return nil, err
 		}
 		return &csi.CreateVolumeResponse{Volume: c.config.describe(r)}, nil
-	}
-	if r != nil { // half made, or half removed with somebody's data in it
-		if err := c.pool.erase(r); err != nil {
-			return nil, err
-		}
 	}
 	fill, err := c.fillOf(ctx, want, req)
 	if err != nil {
@@ -89,6 +85,25 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 		return nil, err
 	}
 	return &csi.CreateVolumeResponse{Volume: c.config.describe(want)}, nil
+}
+
+// fillOf looks at the source of a volume, gives the volume its size, and gives what
+// fills its image.
+func (c *controller) fillOf(ctx context.Context, want *record, req *csi.CreateVolumeRequest) (fill func() error, err error) {
+	if want.Source.id() == "" {
+		return blank, nil
+	}
+	from, err := c.cloner.find(want.Source)
+	if err != nil {
+		return nil, err
+	}
+	if want.Capacity, err = sizeOfClone(from.Capacity, req.GetCapacityRange()); err != nil {
+		return nil, err
+	}
+	if err := c.cloner.checkContent(from, req.GetVolumeCapabilities()); err != nil {
+		return nil, err
+	}
+	return func() error { return c.cloner.fill(ctx, from, want) }, nil
 }
 
 // readCreate gives the record of the volume that is asked for.
@@ -157,7 +172,7 @@ func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 		return nil, err
 	}
 	defer release()
-	r, err := c.pool.store.load(id)
+	r, err := c.pool.volume(id)
 	if err != nil || r == nil {
 		return &csi.DeleteVolumeResponse{}, err
 	}

@@ -31,33 +31,62 @@ func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest)
 	}, nil
 }
 
-// tokenPrefix begins what a token holds: the id of the last volume of a page. So
+// tokenPrefix begins what a token holds: the last id of a page. So
 // a token stays good whatever is created and deleted meanwhile.
 const tokenPrefix = "after:"
 
 // ListVolumes lists volumes by id. Ephemeral ones belong to their pods.
 func (c *controller) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
-	if req.GetMaxEntries() < 0 {
-		return nil, status.Error(codes.InvalidArgument, "max_entries is negative")
-	}
-	after, err := readToken(req.GetStartingToken())
+	page, next, err := c.page(req, func(r *record) bool { return r.Snapshot == nil && !r.Ephemeral })
 	if err != nil {
 		return nil, err
 	}
-	all, err := c.pool.store.list()
-	if err != nil {
-		c.log.Error("volumes whose records cannot be read are not listed", zap.Error(err))
-	}
-	all = slices.DeleteFunc(all, func(r *record) bool { return !r.Ready || r.Ephemeral || r.ID <= after })
-	reply := &csi.ListVolumesResponse{}
-	if most := int(req.GetMaxEntries()); most > 0 && most < len(all) {
-		all = all[:most]
-		reply.NextToken = base64.RawURLEncoding.EncodeToString([]byte(tokenPrefix + all[most-1].ID))
-	}
-	for _, r := range all {
+	reply := &csi.ListVolumesResponse{NextToken: next}
+	for _, r := range page {
 		reply.Entries = append(reply.Entries, &csi.ListVolumesResponse_Entry{Volume: c.config.describe(r)})
 	}
 	return reply, nil
+}
+
+// ListSnapshots lists snapshots by id: all, or those of a volume, or one.
+func (c *controller) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+	id, volume := req.GetSnapshotId(), req.GetSourceVolumeId()
+	page, next, err := c.page(req, func(r *record) bool {
+		return r.Snapshot != nil && (id == "" || r.ID == id) && (volume == "" || r.Source.Volume == volume)
+	})
+	if err != nil {
+		return nil, err
+	}
+	reply := &csi.ListSnapshotsResponse{NextToken: next}
+	for _, r := range page {
+		reply.Entries = append(reply.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: describeSnapshot(r)})
+	}
+	return reply, nil
+}
+
+// page gives the wanted records of one page, and the token of the next one.
+func (c *controller) page(req interface {
+	GetMaxEntries() int32
+	GetStartingToken() string
+}, wanted func(*record) bool,
+) (page []*record, next string, err error) {
+	if req.GetMaxEntries() < 0 {
+		return nil, "", status.Error(codes.InvalidArgument, "max_entries is negative")
+	}
+	after, err := readToken(req.GetStartingToken())
+	if err != nil {
+		return nil, "", err
+	}
+	all, err := c.pool.store.list()
+	if err != nil {
+		c.log.Error("volumes and snapshots whose records cannot be read are not listed", zap.Error(err))
+	}
+	all = slices.DeleteFunc(all, func(r *record) bool { return !r.Ready || r.ID <= after || !wanted(r) })
+	if most := int(req.GetMaxEntries()); most > 0 && most < len(all) {
+		all = all[:most]
+		next = base64.RawURLEncoding.EncodeToString([]byte(tokenPrefix + all[most-1].ID))
+	}
+	return all, next, nil
 }
 
 func readToken(token string) (after string, err error) {

@@ -75,7 +75,7 @@ func (l *pool) image(id string) string { return filepath.Join(l.images, fileName
 func (l *pool) openImage(r *record, flags int) (*os.File, error) {
 	file, err := os.OpenFile(l.image(r.ID), flags, 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, status.Errorf(codes.DataLoss, "volume %q: its image is gone", r.ID)
+		return nil, status.Errorf(codes.DataLoss, "%q: its image is gone", r.ID)
 	}
 	return file, err
 }
@@ -114,6 +114,17 @@ func (l *pool) attached(id string) ([]loopdev.Attached, error) {
 		return nil, err
 	}
 	return loopdev.Over(info)
+}
+
+// writable gives the loop device by which the volume may be written to, if there is one.
+func (l *pool) writable(id string) (path string, err error) {
+	found, err := l.attached(id)
+	for _, one := range found {
+		if !one.ReadOnly {
+			path = one.Path
+		}
+	}
+	return path, err
 }
 
 // leavingTries and leavingPause bound the wait for a device that goes away when
@@ -273,12 +284,31 @@ func (l *pool) provision(r *record, fill func() error) error {
 // blank is the fill of a volume that has no source.
 func blank() error { return nil }
 
+// volume gives a volume, finished or not, or nil. A snapshot is none.
+func (l *pool) volume(id string) (*record, error) {
+	r, err := l.store.load(id)
+	if err != nil || r == nil || r.Snapshot != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// existing gives what an earlier call has made, or nil. What one has made or removed in
+// part, with somebody's data in it, is removed.
+func (l *pool) existing(id string) (*record, error) {
+	r, err := l.store.load(id)
+	if err != nil || r == nil || r.Ready {
+		return r, err
+	}
+	return nil, l.erase(r)
+}
+
 // find gives a volume that exists.
 func (l *pool) find(id string) (*record, error) {
 	if id == "" || len(id) > maxID {
 		return nil, status.Errorf(codes.InvalidArgument, "volume_id is missing, or longer than %d bytes", maxID)
 	}
-	r, err := l.store.load(id)
+	r, err := l.volume(id)
 	if err != nil {
 		return nil, err
 	}

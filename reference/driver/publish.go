@@ -236,7 +236,7 @@ func (n *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpub
 		return nil, err
 	}
 	defer release()
-	r, err := n.pool.store.load(id)
+	r, err := n.pool.volume(id)
 	if err != nil {
 		return nil, err
 	}

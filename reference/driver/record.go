@@ -19,12 +19,29 @@ type record struct {
 	Ephemeral bool `json:"ephemeral,omitempty"`
 	// Source is what the image was made from; a volume without one began blank.
 	Source source `json:"source,omitzero"`
+	// Snapshot is set where this is one and no volume.
+	Snapshot *snapshot `json:"snapshot,omitempty"`
 	// Holds is the filesystem that was seen on the volume when it was deferred.
 	Holds string `json:"holds,omitempty"`
 	Node  *node  `json:"node,omitempty"`
 }
 
 const recordVersion = 1
+
+// snapshot is what only the record of a snapshot has. A snapshot is an image that is never
+// attached; its Source is the volume.
+type snapshot struct {
+	// Consistent: nobody was using the filesystem at that moment. A snapshot that is not is
+	// as after a loss of power: it takes a replay of the filesystem's journal.
+	Consistent bool `json:"consistent"`
+}
+
+func (s *snapshot) String() string {
+	if s.Consistent {
+		return "filesystem"
+	}
+	return "crash"
+}
 
 // source names the volume or the snapshot whose content an image began with.
 type source struct {

@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"context"
 	"os"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -34,35 +33,17 @@ func (s source) content() *csi.VolumeContentSource {
 	return nil
 }
 
-// fillOf looks at the source of a volume, gives the volume its size, and gives what
-// fills its image.
-func (c *controller) fillOf(ctx context.Context, want *record, req *csi.CreateVolumeRequest) (fill func() error, err error) {
-	if want.Source.id() == "" {
-		return blank, nil
-	}
-	from, err := c.findSource(want.Source)
-	if err != nil {
-		return nil, err
-	}
-	if want.Capacity, err = sizeOfClone(from.Capacity, req.GetCapacityRange()); err != nil {
-		return nil, err
-	}
-	if err := c.checkContent(from, req.GetVolumeCapabilities()); err != nil {
-		return nil, err
-	}
-	return func() error { return c.cloner.fill(ctx, from, want) }, nil
-}
-
-func (c *controller) findSource(s source) (*record, error) {
-	if !c.cloner.able() {
-		return nil, status.Error(codes.InvalidArgument, "volume_content_source: "+noClones)
+// find gives the record of a source.
+func (c *cloner) find(s source) (*record, error) {
+	if !c.able() {
+		return nil, status.Error(codes.InvalidArgument, noClones)
 	}
 	from, err := c.pool.store.load(s.id())
 	switch {
 	case err != nil:
 		return nil, err
-	case s.Snapshot != "" || from == nil || !from.Ready:
-		return nil, status.Errorf(codes.NotFound, "there is no %v on node %s", s, c.config.NodeID)
+	case from == nil || !from.Ready || (from.Snapshot != nil) != (s.Snapshot != ""):
+		return nil, status.Errorf(codes.NotFound, "there is no %v on node %s", s, c.pool.config.NodeID)
 	case from.Ephemeral:
 		return nil, status.Errorf(codes.InvalidArgument, "%v is ephemeral: it belongs to its pod alone", s)
 	}
@@ -72,7 +53,7 @@ func (c *controller) findSource(s source) (*record, error) {
 // checkContent refuses a clone as a filesystem that the source does not hold: it could
 // never be mounted. How the source itself is used does not matter, so that a filesystem
 // may be read as a block volume.
-func (c *controller) checkContent(from *record, capabilities []*csi.VolumeCapability) error {
+func (c *cloner) checkContent(from *record, capabilities []*csi.VolumeCapability) error {
 	image, err := c.pool.openImage(from, os.O_RDONLY)
 	if err != nil {
 		return err

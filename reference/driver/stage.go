@@ -102,7 +102,7 @@ func (n *nodeServer) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstage
 		return nil, err
 	}
 	defer release()
-	r, err := n.pool.store.load(id)
+	r, err := n.pool.volume(id)
 	if err != nil || r == nil || r.Ephemeral {
 		return &csi.NodeUnstageVolumeResponse{}, err
 	}

@@ -27,7 +27,9 @@ func (v *volume) requestFrom(source *csi.VolumeContentSource, bytes int64) *csi.
 
 func (v *volume) createFrom(source *csi.VolumeContentSource, bytes int64) error {
 	reply, err := v.CreateVolume(v.t.Context(), v.requestFrom(source, bytes))
-	v.id = reply.GetVolume().GetVolumeId()
+	if err == nil {
+		v.id = reply.GetVolume().GetVolumeId()
+	}
 	return err
 }
 
@@ -114,7 +116,6 @@ func TestCloneErrors(t *testing.T) {
 		t.Errorf("%v, %v", reply, err)
 	}
 	for _, one := range []*volume{clone, v, other} {
-		one.id = r.volumeIDs()[0]
 		one.must(one.remove)
 	}
 	r.wantNothing()

@@ -3,10 +3,10 @@
 package driver_test
 
 // notOffered are csi-sanity's specs of what the driver does not advertise:
-// publishing by a controller, snapshots, modification, group snapshots, CSI 1.13's
-// health calls; the limit of attached volumes, which has no meaning
-// without a controller that attaches; and the spec of pagination that csi-sanity
-// itself has switched off (TestPagination has its place).
+// publishing by a controller, modification, group snapshots; CSI 1.13's health calls and
+// topology of snapshots; the limit of attached volumes, which has no meaning without a controller that attaches;
+// and the spec of pagination that csi-sanity itself has switched off (TestPagination has
+// its place).
 func notOffered() []string {
 	return []string{
 		"Controller Service [Controller Server] ControllerPublishVolume should fail when no node id is provided",
@@ -17,9 +17,7 @@ func notOffered() []string {
 		"Controller Service [Controller Server] ControllerPublishVolume should fail when the volume does not exist",
 		"Controller Service [Controller Server] ControllerPublishVolume should fail when the volume is already published but is incompatible",
 		"Controller Service [Controller Server] ControllerUnpublishVolume should fail when no volume id is provided",
-		"Controller Service [Controller Server] CreateVolume should create volume from an existing source snapshot",
 		"Controller Service [Controller Server] CreateVolume should create volume with a volume attribute class",
-		"Controller Service [Controller Server] CreateVolume should fail when the volume source snapshot is not found",
 		"Controller Service [Controller Server] CreateVolume should not create volume with an invalid volume attribute class",
 		"Controller Service [Controller Server] ListVolumes pagination should detect volumes added between pages and accept tokens when the last volume from a page is deleted",
 		"Controller Service [Controller Server] volume lifecycle should be idempotent",
@@ -27,31 +25,13 @@ func notOffered() []string {
 		"ControllerGetVolumeHealth [Controller Server] should fail when no volume id is provided",
 		"ControllerGetVolumeHealth [Controller Server] should return health for a valid volume",
 		"ControllerListVolumeHealth [Controller Server] should return appropriate response",
-		"CreateSnapshot [Controller Server] should fail when no name is provided",
-		"CreateSnapshot [Controller Server] should fail when no source volume id is provided",
-		"CreateSnapshot [Controller Server] should fail when requesting to create a snapshot with already existing name and different source volume ID",
 		"CreateSnapshot [Controller Server] should succeed when creating a snapshot with accessibility requirements",
-		"CreateSnapshot [Controller Server] should succeed when creating snapshot with maximum-length name",
-		"CreateSnapshot [Controller Server] should succeed when requesting to create a snapshot with already existing name and same source volume ID",
-		"DeleteSnapshot [Controller Server] should fail when no snapshot id is provided",
-		"DeleteSnapshot [Controller Server] should return appropriate values (no optional values added)",
-		"DeleteSnapshot [Controller Server] should succeed when an invalid snapshot id is used",
-		"GetSnapshot [Controller Server] should return an error",
-		"GetSnapshot [Controller Server] should return an error when the specified snapshot id does not exist",
-		"GetSnapshot [Controller Server] should return snapshot that match the specified snapshot id",
 		"GroupController Service [GroupController Server] GroupControllerGetCapabilities should return appropriate capabilities",
 		"GroupController Service [GroupController VolumeGroupSnapshots] CreateVolumeGroupSnapshot should fail when no name is provided",
 		"GroupController Service [GroupController VolumeGroupSnapshots] DeleteVolumeGroupSnapshot should fail when no volume id is provided",
 		"GroupController Service [GroupController VolumeGroupSnapshots] DeleteVolumeGroupSnapshot should succeed when an invalid volume id is used",
 		"GroupController Service [GroupController VolumeGroupSnapshots] GetVolumeGroupSnapshot should fail when an invalid volume id is used",
 		"GroupController Service [GroupController VolumeGroupSnapshots] GetVolumeGroupSnapshot should fail when no volume id is provided",
-		"ListSnapshots [Controller Server] check the presence of new snapshots in the snapshot list",
-		"ListSnapshots [Controller Server] should return appropriate values (no optional values added)",
-		"ListSnapshots [Controller Server] should return empty when the specified snapshot id does not exist",
-		"ListSnapshots [Controller Server] should return empty when the specified source volume id does not exist",
-		"ListSnapshots [Controller Server] should return next token when a limited number of entries are requested",
-		"ListSnapshots [Controller Server] should return snapshots that match the specified snapshot id",
-		"ListSnapshots [Controller Server] should return snapshots that match the specified source volume id",
 		"ModifyVolume [Controller Server] should fail if no volume id is given",
 		"ModifyVolume [Controller Server] should fail if specified mutable parameters are not supported by the volume",
 		"ModifyVolume [Controller Server] should fail if volume does not exist",

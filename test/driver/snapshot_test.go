@@ -1,0 +1,227 @@
+//go:build system
+
+package driver_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// snapshot makes a snapshot of a volume.
+func (v *volume) snapshot(name string) (*csi.Snapshot, error) {
+	v.t.Helper()
+	reply, err := v.CreateSnapshot(v.t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v.id})
+	return reply.GetSnapshot(), err
+}
+
+func (v *volume) mustSnapshot(name string) *csi.Snapshot {
+	v.t.Helper()
+	made, err := v.snapshot(name)
+	check.Must(v.t, err)
+	if !made.GetReadyToUse() || made.GetSourceVolumeId() != v.id || made.GetSizeBytes() < size || made.GetCreationTime().AsTime().IsZero() {
+		v.t.Errorf("%v", made)
+	}
+	return made
+}
+
+func (r *testDriver) removeSnapshot(id string) error {
+	_, err := r.DeleteSnapshot(r.t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
+	return err
+}
+
+func snapshotSource(id string) *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id},
+	}}
+}
+
+// consistent reads what the record of a snapshot says.
+func (r *testDriver) consistent(id string) bool {
+	r.t.Helper()
+	records, err := filepath.Glob(r.data + "/volumes/*.json")
+	check.Must(r.t, err)
+	for _, path := range records {
+		raw, err := os.ReadFile(path)
+		check.Must(r.t, err)
+		var record struct {
+			ID       string `json:"id"`
+			Snapshot struct {
+				Consistent bool `json:"consistent"`
+			} `json:"snapshot"`
+		}
+		check.Must(r.t, json.Unmarshal(raw, &record))
+		if record.ID == id {
+			return record.Snapshot.Consistent
+		}
+	}
+	r.t.Fatalf("there is no record of %s", id)
+	return false
+}
+
+// TestSnapshots restores snapshots of each filesystem on each pool, when the volume has
+// changed and when it has gone.
+func TestSnapshots(t *testing.T) {
+	for _, pool := range pools {
+		r := newDriverOn(t, pool, false)
+		for _, fs := range []string{"ext4", "xfs", "btrfs"} {
+			t.Run(fs+" on "+pool, func(t *testing.T) {
+				v := r.volume("v", mountAccess(fs))
+				v.up()
+				v.put("first")
+				first := v.putRandom(mib)
+				v.must(v.unpublish, v.unstage)
+				one := v.mustSnapshot("one")
+				v.must(v.stage, v.publish)
+				v.put("second")
+				second := v.putRandom(mib)
+				v.must(v.unpublish, v.unstage)
+				two := v.mustSnapshot("two")
+				if !r.consistent(one.GetSnapshotId()) || !two.GetCreationTime().AsTime().After(one.GetCreationTime().AsTime()) {
+					t.Errorf("%v, %v", one, two)
+				}
+				old, young := r.volume("old", mountAccess(fs)), r.volume("young", mountAccess(fs))
+				check.Must(t, old.createFrom(snapshotSource(one.GetSnapshotId()), 0))
+				v.must(v.stage, v.publish)
+				old.must(old.stage, old.publish)
+				old.wantKept("first")
+				old.wantRandom(first)
+				old.put("of the restored one")
+				v.wantKept("second")
+				v.down()
+				r.restart()
+				if again, err := v.snapshot("two"); err != nil || again.GetSnapshotId() != two.GetSnapshotId() {
+					t.Errorf("%v, %v", again, err) // it exists, whatever became of its volume
+				}
+				check.Must(t, young.createFrom(snapshotSource(two.GetSnapshotId()), 2*size))
+				check.Must(t, r.removeSnapshot(one.GetSnapshotId()))
+				check.Must(t, r.removeSnapshot(two.GetSnapshotId()))
+				young.must(young.stage, young.publish)
+				young.wantKept("second")
+				young.wantRandom(second)
+				if total := young.bytesOf().GetTotal(); total < size*18/10 {
+					t.Errorf("the larger one has %d bytes", total)
+				}
+				young.down()
+				old.down()
+			})
+		}
+		r.wantNothing()
+	}
+}
+
+// TestSnapshotIsNoVolume: the id of the one is unknown as the other.
+func TestSnapshotIsNoVolume(t *testing.T) {
+	r := newDriverOn(t, "xfs", false)
+	v, other, clone := r.volume("v", mountAccess("ext4")), r.volume("other", mountAccess("ext4")), r.volume("clone", mountAccess("ext4"))
+	v.must(v.create)
+	other.must(other.create)
+	made := v.mustSnapshot("s")
+	_, err := other.snapshot("s")
+	wantCode(t, err, codes.AlreadyExists)
+	_, err = (&volume{testDriver: r, id: "missing"}).snapshot("t")
+	wantCode(t, err, codes.NotFound)
+	wantCode(t, clone.createFrom(snapshotSource(v.id), 0), codes.NotFound)
+	wantCode(t, clone.createFrom((&volume{id: made.GetSnapshotId()}).asSource(), 0), codes.NotFound)
+	wantCode(t, clone.createFrom(snapshotSource(made.GetSnapshotId()), size-mib), codes.OutOfRange)
+	check.Must(t, clone.createFrom(snapshotSource(made.GetSnapshotId()), 0))
+	wantCode(t, clone.createFrom(v.asSource(), 0), codes.AlreadyExists)
+	as := r.volume("as", mountAccess("ext4"))
+	as.id = made.GetSnapshotId()
+	wantCode(t, as.stage(), codes.NotFound)
+	wantCode(t, as.growController(2*size), codes.NotFound)
+	as.must(as.unpublish, as.unstage, as.remove) // there is no such volume
+	if _, err := r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: made.GetSnapshotId()}); err != nil {
+		t.Error(err)
+	}
+	_, err = r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: v.id})
+	wantCode(t, err, codes.NotFound)
+	check.Must(t, r.removeSnapshot(v.id)) // there is no such snapshot
+	if ids := r.volumeIDs(); len(ids) != 3 {
+		t.Errorf("%v", ids)
+	}
+	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
+	for _, one := range []*volume{v, other, clone} {
+		one.must(one.remove)
+	}
+	r.wantNothing()
+}
+
+// TestSnapshotPages deletes the last snapshot of a page before the next is asked for.
+func TestSnapshotPages(t *testing.T) {
+	r := newDriverOn(t, "btrfs", false)
+	v := r.volume("v", mountAccess(""))
+	v.must(v.create)
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		v.mustSnapshot(name)
+	}
+	var seen []string
+	for token := ""; ; {
+		reply, err := r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: 2, StartingToken: token, SourceVolumeId: v.id})
+		check.Must(t, err)
+		for _, entry := range reply.GetEntries() {
+			seen = append(seen, entry.GetSnapshot().GetSnapshotId())
+		}
+		check.Must(t, r.removeSnapshot(seen[len(seen)-1]))
+		if token = reply.GetNextToken(); token == "" {
+			break
+		}
+	}
+	if slices.Sort(seen); len(slices.Compact(seen)) != 5 {
+		t.Errorf("seen: %v", seen)
+	}
+	for _, id := range seen {
+		check.Must(t, r.removeSnapshot(id))
+	}
+	v.must(v.remove)
+	r.wantNothing()
+}
+
+// TestKilledInSnapshot kills at each step of making and removing one.
+func TestKilledInSnapshot(t *testing.T) {
+	for _, pool := range []string{"btrfs", "ext4"} {
+		r := newDriverOn(t, pool, false)
+		v := r.volume("v", mountAccess("ext4"))
+		v.up()
+		content := v.putRandom(mib)
+		v.must(v.unpublish, v.unstage)
+		for _, point := range []string{
+			"driver-record-temp", "driver-recorded", "driver-fill-begun", "driver-filled", "driver-image-made", "driver-record-temp@2",
+		} {
+			r.restart("CRUST_FAILPOINTS=" + point + "=kill")
+			if _, err := v.snapshot("s"); err == nil {
+				t.Fatalf("%s: not hit", point)
+			}
+			r.wait()
+			r.start()
+			r.wantVolumes(1)
+			made := v.mustSnapshot("s")
+			restored := r.volume("restored", mountAccess("ext4"))
+			check.Must(t, restored.createFrom(snapshotSource(made.GetSnapshotId()), 0))
+			restored.must(restored.stage, restored.publish)
+			restored.wantRandom(content)
+			restored.down()
+			check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
+		}
+		for _, point := range []string{"driver-record-temp", "driver-erasing", "driver-image-removed"} {
+			made := v.mustSnapshot("s")
+			r.restart("CRUST_FAILPOINTS=" + point + "=kill")
+			if err := r.removeSnapshot(made.GetSnapshotId()); err == nil {
+				t.Fatalf("%s: not hit", point)
+			}
+			r.wait()
+			r.start()
+			check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
+			r.wantVolumes(1)
+		}
+		v.must(v.remove)
+		r.wantNothing()
+	}
+}
