@@ -29,7 +29,7 @@ type Listener struct {
 
 // Listen makes a unix socket at path with a mode of 0600 or 0660 and, unless
 // empty, the given group. It appears there with its final mode and owner: it is
-// made in a private directory beside and moved into place. A stale socket is
+// made under another name, for us alone, and moved into place. A stale socket is
 // replaced; a live one, a symbolic link and whatever else is there never are.
 func Listen(path string, mode fs.FileMode, group string) (*Listener, error) {
 	l, err := listen(path, mode, group)

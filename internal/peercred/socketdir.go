@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,8 +16,9 @@ import (
 // lockTime bounds the wait for another process that listens in the directory.
 const lockTime = 5 * time.Second
 
-// inner is the socket's name while it is in its private directory.
-const inner = "s"
+// tempName is a socket's name until it is moved into place. kubelet passes over names
+// that begin with a dot.
+const tempName = ".crust-proxy.new"
 
 // socketDir is the directory of a socket, locked against others who do the same:
 // between seeing that a socket is stale and removing it, nobody puts a new one.
@@ -59,86 +61,50 @@ func (d socketDir) clear(name, path string) error {
 	return unix.Unlinkat(d.fd, name, 0)
 }
 
-// install binds in a directory that only we can enter, sets mode and group
-// there, and moves the socket into place. A filesystem without a free inode has only
-// that of the stale socket: then it binds beside the place. Until the mode is set, the
-// umask and the check of each peer keep others out.
+// install binds under a temporary name, sets mode and group there, and moves the socket
+// into place.
 func (d socketDir) install(name, path string, mode uint32, gid int) (*Listener, error) {
-	temp := "." + name + ".new"
-	private, remove, err := d.private(temp)
-	if err == nil {
-		var l *Listener
-		l, err = d.bind(private, inner, name, path, mode, gid)
-		remove()
-		if err == nil {
-			return l, nil
-		}
-	}
-	if !errors.Is(err, unix.ENOSPC) {
-		return nil, err
-	}
-	_ = unix.Unlinkat(d.fd, temp, 0)
-	l, err := d.bind(d.fd, temp, name, path, mode, gid)
-	if err != nil {
-		_ = unix.Unlinkat(d.fd, temp, 0)
-	}
-	return l, err
-}
-
-// bind makes the socket as temp in a directory, and moves it into place.
-func (d socketDir) bind(dir int, temp, name, path string, mode uint32, gid int) (*Listener, error) {
-	// By descriptor: the longer path of the private directory may not fit sun_path.
-	bound := fmt.Sprintf("/proc/self/fd/%d/%s", dir, temp)
-	plain, err := net.ListenUnix("unix", &net.UnixAddr{Name: bound, Net: "unix"})
+	_ = unix.Unlinkat(d.fd, tempName, 0) // a killed process may have left it
+	// By descriptor: the path of the temporary name may not fit sun_path.
+	config := net.ListenConfig{Control: forUsAlone}
+	bound, err := config.Listen(context.Background(), "unix", sys.ProcFD(d.fd)+"/"+tempName)
 	if err != nil {
 		return nil, err
+	}
+	plain, ok := bound.(*net.UnixListener)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("a unix socket is a %T", bound), bound.Close())
 	}
 	plain.SetUnlinkOnClose(false)
 	l := &Listener{UnixListener: plain, path: path}
-	if err := d.place(dir, temp, name, mode, gid, l); err != nil {
-		return nil, errors.Join(err, plain.Close())
+	if err := d.place(name, mode, gid, l); err != nil {
+		return nil, errors.Join(err, unix.Unlinkat(d.fd, tempName, 0), plain.Close())
 	}
 	return l, nil
 }
 
-func (d socketDir) place(dir int, temp, name string, mode uint32, gid int, l *Listener) error {
+// forUsAlone sets the mode of a socket before it is bound. The kernel gives it to the
+// file, so that there is no instant in which others can connect.
+func forUsAlone(_, _ string, socket syscall.RawConn) error {
+	var failed error
+	err := socket.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), 0o600) })
+	return errors.Join(err, failed)
+}
+
+func (d socketDir) place(name string, mode uint32, gid int, l *Listener) error {
 	if gid >= 0 {
-		if err := unix.Fchownat(dir, temp, -1, gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		if err := unix.Fchownat(d.fd, tempName, -1, gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return fmt.Errorf("give it to group %d: %w", gid, err)
 		}
 	}
-	if err := unix.Fchmodat(dir, temp, mode, 0); err != nil {
+	if err := unix.Fchmodat(d.fd, tempName, mode, 0); err != nil {
 		return fmt.Errorf("set its mode: %w", err)
 	}
-	if err := unix.Fstatat(dir, temp, &l.made, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := unix.Fstatat(d.fd, tempName, &l.made, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
-	if err := unix.Renameat2(dir, temp, d.fd, name, unix.RENAME_NOREPLACE); err != nil {
+	if err := unix.Renameat2(d.fd, tempName, d.fd, name, unix.RENAME_NOREPLACE); err != nil {
 		return fmt.Errorf("move it into place: %w", err)
 	}
 	return nil
-}
-
-// private makes the directory, after removing what a killed process left of it.
-func (d socketDir) private(name string) (fd int, remove func(), err error) {
-	d.removePrivate(name)
-	if err := unix.Mkdirat(d.fd, name, 0o700); err != nil {
-		return -1, nil, fmt.Errorf("a private directory beside it: %w", err)
-	}
-	fd, err = unix.Openat(d.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		d.removePrivate(name)
-		return -1, nil, fmt.Errorf("a private directory beside it: %w", err)
-	}
-	return fd, func() { _ = unix.Close(fd); d.removePrivate(name) }, nil
-}
-
-func (d socketDir) removePrivate(name string) {
-	fd, err := unix.Openat(d.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return
-	}
-	_ = unix.Unlinkat(fd, inner, 0)
-	_ = unix.Close(fd)
-	_ = unix.Unlinkat(d.fd, name, unix.AT_REMOVEDIR)
 }

@@ -7,35 +7,31 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // maxGroups is the kernel's NGROUPS_MAX.
 const maxGroups = 65536
 
 // Of asks the kernel who is at the other end.
-func Of(conn *net.UnixConn) (Peer, error) {
-	raw, err := conn.SyscallConn()
+func Of(conn *net.UnixConn) (who Peer, err error) {
+	err = sys.OnFD(conn, func(fd int) error {
+		cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err != nil {
+			return fmt.Errorf("SO_PEERCRED: %w", err)
+		}
+		groups, err := peerGroups(fd)
+		if err != nil {
+			return fmt.Errorf("SO_PEERGROUPS: %w", err)
+		}
+		who = Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid, Groups: groups}
+		return nil
+	})
 	if err != nil {
 		return Peer{}, fmt.Errorf("peer credentials: %w", err)
 	}
-	var found Peer
-	var asked error
-	if err := raw.Control(func(fd uintptr) { found, asked = ofFD(int(fd)) }); err != nil {
-		return Peer{}, fmt.Errorf("peer credentials: %w", err)
-	}
-	return found, asked
-}
-
-func ofFD(fd int) (Peer, error) {
-	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err != nil {
-		return Peer{}, fmt.Errorf("peer credentials: SO_PEERCRED: %w", err)
-	}
-	groups, err := peerGroups(fd)
-	if err != nil {
-		return Peer{}, fmt.Errorf("peer credentials: SO_PEERGROUPS: %w", err)
-	}
-	return Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid, Groups: groups}, nil
+	return who, nil
 }
 
 // peerGroups asks for the supplementary groups, again with more room when the

@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 
 	"github.com/coreos/go-systemd/v22/activation"
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // Inherited is what the service manager passed at the start.
@@ -27,13 +30,9 @@ func Inherit(sockets ...string) (*Inherited, error) {
 
 func sort(files []*os.File, sockets []string) (*Inherited, error) {
 	in := &Inherited{Listeners: map[string]net.Listener{}, Stored: map[string]*os.File{}}
-	isSocket := make(map[string]bool, len(sockets))
-	for _, name := range sockets {
-		isSocket[name] = true
-	}
 	var problems []error
 	for _, file := range files {
-		if isSocket[file.Name()] {
+		if slices.Contains(sockets, file.Name()) {
 			problems = append(problems, in.addListener(file))
 		} else {
 			in.addStored(file)
@@ -52,7 +51,7 @@ func (in *Inherited) addListener(file *os.File) error {
 	if in.Listeners[name] != nil {
 		return fmt.Errorf("systemd passed two sockets named %q: leave one ListenStream= in the socket unit", name)
 	}
-	if err := mustListen(file); err != nil {
+	if err := sys.OnFD(file, mustListen); err != nil {
 		return fmt.Errorf("the socket %q of systemd: %w", name, err)
 	}
 	listener, err := net.FileListener(file)
@@ -65,35 +64,19 @@ func (in *Inherited) addListener(file *os.File) error {
 
 // mustListen takes unix stream sockets only: on no other can the kernel tell who
 // calls.
-func mustListen(file *os.File) error {
-	for _, want := range []struct {
-		option, value int
-	}{
-		{unix.SO_DOMAIN, unix.AF_UNIX}, {unix.SO_TYPE, unix.SOCK_STREAM}, {unix.SO_ACCEPTCONN, 1},
+func mustListen(fd int) error {
+	for option, want := range map[int]int{
+		unix.SO_DOMAIN: unix.AF_UNIX, unix.SO_TYPE: unix.SOCK_STREAM, unix.SO_ACCEPTCONN: 1,
 	} {
-		is, err := socketOption(file, want.option)
+		is, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option)
 		if err != nil {
 			return err
 		}
-		if is != want.value {
+		if is != want {
 			return errors.New("it is not a listening unix stream socket: use ListenStream=/an/absolute/path, with Accept=no")
 		}
 	}
 	return nil
-}
-
-func socketOption(file *os.File, option int) (value int, err error) {
-	raw, err := file.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var asked error
-	if err := raw.Control(func(fd uintptr) {
-		value, asked = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, option)
-	}); err != nil {
-		return 0, err
-	}
-	return value, asked
 }
 
 // addStored keeps the first of a name: the store is asked to replace, never to

@@ -12,6 +12,8 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // answerTime bounds each exchange with the service manager.
@@ -98,16 +100,7 @@ func write(conn *net.UnixConn, state string, file *os.File) error {
 		_, err := conn.Write([]byte(state))
 		return err
 	}
-	// Not file.Fd(), which would make the file a blocking one.
-	raw, err := file.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var sent error
-	if err := raw.Control(func(fd uintptr) { sent = writeWithRights(conn, state, int(fd)) }); err != nil {
-		return err
-	}
-	return sent
+	return sys.OnFD(file, func(fd int) error { return writeWithRights(conn, state, fd) })
 }
 
 // writeWithRights is what net.UnixConn.WriteMsgUnix refuses to do on a connected
@@ -118,11 +111,9 @@ func writeWithRights(conn *net.UnixConn, state string, fd int) error {
 		return err
 	}
 	var sent error
-	if err := raw.Write(func(socket uintptr) bool {
+	err = raw.Write(func(socket uintptr) bool {
 		sent = unix.Sendmsg(int(socket), []byte(state), unix.UnixRights(fd), nil, unix.MSG_NOSIGNAL)
 		return !errors.Is(sent, unix.EAGAIN)
-	}); err != nil {
-		return err
-	}
-	return sent
+	})
+	return errors.Join(err, sent)
 }
