@@ -4,6 +4,7 @@
 package config
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
@@ -176,12 +177,8 @@ func Default() Config { return base().complete() }
 // complete sets what follows from other keys where it was left out, so that one
 // key moves a whole daemon.
 func (c Config) complete() Config {
-	if c.RuntimeSocket.Path == "" {
-		c.RuntimeSocket.Path = filepath.Join(c.RunDir, "runtime.sock")
-	}
-	if c.AdminSocket.Path == "" {
-		c.AdminSocket.Path = filepath.Join(c.RunDir, "admin.sock")
-	}
+	c.RuntimeSocket.Path = cmp.Or(c.RuntimeSocket.Path, filepath.Join(c.RunDir, "runtime.sock"))
+	c.AdminSocket.Path = cmp.Or(c.AdminSocket.Path, filepath.Join(c.RunDir, "admin.sock"))
 	if c.Devices.Roots == nil {
 		c.Devices.Roots = []string{"/dev", filepath.Join(c.KubeletRoot, "plugins")}
 	}

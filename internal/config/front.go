@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/mkfs"
 	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -37,15 +39,9 @@ type Front struct {
 
 // complete sets what follows from the kubelet root.
 func (f *Front) complete(kubeletRoot string) {
-	for path, below := range map[*string]string{
-		&f.Registry:        "crust-proxy/registry",
-		&f.KubeletRegistry: "plugins_registry",
-		&f.PrivateDir:      "plugins/kubernetes.io/csi/crust-proxy.dev",
-	} {
-		if *path == "" {
-			*path = filepath.Join(kubeletRoot, below)
-		}
-	}
+	f.Registry = cmp.Or(f.Registry, filepath.Join(kubeletRoot, "crust-proxy/registry"))
+	f.KubeletRegistry = cmp.Or(f.KubeletRegistry, filepath.Join(kubeletRoot, "plugins_registry"))
+	f.PrivateDir = cmp.Or(f.PrivateDir, filepath.Join(kubeletRoot, "plugins/kubernetes.io/csi/crust-proxy.dev"))
 }
 
 func (f Front) validate(kubeletRoot string) error {
@@ -55,12 +51,12 @@ func (f Front) validate(kubeletRoot string) error {
 		absolute("front.privateDir", f.PrivateDir),
 		positive("front.driverTimeout", f.DriverTimeout),
 	)
-	if within(f.KubeletRegistry, f.Registry) || within(f.Registry, f.KubeletRegistry) {
+	if sys.Within(f.KubeletRegistry, f.Registry) || sys.Within(f.Registry, f.KubeletRegistry) {
 		err = errors.Join(err, fmt.Errorf("front.registry: %q and front.kubeletRegistry lie in each other: kubelet looks "+
 			"into all that is below its own, and would take the drivers' sockets itself", f.Registry))
 	}
 	plugins := filepath.Join(kubeletRoot, "plugins")
-	if !within(plugins, f.PrivateDir) || f.PrivateDir == plugins {
+	if !sys.Within(plugins, f.PrivateDir) || f.PrivateDir == plugins {
 		err = errors.Join(err, fmt.Errorf("front.privateDir: %q does not lie below %s, which is what the containers of "+
 			"drivers see", f.PrivateDir, plugins))
 	}

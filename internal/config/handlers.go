@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // Handlers are the runtime handlers.
@@ -97,7 +99,7 @@ func (h Handlers) validate() error {
 	if len(on) == 0 {
 		return errors.Join(err, errors.New("handlers.kata.enabled: no handler would be left: enable it, or handlers.crust"))
 	}
-	if within(h.Kata.DirectVolumes, h.Crust.Root) || within(h.Crust.Root, h.Kata.DirectVolumes) {
+	if sys.Within(h.Kata.DirectVolumes, h.Crust.Root) || sys.Within(h.Crust.Root, h.Kata.DirectVolumes) {
 		err = errors.Join(err, fmt.Errorf("handlers.crust.root: %q and handlers.kata.directVolumes lie in each other", h.Crust.Root))
 	}
 	return errors.Join(err, oneOf("handlers.default", h.Default, on...))
@@ -105,20 +107,13 @@ func (h Handlers) validate() error {
 
 func (k Kata) validate() error {
 	const key = "handlers.kata."
-	err := errors.Join(
+	return errors.Join(
 		absolute(key+"directVolumes", k.DirectVolumes),
 		absolute(key+"goSandboxes", k.GoSandboxes),
 		absolute(key+"rustSandboxes", k.RustSandboxes),
 		absolute(key+"sharedSandboxes", k.SharedSandboxes),
-		filesystems(key+"filesystems", k.Filesystems))
-	if k.TempDir != "" {
-		err = errors.Join(err, absolute(key+"tempDir", k.TempDir))
-	}
-	// Our files stay out of Kata's tree, where every name counts.
-	if k.TempDir != "" && within(k.DirectVolumes, k.TempDir) {
-		err = errors.Join(err, fmt.Errorf(key+"tempDir: %q lies in directVolumes, where Kata takes every file for a sandbox", k.TempDir))
-	}
-	return err
+		filesystems(key+"filesystems", k.Filesystems),
+		tempDir(key+"tempDir", k.TempDir, k.DirectVolumes, "directVolumes, where Kata takes every file for a sandbox"))
 }
 
 func (c Crust) validate() error {
@@ -127,15 +122,23 @@ func (c Crust) validate() error {
 		absolute(key+"root", c.Root),
 		absoluteAll(key+"programs", c.Programs),
 		absoluteAll(key+"socketDirs", c.SocketDirs),
-		filesystems(key+"filesystems", c.Filesystems))
-	if c.TempDir != "" {
-		err = errors.Join(err, absolute(key+"tempDir", c.TempDir))
-	}
-	if c.TempDir != "" && within(c.Root, c.TempDir) {
-		err = errors.Join(err, fmt.Errorf(key+"tempDir: %q lies in root, where runtimes look for volumes", c.TempDir))
-	}
+		filesystems(key+"filesystems", c.Filesystems),
+		tempDir(key+"tempDir", c.TempDir, c.Root, "root, where runtimes look for volumes"))
 	if len(c.Programs)+len(c.SocketDirs) == 0 {
 		err = errors.Join(err, errors.New(key+"programs: no sandbox could ever be asked: name programs, or socketDirs"))
+	}
+	return err
+}
+
+// tempDir checks where a handler makes volumes ready: outside of its own tree, where
+// every name counts.
+func tempDir(key, dir, tree, what string) error {
+	if dir == "" {
+		return nil
+	}
+	err := absolute(key, dir)
+	if sys.Within(tree, dir) {
+		err = errors.Join(err, fmt.Errorf("%s: %q lies in %s", key, dir, what))
 	}
 	return err
 }

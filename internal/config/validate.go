@@ -48,11 +48,11 @@ func absolute(key, path string) error {
 }
 
 func absoluteAll(key string, paths []string) error {
-	var problems []error
+	var err error
 	for i, path := range paths {
-		problems = append(problems, absolute(fmt.Sprintf("%s[%d]", key, i), path))
+		err = errors.Join(err, absolute(fmt.Sprintf("%s[%d]", key, i), path))
 	}
-	return errors.Join(problems...)
+	return err
 }
 
 func notNegative(key string, d Duration) error {
@@ -83,8 +83,8 @@ func (s Socket) validate(key string) error {
 	err := errors.Join(
 		absolute(key+".path", s.Path),
 		oneOf(key+".mode", s.Mode, "0600", "0660"),
+		fitsSocket(key+".path", s.Path),
 	)
-	err = errors.Join(err, fitsSocket(key+".path", s.Path))
 	if s.Group != "" && s.Mode == "0600" {
 		err = errors.Join(err, fmt.Errorf("%s.group: has no effect with mode 0600; use 0660", key))
 	}
@@ -132,12 +132,6 @@ func (d Devices) validate() error {
 	return err
 }
 
-// within tells whether path is dir or lies below it; both are absolute and clean.
-func within(dir, path string) bool {
-	rel, err := filepath.Rel(dir, path)
-	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
-}
-
 func (c Containerd) validate() error {
 	if c.Socket == "" {
 		return nil
@@ -150,17 +144,19 @@ func (c Containerd) validate() error {
 }
 
 func (r Relay) validate() error {
-	err := errors.Join(
+	return errors.Join(
 		positive("relay.statsTimeout", r.StatsTimeout),
 		positive("relay.expandTimeout", r.ExpandTimeout),
-		positive("relay.slowAfter", r.SlowAfter))
-	if r.Concurrency < 1 || r.Concurrency > 65536 {
-		err = errors.Join(err, fmt.Errorf("relay.concurrency: %d is not between 1 and 65536", r.Concurrency))
+		positive("relay.slowAfter", r.SlowAfter),
+		bounded("relay.concurrency", r.Concurrency),
+		bounded("relay.maxSlow", r.MaxSlow))
+}
+
+func bounded(key string, n int) error {
+	if n < 1 || n > 65536 {
+		return fmt.Errorf("%s: %d is not between 1 and 65536", key, n)
 	}
-	if r.MaxSlow < 1 || r.MaxSlow > 65536 {
-		err = errors.Join(err, fmt.Errorf("relay.maxSlow: %d is not between 1 and 65536", r.MaxSlow))
-	}
-	return err
+	return nil
 }
 
 func (h HTTP) validate() error {

@@ -1,9 +1,8 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,14 +11,14 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
 // guardSource begins the mount source of every guard and of every bind of one.
 const guardSource = "crust:"
 
-type guard struct {
-	key string
+type guardMounts struct {
 	// target is where the guard itself is mounted, empty where only binds of it
 	// are left.
 	target string
@@ -29,9 +28,9 @@ type guard struct {
 }
 
 func checkGuards(_ context.Context, n Node, d Daemon) []Finding {
-	table, err := n.mounts()
+	table, err := n.table()
 	if err != nil {
-		return []Finding{warning("", "the mount table cannot be read: %v", err)}
+		return []Finding{noTable(err)}
 	}
 	guards := guardsIn(table)
 	found := covered(guards)
@@ -45,9 +44,9 @@ func checkGuards(_ context.Context, n Node, d Daemon) []Finding {
 
 // guardsIn gathers the guards. A guard's key is made of its own mount point, so
 // the guard itself can be told from its binds.
-func guardsIn(table []*mountinfo.Info) map[string]*guard {
-	guards := map[string]*guard{}
-	byTarget := map[string]*guard{}
+func guardsIn(table []*mountinfo.Info) map[string]*guardMounts {
+	guards := map[string]*guardMounts{}
+	byTarget := map[string]*guardMounts{}
 	for _, m := range table {
 		key, isGuard := strings.CutPrefix(m.Source, guardSource)
 		if g := byTarget[m.Mountpoint]; g != nil && !isGuard {
@@ -58,10 +57,10 @@ func guardsIn(table []*mountinfo.Info) map[string]*guard {
 		}
 		g := guards[key]
 		if g == nil {
-			g = &guard{key: key}
+			g = &guardMounts{}
 			guards[key] = g
 		}
-		if volumeID(m.Mountpoint) == key {
+		if string(volume.KeyOf(m.Mountpoint)) == key {
 			g.target = m.Mountpoint
 			byTarget[m.Mountpoint] = g
 		} else {
@@ -72,7 +71,7 @@ func guardsIn(table []*mountinfo.Info) map[string]*guard {
 }
 
 // covered finds targets with a filesystem on the host, which must never be.
-func covered(guards map[string]*guard) []Finding {
+func covered(guards map[string]*guardMounts) []Finding {
 	var found []Finding
 	for _, key := range slices.Sorted(maps.Keys(guards)) {
 		if g := guards[key]; g.over != nil {
@@ -83,28 +82,24 @@ func covered(guards map[string]*guard) []Finding {
 	return found
 }
 
-func staleGuards(guards map[string]*guard, volumes []*adminv1.Volume) []Finding {
+func staleGuards(guards map[string]*guardMounts, volumes []*adminv1.Volume) []Finding {
 	known := map[string]bool{}
 	for _, v := range volumes {
 		known[v.GetId()] = true
 	}
 	var found []Finding
 	for _, key := range slices.Sorted(maps.Keys(guards)) {
-		g := guards[key]
 		if known[key] {
 			continue
 		}
-		where := g.target
-		if where == "" {
-			where = strings.Join(g.binds, ", ")
-		}
+		where := cmp.Or(guards[key].target, strings.Join(guards[key].binds, ", "))
 		found = append(found, warning("crustctl reconcile; where it stays, it may belong to another crust-proxy on this node",
 			"the guard of volume %s on %s has no record in this daemon: it is stale", show.ShortID(key), where))
 	}
 	return found
 }
 
-func missingGuards(guards map[string]*guard, volumes []*adminv1.Volume) []Finding {
+func missingGuards(guards map[string]*guardMounts, volumes []*adminv1.Volume) []Finding {
 	var found []Finding
 	for _, v := range volumes {
 		if !wantsGuard(v) {
@@ -117,12 +112,6 @@ func missingGuards(guards map[string]*guard, volumes []*adminv1.Volume) []Findin
 		}
 	}
 	return found
-}
-
-// volumeID makes the id that the Admin API promises: of the resolved target.
-func volumeID(target string) string {
-	sum := sha256.Sum256([]byte(target))
-	return hex.EncodeToString(sum[:])
 }
 
 func wantsGuard(v *adminv1.Volume) bool {

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 )
 
 // katasDefault is the file that is read where containerd's ConfigPath names none.
@@ -25,11 +24,9 @@ func checkKataConfig(_ context.Context, n Node, d Daemon) []Finding {
 }
 
 func noKata(d Daemon) Finding {
-	for _, h := range d.Handlers {
-		if strings.HasPrefix(h.GetName(), "kata") {
-			return warning("install Kata, or take the handler out of the configuration",
-				"handler %s is configured, and no Kata configuration file is on this node", h.GetName())
-		}
+	if name := d.kataHandler(); name != "" {
+		return warning("install Kata, or take the handler out of the configuration",
+			"handler %s is configured, and no Kata configuration file is on this node", name)
 	}
 	return okay("no Kata configuration file is on this node")
 }

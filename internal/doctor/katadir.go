@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strings"
 )
 
 func checkKataDir(_ context.Context, n Node, d Daemon) []Finding {
@@ -32,10 +31,8 @@ func checkKataDir(_ context.Context, n Node, d Daemon) []Finding {
 }
 
 func noKataDir(n Node, d Daemon) Finding {
-	for _, h := range d.Handlers {
-		if strings.HasPrefix(h.GetName(), "kata") {
-			return failure(n.Service.Restart()+", which makes it", "%s does not exist, and handler %s needs it", n.KataDir, h.GetName())
-		}
+	if name := d.kataHandler(); name != "" {
+		return failure(n.Service.Restart()+", which makes it", "%s does not exist, and handler %s needs it", n.KataDir, name)
 	}
 	return okay("%s does not exist; it is made with the first Kata volume", n.KataDir)
 }
@@ -43,9 +40,9 @@ func noKataDir(n Node, d Daemon) Finding {
 // sameFilesystem warns if the directory is on another mount than the one in which files
 // are prepared: they are renamed into the directory.
 func sameFilesystem(n Node) []Finding {
-	table, err := n.mounts()
+	table, err := n.table()
 	if err != nil {
-		return []Finding{warning("", "the mount table cannot be read: %v", err)}
+		return []Finding{noTable(err)}
 	}
 	temp := cmp.Or(n.KataTempDir, n.RunDir)
 	to, from := mountOf(table, n.resolve(n.KataDir)), mountOf(table, n.resolve(temp))

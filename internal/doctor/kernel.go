@@ -7,16 +7,28 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 )
 
-// Probe tries kernel features. Each function is nil-safe to leave out, does
-// nothing that outlives it, and gives an error that says why it failed.
+// Probe tries kernel features. Each function does nothing that outlives it, and gives
+// an error that says why it failed.
 type Probe struct {
 	// Openat2 tries openat2, which resolves paths safely.
 	Openat2 func() error
-	// Guard makes a guard's filesystem that is mounted nowhere: fsopen, fsmount
-	// and an immutable file on tmpfs.
+	// Guard makes a guard that is mounted nowhere: fsopen, fsmount and an immutable
+	// file on tmpfs.
 	Guard func() error
+}
+
+// KernelProbe tries the running kernel.
+func KernelProbe() Probe { return Probe{Openat2: probeOpenat2, Guard: guard.Probe} }
+
+func probeOpenat2() error {
+	fd, err := sys.OpenBeneath(unix.AT_FDCWD, ".", unix.O_PATH, 0)
+	sys.CloseFD(fd)
+	return err
 }
 
 type feature struct {
@@ -47,10 +59,7 @@ func checkKernel(_ context.Context, n Node, _ Daemon) []Finding {
 // not allowed.
 func (f feature) finding(version string) Finding {
 	upgrade := fmt.Sprintf("run kernel %d.%d or later", f.major, f.minor)
-	err := errors.ErrUnsupported
-	if f.probe != nil {
-		err = f.probe()
-	}
+	err := f.probe()
 	switch {
 	case err == nil:
 		return okay("kernel %s: %s was tried and works", version, f.name)
@@ -63,7 +72,7 @@ func (f feature) finding(version string) Finding {
 }
 
 func mayNotTry(err error) bool {
-	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || err == errors.ErrUnsupported //nolint:errorlint // identity: ENOSYS "is" ErrUnsupported too, and means that it was tried
+	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)
 }
 
 func atLeast(version string, major, minor int) bool {

@@ -17,18 +17,12 @@ func checkKubelet(_ context.Context, n Node, _ Daemon) []Finding {
 		return []Finding{warning("where kubelet's --root-dir is another one, set it in crust-proxy's configuration and give crustctl doctor --kubelet-root",
 			"the kubelet root %s is not a directory that can be seen", n.KubeletRoot)}
 	}
-	table, err := n.mounts()
-	if err != nil {
-		return []Finding{warning("", "the mount table cannot be read: %v", err)}
-	}
-	m := mountOf(table, n.resolve(n.KubeletRoot))
+	m, problem := n.mountOf(n.KubeletRoot)
 	if m == nil {
-		return []Finding{warning("", "no mount holds %s", n.KubeletRoot)}
+		return []Finding{problem}
 	}
-	for _, field := range strings.Fields(m.Optional) {
-		if strings.HasPrefix(field, "shared:") {
-			return []Finding{okay("%s lies on %s, whose mounts are shared", n.KubeletRoot, m.Mountpoint)}
-		}
+	if sharedGroup(m) != "" {
+		return []Finding{okay("%s lies on %s, whose mounts are shared", n.KubeletRoot, m.Mountpoint)}
 	}
 	return []Finding{failure("mount --make-rshared "+quoted(m.Mountpoint),
 		"%s lies on %s, whose mounts are not shared: a guard made by crust-proxy is not seen by kubelet and the container runtime where they have mount namespaces of their own",
@@ -119,10 +113,15 @@ func (v mountView) peerGroup(path string) string {
 	if err != nil {
 		return ""
 	}
-	m := mountOf(table, path)
-	if m == nil {
-		return ""
+	if m := mountOf(table, path); m != nil {
+		return sharedGroup(m)
 	}
+	return ""
+}
+
+// sharedGroup is the field of a mount that names the peer group with which it shares
+// mounts; "" if there is none.
+func sharedGroup(m *mountinfo.Info) string {
 	for field := range strings.FieldsSeq(m.Optional) {
 		if strings.HasPrefix(field, "shared:") {
 			return field

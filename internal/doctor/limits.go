@@ -37,9 +37,9 @@ func mountLimit(n Node) Finding {
 	if err != nil {
 		return warning("", "the limit of mounts cannot be read: %v", err)
 	}
-	table, err := n.mounts()
+	table, err := n.table()
 	if err != nil {
-		return warning("", "the mount table cannot be read: %v", err)
+		return noTable(err)
 	}
 	count := int64(len(table))
 	do := "sysctl fs.mount-max=1000000, and put it in /etc/sysctl.d"

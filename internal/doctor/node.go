@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/moby/sys/mountinfo"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // maxFile bounds what is read of any one file: some are written by others.
@@ -61,7 +63,7 @@ type Node struct {
 	// Probe tries what the kernel can do.
 	Probe Probe
 
-	// table gives the mount table; nil reads it.
+	// table gives the mount table; Run has all checks share one reading of it.
 	table func() ([]*mountinfo.Info, error)
 }
 
@@ -88,18 +90,12 @@ func (n Node) at(path string) string { return filepath.Join(n.Root, path) }
 // with the kernel's mount table, which knows no links.
 func (n Node) resolve(path string) string {
 	root, err := filepath.EvalSymlinks(n.at("/"))
-	if err != nil {
+	resolved, gone := filepath.EvalSymlinks(n.at(path))
+	below, inside := sys.Below(root, resolved)
+	if err != nil || gone != nil || !inside {
 		return path
 	}
-	resolved, err := filepath.EvalSymlinks(n.at(path))
-	if err != nil {
-		return path
-	}
-	rel, err := filepath.Rel(root, resolved)
-	if err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
-		return path
-	}
-	return filepath.Join("/", rel)
+	return "/" + below
 }
 
 // read reads a regular file, or one of the kernel's, up to a bound.
@@ -153,24 +149,14 @@ func (n Node) glob(dir, pattern string) []string {
 
 // dial tries whether a socket is served.
 func (n Node) dial(ctx context.Context, socket string, wait time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", n.at(socket))
+	conn, err := (&net.Dialer{Timeout: wait}).DialContext(ctx, "unix", n.at(socket))
 	if err == nil {
 		_ = conn.Close() // nothing was sent
 	}
 	return err
 }
 
-// mounts is the mount table of our own mount namespace. Run has all checks share one
-// reading of it.
-func (n Node) mounts() ([]*mountinfo.Info, error) {
-	if n.table != nil {
-		return n.table()
-	}
-	return n.readMounts()
-}
-
+// readMounts reads the mount table of our own mount namespace.
 func (n Node) readMounts() ([]*mountinfo.Info, error) {
 	data, err := os.ReadFile(n.at("/proc/self/mountinfo"))
 	if err != nil {
@@ -179,20 +165,25 @@ func (n Node) readMounts() ([]*mountinfo.Info, error) {
 	return mountinfo.GetMountsFromReader(bytes.NewReader(data), nil)
 }
 
+func noTable(err error) Finding { return warning("", "the mount table cannot be read: %v", err) }
+
+// mountOf finds the mount that a path lies on, or tells why not.
+func (n Node) mountOf(path string) (*mountinfo.Info, Finding) {
+	table, err := n.table()
+	if err != nil {
+		return nil, noTable(err)
+	}
+	return mountOf(table, n.resolve(path)), warning("", "no mount holds %s", path)
+}
+
 // mountOf finds the mount that a path lies on: the deepest one, and of several
 // on one point the last.
 func mountOf(table []*mountinfo.Info, path string) *mountinfo.Info {
 	var best *mountinfo.Info
 	for _, m := range table {
-		if within(path, m.Mountpoint) && (best == nil || len(m.Mountpoint) >= len(best.Mountpoint)) {
+		if sys.Within(m.Mountpoint, path) && (best == nil || len(m.Mountpoint) >= len(best.Mountpoint)) {
 			best = m
 		}
 	}
 	return best
-}
-
-// within tells whether path is dir or lies below it.
-func within(path, dir string) bool {
-	rel, err := filepath.Rel(dir, path)
-	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
 }

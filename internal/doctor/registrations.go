@@ -67,10 +67,6 @@ func registrations(n Node, dir string) (map[string]*registration, error) {
 		if err != nil || entry.Type() != fs.ModeSocket {
 			return err
 		}
-		inside, err := filepath.Rel(root, path)
-		if err != nil {
-			return err
-		}
 		name, front := strings.CutSuffix(entry.Name(), frontSuffix)
 		if !front {
 			name = strings.TrimSuffix(entry.Name(), directSuffix)
@@ -82,7 +78,7 @@ func registrations(n Node, dir string) (map[string]*registration, error) {
 		if front {
 			list = &drivers[name].front
 		}
-		*list = append(*list, filepath.Join(dir, inside))
+		*list = append(*list, filepath.Join(dir, strings.TrimPrefix(path, root)))
 		return nil
 	})
 	return drivers, err

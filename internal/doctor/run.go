@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"strings"
 	"sync"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -21,42 +22,49 @@ type Daemon struct {
 // up tells whether the daemon answered.
 func (d Daemon) up() bool { return d.Err == nil }
 
+// kataHandler is the name of Kata's handler; "" where the daemon has none, or is down.
+func (d Daemon) kataHandler() string {
+	for _, h := range d.Handlers {
+		if strings.HasPrefix(h.GetName(), "kata") {
+			return h.GetName()
+		}
+	}
+	return ""
+}
+
 type check struct {
 	name string
 	run  func(context.Context, Node, Daemon) []Finding
 }
 
-func checks() []check {
-	return []check{
-		{"daemon", checkDaemon},
-		{"daemon-findings", checkDaemonFindings},
-		{"handlers", checkHandlers},
-		{"volumes", checkVolumes},
-		{"sockets", checkSockets},
-		{"abstract-sockets", checkAbstract},
-		{"run-dir", checkRunDir},
-		{"kernel", checkKernel},
-		{"kata-config", checkKataConfig},
-		{"kata-directory", checkKataDir},
-		{"kata-volumes", checkKataVolumes},
-		{"kubelet", checkKubelet},
-		{"registrations", checkRegistrations},
-		{"mount-namespaces", checkNamespaces},
-		{"guards", checkGuards},
-		{"containerd", checkContainerd},
-		{"cri", checkCRI},
-		{"cri-o", checkCRIO},
-		{"cluster", checkCluster},
-		{"limits", checkLimits},
-		{"loop-devices", checkLoop},
-	}
+var checks = []check{
+	{"daemon", checkDaemon},
+	{"daemon-findings", checkDaemonFindings},
+	{"handlers", checkHandlers},
+	{"volumes", checkVolumes},
+	{"sockets", checkSockets},
+	{"abstract-sockets", checkAbstract},
+	{"run-dir", checkRunDir},
+	{"kernel", checkKernel},
+	{"kata-config", checkKataConfig},
+	{"kata-directory", checkKataDir},
+	{"kata-volumes", checkKataVolumes},
+	{"kubelet", checkKubelet},
+	{"registrations", checkRegistrations},
+	{"mount-namespaces", checkNamespaces},
+	{"guards", checkGuards},
+	{"containerd", checkContainerd},
+	{"cri", checkCRI},
+	{"cri-o", checkCRIO},
+	{"cluster", checkCluster},
+	{"limits", checkLimits},
+	{"loop-devices", checkLoop},
 }
 
 // Names lists the checks in the order in which they run.
 func Names() []string {
-	all := checks()
-	names := make([]string, 0, len(all))
-	for _, c := range all {
+	var names []string
+	for _, c := range checks {
 		names = append(names, c.name)
 	}
 	return names
@@ -67,14 +75,13 @@ func Names() []string {
 func Run(ctx context.Context, node Node, daemon Daemon) Report {
 	report := Report{Findings: []Finding{}}
 	node.table = sync.OnceValues(node.readMounts)
-	all := checks()
-	found := make([][]Finding, len(all))
+	found := make([][]Finding, len(checks))
 	var running sync.WaitGroup
-	for i, c := range all {
+	for i, c := range checks {
 		running.Go(func() { found[i] = c.run(ctx, node, daemon) })
 	}
 	running.Wait()
-	for i, c := range all {
+	for i, c := range checks {
 		for _, f := range found[i] {
 			f.Check = c.name
 			report.Findings = append(report.Findings, f)

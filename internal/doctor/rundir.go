@@ -19,13 +19,9 @@ func checkRunDir(_ context.Context, n Node, _ Daemon) []Finding {
 	if !info.IsDir() {
 		return []Finding{failure("remove the file, then: "+n.Service.Restart(), "%s is not a directory", n.RunDir)}
 	}
-	table, err := n.mounts()
-	if err != nil {
-		return []Finding{warning("", "the mount table cannot be read: %v", err)}
-	}
-	m := mountOf(table, n.resolve(n.RunDir))
+	m, problem := n.mountOf(n.RunDir)
 	if m == nil {
-		return []Finding{warning("", "no mount holds %s", n.RunDir)}
+		return []Finding{problem}
 	}
 	if m.FSType != "tmpfs" && m.FSType != "ramfs" {
 		return []Finding{failure("let the run directory lie below /run",

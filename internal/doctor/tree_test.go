@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -130,7 +131,7 @@ func (tr tree) mount(id, at, fstype, source string) {
 	tr.write("/proc/self/mountinfo", string(old)+id+" 21 0:99 / "+at+" rw shared:9 - "+fstype+" "+source+" rw\n")
 }
 
-func idOf(target string) string { return volumeID(target) }
+func idOf(target string) string { return string(volume.KeyOf(target)) }
 
 func healthyDaemon() Daemon {
 	return Daemon{

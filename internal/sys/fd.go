@@ -74,6 +74,12 @@ func Below(dir, p string) (string, bool) {
 	return rest[1:], true
 }
 
+// Within tells whether p is dir or lies below it.
+func Within(dir, p string) bool {
+	_, below := Below(dir, p)
+	return below || dir == p
+}
+
 // WriteAll writes all of raw to a descriptor.
 func WriteAll(fd int, raw []byte) error {
 	for len(raw) > 0 {

@@ -343,6 +343,14 @@ func isGuard(dir int, key volume.Key) (bool, error) {
 	return bytes.Equal(text[:n], notice(key, len(text))), nil
 }
 
+// Probe makes a guard that is mounted nowhere and vanishes again, to see whether the
+// kernel can.
+func Probe() error {
+	mount, err := buildGuard("probe")
+	sys.CloseFD(mount)
+	return err
+}
+
 // Mount mounts the guard of a volume on a directory. It is for tests of runtime handlers
 // without the broker.
 func Mount(key volume.Key, dir string) error {
