@@ -2,7 +2,6 @@ package config
 
 import (
 	"errors"
-	"fmt"
 	"regexp"
 )
 
@@ -21,20 +20,13 @@ type Cluster struct {
 // On tells whether a cluster is asked at all.
 func (c Cluster) On() bool { return c.Kubeconfig != "" || c.InCluster }
 
-// nodeForm is that of a DNS subdomain.
-var nodeForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
+var nodeForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`) // a DNS subdomain
 
 func (c Cluster) validate() error {
-	var err error
-	if c.Kubeconfig != "" {
-		err = absolute("cluster.kubeconfig", c.Kubeconfig)
-	}
-	if c.Kubeconfig != "" && c.InCluster {
-		err = errors.Join(err, errors.New("cluster.inCluster: the API server is asked by one identity: leave "+
-			"cluster.kubeconfig empty for the service account of the daemon's pod, or set inCluster to false"))
-	}
-	if c.NodeName != "" && (len(c.NodeName) > 253 || !nodeForm.MatchString(c.NodeName)) {
-		err = errors.Join(err, fmt.Errorf("cluster.nodeName: %q is not a node's name: kubectl get nodes shows it", c.NodeName))
-	}
-	return err
+	return errors.Join(
+		absoluteOrEmpty("cluster.kubeconfig", c.Kubeconfig),
+		wrong(c.Kubeconfig != "" && c.InCluster, "cluster.inCluster: the API server is asked by one identity: leave "+
+			"cluster.kubeconfig empty for the service account of the daemon's pod, or set inCluster to false"),
+		wrong(c.NodeName != "" && (len(c.NodeName) > 253 || !nodeForm.MatchString(c.NodeName)),
+			"cluster.nodeName: %q is not a node's name: kubectl get nodes shows it", c.NodeName))
 }

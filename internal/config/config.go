@@ -24,35 +24,23 @@ type Config struct {
 	KubeletRoot string `json:"kubeletRoot"`
 	// RuntimeSocket serves drivers and orchestrators, AdminSocket operators.
 	// Sockets passed by systemd take their place.
-	RuntimeSocket Socket `json:"runtimeSocket"`
-	AdminSocket   Socket `json:"adminSocket"`
-	// Authorization says who may call; the kernel tells who calls.
+	RuntimeSocket Socket        `json:"runtimeSocket"`
+	AdminSocket   Socket        `json:"adminSocket"`
 	Authorization Authorization `json:"authorization"`
-	// Devices says which devices are taken.
-	Devices Devices `json:"devices"`
-	// Handlers are the runtime handlers.
-	Handlers Handlers `json:"handlers"`
-	// Front stands between kubelet and CSI drivers.
-	Front Front `json:"front"`
-	// Policy decides which CSI volumes are deferred.
-	Policy Policy `json:"policy"`
-	// Cluster tells of the pods of this node.
-	Cluster Cluster `json:"cluster"`
-	// Containerd tells which sandbox a pod has.
-	Containerd Containerd `json:"containerd"`
-	// CRI tells it where the runtime is not containerd.
-	CRI CRI `json:"cri"`
-	// Relay bounds what is asked of sandboxes.
-	Relay Relay `json:"relay"`
+	Devices       Devices       `json:"devices"`
+	Handlers      Handlers      `json:"handlers"`
+	Front         Front         `json:"front"`
+	Policy        Policy        `json:"policy"`
+	Cluster       Cluster       `json:"cluster"`
+	Containerd    Containerd    `json:"containerd"`
+	CRI           CRI           `json:"cri"`
+	Relay         Relay         `json:"relay"`
 	// ReconcileInterval is how often every record is compared with the node; 0
 	// is never.
 	ReconcileInterval Duration `json:"reconcileInterval"`
-	// HTTP serves metrics and health.
-	HTTP HTTP `json:"http"`
-	// Tracing sends spans by OTLP; off by default.
-	Tracing Tracing `json:"tracing"`
-	// Log sets the log's level.
-	Log Log `json:"log"`
+	HTTP              HTTP     `json:"http"`
+	Tracing           Tracing  `json:"tracing"`
+	Log               Log      `json:"log"`
 	// ShutdownTimeout is how long calls under way may take to end.
 	ShutdownTimeout Duration `json:"shutdownTimeout"`
 }
@@ -67,7 +55,7 @@ type Socket struct {
 	Group string `json:"group"`
 }
 
-// Authorization is who may call each API.
+// Authorization is who may call each API; the kernel tells who calls.
 type Authorization struct {
 	Runtime Callers `json:"runtime"`
 	Admin   Callers `json:"admin"`

@@ -13,10 +13,9 @@ func (c CRI) validate(containerd Containerd) error {
 	if c.Socket == "" {
 		return nil
 	}
-	err := errors.Join(absolute("cri.socket", c.Socket), fitsSocket("cri.socket", c.Socket))
-	if containerd.Socket != "" {
-		err = errors.Join(err, errors.New("cri.socket: a node's sandboxes are asked for in one place: "+
+	return errors.Join(
+		absolute("cri.socket", c.Socket),
+		fitsSocket("cri.socket", c.Socket),
+		wrong(containerd.Socket != "", "cri.socket: a node's sandboxes are asked for in one place: "+
 			"set containerd.socket to \"\" for CRI-O and others, or leave cri.socket empty for containerd"))
-	}
-	return err
 }

@@ -37,7 +37,6 @@ type Front struct {
 	DriverTimeout Duration `json:"driverTimeout"`
 }
 
-// complete sets what follows from the kubelet root.
 func (f *Front) complete(kubeletRoot string) {
 	f.Registry = cmp.Or(f.Registry, filepath.Join(kubeletRoot, "crust-proxy/registry"))
 	f.KubeletRegistry = cmp.Or(f.KubeletRegistry, filepath.Join(kubeletRoot, "plugins_registry"))
@@ -45,25 +44,18 @@ func (f *Front) complete(kubeletRoot string) {
 }
 
 func (f Front) validate(kubeletRoot string) error {
-	err := errors.Join(
+	plugins := filepath.Join(kubeletRoot, "plugins")
+	return errors.Join(
 		absolute("front.registry", f.Registry),
 		absolute("front.kubeletRegistry", f.KubeletRegistry),
 		absolute("front.privateDir", f.PrivateDir),
 		positive("front.driverTimeout", f.DriverTimeout),
-	)
-	if sys.Within(f.KubeletRegistry, f.Registry) || sys.Within(f.Registry, f.KubeletRegistry) {
-		err = errors.Join(err, fmt.Errorf("front.registry: %q and front.kubeletRegistry lie in each other: kubelet looks "+
-			"into all that is below its own, and would take the drivers' sockets itself", f.Registry))
-	}
-	plugins := filepath.Join(kubeletRoot, "plugins")
-	if !sys.Within(plugins, f.PrivateDir) || f.PrivateDir == plugins {
-		err = errors.Join(err, fmt.Errorf("front.privateDir: %q does not lie below %s, which is what the containers of "+
-			"drivers see", f.PrivateDir, plugins))
-	}
-	if !fsForm.MatchString(f.DefaultFSType) {
-		err = errors.Join(err, fmt.Errorf("front.defaultFSType: %q is not a filesystem's name", f.DefaultFSType))
-	}
-	return err
+		wrong(sys.Within(f.KubeletRegistry, f.Registry) || sys.Within(f.Registry, f.KubeletRegistry),
+			"front.registry: %q and front.kubeletRegistry lie in each other: kubelet looks "+
+				"into all that is below its own, and would take the drivers' sockets itself", f.Registry),
+		wrong(!sys.Within(plugins, f.PrivateDir) || f.PrivateDir == plugins,
+			"front.privateDir: %q does not lie below %s, which is what the containers of drivers see", f.PrivateDir, plugins),
+		filesystem("front.defaultFSType", f.DefaultFSType))
 }
 
 // Policy decides which CSI volumes are deferred.

@@ -81,7 +81,6 @@ func (h *Handlers) complete() {
 	}
 }
 
-// names are the handlers that are configured.
 func (h Handlers) names() []string {
 	var names []string
 	if h.Kata.Enabled {
@@ -94,15 +93,14 @@ func (h Handlers) names() []string {
 }
 
 func (h Handlers) validate() error {
-	err := errors.Join(h.Kata.validate(), h.Crust.validate())
 	on := h.names()
-	if len(on) == 0 {
-		return errors.Join(err, errors.New("handlers.kata.enabled: no handler would be left: enable it, or handlers.crust"))
-	}
-	if sys.Within(h.Kata.DirectVolumes, h.Crust.Root) || sys.Within(h.Crust.Root, h.Kata.DirectVolumes) {
-		err = errors.Join(err, fmt.Errorf("handlers.crust.root: %q and handlers.kata.directVolumes lie in each other", h.Crust.Root))
-	}
-	return errors.Join(err, oneOf("handlers.default", h.Default, on...))
+	return errors.Join(
+		h.Kata.validate(),
+		h.Crust.validate(),
+		wrong(len(on) == 0, "handlers.kata.enabled: no handler would be left: enable it, or handlers.crust"),
+		wrong(sys.Within(h.Kata.DirectVolumes, h.Crust.Root) || sys.Within(h.Crust.Root, h.Kata.DirectVolumes),
+			"handlers.crust.root: %q and handlers.kata.directVolumes lie in each other", h.Crust.Root),
+		oneOf("handlers.default", h.Default, on...))
 }
 
 func (k Kata) validate() error {
@@ -113,47 +111,35 @@ func (k Kata) validate() error {
 		absolute(key+"rustSandboxes", k.RustSandboxes),
 		absolute(key+"sharedSandboxes", k.SharedSandboxes),
 		filesystems(key+"filesystems", k.Filesystems),
-		tempDir(key+"tempDir", k.TempDir, k.DirectVolumes, "directVolumes, where Kata takes every file for a sandbox"))
+		absoluteOrEmpty(key+"tempDir", k.TempDir),
+		// Our files stay out of Kata's tree, where every name counts.
+		wrong(sys.Within(k.DirectVolumes, k.TempDir),
+			key+"tempDir: %q lies in directVolumes, where Kata takes every file for a sandbox", k.TempDir))
 }
 
 func (c Crust) validate() error {
 	const key = "handlers.crust."
-	err := errors.Join(
+	return errors.Join(
 		absolute(key+"root", c.Root),
 		absoluteAll(key+"programs", c.Programs),
 		absoluteAll(key+"socketDirs", c.SocketDirs),
 		filesystems(key+"filesystems", c.Filesystems),
-		tempDir(key+"tempDir", c.TempDir, c.Root, "root, where runtimes look for volumes"))
-	if len(c.Programs)+len(c.SocketDirs) == 0 {
-		err = errors.Join(err, errors.New(key+"programs: no sandbox could ever be asked: name programs, or socketDirs"))
-	}
-	return err
+		absoluteOrEmpty(key+"tempDir", c.TempDir),
+		wrong(sys.Within(c.Root, c.TempDir), key+"tempDir: %q lies in root, where runtimes look for volumes", c.TempDir),
+		wrong(len(c.Programs)+len(c.SocketDirs) == 0,
+			key+"programs: no sandbox could ever be asked: name programs, or socketDirs"))
 }
 
-// tempDir checks where a handler makes volumes ready: outside of its own tree, where
-// every name counts.
-func tempDir(key, dir, tree, what string) error {
-	if dir == "" {
-		return nil
-	}
-	err := absolute(key, dir)
-	if sys.Within(tree, dir) {
-		err = errors.Join(err, fmt.Errorf("%s: %q lies in %s", key, dir, what))
+func filesystems(key string, names []string) error {
+	err := wrong(len(names) == 0, "%s: no volume could ever be deferred", key)
+	for i, fs := range names {
+		err = errors.Join(err, filesystem(fmt.Sprintf("%s[%d]", key, i), fs))
 	}
 	return err
 }
 
 var fsForm = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,31}$`)
 
-func filesystems(key string, names []string) error {
-	if len(names) == 0 {
-		return fmt.Errorf("%s: no volume could ever be deferred", key)
-	}
-	var err error
-	for i, fs := range names {
-		if !fsForm.MatchString(fs) {
-			err = errors.Join(err, fmt.Errorf("%s[%d]: %q is not a filesystem's name", key, i, fs))
-		}
-	}
-	return err
+func filesystem(key, name string) error {
+	return wrong(!fsForm.MatchString(name), "%s: %q is not a filesystem's name", key, name)
 }

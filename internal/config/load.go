@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// maxFile bounds a configuration file.
 const maxFile = 1 << 20
 
 // Flags are the command line's words on the configuration. What is set there

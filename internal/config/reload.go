@@ -17,7 +17,6 @@ func Reloadable(old, next Config) (applied Config, needRestart []string) {
 	return applied, differences(reflect.ValueOf(applied), reflect.ValueOf(next), "")
 }
 
-// differences lists the keys in which two configurations differ.
 func differences(a, b reflect.Value, prefix string) []string {
 	var keys []string
 	for i := range a.NumField() {

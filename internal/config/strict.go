@@ -61,7 +61,11 @@ func problems(tree any, as reflect.Type, at string) []error {
 		return nil
 	}
 	if list, ok := tree.([]any); ok && as.Kind() == reflect.Slice {
-		return listProblems(list, as.Elem(), at)
+		var found []error
+		for i, element := range list {
+			found = append(found, problems(element, as.Elem(), fmt.Sprintf("%s[%d]", at, i))...)
+		}
+		return found
 	}
 	values, ok := tree.(map[string]any)
 	if !ok || as.Kind() != reflect.Struct {
@@ -79,14 +83,6 @@ func problems(tree any, as reflect.Type, at string) []error {
 		}
 		found = append(found, fmt.Errorf("%s%s: unknown key; allowed here: %s",
 			at, key, strings.Join(slices.Sorted(maps.Keys(known)), ", ")))
-	}
-	return found
-}
-
-func listProblems(list []any, as reflect.Type, at string) []error {
-	var found []error
-	for i, element := range list {
-		found = append(found, problems(element, as, fmt.Sprintf("%s[%d]", at, i))...)
 	}
 	return found
 }

@@ -19,7 +19,7 @@ func (c Config) Validate() error {
 		absolute("kubeletRoot", c.KubeletRoot),
 		c.RuntimeSocket.validate("runtimeSocket"),
 		c.AdminSocket.validate("adminSocket"),
-		different(c.RuntimeSocket.Path, c.AdminSocket.Path),
+		wrong(c.RuntimeSocket.Path == c.AdminSocket.Path, "adminSocket.path: %q is the runtime socket too", c.AdminSocket.Path),
 		c.Authorization.Runtime.validate("authorization.runtime"),
 		c.Authorization.Admin.validate("authorization.admin"),
 		c.Authorization.CSI.validate("authorization.csi"),
@@ -40,11 +40,24 @@ func (c Config) Validate() error {
 	)
 }
 
-func absolute(key, path string) error {
-	if !filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsFunc(path, unicode.IsControl) {
-		return fmt.Errorf("%s: %q is not an absolute, clean path", key, path)
+// wrong is an error if that is so.
+func wrong(is bool, format string, args ...any) error {
+	if is {
+		return fmt.Errorf(format, args...)
 	}
 	return nil
+}
+
+func absolute(key, path string) error {
+	return wrong(!filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsFunc(path, unicode.IsControl),
+		"%s: %q is not an absolute, clean path", key, path)
+}
+
+func absoluteOrEmpty(key, path string) error {
+	if path == "" {
+		return nil
+	}
+	return absolute(key, path)
 }
 
 func absoluteAll(key string, paths []string) error {
@@ -56,107 +69,67 @@ func absoluteAll(key string, paths []string) error {
 }
 
 func notNegative(key string, d Duration) error {
-	if d < 0 {
-		return fmt.Errorf("%s: %v is negative", key, d.Std())
-	}
-	return nil
+	return wrong(d < 0, "%s: %v is negative", key, d.Std())
 }
 
 func positive(key string, d Duration) error {
-	if d <= 0 {
-		return fmt.Errorf("%s: %v is not a time to wait", key, d.Std())
-	}
-	return nil
+	return wrong(d <= 0, "%s: %v is not a time to wait", key, d.Std())
 }
 
 func oneOf(key, value string, allowed ...string) error {
-	if !slices.Contains(allowed, value) {
-		return fmt.Errorf("%s: %q is none of %s", key, value, strings.Join(allowed, ", "))
-	}
-	return nil
+	return wrong(!slices.Contains(allowed, value), "%s: %q is none of %s", key, value, strings.Join(allowed, ", "))
 }
 
 // maxSocketPath is what fits into a sockaddr_un with its NUL.
 const maxSocketPath = 107
 
 func (s Socket) validate(key string) error {
-	err := errors.Join(
+	return errors.Join(
 		absolute(key+".path", s.Path),
 		oneOf(key+".mode", s.Mode, "0600", "0660"),
 		fitsSocket(key+".path", s.Path),
-	)
-	if s.Group != "" && s.Mode == "0600" {
-		err = errors.Join(err, fmt.Errorf("%s.group: has no effect with mode 0600; use 0660", key))
-	}
-	return err
+		wrong(s.Group != "" && s.Mode == "0600", "%s.group: has no effect with mode 0600; use 0660", key))
 }
 
 func fitsSocket(key, path string) error {
-	if len(path) > maxSocketPath {
-		return fmt.Errorf("%s: %d bytes are more than the %d of a socket's name", key, len(path), maxSocketPath)
-	}
-	return nil
-}
-
-func different(runtime, admin string) error {
-	if runtime == admin {
-		return fmt.Errorf("adminSocket.path: %q is the runtime socket too", admin)
-	}
-	return nil
+	return wrong(len(path) > maxSocketPath, "%s: %d bytes are more than the %d of a socket's name", key, len(path), maxSocketPath)
 }
 
 func (c Callers) validate(key string) error {
-	if len(c.UIDs)+len(c.GIDs) == 0 {
-		return fmt.Errorf("%s: nobody may call: name uids or gids", key)
-	}
 	const none = ^uint32(0) // what the kernel says for "no id"
-	if slices.Contains(c.UIDs, none) || slices.Contains(c.GIDs, none) {
-		return fmt.Errorf("%s: %d is no id", key, none)
-	}
-	return nil
+	return errors.Join(
+		wrong(len(c.UIDs)+len(c.GIDs) == 0, "%s: nobody may call: name uids or gids", key),
+		wrong(slices.Contains(c.UIDs, none) || slices.Contains(c.GIDs, none), "%s: %d is no id", key, none))
 }
 
 func (d Devices) validate() error {
-	err := errors.Join(absoluteAll("devices.roots", d.Roots), absoluteAll("devices.images", d.Images))
-	if len(d.Roots)+len(d.Images) == 0 {
-		err = errors.Join(err, errors.New("devices.roots: no device could ever be taken"))
-	}
-	if slices.Contains(d.Images, "/") {
-		err = errors.Join(err, errors.New("devices.images: / would make every file of the node a disk"))
-	}
+	err := errors.Join(
+		absoluteAll("devices.roots", d.Roots),
+		absoluteAll("devices.images", d.Images),
+		wrong(len(d.Roots)+len(d.Images) == 0, "devices.roots: no device could ever be taken"),
+		wrong(slices.Contains(d.Images, "/"), "devices.images: / would make every file of the node a disk"))
 	for i, name := range d.Servers {
-		if name == "" || strings.ContainsFunc(name, func(r rune) bool { return r == '/' || unicode.IsControl(r) }) {
-			err = errors.Join(err, fmt.Errorf("devices.servers[%d]: %q is not the name of a program without its directory", i, name))
-		}
+		isPath := strings.ContainsFunc(name, func(r rune) bool { return r == '/' || unicode.IsControl(r) })
+		err = errors.Join(err, wrong(name == "" || isPath,
+			"devices.servers[%d]: %q is not the name of a program without its directory", i, name))
 	}
 	return err
 }
 
 func (c Containerd) validate() error {
-	if c.Socket == "" {
-		return nil
-	}
-	err := absolute("containerd.socket", c.Socket)
-	if c.Namespace == "" {
-		err = errors.Join(err, errors.New("containerd.namespace: is empty; kubelet's is k8s.io"))
-	}
-	return err
+	return errors.Join(
+		absoluteOrEmpty("containerd.socket", c.Socket),
+		wrong(c.Socket != "" && c.Namespace == "", "containerd.namespace: is empty; kubelet's is k8s.io"))
 }
 
 func (r Relay) validate() error {
+	const most = 65536
 	return errors.Join(
 		positive("relay.statsTimeout", r.StatsTimeout),
 		positive("relay.expandTimeout", r.ExpandTimeout),
 		positive("relay.slowAfter", r.SlowAfter),
-		bounded("relay.concurrency", r.Concurrency),
-		bounded("relay.maxSlow", r.MaxSlow))
-}
-
-func bounded(key string, n int) error {
-	if n < 1 || n > 65536 {
-		return fmt.Errorf("%s: %d is not between 1 and 65536", key, n)
-	}
-	return nil
+		wrong(r.Concurrency < 1 || r.Concurrency > most, "relay.concurrency: %d is not between 1 and %d", r.Concurrency, most),
+		wrong(r.MaxSlow < 1 || r.MaxSlow > most, "relay.maxSlow: %d is not between 1 and %d", r.MaxSlow, most))
 }
 
 func (h HTTP) validate() error {
@@ -166,10 +139,8 @@ func (h HTTP) validate() error {
 	if h.Listen == "" {
 		return nil
 	}
-	if err := hostPort(h.Listen); err != nil {
-		return fmt.Errorf("http.listen: %q is neither host:port nor unix:/path: %w", h.Listen, err)
-	}
-	return nil
+	err := hostPort(h.Listen)
+	return wrong(err != nil, "http.listen: %q is neither host:port nor unix:/path: %w", h.Listen, err)
 }
 
 // hostPort finds addresses that can never be used. Whether a host exists, and is this
@@ -189,14 +160,11 @@ func hostPort(address string) error {
 }
 
 func (t Tracing) validate() error {
-	if t.SampleRatio < 0 || t.SampleRatio > 1 {
-		return fmt.Errorf("tracing.sampleRatio: %v is not between 0 and 1", t.SampleRatio)
+	err := wrong(t.SampleRatio < 0 || t.SampleRatio > 1, "tracing.sampleRatio: %v is not between 0 and 1", t.SampleRatio)
+	if t.Endpoint != "" {
+		if bad := hostPort(t.Endpoint); bad != nil {
+			err = errors.Join(err, fmt.Errorf("tracing.endpoint: %q is not host:port: %w", t.Endpoint, bad))
+		}
 	}
-	if t.Endpoint == "" {
-		return nil
-	}
-	if err := hostPort(t.Endpoint); err != nil {
-		return fmt.Errorf("tracing.endpoint: %q is not host:port: %w", t.Endpoint, err)
-	}
-	return nil
+	return err
 }
