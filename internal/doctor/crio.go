@@ -49,16 +49,12 @@ func checkInfra(n Node) []Finding {
 	}
 	drop, where := true, "its default"
 	for _, file := range files {
-		data, err := n.read(file)
+		settings, err := n.booleans(file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		settings, parseErr := booleans(file, data)
-		if parseErr != nil {
-			err = fmt.Errorf("%s: %w", file, parseErr)
-		}
 		if err != nil {
-			return []Finding{warning("see whether the file is right", "the configuration of CRI-O cannot be read: %v", err)}
+			return []Finding{warning("see whether the file is right", "the configuration of CRI-O cannot be read: %s: %v", file, err)}
 		}
 		for _, s := range settings {
 			if s.table == "crio.runtime" && s.key == "drop_infra_ctr" {

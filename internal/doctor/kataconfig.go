@@ -35,11 +35,7 @@ func (c kataConfig) check(n Node) []Finding {
 	var found []Finding
 	effective := map[string]setting{}
 	for _, file := range append([]string{c.real}, n.glob(filepath.Join(filepath.Dir(c.real), "config.d"), "*")...) {
-		data, err := n.read(file)
-		var settings []setting
-		if err == nil {
-			settings, err = booleans(file, data)
-		}
+		settings, err := n.booleans(file)
 		if err != nil {
 			found = append(found, failure("put the file right: Kata refuses it too, and with it every pod", "%s cannot be read: %v", file, err))
 			continue

@@ -19,7 +19,6 @@ var kataConfigDirs = []string{
 	"/opt/kata/share/defaults/kata-containers",
 }
 
-// kataConfig is one main configuration file.
 type kataConfig struct {
 	// path is its name, real the file that the name leads to: Kata reads the
 	// drop-ins that lie beside the latter.

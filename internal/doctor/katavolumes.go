@@ -34,7 +34,6 @@ func checkKataVolumes(_ context.Context, n Node, _ Daemon) []Finding {
 	return orOK(found, "%d volumes in %s are well formed", len(entries), n.KataDir)
 }
 
-// kataVolume is the directory of one volume in Kata's directory.
 type kataVolume struct {
 	node         Node
 	path, target string

@@ -57,7 +57,6 @@ func adviseSharing(n Node) string {
 		bidirectional
 }
 
-// mountView is a process's view of the mounts.
 type mountView struct {
 	namespace string
 	// table is the file with its mounts.

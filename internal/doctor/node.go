@@ -26,20 +26,16 @@ const maxFile = 4 << 20
 // before each of them.
 type Node struct {
 	// Root is "/" on a real node, and a directory in tests.
-	Root string
-	// AdminSocket and RuntimeSocket are the daemon's sockets.
+	Root          string
 	AdminSocket   string
 	RuntimeSocket string
-	// RunDir is the daemon's run directory.
-	RunDir string
-	// KataDir is Kata's direct-volumes directory.
-	KataDir string
+	RunDir        string
+	KataDir       string
 	// KataTempDir is where the daemon makes Kata's files ready, if it was set.
 	KataTempDir string
 	// SandboxDirs hold a directory for each running sandbox of Kata, of the Go
 	// and of the Rust runtime.
 	SandboxDirs []string
-	// KubeletRoot is kubelet's root directory.
 	KubeletRoot string
 	// KubeletRegistry is where drivers register with kubelet; empty is its usual
 	// place below KubeletRoot. FrontRegistry is where they register with the front.
@@ -60,8 +56,7 @@ type Node struct {
 	UID int
 	// Service is how the daemon is reached, for advice.
 	Service Service
-	// Probe tries what the kernel can do.
-	Probe Probe
+	Probe   Probe
 
 	// table gives the mount table; Run has all checks share one reading of it.
 	table func() ([]*mountinfo.Info, error)
@@ -147,7 +142,6 @@ func (n Node) glob(dir, pattern string) []string {
 	return paths
 }
 
-// dial tries whether a socket is served.
 func (n Node) dial(ctx context.Context, socket string, wait time.Duration) error {
 	conn, err := (&net.Dialer{Timeout: wait}).DialContext(ctx, "unix", n.at(socket))
 	if err == nil {

@@ -22,7 +22,6 @@ const (
 	registrationWait = time.Second
 )
 
-// registration is what stands in kubelet's registry for one driver.
 type registration struct {
 	front, direct []string
 }

@@ -19,7 +19,6 @@ type Daemon struct {
 	Volumes  []*adminv1.Volume
 }
 
-// up tells whether the daemon answered.
 func (d Daemon) up() bool { return d.Err == nil }
 
 // kataHandler is the name of Kata's handler; "" where the daemon has none, or is down.

@@ -16,7 +16,6 @@ func checkSockets(_ context.Context, n Node, _ Daemon) []Finding {
 	return append(admin.check(), runtime.check()...)
 }
 
-// socketFile is one of the daemon's sockets.
 type socketFile struct {
 	node       Node
 	name, path string
@@ -52,7 +51,6 @@ func (s socketFile) checkMode(info fs.FileInfo) []Finding {
 	return found
 }
 
-// recreate says how to make the sockets again, with the right modes.
 func (s socketFile) recreate() string {
 	if s.node.Service.InPod {
 		return s.node.Service.Restart() + ", and see that the configuration's runtimeSocket.mode and adminSocket.mode are 0600 or 0660"

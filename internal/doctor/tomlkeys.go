@@ -18,6 +18,15 @@ type setting struct {
 	line  int
 }
 
+// booleans finds every boolean of a TOML file.
+func (n Node) booleans(file string) ([]setting, error) {
+	data, err := n.read(file)
+	if err != nil {
+		return nil, err
+	}
+	return booleans(file, data)
+}
+
 // booleans finds every boolean of a TOML document, however it is written: below
 // a table's heading, with a dotted key, or in an inline table.
 func booleans(file string, data []byte) ([]setting, error) {

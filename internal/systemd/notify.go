@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -47,9 +46,6 @@ func FromEnvironment() (*Notifier, error) {
 	return n, nil
 }
 
-// Present tells whether there is a service manager.
-func (n *Notifier) Present() bool { return n.socket != "" }
-
 // CanStore tells whether the service manager keeps descriptors, as far as can be
 // known: before systemd 254 it does not say.
 func (n *Notifier) CanStore() bool { return n.stores }
@@ -60,21 +56,11 @@ const unitRoom = 16384
 // Room is how many descriptors the service manager keeps. It drops more without a word.
 func (n *Notifier) Room() int { return cmp.Or(n.room, unitRoom) }
 
-// Ready says that the start, or a reload, is done.
+// Ready says that the start is done.
 func (n *Notifier) Ready() error { return n.send(daemon.SdNotifyReady, nil) }
-
-// Reloading says that a reload began. Ready ends it.
-func (n *Notifier) Reloading() error {
-	return n.send(daemon.SdNotifyReloading+"\n"+strings.TrimSpace(daemon.SdNotifyMonotonicUsec()), nil)
-}
 
 // Stopping says that the end began.
 func (n *Notifier) Stopping() error { return n.send(daemon.SdNotifyStopping, nil) }
-
-// Status shows a line in `systemctl status`.
-func (n *Notifier) Status(text string) error {
-	return n.send("STATUS="+strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r < ' ' }), " "), nil)
-}
 
 // send sends one message, with a descriptor if there is one.
 func (n *Notifier) send(state string, file *os.File) error {

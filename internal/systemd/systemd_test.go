@@ -106,7 +106,6 @@ func TestMessages(t *testing.T) {
 	}{
 		{n.Ready, "READY=1"},
 		{n.Stopping, "STOPPING=1"},
-		{func() error { return n.Status("3 volumes\nREADY=1") }, "STATUS=3 volumes READY=1"},
 	} {
 		if err := tc.send(); err != nil {
 			t.Fatal(err)
@@ -114,13 +113,6 @@ func TestMessages(t *testing.T) {
 		if got := m.receive(t); got.state != tc.want {
 			t.Errorf("got %q, want %q", got.state, tc.want)
 		}
-	}
-	if err := n.Reloading(); err != nil {
-		t.Fatal(err)
-	}
-	usec, ok := strings.CutPrefix(m.receive(t).state, "RELOADING=1\nMONOTONIC_USEC=")
-	if n, err := strconv.ParseUint(usec, 10, 64); !ok || err != nil || n == 0 {
-		t.Errorf("the time of the reload is %q", usec)
 	}
 }
 
@@ -156,8 +148,8 @@ func TestWithoutManagerNothingHappens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = errors.Join(n.Ready(), n.Reloading(), n.Stopping(), n.Status("x"), n.StoreFD("a", os.Stderr), n.RemoveFD("a"))
-	if err != nil || n.Present() || n.CanStore() {
+	err = errors.Join(n.Ready(), n.Stopping(), n.StoreFD("a", os.Stderr), n.RemoveFD("a"))
+	if err != nil || n.CanStore() {
 		t.Errorf("got %v, %+v", err, n)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
