@@ -19,7 +19,6 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// healthTime bounds the question whether a handler can work.
 const healthTime = 5 * time.Second
 
 // AdminServer is the Admin API.

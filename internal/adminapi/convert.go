@@ -1,6 +1,7 @@
 package adminapi
 
 import (
+	"cmp"
 	"strings"
 	"time"
 
@@ -37,7 +38,6 @@ func (n *Node) state(s deferral.Status) adminv1.VolumeState {
 	return adminv1.VolumeState_VOLUME_STATE_PUBLISHED
 }
 
-// message shows a volume.
 func (n *Node) message(s deferral.Status) *adminv1.Volume {
 	v := s.Volume
 	out := &adminv1.Volume{
@@ -87,12 +87,7 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 // showRefusal shows who said no to a volume, or to a repeated call for one that is
 // on record.
 func (n *Node) showRefusal(s deferral.Status, out *adminv1.Volume) {
-	refusal := s.Refusal
-	if refusal == nil && n.Refusals != nil {
-		if found, ok := n.Refusals.Refusal(s.Key); ok {
-			refusal = &found
-		}
-	}
+	refusal := cmp.Or(s.Refusal, n.refusal(s.Key))
 	if refusal == nil {
 		return
 	}

@@ -24,7 +24,6 @@ func ServerOption() grpc.ServerOption {
 	return grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")})
 }
 
-// undecoded is the bytes of a request.
 type undecoded struct{ raw []byte }
 
 type codec struct{ encoding.CodecV2 }

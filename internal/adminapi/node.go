@@ -32,7 +32,6 @@ type Refusals interface {
 // idForm is a key or the beginning of one.
 var idForm = regexp.MustCompile(`^[0-9a-f]{6,64}$`)
 
-// byTarget finds a volume by its target path.
 func (n *Node) byTarget(path string) (deferral.Status, error) {
 	key, err := n.Broker.KeyOfTarget(path)
 	if err != nil {
@@ -45,7 +44,6 @@ func (n *Node) byTarget(path string) (deferral.Status, error) {
 		"volume %s is unknown to crust-proxy: it was not staged, or was unstaged", path)
 }
 
-// byKey finds a volume by its key.
 func (n *Node) byKey(key volume.Key) (deferral.Status, bool) {
 	if status, ok := n.Broker.Get(key); ok {
 		return status, true
@@ -108,34 +106,44 @@ func (n *Node) Shown() []deferral.Status {
 
 // AllShown is Shown in no order, for those who count.
 func (n *Node) AllShown() []deferral.Status {
-	all := n.All()
-	var more []deferral.Status
-	if n.Refusals != nil {
-		for _, refusal := range n.Refusals.Refused() {
-			more = append(more, statusOfRefusal(&refusal))
-		}
-	}
-	for _, held := range n.Broker.Held() {
-		if n.Refusals != nil {
-			if _, refused := n.Refusals.Refusal(held.Volume.Key); refused {
-				continue
-			}
-		}
-		more = append(more, deferral.HeldStatus(held))
-	}
-	if len(more) == 0 {
+	all, refused, held := n.All(), n.refused(), n.Broker.Held()
+	if len(refused)+len(held) == 0 {
 		return all
 	}
 	known := make(map[volume.Key]bool, len(all))
 	for _, status := range all {
 		known[status.Key] = true
 	}
-	for _, status := range more {
+	add := func(status deferral.Status) {
 		if !known[status.Key] {
+			known[status.Key] = true
 			all = append(all, status)
 		}
 	}
+	for _, refusal := range refused {
+		add(statusOfRefusal(&refusal))
+	}
+	for _, one := range held {
+		add(deferral.HeldStatus(one))
+	}
 	return all
+}
+
+func (n *Node) refused() []volume.Refusal {
+	if n.Refusals == nil {
+		return nil
+	}
+	return n.Refusals.Refused()
+}
+
+// refusal is nil where the volume was not refused.
+func (n *Node) refusal(key volume.Key) *volume.Refusal {
+	if n.Refusals != nil {
+		if found, ok := n.Refusals.Refusal(key); ok {
+			return &found
+		}
+	}
+	return nil
 }
 
 // shownByKey finds a volume, or one that was refused.
@@ -143,10 +151,8 @@ func (n *Node) shownByKey(key volume.Key) (deferral.Status, bool) {
 	if status, ok := n.byKey(key); ok {
 		return status, ok
 	}
-	if n.Refusals != nil {
-		if refusal, ok := n.Refusals.Refusal(key); ok {
-			return statusOfRefusal(&refusal), true
-		}
+	if refusal := n.refusal(key); refusal != nil {
+		return statusOfRefusal(refusal), true
 	}
 	return n.Broker.HeldOffRecord(key)
 }
@@ -158,11 +164,9 @@ func (n *Node) shownByTarget(path string) (deferral.Status, error) {
 	if err == nil {
 		return found, nil
 	}
-	if n.Refusals != nil {
-		for _, refusal := range n.Refusals.Refused() {
-			if refusal.Target == path {
-				return statusOfRefusal(&refusal), nil
-			}
+	for _, refusal := range n.refused() {
+		if refusal.Target == path {
+			return statusOfRefusal(&refusal), nil
 		}
 	}
 	if key, invalid := n.Broker.KeyOfTarget(path); invalid == nil {
@@ -212,7 +216,6 @@ func (n *Node) Stats(ctx context.Context, v *volume.Volume, missing volume.Kind)
 	return answer, err
 }
 
-// expand asks the sandbox of a volume to grow.
 func (n *Node) expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error) {
 	handler, err := n.HandlerOf(v, volume.Unsupported)
 	if err != nil {
@@ -243,7 +246,6 @@ func (n *Node) growLater(ctx context.Context, v *volume.Volume, wish volume.Rang
 	return size, n.Broker.GrowAtMount(ctx, v.Key, size)
 }
 
-// statusOfRefusal shows a refusal as a volume is shown.
 func statusOfRefusal(r *volume.Refusal) deferral.Status {
 	return deferral.Status{Refusal: r, Volume: &volume.Volume{
 		Key: r.Key, Target: r.Target, FSType: r.FSType, Handler: r.Handler, Driver: r.Driver, PodUID: r.PodUID, Created: r.First,

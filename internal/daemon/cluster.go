@@ -39,8 +39,6 @@ func newCluster(cfg *config.Config, metrics *telemetry.Metrics, log *zap.Logger)
 	return cluster, nil
 }
 
-// clusterOf gives the identity by which the cluster is asked, and this node's name
-// there.
 func clusterOf(cfg *config.Config) (pods.Identity, string, error) {
 	identity := pods.Identity{
 		Kubeconfig: cfg.Cluster.Kubeconfig, InCluster: cfg.Cluster.InCluster, UserAgent: "crust-proxy/" + Version(),

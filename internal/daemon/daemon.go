@@ -26,6 +26,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -62,7 +63,6 @@ type daemon struct {
 	stopping       chan struct{}
 }
 
-// serve is the daemon's life.
 func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error {
 	cfg, err := flags.Load()
 	if err != nil {
@@ -140,12 +140,11 @@ func (d *daemon) flushSpans(ctx context.Context, end func(context.Context) error
 	}
 }
 
-// buildBroker makes the broker and what it needs: tracker, handlers, mkfs.
 func (d *daemon) buildBroker(cfg *config.Config) error {
 	// The handlers and the broker are made after the tracker, and before it runs.
 	d.tracker = newTracker(cfg, trackerEvents{
-		added: func(podUID, id string) { d.handlers.sandboxAdded(podUID, id) },
-		gone:  func(id string) { d.handlers.sandboxGone(id) },
+		added: func(podUID, id string) { d.handlers.each(func(h runtime.Handler) { h.SandboxAdded(podUID, id) }) },
+		gone:  func(id string) { d.handlers.each(func(h runtime.Handler) { h.SandboxGone(id) }) },
 		busy:  func() bool { return len(d.broker.List()) > 0 },
 	}, d.log)
 	var err error
@@ -205,7 +204,7 @@ func (d *daemon) buildFront(ctx context.Context, cfg *config.Config) error {
 // loadRecords reads the records and repairs the node before anything is served.
 func (d *daemon) loadRecords(ctx context.Context) error {
 	start := time.Now()
-	d.handlers.adoptForeign()
+	d.handlers.each(runtime.Handler.AdoptForeign)
 	if err := d.broker.Load(ctx); err != nil {
 		return err
 	}
@@ -225,7 +224,6 @@ func (d *daemon) loadRecords(ctx context.Context) error {
 	return nil
 }
 
-// serveUntilDone runs all components until ctx ends or one fails.
 func (d *daemon) serveUntilDone(ctx context.Context, servers *servers) error {
 	cfg := d.settings.get()
 	d.http.Bind(ctx) // before anybody is told that the daemon is ready
@@ -267,7 +265,6 @@ func (d *daemon) readiness() error {
 	return nil
 }
 
-// keeper is systemd's file-descriptor store, where there is one.
 func (d *daemon) keeper() claim.Keeper {
 	if !d.notify.CanStore() {
 		return nil

@@ -11,7 +11,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// diskAge is how often the superblock of a volume is read at most.
 const diskAge = time.Minute
 
 // disks reads what filesystems have on record on their devices.

@@ -25,7 +25,6 @@ import (
 // was restarted, before kubelet is told that it has gone.
 const registrationGrace = 30 * time.Second
 
-// driverFront is what stands between kubelet and the CSI drivers.
 type driverFront struct {
 	front   *csifront.Front
 	drivers *registry.Registry
@@ -68,7 +67,6 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	return f, nil
 }
 
-// serveDriver gives the options of the server that stands in for a driver.
 func (f *driverFront) serveDriver(name string, conn csifront.Conn) []grpc.ServerOption {
 	calls := f.calls
 	calls.Front = &telemetry.Front{Driver: name, Known: passthrough.UnaryMethods(), Ours: csifront.Answered()}
@@ -76,8 +74,6 @@ func (f *driverFront) serveDriver(name string, conn csifront.Conn) []grpc.Server
 	return append(options, f.front.Driver(name, conn).ServerOptions()...)
 }
 
-// quietOfDriver are the calls of drivers that are made all the time and change
-// nothing.
 func quietOfDriver() map[string]bool {
 	return map[string]bool{
 		csi.Identity_Probe_FullMethodName:           true,
@@ -91,7 +87,6 @@ func quietOfDriver() map[string]bool {
 	}
 }
 
-// deferredOf names the deferred volumes of a driver.
 func (f *driverFront) deferredOf(driver string) []string {
 	var targets []string
 	for _, status := range f.volumes() {
@@ -102,7 +97,6 @@ func (f *driverFront) deferredOf(driver string) []string {
 	return targets
 }
 
-// shown is how the drivers stand, for the Admin API.
 func (f *driverFront) shown() []*adminv1.Driver {
 	all := f.drivers.List()
 	out := make([]*adminv1.Driver, 0, len(all))

@@ -17,7 +17,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// handlers are those that the configuration has on.
 type handlers []runtime.Handler
 
 // handlerParts are what handlers are made of and ask of the daemon.
@@ -66,19 +65,12 @@ func (all handlers) byName() map[string]runtime.Handler {
 	return out
 }
 
-// adopted lists the volumes that other programs published, to any of them.
 func (all handlers) adopted() []*volume.Volume {
 	var out []*volume.Volume
 	for _, h := range all {
 		out = append(out, h.Adopted()...)
 	}
 	return out
-}
-
-func (all handlers) adoptForeign() {
-	for _, h := range all {
-		h.AdoptForeign()
-	}
 }
 
 // sandboxOf is the sandbox that has a volume now, as far as its handler knows.
@@ -91,15 +83,9 @@ func (all handlers) sandboxOf(key volume.Key) string {
 	return ""
 }
 
-func (all handlers) sandboxAdded(podUID, id string) {
+func (all handlers) each(do func(runtime.Handler)) {
 	for _, h := range all {
-		h.SandboxAdded(podUID, id)
-	}
-}
-
-func (all handlers) sandboxGone(id string) {
-	for _, h := range all {
-		h.SandboxGone(id)
+		do(h)
 	}
 }
 

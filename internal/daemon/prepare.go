@@ -14,7 +14,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// preparer makes filesystems on blank devices.
 type preparer struct{ formatter *mkfs.Formatter }
 
 func newPreparer(cfg *config.Config, log *zap.Logger) (*preparer, error) {

@@ -10,7 +10,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
 
-// reconcileLoop repairs the node now and then.
 type reconcileLoop struct {
 	broker   *deferral.Broker
 	interval time.Duration
@@ -40,7 +39,6 @@ func (l *reconcileLoop) Run(ctx context.Context) error {
 	}
 }
 
-// logRepairs logs and counts what a reconcile did.
 func logRepairs(log *zap.Logger, metrics *telemetry.Metrics) func(deferral.ReconcileReport) {
 	return func(report deferral.ReconcileReport) {
 		for _, repair := range report.Repairs {

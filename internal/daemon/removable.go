@@ -18,7 +18,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// mostNamed bounds how many volumes an error names.
 const mostNamed = 20
 
 // living is what would be abandoned: deferred volumes, and devices that only the
@@ -30,9 +29,10 @@ type living struct {
 	unsure error
 }
 
-// livingOf reads the records of a state directory. Of drivers it counts what came
-// through the front; with none named, everything.
-func livingOf(stateDir string, counts func(v *volume.Volume) bool, staged func(staging.Staged) bool) living {
+// livingOf reads the records of a state directory: all of them, or those of what came
+// through the front, of all drivers or of those named.
+func livingOf(stateDir string, throughFront bool, drivers ...string) living {
+	ours := func(driver string) bool { return len(drivers) == 0 || slices.Contains(drivers, driver) }
 	var out living
 	volumes, err := deferral.OnRecord(stateDir)
 	devices, stagedErr := staging.StagedDevices(stateDir)
@@ -42,12 +42,12 @@ func livingOf(stateDir string, counts func(v *volume.Volume) bool, staged func(s
 		if v.Origin != nil {
 			published[[2]string{v.Driver, v.Origin.VolumeID}] = true
 		}
-		if counts(v) {
+		if (v.Origin != nil || !throughFront) && ours(v.Driver) {
 			out.volumes = append(out.volumes, describe(v))
 		}
 	}
 	for _, one := range devices {
-		if staged(one) && !published[[2]string{one.Driver, one.VolumeID}] {
+		if ours(one.Driver) && !published[[2]string{one.Driver, one.VolumeID}] {
 			out.volumes = append(out.volumes, fmt.Sprintf("%.200q of driver %s, staged at %s", one.VolumeID, one.Driver, one.Path))
 		}
 	}
@@ -62,22 +62,9 @@ func describe(v *volume.Volume) string {
 	return text + ")"
 }
 
-// ofFront is what lives through the front, of all drivers or of those named.
-func ofFront(stateDir string, drivers ...string) living {
-	ours := func(driver string) bool { return len(drivers) == 0 || slices.Contains(drivers, driver) }
-	return livingOf(stateDir, func(v *volume.Volume) bool { return v.Origin != nil && ours(v.Driver) },
-		func(s staging.Staged) bool { return ours(s.Driver) })
-}
-
-// ofNode is everything.
-func ofNode(stateDir string) living {
-	return livingOf(stateDir, func(*volume.Volume) bool { return true }, func(staging.Staged) bool { return true })
-}
-
 // none is true where it is certain that nothing lives.
 func (l living) none() bool { return len(l.volumes) == 0 && l.unsure == nil }
 
-// text lists what lives.
 func (l living) text() string {
 	if len(l.volumes) == 0 && l.unsure != nil {
 		return fmt.Sprintf("deferred volumes may live on this node: %v", l.unsure)
@@ -109,7 +96,7 @@ func mayLeave(cfg *config.Config) error {
 	if cfg.Front.Enabled || cfg.Front.AbandonVolumes {
 		return nil
 	}
-	found := ofFront(cfg.StateDir())
+	found := livingOf(cfg.StateDir(), true)
 	if found.none() {
 		return nil
 	}
@@ -125,7 +112,7 @@ func leaveFront(cfg *config.Config, log *zap.Logger) error {
 	if cfg.Front.Enabled {
 		return nil
 	}
-	if found := ofFront(cfg.StateDir()); !found.none() {
+	if found := livingOf(cfg.StateDir(), true); !found.none() {
 		if err := mayLeave(cfg); err != nil && len(found.volumes) > 0 {
 			return err
 		}
@@ -145,10 +132,7 @@ func removable(drivers []string) commandFunc {
 		if err != nil {
 			return err
 		}
-		found := ofNode(cfg.StateDir())
-		if len(drivers) > 0 {
-			found = ofFront(cfg.StateDir(), drivers...)
-		}
+		found := livingOf(cfg.StateDir(), len(drivers) > 0, drivers...)
 		switch {
 		case found.none():
 			_, err = fmt.Fprintln(stdout, "No deferred volume lives on this node.")

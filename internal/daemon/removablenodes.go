@@ -107,7 +107,6 @@ func askNode(ctx context.Context, address string) error {
 // volumes that were never deferred.
 var notLiving = []string{"adopted", "refused"}
 
-// livesThere counts the volumes, and names their drivers.
 func livesThere(volumes *dto.MetricFamily) error {
 	count, drivers := 0, []string{}
 	for _, one := range volumes.GetMetric() {

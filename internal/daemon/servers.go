@@ -28,7 +28,6 @@ import (
 // maxRequest bounds a request: an instruction of the largest size that is taken.
 const maxRequest = 256 << 10
 
-// server is one gRPC server on one socket.
 type server struct {
 	name     string
 	service  string
@@ -104,7 +103,6 @@ func (d *daemon) newServer(name, service string, allowed *peercred.Authorizer, l
 	return s
 }
 
-// interceptors are what all servers have in common.
 func (d *daemon) interceptors(quiet map[string]bool) telemetry.Interceptors {
 	return telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer, Quiet: quiet}
 }
@@ -129,14 +127,12 @@ func (d *daemon) denied(r peercred.Refusal) {
 	d.deniedLog.Warn("caller refused", zap.Uint32(telemetry.FieldPeerUID, r.Peer.UID), zap.Int32(telemetry.FieldPeerPID, r.Peer.PID))
 }
 
-// forced is called when an operator released a volume by force.
 func (d *daemon) forced(v *volume.Volume, heldBy string) {
 	d.metrics.ReleasedByForce()
 	d.log.Warn("a volume was released by force", zap.String(telemetry.FieldVolume, string(v.Key)), zap.String("target", v.Target),
 		zap.String("device", v.Device.Path), zap.String("held_by", heldBy))
 }
 
-// start adds the servers to the group.
 func (s *servers) start(group *run.Group, d *daemon) {
 	for _, one := range s.all {
 		group.Go(one.name+" API", one)

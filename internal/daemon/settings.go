@@ -26,7 +26,6 @@ type settings struct {
 
 func (s *settings) get() *config.Config { return s.inForce.Load() }
 
-// reloadOnSignal reads the configuration again at each SIGHUP.
 func (s *settings) reloadOnSignal(ctx context.Context) error {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
@@ -60,7 +59,6 @@ func (s *settings) reload() {
 	s.log.Info("configuration reloaded", zap.Strings("needs_restart", needRestart))
 }
 
-// shown is the configuration in force, for the Admin API.
 func (s *settings) shown() (path, yaml string) {
 	text, err := s.get().YAML()
 	if err != nil {

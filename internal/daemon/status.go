@@ -36,7 +36,6 @@ type nodeStatus struct {
 	badFront error         // which of the front's records could not be read at the start
 }
 
-// findings are what is wrong, one sentence each.
 func (n *nodeStatus) findings(ctx context.Context) []string {
 	var out []string
 	for _, problem := range n.broker.Problems() {
@@ -73,7 +72,6 @@ func (n *nodeStatus) findings(ctx context.Context) []string {
 	return append(out, n.mounted.findings(ctx)...)
 }
 
-// clusterFindings are what is wrong with the look-up of pods.
 func (n *nodeStatus) clusterFindings() []string {
 	if n.cluster == nil {
 		return nil
@@ -88,8 +86,6 @@ func (n *nodeStatus) clusterFindings() []string {
 // maxHeldFindings bounds the findings: list has them all.
 const maxHeldFindings = 16
 
-// heldFindings are the devices that some process keeps from being released or
-// claimed.
 func (n *nodeStatus) heldFindings() []string {
 	var out []string
 	if err := n.broker.Blind(); err != nil {
@@ -142,7 +138,6 @@ func csiNodeFindings(drivers []registry.State, look pods.State) []string {
 	return out
 }
 
-// metrics are the findings as numbers.
 func (n *nodeStatus) metrics() telemetry.NodeState {
 	all := n.node.All()
 	state := telemetry.NodeState{
@@ -203,7 +198,6 @@ func (n *nodeStatus) ignoresGroup(status deferral.Status) (string, bool) {
 	return "", ok && known.GroupIgnored
 }
 
-// countVolumes counts the volumes by state, driver and handler.
 func (n *nodeStatus) countVolumes() []telemetry.VolumeCount {
 	return count(n.node.AllShown(), func(status deferral.Status) (string, bool) { return n.node.StateOf(status), true })
 }

@@ -19,7 +19,6 @@ type Peer struct {
 	Groups []uint32
 }
 
-// inGroup tells whether a group is one of the peer's.
 func (p Peer) inGroup(gid uint32) bool {
 	return p.GID == gid || slices.Contains(p.Groups, gid)
 }

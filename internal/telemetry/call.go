@@ -36,7 +36,6 @@ func (c *callContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// withCall starts a call.
 func withCall(ctx context.Context) (context.Context, *Call) {
 	c := &callContext{Context: ctx}
 	return c, &c.call

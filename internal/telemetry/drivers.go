@@ -17,13 +17,11 @@ const (
 	otherDriver = "other"
 )
 
-// drivers bounds the set of driver names.
 type drivers struct {
 	mu   sync.Mutex
 	seen map[string]bool
 }
 
-// label gives the label value for a name.
 func (d *drivers) label(name string) string {
 	if name == "" {
 		return noDriver

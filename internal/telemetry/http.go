@@ -89,7 +89,6 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// serve serves until ctx ends or the listener fails.
 func (s *Server) serve(ctx context.Context, listener net.Listener) {
 	server := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,

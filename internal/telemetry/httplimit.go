@@ -71,7 +71,6 @@ func (l *limitedListener) leave(peer string) {
 	}
 }
 
-// limitedConn is counted until it is closed.
 type limitedConn struct {
 	net.Conn
 	left func()

@@ -74,7 +74,6 @@ func (i *Interceptors) stream(
 	})
 }
 
-// serve has a call handled, and reports it.
 func (i *Interceptors) serve(
 	ctx context.Context, method string, timed bool, handle func(context.Context) error,
 ) (err error) {

@@ -19,9 +19,6 @@ func NewLogger(out io.Writer, level zap.AtomicLevel) *zap.Logger {
 
 // Level reads a level's name; one that is unknown is info.
 func Level(name string) zapcore.Level {
-	level, err := zapcore.ParseLevel(name)
-	if err != nil {
-		return zapcore.InfoLevel
-	}
+	level, _ := zapcore.ParseLevel(name) // with an error it is info
 	return level
 }

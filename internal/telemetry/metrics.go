@@ -76,13 +76,11 @@ func NewMetrics(version string) *Metrics {
 	}
 }
 
-// called counts a call of a gRPC method.
 func (m *Metrics) called(method string, call *Call, code codes.Code) {
 	service, short := splitMethod(method)
 	m.calls.WithLabelValues(service, short, m.drivers.label(call.Driver), call.Handler, code.String()).Inc()
 }
 
-// timed adds the duration of a call.
 func (m *Metrics) timed(method string, call *Call, took time.Duration) {
 	service, short := splitMethod(method)
 	m.durations.WithLabelValues(service, short, m.drivers.label(call.Driver), call.Handler).Observe(took.Seconds())
