@@ -1,17 +1,21 @@
 // Package check has the two helpers that tests of every kind use.
 package check
 
-import (
-	"testing"
-	"time"
-)
+import "time"
+
+// fatal is what the helpers need of a test.
+type fatal interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+}
 
 // limit is how long Eventually waits. It is far above what any event takes on a
 // loaded machine, because a test that passes never waits it out.
 const limit = time.Minute
 
 // Must ends the test when there is an error.
-func Must(t testing.TB, err error) {
+func Must(t fatal, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -19,7 +23,7 @@ func Must(t testing.TB, err error) {
 }
 
 // Eventually waits until a condition holds, and ends the test when it never does.
-func Eventually(t testing.TB, what string, is func() bool) {
+func Eventually(t fatal, what string, is func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {

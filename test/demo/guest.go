@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
-	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -29,12 +28,9 @@ type guest struct {
 // containerID is that of the pod's only container.
 const containerID = "app"
 
-// playSandbox is the sandbox's process: DIR ID TARGET.
-func playSandbox(args []string) error {
-	if err := rig.MakeMountsPrivate(); err != nil {
-		return err
-	}
-	g, err := boot(args[0], args[1], args[2])
+// playSandbox is the sandbox's process.
+func playSandbox(dir, id, target string) error {
+	g, err := boot(dir, id, target)
 	if err != nil {
 		fmt.Println("failed", err)
 		return err
@@ -60,7 +56,7 @@ func playSandbox(args []string) error {
 func boot(dir, id, target string) (*guest, error) {
 	g := &guest{mount: dir + "/guest-" + id}
 	g.vm = &kata.VM{
-		Flavor: kata.Go, SandboxID: id, DirectVolumes: dir + "/kata", Plug: g.plug, Unplug: g.unplug, Agent: g.create,
+		Flavor: kata.Go, SandboxID: id, DirectVolumes: dir + "/kata/direct-volumes", Plug: g.plug, Unplug: g.unplug, Agent: g.create,
 	}
 	if err := g.vm.CreateContainer(containerID, []kata.Mount{{Destination: "/data", Source: target}}); err != nil {
 		return nil, err
@@ -100,11 +96,8 @@ func (g *guest) create(request kata.Request) error {
 	if len(request.Storages) != 1 {
 		return fmt.Errorf("%d volumes, and the pod has one", len(request.Storages))
 	}
-	if err := os.MkdirAll(g.mount, 0o700); err != nil {
-		return err
-	}
 	volume := request.Storages[0]
-	return unix.Mount(volume.Source, g.mount, volume.FSType, 0, "")
+	return errors.Join(os.MkdirAll(g.mount, 0o700), unix.Mount(volume.Source, g.mount, volume.FSType, 0, ""))
 }
 
 // end unmounts the filesystem, and unplugs the device.
@@ -143,10 +136,8 @@ func (g *guest) write() (string, error) {
 		return "", err
 	}
 	for part := range slices.Chunk(data, 1<<20) {
-		if _, err = file.Write(part); err != nil {
-			break
-		}
-		if err = file.Sync(); err != nil {
+		_, writeErr := file.Write(part)
+		if err = errors.Join(writeErr, file.Sync()); err != nil {
 			break
 		}
 	}
@@ -159,9 +150,6 @@ func (g *guest) write() (string, error) {
 // peek mounts the disk read-only in a namespace of its own and tells the
 // checksum of the data.
 func peek(device, dir string) error {
-	if err := rig.MakeMountsPrivate(); err != nil {
-		return err
-	}
 	if err := unix.Mount(device, dir, "ext4", unix.MS_RDONLY, ""); err != nil {
 		return err
 	}

@@ -2,168 +2,154 @@ package main
 
 import (
 	"context"
-	"fmt"
+	"encoding/base64"
+	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"syscall"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
-
-// node is everything of the demo's node: directories on a tmpfs, the CSI driver,
-// the daemon in front of it.
-type node struct {
-	dir, bin       string
-	disk, image    string // of the volume, once it is published
-	driver, daemon *exec.Cmd
-	conn           *grpc.ClientConn
-	sandboxes      []*sandbox
-}
 
 const (
 	diskSize   = 128 << 20
 	driverName = "driver.crust-proxy.dev"
 )
 
-func newNode() (*node, error) {
-	dir, err := rig.MountTmpfs("crust", "kubelet/plugins/"+driverName, "kubelet/plugins_registry",
-		"kubelet/crust-proxy/registry", "kata", "vc", "etc", "data")
-	if dir == "" {
-		return nil, err
-	}
-	n := &node{dir: dir, bin: "bin"}
-	if err != nil {
-		return n, err
-	}
-	return n, n.findPrograms()
+// node is the demo's node: the daemon, the CSI driver behind it, and a
+// PersistentVolume of that.
+type node struct {
+	t           rig.T
+	daemon      *rig.Daemon
+	conn        *grpc.ClientConn // to the driver, through the daemon
+	id, staging string           // of the volume
+	disk        string           // of the volume, once it is published
 }
 
-// findPrograms takes what `make build` made, or builds it.
-func (n *node) findPrograms() error {
-	if _, err := os.Stat("bin/crust-driver"); err == nil {
-		return nil
+// newNode takes the programs that `make build` made, or builds them.
+func newNode(t rig.T) *node {
+	n := &node{t: t, daemon: rig.NewDaemon(t)}
+	if bin, err := filepath.Abs("bin"); err == nil {
+		if _, err := os.Stat(bin + "/crust-driver"); err == nil {
+			n.daemon.Programs = bin
+		}
 	}
-	n.bin = n.dir + "/bin"
-	return rig.Build(n.bin, nil, "...")
+	n.daemon.Extra = "front: {enabled: true}\npolicy: {rules: [{name: pods-in-sandboxes, drivers: [" + driverName + "], defer: true}]}"
+	n.conn = n.daemon.Dial(n.daemon.Dir + "/run/csi/" + driverName + ".sock")
+	n.staging = n.daemon.Kubelet + "/plugins/kubernetes.io/csi/" + driverName + "/data/globalmount"
+	for _, dir := range []string{
+		n.staging, n.registry(), n.daemon.Kubelet + "/plugins/" + driverName, n.daemon.Kubelet + "/plugins_registry", n.daemon.Dir + "/etc",
+	} {
+		n.must(os.MkdirAll(dir, 0o750))
+	}
+	return n
 }
+
+func (n *node) must(err error) { check.Must(n.t, err) }
+
+func (n *node) registry() string { return n.daemon.Kubelet + "/crust-proxy/registry" }
 
 // startDriver starts the CSI driver. Its registrar, which is usually a container
 // beside it, looks for crust-proxy where it would look for kubelet.
-func (n *node) startDriver() (err error) {
-	socket := n.dir + "/kubelet/plugins/" + driverName + "/csi.sock"
-	n.driver, err = n.run("crust-driver", "--endpoint", "unix://"+socket, "--data-dir", n.dir+"/data", "--node-id", "demo",
-		"--kubelet-registration-socket", n.dir+"/kubelet/crust-proxy/registry/"+driverName+"-reg.sock", "--kubelet-endpoint", socket)
-	return err
+func (n *node) startDriver() {
+	socket := n.daemon.Kubelet + "/plugins/" + driverName + "/csi.sock"
+	driver := &rig.Process{Name: "the driver", Program: n.daemon.Program("crust-driver"), LogFile: n.daemon.Dir + "/log/driver", Args: []string{
+		"--endpoint", "unix://" + socket, "--data-dir", n.daemon.Dir + "/data", "--node-id", "demo",
+		"--kubelet-registration-socket", n.registry() + "/" + driverName + "-reg.sock", "--kubelet-endpoint", socket,
+	}}
+	n.t.Cleanup(driver.Kill)
+	n.must(driver.Launch())
 }
 
-// run starts one of our programs, with its output in the log.
-func (n *node) run(program string, args ...string) (*exec.Cmd, error) {
-	log, err := os.OpenFile(n.dir+"/log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = log.Close() }()
-	cmd := exec.Command(n.bin+"/"+program, args...) //nolint:gosec // our own program
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	return cmd, cmd.Start()
-}
-
-func (n *node) config() string {
-	return fmt.Sprintf(`runDir: %[1]s/run
-kubeletRoot: %[1]s/kubelet
-handlers:
-  kata: {directVolumes: %[1]s/kata, goSandboxes: %[1]s/vc, rustSandboxes: %[1]s/rs, sharedSandboxes: %[1]s/sh}
-containerd: {socket: ""}
-front: {enabled: true}
-policy:
-  rules:
-    - {name: pods-in-sandboxes, drivers: [%[2]s], defer: true}
-http: {listen: "unix:%[1]s/run/http.sock"}
-`, n.dir, driverName)
-}
-
-// start starts the daemon and waits until it serves.
-func (n *node) start(ctx context.Context) error {
-	config := n.dir + "/etc/config.yaml"
-	if err := os.WriteFile(config, []byte(n.config()), 0o600); err != nil {
-		return err
-	}
-	var err error
-	if n.daemon, err = n.run("crust-proxy", "--config", config); err != nil {
-		return err
-	}
-	for range 1000 {
-		if ctx.Err() != nil {
-			return errInterrupted
-		}
-		if n.ready(ctx) {
-			return nil
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	raw, _ := os.ReadFile(n.dir + "/log")
-	return fmt.Errorf("the daemon does not serve:\n%s", raw)
-}
-
-func (n *node) ready(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	_, err := rig.Get(ctx, n.dir+"/run/http.sock", "/readyz")
-	return err == nil && n.driverServed(ctx)
-}
-
-// driverServed tells whether the driver answers through crust-proxy.
-func (n *node) driverServed(ctx context.Context) bool {
-	if err := n.connect(); err != nil {
-		return false
-	}
-	_, err := csi.NewIdentityClient(n.conn).Probe(ctx, &csi.ProbeRequest{})
-	return err == nil
-}
-
-// kill kills the daemon with SIGKILL.
-func (n *node) kill() {
-	if n.daemon == nil {
-		return
-	}
-	_ = n.daemon.Process.Kill()
-	_ = n.daemon.Wait()
-	n.daemon = nil
-}
-
-// connect dials anew, as kubelet does for each call.
-func (n *node) connect() (err error) {
-	if n.conn != nil {
-		_ = n.conn.Close()
-	}
-	n.conn, err = grpc.NewClient("unix:"+n.dir+"/run/csi/"+driverName+".sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
-	return err
+// start starts the daemon and waits until the driver answers through it.
+func (n *node) start(ctx context.Context) {
+	n.daemon.Start()
+	check.Eventually(n.t, "the driver answers through crust-proxy", func() bool {
+		n.must(ctx.Err())
+		n.conn.ResetConnectBackoff()
+		_, err := csi.NewIdentityClient(n.conn).Probe(ctx, &csi.ProbeRequest{})
+		return err == nil
+	})
 }
 
 func (n *node) csi() csi.NodeClient { return csi.NewNodeClient(n.conn) }
 
+func (n *node) controller() csi.ControllerClient { return csi.NewControllerClient(n.conn) }
+
 // crustctl runs the operator's tool.
 func (n *node) crustctl(args ...string) string {
-	cmd := exec.Command(n.bin+"/crustctl", append([]string{"--socket", n.dir + "/run/admin.sock"}, args...)...) //nolint:gosec // our own program
-	out, err := cmd.CombinedOutput()
+	out, err := n.daemon.Crustctl(args...).CombinedOutput()
 	if err != nil {
-		return fmt.Sprintf("%s%v", out, err)
+		return string(out) + err.Error()
 	}
 	return string(out)
 }
 
 // target makes what kubelet makes of a pod's volume.
-func (n *node) target(pod string) (string, error) {
-	dir := filepath.Join(n.dir, "kubelet", "pods", pod, "volumes", "kubernetes.io~csi", "data")
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return "", err
-	}
-	return dir + "/mount", os.WriteFile(dir+"/vol_data.json", []byte(`{"driverName":"`+driverName+`"}`), 0o600)
+func (n *node) target(pod string) string {
+	dir := filepath.Join(n.daemon.Kubelet, "pods", pod, "volumes", "kubernetes.io~csi", "data")
+	n.must(os.MkdirAll(dir, 0o750))
+	n.must(os.WriteFile(dir+"/vol_data.json", []byte(`{"driverName":"`+driverName+`"}`), 0o600))
+	return dir + "/mount"
 }
+
+func capability() *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	}
+}
+
+// create has the driver make the volume, as a provisioner does, and stage it, as
+// kubelet does.
+func (n *node) create(ctx context.Context) {
+	reply, err := n.controller().CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: "data", CapacityRange: &csi.CapacityRange{RequiredBytes: diskSize}, VolumeCapabilities: []*csi.VolumeCapability{capability()},
+	})
+	n.must(err)
+	n.id = reply.GetVolume().GetVolumeId()
+	_, err = n.csi().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: n.id, StagingTargetPath: n.staging, VolumeCapability: capability()})
+	n.must(err)
+}
+
+// publish is kubelet's call for a pod.
+func (n *node) publish(ctx context.Context, target string) error {
+	_, err := n.csi().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: n.id, StagingTargetPath: n.staging, TargetPath: target, VolumeCapability: capability(),
+	})
+	return err
+}
+
+func (n *node) unpublish(ctx context.Context, target string) error {
+	_, err := n.csi().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: n.id, TargetPath: target})
+	return err
+}
+
+// remove gives the volume back to the driver and has it deleted.
+func (n *node) remove(ctx context.Context) error {
+	_, err := n.csi().NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: n.id, StagingTargetPath: n.staging})
+	if err == nil {
+		_, err = n.controller().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: n.id})
+	}
+	return err
+}
+
+// handedOver reads which device the sandbox will find.
+func (n *node) handedOver(target string) {
+	raw, err := os.ReadFile(filepath.Join(n.daemon.Kata, base64.URLEncoding.EncodeToString([]byte(target)), "mountInfo.json"))
+	n.must(err)
+	var info struct {
+		Device string `json:"device"`
+	}
+	n.must(json.Unmarshal(raw, &info))
+	n.disk = info.Device
+	if _, attached := n.loops()[n.disk]; !attached {
+		n.t.Fatalf("%s is no loop device over an image of the driver", n.disk)
+	}
+}
+
+// loops are the loop devices over images of the driver.
+func (n *node) loops() map[string]string { return rig.Loops(n.daemon.Dir + "/data/") }

@@ -23,27 +23,25 @@ type sandbox struct {
 }
 
 // startSandbox starts a process that does what Kata's shim and guest do.
-func (n *node) startSandbox(id, target string) (*sandbox, error) {
-	cmd, err := again(roleSandbox, n.dir, id, target)
-	if err != nil {
-		return nil, err
-	}
+func (n *node) startSandbox(id, target string) *sandbox {
+	cmd, err := again(roleSandbox, n.daemon.Dir, id, target)
+	n.must(err)
 	s := &sandbox{cmd: cmd}
-	if s.stdin, err = cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
+	s.stdin, err = cmd.StdinPipe()
+	n.must(err)
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
+	n.must(err)
 	cmd.Stderr = os.Stderr
 	s.stdout = bufio.NewReader(stdout)
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	n.sandboxes = append(n.sandboxes, s)
+	n.must(cmd.Start())
+	n.t.Cleanup(func() {
+		if err := s.end(); err != nil {
+			n.t.Error(err)
+		}
+	})
 	s.loop, err = s.answer()
-	return s, err
+	n.must(err)
+	return s
 }
 
 // do gives the sandbox a command and reads its one line of answer.

@@ -1,12 +1,9 @@
-//go:build system
-
 package rig
 
 import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"testing"
 
 	"golang.org/x/sys/unix"
 
@@ -20,7 +17,7 @@ import (
 //
 // Any sync(2) on the machine, also of another test, leaves a moment in which there is
 // nothing to replay. So each image is tried, and another one is made where it needs none.
-func Crashed(t testing.TB, device, image, fs, content string) string {
+func Crashed(t T, device, image, fs, content string) string {
 	t.Helper()
 	where := t.TempDir()
 	for range 20 {

@@ -1,9 +1,6 @@
-//go:build system
-
 package rig
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,59 +8,20 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
-	"syscall"
-	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
-
-// built holds the programs that this test binary made.
-var built struct {
-	sync.Mutex
-	dir string
-	err error
-}
-
-// Program builds one of our programs, with failpoints, and gives its path. It
-// is built once for each test binary.
-func Program(t testing.TB, name string) string {
-	t.Helper()
-	built.Lock()
-	defer built.Unlock()
-	if built.dir == "" {
-		built.dir, built.err = os.MkdirTemp("", "crust-test-bin-")
-		if built.err != nil {
-			t.Fatal(built.err)
-		}
-	}
-	path := filepath.Join(built.dir, name)
-	if _, err := os.Stat(path); err == nil {
-		return path
-	}
-	if err := Build(built.dir, []string{"-tags", "failpoints"}, name); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// removeBuilt removes the programs when the tests have ended.
-func removeBuilt() {
-	built.Lock()
-	defer built.Unlock()
-	if built.dir != "" {
-		_ = os.RemoveAll(built.dir)
-	}
-}
 
 // Daemon is a crust-proxy of its own over directories of its own.
 type Daemon struct {
-	T       testing.TB
+	T       T
 	Dir     string // everything lies below
 	Kubelet string
 	Images  string
@@ -78,79 +36,51 @@ type Daemon struct {
 	Handlers string
 	// KataOff has the daemon run without Kata's handler.
 	KataOff bool
+	// Programs is a directory with ours; empty means those that Program builds.
+	Programs string
 	// SocketOptions is YAML added to both sockets, such as `, mode: "0660"`.
 	SocketOptions string
 	// Extra is YAML added to the configuration.
-	Extra string
-	// Env is added to the environment.
-	Env []string
-	// Command builds the process; nil means the plain program.
-	Command func(program string, args ...string) *exec.Cmd
-
-	cmd    *exec.Cmd
-	done   chan struct{}
-	log    lockedBuffer
-	starts int
-}
-
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
+	Extra   string
+	process Process
 }
 
 // NewDaemon lays out the directories; Start starts it.
-func NewDaemon(t testing.TB) *Daemon {
+func NewDaemon(t T) *Daemon {
 	t.Helper()
 	// Unix socket paths are short, and so must Kata's targets be.
 	dir, err := os.MkdirTemp("/tmp", Prefix("cp"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
+	check.Must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"))
 	d := &Daemon{
 		T: t, Dir: dir, Kubelet: dir + "/kubelet", Images: dir + "/images", Kata: dir + "/kata/direct-volumes",
 		GoSandboxes: dir + "/vc", RustSandboxes: dir + "/rs", SharedSandboxes: dir + "/shared",
 		RuntimeSocket: dir + "/run/runtime.sock", AdminSocket: dir + "/run/admin.sock", HTTPSocket: dir + "/run/http.sock",
 	}
-	for _, sub := range []string{d.Kubelet, d.Images, d.Kata, d.GoSandboxes, d.RustSandboxes, d.SharedSandboxes} {
-		if err := os.MkdirAll(sub, 0o755); err != nil {
-			t.Fatal(err)
-		}
+	// Beside its configuration, each line of the log would be an event for the daemon.
+	d.process = Process{Name: "the daemon", LogFile: dir + "/log/daemon"}
+	d.process.Ready = func() error { _, err := d.HTTP("/readyz"); return err }
+	for _, sub := range []string{d.Kubelet, d.Images, d.Kata, d.GoSandboxes, d.RustSandboxes, d.SharedSandboxes, dir + "/log"} {
+		check.Must(t, os.MkdirAll(sub, 0o755))
 	}
-	t.Cleanup(func() {
-		d.Kill()
-		UnmountAll(t, dir)
-		_ = os.Remove(dir)
-		if t.Failed() {
-			t.Logf("log of the daemon:\n%s", tail(d.log.String(), 8000))
-		}
-	})
+	t.Cleanup(d.close)
 	return d
 }
 
-func tail(s string, most int) string {
-	if len(s) > most {
-		return "..." + s[len(s)-most:]
+// close takes everything away, also what a test that failed has left.
+func (d *Daemon) close() {
+	d.Kill()
+	if d.T.Failed() {
+		d.T.Logf("log of the daemon:\n%s", Tail(d.Log()))
 	}
-	return s
+	err := errors.Join(DetachLoops(d.Dir+"/"), Unmount(d.Dir), os.Remove(d.Dir))
+	if err != nil {
+		d.T.Error(err)
+	}
 }
 
 // Log is all that the daemon has logged.
-func (d *Daemon) Log() string { return d.log.String() }
+func (d *Daemon) Log() string { return d.process.Log() }
 
 // Config is the configuration as YAML.
 func (d *Daemon) Config() string {
@@ -181,9 +111,7 @@ func indent(text string) string {
 // ConfigFile writes the configuration and gives its path.
 func (d *Daemon) ConfigFile() string {
 	path := d.Dir + "/config.yaml"
-	if err := os.WriteFile(path, []byte(d.Config()), 0o600); err != nil {
-		d.T.Fatal(err)
-	}
+	d.must(os.WriteFile(path, []byte(d.Config()), 0o600))
 	return path
 }
 
@@ -197,44 +125,31 @@ func (d *Daemon) Start(env ...string) {
 // Launch starts the daemon and waits for nothing.
 func (d *Daemon) Launch(env ...string) {
 	d.T.Helper()
-	build := d.Command
-	if build == nil {
-		build = exec.Command
+	d.process.Program, d.process.Args = d.Program("crust-proxy"), []string{"--config", d.ConfigFile()}
+	d.must(d.process.Launch(env...))
+}
+
+// Program is the path of one of ours.
+func (d *Daemon) Program(name string) string {
+	d.T.Helper()
+	if d.Programs != "" {
+		return filepath.Join(d.Programs, name)
 	}
-	cmd := build(Program(d.T, "crust-proxy"), "--config", d.ConfigFile())
-	cmd.Env = append(append(append(os.Environ(), cmd.Env...), d.Env...), env...)
-	cmd.Stdout, cmd.Stderr = &d.log, &d.log
-	if cmd.SysProcAttr == nil {
-		cmd.SysProcAttr = &syscall.SysProcAttr{}
-	}
-	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	if err := cmd.Start(); err != nil {
-		d.T.Fatal(err)
-	}
-	d.cmd, d.done = cmd, make(chan struct{})
-	d.starts++
-	go func(done chan struct{}) { _ = cmd.Wait(); close(done) }(d.done)
+	return Program(d.T, name)
+}
+
+func (d *Daemon) must(err error) {
+	d.T.Helper()
+	check.Must(d.T, err)
 }
 
 // Pid is the daemon's process.
-func (d *Daemon) Pid() int { return d.cmd.Process.Pid }
+func (d *Daemon) Pid() int { return d.process.Pid() }
 
 // WaitReady waits for /readyz.
 func (d *Daemon) WaitReady() {
 	d.T.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for time.Now().Before(deadline) {
-		select {
-		case <-d.done:
-			d.T.Fatalf("the daemon ended:\n%s", tail(d.log.String(), 4000))
-		default:
-		}
-		if body, err := d.HTTP("/readyz"); err == nil && body != "" {
-			return
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-	d.T.Fatalf("the daemon is not ready:\n%s", tail(d.log.String(), 4000))
+	d.must(d.process.WaitReady())
 }
 
 // HTTP gets a page of the daemon.
@@ -245,60 +160,45 @@ func (d *Daemon) HTTP(path string) (string, error) {
 }
 
 // Kill kills the daemon with SIGKILL and waits for its end.
-func (d *Daemon) Kill() {
-	if d.cmd == nil {
-		return
-	}
-	_ = d.cmd.Process.Kill()
-	<-d.done
-	d.cmd = nil
+func (d *Daemon) Kill() { d.process.Kill() }
+
+// Stop asks the daemon to end, and waits.
+func (d *Daemon) Stop() {
+	d.T.Helper()
+	d.must(d.process.Stop())
 }
 
 // Dead tells whether the daemon has ended, by whatever.
-func (d *Daemon) Dead() bool {
-	if d.cmd == nil {
-		return true
-	}
-	select {
-	case <-d.done:
-		return true
-	default:
-		return false
-	}
-}
+func (d *Daemon) Dead() bool { return !d.process.Alive() }
 
 // Starts counts how often it was started.
-func (d *Daemon) Starts() int { return d.starts }
+func (d *Daemon) Starts() int { return d.process.Starts() }
 
 // Signal sends a signal.
 func (d *Daemon) Signal(s os.Signal) {
 	d.T.Helper()
-	if err := d.cmd.Process.Signal(s); err != nil {
-		d.T.Fatal(err)
-	}
+	d.must(d.process.Signal(s))
 }
 
 // WaitEnd waits until the daemon has ended by itself and tells its exit code.
 func (d *Daemon) WaitEnd(limit time.Duration) int {
 	d.T.Helper()
-	select {
-	case <-d.done:
-		code := d.cmd.ProcessState.ExitCode()
-		d.cmd = nil
-		return code
-	case <-time.After(limit):
-		d.T.Fatalf("the daemon did not end in %v", limit)
-		return -1
-	}
+	code, err := d.process.WaitEnd(limit)
+	d.must(err)
+	return code
+}
+
+// Crustctl prepares the operator's tool.
+func (d *Daemon) Crustctl(args ...string) *exec.Cmd {
+	d.T.Helper()
+	return exec.Command(d.Program("crustctl"), append([]string{"--socket", d.AdminSocket}, args...)...) //nolint:gosec // our own program
 }
 
 // Dial connects to a socket of the daemon for the time of the test.
 func (d *Daemon) Dial(socket string) *grpc.ClientConn {
 	d.T.Helper()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		d.T.Fatal(err)
-	}
+	d.must(err)
 	d.T.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -316,13 +216,9 @@ func (d *Daemon) Admin() adminv1.AdminClient { return adminv1.NewAdminClient(d.D
 func (d *Daemon) Target(pod string) string {
 	d.T.Helper()
 	dir := filepath.Join(d.Kubelet, "pods", pod, "volumes", "kubernetes.io~csi", "pv")
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		d.T.Fatal(err)
-	}
+	d.must(os.MkdirAll(dir, 0o750))
 	data := []byte(`{"driverName":"disk.example.com","volumeHandle":"v1"}`)
-	if err := os.WriteFile(filepath.Join(dir, "vol_data.json"), data, 0o600); err != nil {
-		d.T.Fatal(err)
-	}
+	d.must(os.WriteFile(filepath.Join(dir, "vol_data.json"), data, 0o600))
 	return filepath.Join(dir, "mount")
 }
 

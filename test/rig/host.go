@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 )
 
 // MakeMountsPrivate keeps what is mounted in this mount namespace from all others.
@@ -88,4 +90,13 @@ func Loops(text string) map[string]string {
 		}
 	}
 	return found
+}
+
+// DetachLoops detaches the loop devices over files whose path contains a text.
+func DetachLoops(text string) error {
+	var problems []error
+	for device := range Loops(text) {
+		problems = append(problems, loopdev.Detach(device))
+	}
+	return errors.Join(problems...)
 }

@@ -8,27 +8,45 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"sync"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// Build builds programs of this project, by their names in cmd, into a directory.
-func Build(dir string, flags []string, names ...string) error {
-	return build(dir, flags, nil, names)
-}
+var building sync.Mutex
 
-// BuildRelease builds programs as a release has them.
-func BuildRelease(dir string, names ...string) error {
-	return build(dir, []string{"-trimpath", "-ldflags", "-s -w"}, []string{"CGO_ENABLED=0"}, names)
-}
-
-func build(dir string, flags, env, names []string) error {
-	args := append([]string{"build", "-o", dir + "/"}, flags...)
-	for _, name := range names {
-		args = append(args, "github.com/crust-proxy/crust-proxy/cmd/"+name)
+// Program builds one of our programs, with failpoints, and gives its path. It
+// is built once for each test binary, in the directory that Run removes.
+func Program(t T, name string) string {
+	t.Helper()
+	building.Lock()
+	defer building.Unlock()
+	path := filepath.Join(os.TempDir(), Prefix("crust-bin-"), name)
+	if _, err := os.Stat(path); err != nil {
+		check.Must(t, build(path, name, os.Environ(), "-tags", "failpoints"))
 	}
-	cmd := exec.Command("go", args...) //nolint:gosec // our own programs
-	cmd.Env = append(os.Environ(), env...)
+	return path
+}
+
+// BuildRelease builds programs of this project, by their names in cmd, into a
+// directory, as a release has them.
+func BuildRelease(dir string, names ...string) error {
+	for _, name := range names {
+		err := build(filepath.Join(dir, name), name, append(os.Environ(), "CGO_ENABLED=0"), "-trimpath", "-ldflags", "-s -w")
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func build(path, name string, env []string, flags ...string) error {
+	args := append(append([]string{"build", "-o", path}, flags...), "github.com/crust-proxy/crust-proxy/cmd/"+name)
+	cmd := exec.Command("go", args...)
+	cmd.Env = env
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build %v: %w\n%s", names, err, out)
+		return fmt.Errorf("build %s: %w\n%s", name, err, out)
 	}
 	return nil
 }

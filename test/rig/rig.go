@@ -1,63 +1,73 @@
-//go:build system
-
-// Package rig is what system tests stand on: a private mount namespace with
-// a tmpfs, loop devices that go away whatever happens, and a look for leaks.
+// Package rig is what system tests, the demonstration and the benchmarks stand on: a
+// private mount namespace, loop devices that go away whatever happens, a look for
+// leaks, and processes, among them a daemon of its own.
 package rig
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"syscall"
-	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // Main runs the tests of a package in a mount namespace of their own, so that
 // whatever a killed test leaves mounted goes with it, and then looks for loop
 // devices and mounts that were left.
-func Main(m *testing.M) int { return Run(m.Run, 0) }
+func Main(m interface{ Run() int }) int { return Run(m.Run, 0) }
 
 // Run does what Main does around tests that need more than a mount namespace:
-// other namespaces, or something that is there for all of them.
+// other namespaces, or something that is there for all of them; and around a program
+// that is no test.
 func Run(tests func() int, namespaces uintptr) int {
-	if os.Geteuid() != 0 {
-		fmt.Fprintln(os.Stderr, "system tests need root: run them as root, or with sudo")
-		return 1
-	}
-	if mark() == "" {
-		return enterNamespaces(unix.CLONE_NEWNS | namespaces)
-	}
-	if err := MakeMountsPrivate(); err != nil {
+	code, err := run(tests, namespaces)
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
-	}
-	removeTemp, err := ownTemp()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "make a directory for temporary files:", err)
-		return 1
-	}
-	before := leakable()
-	code := tests()
-	removeBuilt()
-	removeTemp()
-	for _, left := range leaks(before) {
-		fmt.Fprintln(os.Stderr, "LEAKED:", left)
-		code = 1
 	}
 	return code
 }
 
-// leaks gives what is there and was not before. The kernel frees a loop device
-// only when its last opener, which may be a probe of udev's, has closed it: a
+// before is what was there when the tests began.
+var before []string
+
+func run(tests func() int, namespaces uintptr) (int, error) {
+	if os.Geteuid() != 0 {
+		return 1, errors.New("mounts and loop devices need root: run it as root, or with sudo")
+	}
+	if mark() == "" {
+		return 0, enterNamespaces(unix.CLONE_NEWNS | namespaces)
+	}
+	if err := MakeMountsPrivate(); err != nil {
+		return 1, err
+	}
+	removeTemp, err := ownTemp()
+	if err != nil {
+		return 1, fmt.Errorf("make a directory for temporary files: %w", err)
+	}
+	before = leakable()
+	code := tests()
+	removeTemp()
+	for _, left := range Leaks() {
+		fmt.Fprintln(os.Stderr, "LEAKED:", left)
+		code = 1
+	}
+	return code, nil
+}
+
+// Leaks gives what is there and was not when the tests began. The kernel frees a loop
+// device only when its last opener, which may be a probe of udev's, has closed it: a
 // little patience tells that from a leak.
-func leaks(before []string) []string {
+func Leaks() []string {
 	for patience := 30; ; patience-- {
 		left := slices.DeleteFunc(leakable(), func(one string) bool { return slices.Contains(before, one) })
 		if len(left) == 0 || patience == 0 {
@@ -67,21 +77,28 @@ func leaks(before []string) []string {
 	}
 }
 
-func enterNamespaces(which uintptr) int {
+// enterNamespaces runs the program again, in a process group that only this process
+// sends signals to: it decides itself what an interruption ends, and cleans up.
+func enterNamespaces(which uintptr) error {
 	self, err := os.Executable()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return err
 	}
-	cmd := exec.Command(self, os.Args[1:]...)
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, os.Interrupt, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
+	cmd := exec.Command(self, os.Args[1:]...) //nolint:gosec // ourselves
 	cmd.Env = append(os.Environ(), insideEnv+"="+newMark())
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: which, Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Run(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: which, Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return err
 	}
-	return 0
+	go func() {
+		for s := range signals {
+			_ = cmd.Process.Signal(s) // it may have ended by itself
+		}
+	}()
+	return cmd.Wait()
 }
 
 // leakable lists what a test could leave behind. Loop devices are the machine's:
@@ -98,7 +115,7 @@ func leakable() []string {
 }
 
 // Need fails the test, or outside CI skips it, where a program is missing.
-func Need(t testing.TB, programs ...string) {
+func Need(t T, programs ...string) {
 	t.Helper()
 	for _, program := range programs {
 		if _, err := exec.LookPath(program); err != nil {
@@ -108,7 +125,7 @@ func Need(t testing.TB, programs ...string) {
 }
 
 // Missing says that a part is missing: a failure in CI, a skip elsewhere.
-func Missing(t testing.TB, what string) {
+func Missing(t T, what string) {
 	t.Helper()
 	if os.Getenv("CI") == "true" {
 		t.Fatal(what)
@@ -118,7 +135,7 @@ func Missing(t testing.TB, what string) {
 
 // Tmpfs gives a directory on a tmpfs of its own. Options are tmpfs mount
 // options, such as "size=1m".
-func Tmpfs(t testing.TB, options string) string {
+func Tmpfs(t T, options string) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
@@ -129,7 +146,7 @@ func Tmpfs(t testing.TB, options string) string {
 }
 
 // UnmountAll unmounts everything at and below a directory.
-func UnmountAll(t testing.TB, dir string) {
+func UnmountAll(t T, dir string) {
 	t.Helper()
 	if err := Unmount(dir); err != nil {
 		t.Error(err)
@@ -137,25 +154,19 @@ func UnmountAll(t testing.TB, dir string) {
 }
 
 // Image makes a sparse file.
-func Image(t testing.TB, size int64) string {
+func Image(t T, size int64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(path, size); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(path, nil, 0o600))
+	check.Must(t, os.Truncate(path, size))
 	return path
 }
 
 // Loop attaches a loop device over a file for the time of the test.
-func Loop(t testing.TB, backing string, opts loopdev.Options) string {
+func Loop(t T, backing string, opts loopdev.Options) string {
 	t.Helper()
 	path, err := loopdev.Attach(backing, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() {
 		if err := loopdev.Detach(path); err != nil {
 			t.Error(err)
@@ -165,7 +176,7 @@ func Loop(t testing.TB, backing string, opts loopdev.Options) string {
 }
 
 // Disk makes a loop device with a filesystem on it; fs may be empty.
-func Disk(t testing.TB, size int64, fs string) string {
+func Disk(t T, size int64, fs string) string {
 	t.Helper()
 	image := Image(t, size)
 	if fs != "" {
@@ -178,13 +189,11 @@ func Disk(t testing.TB, size int64, fs string) string {
 }
 
 // FDs lists the open descriptors of a process, to be compared.
-func FDs(t testing.TB, pid int) []string {
+func FDs(t T, pid int) []string {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	var out []string
 	for _, entry := range entries {
 		if link, err := os.Readlink(filepath.Join(dir, entry.Name())); err == nil {
