@@ -36,7 +36,7 @@ demo: setup build ## Show one volume's whole way on this machine (root)
 
 .PHONY: bench
 bench: setup build ## Measure against the targets; writes docs/performance.md (root)
-	$(GO) run -tags system ./test/bench
+	$(GO) run ./test/bench
 
 .PHONY: test
 test: ## Run all tests and checks; installs what they need on Debian and Ubuntu

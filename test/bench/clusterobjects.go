@@ -1,5 +1,3 @@
-//go:build system
-
 package main
 
 import (
@@ -14,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
@@ -41,23 +38,18 @@ const makers = 8
 
 // createPods creates pods of a usual size that run on the node, each with claims
 // that are bound.
-func createPods(ctx context.Context, plane *cluster.ControlPlane, count int) ([]podOfNode, error) {
-	config := rest.CopyConfig(plane.Admin)
-	config.QPS, config.Burst = 1000, 1000
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
+func createPods(r *testbed, plane *cluster.ControlPlane, count int) []podOfNode {
 	pods := make([]podOfNode, count)
-	group, ctx := errgroup.WithContext(ctx)
+	group, ctx := errgroup.WithContext(r.ctx)
 	group.SetLimit(makers)
 	for i := range pods {
 		group.Go(func() (err error) {
-			pods[i], err = createPod(ctx, client, fmt.Sprintf("web-%03d", i))
+			pods[i], err = createPod(ctx, plane.Client, fmt.Sprintf("web-%03d", i))
 			return err
 		})
 	}
-	return pods, group.Wait()
+	r.must(group.Wait())
+	return pods
 }
 
 func createPod(ctx context.Context, client kubernetes.Interface, name string) (podOfNode, error) {

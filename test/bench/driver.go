@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"net"
+	"path/filepath"
 	"strconv"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 )
 
 const driverName = "bench.crust-proxy.dev"
@@ -20,6 +23,9 @@ type driver struct {
 	csi.UnimplementedSnapshotMetadataServer
 	registration.UnimplementedRegistrationServer
 	endpoint string
+	// images has the volumes of a driver that can defer by itself: image files, named by
+	// the volumes' ids, of which a machine has room for thousands.
+	images string
 }
 
 func (*driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
@@ -33,7 +39,9 @@ func (*driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeG
 }
 
 func (*driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	return &csi.NodeGetCapabilitiesResponse{}, nil
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{
+		{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}}},
+	}}, nil
 }
 
 // GetMetadataAllocated sends as many messages as the volume's name says, with as
@@ -63,35 +71,36 @@ func (*driver) NotifyRegistrationStatus(context.Context, *registration.Registrat
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
+func (*driver) NodeStageVolume(context.Context, *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+func (d *driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	reply := &csi.NodePublishVolumeResponse{}
+	if csidefer.Requested(req) {
+		csidefer.Respond(reply, csidefer.Mount{Device: filepath.Join(d.images, req.GetVolumeId()), FSType: "ext4", Flags: []string{"noatime"}})
+	}
+	return reply, nil
+}
+
 // serveDriver serves CSI on one socket and the registrar's protocol on another.
-func serveDriver(socket, registrar string) error {
-	return serveCSI(&driver{endpoint: socket}, socket, registrar)
-}
-
-// node is what is served of a driver.
-type node interface {
-	csi.IdentityServer
-	csi.NodeServer
-	csi.SnapshotMetadataServer
-	registration.RegistrationServer
-}
-
-func serveCSI(d node, socket, registrar string, options ...grpc.ServerOption) error {
+func serveDriver(socket, registrar, images string) error {
+	d := &driver{endpoint: socket, images: images}
+	var options []grpc.ServerOption
+	if images != "" {
+		options = append(options, csidefer.ServerOption(csidefer.Options{}))
+	}
 	ended := make(chan error, 2)
-	for path, register := range map[string]func(*grpc.Server){
-		socket: func(s *grpc.Server) {
-			csi.RegisterIdentityServer(s, d)
-			csi.RegisterNodeServer(s, d)
-			csi.RegisterSnapshotMetadataServer(s, d)
-		},
-		registrar: func(s *grpc.Server) { registration.RegisterRegistrationServer(s, d) },
-	} {
+	for _, path := range []string{socket, registrar} {
 		listener, err := net.Listen("unix", path)
 		if err != nil {
 			return err
 		}
 		server := grpc.NewServer(options...)
-		register(server)
+		csi.RegisterIdentityServer(server, d)
+		csi.RegisterNodeServer(server, d)
+		csi.RegisterSnapshotMetadataServer(server, d)
+		registration.RegisterRegistrationServer(server, d)
 		go func() { ended <- server.Serve(listener) }()
 	}
 	return errors.Join(<-ended, errors.New("the driver serves no more"))

@@ -1,14 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // figure is one line of the page.
@@ -42,57 +44,81 @@ func (s *sheet) add(f figure) {
 	fmt.Printf("%s %-64s %-28s %s\n", mark, f.what, f.value, f.target)
 }
 
+// ratio notes how much longer something took than what it is compared with.
+func (s *sheet) ratio(what, target string, value, unit time.Duration, limit float64) {
+	ratio := float64(value) / float64(unit)
+	s.atMost(what, target, ratio, limit, fmt.Sprintf("%.2fx (%s)", ratio, micros(value)))
+}
+
+// mib notes a size.
+func (s *sheet) mib(what, target string, bytes int64, limit float64) {
+	mib := float64(bytes) / (1 << 20)
+	s.atMost(what, target, mib, limit, fmt.Sprintf("%.1f MiB", mib))
+}
+
+func micros(d time.Duration) string { return fmt.Sprintf("%.0f us", float64(d.Nanoseconds())/1000) }
+
+func millis(d time.Duration) string {
+	return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
+}
+
 // durations is a sample.
 type durations []time.Duration
 
-func (d durations) at(quantile float64) time.Duration {
-	slices.Sort(d)
-	return d[min(len(d)-1, int(float64(len(d))*quantile))]
+func (d durations) p99() time.Duration { return d.sorted()[len(d)*99/100] }
+
+func (d durations) sorted() durations { return slices.Sorted(slices.Values(d)) }
+
+func median[V cmp.Ordered](values []V) V { return slices.Sorted(slices.Values(values))[len(values)/2] }
+
+// inTurns gives the median of each way. The ways take turns, so that whatever else the
+// machine does hits all of them.
+func inTurns[V cmp.Ordered](rounds int, ways ...func() V) []V {
+	all, medians := make([][]V, len(ways)), make([]V, len(ways))
+	for range rounds {
+		for i, way := range ways {
+			all[i] = append(all[i], way())
+		}
+	}
+	for i := range all {
+		medians[i] = median(all[i])
+	}
+	return medians
 }
 
-func (d durations) median() time.Duration { return d.at(0.5) }
-
-// timed measures f n times.
-func timed(n int, f func() error) (durations, error) {
-	out := make(durations, 0, n)
-	for range n {
-		start := time.Now()
-		if err := f(); err != nil {
-			return nil, err
+// timed measures calls, which take turns: each is made so many times in a round.
+func (r *testbed) timed(rounds, times int, calls ...func() error) []durations {
+	all := make([]durations, len(calls))
+	for range rounds {
+		for i, call := range calls {
+			for range times {
+				start := time.Now()
+				r.must(call())
+				all[i] = append(all[i], time.Since(start))
+			}
 		}
-		out = append(out, time.Since(start))
 	}
-	return out, nil
+	return all
 }
 
 // rate tells how many calls a second the callers make together.
-func rate(callers int, during time.Duration, f func(caller int) error) (float64, error) {
+func (r *testbed) rate(callers int, call func(caller int) error) float64 {
 	var done atomic.Int64
-	var failed atomic.Pointer[error]
-	var working sync.WaitGroup
-	deadline := time.Now().Add(during)
+	var working errgroup.Group
 	start := time.Now()
 	for caller := range callers {
-		working.Go(func() {
-			for time.Now().Before(deadline) && failed.Load() == nil {
-				if err := f(caller); err != nil {
-					failed.Store(&err)
-					return
+		working.Go(func() error {
+			for time.Since(start) < time.Second {
+				if err := call(caller); err != nil {
+					return err
 				}
 				done.Add(1)
 			}
+			return nil
 		})
 	}
-	working.Wait()
-	if err := failed.Load(); err != nil {
-		return 0, *err
-	}
-	return float64(done.Load()) / time.Since(start).Seconds(), nil
-}
-
-func median(values []float64) float64 {
-	slices.Sort(values)
-	return values[len(values)/2]
+	r.must(working.Wait())
+	return float64(done.Load()) / time.Since(start).Seconds()
 }
 
 const (

@@ -4,55 +4,49 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"syscall"
 
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-func main() { os.Exit(run()) }
-
 // The bench starts itself again in these roles.
 const (
-	roleInside = "inside"
 	roleEmpty  = "empty"
 	roleShims  = "shims"
 	roleCLI    = "cli"
 	roleDriver = "driver"
-	roleDefers = "defers"
 	roleNode   = "node"
 	roleSpin   = "spin"
 )
 
-func run() int {
+var roles = map[string]func(args []string) error{
+	roleEmpty:  func(args []string) error { return serveEmpty(args[0]) },
+	roleShims:  serveShims,
+	roleCLI:    func(args []string) error { return askDirectly(context.Background(), args[0], args[1]) },
+	roleDriver: func(args []string) error { return serveDriver(args[0], args[1], args[2]) },
+	roleNode:   func(args []string) error { return serveNode(args[0], args[1]) },
+	roleSpin:   func(args []string) error { return spin(args[0]) },
+}
+
+// page is what the bench writes.
+const page = "docs/performance.md"
+
+func main() {
 	if len(os.Args) > 1 {
-		switch os.Args[1] {
-		case roleEmpty:
-			return report(serveEmpty(os.Args[2]))
-		case roleShims:
-			return report(serveShims(os.Args[2:]))
-		case roleCLI:
-			return report(statsOnce(os.Args[2], os.Args[3]))
-		case roleDriver:
-			return report(serveDriver(os.Args[2], os.Args[3]))
-		case roleDefers:
-			return report(serveDeferring(os.Args[2], os.Args[3], os.Args[4]))
-		case roleNode:
-			return report(serveNode(os.Args[2], os.Args[3]))
-		case roleSpin:
-			return report(spin(os.Args[2]))
-		case roleInside:
-			return report(inside(os.Args[2:]))
+		if role, ok := roles[os.Args[1]]; ok {
+			os.Exit(report(role(os.Args[2:])))
 		}
 	}
-	if os.Geteuid() != 0 {
-		return report(fmt.Errorf("the benchmarks mount and use loop devices: run them as root"))
-	}
-	return report(enter())
+	var s settings
+	flag.BoolVar(&s.quick, "quick", false, "a tenth of the rounds; writes no file")
+	flag.StringVar(&s.only, "only", "", "one figure: latency, rate, process, hung, passthrough, pods, kube, cluster, scale, growth or size")
+	flag.Parse()
+	os.Exit(rig.Run(func() int { return report(measure(s)) }, 0))
 }
 
 func report(err error) int {
@@ -63,29 +57,13 @@ func report(err error) int {
 	return 0
 }
 
-// enter starts the bench again in a mount namespace of its own: what it leaves
-// mounted when it is killed goes with it.
-func enter() error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	cmd := exec.Command(self, append([]string{roleInside}, os.Args[1:]...)...) //nolint:gosec // ourselves
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	ignored := make(chan os.Signal, 1)
-	signal.Notify(ignored, os.Interrupt) // the child gets it too, and cleans up
-	return cmd.Run()
-}
-
 // settings are the flags.
 type settings struct {
 	quick bool
-	pprof bool
 	only  string
-	out   string
 }
 
+// scale is how many rounds of n are made.
 func (s settings) scale(n int) int {
 	if s.quick {
 		return max(1, n/10)
@@ -93,18 +71,30 @@ func (s settings) scale(n int) int {
 	return n
 }
 
-func inside(args []string) error {
-	if err := rig.MakeMountsPrivate(); err != nil {
-		return err
+// measure takes all figures, or one. Each has a daemon of its own.
+func measure(s settings) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	figures := &sheet{}
+	for _, part := range []struct {
+		name string
+		take func(*testbed)
+	}{
+		{"latency", latency}, {"rate", rates}, {"process", processes}, {"hung", hungSandboxes}, {"passthrough", passthrough},
+		{"pods", pods}, {"kube", kubePods}, {"cluster", inCluster}, {"scale", scale}, {"growth", growth}, {"size", size},
+	} {
+		if s.only != "" && s.only != part.name {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := rig.Do(ctx, func(t rig.T) { part.take(newTestbed(t, s, figures)) }); err != nil {
+			return fmt.Errorf("%s: %w", part.name, err)
+		}
 	}
-	var s settings
-	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	flags.BoolVar(&s.quick, "quick", false, "a tenth of the rounds; writes no file")
-	flags.BoolVar(&s.pprof, "pprof", false, "serve the daemon's profiles on its http.sock; writes no file")
-	flags.StringVar(&s.only, "only", "", "one figure: latency, rate, process, hung, passthrough, pods, kube, cluster, scale, growth or size")
-	flags.StringVar(&s.out, "out", "docs/performance.md", "the page to write")
-	if err := flags.Parse(args); err != nil {
-		return err
+	if s.quick || s.only != "" {
+		return nil
 	}
-	return measure(s)
+	return figures.write(page)
 }

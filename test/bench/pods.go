@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -14,14 +13,13 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 // podTestbed is a containerd of the bench's own with crust-runc as a runtime handler,
 // beside the daemon that hands volumes to it.
 type podTestbed struct {
-	*testbed
+	r      *testbed
 	node   *cri.Node
 	client runtimev1.RuntimeClient
 	serial int
@@ -29,239 +27,130 @@ type podTestbed struct {
 
 // pods measures what a deferred volume and crust-runc cost a pod that starts, and
 // what stats from its sandbox cost.
-func pods(ctx context.Context, set settings, r *testbed, s *sheet) (err error) {
-	p, done, err := newPodTestbed(r)
-	if err != nil {
-		return errors.Join(err, done())
-	}
-	defer func() { err = errors.Join(err, done()) }()
-	if err := p.starts(ctx, set, s); err != nil {
-		return fmt.Errorf("start of pods: %w", err)
-	}
-	if err := p.plainContainers(ctx, set, s); err != nil {
-		return fmt.Errorf("containers without volumes: %w", err)
-	}
-	return p.stats(ctx, set, s)
-}
-
-func newPodTestbed(r *testbed) (*podTestbed, func() error, error) {
-	none := func() error { return nil }
-	program := filepath.Join(r.dir, "crust-runc")
-	if err := rig.BuildRelease(r.dir, "crust-runc", "crust-runc-agent"); err != nil {
-		return nil, none, err
-	}
-	node, err := cri.New(cri.Options{Handlers: map[string]string{"crust": program}})
-	if node == nil {
-		return nil, none, err
-	}
-	if err != nil {
-		return nil, node.Close, err
-	}
-	r.containerd, r.crustRunc = node.Socket, program
-	if _, err := r.start(); err != nil {
-		return nil, node.Close, err
-	}
-	client, closeClient, err := r.client()
-	if err != nil {
-		return nil, node.Close, err
-	}
-	return &podTestbed{testbed: r, node: node, client: client}, func() error { closeClient(); return node.Close() }, nil
+func pods(r *testbed) {
+	r.build("crust-runc", "crust-runc-agent")
+	program := r.daemon.Program("crust-runc")
+	p := &podTestbed{r: r, node: cri.New(r.t, cri.Options{Handlers: map[string]string{"crust": program}})}
+	r.daemon.Containerd = p.node.Socket
+	r.daemon.Handlers = "default: crust\ncrust: {enabled: true, programs: [" + program + "]}"
+	r.daemon.Start()
+	p.client = r.daemon.Runtime()
+	p.starts()
+	p.plainContainers()
+	p.stats()
 }
 
 // filesystem makes a device with an ext4.
-func (p *podTestbed) filesystem(n int) (string, error) {
-	disk, err := p.disk(n)
-	if err != nil {
-		return "", err
+func (p *podTestbed) filesystem(n int) string {
+	disk := p.r.disk(n)
+	if out, err := exec.Command("mkfs.ext4", "-q", disk).CombinedOutput(); err != nil { //nolint:gosec // a device of ours
+		p.r.t.Fatalf("mkfs.ext4: %v\n%s", err, out)
 	}
-	out, err := exec.Command("mkfs.ext4", "-q", disk).CombinedOutput() //nolint:gosec // a device of ours
-	if err != nil {
-		return "", fmt.Errorf("mkfs.ext4: %w\n%s", err, out)
-	}
-	return disk, nil
+	return disk
 }
 
 // starts compares pods with a volume: published and mounted on the host and bound
-// by runc, and published and left to the sandbox. They take turns.
-func (p *podTestbed) starts(ctx context.Context, set settings, s *sheet) error {
-	disk, err := p.filesystem(0)
-	if err != nil {
-		return err
-	}
-	var all [2]durations
-	for range max(3, set.scale(40)) {
-		for i, start := range []func(context.Context, string) (*cri.Pod, func() error, time.Duration, error){p.hostMounted, p.deferred} {
-			pod, undo, took, err := start(ctx, disk)
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(pod.Remove(ctx), undo()); err != nil {
-				return err
-			}
-			all[i] = append(all[i], took)
-		}
-	}
-	s.tell("publish and start of a pod with runc, its volume mounted on the host, p50", millis(all[0].median()))
-	s.ratio("the same with crust-runc, its volume deferred, p50", "<= 1.15x", all[1].median(), all[0].median(), 1.15)
-	return nil
+// by runc, and published and left to the sandbox.
+func (p *podTestbed) starts() {
+	disk := p.filesystem(0)
+	took := inTurns(max(3, p.r.set.scale(40)), func() time.Duration { return p.hostMounted(disk) }, func() time.Duration {
+		pod, v, took := p.deferred(disk)
+		p.remove(pod, v)
+		return took
+	})
+	p.r.sheet.tell("publish and start of a pod with runc, its volume mounted on the host, p50", millis(took[0]))
+	p.r.sheet.ratio("the same with crust-runc, its volume deferred, p50", "<= 1.15x", took[1], took[0], 1.15)
 }
 
-func (p *podTestbed) next(disk string) (*runtimev1.RuntimeStageVolumeRequest, string, error) {
+func (p *podTestbed) next(disk string) (*volume, string) {
 	p.serial++
-	request, err := p.request(p.serial, disk)
-	return request, "pod-" + strconv.Itoa(p.serial), err
+	return p.r.volume(p.serial, disk), podName(p.serial)
 }
 
-// hostMounted publishes a volume as a plain driver does.
-func (p *podTestbed) hostMounted(ctx context.Context, disk string) (*cri.Pod, func() error, time.Duration, error) {
-	request, uid, err := p.next(disk)
-	if err != nil {
-		return nil, nil, 0, err
-	}
-	target := request.GetVolumeTargetPath()
+// hostMounted publishes a volume as a plain driver does, and removes the pod again.
+func (p *podTestbed) hostMounted(disk string) time.Duration {
+	v, uid := p.next(disk)
+	target := v.request.GetVolumeTargetPath()
 	began := time.Now()
-	if err := os.Mkdir(target, 0o750); err != nil {
-		return nil, nil, 0, err
-	}
-	if err := unix.Mount(disk, target, "ext4", unix.MS_NOATIME, ""); err != nil {
-		return nil, nil, 0, err
-	}
-	pod, err := p.run(ctx, uid, "runc", target)
-	return pod, func() error { return unix.Unmount(target, 0) }, time.Since(began), err
-}
-
-func (p *podTestbed) deferred(ctx context.Context, disk string) (*cri.Pod, func() error, time.Duration, error) {
-	request, uid, err := p.next(disk)
-	if err != nil {
-		return nil, nil, 0, err
-	}
-	began := time.Now()
-	if _, err := p.client.RuntimeStageVolume(ctx, request); err != nil {
-		return nil, nil, 0, err
-	}
-	pod, err := p.run(ctx, uid, "crust", request.GetVolumeTargetPath())
+	p.r.must(os.Mkdir(target, 0o750))
+	p.r.must(unix.Mount(disk, target, "ext4", unix.MS_NOATIME, ""))
+	pod := p.run(uid, "runc", target)
 	took := time.Since(began)
-	return pod, func() error { return p.unstage(ctx, request.GetVolumeTargetPath()) }, took, err
+	p.r.must(errors.Join(pod.Remove(p.r.ctx), unix.Unmount(target, 0)))
+	return took
 }
 
-// unstage repeats while it is told to, as kubelet does.
-func (p *podTestbed) unstage(ctx context.Context, target string) error {
-	var err error
+func (p *podTestbed) deferred(disk string) (*cri.Pod, *volume, time.Duration) {
+	v, uid := p.next(disk)
+	began := time.Now()
+	_, err := p.client.RuntimeStageVolume(p.r.ctx, v.request)
+	p.r.must(err)
+	pod := p.run(uid, "crust", v.request.GetVolumeTargetPath())
+	return pod, v, time.Since(began)
+}
+
+// remove removes a pod with a deferred volume. Unstaging is repeated, as kubelet does.
+func (p *podTestbed) remove(pod *cri.Pod, v *volume) {
+	p.r.must(pod.Remove(p.r.ctx))
+	_, err := p.client.RuntimeUnstageVolume(p.r.ctx, v.unstage)
 	for range 500 {
-		if _, err = p.client.RuntimeUnstageVolume(ctx, &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target}); err == nil {
-			return nil
+		if err == nil {
+			break
 		}
 		time.Sleep(10 * time.Millisecond)
+		_, err = p.client.RuntimeUnstageVolume(p.r.ctx, v.unstage)
 	}
-	return err
+	p.r.must(err)
 }
 
-func (p *podTestbed) run(ctx context.Context, uid, handler, target string) (*cri.Pod, error) {
-	pod, err := p.node.RunPod(ctx, uid, handler, 0)
-	if err != nil {
-		return nil, err
-	}
-	_, err = pod.Run(ctx, cri.Container{Name: "main", Mounts: []cri.Mount{{Host: target, Container: "/data"}}})
-	return pod, err
+func (p *podTestbed) run(uid, handler, target string) *cri.Pod {
+	pod, err := p.node.RunPod(p.r.ctx, uid, handler, 0)
+	p.r.must(err)
+	_, err = pod.Run(p.r.ctx, cri.Container{Name: "main", Mounts: []cri.Mount{{Host: target, Container: "/data"}}})
+	p.r.must(err)
+	return pod
 }
 
 // plainContainers compares containers without deferred volumes under both
 // runtimes, in pods that run.
-func (p *podTestbed) plainContainers(ctx context.Context, set settings, s *sheet) error {
-	var running [2]*cri.Pod
-	for i, handler := range []string{"runc", "crust"} {
-		pod, err := p.node.RunPod(ctx, "plain-"+handler, handler, 0)
-		if err != nil {
+func (p *podTestbed) plainContainers() {
+	plain := filepath.Join(p.r.daemon.Dir, "plain")
+	p.r.must(os.Mkdir(plain, 0o755)) //nolint:gosec // a directory for containers
+	start := func(handler string) func() error {
+		pod, err := p.node.RunPod(p.r.ctx, "plain-"+handler, handler, 0)
+		p.r.must(err)
+		n := 0
+		return func() error {
+			n++
+			_, err := pod.Run(p.r.ctx, cri.Container{
+				Name: "c" + strconv.Itoa(n), Script: "exit 0", Mounts: []cri.Mount{{Host: plain, Container: "/data"}},
+			})
 			return err
 		}
-		running[i] = pod
 	}
-	plain := filepath.Join(p.dir, "plain")
-	if err := os.Mkdir(plain, 0o755); err != nil { //nolint:gosec // a directory for containers
-		return err
-	}
-	var all [2]durations
-	for n := range max(3, set.scale(100)) {
-		for i, pod := range running {
-			took, err := timed(1, func() error {
-				_, err := pod.Run(ctx, cri.Container{
-					Name: "c" + strconv.Itoa(n), Script: "exit 0", Mounts: []cri.Mount{{Host: plain, Container: "/data"}},
-				})
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			all[i] = append(all[i], took...)
-		}
-	}
-	added := all[1].median() - all[0].median()
-	s.tell("create and start of a container without deferred volumes with runc, p50", millis(all[0].median()))
-	s.atMost("what crust-runc adds to that", "<= 10 ms", added.Seconds(), 0.010, millis(added))
-	return errors.Join(running[0].Remove(ctx), running[1].Remove(ctx))
+	all := p.r.timed(max(3, p.r.set.scale(100)), 1, start("runc"), start("crust"))
+	added := median(all[1]) - median(all[0])
+	p.r.sheet.tell("create and start of a container without deferred volumes with runc, p50", millis(median(all[0])))
+	p.r.sheet.atMost("what crust-runc adds to that", "<= 10 ms", added.Seconds(), 0.010, millis(added))
 }
 
 // stats compares stats of a volume in a sandbox of crust-runc, by its socket and by
 // its program, with stats of one whose sandbox is an (emulated) shim of Kata.
-func (p *podTestbed) stats(ctx context.Context, set settings, s *sheet) error {
-	disk, err := p.filesystem(1)
-	if err != nil {
-		return err
-	}
-	pod, undo, _, err := p.deferred(ctx, disk)
-	if err != nil {
-		return err
-	}
-	target, err := p.target(p.serial)
-	if err != nil {
-		return err
-	}
+func (p *podTestbed) stats() {
+	pod, crust, _ := p.deferred(p.filesystem(1))
 	// A daemon hands volumes that name no handler to one only.
-	other, err := newTestbed(false)
-	if other != nil {
-		defer other.close()
+	other := newTestbed(p.r.t, p.r.set, p.r.sheet)
+	kata := other.oneVolume()
+	shim := other.daemon.Runtime()
+	ask := func(client runtimev1.RuntimeClient, v *volume) func() error {
+		return func() error { return stats(p.r.ctx, client, v) }
 	}
-	if err != nil {
-		return err
-	}
-	kata, err := other.oneVolume(ctx)
-	if err != nil {
-		return err
-	}
-	kataClient, closeClient, err := other.client()
-	if err != nil {
-		return err
-	}
-	defer closeClient()
-	crust := &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: target}
-	var all [2]durations
-	for range set.scale(20) {
-		for i, call := range []func() error{
-			func() error { _, err := kataClient.RuntimeGetVolumeStats(ctx, kata.stats); return err },
-			func() error { _, err := p.client.RuntimeGetVolumeStats(ctx, crust); return err },
-		} {
-			took, err := timed(200, call)
-			if err != nil {
-				return err
-			}
-			all[i] = append(all[i], took...)
-		}
-	}
-	s.tell("stats from a shim of Kata's, p50", micros(all[0].median()))
-	s.ratio("stats from crust-runc by its socket, p50", "<= 2x", all[1].median(), all[0].median(), 2)
+	all := p.r.timed(p.r.set.scale(20), 200, ask(shim, kata), ask(p.client, crust))
+	p.r.sheet.tell("stats from a shim of Kata's, p50", micros(median(all[0])))
+	p.r.sheet.ratio("stats from crust-runc by its socket, p50", "<= 2x", median(all[1]), median(all[0]), 2)
 	// Without the word of a socket the program is run.
-	if err := os.Remove(filepath.Join("/run/crust", abi.DirName(target), abi.SocketName)); err != nil {
-		return err
-	}
-	took, err := timed(set.scale(300), func() error { _, err := p.client.RuntimeGetVolumeStats(ctx, crust); return err })
-	if err != nil {
-		return err
-	}
-	s.tell("stats from crust-runc by its program, p50", fmt.Sprintf("%.1fx (%s)",
-		float64(took.median())/float64(all[0].median()), micros(took.median())))
-	return errors.Join(pod.Remove(ctx), undo())
-}
-
-func millis(d time.Duration) string {
-	return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
+	p.r.must(os.Remove(filepath.Join("/run/crust", abi.DirName(crust.request.GetVolumeTargetPath()), abi.SocketName)))
+	took := median(p.r.timed(p.r.set.scale(300), 1, ask(p.client, crust))[0])
+	p.r.sheet.tell("stats from crust-runc by its program, p50", fmt.Sprintf("%.1fx (%s)", float64(took)/float64(median(all[0])), micros(took)))
+	p.remove(pod, crust)
 }

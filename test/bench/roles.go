@@ -95,6 +95,3 @@ func askDirectly(ctx context.Context, socket, device string) error {
 	_, err := rig.Get(ctx, socket, "/direct-volume/stats?path="+url.QueryEscape(url.QueryEscape(device)))
 	return err
 }
-
-// statsOnce is a process for one question, as kata-runtime direct-volume stats.
-func statsOnce(socket, device string) error { return askDirectly(context.Background(), socket, device) }

@@ -1,8 +1,8 @@
 package main
 
 import (
-	"context"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -12,149 +12,62 @@ import (
 const manyRecords = 10000
 
 // scale measures start and memory with no volume and with 10,000.
-func scale(ctx context.Context, set settings, r *testbed, s *sheet) error {
-	if _, err := r.start(); err != nil {
-		return err
-	}
+func scale(r *testbed) {
+	r.daemon.Start()
 	time.Sleep(time.Second)
-	idle, err := r.memory()
-	if err != nil {
-		return err
-	}
-	s.memory("resident memory, idle", "< 30 MiB", idle, 30)
-	client, done, err := r.client()
-	if err != nil {
-		return err
-	}
-	defer done()
-	count := set.scale(manyRecords)
+	r.sheet.mib("resident memory, idle", "< 30 MiB", r.memory(), 30)
+	client, count := r.daemon.Runtime(), r.set.scale(manyRecords)
 	for n := range count {
-		image, err := r.image(n)
-		if err != nil {
-			return err
-		}
-		req, err := r.request(n, image)
-		if err != nil {
-			return err
-		}
-		if _, err := client.RuntimeStageVolume(ctx, req); err != nil {
-			return err
-		}
+		_, err := client.RuntimeStageVolume(r.ctx, r.request(n, r.image(n)))
+		r.must(err)
 	}
 	time.Sleep(time.Second)
-	full, err := r.memory()
-	if err != nil {
-		return err
-	}
-	s.memory(fmt.Sprintf("resident memory with %d volumes, staged one by one", count), "< 64 MiB", full, 64)
-	r.stop()
-	took, err := r.start()
-	if err != nil {
-		return err
-	}
-	s.atMost(fmt.Sprintf("start with %d records, to ready", count), "< 1 s", took.Seconds(), 1, fmt.Sprintf("%.2f s", took.Seconds()))
+	r.sheet.mib(fmt.Sprintf("resident memory with %d volumes, staged one by one", count), "< 64 MiB", r.memory(), 64)
+	r.daemon.Stop()
+	start := time.Now()
+	r.daemon.Start()
+	took := time.Since(start).Seconds()
+	r.sheet.atMost(fmt.Sprintf("start with %d records, to ready", count), "< 1 s", took, 1, fmt.Sprintf("%.2f s", took))
 	time.Sleep(time.Second)
-	again, err := r.memory()
-	if err != nil {
-		return err
-	}
-	s.memory(fmt.Sprintf("resident memory with %d volumes, after a restart", count), "< 64 MiB", again, 64)
-	return reads(ctx, r, s, count)
-}
-
-func (s *sheet) memory(what, target string, bytes int64, limit float64) {
-	mib := float64(bytes) / (1 << 20)
-	s.atMost(what, target, mib, limit, fmt.Sprintf("%.1f MiB", mib))
+	r.sheet.mib(fmt.Sprintf("resident memory with %d volumes, after a restart", count), "< 64 MiB", r.memory(), 64)
+	reads(r, count)
 }
 
 const manyCycles = 20000
 
 // growth stages, measures and unstages again and again.
-func growth(ctx context.Context, set settings, r *testbed, s *sheet) error {
-	ready := r.dir + "/shims-ready"
-	disk, err := r.disk(0)
-	if err != nil {
-		return err
-	}
-	if err := r.spawn(ready, roleShims, r.sandboxes, "1", "0", disk, ready); err != nil {
-		return err
-	}
-	if _, err := r.start(); err != nil {
-		return err
-	}
-	client, done, err := r.client()
-	if err != nil {
-		return err
-	}
-	defer done()
-	asked, err := r.bound(ctx, 0, disk)
-	if err != nil {
-		return err
-	}
-	second, err := r.disk(1)
-	if err != nil {
-		return err
-	}
-	warm := set.scale(manyCycles / 10)
-	if err := cycles(ctx, r, client, asked, second, warm); err != nil {
-		return err
-	}
-	memory, fds, routines, err := r.footprint()
-	if err != nil {
-		return err
-	}
-	if err := cycles(ctx, r, client, asked, second, set.scale(manyCycles)-warm); err != nil {
-		return err
-	}
-	memoryAfter, fdsAfter, routinesAfter, err := r.footprint()
-	if err != nil {
-		return err
-	}
+func growth(r *testbed) {
+	asked, client := r.oneVolume(), r.daemon.Runtime()
+	v := r.volume(1, r.disk(1))
+	warm, most := r.set.scale(manyCycles/10), r.set.scale(manyCycles)
+	cycles(r, client, asked, v, warm)
+	memory, fds, routines := footprint(r)
+	cycles(r, client, asked, v, most-warm)
+	memoryAfter, fdsAfter, routinesAfter := footprint(r)
 	grown := float64(memoryAfter-memory) / (1 << 20)
-	s.atMost(fmt.Sprintf("growth of memory over %d stage/stats/unstage cycles, after %d to warm up", set.scale(manyCycles)-warm, warm),
+	r.sheet.atMost(fmt.Sprintf("growth of memory over %d stage/stats/unstage cycles, after %d to warm up", most-warm, warm),
 		"none (<= 2 MiB)", grown, 2, fmt.Sprintf("%+.1f MiB of %.1f", grown, float64(memory)/(1<<20)))
-	s.atMost("growth of open descriptors and goroutines over them", "none", float64(fdsAfter-fds+routinesAfter-routines), 0,
+	r.sheet.atMost("growth of open descriptors and goroutines over them", "none", float64(fdsAfter-fds+routinesAfter-routines), 0,
 		fmt.Sprintf("%+d, %+d", fdsAfter-fds, routinesAfter-routines))
-	return nil
 }
 
-func (r *testbed) footprint() (memory int64, fds, routines int, err error) {
+func footprint(r *testbed) (memory int64, fds, routines int) {
 	time.Sleep(time.Second)
-	metrics, err := r.get("/metrics")
-	if err != nil {
-		return 0, 0, 0, err
-	}
-	for line := range strings.SplitSeq(metrics, "\n") {
-		if value, ok := strings.CutPrefix(line, "go_goroutines "); ok {
-			if _, err := fmt.Sscan(value, &routines); err != nil {
-				return 0, 0, 0, err
-			}
-		}
-	}
-	if memory, err = r.memory(); err != nil {
-		return 0, 0, 0, err
-	}
-	fds, err = r.descriptors()
-	return memory, fds, routines, err
+	_, rest, _ := strings.Cut(r.http("/metrics"), "\ngo_goroutines ")
+	_, err := fmt.Sscan(rest, &routines)
+	r.must(err)
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", r.daemon.Pid()))
+	r.must(err)
+	return r.memory(), len(entries), routines
 }
 
 // cycles stages a volume and takes it back, and asks a sandbox in between.
-func cycles(ctx context.Context, r *testbed, client runtimev1.RuntimeClient, asked *volume, disk string, count int) error {
-	req, err := r.request(1, disk)
-	if err != nil {
-		return err
-	}
-	v := &volume{request: req}
+func cycles(r *testbed, client runtimev1.RuntimeClient, asked, v *volume, count int) {
 	for range count {
-		if _, err := client.RuntimeStageVolume(ctx, req); err != nil {
-			return err
-		}
-		if _, err := client.RuntimeGetVolumeStats(ctx, asked.stats); err != nil {
-			return err
-		}
-		if _, err := client.RuntimeUnstageVolume(ctx, v.unstage()); err != nil {
-			return err
-		}
+		_, err := client.RuntimeStageVolume(r.ctx, v.request)
+		r.must(err)
+		r.must(stats(r.ctx, client, asked))
+		_, err = client.RuntimeUnstageVolume(r.ctx, v.unstage)
+		r.must(err)
 	}
-	return nil
 }

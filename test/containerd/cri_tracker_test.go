@@ -157,13 +157,13 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 
 		// Containerd dies; sandboxes do not, but for one that is killed meanwhile.
 		victim := pausePID(t, node, plain.ID)
-		node.Kill()
+		node.Process.Kill()
 		check.Eventually(t, "containerd is missed", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
 		if !is("pod-1", second.ID)() || !is("pod-2", plain.ID)() {
 			t.Error("sandboxes were forgotten with containerd")
 		}
 		check.Must(t, syscall.Kill(victim, syscall.SIGKILL))
-		check.Must(t, node.Launch())
+		check.Must(t, node.Process.Start())
 		check.Eventually(t, "containerd is followed again", tracker.Ready)
 		check.Eventually(t, "what ended meanwhile is gone", told.wasGone(plain.ID))
 		if told.wasGone(second.ID)() || !is("pod-1", second.ID)() {

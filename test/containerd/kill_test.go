@@ -37,7 +37,7 @@ func (s *scene) kills() map[string]func() {
 		"container":   func() { _ = syscall.Kill(container, syscall.SIGKILL) },
 		"sandbox":     func() { _ = syscall.Kill(pause, syscall.SIGKILL) },
 		"shim":        func() { _ = syscall.Kill(shim, syscall.SIGKILL) },
-		"containerd":  s.node.Kill,
+		"containerd":  s.node.Process.Kill,
 		"crust-proxy": s.d.Kill,
 	}
 }
@@ -107,7 +107,7 @@ func (s *scene) restart(killed []string) {
 	for _, one := range killed {
 		switch one {
 		case "containerd":
-			check.Must(s.t, s.node.Launch())
+			check.Must(s.t, s.node.Process.Start())
 		case "crust-proxy":
 			s.d.Start()
 		}

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
@@ -36,20 +35,7 @@ func programs(t testing.TB, version string) string {
 func newNode(t testing.TB, version string, handlers map[string]string, env ...string) *cri.Node {
 	t.Helper()
 	rig.Need(t, "runc", "busybox")
-	node, err := cri.New(cri.Options{Programs: programs(t, version), Handlers: handlers, Env: env})
-	if node != nil {
-		t.Cleanup(func() {
-			log := node.Log()
-			if err := node.Close(); err != nil {
-				t.Error(err)
-			}
-			if t.Failed() {
-				t.Logf("log of containerd:\n%s", log)
-			}
-		})
-	}
-	check.Must(t, err)
-	return node
+	return cri.New(t, cri.Options{Programs: programs(t, version), Handlers: handlers, Env: env})
 }
 
 // onEach runs a test on every containerd.

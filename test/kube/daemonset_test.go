@@ -121,7 +121,7 @@ config:
   log: {level: debug}
   policy:
     rules: [{name: crust-pods, runtimeHandlers: [crust], defer: true}]
-`, k.NodeAccess, d.bin, rig.Program(t, "crust-runc"), k.Containerd.Socket(), cluster.NodeAddress), 0o600))
+`, k.NodeAccess, d.bin, rig.Program(t, "crust-runc"), k.Containerd.Socket, cluster.NodeAddress), 0o600))
 	return d
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // faults has the two parts of a round go and come back.
@@ -27,11 +28,11 @@ type faults struct {
 }
 
 // components are what a part is made of.
-func (f *faults) components(part string) []cluster.Component {
+func (f *faults) components(part string) []*rig.Process {
 	if part == "driver" {
-		return []cluster.Component{f.k.Drivers[cluster.Block], f.k.Drivers[cluster.Native]}
+		return []*rig.Process{f.k.Drivers[cluster.Block].Process, f.k.Drivers[cluster.Native].Process}
 	}
-	return []cluster.Component{f.k.Components()[part]}
+	return []*rig.Process{f.k.Components()[part]}
 }
 
 // down has a part end, by a kill or because it is asked to.

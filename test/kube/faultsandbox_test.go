@@ -46,7 +46,7 @@ func pause(k *cluster.Kube, w *writer) int {
 		Pid int `json:"pid"`
 	}
 	k.Eventually("containerd tells the process of pod "+w.Name+"'s sandbox", func(ctx context.Context) error {
-		reply, err := k.Containerd.Node().CRI.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: w.sandbox, Verbose: true})
+		reply, err := k.Containerd.CRI.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: w.sandbox, Verbose: true})
 		if err != nil {
 			return err
 		}

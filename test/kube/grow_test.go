@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // TestClaimsGrow grows claims in all the ways that people do.
@@ -99,7 +100,7 @@ func wantClaim(k *cluster.Kube, v *cluster.Volume) {
 
 // mayGrowExt4 tells whether the kernel lets root grow a mounted ext4: it asks for
 // CAP_SYS_RESOURCE, which root in many containers has not.
-func mayGrowExt4(t testing.TB) bool {
+func mayGrowExt4(t rig.T) bool {
 	t.Helper()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData

@@ -21,24 +21,6 @@ func MakeMountsPrivate() error {
 	return nil
 }
 
-// MountTmpfs makes a temporary directory, mounts a tmpfs on it, and makes directories
-// in that. It returns the directory also with an error, if there is one to remove.
-func MountTmpfs(prefix string, subdirs ...string) (string, error) {
-	dir, err := os.MkdirTemp("", prefix)
-	if err != nil {
-		return "", err
-	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
-		return dir, fmt.Errorf("mount a tmpfs: %w", err)
-	}
-	for _, sub := range subdirs {
-		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
-			return dir, err
-		}
-	}
-	return dir, nil
-}
-
 // MountLines lists the lines of this namespace's mountinfo that contain a text.
 func MountLines(text string) []string {
 	raw, err := os.ReadFile("/proc/self/mountinfo")

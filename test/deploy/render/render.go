@@ -1,5 +1,3 @@
-//go:build system
-
 // Package render makes the manifests of deploy/ with the tools that are pinned, as a
 // user would.
 package render
@@ -15,10 +13,11 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // KubeVersion is the cluster that charts are rendered for where a test has none.
@@ -58,7 +57,7 @@ func complaints(err error) []byte {
 }
 
 // Helm runs helm and gives what it wrote; its complaints are in the error.
-func Helm(t testing.TB, args ...string) (string, error) {
+func Helm(t rig.T, args ...string) (string, error) {
 	t.Helper()
 	path, err := helm()
 	if err != nil {
@@ -75,7 +74,7 @@ func Helm(t testing.TB, args ...string) (string, error) {
 }
 
 // Template renders the chart as a release crust-proxy; args are helm's.
-func Template(t testing.TB, args ...string) string {
+func Template(t rig.T, args ...string) string {
 	t.Helper()
 	out, err := Helm(t, append([]string{
 		"template", "crust-proxy", Chart(), "--namespace=crust-proxy", "--kube-version=" + KubeVersion,
@@ -87,7 +86,7 @@ func Template(t testing.TB, args ...string) string {
 }
 
 // Kustomizations renders deploy/kustomize, as make deploy does, and gives the directory.
-func Kustomizations(t testing.TB) string {
+func Kustomizations(t rig.T) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "kustomize")
 	path, err := helm()
@@ -103,7 +102,7 @@ func Kustomizations(t testing.TB) string {
 }
 
 // Kustomize builds a directory.
-func Kustomize(t testing.TB, dir string) string {
+func Kustomize(t rig.T, dir string) string {
 	t.Helper()
 	path, err := kustomize()
 	if err != nil {
@@ -117,7 +116,7 @@ func Kustomize(t testing.TB, dir string) string {
 }
 
 // Objects reads the objects of a YAML stream.
-func Objects(t testing.TB, stream string) []*unstructured.Unstructured {
+func Objects(t rig.T, stream string) []*unstructured.Unstructured {
 	t.Helper()
 	var all []*unstructured.Unstructured
 	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewBufferString(stream), 4096)
@@ -137,7 +136,7 @@ func Objects(t testing.TB, stream string) []*unstructured.Unstructured {
 }
 
 // Find gives the object of that kind and name.
-func Find(t testing.TB, all []*unstructured.Unstructured, kind, name string) *unstructured.Unstructured {
+func Find(t rig.T, all []*unstructured.Unstructured, kind, name string) *unstructured.Unstructured {
 	t.Helper()
 	for _, one := range all {
 		if one.GetKind() == kind && one.GetName() == name {

@@ -32,10 +32,7 @@ func TestTheRoleIsEnough(t *testing.T) {
 	r := start(t)
 	r.defineMonitors(t)
 	r.install(t, "--values="+filepath.Join(render.Chart(), "ci/node-installed-values.yaml"), "--set=admission.mutate.enabled=false")
-	access, err := r.Kubeconfig(subject)
-	if err != nil {
-		t.Fatal(err)
-	}
+	access := r.Kubeconfig(subject)
 	if err := os.Chmod(access, 0o600); err != nil {
 		t.Fatal(err)
 	}

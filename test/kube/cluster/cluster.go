@@ -1,5 +1,3 @@
-//go:build system
-
 package cluster
 
 import (
@@ -8,33 +6,22 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"testing"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
-
-// Component is what can be taken away and put back.
-type Component interface {
-	Start() error
-	Stop() error
-	Kill()
-	Restart() error
-	Alive() bool
-	Log() string
-}
 
 // Cluster is a control plane with its controllers and one node.
 type Cluster struct {
 	*ControlPlane
-	Controllers, Kubelet, Proxy *Process
-	Containerd                  *Containerd
+	Controllers, Kubelet, Proxy *rig.Process
+	// Containerd is the node's container runtime, with the handlers runc and crust.
+	Containerd *cri.Node
 	// Drivers are by name.
 	Drivers map[string]*Driver
 	// NodeAccess is kubelet's kubeconfig.
@@ -46,72 +33,39 @@ type Cluster struct {
 	settings  ProxySettings
 }
 
-// newCluster starts a cluster. The programs of ours are built by the way. close
-// must be called, also after an error.
-func newCluster(t testing.TB) (*Cluster, error) {
+// open starts a cluster of the programs given. It goes with the test.
+func open(t rig.T, ours map[string]string, logLevel string) *Cluster {
 	t.Helper()
-	rig.Need(t, "go", "runc", "busybox", "ip", "mkfs.ext4", "mkfs.xfs", "blkid", "losetup")
-	ours := map[string]string{}
-	for _, name := range []string{"crust-proxy", "crust-driver", "crust-runc-agent", "crust-runc", "crustctl"} {
-		ours[name] = rig.Program(t, name)
-	}
-	return open(ours, "debug")
-}
-
-// open starts a cluster of the programs given.
-func open(ours map[string]string, logLevel string) (*Cluster, error) {
-	dir, err := os.MkdirTemp("/tmp", rig.Prefix("kc"))
-	if err != nil {
-		return nil, err
-	}
-	c := &Cluster{crustRunc: ours["crust-runc"], logLevel: logLevel, group: "/crust-kube-" + filepath.Base(dir), Containerd: &Containerd{}}
-	c.ControlPlane = &ControlPlane{Dir: dir}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
-		return c, err
-	}
-	if c.ControlPlane, err = newControlPlane(dir); err != nil {
-		return c, err
-	}
-	if err := c.layOut(ours); err != nil {
-		return c, err
-	}
-	return c, c.start()
-}
-
-// layOut makes all components of the node; containerd runs already.
-func (c *Cluster) layOut(ours map[string]string) error {
-	var err error
-	if err = makeGroup(c.group); err != nil {
-		return err
-	}
-	if c.Containerd, err = newContainerd(c.crustRunc); err != nil {
-		return err
-	}
-	if c.Controllers, err = c.controllers(); err != nil {
-		return err
-	}
-	if c.Kubelet, err = c.kubelet(); err != nil {
-		return err
-	}
-	if c.Proxy, err = c.proxy(ours["crust-proxy"]); err != nil {
-		return err
-	}
+	c := &Cluster{crustRunc: ours["crust-runc"], logLevel: logLevel, group: rig.Prefix("/crust-kube-")}
+	c.ControlPlane = newControlPlane(t, rig.Tmpfs(t, "mode=0755"))
+	t.Cleanup(func() {
+		c.check(rig.KillGroup(c.group))
+		rig.UnmountAll(t, KubeletRoot)
+		c.check(rig.DetachLoops(c.Dir + "/")) // what tests that failed have left
+	})
+	check.Must(t, rig.MakeGroup(c.group))
+	c.Containerd = c.containerd()
+	c.Controllers = c.process("kube-controller-manager", "--kubeconfig="+c.Kubeconfig("system:kube-controller-manager", "system:masters"),
+		"--leader-elect=false", "--secure-port=0", "--service-account-private-key-file="+c.Dir+"/service-accounts.pem",
+		"--root-ca-file="+c.authority.file(), "--use-service-account-credentials=false", "--pvclaimbinder-sync-period=2s")
+	c.Kubelet = c.kubelet()
+	c.Proxy = c.proxy(ours["crust-proxy"])
 	c.Drivers = make(map[string]*Driver)
 	behind, direct := KubeletRoot+"/crust-proxy/registry", KubeletRoot+"/plugins_registry"
 	for name, flags := range map[string][]string{Block: {behind}, Native: {behind, "--defer"}, Plain: {direct}} {
-		if c.Drivers[name], err = c.newDriver(ours["crust-driver"], name, flags[0], flags[1:]...); err != nil {
-			return err
-		}
+		c.Drivers[name] = c.newDriver(ours["crust-driver"], name, flags[0], flags[1:]...)
 	}
-	return nil
+	t.Cleanup(c.close)
+	if err := c.start(); err != nil {
+		t.Fatalf("%v\n%s", err, c.Logs())
+	}
+	return c
 }
 
-// controllers is the kube-controller-manager.
-func (c *Cluster) controllers() (*Process, error) {
-	access, err := c.Kubeconfig("system:kube-controller-manager", "system:masters")
-	return c.process("kube-controller-manager", "--kubeconfig="+access, "--leader-elect=false", "--secure-port=0",
-		"--service-account-private-key-file="+c.Dir+"/service-accounts.pem", "--root-ca-file="+c.authority.file(),
-		"--use-service-account-credentials=false", "--pvclaimbinder-sync-period=2s"), err
+func (c *Cluster) check(err error) {
+	if err != nil {
+		c.t.Error(err)
+	}
 }
 
 func (c *Cluster) start() error {
@@ -120,7 +74,7 @@ func (c *Cluster) start() error {
 	}
 	starts := []error{c.Controllers.Launch(), c.Apply(objects()), c.Proxy.Launch(), c.Kubelet.Launch()}
 	for _, driver := range c.Drivers {
-		starts = append(starts, driver.Start(), driver.Registrar.Start())
+		starts = append(starts, driver.Process.Start(), driver.Registrar.Start())
 	}
 	starts = append(starts, c.Proxy.WaitReady(), c.Kubelet.WaitReady())
 	if err := errors.Join(starts...); err != nil {
@@ -154,65 +108,88 @@ func (c *Cluster) waitAccount() error {
 }
 
 // Components are all that can be taken away, by name.
-func (c *Cluster) Components() map[string]Component {
-	all := map[string]Component{
+func (c *Cluster) Components() map[string]*rig.Process {
+	all := map[string]*rig.Process{
 		"etcd": c.Etcd, "apiserver": c.APIServer, "controllers": c.Controllers,
-		"kubelet": c.Kubelet, "containerd": c.Containerd, "crust-proxy": c.Proxy,
+		"kubelet": c.Kubelet, "containerd": c.Containerd.Process, "crust-proxy": c.Proxy,
 	}
 	for name, driver := range c.Drivers {
-		all[name] = driver
+		all[name] = driver.Process
 	}
 	return all
-}
-
-// processes are the components that were laid out.
-func (c *Cluster) processes() []*Process {
-	all := []*Process{c.Kubelet, c.Controllers, c.Proxy, c.APIServer, c.Etcd}
-	return slices.DeleteFunc(all, func(one *Process) bool { return one == nil })
 }
 
 // Logs are the ends of all logs.
 func (c *Cluster) Logs() string {
 	var out strings.Builder
-	for _, one := range c.processes() {
-		fmt.Fprintf(&out, "log of %s:\n%s\n", one.Name, one.Log())
+	for name, one := range c.Components() {
+		fmt.Fprintf(&out, "log of %s:\n%s\n", name, rig.Tail(one.Log()))
 	}
-	for name, driver := range c.Drivers {
-		fmt.Fprintf(&out, "log of %s:\n%s\n", name, driver.Log())
-	}
-	fmt.Fprintf(&out, "log of containerd:\n%s\n", c.Containerd.Log())
 	return out.String()
 }
 
-// close ends everything, says what was left although nobody had a volume any
-// more, and takes it away.
-func (c *Cluster) close() error {
-	var problems []error
-	if c.Kubelet != nil && c.Kubelet.Alive() && c.APIServer.Alive() {
+// close ends everything but containerd, and says what was left although nobody had a
+// volume any more.
+func (c *Cluster) close() {
+	if c.Kubelet.Alive() && c.APIServer.Alive() {
 		_, err := c.Kubectl("delete", "pods", "--all", "--all-namespaces", "--grace-period=1", "--timeout=60s")
-		problems = append(problems, err, c.WantNothingLeft(), c.Kubelet.Stop())
+		c.check(errors.Join(err, c.WantNothingLeft(), c.Kubelet.Stop()))
 	}
-	for _, one := range c.processes() {
+	for _, one := range []*rig.Process{c.Kubelet, c.Controllers, c.Proxy, c.APIServer, c.Etcd} {
 		one.Kill()
 	}
 	for _, driver := range c.Drivers {
-		problems = append(problems, driver.close())
+		c.check(driver.close())
 	}
-	problems = append(problems, removeGroup(c.group))
-	if c.Containerd.node != nil {
-		// The agent ends by itself some time after the last sandbox.
-		endProgram(c.crustRunc + "-agent")
-		problems = append(problems, c.Containerd.node.Close())
-	}
-	problems = append(problems, rig.Unmount(KubeletRoot), c.detach(), rig.Unmount(c.Dir), os.RemoveAll(c.Dir))
-	return errors.Join(problems...)
+	// The agent ends by itself some time after the last sandbox.
+	agent := c.crustRunc + "-agent"
+	c.check(rig.KillAll(func() []int {
+		return rig.Processes(func(proc string) bool {
+			program, err := os.Readlink(proc + "/exe")
+			return err == nil && strings.TrimSuffix(program, " (deleted)") == agent
+		})
+	}))
 }
 
-// detach takes away what tests that failed have left attached.
-func (c *Cluster) detach() error {
-	var problems []error
-	for _, loop := range c.loops() {
-		problems = append(problems, loopdev.Detach(loop))
+// WantNothingLeft waits until nothing of pods and volumes is left, and says what
+// is. Kubelet takes its time to tidy up.
+func (c *Cluster) WantNothingLeft() error {
+	return eventually("nothing of pods and volumes is left", func(context.Context) error {
+		if left := c.Left(); len(left) > 0 {
+			return errors.New(strings.Join(left, "; "))
+		}
+		return nil
+	})
+}
+
+// Left lists what pods and volumes have on the node. It is empty where there are
+// none.
+func (c *Cluster) Left() []string {
+	var left []string
+	for what, pattern := range map[string]string{
+		"pod":                    KubeletRoot + "/pods/*",
+		"record of crust-proxy":  ProxyRunDir + "/state/*/*",
+		"directory of a volume":  "/run/crust/*",
+		"directory on its way":   handlerTemp + "/*",
+		"private directory":      KubeletRoot + "/plugins/kubernetes.io/csi/crust-proxy.dev/*/*",
+		"staging directory":      KubeletRoot + "/plugins/kubernetes.io/csi/*.example.com/*",
+		"raw block of kubelet's": KubeletRoot + "/plugins/kubernetes.io/csi/volumeDevices/*/*",
+	} {
+		found, _ := filepath.Glob(pattern)
+		for _, one := range found {
+			if info, err := os.Stat(one); err == nil && (what != "record of crust-proxy" || info.Mode().IsRegular()) {
+				left = append(left, what+" "+one)
+			}
+		}
 	}
-	return errors.Join(problems...)
+	for _, point := range rig.MountPoints(KubeletRoot) {
+		left = append(left, "mount "+point)
+	}
+	for loop := range rig.Loops(c.Dir + "/") { // over images of the drivers
+		left = append(left, "loop device "+loop)
+	}
+	for _, pid := range rig.BelowGroup(c.group) {
+		left = append(left, rig.DescribeProcess(pid))
+	}
+	return left
 }

@@ -1,22 +1,24 @@
-//go:build system
-
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"net"
-	"os"
+	"os/exec"
 	"path/filepath"
-	"testing"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -34,138 +36,82 @@ type ControlPlane struct {
 	AdminKubeconfig string
 	Client          kubernetes.Interface
 
-	Etcd, APIServer *Process
+	Etcd, APIServer *rig.Process
 
+	t         rig.T
 	programs  string
 	authority *authority
 }
 
 // StartControlPlane starts a control plane that goes with the test. Nothing binds
 // claims or makes service accounts there, and none is asked for.
-func StartControlPlane(t testing.TB) *ControlPlane {
+func StartControlPlane(t rig.T) *ControlPlane {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", rig.Prefix("kc"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	rig.Need(t, "go")
-	c, err := newControlPlane(dir, "--disable-admission-plugins=ServiceAccount")
-	t.Cleanup(func() {
-		c.close()
-		if t.Failed() {
-			t.Logf("log of the API server:\n%s", c.APIServer.Log())
-		}
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	if err == nil {
-		err = c.start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := newControlPlane(t, t.TempDir(), "--disable-admission-plugins=ServiceAccount")
+	check.Must(t, c.start())
 	return c
 }
 
 // newControlPlane lays out a control plane.
-func newControlPlane(dir string, flags ...string) (*ControlPlane, error) {
-	c := &ControlPlane{Dir: dir, Etcd: &Process{}, APIServer: &Process{}}
-	var err error
-	if c.programs, err = Programs(); err != nil {
-		return c, err
-	}
-	if c.authority, err = newAuthority(dir); err != nil {
-		return c, err
-	}
-	ports, err := freePorts(3)
-	if err != nil {
-		return c, err
-	}
+func newControlPlane(t rig.T, dir string, flags ...string) *ControlPlane {
+	t.Helper()
+	programs, err := Programs()
+	check.Must(t, err)
+	c := &ControlPlane{Dir: dir, t: t, programs: programs}
+	c.authority, err = newAuthority(dir)
+	check.Must(t, err)
+	ports := freePorts(t, 3)
 	c.URL = "https://127.0.0.1:" + ports[0]
-	if c.AdminKubeconfig, err = c.Kubeconfig("admin", "system:masters"); err != nil {
-		return c, err
-	}
-	if c.Admin, err = restConfig(c.AdminKubeconfig); err != nil {
-		return c, err
-	}
-	if c.Client, err = kubernetes.NewForConfig(c.Admin); err != nil {
-		return c, err
-	}
+	c.AdminKubeconfig = c.Kubeconfig("admin", "system:masters")
+	c.Admin, err = restConfig(c.AdminKubeconfig)
+	check.Must(t, err)
+	c.Client, err = kubernetes.NewForConfig(c.Admin)
+	check.Must(t, err)
 	c.Etcd = c.etcd("http://127.0.0.1:"+ports[1], "http://127.0.0.1:"+ports[2])
-	c.APIServer, err = c.apiServer(ports[0], "http://127.0.0.1:"+ports[1], flags)
-	return c, err
-}
-
-// OpenControlPlane starts a control plane for who is no test, in a directory of its
-// own below dir. Close takes it away.
-func OpenControlPlane(dir string) (*ControlPlane, error) {
-	dir, err := os.MkdirTemp(dir, rig.Prefix("kc"))
-	if err != nil {
-		return nil, err
-	}
-	c, err := newControlPlane(dir, "--disable-admission-plugins=ServiceAccount")
-	if err == nil {
-		err = c.start()
-	}
-	if err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return c, nil
-}
-
-// Close ends a control plane and removes all of it.
-func (c *ControlPlane) Close() error {
-	c.close()
-	return os.RemoveAll(c.Dir)
+	c.APIServer = c.apiServer(ports[0], "http://127.0.0.1:"+ports[1], flags)
+	t.Cleanup(func() {
+		c.APIServer.Kill()
+		c.Etcd.Kill()
+		if t.Failed() {
+			t.Logf("log of the API server:\n%s", rig.Tail(c.APIServer.Log()))
+		}
+	})
+	return c
 }
 
 func (c *ControlPlane) start() error {
 	// The API server waits for etcd by itself.
 	if err := errors.Join(c.Etcd.Launch(), c.APIServer.Start()); err != nil {
-		return fmt.Errorf("%w\nlog of etcd:\n%s", err, c.Etcd.Log())
+		return fmt.Errorf("%w\nlog of etcd:\n%s", err, rig.Tail(c.Etcd.Log()))
 	}
 	return nil
 }
 
-func (c *ControlPlane) close() {
-	c.APIServer.Kill()
-	c.Etcd.Kill()
-}
-
 // process is one of Kubernetes' programs.
-func (c *ControlPlane) process(name string, args ...string) *Process {
-	return &Process{Name: name, program: filepath.Join(c.programs, name), args: args, log: c.Dir + "/" + name + ".log"}
+func (c *ControlPlane) process(name string, args ...string) *rig.Process {
+	return &rig.Process{Name: name, Program: filepath.Join(c.programs, name), Args: args, LogFile: c.Dir + "/" + name + ".log"}
 }
 
-func (c *ControlPlane) etcd(client, peer string) *Process {
+func (c *ControlPlane) etcd(client, peer string) *rig.Process {
 	return c.process("etcd", "--data-dir="+c.Dir+"/etcd", "--log-level=warn", "--unsafe-no-fsync",
 		"--listen-client-urls="+client, "--advertise-client-urls="+client,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer)
 }
 
-// nodeAddress is what the cluster's only node has. Kubelet takes no address of the
-// loopback.
-const nodeAddress = "10.88.0.1"
+// NodeAddress is what the cluster's only node has, and its pods: they use the node's
+// network. Kubelet takes no address of the loopback.
+const NodeAddress = "10.88.0.1"
 
-func (c *ControlPlane) apiServer(port, etcd string, flags []string) (*Process, error) {
+func (c *ControlPlane) apiServer(port, etcd string, flags []string) *rig.Process {
 	address := net.IPv4(127, 0, 0, 1)
-	serving, err := c.authority.issue("apiserver", pkix.Name{CommonName: "kube-apiserver"}, address)
-	if err != nil {
-		return nil, err
-	}
-	caller, err := c.authority.issue("apiserver-kubelet-client", pkix.Name{CommonName: "kube-apiserver", Organization: []string{"system:masters"}})
-	if err != nil {
-		return nil, err
-	}
+	serving := c.issue("apiserver", pkix.Name{CommonName: "kube-apiserver"}, address)
+	caller := c.issue("apiserver-kubelet-client", pkix.Name{CommonName: "kube-apiserver", Organization: []string{"system:masters"}})
 	// Tokens are signed with a key that its public half is read from, too.
-	tokens, err := c.authority.issue("service-accounts", pkix.Name{CommonName: "service-accounts"})
-	if err != nil {
-		return nil, err
-	}
+	tokens := c.issue("service-accounts", pkix.Name{CommonName: "service-accounts"})
 	p := c.process("kube-apiserver", append([]string{
 		"--etcd-servers=" + etcd, "--bind-address=" + address.String(), "--secure-port=" + port,
-		"--advertise-address=" + nodeAddress, "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/16",
+		"--advertise-address=" + NodeAddress, "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/16",
 		"--tls-cert-file=" + serving, "--tls-private-key-file=" + serving, "--client-ca-file=" + c.authority.file(),
 		"--kubelet-client-certificate=" + caller, "--kubelet-client-key=" + caller, "--kubelet-preferred-address-types=InternalIP",
 		"--service-account-issuer=https://kubernetes.default.svc",
@@ -174,9 +120,9 @@ func (c *ControlPlane) apiServer(port, etcd string, flags []string) (*Process, e
 		// Off by default before 1.36.
 		"--feature-gates=MutatingAdmissionPolicy=true", "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
 	}, flags...)...)
-	p.ready = c.readyz
-	p.grace = 5 * time.Second // it waits a minute for requests that hang
-	return p, nil
+	p.Ready = c.readyz
+	p.Grace = 5 * time.Second // it waits a minute for requests that hang
+	return p
 }
 
 // readyz tells whether the API server serves, with the namespace that tests use.
@@ -191,19 +137,75 @@ func (c *ControlPlane) readyz() error {
 }
 
 // freePorts gives ports of the loopback that nobody had a moment ago.
-func freePorts(count int) ([]string, error) {
-	var ports []string
+func freePorts(t rig.T, count int) (ports []string) {
 	for range count {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
+		check.Must(t, err)
 		defer func() { _ = listener.Close() }()
 		_, port, err := net.SplitHostPort(listener.Addr().String())
-		if err != nil {
-			return nil, err
-		}
+		check.Must(t, err)
 		ports = append(ports, port)
 	}
-	return ports, nil
+	return ports
+}
+
+// issue writes a certificate with its key into one file, and gives its path.
+func (c *ControlPlane) issue(file string, subject pkix.Name, addresses ...net.IP) string {
+	c.t.Helper()
+	path, err := c.authority.issue(file, subject, addresses...)
+	check.Must(c.t, err)
+	return path
+}
+
+// Kubeconfig makes a kubeconfig for an identity of its own, and gives its path.
+// The certificate is beside it, in one file with its key, as kubelet keeps its own.
+func (c *ControlPlane) Kubeconfig(user string, groups ...string) string {
+	c.t.Helper()
+	file := strings.NewReplacer(":", "-", "/", "-").Replace(user)
+	certificate := c.issue(file, pkix.Name{CommonName: user, Organization: groups})
+	config := api.NewConfig()
+	config.Clusters["test"] = &api.Cluster{Server: c.URL, CertificateAuthority: c.authority.file()}
+	config.AuthInfos[user] = &api.AuthInfo{ClientCertificate: certificate, ClientKey: certificate}
+	config.Contexts["test"] = &api.Context{Cluster: "test", AuthInfo: user}
+	config.CurrentContext = "test"
+	path := c.Dir + "/" + file + ".kubeconfig"
+	check.Must(c.t, clientcmd.WriteToFile(*config, path))
+	return path
+}
+
+// NodeKubeconfig makes the kubeconfig that kubelet has on a node of that name.
+func (c *ControlPlane) NodeKubeconfig(node string) string {
+	c.t.Helper()
+	return c.Kubeconfig("system:node:"+node, "system:nodes")
+}
+
+// restConfig reads a kubeconfig. Tests are not slowed down.
+func restConfig(path string) (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		return nil, err
+	}
+	config.QPS = -1
+	return config, nil
+}
+
+// Kubectl runs kubectl as admin and gives what it wrote; its words are in the error
+// where it failed.
+func (c *ControlPlane) Kubectl(args ...string) (string, error) { return c.kubectl("", args) }
+
+// Apply applies manifests.
+func (c *ControlPlane) Apply(yaml string) error {
+	_, err := c.kubectl(yaml, []string{"apply", "-f", "-"})
+	return err
+}
+
+func (c *ControlPlane) kubectl(input string, args []string) (string, error) {
+	all := append([]string{"--kubeconfig=" + c.AdminKubeconfig, "--cache-dir=" + c.Dir + "/kubectl"}, args...)
+	cmd := exec.Command(filepath.Join(c.programs, "kubectl"), all...)
+	var out, complaints bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &complaints
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, complaints.String())
+	}
+	return out.String(), nil
 }

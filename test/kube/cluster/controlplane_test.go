@@ -37,11 +37,7 @@ func TestControlPlane(t *testing.T) {
 
 func nodeHasFewRights(t *testing.T, c *ControlPlane) {
 	t.Helper()
-	path, err := c.NodeKubeconfig("node-a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	config, err := restConfig(path)
+	config, err := restConfig(c.NodeKubeconfig("node-a"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,3 @@
-//go:build system
-
 package cluster
 
 import (
@@ -7,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 )
+
+// askers is how many requests are under way at a time.
+const askers = 8
 
 // crowdLabel is what the pods of one crowd have in common.
 const crowdLabel = "crowd"
@@ -33,9 +34,7 @@ func (k *Kube) NewCrowd(name, class string, volumes []*Volume) *Crowd {
 		p.Labels = map[string]string{crowdLabel: name}
 		crowd.Pods = append(crowd.Pods, p)
 	}
-	if k.T != nil {
-		k.T.Cleanup(crowd.remove)
-	}
+	k.T.Cleanup(crowd.remove)
 	return crowd
 }
 
@@ -57,14 +56,7 @@ func (c *Crowd) Start(ctx context.Context) error {
 			p.UID = made.UID
 		}
 		return err
-	}, func(event watch.Event, pod *corev1.Pod) bool {
-		for _, condition := range pod.Status.Conditions {
-			if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
-				return event.Type != watch.Deleted
-			}
-		}
-		return false
-	})
+	}, func(event watch.Event, pod *corev1.Pod) bool { return event.Type != watch.Deleted && isReady(pod) })
 }
 
 // End deletes the pods at once, and waits until they have gone and the drivers have
@@ -118,8 +110,21 @@ func (c *Crowd) until(ctx context.Context, what string, ask func(context.Context
 		return err
 	}
 	defer events.Stop()
+	var asking errgroup.Group
+	asking.SetLimit(askers)
 	asked := make(chan struct{})
-	go func() { defer close(asked); c.askAll(ctx, cancel, ask) }()
+	go func() {
+		defer close(asked)
+		for _, p := range c.Pods {
+			asking.Go(func() error {
+				if err := ask(ctx, p); err != nil {
+					cancel(err)
+				}
+				return nil
+			})
+		}
+		_ = asking.Wait() // none fails: the first error ends the waiting
+	}()
 	reached := make(map[string]bool)
 	for len(reached) < len(c.Pods) {
 		select {
@@ -137,23 +142,4 @@ func (c *Crowd) until(ctx context.Context, what string, ask func(context.Context
 	}
 	<-asked
 	return nil
-}
-
-// askers is how many requests are under way at a time.
-const askers = 8
-
-// askAll asks for all pods, and has the waiting end at the first error.
-func (c *Crowd) askAll(ctx context.Context, cancel context.CancelCauseFunc, ask func(context.Context, *Pod) error) {
-	var asking sync.WaitGroup
-	defer asking.Wait()
-	places := make(chan struct{}, askers)
-	for _, p := range c.Pods {
-		places <- struct{}{}
-		asking.Go(func() {
-			defer func() { <-places }()
-			if err := ask(ctx, p); err != nil {
-				cancel(err)
-			}
-		})
-	}
 }

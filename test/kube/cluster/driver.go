@@ -1,5 +1,3 @@
-//go:build system
-
 package cluster
 
 import (
@@ -15,6 +13,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
@@ -33,39 +33,31 @@ const (
 // Driver is one CSI driver's node plugin and controller, with its registrar
 // beside it. Its process may be stopped, killed and started again.
 type Driver struct {
-	*Process
+	Process *rig.Process
 	// Registrar is the sidecar. It is one of its own: killing the driver leaves it.
 	Registrar *kubelet.Registrar
 	// Socket is where the driver itself serves.
 	Socket string
-	data   string
 	conn   *grpc.ClientConn
 }
 
 // newDriver lays out a driver. Its registrar goes to a registry, kubelet's or
 // crust-proxy's.
-func (c *Cluster) newDriver(program, name, registry string, flags ...string) (*Driver, error) {
-	d := &Driver{Socket: filepath.Join(KubeletRoot, "plugins", name, "csi.sock"), data: filepath.Join(c.Dir, "data", name)}
+func (c *Cluster) newDriver(program, name, registry string, flags ...string) *Driver {
+	d := &Driver{Socket: filepath.Join(KubeletRoot, "plugins", name, "csi.sock")}
 	for _, dir := range []string{filepath.Dir(d.Socket), registry} {
-		if err := os.MkdirAll(dir, 0o750); err != nil {
-			return nil, err
-		}
+		check.Must(c.t, os.MkdirAll(dir, 0o750))
 	}
-	d.Process = &Process{
-		Name: name, program: program, log: c.Dir + "/" + name + ".log",
-		args: append([]string{
-			"--endpoint", "unix://" + d.Socket, "--data-dir", d.data, "--node-id", NodeName,
-			"--driver-name", name, "--capacity", "1000000000000", "--log-level", c.logLevel,
-		}, flags...),
-	}
+	d.Process = c.process(name, append([]string{
+		"--endpoint", "unix://" + d.Socket, "--data-dir", filepath.Join(c.Dir, "data", name), "--node-id", NodeName,
+		"--driver-name", name, "--capacity", "1000000000000", "--log-level", c.logLevel,
+	}, flags...)...)
+	d.Process.Program, d.Process.Ready = program, d.probe
 	d.Registrar = &kubelet.Registrar{Dir: registry, Name: name, Endpoint: d.Socket, Restart: time.Second}
 	var err error
 	d.conn, err = grpc.NewClient("unix:"+d.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return nil, err
-	}
-	d.ready = d.probe
-	return d, nil
+	check.Must(c.t, err)
+	return d
 }
 
 func (d *Driver) probe() error {
@@ -83,7 +75,7 @@ func (d *Driver) Controller() csi.ControllerClient {
 }
 
 func (d *Driver) close() error {
-	d.Kill()
+	d.Process.Kill()
 	return errors.Join(d.Registrar.Stop(), d.conn.Close())
 }
 

@@ -1,11 +1,11 @@
-//go:build system
-
 package cluster
 
 import (
 	"context"
-	"testing"
+	"fmt"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // Namespace is where tests make their objects.
@@ -15,14 +15,14 @@ const Namespace = "default"
 // and what the test makes goes with it.
 type Kube struct {
 	*Cluster
-	T testing.TB
+	T rig.T
 }
 
 // On gives the shared cluster to a test. When the test has ended, everything is
 // started again that it has stopped, crust-proxy has its default settings, and
 // nothing may be left of pods and volumes: so only one such test runs at a time.
 // Parts of it that run in parallel use For.
-func On(t testing.TB) *Kube {
+func On(t rig.T) *Kube {
 	t.Helper()
 	k := &Kube{Cluster: Shared(t), T: t}
 	t.Cleanup(func() {
@@ -44,7 +44,7 @@ func On(t testing.TB) *Kube {
 }
 
 // For gives the cluster to a part of the test, such as a subtest.
-func (k *Kube) For(t testing.TB) *Kube { return &Kube{Cluster: k.Cluster, T: t} }
+func (k *Kube) For(t rig.T) *Kube { return &Kube{Cluster: k.Cluster, T: t} }
 
 // Mend starts everything that does not run.
 func (c *Cluster) Mend() error {
@@ -105,4 +105,23 @@ func (k *Kube) Settings(settings ProxySettings) {
 // context bounds one call.
 func (k *Kube) context() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), callTime)
+}
+
+// Patience is how long things may take that a cluster does by itself. It is far
+// more than they do take: kubelet's pauses after errors grow to two minutes.
+const Patience = 3 * time.Minute
+
+// eventually asks again and again until there is no error.
+func eventually(what string, try func(context.Context) error) error {
+	for deadline := time.Now().Add(Patience); ; time.Sleep(50 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(context.Background(), callTime)
+		err := try(ctx)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: not within %v: %w", what, Patience, err)
+		}
+	}
 }

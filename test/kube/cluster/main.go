@@ -1,21 +1,32 @@
-//go:build system
-
 package cluster
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
+
+// shared is the one cluster of a test binary.
+var shared struct {
+	sync.Mutex
+	stage   *rig.Stage
+	started bool
+	cluster *Cluster
+	err     error
+}
 
 // Main runs the tests of a package in namespaces of their own, as a node has them,
 // ends the cluster that they share, and looks for what was left.
@@ -26,11 +37,12 @@ func Main(m *testing.M) int {
 	}
 	return rig.Run(func() int {
 		code := 1
-		undo, err := prepare()
-		if err == nil {
+		shared.stage = rig.NewStage(context.Background())
+		err := shared.stage.Do(func(t rig.T) {
+			prepare(t)
 			code = m.Run()
-		}
-		if err := errors.Join(err, closeShared(), undo()); err != nil {
+		})
+		if err := errors.Join(err, shared.stage.End()); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
@@ -38,40 +50,91 @@ func Main(m *testing.M) int {
 	}, unix.CLONE_NEWNET)
 }
 
+// Shared gives the cluster that all tests of this binary share; the first one
+// starts it. All components run, and crust-proxy has its default settings.
+func Shared(t rig.T) *Cluster {
+	t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	if !shared.started {
+		shared.started = true
+		rig.Need(t, "go", "runc", "busybox", "ip", "mkfs.ext4", "mkfs.xfs", "blkid", "losetup")
+		ours := map[string]string{}
+		for _, name := range []string{"crust-proxy", "crust-driver", "crust-runc-agent", "crust-runc", "crustctl"} {
+			ours[name] = rig.Program(t, name)
+		}
+		shared.err = shared.stage.Do(func(stage rig.T) { shared.cluster = open(stage, ours, "debug") })
+	}
+	if shared.err != nil {
+		t.Fatal("the cluster cannot be used:", shared.err)
+	}
+	return shared.cluster
+}
+
+// giveUp has the tests that follow fail at once. Each of them would otherwise wait for
+// what does not come back, and all together for longer than a run may take.
+func giveUp(err error) {
+	shared.Lock()
+	defer shared.Unlock()
+	shared.err = fmt.Errorf("an earlier test left it broken: %w", err)
+}
+
+// OnNode gives a cluster to a program that is no test and has namespaces of its own;
+// Build comes before those. Ours are the programs of this project by name:
+// crust-proxy, crust-driver, crust-runc with crust-runc-agent beside it.
+func OnNode(t rig.T, ours map[string]string, logLevel string) *Kube {
+	check.Must(t, rig.MakeMountsPrivate())
+	prepare(t)
+	return &Kube{Cluster: open(t, ours, logLevel), T: t}
+}
+
 // covered are directories below which kubelet writes wherever its root is. They
 // hold nothing that a test needs.
 var covered = []string{"/var/lib", "/var/log"}
 
 // prepare makes the namespaces what a node has: mounts that are shared, and an
-// address that is not the loopback's.
-func prepare() (undo func() error, err error) {
-	undo = func() error {
-		var problems []error
+// address that is not the loopback's, which goes with the namespace.
+func prepare(t rig.T) {
+	t.Cleanup(func() {
 		for _, dir := range append(slices.Collect(maps.Keys(sysctls)), covered...) {
-			problems = append(problems, rig.Unmount(dir))
+			rig.UnmountAll(t, dir)
 		}
-		return errors.Join(problems...)
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
-		return undo, fmt.Errorf("share mounts: %w", err)
-	}
+	})
+	check.Must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""))
 	for _, dir := range covered {
-		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
-			return undo, fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
-		}
+		check.Must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"))
 	}
-	return undo, errors.Join(coverSysctls(covered[0]), network())
-}
-
-// network gives the node its address. It goes with the namespace.
-func network() error {
+	coverSysctls(t, covered[0])
 	for _, command := range []string{
-		"link set lo up", "link add knode type veth peer name knode-peer", "addr add " + nodeAddress + "/24 dev knode",
+		"link set lo up", "link add knode type veth peer name knode-peer", "addr add " + NodeAddress + "/24 dev knode",
 		"link set knode up", "link set knode-peer up", "route add default dev knode",
 	} {
 		if out, err := exec.Command("ip", strings.Fields(command)...).CombinedOutput(); err != nil {
-			return fmt.Errorf("ip %s: %w: %s", command, err, out)
+			t.Fatalf("ip %s: %v: %s", command, err, out)
 		}
 	}
-	return nil
+}
+
+// sysctls are the kernel's settings that kubelet changes for the whole machine, and
+// what it sets them to.
+var sysctls = map[string]string{
+	"/proc/sys/vm/overcommit_memory":      "1",
+	"/proc/sys/vm/panic_on_oom":           "0",
+	"/proc/sys/kernel/panic":              "10",
+	"/proc/sys/kernel/panic_on_oops":      "1",
+	"/proc/sys/kernel/keys/root_maxkeys":  "1000000",
+	"/proc/sys/kernel/keys/root_maxbytes": "25000000",
+}
+
+// coverSysctls puts files in their place, in this mount namespace, which have what
+// kubelet wants: so it leaves the machine as it is.
+func coverSysctls(t rig.T, dir string) {
+	for path, value := range sysctls {
+		if _, err := os.Stat(path); err != nil {
+			continue // this kernel has it not
+		}
+		file := filepath.Join(dir, strings.ReplaceAll(path, "/", "-"))
+		check.Must(t, os.WriteFile(file, []byte(value+"\n"), 0o600))
+		check.Must(t, unix.Mount(file, path, "", unix.MS_BIND, ""))
+	}
 }

@@ -1,5 +1,3 @@
-//go:build system
-
 package cluster
 
 import (
@@ -144,10 +142,8 @@ func (p *Pod) WaitReady() {
 		if err != nil {
 			return err
 		}
-		for _, condition := range is.Status.Conditions {
-			if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
-				return nil
-			}
+		if isReady(is) {
+			return nil
 		}
 		return fmt.Errorf("it is %s: %s", is.Status.Phase, strings.Join(p.Events(), "; "))
 	})
@@ -179,33 +175,21 @@ func (p *Pod) Delete() {
 	p.k.Must(p.remove())
 }
 
-// WaitGone waits until the pod has gone, with its volumes.
-func (p *Pod) WaitGone() {
-	p.k.T.Helper()
-	p.k.Must(p.gone(func(context.Context) error { return nil }))
-}
-
+// remove asks for the pod's end until that is accepted, and waits for it.
 func (p *Pod) remove() error {
-	return p.gone(func(ctx context.Context) error {
-		return p.k.Client.CoreV1().Pods(Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{
-			Preconditions: &metav1.Preconditions{UID: &p.UID},
-		})
-	})
-}
-
-func (p *Pod) gone(ask func(context.Context) error) error {
 	if p.UID == "" {
 		return nil // it was never made
 	}
-	asked := false
+	pods, asked := p.k.Client.CoreV1().Pods(Namespace), false
 	return eventually("pod "+p.Name+" goes", func(ctx context.Context) error {
 		if !asked {
-			if err := ignoreGone(ask(ctx)); err != nil && !apierrors.IsConflict(err) {
+			err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}})
+			if err := ignoreGone(err); err != nil && !apierrors.IsConflict(err) {
 				return err
 			}
 			asked = true
 		}
-		is, err := p.k.Client.CoreV1().Pods(Namespace).Get(ctx, p.Name, metav1.GetOptions{})
+		is, err := pods.Get(ctx, p.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) || (err == nil && is.UID != p.UID) {
 			return nil
 		}
@@ -218,4 +202,10 @@ func ignoreGone(err error) error {
 		return nil
 	}
 	return err
+}
+
+func isReady(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
 }

@@ -1,5 +1,3 @@
-//go:build system
-
 package cluster
 
 import (
@@ -7,8 +5,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"syscall"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -66,7 +66,7 @@ containerd: {socket: %[3]s}
 http: {listen: "unix:%[4]s"}
 log: {level: %[7]s}
 policy: {rules: %[5]s}
-`, c.crustRunc, handlerTemp, c.Containerd.Socket(), httpSocket, settings.Rules, front, c.logLevel)
+`, c.crustRunc, handlerTemp, c.Containerd.Socket, httpSocket, settings.Rules, front, c.logLevel)
 	if settings.Cluster != "" {
 		text += "cluster: " + settings.Cluster + "\n"
 	}
@@ -77,10 +77,12 @@ policy: {rules: %[5]s}
 // ProxyConfig is crust-proxy's configuration file.
 func (c *Cluster) ProxyConfig() string { return c.Dir + "/crust-proxy.yaml" }
 
-func (c *Cluster) proxy(program string) (*Process, error) {
-	p := &Process{Name: "crust-proxy", program: program, args: []string{"--config", c.ProxyConfig()}, log: c.Dir + "/crust-proxy.log"}
-	p.ready = func() error { _, err := ProxyHTTP("/readyz"); return err }
-	return p, c.writeProxyConfig(c.DefaultProxy())
+func (c *Cluster) proxy(program string) *rig.Process {
+	check.Must(c.t, c.writeProxyConfig(c.DefaultProxy()))
+	p := c.process("crust-proxy", "--config", c.ProxyConfig())
+	p.Program = program
+	p.Ready = func() error { _, err := ProxyHTTP("/readyz"); return err }
+	return p
 }
 
 // ProxyHTTP gets a page of crust-proxy, such as /metrics.
@@ -88,4 +90,14 @@ func ProxyHTTP(path string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	return rig.Get(ctx, httpSocket, path)
+}
+
+// Reload puts other rules in force without a restart, as an administrator does: a
+// changed file, and SIGHUP. Only the rules may differ from the settings in force.
+func (k *Kube) Reload(rules string) {
+	k.T.Helper()
+	settings := k.settings
+	settings.Rules = rules
+	k.Must(k.writeProxyConfig(settings))
+	k.Must(k.Proxy.Signal(syscall.SIGHUP))
 }

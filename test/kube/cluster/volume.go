@@ -1,5 +1,3 @@
-//go:build system
-
 package cluster
 
 import (
@@ -63,7 +61,7 @@ func (k *Kube) NewVolume(options VolumeOptions) *Volume {
 // NewVolumes has the drivers make many volumes, and waits until all claims are bound.
 func (k *Kube) NewVolumes(all ...VolumeOptions) []*Volume {
 	k.T.Helper()
-	made, err := k.MakeVolumes(all...)
+	var made []*Volume
 	k.T.Cleanup(func() {
 		var removing sync.WaitGroup
 		for _, v := range made {
@@ -71,26 +69,15 @@ func (k *Kube) NewVolumes(all ...VolumeOptions) []*Volume {
 		}
 		removing.Wait()
 	})
-	k.Must(err)
-	return made
-}
-
-// MakeVolumes makes volumes for who is no test. They go with the cluster.
-func (c *Cluster) MakeVolumes(all ...VolumeOptions) ([]*Volume, error) {
-	var made []*Volume
 	for _, options := range all {
-		v := &Volume{VolumeOptions: options.complete(), k: &Kube{Cluster: c}}
+		v := &Volume{VolumeOptions: options.complete(), k: k}
 		made = append(made, v)
-		if err := v.create(); err != nil {
-			return made, err
-		}
+		k.Must(v.create())
 	}
 	for _, v := range made {
-		if err := v.waitBound(); err != nil {
-			return made, err
-		}
+		k.Must(v.waitBound())
 	}
-	return made, nil
+	return made
 }
 
 func (v *Volume) create() error {

@@ -160,10 +160,7 @@ func TestTheRightsOfTheDocsAreEnough(t *testing.T) {
 	if err := r.Apply(rights); err != nil {
 		t.Fatal(err)
 	}
-	kubeconfig, err := r.Kubeconfig("crust-proxy", "the-daemons")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := r.Kubeconfig("crust-proxy", "the-daemons")
 	c := r.follow(kubeconfig, node, patient)
 	if got := known(t, c, string(pod.UID)); got.Volumes[0].VolumeID != "vol-data" {
 		t.Errorf("got %+v", got)
@@ -174,7 +171,7 @@ func TestTheRightsOfTheDocsAreEnough(t *testing.T) {
 	}
 	bare := r.follow(kubeconfig, node, hasty)
 	check.Eventually(t, "the refusal is seen", func() bool { return len(bare.State().Problems) == 3 })
-	_, err = bare.ByUID(t.Context(), string(pod.UID))
+	_, err := bare.ByUID(t.Context(), string(pod.UID))
 	wantRefusal(t, err, volume.Timeout, "does not allow it")
 	_, err = bare.NodeDrivers(t.Context())
 	wantRefusal(t, err, volume.Busy, "may not be read by our identity")

@@ -89,11 +89,7 @@ func (r *rig) follow(kubeconfig, as string, patience time.Duration) *lookup.Clus
 // nodes gives the identity of this node's kubelet.
 func (r *rig) nodes() string {
 	r.t.Helper()
-	path, err := r.NodeKubeconfig(node)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return path
+	return r.NodeKubeconfig(node)
 }
 
 // claim makes a claim that is bound to a volume of the driver, as the controllers

@@ -5,11 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -22,21 +20,22 @@ import (
 // goneTime is how long processes and mounts of removed pods may take to go.
 const goneTime = 10 * time.Second
 
-// Close removes all pods, says what they left although they were removed, and
+// close removes all pods, says what they left although they were removed, and
 // takes away everything, whatever happened before.
-func (n *Node) Close() error {
+func (n *Node) close() error {
 	var problems []error
-	if n.cmd != nil {
+	if n.Process.Alive() {
 		problems = append(problems, n.removePods(), n.wantNothingLeft())
 	}
-	n.Kill()
-	problems = append(problems, n.endProcesses())
-	removeGroups(n.group)
+	n.Process.Kill()
+	if n.conn != nil {
+		_ = n.conn.Close()
+	}
+	problems = append(problems, rig.KillAll(n.processes), rig.RemoveGroup(n.group))
 	for _, point := range []string{"/run", n.Dir} {
 		problems = append(problems, rig.Unmount(point))
 	}
-	problems = append(problems, os.RemoveAll(n.Dir))
-	return errors.Join(problems...)
+	return errors.Join(append(problems, os.RemoveAll(n.Dir))...)
 }
 
 func (n *Node) removePods() error {
@@ -48,7 +47,7 @@ func (n *Node) removePods() error {
 		problems = append(problems, err)
 		_, err = n.CRI.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: sandbox.GetId()})
 		problems = append(problems, err)
-		removeGroups(n.group + "/pod" + sandbox.GetMetadata().GetUid())
+		problems = append(problems, rig.RemoveGroup(n.group+"/pod"+sandbox.GetMetadata().GetUid()))
 	}
 	return errors.Join(problems...)
 }
@@ -60,7 +59,7 @@ func (n *Node) wantNothingLeft() error {
 			return nil
 		}
 	}
-	if n.wasKilled && n.endForgottenShims() {
+	if n.Process.WasKilled() && n.endForgottenShims() {
 		time.Sleep(goneTime / 10)
 		left = n.Left()
 	}
@@ -90,11 +89,10 @@ func (n *Node) endForgottenShims() bool {
 
 func hasChildren(pid int) bool {
 	parent := fmt.Sprintf("\nPPid:\t%d\n", pid)
-	all, _ := filepath.Glob("/proc/[0-9]*/status")
-	return slices.ContainsFunc(all, func(file string) bool {
-		status, _ := os.ReadFile(file) //nolint:gosec // a process that has ended meanwhile has no file
+	return len(rig.Processes(func(proc string) bool {
+		status, _ := os.ReadFile(proc + "/status") //nolint:gosec // a process that has ended meanwhile has no file
 		return bytes.Contains(status, []byte(parent))
-	})
+	})) > 0
 }
 
 // Left lists what pods have on the node: processes, mounts, control groups. It
@@ -102,56 +100,29 @@ func hasChildren(pid int) bool {
 func (n *Node) Left() []string {
 	var left []string
 	for _, pid := range n.processes() {
-		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		left = append(left, fmt.Sprintf("process %d %q", pid, bytes.ReplaceAll(command, []byte{0}, []byte{' '})))
+		left = append(left, rig.DescribeProcess(pid))
 	}
 	for _, point := range append(rig.MountPoints(n.Dir), rig.MountPoints("/run")...) {
 		if point != n.Dir && point != "/run" {
 			left = append(left, "mount "+point)
 		}
 	}
-	for _, group := range groups(n.group) {
-		below, _ := os.ReadDir(group)
-		for _, one := range below {
-			if one.IsDir() {
-				left = append(left, "control group "+filepath.Join(group, one.Name()))
-			}
+	for _, dir := range rig.GroupDirs(n.group) {
+		if filepath.Base(dir) != filepath.Base(n.group) {
+			left = append(left, "control group "+dir)
 		}
 	}
 	return left
-}
-
-// endProcesses kills what a test has left.
-func (n *Node) endProcesses() error {
-	for range 250 {
-		left := n.processes()
-		if len(left) == 0 {
-			return nil
-		}
-		for _, pid := range left {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	return fmt.Errorf("LEAKED: processes that cannot be killed: %v", n.processes())
 }
 
 // processes lists shims, containers and what the handlers' programs have started.
 // A shim has our directory in its command line, a container has a control group
 // of ours.
 func (n *Node) processes() []int {
-	var out []int
-	entries, _ := filepath.Glob("/proc/[0-9]*")
-	for _, proc := range entries {
-		pid, err := strconv.Atoi(filepath.Base(proc))
-		if err != nil || pid <= 1 || pid == os.Getpid() || (n.cmd != nil && pid == n.cmd.Process.Pid) {
-			continue
-		}
-		if n.isOurs(proc) {
-			out = append(out, pid)
-		}
-	}
-	return out
+	all := rig.Processes(n.isOurs)
+	return slices.DeleteFunc(all, func(pid int) bool {
+		return pid <= 1 || pid == os.Getpid() || (n.Process.Alive() && pid == n.Process.Pid())
+	})
 }
 
 func (n *Node) isOurs(proc string) bool {
@@ -168,34 +139,4 @@ func (n *Node) isOurs(proc string) bool {
 		}
 	}
 	return bytes.Contains(command, []byte(n.Dir)) || bytes.Contains(inGroups, []byte(n.group+"/"))
-}
-
-// groups gives a control group's directories: one, or one for each controller.
-func groups(group string) []string {
-	found, _ := filepath.Glob("/sys/fs/cgroup/*" + group)
-	if one := "/sys/fs/cgroup" + group; exists(one) {
-		found = append(found, one)
-	}
-	return found
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
-
-// removeGroups removes a control group with those below it.
-func removeGroups(group string) {
-	for _, root := range groups(group) {
-		var dirs []string
-		_ = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-			if err == nil && entry.IsDir() {
-				dirs = append(dirs, path)
-			}
-			return nil
-		})
-		for _, dir := range slices.Backward(dirs) {
-			_ = os.Remove(dir)
-		}
-	}
 }

@@ -7,10 +7,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	imagesapi "github.com/containerd/containerd/api/services/images/v1"
 	"github.com/containerd/containerd/api/types"
 	"google.golang.org/grpc/metadata"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // The images that a node has. Both are busybox: the pause container sleeps.
@@ -34,22 +37,31 @@ const (
 
 type object map[string]any
 
-// importImages makes the images and gives them to containerd, as a pull would.
+// importImages makes the images and gives them to containerd.
 func (n *Node) importImages() error {
 	layer, err := busyboxLayer()
 	if err != nil {
 		return err
 	}
-	commands := map[string][]string{
-		PauseImage:   {"/bin/sleep", "2147483647"},
-		BusyboxImage: {"/bin/sh"},
+	return errors.Join(n.AddImage(PauseImage, layer, []string{"/bin/sleep", "2147483647"}), n.AddImage(BusyboxImage, layer, []string{"/bin/sh"}))
+}
+
+// AddImage gives the node an image of one layer, an uncompressed tar, as a pull would,
+// and waits until CRI has heard of it.
+func (n *Node) AddImage(name string, layer []byte, entrypoint []string) error {
+	if err := n.importImage(name, layer, entrypoint); err != nil {
+		return fmt.Errorf("import %s: %w", name, err)
 	}
-	for name, command := range commands {
-		if err := n.importImage(name, layer, command); err != nil {
-			return fmt.Errorf("import %s: %w", name, err)
+	client := runtimeapi.NewImageServiceClient(n.conn)
+	for deadline := time.Now().Add(importTime); ; time.Sleep(5 * time.Millisecond) {
+		reply, err := client.ImageStatus(context.Background(), &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: name}})
+		if err == nil && reply.GetImage() != nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("CRI does not see the image %s: %w", name, err)
 		}
 	}
-	return n.waitImages(len(commands))
 }
 
 func (n *Node) importImage(name string, layer []byte, command []string) error {
@@ -93,13 +105,16 @@ func digest(blob []byte) string {
 }
 
 func inKubernetes(ctx context.Context) context.Context {
-	return metadata.AppendToOutgoingContext(ctx, "containerd-namespace", kubernetes)
+	return metadata.AppendToOutgoingContext(ctx, "containerd-namespace", "k8s.io")
 }
+
+// largest is what goes into one message.
+const largest = 8 << 20
 
 // writeBlob stores content, with a label that keeps it from the collector.
 func (n *Node) writeBlob(blob []byte) error {
 	content := contentapi.NewContentClient(n.conn)
-	ctx, cancel := context.WithTimeout(inKubernetes(context.Background()), callTime)
+	ctx, cancel := context.WithTimeout(inKubernetes(context.Background()), importTime)
 	defer cancel()
 	if _, err := content.Info(ctx, &contentapi.InfoRequest{Digest: digest(blob)}); err == nil {
 		return nil
@@ -108,31 +123,29 @@ func (n *Node) writeBlob(blob []byte) error {
 	if err != nil {
 		return err
 	}
-	err = stream.Send(&contentapi.WriteContentRequest{
-		Action: contentapi.WriteAction_COMMIT, Ref: digest(blob), Total: int64(len(blob)), Expected: digest(blob), Data: blob,
+	send := func(request *contentapi.WriteContentRequest) error {
+		request.Ref, request.Total, request.Expected = digest(blob), int64(len(blob)), digest(blob)
+		if err := stream.Send(request); err != nil {
+			return err
+		}
+		_, err := stream.Recv()
+		return err
+	}
+	offset := int64(0)
+	for part := range slices.Chunk(blob, largest) {
+		if err := send(&contentapi.WriteContentRequest{Action: contentapi.WriteAction_WRITE, Offset: offset, Data: part}); err != nil {
+			return err
+		}
+		offset += int64(len(part))
+	}
+	err = send(&contentapi.WriteContentRequest{
+		Action: contentapi.WriteAction_COMMIT, Offset: offset,
 		Labels: map[string]string{"containerd.io/gc.root": time.Now().UTC().Format(time.RFC3339)},
 	})
 	if err != nil {
 		return err
 	}
-	if _, err := stream.Recv(); err != nil {
-		return err
-	}
 	return stream.CloseSend()
-}
-
-// waitImages waits until CRI has heard of the images.
-func (n *Node) waitImages(count int) error {
-	images := n.images()
-	for deadline := time.Now().Add(startTime); ; time.Sleep(5 * time.Millisecond) {
-		found, err := images(context.Background())
-		if err == nil && found == count {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("CRI sees %d of %d images: %w", found, count, err)
-		}
-	}
 }
 
 // busyboxLayer is a root filesystem of the machine's static busybox.

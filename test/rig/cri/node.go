@@ -10,27 +10,26 @@ package cri
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const (
-	// startTime bounds the start of containerd.
-	startTime = 30 * time.Second
+	// importTime bounds the import of an image.
+	importTime = 30 * time.Second
 	// callTime ends every call, so that a containerd that hangs does not keep its
 	// user from cleaning up. Kubelet waits two minutes.
 	callTime = 60 * time.Second
-	// kubernetes is the namespace in which CRI keeps everything.
-	kubernetes = "k8s.io"
 )
 
 // Options says what node is made.
@@ -53,86 +52,68 @@ type Node struct {
 	// CRI is the client that kubelet would be.
 	CRI runtimeapi.RuntimeServiceClient
 
+	// Process is containerd's. Shims and pods live on when it is stopped or killed.
+	Process *rig.Process
+
 	opts  Options
 	group string // parent control group of all pods
 	conn  *grpc.ClientConn
-	cmd   *exec.Cmd
-	// wasKilled is set where containerd was killed once.
-	wasKilled bool
 }
 
-// New makes a node, with its images, that is ready for pods. Close must be
-// called, also after an error.
-func New(opts Options) (*Node, error) {
-	dir, err := os.MkdirTemp("/tmp", "cn")
-	if err != nil {
-		return nil, err
-	}
+// New makes a node, with its images, that is ready for pods. It goes with the test,
+// which fails where pods that were removed have left anything.
+func New(t rig.T, opts Options) *Node {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", rig.Prefix("cn"))
+	check.Must(t, err)
 	n := &Node{Dir: dir, Socket: dir + "/c.sock", opts: opts, group: "/crust-test-" + filepath.Base(dir)}
+	// The shim is looked for in the PATH first.
+	n.Process = &rig.Process{
+		Name: "containerd", Program: n.program("containerd"), Args: []string{"--config", dir + "/config.toml"},
+		Env:     append([]string{"PATH=" + opts.Programs + ":" + os.Getenv("PATH")}, opts.Env...),
+		LogFile: dir + "/log", Ready: n.ready,
+	}
+	t.Cleanup(func() {
+		log := n.Process.Log()
+		if err := n.close(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("log of containerd:\n%s", rig.Tail(log))
+		}
+	})
 	// Overlayfs needs an upper filesystem that can be one: a tmpfs is.
 	for _, point := range []string{dir, "/run"} {
-		if err := unix.Mount("tmpfs", point, "tmpfs", 0, "mode=0755"); err != nil {
-			return n, fmt.Errorf("mount a tmpfs on %s: %w", point, err)
-		}
+		check.Must(t, unix.Mount("tmpfs", point, "tmpfs", 0, "mode=0755"))
 	}
 	config, err := n.config()
-	if err != nil {
-		return n, err
-	}
-	if err := os.WriteFile(dir+"/config.toml", []byte(config), 0o600); err != nil {
-		return n, err
-	}
-	if err := n.Launch(); err != nil {
-		return n, err
-	}
-	return n, n.importImages()
+	check.Must(t, err)
+	check.Must(t, os.WriteFile(dir+"/config.toml", []byte(config), 0o600))
+	n.conn, err = grpc.NewClient("unix:"+n.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUnaryInterceptor(inTime))
+	check.Must(t, err)
+	n.CRI = runtimeapi.NewRuntimeServiceClient(n.conn)
+	check.Must(t, n.Process.Start())
+	check.Must(t, n.importImages())
+	return n
 }
 
 // program is the path of one of containerd's programs.
 func (n *Node) program(name string) string {
 	if n.opts.Programs == "" {
-		return name
+		path, _ := exec.LookPath(name)
+		return path
 	}
 	return filepath.Join(n.opts.Programs, name)
 }
 
-// Launch starts containerd, at first or after Kill, and waits until CRI serves.
-func (n *Node) Launch() error {
-	log, err := os.OpenFile(n.Dir+"/log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
+func (n *Node) ready() error {
+	n.conn.ResetConnectBackoff()
+	status, err := n.CRI.Status(context.Background(), &runtimeapi.StatusRequest{})
+	if err == nil && !isReady(status) {
+		err = errors.New("the runtime is not ready")
 	}
-	defer func() { _ = log.Close() }()
-	n.cmd = exec.Command(n.program("containerd"), "--config", n.Dir+"/config.toml")
-	n.cmd.Stdout, n.cmd.Stderr = log, log
-	// The shim is looked for in the PATH first.
-	n.cmd.Env = append(os.Environ(), "PATH="+n.opts.Programs+":"+os.Getenv("PATH"))
-	n.cmd.Env = append(n.cmd.Env, n.opts.Env...)
-	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := n.cmd.Start(); err != nil {
-		n.cmd = nil
-		return err
-	}
-	n.conn, err = grpc.NewClient("unix:"+n.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithUnaryInterceptor(inTime))
-	if err != nil {
-		return err
-	}
-	n.CRI = runtimeapi.NewRuntimeServiceClient(n.conn)
-	return n.waitReady()
-}
-
-func (n *Node) waitReady() error {
-	for deadline := time.Now().Add(startTime); ; time.Sleep(20 * time.Millisecond) {
-		status, err := n.CRI.Status(context.Background(), &runtimeapi.StatusRequest{})
-		if err == nil && isReady(status) {
-			return nil
-		}
-		n.conn.ResetConnectBackoff()
-		if time.Now().After(deadline) {
-			return fmt.Errorf("containerd does not serve CRI: %w\n%s", errors.Join(err), n.Log())
-		}
-	}
+	return err
 }
 
 func isReady(status *runtimeapi.StatusResponse) bool {
@@ -150,50 +131,6 @@ func inTime(
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	return call(ctx, method, req, reply, conn, opts...)
-}
-
-// Kill kills containerd with SIGKILL; shims and pods live on.
-func (n *Node) Kill() {
-	if n.cmd != nil {
-		n.wasKilled = true
-		_ = n.cmd.Process.Kill()
-		_ = n.cmd.Wait()
-		n.cmd = nil
-	}
-	if n.conn != nil {
-		_ = n.conn.Close()
-		n.conn = nil
-	}
-}
-
-// Stop asks containerd to end; shims and pods live on.
-func (n *Node) Stop() error {
-	if n.cmd == nil {
-		return nil
-	}
-	ended := make(chan struct{})
-	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
-	}
-	go func(cmd *exec.Cmd) { _, _ = cmd.Process.Wait(); close(ended) }(n.cmd)
-	var slow error
-	select {
-	case <-ended:
-	case <-time.After(startTime):
-		slow = fmt.Errorf("containerd did not end within %v of SIGTERM", startTime)
-	}
-	n.Kill()
-	return slow
-}
-
-// Log is the end of what containerd has logged.
-func (n *Node) Log() string {
-	const most = 8000
-	raw, err := os.ReadFile(n.Dir + "/log")
-	if err != nil {
-		return err.Error()
-	}
-	return string(raw[max(0, len(raw)-most):])
 }
 
 // Version is containerd's.

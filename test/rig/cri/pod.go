@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // Pod is a sandbox, and the configuration with which kubelet made it.
@@ -144,15 +146,5 @@ func (p *Pod) Stop(ctx context.Context) error {
 func (p *Pod) Remove(ctx context.Context) error {
 	stopped := p.Stop(ctx)
 	_, removed := p.node.CRI.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.ID})
-	removeGroups(p.node.group + "/pod" + p.UID)
-	return errors.Join(stopped, removed)
-}
-
-// images counts the images that CRI sees.
-func (n *Node) images() func(context.Context) (int, error) {
-	client := runtimeapi.NewImageServiceClient(n.conn)
-	return func(ctx context.Context) (int, error) {
-		reply, err := client.ListImages(ctx, &runtimeapi.ListImagesRequest{})
-		return len(reply.GetImages()), err
-	}
+	return errors.Join(stopped, removed, rig.RemoveGroup(p.node.group+"/pod"+p.UID))
 }

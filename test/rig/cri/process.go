@@ -74,5 +74,5 @@ func (p *Pod) State(ctx context.Context) (runtimeapi.PodSandboxState, error) {
 
 // Enter moves containerd, and so all that it starts from now on, into a control group.
 func (n *Node) Enter(group string) error {
-	return os.WriteFile(group+"/cgroup.procs", []byte(strconv.Itoa(n.cmd.Process.Pid)), 0o600)
+	return os.WriteFile(group+"/cgroup.procs", []byte(strconv.Itoa(n.Process.Pid())), 0o600)
 }
