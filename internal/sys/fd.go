@@ -1,8 +1,12 @@
 package sys
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -103,6 +107,11 @@ func ReadSmall(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer CloseFD(fd)
+	return ReadFD(fd, limit)
+}
+
+// ReadFD reads a file that is open as ReadSmall does.
+func ReadFD(fd int, limit int64) ([]byte, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, err
@@ -113,4 +122,32 @@ func ReadSmall(path string, limit int64) ([]byte, error) {
 	raw := make([]byte, st.Size)
 	n, err := unix.Pread(fd, raw, 0)
 	return raw[:max(n, 0)], err
+}
+
+// NewestFiles lists the regular files in the directory dir, which is relative to at, that
+// have a wanted name: the newest first, of at most so many names.
+func NewestFiles(at int, dir string, most int, want func(name string) bool) ([]string, error) {
+	fd, err := unix.Openat(at, dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(fd), dir)
+	defer func() { _ = file.Close() }()
+	names, err := file.Readdirnames(most)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	made := make(map[string]int64, len(names))
+	names = slices.DeleteFunc(names, func(name string) bool {
+		var st unix.Stat_t
+		if !want(name) || unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+			return true
+		}
+		made[name] = st.Mtim.Nano()
+		return false
+	})
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(made[b], made[a]), strings.Compare(a, b))
+	})
+	return names, nil
 }

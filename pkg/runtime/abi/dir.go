@@ -5,11 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,15 +27,12 @@ func Open(root, name string) (*Dir, error) {
 	if !IsDirName(name) {
 		return nil, fmt.Errorf("%q is not the name of a volume's directory", name)
 	}
-	base, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	base, err := sys.OpenDir(root)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: root, Err: err}
 	}
-	defer func() { _ = unix.Close(base) }()
-	fd, err := unix.Openat2(base, name, &unix.OpenHow{
-		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
-	})
+	defer sys.CloseFD(base)
+	fd, err := sys.OpenBeneath(base, name, unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: root + "/" + name, Err: err}
 	}
@@ -82,43 +76,16 @@ func (d *Dir) Info() (Info, error) {
 // Read reads a regular file of at most limit bytes. It follows no link and waits
 // for nothing, whatever stands under the name.
 func (d *Dir) Read(name string, limit int) ([]byte, error) {
-	fd, err := unix.Openat2(d.fd, name, &unix.OpenHow{
-		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
-	})
+	fd, err := sys.OpenBeneath(d.fd, name, unix.O_RDONLY|unix.O_NONBLOCK, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}
 	}
-	defer func() { _ = unix.Close(fd) }()
-	raw, err := readAll(fd, limit)
-	if err == nil && len(raw) > limit {
-		err = fmt.Errorf("more than %d bytes", limit)
-	}
+	defer sys.CloseFD(fd)
+	raw, err := sys.ReadFD(fd, int64(limit))
 	if err != nil {
 		return nil, &os.PathError{Op: "read", Path: name, Err: err}
 	}
 	return raw, nil
-}
-
-// readAll reads a small file by plain calls: as an os.File it would be entered in
-// the poller first, and it is read for each question about a volume.
-func readAll(fd, limit int) ([]byte, error) {
-	buf := make([]byte, 0, min(limit+1, 1024))
-	for {
-		if len(buf) == cap(buf) {
-			buf = slices.Grow(buf, cap(buf))
-		}
-		n, err := unix.Read(fd, buf[len(buf):cap(buf)])
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return nil, err
-		case n == 0 || len(buf)+n > limit:
-			return buf[:len(buf)+n], nil
-		}
-		buf = buf[:len(buf)+n]
-	}
 }
 
 // Line reads a file of one line, such as runtime-cli.
@@ -168,30 +135,5 @@ const maxNames = 1024
 
 // Sandboxes lists the ids of sandboxes that left a file, the newest first.
 func (d *Dir) Sandboxes() ([]string, error) {
-	fd, err := unix.Openat(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	dir := os.NewFile(uintptr(fd), d.name)
-	defer func() { _ = dir.Close() }()
-	names, err := dir.Readdirnames(maxNames)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, err
-	}
-	made := make(map[string]int64, len(names))
-	ids := slices.DeleteFunc(names, func(name string) bool {
-		var st unix.Stat_t
-		if !IsSandboxID(name) || unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-			return true
-		}
-		made[name] = st.Mtim.Nano()
-		return false
-	})
-	slices.SortFunc(ids, func(a, b string) int {
-		if made[a] != made[b] {
-			return int(min(max(made[b]-made[a], -1), 1))
-		}
-		return strings.Compare(a, b)
-	})
-	return ids, nil
+	return sys.NewestFiles(d.fd, ".", maxNames, IsSandboxID)
 }

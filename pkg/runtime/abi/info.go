@@ -1,7 +1,6 @@
 package abi
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -67,12 +66,8 @@ func Encode(v *volume.Volume) ([]byte, error) {
 // are passed over.
 func Parse(raw []byte) (Info, error) {
 	var info Info
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	if err := dec.Decode(&info); err != nil {
+	if err := json.Unmarshal(raw, &info); err != nil {
 		return Info{}, fmt.Errorf("not valid JSON: %w", err)
-	}
-	if dec.More() {
-		return Info{}, errors.New("more than one JSON value")
 	}
 	return info, info.check()
 }

@@ -71,10 +71,7 @@ func (l layout) Sandboxes(name string) []string {
 		return nil
 	}
 	defer func() { _ = dir.Close() }()
-	ids, err := dir.Sandboxes()
-	if err != nil {
-		return nil
-	}
+	ids, _ := dir.Sandboxes()
 	return ids
 }
 

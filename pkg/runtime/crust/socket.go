@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -14,8 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -28,7 +27,7 @@ func (a *asker) askSocket(ctx context.Context, v *volume.Volume, id, path string
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNobodyThere, err)
 	}
-	_ = unix.Close(fd)
+	sys.CloseFD(fd)
 	raw, err := a.conns.invoke(ctx, path, q.method, q.in)
 	if err != nil {
 		return socketError(ctx, v, id, q, err)
@@ -74,8 +73,8 @@ type sockets struct {
 func (s sockets) open(path string) (int, error) {
 	for _, dir := range s.dirs {
 		dir = filepath.Clean(dir)
-		if filepath.Clean(path) == path && tree.IsBelow(dir, path) {
-			return s.openBelow(dir, strings.TrimPrefix(path, dir+"/"))
+		if name, below := sys.Below(dir, path); below && filepath.Clean(path) == path {
+			return s.openBelow(dir, name)
 		}
 	}
 	return -1, volume.Errorf(volume.Denied, "the socket %s lies below none of handlers.crust.socketDirs (%s)",
@@ -83,19 +82,17 @@ func (s sockets) open(path string) (int, error) {
 }
 
 func (s sockets) openBelow(dir, name string) (int, error) {
-	base, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	base, err := sys.OpenDir(dir)
 	if err != nil {
 		return -1, fmt.Errorf("the directory %s: %w", dir, err)
 	}
-	defer func() { _ = unix.Close(base) }()
-	fd, err := unix.Openat2(base, name, &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
-	})
+	defer sys.CloseFD(base)
+	fd, err := sys.OpenBeneath(base, name, unix.O_PATH, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
 		return -1, fmt.Errorf("the socket %s/%s: %w", dir, name, err)
 	}
 	if err := s.check(fd, dir+"/"+name); err != nil {
-		_ = unix.Close(fd)
+		sys.CloseFD(fd)
 		return -1, err
 	}
 	return fd, nil
@@ -122,9 +119,9 @@ func (s sockets) dial(ctx context.Context, path string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer sys.CloseFD(fd)
 	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", "/proc/self/fd/"+strconv.Itoa(fd))
+	conn, err := dialer.DialContext(ctx, "unix", sys.ProcFD(fd))
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -59,7 +60,7 @@ func (b *bindings) propose(v *volume.Volume, s shim) {
 // shown otherwise.
 func (b *bindings) seen(key volume.Key, id string) {
 	e, tracked := b.table.Get(key)
-	if !tracked || !idForm.MatchString(id) || b.life.ofOtherPod(id, e.Volume.PodUID) {
+	if !tracked || !abi.IsSandboxID(id) || b.life.ofOtherPod(id, e.Volume.PodUID) {
 		return
 	}
 	b.noteUse(key, id)
@@ -77,7 +78,7 @@ func (b *bindings) guessFlavor(id string) flavor {
 
 // added records a new sandbox of a pod. An old one is no longer taken for granted.
 func (b *bindings) added(podUID, id string) {
-	if podUID == "" || !idForm.MatchString(id) {
+	if podUID == "" || !abi.IsSandboxID(id) {
 		return
 	}
 	for _, key := range b.table.DropOthers(podUID, id) {
@@ -108,7 +109,7 @@ func (b *bindings) candidates(v *volume.Volume) []string {
 	return slices.DeleteFunc(ids, func(id string) bool {
 		again := seen[id]
 		seen[id] = true
-		return again || !idForm.MatchString(id) || b.life.ofOtherPod(id, v.PodUID)
+		return again || !abi.IsSandboxID(id) || b.life.ofOtherPod(id, v.PodUID)
 	})
 }
 

@@ -1,22 +1,18 @@
 package kata
 
 import (
-	"cmp"
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
-
-// idForm is what a sandbox id may look like. It becomes part of a path.
-var idForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 
 // maxIDs bounds the sandbox ids taken from one volume's directory.
 const maxIDs = 64
@@ -56,7 +52,7 @@ func (l layout) Read(dir string) *volume.Volume {
 		Handler: Name, PodUID: podUIDOf(target),
 	}
 	file := filepath.Join(l.root, dir, infoName)
-	raw, err := tree.ReadSmall(file, maxInfo)
+	raw, err := sys.ReadSmall(file, maxInfo)
 	if err != nil {
 		return v
 	}
@@ -67,9 +63,9 @@ func (l layout) Read(dir string) *volume.Volume {
 	}
 	v.FSType = info.FSType
 	v.MountFlags = info.Options
-	v.ReadOnly = slices.Contains(info.Options, "ro")
+	v.ReadOnly = info.ReadOnly()
 	v.Group = info.Metadata["fsGroup"]
-	v.GroupPolicy = volume.GroupPolicy(info.Metadata["fsGroupChangePolicy"])
+	v.GroupPolicy = info.GroupPolicy()
 	if st, err := os.Lstat(file); err == nil {
 		v.Created = st.ModTime().Round(time.Microsecond)
 	}
@@ -79,23 +75,6 @@ func (l layout) Read(dir string) *volume.Volume {
 // Sandboxes lists the sandbox-id files of a volume, the newest first. The Go runtime
 // writes one when it creates a container; nobody removes it.
 func (l layout) Sandboxes(dir string) []string {
-	dir = filepath.Join(l.root, dir)
-	ids, err := tree.ReadNames(dir, maxIDs+1)
-	if err != nil {
-		return nil
-	}
-	made := make(map[string]int64, len(ids))
-	ids = slices.DeleteFunc(ids, func(id string) bool {
-		var st unix.Stat_t
-		if id == infoName || !idForm.MatchString(id) ||
-			unix.Lstat(filepath.Join(dir, id), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-			return true
-		}
-		made[id] = st.Mtim.Nano()
-		return false
-	})
-	slices.SortFunc(ids, func(a, b string) int {
-		return cmp.Or(cmp.Compare(made[b], made[a]), strings.Compare(a, b))
-	})
+	ids, _ := sys.NewestFiles(unix.AT_FDCWD, filepath.Join(l.root, dir), maxIDs+1, abi.IsSandboxID)
 	return ids
 }

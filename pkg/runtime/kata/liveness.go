@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 )
@@ -69,7 +70,7 @@ func (l liveness) unattributed(podUID string) (string, error) {
 			return "", fmt.Errorf("%s holds more than %d", root, maxSandboxes)
 		}
 		for _, id := range names {
-			if !idForm.MatchString(id) || l.ofOtherPod(id, podUID) {
+			if !abi.IsSandboxID(id) || l.ofOtherPod(id, podUID) {
 				continue
 			}
 			if lives, err := l.hasShim(id); lives || err != nil {

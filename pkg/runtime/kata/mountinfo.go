@@ -1,7 +1,6 @@
 package kata
 
 import (
-	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -9,6 +8,7 @@ import (
 	"path"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 )
@@ -16,7 +16,7 @@ import (
 const (
 	// infoName is the only name in a volume's directory that Kata does not take
 	// for a sandbox id.
-	infoName = "mountInfo.json"
+	infoName = abi.InfoName
 	// directVol is the one volume type that runtime-rs takes for a disk; the Go
 	// runtime ignores the field.
 	directVol = "directvol"
@@ -25,23 +25,9 @@ const (
 	maxTarget = 189 // its base64 has 252 bytes, the next one 256: over NAME_MAX
 )
 
-// mountInfo is the file by which Kata learns of a volume.
-type mountInfo struct {
-	VolumeType string            `json:"volume-type"`
-	Device     string            `json:"device"`
-	FSType     string            `json:"fstype"`
-	Metadata   map[string]string `json:"metadata,omitempty"`
-	Options    []string          `json:"options,omitempty"`
-}
-
 // encodeInfo is deterministic, so that a projection is compared by its bytes.
 func encodeInfo(v *volume.Volume) ([]byte, error) {
-	info := mountInfo{
-		VolumeType: directVol,
-		Device:     v.Device.Path,
-		FSType:     v.FSType,
-		Options:    mountopt.Options(v),
-	}
+	info := abi.Info{VolumeType: directVol, Device: v.Device.Path, FSType: v.FSType, Options: mountopt.Options(v)}
 	if v.Group != "" {
 		info.Metadata = map[string]string{"fsGroup": v.Group}
 		if v.GroupPolicy != volume.GroupPolicyUnset {
@@ -52,22 +38,17 @@ func encodeInfo(v *volume.Volume) ([]byte, error) {
 }
 
 // parseInfo reads a mountInfo.json that anybody may have written.
-func parseInfo(raw []byte) (mountInfo, error) {
-	var info mountInfo
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	if err := dec.Decode(&info); err != nil {
-		return mountInfo{}, fmt.Errorf("not valid JSON: %w", err)
-	}
-	if dec.More() {
-		return mountInfo{}, errors.New("more than one JSON value")
+func parseInfo(raw []byte) (info abi.Info, err error) {
+	if err := json.Unmarshal(raw, &info); err != nil {
+		return abi.Info{}, fmt.Errorf("not valid JSON: %w", err)
 	}
 	switch {
 	case info.Device == "" || info.FSType == "" || info.VolumeType == "":
-		return mountInfo{}, errors.New("volume-type, device or fstype is missing")
+		return abi.Info{}, errors.New("volume-type, device or fstype is missing")
 	case !path.IsAbs(info.Device) || !sys.IsText(info.Device) || len(info.Device) > 4095:
-		return mountInfo{}, errors.New("the device is not an absolute path")
+		return abi.Info{}, errors.New("the device is not an absolute path")
 	case !sys.IsText(info.FSType) || len(info.FSType) > 64:
-		return mountInfo{}, errors.New("the fstype is not a name")
+		return abi.Info{}, errors.New("the fstype is not a name")
 	}
 	return info, nil
 }

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -48,7 +49,7 @@ func openNotes(dir string, log *zap.Logger) (*notes, error) {
 	}
 	n := &notes{dir: dir, log: log, ids: make(map[volume.Key][]string)}
 	for _, name := range names {
-		if key, id, ok := strings.Cut(name, "."); ok && idForm.MatchString(id) {
+		if key, id, ok := strings.Cut(name, "."); ok && abi.IsSandboxID(id) {
 			n.ids[volume.Key(key)] = append(n.ids[volume.Key(key)], id)
 		}
 	}

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
@@ -187,7 +186,7 @@ func TestReadsAreNeverTorn(t *testing.T) {
 
 func readUntil(t *testing.T, file string, left *atomic.Int64) {
 	for left.Add(-1) >= 0 {
-		raw, err := tree.ReadSmall(file, maxInfo)
+		raw, err := sys.ReadSmall(file, maxInfo)
 		if err == nil {
 			_, err = parseInfo(raw)
 		}

@@ -3,6 +3,7 @@ package kata
 import (
 	"context"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -64,7 +65,7 @@ func (u *users) mountedBy(ctx context.Context, v *volume.Volume) (string, error)
 		return "", mountsUnknown(v, err)
 	}
 	for _, id := range ids {
-		if idForm.MatchString(id) {
+		if abi.IsSandboxID(id) {
 			u.bindings.notes.add(v.Key, id, u.life.ended)
 			return id, nil
 		}

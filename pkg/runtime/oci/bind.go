@@ -30,7 +30,7 @@ func (m *Mount) Bind(b Binding) error {
 	if !abi.IsSandboxID(b.Sandbox) {
 		return fmt.Errorf("%q cannot be the id of a sandbox", b.Sandbox)
 	}
-	return m.locked(func() error {
+	return locked(m.dir, func() error {
 		if err := m.dir.Put(b.Sandbox, b.Note); err != nil {
 			return err
 		}
@@ -63,8 +63,6 @@ func Unbind(dir *abi.Dir, sandbox string) error {
 		return errors.Join(dir.Remove(abi.CLIName), dir.Remove(abi.SocketName))
 	})
 }
-
-func (m *Mount) locked(f func() error) error { return locked(m.dir, f) }
 
 func locked(dir *abi.Dir, f func() error) error {
 	if err := dir.Lock(lockTime); err != nil {

@@ -4,15 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
@@ -180,11 +179,11 @@ func (c Config) byGuard(m *Mount, at guard, isRoot bool, source, podUID string) 
 // below is the path of a directory from the root of the mount that it lies on,
 // by the kernel's word of where both are.
 func below(fd int, point string) (string, error) {
-	here, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	here, err := sys.PathOfFD(fd)
 	if err != nil {
 		return "", err
 	}
-	rest, inside := strings.CutPrefix(here, strings.TrimSuffix(point, "/")+"/")
+	rest, inside := sys.Below(point, here)
 	if !inside || strings.HasSuffix(rest, " (deleted)") {
 		return "", errors.New("its place in the guard cannot be told: try again")
 	}
@@ -195,7 +194,7 @@ func below(fd int, point string) (string, error) {
 // source's real path that is a volume's target. The path in the spec may go by
 // links, as where kubelet's root is one.
 func (c Config) byPath(m *Mount, podUID string) (bool, error) {
-	clean, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(m.Source))
+	clean, err := sys.PathOfFD(m.Source)
 	if err != nil {
 		return false, err
 	}

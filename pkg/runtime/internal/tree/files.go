@@ -1,52 +1,20 @@
 package tree
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
-
-// IsBelow compares by whole path components.
-func IsBelow(dir, path string) bool {
-	rest, ok := strings.CutPrefix(path, strings.TrimSuffix(dir, "/"))
-	return ok && strings.HasPrefix(rest, "/")
-}
-
-// ReadSmall reads a regular file of at most limit bytes. It follows no link and
-// waits for nothing, whatever stands under the name.
-func ReadSmall(path string, limit int) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	buf := make([]byte, 0, 1024)
-	for {
-		if len(buf) == cap(buf) {
-			buf = append(buf, 0)[:len(buf)]
-		}
-		n, err := unix.Read(fd, buf[len(buf):cap(buf)])
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return nil, err
-		case n == 0:
-			return buf, nil
-		}
-		if buf = buf[:len(buf)+n]; len(buf) > limit {
-			return nil, errTooLarge
-		}
-	}
-}
-
-var errTooLarge = errors.New("the file is too large")
 
 // writeNew makes a file that did not exist.
 //
@@ -111,4 +79,16 @@ func ReadNames(dir string, limit int) ([]string, error) {
 		err = nil
 	}
 	return names, err
+}
+
+// DeviceIn reads which device a volume's file names, whatever else is in it: the device
+// has an owner, also where we cannot serve the volume.
+func DeviceIn(raw []byte) volume.Device {
+	var info struct {
+		Device string `json:"device"`
+	}
+	if err := json.NewDecoder(bytes.NewReader(raw)).Decode(&info); err != nil || !path.IsAbs(info.Device) {
+		return volume.Device{}
+	}
+	return claim.Identify(path.Clean(info.Device))
 }

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -79,7 +80,9 @@ func (t *Tree) isOfRoot(dir string) bool {
 
 // IsOurs tells whether a target lies below our kubelet root, in either of its names.
 func (t *Tree) IsOurs(target string) bool {
-	return t.root == "" || IsBelow(t.root, target) || IsBelow(filepath.Clean(t.KubeletRoot), target)
+	_, resolved := sys.Below(t.root, target)
+	_, asGiven := sys.Below(filepath.Clean(t.KubeletRoot), target)
+	return t.root == "" || resolved || asGiven
 }
 
 // sign writes the mark of a volume, and for which kubelet root it is.

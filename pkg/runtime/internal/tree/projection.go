@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -110,7 +111,7 @@ func (t *Tree) Build(key volume.Key, raw []byte) (temp string, err error) {
 // publishAgain compares, and replaces the file only where it differs.
 func (t *Tree) publishAgain(p *Projection) (outcome, error) {
 	file := t.Path(p.Dir) + "/" + t.File
-	old, err := ReadSmall(file, maxFile)
+	old, err := sys.ReadSmall(file, maxFile)
 	if err == nil && bytes.Equal(old, p.Raw) {
 		// An older crust-proxy wrote no root. Without one the target tells.
 		_ = t.sign(t.Path(p.Dir), p.Volume.Key)

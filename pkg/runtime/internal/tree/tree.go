@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -95,45 +96,38 @@ func (t *Tree) Health() error {
 // resolve resolves Root and Temp, and refuses a Temp from which nothing could be
 // renamed into place, or that readers of the tree would look into.
 func (c *Config) resolve() (rootPath, tempPath string, err error) {
-	root, err := c.resolveDir(c.Root)
+	rootPath, rootDev, err := c.resolveDir(c.Root)
 	if err != nil {
 		return "", "", err
 	}
-	temp, err := c.resolveDir(c.Temp)
+	tempPath, tempDev, err := c.resolveDir(c.Temp)
 	if err != nil {
 		return "", "", err
 	}
-	if root.path == temp.path || IsBelow(root.path, temp.path) {
+	if _, below := sys.Below(rootPath, tempPath); below || rootPath == tempPath {
 		return "", "", volume.Errorf(volume.Invalid, "%s: the temporary directory %s lies in %s, "+
-			"where its files would be taken for those of volumes: put it elsewhere", c.Name, temp.path, root.path)
+			"where its files would be taken for those of volumes: put it elsewhere", c.Name, tempPath, rootPath)
 	}
-	if root.dev != temp.dev {
+	if rootDev != tempDev {
 		return "", "", volume.Errorf(volume.Invalid, "%s: the temporary directory %s is not on the filesystem of %s, "+
-			"so that nothing can be renamed into place: put it below the same mount", c.Name, temp.path, root.path)
+			"so that nothing can be renamed into place: put it below the same mount", c.Name, tempPath, rootPath)
 	}
-	return root.path, temp.path, nil
-}
-
-// resolvedDir is a directory without links in its path.
-type resolvedDir struct {
-	path string
-	dev  uint64
+	return rootPath, tempPath, nil
 }
 
 // resolveDir follows a configured directory's links, which are the operator's.
-func (c *Config) resolveDir(dir string) (resolvedDir, error) {
-	path, err := filepath.EvalSymlinks(dir)
-	if err != nil {
-		return resolvedDir{}, volume.Errorf(volume.Internal, "%s: the directory %s cannot be resolved: %w", c.Name, dir, err)
+func (c *Config) resolveDir(dir string) (path string, dev uint64, err error) {
+	if path, err = filepath.EvalSymlinks(dir); err != nil {
+		return "", 0, volume.Errorf(volume.Internal, "%s: the directory %s cannot be resolved: %w", c.Name, dir, err)
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
-		return resolvedDir{}, volume.Errorf(volume.Internal, "%s: the directory %s cannot be looked at: %w", c.Name, dir, err)
+		return "", 0, volume.Errorf(volume.Internal, "%s: the directory %s cannot be looked at: %w", c.Name, dir, err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return resolvedDir{}, volume.Errorf(volume.Invalid, "%s: %s is not a directory", c.Name, dir)
+		return "", 0, volume.Errorf(volume.Invalid, "%s: %s is not a directory", c.Name, dir)
 	}
-	return resolvedDir{path: path, dev: st.Dev}, nil
+	return path, st.Dev, nil
 }
 
 // clearTemp removes what a kill left behind.
