@@ -25,14 +25,14 @@ type shim struct {
 	flavor flavor
 }
 
-// bindings finds out which sandbox has a volume, and puts on record every sandbox that
-// may have had one.
+// bindings finds out which sandbox has a volume and which lives, by what the container
+// runtime lists and by the sockets of Kata's shims. It puts on record every sandbox that
+// may have had a volume.
 type bindings struct {
 	cfg       *Config
 	layout    layout
 	table     *projection.Bindings
 	notes     *notes
-	life      liveness
 	sandboxes Sandboxes // nil where no container runtime is followed
 }
 
@@ -60,7 +60,7 @@ func (b *bindings) propose(v *volume.Volume, s shim) {
 // shown otherwise.
 func (b *bindings) seen(key volume.Key, id string) {
 	e, tracked := b.table.Get(key)
-	if !tracked || !abi.IsSandboxID(id) || b.life.ofOtherPod(id, e.Volume.PodUID) {
+	if !tracked || !abi.IsSandboxID(id) || b.ofOtherPod(id, e.Volume.PodUID) {
 		return
 	}
 	b.noteUse(key, id)
@@ -89,7 +89,7 @@ func (b *bindings) added(podUID, id string) {
 // noteUse puts on record that a sandbox has or had a volume of ours.
 func (b *bindings) noteUse(key volume.Key, id string) {
 	if b.table.IsOurs(key) {
-		b.notes.add(key, id, b.life.ended)
+		b.notes.add(key, id, b.ended)
 	}
 }
 
@@ -109,7 +109,7 @@ func (b *bindings) candidates(v *volume.Volume) []string {
 	return slices.DeleteFunc(ids, func(id string) bool {
 		again := seen[id]
 		seen[id] = true
-		return again || !abi.IsSandboxID(id) || b.life.ofOtherPod(id, v.PodUID)
+		return again || !abi.IsSandboxID(id) || b.ofOtherPod(id, v.PodUID)
 	})
 }
 

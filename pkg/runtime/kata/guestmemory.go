@@ -11,7 +11,7 @@ import (
 // is a cache: without it the guest is asked again.
 type guestMemory struct {
 	mu      sync.Mutex
-	volumes map[volume.Key]*guestVolume
+	volumes map[volume.Key]guestVolume
 }
 
 type guestVolume struct {
@@ -22,18 +22,6 @@ type guestVolume struct {
 	dead map[string]bool
 	// groupless is the sandbox that was logged to ignore the volume's group.
 	groupless string
-}
-
-func newGuestMemory() *guestMemory { return &guestMemory{volumes: make(map[volume.Key]*guestVolume)} }
-
-// get is called with the lock held.
-func (m *guestMemory) get(key volume.Key) *guestVolume {
-	g, ok := m.volumes[key]
-	if !ok {
-		g = &guestVolume{}
-		m.volumes[key] = g
-	}
-	return g
 }
 
 // drop forgets a volume.
@@ -47,7 +35,7 @@ func (m *guestMemory) drop(key volume.Key) {
 func (m *guestMemory) path(key volume.Key, sandbox string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if g, ok := m.volumes[key]; ok && g.sandbox == sandbox {
+	if g := m.volumes[key]; g.sandbox == sandbox {
 		return g.path
 	}
 	return ""
@@ -56,8 +44,9 @@ func (m *guestMemory) path(key volume.Key, sandbox string) string {
 func (m *guestMemory) setPath(key volume.Key, sandbox, path string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	g := m.get(key)
+	g := m.volumes[key]
 	g.sandbox, g.path = sandbox, path
+	m.volumes[key] = g
 }
 
 // forgetPath forgets a path that has turned out to be another volume's.
@@ -66,6 +55,7 @@ func (m *guestMemory) forgetPath(key volume.Key, sandbox, path string) {
 	defer m.mu.Unlock()
 	if g, ok := m.volumes[key]; ok && g.sandbox == sandbox && g.path == path {
 		g.path = ""
+		m.volumes[key] = g
 	}
 }
 
@@ -73,14 +63,14 @@ func (m *guestMemory) forgetPath(key volume.Key, sandbox, path string) {
 func (m *guestMemory) markDead(key volume.Key, dir string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	g := m.get(key)
-	if len(g.dead) >= maxShared {
-		return
-	}
+	g := m.volumes[key]
 	if g.dead == nil {
 		g.dead = make(map[string]bool)
+		m.volumes[key] = g
 	}
-	g.dead[dir] = true
+	if len(g.dead) < maxShared {
+		g.dead[dir] = true
+	}
 }
 
 // withoutDead leaves out the dead directories, and forgets those that do not exist any
@@ -89,7 +79,7 @@ func (m *guestMemory) withoutDead(key volume.Key, dirs []sharedDir) []sharedDir 
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	g, ok := m.volumes[key]
-	if !ok || len(g.dead) == 0 {
+	if !ok {
 		return dirs
 	}
 	still := make(map[string]bool, len(g.dead))
@@ -100,6 +90,7 @@ func (m *guestMemory) withoutDead(key volume.Key, dirs []sharedDir) []sharedDir 
 		return g.dead[d.name]
 	})
 	g.dead = still
+	m.volumes[key] = g
 	return dirs
 }
 
@@ -108,8 +99,9 @@ func (m *guestMemory) withoutDead(key volume.Key, dirs []sharedDir) []sharedDir 
 func (m *guestMemory) firstGroupless(key volume.Key, sandbox string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	g := m.get(key)
+	g := m.volumes[key]
 	first := g.groupless != sandbox
 	g.groupless = sandbox
+	m.volumes[key] = g
 	return first
 }

@@ -50,7 +50,7 @@ func TestGuestPath(t *testing.T) {
 			b := newBench(t, kataemu.Rust)
 			b.destinations, b.containers, b.err = c.destinations, []string{container}, c.trackerError
 			if c.noTracker {
-				b.h.sandboxes, b.h.shares.sandboxes = nil, nil
+				b.h.sandboxes = nil
 			}
 			makeShared(t, filepath.Join(b.cfg.SharedSandboxes, "sb1"), c.dirs, c.files)
 			v := b.Volume("a")
@@ -180,7 +180,7 @@ func TestStatsBesideAContainerThatCrashes(t *testing.T) {
 	dead := func() int {
 		g.h.guests.mu.Lock()
 		defer g.h.guests.mu.Unlock()
-		return len(g.h.guests.get(v.Key).dead)
+		return len(g.h.guests.volumes[v.Key].dead)
 	}
 	if n := dead(); n != 0 {
 		t.Errorf("%d directories are given up for good that may be mounted yet", n)

@@ -88,11 +88,11 @@ func (s *guestSearch) list(ctx context.Context) error {
 	if s.listed {
 		return nil
 	}
-	dirs, err := s.h.shares.list(s.v, s.id)
+	dirs, err := s.listShared()
 	if err != nil {
 		return err
 	}
-	s.dirs, err = s.h.shares.ofVolume(ctx, s.v, s.id, s.h.guests.withoutDead(s.v.Key, dirs))
+	s.dirs, err = s.ofVolume(ctx, s.h.guests.withoutDead(s.v.Key, dirs))
 	if err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func (s *guestSearch) ofHost(report volume.Report) bool {
 		return false
 	}
 	var st unix.Statfs_t
-	if err := unix.Statfs(s.h.shares.passthrough(s.id, "rw"), &st); err != nil {
+	if err := unix.Statfs(s.passthrough("rw"), &st); err != nil {
 		return false
 	}
 	bytes, inodes := totals(report)
@@ -235,7 +235,7 @@ func (s *guestSearch) endsAlike(ctx context.Context, other *volume.Volume) (bool
 	}
 	destinations, err := s.h.sandboxes.Destinations(ctx, s.id, other.ResolvedTarget)
 	if err != nil {
-		return false, s.h.shares.trackerError(ctx, s.v, s.id, err)
+		return false, s.trackerError(ctx, err)
 	}
 	return endsIn(path.Base(s.path), destinations), nil
 }
@@ -263,7 +263,7 @@ func (s *guestSearch) ofPod() []*volume.Volume {
 // will be again.
 func (s *guestSearch) markDead() {
 	name := path.Base(s.path)
-	born, plain := plainDir(path.Join(s.h.shares.passthrough(s.id, "rw"), name))
+	born, plain := plainDir(path.Join(s.passthrough("rw"), name))
 	if !plain || time.Since(time.Unix(0, born)) < settled {
 		return
 	}

@@ -56,8 +56,6 @@ type Handler struct {
 	bindings  *bindings
 	client    *client
 	guests    *guestMemory
-	users     *users
-	shares    *shares
 }
 
 var _ runtime.Handler = (*Handler)(nil)
@@ -72,16 +70,13 @@ func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Handler{cfg: cfg, sandboxes: sandboxes, log: log, notes: kept, guests: newGuestMemory()}
-	format, life := layout{root: opened.Root}, liveness{cfg: &h.cfg, sandboxes: sandboxes}
-	h.bindings = &bindings{cfg: &h.cfg, layout: format, notes: kept, life: life, sandboxes: sandboxes}
-	h.store = projection.New(opened, format, projection.Hooks{
+	h := &Handler{cfg: cfg, sandboxes: sandboxes, log: log, notes: kept, guests: &guestMemory{volumes: make(map[volume.Key]guestVolume)}}
+	h.bindings = &bindings{cfg: &h.cfg, layout: layout{root: opened.Root}, notes: kept, sandboxes: sandboxes}
+	h.store = projection.New(opened, h.bindings.layout, projection.Hooks{
 		SandboxSeen: h.bindings.seen, OnChange: cfg.OnChange, Forgotten: h.guests.drop, KeepRemoved: true,
 	})
 	h.bindings.table = h.store.Bindings
 	h.client = &client{cfg: &h.cfg, pool: newPool(), bindings: h.bindings}
-	h.users = &users{bindings: h.bindings, life: life, sandboxes: sandboxes}
-	h.shares = &shares{cfg: &h.cfg, sandboxes: sandboxes}
 	return h, nil
 }
 
@@ -173,7 +168,7 @@ func (h *Handler) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error)
 // InUse names a sandbox that has the volume or may have it. What cannot be found
 // out counts as in use: the error is Busy and says what is not known.
 func (h *Handler) InUse(ctx context.Context, v *volume.Volume) (string, error) {
-	return h.users.find(ctx, v)
+	return h.bindings.inUse(ctx, v)
 }
 
 // Binding is the last known binding, from memory. A sandbox counts once it left its

@@ -14,36 +14,29 @@ import (
 // maxSandboxes bounds a listing of the node's Kata sandboxes.
 const maxSandboxes = 4096
 
-// liveness tells which sandboxes live, by what the container runtime lists and by
-// the sockets of Kata's shims.
-type liveness struct {
-	cfg       *Config
-	sandboxes Sandboxes // nil where no container runtime is followed
-}
-
-// may tells whether a sandbox is listed by the container runtime or has a shim.
-func (l liveness) may(id string) (bool, error) {
-	if l.sandboxes != nil {
-		if _, listed := l.sandboxes.PodOf(id); listed {
+// mayLive tells whether a sandbox is listed by the container runtime or has a shim.
+func (b *bindings) mayLive(id string) (bool, error) {
+	if b.sandboxes != nil {
+		if _, listed := b.sandboxes.PodOf(id); listed {
 			return true, nil
 		}
 	}
-	return l.hasShim(id)
+	return b.hasShim(id)
 }
 
 // ended tells whether a sandbox is proven to have ended.
-func (l liveness) ended(id string) bool {
-	if l.sandboxes != nil && !l.sandboxes.Ready() {
+func (b *bindings) ended(id string) bool {
+	if b.sandboxes != nil && !b.sandboxes.Ready() {
 		return false
 	}
-	lives, err := l.may(id)
+	lives, err := b.mayLive(id)
 	return err == nil && !lives
 }
 
 // hasShim tells whether anybody listens on one of a sandbox's sockets.
-func (l liveness) hasShim(id string) (bool, error) {
+func (b *bindings) hasShim(id string) (bool, error) {
 	for _, f := range []flavor{goShim, rustShim} {
-		if served, err := isServed(l.cfg.socketOf(id, f)); served || err != nil {
+		if served, err := isServed(b.cfg.socketOf(id, f)); served || err != nil {
 			return served, err
 		}
 	}
@@ -51,14 +44,14 @@ func (l liveness) hasShim(id string) (bool, error) {
 }
 
 // ofOtherPod tells whether a sandbox is known to be another pod's.
-func (l liveness) ofOtherPod(id, podUID string) bool {
-	return projection.OfOtherPod(l.sandboxes, id, podUID)
+func (b *bindings) ofOtherPod(id, podUID string) bool {
+	return projection.OfOtherPod(b.sandboxes, id, podUID)
 }
 
 // unattributed names a sandbox of the node that has a shim and is not known to be
 // another pod's, or gives "".
-func (l liveness) unattributed(podUID string) (string, error) {
-	for _, root := range []string{l.cfg.GoSandboxes, l.cfg.RustSandboxes} {
+func (b *bindings) unattributed(podUID string) (string, error) {
+	for _, root := range []string{b.cfg.GoSandboxes, b.cfg.RustSandboxes} {
 		names, err := tree.ReadNames(root, maxSandboxes+1)
 		if errors.Is(err, unix.ENOENT) {
 			continue
@@ -70,10 +63,10 @@ func (l liveness) unattributed(podUID string) (string, error) {
 			return "", fmt.Errorf("%s holds more than %d", root, maxSandboxes)
 		}
 		for _, id := range names {
-			if !abi.IsSandboxID(id) || l.ofOtherPod(id, podUID) {
+			if !abi.IsSandboxID(id) || b.ofOtherPod(id, podUID) {
 				continue
 			}
-			if lives, err := l.hasShim(id); lives || err != nil {
+			if lives, err := b.hasShim(id); lives || err != nil {
 				return id, err
 			}
 		}

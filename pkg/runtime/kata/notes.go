@@ -2,6 +2,7 @@ package kata
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -71,24 +72,16 @@ func (n *notes) of(key volume.Key) []string {
 func (n *notes) keys() []volume.Key {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	keys := make([]volume.Key, 0, len(n.ids))
-	for key := range n.ids {
-		keys = append(keys, key)
-	}
-	return keys
+	return slices.Collect(maps.Keys(n.ids))
 }
 
 // add notes a sandbox and drops those of the others that have ended. It is called
 // for each sandbox attempt, so the notes of a pod that never starts do not grow.
 func (n *notes) add(key volume.Key, id string, ended func(id string) bool) {
-	n.mu.Lock()
-	others := n.ids[key]
+	others := n.of(key)
 	if slices.Contains(others, id) {
-		n.mu.Unlock()
 		return
 	}
-	others = slices.Clone(others)
-	n.mu.Unlock()
 	for _, other := range others {
 		if ended(other) {
 			n.drop(key, other)
@@ -118,10 +111,9 @@ func (n *notes) add(key volume.Key, id string, ended func(id string) bool) {
 func (n *notes) drop(key volume.Key, id string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := n.remove(key, id); err != nil {
-		return // it is dropped with the volume
+	if err := n.remove(key, id); err == nil { // else it is dropped with the volume
+		n.ids[key] = slices.DeleteFunc(n.ids[key], func(one string) bool { return one == id })
 	}
-	n.ids[key] = slices.DeleteFunc(n.ids[key], func(one string) bool { return one == id })
 }
 
 // forget drops all notes of a volume that was given back.

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 const (
@@ -30,25 +33,19 @@ func newPool() *pool { return &pool{idle: make(map[string][]*conn)} }
 
 // get gives a connection that was kept, or a new one.
 func (p *pool) get(ctx context.Context, socket string) (*conn, error) {
-	if c := p.take(socket); c != nil {
-		return c, nil
-	}
-	return dial(ctx, socket)
-}
-
-func (p *pool) take(socket string) *conn {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	kept := p.idle[socket]
-	if len(kept) == 0 {
-		return nil
+	last := len(kept) - 1
+	if last < 0 {
+		p.mu.Unlock()
+		return dial(ctx, socket)
 	}
-	c := kept[len(kept)-1]
-	kept[len(kept)-1] = nil
-	p.idle[socket] = kept[:len(kept)-1]
+	defer p.mu.Unlock()
+	c := kept[last]
+	p.idle[socket] = slices.Delete(kept, last, last+1)
 	p.total--
 	c.kept = true
-	return c
+	return c, nil
 }
 
 // put keeps a connection whose last reply was read to its end.
@@ -90,7 +87,7 @@ func (p *pool) sweep(now time.Time) {
 		if n == len(kept) {
 			delete(p.idle, socket)
 		} else {
-			p.idle[socket] = append([]*conn(nil), kept[n:]...)
+			p.idle[socket] = slices.Clone(kept[n:])
 		}
 	}
 	p.mu.Unlock()
@@ -144,12 +141,8 @@ func dial(ctx context.Context, socket string) (*conn, error) {
 		if !errors.Is(err, unix.EAGAIN) {
 			return nil, err
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !sys.Sleep(ctx, wait) {
 			return nil, ctx.Err()
-		case <-timer.C:
 		}
 	}
 }

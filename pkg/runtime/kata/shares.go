@@ -29,28 +29,21 @@ type sharedDir struct {
 	born int64 // in nanoseconds
 }
 
-// shares finds what runtime-rs put into its sandboxes, in the directories that each
-// shares with the host.
-type shares struct {
-	cfg       *Config
-	sandboxes Sandboxes // nil where no container runtime is followed
-}
-
-// list lists the directories in which the guest may have mounted devices,
+// listShared lists the directories in which the guest may have mounted devices,
 // the newest first. They are plain ones: a shared directory of the host is a
 // mount point.
-func (s *shares) list(v *volume.Volume, id string) ([]sharedDir, error) {
+func (s *guestSearch) listShared() ([]sharedDir, error) {
 	var found []sharedDir
 	seen := make(map[string]bool)
 	for _, mode := range []string{"rw", "ro"} {
-		dir := s.passthrough(id, mode)
+		dir := s.passthrough(mode)
 		names, err := tree.ReadNames(dir, maxShared+1)
 		if errors.Is(err, unix.ENOENT) {
 			continue
 		}
 		if err != nil || len(names) > maxShared {
 			return nil, volume.Errorf(volume.Internal, "volume %s: what Kata sandbox %s shares with the host, in %s, "+
-				"cannot be listed: %w", v.Target, id, dir, err)
+				"cannot be listed: %w", s.v.Target, s.id, dir, err)
 		}
 		for _, name := range names {
 			if seen[name] || !sys.IsText(name) || !sharedForm.MatchString(name) {
@@ -68,8 +61,8 @@ func (s *shares) list(v *volume.Volume, id string) ([]sharedDir, error) {
 	return found, nil
 }
 
-func (s *shares) passthrough(id, mode string) string {
-	return filepath.Join(s.cfg.SharedSandboxes, id, mode, "passthrough")
+func (s *guestSearch) passthrough(mode string) string {
+	return filepath.Join(s.h.cfg.SharedSandboxes, s.id, mode, "passthrough")
 }
 
 // plainDir tells when a directory was made, if it is one and no mount point. A
@@ -88,19 +81,19 @@ func plainDir(path string) (born int64, plain bool) {
 }
 
 // ofVolume keeps the directories that can be this volume's.
-func (s *shares) ofVolume(ctx context.Context, v *volume.Volume, id string, dirs []sharedDir) ([]sharedDir, error) {
-	if s.sandboxes == nil || len(dirs) == 0 {
+func (s *guestSearch) ofVolume(ctx context.Context, dirs []sharedDir) ([]sharedDir, error) {
+	if s.h.sandboxes == nil || len(dirs) == 0 {
 		return dirs, nil
 	}
-	containers, err := s.sandboxes.ContainerIDs(ctx, id)
+	containers, err := s.h.sandboxes.ContainerIDs(ctx, s.id)
 	if err != nil {
-		return nil, s.trackerError(ctx, v, id, err)
+		return nil, s.trackerError(ctx, err)
 	}
-	destinations, err := s.sandboxes.Destinations(ctx, id, v.ResolvedTarget)
+	destinations, err := s.h.sandboxes.Destinations(ctx, s.id, s.v.ResolvedTarget)
 	if err != nil {
-		return nil, s.trackerError(ctx, v, id, err)
+		return nil, s.trackerError(ctx, err)
 	}
-	containers = append(containers, id)
+	containers = append(containers, s.id)
 	return slices.DeleteFunc(dirs, func(d sharedDir) bool {
 		return ofContainer(d.name, containers) || !endsIn(d.name, destinations)
 	}), nil
@@ -130,10 +123,10 @@ func endsIn(name string, destinations []string) bool {
 	})
 }
 
-func (s *shares) trackerError(ctx context.Context, v *volume.Volume, id string, err error) error {
+func (s *guestSearch) trackerError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return contextError(v, id, ctx.Err())
+		return contextError(s.v, s.id, ctx.Err())
 	}
 	return volume.Errorf(volume.Internal, "volume %s: the container runtime cannot be asked about Kata sandbox %s, "+
-		"so that the volume's place in the guest is not known: %w", v.Target, id, err)
+		"so that the volume's place in the guest is not known: %w", s.v.Target, s.id, err)
 }

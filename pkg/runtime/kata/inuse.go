@@ -8,65 +8,58 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// users proves which sandboxes use a volume, for Handler.InUse.
+// inUse names a sandbox that has the volume or may have it.
 //
 // A sandbox has ended when the container runtime does not list it and nobody
 // listens on its shim's socket. Whether another process has the device all the same,
 // such as a VMM that outlived its shim, is for the broker to find out.
-type users struct {
-	bindings  *bindings
-	life      liveness
-	sandboxes Sandboxes // nil where no container runtime is followed
-}
-
-// find names a sandbox that has the volume or may have it.
-func (u *users) find(ctx context.Context, v *volume.Volume) (string, error) {
+func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", guest.ContextError(v, "", err)
 	}
 	// Asked before the list of the pod's sandboxes is read: one that is ready is whole.
-	ready := u.sandboxes != nil && u.sandboxes.Ready()
-	for _, id := range u.bindings.candidates(v) {
-		if lives, err := u.life.may(id); err != nil {
+	ready := b.sandboxes != nil && b.sandboxes.Ready()
+	for _, id := range b.candidates(v) {
+		if lives, err := b.mayLive(id); err != nil {
 			return "", socketUnknown(v, id, err)
 		} else if lives {
 			return id, nil
 		}
 	}
 	switch {
-	case u.sandboxes == nil:
+	case b.sandboxes == nil:
 		return "", nil // the files of Kata's Go runtime are all there is to know
 	case !ready:
-		return "", u.refuseUnknown(v)
+		return "", b.refuseUnknown(v)
 	case v.PodUID == "":
-		return u.mountedBy(ctx, v)
+		return b.mountedBy(ctx, v)
 	}
 	return "", nil
 }
 
 // refuseUnknown answers while the container runtime cannot be asked. Only where no
 // Kata sandbox of the node can be the volume's, that does not matter.
-func (u *users) refuseUnknown(v *volume.Volume) error {
-	id, err := u.life.unattributed(v.PodUID)
+func (b *bindings) refuseUnknown(v *volume.Volume) error {
+	id, err := b.unattributed(v.PodUID)
 	if err != nil {
 		return shimsUnknown(v, err)
 	}
 	if id == "" {
 		return nil
 	}
-	return runtimeUnknown(v, id, u.sandboxes.LastError())
+	return runtimeUnknown(v, id, b.sandboxes.LastError())
 }
 
 // mountedBy finds the sandbox of a volume whose target does not name the pod, by
 // the mounts of all containers.
-func (u *users) mountedBy(ctx context.Context, v *volume.Volume) (string, error) {
-	ids, err := u.sandboxes.Mounting(ctx, v.Target, v.ResolvedTarget)
+func (b *bindings) mountedBy(ctx context.Context, v *volume.Volume) (string, error) {
+	ids, err := b.sandboxes.Mounting(ctx, v.Target, v.ResolvedTarget)
 	if err != nil {
 		return "", mountsUnknown(v, err)
 	}
 	for _, id := range ids {
 		if abi.IsSandboxID(id) {
-			u.bindings.notes.add(v.Key, id, u.life.ended)
+			b.notes.add(v.Key, id, b.ended)
 			return id, nil
 		}
 	}
