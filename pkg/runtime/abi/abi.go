@@ -62,15 +62,7 @@ func DirName(target string) string {
 
 // IsDirName tells whether a name has the form that DirName gives.
 func IsDirName(name string) bool {
-	if len(name) != 2*sha256.Size {
-		return false
-	}
-	for _, c := range []byte(name) {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return true
+	return len(name) == 2*sha256.Size && strings.Trim(name, "0123456789abcdef") == ""
 }
 
 // IsSandboxID tells whether a name can be the id of a sandbox: it becomes part of

@@ -44,7 +44,6 @@ func readReport(said *handlerv1.GetVolumeStatsResponse) (volume.Report, error) {
 	return guest.Report(usages, condition)
 }
 
-// checkSize checks the size that a filesystem is said to have now.
 func checkSize(v *volume.Volume, id string, r volume.Range, size int64, sizes guest.Sizes) (int64, error) {
 	if size <= 0 || size < r.Required || (r.Limit > 0 && size > r.Limit) {
 		return 0, volume.Errorf(volume.Absurd, "volume %s: the handler of sandbox %s says that it has %d bytes now, "+
@@ -57,7 +56,6 @@ func checkSize(v *volume.Volume, id string, r volume.Range, size int64, sizes gu
 	return size, nil
 }
 
-// refusal is an answer that is an error, with what the handler says to people.
 func refusal(v *volume.Volume, id string, kind volume.Kind, verb, text string) error {
 	text = guest.Printable(oneLine(text), guest.MaxErrorText)
 	if text == "" {

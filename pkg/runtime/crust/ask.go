@@ -24,7 +24,6 @@ type question struct {
 // askTime bounds a question of a caller who gave no deadline.
 const askTime = 30 * time.Second
 
-// asker puts questions to the handlers of live sandboxes, by their socket or program.
 type asker struct {
 	cfg      *Config
 	bindings *bindings
@@ -83,14 +82,11 @@ func (a *asker) askOnce(ctx context.Context, v *volume.Volume, id string, seen *
 		return volume.Errorf(volume.Unsupported, "volume %s: the handler of sandbox %s left neither %s nor %s, "+
 			"so that it cannot be asked", v.Target, id, abi.CLIName, abi.SocketName)
 	}
-	return volume.Errorf(kindOfUnserved(unserved), "volume %s: the handler of sandbox %s cannot be asked: %w", v.Target, id, unserved)
-}
-
-func kindOfUnserved(err error) volume.Kind {
-	if volume.KindOf(err) == volume.Denied {
-		return volume.Denied
+	kind := volume.Internal
+	if volume.KindOf(unserved) == volume.Denied {
+		kind = volume.Denied
 	}
-	return volume.Internal
+	return volume.Errorf(kind, "volume %s: the handler of sandbox %s cannot be asked: %w", v.Target, id, unserved)
 }
 
 // oneLine is the first line of what a handler says to people.
@@ -115,7 +111,6 @@ func (a *asker) thawForgotten(ctx context.Context, v *volume.Volume, q *question
 	return cause
 }
 
-// contextError is what a call gives whose context ended while a sandbox was asked.
 func contextError(v *volume.Volume, sandbox string, err error) error {
 	return guest.ContextError(v, "the handler of sandbox "+sandbox, err)
 }

@@ -14,7 +14,6 @@ type bindings struct {
 	sandboxes Sandboxes // nil where no container runtime is followed
 }
 
-// bind records the sandbox that has the volume.
 func (b *bindings) bind(key volume.Key, id string) { b.table.Bind(key, id, Name) }
 
 // seen records that a sandbox-id file appeared: the newest one is the live one until

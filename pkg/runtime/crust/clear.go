@@ -29,7 +29,6 @@ type job struct {
 	gone string
 }
 
-// cleaner removes what dead sandboxes left in volumes' directories.
 type cleaner struct {
 	bindings *bindings
 	log      *zap.Logger
@@ -45,7 +44,6 @@ func (c *cleaner) enqueue(j job) {
 	}
 }
 
-// run does the jobs, one at a time.
 func (c *cleaner) run(ctx context.Context) {
 	for {
 		select {
@@ -77,7 +75,6 @@ func (c *cleaner) do(ctx context.Context, j job) {
 	}
 }
 
-// clearThose clears the sandboxes away that are told to be dead.
 func (c *cleaner) clearThose(v *volume.Volume, dead func(id string) bool) {
 	seen, err := c.bindings.readDir(v)
 	if err != nil {

@@ -38,7 +38,6 @@ type conns struct {
 
 func newConns(s sockets) *conns { return &conns{sockets: s, open: make(map[string]*grpc.ClientConn)} }
 
-// run keeps connections until ctx ends, then closes them.
 func (c *conns) run(ctx context.Context) {
 	c.setKeep(true)
 	<-ctx.Done()
@@ -57,7 +56,6 @@ func (c *conns) setKeep(keep bool) {
 	}
 }
 
-// invoke makes one call and gives the bytes of the answer.
 func (c *conns) invoke(ctx context.Context, path, method string, in proto.Message) ([]byte, error) {
 	conn, done, err := c.get(path)
 	if err != nil {
@@ -92,7 +90,7 @@ func (c *conns) connect(path string) (*grpc.ClientConn, error) {
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.sockets.dial(ctx, path) }),
 		// Who is there, the kernel says; what is sent never leaves the node.
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.ForceCodecV2(rawAnswers{})),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.ForceCodecV2(rawAnswers{encoding.GetCodecV2("proto")})),
 		grpc.WithMaxHeaderListSize(16<<10), grpc.WithIdleTimeout(idleTime), grpc.WithDisableServiceConfig(),
 		grpc.WithAuthority("crust"), grpc.WithNoProxy(),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -105,23 +103,8 @@ func (c *conns) connect(path string) (*grpc.ClientConn, error) {
 // class, and not one of gRPC's.
 type answer []byte
 
-// rawAnswers sends messages and receives bytes.
-type rawAnswers struct{}
-
-var _ encoding.CodecV2 = rawAnswers{}
-
-// Name is protobuf's, for that is what the bytes are.
-func (rawAnswers) Name() string { return "proto" }
-
-// Marshal encodes a request.
-func (rawAnswers) Marshal(v any) (mem.BufferSlice, error) {
-	message, ok := v.(proto.Message)
-	if !ok {
-		return nil, fmt.Errorf("%T is no message", v)
-	}
-	raw, err := proto.Marshal(message)
-	return mem.BufferSlice{mem.SliceBuffer(raw)}, err
-}
+// rawAnswers is protobuf's codec, which sends messages, but for the answers.
+type rawAnswers struct{ encoding.CodecV2 }
 
 // Unmarshal keeps the bytes of an answer.
 func (rawAnswers) Unmarshal(data mem.BufferSlice, v any) error {

@@ -49,7 +49,6 @@ func (e *expiry) frozen(timeout time.Duration) {
 	}
 }
 
-// run works until ctx ends.
 func (e *expiry) run(ctx context.Context) {
 	next := time.Now()
 	timer := time.NewTimer(0)

@@ -75,7 +75,6 @@ func (l layout) Sandboxes(name string) []string {
 	return ids
 }
 
-// dirSnapshot is what handlers left in a volume's directory at one moment.
 type dirSnapshot struct {
 	ids    []string // of sandboxes, the newest first
 	files  map[string]fileID
@@ -124,7 +123,6 @@ func (l layout) readDir(v *volume.Volume, skip func(id string) bool) (*dirSnapsh
 	return s, nil
 }
 
-// readLines reads how the handler wants to be asked.
 func (s *dirSnapshot) readLines(dir *abi.Dir) {
 	var cliErr, socketErr error
 	s.cli, cliErr = line(dir, abi.CLIName)
@@ -132,7 +130,6 @@ func (s *dirSnapshot) readLines(dir *abi.Dir) {
 	s.unread = errors.Join(cliErr, socketErr)
 }
 
-// line reads a file that need not exist.
 func line(dir *abi.Dir, name string) (string, error) {
 	text, err := dir.Line(name)
 	if errors.Is(err, os.ErrNotExist) {

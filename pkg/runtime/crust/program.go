@@ -27,8 +27,6 @@ const (
 	maxComplaint = 4 << 10
 )
 
-// askProgram runs the program that the volume's directory names, if it is one of
-// those that may be run.
 func (a *asker) askProgram(ctx context.Context, v *volume.Volume, id, path string, q *question) error {
 	if !slices.Contains(a.cfg.Programs, path) {
 		return volume.Errorf(volume.Denied, "volume %s: the handler of sandbox %s names the program %s, which is not "+
@@ -73,7 +71,6 @@ func kindOfExit(code int) volume.Kind {
 	}
 }
 
-// openProgram opens a program for execution and checks what was opened.
 func openProgram(path string, owner uint32) (*os.File, error) {
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
@@ -113,7 +110,6 @@ func checkProgram(fd int, owner uint32) error {
 	return nil
 }
 
-// ending is how a program ended, and what it said.
 type ending struct {
 	code      int
 	answer    string

@@ -21,7 +21,6 @@ import (
 // errNobodyThere marks a socket that nobody serves, or that is not trusted.
 var errNobodyThere = errors.New("nobody serves its socket")
 
-// askSocket asks whoever serves the socket that the volume's directory names.
 func (a *asker) askSocket(ctx context.Context, v *volume.Volume, id, path string, q *question) error {
 	fd, err := a.conns.sockets.open(path)
 	if err != nil {

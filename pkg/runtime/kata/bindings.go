@@ -19,7 +19,6 @@ const (
 	rustShim flavor = "kata-rs"
 )
 
-// shim is the runtime's process of one sandbox.
 type shim struct {
 	id     string // of the sandbox
 	flavor flavor
@@ -43,7 +42,6 @@ func (b *bindings) current(v *volume.Volume) shim {
 	return shim{id: live.Sandbox, flavor: flavor(live.Runtime)}
 }
 
-// propose sets the shim to ask about the volume from now on.
 func (b *bindings) propose(v *volume.Volume, s shim) {
 	if _, tracked := b.table.Get(v.Key); !tracked {
 		owner := tree.OwnedByUs
@@ -86,7 +84,6 @@ func (b *bindings) added(podUID, id string) {
 	}
 }
 
-// noteUse puts on record that a sandbox has or had a volume of ours.
 func (b *bindings) noteUse(key volume.Key, id string) {
 	if b.table.IsOurs(key) {
 		b.notes.add(key, id, b.ended)

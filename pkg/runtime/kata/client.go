@@ -36,7 +36,6 @@ func (cl *client) call(ctx context.Context, v *volume.Volume, encode request) (r
 	return cl.callOnce(ctx, v, encode)
 }
 
-// callOnce is call for a request that is sent at most once.
 func (cl *client) callOnce(ctx context.Context, v *volume.Volume, encode request) (reply, shim, error) {
 	rep, s, _, err := cl.callBy(ctx, v, true, encode)
 	return rep, s, err
@@ -125,7 +124,6 @@ func (cl *client) reachAny(ctx context.Context, id string, fresh bool) (*conn, s
 	return c, s, err
 }
 
-// lives tells whether a shim accepts connections.
 func (cl *client) lives(ctx context.Context, s shim) bool {
 	c, err := cl.reach(ctx, s, true)
 	if err != nil {
@@ -146,7 +144,6 @@ type failure struct {
 	err error
 }
 
-// noSandbox says why no sandbox answers for the volume.
 func noSandbox(v *volume.Volume, failures []failure, hint string) error {
 	if len(failures) == 0 {
 		return volume.Errorf(volume.NoSandbox, "volume %s: no Kata sandbox has used it yet%s", v.Target, hint)
@@ -176,7 +173,6 @@ func whyDead(f failure) string {
 	}
 }
 
-// exchangeError classes a call that broke.
 func exchangeError(ctx context.Context, v *volume.Volume, id string, err error) error {
 	if ctx.Err() != nil {
 		return contextError(v, id, ctx.Err())
@@ -213,7 +209,6 @@ func saysOneOf(text string, words []string) bool {
 	return slices.ContainsFunc(words, func(one string) bool { return strings.Contains(text, one) })
 }
 
-// statusError classes an answer that is not a success.
 func statusError(v *volume.Volume, what string, s shim, rep reply) error {
 	text := guest.Printable(string(rep.body), guest.MaxErrorText)
 	if text == "" {

@@ -61,7 +61,6 @@ func Default() Config {
 	}
 }
 
-// socketOf is where the sandbox's shim listens.
 func (c *Config) socketOf(id string, f flavor) string {
 	root := c.GoSandboxes
 	if f == rustShim {

@@ -39,7 +39,6 @@ type conn struct {
 	left   int // how much more the other side may send
 }
 
-// reply is a whole answer.
 type reply struct {
 	status int
 	body   []byte
@@ -101,42 +100,37 @@ func hungUp(err error) error {
 
 func (c *conn) read(reader *bufio.Reader) (reply, bool, error) {
 	response, err := http.ReadResponse(reader, nil)
-	switch {
-	case errors.Is(err, errTooMuch):
-		return reply{}, false, errTooMuch
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		return reply{}, false, errCutShort
-	case err != nil:
-		return reply{}, false, fmt.Errorf("%w: %w", errNotHTTP, err)
+	if err != nil {
+		return reply{}, false, brokeOff(err, errNotHTTP)
 	}
 	defer func() { _ = response.Body.Close() }()
 	if response.ContentLength > maxBody {
 		return reply{}, false, errTooMuch
 	}
 	c.left = maxBody + maxHeader // what the chunks' own headers may add
-	body, err := readBody(response)
-	if err != nil {
-		return reply{}, false, err
-	}
-	rep := reply{status: response.StatusCode, body: body}
-	return rep, !response.Close && reader.Buffered() == 0, nil
-}
-
-func readBody(response *http.Response) ([]byte, error) {
 	body := bytes.NewBuffer(make([]byte, 0, max(response.ContentLength, 0)+bytes.MinRead))
 	n, err := body.ReadFrom(io.LimitReader(response.Body, maxBody+1))
-	switch {
-	case n > maxBody, errors.Is(err, errTooMuch):
-		return nil, errTooMuch
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		return nil, errCutShort
-	case err != nil:
-		return nil, fmt.Errorf("%w: %w", errCutShort, err)
+	if n > maxBody {
+		err = errTooMuch
 	}
-	return body.Bytes(), nil
+	if err != nil {
+		return reply{}, false, brokeOff(err, errCutShort)
+	}
+	return reply{status: response.StatusCode, body: body.Bytes()}, !response.Close && reader.Buffered() == 0, nil
 }
 
-// contextError is what a call gives whose context ended while a sandbox was asked.
+// brokeOff classes what ended an answer; other is for what is neither too much nor too
+// little.
+func brokeOff(err, other error) error {
+	switch {
+	case errors.Is(err, errTooMuch):
+		return errTooMuch
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return errCutShort
+	}
+	return fmt.Errorf("%w: %w", other, err)
+}
+
 func contextError(v *volume.Volume, sandbox string, err error) error {
 	return guest.ContextError(v, "Kata sandbox "+sandbox, err)
 }

@@ -24,14 +24,12 @@ type guestVolume struct {
 	groupless string
 }
 
-// drop forgets a volume.
 func (m *guestMemory) drop(key volume.Key) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.volumes, key)
 }
 
-// path is where a sandbox's guest has the volume, or "".
 func (m *guestMemory) path(key volume.Key, sandbox string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

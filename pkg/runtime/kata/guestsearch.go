@@ -48,7 +48,6 @@ type guestSearch struct {
 
 func newGuestSearch(h *Handler, v *volume.Volume) *guestSearch { return &guestSearch{h: h, v: v} }
 
-// request is what is sent to the sandbox next.
 func (s *guestSearch) request(ctx context.Context, b shim) ([]byte, error) {
 	if b.flavor == goShim {
 		return statsRequestGo(s.v.Device.Path), nil
@@ -145,7 +144,6 @@ func (s *guestSearch) judge(ctx context.Context, b shim, report volume.Report, e
 	return true, nil
 }
 
-// leave turns away from the present path.
 func (s *guestSearch) leave() {
 	s.h.guests.forgetPath(s.v.Key, s.id, s.path)
 	s.drop(s.path)
@@ -249,7 +247,6 @@ func (s *guestSearch) notMounted() error {
 		"no container with the volume has started yet, or the last one has ended", s.v.Target, s.id, rustShim)
 }
 
-// ofPod lists the other volumes of the volume's pod.
 func (s *guestSearch) ofPod() []*volume.Volume {
 	if s.v.PodUID == "" {
 		return nil

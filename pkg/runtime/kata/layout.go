@@ -17,7 +17,6 @@ import (
 // maxIDs bounds the sandbox ids taken from one volume's directory.
 const maxIDs = 64
 
-// podOfTarget finds the pod in kubelet's layout.
 var podOfTarget = regexp.MustCompile(`/pods/([A-Za-z0-9][A-Za-z0-9-]{0,63})/volumes/`)
 
 func podUIDOf(target string) string {

@@ -33,7 +33,6 @@ func (b *bindings) ended(id string) bool {
 	return err == nil && !lives
 }
 
-// hasShim tells whether anybody listens on one of a sandbox's sockets.
 func (b *bindings) hasShim(id string) (bool, error) {
 	for _, f := range []flavor{goShim, rustShim} {
 		if served, err := isServed(b.cfg.socketOf(id, f)); served || err != nil {
@@ -43,7 +42,6 @@ func (b *bindings) hasShim(id string) (bool, error) {
 	return false, nil
 }
 
-// ofOtherPod tells whether a sandbox is known to be another pod's.
 func (b *bindings) ofOtherPod(id, podUID string) bool {
 	return projection.OfOtherPod(b.sandboxes, id, podUID)
 }

@@ -58,7 +58,6 @@ func parseInfo(raw []byte) (info abi.Info, err error) {
 // its very last element is a link, which a target's is not.
 func nameOf(v *volume.Volume) string { return dirName(path.Clean(v.Target)) }
 
-// hasName tells whether Kata can name the volume at all.
 func hasName(v *volume.Volume) bool {
 	return v.Target != "" && len(path.Clean(v.Target)) <= maxTarget
 }
@@ -68,7 +67,6 @@ func dirName(target string) string {
 	return base64.URLEncoding.EncodeToString([]byte(target))
 }
 
-// targetOf reads the target back from a directory's name.
 func targetOf(dirName string) (string, bool) {
 	raw, err := base64.URLEncoding.DecodeString(dirName)
 	if err != nil {

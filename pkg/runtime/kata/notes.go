@@ -61,14 +61,12 @@ func (n *notes) file(key volume.Key, id string) string {
 	return filepath.Join(n.dir, string(key)+"."+id)
 }
 
-// of lists the sandboxes that had the volume.
 func (n *notes) of(key volume.Key) []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.ids[key])
 }
 
-// keys lists the volumes that any sandbox had.
 func (n *notes) keys() []volume.Key {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -116,7 +114,6 @@ func (n *notes) drop(key volume.Key, id string) {
 	}
 }
 
-// forget drops all notes of a volume that was given back.
 func (n *notes) forget(key volume.Key) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

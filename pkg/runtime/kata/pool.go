@@ -31,7 +31,6 @@ type pool struct {
 
 func newPool() *pool { return &pool{idle: make(map[string][]*conn)} }
 
-// get gives a connection that was kept, or a new one.
 func (p *pool) get(ctx context.Context, socket string) (*conn, error) {
 	p.mu.Lock()
 	kept := p.idle[socket]
@@ -63,7 +62,6 @@ func (p *pool) put(c *conn) {
 	}
 }
 
-// drop closes what is kept of a socket.
 func (p *pool) drop(socket string) {
 	p.mu.Lock()
 	kept := p.idle[socket]
@@ -73,7 +71,6 @@ func (p *pool) drop(socket string) {
 	closeAll(kept)
 }
 
-// sweep closes what was not used for a while.
 func (p *pool) sweep(now time.Time) {
 	var old []*conn
 	p.mu.Lock()
@@ -94,7 +91,6 @@ func (p *pool) sweep(now time.Time) {
 	closeAll(old)
 }
 
-// run sweeps until ctx ends, then closes everything.
 func (p *pool) run(ctx context.Context) {
 	p.setSweeper(true)
 	defer p.sweep(time.Now().Add(2 * idleFor))

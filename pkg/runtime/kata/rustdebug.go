@@ -46,7 +46,6 @@ func (p *debugParser) take(s string) (taken bool) {
 	return taken
 }
 
-// want takes exactly s.
 func (p *debugParser) want(s string) {
 	if !p.take(s) {
 		p.fail()
@@ -88,7 +87,6 @@ func isNameStart(c byte) bool {
 	return c == '_' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
-// cut takes the next n bytes.
 func (p *debugParser) cut(n int) (text string) {
 	text, p.rest = p.rest[:n], p.rest[n:]
 	return text
@@ -119,7 +117,6 @@ func (p *debugParser) name() string {
 	return p.cut(n)
 }
 
-// named takes Name, Name(value, ...) or Name { field: value, ... }.
 func (p *debugParser) named(depth int) value {
 	v := value{kind: nameValue, text: p.name()}
 	switch p.next() {
@@ -203,7 +200,6 @@ func (p *debugParser) string() string {
 	}
 }
 
-// escapes are Rust's escapes of one character.
 var escapes = map[byte]rune{'n': '\n', 'r': '\r', 't': '\t', '0': 0, '\\': '\\', '"': '"', '\'': '\''}
 
 // unescapeRust reads one escape, which begins with a backslash, and its length. That is

@@ -23,7 +23,6 @@ const maxShared = 4096
 // an id, some random hex digits, and the last element of a mount's path.
 var sharedForm = regexp.MustCompile(`^([A-Za-z0-9_.]+)-([0-9a-f]+)-(.+)$`)
 
-// sharedDir is a directory that runtime-rs made beside a sandbox.
 type sharedDir struct {
 	name string
 	born int64 // in nanoseconds
@@ -80,7 +79,6 @@ func plainDir(path string) (born int64, plain bool) {
 	return at.Sec*1e9 + int64(at.Nsec), st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0
 }
 
-// ofVolume keeps the directories that can be this volume's.
 func (s *guestSearch) ofVolume(ctx context.Context, dirs []sharedDir) ([]sharedDir, error) {
 	if s.h.sandboxes == nil || len(dirs) == 0 {
 		return dirs, nil

@@ -3,6 +3,7 @@ package kata
 import (
 	"context"
 	"errors"
+	"net/url"
 	"strings"
 
 	"go.uber.org/zap"
@@ -100,7 +101,6 @@ func (h *Handler) groupIgnored(ctx context.Context, v *volume.Volume, b shim) bo
 	return true
 }
 
-// readStats reads the answer of either runtime.
 func (h *Handler) readStats(v *volume.Volume, b shim, rep reply) (volume.Report, error) {
 	if rep.status != 200 {
 		return volume.Report{}, statusError(v, "stats", b, rep)
@@ -133,23 +133,10 @@ func statsRequestRust(guest string) []byte {
 
 // escape escapes all that any unescaper could change, a space as %20 and a plus
 // as %2B: so it does not matter which kind of unescaping the shim does.
-func escape(s string) string {
-	const hex = "0123456789ABCDEF"
-	out := make([]byte, 0, len(s)+len(s)/2)
-	for i := range len(s) {
-		c := s[i]
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9',
-			c == '-', c == '_', c == '.', c == '~', c == '/':
-			out = append(out, c)
-		default:
-			out = append(out, '%', hex[c>>4], hex[c&15])
-		}
-	}
-	return string(out)
-}
+func escape(s string) string { return fromQuery.Replace(url.QueryEscape(s)) }
 
-// badStats classes an answer that cannot be read or cannot be true.
+var fromQuery = strings.NewReplacer("+", "%20", "%2F", "/")
+
 func badStats(v *volume.Volume, b shim, err error) error {
 	kind, what := volume.Malformed, "stats that cannot be read"
 	if errors.Is(err, guest.ErrAbsurd) {

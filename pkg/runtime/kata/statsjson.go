@@ -1,11 +1,9 @@
 package kata
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"strconv"
 
@@ -49,11 +47,12 @@ func parseCount(text string) (int64, error) {
 	return n, nil
 }
 
-// parseStatsJSON reads the answer of the Go runtime's shim.
 func parseStatsJSON(body []byte) (volume.Report, error) {
 	var in statsJSON
-	if err := decodeStats(body, &in); err != nil {
+	if err := json.Unmarshal(body, &in); errors.Is(err, guest.ErrAbsurd) {
 		return volume.Report{}, err
+	} else if err != nil {
+		return volume.Report{}, fmt.Errorf("it is not the JSON of stats: %s", guest.Printable(err.Error(), guest.MaxErrorText))
 	}
 	usages := make([]volume.Usage, 0, len(in.Usage))
 	for _, u := range in.Usage {
@@ -64,19 +63,4 @@ func parseStatsJSON(body []byte) (volume.Report, error) {
 		}
 	}
 	return guest.Report(usages, in.Condition)
-}
-
-// decodeStats reads exactly one JSON object.
-func decodeStats(body []byte, into *statsJSON) error {
-	dec := json.NewDecoder(bytes.NewReader(body))
-	if err := dec.Decode(into); err != nil {
-		if errors.Is(err, guest.ErrAbsurd) {
-			return err
-		}
-		return fmt.Errorf("it is not the JSON of stats: %s", guest.Printable(err.Error(), guest.MaxErrorText))
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("more follows after the JSON of stats")
-	}
-	return nil
 }

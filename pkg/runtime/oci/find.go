@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,16 +22,6 @@ type Config struct {
 	Root string
 	// MountInfo is the kernel's list of mounts, that of this thread unless set.
 	MountInfo string
-}
-
-func (c Config) complete() Config {
-	if c.Root == "" {
-		c.Root = abi.DefaultRoot
-	}
-	if c.MountInfo == "" {
-		c.MountInfo = "/proc/thread-self/mountinfo"
-	}
-	return c
 }
 
 // Mount is one mount of a container that is to show a deferred volume.
@@ -83,7 +74,7 @@ var (
 // pod that the container is of: a volume of another one is an error. The caller
 // closes what is found.
 func Find(cfg Config, spec *specs.Spec, podUID string) (found []*Mount, err error) {
-	cfg = cfg.complete()
+	cfg.Root, cfg.MountInfo = cmp.Or(cfg.Root, abi.DefaultRoot), cmp.Or(cfg.MountInfo, "/proc/thread-self/mountinfo")
 	if !slices.ContainsFunc(spec.Mounts, isBind) {
 		return nil, nil
 	}

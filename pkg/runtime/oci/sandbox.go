@@ -58,8 +58,6 @@ func SandboxOf(spec *specs.Spec) (s Sandbox, known bool) {
 	return Sandbox{}, false
 }
 
-// ofTwoRuntimes tells whether containerd and CRI-O both seem to have made a
-// container.
 func ofTwoRuntimes(notes map[string]string) bool {
 	has := func(key string) bool { return notes[key] != "" }
 	return (has(containerdType) || has(containerdID) || has(containerdPod)) && (has(crioType) || has(crioID))

@@ -34,7 +34,6 @@ func Run(t *testing.T, f Fixture) {
 	}
 }
 
-// runOne runs a test and looks for what it left open.
 func runOne(t *testing.T, f Fixture, test func(*testing.T, Env)) {
 	goroutines := goleak.IgnoreCurrent()
 	before := openFiles(t)

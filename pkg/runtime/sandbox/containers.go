@@ -21,10 +21,8 @@ import (
 // that is a sandbox by itself.
 const sandboxAnnotation = "io.kubernetes.cri.sandbox-id"
 
-// maxSpec bounds a container's spec.
 const maxSpec = 8 << 20
 
-// spec is the part of an OCI spec that matters.
 type spec struct {
 	Annotations map[string]string `json:"annotations"`
 	Mounts      []struct {
@@ -49,7 +47,6 @@ func (c *client) destinations(ctx context.Context, sandboxID, podUID, path strin
 	return found, err
 }
 
-// inSandbox calls f with the containers of a sandbox.
 func (c *client) inSandbox(ctx context.Context, sandboxID, podUID string, f func(*containersapi.Container, spec)) error {
 	return c.each(ctx, fmt.Sprintf("labels.%q==%s", podLabel, podUID), func(container *containersapi.Container) {
 		if container.GetLabels()[kindLabel] == kindSandbox || !abi.IsSandboxID(container.GetID()) {

@@ -14,7 +14,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// criClient is one connection to a container runtime.
 type criClient struct {
 	t   *Tracker
 	api runtimeapi.RuntimeServiceClient
@@ -27,7 +26,6 @@ type criClient struct {
 // from kubelet what it waits for.
 var firstToBroadcast = map[string][]int{"containerd": {2, 0}, "cri-o": {1, 28}}
 
-// broadcasts tells whether the runtime's events may be listened to.
 func (c *criClient) broadcasts(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, criListTime)
 	defer cancel()
@@ -47,7 +45,6 @@ func (c *criClient) broadcasts(ctx context.Context) (bool, error) {
 	return slices.Compare([]int{major, minor}, first) >= 0, nil
 }
 
-// live lists the sandboxes that are ready.
 func (c *criClient) live(ctx context.Context) ([]*runtimeapi.PodSandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, criListTime)
 	defer cancel()

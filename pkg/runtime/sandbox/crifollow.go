@@ -101,7 +101,6 @@ func (f *criFollower) loop(ctx context.Context) error {
 	}
 }
 
-// list makes what is known what there is.
 func (f *criFollower) list(ctx context.Context) error {
 	items, err := f.c.live(ctx)
 	if err != nil {
@@ -117,7 +116,6 @@ func (f *criFollower) list(ctx context.Context) error {
 	return nil
 }
 
-// wait returns when it is time to list anew.
 func (f *criFollower) wait(ctx context.Context, most time.Duration) error {
 	sys.Sleep(ctx, f.t.pace.gap)
 	start, busy := time.Now(), f.t.cfg.Busy

@@ -71,7 +71,6 @@ func followContainerd(ctx context.Context, t *Tracker, conn *grpc.ClientConn, be
 	return f.loop(ctx)
 }
 
-// report has the loop call a function.
 func (f *follower) report(ctx context.Context, what func() error) {
 	select {
 	case f.done <- what:
@@ -173,7 +172,6 @@ func (f *follower) read(envelope *types.Envelope, into proto.Message) bool {
 	return true
 }
 
-// gone forgets a sandbox, and whatever is still being asked about it.
 func (f *follower) gone(id string) {
 	if !f.goodID(id) {
 		return
@@ -202,7 +200,6 @@ func (f *follower) touch(id string) {
 	}
 }
 
-// startLook asks about one container, beside the loop.
 func (f *follower) startLook(ctx context.Context, id string) {
 	if !f.goodID(id) || f.looks[id] != nil {
 		return

@@ -24,7 +24,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// sandbox is a live one.
 type sandbox struct {
 	id      string
 	pod     string
@@ -58,10 +57,10 @@ type Config struct {
 // Tracker knows the live sandboxes of a container runtime. Its look-ups are from
 // memory, except for those with a context.
 type Tracker struct {
-	cfg   Config
-	party string // the container runtime, and where it is
-	log   *zap.Logger
-	pace  pace // of what is asked by the CRI
+	cfg    Config
+	party  string // the container runtime, and where it is
+	log    *zap.Logger
+	pace   pace // of what is asked by the CRI
 	follow follow
 	// polled is set while the runtime reports no changes.
 	polled atomic.Bool
@@ -78,7 +77,6 @@ type Tracker struct {
 // ends with its context.
 type follow func(ctx context.Context, t *Tracker, conn *grpc.ClientConn, beside *sync.WaitGroup) error
 
-// asker asks a container runtime about containers.
 type asker interface {
 	// containerIDs lists the containers of a live sandbox.
 	containerIDs(ctx context.Context, sandboxID, podUID string) ([]string, error)
@@ -179,7 +177,6 @@ func (t *Tracker) good(s sandbox) bool {
 	return false
 }
 
-// add makes a sandbox known.
 func (t *Tracker) add(s sandbox) {
 	t.mu.Lock()
 	_, there := t.known[s.id]
@@ -194,7 +191,6 @@ func (t *Tracker) add(s sandbox) {
 	}
 }
 
-// remove forgets a sandbox that went.
 func (t *Tracker) remove(id string) {
 	t.mu.Lock()
 	s, there := t.known[id]

@@ -17,7 +17,6 @@ type Binding struct {
 	Unproven bool
 }
 
-// shown is the sandbox that is reported to have the volume, or "".
 func (b Binding) shown() string {
 	if b.Unproven {
 		return ""
@@ -154,7 +153,6 @@ func newBinding(sandbox, kind string, unproven bool) Binding {
 	return Binding{Binding: runtime.Binding{Sandbox: sandbox, Runtime: kind, Since: time.Now()}, Unproven: unproven}
 }
 
-// update replaces the binding of a tracked volume.
 func (b *Bindings) update(key volume.Key, next func(live Binding) Binding) {
 	b.mu.Lock()
 	changed := false
@@ -189,7 +187,6 @@ func (b *Bindings) DropSandbox(sandbox string) []volume.Key {
 	return b.unbindAll(func(e *entry) bool { return e.live.Sandbox == sandbox })
 }
 
-// unbindAll unbinds every volume for which ended is true and that is bound.
 func (b *Bindings) unbindAll(ended func(*entry) bool) (unbound []volume.Key) {
 	var changed []volume.Key
 	b.mu.Lock()

@@ -7,24 +7,20 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// follower is the store as the watch of its tree sees it.
-type follower Store
-
 // Scan reads the whole tree.
-func (f *follower) Scan() {
-	names, err := f.Tree.Names()
+func (s *Store) Scan() {
+	names, err := s.Tree.Names()
 	if err != nil {
-		f.Tree.Log.Warn("the tree of volumes cannot be read", zap.Error(err))
+		s.Tree.Log.Warn("the tree of volumes cannot be read", zap.Error(err))
 		return
 	}
 	for _, name := range names {
-		f.DirAdded(name)
+		s.DirAdded(name)
 	}
 }
 
 // DirAdded tracks and watches the directory of a volume.
-func (f *follower) DirAdded(dir string) {
-	s := (*Store)(f)
+func (s *Store) DirAdded(dir string) {
 	named, ok := s.format.KeyOf(dir)
 	if !ok || s.isWatchedOwn(named) {
 		return // as a rule our own Publish, which shall cost no system call here
@@ -72,8 +68,7 @@ func (s *Store) watchFound(dir string, key volume.Key, owner tree.Owner) bool {
 }
 
 // FileWritten handles a sandbox id, and the file of a foreign volume.
-func (f *follower) FileWritten(key volume.Key, name string) {
-	s := (*Store)(f)
+func (s *Store) FileWritten(key volume.Key, name string) {
 	if name != s.Tree.File {
 		s.hooks.SandboxSeen(key, name)
 		return
@@ -85,8 +80,7 @@ func (f *follower) FileWritten(key volume.Key, name string) {
 
 // DirRemoved forgets a directory that another program removed. The reconciler puts one
 // of ours back.
-func (f *follower) DirRemoved(key volume.Key) {
-	s := (*Store)(f)
+func (s *Store) DirRemoved(key volume.Key) {
 	if !s.hooks.KeepRemoved || !s.Bindings.IsOurs(key) {
 		s.forget(key)
 	}

@@ -57,7 +57,7 @@ type Store struct {
 // New makes the store of a tree.
 func New(t *tree.Tree, format Format, hooks Hooks) *Store {
 	s := &Store{Tree: t, format: format, hooks: hooks, Bindings: newBindings(hooks.OnChange)}
-	s.Watch = tree.NewWatch(t, (*follower)(s))
+	s.Watch = tree.NewWatch(t, s)
 	return s
 }
 

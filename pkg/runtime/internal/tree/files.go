@@ -37,26 +37,15 @@ func writeNew(path string, raw []byte) error {
 // empty one is removed, any other makes it fail.
 func removeFlat(dir string) error {
 	entries, err := os.ReadDir(dir)
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return ignoreMissing(err)
 	}
 	for _, entry := range entries {
-		if err := unlinkOrRmdir(filepath.Join(dir, entry.Name())); err != nil {
+		if err := ignoreMissing(os.Remove(filepath.Join(dir, entry.Name()))); err != nil {
 			return err
 		}
 	}
 	return ignoreMissing(unix.Rmdir(dir))
-}
-
-func unlinkOrRmdir(path string) error {
-	err := unix.Unlink(path)
-	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) {
-		err = unix.Rmdir(path)
-	}
-	return ignoreMissing(err)
 }
 
 func ignoreMissing(err error) error {

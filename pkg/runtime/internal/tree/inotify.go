@@ -52,7 +52,10 @@ func (n *Inotify) Add(dir string, events uint32) (int32, error) {
 // Read calls handle for each event until ctx ends.
 func (n *Inotify) Read(ctx context.Context, handle Event) error {
 	ended := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() { n.end(); close(ended) })
+	stop := context.AfterFunc(ctx, func() {
+		_, _ = unix.Write(n.stop, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // an eventfd has room for the one
+		close(ended)
+	})
 	defer func() {
 		if !stop() {
 			<-ended // the descriptor may be closed after this
@@ -82,9 +85,6 @@ func (n *Inotify) Read(ctx context.Context, handle Event) error {
 		}
 	}
 }
-
-// end has the wait for events end. The eventfd always has room for the one.
-func (n *Inotify) end() { _, _ = unix.Write(n.stop, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
 
 // wait waits for events. It waits in the kernel by itself and not in the
 // runtime's poller, which would be woken also while nobody wants to read.

@@ -85,7 +85,6 @@ func (t *Tree) IsOurs(target string) bool {
 	return t.root == "" || resolved || asGiven
 }
 
-// sign writes the mark of a volume, and for which kubelet root it is.
 func (t *Tree) sign(path string, key volume.Key) error {
 	if err := unix.Lsetxattr(path, t.mark, []byte(key), 0); err != nil || t.root == "" {
 		return err

@@ -22,12 +22,11 @@ type Projection struct {
 	Dir string
 	Raw []byte
 	// Built is called with a new directory before anybody else can reach it, and
-	// Dropped where that did not get into its place. Either may be nil.
+	// Dropped where that did not get into its place.
 	Built   func(path string)
 	Dropped func()
 }
 
-// outcome is what one attempt at a projection came to.
 type outcome uint8
 
 const (
@@ -65,25 +64,20 @@ func (t *Tree) publishOnce(p *Projection) (outcome, error) {
 	}
 }
 
-// publishNew builds the directory and renames it into place.
 func (t *Tree) publishNew(p *Projection) (outcome, error) {
 	temp, err := t.Build(p.Volume.Key, p.Raw)
 	if err != nil {
 		t.discard(temp)
 		return again, t.Error(p.Volume, "built", err)
 	}
-	if p.Built != nil {
-		p.Built(temp)
-	}
-	failpoint.Hit(t.points.built)
+	p.Built(temp)
+	failpoint.Hit(t.Name + "-built")
 	err = unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, t.Path(p.Dir), unix.RENAME_NOREPLACE)
 	if err == nil {
 		return written, nil
 	}
 	t.discard(temp)
-	if p.Dropped != nil {
-		p.Dropped()
-	}
+	p.Dropped()
 	switch {
 	case errors.Is(err, unix.EEXIST):
 		return again, nil
@@ -101,14 +95,13 @@ func (t *Tree) Build(key volume.Key, raw []byte) (temp string, err error) {
 	if err := unix.Mkdir(temp, 0o700); err != nil {
 		return temp, err
 	}
-	failpoint.Hit(t.points.directoryMade)
+	failpoint.Hit(t.Name + "-directory-made")
 	if err := t.sign(temp, key); err != nil {
 		return temp, err
 	}
 	return temp, writeNew(temp+"/"+t.File, raw)
 }
 
-// publishAgain compares, and replaces the file only where it differs.
 func (t *Tree) publishAgain(p *Projection) (outcome, error) {
 	file := t.Path(p.Dir) + "/" + t.File
 	old, err := sys.ReadSmall(file, maxFile)
@@ -122,7 +115,7 @@ func (t *Tree) publishAgain(p *Projection) (outcome, error) {
 		_ = unix.Unlink(temp)
 		return again, t.Error(p.Volume, "written", err)
 	}
-	failpoint.Hit(t.points.rewritten)
+	failpoint.Hit(t.Name + "-rewritten")
 	if err := unix.Rename(temp, file); err != nil {
 		_ = unix.Unlink(temp)
 		if errors.Is(err, unix.ENOENT) {
@@ -142,7 +135,7 @@ func (t *Tree) Remove(v *volume.Volume, dir string) error {
 		}
 		return t.Error(v, "taken away", err)
 	}
-	failpoint.Hit(t.points.takenAway)
+	failpoint.Hit(t.Name + "-taken-away")
 	t.discard(temp)
 	return nil
 }
@@ -162,7 +155,6 @@ func (t *Tree) discard(temp string) {
 	}
 }
 
-// remake makes the root again after somebody removed it.
 func (t *Tree) remake(v *volume.Volume) error {
 	for _, dir := range []string{t.Root, t.Temp} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {

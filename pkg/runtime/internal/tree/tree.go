@@ -49,11 +49,7 @@ type Tree struct {
 	root   string // KubeletRoot without links, the value of a second attribute
 	run    string // tells the temporary names of this start from all others
 	serial atomic.Uint64
-	points points
 }
-
-// points are the names of the failpoints.
-type points struct{ directoryMade, built, rewritten, takenAway string }
 
 // Open makes the directories and removes what a kill left in Temp.
 func Open(cfg Config) (*Tree, error) {
@@ -62,10 +58,7 @@ func Open(cfg Config) (*Tree, error) {
 			return nil, volume.Errorf(volume.DiskKind(err), "%s: the directory %s cannot be made: %w", cfg.Name, dir, err)
 		}
 	}
-	t := &Tree{Config: cfg, run: strconv.FormatInt(time.Now().UnixNano(), 36), points: points{
-		directoryMade: cfg.Name + "-directory-made", built: cfg.Name + "-built",
-		rewritten: cfg.Name + "-rewritten", takenAway: cfg.Name + "-taken-away",
-	}}
+	t := &Tree{Config: cfg, run: strconv.FormatInt(time.Now().UnixNano(), 36)}
 	var err error
 	if t.Root, t.Temp, err = cfg.resolve(); err != nil {
 		return nil, err
@@ -130,15 +123,13 @@ func (c *Config) resolveDir(dir string) (path string, dev uint64, err error) {
 	return path, st.Dev, nil
 }
 
-// clearTemp removes what a kill left behind.
 func (t *Tree) clearTemp() error {
 	names, err := ReadNames(t.Temp, maxVolumes)
 	if err != nil {
 		return volume.Errorf(volume.Internal, "%s: the temporary directory %s cannot be read: %w", t.Name, t.Temp, err)
 	}
 	for _, name := range names {
-		path := filepath.Join(t.Temp, name)
-		if err := unlinkOrRmdir(path); err != nil {
+		if path := filepath.Join(t.Temp, name); os.Remove(path) != nil {
 			t.discard(path)
 		}
 	}

@@ -189,7 +189,6 @@ func (w *Watch) scan() {
 	w.follower.Scan()
 }
 
-// rescan has the tree read once more.
 func (w *Watch) rescan() {
 	select {
 	case w.again <- struct{}{}:
@@ -197,7 +196,6 @@ func (w *Watch) rescan() {
 	}
 }
 
-// gone are the events by which a directory ends.
 const gone = unix.IN_IGNORED | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_UNMOUNT
 
 // Event takes one event of the kernel's.
