@@ -148,12 +148,12 @@ func noSandbox(v *volume.Volume, failures []failure, hint string) error {
 	if len(failures) == 0 {
 		return volume.Errorf(volume.NoSandbox, "volume %s: no Kata sandbox has used it yet%s", v.Target, hint)
 	}
-	parts := make([]string, 0, min(len(failures), 4))
-	for _, f := range failures[:min(len(failures), 4)] {
-		parts = append(parts, "sandbox "+f.id+" "+whyDead(f))
-	}
 	kind := volume.NoSandbox
+	var parts []string
 	for _, f := range failures {
+		if len(parts) < 4 {
+			parts = append(parts, "sandbox "+f.id+" "+whyDead(f))
+		}
 		if errors.Is(f.err, unix.EACCES) || errors.Is(f.err, unix.EPERM) || errors.Is(f.err, unix.EMFILE) {
 			kind = volume.Internal
 		}

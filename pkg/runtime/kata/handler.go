@@ -52,7 +52,6 @@ type Handler struct {
 	sandboxes Sandboxes
 	log       *zap.Logger
 	store     *projection.Store
-	notes     *notes
 	bindings  *bindings
 	client    *client
 	guests    *guestMemory
@@ -70,7 +69,7 @@ func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Handler{cfg: cfg, sandboxes: sandboxes, log: log, notes: kept, guests: &guestMemory{volumes: make(map[volume.Key]guestVolume)}}
+	h := &Handler{cfg: cfg, sandboxes: sandboxes, log: log, guests: &guestMemory{volumes: make(map[volume.Key]guestVolume)}}
 	h.bindings = &bindings{cfg: &h.cfg, layout: layout{root: opened.Root}, notes: kept, sandboxes: sandboxes}
 	h.store = projection.New(opened, h.bindings.layout, projection.Hooks{
 		SandboxSeen: h.bindings.seen, OnChange: cfg.OnChange, Forgotten: h.guests.drop, KeepRemoved: true,
@@ -135,8 +134,7 @@ func (h *Handler) Check(v *volume.Volume) error {
 	return err
 }
 
-// Publish makes the volume's directory exist with the right mountInfo.json, and
-// tells whether it was not so.
+// Publish makes the volume's directory exist with the right mountInfo.json.
 func (h *Handler) Publish(ctx context.Context, v *volume.Volume) (changed bool, err error) {
 	return h.store.Publish(ctx, v)
 }
@@ -147,7 +145,7 @@ func (h *Handler) Retract(ctx context.Context, v *volume.Volume) error {
 	if err := h.store.Retract(ctx, v); err != nil {
 		return err
 	}
-	return h.notes.forget(v.Key)
+	return h.bindings.notes.forget(v.Key)
 }
 
 // Orphans lists our directories of volumes that nobody knows any more, and what is
@@ -157,7 +155,7 @@ func (h *Handler) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error)
 	if err != nil {
 		return nil, err
 	}
-	for _, key := range h.notes.keys() {
+	for _, key := range h.bindings.notes.keys() {
 		if !known(key) && !slices.ContainsFunc(orphans, func(v *volume.Volume) bool { return v.Key == key }) {
 			orphans = append(orphans, &volume.Volume{Key: key, Handler: Name})
 		}
@@ -171,8 +169,8 @@ func (h *Handler) InUse(ctx context.Context, v *volume.Volume) (string, error) {
 	return h.bindings.inUse(ctx, v)
 }
 
-// Binding is the last known binding, from memory. A sandbox counts once it left its
-// id with the volume or answered for it, until it says that it does not have it.
+// Binding is the last known binding. A sandbox counts once it left its id with the
+// volume or answered for it, until it says that it does not have it.
 func (h *Handler) Binding(v *volume.Volume) (runtime.Binding, bool) {
 	return h.store.Bindings.Shown(v.Key)
 }

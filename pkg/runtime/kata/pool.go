@@ -75,18 +75,18 @@ func (p *pool) sweep(now time.Time) {
 	var old []*conn
 	p.mu.Lock()
 	for socket, kept := range p.idle {
-		n := 0
-		for n < len(kept) && now.Sub(kept[n].since) >= idleFor {
-			n++
-		}
-		old = append(old, kept[:n]...)
-		p.total -= n
-		if n == len(kept) {
+		kept = slices.DeleteFunc(kept, func(c *conn) bool {
+			isOld := now.Sub(c.since) >= idleFor
+			if isOld {
+				old = append(old, c)
+			}
+			return isOld
+		})
+		if p.idle[socket] = kept; len(kept) == 0 {
 			delete(p.idle, socket)
-		} else {
-			p.idle[socket] = slices.Clone(kept[n:])
 		}
 	}
+	p.total -= len(old)
 	p.mu.Unlock()
 	closeAll(old)
 }

@@ -38,10 +38,16 @@ func boundTo(t *testing.T, env Env, v *volume.Volume, id string) {
 	}
 }
 
-func testStats(t *testing.T, env Env) {
+// running publishes a volume and starts a sandbox that has it.
+func running(t *testing.T, env Env) (*volume.Volume, Sandbox) {
+	t.Helper()
 	v := env.Volume("a")
 	publish(t, env, v)
-	env.Start(t, v, "one")
+	return v, env.Start(t, v, "one")
+}
+
+func testStats(t *testing.T, env Env) {
+	v, _ := running(t, env)
 	report := stats(t, env, v)
 	if len(report.Usage) == 0 {
 		t.Fatal("no usage")
@@ -106,9 +112,7 @@ func testAttempts(t *testing.T, env Env) {
 }
 
 func testRestartFinds(t *testing.T, env Env) {
-	v := env.Volume("a")
-	publish(t, env, v)
-	env.Start(t, v, "one")
+	v, _ := running(t, env)
 	env.Restart(t)
 	publish(t, env, v)
 	stats(t, env, v)
@@ -116,9 +120,7 @@ func testRestartFinds(t *testing.T, env Env) {
 }
 
 func testErrors(t *testing.T, env Env) {
-	v := env.Volume("a")
-	publish(t, env, v)
-	sandbox := env.Start(t, v, "one")
+	v, sandbox := running(t, env)
 	for name, c := range map[string]struct {
 		set  func()
 		kind volume.Kind
@@ -168,9 +170,8 @@ func testHung(t *testing.T, env Env) {
 }
 
 func testCancel(t *testing.T, env Env) {
-	v := env.Volume("a")
-	publish(t, env, v)
-	env.Start(t, v, "one").Hang()
+	v, sandbox := running(t, env)
+	sandbox.Hang()
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(20*time.Millisecond, cancel)
 	_, err := env.Handler().Stats(ctx, v)
@@ -179,9 +180,7 @@ func testCancel(t *testing.T, env Env) {
 
 func testResize(canResize bool) func(*testing.T, Env) {
 	return func(t *testing.T, env Env) {
-		v := env.Volume("a")
-		publish(t, env, v)
-		env.Start(t, v, "one")
+		v, _ := running(t, env)
 		size, err := env.Handler().Resize(t.Context(), v, volume.Range{Required: 1 << 30})
 		if canResize {
 			if err != nil || size < 1<<30 {

@@ -45,7 +45,7 @@ func (c *criClient) broadcasts(ctx context.Context) (bool, error) {
 	return slices.Compare([]int{major, minor}, first) >= 0, nil
 }
 
-func (c *criClient) live(ctx context.Context) ([]*runtimeapi.PodSandbox, error) {
+func (c *criClient) live(ctx context.Context) (map[string]sandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, criListTime)
 	defer cancel()
 	reply, err := c.api.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{
@@ -54,7 +54,13 @@ func (c *criClient) live(ctx context.Context) ([]*runtimeapi.PodSandbox, error) 
 	if err != nil {
 		return nil, fmt.Errorf("list sandboxes: %w", err)
 	}
-	return reply.GetItems(), nil
+	live := make(map[string]sandbox, len(reply.GetItems()))
+	for _, item := range reply.GetItems() {
+		if s, ok := c.sandboxOf(item); ok {
+			live[s.id] = s
+		}
+	}
+	return live, nil
 }
 
 // sandboxOf reads a sandbox; what cannot be one of kubelet's is none.

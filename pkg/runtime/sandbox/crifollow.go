@@ -87,9 +87,11 @@ func (f *criFollower) subscribe(ctx context.Context) error {
 
 func (f *criFollower) loop(ctx context.Context) error {
 	for {
-		if err := f.list(ctx); err != nil {
+		live, err := f.c.live(ctx)
+		if err != nil {
 			return err
 		}
+		f.t.replace(f.c, live, nil)
 		f.t.polled.Store(!f.pushed)
 		most := f.t.pace.relist
 		if f.unsettled {
@@ -99,21 +101,6 @@ func (f *criFollower) loop(ctx context.Context) error {
 			return err
 		}
 	}
-}
-
-func (f *criFollower) list(ctx context.Context) error {
-	items, err := f.c.live(ctx)
-	if err != nil {
-		return err
-	}
-	live := make(map[string]sandbox, len(items))
-	for _, item := range items {
-		if s, ok := f.c.sandboxOf(item); ok {
-			live[s.id] = s
-		}
-	}
-	f.t.replace(f.c, live, nil)
-	return nil
 }
 
 func (f *criFollower) wait(ctx context.Context, most time.Duration) error {

@@ -30,7 +30,7 @@ type Bindings struct {
 	onChange func(volume.Key) // may be nil
 
 	mu      sync.RWMutex
-	entries map[volume.Key]*entry
+	entries map[volume.Key]*Entry
 }
 
 // Entry is a volume that is tracked.
@@ -40,15 +40,11 @@ type Entry struct {
 	// Dir is the name of its directory, and Owner who published that.
 	Dir   string
 	Owner tree.Owner
-}
-
-type entry struct {
-	Entry
-	live Binding
+	live  Binding
 }
 
 func newBindings(onChange func(volume.Key)) *Bindings {
-	return &Bindings{onChange: onChange, entries: make(map[volume.Key]*entry)}
+	return &Bindings{onChange: onChange, entries: make(map[volume.Key]*Entry)}
 }
 
 // Track remembers a volume, or what is new about it. It keeps the binding.
@@ -57,12 +53,10 @@ func (b *Bindings) Track(tracked Entry) {
 	tracked.Volume = &copied
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	e, ok := b.entries[copied.Key]
-	if !ok {
-		e = &entry{}
-		b.entries[copied.Key] = e
+	if before, ok := b.entries[copied.Key]; ok {
+		tracked.live = before.live
 	}
-	e.Entry = tracked
+	b.entries[copied.Key] = &tracked
 }
 
 // Forget drops a volume.
@@ -80,11 +74,10 @@ func (b *Bindings) Forget(key volume.Key) {
 func (b *Bindings) Get(key volume.Key) (Entry, bool) {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	e, ok := b.entries[key]
-	if !ok {
-		return Entry{}, false
+	if e, ok := b.entries[key]; ok {
+		return *e, true
 	}
-	return e.Entry, true
+	return Entry{}, false
 }
 
 // IsOurs tells whether a volume is tracked and was published by us.
@@ -96,12 +89,8 @@ func (b *Bindings) IsOurs(key volume.Key) bool {
 // Current is the sandbox to ask about a volume, proven or not. Without one it has no
 // sandbox id.
 func (b *Bindings) Current(key volume.Key) Binding {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	if e, ok := b.entries[key]; ok {
-		return e.live
-	}
-	return Binding{}
+	e, _ := b.Get(key)
+	return e.live
 }
 
 // Shown is the sandbox that is known to have a volume.
@@ -170,7 +159,7 @@ func (b *Bindings) update(key volume.Key, next func(live Binding) Binding) {
 // DropOthers unbinds the volumes of a pod from all sandboxes but one, which is new. It
 // returns those of the pod's volumes that we published.
 func (b *Bindings) DropOthers(podUID, sandbox string) (ours []volume.Key) {
-	b.unbindAll(func(e *entry) bool {
+	b.unbindAll(func(e *Entry) bool {
 		if e.Volume.PodUID != podUID {
 			return false
 		}
@@ -184,10 +173,10 @@ func (b *Bindings) DropOthers(podUID, sandbox string) (ours []volume.Key) {
 
 // DropSandbox unbinds all volumes of a sandbox that has ended and returns them.
 func (b *Bindings) DropSandbox(sandbox string) []volume.Key {
-	return b.unbindAll(func(e *entry) bool { return e.live.Sandbox == sandbox })
+	return b.unbindAll(func(e *Entry) bool { return e.live.Sandbox == sandbox })
 }
 
-func (b *Bindings) unbindAll(ended func(*entry) bool) (unbound []volume.Key) {
+func (b *Bindings) unbindAll(ended func(*Entry) bool) (unbound []volume.Key) {
 	var changed []volume.Key
 	b.mu.Lock()
 	for key, e := range b.entries {
@@ -213,7 +202,7 @@ func (b *Bindings) Volumes(want func(Entry) bool) []*volume.Volume {
 	defer b.mu.RUnlock()
 	var out []*volume.Volume
 	for _, e := range b.entries {
-		if want(e.Entry) {
+		if want(*e) {
 			out = append(out, e.Volume)
 		}
 	}
