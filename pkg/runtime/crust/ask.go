@@ -31,8 +31,7 @@ type asker struct {
 	conns    *conns
 }
 
-// ask puts a question to whoever serves the volume's live sandbox, and tells which
-// one that is.
+// ask puts a question to whoever serves the volume's live sandbox, and names that.
 func (a *asker) ask(ctx context.Context, v *volume.Volume, q *question) (id string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", guest.ContextError(v, "", err)

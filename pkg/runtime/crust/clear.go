@@ -127,8 +127,7 @@ func (c *cleaner) clear(v *volume.Volume, seen *dirSnapshot) (another bool) {
 	return true
 }
 
-// clearLocked leaves alone what came since: a new sandbox has the volume, and has
-// said anew how to ask.
+// clearLocked leaves alone what came since, from a new sandbox.
 func (c *cleaner) clearLocked(v *volume.Volume, dir *abi.Dir, seen *dirSnapshot) (left []string, err error) {
 	for _, id := range seen.ids {
 		if now, there := c.bindings.layout.identify(v.Key, id); there && now == seen.files[id] {

@@ -1,7 +1,6 @@
 package crust
 
 import (
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -10,38 +9,23 @@ import (
 type Config struct {
 	// Root holds one directory a volume.
 	Root string
-	// TempDir is where projections are built and taken apart: on the filesystem of
-	// Root and outside it.
+	// TempDir is where projections are built: on the filesystem of Root and outside it.
 	TempDir string
-	// KubeletRoot holds the targets of our volumes. Directories for targets elsewhere
-	// are another daemon's.
+	// KubeletRoot holds the targets of our volumes; others are another daemon's.
 	KubeletRoot string
 	// Programs are the only ones that are run, by their absolute paths.
 	Programs []string
 	// SocketDirs are the directories below which a handler's socket may lie.
 	SocketDirs []string
-	// Owner is the user who must own programs and sockets, and be behind the
-	// latter: 0, but in tests.
+	// Owner must own programs and sockets, and be behind the latter: 0, but in tests.
 	Owner uint32
 	// Filesystems are those that the handlers can mount.
 	Filesystems []string
-	// SELinux is set where this node's kernel labels files, so that mount options
-	// such as context= mean something to it.
+	// SELinux is set where mount options such as context= mean something to the kernel.
 	SELinux bool
 	// OnChange is called after a volume's binding changed. It may be nil.
 	OnChange func(volume.Key)
 	// DeviceSize tells the size of a volume's device where it is known cheaply, to
 	// check what a handler says. It may be nil.
 	DeviceSize func(*volume.Volume) (int64, bool)
-}
-
-// Default is crust-runc, as packaged.
-func Default() Config {
-	return Config{
-		Root:        abi.DefaultRoot,
-		TempDir:     "/run/crust-proxy/tmp/crust",
-		Programs:    []string{"/usr/bin/crust-runc"},
-		SocketDirs:  []string{"/run/crust-runc"},
-		Filesystems: []string{"ext4", "xfs", "btrfs"},
-	}
 }

@@ -64,7 +64,7 @@ func shortDir(t testing.TB) string {
 func newBench(t testing.TB, w way) *bench {
 	t.Helper()
 	dir := shortDir(t)
-	b := &bench{way: w, dir: dir, stop: func() {}, cfg: Default()}
+	b := &bench{way: w, dir: dir, stop: func() {}, cfg: Config{Filesystems: []string{"ext4", "xfs", "btrfs"}}}
 	b.cfg.Root, b.cfg.TempDir = filepath.Join(dir, "root"), filepath.Join(dir, "tmp")
 	b.cfg.Programs = []string{b.program(t, "runtime", fakeScript(dir))}
 	b.cfg.SocketDirs = []string{filepath.Join(dir, "s")}

@@ -17,8 +17,7 @@ import (
 )
 
 const (
-	// maxConns bounds the sockets to which connections are kept: as a rule there is
-	// one agent a node.
+	// maxConns bounds the connections that are kept: as a rule there is one agent a node.
 	maxConns = 64
 	// idleTime is when a connection that nobody uses is closed.
 	idleTime = time.Minute
@@ -99,8 +98,7 @@ func (c *conns) connect(path string) (*grpc.ClientConn, error) {
 		}))
 }
 
-// answer is the bytes of a message: what cannot be read of it is our own error to
-// class, and not one of gRPC's.
+// answer is the bytes of a message: the error of one that cannot be read is ours to class.
 type answer []byte
 
 // rawAnswers is protobuf's codec, which sends messages, but for the answers.

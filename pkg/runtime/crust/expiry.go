@@ -40,8 +40,7 @@ func newExpiry(cfg Config, log *zap.Logger) *expiry {
 	return &expiry{programs: cfg.Programs, owner: cfg.Owner, log: log, late: sweepLate, ends: make(chan time.Time, 64)}
 }
 
-// frozen notes that something is frozen for a time. It does not block: where there is no
-// room, run asks soon anyway.
+// frozen notes a freeze. It does not block: where there is no room, run asks soon anyway.
 func (e *expiry) frozen(timeout time.Duration) {
 	select {
 	case e.ends <- time.Now().Add(timeout + e.late):
@@ -71,8 +70,7 @@ func (e *expiry) run(ctx context.Context) {
 	}
 }
 
-// sweep asks every program, and tells when to ask again: the zero time where nothing is
-// frozen.
+// sweep asks every program. Where nothing is frozen, next is the zero time.
 func (e *expiry) sweep(ctx context.Context) (next time.Time) {
 	for _, program := range e.programs {
 		reply, err := e.ask(ctx, program)

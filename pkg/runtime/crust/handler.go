@@ -91,8 +91,7 @@ func (h *Handler) Health(context.Context) error {
 	return h.store.Health()
 }
 
-// Run watches the tree, keeps connections and clears dead sandboxes away until ctx
-// ends.
+// Run watches the tree, keeps connections and clears dead sandboxes away.
 func (h *Handler) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return h.store.Run(ctx) })
@@ -124,9 +123,8 @@ func (h *Handler) Check(v *volume.Volume) error {
 	return err
 }
 
-// Publish makes the volume's directory exist with the right mountInfo.json, and
-// tells whether it was not so. For a volume that was there before, it also looks
-// whether its sandbox still lives.
+// Publish makes the volume's directory exist with the right mountInfo.json. For a volume
+// that was there before, it also has Run see whether its sandbox still lives.
 func (h *Handler) Publish(ctx context.Context, v *volume.Volume) (changed bool, err error) {
 	if changed, err = h.store.Publish(ctx, v); err != nil {
 		return false, err

@@ -16,8 +16,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// layout is the tree of the directory ABI: a directory for each volume, named by its
-// key.
+// layout is the tree of the directory ABI: a directory for each volume, by its key.
 type layout struct{ tree *tree.Tree }
 
 // DirOf names a volume's directory.
@@ -157,16 +156,14 @@ type bindings struct {
 
 func (b *bindings) bind(key volume.Key, id string) { b.table.Bind(key, id, Name) }
 
-// seen records that a sandbox-id file appeared: the newest one is the live one until
-// shown otherwise.
+// seen records a new sandbox-id file: the newest is the live one until shown otherwise.
 func (b *bindings) seen(key volume.Key, id string) {
 	if e, tracked := b.table.Get(key); tracked && abi.IsSandboxID(id) && !b.ofOtherPod(id, e.Volume) {
 		b.bind(key, id)
 	}
 }
 
-// readDir reads a volume's directory. An id of another pod's sandbox must be a lie, and
-// is left out.
+// readDir leaves out the ids of other pods' sandboxes, which must be lies.
 func (b *bindings) readDir(v *volume.Volume) (*dirSnapshot, error) {
 	return b.layout.readDir(v, func(id string) bool { return b.ofOtherPod(id, v) })
 }
@@ -175,8 +172,7 @@ func (b *bindings) ofOtherPod(id string, v *volume.Volume) bool {
 	return projection.OfOtherPod(b.sandboxes, id, v.PodUID)
 }
 
-// isGone tells whether the container runtime has no such sandbox. It may not have
-// reported a new one yet.
+// isGone tells whether the container runtime has no such sandbox, or none reported yet.
 func (b *bindings) isGone(id string) bool {
 	if b.sandboxes == nil || !b.sandboxes.Ready() {
 		return false

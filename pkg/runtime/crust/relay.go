@@ -86,8 +86,7 @@ func (h *Handler) Thaw(ctx context.Context, v *volume.Volume) error {
 	return h.asker.thawForgotten(ctx, v, q, err)
 }
 
-// InUse names the live sandbox that has the volume. One that answers wrongly, or
-// not in time, lives.
+// InUse counts a sandbox that answers wrongly, or not in time, as one that lives.
 func (h *Handler) InUse(ctx context.Context, v *volume.Volume) (string, error) {
 	seen, err := h.bindings.readDir(v)
 	if err != nil || len(seen.ids) == 0 {

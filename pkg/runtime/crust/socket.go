@@ -111,8 +111,7 @@ func (s sockets) check(fd int, path string) error {
 	return nil
 }
 
-// dial connects to a socket through the file that was checked, and checks who is
-// behind it.
+// dial connects through the file that was checked, and checks who is behind it.
 func (s sockets) dial(ctx context.Context, path string) (net.Conn, error) {
 	fd, err := s.open(path)
 	if err != nil {

@@ -35,8 +35,7 @@ type bindings struct {
 	sandboxes Sandboxes // nil where no container runtime is followed
 }
 
-// current is the shim to ask about the volume, from memory. It has no id if none is
-// known.
+// current is the shim to ask about the volume, from memory; its id is "" for none.
 func (b *bindings) current(v *volume.Volume) shim {
 	live := b.table.Current(v.Key)
 	return shim{id: live.Sandbox, flavor: flavor(live.Runtime)}
@@ -54,8 +53,7 @@ func (b *bindings) propose(v *volume.Volume, s shim) {
 	b.table.Propose(v.Key, s.id, string(s.flavor))
 }
 
-// seen records that a sandbox-id file appeared: the newest one is the live one until
-// shown otherwise.
+// seen records a new sandbox-id file: the newest is the live one until shown otherwise.
 func (b *bindings) seen(key volume.Key, id string) {
 	e, tracked := b.table.Get(key)
 	if !tracked || !abi.IsSandboxID(id) || b.ofOtherPod(id, e.Volume.PodUID) {

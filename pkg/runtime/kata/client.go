@@ -201,8 +201,7 @@ var unsupported = []string{
 	"resize_volume is not implemented", "unimplemented", "is not supported", "blocked by policy",
 }
 
-// dying are the words by which a shim says that its agent, or the shim itself, is on
-// its way out.
+// dying are the words by which a shim says that it, or its agent, is on its way out.
 var dying = []string{"ttrpc: closed", "connection reset", "context canceled", "dead agent"}
 
 func saysOneOf(text string, words []string) bool {

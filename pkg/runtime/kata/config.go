@@ -23,11 +23,9 @@ type Config struct {
 	// filesystem of DirectVolumes and outside it: Kata takes every file in there
 	// for a sandbox id.
 	TempDir string
-	// KubeletRoot holds the targets of our volumes. Directories for targets elsewhere
-	// are another daemon's.
+	// KubeletRoot holds the targets of our volumes; others are another daemon's.
 	KubeletRoot string
-	// StateDir keeps, over a restart, which sandboxes had a volume. It must be a
-	// directory of its own.
+	// StateDir keeps which sandboxes had a volume. It must be a directory of its own.
 	StateDir string
 	// Filesystems are those that the guest's kernel can mount.
 	Filesystems []string

@@ -58,8 +58,7 @@ func (c *conn) Read(p []byte) (int, error) {
 
 func (c *conn) close() { _ = c.Close() }
 
-// exchange sends a request and reads the answer. The connection may be used
-// again only where reusable is true.
+// exchange sends a request and reads the answer; c may be used again only if reusable.
 func (c *conn) exchange(ctx context.Context, request []byte) (rep reply, reusable bool, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 	rep, reusable, err = c.sendAndRead(request)
@@ -119,8 +118,7 @@ func (c *conn) read(reader *bufio.Reader) (reply, bool, error) {
 	return reply{status: response.StatusCode, body: body.Bytes()}, !response.Close && reader.Buffered() == 0, nil
 }
 
-// brokeOff classes what ended an answer; other is for what is neither too much nor too
-// little.
+// brokeOff classes what ended an answer, as other where nothing else fits.
 func brokeOff(err, other error) error {
 	switch {
 	case errors.Is(err, errTooMuch):

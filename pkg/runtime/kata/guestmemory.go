@@ -17,8 +17,7 @@ type guestMemory struct {
 type guestVolume struct {
 	// path is where the sandbox's guest has the volume, or "".
 	sandbox, path string
-	// dead are names of directories in which nothing is mounted any more, and never
-	// will be again.
+	// dead are names of directories in which nothing will be mounted again.
 	dead map[string]bool
 	// groupless is the sandbox that was logged to ignore the volume's group.
 	groupless string
@@ -71,8 +70,7 @@ func (m *guestMemory) markDead(key volume.Key, dir string) {
 	}
 }
 
-// withoutDead leaves out the dead directories, and forgets those that do not exist any
-// more.
+// withoutDead leaves out the dead directories, and forgets those that do not exist.
 func (m *guestMemory) withoutDead(key volume.Key, dirs []sharedDir) []sharedDir {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -92,8 +90,7 @@ func (m *guestMemory) withoutDead(key volume.Key, dirs []sharedDir) []sharedDir 
 	return dirs
 }
 
-// firstGroupless tells whether this is the first time that a sandbox is found to ignore
-// the volume's group.
+// firstGroupless tells whether a sandbox was not known yet to ignore the volume's group.
 func (m *guestMemory) firstGroupless(key volume.Key, sandbox string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

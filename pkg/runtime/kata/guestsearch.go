@@ -81,8 +81,7 @@ func (s *guestSearch) next(ctx context.Context, id string) (string, error) {
 	return s.path, nil
 }
 
-// list finds the directories that can be the volume's, without those in which
-// nothing will be mounted again.
+// list finds the directories that can be the volume's, without the dead ones.
 func (s *guestSearch) list(ctx context.Context) error {
 	if s.listed {
 		return nil
@@ -256,8 +255,7 @@ func (s *guestSearch) ofPod() []*volume.Volume {
 	})
 }
 
-// markDead remembers that nothing is mounted at the present path, where nothing
-// will be again.
+// markDead remembers that nothing will be mounted at the present path again.
 func (s *guestSearch) markDead() {
 	name := path.Base(s.path)
 	born, plain := plainDir(path.Join(s.passthrough("rw"), name))

@@ -44,9 +44,8 @@ type Sandboxes interface {
 	LastError() error
 }
 
-// Handler is the Kata runtime handler. It works at once after New; Run adds
-// the watch by which bindings show the moment they come to be, and kept
-// connections.
+// Handler is the Kata runtime handler. It works at once after New; Run adds the watch by
+// which bindings show the moment they come to be, and kept connections.
 type Handler struct {
 	cfg       Config
 	sandboxes Sandboxes
@@ -61,10 +60,17 @@ var _ runtime.Handler = (*Handler)(nil)
 
 // New makes the handler and removes what a kill left in TempDir.
 func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
-	opened, err := openTree(&cfg, log)
+	// Every file in a volume's directory but infoName is a sandbox id to Kata, so nothing
+	// of ours may ever stand there beside it.
+	opened, err := tree.Open(tree.Config{
+		Name: Name, Root: cfg.DirectVolumes, Temp: cfg.TempDir, File: infoName, What: "Kata's mount information",
+		Remedy: "remove the directory once no sandbox uses it (`kata-runtime direct-volume remove`)", Log: log,
+		KubeletRoot: cfg.KubeletRoot, TargetOf: targetOf,
+	})
 	if err != nil {
 		return nil, err
 	}
+	cfg.DirectVolumes, cfg.TempDir = opened.Root, opened.Temp
 	kept, err := openNotes(cfg.StateDir, log)
 	if err != nil {
 		return nil, err
@@ -77,21 +83,6 @@ func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 	h.bindings.table = h.store.Bindings
 	h.client = &client{cfg: &h.cfg, pool: newPool(), bindings: h.bindings}
 	return h, nil
-}
-
-// openTree opens Kata's tree. Every file in a volume's directory but infoName is a
-// sandbox id to Kata, so nothing of ours may ever stand there beside it.
-func openTree(cfg *Config, log *zap.Logger) (*tree.Tree, error) {
-	opened, err := tree.Open(tree.Config{
-		Name: Name, Root: cfg.DirectVolumes, Temp: cfg.TempDir, File: infoName, What: "Kata's mount information",
-		Remedy: "remove the directory once no sandbox uses it (`kata-runtime direct-volume remove`)", Log: log,
-		KubeletRoot: cfg.KubeletRoot, TargetOf: targetOf,
-	})
-	if err != nil {
-		return nil, err
-	}
-	cfg.DirectVolumes, cfg.TempDir = opened.Root, opened.Temp
-	return opened, nil
 }
 
 // Name is "kata".
@@ -139,8 +130,7 @@ func (h *Handler) Publish(ctx context.Context, v *volume.Volume) (changed bool, 
 	return h.store.Publish(ctx, v)
 }
 
-// Retract takes the volume's directory away, and the sandbox ids in it. What
-// another program put there is left alone.
+// Retract takes the volume's directory away, and the sandbox ids in it, if it is ours.
 func (h *Handler) Retract(ctx context.Context, v *volume.Volume) error {
 	if err := h.store.Retract(ctx, v); err != nil {
 		return err
@@ -148,8 +138,7 @@ func (h *Handler) Retract(ctx context.Context, v *volume.Volume) error {
 	return h.bindings.notes.forget(v.Key)
 }
 
-// Orphans lists our directories of volumes that nobody knows any more, and what is
-// on record of such volumes.
+// Orphans lists our directories, and what is on record, of volumes that nobody knows.
 func (h *Handler) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {
 	orphans, err := h.store.Orphans(known)
 	if err != nil {

@@ -56,8 +56,7 @@ func (b *bindings) refuseUnknown(v *volume.Volume) error {
 	return runtimeUnknown(v, id, b.sandboxes.LastError())
 }
 
-// mountedBy finds the sandbox of a volume whose target does not name the pod, by
-// the mounts of all containers.
+// mountedBy finds the sandbox of a volume whose target names no pod, by all mounts.
 func (b *bindings) mountedBy(ctx context.Context, v *volume.Volume) (string, error) {
 	ids, err := b.sandboxes.Mounting(ctx, v.Target, v.ResolvedTarget)
 	if err != nil {

@@ -14,11 +14,9 @@ import (
 )
 
 const (
-	// infoName is the only name in a volume's directory that Kata does not take
-	// for a sandbox id.
+	// infoName is the only name in a volume's directory that is no sandbox id to Kata.
 	infoName = abi.InfoName
-	// directVol is the one volume type that runtime-rs takes for a disk; the Go
-	// runtime ignores the field.
+	// directVol is a disk to runtime-rs; the Go runtime ignores the field.
 	directVol = "directvol"
 
 	maxInfo   = 64 << 10

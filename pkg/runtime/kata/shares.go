@@ -28,9 +28,8 @@ type sharedDir struct {
 	born int64 // in nanoseconds
 }
 
-// listShared lists the directories in which the guest may have mounted devices,
-// the newest first. They are plain ones: a shared directory of the host is a
-// mount point.
+// listShared lists the directories in which the guest may have mounted devices, the newest
+// first. They are plain ones: a shared directory of the host is a mount point.
 func (s *guestSearch) listShared() ([]sharedDir, error) {
 	var found []sharedDir
 	seen := make(map[string]bool)

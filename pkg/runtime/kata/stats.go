@@ -60,8 +60,7 @@ func (h *Handler) condition(ctx context.Context, v *volume.Volume, said *volume.
 // containers the disk is unplugged, and sometimes Kata never took the volume.
 var errNotMounted = errors.New("does not have it mounted now")
 
-// denied takes notice of a sandbox that says it does not have the volume, and adds
-// what the cause may be.
+// denied notes that a sandbox does not have the volume, and adds what the cause may be.
 func (h *Handler) denied(ctx context.Context, v *volume.Volume, b shim, err error) error {
 	if volume.KindOf(err) != volume.NoSandbox || b.id == "" {
 		return err

@@ -122,8 +122,7 @@ func debugUsage(v value) (u volume.Usage, err error) {
 	return u, err
 }
 
-// debugUnit reads BYTES, Ok(BYTES), and a number of which the runtime does not
-// know the name.
+// debugUnit reads BYTES, or a number of which the runtime does not know the name.
 func debugUnit(v value) (volume.Unit, error) {
 	switch {
 	case v.kind == numberValue:

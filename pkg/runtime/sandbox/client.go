@@ -35,8 +35,7 @@ const (
 const (
 	// listTime bounds a whole listing.
 	listTime = 30 * time.Second
-	// stateTime bounds the question after one task. Containerd itself gives a
-	// shim two seconds.
+	// stateTime bounds the question after one task. Containerd gives a shim two seconds.
 	stateTime = 5 * time.Second
 	// stateAtOnce is how many tasks are asked after at once: shims that hang must
 	// not make a listing last for ever.

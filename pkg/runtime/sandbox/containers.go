@@ -111,8 +111,7 @@ func (c *client) liveOf(ctx context.Context, ids []string) (live []string, err e
 	return live, nil
 }
 
-// sandboxIDOf tells a container's sandbox; outside of Kubernetes that is the
-// container itself.
+// sandboxIDOf tells a container's sandbox; outside of Kubernetes that is itself.
 func sandboxIDOf(c *containersapi.Container, s spec) string {
 	if id := c.GetSandbox(); id != "" {
 		return id
@@ -160,8 +159,7 @@ type podMetadata struct {
 	}
 }
 
-// sandboxOf reads a sandbox from its container. Whatever does not look like one
-// of CRI's is none.
+// sandboxOf reads a sandbox. Whatever does not look like one of CRI's is none.
 func (t *Tracker) sandboxOf(c *containersapi.Container) (sandbox, bool) {
 	if c.GetLabels()[kindLabel] != kindSandbox {
 		return sandbox{}, false
@@ -176,8 +174,7 @@ func (t *Tracker) sandboxOf(c *containersapi.Container) (sandbox, bool) {
 	return s, true
 }
 
-// handlerOf reads the runtime handler from a sandbox's container; nil is for
-// not told.
+// handlerOf reads a sandbox's runtime handler; nil is for not told.
 func (t *Tracker) handlerOf(c *containersapi.Container) *string {
 	extension, there := c.GetExtensions()[metadataExtension]
 	if !there {

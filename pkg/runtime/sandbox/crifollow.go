@@ -22,8 +22,7 @@ const criListTime = 10 * time.Second
 
 // pace is how often a runtime is asked.
 type pace struct {
-	// poll is for one that tells of no changes, while there are volumes. Kubelet
-	// asks each second.
+	// poll is for one that tells of no changes, while there are volumes; kubelet's is 1 s.
 	poll time.Duration
 	// idle is the same while there are none.
 	idle time.Duration

@@ -212,8 +212,7 @@ func (f *follower) startLook(ctx context.Context, id string) {
 	})
 }
 
-// endLook takes the answer, unless the task ended meanwhile. Where there was none, only
-// a listing can tell.
+// endLook takes the answer, unless the task ended. Without one, only a listing can tell.
 func (f *follower) endLook(asking context.Context, id string, container *containersapi.Container, err error) {
 	if errors.Is(asking.Err(), context.Canceled) {
 		return

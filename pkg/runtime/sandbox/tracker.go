@@ -167,8 +167,7 @@ func (t *Tracker) goodHandler(id, handler string) *string {
 	return &handler
 }
 
-// good tells whether a sandbox can be one of kubelet's, and logs one that
-// cannot.
+// good tells whether a sandbox can be one of kubelet's, and logs one that cannot.
 func (t *Tracker) good(s sandbox) bool {
 	if abi.IsSandboxID(s.id) && podForm.MatchString(s.pod) {
 		return true
@@ -223,8 +222,7 @@ const (
 	lastPause  = 15 * time.Second
 )
 
-// Run follows the container runtime until ctx ends, over its restarts and
-// absences.
+// Run follows the container runtime over its restarts and absences.
 func (t *Tracker) Run(ctx context.Context) error {
 	pause := firstPause
 	for ctx.Err() == nil {
@@ -247,8 +245,7 @@ func (t *Tracker) Run(ctx context.Context) error {
 	return nil
 }
 
-// maxMessage bounds an answer of a container runtime. A single container with its whole
-// spec is far smaller.
+// maxMessage bounds an answer; a container with its whole spec is far smaller.
 const maxMessage = 16 << 20
 
 func (t *Tracker) followOnce(ctx context.Context) error {
@@ -287,8 +284,7 @@ func (t *Tracker) Destinations(ctx context.Context, sandboxID, path string) ([]s
 	return found, askError(ctx, t.party, sandboxID, err)
 }
 
-// asking gives the connection by which a live sandbox can be asked about, and the
-// sandbox's pod.
+// asking gives the connection by which to ask about a live sandbox, and its pod.
 func (t *Tracker) asking(sandboxID string) (by asker, podUID string, err error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

@@ -89,8 +89,7 @@ func (s Sizes) Of(v *volume.Volume) (size int64, known bool) {
 	return s(v)
 }
 
-// Check compares what a guest says of a volume with the device it has: a filesystem is
-// never larger.
+// Check compares what a guest says with its device: a filesystem is never larger.
 func (s Sizes) Check(v *volume.Volume, report volume.Report) error {
 	device, known := s.Of(v)
 	for _, usage := range report.Usage {

@@ -86,8 +86,7 @@ func (b *Bindings) IsOurs(key volume.Key) bool {
 	return e.Owner == tree.OwnedByUs
 }
 
-// Current is the sandbox to ask about a volume, proven or not. Without one it has no
-// sandbox id.
+// Current is the sandbox to ask about a volume, proven or not; its id is "" for none.
 func (b *Bindings) Current(key volume.Key) Binding {
 	e, _ := b.Get(key)
 	return e.live
@@ -127,8 +126,7 @@ func (b *Bindings) Unbind(key volume.Key) {
 	b.update(key, func(Binding) Binding { return Binding{} })
 }
 
-// Prove records that the sandbox which is asked about a volume confirmed that it has
-// it, or denied it.
+// Prove records that the sandbox which was asked has the volume, or denied it.
 func (b *Bindings) Prove(key volume.Key, sandbox string, has bool) {
 	b.update(key, func(live Binding) Binding {
 		if live.Sandbox == sandbox && live.Unproven == has {

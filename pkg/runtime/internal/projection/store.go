@@ -72,8 +72,7 @@ func (s *Store) Health() error {
 	return s.Watch.Health()
 }
 
-// Publish makes the volume's directory exist with the right file in it, and tells
-// whether it was not so.
+// Publish makes the volume's directory exist with the right file in it.
 func (s *Store) Publish(ctx context.Context, v *volume.Volume) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, guest.ContextError(v, "", err)

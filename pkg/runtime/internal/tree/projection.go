@@ -35,8 +35,8 @@ const (
 	written
 )
 
-// Publish makes the volume's directory exist with the right file in it, and tells
-// whether it was not so. No other file of ours ever stands there.
+// Publish makes the volume's directory exist with the right file in it. No other file of
+// ours ever stands there.
 func (t *Tree) Publish(p *Projection) (changed bool, err error) {
 	// One retry each way: the directory can come or go between two calls.
 	for range 3 {

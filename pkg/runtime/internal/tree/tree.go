@@ -36,8 +36,7 @@ type Config struct {
 	// KubeletRoot holds the targets of our volumes: daemons with different ones can
 	// share a tree. Without it every marked directory is ours.
 	KubeletRoot string
-	// TargetOf reads a volume's target from its directory's name. It may be nil where
-	// names do not tell.
+	// TargetOf reads a target from a directory's name; nil where names do not tell.
 	TargetOf func(dir string) (target string, ok bool)
 	Log      *zap.Logger
 }

@@ -223,8 +223,7 @@ func (w *Watch) Event(wd int32, mask uint32, name string) {
 	}
 }
 
-// end forgets a watch, and tells whether it was that of the volume's directory: a
-// new directory may have its place already.
+// end forgets a watch. It is false where a new directory has the place already.
 func (w *Watch) end(wd int32, key volume.Key) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
