@@ -21,7 +21,7 @@ const lockWait = 5 * time.Second
 // called or the process dies. Two daemons at once, one of the package and one of a
 // DaemonSet for example, would each repair the node by its own memory of the records.
 func lockRunDir(ctx context.Context, runDir, kubeletRoot string, patience time.Duration) (release func(), err error) {
-	if err := os.MkdirAll(runDir, 0o711); err != nil { //nolint:gosec // what is in it has modes of its own
+	if err := os.MkdirAll(runDir, 0o711); err != nil { //nolint:gosec // sockets and files in it have modes of their own
 		return nil, err
 	}
 	path := filepath.Join(runDir, "daemon.lock")

@@ -76,24 +76,17 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		err = command(ctx, flags, stdout, stderr)
 	}
-	if err != nil {
-		_, _ = fmt.Fprintln(stderr, "crust-proxy:", err)
+	if err == nil {
+		return exitOK
 	}
-	return exitCode(err)
+	_, _ = fmt.Fprintln(stderr, "crust-proxy:", err)
+	if errors.Is(err, errUsage) {
+		return exitUsage
+	}
+	return exitError
 }
 
 var errUsage = errors.New("see crust-proxy --help")
-
-func exitCode(err error) int {
-	switch {
-	case err == nil:
-		return exitOK
-	case errors.Is(err, errUsage):
-		return exitUsage
-	default:
-		return exitError
-	}
-}
 
 type commandFunc func(ctx context.Context, flags *config.Flags, stdout, stderr io.Writer) error
 

@@ -41,9 +41,6 @@ type server struct {
 type servers struct{ all []*server }
 
 func (d *daemon) newServers(cfg *config.Config) (*servers, error) {
-	if err := os.MkdirAll(cfg.RunDir, 0o711); err != nil { //nolint:gosec // sockets in it have modes of their own
-		return nil, err
-	}
 	d.runtimeCallers = peercred.NewAuthorizer("authorization.runtime", peercred.Policy(cfg.Authorization.Runtime), d.denied)
 	d.adminCallers = peercred.NewAuthorizer("authorization.admin", peercred.Policy(cfg.Authorization.Admin), d.denied)
 	runtimeServer := &adminapi.RuntimeServer{Node: d.node}

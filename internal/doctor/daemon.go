@@ -52,31 +52,29 @@ func checkVolumes(_ context.Context, _ Node, d Daemon) []Finding {
 	}
 	var found []Finding
 	for _, v := range d.Volumes {
-		if f, bad := volumeFinding(v); bad {
-			found = append(found, f)
-		}
+		found = append(found, volumeFindings(v)...)
 	}
 	return orOK(found, "none of %d volumes is degraded or has failed", len(d.Volumes))
 }
 
-func volumeFinding(v *adminv1.Volume) (Finding, bool) {
+func volumeFindings(v *adminv1.Volume) []Finding {
 	look := "crustctl get " + show.ShortID(v.GetId())
 	switch {
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED:
-		return failure("crustctl reconcile, then "+look,
-			"volume %s is degraded: %s", v.GetTargetPath(), orNone(v.GetLastError())), true
+		return []Finding{failure("crustctl reconcile, then "+look,
+			"volume %s is degraded: %s", v.GetTargetPath(), orNone(v.GetLastError()))}
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED:
-		return warning(look+"; its pod does not start", "refused by the %s: %s", orNone(v.GetRefusedBy()), orNone(v.GetLastError())), true
+		return []Finding{warning(look+"; its pod does not start", "refused by the %s: %s", orNone(v.GetRefusedBy()), orNone(v.GetLastError()))}
 	case v.GetLastError() != "":
-		return warning(look, "volume %s: %s", v.GetTargetPath(), v.GetLastError()), true
+		return []Finding{warning(look, "volume %s: %s", v.GetTargetPath(), v.GetLastError())}
 	case v.GetCondition().GetAbnormal():
-		return warning(look+"; the sandbox reports this, look into the pod",
-			"volume %s is abnormal: %s", v.GetTargetPath(), orNone(v.GetCondition().GetMessage())), true
+		return []Finding{warning(look+"; the sandbox reports this, look into the pod",
+			"volume %s is abnormal: %s", v.GetTargetPath(), orNone(v.GetCondition().GetMessage()))}
 	case v.GetGroupProblem() != "":
-		return warning("do so; then "+look, "volume %s of pod %s/%s with group %s: %s", v.GetTargetPath(),
-			orNone(v.GetPodNamespace()), orNone(v.GetPodName()), v.GetSupplementalGroup(), v.GetGroupProblem()), true
+		return []Finding{warning("do so; then "+look, "volume %s of pod %s/%s with group %s: %s", v.GetTargetPath(),
+			orNone(v.GetPodNamespace()), orNone(v.GetPodName()), v.GetSupplementalGroup(), v.GetGroupProblem())}
 	}
-	return Finding{}, false
+	return nil
 }
 
 func orNone(text string) string {

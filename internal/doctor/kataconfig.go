@@ -45,16 +45,14 @@ func (c kataConfig) check(n Node) []Finding {
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(effective)) {
-		if f, bad := c.checkSetting(n, effective[key]); bad {
-			found = append(found, f)
-		}
+		found = append(found, c.checkSetting(n, effective[key])...)
 	}
 	return found
 }
 
-func (c kataConfig) checkSetting(n Node, s setting) (Finding, bool) {
+func (c kataConfig) checkSetting(n Node, s setting) []Finding {
 	if !s.value {
-		return Finding{}, false
+		return nil
 	}
 	where := fmt.Sprintf("%s:%d", s.file, s.line)
 	if s.file != c.real {
@@ -64,12 +62,12 @@ func (c kataConfig) checkSetting(n Node, s setting) (Finding, bool) {
 	}
 	switch s.key {
 	case "disable_block_device_use":
-		return c.blockDisabled(n, s, where), true
+		return []Finding{c.blockDisabled(n, s, where)}
 	case "rootless":
-		return warning(fmt.Sprintf("set rootless = false in %s:%d", s.file, s.line),
-			"%s: [%s] rootless = true: the VMM's sockets are then under /run/user/<uid>, where crust-proxy does not look: such sandboxes are refused", where, s.table), true
+		return []Finding{warning(fmt.Sprintf("set rootless = false in %s:%d", s.file, s.line),
+			"%s: [%s] rootless = true: the VMM's sockets are then under /run/user/<uid>, where crust-proxy does not look: such sandboxes are refused", where, s.table)}
 	}
-	return Finding{}, false
+	return nil
 }
 
 // blockDisabled says what the setting does, which differs between the two runtimes.
