@@ -16,7 +16,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
-	"github.com/crust-proxy/crust-proxy/internal/cli/top"
 	"github.com/crust-proxy/crust-proxy/internal/doctor"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
@@ -68,7 +67,7 @@ func (d daemon) within(timeout time.Duration) *daemon {
 	return &d
 }
 
-// call gives f a connection, within the timeout.
+// call gives f a connection, within the timeout, and explains its error.
 func (d *daemon) call(ctx context.Context, f func(context.Context, *client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
@@ -76,7 +75,7 @@ func (d *daemon) call(ctx context.Context, f func(context.Context, *client) erro
 	if err != nil {
 		return err
 	}
-	return errors.Join(f(ctx, c), c.conn.Close())
+	return errors.Join(c.explain(f(ctx, c)), c.conn.Close())
 }
 
 // ask makes one call: method is a method of the Admin API's client.
@@ -84,7 +83,7 @@ func ask[Req, Resp any](ctx context.Context, d *daemon, method func(adminv1.Admi
 	var got Resp
 	err := d.call(ctx, func(ctx context.Context, c *client) (err error) {
 		got, err = method(c, ctx, req)
-		return c.explain(err)
+		return err
 	})
 	return got, err
 }
@@ -133,9 +132,4 @@ func (c *client) connect(ctx context.Context, _ string) (net.Conn, error) {
 	defer c.mu.Unlock()
 	c.dial = err
 	return conn, err
-}
-
-func (c *client) list(ctx context.Context, req *adminv1.ListVolumesRequest) ([]*adminv1.Volume, error) {
-	volumes, err := top.ListVolumes(ctx, c, req)
-	return volumes, c.explain(err)
 }

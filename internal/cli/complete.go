@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	"github.com/crust-proxy/crust-proxy/internal/cli/top"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -38,7 +39,7 @@ func completeVolume(d *daemon) cobra.CompletionFunc {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 		return d.offer(cmd.Context(), begun, func(ctx context.Context, c *client) (words []string) {
-			volumes, _ := c.list(ctx, &adminv1.ListVolumesRequest{})
+			volumes, _ := top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
 			for _, v := range volumes {
 				word := v.GetTargetPath()
 				if !strings.HasPrefix(begun, "/") {
@@ -75,7 +76,7 @@ func (d *daemon) offer(ctx context.Context, begun string, words wordsFunc) (offe
 // driversOf gives the drivers of volumes and those that registered with the front. An
 // older daemon cannot list the latter.
 func driversOf(ctx context.Context, c *client) (names []string) {
-	volumes, _ := c.list(ctx, &adminv1.ListVolumesRequest{})
+	volumes, _ := top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
 	for _, v := range volumes {
 		names = append(names, v.GetDriver())
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	"github.com/crust-proxy/crust-proxy/internal/cli/top"
 	"github.com/crust-proxy/crust-proxy/internal/doctor"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
@@ -56,14 +57,14 @@ func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
 	var known doctor.Daemon
 	err := d.call(ctx, func(ctx context.Context, c *client) (err error) {
 		if known.Node, err = c.GetNode(ctx, &adminv1.GetNodeRequest{}); err != nil {
-			return c.explain(err)
+			return err
 		}
 		handlers, err := c.ListHandlers(ctx, &adminv1.ListHandlersRequest{})
 		if err != nil {
-			return c.explain(err)
+			return err
 		}
 		known.Handlers = handlers.GetHandlers()
-		known.Volumes, err = c.list(ctx, &adminv1.ListVolumesRequest{})
+		known.Volumes, err = top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
 		return err
 	})
 	if err == nil {

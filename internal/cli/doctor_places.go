@@ -11,36 +11,21 @@ import (
 // places is what doctor needs of the daemon's configuration. An absent key leaves the
 // usual place.
 type places struct {
-	RunDir        string `json:"runDir"`
-	KubeletRoot   string `json:"kubeletRoot"`
-	RuntimeSocket struct {
-		Path string `json:"path"`
-	} `json:"runtimeSocket"`
-	Handlers struct {
-		Kata struct {
-			DirectVolumes string `json:"directVolumes"`
-			GoSandboxes   string `json:"goSandboxes"`
-			RustSandboxes string `json:"rustSandboxes"`
-			TempDir       string `json:"tempDir"`
-		} `json:"kata"`
-	} `json:"handlers"`
+	RunDir, KubeletRoot string
+	RuntimeSocket       struct{ Path string }
+	Handlers            struct {
+		Kata struct{ DirectVolumes, GoSandboxes, RustSandboxes, TempDir string }
+	}
 	Front struct {
-		Enabled         bool   `json:"enabled"`
-		KubeletRegistry string `json:"kubeletRegistry"`
-		Registry        string `json:"registry"`
-	} `json:"front"`
+		Enabled                   bool
+		KubeletRegistry, Registry string
+	}
 	Cluster struct {
-		Kubeconfig string `json:"kubeconfig"`
-		InCluster  bool   `json:"inCluster"`
-		NodeName   string `json:"nodeName"`
-	} `json:"cluster"`
-	Containerd struct {
-		// Socket is a pointer because an empty one says that there is none.
-		Socket *string `json:"socket"`
-	} `json:"containerd"`
-	CRI struct {
-		Socket string `json:"socket"`
-	} `json:"cri"`
+		Kubeconfig, NodeName string
+		InCluster            bool
+	}
+	Containerd struct{ Socket *string } // a pointer, because an empty one says that there is none
+	CRI        struct{ Socket string }
 }
 
 // readPlaces puts the places of a configuration into the node, except those that are

@@ -87,15 +87,16 @@ func repairsFailed(failed, all int) error {
 }
 
 // explain says what the error of a call means and what to do. It uses the last error
-// of connecting, which gRPC gives as text only.
+// of connecting, which gRPC gives as text only. Other errors stay as they are.
 func (c *client) explain(err error) error {
-	if err == nil {
-		return nil
+	st, ofCall := status.FromError(err)
+	if err == nil || !ofCall {
+		return err
 	}
 	c.mu.Lock()
 	dial := c.dial
 	c.mu.Unlock()
-	st, seeStatus := status.Convert(err), "see '"+c.service.Status()+"'."
+	seeStatus := "see '" + c.service.Status() + "'."
 	message := show.Escape(st.Message()) // it may quote a guest
 	switch {
 	case st.Code() == codes.Unavailable && dial != nil:

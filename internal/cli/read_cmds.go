@@ -10,6 +10,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	"github.com/crust-proxy/crust-proxy/internal/cli/top"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -35,7 +36,7 @@ func listCmd(d *daemon, view *volumeView) *cobra.Command {
 func list(ctx context.Context, d *daemon, view *volumeView, req *adminv1.ListVolumesRequest) error {
 	var volumes []*adminv1.Volume
 	err := d.call(ctx, func(ctx context.Context, c *client) (err error) {
-		volumes, err = c.list(ctx, req)
+		volumes, err = top.ListVolumes(ctx, c, req)
 		return err
 	})
 	if err != nil {
@@ -89,7 +90,7 @@ func handlersCmd(d *daemon, out *printer.Printer) *cobra.Command {
 				for _, h := range got.GetHandlers() {
 					t.Add(text(h.GetName()), printer.YesNo(h.GetHealthy()), text(number(h.GetVolumes())), text(number(h.GetBound())), text(h.GetProblem()))
 				}
-				return out.Table(t, true)
+				return out.Table(t)
 			})
 		},
 	}
@@ -114,12 +115,11 @@ func (w *volumeView) drivers(got *adminv1.ListDriversResponse) error {
 	case len(got.GetDrivers()) == 0:
 		return w.out.Line("No driver has registered with the front.")
 	}
-	t := printer.NewTable("NAME", "VERSION", "MODE", "READY", "VOLUMES", "SINCE")
+	heading := []string{"NAME", "VERSION", "MODE", "READY", "VOLUMES", "SINCE"}
 	if w.out.Wide() {
-		t.Heading = append(t.Heading, "KUBELET", "CAPABILITIES", "ENDPOINT", "SOCKET")
+		heading = append(heading, "KUBELET", "CAPABILITIES", "ENDPOINT", "SOCKET")
 	}
-	t.Heading = append(t.Heading, "PROBLEM")
-	text := printer.Text
+	text, t := printer.Text, printer.NewTable(append(heading, "PROBLEM")...)
 	for _, d := range got.GetDrivers() {
 		row := []printer.Cell{text(d.GetName()), text(d.GetVersion()), text(d.GetMode()), printer.YesNo(d.GetReady()), text(number(d.GetVolumes())), text(w.age(d.GetSince()))}
 		if w.out.Wide() {
@@ -127,7 +127,7 @@ func (w *volumeView) drivers(got *adminv1.ListDriversResponse) error {
 		}
 		t.Add(append(row, printer.Painted(show.Red, driverProblem(d)))...)
 	}
-	return w.out.Table(t, true)
+	return w.out.Table(t)
 }
 
 // driverProblem names the worst first: kubelet may call the driver past the front.

@@ -103,7 +103,7 @@ func topOnce(ctx context.Context, d *daemon, out *printer.Printer, settings top.
 	return d.call(ctx, func(ctx context.Context, c *client) error {
 		picture, err := top.Once(ctx, topDaemon(c, d.timeout), settings)
 		if err != nil {
-			return c.explain(err)
+			return err
 		}
 		node := proto.CloneOf(picture.Node)
 		node.Config = "" // no part of a picture

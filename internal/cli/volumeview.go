@@ -57,11 +57,11 @@ func (w *volumeView) list(volumes []*adminv1.Volume) error {
 	for _, v := range volumes {
 		t.Add(w.row(v)...)
 	}
-	return w.out.Table(t, true)
+	return w.out.Table(t)
 }
 
 func (w *volumeView) describe(v *adminv1.Volume) error {
-	t := printer.Pairs()
+	t := &printer.Table{}
 	t.Pair("Target:", v.GetTargetPath())
 	t.Pair("ID:", v.GetId())
 	t.Add(printer.Text("State:"), stateCell(v))
@@ -94,7 +94,7 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 		lastError += " (" + w.age(v.GetLastErrorAt()) + " ago)"
 	}
 	t.Add(printer.Text("Last error:"), printer.Painted(show.Red, lastError))
-	if err := w.out.Table(t, false); err != nil || v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED {
+	if err := w.out.Table(t); err != nil || v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED {
 		return err
 	}
 	return w.describeUsage(v)
@@ -111,18 +111,18 @@ func (w *volumeView) describeUsage(v *adminv1.Volume) error {
 	if err := w.out.Line("\nUsage, learned " + w.age(v.GetUsageAt()) + " ago" + since + ":"); err != nil {
 		return err
 	}
-	return w.out.Table(usageTable(v.GetUsage()), true)
+	return w.out.Table(usageTable(v.GetUsage()))
 }
 
 func (w *volumeView) stats(got *adminv1.GetVolumeStatsResponse) error {
-	if err := w.out.Table(usageTable(got.GetUsage()), true); err != nil {
+	if err := w.out.Table(usageTable(got.GetUsage())); err != nil {
 		return err
 	}
-	t := printer.Pairs()
+	t := &printer.Table{}
 	t.Add(printer.Text("Condition:"), conditionCell(got.GetCondition()))
 	t.Pair("Sandbox:", w.sandbox(got.GetSandbox()))
 	t.Pair("Took:", got.GetTook().AsDuration().Round(10*time.Microsecond).String())
-	return w.out.Table(t, false)
+	return w.out.Table(t)
 }
 
 func (w *volumeView) sandbox(s *adminv1.Sandbox) string {

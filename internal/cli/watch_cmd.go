@@ -55,21 +55,20 @@ func (c *client) watch(ctx context.Context, req *adminv1.WatchVolumesRequest, wr
 	case errors.Is(err, io.EOF):
 		return watchEnded(c.service)
 	}
-	return c.explain(err)
+	return err
 }
 
 // watchTable collects the rows of the first listing, so that the columns fit them, and
 // then prints each change as it comes.
 func (w *volumeView) watchTable() func(*adminv1.WatchVolumesResponse) error {
 	t := printer.NewTable(append([]string{"EVENT"}, w.heading()...)...)
-	t.Widths = make([]int, len(t.Heading))
 	// room for later changes: event, id, state, ..., sandbox, used, size, age
-	copy(t.Widths, []int{7, show.ShortIDLength, 9, 0, 0, 0, show.ShortIDLength, 8, 8, 5})
+	t.Widths = []int{7, show.ShortIDLength, 9, 0, 0, 0, show.ShortIDLength, 8, 8, 5}
 	synced := false
 	return func(event *adminv1.WatchVolumesResponse) error {
 		if event.GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED {
 			synced = true
-			return w.out.Table(t, true)
+			return w.out.Table(t)
 		}
 		name := strings.TrimPrefix(event.GetType().String(), "TYPE_")
 		if !synced {
@@ -79,6 +78,6 @@ func (w *volumeView) watchTable() func(*adminv1.WatchVolumesResponse) error {
 		if !synced {
 			return nil
 		}
-		return w.out.Table(t, false)
+		return w.out.Table(t)
 	}
 }

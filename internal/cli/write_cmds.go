@@ -154,7 +154,7 @@ func printRepairs(out *printer.Printer, got *adminv1.ReconcileResponse) error {
 	for _, r := range got.GetRepairs() {
 		t.Add(text(show.ShortID(r.GetVolumeId())), printer.YesNo(r.GetError() == ""), text(r.GetAction()), text(r.GetError()))
 	}
-	if err := out.Table(t, true); err != nil {
+	if err := out.Table(t); err != nil {
 		return err
 	}
 	return out.Line(fmt.Sprintf("%d volumes checked.", got.GetChecked()))

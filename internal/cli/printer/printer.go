@@ -82,32 +82,21 @@ func (p *Printer) Field(indent int, label, text string) string {
 
 // Table prints a table and forgets its rows, so that more can follow in the same
 // columns.
-func (p *Printer) Table(t *Table, withHeading bool) error {
+func (p *Printer) Table(t *Table) error {
 	t.fit()
 	var b strings.Builder
-	if withHeading {
-		heading := make([]Cell, len(t.Heading))
-		for i, h := range t.Heading {
-			heading[i] = Cell{text: h, code: show.Bold}
-		}
-		p.row(&b, t.Widths, heading)
-	}
 	for _, row := range t.rows {
-		p.row(&b, t.Widths, row)
+		for i, c := range row {
+			b.WriteString(p.Paint(c.code, c.text))
+			if i < len(row)-1 {
+				b.WriteString(strings.Repeat(" ", t.Widths[i]-c.width()+3))
+			}
+		}
+		b.WriteByte('\n')
 	}
 	t.rows = nil
 	_, err := io.WriteString(p.Out, b.String())
 	return err
-}
-
-func (p *Printer) row(b *strings.Builder, widths []int, row []Cell) {
-	for i, c := range row {
-		b.WriteString(p.Paint(c.code, c.text))
-		if i < len(row)-1 {
-			b.WriteString(strings.Repeat(" ", widths[i]-c.width()+3))
-		}
-	}
-	b.WriteByte('\n')
 }
 
 // Result prints a value or a message: for a program in the format asked for, else by

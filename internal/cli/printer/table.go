@@ -40,19 +40,21 @@ func YesNo(yes bool) Cell {
 
 func (c Cell) width() int { return utf8.RuneCountInString(c.text) }
 
-// Table is aligned columns under a heading.
+// Table is aligned columns.
 type Table struct {
-	Heading []string
 	// Widths are the columns' least widths; they grow with what is printed.
 	Widths []int
 	rows   [][]Cell
 }
 
-// NewTable makes a table with a heading.
-func NewTable(heading ...string) *Table { return &Table{Heading: heading} }
-
-// Pairs makes a table of labels and values, to be printed without a heading.
-func Pairs() *Table { return NewTable("", "") }
+// NewTable makes a table with a heading. One without a heading is a &Table{}.
+func NewTable(heading ...string) *Table {
+	row := make([]Cell, len(heading))
+	for i, h := range heading {
+		row[i] = Painted(show.Bold, h)
+	}
+	return &Table{rows: [][]Cell{row}}
+}
 
 // Add appends a row.
 func (t *Table) Add(row ...Cell) { t.rows = append(t.rows, row) }
@@ -62,13 +64,8 @@ func (t *Table) Pair(label, value string) { t.Add(Text(label), Text(value)) }
 
 // fit widens the columns to what is in them now.
 func (t *Table) fit() {
-	if t.Widths == nil {
-		t.Widths = make([]int, len(t.Heading))
-	}
-	for i, h := range t.Heading {
-		t.Widths[i] = max(t.Widths[i], len(h))
-	}
 	for _, row := range t.rows {
+		t.Widths = append(t.Widths, make([]int, max(0, len(row)-len(t.Widths)))...)
 		for i, c := range row {
 			t.Widths[i] = max(t.Widths[i], c.width())
 		}

@@ -192,12 +192,8 @@ func (d *daemonInfo) update(e Polled, escape func(string) string) {
 // read is ignored.
 func (d *daemonInfo) configure(text string, escape func(string) string) {
 	var config struct {
-		Cluster struct {
-			NodeName string `json:"nodeName"`
-		} `json:"cluster"`
-		Relay struct {
-			Concurrency int `json:"concurrency"`
-		} `json:"relay"`
+		Cluster struct{ NodeName string }
+		Relay   struct{ Concurrency int }
 	}
 	if yaml.Unmarshal([]byte(text), &config) == nil {
 		d.name, d.concurrency = cmp.Or(escape(config.Cluster.NodeName), d.host), config.Relay.Concurrency

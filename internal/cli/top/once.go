@@ -32,21 +32,16 @@ func Once(ctx context.Context, d Daemon, settings Settings) (*Picture, error) {
 		polled.Node = &adminv1.GetNodeResponse{} // the rest is worth showing
 	}
 	s.Apply(Size{Width: unbounded, Height: unbounded})
-	effects := s.Apply(Watched{Changes: listed(polled.Volumes)})
-	fetchAll(ctx, d, s, append(effects, s.Apply(polled)...))
+	for _, v := range polled.Volumes {
+		s.node.put(v, s.now)
+	}
+	s.node.synced(s.now)
+	fetchAll(ctx, d, s, s.Apply(polled))
 	s.now, polled.Volumes = time.Now(), nil
 	for _, r := range s.list.rows {
 		polled.Volumes = append(polled.Volumes, r.v)
 	}
 	return &Picture{Polled: polled, state: s}, nil
-}
-
-func listed(volumes []*adminv1.Volume) []*adminv1.WatchVolumesResponse {
-	changes := make([]*adminv1.WatchVolumesResponse, 0, len(volumes)+1)
-	for _, v := range volumes {
-		changes = append(changes, &adminv1.WatchVolumesResponse{Type: adminv1.WatchVolumesResponse_TYPE_CHANGED, Volume: v})
-	}
-	return append(changes, &adminv1.WatchVolumesResponse{Type: adminv1.WatchVolumesResponse_TYPE_SYNCED})
 }
 
 // fetchAll asks sandboxes until all were asked or one interval is over.

@@ -220,9 +220,8 @@ type Poll struct {
 	Health bool
 }
 
-// Quit ends the program; Suspend gives the terminal back to the shell until the user
-// resumes it.
-type (
-	Quit    = tea.QuitMsg
-	Suspend = tea.SuspendMsg
-)
+// Quit ends the program.
+type Quit = tea.QuitMsg
+
+// Suspend gives the terminal back to the shell until the user resumes the program.
+type Suspend = tea.SuspendMsg
