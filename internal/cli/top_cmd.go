@@ -17,14 +17,12 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-type topFlags struct {
-	settings    top.Settings
-	sort, state string
-	once        bool
-}
-
 func topCmd(env Env, d *daemon, out *printer.Printer) *cobra.Command {
-	var f topFlags
+	var (
+		settings    top.Settings
+		sort, state string
+		once        bool
+	)
 	cmd := &cobra.Command{
 		Use: "top", Short: "Show the volumes live: how full they are, who has them, what is wrong",
 		Long: `Show the volumes live: how full they are, which sandbox has them, how long it
@@ -36,43 +34,39 @@ screen, a few at a time. Where the output is no terminal, with --once, and with
 		Example: "  crustctl top --sort latency --filter 'bound kata'",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			settings, err := f.read(env)
-			if err != nil {
+			if err := readTopFlags(&settings, env, sort, state); err != nil {
 				return wrongUsage(cmd, err)
 			}
-			if f.once || out.Machine() || !env.screen() {
+			if once || out.Machine() || !env.screen() {
 				return topOnce(cmd.Context(), d, out, settings)
 			}
 			return topLive(cmd.Context(), env, d, settings)
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.sort, "sort", top.ByUsage.String(), "the order at first: "+strings.Join(top.OrderNames(), ", "))
+	flags.StringVar(&sort, "sort", top.ByUsage.String(), "the order at first: "+strings.Join(top.OrderNames(), ", "))
 	complete(cmd, "sort", top.OrderNames()...)
-	flags.StringVar(&f.settings.Filter, "filter", "", "only volumes that have all of these words in name, pod, state, driver, ...")
-	stateFlag(cmd, &f.state)
-	flags.DurationVar(&f.settings.Interval, "interval", top.DefaultInterval, "how often a volume's sandbox is asked, 1s or more")
-	flags.BoolVar(&f.once, "once", false, "print one picture and end")
-	selectors(cmd, d, &f.settings.Driver, &f.settings.Handler)
+	flags.StringVar(&settings.Filter, "filter", "", "only volumes that have all of these words in name, pod, state, driver, ...")
+	stateFlag(cmd, &state)
+	flags.DurationVar(&settings.Interval, "interval", top.DefaultInterval, "how often a volume's sandbox is asked, 1s or more")
+	flags.BoolVar(&once, "once", false, "print one picture and end")
+	selectors(cmd, d, &settings.Driver, &settings.Handler)
 	return cmd
 }
 
-func (f *topFlags) read(env Env) (settings top.Settings, err error) {
-	settings = f.settings
-	if settings.Sort, err = top.ParseOrder(f.sort); err != nil {
-		return settings, err
+func readTopFlags(settings *top.Settings, env Env, sort, state string) (err error) {
+	if settings.Sort, err = top.ParseOrder(sort); err != nil {
+		return err
 	}
-	state, err := parseState(f.state)
+	wanted, err := parseState(state)
 	if err != nil {
-		return settings, err
+		return err
 	}
 	if settings.Interval < time.Second {
-		return settings, fmt.Errorf("--interval %s is less than 1s", settings.Interval)
+		return fmt.Errorf("--interval %s is less than 1s", settings.Interval)
 	}
-	settings.State = show.StateName(state)
-	settings.ASCII = !unicodeLocale(env.Getenv)
-	settings.Host = env.Host
-	return settings, nil
+	settings.State, settings.ASCII, settings.Host = show.StateName(wanted), !unicodeLocale(env.Getenv), env.Host
+	return nil
 }
 
 // unicodeLocale tells whether the terminal's owner said that it knows Unicode.

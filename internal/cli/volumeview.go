@@ -68,14 +68,14 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 	t.Pair("Age:", w.age(v.GetCreatedAt()))
 	t.Pair("Driver:", v.GetDriver())
 	t.Pair("CSI volume:", v.GetVolumeId())
-	t.Pair("Way:", withDetail(v.GetWay(), ways[v.GetWay()]))
+	t.Pair("Way:", show.WithDetail(v.GetWay(), ways[v.GetWay()]))
 	t.Pair(ruleLabel(v), v.GetRule())
 	t.Pair("Handler:", v.GetHandler())
-	t.Pair("Device:", withDetail(v.GetDevice(), v.GetDeviceId()))
+	t.Pair("Device:", show.WithDetail(v.GetDevice(), v.GetDeviceId()))
 	t.Pair("Filesystem:", v.GetFsType())
-	t.Pair("Access:", withDetail(access(v), v.GetAccessMode()))
+	t.Pair("Access:", show.WithDetail(access(v), v.GetAccessMode()))
 	t.Pair("Mount flags:", strings.Join(v.GetMountFlags(), ","))
-	t.Pair("Group:", withDetail(v.GetSupplementalGroup(), v.GetSupplementalGroupChangePolicy()))
+	t.Pair("Group:", show.WithDetail(v.GetSupplementalGroup(), v.GetSupplementalGroupChangePolicy()))
 	if v.GetGroupProblem() != "" {
 		t.Add(printer.Text(""), printer.Painted(show.Red, v.GetGroupProblem()))
 	}
@@ -137,7 +137,7 @@ func number(n int64) string { return strconv.FormatInt(n, 10) }
 func stateCell(v *adminv1.Volume) printer.Cell {
 	state := show.StateName(v.GetState())
 	if v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED {
-		state = withDetail(state, v.GetRefusedBy())
+		state = show.WithDetail(state, v.GetRefusedBy())
 	}
 	return printer.Painted(show.StateColour(v.GetState()), state)
 }
@@ -153,7 +153,7 @@ func podDetail(v *adminv1.Volume) string {
 	if v.GetPodName() == "" {
 		return v.GetPodUid()
 	}
-	return withDetail(podText(v), v.GetPodUid())
+	return show.WithDetail(podText(v), v.GetPodUid())
 }
 
 func ruleLabel(v *adminv1.Volume) string {
@@ -177,9 +177,9 @@ func growText(v *adminv1.Volume) string {
 	case v.GetGrowToBytes() == 0:
 		return ""
 	case v.GetGrowWaits() != "":
-		return withDetail(show.Size(v.GetGrowToBytes()), "waits: "+v.GetGrowWaits())
+		return show.WithDetail(show.Size(v.GetGrowToBytes()), "waits: "+v.GetGrowWaits())
 	}
-	return withDetail(show.Size(v.GetGrowToBytes()), "at the next mount")
+	return show.WithDetail(show.Size(v.GetGrowToBytes()), "at the next mount")
 }
 
 // isStale tells whether the sandbox failed to answer since the usage was learned.
@@ -226,12 +226,5 @@ func conditionCell(c *adminv1.VolumeCondition) printer.Cell {
 	case c.GetAbnormal():
 		return printer.Painted(show.Red, "abnormal: "+c.GetMessage())
 	}
-	return printer.Painted(show.Green, withDetail("normal", c.GetMessage()))
-}
-
-func withDetail(what, detail string) string {
-	if detail == "" {
-		return what
-	}
-	return what + " (" + detail + ")"
+	return printer.Painted(show.Green, show.WithDetail("normal", c.GetMessage()))
 }

@@ -30,6 +30,17 @@ const ShortIDLength = 12
 // ShortID is the part of an id that is shown to people.
 func ShortID(id string) string { return id[:min(len(id), ShortIDLength)] }
 
+// WithDetail adds a detail in brackets, if there is one.
+func WithDetail(what, detail string) string {
+	switch {
+	case detail == "":
+		return what
+	case what == "":
+		return "(" + detail + ")"
+	}
+	return what + " (" + detail + ")"
+}
+
 // Percent is the used part of a total, rounded up, so that only nothing is 0%. Without
 // a total it is empty.
 func Percent(used, total int64) string {

@@ -108,28 +108,19 @@ func (d Daemon) watch(ctx context.Context, settings Settings, send func(Event)) 
 
 // watchOnce follows one watch to its end. synced tells whether its listing was complete.
 func (d Daemon) watchOnce(ctx context.Context, settings Settings, send func(Event)) (synced bool, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	stream, err := d.WatchVolumes(ctx, &adminv1.WatchVolumesRequest{Driver: settings.Driver, Handler: settings.Handler})
 	if err != nil {
 		return false, err
 	}
 	changes := make(chan *adminv1.WatchVolumesResponse)
-	var ended error
 	go func() {
 		defer close(changes)
 		for {
-			change, err := stream.Recv()
-			if err != nil {
-				ended = err
+			var change *adminv1.WatchVolumesResponse
+			if change, err = stream.Recv(); err != nil {
 				return
 			}
-			select {
-			case changes <- change:
-			case <-ctx.Done():
-				ended = ctx.Err()
-				return
-			}
+			changes <- change // all of them are read below, until this is closed
 		}
 	}()
 	for first := range changes {
@@ -137,7 +128,7 @@ func (d Daemon) watchOnce(ctx context.Context, settings Settings, send func(Even
 		synced = synced || endsListing(batch)
 		send(Watched{Changes: batch})
 	}
-	return synced, ended
+	return synced, err
 }
 
 // endsListing tells whether the listing is complete by the last change, where gather

@@ -180,21 +180,21 @@ func (p *sheet) facts() {
 	}
 	p.text("Target", plain, v.GetTargetPath())
 	p.text("ID", plain, v.GetId())
-	p.text("Pod", plain, joined(" ", podOf(v), bracket(v.GetPodUid())))
+	p.text("Pod", plain, show.WithDetail(podOf(v), v.GetPodUid()))
 	p.text("Driver", plain, v.GetDriver())
 	p.text("CSI volume", plain, v.GetVolumeId())
 	p.text("Way", plain, v.GetWay())
 	p.text("Rule", plain, v.GetRule())
 	p.text("Handler", plain, v.GetHandler())
 	if p.row.hasSandbox() {
-		p.text("Sandbox", plain, joined(" ", v.GetSandbox().GetId(), bracket(v.GetSandbox().GetRuntime())))
+		p.text("Sandbox", plain, show.WithDetail(v.GetSandbox().GetId(), v.GetSandbox().GetRuntime()))
 		p.text("Bound", plain, p.ago(v.GetSandbox().GetBoundAt()))
 	}
-	p.text("Device", plain, joined(" ", v.GetDevice(), bracket(v.GetDeviceId())))
+	p.text("Device", plain, show.WithDetail(v.GetDevice(), v.GetDeviceId()))
 	p.text("Filesystem", plain, v.GetFsType())
-	p.text("Access", plain, joined(" ", access(v.GetReadOnly()), bracket(v.GetAccessMode())))
+	p.text("Access", plain, show.WithDetail(access(v.GetReadOnly()), v.GetAccessMode()))
 	p.text("Mount flags", plain, strings.Join(v.GetMountFlags(), ","))
-	p.text("Group", plain, joined(" ", v.GetSupplementalGroup(), bracket(v.GetSupplementalGroupChangePolicy())))
+	p.text("Group", plain, show.WithDetail(v.GetSupplementalGroup(), v.GetSupplementalGroupChangePolicy()))
 	if v.GetGrowToBytes() > 0 {
 		p.text("Grow to", plain, show.Size(v.GetGrowToBytes()))
 	}
@@ -206,13 +206,6 @@ func access(readOnly bool) string {
 		return "read-only"
 	}
 	return "read-write"
-}
-
-func bracket(text string) string {
-	if text == "" {
-		return ""
-	}
-	return "(" + text + ")"
 }
 
 func joined(separator string, parts ...string) string {

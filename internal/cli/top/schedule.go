@@ -28,10 +28,9 @@ type schedule struct {
 
 // request is when a volume's sandbox was and will be asked.
 type request struct {
-	inFlight bool
-	since    time.Time // of the request in flight
-	next     time.Time
-	failed   int // in a row
+	since  time.Time // of the request in flight; zero without one
+	next   time.Time
+	failed int // in a row
 }
 
 func newSchedule(interval time.Duration) schedule {
@@ -47,7 +46,7 @@ func newSchedule(interval time.Duration) schedule {
 func (s *schedule) fetches(now time.Time, onScreen, beyond []*row) (effects []Effect) {
 	free := s.limit
 	for _, q := range s.fetching {
-		if q.inFlight {
+		if !q.since.IsZero() {
 			free--
 		}
 	}
@@ -71,14 +70,14 @@ func (s *schedule) fetches(now time.Time, onScreen, beyond []*row) (effects []Ef
 // start marks a request as in flight, if the volume has a sandbox and it is time.
 func (s *schedule) start(now time.Time, r *row) bool {
 	q := s.fetching[r.id()]
-	if !r.hasSandbox() || q != nil && (q.inFlight || now.Before(q.next)) {
+	if !r.hasSandbox() || q != nil && (!q.since.IsZero() || now.Before(q.next)) {
 		return false
 	}
 	if q == nil {
 		q = &request{}
 		s.fetching[r.id()] = q
 	}
-	q.inFlight, q.since = true, now
+	q.since = now
 	return true
 }
 
@@ -88,7 +87,7 @@ func (s *schedule) fetched(e StatsFetched, counts bool) {
 	if q == nil {
 		return
 	}
-	q.inFlight = false
+	q.since = time.Time{}
 	if !counts {
 		return
 	}
@@ -108,7 +107,7 @@ func (s *schedule) fetchNow(id string) {
 
 // waiting is since when a request has been in flight; zero without one.
 func (s *schedule) waiting(id string) time.Time {
-	if q := s.fetching[id]; q != nil && q.inFlight {
+	if q := s.fetching[id]; q != nil {
 		return q.since
 	}
 	return time.Time{}
