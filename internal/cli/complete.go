@@ -32,7 +32,6 @@ func selectors(cmd *cobra.Command, d *daemon, driver, handler *string) {
 	}
 }
 
-// completeVolume offers the daemon's volumes for the argument VOLUME.
 func completeVolume(d *daemon) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -52,7 +51,6 @@ func completeVolume(d *daemon) cobra.CompletionFunc {
 	}
 }
 
-// wordsFunc asks the daemon for words; it gives none if that fails.
 type wordsFunc func(context.Context, *client) []string
 
 // offer gives the words that begin as the user's does. If the daemon cannot be asked

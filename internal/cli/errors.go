@@ -31,7 +31,6 @@ type usageError struct {
 }
 
 func (e *usageError) Error() string { return e.err.Error() }
-func (e *usageError) Unwrap() error { return e.err }
 
 func wrongUsage(cmd *cobra.Command, err error) error {
 	return &usageError{command: cmd.CommandPath(), err: err}
@@ -75,8 +74,6 @@ func (e *explained) Error() string {
 	}
 	return e.err.Error() + "\n" + e.advice
 }
-
-func (e *explained) Unwrap() error { return e.err }
 
 func watchEnded(service doctor.Service) error {
 	return &explained{errors.New("the daemon ended the watch"), "It may be restarting: see '" + service.Status() + "'."}

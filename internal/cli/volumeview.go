@@ -13,7 +13,6 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// volumeView shows volumes and their ages to people.
 type volumeView struct {
 	out *printer.Printer
 	now func() time.Time

@@ -62,7 +62,6 @@ func (t *Table) Add(row ...Cell) { t.rows = append(t.rows, row) }
 // Pair appends a label and its value.
 func (t *Table) Pair(label, value string) { t.Add(Text(label), Text(value)) }
 
-// fit widens the columns to what is in them now.
 func (t *Table) fit() {
 	for _, row := range t.rows {
 		t.Widths = append(t.Widths, make([]int, max(0, len(row)-len(t.Widths)))...)

@@ -60,8 +60,7 @@ func (d Daemon) poll(ctx context.Context, settings Settings, health bool) (e Pol
 	return e, err
 }
 
-// ListVolumes gathers all pages. They are as large as the daemon lets them be, because
-// it orders all volumes anew for each.
+// ListVolumes gathers all pages. They are large: the daemon orders all volumes for each.
 func ListVolumes(ctx context.Context, c adminv1.AdminClient, req *adminv1.ListVolumesRequest) (all []*adminv1.Volume, err error) {
 	req.PageSize = 5000
 	for {
@@ -131,8 +130,7 @@ func (d Daemon) watchOnce(ctx context.Context, settings Settings, send func(Even
 	return synced, err
 }
 
-// endsListing tells whether the listing is complete by the last change, where gather
-// ends a batch.
+// endsListing tells whether the listing is complete by a batch; gather ends it there.
 func endsListing(batch []*adminv1.WatchVolumesResponse) bool {
 	return batch[len(batch)-1].GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED
 }

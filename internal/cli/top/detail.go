@@ -14,7 +14,6 @@ import (
 
 const labelWidth = 13
 
-// sheet draws the page of one volume.
 type sheet struct {
 	s      *State
 	canvas canvas
@@ -77,14 +76,12 @@ func (p *sheet) content() []string {
 	return p.lines
 }
 
-// line adds a line with a label.
 func (p *sheet) line(label string, texts ...string) {
 	label = p.canvas.paint(faint, p.canvas.fit(label, labelWidth, false))
 	p.lines = append(p.lines, p.canvas.line("", append([]string{label}, texts...)...))
 }
 
-// text adds a text with a label on as many lines as it needs. An empty text is left
-// out.
+// text adds a text with a label on as many lines as it needs, which may be none.
 func (p *sheet) text(label, code, text string) {
 	if text == "" {
 		return
@@ -95,7 +92,6 @@ func (p *sheet) text(label, code, text string) {
 	}
 }
 
-// numbers adds the usage and how the sandbox answered.
 func (p *sheet) numbers() {
 	r := p.row
 	p.usage("Bytes", r.bytes, show.Size)

@@ -60,8 +60,7 @@ var (
 	}
 )
 
-// key does what a key is for on the page. Only ending and suspending is done
-// outside.
+// key does what a key is for on the page. Only ending and suspending is left to others.
 func (s *State) key(k Key) Effect {
 	switch {
 	case key.Matches(k, keyInterrupt):

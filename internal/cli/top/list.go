@@ -95,10 +95,8 @@ func countStates(rows map[string]*row) (states []adminv1.VolumeState, counts map
 	}), counts
 }
 
-// maxFilter is the length of the longest filter in characters.
-const maxFilter = 120
+const maxFilter = 120 // characters
 
-// filter selects the volumes that contain all of its words.
 type filter struct {
 	state string // selects volumes in this state; empty is all
 	text  string

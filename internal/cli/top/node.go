@@ -12,8 +12,7 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// node is what the daemon reported: the volumes, its own health, and whether it can
-// be reached.
+// node is what the daemon reported, and whether it can be reached.
 type node struct {
 	escape  func(string) string
 	volumes map[string]*row
@@ -24,7 +23,6 @@ type node struct {
 	link     link
 }
 
-// link is the state of the watch.
 type link struct {
 	synced bool
 	away   bool
@@ -40,8 +38,7 @@ func newNode(host string, escape func(string) string, now time.Time) node {
 	}
 }
 
-// watched applies changes from the watch and tells whether its listing is complete
-// by them.
+// watched applies changes and tells whether the watch's listing is complete by them.
 func (n *node) watched(e Watched, now time.Time) (synced bool) {
 	for _, change := range e.Changes {
 		switch change.GetType() {
@@ -60,8 +57,7 @@ func (n *node) watched(e Watched, now time.Time) (synced bool) {
 	return synced
 }
 
-// put adds or replaces a volume. While a new watch lists its volumes, those from
-// before stay.
+// put adds or replaces a volume. While a new watch lists, those from before stay.
 func (n *node) put(v *adminv1.Volume, now time.Time) {
 	r := newRow(v, n.escape)
 	n.volumes[r.id()] = r
@@ -146,8 +142,7 @@ func (n *node) updateStats(v *adminv1.Volume, now time.Time) {
 
 func (n *node) alert() bool { return n.link.away || len(n.daemon.problems) > 0 }
 
-// daemonInfo is what the daemon reports of itself and its parts; its texts are
-// escaped.
+// daemonInfo is what the daemon reports of itself and its parts, escaped.
 type daemonInfo struct {
 	host, name, version string
 	started             time.Time
@@ -188,8 +183,7 @@ func (d *daemonInfo) update(e Polled, escape func(string) string) {
 	}
 }
 
-// configure reads the daemon's configuration. One of another version that cannot be
-// read is ignored.
+// configure ignores a configuration of another version that cannot be read.
 func (d *daemonInfo) configure(text string, escape func(string) string) {
 	var config struct {
 		Cluster struct{ NodeName string }

@@ -32,9 +32,8 @@ type Terminal struct {
 }
 
 const (
-	tick = 500 * time.Millisecond
-	// frames bounds how often a second the screen is drawn.
-	frames = 20
+	tick   = 500 * time.Millisecond
+	frames = 20 // a second, at most
 )
 
 // Run shows the volumes until the user or ctx ends it.

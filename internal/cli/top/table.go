@@ -27,7 +27,6 @@ const (
 	columnCount
 )
 
-// column says what a column shows and how wide it is.
 type column struct {
 	title string
 	// A column is left out where there is no room for its least width, and does not
@@ -125,7 +124,6 @@ func (t *table) layout() {
 	}
 }
 
-// unbounded shows every column that has content, as wide as its content.
 func (t *table) unbounded() {
 	for c, column := range columns {
 		switch {

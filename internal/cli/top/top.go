@@ -132,12 +132,6 @@ func (s *State) onScreen() []*row {
 	return nil
 }
 
-// frame chooses the lines around the list.
-func (s *State) frame() frame {
-	selects := s.settings.State != "" || s.settings.Driver != "" || s.settings.Handler != ""
-	return newFrame(s.canvas.height, selects || s.list.filter.shown(), s.node.alert())
-}
-
 // pause freezes the volumes on the screen, or shows them as they are again.
 func (s *State) pause() {
 	if s.paused != nil {

@@ -250,10 +250,10 @@ type frame struct {
 // fewestRows is what the other lines leave to the rows.
 const fewestRows = 3
 
-// newFrame chooses the lines that a screen has room for. What says that the list is
+// frame chooses the lines that the screen has room for. What says that the list is
 // incomplete or out of date comes before all else.
-func newFrame(height int, filter, alert bool) frame {
-	f := frame{rows: height}
+func (s *State) frame() frame {
+	f := frame{rows: s.canvas.height}
 	fits := func(wanted bool, spare int) bool {
 		if !wanted || f.rows <= fewestRows+spare {
 			return false
@@ -261,8 +261,9 @@ func newFrame(height int, filter, alert bool) frame {
 		f.rows--
 		return true
 	}
-	f.filter = fits(filter, -1)
-	f.alert = fits(alert, 0)
+	selects := s.settings.State != "" || s.settings.Driver != "" || s.settings.Handler != ""
+	f.filter = fits(selects || s.list.filter.shown(), -1)
+	f.alert = fits(s.node.alert(), 0)
 	f.heading = fits(true, 0)
 	f.title = fits(true, 0)
 	f.hints = fits(true, 1)
