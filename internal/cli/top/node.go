@@ -110,7 +110,8 @@ func (n *node) fetched(e StatsFetched, now time.Time) {
 	}
 	n.put(v, now)
 	h := n.history[e.ID]
-	h.addSample(sample{took: e.Took, failed: e.Reply == nil})
+	h.took = append(h.took, sample{took: e.Took, failed: e.Reply == nil})
+	h.took = h.took[max(0, len(h.took)-maxSamples):]
 	n.history[e.ID] = h
 }
 
@@ -235,9 +236,4 @@ func (h *history) addError(r *row, now time.Time) {
 		newest.last = at
 		newest.times += again
 	}
-}
-
-func (h *history) addSample(s sample) {
-	h.took = append(h.took, s)
-	h.took = h.took[max(0, len(h.took)-maxSamples):]
 }

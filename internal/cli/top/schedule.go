@@ -33,10 +33,6 @@ type request struct {
 	failed int // in a row
 }
 
-func newSchedule(interval time.Duration) schedule {
-	return schedule{interval: interval, limit: maxConcurrent, fetching: make(map[string]*request)}
-}
-
 // fetches starts the requests for which it is time: for the volumes on the screen,
 // a few at a once, and less and less often for a sandbox that does not answer.
 //

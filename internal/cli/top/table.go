@@ -75,17 +75,13 @@ const (
 )
 
 type table struct {
-	canvas   canvas
-	now      time.Time
-	order    Order
-	reversed bool
-	stale    bool             // the daemon is away
-	natural  [columnCount]int // the widths of the longest texts
-	widths   [columnCount]int // 0 is left out
+	s       *State
+	natural [columnCount]int // the widths of the longest texts
+	widths  [columnCount]int // 0 is left out
 }
 
 func newTable(s *State) *table {
-	t := &table{canvas: s.canvas, now: s.now, order: s.list.order, reversed: s.list.reversed, stale: s.node.link.away}
+	t := &table{s: s}
 	for c, column := range columns {
 		if column.text == nil {
 			continue
@@ -99,7 +95,7 @@ func newTable(s *State) *table {
 
 // layout chooses the columns that fit on the screen, and their widths.
 func (t *table) layout() {
-	room := t.canvas.width - gutter
+	room := t.s.canvas.width - gutter
 	for _, c := range importance {
 		least := t.least(c)
 		switch {
@@ -167,23 +163,24 @@ func (t *table) heading() string {
 			continue
 		}
 		title := columns[c].title
-		if c == orders[t.order].column {
-			arrow := t.canvas.descending
-			if t.reversed {
-				arrow = t.canvas.ascending
+		if c == orders[t.s.list.order].column {
+			arrow := t.s.canvas.descending
+			if t.s.list.reversed {
+				arrow = t.s.canvas.ascending
 			}
 			title += arrow
 		}
-		titles = append(titles, t.canvas.fit(title, width, columns[c].right))
+		titles = append(titles, t.s.canvas.fit(title, width, columns[c].right))
 	}
 	text := strings.Repeat(" ", gutter) + strings.Join(titles, strings.Repeat(" ", gap))
-	return t.canvas.paint(bold, strings.TrimRight(t.canvas.cut(text, t.canvas.width), " "))
+	return t.s.canvas.paint(bold, strings.TrimRight(t.s.canvas.cut(text, t.s.canvas.width), " "))
 }
 
 // row draws one volume. The chosen one is reversed and has no other colours.
 func (t *table) row(r *row, chosen bool) string {
-	canvas := t.canvas
-	canvas.plain = canvas.plain || chosen || t.stale
+	canvas := t.s.canvas
+	stale := t.s.node.link.away
+	canvas.plain = canvas.plain || chosen || stale
 	cursor, mark := " ", " "
 	if chosen {
 		cursor = canvas.marker
@@ -203,10 +200,10 @@ func (t *table) row(r *row, chosen bool) string {
 	}
 	text := canvas.line("", parts...)
 	switch {
-	case chosen && !t.canvas.plain:
-		return t.canvas.paint(reverse, canvas.fit(text, canvas.width, false))
-	case t.stale:
-		return t.canvas.paint(faint, text)
+	case chosen && !t.s.canvas.plain:
+		return t.s.canvas.paint(reverse, canvas.fit(text, canvas.width, false))
+	case stale:
+		return t.s.canvas.paint(faint, text)
 	}
 	return text
 }
@@ -225,7 +222,7 @@ func (t *table) cell(canvas canvas, c int, r *row) string {
 	case colStats:
 		code, text = latencyCode(r), canvas.latency(r)
 	case colAge:
-		text = age(t.now, r.created)
+		text = age(t.s.now, r.created)
 	case colState:
 		code, text = show.StateColour(r.v.GetState()), r.state
 	default:

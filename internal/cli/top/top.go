@@ -59,8 +59,9 @@ type detail struct {
 func New(s Settings, now time.Time) *State {
 	c := newCanvas(s)
 	return &State{
-		settings: s, now: now, node: newNode(s.Host, c.escape, now), schedule: newSchedule(s.Interval), canvas: c,
-		list: list{order: s.Sort, filter: filter{state: s.State, text: s.Filter}},
+		settings: s, now: now, node: newNode(s.Host, c.escape, now), canvas: c,
+		schedule: schedule{interval: s.Interval, limit: maxConcurrent, fetching: make(map[string]*request)},
+		list:     list{order: s.Sort, filter: filter{state: s.State, text: s.Filter}},
 	}
 }
 
