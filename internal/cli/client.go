@@ -52,6 +52,7 @@ type daemon struct {
 	service doctor.Service
 }
 
+// check refuses wrong flags, and makes a --timeout of 0 the longest one.
 func (d *daemon) check() error {
 	if d.timeout < 0 {
 		return fmt.Errorf("--timeout %s is negative", d.timeout)

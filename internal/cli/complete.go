@@ -55,7 +55,8 @@ type wordsFunc func(context.Context, *client) []string
 
 // offer gives the words that begin as the user's does. If the daemon cannot be asked
 // there are none: a shell cannot show an error.
-func (d *daemon) offer(ctx context.Context, begun string, words wordsFunc) (offered []string, _ cobra.ShellCompDirective) {
+func (d *daemon) offer(ctx context.Context, begun string, words wordsFunc) ([]string, cobra.ShellCompDirective) {
+	var offered []string
 	_ = d.within(completionWait).call(ctx, func(ctx context.Context, c *client) error {
 		for _, word := range words(ctx, c) {
 			// A shell splits the offers at line feeds and prints them: a word with control

@@ -42,7 +42,8 @@ func list(ctx context.Context, d *daemon, view *volumeView, req *adminv1.ListVol
 	if err != nil {
 		return err
 	}
-	return view.out.Result(map[string][]printer.Object{"volumes": printer.Objects(volumes)}, func() error { return view.list(volumes) })
+	object := map[string][]printer.Object{"volumes": printer.Objects(volumes)}
+	return view.out.Result(object, func() error { return view.list(volumes) })
 }
 
 func getCmd(d *daemon, view *volumeView) *cobra.Command {

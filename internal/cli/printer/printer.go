@@ -109,30 +109,24 @@ func (p *Printer) Result(v any, people func() error) error {
 }
 
 // JSON prints a value or a message for a program, in the format asked for.
-func (p *Printer) JSON(v any) error {
-	text, err := toJSON(v, "  ")
+func (p *Printer) JSON(v any) error { return p.encode("", v, "  ") }
+
+// Document prints one message of a stream: a line of JSON, or a YAML document.
+func (p *Printer) Document(m proto.Message) error {
+	if p.Format == FormatYAML {
+		return p.encode("---\n", m, "  ")
+	}
+	return p.encode("", m, "")
+}
+
+func (p *Printer) encode(before string, v any, indent string) error {
+	text, err := toJSON(v, indent)
 	if err == nil && p.Format == FormatYAML {
 		text, err = toYAML(text)
 	}
 	if err != nil {
 		return err
 	}
-	_, err = p.Out.Write(text)
-	return err
-}
-
-// Document prints one message of a stream: a line of JSON, or a YAML document.
-func (p *Printer) Document(m proto.Message) error {
-	if p.Format == FormatYAML {
-		if _, err := io.WriteString(p.Out, "---\n"); err != nil {
-			return err
-		}
-		return p.JSON(m)
-	}
-	line, err := toJSON(m, "")
-	if err != nil {
-		return err
-	}
-	_, err = p.Out.Write(line)
+	_, err = io.WriteString(p.Out, before+string(text))
 	return err
 }

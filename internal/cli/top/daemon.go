@@ -61,7 +61,8 @@ func (d Daemon) poll(ctx context.Context, settings Settings, health bool) (e Pol
 }
 
 // ListVolumes gathers all pages. They are large: the daemon orders all volumes for each.
-func ListVolumes(ctx context.Context, c adminv1.AdminClient, req *adminv1.ListVolumesRequest) (all []*adminv1.Volume, err error) {
+func ListVolumes(ctx context.Context, c adminv1.AdminClient, req *adminv1.ListVolumesRequest) ([]*adminv1.Volume, error) {
+	var all []*adminv1.Volume
 	req.PageSize = 5000
 	for {
 		page, err := c.ListVolumes(ctx, req)

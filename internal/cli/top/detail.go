@@ -53,7 +53,8 @@ func (p *sheet) height() int {
 func (p *sheet) title() string {
 	r, paint := p.row, p.canvas.paint
 	if r == nil {
-		return p.canvas.line(freshness(p.s), paint(bold, show.ShortID(p.canvas.escape(p.s.detail.id))), paint(alarm, "  GONE"))
+		id := show.ShortID(p.canvas.escape(p.s.detail.id))
+		return p.canvas.line(freshness(p.s), paint(bold, id), paint(alarm, "  GONE"))
 	}
 	left := []string{paint(bold, r.name), "  ", paint(show.StateColour(r.v.GetState()), r.state)}
 	if r.pod != "" {
@@ -105,7 +106,8 @@ func (p *sheet) numbers() {
 		p.text("Usage", faint, "not known yet")
 	}
 	if r.asked {
-		p.line("Stats", p.canvas.paint(latencyCode(r), p.canvas.latency(r)), p.requests()+"  ", p.spark(p.canvas.width-labelWidth-32))
+		took := p.canvas.paint(latencyCode(r), p.canvas.latency(r))
+		p.line("Stats", took, p.requests()+"  ", p.spark(p.canvas.width-labelWidth-32))
 	}
 	if since := p.s.schedule.waiting(r.id()); !since.IsZero() && p.s.now.Sub(since) >= slow {
 		p.line("", p.canvas.paint(yellow, "asked "+age(p.s.now, since)+" ago, no answer yet"))

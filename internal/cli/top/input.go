@@ -23,7 +23,9 @@ var (
 	keyQuit      = bind("quit", "q")
 
 	// typingActions are only shown: filter.key does them.
-	typingActions = []action{{binding: bind("keep", "enter")}, {binding: bind("as before", "esc")}, {binding: bind("clear", "ctrl+u")}}
+	typingActions = []action{
+		{binding: bind("keep", "enter")}, {binding: bind("as before", "esc")}, {binding: bind("clear", "ctrl+u")},
+	}
 
 	listActions = []action{
 		{bind("help", "?", "h", "f1"), (*State).help},

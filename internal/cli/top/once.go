@@ -73,7 +73,8 @@ func (p *Picture) Text() string {
 	s.canvas.width = unbounded
 	v := newListView(s)
 	v.table.unbounded()
-	lines := []string{v.canvas.line("", v.title()...), v.canvas.line("", append(v.totals(), "  ", v.health())...), v.sumLine()}
+	counts := append(v.totals(), "  ", v.health())
+	lines := []string{v.canvas.line("", v.title()...), v.canvas.line("", counts...), v.sumLine()}
 	for _, problem := range s.node.daemon.problems {
 		lines = append(lines, "! "+problem)
 	}

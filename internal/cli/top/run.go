@@ -40,7 +40,8 @@ const (
 func Run(ctx context.Context, d Daemon, t Terminal, settings Settings) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	m := &model{state: New(settings, time.Now()), ctx: ctx, daemon: d, exists: func() bool { return printer.IsTerminal(t.In) }}
+	exists := func() bool { return printer.IsTerminal(t.In) }
+	m := &model{state: New(settings, time.Now()), ctx: ctx, daemon: d, exists: exists}
 	program := tea.NewProgram(m,
 		tea.WithInput(t.In), tea.WithOutput(t.Out), tea.WithEnvironment(t.Env), tea.WithFPS(frames), tea.WithoutSignalHandler())
 	defer context.AfterFunc(ctx, program.Quit)()
@@ -49,7 +50,7 @@ func Run(ctx context.Context, d Daemon, t Terminal, settings Settings) error {
 	_, err := program.Run()
 	cancel()
 	group.Wait()
-	if errors.Is(err, tea.ErrProgramKilled) && !m.exists() {
+	if errors.Is(err, tea.ErrProgramKilled) && !exists() {
 		return nil // the terminal is gone: nobody can read the error
 	}
 	return err
@@ -95,7 +96,8 @@ func (m *model) command(effect Effect) tea.Cmd {
 		return func() tea.Msg { return m.daemon.fetchStats(m.ctx, effect.ID) }
 	case Poll:
 		return func() tea.Msg {
-			polled, _ := m.daemon.poll(m.ctx, m.state.settings, effect.Health) // the watch reports when the daemon is away
+			// The watch reports when the daemon is away.
+			polled, _ := m.daemon.poll(m.ctx, m.state.settings, effect.Health)
 			return polled
 		}
 	}
