@@ -20,7 +20,7 @@ const (
 type schedule struct {
 	interval time.Duration
 	limit    int // how many sandboxes may be asked at once
-	fetching map[string]*request
+	fetching map[string]request
 
 	polling              bool
 	nextPoll, nextHealth time.Time
@@ -66,51 +66,40 @@ func (s *schedule) fetches(now time.Time, onScreen, beyond []*row) (effects []Ef
 // start marks a request as in flight, if the volume has a sandbox and it is time.
 func (s *schedule) start(now time.Time, r *row) bool {
 	q := s.fetching[r.id()]
-	if !r.hasSandbox() || q != nil && (!q.since.IsZero() || now.Before(q.next)) {
+	if !r.hasSandbox() || !q.since.IsZero() || now.Before(q.next) {
 		return false
 	}
-	if q == nil {
-		q = &request{}
-		s.fetching[r.id()] = q
-	}
 	q.since = now
+	s.fetching[r.id()] = q
 	return true
 }
 
 // fetched ends a request. A failure that does not count changes no pause.
 func (s *schedule) fetched(e StatsFetched, counts bool) {
 	q := s.fetching[e.ID]
-	if q == nil {
-		return
-	}
 	q.since = time.Time{}
-	if !counts {
-		return
+	if counts {
+		q.failed++
+		if e.Reply != nil {
+			q.failed = 0
+		}
+		q.next = e.At.Add(min(maxBackoff, s.interval<<min(q.failed, 5)))
 	}
-	q.failed++
-	if e.Reply != nil {
-		q.failed = 0
-	}
-	q.next = e.At.Add(min(maxBackoff, s.interval<<min(q.failed, 5)))
+	s.fetching[e.ID] = q
 }
 
 // fetchNow ends the pause before the next request to a volume's sandbox.
 func (s *schedule) fetchNow(id string) {
-	if q := s.fetching[id]; q != nil {
-		q.next = time.Time{}
-	}
+	q := s.fetching[id]
+	q.next = time.Time{}
+	s.fetching[id] = q
 }
 
 // waiting is since when a request has been in flight; zero without one.
-func (s *schedule) waiting(id string) time.Time {
-	if q := s.fetching[id]; q != nil {
-		return q.since
-	}
-	return time.Time{}
-}
+func (s *schedule) waiting(id string) time.Time { return s.fetching[id].since }
 
 func (s *schedule) retain(volumes map[string]*row) {
-	maps.DeleteFunc(s.fetching, func(id string, _ *request) bool { return volumes[id] == nil })
+	maps.DeleteFunc(s.fetching, func(id string, _ request) bool { return volumes[id] == nil })
 }
 
 func (s *schedule) poll(now time.Time) []Effect {

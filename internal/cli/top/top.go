@@ -60,7 +60,7 @@ func New(s Settings, now time.Time) *State {
 	c := newCanvas(s)
 	return &State{
 		settings: s, now: now, node: newNode(s.Host, c.escape, now), canvas: c,
-		schedule: schedule{interval: s.Interval, limit: maxConcurrent, fetching: make(map[string]*request)},
+		schedule: schedule{interval: s.Interval, limit: maxConcurrent, fetching: make(map[string]request)},
 		list:     list{order: s.Sort, filter: filter{state: s.State, text: s.Filter}},
 	}
 }
