@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -30,14 +31,11 @@ func (d *device) errorf(kind volume.Kind, format string, args ...any) error {
 
 // gone classes the end of the caller's context.
 func (d *device) gone(cause error) error {
-	kind := volume.Canceled
-	if errors.Is(cause, context.DeadlineExceeded) {
-		kind = volume.Timeout
-	}
-	return d.errorf(kind, "the caller went away before it was looked at; nothing was written: %w", cause)
+	return d.errorf(volume.ContextKind(cause), "the caller went away before it was looked at; nothing was written: %w", cause)
 }
 
-// keep makes the descriptor our own: a job can outlive its caller.
+// keep makes the descriptor our own: a job can outlive its caller. If it fails, close the
+// device.
 func (d *device) keep(device int) error {
 	fd, err := unix.FcntlInt(uintptr(device), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
@@ -46,11 +44,9 @@ func (d *device) keep(device int) error {
 	d.file = os.NewFile(uintptr(fd), "device")
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		d.close()
 		return d.errorf(volume.Internal, "cannot be looked at: %w", err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		d.close()
 		return d.errorf(volume.Invalid, "is no block device")
 	}
 	d.number = st.Rdev
@@ -75,6 +71,7 @@ func (d *device) takeLock(ctx context.Context) error {
 	if err != nil {
 		return d.errorf(volume.Internal, "cannot be locked: %w", err)
 	}
+	d.lock = file // closed with the device, whatever happens here
 	// One byte of the file stands for one device: nothing is ever left to tidy.
 	place := int64(unix.Major(d.number))<<20 | int64(unix.Minor(d.number))
 	until := time.Now().Add(lockWait)
@@ -83,29 +80,16 @@ func (d *device) takeLock(ctx context.Context) error {
 		err := unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &lock)
 		switch {
 		case err == nil:
-			d.lock = file
 			return nil
 		case !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR):
-			closeFile(file)
 			return d.errorf(volume.Internal, "cannot be locked: %w", err)
 		case time.Now().After(until):
-			closeFile(file)
 			return d.errorf(volume.Busy, "is being looked at or formatted, maybe by an mkfs that this daemon started "+
 				"before it was restarted: the volume is served when that has ended")
 		}
-		if err := pause(ctx); err != nil {
-			closeFile(file)
-			return d.gone(err)
+		if !sys.Sleep(ctx, pollEvery) {
+			return d.gone(ctx.Err())
 		}
-	}
-}
-
-func pause(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(pollEvery):
-		return nil
 	}
 }
 
@@ -115,7 +99,7 @@ const heldWait = 500 * time.Millisecond
 
 // open opens the device anew, by its descriptor.
 func (d *device) open(flags int) (*os.File, error) {
-	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", d.file.Fd()), flags|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(sys.ProcFD(int(d.file.Fd())), flags|unix.O_CLOEXEC, 0)
 	if err == nil {
 		return os.NewFile(uintptr(fd), d.path), nil
 	}
@@ -151,8 +135,8 @@ func (d *device) openAlone(ctx context.Context, mode int) (*os.File, error) {
 		if time.Now().After(until) {
 			return nil, err
 		}
-		if err := pause(ctx); err != nil {
-			return nil, d.gone(err)
+		if !sys.Sleep(ctx, pollEvery) {
+			return nil, d.gone(ctx.Err())
 		}
 	}
 }

@@ -113,35 +113,15 @@ func (f *Formatter) Prepare(ctx context.Context, r Request) (formatted bool, err
 	if r.Policy == volume.FormatUnset {
 		r.Policy = volume.FormatHost
 	}
-	j := &job{f: f, dev: f.device(r, r.ReadOnly), fsType: r.FSType, policy: r.Policy, options: r.Options, root: r.Root, growable: r.Grow}
-	if err := j.check(); err != nil {
-		return false, err
-	}
-	if err := j.dev.keep(r.Device); err != nil {
-		return false, err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	done := make(chan outcome, 1)
-	go func() {
-		formatted, err := j.run(ctx)
-		j.dev.close()
-		done <- outcome{formatted, err}
-	}()
-	return j.wait(ctx, done)
+	j := f.job(r)
+	return j.start(ctx, r.Device, j.run)
 }
 
-func (f *Formatter) device(r Request, readOnly bool) *device {
-	return &device{f: f, volume: r.Volume, path: r.Path, readOnly: readOnly}
-}
-
-// Tools tells where each program was found, for diagnosis.
-func (f *Formatter) Tools() map[string]string {
-	out := make(map[string]string, len(f.tools))
-	for name, path := range f.tools {
-		out[name] = path
+func (f *Formatter) job(r Request) *job {
+	return &job{
+		f: f, dev: &device{f: f, volume: r.Volume, path: r.Path, readOnly: r.ReadOnly},
+		fsType: r.FSType, policy: r.Policy, options: r.Options, root: r.Root, growable: r.Grow,
 	}
-	return out
 }
 
 func closeFile(file *os.File) {
@@ -155,19 +135,8 @@ func closeFile(file *os.File) {
 // cannot write to the device. Nothing is written, and the caller's context ends
 // the look.
 func (f *Formatter) CheckReplay(ctx context.Context, r Request) error {
-	j := &job{f: f, dev: f.device(r, true), fsType: r.FSType, policy: volume.FormatNever}
-	if err := j.check(); err != nil {
-		return err
-	}
-	if err := j.dev.keep(r.Device); err != nil {
-		return err
-	}
-	done := make(chan outcome, 1)
-	go func() {
-		err := j.dev.refuseReplay(j.fsType)
-		j.dev.close()
-		done <- outcome{err: err}
-	}()
-	_, err := j.wait(ctx, done)
+	r.ReadOnly, r.Policy = true, volume.FormatNever
+	j := f.job(r)
+	_, err := j.start(ctx, r.Device, func(context.Context) (bool, error) { return false, j.dev.refuseReplay(j.fsType) })
 	return err
 }

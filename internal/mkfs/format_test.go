@@ -167,8 +167,8 @@ func TestRequestsThatAreRefusedAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(f.Tools()) != 0 {
-		t.Errorf("tools in an empty directory: %v", f.Tools())
+	if len(f.tools) != 0 {
+		t.Errorf("tools in an empty directory: %v", f.tools)
 	}
 	fd, err := unix.Open(t.TempDir(), unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -32,13 +33,33 @@ type job struct {
 	phase    atomic.Int32
 }
 
+// start runs the work on the device, and waits for it as wait does.
+func (j *job) start(ctx context.Context, device int, work func(context.Context) (formatted bool, err error)) (formatted bool, err error) {
+	if err := j.check(); err != nil {
+		return false, err
+	}
+	if err := j.dev.keep(device); err != nil {
+		j.dev.close()
+		return false, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan outcome, 1)
+	go func() {
+		formatted, err := work(ctx)
+		j.dev.close()
+		done <- outcome{formatted, err}
+	}()
+	return j.wait(ctx, done)
+}
+
 func (j *job) check() error {
 	switch j.policy {
 	case volume.FormatHost, volume.FormatGuest, volume.FormatNever, volume.FormatDriver:
 	default:
 		return j.dev.errorf(volume.Invalid, "unknown format policy %q: host, guest or never", clip(string(j.policy)))
 	}
-	if !plainName(j.fsType) {
+	if !nameForm().MatchString(j.fsType) {
 		return j.dev.errorf(volume.Invalid, "%q is no filesystem type", clip(j.fsType))
 	}
 	return nil
@@ -53,7 +74,7 @@ func (j *job) run(ctx context.Context) (formatted bool, err error) {
 		if err == nil || volume.KindOf(err) != volume.Busy || try == tries {
 			return formatted, err
 		}
-		if gone := pause(ctx); gone != nil {
+		if !sys.Sleep(ctx, pollEvery) {
 			return false, err
 		}
 	}
@@ -94,10 +115,16 @@ func (j *job) once(ctx context.Context) (formatted bool, err error) {
 // or formatted; of a driver that defers by itself it refuses a blank one only.
 func (j *job) judge(found *contents) error {
 	switch {
+	case j.policy == volume.FormatDriver && !found.blank(j.f.leftovers):
+		return nil
 	case j.policy == volume.FormatDriver:
-		return j.forDriver(found)
+		return j.dev.errorf(unmet, "is blank, and the driver, which defers by itself, is to hand over a device that holds %s: "+
+			"look at the driver's log; until it is mended, exclude the volume by a policy rule", j.fsType)
+	case found.is(j.fsType) && found.unfinished: // an mkfs was killed
+		return j.dev.errorf(unmet, "holds a %s whose making or copying was cut off: restore it, or, if nothing on it is "+
+			"wanted, wipe it (wipefs -a, blkdiscard or dd) and publish again", j.fsType)
 	case found.is(j.fsType):
-		return j.whole(found)
+		return nil
 	case !found.blank(j.f.leftovers):
 		return j.foreign(found)
 	case j.policy == volume.FormatGuest && !j.dev.readOnly:
@@ -114,25 +141,6 @@ func (j *job) judge(found *contents) error {
 	default:
 		return nil
 	}
-}
-
-// forDriver refuses a blank device of a driver that is to make the filesystem by
-// itself. All else is that driver's matter.
-func (j *job) forDriver(found *contents) error {
-	if !found.blank(j.f.leftovers) {
-		return nil
-	}
-	return j.dev.errorf(unmet, "is blank, and the driver, which defers by itself, is to hand over a device that holds %s: "+
-		"look at the driver's log; until it is mended, exclude the volume by a policy rule", j.fsType)
-}
-
-// whole refuses what an mkfs that was killed has left.
-func (j *job) whole(found *contents) error {
-	if !found.unfinished {
-		return nil
-	}
-	return j.dev.errorf(unmet, "holds a %s whose making or copying was cut off: restore it, or, if nothing on it is "+
-		"wanted, wipe it (wipefs -a, blkdiscard or dd) and publish again", j.fsType)
 }
 
 func (j *job) foreign(found *contents) error {

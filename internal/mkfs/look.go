@@ -46,13 +46,6 @@ func (c *contents) signatures() string {
 	return strings.Join(said, ", ")
 }
 
-func orNothing(what string) string {
-	if what == "" {
-		return "nothing known"
-	}
-	return what
-}
-
 // look looks at the device while nobody else can have it. With onlyIfBlank blkid is asked
 // only about a device that seems blank.
 func (d *device) look(ctx context.Context, onlyIfBlank bool) (*contents, error) {

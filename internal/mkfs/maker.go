@@ -2,6 +2,7 @@ package mkfs
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -29,10 +30,7 @@ func (j *job) make(ctx context.Context, m *maker) (bool, error) {
 		return false, err
 	}
 	defer closeFile(witness)
-	uuid, err := newUUID()
-	if err != nil {
-		return false, j.dev.errorf(volume.Internal, "cannot be formatted: %w", err)
-	}
+	uuid := newUUID()
 	log := j.f.log.With(zap.String("volume", j.dev.volume), zap.String("device", j.dev.path), zap.String("fsType", j.fsType))
 	log.Info("the device is blank: making a filesystem")
 	began := time.Now()
@@ -86,18 +84,16 @@ func (j *job) mkfs(ctx context.Context, m *maker, uuid string, witness *os.File)
 	}
 	if !found.is(j.fsType) || found.unfinished || found.probe.tags["UUID"] != uuid {
 		return j.dev.errorf(volume.Internal, "mkfs.%s ended well, and yet the device does not hold what it made "+
-			"(found: %s): %s", j.fsType, orNothing(found.signatures()), ran.text())
+			"(found: %s): %s", j.fsType, cmp.Or(found.signatures(), "nothing known"), ran.text())
 	}
 	return nil
 }
 
-func newUUID() (string, error) {
+func newUUID() string {
 	var b [16]byte
-	if _, err := rand.Read(b[:]); err != nil {
-		return "", err
-	}
+	_, _ = rand.Read(b[:]) // never fails
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:]), nil
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 // takeBack makes a device blank again on which mkfs failed, so that nobody takes

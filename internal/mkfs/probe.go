@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -68,13 +69,12 @@ func parseProbe(r *result) (probe, bool) {
 		return probe{}, false
 	}
 	tags := make(map[string]string)
-	for line := range strings.Lines(r.stdout) {
-		line = strings.TrimSuffix(line, "\n")
+	for line := range strings.SplitSeq(r.stdout, "\n") {
 		if line == "" {
 			continue
 		}
 		key, value, ok := strings.Cut(line, "=")
-		if !ok || !plainName(key) {
+		if !ok || !nameForm().MatchString(key) {
 			return probe{}, false
 		}
 		// DEVNAME only repeats the question.
@@ -94,14 +94,5 @@ func parseProbe(r *result) (probe, bool) {
 	}
 }
 
-// plainName takes letters, digits, and what joins them.
-func plainName(s string) bool {
-	for _, c := range s {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-', c == '.':
-		default:
-			return false
-		}
-	}
-	return s != "" && len(s) <= 64
-}
+// nameForm is the form of a filesystem type, and of a key of blkid's answer.
+var nameForm = sys.LazyRegexp(`^[A-Za-z0-9_.-]{1,64}$`)

@@ -1,6 +1,7 @@
 package mkfs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,11 +76,7 @@ func (r *result) how() string {
 
 // text is what the program said, complaints first, fit for an error.
 func (r *result) text() string {
-	said := clip(strings.TrimSpace(r.stderr + " " + r.stdout))
-	if said == "" {
-		return "it said nothing"
-	}
-	return said
+	return cmp.Or(clip(strings.TrimSpace(r.stderr+" "+r.stdout)), "it said nothing")
 }
 
 // clip makes text printable, one line, and not too long.
