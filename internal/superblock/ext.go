@@ -1,11 +1,14 @@
 package superblock
 
 import (
+	"bytes"
 	"encoding/binary"
 	"hash/crc32"
 	"io"
 	"math"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // Where an ext2, ext3 or ext4 superblock has what is read of it (the kernel's
@@ -92,17 +95,14 @@ func extTime(raw []byte, low, top int) time.Time {
 	return time.Unix(seconds, 0) // 40 bits: a year with five digits at most
 }
 
+var functionForm = sys.LazyRegexp(`^[0-9A-Za-z_]*$`)
+
 // printable takes a C string of a kernel function's name. One with any other
 // character is none.
 func printable(raw []byte) string {
-	for i, c := range raw {
-		switch {
-		case c == 0:
-			return string(raw[:i])
-		case c == '_', c >= '0' && c <= '9', c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z':
-		default:
-			return ""
-		}
+	name, _, _ := bytes.Cut(raw, []byte{0})
+	if !functionForm().Match(name) {
+		return ""
 	}
-	return string(raw)
+	return string(name)
 }

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"time"
+	"unsafe"
 )
 
 // ErrNone says that the device does not hold a readable superblock of the
@@ -107,7 +108,7 @@ const pageSize = 4096
 // page reads the aligned 4 KiB that begin at start. A device may be shorter, as
 // long as it holds need bytes of them.
 func page(device io.ReaderAt, start int64, need int) ([]byte, error) {
-	raw := alignedPage()
+	raw := aligned(pageSize)
 	n, err := device.ReadAt(raw, start)
 	if n >= need {
 		return raw[:n], nil
@@ -116,4 +117,11 @@ func page(device io.ReaderAt, start int64, need int) ([]byte, error) {
 		err = ErrNone
 	}
 	return nil, err
+}
+
+// aligned is memory of n bytes that begins at a multiple of 4 KiB.
+func aligned(n int) []byte {
+	raw := make([]byte, n+pageSize)
+	skip := (pageSize - int(uintptr(unsafe.Pointer(&raw[0]))%pageSize)) % pageSize //nolint:gosec // only the address is used
+	return raw[skip : skip+n : skip+n]
 }

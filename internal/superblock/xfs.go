@@ -20,12 +20,10 @@ const (
 
 // xfsGeometry is what is needed of an xfs superblock, checked.
 type xfsGeometry struct {
-	block              int64 // the size of one
-	blocks             int64
-	logAt, logBlocks   int64 // of 512 bytes, from the start of the device
-	fsLogBlocks        int64 // of the filesystem's size
-	internalLogPresent bool
-	raw                []byte // the superblock itself
+	block            int64 // the size of one
+	blocks           int64
+	logAt, logBlocks int64  // of 512 bytes, from the start of the device; 0 without an internal log
+	raw              []byte // the superblock itself
 }
 
 func readXFS(device io.ReaderAt) (*Super, error) {
@@ -34,11 +32,7 @@ func readXFS(device io.ReaderAt) (*Super, error) {
 		return nil, err
 	}
 	// statfs leaves out an internal log.
-	blocks := g.blocks
-	if g.internalLogPresent {
-		blocks -= g.fsLogBlocks
-	}
-	return &Super{Bytes: blocks * g.block, Exact: true, Root: xfsRoot(device, g)}, nil
+	return &Super{Bytes: g.blocks*g.block - g.logBlocks*512, Exact: true, Root: xfsRoot(device, g)}, nil
 }
 
 func readXFSGeometry(device io.ReaderAt) (*xfsGeometry, error) {
@@ -52,21 +46,21 @@ func readXFSGeometry(device io.ReaderAt) (*xfsGeometry, error) {
 		blocks == 0 || blocks > uint64(math.MaxInt64/block) {
 		return nil, ErrNone
 	}
-	g := &xfsGeometry{raw: raw, block: block, blocks: int64(blocks), fsLogBlocks: int64(be.Uint32(raw[xfsLogBlocks:]))} //nolint:gosec // bounded above
+	g := &xfsGeometry{raw: raw, block: block, blocks: int64(blocks)} //nolint:gosec // bounded above
 	start := be.Uint64(raw[xfsLogStart:])
 	if start == 0 {
 		return g, nil // the log is on another device
 	}
 	// The log's start is given as a group and a block in it.
 	groupBlocks, bits := int64(be.Uint32(raw[xfsAGBlocks:])), raw[xfsAGBlkLog]
+	logBlocks := int64(be.Uint32(raw[xfsLogBlocks:]))
 	if bits > 31 || start>>bits >= uint64(be.Uint32(raw[xfsAGCount:])) {
 		return nil, ErrNone
 	}
 	at := int64(start>>bits)*groupBlocks + int64(start&(1<<bits-1)) //nolint:gosec // at most 2^32 groups of 2^31 blocks
-	if at <= 0 || at > g.blocks || g.fsLogBlocks == 0 || g.fsLogBlocks > g.blocks-at {
+	if at <= 0 || at > g.blocks || logBlocks == 0 || logBlocks > g.blocks-at {
 		return nil, ErrNone
 	}
-	g.internalLogPresent = true
-	g.logAt, g.logBlocks = at*(block/512), g.fsLogBlocks*(block/512)
+	g.logAt, g.logBlocks = at*(block/512), logBlocks*(block/512)
 	return g, nil
 }

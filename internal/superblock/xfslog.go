@@ -15,7 +15,7 @@ func NeedsReplay(device io.ReaderAt, fsType string) (bool, error) {
 		return err == nil && super.Replay, err
 	}
 	g, err := readXFSGeometry(device)
-	if err != nil || !g.internalLogPresent {
+	if err != nil || g.logBlocks == 0 {
 		return false, err
 	}
 	return (&xfsLog{device: device, geometry: g}).dirty()

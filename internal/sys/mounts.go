@@ -76,24 +76,15 @@ func parseMount(line string) (Mount, bool) {
 	}, true
 }
 
+var escaped = LazyRegexp(`\\[0-3][0-7][0-7]`)
+
 // unescape undoes the octal escapes that mountinfo uses for space, tab,
 // newline, backslash and '#'.
 func unescape(s string) string {
 	if !strings.Contains(s, `\`) {
 		return s
 	}
-	var out strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) && isOctal(s[i+1:i+4]) {
-			out.WriteByte((s[i+1]-'0')<<6 | (s[i+2]-'0')<<3 | (s[i+3] - '0'))
-			i += 3
-			continue
-		}
-		out.WriteByte(s[i])
-	}
-	return out.String()
-}
-
-func isOctal(s string) bool {
-	return s[0] >= '0' && s[0] <= '3' && s[1] >= '0' && s[1] <= '7' && s[2] >= '0' && s[2] <= '7'
+	return escaped().ReplaceAllStringFunc(s, func(octal string) string {
+		return string([]byte{(octal[1]-'0')<<6 | (octal[2]-'0')<<3 | (octal[3] - '0')})
+	})
 }
