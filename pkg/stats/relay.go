@@ -60,7 +60,6 @@ type Known struct {
 // Relay asks sandboxes.
 type Relay struct {
 	mu      sync.Mutex
-	limits  Limits
 	slots   *slots
 	flights map[volume.Key]*flight
 	known   map[volume.Key]Known
@@ -83,7 +82,7 @@ type flight struct {
 // sandbox.
 func New(limits Limits, asked func(v *volume.Volume, call string, took time.Duration, err error)) *Relay {
 	return &Relay{
-		limits: limits, slots: newSlots(limits), asked: asked,
+		slots: newSlots(limits), asked: asked,
 		flights: make(map[volume.Key]*flight), known: make(map[volume.Key]Known),
 	}
 }
@@ -92,7 +91,6 @@ func New(limits Limits, asked func(v *volume.Volume, call string, took time.Dura
 func (r *Relay) SetLimits(limits Limits) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.limits = limits
 	r.slots = newSlots(limits)
 }
 
@@ -103,17 +101,17 @@ func (r *Relay) Stats(ctx context.Context, src Source, v *volume.Volume) (Answer
 		return Answer{}, waitError(ctx, v)
 	}
 	f, first := r.join(v.Key)
-	if !first {
-		return wait(ctx, f, v)
+	if first {
+		// The request outlives a caller that gives up: others may have joined, and
+		// its answer is still worth keeping.
+		go r.run(context.WithoutCancel(ctx), src, v, f)
 	}
-	if ctx.Done() == nil {
-		r.run(ctx, src, v, f)
+	select {
+	case <-f.done:
 		return f.answer, f.err
+	case <-ctx.Done():
+		return Answer{}, waitError(ctx, v)
 	}
-	// The request outlives a caller that gives up: others may have joined, and
-	// its answer is still worth keeping.
-	go r.run(context.WithoutCancel(ctx), src, v, f)
-	return wait(ctx, f, v)
 }
 
 func (r *Relay) join(key volume.Key) (f *flight, first bool) {
@@ -127,15 +125,6 @@ func (r *Relay) join(key volume.Key) (f *flight, first bool) {
 	return f, true
 }
 
-func wait(ctx context.Context, f *flight, v *volume.Volume) (Answer, error) {
-	select {
-	case <-f.done:
-		return f.answer, f.err
-	case <-ctx.Done():
-		return Answer{}, waitError(ctx, v)
-	}
-}
-
 func waitError(ctx context.Context, v *volume.Volume) error {
 	return volume.Errorf(volume.ContextKind(ctx.Err()),
 		"volume %s: its sandbox did not answer within the time that the caller allows: %w", v.Target, ctx.Err())
@@ -143,11 +132,11 @@ func waitError(ctx context.Context, v *volume.Volume) error {
 
 // run makes the request and wakes its callers.
 func (r *Relay) run(ctx context.Context, src Source, v *volume.Volume, f *flight) {
-	limits, slots := r.current()
-	ctx, cancel := context.WithTimeout(ctx, limits.StatsTimeout)
+	slots := r.currentSlots()
+	ctx, cancel := context.WithTimeout(ctx, slots.limits.StatsTimeout)
 	defer cancel()
 	start := time.Now()
-	f.err = slots.run(ctx, v, limits, func() (err error) {
+	f.err = slots.run(ctx, v, func() (err error) {
 		f.answer.Report, err = src.Stats(ctx, v)
 		return err
 	})
@@ -159,10 +148,10 @@ func (r *Relay) run(ctx context.Context, src Source, v *volume.Volume, f *flight
 	}
 }
 
-func (r *Relay) current() (Limits, *slots) {
+func (r *Relay) currentSlots() *slots {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.limits, r.slots
+	return r.slots
 }
 
 // learn stores the answer, unless the volume was forgotten meanwhile or the answer is
@@ -229,11 +218,11 @@ func (r *Relay) Expand(ctx context.Context, src Source, v *volume.Volume, wish v
 		return 0, volume.Errorf(volume.Invalid,
 			"volume %s: the capacity range (required %d, limit %d) holds no size", v.Target, wish.Required, wish.Limit)
 	}
-	limits, slots := r.current()
-	ctx, cancel := context.WithTimeout(ctx, limits.ExpandTimeout)
+	slots := r.currentSlots()
+	ctx, cancel := context.WithTimeout(ctx, slots.limits.ExpandTimeout)
 	defer cancel()
 	start := time.Now()
-	err = slots.run(ctx, v, limits, func() (err error) {
+	err = slots.run(ctx, v, func() (err error) {
 		size, err = src.Resize(ctx, v, wish)
 		return err
 	})

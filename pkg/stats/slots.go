@@ -12,16 +12,17 @@ import (
 // moves to a slot of its own kind, so that any number of hung sandboxes leaves all
 // quick slots to the others.
 type slots struct {
-	quick chan struct{}
-	slow  chan struct{}
+	limits Limits
+	quick  chan struct{}
+	slow   chan struct{}
 }
 
 func newSlots(l Limits) *slots {
-	return &slots{quick: make(chan struct{}, max(1, l.Concurrency)), slow: make(chan struct{}, max(1, l.MaxSlow))}
+	return &slots{limits: l, quick: make(chan struct{}, max(1, l.Concurrency)), slow: make(chan struct{}, max(1, l.MaxSlow))}
 }
 
 // run waits for a quick slot and runs the request in it.
-func (s *slots) run(ctx context.Context, v *volume.Volume, l Limits, request func() error) error {
+func (s *slots) run(ctx context.Context, v *volume.Volume, request func() error) error {
 	select {
 	case s.quick <- struct{}{}:
 	default:
@@ -30,8 +31,8 @@ func (s *slots) run(ctx context.Context, v *volume.Volume, l Limits, request fun
 		}
 	}
 	own := &slot{slots: s}
-	if l.SlowAfter > 0 {
-		timer := time.AfterFunc(l.SlowAfter, own.moveToSlow)
+	if s.limits.SlowAfter > 0 {
+		timer := time.AfterFunc(s.limits.SlowAfter, own.moveToSlow)
 		defer timer.Stop()
 	}
 	defer own.free()
