@@ -5,7 +5,8 @@ package run
 import (
 	"context"
 	"fmt"
-	"sync"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // Component is a part of the daemon.
@@ -22,38 +23,25 @@ func (f Func) Run(ctx context.Context) error { return f(ctx) }
 
 // Group is components that live and end together.
 type Group struct {
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	parts  sync.WaitGroup
-	once   sync.Once
-	err    error
+	ctx   context.Context
+	parts *errgroup.Group
 }
 
 // New makes a group whose components end when parent does, or when one fails.
 func New(parent context.Context) *Group {
-	ctx, cancel := context.WithCancelCause(parent)
-	return &Group{ctx: ctx, cancel: cancel}
+	parts, ctx := errgroup.WithContext(parent)
+	return &Group{ctx: ctx, parts: parts}
 }
 
 // Go starts a component under a name that its error will carry.
 func (g *Group) Go(name string, part Component) {
-	g.parts.Go(func() {
+	g.parts.Go(func() error {
 		if err := part.Run(g.ctx); err != nil {
-			g.fail(fmt.Errorf("%s: %w", name, err))
+			return fmt.Errorf("%s: %w", name, err)
 		}
-	})
-}
-
-func (g *Group) fail(err error) {
-	g.once.Do(func() {
-		g.err = err
-		g.cancel(err)
+		return nil
 	})
 }
 
 // Wait waits for all components and gives the first error.
-func (g *Group) Wait() error {
-	g.parts.Wait()
-	g.cancel(nil)
-	return g.err
-}
+func (g *Group) Wait() error { return g.parts.Wait() }
