@@ -122,24 +122,17 @@ func secretLike(flag string) (string, bool) {
 			return sys.Clip(name), true
 		}
 		for _, part := range secretParts {
+			if strings.Contains(plain, part) && optionForm().MatchString(name) {
+				return name, true
+			}
 			if strings.Contains(plain, part) {
-				return sys.Clip(secretName(name, part)), true
+				return part, true
 			}
 		}
 	}
 	return "", false
 }
 
-// secretName is the name where it is a plain word; a "name" such as
-// "password:hunter2", which holds its value, is not repeated.
-func secretName(name, part string) string {
-	for _, r := range name {
-		if r != '_' && r != '-' && r != '.' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') {
-			return part
-		}
-	}
-	if len(name) > 32 {
-		return part
-	}
-	return name
-}
+// optionForm is a plain word. A "name" such as "password:hunter2", which holds its value,
+// is not repeated.
+var optionForm = sys.LazyRegexp(`^[A-Za-z0-9_.-]{0,32}$`)
