@@ -6,9 +6,50 @@ import (
 	"errors"
 	"io"
 	"os"
+	"os/exec"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// Output is what a program said, and the signal that ended it, or 0.
+type Output struct {
+	Stdout, Stderr string
+	// Full: there was no room for all of Stdout.
+	Full   bool
+	Signal syscall.Signal
+}
+
+// Run runs a program with nothing of our environment, and takes down what it says. That
+// it fails is no error.
+func Run(cmd *exec.Cmd, mostStdout, mostStderr int64) (out Output, err error) {
+	stdout, err := New(mostStdout)
+	if err != nil {
+		return out, err
+	}
+	defer func() { _ = stdout.Close() }()
+	stderr, err := New(mostStderr)
+	if err != nil {
+		return out, err
+	}
+	defer func() { _ = stderr.Close() }()
+	cmd.Dir, cmd.Env = "/", []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	cmd.WaitDelay = time.Second
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		return out, err
+	}
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		out.Signal = status.Signal()
+	}
+	if out.Stdout, out.Full, err = Text(stdout); err != nil {
+		return out, err
+	}
+	out.Stderr, _, err = Text(stderr)
+	return out, err
+}
 
 // New is a file for a program to write to. What is written beyond limit is
 // refused to the writer.

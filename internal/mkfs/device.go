@@ -16,9 +16,8 @@ import (
 
 // device is the device of a job: an open descriptor from first to last, and its lock.
 type device struct {
-	f            *Formatter
-	volume, path string
-	readOnly     bool
+	f   *Formatter
+	req Request
 
 	file   *os.File // O_PATH, a duplicate of the caller's
 	lock   *os.File
@@ -26,7 +25,7 @@ type device struct {
 }
 
 func (d *device) errorf(kind volume.Kind, format string, args ...any) error {
-	return volume.Errorf(kind, "volume %s: the device %s: %w", d.volume, d.path, fmt.Errorf(format, args...))
+	return volume.Errorf(kind, "volume %s: the device %s: %w", d.req.Volume, d.req.Path, fmt.Errorf(format, args...))
 }
 
 // gone classes the end of the caller's context.
@@ -36,8 +35,8 @@ func (d *device) gone(cause error) error {
 
 // keep makes the descriptor our own: a job can outlive its caller. If it fails, close the
 // device.
-func (d *device) keep(device int) error {
-	fd, err := unix.FcntlInt(uintptr(device), unix.F_DUPFD_CLOEXEC, 3)
+func (d *device) keep() error {
+	fd, err := unix.FcntlInt(uintptr(d.req.Device), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return d.errorf(volume.Internal, "its descriptor cannot be kept: %w", err)
 	}
@@ -67,7 +66,7 @@ const (
 // to a process: mkfs inherits it, so it ends with the last of us two. mkfs.btrfs
 // tests O_EXCL and lets go of it again, so the device alone would not tell.
 func (d *device) takeLock(ctx context.Context) error {
-	file, err := os.OpenFile(d.f.lockFile, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	file, err := os.OpenFile(d.f.cfg.LockFile, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return d.errorf(volume.Internal, "cannot be locked: %w", err)
 	}
@@ -101,7 +100,7 @@ const heldWait = 500 * time.Millisecond
 func (d *device) open(flags int) (*os.File, error) {
 	fd, err := unix.Open(sys.ProcFD(int(d.file.Fd())), flags|unix.O_CLOEXEC, 0)
 	if err == nil {
-		return os.NewFile(uintptr(fd), d.path), nil
+		return os.NewFile(uintptr(fd), d.req.Path), nil
 	}
 	switch {
 	case errors.Is(err, unix.EBUSY):
@@ -128,7 +127,7 @@ func (d *device) openAlone(ctx context.Context, mode int) (*os.File, error) {
 		if err == nil || !errors.Is(err, unix.EBUSY) {
 			return file, err
 		}
-		if d.readOnly && mode == unix.O_RDONLY {
+		if d.req.ReadOnly && mode == unix.O_RDONLY {
 			// Nothing will be written, and read-only owners share a device.
 			return d.open(mode | unix.O_DIRECT)
 		}

@@ -57,11 +57,8 @@ type Config struct {
 
 // Formatter prepares devices. Many goroutines may use one.
 type Formatter struct {
-	log       *zap.Logger
-	lockFile  string
-	timeout   time.Duration
-	tools     map[string]string
-	leftovers bool
+	cfg   Config
+	tools map[string]string
 }
 
 // New finds the tools. Missing ones are no error until they are needed.
@@ -78,10 +75,7 @@ func New(c Config) (*Formatter, error) {
 	if c.ToolDirs == nil {
 		c.ToolDirs = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	}
-	return &Formatter{
-		log: c.Log, lockFile: c.LockFile, timeout: c.Timeout, leftovers: c.AcceptLeftovers,
-		tools: findTools(c.ToolDirs),
-	}, nil
+	return &Formatter{cfg: c, tools: findTools(c.ToolDirs)}, nil
 }
 
 // Request is one device to prepare.
@@ -113,15 +107,8 @@ func (f *Formatter) Prepare(ctx context.Context, r Request) (formatted bool, err
 	if r.Policy == volume.FormatUnset {
 		r.Policy = volume.FormatHost
 	}
-	j := f.job(r)
-	return j.start(ctx, r.Device, j.run)
-}
-
-func (f *Formatter) job(r Request) *job {
-	return &job{
-		f: f, dev: &device{f: f, volume: r.Volume, path: r.Path, readOnly: r.ReadOnly},
-		fsType: r.FSType, policy: r.Policy, options: r.Options, root: r.Root, growable: r.Grow,
-	}
+	j := &job{f: f, req: r, dev: &device{f: f, req: r}}
+	return j.start(ctx, j.run)
 }
 
 func closeFile(file *os.File) {
@@ -136,7 +123,7 @@ func closeFile(file *os.File) {
 // the look.
 func (f *Formatter) CheckReplay(ctx context.Context, r Request) error {
 	r.ReadOnly, r.Policy = true, volume.FormatNever
-	j := f.job(r)
-	_, err := j.start(ctx, r.Device, func(context.Context) (bool, error) { return false, j.dev.refuseReplay(j.fsType) })
+	j := &job{f: f, req: r, dev: &device{f: f, req: r}}
+	_, err := j.start(ctx, func(context.Context) (bool, error) { return false, j.dev.refuseReplay(j.req.FSType) })
 	return err
 }

@@ -25,14 +25,14 @@ const leastGrowth = 16 * mib
 // The check is ended when it takes too long; resize2fs is not: a filesystem whose growth
 // was cut off may be lost.
 func (j *job) grow(ctx context.Context) {
-	if !j.growable || j.dev.readOnly || j.fsType != "ext4" {
+	if !j.req.Grow || j.req.ReadOnly || j.req.FSType != "ext4" {
 		return
 	}
 	has, wants, err := j.sizes(ctx)
 	if err != nil || wants-has < leastGrowth || !j.phase.CompareAndSwap(looking, making) {
 		return
 	}
-	log := j.f.log.With(zap.String("volume", j.dev.volume), zap.String("device", j.dev.path), zap.Int64("filesystem", has), zap.Int64("size", wants))
+	log := j.f.cfg.Log.With(zap.String("volume", j.req.Volume), zap.String("device", j.req.Path), zap.Int64("filesystem", has), zap.Int64("size", wants))
 	began := time.Now()
 	if why := j.resize(context.WithoutCancel(ctx)); why != "" {
 		log.Warn("the filesystem is smaller than its device and could not be grown: the sandbox gets it as it is", zap.String("reason", why))
@@ -48,7 +48,7 @@ func (j *job) sizes(ctx context.Context) (has, wants int64, err error) {
 		return 0, 0, err
 	}
 	defer closeAlone(file)
-	super, err := superblock.Read(file, j.fsType)
+	super, err := superblock.Read(file, j.req.FSType)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -67,13 +67,13 @@ func (j *job) resize(ctx context.Context) (why string) {
 		return err.Error()
 	}
 	files := []*os.File{j.dev.file, j.dev.lock}
-	bounded, cancel := context.WithTimeout(ctx, j.f.timeout/2)
+	bounded, cancel := context.WithTimeout(ctx, j.f.cfg.Timeout/2)
 	defer cancel()
 	ran, err := check.run(bounded, files, "-f", "-p", childDevice)
 	const repaired = 1
 	switch {
 	case bounded.Err() != nil:
-		return "e2fsck took longer than " + (j.f.timeout / 2).String() + " and was ended"
+		return "e2fsck took longer than " + (j.f.cfg.Timeout / 2).String() + " and was ended"
 	case err != nil:
 		return "e2fsck could not be run: " + err.Error()
 	case ran.signal != 0 || ran.code > repaired:

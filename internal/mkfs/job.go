@@ -23,22 +23,18 @@ const tries = 4
 
 // job is one Prepare.
 type job struct {
-	f        *Formatter
-	dev      *device
-	fsType   string
-	policy   volume.FormatPolicy
-	options  []string
-	root     Root
-	growable bool
-	phase    atomic.Int32
+	f     *Formatter
+	req   Request
+	dev   *device
+	phase atomic.Int32
 }
 
 // start runs the work on the device, and waits for it as wait does.
-func (j *job) start(ctx context.Context, device int, work func(context.Context) (formatted bool, err error)) (formatted bool, err error) {
+func (j *job) start(ctx context.Context, work func(context.Context) (formatted bool, err error)) (formatted bool, err error) {
 	if err := j.check(); err != nil {
 		return false, err
 	}
-	if err := j.dev.keep(device); err != nil {
+	if err := j.dev.keep(); err != nil {
 		j.dev.close()
 		return false, err
 	}
@@ -54,13 +50,13 @@ func (j *job) start(ctx context.Context, device int, work func(context.Context) 
 }
 
 func (j *job) check() error {
-	switch j.policy {
+	switch j.req.Policy {
 	case volume.FormatHost, volume.FormatGuest, volume.FormatNever, volume.FormatDriver:
 	default:
-		return j.dev.errorf(volume.Invalid, "unknown format policy %q: host, guest or never", clip(string(j.policy)))
+		return j.dev.errorf(volume.Invalid, "unknown format policy %q: host, guest or never", clip(string(j.req.Policy)))
 	}
-	if !nameForm().MatchString(j.fsType) {
-		return j.dev.errorf(volume.Invalid, "%q is no filesystem type", clip(j.fsType))
+	if !nameForm().MatchString(j.req.FSType) {
+		return j.dev.errorf(volume.Invalid, "%q is no filesystem type", clip(j.req.FSType))
 	}
 	return nil
 }
@@ -83,21 +79,21 @@ func (j *job) run(ctx context.Context) (formatted bool, err error) {
 // once looks and, where it is right, formats. A device that was taken for a
 // moment between the two is worth another look.
 func (j *job) once(ctx context.Context) (formatted bool, err error) {
-	found, err := j.dev.look(ctx, j.policy == volume.FormatDriver)
+	found, err := j.dev.look(ctx, j.req.Policy == volume.FormatDriver)
 	if err != nil {
 		return false, err
 	}
 	if err := j.judge(found); err != nil {
 		return false, err
 	}
-	if !found.blank(j.f.leftovers) {
+	if !found.blank(j.f.cfg.AcceptLeftovers) {
 		j.grow(ctx)
 		return false, nil
 	}
-	if j.policy == volume.FormatGuest {
+	if j.req.Policy == volume.FormatGuest {
 		return false, nil
 	}
-	mk, err := j.f.maker(j.fsType)
+	mk, err := j.f.maker(j.req.FSType)
 	if err != nil {
 		return false, j.dev.errorf(volume.KindOf(err), "is blank, and %w", err)
 	}
@@ -115,29 +111,29 @@ func (j *job) once(ctx context.Context) (formatted bool, err error) {
 // or formatted; of a driver that defers by itself it refuses a blank one only.
 func (j *job) judge(found *contents) error {
 	switch {
-	case j.policy == volume.FormatDriver && !found.blank(j.f.leftovers):
+	case j.req.Policy == volume.FormatDriver && !found.blank(j.f.cfg.AcceptLeftovers):
 		return nil
-	case j.policy == volume.FormatDriver:
+	case j.req.Policy == volume.FormatDriver:
 		return j.dev.errorf(unmet, "is blank, and the driver, which defers by itself, is to hand over a device that holds %s: "+
-			"look at the driver's log; until it is mended, exclude the volume by a policy rule", j.fsType)
-	case found.is(j.fsType) && found.unfinished: // an mkfs was killed
+			"look at the driver's log; until it is mended, exclude the volume by a policy rule", j.req.FSType)
+	case found.is(j.req.FSType) && found.unfinished: // an mkfs was killed
 		return j.dev.errorf(unmet, "holds a %s whose making or copying was cut off: restore it, or, if nothing on it is "+
-			"wanted, wipe it (wipefs -a, blkdiscard or dd) and publish again", j.fsType)
-	case found.is(j.fsType):
+			"wanted, wipe it (wipefs -a, blkdiscard or dd) and publish again", j.req.FSType)
+	case found.is(j.req.FSType):
 		return nil
-	case !found.blank(j.f.leftovers):
+	case !found.blank(j.f.cfg.AcceptLeftovers):
 		return j.foreign(found)
-	case j.policy == volume.FormatGuest && !j.dev.readOnly:
+	case j.req.Policy == volume.FormatGuest && !j.req.ReadOnly:
 		return nil
-	case j.dev.readOnly:
+	case j.req.ReadOnly:
 		return j.dev.errorf(unmet, "is blank, and the volume is read-only, so it is not formatted: "+
-			"publish the volume read-write once, or make %s on it", j.fsType)
-	case j.policy == volume.FormatNever:
+			"publish the volume read-write once, or make %s on it", j.req.FSType)
+	case j.req.Policy == volume.FormatNever:
 		return j.dev.errorf(unmet, "is blank, and the format policy is never: make %s on it, or set the policy "+
-			"to host or guest", j.fsType)
+			"to host or guest", j.req.FSType)
 	case found.writeProtected:
 		return j.dev.errorf(unmet, "is blank and write-protected, so it cannot be formatted: "+
-			"attach it read-write, or make %s on it elsewhere", j.fsType)
+			"attach it read-write, or make %s on it elsewhere", j.req.FSType)
 	default:
 		return nil
 	}
@@ -147,7 +143,7 @@ func (j *job) foreign(found *contents) error {
 	const wipe = "if nothing on it is wanted, wipe it (wipefs -a, then blkdiscard or dd over its first and last MiB) and publish again"
 	if what := found.signatures(); what != "" {
 		return j.dev.errorf(unmet, "holds %s where %s is wanted. It is not formatted: correct the volume's filesystem type "+
-			"or the device; %s", what, j.fsType, wipe)
+			"or the device; %s", what, j.req.FSType, wipe)
 	}
 	return j.dev.errorf(unmet, "holds no known signature, but is not blank either: there is data at byte %d. "+
 		"It is not formatted: find out what that is; %s", found.dataAt, wipe)
@@ -161,7 +157,7 @@ type outcome struct {
 // wait waits for the job. A device can hang whoever touches it, unkillably, so
 // the caller is freed, while the job keeps its own descriptors and the lock.
 func (j *job) wait(ctx context.Context, done <-chan outcome) (bool, error) {
-	bound := time.NewTimer(j.f.timeout)
+	bound := time.NewTimer(j.f.cfg.Timeout)
 	defer bound.Stop()
 	gone := ctx.Done()
 	for {
@@ -182,8 +178,8 @@ func (j *job) wait(ctx context.Context, done <-chan outcome) (bool, error) {
 func (j *job) late() error {
 	if j.phase.CompareAndSwap(looking, abandoned) {
 		return j.dev.errorf(volume.Timeout, "could not be looked at within %v; nothing was written: "+
-			"does its storage hang? See the kernel's log", j.f.timeout)
+			"does its storage hang? See the kernel's log", j.f.cfg.Timeout)
 	}
 	return j.dev.errorf(volume.Timeout, "mkfs.%s still runs after %v; it is left running, and the volume is served "+
-		"when it has ended: if it never does, see the kernel's log for the storage behind the device", j.fsType, j.f.timeout)
+		"when it has ended: if it never does, see the kernel's log for the storage behind the device", j.req.FSType, j.f.cfg.Timeout)
 }

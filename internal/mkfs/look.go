@@ -58,7 +58,7 @@ func (d *device) look(ctx context.Context, onlyIfBlank bool) (*contents, error) 
 	if err != nil {
 		return nil, err
 	}
-	if onlyIfBlank && !found.blank(d.f.leftovers) {
+	if onlyIfBlank && !found.blank(d.f.cfg.AcceptLeftovers) {
 		return found, nil // what it is does not matter
 	}
 	found.probe, err = d.blkid(ctx)

@@ -31,7 +31,7 @@ func (j *job) make(ctx context.Context, m *maker) (bool, error) {
 	}
 	defer closeFile(witness)
 	uuid := newUUID()
-	log := j.f.log.With(zap.String("volume", j.dev.volume), zap.String("device", j.dev.path), zap.String("fsType", j.fsType))
+	log := j.f.cfg.Log.With(zap.String("volume", j.req.Volume), zap.String("device", j.req.Path), zap.String("fsType", j.req.FSType))
 	log.Info("the device is blank: making a filesystem")
 	began := time.Now()
 	err = j.mkfs(ctx, m, uuid, witness)
@@ -46,7 +46,7 @@ func (j *job) make(ctx context.Context, m *maker) (bool, error) {
 
 func (j *job) mkfs(ctx context.Context, m *maker, uuid string, witness *os.File) error {
 	files := []*os.File{j.dev.file, j.dev.lock}
-	args, prototype := m.args(uuid, j.options, j.root)
+	args, prototype := m.args(uuid, j.req.Options, j.req.Root)
 	if prototype != "" {
 		file, err := capture.Holding(prototype)
 		if err != nil {
@@ -57,15 +57,15 @@ func (j *job) mkfs(ctx context.Context, m *maker, uuid string, witness *os.File)
 	}
 	ran, err := m.program.run(ctx, files, append(args, childDevice)...)
 	if err != nil {
-		return j.dev.errorf(volume.Internal, "mkfs.%s could not be run: %w", j.fsType, err)
+		return j.dev.errorf(volume.Internal, "mkfs.%s could not be run: %w", j.req.FSType, err)
 	}
 	failpoint.Hit("format-after-mkfs")
 	if ran.refusedBusy() {
 		return j.dev.errorf(volume.Busy, "was taken by another program before mkfs.%s could have it (%s): "+
-			"the call is to be repeated", j.fsType, ran.text())
+			"the call is to be repeated", j.req.FSType, ran.text())
 	}
 	if ran.failed() {
-		return j.dev.errorf(volume.Internal, "mkfs.%s failed (%s): %s", j.fsType, ran.how(), ran.text())
+		return j.dev.errorf(volume.Internal, "mkfs.%s failed (%s): %s", j.req.FSType, ran.how(), ran.text())
 	}
 	if err := j.setRootMode(ctx, m); err != nil {
 		return err
@@ -76,15 +76,15 @@ func (j *job) mkfs(ctx context.Context, m *maker, uuid string, witness *os.File)
 			kind = volume.Exhausted
 		}
 		return j.dev.errorf(kind, "mkfs.%s ended well, but its writes did not reach the device "+
-			"(is the storage behind it full?): %w", j.fsType, err)
+			"(is the storage behind it full?): %w", j.req.FSType, err)
 	}
-	found, err := j.dev.look(ctx, j.policy == volume.FormatDriver)
+	found, err := j.dev.look(ctx, j.req.Policy == volume.FormatDriver)
 	if err != nil {
-		return fmt.Errorf("after mkfs.%s: %w", j.fsType, err)
+		return fmt.Errorf("after mkfs.%s: %w", j.req.FSType, err)
 	}
-	if !found.is(j.fsType) || found.unfinished || found.probe.tags["UUID"] != uuid {
+	if !found.is(j.req.FSType) || found.unfinished || found.probe.tags["UUID"] != uuid {
 		return j.dev.errorf(volume.Internal, "mkfs.%s ended well, and yet the device does not hold what it made "+
-			"(found: %s): %s", j.fsType, cmp.Or(found.signatures(), "nothing known"), ran.text())
+			"(found: %s): %s", j.req.FSType, cmp.Or(found.signatures(), "nothing known"), ran.text())
 	}
 	return nil
 }
@@ -105,7 +105,7 @@ func (j *job) takeBack(ctx context.Context, uuid string, cause error) error {
 	if volume.KindOf(cause) == volume.Busy {
 		return cause
 	}
-	found, err := j.dev.look(ctx, j.policy == volume.FormatDriver)
+	found, err := j.dev.look(ctx, j.req.Policy == volume.FormatDriver)
 	if err != nil || !found.leftBy(uuid) {
 		return cause
 	}
@@ -175,7 +175,7 @@ func clearExtent(file *os.File, e extent, size int64) error {
 // setRootMode gives the root directory of an ext4 that was just made its mode, which
 // mkfs cannot before e2fsprogs 1.47.1. For btrfs there is no way but to mount it.
 func (j *job) setRootMode(ctx context.Context, m *maker) error {
-	if j.root.Mode == 0 || m.setsMode || j.fsType != "ext4" {
+	if j.req.Root.Mode == 0 || m.setsMode || j.req.FSType != "ext4" {
 		return nil
 	}
 	program, err := j.f.tool("debugfs")
@@ -183,7 +183,7 @@ func (j *job) setRootMode(ctx context.Context, m *maker) error {
 		return j.dev.errorf(volume.KindOf(err), "the mode of its root directory cannot be set: %w", err)
 	}
 	const directory = 0o40000
-	set := fmt.Sprintf("set_inode_field <2> mode 0%o", directory|j.root.Mode)
+	set := fmt.Sprintf("set_inode_field <2> mode 0%o", directory|j.req.Root.Mode)
 	ran, err := program.run(ctx, []*os.File{j.dev.file, j.dev.lock}, "-w", "-R", set, childDevice)
 	if err != nil {
 		return j.dev.errorf(volume.Internal, "debugfs could not be run: %w", err)

@@ -3,14 +3,12 @@ package mkfs
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
 	"unicode"
 
 	"github.com/crust-proxy/crust-proxy/internal/capture"
@@ -95,43 +93,15 @@ func clip(s string) string {
 // its life to ours: it has a session of its own, and writes to memory, not to a pipe
 // that would kill it when we end.
 func (p program) run(ctx context.Context, files []*os.File, args ...string) (*result, error) {
-	stdout, err := capture.New(maxOutput)
-	if err != nil {
-		return nil, err
-	}
-	defer closeFile(stdout)
-	stderr, err := capture.New(maxOutput)
-	if err != nil {
-		return nil, err
-	}
-	defer closeFile(stderr)
 	cmd := exec.CommandContext(ctx, string(p), args...) //nolint:gosec // found by us, with arguments of ours
-	cmd.Dir, cmd.Env = "/", []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
-	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.ExtraFiles = files
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	cmd.WaitDelay = time.Second
-	var exit *exec.ExitError
-	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+	ran, err := capture.Run(cmd, maxOutput, maxOutput)
+	if err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return resultOf(cmd.ProcessState, stdout, stderr)
-}
-
-func resultOf(state *os.ProcessState, stdout, stderr *os.File) (*result, error) {
-	r := &result{code: state.ExitCode()}
-	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		r.signal = status.Signal()
-	}
-	for file, text := range map[*os.File]*string{stdout: &r.stdout, stderr: &r.stderr} {
-		said, _, err := capture.Text(file)
-		if err != nil {
-			return nil, err
-		}
-		*text = said
-	}
-	return r, nil
+	return &result{code: cmd.ProcessState.ExitCode(), signal: ran.Signal, stdout: ran.Stdout, stderr: ran.Stderr}, nil
 }

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"slices"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -120,44 +119,20 @@ type ending struct {
 // runProgram runs an open program: by its descriptor, without a shell, with
 // nothing of our environment, and for no longer than ctx.
 func runProgram(ctx context.Context, file *os.File, path string, words []string) (*ending, error) {
-	stdout, err := capture.New(maxAnswer)
-	if err != nil {
-		return nil, err
-	}
-	defer closeFile(stdout)
-	stderr, err := capture.New(maxComplaint)
-	if err != nil {
-		return nil, err
-	}
-	defer closeFile(stderr)
 	cmd := exec.CommandContext(ctx, childProgram)
 	cmd.Args = append([]string{path, abi.Word}, words...)
-	cmd.Dir, cmd.Env = "/", []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
-	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = stdout, stderr, []*os.File{file}
+	cmd.ExtraFiles = []*os.File{file}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.WaitDelay = time.Second
 	// Its children go with it. It is not reaped yet, so that the number is its own.
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
-	var exit *exec.ExitError
-	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
-		return nil, err
-	}
-	return endingOf(cmd.ProcessState, stdout, stderr)
-}
-
-func endingOf(state *os.ProcessState, stdout, stderr *os.File) (*ending, error) {
-	answer, full, err := capture.Text(stdout)
+	ran, err := capture.Run(cmd, maxAnswer, maxComplaint)
 	if err != nil {
 		return nil, err
 	}
-	complaint, _, err := capture.Text(stderr)
-	if err != nil {
-		return nil, err
+	if ran.Signal != 0 {
+		ran.Stderr = "it was ended by signal " + ran.Signal.String()
 	}
-	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		complaint = "it was ended by signal " + status.Signal().String()
-	}
-	return &ending{code: state.ExitCode(), answer: answer, full: full, complaint: complaint}, nil
+	return &ending{code: cmd.ProcessState.ExitCode(), answer: ran.Stdout, full: ran.Full, complaint: ran.Stderr}, nil
 }
 
 // closeFile closes a file through which nothing was written that must last.
