@@ -23,8 +23,13 @@ func Validate(in *volume.Instruction) error {
 	if err := guard.CheckPath("volume_target_path", in.Target); err != nil {
 		return err
 	}
-	if err := checkType(in); err != nil {
-		return err
+	switch in.Type {
+	case volume.Block:
+	case volume.Network:
+		return volume.Errorf(volume.Unsupported, "volume %s: network volumes cannot be deferred by any "+
+			"configured runtime handler: publish it on the host, or use a block volume", in.Target)
+	default:
+		return invalid(in, "volume_type is missing: say BLOCK or NETWORK")
 	}
 	if err := guard.CheckPath("volume_backing_path", in.Backing); err != nil {
 		return err
@@ -43,18 +48,6 @@ func Validate(in *volume.Instruction) error {
 
 func invalid(in *volume.Instruction, format string, args ...any) error {
 	return volume.Errorf(volume.Invalid, "volume %s: "+format, append([]any{in.Target}, args...)...)
-}
-
-func checkType(in *volume.Instruction) error {
-	switch in.Type {
-	case volume.Block:
-		return nil
-	case volume.Network:
-		return volume.Errorf(volume.Unsupported, "volume %s: network volumes cannot be deferred by any "+
-			"configured runtime handler: publish it on the host, or use a block volume", in.Target)
-	default:
-		return invalid(in, "volume_type is missing: say BLOCK or NETWORK")
-	}
 }
 
 func checkFlags(in *volume.Instruction) error {

@@ -142,24 +142,10 @@ func (r *reconciler) removeOrphans(ctx context.Context, report *collector) {
 			report.add("", "list projections of "+handler.Name(), err)
 		}
 		for _, v := range orphans {
-			r.removeOrphan(ctx, handler, v, report)
+			r.removeUnknown(ctx, v.Key, "retract orphan", report,
+				func() error { return refuseInUse(ctx, handler, v) },
+				func() error { return handler.Retract(ctx, v) })
 		}
-	}
-}
-
-// removeOrphan retracts a projection, unless a sandbox may have the volume.
-func (r *reconciler) removeOrphan(ctx context.Context, handler Projector, v *volume.Volume, report *collector) {
-	if err := refuseInUse(ctx, handler, v); err != nil {
-		report.add(v.Key, "retract orphan", err)
-		return
-	}
-	unlock, err := r.locks.lock(ctx, v.Key)
-	if err != nil {
-		return
-	}
-	defer unlock()
-	if !r.table.has(v.Key) {
-		report.add(v.Key, "retract orphan", handler.Retract(ctx, v))
 	}
 }
 
@@ -170,28 +156,34 @@ func (r *reconciler) removeStrayGuards(ctx context.Context, report *collector) {
 		report.add("", "read mounts", err)
 	}
 	for key, point := range points {
-		if !r.table.has(key) {
-			r.removeStrayGuard(ctx, point, report)
+		t, err := r.targets.root.Resolve(point)
+		if err != nil {
+			continue
 		}
+		if !r.table.has(key) {
+			r.removeUnknown(ctx, t.Key(), "unmount stray guard", report,
+				func() error { return r.handlers.refuseBound(ctx, r.targets.volume(t)) },
+				func() error { return r.guards.Remove(t, false) })
+		}
+		t.Close()
 	}
 }
 
-func (r *reconciler) removeStrayGuard(ctx context.Context, point string, report *collector) {
-	t, err := r.targets.root.Resolve(point)
-	if err != nil {
+// removeUnknown removes what is left of a volume without a record, unless a sandbox may
+// have the volume.
+func (r *reconciler) removeUnknown(
+	ctx context.Context, key volume.Key, action string, report *collector, refuse, remove func() error,
+) {
+	if err := refuse(); err != nil {
+		report.add(key, action, err)
 		return
 	}
-	defer t.Close()
-	if err := r.handlers.refuseBound(ctx, r.targets.volume(t)); err != nil {
-		report.add(t.Key(), "unmount stray guard", err)
-		return
-	}
-	unlock, err := r.locks.lock(ctx, t.Key())
+	unlock, err := r.locks.lock(ctx, key)
 	if err != nil {
 		return
 	}
 	defer unlock()
-	if !r.table.has(t.Key()) {
-		report.add(t.Key(), "unmount stray guard", r.guards.Remove(t, false))
+	if !r.table.has(key) {
+		report.add(key, action, remove())
 	}
 }

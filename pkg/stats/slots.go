@@ -25,9 +25,12 @@ func newSlots(l Limits) *slots {
 func (s *slots) run(ctx context.Context, v *volume.Volume, request func() error) error {
 	select {
 	case s.quick <- struct{}{}:
-	default:
-		if err := s.wait(ctx, v); err != nil {
-			return err
+	default: // a free slot counts even if ctx has ended
+		select {
+		case s.quick <- struct{}{}:
+		case <-ctx.Done():
+			return volume.Errorf(volume.Exhausted, "volume %s: too many sandboxes are being asked at once, "+
+				"and many of them are slow: raise relay.concurrency or relay.maxSlow: %w", v.Target, ctx.Err())
 		}
 	}
 	own := &slot{slots: s}
@@ -37,16 +40,6 @@ func (s *slots) run(ctx context.Context, v *volume.Volume, request func() error)
 	}
 	defer own.free()
 	return request()
-}
-
-func (s *slots) wait(ctx context.Context, v *volume.Volume) error {
-	select {
-	case s.quick <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return volume.Errorf(volume.Exhausted, "volume %s: too many sandboxes are being asked at once, "+
-			"and many of them are slow: raise relay.concurrency or relay.maxSlow: %w", v.Target, ctx.Err())
-	}
 }
 
 // slot is the slot of one request: quick at first, slow later on.

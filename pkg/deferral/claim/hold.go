@@ -117,27 +117,19 @@ func holdError(v *volume.Volume, err error) error {
 // whoHolds guesses, for a person, why an exclusive open failed.
 func whoHolds(d volume.Device) string {
 	number := DeviceNumber(d.Major, d.Minor)
-	if points := mountPoints(number); len(points) > 0 {
-		return "it is mounted at " + strings.Join(points[:min(3, len(points))], ", ") + "; unmount it"
+	mounts, err := sys.Mounts(context.Background(), func(n string) bool { return n == number })
+	if err == nil && len(mounts) > 0 {
+		var points []string
+		for _, m := range mounts[:min(3, len(mounts))] {
+			points = append(points, m.Point)
+		}
+		return "it is mounted at " + strings.Join(points, ", ") + "; unmount it"
 	}
 	holders, err := filepath.Glob("/sys/dev/block/" + number + "/holders/*")
 	if err == nil && len(holders) > 0 {
 		return "it is part of " + filepath.Base(holders[0])
 	}
 	return "it is mounted in another mount namespace, is swap, or another program holds it exclusively"
-}
-
-// mountPoints lists where this namespace has a device mounted, for error texts.
-func mountPoints(number string) []string {
-	mounts, err := sys.Mounts(context.Background(), func(n string) bool { return n == number })
-	if err != nil {
-		return nil
-	}
-	points := make([]string, 0, len(mounts))
-	for _, m := range mounts {
-		points = append(points, m.Point)
-	}
-	return points
 }
 
 // Reclaim claims the device of a volume on record again, after a restart: with the

@@ -16,6 +16,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -158,7 +159,7 @@ func (c *scan) all() {
 	before := c.scanner.kernel
 	c.scanner.kernel = make(map[string]uint64, len(before))
 	err := eachEntry(c.scanner.proc, func(_ int, pid string, inode uint64) {
-		if pid[0] < '0' || pid[0] > '9' || slices.Contains(c.scanner.skip, number(pid)) {
+		if number, err := strconv.Atoi(pid); err != nil || slices.Contains(c.scanner.skip, number) {
 			return
 		}
 		if before[pid] == inode {
@@ -215,8 +216,9 @@ func (c *scan) table(pid, dir string) (descriptors int) {
 		c.unknown(fmt.Errorf("process %s (%.40q): its descriptors cannot be read: %w", pid, programOf(dir), err))
 	}
 	maps.DeleteFunc(matched, func(_ File, counts bool) bool { return !counts })
+	number, _ := strconv.Atoi(pid) // of digits
 	for f := range matched {
-		c.found = append(c.found, Holder{File: f, PID: number(pid), Program: programOf(dir)})
+		c.found = append(c.found, Holder{File: f, PID: number, Program: programOf(dir)})
 	}
 	return descriptors
 }

@@ -44,14 +44,6 @@ func isGone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ESTALE)
 }
 
-func number(name string) int {
-	n, err := strconv.Atoi(name)
-	if err != nil {
-		return 0
-	}
-	return n
-}
-
 // programOf names the program of a process by its executable file, which a
 // process cannot choose as freely as its title.
 func programOf(dir string) string {
