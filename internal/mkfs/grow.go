@@ -41,7 +41,6 @@ func (j *job) grow(ctx context.Context) {
 	log.Info("grew a filesystem to the size of its device", zap.Duration("took", time.Since(began)))
 }
 
-// sizes are those of the filesystem and of the device.
 func (j *job) sizes(ctx context.Context) (has, wants int64, err error) {
 	file, err := j.dev.openAlone(ctx, unix.O_RDONLY)
 	if err != nil {

@@ -15,7 +15,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// contents is what a look at a device found.
 type contents struct {
 	probe          probe
 	marks          []string // signatures that we know of ourselves
@@ -98,7 +97,6 @@ func (d *device) read(file *os.File) (*contents, error) {
 	return found, nil
 }
 
-// take notes what one window shows.
 func (c *contents) take(data []byte, place extent, size int64) {
 	if place.mustBeZero && c.dataAt < 0 {
 		if rest := bytes.TrimLeft(data, "\x00"); len(rest) > 0 {

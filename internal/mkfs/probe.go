@@ -24,7 +24,6 @@ type probe struct {
 
 func (p probe) nothing() bool { return len(p.tags) == 0 && !p.ambivalent }
 
-// words says what was found.
 func (p probe) words() []string {
 	var out []string
 	if p.ambivalent {

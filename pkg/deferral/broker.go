@@ -302,7 +302,6 @@ func (b *Broker) GrowAtMount(ctx context.Context, key volume.Key, size int64) er
 	return nil // its projection is restored when the handler is configured again
 }
 
-// volumeLocks is one lock for each volume.
 type volumeLocks struct{ keys sys.KeyLocks[volume.Key] }
 
 func (l *volumeLocks) lock(ctx context.Context, key volume.Key) (unlock func(), err error) {

@@ -60,7 +60,6 @@ func abilitiesOf(p Projector) Abilities {
 	return Abilities{}
 }
 
-// handlerSet is the configured runtime handlers.
 type handlerSet struct {
 	byName    map[string]Projector
 	byDefault string
@@ -77,7 +76,6 @@ func newHandlerSet(all []Projector, byDefault string) (*handlerSet, error) {
 	return s, nil
 }
 
-// choose returns the handler that an instruction names.
 func (s *handlerSet) choose(in *volume.Instruction) (Projector, error) {
 	name := cmp.Or(in.Handler, s.byDefault)
 	handler := s.byName[name]

@@ -64,7 +64,6 @@ func (r *restorer) restoreRecord(ctx context.Context, rec *record) (repaired []s
 	return r.restore(ctx, rec, t)
 }
 
-// reconciler compares the records with the node.
 type reconciler struct {
 	parts
 	restorer *restorer
@@ -72,7 +71,6 @@ type reconciler struct {
 	lost     *lostVolumes
 }
 
-// collector collects the report of one run.
 type collector struct {
 	mu     sync.Mutex
 	report ReconcileReport
@@ -104,7 +102,6 @@ func (r *reconciler) run(ctx context.Context) (ReconcileReport, error) {
 	return found.report, nil
 }
 
-// reconcile repairs one volume.
 func (r *reconciler) reconcile(ctx context.Context, key volume.Key, report *collector) {
 	if known := r.table.get(key); known != nil && known.lost != nil && !known.removing && !r.lost.reconcile(ctx, known, report) {
 		report.checked()

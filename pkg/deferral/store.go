@@ -172,7 +172,6 @@ func (s *store) beginRemoval(key volume.Key) error {
 	return nil
 }
 
-// endRemoval removes the record.
 func (s *store) endRemoval(key volume.Key) error {
 	if err := unix.Unlinkat(s.removing, fileName(key), 0); err != nil && !errors.Is(err, unix.ENOENT) {
 		return volume.Errorf(volume.Internal, "volume %s: the record cannot be removed below %s: %w", key.Short(), s.dir, err)
@@ -180,7 +179,6 @@ func (s *store) endRemoval(key volume.Key) error {
 	return nil
 }
 
-// loaded is what a state directory holds.
 type loaded struct {
 	volumes  []*record
 	removing []*record
@@ -215,7 +213,6 @@ func (s *store) load() (loaded, error) {
 	return out, nil
 }
 
-// readAll reads the records of a directory, several at a time.
 func (s *store) readAll(dir string, entries []os.DirEntry, out *loaded) (records []*record) {
 	var mu sync.Mutex
 	var readers errgroup.Group
@@ -241,7 +238,6 @@ func (s *store) readAll(dir string, entries []os.DirEntry, out *loaded) (records
 	return records
 }
 
-// keyOfFile reads the name of a record's file.
 func keyOfFile(name string) (volume.Key, bool) {
 	key, ok := strings.CutSuffix(name, ".json")
 	sum, err := hex.DecodeString(key)
@@ -265,7 +261,6 @@ func (s *store) setAside(dir, name string, cause error) error {
 	return volume.Errorf(volume.Internal, "the file %s is no record and was set aside in %s: %w", name, bad, cause)
 }
 
-// read reads the record of a volume that shall exist.
 func (s *store) read(key volume.Key) (*record, error) { return readRecord(s.path(volumesDir, key)) }
 
 func (s *store) path(dir string, key volume.Key) string {
@@ -291,7 +286,6 @@ func readRecord(path string) (*record, error) {
 	return rec, err
 }
 
-// parseRecord reads and checks a record.
 func parseRecord(raw []byte) (*record, error) {
 	var rec record
 	if err := json.Unmarshal(raw, &rec); err != nil {
@@ -323,7 +317,6 @@ func (r *record) check() error {
 	return nil
 }
 
-// bootID identifies the current boot.
 func bootID() (string, error) {
 	id, err := sys.BootID()
 	if err != nil {

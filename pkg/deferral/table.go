@@ -116,14 +116,12 @@ func (e *entry) status(held *claim.Held) Status {
 	return Status{Volume: &e.rec.Volume, Removing: e.removing, Problem: e.problem, ProblemSince: e.since, Held: held}
 }
 
-// all returns the volumes in no order.
 func (t *table) all() []*entry {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return slices.Collect(maps.Values(t.volumes))
 }
 
-// ofOrigin returns the deferred volumes of one volume of a driver.
 func (t *table) ofOrigin(driver, volumeID string) (out []*entry) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -179,7 +177,6 @@ func (t *table) setLoadProblems(problems []error, keepAll bool) {
 	t.problems, t.keepAll = problems, keepAll
 }
 
-// allProblems are the records that cannot be used, and other files among them.
 func (t *table) allProblems() []error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

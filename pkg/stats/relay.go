@@ -130,7 +130,6 @@ func waitError(ctx context.Context, v *volume.Volume) error {
 		"volume %s: its sandbox did not answer within the time that the caller allows: %w", v.Target, ctx.Err())
 }
 
-// run makes the request and wakes its callers.
 func (r *Relay) run(ctx context.Context, src Source, v *volume.Volume, f *flight) {
 	slots := r.currentSlots()
 	ctx, cancel := context.WithTimeout(ctx, slots.limits.StatsTimeout)
@@ -169,7 +168,6 @@ func (r *Relay) learn(v *volume.Volume, f *flight) {
 	r.known[v.Key] = r.known[v.Key].after(f, time.Now())
 }
 
-// after adds the outcome of one more request.
 func (k Known) after(f *flight, now time.Time) Known {
 	k.Took, k.AskedAt = f.answer.Took, now
 	k.Requests++

@@ -72,7 +72,6 @@ func numberOf(text, prefix, separator string) (major, minor uint64, ok bool) {
 	return major, minor, ok && both && errA == nil && errB == nil
 }
 
-// byClaim orders the keeper's descriptors by their claim names.
 func byClaim(kept map[string]*os.File) map[string]keptFile {
 	out := make(map[string]keptFile, len(kept))
 	for name, file := range kept {
@@ -118,7 +117,6 @@ func (d *descriptors) setWasReadOnly(id identity, was bool) {
 	}
 }
 
-// store gives the keeper a copy of the claim.
 func (d *descriptors) store(id identity, held *heldDevice) error {
 	fd, err := unix.FcntlInt(uintptr(held.fd), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
@@ -186,7 +184,6 @@ func waitFree(d volume.Device) {
 	sys.CloseFD(fd)
 }
 
-// dropKept closes the kept descriptors that are not wanted.
 func (d *descriptors) dropKept(wanted map[string]bool) {
 	d.mu.Lock()
 	dropped := maps.Clone(d.kept)
@@ -207,7 +204,6 @@ func (d *descriptors) dropKept(wanted map[string]bool) {
 	}
 }
 
-// count counts the descriptors that the keeper has.
 func (d *descriptors) count() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -220,7 +216,6 @@ func (d *descriptors) count() int {
 	return n
 }
 
-// close closes the descriptors of this process; the keeper's copies stay.
 func (d *descriptors) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -108,7 +108,6 @@ func (o *owners) refuseForeignLoop(v *volume.Volume, fd int) error {
 	return nil
 }
 
-// loopDevice is a loop device over an image.
 type loopDevice struct {
 	name     string
 	readOnly bool

@@ -74,14 +74,12 @@ func (o *owners) remove(key volume.Key, primary identity) (last bool) {
 	return len(o.byID[primary]) == 0
 }
 
-// of returns the owners of a device.
 func (o *owners) of(id identity) []owner {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Clone(o.byID[id])
 }
 
-// owned returns what a volume owns.
 func (o *owners) owned(key volume.Key) []identity {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -113,7 +113,6 @@ func fileOf(d volume.Device) holders.File {
 	return holders.File{Block: d.Kind == volume.BlockDevice, Major: d.Major, Minor: d.Minor, Inode: d.Inode}
 }
 
-// nameAll names a few processes.
 func nameAll(found []holders.Holder) string {
 	const most = 3
 	names := make([]string, 0, most)
