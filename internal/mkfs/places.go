@@ -96,15 +96,8 @@ type extent struct {
 
 // windows are the parts to read: both ends, and around each mark beyond them.
 func windows(size int64) []extent {
-	if size <= 2*window {
-		out := []extent{{0, min(size, window), true}}
-		if size > window {
-			out = append(out, extent{window, size - window, true})
-		}
-		return out
-	}
-	tail := (size - window) &^ (grain - 1)
-	out := []extent{{0, window, true}}
+	tail := max(window, (size-window)&^(grain-1))
+	out := []extent{{0, min(size, window), true}}
 	for _, m := range marksOf(size) {
 		e := extent{m.at &^ (grain - 1), grain, false}
 		if m.at >= window && m.at+int64(len(m.bytes)) <= tail && !slices.Contains(out, e) {

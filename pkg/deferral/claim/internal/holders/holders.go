@@ -13,7 +13,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -88,12 +87,7 @@ func (s *Scanner) Find(ctx context.Context, files ...File) ([]Holder, error) {
 	case <-bound.C:
 		return nil, fmt.Errorf("the descriptors of all processes could not be read within %s", scanTime)
 	}
-	var found []Holder
-	for _, h := range mine.found {
-		if slices.Contains(files, h.File) {
-			found = append(found, h)
-		}
-	}
+	found := slices.DeleteFunc(slices.Clone(mine.found), func(h Holder) bool { return !slices.Contains(files, h.File) })
 	if len(found) > 0 {
 		return found, nil
 	}
@@ -215,10 +209,11 @@ func (c *scan) table(pid, dir string) (descriptors int) {
 	if err != nil && !isGone(err) {
 		c.unknown(fmt.Errorf("process %s (%.40q): its descriptors cannot be read: %w", pid, programOf(dir), err))
 	}
-	maps.DeleteFunc(matched, func(_ File, counts bool) bool { return !counts })
 	number, _ := strconv.Atoi(pid) // of digits
-	for f := range matched {
-		c.found = append(c.found, Holder{File: f, PID: number, Program: programOf(dir)})
+	for f, counts := range matched {
+		if counts {
+			c.found = append(c.found, Holder{File: f, PID: number, Program: programOf(dir)})
+		}
 	}
 	return descriptors
 }
