@@ -18,8 +18,8 @@ const (
 	maxAskedNames = 64
 )
 
-// podVolumeForm is a volume's name in a pod, a DNS label.
-var podVolumeForm = sys.LazyRegexp(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+// dnsLabelForm is that of a volume's name in a pod, and of a RuntimeClass's handler.
+var dnsLabelForm = sys.LazyRegexp(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
 // Asked is what a pod's annotation asks for. The zero value asks for nothing.
 type Asked struct {
@@ -45,7 +45,7 @@ func ParseAnnotation(value string) (Asked, error) {
 		switch name := strings.Trim(part, " "); {
 		case name == "*" && len(parts) == 1:
 			out.All = true
-		case podVolumeForm().MatchString(name):
+		case dnsLabelForm().MatchString(name):
 			out.Names = append(out.Names, name)
 		default:
 			return Asked{}, badAnnotation("%q is no volume's name", sys.Clip(name))

@@ -14,9 +14,8 @@ import (
 const maxRules = 1000
 
 var (
-	ruleDriverForm     = sys.LazyRegexp(`^[A-Za-z0-9*]([A-Za-z0-9.*-]{0,61}[A-Za-z0-9*])?$`)
-	runtimeHandlerForm = sys.LazyRegexp(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-	ruleNameForm       = sys.LazyRegexp(`^[\p{L}\p{N}][\p{L}\p{N} ._/-]{0,62}$`)
+	ruleDriverForm = sys.LazyRegexp(`^[A-Za-z0-9*]([A-Za-z0-9.*-]{0,61}[A-Za-z0-9*])?$`)
+	ruleNameForm   = sys.LazyRegexp(`^[\p{L}\p{N}][\p{L}\p{N} ._/-]{0,62}$`)
 )
 
 // Validate tells everything that is wrong with a policy. The handlers are the
@@ -95,7 +94,7 @@ func (r *Rule) lists() []ruleField {
 	return []ruleField{
 		{"drivers", "a CSI driver's name, or one with * in it", r.Drivers, ruleDriverForm().MatchString},
 		{"filesystems", "a filesystem's name", r.Filesystems, volume.IsFSType},
-		{"runtimeHandlers", "a handler of a RuntimeClass", r.RuntimeHandlers, runtimeHandlerForm().MatchString},
+		{"runtimeHandlers", "a handler of a RuntimeClass", r.RuntimeHandlers, dnsLabelForm().MatchString},
 		{"accessModes", "one of " + strings.Join(modes, ", "), r.AccessModes, func(m string) bool { return slices.Contains(modes, m) }},
 	}
 }

@@ -181,7 +181,11 @@ func (r *Rules) StageForPods(req *VolumeRequest, pods []Pod) (policy.Verdict, *P
 	var firstVerdict policy.Verdict
 	var firstErr error
 	for i := range pods {
-		verdict, err := r.stageForPod(req, &pods[i])
+		var verdict policy.Verdict
+		found, err := pods[i].ForVolume(req.Driver, req.VolumeID, "")
+		if err == nil {
+			verdict, err = r.byPolicy(req, found)
+		}
 		if err == nil {
 			return verdict, &pods[i], nil
 		}
@@ -190,14 +194,6 @@ func (r *Rules) StageForPods(req *VolumeRequest, pods []Pod) (policy.Verdict, *P
 		}
 	}
 	return firstVerdict, &pods[0], firstErr
-}
-
-func (r *Rules) stageForPod(req *VolumeRequest, pod *Pod) (policy.Verdict, error) {
-	found, err := pod.ForVolume(req.Driver, req.VolumeID, "")
-	if err != nil {
-		return policy.Verdict{}, err
-	}
-	return r.byPolicy(req, found)
 }
 
 // CheckDeferrable refuses a volume that no driver may be asked for: block access would

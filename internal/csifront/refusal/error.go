@@ -56,8 +56,10 @@ func PartyOf(err error) volume.Party {
 
 // brokerParty is the party of the broker's errors; of all other kinds it is the node.
 var brokerParty = map[volume.Kind]volume.Party{
-	volume.InUse: volume.PartyDevice, volume.Denied: volume.PartyDevice, volume.Busy: volume.PartyDevice, volume.Timeout: volume.PartyDevice,
-	volume.Unsupported: volume.PartyHandler, volume.Invalid: volume.PartyRequest, volume.Conflict: volume.PartyRequest,
+	volume.InUse: volume.PartyDevice, volume.Denied: volume.PartyDevice,
+	volume.Busy: volume.PartyDevice, volume.Timeout: volume.PartyDevice,
+	volume.Unsupported: volume.PartyHandler,
+	volume.Invalid:     volume.PartyRequest, volume.Conflict: volume.PartyRequest,
 }
 
 // WithBrokerParty derives the party from the kind of an error of the broker.

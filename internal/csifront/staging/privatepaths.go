@@ -84,8 +84,8 @@ func (p *PrivatePaths) Exists(where string) bool { return p.lstat(where) != nil 
 // Shows tells whether a private publish path shows a block device.
 func (p *PrivatePaths) Shows(where string, device volume.Device) bool {
 	info := p.lstat(where)
-	if info == nil || device.Kind != volume.BlockDevice || info.Mode().Type() != fs.ModeDevice { // a character device has one more bit
-		return false
+	if info == nil || device.Kind != volume.BlockDevice || info.Mode().Type() != fs.ModeDevice {
+		return false // nothing, or a character device, which has one more bit
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	return ok && st.Rdev == unix.Mkdev(device.Major, device.Minor)
