@@ -24,85 +24,57 @@ const (
 	fiThaw = 0xc0045878
 )
 
-// freezeCase freezes a volume while a container writes to it.
-type freezeCase struct{ f *fixture }
-
-func runFreeze(ctx context.Context, s *suite) error {
-	f, err := newFixture(ctx, s.node, s.node.podUID())
-	if err != nil {
-		return err
-	}
-	t := &freezeCase{f: f}
+// runFreeze freezes a volume while a container writes to it.
+func runFreeze(t *trial, s *suite) {
+	f := newFixture(t, s.node, s.node.podUID())
 	var c *container
 	var held *aside
-	s.check(ctx, "thaw-idle", func(ctx context.Context) (err error) {
-		if c, err = t.f.container(ctx, "main"); err != nil {
-			return err
-		}
+	s.check(t, "thaw-idle", func(t *trial) {
+		c = f.container(t, "main")
 		s.node.scratch.add(func(context.Context) error { return forceThaw(c) })
-		return t.f.vol.wantRefused(ctx, abi.Thaw, t.f.vol.target)
+		t.must(f.vol.wantRefused(t.ctx, abi.Thaw, f.vol.target))
 	}, "mount-inside", "binding-program")
-	s.check(ctx, "freeze-holds", func(ctx context.Context) error {
-		if err := t.freezes(ctx, longFreeze); err != nil {
-			return err
-		}
-		held = startProbe(ctx, c, "write", "/data/aside", "x")
-		return held.waits(ctx, heldFor)
+	s.check(t, "freeze-holds", func(t *trial) {
+		f.freeze(t, longFreeze)
+		held = startProbe(t.ctx, c, "write", "/data/aside", "x")
+		t.must(held.waits(t.ctx, heldFor))
 	}, "thaw-idle")
-	s.check(ctx, "freeze-stats", func(ctx context.Context) error {
-		_, err := t.f.vol.stats(ctx)
-		return err
+	s.check(t, "freeze-stats", func(t *trial) {
+		_, err := f.vol.stats(t.ctx)
+		t.must(err)
 	}, "freeze-holds")
-	s.check(ctx, "freeze-twice", func(ctx context.Context) error {
-		err := t.f.vol.wantRefused(ctx, abi.Freeze, t.f.vol.target, "1")
-		return errors.Join(err, held.waits(ctx, heldFor+time.Second))
+	s.check(t, "freeze-twice", func(t *trial) {
+		err := f.vol.wantRefused(t.ctx, abi.Freeze, f.vol.target, "1")
+		t.must(errors.Join(err, held.waits(t.ctx, heldFor+time.Second)))
 	}, "freeze-holds")
-	s.check(ctx, "freeze-thaw", func(ctx context.Context) error {
-		if err := t.thaws(ctx); err != nil {
-			return err
-		}
-		return held.ends(ctx, lateBy)
+	s.check(t, "freeze-thaw", func(t *trial) {
+		f.thaw(t)
+		t.must(held.ends(t.ctx, lateBy))
 	}, "freeze-holds")
-	s.check(ctx, "freeze-auto", func(ctx context.Context) error {
-		if err := t.freezes(ctx, shortFreeze); err != nil {
-			return err
-		}
-		late := startProbe(ctx, c, "write", "/data/aside", "x")
-		err := errors.Join(late.waits(ctx, heldFor), late.ends(ctx, shortFreeze+lateBy))
+	s.check(t, "freeze-auto", func(t *trial) {
+		f.freeze(t, shortFreeze)
+		late := startProbe(t.ctx, c, "write", "/data/aside", "x")
+		err := errors.Join(late.waits(t.ctx, heldFor), late.ends(t.ctx, shortFreeze+lateBy))
 		if err != nil {
 			// Do not leave this freeze to the next requirements.
-			_, thawErr := t.f.vol.ask(ctx, abi.Thaw, t.f.vol.target)
+			_, thawErr := f.vol.ask(t.ctx, abi.Thaw, f.vol.target)
 			err = errors.Join(err, thawErr)
 		}
-		return err
+		t.must(err)
 	}, "freeze-thaw")
-	s.check(ctx, "thaw-late", func(ctx context.Context) error {
-		return t.f.vol.wantRefused(ctx, abi.Thaw, t.f.vol.target)
-	}, "freeze-auto")
-	s.check(ctx, "thaw-dead", func(ctx context.Context) error { return t.thawsDead(ctx, c) }, "freeze-thaw")
-	return nil
+	s.check(t, "thaw-late", func(t *trial) { t.must(f.vol.wantRefused(t.ctx, abi.Thaw, f.vol.target)) }, "freeze-auto")
+	s.check(t, "thaw-dead", func(t *trial) { // the sandbox is killed while its volume is frozen
+		f.freeze(t, longFreeze)
+		t.must(errors.Join(f.pod.sandbox.kill(t.ctx, unix.SIGKILL), c.kill(t.ctx, unix.SIGKILL)))
+		f.thaw(t)
+		t.must(f.disk.waitFree(t.ctx))
+	}, "freeze-thaw")
 }
 
-// thawsDead kills the sandbox while its volume is frozen.
-func (t *freezeCase) thawsDead(ctx context.Context, c *container) error {
-	if err := t.freezes(ctx, longFreeze); err != nil {
-		return err
-	}
-	if err := errors.Join(t.f.pod.sandbox.kill(ctx, unix.SIGKILL), c.kill(ctx, unix.SIGKILL)); err != nil {
-		return err
-	}
-	if err := t.thaws(ctx); err != nil {
-		return err
-	}
-	return t.f.disk.waitFree(ctx)
-}
+func (f *fixture) thaw(t *trial) { t.must(f.vol.wantExit(t.ctx, abi.ExitOK, abi.Thaw, f.vol.target)) }
 
-func (t *freezeCase) thaws(ctx context.Context) error {
-	return t.f.vol.wantExit(ctx, abi.ExitOK, abi.Thaw, t.f.vol.target)
-}
-
-func (t *freezeCase) freezes(ctx context.Context, most time.Duration) error {
-	return t.f.vol.wantExit(ctx, abi.ExitOK, abi.Freeze, t.f.vol.target, strconv.Itoa(int(most/time.Second)))
+func (f *fixture) freeze(t *trial, most time.Duration) {
+	t.must(f.vol.wantExit(t.ctx, abi.ExitOK, abi.Freeze, f.vol.target, strconv.Itoa(int(most/time.Second))))
 }
 
 // forceThaw undoes a freeze that the handler forgot, if its mount is in this kernel:

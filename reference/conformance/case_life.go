@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -10,78 +9,46 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// lifeCase kills containers and sandboxes.
-type lifeCase struct{ f *fixture }
-
-func runLife(ctx context.Context, s *suite) error {
-	f, err := newFixture(ctx, s.node, s.node.podUID())
-	if err != nil {
-		return err
-	}
-	t := &lifeCase{f: f}
+// runLife kills containers and sandboxes.
+func runLife(t *trial, s *suite) {
+	f := newFixture(t, s.node, s.node.podUID())
 	var c *container
-	s.check(ctx, "life-container", func(ctx context.Context) (err error) {
-		if c, err = t.f.container(ctx, "main"); err != nil {
-			return err
+	s.check(t, "life-container", func(t *trial) {
+		c = f.container(t, "main")
+		seesFilesystem(t, c)
+		t.must(errors.Join(c.kill(t.ctx, unix.SIGKILL), c.remove(t.ctx)))
+		if _, err := f.vol.stats(t.ctx); err != nil {
+			t.must(fmt.Errorf("when the pod's only container had ended: %w", err))
 		}
-		if err := seesFilesystem(ctx, c); err != nil {
-			return err
-		}
-		if err := errors.Join(c.kill(ctx, unix.SIGKILL), c.remove(ctx)); err != nil {
-			return err
-		}
-		if _, err := t.f.vol.stats(ctx); err != nil {
-			return fmt.Errorf("when the pod's only container had ended: %w", err)
-		}
-		c, err = t.f.container(ctx, "main")
-		if err != nil {
-			return err
-		}
-		_, err = c.exec(ctx, "read", "/data/greeting")
-		return err
+		c = f.container(t, "main")
+		t.exec(c, "read", "/data/greeting")
 	}, "mount-inside", "binding-program")
 	var notes map[string][]byte
-	s.check(ctx, "life-free", func(ctx context.Context) (err error) {
-		if notes, err = t.f.vol.handlerFiles(); err != nil {
-			return err
-		}
+	s.check(t, "life-free", func(t *trial) {
+		var err error
+		notes, err = f.vol.handlerFiles()
+		t.must(err)
 		// The sandbox is killed first, as by an out-of-memory killer.
-		if err := errors.Join(t.f.pod.sandbox.kill(ctx, unix.SIGKILL), c.kill(ctx, unix.SIGKILL)); err != nil {
-			return err
-		}
-		return t.f.disk.waitFree(ctx)
+		t.must(errors.Join(f.pod.sandbox.kill(t.ctx, unix.SIGKILL), c.kill(t.ctx, unix.SIGKILL)))
+		t.must(f.disk.waitFree(t.ctx))
 	}, "life-container")
-	s.check(ctx, "life-answer", func(ctx context.Context) error {
-		if err := t.f.vol.putBack(notes); err != nil {
-			return err
-		}
-		return t.f.vol.wantExit(ctx, abi.ExitNoSandbox, abi.Stats, t.f.vol.target)
+	s.check(t, "life-answer", func(t *trial) {
+		t.must(f.vol.putBack(notes))
+		t.must(f.vol.wantExit(t.ctx, abi.ExitNoSandbox, abi.Stats, f.vol.target))
 	}, "life-free", "binding-program")
-	s.check(ctx, "life-again", func(ctx context.Context) (err error) {
-		if t.f.pod, err = newPod(ctx, s.node, t.f.vol.owner); err != nil {
-			return err
-		}
-		if c, err = t.f.container(ctx, "main"); err != nil {
-			return err
-		}
-		return c.wantText(ctx, "/data/greeting", "a file from before", "hello")
+	s.check(t, "life-again", func(t *trial) {
+		var err error
+		f.pod, err = newPod(t.ctx, s.node, f.vol.owner)
+		t.must(err)
+		c = f.container(t, "main")
+		t.wantText(c, "/data/greeting", "a file from before", "hello")
 	}, "life-free")
-	s.check(ctx, "life-newest", func(ctx context.Context) error { return t.newestAnswers(ctx, notes) }, "life-again", "life-answer", "binding-program")
-	return nil
-}
-
-// newestAnswers asks while the dead sandbox's file is still there.
-func (t *lifeCase) newestAnswers(ctx context.Context, dead map[string][]byte) error {
-	if err := t.f.vol.putBack(dead); err != nil {
-		return err
-	}
-	if err := t.f.statsAreSane(ctx); err != nil {
-		return err
-	}
-	var no unsupported
-	err := t.f.vol.socketAnswers(ctx, t.f.pod.sandbox.id)
-	if errors.As(err, &no) {
-		return nil
-	}
-	return err
+	s.check(t, "life-newest", func(t *trial) { // while the dead sandbox's file is still there
+		t.must(f.vol.putBack(notes))
+		f.statsAreSane(t)
+		var no unsupported
+		if err := f.vol.socketAnswers(t.ctx, f.pod.sandbox.id); !errors.As(err, &no) {
+			t.must(err)
+		}
+	}, "life-again", "life-answer", "binding-program")
 }

@@ -1,22 +1,17 @@
 package conformance
 
 import (
-	"context"
 	"errors"
 	"fmt"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// refuseCase publishes volumes that no container may get.
-type refuseCase struct{ f *fixture }
-
-func runRefuse(ctx context.Context, s *suite) error {
-	f, err := newFixture(ctx, s.node, s.node.podUID())
-	if err != nil {
-		return err
-	}
-	t := &refuseCase{f: f}
+// runRefuse publishes volumes that no container may get.
+func runRefuse(t *trial, s *suite) {
+	f := newFixture(t, s.node, s.node.podUID())
 	for _, one := range []struct {
 		name   string
 		change func(*abi.Info)
@@ -26,97 +21,66 @@ func runRefuse(ctx context.Context, s *suite) error {
 		{"refuse-target", func(info *abi.Info) { info.Metadata["crust.targetPath"] += "-other" }},
 		{"refuse-type", func(info *abi.Info) { info.VolumeType = "a-later-type" }},
 	} {
-		if err := t.f.vol.publishOdd(one.change); err != nil {
-			return err
-		}
-		s.check(ctx, one.name, t.refusesAll)
+		t.must(f.vol.publishOdd(one.change))
+		s.check(t, one.name, f.refuses)
 	}
-	s.check(ctx, "refuse-option", func(ctx context.Context) error {
+	s.check(t, "refuse-option", func(t *trial) {
 		for _, option := range []string{"no-such-option=1", "bind", "loop"} {
-			err := t.f.vol.publishOdd(func(info *abi.Info) { info.Options = []string{option} })
-			if err == nil {
-				err = t.refusesAll(ctx)
-			}
-			if err != nil {
-				return fmt.Errorf("the option %q: %w", option, err)
+			t.must(f.vol.publishOdd(func(info *abi.Info) { info.Options = []string{option} }))
+			if err := f.pod.refuses(t.ctx, all(f.vol)); err != nil {
+				t.must(fmt.Errorf("the option %q: %w", option, err))
 			}
 		}
-		return nil
 	})
-	if err := t.f.vol.publishRaw([]byte(`{"volume-type":"block","device":`)); err != nil {
-		return err
-	}
-	s.check(ctx, "refuse-broken", t.refusesAll)
-	s.check(ctx, "refuse-others", func(ctx context.Context) error { return t.f.pod.startsPlain(ctx) }, "plain-container")
-	if err := t.f.vol.publish(); err != nil {
-		return err
-	}
-	s.check(ctx, "refuse-alone", t.refusesAlone)
-	s.check(ctx, "refuse-clean", func(context.Context) error { return t.isUntouched() })
-	if err := t.f.vol.unpublish(); err != nil {
-		return err
-	}
-	s.check(ctx, "refuse-unpublished", t.refusesAll)
-	return runRefuseSecond(ctx, s)
+	t.must(f.vol.publishRaw([]byte(`{"volume-type":"block","device":`)))
+	s.check(t, "refuse-broken", f.refuses)
+	s.check(t, "refuse-others", func(t *trial) { startsPlain(t, f.pod) }, "plain-container")
+	t.must(f.vol.publish())
+	s.check(t, "refuse-alone", f.refusesAlone)
+	s.check(t, "refuse-clean", f.isUntouched)
+	t.must(f.vol.unpublish())
+	s.check(t, "refuse-unpublished", f.refuses)
+	runRefuseSecond(t, s)
 }
-
-func (t *refuseCase) refusesAll(ctx context.Context) error { return t.f.pod.refuses(ctx, all(t.f.vol)) }
 
 // refusesAlone asks for a container without a sandbox, and for a sandbox that mounts the
 // volume itself.
-func (t *refuseCase) refusesAlone(ctx context.Context) error {
-	alone := newContainer(t.f.pod.n, "alone")
-	spec := t.f.pod.containerSpec("alone", []bind{all(t.f.vol)})
+func (f *fixture) refusesAlone(t *trial) {
+	refused := func(c *container, spec *specs.Spec) {
+		ended, err := c.create(t.ctx, spec)
+		t.must(err)
+		t.must(wasRefused(ended))
+	}
+	spec := f.pod.containerSpec("alone", []bind{all(f.vol)})
 	spec.Annotations = nil
-	ended, err := alone.create(ctx, spec)
-	if err == nil {
-		err = wasRefused(ended)
-	}
-	if err != nil {
-		return err
-	}
-	self := &pod{n: t.f.pod.n, uid: t.f.pod.uid, sandbox: newContainer(t.f.pod.n, "sandbox")}
+	refused(newContainer(f.pod.n, "alone"), spec)
+	self := &pod{n: f.pod.n, uid: f.pod.uid, sandbox: newContainer(f.pod.n, "sandbox")}
 	spec = self.sandboxSpec()
-	spec.Mounts = append(spec.Mounts, all(t.f.vol).mount())
-	if ended, err = self.sandbox.create(ctx, spec); err != nil {
-		return err
-	}
-	return wasRefused(ended)
+	spec.Mounts = append(spec.Mounts, all(f.vol).mount())
+	refused(self.sandbox, spec)
 }
 
 // isUntouched fails if a refused volume was mounted or bound.
-func (t *refuseCase) isUntouched() error {
-	dir, err := t.f.vol.open()
-	if err != nil {
-		return err
-	}
+func (f *fixture) isUntouched(t *trial) {
+	dir, err := f.vol.open()
+	t.must(err)
 	defer func() { _ = dir.Close() }()
 	ids, err := dir.Sandboxes()
 	if err == nil && len(ids) > 0 {
 		err = fmt.Errorf("there are files named by sandboxes: %q", ids)
 	}
-	return errors.Join(err, t.f.disk.free(), t.f.pod.n.mounts.checkNone())
+	t.must(errors.Join(err, f.disk.free(), f.pod.n.mounts.checkNone()))
 }
 
 // runRefuseSecond publishes one device to two pods.
-func runRefuseSecond(ctx context.Context, s *suite) error {
-	f, err := newFixture(ctx, s.node, s.node.podUID())
-	if err != nil {
-		return err
-	}
+func runRefuseSecond(t *trial, s *suite) {
+	f := newFixture(t, s.node, s.node.podUID())
 	second, err := newVolume(s.node, f.disk, s.node.podUID(), "pv")
-	if err != nil {
-		return err
-	}
-	other, err := newPod(ctx, s.node, second.owner)
-	if err != nil {
-		return err
-	}
-	s.check(ctx, "refuse-second", func(ctx context.Context) error {
-		if _, err := f.container(ctx, "main"); err != nil {
-			return err
-		}
-		return other.refuses(ctx, all(second))
+	t.must(err)
+	other, err := newPod(t.ctx, s.node, second.owner)
+	t.must(err)
+	s.check(t, "refuse-second", func(t *trial) {
+		f.container(t, "main")
+		t.must(other.refuses(t.ctx, all(second)))
 	}, "mount-inside")
-	return nil
 }

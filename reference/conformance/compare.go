@@ -66,35 +66,29 @@ func (u seenUsage) usages() []abi.Usage {
 	return all
 }
 
-func (f *fixture) statsAreSane(ctx context.Context) error {
-	reply, err := f.vol.stats(ctx)
-	if err != nil {
-		return err
-	}
+func (f *fixture) statsAreSane(t *trial) {
+	reply, err := f.vol.stats(t.ctx)
+	t.must(err)
 	if len(reply.Usage) == 0 {
-		return errors.New("it answers without any usage")
+		t.must(errors.New("it answers without any usage"))
 	}
 	for _, u := range reply.Usage {
 		if u.Total <= 0 || u.Used < 0 || u.Available < 0 || u.Used > u.Total || u.Available > u.Total {
-			return fmt.Errorf("it answers %+v, which cannot be", u)
+			t.must(fmt.Errorf("it answers %+v, which cannot be", u))
 		}
 		if u.Unit == abi.UnitBytes && u.Total > diskSize {
-			return fmt.Errorf("it answers %+v, of a device of %d bytes", u, diskSize)
+			t.must(fmt.Errorf("it answers %+v, of a device of %d bytes", u, diskSize))
 		}
 	}
-	return nil
 }
 
 // badArguments calls the program with invalid arguments.
-func (f *fixture) badArguments(ctx context.Context) error {
+func (f *fixture) badArguments(t *trial) {
 	target := f.vol.target
 	for _, words := range [][]string{
 		{}, {abi.Stats}, {abi.Stats, "mount"}, {abi.Stats, target, "more"}, {abi.Resize, target}, {abi.Resize, target, "1", "many"},
 		{abi.Resize, target, "-1", "0"}, {abi.Freeze, target}, {abi.Freeze, target, "soon"}, {"no-such-word", target},
 	} {
-		if err := f.vol.wantExit(ctx, abi.ExitUsage, words...); err != nil {
-			return err
-		}
+		t.must(f.vol.wantExit(t.ctx, abi.ExitUsage, words...))
 	}
-	return nil
 }

@@ -84,7 +84,7 @@ func (s *suite) runAll(ctx context.Context, only []string) error {
 }
 
 func (s *suite) runCase(ctx context.Context, c testCase) error {
-	err := c.run(ctx, s)
+	err := try(ctx, func(t *trial) { c.run(t, s) })
 	// An interrupt does not stop the cleanup.
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
@@ -94,7 +94,7 @@ func (s *suite) runCase(ctx context.Context, c testCase) error {
 // testCase checks some requirements, on a device of its own.
 type testCase struct {
 	name string
-	run  func(context.Context, *suite) error
+	run  func(*trial, *suite)
 }
 
 func testCases() []testCase {

@@ -36,18 +36,15 @@ func TestRequirementsAreInThePage(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	s := &suite{statuses: make(map[string]Status), onResult: func(Result) {}}
-	fine := func(context.Context) error { return nil }
-	s.check(t.Context(), "mount-inside", fine, "plain-container")
-	s.check(t.Context(), "sub-bound", func(context.Context) error { return errors.New("wrong") }, "mount-inside")
-	s.check(t.Context(), "sub-path", fine, "sub-bound")
-	s.check(t.Context(), "resize-online", func(context.Context) error { return fmt.Errorf("x: %w", unsupported{reason: "no"}) })
+	fine := func(*trial) {}
+	all := &trial{ctx: t.Context()}
+	s.check(all, "mount-inside", fine, "plain-container")
+	s.check(all, "sub-bound", func(t *trial) { t.must(errors.New("wrong")) }, "mount-inside")
+	s.check(all, "sub-path", fine, "sub-bound")
+	s.check(all, "resize-online", func(t *trial) { t.must(fmt.Errorf("x: %w", unsupported{reason: "no"})) })
 	ended, stop := context.WithCancel(t.Context())
-	stop()
-	s.check(ended, "life-free", func(ctx context.Context) error { return ctx.Err() })
-	s.check(ended, "mount-grown", func(context.Context) error {
-		t.Error("tried, although what it needs may have been cut off")
-		return nil
-	})
+	s.check(&trial{ctx: ended}, "life-free", func(t *trial) { stop(); t.must(ended.Err()) })
+	s.check(&trial{ctx: ended}, "mount-grown", func(*trial) { t.Error("tried, although what it needs may have been cut off") })
 	want := map[string]Status{"mount-inside": Pass, "sub-bound": Fail, "sub-path": Skip, "resize-online": Skip}
 	if diff := cmp.Diff(want, s.statuses); diff != "" {
 		t.Error(diff)

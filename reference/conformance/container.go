@@ -105,25 +105,6 @@ func (c *container) exec(ctx context.Context, words ...string) (string, error) {
 	return ended.stdout, err
 }
 
-// execAll runs the probe several times.
-func (c *container) execAll(ctx context.Context, commands ...[]string) error {
-	for _, words := range commands {
-		if _, err := c.exec(ctx, words...); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// wantText fails unless a file in the container has a content; what names it in the error.
-func (c *container) wantText(ctx context.Context, path, what, content string) error {
-	text, err := c.exec(ctx, "read", path)
-	if err != nil {
-		return err
-	}
-	return want(what, text, content)
-}
-
 // ask runs the probe and reads its answer.
 func ask[T any](ctx context.Context, c *container, words ...string) (answer T, err error) {
 	out, err := c.exec(ctx, words...)

@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"context"
 	"errors"
 	"fmt"
 )
@@ -63,8 +62,8 @@ func (u unsupported) Error() string { return u.reason }
 
 // check tests one requirement, unless one that it needs has not passed. A requirement of
 // a test case that was not run counts as met.
-func (s *suite) check(ctx context.Context, name string, test func(context.Context) error, needs ...string) {
-	if ctx.Err() != nil {
+func (s *suite) check(t *trial, name string, test func(*trial), needs ...string) {
+	if t.ctx.Err() != nil {
 		return // what it needs may have been cut off
 	}
 	for _, need := range needs {
@@ -73,8 +72,8 @@ func (s *suite) check(ctx context.Context, name string, test func(context.Contex
 			return
 		}
 	}
-	err := test(ctx)
-	if ctx.Err() != nil {
+	err := try(t.ctx, test)
+	if t.ctx.Err() != nil {
 		return // an interrupt is no fault of the handler
 	}
 	var cannot unsupported
