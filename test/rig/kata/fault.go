@@ -9,10 +9,11 @@ import (
 
 // misbehave does what the fault says and tells whether that was the answer.
 func (s *Shim) misbehave(w http.ResponseWriter, r *http.Request) bool {
-	s.mu.Lock()
-	fault := s.fault
-	s.mu.Unlock()
+	var fault Fault
+	s.locked(func() { fault = s.fault })
 	switch fault {
+	case NoFault:
+		return false
 	case Hang:
 		<-r.Context().Done()
 	case ServerError:
@@ -24,7 +25,10 @@ func (s *Shim) misbehave(w http.ResponseWriter, r *http.Request) bool {
 	case Negative:
 		_, _ = io.WriteString(w, s.negative())
 	default:
-		return s.misbehaveRaw(w, fault)
+		if c := hijack(w); c != nil {
+			writeFault(c, fault)
+			_ = c.Close()
+		}
 	}
 	return true
 }
@@ -36,20 +40,6 @@ func (s *Shim) negative() string {
 	return `{"usage":[{"available":-1,"total":2,"used":1,"unit":1}]}`
 }
 
-// misbehaveRaw is for answers that net/http would not let pass.
-func (s *Shim) misbehaveRaw(w http.ResponseWriter, fault Fault) bool {
-	if fault == NoFault {
-		return false
-	}
-	c := hijack(w)
-	if c == nil {
-		return false
-	}
-	defer func() { _ = c.Close() }()
-	writeFault(c, fault)
-	return true
-}
-
 // hangUp closes the connection without an answer.
 func hangUp(w http.ResponseWriter) {
 	if c := hijack(w); c != nil {
@@ -57,6 +47,7 @@ func hangUp(w http.ResponseWriter) {
 	}
 }
 
+// hijack is for answers that net/http would not let pass.
 func hijack(w http.ResponseWriter) net.Conn {
 	hijacker, ok := w.(http.Hijacker)
 	if !ok {

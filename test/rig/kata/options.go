@@ -5,11 +5,6 @@
 package kata
 
 import (
-	"errors"
-	"path/filepath"
-	"regexp"
-	"strings"
-
 	"golang.org/x/sys/unix"
 )
 
@@ -70,21 +65,4 @@ type Options struct {
 	Resize func(name string, size uint64) error
 	// Body, where it is not nil, answers stats instead of the filesystem.
 	Body []byte
-}
-
-var idForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
-
-func (o *Options) check() error {
-	if !idForm.MatchString(o.SandboxID) {
-		return errors.New("kata shim: not a sandbox id: " + o.SandboxID)
-	}
-	if !filepath.IsAbs(o.Sandboxes) {
-		return errors.New("kata shim: the root of the sockets is not an absolute path")
-	}
-	return nil
-}
-
-// sharedName is how runtime-rs names a volume's directory in the guest.
-func sharedName(device, mountPath string) string {
-	return device + "-0123abcd-" + mountPath[strings.LastIndexByte(mountPath, '/')+1:]
 }

@@ -48,25 +48,27 @@ func (s *Shim) serveStats(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, err.Error(), status)
 		return
 	}
-	if body := s.cannedBody(); body != nil {
-		_, _ = w.Write(body)
-		return
+	var body []byte
+	s.locked(func() { body = s.body })
+	if body == nil {
+		body, err = s.stats(name)
 	}
-	st, err := s.statfs(name)
-	if err != nil {
-		s.fail(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	if s.opts.Flavor == Rust {
-		_, _ = io.WriteString(w, debugStats(st))
-		return
-	}
-	body, err := jsonStats(st)
 	if err != nil {
 		s.fail(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	_, _ = w.Write(body)
+}
+
+func (s *Shim) stats(name string) ([]byte, error) {
+	st, err := s.statfs(name)
+	if err != nil {
+		return nil, err
+	}
+	if s.opts.Flavor == Rust {
+		return []byte(debugStats(st)), nil
+	}
+	return jsonStats(st)
 }
 
 // volumeName reads the query. The Go shim unescapes the decoded value again;
@@ -89,17 +91,10 @@ func (s *Shim) volumeName(r *http.Request) (string, int, error) {
 	return device, 0, nil
 }
 
-func (s *Shim) cannedBody() []byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.body
-}
-
 func (s *Shim) statfs(name string) (unix.Statfs_t, error) {
-	s.mu.Lock()
-	fs, ok := s.mounts[name]
-	s.mu.Unlock()
-	if ok {
+	var fs Statfs
+	s.locked(func() { fs = s.mounts[name] })
+	if fs != nil {
 		return fs()
 	}
 	if s.opts.Flavor == Rust && s.opts.Shared != "" && name != "" {
@@ -167,15 +162,14 @@ func (s *Shim) serveResize(w http.ResponseWriter, r *http.Request) {
 	if s.opts.Flavor == Rust {
 		name = request.GuestPath
 	}
-	if _, err := s.statfs(name); err != nil {
-		s.fail(w, err.Error(), http.StatusInternalServerError)
-		return
+	_, err := s.statfs(name)
+	switch {
+	case err == nil && s.opts.Resize != nil:
+		err = s.opts.Resize(name, request.Size)
+	case err == nil:
+		err = errors.New("rpc error: code = Unimplemented desc = resize_volume is not implemented")
 	}
-	if s.opts.Resize == nil {
-		s.fail(w, "rpc error: code = Unimplemented desc = resize_volume is not implemented", http.StatusInternalServerError)
-		return
-	}
-	if err := s.opts.Resize(name, request.Size); err != nil {
+	if err != nil {
 		s.fail(w, err.Error(), http.StatusInternalServerError)
 	}
 }

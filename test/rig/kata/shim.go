@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 )
@@ -31,9 +32,6 @@ type Shim struct {
 // Start listens on the sandbox's management socket. A sandbox that was killed
 // can be started again under its id, as a real one cannot.
 func Start(opts Options) (*Shim, error) {
-	if err := opts.check(); err != nil {
-		return nil, err
-	}
 	s := &Shim{opts: opts, dir: filepath.Join(opts.Sandboxes, opts.SandboxID), mounts: maps.Clone(opts.Mounts), body: opts.Body}
 	if s.mounts == nil {
 		s.mounts = make(map[string]Statfs)
@@ -58,76 +56,57 @@ func Start(opts Options) (*Shim, error) {
 
 func (s *Shim) listen() (net.Listener, error) {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return nil, fmt.Errorf("kata shim: %w", err)
+		return nil, err
 	}
 	if err := os.Remove(s.Socket()); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("kata shim: %w", err)
+		return nil, err
 	}
-	var config net.ListenConfig
-	listener, err := config.Listen(context.Background(), "unix", s.Socket())
-	if err != nil {
-		return nil, fmt.Errorf("kata shim: %w", err)
-	}
-	return listener, nil
+	return net.Listen("unix", s.Socket())
 }
 
 // Socket is where the shim listens.
 func (s *Shim) Socket() string { return filepath.Join(s.dir, "shim-monitor.sock") }
 
 // Stop ends the sandbox in good order: its socket and its directory go.
-func (s *Shim) Stop() error {
+func (s *Shim) Stop() error { return errors.Join(s.end(), os.RemoveAll(s.dir)) }
+
+func (s *Shim) end() error {
 	s.stop()
 	err := s.server.Close()
 	s.served.Wait()
-	return errors.Join(err, os.RemoveAll(s.dir))
+	return err
 }
 
 // Kill ends the sandbox as a kill does: the socket stays, and refuses.
 func (s *Shim) Kill() error {
 	moved := s.Socket() + ".kept"
 	if err := os.Rename(s.Socket(), moved); err != nil {
-		return fmt.Errorf("kata shim: %w", err)
+		return err
 	}
-	s.stop()
-	err := s.server.Close() // removes the name it made, which is not there now
-	s.served.Wait()
-	return errors.Join(err, os.Rename(moved, s.Socket()))
+	// It removes the name that it made, which is not there now.
+	return errors.Join(s.end(), os.Rename(moved, s.Socket()))
+}
+
+func (s *Shim) locked(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
 }
 
 // SetFault makes the shim misbehave from the next request on.
-func (s *Shim) SetFault(f Fault) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.fault = f
-}
+func (s *Shim) SetFault(f Fault) { s.locked(func() { s.fault = f }) }
 
 // SetBody makes it answer stats with these bytes; nil ends that.
-func (s *Shim) SetBody(body []byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.body = body
-}
+func (s *Shim) SetBody(body []byte) { s.locked(func() { s.body = body }) }
 
 // Mount adds a filesystem to the guest.
-func (s *Shim) Mount(name string, fs Statfs) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.mounts[name] = fs
-}
+func (s *Shim) Mount(name string, fs Statfs) { s.locked(func() { s.mounts[name] = fs }) }
 
 // UnmountOne takes one filesystem from the guest.
-func (s *Shim) UnmountOne(name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.mounts, name)
-}
+func (s *Shim) UnmountOne(name string) { s.locked(func() { delete(s.mounts, name) }) }
 
 // Unmount takes all filesystems from the guest.
-func (s *Shim) Unmount() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	clear(s.mounts)
-}
+func (s *Shim) Unmount() { s.locked(func() { clear(s.mounts) }) }
 
 // WriteID leaves the sandbox's id in a volume's directory, as the Go runtime
 // does when it creates a container.
@@ -136,19 +115,12 @@ func WriteID(directVolumes, target, sandboxID string) error {
 	if _, err := os.Stat(filepath.Join(dir, "mountInfo.json")); err != nil {
 		return fmt.Errorf("kata shim: the volume is not published: %w", err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, sandboxID), nil, 0o600); err != nil {
-		return fmt.Errorf("kata shim: %w", err)
-	}
-	return nil
+	return os.WriteFile(filepath.Join(dir, sandboxID), nil, 0o600)
 }
 
 // ShareDir makes the directory that runtime-rs makes beside a sandbox for a
 // volume, and gives the volume's path in the guest.
 func ShareDir(sharedSandboxes, guestShared, sandboxID, device, mountPath string) (string, error) {
-	name := sharedName(device, mountPath)
-	dir := filepath.Join(sharedSandboxes, sandboxID, "rw", "passthrough", name)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("kata shim: %w", err)
-	}
-	return filepath.Join(guestShared, name), nil
+	name := device + "-0123abcd-" + mountPath[strings.LastIndexByte(mountPath, '/')+1:]
+	return filepath.Join(guestShared, name), os.MkdirAll(filepath.Join(sharedSandboxes, sandboxID, "rw", "passthrough", name), 0o700)
 }

@@ -26,7 +26,7 @@ type process struct {
 
 // begin serves at the socket; a stale one is replaced.
 func begin(socket string, services func(*grpc.Server)) (*process, error) {
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := removeSocket(socket); err != nil {
 		return nil, err
 	}
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
@@ -52,7 +52,11 @@ func (p *process) kill() {
 // stop takes the socket away.
 func (p *process) stop() error {
 	p.kill()
-	if err := os.Remove(p.socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+	return removeSocket(p.socket)
+}
+
+func removeSocket(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil

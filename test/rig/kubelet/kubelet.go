@@ -1,3 +1,7 @@
+// Package kubelet has stand-ins, for tests, of the parties around crust-proxy's
+// driver registry: kubelet's plugin manager, a CSI driver's node plugin, and the
+// registrar that brings both together. They speak over real unix sockets, and
+// keep to what the real ones were seen to do.
 package kubelet
 
 import (
@@ -88,51 +92,42 @@ func (k *Kubelet) Stop() {
 	<-k.ended
 }
 
-// RefuseNext has it refuse the next n registrations.
-func (k *Kubelet) RefuseNext(n int) {
+func (k *Kubelet) locked(f func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.refuse = n
+	f()
 }
+
+// RefuseNext has it refuse the next n registrations.
+func (k *Kubelet) RefuseNext(n int) { k.locked(func() { k.refuse = n }) }
 
 // UninstallTakes has each removal of a driver from the CSINode take some time, as with
 // a slow API server.
-func (k *Kubelet) UninstallTakes(d time.Duration) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.slow = d
-}
+func (k *Kubelet) UninstallTakes(d time.Duration) { k.locked(func() { k.slow = d }) }
 
 // InNode tells whether the CSINode has a driver.
-func (k *Kubelet) InNode(driver string) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.node[driver]
+func (k *Kubelet) InNode(driver string) (is bool) {
+	k.locked(func() { is = k.node[driver] })
+	return is
 }
 
 // LoseFromNode removes a driver from the CSINode, as a late removal does. Kubelet does
 // not notice.
-func (k *Kubelet) LoseFromNode(driver string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.node, driver)
-}
+func (k *Kubelet) LoseFromNode(driver string) { k.locked(func() { delete(k.node, driver) }) }
 
 // Drivers are those that it would call now, by name.
-func (k *Kubelet) Drivers() map[string]Driven {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return maps.Clone(k.drivers)
+func (k *Kubelet) Drivers() (all map[string]Driven) {
+	k.locked(func() { all = maps.Clone(k.drivers) })
+	return all
 }
 
 // Endpoint is where it calls a driver; "" where it knows none of that name.
 func (k *Kubelet) Endpoint(driver string) string { return k.Drivers()[driver].Endpoint }
 
 // Events lists what it did so far.
-func (k *Kubelet) Events() []Event {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return slices.Clone(k.events)
+func (k *Kubelet) Events() (all []Event) {
+	k.locked(func() { all = slices.Clone(k.events) })
+	return all
 }
 
 // Count counts the events of a kind.
@@ -145,8 +140,4 @@ func (k *Kubelet) Count(kind Kind) (n int) {
 	return n
 }
 
-func (k *Kubelet) note(event Event) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.events = append(k.events, event)
-}
+func (k *Kubelet) note(event Event) { k.locked(func() { k.events = append(k.events, event) }) }

@@ -38,10 +38,9 @@ func (k *Kubelet) reconcile(ctx context.Context) {
 
 // isBusy tells whether an operation for the socket is under way: kubelet runs one at a
 // time for each, and those of different sockets side by side.
-func (k *Kubelet) isBusy(path string) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.busy[path]
+func (k *Kubelet) isBusy(path string) (is bool) {
+	k.locked(func() { is = k.busy[path] })
+	return is
 }
 
 // deregister goes by the name alone, whoever has registered it last. The CSINode
@@ -55,10 +54,7 @@ func (k *Kubelet) deregister(path string, was plugin) {
 	} else {
 		k.busy[path] = true
 		time.AfterFunc(k.slow, func() {
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			delete(k.node, was.name)
-			delete(k.busy, path)
+			k.locked(func() { delete(k.node, was.name); delete(k.busy, path) })
 		})
 	}
 	k.mu.Unlock()
@@ -80,7 +76,7 @@ func (k *Kubelet) register(ctx context.Context, path string, since time.Time) {
 	info, err := hello(ctx, client)
 	if err == nil {
 		event.Driver = info.GetName()
-		err = k.try(ctx, path, since, info)
+		err = k.admit(ctx, path, since, info)
 	}
 	word := &registration.RegistrationStatus{PluginRegistered: err == nil}
 	if err != nil {
@@ -101,20 +97,7 @@ func hello(ctx context.Context, client registration.RegistrationClient) (*regist
 	return client.GetInfo(ctx, &registration.InfoRequest{}, grpc.WaitForReady(true))
 }
 
-func (k *Kubelet) try(ctx context.Context, path string, since time.Time, info *registration.PluginInfo) error {
-	version, err := k.validate(info)
-	if err != nil {
-		return err
-	}
-	k.mark(path, plugin{since: since, name: info.GetName()})
-	return k.admit(ctx, info, version)
-}
-
-func (k *Kubelet) mark(path string, p plugin) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.actual[path] = p
-}
+func (k *Kubelet) mark(path string, p plugin) { k.locked(func() { k.actual[path] = p }) }
 
 func (k *Kubelet) validate(info *registration.PluginInfo) ([]int, error) {
 	if info.GetType() != registration.CSIPlugin {
@@ -137,22 +120,25 @@ func (k *Kubelet) validate(info *registration.PluginInfo) ([]int, error) {
 }
 
 // admit takes the driver for known before NodeGetInfo, and drops it where that fails.
-func (k *Kubelet) admit(ctx context.Context, info *registration.PluginInfo, version []int) error {
-	k.mu.Lock()
-	k.drivers[info.GetName()] = Driven{Endpoint: info.GetEndpoint(), version: version}
-	k.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	node, err := nodeID(ctx, info.GetEndpoint())
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (k *Kubelet) admit(ctx context.Context, path string, since time.Time, info *registration.PluginInfo) error {
+	version, err := k.validate(info)
 	if err != nil {
-		delete(k.drivers, info.GetName())
 		return err
 	}
-	k.drivers[info.GetName()] = Driven{Endpoint: info.GetEndpoint(), Node: node, version: version}
-	k.node[info.GetName()] = true
-	return nil
+	name, driven := info.GetName(), Driven{Endpoint: info.GetEndpoint(), version: version}
+	k.mark(path, plugin{since: since, name: name})
+	k.locked(func() { k.drivers[name] = driven })
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	driven.Node, err = nodeID(ctx, driven.Endpoint)
+	k.locked(func() {
+		if err != nil {
+			delete(k.drivers, name)
+			return
+		}
+		k.drivers[name], k.node[name] = driven, true
+	})
+	return err
 }
 
 func nodeID(ctx context.Context, endpoint string) (string, error) {

@@ -56,15 +56,9 @@ func (k *Kubelet) take(watcher *fsnotify.Watcher, event fsnotify.Event) {
 			k.want(event.Name)
 		}
 	case event.Has(fsnotify.Remove):
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		delete(k.desired, event.Name)
+		k.locked(func() { delete(k.desired, event.Name) })
 	}
 }
 
 // want takes a socket for new, also one that it knew.
-func (k *Kubelet) want(path string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.desired[path] = time.Now()
-}
+func (k *Kubelet) want(path string) { k.locked(func() { k.desired[path] = time.Now() }) }
