@@ -22,26 +22,31 @@ func startProbe(ctx context.Context, c *container, words ...string) *aside {
 
 // waits fails if the write ends within a time.
 func (a *aside) waits(ctx context.Context, limit time.Duration) error {
-	select {
-	case err := <-a.done:
-		a.done <- err
-		return errors.Join(errors.New("a write did not wait while the volume was frozen"), err)
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(limit):
-		return nil
+	ended, err := a.ended(ctx, limit)
+	if ended {
+		err = errors.Join(errors.New("a write did not wait while the volume was frozen"), err)
 	}
+	return err
 }
 
 // ends fails if the write does not end within a time.
 func (a *aside) ends(ctx context.Context, limit time.Duration) error {
+	ended, err := a.ended(ctx, limit)
+	if !ended && err == nil {
+		err = fmt.Errorf("a write still waits %v after the volume should have been thawed", limit)
+	}
+	return err
+}
+
+// ended tells whether the probe ends within a time, and how. It may be asked again.
+func (a *aside) ended(ctx context.Context, limit time.Duration) (bool, error) {
 	select {
 	case err := <-a.done:
 		a.done <- err
-		return err
+		return true, err
 	case <-ctx.Done():
-		return ctx.Err()
+		return false, ctx.Err()
 	case <-time.After(limit):
-		return fmt.Errorf("a write still waits %v after the volume should have been thawed", limit)
+		return false, nil
 	}
 }

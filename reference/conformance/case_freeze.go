@@ -35,7 +35,7 @@ func runFreeze(t *trial, s *suite) {
 		t.must(f.vol.wantRefused(t.ctx, abi.Thaw, f.vol.target))
 	}, "mount-inside", "binding-program")
 	s.check(t, "freeze-holds", func(t *trial) {
-		f.freeze(t, longFreeze)
+		freezeVolume(t, f, longFreeze)
 		held = startProbe(t.ctx, c, "write", "/data/aside", "x")
 		t.must(held.waits(t.ctx, heldFor))
 	}, "thaw-idle")
@@ -48,11 +48,11 @@ func runFreeze(t *trial, s *suite) {
 		t.must(errors.Join(err, held.waits(t.ctx, heldFor+time.Second)))
 	}, "freeze-holds")
 	s.check(t, "freeze-thaw", func(t *trial) {
-		f.thaw(t)
+		thawVolume(t, f)
 		t.must(held.ends(t.ctx, lateBy))
 	}, "freeze-holds")
 	s.check(t, "freeze-auto", func(t *trial) {
-		f.freeze(t, shortFreeze)
+		freezeVolume(t, f, shortFreeze)
 		late := startProbe(t.ctx, c, "write", "/data/aside", "x")
 		err := errors.Join(late.waits(t.ctx, heldFor), late.ends(t.ctx, shortFreeze+lateBy))
 		if err != nil {
@@ -64,16 +64,18 @@ func runFreeze(t *trial, s *suite) {
 	}, "freeze-thaw")
 	s.check(t, "thaw-late", func(t *trial) { t.must(f.vol.wantRefused(t.ctx, abi.Thaw, f.vol.target)) }, "freeze-auto")
 	s.check(t, "thaw-dead", func(t *trial) { // the sandbox is killed while its volume is frozen
-		f.freeze(t, longFreeze)
+		freezeVolume(t, f, longFreeze)
 		t.must(errors.Join(f.pod.sandbox.kill(t.ctx, unix.SIGKILL), c.kill(t.ctx, unix.SIGKILL)))
-		f.thaw(t)
+		thawVolume(t, f)
 		t.must(f.disk.waitFree(t.ctx))
 	}, "freeze-thaw")
 }
 
-func (f *fixture) thaw(t *trial) { t.must(f.vol.wantExit(t.ctx, abi.ExitOK, abi.Thaw, f.vol.target)) }
+func thawVolume(t *trial, f *fixture) {
+	t.must(f.vol.wantExit(t.ctx, abi.ExitOK, abi.Thaw, f.vol.target))
+}
 
-func (f *fixture) freeze(t *trial, most time.Duration) {
+func freezeVolume(t *trial, f *fixture, most time.Duration) {
 	t.must(f.vol.wantExit(t.ctx, abi.ExitOK, abi.Freeze, f.vol.target, strconv.Itoa(int(most/time.Second))))
 }
 

@@ -24,7 +24,7 @@ func runGroup(t *trial, s *suite) {
 		t.exec(c, "tree", "/data")
 		t.exec(c, "link", "/data/"+linkFile, canary)
 		t.exec(c, "fix", "/data/"+fixedFile)
-		c = f.inGroup(t, volume.GroupAlways, c)
+		c = inGroup(t, f, volume.GroupAlways, c)
 		looks(t, c, map[string]seen{
 			"": {Mode: unix.S_IFDIR | 0o2775, GID: podGroup}, plainFile: {Mode: unix.S_IFREG | 0o660, GID: podGroup},
 			directory: {Mode: unix.S_IFDIR | 0o2770, GID: podGroup}, innerFile: {Mode: unix.S_IFREG | 0o664, GID: podGroup},
@@ -42,12 +42,12 @@ func runGroup(t *trial, s *suite) {
 	}, "group-always")
 	s.check(t, "group-match", func(t *trial) {
 		t.exec(c, "own", "/data/"+plainFile, "7", "8", "600")
-		c = f.inGroup(t, volume.GroupOnMismatch, c)
+		c = inGroup(t, f, volume.GroupOnMismatch, c)
 		looks(t, c, map[string]seen{plainFile: {Mode: unix.S_IFREG | 0o600, UID: 7, GID: 8}})
 	}, "group-always")
 	s.check(t, "group-mismatch", func(t *trial) {
 		t.exec(c, "own", "/data", "0", strconv.Itoa(podGroup), "0755")
-		c = f.inGroup(t, volume.GroupOnMismatch, c)
+		c = inGroup(t, f, volume.GroupOnMismatch, c)
 		looks(t, c, map[string]seen{
 			"": {Mode: unix.S_IFDIR | 0o2775, GID: podGroup}, plainFile: {Mode: unix.S_IFREG | 0o660, UID: 7, GID: podGroup},
 		})
@@ -55,7 +55,7 @@ func runGroup(t *trial, s *suite) {
 }
 
 // inGroup publishes the volume with a group, for a new sandbox.
-func (f *fixture) inGroup(t *trial, policy volume.GroupPolicy, before *container) *container {
+func inGroup(t *trial, f *fixture, policy volume.GroupPolicy, before *container) *container {
 	f.restartPod(t, before)
 	f.vol.published.Group, f.vol.published.GroupPolicy = strconv.Itoa(podGroup), policy
 	t.must(f.vol.publish())

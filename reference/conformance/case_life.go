@@ -25,26 +25,22 @@ func runLife(t *trial, s *suite) {
 	}, "mount-inside", "binding-program")
 	var notes map[string][]byte
 	s.check(t, "life-free", func(t *trial) {
-		var err error
-		notes, err = f.vol.handlerFiles()
-		t.must(err)
+		notes = f.vol.handlerFiles(t)
 		// The sandbox is killed first, as by an out-of-memory killer.
 		t.must(errors.Join(f.pod.sandbox.kill(t.ctx, unix.SIGKILL), c.kill(t.ctx, unix.SIGKILL)))
 		t.must(f.disk.waitFree(t.ctx))
 	}, "life-container")
 	s.check(t, "life-answer", func(t *trial) {
-		t.must(f.vol.putBack(notes))
+		f.vol.putBack(t, notes)
 		t.must(f.vol.wantExit(t.ctx, abi.ExitNoSandbox, abi.Stats, f.vol.target))
 	}, "life-free", "binding-program")
 	s.check(t, "life-again", func(t *trial) {
-		var err error
-		f.pod, err = newPod(t.ctx, s.node, f.vol.owner)
-		t.must(err)
+		f.pod = newPod(t, s.node, f.vol.owner)
 		c = f.container(t, "main")
 		t.wantText(c, "/data/greeting", "a file from before", "hello")
 	}, "life-free")
 	s.check(t, "life-newest", func(t *trial) { // while the dead sandbox's file is still there
-		t.must(f.vol.putBack(notes))
+		f.vol.putBack(t, notes)
 		f.statsAreSane(t)
 		var no unsupported
 		if err := f.vol.socketAnswers(t.ctx, f.pod.sandbox.id); !errors.As(err, &no) {

@@ -13,22 +13,19 @@ import (
 // runMany has several volumes, several containers, and several attempts.
 func runMany(t *trial, s *suite) {
 	uid := s.node.podUID()
-	disk, err := newDisk(t.ctx, s.node)
-	t.must(err)
-	second, err := newVolume(s.node, disk, uid, "second")
-	t.must(err)
+	second := newVolume(t, s.node, newDisk(t, s.node), uid, "second")
 	second.published.MountFlags = []string{"noatime"}
 	t.must(second.publish())
 	f := newFixture(t, s.node, uid)
-	s.check(t, "mount-killed", f.surviveKills, "mount-inside")
-	s.check(t, "mount-two", func(t *trial) { f.hasTwo(t, second) }, "mount-killed")
-	s.check(t, "mount-options", func(t *trial) { f.hasOption(t, second, "noatime") }, "mount-two")
+	s.check(t, "mount-killed", func(t *trial) { surviveKills(t, f) }, "mount-inside")
+	s.check(t, "mount-two", func(t *trial) { hasTwo(t, f, second) }, "mount-killed")
+	s.check(t, "mount-options", func(t *trial) { hasOption(t, f, second, "noatime") }, "mount-two")
 	alone := newFixture(t, s.node, s.node.podUID())
-	s.check(t, "mount-at-once", alone.mountsAtOnce, "mount-inside")
+	s.check(t, "mount-at-once", func(t *trial) { mountsAtOnce(t, alone) }, "mount-inside")
 }
 
 // surviveKills kills the handler during create, each time a little later.
-func (f *fixture) surviveKills(t *trial) {
+func surviveKills(t *trial, f *fixture) {
 	for after := time.Millisecond; after < 300*time.Millisecond; after = after * 3 / 2 {
 		c := newContainer(f.pod.n, "killed")
 		short, cancel := context.WithTimeout(t.ctx, after)
@@ -51,8 +48,8 @@ func (f *fixture) surviveKills(t *trial) {
 }
 
 // hasTwo runs a container with both volumes, and a sub-directory of the first one.
-func (f *fixture) hasTwo(t *trial, second *testVolume) {
-	place := t.bindSub(f.vol, "part")
+func hasTwo(t *trial, f *fixture, second *testVolume) {
+	place := f.vol.bindSub(t, "part")
 	c := t.container(f.pod, "two", all(f.vol), bind{source: second.target, at: "/other"}, bind{source: place, at: "/mnt"})
 	t.exec(c, "write", "/other/mark", "second")
 	t.exec(c, "write", "/mnt/mark", "part")
@@ -63,7 +60,7 @@ func (f *fixture) hasTwo(t *trial, second *testVolume) {
 }
 
 // hasOption looks for an option of the mount in the container.
-func (f *fixture) hasOption(t *trial, v *testVolume, option string) {
+func hasOption(t *trial, f *fixture, v *testVolume, option string) {
 	c := t.container(f.pod, "options", all(v))
 	for line := range strings.Lines(t.exec(c, "read", "/proc/self/mountinfo")) {
 		fields := strings.Fields(line)
@@ -75,7 +72,7 @@ func (f *fixture) hasOption(t *trial, v *testVolume, option string) {
 
 // mountsAtOnce creates several containers concurrently, before any has the volume, and
 // fails if they see different filesystems.
-func (f *fixture) mountsAtOnce(t *trial) {
+func mountsAtOnce(t *trial, f *fixture) {
 	made := make([]*container, 4)
 	var running errgroup.Group
 	for i := range made {

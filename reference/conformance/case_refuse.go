@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
-
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
@@ -21,13 +19,13 @@ func runRefuse(t *trial, s *suite) {
 		{"refuse-target", func(info *abi.Info) { info.Metadata["crust.targetPath"] += "-other" }},
 		{"refuse-type", func(info *abi.Info) { info.VolumeType = "a-later-type" }},
 	} {
-		t.must(f.vol.publishOdd(one.change))
+		f.vol.publishOdd(t, one.change)
 		s.check(t, one.name, f.refuses)
 	}
 	s.check(t, "refuse-option", func(t *trial) {
 		for _, option := range []string{"no-such-option=1", "bind", "loop"} {
-			t.must(f.vol.publishOdd(func(info *abi.Info) { info.Options = []string{option} }))
-			if err := f.pod.refuses(t.ctx, all(f.vol)); err != nil {
+			f.vol.publishOdd(t, func(info *abi.Info) { info.Options = []string{option} })
+			if err := try(t.ctx, f.refuses); err != nil {
 				t.must(fmt.Errorf("the option %q: %w", option, err))
 			}
 		}
@@ -36,8 +34,8 @@ func runRefuse(t *trial, s *suite) {
 	s.check(t, "refuse-broken", f.refuses)
 	s.check(t, "refuse-others", func(t *trial) { startsPlain(t, f.pod) }, "plain-container")
 	t.must(f.vol.publish())
-	s.check(t, "refuse-alone", f.refusesAlone)
-	s.check(t, "refuse-clean", f.isUntouched)
+	s.check(t, "refuse-alone", func(t *trial) { refusesAlone(t, f) })
+	s.check(t, "refuse-clean", func(t *trial) { isUntouched(t, f) })
 	t.must(f.vol.unpublish())
 	s.check(t, "refuse-unpublished", f.refuses)
 	runRefuseSecond(t, s)
@@ -45,23 +43,18 @@ func runRefuse(t *trial, s *suite) {
 
 // refusesAlone asks for a container without a sandbox, and for a sandbox that mounts the
 // volume itself.
-func (f *fixture) refusesAlone(t *trial) {
-	refused := func(c *container, spec *specs.Spec) {
-		ended, err := c.create(t.ctx, spec)
-		t.must(err)
-		t.must(wasRefused(ended))
-	}
+func refusesAlone(t *trial, f *fixture) {
 	spec := f.pod.containerSpec("alone", []bind{all(f.vol)})
 	spec.Annotations = nil
-	refused(newContainer(f.pod.n, "alone"), spec)
+	newContainer(f.pod.n, "alone").isRefused(t, spec)
 	self := &pod{n: f.pod.n, uid: f.pod.uid, sandbox: newContainer(f.pod.n, "sandbox")}
 	spec = self.sandboxSpec()
 	spec.Mounts = append(spec.Mounts, all(f.vol).mount())
-	refused(self.sandbox, spec)
+	self.sandbox.isRefused(t, spec)
 }
 
 // isUntouched fails if a refused volume was mounted or bound.
-func (f *fixture) isUntouched(t *trial) {
+func isUntouched(t *trial, f *fixture) {
 	dir, err := f.vol.open()
 	t.must(err)
 	defer func() { _ = dir.Close() }()
@@ -75,12 +68,10 @@ func (f *fixture) isUntouched(t *trial) {
 // runRefuseSecond publishes one device to two pods.
 func runRefuseSecond(t *trial, s *suite) {
 	f := newFixture(t, s.node, s.node.podUID())
-	second, err := newVolume(s.node, f.disk, s.node.podUID(), "pv")
-	t.must(err)
-	other, err := newPod(t.ctx, s.node, second.owner)
-	t.must(err)
+	second := newVolume(t, s.node, f.disk, s.node.podUID(), "pv")
+	other := newPod(t, s.node, second.owner)
 	s.check(t, "refuse-second", func(t *trial) {
 		f.container(t, "main")
-		t.must(other.refuses(t.ctx, all(second)))
+		other.refuses(t, all(second))
 	}, "mount-inside")
 }

@@ -14,8 +14,8 @@ func runResize(t *trial, s *suite) {
 	s.check(t, "resize-again", func(t *trial) {
 		c = f.container(t, "main")
 		seesFilesystem(t, c)
-		f.resizesTo(t, 0, diskSize)
-		f.resizesTo(t, diskSize, diskSize)
+		resizesTo(t, f, 0, diskSize)
+		resizesTo(t, f, diskSize, diskSize)
 	}, "mount-inside", "binding-program", "mount-grown")
 	s.check(t, "resize-far", func(t *trial) {
 		t.must(f.vol.wantExit(t.ctx, abi.ExitOutOfRange, abi.Resize, f.vol.target, strconv.Itoa(diskSize+1), "0"))
@@ -23,7 +23,7 @@ func runResize(t *trial, s *suite) {
 	s.check(t, "resize-online", func(t *trial) {
 		t.must(f.disk.grow())
 		writer := startProbe(t.ctx, c, "churn", "/data/churn")
-		f.resizesTo(t, grownSize, grownSize)
+		resizesTo(t, f, grownSize, grownSize)
 		t.must(writer.ends(t.ctx, churnTime+lateBy))
 		isLarger(t, c, diskSize)
 		t.wantText(c, "/data/greeting", "a file that was there before", "hello")
@@ -34,7 +34,7 @@ func runResize(t *trial, s *suite) {
 }
 
 // resizesTo fails unless the answer is the size of the device.
-func (f *fixture) resizesTo(t *trial, least, size int64) {
+func resizesTo(t *trial, f *fixture, least, size int64) {
 	got, err := f.vol.resize(t.ctx, least, 0)
 	if err == nil && got != size {
 		err = fmt.Errorf("it answers with a capacity of %d bytes, and the device that it should fill has %d", got, size)

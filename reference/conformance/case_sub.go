@@ -16,29 +16,29 @@ func runSub(t *trial, s *suite) {
 	f := newFixture(t, s.node, s.node.podUID())
 	var main *container
 	s.check(t, "sub-bound", func(t *trial) {
-		main = f.plantSubs(t)
-		f.shows(t, t.bindSub(f.vol, "logs"), "logs")
+		main = plantSubs(t, f)
+		shows(t, f, f.vol.bindSub(t, "logs"), "logs")
 	}, "mount-inside")
-	s.check(t, "sub-names", func(t *trial) { f.shows(t, t.bindSub(f.vol, oddName), oddName) }, "sub-bound")
+	s.check(t, "sub-names", func(t *trial) { shows(t, f, f.vol.bindSub(t, oddName), oddName) }, "sub-bound")
 	s.check(t, "sub-path", func(t *trial) {
 		t.must(os.MkdirAll(filepath.Join(f.vol.target, "logs"), 0o750))
-		f.shows(t, filepath.Join(f.vol.target, "logs"), "logs")
+		shows(t, f, filepath.Join(f.vol.target, "logs"), "logs")
 	}, "sub-bound")
-	s.check(t, "sub-made", func(t *trial) { f.makesSub(t, main) }, "sub-bound")
+	s.check(t, "sub-made", func(t *trial) { makesSub(t, f, main) }, "sub-bound")
 	s.check(t, "sub-link", func(t *trial) {
 		f.refusesSub(t, "out")
 		f.refusesSub(t, "out/proc")
 	}, "sub-bound")
 	s.check(t, "sub-file", func(t *trial) { f.refusesSub(t, "plain-file") }, "sub-bound")
-	s.check(t, "sub-race", func(t *trial) { f.racesSub(t, main) }, "sub-bound")
-	s.check(t, "sub-deleted", f.refusesDeleted, "sub-bound")
+	s.check(t, "sub-race", func(t *trial) { racesSub(t, f, main) }, "sub-bound")
+	s.check(t, "sub-deleted", func(t *trial) { refusesDeleted(t, f) }, "sub-bound")
 }
 
 // oddName has characters that mountinfo escapes.
 const oddName = "a b\\c\td"
 
 // plantSubs fills the volume from a container that has all of it.
-func (f *fixture) plantSubs(t *trial) *container {
+func plantSubs(t *trial, f *fixture) *container {
 	main := f.container(t, "main")
 	for _, words := range [][]string{
 		{"own", "/data", "0", "0", "0751"},
@@ -55,7 +55,7 @@ func (f *fixture) plantSubs(t *trial) *container {
 }
 
 // shows fails unless a container that mounts source sees only the sub-directory.
-func (f *fixture) shows(t *trial, source, content string) {
+func shows(t *trial, f *fixture, source, content string) {
 	c := t.container(f.pod, "sub", bind{source: source, at: "/data"})
 	if found := asked[[]string](t, c, "names", "/data"); !slices.Equal(found, []string{"here"}) {
 		t.must(fmt.Errorf("the container sees %q in the sub-directory and should see \"here\" alone", found))
@@ -64,8 +64,8 @@ func (f *fixture) shows(t *trial, source, content string) {
 }
 
 // makesSub mounts a sub-directory that exists only in the guard.
-func (f *fixture) makesSub(t *trial, main *container) {
-	c := t.container(f.pod, "sub", bind{source: t.bindSub(f.vol, "new/deep"), at: "/data"})
+func makesSub(t *trial, f *fixture, main *container) {
+	c := t.container(f.pod, "sub", bind{source: f.vol.bindSub(t, "new/deep"), at: "/data"})
 	t.exec(c, "write", "/data/here", "new")
 	t.wantText(main, "/data/new/deep/here", "what was written into the new sub-directory", "new")
 	for path, is := range asked[map[string]seen](t, main, "look", "/data/new", "/data/new/deep") {
@@ -76,28 +76,28 @@ func (f *fixture) makesSub(t *trial, main *container) {
 }
 
 // refusesDeleted binds a sub-directory and removes it.
-func (f *fixture) refusesDeleted(t *trial) {
-	place := t.bindSub(f.vol, "short-lived")
+func refusesDeleted(t *trial, f *fixture) {
+	place := f.vol.bindSub(t, "short-lived")
 	t.must(unix.Rmdir(filepath.Join(f.vol.target, "short-lived")))
-	t.must(f.pod.refuses(t.ctx, bind{source: place, at: "/data"}))
+	f.pod.refuses(t, bind{source: place, at: "/data"})
 }
 
 // racesSub mounts a directory while the workload swaps it for a link.
-func (f *fixture) racesSub(t *trial, main *container) {
+func racesSub(t *trial, f *fixture, main *container) {
 	t.exec(main, "mkdir", "/data/swapped")
 	t.exec(main, "write", "/data/swapped/here", "inside")
-	place := t.bindSub(f.vol, "swapped")
+	place := f.vol.bindSub(t, "swapped")
 	swapper := startProbe(t.ctx, main, "swap", "/data/swapped")
 	err := try(t.ctx, func(t *trial) {
 		for end := time.Now().Add(swapTime); time.Now().Before(end); {
-			f.showsInside(t, place)
+			showsInside(t, f, place)
 		}
 	})
 	t.must(errors.Join(err, swapper.ends(t.ctx, swapTime+lateBy)))
 }
 
 // showsInside fails if a container sees something outside of the volume.
-func (f *fixture) showsInside(t *trial, place string) {
+func showsInside(t *trial, f *fixture, place string) {
 	c := newContainer(f.pod.n, "race")
 	ended, err := c.create(t.ctx, f.pod.containerSpec("race", []bind{{source: place, at: "/data"}}))
 	t.must(err)

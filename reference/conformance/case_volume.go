@@ -13,9 +13,7 @@ import (
 // runPlain runs a pod without volumes.
 func runPlain(t *trial, s *suite) {
 	s.check(t, "plain-container", func(t *trial) {
-		p, err := newPod(t.ctx, s.node, s.node.podUID())
-		t.must(err)
-		startsPlain(t, p)
+		startsPlain(t, newPod(t, s.node, s.node.podUID()))
 	})
 }
 
@@ -37,10 +35,10 @@ func runVolume(t *trial, s *suite) {
 		seesFilesystem(t, main)
 	})
 	s.check(t, "mount-grown", func(t *trial) { isLarger(t, main, madeSize) }, "mount-inside")
-	s.check(t, "binding-files", func(t *trial) { t.must(f.vol.hasBinding(f.pod.sandbox.id)) }, "mount-inside")
-	s.check(t, "binding-program", func(t *trial) { t.must(f.vol.namesProgram()) }, "binding-files")
-	s.check(t, "binding-info", func(t *trial) { t.must(f.vol.infoIsWhole()) }, "mount-inside")
-	s.check(t, "mount-shared", func(t *trial) { f.shares(t, main) }, "mount-inside")
+	s.check(t, "binding-files", func(t *trial) { f.vol.hasBinding(t, f.pod.sandbox.id) }, "mount-inside")
+	s.check(t, "binding-program", f.vol.namesProgram, "binding-files")
+	s.check(t, "binding-info", f.vol.infoIsWhole, "mount-inside")
+	s.check(t, "mount-shared", func(t *trial) { shares(t, f, main) }, "mount-inside")
 	s.check(t, "stats-true", func(t *trial) { t.must(f.statsAreTrue(t.ctx, main)) }, "binding-program")
 	s.check(t, "stats-sane", f.statsAreSane, "binding-program")
 	s.check(t, "cli-unknown", func(t *trial) {
@@ -54,7 +52,7 @@ func runVolume(t *trial, s *suite) {
 }
 
 // shares fails unless a second container sees the same mount.
-func (f *fixture) shares(t *trial, main *container) {
+func shares(t *trial, f *fixture, main *container) {
 	const path = "/data/from-second"
 	second := f.container(t, "second")
 	t.exec(second, "write", path, "second")
@@ -73,7 +71,7 @@ func runLeastKeys(t *trial, s *suite) {
 		},
 	} {
 		f := newFixture(t, s.node, s.node.podUID())
-		t.must(f.vol.publishOdd(change))
+		f.vol.publishOdd(t, change)
 		s.check(t, name, func(t *trial) { seesFilesystem(t, f.container(t, "main")) }, "mount-inside")
 	}
 }

@@ -32,36 +32,27 @@ type disk struct {
 }
 
 // newDisk makes a disk whose filesystem is smaller than the device.
-func newDisk(ctx context.Context, n *node) (_ *disk, err error) {
+func newDisk(t *trial, n *node) *disk {
 	n.count++
 	d := &disk{image: n.path("disk-" + strconv.Itoa(n.count))}
-	if err := os.WriteFile(d.image, nil, 0o600); err != nil {
-		return nil, err
-	}
+	t.must(os.WriteFile(d.image, nil, 0o600))
 	n.scratch.add(func(context.Context) error { return os.Remove(d.image) })
-	if err := os.Truncate(d.image, diskSize); err != nil {
-		return nil, err
-	}
-	if d.path, err = loopdev.Attach(d.image, loopdev.Options{}); err != nil {
-		return nil, err
-	}
+	t.must(os.Truncate(d.image, diskSize))
+	var err error
+	d.path, err = loopdev.Attach(d.image, loopdev.Options{})
+	t.must(err)
 	// The device is kept open, and detached at the last close: it goes with this program,
 	// even if that is killed.
 	hold, err := os.Open(d.path)
 	n.scratch.add(func(ctx context.Context) error { return d.release(ctx, n.mounts, hold) })
-	if err == nil {
-		err = loopdev.Detach(d.path)
-	}
-	if err != nil {
-		return nil, err
-	}
+	t.must(err)
+	t.must(loopdev.Detach(d.path))
 	var st unix.Stat_t
-	if err := unix.Fstat(int(hold.Fd()), &st); err != nil {
-		return nil, err
-	}
+	t.must(unix.Fstat(int(hold.Fd()), &st))
 	d.major, d.minor = unix.Major(st.Rdev), unix.Minor(st.Rdev)
 	n.mounts.add(d.names()...)
-	return d, d.makeFilesystem(ctx, n.opts.FSType)
+	t.must(d.makeFilesystem(t.ctx, n.opts.FSType))
+	return d
 }
 
 func (d *disk) names() []string { return []string{d.path, fmt.Sprintf("%d:%d", d.major, d.minor)} }

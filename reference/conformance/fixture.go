@@ -17,13 +17,10 @@ type fixture struct {
 // newFixture makes a volume for a pod, and runs its sandbox. Cleanup goes in the opposite
 // order: further disks of the pod are made before the fixture.
 func newFixture(t *trial, n *node, uid string) *fixture {
-	f := &fixture{}
-	var err error
-	f.disk, err = newDisk(t.ctx, n)
-	t.must(err)
-	f.vol, err = newVolume(n, f.disk, uid, "pv")
-	t.must(err)
-	if f.pod, err = newPod(t.ctx, n, uid); err != nil {
+	d := newDisk(t, n)
+	f := &fixture{disk: d, vol: newVolume(t, n, d, uid, "pv")}
+	err := try(t.ctx, func(t *trial) { f.pod = newPod(t, n, uid) })
+	if err != nil {
 		t.must(fmt.Errorf("%s cannot run a plain sandbox: %w", n.opts.Runtime, err))
 	}
 	return f
@@ -35,17 +32,15 @@ func (f *fixture) container(t *trial, name string) *container {
 }
 
 // refuses fails if the pod gets a container that has the whole volume.
-func (f *fixture) refuses(t *trial) { t.must(f.pod.refuses(t.ctx, all(f.vol))) }
+func (f *fixture) refuses(t *trial) { f.pod.refuses(t, all(f.vol)) }
 
 // restartPod ends the pod and runs a new sandbox for it, as kubelet does without any CSI
 // call, after the broker has removed what the dead one left.
 func (f *fixture) restartPod(t *trial, containers ...*container) {
-	t.must(f.pod.end(t.ctx, containers...))
+	f.pod.end(t, containers...)
 	t.must(f.disk.waitFree(t.ctx))
 	t.must(f.vol.unbind())
-	var err error
-	f.pod, err = newPod(t.ctx, f.pod.n, f.vol.owner)
-	t.must(err)
+	f.pod = newPod(t, f.pod.n, f.vol.owner)
 }
 
 // seesFilesystem fails if the container sees another filesystem, or cannot use it.
@@ -71,8 +66,9 @@ func isLarger(t *trial, c *container, than int64) {
 }
 
 func (f *fixture) refusesSub(t *trial, sub string) {
-	place := t.bindSub(f.vol, sub)
-	if err := f.pod.refuses(t.ctx, bind{source: place, at: "/data"}); err != nil {
+	place := f.vol.bindSub(t, sub)
+	err := try(t.ctx, func(t *trial) { f.pod.refuses(t, bind{source: place, at: "/data"}) })
+	if err != nil {
 		t.must(fmt.Errorf("the sub-directory %q: %w", sub, err))
 	}
 }

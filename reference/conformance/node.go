@@ -5,7 +5,6 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -151,18 +150,12 @@ func (n *node) close() error {
 	return errors.Join(err, n.base.run(ctx))
 }
 
-func copyFile(from, to string) (err error) {
-	in, err := os.Open(from) //nolint:gosec // this program
+func copyFile(from, to string) error {
+	program, err := os.ReadFile(from) //nolint:gosec // this program
 	if err != nil {
 		return err
 	}
-	defer func() { _ = in.Close() }()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755) //nolint:gosec // it is run by containers
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
+	return os.WriteFile(to, program, 0o755) //nolint:gosec // it is run by containers
 }
 
 // removeDir removes our directory. A killed runtime may have left a mount in its state

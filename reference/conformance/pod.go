@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,12 +26,12 @@ type bind struct {
 func all(v *testVolume) bind { return bind{source: v.target, at: "/data"} }
 
 // newPod runs a sandbox.
-func newPod(ctx context.Context, n *node, uid string) (*pod, error) {
+func newPod(t *trial, n *node, uid string) *pod {
 	p := &pod{n: n, uid: uid, sandbox: newContainer(n, "sandbox")}
-	if err := p.sandbox.run(ctx, p.sandboxSpec()); err != nil {
-		return nil, fmt.Errorf("the sandbox: %w", err)
+	if err := p.sandbox.run(t.ctx, p.sandboxSpec()); err != nil {
+		t.must(fmt.Errorf("the sandbox: %w", err))
 	}
-	return p, nil
+	return p
 }
 
 // container runs a container of the pod.
@@ -43,35 +44,26 @@ func (p *pod) container(ctx context.Context, name string, binds ...bind) (*conta
 }
 
 // refuses fails if the pod gets a container with these mounts.
-func (p *pod) refuses(ctx context.Context, binds ...bind) error {
-	c := newContainer(p.n, "refused")
-	spec := p.containerSpec("refused", binds)
-	ended, err := c.create(ctx, spec)
-	if err != nil {
-		return err
-	}
-	return wasRefused(ended)
+func (p *pod) refuses(t *trial, binds ...bind) {
+	newContainer(p.n, "refused").isRefused(t, p.containerSpec("refused", binds))
 }
 
-func wasRefused(ended programResult) error {
+// isRefused fails if the runtime creates the container.
+func (c *container) isRefused(t *trial, spec *specs.Spec) {
+	ended, err := c.create(t.ctx, spec)
+	t.must(err)
 	if ended.code == 0 {
-		return errors.New("the runtime created the container; it should have refused it")
+		t.must(errors.New("the runtime created the container; it should have refused it"))
 	}
 	if ended.stderr == "" {
-		return fmt.Errorf("the runtime refused the container (status %d) and does not say why", ended.code)
+		t.must(fmt.Errorf("the runtime refused the container (status %d) and does not say why", ended.code))
 	}
-	return nil
 }
 
 // end kills the pod and removes its containers.
-func (p *pod) end(ctx context.Context, containers ...*container) error {
+func (p *pod) end(t *trial, containers ...*container) {
 	for _, c := range append(containers, p.sandbox) {
-		if err := c.kill(ctx, unix.SIGKILL); err != nil {
-			return err
-		}
-		if err := c.remove(ctx); err != nil {
-			return err
-		}
+		t.must(c.kill(t.ctx, unix.SIGKILL))
+		t.must(c.remove(t.ctx))
 	}
-	return nil
 }

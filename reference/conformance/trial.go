@@ -47,13 +47,6 @@ func (t *trial) wantText(c *container, path, what, content string) {
 	t.must(want(what, t.exec(c, "read", path), content))
 }
 
-// bindSub makes a sub-directory in the guard and binds it.
-func (t *trial) bindSub(v *testVolume, sub string) string {
-	place, err := v.bindSub(sub)
-	t.must(err)
-	return place
-}
-
 // asked runs the probe and reads its answer.
 func asked[T any](t *trial, c *container, words ...string) T {
 	answer, err := ask[T](t.ctx, c, words...)

@@ -29,11 +29,9 @@ type testVolume struct {
 }
 
 // newVolume publishes a volume of a pod on a disk.
-func newVolume(n *node, d *disk, pod, name string) (*testVolume, error) {
+func newVolume(t *trial, n *node, d *disk, pod, name string) *testVolume {
 	v := &testVolume{n: n, disk: d, owner: pod, target: n.path("kubelet", "pods", pod, "volumes", "kubernetes.io~csi", name, "mount")}
-	if err := os.MkdirAll(v.target, 0o750); err != nil {
-		return nil, err
-	}
+	t.must(os.MkdirAll(v.target, 0o750))
 	key := abi.DirName(v.target)
 	v.dir = filepath.Join(n.opts.Root, key)
 	v.published = volume.Volume{
@@ -41,11 +39,12 @@ func newVolume(n *node, d *disk, pod, name string) (*testVolume, error) {
 		Device: volume.Device{Kind: volume.BlockDevice, Path: d.path, Major: d.major, Minor: d.minor},
 	}
 	if err := guard.Mount(volume.Key(key), v.target); err != nil {
-		return nil, fmt.Errorf("mount the guard at %s: %w", v.target, err)
+		t.must(fmt.Errorf("mount the guard at %s: %w", v.target, err))
 	}
 	n.scratch.add(func(context.Context) error { return unmountAll(v.target) })
 	n.scratch.add(func(context.Context) error { return os.RemoveAll(v.dir) })
-	return v, v.publish()
+	t.must(v.publish())
+	return v
 }
 
 // publish writes mountInfo.json as the broker does.
@@ -74,20 +73,15 @@ func (v *testVolume) publishRaw(raw []byte) error {
 }
 
 // publishOdd publishes a mountInfo.json with a change.
-func (v *testVolume) publishOdd(change func(*abi.Info)) error {
+func (v *testVolume) publishOdd(t *trial, change func(*abi.Info)) {
 	raw, err := abi.Encode(&v.published)
-	if err != nil {
-		return err
-	}
+	t.must(err)
 	var info abi.Info
-	if err := json.Unmarshal(raw, &info); err != nil {
-		return err
-	}
+	t.must(json.Unmarshal(raw, &info))
 	change(&info)
-	if raw, err = json.Marshal(info); err != nil {
-		return err
-	}
-	return v.publishRaw(raw)
+	raw, err = json.Marshal(info)
+	t.must(err)
+	t.must(v.publishRaw(raw))
 }
 
 // unpublish removes the directory, but not the guard.
@@ -131,52 +125,40 @@ func (v *testVolume) covered() error {
 
 // bindSub makes a sub-directory in the guard and binds it, as kubelet does for a
 // subPath: through a descriptor, at another path.
-func (v *testVolume) bindSub(sub string) (place string, err error) {
+func (v *testVolume) bindSub(t *trial, sub string) (place string) {
 	inside := filepath.Join(v.target, sub)
-	if err := os.MkdirAll(inside, 0o750); err != nil {
-		return "", err
-	}
+	t.must(os.MkdirAll(inside, 0o750))
 	v.n.count++
 	place = v.n.path("kubelet", "pods", v.owner, "volume-subpaths", "pv", "main", fmt.Sprint(v.n.count))
-	if err := os.MkdirAll(place, 0o750); err != nil {
-		return "", err
-	}
+	t.must(os.MkdirAll(place, 0o750))
 	fd, err := unix.Open(inside, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return "", err
-	}
+	t.must(err)
 	defer func() { _ = unix.Close(fd) }()
 	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", fd), place, "", unix.MS_BIND, ""); err != nil {
-		return "", fmt.Errorf("bind %s: %w", inside, err)
+		t.must(fmt.Errorf("bind %s: %w", inside, err))
 	}
 	v.n.scratch.add(func(context.Context) error { return unmountAll(place) })
-	return place, nil
+	return place
 }
 
 // handlerFiles are the files that the handler left in the directory.
-func (v *testVolume) handlerFiles() (map[string][]byte, error) {
+func (v *testVolume) handlerFiles(t *trial) map[string][]byte {
 	entries, err := os.ReadDir(v.dir)
-	if err != nil {
-		return nil, err
-	}
+	t.must(err)
 	files := make(map[string][]byte)
 	for _, entry := range entries {
-		if entry.Name() == abi.InfoName {
-			continue
-		}
-		if files[entry.Name()], err = os.ReadFile(filepath.Join(v.dir, entry.Name())); err != nil {
-			return nil, err
+		if entry.Name() != abi.InfoName {
+			files[entry.Name()], err = os.ReadFile(filepath.Join(v.dir, entry.Name()))
+			t.must(err)
 		}
 	}
-	return files, nil
+	return files
 }
 
 // putBack restores files of the handler. It is free to have removed them.
-func (v *testVolume) putBack(files map[string][]byte) error {
+func (v *testVolume) putBack(t *trial, files map[string][]byte) {
 	dir, err := v.open()
-	if err != nil {
-		return err
-	}
+	t.must(err)
 	defer func() { _ = dir.Close() }()
 	err = dir.Lock(time.Second)
 	for name, content := range files {
@@ -185,54 +167,40 @@ func (v *testVolume) putBack(files map[string][]byte) error {
 		}
 		err = errors.Join(err, dir.Put(name, content))
 	}
-	return errors.Join(err, dir.Unlock())
+	t.must(errors.Join(err, dir.Unlock()))
 }
 
 // hasBinding checks the files that the handler left in the volume's directory.
-func (v *testVolume) hasBinding(sandbox string) error {
+func (v *testVolume) hasBinding(t *trial, sandbox string) {
 	dir, err := v.open()
-	if err != nil {
-		return err
-	}
+	t.must(err)
 	defer func() { _ = dir.Close() }()
 	ids, err := dir.Sandboxes()
-	if err != nil {
-		return err
-	}
+	t.must(err)
 	if !slices.Equal(ids, []string{sandbox}) {
-		return fmt.Errorf("the files named by sandboxes are %q and should be %q alone", ids, sandbox)
+		t.must(fmt.Errorf("the files named by sandboxes are %q and should be %q alone", ids, sandbox))
 	}
-	if _, err := dir.Line(abi.CLIName); err != nil {
-		return err
-	}
-	entries, err := os.ReadDir(v.dir)
-	if err != nil {
-		return err
-	}
-	for _, entry := range entries {
-		if known := []string{sandbox, abi.InfoName, abi.CLIName, abi.SocketName}; !slices.Contains(known, entry.Name()) {
-			return fmt.Errorf("there is a file %q, which has no meaning", entry.Name())
+	_, err = dir.Line(abi.CLIName)
+	t.must(err)
+	for name := range v.handlerFiles(t) {
+		if known := []string{sandbox, abi.CLIName, abi.SocketName}; !slices.Contains(known, name) {
+			t.must(fmt.Errorf("there is a file %q, which has no meaning", name))
 		}
 	}
-	return nil
 }
 
-func (v *testVolume) namesProgram() error {
+func (v *testVolume) namesProgram(t *trial) {
 	program, err := v.line(abi.CLIName)
-	if err != nil {
-		return err
-	}
-	return checkProgram(program)
+	t.must(err)
+	t.must(checkProgram(program))
 }
 
-func (v *testVolume) infoIsWhole() error {
+func (v *testVolume) infoIsWhole(t *trial) {
 	wanted, err := abi.Encode(&v.published)
-	if err != nil {
-		return err
-	}
+	t.must(err)
 	raw, err := os.ReadFile(filepath.Join(v.dir, abi.InfoName))
-	if err == nil && !bytes.Equal(raw, wanted) {
-		err = fmt.Errorf("%s was changed", abi.InfoName)
+	t.must(err)
+	if !bytes.Equal(raw, wanted) {
+		t.must(fmt.Errorf("%s was changed", abi.InfoName))
 	}
-	return err
 }
