@@ -38,7 +38,6 @@ type Process struct {
 	cmd    *exec.Cmd
 	done   chan struct{}
 	starts int
-	killed bool
 }
 
 // Launch starts it and waits for nothing.
@@ -78,7 +77,8 @@ func (p *Process) WaitReady() error {
 	if p.Ready == nil {
 		return nil
 	}
-	for deadline := time.Now().Add(startTime); ; time.Sleep(2 * time.Millisecond) {
+	deadline := time.Now().Add(startTime)
+	for pause := 2 * time.Millisecond; ; pause = min(pause*5/4, 20*time.Millisecond) {
 		err := p.Ready()
 		switch {
 		case err == nil:
@@ -88,6 +88,7 @@ func (p *Process) WaitReady() error {
 		case time.Now().After(deadline):
 			return fmt.Errorf("%s does not serve after %v: %w\n%s", p.Name, startTime, err, Tail(p.Log()))
 		}
+		time.Sleep(pause)
 	}
 }
 
@@ -118,14 +119,10 @@ func (p *Process) Kill() {
 	if p.cmd == nil {
 		return
 	}
-	p.killed = p.killed || p.Alive()
 	_ = p.cmd.Process.Kill()
 	<-p.done
 	p.cmd = nil
 }
-
-// WasKilled tells whether Kill has ever found it alive.
-func (p *Process) WasKilled() bool { return p.killed }
 
 // Stop asks it to end, and waits.
 func (p *Process) Stop() error {

@@ -59,7 +59,7 @@ func (n *Node) wantNothingLeft() error {
 			return nil
 		}
 	}
-	if n.Process.WasKilled() && n.endForgottenShims() {
+	if n.Process.Starts() > 1 && n.endForgottenShims() {
 		time.Sleep(goneTime / 10)
 		left = n.Left()
 	}
@@ -70,7 +70,7 @@ func (n *Node) wantNothingLeft() error {
 }
 
 // endForgottenShims ends the shims that containerd has forgotten: one that it had
-// started a moment before it was killed, and whose container never came to be, is on
+// started a moment before it was stopped, and whose container never came to be, is on
 // no record of it. That is containerd's leak and not that of whom the tests are about,
 // who would have left a container or a mount.
 func (n *Node) endForgottenShims() bool {
@@ -81,7 +81,7 @@ func (n *Node) endForgottenShims() bool {
 		if filepath.Base(string(program)) != "containerd-shim-runc-v2" || hasChildren(pid) {
 			continue
 		}
-		fmt.Fprintf(os.Stderr, "containerd was killed, and has forgotten a shim without a container: %q\n", command)
+		fmt.Fprintf(os.Stderr, "containerd was stopped, and has forgotten a shim without a container: %q\n", command)
 		found = syscall.Kill(pid, syscall.SIGKILL) == nil || found
 	}
 	return found
