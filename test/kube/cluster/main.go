@@ -57,12 +57,12 @@ func Shared(t rig.T) *Cluster {
 	shared.Lock()
 	defer shared.Unlock()
 	if !shared.started {
-		shared.started = true
 		rig.Need(t, "go", "runc", "busybox", "ip", "mkfs.ext4", "mkfs.xfs", "blkid", "losetup")
 		ours := map[string]string{}
 		for _, name := range []string{"crust-proxy", "crust-driver", "crust-runc-agent", "crust-runc", "crustctl"} {
 			ours[name] = rig.Program(t, name)
 		}
+		shared.started = true // what is missing is missing for the next test, too
 		shared.err = shared.stage.Do(func(stage rig.T) { shared.cluster = open(stage, ours, "debug") })
 	}
 	if shared.err != nil {
