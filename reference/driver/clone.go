@@ -22,15 +22,16 @@ import (
 type cloner struct {
 	pool     *pool
 	log      *zap.Logger
+	freezer  *freezer
 	reflinks bool
 	limit    int64
 }
 
 const noClones = "the filesystem of --data-dir has no reflinks and --copy-limit is 0: there are no clones and snapshots"
 
-func newCloner(disks *pool) (*cloner, error) {
+func newCloner(disks *pool, freezes *freezer) (*cloner, error) {
 	reflinks, err := hasReflinks(disks.images)
-	return &cloner{pool: disks, log: disks.log, reflinks: reflinks, limit: disks.config.CopyLimit}, err
+	return &cloner{pool: disks, log: disks.log, freezer: freezes, reflinks: reflinks, limit: disks.config.CopyLimit}, err
 }
 
 // hasReflinks tries it: whether an xfs has them depends on how it was made.
@@ -85,24 +86,33 @@ func (c *cloner) fill(ctx context.Context, from, to *record) (err error) {
 }
 
 // take takes the content of an image. By reflink it is that of one moment, also of a
-// volume in use.
+// volume in use, whose filesystem is frozen for it.
 func (c *cloner) take(ctx context.Context, from, to *record, image, original *os.File) error {
 	device, err := c.pool.writable(from.ID)
 	if err != nil {
 		return err
 	}
-	to.Created = time.Now().UTC()
-	if to.Snapshot != nil {
-		to.Snapshot.Consistent = device == ""
+	content := func() error {
+		to.Created = time.Now().UTC()
+		if c.reflinks {
+			return reflink(image, original)
+		}
+		return c.copy(ctx, from, image, original)
 	}
+	held := true
 	switch {
+	case device == "":
+		err = content()
 	case c.reflinks:
-		return reflink(image, original)
-	case device != "":
-		return status.Errorf(codes.FailedPrecondition, "volume %q is in use as %s and its data would have to be copied: unstage it first, "+
+		held, err = c.freezer.hold(ctx, from.ID, device, content)
+	default:
+		err = status.Errorf(codes.FailedPrecondition, "volume %q is in use as %s and its data would have to be copied: unstage it first, "+
 			"or put --data-dir on xfs or btrfs, where nothing is copied", from.ID, device)
 	}
-	return c.copy(ctx, from, image, original)
+	if to.Snapshot != nil {
+		to.Snapshot.Consistent = held
+	}
+	return err
 }
 
 // copy copies the data of an image that nobody writes to.

@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
 // Config is what a driver is made of.
@@ -22,6 +25,11 @@ type Config struct {
 	// CopyLimit is how many bytes of data a clone may have where the filesystem of
 	// DataDir cannot share them between files, so that they are copied; 0 is none.
 	CopyLimit int64
+	// CrustProxySocket is that of crust-proxy's Admin API, by which volumes that sandboxes
+	// have are frozen; empty: they are not.
+	CrustProxySocket string
+	// FreezeLimit is how long writes to a volume may be held, in whole seconds.
+	FreezeLimit time.Duration
 	// Defer makes the driver native: it reports DEFER_FS_OPS.
 	Defer bool
 	// RegistrationSocket and KubeletEndpoint are given together, or neither.
@@ -40,6 +48,8 @@ func (c Config) validate() error {
 		return errors.New("--node-id and --driver-name must not be empty")
 	case c.Capacity < 0 || c.CopyLimit < 0:
 		return errors.New("--capacity and --copy-limit must not be negative")
+	case c.FreezeLimit < time.Second || c.FreezeLimit > fsops.MostFrozen || c.FreezeLimit%time.Second != 0:
+		return fmt.Errorf("--freeze-limit: give whole seconds, from 1s to %v", fsops.MostFrozen)
 	case (c.RegistrationSocket == "") != (c.KubeletEndpoint == ""):
 		return errors.New("--kubelet-registration-socket and --kubelet-endpoint go together")
 	case c.Log == nil:

@@ -10,6 +10,7 @@
 // A clone is a file of its own that shares its data with its source (FICLONE), or a copy
 // with all holes where the filesystem of the data directory cannot do that. Neither knows
 // of the other afterwards, and each may be deleted first. A snapshot is such a clone that is
-// never attached; its record says whether it is consistent as a filesystem, or only as
-// after a crash.
+// never attached. What is in use is frozen for the moment in which its data is shared, where
+// that is possible; the record of a snapshot says whether it is consistent as a filesystem,
+// or only as after a crash.
 package driver

@@ -47,7 +47,11 @@ func New(config Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	clones, err := newCloner(disks)
+	freezes, err := newFreezer(config, boot)
+	if err != nil {
+		return nil, err
+	}
+	clones, err := newCloner(disks, freezes)
 	if err != nil {
 		return nil, err
 	}
@@ -68,6 +72,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	}
 	group := run.New(ctx)
 	group.Go("csi", run.Func(func(ctx context.Context) error { return d.serve(ctx, listener) }))
+	group.Go("thaw", run.Func(d.controller.cloner.freezer.thawLeft))
 	if d.config.RegistrationSocket != "" {
 		group.Go("registration", &registrar{driver: d})
 	}

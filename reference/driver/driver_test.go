@@ -32,7 +32,7 @@ func start(t *testing.T, change func(*Config)) (Config, *grpc.ClientConn, *bytes
 	}
 	log := &bytes.Buffer{}
 	config := Config{
-		Endpoint: "unix://" + dir + "/csi.sock", DataDir: dir + "/data", NodeID: "n", Name: DefaultName,
+		Endpoint: "unix://" + dir + "/csi.sock", DataDir: dir + "/data", FreezeLimit: 2 * time.Second, NodeID: "n", Name: DefaultName,
 		Log: telemetry.NewLogger(log, zap.NewAtomicLevelAt(zapcore.DebugLevel)),
 	}
 	if change != nil {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"time"
 
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/run"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
 // DefaultName is the name under which the driver registers.
@@ -28,6 +30,9 @@ func version() string {
 
 // Main runs the command line and gives the exit code.
 func Main(args []string, stdout, stderr io.Writer) int {
+	if len(args) > 0 && args[0] == commandWatch {
+		return watch(args[1:], stderr)
+	}
 	ctx, stop := run.UntilSignal(context.Background())
 	defer stop()
 	config, show, err := parse(args, stderr)
@@ -51,6 +56,15 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
+// watch ends a freeze that nobody else ends. It has all that it needs in its arguments.
+func watch(args []string, stderr io.Writer) int {
+	if err := fsops.Watch(args); err != nil {
+		_, _ = fmt.Fprintln(stderr, "crust-driver:", err)
+		return 1
+	}
+	return 0
+}
+
 func serve(ctx context.Context, config Config) error {
 	driver, err := New(config)
 	if err != nil {
@@ -69,6 +83,8 @@ func parse(args []string, stderr io.Writer) (config Config, show bool, err error
 	set.StringVar(&config.Name, "driver-name", DefaultName, "name of the driver")
 	set.Int64Var(&config.Capacity, "capacity", 0, "bytes that may be promised to volumes; 0 means what the filesystem has free")
 	set.Int64Var(&config.CopyLimit, "copy-limit", 1<<30, "most bytes of data that a clone may copy where the data directory is not on xfs or btrfs with reflinks; 0 means none")
+	set.StringVar(&config.CrustProxySocket, "crust-proxy-socket", "", "crust-proxy's Admin socket, to have sandboxes freeze volumes for snapshots and clones; empty: they do not")
+	set.DurationVar(&config.FreezeLimit, "freeze-limit", 2*time.Second, "longest time for which writes to a volume are held")
 	set.BoolVar(&config.Defer, "defer", false, "report DEFER_FS_OPS and leave filesystems to sandboxes where asked to")
 	set.StringVar(&config.RegistrationSocket, "kubelet-registration-socket", "", "socket on which to register with kubelet; empty: a registrar does it")
 	set.StringVar(&config.KubeletEndpoint, "kubelet-endpoint", "", "path at which kubelet finds the CSI socket")

@@ -24,7 +24,7 @@ type pool struct {
 	log    *zap.Logger
 	store  store
 	images string
-	// sectorSize is that of all loop devices, 0 where the kernel tells none.
+	// sectorSize is that of all loop devices, 0 leaves it to the kernel.
 	sectorSize uint32
 	// provisioning keeps the sum of what is promised while it is added to.
 	provisioning sync.Mutex
@@ -45,9 +45,10 @@ func openPool(config Config) (*pool, error) {
 	return l, err
 }
 
-// sectorSize gives the smallest sectors with which a new image allows direct I/O. On xfs
-// an image that shares data with a clone needs larger ones, and the kernel would give its
-// loop device those, with which the filesystem that is on it could not be mounted.
+// sectorSize gives the sectors of loop devices, if a new image allows direct I/O with the
+// usual ones. On xfs an image that shares data with a clone needs larger ones, and a newer
+// kernel would give its loop device those, with which the filesystem that is on it
+// could not be mounted. On disks with larger sectors nothing changes with a clone.
 func sectorSize(dir string) (uint32, error) {
 	image, err := nameless(dir)
 	if err != nil || image == nil {
@@ -58,8 +59,13 @@ func sectorSize(dir string) (uint32, error) {
 	if err := unix.Statx(int(image.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &stat); err != nil {
 		return 0, err
 	}
-	return stat.Dio_offset_align, nil
+	if stat.Dio_offset_align != usualSector {
+		return 0, nil
+	}
+	return usualSector, nil
 }
+
+const usualSector = 512
 
 // nameless makes a file without a name, or gives nil where the filesystem has none.
 func nameless(dir string) (*os.File, error) {

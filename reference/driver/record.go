@@ -31,8 +31,8 @@ const recordVersion = 1
 // snapshot is what only the record of a snapshot has. A snapshot is an image that is never
 // attached; its Source is the volume.
 type snapshot struct {
-	// Consistent: nobody was using the filesystem at that moment. A snapshot that is not is
-	// as after a loss of power: it takes a replay of the filesystem's journal.
+	// Consistent: the filesystem was not in use at that moment, or was frozen. A snapshot
+	// that is not is as after a loss of power, and is repaired when it is mounted.
 	Consistent bool `json:"consistent"`
 }
 

@@ -45,6 +45,7 @@ func newCSINode(t *testing.T, version string, args ...string) *testNode {
 	driver := exec.Command(rig.Program(t, "crust-driver"), append([]string{
 		"--endpoint", "unix://" + socket, "--data-dir", r.d.Dir + "/data", "--node-id", "node-1", "--capacity", "100000000000",
 		"--kubelet-registration-socket", registry + "/" + driverName + "-reg.sock", "--kubelet-endpoint", socket,
+		"--crust-proxy-socket", r.d.AdminSocket,
 	}, args...)...)
 	driver.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	check.Must(t, driver.Start())

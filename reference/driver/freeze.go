@@ -1,0 +1,139 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/runc/cgroup"
+)
+
+// freezer holds the writes to a volume in use while its content is taken, so that its
+// filesystem is consistent there. Each freeze ends by itself, whatever dies.
+type freezer struct {
+	log       *zap.Logger
+	limit     time.Duration
+	node      fsops.Freezer
+	sandboxes sandboxes
+}
+
+const (
+	// commandWatch is how this program starts itself to thaw what a driver that was killed
+	// has left frozen.
+	commandWatch = "watch-frozen"
+	// controlGroup is that of these processes, which must not end together with the driver.
+	controlGroup = "crust-driver"
+)
+
+func newFreezer(config Config, boot string) (*freezer, error) {
+	records, err := frozenDir(config.DataDir, boot)
+	return &freezer{
+		log: config.Log, limit: config.FreezeLimit, sandboxes: sandboxes{socket: config.CrustProxySocket, driver: config.Name},
+		node: fsops.Freezer{
+			Dir: records, Watchdog: []string{"/proc/self/exe", commandWatch},
+			Isolate: func(pid int) error { return cgroup.Move(pid, controlGroup) },
+		},
+	}, err
+}
+
+// frozenDir gives a directory for records of freezes, which end with the boot, and removes
+// those of earlier boots.
+func frozenDir(dataDir, boot string) (string, error) {
+	dir := filepath.Join(dataDir, "frozen")
+	earlier, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	for _, one := range earlier {
+		if one.Name() != boot {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, one.Name())))
+		}
+	}
+	return filepath.Join(dir, boot), err
+}
+
+// hold calls take while nobody writes to a volume in use, and tells whether that was so.
+// Where the filesystem cannot be frozen, what is taken is as after a crash: no error.
+func (f *freezer) hold(ctx context.Context, id, device string, take func() error) (held bool, err error) {
+	log := f.log.With(zap.String("volume", id))
+	thaw, err := f.freeze(ctx, id, device)
+	if err != nil {
+		log.Warn("the volume cannot be frozen: what is taken of it is as after a crash", zap.Error(err))
+		return false, take()
+	}
+	failpoint.Hit("driver-frozen")
+	began := time.Now()
+	err = take()
+	failpoint.Hit("driver-taken")
+	if thawErr := thaw(); thawErr != nil {
+		log.Warn("the volume was not frozen all the time: what was taken of it is as after a crash", zap.Error(thawErr))
+		return false, err
+	}
+	log.Info("held the writes to a volume", zap.Duration("took", time.Since(began)))
+	return true, err
+}
+
+// freeze freezes the filesystem where it is mounted: here, or in a sandbox.
+func (f *freezer) freeze(ctx context.Context, id, device string) (thaw func() error, err error) {
+	root, err := openMounted(device)
+	if err != nil {
+		return nil, err
+	}
+	if root == nil {
+		return f.sandboxes.freeze(ctx, id, f.limit)
+	}
+	fd := int(root.Fd())
+	err = f.node.Freeze(id, fd, f.limit)
+	if errors.Is(err, fsops.ErrFrozen) && f.node.Thaw(id, fd) == nil { // a driver that was killed had frozen it
+		err = f.node.Freeze(id, fd, f.limit)
+	}
+	if err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	return func() error { return errors.Join(f.node.Thaw(id, fd), root.Close()) }, nil
+}
+
+// openMounted opens the filesystem on a device where it is mounted on this node. It gives
+// nil where it is not.
+func openMounted(device string) (*os.File, error) {
+	found, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return m.Source != device || !slices.Contains(fileSystems, m.FSType), false
+	})
+	for _, m := range found {
+		if top, err := mountAt(m.Mountpoint); err == nil && top != nil && top.ID == m.ID {
+			return os.Open(m.Mountpoint)
+		}
+	}
+	if err == nil && len(found) > 0 {
+		err = fmt.Errorf("something else is mounted over %s", found[0].Mountpoint)
+	}
+	return nil, err
+}
+
+// thawLeft thaws, until ctx ends, what an earlier life of the driver has left frozen when
+// it was killed and its watchdogs were, too.
+func (f *freezer) thawLeft(ctx context.Context) error {
+	for {
+		thawed, next, err := f.node.ThawExpired()
+		if err != nil {
+			f.log.Warn("what was left frozen cannot be thawed", zap.Error(err))
+		}
+		for _, id := range thawed {
+			f.log.Warn("a volume was left frozen and has been thawed", zap.String("volume", id))
+		}
+		if next == 0 || !sys.Sleep(ctx, next) {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,114 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
+
+	"go.uber.org/zap/zaptest"
+)
+
+// admin is crust-proxy, with one volume a page.
+type admin struct {
+	adminv1.UnimplementedAdminServer
+
+	volumes           []*adminv1.Volume
+	freezing, thawing error
+
+	mu    sync.Mutex
+	calls []string
+}
+
+func (a *admin) ListVolumes(_ context.Context, req *adminv1.ListVolumesRequest) (*adminv1.ListVolumesResponse, error) {
+	at := slices.IndexFunc(a.volumes, func(v *adminv1.Volume) bool { return v.GetId() == req.GetPageToken() }) + 1
+	reply := &adminv1.ListVolumesResponse{Volumes: a.volumes[at : at+1]}
+	if at+1 < len(a.volumes) {
+		reply.NextPageToken = a.volumes[at].GetId()
+	}
+	return reply, nil
+}
+
+func (a *admin) called(what string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.calls = append(a.calls, what)
+}
+
+func (a *admin) FreezeVolume(_ context.Context, req *adminv1.FreezeVolumeRequest) (*adminv1.FreezeVolumeResponse, error) {
+	a.called("freeze " + req.GetVolume() + " " + req.GetTimeout().AsDuration().String())
+	return &adminv1.FreezeVolumeResponse{}, a.freezing
+}
+
+func (a *admin) ThawVolume(_ context.Context, req *adminv1.ThawVolumeRequest) (*adminv1.ThawVolumeResponse, error) {
+	a.called("thaw " + req.GetVolume())
+	return &adminv1.ThawVolumeResponse{}, a.thawing
+}
+
+func (a *admin) serve(t *testing.T) (socket string) {
+	t.Helper()
+	socket = t.TempDir() + "/a"
+	listener, err := net.Listen("unix", socket)
+	check.Must(t, err)
+	server := grpc.NewServer()
+	adminv1.RegisterAdminServer(server, a)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		check.Must(t, <-done)
+	})
+	return socket
+}
+
+// TestHoldInSandbox has a sandbox that can freeze, cannot, or not for long enough.
+func TestHoldInSandbox(t *testing.T) {
+	for name, c := range map[string]struct {
+		volume            string
+		freezing, thawing error
+		calls             []string
+		held              bool
+	}{
+		"all the time":  {"v", nil, nil, []string{"freeze 2 2s", "take", "thaw 2"}, true},
+		"never":         {"v", status.Error(codes.Unimplemented, "Kata"), nil, []string{"freeze 2 2s", "take"}, false},
+		"too short":     {"v", nil, status.Error(codes.FailedPrecondition, "not frozen"), []string{"freeze 2 2s", "take", "thaw 2"}, false},
+		"unknown to it": {"w", nil, nil, []string{"take"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := &admin{
+				volumes: []*adminv1.Volume{
+					{Id: "0", VolumeId: "other"}, {Id: "1", VolumeId: "v", ReadOnly: true}, {Id: "2", VolumeId: "v"},
+				},
+				freezing: c.freezing, thawing: c.thawing,
+			}
+			f := &freezer{log: zaptest.NewLogger(t), limit: 2 * time.Second, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
+			failed := errors.New("take failed")
+			held, err := f.hold(t.Context(), c.volume, "/dev/none", func() error { a.called("take"); return failed })
+			if held != c.held || !errors.Is(err, failed) || !slices.Equal(a.calls, c.calls) {
+				t.Errorf("held %v after %v: %v", held, a.calls, err)
+			}
+		})
+	}
+}
+
+// TestHoldWithoutCrustProxy takes what it can get.
+func TestHoldWithoutCrustProxy(t *testing.T) {
+	for _, socket := range []string{"", t.TempDir() + "/nobody"} {
+		f := &freezer{log: zaptest.NewLogger(t), limit: time.Second, sandboxes: sandboxes{socket: socket}}
+		taken := false
+		held, err := f.hold(t.Context(), "v", "/dev/none", func() error { taken = true; return nil })
+		if held || err != nil || !taken {
+			t.Errorf("%q: held %v, taken %v, %v", socket, held, taken, err)
+		}
+	}
+}

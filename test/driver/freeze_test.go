@@ -1,0 +1,255 @@
+//go:build system
+
+package driver_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/superblock"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// chain is two files of records; each record names the one before by its checksum. Record
+// n is in the second file only when it is in the first.
+type chain struct {
+	sum     [sha256.Size]byte
+	records uint64
+}
+
+// next gives the record that follows.
+func (c *chain) next() []byte {
+	record := binary.BigEndian.AppendUint64(nil, c.records)
+	record = append(record, c.sum[:]...)
+	c.sum = sha256.Sum256(record)
+	c.records++
+	return record
+}
+
+// write writes records, without fsync, until the test ends it.
+func write(t *testing.T, dir string) (stop func()) {
+	t.Helper()
+	var files [2]*os.File
+	for i, name := range []string{"first", "second"} {
+		file, err := os.Create(filepath.Join(dir, name))
+		check.Must(t, err)
+		files[i] = file
+	}
+	end, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		var c chain
+		for {
+			select {
+			case <-end:
+				ended <- nil
+				return
+			case <-time.After(50 * time.Microsecond): // it would fill the volume
+			}
+			record := c.next()
+			for _, file := range files {
+				if _, err := file.Write(record); err != nil {
+					ended <- err
+					return
+				}
+			}
+		}
+	}()
+	return func() {
+		t.Helper()
+		close(end)
+		check.Must(t, <-ended)
+		for _, file := range files {
+			check.Must(t, file.Close())
+		}
+	}
+}
+
+// wantChain fails where a record is missing or torn, and counts the records.
+func wantChain(t *testing.T, dir string) uint64 {
+	t.Helper()
+	var counts [2]uint64
+	for i, name := range []string{"first", "second"} {
+		raw, err := os.ReadFile(filepath.Join(dir, name))
+		check.Must(t, err)
+		var c chain
+		for len(raw) > 0 {
+			record := c.next()
+			if !bytes.HasPrefix(raw, record) {
+				t.Fatalf("the %s file is broken at record %d", name, c.records-1)
+			}
+			raw = raw[len(record):]
+		}
+		counts[i] = c.records
+	}
+	if counts[0] != counts[1] && counts[0] != counts[1]+1 {
+		t.Errorf("%d records in the first file and %d in the second", counts[0], counts[1])
+	}
+	return counts[0]
+}
+
+// TestSnapshotsOfAWriter takes snapshots of a filesystem that this node has mounted while
+// somebody writes to it. Each one is as if the writer had stopped there.
+func TestSnapshotsOfAWriter(t *testing.T) {
+	for _, c := range []struct{ pool, fs string }{{"xfs", "ext4"}, {"xfs", "xfs"}, {"xfs", "btrfs"}, {"btrfs", "ext4"}, {"btrfs", "xfs"}} {
+		t.Run(c.fs+" on "+c.pool, func(t *testing.T) {
+			r := newDriverOn(t, c.pool, false)
+			v := r.volume("v", mountAccess(c.fs))
+			v.up()
+			stop := write(t, v.target)
+			var ids []string
+			for i := range 5 {
+				id := v.mustSnapshot(fmt.Sprint("s", i)).GetSnapshotId()
+				if !r.consistent(id) {
+					t.Errorf("snapshot %d is not consistent", i)
+				}
+				ids = append(ids, id)
+			}
+			stop()
+			last := uint64(0)
+			for i, id := range ids {
+				restored := r.volume("restored", mountAccess(c.fs))
+				check.Must(t, restored.createFrom(snapshotSource(id), 0))
+				if c.fs != "xfs" { // a frozen xfs has something in its log on purpose: what is open and deleted
+					restored.wantNoReplay(c.fs)
+				}
+				restored.must(restored.stage, restored.publish)
+				records := wantChain(t, restored.target)
+				if records < last {
+					t.Errorf("%d records in snapshot %d and %d in the one before", records, i, last)
+				}
+				last = records
+				restored.down()
+				check.Must(t, r.removeSnapshot(id))
+			}
+			v.down()
+			r.wantNothing()
+		})
+	}
+}
+
+// wantNoReplay fails where the filesystem would be repaired at its mount.
+func (v *volume) wantNoReplay(fs string) {
+	v.t.Helper()
+	image, err := os.Open(fmt.Sprintf("%s/images/%x.img", v.data, sha256.Sum256([]byte(v.id))))
+	check.Must(v.t, err)
+	defer func() { _ = image.Close() }()
+	if dirty, err := superblock.NeedsReplay(image, fs); err != nil || dirty {
+		v.t.Errorf("the %s needs a replay: %v, %v", fs, dirty, err)
+	}
+}
+
+// TestKilledWhileFrozen kills the driver between freeze and thaw: the filesystem goes on,
+// and the same call makes the snapshot.
+func TestKilledWhileFrozen(t *testing.T) {
+	r := newDriverOn(t, "xfs", false)
+	v := r.volume("v", mountAccess("ext4"))
+	v.up()
+	for _, point := range []string{"driver-frozen", "driver-taken"} {
+		for _, again := range []bool{true, false} { // while it is frozen still, or afterwards
+			r.restart("CRUST_FAILPOINTS=" + point + "=kill")
+			if _, err := v.snapshot("s"); err == nil {
+				t.Fatalf("%s: not hit", point)
+			}
+			r.wait()
+			if !again {
+				v.wantWrites()
+			}
+			r.start()
+			r.wantVolumes(1)
+			made := v.mustSnapshot("s")
+			if !r.consistent(made.GetSnapshotId()) {
+				t.Errorf("%s: the snapshot is not consistent", point)
+			}
+			v.wantWrites()
+			check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
+		}
+	}
+	check.Eventually(t, "all watchdogs have ended", func() bool { return len(watchdogs(t, r.data)) == 0 })
+	v.down()
+	r.wantNothing()
+}
+
+// wantWrites waits until a write to the volume ends.
+func (v *volume) wantWrites() {
+	v.t.Helper()
+	written := make(chan error, 1)
+	go func() { written <- os.WriteFile(v.target+"/written", []byte("x"), 0o600) }()
+	select {
+	case err := <-written:
+		check.Must(v.t, err)
+	case <-time.After(20 * time.Second):
+		v.t.Fatal("writes are held still")
+	}
+}
+
+// watchdogs lists the processes that wait for the end of a freeze of a driver.
+func watchdogs(t *testing.T, data string) (found []string) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	check.Must(t, err)
+	for _, path := range all {
+		raw, err := os.ReadFile(path)
+		records, _ := os.Readlink(filepath.Dir(path) + "/fd/4")
+		if err == nil && bytes.Contains(raw, []byte("watch-frozen")) && strings.HasPrefix(records, data) {
+			found = append(found, path)
+		}
+	}
+	return found
+}
+
+// TestFreezeIsBounded has the driver be slow: writes go on, and the snapshot does not
+// claim to be more than it is.
+func TestFreezeIsBounded(t *testing.T) {
+	r := newDriverOn(t, "xfs", false, "--freeze-limit", "1s")
+	v := r.volume("v", mountAccess("ext4"))
+	v.up()
+	stop := write(t, v.target)
+	r.restart("CRUST_FAILPOINTS=driver-taken=sleep:4s")
+	made := v.mustSnapshot("s")
+	if r.consistent(made.GetSnapshotId()) {
+		t.Error("the snapshot is said to be consistent, and was frozen for a part of the time only")
+	}
+	stop()
+	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
+	v.down()
+	r.wantNothing()
+}
+
+// TestSnapshotWithoutFreeze: the driver cannot freeze what uses a block volume. What was
+// synced is there, and the record says that it is as after a crash.
+func TestSnapshotWithoutFreeze(t *testing.T) {
+	r := newDriverOn(t, "btrfs", false)
+	v, restored := r.volume("v", blockAccess()), r.volume("restored", blockAccess())
+	v.up()
+	want := bytes.Repeat([]byte("synced! "), 512)
+	device, err := os.OpenFile(v.target, os.O_RDWR, 0)
+	check.Must(t, err)
+	_, err = device.WriteAt(want, mib)
+	check.Must(t, err)
+	check.Must(t, device.Sync())
+	made := v.mustSnapshot("s")
+	check.Must(t, device.Close())
+	if r.consistent(made.GetSnapshotId()) {
+		t.Error("the snapshot is said to be consistent")
+	}
+	check.Must(t, restored.createFrom(snapshotSource(made.GetSnapshotId()), 0))
+	restored.must(restored.stage, restored.publish)
+	got := make([]byte, len(want))
+	device, err = os.Open(restored.target)
+	check.Must(t, err)
+	if _, err := device.ReadAt(got, mib); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("another content: %v", err)
+	}
+	check.Must(t, device.Close())
+	restored.down()
+	v.down()
+	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
+	r.wantNothing()
+}
