@@ -13,44 +13,46 @@ import (
 // Kubernetes change one in several steps.
 const settle = 100 * time.Millisecond
 
-// Watcher calls Changed when the configuration file was changed, also where it
-// is replaced by a rename or is a link into a ConfigMap that is swapped.
+// Watcher tells when the configuration file was changed, also where it is replaced
+// by a rename or is a link into a ConfigMap that is swapped.
 type Watcher struct {
-	File    string
-	Changed func()
+	file  string
+	watch *fsnotify.Watcher
 }
 
-// Run watches until ctx ends.
-func (w *Watcher) Run(ctx context.Context) error {
-	if w.File == "" {
-		<-ctx.Done()
-		return nil
+// Watch begins to watch. Whoever reads the file after that misses no change of it. No
+// file ("") never changes.
+func Watch(file string) (*Watcher, error) {
+	watch, err := fsnotify.NewWatcher()
+	if err == nil && file != "" {
+		err = watch.Add(filepath.Dir(file))
 	}
-	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		return fmt.Errorf("watch %s: %w", w.File, err)
+		return nil, fmt.Errorf("watch %s: %w", file, err)
 	}
-	defer func() { _ = watcher.Close() }()
-	if err := watcher.Add(filepath.Dir(w.File)); err != nil {
-		return fmt.Errorf("watch %s: %w", w.File, err)
-	}
+	return &Watcher{file: file, watch: watch}, nil
+}
+
+// Run calls changed for each change since Watch, until ctx ends.
+func (w *Watcher) Run(ctx context.Context, changed func()) error {
+	defer func() { _ = w.watch.Close() }()
 	quiet := time.NewTimer(0)
 	<-quiet.C
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case event := <-watcher.Events:
+		case event := <-w.watch.Events:
 			if w.concerns(event) {
 				quiet.Reset(settle)
 			}
-		case _, open := <-watcher.Errors:
+		case _, open := <-w.watch.Errors:
 			if !open {
-				return fmt.Errorf("watch %s: the watch ended", w.File)
+				return fmt.Errorf("watch %s: the watch ended", w.file)
 			}
 			quiet.Reset(settle) // events may be lost: look
 		case <-quiet.C:
-			w.Changed()
+			changed()
 		}
 	}
 }
@@ -62,5 +64,5 @@ func (w *Watcher) concerns(event fsnotify.Event) bool {
 		return false
 	}
 	name := filepath.Base(event.Name)
-	return name == filepath.Base(w.File) || name == "..data"
+	return name == filepath.Base(w.file) || name == "..data"
 }

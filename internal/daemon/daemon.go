@@ -1,12 +1,16 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
 	"runtime/debug"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -64,8 +68,12 @@ type daemon struct {
 }
 
 func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
+	watcher, watchErr := config.Watch(flags.File) // before the file is read
 	cfg, err := flags.Load()
-	if err != nil {
+	if err := cmp.Or(err, watchErr); err != nil {
 		return err
 	}
 	passed, err := systemd.Inherit("runtime", "admin")
@@ -81,7 +89,7 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 		level: level, log: telemetry.NewLogger(stderr, level), metrics: telemetry.NewMetrics(Version()),
 		notify: notify, passed: passed, hub: adminapi.NewHub(), started: time.Now(), stopping: make(chan struct{}),
 	}
-	d.settings = &settings{flags: flags, log: d.log, apply: d.apply}
+	d.settings = &settings{flags: flags, log: d.log, apply: d.apply, watcher: watcher, hangups: hangups}
 	d.settings.inForce.Store(&cfg)
 	d.disks = &disks{reader: ondisk.New(), metrics: d.metrics, log: d.log}
 	d.http = &telemetry.Server{
@@ -238,7 +246,7 @@ func (d *daemon) serveUntilDone(ctx context.Context, servers *servers) error {
 	group.Go("reconcile", &reconcileLoop{
 		broker: d.broker, interval: cfg.ReconcileInterval.Std(), log: d.log, done: logRepairs(d.log, d.metrics),
 	})
-	group.Go("configuration", &config.Watcher{File: d.settings.flags.File, Changed: d.settings.reload})
+	group.Go("configuration", run.Func(d.settings.reloadOnChange))
 	group.Go("SIGHUP", run.Func(d.settings.reloadOnSignal))
 	group.Go("watchdog", &systemd.Watchdog{Notifier: d.notify, Alive: d.alive, Log: d.log})
 	if d.front != nil {

@@ -3,9 +3,7 @@ package daemon
 import (
 	"context"
 	"os"
-	"os/signal"
 	"sync/atomic"
-	"syscall"
 
 	"go.uber.org/zap"
 
@@ -18,7 +16,9 @@ type settings struct {
 	flags *config.Flags
 	log   *zap.Logger
 	// apply hands a changed configuration to the parts of the daemon.
-	apply func(*config.Config)
+	apply   func(*config.Config)
+	watcher *config.Watcher
+	hangups <-chan os.Signal
 
 	inForce atomic.Pointer[config.Config]
 	bad     atomic.Pointer[error] // what is wrong with the file since it was changed
@@ -26,15 +26,14 @@ type settings struct {
 
 func (s *settings) get() *config.Config { return s.inForce.Load() }
 
+func (s *settings) reloadOnChange(ctx context.Context) error { return s.watcher.Run(ctx, s.reload) }
+
 func (s *settings) reloadOnSignal(ctx context.Context) error {
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP)
-	defer signal.Stop(hangups)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-hangups:
+		case <-s.hangups:
 			s.reload()
 		}
 	}
