@@ -76,24 +76,16 @@ func (r *Registry) tellAlarms() {
 		if !r.alarmed[driver] {
 			r.cfg.Log.Error("a driver has registered with kubelet directly: its volumes are not deferred any more, and pods of "+
 				"deferred volumes cannot be started", zap.String("driver", driver), zap.String("problem", text))
-			r.alarm(driver, true)
+			r.alarmed[driver] = true
+			r.cfg.Alarm(driver, true)
 		}
 	}
 	for driver := range r.alarmed {
 		if now[driver] == "" {
 			r.cfg.Log.Info("a driver is not registered with kubelet directly any more", zap.String("driver", driver))
-			r.alarm(driver, false)
+			delete(r.alarmed, driver)
+			r.cfg.Alarm(driver, false)
 		}
-	}
-}
-
-func (r *Registry) alarm(driver string, on bool) {
-	delete(r.alarmed, driver)
-	if on {
-		r.alarmed[driver] = true
-	}
-	if r.cfg.Alarm != nil {
-		r.cfg.Alarm(driver, on)
 	}
 }
 

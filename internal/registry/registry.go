@@ -49,7 +49,7 @@ type Config struct {
 	// Deferred names the deferred volumes of a driver that live on this node.
 	Deferred func(driver string) []string
 	// Alarm is told when a driver registers with kubelet past us, and when that is
-	// over; it may be nil.
+	// over.
 	Alarm func(driver string, on bool)
 	// Renewed is told when a registration that kubelet may have lost is renewed; it
 	// may be nil.

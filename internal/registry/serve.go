@@ -124,29 +124,22 @@ func (r *Registry) serve(name string, link *connection) (*served, error) {
 	}
 	front = &served{name: name, socket: socketPath(r.cfg.Sockets, name), ended: make(chan struct{})}
 	front.driver.Store(link)
-	if err := front.listen(r); err != nil {
+	listener, err := peercred.Listen(front.socket, 0o600, "")
+	if err != nil {
 		return nil, err
 	}
+	front.server = grpc.NewServer(r.cfg.Serve(name, func() (grpc.ClientConnInterface, error) { return front.driverConn(), nil })...)
+	go func() {
+		defer close(front.ended)
+		if err := front.server.Serve(left{Listener: listener, unix: listener.UnixListener}); err != nil {
+			r.cfg.Log.Error("a CSI socket is not served any more", zap.String("socket", front.socket), zap.Error(err))
+		}
+	}()
 	r.served[name] = front
 	return front, nil
 }
 
 func (f *served) driverConn() *grpc.ClientConn { return f.driver.Load().conn }
-
-func (f *served) listen(r *Registry) error {
-	listener, err := peercred.Listen(f.socket, 0o600, "")
-	if err != nil {
-		return err
-	}
-	f.server = grpc.NewServer(r.cfg.Serve(f.name, func() (grpc.ClientConnInterface, error) { return f.driverConn(), nil })...)
-	go func() {
-		defer close(f.ended)
-		if err := f.server.Serve(left{Listener: listener, unix: listener.UnixListener}); err != nil {
-			r.cfg.Log.Error("a CSI socket is not served any more", zap.String("socket", f.socket), zap.Error(err))
-		}
-	}()
-	return nil
-}
 
 // left is a listener whose socket file stays when it is closed.
 type left struct {
