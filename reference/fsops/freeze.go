@@ -84,7 +84,7 @@ func (f Freezer) freeze(key string, root int, timeout time.Duration) (useless []
 	if err != nil {
 		return nil, err
 	}
-	now := state{Key: key, Token: newToken(), Deadline: clock() + timeout.Nanoseconds()}
+	now := state{Key: key, Token: rand.Text(), Deadline: clock() + timeout.Nanoseconds()}
 	now.Watchdogs, err = f.arm(dir, places, name, &now)
 	if err == nil {
 		err = rec.freeze(dir, &now)
@@ -183,8 +183,6 @@ func recordName(root int) (string, error) {
 	return fmt.Sprintf("device-%d-%d", unix.Major(dev), unix.Minor(dev)), err
 }
 
-func newToken() string { return rand.Text() }
-
 // clock is a time that all processes have in common and that never jumps.
 func clock() int64 {
 	var now unix.Timespec
@@ -199,9 +197,5 @@ func (f Freezer) open() (*os.File, error) {
 	if err := os.MkdirAll(f.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	fd, err := unix.Open(f.Dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", f.Dir, err)
-	}
-	return os.NewFile(uintptr(fd), f.Dir), nil
+	return os.Open(f.Dir)
 }

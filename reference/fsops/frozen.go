@@ -42,12 +42,10 @@ func openFrozen(dogs []process, root int, name string) (*os.File, error) {
 // openHeld opens the root directory that a watchdog holds.
 func openHeld(dogs []process) (*os.File, error) {
 	for _, dog := range dogs {
-		path := fmt.Sprintf("/proc/%d/fd/%d", dog.PID, rootFD)
-		root, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		found, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/%d", dog.PID, rootFD), os.O_RDONLY|unix.O_DIRECTORY, 0)
 		if err != nil {
 			continue
 		}
-		found := os.NewFile(uintptr(root), path)
 		// Only now it is certain whose it was: a pid may be used again.
 		if dog.alive() {
 			return found, nil

@@ -103,15 +103,9 @@ func deviceSize(device int) (int64, error) {
 
 // sameDevice makes sure that a filesystem lies on a device.
 func sameDevice(root, device int) error {
-	var fs, dev unix.Stat_t
-	if err := unix.Fstat(root, &fs); err != nil {
-		return err
-	}
+	var dev unix.Stat_t
 	if err := unix.Fstat(device, &dev); err != nil {
 		return err
 	}
-	if on, is := uint64(fs.Dev), uint64(dev.Rdev); on != is { //nolint:unconvert // narrower on other architectures
-		return fmt.Errorf("it lies on the device %d:%d and not on %d:%d", unix.Major(on), unix.Minor(on), unix.Major(is), unix.Minor(is))
-	}
-	return nil
+	return LiesOn(root, uint64(dev.Rdev)) //nolint:unconvert // narrower on other architectures
 }

@@ -1,22 +1,32 @@
 package fsops
 
 import (
-	"bytes"
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
 func planBtrfs(dir *os.File, device int, size int64) (*plan, error) {
-	var fs btrfsFSInfo
-	if _, err := ioctl(fdOf(dir), btrfsIocFSInfo, &fs); err != nil {
-		return nil, fmt.Errorf("ask btrfs for its devices: %w", err)
-	}
-	member, err := btrfsMember(dir, &fs, device)
+	fs, devices, err := btrfsDevices(fdOf(dir))
 	if err != nil {
 		return nil, err
 	}
+	var want unix.Stat_t
+	if err := unix.Fstat(device, &want); err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(devices, func(info btrfsDevInfo) bool {
+		// With one device there is no choice, and its name may be of another mount
+		// namespace.
+		number, err := info.number()
+		return fs.Devices == 1 || err == nil && number == want.Rdev
+	})
+	if i < 0 {
+		return nil, fmt.Errorf("the device %d:%d is none of the %d devices of this btrfs", unix.Major(want.Rdev), unix.Minor(want.Rdev), fs.Devices)
+	}
+	member := devices[i]
 	sector := int64(max(fs.Sector, 512))
 	return &plan{has: times(member.TotalBytes, 1), most: size / sector * sector, grow: func() error {
 		args := btrfsVolArgs{}
@@ -28,26 +38,4 @@ func planBtrfs(dir *os.File, device int, size int64) (*plan, error) {
 		}
 		return err
 	}}, nil
-}
-
-// btrfsMember finds out which of its devices a device is.
-func btrfsMember(dir *os.File, fs *btrfsFSInfo, device int) (*btrfsDevInfo, error) {
-	var want unix.Stat_t
-	if err := unix.Fstat(device, &want); err != nil {
-		return nil, err
-	}
-	for id := uint64(1); id <= min(fs.MaxID, btrfsMostDevices); id++ {
-		info := btrfsDevInfo{DevID: id}
-		if _, err := ioctl(fdOf(dir), btrfsIocDevInfo, &info); err != nil {
-			continue // there is no such device, or not any more
-		}
-		// With one device there is no choice, and its name may be of another
-		// mount namespace.
-		var is unix.Stat_t
-		path := string(info.Path[:max(bytes.IndexByte(info.Path[:], 0), 0)])
-		if fs.Devices == 1 || unix.Stat(path, &is) == nil && is.Rdev == want.Rdev {
-			return &info, nil
-		}
-	}
-	return nil, fmt.Errorf("the device %d:%d is none of the %d devices of this btrfs", unix.Major(want.Rdev), unix.Minor(want.Rdev), fs.Devices)
 }

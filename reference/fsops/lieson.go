@@ -1,7 +1,6 @@
 package fsops
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 
@@ -42,23 +41,18 @@ func btrfsDevice(root int) (uint64, error) {
 		return 0, fmt.Errorf("open its root directory: %w", err)
 	}
 	defer func() { _ = dir.Close() }()
-	var fs btrfsFSInfo
-	if _, err := ioctl(fdOf(dir), btrfsIocFSInfo, &fs); err != nil {
-		return 0, fmt.Errorf("ask btrfs for its devices: %w", err)
-	}
-	if fs.Devices != 1 {
+	fs, devices, err := btrfsDevices(fdOf(dir))
+	switch {
+	case err != nil:
+		return 0, err
+	case fs.Devices != 1:
 		return 0, fmt.Errorf("%w: it has %d devices", ErrElsewhere, fs.Devices)
+	case len(devices) == 0:
+		return 0, errors.New("btrfs tells none of its devices")
 	}
-	for id := uint64(1); id <= min(fs.MaxID, btrfsMostDevices); id++ {
-		info := btrfsDevInfo{DevID: id}
-		if _, err := ioctl(fdOf(dir), btrfsIocDevInfo, &info); err != nil {
-			continue // there is no such device, or not any more
-		}
-		var st unix.Stat_t
-		if err := unix.Stat(string(info.Path[:max(bytes.IndexByte(info.Path[:], 0), 0)]), &st); err != nil {
-			return 0, fmt.Errorf("find the device of the btrfs: %w", err)
-		}
-		return uint64(st.Rdev), nil //nolint:unconvert // narrower on other architectures
+	number, err := devices[0].number()
+	if err != nil {
+		return 0, fmt.Errorf("find the device of the btrfs: %w", err)
 	}
-	return 0, errors.New("btrfs tells none of its devices")
+	return number, nil
 }

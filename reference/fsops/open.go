@@ -1,33 +1,23 @@
 package fsops
 
 import (
-	"errors"
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // openAt opens a name in a directory. It follows no link, enters no other mount and
-// does not leave the directory, except for where resolve allows that.
-func openAt(dir int, name string, flags, resolve uint64) (int, error) {
-	how := unix.OpenHow{
-		Flags:   flags | unix.O_CLOEXEC | unix.O_NOFOLLOW,
-		Resolve: resolve | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
-	}
-	for {
-		fd, err := unix.Openat2(dir, name, &how)
-		// EAGAIN: a rename raced the walk, which is to be done again.
-		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
-			continue
-		}
-		return fd, err
-	}
+// does not leave the directory.
+func openAt(dir int, name string, flags uint64) (int, error) {
+	return sys.OpenBeneath(dir, name, flags|unix.O_NOFOLLOW, unix.RESOLVE_NO_XDEV|unix.RESOLVE_NO_SYMLINKS)
 }
 
 // openDir opens a directory for reading; "." gives one that can be read of one that
 // is only a place (O_PATH), as new mounts are.
 func openDir(dir int, name string) (*os.File, error) {
-	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_BENEATH)
+	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err
 	}

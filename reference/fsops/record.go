@@ -94,7 +94,7 @@ func (r *record) read() (state, error) { return readState(fdOf(r.dir), stateFile
 
 // readState reads what is on record, which is whole at all times.
 func readState(dir int, path string) (s state, err error) {
-	fd, err := openAt(dir, path, unix.O_RDONLY, unix.RESOLVE_BENEATH)
+	fd, err := openAt(dir, path, unix.O_RDONLY)
 	if err != nil {
 		return s, err
 	}

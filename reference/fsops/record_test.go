@@ -32,7 +32,7 @@ func TestRecordIsKeptLockedAndForgotten(t *testing.T) {
 	if _, err := first.read(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a new record: %v", err)
 	}
-	want := state{Key: "key", Token: newToken(), Deadline: 5, Frozen: true, Watchdogs: []process{{PID: 1, Start: 2}}}
+	want := state{Key: "key", Token: "token", Deadline: 5, Frozen: true, Watchdogs: []process{{PID: 1, Start: 2}}}
 	if err := errors.Join(first.write(&state{Key: "before"}), first.write(&want)); err != nil {
 		t.Fatal(err)
 	}

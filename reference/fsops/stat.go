@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -41,7 +41,8 @@ func Stat(root int, readOnly bool) (Report, error) {
 	var fs unix.Statfs_t
 	err := unix.Fstatfs(root, &fs)
 	if broken(err) {
-		return abnormal("the filesystem does not answer any more (%v): the kernel has shut it down after an error", err), nil
+		text := fmt.Sprintf("the filesystem does not answer any more (%v): the kernel has shut it down after an error", err)
+		return Report{Abnormal: true, Message: text}, nil
 	}
 	if err != nil {
 		return Report{}, fmt.Errorf("statfs: %w", err)
@@ -58,10 +59,6 @@ func Stat(root int, readOnly bool) (Report, error) {
 	wrong = append(wrong, found...)
 	r.Abnormal, r.Message = len(wrong) > 0, strings.Join(wrong, "; ")
 	return r, nil
-}
-
-func abnormal(format string, args ...any) Report {
-	return Report{Abnormal: true, Message: fmt.Sprintf(format, args...)}
 }
 
 func usage(fs *unix.Statfs_t) []Usage {
@@ -90,12 +87,11 @@ func less(n, m uint64) uint64 { return n - min(n, m) }
 
 // broken tells the errors of a filesystem or device that fails.
 func broken(err error) bool {
-	for _, is := range []error{unix.EIO, unix.EUCLEAN, unix.EBADMSG, unix.ENXIO, unix.ENODEV} {
-		if errors.Is(err, is) {
-			return true
-		}
-	}
-	return false
+	return isAny(err, unix.EIO, unix.EUCLEAN, unix.EBADMSG, unix.ENXIO, unix.ENODEV)
+}
+
+func isAny(err error, of ...unix.Errno) bool {
+	return slices.ContainsFunc(of, func(is unix.Errno) bool { return errors.Is(err, is) })
 }
 
 // health looks for what is wrong.
@@ -103,7 +99,10 @@ func health(root int, kind int64) ([]string, error) {
 	dir, err := openDir(root, ".")
 	if err == nil {
 		defer func() { _ = dir.Close() }()
-		err = readable(dir)
+		// Opening alone asks nothing of the filesystem.
+		if _, reading := dir.Readdirnames(1); broken(reading) {
+			err = reading
+		}
 	}
 	if broken(err) {
 		return []string{fmt.Sprintf("the root directory cannot be read (%v): the kernel has shut the filesystem down after an error, or the device fails", err)}, nil
@@ -118,12 +117,4 @@ func health(root int, kind int64) ([]string, error) {
 		return btrfsHealth(fdOf(dir)), nil
 	}
 	return nil, nil
-}
-
-// readable reads one name: opening alone asks nothing of the filesystem.
-func readable(dir *os.File) error {
-	if _, err := dir.Readdirnames(1); broken(err) {
-		return err
-	}
-	return nil
 }

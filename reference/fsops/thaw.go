@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
@@ -33,7 +34,7 @@ func (f Freezer) thawKey(key string, root int) error {
 		return err
 	}
 	defer func() { _ = places.Close() }()
-	name, err := findRecord(places, key)
+	name, _, err := findRecord(places, key)
 	if err != nil {
 		return err
 	}
@@ -50,19 +51,19 @@ func (f Freezer) thawKey(key string, root int) error {
 	return err
 }
 
-// findRecord gives the name of the record of a key, or none.
-func findRecord(places *os.File, key string) (string, error) {
+// findRecord gives the record of a key and its name, which is "" where there is none.
+func findRecord(places *os.File, key string) (name string, was state, err error) {
 	names, err := places.Readdirnames(-1)
 	if err != nil {
-		return "", err
+		return "", state{}, err
 	}
 	for _, name := range names {
 		// One that cannot be read is another one's, or was removed just now.
 		if was, err := readState(fdOf(places), name+"/"+stateFile); err == nil && was.Key == key {
-			return name, nil
+			return name, was, nil
 		}
 	}
-	return "", nil
+	return "", state{}, nil
 }
 
 // thaw gives the watchdogs that have nothing to do any more. The record is free
@@ -141,7 +142,8 @@ func (f Freezer) ThawExpired() (keys []string, next time.Duration, err error) {
 		}
 		left := time.Duration(now.Deadline - clock() + overdue.Nanoseconds())
 		if left <= 0 {
-			err := thawExpired(places, name, now.Key)
+			dogs, err := thaw(places, name, now.Key, -1, overdue)
+			end(dogs)
 			switch {
 			case err == nil:
 				keys = append(keys, now.Key)
@@ -164,12 +166,6 @@ const (
 	nextTry = 30 * time.Second
 )
 
-func thawExpired(places *os.File, name, key string) error {
-	dogs, err := thaw(places, name, key, -1, overdue)
-	end(dogs)
-	return err
-}
-
 // Forgotten tells whether the filesystem that was frozen by a key is so still, and no
 // watchdog is left that would thaw it.
 func (f Freezer) Forgotten(key string) bool {
@@ -178,18 +174,6 @@ func (f Freezer) Forgotten(key string) bool {
 		return false // nothing was ever frozen
 	}
 	defer func() { _ = places.Close() }()
-	name, err := findRecord(places, key)
-	if err != nil || name == "" {
-		return false
-	}
-	now, err := readState(fdOf(places), name+"/"+stateFile)
-	if err != nil || !now.Frozen {
-		return false
-	}
-	for _, dog := range now.Watchdogs {
-		if dog.alive() {
-			return false
-		}
-	}
-	return true
+	_, now, err := findRecord(places, key)
+	return err == nil && now.Frozen && !slices.ContainsFunc(now.Watchdogs, process.alive)
 }

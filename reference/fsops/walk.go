@@ -107,7 +107,7 @@ func (w *walk) enter(dir *os.File, name string) error {
 // entry changes one file. The descriptor pins it: what is looked at is what is
 // changed, whatever takes its name meanwhile.
 func (w *walk) entry(dir int, name string) error {
-	fd, err := openAt(dir, name, unix.O_PATH, unix.RESOLVE_BENEATH)
+	fd, err := openAt(dir, name, unix.O_PATH)
 	if gone(err) {
 		return nil
 	}
@@ -149,7 +149,7 @@ func (w *walk) leave() error {
 
 // openAbove opens the directory above, if it is still the one it was.
 func openAbove(dir int, want identity) (*os.File, error) {
-	fd, err := openAt(dir, "..", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	fd, err := unix.Openat(dir, "..", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -168,12 +168,7 @@ func openAbove(dir int, want identity) (*os.File, error) {
 // gone tells that a name is not there any more, or not as what it was, or that
 // another filesystem is mounted on it. Another pod may be using the volume.
 func gone(err error) bool {
-	for _, is := range []error{unix.ENOENT, unix.ELOOP, unix.ENOTDIR, unix.EXDEV, unix.ESTALE} {
-		if errors.Is(err, is) {
-			return true
-		}
-	}
-	return false
+	return isAny(err, unix.ENOENT, unix.ELOOP, unix.ENOTDIR, unix.EXDEV, unix.ESTALE)
 }
 
 // mostPath bounds the path in an error.

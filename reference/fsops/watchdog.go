@@ -61,7 +61,7 @@ func (f Freezer) startWatchdog(files []*os.File, name string, s *state) (process
 	if len(f.Watchdog) == 0 {
 		return process{}, errors.New("no program is configured for it")
 	}
-	args := append(append([]string(nil), f.Watchdog[1:]...), name, s.Token, strconv.FormatInt(s.Deadline, 10))
+	args := slices.Concat(f.Watchdog[1:], []string{name, s.Token, strconv.FormatInt(s.Deadline, 10)})
 	cmd := exec.Command(f.Watchdog[0], args...) //nolint:gosec // this very program, by its configuration
 	cmd.Dir, cmd.Env, cmd.ExtraFiles = "/", []string{}, files
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

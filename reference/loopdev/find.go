@@ -56,17 +56,3 @@ func status(path string) (*unix.LoopInfo64, error) {
 	defer func() { _ = loop.Close() }()
 	return unix.IoctlLoopGetStatus64(int(loop.Fd()))
 }
-
-// Size is the size of a loop device in bytes.
-func Size(path string) (int64, error) {
-	loop, err := os.OpenFile(path, os.O_RDONLY, 0) //nolint:gosec // the caller names the device
-	if err != nil {
-		return 0, fmt.Errorf("size of %s: %w", path, err)
-	}
-	defer func() { _ = loop.Close() }()
-	size, err := loop.Seek(0, 2)
-	if err != nil {
-		return 0, fmt.Errorf("size of %s: %w", path, err)
-	}
-	return size, nil
-}

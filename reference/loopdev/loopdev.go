@@ -79,12 +79,7 @@ func attachFree(control, backing int, opts Options) (string, error) {
 
 // Detach frees a loop device. One that is free already is a success.
 func Detach(path string) error {
-	loop, err := os.OpenFile(path, os.O_RDONLY, 0) //nolint:gosec // the caller names the device
-	if err != nil {
-		return fmt.Errorf("detach %s: %w", path, err)
-	}
-	defer func() { _ = loop.Close() }()
-	if _, err := unix.IoctlRetInt(int(loop.Fd()), unix.LOOP_CLR_FD); err != nil && !errors.Is(err, unix.ENXIO) {
+	if err := loopIoctl(path, unix.LOOP_CLR_FD); err != nil && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("detach %s: %w", path, err)
 	}
 	return nil
@@ -92,13 +87,18 @@ func Detach(path string) error {
 
 // Grow makes a loop device take up the present size of its backing.
 func Grow(path string) error {
-	loop, err := os.OpenFile(path, os.O_RDONLY, 0) //nolint:gosec // the caller names the device
-	if err != nil {
-		return fmt.Errorf("grow %s: %w", path, err)
-	}
-	defer func() { _ = loop.Close() }()
-	if _, err := unix.IoctlRetInt(int(loop.Fd()), unix.LOOP_SET_CAPACITY); err != nil {
+	if err := loopIoctl(path, unix.LOOP_SET_CAPACITY); err != nil {
 		return fmt.Errorf("grow %s: %w", path, err)
 	}
 	return nil
+}
+
+func loopIoctl(path string, request uint) error {
+	loop, err := os.OpenFile(path, os.O_RDONLY, 0) //nolint:gosec // the caller names the device
+	if err != nil {
+		return err
+	}
+	defer func() { _ = loop.Close() }()
+	_, err = unix.IoctlRetInt(int(loop.Fd()), request)
+	return err
 }

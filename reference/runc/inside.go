@@ -138,8 +138,7 @@ func (p pause) attach(dir, mount int, volume string) error {
 			return err
 		}
 		defer func() { _ = unix.Close(point) }()
-		const byFD = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
-		if err := unix.MoveMount(mount, "", point, "", byFD); err != nil {
+		if err := moveMount(mount, point); err != nil {
 			return fmt.Errorf("the volume cannot be mounted in the sandbox: %w", err)
 		}
 		return nil

@@ -107,11 +107,6 @@ const places = "/dev/crust"
 // a pod share a process namespace, root in one of them reaches the sandbox's /dev.
 const inSandbox = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
 
-// openRoot opens the root directory of a process, given the directory of that.
-func openRoot(proc int) (int, error) {
-	return unix.Openat(proc, "root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-}
-
 // open opens the root of the sandbox's mount of a volume. It is an ENOENT where the
 // sandbox has no mount of it.
 func (p pause) open(volume string, info abi.Info) (int, error) {
@@ -132,7 +127,7 @@ func (p pause) open(volume string, info abi.Info) (int, error) {
 // what was opened lies on the volume's device. The descriptor can only be looked at
 // (O_PATH): a filesystem that has shut down gives no other any more.
 func openIn(proc int, volume string, info abi.Info) (int, error) {
-	root, err := openRoot(proc)
+	root, err := unix.Openat(proc, "root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
 	}

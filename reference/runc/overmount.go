@@ -16,11 +16,14 @@ func overmount(mount, over int) error {
 	if err := cutOff(over); err != nil {
 		return fmt.Errorf("the place of the volume cannot be cut off from the host: %w", err)
 	}
-	const byFD = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
-	if err := unix.MoveMount(mount, "", over, "", byFD); err != nil {
+	if err := moveMount(mount, over); err != nil {
 		return fmt.Errorf("the volume cannot be put in its place: %w", err)
 	}
 	return nil
+}
+
+func moveMount(mount, over int) error {
+	return unix.MoveMount(mount, "", over, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
 // cutOff makes the mount that a descriptor lies on private, and believes only what

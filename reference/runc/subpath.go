@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // within keeps every step inside the volume: a link that leads out of it, or to
@@ -25,26 +27,21 @@ func descend(root int, sub string) (int, error) {
 		return fd, nil
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(root, &st); err != nil {
-		_ = unix.Close(at)
-		return -1, err
-	}
+	err = unix.Fstat(root, &st)
 	walked := ""
-	for _, name := range strings.Split(sub, "/") {
-		walked = strings.TrimPrefix(walked+"/"+name, "/")
-		if err = makeBelow(at, name, st.Mode&0o7777); err != nil {
+	for name := range strings.SplitSeq(sub, "/") {
+		if err != nil {
 			break
 		}
-		_ = unix.Close(at)
-		// From the root each time: a link on the way may lead elsewhere in the volume.
-		if at, err = openBelow(root, walked); err != nil {
-			break
+		walked = strings.TrimPrefix(walked+"/"+name, "/")
+		if err = makeBelow(at, name, st.Mode&0o7777); err == nil {
+			sys.CloseFD(at)
+			// From the root each time: a link on the way may lead elsewhere in the volume.
+			at, err = openBelow(root, walked)
 		}
 	}
 	if err != nil {
-		if at >= 0 {
-			_ = unix.Close(at)
-		}
+		sys.CloseFD(at)
 		return -1, subError(sub, err)
 	}
 	return at, nil

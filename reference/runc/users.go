@@ -121,13 +121,7 @@ func isProgram(configured, program string) bool {
 		}
 		configured = found
 	}
-	if configured == program {
-		return true
-	}
-	one, err := os.Stat(configured) //nolint:gosec // only compared
-	if err != nil {
-		return false
-	}
-	other, err := os.Stat(program)
-	return err == nil && os.SameFile(one, other)
+	one, oneErr := os.Stat(configured) //nolint:gosec // only compared
+	other, otherErr := os.Stat(program)
+	return configured == program || oneErr == nil && otherErr == nil && os.SameFile(one, other)
 }

@@ -75,23 +75,17 @@ func mountReady(info abi.Info, device int, warn func(string)) (int, error) {
 }
 
 // checkMounted sees that the name of the device led the kernel to the same device
-// as us. A btrfs, whose numbers are its own, is told by what its name leads to now.
+// as us.
 func checkMounted(mount, device int, info abi.Info) error {
-	var fs, dev unix.Stat_t
-	if err := errors.Join(unix.Fstat(mount, &fs), unix.Fstat(device, &dev)); err != nil {
+	var dev unix.Stat_t
+	if err := unix.Fstat(device, &dev); err != nil {
 		return err
 	}
-	if unix.Major(fs.Dev) == 0 {
-		var named unix.Stat_t
-		if err := unix.Stat(info.Device, &named); err != nil {
-			return err
-		}
-		fs.Dev = named.Rdev
-	}
-	if fs.Dev != dev.Rdev {
+	err := fsops.LiesOn(mount, uint64(dev.Rdev)) //nolint:unconvert // narrower on other architectures
+	if errors.Is(err, fsops.ErrElsewhere) {
 		return fmt.Errorf("another device took the name %s while it was mounted: try again", info.Device)
 	}
-	return nil
+	return err
 }
 
 // growTime bounds what is done to a filesystem that is not mounted.

@@ -46,7 +46,7 @@ func Run(cfg runc.Config) error {
 	if err != nil {
 		return err
 	}
-	served := grpc.NewServer(grpc.MaxRecvMsgSize(64<<10), grpc.MaxConcurrentStreams(1024))
+	served := grpc.NewServer(grpc.UnaryInterceptor(answer), grpc.MaxRecvMsgSize(64<<10), grpc.MaxConcurrentStreams(1024))
 	volumes := runc.OpenVolumes(cfg)
 	handlerv1.RegisterHandlerServer(served, &server{volumes: volumes})
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -23,12 +24,9 @@ type server struct {
 
 // GetVolumeStats measures the filesystem.
 func (s *server) GetVolumeStats(_ context.Context, req *handlerv1.GetVolumeStatsRequest) (*handlerv1.GetVolumeStatsResponse, error) {
-	if err := checkTarget(req.GetTargetPath()); err != nil {
-		return nil, err
-	}
 	reply, sandbox, err := s.volumes.Stats(req.GetTargetPath())
 	if err != nil {
-		return nil, toStatus(err)
+		return nil, err
 	}
 	out := &handlerv1.GetVolumeStatsResponse{SandboxId: sandbox}
 	for _, u := range reply.Usage {
@@ -45,49 +43,42 @@ func (s *server) GetVolumeStats(_ context.Context, req *handlerv1.GetVolumeStats
 // ResizeVolume grows the filesystem to its device.
 func (s *server) ResizeVolume(_ context.Context, req *handlerv1.ResizeVolumeRequest) (*handlerv1.ResizeVolumeResponse, error) {
 	least, most := req.GetCapacityRange().GetRequiredBytes(), req.GetCapacityRange().GetLimitBytes()
-	if err := checkTarget(req.GetTargetPath()); err != nil {
-		return nil, err
-	}
 	if least < 0 || most < 0 {
 		return nil, status.Error(codes.InvalidArgument, "capacity_range: a size is negative")
 	}
 	size, err := s.volumes.Resize(req.GetTargetPath(), least, most)
 	if err != nil {
-		return nil, toStatus(err)
+		return nil, err
 	}
 	return &handlerv1.ResizeVolumeResponse{CapacityBytes: size}, nil
 }
 
 // FreezeVolume holds all writes.
 func (s *server) FreezeVolume(_ context.Context, req *handlerv1.FreezeVolumeRequest) (*handlerv1.FreezeVolumeResponse, error) {
-	if err := checkTarget(req.GetTargetPath()); err != nil {
-		return nil, err
-	}
 	if err := req.GetTimeout().CheckValid(); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "timeout: %v", err)
 	}
-	return &handlerv1.FreezeVolumeResponse{}, toStatus(s.volumes.Freeze(req.GetTargetPath(), req.GetTimeout().AsDuration()))
+	return &handlerv1.FreezeVolumeResponse{}, s.volumes.Freeze(req.GetTargetPath(), req.GetTimeout().AsDuration())
 }
 
 // ThawVolume lets writes go on.
 func (s *server) ThawVolume(_ context.Context, req *handlerv1.ThawVolumeRequest) (*handlerv1.ThawVolumeResponse, error) {
-	if err := checkTarget(req.GetTargetPath()); err != nil {
-		return nil, err
-	}
-	return &handlerv1.ThawVolumeResponse{}, toStatus(s.volumes.Thaw(req.GetTargetPath()))
+	return &handlerv1.ThawVolumeResponse{}, s.volumes.Thaw(req.GetTargetPath())
 }
 
-func checkTarget(target string) error {
-	if !path.IsAbs(target) {
-		return status.Errorf(codes.InvalidArgument, "target_path: %q is not an absolute path", target)
+// answer checks what every call names, and gives errors their codes.
+func answer(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if of, ok := req.(interface{ GetTargetPath() string }); ok && !path.IsAbs(of.GetTargetPath()) {
+		return nil, status.Errorf(codes.InvalidArgument, "target_path: %q is not an absolute path", of.GetTargetPath())
 	}
-	return nil
+	reply, err := handler(ctx, req)
+	return reply, toStatus(err)
 }
 
 // toStatus says the same by a code as the program does by its exit status.
 func toStatus(err error) error {
-	if err == nil {
-		return nil
+	if _, is := status.FromError(err); is {
+		return err // or nil
 	}
 	code := map[int]codes.Code{
 		abi.ExitUsage: codes.InvalidArgument, abi.ExitNoSandbox: codes.NotFound,
