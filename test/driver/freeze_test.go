@@ -94,8 +94,8 @@ func wantChain(t *testing.T, dir string) uint64 {
 	return counts[0]
 }
 
-// TestSnapshotsOfAWriter takes snapshots of a filesystem that this node has mounted while
-// somebody writes to it. Each one is as if the writer had stopped there.
+// TestSnapshotsOfAWriter takes snapshots and a clone of a filesystem that this node has
+// mounted while somebody writes to it. Each one is as if the writer had stopped there.
 func TestSnapshotsOfAWriter(t *testing.T) {
 	for _, c := range []struct{ pool, fs string }{{"xfs", "ext4"}, {"xfs", "xfs"}, {"xfs", "btrfs"}, {"btrfs", "ext4"}, {"btrfs", "xfs"}} {
 		t.Run(c.fs+" on "+c.pool, func(t *testing.T) {
@@ -111,7 +111,12 @@ func TestSnapshotsOfAWriter(t *testing.T) {
 				}
 				ids = append(ids, id)
 			}
+			clone := r.volume("clone", mountAccess(c.fs))
+			check.Must(t, clone.createFrom(v.asSource(), 0))
 			stop()
+			clone.must(clone.stage, clone.publish)
+			wantChain(t, clone.target)
+			clone.down()
 			last := uint64(0)
 			for i, id := range ids {
 				restored := r.volume("restored", mountAccess(c.fs))

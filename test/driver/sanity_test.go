@@ -10,17 +10,18 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/sanity"
 )
 
-// TestSanity runs csi-sanity, with both access types, plain and native.
+// TestSanity runs csi-sanity, with both access types, plain and native: native on a
+// filesystem with reflinks, and plain where data is copied if that of the machine has none.
 func TestSanity(t *testing.T) {
 	program := sanity.Program(t)
 	for _, native := range []bool{false, true} {
 		for _, kind := range []string{"mount", "block"} {
-			name := kind + "-plain"
+			name, pool := kind+"-plain", ""
 			if native {
-				name = kind + "-native"
+				name, pool = kind+"-native", "xfs"
 			}
 			t.Run(name, func(t *testing.T) {
-				r := newDriver(t, native)
+				r := newDriverOn(t, pool, native)
 				socket := r.socket()
 				if native {
 					socket = sanity.HideDeferral(t, r.conn, r.dir)
