@@ -8,7 +8,7 @@ import (
 )
 
 // Kind classes an error by what its caller can do about it. Every error that
-// leaves this module's inner packages has one; internal/adminapi turns it into a gRPC
+// leaves this module's inner packages has one; internal/rpccode turns it into a gRPC
 // code, in one place.
 type Kind uint8
 
