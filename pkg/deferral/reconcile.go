@@ -153,15 +153,16 @@ func (r *reconciler) removeStrayGuards(ctx context.Context, report *collector) {
 		report.add("", "read mounts", err)
 	}
 	for key, point := range points {
+		if r.table.has(key) {
+			continue
+		}
 		t, err := r.targets.root.Resolve(point)
 		if err != nil {
 			continue
 		}
-		if !r.table.has(key) {
-			r.removeUnknown(ctx, t.Key(), "unmount stray guard", report,
-				func() error { return r.handlers.refuseBound(ctx, r.targets.volume(t)) },
-				func() error { return r.guards.Remove(t, false) })
-		}
+		r.removeUnknown(ctx, t.Key(), "unmount stray guard", report,
+			func() error { return r.handlers.refuseBound(ctx, r.targets.volume(t)) },
+			func() error { return r.guards.Remove(t, false) })
 		t.Close()
 	}
 }
