@@ -90,9 +90,10 @@ func (k *Kubelet) register(ctx context.Context, path string, since time.Time) {
 	}
 }
 
-// hello waits for one who has bound the socket and does not listen yet.
+// hello waits for one who has bound the socket and does not listen yet. The real kubelet
+// waits ten seconds for a connection.
 func hello(ctx context.Context, client registration.RegistrationClient) (*registration.PluginInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience/5)
+	ctx, cancel := context.WithTimeout(ctx, 10*patience)
 	defer cancel()
 	return client.GetInfo(ctx, &registration.InfoRequest{}, grpc.WaitForReady(true))
 }
