@@ -85,16 +85,21 @@ func GroupDirs(group string) []string {
 // were killed a moment ago.
 func RemoveGroup(group string) error {
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		var problems []error
-		for _, dir := range slices.Backward(GroupDirs(group)) {
-			if err := os.Remove(dir); !errors.Is(err, fs.ErrNotExist) { // runc removes some itself
-				problems = append(problems, err)
-			}
-		}
-		if err := errors.Join(problems...); !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+		if err := TryRemoveGroup(group); !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
 			return err
 		}
 	}
+}
+
+// TryRemoveGroup removes a control group with those below it, if no process is in them.
+func TryRemoveGroup(group string) error {
+	var problems []error
+	for _, dir := range slices.Backward(GroupDirs(group)) {
+		if err := os.Remove(dir); !errors.Is(err, fs.ErrNotExist) { // runc removes some itself
+			problems = append(problems, err)
+		}
+	}
+	return errors.Join(problems...)
 }
 
 // KillGroup kills all that is below a control group, and removes it.

@@ -47,7 +47,7 @@ func (n *Node) removePods() error {
 		problems = append(problems, err)
 		_, err = n.CRI.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: sandbox.GetId()})
 		problems = append(problems, err)
-		problems = append(problems, rig.RemoveGroup(n.group+"/pod"+sandbox.GetMetadata().GetUid()))
+		_ = rig.TryRemoveGroup(n.group + "/pod" + sandbox.GetMetadata().GetUid()) // the pod's next sandbox may be in it
 	}
 	return errors.Join(problems...)
 }

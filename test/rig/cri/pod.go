@@ -146,5 +146,6 @@ func (p *Pod) Stop(ctx context.Context) error {
 func (p *Pod) Remove(ctx context.Context) error {
 	stopped := p.Stop(ctx)
 	_, removed := p.node.CRI.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.ID})
-	return errors.Join(stopped, removed, rig.RemoveGroup(p.node.group+"/pod"+p.UID))
+	_ = rig.TryRemoveGroup(p.node.group + "/pod" + p.UID) // the pod's next sandbox may be in it
+	return errors.Join(stopped, removed)
 }
