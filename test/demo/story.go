@@ -170,6 +170,6 @@ func (p *telling) giveBack(ctx context.Context) {
 	p.begin("The volume goes back to the driver, and is deleted.")
 	err := p.n.remove(ctx)
 	p.check(err == nil, "NodeUnstageVolume, DeleteVolume: %v", status.Code(err))
-	p.check(len(p.n.loops()) == 0, "the driver has let %s go", p.n.disk)
+	p.check(len(rig.LoopsLeft(p.n.daemon.Dir+"/data/")) == 0, "the driver has let %s go", p.n.disk)
 	p.check(isEmpty(p.n.daemon.Dir+"/run/state/csi"), "no record is left of it")
 }

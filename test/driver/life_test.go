@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -176,9 +177,7 @@ func TestBlock(t *testing.T) {
 		t.Errorf("%d loop devices", n)
 	}
 	reader.must(reader.unpublish)
-	if n := len(r.loops()); n != 1 {
-		t.Errorf("%d loop devices when the reader has gone", n)
-	}
+	check.Eventually(t, "the reader's loop device has gone", func() bool { return len(r.loops()) == 1 })
 	wantCode(t, v.unstage(), codes.FailedPrecondition) // still published
 	v.must(v.unpublish)
 	wantCode(t, v.remove(), codes.FailedPrecondition) // still attached
@@ -323,8 +322,8 @@ func TestForeignThingsStay(t *testing.T) {
 	other := *v
 	other.access = mountAccess("xfs")
 	wantCode(t, other.stage(), codes.FailedPrecondition)
-	if n := len(r.loops()); n != 0 {
-		t.Errorf("%d loop devices after a stage that failed", n)
+	if left := rig.LoopsLeft(r.data + "/images/"); len(left) != 0 {
+		t.Errorf("loop devices after a stage that failed: %v", left)
 	}
 	v.must(v.stage, v.publish)
 	v.down()

@@ -278,7 +278,7 @@ func (r *testDriver) wantNothing() {
 	if left := rig.MountPoints(r.dir); len(left) > 0 {
 		r.t.Errorf("still mounted: %v", left)
 	}
-	if left := r.loops(); len(left) > 0 {
+	if left := rig.LoopsLeft(r.data + "/images/"); len(left) > 0 {
 		r.t.Errorf("still attached: %v", left)
 	}
 }

@@ -205,7 +205,7 @@ func (n *node) wantClean() {
 			left = append(left, "mount "+line)
 		}
 	}
-	left = append(left, n.loops()...)
+	left = append(left, rig.LoopsLeft(n.data())...)
 	if len(left) > 0 {
 		n.t.Errorf("left behind:\n  %s", strings.Join(left, "\n  "))
 	}

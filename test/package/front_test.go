@@ -232,7 +232,7 @@ func (f *frontService) wantNothingLeft() {
 	if left != "" {
 		f.t.Errorf("left behind:\n%s", left)
 	}
-	if loops := loopsOf(driverData); len(loops) > 0 {
+	if loops := rig.LoopsLeft(driverData + "/"); len(loops) > 0 {
 		f.t.Errorf("loop devices left behind: %q", loops)
 	}
 }

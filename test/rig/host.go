@@ -3,10 +3,12 @@ package rig
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -72,6 +74,17 @@ func Loops(text string) map[string]string {
 		}
 	}
 	return found
+}
+
+// LoopsLeft lists the loop devices that stay over files whose path contains a text. The
+// kernel detaches one at its last close, and a crust-proxy of another test, which looks at
+// all loop devices, has each open for a moment.
+func LoopsLeft(text string) []string {
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if left := Loops(text); len(left) == 0 || time.Now().After(deadline) {
+			return slices.Sorted(maps.Keys(left))
+		}
+	}
 }
 
 // DetachLoops detaches the loop devices over files whose path contains a text.
