@@ -13,4 +13,9 @@
 // never attached. What is in use is frozen for the moment in which its data is shared, where
 // that is possible; the record of a snapshot says whether it is consistent as a filesystem,
 // or only as after a crash.
+//
+// Changed blocks are found in what snapshots share: an extent at the same place of the disk
+// in two of them has not changed between them. Nothing is tracked, so that also a deleted
+// snapshot in between, or a driver that did not run, loses no change. Where nothing is
+// shared, or where a place says nothing, as with compression, the data is compared.
 package driver

@@ -20,13 +20,14 @@ import (
 // fileSystems are those that the driver makes; the first is the default.
 var fileSystems = []string{"ext4", "xfs", "btrfs"}
 
-// Driver serves CSI's Identity, Controller and Node services.
+// Driver serves CSI's Identity, Controller, Node and SnapshotMetadata services.
 type Driver struct {
 	config     Config
 	log        *zap.Logger
 	identity   *identity
 	controller *controller
 	node       *nodeServer
+	metadata   *snapshotMetadata
 }
 
 // New makes a driver over its data directory, and removes what an earlier life
@@ -57,9 +58,12 @@ func New(config Config) (*Driver, error) {
 	}
 	calls := new(locks)
 	return &Driver{
-		config: config, log: config.Log, identity: &identity{config: config, pool: disks},
+		config: config, log: config.Log, identity: &identity{config: config, pool: disks, snapshots: clones.able()},
 		controller: &controller{config: config, log: config.Log, locks: calls, pool: disks, cloner: clones},
 		node:       &nodeServer{config: config, boot: boot, locks: calls, pool: disks, fs: fs},
+		metadata: &snapshotMetadata{
+			config: config, log: config.Log, locks: calls, pool: disks, reflinks: clones.reflinks, stopping: make(chan struct{}),
+		},
 	}, disks.sweep()
 }
 
@@ -87,7 +91,7 @@ func (d *Driver) listen() (net.Listener, error) {
 }
 
 func (d *Driver) serve(ctx context.Context, listener net.Listener) error {
-	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(d.logCalls)}
+	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(d.logCalls), grpc.ChainStreamInterceptor(d.logStreams)}
 	if d.config.Defer {
 		options = append(options, csidefer.ServerOption(csidefer.Options{FileSystems: fileSystems}))
 	}
@@ -95,7 +99,11 @@ func (d *Driver) serve(ctx context.Context, listener net.Listener) error {
 	csi.RegisterIdentityServer(server, d.identity)
 	csi.RegisterControllerServer(server, d.controller)
 	csi.RegisterNodeServer(server, d.node)
-	stop := context.AfterFunc(ctx, server.GracefulStop)
+	csi.RegisterSnapshotMetadataServer(server, d.metadata)
+	stop := context.AfterFunc(ctx, func() {
+		close(d.metadata.stopping)
+		server.GracefulStop()
+	})
 	defer stop()
 	d.log.Info("serving", zap.String("driver", d.config.Name), zap.String("version", version()),
 		zap.String("endpoint", d.config.Endpoint), zap.Bool("defer", d.config.Defer),

@@ -17,6 +17,8 @@ type identity struct {
 
 	config Config
 	pool   *pool
+	// snapshots: there can be some, and so changed blocks.
+	snapshots bool
 }
 
 // GetPluginInfo tells the name.
@@ -29,13 +31,17 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 	service := func(kind csi.PluginCapability_Service_Type) *csi.PluginCapability {
 		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: kind}}}
 	}
-	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
+	reply := &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
 		service(csi.PluginCapability_Service_CONTROLLER_SERVICE),
 		service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
 		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
 			Type: csi.PluginCapability_VolumeExpansion_ONLINE,
 		}}},
-	}}, nil
+	}}
+	if i.snapshots {
+		reply.Capabilities = append(reply.Capabilities, service(csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE))
+	}
+	return reply, nil
 }
 
 // Probe tells whether volumes can be kept and attached.

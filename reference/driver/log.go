@@ -18,16 +18,32 @@ func (d *Driver) logCalls(ctx context.Context, req any, info *grpc.UnaryServerIn
 	began := time.Now()
 	reply, err := handle(ctx, req)
 	err = rpccode.Status(err)
-	fields := []zap.Field{
-		zap.String("method", path.Base(info.FullMethod)), zap.Stringer("code", status.Code(err)), zap.Duration("took", time.Since(began)),
-	}
+	var fields []zap.Field
 	if named, ok := req.(interface{ GetVolumeId() string }); ok {
 		fields = append(fields, zap.String("volume", named.GetVolumeId()))
 	}
+	d.logCall(info.FullMethod, began, err, fields...)
 	if err != nil {
-		d.log.Warn("call failed", append(fields, zap.Error(err))...)
 		return nil, err
 	}
-	d.log.Debug("call", fields...)
 	return reply, nil
+}
+
+// logStreams is logCalls for calls that stream their answer.
+func (d *Driver) logStreams(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	began := time.Now()
+	err := rpccode.Status(handle(srv, stream))
+	d.logCall(info.FullMethod, began, err)
+	return err
+}
+
+func (d *Driver) logCall(method string, began time.Time, err error, fields ...zap.Field) {
+	fields = append([]zap.Field{
+		zap.String("method", path.Base(method)), zap.Stringer("code", status.Code(err)), zap.Duration("took", time.Since(began)),
+	}, fields...)
+	if err != nil {
+		d.log.Warn("call failed", append(fields, zap.Error(err))...)
+		return
+	}
+	d.log.Debug("call", fields...)
 }

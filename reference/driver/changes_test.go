@@ -1,0 +1,379 @@
+package driver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// span is a range, from and to.
+type span [2]int64
+
+// collect gives a walk that puts down what is reported.
+func collect(from, to int64, into *[]span) walk {
+	return walk{from: from, to: to, alive: func() error { return nil }, report: func(from, to int64) error {
+		*into = append(*into, span{from, to})
+		return nil
+	}}
+}
+
+// fakeExtents is the layout of a file of so many bytes; the kernel lists so many at once.
+func fakeExtents(size int64, atOnce int, all ...extent) *extents {
+	return &extents{size: size, fetch: func(from, to int64) (found []extent, last bool, err error) {
+		for _, one := range all {
+			if one.end() <= from || int64(one.Logical) >= to {
+				continue
+			}
+			if len(found) == atOnce {
+				return found, false, nil
+			}
+			found = append(found, one)
+		}
+		return found, true, nil
+	}}
+}
+
+func TestWhatExtentsProve(t *testing.T) {
+	for flags, want := range map[uint32]content{
+		0: private, extentLast: private, extentShared: shared, extentShared | extentLast: shared,
+		extentUnwritten: zeros, extentUnwritten | extentShared: zeros, extentUnwritten | extentDelayed: unknown,
+		extentShared | extentEncoded: unknown, extentShared | extentInline: unknown, extentShared | extentTail: unknown,
+		extentNotKnown: unknown, extentDelayed: unknown, extentShared | extentNotAligned: unknown, extentShared | extentEncrypted: unknown,
+	} {
+		if got := (extent{Flags: flags}).content(); got != want {
+			t.Errorf("%#x: %v instead of %v", flags, got, want)
+		}
+	}
+}
+
+// block is that of the tables below: offsets and lengths are given in blocks.
+const block = sizeGrain
+
+func extentAt(logical, physical, length uint64, flags uint32) extent {
+	return extent{Logical: logical * block, Physical: physical * block, Length: length * block, Flags: flags}
+}
+
+func TestChangedExtents(t *testing.T) {
+	for name, c := range map[string]struct {
+		base, target []extent
+		from         int64
+		want         []span
+	}{
+		"nothing at all":       {},
+		"the same":             {base: []extent{extentAt(1, 9, 4, extentShared)}, target: []extent{extentAt(1, 9, 4, extentShared)}},
+		"the same, split":      {base: []extent{extentAt(1, 9, 4, extentShared)}, target: []extent{extentAt(1, 9, 1, extentShared), extentAt(2, 10, 3, extentShared)}},
+		"elsewhere":            {base: []extent{extentAt(1, 9, 4, extentShared)}, target: []extent{extentAt(1, 8, 4, extentShared)}, want: []span{{1, 5}}},
+		"not shared":           {base: []extent{extentAt(1, 9, 4, 0)}, target: []extent{extentAt(1, 9, 4, 0)}, want: []span{{1, 5}}},
+		"shared with others":   {base: []extent{extentAt(1, 9, 4, extentShared)}, target: []extent{extentAt(1, 9, 4, 0)}, want: []span{{1, 5}}},
+		"written in a hole":    {target: []extent{extentAt(3, 9, 2, 0)}, want: []span{{3, 5}}},
+		"discarded":            {base: []extent{extentAt(3, 9, 2, extentShared)}, want: []span{{3, 5}}},
+		"prepared only":        {target: []extent{extentAt(3, 9, 2, extentUnwritten)}},
+		"written where it was": {base: []extent{extentAt(3, 9, 2, extentUnwritten)}, target: []extent{extentAt(3, 9, 2, 0)}, want: []span{{3, 5}}},
+		"in the middle": {
+			base:   []extent{extentAt(0, 10, 8, extentShared)},
+			target: []extent{extentAt(0, 10, 3, extentShared), extentAt(3, 99, 1, 0), extentAt(4, 14, 4, extentShared)}, want: []span{{3, 4}},
+		},
+		"moved by one block": {base: []extent{extentAt(0, 10, 4, extentShared)}, target: []extent{extentAt(1, 10, 4, extentShared)}, want: []span{{0, 1}, {1, 4}, {4, 5}}},
+		"from within":        {target: []extent{extentAt(2, 9, 4, 0)}, from: 4, want: []span{{4, 6}}},
+		"beyond the end":     {target: []extent{extentAt(14, 9, 4, 0)}, want: []span{{14, 16}}},
+	} {
+		for _, atOnce := range []int{1, 2, 100} {
+			var got, want []span
+			for _, one := range c.want {
+				want = append(want, span{one[0] * block, one[1] * block})
+			}
+			err := collect(c.from*block, 16*block, &got).changed(fakeExtents(16*block, atOnce, c.base...), fakeExtents(16*block, atOnce, c.target...), nil)
+			if diff := cmp.Diff(want, got); err != nil || diff != "" {
+				t.Errorf("%s, %d at once: %v, -want +got:\n%s", name, atOnce, err, diff)
+			}
+		}
+	}
+}
+
+// TestUnknownIsCompared: what extents do not prove is read, and nothing else is.
+func TestUnknownIsCompared(t *testing.T) {
+	base, target := make([]byte, 16*block), make([]byte, 16*block)
+	target[5*block+7], target[6*block], target[15*block] = 1, 1, 1
+	compare := &comparison{base: bytes.NewReader(base), target: bytes.NewReader(target)}
+	before := fakeExtents(16*block, 2, extentAt(0, 9, 4, extentShared), extentAt(4, 20, 8, extentEncoded))
+	after := fakeExtents(16*block, 2, extentAt(0, 10, 1, extentShared), extentAt(1, 10, 3, extentShared), extentAt(4, 20, 8, extentEncoded))
+	var got []span
+	check.Must(t, collect(block, 16*block, &got).changed(before, after, compare))
+	if diff := cmp.Diff([]span{{5 * block, 6 * block}, {6 * block, 7 * block}}, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestComparison compares images of random changes with a plain loop.
+func TestComparison(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	const size = 3*compareStep + 5*block
+	for range 50 {
+		base, target := make([]byte, size), make([]byte, size)
+		for range random.IntN(20) {
+			target[random.IntN(size)] = 1
+		}
+		from := random.Int64N(size)
+		var want, got []span
+		for at := from; at < size; {
+			end := min((at/block+1)*block, size)
+			if !bytes.Equal(base[at:end], target[at:end]) {
+				want = append(want, span{at, end})
+			}
+			at = end
+		}
+		check.Must(t, (&comparison{base: bytes.NewReader(base), target: bytes.NewReader(target)}).run(collect(from, size, &got)))
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Fatalf("from %d, -want +got:\n%s", from, diff)
+		}
+	}
+}
+
+func TestComparisonOfAShortImage(t *testing.T) {
+	var got []span
+	short := &comparison{base: bytes.NewReader(make([]byte, block)), target: bytes.NewReader(make([]byte, 2*block))}
+	if err := short.run(collect(0, 2*block, &got)); !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+}
+
+// TestEndlessExtents: extents that come again and again are an error, and no loop.
+func TestEndlessExtents(t *testing.T) {
+	image := &extents{size: 16 * block, fetch: func(int64, int64) ([]extent, bool, error) {
+		return []extent{extentAt(0, 9, 1, 0)}, false, nil
+	}}
+	var got []span
+	if err := collect(0, 16*block, &got).allocated(image); err == nil || len(got) != 1 {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+func TestWalkEndsWithItsCaller(t *testing.T) {
+	stop := errors.New("stop")
+	var got []span
+	w := collect(0, 1<<50, &got)
+	w.alive = func() error {
+		if len(got) == 3 {
+			return stop
+		}
+		return nil
+	}
+	endless := fakeEndless{}
+	if err := w.allocated(endless); !errors.Is(err, stop) || len(got) != 3 {
+		t.Errorf("%d ranges: %v", len(got), err)
+	}
+	got = nil
+	if err := w.changed(endless, fakeExtents(1<<50, 1), nil); !errors.Is(err, stop) || len(got) != 3 {
+		t.Errorf("%d ranges: %v", len(got), err)
+	}
+}
+
+// fakeEndless has data in each second block, however large it is.
+type fakeEndless struct{}
+
+func (fakeEndless) piece(at int64) (piece, error) {
+	p := piece{content: zeros, end: (at/block + 1) * block}
+	if at/block%2 == 0 {
+		p.content = private
+	}
+	return p, nil
+}
+
+// TestMessages merges ranges also where a message ends, and keeps no more than one message.
+func TestMessages(t *testing.T) {
+	for _, most := range []int{1, 2, 3, blocksAtOnce} {
+		var sizes []int
+		var got []span
+		r := &reporter{most: most, send: func(blocks []*csi.BlockMetadata) error {
+			sizes = append(sizes, len(blocks))
+			for _, one := range blocks {
+				got = append(got, span{one.GetByteOffset(), one.GetByteOffset() + one.GetSizeBytes()})
+			}
+			return nil
+		}}
+		for _, one := range []span{{0, 1}, {1, 3}, {4, 5}, {5, 6}, {6, 9}, {20, 30}, {30, 31}, {40, 41}} {
+			check.Must(t, r.report(one[0], one[1]))
+		}
+		check.Must(t, r.end())
+		if diff := cmp.Diff([]span{{0, 3}, {4, 9}, {20, 31}, {40, 41}}, got); diff != "" || r.ranges != 4 || r.bytes != 20 {
+			t.Errorf("%d at most: %d ranges, %d bytes, -want +got:\n%s", most, r.ranges, r.bytes, diff)
+		}
+		for _, n := range sizes {
+			if n > most {
+				t.Errorf("messages of %v, at most %d", sizes, most)
+			}
+		}
+	}
+	told := 0
+	check.Must(t, (&reporter{most: 1, send: func([]*csi.BlockMetadata) error { told++; return nil }}).end())
+	if told != 1 {
+		t.Errorf("%d messages, without any range", told)
+	}
+}
+
+// TestManyRanges: a volume of 4 GiB whose blocks are data and holes in turn.
+func TestManyRanges(t *testing.T) {
+	sum := 0
+	r := &reporter{most: blocksAtOnce, send: func(blocks []*csi.BlockMetadata) error {
+		if sum += len(blocks); len(blocks) > blocksAtOnce {
+			return errors.New("a message is too large")
+		}
+		return nil
+	}}
+	w := walk{to: 4 << 30, alive: func() error { return nil }, report: r.report}
+	check.Must(t, errors.Join(w.allocated(fakeEndless{}), r.end()))
+	if sum != 4<<30/block/2 {
+		t.Errorf("%d ranges", sum)
+	}
+}
+
+// snapshots makes two volumes, one snapshot of each, and a later, larger one of the first.
+func snapshots(t *testing.T, conn *grpc.ClientConn, images string) (first, later, foreign string) {
+	t.Helper()
+	controller := csi.NewControllerClient(conn)
+	create := func(name string) string {
+		reply, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+			Name: name, VolumeCapabilities: []*csi.VolumeCapability{mountCapability()},
+			CapacityRange: &csi.CapacityRange{RequiredBytes: leastSize},
+		})
+		check.Must(t, err)
+		return reply.GetVolume().GetVolumeId()
+	}
+	take := func(name, volume string) string {
+		reply, err := controller.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volume})
+		check.Must(t, err)
+		return reply.GetSnapshot().GetSnapshotId()
+	}
+	volume, other := create("v"), create("other")
+	first, foreign = take("first", volume), take("foreign", other)
+	_, err := controller.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: volume, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * leastSize},
+	})
+	check.Must(t, err)
+	image := &pool{images: images}
+	file, err := image.openImage(&record{ID: volume}, os.O_WRONLY)
+	check.Must(t, err)
+	_, err = file.WriteAt(bytes.Repeat([]byte("x"), block), 8*block)
+	check.Must(t, errors.Join(err, file.Close()))
+	return first, take("later", volume), foreign
+}
+
+type deltaStream interface {
+	Recv() (*csi.GetMetadataDeltaResponse, error)
+}
+
+func deltaOf(stream deltaStream, err error) ([]span, error) {
+	var got []span
+	for err == nil {
+		var reply *csi.GetMetadataDeltaResponse
+		reply, err = stream.Recv()
+		for _, one := range reply.GetBlockMetadata() {
+			got = append(got, span{one.GetByteOffset(), one.GetByteOffset() + one.GetSizeBytes()})
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return got, err
+}
+
+// TestSnapshotMetadata has the errors of CSI's table, and one answer.
+func TestSnapshotMetadata(t *testing.T) {
+	config, conn, _ := start(t, func(c *Config) { c.CopyLimit = 1 << 30 })
+	first, later, foreign := snapshots(t, conn, config.DataDir+"/images")
+	client := csi.NewSnapshotMetadataClient(conn)
+	for name, c := range map[string]struct {
+		base, target string
+		from         int64
+		most         int32
+		want         codes.Code
+		changed      []span
+	}{
+		"changed":           {base: first, target: later, changed: []span{{8 * block, 9 * block}, {leastSize, 2 * leastSize}}},
+		"resumed":           {base: first, target: later, from: 9 * block, most: 1, changed: []span{{leastSize, 2 * leastSize}}},
+		"from the end":      {base: first, target: later, from: 2 * leastSize},
+		"from beyond":       {base: first, target: later, from: 2*leastSize + 1, want: codes.OutOfRange},
+		"from before":       {base: first, target: later, from: -1, want: codes.OutOfRange},
+		"negative most":     {base: first, target: later, most: -1, want: codes.InvalidArgument},
+		"the wrong order":   {base: later, target: first, want: codes.InvalidArgument},
+		"itself":            {base: first, target: first, want: codes.InvalidArgument},
+		"of another volume": {base: foreign, target: later, want: codes.InvalidArgument},
+		"no base":           {target: later, want: codes.InvalidArgument},
+		"no target":         {base: first, want: codes.InvalidArgument},
+		"unknown base":      {base: "snap-x", target: later, want: codes.NotFound},
+		"unknown target":    {base: first, target: volumeID("v"), want: codes.NotFound},
+	} {
+		got, err := deltaOf(client.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{
+			BaseSnapshotId: c.base, TargetSnapshotId: c.target, StartingOffset: c.from, MaxResults: c.most,
+		}))
+		if diff := cmp.Diff(c.changed, got); status.Code(err) != c.want || diff != "" {
+			t.Errorf("%s: %v, -want +got:\n%s", name, err, diff)
+		}
+	}
+	wantAllocated(t, client, later)
+}
+
+func wantAllocated(t *testing.T, client csi.SnapshotMetadataClient, id string) {
+	t.Helper()
+	for _, c := range []struct {
+		id   string
+		from int64
+		want codes.Code
+	}{
+		{id, 0, codes.OK}, {"", 0, codes.InvalidArgument}, {"snap-x", 0, codes.NotFound}, {volumeID("v"), 0, codes.NotFound},
+		{id, -1, codes.OutOfRange}, {id, 2*leastSize + 1, codes.OutOfRange},
+	} {
+		stream, err := client.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: c.id, StartingOffset: c.from})
+		check.Must(t, err)
+		reply, err := stream.Recv()
+		if status.Code(err) != c.want {
+			t.Errorf("%q from %d: %v", c.id, c.from, err)
+		}
+		if err == nil && (reply.GetVolumeCapacityBytes() != 2*leastSize || reply.GetBlockMetadataType() != csi.BlockMetadataType_VARIABLE_LENGTH ||
+			len(reply.GetBlockMetadata()) != 1 || reply.GetBlockMetadata()[0].GetByteOffset() != 8*block) {
+			t.Errorf("%v", reply)
+		}
+	}
+}
+
+// TestStreamsEnd: with the caller, and with the driver.
+func TestStreamsEnd(t *testing.T) {
+	m := &snapshotMetadata{stopping: make(chan struct{})}
+	ctx, cancel := context.WithCancel(t.Context())
+	check.Must(t, m.alive(ctx))
+	cancel()
+	if err := m.alive(ctx); status.Code(err) != codes.Canceled {
+		t.Error(err)
+	}
+	close(m.stopping)
+	if err := m.alive(t.Context()); status.Code(err) != codes.Unavailable {
+		t.Error(err)
+	}
+}
+
+// TestChangedBlocksAreAdvertised only where there can be snapshots.
+func TestChangedBlocksAreAdvertised(t *testing.T) {
+	for _, able := range []bool{false, true} {
+		reply, err := (&identity{snapshots: able}).GetPluginCapabilities(t.Context(), nil)
+		check.Must(t, err)
+		has := false
+		for _, one := range reply.GetCapabilities() {
+			has = has || one.GetService().GetType() == csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE
+		}
+		if has != able {
+			t.Errorf("%v: %v", able, reply)
+		}
+	}
+}

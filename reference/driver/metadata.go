@@ -1,0 +1,168 @@
+package driver
+
+import (
+	"cmp"
+	"context"
+	"os"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// snapshotMetadata serves CSI's SnapshotMetadata: which blocks of a snapshot have data, and
+// which have changed since an earlier one. How a volume is used does not matter here.
+type snapshotMetadata struct {
+	csi.UnimplementedSnapshotMetadataServer
+
+	config Config
+	log    *zap.Logger
+	locks  *locks
+	pool   *pool
+	// reflinks: snapshots share extents, which need not be compared.
+	reflinks bool
+	// stopping is closed when the driver stops. Streams may be long, and callers resume them.
+	stopping chan struct{}
+}
+
+// opened is a snapshot whose image stays readable, even if it is deleted meanwhile.
+type opened struct {
+	record *record
+	image  *os.File
+}
+
+// GetMetadataAllocated streams where a snapshot has data.
+func (m *snapshotMetadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+	ctx := stream.Context()
+	if req.GetSnapshotId() == "" {
+		return status.Error(codes.InvalidArgument, "snapshot_id is missing")
+	}
+	release, err := m.locks.take(ctx, req.GetSnapshotId())
+	if err != nil {
+		return err
+	}
+	of, err := m.open(req.GetSnapshotId())
+	release()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = of.image.Close() }() // nothing was written
+	return m.stream(ctx, of, req, func(blocks []*csi.BlockMetadata) error {
+		return stream.Send(&csi.GetMetadataAllocatedResponse{
+			BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: of.record.Capacity, BlockMetadata: blocks,
+		})
+	}, func(w walk) error {
+		return w.allocated(&regions{file: of.image, size: of.record.Capacity})
+	})
+}
+
+// GetMetadataDelta streams where a snapshot is another one than an earlier one of its
+// volume. It may name blocks that did not change, but leaves out none that did.
+func (m *snapshotMetadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.SnapshotMetadata_GetMetadataDeltaServer) error {
+	base, target, err := m.openBoth(stream.Context(), req.GetBaseSnapshotId(), req.GetTargetSnapshotId())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = base.image.Close(); _ = target.image.Close() }() // nothing was written
+	if err := m.checkBase(base.record, target.record); err != nil {
+		return err
+	}
+	return m.stream(stream.Context(), target, req, func(blocks []*csi.BlockMetadata) error {
+		return stream.Send(&csi.GetMetadataDeltaResponse{
+			BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: target.record.Capacity, BlockMetadata: blocks,
+		})
+	}, func(w walk) error { return m.delta(base, target, w) })
+}
+
+// checkBase refuses a base that is none of the target. Nobody else can: backup software
+// names the base by its CSI id, whoever it belongs to.
+func (m *snapshotMetadata) checkBase(base, target *record) error {
+	switch {
+	case base.Source != target.Source:
+		return status.Errorf(codes.InvalidArgument, "base_snapshot_id: %q is a snapshot of another volume than %q", base.ID, target.ID)
+	case !base.Created.Before(target.Created) || base.Capacity > target.Capacity:
+		return status.Errorf(codes.InvalidArgument, "base_snapshot_id: %q is not older than %q", base.ID, target.ID)
+	}
+	return nil
+}
+
+// delta reports what has changed. All that is beyond the end of the base has.
+func (m *snapshotMetadata) delta(base, target opened, w walk) error {
+	common := w
+	common.to = min(w.to, base.record.Capacity)
+	before, after := layoutOf(base.image, base.record.Capacity, m.reflinks), layoutOf(target.image, target.record.Capacity, m.reflinks)
+	if err := common.changed(before, after, &comparison{base: base.image, target: target.image}); err != nil {
+		return err
+	}
+	if grown := max(w.from, common.to); grown < w.to {
+		return w.report(grown, w.to)
+	}
+	return nil
+}
+
+// stream sends what a walk through a snapshot reports.
+func (m *snapshotMetadata) stream(ctx context.Context, of opened, req interface {
+	GetStartingOffset() int64
+	GetMaxResults() int32
+}, send func([]*csi.BlockMetadata) error, run func(walk) error,
+) error {
+	from, most := req.GetStartingOffset(), int(req.GetMaxResults())
+	switch {
+	case most < 0:
+		return status.Error(codes.InvalidArgument, "max_results is negative")
+	case from < 0 || from > of.record.Capacity:
+		return status.Errorf(codes.OutOfRange, "starting_offset: %d is not in the %d bytes of snapshot %q", from, of.record.Capacity, of.record.ID)
+	}
+	blocks := &reporter{most: min(cmp.Or(most, blocksAtOnce), blocksAtOnce), send: send}
+	err := run(walk{from: from, to: of.record.Capacity, alive: func() error { return m.alive(ctx) }, report: blocks.report})
+	if err != nil {
+		return err
+	}
+	m.log.Debug("reported blocks", zap.String("snapshot", of.record.ID), zap.Int64("from", from),
+		zap.Int64("ranges", blocks.ranges), zap.Int64("bytes", blocks.bytes))
+	return blocks.end()
+}
+
+func (m *snapshotMetadata) alive(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	select {
+	case <-m.stopping:
+		return status.Error(codes.Unavailable, "the driver stops: resume by starting_offset when it serves again")
+	default:
+		return nil
+	}
+}
+
+func (m *snapshotMetadata) openBoth(ctx context.Context, baseID, targetID string) (base, target opened, err error) {
+	if baseID == "" || targetID == "" {
+		return base, target, status.Error(codes.InvalidArgument, "base_snapshot_id or target_snapshot_id is missing")
+	}
+	release, err := m.locks.take(ctx, baseID, targetID)
+	if err != nil {
+		return base, target, err
+	}
+	defer release()
+	if base, err = m.open(baseID); err != nil {
+		return base, target, err
+	}
+	if target, err = m.open(targetID); err != nil {
+		_ = base.image.Close()
+	}
+	return base, target, err
+}
+
+// open opens a snapshot. The caller holds its lock until then.
+func (m *snapshotMetadata) open(id string) (opened, error) {
+	r, err := m.pool.store.load(id)
+	if err != nil {
+		return opened{}, err
+	}
+	if r == nil || !r.Ready || r.Snapshot == nil {
+		return opened{}, status.Errorf(codes.NotFound, "there is no snapshot %q on node %s", id, m.config.NodeID)
+	}
+	image, err := m.pool.openImage(r, os.O_RDONLY)
+	return opened{record: r, image: image}, err
+}

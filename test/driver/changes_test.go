@@ -1,0 +1,367 @@
+//go:build system
+
+package driver_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// imageOf is the file of a volume or a snapshot.
+func (r *testDriver) imageOf(id string) string {
+	sum := sha256.Sum256([]byte(id))
+	return r.data + "/images/" + hex.EncodeToString(sum[:]) + ".img"
+}
+
+// blockRange is a range that a stream has named.
+type blockRange struct{ from, to int64 }
+
+type blockMessage interface {
+	GetBlockMetadataType() csi.BlockMetadataType
+	GetVolumeCapacityBytes() int64
+	GetBlockMetadata() []*csi.BlockMetadata
+}
+
+// readStream reads a stream to its end, and checks what CSI demands of each.
+func readStream[M blockMessage](t *testing.T, receive func() (M, error), from int64, most int32) (capacity int64, all []blockRange) {
+	t.Helper()
+	for last := int64(-1); ; {
+		message, err := receive()
+		if errors.Is(err, io.EOF) {
+			return capacity, all
+		}
+		check.Must(t, err)
+		if capacity = message.GetVolumeCapacityBytes(); message.GetBlockMetadataType() != csi.BlockMetadataType_VARIABLE_LENGTH ||
+			most > 0 && len(message.GetBlockMetadata()) > int(most) {
+			t.Fatalf("at most %d: %v", most, message)
+		}
+		for _, one := range message.GetBlockMetadata() {
+			next := blockRange{one.GetByteOffset(), one.GetByteOffset() + one.GetSizeBytes()}
+			if next.from <= last || next.to <= max(next.from, from) || next.to > capacity {
+				t.Fatalf("%v after %d, from %d of %d bytes", next, last, from, capacity)
+			}
+			last, all = next.to, append(all, next)
+		}
+	}
+}
+
+func (r *testDriver) allocated(id string, from int64, most int32) []blockRange {
+	r.t.Helper()
+	stream, err := csi.NewSnapshotMetadataClient(r.conn).GetMetadataAllocated(r.t.Context(),
+		&csi.GetMetadataAllocatedRequest{SnapshotId: id, StartingOffset: from, MaxResults: most})
+	check.Must(r.t, err)
+	_, all := readStream(r.t, stream.Recv, from, most)
+	return all
+}
+
+func (r *testDriver) delta(base, target string, from int64, most int32) []blockRange {
+	r.t.Helper()
+	stream, err := csi.NewSnapshotMetadataClient(r.conn).GetMetadataDelta(r.t.Context(),
+		&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target, StartingOffset: from, MaxResults: most})
+	check.Must(r.t, err)
+	_, all := readStream(r.t, stream.Recv, from, most)
+	return all
+}
+
+// kept is a snapshot and what is in it.
+type kept struct {
+	id      string
+	content []byte
+}
+
+// history is a volume, its snapshots, and a model of them all in memory.
+type history struct {
+	*volume
+	random *rand.Rand
+	// file is by what the volume is written to: its image, or the device when it is attached.
+	file     *os.File
+	attached bool
+	content  []byte
+	kept     []kept // from the oldest on
+	made     int
+	// exact: a delta names no block that did not change.
+	exact bool
+}
+
+const (
+	historySize = 4 * mib
+	historyMost = 8 * mib
+)
+
+// write writes bytes of one kind; every fourth time zeros, and sometimes what is there.
+func (h *history) write() {
+	h.t.Helper()
+	at := h.random.IntN(len(h.content))
+	part := h.content[at:min(at+1+h.random.IntN(128<<10), len(h.content))]
+	if h.random.IntN(8) > 0 {
+		fill := byte(0)
+		if h.random.IntN(4) > 0 {
+			fill = byte(h.random.IntN(256))
+		}
+		copy(part, bytes.Repeat([]byte{fill}, len(part)))
+	}
+	_, err := h.file.WriteAt(part, int64(at))
+	check.Must(h.t, err)
+}
+
+func (h *history) discard() {
+	h.t.Helper()
+	at := h.random.IntN(len(h.content)) / 4096 * 4096
+	part := h.content[at:min(at+(1+h.random.IntN(64))*4096, len(h.content))]
+	check.Must(h.t, unix.Fallocate(int(h.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(at), int64(len(part))))
+	clear(part)
+}
+
+// change writes to the volume a few times.
+func (h *history) change() {
+	h.t.Helper()
+	for range 1 + h.random.IntN(4) {
+		if h.random.IntN(4) == 0 {
+			h.discard()
+			continue
+		}
+		h.write()
+	}
+}
+
+// take makes a snapshot. What was written to a device has to leave the node's cache; what
+// was written to the image itself is left there.
+func (h *history) take() {
+	h.t.Helper()
+	if len(h.kept) > 7 {
+		h.forget()
+	}
+	if h.attached {
+		check.Must(h.t, h.file.Sync())
+	}
+	h.made++
+	made, err := h.snapshot(fmt.Sprint("s", h.made))
+	check.Must(h.t, err)
+	h.kept = append(h.kept, kept{id: made.GetSnapshotId(), content: bytes.Clone(h.content)})
+}
+
+func (h *history) forget() {
+	h.t.Helper()
+	if len(h.kept) > 0 {
+		at := h.random.IntN(len(h.kept))
+		check.Must(h.t, h.removeSnapshot(h.kept[at].id))
+		h.kept = append(h.kept[:at:at], h.kept[at+1:]...)
+	}
+}
+
+func (h *history) growSome() {
+	h.t.Helper()
+	bytes := min(int64(len(h.content))+mib/2, historyMost)
+	h.grow(bytes)
+	if h.attached {
+		check.Must(h.t, h.growNode(h.target, bytes))
+	}
+	h.content = append(h.content, make([]byte, bytes-int64(len(h.content)))...)
+}
+
+// apply has a backup take over the ranges of a snapshot. What the backup does not have
+// yet, beyond its end, is not what it should be.
+func (h *history) apply(backup []byte, ranges []blockRange, of kept) []byte {
+	h.t.Helper()
+	image, err := os.Open(h.imageOf(of.id))
+	check.Must(h.t, err)
+	defer func() { _ = image.Close() }()
+	result := append(bytes.Clone(backup), bytes.Repeat([]byte{0xee}, len(of.content)-len(backup))...)
+	for _, one := range ranges {
+		_, err := image.ReadAt(result[one.from:one.to], one.from)
+		check.Must(h.t, err)
+	}
+	return result
+}
+
+func (h *history) want(what string, got, want []byte) {
+	h.t.Helper()
+	for at := 0; at < len(want); at++ {
+		if got[at] != want[at] {
+			h.t.Fatalf("%s: byte %d of %d is %#x instead of %#x", what, at, len(want), got[at], want[at])
+		}
+	}
+}
+
+// check rebuilds a snapshot in two ways: from nothing, and from an earlier one.
+func (h *history) check() {
+	h.t.Helper()
+	if len(h.kept) == 0 {
+		return
+	}
+	most := int32(h.random.IntN(4))
+	of := h.random.IntN(len(h.kept))
+	target := h.kept[of]
+	h.want("allocated", h.apply(make([]byte, len(target.content)), h.allocated(target.id, 0, most), target), target.content)
+	if of == 0 {
+		return
+	}
+	base := h.kept[h.random.IntN(of)]
+	changed := h.delta(base.id, target.id, 0, most)
+	h.want("delta", h.apply(base.content, changed, target), target.content)
+	h.wantResumed(base, target, changed)
+	for _, one := range changed {
+		for at := one.from; h.exact && at < min(one.to, int64(len(base.content))); at += 4096 {
+			if bytes.Equal(base.content[at:at+4096], target.content[at:at+4096]) {
+				h.t.Fatalf("%v is named, and did not change at byte %d", one, at)
+			}
+		}
+	}
+}
+
+// wantResumed begins in the middle, as a client whose stream was cut off.
+func (h *history) wantResumed(base, target kept, whole []blockRange) {
+	h.t.Helper()
+	from := h.random.Int64N(int64(len(target.content)) + 1)
+	cut := bytes.Clone(target.content[:from])
+	got := h.apply(append(cut, base.content[min(from, int64(len(base.content))):]...), h.delta(base.id, target.id, from, 0), target)
+	h.want("resumed", got, target.content)
+	if from > 0 || len(whole) == 0 {
+		return
+	}
+	if again := h.delta(base.id, target.id, whole[0].to, 1); len(again) != len(whole)-1 {
+		h.t.Errorf("%v after the first of %v", again, whole)
+	}
+}
+
+func (h *history) run(steps int) {
+	h.t.Helper()
+	for range steps {
+		switch n := h.random.IntN(100); {
+		case n < 45:
+			h.change()
+		case n < 63:
+			h.take()
+		case n < 68:
+			h.forget()
+		case n < 71 && int64(len(h.content)) < historyMost:
+			h.growSome()
+		case n < 72:
+			h.restart()
+		default:
+			h.check()
+		}
+	}
+	if len(h.kept) == 0 {
+		return
+	}
+	first := h.kept[0]
+	backup := h.apply(make([]byte, len(first.content)), h.allocated(first.id, 0, 0), first)
+	for i, one := range h.kept[1:] { // kept[i] is the one before
+		backup = h.apply(backup, h.delta(h.kept[i].id, one.id, 0, 0), one)
+		h.want("chain", backup, one.content)
+	}
+}
+
+// TestChangedBlocks changes a volume at random and rebuilds its snapshots by their
+// allocated and changed blocks alone: on filesystems that share data, that share and
+// compress it, and that copy it. CRUST_SEED repeats a run.
+func TestChangedBlocks(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	if given, err := strconv.ParseUint(os.Getenv("CRUST_SEED"), 10, 64); err == nil {
+		seed = given
+	}
+	t.Logf("CRUST_SEED=%d", seed)
+	for _, c := range []struct {
+		pool            string
+		attach, packing bool
+	}{{"xfs", true, false}, {"xfs", false, false}, {"btrfs", true, false}, {"btrfs", false, true}, {"ext4", false, false}} {
+		t.Run(fmt.Sprintf("%s attached=%v compressed=%v", c.pool, c.attach, c.packing), func(t *testing.T) {
+			r := newDriverOn(t, c.pool, false)
+			if c.packing {
+				if out, err := exec.Command("btrfs", "property", "set", r.data+"/images", "compression", "zstd").CombinedOutput(); err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+			}
+			v := r.volume("v", blockAccess())
+			check.Must(t, v.createFrom(nil, historySize))
+			path := r.imageOf(v.id)
+			if c.attach {
+				v.must(v.stage, v.publish)
+				path = v.target
+			}
+			file, err := os.OpenFile(path, os.O_RDWR, 0)
+			check.Must(t, err)
+			defer func() { _ = file.Close() }()
+			h := &history{
+				volume: v, random: rand.New(rand.NewPCG(seed, seed)), file: file, attached: c.attach,
+				content: make([]byte, historySize), exact: c.pool == "ext4",
+			}
+			h.run(300)
+			for len(h.kept) > 0 {
+				h.forget()
+			}
+			check.Must(t, file.Close())
+			v.down()
+			r.wantNothing()
+		})
+	}
+}
+
+// TestChangedBlocksOfALargeVolume: what counts is the data, not the size.
+func TestChangedBlocksOfALargeVolume(t *testing.T) {
+	const large, distance = int64(1) << 40, int64(16) << 30
+	sum := func(all []blockRange) (bytes int64) {
+		for _, one := range all {
+			bytes += one.to - one.from
+		}
+		return bytes
+	}
+	for _, pool := range []string{"xfs", "btrfs"} {
+		t.Run(pool, func(t *testing.T) {
+			r := newDriverOn(t, pool, false, "--capacity", strconv.FormatInt(8*large, 10))
+			v := r.volume("v", blockAccess())
+			check.Must(t, v.createFrom(nil, large))
+			image, err := os.OpenFile(r.imageOf(v.id), os.O_RDWR, 0)
+			check.Must(t, err)
+			defer func() { _ = image.Close() }()
+			var ids []string
+			for i, parts := range []int64{64, 1, 0} {
+				for n := range parts {
+					_, err := image.WriteAt(bytes.Repeat([]byte{byte(i + 1)}, int(mib)), n*distance)
+					check.Must(t, err)
+				}
+				made, err := v.snapshot(fmt.Sprint("s", i))
+				check.Must(t, err)
+				ids = append(ids, made.GetSnapshotId())
+			}
+			took := time.Hour
+			for range 3 { // the machine may be busy
+				began := time.Now()
+				if n := sum(r.allocated(ids[1], 0, 0)); n != 64*mib {
+					t.Errorf("%d bytes are allocated", n)
+				}
+				if n := sum(r.delta(ids[0], ids[1], 0, 0)); n != mib {
+					t.Errorf("%d bytes have changed", n)
+				}
+				if changed := r.delta(ids[1], ids[2], 0, 0); len(changed) > 0 {
+					t.Errorf("unchanged: %v", changed)
+				}
+				took = min(took, time.Since(began))
+			}
+			if t.Log(took); took > time.Second {
+				t.Errorf("the calls took %v", took)
+			}
+			for _, id := range ids {
+				check.Must(t, r.removeSnapshot(id))
+			}
+			v.must(v.remove)
+			r.wantNothing()
+		})
+	}
+}
