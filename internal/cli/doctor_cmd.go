@@ -78,17 +78,18 @@ func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
 }
 
 func printReport(out *printer.Printer, r doctor.Report, quiet bool) error {
+	counts := fmt.Sprintf("\n%d ok, %d warnings, %d errors", r.Count(doctor.OK), r.Count(doctor.Warn), r.Count(doctor.Error))
 	if quiet {
 		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return f.Severity == doctor.OK })
 	}
-	err := out.Result(r, func() error { return printFindings(out, r) })
+	err := out.Result(r, func() error { return printFindings(out, r, counts) })
 	if err == nil && r.Count(doctor.Error) > 0 {
 		return errFindings
 	}
 	return err
 }
 
-func printFindings(out *printer.Printer, r doctor.Report) error {
+func printFindings(out *printer.Printer, r doctor.Report, counts string) error {
 	colours := map[doctor.Severity]string{doctor.Error: show.Red, doctor.Warn: show.Yellow, doctor.OK: show.Green}
 	for _, f := range r.Findings {
 		line := fmt.Sprintf("%s %s %s", out.Paint(colours[f.Severity], fmt.Sprintf("%-5s", f.Severity)),
@@ -100,5 +101,5 @@ func printFindings(out *printer.Printer, r doctor.Report) error {
 			return err
 		}
 	}
-	return out.Line(fmt.Sprintf("\n%d ok, %d warnings, %d errors", r.Count(doctor.OK), r.Count(doctor.Warn), r.Count(doctor.Error)))
+	return out.Line(counts)
 }

@@ -135,7 +135,7 @@ func removable(drivers []string) commandFunc {
 		found := livingOf(cfg.StateDir(), len(drivers) > 0, drivers...)
 		switch {
 		case found.none():
-			_, err = fmt.Fprintln(stdout, "No deferred volume lives on this node.")
+			_, err = fmt.Fprintf(stdout, "No deferred volume lives on this node, by the records below %s.\n", cfg.StateDir())
 			return err
 		case cfg.Front.AbandonVolumes:
 			_, err = fmt.Fprintln(stderr, "crust-proxy: warning: "+found.text()+whatItIs)

@@ -44,6 +44,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("--endpoint %q: give unix:///path/of/the.sock, or its absolute path", c.Endpoint)
 	case !filepath.IsAbs(c.DataDir):
 		return fmt.Errorf("--data-dir %q: give an absolute path", c.DataDir)
+	case c.CrustProxySocket != "" && !filepath.IsAbs(pathOf(c.CrustProxySocket)):
+		return fmt.Errorf("--crust-proxy-socket %q: give unix:///path/of/the.sock, or its absolute path", c.CrustProxySocket)
 	case c.NodeID == "" || c.Name == "":
 		return errors.New("--node-id and --driver-name must not be empty")
 	case c.Capacity < 0 || c.CopyLimit < 0:
@@ -58,4 +60,7 @@ func (c Config) validate() error {
 	return nil
 }
 
-func (c Config) socket() string { return strings.TrimPrefix(c.Endpoint, "unix://") }
+func (c Config) socket() string { return pathOf(c.Endpoint) }
+
+// pathOf is the path of a socket that is given as such, or as unix:///path.
+func pathOf(socket string) string { return strings.TrimPrefix(socket, "unix://") }

@@ -24,7 +24,7 @@ func (s sandboxes) freeze(ctx context.Context, id string, limit time.Duration) (
 	if s.socket == "" {
 		return nil, errors.New("it is not mounted on this node, and without --crust-proxy-socket no sandbox can be asked")
 	}
-	conn, err := grpc.NewClient("unix:"+s.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+pathOf(s.socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
 	}
