@@ -74,7 +74,7 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s)
 .PHONY: lint
 lint: ## golangci-lint, buf lint, and the rules of hack/structure
 	$(GO) run ./hack/structure
-	$(GOLANGCI) run --timeout 15m
+	$(GOLANGCI) run --timeout 40m
 	$(BUF) lint
 
 .PHONY: budget
