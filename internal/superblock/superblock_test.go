@@ -188,7 +188,7 @@ func TestTornSuperblock(t *testing.T) {
 func TestPastThePageCache(t *testing.T) {
 	path := image(t, 16<<20, "mkfs.ext4", "-q")
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECT, 0)
-	if errors.Is(err, unix.EINVAL) {
+	if errors.Is(err, unix.EINVAL) && os.Getenv("CI") != "true" {
 		t.Skip("the temporary directory has no direct I/O") // tmpfs of older kernels
 	}
 	if err != nil {
