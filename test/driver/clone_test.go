@@ -144,6 +144,11 @@ func TestVolumeInUseIsNotCopied(t *testing.T) {
 	r.wantNothing()
 }
 
+// fillSteps are those of making a volume or a snapshot from another one.
+var fillSteps = []string{
+	"driver-record-temp", "driver-recorded", "driver-fill-begun", "driver-filled", "driver-image-made", "driver-record-temp@2",
+}
+
 // TestKilledInClone kills at each step. The same call then succeeds; or it never comes
 // again, and the next start has removed all that was begun.
 func TestKilledInClone(t *testing.T) {
@@ -153,9 +158,7 @@ func TestKilledInClone(t *testing.T) {
 		v.up()
 		content := v.putRandom(mib)
 		v.must(v.unpublish, v.unstage)
-		for _, point := range []string{
-			"driver-record-temp", "driver-recorded", "driver-fill-begun", "driver-filled", "driver-image-made", "driver-record-temp@2",
-		} {
+		for _, point := range fillSteps {
 			for _, abandon := range []bool{false, true} {
 				clone := r.volume("clone", mountAccess("ext4"))
 				r.restart("CRUST_FAILPOINTS=" + point + "=kill")

@@ -192,9 +192,7 @@ func TestKilledInSnapshot(t *testing.T) {
 		v.up()
 		content := v.putRandom(mib)
 		v.must(v.unpublish, v.unstage)
-		for _, point := range []string{
-			"driver-record-temp", "driver-recorded", "driver-fill-begun", "driver-filled", "driver-image-made", "driver-record-temp@2",
-		} {
+		for _, point := range fillSteps {
 			r.restart("CRUST_FAILPOINTS=" + point + "=kill")
 			if _, err := v.snapshot("s"); err == nil {
 				t.Fatalf("%s: not hit", point)
