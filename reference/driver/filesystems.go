@@ -71,6 +71,9 @@ func (f *filesystems) mountFS(ctx context.Context, id, device, path string, want
 	if err := os.MkdirAll(path, 0o750); err != nil {
 		return err
 	}
+	if err := fsops.Forget(device, want.fsType); err != nil {
+		return fmt.Errorf("volume %q: %w", id, err)
+	}
 	var options []string
 	if want.readOnly {
 		options = append(options, "ro")

@@ -2,7 +2,9 @@ package fsops
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"os"
 
 	"golang.org/x/sys/unix"
 )
@@ -10,6 +12,7 @@ import (
 // What the kernel's linux/btrfs.h says.
 const (
 	btrfsIocResize      = 0x50009403
+	btrfsIocForgetDev   = 0x50009405
 	btrfsIocDevInfo     = 0xd000941e
 	btrfsIocFSInfo      = 0x8400941f
 	btrfsIocGetDevStats = 0xc4089434
@@ -68,4 +71,30 @@ func (info *btrfsDevInfo) number() (uint64, error) {
 	var st unix.Stat_t
 	err := unix.Stat(string(path), &st)
 	return uint64(st.Rdev), err //nolint:unconvert // narrower on other architectures
+}
+
+// Forget has the kernel forget which btrfs it saw on a device that nobody has mounted, for
+// the device may be another's since. Else the kernel takes one that was part of a btrfs of
+// several devices for a part still, and refuses to mount a clone from it.
+func Forget(path, fsType string) error {
+	if fsType != "btrfs" {
+		return nil
+	}
+	control, err := os.OpenFile("/dev/btrfs-control", os.O_RDWR, 0)
+	if errors.Is(err, os.ErrNotExist) { // the kernel has seen no btrfs yet
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("have the kernel forget the btrfs of %s: %w", path, err)
+	}
+	defer func() { _ = control.Close() }()
+	args := btrfsVolArgs{}
+	if copy(args.Name[:len(args.Name)-1], path) < len(path) {
+		return fmt.Errorf("the path %s is too long", path)
+	}
+	_, err = ioctl(fdOf(control), btrfsIocForgetDev, &args)
+	if err == nil || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EBUSY) { // it knows none, or has it mounted
+		return nil
+	}
+	return fmt.Errorf("have the kernel forget the btrfs of %s: %w", path, err)
 }

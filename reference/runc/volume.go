@@ -38,6 +38,9 @@ func (p pause) ensure(volume string, info abi.Info, warn func(string)) error {
 	if err := fsops.OneDevice(device, info.FSType); err != nil {
 		return err
 	}
+	if err := fsops.Forget(fmt.Sprintf("/proc/self/fd/%d", device), info.FSType); err != nil {
+		return err
+	}
 	mount, err := mountReady(info, device, warn)
 	if err != nil {
 		return err
