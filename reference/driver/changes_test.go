@@ -7,10 +7,13 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -346,6 +349,87 @@ func wantAllocated(t *testing.T, client csi.SnapshotMetadataClient, id string) {
 			t.Errorf("%v", reply)
 		}
 	}
+}
+
+// TestOrderOfSnapshotsIsNotTheClocks: a clock that was set back between two snapshots
+// changes nothing, and neither does a snapshot that was deleted.
+func TestOrderOfSnapshotsIsNotTheClocks(t *testing.T) {
+	config, conn, _ := start(t, func(c *Config) { c.CopyLimit = 1 << 30 })
+	first, later, _ := snapshots(t, conn, config.DataDir+"/images")
+	records := store{dir: config.DataDir + "/volumes"}
+	ahead, err := records.load(first)
+	check.Must(t, err)
+	ahead.Created = time.Now().Add(time.Hour)
+	check.Must(t, records.save(ahead))
+	client := csi.NewSnapshotMetadataClient(conn)
+	wantOrder := func(base, target string) {
+		t.Helper()
+		if _, err := deltaOf(client.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target})); err != nil {
+			t.Error(err)
+		}
+		_, err := deltaOf(client.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: target, TargetSnapshotId: base}))
+		if status.Code(err) != codes.InvalidArgument {
+			t.Errorf("in the wrong order: %v", err)
+		}
+	}
+	wantOrder(first, later)
+	controller := csi.NewControllerClient(conn)
+	_, err = controller.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: later})
+	check.Must(t, err)
+	latest, err := controller.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "latest", SourceVolumeId: volumeID("v")})
+	check.Must(t, err)
+	wantOrder(first, latest.GetSnapshot().GetSnapshotId())
+}
+
+// TestNobodyReadsAStream, and the driver stops all the same.
+func TestNobodyReadsAStream(t *testing.T) {
+	dir, err := os.MkdirTemp("", "cd")
+	check.Must(t, err)
+	defer func() { _ = os.RemoveAll(dir) }()
+	d, err := New(Config{
+		Endpoint: dir + "/csi.sock", DataDir: dir + "/data", FreezeLimit: time.Second, NodeID: "n", Name: DefaultName, Log: zap.NewNop(),
+	})
+	check.Must(t, err)
+	manyRanges(t, d.metadata.pool)
+	d.patience = 50 * time.Millisecond
+
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	conn := dial(t, dir+"/csi.sock", grpc.WithInitialWindowSize(1<<16)) // no more is sent until it is read
+	defer func() { _ = conn.Close() }()
+	stream, err := csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: "many", MaxResults: 1})
+	check.Must(t, err)
+	_, err = stream.Recv()
+	check.Must(t, err)
+	check.Eventually(t, "the driver waits for its client", func() bool {
+		stacks := make([]byte, 1<<20)
+		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("transport.(*writeQuota).get"))
+	})
+	stop()
+	select {
+	case err := <-ended:
+		check.Must(t, err)
+	case <-time.After(20 * time.Second):
+		t.Fatal("the driver does not stop")
+	}
+}
+
+// manyRanges makes a snapshot whose blocks are data and holes in turn: more ranges than a
+// client gets without reading.
+func manyRanges(t *testing.T, in *pool) {
+	t.Helper()
+	const ranges = 10000
+	r := &record{Version: recordVersion, ID: "many", Capacity: 2 * ranges * block, Snapshot: &snapshot{}}
+	check.Must(t, in.provision(r, func() error {
+		image, err := os.Create(in.image(r.ID))
+		check.Must(t, err)
+		err = image.Truncate(r.Capacity)
+		for n := int64(0); n < ranges && err == nil; n++ {
+			_, err = image.WriteAt([]byte("x"), 2*n*block)
+		}
+		return errors.Join(err, image.Close())
+	}))
 }
 
 // TestStreamsEnd: with the caller, and with the driver.

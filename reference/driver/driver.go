@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
@@ -28,7 +29,12 @@ type Driver struct {
 	controller *controller
 	node       *nodeServer
 	metadata   *snapshotMetadata
+	// patience is how long calls under way may take once the driver stops.
+	patience time.Duration
 }
+
+// patience is less than what Kubernetes leaves a pod.
+const patience = 20 * time.Second
 
 // New makes a driver over its data directory, and removes what an earlier life
 // had begun to make or to remove.
@@ -58,7 +64,7 @@ func New(config Config) (*Driver, error) {
 	}
 	calls := new(locks)
 	return &Driver{
-		config: config, log: config.Log, identity: &identity{config: config, pool: disks, snapshots: clones.able()},
+		config: config, patience: patience, log: config.Log, identity: &identity{config: config, pool: disks, snapshots: clones.able()},
 		controller: &controller{config: config, log: config.Log, locks: calls, pool: disks, cloner: clones},
 		node:       &nodeServer{config: config, boot: boot, locks: calls, pool: disks, fs: fs},
 		metadata: &snapshotMetadata{
@@ -67,7 +73,8 @@ func New(config Config) (*Driver, error) {
 	}, disks.sweep()
 }
 
-// Run serves until ctx ends, and lets the calls under way end.
+// Run serves until ctx ends, and lets the calls under way end. What takes too long, such as
+// a stream that nobody reads, is cut off.
 func (d *Driver) Run(ctx context.Context) error {
 	// Before the registration: who hears of the driver calls it at once.
 	listener, err := d.listen()
@@ -100,9 +107,11 @@ func (d *Driver) serve(ctx context.Context, listener net.Listener) error {
 	csi.RegisterControllerServer(server, d.controller)
 	csi.RegisterNodeServer(server, d.node)
 	csi.RegisterSnapshotMetadataServer(server, d.metadata)
+	drained := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
+		defer close(drained)
 		close(d.metadata.stopping)
-		server.GracefulStop()
+		run.Drain(server, d.patience, func() { d.log.Warn("some calls did not end in time and are cut off") })
 	})
 	defer stop()
 	d.log.Info("serving", zap.String("driver", d.config.Name), zap.String("version", version()),
@@ -110,7 +119,7 @@ func (d *Driver) serve(ctx context.Context, listener net.Listener) error {
 		zap.Bool("reflinks", d.controller.cloner.reflinks))
 	err := server.Serve(listener)
 	if ctx.Err() != nil {
-		server.GracefulStop() // waits for the calls under way
+		<-drained
 		return nil
 	}
 	return errors.Join(err, listener.Close())

@@ -57,7 +57,7 @@ func start(t *testing.T, change func(*Config)) (Config, *grpc.ClientConn, *bytes
 	return config, conn, log
 }
 
-func dial(t *testing.T, socket string) *grpc.ClientConn {
+func dial(t *testing.T, socket string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		if probe, err := net.Dial("unix", socket); err == nil {
@@ -68,7 +68,7 @@ func dial(t *testing.T, socket string) *grpc.ClientConn {
 			t.Fatal("nobody listens on " + socket)
 		}
 	}
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		t.Fatal(err)
 	}

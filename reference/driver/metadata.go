@@ -81,7 +81,7 @@ func (m *snapshotMetadata) checkBase(base, target *record) error {
 	switch {
 	case base.Source != target.Source:
 		return status.Errorf(codes.InvalidArgument, "base_snapshot_id: %q is a snapshot of another volume than %q", base.ID, target.ID)
-	case !base.Created.Before(target.Created) || base.Capacity > target.Capacity:
+	case base.Snapshot.Number >= target.Snapshot.Number || base.Capacity > target.Capacity:
 		return status.Errorf(codes.InvalidArgument, "base_snapshot_id: %q is not older than %q", base.ID, target.ID)
 	}
 	return nil

@@ -271,6 +271,9 @@ func (l *pool) promise(r *record, more int64) error {
 // provision promises the capacity, records the volume and makes its image: blank, or
 // by fill, which a volume with a source has. What fails leaves nothing.
 func (l *pool) provision(r *record, fill func() error) error {
+	if r.Snapshot != nil {
+		r.Snapshot.Number = l.nextNumber(r.Source)
+	}
 	if err := l.promise(r, r.Capacity); err != nil {
 		return err
 	}
@@ -285,6 +288,21 @@ func (l *pool) provision(r *record, fill func() error) error {
 	failpoint.Hit("driver-image-made")
 	r.Ready = true
 	return l.store.save(r)
+}
+
+// nextNumber numbers a snapshot. The caller holds the lock of its volume.
+func (l *pool) nextNumber(of source) int64 {
+	all, err := l.store.list()
+	if err != nil {
+		l.log.Warn("snapshots whose records cannot be read are not counted", zap.Error(err))
+	}
+	last := int64(0)
+	for _, r := range all {
+		if r.Snapshot != nil && r.Source == of {
+			last = max(last, r.Snapshot.Number)
+		}
+	}
+	return last + 1
 }
 
 // blank is the fill of a volume that has no source.

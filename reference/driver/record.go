@@ -34,6 +34,9 @@ type snapshot struct {
 	// Consistent: the filesystem was not in use at that moment, or was frozen. A snapshot
 	// that is not is as after a loss of power, and is repaired when it is mounted.
 	Consistent bool `json:"consistent"`
+	// Number is larger than that of each earlier snapshot of the volume that is left. It
+	// tells which of two is older, whatever the clock does.
+	Number int64 `json:"number"`
 }
 
 func (s *snapshot) String() string {
