@@ -1,10 +1,6 @@
 package driver
 
 import (
-	"bytes"
-	"fmt"
-	"io"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
@@ -39,8 +35,8 @@ func (w walk) allocated(image layout) error {
 }
 
 // changed reports where an image is another one than its base. Where the layouts do not
-// know, the data is compared.
-func (w walk) changed(base, target layout, compare *comparison) error {
+// know, it has the data compared.
+func (w walk) changed(base, target layout, compare func(part walk, before, after piece) error) error {
 	for at := w.from; at < w.to; {
 		if err := w.alive(); err != nil {
 			return err
@@ -58,7 +54,7 @@ func (w walk) changed(base, target layout, compare *comparison) error {
 		switch {
 		case before.same(after):
 		case before.content == unknown || after.content == unknown:
-			err = compare.run(part)
+			err = compare(part, before, after)
 		default:
 			err = w.report(part.from, part.to)
 		}
@@ -66,50 +62,6 @@ func (w walk) changed(base, target layout, compare *comparison) error {
 			return err
 		}
 		at = part.to
-	}
-	return nil
-}
-
-// compareStep is how much of each image is read at once.
-const compareStep = 256 << 10
-
-// comparison compares the data of two images.
-type comparison struct {
-	base, target io.ReaderAt
-	was, is      [compareStep]byte
-}
-
-// run reports the blocks that differ.
-func (c *comparison) run(w walk) error {
-	for at := w.from; at < w.to; {
-		if err := w.alive(); err != nil {
-			return err
-		}
-		end := min((at/compareStep+1)*compareStep, w.to)
-		was, is := c.was[:end-at], c.is[:end-at]
-		if err := readFull(c.base, was, at); err != nil {
-			return err
-		}
-		if err := readFull(c.target, is, at); err != nil {
-			return err
-		}
-		for len(is) > 0 && !bytes.Equal(was, is) {
-			n := min(sizeGrain-at%sizeGrain, int64(len(is)))
-			if !bytes.Equal(was[:n], is[:n]) {
-				if err := w.report(at, at+n); err != nil {
-					return err
-				}
-			}
-			was, is, at = was[n:], is[n:], at+n
-		}
-		at = end
-	}
-	return nil
-}
-
-func readFull(image io.ReaderAt, into []byte, at int64) error {
-	if n, err := image.ReadAt(into, at); n < len(into) {
-		return fmt.Errorf("read an image at byte %d: %w", at+int64(n), err)
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"os"
 	"runtime"
 	"testing"
@@ -109,46 +108,12 @@ func TestChangedExtents(t *testing.T) {
 func TestUnknownIsCompared(t *testing.T) {
 	base, target := make([]byte, 16*block), make([]byte, 16*block)
 	target[5*block+7], target[6*block], target[15*block] = 1, 1, 1
-	compare := &comparison{base: bytes.NewReader(base), target: bytes.NewReader(target)}
 	before := fakeExtents(16*block, 2, extentAt(0, 9, 4, extentShared), extentAt(4, 20, 8, extentEncoded))
 	after := fakeExtents(16*block, 2, extentAt(0, 10, 1, extentShared), extentAt(1, 10, 3, extentShared), extentAt(4, 20, 8, extentEncoded))
 	var got []span
-	check.Must(t, collect(block, 16*block, &got).changed(before, after, compare))
+	check.Must(t, compareOf(bytes.NewReader(base), bytes.NewReader(target)).run(t.Context(), collect(block, 16*block, &got), before, after))
 	if diff := cmp.Diff([]span{{5 * block, 6 * block}, {6 * block, 7 * block}}, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
-	}
-}
-
-// TestComparison compares images of random changes with a plain loop.
-func TestComparison(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
-	const size = 3*compareStep + 5*block
-	for range 50 {
-		base, target := make([]byte, size), make([]byte, size)
-		for range random.IntN(20) {
-			target[random.IntN(size)] = 1
-		}
-		from := random.Int64N(size)
-		var want, got []span
-		for at := from; at < size; {
-			end := min((at/block+1)*block, size)
-			if !bytes.Equal(base[at:end], target[at:end]) {
-				want = append(want, span{at, end})
-			}
-			at = end
-		}
-		check.Must(t, (&comparison{base: bytes.NewReader(base), target: bytes.NewReader(target)}).run(collect(from, size, &got)))
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Fatalf("from %d, -want +got:\n%s", from, diff)
-		}
-	}
-}
-
-func TestComparisonOfAShortImage(t *testing.T) {
-	var got []span
-	short := &comparison{base: bytes.NewReader(make([]byte, block)), target: bytes.NewReader(make([]byte, 2*block))}
-	if err := short.run(collect(0, 2*block, &got)); !errors.Is(err, io.EOF) {
-		t.Error(err)
 	}
 }
 

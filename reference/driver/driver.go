@@ -68,7 +68,7 @@ func New(config Config) (*Driver, error) {
 		controller: &controller{config: config, log: config.Log, locks: calls, pool: disks, cloner: clones},
 		node:       &nodeServer{config: config, boot: boot, locks: calls, pool: disks, fs: fs},
 		metadata: &snapshotMetadata{
-			config: config, log: config.Log, locks: calls, pool: disks, reflinks: clones.reflinks, stopping: make(chan struct{}),
+			config: config, log: config.Log, locks: calls, pool: disks, reflinks: clones.reflinks, free: newBuffers(), stopping: make(chan struct{}),
 		},
 	}, disks.sweep()
 }

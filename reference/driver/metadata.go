@@ -22,6 +22,8 @@ type snapshotMetadata struct {
 	pool   *pool
 	// reflinks: snapshots share extents, which need not be compared.
 	reflinks bool
+	// free are the buffers that all streams share to compare data.
+	free chan *buffers
 	// stopping is closed when the driver stops. Streams may be long, and callers resume them.
 	stopping chan struct{}
 }
@@ -72,7 +74,7 @@ func (m *snapshotMetadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, st
 		return stream.Send(&csi.GetMetadataDeltaResponse{
 			BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: target.record.Capacity, BlockMetadata: blocks,
 		})
-	}, func(w walk) error { return m.delta(base, target, w) })
+	}, func(w walk) error { return m.delta(stream.Context(), base, target, w) })
 }
 
 // checkBase refuses a base that is none of the target. Nobody else can: backup software
@@ -88,11 +90,12 @@ func (m *snapshotMetadata) checkBase(base, target *record) error {
 }
 
 // delta reports what has changed. All that is beyond the end of the base has.
-func (m *snapshotMetadata) delta(base, target opened, w walk) error {
+func (m *snapshotMetadata) delta(ctx context.Context, base, target opened, w walk) error {
 	common := w
 	common.to = min(w.to, base.record.Capacity)
 	before, after := layoutOf(base.image, base.record.Capacity, m.reflinks), layoutOf(target.image, target.record.Capacity, m.reflinks)
-	if err := common.changed(before, after, &comparison{base: base.image, target: target.image}); err != nil {
+	compare := &comparison{base: base.image, target: target.image, free: m.free}
+	if err := compare.run(ctx, common, before, after); err != nil {
 		return err
 	}
 	if grown := max(w.from, common.to); grown < w.to {
