@@ -165,17 +165,31 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"a rule by the pod": {[]string{"--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["kata"],"defer":true}]`}, `the rule "r" goes by the pod`},
 		"crust without its handler": {[]string{"--set=cluster.source=serviceAccount", "--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["crust"],"defer":true}]`},
 			"set config.handlers.crust.enabled"},
-		"no such API":        {[]string{"--set=admission.mutate.enabled=true"}, "serves no MutatingAdmissionPolicy"},
-		"a word for defer":   {[]string{"--set=runtimeClasses[0].name=kata,runtimeClasses[0].handler=kata,runtimeClasses[0].defer=some"}, "defer"},
-		"a driver's quote":   {[]string{"--set-json", `admission.nativeDrivers=["x'"]`}, "nativeDrivers"},
-		"an old Kubernetes":  {[]string{"--kube-version=1.29.0"}, "kubeVersion"},
-		"a class with quote": {[]string{"--set-json", `runtimeClasses=[{"name":"x'","handler":"x"}]`}, "name"},
+		"no such API":                       {[]string{"--set=admission.mutate.enabled=true"}, "serves no MutatingAdmissionPolicy"},
+		"a word for defer":                  {[]string{"--set=runtimeClasses[0].name=kata,runtimeClasses[0].handler=kata,runtimeClasses[0].defer=some"}, "defer"},
+		"a driver's quote":                  {[]string{"--set-json", `admission.nativeDrivers=["x'"]`}, "nativeDrivers"},
+		"an old Kubernetes":                 {[]string{"--kube-version=1.29.0"}, "kubeVersion"},
+		"no node for volumes":               {[]string{"--set=crustDriver.enabled=true"}, "crustDriver.node"},
+		"no certificate":                    {metadata(), "secretName"},
+		"no authority":                      {metadata("tls.secretName=tls"), "caCert"},
+		"a certificate's name for its text": {metadata("tls.secretName=tls", "tls.caCert=ca.crt"), "caCert"},
+		"the API server's audience":         {metadata("audience=https://kubernetes.default.svc"), "audience"},
+		"a class with quote":                {[]string{"--set-json", `runtimeClasses=[{"name":"x'","handler":"x"}]`}, "name"},
 	} {
 		args := append([]string{"template", "crust-proxy", render.Chart(), "--kube-version=" + render.KubeVersion}, wrong.args...)
 		if _, err := render.Helm(t, args...); err == nil || !strings.Contains(err.Error(), wrong.want) {
 			t.Errorf("%s: got %v, want an error with %q", what, err, wrong.want)
 		}
 	}
+}
+
+// metadata are arguments that turn the changed blocks on, with values of theirs.
+func metadata(values ...string) []string {
+	args := []string{"--set=crustDriver.enabled=true,crustDriver.node=a,crustDriver.snapshotMetadata.enabled=true"}
+	for _, one := range values {
+		args = append(args, "--set=crustDriver.snapshotMetadata."+one)
+	}
+	return args
 }
 
 // TestTheServedVersionIsTaken: v1 where the cluster has it, else v1beta1.

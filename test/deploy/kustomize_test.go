@@ -38,7 +38,7 @@ func TestEveryKustomizationBuilds(t *testing.T) {
 		})
 		return err
 	})
-	if err != nil || count < 11 {
+	if err != nil || count < 12 {
 		t.Errorf("%d kustomizations: %v", count, err)
 	}
 }
@@ -47,7 +47,7 @@ func TestEveryKustomizationBuilds(t *testing.T) {
 // waits by default, and its opposite brings back what was there.
 func TestBehindTheFront(t *testing.T) {
 	dir := render.Kustomizations(t) + "/examples/behind-the-front/"
-	stock, behind, direct := driver(t, dir+"driver"), driver(t, dir+"behind"), driver(t, dir+"direct")
+	stock, behind, direct := vendorsDriver(t, dir+"driver"), vendorsDriver(t, dir+"behind"), vendorsDriver(t, dir+"direct")
 	front := config.Default().Front
 	if path := behind.takeRegistrationDir(t); path != front.Registry {
 		t.Errorf("the driver registers in %s, and the front waits in %s", path, front.Registry)
@@ -71,7 +71,7 @@ type stockDriver struct {
 	Volumes map[string]corev1.Volume
 }
 
-func driver(t *testing.T, dir string) stockDriver {
+func vendorsDriver(t *testing.T, dir string) stockDriver {
 	t.Helper()
 	found := render.Find(t, render.Objects(t, render.Kustomize(t, dir)), "DaemonSet", "disk-csi-node")
 	out := stockDriver{Set: &appsv1.DaemonSet{}, Volumes: map[string]corev1.Volume{}}

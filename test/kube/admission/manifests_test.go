@@ -12,31 +12,48 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/deploy/render"
 )
 
-// operators are types of the Prometheus Operator, without their schemas.
-var operators = map[string]string{"PodMonitor": "podmonitors", "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
+// foreignTypes are types of other projects that the manifests use.
+var foreignTypes = []struct{ group, version, kind, plural, scope, schema string }{
+	{"monitoring.coreos.com", "v1", "PodMonitor", "podmonitors", "Namespaced", anything},
+	{"monitoring.coreos.com", "v1", "ServiceMonitor", "servicemonitors", "Namespaced", anything},
+	{"monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules", "Namespaced", anything},
+	{"cert-manager.io", "v1", "Certificate", "certificates", "Namespaced", anything},
+	{"snapshot.storage.k8s.io", "v1", "VolumeSnapshotClass", "volumesnapshotclasses", "Cluster", anything},
+	{"cbt.storage.k8s.io", "v1beta1", "SnapshotMetadataService", "snapshotmetadataservices", "Cluster", `{type: object, required: [spec], properties: {
+		spec: {type: object, required: [address, audience, caCert], properties: {
+			address: {type: string}, audience: {type: string}, caCert: {type: string, format: byte}}}}}`},
+}
 
-func (r *rig) defineMonitors(t *testing.T) {
+// anything is the schema of types whose own is not repeated here.
+const anything = `{type: object, x-kubernetes-preserve-unknown-fields: true}`
+
+func (r *rig) defineForeignTypes(t *testing.T) {
 	t.Helper()
-	for kind, plural := range operators {
+	var plurals []string
+	for _, one := range foreignTypes {
+		plurals = append(plurals, one.plural)
 		if err := r.Apply(fmt.Sprintf(`apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
-metadata: {name: %[2]s.monitoring.coreos.com}
+metadata:
+  name: %[4]s.%[1]s
+  annotations: {api-approved.kubernetes.io: unapproved}
 spec:
-  group: monitoring.coreos.com
-  scope: Namespaced
-  names: {kind: %[1]s, plural: %[2]s}
+  group: %[1]s
+  scope: %[5]s
+  names: {kind: %[3]s, plural: %[4]s}
   versions:
-    - name: v1
+    - name: %[2]s
       served: true
       storage: true
-      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
-`, kind, plural)); err != nil {
+      schema:
+        openAPIV3Schema: %[6]s
+`, one.group, one.version, one.kind, one.plural, one.scope, strings.ReplaceAll(one.schema, "\t", " "))); err != nil {
 			t.Fatal(err)
 		}
 	}
 	// Established is one thing, to be found by clients another.
-	await(t, "the monitors' types", func() bool {
-		_, err := r.Kubectl("get", "podmonitors,servicemonitors,prometheusrules", "--all-namespaces")
+	await(t, "the types of other projects", func() bool {
+		_, err := r.Kubectl("get", strings.Join(plurals, ","), "--all-namespaces")
 		return err == nil
 	})
 }
@@ -45,14 +62,12 @@ spec:
 // being errors.
 func TestManifestsAreAccepted(t *testing.T) {
 	r := start(t)
-	r.defineMonitors(t)
-	if _, err := r.Kubectl("create", "namespace", "crust-proxy"); err != nil {
-		t.Fatal(err)
-	}
+	r.defineForeignTypes(t)
+	r.makeNamespaces(t, "crust-proxy", "backup", "shop")
 	root := render.Kustomizations(t)
 	for _, dir := range []string{
 		"admission", "daemonset", "defer-by-class-v1beta1", "examples/behind-the-front/behind", "examples/behind-the-front/direct",
-		"examples/behind-the-front/driver", "examples/crust", "monitoring", "node-installed", "runtimeclasses",
+		"examples/behind-the-front/driver", "examples/changed-blocks", "examples/crust", "monitoring", "node-installed", "runtimeclasses",
 	} {
 		said, err := r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifest(t, render.Kustomize(t, filepath.Join(root, dir))))
 		if err != nil {
@@ -69,6 +84,15 @@ func TestManifestsAreAccepted(t *testing.T) {
 	}
 }
 
+func (r *rig) makeNamespaces(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if _, err := r.Kubectl("create", "namespace", name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func manifest(t *testing.T, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "manifest.yaml")
@@ -82,7 +106,7 @@ func manifest(t *testing.T, text string) string {
 // who changes values, and removes the last.
 func TestChartComesAndGoes(t *testing.T) {
 	r := start(t)
-	r.defineMonitors(t)
+	r.defineForeignTypes(t)
 	files, err := filepath.Glob(filepath.Join(render.Chart(), "ci/*-values.yaml"))
 	if err != nil || len(files) == 0 {
 		t.Fatal("no values files: ", err)
@@ -99,7 +123,7 @@ func TestChartComesAndGoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	left, err := r.Kubectl("get", "--all-namespaces", "--ignore-not-found", "--selector=app.kubernetes.io/name=crust-proxy", "--output=name",
-		"daemonsets,configmaps,serviceaccounts,services,clusterroles,clusterrolebindings,runtimeclasses,csidrivers,"+
+		"daemonsets,statefulsets,snapshotmetadataservices,certificates,configmaps,serviceaccounts,services,clusterroles,clusterrolebindings,runtimeclasses,csidrivers,"+
 			"validatingadmissionpolicies,validatingadmissionpolicybindings,mutatingadmissionpolicies,mutatingadmissionpolicybindings,"+
 			"podmonitors,servicemonitors,prometheusrules")
 	if err != nil || left != "" {

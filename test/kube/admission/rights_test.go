@@ -30,7 +30,7 @@ const (
 // does, and nothing of what it does not do.
 func TestTheRoleIsEnough(t *testing.T) {
 	r := start(t)
-	r.defineMonitors(t)
+	r.defineForeignTypes(t)
 	r.install(t, "--values="+filepath.Join(render.Chart(), "ci/node-installed-values.yaml"), "--set=admission.mutate.enabled=false")
 	access := r.Kubeconfig(subject)
 	if err := os.Chmod(access, 0o600); err != nil {
