@@ -37,6 +37,7 @@ type Env struct {
 	Host     string           // this machine's name
 	Now      func() time.Time // ages are counted from it
 	Terminal bool             // Out is a terminal
+	Width    int              // of its lines
 	Keys     *os.File         // that terminal if keys can be read from it, else nil
 	Node     doctor.Node      // what doctor checks, before flags change it
 }
@@ -48,7 +49,7 @@ func Main(args []string) int {
 	host, _ := os.Hostname() // only shown
 	env := Env{
 		Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv, Now: time.Now,
-		Terminal: printer.IsTerminal(os.Stdout), Node: doctor.DefaultNode(),
+		Terminal: printer.IsTerminal(os.Stdout), Width: printer.Width(os.Stdout), Node: doctor.DefaultNode(),
 		Environ: os.Environ(), Host: host,
 	}
 	if env.Terminal && printer.IsTerminal(os.Stdin) {
@@ -116,7 +117,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 doctor found errors.`,
 	}
 	root.AddCommand(topCmd(env, d, out), listCmd(d, view), getCmd(d, view), statsCmd(d, view), expandCmd(d, out), freezeCmd(d, out), thawCmd(d, out),
 		releaseCmd(d, out), watchCmd(d, view), handlersCmd(d, out), driversCmd(d, view), reconcileCmd(d, out), doctorCmd(env.Node, d, out),
-		conformanceCmd(), versionCmd(d, out))
+		blocksCmd(env, out), conformanceCmd(), versionCmd(d, out))
 	root.InitDefaultCompletionCmd()
 	setCompletionUsageErrors(root)
 	return root

@@ -216,6 +216,7 @@ type bench struct {
 	socket string
 	env    map[string]string
 	tty    bool
+	width  int
 	keys   *os.File
 	node   doctor.Node
 }
@@ -265,7 +266,7 @@ func (b *bench) runContext(ctx context.Context, args ...string) result {
 	b.t.Helper()
 	var out, errs bytes.Buffer
 	code := Run(ctx, args, Env{
-		Out: &out, Err: &errs, Terminal: b.tty, Keys: b.keys, Node: b.node,
+		Out: &out, Err: &errs, Terminal: b.tty, Width: b.width, Keys: b.keys, Node: b.node,
 		Getenv: func(k string) string { return b.env[k] }, Now: func() time.Time { return now },
 	})
 	return result{code, out.String(), errs.String()}

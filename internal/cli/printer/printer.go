@@ -47,6 +47,15 @@ func IsTerminal(f *os.File) bool {
 	return err == nil
 }
 
+// Width is how many characters a line of a terminal has; 80 where nobody knows.
+func Width(f *os.File) int {
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil || size.Col == 0 {
+		return 80
+	}
+	return int(size.Col)
+}
+
 // Check refuses an unknown format.
 func (p *Printer) Check() error {
 	if !slices.Contains(Formats(), p.Format) {

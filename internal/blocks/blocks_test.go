@@ -1,0 +1,173 @@
+package blocks_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/blocks"
+)
+
+const fixed, variable = blocks.FixedLength, blocks.VariableLength
+
+func message(kind blocks.Type, capacity int64, numbers ...int64) blocks.Message {
+	m := blocks.Message{Type: kind, Capacity: capacity}
+	for pair := range slices.Chunk(numbers, 2) {
+		m.Ranges = append(m.Ranges, blocks.Range{Offset: pair[0], Size: pair[1]})
+	}
+	return m
+}
+
+// script is a server: of each stream, what it sends, and how it ends.
+type script struct {
+	streams []stream
+	began   []int64
+}
+
+type stream struct {
+	messages []blocks.Message
+	err      error
+}
+
+func (s *script) source(_ context.Context, from int64) (blocks.Stream, error) {
+	s.began = append(s.began, from)
+	now := s.streams[min(len(s.began), len(s.streams))-1]
+	return func() (blocks.Message, error) {
+		if len(now.messages) == 0 {
+			if now.err == nil {
+				return blocks.Message{}, io.EOF
+			}
+			return blocks.Message{}, now.err
+		}
+		next := now.messages[0]
+		now.messages = now.messages[1:]
+		return next, nil
+	}, nil
+}
+
+// read gives the ranges that were read, as pairs.
+func (s *script) read(t *testing.T, from int64) ([]int64, error) {
+	t.Helper()
+	var got []int64
+	reader := &blocks.Reader{Source: s.source, Wait: time.Microsecond}
+	err := reader.Read(t.Context(), from, func(m blocks.Message) error {
+		for _, r := range m.Ranges {
+			got = append(got, r.Offset, r.Size)
+		}
+		return nil
+	})
+	return got, err
+}
+
+var away = status.Error(codes.Unavailable, "away")
+
+func TestBrokenStreamsAreResumed(t *testing.T) {
+	s := &script{streams: []stream{
+		{err: away},
+		{messages: []blocks.Message{message(fixed, 100, 0, 10, 20, 10)}, err: away},
+		{err: status.Error(codes.DeadlineExceeded, "too long")},
+		// It may begin before the offset that was asked for.
+		{messages: []blocks.Message{message(fixed, 100, 24, 10), message(fixed, 100)}, err: away},
+		{messages: []blocks.Message{message(fixed, 100, 50, 10, 96, 4)}},
+	}}
+	got, err := s.read(t, 0)
+	if err != nil || !slices.Equal(got, []int64{0, 10, 20, 10, 30, 4, 50, 10, 96, 4}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if !slices.Equal(s.began, []int64{0, 0, 30, 30, 34}) {
+		t.Errorf("began at %v", s.began)
+	}
+}
+
+func TestTriesAreBounded(t *testing.T) {
+	s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 10)}, err: away}, {err: away}}}
+	_, err := s.read(t, 0)
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "at byte 10, and 5 tries") || len(s.began) != 6 {
+		t.Errorf("%d streams: %v", len(s.began), err)
+	}
+}
+
+func TestFinalErrorsAreNotTriedAgain(t *testing.T) {
+	own := errors.New("the disk is full")
+	for _, code := range []codes.Code{codes.NotFound, codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Internal} {
+		s := &script{streams: []stream{{err: status.Error(code, "no")}}}
+		if _, err := s.read(t, 0); status.Code(err) != code || len(s.began) != 1 {
+			t.Errorf("%v after %d streams", err, len(s.began))
+		}
+	}
+	s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 10)}, err: away}}}
+	reader := &blocks.Reader{Source: s.source}
+	if err := reader.Read(t.Context(), 0, func(blocks.Message) error { return own }); !errors.Is(err, own) || len(s.began) != 1 {
+		t.Errorf("%v after %d streams", err, len(s.began))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s = &script{streams: []stream{{err: away}}}
+	reader.Source = s.source
+	if err := reader.Read(ctx, 0, nil); err == nil || len(s.began) != 1 {
+		t.Errorf("canceled: %v after %d streams", err, len(s.began))
+	}
+}
+
+// TestHostileServer: a backup is made by what the server names.
+func TestHostileServer(t *testing.T) {
+	for text, sent := range map[string][]blocks.Message{
+		"neither FIXED_LENGTH nor":   {message(0, 100, 0, 10)},
+		"was 2 and is 1 now":         {message(variable, 100, 0, 10), message(fixed, 100, 10, 10)},
+		"was 100 and is 200 now":     {message(variable, 100, 0, 10), message(variable, 200, 10, 10)},
+		"volume_capacity_bytes is 0": {message(variable, 0)},
+		"0 bytes at byte 5":          {message(variable, 100, 5, 0)},
+		"-1 bytes":                   {message(variable, 100, 5, -1)},
+		"10 bytes at byte -1":        {message(variable, 100, -1, 10)},
+		"10 bytes at byte 91":        {message(variable, 100, 91, 10)},
+		"at byte 9223372036854775807": {
+			message(variable, 100, math.MaxInt64, math.MaxInt64)},
+		"after byte 20 was reached": {message(variable, 100, 10, 10, 19, 10)},
+		"after byte 40 was reached": {message(variable, 100, 30, 10), message(variable, 100, 0, 10)},
+		"has 11 bytes":              {message(fixed, 100, 0, 10, 10, 11)},
+		"has 9 bytes":               {message(fixed, 100, 0, 10, 10, 9)},
+	} {
+		s := &script{streams: []stream{{messages: sent}}}
+		_, err := s.read(t, 0)
+		var server *blocks.ServerError
+		if !errors.As(err, &server) || !strings.Contains(err.Error(), text) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	// What was asked for begins at 50.
+	for _, sent := range [][]int64{{40, 10}, {0, 10}, {40, 20, 55, 10}} {
+		s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, sent...)}}}}
+		if got, err := s.read(t, 50); err == nil {
+			t.Errorf("%v from 50 on gave %v", sent, got)
+		}
+	}
+}
+
+// TestServersThatBehave: what CSI allows is taken.
+func TestServersThatBehave(t *testing.T) {
+	for _, sent := range [][]blocks.Message{
+		nil,
+		{message(variable, 1)},
+		{message(variable, 100, 0, 100)},
+		{message(variable, 100, 0, 1), message(variable, 100), message(variable, 100, 1, 99)},
+		{message(fixed, 95, 0, 10, 10, 10, 90, 5)},
+		{message(variable, math.MaxInt64, math.MaxInt64-1, 1)},
+	} {
+		s := &script{streams: []stream{{messages: sent}}}
+		if _, err := s.read(t, 0); err != nil {
+			t.Errorf("%v: %v", sent, err)
+		}
+	}
+	s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 100)}}}}
+	if got, err := s.read(t, 50); err != nil || !slices.Equal(got, []int64{50, 50}) {
+		t.Errorf("%v, %v", got, err)
+	}
+}

@@ -1,0 +1,74 @@
+package blocks
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// DialCSI makes a connection to a driver's socket.
+func DialCSI(socket string) (*grpc.ClientConn, error) {
+	path := strings.TrimPrefix(strings.TrimPrefix(socket, "unix:"), "//")
+	if info, err := os.Stat(path); err != nil {
+		return nil, fmt.Errorf("there is no CSI socket: %w", err)
+	} else if info.Mode().Type() != os.ModeSocket {
+		return nil, fmt.Errorf("%s is not a socket", path)
+	}
+	return grpc.NewClient("passthrough:///csi", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithNoProxy(), grpc.WithAuthority("localhost"), grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}))
+}
+
+// FromCSI asks a CSI driver. Base may be empty; both are CSI's ids of snapshots.
+func FromCSI(conn grpc.ClientConnInterface, base, target string) Source {
+	client := csi.NewSnapshotMetadataClient(conn)
+	if base == "" {
+		return func(ctx context.Context, from int64) (Stream, error) {
+			return received(client.GetMetadataAllocated(ctx, &csi.GetMetadataAllocatedRequest{
+				SnapshotId: target, StartingOffset: from, MaxResults: mostResults,
+			}))
+		}
+	}
+	return func(ctx context.Context, from int64) (Stream, error) {
+		return received(client.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{
+			BaseSnapshotId: base, TargetSnapshotId: target, StartingOffset: from, MaxResults: mostResults,
+		}))
+	}
+}
+
+// blockMessage is what the answers of the four calls have in common.
+type blockMessage[T ~int32, B blockTuple] interface {
+	GetBlockMetadataType() T
+	GetVolumeCapacityBytes() int64
+	GetBlockMetadata() []B
+}
+
+type blockTuple interface {
+	GetByteOffset() int64
+	GetSizeBytes() int64
+}
+
+// received reads a gRPC stream of one of the four calls.
+func received[M blockMessage[T, B], T ~int32, B blockTuple](stream interface{ Recv() (M, error) }, err error) (Stream, error) {
+	if err != nil {
+		return nil, err
+	}
+	return func() (Message, error) {
+		got, err := stream.Recv()
+		if err != nil {
+			return Message{}, err
+		}
+		message := Message{Type: Type(got.GetBlockMetadataType()), Capacity: got.GetVolumeCapacityBytes()}
+		for _, b := range got.GetBlockMetadata() {
+			message.Ranges = append(message.Ranges, Range{Offset: b.GetByteOffset(), Size: b.GetSizeBytes()})
+		}
+		return message, nil
+	}, nil
+}
