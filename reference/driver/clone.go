@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/superblock"
 )
 
 // cloner makes images out of other images. Where the filesystem can, the two share their
@@ -58,61 +60,114 @@ func reflink(to, from *os.File) error {
 // able tells whether there are clones at all.
 func (c *cloner) able() bool { return c.reflinks || c.limit > 0 }
 
-// fill makes the image of a record out of that of another one. The caller holds the locks
-// of both.
-func (c *cloner) fill(ctx context.Context, from, to *record) (err error) {
-	original, err := c.pool.openImage(from, os.O_RDONLY)
-	if err != nil {
+// job is the making of one image out of that of another record.
+type job struct {
+	from, to        *record
+	original, image *os.File
+	// device is that by which the original may be written to, or "".
+	device string
+}
+
+func (j *job) open(in *pool) (err error) {
+	if j.device, err = in.writable(j.from.ID); err != nil {
 		return err
 	}
-	defer func() { _ = original.Close() }()
-	image, err := os.OpenFile(c.pool.image(to.ID), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
+	if j.original, err = in.openImage(j.from, os.O_RDONLY); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, image.Close()) }()
-	failpoint.Hit("driver-fill-begun")
-	if err = c.take(ctx, from, to, image, original); err == nil {
-		failpoint.Hit("driver-filled")
-		err = errors.Join(image.Sync(), syncDir(c.pool.images))
+	j.image, err = os.OpenFile(in.image(j.to.ID), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	return err
+}
+
+func (j *job) close() (err error) {
+	if j.original != nil {
+		_ = j.original.Close()
 	}
+	if j.image != nil {
+		err = j.image.Close()
+	}
+	return err
+}
+
+// failed names the source in an error.
+func (j *job) failed(err error) error {
 	if errors.Is(err, unix.ENOSPC) {
-		return status.Errorf(codes.ResourceExhausted, "clone %q: the filesystem of %s is full", from.ID, filepath.Dir(image.Name()))
+		return status.Errorf(codes.ResourceExhausted, "clone %q: the filesystem of %s is full", j.from.ID, filepath.Dir(j.original.Name()))
 	}
 	if err != nil {
-		return fmt.Errorf("clone %q: %w", from.ID, err)
+		return fmt.Errorf("clone %q: %w", j.from.ID, err)
 	}
 	return nil
 }
 
-// take takes the content of an image. By reflink it is that of one moment, also of a
-// volume in use, whose filesystem is frozen for it.
-func (c *cloner) take(ctx context.Context, from, to *record, image, original *os.File) error {
-	device, err := c.pool.writable(from.ID)
-	if err != nil {
+// fill makes the images of records out of those of others, all of one moment. The caller
+// holds the locks of all of them.
+func (c *cloner) fill(ctx context.Context, jobs ...*job) (err error) {
+	for _, j := range jobs {
+		defer func() { err = errors.Join(err, j.close()) }()
+		if err := j.open(c.pool); err != nil {
+			return err
+		}
+	}
+	failpoint.Hit("driver-fill-begun")
+	if err := c.take(ctx, jobs); err != nil {
 		return err
 	}
-	content := func() error {
-		to.Created = time.Now().UTC()
-		if c.reflinks {
-			return reflink(image, original)
+	failpoint.Hit("driver-filled")
+	for _, j := range jobs {
+		if err := j.image.Sync(); err != nil {
+			return j.failed(err)
 		}
-		return c.copy(ctx, from, image, original)
 	}
-	held := true
-	switch {
-	case device == "":
-		err = content()
-	case c.reflinks:
-		held, err = c.freezer.hold(ctx, from.ID, device, content)
-	default:
-		err = status.Errorf(codes.FailedPrecondition, "volume %q is in use as %s and its data would have to be copied: unstage it first, "+
-			"or put --data-dir on xfs or btrfs, where nothing is copied", from.ID, device)
+	return syncDir(c.pool.images)
+}
+
+// take takes the content of images. By reflink it is that of one moment, also of volumes in
+// use, whose filesystems are frozen for it.
+func (c *cloner) take(ctx context.Context, jobs []*job) error {
+	var busy []inUse
+	for _, j := range jobs {
+		if j.device == "" {
+			continue
+		}
+		if !c.reflinks {
+			return status.Errorf(codes.FailedPrecondition, "volume %q is in use as %s and its data would have to be copied: unstage it first, "+
+				"or put --data-dir on xfs or btrfs, where nothing is copied", j.from.ID, j.device)
+		}
+		busy = append(busy, inUse{id: j.from.ID, device: j.device})
 	}
-	if to.Snapshot != nil {
-		to.Snapshot.Consistent = held
+	free, err := c.freezer.hold(ctx, busy, func() error { return c.content(ctx, jobs) })
+	for _, j := range jobs {
+		if s := j.to.Snapshot; s != nil && err == nil {
+			s.Consistent = !slices.Contains(free, j.from.ID) && (j.device != "" || !needsReplay(j.image))
+		}
 	}
 	return err
+}
+
+func (c *cloner) content(ctx context.Context, jobs []*job) (err error) {
+	now := time.Now().UTC()
+	for _, j := range jobs {
+		j.to.Created = now
+		if c.reflinks {
+			err = reflink(j.image, j.original)
+		} else {
+			err = c.copy(ctx, j.from, j.image, j.original)
+		}
+		if err != nil {
+			return j.failed(err)
+		}
+	}
+	return nil
+}
+
+// needsReplay tells whether an image that nobody uses is as after a crash: its last user was
+// killed.
+func needsReplay(image *os.File) bool {
+	return slices.ContainsFunc(fileSystems, func(fsType string) bool {
+		dirty, err := superblock.NeedsReplay(image, fsType)
+		return err == nil && dirty // else it is another filesystem, or none
+	})
 }
 
 // copy copies the data of an image that nobody writes to.

@@ -103,7 +103,7 @@ func (c *controller) fillOf(ctx context.Context, want *record, req *csi.CreateVo
 	if err := c.cloner.checkContent(from, req.GetVolumeCapabilities()); err != nil {
 		return nil, err
 	}
-	return func() error { return c.cloner.fill(ctx, from, want) }, nil
+	return func() error { return c.cloner.fill(ctx, &job{from: from, to: want}) }, nil
 }
 
 // readCreate gives the record of the volume that is asked for.

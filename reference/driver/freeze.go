@@ -8,10 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
@@ -63,25 +66,76 @@ func frozenDir(dataDir, boot string) (string, error) {
 	return filepath.Join(dir, boot), err
 }
 
-// hold calls take while nobody writes to a volume in use, and tells whether that was so.
-// Where the filesystem cannot be frozen, what is taken is as after a crash: no error.
-func (f *freezer) hold(ctx context.Context, id, device string, take func() error) (held bool, err error) {
-	log := f.log.With(zap.String("volume", id))
-	thaw, err := f.freeze(ctx, id, device)
-	if err != nil {
-		log.Warn("the volume cannot be frozen: what is taken of it is as after a crash", zap.Error(err))
-		return false, take()
-	}
-	failpoint.Hit("driver-frozen")
+// inUse is a volume that may be written to by a device.
+type inUse struct{ id, device string }
+
+// hold calls take while nobody writes to volumes in use, and gives those that may have been
+// written to: what is taken of one that cannot be frozen is as after a crash. With two of
+// them, nothing would be of one moment any more: that is an error.
+func (f *freezer) hold(ctx context.Context, volumes []inUse, take func() error) (free []string, err error) {
 	began := time.Now()
-	err = take()
-	failpoint.Hit("driver-taken")
-	if thawErr := thaw(); thawErr != nil {
-		log.Warn("the volume was not frozen all the time: what was taken of it is as after a crash", zap.Error(thawErr))
-		return false, err
+	held, free, err := f.freezeAll(ctx, volumes)
+	failpoint.Hit("driver-frozen")
+	if err == nil {
+		err = take()
 	}
-	log.Info("held the writes to a volume", zap.Duration("took", time.Since(began)))
-	return true, err
+	failpoint.Hit("driver-taken")
+	if ended := f.thawAll(held); len(ended) > 0 {
+		free = append(free, ended...)
+		if len(free) > 1 && err == nil {
+			err = status.Errorf(codes.Aborted, "volumes %q were not frozen all the time of at most %v: what was taken is not of one moment",
+				free, f.limit)
+		}
+	}
+	if len(held) > 0 {
+		f.log.Info("held the writes to volumes", zap.Int("volumes", len(held)), zap.Duration("took", time.Since(began)))
+	}
+	return free, err
+}
+
+// freezeAll freezes volumes all at once, so that their time is over together. It fails if
+// two of them stay free; those that are held have to be thawed also then.
+func (f *freezer) freezeAll(ctx context.Context, volumes []inUse) (held map[string]func() error, free []string, err error) {
+	thaws, errs := make([]func() error, len(volumes)), make([]error, len(volumes))
+	var all sync.WaitGroup
+	for i, v := range volumes {
+		all.Go(func() { thaws[i], errs[i] = f.freeze(ctx, v.id, v.device) })
+	}
+	all.Wait()
+	held = make(map[string]func() error)
+	for i, v := range volumes {
+		if errs[i] == nil {
+			held[v.id] = thaws[i]
+			continue
+		}
+		f.log.Warn("the volume cannot be frozen: what is taken of it is as after a crash", zap.String("volume", v.id), zap.Error(errs[i]))
+		free = append(free, v.id)
+	}
+	if len(free) > 1 {
+		err = status.Errorf(codes.FailedPrecondition, "volumes %q are in use and cannot be frozen: what is taken of them is not of one moment: %v",
+			free, errors.Join(errs...))
+	}
+	return held, free, err
+}
+
+// thawAll thaws volumes all at once, and gives those that were not frozen all the time.
+func (f *freezer) thawAll(held map[string]func() error) (ended []string) {
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	for id, thaw := range held {
+		all.Go(func() {
+			err := thaw()
+			if err == nil {
+				return
+			}
+			f.log.Warn("the volume was not frozen all the time: what was taken of it is as after a crash", zap.String("volume", id), zap.Error(err))
+			mu.Lock()
+			defer mu.Unlock()
+			ended = append(ended, id)
+		})
+	}
+	all.Wait()
+	return ended
 }
 
 // freeze freezes the filesystem where it is mounted: here, or in a sandbox.

@@ -93,9 +93,9 @@ func TestHoldInSandbox(t *testing.T) {
 			}
 			f := &freezer{log: zaptest.NewLogger(t), limit: 2 * time.Second, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
 			failed := errors.New("take failed")
-			held, err := f.hold(t.Context(), c.volume, "/dev/none", func() error { a.called("take"); return failed })
-			if held != c.held || !errors.Is(err, failed) || !slices.Equal(a.calls, c.calls) {
-				t.Errorf("held %v after %v: %v", held, a.calls, err)
+			free, err := f.hold(t.Context(), []inUse{{c.volume, "/dev/none"}}, func() error { a.called("take"); return failed })
+			if held := len(free) == 0; held != c.held || !errors.Is(err, failed) || !slices.Equal(a.calls, c.calls) {
+				t.Errorf("free %v after %v: %v", free, a.calls, err)
 			}
 		})
 	}
@@ -106,9 +106,9 @@ func TestHoldWithoutCrustProxy(t *testing.T) {
 	for _, socket := range []string{"", t.TempDir() + "/nobody"} {
 		f := &freezer{log: zaptest.NewLogger(t), limit: time.Second, sandboxes: sandboxes{socket: socket}}
 		taken := false
-		held, err := f.hold(t.Context(), "v", "/dev/none", func() error { taken = true; return nil })
-		if held || err != nil || !taken {
-			t.Errorf("%q: held %v, taken %v, %v", socket, held, taken, err)
+		free, err := f.hold(t.Context(), []inUse{{"v", "/dev/none"}}, func() error { taken = true; return nil })
+		if len(free) != 1 || err != nil || !taken {
+			t.Errorf("%q: free %v, taken %v, %v", socket, free, taken, err)
 		}
 	}
 }

@@ -6,8 +6,10 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -139,10 +141,54 @@ func TestSnapshotsOfAWriter(t *testing.T) {
 	}
 }
 
+// image is the path of a volume's image.
+func (v *volume) image() string {
+	return fmt.Sprintf("%s/images/%x.img", v.data, sha256.Sum256([]byte(v.id)))
+}
+
+// crash ends the use of a volume as the death of its user does: nothing is unmounted.
+func (v *volume) crash() {
+	v.t.Helper()
+	file, err := os.Create(v.target + "/synced")
+	check.Must(v.t, err)
+	_, err = file.WriteString("synced")
+	check.Must(v.t, errors.Join(err, file.Sync()))
+	out, err := exec.Command("cp", "--sparse=always", v.image(), v.image()+".crashed").CombinedOutput()
+	if check.Must(v.t, file.Close()); err != nil {
+		v.t.Fatalf("%v: %s", err, out)
+	}
+	v.must(v.unpublish, v.unstage)
+	check.Must(v.t, os.Rename(v.image()+".crashed", v.image()))
+}
+
+// TestSnapshotAfterACrash: nobody has the volume, and yet its journal has to be replayed.
+func TestSnapshotAfterACrash(t *testing.T) {
+	for _, pool := range []string{"xfs", "ext4"} {
+		r := newDriverOn(t, pool, false)
+		for _, fs := range []string{"ext4", "xfs", "btrfs"} {
+			t.Run(fs+" on "+pool, func(t *testing.T) {
+				v := r.volume("v", mountAccess(fs))
+				v.up()
+				v.crash()
+				crashed := v.mustSnapshot("crashed").GetSnapshotId()
+				v.must(v.stage, v.publish)
+				v.must(v.unpublish, v.unstage)
+				repaired := v.mustSnapshot("repaired").GetSnapshotId()
+				if r.consistent(crashed) || !r.consistent(repaired) {
+					t.Errorf("consistent after the crash: %v, after the repair: %v", r.consistent(crashed), r.consistent(repaired))
+				}
+				check.Must(t, errors.Join(r.removeSnapshot(crashed), r.removeSnapshot(repaired)))
+				v.must(v.remove)
+			})
+		}
+		r.wantNothing()
+	}
+}
+
 // wantNoReplay fails where the filesystem would be repaired at its mount.
 func (v *volume) wantNoReplay(fs string) {
 	v.t.Helper()
-	image, err := os.Open(fmt.Sprintf("%s/images/%x.img", v.data, sha256.Sum256([]byte(v.id))))
+	image, err := os.Open(v.image())
 	check.Must(v.t, err)
 	defer func() { _ = image.Close() }()
 	if dirty, err := superblock.NeedsReplay(image, fs); err != nil || dirty {
