@@ -93,7 +93,7 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 	d.settings.inForce.Store(&cfg)
 	d.disks = &disks{reader: ondisk.New(), metrics: d.metrics, log: d.log}
 	d.http = &telemetry.Server{
-		Listen: cfg.HTTP.Listen, Metrics: d.metrics, Pprof: cfg.HTTP.Pprof, Ready: d.readiness, Log: d.log,
+		Listen: cfg.HTTP.Listen, Metrics: d.metrics.Registry, Pprof: cfg.HTTP.Pprof, Ready: d.readiness, Log: d.log,
 		Remarks: func() []string { return d.status.clusterFindings() },
 	}
 	d.deniedLog = d.log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
 
@@ -22,7 +23,7 @@ import (
 type Server struct {
 	// Listen is "host:port" or "unix:/path"; empty serves nothing.
 	Listen  string
-	Metrics *Metrics
+	Metrics prometheus.Gatherer
 	// Ready tells why the daemon is not ready, or nil.
 	Ready func() error
 	// Remarks are told with "ready", each on a line: what does not work, and keeps
@@ -53,7 +54,7 @@ func (s *Server) Bind(ctx context.Context) {
 		}
 		return
 	}
-	err = fmt.Errorf("metrics and health are not served, because http.listen %s cannot be used: %w", s.Listen, err)
+	err = fmt.Errorf("metrics and health are not served, because the address %s cannot be used: %w", s.Listen, err)
 	if s.problem.Swap(&err) == nil {
 		s.Log.Error("metrics and health are not served; this is tried again", zap.Error(err))
 	}
@@ -143,7 +144,7 @@ func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(s.Metrics.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: scrapesAtOnce}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.Metrics, promhttp.HandlerOpts{MaxRequestsInFlight: scrapesAtOnce}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, nil) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Ready(), s.Remarks()...) })
 	if s.Pprof {

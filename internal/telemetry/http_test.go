@@ -67,7 +67,7 @@ func start(t *testing.T, s *Server) {
 func TestServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "http.sock")
 	var ready atomic.Bool
-	start(t, &Server{Listen: "unix:" + path, Metrics: NewMetrics("test"), Ready: func() error {
+	start(t, &Server{Listen: "unix:" + path, Metrics: NewMetrics("test").Registry, Ready: func() error {
 		if ready.Load() {
 			return nil
 		}
@@ -94,7 +94,7 @@ func TestServer(t *testing.T) {
 
 func TestServerWithProfiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "http.sock")
-	start(t, &Server{Listen: "unix:" + path, Metrics: NewMetrics("test"), Ready: func() error { return nil }, Pprof: true})
+	start(t, &Server{Listen: "unix:" + path, Metrics: NewMetrics("test").Registry, Ready: func() error { return nil }, Pprof: true})
 	if code, _ := get(t, client(path), "/debug/pprof/goroutine?debug=1"); code != http.StatusOK {
 		t.Errorf("got %d", code)
 	}
@@ -107,7 +107,7 @@ func TestServerThatCannotListen(t *testing.T) {
 	}
 	defer func() { _ = taken.Close() }()
 	for _, listen := range []string{taken.Addr().String(), "unix:" + t.TempDir(), "192.0.2.1:1"} {
-		s := &Server{Listen: listen, Metrics: NewMetrics("test"), Log: zap.NewNop(), Retry: time.Millisecond}
+		s := &Server{Listen: listen, Metrics: NewMetrics("test").Registry, Log: zap.NewNop(), Retry: time.Millisecond}
 		s.Bind(t.Context())
 		if err := s.Problem(); err == nil || !strings.Contains(err.Error(), listen) {
 			t.Errorf("%s: got %v", listen, err)
@@ -128,7 +128,7 @@ func TestAddressThatComesFree(t *testing.T) {
 		t.Fatal(err)
 	}
 	core, logged := observer.New(zap.InfoLevel)
-	s := &Server{Listen: taken.Addr().String(), Metrics: NewMetrics("test"), Log: zap.New(core), Retry: time.Millisecond}
+	s := &Server{Listen: taken.Addr().String(), Metrics: NewMetrics("test").Registry, Log: zap.New(core), Retry: time.Millisecond}
 	s.Bind(t.Context())
 	start(t, s)
 	if s.Problem() == nil {
@@ -157,7 +157,7 @@ func TestAddressThatComesFree(t *testing.T) {
 // TestConnectionsOfOnePeerAreBounded: whoever opens more loses them at once, and
 // those who came before are served.
 func TestConnectionsOfOnePeerAreBounded(t *testing.T) {
-	s := &Server{Listen: "127.0.0.1:0", Metrics: NewMetrics("test"), Log: zap.NewNop()}
+	s := &Server{Listen: "127.0.0.1:0", Metrics: NewMetrics("test").Registry, Log: zap.NewNop()}
 	s.Bind(t.Context())
 	address := s.listener.Addr().String()
 	start(t, s)

@@ -35,7 +35,9 @@ type Config struct {
 	// RegistrationSocket and KubeletEndpoint are given together, or neither.
 	RegistrationSocket string
 	KubeletEndpoint    string
-	Log                *zap.Logger
+	// MetricsListen is host:port or unix:/path, or empty.
+	MetricsListen string
+	Log           *zap.Logger
 }
 
 func (c Config) validate() error {

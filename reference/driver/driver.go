@@ -29,6 +29,7 @@ type Driver struct {
 	controller *controller
 	node       *nodeServer
 	metadata   *snapshotMetadata
+	metrics    *metrics
 	// patience is how long calls under way may take once the driver stops.
 	patience time.Duration
 }
@@ -62,14 +63,16 @@ func New(config Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	calls := new(locks)
+	calls, counts := new(locks), newMetrics()
 	return &Driver{
 		config: config, patience: patience, log: config.Log, identity: &identity{config: config, pool: disks, snapshots: clones.able()},
 		controller: &controller{config: config, log: config.Log, locks: calls, pool: disks, cloner: clones},
 		node:       &nodeServer{config: config, boot: boot, locks: calls, pool: disks, fs: fs},
 		metadata: &snapshotMetadata{
-			config: config, log: config.Log, locks: calls, pool: disks, reflinks: clones.reflinks, free: newBuffers(), stopping: make(chan struct{}),
+			config: config, log: config.Log, locks: calls, pool: disks, reflinks: clones.reflinks, metrics: counts,
+			slots: make(chan struct{}, mostStreams), free: newBuffers(), stopping: make(chan struct{}),
 		},
+		metrics: counts,
 	}, disks.sweep()
 }
 
@@ -83,6 +86,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	}
 	group := run.New(ctx)
 	group.Go("csi", run.Func(func(ctx context.Context) error { return d.serve(ctx, listener) }))
+	group.Go("metrics", run.Func(d.serveMetrics))
 	group.Go("thaw", run.Func(d.controller.cloner.freezer.thawLeft))
 	if d.config.RegistrationSocket != "" {
 		group.Go("registration", &registrar{driver: d})

@@ -29,10 +29,11 @@ func (d *Driver) logCalls(ctx context.Context, req any, info *grpc.UnaryServerIn
 	return reply, nil
 }
 
-// logStreams is logCalls for calls that stream their answer.
+// logStreams is logCalls for calls that stream their answer, which are counted too.
 func (d *Driver) logStreams(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	began := time.Now()
+	began, end := time.Now(), d.metrics.begin(info.FullMethod)
 	err := rpccode.Status(handle(srv, stream))
+	end(status.Code(err))
 	d.logCall(info.FullMethod, began, err)
 	return err
 }

@@ -88,6 +88,7 @@ func parse(args []string, stderr io.Writer) (config Config, show bool, err error
 	set.BoolVar(&config.Defer, "defer", false, "report DEFER_FS_OPS and leave filesystems to sandboxes where asked to")
 	set.StringVar(&config.RegistrationSocket, "kubelet-registration-socket", "", "socket on which to register with kubelet; empty: a registrar does it")
 	set.StringVar(&config.KubeletEndpoint, "kubelet-endpoint", "", "path at which kubelet finds the CSI socket")
+	set.StringVar(&config.MetricsListen, "metrics-listen", "", "metrics and health: host:port or unix:/path; empty: none")
 	level := set.String("log-level", "info", "debug, info, warn or error")
 	set.BoolVar(&show, "version", false, "show the version")
 	if err := set.Parse(args); err != nil {

@@ -22,11 +22,17 @@ type snapshotMetadata struct {
 	pool   *pool
 	// reflinks: snapshots share extents, which need not be compared.
 	reflinks bool
+	metrics  *metrics
+	// slots are what each stream needs one of. A client that does not read keeps its.
+	slots chan struct{}
 	// free are the buffers that all streams share to compare data.
 	free chan *buffers
 	// stopping is closed when the driver stops. Streams may be long, and callers resume them.
 	stopping chan struct{}
 }
+
+// mostStreams bounds the memory and the open images of all streams.
+const mostStreams = 64
 
 // opened is a snapshot whose image stays readable, even if it is deleted meanwhile.
 type opened struct {
@@ -110,6 +116,12 @@ func (m *snapshotMetadata) stream(ctx context.Context, of opened, req interface 
 	GetMaxResults() int32
 }, send func([]*csi.BlockMetadata) error, run func(walk) error,
 ) error {
+	select {
+	case m.slots <- struct{}{}:
+		defer func() { <-m.slots }()
+	default:
+		return status.Errorf(codes.ResourceExhausted, "%d streams are under way: try again when one has ended", cap(m.slots))
+	}
 	from, most := req.GetStartingOffset(), int(req.GetMaxResults())
 	switch {
 	case most < 0:
@@ -118,6 +130,7 @@ func (m *snapshotMetadata) stream(ctx context.Context, of opened, req interface 
 		return status.Errorf(codes.OutOfRange, "starting_offset: %d is not in the %d bytes of snapshot %q", from, of.record.Capacity, of.record.ID)
 	}
 	blocks := &reporter{most: min(cmp.Or(most, blocksAtOnce), blocksAtOnce), send: send}
+	defer func() { m.metrics.named(ctx, blocks.bytes) }()
 	err := run(walk{from: from, to: of.record.Capacity, alive: func() error { return m.alive(ctx) }, report: blocks.report})
 	if err != nil {
 		return err
