@@ -162,3 +162,24 @@ func (c Config) annotatedNeedsCluster() error {
 	}
 	return errors.Join(found...)
 }
+
+// Warnings names what is allowed, and rarely meant.
+func (c Config) Warnings() []string {
+	var lines []string
+	if c.ReconcileInterval == 0 {
+		lines = append(lines, "reconcileInterval: 0 is never: what a crash leaves stays until somebody runs crustctl reconcile")
+	}
+	if len(c.Policy.Rules) > 0 && !c.Front.Enabled {
+		return append(lines, "policy.rules: they decide for drivers behind the front only, and front.enabled is false")
+	}
+	if c.Cluster.On() {
+		return lines
+	}
+	for i, rule := range c.Policy.Rules {
+		if len(rule.RuntimeHandlers) > 0 {
+			lines = append(lines, fmt.Sprintf("policy.rules[%d] (%q).runtimeHandlers: no pod's runtime is known here, so that every volume which "+
+				"comes to this rule is refused: set cluster.kubeconfig or cluster.inCluster", i, rule.Name))
+		}
+	}
+	return lines
+}

@@ -94,10 +94,12 @@ func (h Handlers) names() []string {
 
 func (h Handlers) validate() error {
 	on := h.names()
+	if len(on) == 0 {
+		return errors.New("handlers.kata.enabled: no handler would be left: enable it, or handlers.crust")
+	}
 	return errors.Join(
 		h.Kata.validate(),
 		h.Crust.validate(),
-		wrong(len(on) == 0, "handlers.kata.enabled: no handler would be left: enable it, or handlers.crust"),
 		wrong(sys.Within(h.Kata.DirectVolumes, h.Crust.Root) || sys.Within(h.Crust.Root, h.Kata.DirectVolumes),
 			"handlers.crust.root: %q and handlers.kata.directVolumes lie in each other", h.Crust.Root),
 		oneOf("handlers.default", h.Default, on...))

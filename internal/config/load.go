@@ -39,6 +39,14 @@ func AddFlags(set *pflag.FlagSet) *Flags {
 	return f
 }
 
+// Source says where the configuration comes from.
+func (f *Flags) Source() string {
+	if f.File == "" {
+		return "the defaults and flags alone: no --config is given; the service reads /etc/crust-proxy/config.yaml"
+	}
+	return f.File + ", with the defaults and flags"
+}
+
 // Load gives the configuration that file and flags make, checked.
 func (f *Flags) Load() (Config, error) {
 	cfg := base()

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -99,9 +100,40 @@ func keysOf(as reflect.Type) map[string]reflect.Type {
 // named tells a type error in the terms of the file.
 func named(err error) error {
 	var wrong *json.UnmarshalTypeError
-	if errors.As(err, &wrong) {
-		return fmt.Errorf("%s: a %s cannot stand here; it takes a %s (quote text that looks like a number)",
-			wrong.Field, wrong.Value, wrong.Type)
+	if !errors.As(err, &wrong) {
+		return err
 	}
-	return err
+	is, _, _ := strings.Cut(wrong.Value, " ") // a number's own digits may follow
+	wanted, hint := wordFor(wrong.Type), ""
+	if wanted == "text" {
+		hint = " (quote text that looks like something else)"
+	}
+	return fmt.Errorf("%s: %s cannot stand here; it takes %s%s", wrong.Field, cmp.Or(jsonWords[is], is), wanted, hint)
+}
+
+// jsonWords are the words of encoding/json for what a file has, in YAML's terms.
+var jsonWords = map[string]string{
+	"array": "a list", "object": "a map of keys and values", "string": "text", "number": "a number", "bool": "true or false",
+}
+
+// wordFor names what a key takes.
+func wordFor(as reflect.Type) string {
+	switch as.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.String:
+		return "text"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Struct, reflect.Map:
+		return "a map of keys and values"
+	case reflect.Pointer:
+		return wordFor(as.Elem())
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return "a whole number, and not a negative one"
+	default:
+		return "a whole number"
+	}
 }

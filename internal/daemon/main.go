@@ -3,11 +3,15 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"runtime/debug"
+	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -63,19 +67,23 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	defer stop()
 	set := pflag.NewFlagSet("crust-proxy", pflag.ContinueOnError)
 	set.SetOutput(stderr)
-	set.Usage = func() { _, _ = fmt.Fprint(stderr, usage, set.FlagUsages()) }
+	set.Usage = func() { _, _ = fmt.Fprint(stdout, usage, set.FlagUsages()) } // only --help asks for it
 	flags := config.AddFlags(set)
 	if err := set.Parse(args); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
 			return exitOK
 		}
-		_, _ = fmt.Fprintln(stderr, "crust-proxy:", err)
-		return exitUsage
+		return failed(stderr, fmt.Errorf("%w: %w", err, errUsage))
 	}
-	command, err := command(set.Args())
+	command, err := commandOf(set.Args())
 	if err == nil {
 		err = command(ctx, flags, stdout, stderr)
 	}
+	return failed(stderr, err)
+}
+
+// failed tells an error, if there is one, and gives the exit code.
+func failed(stderr io.Writer, err error) int {
 	if err == nil {
 		return exitOK
 	}
@@ -90,23 +98,43 @@ var errUsage = errors.New("see crust-proxy --help")
 
 type commandFunc func(ctx context.Context, flags *config.Flags, stdout, stderr io.Writer) error
 
-func command(args []string) (commandFunc, error) {
-	switch {
-	case len(args) == 0:
+// subcommand is a word of the command line, with what has to follow it.
+type subcommand struct {
+	name        string
+	least, most int
+	arguments   string // as usage names them
+	run         func(args []string) commandFunc
+}
+
+var subcommands = []subcommand{
+	{name: "validate", run: plain(validate)},
+	{name: "version", run: plain(showVersion)},
+	{name: "removable", most: math.MaxInt, run: removable},
+	{name: "removable-nodes", least: 1, most: 2, arguments: "HOST:PORT, such as crust-proxy.crust-proxy.svc:9814, and perhaps a COMMAND",
+		run: func(args []string) commandFunc { return removableNodes(args[0], args[1:]...) }},
+	{name: "withdraw", run: plain(withdraw)},
+}
+
+// plain is for subcommands without arguments.
+func plain(command commandFunc) func([]string) commandFunc {
+	return func([]string) commandFunc { return command }
+}
+
+func commandOf(args []string) (commandFunc, error) {
+	if len(args) == 0 {
 		return serve, nil
-	case len(args) == 1 && args[0] == "validate":
-		return validate, nil
-	case len(args) == 1 && args[0] == "version":
-		return showVersion, nil
-	case args[0] == "removable":
-		return removable(args[1:]), nil
-	case (len(args) == 2 || len(args) == 3) && args[0] == "removable-nodes":
-		return removableNodes(args[1], args[2:]...), nil
-	case len(args) == 1 && args[0] == "withdraw":
-		return withdraw, nil
-	default:
-		return nil, fmt.Errorf("unknown arguments %q: %w", args, errUsage)
 	}
+	var names []string
+	for _, one := range subcommands {
+		if names = append(names, one.name); one.name != args[0] {
+			continue
+		}
+		if n := len(args) - 1; n < one.least || n > one.most {
+			return nil, fmt.Errorf("%s takes %s: %w", one.name, cmp.Or(one.arguments, "no arguments"), errUsage)
+		}
+		return one.run(args[1:]), nil
+	}
+	return nil, fmt.Errorf("there is no command %q; there are %s: %w", args[0], strings.Join(names, ", "), errUsage)
 }
 
 func showVersion(_ context.Context, _ *config.Flags, stdout, _ io.Writer) error {
@@ -124,9 +152,9 @@ func validate(_ context.Context, flags *config.Flags, stdout, _ io.Writer) error
 		return err
 	}
 	policy := cfg.DeferralPolicy()
-	for _, line := range append(policy.ExplainModes(), policy.ExplainRuntimes()...) {
+	for _, line := range slices.Concat(policy.ExplainModes(), policy.ExplainRuntimes(), cfg.Warnings()) {
 		text += "# " + line + "\n"
 	}
-	_, err = io.WriteString(stdout, text)
+	_, err = io.WriteString(stdout, "# "+flags.Source()+"\n"+text)
 	return err
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"slices"
@@ -59,7 +60,7 @@ func (r *Rule) problems(i int, handlers []string) []error {
 		}
 	}
 	if r.Handler != "" && !slices.Contains(handlers, r.Handler) {
-		wrong(".handler: %q is not configured; the handlers here are: %s", sys.Clip(r.Handler), strings.Join(handlers, ", "))
+		wrong(".handler: %q is not configured; the handlers here are: %s", sys.Clip(r.Handler), cmp.Or(strings.Join(handlers, ", "), "none"))
 	}
 	if !isFormat(r.Format) {
 		wrong(".format: %q is none of host, guest, never", sys.Clip(string(r.Format)))
