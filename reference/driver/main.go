@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -35,7 +37,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	}
 	ctx, stop := run.UntilSignal(context.Background())
 	defer stop()
-	config, show, err := parse(args, stderr)
+	config, show, err := parse(args, stdout, stderr)
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
 		return 0
@@ -73,16 +75,17 @@ func serve(ctx context.Context, config Config) error {
 	return driver.Run(ctx)
 }
 
-func parse(args []string, stderr io.Writer) (config Config, show bool, err error) {
+func parse(args []string, stdout, stderr io.Writer) (config Config, show bool, err error) {
 	set := pflag.NewFlagSet("crust-driver", pflag.ContinueOnError)
-	set.SetOutput(stderr)
+	set.SetOutput(stdout) // only --help writes there
 	host, _ := os.Hostname()
+	config.CopyLimit = 1 << 30
 	set.StringVar(&config.Endpoint, "endpoint", "unix:///run/crust-driver/csi.sock", "socket to serve CSI on")
 	set.StringVar(&config.DataDir, "data-dir", "/var/lib/crust-driver", "directory of the images and records")
 	set.StringVar(&config.NodeID, "node-id", host, "name of this node")
 	set.StringVar(&config.Name, "driver-name", DefaultName, "name of the driver")
-	set.Int64Var(&config.Capacity, "capacity", 0, "bytes that may be promised to volumes; 0 means what the filesystem has free")
-	set.Int64Var(&config.CopyLimit, "copy-limit", 1<<30, "most bytes of data that a clone may copy where the data directory is not on xfs or btrfs with reflinks; 0 means none")
+	set.Var((*sizeFlag)(&config.Capacity), "capacity", "bytes that may be promised to volumes, such as 100Gi; 0 means what the filesystem has free")
+	set.Var((*sizeFlag)(&config.CopyLimit), "copy-limit", "most data that a clone may copy where the data directory is not on xfs or btrfs with reflinks; 0 means none")
 	set.StringVar(&config.CrustProxySocket, "crust-proxy-socket", "", "crust-proxy's Admin socket, to have sandboxes freeze volumes for snapshots and clones; empty: they do not")
 	set.DurationVar(&config.FreezeLimit, "freeze-limit", 2*time.Second, "longest time for which writes to a volume are held")
 	set.BoolVar(&config.Defer, "defer", false, "report DEFER_FS_OPS and leave filesystems to sandboxes where asked to")
@@ -94,9 +97,40 @@ func parse(args []string, stderr io.Writer) (config Config, show bool, err error
 	if err := set.Parse(args); err != nil {
 		return config, false, err
 	}
+	if show {
+		return config, true, nil
+	}
 	if set.NArg() > 0 {
 		return config, false, fmt.Errorf("%q is not expected: see --help", set.Arg(0))
 	}
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, *level) {
+		return config, false, fmt.Errorf("--log-level %q: give debug, info, warn or error", *level)
+	}
 	config.Log = telemetry.NewLogger(stderr, zap.NewAtomicLevelAt(telemetry.Level(*level)))
-	return config, show, nil
+	return config, false, config.validate()
+}
+
+// sizeFlag is a flag's number of bytes, such as 1Gi.
+type sizeFlag int64
+
+// Type is what the help calls the value.
+func (f *sizeFlag) Type() string { return "size" }
+
+// String is the default in the help, and is in GiB where that is whole.
+func (f *sizeFlag) String() string {
+	if size := int64(*f); size == 0 || size%(1<<30) != 0 {
+		return strconv.FormatInt(size, 10)
+	}
+	return strconv.FormatInt(int64(*f)>>30, 10) + "Gi"
+}
+
+// Set reads what a flag says.
+func (f *sizeFlag) Set(text string) error {
+	if text == "0" {
+		*f = 0
+		return nil
+	}
+	size, err := parseSize(text)
+	*f = sizeFlag(size)
+	return err
 }

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"errors"
 	"math"
 	"strconv"
 	"strings"
@@ -45,16 +46,27 @@ func inRange(size int64, r *csi.CapacityRange) bool {
 	return size >= r.GetRequiredBytes() && (r.GetLimitBytes() == 0 || size <= r.GetLimitBytes())
 }
 
-// readSize reads a size such as 512Mi, 2G or 1048576.
+// sizeUnits are the units of sizes; "" is in the end of every text, and stands last.
+var sizeUnits = []struct {
+	suffix string
+	bytes  int64
+}{
+	{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40},
+	{"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"", 1},
+}
+
+// readSize reads a size of a request.
 func readSize(text string) (int64, error) {
-	units := []struct {
-		suffix string
-		bytes  int64
-	}{
-		{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40},
-		{"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"", 1},
+	size, err := parseSize(text)
+	if err != nil {
+		return 0, status.Errorf(codes.InvalidArgument, "size %q: %v", text, err)
 	}
-	for _, unit := range units {
+	return size, nil
+}
+
+// parseSize reads a size such as 512Mi, 2G or 1048576.
+func parseSize(text string) (int64, error) {
+	for _, unit := range sizeUnits {
 		digits, ok := strings.CutSuffix(text, unit.suffix)
 		if !ok {
 			continue
@@ -65,7 +77,7 @@ func readSize(text string) (int64, error) {
 		}
 		return count * unit.bytes, nil
 	}
-	return 0, status.Errorf(codes.InvalidArgument, "size %q: give bytes, or a whole number with Ki, Mi, Gi, Ti, k, M, G or T", text)
+	return 0, errors.New("give bytes, or a whole number with Ki, Mi, Gi, Ti, k, M, G or T")
 }
 
 // sizeOfClone chooses the size of a volume that begins with another one's content: as
