@@ -93,7 +93,7 @@ type history struct {
 	attached bool
 	content  []byte
 	kept     []kept // from the oldest on
-	made     int
+	made     *int   // snapshots and volumes, of all histories
 	// exact: a delta names no block that did not change.
 	exact bool
 }
@@ -149,8 +149,8 @@ func (h *history) take() {
 	if h.attached {
 		check.Must(h.t, h.file.Sync())
 	}
-	h.made++
-	made, err := h.snapshot(fmt.Sprint("s", h.made))
+	*h.made++
+	made, err := h.snapshot(fmt.Sprint("s", *h.made))
 	check.Must(h.t, err)
 	h.kept = append(h.kept, kept{id: made.GetSnapshotId(), content: bytes.Clone(h.content)})
 }
@@ -191,7 +191,7 @@ func (h *history) apply(backup []byte, ranges []blockRange, of kept) []byte {
 
 func (h *history) want(what string, got, want []byte) {
 	h.t.Helper()
-	for at := 0; at < len(want); at++ {
+	for at := 0; !bytes.Equal(got, want) && at < len(want); at++ {
 		if got[at] != want[at] {
 			h.t.Fatalf("%s: byte %d of %d is %#x instead of %#x", what, at, len(want), got[at], want[at])
 		}
@@ -239,43 +239,100 @@ func (h *history) wantResumed(base, target kept, whole []blockRange) {
 	}
 }
 
-func (h *history) run(steps int) {
+// step does one of the things that can happen to a volume.
+func (h *history) step() {
 	h.t.Helper()
-	for range steps {
-		switch n := h.random.IntN(100); {
-		case n < 45:
-			h.change()
-		case n < 63:
-			h.take()
-		case n < 68:
-			h.forget()
-		case n < 71 && int64(len(h.content)) < historyMost:
-			h.growSome()
-		case n < 72:
-			h.restart()
-		default:
-			h.check()
-		}
-	}
-	if len(h.kept) == 0 {
-		return
-	}
-	first := h.kept[0]
-	backup := h.apply(make([]byte, len(first.content)), h.allocated(first.id, 0, 0), first)
-	for i, one := range h.kept[1:] { // kept[i] is the one before
-		backup = h.apply(backup, h.delta(h.kept[i].id, one.id, 0, 0), one)
-		h.want("chain", backup, one.content)
+	switch n := h.random.IntN(100); {
+	case n < 45:
+		h.change()
+	case n < 65:
+		h.take()
+	case n < 70:
+		h.forget()
+	case n < 73 && int64(len(h.content)) < historyMost:
+		h.growSome()
+	default:
+		h.check()
 	}
 }
 
-// TestChangedBlocks changes a volume at random and rebuilds its snapshots by their
-// allocated and changed blocks alone: on filesystems that share data, that share and
-// compress it, and that copy it. CRUST_SEED repeats a run.
-func TestChangedBlocks(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if given, err := strconv.ParseUint(os.Getenv("CRUST_SEED"), 10, 64); err == nil {
-		seed = given
+// clone begins another history with the content of the volume, or of one of its snapshots.
+func (h *history) clone() *history {
+	h.t.Helper()
+	*h.made++
+	v, source, content := h.volume.volume(fmt.Sprint("v", *h.made), blockAccess()), h.asSource(), h.content
+	if n := len(h.kept); n > 0 && h.random.IntN(2) == 0 {
+		of := h.kept[h.random.IntN(n)]
+		source, content = snapshotSource(of.id), of.content
+	} else if h.attached {
+		check.Must(h.t, h.file.Sync())
 	}
+	check.Must(h.t, v.createFrom(source, 0))
+	file, err := os.OpenFile(h.imageOf(v.id), os.O_RDWR, 0)
+	check.Must(h.t, err)
+	return &history{volume: v, random: h.random, file: file, content: bytes.Clone(content), made: h.made, exact: h.exact}
+}
+
+// end removes the volume, rebuilds each snapshot that it leaves from the one before, and
+// removes these.
+func (h *history) end() {
+	h.t.Helper()
+	check.Must(h.t, h.file.Close())
+	h.down()
+	if len(h.kept) > 0 {
+		first := h.kept[0]
+		backup := h.apply(make([]byte, len(first.content)), h.allocated(first.id, 0, 0), first)
+		for i, one := range h.kept[1:] { // kept[i] is the one before
+			backup = h.apply(backup, h.delta(h.kept[i].id, one.id, 0, 0), one)
+			h.want("chain", backup, one.content)
+		}
+	}
+	for len(h.kept) > 0 {
+		h.forget()
+	}
+}
+
+// histories is a volume and its clones, which share data with each other.
+type histories struct {
+	all    []*history
+	random *rand.Rand
+}
+
+const mostHistories = 3
+
+func (w *histories) run(steps int) {
+	for range steps {
+		at := w.random.IntN(len(w.all))
+		switch n := w.random.IntN(100); {
+		case n < 2 && len(w.all) < mostHistories:
+			w.all = append(w.all, w.all[at].clone())
+		case n < 3 && len(w.all) > 1:
+			w.all[at].end()
+			w.all = append(w.all[:at:at], w.all[at+1:]...)
+		case n < 4:
+			w.all[at].restart()
+		default:
+			w.all[at].step()
+		}
+	}
+	for _, h := range w.all {
+		h.end()
+	}
+}
+
+// number reads a number from the environment.
+func number(name string, otherwise uint64) uint64 {
+	if given, err := strconv.ParseUint(os.Getenv(name), 10, 64); err == nil {
+		return given
+	}
+	return otherwise
+}
+
+// TestChangedBlocks changes a volume and its clones at random and rebuilds their snapshots
+// by their allocated and changed blocks alone: on filesystems that share data, that share
+// and compress it, and that copy it. CRUST_SEED repeats a run, CRUST_STEPS makes it longer.
+func TestChangedBlocks(t *testing.T) {
+	seed, steps := number("CRUST_SEED", uint64(time.Now().UnixNano())), int(number("CRUST_STEPS", 800))
 	t.Logf("CRUST_SEED=%d", seed)
 	for _, c := range []struct {
 		pool            string
@@ -297,17 +354,11 @@ func TestChangedBlocks(t *testing.T) {
 			}
 			file, err := os.OpenFile(path, os.O_RDWR, 0)
 			check.Must(t, err)
-			defer func() { _ = file.Close() }()
-			h := &history{
+			first := &history{
 				volume: v, random: rand.New(rand.NewPCG(seed, seed)), file: file, attached: c.attach,
-				content: make([]byte, historySize), exact: c.pool == "ext4",
+				content: make([]byte, historySize), made: new(int), exact: c.pool == "ext4",
 			}
-			h.run(300)
-			for len(h.kept) > 0 {
-				h.forget()
-			}
-			check.Must(t, file.Close())
-			v.down()
+			(&histories{all: []*history{first}, random: first.random}).run(steps)
 			r.wantNothing()
 		})
 	}
