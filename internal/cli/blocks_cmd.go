@@ -35,8 +35,8 @@ a line "OFFSET SIZE" for each range, and qemu-img-map what qemu-img would.`,
 			if err = cmp.Or(err, server.check()); err != nil {
 				return wrongUsage(cmd, err)
 			}
-			return server.with(cmd.Context(), base, args[0], func(ctx context.Context, snapshot *blocks.Reader) error {
-				if err := snapshot.Read(ctx, 0, view.Message); err != nil {
+			return server.with(cmd.Context(), question{target: args[0], base: base}, func(ctx context.Context, _ string, reader *blocks.Reader) error {
+				if err := reader.Read(ctx, 0, view.Message); err != nil {
 					return err
 				}
 				return view.End()
@@ -69,12 +69,20 @@ func (s *blockServer) check() error {
 	return nil
 }
 
-// with connects, and explains the errors of what is done with the connection.
-func (s *blockServer) with(ctx context.Context, base, target string, do func(context.Context, *blocks.Reader) error) error {
+// question is about which snapshots a server is asked.
+type question struct {
+	target string
+	// base is named as target is, and baseID by CSI's id. Both are empty for allocated blocks.
+	base, baseID string
+}
+
+// with connects, and explains the errors of what is done with the connection. It also gives
+// CSI's id of the snapshot.
+func (s *blockServer) with(ctx context.Context, of question, do func(context.Context, string, *blocks.Reader) error) error {
 	conn, err := blocks.DialCSI(s.csiSocket)
 	if err != nil {
 		return &explained{err, "The driver's pod and its --endpoint show where the socket is on the node."}
 	}
-	err = do(ctx, &blocks.Reader{Source: blocks.FromCSI(conn, base, target)})
+	err = do(ctx, of.target, &blocks.Reader{Source: blocks.FromCSI(conn, cmp.Or(of.baseID, of.base), of.target)})
 	return errors.Join(explainBlocks(ctx, err), conn.Close())
 }

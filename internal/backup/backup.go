@@ -1,0 +1,268 @@
+package backup
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/crust-proxy/crust-proxy/internal/blocks"
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+)
+
+// Backup is one to be made.
+type Backup struct {
+	// Snapshot is CSI's id, and Base is nil for a full backup.
+	Snapshot string
+	Base     *Base
+	// Blocks names the blocks: those that have data, or have changed since the base.
+	Blocks *blocks.Reader
+	// From is the device or image that has what is in the snapshot.
+	From string
+	// File is written. What a backup has left that was killed is used.
+	File string
+}
+
+// Result says what a file has.
+type Result struct {
+	Header
+	Data    int64  `json:"dataBytes"`    // of the volume, without zeros
+	Resumed int64  `json:"resumedBytes"` // of the volume, done by a backup that was killed
+	Digest  string `json:"digest"`
+}
+
+// ReadBase reads what an increment has to know of the backup before it.
+func ReadBase(path string) (*Base, error) {
+	file, err := os.Open(path) //nolint:gosec // the caller names it
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	header, last, err := tail(file)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return &Base{Snapshot: header.Snapshot, Digest: last.String()}, nil
+}
+
+// Run makes the backup.
+func (b *Backup) Run(ctx context.Context) (*Result, error) {
+	from, err := os.Open(b.From)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = from.Close() }()
+	has, err := from.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, err
+	}
+	part, err := openPartial(b.File)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = part.file.Close() }() // complete has synced it
+	w := &writer{file: part.file, Header: Header{Snapshot: b.Snapshot, Base: b.Base}}
+	if err := w.resume(); err != nil {
+		return nil, fmt.Errorf("%s: %w", part.file.Name(), err)
+	}
+	copier := &copier{backup: b, from: from, has: has, to: w, buf: make([]byte, mostData)}
+	resumed := w.next
+	if !w.done {
+		if err := b.Blocks.Read(ctx, w.next, func(m blocks.Message) error { return copier.message(ctx, m) }); err != nil {
+			return nil, err
+		}
+		if err := copier.end(); err != nil {
+			return nil, err
+		}
+	}
+	if err := part.complete(); err != nil {
+		return nil, err
+	}
+	return &Result{Header: w.Header, Data: w.data, Resumed: resumed, Digest: w.sum.String()}, nil
+}
+
+// copier copies what the server names.
+type copier struct {
+	backup *Backup
+	from   io.ReaderAt
+	has    int64 // bytes
+	to     *writer
+	buf    []byte
+}
+
+func (c *copier) message(ctx context.Context, m blocks.Message) error {
+	if err := c.begin(m.Capacity); err != nil {
+		return err
+	}
+	for _, r := range m.Ranges {
+		for at := r.Offset; at < r.End(); {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			// Steps end at multiples of their size, which devices read well.
+			end := min((at/mostData+1)*mostData, r.End())
+			if err := c.copy(at, c.buf[:end-at]); err != nil {
+				return err
+			}
+			at = end
+		}
+	}
+	return nil
+}
+
+// begin writes the header, when the size is known.
+func (c *copier) begin(size int64) error {
+	if size > c.has {
+		return tooSmall(c.backup.From, c.has, size)
+	}
+	if c.to.begun {
+		if c.to.Size != size {
+			return otherBackup(c.backup.File + ".part")
+		}
+		return nil
+	}
+	c.to.Size = size
+	return c.to.begin()
+}
+
+func (c *copier) copy(at int64, buf []byte) error {
+	if n, err := c.from.ReadAt(buf, at); n < len(buf) {
+		return fmt.Errorf("read %s at byte %d: %w", c.backup.From, at+int64(n), err)
+	}
+	if len(bytes.TrimLeft(buf, "\x00")) == 0 {
+		return c.to.zero(at, int64(len(buf)))
+	}
+	return c.to.write(frame{kindData, at, int64(len(buf))}, buf)
+}
+
+// end writes the end. A server that named nothing may not have said how large the volume is.
+func (c *copier) end() error {
+	if !c.to.begun {
+		if err := c.begin(c.has); err != nil {
+			return err
+		}
+	}
+	return c.to.end()
+}
+
+// writer writes the frames of a file.
+type writer struct {
+	Header
+	file        *os.File
+	begun, done bool
+	sum         digest
+	next        int64 // how far in the volume it is
+	data        int64
+	zeros       frame // not written yet, as the next may continue it
+}
+
+// resume takes up what a backup that was killed has left.
+func (w *writer) resume() error {
+	s, err := open(w.file)
+	var torn *damage
+	if errors.As(err, &torn) {
+		return w.clear() // not even the header
+	}
+	if err != nil {
+		return err
+	}
+	w.Size = s.header.Size
+	if !w.same(&s.header) {
+		return otherBackup(w.file.Name())
+	}
+	for err == nil && !s.done {
+		_, _, err = s.frame()
+	}
+	if err != nil && !errors.As(err, &torn) {
+		return err
+	}
+	w.begun, w.done, w.sum, w.next, w.data = true, s.done, s.sum, s.next, s.data
+	if err := w.file.Truncate(s.good); err != nil {
+		return err
+	}
+	_, err = w.file.Seek(s.good, io.SeekStart)
+	return err
+}
+
+// clear empties a file that has no header. One that is not ours is refused.
+func (w *writer) clear() error {
+	start := make([]byte, len(magic))
+	n, err := w.file.ReadAt(start, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if n > 0 && !bytes.HasPrefix([]byte(magic), start[:n]) && len(bytes.TrimLeft(start, "\x00")) > 0 {
+		return ErrExists
+	}
+	if _, err := w.file.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	return w.file.Truncate(0)
+}
+
+func (w *writer) begin() error {
+	text, err := json.Marshal(w.Header)
+	if err != nil {
+		return err
+	}
+	if len(text) > mostHeader {
+		return errors.New("the id of the snapshot is too long")
+	}
+	head := binary.BigEndian.AppendUint32([]byte(magic), uint32(len(text))) //nolint:gosec // bounded
+	w.begun = true
+	return w.put(head, text)
+}
+
+// zero notes zeros; those in a row make one frame.
+func (w *writer) zero(at, size int64) error {
+	if w.zeros.size > 0 && w.zeros.end() == at {
+		w.zeros.size += size
+		return nil
+	}
+	if err := w.flush(); err != nil {
+		return err
+	}
+	w.zeros = frame{kindZero, at, size}
+	return nil
+}
+
+func (w *writer) flush() error {
+	if w.zeros.size == 0 {
+		return nil
+	}
+	zeros := w.zeros
+	w.zeros = frame{}
+	return w.put(zeros.head())
+}
+
+func (w *writer) write(f frame, data []byte) error {
+	if err := w.flush(); err != nil {
+		return err
+	}
+	w.data += int64(len(data))
+	return w.put(f.head(), data)
+}
+
+func (w *writer) end() error {
+	if err := w.flush(); err != nil {
+		return err
+	}
+	w.done = true
+	return w.put(frame{kindDone, w.Size, w.data}.head())
+}
+
+// put writes parts and their digest.
+func (w *writer) put(parts ...[]byte) error {
+	w.sum = w.sum.after(parts...)
+	for _, part := range append(parts, w.sum[:]) {
+		if _, err := w.file.Write(part); err != nil {
+			return err
+		}
+	}
+	failpoint.Hit("backup-frame")
+	return nil
+}

@@ -1,0 +1,305 @@
+package backup_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/internal/backup"
+	"github.com/crust-proxy/crust-proxy/internal/blocks"
+)
+
+const mib = 1 << 20
+
+// named is a server that names ranges; cut is after how many the caller goes away.
+func named(capacity int64, ranges []blocks.Range, cut int, cancel func()) *blocks.Reader {
+	return &blocks.Reader{Source: func(_ context.Context, from int64) (blocks.Stream, error) {
+		at := 0
+		return func() (blocks.Message, error) {
+			for ; at < len(ranges); at++ {
+				if at == cut {
+					cancel()
+				}
+				if ranges[at].End() > from {
+					at++
+					return blocks.Message{Type: blocks.VariableLength, Capacity: capacity, Ranges: ranges[at-1 : at]}, nil
+				}
+			}
+			return blocks.Message{}, io.EOF
+		}, nil
+	}}
+}
+
+// rig is a volume in memory, and a directory with its backups.
+type rig struct {
+	t      *testing.T
+	dir    string
+	random *rand.Rand
+	volume []byte
+}
+
+func newRig(t *testing.T, size int) *rig {
+	t.Helper()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	return &rig{t: t, dir: t.TempDir(), random: rand.New(rand.NewPCG(seed, seed)), volume: make([]byte, size)}
+}
+
+func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
+
+func (r *rig) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// change writes to the volume, sometimes zeros, and gives the ranges.
+func (r *rig) change(times int) (ranges []blocks.Range) {
+	next := 0
+	for range times {
+		left := len(r.volume) - next
+		if left < 2 {
+			break
+		}
+		at := next + r.random.IntN(left/2)
+		n := 1 + r.random.IntN(min(len(r.volume)-at, 3*mib))
+		part := r.volume[at : at+n]
+		clear(part)
+		if r.random.IntN(3) > 0 {
+			for i := range part {
+				part[i] = byte(r.random.Uint32())
+			}
+		}
+		ranges = append(ranges, blocks.Range{Offset: int64(at), Size: int64(n)})
+		next = at + n
+	}
+	return ranges
+}
+
+// image writes the volume into a file.
+func (r *rig) image() string {
+	r.t.Helper()
+	r.must(os.WriteFile(r.path("image"), r.volume, 0o600))
+	return r.path("image")
+}
+
+func (r *rig) job(snapshot, base string, ranges []blocks.Range) *backup.Backup {
+	r.t.Helper()
+	b := &backup.Backup{
+		Snapshot: snapshot, From: r.image(), File: r.path(snapshot), Blocks: named(int64(len(r.volume)), ranges, -1, nil),
+	}
+	if base != "" {
+		var err error
+		b.Base, err = backup.ReadBase(r.path(base))
+		r.must(err)
+	}
+	return b
+}
+
+func (r *rig) backUp(snapshot, base string, ranges []blocks.Range) *backup.Result {
+	r.t.Helper()
+	got, err := r.job(snapshot, base, ranges).Run(r.t.Context())
+	r.must(err)
+	return got
+}
+
+func (r *rig) restore(target string, names ...string) error {
+	r.t.Helper()
+	paths := make([]string, len(names))
+	for i, name := range names {
+		paths[i] = r.path(name)
+	}
+	_, err := backup.Restore(r.t.Context(), paths, target)
+	return err
+}
+
+func (r *rig) wantRestored(names ...string) {
+	r.t.Helper()
+	r.must(r.restore(r.path("restored"), names...))
+	got, err := os.ReadFile(r.path("restored"))
+	r.must(err)
+	if !bytes.Equal(got, r.volume) {
+		r.t.Fatalf("%v restore something else", names)
+	}
+	r.must(os.Remove(r.path("restored")))
+}
+
+// three makes a full backup and two increments; the volume grows in between.
+func (r *rig) three() {
+	r.t.Helper()
+	r.backUp("full", "", r.change(5))
+	r.backUp("one", "full", r.change(3))
+	was := len(r.volume)
+	r.volume = append(r.volume, make([]byte, 3*mib+512)...)
+	for at := was + mib; at < was+2*mib; at++ {
+		r.volume[at] = 1
+	}
+	r.backUp("two", "one", []blocks.Range{{Offset: int64(was), Size: 3*mib + 512}})
+}
+
+func TestRestoreEqualsTheSource(t *testing.T) {
+	for range 10 {
+		r := newRig(t, 8*mib+3)
+		r.three()
+		r.wantRestored("full", "one", "two")
+	}
+}
+
+func TestHolesAreKept(t *testing.T) {
+	r := newRig(t, 64*mib)
+	r.volume[40*mib] = 1
+	// All of it is named, also what is zero.
+	if got := r.backUp("full", "", []blocks.Range{{Offset: 0, Size: 64 * mib}}); got.Data != mib {
+		t.Errorf("%d bytes of data", got.Data)
+	}
+	r.must(r.restore(r.path("restored"), "full"))
+	for name, most := range map[string]int64{"full": 2 * mib, "restored": 2 * mib} {
+		var info syscall.Stat_t
+		r.must(syscall.Stat(r.path(name), &info))
+		if info.Blocks*512 > most {
+			t.Errorf("%s takes %d bytes", name, info.Blocks*512)
+		}
+	}
+}
+
+func TestNothingIsNamed(t *testing.T) {
+	r := newRig(t, mib)
+	r.backUp("full", "", nil)
+	r.backUp("one", "full", nil)
+	r.wantRestored("full", "one")
+}
+
+// TestResume cuts a backup off in many ways; the next one goes on with what is there.
+func TestResume(t *testing.T) {
+	r := newRig(t, 16*mib)
+	ranges := r.change(8)
+	r.backUp("whole", "", ranges)
+	whole, err := os.ReadFile(r.path("whole"))
+	r.must(err)
+	ctx, cancel := context.WithCancel(t.Context())
+	job := r.job("snap", "", ranges)
+	job.Snapshot, job.Blocks = "whole", named(16*mib, ranges, len(ranges)/2, cancel)
+	if _, err := job.Run(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(r.path("snap")); err == nil {
+		t.Error("the file has its name already")
+	}
+	job.Blocks = named(16*mib, ranges, -1, nil)
+	got, err := job.Run(t.Context())
+	r.must(err)
+	if again, err := os.ReadFile(r.path("snap")); err != nil || !bytes.Equal(again, whole) || got.Resumed == 0 {
+		t.Errorf("resumed at %d: %v", got.Resumed, err)
+	}
+	for range 40 {
+		r.must(os.Remove(r.path("snap")))
+		torn := bytes.Clone(whole[:r.random.IntN(len(whole)+1)])
+		if len(torn) > 12 && r.random.IntN(2) == 0 {
+			clear(torn[len(torn)-12:]) // as after a power failure
+		}
+		r.must(os.WriteFile(r.path("snap.part"), torn, 0o600))
+		_, err := job.Run(t.Context())
+		r.must(err)
+		if again, err := os.ReadFile(r.path("snap")); err != nil || !bytes.Equal(again, whole) {
+			t.Fatalf("not the same after %d bytes: %v", len(torn), err)
+		}
+	}
+}
+
+func TestBackupRefuses(t *testing.T) {
+	r := newRig(t, 4*mib)
+	ranges := r.change(3)
+	r.backUp("full", "", ranges)
+	for text, change := range map[string]func(*backup.Backup){
+		"exists already": func(b *backup.Backup) { b.File = r.path("full") },
+		"is it the right one": func(b *backup.Backup) {
+			b.From = r.path("small")
+			r.must(os.WriteFile(b.From, make([]byte, mib), 0o600))
+		},
+		"unfinished backup of another": func(b *backup.Backup) {
+			whole, err := os.ReadFile(r.path("full"))
+			r.must(err)
+			r.must(os.WriteFile(b.File+".part", whole[:len(whole)-1], 0o600))
+		},
+		"snap.part: it exists": func(b *backup.Backup) { r.must(os.WriteFile(b.File+".part", []byte("my dissertation"), 0o600)) },
+		"another process": func(b *backup.Backup) {
+			file, err := os.Create(b.File + ".part")
+			r.must(err)
+			t.Cleanup(func() { _ = file.Close() })
+			r.must(syscall.Flock(int(file.Fd()), syscall.LOCK_EX))
+		},
+	} {
+		job := r.job("snap", "", ranges)
+		change(job)
+		if _, err := job.Run(t.Context()); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%q: %v", text, err)
+		}
+		_ = os.Remove(job.File + ".part")
+	}
+	r.must(os.WriteFile(r.path("torn"), []byte("CRUSTBK1"), 0o600))
+	if _, err := backup.ReadBase(r.path("torn")); err == nil || !strings.Contains(err.Error(), "not completed") {
+		t.Error(err)
+	}
+}
+
+func TestRestoreRefuses(t *testing.T) {
+	r := newRig(t, 4*mib)
+	r.three()
+	r.backUp("other", "", r.change(1))
+	for text, names := range map[string][]string{
+		"name the full backup first":                  {"one", "two"},
+		"another backup than":                         {"full", "two"},
+		"it must be the first file":                   {"full", "other"},
+		"to one of snapshot \"full\"":                 {"other", "one"},
+		"one is an increment to another backup than ": {"full", "one", "one"},
+	} {
+		if err := r.restore(r.path("restored"), names...); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%v: %v", names, err)
+		}
+	}
+	if err := r.restore(r.path("other"), "full"); !errors.Is(err, backup.ErrExists) {
+		t.Error(err)
+	}
+	if left, _ := filepath.Glob(r.path("restored*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// TestDamage changes a bit of a file, or cuts it off, anywhere.
+func TestDamage(t *testing.T) {
+	r := newRig(t, 4*mib)
+	r.three()
+	whole, err := os.ReadFile(r.path("one"))
+	r.must(err)
+	for i := range 300 {
+		bad := bytes.Clone(whole)
+		at := r.random.IntN(len(bad))
+		if i < 60 {
+			at = i // the header
+		}
+		bad[at] ^= 1 << r.random.IntN(8)
+		if i%3 == 2 {
+			bad = bad[:at]
+		}
+		r.must(os.WriteFile(r.path("bad"), bad, 0o600))
+		if err := r.restore(r.path("restored"), "full", "bad"); err == nil {
+			t.Fatalf("byte %d of %s is wrong, and it was restored", at, hex.EncodeToString(whole[:16]))
+		}
+		if left, _ := filepath.Glob(r.path("restored*")); len(left) > 0 {
+			t.Fatalf("byte %d: left %v", at, left)
+		}
+	}
+	r.must(os.WriteFile(r.path("bad"), append(bytes.Clone(whole), 0), 0o600))
+	if err := r.restore(r.path("restored"), "full", "bad"); err == nil {
+		t.Error("something follows the end")
+	}
+}

@@ -1,0 +1,51 @@
+package backup
+
+import (
+	"errors"
+	"fmt"
+)
+
+// ErrExists says that a file is there that would be written over.
+var ErrExists = errors.New("it exists already: remove it, or name another file")
+
+// damage is where and how a file is not what was written.
+type damage struct {
+	at   int64
+	text string
+}
+
+func (d *damage) Error() string { return fmt.Sprintf("damaged at byte %d: %s", d.at, d.text) }
+
+func (s *stream) damage(text string) error { return &damage{at: s.good, text: text} }
+
+func otherBackup(part string) error {
+	return fmt.Errorf("%s is an unfinished backup of another snapshot, base or size: remove it, or name another file", part)
+}
+
+func tooSmall(path string, has, needs int64) error {
+	return fmt.Errorf("%s has %d bytes, and the volume %d: is it the right one?", path, has, needs)
+}
+
+func inUse(path string) error {
+	return fmt.Errorf("%s is in use: it is mounted, or claimed by a VM, by LVM or the like. Nothing was written", path)
+}
+
+func notFull(path string, h *Header) error {
+	return fmt.Errorf("%s is an increment to a backup of snapshot %q: name the full backup first, and then its increments in their order", path, h.Base.Snapshot)
+}
+
+func notNext(path, before string, h *Header) error {
+	if h.Base == nil {
+		return fmt.Errorf("%s is a full backup: it must be the first file", path)
+	}
+	return fmt.Errorf("%s is an increment to another backup than %s, to one of snapshot %q: give all files from the full backup on, in their order",
+		path, before, h.Base.Snapshot)
+}
+
+func shrunk(path string, was, is int64) error {
+	return fmt.Errorf("%s is of a volume of %d bytes, and the backup before it of %d: volumes do not shrink", path, is, was)
+}
+
+func incomplete(target string, err error) error {
+	return fmt.Errorf("%s is incomplete now and must not be used: restore again. %w", target, err)
+}

@@ -1,0 +1,155 @@
+package backup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+)
+
+// chain is a full backup and its increments, in their order.
+type chain struct{ files []*os.File }
+
+// Check reads all of a full backup and its increments, and says what they restore.
+func Check(ctx context.Context, paths []string) (*Result, error) {
+	c, err := openChain(paths)
+	if err != nil {
+		return nil, err
+	}
+	defer c.close()
+	return c.check(ctx)
+}
+
+// Restore makes target what the last one of the files says: a block device that nobody
+// uses, or a new file. Nothing is written before all files have been checked.
+func Restore(ctx context.Context, paths []string, target string) (*Result, error) {
+	c, err := openChain(paths)
+	if err != nil {
+		return nil, err
+	}
+	defer c.close()
+	result, err := c.check(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t, err := openTarget(target, result.Size)
+	if err != nil {
+		return nil, err
+	}
+	err = c.apply(ctx, t, result.Size)
+	if err == nil {
+		err = t.complete()
+	}
+	if err = errors.Join(err, t.file.Close()); err != nil {
+		return nil, incomplete(target, err)
+	}
+	return result, nil
+}
+
+// openChain opens the files and refuses a wrong order.
+func openChain(paths []string) (*chain, error) {
+	c := &chain{}
+	var before string
+	var size int64
+	for i, path := range paths {
+		header, last, err := c.open(path)
+		switch {
+		case err != nil:
+			err = fmt.Errorf("%s: %w", path, err)
+		case i == 0 && header.Base != nil:
+			err = notFull(path, header)
+		case i > 0 && (header.Base == nil || header.Base.Digest != before):
+			err = notNext(path, paths[i-1], header)
+		case header.Size < size:
+			err = shrunk(path, size, header.Size)
+		}
+		if err != nil {
+			c.close()
+			return nil, err
+		}
+		before, size = last.String(), header.Size
+	}
+	return c, nil
+}
+
+func (c *chain) open(path string) (*Header, digest, error) {
+	file, err := os.Open(path) //nolint:gosec // the caller names it
+	if err != nil {
+		return nil, digest{}, err
+	}
+	c.files = append(c.files, file)
+	return tail(file)
+}
+
+func (c *chain) close() {
+	for _, file := range c.files {
+		_ = file.Close() // only read
+	}
+}
+
+// check reads all files to their ends.
+func (c *chain) check(ctx context.Context) (*Result, error) {
+	result := &Result{}
+	for _, file := range c.files {
+		s, err := each(ctx, file, func(frame, []byte) error { return nil })
+		if err != nil {
+			return nil, err
+		}
+		result.Header, result.Digest = s.header, s.sum.String()
+		result.Data += s.data
+	}
+	return result, nil
+}
+
+// each calls do with every frame of a file but the last.
+func each(ctx context.Context, file *os.File, do func(frame, []byte) error) (*stream, error) {
+	if _, err := file.Seek(0, 0); err != nil {
+		return nil, err
+	}
+	s, err := open(file)
+	for err == nil {
+		var f frame
+		var data []byte
+		if f, data, err = s.frame(); err != nil || s.done {
+			break
+		}
+		if err = do(f, data); err == nil {
+			err = ctx.Err()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file.Name(), err)
+	}
+	return s, nil
+}
+
+// apply writes all files to the target, one after the other.
+func (c *chain) apply(ctx context.Context, t *target, size int64) error {
+	for i, file := range c.files {
+		var next int64
+		_, err := each(ctx, file, func(f frame, data []byte) error {
+			defer failpoint.Hit("restore-frame")
+			if i == 0 {
+				// In a full backup, what is not named is zero.
+				if err := zero(ctx, t, next, f.offset); err != nil {
+					return err
+				}
+				next = f.end()
+			}
+			if f.kind == kindZero {
+				return zero(ctx, t, f.offset, f.end())
+			}
+			_, err := t.file.WriteAt(data, f.offset)
+			return err
+		})
+		if err == nil && i == 0 {
+			err = zero(ctx, t, next, size)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,81 @@
+package backup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// target is what is restored to.
+type target struct {
+	file *os.File
+	// complete has all of it on the disk.
+	complete func() error
+}
+
+// openTarget opens a block device that nobody uses, or begins a new file.
+func openTarget(path string, size int64) (*target, error) {
+	info, err := os.Stat(path)
+	if err == nil && info.Mode().Type() == os.ModeDevice {
+		return openDevice(path, size)
+	}
+	part, err := openPartial(path)
+	if err != nil {
+		return nil, err
+	}
+	// What a restore that was killed has left is of no use.
+	if err := errors.Join(part.file.Truncate(0), part.file.Truncate(size)); err != nil {
+		return nil, errors.Join(err, part.file.Close())
+	}
+	return &target{file: part.file, complete: part.complete}, nil
+}
+
+// openDevice opens a device exclusively: the kernel refuses one that is mounted, and one that
+// somebody else has opened so, as crust-proxy does for VMs.
+func openDevice(path string, size int64) (*target, error) {
+	file, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL, 0) //nolint:gosec // the caller names it
+	if errors.Is(err, unix.EBUSY) {
+		return nil, inUse(path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	has, err := file.Seek(0, io.SeekEnd)
+	if err == nil && has < size {
+		err = tooSmall(path, has, size)
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return &target{file: file, complete: file.Sync}, nil
+}
+
+// zeroStep bounds how long one call to the kernel takes.
+const zeroStep = 1 << 30
+
+var zeros [mostData]byte
+
+// zero makes bytes of a target zero: a hole if that is possible.
+func zero(ctx context.Context, t *target, from, to int64) error {
+	for at := from; at < to; {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		end := min((at/zeroStep+1)*zeroStep, to)
+		err := unix.Fallocate(int(t.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, end-at)
+		// A device may know no holes, and needs whole sectors.
+		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+			end = min((at/mostData+1)*mostData, to)
+			_, err = t.file.WriteAt(zeros[:end-at], at)
+		}
+		if err != nil {
+			return fmt.Errorf("write zeros at byte %d: %w", at, err)
+		}
+		at = end
+	}
+	return nil
+}

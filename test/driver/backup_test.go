@@ -1,0 +1,247 @@
+//go:build system
+
+package driver_test
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	mathrand "math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+// crustctl runs it; points are failpoints.
+func (r *testDriver) crustctl(points string, args ...string) (out string, err error) {
+	r.t.Helper()
+	cmd := exec.Command(rig.Program(r.t, "crustctl"), args...)
+	cmd.Env = append(os.Environ(), "CRUST_FAILPOINTS="+points)
+	raw, err := cmd.CombinedOutput()
+	return string(raw), err
+}
+
+func (r *testDriver) mustCrustctl(args ...string) string {
+	r.t.Helper()
+	out, err := r.crustctl("", args...)
+	if err != nil {
+		r.t.Fatalf("crustctl %v: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+// wantKilled runs crustctl until a failpoint kills it.
+func (r *testDriver) wantKilled(point string, args ...string) {
+	r.t.Helper()
+	out, err := r.crustctl(point+"=kill", args...)
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.String() != "signal: killed" {
+		r.t.Fatalf("%s: not killed: %v\n%s", point, err, out)
+	}
+}
+
+// raw is what "crustctl blocks -o raw" prints.
+func raw(all []blockRange) string {
+	var text strings.Builder
+	for _, one := range all {
+		fmt.Fprintln(&text, one.from, one.to-one.from)
+	}
+	return text.String()
+}
+
+// wantSame compares the beginning of a device or file with another one.
+func wantSame(t *testing.T, got, want string) {
+	t.Helper()
+	one, err := os.Open(got)
+	check.Must(t, err)
+	defer func() { _ = one.Close() }()
+	two, err := os.Open(want)
+	check.Must(t, err)
+	defer func() { _ = two.Close() }()
+	is, was := make([]byte, mib), make([]byte, mib)
+	for at := int64(0); ; at += mib {
+		n, err := io.ReadFull(two, was)
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if _, short := io.ReadFull(one, is[:n]); short != nil || !bytes.Equal(is[:n], was[:n]) {
+			t.Fatalf("%s differs from %s in the MiB at byte %d: %v, %v", got, want, at, short, err)
+		}
+	}
+}
+
+func disk(file string) int64 {
+	var info syscall.Stat_t
+	_ = syscall.Stat(file, &info) // then it is 0
+	return info.Blocks * 512
+}
+
+// backedUp is a volume of 256 MiB with 64 MiB of data, of which 1 % changes between its two
+// snapshots, and grows.
+type backedUp struct {
+	*volume
+	first, second string
+}
+
+func newBackedUp(t *testing.T) *backedUp {
+	t.Helper()
+	r := newDriverOn(t, "xfs", false)
+	v := &backedUp{volume: r.volume("v", blockAccess())}
+	check.Must(t, v.createFrom(nil, 256*mib))
+	v.must(v.stage, v.publish)
+	device, err := os.OpenFile(v.target, os.O_RDWR, 0)
+	check.Must(t, err)
+	defer func() { _ = device.Close() }()
+	for _, at := range []int64{0, 128 * mib} {
+		_, err = io.CopyN(io.NewOffsetWriter(device, at), rand.Reader, 32*mib)
+		check.Must(t, err)
+	}
+	check.Must(t, device.Sync())
+	v.first = v.mustTake("first")
+	for range 160 {
+		block := make([]byte, 4096)
+		_, _ = rand.Read(block) // it never fails
+		_, err := device.WriteAt(block, mathrand.Int64N(32*mib/4096)*4096)
+		check.Must(t, err)
+	}
+	_, err = device.WriteAt(make([]byte, mib), 130*mib) // zeros
+	check.Must(t, err)
+	check.Must(t, device.Sync())
+	v.grow(300 * mib)
+	check.Must(t, v.growNode(v.target, 300*mib))
+	v.second = v.mustTake("second")
+	return v
+}
+
+func (v *backedUp) mustTake(name string) string {
+	v.t.Helper()
+	made, err := v.snapshot(name)
+	check.Must(v.t, err)
+	return made.GetSnapshotId()
+}
+
+func (v *backedUp) clean() {
+	v.t.Helper()
+	v.must(v.unpublish, v.unstage)
+	check.Must(v.t, v.removeSnapshot(v.first))
+	check.Must(v.t, v.removeSnapshot(v.second))
+	v.must(v.remove)
+	v.wantNothing()
+}
+
+// TestBackup backs up two snapshots of a volume by what crustctl learns from the driver,
+// and restores them. It is killed in both.
+func TestBackup(t *testing.T) {
+	v := newBackedUp(t)
+	server := []string{"--csi-socket", v.socket()}
+	blocks := func(args ...string) string {
+		return v.mustCrustctl(append(append([]string{"blocks", "-o", "raw"}, args...), server...)...)
+	}
+	if got, want := blocks(v.first), raw(v.allocated(v.first, 0, 0)); got != want || got == "" {
+		t.Errorf("allocated: %s, instead of %s", got, want)
+	}
+	if got, want := blocks(v.second, "--base", v.first), raw(v.delta(v.first, v.second, 0, 0)); got != want || got == "" {
+		t.Errorf("changed: %s, instead of %s", got, want)
+	}
+	if out, err := v.crustctl("", append([]string{"blocks", v.first, "--base", v.second}, server...)...); err == nil || !strings.Contains(out, "must be an earlier snapshot") {
+		t.Errorf("the wrong way round: %v, %s", err, out)
+	}
+
+	full, increment := v.dir+"/full", v.dir+"/increment"
+	first := append([]string{"backup", v.first, "--from", v.imageOf(v.first), "--file", full}, server...)
+	v.wantKilled("backup-frame@1", first...)
+	v.wantKilled("backup-frame@20", first...)
+	if _, err := os.Stat(full); err == nil {
+		t.Error("the backup has its name before it is complete")
+	}
+	v.restart() // the driver may end as well
+	v.mustCrustctl(first...)
+	second := append([]string{"backup", v.second, "--from", v.imageOf(v.second), "--file", increment, "--base-file", full}, server...)
+	v.wantKilled("backup-frame@20", second...)
+	v.mustCrustctl(second...)
+	if whole, part := disk(full), disk(increment); part > whole/16 || whole > 66*mib {
+		t.Errorf("a backup of 64 MiB has %d bytes, and one of 1 %% has %d", whole, part)
+	}
+	restoreBoth(t, v, full, increment)
+	v.clean()
+}
+
+func restoreBoth(t *testing.T, v *backedUp, full, increment string) {
+	t.Helper()
+	old := rig.Image(t, 320*mib)
+	check.Must(t, os.WriteFile(old, bytes.Repeat([]byte{0xee}, int(320*mib)), 0o600))
+	device := rig.Loop(t, old, loopdev.Options{})
+	onDevice := []string{"restore", full, increment, "--to", device}
+	v.wantKilled("restore-frame@30", onDevice...)
+	v.mustCrustctl(onDevice...)
+	wantSame(t, device, v.imageOf(v.second))
+	v.mustCrustctl("restore", full, "--to", device)
+	wantSame(t, device, v.imageOf(v.first))
+
+	image := v.dir + "/restored"
+	inFile := []string{"restore", full, increment, "--to", image}
+	v.wantKilled("restore-frame@30", inFile...)
+	if _, err := os.Stat(image); err == nil {
+		t.Error("the image has its name before it is complete")
+	}
+	v.mustCrustctl(inFile...)
+	wantSame(t, image, v.imageOf(v.second))
+	if n := disk(image); n > 66*mib {
+		t.Errorf("%d bytes: the holes are filled", n)
+	}
+	v.mustCrustctl("restore", full, increment, "--check")
+}
+
+// TestRestoreLeavesDevicesInUse: nothing is written to a device that somebody has.
+func TestRestoreLeavesDevicesInUse(t *testing.T) {
+	r := newDriverOn(t, "", false)
+	dir := t.TempDir()
+	device, small, image := rig.Disk(t, 64*mib, "ext4"), rig.Disk(t, 8*mib, ""), rig.Image(t, 16*mib)
+	check.Must(t, os.WriteFile(image, bytes.Repeat([]byte{7}, int(16*mib)), 0o600))
+	v := r.volume("v", blockAccess())
+	check.Must(t, v.createFrom(nil, 16*mib))
+	check.Must(t, os.WriteFile(r.imageOf(v.id), bytes.Repeat([]byte{7}, int(16*mib)), 0o600))
+	made, err := v.snapshot("s")
+	check.Must(t, err)
+	file := dir + "/backup"
+	r.mustCrustctl("backup", made.GetSnapshotId(), "--from", image, "--file", file, "--csi-socket", r.socket())
+
+	before, err := os.ReadFile(device)
+	check.Must(t, err)
+	refused := func(to, text string) {
+		t.Helper()
+		if out, err := r.crustctl("", "restore", file, "--to", to); err == nil || !strings.Contains(out, text) {
+			t.Errorf("%s: %v, %s", to, err, out)
+		}
+	}
+	check.Must(t, os.Mkdir(dir+"/mnt", 0o700))
+	check.Must(t, unix.Mount(device, dir+"/mnt", "ext4", unix.MS_RDONLY|unix.MS_NOATIME, "noload"))
+	refused(device, "is in use")
+	check.Must(t, unix.Unmount(dir+"/mnt", 0))
+	claim, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
+	check.Must(t, err)
+	refused(device, "is in use")
+	check.Must(t, claim.Close())
+	refused(small, "is it the right one?")
+	refused(image, "exists already")
+	after, err := os.ReadFile(device)
+	check.Must(t, err)
+	if !bytes.Equal(before, after) {
+		t.Error("something was written")
+	}
+	r.mustCrustctl("restore", file, "--to", device)
+	wantSame(t, device, image)
+	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
+	v.must(v.remove)
+	r.wantNothing()
+}
