@@ -12,7 +12,7 @@
 // of the other afterwards, and each may be deleted first. A snapshot is such a clone that is
 // never attached. What is in use is frozen for the moment in which its data is shared, where
 // that is possible; the record of a snapshot says whether it is consistent as a filesystem,
-// or only as after a crash.
+// or only as after a crash. Snapshots of a group are made together, or none of them is.
 //
 // Changed blocks are found in what snapshots share: an extent at the same place of the disk
 // in two of them has not changed between them. Nothing is tracked, so that also a deleted

@@ -21,13 +21,14 @@ import (
 // fileSystems are those that the driver makes; the first is the default.
 var fileSystems = []string{"ext4", "xfs", "btrfs"}
 
-// Driver serves CSI's Identity, Controller, Node and SnapshotMetadata services.
+// Driver serves CSI's Identity, Controller, GroupController, Node and SnapshotMetadata services.
 type Driver struct {
 	config     Config
 	log        *zap.Logger
 	identity   *identity
 	controller *controller
 	node       *nodeServer
+	groups     *groupController
 	metadata   *snapshotMetadata
 	metrics    *metrics
 	// patience is how long calls under way may take once the driver stops.
@@ -63,17 +64,22 @@ func New(config Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
+	kept, err := openGroups(disks, clones)
+	if err != nil {
+		return nil, err
+	}
 	calls, counts := new(locks), newMetrics()
 	return &Driver{
 		config: config, patience: patience, log: config.Log, identity: &identity{config: config, pool: disks, snapshots: clones.able()},
 		controller: &controller{config: config, log: config.Log, locks: calls, pool: disks, cloner: clones},
 		node:       &nodeServer{config: config, boot: boot, locks: calls, pool: disks, fs: fs},
+		groups:     &groupController{locks: calls, groups: kept},
 		metadata: &snapshotMetadata{
 			config: config, log: config.Log, locks: calls, pool: disks, reflinks: clones.reflinks, metrics: counts,
 			slots: make(chan struct{}, mostStreams), free: newBuffers(), stopping: make(chan struct{}),
 		},
 		metrics: counts,
-	}, disks.sweep()
+	}, errors.Join(kept.sweep(), disks.sweep())
 }
 
 // Run serves until ctx ends, and lets the calls under way end. What takes too long, such as
@@ -110,6 +116,7 @@ func (d *Driver) serve(ctx context.Context, listener net.Listener) error {
 	csi.RegisterIdentityServer(server, d.identity)
 	csi.RegisterControllerServer(server, d.controller)
 	csi.RegisterNodeServer(server, d.node)
+	csi.RegisterGroupControllerServer(server, d.groups)
 	csi.RegisterSnapshotMetadataServer(server, d.metadata)
 	drained := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {

@@ -17,7 +17,7 @@ type identity struct {
 
 	config Config
 	pool   *pool
-	// snapshots: there can be some, and so changed blocks.
+	// snapshots: there can be some, and so groups of them and changed blocks.
 	snapshots bool
 }
 
@@ -39,7 +39,8 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 		}}},
 	}}
 	if i.snapshots {
-		reply.Capabilities = append(reply.Capabilities, service(csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE))
+		reply.Capabilities = append(reply.Capabilities, service(csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE),
+			service(csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE))
 	}
 	return reply, nil
 }

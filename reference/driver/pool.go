@@ -219,7 +219,7 @@ func (l *pool) sweep() error {
 		l.log.Error("some records cannot be read; their volumes are left alone", zap.Error(err))
 	}
 	for _, r := range all {
-		if r.Ready {
+		if r.Ready || r.Snapshot != nil && r.Snapshot.Group != "" { // groups sweep up their own
 			continue
 		}
 		if devices, err := l.attached(r.ID); err != nil || len(devices) > 0 {
@@ -265,15 +265,15 @@ func (l *pool) promise(r *record, more int64) error {
 	if more > free {
 		return status.Errorf(codes.ResourceExhausted, "volume %q: %d bytes are asked for and %d are free on node %s", r.ID, more, free, l.config.NodeID)
 	}
+	if r.Snapshot != nil {
+		r.Snapshot.Number = l.nextNumber(r.Source)
+	}
 	return l.store.save(r)
 }
 
 // provision promises the capacity, records the volume and makes its image: blank, or
 // by fill, which a volume with a source has. What fails leaves nothing.
 func (l *pool) provision(r *record, fill func() error) error {
-	if r.Snapshot != nil {
-		r.Snapshot.Number = l.nextNumber(r.Source)
-	}
 	if err := l.promise(r, r.Capacity); err != nil {
 		return err
 	}

@@ -21,6 +21,8 @@ type record struct {
 	Source source `json:"source,omitzero"`
 	// Snapshot is set where this is one and no volume.
 	Snapshot *snapshot `json:"snapshot,omitempty"`
+	// Volumes are the sources of a group of snapshots, in order; only its record has them.
+	Volumes []string `json:"volumes,omitempty"`
 	// Holds is the filesystem that was seen on the volume when it was deferred.
 	Holds string `json:"holds,omitempty"`
 	Node  *node  `json:"node,omitempty"`
@@ -34,6 +36,8 @@ type snapshot struct {
 	// Consistent: the filesystem was not in use at that moment, or was frozen. A snapshot
 	// that is not is as after a loss of power, and is repaired when it is mounted.
 	Consistent bool `json:"consistent"`
+	// Group is the group snapshot of which it is a part, or "".
+	Group string `json:"group,omitempty"`
 	// Number is larger than that of each earlier snapshot of the volume that is left. It
 	// tells which of two is older, whatever the clock does.
 	Number int64 `json:"number"`

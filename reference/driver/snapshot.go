@@ -65,6 +65,7 @@ func (c *controller) snapshot(ctx context.Context, id string, of source) (*recor
 func describeSnapshot(r *record) *csi.Snapshot {
 	return &csi.Snapshot{
 		SnapshotId: r.ID, SourceVolumeId: r.Source.Volume, SizeBytes: r.Capacity, CreationTime: timestamppb.New(r.Created), ReadyToUse: true,
+		GroupSnapshotId: r.Snapshot.Group,
 	}
 }
 
@@ -90,6 +91,9 @@ func (c *controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 	r, err := c.findSnapshot(req.GetSnapshotId())
 	if err != nil || r == nil {
 		return &csi.DeleteSnapshotResponse{}, err
+	}
+	if r.Snapshot.Group != "" {
+		return nil, status.Errorf(codes.InvalidArgument, "snapshot %q is a part of the group snapshot %q: delete that", r.ID, r.Snapshot.Group)
 	}
 	return &csi.DeleteSnapshotResponse{}, c.pool.erase(r)
 }

@@ -35,12 +35,13 @@ func (c *chain) next() []byte {
 	return record
 }
 
-// write writes records, without fsync, until the test ends it.
-func write(t *testing.T, dir string) (stop func()) {
+// write writes records, without fsync, until the test ends it: to two files in a directory, or
+// to the first one in one and the second one in another.
+func write(t *testing.T, first, second string) (stop func()) {
 	t.Helper()
 	var files [2]*os.File
-	for i, name := range []string{"first", "second"} {
-		file, err := os.Create(filepath.Join(dir, name))
+	for i, path := range []string{first + "/first", second + "/second"} {
+		file, err := os.Create(path)
 		check.Must(t, err)
 		files[i] = file
 	}
@@ -74,17 +75,17 @@ func write(t *testing.T, dir string) (stop func()) {
 }
 
 // wantChain fails where a record is missing or torn, and counts the records.
-func wantChain(t *testing.T, dir string) uint64 {
+func wantChain(t *testing.T, first, second string) uint64 {
 	t.Helper()
 	var counts [2]uint64
-	for i, name := range []string{"first", "second"} {
-		raw, err := os.ReadFile(filepath.Join(dir, name))
+	for i, path := range []string{first + "/first", second + "/second"} {
+		raw, err := os.ReadFile(path)
 		check.Must(t, err)
 		var c chain
 		for len(raw) > 0 {
 			record := c.next()
 			if !bytes.HasPrefix(raw, record) {
-				t.Fatalf("the %s file is broken at record %d", name, c.records-1)
+				t.Fatalf("%s is broken at record %d", path, c.records-1)
 			}
 			raw = raw[len(record):]
 		}
@@ -104,7 +105,7 @@ func TestSnapshotsOfAWriter(t *testing.T) {
 			r := newDriverOn(t, c.pool, false)
 			v := r.volume("v", mountAccess(c.fs))
 			v.up()
-			stop := write(t, v.target)
+			stop := write(t, v.target, v.target)
 			var ids []string
 			for i := range 5 {
 				id := v.mustSnapshot(fmt.Sprint("s", i)).GetSnapshotId()
@@ -117,7 +118,7 @@ func TestSnapshotsOfAWriter(t *testing.T) {
 			check.Must(t, clone.createFrom(v.asSource(), 0))
 			stop()
 			clone.must(clone.stage, clone.publish)
-			wantChain(t, clone.target)
+			wantChain(t, clone.target, clone.target)
 			clone.down()
 			last := uint64(0)
 			for i, id := range ids {
@@ -127,7 +128,7 @@ func TestSnapshotsOfAWriter(t *testing.T) {
 					restored.wantNoReplay(c.fs)
 				}
 				restored.must(restored.stage, restored.publish)
-				records := wantChain(t, restored.target)
+				records := wantChain(t, restored.target, restored.target)
 				if records < last {
 					t.Errorf("%d records in snapshot %d and %d in the one before", records, i, last)
 				}
@@ -261,7 +262,7 @@ func TestFreezeIsBounded(t *testing.T) {
 	r := newDriverOn(t, "xfs", false, "--freeze-limit", "1s")
 	v := r.volume("v", mountAccess("ext4"))
 	v.up()
-	stop := write(t, v.target)
+	stop := write(t, v.target, v.target)
 	r.restart("CRUST_FAILPOINTS=driver-taken=sleep:4s")
 	made := v.mustSnapshot("s")
 	if r.consistent(made.GetSnapshotId()) {

@@ -3,7 +3,7 @@
 package driver_test
 
 // notOffered are csi-sanity's specs of what the driver does not advertise:
-// publishing by a controller, modification, group snapshots; CSI 1.13's health calls and
+// publishing by a controller, modification; CSI 1.13's health calls and
 // topology of snapshots; the limit of attached volumes, which has no meaning without a controller that attaches;
 // and the spec of pagination that csi-sanity itself has switched off (TestPagination has
 // its place).
@@ -26,12 +26,6 @@ func notOffered() []string {
 		"ControllerGetVolumeHealth [Controller Server] should return health for a valid volume",
 		"ControllerListVolumeHealth [Controller Server] should return appropriate response",
 		"CreateSnapshot [Controller Server] should succeed when creating a snapshot with accessibility requirements",
-		"GroupController Service [GroupController Server] GroupControllerGetCapabilities should return appropriate capabilities",
-		"GroupController Service [GroupController VolumeGroupSnapshots] CreateVolumeGroupSnapshot should fail when no name is provided",
-		"GroupController Service [GroupController VolumeGroupSnapshots] DeleteVolumeGroupSnapshot should fail when no volume id is provided",
-		"GroupController Service [GroupController VolumeGroupSnapshots] DeleteVolumeGroupSnapshot should succeed when an invalid volume id is used",
-		"GroupController Service [GroupController VolumeGroupSnapshots] GetVolumeGroupSnapshot should fail when an invalid volume id is used",
-		"GroupController Service [GroupController VolumeGroupSnapshots] GetVolumeGroupSnapshot should fail when no volume id is provided",
 		"ModifyVolume [Controller Server] should fail if no volume id is given",
 		"ModifyVolume [Controller Server] should fail if specified mutable parameters are not supported by the volume",
 		"ModifyVolume [Controller Server] should fail if volume does not exist",

@@ -32,6 +32,7 @@ type testDriver struct {
 	csi.ControllerClient
 	csi.NodeClient
 	csi.IdentityClient
+	csi.GroupControllerClient
 	t      *testing.T
 	dir    string
 	data   string // where its images are
@@ -134,6 +135,7 @@ func (r *testDriver) dial() {
 	}
 	r.conn = conn
 	r.ControllerClient, r.NodeClient, r.IdentityClient = csi.NewControllerClient(conn), csi.NewNodeClient(conn), csi.NewIdentityClient(conn)
+	r.GroupControllerClient = csi.NewGroupControllerClient(conn)
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		// A stale socket is there before the new one: only an answer counts.
 		if _, err = r.Probe(r.t.Context(), &csi.ProbeRequest{}); err == nil {
@@ -270,7 +272,7 @@ func wantCode(t *testing.T, err error, want codes.Code) {
 // wantNothing fails where anything of a volume is left.
 func (r *testDriver) wantNothing() {
 	r.t.Helper()
-	for _, pattern := range []string{r.data + "/volumes/*", r.data + "/volumes/.n*", r.data + "/images/*", r.dir + "/pods/*"} {
+	for _, pattern := range []string{r.data + "/volumes/*", r.data + "/volumes/.n*", r.data + "/groups/*", r.data + "/groups/.n*", r.data + "/images/*", r.dir + "/pods/*"} {
 		if left, _ := filepath.Glob(pattern); len(left) > 0 {
 			r.t.Errorf("left: %v", left)
 		}

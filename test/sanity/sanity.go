@@ -134,6 +134,7 @@ func Relay(
 	server := grpc.NewServer(grpc.UnaryInterceptor(relay))
 	csi.RegisterIdentityServer(server, csi.UnimplementedIdentityServer{})
 	csi.RegisterControllerServer(server, csi.UnimplementedControllerServer{})
+	csi.RegisterGroupControllerServer(server, csi.UnimplementedGroupControllerServer{})
 	csi.RegisterNodeServer(server, csi.UnimplementedNodeServer{})
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(listener) }()

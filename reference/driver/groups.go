@@ -1,0 +1,160 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+)
+
+// groups keeps a record for each group of snapshots, beside the records of its members. The
+// group's is written before them and goes after them, and it alone says whether the group
+// is there: then its members become ready, and else they are removed.
+type groups struct {
+	pool   *pool
+	cloner *cloner
+	store  store
+}
+
+func openGroups(disks *pool, clones *cloner) (*groups, error) {
+	g := &groups{pool: disks, cloner: clones, store: store{dir: filepath.Join(disks.config.DataDir, "groups")}}
+	return g, os.MkdirAll(g.store.dir, 0o700)
+}
+
+// members are the ids of the snapshots of a group.
+func (r *record) members() (ids []string) {
+	for _, volume := range r.Volumes {
+		ids = append(ids, r.ID+"-"+fileName(volume)[:32])
+	}
+	return ids
+}
+
+// existing gives a group that an earlier call has made, or nil. What is there in part is
+// removed.
+func (g *groups) existing(id string) (*record, error) {
+	r, err := g.store.load(id)
+	if err != nil || r == nil || r.Ready {
+		return r, err
+	}
+	return nil, g.erase(r)
+}
+
+// create makes the snapshots of a group. What fails leaves nothing.
+func (g *groups) create(ctx context.Context, r *record) error {
+	began := time.Now()
+	var jobs []*job
+	for i, member := range r.members() {
+		of := source{Volume: r.Volumes[i]}
+		from, err := g.cloner.find(of)
+		if err != nil {
+			return err
+		}
+		r.Capacity += from.Capacity
+		jobs = append(jobs, &job{from: from, to: &record{
+			Version: recordVersion, ID: member, Capacity: from.Capacity, Source: of, Snapshot: &snapshot{Group: r.ID},
+		}})
+	}
+	if err := g.store.save(r); err != nil {
+		return err
+	}
+	failpoint.Hit("driver-group-recorded")
+	if err := g.fill(ctx, r, jobs); err != nil {
+		return errors.Join(err, g.erase(r))
+	}
+	failpoint.Hit("driver-group-made")
+	whole := &snapshot{Consistent: !slices.ContainsFunc(jobs, func(j *job) bool { return !j.to.Snapshot.Consistent })}
+	g.pool.log.Info("made a group snapshot", zap.String("group", r.ID), zap.Strings("volumes", r.Volumes),
+		zap.Stringer("consistent", whole), zap.Duration("took", time.Since(began)))
+	return nil
+}
+
+// fill makes the members of a group up to where they only have to be called ready.
+func (g *groups) fill(ctx context.Context, r *record, jobs []*job) error {
+	for _, j := range jobs {
+		if err := g.pool.promise(j.to, j.to.Capacity); err != nil {
+			return err
+		}
+		failpoint.Hit("driver-recorded")
+	}
+	if err := g.cloner.fill(ctx, jobs...); err != nil {
+		return err
+	}
+	for _, j := range jobs {
+		if err := errors.Join(g.pool.makeImage(j.to), g.pool.store.save(j.to)); err != nil {
+			return err
+		}
+	}
+	failpoint.Hit("driver-image-made")
+	r.Ready, r.Created = true, jobs[0].to.Created
+	return g.store.save(r)
+}
+
+// complete gives the members of a group that is there, and makes those ready that are not:
+// its maker was killed before.
+func (g *groups) complete(r *record) (members []*record, err error) {
+	for _, id := range r.members() {
+		m, err := g.pool.store.load(id)
+		if err == nil && m == nil {
+			err = status.Errorf(codes.DataLoss, "group snapshot %q: the record of its snapshot %q is gone", r.ID, id)
+		}
+		if err == nil && !m.Ready {
+			m.Ready = true
+			err = g.pool.store.save(m)
+		}
+		if err != nil {
+			return nil, err
+		}
+		members = append(members, m)
+	}
+	return members, nil
+}
+
+// erase removes a group and what there is of its members.
+func (g *groups) erase(r *record) error {
+	r.Ready = false
+	if err := g.store.save(r); err != nil {
+		return err
+	}
+	failpoint.Hit("driver-group-erasing")
+	for _, id := range r.members() {
+		m, err := g.pool.store.load(id)
+		if err == nil && m != nil {
+			err = g.pool.erase(m)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	failpoint.Hit("driver-group-emptied")
+	return g.store.remove(r.ID)
+}
+
+// sweep ends what an earlier life has begun.
+func (g *groups) sweep() error {
+	if err := g.store.clean(); err != nil {
+		return err
+	}
+	all, err := g.store.list()
+	if err != nil {
+		g.pool.log.Error("some records of groups cannot be read; their snapshots are left alone", zap.Error(err))
+	}
+	for _, r := range all {
+		if !r.Ready {
+			err = g.erase(r)
+		} else {
+			_, err = g.complete(r)
+		}
+		if err != nil {
+			g.pool.log.Error("a group snapshot is unfinished and left alone", zap.String("group", r.ID), zap.Error(err))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,255 @@
+//go:build system
+
+package driver_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// group makes a group snapshot of volumes.
+func (r *testDriver) group(name string, of ...*volume) (*csi.VolumeGroupSnapshot, error) {
+	r.t.Helper()
+	req := &csi.CreateVolumeGroupSnapshotRequest{Name: name}
+	for _, v := range of {
+		req.SourceVolumeIds = append(req.SourceVolumeIds, v.id)
+	}
+	reply, err := r.CreateVolumeGroupSnapshot(r.t.Context(), req)
+	return reply.GetGroupSnapshot(), err
+}
+
+// mustGroup also gives the members in the order of the volumes.
+func (r *testDriver) mustGroup(name string, of ...*volume) (*csi.VolumeGroupSnapshot, []*csi.Snapshot) {
+	r.t.Helper()
+	made, err := r.group(name, of...)
+	check.Must(r.t, err)
+	var members []*csi.Snapshot
+	for _, v := range of {
+		i := slices.IndexFunc(made.GetSnapshots(), func(s *csi.Snapshot) bool { return s.GetSourceVolumeId() == v.id })
+		if i < 0 {
+			r.t.Fatalf("no snapshot of %s in %v", v.id, made)
+		}
+		members = append(members, made.GetSnapshots()[i])
+	}
+	for _, m := range members {
+		if !m.GetReadyToUse() || m.GetGroupSnapshotId() != made.GetGroupSnapshotId() || !m.GetCreationTime().AsTime().Equal(made.GetCreationTime().AsTime()) {
+			r.t.Errorf("%v in %v", m, made)
+		}
+	}
+	if !made.GetReadyToUse() || len(made.GetSnapshots()) != len(of) || made.GetCreationTime().AsTime().IsZero() {
+		r.t.Errorf("%v", made)
+	}
+	return made, members
+}
+
+func (r *testDriver) removeGroup(id string, members ...string) error {
+	_, err := r.DeleteVolumeGroupSnapshot(r.t.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members})
+	return err
+}
+
+// TestGroupSnapshots takes groups of two volumes to which somebody writes in turns, and of an
+// idle one. Restored, the two are as if the writer had stopped there.
+func TestGroupSnapshots(t *testing.T) {
+	for _, c := range []struct{ pool, fs string }{{"xfs", "ext4"}, {"xfs", "btrfs"}, {"btrfs", "xfs"}} {
+		t.Run(c.fs+" on "+c.pool, func(t *testing.T) {
+			r := newDriverOn(t, c.pool, false)
+			a, b, idle := r.volume("a", mountAccess(c.fs)), r.volume("b", mountAccess("ext4")), r.volume("idle", mountAccess("ext4"))
+			a.up()
+			b.up()
+			idle.must(idle.create)
+			stop := write(t, a.target, b.target)
+			var groups []*csi.VolumeGroupSnapshot
+			for i := range 5 {
+				made, members := r.mustGroup(fmt.Sprint("g", i), a, b, idle)
+				for _, m := range members {
+					if !r.consistent(m.GetSnapshotId()) {
+						t.Errorf("%s in group %d is not consistent", m.GetSourceVolumeId(), i)
+					}
+				}
+				groups = append(groups, made)
+			}
+			stop()
+			for _, made := range groups {
+				_, members := r.mustGroup(fmt.Sprint("g", slices.Index(groups, made)), a, b, idle) // it is there
+				first, second := r.volume("first", mountAccess(c.fs)), r.volume("second", mountAccess("ext4"))
+				check.Must(t, first.createFrom(snapshotSource(members[0].GetSnapshotId()), 0))
+				check.Must(t, second.createFrom(snapshotSource(members[1].GetSnapshotId()), 0))
+				first.must(first.stage, first.publish)
+				second.must(second.stage, second.publish)
+				wantChain(t, first.target, second.target)
+				first.down()
+				second.down()
+				check.Must(t, r.removeGroup(made.GetGroupSnapshotId()))
+			}
+			a.down()
+			b.down()
+			idle.must(idle.remove)
+			r.wantNothing()
+		})
+	}
+}
+
+// TestGroupErrors has the errors of CSI's tables. What fails leaves nothing.
+func TestGroupErrors(t *testing.T) {
+	r := newDriverOn(t, "btrfs", false, "--capacity", fmt.Sprint(6*size))
+	a, b, c := r.volume("a", mountAccess("ext4")), r.volume("b", mountAccess("ext4")), r.volume("c", mountAccess("ext4"))
+	for _, v := range []*volume{a, b, c} {
+		v.must(v.create)
+	}
+	missing := &volume{id: "missing"}
+	_, err := r.group("g")
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = r.group("g", a, missing)
+	wantCode(t, err, codes.NotFound)
+	made, members := r.mustGroup("g", a, b)
+	again, _ := r.mustGroup("g", b, a)
+	if again.GetGroupSnapshotId() != made.GetGroupSnapshotId() {
+		t.Errorf("%v is not %v", again, made)
+	}
+	_, err = r.group("g", a, b, c)
+	wantCode(t, err, codes.AlreadyExists)
+	_, err = r.group("more", b, c)
+	wantCode(t, err, codes.ResourceExhausted) // there is room for one of them
+	r.wantVolumes(5)
+	ids := []string{members[1].GetSnapshotId(), members[0].GetSnapshotId()}
+	wantCode(t, r.removeSnapshot(ids[0]), codes.InvalidArgument)
+	wantCode(t, r.removeGroup(made.GetGroupSnapshotId(), ids[0]), codes.InvalidArgument)
+	get := func(id string, members ...string) error {
+		_, err := r.GetVolumeGroupSnapshot(t.Context(), &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members})
+		return err
+	}
+	wantCode(t, get(made.GetGroupSnapshotId(), ids[0], "other"), codes.InvalidArgument)
+	check.Must(t, get(made.GetGroupSnapshotId(), ids...))
+	list, err := r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{SourceVolumeId: a.id})
+	if err != nil || len(list.GetEntries()) != 1 || list.GetEntries()[0].GetSnapshot().GetGroupSnapshotId() != made.GetGroupSnapshotId() {
+		t.Errorf("%v, %v", list, err)
+	}
+	check.Must(t, r.removeGroup(made.GetGroupSnapshotId(), ids...))
+	check.Must(t, r.removeGroup(made.GetGroupSnapshotId(), ids...))
+	wantCode(t, get(made.GetGroupSnapshotId()), codes.NotFound)
+	r.wantVolumes(3)
+	for _, v := range []*volume{a, b, c} {
+		v.must(v.remove)
+	}
+	r.wantNothing()
+}
+
+// TestGroupIsOfOneMoment: of two volumes that cannot be frozen there is no group, and of two
+// that were frozen for a part of the time neither. With one of them there is.
+func TestGroupIsOfOneMoment(t *testing.T) {
+	r := newDriverOn(t, "xfs", false, "--freeze-limit", "1s")
+	fs, more, device, other := r.volume("fs", mountAccess("ext4")), r.volume("more", mountAccess("ext4")), r.volume("device", blockAccess()), r.volume("other", blockAccess())
+	all := []*volume{fs, more, device, other}
+	for _, v := range all {
+		v.up()
+	}
+	_, err := r.group("g", fs, device, other)
+	wantCode(t, err, codes.FailedPrecondition)
+	r.restart("CRUST_FAILPOINTS=driver-taken=sleep:3s")
+	_, err = r.group("g", fs, more)
+	wantCode(t, err, codes.Aborted)
+	r.restart()
+	r.wantVolumes(len(all))
+	fs.wantWrites()
+	made, members := r.mustGroup("g", fs, device)
+	if !r.consistent(members[0].GetSnapshotId()) || r.consistent(members[1].GetSnapshotId()) {
+		t.Errorf("%v", members)
+	}
+	check.Must(t, r.removeGroup(made.GetGroupSnapshotId()))
+	for _, v := range all {
+		v.down()
+	}
+	r.wantNothing()
+}
+
+// TestKilledInGroup kills at each step of making and removing a group. The next start leaves
+// all of it or nothing, and the same call then succeeds.
+func TestKilledInGroup(t *testing.T) {
+	for _, pool := range []string{"xfs", "ext4"} {
+		r := newDriverOn(t, pool, false)
+		a, b := r.volume("a", mountAccess("ext4")), r.volume("b", mountAccess("ext4"))
+		a.up()
+		b.up()
+		content := b.putRandom(mib)
+		if pool == "ext4" { // no volume in use can be copied
+			a.must(a.unpublish, a.unstage)
+			b.must(b.unpublish, b.unstage)
+		}
+		for _, abandon := range []bool{false, true} {
+			for _, point := range groupSteps {
+				r.restart("CRUST_FAILPOINTS=" + point + "=kill")
+				if _, err := r.group("g", a, b); err == nil {
+					t.Fatalf("%s: not hit", point)
+				}
+				r.wait()
+				r.start()
+				r.wantAllOrNone(2, point)
+				if abandon {
+					r.wantNoGroup(a, b)
+					continue
+				}
+				made, members := r.mustGroup("g", a, b)
+				restored := r.volume("restored", mountAccess("ext4"))
+				check.Must(t, restored.createFrom(snapshotSource(members[1].GetSnapshotId()), 0))
+				restored.must(restored.stage, restored.publish)
+				restored.wantRandom(content)
+				restored.down()
+				check.Must(t, r.removeGroup(made.GetGroupSnapshotId()))
+				r.wantVolumes(2)
+			}
+			for _, point := range []string{
+				"driver-record-temp", "driver-group-erasing", "driver-record-temp@2", "driver-image-removed", "driver-erasing@2",
+				"driver-image-removed@2", "driver-group-emptied",
+			} {
+				made, _ := r.mustGroup("g", a, b)
+				r.restart("CRUST_FAILPOINTS=" + point + "=kill")
+				if err := r.removeGroup(made.GetGroupSnapshotId()); err == nil {
+					t.Fatalf("%s: not hit", point)
+				}
+				r.wait()
+				r.start()
+				r.wantAllOrNone(2, point)
+				if !abandon || point == "driver-record-temp" { // the intent was not on record
+					check.Must(t, r.removeGroup(made.GetGroupSnapshotId()))
+				}
+				r.wantVolumes(2)
+			}
+		}
+		a.down()
+		b.down()
+		r.wantNothing()
+	}
+}
+
+// groupSteps are those of making a group of two volumes.
+var groupSteps = []string{
+	"driver-record-temp", "driver-group-recorded", "driver-record-temp@2", "driver-recorded", "driver-recorded@2", "driver-fill-begun",
+	"driver-frozen", "driver-taken", "driver-filled", "driver-record-temp@4", "driver-image-made", "driver-record-temp@6", "driver-group-made",
+	"driver-record-temp@7", "driver-record-temp@8",
+}
+
+// wantAllOrNone fails where a part of a group is there.
+func (r *testDriver) wantAllOrNone(members int, point string) {
+	r.t.Helper()
+	reply, err := r.ListSnapshots(r.t.Context(), &csi.ListSnapshotsRequest{})
+	if n := len(reply.GetEntries()); err != nil || n != 0 && n != members {
+		r.t.Errorf("killed at %s: %d snapshots of %d are left: %v", point, n, members, err)
+	}
+}
+
+// wantNoGroup removes the group of volumes if it is there.
+func (r *testDriver) wantNoGroup(volumes ...*volume) {
+	r.t.Helper()
+	reply, err := r.ListSnapshots(r.t.Context(), &csi.ListSnapshotsRequest{})
+	check.Must(r.t, err)
+	for _, entry := range reply.GetEntries() {
+		check.Must(r.t, r.removeGroup(entry.GetSnapshot().GetGroupSnapshotId()))
+	}
+	r.wantVolumes(len(volumes))
+}
