@@ -307,6 +307,13 @@ func TestWhyAVolumeDoesNotGrowIsKept(t *testing.T) {
 		if _, err := relay.Stats(t.Context(), src, testVolume("a")); err != nil {
 			t.Fatal(err)
 		}
+		for _, mistake := range []volume.Kind{volume.OutOfRange, volume.Invalid} {
+			src.err = volume.Errorf(mistake, "20Ti do not fit")
+			if _, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{}); volume.KindOf(err) != mistake {
+				t.Errorf("a wrong size: %v", err)
+			}
+		}
+		src.err = nil
 		known, _ := relay.Known("a")
 		if volume.KindOf(known.GrowErr) != volume.Timeout || known.GrowErrAt.IsZero() || known.Err != nil || known.At.IsZero() {
 			t.Errorf("after stats that went right: %+v", known)
