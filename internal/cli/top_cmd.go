@@ -5,10 +5,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
@@ -30,7 +32,8 @@ takes to answer, and what is wrong. ? shows the keys.
 
 Sandboxes are asked for fresh numbers only while their volumes are on the
 screen, a few at a time. Where the output is no terminal, with --once, and with
--o json or yaml, one picture is printed, and that is all.`,
+-o json or yaml, one picture is printed, and that is all: as wide as the
+terminal, or 80 columns, or with -o wide as wide as it needs to be.`,
 		Example: "  crustctl top --sort latency --filter 'bound kata'",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -38,7 +41,7 @@ screen, a few at a time. Where the output is no terminal, with --once, and with
 				return wrongUsage(cmd, err)
 			}
 			if once || out.Machine() || !env.screen() {
-				return topOnce(cmd.Context(), d, out, settings)
+				return topOnce(cmd.Context(), d, out, settings, env.width())
 			}
 			return topLive(cmd.Context(), env, d, settings)
 		},
@@ -93,7 +96,10 @@ func topLive(ctx context.Context, env Env, d *daemon, settings top.Settings) err
 	})
 }
 
-func topOnce(ctx context.Context, d *daemon, out *printer.Printer, settings top.Settings) error {
+func topOnce(ctx context.Context, d *daemon, out *printer.Printer, settings top.Settings, width int) error {
+	if out.Wide() {
+		width = 0
+	}
 	return d.call(ctx, func(ctx context.Context, c *client) error {
 		picture, err := top.Once(ctx, topDaemon(c, d.timeout), settings)
 		if err != nil {
@@ -107,7 +113,7 @@ func topOnce(ctx context.Context, d *daemon, out *printer.Printer, settings top.
 			Volumes: printer.Objects(picture.Volumes),
 		}
 		return out.Result(object, func() error {
-			_, err := io.WriteString(out.Out, picture.Text())
+			_, err := io.WriteString(out.Out, picture.Text(width))
 			return err
 		})
 	})
@@ -125,4 +131,14 @@ type pictureObject struct {
 // screen tells whether the terminal can show a picture that changes.
 func (e Env) screen() bool {
 	return e.Terminal && e.Keys != nil && e.Getenv("TERM") != "dumb" && e.Getenv("TERM") != ""
+}
+
+// width is that of the terminal, or what fits on any.
+func (e Env) width() int {
+	if file, ok := e.Out.(*os.File); ok {
+		if size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
+			return int(size.Col)
+		}
+	}
+	return 80
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"encoding/json"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,7 +19,7 @@ func TestTopPrintsOnePictureWhereThereIsNoTerminal(t *testing.T) {
 			t.Fatalf("%v: %+v", args, r)
 		}
 		for _, part := range []string{"crust-proxy v1.2.3", "Volumes 3  1 degraded  1 published  1 bound", "Handlers 1/2", "Drivers 1/2",
-			"! handler crust: no runtime-cli is allowed", "━", " 13%", "1.2ms", "ebs.csi.aws.com", `sandbox said: \x1b[31mred\nEVENT fake row`} {
+			"! handler crust: no runtime-cli is allowed", "━", " 13%", "1.2ms", `sandbox said: \x1b[31mred\nEVENT fake row`} {
 			if !strings.Contains(r.out, part) {
 				t.Errorf("%v: no %q in\n%s", args, part, r.out)
 			}
@@ -26,7 +27,19 @@ func TestTopPrintsOnePictureWhereThereIsNoTerminal(t *testing.T) {
 		if strings.ContainsAny(r.out, "\x1b\u202e") {
 			t.Errorf("a terminal would obey\n%q", r.out)
 		}
+		wide := slices.Contains(args, "wide")
+		if strings.Contains(r.out, "ebs.csi.aws.com") != wide || (widest(r.out) > 80) != wide {
+			t.Errorf("%v: it has %d columns\n%s", args, widest(r.out), r.out)
+		}
 	}
+}
+
+// widest is the number of characters in the longest line.
+func widest(text string) (most int) {
+	for line := range strings.Lines(text) {
+		most = max(most, len([]rune(strings.TrimSuffix(line, "\n"))))
+	}
+	return most
 }
 
 func TestTopKeepsToASCIIWhereTheLocaleDoes(t *testing.T) {

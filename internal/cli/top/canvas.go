@@ -144,3 +144,15 @@ func fullness(u *adminv1.VolumeUsage) string {
 func wrap(text string, width int) []string {
 	return strings.Split(ansi.Wrap(text, max(1, width), " /,"), "\n")
 }
+
+// hanging breaks a text into lines that begin below the first one's text.
+func (c canvas) hanging(first, text string) []string {
+	indent := cells(first)
+	lines := wrap(text, c.width-indent)
+	for i, line := range lines {
+		if lines[i] = first + line; i > 0 {
+			lines[i] = strings.Repeat(" ", indent) + line
+		}
+	}
+	return lines
+}

@@ -157,7 +157,7 @@ func TestOnce(t *testing.T) {
 	if f.most > maxConcurrent || len(f.asked) != 33 {
 		t.Errorf("%d were asked, %d at once", len(f.asked), f.most)
 	}
-	text := picture.Text()
+	text := picture.Text(0)
 	if n := strings.Count(text, "75%"); n != 32 {
 		t.Errorf("fresh numbers of %d volumes in\n%s", n, text)
 	}
@@ -168,6 +168,15 @@ func TestOnce(t *testing.T) {
 	}
 	if strings.ContainsAny(text, "\x1b\a\u202e") {
 		t.Errorf("%q", text)
+	}
+	narrow := picture.Text(80)
+	for line := range strings.Lines(narrow) {
+		if got := cells(strings.TrimSuffix(line, "\n")); got > 80 {
+			t.Errorf("%d cells: %s", got, line)
+		}
+	}
+	if flat := strings.Join(strings.Fields(narrow), " "); !strings.Contains(flat, `"only-databases" says no`) || !strings.Contains(flat, `the guest said \x1b[2J`) {
+		t.Errorf("not all errors are in\n%s", narrow)
 	}
 }
 
@@ -188,8 +197,8 @@ func TestOnceDoesNotWaitForHungSandboxes(t *testing.T) {
 
 func TestOnceOfNothing(t *testing.T) {
 	picture, err := Once(t.Context(), newFake(t, nil).daemon(), Settings{Interval: time.Second})
-	if err != nil || !strings.Contains(picture.Text(), "No volumes.") {
-		t.Errorf("%v, %v", picture.Text(), err)
+	if err != nil || !strings.Contains(picture.Text(0), "No volumes.") {
+		t.Errorf("%v, %v", picture.Text(0), err)
 	}
 }
 

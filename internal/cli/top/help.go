@@ -28,19 +28,34 @@ const (
 )
 
 func helpPage(c canvas) []string {
-	page := []string{c.paint(bold, "crustctl top") + c.paint(faint, "  keys")}
-	for line := range strings.SplitSeq(helpKeys+helpMarks, "\n") {
-		if line != "" {
-			line = c.paint(bold, line[:helpIndent]) + line[helpIndent:]
-		} else if c.height <= 20 {
-			continue
-		}
-		page = append(page, line)
+	lines := helpText(c, true)
+	if len(lines) >= c.height {
+		lines = helpText(c, false)
 	}
-	page = append(page, make([]string, c.height)...)[:c.height]
+	page := append(lines, make([]string, c.height)...)[:c.height]
 	page[c.height-1] = c.paint(faint, "any key: back")
 	for i := range page {
 		page[i] = c.line("", page[i])
 	}
 	return page
+}
+
+// helpText is the page as long as it is, with or without blank lines.
+func helpText(c canvas, blanks bool) []string {
+	lines := []string{c.paint(bold, "crustctl top") + c.paint(faint, "  keys")}
+	for line := range strings.SplitSeq(helpKeys+helpMarks, "\n") {
+		if line != "" {
+			lines = append(lines, helpLines(c, line)...)
+		} else if blanks {
+			lines = append(lines, "")
+		}
+	}
+	return lines
+}
+
+// helpLines is one key, with its text beside it in as many lines as that takes.
+func helpLines(c canvas, line string) []string {
+	lines := c.hanging(line[:helpIndent], line[helpIndent:])
+	lines[0] = c.paint(bold, line[:helpIndent]) + lines[0][helpIndent:]
+	return lines
 }

@@ -97,6 +97,9 @@ func (n *node) fetched(e StatsFetched, now time.Time) {
 		return // removed while the request was in flight
 	}
 	v := proto.CloneOf(old.v)
+	if e.Reply != nil && statsFailed(v) && v.GetState() != adminv1.VolumeState_VOLUME_STATE_DEGRADED {
+		v.LastError, v.LastErrorAt = "", nil // any other error outlives an answer
+	}
 	v.StatsAt, v.StatsTook = timestamppb.New(e.At), durationpb.New(e.Took)
 	v.StatsRequests++
 	if e.Reply == nil {
@@ -104,9 +107,6 @@ func (n *node) fetched(e StatsFetched, now time.Time) {
 		v.LastError, v.LastErrorAt = e.Failure, timestamppb.New(e.At)
 	} else {
 		v.Usage, v.UsageAt, v.Condition = e.Reply.GetUsage(), v.GetStatsAt(), e.Reply.GetCondition()
-		if v.GetState() != adminv1.VolumeState_VOLUME_STATE_DEGRADED {
-			v.LastError, v.LastErrorAt = "", nil
-		}
 	}
 	n.put(v, now)
 	h := n.history[e.ID]

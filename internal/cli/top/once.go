@@ -1,6 +1,7 @@
 package top
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"time"
@@ -67,16 +68,22 @@ func fetchAll(ctx context.Context, d Daemon, s *State, effects []Effect) {
 	}
 }
 
-// Text is the picture as lines of text, each as long as it needs.
-func (p *Picture) Text() string {
+// Text is the picture as lines of text: of at most that width, with the errors below
+// their volumes, or, with 0, each as long as it needs.
+func (p *Picture) Text(width int) string {
 	s := p.state
-	s.canvas.width = unbounded
+	s.canvas.width = cmp.Or(width, unbounded)
 	v := newListView(s)
-	v.table.unbounded()
+	if width == 0 {
+		v.table.unbounded()
+	} else {
+		v.table.natural[colError] = 0
+		v.table.layout()
+	}
 	counts := append(v.totals(), "  ", v.health())
 	lines := []string{v.canvas.line("", v.title()...), v.canvas.line("", counts...), v.sumLine()}
 	for _, problem := range s.node.daemon.problems {
-		lines = append(lines, "! "+problem)
+		lines = append(lines, v.canvas.hanging("! ", problem)...)
 	}
 	lines = append(lines, "")
 	if len(s.list.rows) == 0 {
@@ -86,6 +93,9 @@ func (p *Picture) Text() string {
 	}
 	for _, r := range s.list.rows {
 		lines = append(lines, v.table.row(r, false))
+		if width > 0 && r.err != "" {
+			lines = append(lines, v.canvas.hanging(strings.Repeat(" ", 2*gutter), r.err)...)
+		}
 	}
 	return strings.Join(lines, "\n") + "\n"
 }

@@ -47,7 +47,7 @@ func newRow(v *adminv1.Volume, escape func(string) string) *row {
 		sandbox: escape(show.ShortID(v.GetSandbox().GetId())), err: escape(errorOf(v)),
 		bytes: show.Usage(v, adminv1.VolumeUsage_UNIT_BYTES), inodes: show.Usage(v, adminv1.VolumeUsage_UNIT_INODES),
 		took: v.GetStatsTook().AsDuration(), asked: v.GetStatsAt() != nil,
-		failed: v.GetStatsFailures() > 0 && failedLast(v), created: timeOf(v.GetCreatedAt()),
+		failed: statsFailed(v), created: timeOf(v.GetCreatedAt()),
 	}
 	if r.bytes != nil {
 		r.size = sizes(r.bytes)
@@ -68,9 +68,10 @@ func sizes(u *adminv1.VolumeUsage) string {
 	return used + "/" + total
 }
 
-// failedLast tells whether the last request for stats is the one that failed.
-func failedLast(v *adminv1.Volume) bool {
-	return v.GetLastError() != "" && !timeOf(v.GetLastErrorAt()).Before(timeOf(v.GetUsageAt()))
+// statsFailed tells whether the error is that of the last request for stats: they have
+// one time.
+func statsFailed(v *adminv1.Volume) bool {
+	return v.GetLastError() != "" && v.GetStatsFailures() > 0 && timeOf(v.GetLastErrorAt()).Equal(timeOf(v.GetStatsAt()))
 }
 
 func timeOf(t *timestamppb.Timestamp) time.Time {

@@ -415,6 +415,29 @@ func TestDetail(t *testing.T) {
 	}
 }
 
+// TestAnAnswerEndsOnlyItsOwnError: a growth that was refused stays, without flickering
+// until the next listing.
+func TestAnAnswerEndsOnlyItsOwnError(t *testing.T) {
+	s := crowd(1, 24)
+	v := many(1)[0]
+	v.StatsFailures, v.LastError, v.LastErrorAt = 1, "the device is too small", timestamppb.New(now.Add(-time.Second))
+	s.Apply(Watched{Changes: append(changed(v), syncedEvent)})
+	id := v.GetId()
+	shown := func() string { return s.node.volumes[id].err }
+	s.Apply(answer(id, now))
+	if shown() != "the device is too small" {
+		t.Errorf("after an answer the volume's error is %q", shown())
+	}
+	s.Apply(StatsFetched{ID: id, At: now.Add(time.Second), Failure: "it hangs"})
+	if shown() != "it hangs" || !s.node.volumes[id].failed {
+		t.Errorf("after a failure the volume's error is %q", shown())
+	}
+	s.Apply(answer(id, now.Add(2*time.Second)))
+	if shown() != "" || s.node.volumes[id].failed {
+		t.Errorf("it answers again, and its error is %q", shown())
+	}
+}
+
 func TestQuitAndSuspend(t *testing.T) {
 	for _, keys := range [][]string{{"q"}, {"enter", "q"}, {"?", "q"}, {"ctrl+c"}, {"/", "q", "ctrl+c"}} {
 		s := full(plainSettings(), 80, 24)

@@ -76,6 +76,7 @@ func TestPictures(t *testing.T) {
 		"detail-gone.txt":    at(80, 10, keys("enter"), func(s *State) { s.Apply(Watched{Changes: append(changed(), removed(s.detail.id))}) }),
 		"help.txt":           at(80, 30, keys("?")),
 		"help-low.txt":       at(80, 10, keys("?")),
+		"help-narrow.txt":    at(60, 24, keys("?")),
 	} {
 		t.Run(name, func(t *testing.T) { golden(t, name, s.View()) })
 	}
