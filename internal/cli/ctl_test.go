@@ -281,6 +281,8 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{"version, daemon down", nil, "version", ExitFailure, []string{"not running"}},
 		{"own version only", nil, "version --client", ExitOK, nil},
 		{"unknown command", nil, "lsit", ExitUsage, []string{`no command "lsit"`, "did you mean list", "crustctl --help"}},
+		{"the daemon's command", nil, "removable-nodes", ExitUsage, []string{"did you mean", "crust-proxy removable-nodes", "crustctl --help"}},
+		{"the daemon's command, mistyped", nil, "valdate", ExitUsage, []string{"did you mean crust-proxy validate?"}},
 		{"a program of its own", nil, "conformance --runtime runc", ExitUsage, []string{"conformance is a program of its own: crust-conformance\nSee 'crust-conformance --help'"}},
 		{"unknown flag", nil, "list --nope", ExitUsage, []string{"--nope", "crustctl list --help"}},
 		{"bad format", nil, "list -o xml", ExitUsage, []string{`"xml"`}},

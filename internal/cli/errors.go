@@ -52,11 +52,24 @@ func noSuchCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
+	near := cmd.SuggestionsFor(args[0])
+	for _, name := range daemonCommands().SuggestionsFor(args[0]) {
+		near = append(near, "crust-proxy "+name)
+	}
 	text := fmt.Sprintf("there is no command %q", args[0])
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+	if len(near) > 0 {
 		text += "; did you mean " + strings.Join(near, " or ") + "?"
 	}
 	return wrongUsage(cmd, errors.New(text))
+}
+
+// daemonCommands are those of the daemon's own program, by their names alone.
+func daemonCommands() *cobra.Command {
+	root := &cobra.Command{SuggestionsMinimumDistance: 2}
+	for _, name := range []string{"validate", "removable", "removable-nodes", "withdraw"} {
+		root.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
+	}
+	return root
 }
 
 func noSuchShell(cmd *cobra.Command, args []string) error {
