@@ -268,9 +268,16 @@ func (h *history) clone() *history {
 		check.Must(h.t, h.file.Sync())
 	}
 	check.Must(h.t, v.createFrom(source, 0))
-	file, err := os.OpenFile(h.imageOf(v.id), os.O_RDWR, 0)
-	check.Must(h.t, err)
-	return &history{volume: v, random: h.random, file: file, content: bytes.Clone(content), made: h.made, exact: h.exact}
+	return &history{volume: v, random: h.random, file: openToWrite(h.t, h.imageOf(v.id)), content: bytes.Clone(content), made: h.made, exact: h.exact}
+}
+
+// openToWrite opens a file that a test which fails leaves open.
+func openToWrite(t *testing.T, path string) *os.File {
+	t.Helper()
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	check.Must(t, err)
+	t.Cleanup(func() { _ = file.Close() })
+	return file
 }
 
 // end removes the volume, rebuilds each snapshot that it leaves from the one before, and
@@ -352,10 +359,8 @@ func TestChangedBlocks(t *testing.T) {
 				v.must(v.stage, v.publish)
 				path = v.target
 			}
-			file, err := os.OpenFile(path, os.O_RDWR, 0)
-			check.Must(t, err)
 			first := &history{
-				volume: v, random: rand.New(rand.NewPCG(seed, seed)), file: file, attached: c.attach,
+				volume: v, random: rand.New(rand.NewPCG(seed, seed)), file: openToWrite(t, path), attached: c.attach,
 				content: make([]byte, historySize), made: new(int), exact: c.pool == "ext4",
 			}
 			(&histories{all: []*history{first}, random: first.random}).run(steps)
