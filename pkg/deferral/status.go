@@ -126,7 +126,7 @@ func (b *Broker) Blind() error { return b.users.Blind() }
 func (b *Broker) KeptClaims() int { return b.claims.Kept() }
 
 // DeviceSize returns the current size of a volume's device in bytes.
-func (b *Broker) DeviceSize(v *volume.Volume) (int64, bool) { return claim.DeviceSize(v.Device) }
+func (b *Broker) DeviceSize(v *volume.Volume) (int64, bool) { return b.claims.DeviceSize(v.Device) }
 
 // HostMounts lists, by volume, where this mount namespace has the devices of volumes
 // mounted: each such mount is a fault. It reads the mount table once.

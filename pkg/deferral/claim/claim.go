@@ -126,6 +126,14 @@ func (t *Table) drop(key volume.Key, primary identity) error {
 // Has reports whether the volume has a claim.
 func (t *Table) Has(key volume.Key) bool { return len(t.owners.owned(key)) > 0 }
 
+// DeviceSize returns the current size of a device in bytes.
+func (t *Table) DeviceSize(d volume.Device) (size int64, known bool) {
+	if size, known = t.open.size(identityOf(d)); known {
+		return size, true
+	}
+	return unclaimedSize(d)
+}
+
 // IsShared reports whether the device has other owners, which are then all read-only.
 func (t *Table) IsShared(d volume.Device) bool { return len(t.owners.of(identityOf(d))) > 1 }
 

@@ -226,15 +226,15 @@ func imageFile(filesystem, inode uint64) volume.Device {
 	return volume.Device{Kind: volume.ImageFile, Major: unix.Major(filesystem), Minor: unix.Minor(filesystem), Inode: inode}
 }
 
-// DeviceSize returns the current size of a device in bytes. That of a block device
-// comes from sysfs, which needs no descriptor.
-func DeviceSize(d volume.Device) (int64, bool) {
+// unclaimedSize returns the size of an image, or of another program's block device, which
+// sysfs tells without a descriptor.
+func unclaimedSize(d volume.Device) (int64, bool) {
 	if d.Kind == volume.BlockDevice {
-		raw, err := os.ReadFile("/sys/dev/block/" + DeviceNumber(d.Major, d.Minor) + "/size")
+		line, err := sys.ReadLine("/sys/dev/block/" + DeviceNumber(d.Major, d.Minor) + "/size")
 		if err != nil {
 			return 0, false
 		}
-		sectors, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
+		sectors, err := strconv.ParseInt(line, 10, 64)
 		return sectors * 512, err == nil && sectors > 0 && sectors < 1<<54
 	}
 	var st unix.Stat_t

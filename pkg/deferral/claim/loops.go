@@ -149,8 +149,8 @@ func loopsOver(device, inode uint64, skip func(identity) bool) ([]loopDevice, er
 // loopsAreNumbered tells whether a loop device has the number of its name as its minor
 // number, so that thousands need not be looked at one by one.
 func loopsAreNumbered() bool {
-	raw, err := os.ReadFile("/sys/module/loop/parameters/max_part")
-	return err == nil && strings.TrimSpace(string(raw)) == "0"
+	most, err := sys.ReadLine("/sys/module/loop/parameters/max_part")
+	return err == nil && most == "0"
 }
 
 func loopInfo(name string) *unix.LoopInfo64 {

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // maxStack bounds how many devices of a stack are looked at.
@@ -36,8 +38,8 @@ func stackIn(sysfs string, major, minor uint32) []identity {
 				continue
 			}
 			seen[dir] = true
-			if number, err := os.ReadFile(dir + "/dev"); err == nil { //nolint:gosec // a path in sysfs
-				out = append(out, identity("b"+strings.TrimSpace(string(number))))
+			if number, err := sys.ReadLine(dir + "/dev"); err == nil {
+				out = append(out, identity("b"+number))
 			}
 			todo = append(todo, next(dir)...)
 		}
