@@ -25,8 +25,12 @@ import (
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
 
-// maxRequest bounds a request: an instruction of the largest size that is taken.
+// maxRequest bounds a request: an instruction of the largest size that is taken. It is
+// also the flow-control window, for the reasons that internal/passthrough gives.
 const maxRequest = 256 << 10
+
+// streamWorkers handle calls on stacks that have grown already.
+const streamWorkers = 4
 
 type server struct {
 	name     string
@@ -89,6 +93,7 @@ func (d *daemon) newServer(name, service string, allowed *peercred.Authorizer, l
 	calls := d.interceptors(quietMethods)
 	options := append(allowed.ServerOptions(), calls.Options()...)
 	options = append(options, adminapi.ServerOption(),
+		grpc.NumStreamWorkers(streamWorkers), grpc.InitialWindowSize(maxRequest), grpc.InitialConnWindowSize(maxRequest),
 		grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(1024), grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
 	s := &server{

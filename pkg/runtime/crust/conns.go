@@ -90,6 +90,8 @@ func (c *conns) connect(path string) (*grpc.ClientConn, error) {
 		// Who is there, the kernel says; what is sent never leaves the node.
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.ForceCodecV2(rawAnswers{encoding.GetCodecV2("proto")})),
+		// A fixed window: to estimate one, gRPC pings at nearly every answer.
+		grpc.WithInitialWindowSize(maxAnswer), grpc.WithInitialConnWindowSize(maxAnswer),
 		grpc.WithMaxHeaderListSize(16<<10), grpc.WithIdleTimeout(idleTime), grpc.WithDisableServiceConfig(),
 		grpc.WithAuthority("crust"), grpc.WithNoProxy(),
 		grpc.WithConnectParams(grpc.ConnectParams{

@@ -28,6 +28,9 @@ const (
 	// idleChecks how many such looks in a row end it.
 	idleCheck  = 2 * time.Second
 	idleChecks = 2
+	// maxRequest bounds a request, and is the flow-control window: to estimate one, gRPC
+	// pings at nearly every request.
+	maxRequest = 64 << 10
 )
 
 // Run serves until no sandbox is left, or a signal comes. Where an agent runs already
@@ -46,7 +49,8 @@ func Run(cfg runc.Config) error {
 	if err != nil {
 		return err
 	}
-	served := grpc.NewServer(grpc.UnaryInterceptor(answer), grpc.MaxRecvMsgSize(64<<10), grpc.MaxConcurrentStreams(1024))
+	served := grpc.NewServer(grpc.UnaryInterceptor(answer), grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(1024),
+		grpc.InitialWindowSize(maxRequest), grpc.InitialConnWindowSize(maxRequest))
 	volumes := runc.OpenVolumes(cfg)
 	handlerv1.RegisterHandlerServer(served, &server{volumes: volumes})
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
