@@ -90,7 +90,7 @@ func (c *container) state(ctx context.Context) (state, error) {
 		return is, err
 	}
 	if err := json.Unmarshal([]byte(out), &is); err != nil {
-		return is, fmt.Errorf("state: %w", err)
+		return is, fmt.Errorf("its command state printed %.200q, and not JSON with a pid, as runc does: is it a container runtime?", out)
 	}
 	return is, nil
 }

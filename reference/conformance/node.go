@@ -5,6 +5,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -120,7 +121,22 @@ func (n *node) layOut() error {
 	if err := copyFile(n.opts.Self, n.path("rootfs/probe")); err != nil {
 		return err
 	}
-	return os.MkdirAll(n.opts.Root, 0o700)
+	n.removeRootLater()
+	return nil
+}
+
+// removeRootLater has the directory of volumes removed at the end, if it was not there
+// before and nobody else uses it.
+func (n *node) removeRootLater() {
+	if _, err := os.Lstat(n.opts.Root); !errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	n.base.add(func(context.Context) error {
+		if err := os.Remove(n.opts.Root); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+			return err
+		}
+		return nil
+	})
 }
 
 func (n *node) path(elem ...string) string {

@@ -57,6 +57,9 @@ func (v *testVolume) publish() error {
 }
 
 func (v *testVolume) publishRaw(raw []byte) error {
+	if err := os.MkdirAll(v.n.opts.Root, 0o700); err != nil {
+		return err
+	}
 	temp, err := os.MkdirTemp(v.n.opts.Root, ".conformance-")
 	if err != nil {
 		return err

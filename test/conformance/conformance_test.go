@@ -67,6 +67,20 @@ func TestRunc(t *testing.T) {
 	}
 }
 
+// TestNoRuntime: a program that is no runtime at all is named, and nothing is left.
+func TestNoRuntime(t *testing.T) {
+	b := newBench(t)
+	b.handler = "/bin/true"
+	o := b.run("ext4")
+	o.wantFailed(t, "plain-container")
+	if !strings.Contains(o.stderr, "/bin/true cannot run a plain sandbox") || !strings.Contains(o.stderr, "is it a container runtime?") {
+		t.Errorf("it says %q", o.stderr)
+	}
+	if _, err := os.Lstat(b.root); !os.IsNotExist(err) {
+		t.Errorf("the directory of volumes is left: %v", err)
+	}
+}
+
 // TestWrongHandlers: handlers that do one thing wrong fail in that one.
 func TestWrongHandlers(t *testing.T) {
 	for name, wrong := range map[string]struct {
