@@ -112,7 +112,7 @@ func runtimeStats(report volume.Report) *runtimev1.RuntimeGetVolumeStatsResponse
 		})
 	}
 	if c := report.Condition; c != nil {
-		out.VolumeCondition = &runtimev1.VolumeCondition{Abnormal: c.Abnormal, Message: c.Message}
+		out.VolumeCondition = &runtimev1.VolumeCondition{Abnormal: c.Abnormal, Message: c.Message, Reason: c.Reason}
 	}
 	return out
 }

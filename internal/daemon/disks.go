@@ -8,6 +8,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ondisk"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -46,7 +47,7 @@ func (d *disks) condition(ctx context.Context, v *volume.Volume) *volume.Conditi
 	if super == nil || super.Errors == nil {
 		return nil
 	}
-	return &volume.Condition{Abnormal: true, Message: super.Errors.Words()}
+	return &volume.Condition{Abnormal: true, Message: super.Errors.Words(), Reason: abi.ReasonErrors}
 }
 
 // lacksGroup tells whether the root directory of a volume is not known to be writable

@@ -24,6 +24,8 @@ type Usage struct {
 type Condition struct {
 	Abnormal bool
 	Message  string
+	// Reason is one word for programs, such as abi.ReasonReadOnly, or empty.
+	Reason string
 }
 
 // Report is what a sandbox said of a volume, checked. The Condition is nil where

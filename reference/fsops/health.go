@@ -8,23 +8,25 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
 // extHealth tells of what stopped an ext4, and of the errors that it has on record:
 // they stay there until e2fsck has mended it. Without /proc and /sys nothing is
 // known.
-func extHealth(root int) []string {
+func extHealth(root int) []fault {
 	device, err := deviceName(root)
 	if err != nil {
 		return nil
 	}
-	var wrong []string
+	var wrong []fault
 	options := "\n" + contents("/proc/fs/ext4/"+device+"/options") + "\n"
 	if strings.Contains(options, "\nshutdown\n") {
-		wrong = append(wrong, "the filesystem was shut down: it reads and writes nothing until it is mounted anew")
+		wrong = append(wrong, fault{abi.ReasonShutDown, "the filesystem was shut down: it reads and writes nothing until it is mounted anew"})
 	}
 	if strings.Contains(options, "\nemergency_ro\n") {
-		wrong = append(wrong, "the kernel has stopped writing to the filesystem after an error")
+		wrong = append(wrong, fault{abi.ReasonReadOnly, "the kernel has stopped writing to the filesystem after an error"})
 	}
 	place := "/sys/fs/ext4/" + device + "/"
 	n, err := strconv.ParseUint(contents(place+"errors_count"), 10, 64)
@@ -35,7 +37,7 @@ func extHealth(root int) []string {
 	if where := contents(place + "last_error_func"); where != "" {
 		text += ", the last one of " + where
 	}
-	return append(wrong, text+": it needs e2fsck while it is not mounted")
+	return append(wrong, fault{abi.ReasonErrors, text + ": it needs e2fsck while it is not mounted"})
 }
 
 // contents reads a small file of the kernel's; one that is not there is empty. It
@@ -67,12 +69,12 @@ func deviceName(root int) (string, error) {
 }
 
 // btrfsHealth tells of the errors that a btrfs counts for its devices.
-func btrfsHealth(root int) []string {
+func btrfsHealth(root int) []fault {
 	var fs btrfsFSInfo
 	if _, err := ioctl(root, btrfsIocFSInfo, &fs); err != nil {
 		return nil
 	}
-	var wrong []string
+	var wrong []fault
 	for id := uint64(1); id <= min(fs.MaxID, btrfsMostDevices); id++ {
 		stats := btrfsDevStats{DevID: id, Items: uint64(len(btrfsCounters))}
 		if _, err := ioctl(root, btrfsIocGetDevStats, &stats); err != nil {
@@ -80,7 +82,7 @@ func btrfsHealth(root int) []string {
 		}
 		for i, name := range btrfsCounters {
 			if n := stats.Values[i]; n > 0 {
-				wrong = append(wrong, fmt.Sprintf("btrfs counts %d %s of its device %d", n, name, id))
+				wrong = append(wrong, fault{abi.ReasonErrors, fmt.Sprintf("btrfs counts %d %s of its device %d", n, name, id)})
 			}
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
 // Unit is what is counted.
@@ -33,7 +35,12 @@ type Report struct {
 	Abnormal bool
 	// Message tells people what is wrong; it is empty where nothing is.
 	Message string
+	// Reason is the worst of it, such as abi.ReasonReadOnly.
+	Reason string
 }
+
+// fault is one thing that is wrong with a filesystem.
+type fault struct{ reason, text string }
 
 // Stat reports on the filesystem of a root directory; readOnly tells that it was
 // mounted so. A filesystem that fails is no error but a report that says so.
@@ -42,23 +49,38 @@ func Stat(root int, readOnly bool) (Report, error) {
 	err := unix.Fstatfs(root, &fs)
 	if broken(err) {
 		text := fmt.Sprintf("the filesystem does not answer any more (%v): the kernel has shut it down after an error", err)
-		return Report{Abnormal: true, Message: text}, nil
+		return report(nil, []fault{{abi.ReasonShutDown, text}}), nil
 	}
 	if err != nil {
 		return Report{}, fmt.Errorf("statfs: %w", err)
 	}
-	r := Report{Usage: usage(&fs)}
-	var wrong []string
+	var wrong []fault
 	if fs.Flags&unix.ST_RDONLY != 0 && !readOnly {
-		wrong = append(wrong, "the filesystem became read-only, which the kernel does after an error")
+		wrong = append(wrong, fault{abi.ReasonReadOnly, "the filesystem became read-only, which the kernel does after an error"})
 	}
 	found, err := health(root, fs.Type)
 	if err != nil {
 		return Report{}, err
 	}
-	wrong = append(wrong, found...)
-	r.Abnormal, r.Message = len(wrong) > 0, strings.Join(wrong, "; ")
-	return r, nil
+	return report(usage(&fs), append(wrong, found...)), nil
+}
+
+// severity lists the reasons, the worst first.
+var severity = []string{abi.ReasonShutDown, abi.ReasonReadOnly, abi.ReasonErrors}
+
+func report(usage []Usage, wrong []fault) Report {
+	r := Report{Usage: usage, Abnormal: len(wrong) > 0}
+	worst := len(severity)
+	var texts []string
+	for _, f := range wrong {
+		worst = min(worst, slices.Index(severity, f.reason))
+		texts = append(texts, f.text)
+	}
+	if r.Abnormal {
+		r.Reason = severity[worst]
+	}
+	r.Message = strings.Join(texts, "; ")
+	return r
 }
 
 func usage(fs *unix.Statfs_t) []Usage {
@@ -95,7 +117,7 @@ func isAny(err error, of ...unix.Errno) bool {
 }
 
 // health looks for what is wrong.
-func health(root int, kind int64) ([]string, error) {
+func health(root int, kind int64) ([]fault, error) {
 	dir, err := openDir(root, ".")
 	if err == nil {
 		defer func() { _ = dir.Close() }()
@@ -105,7 +127,8 @@ func health(root int, kind int64) ([]string, error) {
 		}
 	}
 	if broken(err) {
-		return []string{fmt.Sprintf("the root directory cannot be read (%v): the kernel has shut the filesystem down after an error, or the device fails", err)}, nil
+		text := fmt.Sprintf("the root directory cannot be read (%v): the kernel has shut the filesystem down after an error, or the device fails", err)
+		return []fault{{abi.ReasonShutDown, text}}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the root directory: %w", err)

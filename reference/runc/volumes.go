@@ -75,9 +75,12 @@ func (v Volumes) Stats(target string) (reply abi.StatsReply, sandbox string, err
 		for _, u := range report.Usage {
 			reply.Usage = append(reply.Usage, abi.Usage{Available: u.Available, Total: u.Total, Used: u.Used, Unit: string(u.Unit)})
 		}
-		reply.Condition = &abi.Condition{Abnormal: report.Abnormal, Message: report.Message}
+		reply.Condition = &abi.Condition{Abnormal: report.Abnormal, Message: report.Message, Reason: report.Reason}
 		if v.freezer().Forgotten(abi.DirName(target)) {
-			reply.Condition = &abi.Condition{Abnormal: true, Message: "all writes are held, and the processes that were to end that are gone: thaw it"}
+			reply.Condition = &abi.Condition{
+				Abnormal: true, Reason: abi.ReasonFrozen,
+				Message: "all writes are held, and the processes that were to end that are gone: thaw it",
+			}
 		}
 		return nil
 	})

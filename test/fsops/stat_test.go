@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
@@ -45,7 +46,7 @@ func (f *filesystem) stat() fsops.Report {
 	return report
 }
 
-func (f *filesystem) wantAbnormal(words ...string) {
+func (f *filesystem) wantAbnormal(reason string, words ...string) {
 	f.t.Helper()
 	report := f.stat()
 	// The kernel counts errors a moment after they happen.
@@ -53,8 +54,8 @@ func (f *filesystem) wantAbnormal(words ...string) {
 		time.Sleep(10 * time.Millisecond)
 		report = f.stat()
 	}
-	if !report.Abnormal {
-		f.t.Errorf("%s: not abnormal: %+v", f.kind, report)
+	if !report.Abnormal || report.Reason != reason {
+		f.t.Errorf("%s: not abnormal by %s: %+v", f.kind, reason, report)
 	}
 	for _, word := range words {
 		if !strings.Contains(report.Message, word) {
@@ -93,7 +94,7 @@ func TestReadOnlyOnPurposeIsNormal(t *testing.T) {
 		if report, err := fsops.Stat(f.root, true); err != nil || report.Abnormal {
 			t.Errorf("%s: %+v, %v", kind, report, err)
 		}
-		f.wantAbnormal("read-only")
+		f.wantAbnormal(abi.ReasonReadOnly, "read-only")
 	}
 }
 
@@ -108,18 +109,18 @@ func TestShutDownFilesystemIsAbnormal(t *testing.T) {
 	for _, kind := range []string{"ext4", "xfs"} {
 		f := newFilesystem(t, kind, size)
 		f.shutdown()
-		f.wantAbnormal("shut")
+		f.wantAbnormal(abi.ReasonShutDown, "shut")
 	}
 }
 
 func TestErrorsOnRecordAreAbnormal(t *testing.T) {
 	f := newFilesystem(t, "ext4", size)
 	check.Must(t, os.WriteFile("/sys/fs/ext4/"+filepath.Base(f.device)+"/trigger_fs_error", []byte("a test"), 0o200))
-	f.wantAbnormal("errors on record (1)", "e2fsck")
+	f.wantAbnormal(abi.ReasonErrors, "errors on record (1)", "e2fsck")
 	// The record stays over a mount.
 	f.unmount()
 	again := mounted(t, "ext4", f.device, 0, "")
-	again.wantAbnormal("on record")
+	again.wantAbnormal(abi.ReasonErrors, "on record")
 	again.unmount()
 	_ = exec.Command("e2fsck", "-f", "-y", f.device).Run()
 	if report := mounted(t, "ext4", f.device, 0, "").stat(); report.Abnormal {
@@ -131,7 +132,7 @@ func TestErrorThatStopsWritingIsAbnormal(t *testing.T) {
 	device := rig.Disk(t, size, "ext4")
 	f := mounted(t, "ext4", device, 0, "errors=remount-ro")
 	check.Must(t, os.WriteFile("/sys/fs/ext4/"+filepath.Base(device)+"/trigger_fs_error", []byte("a test"), 0o200))
-	f.wantAbnormal("on record", "stopped writing")
+	f.wantAbnormal(abi.ReasonReadOnly, "on record", "stopped writing")
 }
 
 // overwrite spoils a block of the device that begins with a text.
@@ -163,5 +164,5 @@ func TestDamageThatBtrfsCountsIsAbnormal(t *testing.T) {
 	if _, err := os.ReadFile(filepath.Join(f.dir, "file")); err == nil {
 		t.Fatal("btrfs did not see it")
 	}
-	f.wantAbnormal("corruptions of its device 1")
+	f.wantAbnormal(abi.ReasonErrors, "corruptions of its device 1")
 }

@@ -99,7 +99,21 @@ const (
 type Condition struct {
 	Abnormal bool   `json:"abnormal"`
 	Message  string `json:"message"`
+	// Reason is the worst of what is wrong: one of those below, or another word of letters.
+	Reason string `json:"reason,omitempty"`
 }
+
+// The reasons why a volume is abnormal, the worst first.
+const (
+	// ReasonShutDown: the filesystem neither reads nor writes any more.
+	ReasonShutDown = "ShutDown"
+	// ReasonReadOnly: the kernel made the filesystem read-only after an error.
+	ReasonReadOnly = "ReadOnly"
+	// ReasonErrors: the filesystem has recorded errors.
+	ReasonErrors = "ErrorsOnRecord"
+	// ReasonFrozen: writes are held, and nobody is left to end that.
+	ReasonFrozen = "WritesHeld"
+)
 
 // ThawExpiredReply is what a program prints for thaw-expired.
 type ThawExpiredReply struct {

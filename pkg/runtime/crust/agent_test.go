@@ -92,7 +92,7 @@ func (a *agent) GetVolumeStats(context.Context, *handlerv1.GetVolumeStatsRequest
 	return &handlerv1.GetVolumeStatsResponse{Usage: []*runtimev1.VolumeUsage{
 		{Available: 7, Total: 10, Used: 3, Unit: runtimev1.VolumeUsage_BYTES},
 		{Available: 90, Total: 100, Used: 10, Unit: runtimev1.VolumeUsage_INODES},
-	}, VolumeCondition: &runtimev1.VolumeCondition{Message: "fine"}}, nil
+	}, VolumeCondition: &runtimev1.VolumeCondition{Message: "fine", Reason: "Fine"}}, nil
 }
 
 func (a *agent) ResizeVolume(_ context.Context, in *handlerv1.ResizeVolumeRequest) (*handlerv1.ResizeVolumeResponse, error) {

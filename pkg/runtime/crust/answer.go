@@ -39,7 +39,7 @@ func readReport(said *handlerv1.GetVolumeStatsResponse) (volume.Report, error) {
 	}
 	var condition *volume.Condition
 	if c := said.GetVolumeCondition(); c != nil {
-		condition = &volume.Condition{Abnormal: c.GetAbnormal(), Message: c.GetMessage()}
+		condition = &volume.Condition{Abnormal: c.GetAbnormal(), Message: c.GetMessage(), Reason: c.GetReason()}
 	}
 	return guest.Report(usages, condition)
 }

@@ -116,7 +116,7 @@ refuse) echo "I had rather not" >&2; exit 1 ;;
 babble) echo '{"usage":['; exit 0 ;;
 esac
 case $2 in
-stats) echo '{"usage":[{"available":7,"total":10,"used":3,"unit":"BYTES"},{"available":"90","total":"100","used":"10","unit":2}],"volumeCondition":{"message":"fine"},"news":1}' ;;
+stats) echo '{"usage":[{"available":7,"total":10,"used":3,"unit":"BYTES"},{"available":"90","total":"100","used":"10","unit":2}],"volumeCondition":{"message":"fine","reason":"Fine"},"news":1}' ;;
 resize) echo "{\"capacity_bytes\":$4}" ;;
 *) echo '{}' ;;
 esac

@@ -1,6 +1,9 @@
 package crust
 
 import (
+	"fmt"
+	"regexp"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -14,7 +17,7 @@ import (
 // FuzzStats takes both forms of an answer: what comes through is sane.
 func FuzzStats(f *testing.F) {
 	for _, seed := range []string{
-		`{"usage":[{"available":7,"total":10,"used":3,"unit":"BYTES"}],"volume_condition":{"abnormal":true,"message":"x"}}`,
+		`{"usage":[{"available":7,"total":10,"used":3,"unit":"BYTES"}],"volume_condition":{"abnormal":true,"message":"x","reason":"Read Only"}}`,
 		`{"usage":[{"available":"7","total":"10","unit":2}],"volumeCondition":{}}`, `{"usage":[null]}`, `{}`,
 		`{"usage":[{"total":-1,"unit":"BYTES"}]}`, "\x0a\x04\x10\x01\x20\x01",
 	} {
@@ -44,7 +47,25 @@ func sane(t *testing.T, said *handlerv1.GetVolumeStatsResponse) {
 			t.Fatalf("taken: %+v", u)
 		}
 	}
-	if c := report.Condition; c != nil && (!sys.IsText(c.Message) || len(c.Message) > 1<<10) {
-		t.Fatalf("taken: %q", c.Message)
+	word := regexp.MustCompile(`^[A-Za-z]{0,64}$`)
+	if c := report.Condition; c != nil && (!sys.IsText(c.Message) || len(c.Message) > 1<<10 || !word.MatchString(c.Reason)) {
+		t.Fatalf("taken: %+v", c)
+	}
+}
+
+// TestReasonOfACondition: it ends in the status of a pod, which the Kubernetes API checks.
+func TestReasonOfACondition(t *testing.T) {
+	for said, want := range map[string]string{
+		"ReadOnly": "ReadOnly", "read only": "", "Ärger": "", "A1": "", strings.Repeat("x", 64): strings.Repeat("x", 64), strings.Repeat("x", 65): "",
+	} {
+		byProgram := &handlerv1.GetVolumeStatsResponse{}
+		raw := fmt.Sprintf(`{"volume_condition":{"abnormal":true,"message":"m","reason":%q}}`, said)
+		if err := protojson.Unmarshal([]byte(raw), byProgram); err != nil {
+			t.Fatal(err)
+		}
+		report, err := readReport(byProgram)
+		if err != nil || report.Condition.Reason != want {
+			t.Errorf("%q: %+v, %v", said, report.Condition, err)
+		}
 	}
 }

@@ -36,7 +36,9 @@ func (s *server) GetVolumeStats(_ context.Context, req *handlerv1.GetVolumeStats
 		}
 		out.Usage = append(out.Usage, &runtimev1.VolumeUsage{Available: u.Available, Total: u.Total, Used: u.Used, Unit: unit})
 	}
-	out.VolumeCondition = &runtimev1.VolumeCondition{Abnormal: reply.Condition.Abnormal, Message: reply.Condition.Message}
+	out.VolumeCondition = &runtimev1.VolumeCondition{
+		Abnormal: reply.Condition.Abnormal, Message: reply.Condition.Message, Reason: reply.Condition.Reason,
+	}
 	return out, nil
 }
 

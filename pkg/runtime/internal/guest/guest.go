@@ -60,12 +60,26 @@ func Report(said []volume.Usage, condition *volume.Condition) (report volume.Rep
 		report.Usage = append(report.Usage, u)
 	}
 	if condition != nil {
-		report.Condition = &volume.Condition{Abnormal: condition.Abnormal, Message: Printable(condition.Message, MaxMessage)}
+		report.Condition = &volume.Condition{
+			Abnormal: condition.Abnormal, Message: Printable(condition.Message, MaxMessage), Reason: word(condition.Reason),
+		}
 	}
 	if len(report.Usage) == 0 && report.Condition == nil {
 		return volume.Report{}, errors.New("it holds neither a usage of bytes or inodes nor a condition")
 	}
 	return report, nil
+}
+
+// maxReason bounds the reason of a volume's condition.
+const maxReason = 64
+
+// word is a reason as the Kubernetes API takes it, or nothing.
+func word(s string) string {
+	other := func(r rune) bool { return (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') }
+	if len(s) > maxReason || strings.ContainsFunc(s, other) {
+		return ""
+	}
+	return s
 }
 
 func checkUsage(u volume.Usage) error {

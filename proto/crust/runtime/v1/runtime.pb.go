@@ -639,7 +639,10 @@ type VolumeCondition struct {
 	// abnormal is true where the volume needs attention.
 	Abnormal bool `protobuf:"varint,1,opt,name=abnormal,proto3" json:"abnormal,omitempty"`
 	// message says why, in printable text.
-	Message       string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// reason is the worst of what is wrong, in one word of letters for programs:
+	// ShutDown, ReadOnly, ErrorsOnRecord, WritesHeld, or a word of the handler.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -684,6 +687,13 @@ func (x *VolumeCondition) GetAbnormal() bool {
 func (x *VolumeCondition) GetMessage() string {
 	if x != nil {
 		return x.Message
+	}
+	return ""
+}
+
+func (x *VolumeCondition) GetReason() string {
+	if x != nil {
+		return x.Reason
 	}
 	return ""
 }
@@ -884,10 +894,11 @@ const file_crust_runtime_v1_runtime_proto_rawDesc = "" +
 	"\aUNKNOWN\x10\x00\x12\t\n" +
 	"\x05BYTES\x10\x01\x12\n" +
 	"\n" +
-	"\x06INODES\x10\x02\"G\n" +
+	"\x06INODES\x10\x02\"_\n" +
 	"\x0fVolumeCondition\x12\x1a\n" +
 	"\babnormal\x18\x01 \x01(\bR\babnormal\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\"W\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"W\n" +
 	"\rCapacityRange\x12%\n" +
 	"\x0erequired_bytes\x18\x01 \x01(\x03R\rrequiredBytes\x12\x1f\n" +
 	"\vlimit_bytes\x18\x02 \x01(\x03R\n" +
