@@ -55,7 +55,12 @@ type Known struct {
 	// usage reports do not clear it.
 	GrowErr   error
 	GrowErrAt time.Time
+	// LostAt is when the volume lost the sandbox that had answered, and got no other.
+	LostAt time.Time
 }
+
+// HadSandbox tells whether a sandbox has answered, be it there or lost.
+func (k Known) HadSandbox() bool { return !k.At.IsZero() || !k.LostAt.IsZero() }
 
 // Relay asks sandboxes.
 type Relay struct {
@@ -176,7 +181,7 @@ func (k Known) after(f *flight, now time.Time) Known {
 		k.Err, k.ErrAt = f.err, now
 		return k
 	}
-	k.Report, k.At, k.Err, k.ErrAt = f.answer.Report, now, nil, time.Time{}
+	k.Report, k.At, k.Err, k.ErrAt, k.LostAt = f.answer.Report, now, nil, time.Time{}, time.Time{}
 	return k
 }
 
@@ -189,12 +194,16 @@ func (r *Relay) Known(key volume.Key) (Known, bool) {
 }
 
 // Rebound drops what is known of a volume that moved to another sandbox, or to none
-// (""). Nobody joins a request in flight any more. Its answer counts only if the new
+// (""), which is noted. Nobody joins a request in flight any more. Its answer counts only if the new
 // sandbox gave it: often that request is what found the new sandbox.
 func (r *Relay) Rebound(key volume.Key, sandbox string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.known, key)
+	if r.known[key].HadSandbox() && sandbox == "" {
+		r.known[key] = Known{LostAt: time.Now()}
+	} else {
+		delete(r.known, key)
+	}
 	if f, ok := r.flights[key]; ok {
 		f.rebound, f.sandbox = true, sandbox
 	}

@@ -330,3 +330,33 @@ func TestWhyAVolumeDoesNotGrowIsKept(t *testing.T) {
 		}
 	})
 }
+
+// A volume whose sandbox has answered and went is told from one that never had any.
+func TestLostSandboxIsNoted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &sandboxes{id: "old"}
+		relay := New(limits, nil)
+		had := func(want bool) {
+			t.Helper()
+			if known, _ := relay.Known("a"); known.HadSandbox() != want {
+				t.Errorf("had a sandbox: %v, of %+v", !want, known)
+			}
+		}
+		relay.Rebound("a", "")
+		had(false)
+		if _, err := relay.Stats(t.Context(), src, testVolume("a")); err != nil {
+			t.Fatal(err)
+		}
+		had(true)
+		for range 2 {
+			relay.Rebound("a", "")
+			had(true)
+		}
+		if known, _ := relay.Known("a"); !known.At.IsZero() || known.LostAt.IsZero() {
+			t.Errorf("what the lost sandbox said is kept: %+v", known)
+		}
+		relay.Rebound("a", "new")
+		had(false)
+		relay.Forget("a")
+	})
+}
