@@ -33,6 +33,9 @@ type Front struct {
 	// AbandonVolumes lets the front be switched off although volumes that it
 	// deferred live.
 	AbandonVolumes bool `json:"abandonVolumes"`
+	// VolumeCondition tells kubelet that the front reports the VOLUME_CONDITION of CSI
+	// 1.12, which Kubernetes reads up to 1.36, behind its feature gate CSIVolumeHealth.
+	VolumeCondition bool `json:"volumeCondition"`
 	// DriverTimeout bounds one call to a driver that came without a deadline.
 	DriverTimeout Duration `json:"driverTimeout"`
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
 func TestUnmodifiedDriverIsAskedForADevice(t *testing.T) {
@@ -238,13 +239,16 @@ func TestStatsComeFromTheSandbox(t *testing.T) {
 	r.refused(err, codes.Unavailable)
 	r.sandboxes.known = &stats.Known{At: time.Unix(1e9, 0), Report: volume.Report{Usage: []volume.Usage{{Total: 5}}}}
 	reply, err := r.kubelet.NodeGetVolumeStats(t.Context(), ask)
-	if err != nil || !reply.GetVolumeCondition().GetAbnormal() || reply.GetUsage()[0].GetTotal() != 5 ||
-		!strings.Contains(reply.GetVolumeCondition().GetMessage(), "2001-09-09") {
+	r.ok(nil, err)
+	old, err := kubelet.Condition(reply)
+	if err != nil || !old.GetAbnormal() || reply.GetUsage()[0].GetTotal() != 5 || !strings.Contains(old.GetMessage(), "2001-09-09") {
 		t.Errorf("last known: %v, %v", reply, err)
 	}
 	r.broker.bound[r.target("p1")] = "s1"
 	reply, err = r.kubelet.NodeGetVolumeStats(t.Context(), ask)
-	if err != nil || reply.GetVolumeCondition().GetAbnormal() || reply.GetUsage()[0].GetTotal() != 10 || reply.GetUsage()[0].GetUnit() != csi.VolumeUsage_BYTES {
+	r.ok(nil, err)
+	old, err = kubelet.Condition(reply)
+	if err != nil || old.GetAbnormal() || old.GetMessage() == "" || reply.GetUsage()[0].GetTotal() != 10 || reply.GetUsage()[0].GetUnit() != csi.VolumeUsage_BYTES {
 		t.Errorf("fresh: %v, %v", reply, err)
 	}
 	if calls := r.driver.said(); len(calls) != 2 {

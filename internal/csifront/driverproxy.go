@@ -46,6 +46,7 @@ var intercepted = map[string]answerFunc{
 	csi.Node_NodePublishVolume_FullMethodName:   parsed((*driverProxy).publishVolume),
 	csi.Node_NodeUnpublishVolume_FullMethodName: parsed((*driverProxy).unpublishVolume),
 	csi.Node_NodeGetVolumeStats_FullMethodName:  parsed((*driverProxy).getVolumeStats),
+	csi.Node_NodeGetVolumeHealth_FullMethodName: parsed((*driverProxy).getVolumeHealth),
 	csi.Node_NodeExpandVolume_FullMethodName:    parsed((*driverProxy).expandVolume),
 }
 
@@ -102,11 +103,17 @@ func (p *driverProxy) couldDefer(req *csi.NodeStageVolumeRequest) bool {
 }
 
 // offered are the capabilities that kubelet is told of whatever the driver has:
-// otherwise it never asks for the stats or the growth of a driver's volumes.
-var offered = []csi.NodeServiceCapability_RPC_Type{
-	csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
-	csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
-	csi.NodeServiceCapability_RPC_VOLUME_CONDITION,
+// otherwise it never asks for the stats, the growth or the health of a driver's volumes.
+func (p *driverProxy) offered() []csi.NodeServiceCapability_RPC_Type {
+	all := []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+	}
+	if p.front.cfg.VolumeCondition {
+		all = append(all, volumeConditionCapability)
+	}
+	return all
 }
 
 // getCapabilities answers with the driver's capabilities and ours.
@@ -121,7 +128,7 @@ func (p *driverProxy) getCapabilities(ctx context.Context, _ []byte, forward for
 	}
 	p.driver.ObserveCapabilities(reply)
 	added := false
-	for _, kind := range offered {
+	for _, kind := range p.offered() {
 		has := func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == kind }
 		if !slices.ContainsFunc(reply.GetCapabilities(), has) {
 			added = true
@@ -224,6 +231,10 @@ func (p *driverProxy) getVolumeStats(ctx context.Context, req *csi.NodeGetVolume
 		return nil, err
 	}
 	return proto.Marshal(reply)
+}
+
+func (p *driverProxy) getVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest, forward forwardFunc) ([]byte, error) {
+	return (&healthCall{proxy: p, req: req, forward: forward}).run(ctx)
 }
 
 // expandVolume grows a deferred volume: the driver its device, the sandbox its

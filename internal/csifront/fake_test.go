@@ -49,16 +49,28 @@ type fakeDriver struct {
 	grown  func()
 	block  chan struct{} // publishes wait for it, where it is set
 	noRO   bool          // it refuses a device that is to be read-only
-	health codes.Code    // the answer of CSI 1.13's health call; OK is Unimplemented
+	health codes.Code    // of a health call without a volume; OK: the driver has no health calls
 }
 
-// unknown answers what CSI 1.12 does not have.
-func (d *fakeDriver) unknown(_ any, stream grpc.ServerStream) error {
-	method, _ := grpc.MethodFromServerStream(stream)
-	if method == "/csi.v1.Node/NodeGetVolumeHealth" && d.health != codes.OK {
-		return status.Error(d.health, "volume_id is missing")
+func (d *fakeDriver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	if d.health == codes.OK {
+		return nil, status.Error(codes.Unimplemented, "")
 	}
-	return status.Error(codes.Unimplemented, method)
+	if req.GetVolumeId() == "" {
+		return nil, status.Error(d.health, "volume_id is missing")
+	}
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{
+		VolumeId: req.GetVolumeId(),
+		HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{
+			{Status: csi.VolumeHealthErrorType_DATA_LOSS, Reason: "Driver", Message: "the driver's word"},
+		},
+	}}, d.note("health", req.GetVolumePublishPath(), req)
+}
+
+func (d *fakeDriver) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
+	return &csi.NodeGetStorageHealthResponse{BackendHealth: []*csi.NodeGetStorageHealthResponse_StorageBackendHealth{
+		{Status: csi.StorageHealthErrorType_STORAGE_DEGRADED, Reason: "PathLost"},
+	}}, d.note("storage-health", "", nil)
 }
 
 func (d *fakeDriver) note(method, where string, req proto.Message) error {
@@ -275,6 +287,8 @@ type fakeSandboxes struct {
 	broker *fakeBroker
 	known  *stats.Known
 	err    error
+	health *volume.Condition
+	hangs  chan struct{} // where it is set, stats wait for it
 }
 
 func (s *fakeSandboxes) has(v *volume.Volume) bool {
@@ -283,12 +297,19 @@ func (s *fakeSandboxes) has(v *volume.Volume) bool {
 	return s.broker.bound[v.Target] != ""
 }
 
-func (s *fakeSandboxes) Stats(_ context.Context, v *volume.Volume) (stats.Answer, error) {
+func (s *fakeSandboxes) Stats(ctx context.Context, v *volume.Volume) (stats.Answer, error) {
+	if s.hangs != nil {
+		select {
+		case <-s.hangs:
+		case <-ctx.Done():
+			return stats.Answer{}, volume.Errorf(volume.Timeout, "volume %s: hangs", v.Target)
+		}
+	}
 	if !s.has(v) {
 		return stats.Answer{}, volume.Errorf(volume.NoSandbox, "volume %s has no sandbox", v.Target)
 	}
 	usage := volume.Usage{Total: 10, Used: 4, Available: 6, Unit: volume.UnitBytes}
-	return stats.Answer{Report: volume.Report{Usage: []volume.Usage{usage}}}, s.err
+	return stats.Answer{Report: volume.Report{Usage: []volume.Usage{usage}, Condition: s.health}}, s.err
 }
 
 func (s *fakeSandboxes) Known(*volume.Volume) (stats.Known, bool) {
@@ -379,7 +400,7 @@ func newRig(t *testing.T, policy *policy.Policy) *rig {
 	if err := os.MkdirAll(broker.root+"/plugins", 0o750); err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.UnknownServiceHandler(r.driver.unknown))
+	server := grpc.NewServer()
 	csi.RegisterNodeServer(server, r.driver)
 	serve(t, server, dir+"/driver.sock")
 	r.start()

@@ -65,6 +65,8 @@ type Config struct {
 	PrivateDir  string
 	// DefaultFSType is the filesystem where a volume names none.
 	DefaultFSType string
+	// VolumeCondition tells kubelet of the VOLUME_CONDITION of CSI 1.12 and earlier.
+	VolumeCondition bool
 	// DriverTimeout bounds a call to a driver whose caller set no deadline.
 	DriverTimeout time.Duration
 	// FilesystemSize returns the size that a volume's filesystem has by its superblock,

@@ -46,20 +46,21 @@ func sandboxStats(ctx context.Context, sandboxes Sandboxes, v *volume.Volume) (*
 		return nil, err
 	}
 	reply := statsReply(&known.Report)
-	reply.VolumeCondition = &csi.VolumeCondition{Abnormal: true, Message: noSandboxNow(known.At)}
+	setCondition(reply, volume.Condition{Abnormal: true, Message: noSandboxNow(known.At)})
 	return reply, nil
 }
 
 func statsReply(report *volume.Report) *csi.NodeGetVolumeStatsResponse {
-	reply := &csi.NodeGetVolumeStatsResponse{VolumeCondition: &csi.VolumeCondition{Message: healthUnknown}}
+	reply := &csi.NodeGetVolumeStatsResponse{}
 	for _, usage := range report.Usage {
 		reply.Usage = append(reply.Usage, &csi.VolumeUsage{
 			Available: usage.Available, Total: usage.Total, Used: usage.Used, Unit: csi.VolumeUsage_Unit(usage.Unit),
 		})
 	}
-	if condition := report.Condition; condition != nil {
-		reply.VolumeCondition.Abnormal = condition.Abnormal
-		reply.VolumeCondition.Message = cmp.Or(condition.Message, nothingAbnormal)
+	condition := volume.Condition{Message: healthUnknown}
+	if said := report.Condition; said != nil {
+		condition = volume.Condition{Abnormal: said.Abnormal, Message: cmp.Or(said.Message, nothingAbnormal)}
 	}
+	setCondition(reply, condition)
 	return reply
 }

@@ -3,7 +3,6 @@ package csifront
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -15,6 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
 func TestVolumesThatAreNotDeferredPass(t *testing.T) {
@@ -193,9 +193,16 @@ func TestCapabilitiesThatKubeletIsTold(t *testing.T) {
 	r := newRig(t, deferAll)
 	reply, err := r.kubelet.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
 	r.ok(nil, err)
-	for _, kind := range append(slices.Clone(offered), csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {
-		if !slices.ContainsFunc(reply.GetCapabilities(), func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == kind }) {
-			t.Errorf("%s is not offered: %v", kind, reply)
+	for kind, want := range map[csi.NodeServiceCapability_RPC_Type]bool{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME: true,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS:     true,
+		csi.NodeServiceCapability_RPC_EXPAND_VOLUME:        true,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH:    true,
+		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH:   false, // the driver's alone
+		kubelet.VolumeCondition:                            false,
+	} {
+		if offers(reply, kind) != want {
+			t.Errorf("%s: want %v: %v", kind, want, reply)
 		}
 	}
 	_, err = r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "x", VolumePath: "/x"})

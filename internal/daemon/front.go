@@ -41,7 +41,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	front, err := csifront.New(csifront.Config{
 		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: sandboxes{node: d.node},
 		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir,
-		DefaultFSType: cfg.Front.DefaultFSType, DriverTimeout: cfg.Front.DriverTimeout.Std(),
+		DefaultFSType: cfg.Front.DefaultFSType, VolumeCondition: cfg.Front.VolumeCondition, DriverTimeout: cfg.Front.DriverTimeout.Std(),
 		DefaultHandler: cfg.Handlers.Default, FilesystemSize: d.disks.filesystemSize, OnChange: d.hub.Changed, LacksGroup: d.disks.lacksGroup,
 		OnRefused: func(driver string, party volume.Party) { d.metrics.VolumeRefused(driver, string(party)) },
 		Policy:    cfg.DeferralPolicy(), Log: d.log.Named("front"),

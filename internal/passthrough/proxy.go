@@ -43,9 +43,6 @@ func UnaryMethods() map[string]bool {
 			known["/"+service.ServiceName+"/"+method.MethodName] = true
 		}
 	}
-	// These came with CSI 1.13.
-	known["/csi.v1.Node/NodeGetVolumeHealth"] = true
-	known["/csi.v1.Node/NodeGetStorageHealth"] = true
 	return known
 }
 

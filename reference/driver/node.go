@@ -3,9 +3,7 @@ package driver
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -13,7 +11,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
-	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 )
 
 // nodeServer serves CSI's Node.
@@ -37,7 +34,8 @@ func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
-		csi.NodeServiceCapability_RPC_VOLUME_CONDITION,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	} {
 		reply.Capabilities = append(reply.Capabilities, &csi.NodeServiceCapability{
@@ -123,8 +121,8 @@ func (n *nodeServer) checkExpand(r *record, path string, req *csi.NodeExpandVolu
 	return nil
 }
 
-// NodeGetVolumeStats tells the use of a volume and whether all is well with it. Of
-// a deferred volume the node can tell the size only.
+// NodeGetVolumeStats tells the use of a volume. Of a deferred volume the node can tell
+// the size only.
 func (n *nodeServer) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	if path == "" {
@@ -142,21 +140,18 @@ func (n *nodeServer) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolum
 			return nil, status.Errorf(codes.NotFound, "volume %q is not at %s", id, path)
 		}
 		if !block {
-			return n.fsStats(r, path, m.VFSOptions)
+			return fsStats(id, path)
 		}
 	} else if !deferred {
 		return nil, status.Errorf(codes.NotFound, "volume %q is not published deferred at %s", id, path)
 	}
-	return &csi.NodeGetVolumeStatsResponse{
-		Usage:           []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: r.Capacity}},
-		VolumeCondition: n.condition(r, ""),
-	}, nil
+	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: r.Capacity}}}, nil
 }
 
-func (n *nodeServer) fsStats(r *record, path, options string) (*csi.NodeGetVolumeStatsResponse, error) {
+func fsStats(id, path string) (*csi.NodeGetVolumeStatsResponse, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
-		return nil, fmt.Errorf("volume %q: statfs %s: %w", r.ID, path, err)
+		return nil, fmt.Errorf("volume %q: statfs %s: %w", id, path, err)
 	}
 	//nolint:gosec // no filesystem has 2^63 bytes or inodes
 	usage := []*csi.VolumeUsage{
@@ -166,26 +161,24 @@ func (n *nodeServer) fsStats(r *record, path, options string) (*csi.NodeGetVolum
 		},
 		{Unit: csi.VolumeUsage_INODES, Total: int64(fs.Files), Available: int64(fs.Ffree), Used: int64(fs.Files - fs.Ffree)},
 	}
-	return &csi.NodeGetVolumeStatsResponse{Usage: usage, VolumeCondition: n.condition(r, options)}, nil
+	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
 }
 
-// condition looks for what would make a volume fail.
-func (n *nodeServer) condition(r *record, mountOptions string) *csi.VolumeCondition {
-	bad := func(message string) *csi.VolumeCondition {
-		return &csi.VolumeCondition{Abnormal: true, Message: message}
-	}
-	info, err := os.Stat(n.pool.image(r.ID))
+// NodeGetVolumeHealth tells what is wrong with a volume. It takes no lock, so that it
+// answers also while another call on the volume hangs.
+func (n *nodeServer) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	r, err := n.pool.find(req.GetVolumeId())
 	if err != nil {
-		return bad("the image cannot be seen: " + err.Error())
+		return nil, err
 	}
-	if info.Size() < r.Capacity {
-		return bad(fmt.Sprintf("the image has %d bytes instead of %d", info.Size(), r.Capacity))
+	found := n.pool.checkImage(r)
+	if there := n.present(r); there != nil && len(found) == 0 {
+		found = n.pool.checkNode(r, there, req.GetVolumePublishPath())
 	}
-	if devices, err := loopdev.Over(info); err != nil || len(devices) == 0 {
-		return bad("no loop device is attached to the image")
-	}
-	if strings.Contains(","+mountOptions+",", ",emergency_ro,") || strings.Contains(","+mountOptions+",", ",shutdown,") {
-		return bad("the kernel has stopped writing to the filesystem after an error")
-	}
-	return &csi.VolumeCondition{Message: "the image is attached"}
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: r.ID, HealthStatuses: found}}, nil
+}
+
+// NodeGetStorageHealth tells what is wrong with the filesystem that holds all images.
+func (n *nodeServer) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
+	return &csi.NodeGetStorageHealthResponse{BackendHealth: checkStorage(n.pool.images)}, nil
 }

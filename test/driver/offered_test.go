@@ -3,7 +3,7 @@
 package driver_test
 
 // notOffered are csi-sanity's specs of what the driver does not advertise:
-// publishing by a controller, modification; CSI 1.13's health calls and
+// publishing by a controller, modification; the health calls of the controller and
 // topology of snapshots; the limit of attached volumes, which has no meaning without a controller that attaches;
 // and the spec of pagination that csi-sanity itself has switched off (TestPagination has
 // its place).
@@ -32,8 +32,5 @@ func notOffered() []string {
 		"ModifyVolume [Controller Server] should fail to modify a volume created with a volume attribute class if new mutable parameters are not supported by volume",
 		"ModifyVolume [Controller Server] should modify a volume created with a volume attribute class",
 		"ModifyVolume [Controller Server] should modify a volume created without a volume attribute class",
-		"Node Service NodeGetStorageHealth should return appropriate response",
-		"Node Service NodeGetVolumeHealth should fail when no volume id is provided",
-		"Node Service NodeGetVolumeHealth should return health for a valid volume",
 	}
 }

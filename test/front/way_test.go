@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
 // TestWholeWay takes a volume through all that kubelet does with it, with a
@@ -90,7 +91,9 @@ func (n *node) wantStats(v *volume, pod string, s *sandbox) {
 	check.Must(n.t, err)
 	var st unix.Statfs_t
 	check.Must(n.t, unix.Statfs(s.dir, &st))
-	if len(reply.GetUsage()) == 0 || reply.GetUsage()[0].GetTotal() != int64(st.Blocks)*st.Bsize || reply.GetVolumeCondition().GetAbnormal() {
+	old, err := kubelet.Condition(reply)
+	check.Must(n.t, err)
+	if len(reply.GetUsage()) == 0 || reply.GetUsage()[0].GetTotal() != int64(st.Blocks)*st.Bsize || old == nil || old.GetAbnormal() {
 		n.t.Errorf("stats: %v; statfs: %+v", reply, st)
 	}
 }

@@ -22,6 +22,7 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
 // own are the parts of a name that are one volume's or one pod's own.
@@ -132,7 +133,8 @@ func statsNow(ctx context.Context, w *writer) error {
 			return fmt.Errorf("pod %s: the front tells %v, df tells %+v", w.Name, usage, inside)
 		}
 	}
-	if condition := reply.GetVolumeCondition(); condition.GetAbnormal() {
+	condition, err := kubelet.Condition(reply)
+	if err != nil || condition.GetAbnormal() {
 		return fmt.Errorf("pod %s: %s", w.Name, condition.GetMessage())
 	}
 	return nil

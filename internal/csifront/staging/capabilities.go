@@ -14,6 +14,8 @@ import (
 // Capabilities are those that a driver's node plugin reports.
 type Capabilities struct {
 	Stage, Stats, Expand bool
+	// Health: it reports GET_VOLUME_HEALTH, or means deferral by that number (byKEP).
+	Health bool
 	// Native: the driver can defer by itself.
 	Native bool
 	// Group and Policy: the driver passes on the group that shall own the files, and when
@@ -38,6 +40,7 @@ func readCapabilities(reply *csi.NodeGetCapabilitiesResponse) *Capabilities {
 		case csi.NodeServiceCapability_RPC_EXPAND_VOLUME:
 			c.Expand = true
 		case 7, 8, 9:
+			c.Health = c.Health || kind == csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH
 			c.byKEP = append(c.byKEP, csiv1.NodeCapability(kind)+kepOffset)
 		default:
 			c.readDeferral(csiv1.NodeCapability(kind))
@@ -46,17 +49,13 @@ func readCapabilities(reply *csi.NodeGetCapabilitiesResponse) *Capabilities {
 	return c
 }
 
-// healthMethod is what CSI 1.13 means by the value that KEP-2857 had proposed for
-// DEFER_FS_OPS. A driver that means that answers this call, if only to refuse a
-// request without a volume.
-const healthMethod = "/csi.v1.Node/NodeGetVolumeHealth"
-
-// resolveKEPNumbers finds out what a driver means by KEP-2857's numbers.
+// resolveKEPNumbers finds out what a driver means by KEP-2857's numbers. One that means
+// CSI's GET_VOLUME_HEALTH answers that call, if only to refuse a request without a volume.
 func (d *Driver) resolveKEPNumbers(ctx context.Context, has *Capabilities) error {
 	if has.Native || !slices.Contains(has.byKEP, csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS) {
 		return nil
 	}
-	err := d.Call(ctx, healthMethod, &csi.NodeGetVolumeStatsRequest{}, &csi.NodeGetVolumeStatsResponse{})
+	err := d.Call(ctx, csi.Node_NodeGetVolumeHealth_FullMethodName, &csi.NodeGetVolumeHealthRequest{}, &csi.NodeGetVolumeHealthResponse{})
 	switch code := status.Code(err); code {
 	case codes.Unimplemented:
 		for _, kind := range has.byKEP {

@@ -1,0 +1,149 @@
+package csifront
+
+import (
+	"cmp"
+	"context"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// healthTimeout bounds how long a sandbox is waited for: kubelet asks for the health of one
+// volume after the other, and a sandbox that hangs must not hold up the others.
+const healthTimeout = 2 * time.Second
+
+// maxHealthMessage is what the Kubernetes API takes. A longer message would make it refuse
+// the whole status of the pod.
+const maxHealthMessage = 1024
+
+// healthCall is one NodeGetVolumeHealth. Like stats it takes no lock.
+type healthCall struct {
+	proxy   *driverProxy
+	req     *csi.NodeGetVolumeHealthRequest
+	forward forwardFunc
+}
+
+// run answers for a deferred volume from its sandbox. It gives no error there: kubelet
+// keeps the former health after one.
+func (c *healthCall) run(ctx context.Context) ([]byte, error) {
+	id := c.req.GetVolumeId()
+	if id == "" {
+		return nil, noVolumeID()
+	}
+	found, deferred := c.find()
+	switch {
+	case deferred:
+		annotateCall(ctx, &found)
+		return healthReply(id, sandboxHealth(ctx, c.proxy.front.cfg.Sandboxes, found.Volume))
+	case c.stagedAsDevice():
+		return healthReply(id, nil) // the driver knows nothing of kubelet's paths
+	default:
+		return c.ofDriver(ctx)
+	}
+}
+
+// ofDriver passes the question on. A driver that does not implement it knows of nothing
+// that is wrong.
+func (c *healthCall) ofDriver(ctx context.Context) ([]byte, error) {
+	if has := c.proxy.driver.LastCapabilities(); has != nil && !has.Health {
+		return healthReply(c.req.GetVolumeId(), nil)
+	}
+	answer, err := c.forward(ctx)
+	if status.Code(err) == codes.Unimplemented {
+		return healthReply(c.req.GetVolumeId(), nil)
+	}
+	return answer, err
+}
+
+// find looks up a deferred volume; the request need not have a path.
+func (c *healthCall) find() (deferral.Status, bool) {
+	p, id, path, staged := c.proxy, c.req.GetVolumeId(), c.req.GetVolumePublishPath(), c.req.GetStagingTargetPath()
+	if path != "" || staged != "" {
+		return p.find(id, path, staged)
+	}
+	for _, one := range p.front.cfg.Volumes.OfOrigin(p.driver.Name, id) {
+		if !one.Removing {
+			return one, true
+		}
+	}
+	return deferral.Status{}, false
+}
+
+func (c *healthCall) stagedAsDevice() bool {
+	stage := c.proxy.front.store.Records.Get(c.proxy.driver.ID(c.req.GetVolumeId())).Stage
+	return stage != nil && stage.At == staging.StagedAsDevice
+}
+
+func healthReply(id string, found *csi.VolumeHealth_VolumeHealthEntry) ([]byte, error) {
+	health := &csi.VolumeHealth{VolumeId: id}
+	if found != nil {
+		health.HealthStatuses = append(health.HealthStatuses, found)
+	}
+	return proto.Marshal(&csi.NodeGetVolumeHealthResponse{VolumeHealth: health})
+}
+
+// sandboxHealth is what is wrong with a deferred volume, or nil where nothing is known to be.
+func sandboxHealth(ctx context.Context, sandboxes Sandboxes, v *volume.Volume) *csi.VolumeHealth_VolumeHealthEntry {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	answer, err := sandboxes.Stats(ctx, v)
+	if err != nil {
+		telemetry.CallFrom(ctx).Expected = true
+		return healthOfError(sandboxes, v, err)
+	}
+	condition := answer.Condition
+	if condition == nil || !condition.Abnormal {
+		return nil
+	}
+	reason := cmp.Or(condition.Reason, reasonAbnormal)
+	if reason == abi.ReasonShutDown {
+		return healthEntry(csi.VolumeHealthErrorType_INACCESSIBLE, reason, condition.Message)
+	}
+	return healthEntry(csi.VolumeHealthErrorType_DEGRADED, reason, condition.Message)
+}
+
+// The reasons that the front gives itself.
+const (
+	reasonAbnormal  = "Abnormal"
+	reasonNoSandbox = "NoSandbox"
+	reasonHangs     = "SandboxDoesNotAnswer"
+	reasonUsage     = "UsageImpossible"
+	reasonFails     = "SandboxFails"
+)
+
+// healthOfError says what it means for a volume that its sandbox has no answer. It never
+// says INACCESSIBLE: the node has the device.
+func healthOfError(sandboxes Sandboxes, v *volume.Volume, err error) *csi.VolumeHealth_VolumeHealthEntry {
+	reason := reasonFails
+	switch volume.KindOf(err) {
+	case volume.Unsupported, volume.Exhausted, volume.Busy, volume.Canceled:
+		return nil // nobody can tell, or not now
+	case volume.NoSandbox:
+		if known, _ := sandboxes.Known(v); !known.HadSandbox() {
+			return nil // no sandbox has mounted it yet
+		}
+		reason = reasonNoSandbox
+	case volume.Timeout:
+		reason = reasonHangs
+	case volume.Absurd, volume.Malformed:
+		reason = reasonUsage
+	default:
+	}
+	return healthEntry(csi.VolumeHealthErrorType_DEGRADED, reason, err.Error())
+}
+
+func healthEntry(kind csi.VolumeHealthErrorType, reason, message string) *csi.VolumeHealth_VolumeHealthEntry {
+	message = sys.ClipTo(strings.ToValidUTF8(message, "?"), maxHealthMessage-len("..."))
+	return &csi.VolumeHealth_VolumeHealthEntry{Status: kind, Reason: reason, Message: message}
+}

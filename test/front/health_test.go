@@ -1,0 +1,193 @@
+//go:build system
+
+package front
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/crust-proxy/crust-proxy/internal/passthrough"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
+)
+
+// ofOldCSI has the reference driver be one of CSI 1.12: no health calls, and a condition in
+// its stats.
+func ofOldCSI(t *testing.T, condition []byte) []string {
+	return startBefore(t, map[string]passthrough.Local{
+		csi.Node_NodeGetVolumeHealth_FullMethodName: func(context.Context, string, []byte, passthrough.Forward) ([]byte, error) {
+			t.Error("a driver without GET_VOLUME_HEALTH was asked for health")
+			return nil, status.Error(codes.Unimplemented, "")
+		},
+		csi.Node_NodeGetVolumeStats_FullMethodName: func(ctx context.Context, _ string, request []byte, forward passthrough.Forward) ([]byte, error) {
+			reply, err := forward(ctx, request)
+			return append(reply, condition...), err
+		},
+		csi.Node_NodeGetCapabilities_FullMethodName: func(ctx context.Context, _ string, request []byte, forward passthrough.Forward) ([]byte, error) {
+			raw, err := forward(ctx, request)
+			if err != nil {
+				return nil, err
+			}
+			reply := &csi.NodeGetCapabilitiesResponse{}
+			if err := proto.Unmarshal(raw, reply); err != nil {
+				return nil, err
+			}
+			reply.Capabilities = slices.DeleteFunc(reply.Capabilities, func(one *csi.NodeServiceCapability) bool {
+				kind := one.GetRpc().GetType()
+				return kind == csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH || kind == csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH
+			})
+			return proto.Marshal(reply)
+		},
+	})
+}
+
+func (n *node) supports(kind csi.NodeServiceCapability_RPC_Type) bool {
+	n.t.Helper()
+	reply, err := n.csi.NodeGetCapabilities(n.t.Context(), &csi.NodeGetCapabilitiesRequest{})
+	check.Must(n.t, err)
+	return slices.ContainsFunc(reply.GetCapabilities(), func(one *csi.NodeServiceCapability) bool { return one.GetRpc().GetType() == kind })
+}
+
+// wantHealth asks as the kubelet of Kubernetes 1.37 does, which takes any error for a
+// health that has not changed.
+func (n *node) wantHealth(v *volume, pod string, want ...string) {
+	n.t.Helper()
+	reply, err := n.csi.NodeGetVolumeHealth(n.t.Context(), &csi.NodeGetVolumeHealthRequest{
+		VolumeId: v.id, VolumePublishPath: v.target(n, pod), StagingTargetPath: v.staging(n),
+	})
+	check.Must(n.t, err)
+	var got []string
+	for _, one := range reply.GetVolumeHealth().GetHealthStatuses() {
+		got = append(got, one.GetStatus().String()+" "+one.GetReason())
+	}
+	if reply.GetVolumeHealth().GetVolumeId() != v.id || !slices.Equal(got, want) {
+		n.t.Errorf("health: %v; want %q", reply, want)
+	}
+}
+
+// TestHealth: of a deferred volume kubelet hears what is known without the driver, whether
+// or not the driver has the call of CSI 1.13; and a kubelet that is too old for that call
+// reads the same in the condition.
+func TestHealth(t *testing.T) {
+	for name, args := range map[string][]string{"with": nil, "native": {"--defer"}, "without": ofOldCSI(t, nil)} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, deferAll, args...)
+			if !n.supports(csi.NodeServiceCapability_RPC_GET_VOLUME_STATS) || !n.supports(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH) ||
+				n.supports(kubelet.VolumeCondition) {
+				t.Error("kubelet is not told of the capabilities")
+			}
+			v := n.create("pv-1", "ext4", 400*mib)
+			n.wantHealth(v, "pod-1")
+			check.Must(t, n.stage(v))
+			n.wantHealth(v, "pod-1")
+			check.Must(t, n.publish(v, "pod-1"))
+			n.wantHealth(v, "pod-1")
+			s := n.boot("sandbox-1", v, "pod-1")
+			n.wantStats(v, "pod-1", s)
+			n.wantHealth(v, "pod-1")
+			check.Must(t, s.shim.Stop())
+			n.wantHealth(v, "pod-1", "DEGRADED NoSandbox")
+			s.end()
+			check.Must(t, n.unpublish(v, "pod-1"))
+
+			recordError(t, n.loops()[0])
+			check.Must(t, n.publish(v, "pod-2"))
+			s = n.boot("sandbox-2", v, "pod-2")
+			check.Eventually(t, "stats of the sandbox", func() bool { _, err := n.stats(v, "pod-2"); return err == nil })
+			reply, err := n.stats(v, "pod-2")
+			check.Must(t, err)
+			if old, err := kubelet.Condition(reply); err != nil || !old.GetAbnormal() || len(reply.GetUsage()) == 0 {
+				t.Errorf("an old kubelet reads %v, %v; a new one %v", old, err, reply)
+			}
+			n.wantHealth(v, "pod-2", "DEGRADED ErrorsOnRecord")
+			s.end()
+			check.Must(t, n.unpublish(v, "pod-2"))
+			check.Must(t, n.unstage(v))
+			n.remove(v)
+			n.wantClean()
+		})
+	}
+}
+
+// recordError writes an error into the superblock of an ext4 that nobody has mounted.
+func recordError(t *testing.T, device string) {
+	t.Helper()
+	for _, value := range []string{"error_count 2", "first_error_time 20260102030405", "last_error_func ext4_find_entry"} {
+		out, err := exec.Command("debugfs", "-w", "-R", "set_super_value "+value, device).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+}
+
+// TestHealthOfOtherVolumes: the driver's word as it is, of the storage too; and nothing
+// where the driver has no such calls.
+func TestHealthOfOtherVolumes(t *testing.T) {
+	n := newNode(t, deferNone)
+	v := n.create("pv-1", "ext4", 400*mib)
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
+	n.wantHealth(v, "pod-1")
+	trigger := "/sys/fs/ext4/" + filepath.Base(n.loops()[0]) + "/trigger_fs_error"
+	check.Must(t, os.WriteFile(trigger, []byte("a test"), 0o200))
+	direct := csi.NewNodeClient(dial(t, n.driverSocket()))
+	ask := &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: v.target(n, "pod-1")}
+	var want *csi.NodeGetVolumeHealthResponse
+	check.Eventually(t, "the driver tells of the error", func() (told bool) {
+		var err error
+		want, err = direct.NodeGetVolumeHealth(t.Context(), ask)
+		check.Must(t, err)
+		return len(want.GetVolumeHealth().GetHealthStatuses()) == 1
+	})
+	got, err := n.csi.NodeGetVolumeHealth(t.Context(), ask)
+	check.Must(t, err)
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Errorf("-driver +front:\n%s", diff)
+	}
+	if !n.supports(csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH) {
+		t.Error("GET_STORAGE_HEALTH of the driver is lost")
+	}
+	_, err = n.csi.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
+	check.Must(t, err)
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.unstage(v))
+	n.remove(v)
+	n.wantClean()
+}
+
+// TestConditionOfOtherVolumes: kubelet up to 1.36 gets what a driver of that time answers.
+func TestConditionOfOtherVolumes(t *testing.T) {
+	condition := []byte{2<<3 | 2, 6, 1 << 3, 1, 2<<3 | 2, 2, 'n', 'o'}
+	n := newNode(t, deferNone, ofOldCSI(t, condition)...)
+	n.Kill()
+	n.Extra = "front: {enabled: true, volumeCondition: true}\n" + deferNone
+	n.Start()
+	n.waitServed()
+	if !n.supports(kubelet.VolumeCondition) {
+		t.Error("VOLUME_CONDITION is configured, and not told")
+	}
+	v := n.create("pv-1", "ext4", 400*mib)
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
+	reply, err := n.stats(v, "pod-1")
+	check.Must(t, err)
+	if old, err := kubelet.Condition(reply); err != nil || !old.GetAbnormal() || old.GetMessage() != "no" {
+		t.Errorf("the driver's condition became %v, %v", old, err)
+	}
+	n.wantHealth(v, "pod-1")
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.unstage(v))
+	n.remove(v)
+	n.wantClean()
+}
