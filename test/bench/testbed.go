@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -49,9 +50,23 @@ func (r *testbed) again(role string, args ...string) *rig.Process {
 // spawn starts the bench in another role and waits for a file or socket.
 func (r *testbed) spawn(wait, role string, args ...string) {
 	p := r.again(role, args...)
-	p.Ready = func() error { _, err := os.Stat(wait); return err }
+	p.Ready = func() error { return served(wait) }
 	r.t.Cleanup(p.Kill)
 	r.must(p.Start())
+}
+
+// served tells whether a file is there. A socket must be listened on too: its file is
+// there before that.
+func served(path string) error {
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Type() != os.ModeSocket {
+		return err
+	}
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
 }
 
 func (r *testbed) dial(socket string) *grpc.ClientConn {
