@@ -84,8 +84,8 @@ func byClaim(kept map[string]*os.File) map[string]keptFile {
 	return out
 }
 
-// size asks the descriptor of a held device, which takes one system call. The lock keeps
-// the descriptor open meanwhile.
+// size asks the descriptor of a held device, which the lock keeps open meanwhile. So it
+// must be a call that never waits: a seek would, for the end of a discard of the device.
 func (d *descriptors) size(id identity) (size int64, known bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -93,8 +93,8 @@ func (d *descriptors) size(id identity) (size int64, known bool) {
 	if held == nil {
 		return 0, false
 	}
-	size, err := unix.Seek(held.fd, 0, unix.SEEK_END)
-	return size, err == nil && size > 0
+	sectors, err := unix.IoctlGetInt(held.fd, unix.BLKGETSIZE)
+	return int64(sectors) * 512, err == nil && sectors > 0
 }
 
 // get returns a copy of the held device, or nil.
