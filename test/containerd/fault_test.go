@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
@@ -59,7 +60,8 @@ func TestErrorsOfTheFilesystemAreTold(t *testing.T) {
 	}
 	reply, err := v.stats()
 	check.Must(t, err)
-	if condition := reply.GetVolumeCondition(); !condition.GetAbnormal() || !strings.Contains(condition.GetMessage(), "error") {
+	condition := reply.GetVolumeCondition()
+	if !condition.GetAbnormal() || !strings.Contains(condition.GetMessage(), "error") || condition.GetReason() != abi.ReasonReadOnly {
 		t.Errorf("the volume's condition is told as %v", condition)
 	}
 	r.remove(pod)
