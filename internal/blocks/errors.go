@@ -1,6 +1,9 @@
 package blocks
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // ServerError is something that a server sent and CSI does not allow.
 type ServerError struct{ text string }
@@ -9,4 +12,10 @@ func (e *ServerError) Error() string { return "the server broke the protocol: " 
 
 func wrong(format string, args ...any) error {
 	return &ServerError{fmt.Sprintf(format, args...)}
+}
+
+var errNoCA = errors.New("the SnapshotMetadataService has no certificate in caCert that can be read")
+
+func notReady(namespace, name string) error {
+	return fmt.Errorf("VolumeSnapshot %s/%s is not ready: see 'kubectl -n %s describe volumesnapshot %s'", namespace, name, namespace, name)
 }

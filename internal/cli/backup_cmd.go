@@ -27,13 +27,13 @@ image that has what is in the snapshot, such as a raw block volume made of it.
 
 Until the backup is complete its file is called FILE.part. After a failure, run the
 same command again: it goes on where it was.`,
-		Example: "  crustctl backup snap-2 --from /dev/vdb --file tue.backup --base-file mon.backup --csi-socket /run/csi/csi.sock",
+		Example: "  crustctl backup tuesday --from /dev/vdb --file tue.backup --base-file mon.backup -n shop",
 		Args:    arguments("SNAPSHOT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if job.From == "" || job.File == "" {
 				return wrongUsage(cmd, errors.New("--from and --file are needed"))
 			}
-			if err := server.check(); err != nil {
+			if err := server.check(cmd); err != nil {
 				return wrongUsage(cmd, err)
 			}
 			of := question{target: args[0]}

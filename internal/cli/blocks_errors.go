@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/crust-proxy/crust-proxy/internal/blocks"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
@@ -35,9 +36,29 @@ func explainBlocks(ctx context.Context, err error) error {
 	case errors.As(err, &server):
 		return &explained{err, "Nothing was used of that message. The driver is at fault: tell its author."}
 	}
-	st, ofCall := status.FromError(err)
-	if !ofCall {
+	if advice := clusterAdvice(err); advice != "" {
+		return &explained{err, advice}
+	}
+	var answer interface{ GRPCStatus() *status.Status }
+	if !errors.As(err, &answer) {
 		return err
 	}
+	st := answer.GRPCStatus()
 	return &explained{fmt.Errorf("%s (%s)", show.Escape(st.Message()), st.Code()), blockAdvice[st.Code()]}
+}
+
+// clusterAdvice is what to do about an answer of the API server.
+func clusterAdvice(err error) string {
+	var answer apierrors.APIStatus
+	switch {
+	case !errors.As(err, &answer):
+		return ""
+	case apierrors.IsForbidden(err):
+		return "Who asks needs the rights of deploy/kustomize/examples/changed-blocks/client.yaml."
+	case apierrors.IsUnauthorized(err):
+		return "The API server does not know the identity of the kubeconfig: is it of this cluster, and current?"
+	case apierrors.IsNotFound(err):
+		return "Are --namespace and --context right? A driver without SnapshotMetadataService has no external-snapshot-metadata beside it: see docs/backup.md."
+	}
+	return "See the API server's log, and try it again."
 }

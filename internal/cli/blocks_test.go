@@ -176,7 +176,7 @@ func TestBlocksErrorsSayWhatToDo(t *testing.T) {
 	if r := b.run("blocks", "snap", "--csi-socket", "/nowhere"); r.code != ExitFailure || !strings.Contains(r.err, "no CSI socket") {
 		t.Errorf("%+v", r)
 	}
-	for _, args := range [][]string{{"snap"}, {}, {"a", "b"}, {"snap", "--csi-socket", socket, "-o", "yaml"}} {
+	for _, args := range [][]string{{}, {"a", "b"}, {"snap", "--csi-socket", socket, "-n", "shop"}, {"snap", "--base", "a", "--base-id", "b"}, {"snap", "--csi-socket", socket, "-o", "yaml"}} {
 		if r := b.run(append([]string{"blocks"}, args...)...); r.code != ExitUsage {
 			t.Errorf("%v: %+v", args, r)
 		}

@@ -1,0 +1,165 @@
+package blocks
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// The API groups that are asked for, by their paths.
+const (
+	coreGroup     = "/api/v1"
+	snapshotGroup = "/apis/snapshot.storage.k8s.io/v1"
+	metadataGroup = "/apis/cbt.storage.k8s.io/v1beta1"
+)
+
+const (
+	// apiTime bounds one answer of the API server.
+	apiTime = 30 * time.Second
+	// tokenTime is the shortest that the API server allows. A stream is asked for its token
+	// only when it begins.
+	tokenTime = 10 * time.Minute
+)
+
+// Cluster finds the service that has a snapshot's blocks, by the Kubernetes API.
+type Cluster struct {
+	// Namespace is that of the snapshots.
+	Namespace string
+
+	client *rest.RESTClient
+}
+
+// OpenCluster reads a kubeconfig as kubectl does: without a path from KUBECONFIG and the home
+// directory, and without any from the pod that we run in. An empty namespace is that of
+// the context.
+func OpenCluster(kubeconfig, kubeContext, namespace string) (*Cluster, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = kubeconfig
+	overrides := &clientcmd.ConfigOverrides{CurrentContext: kubeContext}
+	overrides.Context.Namespace = namespace
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
+	config, err := loader.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("the kubeconfig cannot be used: %w", err)
+	}
+	c := &Cluster{}
+	if c.Namespace, _, err = loader.Namespace(); err != nil {
+		return nil, fmt.Errorf("the kubeconfig cannot be used: %w", err)
+	}
+	// Of the kinds only errors are known; the others are read as plain JSON.
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.GroupVersion = &schema.GroupVersion{Version: "v1"}
+	config.UserAgent, config.WarningHandler = "crustctl", rest.NoWarnings{}
+	c.client, err = rest.UnversionedRESTClientFor(config)
+	return c, err
+}
+
+// Snapshot is a VolumeSnapshot that is ready.
+type Snapshot struct {
+	Name, Driver string
+	// ID is CSI's.
+	ID string
+}
+
+// Snapshot finds one by its name.
+func (c *Cluster) Snapshot(ctx context.Context, name string) (*Snapshot, error) {
+	var snapshot struct {
+		Status struct {
+			Content string `json:"boundVolumeSnapshotContentName"`
+			Ready   bool   `json:"readyToUse"`
+		} `json:"status"`
+	}
+	if err := c.get(ctx, snapshotGroup, "volumesnapshots", c.Namespace, name, &snapshot); err != nil {
+		return nil, fmt.Errorf("VolumeSnapshot %s/%s: %w", c.Namespace, name, err)
+	}
+	if !snapshot.Status.Ready || snapshot.Status.Content == "" {
+		return nil, notReady(c.Namespace, name)
+	}
+	var content struct {
+		Spec struct {
+			Driver string `json:"driver"`
+		} `json:"spec"`
+		Status struct {
+			Handle string `json:"snapshotHandle"`
+		} `json:"status"`
+	}
+	if err := c.get(ctx, snapshotGroup, "volumesnapshotcontents", "", snapshot.Status.Content, &content); err != nil {
+		return nil, fmt.Errorf("VolumeSnapshotContent %s: %w", snapshot.Status.Content, err)
+	}
+	if content.Status.Handle == "" {
+		return nil, notReady(c.Namespace, name)
+	}
+	return &Snapshot{Name: name, Driver: content.Spec.Driver, ID: content.Status.Handle}, nil
+}
+
+// Service is what a SnapshotMetadataService object says of a driver's sidecar.
+type Service struct {
+	Audience string `json:"audience"`
+	Address  string `json:"address"`
+	CA       []byte `json:"caCert"`
+}
+
+// Service finds the sidecar of a driver.
+func (c *Cluster) Service(ctx context.Context, driver string) (*Service, error) {
+	var object struct {
+		Spec Service `json:"spec"`
+	}
+	if err := c.get(ctx, metadataGroup, "snapshotmetadataservices", "", driver, &object); err != nil {
+		return nil, fmt.Errorf("SnapshotMetadataService %s: %w", driver, err)
+	}
+	return &object.Spec, nil
+}
+
+// Token asks for a token of a service account.
+func (c *Cluster) Token(ctx context.Context, namespace, account, audience string) (string, error) {
+	seconds := int64(tokenTime.Seconds())
+	request := authenticationv1.TokenRequest{
+		TypeMeta: metav1.TypeMeta{APIVersion: authenticationv1.SchemeGroupVersion.String(), Kind: "TokenRequest"},
+		Spec:     authenticationv1.TokenRequestSpec{Audiences: []string{audience}, ExpirationSeconds: &seconds},
+	}
+	body, err := json.Marshal(request)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTime)
+	defer cancel()
+	raw, err := c.client.Post().AbsPath(coreGroup).Namespace(namespace).Resource("serviceaccounts").Name(account).SubResource("token").
+		SetHeader("Content-Type", runtime.ContentTypeJSON).Body(body).Do(ctx).Raw()
+	if err := decode(raw, err, &request); err != nil {
+		return "", fmt.Errorf("a token of service account %s/%s: %w", namespace, account, err)
+	}
+	return request.Status.Token, nil
+}
+
+// get gets one object; the namespace of one that has none is "".
+func (c *Cluster) get(ctx context.Context, group, resource, namespace, name string, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, apiTime)
+	defer cancel()
+	raw, err := c.client.Get().AbsPath(group).NamespaceIfScoped(namespace, namespace != "").Resource(resource).Name(name).
+		SetHeader("Accept", runtime.ContentTypeJSON).Do(ctx).Raw()
+	return decode(raw, err, into)
+}
+
+// decode reads an answer. The API server's own words are in the body of an error.
+func decode(raw []byte, err error, into any) error {
+	if err == nil {
+		return json.Unmarshal(raw, into)
+	}
+	var answer metav1.Status
+	if json.Unmarshal(raw, &answer) == nil && answer.Status == metav1.StatusFailure && answer.Message != "" {
+		return &apierrors.StatusError{ErrStatus: answer}
+	}
+	return err
+}

@@ -1,0 +1,207 @@
+//go:build system
+
+// Package blocks has crustctl ask the Kubernetes service for the blocks of snapshots: with
+// a real API server, crust-driver, and a server with the wire of external-snapshot-metadata.
+package blocks
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/snapmeta"
+)
+
+func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
+
+const (
+	mib    = int64(1) << 20
+	driver = "crust.example.com"
+	// name is the service's in the cluster, by which it cannot be reached from here.
+	name     = "blocks.storage.svc"
+	audience = "blocks.storage"
+)
+
+// fixture is a volume with snapshots, which the API server knows.
+type fixture struct {
+	*cluster.ControlPlane
+	t         *testing.T
+	data      string
+	socket    string
+	csi       csi.ControllerClient
+	server    *snapmeta.Server
+	address   string
+	authority []byte
+	volume    string
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	rig.Need(t, "mkfs.xfs")
+	f := &fixture{ControlPlane: cluster.StartControlPlane(t), t: t, data: t.TempDir()}
+	check.Must(t, unix.Mount(rig.Disk(t, 2<<30, "xfs"), f.data, "xfs", 0, ""))
+	t.Cleanup(func() { check.Must(t, unix.Unmount(f.data, 0)) })
+	conn := f.startDriver()
+	f.csi = csi.NewControllerClient(conn)
+	made, err := f.csi.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: 64 * mib},
+		VolumeCapabilities: []*csi.VolumeCapability{{
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+		}},
+	})
+	check.Must(t, err)
+	f.volume = made.GetVolume().GetVolumeId()
+	f.server = &snapmeta.Server{Client: f.Client, Driver: driver, CSI: conn, Audience: audience}
+	f.address, f.authority = f.server.Start(t, name)
+	f.define()
+	return f
+}
+
+func (f *fixture) startDriver() *grpc.ClientConn {
+	f.t.Helper()
+	dir, err := os.MkdirTemp("", rig.Prefix("kb")) // short: a socket's path has 107 bytes
+	check.Must(f.t, err)
+	f.socket = dir + "/csi.sock"
+	process := &rig.Process{
+		Name: "crust-driver", Program: rig.Program(f.t, "crust-driver"), LogFile: dir + "/log",
+		Args: []string{"--endpoint", "unix://" + f.socket, "--data-dir", f.data, "--node-id", "node-a", "--driver-name", driver},
+		Ready: func() error {
+			_, err := os.Stat(f.socket)
+			return err
+		},
+	}
+	check.Must(f.t, process.Start())
+	conn, err := grpc.NewClient("unix:"+f.socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	check.Must(f.t, err)
+	f.t.Cleanup(func() {
+		_ = conn.Close()
+		process.Kill()
+		_ = os.RemoveAll(dir)
+	})
+	return conn
+}
+
+// types are the least that the API server has to know of the types of others.
+const types = `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: %[3]s.%[1]s
+  annotations: {api-approved.kubernetes.io: unapproved}
+spec:
+  group: %[1]s
+  scope: %[5]s
+  names: {kind: %[4]s, plural: %[3]s}
+  versions:
+    - name: %[2]s
+      served: true
+      storage: true
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+---
+`
+
+// define makes the types, the service's object, and the backup client of the examples.
+func (f *fixture) define() {
+	f.t.Helper()
+	check.Must(f.t, f.Apply(fmt.Sprintf(types, "snapshot.storage.k8s.io", "v1", "volumesnapshots", "VolumeSnapshot", "Namespaced")+
+		fmt.Sprintf(types, "snapshot.storage.k8s.io", "v1", "volumesnapshotcontents", "VolumeSnapshotContent", "Cluster")+
+		fmt.Sprintf(types, "cbt.storage.k8s.io", "v1beta1", "snapshotmetadataservices", "SnapshotMetadataService", "Cluster")))
+	_, err := f.Kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+	check.Must(f.t, err)
+	client, err := os.ReadFile("../../../deploy/kustomize/examples/changed-blocks/client.yaml")
+	check.Must(f.t, err)
+	check.Must(f.t, f.Apply(`{apiVersion: v1, kind: Namespace, metadata: {name: backup}}
+---
+{apiVersion: v1, kind: Namespace, metadata: {name: shop}}
+---
+{apiVersion: v1, kind: ServiceAccount, metadata: {name: stranger, namespace: backup}}
+---
+`+string(client)))
+	f.service(driver, name+":6443")
+}
+
+// service makes the object by which clients find a driver's service.
+func (f *fixture) service(driver, address string) {
+	f.t.Helper()
+	check.Must(f.t, f.Apply(fmt.Sprintf(`{apiVersion: cbt.storage.k8s.io/v1beta1, kind: SnapshotMetadataService, metadata: {name: %s},
+spec: {audience: %s, address: "%s", caCert: %s}}`, driver, audience, address, base64.StdEncoding.EncodeToString(f.authority))))
+}
+
+// image is the file of a volume or a snapshot.
+func (f *fixture) image(id string) string {
+	sum := sha256.Sum256([]byte(id))
+	return f.data + "/images/" + hex.EncodeToString(sum[:]) + ".img"
+}
+
+// write fills MiBs of the volume.
+func (f *fixture) write(fill byte, at ...int64) {
+	f.t.Helper()
+	file, err := os.OpenFile(f.image(f.volume), os.O_WRONLY, 0)
+	check.Must(f.t, err)
+	defer func() { _ = file.Close() }()
+	for _, one := range at {
+		_, err := file.WriteAt(bytes.Repeat([]byte{fill}, int(mib)), one*mib)
+		check.Must(f.t, err)
+	}
+}
+
+// snapshot makes one, with its object, and gives CSI's id.
+func (f *fixture) snapshot(name string) string {
+	f.t.Helper()
+	made, err := f.csi.CreateSnapshot(f.t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: f.volume})
+	check.Must(f.t, err)
+	f.object(name, driver, made.GetSnapshot().GetSnapshotId(), true)
+	return made.GetSnapshot().GetSnapshotId()
+}
+
+// object makes a VolumeSnapshot as the snapshot controller would leave it.
+func (f *fixture) object(name, driver, handle string, ready bool) {
+	f.t.Helper()
+	check.Must(f.t, f.Apply(fmt.Sprintf(`{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshotContent, metadata: {name: content-%[1]s},
+spec: {driver: %[2]s}, status: {snapshotHandle: "%[3]s"}}
+---
+{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshot, metadata: {name: %[1]s, namespace: shop},
+status: {boundVolumeSnapshotContentName: content-%[1]s, readyToUse: %[4]v}}`, name, driver, handle, ready)))
+}
+
+// run runs crustctl, and never shows a token.
+func (f *fixture) run(args ...string) (string, error) {
+	f.t.Helper()
+	out, err := exec.Command(rig.Program(f.t, "crustctl"), args...).CombinedOutput()
+	for _, token := range f.server.Tokens() {
+		if bytes.Contains(out, []byte(token)) {
+			f.t.Errorf("crustctl %v shows a token: %s", args, out)
+		}
+	}
+	return string(out), err
+}
+
+func (f *fixture) must(args ...string) string {
+	f.t.Helper()
+	out, err := f.run(args...)
+	if err != nil {
+		f.t.Fatalf("crustctl %v: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+// client are the flags of the backup client of the examples.
+func (f *fixture) client() []string {
+	return []string{
+		"--kubeconfig", f.Kubeconfig("system:serviceaccount:backup:backup-client"), "--namespace", "shop",
+		"--service-account", "backup-client", "--client-namespace", "backup", "--address", f.address,
+	}
+}
