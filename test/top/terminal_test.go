@@ -264,11 +264,20 @@ func TestTopIsTextInAPipe(t *testing.T) {
 	n := newNode(t)
 	n.publish("vol-a")
 	n.boot("vol-a", 66)
-	cmd := exec.Command(rig.Program(t, "crustctl"), "--socket", n.AdminSocket, "top")
-	cmd.Env = []string{"LANG=C", "TERM=xterm"}
-	out, err := cmd.CombinedOutput()
-	if err != nil || !hasAll(string(out), []string{"vol-a", " 66%", "#####", "sandbox-vol-", "disk.example.com"}) || bytes.ContainsRune(out, '\x1b') {
-		t.Errorf("%v:\n%s", err, out)
+	for format, parts := range map[string][]string{
+		"table": {"vol-a", " 66%", "#####"}, "wide": {"vol-a", " 66%", "#####", "sandbox-vol-", "disk.example.com"},
+	} {
+		cmd := exec.Command(rig.Program(t, "crustctl"), "--socket", n.AdminSocket, "top", "-o", format)
+		cmd.Env = []string{"LANG=C", "TERM=xterm"}
+		out, err := cmd.CombinedOutput()
+		if err != nil || !hasAll(string(out), parts) || bytes.ContainsRune(out, '\x1b') {
+			t.Errorf("%v:\n%s", err, out)
+		}
+		for line := range strings.Lines(string(out)) {
+			if format == "table" && len(line) > 81 {
+				t.Errorf("it has a line of %d characters: %s", len(line), line)
+			}
+		}
 	}
 }
 
