@@ -19,6 +19,8 @@ BUILD := CGO_ENABLED=0 $(GO) build $(STAMP) -trimpath -ldflags "-s -w"
 UNIT_TIMEOUT   ?= 10m
 SYSTEM_TIMEOUT ?= 25m
 KUBE_TIMEOUT   ?= 40m
+# What is repeated on Kubernetes 1.34.
+KUBE_OLDER     ?= ^Test(SliceWithoutLookUp|ShapesOfPods|ClaimsGrow|QuickStart|ManifestsAreAccepted|ChartComesAndGoes|AnnotatedByClass)$$
 FUZZTIME       ?= 10s
 
 .PHONY: help
@@ -61,6 +63,8 @@ test-kube: ## Tests in a real Kubernetes node, whose programs are built first (r
 	@hack/kubernetes.sh >/dev/null && hack/containerd.sh >/dev/null
 	@for tool in helm kustomize; do $(GO) tool -n -modfile=tools/kube-deploy/go.mod $$tool >/dev/null; done
 	$(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 2 -timeout $(KUBE_TIMEOUT) ./test/kube/...
+	CRUST_KUBERNETES=1.34 $(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 2 -timeout $(KUBE_TIMEOUT) \
+		-run '$(KUBE_OLDER)' ./test/kube ./test/kube/admission
 
 .PHONY: package-test
 package-test: ## Build the packages; install, check and remove the .deb (root)

@@ -1,36 +1,45 @@
 #!/bin/bash
-# Builds the Kubernetes that tools/kubernetes/go.mod pins, and its etcd, into the
-# user's cache directory, and prints where. A cold build takes some five minutes on
-# two cores and 3 GiB of build cache.
+# Builds the programs that tools/NAME/go.mod pins into the user's cache directory,
+# and prints where: kubernetes (with its etcd), kubernetes-1.34, csi-sidecars; all of
+# them unless some are named. A cold build of one takes some five minutes on two cores
+# and 3 GiB of build cache.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-go}
-module=k8s.io/kubernetes
-etcd=go.etcd.io/etcd/server/v3
-version=$($go list -m -modfile=tools/kubernetes/go.mod -f '{{.Version}}' "$module")
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/crust-proxy
-out=$cache/kubernetes-$version-$($go env GOARCH)
+building=
+trap 'rm -rf "$building"' EXIT
 
-# Programs that do not know their version take one another for too old.
-number=${version#v}
-flags="-s -w"
-for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
-	flags+=" -X $package.gitVersion=$version -X $package.gitTreeState=clean"
-	flags+=" -X $package.gitMajor=${number%%.*} -X $package.gitMinor=$(cut -d. -f2 <<<"$number")"
-done
-
-build() { # output package...
-	CGO_ENABLED=0 $go build -modfile=tools/kubernetes/go.mod -trimpath -buildvcs=false -ldflags "$flags" -o "$@" >&2
+# ldflags VERSION: programs that do not know their version take one another for too old.
+ldflags() {
+	local number=${1#v} package
+	echo -n "-s -w"
+	for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+		echo -n " -X $package.gitVersion=$1 -X $package.gitTreeState=clean"
+		echo -n " -X $package.gitMajor=${number%%.*} -X $package.gitMinor=$(cut -d. -f2 <<<"$number")"
+	done
 }
 
-if [ ! -x "$out/kubelet" ]; then
-	mkdir -p "$cache"
-	# Whole or not there: a build that was cut off must not be found.
-	fresh=$(mktemp -d "$cache/building-XXXXXX")
-	trap 'rm -rf "$fresh"' EXIT
-	build "$fresh/etcd" "$etcd"
-	build "$fresh/" "$module"/cmd/{kube-apiserver,kube-controller-manager,kubectl,kubelet}
-	chmod 755 "$fresh"
-	mv -T "$fresh" "$out" 2>/dev/null || [ -x "$out/kubelet" ]
-fi
-echo "$out"
+build() { # pins output
+	CGO_ENABLED=0 $go build -modfile="$1" -trimpath -buildvcs=false -o "$2/" \
+		-ldflags "$(ldflags "$($go list -m -modfile="$1" -f '{{.Version}}' k8s.io/kubernetes)")" tool >&2
+	[ ! -e "$2/server" ] || mv "$2/server" "$2/etcd"
+	# Tests have no network when they need the types of snapshots.
+	[ ! -e "$2/csi-snapshotter" ] || cp -r --no-preserve=mode \
+		"$($go list -m -modfile="$1" -f '{{.Dir}}' github.com/kubernetes-csi/external-snapshotter/client/v8)/config/crd" "$2/crd"
+}
+
+[ $# -gt 0 ] || set -- kubernetes kubernetes-1.34 csi-sidecars
+for name; do
+	pins=tools/$name/go.mod
+	out=$cache/$name-$(sha256sum "$pins" | head -c 12)-$($go env GOARCH)
+	if [ ! -d "$out" ]; then
+		mkdir -p "$cache"
+		# Whole or not there: a build that was cut off must not be found.
+		building=$(mktemp -d "$cache/building-XXXXXX")
+		build "$pins" "$building"
+		chmod 755 "$building"
+		mv -T "$building" "$out" 2>/dev/null || [ -d "$out" ]
+	fi
+	echo "$out"
+done

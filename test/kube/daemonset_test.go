@@ -194,18 +194,8 @@ func (d *daemonSet) waitReady(old string) {
 				return nil
 			}
 		}
-		return errors.Join(fmt.Errorf("%s is %s", is.Name, is.Status.Phase), d.schedule(ctx, is))
+		return fmt.Errorf("%s is %s", is.Name, is.Status.Phase)
 	})
-}
-
-// schedule does what the rig has no scheduler for.
-func (d *daemonSet) schedule(ctx context.Context, is corev1.Pod) error {
-	if is.Name == "" || is.Spec.NodeName != "" {
-		return nil
-	}
-	return d.k.Client.CoreV1().Pods(proxySpace).Bind(ctx, &corev1.Binding{
-		ObjectMeta: metav1.ObjectMeta{Name: is.Name, Namespace: proxySpace}, Target: corev1.ObjectReference{Kind: "Node", Name: cluster.NodeName},
-	}, metav1.CreateOptions{})
 }
 
 func (d *daemonSet) describe() string {
@@ -271,7 +261,7 @@ func (d *daemonSet) wantRemovalRefused() {
 		if err == nil && is.Status.Phase != corev1.PodFailed {
 			err = fmt.Errorf("%q is %s", is.Name, is.Status.Phase)
 		}
-		return errors.Join(err, d.schedule(ctx, is))
+		return err
 	})
 	err := <-refused
 	for _, words := range []string{"job crust-proxy-removal failed", "1 deferred volume(s) live there, of " + cluster.Block} {

@@ -45,7 +45,9 @@ func TestPodsThatShareAVolume(t *testing.T) {
 			v := k.NewVolume(cluster.VolumeOptions{Name: id, Driver: driver, Mode: c.mode})
 			first := k.NewPod("first-"+id, c.first).With(v, "/data").Start()
 			first.Exec("echo first > /data/file && sync")
-			second := k.NewPod("second-"+id, c.second).With(v, "/data").Create()
+			second := k.NewPod("second-"+id, c.second).With(v, "/data")
+			second.Spec.NodeName = cluster.NodeName // the scheduler would refuse it before kubelet does
+			second.Create()
 			said := second.WaitEvent("FailedMount", c.says...)
 			if c.first == cluster.Crust && c.mode != corev1.ReadWriteOncePod && !strings.Contains(said, "for the pod default/"+first.Name+":") {
 				k.T.Errorf("it does not name the other pod: %s", said)

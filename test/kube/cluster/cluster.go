@@ -19,7 +19,7 @@ import (
 // Cluster is a control plane with its controllers and one node.
 type Cluster struct {
 	*ControlPlane
-	Controllers, Kubelet, Proxy *rig.Process
+	Controllers, Scheduler, Kubelet, Proxy *rig.Process
 	// Containerd is the node's container runtime, with the handlers runc and crust.
 	Containerd *cri.Node
 	// Drivers are by name.
@@ -48,6 +48,7 @@ func open(t rig.T, ours map[string]string, logLevel string) *Cluster {
 	c.Controllers = c.process("kube-controller-manager", "--kubeconfig="+c.Kubeconfig("system:kube-controller-manager", "system:masters"),
 		"--leader-elect=false", "--secure-port=0", "--service-account-private-key-file="+c.Dir+"/service-accounts.pem",
 		"--root-ca-file="+c.authority.file(), "--use-service-account-credentials=false", "--pvclaimbinder-sync-period=2s")
+	c.Scheduler = c.process("kube-scheduler", "--kubeconfig="+c.Kubeconfig("system:kube-scheduler"), "--leader-elect=false", "--secure-port=0")
 	c.Kubelet = c.kubelet()
 	c.Proxy = c.proxy(ours["crust-proxy"])
 	c.Drivers = make(map[string]*Driver)
@@ -72,7 +73,7 @@ func (c *Cluster) start() error {
 	if err := c.ControlPlane.start(); err != nil {
 		return err
 	}
-	starts := []error{c.Controllers.Launch(), c.Apply(objects()), c.Proxy.Launch(), c.Kubelet.Launch()}
+	starts := []error{c.Controllers.Launch(), c.Scheduler.Launch(), c.Apply(objects()), c.Proxy.Launch(), c.Kubelet.Launch()}
 	for _, driver := range c.Drivers {
 		starts = append(starts, driver.Process.Start(), driver.Registrar.Start())
 	}
@@ -110,7 +111,7 @@ func (c *Cluster) waitAccount() error {
 // Components are all that can be taken away, by name.
 func (c *Cluster) Components() map[string]*rig.Process {
 	all := map[string]*rig.Process{
-		"etcd": c.Etcd, "apiserver": c.APIServer, "controllers": c.Controllers,
+		"etcd": c.Etcd, "apiserver": c.APIServer, "controllers": c.Controllers, "scheduler": c.Scheduler,
 		"kubelet": c.Kubelet, "containerd": c.Containerd.Process, "crust-proxy": c.Proxy,
 	}
 	for name, driver := range c.Drivers {
@@ -135,7 +136,7 @@ func (c *Cluster) close() {
 		_, err := c.Kubectl("delete", "pods", "--all", "--all-namespaces", "--grace-period=1", "--timeout=60s")
 		c.check(errors.Join(err, c.WantNothingLeft(), c.Kubelet.Stop()))
 	}
-	for _, one := range []*rig.Process{c.Kubelet, c.Controllers, c.Proxy, c.APIServer, c.Etcd} {
+	for _, one := range []*rig.Process{c.Kubelet, c.Scheduler, c.Controllers, c.Proxy, c.APIServer, c.Etcd} {
 		one.Kill()
 	}
 	for _, driver := range c.Drivers {

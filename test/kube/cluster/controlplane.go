@@ -117,9 +117,10 @@ func (c *ControlPlane) apiServer(port, etcd string, flags []string) *rig.Process
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + tokens, "--service-account-signing-key-file=" + tokens,
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
-		// Off by default before 1.36.
-		"--feature-gates=MutatingAdmissionPolicy=true", "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
 	}, flags...)...)
+	if Older { // MutatingAdmissionPolicy is on by default since 1.36
+		p.Args = append(p.Args, "--feature-gates=MutatingAdmissionPolicy=true", "--runtime-config=admissionregistration.k8s.io/v1beta1=true")
+	}
 	p.Ready = c.readyz
 	p.Grace = 5 * time.Second // it waits a minute for requests that hang
 	return p

@@ -26,12 +26,13 @@ type Crowd struct {
 	k    *Kube
 }
 
-// NewCrowd prepares a pod in a runtime class for each volume, mounted on /data.
+// NewCrowd prepares a pod in a runtime class for each volume, mounted on /data. They are
+// the node's from the start: how fast the scheduler is, is not asked.
 func (k *Kube) NewCrowd(name, class string, volumes []*Volume) *Crowd {
 	crowd := &Crowd{name: name, k: k}
 	for _, v := range volumes {
 		p := k.NewPod(name+"-"+v.Name, class).With(v, "/data")
-		p.Labels = map[string]string{crowdLabel: name}
+		p.Labels, p.Spec.NodeName = map[string]string{crowdLabel: name}, NodeName
 		crowd.Pods = append(crowd.Pods, p)
 	}
 	k.T.Cleanup(crowd.remove)

@@ -8,8 +8,8 @@
 //
 // # A cluster of one node
 //
-// Kubelet, kube-controller-manager, containerd with the runtime handlers runc and
-// crust, crust-proxy, and three CSI drivers run beside it. All tests of a binary
+// Kubelet, kube-controller-manager, kube-scheduler, containerd with the runtime handlers
+// runc and crust, crust-proxy, and three CSI drivers run beside it. All tests of a binary
 // share one cluster, in namespaces of their own; a package has it by
 //
 //	func TestMain(m *testing.M) { os.Exit(cluster.Main(m)) }
@@ -37,9 +37,7 @@
 //
 // # What is not real
 //
-// There is no scheduler: pods name the node. There are no CSI sidecars: NewVolume
-// does what external-provisioner does, Volume.Grow what external-resizer does. No
-// volume needs to be attached. Pods use the node's network, so that no CNI plugin
-// is needed. Kubelet's root and its logs are on tmpfs, and so are the drivers'
-// images.
+// There are no CSI sidecars: NewVolume does what external-provisioner does, Volume.Grow
+// what external-resizer does. No volume needs to be attached. Pods use the node's network, so that no CNI plugin is
+// needed. Kubelet's root and its logs are on tmpfs, and so are the drivers' images.
 package cluster

@@ -50,7 +50,7 @@ func (k *Kube) For(t rig.T) *Kube { return &Kube{Cluster: k.Cluster, T: t} }
 func (c *Cluster) Mend() error {
 	// In this order, for one needs the other.
 	all := c.Components()
-	for _, name := range []string{"etcd", "apiserver", "controllers", "containerd", Block, Native, Plain, "crust-proxy", "kubelet"} {
+	for _, name := range []string{"etcd", "apiserver", "controllers", "scheduler", "containerd", Block, Native, Plain, "crust-proxy", "kubelet"} {
 		if one := all[name]; !one.Alive() {
 			one.Kill() // forget what ended by itself
 			if err := one.Start(); err != nil {

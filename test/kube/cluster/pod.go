@@ -32,7 +32,7 @@ func (k *Kube) NewPod(name, class string) *Pod {
 	object := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: Namespace},
 		Spec: corev1.PodSpec{
-			NodeName: NodeName, HostNetwork: true, DNSPolicy: corev1.DNSDefault, RestartPolicy: corev1.RestartPolicyAlways,
+			HostNetwork: true, DNSPolicy: corev1.DNSDefault, RestartPolicy: corev1.RestartPolicyAlways,
 			TerminationGracePeriodSeconds: &grace, AutomountServiceAccountToken: &automount,
 			Containers: []corev1.Container{Container("main", Forever)},
 		},

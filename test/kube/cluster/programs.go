@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -10,9 +11,21 @@ import (
 	"sync"
 )
 
+// Older tells whether tests run on Kubernetes 1.34, because CRUST_KUBERNETES names it,
+// instead of the release that tools/kubernetes pins.
+var Older = os.Getenv("CRUST_KUBERNETES") == "1.34"
+
 // Programs gives the directory of the Kubernetes programs, and builds them where
 // they are not there yet, which takes minutes.
-var Programs = sync.OnceValues(func() (string, error) { return build("kubernetes.sh") })
+var Programs = sync.OnceValues(func() (string, error) {
+	if Older {
+		return build("kubernetes.sh", "kubernetes-1.34")
+	}
+	return build("kubernetes.sh", "kubernetes")
+})
+
+// sidecars gives the directory of the CSI sidecars, with the types of snapshots in crd.
+var sidecars = sync.OnceValues(func() (string, error) { return build("kubernetes.sh", "csi-sidecars") })
 
 // containerd2 gives the directory of the containerd that is pinned.
 var containerd2 = sync.OnceValues(func() (string, error) { return build("containerd.sh") })
@@ -21,17 +34,18 @@ var containerd2 = sync.OnceValues(func() (string, error) { return build("contain
 func Build() error {
 	_, kubernetes := Programs()
 	_, containerd := containerd2()
-	return errors.Join(kubernetes, containerd)
+	_, besides := sidecars()
+	return errors.Join(kubernetes, containerd, besides)
 }
 
 // build runs one of the scripts that build and cache programs.
-func build(script string) (string, error) {
+func build(script string, args ...string) (string, error) {
 	_, here, _, ok := runtime.Caller(0)
 	if !ok || !filepath.IsAbs(here) {
 		return "", errors.New("where the source lies is unknown: build the tests without -trimpath")
 	}
 	path := filepath.Join(filepath.Dir(here), "../../../hack", script)
-	out, err := exec.Command(path).Output()
+	out, err := exec.Command(path, args...).Output()
 	if err != nil {
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {
