@@ -27,6 +27,7 @@ type Cluster struct {
 	// NodeAccess is kubelet's kubeconfig.
 	NodeAccess string
 
+	sidecars  []*rig.Process // of one test
 	crustRunc string
 	logLevel  string // of what is ours
 	group     string // parent control group of all pods

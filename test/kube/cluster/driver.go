@@ -49,8 +49,9 @@ func (c *Cluster) newDriver(program, name, registry string, flags ...string) *Dr
 		check.Must(c.t, os.MkdirAll(dir, 0o750))
 	}
 	d.Process = c.process(name, append([]string{
-		"--endpoint", "unix://" + d.Socket, "--data-dir", filepath.Join(c.Dir, "data", name), "--node-id", NodeName,
+		"--endpoint", "unix://" + d.Socket, "--data-dir", c.dataDir(name), "--node-id", NodeName,
 		"--driver-name", name, "--capacity", "1000000000000", "--log-level", c.logLevel,
+		"--crust-proxy-socket", AdminSocket,
 	}, flags...)...)
 	d.Process.Program, d.Process.Ready = program, d.probe
 	d.Registrar = &kubelet.Registrar{Dir: registry, Name: name, Endpoint: d.Socket, Restart: time.Second}
@@ -59,6 +60,9 @@ func (c *Cluster) newDriver(program, name, registry string, flags ...string) *Dr
 	check.Must(c.t, err)
 	return d
 }
+
+// dataDir has the images of a driver.
+func (c *Cluster) dataDir(driver string) string { return filepath.Join(c.Dir, "data", driver) }
 
 func (d *Driver) probe() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -81,7 +81,7 @@ func (p *Pod) Pid(container string) (int, error) {
 
 // Target is where kubelet has a volume published.
 func (p *Pod) Target(v *Volume) string {
-	return filepath.Join(KubeletRoot, "pods", string(p.UID), "volumes/kubernetes.io~csi", v.Name, "mount")
+	return filepath.Join(KubeletRoot, "pods", string(p.UID), "volumes/kubernetes.io~csi", v.PV, "mount")
 }
 
 // Usage is what a filesystem has, in bytes and inodes.

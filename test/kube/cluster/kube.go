@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -58,7 +59,7 @@ func (c *Cluster) Mend() error {
 			}
 		}
 	}
-	return c.waitDrivers()
+	return errors.Join(c.waitDrivers(), c.mendSidecars())
 }
 
 // Must fails the test at an error.

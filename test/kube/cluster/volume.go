@@ -35,15 +35,17 @@ type VolumeOptions struct {
 	Change func(*corev1.PersistentVolume)
 	// Unclaimed leaves the claim to the cluster, which makes it of a pod's template.
 	Unclaimed bool
+	// From is the snapshot or claim that a volume of NewClaim is made from.
+	From *corev1.TypedLocalObjectReference
 }
 
-// Volume is a claim with its volume, of the same name, made as
-// external-provisioner does. Both go with the test.
+// Volume is a claim with its volume, made by external-provisioner or, with the same name,
+// as it does. Both go with the test.
 type Volume struct {
 	VolumeOptions
-	// Handle is the driver's id.
-	Handle string
-	k      *Kube
+	// Handle is the driver's id, PV the name of the PersistentVolume.
+	Handle, PV string
+	k          *Kube
 }
 
 // NewVolume has the driver make a volume, and waits until the claim is bound.
@@ -89,7 +91,7 @@ func (v *Volume) create() error {
 	if err != nil {
 		return err
 	}
-	v.Handle = reply.GetVolume().GetVolumeId()
+	v.Handle, v.PV = reply.GetVolume().GetVolumeId(), v.Name
 	core := v.k.Client.CoreV1()
 	_, err = core.PersistentVolumes().Create(ctx, v.volume(reply.GetVolume().GetVolumeContext()), metav1.CreateOptions{})
 	if err != nil || v.Unclaimed {
@@ -216,12 +218,8 @@ func (v *Volume) remove() error {
 // that.
 func (v *Volume) Grow(size int64) {
 	v.k.T.Helper()
+	v.Edit(size)
 	k, claims := v.k, v.k.Client.CoreV1().PersistentVolumeClaims(Namespace)
-	v.change(func(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
-		claim.Spec.Resources.Requests = storage(size)
-		_, err := claims.Update(ctx, claim, metav1.UpdateOptions{})
-		return err
-	})
 	ctx, cancel := k.context()
 	defer cancel()
 	_, err := k.Drivers[v.Driver].Controller().ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
@@ -247,6 +245,16 @@ func (v *Volume) Grow(size int64) {
 			Message: "Waiting for user to (re-)start a pod to finish file system resize of volume on node.",
 		}}
 		_, err := claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// Edit raises the size that the claim asks for, and leaves the rest to others.
+func (v *Volume) Edit(size int64) {
+	v.k.T.Helper()
+	v.change(func(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+		claim.Spec.Resources.Requests = storage(size)
+		_, err := v.k.Client.CoreV1().PersistentVolumeClaims(Namespace).Update(ctx, claim, metav1.UpdateOptions{})
 		return err
 	})
 	v.Size = size

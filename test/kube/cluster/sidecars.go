@@ -1,0 +1,135 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+// SnapshotClass is the VolumeSnapshotClass of a driver's snapshots.
+func SnapshotClass(driver string) string { return "snapshots." + driver }
+
+// DelayedClass is the StorageClass of volumes that the sidecars of a driver make where
+// the first pod is, and remove with their claims. They have an xfs, which any root may
+// grow.
+func DelayedClass(driver string) string { return "delayed." + driver }
+
+// StartSidecars runs the real csi-provisioner, csi-resizer and csi-snapshotter of
+// drivers, and the cluster's snapshot-controller, until the test has ended. Volumes of
+// NewVolume are not for such a test: two would answer to the same claim.
+func (k *Kube) StartSidecars(drivers ...string) {
+	k.T.Helper()
+	programs, err := sidecars()
+	k.Must(err)
+	_, err = k.Kubectl("apply", "--server-side", "--kustomize", programs+"/crd")
+	k.Must(err)
+	_, err = k.Kubectl("wait", "--for=condition=established", "--timeout=60s", "customresourcedefinitions", "--all")
+	k.Must(err)
+	for _, driver := range drivers {
+		k.giveReflinks(driver)
+		k.Must(k.Apply(classes(driver)))
+	}
+	k.T.Cleanup(func() {
+		for _, p := range k.sidecars {
+			if k.T.Failed() {
+				k.T.Logf("log of %s:\n%s", p.Name, rig.Tail(p.Log()))
+			}
+			p.Kill()
+		}
+		k.sidecars = nil
+	})
+	access := k.Kubeconfig("csi-sidecars", "system:masters")
+	add := func(program, name string, args ...string) {
+		p := k.process(name, append(args, "--kubeconfig="+access, "--retry-interval-start=100ms", "--v=2")...)
+		p.Program = filepath.Join(programs, program)
+		k.sidecars = append(k.sidecars, p)
+	}
+	add("snapshot-controller", "snapshot-controller")
+	for _, driver := range drivers {
+		address := "--csi-address=" + k.Drivers[driver].Socket
+		add("csi-provisioner", "provisioner-of-"+driver, address, "--extra-create-metadata")
+		add("csi-resizer", "resizer-of-"+driver, address)
+		add("csi-snapshotter", "snapshotter-of-"+driver, address, "--extra-create-metadata")
+	}
+	k.Must(k.mendSidecars())
+}
+
+// mendSidecars starts those that do not run: each ends when it has lost its driver.
+func (c *Cluster) mendSidecars() error {
+	for _, p := range c.sidecars {
+		if p.Alive() {
+			continue
+		}
+		if err := p.Launch(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// giveReflinks has a driver keep its images on an xfs: only there can they be cloned while
+// they are in use. It has no volumes now.
+func (k *Kube) giveReflinks(driver string) {
+	k.T.Helper()
+	disk, process := rig.Disk(k.T, 8<<30, "xfs"), k.Drivers[driver].Process
+	k.Must(process.Stop())
+	k.T.Cleanup(func() {
+		k.check(errors.Join(process.Stop(), rig.Unmount(k.dataDir(driver)), process.Start()))
+	})
+	k.Must(unix.Mount(disk, k.dataDir(driver), "xfs", 0, ""))
+	k.Must(process.Start())
+}
+
+// classes are what an administrator makes for a driver with sidecars.
+func classes(driver string) string {
+	return fmt.Sprintf(`apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: %[2]s}
+provisioner: %[1]s
+reclaimPolicy: Delete
+volumeBindingMode: WaitForFirstConsumer
+allowVolumeExpansion: true
+parameters: {csi.storage.k8s.io/fstype: xfs}
+---
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotClass
+metadata: {name: %[3]s}
+driver: %[1]s
+deletionPolicy: Delete
+`, driver, DelayedClass(driver), SnapshotClass(driver))
+}
+
+// Snapshot makes a VolumeSnapshot of a claim, of the same driver, and waits until it can
+// be used.
+func (k *Kube) Snapshot(name string, of *Volume) {
+	k.T.Helper()
+	k.Must(k.Apply(fmt.Sprintf(`apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: %s, namespace: %s}
+spec:
+  volumeSnapshotClassName: %s
+  source: {persistentVolumeClaimName: %s}
+`, name, Namespace, SnapshotClass(of.Driver), of.Name)))
+	k.T.Cleanup(func() { k.check(k.DeleteSnapshot(name)) })
+	_, err := k.Kubectl("wait", "--for=jsonpath={.status.readyToUse}=true", "--timeout="+Patience.String(), "volumesnapshot/"+name)
+	k.Must(err)
+}
+
+// DeleteSnapshot deletes a snapshot, if it is there, and waits until the driver has none
+// for it.
+func (k *Kube) DeleteSnapshot(name string) error {
+	content, err := k.Kubectl("get", "--ignore-not-found", "--output=jsonpath={.status.boundVolumeSnapshotContentName}", "volumesnapshot/"+name)
+	if err != nil || content == "" {
+		return err
+	}
+	if _, err := k.Kubectl("delete", "--ignore-not-found", "--timeout="+Patience.String(), "volumesnapshot/"+name); err != nil {
+		return err
+	}
+	_, err = k.Kubectl("wait", "--for=delete", "--timeout="+Patience.String(), "volumesnapshotcontent/"+strings.TrimSpace(content))
+	return err
+}

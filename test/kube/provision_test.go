@@ -1,0 +1,171 @@
+//go:build system
+
+package kube_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+)
+
+// TestSidecars has the real CSI sidecars make, grow, clone, snapshot and remove volumes
+// that sandboxes have, for pods that the scheduler places.
+func TestSidecars(t *testing.T) {
+	k := cluster.On(t)
+	k.StartSidecars(cluster.Block, cluster.Native)
+	inEachWay(k, t, "StatefulSet", replicas)
+	inEachWay(k, t, "kinds of claims", kindsOfClaims)
+	inEachWay(k, t, "clone", clones)
+	inEachWay(k, t, "snapshot", snapshots)
+}
+
+// replicas has a StatefulSet's pods come, grow, go and come back to their volumes, which
+// go with it.
+func replicas(k *cluster.Kube, way, driver string) {
+	s := k.NewStatefulSet("db-"+way, driver, 2)
+	for _, p := range s.Ready() {
+		v := s.Volume(p)
+		wantDeferred(k, p, v, inCrust)
+		wantGuarded(k, p, v)
+		wantPlaced(k, v)
+		p.Exec("echo " + p.Name + " > /data/name && sync")
+		v.Edit(2 * v.Size)
+		v.WaitGrown()
+		wantSize(k, p, v)
+		wantClaim(k, v)
+	}
+	s.Scale(0)
+	k.Eventually("no pod is left", s.Gone)
+	s.Scale(2)
+	var volumes []*cluster.Volume
+	for _, p := range s.Ready() {
+		v := s.Volume(p)
+		wantOut(k, p, "main", "cat /data/name", p.Name+"\n")
+		wantSize(k, p, v)
+		volumes = append(volumes, v)
+	}
+	k.Must(s.Remove())
+	for _, v := range volumes {
+		k.Must(v.WaitRemoved())
+	}
+}
+
+// wantPlaced wants a volume that was made for the node that the scheduler has chosen, and
+// may be nowhere else.
+func wantPlaced(k *cluster.Kube, v *cluster.Volume) {
+	k.T.Helper()
+	core := k.Client.CoreV1()
+	claim, err := core.PersistentVolumeClaims(cluster.Namespace).Get(k.T.Context(), v.Name, metav1.GetOptions{})
+	k.Must(err)
+	if node := claim.Annotations["volume.kubernetes.io/selected-node"]; node != cluster.NodeName {
+		k.T.Errorf("claim %s was made for node %q", v.Name, node)
+	}
+	pv, err := core.PersistentVolumes().Get(k.T.Context(), v.PV, metav1.GetOptions{})
+	k.Must(err)
+	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
+		k.T.Errorf("volume %s may be anywhere", v.PV)
+	}
+}
+
+// kindsOfClaims has a pod with a raw block volume, one for itself only, and one that goes
+// with it.
+func kindsOfClaims(k *cluster.Kube, way, driver string) {
+	disk := k.NewClaim(cluster.VolumeOptions{Name: "made-raw-" + way, Driver: driver, Raw: true})
+	own := k.NewClaim(cluster.VolumeOptions{Name: "made-own-" + way, Driver: driver, Mode: corev1.ReadWriteOncePod})
+	wantUnbound(k, own)
+	p := k.NewPod("kinds-"+way, cluster.Crust).With(disk, "/dev/disk").With(own, "/own")
+	fromTemplate(p, "scratch", driver)
+	p.Start()
+	scratch := k.ClaimOf(p.Name+"-scratch", driver)
+	for _, v := range []*cluster.Volume{own.Bound(), scratch} {
+		wantDeferred(k, p, v, inCrust)
+	}
+	wantOut(k, p, "main", "blockdev --getsize64 /dev/disk", fmt.Sprintln(disk.Size))
+	p.Exec("echo own > /own/file && echo scratch > /scratch/file && sync")
+
+	second := k.NewPod("kinds-second-"+way, cluster.Crust).With(own, "/own").Create()
+	second.WaitEvent("FailedScheduling", "ReadWriteOncePod")
+	wantOut(k, p, "main", "cat /own/file", "own\n")
+	p.Delete()
+	k.Must(scratch.WaitRemoved())
+	second.WaitReady()
+	wantOut(k, second, "main", "cat /own/file", "own\n")
+	second.Delete()
+}
+
+// fromTemplate gives a pod a generic ephemeral volume, which the sidecars make.
+func fromTemplate(p *cluster.Pod, name, driver string) {
+	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+		Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{
+			Spec: cluster.VolumeOptions{Driver: driver, FS: "xfs"}.DelayedSpec(),
+		}},
+	}})
+	main := &p.Spec.Containers[0]
+	main.VolumeMounts = append(main.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/" + name})
+}
+
+// clones has a claim made from another one, which a pod is writing to, and lets it be
+// larger.
+func clones(k *cluster.Kube, way, driver string) {
+	source := k.NewClaim(cluster.VolumeOptions{Name: "cloned-" + way, Driver: driver})
+	writer := k.NewPod("cloned-"+way, cluster.Crust).With(source, "/data").Start()
+	writer.Exec("echo before > /data/file") // not synced: the source is frozen for the clone
+	clone := k.NewClaim(cluster.VolumeOptions{
+		Name: "clone-" + way, Driver: driver, Size: 2 * source.Size,
+		From: &corev1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: source.Name},
+	})
+	reader := k.NewPod("clone-"+way, cluster.Crust).With(clone, "/data").Start()
+	wantDeferred(k, reader, clone.Bound(), inCrust)
+	wantOut(k, reader, "main", "cat /data/file && echo clone > /data/file && sync", "before\n")
+	wantSize(k, reader, clone)
+	wantOut(k, writer, "main", "cat /data/file", "before\n")
+	reader.Delete()
+	writer.Delete()
+}
+
+// snapshots has a claim made from a snapshot of a volume that a pod is writing to.
+func snapshots(k *cluster.Kube, way, driver string) {
+	source := k.NewClaim(cluster.VolumeOptions{Name: "taken-" + way, Driver: driver})
+	writer := k.NewPod("taken-"+way, cluster.Crust).With(source, "/data").Start()
+	writer.Exec("echo before > /data/file") // not synced: the source is frozen for the snapshot
+	k.Snapshot("snapshot-"+way, source)
+	writer.Exec("echo after > /data/file && sync")
+	writer.Delete()
+	k.Must(source.RemoveClaim()) // which the snapshot outlives
+	group := "snapshot.storage.k8s.io"
+	restored := k.NewClaim(cluster.VolumeOptions{
+		Name: "restored-" + way, Driver: driver, Size: 2 * source.Size,
+		From: &corev1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: "snapshot-" + way},
+	})
+	reader := k.NewPod("restored-"+way, cluster.Crust).With(restored, "/data").Start()
+	wantDeferred(k, reader, restored.Bound(), inCrust)
+	wantOut(k, reader, "main", "cat /data/file", "before\n")
+	wantSize(k, reader, restored)
+	reader.Delete()
+	k.Must(k.DeleteSnapshot("snapshot-" + way))
+}
+
+// wantUnbound wants a claim to wait for the first pod that wants it.
+func wantUnbound(k *cluster.Kube, v *cluster.Volume) {
+	k.T.Helper()
+	k.Eventually("claim "+v.Name+" waits for a pod", func(ctx context.Context) error {
+		events, err := k.Client.CoreV1().Events(cluster.Namespace).List(ctx, metav1.ListOptions{
+			FieldSelector: "involvedObject.name=" + v.Name + ",reason=WaitForFirstConsumer",
+		})
+		if err == nil && len(events.Items) == 0 {
+			err = errors.New("there is no such event")
+		}
+		return err
+	})
+	claim, err := k.Client.CoreV1().PersistentVolumeClaims(cluster.Namespace).Get(k.T.Context(), v.Name, metav1.GetOptions{})
+	k.Must(err)
+	if claim.Spec.VolumeName != "" {
+		k.T.Errorf("claim %s has volume %s before any pod", v.Name, claim.Spec.VolumeName)
+	}
+}
