@@ -59,7 +59,7 @@ func (n *Node) wantNothingLeft() error {
 			return nil
 		}
 	}
-	if n.Process.Starts() > 1 && n.endForgottenShims() {
+	if n.Process.Starts() > 1 && endForgottenShims(n.processes()) {
 		time.Sleep(goneTime / 10)
 		left = n.Left()
 	}
@@ -73,9 +73,9 @@ func (n *Node) wantNothingLeft() error {
 // started a moment before it was stopped, and whose container never came to be, is on
 // no record of it. That is containerd's leak and not that of whom the tests are about,
 // who would have left a container or a mount.
-func (n *Node) endForgottenShims() bool {
+func endForgottenShims(pids []int) bool {
 	found := false
-	for _, pid := range n.processes() {
+	for _, pid := range pids {
 		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		program, _, _ := bytes.Cut(command, []byte{0})
 		if filepath.Base(string(program)) != "containerd-shim-runc-v2" || hasChildren(pid) {
@@ -139,4 +139,24 @@ func (n *Node) isOurs(proc string) bool {
 		}
 	}
 	return bytes.Contains(command, []byte(n.Dir)) || bytes.Contains(inGroups, []byte(n.group+"/"))
+}
+
+// PowerOff ends containerd and its shims, and takes away what is gone when a node has
+// booted: its mounts, its state, and all of /run. Images and the records of pods stay, for
+// the next start of Process. Whoever has pods ends their processes first.
+func (n *Node) PowerOff() error {
+	n.Process.Kill()
+	problems := []error{rig.KillAll(n.processes)}
+	for _, dir := range []string{n.Dir, "/run"} {
+		for _, point := range rig.MountPoints(dir) {
+			if point != dir {
+				problems = append(problems, rig.Unmount(point))
+			}
+		}
+	}
+	inRun, err := filepath.Glob("/run/*")
+	for _, one := range append(inRun, n.Dir+"/state") {
+		problems = append(problems, os.RemoveAll(one))
+	}
+	return errors.Join(append(problems, err)...)
 }
