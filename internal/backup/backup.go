@@ -133,7 +133,7 @@ func (c *copier) copy(at int64, buf []byte) error {
 	if n, err := c.from.ReadAt(buf, at); n < len(buf) {
 		return fmt.Errorf("read %s at byte %d: %w", c.backup.From, at+int64(n), err)
 	}
-	if len(bytes.TrimLeft(buf, "\x00")) == 0 {
+	if bytes.Equal(buf, zeros[:len(buf)]) {
 		return c.to.zero(at, int64(len(buf)))
 	}
 	return c.to.write(frame{kindData, at, int64(len(buf))}, buf)
@@ -195,7 +195,7 @@ func (w *writer) clear() error {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	if n > 0 && !bytes.HasPrefix([]byte(magic), start[:n]) && len(bytes.TrimLeft(start, "\x00")) > 0 {
+	if n > 0 && !bytes.HasPrefix([]byte(magic), start[:n]) && !bytes.Equal(start, zeros[:len(start)]) {
 		return ErrExists
 	}
 	if _, err := w.file.Seek(0, io.SeekStart); err != nil {
