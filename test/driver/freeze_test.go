@@ -74,27 +74,30 @@ func write(t *testing.T, first, second string) (stop func()) {
 	}
 }
 
+// records counts those of a file, and fails where one is missing or torn.
+func records(t *testing.T, path string) uint64 {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	check.Must(t, err)
+	var c chain
+	for len(raw) > 0 {
+		record := c.next()
+		if !bytes.HasPrefix(raw, record) {
+			t.Fatalf("%s is broken at record %d", path, c.records-1)
+		}
+		raw = raw[len(record):]
+	}
+	return c.records
+}
+
 // wantChain fails where a record is missing or torn, and counts the records.
 func wantChain(t *testing.T, first, second string) uint64 {
 	t.Helper()
-	var counts [2]uint64
-	for i, path := range []string{first + "/first", second + "/second"} {
-		raw, err := os.ReadFile(path)
-		check.Must(t, err)
-		var c chain
-		for len(raw) > 0 {
-			record := c.next()
-			if !bytes.HasPrefix(raw, record) {
-				t.Fatalf("%s is broken at record %d", path, c.records-1)
-			}
-			raw = raw[len(record):]
-		}
-		counts[i] = c.records
+	one, two := records(t, first+"/first"), records(t, second+"/second")
+	if one != two && one != two+1 {
+		t.Errorf("%d records in the first file and %d in the second", one, two)
 	}
-	if counts[0] != counts[1] && counts[0] != counts[1]+1 {
-		t.Errorf("%d records in the first file and %d in the second", counts[0], counts[1])
-	}
-	return counts[0]
+	return one
 }
 
 // TestSnapshotsOfAWriter takes snapshots and a clone of a filesystem that this node has
@@ -128,11 +131,11 @@ func TestSnapshotsOfAWriter(t *testing.T) {
 					restored.wantNoReplay(c.fs)
 				}
 				restored.must(restored.stage, restored.publish)
-				records := wantChain(t, restored.target, restored.target)
-				if records < last {
-					t.Errorf("%d records in snapshot %d and %d in the one before", records, i, last)
+				count := wantChain(t, restored.target, restored.target)
+				if count < last {
+					t.Errorf("%d records in snapshot %d and %d in the one before", count, i, last)
 				}
-				last = records
+				last = count
 				restored.down()
 				check.Must(t, r.removeSnapshot(id))
 			}
