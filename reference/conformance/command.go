@@ -25,6 +25,7 @@ runtime nor crust-proxy.
 
 Usage:
   crust-conformance --runtime PROGRAM [flags]
+  crust-conformance snapshot-metadata --help
 
 Examples:
   sudo crust-conformance --runtime /usr/bin/crust-runc --fs xfs

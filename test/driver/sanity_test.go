@@ -7,6 +7,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/crust-proxy/crust-proxy/reference/conformance"
+	"github.com/crust-proxy/crust-proxy/reference/conformance/metadata"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/sanity"
 )
 
@@ -36,5 +39,25 @@ func TestSanity(t *testing.T) {
 				r.wantNothing()
 			})
 		}
+	}
+}
+
+// TestSnapshotMetadataSpecs runs crust-conformance snapshot-metadata: each demand is met,
+// where data is shared and where it is copied.
+func TestSnapshotMetadataSpecs(t *testing.T) {
+	for _, pool := range pools {
+		t.Run(pool, func(t *testing.T) {
+			r := newDriverOn(t, pool, false)
+			report, err := metadata.Run(t.Context(), r.conn, metadata.Options{Size: 16 * mib, Dir: r.dir}, func(result conformance.Result) {
+				if result.Status != conformance.Pass {
+					t.Errorf("%v", result)
+				}
+			})
+			check.Must(t, err)
+			if len(report.Results) < 15 {
+				t.Errorf("only %d specs ran", len(report.Results))
+			}
+			r.wantNothing()
+		})
 	}
 }
