@@ -23,6 +23,7 @@ func TestSidecars(t *testing.T) {
 	inEachWay(k, t, "kinds of claims", kindsOfClaims)
 	inEachWay(k, t, "clone", clones)
 	inEachWay(k, t, "snapshot", snapshots)
+	inEachWay(k, t, "group", groupSnapshots)
 }
 
 // replicas has a StatefulSet's pods come, grow, go and come back to their volumes, which
@@ -149,6 +150,37 @@ func snapshots(k *cluster.Kube, way, driver string) {
 	wantSize(k, reader, restored)
 	reader.Delete()
 	k.Must(k.DeleteSnapshot("snapshot-" + way))
+}
+
+// groupSnapshots has both volumes of a pod snapshot together, and one made from each.
+func groupSnapshots(k *cluster.Kube, way, driver string) {
+	name := "group-" + way
+	writer := k.NewPod(name, cluster.Crust)
+	var sources []*cluster.Volume
+	for _, at := range []string{"/one", "/two"} {
+		v := k.NewClaim(cluster.VolumeOptions{Name: name + "-" + at[1:], Driver: driver})
+		_, err := k.Kubectl("label", "persistentvolumeclaim/"+v.Name, "group="+name)
+		k.Must(err)
+		writer.With(v, at)
+		sources = append(sources, v)
+	}
+	writer.Start().Exec("echo " + sources[0].Name + " > /one/file && echo " + sources[1].Name + " > /two/file")
+	k.SnapshotGroup(name, driver, "group="+name)
+	writer.Exec("echo after > /one/file && echo after > /two/file && sync")
+	reader := k.NewPod(name+"-restored", cluster.Crust)
+	for i, at := range []string{"/one", "/two"} {
+		member, err := k.Kubectl("get", "volumesnapshots", "--output=jsonpath={.items[?(@.spec.source.persistentVolumeClaimName==\""+sources[i].Name+"\")].metadata.name}")
+		k.Must(err)
+		group := "snapshot.storage.k8s.io"
+		reader.With(k.NewClaim(cluster.VolumeOptions{
+			Name: sources[i].Name + "-restored", Driver: driver,
+			From: &corev1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: member},
+		}), at)
+	}
+	reader.Start()
+	wantOut(k, reader, "main", "cat /one/file /two/file", sources[0].Name+"\n"+sources[1].Name+"\n")
+	reader.Delete()
+	writer.Delete()
 }
 
 // wantUnbound wants a claim to wait for the first pod that wants it.

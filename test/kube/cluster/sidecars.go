@@ -101,6 +101,12 @@ kind: VolumeSnapshotClass
 metadata: {name: %[3]s}
 driver: %[1]s
 deletionPolicy: Delete
+---
+apiVersion: groupsnapshot.storage.k8s.io/v1
+kind: VolumeGroupSnapshotClass
+metadata: {name: %[3]s}
+driver: %[1]s
+deletionPolicy: Delete
 `, driver, DelayedClass(driver), SnapshotClass(driver))
 }
 
@@ -132,4 +138,28 @@ func (k *Kube) DeleteSnapshot(name string) error {
 	}
 	_, err = k.Kubectl("wait", "--for=delete", "--timeout="+Patience.String(), "volumesnapshotcontent/"+strings.TrimSpace(content))
 	return err
+}
+
+// SnapshotGroup makes a VolumeGroupSnapshot of the claims with a label, and waits until it
+// can be used. It goes with the test, and with it its snapshots.
+func (k *Kube) SnapshotGroup(name, driver, label string) {
+	k.T.Helper()
+	key, value, _ := strings.Cut(label, "=")
+	k.Must(k.Apply(fmt.Sprintf(`apiVersion: groupsnapshot.storage.k8s.io/v1
+kind: VolumeGroupSnapshot
+metadata: {name: %s, namespace: %s}
+spec:
+  volumeGroupSnapshotClassName: %s
+  source: {selector: {matchLabels: {%s: %s}}}
+`, name, Namespace, SnapshotClass(driver), key, value)))
+	k.T.Cleanup(func() {
+		content, err := k.Kubectl("get", "--output=jsonpath={.status.boundVolumeGroupSnapshotContentName}", "volumegroupsnapshot/"+name)
+		k.check(err)
+		_, err = k.Kubectl("delete", "--timeout="+Patience.String(), "volumegroupsnapshot/"+name)
+		k.check(err)
+		_, err = k.Kubectl("wait", "--for=delete", "--timeout="+Patience.String(), "volumegroupsnapshotcontent/"+strings.TrimSpace(content))
+		k.check(err)
+	})
+	_, err := k.Kubectl("wait", "--for=jsonpath={.status.readyToUse}=true", "--timeout=60s", "volumegroupsnapshot/"+name)
+	k.Must(err)
 }
