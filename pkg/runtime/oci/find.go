@@ -120,7 +120,8 @@ func (c Config) findOne(known guards, mount specs.Mount, podUID string) (*Mount,
 	if err != nil {
 		return nil, nil //nolint:nilerr // who mounts it opens it again, and tells what is wrong
 	}
-	m := &Mount{Source: source, Destination: mount.Destination, ReadOnly: slices.Contains(mount.Options, "ro")}
+	readOnly := slices.Contains(mount.Options, "ro") || slices.Contains(mount.Options, "rro")
+	m := &Mount{Source: source, Destination: mount.Destination, ReadOnly: readOnly}
 	ours, err := c.fill(m, known, mount.Source, podUID)
 	if err != nil || !ours {
 		_ = unix.Close(source)

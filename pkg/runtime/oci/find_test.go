@@ -98,6 +98,9 @@ func TestByPath(t *testing.T) {
 	if m := n.find(bind(target+"/b/c"), "pod"); m.Sub != "b/c" || m.ReadOnly {
 		t.Fatalf("%+v", m)
 	}
+	if m := n.find(bind(target, "rbind", "rro"), "pod"); !m.ReadOnly {
+		t.Fatalf("%+v", m)
+	}
 }
 
 func TestByPathThroughALink(t *testing.T) {
