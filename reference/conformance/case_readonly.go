@@ -9,21 +9,25 @@ import (
 // runReadOnly makes one mount read-only, and then the whole volume.
 func runReadOnly(t *trial, s *suite) {
 	f := newFixture(t, s.node, s.node.podUID())
-	var writer, reader, c *container
+	var writer, reader, recursive, c *container
 	s.check(t, "ro-mount", func(t *trial) {
 		writer = f.container(t, "writer")
-		reader = t.container(f.pod, "reader", bind{source: f.vol.target, at: "/data", readOnly: true})
+		reader = t.container(f.pod, "reader", bind{source: f.vol.target, at: "/data", mode: "ro"})
 		seesFilesystem(t, writer)
 		reads(t, reader, "greeting", "hello")
 	}, "mount-inside")
+	s.check(t, "ro-recursive", func(t *trial) {
+		recursive = t.container(f.pod, "recursive", bind{source: f.vol.target, at: "/data", mode: "rro"})
+		reads(t, recursive, "greeting", "hello")
+	}, "ro-mount")
 	s.check(t, "ro-volume", func(t *trial) {
-		f.restartPod(t, writer, reader)
+		f.restartPod(t, writer, reader, recursive)
 		t.must(f.disk.setReadOnly(true))
 		f.vol.published.ReadOnly, f.vol.published.Group = true, strconv.Itoa(podGroup)
 		t.must(f.vol.publish())
 		c = f.container(t, "main")
 		reads(t, c, "greeting", "hello")
-	}, "ro-mount")
+	}, "ro-recursive")
 	s.check(t, "ro-group", func(t *trial) {
 		for path, is := range asked[map[string]seen](t, c, "look", "/data", "/data/greeting") {
 			if is.GID == podGroup {

@@ -104,6 +104,7 @@ func testCases() []testCase {
 		{"many", runMany},
 		{"sub", runSub},
 		{"readonly", runReadOnly},
+		{"users", runUsers},
 		{"group", runGroup},
 		{"refuse", runRefuse},
 		{"resize", runResize},

@@ -19,7 +19,8 @@ type pod struct {
 // bind is a mount of a container.
 type bind struct {
 	source, at string
-	readOnly   bool
+	mode       string // "" is rw
+	owners     []specs.LinuxIDMapping
 }
 
 // all mounts the whole volume at /data.

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -68,11 +69,10 @@ func (p *pod) containerSpec(name string, binds []bind) *specs.Spec {
 }
 
 func (b bind) mount() specs.Mount {
-	mode := "rw"
-	if b.readOnly {
-		mode = "ro"
+	return specs.Mount{
+		Destination: b.at, Type: "bind", Source: b.source, Options: []string{"rbind", "rprivate", cmp.Or(b.mode, "rw")},
+		UIDMappings: b.owners, GIDMappings: b.owners,
 	}
-	return specs.Mount{Destination: b.at, Type: "bind", Source: b.source, Options: []string{"rbind", "rprivate", mode}}
 }
 
 func (p *pod) annotations(kind, name string) map[string]string {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -36,7 +35,10 @@ func (c *creator) prepare() error {
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	process, err := c.sandbox(spec, sandbox, known)
+	process, err := c.sandbox(sandbox, known)
+	if err == nil {
+		err = checkOwners(c.runtime, spec, found)
+	}
 	if err == nil {
 		err = c.mount(process, sandbox.ID, found)
 	}
@@ -47,21 +49,11 @@ func (c *creator) prepare() error {
 }
 
 // sandbox finds the process whose mount namespace holds the pod's volumes.
-func (c *creator) sandbox(spec *specs.Spec, of oci.Sandbox, known bool) (pause, error) {
+func (c *creator) sandbox(of oci.Sandbox, known bool) (pause, error) {
 	if !known || of.Self {
 		return pause{}, errors.New("it mounts a deferred volume, and has no sandbox that could hold it: only a pod's containers can")
 	}
-	if hasUserNamespace(spec) {
-		return pause{}, errors.New("it mounts a deferred volume and has a user namespace of its own, in whose /dev nothing can be " +
-			"mounted for it: set hostUsers to true, or do not defer the volume")
-	}
 	return sandboxProcess(c.runtime, c.in, of)
-}
-
-func hasUserNamespace(spec *specs.Spec) bool {
-	return spec.Linux != nil && slices.ContainsFunc(spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool {
-		return ns.Type == specs.UserNamespace
-	})
 }
 
 func readSpec(bundle string) (*specs.Spec, error) {

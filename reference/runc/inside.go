@@ -119,7 +119,7 @@ func makePlaces() (int, error) {
 
 // place makes a directory in a sandbox and opens it. Nothing may be mounted there.
 func place(in int, name string, flags uint64) (int, error) {
-	if err := unix.Mkdirat(in, name, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := mkdirAsOwner(in, name); err != nil && !errors.Is(err, unix.EEXIST) {
 		return -1, fmt.Errorf("no place for volumes can be made in the sandbox: %w", err)
 	}
 	fd, err := openBeneath(in, name, flags, inSandbox|unix.RESOLVE_NO_XDEV)
@@ -127,6 +127,24 @@ func place(in int, name string, flags uint64) (int, error) {
 		return -1, fmt.Errorf("the place for volumes in the sandbox cannot be opened: a process of the pod may have changed it: %w", err)
 	}
 	return fd, nil
+}
+
+// mkdirAsOwner makes a directory as the owner of the one that it is in: in the /dev of a
+// sandbox with a user namespace, the root of the node is nobody, and can make nothing. It
+// changes the thread, and runs in one of inside's.
+func mkdirAsOwner(in int, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(in, &st); err != nil {
+		return err
+	}
+	if err := setFSOwner(int(st.Uid), int(st.Gid)); err != nil {
+		return err
+	}
+	return errors.Join(unix.Mkdirat(in, name, 0o700), setFSOwner(0, 0))
+}
+
+func setFSOwner(uid, gid int) error {
+	return errors.Join(unix.Setfsgid(gid), unix.Setfsuid(uid))
 }
 
 // attach puts a detached mount in its place in the sandbox, below the directory for

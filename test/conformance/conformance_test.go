@@ -138,6 +138,16 @@ func TestWrongHandlers(t *testing.T) {
 				case "$*" in *" create "*) sed -i 's/"rprivate","ro"/"rprivate","rw"/' $f;; esac
 			done`, "readonly", []string{"ro-mount"},
 		},
+		"does not know of rro": {
+			`for last; do :; done; for f in $ROOT/../crust-conformance-*/bundles/$last/config.json; do
+				case "$*" in *" create "*) sed -i 's/"rprivate","rro"/"rprivate"/' $f;; esac
+			done`, "readonly", []string{"ro-recursive"},
+		},
+		"leaves owners as they are": {
+			`for last; do :; done; for f in $ROOT/../crust-conformance-*/bundles/$last/config.json; do
+				case "$*" in *" create "*) sed -i 's/"[ug]idMappings":[^]]*\],*//g; s/,}/}/' $f;; esac
+			done`, "users", []string{"users-mapped"},
+		},
 		"shows all of the volume": {
 			`for last; do :; done; for f in $ROOT/../crust-conformance-*/bundles/$last/config.json; do
 				case "$*" in *" create "*) sed -i 's|"source":"\([^"]*\)/volume-subpaths/[^"]*"|"source":"\1/volumes/kubernetes.io~csi/pv/mount"|' $f;; esac

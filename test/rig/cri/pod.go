@@ -24,6 +24,11 @@ type Pod struct {
 type Mount struct {
 	Host, Container string
 	ReadOnly        bool
+	// Recursive extends ReadOnly to what is mounted below.
+	Recursive bool
+	// Unmapped leaves the files' owners as they are on the host, which kubelet never does
+	// for a pod with users of its own.
+	Unmapped bool
 }
 
 // Container is what kubelet wants of a container.
@@ -40,9 +45,22 @@ type Container struct {
 	Attempt uint32
 }
 
+// Option changes the sandbox of a pod.
+type Option func(*runtimeapi.PodSandboxConfig)
+
+// Users gives a pod a user namespace, whose root is this user of the host.
+func Users(root uint32) Option {
+	ids := []*runtimeapi.IDMapping{{HostId: root, ContainerId: 0, Length: 65536}}
+	return func(config *runtimeapi.PodSandboxConfig) {
+		config.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{
+			Mode: runtimeapi.NamespaceMode_POD, Uids: ids, Gids: ids,
+		}
+	}
+}
+
 // RunPod runs a sandbox. A sandbox that takes the place of another one of the
 // same pod is a further attempt.
-func (n *Node) RunPod(ctx context.Context, uid, handler string, attempt uint32) (*Pod, error) {
+func (n *Node) RunPod(ctx context.Context, uid, handler string, attempt uint32, options ...Option) (*Pod, error) {
 	config := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "pod-" + uid, Uid: uid, Namespace: "default", Attempt: attempt},
 		LogDirectory: filepath.Join(n.Dir, "pod-logs", uid),
@@ -58,6 +76,9 @@ func (n *Node) RunPod(ctx context.Context, uid, handler string, attempt uint32) 
 				},
 			},
 		},
+	}
+	for _, option := range options {
+		option(config)
 	}
 	reply, err := n.CRI.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
 	if err != nil {
@@ -99,12 +120,20 @@ func (p *Pod) Create(ctx context.Context, c Container) (string, error) {
 		}},
 	}
 	for _, m := range c.Mounts {
-		config.Mounts = append(config.Mounts, &runtimeapi.Mount{HostPath: m.Host, ContainerPath: m.Container, Readonly: m.ReadOnly})
+		config.Mounts = append(config.Mounts, p.mount(m))
 	}
 	reply, err := p.node.CRI.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
 		PodSandboxId: p.ID, Config: config, SandboxConfig: p.config,
 	})
 	return reply.GetContainerId(), err
+}
+
+func (p *Pod) mount(m Mount) *runtimeapi.Mount {
+	mount := &runtimeapi.Mount{HostPath: m.Host, ContainerPath: m.Container, Readonly: m.ReadOnly, RecursiveReadOnly: m.Recursive}
+	if users := p.config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetUsernsOptions(); !m.Unmapped {
+		mount.UidMappings, mount.GidMappings = users.GetUids(), users.GetGids()
+	}
+	return mount
 }
 
 // ExitError says that a script failed in a container.

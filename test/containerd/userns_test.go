@@ -1,0 +1,283 @@
+//go:build system
+
+package containerd
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
+)
+
+// whoami is a program that says who runs it, and stays where it is asked to.
+const whoami = `package main
+
+import ("fmt"; "os"; "time")
+
+func main() {
+	fmt.Println(os.Getuid(), os.Geteuid())
+	if len(os.Args) > 1 { time.Sleep(time.Hour) }
+}
+`
+
+// buildWhoami builds it without libraries, which containers do not have.
+func buildWhoami(t *testing.T) (program string) {
+	t.Helper()
+	dir := t.TempDir()
+	check.Must(t, os.WriteFile(dir+"/whoami.go", []byte(whoami), 0o600))
+	build := exec.Command("go", "build", "-o", dir+"/whoami", dir+"/whoami.go")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GO111MODULE=off")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return dir + "/whoami"
+}
+
+// attemptAs runs a sandbox with a user namespace.
+func (r *testNode) attemptAs(uid string, attempt, root uint32) *cri.Pod {
+	r.t.Helper()
+	pod, err := r.node.RunPod(r.ctx(), uid, "crust", attempt, cri.Users(root))
+	check.Must(r.t, err)
+	return pod
+}
+
+// TestUserNamespaces runs pods whose root is nobody on the node.
+func TestUserNamespaces(t *testing.T) {
+	r := newTestNode(t, "2.x")
+	program := buildWhoami(t)
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) {
+			u := &usersTest{testNode: r.of(t), program: program}
+			u.lives(fs)
+		})
+	}
+	t.Run("two pods", func(t *testing.T) { r.of(t).twoPodsWithUsers() })
+	r.wantClean()
+}
+
+// usersTest is one volume in pods with user namespaces.
+type usersTest struct {
+	*testNode
+	program string
+	v       *volume
+}
+
+const firstRoot, secondRoot = 200000, 300000
+
+// lives has two attempts of a pod, each with other users, use one volume: what is on the
+// device belongs to the pod's own users, whoever they are on the node.
+func (u *usersTest) lives(fs string) {
+	u.t.Helper()
+	u.v = u.volume("pod-"+fs, fs, diskSize)
+	u.fill()
+	u.v.group = strconv.Itoa(groupID)
+	u.v.stage()
+	pod := u.attemptAs(u.v.pod, 0, firstRoot)
+	id := u.run(pod, "main", at(u.v.target))
+	u.wantOwners(id, "theirs 1000:2000", "suid 0:2000", ". 0:2000")
+	u.exec(id, "touch /data/root && touch /data/given && chown 1234:1234 /data/given")
+	u.wantOwners(id, "given 1234:1234")
+	member, err := pod.Run(u.ctx(), cri.Container{Name: "member", User: 1000, Groups: []int64{groupID}, Mounts: []cri.Mount{at(u.v.target)}})
+	check.Must(u.t, err)
+	u.exec(member, "touch /data/members")
+	u.exec(u.run(pod, "sub", u.v.subPath("sub", 0, "made/here")), "touch /data/below")
+	u.wantNoHostRoot(pod, id)
+	u.wantManaged(id)
+	u.remove(pod)
+
+	pod = u.attemptAs(u.v.pod, 1, secondRoot)
+	id = u.run(pod, "main", at(u.v.target))
+	owners := []string{"theirs 1000:2000", "root 0:2000", "given 1234:2000", "members 1000:2000", "made 0:2000", "made/here 0:2000", "made/here/below 0:2000"}
+	u.wantOwners(id, owners...)
+	u.remove(pod)
+	u.v.releaseSubPaths()
+	u.v.unstage()
+	u.v.onHost(func(dir string) {
+		for _, want := range owners {
+			name, _, _ := strings.Cut(want, " ")
+			if got := ownersOf(u.t, dir, name); got != want {
+				u.t.Errorf("on the device: %q, want %q", got, want)
+			}
+		}
+	})
+	u.v.check()
+}
+
+// fill gives the volume a file of a user, and a program that runs as root.
+func (u *usersTest) fill() {
+	u.t.Helper()
+	raw, err := os.ReadFile(u.program)
+	check.Must(u.t, err)
+	u.v.onHost(func(dir string) {
+		check.Must(u.t, os.WriteFile(dir+"/theirs", nil, 0o600))
+		check.Must(u.t, os.Chown(dir+"/theirs", 1000, 1000))
+		check.Must(u.t, os.WriteFile(dir+"/suid", raw, 0o755)) //nolint:gosec // it is run by others
+		check.Must(u.t, os.Chmod(dir+"/suid", 0o755|os.ModeSetuid))
+	})
+}
+
+func ownersOf(t *testing.T, dir, name string) string {
+	t.Helper()
+	var st unix.Stat_t
+	check.Must(t, unix.Lstat(filepath.Join(dir, name), &st))
+	return fmt.Sprintf("%s %d:%d", name, st.Uid, st.Gid)
+}
+
+// wantOwners asks in the container.
+func (r *testNode) wantOwners(container string, owners ...string) {
+	r.t.Helper()
+	for _, want := range owners {
+		name, _, _ := strings.Cut(want, " ")
+		if got := strings.TrimSpace(r.exec(container, "cd /data && stat -c '%n %u:%g' "+name)); got != want {
+			r.t.Errorf("in the pod: %q, want %q", got, want)
+		}
+	}
+}
+
+// wantNoHostRoot runs the volume's program of root's: it may make a user of the pod the
+// pod's root, and nobody the node's.
+func (u *usersTest) wantNoHostRoot(pod *cri.Pod, container string) {
+	u.t.Helper()
+	u.wantAttributes(pod, u.v, container)
+	id, err := pod.Run(u.ctx(), cri.Container{Name: "suid", User: 1000, Script: "exec /data/suid stay", Mounts: []cri.Mount{at(u.v.target)}})
+	check.Must(u.t, err)
+	pid, err := u.node.Pid(u.ctx(), id)
+	check.Must(u.t, err)
+	users := fmt.Sprintf("Uid:\t%d\t%d\t%d\t%d\n", firstRoot+1000, firstRoot, firstRoot, firstRoot)
+	check.Eventually(u.t, "the program of root's is the pod's root", func() bool {
+		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		return err == nil && strings.Contains(string(raw), users)
+	})
+	// Where the containers share a process namespace, root in the pod reaches what the
+	// sandbox keeps: its owners are the device's, who are nobody there.
+	rig.Need(u.t, "nsenter")
+	kept := "/dev/crust/" + abi.DirName(u.v.target)
+	inSandbox := func(script string) (string, error) {
+		out, err := exec.Command("nsenter", "-t", strconv.Itoa(u.pause(pod, u.v)), "-U", "-m", "-S", "0", "-G", "0", "/bin/sh", "-c", script).CombinedOutput()
+		return string(out), err
+	}
+	if out, err := inSandbox(kept + "/suid"); err != nil || out != "0 0\n" {
+		u.t.Errorf("in the sandbox it is run as %q, %v", out, err)
+	}
+	if out, err := inSandbox("echo x > " + kept + "/theirs"); err == nil || !strings.Contains(out, "denied") {
+		u.t.Errorf("the sandbox's mount can be written to: %q, %v", out, err)
+	}
+}
+
+// wantManaged has the volume measured, grown and frozen.
+func (u *usersTest) wantManaged(container string) {
+	u.t.Helper()
+	u.v.wantStats(container)
+	if mayGrow(u.t, u.v.fs) {
+		u.v.grow(grownSize)
+		_, err := u.v.expand(grownSize)
+		check.Must(u.t, err)
+		u.v.wantStats(container)
+	}
+	u.crust("freeze", u.v.target, "60")
+	u.v.wantFrozenNow()
+	u.crust("thaw", u.v.target)
+	u.exec(container, "touch /data/thawed")
+}
+
+// wantFrozenNow wants a second freeze to be refused, as of a volume that is frozen.
+func (v *volume) wantFrozenNow() {
+	v.r.t.Helper()
+	if out, err := exec.Command(v.r.program, "crust", "freeze", v.target, "60").CombinedOutput(); err == nil {
+		v.r.t.Errorf("it was not frozen: %s", out)
+	}
+}
+
+// twoPodsWithUsers run at once: neither has a file of the other's.
+func (r *testNode) twoPodsWithUsers() {
+	r.t.Helper()
+	one, two := r.staged("pod-one", "ext4"), r.staged("pod-two", "xfs")
+	first, second := r.attemptAs(one.pod, 0, firstRoot), r.attemptAs(two.pod, 0, secondRoot)
+	plain := r.staged("pod-plain", "ext4")
+	third := r.pod(plain.pod)
+	inOne, inTwo, inPlain := r.run(first, "main", at(one.target)), r.run(second, "main", at(two.target)), r.run(third, "main", at(plain.target))
+	for id, root := range map[string]uint32{inOne: firstRoot, inTwo: secondRoot, inPlain: 0} {
+		r.exec(id, "touch /data/file")
+		r.wantOwners(id, "file 0:0")
+		pid, err := r.node.Pid(r.ctx(), id)
+		check.Must(r.t, err)
+		want := fmt.Sprintf("file %d:%d", root, root)
+		if got := ownersOf(r.t, fmt.Sprintf("/proc/%d/root/data", pid), "file"); got != want {
+			r.t.Errorf("on the node the pod's file is %q, want %q", got, want)
+		}
+	}
+	_, err := second.Run(r.ctx(), cri.Container{Name: "other", Mounts: []cri.Mount{at(one.target)}})
+	if err == nil || !strings.Contains(err.Error(), one.pod) {
+		r.t.Errorf("another pod's volume: %v", err)
+	}
+	for _, pod := range []*cri.Pod{first, second, third} {
+		r.remove(pod)
+	}
+	for _, v := range []*volume{one, two, plain} {
+		v.unstage()
+		v.onHost(func(dir string) {
+			if got := ownersOf(r.t, dir, "file"); got != "file 0:0" {
+				r.t.Errorf("on the device: %q", got)
+			}
+		})
+	}
+}
+
+// TestUserNamespacesRefused has a container runtime that knows nothing of the owners of a
+// mount's files.
+func TestUserNamespacesRefused(t *testing.T) {
+	r := newTestNode(t, "2.x")
+	v := r.staged("pod-1", "ext4")
+	pod := r.attemptAs(v.pod, 0, firstRoot)
+	mount := at(v.target)
+	mount.Unmapped = true
+	_, err := pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{mount}})
+	if err == nil || !strings.Contains(err.Error(), "no ID mappings") || !strings.Contains(err.Error(), "hostUsers") {
+		t.Errorf("the container: %v", err)
+	}
+	check.Must(t, v.isFree())
+	r.run(pod, "without")
+	r.remove(pod)
+	v.unstage()
+	r.wantClean()
+}
+
+// TestRecursiveReadOnly goes by what containerd tells kubelet of the handler.
+func TestRecursiveReadOnly(t *testing.T) {
+	r := newTestNode(t, "2.x")
+	reply, err := r.node.CRI.Status(r.ctx(), &runtimeapi.StatusRequest{})
+	check.Must(t, err)
+	for _, handler := range reply.GetRuntimeHandlers() {
+		if can := handler.GetFeatures(); handler.GetName() == "crust" && (!can.GetRecursiveReadOnlyMounts() || !can.GetUserNamespaces()) {
+			t.Errorf("kubelet is told of %v", can)
+		}
+	}
+	v := r.staged("pod-1", "ext4")
+	pod := r.attemptAs(v.pod, 0, firstRoot)
+	recursive := func(m cri.Mount) cri.Mount { m.ReadOnly, m.Recursive = true, true; return m }
+	writer := r.run(pod, "writer", at(v.target))
+	r.exec(writer, "mkdir /data/sub && echo x > /data/sub/file")
+	for name, m := range map[string]cri.Mount{"whole": at(v.target), "sub": v.subPath("sub", 0, "sub")} {
+		id := r.run(pod, name, recursive(m))
+		r.wantReadOnly(id)
+		if got := r.exec(id, "cat $(find /data -name file)"); got != "x\n" {
+			t.Errorf("%s: it reads %q", name, got)
+		}
+	}
+	r.exec(writer, "echo x > /data/new")
+	r.remove(pod)
+	v.releaseSubPaths()
+	v.unstage()
+	r.wantClean()
+}
