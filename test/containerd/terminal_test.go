@@ -59,7 +59,8 @@ func exitCode(err error) int {
 // A terminal is the container's as it is with runc, and so is how it ends.
 func TestTerminal(t *testing.T) {
 	rig.Need(t, "runc", "script", "busybox")
-	dir := bundle(t, true, "busybox tty; busybox stty size; exit 7")
+	// runc sets the size a moment after the container was started; until then stty shows none.
+	dir := bundle(t, true, "busybox tty; for i in $(busybox seq 100); do busybox stty size | busybox grep . && break; busybox sleep 0.1; done; exit 7")
 	run := crustRunc(t) + " --root " + t.TempDir() + " run --bundle " + dir + " terminal"
 	cmd := exec.Command("script", "--quiet", "--return", "--command", "stty rows 33 cols 44; "+run, "/dev/null")
 	cmd.Stdin = nil
