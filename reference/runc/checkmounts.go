@@ -14,24 +14,37 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
 )
 
-// checkOwners refuses a container that would not own the files of its volumes. In a pod
-// with a user namespace the owners of files are mapped for each mount: runc does it, by the
-// mount's mappings, with the volume that it finds in the guard's place.
-func checkOwners(runtime string, spec *specs.Spec, found []*oci.Mount) error {
+// checkMounts refuses mounts that would have less than was asked for.
+func checkMounts(runtime string, spec *specs.Spec, found []*oci.Mount) error {
 	mapped := false
 	for _, m := range found {
-		switch mount := spec.Mounts[m.Index]; {
-		case len(mount.UIDMappings) > 0 && len(mount.GIDMappings) > 0:
-			mapped = true
-		case hasUserNamespace(spec):
-			return volumeError(m, errors.New("the pod has a user namespace, and its mount has no ID mappings, without which the files "+
-				"would be nobody's: update the container runtime, or set hostUsers to true"))
+		mount := spec.Mounts[m.Index]
+		if slices.Contains(mount.Options, "rshared") || slices.Contains(mount.Options, "shared") {
+			return volumeError(m, errors.New("what is mounted in it cannot be seen outside of the container, as the volume is not there: "+
+				"set mountPropagation to HostToContainer or None, or do not defer the volume"))
 		}
+		isMapped, err := isMapped(mount, hasUserNamespace(spec))
+		if err != nil {
+			return volumeError(m, err)
+		}
+		mapped = mapped || isMapped
 	}
 	if !mapped {
 		return nil
 	}
 	return mapsOwners(runtime)
+}
+
+// isMapped tells whether runc has to map the owners of a mount's files. In a pod with a
+// user namespace it must: it does it by the mount's mappings, with the volume that it finds
+// in the guard's place.
+func isMapped(mount specs.Mount, users bool) (bool, error) {
+	is := len(mount.UIDMappings) > 0 && len(mount.GIDMappings) > 0
+	if users && !is {
+		return false, errors.New("the pod has a user namespace, and its mount has no ID mappings, without which the files " +
+			"would be nobody's: update the container runtime, or set hostUsers to true")
+	}
+	return is, nil
 }
 
 func hasUserNamespace(spec *specs.Spec) bool {

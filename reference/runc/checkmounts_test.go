@@ -12,6 +12,15 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
+func TestSharedMountsAreRefused(t *testing.T) {
+	for option, refused := range map[string]bool{"rshared": true, "shared": true, "rslave": false, "rprivate": false} {
+		spec := &specs.Spec{Mounts: []specs.Mount{{Options: []string{"rbind", option, "rw"}}}}
+		if err := checkMounts("runc", spec, []*oci.Mount{{Destination: "/data"}}); (err != nil) != refused {
+			t.Errorf("%s: %v", option, err)
+		}
+	}
+}
+
 func TestOwnersOfAVolumesFiles(t *testing.T) {
 	const (
 		able   = `echo '{"linux":{"mountExtensions":{"idmap":{"enabled":true}}}}'`
@@ -40,7 +49,7 @@ func TestOwnersOfAVolumesFiles(t *testing.T) {
 			if c.namespace {
 				spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}, {Type: specs.UserNamespace}}
 			}
-			err := checkOwners(runtime, spec, []*oci.Mount{{Index: 1, Destination: "/data"}})
+			err := checkMounts(runtime, spec, []*oci.Mount{{Index: 1, Destination: "/data"}})
 			if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 				t.Errorf("it says %v, want %q", err, c.says)
 			}

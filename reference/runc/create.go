@@ -37,7 +37,7 @@ func (c *creator) prepare() error {
 	}
 	process, err := c.sandbox(sandbox, known)
 	if err == nil {
-		err = checkOwners(c.runtime, spec, found)
+		err = checkMounts(c.runtime, spec, found)
 	}
 	if err == nil {
 		err = c.mount(process, sandbox.ID, found)
