@@ -59,8 +59,8 @@ func TestFreeze(t *testing.T) {
 			t.Errorf("timeout %v: %v", wrong, err)
 		}
 	}
-	able.err = volume.Errorf(volume.Refused, "volume %s: it was frozen by another", target)
-	if err := thaw(); status.Code(err) != codes.Unknown {
+	able.err = volume.Errorf(volume.InUse, "volume %s: it is not frozen", target)
+	if err := thaw(); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("got %v", err)
 	}
 }

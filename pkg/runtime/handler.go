@@ -57,8 +57,10 @@ type Handler interface {
 
 // Freezer is a Handler whose sandboxes can hold all writes to a volume.
 type Freezer interface {
-	// Freeze holds all writes until Thaw, or until the timeout has passed.
+	// Freeze holds all writes until Thaw, or until the timeout has passed. A volume that
+	// is frozen already stays so: volume.InUse.
 	Freeze(ctx context.Context, v *volume.Volume, timeout time.Duration) error
-	// Thaw lets writes go on. It also works after the sandbox has ended.
+	// Thaw lets writes go on. It also works after the sandbox has ended. A volume that was
+	// not frozen up to now is volume.InUse: what was read of it may be of different times.
 	Thaw(ctx context.Context, v *volume.Volume) error
 }

@@ -24,7 +24,8 @@ const (
 	NotFound
 	// Conflict is a target that already holds a different volume.
 	Conflict
-	// InUse is a device that has another owner.
+	// InUse is a device or a volume whose present use does not allow it: the device has
+	// another owner; the volume is frozen already, or was not frozen up to now.
 	InUse
 	// Busy is an operation to repeat a little later.
 	Busy

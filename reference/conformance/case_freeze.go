@@ -32,7 +32,7 @@ func runFreeze(t *trial, s *suite) {
 	s.check(t, "thaw-idle", func(t *trial) {
 		c = f.container(t, "main")
 		s.node.scratch.add(func(context.Context) error { return forceThaw(c) })
-		t.must(f.vol.wantRefused(t.ctx, abi.Thaw, f.vol.target))
+		t.must(f.vol.wantExit(t.ctx, abi.ExitWrongState, abi.Thaw, f.vol.target))
 	}, "mount-inside", "binding-program")
 	s.check(t, "freeze-holds", func(t *trial) {
 		freezeVolume(t, f, longFreeze)
@@ -44,7 +44,7 @@ func runFreeze(t *trial, s *suite) {
 		t.must(err)
 	}, "freeze-holds")
 	s.check(t, "freeze-twice", func(t *trial) {
-		err := f.vol.wantRefused(t.ctx, abi.Freeze, f.vol.target, "1")
+		err := f.vol.wantExit(t.ctx, abi.ExitWrongState, abi.Freeze, f.vol.target, "1")
 		t.must(errors.Join(err, held.waits(t.ctx, heldFor+time.Second)))
 	}, "freeze-holds")
 	s.check(t, "freeze-thaw", func(t *trial) {
@@ -62,7 +62,7 @@ func runFreeze(t *trial, s *suite) {
 		}
 		t.must(err)
 	}, "freeze-thaw")
-	s.check(t, "thaw-late", func(t *trial) { t.must(f.vol.wantRefused(t.ctx, abi.Thaw, f.vol.target)) }, "freeze-auto")
+	s.check(t, "thaw-late", func(t *trial) { t.must(f.vol.wantExit(t.ctx, abi.ExitWrongState, abi.Thaw, f.vol.target)) }, "freeze-auto")
 	s.check(t, "thaw-dead", func(t *trial) { // the sandbox is killed while its volume is frozen
 		freezeVolume(t, f, longFreeze)
 		t.must(errors.Join(f.pod.sandbox.kill(t.ctx, unix.SIGKILL), c.kill(t.ctx, unix.SIGKILL)))

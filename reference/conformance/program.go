@@ -40,21 +40,6 @@ func (v *testVolume) wantExit(ctx context.Context, status int, words ...string) 
 	return wantStatus(ended, status, words)
 }
 
-// wantRefused fails unless the program ends with the general status of a refusal.
-func (v *testVolume) wantRefused(ctx context.Context, words ...string) error {
-	ended, err := v.ask(ctx, words...)
-	if err != nil {
-		return err
-	}
-	switch ended.code {
-	case abi.ExitUnsupported:
-		return unsupported{reason: lastLine(ended.stderr)}
-	case abi.ExitOK, abi.ExitUsage, abi.ExitNoSandbox, abi.ExitOutOfRange:
-		return fmt.Errorf("%v ended with status %d and should with %d: %q", words, ended.code, abi.ExitRefused, lastLine(ended.stderr))
-	}
-	return nil
-}
-
 func wantStatus(ended programResult, status int, words []string) error {
 	switch {
 	case ended.code == status && (status == abi.ExitOK || ended.stderr != ""):

@@ -127,6 +127,8 @@ func ExitStatus(err error) int {
 		return abi.ExitUnsupported
 	case errors.Is(err, fsops.ErrOutOfRange):
 		return abi.ExitOutOfRange
+	case errors.Is(err, fsops.ErrFrozen), errors.Is(err, fsops.ErrNotFrozen):
+		return abi.ExitWrongState
 	default:
 		return abi.ExitRefused
 	}

@@ -47,7 +47,7 @@ func TestExitStatus(t *testing.T) {
 		"unknown volume":     {[]string{"stats", "/b"}, abi.ExitNoSandbox, "/b"},
 		"no sandbox":         {[]string{"stats", target}, abi.ExitNoSandbox, target},
 		"no sandbox, freeze": {[]string{"freeze", target, "5"}, abi.ExitNoSandbox, target},
-		"not frozen":         {[]string{"thaw", target}, abi.ExitRefused, "not frozen"},
+		"not frozen":         {[]string{"thaw", target}, abi.ExitWrongState, "not frozen"},
 		"no sandbox, resize": {[]string{"resize", target, "0", "0"}, abi.ExitNoSandbox, target},
 	} {
 		status, out, told := crust(t, root, c.args...)

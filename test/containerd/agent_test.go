@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
@@ -111,6 +113,39 @@ func TestFreezeEnds(t *testing.T) {
 	r.killAgents()
 	if !r.writesIn(id, 10*time.Second) {
 		t.Error("a volume that was frozen for two seconds cannot be written to")
+	}
+	r.remove(pod)
+	v.unstage()
+	v.check()
+}
+
+// TestFreezeTwice: who freezes a frozen volume, or thaws one that is not frozen, learns of it
+// by the code that fits, from the agent and from the program.
+func TestFreezeTwice(t *testing.T) {
+	r := newTestNode(t, "installed")
+	v := r.staged("pod-1", "ext4")
+	pod := r.pod("pod-1")
+	v.wantStats(r.run(pod, "main", at(v.target)))
+	freeze := func() error {
+		_, err := r.d.Admin().FreezeVolume(r.ctx(), &adminv1.FreezeVolumeRequest{Volume: v.target, Timeout: durationpb.New(time.Minute)})
+		return err
+	}
+	thaw := func() error {
+		_, err := r.d.Admin().ThawVolume(r.ctx(), &adminv1.ThawVolumeRequest{Volume: v.target})
+		return err
+	}
+	refused := func(err error) {
+		t.Helper()
+		if status.Code(err) != codes.FailedPrecondition || strings.Count(err.Error(), v.target) != 1 || !strings.Contains(err.Error(), "frozen") {
+			t.Errorf("got %v", err)
+		}
+	}
+	for range 2 {
+		refused(thaw())
+		check.Must(t, freeze())
+		refused(freeze())
+		check.Must(t, thaw())
+		r.killAgents()
 	}
 	r.remove(pod)
 	v.unstage()

@@ -47,6 +47,8 @@ const (
 	ExitNoSandbox   = 3
 	ExitUnsupported = 4
 	ExitOutOfRange  = 5
+	// ExitWrongState: freeze found the volume frozen, or thaw found it not frozen all the time.
+	ExitWrongState = 6
 )
 
 // GuardPrefix begins the mount source of every guard mount; the name of the

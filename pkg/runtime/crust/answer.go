@@ -2,6 +2,7 @@ package crust
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -57,6 +58,9 @@ func checkSize(v *volume.Volume, id string, r volume.Range, size int64, sizes gu
 }
 
 func refusal(v *volume.Volume, id string, kind volume.Kind, verb, text string) error {
+	for _, known := range []string{"volume " + v.ResolvedTarget + ": ", "sandbox " + id + ": "} { // the error has it already
+		text = strings.Replace(text, known, "", 1)
+	}
 	text = guest.Printable(oneLine(text), guest.MaxErrorText)
 	if text == "" {
 		text = "it gave no reason"

@@ -103,7 +103,7 @@ func (a *asker) thawForgotten(ctx context.Context, v *volume.Volume, q *question
 		if err == nil {
 			return nil
 		}
-		if volume.KindOf(err) == volume.Refused {
+		if kind := volume.KindOf(err); kind == volume.InUse || kind == volume.Refused {
 			cause = err
 		}
 	}

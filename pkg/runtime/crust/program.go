@@ -65,6 +65,8 @@ func kindOfExit(code int) volume.Kind {
 		return volume.Unsupported
 	case abi.ExitOutOfRange:
 		return volume.OutOfRange
+	case abi.ExitWrongState:
+		return volume.InUse
 	default:
 		return volume.Refused
 	}

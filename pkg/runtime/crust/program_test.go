@@ -63,6 +63,7 @@ func TestAnswersOfPrograms(t *testing.T) {
 		"unknown word":       {"exit 2", volume.Unsupported, "stats"},
 		"unsupported":        {"echo not this filesystem >&2; exit 4", volume.Unsupported, "not this filesystem"},
 		"out of range":       {"echo too small >&2; exit 5", volume.OutOfRange, "too small"},
+		"wrong state":        {"echo prog: volume $3: sandbox sb1: not frozen >&2; exit 6", volume.InUse, "sb1 refused stats: prog: not frozen"},
 		"killed":             {"kill -9 $$", volume.Refused, "signal killed"},
 		"nothing":            {"exit 0", volume.Malformed, "cannot be read"},
 		"empty":              {"echo {}", volume.Malformed, "neither"},

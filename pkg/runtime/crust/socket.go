@@ -54,6 +54,8 @@ func socketError(ctx context.Context, v *volume.Volume, id string, q *question, 
 		kind = volume.Invalid
 	case codes.OutOfRange:
 		kind = volume.OutOfRange
+	case codes.FailedPrecondition:
+		kind = volume.InUse
 	case codes.DeadlineExceeded:
 		kind = volume.Timeout
 	case codes.ResourceExhausted:

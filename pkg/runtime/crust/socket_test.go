@@ -41,7 +41,7 @@ func TestCodesOfSockets(t *testing.T) {
 	b, v := socketOnly(t)
 	for code, want := range map[codes.Code]volume.Kind{
 		codes.Unimplemented: volume.Unsupported, codes.InvalidArgument: volume.Invalid, codes.OutOfRange: volume.OutOfRange,
-		codes.Internal: volume.Refused, codes.FailedPrecondition: volume.Refused, codes.Unknown: volume.Refused,
+		codes.Internal: volume.Refused, codes.FailedPrecondition: volume.InUse, codes.Unknown: volume.Refused,
 		codes.DeadlineExceeded: volume.Timeout, codes.ResourceExhausted: volume.Exhausted,
 		codes.Unavailable: volume.Internal, // and there is no program to turn to
 	} {
@@ -208,9 +208,9 @@ func TestFreezeAndThaw(t *testing.T) {
 // A filesystem that a dead sandbox left frozen is thawed by whoever can.
 func TestThawOfADeadSandboxsVolume(t *testing.T) {
 	mark := filepath.Join(shortDir(t), "frozen")
-	b, v := askedBy(t, `[ "$2" = thaw ] && [ "$(cat `+mark+` 2>/dev/null)" = "$3" ] && { echo '{}'; exit 0; }; echo "not frozen" >&2; exit 1`)
+	b, v := askedBy(t, `[ "$2" = thaw ] && [ "$(cat `+mark+` 2>/dev/null)" = "$3" ] && { echo '{}'; exit 0; }; echo "not frozen" >&2; exit 6`)
 	check.Must(t, os.Remove(b.path(v, "sb1")))
-	wantError(t, b.h.Thaw(t.Context(), v), volume.Refused, v, "not frozen")
+	wantError(t, b.h.Thaw(t.Context(), v), volume.InUse, v, "not frozen")
 	check.Must(t, os.WriteFile(mark, []byte(v.ResolvedTarget), 0o600))
 	check.Must(t, b.h.Thaw(t.Context(), v))
 	b.h.cfg.Programs = nil

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"path"
 
 	"google.golang.org/grpc"
@@ -12,7 +11,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/reference/runc"
 )
 
@@ -85,13 +83,10 @@ func toStatus(err error) error {
 	code := map[int]codes.Code{
 		abi.ExitUsage: codes.InvalidArgument, abi.ExitNoSandbox: codes.NotFound,
 		abi.ExitUnsupported: codes.Unimplemented, abi.ExitOutOfRange: codes.OutOfRange,
+		abi.ExitWrongState: codes.FailedPrecondition,
 	}
 	is, known := code[runc.ExitStatus(err)]
-	switch {
-	case known:
-	case errors.Is(err, fsops.ErrFrozen), errors.Is(err, fsops.ErrNotFrozen):
-		is = codes.FailedPrecondition
-	default:
+	if !known {
 		is = codes.Internal
 	}
 	return status.Error(is, err.Error())

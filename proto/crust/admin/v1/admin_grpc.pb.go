@@ -61,10 +61,11 @@ type AdminClient interface {
 	ExpandVolume(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*ExpandVolumeResponse, error)
 	// FreezeVolume holds all writes to a volume, its filesystem consistent on the
 	// device, until ThawVolume or until the time is over, whatever dies meanwhile.
-	// UNIMPLEMENTED where the volume's runtime cannot.
+	// UNIMPLEMENTED where the volume's runtime cannot, FAILED_PRECONDITION where the
+	// volume is frozen already.
 	FreezeVolume(ctx context.Context, in *FreezeVolumeRequest, opts ...grpc.CallOption) (*FreezeVolumeResponse, error)
-	// ThawVolume lets writes go on. A volume that was not frozen up to now is an
-	// error: what was done to it meanwhile may be of different times.
+	// ThawVolume lets writes go on. A volume that was not frozen up to now is
+	// FAILED_PRECONDITION: what was done to it meanwhile may be of different times.
 	ThawVolume(ctx context.Context, in *ThawVolumeRequest, opts ...grpc.CallOption) (*ThawVolumeResponse, error)
 	// ListHandlers shows the runtime handlers and whether they can work.
 	ListHandlers(ctx context.Context, in *ListHandlersRequest, opts ...grpc.CallOption) (*ListHandlersResponse, error)
@@ -236,10 +237,11 @@ type AdminServer interface {
 	ExpandVolume(context.Context, *ExpandVolumeRequest) (*ExpandVolumeResponse, error)
 	// FreezeVolume holds all writes to a volume, its filesystem consistent on the
 	// device, until ThawVolume or until the time is over, whatever dies meanwhile.
-	// UNIMPLEMENTED where the volume's runtime cannot.
+	// UNIMPLEMENTED where the volume's runtime cannot, FAILED_PRECONDITION where the
+	// volume is frozen already.
 	FreezeVolume(context.Context, *FreezeVolumeRequest) (*FreezeVolumeResponse, error)
-	// ThawVolume lets writes go on. A volume that was not frozen up to now is an
-	// error: what was done to it meanwhile may be of different times.
+	// ThawVolume lets writes go on. A volume that was not frozen up to now is
+	// FAILED_PRECONDITION: what was done to it meanwhile may be of different times.
 	ThawVolume(context.Context, *ThawVolumeRequest) (*ThawVolumeResponse, error)
 	// ListHandlers shows the runtime handlers and whether they can work.
 	ListHandlers(context.Context, *ListHandlersRequest) (*ListHandlersResponse, error)
