@@ -32,6 +32,7 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
 		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+		csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	}
 	if c.cloner.able() {
@@ -111,8 +112,9 @@ func (c *controller) readCreate(req *csi.CreateVolumeRequest) (*record, error) {
 	if err := checkName(req.GetName()); err != nil {
 		return nil, err
 	}
-	if len(req.GetMutableParameters()) > 0 {
-		return nil, status.Error(codes.InvalidArgument, "mutable_parameters: this driver has none")
+	buffered, err := readMutable(req.GetMutableParameters(), false)
+	if err != nil {
+		return nil, err
 	}
 	if err := readAccesses(req.GetVolumeCapabilities()); err != nil {
 		return nil, err
@@ -128,7 +130,9 @@ func (c *controller) readCreate(req *csi.CreateVolumeRequest) (*record, error) {
 		return nil, err
 	}
 	size, err := readRange(req.GetCapacityRange())
-	return &record{Version: recordVersion, ID: volumeID(req.GetName()), Capacity: size, Created: time.Now().UTC(), Source: from}, err
+	return &record{
+		Version: recordVersion, ID: volumeID(req.GetName()), Capacity: size, Created: time.Now().UTC(), Source: from, Buffered: buffered,
+	}, err
 }
 
 func checkName(name string) error {
@@ -239,4 +243,28 @@ func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 		return nil, err
 	}
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: r.Capacity, NodeExpansionRequired: true}, nil
+}
+
+// ControllerModifyVolume changes the attributes of a volume: at once where it is attached,
+// and for the next time.
+func (c *controller) ControllerModifyVolume(ctx context.Context, req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
+	id := req.GetVolumeId()
+	release, err := c.locks.take(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	r, err := c.pool.find(id)
+	if err != nil {
+		return nil, err
+	}
+	if r.Buffered, err = readMutable(req.GetMutableParameters(), r.Buffered); err != nil {
+		return nil, err
+	}
+	// First, because it may be impossible, and nothing shall have changed then.
+	if err := c.pool.setDirectIO(r); err != nil {
+		return nil, err
+	}
+	failpoint.Hit("driver-modified")
+	return &csi.ControllerModifyVolumeResponse{}, c.pool.store.save(r)
 }

@@ -45,10 +45,10 @@ func openPool(config Config) (*pool, error) {
 	return l, err
 }
 
-// sectorSize gives the sectors of loop devices, if a new image allows direct I/O with the
-// usual ones. On xfs an image that shares data with a clone needs larger ones, and a newer
-// kernel would give its loop device those, with which the filesystem that is on it
-// could not be mounted. On disks with larger sectors nothing changes with a clone.
+// sectorSize gives the sectors of loop devices: the smallest with which a new image allows
+// direct I/O, always the same, as the filesystem on a volume may not be mounted with others.
+// Left to the kernel they change with direct I/O, and with a clone: on xfs an image that
+// shares data needs sectors of a whole block. Such a volume goes without direct I/O.
 func sectorSize(dir string) (uint32, error) {
 	image, err := nameless(dir)
 	if err != nil || image == nil {
@@ -59,13 +59,13 @@ func sectorSize(dir string) (uint32, error) {
 	if err := unix.Statx(int(image.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &stat); err != nil {
 		return 0, err
 	}
-	if stat.Dio_offset_align != usualSector {
+	if stat.Dio_offset_align > largestSector {
 		return 0, nil
 	}
-	return usualSector, nil
+	return stat.Dio_offset_align, nil
 }
 
-const usualSector = 512
+const largestSector = 4096
 
 // nameless makes a file without a name, or gives nil where the filesystem has none.
 func nameless(dir string) (*os.File, error) {
@@ -141,9 +141,9 @@ const (
 )
 
 // attach gives the volume's loop device, and makes it where there is none.
-func (l *pool) attach(id string, readOnly bool) (string, error) {
+func (l *pool) attach(r *record, readOnly bool) (string, error) {
 	for range leavingTries {
-		found, err := l.attached(id)
+		found, err := l.attached(r.ID)
 		if err != nil {
 			return "", err
 		}
@@ -154,13 +154,13 @@ func (l *pool) attach(id string, readOnly bool) (string, error) {
 			}
 		}
 		if !leaving {
-			path, err := loopdev.Attach(l.image(id), loopdev.Options{ReadOnly: readOnly, DirectIO: true, SectorSize: l.sectorSize})
+			path, err := loopdev.Attach(l.image(r.ID), loopdev.Options{ReadOnly: readOnly, DirectIO: !r.Buffered, SectorSize: l.sectorSize})
 			failpoint.Hit("driver-attached")
 			return path, err
 		}
 		time.Sleep(leavingPause)
 	}
-	return "", status.Errorf(codes.Aborted, "volume %q: another program still uses the loop device of its last use", id)
+	return "", status.Errorf(codes.Aborted, "volume %q: another program still uses the loop device of its last use", r.ID)
 }
 
 // detach frees the volume's loop devices, or only the read-only ones.
@@ -189,6 +189,24 @@ func (l *pool) growDevices(id string) error {
 		err = errors.Join(err, loopdev.Grow(one.Path))
 	}
 	return err
+}
+
+// setDirectIO makes the loop devices do what the record says.
+func (l *pool) setDirectIO(r *record) error {
+	found, err := l.attached(r.ID)
+	if err != nil {
+		return err
+	}
+	for _, one := range found {
+		err := loopdev.SetDirectIO(one.Path, !r.Buffered)
+		if errors.Is(err, unix.EINVAL) {
+			return status.Errorf(codes.InvalidArgument, "volume %q: the filesystem of its image offers no direct I/O for it: %v", r.ID, err)
+		}
+		if err != nil && !one.Leaving {
+			return err
+		}
+	}
+	return nil
 }
 
 // erase removes a volume that is not attached. The record first says that the

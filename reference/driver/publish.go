@@ -141,7 +141,7 @@ func (p *publishing) compare(present *node) (known bool, err error) {
 }
 
 func (p *publishing) carryOut(ctx context.Context, r *record, reply *csi.NodePublishVolumeResponse) error {
-	device, err := p.node.pool.attach(p.id, p.as.Block && p.as.ReadOnly)
+	device, err := p.node.pool.attach(r, p.as.Block && p.as.ReadOnly)
 	if err != nil {
 		return err
 	}

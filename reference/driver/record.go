@@ -23,6 +23,8 @@ type record struct {
 	Snapshot *snapshot `json:"snapshot,omitempty"`
 	// Volumes are the sources of a group of snapshots, in order; only its record has them.
 	Volumes []string `json:"volumes,omitempty"`
+	// Buffered: its loop devices use the node's page cache.
+	Buffered bool `json:"buffered,omitempty"`
 	// Holds is the filesystem that was seen on the volume when it was deferred.
 	Holds string `json:"holds,omitempty"`
 	Node  *node  `json:"node,omitempty"`

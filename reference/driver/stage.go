@@ -78,7 +78,7 @@ func (n *nodeServer) stage(ctx context.Context, r *record, path string, want acc
 	if err := n.pool.makeImage(r); err != nil { // an expansion may have been cut off
 		return err
 	}
-	device, err := n.pool.attach(r.ID, want.block && want.readOnly)
+	device, err := n.pool.attach(r, want.block && want.readOnly)
 	if err != nil {
 		return err
 	}

@@ -85,6 +85,24 @@ func Detach(path string) error {
 	return nil
 }
 
+// SetDirectIO turns direct I/O to the backing on or off. It is unix.EINVAL where the backing
+// cannot do it with the sectors of the device.
+func SetDirectIO(path string, on bool) error {
+	value := 0
+	if on {
+		value = 1
+	}
+	loop, err := os.OpenFile(path, os.O_RDONLY, 0) //nolint:gosec // the caller names the device
+	if err != nil {
+		return err
+	}
+	defer func() { _ = loop.Close() }()
+	if err := unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_SET_DIRECT_IO, value); err != nil {
+		return fmt.Errorf("set direct I/O of %s to %v: %w", path, on, err)
+	}
+	return nil
+}
+
 // Grow makes a loop device take up the present size of its backing.
 func Grow(path string) error {
 	if err := loopIoctl(path, unix.LOOP_SET_CAPACITY); err != nil {

@@ -3,7 +3,7 @@
 package driver_test
 
 // notOffered are csi-sanity's specs of what the driver does not advertise:
-// publishing by a controller, modification; the health calls of the controller and
+// publishing by a controller; the health calls of the controller and
 // topology of snapshots; the limit of attached volumes, which has no meaning without a controller that attaches;
 // and the spec of pagination that csi-sanity itself has switched off (TestPagination has
 // its place).
@@ -17,8 +17,6 @@ func notOffered() []string {
 		"Controller Service [Controller Server] ControllerPublishVolume should fail when the volume does not exist",
 		"Controller Service [Controller Server] ControllerPublishVolume should fail when the volume is already published but is incompatible",
 		"Controller Service [Controller Server] ControllerUnpublishVolume should fail when no volume id is provided",
-		"Controller Service [Controller Server] CreateVolume should create volume with a volume attribute class",
-		"Controller Service [Controller Server] CreateVolume should not create volume with an invalid volume attribute class",
 		"Controller Service [Controller Server] ListVolumes pagination should detect volumes added between pages and accept tokens when the last volume from a page is deleted",
 		"Controller Service [Controller Server] volume lifecycle should be idempotent",
 		"Controller Service [Controller Server] volume lifecycle should work",
@@ -26,11 +24,5 @@ func notOffered() []string {
 		"ControllerGetVolumeHealth [Controller Server] should return health for a valid volume",
 		"ControllerListVolumeHealth [Controller Server] should return appropriate response",
 		"CreateSnapshot [Controller Server] should succeed when creating a snapshot with accessibility requirements",
-		"ModifyVolume [Controller Server] should fail if no volume id is given",
-		"ModifyVolume [Controller Server] should fail if specified mutable parameters are not supported by the volume",
-		"ModifyVolume [Controller Server] should fail if volume does not exist",
-		"ModifyVolume [Controller Server] should fail to modify a volume created with a volume attribute class if new mutable parameters are not supported by volume",
-		"ModifyVolume [Controller Server] should modify a volume created with a volume attribute class",
-		"ModifyVolume [Controller Server] should modify a volume created without a volume attribute class",
 	}
 }

@@ -43,9 +43,13 @@ func Program(t testing.TB) string {
 // Run runs it and gives how many specs ran, and the names of those skipped.
 func Run(t testing.TB, program, dir, socket, kind string) (ran int, skipped []string) {
 	t.Helper()
-	report := dir + "/report.xml"
+	report, mutable := dir+"/report.xml", dir+"/mutable.yaml"
+	if err := os.WriteFile(mutable, []byte(`directIO: "false"`), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	cmd := exec.Command(program, "--csi.endpoint", "unix://"+socket, "--csi.mountdir", dir+"/mnt", "--csi.stagingdir", dir+"/stage",
 		"--csi.testvolumesize", "335544320", "--csi.testvolumeexpandsize", "671088640", "--csi.testvolumeaccesstype", kind,
+		"--csi.testvolumemutableparameters", mutable,
 		"--ginkgo.junit-report", report, "--ginkgo.no-color")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
