@@ -188,6 +188,7 @@ func (l *pool) growDevices(id string) error {
 	for _, one := range found {
 		err = errors.Join(err, loopdev.Grow(one.Path))
 	}
+	failpoint.Hit("driver-devices-grown")
 	return err
 }
 

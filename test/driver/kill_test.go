@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -106,6 +107,72 @@ func TestKilledInExpand(t *testing.T) {
 	}
 	v.down()
 	r.wantNothing()
+}
+
+// TestKilledInNodeExpand kills when the loop device has grown, and its filesystem not yet.
+func TestKilledInNodeExpand(t *testing.T) {
+	r := newDriver(t, false)
+	v := r.volume("v", mountAccess("xfs"))
+	v.up()
+	v.put("data")
+	v.grow(2 * size)
+	r.restart("CRUST_FAILPOINTS=driver-devices-grown=kill")
+	if err := v.growNode(v.target, 2*size); err == nil {
+		t.Fatal("not hit")
+	}
+	r.wait()
+	r.start()
+	check.Must(t, v.growNode(v.target, 2*size))
+	if total := v.bytesOf().GetTotal(); total < size*18/10 {
+		t.Errorf("it has %d bytes", total)
+	}
+	v.wantKept("data")
+	v.down()
+	r.wantNothing()
+}
+
+// TestKilledInDeferredPublish kills when the filesystem was made, and that is not on record.
+func TestKilledInDeferredPublish(t *testing.T) {
+	r := newDriver(t, true)
+	v := r.volume("v", mountAccess("ext4"))
+	v.must(v.create, v.stage)
+	for _, point := range []string{"driver-prepared", "driver-record-temp@2"} {
+		r.restart("CRUST_FAILPOINTS=" + point + "=kill")
+		if _, err := v.publishDeferred(false); err == nil {
+			t.Fatalf("%s: not hit", point)
+		}
+		r.wait()
+		r.start()
+		v.must(v.unpublish)
+	}
+	_, err := v.publishDeferred(false)
+	check.Must(t, err)
+	v.down()
+	r.wantNothing()
+}
+
+// TestEveryStepIsKilledAt compares the failpoints of the driver with those of these tests.
+func TestEveryStepIsKilledAt(t *testing.T) {
+	read := func(pattern string) (all string) {
+		paths, err := filepath.Glob(pattern)
+		check.Must(t, err)
+		for _, path := range paths {
+			raw, err := os.ReadFile(path)
+			check.Must(t, err)
+			all += string(raw)
+		}
+		return all
+	}
+	tests := read("*_test.go")
+	points := regexp.MustCompile(`failpoint\.Hit\("([^"]+)"\)`).FindAllStringSubmatch(read("../../reference/driver/*.go"), -1)
+	if len(points) < 20 {
+		t.Errorf("only %d failpoints were found", len(points))
+	}
+	for _, point := range points {
+		if !regexp.MustCompile(`[="]` + point[1] + `["@=]`).MatchString(tests) {
+			t.Errorf("nothing is killed at %s", point[1])
+		}
+	}
 }
 
 // TestRecordsOfAnotherBoot shows that what was staged before a reboot is not
