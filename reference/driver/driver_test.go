@@ -186,6 +186,18 @@ func TestTopology(t *testing.T) {
 	if err := create("other"); status.Code(err) != codes.ResourceExhausted {
 		t.Error(err)
 	}
+	for node, some := range map[string]bool{"n": true, "other": false} {
+		reply, err := controller.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{
+			Segments: map[string]string{"topology." + DefaultName + "/node": node},
+		}})
+		if err != nil || (reply.GetAvailableCapacity() > 0) != some {
+			t.Errorf("on node %s: %v, %v", node, reply, err)
+		}
+	}
+	listed, err := controller.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	if at := listed.GetEntries()[0].GetVolume().GetAccessibleTopology(); err != nil || at[0].GetSegments()["topology."+DefaultName+"/node"] != "n" {
+		t.Errorf("%v, %v", at, err)
+	}
 }
 
 func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
