@@ -44,7 +44,7 @@ func main() {
 	}
 	var s settings
 	flag.BoolVar(&s.quick, "quick", false, "a tenth of the rounds; writes no file")
-	flag.StringVar(&s.only, "only", "", "one figure: latency, rate, process, hung, passthrough, pods, kube, cluster, scale, growth or size")
+	flag.StringVar(&s.only, "only", "", "one figure: latency, rate, process, hung, passthrough, pods, kube, cluster, scale, growth, snapshots or size")
 	flag.Parse()
 	os.Exit(rig.Run(func() int { return report(measure(s)) }, 0))
 }
@@ -81,7 +81,7 @@ func measure(s settings) error {
 		take func(*testbed)
 	}{
 		{"latency", latency}, {"rate", rates}, {"process", processes}, {"hung", hungSandboxes}, {"passthrough", passthrough},
-		{"pods", pods}, {"kube", kubePods}, {"cluster", inCluster}, {"scale", scale}, {"growth", growth}, {"size", size},
+		{"pods", pods}, {"kube", kubePods}, {"cluster", inCluster}, {"scale", scale}, {"growth", growth}, {"snapshots", snapshots}, {"size", size},
 	} {
 		if s.only != "" && s.only != part.name {
 			continue
