@@ -126,7 +126,7 @@ func (p *driverProxy) getCapabilities(ctx context.Context, _ []byte, forward for
 	if err := proto.Unmarshal(answer, reply); err != nil {
 		return answer, nil //nolint:nilerr // kubelet shall judge what we cannot read
 	}
-	p.driver.ObserveCapabilities(reply)
+	p.driver.ObserveCapabilities(ctx, reply)
 	added := false
 	for _, kind := range p.offered() {
 		has := func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == kind }

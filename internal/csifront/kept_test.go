@@ -57,6 +57,7 @@ func TestRequestIsKeptOnlyWhereItMayBeNeeded(t *testing.T) {
 		policy  *policy.Policy
 		context string
 		caps    []csi.NodeServiceCapability_RPC_Type
+		health  codes.Code
 		kept    bool
 	}{
 		"no rule":                            {policy: none},
@@ -65,7 +66,9 @@ func TestRequestIsKeptOnlyWhereItMayBeNeeded(t *testing.T) {
 		"deferred":                           {policy: deferAll, kept: true},
 		"a pod that asks may come":           {policy: deferAsked, kept: true},
 		"a driver that defers by itself":     {policy: none, caps: nativeCaps(), kept: true},
-		"a driver that may defer by itself":  {policy: none, caps: []csi.NodeServiceCapability_RPC_Type{1, 7}, kept: true},
+		"a driver that means to defer":       {policy: none, caps: []csi.NodeServiceCapability_RPC_Type{1, 7}, kept: true},
+		"a driver that may do so":            {policy: none, caps: []csi.NodeServiceCapability_RPC_Type{1, 7}, health: codes.Unavailable, kept: true},
+		"a driver that tells of health":      {policy: none, caps: []csi.NodeServiceCapability_RPC_Type{1, 7}, health: codes.InvalidArgument},
 		"a driver that means something else": {policy: none, caps: []csi.NodeServiceCapability_RPC_Type{1, 8}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -73,6 +76,7 @@ func TestRequestIsKeptOnlyWhereItMayBeNeeded(t *testing.T) {
 			if test.caps != nil {
 				r.driver.setCaps(test.caps...)
 			}
+			r.driver.health = test.health
 			stage := r.stageWithContext()
 			if test.context != "" {
 				stage.VolumeContext = map[string]string{policy.ContextKey: test.context}

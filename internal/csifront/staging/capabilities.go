@@ -3,6 +3,7 @@ package staging
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -24,6 +25,8 @@ type Capabilities struct {
 	// byKEP are the values that KEP-2857 proposed, and that CSI 1.13 gave to
 	// something else: what they mean is to be found out.
 	byKEP []csiv1.NodeCapability
+	// byCSI: the driver was found to mean what CSI does.
+	byCSI bool
 }
 
 // kepOffset is what lies between KEP-2857's numbers and ours.
@@ -65,6 +68,7 @@ func (d *Driver) resolveKEPNumbers(ctx context.Context, has *Capabilities) error
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
 		return d.Error("asked for the health of a volume, to know what it can do", err, nil)
 	default:
+		has.byCSI = true
 		return nil
 	}
 }
@@ -73,7 +77,7 @@ func (d *Driver) resolveKEPNumbers(ctx context.Context, has *Capabilities) error
 // defer_fs_ops only for such a driver. In doubt, also before the driver has reported its
 // capabilities, the answer is true.
 func (c *Capabilities) MayDefer() bool {
-	return c == nil || c.Native || slices.Contains(c.byKEP, csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)
+	return c == nil || c.Native || !c.byCSI && slices.Contains(c.byKEP, csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)
 }
 
 func (c *Capabilities) readDeferral(kind csiv1.NodeCapability) {
@@ -107,7 +111,19 @@ func (d *Driver) Capabilities(ctx context.Context) (*Capabilities, error) {
 // LastCapabilities are those that the driver reported last, or nil.
 func (d *Driver) LastCapabilities() *Capabilities { return d.known.Load() }
 
-// ObserveCapabilities stores the capabilities of an answer that passes through.
-func (d *Driver) ObserveCapabilities(reply *csi.NodeGetCapabilitiesResponse) {
-	d.known.Store(readCapabilities(reply))
+// observeTime bounds the question what an observed capability means.
+const observeTime = 2 * time.Second
+
+// ObserveCapabilities stores the capabilities of an answer that passes through. If nobody
+// knows yet what they mean, the driver is asked; without an answer they stay in doubt.
+func (d *Driver) ObserveCapabilities(ctx context.Context, reply *csi.NodeGetCapabilitiesResponse) {
+	has := readCapabilities(reply)
+	if last := d.known.Load(); last != nil && last.byCSI && slices.Equal(last.byKEP, has.byKEP) {
+		has.byCSI = true
+	} else {
+		ctx, cancel := context.WithTimeout(ctx, observeTime)
+		defer cancel()
+		_ = d.resolveKEPNumbers(ctx, has)
+	}
+	d.known.Store(has)
 }
