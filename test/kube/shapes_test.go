@@ -33,7 +33,10 @@ func manyContainers(k *cluster.Kube, way, driver string) {
 	p := k.NewPod("many-"+way, cluster.Crust).With(v, "/data").
 		With(v, "/one", subPath("dirs/one")).
 		With(v, "/own", func(m *corev1.VolumeMount) { m.SubPathExpr = "of-$(POD_NAME)" }).
-		With(v, "/look", func(m *corev1.VolumeMount) { m.ReadOnly = true })
+		With(v, "/look", func(m *corev1.VolumeMount) { m.ReadOnly = true }).
+		With(v, "/deep", func(m *corev1.VolumeMount) {
+			m.ReadOnly, m.RecursiveReadOnly = true, new(corev1.RecursiveReadOnlyEnabled)
+		})
 	besides(k, p)
 	main := &p.Spec.Containers[0]
 	main.Env = []corev1.EnvVar{{Name: "POD_NAME", ValueFrom: &corev1.EnvVarSource{
@@ -52,13 +55,15 @@ func manyContainers(k *cluster.Kube, way, driver string) {
 	wantGuarded(k, p, v)
 	wantDeferred(k, p, v, inCrust)
 
-	wantOut(k, p, "main", "cat /data/file /one/init /look/file && ls /data/dirs", "prepared\nx\nprepared\none\ntwo\n")
+	wantOut(k, p, "main", "cat /data/file /one/init /look/file /deep/file && ls /data/dirs", "prepared\nx\nprepared\nprepared\none\ntwo\n")
 	p.Exec("echo main > /data/main && echo own > /own/file && echo beside > /beside/file")
 	wantOut(k, p, "second", "cat /elsewhere/main /elsewhere/of-"+p.Name+"/file && echo second > /two/file", "main\nown\n")
 	wantOut(k, p, "sidecar", "cat /side/main /side/dirs/two/file", "main\nsecond\n")
 	wantOut(k, p, "main", "cat /configured/key /beside/file", "value\nbeside\n")
-	if out, err := p.TryExec("main", "touch /look/x"); err == nil || !strings.Contains(err.Error(), "Read-only file system") {
-		k.T.Errorf("a read-only mount can be written: %q, %v", out, err)
+	for _, path := range []string{"/look/x", "/deep/x"} {
+		if out, err := p.TryExec("main", "touch "+path); err == nil || !strings.Contains(err.Error(), "Read-only file system") {
+			k.T.Errorf("a read-only mount can be written: %q, %v", out, err)
+		}
 	}
 	wantOut(k, p, "main", "touch /data/x && rm /data/x", "") // which the other mount still can
 	addDebugger(k, p, v)
