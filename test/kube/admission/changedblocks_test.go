@@ -5,6 +5,7 @@ package admission
 import (
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -45,6 +46,11 @@ func TestChangedBlocksRights(t *testing.T) {
 	for namespace, want := range map[string]bool{"shop": true, "default": false} {
 		if got := sidecar.wouldAllow(t, user, namespace); got != want {
 			t.Errorf("the client may read snapshots of %s: %v", namespace, got)
+		}
+	}
+	for _, what := range []string{"volumesnapshotcontents", "volumegroupsnapshotcontents", "volumegroupsnapshotclasses"} {
+		if !sidecar.may(t, "", "list", what) { // else the snapshotter goes without
+			t.Errorf("the driver's sidecars may not list %s", what)
 		}
 	}
 	sidecar.mayNot(t, "crust-proxy", "get", "secrets", "pods", "serviceaccounts")
@@ -141,8 +147,11 @@ func (a account) mayNot(t *testing.T, namespace, verb string, resources ...strin
 func (a account) may(t *testing.T, namespace, verb, resource string) bool {
 	t.Helper()
 	group := ""
-	if slices.Contains([]string{"volumesnapshots", "volumesnapshotcontents"}, resource) {
+	switch {
+	case strings.HasPrefix(resource, "volumesnapshot"):
 		group = "snapshot.storage.k8s.io"
+	case strings.HasPrefix(resource, "volumegroupsnapshot"):
+		group = "groupsnapshot.storage.k8s.io"
 	}
 	got, err := a.client.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
