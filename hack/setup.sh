@@ -26,6 +26,7 @@ systemd-analyze systemd
 systemd-nspawn systemd-container
 kill procps
 qemu-system-x86_64 qemu-system-x86
+qemu-img qemu-utils
 rpm rpm
 dpkg-deb dpkg
 '

@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
@@ -25,45 +28,177 @@ const (
 	comparedSize = int64(8) << 30
 )
 
-// snapshots measures the streams of a volume of 1 TiB with 1 GiB of data, against what else
-// finds changes between two files.
+// snapshots measures the streams of a volume of 1 TiB with 1 GiB of data, and the backups
+// made from them, against what else finds changes between two files or copies one.
 func snapshots(r *testbed) {
-	data := r.t.TempDir()
-	r.must(unix.Mount(rig.Disk(r.t, 8<<30, "xfs"), data, "xfs", 0, ""))
-	r.t.Cleanup(func() { r.must(unix.Unmount(data, 0)) })
-	r.build("crust-driver")
-	socket := r.daemon.Dir + "/driver.sock"
-	driver := &rig.Process{
+	d := startSnapshotDriver(r)
+	first, later := d.thinSnapshots()
+	d.streams(first, later)
+	d.otherWays(first, later)
+	d.backups(first, later)
+	d.freezes()
+}
+
+// snapshotDriver is crust-driver with its images on an xfs of its own.
+type snapshotDriver struct {
+	*testbed
+
+	data, socket string
+	process      *rig.Process
+	conn         *grpc.ClientConn
+	controller   csi.ControllerClient
+}
+
+func startSnapshotDriver(r *testbed) *snapshotDriver {
+	d := &snapshotDriver{testbed: r, data: r.t.TempDir(), socket: r.daemon.Dir + "/driver.sock"}
+	r.must(unix.Mount(rig.Disk(r.t, 8<<30, "xfs"), d.data, "xfs", 0, ""))
+	r.t.Cleanup(func() { r.must(unix.Unmount(d.data, 0)) })
+	r.build("crust-driver", "crustctl")
+	d.process = &rig.Process{
 		Name: "crust-driver", Program: r.daemon.Program("crust-driver"), LogFile: r.daemon.Dir + "/log/crust-driver",
-		Args:  []string{"--endpoint", socket, "--data-dir", data, "--node-id", "n", "--capacity", fmt.Sprint(8 * thinSize)},
-		Ready: func() error { _, err := os.Stat(socket); return err },
+		Args:  []string{"--endpoint", d.socket, "--data-dir", d.data, "--node-id", "n", "--capacity", fmt.Sprint(8 * thinSize)},
+		Ready: func() error { return served(d.socket) },
 	}
-	r.t.Cleanup(driver.Kill)
-	r.must(driver.Start())
-	conn := r.dial(socket)
-	first, later := thinSnapshots(r, csi.NewControllerClient(conn), data+"/images")
-	client := csi.NewSnapshotMetadataClient(conn)
-	took := r.timed(1, max(3, r.set.scale(20)), func() error {
-		stream, err := client.GetMetadataAllocated(r.ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: later})
-		r.must(err)
+	r.t.Cleanup(d.process.Kill)
+	r.must(d.process.Start())
+	d.conn = r.dial(d.socket)
+	d.controller = csi.NewControllerClient(d.conn)
+	return d
+}
+
+func (d *snapshotDriver) image(snapshot string) string {
+	return fmt.Sprintf("%s/images/%x.img", d.data, sha256.Sum256([]byte(snapshot)))
+}
+
+func (d *snapshotDriver) streams(first, later string) {
+	client := csi.NewSnapshotMetadataClient(d.conn)
+	took := d.timed(1, max(3, d.set.scale(20)), func() error {
+		stream, err := client.GetMetadataAllocated(d.ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: later})
+		d.must(err)
 		return drain(stream.Recv)
 	}, func() error {
-		stream, err := client.GetMetadataDelta(r.ctx, &csi.GetMetadataDeltaRequest{BaseSnapshotId: first, TargetSnapshotId: later})
-		r.must(err)
+		stream, err := client.GetMetadataDelta(d.ctx, &csi.GetMetadataDeltaRequest{BaseSnapshotId: first, TargetSnapshotId: later})
+		d.must(err)
 		return drain(stream.Recv)
 	})
 	allocated, delta := median(took[0]), median(took[1])
-	r.sheet.atMost("allocated blocks of a snapshot of 1 TiB with 1 GiB of data, p50", "< 1 s", allocated.Seconds(), 1, millis(allocated))
-	r.sheet.atMost("its changed blocks, data shared by reflinks, p50", "< 1 s", delta.Seconds(), 1, millis(delta))
-	r.sheet.mib("crust-driver's largest resident memory in it", "< 64 MiB", peak(r, driver.Pid()), 64)
-	images, err := filepath.Glob(data + "/images/*.img")
-	r.must(err)
-	images = slices.DeleteFunc(images, func(path string) bool { // the other two are equal, so that cmp reads all
-		return strings.Contains(path, fmt.Sprintf("%x", sha256.Sum256([]byte(first))))
+	d.sheet.atMost("allocated blocks of a snapshot of 1 TiB with 1 GiB of data, p50", "< 1 s", allocated.Seconds(), 1, millis(allocated))
+	d.sheet.atMost("its changed blocks, data shared by reflinks, p50", "< 1 s", delta.Seconds(), 1, millis(delta))
+	d.sheet.mib("crust-driver's largest resident memory in it", "< 64 MiB", d.peak(), 64)
+}
+
+// otherWays takes cmp of two equal images, so that it reads all.
+func (d *snapshotDriver) otherWays(first, later string) {
+	d.sheet.tell("qemu-img map of the same image, of what is allocated", millis(d.run("qemu-img", "map", "--output=json", "-f", "raw", d.image(later))))
+	images, err := filepath.Glob(d.data + "/images/*.img")
+	d.must(err)
+	images = slices.DeleteFunc(images, func(path string) bool { return path == d.image(first) })
+	d.sheet.tell("cmp of the first 8 of 1,024 GiB of two equal images of it",
+		millis(d.run("cmp", "--bytes", fmt.Sprint(comparedSize), images[0], images[1])))
+}
+
+// backups makes a full one, an increment of the 1 % that has changed, and a plain copy.
+func (d *snapshotDriver) backups(first, later string) {
+	dir := d.t.TempDir()
+	whole, increment, copied := dir+"/first", dir+"/later", dir+"/copied"
+	backup := func(snapshot, file string, more ...string) time.Duration {
+		return d.run(d.daemon.Program("crustctl"), append([]string{
+			"backup", snapshot, "--csi-socket", d.socket, "--from", d.image(snapshot), "--file", file,
+		}, more...)...)
+	}
+	rounds := max(1, d.set.scale(5))
+	took := make([]durations, 3)
+	for range rounds {
+		took[0] = append(took[0], d.run("cp", "--reflink=never", "--sparse=always", d.image(later), copied))
+		took[1] = append(took[1], backup(first, whole))
+		took[2] = append(took[2], backup(later, increment, "--base-file", whole))
+		for _, file := range []string{whole, increment, copied} {
+			d.must(os.Remove(file))
+		}
+	}
+	plain := median(took[0])
+	d.sheet.tell("cp of an image of 1 TiB with 1 GiB of data, holes kept, p50", millis(plain))
+	d.sheet.ratio("a full backup of it by crustctl, against that", "", median(took[1]), plain, math.Inf(1))
+	d.sheet.ratio("a backup of the 1 % that has changed since, against that", "", median(took[2]), plain, math.Inf(1))
+}
+
+// freezes takes snapshots of an ext4 that somebody writes to.
+func (d *snapshotDriver) freezes() {
+	request := d.staged()
+	file, err := os.Create(request.GetStagingTargetPath() + "/written")
+	d.must(err)
+	end, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for n := int64(0); ; n++ {
+			select {
+			case <-end:
+				ended <- file.Close()
+				return
+			case <-time.After(100 * time.Microsecond):
+			}
+			if _, err := file.WriteAt(bytes.Repeat([]byte{byte(n)}, 64<<10), n%512*(64<<10)); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	for range max(10, d.set.scale(100)) {
+		_, err := d.controller.DeleteSnapshot(d.ctx, &csi.DeleteSnapshotRequest{SnapshotId: d.snapshot("written", request.GetVolumeId())})
+		d.must(err)
+	}
+	close(end)
+	d.must(<-ended)
+	_, err = csi.NewNodeClient(d.conn).NodeUnstageVolume(d.ctx, &csi.NodeUnstageVolumeRequest{
+		VolumeId: request.GetVolumeId(), StagingTargetPath: request.GetStagingTargetPath(),
 	})
+	d.must(err)
+	held := d.held()
+	d.sheet.tell("writes to an ext4 in use are held for a snapshot, from the first sync to the thaw, p50", millis(median(held)))
+	d.sheet.atMost("the same, p99", "< 2 s", held.p99().Seconds(), 2, millis(held.p99()))
+}
+
+// staged makes a volume and has it mounted.
+func (d *snapshotDriver) staged() *csi.NodeStageVolumeRequest {
+	capability := &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
+	}
+	made, err := d.controller.CreateVolume(d.ctx, &csi.CreateVolumeRequest{
+		Name: "written", CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 30}, VolumeCapabilities: []*csi.VolumeCapability{capability},
+	})
+	d.must(err)
+	request := &csi.NodeStageVolumeRequest{
+		VolumeId: made.GetVolume().GetVolumeId(), StagingTargetPath: d.t.TempDir(),
+		VolumeCapability: capability, VolumeContext: made.GetVolume().GetVolumeContext(),
+	}
+	_, err = csi.NewNodeClient(d.conn).NodeStageVolume(d.ctx, request)
+	d.must(err)
+	return request
+}
+
+// held is how long the driver says that it held writes.
+func (d *snapshotDriver) held() (all durations) {
+	raw, err := os.ReadFile(d.process.LogFile)
+	d.must(err)
+	for line := range bytes.Lines(raw) {
+		var said struct {
+			Msg  string
+			Took float64
+		}
+		if json.Unmarshal(line, &said) == nil && strings.HasPrefix(said.Msg, "held the writes") {
+			all = append(all, time.Duration(said.Took*float64(time.Second)))
+		}
+	}
+	return all
+}
+
+// run times a program.
+func (d *snapshotDriver) run(name string, args ...string) time.Duration {
 	start := time.Now()
-	r.must(exec.CommandContext(r.ctx, "cmp", "--bytes", fmt.Sprint(comparedSize), images[0], images[1]).Run()) //nolint:gosec // images of ours
-	r.sheet.tell("cmp of the first 8 of 1,024 GiB of two equal images of it", millis(time.Since(start)))
+	if out, err := exec.CommandContext(d.ctx, name, args...).CombinedOutput(); err != nil {
+		d.must(fmt.Errorf("%s: %w: %s", name, err, out))
+	}
+	return time.Since(start)
 }
 
 func drain[M any](receive func() (M, error)) error {
@@ -78,38 +213,42 @@ func drain[M any](receive func() (M, error)) error {
 }
 
 // thinSnapshots makes one of a volume with 1 GiB of data, and one when 1 % has changed.
-func thinSnapshots(r *testbed, controller csi.ControllerClient, images string) (first, later string) {
-	made, err := controller.CreateVolume(r.ctx, &csi.CreateVolumeRequest{
+func (d *snapshotDriver) thinSnapshots() (first, later string) {
+	made, err := d.controller.CreateVolume(d.ctx, &csi.CreateVolumeRequest{
 		Name: "thin", CapacityRange: &csi.CapacityRange{RequiredBytes: thinSize},
 		VolumeCapabilities: []*csi.VolumeCapability{{
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
 		}},
 	})
-	r.must(err)
-	found, err := filepath.Glob(images + "/*.img")
-	r.must(err)
+	d.must(err)
+	found, err := filepath.Glob(d.data + "/images/*.img")
+	d.must(err)
 	image, err := os.OpenFile(found[0], os.O_RDWR, 0)
-	r.must(err)
+	d.must(err)
 	defer func() { _ = image.Close() }()
 	take := func(name string, pieces int64, fill byte) string {
 		for n := range pieces {
 			_, err := image.WriteAt(bytes.Repeat([]byte{fill}, 1<<20), n*(1<<30))
-			r.must(err)
+			d.must(err)
 		}
-		taken, err := controller.CreateSnapshot(r.ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: made.GetVolume().GetVolumeId()})
-		r.must(err)
-		return taken.GetSnapshot().GetSnapshotId()
+		return d.snapshot(name, made.GetVolume().GetVolumeId())
 	}
 	return take("first", 1024, 1), take("later", 10, 2)
 }
 
-// peak is the largest resident memory of a process so far, in bytes.
-func peak(r *testbed, pid int) (kib int64) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	r.must(err)
+func (d *snapshotDriver) snapshot(name, volume string) (id string) {
+	taken, err := d.controller.CreateSnapshot(d.ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volume})
+	d.must(err)
+	return taken.GetSnapshot().GetSnapshotId()
+}
+
+// peak is the driver's largest resident memory so far, in bytes.
+func (d *snapshotDriver) peak() (kib int64) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.process.Pid()))
+	d.must(err)
 	_, rest, _ := strings.Cut(string(raw), "\nVmHWM:")
 	_, err = fmt.Sscan(rest, &kib)
-	r.must(err)
+	d.must(err)
 	return kib << 10
 }
