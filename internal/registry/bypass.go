@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -19,6 +20,7 @@ type bypass struct {
 	id     socketID
 	cancel context.CancelFunc
 	driver string // "" until it is known, and where it is no CSI driver
+	since  time.Time
 }
 
 // followBypass asks each of them whose it is.
@@ -62,8 +64,9 @@ func (r *Registry) askBypass(ctx context.Context, path string, one *bypass) {
 		}
 		if info.GetType() == registration.CSIPlugin {
 			r.mu.Lock()
-			one.driver = info.GetName()
+			one.driver, one.since = info.GetName(), time.Now()
 			r.mu.Unlock()
+			r.node.lookSoon()
 		}
 		return
 	}
@@ -97,10 +100,20 @@ func (r *Registry) Bypassed() map[string]string {
 	for driver, path := range direct {
 		if volumes := r.cfg.Deferred(driver); ours[driver] || len(volumes) > 0 {
 			out[driver] = fmt.Sprintf("driver %s has registered with kubelet directly at %s%s: have its registrar use %s "+
-				"(its hostPath was lost, perhaps by an upgrade)", driver, clip(path), liveHere(volumes), r.cfg.Registry)
+				"(its hostPath was lost, perhaps by an upgrade)%s", driver, clip(path), liveHere(volumes), r.cfg.Registry, r.lostBy(driver))
 		}
 	}
 	return out
+}
+
+// lostBy tells of a driver that kubelet has lost on its way from us to the direct
+// registration, whose socket is not ours to make anew.
+func (r *Registry) lostBy(driver string) string {
+	if !r.node.missing(driver) {
+		return ""
+	}
+	return "; it is not in the node's CSINode, so that no pods with its volumes are scheduled to this node: if it is to stay registered " +
+		"directly, restart its registrar"
 }
 
 // mostNamed bounds how many volumes an alarm names.

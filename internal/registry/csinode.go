@@ -17,7 +17,8 @@ const NotInNode = "registered with kubelet and not in the node's CSINode: pods w
 
 // nodeCheck compares the drivers that kubelet has registered through us with those in
 // the node's CSINode, and renews the registration of one that is missing there. It
-// finds what a renewal by settling cannot: a removal that takes kubelet longer.
+// finds what a renewal by settling cannot: a removal that takes kubelet longer. A driver
+// that has left us for kubelet's directory can be lost in the same way: it is reported.
 type nodeCheck struct {
 	registry *Registry
 	soon     chan struct{} // a driver was registered
@@ -105,7 +106,7 @@ func (c *nodeCheck) compare(registrations map[string]time.Time, drivers map[stri
 		case absentOnce:
 			again = true
 		case absentAgain:
-			log.Error("a driver is registered with kubelet and not in the node's CSINode: pods with its volumes are not scheduled to this node")
+			log.Error("a driver has registered with kubelet and is not in the node's CSINode: pods with its volumes are not scheduled to this node")
 		case backAgain:
 			log.Info("a driver is in the node's CSINode again")
 		case unchanged:
@@ -125,11 +126,17 @@ func (c *nodeCheck) forget() {
 	c.absent.unknown()
 }
 
-// registrations are the drivers that kubelet has registered through us, and when.
+// registrations are the drivers that kubelet has registered through us, and when, and
+// those that had their CSI socket here and have a registration past us now.
 func (c *nodeCheck) registrations() map[string]time.Time {
 	c.registry.mu.Lock()
 	defer c.registry.mu.Unlock()
 	out := make(map[string]time.Time)
+	for _, one := range c.registry.direct {
+		if c.registry.served[one.driver] != nil {
+			out[one.driver] = one.since
+		}
+	}
 	for name, one := range c.registry.names {
 		if at := one.confirmed.Load(); at != nil {
 			out[name] = *at

@@ -3,11 +3,13 @@ package registry_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
 // checked is a world whose CSINode is looked at, with a driver that kubelet has
@@ -15,6 +17,7 @@ import (
 // while empty is.
 type checked struct {
 	*world
+	registrar       *kubelet.Registrar
 	looks, renewals atomic.Int64
 	away, empty     atomic.Bool
 	shownMissing    atomic.Bool // at the last renewal
@@ -39,7 +42,7 @@ func newChecked(t *testing.T) *checked {
 		return map[string]bool{name: w.kubelet.InNode(name) && !w.empty.Load()}, nil
 	}
 	w.startRegistryWith(cfg)
-	w.pair()
+	_, w.registrar = w.pair()
 	w.served("driver.sock")
 	w.look(1) // it begins in step
 	return w
@@ -104,4 +107,30 @@ func TestNoRenewalOfAMissingDriverWhileAnotherSocketStands(t *testing.T) {
 	if w.renewals.Load() != 0 {
 		t.Errorf("it was renewed %d times", w.renewals.Load())
 	}
+}
+
+// TestDriverThatIsLostOnItsWayPastUs: the driver moves to kubelet's directory, and the
+// late removal of our registration takes its new one out of the CSINode. That socket is
+// not ours to make anew.
+func TestDriverThatIsLostOnItsWayPastUs(t *testing.T) {
+	t.Parallel()
+	w := newChecked(t)
+	w.kubelet.UninstallTakes(10 * turn)
+	check.Must(t, w.registrar.Stop())
+	check.Eventually(t, "kubelet has forgotten ours", func() bool { return w.kubelet.Endpoint(name) == "" })
+	d := w.driver(name, "other.sock")
+	check.Must(t, d.Start())
+	direct := w.direct(d, w.kubeletDir())
+	check.Must(t, direct.Start())
+	check.Eventually(t, "kubelet calls the driver itself", func() bool { return w.kubelet.Endpoint(name) == d.Socket })
+	check.Eventually(t, "the CSINode has lost it", func() bool { return !w.kubelet.InNode(name) })
+	lost := func() bool { return strings.Contains(w.registry.Bypassed()[name], "is not in the node's CSINode") }
+	check.Eventually(t, "that is reported", lost)
+	if !exists(direct.Socket()) || w.renewals.Load() != 0 {
+		t.Error("a registration that is not ours was renewed")
+	}
+	check.Must(t, direct.Stop())
+	check.Must(t, direct.Start())
+	check.Eventually(t, "it is in the CSINode", func() bool { return w.kubelet.InNode(name) })
+	check.Eventually(t, "that is not reported any more", func() bool { return w.registry.Bypassed()[name] != "" && !lost() })
 }
