@@ -43,22 +43,25 @@ func PathOfFD(fd int) (string, error) {
 	}
 }
 
+// maxWalks bounds how often a walk is begun again: a workload can rename without end.
+const maxWalks = 1000
+
 // OpenBeneath opens rel below the directory dir. The kernel guarantees that the walk
 // never leaves dir, even if somebody changes the tree meanwhile.
-func OpenBeneath(dir int, rel string, flags, resolve uint64) (int, error) {
+func OpenBeneath(dir int, rel string, flags, resolve uint64) (fd int, err error) {
 	how := unix.OpenHow{
 		Flags:   flags | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS | resolve,
 	}
-	for {
-		fd, err := unix.Openat2(dir, rel, &how)
+	for range maxWalks {
+		fd, err = unix.Openat2(dir, rel, &how)
 		// EAGAIN: a rename raced the walk, and the kernel could not prove that it
 		// stayed below.
-		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
-			continue
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+			return fd, err
 		}
-		return fd, err
 	}
+	return NoFD, err
 }
 
 // OpenDir opens a directory with O_PATH: only to walk from it.

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
 // Freezer stops all writes to filesystems for a bounded time. What it leaves on
@@ -60,7 +61,7 @@ func (f Freezer) Freeze(key string, root int, timeout time.Duration) error {
 
 // freeze gives the watchdogs that are of no use any more. The record is free again by
 // then, which they may want for their end.
-func (f Freezer) freeze(key string, root int, timeout time.Duration) (useless []process, err error) {
+func (f Freezer) freeze(key string, root int, timeout time.Duration) (useless []process.Process, err error) {
 	dir, err := openDir(root, ".")
 	if err != nil {
 		return nil, fmt.Errorf("open its root directory: %w", err)
@@ -119,7 +120,7 @@ func (r *record) freeze(dir *os.File, now *state) error {
 }
 
 // takeOver deals with what an earlier freeze has left, and gives its watchdogs.
-func (r *record) takeOver(dir *os.File) ([]process, error) {
+func (r *record) takeOver(dir *os.File) ([]process.Process, error) {
 	was, err := r.read()
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil

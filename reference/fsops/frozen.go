@@ -9,6 +9,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
 // errNobodyHasIt says that no process is known by which the filesystem can be reached.
@@ -26,7 +28,7 @@ var mountable = map[string]map[string]string{
 
 // openFrozen opens the root directory of a filesystem, by its watchdogs, by the
 // descriptor that the caller has, or by any process that has it mounted.
-func openFrozen(dogs []process, root int, name string) (*os.File, error) {
+func openFrozen(dogs []process.Process, root int, name string) (*os.File, error) {
 	if found, err := openHeld(dogs); err == nil {
 		return found, nil
 	}
@@ -40,14 +42,14 @@ func openFrozen(dogs []process, root int, name string) (*os.File, error) {
 }
 
 // openHeld opens the root directory that a watchdog holds.
-func openHeld(dogs []process) (*os.File, error) {
+func openHeld(dogs []process.Process) (*os.File, error) {
 	for _, dog := range dogs {
 		found, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/%d", dog.PID, rootFD), os.O_RDONLY|unix.O_DIRECTORY, 0)
 		if err != nil {
 			continue
 		}
 		// Only now it is certain whose it was: a pid may be used again.
-		if dog.alive() {
+		if dog.Lives() {
 			return found, nil
 		}
 		_ = found.Close()

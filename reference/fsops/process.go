@@ -1,48 +1,16 @@
 package fsops
 
 import (
-	"fmt"
-	"os"
-	"strconv"
-	"strings"
-
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/process"
 )
-
-// process tells a process from a later one of the same pid.
-type process struct {
-	PID int `json:"pid"`
-	// Start is when it was started, as the kernel counts.
-	Start uint64 `json:"start"`
-}
-
-// processOf is the process that has a pid now.
-func processOf(pid int) (process, error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return process{}, err
-	}
-	// The name, in brackets, may hold anything.
-	fields := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
-	const startField = 19 // the 22nd of all
-	if len(fields) <= startField {
-		return process{}, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
-	}
-	start, err := strconv.ParseUint(fields[startField], 10, 64)
-	return process{PID: pid, Start: start}, err
-}
-
-// alive tells whether the process is there.
-func (p process) alive() bool {
-	now, err := processOf(p.PID)
-	return err == nil && now == p
-}
 
 // endMillis is how long a process has to end by itself.
 const endMillis = 3000
 
 // end ends processes and waits until they have ended.
-func end(all []process) {
+func end(all []process.Process) {
 	var left []int
 	for _, p := range all {
 		fd, err := unix.PidfdOpen(p.PID, 0)
@@ -51,7 +19,7 @@ func end(all []process) {
 		}
 		// The descriptor is of the process that has the pid now: if that is p, it
 		// stays p.
-		if !p.alive() {
+		if !p.Lives() {
 			_ = unix.Close(fd)
 			continue
 		}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
 // state is what is on record of a freeze.
@@ -18,8 +20,8 @@ type state struct {
 	// Deadline is by clock.
 	Deadline int64 `json:"deadline"`
 	// Frozen is false until all writes are stopped for certain.
-	Frozen    bool      `json:"frozen"`
-	Watchdogs []process `json:"watchdogs"`
+	Frozen    bool              `json:"frozen"`
+	Watchdogs []process.Process `json:"watchdogs"`
 }
 
 // record is the directory of one filesystem's freeze, locked.

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
 func places(t *testing.T) (Freezer, int) {
@@ -32,7 +34,7 @@ func TestRecordIsKeptLockedAndForgotten(t *testing.T) {
 	if _, err := first.read(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a new record: %v", err)
 	}
-	want := state{Key: "key", Token: "token", Deadline: 5, Frozen: true, Watchdogs: []process{{PID: 1, Start: 2}}}
+	want := state{Key: "key", Token: "token", Deadline: 5, Frozen: true, Watchdogs: []process.Process{{PID: 1, Start: 2}}}
 	if err := errors.Join(first.write(&state{Key: "before"}), first.write(&want)); err != nil {
 		t.Fatal(err)
 	}
@@ -101,19 +103,19 @@ func TestEndEndsTheRightProcess(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	is, err := processOf(cmd.Process.Pid)
-	if err != nil || !is.alive() {
+	is, err := process.Of(cmd.Process.Pid)
+	if err != nil || !is.Lives() {
 		t.Fatal(is, err)
 	}
-	end([]process{{PID: is.PID, Start: is.Start + 1}})
-	if !is.alive() {
+	end([]process.Process{{PID: is.PID, Start: is.Start + 1}})
+	if !is.Lives() {
 		t.Error("a process of another start was ended")
 	}
-	end([]process{is, {PID: 1 << 22, Start: 1}})
+	end([]process.Process{is, {PID: 1 << 22, Start: 1}})
 	if err := cmd.Wait(); err == nil || !strings.Contains(err.Error(), unix.SIGTERM.String()) {
 		t.Errorf("it was not told to end: %v", err)
 	}
-	if is.alive() {
+	if is.Lives() {
 		t.Error("it is alive after its end")
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
 // Thaw ends what Freeze began with the same key. The root directory is that of the
@@ -68,7 +69,7 @@ func findRecord(places *os.File, key string) (name string, was state, err error)
 
 // thaw gives the watchdogs that have nothing to do any more. The record is free
 // again by then.
-func thaw(places *os.File, name, key string, root int, within time.Duration) (useless []process, err error) {
+func thaw(places *os.File, name, key string, root int, within time.Duration) (useless []process.Process, err error) {
 	rec, err := lockRecord(fdOf(places), name, within)
 	if err != nil {
 		return nil, err
@@ -175,5 +176,5 @@ func (f Freezer) Forgotten(key string) bool {
 	}
 	defer func() { _ = places.Close() }()
 	_, now, err := findRecord(places, key)
-	return err == nil && now.Frozen && !slices.ContainsFunc(now.Watchdogs, process.alive)
+	return err == nil && now.Frozen && !slices.ContainsFunc(now.Watchdogs, process.Process.Lives)
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
 // What a watchdog is given as open files.
@@ -28,7 +30,7 @@ const watchdogs = 2
 const startTime = 10 * time.Second
 
 // arm starts the watchdogs of a freeze and waits until they are there.
-func (f Freezer) arm(root, places *os.File, name string, s *state) (dogs []process, err error) {
+func (f Freezer) arm(root, places *os.File, name string, s *state) (dogs []process.Process, err error) {
 	ready, tell, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -57,18 +59,18 @@ func (f Freezer) arm(root, places *os.File, name string, s *state) (dogs []proce
 }
 
 // startWatchdog starts a process that shares nothing with this one but the files.
-func (f Freezer) startWatchdog(files []*os.File, name string, s *state) (process, error) {
+func (f Freezer) startWatchdog(files []*os.File, name string, s *state) (process.Process, error) {
 	if len(f.Watchdog) == 0 {
-		return process{}, errors.New("no program is configured for it")
+		return process.Process{}, errors.New("no program is configured for it")
 	}
 	args := slices.Concat(f.Watchdog[1:], []string{name, s.Token, strconv.FormatInt(s.Deadline, 10)})
 	cmd := exec.Command(f.Watchdog[0], args...) //nolint:gosec // this very program, by its configuration
 	cmd.Dir, cmd.Env, cmd.ExtraFiles = "/", []string{}, files
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return process{}, err
+		return process.Process{}, err
 	}
-	dog, err := processOf(cmd.Process.Pid)
+	dog, err := process.Of(cmd.Process.Pid)
 	if err != nil {
 		_ = cmd.Process.Kill()
 	} else if f.Isolate != nil {
@@ -188,11 +190,11 @@ func (w watchdog) try(late, desperate bool) (done bool, err error) {
 // look tells whether this freeze is the one on record, and which the other watchdogs
 // are. A freeze that is on record no more was thawed; but at the end of its time it
 // is thawed once more, in case that the record was lost.
-func (w watchdog) look(late bool) (mine bool, other []process) {
+func (w watchdog) look(late bool) (mine bool, other []process.Process) {
 	now, err := readState(placesFD, w.name+"/"+stateFile)
 	if err != nil {
 		return late, nil
 	}
-	other = slices.DeleteFunc(now.Watchdogs, func(p process) bool { return p.PID == os.Getpid() })
+	other = slices.DeleteFunc(now.Watchdogs, func(p process.Process) bool { return p.PID == os.Getpid() })
 	return now.Token == w.token, other
 }

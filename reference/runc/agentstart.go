@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/reference/runc/cgroup"
 )
 
@@ -60,17 +61,14 @@ func servedBy(conn net.Conn) (pid int, err error) {
 	if !ok {
 		return 0, errors.New("not a unix socket")
 	}
-	raw, err := local.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var who *unix.Ucred
-	var asked error
-	err = raw.Control(func(fd uintptr) { who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err := errors.Join(err, asked); err != nil {
-		return 0, err
-	}
-	return int(who.Pid), nil
+	err = sys.OnFD(local, func(fd int) error {
+		who, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err == nil {
+			pid = int(who.Pid)
+		}
+		return err
+	})
+	return pid, err
 }
 
 // childEnvironment is what our own processes need to find the same configuration.

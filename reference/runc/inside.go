@@ -98,7 +98,7 @@ func makePlaces() (int, error) {
 		return -1, err
 	}
 	defer func() { _ = unix.Close(root) }()
-	dev, err := openBeneath(root, "dev", unix.O_PATH, inSandbox)
+	dev, err := sys.OpenBeneath(root, "dev", unix.O_PATH|unix.O_DIRECTORY, inSandbox)
 	if err != nil {
 		return -1, fmt.Errorf("the sandbox's /dev cannot be opened: %w", err)
 	}
@@ -122,7 +122,7 @@ func place(in int, name string, flags uint64) (int, error) {
 	if err := mkdirAsOwner(in, name); err != nil && !errors.Is(err, unix.EEXIST) {
 		return -1, fmt.Errorf("no place for volumes can be made in the sandbox: %w", err)
 	}
-	fd, err := openBeneath(in, name, flags, inSandbox|unix.RESOLVE_NO_XDEV)
+	fd, err := sys.OpenBeneath(in, name, flags|unix.O_DIRECTORY, inSandbox|unix.RESOLVE_NO_XDEV)
 	if err != nil {
 		return -1, fmt.Errorf("the place for volumes in the sandbox cannot be opened: a process of the pod may have changed it: %w", err)
 	}

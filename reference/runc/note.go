@@ -4,100 +4,33 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
 // pause is the process of a sandbox, whose mount namespace holds the volumes of
-// the pod. Its number alone would not do: the kernel gives it again.
-type pause struct {
-	PID   int    `json:"pid"`
-	Start uint64 `json:"start"` // in clock ticks since the boot
-}
+// the pod.
+type pause process.Process
 
 // errGone is a sandbox that has ended.
 var errGone = errors.New("the sandbox has ended")
 
-// openProc opens the kernel's directory of a process and tells when that was
-// started. The directory is of that process for ever: when its number is given
-// again, nothing can be opened in it any more.
-func openProc(pid int) (dir int, start uint64, err error) {
-	dir, err = unix.Open("/proc/"+strconv.Itoa(pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, 0, err
-	}
-	if start, err = startOf(dir); err != nil {
-		_ = unix.Close(dir)
-		return -1, 0, err
-	}
-	return dir, start, nil
-}
-
-// startOf reads when a process was started. Its name can hold anything, so the
-// fields are counted from the last parenthesis.
-func startOf(dir int) (uint64, error) {
-	fd, err := unix.Openat(dir, "stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	var buf [1024]byte // the kernel gives all of it at once
-	n, err := unix.Read(fd, buf[:])
-	if err != nil {
-		return 0, err
-	}
-	text := string(buf[:n])
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-	const state, start = 0, 19
-	if len(fields) <= start {
-		return 0, errors.New("the kernel's word on the process cannot be read")
-	}
-	if fields[state] == "Z" || fields[state] == "X" {
-		return 0, errGone
-	}
-	return strconv.ParseUint(fields[start], 10, 64)
-}
-
-// identify takes a process by its number.
-func identify(pid int) (pause, error) {
-	dir, start, err := openProc(pid)
-	if err == nil {
-		err = unix.Close(dir)
-	}
-	return pause{PID: pid, Start: start}, err
-}
-
-// proc opens the directory of the process, if it is still the one that it was.
+// proc opens the kernel's directory of the process, if it is still the one that it was.
 func (p pause) proc() (int, error) {
-	if p.PID <= 0 {
-		return -1, errGone
+	dir, err := process.Process(p).Open()
+	if errors.Is(err, process.ErrEnded) {
+		err = errGone
 	}
-	dir, start, err := openProc(p.PID)
-	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH):
-		return -1, errGone
-	case err != nil:
-		return -1, err
-	case start != p.Start:
-		_ = unix.Close(dir)
-		return -1, errGone
-	}
-	return dir, nil
+	return dir, err
 }
 
 // lives tells whether the process is still the one that it was.
-func (p pause) lives() bool {
-	dir, err := p.proc()
-	if err == nil {
-		_ = unix.Close(dir)
-	}
-	return err == nil
-}
+func (p pause) lives() bool { return process.Process(p).Lives() }
 
 // places is the directory for volumes in the sandbox: its /dev is a tmpfs of its
 // own, however read-only the rest of it is.
@@ -105,7 +38,7 @@ const places = "/dev/crust"
 
 // inSandbox keeps a path in a sandbox from leading out of it: where the containers of
 // a pod share a process namespace, root in one of them reaches the sandbox's /dev.
-const inSandbox = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
+const inSandbox = unix.RESOLVE_NO_SYMLINKS
 
 // open opens the root of the sandbox's mount of a volume. It is an ENOENT where the
 // sandbox has no mount of it.
@@ -131,7 +64,7 @@ func openIn(proc int, volume string, info abi.Info) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	fd, err := openBeneath(root, places[1:]+"/"+volume, unix.O_PATH, inSandbox)
+	fd, err := sys.OpenBeneath(root, places[1:]+"/"+volume, unix.O_PATH|unix.O_DIRECTORY, inSandbox)
 	_ = unix.Close(root)
 	if err == nil {
 		if err = checkHeld(fd, info); err != nil {

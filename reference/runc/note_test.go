@@ -2,19 +2,21 @@ package runc
 
 import (
 	"os"
-	"os/exec"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/process"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestPauseIsToldByItsStart(t *testing.T) {
-	self, err := identify(os.Getpid())
+	found, err := process.Of(os.Getpid())
 	check.Must(t, err)
+	self := pause(found)
 	if !self.lives() {
 		t.Fatal("this process does not live")
 	}
@@ -28,16 +30,6 @@ func TestPauseIsToldByItsStart(t *testing.T) {
 	}
 }
 
-func TestZombieIsGone(t *testing.T) {
-	cmd := exec.Command("sleep", "100")
-	check.Must(t, cmd.Start())
-	child, err := identify(cmd.Process.Pid)
-	check.Must(t, err)
-	check.Must(t, cmd.Process.Kill())
-	check.Eventually(t, "a killed process that nobody waited for counts as ended", func() bool { return !child.lives() })
-	_ = cmd.Wait()
-}
-
 // A process of the pod may write to the sandbox's /dev.
 func TestNoLinkLeadsOutOfASandbox(t *testing.T) {
 	outside, sandbox := t.TempDir(), t.TempDir()
@@ -47,7 +39,7 @@ func TestNoLinkLeadsOutOfASandbox(t *testing.T) {
 	check.Must(t, err)
 	defer func() { _ = unix.Close(root) }()
 	opens := func() error {
-		fd, err := openBeneath(root, places[1:]+"/volume", unix.O_PATH, inSandbox)
+		fd, err := sys.OpenBeneath(root, places[1:]+"/volume", unix.O_PATH|unix.O_DIRECTORY, inSandbox)
 		if err == nil {
 			_ = unix.Close(fd)
 		}

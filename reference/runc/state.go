@@ -11,6 +11,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
 // sandboxProcess finds the process of a sandbox. The id must be a sandbox's, and the
@@ -103,9 +104,9 @@ func askedProcess(runtime string, in invocation, sandbox string) (p pause, bundl
 		return pause{}, "", fmt.Errorf("sandbox %s: %w: kubelet makes a new one; where the container runtime says for long that the sandbox "+
 			"is ready, as CRI-O does when conmon was killed too, run `crictl stopp %s`, or delete the pod", sandbox, errGone, sandbox)
 	}
-	p, err = identify(state.PID)
+	found, err := process.Of(state.PID)
 	if err != nil {
 		return pause{}, "", fmt.Errorf("sandbox %s: its process %d cannot be looked at: %w", sandbox, state.PID, err)
 	}
-	return p, state.Bundle, nil
+	return pause(found), state.Bundle, nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/process"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -39,7 +40,7 @@ func containerdNotes(id, kind, pod string) map[string]string {
 }
 
 func TestSandboxProcess(t *testing.T) {
-	self, err := identify(os.Getpid())
+	self, err := process.Of(os.Getpid())
 	check.Must(t, err)
 	root := t.TempDir()
 	asked := filepath.Join(root, "runc")
@@ -64,19 +65,19 @@ func TestSandboxProcess(t *testing.T) {
 		"ended": "has ended", "nobody": "unknown", "../known": "id of a sandbox",
 	} {
 		p, err := sandboxProcess(asked, invocation{root: root}, oci.Sandbox{ID: sandbox, PodUID: "pod"})
-		if want == "" && (err != nil || p != self) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		if want == "" && (err != nil || p != pause(self)) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %+v, %v", sandbox, p, err)
 		}
 	}
 	// What is on record is not asked.
-	if p, err := sandboxProcess("/does/not/exist", invocation{root: root}, oci.Sandbox{ID: "known", PodUID: "pod"}); err != nil || p != self {
+	if p, err := sandboxProcess("/does/not/exist", invocation{root: root}, oci.Sandbox{ID: "known", PodUID: "pod"}); err != nil || p != pause(self) {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
 
 // The id of another container, or of another pod's sandbox, is not believed.
 func TestOnlyThePodsOwnSandboxHoldsItsVolumes(t *testing.T) {
-	self, err := identify(os.Getpid())
+	self, err := process.Of(os.Getpid())
 	check.Must(t, err)
 	root := t.TempDir()
 	mixed := containerdNotes("mixed", "sandbox", "pod")

@@ -12,7 +12,7 @@ import (
 
 // within keeps every step inside the volume: a link that leads out of it, or to
 // another mount, is refused; one that stays inside is followed, as kubelet does.
-const within = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
+const within = unix.RESOLVE_NO_XDEV
 
 // descend opens a sub-directory of a volume, and makes what is missing of it with
 // the mode and the group that the volume's root has, as kubelet does. The workload
@@ -48,24 +48,7 @@ func descend(root int, sub string) (int, error) {
 }
 
 func openBelow(root int, sub string) (int, error) {
-	return openBeneath(root, sub, unix.O_PATH, within)
-}
-
-// mostTries bounds how often a walk is begun again because somebody renames
-// directories on the way.
-const mostTries = 1000
-
-// openBeneath opens a directory below another one.
-func openBeneath(dir int, path string, flags, resolve uint64) (fd int, err error) {
-	how := unix.OpenHow{Flags: flags | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolve}
-	for range mostTries {
-		fd, err = unix.Openat2(dir, path, &how)
-		// The kernel gives up where something was renamed on the way.
-		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
-			return fd, err
-		}
-	}
-	return -1, err
+	return sys.OpenBeneath(root, sub, unix.O_PATH|unix.O_DIRECTORY, within)
 }
 
 // makeBelow makes one directory where there is nothing. Its mode does not hang on
