@@ -86,6 +86,12 @@ func (j *job) once(ctx context.Context) (formatted bool, err error) {
 	if err := j.judge(found); err != nil {
 		return false, err
 	}
+	if j.req.Policy != volume.FormatDriver && found.lacksMode() {
+		if err := j.beginMaking(ctx); err != nil {
+			return false, err
+		}
+		return false, j.complete(context.WithoutCancel(ctx))
+	}
 	if !found.blank(j.f.cfg.AcceptLeftovers) {
 		j.grow(ctx)
 		return false, nil
@@ -97,14 +103,23 @@ func (j *job) once(ctx context.Context) (formatted bool, err error) {
 	if err != nil {
 		return false, j.dev.errorf(volume.KindOf(err), "is blank, and %w", err)
 	}
-	if err := ctx.Err(); err != nil {
-		return false, j.dev.gone(err)
-	}
-	if j.phase.Load() != making && !j.phase.CompareAndSwap(looking, making) {
-		return false, j.dev.errorf(volume.Canceled, "the caller went away; nothing was written")
+	if err := j.beginMaking(ctx); err != nil {
+		return false, err
 	}
 	failpoint.Hit("format-before-mkfs")
 	return j.make(context.WithoutCancel(ctx), mk)
+}
+
+// beginMaking must be called before the device is written to. From then on the job goes
+// on to its end.
+func (j *job) beginMaking(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return j.dev.gone(err)
+	}
+	if j.phase.Load() != making && !j.phase.CompareAndSwap(looking, making) {
+		return j.dev.errorf(volume.Canceled, "the caller went away; nothing was written")
+	}
+	return nil
 }
 
 // judge refuses everything but fsType, and a blank device that may be left blank
@@ -120,7 +135,7 @@ func (j *job) judge(found *contents) error {
 		return j.dev.errorf(unmet, "holds a %s whose making or copying was cut off: restore it, or, if nothing on it is "+
 			"wanted, wipe it (wipefs -a, blkdiscard or dd) and publish again", j.req.FSType)
 	case found.is(j.req.FSType):
-		return nil
+		return j.judgeMode(found)
 	case !found.blank(j.f.cfg.AcceptLeftovers):
 		return j.foreign(found)
 	case j.req.Policy == volume.FormatGuest && !j.req.ReadOnly:
@@ -137,6 +152,16 @@ func (j *job) judge(found *contents) error {
 	default:
 		return nil
 	}
+}
+
+// judgeMode refuses a filesystem that lacks the mode of its root directory, where that
+// is not to be set.
+func (j *job) judgeMode(found *contents) error {
+	if !found.lacksMode() || j.req.Policy == volume.FormatHost && !j.req.ReadOnly && !found.writeProtected {
+		return nil
+	}
+	return j.dev.errorf(unmet, "holds an ext4 whose making was interrupted: its root directory lacks its mode. "+
+		"Publish the volume read-write once, with the format policy host")
 }
 
 func (j *job) foreign(found *contents) error {

@@ -28,6 +28,10 @@ func (c *contents) is(fsType string) bool {
 	return !c.probe.ambivalent && c.probe.tags["TYPE"] == fsType && c.probe.tags["PTTYPE"] == ""
 }
 
+// lacksMode tells whether the device holds an ext4 of ours whose making was interrupted
+// before its root directory got its mode.
+func (c *contents) lacksMode() bool { return c.is("ext4") && c.probe.tags["LABEL"] == labelNoMode }
+
 // blank tells whether the device holds nothing. leftovers lets bytes be that are
 // part of no signature.
 func (c *contents) blank(leftovers bool) bool {

@@ -67,26 +67,36 @@ func (j *job) mkfs(ctx context.Context, m *maker, uuid string, witness *os.File)
 	if ran.failed() {
 		return j.dev.errorf(volume.Internal, "mkfs.%s failed (%s): %s", j.req.FSType, ran.how(), ran.text())
 	}
-	if err := j.setRootMode(ctx, m); err != nil {
-		return err
-	}
-	if err := witness.Sync(); err != nil {
-		kind := volume.Internal
-		if errors.Is(err, unix.ENOSPC) {
-			kind = volume.Exhausted
+	if j.req.FSType == "ext4" && j.req.Root.Mode != 0 {
+		if err := j.setRootMode(ctx); err != nil {
+			return err
 		}
-		return j.dev.errorf(kind, "mkfs.%s ended well, but its writes did not reach the device "+
-			"(is the storage behind it full?): %w", j.req.FSType, err)
+	}
+	if err := j.sync(witness); err != nil {
+		return err
 	}
 	found, err := j.dev.look(ctx, j.req.Policy == volume.FormatDriver)
 	if err != nil {
 		return fmt.Errorf("after mkfs.%s: %w", j.req.FSType, err)
 	}
-	if !found.is(j.req.FSType) || found.unfinished || found.probe.tags["UUID"] != uuid {
+	if !found.is(j.req.FSType) || found.unfinished || found.lacksMode() || found.probe.tags["UUID"] != uuid {
 		return j.dev.errorf(volume.Internal, "mkfs.%s ended well, and yet the device does not hold what it made "+
 			"(found: %s): %s", j.req.FSType, cmp.Or(found.signatures(), "nothing known"), ran.text())
 	}
 	return nil
+}
+
+func (j *job) sync(witness *os.File) error {
+	err := witness.Sync()
+	if err == nil {
+		return nil
+	}
+	kind := volume.Internal
+	if errors.Is(err, unix.ENOSPC) {
+		kind = volume.Exhausted
+	}
+	return j.dev.errorf(kind, "mkfs.%s ended well, but its writes did not reach the device "+
+		"(is the storage behind it full?): %w", j.req.FSType, err)
 }
 
 func newUUID() string {
@@ -172,19 +182,40 @@ func clearExtent(file *os.File, e extent, size int64) error {
 	return nil
 }
 
-// setRootMode gives the root directory of an ext4 that was just made its mode, which
-// mkfs cannot before e2fsprogs 1.47.1. For btrfs there is no way but to mount it.
-func (j *job) setRootMode(ctx context.Context, m *maker) error {
-	if j.req.Root.Mode == 0 || m.setsMode || j.req.FSType != "ext4" {
-		return nil
+// complete gives the root directory its mode, which an earlier attempt was kept from.
+func (j *job) complete(ctx context.Context) error {
+	witness, err := j.dev.open(unix.O_RDONLY) // see make
+	if err != nil {
+		return err
 	}
+	defer closeFile(witness)
+	if err := j.setRootMode(ctx); err != nil {
+		return err
+	}
+	j.f.cfg.Log.Info("completed a filesystem whose making was interrupted", zap.String("volume", j.req.Volume), zap.String("device", j.req.Path))
+	return j.sync(witness)
+}
+
+// setRootMode gives the root directory of an ext4 that was just made its mode, which
+// mkfs cannot before e2fsprogs 1.47.1, and ends labelNoMode. The library below debugfs
+// writes and syncs everything else before the superblock, which has the label. For btrfs
+// there is no way but to mount it.
+func (j *job) setRootMode(ctx context.Context) error {
 	program, err := j.f.tool("debugfs")
 	if err != nil {
 		return j.dev.errorf(volume.KindOf(err), "the mode of its root directory cannot be set: %w", err)
 	}
 	const directory = 0o40000
-	set := fmt.Sprintf("set_inode_field <2> mode 0%o", directory|j.req.Root.Mode)
-	ran, err := program.run(ctx, []*os.File{j.dev.file, j.dev.lock}, "-w", "-R", set, childDevice)
+	commands := "set_super_value volume_name \"\"\n"
+	if j.req.Root.Mode != 0 { // else the rule has changed since
+		commands += fmt.Sprintf("set_inode_field <2> mode 0%o\n", directory|j.req.Root.Mode)
+	}
+	file, err := capture.Holding(commands)
+	if err != nil {
+		return j.dev.errorf(volume.Internal, "the mode of its root directory cannot be set: %w", err)
+	}
+	defer closeFile(file)
+	ran, err := program.run(ctx, []*os.File{j.dev.file, j.dev.lock, file}, "-w", "-f", childPrototype, childDevice)
 	if err != nil {
 		return j.dev.errorf(volume.Internal, "debugfs could not be run: %w", err)
 	}

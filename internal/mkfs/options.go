@@ -22,8 +22,6 @@ type maker struct {
 	program program
 	// args are the arguments of mkfs, and a text that it reads from descriptor 5.
 	args func(uuid string, options []string, root Root) (args []string, prototype string)
-	// setsMode is set where mkfs gives the root directory its mode.
-	setsMode bool
 }
 
 // childPrototype is the text as mkfs sees it, behind the device and the lock.
@@ -35,7 +33,7 @@ const childPrototype = "/proc/self/fd/5"
 // the kernel that mounts it what can be initialized later.
 var makers = map[string]maker{
 	"ext4":  {args: ext4Args},
-	"xfs":   {args: xfsArgs, setsMode: true},
+	"xfs":   {args: xfsArgs},
 	"btrfs": {args: btrfsArgs},
 }
 
@@ -50,12 +48,20 @@ func (f *Formatter) maker(fsType string) (*maker, error) {
 	return &m, err
 }
 
+// labelNoMode is the label of an ext4 whose root directory still lacks its mode, from the
+// moment in which it becomes an ext4. A kill in between so leaves what the next attempt
+// can complete.
+const labelNoMode = "crust-unfinished"
+
 func ext4Args(uuid string, options []string, root Root) ([]string, string) {
 	extended := "lazy_itable_init=1,lazy_journal_init=1"
 	if root.Group != 0 {
 		extended += ",root_owner=0:" + strconv.FormatUint(uint64(root.Group), 10)
 	}
 	args := []string{"-q", "-m0", "-U", uuid}
+	if root.Mode != 0 {
+		args = append(args, "-L", labelNoMode)
+	}
 	for i := 0; i+1 < len(options); i += 2 { // each takes a value
 		if options[i] == "-E" { // of several only the last would count
 			extended += "," + options[i+1]

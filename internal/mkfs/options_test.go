@@ -51,7 +51,7 @@ func TestMkfsOptions(t *testing.T) {
 func TestArgumentsOfMkfs(t *testing.T) {
 	root := Root{Group: 2000, Mode: 0o2775}
 	args, _ := ext4Args("u", []string{"-E", "stride=16", "-i", "16384"}, root)
-	if got := strings.Join(args, " "); got != "-q -m0 -U u -i 16384 -E lazy_itable_init=1,lazy_journal_init=1,root_owner=0:2000,stride=16" {
+	if got := strings.Join(args, " "); got != "-q -m0 -U u -L crust-unfinished -i 16384 -E lazy_itable_init=1,lazy_journal_init=1,root_owner=0:2000,stride=16" {
 		t.Errorf("ext4: %s", got)
 	}
 	args, prototype := xfsArgs("u", nil, root)

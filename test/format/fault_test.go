@@ -60,7 +60,14 @@ func formatOnce(device string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	if _, err := f.Prepare(context.Background(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: os.Getenv("FS"), Policy: volume.FormatHost}); err != nil {
+	root := mkfs.Root{}
+	if mode := os.Getenv("ROOT_MODE"); mode != "" {
+		if _, err := fmt.Sscanf(mode, "%o", &root.Mode); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	if _, err := f.Prepare(context.Background(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: os.Getenv("FS"), Policy: volume.FormatHost, Root: root}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -136,6 +143,39 @@ func TestDaemonIsKilledAtEachPlace(t *testing.T) {
 			t.Errorf("%s: formatted %v: %v", place, formatted, err)
 		}
 		mounts(t, device, "ext4")
+	}
+}
+
+// TestDaemonIsKilledBeforeTheRootMode: what mkfs.ext4 has made then is never handed over
+// as it is. The next attempt that may write completes it.
+func TestDaemonIsKilledBeforeTheRootMode(t *testing.T) {
+	for mode, want := range map[uint32]string{0o2775: "2775 0", 0: "755 0"} { // without a mode the rule has changed
+		t.Run(want, func(t *testing.T) {
+			r := newFormatter(t, tools(t, "ext4", `exec $real "$@"`))
+			device, backing := r.blank()
+			_ = r.daemon(device, "ext4", "CRUST_FAILPOINTS=format-after-mkfs=kill", "ROOT_MODE=2775").Wait()
+			r.root.Mode = mode
+			r.refused(device, backing, "ext4", volume.FormatNever, false, volume.InUse, "its root directory lacks its mode", "read-write once")
+			r.refused(device, backing, "ext4", volume.FormatHost, true, volume.InUse, "its root directory lacks its mode")
+			r.refused(device, backing, "xfs", volume.FormatHost, false, volume.InUse, "holds ext4")
+			if _, formatted, err := r.settled(device, "ext4"); err != nil || formatted {
+				t.Fatalf("formatted %v: %v", formatted, err)
+			}
+			run(t, "", "e2fsck", "-fn", device)
+			unix.Sync()
+			before := hash(t, backing)
+			for _, policy := range []volume.FormatPolicy{volume.FormatHost, volume.FormatNever} {
+				if formatted, err := r.prepare(device, "ext4", policy, false); err != nil || formatted {
+					t.Errorf("again: formatted %v: %v", formatted, err)
+				}
+			}
+			if unix.Sync(); before != hash(t, backing) {
+				t.Error("a complete filesystem was written to")
+			}
+			if got := rootOf(t, device, "ext4"); got != want {
+				t.Errorf("mode and group of the root directory are %s, want %s", got, want)
+			}
+		})
 	}
 }
 

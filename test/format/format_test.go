@@ -61,11 +61,11 @@ func TestRootDirectoryOfANewFilesystem(t *testing.T) {
 		want    string // mode and group
 	}{
 		{"ext4", mkfs.Root{Group: 2000, Mode: 0o2775}, []string{"-i", "65536", "-E", "stride=16"}, "2775 2000"},
-		{"ext4", mkfs.Root{Mode: 0o777}, nil, "0777 0"},
-		{"ext4", mkfs.Root{}, nil, "0755 0"},
+		{"ext4", mkfs.Root{Mode: 0o777}, nil, "777 0"},
+		{"ext4", mkfs.Root{}, nil, "755 0"},
 		{"xfs", mkfs.Root{Group: 2000, Mode: 0o2775}, []string{"-m", "reflink=0"}, "2775 2000"},
 		{"xfs", mkfs.Root{Mode: 0o2777}, nil, "2777 0"},
-		{"btrfs", mkfs.Root{Group: 2000, Mode: 0o2775}, []string{"-n", "32768"}, "0755 0"}, // mkfs.btrfs cannot
+		{"btrfs", mkfs.Root{Group: 2000, Mode: 0o2775}, []string{"-n", "32768"}, "755 0"}, // mkfs.btrfs cannot
 	} {
 		t.Run(fmt.Sprintf("%s %o", c.fs, c.root.Mode), func(t *testing.T) {
 			r := newFormatter(t)
@@ -77,20 +77,26 @@ func TestRootDirectoryOfANewFilesystem(t *testing.T) {
 			if err != nil || !formatted {
 				t.Fatalf("formatted %v: %v", formatted, err)
 			}
-			dir := t.TempDir()
-			if err := unix.Mount(device, dir, c.fs, 0, ""); err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _ = unix.Unmount(dir, 0) }()
-			var st unix.Stat_t
-			if err := unix.Stat(dir, &st); err != nil {
-				t.Fatal(err)
-			}
-			if got := fmt.Sprintf("%04o %d", st.Mode&0o7777, st.Gid); got != c.want {
+			if got := rootOf(t, device, c.fs); got != c.want {
 				t.Errorf("mode and group are %s, want %s", got, c.want)
 			}
 		})
 	}
+}
+
+// rootOf gives mode and group of the root directory.
+func rootOf(t *testing.T, device, fs string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount(device, dir, fs, 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(dir, 0) }()
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%o %d", st.Mode&0o7777, st.Gid)
 }
 
 func TestBlankDeviceThatIsNotToBeFormatted(t *testing.T) {
