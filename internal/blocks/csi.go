@@ -26,19 +26,20 @@ func DialCSI(socket string) (*grpc.ClientConn, error) {
 		}))
 }
 
-// FromCSI asks a CSI driver. Base may be empty; both are CSI's ids of snapshots.
-func FromCSI(conn grpc.ClientConnInterface, base, target string) Source {
+// FromCSI asks a CSI driver. Base may be empty; both are CSI's ids of snapshots. A driver may
+// want secrets.
+func FromCSI(conn grpc.ClientConnInterface, base, target string, secrets map[string]string) Source {
 	client := csi.NewSnapshotMetadataClient(conn)
 	if base == "" {
 		return func(ctx context.Context, from int64) (Stream, error) {
 			return received(client.GetMetadataAllocated(ctx, &csi.GetMetadataAllocatedRequest{
-				SnapshotId: target, StartingOffset: from, MaxResults: mostResults,
+				SnapshotId: target, StartingOffset: from, MaxResults: mostResults, Secrets: secrets,
 			}))
 		}
 	}
 	return func(ctx context.Context, from int64) (Stream, error) {
 		return received(client.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{
-			BaseSnapshotId: base, TargetSnapshotId: target, StartingOffset: from, MaxResults: mostResults,
+			BaseSnapshotId: base, TargetSnapshotId: target, StartingOffset: from, MaxResults: mostResults, Secrets: secrets,
 		}))
 	}
 }

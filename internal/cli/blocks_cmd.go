@@ -24,8 +24,10 @@ since an earlier snapshot of the volume.
 
 SNAPSHOT and --base are VolumeSnapshots of a Kubernetes cluster, whose service
 external-snapshot-metadata is asked. With --csi-socket they are CSI's ids, which a
-VolumeSnapshotContent has in status.snapshotHandle, and the driver is asked. -o json prints a line for each message of the stream, raw
-a line "OFFSET SIZE" for each range, and qemu-img-map what qemu-img would.`,
+VolumeSnapshotContent has in status.snapshotHandle, and the driver is asked.
+
+-o json prints a line for each message of the stream, raw a line "OFFSET SIZE" for
+each range, and qemu-img-map what qemu-img would.`,
 		Example: "  crustctl blocks tuesday --base monday -n shop --service-account backup-client",
 		Args:    arguments("SNAPSHOT"),
 		RunE: func(cmd *cobra.Command, args []string) error {

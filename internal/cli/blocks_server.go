@@ -5,15 +5,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"regexp"
 
 	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
 
 	"github.com/crust-proxy/crust-proxy/internal/blocks"
 )
 
 // blockServer is who is asked for blocks: a CSI driver, or the service of a cluster.
 type blockServer struct {
-	csiSocket                                string
+	csiSocket, secretsFile                   string
 	kubeconfig, kubeContext                  string
 	namespace, account, accountIn, forwarded string
 }
@@ -24,6 +28,7 @@ var ofCluster = []string{"kubeconfig", "context", "namespace", "service-account"
 func (s *blockServer) flags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&s.csiSocket, "csi-socket", "", "the socket of the CSI driver that has the snapshot")
+	flags.StringVar(&s.secretsFile, "secrets-file", "", "a YAML or JSON file with the secrets that this driver wants, by their names")
 	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "how to get to the cluster (default: as kubectl)")
 	flags.StringVar(&s.kubeContext, "context", "", "the context of the kubeconfig (default: the current one)")
 	flags.StringVarP(&s.namespace, "namespace", "n", "", "the snapshot's (default: that of the context)")
@@ -33,6 +38,9 @@ func (s *blockServer) flags(cmd *cobra.Command) {
 }
 
 func (s *blockServer) check(cmd *cobra.Command) error {
+	if s.secretsFile != "" && s.csiSocket == "" {
+		return errors.New("--secrets-file is for --csi-socket; in a cluster the driver's sidecar finds its secrets")
+	}
 	for _, name := range ofCluster {
 		if s.csiSocket != "" && cmd.Flags().Changed(name) {
 			return fmt.Errorf("--%s is for a cluster, and --csi-socket asks a driver", name)
@@ -63,13 +71,51 @@ func (s *blockServer) with(ctx context.Context, of question, do blocksOf) error 
 	if s.csiSocket == "" {
 		return explainBlocks(ctx, s.withCluster(ctx, of, do))
 	}
+	secrets, err := s.secrets()
+	if err != nil {
+		return err
+	}
 	conn, err := blocks.DialCSI(s.csiSocket)
 	if err != nil {
 		return &explained{err, "The driver's pod and its --endpoint show where the socket is on the node."}
 	}
-	err = do(ctx, of.target, &blocks.Reader{Source: blocks.FromCSI(conn, cmp.Or(of.baseID, of.base), of.target)})
+	err = do(ctx, of.target, &blocks.Reader{Source: blocks.FromCSI(conn, cmp.Or(of.baseID, of.base), of.target, secrets)})
 	return errors.Join(explainBlocks(ctx, err), conn.Close())
 }
+
+// mostSecrets is as much as a Secret of Kubernetes has.
+const mostSecrets = 1 << 20
+
+// secrets reads the file of secrets. No error quotes it.
+func (s *blockServer) secrets() (map[string]string, error) {
+	if s.secretsFile == "" {
+		return nil, nil
+	}
+	file, err := os.Open(s.secretsFile)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	raw, err := io.ReadAll(io.LimitReader(file, mostSecrets+1))
+	if err != nil {
+		return nil, err
+	}
+	given, secrets := make(map[string]any), make(map[string]string)
+	ok := len(raw) <= mostSecrets && yaml.UnmarshalStrict(raw, &given) == nil
+	for name, value := range given {
+		text, isText := value.(string)
+		ok = ok && isText && secretName.MatchString(name)
+		secrets[name] = text
+	}
+	if !ok {
+		return nil, fmt.Errorf("%s does not have, as YAML or JSON of 1 MiB at most, a text for each name of letters, digits, '-', '_' and '.': "+
+			"put quotes around a number", s.secretsFile)
+	}
+	return secrets, nil
+}
+
+// secretName is what CSI wants.
+var secretName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 
 // withCluster goes the way of backup software: the snapshot's driver, its service, a token.
 func (s *blockServer) withCluster(ctx context.Context, of question, do blocksOf) error {

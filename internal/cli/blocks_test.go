@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"maps"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,9 +23,11 @@ type fakeBlocks struct {
 	ranges   []*csi.BlockMetadata
 	fail     error
 	deltas   []string
+	secrets  []map[string]string
 }
 
 func (f *fakeBlocks) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+	f.secrets = append(f.secrets, req.Secrets)
 	if f.fail != nil {
 		return f.fail
 	}
@@ -38,6 +42,7 @@ func (f *fakeBlocks) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, 
 }
 
 func (f *fakeBlocks) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.SnapshotMetadata_GetMetadataDeltaServer) error {
+	f.secrets = append(f.secrets, req.Secrets)
 	f.deltas = append(f.deltas, req.BaseSnapshotId+" "+req.TargetSnapshotId)
 	return stream.Send(&csi.GetMetadataDeltaResponse{
 		BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: f.capacity, BlockMetadata: f.ranges,
@@ -179,6 +184,51 @@ func TestBlocksErrorsSayWhatToDo(t *testing.T) {
 	for _, args := range [][]string{{}, {"a", "b"}, {"snap", "--csi-socket", socket, "-n", "shop"}, {"snap", "--base", "a", "--base-id", "b"}, {"snap", "--csi-socket", socket, "-o", "yaml"}} {
 		if r := b.run(append([]string{"blocks"}, args...)...); r.code != ExitUsage {
 			t.Errorf("%v: %+v", args, r)
+		}
+	}
+}
+
+// TestBlocksSecrets has a driver get the secrets of a file in each call, and nobody see them.
+func TestBlocksSecrets(t *testing.T) {
+	b := newBench(t)
+	f := someBlocks()
+	socket, file := f.serve(t, b), filepath.Join(t.TempDir(), "secrets")
+	run := func(text string, more ...string) result {
+		t.Helper()
+		f.secrets = nil
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return b.run(append([]string{"blocks", "snap", "--secrets-file", file}, more...)...)
+	}
+	for _, text := range []string{"user.name: bob\npass-word: hunter2\n", `{"user.name": "bob", "pass-word": "hunter2"}`} {
+		for _, args := range [][]string{nil, {"--base", "before"}} { // the first one is resumed
+			r := run(text, append(args, "--csi-socket", socket)...)
+			want := map[string]string{"user.name": "bob", "pass-word": "hunter2"}
+			if r.code != ExitOK || len(f.secrets) == 0 || strings.Contains(r.out+r.err, "hunter2") {
+				t.Errorf("%q: %+v", text, r)
+			}
+			for _, got := range f.secrets {
+				if !maps.Equal(got, want) {
+					t.Errorf("%q: %d secrets, and others", text, len(got))
+				}
+			}
+		}
+	}
+	for _, text := range []string{
+		"hunter2", "[hunter2]", "a: 1234", "hunter2: [a]", "a: hunter2\na: hunter2", "a b: hunter2", "a: {b: hunter2}", "a: 'hunter2", "a: " + strings.Repeat("x", 1<<20),
+	} {
+		r := run(text, "--csi-socket", socket)
+		if r.code != ExitFailure || !strings.Contains(r.err, file) || strings.Contains(r.out+r.err, "hunter2") || len(f.secrets) > 0 {
+			t.Errorf("%.40q: %+v", text, r)
+		}
+	}
+	if r := run("a: b"); r.code != ExitUsage || !strings.Contains(r.err, "--csi-socket") {
+		t.Errorf("%+v", r)
+	}
+	for _, command := range [][]string{{"blocks", "snap"}, {"backup", "snap", "--from", file, "--file", file + "2"}} {
+		if r := b.run(append(command, "--csi-socket", socket, "--secrets-file", file+".missing")...); r.code != ExitFailure || !strings.Contains(r.err, "no such file") {
+			t.Errorf("%+v", r)
 		}
 	}
 }

@@ -39,6 +39,17 @@ func TestDocsAreInStepWithHelp(t *testing.T) {
 	}
 }
 
+// TestHelpFitsATerminal: what a command says of itself is not wrapped by anybody.
+func TestHelpFitsATerminal(t *testing.T) {
+	for _, cmd := range newRoot(Env{Getenv: func(string) string { return "" }, Node: doctor.DefaultNode()}).Commands() {
+		for line := range strings.Lines(cmd.Short + "\n" + cmd.Long + "\n" + cmd.Example) {
+			if len(line) > 91 {
+				t.Errorf("%s --help has a line of %d bytes: %s", cmd.Name(), len(line), line)
+			}
+		}
+	}
+}
+
 func sectionOf(page, command string) string {
 	_, section, found := strings.Cut(page, "\n### "+command+"\n")
 	if !found {
