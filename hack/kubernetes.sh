@@ -24,9 +24,13 @@ build() { # pins output
 	CGO_ENABLED=0 $go build -modfile="$1" -trimpath -buildvcs=false -o "$2/" \
 		-ldflags "$(ldflags "$($go list -m -modfile="$1" -f '{{.Version}}' k8s.io/kubernetes)")" tool >&2
 	[ ! -e "$2/server" ] || mv "$2/server" "$2/etcd"
-	# Tests have no network when they need the types of snapshots.
+	# Tests have no network when they need the types of snapshots, and the controller's rights.
 	[ ! -e "$2/csi-snapshotter" ] || cp -r --no-preserve=mode \
-		"$($go list -m -modfile="$1" -f '{{.Dir}}' github.com/kubernetes-csi/external-snapshotter/client/v8)/config/crd" "$2/crd"
+		"$(dir_of "$1" client/v8)/config/crd" "$(dir_of "$1" v8)"/deploy/kubernetes/snapshot-controller/rbac-*.yaml "$2/"
+}
+
+dir_of() { # pins module of external-snapshotter
+	$go list -m -modfile="$1" -f '{{.Dir}}' "github.com/kubernetes-csi/external-snapshotter/$2"
 }
 
 [ $# -gt 0 ] || set -- kubernetes kubernetes-1.34 csi-sidecars

@@ -53,8 +53,8 @@ require (
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
 	github.com/kubernetes-csi/csi-lib-utils v0.25.0 // indirect
-	// v6.4.0 needs sig-storage-lib-external-provisioner v13.1.0, which the module proxy
-	// does not serve.
+	// v6.4.0 needs VolumeInUseError of sig-storage-lib-external-provisioner v13.1.0, which
+	// the module proxy does not serve; with v13.0.0 it does not compile.
 	github.com/kubernetes-csi/external-provisioner/v6 v6.3.0 // indirect
 	github.com/kubernetes-csi/external-resizer/v2 v2.3.0 // indirect
 	github.com/kubernetes-csi/external-snapshotter/client/v8 v8.6.0 // indirect

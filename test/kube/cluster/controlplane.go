@@ -164,14 +164,20 @@ func (c *ControlPlane) Kubeconfig(user string, groups ...string) string {
 	c.t.Helper()
 	file := strings.NewReplacer(":", "-", "/", "-").Replace(user)
 	certificate := c.issue(file, pkix.Name{CommonName: user, Organization: groups})
+	path, err := c.kubeconfig(file, &api.AuthInfo{ClientCertificate: certificate, ClientKey: certificate})
+	check.Must(c.t, err)
+	return path
+}
+
+// kubeconfig writes a kubeconfig for one identity, and gives its path.
+func (c *ControlPlane) kubeconfig(name string, identity *api.AuthInfo) (string, error) {
 	config := api.NewConfig()
 	config.Clusters["test"] = &api.Cluster{Server: c.URL, CertificateAuthority: c.authority.file()}
-	config.AuthInfos[user] = &api.AuthInfo{ClientCertificate: certificate, ClientKey: certificate}
-	config.Contexts["test"] = &api.Context{Cluster: "test", AuthInfo: user}
+	config.AuthInfos[name] = identity
+	config.Contexts["test"] = &api.Context{Cluster: "test", AuthInfo: name}
 	config.CurrentContext = "test"
-	path := c.Dir + "/" + file + ".kubeconfig"
-	check.Must(c.t, clientcmd.WriteToFile(*config, path))
-	return path
+	path := c.Dir + "/" + name + ".kubeconfig"
+	return path, clientcmd.WriteToFile(*config, path)
 }
 
 // NodeKubeconfig makes the kubeconfig that kubelet has on a node of that name.

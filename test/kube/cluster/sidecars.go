@@ -3,7 +3,6 @@ package cluster
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -20,8 +19,9 @@ func SnapshotClass(driver string) string { return "snapshots." + driver }
 func DelayedClass(driver string) string { return "delayed." + driver }
 
 // StartSidecars runs the real csi-provisioner, csi-resizer and csi-snapshotter of
-// drivers, and the cluster's snapshot-controller, until the test has ended. Volumes of
-// NewVolume are not for such a test: two would answer to the same claim.
+// drivers, as the chart runs them and with its rights, and the cluster's
+// snapshot-controller with upstream's, until the test has ended. Volumes of NewVolume
+// are not for such a test: two would answer to the same claim.
 func (k *Kube) StartSidecars(drivers ...string) {
 	k.T.Helper()
 	programs, err := sidecars()
@@ -34,28 +34,9 @@ func (k *Kube) StartSidecars(drivers ...string) {
 		k.giveReflinks(driver)
 		k.Must(k.Apply(classes(driver)))
 	}
-	k.T.Cleanup(func() {
-		for _, p := range k.sidecars {
-			if k.T.Failed() {
-				k.T.Logf("log of %s:\n%s", p.Name, rig.Tail(p.Log()))
-			}
-			p.Kill()
-		}
-		k.sidecars = nil
-	})
-	access := k.Kubeconfig("csi-sidecars", "system:masters")
-	add := func(program, name string, args ...string) {
-		p := k.process(name, append(args, "--kubeconfig="+access, "--retry-interval-start=100ms", "--v=2")...)
-		p.Program = filepath.Join(programs, program)
-		k.sidecars = append(k.sidecars, p)
-	}
-	add("snapshot-controller", "snapshot-controller")
-	for _, driver := range drivers {
-		address := "--csi-address=" + k.Drivers[driver].Socket
-		add("csi-provisioner", "provisioner-of-"+driver, address, "--extra-create-metadata")
-		add("csi-resizer", "resizer-of-"+driver, address)
-		add("csi-snapshotter", "snapshotter-of-"+driver, address, "--extra-create-metadata")
-	}
+	d := &deployment{k: k, programs: programs}
+	k.T.Cleanup(d.end)
+	d.layOut(drivers)
 	k.Must(k.mendSidecars())
 }
 
