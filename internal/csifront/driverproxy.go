@@ -20,10 +20,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Conn returns the connection to a driver. It may be another one after the driver was
-// upgraded.
-type Conn = staging.Conn
-
 // driverProxy answers the Node calls of one driver.
 type driverProxy struct {
 	front  *Front
@@ -74,7 +70,7 @@ func Answered() map[string]bool {
 }
 
 // Driver makes the proxy that kubelet uses in place of the driver.
-func (f *Front) Driver(name string, conn Conn) *passthrough.Proxy {
+func (f *Front) Driver(name string, conn staging.Conn) *passthrough.Proxy {
 	p := &driverProxy{front: f, driver: staging.NewDriver(name, conn), log: f.cfg.Log.With(zap.String(telemetry.FieldDriver, name))}
 	p.stager = staging.NewStager(p.driver, f.store, p.couldDefer, p.log)
 	local := make(map[string]passthrough.Local, len(intercepted))
