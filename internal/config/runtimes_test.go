@@ -83,7 +83,7 @@ func TestRulesThatCannotWorkAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lines := cfg.DeferralPolicy().ExplainRuntimes(); len(lines) != 1 || !strings.Contains(lines[0], `"crust"`) {
+	if lines := cfg.DeferralPolicy().Explain(); len(lines) != 1 || !strings.Contains(lines[0], `"crust"`) {
 		t.Errorf("validate explains %q", lines)
 	}
 }

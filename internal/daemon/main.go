@@ -10,7 +10,6 @@ import (
 	"io"
 	"math"
 	"runtime/debug"
-	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -151,8 +150,7 @@ func validate(_ context.Context, flags *config.Flags, stdout, _ io.Writer) error
 	if err != nil {
 		return err
 	}
-	policy := cfg.DeferralPolicy()
-	for _, line := range slices.Concat(policy.ExplainModes(), policy.ExplainRuntimes(), cfg.Warnings()) {
+	for _, line := range append(cfg.DeferralPolicy().Explain(), cfg.Warnings()...) {
 		text += "# " + line + "\n"
 	}
 	_, err = io.WriteString(stdout, "# "+flags.Source()+"\n"+text)

@@ -47,7 +47,7 @@ func TestAccessModesAreExplained(t *testing.T) {
 		{Name: "pod", AccessModes: []string{"ReadWriteOncePod", "MULTI_NODE_SINGLE_WRITER"}, Defer: true},
 		{Name: "once", AccessModes: []string{"SINGLE_NODE_WRITER"}, Defer: true},
 	}}
-	got := policy.ExplainModes()
+	got := policy.Explain()
 	if len(got) != 2 || !strings.HasPrefix(got[0], `policy.rules[0] ("pod").accessModes: ReadWriteOncePod matches SINGLE_NODE_SINGLE_WRITER`) ||
 		!strings.Contains(got[1], "SINGLE_NODE_MULTI_WRITER") {
 		t.Errorf("got %q", got)

@@ -141,31 +141,23 @@ func within(outer, inner []string, takes func(outer, inner string) bool) bool {
 	return true
 }
 
-// ExplainModes says, a line each, what is not plain of the access modes in the rules.
-func (p *Policy) ExplainModes() []string {
-	var lines []string
+// Explain says, a line each, what is not plain of the access modes in the rules, and then
+// which runtime handlers of the rules cannot have deferred volumes although others of the
+// same rule can.
+func (p *Policy) Explain() []string {
+	var modes, runtimes []string
 	for i := range p.Rules {
 		rule := &p.Rules[i]
 		for _, word := range rule.AccessModes {
 			if text := explainMode(word); text != "" {
-				lines = append(lines, rule.configPath(i)+".accessModes: "+text)
+				modes = append(modes, rule.configPath(i)+".accessModes: "+text)
 			}
 		}
-	}
-	return lines
-}
-
-// ExplainRuntimes says, a line each, which runtime handlers of the rules cannot have
-// deferred volumes although others of the same rule can.
-func (p *Policy) ExplainRuntimes() []string {
-	var lines []string
-	for i := range p.Rules {
-		rule := &p.Rules[i]
 		for _, runtime := range rule.RuntimeHandlers {
 			if _, not := p.servedBy(runtime, rule.Handler); rule.Defer && not != "" {
-				lines = append(lines, rule.configPath(i)+".runtimeHandlers: "+not)
+				runtimes = append(runtimes, rule.configPath(i)+".runtimeHandlers: "+not)
 			}
 		}
 	}
-	return lines
+	return append(modes, runtimes...)
 }
