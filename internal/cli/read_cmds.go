@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -11,6 +10,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	"github.com/crust-proxy/crust-proxy/internal/cli/top"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -156,7 +156,7 @@ func versionCmd(d *daemon, out *printer.Printer) *cobra.Command {
 		Example: "  crustctl version --client",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			v := versions{Client: ownVersion()}
+			v := versions{Client: sys.Version()}
 			if clientOnly {
 				return v.print(out)
 			}
@@ -175,13 +175,4 @@ func (v versions) print(out *printer.Printer) error {
 		text += "\ncrust-proxy  " + show.Escape(v.Daemon)
 	}
 	return out.Result(v, func() error { return out.Line(text) })
-}
-
-// ownVersion is what the Go tool stamped into the program.
-func ownVersion() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "unknown"
-	}
-	return info.Main.Version
 }

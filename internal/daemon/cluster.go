@@ -9,6 +9,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/config"
 	"github.com/crust-proxy/crust-proxy/internal/csifront"
 	"github.com/crust-proxy/crust-proxy/internal/pods"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 )
 
@@ -41,7 +42,7 @@ func newCluster(cfg *config.Config, metrics *telemetry.Metrics, log *zap.Logger)
 
 func clusterOf(cfg *config.Config) (pods.Identity, string, error) {
 	identity := pods.Identity{
-		Kubeconfig: cfg.Cluster.Kubeconfig, InCluster: cfg.Cluster.InCluster, UserAgent: "crust-proxy/" + Version(),
+		Kubeconfig: cfg.Cluster.Kubeconfig, InCluster: cfg.Cluster.InCluster, UserAgent: "crust-proxy/" + sys.Version(),
 	}
 	if cfg.Cluster.NodeName != "" {
 		return identity, cfg.Cluster.NodeName, nil

@@ -26,6 +26,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/pods"
 	"github.com/crust-proxy/crust-proxy/internal/run"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/internal/systemd"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -86,7 +87,7 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 	}
 	level := zap.NewAtomicLevelAt(telemetry.Level(cfg.Log.Level))
 	d := &daemon{
-		level: level, log: telemetry.NewLogger(stderr, level), metrics: telemetry.NewMetrics(Version()),
+		level: level, log: telemetry.NewLogger(stderr, level), metrics: telemetry.NewMetrics(sys.Version()),
 		notify: notify, passed: passed, hub: adminapi.NewHub(), started: time.Now(), stopping: make(chan struct{}),
 	}
 	d.settings = &settings{flags: flags, log: d.log, apply: d.apply, watcher: watcher, hangups: hangups}
@@ -110,7 +111,7 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 func (d *daemon) run(ctx context.Context) error {
 	cfg := d.settings.get()
 	tracer, endTracing, err := telemetry.Tracing{
-		Endpoint: cfg.Tracing.Endpoint, Insecure: cfg.Tracing.Insecure, SampleRatio: cfg.Tracing.SampleRatio, Version: Version(), Log: d.log,
+		Endpoint: cfg.Tracing.Endpoint, Insecure: cfg.Tracing.Insecure, SampleRatio: cfg.Tracing.SampleRatio, Version: sys.Version(), Log: d.log,
 	}.Start(ctx)
 	if err != nil {
 		return err
@@ -261,7 +262,7 @@ func (d *daemon) serveUntilDone(ctx context.Context, servers *servers) error {
 	if err := d.notify.Ready(); err != nil {
 		d.log.Warn("systemd was not told", zap.Error(err))
 	}
-	d.log.Info("serving", zap.String("version", Version()))
+	d.log.Info("serving", zap.String("version", sys.Version()))
 	debug.FreeOSMemory() // what the start needed is much, and never needed again
 	return group.Wait()
 }

@@ -9,22 +9,14 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/pflag"
 
 	"github.com/crust-proxy/crust-proxy/internal/config"
 	"github.com/crust-proxy/crust-proxy/internal/run"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
-
-// Version is the daemon's version, as the build stamped it from git.
-func Version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "unknown"
-}
 
 const usage = `crust-proxy lets a pod's sandbox mount its volumes.
 
@@ -137,7 +129,7 @@ func commandOf(args []string) (commandFunc, error) {
 }
 
 func showVersion(_ context.Context, _ *config.Flags, stdout, _ io.Writer) error {
-	_, err := fmt.Fprintln(stdout, Version())
+	_, err := fmt.Fprintln(stdout, sys.Version())
 	return err
 }
 

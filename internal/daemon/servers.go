@@ -19,6 +19,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/config"
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/run"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -49,7 +50,7 @@ func (d *daemon) newServers(cfg *config.Config) (*servers, error) {
 	d.adminCallers = peercred.NewAuthorizer("authorization.admin", peercred.Policy(cfg.Authorization.Admin), d.denied)
 	runtimeServer := &adminapi.RuntimeServer{Node: d.node}
 	adminServer := &adminapi.AdminServer{
-		Node: d.node, Hub: d.hub, Version: Version(), Started: d.started, Config: d.settings.shown,
+		Node: d.node, Hub: d.hub, Version: sys.Version(), Started: d.started, Config: d.settings.shown,
 		Findings: d.status.findings, Reconciled: logRepairs(d.log, d.metrics), Forced: d.forced, Stopping: d.stopping,
 	}
 	if d.front != nil {

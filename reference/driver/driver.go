@@ -125,7 +125,7 @@ func (d *Driver) serve(ctx context.Context, listener net.Listener) error {
 		run.Drain(server, d.patience, func() { d.log.Warn("some calls did not end in time and are cut off") })
 	})
 	defer stop()
-	d.log.Info("serving", zap.String("driver", d.config.Name), zap.String("version", version()),
+	d.log.Info("serving", zap.String("driver", d.config.Name), zap.String("version", sys.Version()),
 		zap.String("endpoint", d.config.Endpoint), zap.Bool("defer", d.config.Defer),
 		zap.Bool("reflinks", d.controller.cloner.reflinks))
 	err := server.Serve(listener)

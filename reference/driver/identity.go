@@ -9,6 +9,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // identity serves CSI's Identity.
@@ -23,7 +25,7 @@ type identity struct {
 
 // GetPluginInfo tells the name.
 func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: i.config.Name, VendorVersion: version()}, nil
+	return &csi.GetPluginInfoResponse{Name: i.config.Name, VendorVersion: sys.Version()}, nil
 }
 
 // GetPluginCapabilities tells which services there are.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"time"
@@ -16,19 +15,13 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/crust-proxy/crust-proxy/internal/run"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
 // DefaultName is the name under which the driver registers.
 const DefaultName = "driver.crust-proxy.dev"
-
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "unknown"
-}
 
 // Main runs the command line and gives the exit code.
 func Main(args []string, stdout, stderr io.Writer) int {
@@ -45,7 +38,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		_, _ = fmt.Fprintln(stderr, "crust-driver:", err)
 		return 2
 	case show:
-		_, _ = fmt.Fprintln(stdout, version())
+		_, _ = fmt.Fprintln(stdout, sys.Version())
 		return 0
 	}
 	// mount-utils logs through klog whatever it runs, mount options included.
