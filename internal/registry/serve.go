@@ -18,6 +18,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/passthrough"
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/run"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // served is the CSI socket that stands in for a driver. It stays while the daemon
@@ -165,12 +166,8 @@ func dialOther(ctx context.Context, socket string, self int) (net.Conn, error) {
 	if err != nil || self == 0 {
 		return conn, err
 	}
-	made, ok := conn.(*net.UnixConn)
-	if !ok {
-		return conn, nil // a dialer gives no other for a unix socket
-	}
-	who, err := peercred.Of(made)
-	if err == nil && int(who.PID) == self {
+	who, err := sys.Peer(conn)
+	if err == nil && int(who.Pid) == self {
 		err = fmt.Errorf("%s leads back to crust-proxy itself: let the registrar's --kubelet-registration-path be the driver's own socket", socket)
 	}
 	if err != nil {

@@ -132,18 +132,8 @@ func (s sockets) dial(ctx context.Context, path string) (net.Conn, error) {
 }
 
 func (s sockets) checkPeer(conn net.Conn, path string) error {
-	local, ok := conn.(*net.UnixConn)
-	if !ok {
-		return fmt.Errorf("%s: a %T is no unix socket", path, conn)
-	}
-	raw, err := local.SyscallConn()
+	who, err := sys.Peer(conn)
 	if err != nil {
-		return err
-	}
-	var who *unix.Ucred
-	var asked error
-	err = raw.Control(func(fd uintptr) { who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err := errors.Join(err, asked); err != nil {
 		return fmt.Errorf("%s: it cannot be told who serves it: %w", path, err)
 	}
 	if who.Uid != s.owner {
