@@ -102,6 +102,27 @@ func WriteAll(fd int, raw []byte) error {
 	return nil
 }
 
+// WriteNew makes a file that did not exist, whole or not at all. The name is relative to
+// the directory dir.
+//
+// Nothing is synced: callers write to a tmpfs, which has no disk to sync to, and a reboot
+// ends what the file speaks of along with it.
+func WriteNew(dir int, name string, raw []byte) error {
+	fd, err := unix.Openat(dir, name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	err = WriteAll(fd, raw)
+	// Only close may report a full disk.
+	if closeErr := unix.Close(fd); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		_ = unix.Unlinkat(dir, name, 0)
+	}
+	return err
+}
+
 // ReadSmall reads a regular file of at most limit bytes, with as few system calls as
 // possible. It does not follow a symbolic link in the last component.
 func ReadSmall(path string, limit int64) ([]byte, error) {

@@ -129,7 +129,7 @@ func (s *store) put(r *record) error {
 		return volume.Errorf(volume.Internal, "volume %s: the record cannot be encoded: %w", r.Target, err)
 	}
 	tmp := fmt.Sprintf("%s.%d", r.Key, s.serial.Add(1))
-	if err := s.writeTmp(tmp, raw); err != nil {
+	if err := sys.WriteNew(s.tmp, tmp, raw); err != nil {
 		return s.putError(r, err)
 	}
 	if err := unix.Renameat(s.tmp, tmp, s.volumes, fileName(r.Key)); err != nil {
@@ -141,22 +141,6 @@ func (s *store) put(r *record) error {
 
 func (s *store) putError(r *record, err error) error {
 	return volume.Errorf(volume.DiskKind(err), "volume %s: the record cannot be written below %s: %w", r.Target, s.dir, err)
-}
-
-func (s *store) writeTmp(name string, raw []byte) error {
-	fd, err := unix.Openat(s.tmp, name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return err
-	}
-	err = sys.WriteAll(fd, raw)
-	// Only close may report a full disk.
-	if closeErr := unix.Close(fd); err == nil {
-		err = closeErr
-	}
-	if err != nil {
-		_ = unix.Unlinkat(s.tmp, name, 0)
-	}
-	return err
 }
 
 // beginRemoval marks the volume as being removed. From now on a restart ends the removal

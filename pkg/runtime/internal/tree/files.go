@@ -11,27 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
-
-// writeNew makes a file that did not exist.
-//
-// Nothing is synced: the tree is on tmpfs, which has no disk to sync to, and a
-// reboot ends the mounts that the file speaks of along with it.
-func writeNew(path string, raw []byte) error {
-	const flags = unix.O_CREAT | unix.O_EXCL | unix.O_WRONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC
-	fd, err := unix.Open(path, flags, 0o600)
-	if err != nil {
-		return err
-	}
-	err = sys.WriteAll(fd, raw)
-	if closeErr := unix.Close(fd); err == nil {
-		err = closeErr
-	}
-	return err
-}
 
 // removeFlat removes a directory of files. It goes into no sub-directory: an
 // empty one is removed, any other makes it fail.

@@ -99,7 +99,7 @@ func (t *Tree) Build(key volume.Key, raw []byte) (temp string, err error) {
 	if err := t.sign(temp, key); err != nil {
 		return temp, err
 	}
-	return temp, writeNew(temp+"/"+t.File, raw)
+	return temp, sys.WriteNew(unix.AT_FDCWD, temp+"/"+t.File, raw)
 }
 
 func (t *Tree) publishAgain(p *Projection) (outcome, error) {
@@ -111,8 +111,7 @@ func (t *Tree) publishAgain(p *Projection) (outcome, error) {
 		return asItWas, nil
 	}
 	temp := t.tempName()
-	if err := writeNew(temp, p.Raw); err != nil {
-		_ = unix.Unlink(temp)
+	if err := sys.WriteNew(unix.AT_FDCWD, temp, p.Raw); err != nil {
 		return again, t.Error(p.Volume, "written", err)
 	}
 	failpoint.Hit(t.Name + "-rewritten")
