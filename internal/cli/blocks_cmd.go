@@ -32,7 +32,7 @@ each range, and qemu-img-map what qemu-img would.`,
 		Args:    arguments("SNAPSHOT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			picture := &blockview.Picture{
-				Out: out, Width: cmp.Or(env.Width, defaultWidth), ASCII: !unicodeLocale(env.Getenv), Snapshot: args[0], Base: cmp.Or(of.base, of.baseID),
+				Out: out, Width: env.Width, ASCII: !unicodeLocale(env.Getenv), Snapshot: args[0], Base: cmp.Or(of.base, of.baseID),
 			}
 			view, err := blockview.New(format, env.Out, picture)
 			if err = cmp.Or(err, server.check(cmd), of.check()); err != nil {
@@ -54,6 +54,3 @@ each range, and qemu-img-map what qemu-img would.`,
 	complete(cmd, "output", blockview.Formats()...)
 	return cmd
 }
-
-// defaultWidth is that of a terminal which does not say.
-const defaultWidth = 80

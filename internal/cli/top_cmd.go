@@ -5,12 +5,10 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
@@ -41,7 +39,7 @@ terminal, or 80 columns, or with -o wide as wide as it needs to be.`,
 				return wrongUsage(cmd, err)
 			}
 			if once || out.Machine() || !env.screen() {
-				return topOnce(cmd.Context(), d, out, settings, env.width())
+				return topOnce(cmd.Context(), d, out, settings, env.Width)
 			}
 			return topLive(cmd.Context(), env, d, settings)
 		},
@@ -131,14 +129,4 @@ type pictureObject struct {
 // screen tells whether the terminal can show a picture that changes.
 func (e Env) screen() bool {
 	return e.Terminal && e.Keys != nil && e.Getenv("TERM") != "dumb" && e.Getenv("TERM") != ""
-}
-
-// width is that of the terminal, or what fits on any.
-func (e Env) width() int {
-	if file, ok := e.Out.(*os.File); ok {
-		if size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
-			return int(size.Col)
-		}
-	}
-	return 80
 }
