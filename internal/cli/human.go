@@ -3,10 +3,11 @@ package cli
 import (
 	"errors"
 	"fmt"
-	"math/big"
+	"math"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -36,23 +37,16 @@ func stateFlag(cmd *cobra.Command, state *string) {
 	complete(cmd, "state", stateNames()...)
 }
 
-var multipliers = map[string]int64{
-	"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
-	"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60,
-}
-
 // parseSize reads a quantity as Kubernetes writes it: 20Gi, 1.5Ti, 10G, 4096.
 func parseSize(text string) (int64, error) {
 	digits := strings.TrimRight(text, "BEGKMPTik")
-	unit, known := multipliers[strings.TrimSuffix(text[len(digits):], "B")]
-	value, ok := new(big.Rat).SetString(digits)
-	if !known || !ok || strings.Trim(digits, "0123456789.") != "" {
+	size, err := resource.ParseQuantity(strings.TrimSuffix(text, "B"))
+	if err != nil || strings.Trim(digits, "0123456789.") != "" {
 		return 0, fmt.Errorf("%q is no size; write it as 20Gi, 500Mi or in bytes", text)
 	}
-	value.Mul(value, new(big.Rat).SetInt64(unit))
-	whole := new(big.Int).Quo(new(big.Int).Add(value.Num(), new(big.Int).Sub(value.Denom(), big.NewInt(1))), value.Denom())
-	if !whole.IsInt64() || whole.Sign() <= 0 {
-		return 0, errors.New(text + " is out of range: a size is more than 0 and less than 8Ei")
+	// A quantity that is too large becomes the largest number.
+	if n := size.Value(); n > 0 && n < math.MaxInt64 {
+		return n, nil
 	}
-	return whole.Int64(), nil
+	return 0, errors.New(text + " is out of range: a size is more than 0 and less than 8Ei")
 }
