@@ -15,27 +15,37 @@ const maxFile = 1 << 20
 type Flags struct {
 	set  *pflag.FlagSet
 	File string
-	over Config
 	// abandon is front.abandonVolumes, which the file may say too.
 	abandon bool
 }
 
+// fields are the keys that have a flag.
+var fields = []struct {
+	flag  string
+	key   func(*Config) *string
+	usage string
+}{
+	{"run-dir", func(c *Config) *string { return &c.RunDir }, "directory of sockets and state, on tmpfs"},
+	{"kubelet-root", func(c *Config) *string { return &c.KubeletRoot }, "directory below which all targets lie"},
+	{"runtime-socket", func(c *Config) *string { return &c.RuntimeSocket.Path }, "socket of the Runtime API"},
+	{"admin-socket", func(c *Config) *string { return &c.AdminSocket.Path }, "socket of the Admin API"},
+	{"containerd-socket", func(c *Config) *string { return &c.Containerd.Socket }, "containerd's socket; empty is off"},
+	{"cri-socket", func(c *Config) *string { return &c.CRI.Socket }, "CRI-O's socket, where the container runtime is not containerd"},
+	{"kubeconfig", func(c *Config) *string { return &c.Cluster.Kubeconfig }, "how to ask the cluster about this node's pods; empty is off"},
+	{"node-name", func(c *Config) *string { return &c.Cluster.NodeName }, "this node's name in the cluster; empty is the host name"},
+	{"http-listen", func(c *Config) *string { return &c.HTTP.Listen }, "metrics and health: host:port, unix:/path, or empty for off"},
+	{"log-level", func(c *Config) *string { return &c.Log.Level }, "debug, info, warn or error"},
+}
+
 // AddFlags defines the flags.
 func AddFlags(set *pflag.FlagSet) *Flags {
-	f := &Flags{set: set, over: Default()}
-	c := &f.over
+	f := &Flags{set: set}
 	set.StringVar(&f.File, "config", "", "YAML configuration file; what it does not say keeps its default")
-	set.StringVar(&c.RunDir, "run-dir", c.RunDir, "directory of sockets and state, on tmpfs")
-	set.StringVar(&c.KubeletRoot, "kubelet-root", c.KubeletRoot, "directory below which all targets lie")
-	set.StringVar(&c.RuntimeSocket.Path, "runtime-socket", c.RuntimeSocket.Path, "socket of the Runtime API")
-	set.StringVar(&c.AdminSocket.Path, "admin-socket", c.AdminSocket.Path, "socket of the Admin API")
-	set.StringVar(&c.Containerd.Socket, "containerd-socket", c.Containerd.Socket, "containerd's socket; empty is off")
-	set.StringVar(&c.CRI.Socket, "cri-socket", c.CRI.Socket, "CRI-O's socket, where the container runtime is not containerd")
-	set.StringVar(&c.Cluster.Kubeconfig, "kubeconfig", "", "how to ask the cluster about this node's pods; empty is off")
-	set.StringVar(&c.Cluster.NodeName, "node-name", "", "this node's name in the cluster; empty is the host name")
-	set.StringVar(&c.HTTP.Listen, "http-listen", c.HTTP.Listen, "metrics and health: host:port, unix:/path, or empty for off")
 	set.BoolVar(&f.abandon, "abandon-volumes", false, "go on although deferred volumes live on this node: also front.abandonVolumes")
-	set.StringVar(&c.Log.Level, "log-level", c.Log.Level, "debug, info, warn or error")
+	usual := Default()
+	for _, field := range fields {
+		set.String(field.flag, *field.key(&usual), field.usage)
+	}
 	return f
 }
 
@@ -72,20 +82,9 @@ func (f *Flags) Load() (Config, error) {
 
 func (f *Flags) apply(cfg *Config) {
 	cfg.Front.AbandonVolumes = cfg.Front.AbandonVolumes || f.abandon
-	for name, field := range map[string][2]*string{
-		"run-dir":           {&cfg.RunDir, &f.over.RunDir},
-		"kubelet-root":      {&cfg.KubeletRoot, &f.over.KubeletRoot},
-		"runtime-socket":    {&cfg.RuntimeSocket.Path, &f.over.RuntimeSocket.Path},
-		"admin-socket":      {&cfg.AdminSocket.Path, &f.over.AdminSocket.Path},
-		"containerd-socket": {&cfg.Containerd.Socket, &f.over.Containerd.Socket},
-		"cri-socket":        {&cfg.CRI.Socket, &f.over.CRI.Socket},
-		"kubeconfig":        {&cfg.Cluster.Kubeconfig, &f.over.Cluster.Kubeconfig},
-		"node-name":         {&cfg.Cluster.NodeName, &f.over.Cluster.NodeName},
-		"http-listen":       {&cfg.HTTP.Listen, &f.over.HTTP.Listen},
-		"log-level":         {&cfg.Log.Level, &f.over.Log.Level},
-	} {
-		if f.set.Changed(name) {
-			*field[0] = *field[1]
+	for _, field := range fields {
+		if flag := f.set.Lookup(field.flag); flag.Changed {
+			*field.key(cfg) = flag.Value.String()
 		}
 	}
 }
