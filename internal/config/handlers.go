@@ -3,9 +3,9 @@ package config
 import (
 	"errors"
 	"fmt"
-	"regexp"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // Handlers are the runtime handlers.
@@ -140,8 +140,6 @@ func filesystems(key string, names []string) error {
 	return err
 }
 
-var fsForm = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,31}$`)
-
 func filesystem(key, name string) error {
-	return wrong(!fsForm.MatchString(name), "%s: %q is not a filesystem's name", key, name)
+	return wrong(!volume.IsFSType(name), "%s: %q is not a filesystem's name", key, name)
 }

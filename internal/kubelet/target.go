@@ -19,19 +19,14 @@ func Describe(v *volume.Volume, rel string, dir int) {
 	}
 }
 
-// podUIDForm is generous: static pods have a hash for a UID.
-var podUIDForm = sys.LazyRegexp(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
-
 // podUID is the pod in pods/<uid>/volumes/..., or "".
 func podUID(rel string) string {
 	parts := strings.SplitN(rel, "/", 4)
-	if len(parts) < 3 || parts[0] != "pods" || parts[2] != "volumes" || !podUIDForm().MatchString(parts[1]) {
+	if len(parts) < 3 || parts[0] != "pods" || parts[2] != "volumes" || !sys.IsPodUID(parts[1]) {
 		return ""
 	}
 	return parts[1]
 }
-
-var driverForm = sys.LazyRegexp(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
 // driver reads the name of the CSI driver from the vol_data.json that kubelet writes beside
 // each target, or returns "".
@@ -43,7 +38,7 @@ func driver(dir int) string {
 	var data struct {
 		DriverName string `json:"driverName"`
 	}
-	if json.Unmarshal(raw, &data) != nil || !driverForm().MatchString(data.DriverName) {
+	if json.Unmarshal(raw, &data) != nil || !sys.IsDriverName(data.DriverName) {
 		return ""
 	}
 	return data.DriverName

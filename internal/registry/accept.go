@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -27,9 +26,6 @@ type Driver struct {
 	Versions     []string
 	Capabilities []string
 }
-
-// nameForm is CSI's rule for the name of a driver, which becomes a part of paths.
-var nameForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
 const maxName = 63
 
@@ -75,7 +71,7 @@ func (c driverCheck) accept(socket string, info *registration.PluginInfo) (*Driv
 		return nil, refusef("%s registers a plugin of type %q: only %s is taken here", socket, clip(info.GetType()), registration.CSIPlugin)
 	case len(info.GetName()) > maxName:
 		return nil, refusef("%s registers a name of %d bytes: a CSI driver's has at most %d", socket, len(info.GetName()), maxName)
-	case !nameForm.MatchString(info.GetName()):
+	case !sys.IsDriverName(info.GetName()):
 		return nil, refusef("%s registers the name %q, which is no CSI driver's name", socket, clip(info.GetName()))
 	case !filepath.IsAbs(endpoint):
 		return nil, refusef("driver %s: its endpoint %q is not an absolute path", info.GetName(), clip(endpoint))
@@ -94,7 +90,7 @@ func (c driverCheck) accept(socket string, info *registration.PluginInfo) (*Driv
 
 // claimed is what can be shown of one that is not accepted.
 func claimed(info *registration.PluginInfo) *Driver {
-	if !nameForm.MatchString(info.GetName()) {
+	if !sys.IsDriverName(info.GetName()) {
 		return &Driver{}
 	}
 	return &Driver{Name: info.GetName(), Endpoint: clip(info.GetEndpoint())}

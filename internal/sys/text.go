@@ -33,3 +33,16 @@ func IsText(s string) bool {
 func LazyRegexp(pattern string) func() *regexp.Regexp {
 	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(pattern) })
 }
+
+var (
+	driverForm = LazyRegexp(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+	podUIDForm = LazyRegexp(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
+)
+
+// IsDriverName tells whether CSI allows a text as the name of a driver. Such a name can be
+// a part of a path.
+func IsDriverName(s string) bool { return driverForm().MatchString(s) }
+
+// IsPodUID tells whether a text can be the UID of a pod and a part of a path. It is
+// generous: static pods have a hash for a UID.
+func IsPodUID(s string) bool { return podUIDForm().MatchString(s) }

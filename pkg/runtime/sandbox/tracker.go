@@ -33,11 +33,7 @@ type sandbox struct {
 	created time.Time
 }
 
-// What comes from outside becomes parts of paths elsewhere; abi.IsSandboxID is for ids.
-var (
-	podForm     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
-	handlerForm = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_.-]{0,127})?$`)
-)
+var handlerForm = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_.-]{0,127})?$`)
 
 // Config says where the container runtime is and who wants to know.
 type Config struct {
@@ -169,7 +165,7 @@ func (t *Tracker) goodHandler(id, handler string) *string {
 
 // good tells whether a sandbox can be one of kubelet's, and logs one that cannot.
 func (t *Tracker) good(s sandbox) bool {
-	if abi.IsSandboxID(s.id) && podForm.MatchString(s.pod) {
+	if abi.IsSandboxID(s.id) && sys.IsPodUID(s.pod) {
 		return true
 	}
 	t.log.Warn("a sandbox with an odd id or pod UID is ignored", zap.String("id", clip(s.id)), zap.String("pod", clip(s.pod)))
