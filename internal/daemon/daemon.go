@@ -224,7 +224,7 @@ func (d *daemon) loadRecords(ctx context.Context) error {
 		d.log.Error("it cannot be seen which processes have a device open: no volume can be staged or unstaged", zap.Error(err))
 	}
 	report, err := d.broker.Reconcile(ctx)
-	logRepairs(d.log, d.metrics)(report)
+	d.logRepairs(report)
 	if err != nil {
 		return err
 	}
@@ -234,27 +234,24 @@ func (d *daemon) loadRecords(ctx context.Context) error {
 }
 
 func (d *daemon) serveUntilDone(ctx context.Context, servers *servers) error {
-	cfg := d.settings.get()
 	d.http.Bind(ctx) // before anybody is told that the daemon is ready
 	group := run.New(ctx)
 	for _, h := range d.handlers {
-		group.Go(h.Name(), h)
+		group.Go(h.Name(), h.Run)
 	}
 	if d.tracker != nil {
-		group.Go("containerd", d.tracker)
+		group.Go("containerd", d.tracker.Run)
 	}
-	group.Go("http", d.http)
-	group.Go("reconcile", &reconcileLoop{
-		broker: d.broker, interval: cfg.ReconcileInterval.Std(), log: d.log, done: logRepairs(d.log, d.metrics),
-	})
-	group.Go("configuration", run.Func(d.settings.reloadOnChange))
-	group.Go("SIGHUP", run.Func(d.settings.reloadOnSignal))
-	group.Go("watchdog", &systemd.Watchdog{Notifier: d.notify, Alive: d.alive, Log: d.log})
+	group.Go("http", d.http.Run)
+	group.Go("reconcile", d.reconcileRegularly)
+	group.Go("configuration", d.settings.reloadOnChange)
+	group.Go("SIGHUP", d.settings.reloadOnSignal)
+	group.Go("watchdog", (&systemd.Watchdog{Notifier: d.notify, Alive: d.alive, Log: d.log}).Run)
 	if d.front != nil {
-		group.Go("drivers", d.front.drivers)
+		group.Go("drivers", d.front.drivers.Run)
 	}
 	if d.cluster != nil {
-		group.Go("cluster", d.cluster)
+		group.Go("cluster", d.cluster.Run)
 	}
 	pace.LimitProcs()
 	servers.start(group, d)
@@ -265,6 +262,41 @@ func (d *daemon) serveUntilDone(ctx context.Context, servers *servers) error {
 	d.log.Info("serving", zap.String("version", sys.Version()))
 	debug.FreeOSMemory() // what the start needed is much, and never needed again
 	return group.Wait()
+}
+
+// reconcileRegularly reconciles at every interval until ctx ends.
+func (d *daemon) reconcileRegularly(ctx context.Context) error {
+	interval := d.settings.get().ReconcileInterval.Std()
+	if interval <= 0 {
+		<-ctx.Done()
+		return nil
+	}
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		report, err := d.broker.Reconcile(ctx)
+		d.logRepairs(report)
+		if err != nil && ctx.Err() == nil {
+			d.log.Error("reconcile failed", zap.Error(err))
+		}
+	}
+}
+
+func (d *daemon) logRepairs(report deferral.ReconcileReport) {
+	for _, repair := range report.Repairs {
+		d.metrics.Repaired(repair.Action, repair.Err == nil)
+		fields := []zap.Field{zap.String(telemetry.FieldVolume, string(repair.Key)), zap.String(telemetry.FieldAction, repair.Action)}
+		if repair.Err != nil {
+			d.log.Error("repair failed", append(fields, zap.Error(repair.Err))...)
+			continue
+		}
+		d.log.Info("repaired", fields...)
+	}
 }
 
 func (d *daemon) readiness() error {

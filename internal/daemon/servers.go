@@ -51,7 +51,7 @@ func (d *daemon) newServers(cfg *config.Config) (*servers, error) {
 	runtimeServer := &adminapi.RuntimeServer{Node: d.node}
 	adminServer := &adminapi.AdminServer{
 		Node: d.node, Hub: d.hub, Version: sys.Version(), Started: d.started, Config: d.settings.shown,
-		Findings: d.status.findings, Reconciled: logRepairs(d.log, d.metrics), Forced: d.forced, Stopping: d.stopping,
+		Findings: d.status.findings, Reconciled: d.logRepairs, Forced: d.forced, Stopping: d.stopping,
 	}
 	if d.front != nil {
 		adminServer.Drivers = d.front.shown
@@ -138,9 +138,9 @@ func (d *daemon) forced(v *volume.Volume, heldBy string) {
 
 func (s *servers) start(group *run.Group, d *daemon) {
 	for _, one := range s.all {
-		group.Go(one.name+" API", one)
+		group.Go(one.name+" API", one.Run)
 	}
-	group.Go("drain", run.Func(func(ctx context.Context) error {
+	group.Go("drain", func(ctx context.Context) error {
 		<-ctx.Done()
 		d.ready.Store(false)
 		if err := d.notify.Stopping(); err != nil {
@@ -148,7 +148,7 @@ func (s *servers) start(group *run.Group, d *daemon) {
 		}
 		close(d.stopping)
 		return nil
-	}))
+	})
 }
 
 // close closes listeners that were not served.

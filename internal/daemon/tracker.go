@@ -1,17 +1,18 @@
 package daemon
 
 import (
+	"context"
+
 	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/internal/config"
-	"github.com/crust-proxy/crust-proxy/internal/run"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/kata"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 )
 
 // tracker follows the container runtime's sandboxes.
 type tracker interface {
-	run.Component
+	Run(ctx context.Context) error
 	kata.Sandboxes
 	LastError() error
 }

@@ -9,18 +9,6 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Component is a part of the daemon.
-type Component interface {
-	// Run works until ctx ends, and returns nil then.
-	Run(ctx context.Context) error
-}
-
-// Func makes a component of a function.
-type Func func(ctx context.Context) error
-
-// Run calls the function.
-func (f Func) Run(ctx context.Context) error { return f(ctx) }
-
 // Group is components that live and end together.
 type Group struct {
 	ctx   context.Context
@@ -33,10 +21,11 @@ func New(parent context.Context) *Group {
 	return &Group{ctx: ctx, parts: parts}
 }
 
-// Go starts a component under a name that its error will carry.
-func (g *Group) Go(name string, part Component) {
+// Go starts a component under a name that its error will carry. Its run works until ctx
+// ends, and returns nil then.
+func (g *Group) Go(name string, run func(ctx context.Context) error) {
 	g.parts.Go(func() error {
-		if err := part.Run(g.ctx); err != nil {
+		if err := run(g.ctx); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		return nil

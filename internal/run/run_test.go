@@ -17,13 +17,13 @@ func TestGroupFirstErrorStopsAll(t *testing.T) {
 	broken := errors.New("broken")
 	var cause error
 	g := New(t.Context())
-	g.Go("waits", Func(func(ctx context.Context) error {
+	g.Go("waits", func(ctx context.Context) error {
 		<-ctx.Done()
 		cause = context.Cause(ctx)
 		return nil
-	}))
-	g.Go("done", Func(func(context.Context) error { return nil }))
-	g.Go("fails", Func(func(context.Context) error { return broken }))
+	})
+	g.Go("done", func(context.Context) error { return nil })
+	g.Go("fails", func(context.Context) error { return broken })
 	err := g.Wait()
 	if !errors.Is(err, broken) || err.Error() != "fails: broken" {
 		t.Fatalf("got %v", err)
@@ -36,7 +36,7 @@ func TestGroupFirstErrorStopsAll(t *testing.T) {
 func TestGroupEndOfParentIsNoError(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	g := New(ctx)
-	g.Go("a", Func(func(ctx context.Context) error { cancel(); <-ctx.Done(); return nil }))
+	g.Go("a", func(ctx context.Context) error { cancel(); <-ctx.Done(); return nil })
 	if err := g.Wait(); err != nil {
 		t.Fatal(err)
 	}

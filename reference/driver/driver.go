@@ -91,11 +91,11 @@ func (d *Driver) Run(ctx context.Context) error {
 		return err
 	}
 	group := run.New(ctx)
-	group.Go("csi", run.Func(func(ctx context.Context) error { return d.serve(ctx, listener) }))
-	group.Go("metrics", run.Func(d.serveMetrics))
-	group.Go("thaw", run.Func(d.controller.cloner.freezer.thawLeft))
+	group.Go("csi", func(ctx context.Context) error { return d.serve(ctx, listener) })
+	group.Go("metrics", d.serveMetrics)
+	group.Go("thaw", d.controller.cloner.freezer.thawLeft)
 	if d.config.RegistrationSocket != "" {
-		group.Go("registration", &registrar{driver: d})
+		group.Go("registration", (&registrar{driver: d}).Run)
 	}
 	return group.Wait()
 }
