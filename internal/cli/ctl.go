@@ -66,12 +66,11 @@ func Run(ctx context.Context, args []string, env Env) int {
 	if err == nil {
 		return ExitOK
 	}
-	var usage *usageError
 	if errors.Is(err, errFindings) {
 		return ExitFindings // the findings are printed already
 	}
 	_, _ = fmt.Fprintln(env.Err, "crustctl: "+show.EscapeLines(err.Error())) // a failure to write cannot be reported
-	if errors.As(err, &usage) {
+	if usage, ok := errors.AsType[*usageError](err); ok {
 		_, _ = fmt.Fprintf(env.Err, "See '%s --help'.\n", usage.command)
 		return ExitUsage
 	}

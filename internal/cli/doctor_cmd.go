@@ -70,8 +70,7 @@ func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
 	if err == nil {
 		return known
 	}
-	var e *explained
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*explained](err); ok {
 		return doctor.Daemon{Err: e.err, Advice: e.advice}
 	}
 	return doctor.Daemon{Err: err, Advice: statusAndLogs(d.service)}

@@ -99,8 +99,8 @@ func keysOf(as reflect.Type) map[string]reflect.Type {
 
 // named tells a type error in the terms of the file.
 func named(err error) error {
-	var wrong *json.UnmarshalTypeError
-	if !errors.As(err, &wrong) {
+	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
+	if !ok {
 		return err
 	}
 	is, _, _ := strings.Cut(wrong.Value, " ") // a number's own digits may follow

@@ -85,8 +85,7 @@ func (e *Error) Unwrap() error { return e.err }
 // KindOf tells the kind of the outermost classed error, and Internal where
 // there is none.
 func KindOf(err error) Kind {
-	var classed *Error
-	if errors.As(err, &classed) {
+	if classed, ok := errors.AsType[*Error](err); ok {
 		return classed.Kind
 	}
 	return Internal

@@ -38,8 +38,7 @@ func (e *partyError) GRPCStatus() *status.Status {
 // WithParty records which party refused. An error that already names a party keeps it:
 // the innermost caller knows best.
 func WithParty(party volume.Party, err error) error {
-	var known *partyError
-	if err == nil || errors.As(err, &known) {
+	if _, known := errors.AsType[*partyError](err); err == nil || known {
 		return err
 	}
 	return &partyError{party, err}
@@ -47,8 +46,7 @@ func WithParty(party volume.Party, err error) error {
 
 // PartyOf is the party that refused, or the node.
 func PartyOf(err error) volume.Party {
-	var known *partyError
-	if errors.As(err, &known) {
+	if known, ok := errors.AsType[*partyError](err); ok {
 		return known.party
 	}
 	return volume.PartyNode

@@ -177,8 +177,7 @@ func (c *client) otherSandboxer(ctx context.Context) (string, error) {
 // An empty sandboxID is for a question about all of them. Nil stays nil, and an error
 // that is classed already stays as it is.
 func askError(ctx context.Context, party, sandboxID string, err error) error {
-	var classed *volume.Error
-	if err == nil || errors.As(err, &classed) {
+	if _, classed := errors.AsType[*volume.Error](err); err == nil || classed {
 		return err
 	}
 	about := "sandbox " + sandboxID
