@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // Validate tells everything that is wrong, each with its key.
@@ -80,9 +82,6 @@ func oneOf(key, value string, allowed ...string) error {
 	return wrong(!slices.Contains(allowed, value), "%s: %q is none of %s", key, value, strings.Join(allowed, ", "))
 }
 
-// maxSocketPath is what fits into a sockaddr_un with its NUL.
-const maxSocketPath = 107
-
 func (s Socket) validate(key string) error {
 	return errors.Join(
 		absolute(key+".path", s.Path),
@@ -92,7 +91,7 @@ func (s Socket) validate(key string) error {
 }
 
 func fitsSocket(key, path string) error {
-	return wrong(len(path) > maxSocketPath, "%s: %d bytes are more than the %d of a socket's name", key, len(path), maxSocketPath)
+	return wrong(len(path) > sys.MaxSocketPath, "%s: %d bytes are more than the %d of a socket's name", key, len(path), sys.MaxSocketPath)
 }
 
 func (c Callers) validate(key string) error {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -19,7 +20,7 @@ func TestHealthyNodeHasOnlyOK(t *testing.T) {
 	dir := tr.kataVolume(targetA, goodInfo)
 	tr.write(dir+"/"+live, "")
 	tr.mkdir("/run/vc/sbs/"+live, 0o700)
-	tr.mount("40", targetA, "tmpfs", guardSource+idOf(targetA))
+	tr.mount("40", targetA, "tmpfs", abi.GuardPrefix+idOf(targetA))
 	report := Run(context.Background(), tr.node, withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, ""))
 	checked := map[string]bool{}
 	for _, f := range report.Findings {
@@ -198,7 +199,7 @@ func kataFaults() []bad {
 		{"dead sandbox", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/"+live, "") }), Warn, "is gone", "reconcile"},
 		{"odd id", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/marker", "") }), Warn, "no such sandbox", "rm"},
 		{"volume mode", "kata-volumes", in(func(tr tree, dir string) { tr.chmod(dir, 0o755) }), Warn, "mode 0755", "chmod"},
-		{"no file", "kata-volumes", in(func(tr tree, dir string) { tr.remove(dir + "/" + mountInfoName) }), Warn, "no mountInfo.json", "rm"},
+		{"no file", "kata-volumes", in(func(tr tree, dir string) { tr.remove(dir + "/" + abi.InfoName) }), Warn, "no mountInfo.json", "rm"},
 		{"plain name", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.KataDir+"/pv-a", 0o700) }, Error, "no volume's", "base64"},
 		{"no padding", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.KataDir+"/L2E", 0o700) }, Error, "no volume's", "padding"},
 		{"standard alphabet", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.KataDir+"/L2E+Pj4+", 0o700) }, Error, "no volume's", "URL-safe"},
@@ -222,15 +223,15 @@ func kataFaults() []bad {
 func guardFaults() []bad {
 	record := func(d *Daemon) { *d = withVolume(adminv1.VolumeState_VOLUME_STATE_PUBLISHED, "") }
 	return []bad{
-		{"stale", "guards", func(tr tree, _ *Node, _ *Daemon) { tr.mount("40", targetA, "tmpfs", guardSource+idOf(targetA)) }, Warn, "stale", "reconcile"},
+		{"stale", "guards", func(tr tree, _ *Node, _ *Daemon) { tr.mount("40", targetA, "tmpfs", abi.GuardPrefix+idOf(targetA)) }, Warn, "stale", "reconcile"},
 		{"only a bind", "guards", func(tr tree, _ *Node, d *Daemon) {
 			record(d)
-			tr.mount("40", "/elsewhere", "tmpfs", guardSource+idOf(targetA))
+			tr.mount("40", "/elsewhere", "tmpfs", abi.GuardPrefix+idOf(targetA))
 		}, Error, "no guard", "reconcile"},
 		{"missing", "guards", func(_ tree, _ *Node, d *Daemon) { record(d) }, Error, "no guard", "reconcile"},
 		{"covered", "guards", func(tr tree, _ *Node, d *Daemon) {
 			record(d)
-			tr.mount("40", targetA, "tmpfs", guardSource+idOf(targetA))
+			tr.mount("40", targetA, "tmpfs", abi.GuardPrefix+idOf(targetA))
 			tr.mount("41", targetA, "ext4", "/dev/sdz")
 		}, Error, "/dev/sdz (ext4) is mounted", "umount"},
 	}
@@ -270,8 +271,8 @@ func TestKatasOwnEmptyDirIsFine(t *testing.T) {
 func TestFIFOHoldsNobodyUp(t *testing.T) {
 	tr := newTree(t)
 	dir := tr.kataVolume(targetA, goodInfo)
-	tr.remove(dir + "/" + mountInfoName)
-	if err := unix.Mkfifo(tr.node.at(dir+"/"+mountInfoName), 0o600); err != nil {
+	tr.remove(dir + "/" + abi.InfoName)
+	if err := unix.Mkfifo(tr.node.at(dir+"/"+abi.InfoName), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	assertFinding(t, findingsOf(t, "kata-volumes", tr.node, healthyDaemon()), bad{want: Error, seen: "not a regular file"})

@@ -11,12 +11,10 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
-
-// guardSource begins the mount source of every guard and of every bind of one.
-const guardSource = "crust:"
 
 type guardMounts struct {
 	// target is where the guard itself is mounted, empty where only binds of it
@@ -48,7 +46,7 @@ func guardsIn(table []*mountinfo.Info) map[string]*guardMounts {
 	guards := map[string]*guardMounts{}
 	byTarget := map[string]*guardMounts{}
 	for _, m := range table {
-		key, isGuard := strings.CutPrefix(m.Source, guardSource)
+		key, isGuard := strings.CutPrefix(m.Source, abi.GuardPrefix)
 		if g := byTarget[m.Mountpoint]; g != nil && !isGuard {
 			g.over = m
 		}

@@ -3,6 +3,8 @@ package doctor
 import (
 	"strings"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
 const (
@@ -139,7 +141,7 @@ func FuzzMountInfoFile(f *testing.F) {
 	f.Add([]byte(goodInfo), "L2E=")
 	f.Fuzz(func(t *testing.T, data []byte, name string) {
 		tr := tree{t: t, node: Node{Root: t.TempDir()}}
-		tr.write("/v/"+mountInfoName, string(data))
+		tr.write("/v/"+abi.InfoName, string(data))
 		kataVolume{tr.node, "/v", "/a"}.checkInfo()
 		if path, err := volumePath(name); err == nil && !strings.HasPrefix(path, "/") {
 			t.Errorf("%q is no path", path)

@@ -11,9 +11,8 @@ import (
 	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
-
-const mountInfoName = "mountInfo.json"
 
 var (
 	// sandboxID is what containerd takes for an id.
@@ -90,7 +89,7 @@ func (v kataVolume) checkFiles(entries []fs.DirEntry) []Finding {
 	var found []Finding
 	hasInfo := false
 	for _, e := range entries {
-		if e.Name() == mountInfoName {
+		if e.Name() == abi.InfoName {
 			hasInfo = true
 			found = append(found, v.checkInfo()...)
 			continue
@@ -98,7 +97,7 @@ func (v kataVolume) checkFiles(entries []fs.DirEntry) []Finding {
 		found = append(found, v.checkOther(e)...)
 	}
 	if !hasInfo {
-		found = append(found, warning("where no pod uses it: rm -r "+quoted(v.path), "volume %q has a directory and no %s", v.target, mountInfoName))
+		found = append(found, warning("where no pod uses it: rm -r "+quoted(v.path), "volume %q has a directory and no %s", v.target, abi.InfoName))
 	}
 	return found
 }

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
 // misspelled are the wrong keys that were seen in the field, and the right ones.
@@ -19,19 +21,19 @@ var misspelled = map[string]string{
 // checkInfo looks for the traps in a mountInfo.json: what one of Kata's two
 // runtimes accepts, the other may take for a broken file.
 func (v kataVolume) checkInfo() []Finding {
-	data, err := v.node.read(filepath.Join(v.path, mountInfoName))
+	data, err := v.node.read(filepath.Join(v.path, abi.InfoName))
 	if err != nil {
-		return []Finding{failure("run crustctl doctor as root, or remove the volume", "volume %q: %s cannot be read: %v", v.target, mountInfoName, err)}
+		return []Finding{failure("run crustctl doctor as root, or remove the volume", "volume %q: %s cannot be read: %v", v.target, abi.InfoName, err)}
 	}
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
 		return []Finding{failure("publish the volume again; its writer must write the file elsewhere and rename it",
-			"volume %q: %s is no JSON object, or cut off: %v", v.target, mountInfoName, err)}
+			"volume %q: %s is no JSON object, or cut off: %v", v.target, abi.InfoName, err)}
 	}
 	var found []Finding
 	for _, trap := range traps(keys, v.target) {
 		found = append(found, failure("correct the program that wrote it; volumes of crust-proxy itself: crustctl reconcile",
-			"volume %q: %s %s", v.target, mountInfoName, trap))
+			"volume %q: %s %s", v.target, abi.InfoName, trap))
 	}
 	return found
 }

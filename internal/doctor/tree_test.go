@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
@@ -118,7 +119,7 @@ func (tr tree) listen(path string) {
 func (tr tree) kataVolume(target, info string) string {
 	dir := filepath.Join(tr.node.KataDir, base64.URLEncoding.EncodeToString([]byte(target)))
 	tr.mkdir(dir, 0o700)
-	tr.write(filepath.Join(dir, mountInfoName), info)
+	tr.write(filepath.Join(dir, abi.InfoName), info)
 	return dir
 }
 

@@ -12,10 +12,9 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
-)
 
-// maxPath is the room of sun_path, without its final NUL.
-const maxPath = 107
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+)
 
 // Listener is a unix socket that takes away its own file when it is closed, and
 // no other's.
@@ -43,8 +42,8 @@ func listen(path string, mode fs.FileMode, group string) (*Listener, error) {
 	if mode != 0o600 && mode != 0o660 {
 		return nil, fmt.Errorf("the mode is %#o, allowed are 0600 and 0660", mode)
 	}
-	if !filepath.IsAbs(path) || len(path) > maxPath {
-		return nil, fmt.Errorf("the path must be absolute and of at most %d bytes", maxPath)
+	if !filepath.IsAbs(path) || len(path) > sys.MaxSocketPath {
+		return nil, fmt.Errorf("the path must be absolute and of at most %d bytes", sys.MaxSocketPath)
 	}
 	gid, err := groupID(group)
 	if err != nil {

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // stale leaves a socket that nobody serves.
@@ -157,7 +159,7 @@ func TestListenOnTheLongestPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	path := filepath.Join(dir, strings.Repeat("x", maxPath-len(dir)-1))
+	path := filepath.Join(dir, strings.Repeat("x", sys.MaxSocketPath-len(dir)-1))
 	mustListen(t, path, 0o600, "")
 	conn, err := net.Dial("unix", path)
 	if err != nil {

@@ -75,9 +75,9 @@ func (c driverCheck) accept(socket string, info *registration.PluginInfo) (*Driv
 		return nil, refusef("%s registers the name %q, which is no CSI driver's name", socket, clip(info.GetName()))
 	case !filepath.IsAbs(endpoint):
 		return nil, refusef("driver %s: its endpoint %q is not an absolute path", info.GetName(), clip(endpoint))
-	case len(endpoint) > maxSocketPath:
+	case len(endpoint) > sys.MaxSocketPath:
 		return nil, refusef("driver %s: its endpoint %q is longer than the %d bytes that a socket's path may have",
-			info.GetName(), clip(endpoint), maxSocketPath)
+			info.GetName(), clip(endpoint), sys.MaxSocketPath)
 	case filepath.Dir(filepath.Clean(endpoint)) == filepath.Clean(c.sockets):
 		return nil, refusef("driver %s: its endpoint %s is crust-proxy's own socket: let the registrar's "+
 			"--kubelet-registration-path be the driver's", info.GetName(), endpoint)

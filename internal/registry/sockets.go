@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // socketID tells a socket from another one that takes its name. Inodes are used
@@ -68,9 +70,6 @@ func note(found map[string]socketID, path string, entry fs.DirEntry) {
 	}
 }
 
-// maxSocketPath is the room of sun_path, without its final NUL.
-const maxSocketPath = 107
-
 // socketPath is where the CSI socket of a driver lies.
 func socketPath(dir, name string) string { return fitting(dir, name, ".sock") }
 
@@ -85,7 +84,7 @@ func hiddenPath(dir, name string) string {
 
 // fitting is a path by name, or by the name's hash where that is too long.
 func fitting(dir, name, suffix string) string {
-	if path := filepath.Join(dir, name+suffix); len(path) <= maxSocketPath {
+	if path := filepath.Join(dir, name+suffix); len(path) <= sys.MaxSocketPath {
 		return path
 	}
 	sum := sha256.Sum256([]byte(name))

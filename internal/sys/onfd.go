@@ -21,6 +21,9 @@ func OnFD(conn syscall.Conn, f func(fd int) error) error {
 	return errors.Join(err, failed)
 }
 
+// MaxSocketPath is the room for a path in sun_path, without its final NUL.
+const MaxSocketPath = 107
+
 // Peer asks the kernel which process made the other end of a unix socket.
 func Peer(conn net.Conn) (who *unix.Ucred, err error) {
 	local, ok := conn.(*net.UnixConn)

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
@@ -156,13 +157,10 @@ func (b *bindings) unattributed(podUID string) (string, error) {
 	return "", nil
 }
 
-// maxSocketPath is how long a socket's path can be, by sockaddr_un(7).
-const maxSocketPath = 107
-
 // isServed tries a socket without waiting: a queue of connections that is full is
 // that of a shim that lives.
 func isServed(socket string) (bool, error) {
-	if len(socket) > maxSocketPath {
+	if len(socket) > sys.MaxSocketPath {
 		return false, nil // nobody can listen there
 	}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
