@@ -61,10 +61,10 @@ func (s *session) withdraw(front *served) {
 func (s *session) offer(front *served) (*offer, error) {
 	path := registrationPath(s.registry.cfg.KubeletRegistry, front.name)
 	s.settling.begin(path)
-	if err := remove(path); err != nil {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("the registration of an earlier life at %s cannot be removed: %w", path, err)
 	}
-	listener, err := listenAt(path, hiddenPath(s.registry.cfg.KubeletRegistry, front.name))
+	listener, err := listen(path)
 	if err != nil {
 		return nil, fmt.Errorf("driver %s cannot be registered with kubelet: %w", front.name, err)
 	}

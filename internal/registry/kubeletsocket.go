@@ -2,10 +2,6 @@ package registry
 
 import (
 	"context"
-	"errors"
-	"io/fs"
-	"net"
-	"os"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -27,35 +23,6 @@ type offer struct {
 }
 
 var _ registration.RegistrationServer = (*offer)(nil)
-
-// listenAt has the socket appear closed to others and listening: kubelet, which
-// tries once, could come between the making and the listening. It overlooks the
-// hidden name; a directory it would look into.
-func listenAt(path, hidden string) (*net.UnixListener, error) {
-	if err := remove(hidden); err != nil {
-		return nil, err
-	}
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
-	if err != nil {
-		return nil, err
-	}
-	listener.SetUnlinkOnClose(false)
-	err = os.Chmod(hidden, 0o600)
-	if err == nil {
-		err = os.Rename(hidden, path)
-	}
-	if err != nil {
-		return nil, errors.Join(err, listener.Close(), remove(hidden))
-	}
-	return listener, nil
-}
-
-func remove(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
 
 // GetInfo tells kubelet who the driver is.
 func (o *offer) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {

@@ -125,14 +125,14 @@ func (r *Registry) serve(name string, link *connection) (*served, error) {
 	}
 	front = &served{name: name, socket: socketPath(r.cfg.Sockets, name), ended: make(chan struct{})}
 	front.driver.Store(link)
-	listener, err := peercred.Listen(front.socket, 0o600, "")
+	listener, err := listen(front.socket)
 	if err != nil {
 		return nil, err
 	}
 	front.server = grpc.NewServer(r.cfg.Serve(name, func() (grpc.ClientConnInterface, error) { return front.driverConn(), nil })...)
 	go func() {
 		defer close(front.ended)
-		if err := front.server.Serve(left{Listener: listener, unix: listener.UnixListener}); err != nil {
+		if err := front.server.Serve(listener); err != nil {
 			r.cfg.Log.Error("a CSI socket is not served any more", zap.String("socket", front.socket), zap.Error(err))
 		}
 	}()
@@ -146,6 +146,16 @@ func (f *served) driverConn() *grpc.ClientConn { return f.driver.Load().conn }
 type left struct {
 	net.Listener
 	unix *net.UnixListener
+}
+
+// listen has a socket appear at a path that is closed to others and has somebody listening:
+// kubelet tries once. It overlooks the name under which the socket is made.
+func listen(path string) (left, error) {
+	made, err := peercred.Listen(path, 0o600, "")
+	if err != nil {
+		return left{}, err
+	}
+	return left{Listener: made, unix: made.UnixListener}, nil
 }
 
 // Close stops listening.

@@ -76,12 +76,6 @@ func socketPath(dir, name string) string { return fitting(dir, name, ".sock") }
 // registrationPath is where kubelet finds a driver of ours.
 func registrationPath(dir, name string) string { return fitting(dir, name, Suffix) }
 
-// hiddenPath is where that one is made; it is no longer than it.
-func hiddenPath(dir, name string) string {
-	sum := sha256.Sum256([]byte(name))
-	return filepath.Join(dir, "."+hex.EncodeToString(sum[:8]))
-}
-
 // fitting is a path by name, or by the name's hash where that is too long.
 func fitting(dir, name, suffix string) string {
 	if path := filepath.Join(dir, name+suffix); len(path) <= sys.MaxSocketPath {
