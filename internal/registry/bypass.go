@@ -48,7 +48,7 @@ func (r *Registry) followBypass(ctx context.Context, found map[string]socketID) 
 func (r *Registry) dropBypass(path string, one *bypass) {
 	one.cancel()
 	delete(r.direct, path)
-	r.departed.add(cmp.Or(one.driver, strings.TrimSuffix(filepath.Base(path), "-reg.sock")))
+	r.departures.Add(cmp.Or(one.driver, strings.TrimSuffix(filepath.Base(path), "-reg.sock")), true, r.times.Unsettled)
 	if ours := r.names[one.driver]; one.driver != "" && ours != nil {
 		ours.registerAgain()
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"k8s.io/apimachinery/pkg/util/cache"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -75,9 +76,9 @@ type Registry struct {
 	direct   map[string]*bypass  // sockets of others in kubelet's directory
 	changed  chan struct{}       // closed when a name came free
 
-	check    driverCheck
-	departed departures
-	node     *nodeCheck
+	check      driverCheck
+	departures *cache.LRUExpireCache // drivers of which a socket of others went lately from kubelet's directory
+	node       *nodeCheck
 
 	parts sync.WaitGroup
 }
@@ -87,7 +88,7 @@ func New(cfg Config) *Registry {
 	r := &Registry{
 		cfg: cfg, times: cfg.Times.orUsual(), alarmed: make(map[string]bool), sessions: make(map[string]*session), names: make(map[string]*session),
 		served: make(map[string]*served), direct: make(map[string]*bypass),
-		departed: departures{window: cfg.Times.orUsual().Unsettled, at: make(map[string]time.Time)}, changed: make(chan struct{}),
+		departures: cache.NewLRUExpireCache(maxSockets), changed: make(chan struct{}),
 	}
 	r.check = driverCheck{sockets: cfg.Sockets, timeout: r.times.Call}
 	r.node = &nodeCheck{registry: r, soon: make(chan struct{}, 1), absent: make(absences)}

@@ -1,42 +1,10 @@
 package registry
 
 import (
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
 )
-
-// departures are the times when sockets of others went from kubelet's directory, by
-// driver.
-type departures struct {
-	window time.Duration
-
-	mu sync.Mutex
-	at map[string]time.Time
-}
-
-func (d *departures) add(driver string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for name, at := range d.at {
-		if time.Since(at) > d.window {
-			delete(d.at, name)
-		}
-	}
-	if len(d.at) < maxSockets {
-		d.at[driver] = time.Now()
-	}
-}
-
-// take tells whether a socket of the driver went within the window, once.
-func (d *departures) take(driver string) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	at, left := d.at[driver]
-	delete(d.at, driver)
-	return left && time.Since(at) < d.window
-}
 
 // settling decides for one session whether a registration is renewed, because kubelet
 // may lose it.
@@ -65,7 +33,9 @@ func (s *settling) begin(path string) {
 func (s *settling) needed(driver string) bool {
 	moved := s.moved && time.Since(s.registry.started) < s.registry.times.Unsettled
 	s.moved = false
-	return s.registry.departed.take(driver) || moved
+	_, left := s.registry.departures.Get(driver)
+	s.registry.departures.Remove(driver)
+	return left || moved
 }
 
 // beginRenewal logs and counts a renewal: the caller has the registration socket removed,
