@@ -1,29 +1,48 @@
 package sys
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/moby/sys/mountinfo"
 )
+
+// mountsOf reads a mount table of this text.
+func mountsOf(t *testing.T, text string, wanted func(string) bool) ([]*mountinfo.Info, error) {
+	t.Helper()
+	table := filepath.Join(t.TempDir(), "mountinfo")
+	if err := os.WriteFile(table, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return Mounts(t.Context(), table, wanted)
+}
 
 func FuzzMountinfo(f *testing.F) {
 	f.Add("36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n")
 	f.Add("1 2 3:4 / / rw - tmpfs crust:abc rw\n\n - \n")
 	f.Add("1 2 3:4 /a\\ /b\\7 rw - t \\134\\777 rw")
 	f.Fuzz(func(t *testing.T, text string) {
-		if _, err := parseMounts(t.Context(), strings.NewReader(text), nil); err != nil {
+		if _, err := mountsOf(t, text, func(line string) bool { return DeviceOfMount(line) == "no number" }); err != nil {
 			t.Error(err)
 		}
+		_, _ = mountsOf(t, text, func(string) bool { return true })
 	})
 }
 
-func TestParseMounts(t *testing.T) {
-	got, err := parseMounts(t.Context(), strings.NewReader(
-		"36 35 98:0 /a\\040b /mnt\\0112 rw shared:1 master:2 - tmpfs crust:ab\\134c rw\nnonsense\n"), nil)
-	if err != nil || len(got) != 1 {
-		t.Fatalf("%+v, %v", got, err)
+func TestMounts(t *testing.T) {
+	const text = "36 35 98:0 /a\\040b /mnt\\0112 rw shared:1 master:2 - tmpfs crust:ab\\134c rw\nnonsense\n37 35 98:1 / / rw - tmpfs crust: rw\n"
+	got, err := mountsOf(t, text, func(line string) bool { return DeviceOfMount(line) == "98:0" })
+	want := []*mountinfo.Info{{
+		ID: 36, Parent: 35, Major: 98, Root: "/a b", Mountpoint: "/mnt\t2", Options: "rw", Optional: "shared:1 master:2",
+		FSType: "tmpfs", Source: `crust:ab\c`, VFSOptions: "rw",
+	}}
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
 	}
-	want := Mount{Number: "98:0", Root: "/a b", Point: "/mnt\t2", Source: `crust:ab\c`}
-	if got[0] != want {
-		t.Errorf("got %+v", got[0])
+	if got, err := mountsOf(t, text, func(line string) bool { return strings.Contains(line, "sense") }); err == nil {
+		t.Errorf("a wanted line that cannot be read gives %v", got)
 	}
 }

@@ -141,14 +141,14 @@ func HostMounts(ctx context.Context, volumes []Status) (map[volume.Key][]string,
 	if len(users) == 0 {
 		return nil, nil
 	}
-	mounts, err := sys.Mounts(ctx, func(number string) bool { return users[number] != nil })
+	mounts, err := sys.Mounts(ctx, sys.MountTable, func(line string) bool { return users[sys.DeviceOfMount(line)] != nil })
 	if err != nil {
 		return nil, err
 	}
 	found := make(map[volume.Key][]string)
 	for _, m := range mounts {
-		for _, key := range users[m.Number] {
-			found[key] = append(found[key], m.Point)
+		for _, key := range users[claim.DeviceNumber(uint32(m.Major), uint32(m.Minor))] {
+			found[key] = append(found[key], m.Mountpoint)
 		}
 	}
 	return found, nil

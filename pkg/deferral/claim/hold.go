@@ -117,11 +117,11 @@ func holdError(v *volume.Volume, err error) error {
 // whoHolds guesses, for a person, why an exclusive open failed.
 func whoHolds(d volume.Device) string {
 	number := DeviceNumber(d.Major, d.Minor)
-	mounts, err := sys.Mounts(context.Background(), func(n string) bool { return n == number })
+	mounts, err := sys.Mounts(context.Background(), sys.MountTable, func(line string) bool { return sys.DeviceOfMount(line) == number })
 	if err == nil && len(mounts) > 0 {
 		var points []string
 		for _, m := range mounts[:min(3, len(mounts))] {
-			points = append(points, m.Point)
+			points = append(points, m.Mountpoint)
 		}
 		return "it is mounted at " + strings.Join(points, ", ") + "; unmount it"
 	}

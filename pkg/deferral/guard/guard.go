@@ -374,7 +374,7 @@ func (r *Root) Points(ctx context.Context) (map[volume.Key]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	mounts, err := sys.Mounts(ctx, nil)
+	mounts, err := sys.Mounts(ctx, sys.MountTable, func(line string) bool { return strings.Contains(line, " "+guardPrefix) })
 	if err != nil {
 		return nil, err
 	}
@@ -383,8 +383,8 @@ func (r *Root) Points(ctx context.Context) (map[volume.Key]string, error) {
 	for _, m := range mounts {
 		loop.Step()
 		key, ok := strings.CutPrefix(m.Source, guardPrefix)
-		if _, inside := sys.Below(resolved, m.Point); ok && inside && volume.Key(key) == volume.KeyOf(m.Point) {
-			points[volume.Key(key)] = path.Clean(m.Point)
+		if _, inside := sys.Below(resolved, m.Mountpoint); ok && inside && volume.Key(key) == volume.KeyOf(m.Mountpoint) {
+			points[volume.Key(key)] = path.Clean(m.Mountpoint)
 		}
 	}
 	return points, nil

@@ -1,17 +1,12 @@
 package oci
 
 import (
-	"bufio"
-	"bytes"
-	"errors"
-	"fmt"
-	"io"
-	"os"
+	"context"
 	"strings"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
@@ -27,50 +22,26 @@ type guard struct {
 // guards are the guard mounts of a mount namespace, by the id of the mount.
 type guards map[int]guard
 
-// readGuards reads them from a mountinfo file. Only lines that can be guards are
-// taken apart: a node has thousands of others.
-func readGuards(file string) (guards, error) {
-	f, err := os.Open(file) //nolint:gosec // the kernel's file, or a test's
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	found := make(guards)
-	lines := bufio.NewReaderSize(f, 64<<10)
-	for {
-		line, err := lines.ReadBytes('\n')
-		if bytes.Contains(line, []byte(" "+abi.GuardPrefix)) {
-			if parseErr := found.add(line); parseErr != nil {
-				return nil, parseErr
-			}
-		}
-		if errors.Is(err, io.EOF) {
-			return found, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
-	}
-}
-
 // deleted is what the kernel appends to the root of a mount whose directory was
 // removed.
 const deleted = "//deleted"
 
-func (g guards) add(line []byte) error {
-	mounts, err := mountinfo.GetMountsFromReader(bytes.NewReader(line), nil)
+// readGuards reads them from a mount table.
+func readGuards(table string) (guards, error) {
+	mounts, err := sys.Mounts(context.Background(), table, func(line string) bool { return strings.Contains(line, " "+abi.GuardPrefix) })
 	if err != nil {
-		return err
+		return nil, err
 	}
+	found := make(guards)
 	for _, m := range mounts {
 		volume, ok := strings.CutPrefix(m.Source, abi.GuardPrefix)
 		if !ok || m.FSType != "tmpfs" || !abi.IsDirName(volume) {
 			continue
 		}
 		sub, gone := strings.CutSuffix(m.Root, deleted)
-		g[m.ID] = guard{volume: volume, sub: strings.Trim(sub, "/"), point: m.Mountpoint, gone: gone}
+		found[m.ID] = guard{volume: volume, sub: strings.Trim(sub, "/"), point: m.Mountpoint, gone: gone}
 	}
-	return nil
+	return found, nil
 }
 
 // mountOf is the id of the mount that a descriptor lies on. It asks the kernel
