@@ -4,7 +4,6 @@ package containerd
 
 import (
 	"context"
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -105,19 +103,12 @@ func copyOfRunc(t *testing.T) string {
 	return ours
 }
 
-// pausePID is the process that is a sandbox.
-func pausePID(t testing.TB, node *cri.Node, id string) int {
+// killPause kills the process that is a sandbox.
+func killPause(t testing.TB, pod *cri.Pod) {
 	t.Helper()
-	reply, err := node.CRI.PodSandboxStatus(context.Background(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	pid, err := pod.Pid(t.Context())
 	check.Must(t, err)
-	var info struct {
-		Pid int `json:"pid"`
-	}
-	check.Must(t, json.Unmarshal([]byte(reply.GetInfo()["info"]), &info))
-	if info.Pid <= 1 {
-		t.Fatalf("sandbox %s has process %d", id, info.Pid)
-	}
-	return info.Pid
+	check.Must(t, syscall.Kill(pid, syscall.SIGKILL))
 }
 
 func onEachSource(t *testing.T, test func(t *testing.T, version, name string)) {
@@ -148,7 +139,7 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 			t.Errorf("the first sandbox is of pod %q, %v", uid, known)
 		}
 
-		check.Must(t, syscall.Kill(pausePID(t, node, first.ID), syscall.SIGKILL))
+		killPause(t, first)
 		check.Eventually(t, "the killed sandbox is gone", told.wasGone(first.ID))
 		second, err := node.RunPod(t.Context(), "pod-1", "crust", 1)
 		check.Must(t, err)
@@ -156,7 +147,8 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 		wantHandler(t, tracker, second.ID, "crust")
 
 		// Containerd dies; sandboxes do not, but for one that is killed meanwhile.
-		victim := pausePID(t, node, plain.ID)
+		victim, err := plain.Pid(t.Context())
+		check.Must(t, err)
 		node.Process.Kill()
 		check.Eventually(t, "containerd is missed", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
 		if !is("pod-1", second.ID)() || !is("pod-2", plain.ID)() {

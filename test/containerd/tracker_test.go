@@ -12,14 +12,15 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // follow runs a tracker until the test ends.
-func follow(t *testing.T, d *daemon) (tracker *sandbox.Tracker, gone chan string) {
+func follow(t *testing.T, d *direct) (tracker *sandbox.Tracker, gone chan string) {
 	t.Helper()
 	gone = make(chan string, 16)
 	tracker = sandbox.New(sandbox.Config{
-		Socket: d.socket, Namespace: "k8s.io", OnGone: func(id string) { gone <- id },
+		Socket: d.Socket, Namespace: "k8s.io", OnGone: func(id string) { gone <- id },
 	}, zap.NewNop())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -32,7 +33,7 @@ func follow(t *testing.T, d *daemon) (tracker *sandbox.Tracker, gone chan string
 }
 
 func TestTrackerFollowsRealContainerd(t *testing.T) {
-	d := newContainerd(t)
+	d := newDirect(t)
 	tracker, gone := follow(t, d)
 	check.Eventually(t, "ready", tracker.Ready)
 	is := func(want ...string) func() bool {
@@ -59,20 +60,20 @@ func TestTrackerFollowsRealContainerd(t *testing.T) {
 	t.Cleanup(func() { d.removeSandbox("sb-3") })
 	check.Eventually(t, "sb-3 is seen", func() bool { return slices.Equal(tracker.OfPod("pod-2"), []string{"sb-3"}) })
 	victim := d.pid("sb-3")
-	d.kill()
+	d.Process.Kill()
 	check.Eventually(t, "not ready", func() bool { return !tracker.Ready() })
 	if !is("sb-2")() {
 		t.Error("a living sandbox was forgotten with containerd")
 	}
 	check.Must(t, syscall.Kill(victim, syscall.SIGKILL))
-	d.start()
+	check.Must(t, d.Process.Start())
 	check.Eventually(t, "ready again", tracker.Ready)
 	check.Eventually(t, "sb-3 is gone", func() bool { return len(tracker.OfPod("pod-2")) == 0 })
 	check.Eventually(t, "sb-2 lives", is("sb-2"))
 }
 
 func TestContainersOfASandboxInRealContainerd(t *testing.T) {
-	d := newContainerd(t)
+	d := newDirect(t)
 	tracker, _ := follow(t, d)
 	d.runSandbox("sb-1", "pod-1")
 	t.Cleanup(func() { d.removeSandbox("sb-1") })
@@ -99,13 +100,14 @@ func TestContainersOfASandboxInRealContainerd(t *testing.T) {
 
 // A shim that hangs is not a sandbox that went.
 func TestAHungShimStaysLiveAtListing(t *testing.T) {
-	d := newContainerd(t)
+	d := newDirect(t)
 	d.runSandbox("sb-1", "pod-1")
 	t.Cleanup(func() { d.removeSandbox("sb-1") })
 	d.runSandbox("sb-2", "pod-2")
 	t.Cleanup(func() { d.removeSandbox("sb-2") })
 	check.Must(t, syscall.Kill(d.pid("sb-2"), syscall.SIGKILL))
-	shim := d.shim("sb-1")
+	shim, err := rig.Parent(d.pid("sb-1"))
+	check.Must(t, err)
 	check.Must(t, syscall.Kill(shim, syscall.SIGSTOP))
 	t.Cleanup(func() { _ = syscall.Kill(shim, syscall.SIGCONT) })
 	tracker, _ := follow(t, d)

@@ -141,6 +141,16 @@ func Processes(is func(proc string) bool) (pids []int) {
 	return pids
 }
 
+// Parent is the process that a process is a child of.
+func Parent(pid int) (parent int, err error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err == nil {
+		_, rest, _ := strings.Cut(string(raw), "\nPPid:")
+		_, err = fmt.Sscan(rest, &parent)
+	}
+	return parent, err
+}
+
 // DescribeProcess is its number and its command line.
 func DescribeProcess(pid int) string {
 	command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))

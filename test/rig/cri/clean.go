@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -31,7 +32,7 @@ func (n *Node) close() error {
 	if n.conn != nil {
 		_ = n.conn.Close()
 	}
-	problems = append(problems, rig.KillAll(n.processes), rig.RemoveGroup(n.group))
+	problems = append(problems, rig.KillAll(n.processes), rig.RemoveGroup(n.Group))
 	for _, point := range []string{"/run", n.Dir} {
 		problems = append(problems, rig.Unmount(point))
 	}
@@ -43,11 +44,8 @@ func (n *Node) removePods() error {
 	reply, err := n.CRI.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	problems := []error{err}
 	for _, sandbox := range reply.GetItems() {
-		_, err := n.CRI.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: sandbox.GetId()})
-		problems = append(problems, err)
-		_, err = n.CRI.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: sandbox.GetId()})
-		problems = append(problems, err)
-		_ = rig.TryRemoveGroup(n.group + "/pod" + sandbox.GetMetadata().GetUid()) // the pod's next sandbox may be in it
+		pod := &Pod{ID: sandbox.GetId(), UID: sandbox.GetMetadata().GetUid(), node: n}
+		problems = append(problems, pod.Remove(ctx))
 	}
 	return errors.Join(problems...)
 }
@@ -88,10 +86,10 @@ func endForgottenShims(pids []int) bool {
 }
 
 func hasChildren(pid int) bool {
-	parent := fmt.Sprintf("\nPPid:\t%d\n", pid)
 	return len(rig.Processes(func(proc string) bool {
-		status, _ := os.ReadFile(proc + "/status") //nolint:gosec // a process that has ended meanwhile has no file
-		return bytes.Contains(status, []byte(parent))
+		child, _ := strconv.Atoi(filepath.Base(proc))
+		parent, err := rig.Parent(child) // one that has ended meanwhile has none
+		return err == nil && parent == pid
 	})) > 0
 }
 
@@ -107,8 +105,8 @@ func (n *Node) Left() []string {
 			left = append(left, "mount "+point)
 		}
 	}
-	for _, dir := range rig.GroupDirs(n.group) {
-		if filepath.Base(dir) != filepath.Base(n.group) {
+	for _, dir := range rig.GroupDirs(n.Group) {
+		if filepath.Base(dir) != filepath.Base(n.Group) {
 			left = append(left, "control group "+dir)
 		}
 	}
@@ -138,7 +136,7 @@ func (n *Node) isOurs(proc string) bool {
 			return true
 		}
 	}
-	return bytes.Contains(command, []byte(n.Dir)) || bytes.Contains(inGroups, []byte(n.group+"/"))
+	return bytes.Contains(command, []byte(n.Dir)) || bytes.Contains(inGroups, []byte(n.Group+"/"))
 }
 
 // PowerOff ends containerd and its shims, and takes away what is gone when a node has

@@ -55,9 +55,11 @@ type Node struct {
 	// Process is containerd's. Shims and pods live on when it is stopped or killed.
 	Process *rig.Process
 
-	opts  Options
-	group string // parent control group of all pods
-	conn  *grpc.ClientConn
+	// Group is the parent control group of all pods.
+	Group string
+
+	opts Options
+	conn *grpc.ClientConn
 }
 
 // New makes a node, with its images, that is ready for pods. It goes with the test,
@@ -66,7 +68,7 @@ func New(t rig.T, opts Options) *Node {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", rig.Prefix("cn"))
 	check.Must(t, err)
-	n := &Node{Dir: dir, Socket: dir + "/c.sock", opts: opts, group: "/crust-test-" + filepath.Base(dir)}
+	n := &Node{Dir: dir, Socket: dir + "/c.sock", opts: opts, Group: "/crust-test-" + filepath.Base(dir)}
 	// The shim is looked for in the PATH first.
 	n.Process = &rig.Process{
 		Name: "containerd", Program: n.program("containerd"), Args: []string{"--config", dir + "/config.toml"},

@@ -69,7 +69,7 @@ func (n *Node) RunPod(ctx context.Context, uid, handler string, attempt uint32, 
 			"io.kubernetes.pod.name": "pod-" + uid, "io.kubernetes.pod.namespace": "default", "io.kubernetes.pod.uid": uid,
 		},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
-			CgroupParent: n.group + "/pod" + uid,
+			CgroupParent: n.Group + "/pod" + uid,
 			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 				NamespaceOptions: &runtimeapi.NamespaceOption{
 					Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_CONTAINER, Ipc: runtimeapi.NamespaceMode_POD,
@@ -175,6 +175,6 @@ func (p *Pod) Stop(ctx context.Context) error {
 func (p *Pod) Remove(ctx context.Context) error {
 	stopped := p.Stop(ctx)
 	_, removed := p.node.CRI.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.ID})
-	_ = rig.TryRemoveGroup(p.node.group + "/pod" + p.UID) // the pod's next sandbox may be in it
+	_ = rig.TryRemoveGroup(p.node.Group + "/pod" + p.UID) // the pod's next sandbox may be in it
 	return errors.Join(stopped, removed)
 }

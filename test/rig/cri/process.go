@@ -7,9 +7,10 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // Pid is the pause process, which keeps the sandbox alive.
@@ -50,20 +51,14 @@ func (p *Pod) Shim(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, err
-	}
-	_, after, _ := strings.Cut(string(raw), "\nPPid:")
-	line, _, _ := strings.Cut(after, "\n")
-	return strconv.Atoi(strings.TrimSpace(line))
+	return rig.Parent(pid)
 }
 
 // InPod tells whether a process belongs to one of the node's pods, and not to the
 // node itself.
 func (n *Node) InPod(pid int) bool {
 	groups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	return bytes.Contains(groups, []byte(n.group+"/"))
+	return bytes.Contains(groups, []byte(n.Group+"/"))
 }
 
 // State is the sandbox's, as CRI tells it.
