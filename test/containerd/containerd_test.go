@@ -1,7 +1,5 @@
 //go:build system
 
-// Package containerd tests the sandbox tracker against the real containerd and
-// runc.
 package containerd
 
 import (

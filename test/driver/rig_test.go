@@ -1,6 +1,5 @@
 //go:build system
 
-// Package driver_test runs crust-driver on the real kernel.
 package driver_test
 
 import (

@@ -1,6 +1,5 @@
 //go:build system
 
-// Package kata tests the Kata handler on real filesystems.
 package kata
 
 import (

@@ -1,6 +1,5 @@
 //go:build system
 
-// Package kube_test runs crust-proxy in a real Kubernetes of one node.
 package kube_test
 
 import (

@@ -1,7 +1,5 @@
 //go:build system
 
-// Package qemu_test runs on another kernel what this machine's does not allow: it
-// lets a mounted ext4 grow with the capability that a container lacks.
 package qemu_test
 
 import (

@@ -1,7 +1,5 @@
 //go:build system
 
-// Package top tests crustctl top on a terminal, against a daemon whose volumes
-// have emulated sandboxes.
 package top
 
 import (

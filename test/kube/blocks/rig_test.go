@@ -1,7 +1,5 @@
 //go:build system
 
-// Package blocks has crustctl ask the Kubernetes service for the blocks of snapshots: with
-// a real API server, crust-driver, and a server with the wire of external-snapshot-metadata.
 package blocks
 
 import (

@@ -1,0 +1,2 @@
+// Package driver runs crust-driver on the real kernel.
+package driver

@@ -1,0 +1,2 @@
+// Package fsops tests reference/fsops on the real kernel.
+package fsops

@@ -1,0 +1,2 @@
+// Package kata tests the Kata handler on real filesystems.
+package kata
