@@ -36,6 +36,7 @@ type adopting struct {
 	err     error
 }
 
+func (a *adopting) Abilities() deferral.Abilities                           { return deferral.Abilities{} }
 func (a *adopting) Name() string                                            { return "kata" }
 func (a *adopting) Check(*volume.Volume) error                              { return nil }
 func (a *adopting) Publish(context.Context, *volume.Volume) (bool, error)   { return false, nil }

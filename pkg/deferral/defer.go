@@ -85,7 +85,7 @@ func (a *attempt) begin(ctx context.Context) (*volume.Volume, error) {
 // concern nothing but the filesystem.
 func checkOptions(handler Projector, v *volume.Volume) error {
 	check := mountopt.Check
-	if abilitiesOf(handler).HostMounts {
+	if handler.Abilities().HostMounts {
 		check = mountopt.CheckForHost
 	}
 	for _, option := range mountopt.Options(v) {
@@ -99,7 +99,7 @@ func checkOptions(handler Projector, v *volume.Volume) error {
 // record is the record that the instruction asks for.
 func (a *attempt) record() *record {
 	rec := &record{
-		Version: recordVersion, Boot: a.b.boot, HostMounts: abilitiesOf(a.handler).HostMounts,
+		Version: recordVersion, Boot: a.b.boot, HostMounts: a.handler.Abilities().HostMounts,
 		Volume: volume.Volume{
 			Key: a.target.Key(), Target: a.in.Target, ResolvedTarget: a.target.Resolved, Backing: a.in.Backing, Device: a.dev.Device,
 			FSType: a.in.FSType, MountFlags: mountopt.Split(a.in.MountFlags), ReadOnly: asksReadOnly(a.in),
@@ -139,8 +139,8 @@ func (a *attempt) preparation(rec *record) func(context.Context) error {
 		return a.b.cfg.Preparer.Prepare(ctx, Preparation{
 			Device: dev.FD(), Target: rec.Target, Path: rec.Device.Path, FSType: rec.FSType, Format: in.Format,
 			MakeFS: in.MakeFS, Group: rec.Group, ReadOnly: rec.ReadOnly, NoReplay: leavesJournal(rec.MountFlags),
-			GuestFormats: abilitiesOf(a.handler).FormatsBlank,
-			Grow:         !in.KeepSize && !abilitiesOf(a.handler).GrowsAtMount,
+			GuestFormats: a.handler.Abilities().FormatsBlank,
+			Grow:         !in.KeepSize && !a.handler.Abilities().GrowsAtMount,
 		})
 	}
 }

@@ -71,7 +71,7 @@ func (l *lostVolumes) record(v *volume.Volume) *record {
 		v.Target = "(unknown target, id " + v.Key.Short() + ")"
 	}
 	return &record{
-		Version: recordVersion, Boot: l.boot, Volume: *v, HostMounts: abilitiesOf(l.handlers.byName[v.Handler]).HostMounts,
+		Version: recordVersion, Boot: l.boot, Volume: *v, HostMounts: l.handlers.abilities(v.Handler).HostMounts,
 	}
 }
 

@@ -16,6 +16,8 @@ import (
 type Projector interface {
 	// Name is the handler's name in configuration, records and metrics.
 	Name() string
+	// Abilities are what its sandboxes can do beyond mounting a filesystem.
+	Abilities() Abilities
 	// Check returns why the handler cannot serve the volume, without changing anything;
 	// the error is Invalid or Unsupported.
 	Check(v *volume.Volume) error
@@ -48,16 +50,6 @@ type Abilities struct {
 	// SubPaths: a container can be given a sub-directory of the volume, as a bind mount
 	// of the guard.
 	SubPaths bool
-}
-
-// Abled is a Projector that can do more than mount.
-type Abled interface{ Abilities() Abilities }
-
-func abilitiesOf(p Projector) Abilities {
-	if able, ok := p.(Abled); ok {
-		return able.Abilities()
-	}
-	return Abilities{}
 }
 
 type handlerSet struct {
@@ -96,8 +88,12 @@ func (s *handlerSet) of(v *volume.Volume) []Projector {
 	return nil
 }
 
+// abilities are none for a handler that is not configured.
 func (s *handlerSet) abilities(name string) Abilities {
-	return abilitiesOf(s.byName[cmp.Or(name, s.byDefault)])
+	if handler := s.byName[name]; handler != nil {
+		return handler.Abilities()
+	}
+	return Abilities{}
 }
 
 // refuseBound returns an error while a handler knows of a sandbox that has the volume.

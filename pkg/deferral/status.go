@@ -1,6 +1,7 @@
 package deferral
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -104,7 +105,9 @@ func SortByTarget(all []Status) {
 func (b *Broker) Problems() []error { return b.table.allProblems() }
 
 // Abilities are those of a configured handler; an empty name is the default one.
-func (b *Broker) Abilities(handler string) Abilities { return b.handlers.abilities(handler) }
+func (b *Broker) Abilities(handler string) Abilities {
+	return b.handlers.abilities(cmp.Or(handler, b.handlers.byDefault))
+}
 
 // Held lists the devices that are to be released or claimed, or were released by force,
 // and that some process still has open.

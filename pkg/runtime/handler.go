@@ -26,8 +26,8 @@ type Binding struct {
 
 // Handler hands volumes to one kind of runtime and talks to its sandboxes. It is
 // the whole contract between the daemon and a handler; a handler that can do more
-// also implements deferral.Abled or Freezer. Every error has a volume.Kind and names
-// the volume, the sandbox and the cause.
+// also implements Freezer. Every error has a volume.Kind and names the volume, the
+// sandbox and the cause.
 type Handler interface {
 	// Projector is the part that the broker uses.
 	deferral.Projector

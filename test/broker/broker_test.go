@@ -34,6 +34,7 @@ type fakeRuntime struct {
 	failing   func() error // is asked instead of fail
 }
 
+func (f *fakeRuntime) Abilities() deferral.Abilities                         { return deferral.Abilities{} }
 func (f *fakeRuntime) Name() string                                          { return "fake" }
 func (f *fakeRuntime) Check(*volume.Volume) error                            { return nil }
 func (f *fakeRuntime) InUse(context.Context, *volume.Volume) (string, error) { return f.sandbox, nil }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
@@ -87,6 +88,9 @@ func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 
 // Name is "kata".
 func (h *Handler) Name() string { return Name }
+
+// Abilities of Kata: it mounts, and no more.
+func (h *Handler) Abilities() deferral.Abilities { return deferral.Abilities{} }
 
 // Health tells what keeps the handler from working.
 func (h *Handler) Health(context.Context) error { return h.store.Health() }
