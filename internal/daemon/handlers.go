@@ -95,14 +95,12 @@ func (p handlerParts) newKata() (*kata.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	settings := kata.Default()
-	settings.DirectVolumes, settings.TempDir, settings.KubeletRoot = k.DirectVolumes, temp, cfg.KubeletRoot
-	settings.GoSandboxes, settings.RustSandboxes, settings.SharedSandboxes = k.GoSandboxes, k.RustSandboxes, k.SharedSandboxes
-	settings.StateDir = filepath.Join(cfg.StateDir(), kata.Name)
-	settings.Filesystems = k.Filesystems
-	settings.OnChange, settings.DeviceSize, settings.Matches = p.onChange, p.deviceSize, p.disks.matches
-	settings.Condition, settings.LacksGroup = p.disks.condition, p.disks.lacksGroup
-	return kata.New(settings, p.tracker, p.log.Named(kata.Name))
+	return kata.New(kata.Config{
+		DirectVolumes: k.DirectVolumes, GoSandboxes: k.GoSandboxes, RustSandboxes: k.RustSandboxes, SharedSandboxes: k.SharedSandboxes,
+		TempDir: temp, KubeletRoot: cfg.KubeletRoot, StateDir: filepath.Join(cfg.StateDir(), kata.Name), Filesystems: k.Filesystems,
+		OnChange: p.onChange, DeviceSize: p.deviceSize, Matches: p.disks.matches,
+		Condition: p.disks.condition, LacksGroup: p.disks.lacksGroup,
+	}, p.tracker, p.log.Named(kata.Name))
 }
 
 func (p handlerParts) newCrust() (*crust.Handler, error) {

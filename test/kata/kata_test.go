@@ -27,12 +27,10 @@ func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
 
 func newHandler(t *testing.T, root string) (*kata.Handler, kata.Config) {
 	t.Helper()
-	cfg := kata.Default()
-	cfg.DirectVolumes = filepath.Join(root, "dv")
-	cfg.TempDir = filepath.Join(root, "tmp")
-	cfg.StateDir = filepath.Join(root, "state")
-	cfg.GoSandboxes = filepath.Join(root, "vc")
-	cfg.RustSandboxes = filepath.Join(root, "rs")
+	cfg := kata.Config{
+		DirectVolumes: filepath.Join(root, "dv"), TempDir: filepath.Join(root, "tmp"), StateDir: filepath.Join(root, "state"),
+		GoSandboxes: filepath.Join(root, "vc"), RustSandboxes: filepath.Join(root, "rs"), Filesystems: []string{"ext4"},
+	}
 	h, err := kata.New(cfg, nil, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)

@@ -6,8 +6,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Config says where Kata keeps its things. Default gives Kata's own places;
-// every one can be moved, so that several daemons can run side by side.
+// Config says where Kata keeps its things. Every place can be moved, so that several
+// daemons can run side by side.
 type Config struct {
 	// DirectVolumes is Kata's root of direct-assigned volumes.
 	DirectVolumes string
@@ -15,10 +15,8 @@ type Config struct {
 	// management socket of its shim in it.
 	GoSandboxes   string
 	RustSandboxes string
-	// SharedSandboxes is where runtime-rs keeps what a sandbox shares with the
-	// host; GuestShared is the same place as the guest sees it.
+	// SharedSandboxes is where runtime-rs keeps what a sandbox shares with the host.
 	SharedSandboxes string
-	GuestShared     string
 	// TempDir is where projections are built and taken apart. It must be on the
 	// filesystem of DirectVolumes and outside it: Kata takes every file in there
 	// for a sandbox id.
@@ -43,20 +41,6 @@ type Config struct {
 	// LacksGroup tells whether the root directory of the volume's filesystem is not
 	// known to be writable for the volume's group. It may be nil.
 	LacksGroup func(ctx context.Context, v *volume.Volume) bool
-}
-
-// Default is a stock Kata installation.
-func Default() Config {
-	return Config{
-		DirectVolumes:   "/run/kata-containers/shared/direct-volumes",
-		GoSandboxes:     "/run/vc/sbs",
-		RustSandboxes:   "/run/kata",
-		SharedSandboxes: "/run/kata-containers/shared/sandboxes",
-		GuestShared:     "/run/kata-containers/shared/containers/passthrough/",
-		TempDir:         "/run/crust-proxy/tmp/kata",
-		StateDir:        "/run/crust-proxy/state/kata",
-		Filesystems:     []string{"ext4", "xfs", "btrfs"},
-	}
 }
 
 func (c *Config) socketOf(id string, f flavor) string {

@@ -51,14 +51,11 @@ func shortDir(t testing.TB) string {
 }
 
 func testConfig(dir string) Config {
-	cfg := Default()
-	cfg.DirectVolumes = filepath.Join(dir, "dv")
-	cfg.GoSandboxes = filepath.Join(dir, "vc")
-	cfg.RustSandboxes = filepath.Join(dir, "rs")
-	cfg.SharedSandboxes = filepath.Join(dir, "shared")
-	cfg.TempDir = filepath.Join(dir, "tmp")
-	cfg.StateDir = filepath.Join(dir, "state")
-	return cfg
+	return Config{
+		DirectVolumes: filepath.Join(dir, "dv"), GoSandboxes: filepath.Join(dir, "vc"), RustSandboxes: filepath.Join(dir, "rs"),
+		SharedSandboxes: filepath.Join(dir, "shared"), TempDir: filepath.Join(dir, "tmp"), StateDir: filepath.Join(dir, "state"),
+		Filesystems: []string{"ext4", "xfs", "btrfs"},
+	}
 }
 
 func newBench(t testing.TB, flavor kataemu.Flavor) *bench {
@@ -171,7 +168,7 @@ func (b *bench) startShim(t testing.TB, v *volume.Volume, id string) *sandbox {
 		v.Device.Path: filesystem(64<<20, 16384),
 	}}
 	if b.flavor == kataemu.Rust {
-		guest, err := kataemu.ShareDir(b.cfg.SharedSandboxes, b.cfg.GuestShared, id, "dev"+id, "/data")
+		guest, err := kataemu.ShareDir(b.cfg.SharedSandboxes, guestShared, id, "dev"+id, "/data")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -59,7 +59,7 @@ func TestGuestPath(t *testing.T) {
 				wantError(t, err, c.kind, v, "sb1")
 				return
 			}
-			if want := b.cfg.GuestShared + c.want; err != nil || got != want {
+			if want := guestShared + c.want; err != nil || got != want {
 				t.Errorf("%q, %v, want %q", got, err, want)
 			}
 		})
@@ -100,7 +100,7 @@ func newGuest(t *testing.T, v func(*bench) *volume.Volume) (*guestOf, *volume.Vo
 		t.Fatal(err)
 	}
 	g := &guestOf{bench: b, t: t, shim: b.startShim(t, volume, "sb1")}
-	g.end(b.cfg.GuestShared + "devsb1-0123abcd-data")
+	g.end(guestShared + "devsb1-0123abcd-data")
 	if err := os.Remove(filepath.Join(b.cfg.SharedSandboxes, "sb1", "rw", "passthrough", "devsb1-0123abcd-data")); err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func newGuest(t *testing.T, v func(*bench) *volume.Volume) (*guestOf, *volume.Vo
 func (g *guestOf) start(fs kataemu.Statfs) (path string) {
 	g.t.Helper()
 	g.next++
-	path, err := kataemu.ShareDir(g.cfg.SharedSandboxes, g.cfg.GuestShared, "sb1", fmt.Sprintf("dev%03d", 999-g.next), "/data")
+	path, err := kataemu.ShareDir(g.cfg.SharedSandboxes, guestShared, "sb1", fmt.Sprintf("dev%03d", 999-g.next), "/data")
 	if err != nil {
 		g.t.Fatal(err)
 	}

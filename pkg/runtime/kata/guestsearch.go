@@ -5,7 +5,6 @@ import (
 	"errors"
 	"path"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -105,9 +104,10 @@ func (s *guestSearch) drop(path string) {
 	s.dirs = slices.DeleteFunc(s.dirs, func(d sharedDir) bool { return s.pathOf(d.name) == path })
 }
 
-func (s *guestSearch) pathOf(name string) string {
-	return strings.TrimSuffix(s.h.cfg.GuestShared, "/") + "/" + name
-}
+// guestShared is where the guest sees what its sandbox shares with the host.
+const guestShared = "/run/kata-containers/shared/containers/passthrough/"
+
+func (s *guestSearch) pathOf(name string) string { return guestShared + name }
 
 // judge decides about the answer for the present path. Where more is true,
 // another path is to be asked for; else the error is the outcome.

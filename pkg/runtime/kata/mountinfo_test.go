@@ -98,7 +98,7 @@ func TestDirName(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
-	h := &Handler{cfg: Default()}
+	h := &Handler{cfg: Config{Filesystems: []string{"ext4", "xfs", "btrfs"}}}
 	const fine = volume.Kind(255)
 	for name, c := range map[string]struct {
 		change func(*volume.Volume)
