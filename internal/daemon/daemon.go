@@ -32,6 +32,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -151,17 +152,13 @@ func (d *daemon) flushSpans(ctx context.Context, end func(context.Context) error
 
 func (d *daemon) buildBroker(cfg *config.Config) error {
 	// The handlers and the broker are made after the tracker, and before it runs.
-	d.tracker = newTracker(cfg, trackerEvents{
-		added: func(podUID, id string) { d.handlers.each(func(h runtime.Handler) { h.SandboxAdded(podUID, id) }) },
-		gone:  func(id string) { d.handlers.each(func(h runtime.Handler) { h.SandboxGone(id) }) },
-		busy:  func() bool { return len(d.broker.List()) > 0 },
+	d.tracker = newTracker(cfg, sandbox.Config{
+		OnAdded: func(podUID, id string) { d.handlers.each(func(h runtime.Handler) { h.SandboxAdded(podUID, id) }) },
+		OnGone:  func(id string) { d.handlers.each(func(h runtime.Handler) { h.SandboxGone(id) }) },
+		Busy:    func() bool { return len(d.broker.List()) > 0 },
 	}, d.log)
 	var err error
-	d.handlers, err = newHandlers(handlerParts{
-		cfg: cfg, tracker: d.tracker, disks: d.disks, log: d.log, onChange: d.onSandboxChanged,
-		deviceSize: func(v *volume.Volume) (int64, bool) { return d.broker.DeviceSize(v) },
-	})
-	if err != nil {
+	if d.handlers, err = newHandlers(d, cfg); err != nil {
 		return err
 	}
 	prepare, err := newPreparer(cfg, d.log)

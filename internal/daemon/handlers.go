@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/config"
@@ -19,28 +18,17 @@ import (
 
 type handlers []runtime.Handler
 
-// handlerParts are what handlers are made of and ask of the daemon.
-type handlerParts struct {
-	cfg     *config.Config
-	tracker tracker // nil where no container runtime is configured
-	disks   *disks
-	log     *zap.Logger
-	// onChange is called when the sandbox of a volume changed.
-	onChange   func(volume.Key)
-	deviceSize func(*volume.Volume) (int64, bool)
-}
-
-func newHandlers(p handlerParts) (handlers, error) {
+func newHandlers(d *daemon, cfg *config.Config) (handlers, error) {
 	var on handlers
-	if p.cfg.Handlers.Kata.Enabled {
-		made, err := p.newKata()
+	if cfg.Handlers.Kata.Enabled {
+		made, err := newKata(d, cfg)
 		if err != nil {
 			return nil, err
 		}
 		on = append(on, made)
 	}
-	if p.cfg.Handlers.Crust.Enabled {
-		made, err := p.newCrust()
+	if cfg.Handlers.Crust.Enabled {
+		made, err := newCrust(d, cfg)
 		if err != nil {
 			return nil, err
 		}
@@ -89,8 +77,8 @@ func (all handlers) each(do func(runtime.Handler)) {
 	}
 }
 
-func (p handlerParts) newKata() (*kata.Handler, error) {
-	cfg, k := p.cfg, p.cfg.Handlers.Kata
+func newKata(d *daemon, cfg *config.Config) (*kata.Handler, error) {
+	k := cfg.Handlers.Kata
 	temp, err := tempOf(cfg, kata.Name, k.TempDir, k.DirectVolumes)
 	if err != nil {
 		return nil, err
@@ -98,13 +86,13 @@ func (p handlerParts) newKata() (*kata.Handler, error) {
 	return kata.New(kata.Config{
 		DirectVolumes: k.DirectVolumes, GoSandboxes: k.GoSandboxes, RustSandboxes: k.RustSandboxes, SharedSandboxes: k.SharedSandboxes,
 		TempDir: temp, KubeletRoot: cfg.KubeletRoot, StateDir: filepath.Join(cfg.StateDir(), kata.Name), Filesystems: k.Filesystems,
-		OnChange: p.onChange, DeviceSize: p.deviceSize, Matches: p.disks.matches,
-		Condition: p.disks.condition, LacksGroup: p.disks.lacksGroup,
-	}, p.tracker, p.log.Named(kata.Name))
+		OnChange: d.onSandboxChanged, DeviceSize: deviceSize(d), Matches: d.disks.matches,
+		Condition: d.disks.condition, LacksGroup: d.disks.lacksGroup,
+	}, d.tracker, d.log.Named(kata.Name))
 }
 
-func (p handlerParts) newCrust() (*crust.Handler, error) {
-	cfg, c := p.cfg, p.cfg.Handlers.Crust
+func newCrust(d *daemon, cfg *config.Config) (*crust.Handler, error) {
+	c := cfg.Handlers.Crust
 	temp, err := tempOf(cfg, crust.Name, c.TempDir, c.Root)
 	if err != nil {
 		return nil, err
@@ -113,8 +101,13 @@ func (p handlerParts) newCrust() (*crust.Handler, error) {
 	return crust.New(crust.Config{
 		SELinux: noLabels == nil,
 		Root:    c.Root, TempDir: temp, KubeletRoot: cfg.KubeletRoot, Programs: c.Programs, SocketDirs: c.SocketDirs, Filesystems: c.Filesystems,
-		OnChange: p.onChange, DeviceSize: p.deviceSize,
-	}, p.tracker, p.log.Named(crust.Name))
+		OnChange: d.onSandboxChanged, DeviceSize: deviceSize(d),
+	}, d.tracker, d.log.Named(crust.Name))
+}
+
+// deviceSize asks the broker, which is made after the handlers.
+func deviceSize(d *daemon) func(*volume.Volume) (int64, bool) {
+	return func(v *volume.Volume) (int64, bool) { return d.broker.DeviceSize(v) }
 }
 
 // tempOf is where a handler makes volumes ready: in our state directory where that

@@ -17,25 +17,16 @@ type tracker interface {
 	LastError() error
 }
 
-// trackerEvents are what a tracker reports and asks.
-type trackerEvents struct {
-	added func(podUID, id string)
-	gone  func(id string)
-	// busy is true while sandboxes have volumes of ours.
-	busy func() bool
-}
-
-// newTracker gives nil where no container runtime is configured.
-func newTracker(cfg *config.Config, events trackerEvents, log *zap.Logger) tracker {
+// newTracker adds the container runtime to what the tracker reports and asks. It gives nil
+// where none is configured.
+func newTracker(cfg *config.Config, of sandbox.Config, log *zap.Logger) tracker {
 	switch {
 	case cfg.Containerd.Socket != "":
-		return sandbox.New(sandbox.Config{
-			Socket: cfg.Containerd.Socket, Namespace: cfg.Containerd.Namespace, OnAdded: events.added, OnGone: events.gone,
-		}, log.Named("containerd"))
+		of.Socket, of.Namespace = cfg.Containerd.Socket, cfg.Containerd.Namespace
+		return sandbox.New(of, log.Named("containerd"))
 	case cfg.CRI.Socket != "":
-		return sandbox.NewCRI(sandbox.Config{
-			Socket: cfg.CRI.Socket, OnAdded: events.added, OnGone: events.gone, Busy: events.busy,
-		}, log.Named("cri"))
+		of.Socket = cfg.CRI.Socket
+		return sandbox.NewCRI(of, log.Named("cri"))
 	}
 	return nil
 }

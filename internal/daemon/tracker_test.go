@@ -7,19 +7,20 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/internal/config"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 )
 
 func TestTheConfigurationSaysWhoTellsOfSandboxes(t *testing.T) {
 	cfg := config.Default()
-	if tracker := newTracker(&cfg, trackerEvents{}, zap.NewNop()); !strings.HasPrefix(tracker.LastError().Error(), "containerd at ") {
+	if tracker := newTracker(&cfg, sandbox.Config{}, zap.NewNop()); !strings.HasPrefix(tracker.LastError().Error(), "containerd at ") {
 		t.Errorf("by default it is %v", tracker.LastError())
 	}
 	cfg.Containerd.Socket = ""
-	if tracker := newTracker(&cfg, trackerEvents{}, zap.NewNop()); tracker != nil {
+	if tracker := newTracker(&cfg, sandbox.Config{}, zap.NewNop()); tracker != nil {
 		t.Errorf("nobody is configured, and there is %T", tracker)
 	}
 	cfg.CRI.Socket = "/run/crio/crio.sock"
-	if tracker := newTracker(&cfg, trackerEvents{}, zap.NewNop()); !strings.HasPrefix(tracker.LastError().Error(), "the container runtime at /run/crio/") {
+	if tracker := newTracker(&cfg, sandbox.Config{}, zap.NewNop()); !strings.HasPrefix(tracker.LastError().Error(), "the container runtime at /run/crio/") {
 		t.Errorf("with a CRI socket it is %v", tracker.LastError())
 	}
 }
@@ -34,7 +35,7 @@ func (p polling) Polled() bool { return p.is }
 
 func TestPollingIsAFinding(t *testing.T) {
 	cfg := config.Default()
-	for what, of := range map[string]tracker{"none": nil, "containerd": newTracker(&cfg, trackerEvents{}, zap.NewNop()), "with events": polling{}} {
+	for what, of := range map[string]tracker{"none": nil, "containerd": newTracker(&cfg, sandbox.Config{}, zap.NewNop()), "with events": polling{}} {
 		if got := polledFinding(of); len(got) != 0 {
 			t.Errorf("%s: %q", what, got)
 		}
