@@ -51,12 +51,12 @@ func (d socketDir) clear(name, path string) error {
 	if there.Mode&unix.S_IFMT != unix.S_IFSOCK {
 		return errors.New("there is something that is not a socket: move it away, or choose another path")
 	}
-	conn, err := net.DialTimeout("unix", path, time.Second)
-	if err == nil {
-		return errors.Join(errors.New("another process serves this socket: stop it, or choose another path"), conn.Close())
-	}
-	if !errors.Is(err, unix.ECONNREFUSED) {
+	served, err := sys.IsServed(path)
+	if err != nil {
 		return fmt.Errorf("cannot tell whether another process serves it: %w", err)
+	}
+	if served {
+		return errors.New("another process serves this socket: stop it, or choose another path")
 	}
 	return unix.Unlinkat(d.fd, name, 0)
 }

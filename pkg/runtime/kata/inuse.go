@@ -120,7 +120,7 @@ func (b *bindings) ended(id string) bool {
 
 func (b *bindings) hasShim(id string) (bool, error) {
 	for _, f := range []flavor{goShim, rustShim} {
-		if served, err := isServed(b.cfg.socketOf(id, f)); served || err != nil {
+		if served, err := sys.IsServed(b.cfg.socketOf(id, f)); served || err != nil {
 			return served, err
 		}
 	}
@@ -155,26 +155,4 @@ func (b *bindings) unattributed(podUID string) (string, error) {
 		}
 	}
 	return "", nil
-}
-
-// isServed tries a socket without waiting: a queue of connections that is full is
-// that of a shim that lives.
-func isServed(socket string) (bool, error) {
-	if len(socket) > sys.MaxSocketPath {
-		return false, nil // nobody can listen there
-	}
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return false, err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	err = unix.Connect(fd, &unix.SockaddrUnix{Name: socket})
-	switch {
-	case err == nil, errors.Is(err, unix.EAGAIN):
-		return true, nil
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ECONNREFUSED):
-		return false, nil
-	default:
-		return false, err
-	}
 }

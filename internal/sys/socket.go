@@ -36,3 +36,25 @@ func Peer(conn net.Conn) (who *unix.Ucred, err error) {
 	})
 	return who, err
 }
+
+// IsServed tells whether somebody listens on a unix socket. It tries without waiting: a
+// queue of connections that is full is that of somebody who lives.
+func IsServed(socket string) (bool, error) {
+	if len(socket) > MaxSocketPath {
+		return false, nil // nobody can listen there
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return false, err
+	}
+	defer CloseFD(fd)
+	err = unix.Connect(fd, &unix.SockaddrUnix{Name: socket})
+	switch {
+	case err == nil, errors.Is(err, unix.EAGAIN):
+		return true, nil
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ECONNREFUSED):
+		return false, nil
+	default:
+		return false, err
+	}
+}
