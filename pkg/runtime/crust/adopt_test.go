@@ -1,8 +1,11 @@
 package crust
 
 import (
+	"context"
 	"os"
 	"testing"
+
+	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -19,4 +22,30 @@ func TestForeignDevicesAreAdoptedWhateverTheVolumeIs(t *testing.T) {
 	if got := b.h.Adopted(); len(got) != 1 || got[0].Device.Path != "/dev/vdq" {
 		t.Errorf("adopted %v", got)
 	}
+}
+
+// TestForeignDirectoryThatGoesBeforeItIsWatched: another program removes it after
+// AdoptForeign and before Run.
+func TestForeignDirectoryThatGoesBeforeItIsWatched(t *testing.T) {
+	b := newBench(t, bySocket)
+	b.stop()
+	h, err := New(b.cfg, b.sandboxes, zap.NewNop())
+	check.Must(t, err)
+	gone, stays := b.Volume("gone"), b.Volume("stays")
+	b.PublishForeign(t, gone)
+	b.PublishForeign(t, stays)
+	h.AdoptForeign()
+	if got := h.Adopted(); len(got) != 2 {
+		t.Fatalf("adopted %v", got)
+	}
+	check.Must(t, os.RemoveAll(b.path(gone, "")))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- h.Run(ctx) }()
+	check.Eventually(t, "it is not listed any more", func() bool { return len(h.Adopted()) == 1 })
+	if got := h.Adopted(); len(got) != 1 || got[0].Key != stays.Key {
+		t.Errorf("adopted %v", got)
+	}
+	cancel()
+	check.Must(t, <-ended)
 }

@@ -206,6 +206,22 @@ func (s *Store) Scan() {
 	for _, name := range names {
 		s.DirAdded(name)
 	}
+	s.forgetRemoved(names)
+}
+
+// forgetRemoved forgets the directories of other programs that were removed while nothing
+// watched them: AdoptForeign sets no watch.
+func (s *Store) forgetRemoved(names []string) {
+	there := make(map[string]bool, len(names))
+	for _, name := range names {
+		there[name] = true
+	}
+	for _, v := range s.Bindings.Volumes(func(e Entry) bool { return e.Owner == tree.Foreign && !there[e.Dir] }) {
+		e, _ := s.Bindings.Get(v.Key)
+		if owner, _, err := s.Tree.OwnerOf(e.Dir); err == nil && owner == tree.Missing {
+			s.forget(v.Key)
+		}
+	}
 }
 
 // DirAdded tracks and watches the directory of a volume.
