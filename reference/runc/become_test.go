@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // A runtime that says all that it was given.
@@ -139,5 +140,38 @@ func TestFailureIsToldInTheLog(t *testing.T) {
 	}
 	if !strings.Contains(b.stderr.String(), line.Msg) {
 		t.Errorf("told: %s", &b.stderr)
+	}
+}
+
+// TestFeaturesHaveALinuxSection: containerd 2.4.1 crashes over features without one. Where
+// crust-runc cannot become runc it prints none at all.
+func TestFeaturesHaveALinuxSection(t *testing.T) {
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		rig.Missing(t, "runc is not installed")
+	}
+	program := buildRunc(t)
+	config := filepath.Join(t.TempDir(), "c.json")
+	features := func(text string) ([]byte, error) {
+		check.Must(t, os.WriteFile(config, []byte(text), 0o600))
+		cmd := exec.Command(program, "features")
+		cmd.Env = append(os.Environ(), configVariable+"="+config)
+		return cmd.Output()
+	}
+	got, err := features(`{"runtime":"` + runc + `"}`)
+	check.Must(t, err)
+	want, err := exec.Command(runc, "features").Output()
+	check.Must(t, err)
+	var has struct {
+		Linux *struct{ Namespaces []string }
+	}
+	check.Must(t, json.Unmarshal(got, &has))
+	if has.Linux == nil || len(has.Linux.Namespaces) == 0 || !bytes.Equal(got, want) {
+		t.Errorf("it says %s, and runc %s", got, want)
+	}
+	for _, bad := range []string{"{", `{"runtime":"/nonexistent"}`} {
+		if got, err := features(bad); err == nil || len(got) > 0 {
+			t.Errorf("with the configuration %s it says %q, %v", bad, got, err)
+		}
 	}
 }
