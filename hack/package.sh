@@ -35,6 +35,8 @@ CRUST_ARCH=$($go env GOARCH)
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || date +%s)
 export CRUST_VERSION CRUST_ARCH SOURCE_DATE_EPOCH
 
+$go run ./hack/manpages "$CRUST_VERSION" "$(date -u -d "@$SOURCE_DATE_EPOCH" +%F)" "$tree/bin" "$tree/man"
+
 rm -f "$out"/crust-proxy*.deb "$out"/crust-proxy*.rpm
 for format in deb rpm; do
 	$go tool -modfile=tools/nfpm/go.mod nfpm package --config packaging/nfpm.yaml --packager "$format" --target "$out"

@@ -29,6 +29,7 @@ qemu-system-x86_64 qemu-system-x86
 qemu-img qemu-utils
 rpm rpm
 dpkg-deb dpkg
+man man-db
 '
 missing=()
 while read -r program package; do

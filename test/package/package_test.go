@@ -1,7 +1,5 @@
 //go:build system
 
-// Package package_test builds the packages, installs the .deb on this machine,
-// looks at what it brought, and removes and purges it again.
 package package_test
 
 import (
@@ -39,6 +37,11 @@ func wanted() []string {
 		"/usr/share/bash-completion/completions/crustctl",
 		"/usr/share/fish/vendor_completions.d/crustctl.fish",
 		"/usr/share/doc/crust-proxy/README.md",
+		"/usr/share/man/man1/crust-conformance.1.gz",
+		"/usr/share/man/man8/crust-proxy.8.gz",
+		"/usr/share/man/man8/crust-runc-agent.8.gz",
+		"/usr/share/man/man8/crust-runc.8.gz",
+		"/usr/share/man/man8/crustctl.8.gz",
 	}
 }
 
@@ -46,6 +49,7 @@ func TestPackages(t *testing.T) {
 	rig.Need(t, "dpkg", "dpkg-deb", "rpm")
 	out := t.TempDir()
 	run(t, repository(t)+"/hack/package.sh", out)
+	t.Run("man pages", func(t *testing.T) { testManPages(t, one(t, out, "*.deb")) })
 	t.Run("deb", func(t *testing.T) { testDeb(t, one(t, out, "*.deb")) })
 	t.Run("rpm", func(t *testing.T) { testRPM(t, one(t, out, "*.rpm")) })
 }
@@ -180,7 +184,7 @@ func leftovers(t *testing.T) []string {
 		"/lib/systemd/system/crust-proxy*",
 		"/usr/bin/crust-proxy", "/usr/bin/crustctl", "/usr/bin/crust-runc*", "/usr/bin/crust-conformance",
 		"/usr/share/doc/crust-proxy*",
-		"/usr/share/*/*/*crustctl*", "/usr/share/zsh/*/*crustctl*",
+		"/usr/share/*/*/*crustctl*", "/usr/share/zsh/*/*crustctl*", "/usr/share/man/man*/crust*",
 		"/var/lib/systemd/*/crust-proxy*",
 	} {
 		paths, err := filepath.Glob(pattern)

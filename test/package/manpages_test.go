@@ -1,0 +1,42 @@
+//go:build system
+
+package package_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+// testManPages renders the pages: each program has one, and man and whatis can read it.
+func testManPages(t *testing.T, deb string) {
+	rig.Need(t, "man", "lexgrog")
+	dir := t.TempDir() // minimal systems install no man pages
+	run(t, "dpkg-deb", "--extract", deb, dir)
+	programs, err := os.ReadDir(dir + "/usr/bin")
+	if err != nil || len(programs) == 0 {
+		t.Fatalf("programs: %v, %v", programs, err)
+	}
+	for _, program := range programs {
+		found, err := filepath.Glob(dir + "/usr/share/man/man*/" + program.Name() + ".[18].gz")
+		if err != nil || len(found) != 1 {
+			t.Errorf("%s has the man pages %v, %v", program.Name(), found, err)
+			continue
+		}
+		cmd := exec.Command("man", "--warnings", "--encoding=UTF-8", "--local-file", found[0])
+		cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8", "MANWIDTH=80", "MAN_KEEP_FORMATTING=")
+		var complaints strings.Builder
+		cmd.Stderr = &complaints
+		page, err := cmd.Output()
+		if err != nil || complaints.Len() > 0 || !strings.Contains(string(page), "\nNAME\n       "+program.Name()+" ") {
+			t.Errorf("%s: %v, %s\n%s", program.Name(), err, complaints.String(), page)
+		}
+		if said := run(t, "lexgrog", found[0]); !strings.Contains(said, `"`+program.Name()+" - ") {
+			t.Errorf("whatis reads %q", said)
+		}
+	}
+}
