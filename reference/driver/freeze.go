@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -96,26 +97,45 @@ func (f *freezer) hold(ctx context.Context, volumes []inUse, take func() error) 
 // freezeAll freezes volumes all at once, so that their time is over together. It fails if
 // two of them stay free; those that are held have to be thawed also then.
 func (f *freezer) freezeAll(ctx context.Context, volumes []inUse) (held map[string]func() error, free []string, err error) {
+	held, failed := f.tryAll(ctx, volumes)
+	if errors.Is(errors.Join(slices.Collect(maps.Values(failed))...), fsops.ErrFrozen) {
+		f.log.Info("a volume is frozen already, as a driver leaves it that is killed: waiting for the end of that", zap.Duration("time", f.limit+lateEnd))
+		f.thawAll(held)
+		if !sys.Sleep(ctx, f.limit+lateEnd) {
+			return nil, nil, status.FromContextError(ctx.Err()).Err()
+		}
+		held, failed = f.tryAll(ctx, volumes)
+	}
+	for id, err := range failed {
+		f.log.Warn("the volume cannot be frozen: what is taken of it is as after a crash", zap.String("volume", id), zap.Error(err))
+	}
+	if free = slices.Sorted(maps.Keys(failed)); len(free) > 1 {
+		err = status.Errorf(codes.FailedPrecondition, "volumes %q are in use and cannot be frozen: what is taken of them is not of one moment: %v",
+			free, errors.Join(slices.Collect(maps.Values(failed))...))
+	}
+	return held, free, err
+}
+
+// lateEnd is how late a freeze may end.
+const lateEnd = 500 * time.Millisecond
+
+// tryAll freezes volumes all at once, and gives the errors of those that stay free.
+func (f *freezer) tryAll(ctx context.Context, volumes []inUse) (held map[string]func() error, failed map[string]error) {
 	thaws, errs := make([]func() error, len(volumes)), make([]error, len(volumes))
 	var all sync.WaitGroup
 	for i, v := range volumes {
 		all.Go(func() { thaws[i], errs[i] = f.freeze(ctx, v.id, v.device) })
 	}
 	all.Wait()
-	held = make(map[string]func() error)
+	held, failed = make(map[string]func() error), make(map[string]error)
 	for i, v := range volumes {
-		if errs[i] == nil {
+		if errs[i] != nil {
+			failed[v.id] = errs[i]
+		} else {
 			held[v.id] = thaws[i]
-			continue
 		}
-		f.log.Warn("the volume cannot be frozen: what is taken of it is as after a crash", zap.String("volume", v.id), zap.Error(errs[i]))
-		free = append(free, v.id)
 	}
-	if len(free) > 1 {
-		err = status.Errorf(codes.FailedPrecondition, "volumes %q are in use and cannot be frozen: what is taken of them is not of one moment: %v",
-			free, errors.Join(errs...))
-	}
-	return held, free, err
+	return held, failed
 }
 
 // thawAll thaws volumes all at once, and gives those that were not frozen all the time.
@@ -138,7 +158,8 @@ func (f *freezer) thawAll(held map[string]func() error) (ended []string) {
 	return ended
 }
 
-// freeze freezes the filesystem where it is mounted: here, or in a sandbox.
+// freeze freezes the filesystem where it is mounted: here, or in a sandbox. ErrFrozen: it is
+// frozen, by a driver that was killed or by somebody else, whose freeze is left alone.
 func (f *freezer) freeze(ctx context.Context, id, device string) (thaw func() error, err error) {
 	root, err := openMounted(device)
 	if err != nil {
@@ -148,11 +169,7 @@ func (f *freezer) freeze(ctx context.Context, id, device string) (thaw func() er
 		return f.sandboxes.freeze(ctx, id, f.limit)
 	}
 	fd := int(root.Fd())
-	err = f.node.Freeze(id, fd, f.limit)
-	if errors.Is(err, fsops.ErrFrozen) && f.node.Thaw(id, fd) == nil { // a driver that was killed had frozen it
-		err = f.node.Freeze(id, fd, f.limit)
-	}
-	if err != nil {
+	if err := f.node.Freeze(id, fd, f.limit); err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
 	return func() error { return errors.Join(f.node.Thaw(id, fd), root.Close()) }, nil

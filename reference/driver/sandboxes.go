@@ -7,10 +7,13 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
 // sandboxes are those to which crust-proxy has handed volumes of this driver.
@@ -34,6 +37,9 @@ func (s sandboxes) freeze(ctx context.Context, id string, limit time.Duration) (
 	volume, err := s.find(asking, admin, id)
 	if err == nil {
 		_, err = admin.FreezeVolume(asking, &adminv1.FreezeVolumeRequest{Volume: volume, Timeout: durationpb.New(limit)})
+	}
+	if status.Code(err) == codes.FailedPrecondition {
+		err = fmt.Errorf("%w: %w", fsops.ErrFrozen, err)
 	}
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())

@@ -25,6 +25,9 @@ type admin struct {
 
 	volumes           []*adminv1.Volume
 	freezing, thawing error
+	// left is the volume that a driver has left frozen, and until when.
+	left  string
+	until time.Time
 
 	mu    sync.Mutex
 	calls []string
@@ -47,6 +50,9 @@ func (a *admin) called(what string) {
 
 func (a *admin) FreezeVolume(_ context.Context, req *adminv1.FreezeVolumeRequest) (*adminv1.FreezeVolumeResponse, error) {
 	a.called("freeze " + req.GetVolume() + " " + req.GetTimeout().AsDuration().String())
+	if req.GetVolume() == a.left && time.Now().Before(a.until) {
+		return nil, status.Error(codes.FailedPrecondition, "frozen already")
+	}
 	return &adminv1.FreezeVolumeResponse{}, a.freezing
 }
 
@@ -96,6 +102,31 @@ func TestHoldInSandbox(t *testing.T) {
 			free, err := f.hold(t.Context(), []inUse{{c.volume, "/dev/none"}}, func() error { a.called("take"); return failed })
 			if held := len(free) == 0; held != c.held || !errors.Is(err, failed) || !slices.Equal(a.calls, c.calls) {
 				t.Errorf("free %v after %v: %v", free, a.calls, err)
+			}
+		})
+	}
+}
+
+// TestHoldWaitsForAnEarlierFreeze: a driver that was killed has left one of two volumes frozen.
+// Its end is waited for once, while nothing is held, and both are frozen together then.
+func TestHoldWaitsForAnEarlierFreeze(t *testing.T) {
+	for name, c := range map[string]struct {
+		left time.Duration
+		held bool
+	}{"by a driver": {1300 * time.Millisecond, true}, "by somebody, for long": {time.Hour, false}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "v"}, {Id: "2", VolumeId: "w"}}, left: "2", until: time.Now().Add(c.left)}
+			f := &freezer{log: zaptest.NewLogger(t), limit: time.Second, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
+			free, err := f.hold(t.Context(), []inUse{{"v", "/dev/none"}, {"w", "/dev/none"}}, func() error { a.called("take"); return nil })
+			if err != nil || (len(free) == 0) != c.held {
+				t.Errorf("free %q: %v", free, err)
+			}
+			at := slices.Index(a.calls, "take")
+			if before := a.calls[:at]; !slices.Equal(slices.Sorted(slices.Values(before)), []string{
+				"freeze 1 1s", "freeze 1 1s", "freeze 2 1s", "freeze 2 1s", "thaw 1",
+			}) || !slices.Contains(a.calls[at:], "thaw 1") || slices.Contains(a.calls, "thaw 2") == !c.held {
+				t.Errorf("%q", a.calls)
 			}
 		})
 	}
