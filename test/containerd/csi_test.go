@@ -5,13 +5,13 @@ package containerd
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -39,44 +39,76 @@ func newCSINode(t *testing.T, version string, args ...string) *testNode {
 	r.d.Extra = "front: {enabled: true}\npolicy: {rules: [{name: all, defer: true}]}"
 	socket := r.d.Kubelet + "/plugins/" + driverName + "/csi.sock"
 	registry := r.d.Kubelet + "/crust-proxy/registry"
-	for _, dir := range []string{r.d.Dir + "/data", registry, r.d.Kubelet + "/plugins_registry", filepath.Dir(socket)} {
+	r.data = r.d.Dir + "/data"
+	for _, dir := range []string{r.data, registry, r.d.Kubelet + "/plugins_registry", filepath.Dir(socket)} {
 		check.Must(t, os.MkdirAll(dir, 0o755))
 	}
-	driver := exec.Command(rig.Program(t, "crust-driver"), append([]string{
-		"--endpoint", "unix://" + socket, "--data-dir", r.d.Dir + "/data", "--node-id", "node-1", "--capacity", "100000000000",
-		"--kubelet-registration-socket", registry + "/" + driverName + "-reg.sock", "--kubelet-endpoint", socket,
-		"--crust-proxy-socket", r.d.AdminSocket,
-	}, args...)...)
-	driver.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	check.Must(t, driver.Start())
+	r.driver = &rig.Process{
+		Name: "crust-driver", Program: rig.Program(t, "crust-driver"), LogFile: r.d.Dir + "/log/crust-driver", Args: append([]string{
+			"--endpoint", "unix://" + socket, "--data-dir", r.data, "--node-id", "node-1", "--capacity", "100000000000",
+			"--kubelet-registration-socket", registry + "/" + driverName + "-reg.sock", "--kubelet-endpoint", socket,
+			"--crust-proxy-socket", r.d.AdminSocket,
+		}, args...),
+	}
+	check.Must(t, r.driver.Start())
 	t.Cleanup(func() {
-		_ = driver.Process.Kill()
-		_ = driver.Wait()
+		r.driver.Kill()
+		if t.Failed() {
+			t.Logf("log of the driver:\n%s", rig.Tail(r.driver.Log()))
+		}
 	})
 	r.d.Start()
 	return r
 }
 
-// create has the driver make a volume, once it answers through the front.
+// newSnapshotNode makes one where data is shared, so that volumes in use have snapshots.
+func newSnapshotNode(t *testing.T, args ...string) *testNode {
+	t.Helper()
+	images := t.TempDir()
+	check.Must(t, unix.Mount(rig.Disk(t, 8<<30, "xfs"), images, "xfs", 0, ""))
+	t.Cleanup(func() { check.Must(t, unix.Unmount(images, 0)) })
+	r := newCSINode(t, "installed", append([]string{"--data-dir", images}, args...)...)
+	r.data = images
+	return r
+}
+
+// create has the driver make a volume for a pod of its own.
 func (r *testNode) create(name, fs string, size int64) *csiVolume {
 	r.t.Helper()
-	conn := r.d.Dial(r.d.Dir + "/run/csi/" + driverName + ".sock")
+	return r.createFor("pod-"+name, name, fs, size, nil)
+}
+
+// createFor has the driver make a volume, perhaps from a snapshot, once it answers through
+// the front.
+func (r *testNode) createFor(pod, name, fs string, size int64, from *csi.VolumeContentSource) *csiVolume {
+	r.t.Helper()
 	v := &csiVolume{
-		testNode: r, node: csi.NewNodeClient(conn), controller: csi.NewControllerClient(conn), fs: fs, pod: "pod-" + name,
+		testNode: r, fs: fs, pod: pod,
 		staging: r.d.Kubelet + "/plugins/kubernetes.io/csi/" + driverName + "/" + name + "/globalmount",
-		target:  r.d.Kubelet + "/pods/pod-" + name + "/volumes/kubernetes.io~csi/" + name + "/mount",
+		target:  r.d.Kubelet + "/pods/" + pod + "/volumes/kubernetes.io~csi/" + name + "/mount",
 	}
-	check.Eventually(r.t, "the driver answers through the front", func() bool {
-		conn.ResetConnectBackoff()
-		_, err := v.node.NodeGetCapabilities(r.ctx(), &csi.NodeGetCapabilitiesRequest{})
-		return err == nil
-	})
+	conn := r.throughFront()
+	v.node, v.controller = csi.NewNodeClient(conn), csi.NewControllerClient(conn)
 	reply, err := v.controller.CreateVolume(r.ctx(), &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{v.capability()},
+		VolumeContentSource: from,
 	})
 	check.Must(r.t, err)
 	v.id, v.context = reply.GetVolume().GetVolumeId(), reply.GetVolume().GetVolumeContext()
 	return v
+}
+
+// throughFront waits until the driver answers through the front.
+func (r *testNode) throughFront() *grpc.ClientConn {
+	r.t.Helper()
+	conn := r.d.Dial(r.d.Dir + "/run/csi/" + driverName + ".sock")
+	node := csi.NewNodeClient(conn)
+	check.Eventually(r.t, "the driver answers through the front", func() bool {
+		conn.ResetConnectBackoff()
+		_, err := node.NodeGetCapabilities(r.ctx(), &csi.NodeGetCapabilitiesRequest{})
+		return err == nil
+	})
+	return conn
 }
 
 func (v *csiVolume) capability() *csi.VolumeCapability {

@@ -83,7 +83,9 @@ func TestReadOnly(t *testing.T) {
 
 // of is the node in a subtest.
 func (r *testNode) of(t *testing.T) *testNode {
-	return &testNode{t: t, node: r.node, d: r.d, program: r.program}
+	other := *r
+	other.t = t
+	return &other
 }
 
 func (r *testNode) readOnlyVolume(fs string) {

@@ -21,6 +21,9 @@ type testNode struct {
 	node    *cri.Node
 	d       *rig.Daemon
 	program string // crust-runc
+	// driver is the reference driver, and data where its images are, if there is one.
+	driver *rig.Process
+	data   string
 }
 
 // handlerTemp is on the filesystem of the ABI's root, which is the node's /run.

@@ -3,18 +3,11 @@
 package containerd
 
 import (
-	"crypto/sha256"
-	"fmt"
 	"os"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
-
-	"github.com/crust-proxy/crust-proxy/internal/superblock"
-	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
-	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
 )
 
 // TestSnapshotOfAVolumeInASandbox has the driver ask crust-proxy to freeze a filesystem
@@ -23,22 +16,17 @@ import (
 func TestSnapshotOfAVolumeInASandbox(t *testing.T) {
 	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
 		t.Run(name, func(t *testing.T) {
-			images := t.TempDir()
-			check.Must(t, unix.Mount(rig.Disk(t, 4<<30, "xfs"), images, "xfs", 0, ""))
-			t.Cleanup(func() { check.Must(t, unix.Unmount(images, 0)) })
-			r := newCSINode(t, "installed", append([]string{"--data-dir", images}, args...)...)
+			r := newSnapshotNode(t, args...)
 			v := r.create("pv", "ext4", diskSize)
 			v.publish()
 			pod := r.pod(v.pod)
 			id := r.run(pod, "main", at(v.target))
 			r.exec(id, "echo kept > /data/file")
-			made, err := v.controller.CreateSnapshot(r.ctx(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.id})
+			made, err := v.snapshot("s")
 			check.Must(t, err)
 			r.exec(id, "echo later > /data/file") // writes go on
-			snapshot := made.GetSnapshot().GetSnapshotId()
-			wantFrozen(t, fmt.Sprintf("%s/images/%x.img", images, sha256.Sum256([]byte(snapshot))))
-			_, err = v.controller.DeleteSnapshot(r.ctx(), &csi.DeleteSnapshotRequest{SnapshotId: snapshot})
-			check.Must(t, err)
+			wantFrozen(t, snapshots.Image(r.data, made))
+			v.removeSnapshot(made)
 			r.remove(pod)
 			v.unpublish()
 			r.wantClean()
@@ -47,18 +35,14 @@ func TestSnapshotOfAVolumeInASandbox(t *testing.T) {
 }
 
 // wantFrozen looks at the image of a snapshot of a frozen ext4.
-func wantFrozen(t *testing.T, path string) {
+func wantFrozen(t *testing.T, image string) {
 	t.Helper()
-	image, err := os.Open(path)
-	check.Must(t, err)
-	defer func() { _ = image.Close() }()
-	if dirty, err := superblock.NeedsReplay(image, "ext4"); err != nil || dirty {
-		t.Errorf("it needs a replay: %v, %v", dirty, err)
+	if snapshots.NeedsReplay(t, image, "ext4") {
+		t.Error("it needs a replay")
 	}
-	dir := t.TempDir()
-	check.Must(t, unix.Mount(rig.Loop(t, path, loopdev.Options{ReadOnly: true}), dir, "ext4", unix.MS_RDONLY, ""))
-	defer func() { check.Must(t, unix.Unmount(dir, 0)) }()
-	if raw, err := os.ReadFile(dir + "/file"); err != nil || string(raw) != "kept\n" {
-		t.Errorf("it has %q: %v", raw, err)
-	}
+	check.Must(t, snapshots.AsItIs(t, image, "ext4", func(dir string) {
+		if raw, err := os.ReadFile(dir + "/file"); err != nil || string(raw) != "kept\n" {
+			t.Errorf("it has %q: %v", raw, err)
+		}
+	}))
 }

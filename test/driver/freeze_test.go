@@ -4,8 +4,6 @@ package driver_test
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -15,89 +13,25 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/superblock"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/database"
+	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
 )
-
-// chain is two files of records; each record names the one before by its checksum. Record
-// n is in the second file only when it is in the first.
-type chain struct {
-	sum     [sha256.Size]byte
-	records uint64
-}
-
-// next gives the record that follows.
-func (c *chain) next() []byte {
-	record := binary.BigEndian.AppendUint64(nil, c.records)
-	record = append(record, c.sum[:]...)
-	c.sum = sha256.Sum256(record)
-	c.records++
-	return record
-}
 
 // write writes records, without fsync, until the test ends it: to two files in a directory, or
 // to the first one in one and the second one in another.
 func write(t *testing.T, first, second string) (stop func()) {
 	t.Helper()
-	var files [2]*os.File
-	for i, path := range []string{first + "/first", second + "/second"} {
-		file, err := os.Create(path)
-		check.Must(t, err)
-		files[i] = file
-	}
-	end, ended := make(chan struct{}), make(chan error, 1)
-	go func() {
-		var c chain
-		for {
-			select {
-			case <-end:
-				ended <- nil
-				return
-			case <-time.After(50 * time.Microsecond): // it would fill the volume
-			}
-			record := c.next()
-			for _, file := range files {
-				if _, err := file.Write(record); err != nil {
-					ended <- err
-					return
-				}
-			}
-		}
-	}()
-	return func() {
-		t.Helper()
-		close(end)
-		check.Must(t, <-ended)
-		for _, file := range files {
-			check.Must(t, file.Close())
-		}
-	}
-}
-
-// records counts those of a file, and fails where one is missing or torn.
-func records(t *testing.T, path string) uint64 {
-	t.Helper()
-	raw, err := os.ReadFile(path)
-	check.Must(t, err)
-	var c chain
-	for len(raw) > 0 {
-		record := c.next()
-		if !bytes.HasPrefix(raw, record) {
-			t.Fatalf("%s is broken at record %d", path, c.records-1)
-		}
-		raw = raw[len(record):]
-	}
-	return c.records
+	d := startWriter(t, first, second, false, 50*time.Microsecond) // else it would fill the volume
+	return func() { t.Helper(); d.stop(t) }
 }
 
 // wantChain fails where a record is missing or torn, and counts the records.
 func wantChain(t *testing.T, first, second string) uint64 {
 	t.Helper()
-	one, two := records(t, first+"/first"), records(t, second+"/second")
-	if one != two && one != two+1 {
-		t.Errorf("%d records in the first file and %d in the second", one, two)
-	}
-	return one
+	count, err := database.Check(first, second)
+	check.Must(t, err)
+	return count
 }
 
 // TestSnapshotsOfAWriter takes snapshots and a clone of a filesystem that this node has
@@ -146,9 +80,7 @@ func TestSnapshotsOfAWriter(t *testing.T) {
 }
 
 // image is the path of a volume's image.
-func (v *volume) image() string {
-	return fmt.Sprintf("%s/images/%x.img", v.data, sha256.Sum256([]byte(v.id)))
-}
+func (v *volume) image() string { return snapshots.Image(v.data, v.id) }
 
 // crash ends the use of a volume as the death of its user does: nothing is unmounted.
 func (v *volume) crash() {
@@ -192,11 +124,8 @@ func TestSnapshotAfterACrash(t *testing.T) {
 // wantNoReplay fails where the filesystem would be repaired at its mount.
 func (v *volume) wantNoReplay(fs string) {
 	v.t.Helper()
-	image, err := os.Open(v.image())
-	check.Must(v.t, err)
-	defer func() { _ = image.Close() }()
-	if dirty, err := superblock.NeedsReplay(image, fs); err != nil || dirty {
-		v.t.Errorf("the %s needs a replay: %v, %v", fs, dirty, err)
+	if snapshots.NeedsReplay(v.t, v.image(), fs) {
+		v.t.Errorf("the %s needs a replay", fs)
 	}
 }
 
@@ -227,6 +156,24 @@ func TestKilledWhileFrozen(t *testing.T) {
 		}
 	}
 	check.Eventually(t, "all watchdogs have ended", func() bool { return len(watchdogs(t, r.data)) == 0 })
+	v.down()
+	r.wantNothing()
+}
+
+// TestFreezeOfSomebodyElse is left alone: nobody knows whether it lasts.
+func TestFreezeOfSomebodyElse(t *testing.T) {
+	r := newDriverOn(t, "xfs", false, "--freeze-limit", "1s")
+	v := r.volume("v", mountAccess("ext4"))
+	v.up()
+	check.Must(t, exec.Command("fsfreeze", "--freeze", v.target).Run())
+	made := v.mustSnapshot("s")
+	if r.consistent(made.GetSnapshotId()) {
+		t.Error("the snapshot is said to be consistent")
+	}
+	if out, err := exec.Command("fsfreeze", "--unfreeze", v.target).CombinedOutput(); err != nil {
+		t.Errorf("it is not frozen any more: %v: %s", err, out)
+	}
+	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
 	v.down()
 	r.wantNothing()
 }

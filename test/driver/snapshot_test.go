@@ -3,9 +3,6 @@
 package driver_test
 
 import (
-	"encoding/json"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -13,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
 )
 
 // snapshot makes a snapshot of a volume.
@@ -46,24 +44,7 @@ func snapshotSource(id string) *csi.VolumeContentSource {
 // consistent reads what the record of a snapshot says.
 func (r *testDriver) consistent(id string) bool {
 	r.t.Helper()
-	records, err := filepath.Glob(r.data + "/volumes/*.json")
-	check.Must(r.t, err)
-	for _, path := range records {
-		raw, err := os.ReadFile(path)
-		check.Must(r.t, err)
-		var record struct {
-			ID       string `json:"id"`
-			Snapshot struct {
-				Consistent bool `json:"consistent"`
-			} `json:"snapshot"`
-		}
-		check.Must(r.t, json.Unmarshal(raw, &record))
-		if record.ID == id {
-			return record.Snapshot.Consistent
-		}
-	}
-	r.t.Fatalf("there is no record of %s", id)
-	return false
+	return snapshots.Consistent(r.t, r.data, id)
 }
 
 // TestSnapshots restores snapshots of each filesystem on each pool, when the volume has

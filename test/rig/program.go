@@ -24,7 +24,7 @@ func Program(t T, name string) string {
 	defer building.Unlock()
 	path := filepath.Join(os.TempDir(), Prefix("crust-bin-"), name)
 	if _, err := os.Stat(path); err != nil {
-		check.Must(t, build(path, name, os.Environ(), "-tags", "failpoints"))
+		check.Must(t, build(path, "cmd/"+name, os.Environ(), "-tags", "failpoints"))
 	}
 	return path
 }
@@ -33,7 +33,7 @@ func Program(t T, name string) string {
 // directory, as a release has them.
 func BuildRelease(dir string, names ...string) error {
 	for _, name := range names {
-		err := build(filepath.Join(dir, name), name, append(os.Environ(), "CGO_ENABLED=0"), "-trimpath", "-ldflags", "-s -w")
+		err := build(filepath.Join(dir, name), "cmd/"+name, append(os.Environ(), "CGO_ENABLED=0"), "-trimpath", "-ldflags", "-s -w")
 		if err != nil {
 			return err
 		}
@@ -41,12 +41,18 @@ func BuildRelease(dir string, names ...string) error {
 	return nil
 }
 
-func build(path, name string, env []string, flags ...string) error {
-	args := append(append([]string{"build", "-o", path}, flags...), "github.com/crust-proxy/crust-proxy/cmd/"+name)
+// BuildStatic builds a program that needs no library, by the path of its package in this
+// project.
+func BuildStatic(path, from string) error {
+	return build(path, from, append(os.Environ(), "CGO_ENABLED=0"))
+}
+
+func build(path, from string, env []string, flags ...string) error {
+	args := append(append([]string{"build", "-o", path}, flags...), "github.com/crust-proxy/crust-proxy/"+from)
 	cmd := exec.Command("go", args...)
 	cmd.Env = env
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", name, err, out)
+		return fmt.Errorf("build %s: %w\n%s", from, err, out)
 	}
 	return nil
 }

@@ -1,0 +1,202 @@
+//go:build system
+
+package containerd
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/database"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
+	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
+)
+
+// program is a database in a container.
+type program struct {
+	*testNode
+	container string
+	// shared is a directory of the host that the container has.
+	shared string
+}
+
+// database runs one in a sandbox, with its two files in the directories of volumes.
+func (r *testNode) database(pod *cri.Pod, first, second *csiVolume) *program {
+	r.t.Helper()
+	p := &program{testNode: r, shared: r.t.TempDir()}
+	check.Must(r.t, rig.BuildStatic(p.shared+"/writer", "test/database/writer"))
+	container, err := pod.Run(r.ctx(), cri.Container{
+		Name: "database", Script: "exec /shared/writer /first /second /shared",
+		Mounts: []cri.Mount{{Host: p.shared, Container: "/shared"}, {Host: first.target, Container: "/first"}, {Host: second.target, Container: "/second"}},
+	})
+	check.Must(r.t, err)
+	p.container = container
+	p.wantProgress()
+	return p
+}
+
+// acknowledged is how many records the database calls safe.
+func (p *program) acknowledged() uint64 {
+	raw, err := os.ReadFile(p.shared + "/acknowledged")
+	if err != nil || len(raw) != 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(raw)
+}
+
+// wantProgress waits until the database has written more.
+func (p *program) wantProgress() {
+	p.t.Helper()
+	before := p.acknowledged()
+	check.Eventually(p.t, "the database writes", func() bool { return p.acknowledged() > before })
+}
+
+func (p *program) stop() {
+	p.t.Helper()
+	check.Must(p.t, os.WriteFile(p.shared+"/stop", nil, 0o600))
+	var ended []byte
+	check.Eventually(p.t, "the database ends", func() (done bool) {
+		ended, _ = os.ReadFile(p.shared + "/ended")
+		return len(ended) > 0
+	})
+	if string(ended) != fmt.Sprint(error(nil)) {
+		p.t.Errorf("the database failed: %s", ended)
+	}
+}
+
+// snapshots takes one of a volume each second.
+func (p *program) snapshots(v *csiVolume) (all []snapshots.Moment) {
+	p.t.Helper()
+	for n := range snapshots.Seconds() {
+		next := time.Now().Add(time.Second)
+		m := snapshots.Moment{Before: p.acknowledged()}
+		made, err := v.snapshot(fmt.Sprint(v.id, n))
+		check.Must(p.t, err)
+		m.ID, m.After = made, p.acknowledged()
+		all = append(all, m)
+		time.Sleep(time.Until(next))
+	}
+	return all
+}
+
+func (v *csiVolume) snapshot(name string) (id string, err error) {
+	made, err := v.controller.CreateSnapshot(v.ctx(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v.id})
+	return made.GetSnapshot().GetSnapshotId(), err
+}
+
+func (v *csiVolume) removeSnapshot(id string) {
+	v.t.Helper()
+	_, err := v.controller.DeleteSnapshot(v.ctx(), &csi.DeleteSnapshotRequest{SnapshotId: id})
+	check.Must(v.t, err)
+}
+
+// restore makes a volume from a snapshot, for a pod of its own.
+func (r *testNode) restore(name, fs, snapshot string) *csiVolume {
+	r.t.Helper()
+	return r.createFor("pod-"+name, name, fs, diskSize, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot},
+	}})
+}
+
+func (v *csiVolume) image() string { return snapshots.Image(v.data, v.id) }
+
+// recordsAsTheyAre counts the records on the image, which is mounted here without a repair.
+func (v *csiVolume) recordsAsTheyAre() (count uint64, err error) {
+	v.t.Helper()
+	mounted := snapshots.AsItIs(v.t, v.image(), v.fs, func(dir string) { count, err = database.Check(dir, dir) })
+	return count, errors.Join(mounted, err)
+}
+
+// recordsInASandbox has a container count the records, whose sandbox mounts the volume.
+func (p *program) recordsInASandbox(v *csiVolume) (count uint64) {
+	p.t.Helper()
+	v.publish()
+	pod := p.pod(v.pod)
+	id := p.run(pod, "main", at(v.target), cri.Mount{Host: p.shared, Container: "/shared"})
+	_, err := fmt.Sscan(p.exec(id, "/shared/writer /data"), &count)
+	check.Must(p.t, err)
+	p.remove(pod)
+	v.unpublish()
+	return count
+}
+
+// TestSnapshotsOfADatabaseInASandbox takes one a second of a volume that only a sandbox has
+// mounted. Each restored one is mounted without a repair, and has all that was acknowledged
+// in an unbroken chain.
+func TestSnapshotsOfADatabaseInASandbox(t *testing.T) {
+	r := newSnapshotNode(t)
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) {
+			r := r.of(t)
+			p, all := r.databaseAndItsSnapshots(fs)
+			for _, m := range all {
+				if !snapshots.Consistent(t, r.data, m.ID) {
+					t.Error("a snapshot is not consistent")
+				}
+				restored := r.restore("restored", fs, m.ID)
+				if fs != "xfs" && snapshots.NeedsReplay(t, restored.image(), fs) { // a frozen xfs has something in its log on purpose
+					t.Error("a journal has to be replayed")
+				}
+				count, err := restored.recordsAsTheyAre()
+				check.Must(t, err)
+				m.Want(t, count)
+				m.Want(t, p.recordsInASandbox(restored))
+				restored.removeSnapshot(m.ID)
+			}
+		})
+	}
+	r.wantClean()
+}
+
+// databaseAndItsSnapshots runs a database in a pod until it has snapshots.
+func (r *testNode) databaseAndItsSnapshots(fs string) (p *program, all []snapshots.Moment) {
+	r.t.Helper()
+	v := r.create("pv-"+fs, fs, diskSize)
+	v.publish()
+	pod := r.pod(v.pod)
+	p = r.database(pod, v, v)
+	all = p.snapshots(v)
+	p.stop()
+	r.t.Logf("%d records", p.acknowledged())
+	r.remove(pod)
+	v.unpublish()
+	return p, all
+}
+
+// TestSnapshotsOfADatabaseThatIsNotFrozen has a driver that does not ask crust-proxy: what was
+// synced comes back by a replay, the rest is lost, and the record says so.
+func TestSnapshotsOfADatabaseThatIsNotFrozen(t *testing.T) {
+	r := newSnapshotNode(t, "--crust-proxy-socket", "")
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) {
+			r := r.of(t)
+			p, all := r.databaseAndItsSnapshots(fs)
+			dirty, short := 0, 0
+			for _, m := range all {
+				if snapshots.Consistent(t, r.data, m.ID) {
+					t.Error("a snapshot is said to be consistent")
+				}
+				restored := r.restore("restored", fs, m.ID)
+				if snapshots.NeedsReplay(t, restored.image(), fs) {
+					dirty++
+				}
+				if m.LacksRecords(t, restored.image(), fs) {
+					short++
+				}
+				m.Want(t, p.recordsInASandbox(restored)) // its mount replays what was synced
+				restored.removeSnapshot(m.ID)
+			}
+			if t.Logf("of %d snapshots %d need a replay, and without it %d lack records", len(all), dirty, short); dirty == 0 || short == 0 {
+				t.Error("without a freeze nothing is worse")
+			}
+		})
+	}
+	r.wantClean()
+}

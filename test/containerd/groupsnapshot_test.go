@@ -1,0 +1,225 @@
+//go:build system
+
+package containerd
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/database"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
+	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
+)
+
+// databases are two: one has its two files on two volumes of its sandbox, and the other one
+// has both on the volume of another sandbox.
+type databases struct {
+	*testNode
+	volumes []*csiVolume
+	pods    []*cri.Pod
+	running []*program
+}
+
+func (r *testNode) databases() *databases {
+	r.t.Helper()
+	d := &databases{testNode: r, volumes: []*csiVolume{
+		r.createFor("pod-1", "one", "ext4", diskSize, nil), r.createFor("pod-1", "two", "xfs", diskSize, nil), r.create("three", "btrfs", diskSize),
+	}}
+	for _, v := range d.volumes {
+		v.publish()
+	}
+	for _, files := range [][]*csiVolume{d.volumes[:2], {d.volumes[2], d.volumes[2]}} {
+		pod := r.pod(files[0].pod)
+		d.pods = append(d.pods, pod)
+		d.running = append(d.running, r.database(pod, files[0], files[1]))
+	}
+	return d
+}
+
+func (d *databases) wantProgress() {
+	d.t.Helper()
+	for _, p := range d.running {
+		p.wantProgress()
+	}
+}
+
+func (d *databases) end() {
+	d.t.Helper()
+	for i, p := range d.running {
+		p.stop()
+		d.remove(d.pods[i])
+	}
+	for _, v := range d.volumes {
+		v.unpublish()
+	}
+}
+
+// group makes a group snapshot, and gives the snapshots in the order of the volumes.
+func (r *testNode) group(name string, of ...*csiVolume) (id string, members []string, err error) {
+	r.t.Helper()
+	req := &csi.CreateVolumeGroupSnapshotRequest{Name: name}
+	for _, v := range of {
+		req.SourceVolumeIds = append(req.SourceVolumeIds, v.id)
+	}
+	made, err := csi.NewGroupControllerClient(r.throughFront()).CreateVolumeGroupSnapshot(r.ctx(), req)
+	for _, v := range of {
+		for _, s := range made.GetGroupSnapshot().GetSnapshots() {
+			if s.GetSourceVolumeId() == v.id {
+				members = append(members, s.GetSnapshotId())
+			}
+		}
+	}
+	if err == nil && len(members) != len(of) {
+		r.t.Errorf("%v is not of %q", made, req.GetSourceVolumeIds())
+	}
+	return made.GetGroupSnapshot().GetGroupSnapshotId(), members, err
+}
+
+func (r *testNode) removeGroup(id string, members []string) {
+	r.t.Helper()
+	_, err := csi.NewGroupControllerClient(r.throughFront()).DeleteVolumeGroupSnapshot(r.ctx(), &csi.DeleteVolumeGroupSnapshotRequest{
+		GroupSnapshotId: id, SnapshotIds: members,
+	})
+	check.Must(r.t, err)
+}
+
+// wantGroup looks at the images of a group of databases: all is of one moment.
+func (d *databases) wantGroup(members []string) {
+	d.t.Helper()
+	var dirs []string
+	var look func(rest []string)
+	look = func(rest []string) {
+		if len(rest) == 0 {
+			for _, files := range [][]string{dirs[:2], {dirs[2], dirs[2]}} {
+				_, err := database.Check(files[0], files[1])
+				check.Must(d.t, err)
+			}
+			return
+		}
+		if !snapshots.Consistent(d.t, d.data, rest[0]) {
+			d.t.Errorf("%s is not consistent", rest[0])
+		}
+		check.Must(d.t, snapshots.AsItIs(d.t, snapshots.Image(d.data, rest[0]), d.volumes[len(dirs)].fs, func(dir string) {
+			dirs = append(dirs, dir)
+			look(rest[1:])
+		}))
+	}
+	look(members)
+}
+
+// TestGroupSnapshotsOfSandboxes takes them of volumes that only two sandboxes have mounted: all
+// are frozen together. A record is never on the second volume before the first one.
+func TestGroupSnapshotsOfSandboxes(t *testing.T) {
+	r := newSnapshotNode(t)
+	d := r.databases()
+	for n := range max(5, snapshots.Seconds()) {
+		d.wantProgress()
+		id, members, err := r.group(fmt.Sprint("g", n), d.volumes...)
+		check.Must(t, err)
+		d.wantGroup(members)
+		r.removeGroup(id, members)
+	}
+	d.end()
+	r.wantClean()
+}
+
+// TestGroupSnapshotsAreAllOrNothing: of volumes two of which cannot be frozen there is no group,
+// and of some that were frozen for a part of the time neither. Nothing is left frozen.
+func TestGroupSnapshotsAreAllOrNothing(t *testing.T) {
+	r := newSnapshotNode(t, "--freeze-limit", "1s")
+	d := r.databases()
+	idle := []*csiVolume{r.create("idle", "ext4", diskSize), r.create("more", "ext4", diskSize)}
+	for _, v := range idle {
+		v.publish() // and no sandbox has it that could be asked
+	}
+	_, _, err := r.group("g", slices.Concat(d.volumes, idle)...)
+	r.wantNoGroup(err, codes.FailedPrecondition)
+	d.wantProgress()
+	r.restartDriver("driver-taken=sleep:3s")
+	_, _, err = r.group("g", d.volumes...)
+	r.wantNoGroup(err, codes.Aborted)
+	d.wantProgress()
+	// Whatever is on one volume, it contradicts none of those that are frozen.
+	r.restartDriver("")
+	id, members, err := r.group("g", append(d.volumes, idle[0])...)
+	check.Must(t, err)
+	d.wantGroup(members[:3])
+	if snapshots.Consistent(t, r.data, members[3]) {
+		t.Error("what was not frozen is said to be consistent")
+	}
+	r.removeGroup(id, members)
+	d.end()
+	for _, v := range idle {
+		v.unpublish()
+	}
+	r.wantClean()
+}
+
+// wantNoGroup wants an error that has left nothing.
+func (r *testNode) wantNoGroup(err error, code codes.Code) {
+	r.t.Helper()
+	if status.Code(err) != code {
+		r.t.Errorf("%v instead of %v", err, code)
+	}
+	list, err := csi.NewControllerClient(r.throughFront()).ListSnapshots(r.ctx(), &csi.ListSnapshotsRequest{})
+	groups, _ := filepath.Glob(r.data + "/groups/*")
+	if err != nil || len(list.GetEntries()) > 0 || len(groups) > 0 {
+		r.t.Errorf("left: %v, %q, %v", list.GetEntries(), groups, err)
+	}
+}
+
+// restartDriver kills the driver and starts it with failpoints.
+func (r *testNode) restartDriver(failpoints string) {
+	r.t.Helper()
+	r.driver.Kill()
+	check.Must(r.t, r.driver.Launch("CRUST_FAILPOINTS="+failpoints))
+	r.throughFront()
+}
+
+// TestDriverIsKilledWhileASandboxIsFrozen repeats the call while the volumes are frozen still:
+// the driver waits for the end of that, and freezes them again.
+func TestDriverIsKilledWhileASandboxIsFrozen(t *testing.T) {
+	r := newSnapshotNode(t, "--freeze-limit", "5s")
+	d := r.databases()
+	for _, point := range []string{"driver-frozen", "driver-taken"} {
+		r.restartDriver(point + "=kill")
+		_, err := d.volumes[0].snapshot("s")
+		r.killedBy(point, err)
+		id, err := d.volumes[0].snapshot("s")
+		check.Must(t, err)
+		if !snapshots.Consistent(t, r.data, id) {
+			t.Errorf("%s: the snapshot is not consistent", point)
+		}
+		d.volumes[0].removeSnapshot(id)
+
+		r.restartDriver(point + "=kill")
+		_, _, err = r.group("g", d.volumes...)
+		r.killedBy(point, err)
+		group, members, err := r.group("g", d.volumes...)
+		check.Must(t, err)
+		d.wantGroup(members)
+		r.removeGroup(group, members)
+		d.wantProgress()
+	}
+	d.end()
+	r.wantClean()
+}
+
+// killedBy starts the driver again that a failpoint has killed.
+func (r *testNode) killedBy(point string, err error) {
+	r.t.Helper()
+	if err == nil {
+		r.t.Fatalf("%s: not hit", point)
+	}
+	_, err = r.driver.WaitEnd(20 * time.Second)
+	check.Must(r.t, err)
+	r.restartDriver("")
+}

@@ -1,0 +1,112 @@
+// Package snapshots looks at snapshots that crust-driver has taken of a database.
+package snapshots
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/superblock"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/database"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+// Seconds is how long a database runs. CRUST_SECONDS=60 makes it a minute.
+func Seconds() int {
+	if given, err := strconv.Atoi(os.Getenv("CRUST_SECONDS")); err == nil {
+		return given
+	}
+	return 3
+}
+
+// Moment is a snapshot, and how many records were acknowledged before and after it.
+type Moment struct {
+	ID            string
+	Before, After uint64
+}
+
+// Want fails unless there are all records that were acknowledged before the snapshot, and
+// none of later.
+func (m Moment) Want(t rig.T, count uint64) {
+	t.Helper()
+	if count < m.Before || count > m.After+1 {
+		t.Errorf("%d records, and %d to %d were acknowledged", count, m.Before, m.After)
+	}
+}
+
+// Image is the path of the image of a volume or snapshot of crust-driver's.
+func Image(data, id string) string {
+	return fmt.Sprintf("%s/images/%x.img", data, sha256.Sum256([]byte(id)))
+}
+
+// Consistent reads what crust-driver's record of a snapshot says.
+func Consistent(t rig.T, data, id string) bool {
+	t.Helper()
+	records, err := filepath.Glob(data + "/volumes/*.json")
+	check.Must(t, err)
+	for _, path := range records {
+		raw, err := os.ReadFile(path)
+		check.Must(t, err)
+		var record struct {
+			ID       string `json:"id"`
+			Snapshot struct {
+				Consistent bool `json:"consistent"`
+			} `json:"snapshot"`
+		}
+		check.Must(t, json.Unmarshal(raw, &record))
+		if record.ID == id {
+			return record.Snapshot.Consistent
+		}
+	}
+	t.Fatalf("there is no record of %s", id)
+	return false
+}
+
+// untouched are mount options by which a filesystem is not repaired in any way.
+var untouched = map[string]string{"ext4": "noload", "xfs": "norecovery,nouuid", "btrfs": "rescue=nologreplay"}
+
+// AsItIs calls look with the filesystem on an image as it is there: nothing can be written,
+// and no journal is replayed.
+func AsItIs(t rig.T, image, fs string, look func(dir string)) error {
+	t.Helper()
+	device, err := loopdev.Attach(image, loopdev.Options{ReadOnly: true})
+	check.Must(t, err)
+	defer func() { check.Must(t, loopdev.Detach(device)) }()
+	dir := t.TempDir()
+	if err := unix.Mount(device, dir, fs, unix.MS_RDONLY, untouched[fs]); err != nil {
+		return err
+	}
+	defer func() { check.Must(t, unix.Unmount(dir, 0)) }()
+	look(dir)
+	return nil
+}
+
+// NeedsReplay tells whether a filesystem is repaired when it is mounted.
+func NeedsReplay(t rig.T, image, fs string) bool {
+	t.Helper()
+	file, err := os.Open(image) //nolint:gosec // a test's own
+	check.Must(t, err)
+	dirty, err := superblock.NeedsReplay(file, fs)
+	check.Must(t, errors.Join(err, file.Close()))
+	return dirty
+}
+
+// LacksRecords tells whether acknowledged records are not there without a replay.
+func (m Moment) LacksRecords(t rig.T, image, fs string) bool {
+	t.Helper()
+	bytes := int64(0)
+	err := AsItIs(t, image, fs, func(dir string) {
+		if info, err := os.Stat(dir + "/first"); err == nil {
+			bytes = info.Size()
+		}
+	})
+	return err != nil || bytes/database.RecordSize < int64(m.Before) //nolint:gosec // a count
+}
