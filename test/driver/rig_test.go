@@ -71,12 +71,21 @@ func newDriver(t *testing.T, native bool, args ...string) *testDriver {
 // and may be empty.
 func newDriverOn(t *testing.T, pool string, native bool, args ...string) *testDriver {
 	t.Helper()
+	r := layOut(t, pool)
+	r.native, r.args = native, args
+	r.start()
+	return r
+}
+
+// layOut makes the directories.
+func layOut(t *testing.T, pool string) *testDriver {
+	t.Helper()
 	rig.Need(t, "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "blkid", "resize2fs", "xfs_growfs", "btrfs")
 	dir, err := os.MkdirTemp("/var/tmp", rig.Prefix("cd"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &testDriver{t: t, dir: dir, data: dir + "/data", native: native, args: args}
+	r := &testDriver{t: t, dir: dir, data: dir + "/data"}
 	if pool != "" {
 		r.data = t.TempDir() // not below dir, where a mount is one that was left
 		mountPool(t, pool, r.data)
@@ -92,7 +101,6 @@ func newDriverOn(t *testing.T, pool string, native bool, args ...string) *testDr
 			t.Logf("log of the driver:\n%s", r.log.String())
 		}
 	})
-	r.start()
 	return r
 }
 
@@ -114,7 +122,12 @@ func (r *testDriver) start(env ...string) {
 	if r.native {
 		args = append(args, "--defer")
 	}
-	cmd := exec.Command(rig.Program(r.t, "crust-driver"), args...)
+	r.run(exec.Command(rig.Program(r.t, "crust-driver"), args...), env...)
+}
+
+// run starts it by a command.
+func (r *testDriver) run(cmd *exec.Cmd, env ...string) {
+	r.t.Helper()
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = &r.log, &r.log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
