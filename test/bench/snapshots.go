@@ -31,15 +31,24 @@ const (
 // snapshots measures the streams of a volume of 1 TiB with 1 GiB of data, and the backups
 // made from them, against what else finds changes between two files or copies one.
 func snapshots(r *testbed) {
-	d := startSnapshotDriver(r)
+	d := startSnapshotDriver(r, "xfs")
 	first, later := d.thinSnapshots()
-	d.streams(first, later)
+	allocated, delta := d.streams(first, later)
+	d.sheet.atMost("allocated blocks of a snapshot of 1 TiB with 1 GiB of data, p50", "< 1 s", allocated.Seconds(), 1, millis(allocated))
+	d.sheet.atMost("its changed blocks, data shared by reflinks, p50", "< 1 s", delta.Seconds(), 1, millis(delta))
+	d.sheet.mib("crust-driver's largest resident memory in it", "< 64 MiB", d.peak(), 64)
+	other := startSnapshotDriver(r, "btrfs")
+	allocated, delta = other.streams(other.thinSnapshots())
+	d.sheet.atMost("allocated blocks, and changed ones, with images on btrfs instead of xfs, p50", "< 1 s", delta.Seconds(), 1, millis(allocated)+", "+millis(delta))
+	other = startSnapshotDriver(r, "ext4")
+	allocated, delta = other.streams(other.thinSnapshots())
+	d.sheet.tell("the same on ext4, where data is copied, so that all of it is compared, p50", millis(allocated)+", "+millis(delta))
 	d.otherWays(first, later)
 	d.backups(first, later)
 	d.freezes()
 }
 
-// snapshotDriver is crust-driver with its images on an xfs of its own.
+// snapshotDriver is crust-driver with its images on a filesystem of its own.
 type snapshotDriver struct {
 	*testbed
 
@@ -49,14 +58,14 @@ type snapshotDriver struct {
 	controller   csi.ControllerClient
 }
 
-func startSnapshotDriver(r *testbed) *snapshotDriver {
-	d := &snapshotDriver{testbed: r, data: r.t.TempDir(), socket: r.daemon.Dir + "/driver.sock"}
-	r.must(unix.Mount(rig.Disk(r.t, 8<<30, "xfs"), d.data, "xfs", 0, ""))
+func startSnapshotDriver(r *testbed, pool string) *snapshotDriver {
+	d := &snapshotDriver{testbed: r, data: r.t.TempDir(), socket: r.daemon.Dir + "/" + pool + ".sock"}
+	r.must(unix.Mount(rig.Disk(r.t, 8<<30, pool), d.data, pool, 0, ""))
 	r.t.Cleanup(func() { r.must(unix.Unmount(d.data, 0)) })
 	r.build("crust-driver", "crustctl")
 	d.process = &rig.Process{
-		Name: "crust-driver", Program: r.daemon.Program("crust-driver"), LogFile: r.daemon.Dir + "/log/crust-driver",
-		Args:  []string{"--endpoint", d.socket, "--data-dir", d.data, "--node-id", "n", "--capacity", fmt.Sprint(8 * thinSize)},
+		Name: "crust-driver", Program: r.daemon.Program("crust-driver"), LogFile: r.daemon.Dir + "/log/" + pool,
+		Args:  []string{"--endpoint", d.socket, "--data-dir", d.data, "--node-id", "n", "--capacity", fmt.Sprint(8 * thinSize), "--copy-limit", "2Gi"},
 		Ready: func() error { return served(d.socket) },
 	}
 	r.t.Cleanup(d.process.Kill)
@@ -70,7 +79,8 @@ func (d *snapshotDriver) image(snapshot string) string {
 	return fmt.Sprintf("%s/images/%x.img", d.data, sha256.Sum256([]byte(snapshot)))
 }
 
-func (d *snapshotDriver) streams(first, later string) {
+// streams takes those of the allocated blocks and of the changed ones, p50.
+func (d *snapshotDriver) streams(first, later string) (allocated, delta time.Duration) {
 	client := csi.NewSnapshotMetadataClient(d.conn)
 	took := d.timed(1, max(3, d.set.scale(20)), func() error {
 		stream, err := client.GetMetadataAllocated(d.ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: later})
@@ -81,10 +91,7 @@ func (d *snapshotDriver) streams(first, later string) {
 		d.must(err)
 		return drain(stream.Recv)
 	})
-	allocated, delta := median(took[0]), median(took[1])
-	d.sheet.atMost("allocated blocks of a snapshot of 1 TiB with 1 GiB of data, p50", "< 1 s", allocated.Seconds(), 1, millis(allocated))
-	d.sheet.atMost("its changed blocks, data shared by reflinks, p50", "< 1 s", delta.Seconds(), 1, millis(delta))
-	d.sheet.mib("crust-driver's largest resident memory in it", "< 64 MiB", d.peak(), 64)
+	return median(took[0]), median(took[1])
 }
 
 // otherWays takes cmp of two equal images, so that it reads all.
