@@ -25,7 +25,6 @@ type source interface {
 	Run(ctx context.Context) error
 	OfPod(podUID string) []string
 	PodOf(id string) (string, bool)
-	Handler(id string) (string, bool)
 	Destinations(ctx context.Context, sandboxID, source string) ([]string, error)
 	ContainerIDs(ctx context.Context, sandboxID string) ([]string, error)
 	Ready() bool
@@ -133,8 +132,6 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 		plain, err := node.RunPod(t.Context(), "pod-2", "", 0)
 		check.Must(t, err)
 		check.Eventually(t, "the first sandboxes", func() bool { return is("pod-1", first.ID)() && is("pod-2", plain.ID)() })
-		wantHandler(t, tracker, first.ID, "crust")
-		wantHandler(t, tracker, plain.ID, "")
 		if uid, known := tracker.PodOf(first.ID); !known || uid != "pod-1" {
 			t.Errorf("the first sandbox is of pod %q, %v", uid, known)
 		}
@@ -144,7 +141,6 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 		second, err := node.RunPod(t.Context(), "pod-1", "crust", 1)
 		check.Must(t, err)
 		check.Eventually(t, "the second sandbox", is("pod-1", second.ID))
-		wantHandler(t, tracker, second.ID, "crust")
 
 		// Containerd dies; sandboxes do not, but for one that is killed meanwhile.
 		victim, err := plain.Pid(t.Context())
@@ -164,17 +160,9 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 		third, err := node.RunPod(t.Context(), "pod-3", "crust", 0)
 		check.Must(t, err)
 		check.Eventually(t, "a sandbox of the new containerd", is("pod-3", third.ID))
-		wantHandler(t, tracker, third.ID, "crust")
 		check.Must(t, third.Remove(t.Context()))
 		check.Eventually(t, "the removed sandbox is gone", told.wasGone(third.ID))
 	})
-}
-
-func wantHandler(t *testing.T, tracker source, id, want string) {
-	t.Helper()
-	if got, known := tracker.Handler(id); !known || got != want {
-		t.Errorf("sandbox %s has handler %q (%v), want %q", id, got, known, want)
-	}
 }
 
 // The containers of a sandbox and where they have a volume, also below a kubelet

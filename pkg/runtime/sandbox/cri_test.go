@@ -71,11 +71,6 @@ func TestCRIListsAndFollowsEvents(t *testing.T) {
 	if pod, known := tracker.PodOf("sb-1"); !known || pod != "pod-1" {
 		t.Errorf("sb-1 is of %q, %v", pod, known)
 	}
-	for id, want := range map[string]string{"sb-1": "crust", "plain": ""} {
-		if handler, known := tracker.Handler(id); known != (want != "") || handler != want {
-			t.Errorf("%s has handler %q, %v", id, handler, known)
-		}
-	}
 	check.Eventually(t, "a stream", func() bool { return fake.everStreamed() == 1 })
 	time.Sleep(2 * quickPace().settle) // what is told from now on is told by events only
 
@@ -296,9 +291,6 @@ func TestCRIIgnoresHostileSandboxes(t *testing.T) {
 	if got := slices.Collect(maps.Keys(tracker.known)); !slices.Equal(got, []string{"sb-1"}) {
 		t.Errorf("known are %q", got)
 	}
-	if handler, known := tracker.Handler("sb-1"); known {
-		t.Errorf("a handler %q", handler)
-	}
 }
 
 // Look-ups are from memory: a runtime that hangs delays only who asks it.
@@ -314,9 +306,8 @@ func TestHungCRIBlocksNoLookUp(t *testing.T) {
 	time.Sleep(2 * quickPace().gap)
 	start := time.Now()
 	_, known := tracker.PodOf("sb-1")
-	_, handled := tracker.Handler("sb-1")
-	if took := time.Since(start); !known || !handled || len(tracker.OfPod("pod-1")) != 1 || took > criListTime/2 {
-		t.Errorf("look-ups: %v, %v, after %v", known, handled, took)
+	if took := time.Since(start); !known || len(tracker.OfPod("pod-1")) != 1 || took > criListTime/2 {
+		t.Errorf("look-ups: %v, after %v", known, took)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()

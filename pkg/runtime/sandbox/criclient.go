@@ -17,8 +17,6 @@ import (
 type criClient struct {
 	t   *Tracker
 	api runtimeapi.RuntimeServiceClient
-	// name is the runtime's, since it was asked for its version.
-	name string
 }
 
 // firstToBroadcast are the versions since which a runtime gives each event to
@@ -33,8 +31,7 @@ func (c *criClient) broadcasts(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("ask for the version: %w", err)
 	}
-	c.name = reply.GetRuntimeName()
-	first, known := firstToBroadcast[c.name]
+	first, known := firstToBroadcast[reply.GetRuntimeName()]
 	if !known {
 		return false, nil
 	}
@@ -67,15 +64,7 @@ func (c *criClient) live(ctx context.Context) (map[string]sandbox, error) {
 func (c *criClient) sandboxOf(p *runtimeapi.PodSandbox) (sandbox, bool) {
 	s := sandbox{id: p.GetId(), pod: p.GetMetadata().GetUid(), created: time.Unix(0, p.GetCreatedAt())}
 	// A runtime that does not know the filter gives those that ended too.
-	if p.GetState() != runtimeapi.PodSandboxState_SANDBOX_READY || !c.t.good(s) {
-		return sandbox{}, false
-	}
-	// An empty handler is containerd's word for its default. CRI-O lists all its sandboxes
-	// without a handler.
-	if handler := p.GetRuntimeHandler(); handler != "" || c.name == "containerd" {
-		s.handler = c.t.goodHandler(s.id, handler)
-	}
-	return s, true
+	return s, p.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY && c.t.good(s)
 }
 
 func (c *criClient) containerIDs(ctx context.Context, sandboxID, _ string) ([]string, error) {

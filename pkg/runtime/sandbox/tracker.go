@@ -1,6 +1,6 @@
-// Package sandbox follows the container runtime: which sandboxes a pod has, with
-// which runtime handler, and when one comes or goes. Tracker asks containerd's
-// own API, CRI the one that kubelet uses, which CRI-O has as well.
+// Package sandbox follows the container runtime: which sandboxes a pod has, and when
+// one comes or goes. New asks by containerd's own API, NewCRI by the one that kubelet
+// uses, which CRI-O has as well.
 //
 // It is for this project's daemon and may change with any release.
 package sandbox
@@ -9,7 +9,6 @@ import (
 	"context"
 	"maps"
 	"math/rand/v2"
-	"regexp"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -27,13 +26,8 @@ import (
 type sandbox struct {
 	id      string
 	pod     string
-	runtime string
-	// handler is the RuntimeClass's; nil where the runtime did not tell.
-	handler *string
 	created time.Time
 }
-
-var handlerForm = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_.-]{0,127})?$`)
 
 // Config says where the container runtime is and who wants to know.
 type Config struct {
@@ -120,25 +114,6 @@ func (t *Tracker) PodOf(id string) (podUID string, known bool) {
 	return s.pod, known
 }
 
-// Handler tells the RuntimeClass handler that a sandbox was asked for with, such
-// as "kata"; the empty one is the runtime's default.
-func (t *Tracker) Handler(id string) (handler string, known bool) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	if s := t.known[id]; s.handler != nil {
-		return *s.handler, true
-	}
-	return "", false
-}
-
-// Runtime tells the runtime that a sandbox was made with, such as
-// "io.containerd.kata.v2"; the CRI does not tell it.
-func (t *Tracker) Runtime(id string) string {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return t.known[id].runtime
-}
-
 // Ready tells whether the container runtime is being followed.
 func (t *Tracker) Ready() bool {
 	t.mu.RLock()
@@ -151,16 +126,6 @@ func (t *Tracker) LastError() error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.last
-}
-
-// goodHandler gives the handler as it is kept: nil for one that is none.
-func (t *Tracker) goodHandler(id, handler string) *string {
-	if !handlerForm.MatchString(handler) {
-		t.log.Warn("a sandbox's runtime handler has an odd name, and is ignored",
-			zap.String("id", id), zap.String("handler", clip(handler)))
-		return nil
-	}
-	return &handler
 }
 
 // good tells whether a sandbox can be one of kubelet's, and logs one that cannot.
