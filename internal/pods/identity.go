@@ -22,9 +22,6 @@ type Identity struct {
 	UserAgent string
 }
 
-// Set tells whether a cluster is to be asked at all.
-func (i Identity) Set() bool { return i.Kubeconfig != "" || i.InCluster }
-
 // config reads the identity. Certificates, keys and tokens that it names as files
 // are read anew by client-go when they change.
 func (i Identity) config() (*rest.Config, error) {
