@@ -68,7 +68,7 @@ func OpenCluster(kubeconfig, kubeContext, namespace string) (*Cluster, error) {
 
 // Snapshot is a VolumeSnapshot that is ready.
 type Snapshot struct {
-	Name, Driver string
+	Driver string
 	// ID is CSI's.
 	ID string
 }
@@ -101,7 +101,7 @@ func (c *Cluster) Snapshot(ctx context.Context, name string) (*Snapshot, error) 
 	if content.Status.Handle == "" {
 		return nil, notReady(c.Namespace, name)
 	}
-	return &Snapshot{Name: name, Driver: content.Spec.Driver, ID: content.Status.Handle}, nil
+	return &Snapshot{Driver: content.Spec.Driver, ID: content.Status.Handle}, nil
 }
 
 // Service is what a SnapshotMetadataService object says of a driver's sidecar.

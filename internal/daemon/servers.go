@@ -125,9 +125,9 @@ var quietMethods = map[string]bool{
 	healthv1.Health_List_FullMethodName:                    true,
 }
 
-func (d *daemon) denied(r peercred.Refusal) {
+func (d *daemon) denied(who peercred.Peer) {
 	d.metrics.CallerDenied()
-	d.deniedLog.Warn("caller refused", zap.Uint32(telemetry.FieldPeerUID, r.Peer.UID), zap.Int32(telemetry.FieldPeerPID, r.Peer.PID))
+	d.deniedLog.Warn("caller refused", zap.Uint32(telemetry.FieldPeerUID, who.UID), zap.Int32(telemetry.FieldPeerPID, who.PID))
 }
 
 func (d *daemon) forced(v *volume.Volume, heldBy string) {

@@ -22,25 +22,17 @@ func (p Policy) Allows(who Peer) bool {
 	return slices.Contains(p.UIDs, who.UID) || slices.ContainsFunc(p.GIDs, who.inGroup)
 }
 
-// Refusal is a call that was refused.
-type Refusal struct {
-	Peer Peer
-	// Method is the full gRPC method. It is the caller's text, also one that
-	// does not exist: do not make it a metric's label.
-	Method string
-}
-
 // Authorizer holds a policy over the calls of one server.
 type Authorizer struct {
 	key     string
-	refused func(Refusal)
+	refused func(Peer)
 	policy  atomic.Pointer[Policy]
 }
 
 // NewAuthorizer makes one. Key is the configuration key that refusals name, such
-// as "authorization.runtime". Refused, which may be nil, is told of each
-// refusal; it runs on the connection's own goroutine and must not block.
-func NewAuthorizer(key string, policy Policy, refused func(Refusal)) *Authorizer {
+// as "authorization.runtime". Refused, which may be nil, is told who was
+// refused; it runs on the connection's own goroutine and must not block.
+func NewAuthorizer(key string, policy Policy, refused func(Peer)) *Authorizer {
 	a := &Authorizer{key: key, refused: refused}
 	a.SetPolicy(policy)
 	return a
@@ -59,13 +51,13 @@ func (a *Authorizer) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.Creds(Credentials()), grpc.InTapHandle(a.tap)}
 }
 
-func (a *Authorizer) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+func (a *Authorizer) tap(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	who, ok := FromContext(ctx)
 	if ok && a.policy.Load().Allows(who) {
 		return ctx, nil
 	}
 	if a.refused != nil {
-		a.refused(Refusal{Peer: who, Method: info.FullMethodName})
+		a.refused(who)
 	}
 	if !ok {
 		return nil, status.Error(codes.PermissionDenied, "the caller has no peer credentials: call over the unix socket")

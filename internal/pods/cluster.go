@@ -60,7 +60,6 @@ type Cluster struct {
 	recheck time.Duration
 	// backoff is between the tries of a watch.
 	backoff wait.Backoff
-	log     *zap.Logger
 }
 
 // New makes a Cluster, which knows nothing before it runs.
@@ -71,7 +70,7 @@ func New(cfg Config) *Cluster {
 	if cfg.Asked == nil {
 		cfg.Asked = func(string, time.Duration, error) {}
 	}
-	c := &Cluster{cfg: cfg, recheck: lastRetry, backoff: watchBackoff, log: cfg.Log}
+	c := &Cluster{cfg: cfg, recheck: lastRetry, backoff: watchBackoff}
 	c.health.log, c.csiNode.log = cfg.Log, cfg.Log
 	c.server.node, c.prefetch.c = cfg.NodeName, c
 	c.resolver.pods, c.resolver.health, c.resolver.server = &c.pods, &c.health, &c.server
