@@ -36,7 +36,7 @@ func TestWithoutAClusterThereIsNoSourceOfPods(t *testing.T) {
 	} {
 		change()
 		cluster, err := newCluster(&cfg, nil, nil)
-		status := &nodeStatus{cluster: cluster}
+		status := &nodeStatus{daemon: &daemon{cluster: cluster}}
 		if err != nil || podSource(cluster) != nil || status.clusterFindings() != nil {
 			t.Errorf("%s: %v, %v", name, err, cluster)
 		}

@@ -196,11 +196,7 @@ func (d *daemon) buildFront(ctx context.Context, cfg *config.Config) error {
 	if d.front, err = d.newFront(cfg); err != nil {
 		return err
 	}
-	d.status = &nodeStatus{
-		settings: d.settings, notify: d.notify, handlers: d.handlers, tracker: d.tracker, broker: d.broker,
-		mounted: &hostMounts{volumes: d.broker.List}, http: d.http, relay: d.relay, node: d.node, front: d.front,
-		cluster: d.cluster, badFront: badFront,
-	}
+	d.status = &nodeStatus{daemon: d, mounted: &hostMounts{volumes: d.broker.List}, badFront: badFront}
 	if err := errors.Join(d.metrics.CountVolumes(d.status.countVolumes), d.metrics.WatchNode(d.status.metrics)); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}

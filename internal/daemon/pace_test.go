@@ -138,9 +138,7 @@ func manyVolumesOnRecord(t *testing.T) (*nodeStatus, *adminapi.AdminServer) {
 	}
 	relay := stats.New(stats.Limits{Concurrency: 1, MaxSlow: 1}, nil)
 	node := &adminapi.Node{Broker: broker, Relay: relay, Handlers: map[string]runtime.Handler{"kata": handler}}
-	status := &nodeStatus{
-		settings: &settings{}, broker: broker, http: &telemetry.Server{}, notify: &systemd.Notifier{},
-		mounted: &hostMounts{volumes: broker.List}, relay: relay, node: node,
-	}
+	d := &daemon{settings: &settings{}, broker: broker, http: &telemetry.Server{}, notify: &systemd.Notifier{}, relay: relay, node: node}
+	status := &nodeStatus{daemon: d, mounted: &hostMounts{volumes: broker.List}}
 	return status, &adminapi.AdminServer{Node: node, Config: func() (path, yaml string) { return "", "" }, Findings: status.findings}
 }

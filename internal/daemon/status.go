@@ -7,14 +7,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/adminapi"
 	"github.com/crust-proxy/crust-proxy/internal/pace"
 	"github.com/crust-proxy/crust-proxy/internal/pods"
 	"github.com/crust-proxy/crust-proxy/internal/registry"
-	"github.com/crust-proxy/crust-proxy/internal/systemd"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/pkg/stats"
 )
 
 // scrapeTime bounds what a scrape asks of the handlers.
@@ -22,62 +19,53 @@ const scrapeTime = 2 * time.Second
 
 // nodeStatus says what is wrong on the node: in words for doctor, in numbers for metrics.
 type nodeStatus struct {
-	settings *settings
-	notify   *systemd.Notifier
-	handlers handlers
-	tracker  tracker // nil where no container runtime is configured
-	broker   *deferral.Broker
+	daemon   *daemon
 	mounted  *hostMounts
-	http     *telemetry.Server
-	relay    *stats.Relay
-	node     *adminapi.Node
-	front    *driverFront  // nil where the front is off
-	cluster  *pods.Cluster // nil where no cluster is asked
-	badFront error         // which of the front's records could not be read at the start
+	badFront error // which of the front's records could not be read at the start
 }
 
 func (n *nodeStatus) findings(ctx context.Context) []string {
 	var out []string
-	for _, problem := range n.broker.Problems() {
+	for _, problem := range n.daemon.broker.Problems() {
 		out = append(out, problem.Error())
 	}
-	if kept := n.broker.KeptClaims(); n.notify.CanStore() && kept > n.notify.Room() {
+	if kept := n.daemon.broker.KeptClaims(); n.daemon.notify.CanStore() && kept > n.daemon.notify.Room() {
 		out = append(out, fmt.Sprintf("%d devices are claimed, and systemd keeps %d descriptors over a restart: the others can be taken "+
-			"while crust-proxy restarts; raise FileDescriptorStoreMax= of crust-proxy.service", kept, n.notify.Room()))
+			"while crust-proxy restarts; raise FileDescriptorStoreMax= of crust-proxy.service", kept, n.daemon.notify.Room()))
 	}
 	if n.badFront != nil {
 		out = append(out, fmt.Sprintf("%v: a device that its driver has staged for it may stay staged", n.badFront))
 	}
-	if n.tracker != nil && !n.tracker.Ready() {
-		out = append(out, fmt.Sprintf("sandboxes cannot be followed (%v): those of runtime-rs are not found", n.tracker.LastError()))
+	if n.daemon.tracker != nil && !n.daemon.tracker.Ready() {
+		out = append(out, fmt.Sprintf("sandboxes cannot be followed (%v): those of runtime-rs are not found", n.daemon.tracker.LastError()))
 	}
-	out = append(out, polledFinding(n.tracker)...)
+	out = append(out, polledFinding(n.daemon.tracker)...)
 	out = append(out, n.clusterFindings()...)
 	out = append(out, n.heldFindings()...)
-	if err := n.http.Problem(); err != nil {
+	if err := n.daemon.http.Problem(); err != nil {
 		out = append(out, err.Error()+": free the address, or change http.listen and restart crust-proxy; volumes are served meanwhile")
 	}
-	if bad := n.settings.bad.Load(); bad != nil {
+	if bad := n.daemon.settings.bad.Load(); bad != nil {
 		out = append(out, fmt.Sprintf("the configuration file is bad, and what was in force before it stays: %v", *bad))
 	}
-	if n.front != nil {
-		for _, problem := range n.front.drivers.Bypassed() {
+	if n.daemon.front != nil {
+		for _, problem := range n.daemon.front.drivers.Bypassed() {
 			out = append(out, problem)
 		}
 		out = append(out, n.driversAway()...)
-		if n.cluster != nil {
-			out = append(out, csiNodeFindings(n.front.drivers.List(), n.cluster.State())...)
+		if n.daemon.cluster != nil {
+			out = append(out, csiNodeFindings(n.daemon.front.drivers.List(), n.daemon.cluster.State())...)
 		}
 	}
 	return append(out, n.mounted.findings(ctx)...)
 }
 
 func (n *nodeStatus) clusterFindings() []string {
-	if n.cluster == nil {
+	if n.daemon.cluster == nil {
 		return nil
 	}
 	var out []string
-	for _, problem := range n.cluster.State().Problems {
+	for _, problem := range n.daemon.cluster.State().Problems {
 		out = append(out, "pods cannot be looked up: "+problem+": volumes of pods that are not known yet are refused")
 	}
 	return out
@@ -88,10 +76,10 @@ const maxHeldFindings = 16
 
 func (n *nodeStatus) heldFindings() []string {
 	var out []string
-	if err := n.broker.Blind(); err != nil {
+	if err := n.daemon.broker.Blind(); err != nil {
 		out = append(out, fmt.Sprintf("it cannot be seen which processes have a device open, so that no volume can be staged or unstaged: %v", err))
 	}
-	held := n.broker.Held()
+	held := n.daemon.broker.Held()
 	for _, h := range held[:min(maxHeldFindings, len(held))] {
 		out = append(out, fmt.Sprintf("volume %s: its device %s is to be released or claimed, or was released by force, and is still open in %s: "+
 			"if that is the VM of a pod that has gone, end the VM", h.Volume.Target, h.Volume.Device.Path, h.Processes))
@@ -103,12 +91,12 @@ func (n *nodeStatus) heldFindings() []string {
 // which kubelet can therefore not give back.
 func (n *nodeStatus) driversAway() []string {
 	here := make(map[string]bool)
-	for _, one := range n.front.drivers.List() {
+	for _, one := range n.daemon.front.drivers.List() {
 		here[one.Name] = true
 	}
 	away := make(map[string][]string)
 	var loop pace.Loop
-	for _, status := range n.broker.List() {
+	for _, status := range n.daemon.broker.List() {
 		loop.Step()
 		if status.Origin != nil && !here[status.Driver] {
 			away[status.Driver] = append(away[status.Driver], describe(status.Volume))
@@ -139,25 +127,25 @@ func csiNodeFindings(drivers []registry.State, look pods.State) []string {
 }
 
 func (n *nodeStatus) metrics() telemetry.NodeState {
-	all := n.node.All()
+	all := n.daemon.node.All()
 	state := telemetry.NodeState{
-		ConfigGood: n.settings.bad.Load() == nil, BadRecords: len(n.broker.Problems()),
+		ConfigGood: n.daemon.settings.bad.Load() == nil, BadRecords: len(n.daemon.broker.Problems()),
 		Sources: make(map[string]bool), Handlers: make(map[string]bool), Drivers: make(map[string]bool), Missing: make(map[string]bool),
-		Abnormal: count(all, n.isAbnormal), GroupIgnored: count(all, n.ignoresGroup), Held: len(n.broker.Held()),
+		Abnormal: count(all, n.isAbnormal), GroupIgnored: count(all, n.ignoresGroup), Held: len(n.daemon.broker.Held()),
 	}
-	if n.tracker != nil {
-		state.Sources["sandboxes"] = n.tracker.Ready()
+	if n.daemon.tracker != nil {
+		state.Sources["sandboxes"] = n.daemon.tracker.Ready()
 	}
-	if n.cluster != nil {
-		maps.Copy(state.Sources, n.cluster.State().Synced)
+	if n.daemon.cluster != nil {
+		maps.Copy(state.Sources, n.daemon.cluster.State().Synced)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTime)
 	defer cancel()
-	for _, handler := range n.handlers {
+	for _, handler := range n.daemon.handlers {
 		state.Handlers[handler.Name()] = handler.Health(ctx) == nil
 	}
-	if n.front != nil {
-		for _, driver := range n.front.drivers.List() {
+	if n.daemon.front != nil {
+		for _, driver := range n.daemon.front.drivers.List() {
 			// A second registrar of the same name is refused and does no harm.
 			state.Drivers[driver.Name] = state.Drivers[driver.Name] || driver.Ready
 			state.Missing[driver.Name] = state.Missing[driver.Name] || driver.Missing
@@ -188,16 +176,16 @@ func count(all []deferral.Status, state func(deferral.Status) (string, bool)) []
 // isAbnormal goes by what the sandbox said last; it is asked whenever kubelet asks
 // for stats.
 func (n *nodeStatus) isAbnormal(status deferral.Status) (string, bool) {
-	known, ok := n.relay.Known(status.Key)
+	known, ok := n.daemon.relay.Known(status.Key)
 	return "", ok && known.Condition != nil && known.Condition.Abnormal
 }
 
 // ignoresGroup goes by the last stats, too.
 func (n *nodeStatus) ignoresGroup(status deferral.Status) (string, bool) {
-	known, ok := n.relay.Known(status.Key)
+	known, ok := n.daemon.relay.Known(status.Key)
 	return "", ok && known.GroupIgnored
 }
 
 func (n *nodeStatus) countVolumes() []telemetry.VolumeCount {
-	return count(n.node.AllShown(), func(status deferral.Status) (string, bool) { return n.node.StateOf(status), true })
+	return count(n.daemon.node.AllShown(), func(status deferral.Status) (string, bool) { return n.daemon.node.StateOf(status), true })
 }
