@@ -9,8 +9,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/reference/runc/cgroup"
 )
@@ -29,11 +27,11 @@ func startAgent(cfg Config) error {
 	conn, err := net.DialTimeout("unix", cfg.AgentSocket(), time.Second)
 	if err == nil {
 		defer func() { _ = conn.Close() }()
-		pid, err := servedBy(conn)
-		if err == nil {
-			err = isolateAgent(pid)
+		agent, err := sys.Peer(conn)
+		if err != nil {
+			return err
 		}
-		return err
+		return isolateAgent(int(agent.Pid))
 	}
 	cmd := exec.Command(cfg.AgentProgram) //nolint:gosec // by our own configuration
 	cmd.Dir = "/"
@@ -53,22 +51,6 @@ func isolateAgent(pid int) error {
 			"are thawed by crust-proxy when their time is over: %w", err)
 	}
 	return nil
-}
-
-// servedBy gives the process that listens on the other end of a unix socket.
-func servedBy(conn net.Conn) (pid int, err error) {
-	local, ok := conn.(*net.UnixConn)
-	if !ok {
-		return 0, errors.New("not a unix socket")
-	}
-	err = sys.OnFD(local, func(fd int) error {
-		who, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-		if err == nil {
-			pid = int(who.Pid)
-		}
-		return err
-	})
-	return pid, err
 }
 
 // childEnvironment is what our own processes need to find the same configuration.
