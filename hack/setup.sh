@@ -10,6 +10,7 @@ command -v go >/dev/null || { echo "setup: Go is missing; install the version th
 wanted='
 git git
 gcc gcc
+pkg-config pkg-config
 mkfs.ext4 e2fsprogs
 mkfs.xfs xfsprogs
 mkfs.btrfs btrfs-progs
@@ -36,6 +37,7 @@ while read -r program package; do
 	[ -z "$program" ] || type -P "$program" >/dev/null || missing+=("$package")
 done <<<"$wanted"
 [ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)
+[ -e /usr/include/seccomp.h ] || missing+=(libseccomp-dev)
 [ "${#missing[@]}" -gt 0 ] || exit 0
 
 if ! command -v apt-get >/dev/null; then

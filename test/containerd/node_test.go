@@ -3,7 +3,6 @@
 package containerd
 
 import (
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -36,11 +35,7 @@ func programs(t testing.TB, version string) string {
 func newNode(t testing.TB, version string, handlers map[string]string, env ...string) *cri.Node {
 	t.Helper()
 	rig.Need(t, "runc", "busybox")
-	dir := programs(t, version)
-	if dir != "" {
-		env = append(env, "PATH="+dir+"/current:"+dir+":"+os.Getenv("PATH")) // a current runc, too
-	}
-	return cri.New(t, cri.Options{Programs: dir, Handlers: handlers, Env: env})
+	return cri.New(t, cri.Options{Programs: programs(t, version), Handlers: handlers, Env: env})
 }
 
 // onEach runs a test on every containerd.

@@ -39,6 +39,6 @@
 //
 // Registrars are played. No CSI sidecars run unless a test asks for them (StartSidecars):
 // NewVolume does what external-provisioner does, Volume.Grow what external-resizer does.
-// No volume needs to be attached. Pods use the node's network, so that no CNI plugin is
-// needed. Kubelet's root and its logs are on tmpfs, and so are the drivers' images.
+// No volume needs to be attached. Pods use the node's network unless a test asks for one
+// of their own. Kubelet's root and its logs are on tmpfs, and so are the drivers' images.
 package cluster

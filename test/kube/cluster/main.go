@@ -127,7 +127,8 @@ var sysctls = map[string]string{
 }
 
 // coverSysctls puts files in their place, in this mount namespace, which have what
-// kubelet wants: so it leaves the machine as it is.
+// kubelet wants: so it leaves the machine as it is. Only beside a proc of which nothing is
+// covered does the kernel let a pod with a user namespace mount its own.
 func coverSysctls(t rig.T, dir string) {
 	for path, value := range sysctls {
 		if _, err := os.Stat(path); err != nil {
@@ -137,4 +138,6 @@ func coverSysctls(t rig.T, dir string) {
 		check.Must(t, os.WriteFile(file, []byte(value+"\n"), 0o600))
 		check.Must(t, unix.Mount(file, path, "", unix.MS_BIND, ""))
 	}
+	check.Must(t, os.Mkdir(dir+"/proc", 0o700))
+	check.Must(t, unix.Mount("proc", dir+"/proc", "proc", 0, ""))
 }

@@ -14,9 +14,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
-// cniConfig is a network without which a node is not ready. No plugin is ever run: all
-// pods use the node's network.
-const cniConfig = `{"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "none"}]}`
+// cniConfig gives each pod that does not use the node's network a link to the node. It
+// takes a directory for the addresses that are given.
+const cniConfig = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "ptp", "ipam":
+{"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.89.0.0/16"}]]}}]}`
 
 // containerd starts the node's container runtime, with the handlers runc and crust.
 func (c *Cluster) containerd() *cri.Node {
@@ -24,7 +25,8 @@ func (c *Cluster) containerd() *cri.Node {
 	check.Must(c.t, err)
 	node := cri.New(c.t, cri.Options{Programs: programs, Handlers: map[string]string{Crust: c.crustRunc}})
 	check.Must(c.t, os.MkdirAll(node.Dir+"/cni", 0o700))
-	check.Must(c.t, os.WriteFile(node.Dir+"/cni/10-none.conflist", []byte(cniConfig), 0o600))
+	config := fmt.Sprintf(cniConfig, node.Dir+"/addresses")
+	check.Must(c.t, os.WriteFile(node.Dir+"/cni/10-pods.conflist", []byte(config), 0o600))
 	return node
 }
 

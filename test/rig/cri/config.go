@@ -44,7 +44,7 @@ func (n *Node) configOf1() string {
 func (n *Node) configOf2() string {
 	const cri = `plugins."io.containerd.cri.v1.runtime"`
 	return "[" + cri + "]\n" + relaxed +
-		fmt.Sprintf("[%s.cni]\n  conf_dir = %q\n", cri, n.Dir+"/cni") +
+		fmt.Sprintf("[%s.cni]\n  conf_dir = %q\n  bin_dirs = [%q]\n", cri, n.Dir+"/cni", n.opts.Programs+"/cni") +
 		fmt.Sprintf("[plugins.\"io.containerd.cri.v1.images\".pinned_images]\n  sandbox = %q\n", PauseImage) +
 		"[plugins.\"io.containerd.grpc.v1.cri\"]\n  stream_server_address = \"127.0.0.1\"\n" +
 		n.runtimes(cri)

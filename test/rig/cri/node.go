@@ -34,8 +34,8 @@ const (
 
 // Options says what node is made.
 type Options struct {
-	// Programs is a directory with containerd and its shim; empty means those
-	// that the machine has.
+	// Programs is a directory with containerd, its shim, runc, and CNI plugins in cni;
+	// empty means those that the machine has.
 	Programs string
 	// Handlers are runtime handlers beside runc: by name, the OCI runtime that the
 	// shim runs.
@@ -69,7 +69,7 @@ func New(t rig.T, opts Options) *Node {
 	dir, err := os.MkdirTemp("/tmp", rig.Prefix("cn"))
 	check.Must(t, err)
 	n := &Node{Dir: dir, Socket: dir + "/c.sock", opts: opts, Group: "/crust-test-" + filepath.Base(dir)}
-	// The shim is looked for in the PATH first.
+	// The shim and runc are looked for in the PATH.
 	n.Process = &rig.Process{
 		Name: "containerd", Program: n.program("containerd"), Args: []string{"--config", dir + "/config.toml"},
 		Env:     append([]string{"PATH=" + opts.Programs + ":" + os.Getenv("PATH")}, opts.Env...),
