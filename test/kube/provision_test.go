@@ -23,6 +23,7 @@ func TestSidecars(t *testing.T) {
 	inEachWay(k, t, "kinds of claims", kindsOfClaims)
 	inEachWay(k, t, "clone", clones)
 	inEachWay(k, t, "snapshot", snapshots)
+	inEachWay(k, t, "snapshots of a writer", snapshotsOfAWriter)
 	inEachWay(k, t, "group", groupSnapshots)
 }
 
@@ -139,10 +140,8 @@ func snapshots(k *cluster.Kube, way, driver string) {
 	writer.Exec("echo after > /data/file && sync")
 	writer.Delete()
 	k.Must(source.RemoveClaim()) // which the snapshot outlives
-	group := "snapshot.storage.k8s.io"
 	restored := k.NewClaim(cluster.VolumeOptions{
-		Name: "restored-" + way, Driver: driver, Size: 2 * source.Size,
-		From: &corev1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: "snapshot-" + way},
+		Name: "restored-" + way, Driver: driver, Size: 2 * source.Size, From: snapshot("snapshot-" + way),
 	})
 	reader := k.NewPod("restored-"+way, cluster.Crust).With(restored, "/data").Start()
 	wantDeferred(k, reader, restored.Bound(), inCrust)
@@ -150,6 +149,38 @@ func snapshots(k *cluster.Kube, way, driver string) {
 	wantSize(k, reader, restored)
 	reader.Delete()
 	k.Must(k.DeleteSnapshot("snapshot-" + way))
+}
+
+// snapshot is what a claim is made from.
+func snapshot(name string) *corev1.TypedLocalObjectReference {
+	group := "snapshot.storage.k8s.io"
+	return &corev1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: name}
+}
+
+// snapshotsOfAWriter takes snapshots under a pod that writes and syncs line after line.
+// Each has all lines that were promised before it, without a gap; another pod goes on from
+// there.
+func snapshotsOfAWriter(k *cluster.Kube, way, driver string) {
+	name := "written-" + way
+	source := &ledger{Volume: k.NewClaim(cluster.VolumeOptions{Name: name, Driver: driver}), k: k}
+	w := newWriter(k, name, cluster.Crust, source)
+	w.settle(k)
+	var copies []*writer
+	for _, one := range []string{"-a", "-b", "-c"} {
+		w.goesOn(k)
+		copied := &ledger{k: k, promised: source.promised}
+		k.Snapshot(name+one, source.Volume)
+		copied.Volume = k.NewClaim(cluster.VolumeOptions{Name: name + one, Driver: driver, From: snapshot(name + one)})
+		copies = append(copies, newWriter(k, name+one, cluster.Crust, copied))
+	}
+	for _, c := range copies {
+		c.settle(k)
+		wantDeferred(k, c.Pod, c.on.Bound(), inCrust)
+		c.keeps(k)
+		c.Delete()
+	}
+	w.unchanged(k, false)
+	w.Delete()
 }
 
 // groupSnapshots has both volumes of a pod snapshot together, and one made from each.
@@ -171,11 +202,7 @@ func groupSnapshots(k *cluster.Kube, way, driver string) {
 	for i, at := range []string{"/one", "/two"} {
 		member, err := k.Kubectl("get", "volumesnapshots", "--output=jsonpath={.items[?(@.spec.source.persistentVolumeClaimName==\""+sources[i].Name+"\")].metadata.name}")
 		k.Must(err)
-		group := "snapshot.storage.k8s.io"
-		reader.With(k.NewClaim(cluster.VolumeOptions{
-			Name: sources[i].Name + "-restored", Driver: driver,
-			From: &corev1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: member},
-		}), at)
+		reader.With(k.NewClaim(cluster.VolumeOptions{Name: sources[i].Name + "-restored", Driver: driver, From: snapshot(member)}), at)
 	}
 	reader.Start()
 	wantOut(k, reader, "main", "cat /one/file /two/file", sources[0].Name+"\n"+sources[1].Name+"\n")
