@@ -62,7 +62,7 @@ func isUntouched(t *trial, f *fixture) {
 	if err == nil && len(ids) > 0 {
 		err = fmt.Errorf("there are files named by sandboxes: %q", ids)
 	}
-	t.must(errors.Join(err, f.disk.free(), f.pod.n.mounts.checkNone()))
+	t.must(errors.Join(err, f.disk.free(), f.pod.n.mounts.CheckNone()))
 }
 
 // runRefuseSecond publishes one device to two pods.

@@ -47,7 +47,7 @@ func runVolume(t *trial, s *suite) {
 	s.check(t, "cli-arguments", f.badArguments, "binding-program")
 	s.check(t, "socket-same", func(t *trial) { t.must(f.vol.socketAnswers(t.ctx, f.pod.sandbox.id)) }, "stats-sane")
 	s.check(t, "socket-codes", func(t *trial) { t.must(f.vol.socketRefuses(t.ctx)) }, "stats-sane")
-	s.check(t, "mount-host", func(t *trial) { t.must(errors.Join(s.node.mounts.checkNone(), f.vol.covered())) }, "mount-inside")
+	s.check(t, "mount-host", func(t *trial) { t.must(errors.Join(s.node.mounts.CheckNone(), f.vol.covered())) }, "mount-inside")
 	runLeastKeys(t, s)
 }
 

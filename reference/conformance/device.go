@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/reference/mountwatch"
 )
 
 const mib = 1 << 20
@@ -50,7 +51,7 @@ func newDisk(t *trial, n *node) *disk {
 	var st unix.Stat_t
 	t.must(unix.Fstat(int(hold.Fd()), &st))
 	d.major, d.minor = unix.Major(st.Rdev), unix.Minor(st.Rdev)
-	n.mounts.add(d.names()...)
+	n.mounts.Add(d.names()...)
 	t.must(d.makeFilesystem(t.ctx, n.opts.FSType))
 	return d
 }
@@ -76,7 +77,7 @@ func mkfsArguments(device string, size int) map[string][]string {
 }
 
 // release closes the device and waits until it is detached.
-func (d *disk) release(ctx context.Context, mounts *mountWatch, hold *os.File) error {
+func (d *disk) release(ctx context.Context, mounts *mountwatch.Watch, hold *os.File) error {
 	err := errors.Join(d.setReadOnly(false), hold.Close())
 	image, statErr := os.Stat(d.image)
 	if err = errors.Join(err, statErr); err != nil {
@@ -89,7 +90,7 @@ func (d *disk) release(ctx context.Context, mounts *mountWatch, hold *os.File) e
 		}
 		return err
 	})
-	mounts.remove(d.names()...)
+	mounts.Remove(d.names()...)
 	return err
 }
 

@@ -15,6 +15,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/mountwatch"
 )
 
 // node is a simulated node: a directory for kubelet, the runtime and the image, and a
@@ -24,7 +26,7 @@ type node struct {
 	dir     string
 	run     string // tells the ids of this run from those of others
 	handler *handler
-	mounts  *mountWatch
+	mounts  *mountwatch.Watch
 	lease   *os.File // the containers live until it is closed
 	count   int
 	scratch cleanup // removes what a test case made
@@ -69,7 +71,7 @@ func newNode(opts Options) (_ *node, err error) {
 	}
 	n.base.add(func(context.Context) error { return errors.Join(n.lease.Close(), stdin.Close()) })
 	n.handler = newHandler(opts, n.dir, n.path("state"), stdin)
-	n.mounts, err = watchMounts()
+	n.mounts, err = mountwatch.New()
 	return n, err
 }
 
@@ -161,7 +163,7 @@ func (n *node) close() error {
 	defer cancel()
 	err := n.scratch.run(ctx)
 	if n.mounts != nil {
-		err = errors.Join(err, n.mounts.close())
+		err = errors.Join(err, n.mounts.Close())
 	}
 	return errors.Join(err, n.base.run(ctx))
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
@@ -166,6 +167,15 @@ const (
 	// nextTry is when it is tried again to thaw what could not be thawed.
 	nextTry = 30 * time.Second
 )
+
+// Judge adds to the report of a filesystem that it is frozen and forgotten.
+func (f Freezer) Judge(key string, r Report) Report {
+	if f.Forgotten(key) {
+		r.Abnormal, r.Reason = true, abi.ReasonFrozen
+		r.Message = "all writes are held, and the processes that were to end that are gone: thaw it"
+	}
+	return r
+}
 
 // Forgotten tells whether the filesystem that was frozen by a key is so still, and no
 // watchdog is left that would thaw it.

@@ -1,15 +1,13 @@
 package runc
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
 // Config is where things are on the node. It is read at every start, from a small
@@ -38,46 +36,23 @@ const (
 // LoadConfig reads the configuration. Unknown keys are errors.
 func LoadConfig(getenv func(string) string) (Config, error) {
 	cfg := Config{Root: abi.DefaultRoot, StateDir: "/run/crust-runc", Agent: true}
-	file := getenv(configVariable)
-	if file == "" {
-		file = defaultConfig
-	}
-	f, err := os.Open(file) //nolint:gosec // whoever starts us says which
-	switch {
-	case err == nil:
-		defer func() { _ = f.Close() }()
-		dec := json.NewDecoder(f)
-		dec.DisallowUnknownFields()
-		if err := dec.Decode(&cfg); err != nil {
-			return Config{}, fmt.Errorf("the configuration %s cannot be read: %w", file, err)
-		}
-	case errors.Is(err, fs.ErrNotExist) && getenv(configVariable) == "":
-	default:
-		return Config{}, fmt.Errorf("the configuration cannot be read: %w", err)
+	file, err := handler.ReadConfig(getenv(configVariable), defaultConfig, &cfg)
+	if err != nil {
+		return Config{}, err
 	}
 	return cfg, cfg.complete(file)
 }
 
-func (c *Config) complete(file string) error {
-	if c.Program == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return fmt.Errorf("the path of this program cannot be told: %w", err)
-		}
-		c.Program = self
+func (c *Config) complete(file string) (err error) {
+	if c.Program, err = handler.OwnProgram(c.Program); err != nil {
+		return err
 	}
 	if c.AgentProgram == "" {
 		c.AgentProgram = filepath.Join(filepath.Dir(c.Program), "crust-runc-agent")
 	}
-	for key, path := range map[string]string{
-		"root": c.Root, "stateDir": c.StateDir, "program": c.Program,
-		"agentProgram": c.AgentProgram, "runtime": c.Runtime,
-	} {
-		if path != "" && (!filepath.IsAbs(path) || filepath.Clean(path) != path) {
-			return fmt.Errorf("the configuration %s: %s: %q is not an absolute, clean path", file, key, path)
-		}
-	}
-	return nil
+	return handler.CheckPaths(file, map[string]string{
+		"root": c.Root, "stateDir": c.StateDir, "program": c.Program, "agentProgram": c.AgentProgram, "runtime": c.Runtime,
+	})
 }
 
 // runtime is the path of runc.

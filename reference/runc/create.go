@@ -12,21 +12,22 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
 // creator makes the deferred volumes of one container ready for runc.
 type creator struct {
 	cfg     Config
 	runtime string
-	in      invocation
-	tell    teller
+	in      handler.Invocation
+	tell    handler.Teller
 }
 
 // prepare leaves this thread in a mount namespace in which the sources of the
 // deferred mounts are the volumes themselves. A container without any is left as
 // it is.
 func (c *creator) prepare() error {
-	spec, err := readSpec(c.in.bundle)
+	spec, err := readSpec(c.in.Bundle)
 	if err != nil {
 		return nil //nolint:nilerr // runc reads it as well, and says better what is wrong
 	}
@@ -81,7 +82,7 @@ func (c *creator) mount(process pause, sandbox string, found []*oci.Mount) error
 			continue
 		}
 		done[m.Volume] = true
-		if err := process.ensure(m.Volume, m.Info, c.tell.warn); err != nil {
+		if err := process.ensure(m.Volume, m.Info, c.tell.Warn); err != nil {
 			return volumeError(m, err)
 		}
 		failpoint.Hit("crust-runc-attached")
@@ -92,7 +93,7 @@ func (c *creator) mount(process pause, sandbox string, found []*oci.Mount) error
 	}
 	if c.cfg.Agent {
 		if err := startAgent(c.cfg); err != nil {
-			c.tell.warn(err.Error())
+			c.tell.Warn(err.Error())
 		}
 	}
 	return nil

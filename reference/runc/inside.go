@@ -12,6 +12,8 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/fsmount"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
 // inside runs f in the sandbox's mount namespace. It takes a thread of its own,
@@ -50,7 +52,7 @@ func (p pause) namespace() (int, error) {
 	defer func() { _ = unix.Close(proc) }()
 	ns, err := unix.Openat(proc, "ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) {
-		return -1, errGone
+		return -1, handler.ErrGone
 	}
 	return ns, err
 }
@@ -71,7 +73,7 @@ func (p pause) preparePlaces() (lock int, err error) {
 		return -1, err
 	}
 	if err = lockWithin(lock, lockTime); err == nil && !p.lives() {
-		err = errGone
+		err = handler.ErrGone
 	}
 	if err != nil {
 		return -1, errors.Join(err, unix.Close(lock))
@@ -167,10 +169,6 @@ func (p pause) attach(dir, mount int, volume string) error {
 // sub-directory of it, which is made where it is missing. Its attributes are those
 // that the volume's options ask for.
 func (p pause) clone(m *oci.Mount) (mount int, err error) {
-	attrs, _, err := splitOptions(m.Info.FSType, m.Info.Options)
-	if err != nil {
-		return -1, err
-	}
 	root, err := p.open(m.Volume, m.Info)
 	if err != nil {
 		return -1, fmt.Errorf("the volume is not mounted in the sandbox: %w", err)
@@ -178,20 +176,13 @@ func (p pause) clone(m *oci.Mount) (mount int, err error) {
 	defer func() { _ = unix.Close(root) }()
 	mount = -1
 	err = p.inside(func() error {
-		dir, err := descend(root, m.Sub)
+		dir, err := fsmount.Descend(root, m.Sub)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = unix.Close(dir) }()
-		mount, err = unix.OpenTree(dir, "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-		if err != nil {
-			return fmt.Errorf("the sandbox's mount of the volume cannot be shared: %w", err)
-		}
-		asked := unix.MountAttr{Attr_set: keptAttrs & uint64(attrs), Attr_clr: keptAttrs &^ uint64(attrs)} //nolint:gosec // attributes are bits
-		if err := unix.MountSetattr(mount, "", unix.AT_EMPTY_PATH, &asked); err != nil {
-			return errors.Join(fmt.Errorf("the volume's mount cannot be given its attributes: %w", err), unix.Close(mount))
-		}
-		return nil
+		mount, err = fsmount.Clone(dir, m.Info)
+		return err
 	})
 	return mount, err
 }

@@ -13,7 +13,11 @@ import (
 	"syscall"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
+
+const name = "crust-runc"
 
 // Main runs the program and gives its exit status. Where it becomes runc it does
 // not return.
@@ -23,33 +27,52 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if len(args) > 1 && args[1] == abi.Word {
 		return crustMain(args[2:], stdout, stderr)
 	}
-	in := parseArgs(args[1:])
-	tell := teller{in: in, stderr: stderr}
+	in := handler.ParseArgs(args[1:])
+	tell := handler.Teller{Name: name, In: in, Stderr: stderr}
 	cfg, err := LoadConfig(os.Getenv)
 	if err != nil {
-		tell.fail(err)
+		tell.Fail(err)
 		return 1
 	}
 	path, err := cfg.runtime()
 	if err != nil {
-		tell.fail(err)
+		tell.Fail(err)
 		return 1
 	}
-	if in.starts() {
+	if starts(in.Command) {
 		c := &creator{cfg: cfg, runtime: path, in: in, tell: tell}
 		if err := c.prepare(); err != nil {
-			tell.fail(err)
+			tell.Fail(err)
 			return 1
 		}
 	}
 	// What this process was given it hands on: runc has its pid, its descriptors,
 	// its terminal and its signals.
 	err = syscall.Exec(path, append([]string{path}, args[1:]...), os.Environ()) //nolint:gosec // the operator's runc
-	tell.fail(fmt.Errorf("%s cannot be run: %w", path, err))
+	tell.Fail(fmt.Errorf("%s cannot be run: %w", path, err))
 	return 1
 }
 
+// crustMain runs a command of our own.
+func crustMain(args []string, stdout, stderr io.Writer) int {
+	if len(args) == 4 && args[0] == commandWatch {
+		err := fsops.Watch(args[1:]) // it has all that it needs, and an empty environment
+		if err != nil {
+			_, _ = fmt.Fprintf(stderr, "%s: %v\n", name, err)
+		}
+		return handler.ExitStatus(err)
+	}
+	return handler.CLI{
+		Name: name, About: "crust-runc is runc that mounts deferred volumes in the sandbox of their pod.",
+		Config: defaultConfig + ", or the file that " + configVariable + " names",
+		Open: func() (handler.Volumes, string, error) {
+			cfg, err := LoadConfig(os.Getenv)
+			return Volumes{cfg: cfg}, cfg.Program, err
+		},
+	}.Main(args, stdout, stderr)
+}
+
 // starts tells whether runc is to set up the mounts of a container.
-func (in invocation) starts() bool {
-	return in.command == "create" || in.command == "run" || in.command == "restore"
+func starts(command string) bool {
+	return command == "create" || command == "run" || command == "restore"
 }

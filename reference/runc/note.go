@@ -10,6 +10,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
@@ -17,14 +18,11 @@ import (
 // the pod.
 type pause process.Process
 
-// errGone is a sandbox that has ended.
-var errGone = errors.New("the sandbox has ended")
-
 // proc opens the kernel's directory of the process, if it is still the one that it was.
 func (p pause) proc() (int, error) {
 	dir, err := process.Process(p).Open()
 	if errors.Is(err, process.ErrEnded) {
-		err = errGone
+		err = handler.ErrGone
 	}
 	return dir, err
 }
@@ -50,7 +48,7 @@ func (p pause) open(volume string, info abi.Info) (int, error) {
 	defer func() { _ = unix.Close(proc) }()
 	fd, err := openIn(proc, volume, info)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) && !p.lives() {
-		return -1, errGone
+		return -1, handler.ErrGone
 	}
 	return fd, err
 }
@@ -127,9 +125,6 @@ func hint(err error) string {
 	return ""
 }
 
-// errNoSandbox says that no live sandbox has the volume.
-var errNoSandbox = errors.New("no live sandbox has the volume mounted")
-
 // findHolder finds the newest live sandbox that has the volume. The caller closes
 // its descriptor.
 func findHolder(dir *abi.Dir, info abi.Info) (holder, error) {
@@ -144,7 +139,7 @@ func findHolder(dir *abi.Dir, info abi.Info) (holder, error) {
 			continue // of another program, or on its way out
 		}
 		fd, err := p.open(dir.Name(), info)
-		if errors.Is(err, errGone) || errors.Is(err, unix.ENOENT) {
+		if errors.Is(err, handler.ErrGone) || errors.Is(err, unix.ENOENT) {
 			continue
 		}
 		if err != nil {
@@ -152,5 +147,5 @@ func findHolder(dir *abi.Dir, info abi.Info) (holder, error) {
 		}
 		return holder{sandbox: id, pause: p, root: fd}, nil
 	}
-	return holder{}, errNoSandbox
+	return holder{}, handler.ErrNoSandbox
 }

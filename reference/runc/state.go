@@ -11,17 +11,18 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
 // sandboxProcess finds the process of a sandbox. The id must be a sandbox's, and the
 // sandbox of the same pod: in the mount namespace of another container, the volume
 // would be mounted for that one's processes.
-func sandboxProcess(runtime string, in invocation, of oci.Sandbox) (pause, error) {
+func sandboxProcess(runtime string, in handler.Invocation, of oci.Sandbox) (pause, error) {
 	if !abi.IsSandboxID(of.ID) {
 		return pause{}, fmt.Errorf("%q cannot be the id of a sandbox", of.ID)
 	}
-	p, bundle, ok := recordedProcess(in.root, of.ID)
+	p, bundle, ok := recordedProcess(in.Root, of.ID)
 	if !ok {
 		var err error
 		if p, bundle, err = askedProcess(runtime, in, of.ID); err != nil {
@@ -80,10 +81,10 @@ func recordedProcess(root, sandbox string) (p pause, bundle string, ok bool) {
 }
 
 // askedProcess asks runc.
-func askedProcess(runtime string, in invocation, sandbox string) (p pause, bundle string, err error) {
+func askedProcess(runtime string, in handler.Invocation, sandbox string) (p pause, bundle string, err error) {
 	var args []string
-	if in.root != "" {
-		args = append(args, "--root", in.root)
+	if in.Root != "" {
+		args = append(args, "--root", in.Root)
 	}
 	var out, told bytes.Buffer
 	cmd := exec.Command(runtime, append(args, "state", sandbox)...) //nolint:gosec // the operator's runc
@@ -102,7 +103,7 @@ func askedProcess(runtime string, in invocation, sandbox string) (p pause, bundl
 	}
 	if state.PID <= 0 || state.Status == "stopped" {
 		return pause{}, "", fmt.Errorf("sandbox %s: %w: kubelet makes a new one; where the container runtime says for long that the sandbox "+
-			"is ready, as CRI-O does when conmon was killed too, run `crictl stopp %s`, or delete the pod", sandbox, errGone, sandbox)
+			"is ready, as CRI-O does when conmon was killed too, run `crictl stopp %s`, or delete the pod", sandbox, handler.ErrGone, sandbox)
 	}
 	found, err := process.Of(state.PID)
 	if err != nil {

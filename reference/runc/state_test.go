@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -64,13 +65,13 @@ func TestSandboxProcess(t *testing.T) {
 		"known": "", "stale": "", "odd": "", "other": "", "bare": "",
 		"ended": "has ended", "nobody": "unknown", "../known": "id of a sandbox",
 	} {
-		p, err := sandboxProcess(asked, invocation{root: root}, oci.Sandbox{ID: sandbox, PodUID: "pod"})
+		p, err := sandboxProcess(asked, handler.Invocation{Root: root}, oci.Sandbox{ID: sandbox, PodUID: "pod"})
 		if want == "" && (err != nil || p != pause(self)) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %+v, %v", sandbox, p, err)
 		}
 	}
 	// What is on record is not asked.
-	if p, err := sandboxProcess("/does/not/exist", invocation{root: root}, oci.Sandbox{ID: "known", PodUID: "pod"}); err != nil || p != pause(self) {
+	if p, err := sandboxProcess("/does/not/exist", handler.Invocation{Root: root}, oci.Sandbox{ID: "known", PodUID: "pod"}); err != nil || p != pause(self) {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
@@ -98,7 +99,7 @@ func TestOnlyThePodsOwnSandboxHoldsItsVolumes(t *testing.T) {
 		bundle := sandboxBundle(t, root, name, c.notes)
 		record(t, root, name, fmt.Sprintf(`{"id":%q,"init_process_pid":%d,"init_process_start":%d,"config":{"labels":["bundle=%s"]}}`,
 			name, self.PID, self.Start, bundle))
-		_, err := sandboxProcess("/does/not/exist", invocation{root: root}, oci.Sandbox{ID: name, PodUID: "pod"})
+		_, err := sandboxProcess("/does/not/exist", handler.Invocation{Root: root}, oci.Sandbox{ID: name, PodUID: "pod"})
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}

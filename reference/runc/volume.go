@@ -1,16 +1,14 @@
 package runc
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
-	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/fsmount"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
 // ensure makes the volume be mounted in the sandbox. Everything that changes the
@@ -25,23 +23,17 @@ func (p pause) ensure(volume string, info abi.Info, warn func(string)) error {
 	if there, err := p.has(volume, info); err != nil || there {
 		return err
 	}
-	device, err := openDevice(info)
+	device, err := handler.OpenDevice(info)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = unix.Close(device) }()
 	if !info.ReadOnly() {
-		if err := refuseMounted(info); err != nil {
+		if err := handler.RefuseMounted(info); err != nil {
 			return err
 		}
 	}
-	if err := fsops.OneDevice(device, info.FSType); err != nil {
-		return err
-	}
-	if err := fsops.Forget(fmt.Sprintf("/proc/self/fd/%d", device), info.FSType); err != nil {
-		return err
-	}
-	mount, err := mountReady(info, device, warn)
+	mount, err := fsmount.Ready(info, device, warn)
 	if err != nil {
 		return err
 	}
@@ -60,78 +52,4 @@ func (p pause) has(volume string, info abi.Info) (bool, error) {
 		return false, err
 	}
 	return true, unix.Close(fd)
-}
-
-// mountReady mounts the device, grown to its size and with the group of the pod.
-func mountReady(info abi.Info, device int, warn func(string)) (int, error) {
-	mount, err := mountGrown(info, device, warn)
-	if err != nil {
-		return -1, err
-	}
-	if err = checkMounted(mount, device, info); err == nil {
-		err = applyGroup(mount, info)
-	}
-	if err != nil {
-		return -1, errors.Join(err, unix.Close(mount))
-	}
-	return mount, nil
-}
-
-// checkMounted sees that the name of the device led the kernel to the same device
-// as us.
-func checkMounted(mount, device int, info abi.Info) error {
-	var dev unix.Stat_t
-	if err := unix.Fstat(device, &dev); err != nil {
-		return err
-	}
-	err := fsops.LiesOn(mount, uint64(dev.Rdev)) //nolint:unconvert // narrower on other architectures
-	if errors.Is(err, fsops.ErrElsewhere) {
-		return fmt.Errorf("another device took the name %s while it was mounted: try again", info.Device)
-	}
-	return err
-}
-
-// growTime bounds what is done to a filesystem that is not mounted.
-const growTime = 90 * time.Second
-
-// mountGrown mounts the device, and makes a filesystem that is smaller than it
-// grow. A filesystem that cannot grow does not keep the pod from starting.
-func mountGrown(info abi.Info, device int, warn func(string)) (int, error) {
-	mount, err := mountDetached(info)
-	if err != nil || info.ReadOnly() {
-		return mount, err
-	}
-	_, err = fsops.Grow(mount, device, 0, 0)
-	if err == nil {
-		return mount, nil
-	}
-	if !errors.Is(err, fsops.ErrDenied) || info.FSType != "ext4" {
-		warn(fmt.Sprintf("volume %s: its filesystem is smaller than its device and does not grow: %v", info.Target(), err))
-		return mount, nil
-	}
-	// Root without CAP_SYS_RESOURCE can grow an ext4 that is not mounted.
-	if err := unix.Close(mount); err != nil {
-		return -1, err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), growTime)
-	defer cancel()
-	if err := fsops.GrowUnmounted(ctx, info.Device, info.FSType); err != nil {
-		warn(fmt.Sprintf("volume %s: its filesystem is smaller than its device and does not grow: %v", info.Target(), err))
-	}
-	return mountDetached(info)
-}
-
-func applyGroup(mount int, info abi.Info) error {
-	gid, wanted, err := info.Group()
-	if err != nil || !wanted || info.ReadOnly() {
-		return err
-	}
-	policy := fsops.Policy(info.GroupPolicy())
-	if policy == "" {
-		policy = fsops.Always
-	}
-	if _, err := fsops.ApplyGroup(mount, gid, policy, false); err != nil {
-		return fmt.Errorf("its files cannot be given to the group %d: %w", gid, err)
-	}
-	return nil
 }

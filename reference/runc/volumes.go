@@ -10,6 +10,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
 // Volumes is what can be asked about the volumes that sandboxes have.
@@ -47,7 +48,7 @@ func (v Volumes) open(volume string) (holder, abi.Info, error) {
 	state, _ := stateOf(v.cfg.Root + "/" + volume)
 	dir, err := abi.Open(v.cfg.Root, volume)
 	if errors.Is(err, fs.ErrNotExist) {
-		return holder{}, abi.Info{}, fmt.Errorf("%w: it is not published to this runtime", errNoSandbox)
+		return holder{}, abi.Info{}, fmt.Errorf("%w: it is not published to this runtime", handler.ErrNoSandbox)
 	}
 	if err != nil {
 		return holder{}, abi.Info{}, err
@@ -75,13 +76,8 @@ func (v Volumes) Stats(target string) (reply abi.StatsReply, sandbox string, err
 		for _, u := range report.Usage {
 			reply.Usage = append(reply.Usage, abi.Usage{Available: u.Available, Total: u.Total, Used: u.Used, Unit: string(u.Unit)})
 		}
+		report = v.freezer().Judge(abi.DirName(target), report)
 		reply.Condition = &abi.Condition{Abnormal: report.Abnormal, Message: report.Message, Reason: report.Reason}
-		if v.freezer().Forgotten(abi.DirName(target)) {
-			reply.Condition = &abi.Condition{
-				Abnormal: true, Reason: abi.ReasonFrozen,
-				Message: "all writes are held, and the processes that were to end that are gone: thaw it",
-			}
-		}
 		return nil
 	})
 	return reply, sandbox, err
@@ -93,7 +89,7 @@ func (v Volumes) Resize(target string, least, most int64) (size int64, err error
 		if info.ReadOnly() {
 			return fmt.Errorf("%w: the volume is read-only", fsops.ErrUnsupported)
 		}
-		device, err := openDevice(info)
+		device, err := handler.OpenDevice(info)
 		if err != nil {
 			return err
 		}

@@ -26,8 +26,8 @@ type Info struct {
 // The keys of an Info's metadata. The last three are ours: without them a handler
 // can still serve, with fewer checks.
 const (
-	metaGroup  = "fsGroup"
-	metaPolicy = "fsGroupChangePolicy"
+	MetaGroup  = "fsGroup"
+	MetaPolicy = "fsGroupChangePolicy"
 	metaTarget = "crust.targetPath"
 	metaPod    = "crust.podUID"
 	metaDevice = "crust.device"
@@ -54,9 +54,9 @@ func Encode(v *volume.Volume) ([]byte, error) {
 		info.Metadata[metaDevice] = fmt.Sprintf("%d:%d", v.Device.Major, v.Device.Minor)
 	}
 	if v.Group != "" {
-		info.Metadata[metaGroup] = v.Group
+		info.Metadata[MetaGroup] = v.Group
 		if v.GroupPolicy != volume.GroupPolicyUnset {
-			info.Metadata[metaPolicy] = string(v.GroupPolicy)
+			info.Metadata[MetaPolicy] = string(v.GroupPolicy)
 		}
 	}
 	return json.Marshal(info)
@@ -120,27 +120,27 @@ func (i Info) DeviceNumber() (major, minor uint32, known bool, err error) {
 
 // Group is the group that the files shall have, if any.
 func (i Info) Group() (gid uint32, wanted bool, err error) {
-	text, policy := i.Metadata[metaGroup], i.GroupPolicy()
+	text, policy := i.Metadata[MetaGroup], i.GroupPolicy()
 	if text == "" {
 		if policy != volume.GroupPolicyUnset {
-			return 0, false, fmt.Errorf("%s without %s", metaPolicy, metaGroup)
+			return 0, false, fmt.Errorf("%s without %s", MetaPolicy, MetaGroup)
 		}
 		return 0, false, nil
 	}
 	n, err := strconv.ParseUint(text, 10, 32)
 	// 010 would be 8 to some readers, and the highest number is "none" to chown.
 	if err != nil || strconv.FormatUint(n, 10) != text || uint32(n) == ^uint32(0) {
-		return 0, false, fmt.Errorf("%s is not a decimal group id", metaGroup)
+		return 0, false, fmt.Errorf("%s is not a decimal group id", MetaGroup)
 	}
 	switch policy {
 	case volume.GroupPolicyUnset, volume.GroupAlways, volume.GroupOnMismatch:
 		return uint32(n), true, nil
 	default:
-		return 0, false, fmt.Errorf("%s is neither %s nor %s", metaPolicy, volume.GroupAlways, volume.GroupOnMismatch)
+		return 0, false, fmt.Errorf("%s is neither %s nor %s", MetaPolicy, volume.GroupAlways, volume.GroupOnMismatch)
 	}
 }
 
 // GroupPolicy says when the group is changed; unset means always.
-func (i Info) GroupPolicy() volume.GroupPolicy { return volume.GroupPolicy(i.Metadata[metaPolicy]) }
+func (i Info) GroupPolicy() volume.GroupPolicy { return volume.GroupPolicy(i.Metadata[MetaPolicy]) }
 
 func isPath(s string) bool { return path.IsAbs(s) && sys.IsText(s) && len(s) < 4096 }

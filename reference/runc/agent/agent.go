@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
-	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
+	"github.com/crust-proxy/crust-proxy/reference/handler/serve"
 	"github.com/crust-proxy/crust-proxy/reference/runc"
 )
 
@@ -28,9 +28,6 @@ const (
 	// idleChecks how many such looks in a row end it.
 	idleCheck  = 2 * time.Second
 	idleChecks = 2
-	// maxRequest bounds a request, and is the flow-control window: to estimate one, gRPC
-	// pings at nearly every request.
-	maxRequest = 64 << 10
 )
 
 // Run serves until no sandbox is left, or a signal comes. Where an agent runs already
@@ -49,10 +46,8 @@ func Run(cfg runc.Config) error {
 	if err != nil {
 		return err
 	}
-	served := grpc.NewServer(grpc.UnaryInterceptor(answer), grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(1024),
-		grpc.InitialWindowSize(maxRequest), grpc.InitialConnWindowSize(maxRequest))
 	volumes := runc.OpenVolumes(cfg)
-	handlerv1.RegisterHandlerServer(served, &server{volumes: volumes})
+	served := serve.New(volumes)
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer cancel()
 	go func() {

@@ -1,4 +1,4 @@
-package runc
+package handler
 
 import (
 	"fmt"
@@ -70,13 +70,13 @@ func TestRemovableUnderContainers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			c.add(n)
-			err := removable(n.proc, n.program)
+			err := unused(n.proc, n.program)
 			if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 				t.Errorf("it says %v, want %q", err, c.says)
 			}
 		})
 	}
-	if err := removable("/nonexistent", "/usr/bin/crust-runc"); err == nil {
+	if err := unused("/nonexistent", "/usr/bin/crust-runc"); err == nil {
 		t.Error("removable where nothing can be told")
 	}
 }

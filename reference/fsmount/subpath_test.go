@@ -1,4 +1,4 @@
-package runc
+package fsmount
 
 import (
 	"os"
@@ -19,7 +19,7 @@ func descendIn(t *testing.T, root, sub string) (string, error) {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Close(at) }()
-	fd, err := descend(at, sub)
+	fd, err := Descend(at, sub)
 	if err != nil {
 		return "", err
 	}

@@ -1,4 +1,5 @@
-package agent
+// Package serve serves what can be asked about volumes over the Handler API.
+package serve
 
 import (
 	"context"
@@ -11,13 +12,25 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/reference/runc"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
+
+// maxRequest bounds a request, and is the flow-control window: to estimate one, gRPC
+// pings at nearly every request.
+const maxRequest = 64 << 10
+
+// New gives a server of the volumes.
+func New(volumes handler.Volumes) *grpc.Server {
+	served := grpc.NewServer(grpc.UnaryInterceptor(answer), grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(1024),
+		grpc.InitialWindowSize(maxRequest), grpc.InitialConnWindowSize(maxRequest))
+	handlerv1.RegisterHandlerServer(served, &server{volumes: volumes})
+	return served
+}
 
 // server serves the volumes over gRPC.
 type server struct {
 	handlerv1.UnimplementedHandlerServer
-	volumes runc.Volumes
+	volumes handler.Volumes
 }
 
 // GetVolumeStats measures the filesystem.
@@ -67,11 +80,11 @@ func (s *server) ThawVolume(_ context.Context, req *handlerv1.ThawVolumeRequest)
 }
 
 // answer checks what every call names, and gives errors their codes.
-func answer(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func answer(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	if of, ok := req.(interface{ GetTargetPath() string }); ok && !path.IsAbs(of.GetTargetPath()) {
 		return nil, status.Errorf(codes.InvalidArgument, "target_path: %q is not an absolute path", of.GetTargetPath())
 	}
-	reply, err := handler(ctx, req)
+	reply, err := next(ctx, req)
 	return reply, toStatus(err)
 }
 
@@ -85,7 +98,7 @@ func toStatus(err error) error {
 		abi.ExitUnsupported: codes.Unimplemented, abi.ExitOutOfRange: codes.OutOfRange,
 		abi.ExitWrongState: codes.FailedPrecondition,
 	}
-	is, known := code[runc.ExitStatus(err)]
+	is, known := code[handler.ExitStatus(err)]
 	if !known {
 		is = codes.Internal
 	}

@@ -1,4 +1,4 @@
-package runc
+package handler
 
 import (
 	"errors"
@@ -10,9 +10,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// openDevice opens the volume's device and sees that it is the one that the broker
+// OpenDevice opens the volume's device and sees that it is the one that the broker
 // claimed. While it is open its number cannot be given to another one.
-func openDevice(info abi.Info) (int, error) {
+func OpenDevice(info abi.Info) (int, error) {
 	mode := unix.O_RDWR
 	if info.ReadOnly() {
 		mode = unix.O_RDONLY
@@ -55,24 +55,44 @@ const (
 	busyPoll = 20 * time.Millisecond
 )
 
-// refuseMounted refuses a device whose filesystem is mounted anywhere already,
+// RefuseMounted refuses a device whose filesystem is mounted anywhere already,
 // also in a mount namespace that nobody sees: a second read-write owner, who would
 // get the same filesystem from the kernel without a word.
-func refuseMounted(info abi.Info) error {
-	fd, err := claim(info)
-	for until := time.Now().Add(busyTime); errors.Is(err, unix.EBUSY) && time.Now().Before(until); fd, err = claim(info) {
-		time.Sleep(busyPoll)
-	}
-	if errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("the device %s is in use: another sandbox, which may be ending, or this node has it mounted; "+
-			"find out with `grep -l %s /proc/[0-9]*/mountinfo`", info.Device, info.Device)
-	}
+func RefuseMounted(info abi.Info) error {
+	fd, err := claim(info, unix.O_RDONLY)
 	if err != nil {
-		return fmt.Errorf("the device %s cannot be claimed: %w", info.Device, err)
+		return err
 	}
 	return unix.Close(fd)
 }
 
-func claim(info abi.Info) (int, error) {
-	return unix.Open(info.Device, unix.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+// ClaimDevice opens the device for writing, as OpenDevice does, and so that as long as
+// the descriptor is open nobody else mounts or claims it.
+func ClaimDevice(info abi.Info) (int, error) {
+	fd, err := claim(info, unix.O_RDWR)
+	if err != nil {
+		return -1, err
+	}
+	if err := checkDevice(fd, info); err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func claim(info abi.Info, mode int) (fd int, err error) {
+	for until := time.Now().Add(busyTime); ; time.Sleep(busyPoll) {
+		fd, err = unix.Open(info.Device, mode|unix.O_EXCL|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(until) {
+			break
+		}
+	}
+	if errors.Is(err, unix.EBUSY) {
+		return -1, fmt.Errorf("the device %s is in use: another sandbox, which may be ending, or this node has it mounted; "+
+			"find out with `grep -l %s /proc/[0-9]*/mountinfo`", info.Device, info.Device)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("the device %s cannot be claimed: %w", info.Device, err)
+	}
+	return fd, nil
 }

@@ -1,4 +1,6 @@
-package runc
+// Package fsmount mounts the filesystems of volumes, by descriptors, and shows
+// directories of them: what reference handlers share, whose kernel ever makes the mount.
+package fsmount
 
 import (
 	"errors"
@@ -55,6 +57,12 @@ func withOurs(fsType string, options []string) []string {
 	return append(slices.Clone(options), ours)
 }
 
+// Attr tells whether an option speaks of a mount, and what it sets and clears there.
+func Attr(option string) (sets, clears int, ofMount bool) {
+	attr, ofMount := mountAttrs[option]
+	return attr.set, attr.clear, ofMount
+}
+
 // splitOptions divides the volume's options into those of the mount and those of
 // the filesystem.
 func splitOptions(fsType string, options []string) (attrs int, rest []string, err error) {
@@ -76,20 +84,28 @@ func splitOptions(fsType string, options []string) (attrs int, rest []string, er
 // options are: only containers are to use what is in the volume, by mounts of their own.
 const keptAttrs uint64 = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
 
-// mountDetached mounts the filesystem of a device nowhere: whoever has the
-// descriptor has the mount, and with the last one it goes.
+// mountDetached mounts the filesystem of a device nowhere.
 func mountDetached(info abi.Info) (int, error) {
 	attrs, options, err := splitOptions(info.FSType, info.Options)
 	if err != nil {
 		return -1, err
 	}
-	fs, err := unix.Fsopen(info.FSType, unix.FSOPEN_CLOEXEC)
+	mount, err := New(info.FSType, info.Device, options, attrs|int(keptAttrs))
+	if info.ReadOnly() && (errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO)) {
+		err = fmt.Errorf("read-only: if its last user did not unmount it, it has to be mounted read-write once: %w", err)
+	}
+	return mount, err
+}
+
+// New mounts a filesystem nowhere.
+func New(fsType, source string, options []string, attrs int) (int, error) {
+	fs, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
-		return -1, fmt.Errorf("the filesystem %s is not known to this node's kernel: load its module: %w", info.FSType, err)
+		return -1, fmt.Errorf("the filesystem %s is not known to this node's kernel: load its module: %w", fsType, err)
 	}
 	defer func() { _ = unix.Close(fs) }()
-	if err := unix.FsconfigSetString(fs, "source", info.Device); err != nil {
-		return -1, fsError(fs, "the device "+info.Device+" is not taken", err)
+	if err := unix.FsconfigSetString(fs, "source", source); err != nil {
+		return -1, fsError(fs, "the device "+source+" is not taken", err)
 	}
 	for _, option := range options {
 		if err := setOption(fs, option); err != nil {
@@ -99,15 +115,29 @@ func mountDetached(info abi.Info) (int, error) {
 		}
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
-		text := fmt.Sprintf("the filesystem on %s (%s) cannot be mounted", info.Device, info.FSType)
-		if info.ReadOnly() && (errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO)) {
-			text += " read-only: if its last user did not unmount it, it has to be mounted read-write once"
-		}
-		return -1, fsError(fs, text, err)
+		return -1, fsError(fs, fmt.Sprintf("the filesystem on %s (%s) cannot be mounted", source, fsType), err)
 	}
-	mount, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, attrs|int(keptAttrs))
+	mount, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, attrs)
 	if err != nil {
-		return -1, fsError(fs, "the filesystem on "+info.Device+" cannot be mounted", err)
+		return -1, fsError(fs, "the filesystem on "+source+" cannot be mounted", err)
+	}
+	return mount, nil
+}
+
+// Clone gives a detached copy of a volume's mount at a directory of it. Its attributes
+// are those that the volume's options ask for.
+func Clone(dir int, info abi.Info) (int, error) {
+	attrs, _, err := splitOptions(info.FSType, info.Options)
+	if err != nil {
+		return -1, err
+	}
+	mount, err := unix.OpenTree(dir, "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("the sandbox's mount of the volume cannot be shared: %w", err)
+	}
+	asked := unix.MountAttr{Attr_set: keptAttrs & uint64(attrs), Attr_clr: keptAttrs &^ uint64(attrs)} //nolint:gosec // attributes are bits
+	if err := unix.MountSetattr(mount, "", unix.AT_EMPTY_PATH, &asked); err != nil {
+		return -1, errors.Join(fmt.Errorf("the volume's mount cannot be given its attributes: %w", err), unix.Close(mount))
 	}
 	return mount, nil
 }

@@ -1,4 +1,5 @@
-package conformance
+// Package mountwatch sees every mount that the host's list of mounts shows, however short.
+package mountwatch
 
 import (
 	"bytes"
@@ -13,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountWatch reads the host's list of mounts at each change, and keeps those that must
+// Watch reads the host's list of mounts at each change, and keeps those that must
 // not be there.
-type mountWatch struct {
+type Watch struct {
 	file *os.File
 	stop int
 	done chan struct{}
@@ -25,7 +26,8 @@ type mountWatch struct {
 	seen    []string
 }
 
-func watchMounts() (*mountWatch, error) {
+// New watches the mount namespace of this process.
+func New() (*Watch, error) {
 	// The thread's own list can be of another namespace; the process' is the host's.
 	file, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -35,12 +37,13 @@ func watchMounts() (*mountWatch, error) {
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	w := &mountWatch{file: file, stop: stop, done: make(chan struct{}), devices: make(map[string]bool)}
+	w := &Watch{file: file, stop: stop, done: make(chan struct{}), devices: make(map[string]bool)}
 	go w.follow()
 	return w, nil
 }
 
-func (w *mountWatch) close() error {
+// Close ends the watch.
+func (w *Watch) Close() error {
 	_, err := unix.Write(w.stop, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	<-w.done
 	return errors.Join(err, unix.Close(w.stop), w.file.Close())
@@ -48,7 +51,7 @@ func (w *mountWatch) close() error {
 
 // follow waits for changes, which the kernel reports by POLLPRI. A mount may last a
 // millisecond: this thread must not wait for a processor, even on a busy machine.
-func (w *mountWatch) follow() {
+func (w *Watch) follow() {
 	defer close(w.done)
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 	raisePriority()
@@ -77,7 +80,7 @@ func raisePriority() {
 }
 
 // read reads the whole list.
-func (w *mountWatch) read() {
+func (w *Watch) read() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if _, err := w.file.Seek(0, io.SeekStart); err != nil {
@@ -95,7 +98,7 @@ func (w *mountWatch) read() {
 }
 
 // forbidden tells whether the line is a mount of one of the devices, by number or name.
-func (w *mountWatch) forbidden(line string) bool {
+func (w *Watch) forbidden(line string) bool {
 	fields := strings.Fields(line)
 	if len(fields) < 7 {
 		return false
@@ -108,8 +111,8 @@ func (w *mountWatch) forbidden(line string) bool {
 	return len(of) > 1 && w.devices[of[1]]
 }
 
-// add names a device whose mounts are forbidden.
-func (w *mountWatch) add(names ...string) {
+// Add names a device whose mounts are forbidden, by path or as major:minor.
+func (w *Watch) Add(names ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, name := range names {
@@ -117,7 +120,8 @@ func (w *mountWatch) add(names ...string) {
 	}
 }
 
-func (w *mountWatch) remove(names ...string) {
+// Remove forgets names that were added.
+func (w *Watch) Remove(names ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, name := range names {
@@ -125,8 +129,8 @@ func (w *mountWatch) remove(names ...string) {
 	}
 }
 
-// checkNone fails if a filesystem of a volume was mounted on the host since the last call.
-func (w *mountWatch) checkNone() error {
+// CheckNone fails if a filesystem of a device was mounted on the host since the last call.
+func (w *Watch) CheckNone() error {
 	w.read()
 	w.mu.Lock()
 	defer w.mu.Unlock()

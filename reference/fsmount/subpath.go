@@ -1,4 +1,4 @@
-package runc
+package fsmount
 
 import (
 	"errors"
@@ -14,10 +14,10 @@ import (
 // another mount, is refused; one that stays inside is followed, as kubelet does.
 const within = unix.RESOLVE_NO_XDEV
 
-// descend opens a sub-directory of a volume, and makes what is missing of it with
+// Descend opens a sub-directory of a volume, and makes what is missing of it with
 // the mode and the group that the volume's root has, as kubelet does. The workload
 // can write to the volume meanwhile.
-func descend(root int, sub string) (int, error) {
+func Descend(root int, sub string) (int, error) {
 	at, err := openBelow(root, ".")
 	if err != nil || sub == "" {
 		return at, err

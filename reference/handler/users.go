@@ -1,4 +1,4 @@
-package runc
+package handler
 
 import (
 	"encoding/json"
@@ -10,15 +10,12 @@ import (
 	"strings"
 )
 
-// commandRemovable asks whether this program can be removed from the node.
-const commandRemovable = "removable"
-
 // mostUsers bounds how many users of the program an error names.
 const mostUsers = 20
 
-// removable refuses while containers run by this program: their runtime would find no
+// unused refuses while containers run by this program: their runtime would find no
 // program any more to exec into them, to kill and to delete them.
-func removable(proc, program string) error {
+func unused(proc, program string) error {
 	users, err := usersOf(proc, program)
 	if err != nil {
 		return fmt.Errorf("it cannot be told whether containers run by %s: %w", program, err)

@@ -1,0 +1,96 @@
+package fsmount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+)
+
+// Ready mounts an open device nowhere, grown to its size and with the group of the pod:
+// all that changes the filesystem is done before anybody can see it. Whoever has the
+// descriptor has the mount, and with the last one it goes.
+func Ready(info abi.Info, device int, warn func(string)) (int, error) {
+	if err := fsops.OneDevice(device, info.FSType); err != nil {
+		return -1, err
+	}
+	if err := fsops.Forget(sys.ProcFD(device), info.FSType); err != nil {
+		return -1, err
+	}
+	mount, err := mountGrown(info, device, warn)
+	if err != nil {
+		return -1, err
+	}
+	if err = checkMounted(mount, device, info); err == nil {
+		err = applyGroup(mount, info)
+	}
+	if err != nil {
+		return -1, errors.Join(err, unix.Close(mount))
+	}
+	return mount, nil
+}
+
+// checkMounted sees that the name of the device led the kernel to the same device
+// as us.
+func checkMounted(mount, device int, info abi.Info) error {
+	var dev unix.Stat_t
+	if err := unix.Fstat(device, &dev); err != nil {
+		return err
+	}
+	err := fsops.LiesOn(mount, uint64(dev.Rdev)) //nolint:unconvert // narrower on other architectures
+	if errors.Is(err, fsops.ErrElsewhere) {
+		return fmt.Errorf("another device took the name %s while it was mounted: try again", info.Device)
+	}
+	return err
+}
+
+// growTime bounds what is done to a filesystem that is not mounted.
+const growTime = 90 * time.Second
+
+// mountGrown mounts the device, and makes a filesystem that is smaller than it
+// grow. A filesystem that cannot grow does not keep the pod from starting.
+func mountGrown(info abi.Info, device int, warn func(string)) (int, error) {
+	mount, err := mountDetached(info)
+	if err != nil || info.ReadOnly() {
+		return mount, err
+	}
+	_, err = fsops.Grow(mount, device, 0, 0)
+	if err == nil {
+		return mount, nil
+	}
+	if !errors.Is(err, fsops.ErrDenied) || info.FSType != "ext4" {
+		warn(fmt.Sprintf("volume %s: its filesystem is smaller than its device and does not grow: %v", info.Target(), err))
+		return mount, nil
+	}
+	// Root without CAP_SYS_RESOURCE can grow an ext4 that is not mounted.
+	if err := unix.Close(mount); err != nil {
+		return -1, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), growTime)
+	defer cancel()
+	if err := fsops.GrowUnmounted(ctx, info.Device, info.FSType); err != nil {
+		warn(fmt.Sprintf("volume %s: its filesystem is smaller than its device and does not grow: %v", info.Target(), err))
+	}
+	return mountDetached(info)
+}
+
+func applyGroup(mount int, info abi.Info) error {
+	gid, wanted, err := info.Group()
+	if err != nil || !wanted || info.ReadOnly() {
+		return err
+	}
+	policy := fsops.Policy(info.GroupPolicy())
+	if policy == "" {
+		policy = fsops.Always
+	}
+	if _, err := fsops.ApplyGroup(mount, gid, policy, false); err != nil {
+		return fmt.Errorf("its files cannot be given to the group %d: %w", gid, err)
+	}
+	return nil
+}

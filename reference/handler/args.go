@@ -1,0 +1,92 @@
+package handler
+
+import (
+	"slices"
+	"strings"
+)
+
+// Invocation is a command line as runc has it.
+type Invocation struct {
+	// Command is the sub-command, or "" where there is none.
+	Command string
+	// Root is a global option that a question to runc must carry too; Log and
+	// LogFormat say where containerd looks for the error of a failure.
+	Root, Log, LogFormat string
+	// Bundle is the container's bundle, as given.
+	Bundle string
+	// Options are the command's options by their names, and Words what is none.
+	Options map[string]string
+	Words   []string
+}
+
+// The options of runc that take a value, before and after the command. All others
+// are switches.
+var (
+	globalValues  = []string{"log", "log-format", "root", "criu", "rootless"}
+	commandValues = []string{
+		"bundle", "b", "console-socket", "pid-file", "preserve-fds", "pidfd-socket",
+		"image-path", "work-path", "parent-path", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context",
+		"process", "p",
+	}
+)
+
+// ParseArgs reads runc's command line, without its first word.
+func ParseArgs(args []string) Invocation {
+	in := Invocation{Options: make(map[string]string)}
+	global := make(map[string]string)
+	rest := options(args, globalValues, global)
+	in.Root, in.Log, in.LogFormat = global["root"], global["log"], global["log-format"]
+	if len(rest) == 0 {
+		return in
+	}
+	in.Command = rest[0]
+	// runc takes options after the container's id, too, but those that follow the
+	// container of an exec are of the process.
+	for rest = rest[1:]; len(rest) > 0; {
+		if rest = options(rest, commandValues, in.Options); len(rest) > 0 {
+			in.Words, rest = append(in.Words, rest[0]), rest[1:]
+		}
+		if in.Command == "exec" && len(in.Words) > 0 {
+			in.Words = append(in.Words, rest...)
+			break
+		}
+	}
+	in.Bundle = in.Option("bundle", "b")
+	return in
+}
+
+// Option gives the value of an option that has two names.
+func (in Invocation) Option(long, short string) string {
+	if value, given := in.Options[long]; given {
+		return value
+	}
+	return in.Options[short]
+}
+
+// Has tells whether a switch was given.
+func (in Invocation) Has(long, short string) bool {
+	_, one := in.Options[long]
+	_, other := in.Options[short]
+	return one || other
+}
+
+// options reads options until a word that is none, and gives what is left from
+// there on.
+func options(args, withValue []string, into map[string]string) []string {
+	for len(args) > 0 {
+		word := args[0]
+		if word == "--" {
+			return args[1:]
+		}
+		if len(word) < 2 || word[0] != '-' {
+			return args
+		}
+		args = args[1:]
+		name, value, given := strings.Cut(strings.TrimLeft(word, "-"), "=")
+		if !given && slices.Contains(withValue, name) && len(args) > 0 {
+			value, args = args[0], args[1:]
+		}
+		into[name] = value
+	}
+	return nil
+}

@@ -1,0 +1,166 @@
+package handler
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strconv"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+)
+
+// Volumes is what can be asked about the volumes that sandboxes have.
+type Volumes interface {
+	// Stats measures the filesystem now; it tells which sandbox was asked, too.
+	Stats(target string) (reply abi.StatsReply, sandbox string, err error)
+	// Resize makes the filesystem as large as its device, and gives that size.
+	Resize(target string, least, most int64) (int64, error)
+	// Freeze holds all writes until Thaw, or until the time is over.
+	Freeze(target string, timeout time.Duration) error
+	// Thaw lets writes go on.
+	Thaw(target string) error
+	// ThawExpired thaws volumes that are frozen although their time is over.
+	ThawExpired() abi.ThawExpiredReply
+}
+
+// CLI is a program's commands about volumes.
+type CLI struct {
+	// Name is the program's, About what it is, and Config where it is configured.
+	Name, About, Config string
+	// Open gives the volumes, and the path by which the program is known.
+	Open func() (volumes Volumes, program string, err error)
+}
+
+const usage = `%[2]s
+Its commands about volumes answer in JSON; a volume is named by its resolved
+target path:
+
+  %[1]s crust stats  TARGET
+  %[1]s crust resize TARGET MIN-BYTES MAX-BYTES    (0 is none)
+  %[1]s crust freeze TARGET SECONDS
+  %[1]s crust thaw   TARGET
+  %[1]s crust thaw-expired    (every volume whose time is over)
+
+  %[1]s crust removable       (fails while containers run by this program)
+
+Exit status: 0 done, 1 refused, 2 bad arguments, 3 no live sandbox has the
+volume, 4 not supported, 5 out of range.
+Configuration: %[3]s.
+`
+
+// The kinds of errors that have an exit status of their own.
+var (
+	// ErrUsage is a command line that cannot be meant.
+	ErrUsage = errors.New("bad arguments")
+	// ErrGone is a sandbox that has ended.
+	ErrGone = errors.New("the sandbox has ended")
+	// ErrNoSandbox says that no live sandbox has the volume.
+	ErrNoSandbox = errors.New("no live sandbox has the volume mounted")
+)
+
+// Main runs a command about volumes and gives its exit status.
+func (c CLI) Main(args []string, stdout, stderr io.Writer) int {
+	if len(args) == 1 && (args[0] == "help" || args[0] == "--help" || args[0] == "-h") {
+		_, _ = fmt.Fprintf(stdout, usage, c.Name, c.About, c.Config)
+		return abi.ExitOK
+	}
+	err := c.command(args, stdout)
+	if errors.Is(err, ErrUsage) {
+		err = fmt.Errorf("%w; see `%s crust help`", err, c.Name)
+	}
+	if err != nil {
+		_, _ = fmt.Fprintf(stderr, "%s: %v\n", c.Name, err)
+	}
+	return ExitStatus(err)
+}
+
+// removable asks whether this program can be removed from the node.
+const removable = "removable"
+
+var argumentCount = map[string]int{
+	abi.Stats: 1, abi.Resize: 3, abi.Freeze: 2, abi.Thaw: 1, abi.ThawExpired: 0, removable: 0,
+}
+
+func (c CLI) command(args []string, stdout io.Writer) error {
+	if len(args) == 0 {
+		return ErrUsage
+	}
+	command, args := args[0], args[1:]
+	if wanted, known := argumentCount[command]; !known || len(args) != wanted {
+		return ErrUsage
+	}
+	volumes, program, err := c.Open()
+	if err != nil {
+		return err
+	}
+	if command == removable {
+		return unused("/proc", program)
+	}
+	if command == abi.ThawExpired {
+		return json.NewEncoder(stdout).Encode(volumes.ThawExpired())
+	}
+	answer, err := askVolume(volumes, command, args)
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(stdout).Encode(answer)
+}
+
+func askVolume(v Volumes, command string, args []string) (any, error) {
+	target := args[0]
+	if !path.IsAbs(target) {
+		return nil, fmt.Errorf("%w: the target %q is not an absolute path", ErrUsage, target)
+	}
+	numbers, err := readNumbers(args[1:])
+	if err != nil {
+		return nil, err
+	}
+	switch command {
+	case abi.Stats:
+		reply, _, err := v.Stats(target)
+		return reply, err
+	case abi.Resize:
+		size, err := v.Resize(target, numbers[0], numbers[1])
+		return abi.ResizeReply{CapacityBytes: size}, err
+	case abi.Freeze:
+		return struct{}{}, v.Freeze(target, time.Duration(numbers[0])*time.Second)
+	default:
+		return struct{}{}, v.Thaw(target)
+	}
+}
+
+func readNumbers(args []string) ([]int64, error) {
+	var numbers []int64
+	for _, arg := range args {
+		n, err := strconv.ParseInt(arg, 10, 64)
+		if err != nil || n < 0 {
+			return nil, fmt.Errorf("%w: %q is not a number of 0 or more", ErrUsage, arg)
+		}
+		numbers = append(numbers, n)
+	}
+	return numbers, nil
+}
+
+// ExitStatus is how the program ends with an error, and so says of which kind it is.
+func ExitStatus(err error) int {
+	switch {
+	case err == nil:
+		return abi.ExitOK
+	case errors.Is(err, ErrUsage):
+		return abi.ExitUsage
+	case errors.Is(err, ErrNoSandbox), errors.Is(err, ErrGone):
+		return abi.ExitNoSandbox
+	case errors.Is(err, fsops.ErrUnsupported), errors.Is(err, fsops.ErrDenied):
+		return abi.ExitUnsupported
+	case errors.Is(err, fsops.ErrOutOfRange):
+		return abi.ExitOutOfRange
+	case errors.Is(err, fsops.ErrFrozen), errors.Is(err, fsops.ErrNotFrozen):
+		return abi.ExitWrongState
+	default:
+		return abi.ExitRefused
+	}
+}

@@ -1,0 +1,20 @@
+package mountwatch
+
+import "testing"
+
+func TestForbiddenMounts(t *testing.T) {
+	w := &Watch{devices: make(map[string]bool)}
+	w.Add("/dev/loop7", "7:7")
+	for line, want := range map[string]bool{
+		"36 35 7:7 / /mnt rw - ext4 /dev/root rw":                      true,
+		"36 35 0:44 / /mnt rw shared:1 master:2 - btrfs /dev/loop7 rw": true,
+		"36 35 7:70 / /mnt rw - ext4 /dev/loop70 rw":                   false,
+		"36 35 0:5 / /dev/loop7 rw - tmpfs crust:ab rw":                false,
+		"":    false,
+		"a b": false,
+	} {
+		if got := w.forbidden(line); got != want {
+			t.Errorf("%q: %v", line, got)
+		}
+	}
+}
