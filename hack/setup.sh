@@ -28,6 +28,7 @@ systemd-nspawn systemd-container
 kill procps
 qemu-system-x86_64 qemu-system-x86
 qemu-img qemu-utils
+depmod kmod
 rpm rpm
 dpkg-deb dpkg
 man man-db
