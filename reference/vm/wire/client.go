@@ -1,0 +1,100 @@
+package wire
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+)
+
+// deadlines bound the calls; Client shortens what a caller allows, and never extends
+// it. Those that are not listed block until there is something to answer.
+var deadlines = map[string]time.Duration{
+	"Describe": 120 * time.Second, "StartSandbox": 60 * time.Second, "Ping": 20 * time.Second, "Shutdown": 60 * time.Second,
+	"AddVolume": 150 * time.Second, "RemoveVolume": 60 * time.Second,
+	"GetVolumeStats": 20 * time.Second, "ResizeVolume": 90 * time.Second,
+	"FreezeVolume": 60 * time.Second, "ThawVolume": 30 * time.Second,
+	"CreateContainer": 60 * time.Second, "StartContainer": 60 * time.Second, "DeleteContainer": 60 * time.Second,
+	"ExecProcess": 60 * time.Second, "SignalProcess": 20 * time.Second, "ForgetProcess": 20 * time.Second,
+	"WriteInput": 20 * time.Second, "CloseInput": 20 * time.Second, "ResizeTerminal": 20 * time.Second,
+}
+
+// Client asks a guest. Its methods are those of the wire; every answer has been checked.
+type Client struct {
+	AgentService
+	rpc  *ttrpc.Client
+	done chan struct{}
+}
+
+// NewClient takes over the connection.
+func NewClient(conn net.Conn) *Client {
+	c := &Client{done: make(chan struct{})}
+	c.rpc = ttrpc.NewClient(guard(conn), ttrpc.WithUnaryClientInterceptor(checked), ttrpc.WithOnClose(func() { close(c.done) }))
+	c.AgentService = NewAgentClient(c.rpc)
+	return c
+}
+
+// Close ends the connection, and with it all calls.
+func (c *Client) Close() error { return c.rpc.Close() }
+
+// Done is closed when the connection is over: with a guest that has broken the wire,
+// too.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// checked gives a call its deadline and looks at the answer before it is used.
+func checked(ctx context.Context, req *ttrpc.Request, resp *ttrpc.Response, info *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
+	method := path.Base(info.FullMethod)
+	if limit, bounded := deadlines[method]; bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+		req.TimeoutNano = min(limit, remaining(ctx)).Nanoseconds()
+	}
+	if err := invoke(ctx, req, resp); err != nil {
+		return fmt.Errorf("ask the guest for %s: %w", method, err)
+	}
+	if resp.GetStatus().GetCode() != int32(codes.OK) {
+		resp.Status = cleaned(resp.GetStatus())
+		resp.Payload = nil
+		return nil
+	}
+	if check := checks[method]; check != nil {
+		if err := check(req.GetPayload(), resp.GetPayload()); err != nil {
+			return fmt.Errorf("%w: its answer to %s: %w", ErrBroken, method, err)
+		}
+	}
+	return nil
+}
+
+func remaining(ctx context.Context) time.Duration {
+	until, _ := ctx.Deadline()
+	return max(time.Until(until), 1)
+}
+
+// cleaned makes an error of the guest fit for a log: one line, not long, a known code.
+func cleaned(said *status.Status) *status.Status {
+	code := said.GetCode()
+	if code < 0 || code > int32(codes.Unauthenticated) {
+		code = int32(codes.Unknown)
+	}
+	return &status.Status{Code: code, Message: "the guest: " + Text(said.GetMessage())}
+}
+
+// Text makes a text of anybody fit for a log and for the wire: one line, not long.
+func Text(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if !sys.IsText(string(r)) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(text, "?"))
+	return sys.ClipTo(text, maxText-len("..."))
+}

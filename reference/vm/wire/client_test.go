@@ -1,0 +1,465 @@
+package wire
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// A liar is a guest that answers each call with what the test gave it, or never.
+type liar struct {
+	AgentService
+	answers map[string]any // by method: a message or an error
+}
+
+func answer[T any](ctx context.Context, l *liar, method string) (*T, error) {
+	switch said := l.answers[method].(type) {
+	case *T:
+		return said, nil
+	case error:
+		return nil, said
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func (l *liar) Describe(ctx context.Context, _ *DescribeRequest) (*DescribeResponse, error) {
+	return answer[DescribeResponse](ctx, l, "Describe")
+}
+
+func (l *liar) Shutdown(ctx context.Context, _ *ShutdownRequest) (*ShutdownResponse, error) {
+	return answer[ShutdownResponse](ctx, l, "Shutdown")
+}
+
+func (l *liar) AddVolume(ctx context.Context, _ *AddVolumeRequest) (*AddVolumeResponse, error) {
+	return answer[AddVolumeResponse](ctx, l, "AddVolume")
+}
+
+func (l *liar) GetVolumeStats(ctx context.Context, _ *GetVolumeStatsRequest) (*GetVolumeStatsResponse, error) {
+	return answer[GetVolumeStatsResponse](ctx, l, "GetVolumeStats")
+}
+
+func (l *liar) ResizeVolume(ctx context.Context, _ *ResizeVolumeRequest) (*ResizeVolumeResponse, error) {
+	return answer[ResizeVolumeResponse](ctx, l, "ResizeVolume")
+}
+
+func (l *liar) WaitProcess(ctx context.Context, _ *WaitProcessRequest) (*WaitProcessResponse, error) {
+	return answer[WaitProcessResponse](ctx, l, "WaitProcess")
+}
+
+func (l *liar) ReadOutput(ctx context.Context, _ *ReadOutputRequest) (*ReadOutputResponse, error) {
+	return answer[ReadOutputResponse](ctx, l, "ReadOutput")
+}
+
+func (l *liar) WriteInput(ctx context.Context, _ *WriteInputRequest) (*WriteInputResponse, error) {
+	return answer[WriteInputResponse](ctx, l, "WriteInput")
+}
+
+func (l *liar) Ping(ctx context.Context, _ *PingRequest) (*PingResponse, error) {
+	return answer[PingResponse](ctx, l, "Ping")
+}
+
+// connected is both ends of a unix socket.
+func connected(t *testing.T) (host, guest net.Conn) {
+	t.Helper()
+	listener, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	check.Must(t, err)
+	defer func() { _ = listener.Close() }()
+	host, err = net.Dial("unix", listener.Addr().String())
+	check.Must(t, err)
+	guest, err = listener.Accept()
+	check.Must(t, err)
+	t.Cleanup(func() { _ = host.Close(); _ = guest.Close() })
+	return host, guest
+}
+
+// ask has a client of the liar.
+func ask(t *testing.T, l *liar) *Client {
+	t.Helper()
+	host, guest := connected(t)
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = Serve(context.WithoutCancel(t.Context()), guest, l, status.Code) }()
+	c := NewClient(host)
+	t.Cleanup(func() { _ = c.Close(); <-ended })
+	return c
+}
+
+func bytesUsage(total, used, available int64) *Usage {
+	return &Usage{Unit: abi.UnitBytes, Total: total, Used: used, Available: available}
+}
+
+// question asks one thing of a client and gives only the error.
+type question func(context.Context, *Client) error
+
+func describe(ctx context.Context, c *Client) error {
+	_, err := c.Describe(ctx, &DescribeRequest{})
+	return err
+}
+
+func shutdown(ctx context.Context, c *Client) error {
+	_, err := c.Shutdown(ctx, &ShutdownRequest{})
+	return err
+}
+
+func addVolume(ctx context.Context, c *Client) error {
+	_, err := c.AddVolume(ctx, &AddVolumeRequest{})
+	return err
+}
+
+func stats(ctx context.Context, c *Client) error {
+	_, err := c.GetVolumeStats(ctx, &GetVolumeStatsRequest{})
+	return err
+}
+
+func resize(ctx context.Context, c *Client) error {
+	_, err := c.ResizeVolume(ctx, &ResizeVolumeRequest{RequiredBytes: 100, LimitBytes: 200})
+	return err
+}
+
+func wait(ctx context.Context, c *Client) error {
+	_, err := c.WaitProcess(ctx, &WaitProcessRequest{})
+	return err
+}
+
+func read(ctx context.Context, c *Client) error {
+	_, err := c.ReadOutput(ctx, &ReadOutputRequest{Max: 10})
+	return err
+}
+
+func write(ctx context.Context, c *Client) error {
+	_, err := c.WriteInput(ctx, &WriteInputRequest{Data: []byte("1234")})
+	return err
+}
+
+func ping(ctx context.Context, c *Client) error {
+	_, err := c.Ping(ctx, &PingRequest{})
+	return err
+}
+
+// TestLiesAreNotBelieved: each false answer is refused, and the true one beside it is not.
+func TestLiesAreNotBelieved(t *testing.T) {
+	long, lines := strings.Repeat("x", maxText+1), "one\ntwo"
+	for method, c := range map[string]struct {
+		ask   question
+		truth []proto.Message
+		lies  []proto.Message
+	}{
+		"Describe": {describe,
+			[]proto.Message{&DescribeResponse{Protocol: Protocol, Kernel: "6.1", Filesystems: []string{"ext4", "xfs"}}},
+			[]proto.Message{
+				&DescribeResponse{}, &DescribeResponse{Protocol: Protocol + 1}, &DescribeResponse{Protocol: Protocol, Kernel: lines},
+				&DescribeResponse{Protocol: Protocol, Filesystems: []string{"\x1b[2J"}},
+				&DescribeResponse{Protocol: Protocol, Filesystems: make([]string, 1000)},
+			}},
+		"Shutdown": {shutdown,
+			[]proto.Message{&ShutdownResponse{}, &ShutdownResponse{Errors: []string{"the volume is busy"}}},
+			[]proto.Message{&ShutdownResponse{Errors: make([]string, 65)}, &ShutdownResponse{Errors: []string{long}}}},
+		"AddVolume": {addVolume,
+			[]proto.Message{&AddVolumeResponse{CapacityBytes: 1 << 30, Warning: "it did not grow"}},
+			[]proto.Message{
+				&AddVolumeResponse{}, &AddVolumeResponse{CapacityBytes: -1}, &AddVolumeResponse{CapacityBytes: math.MinInt64},
+				&AddVolumeResponse{CapacityBytes: 1, Warning: lines}, &AddVolumeResponse{CapacityBytes: 1, Warning: long},
+			}},
+		"GetVolumeStats": {stats,
+			[]proto.Message{
+				&GetVolumeStatsResponse{}, &GetVolumeStatsResponse{Usage: []*Usage{bytesUsage(10, 4, 6)}},
+				&GetVolumeStatsResponse{Usage: []*Usage{bytesUsage(math.MaxInt64, math.MaxInt64, 0), {Unit: abi.UnitInodes, Total: 3}}},
+				&GetVolumeStatsResponse{Abnormal: true, Reason: abi.ReasonReadOnly, Message: "it is read-only"},
+			},
+			[]proto.Message{
+				&GetVolumeStatsResponse{Usage: []*Usage{bytesUsage(-1, 0, 0)}},
+				&GetVolumeStatsResponse{Usage: []*Usage{bytesUsage(10, -4, 6)}},
+				&GetVolumeStatsResponse{Usage: []*Usage{bytesUsage(10, 4, math.MinInt64)}},
+				&GetVolumeStatsResponse{Usage: []*Usage{bytesUsage(10, 11, 0)}},
+				&GetVolumeStatsResponse{Usage: []*Usage{bytesUsage(10, 6, 6)}},
+				&GetVolumeStatsResponse{Usage: []*Usage{bytesUsage(math.MaxInt64, math.MaxInt64, math.MaxInt64)}}, // the sum overflows
+				&GetVolumeStatsResponse{Usage: []*Usage{bytesUsage(1, 0, 0), bytesUsage(1, 0, 0)}},
+				&GetVolumeStatsResponse{Usage: []*Usage{{Unit: "KITTENS", Total: 1}}},
+				&GetVolumeStatsResponse{Abnormal: true, Reason: "Haunted"},
+				&GetVolumeStatsResponse{Abnormal: true},
+				&GetVolumeStatsResponse{Reason: abi.ReasonReadOnly},
+				&GetVolumeStatsResponse{Message: lines},
+			}},
+		"ResizeVolume": {resize,
+			[]proto.Message{&ResizeVolumeResponse{CapacityBytes: 100}, &ResizeVolumeResponse{CapacityBytes: 200}},
+			[]proto.Message{
+				&ResizeVolumeResponse{}, &ResizeVolumeResponse{CapacityBytes: -100}, &ResizeVolumeResponse{CapacityBytes: 99},
+				&ResizeVolumeResponse{CapacityBytes: 201}, &ResizeVolumeResponse{CapacityBytes: math.MaxInt64},
+			}},
+		"WaitProcess": {wait,
+			[]proto.Message{&WaitProcessResponse{}, &WaitProcessResponse{ExitCode: 255, OomKilled: true}},
+			[]proto.Message{&WaitProcessResponse{ExitCode: 256}, &WaitProcessResponse{ExitCode: math.MaxUint32}}},
+		"ReadOutput": {read,
+			[]proto.Message{&ReadOutputResponse{}, &ReadOutputResponse{Data: make([]byte, 10)}},
+			[]proto.Message{&ReadOutputResponse{Data: make([]byte, 11)}, &ReadOutputResponse{Data: make([]byte, MaxData)}}},
+		"WriteInput": {write,
+			[]proto.Message{&WriteInputResponse{}, &WriteInputResponse{Written: 4}},
+			[]proto.Message{&WriteInputResponse{Written: 5}, &WriteInputResponse{Written: math.MaxUint32}}},
+	} {
+		l := &liar{answers: make(map[string]any)}
+		client := ask(t, l)
+		for _, truth := range c.truth {
+			l.answers[method] = truth
+			if err := c.ask(t.Context(), client); err != nil {
+				t.Errorf("%s: {%v} is true, and was refused: %v", method, truth, err)
+			}
+		}
+		for _, lie := range c.lies {
+			l.answers[method] = lie
+			if err := c.ask(t.Context(), client); !errors.Is(err, ErrBroken) || !strings.Contains(err.Error(), method) {
+				t.Errorf("%s: {%.100v} was taken, with %v", method, lie, err)
+			}
+		}
+	}
+}
+
+// TestErrorsOfTheGuestFitALog: what it says is one short line without control characters,
+// and begins with whose words they are.
+func TestErrorsOfTheGuestFitALog(t *testing.T) {
+	l := &liar{answers: make(map[string]any)}
+	client := ask(t, l)
+	for _, said := range []string{"", "plain", "two\nlines", "\x1b[31mred\x07", strings.Repeat("ü", 50_000)} {
+		l.answers["GetVolumeStats"] = status.Error(codes.FailedPrecondition, said)
+		err := stats(t.Context(), client)
+		text := status.Convert(err).Message()
+		if status.Code(err) != codes.FailedPrecondition || !strings.HasPrefix(text, "the guest: ") || len(text) > maxText+20 ||
+			strings.ContainsAny(text, "\n\x1b\x07") {
+			t.Errorf("%.20q became %.80q (%v, %d bytes)", said, text, status.Code(err), len(text))
+		}
+	}
+	l.answers["GetVolumeStats"] = status.ErrorProto(&rpcstatus.Status{Code: 9999, Message: "x"})
+	if err := stats(t.Context(), client); status.Code(err) != codes.Unknown {
+		t.Errorf("a code that is none became %v", status.Code(err))
+	}
+}
+
+// frame makes a frame of ttrpc.
+func frame(stream uint32, kind byte, body []byte) []byte {
+	out := binary.BigEndian.AppendUint32(nil, uint32(len(body))) //nolint:gosec // a test's
+	out = binary.BigEndian.AppendUint32(out, stream)
+	return append(append(out, kind, 0), body...)
+}
+
+// response is a whole answer.
+func response(t *testing.T, message proto.Message) []byte {
+	t.Helper()
+	payload, err := proto.Marshal(message)
+	check.Must(t, err)
+	out, err := proto.Marshal(&ttrpc.Response{Payload: payload})
+	check.Must(t, err)
+	return out
+}
+
+// TestFramesThatBreakTheWire: the first of them ends the connection, and all calls with it.
+func TestFramesThatBreakTheWire(t *testing.T) {
+	good := response(t, &PingResponse{})
+	tooLong := binary.BigEndian.AppendUint32(nil, MaxFrame+1)
+	huge := binary.BigEndian.AppendUint32(nil, math.MaxUint32)
+	for name, sent := range map[string][]byte{
+		"an answer that nobody asked for": frame(4711, typeResponse, good),
+		"two answers":                     append(frame(1, typeResponse, good), frame(1, typeResponse, good)...),
+		"a question":                      frame(1, typeRequest, good),
+		"a piece of a stream":             frame(1, 3, good),
+		"a frame of no type":              frame(1, 0, good),
+		"a long frame":                    append(tooLong, 0, 0, 0, 1, typeResponse, 0),
+		"a frame of 4 GiB":                append(huge, 0, 0, 0, 1, typeResponse, 0),
+		"garbage":                         bytes.Repeat([]byte("crust"), 1000),
+	} {
+		t.Run(name, func(t *testing.T) {
+			host, guest := connected(t)
+			c := NewClient(host)
+			defer func() { _ = c.Close() }()
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			blocked := make(chan error, 1)
+			go func() { blocked <- ping(ctx, c) }()
+			_, err := io.ReadFull(guest, make([]byte, headerSize)) // it has been asked
+			check.Must(t, err)
+			go func() { _, _ = guest.Write(sent); _, _ = io.Copy(io.Discard, guest) }()
+			select {
+			case <-c.Done():
+			case <-ctx.Done():
+				t.Fatal("the connection goes on")
+			}
+			if err := <-blocked; err == nil && name != "two answers" { // the first may have been read alone
+				t.Error("the call was answered")
+			}
+			if err := ping(ctx, c); err == nil {
+				t.Error("another call is answered")
+			}
+		})
+	}
+}
+
+// TestAnAnswerThatIsNone: the body of a good frame can be anything.
+func TestAnAnswerThatIsNone(t *testing.T) {
+	bad, err := proto.Marshal(&ttrpc.Response{Payload: []byte("\xff\xff\xff")})
+	check.Must(t, err)
+	for _, body := range [][]byte{[]byte("\xff\xff\xff"), bad} {
+		host, guest := connected(t)
+		c := NewClient(host)
+		go func() {
+			_, _ = io.ReadFull(guest, make([]byte, headerSize))
+			_, _ = guest.Write(frame(1, typeResponse, body))
+		}()
+		if err := stats(t.Context(), c); err == nil {
+			t.Errorf("%q is an answer", body)
+		}
+		_ = c.Close()
+	}
+}
+
+// TestDeathOfTheGuest ends all calls, also those without a deadline, in the middle of an answer.
+func TestDeathOfTheGuest(t *testing.T) {
+	host, guest := connected(t)
+	c := NewClient(host)
+	defer func() { _ = c.Close() }()
+	questions := []question{wait, read, stats}
+	ended := make(chan error, len(questions))
+	for _, one := range questions {
+		go func() { ended <- one(t.Context(), c) }()
+	}
+	_, err := io.ReadFull(guest, make([]byte, headerSize))
+	check.Must(t, err)
+	_, err = guest.Write(frame(1, typeResponse, make([]byte, 100))[:50])
+	check.Must(t, err)
+	check.Must(t, guest.Close())
+	for range questions {
+		if err := <-ended; err == nil {
+			t.Error("a dead guest has answered")
+		}
+	}
+	<-c.Done()
+}
+
+// inTime runs a test with a clock of its own, over a pipe: deadlines cost nothing.
+func inTime(t *testing.T, test func(t *testing.T, c *Client, guest net.Conn)) {
+	synctest.Test(t, func(t *testing.T) {
+		host, guest := net.Pipe()
+		c := NewClient(host)
+		test(t, c, guest)
+		check.Must(t, errors.Join(c.Close(), guest.Close()))
+		<-c.Done()
+	})
+}
+
+// TestAGuestThatHangs: each call but those that wait for the workload ends at its deadline.
+func TestAGuestThatHangs(t *testing.T) {
+	inTime(t, func(t *testing.T, c *Client, guest net.Conn) {
+		go func() { _, _ = io.Copy(io.Discard, guest) }() // it reads, and says nothing
+		for method, one := range map[string]question{
+			"Describe": describe, "Shutdown": shutdown, "AddVolume": addVolume, "GetVolumeStats": stats, "ResizeVolume": resize,
+			"WriteInput": write, "Ping": ping,
+		} {
+			began := time.Now()
+			if err := one(t.Context(), c); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != deadlines[method] {
+				t.Errorf("%s ended after %v with %v", method, time.Since(began), err)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
+		defer cancel()
+		began := time.Now()
+		if err := read(ctx, c); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 24*time.Hour {
+			t.Errorf("a quiet workload: %v after %v", err, time.Since(began))
+		}
+	})
+}
+
+// TestAGuestThatDrips a byte now and then gains no time by it.
+func TestAGuestThatDrips(t *testing.T) {
+	answer := frame(1, typeResponse, response(t, &GetVolumeStatsResponse{Message: strings.Repeat("x", 500)}))
+	inTime(t, func(t *testing.T, c *Client, guest net.Conn) {
+		go func() { _, _ = io.Copy(io.Discard, guest) }()
+		dripped := make(chan struct{})
+		go func() {
+			defer close(dripped)
+			for _, one := range answer {
+				time.Sleep(time.Second)
+				if _, err := guest.Write([]byte{one}); err != nil {
+					return
+				}
+			}
+		}()
+		began := time.Now()
+		err := stats(t.Context(), c)
+		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took != deadlines["GetVolumeStats"] {
+			t.Errorf("it ended after %v with %v", took, err)
+		}
+		// Whoever pings learns that this guest is of no use any more.
+		if err := ping(t.Context(), c); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("it answers a ping: %v", err)
+		}
+		_ = guest.Close()
+		<-dripped
+	})
+}
+
+// TestALateAnswer is dropped, and the next question answered: a guest may be slow.
+func TestALateAnswer(t *testing.T) {
+	good := response(t, &PingResponse{})
+	inTime(t, func(t *testing.T, c *Client, guest net.Conn) {
+		go func() { _, _ = io.Copy(io.Discard, guest) }()
+		if err := ping(t.Context(), c); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("it has answered: %v", err)
+		}
+		time.AfterFunc(time.Second, func() {
+			_, _ = guest.Write(append(frame(1, typeResponse, good), frame(3, typeResponse, good)...))
+		})
+		check.Must(t, ping(t.Context(), c))
+	})
+}
+
+// TestAGuestThatDoesNotRead: a question that cannot be written ends the connection.
+func TestAGuestThatDoesNotRead(t *testing.T) {
+	inTime(t, func(t *testing.T, c *Client, _ net.Conn) {
+		began := time.Now()
+		if err := read(t.Context(), c); err == nil {
+			t.Error("it has answered")
+		}
+		<-c.Done()
+		if took := time.Since(began); took > writeTime {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// TestEveryCallIsBoundedOrBlocks: a method that is new in the wire needs a decision.
+func TestEveryCallIsBoundedOrBlocks(t *testing.T) {
+	blocking := []string{"WaitProcess", "ReadOutput"}
+	services := File_wire_proto.Services()
+	for i := range services.Len() {
+		methods := services.Get(i).Methods()
+		for j := range methods.Len() {
+			name := string(methods.Get(j).Name())
+			if _, bounded := deadlines[name]; bounded == slices.Contains(blocking, name) {
+				t.Errorf("%s has no deadline, or has one and blocks", name)
+			}
+			// Whatever an answer says has to be checked.
+			if says := methods.Get(j).Output().Fields().Len() > 0; says && checks[name] == nil {
+				t.Errorf("the answers to %s are not checked", name)
+			}
+			if methods.Get(j).IsStreamingServer() || methods.Get(j).IsStreamingClient() {
+				t.Errorf("%s streams", name)
+			}
+		}
+	}
+}
