@@ -1,0 +1,16 @@
+// Package initramfs makes the first filesystem of a guest: its program and the kernel
+// modules that this needs, in the order in which they have to be loaded.
+package initramfs
+
+// What a guest finds.
+const (
+	// Program is the guest's first program.
+	Program = "init"
+	// ModuleDir has the modules.
+	ModuleDir = "modules"
+	// ModuleList says in which order they are loaded. Its lines are a name of Modules and
+	// the files in ModuleDir.
+	ModuleList = ModuleDir + "/list"
+	// Boot is the name of the modules that a guest loads at once.
+	Boot = "boot"
+)

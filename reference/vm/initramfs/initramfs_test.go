@@ -1,0 +1,145 @@
+package initramfs
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// kernel writes the tree of a kernel whose modules have their names as content.
+func kernel(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	modules := dir + "/lib/modules/6.1/"
+	for _, file := range []string{"virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci", "virtio-blk", "virtio_console", "fuse", "virtiofs", "libcrc32c", "xfs"} {
+		check.Must(t, os.MkdirAll(modules+"kernel", 0o700))
+		check.Must(t, os.WriteFile(modules+"kernel/"+file+".ko", []byte(file), 0o600))
+	}
+	check.Must(t, os.MkdirAll(dir+"/boot", 0o700))
+	check.Must(t, os.WriteFile(dir+"/boot/vmlinuz-6.1", nil, 0o600))
+	check.Must(t, os.WriteFile(modules+"modules.builtin", []byte("kernel/fs/ext4/ext4.ko\n"), 0o600))
+	// As depmod writes it: what others need stands last.
+	check.Must(t, os.WriteFile(modules+"modules.dep", []byte(strings.Join([]string{
+		"kernel/virtio.ko: kernel/virtio_ring.ko",
+		"kernel/virtio_ring.ko:",
+		"kernel/virtio_pci_modern_dev.ko:",
+		"kernel/virtio_pci.ko: kernel/virtio_pci_modern_dev.ko kernel/virtio.ko kernel/virtio_ring.ko",
+		"kernel/virtio-blk.ko: kernel/virtio.ko kernel/virtio_ring.ko",
+		"kernel/virtio_console.ko: kernel/virtio.ko kernel/virtio_ring.ko",
+		"kernel/fuse.ko:",
+		"kernel/virtiofs.ko: kernel/virtio.ko kernel/virtio_ring.ko kernel/fuse.ko",
+		"kernel/libcrc32c.ko:",
+		"kernel/xfs.ko: kernel/libcrc32c.ko",
+	}, "\n")), 0o600))
+	return dir
+}
+
+// read takes an archive apart as the kernel does: by the numbers at their places.
+func read(t *testing.T, raw []byte) (data map[string]string, modes map[string]int64) {
+	t.Helper()
+	data, modes = make(map[string]string), make(map[string]int64)
+	aligned := func(n int64) int64 { return (n + 3) &^ 3 }
+	for at := int64(0); ; {
+		field := func(i int64) int64 {
+			n, err := strconv.ParseInt(string(raw[at+6+8*i:at+14+8*i]), 16, 64)
+			check.Must(t, err)
+			return n
+		}
+		if magic := string(raw[at : at+6]); magic != "070701" {
+			t.Fatalf("at %d there is %q", at, magic)
+		}
+		const mode, size, nameSize, header = 1, 6, 11, 110
+		name := string(raw[at+header : at+header+field(nameSize)-1])
+		begin := aligned(at + header + field(nameSize))
+		if name == "TRAILER!!!" {
+			return data, modes
+		}
+		data[name], modes[name] = string(raw[begin:begin+field(size)]), field(mode)
+		at = aligned(begin + field(size))
+	}
+}
+
+func TestArchive(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "program")
+	check.Must(t, os.WriteFile(program, []byte("the program"), 0o600))
+	_, path, err := Build(kernel(t), program, t.TempDir()+"/cache")
+	check.Must(t, err)
+	raw, err := os.ReadFile(path)
+	check.Must(t, err)
+	data, modes := read(t, raw)
+	for file, want := range map[string]string{
+		"init": "the program", "modules/virtio-blk.ko": "virtio-blk", "modules/xfs.ko": "xfs",
+		"modules/list": "boot virtio_ring.ko virtio.ko virtio_pci_modern_dev.ko virtio_pci.ko virtio-blk.ko virtio_console.ko fuse.ko virtiofs.ko\n" +
+			"ext4\nxfs libcrc32c.ko xfs.ko\n",
+	} {
+		if diff := cmp.Diff(want, data[file]); diff != "" {
+			t.Errorf("%s: %s", file, diff)
+		}
+	}
+	for name, want := range map[string]int64{"init": 0o100755, "dev": 0o040755, "dev/console": 0o020600, "modules/list": 0o100644} {
+		if modes[name] != want {
+			t.Errorf("%s has the mode %o", name, modes[name])
+		}
+	}
+}
+
+func TestBuildOnce(t *testing.T) {
+	program, dir, cache := filepath.Join(t.TempDir(), "program"), kernel(t), t.TempDir()+"/cache"
+	build := func(content string) string {
+		check.Must(t, os.WriteFile(program, []byte(content), 0o600))
+		image, path, err := Build(dir, program, cache)
+		check.Must(t, err)
+		if image != dir+"/boot/vmlinuz-6.1" {
+			t.Errorf("the kernel is %s", image)
+		}
+		return path
+	}
+	first := build("one")
+	before, err := os.Stat(first)
+	check.Must(t, err)
+	if again := build("one"); again != first {
+		t.Errorf("the same is built twice: %s, %s", first, again)
+	}
+	if after, err := os.Stat(first); err != nil || !os.SameFile(before, after) {
+		t.Errorf("the archive was replaced: %v", err)
+	}
+	if other := build("two"); other == first {
+		t.Error("another program has the same archive")
+	}
+	// One that was cut off is made anew.
+	check.Must(t, os.Truncate(first, 10))
+	if build("one"); os.Truncate(first, before.Size()) != nil {
+		t.Error("the archive is gone")
+	}
+	if all, err := os.ReadDir(cache); err != nil || len(all) != 2 {
+		t.Errorf("left: %v, %v", all, err)
+	}
+}
+
+func TestKernelsThatWillNotDo(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "program")
+	check.Must(t, os.WriteFile(program, nil, 0o600))
+	two := kernel(t)
+	check.Must(t, os.WriteFile(two+"/boot/vmlinuz-6.2", nil, 0o600))
+	bare := kernel(t)
+	check.Must(t, os.RemoveAll(bare+"/lib"))
+	poor := kernel(t)
+	check.Must(t, os.WriteFile(poor+"/lib/modules/6.1/modules.dep", []byte("kernel/virtio_ring.ko:\n"), 0o600))
+	for want, dir := range map[string]string{"has 2 kernels": two, "has no modules": bare, "virtio_pci: the kernel has no such module": poor, "has 0 kernels": t.TempDir()} {
+		if _, _, err := Build(dir, program, t.TempDir()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	known, err := Kernel{modules: poor + "/lib/modules/6.1"}.table()
+	check.Must(t, err)
+	if _, err := known.order("xfs"); !errors.Is(err, errNoModule) {
+		t.Errorf("a module that is not there: %v", err)
+	}
+}

@@ -1,0 +1,102 @@
+package initramfs
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Kernel is a kernel and its modules.
+type Kernel struct {
+	// Image is what QEMU boots.
+	Image   string
+	modules string
+}
+
+// FindKernel finds the only kernel in a directory that is like the root of a Debian:
+// boot/vmlinuz-RELEASE and lib/modules/RELEASE.
+func FindKernel(dir string) (Kernel, error) {
+	images, err := filepath.Glob(filepath.Join(dir, "boot/vmlinuz-*"))
+	if err != nil {
+		return Kernel{}, err
+	}
+	if len(images) != 1 {
+		return Kernel{}, fmt.Errorf("%s has %d kernels boot/vmlinuz-*, and must have one", dir, len(images))
+	}
+	_, release, _ := strings.Cut(filepath.Base(images[0]), "-")
+	modules := filepath.Join(dir, "lib/modules", release)
+	if _, err := os.Stat(filepath.Join(modules, "modules.dep")); err != nil {
+		return Kernel{}, fmt.Errorf("the kernel %s has no modules (run `depmod -b %s %s`?): %w", images[0], dir, release, err)
+	}
+	return Kernel{Image: images[0], modules: modules}, nil
+}
+
+// errNoModule is a module that the kernel does not have.
+var errNoModule = errors.New("the kernel has no such module")
+
+// table is what a kernel says about its modules: the file of each by its name, and the
+// files that each file needs.
+type table struct {
+	files   map[string]string
+	needs   map[string][]string
+	builtin []string
+}
+
+func (k Kernel) table() (*table, error) {
+	t := &table{files: make(map[string]string), needs: make(map[string][]string)}
+	err := eachLine(filepath.Join(k.modules, "modules.dep"), func(line string) {
+		file, needs, _ := strings.Cut(line, ":")
+		t.files[moduleName(file)] = file
+		t.needs[file] = strings.Fields(needs)
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = eachLine(filepath.Join(k.modules, "modules.builtin"), func(line string) {
+		t.builtin = append(t.builtin, moduleName(line))
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return t, err
+}
+
+// order lists the files of a module in the order of loading. A module that is built
+// into the kernel needs none.
+func (t *table) order(name string) ([]string, error) {
+	file, found := t.files[name]
+	if !found {
+		if slices.Contains(t.builtin, name) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("%s: %w", name, errNoModule)
+	}
+	// depmod lists all that a module needs, what is needed by the others last.
+	order := slices.Clone(t.needs[file])
+	slices.Reverse(order)
+	return append(order, file), nil
+}
+
+// moduleName is the name of a module by its file. The kernel takes - and _ for the same.
+func moduleName(file string) string {
+	name, _, _ := strings.Cut(filepath.Base(file), ".ko")
+	return strings.ReplaceAll(name, "-", "_")
+}
+
+func eachLine(path string, f func(string)) error {
+	file, err := os.Open(path) //nolint:gosec // of the kernel that the operator chose
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		f(lines.Text())
+	}
+	return lines.Err()
+}
