@@ -1,0 +1,107 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+)
+
+// cgroup is the control group of a container, by its id.
+type cgroup string
+
+func (g cgroup) file(name string) string { return filepath.Join("/sys/fs/cgroup", string(g), name) }
+
+// make makes it, with the limits that a spec has.
+func (g cgroup) make(spec *specs.Spec) error {
+	if err := os.Mkdir(g.file(""), 0o755); err != nil { //nolint:gosec // as the kernel's own are
+		return fmt.Errorf("make a control group: %w", err)
+	}
+	if spec.Linux == nil || spec.Linux.Resources == nil {
+		return nil
+	}
+	limits := make(map[string]int64)
+	if m := spec.Linux.Resources.Memory; m != nil && m.Limit != nil {
+		limits["memory.max"] = *m.Limit
+	}
+	if p := spec.Linux.Resources.Pids; p != nil {
+		limits["pids.max"] = p.Limit
+	}
+	for file, limit := range limits {
+		if limit <= 0 {
+			continue // none
+		}
+		if err := os.WriteFile(g.file(file), []byte(strconv.FormatInt(limit, 10)), 0); err != nil {
+			return fmt.Errorf("set the limit %s: %w", file, err)
+		}
+	}
+	return nil
+}
+
+// start has f start a process in the group.
+func (g cgroup) start(f func(*syscall.SysProcAttr) error) error {
+	dir, err := unix.Open(g.file(""), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(dir) }()
+	return f(&syscall.SysProcAttr{Setsid: true, UseCgroupFD: true, CgroupFD: dir})
+}
+
+// signal sends a signal to all processes of the group.
+func (g cgroup) signal(signal syscall.Signal) error {
+	if signal == unix.SIGKILL {
+		return os.WriteFile(g.file("cgroup.kill"), []byte("1"), 0)
+	}
+	raw, err := os.ReadFile(g.file("cgroup.procs"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for line := range strings.FieldsSeq(string(raw)) {
+		pid, err := strconv.Atoi(line)
+		if err == nil {
+			err = unix.Kill(pid, signal)
+		}
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// oomKilled tells whether a process of the group was killed because memory was short.
+func (g cgroup) oomKilled() bool {
+	raw, err := os.ReadFile(g.file("memory.events"))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(raw)) {
+		if count, is := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); is {
+			return count != "0"
+		}
+	}
+	return false
+}
+
+// remove removes the group, when its last process has gone.
+func (g cgroup) remove(ctx context.Context) error {
+	for {
+		err := os.Remove(g.file(""))
+		if err == nil || errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) || !sys.Sleep(ctx, pollTime) {
+			return fmt.Errorf("processes of the container are left: %w", err)
+		}
+	}
+}

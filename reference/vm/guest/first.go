@@ -1,0 +1,85 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
+)
+
+// first is the first process: it makes the machine usable, starts the agent and waits
+// for all processes that nobody else waits for. It ends the machine with the agent.
+func first() error {
+	err := prepareMachine()
+	if err == nil {
+		err = runAgent()
+	}
+	if err != nil {
+		_, _ = fmt.Fprintln(os.Stderr, "crust-vm-agent: the machine ends:", err)
+		time.Sleep(100 * time.Millisecond) // the console is slow
+	}
+	return powerOff()
+}
+
+func powerOff() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) }
+
+func prepareMachine() error {
+	if err := makeRootMount(); err != nil {
+		return fmt.Errorf("make a root mount: %w", err)
+	}
+	for _, m := range []struct {
+		dir, kind string
+		flags     uintptr
+		data      string
+	}{
+		{"/dev", "devtmpfs", unix.MS_NOSUID, ""},
+		{"/proc", "proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+		{"/sys", "sysfs", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+		{"/sys/fs/cgroup", "cgroup2", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+		{"/run", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=755"},
+	} {
+		if err := unix.Mount(m.kind, m.dir, m.kind, m.flags, m.data); err != nil && !errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("mount %s: %w", m.dir, err)
+		}
+	}
+	if err := os.WriteFile("/sys/fs/cgroup/cgroup.subtree_control", []byte("+memory +pids"), 0); err != nil {
+		return fmt.Errorf("limits for containers: %w", err)
+	}
+	return initramfs.Load(initramfs.Boot)
+}
+
+// makeRootMount puts a mount over the kernel's first filesystem, which pivot_root would
+// not let containers leave.
+func makeRootMount() error {
+	const over = "/mnt"
+	if err := unix.Mount("/", over, "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	if err := errors.Join(unix.Chdir(over), unix.Mount(".", "/", "", unix.MS_MOVE, "")); err != nil {
+		return err
+	}
+	return errors.Join(unix.Chroot("."), unix.Chdir("/"))
+}
+
+func runAgent() error {
+	agent, err := os.StartProcess(self, []string{"crust-vm-agent", wordAgent}, &os.ProcAttr{
+		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}, Env: []string{},
+	})
+	if err != nil {
+		return err
+	}
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, 0, nil)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		if pid == agent.Pid && (status.Exited() || status.Signaled()) {
+			return fmt.Errorf("the agent has ended (exit code %d, signal %v)", status.ExitStatus(), status.Signal())
+		}
+	}
+}

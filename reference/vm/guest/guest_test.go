@@ -1,0 +1,224 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+func TestOptionsOfMounts(t *testing.T) {
+	for options, want := range map[string]mountOptions{
+		"":                           {},
+		"rbind,rprivate,rw":          {bind: true, recursive: true, clear: unix.MOUNT_ATTR_RDONLY},
+		"bind,rw,ro":                 {bind: true, set: unix.MOUNT_ATTR_RDONLY, clear: unix.MOUNT_ATTR_RDONLY},
+		"rbind,rro":                  {bind: true, recursive: true, below: true, set: unix.MOUNT_ATTR_RDONLY},
+		"nosuid,nodev,noexec,mode=1": {set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC, rest: []string{"mode=1"}},
+		"relatime,rslave":            {clear: unix.MOUNT_ATTR__ATIME},
+		"idmap":                      {rest: []string{"idmap"}},
+	} {
+		var list []string
+		if options != "" {
+			list = strings.Split(options, ",")
+		}
+		got := parseMount(specs.Mount{Options: list})
+		if got.set != want.set || got.clear != want.clear || got.bind != want.bind || got.recursive != want.recursive ||
+			got.below != want.below || !slices.Equal(got.rest, want.rest) {
+			t.Errorf("%s: %+v", options, got)
+		}
+	}
+	if !parseMount(specs.Mount{Type: "bind"}).bind {
+		t.Error("the type bind is no bind mount")
+	}
+}
+
+// TestPlacesStayInTheRoot: links of an image never lead a mount out of its root.
+func TestPlacesStayInTheRoot(t *testing.T) {
+	dir := t.TempDir()
+	root, outside := dir+"/root", dir+"/outside"
+	for _, made := range []string{root + "/var/run", root + "/etc", outside} {
+		check.Must(t, os.MkdirAll(made, 0o700))
+	}
+	check.Must(t, os.WriteFile(root+"/etc/file", nil, 0o600))
+	for link, to := range map[string]string{"up": "../../var", "absolute": "/var", "chain": "absolute/run", "dangling": "/nowhere/x"} {
+		check.Must(t, os.Symlink(to, filepath.Join(root, link)))
+	}
+	fd, err := sys.OpenDir(root)
+	check.Must(t, err)
+	defer sys.CloseFD(fd)
+	for name, want := range map[string]string{
+		"/":          root,
+		"/var/run/a": root + "/var/run/a", "/absolute/x/y": root + "/var/x/y", "/chain/b": root + "/var/run/b",
+		"../../outside": root + "/outside", "/up/z": root + "/var/z", "/etc/file": root + "/etc/file",
+	} {
+		at, err := place(fd, name, true)
+		check.Must(t, err)
+		if got, err := sys.PathOfFD(at); err != nil || got != want {
+			t.Errorf("%s is placed at %s, %v", name, got, err)
+		}
+		sys.CloseFD(at)
+	}
+	if at, err := place(fd, "/new/file", false); err != nil {
+		t.Error(err)
+	} else {
+		sys.CloseFD(at)
+	}
+	if info, err := os.Stat(root + "/new/file"); err != nil || !info.Mode().IsRegular() {
+		t.Errorf("a place for a file: %v, %v", info, err)
+	}
+	if _, err := place(fd, "/dangling/a", true); err == nil {
+		t.Error("a link to nowhere was followed")
+	}
+	if left, err := os.ReadDir(outside); err != nil || len(left) != 0 {
+		t.Errorf("outside there is %v, %v", left, err)
+	}
+}
+
+func TestCapabilities(t *testing.T) {
+	got, err := parseCapabilities(&specs.LinuxCapabilities{
+		Bounding: []string{"CAP_CHOWN", "CAP_CHECKPOINT_RESTORE"}, Effective: []string{"CAP_SYS_ADMIN"}, Ambient: []string{"CAP_AUDIT_WRITE"},
+	})
+	check.Must(t, err)
+	want := capabilities{
+		bounding: 1<<unix.CAP_CHOWN | 1<<unix.CAP_CHECKPOINT_RESTORE, effective: 1 << unix.CAP_SYS_ADMIN, ambient: 1 << unix.CAP_AUDIT_WRITE,
+	}
+	if got != want {
+		t.Errorf("%+v", got)
+	}
+	if len(capabilityNames) != unix.CAP_LAST_CAP+1 {
+		t.Errorf("%d capabilities are known, and the kernel has %d", len(capabilityNames), unix.CAP_LAST_CAP+1)
+	}
+	if got, err := parseCapabilities(nil); err != nil || got != (capabilities{}) {
+		t.Errorf("without any: %+v, %v", got, err)
+	}
+	if _, err := parseCapabilities(&specs.LinuxCapabilities{Permitted: []string{"CAP_FLY"}}); codeOf(err) != codes.Unimplemented {
+		t.Errorf("one that is not known: %v", err)
+	}
+}
+
+func TestNamespaces(t *testing.T) {
+	for _, c := range []struct {
+		ns   specs.LinuxNamespace
+		want uintptr
+		code codes.Code
+	}{
+		{ns: specs.LinuxNamespace{Type: specs.IPCNamespace}, want: unix.CLONE_NEWIPC},
+		{ns: specs.LinuxNamespace{Type: specs.IPCNamespace, Path: "/proc/1/ns/ipc"}},
+		{ns: specs.LinuxNamespace{Type: specs.UTSNamespace}, want: unix.CLONE_NEWUTS},
+		{ns: specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: "/run/netns/x"}},
+		{ns: specs.LinuxNamespace{Type: specs.PIDNamespace}},
+		{ns: specs.LinuxNamespace{Type: specs.PIDNamespace, Path: "/proc/1/ns/pid"}, code: codes.Unimplemented},
+		{ns: specs.LinuxNamespace{Type: specs.UserNamespace}, code: codes.Unimplemented},
+		{ns: specs.LinuxNamespace{Type: specs.TimeNamespace}, code: codes.Unimplemented},
+	} {
+		got, err := newNamespaces(&specs.Spec{Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{c.ns}}})
+		if c.code != codes.OK && codeOf(err) != c.code || c.code == codes.OK && (err != nil || got != c.want|unix.CLONE_NEWNS|unix.CLONE_NEWPID) {
+			t.Errorf("%+v: %#x, %v", c.ns, got, err)
+		}
+	}
+}
+
+func TestCodes(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want codes.Code
+	}{
+		{fmt.Errorf("volume: %w", errUnknown), codes.NotFound}, {unsupported("x"), codes.Unimplemented}, {fsops.ErrFrozen, codes.FailedPrecondition},
+		{fmt.Errorf("grow: %w", fsops.ErrOutOfRange), codes.OutOfRange}, {errors.New("anything"), codes.Unknown},
+	} {
+		if got := codeOf(c.err); got != c.want {
+			t.Errorf("%v: %v", c.err, got)
+		}
+	}
+	for status, want := range map[syscall.WaitStatus]uint32{0: 0, 7 << 8: 7, 255 << 8: 255, 9: 137, 11 | 0x80: 139} {
+		if got := exitCode(status); got != want {
+			t.Errorf("%#x: %d", status, got)
+		}
+	}
+}
+
+// TestVolumeAsOnTheHost: what the host says of a volume is what a handler there reads.
+func TestVolumeAsOnTheHost(t *testing.T) {
+	group := uint32(4321)
+	info := infoOf(&wire.AddVolumeRequest{FsType: "xfs", Options: []string{"noatime", "ro"}, FsGroup: &group, GroupPolicy: "OnRootMismatch"}, "/dev/vdb")
+	gid, wanted, err := info.Group()
+	if err != nil || !wanted || gid != group || info.GroupPolicy() != "OnRootMismatch" || !info.ReadOnly() || info.Device != "/dev/vdb" || info.FSType != "xfs" {
+		t.Errorf("%+v: %d, %v, %v", info, gid, wanted, err)
+	}
+	if _, wanted, err := infoOf(&wire.AddVolumeRequest{}, "").Group(); err != nil || wanted {
+		t.Errorf("without a group: %v, %v", wanted, err)
+	}
+	v := newVolumes()
+	for _, req := range []*wire.AddVolumeRequest{{Volume: "../etc", Serial: "x"}, {Volume: abi.DirName("/x")}, {}} {
+		if _, err := v.add(context.Background(), req); codeOf(err) != codes.InvalidArgument {
+			t.Errorf("%v: %v", req, err)
+		}
+	}
+}
+
+// TestProcessPipes: input and output of a process go by pipes with an end.
+func TestProcessPipes(t *testing.T) {
+	p, err := newProcess("word", false)
+	check.Must(t, err)
+	p.cmd.Path, p.cmd.Args = "/bin/sh", []string{"sh", "-c", "cat; exit 4"}
+	check.Must(t, p.start(&syscall.SysProcAttr{}))
+	ctx := context.Background()
+	for i := range 3 {
+		if n, err := p.write(ctx, []byte("line "+strconv.Itoa(i))); n != 6 || err != nil {
+			t.Errorf("%d bytes were written: %v", n, err)
+		}
+	}
+	check.Must(t, errors.Join(p.closeInput(), p.closeInput()))
+	if _, err := p.write(ctx, []byte("x")); codeOf(err) != codes.FailedPrecondition {
+		t.Errorf("written after the end: %v", err)
+	}
+	var all []byte
+	for {
+		data, err := p.read(ctx, &wire.ReadOutputRequest{Stream: wire.Stream_STREAM_STDOUT, Max: 4})
+		check.Must(t, err)
+		if len(data) == 0 {
+			break
+		}
+		all = append(all, data...)
+	}
+	if code, err := p.wait(ctx); code != 4 || err != nil || string(all) != "line 0line 1line 2" {
+		t.Errorf("%q, %d, %v", all, code, err)
+	}
+	check.Must(t, p.signal(unix.SIGTERM))
+	p.end(ctx)
+	if _, err := p.read(ctx, &wire.ReadOutputRequest{Stream: wire.Stream_STREAM_STDERR, Max: 4}); codeOf(err) != codes.NotFound {
+		t.Errorf("read when it is forgotten: %v", err)
+	}
+	if _, err := p.read(ctx, &wire.ReadOutputRequest{Max: wire.MaxData + 1}); codeOf(err) != codes.InvalidArgument {
+		t.Errorf("a piece that is too large: %v", err)
+	}
+}
+
+// TestInputThatNobodyReads comes back after a while, with what was taken.
+func TestInputThatNobodyReads(t *testing.T) {
+	p, err := newProcess("word", false)
+	check.Must(t, err)
+	p.cmd.Path, p.cmd.Args = "/bin/sh", []string{"sh", "-c", "sleep 100"}
+	check.Must(t, p.start(&syscall.SysProcAttr{}))
+	defer p.end(context.Background())
+	n, err := p.write(context.Background(), make([]byte, wire.MaxData))
+	if err != nil || n == 0 || n == wire.MaxData {
+		t.Errorf("%d bytes were taken: %v", n, err)
+	}
+}

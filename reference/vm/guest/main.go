@@ -1,0 +1,50 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+)
+
+// The program starts itself under these words.
+const (
+	self = "/proc/self/exe"
+
+	wordAgent     = "agent"
+	wordContainer = "container"
+	wordExec      = "exec"
+	wordWatch     = "watch"
+)
+
+// Main is the whole program. It gives the exit code.
+func Main(args []string) int {
+	// What a container's process sets of itself, it sets of this thread.
+	runtime.LockOSThread()
+	word := ""
+	if len(args) > 1 {
+		word = args[1]
+	}
+	var err error
+	switch {
+	case word == wordAgent:
+		err = agent()
+	case word == wordContainer:
+		err = containerProcess()
+	case word == wordExec:
+		err = execProcess()
+	case word == wordWatch:
+		err = fsops.Watch(args[2:])
+	case word == "" && os.Getpid() == 1:
+		err = first()
+	default:
+		err = errors.New("it runs as the first program of a virtual machine only")
+	}
+	if err != nil {
+		_, _ = fmt.Fprintln(os.Stderr, "crust-vm-agent:", word, err)
+		return 1
+	}
+	return 0
+}

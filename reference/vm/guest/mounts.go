@@ -1,0 +1,327 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/reference/fsmount"
+)
+
+// setUp makes the container's root directory and goes there. It runs in the container's
+// first process, which has a mount namespace of its own.
+func setUp(c *containerSetup) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make the mounts private: %w", err)
+	}
+	root, err := mountRoot(c.Spec.Root.Path)
+	if err != nil {
+		return fmt.Errorf("mount the root filesystem: %w", err)
+	}
+	defer sys.CloseFD(root)
+	if hasNamespace(c.Spec, specs.CgroupNamespace) {
+		if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
+			return err
+		}
+	}
+	for i, m := range c.Spec.Mounts {
+		if err := mountInto(root, m, c.volume(i)); err != nil {
+			return fmt.Errorf("mount %s: %w", m.Destination, err)
+		}
+	}
+	if err := makeDevices(root); err != nil {
+		return fmt.Errorf("make the devices: %w", err)
+	}
+	if err := enterRoot(root); err != nil {
+		return fmt.Errorf("change to the root filesystem: %w", err)
+	}
+	return c.inRoot()
+}
+
+// inRoot does what is left to do in the container's root directory.
+func (c *containerSetup) inRoot() error {
+	if c.Spec.Hostname != "" && hasNamespace(c.Spec, specs.UTSNamespace) {
+		if err := unix.Sethostname([]byte(c.Spec.Hostname)); err != nil {
+			return fmt.Errorf("set the host name: %w", err)
+		}
+	}
+	if linux := c.Spec.Linux; linux != nil {
+		if err := setSysctls(linux.Sysctl); err != nil {
+			return err
+		}
+		for _, path := range linux.ReadonlyPaths {
+			if err := overmount(path, readOnlyCopy); err != nil {
+				return fmt.Errorf("make %s read-only: %w", path, err)
+			}
+		}
+		for _, path := range linux.MaskedPaths {
+			if err := overmount(path, nothing); err != nil {
+				return fmt.Errorf("mask %s: %w", path, err)
+			}
+		}
+	}
+	if c.Spec.Root.Readonly {
+		return unix.MountSetattr(unix.AT_FDCWD, "/", 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+	}
+	return nil
+}
+
+// hasNamespace tells whether the container has a namespace of its own.
+func hasNamespace(spec *specs.Spec, kind specs.LinuxNamespaceType) bool {
+	return spec.Linux != nil && slices.ContainsFunc(spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool {
+		return ns.Type == kind && ns.Path == ""
+	})
+}
+
+func (c *containerSetup) volume(mount int) *volumeMount {
+	if v, is := c.Volumes[mount]; is {
+		return &v
+	}
+	return nil
+}
+
+// mountRoot makes a mount of a directory and opens it.
+func mountRoot(dir string) (int, error) {
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return -1, err
+	}
+	return sys.OpenDir(dir)
+}
+
+// mountOptions are those of a mount in a container.
+type mountOptions struct {
+	set, clear uint64
+	bind       bool
+	recursive  bool     // of a bind mount
+	below      bool     // set and clear are meant for all mounts below, too
+	rest       []string // of the filesystem
+}
+
+func parseMount(m specs.Mount) mountOptions {
+	is := mountOptions{bind: m.Type == "bind"}
+	for _, option := range m.Options {
+		switch {
+		case is.attribute(option):
+		case strings.HasPrefix(option, "r") && is.attribute(option[1:]):
+			is.below = true // such as rro
+		case option == "bind":
+			is.bind = true
+		case option == "rbind":
+			is.bind, is.recursive = true, true
+		case strings.HasSuffix(option, "private"), strings.HasSuffix(option, "slave"), strings.HasSuffix(option, "shared"):
+			// Nothing is mounted later that could be seen.
+		default:
+			is.rest = append(is.rest, option)
+		}
+	}
+	return is
+}
+
+// attribute takes an option that speaks of the mount.
+func (is *mountOptions) attribute(option string) bool {
+	sets, clears, ofMount := fsmount.Attr(option)
+	switch option {
+	case "ro":
+		sets, ofMount = unix.MOUNT_ATTR_RDONLY, true
+	case "rw":
+		clears, ofMount = unix.MOUNT_ATTR_RDONLY, true
+	}
+	is.set, is.clear = is.set&^uint64(clears)|uint64(sets), is.clear|uint64(clears)
+	return ofMount
+}
+
+// mountInto makes a mount of the spec below the root directory.
+func mountInto(root int, m specs.Mount, volume *volumeMount) error {
+	is := parseMount(m)
+	if len(is.rest) > 0 && (is.bind || volume != nil) {
+		return unsupported("the mount option " + is.rest[0])
+	}
+	mount, err := is.open(m, volume)
+	if err != nil {
+		return err
+	}
+	defer sys.CloseFD(mount)
+	attr := unix.MountAttr{Attr_set: is.set, Attr_clr: is.clear, Propagation: unix.MS_PRIVATE}
+	flags := uint(unix.AT_EMPTY_PATH)
+	if is.below {
+		flags |= unix.AT_RECURSIVE
+	}
+	if err := unix.MountSetattr(mount, "", flags, &attr); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(mount, &st); err != nil {
+		return err
+	}
+	at, err := place(root, m.Destination, st.Mode&unix.S_IFMT == unix.S_IFDIR)
+	if err != nil {
+		return err
+	}
+	defer sys.CloseFD(at)
+	return moveMount(mount, at)
+}
+
+func moveMount(mount, at int) error {
+	return unix.MoveMount(mount, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+}
+
+// open makes a mount that is nowhere yet.
+func (is mountOptions) open(m specs.Mount, volume *volumeMount) (int, error) {
+	switch {
+	case volume != nil:
+		return volume.open()
+	case is.bind:
+		flags := uint(unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC)
+		if is.recursive {
+			flags |= unix.AT_RECURSIVE
+		}
+		return unix.OpenTree(unix.AT_FDCWD, m.Source, flags)
+	case m.Type == "cgroup" || m.Type == "cgroup2":
+		return fsmount.New("cgroup2", "cgroup", nil, 0)
+	default:
+		return fsmount.New(m.Type, m.Source, is.rest, 0)
+	}
+}
+
+// open gives a detached mount of the directory.
+func (v *volumeMount) open() (int, error) {
+	root, err := sys.OpenDir(v.Path)
+	if err != nil {
+		return -1, err
+	}
+	defer sys.CloseFD(root)
+	dir, err := fsmount.Descend(root, v.Sub)
+	if err != nil {
+		return -1, err
+	}
+	defer sys.CloseFD(dir)
+	return fsmount.Clone(dir, v.Info)
+}
+
+// inRoot keeps the links of a root filesystem in it.
+const inRoot = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS
+
+func openIn(root int, name string, flags uint64) (int, error) {
+	return unix.Openat2(root, name, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: inRoot})
+}
+
+// place opens the place of a mount, and makes what is missing of it.
+func place(root int, name string, dir bool) (int, error) {
+	name = path.Clean("/" + name)
+	fd, err := openIn(root, name, unix.O_PATH)
+	if !errors.Is(err, unix.ENOENT) {
+		return fd, err
+	}
+	parent, err := place(root, path.Dir(name), true)
+	if err != nil {
+		return -1, err
+	}
+	defer sys.CloseFD(parent)
+	if dir {
+		err = unix.Mkdirat(parent, path.Base(name), 0o755)
+	} else {
+		fd, err = unix.Openat(parent, path.Base(name), unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
+		sys.CloseFD(fd)
+	}
+	if err != nil {
+		return -1, err
+	}
+	return openIn(root, name, unix.O_PATH)
+}
+
+// makeDevices makes the usual devices and links in a /dev that is the container's own.
+func makeDevices(root int) error {
+	dev, err := openIn(root, "dev", unix.O_PATH|unix.O_DIRECTORY)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer sys.CloseFD(dev)
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(dev, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
+		return err
+	}
+	for name, minor := range map[string]uint32{"null": 3, "zero": 5, "full": 7, "random": 8, "urandom": 9, "tty": 0} {
+		major := uint32(1)
+		if name == "tty" {
+			major = 5
+		}
+		if err := unix.Mknodat(dev, name, unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))); err != nil { //nolint:gosec // small
+			return err
+		}
+		if err := unix.Fchmodat(dev, name, 0o666, 0); err != nil { // whatever the umask is
+			return err
+		}
+	}
+	for name, to := range map[string]string{
+		"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx",
+	} {
+		if err := unix.Symlinkat(to, dev, name); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+	}
+	return nil
+}
+
+// enterRoot makes the root directory the only one that there is.
+func enterRoot(root int) error {
+	if err := unix.Fchdir(root); err != nil {
+		return err
+	}
+	// The old root lies under the new one then.
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return err
+	}
+	return errors.Join(unix.Unmount(".", unix.MNT_DETACH), unix.Chdir("/"))
+}
+
+// overmount puts a mount over a path, where there is one.
+func overmount(name string, with func(at int) (int, error)) error {
+	at, err := unix.Open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EACCES) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer sys.CloseFD(at)
+	mount, err := with(at)
+	if err != nil {
+		return err
+	}
+	defer sys.CloseFD(mount)
+	return moveMount(mount, at)
+}
+
+func readOnlyCopy(at int) (int, error) {
+	mount, err := unix.OpenTree(at, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	err = unix.MountSetattr(mount, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+	if err != nil {
+		return -1, errors.Join(err, unix.Close(mount))
+	}
+	return mount, nil
+}
+
+// nothing is an empty directory or file.
+func nothing(at int) (int, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil {
+		return -1, err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return fsmount.New("tmpfs", "tmpfs", nil, unix.MOUNT_ATTR_RDONLY)
+	}
+	return unix.OpenTree(unix.AT_FDCWD, os.DevNull, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+}

@@ -1,0 +1,291 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/fsmount"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
+	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
+)
+
+const (
+	// volumesDir has the volumes of the sandbox mounted, by their names.
+	volumesDir = "/run/crust/volumes"
+	frozenDir  = "/run/crust/frozen"
+)
+
+// volumes are those of the sandbox.
+type volumes struct {
+	locks sys.KeyLocks[string]
+
+	mu sync.Mutex
+	of map[string]*guestVolume
+}
+
+// guestVolume is a mounted volume.
+type guestVolume struct {
+	info abi.Info
+	// users counts the containers that have it.
+	users int
+}
+
+func newVolumes() *volumes { return &volumes{of: make(map[string]*guestVolume)} }
+
+func freezer() fsops.Freezer {
+	return fsops.Freezer{Dir: frozenDir, Watchdog: []string{self, wordWatch}}
+}
+
+func volumePath(name string) string { return filepath.Join(volumesDir, name) }
+
+// get finds a volume.
+func (v *volumes) get(name string) (*guestVolume, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if vol := v.of[name]; vol != nil {
+		return vol, nil
+	}
+	return nil, fmt.Errorf("volume: %w", errUnknown)
+}
+
+func (v *volumes) add(ctx context.Context, req *wire.AddVolumeRequest) (*wire.AddVolumeResponse, error) {
+	if !abi.IsDirName(req.GetVolume()) || req.GetSerial() == "" {
+		return nil, fmt.Errorf("the volume's name or the serial of its disk: %w", errInvalid)
+	}
+	unlock, err := v.locks.Lock(ctx, req.GetVolume())
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if _, err := v.get(req.GetVolume()); err == nil {
+		return nil, fmt.Errorf("volume: %w", errExists)
+	}
+	if err := loadFilesystem(req.GetFsType()); err != nil {
+		return nil, err
+	}
+	waiting, cancel := context.WithTimeout(ctx, time.Duration(req.GetWaitMillis())*time.Millisecond)
+	defer cancel()
+	device, err := findDisk(waiting, req.GetSerial())
+	if err != nil {
+		return nil, err
+	}
+	answer := new(wire.AddVolumeResponse)
+	info := infoOf(req, device)
+	if err := attach(req.GetVolume(), info, answer); err != nil {
+		return nil, err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.of[req.GetVolume()] = &guestVolume{info: info}
+	return answer, nil
+}
+
+// loadFilesystem loads what a filesystem needs.
+func loadFilesystem(fsType string) error {
+	name := fsType
+	if strings.HasPrefix(fsType, "ext") {
+		name = "ext4" // one driver for all of them
+	}
+	_, files, err := initramfs.List()
+	if err != nil {
+		return err
+	}
+	if _, known := files[name]; !known {
+		return fmt.Errorf("the filesystem %s: %w", fsType, errNotKnown)
+	}
+	return initramfs.Load(name)
+}
+
+// infoOf says of the volume what a handler on the host reads in its directory.
+func infoOf(req *wire.AddVolumeRequest, device string) abi.Info {
+	info := abi.Info{VolumeType: abi.TypeBlock, Device: device, FSType: req.GetFsType(), Options: req.GetOptions(), Metadata: make(map[string]string)}
+	if req.FsGroup != nil {
+		info.Metadata[abi.MetaGroup] = strconv.FormatUint(uint64(req.GetFsGroup()), 10)
+		info.Metadata[abi.MetaPolicy] = req.GetGroupPolicy()
+	}
+	return info
+}
+
+// attach mounts the filesystem and puts it in its place when it is ready for containers.
+func attach(name string, info abi.Info, answer *wire.AddVolumeResponse) error {
+	device, err := openDisk(info)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(device) }()
+	if answer.CapacityBytes, err = diskSize(device); err != nil {
+		return err
+	}
+	mount, err := fsmount.Ready(info, device, func(text string) { answer.Warning = wire.Text(text) })
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(mount) }()
+	if err := os.MkdirAll(volumePath(name), 0o700); err != nil {
+		return err
+	}
+	return unix.MoveMount(mount, "", unix.AT_FDCWD, volumePath(name), unix.MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+func openDisk(info abi.Info) (int, error) {
+	mode := unix.O_RDWR
+	if info.ReadOnly() {
+		mode = unix.O_RDONLY
+	}
+	fd, err := unix.Open(info.Device, mode|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open the disk: %w", err)
+	}
+	return fd, nil
+}
+
+func (v *volumes) remove(ctx context.Context, name string) error {
+	unlock, err := v.locks.Lock(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	vol, err := v.get(name)
+	if err != nil {
+		return err
+	}
+	if v.use(name, 0) > 0 {
+		return fmt.Errorf("the volume is in use: %w", errState)
+	}
+	if err := detach(ctx, name, vol.info.Device); err != nil {
+		return err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.of, name)
+	return nil
+}
+
+// detach unmounts a volume; its disk is free after that.
+func detach(ctx context.Context, name, device string) error {
+	// A frozen filesystem cannot be unmounted for good.
+	_ = freezer().Thaw(name, -1)
+	err := unix.Unmount(volumePath(name), unix.UMOUNT_NOFOLLOW)
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmount: %w", err)
+	}
+	if err := waitFree(ctx, device); err != nil {
+		return err
+	}
+	return os.Remove(volumePath(name))
+}
+
+// use changes the number of containers that have a volume and gives it.
+func (v *volumes) use(name string, more int) int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	vol := v.of[name]
+	if vol == nil {
+		return 0
+	}
+	vol.users += more
+	return vol.users
+}
+
+// removeAll unmounts all volumes and tells what went wrong.
+func (v *volumes) removeAll(ctx context.Context) []string {
+	var problems []string
+	for _, name := range v.names() {
+		if err := v.remove(ctx, name); err != nil && len(problems) < 64 {
+			problems = append(problems, wire.Text("volume "+name+": "+err.Error()))
+		}
+	}
+	return problems
+}
+
+func (v *volumes) names() []string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Collect(maps.Keys(v.of))
+}
+
+// thawAll thaws what is frozen.
+func (v *volumes) thawAll() {
+	for _, name := range v.names() {
+		_ = v.thaw(name) // most are not
+	}
+}
+
+// ask opens the filesystem of a volume for f.
+func (v *volumes) ask(name string, f func(root int, info abi.Info) error) error {
+	vol, err := v.get(name)
+	if err != nil {
+		return err
+	}
+	root, err := unix.Open(volumePath(name), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(root) }()
+	return f(root, vol.info)
+}
+
+func (v *volumes) stats(name string) (*wire.GetVolumeStatsResponse, error) {
+	answer := new(wire.GetVolumeStatsResponse)
+	err := v.ask(name, func(root int, info abi.Info) error {
+		report, err := fsops.Stat(root, info.ReadOnly())
+		report = freezer().Judge(name, report)
+		for _, u := range report.Usage {
+			answer.Usage = append(answer.Usage, &wire.Usage{Unit: string(u.Unit), Available: u.Available, Total: u.Total, Used: u.Used})
+		}
+		answer.Abnormal, answer.Reason, answer.Message = report.Abnormal, report.Reason, wire.Text(report.Message)
+		return err
+	})
+	return answer, err
+}
+
+// sizeTime is how long the guest's kernel may take to see that a disk has grown.
+const sizeTime = 10 * time.Second
+
+func (v *volumes) resize(ctx context.Context, req *wire.ResizeVolumeRequest) (size int64, err error) {
+	unlock, err := v.locks.Lock(ctx, req.GetVolume())
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
+	err = v.ask(req.GetVolume(), func(root int, info abi.Info) error {
+		if info.ReadOnly() {
+			return fmt.Errorf("the volume is read-only: %w", errNotKnown)
+		}
+		device, err := openDisk(info)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(device) }()
+		waiting, cancel := context.WithTimeout(ctx, sizeTime)
+		defer cancel()
+		if err := waitSize(waiting, device, req.GetRequiredBytes()); err != nil {
+			return err
+		}
+		size, err = fsops.Grow(root, device, req.GetRequiredBytes(), req.GetLimitBytes())
+		return err
+	})
+	return size, err
+}
+
+func (v *volumes) freeze(name string, timeout time.Duration) error {
+	return v.ask(name, func(root int, _ abi.Info) error { return freezer().Freeze(name, root, timeout) })
+}
+
+func (v *volumes) thaw(name string) error {
+	return v.ask(name, func(root int, _ abi.Info) error { return freezer().Thaw(name, root) })
+}
