@@ -1,0 +1,312 @@
+package vm
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
+	"github.com/crust-proxy/crust-proxy/reference/process"
+)
+
+// command is one of runc's.
+type command struct {
+	cfg    Config
+	in     handler.Invocation
+	tell   handler.Teller
+	stdout io.Writer
+}
+
+func (c *command) create() error {
+	id := c.in.Words[0]
+	if !abi.IsSandboxID(id) {
+		return fmt.Errorf("%q cannot be the id of a container", id)
+	}
+	bundle, err := filepath.Abs(c.in.Bundle)
+	if err != nil {
+		return err
+	}
+	spec, err := readSpec(bundle)
+	if err != nil {
+		return err
+	}
+	of, known := oci.SandboxOf(spec)
+	switch {
+	case !known || !abi.IsSandboxID(of.ID) || of.Self != (of.ID == id):
+		return errors.New("it has not the annotations of a pod's sandbox, nor of a container in one: crust-vm runs pods only")
+	case of.Self:
+		return c.createSandbox(id, bundle)
+	default:
+		return c.createContainer(id, bundle, of.ID, spec)
+	}
+}
+
+// createSandbox starts a supervisor, and returns when its guest is up.
+func (c *command) createSandbox(id, bundle string) error {
+	if err := c.cfg.sweep(); err != nil {
+		c.tell.Warn(err.Error())
+	}
+	place := c.cfg.sandbox(id)
+	if err := os.MkdirAll(c.cfg.StateDir, 0o700); err != nil {
+		return err
+	}
+	if err := os.Mkdir(string(place), 0o700); err != nil {
+		return err
+	}
+	shim, err := process.Of(os.Getppid())
+	if err != nil {
+		return fmt.Errorf("whose sandbox it is cannot be told: %w", err)
+	}
+	pid, err := c.startSupervisor(place, id, bundle, shim)
+	if err != nil {
+		return errors.Join(err, place.remove())
+	}
+	return c.writePID(pid)
+}
+
+func (c *command) startSupervisor(place place, id, bundle string, shim process.Process) (pid int, err error) {
+	log, err := os.OpenFile(place.log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = log.Close() }()
+	told, ready, err := os.Pipe()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = told.Close() }()
+	cmd := exec.Command("/proc/self/exe", superviseArgs(id, bundle, shim)...) //nolint:gosec // this program
+	cmd.Args[0] = name
+	// The sandbox's streams are nobody's: containerd gives it none.
+	cmd.Stderr, cmd.ExtraFiles, cmd.Dir = log, []*os.File{ready}, "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	_ = ready.Close()
+	if err != nil {
+		return 0, err
+	}
+	failpoint.Hit("crust-vm-supervised")
+	err = awaitReady(told, c.cfg.bootTime()+readyTime)
+	if err == nil {
+		// A supervisor that was killed has said nothing, too.
+		var is *record
+		if is, err = c.cfg.find(id); err == nil && !is.Process.Lives() {
+			err = errors.New("its supervisor was killed")
+		}
+	}
+	if err != nil {
+		late := time.AfterFunc(endTime, func() { _ = cmd.Process.Kill() })
+		_ = cmd.Wait()
+		late.Stop()
+		return 0, fmt.Errorf("the sandbox's virtual machine: %w", err)
+	}
+	return cmd.Process.Pid, nil
+}
+
+// readyTime is for what a supervisor does besides booting.
+const readyTime = 30 * time.Second
+
+// awaitReady waits for a supervisor's word: an empty one is good.
+func awaitReady(told *os.File, most time.Duration) error {
+	if err := told.SetReadDeadline(time.Now().Add(most)); err != nil {
+		return err
+	}
+	said, err := io.ReadAll(io.LimitReader(told, 16<<10))
+	if err != nil {
+		return fmt.Errorf("it is not ready after %v: %w", most, err)
+	}
+	if len(said) > 0 {
+		return errors.New(string(said))
+	}
+	return nil
+}
+
+func (c *command) writePID(pid int) error {
+	if file := c.in.Option("pid-file", ""); file != "" {
+		return os.WriteFile(file, []byte(strconv.Itoa(pid)), 0o644) //nolint:gosec // as runc does
+	}
+	return nil
+}
+
+// createContainer has the guest make a container, and starts its proxy.
+func (c *command) createContainer(id, bundle, sandbox string, spec *specs.Spec) error {
+	place := c.cfg.sandbox(sandbox)
+	if _, err := c.cfg.find(id); err == nil {
+		return fmt.Errorf("container %s is there already", id)
+	}
+	// Whoever kills us can have deleted what was made until then.
+	r := &record{ID: id, Sandbox: sandbox, Bundle: bundle}
+	if err := c.cfg.write(r); err != nil {
+		return err
+	}
+	a, err := place.call(request{Do: doCreate, Container: id, Bundle: bundle})
+	for _, text := range a.Warnings {
+		c.tell.Warn(text)
+	}
+	if err != nil {
+		return errors.Join(err, c.cfg.forget(r))
+	}
+	pid, err := c.startProxy(spec.Process.Terminal, sandbox, id, "")
+	if err == nil {
+		r.Process, err = process.Of(pid)
+	}
+	if err == nil {
+		err = c.cfg.write(r)
+	}
+	if err != nil {
+		_, undo := place.call(request{Do: doDelete, Container: id})
+		return errors.Join(err, undo, c.cfg.forget(r))
+	}
+	return c.writePID(pid)
+}
+
+// startProxy starts a process that stands for one in the guest. It has our streams, or
+// a terminal, whose other end goes where the caller wants it.
+func (c *command) startProxy(terminal bool, sandbox, container, process string) (pid int, err error) {
+	cmd := exec.Command("/proc/self/exe", attachCommand, sandbox, container, process) //nolint:gosec // this program
+	cmd.Args[0], cmd.Dir = name, "/"
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if terminal {
+		slave, err := sendTerminal(c.in.Option("console-socket", ""))
+		if err != nil {
+			return 0, fmt.Errorf("the terminal: %w", err)
+		}
+		defer func() { _ = slave.Close() }()
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+		cmd.SysProcAttr.Setctty = true
+	}
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	return cmd.Process.Pid, nil
+}
+
+func (c *command) start() error {
+	r, err := c.cfg.find(c.in.Words[0])
+	if err != nil {
+		return err
+	}
+	if !r.isSandbox() {
+		if _, err := c.cfg.sandbox(r.Sandbox).call(request{Do: doStart, Container: r.ID}); err != nil {
+			return err
+		}
+	}
+	r.Started = true
+	return c.cfg.write(r)
+}
+
+func (c *command) state() error {
+	r, err := c.cfg.find(c.in.Words[0])
+	if err != nil {
+		return err
+	}
+	is := specs.State{Version: "1.0.2", ID: r.ID, Status: specs.ContainerState(r.status()), Bundle: r.Bundle}
+	if is.Status != specs.StateStopped {
+		is.Pid = r.Process.PID
+	}
+	return json.NewEncoder(c.stdout).Encode(is)
+}
+
+// errNotRunning is what runc says, and what containerd looks for.
+var errNotRunning = errors.New("container not running")
+
+func (c *command) kill() error {
+	r, err := c.cfg.find(c.in.Words[0])
+	if err != nil {
+		return err
+	}
+	number := unix.SIGTERM
+	if len(c.in.Words) > 1 {
+		if number, err = parseSignal(c.in.Words[1]); err != nil {
+			return err
+		}
+	}
+	if r.status() == string(specs.StateStopped) {
+		return errNotRunning
+	}
+	ask := request{Do: doSignal, Container: r.ID, Signal: uint32(number), All: c.in.Has("all", "a")}
+	if r.isSandbox() {
+		// A sandbox has no process that could take a signal: any of them ends it.
+		ask = request{Do: doShutdown}
+	}
+	_, err = c.cfg.sandbox(r.Sandbox).call(ask)
+	// Where the machine has just gone, the proxy of its process goes, too.
+	for until := time.Now().Add(goneTime); err != nil && time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
+		if !r.Process.Lives() {
+			return errNotRunning
+		}
+	}
+	return err
+}
+
+// goneTime is how long the end of a machine takes to be seen.
+const goneTime = 3 * time.Second
+
+func parseSignal(word string) (syscall.Signal, error) {
+	if n, err := strconv.Atoi(word); err == nil && n > 0 && n < 65 {
+		return syscall.Signal(n), nil
+	}
+	word = strings.ToUpper(word)
+	if n := unix.SignalNum("SIG" + strings.TrimPrefix(word, "SIG")); n != 0 {
+		return n, nil
+	}
+	return 0, fmt.Errorf("%q is not a signal", word)
+}
+
+func (c *command) delete() error {
+	force := c.in.Has("force", "f")
+	r, err := c.cfg.find(c.in.Words[0])
+	if errors.Is(err, errUnknown) && force {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !force && r.status() != string(specs.StateStopped) {
+		return fmt.Errorf("container %s is %s: it cannot be deleted", r.ID, r.status())
+	}
+	if r.isSandbox() {
+		return c.deleteSandbox(r)
+	}
+	sandbox, err := c.cfg.find(r.Sandbox)
+	if err == nil && sandbox.Process.Lives() {
+		if _, err := c.cfg.sandbox(r.Sandbox).call(request{Do: doDelete, Container: r.ID}); err != nil && sandbox.Process.Lives() {
+			return err
+		}
+	}
+	// The process in the guest has ended, and its proxy ends by that.
+	if err := end(r.Process, endTime); err != nil {
+		return err
+	}
+	return c.cfg.forget(r)
+}
+
+// deleteSandbox lets the guest end in order, within bounds that the supervisor keeps.
+func (c *command) deleteSandbox(r *record) error {
+	place := c.cfg.sandbox(r.ID)
+	if r.Process.Lives() {
+		_, err := place.call(request{Do: doShutdown})
+		for until := time.Now().Add(shutdownTime + powerTime + endTime); err == nil && r.Process.Lives() && time.Now().Before(until); {
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	if err := end(r.Process, endTime); err != nil {
+		return err
+	}
+	return place.remove()
+}

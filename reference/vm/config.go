@@ -1,0 +1,86 @@
+package vm
+
+import (
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
+)
+
+// Config is where things are on the node. It is read at every start, from a small
+// JSON file.
+type Config struct {
+	// Kernel is a directory with boot/vmlinuz-* and lib/modules of one kernel, as the
+	// package of a distribution's kernel has them.
+	Kernel string `json:"kernel"`
+	// QEMU and Virtiofsd are the programs.
+	QEMU      string `json:"qemu"`
+	Virtiofsd string `json:"virtiofsd"`
+	// Accel is "kvm" or "tcg", or "" to take KVM where a guest runs by it.
+	Accel string `json:"accel"`
+	// MemoryMiB and CPUs are what each virtual machine has.
+	MemoryMiB int `json:"memoryMiB"`
+	CPUs      int `json:"cpus"`
+	// BootTimeoutSeconds is how long a machine may take to its agent's first word.
+	BootTimeoutSeconds int `json:"bootTimeoutSeconds"`
+	// FirstUser is the first of the users that the machines have, each its own: four
+	// million numbers that nobody else uses.
+	FirstUser uint32 `json:"firstUser"`
+	// Root holds the directories of volumes, StateDir those of sandboxes.
+	Root     string `json:"root"`
+	StateDir string `json:"stateDir"`
+	// Program is the path of this program that the broker is told to run, and
+	// AgentProgram that of the guest's; unless set, it is beside this program.
+	Program      string `json:"program"`
+	AgentProgram string `json:"agentProgram"`
+}
+
+const (
+	configVariable = "CRUST_VM_CONFIG"
+	defaultConfig  = "/etc/crust-proxy/crust-vm.json"
+)
+
+// LoadConfig reads the configuration. Unknown keys are errors.
+func LoadConfig(getenv func(string) string) (Config, error) {
+	cfg := Config{
+		Kernel: "/usr/lib/crust-vm/kernel", QEMU: "/usr/bin/qemu-system-x86_64", Virtiofsd: "/usr/lib/qemu/virtiofsd",
+		MemoryMiB: 512, CPUs: 1, BootTimeoutSeconds: 120, FirstUser: 1_900_000_000,
+		Root: abi.DefaultRoot, StateDir: "/run/crust-vm",
+	}
+	file, err := handler.ReadConfig(getenv(configVariable), defaultConfig, &cfg)
+	if err != nil {
+		return Config{}, err
+	}
+	return cfg, cfg.complete(file)
+}
+
+func (c *Config) complete(file string) (err error) {
+	if c.Program, err = handler.OwnProgram(c.Program); err != nil {
+		return err
+	}
+	if c.AgentProgram == "" {
+		c.AgentProgram = filepath.Join(filepath.Dir(c.Program), "crust-vm-agent")
+	}
+	if c.MemoryMiB < 128 || c.CPUs < 1 || c.BootTimeoutSeconds < 1 || c.FirstUser == 0 {
+		return fmt.Errorf("the configuration %s: a machine needs 128 MiB, a processor, a second to boot in, and a user that is not root", file)
+	}
+	if c.Accel != "" && c.Accel != accelKVM && c.Accel != accelTCG {
+		return fmt.Errorf("the configuration %s: accel: %q is neither kvm nor tcg", file, c.Accel)
+	}
+	return handler.CheckPaths(file, map[string]string{
+		"kernel": c.Kernel, "qemu": c.QEMU, "virtiofsd": c.Virtiofsd, "root": c.Root, "stateDir": c.StateDir,
+		"program": c.Program, "agentProgram": c.AgentProgram,
+	})
+}
+
+const accelKVM, accelTCG = "kvm", "tcg"
+
+func (c Config) bootTime() time.Duration { return time.Duration(c.BootTimeoutSeconds) * time.Second }
+
+// cache is for what all sandboxes can use. No sandbox has such a name.
+func (c Config) cache() string { return filepath.Join(c.StateDir, ".cache") }
+
+// sandbox is the directory of a sandbox.
+func (c Config) sandbox(id string) place { return place(filepath.Join(c.StateDir, id)) }

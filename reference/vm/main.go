@@ -1,0 +1,139 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
+	"github.com/crust-proxy/crust-proxy/reference/process"
+)
+
+const name = "crust-vm"
+
+// Main runs the program and gives its exit status.
+func Main(args []string, stdout, stderr io.Writer) int {
+	in := handler.ParseArgs(args[1:])
+	tell := handler.Teller{Name: name, In: in, Stderr: stderr}
+	switch {
+	case in.Command == abi.Word:
+		return handler.CLI{
+			Name: name, About: "crust-vm runs each pod in a virtual machine that mounts the pod's deferred volumes.",
+			Config: defaultConfig + ", or the file that " + configVariable + " names",
+			Open: func() (handler.Volumes, string, error) {
+				cfg, err := LoadConfig(os.Getenv)
+				return asked{cfg}, cfg.Program, err
+			},
+		}.Main(args[2:], stdout, stderr)
+	case in.Command == "features":
+		_, _ = io.WriteString(stdout, features)
+		return 0
+	case in.Command == "" && in.Has("version", "v"), len(args) > 1 && strings.TrimLeft(args[1], "-") == "version":
+		_, _ = fmt.Fprintf(stdout, "%s version 1\nspec: 1.0.2\n", name)
+		return 0
+	}
+	cfg, err := LoadConfig(os.Getenv)
+	if err != nil {
+		tell.Fail(err)
+		return 1
+	}
+	code, err := (&command{cfg: cfg, in: in, tell: tell, stdout: stdout}).run()
+	if err != nil {
+		tell.Fail(err)
+		return max(code, 1)
+	}
+	return code
+}
+
+// features is what container runtimes ask for; it names nothing that is not there.
+const features = `{"ociVersionMin":"1.0.0","ociVersionMax":"1.2.0","hooks":[],` +
+	`"mountOptions":["bind","rbind","ro","rw","nosuid","nodev","noexec","noatime","relatime","strictatime","private","rprivate","slave","rslave"],` +
+	`"linux":{"namespaces":["mount","pid","uts","ipc"],"capabilities":[],"cgroup":{"v1":false,"v2":false,"systemd":false,"rootless":false},` +
+	`"seccomp":{"enabled":false},"apparmor":{"enabled":false},"selinux":{"enabled":false},"mountExtensions":{"idmap":{"enabled":false}}}}
+`
+
+// The commands that crust-vm runs itself by.
+const (
+	superviseCommand = "supervise"
+	attachCommand    = "attach"
+)
+
+func (c *command) run() (code int, err error) {
+	commands := map[string]struct {
+		words int
+		run   func() error
+	}{
+		"create": {1, c.create}, "run": {1, c.unsupported}, "start": {1, c.start}, "state": {1, c.state},
+		"kill": {1, c.kill}, "delete": {1, c.delete}, superviseCommand: {4, c.supervise},
+	}
+	switch c.in.Command {
+	case "exec":
+		return c.exec()
+	case attachCommand:
+		return c.attach()
+	}
+	known, is := commands[c.in.Command]
+	if !is {
+		return 1, c.unsupported()
+	}
+	if len(c.in.Words) < known.words {
+		return 1, fmt.Errorf("%s: arguments are missing", c.in.Command)
+	}
+	return 0, known.run()
+}
+
+func (c *command) unsupported() error {
+	return fmt.Errorf("the command %q is not supported by crust-vm", c.in.Command)
+}
+
+// asked is the volumes of all sandboxes of the node, for one question.
+type asked struct{ cfg Config }
+
+// ask asks the newest live sandbox that has the volume.
+func (v asked) ask(r request) (answer, string, error) {
+	dir, err := abi.Open(v.cfg.Root, abi.DirName(r.Target))
+	if errors.Is(err, os.ErrNotExist) {
+		return answer{}, "", fmt.Errorf("volume %s: %w: it is not published to this runtime", r.Target, handler.ErrNoSandbox)
+	}
+	if err != nil {
+		return answer{}, "", err
+	}
+	defer func() { _ = dir.Close() }()
+	ids, err := dir.Sandboxes()
+	if err != nil {
+		return answer{}, "", err
+	}
+	for _, id := range ids {
+		if is, err := v.cfg.find(id); err == nil && is.isSandbox() && is.Process.Lives() {
+			a, err := v.cfg.sandbox(id).call(r)
+			return a, id, err
+		}
+	}
+	return answer{}, "", fmt.Errorf("volume %s: %w", r.Target, handler.ErrNoSandbox)
+}
+
+// superviseArgs are those of a new supervisor, and how it reads them.
+func superviseArgs(id, bundle string, shim process.Process) []string {
+	return []string{superviseCommand, id, bundle, strconv.Itoa(shim.PID), strconv.FormatUint(shim.Start, 10)}
+}
+
+func (c *command) supervise() error {
+	words := c.in.Words
+	pid, errPID := strconv.Atoi(words[2])
+	start, errStart := strconv.ParseUint(words[3], 10, 64)
+	if err := errors.Join(errPID, errStart); err != nil {
+		return err
+	}
+	const readyFD = 3
+	syscall.CloseOnExec(readyFD)
+	// What is made here is root's alone, whoever started us.
+	unix.Umask(0o022)
+	return supervise(c.cfg, words[0], words[1], process.Process{PID: pid, Start: start}, os.NewFile(readyFD, "ready"))
+}

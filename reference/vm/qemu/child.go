@@ -1,0 +1,101 @@
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// child is a process that the kernel ends when we end.
+type child struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error // after done
+}
+
+func startChild(cmd *exec.Cmd) (*child, error) {
+	said := new(Tail)
+	cmd.Stderr, cmd.Dir, cmd.Env = said, "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = new(syscall.SysProcAttr)
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	c := &child{cmd: cmd, done: make(chan struct{})}
+	started := make(chan error)
+	go func() {
+		// The kernel looks at the thread that started it, which so has to live as long.
+		runtime.LockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		c.err = ended(cmd.Wait(), said.String())
+		close(c.done)
+	}()
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// ended is the error of a process of ours: none of them ends by itself for a good reason.
+func ended(err error, said string) error {
+	if err == nil {
+		err = errors.New("exit status 0")
+	}
+	if said = strings.TrimSpace(said); said != "" {
+		err = fmt.Errorf("%w: %s", err, said)
+	}
+	return err
+}
+
+// kill ends it and waits. A nil child was never started.
+func (c *child) kill() {
+	if c != nil {
+		_ = c.cmd.Process.Kill()
+		<-c.done
+	}
+}
+
+// tailSize is how much is remembered of what somebody says who may speak for ever.
+const tailSize = 16 << 10
+
+// Tail keeps the last of what is written to it.
+type Tail struct {
+	mu  sync.Mutex
+	all []byte
+}
+
+// Write takes all.
+func (t *Tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.all = append(t.all, p...)
+	if over := len(t.all) - tailSize; over > 0 {
+		t.all = append(t.all[:0], t.all[over:]...)
+	}
+	return len(p), nil
+}
+
+// String gives what is kept, as printable text.
+func (t *Tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r >= ' ' && r < 0x7f {
+			return r
+		}
+		return -1
+	}, string(t.all))
+}
+
+func (t *Tail) follow(from io.ReadCloser) {
+	_, _ = io.Copy(t, from)
+	_ = from.Close()
+}

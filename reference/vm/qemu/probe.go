@@ -1,0 +1,69 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	kvmDevice = "/dev/kvm"
+	// probeTime is how long the smallest guest may take. It needs milliseconds.
+	probeTime = 3 * time.Second
+)
+
+// ProbeKVM tells why no guest runs by KVM here: nil where one does. A device that can be
+// opened is no proof: where machines lie in machines, the guest may never go on.
+func ProbeKVM(program string, user uint32) error {
+	if _, err := os.Stat(kvmDevice); err != nil {
+		return err
+	}
+	return probe(program, user, true)
+}
+
+// probe runs a guest that is a ROM of one page group, whose first instruction, at the
+// processor's first address, ends the machine with a status.
+func probe(program string, user uint32, kvm bool) error {
+	const (
+		romSize, resetVector = 64 << 10, 64<<10 - 16
+		status, exit         = 0x10, 0x10<<1 | 1 // as isa-debug-exit makes it
+	)
+	rom := make([]byte, romSize)
+	copy(rom[resetVector:], []byte{
+		0xba, 0x01, 0x05, // mov dx, 0x501
+		0xb0, status, // mov al, status
+		0xee, // out dx, al
+		0xf4, // hlt
+	})
+	fd, err := unix.MemfdCreate("rom", unix.MFD_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	file := os.NewFile(uintptr(fd), "rom")
+	defer func() { _ = file.Close() }()
+	if _, err := file.Write(rom); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
+	defer cancel()
+	args := append(confined(kvm), "-machine", "pc", "-m", "16M", "-bios", "/proc/self/fd/3",
+		"-device", "isa-debug-exit,iobase=0x501,iosize=2")
+	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // by our own configuration
+	cmd.ExtraFiles = []*os.File{file}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user, Groups: kvmGroup(kvm)}}
+	out, err := cmd.CombinedOutput()
+	if ctx.Err() != nil {
+		return fmt.Errorf("the smallest guest did not end within %v", probeTime)
+	}
+	var ended *exec.ExitError
+	if errors.As(err, &ended) && ended.ExitCode() == exit {
+		return nil
+	}
+	return fmt.Errorf("the smallest guest did not run: %w: %.300q", err, out)
+}

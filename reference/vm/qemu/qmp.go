@@ -1,0 +1,148 @@
+package qemu
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// qmp speaks with QEMU's monitor. QEMU may have been taken over by its guest: what it
+// says is bounded, and believed only for what it is asked.
+type qmp struct {
+	conn *net.UnixConn
+	busy chan struct{} // holds a token while a command runs
+
+	mu      sync.Mutex
+	last    int                      // the number of the last command
+	replies chan reply               // of the last command
+	gone    map[string]chan struct{} // closed when the device with this id has left
+	closed  chan struct{}
+	err     error // why, after closed
+}
+
+type reply struct {
+	Return json.RawMessage `json:"return"`
+	Error  *struct {
+		Class string `json:"class"`
+		Desc  string `json:"desc"`
+	} `json:"error"`
+	ID    int    `json:"id"`
+	Event string `json:"event"`
+	Data  struct {
+		Device string `json:"device"`
+	} `json:"data"`
+}
+
+// maxLine bounds a message from QEMU.
+const maxLine = 256 << 10
+
+func newQMP(conn *net.UnixConn) *qmp {
+	q := &qmp{conn: conn, busy: make(chan struct{}, 1), gone: make(map[string]chan struct{}), closed: make(chan struct{})}
+	go q.read()
+	return q
+}
+
+// greet begins the conversation.
+func (q *qmp) greet(ctx context.Context) error { return q.execute(ctx, "qmp_capabilities", nil, nil) }
+
+// execute runs a command; a file that is given goes with it.
+func (q *qmp) execute(ctx context.Context, command string, arguments any, file *os.File) error {
+	select {
+	case q.busy <- struct{}{}:
+		defer func() { <-q.busy }()
+	case <-ctx.Done():
+		return fmt.Errorf("QEMU is busy: %w", ctx.Err())
+	}
+	replies := make(chan reply, 1)
+	q.mu.Lock()
+	q.last++
+	q.replies = replies
+	request := map[string]any{"execute": command, "id": q.last}
+	q.mu.Unlock()
+	if arguments != nil {
+		request["arguments"] = arguments
+	}
+	if err := q.send(ctx, request, file); err != nil {
+		return fmt.Errorf("%s: %w", command, err)
+	}
+	select {
+	case r := <-replies:
+		if r.Error != nil {
+			return fmt.Errorf("%s: QEMU refuses: %.300q", command, r.Error.Desc)
+		}
+		return nil
+	case <-q.closed:
+		return fmt.Errorf("%s: %w", command, q.err)
+	case <-ctx.Done():
+		return fmt.Errorf("%s: QEMU does not answer: %w", command, ctx.Err())
+	}
+}
+
+func (q *qmp) send(ctx context.Context, request any, file *os.File) error {
+	raw, err := json.Marshal(request)
+	if err != nil {
+		return err
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := q.conn.SetWriteDeadline(deadline); err != nil {
+			return err
+		}
+	}
+	var rights []byte
+	if file != nil {
+		rights = unix.UnixRights(int(file.Fd()))
+	}
+	_, _, err = q.conn.WriteMsgUnix(append(raw, '\n'), rights, nil)
+	return err
+}
+
+// read runs until the connection ends, and gives replies and events to who waits.
+func (q *qmp) read() {
+	defer close(q.closed)
+	lines := bufio.NewReaderSize(q.conn, maxLine)
+	for {
+		line, err := lines.ReadSlice('\n')
+		if err != nil {
+			q.err = fmt.Errorf("QEMU's monitor has ended: %w", err)
+			return
+		}
+		var r reply
+		if err := json.Unmarshal(line, &r); err != nil {
+			q.err = errors.New("QEMU's monitor says what is no JSON")
+			return
+		}
+		q.take(r)
+	}
+}
+
+func (q *qmp) take(r reply) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case r.Event == "DEVICE_DELETED":
+		if gone := q.gone[r.Data.Device]; gone != nil {
+			close(gone)
+			delete(q.gone, r.Data.Device)
+		}
+	case r.Event == "" && r.ID == q.last && q.replies != nil:
+		q.replies <- r
+		q.replies = nil
+	}
+}
+
+// awaitGone gives what is closed when a device has left.
+func (q *qmp) awaitGone(id string) <-chan struct{} {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.gone[id] == nil {
+		q.gone[id] = make(chan struct{})
+	}
+	return q.gone[id]
+}

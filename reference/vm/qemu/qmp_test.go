@@ -1,0 +1,118 @@
+package qemu
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// played is a monitor whose QEMU is the test.
+func played(t *testing.T) (*qmp, *net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	check.Must(t, err)
+	var ends [2]*net.UnixConn
+	for i, fd := range fds {
+		file := os.NewFile(uintptr(fd), "")
+		conn, err := net.FileConn(file)
+		check.Must(t, err)
+		check.Must(t, file.Close())
+		ends[i], _ = conn.(*net.UnixConn)
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+	return newQMP(ends[0]), ends[1]
+}
+
+// answers says something for each command, in which ID is the command's.
+func answers(t *testing.T, conn net.Conn, texts ...string) {
+	t.Helper()
+	go func() {
+		lines := bufio.NewScanner(conn)
+		for _, text := range texts {
+			if !lines.Scan() {
+				return
+			}
+			var asked struct{ ID json.Number }
+			if json.Unmarshal(lines.Bytes(), &asked) != nil {
+				return
+			}
+			_, _ = conn.Write([]byte(strings.ReplaceAll(text, "ID", asked.ID.String())))
+		}
+	}()
+}
+
+func shortly(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestWhatQEMUSays(t *testing.T) {
+	for name, c := range map[string]struct{ says, want string }{
+		"yes":           {`{"return":{},"id":ID}` + "\n", ""},
+		"greets first":  {`{"QMP":{}}` + "\n" + `{"event":"RESUME"}` + "\n" + `{"return":{},"id":ID}` + "\n", ""},
+		"no":            {`{"error":{"class":"GenericError","desc":"no \u001b[0m place"},"id":ID}` + "\n", `no \x1b[0m place`},
+		"a long no":     {`{"error":{"desc":"` + strings.Repeat("x", 10_000) + `"},"id":ID}` + "\n", "QEMU refuses"},
+		"to another":    {`{"return":{},"id":77}` + "\n", "does not answer"},
+		"nothing":       {"", "does not answer"},
+		"no JSON":       {"what?\n", "no JSON"},
+		"without end":   {strings.Repeat("x", maxLine+1), "has ended"},
+		"another shape": {`{"return":{},"id":"one"}` + "\n", "no JSON"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			q, conn := played(t)
+			answers(t, conn, c.says)
+			err := q.execute(shortly(t), "stop", nil, nil)
+			if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || len(err.Error()) > 400) {
+				t.Fatalf("%v", err)
+			}
+		})
+	}
+}
+
+// An answer that comes when nobody waits any more is not taken for the next one's.
+func TestLateAnswer(t *testing.T) {
+	q, conn := played(t)
+	answers(t, conn, "", `{"error":{"desc":"late"},"id":1}`+"\n"+`{"return":{},"id":ID}`+"\n")
+	if err := q.execute(shortly(t), "one", nil, nil); err == nil {
+		t.Fatal("it was not answered")
+	}
+	check.Must(t, q.execute(shortly(t), "two", nil, nil))
+}
+
+func TestADeviceIsGoneWhenQEMUSaysSo(t *testing.T) {
+	q, conn := played(t)
+	gone := q.awaitGone("disk-a")
+	for _, text := range []string{`{"event":"DEVICE_DELETED","data":{"path":"/x"}}`, `{"event":"DEVICE_DELETED","data":{"device":"disk-b"}}`} {
+		_, err := conn.Write([]byte(text + "\n"))
+		check.Must(t, err)
+	}
+	answers(t, conn, `{"return":{},"id":ID}`+"\n")
+	check.Must(t, q.execute(shortly(t), "query", nil, nil))
+	if isGone(gone) {
+		t.Fatal("another device is taken for it")
+	}
+	_, err := conn.Write([]byte(`{"event":"DEVICE_DELETED","data":{"device":"disk-a"}}` + "\n"))
+	check.Must(t, err)
+	check.Eventually(t, "the device is gone", func() bool { return isGone(gone) })
+}
+
+func TestTailKeepsTheLast(t *testing.T) {
+	tail := new(Tail)
+	for range 10_000 {
+		_, _ = tail.Write([]byte("0123456789"))
+	}
+	_, _ = tail.Write([]byte("\x1b[31mpanic\x00\n"))
+	if text := tail.String(); len(text) > tailSize || !strings.HasSuffix(text, "9[31mpanic\n") {
+		t.Errorf("%d bytes, the last are %q", len(text), text[len(text)-20:])
+	}
+}

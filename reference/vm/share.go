@@ -1,0 +1,147 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// share is the tree of the host that the guest sees. Its directories are made in one
+// place and shown read-only in another one, on which the mounts lie: what the guest may
+// write to are the mounts alone.
+type share struct{ made, shown string }
+
+// open makes the tree. What is mounted in it later reaches the server of the guest's
+// filesystem, and nobody else.
+func (s share) open() error {
+	for _, dir := range []string{s.made, s.shown} {
+		if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // below a directory of root's
+			return err
+		}
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, s.made, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(tree) }()
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{
+		Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Propagation: unix.MS_PRIVATE,
+	}); err != nil {
+		return err
+	}
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, s.shown, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return err
+	}
+	return unix.MountSetattr(unix.AT_FDCWD, s.shown, 0, &unix.MountAttr{Propagation: unix.MS_SHARED})
+}
+
+// bind shows a file or a directory of the host under a name.
+type bind struct {
+	name, source        string
+	readOnly, recursive bool // recursively read-only
+	follows             bool // what is mounted in it later is seen, too
+}
+
+// add mounts it.
+func (s share) add(b bind) error {
+	attr := unix.MountAttr{Propagation: unix.MS_PRIVATE}
+	if b.follows {
+		attr.Propagation = unix.MS_SLAVE
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, b.source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+	if err != nil {
+		return fmt.Errorf("%s cannot be shown to the guest: %w", b.source, err)
+	}
+	defer func() { _ = unix.Close(tree) }()
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
+		return err
+	}
+	if b.readOnly {
+		var flags uint = unix.AT_EMPTY_PATH
+		if b.recursive {
+			flags |= unix.AT_RECURSIVE
+		}
+		if err := unix.MountSetattr(tree, "", flags, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+			return err
+		}
+	}
+	if err := s.point(tree, filepath.Join(s.made, b.name)); err != nil {
+		return err
+	}
+	return unix.MoveMount(tree, "", unix.AT_FDCWD, filepath.Join(s.shown, b.name), unix.MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+// point makes what a mount can lie on.
+func (s share) point(tree int, path string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(tree, &st); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // below a directory of root's
+		return err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return os.Mkdir(path, 0o755) //nolint:gosec // as above
+	}
+	return os.WriteFile(path, nil, 0o644) //nolint:gosec // as above
+}
+
+// remove takes back what a container was shown. No directory is removed that something
+// is mounted in.
+func (s share) remove(container string) error {
+	names, err := filepath.Glob(filepath.Join(s.made, container, "*"))
+	if err != nil {
+		return err
+	}
+	for _, made := range names {
+		shown := filepath.Join(s.shown, container, filepath.Base(made))
+		if err := unix.Unmount(shown, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("%s cannot be unmounted: %w", shown, err)
+		}
+		if err := os.Remove(made); err != nil {
+			return err
+		}
+	}
+	if err := os.Remove(filepath.Join(s.made, container)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// close takes all of it back.
+func (s share) close() error {
+	if err := unix.Unmount(s.shown, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("%s cannot be unmounted: %w", s.shown, err)
+	}
+	containers, err := filepath.Glob(filepath.Join(s.made, "*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range containers {
+		if err := s.remove(filepath.Base(dir)); err != nil {
+			return err
+		}
+	}
+	for _, dir := range []string{s.shown, s.made} {
+		if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// bindOf says how a mount of a container is shown to the guest.
+func bindOf(name string, m specs.Mount) bind {
+	has := func(options ...string) bool {
+		return slices.ContainsFunc(options, func(o string) bool { return slices.Contains(m.Options, o) })
+	}
+	return bind{
+		name: name, source: m.Source, readOnly: has("ro", "rro"), recursive: has("rro"),
+		follows: has("rslave", "slave", "rshared", "shared"),
+	}
+}

@@ -1,0 +1,106 @@
+package vm
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
+)
+
+func readSpec(bundle string) (*specs.Spec, error) {
+	raw, err := os.ReadFile(filepath.Join(bundle, "config.json")) //nolint:gosec // what every runtime reads
+	if err != nil {
+		return nil, err
+	}
+	spec := new(specs.Spec)
+	if err := json.Unmarshal(raw, spec); err != nil {
+		return nil, fmt.Errorf("the bundle's config.json: %w", err)
+	}
+	if spec.Root == nil || spec.Process == nil || spec.Linux == nil {
+		return nil, errors.New("the bundle's config.json has no root, no process or no linux")
+	}
+	return spec, nil
+}
+
+// guestSpec makes the guest's spec of a container's, and says what the guest must be
+// shown for it.
+func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount) (raw []byte, binds []bind, err error) {
+	if err := checkSpec(spec, found); err != nil {
+		return nil, nil, err
+	}
+	inGuest := *spec
+	root := *spec.Root
+	source := root.Path
+	if !filepath.IsAbs(source) {
+		source = filepath.Join(bundle, source)
+	}
+	name := path.Join(id, "rootfs")
+	root.Path, inGuest.Root = path.Join(wire.SharedDir, name), &root
+	binds = append(binds, bind{name: name, source: source, readOnly: root.Readonly})
+	inGuest.Mounts = slices.Clone(spec.Mounts)
+	for i := range inGuest.Mounts {
+		m := &inGuest.Mounts[i]
+		switch {
+		case slices.ContainsFunc(found, func(f *oci.Mount) bool { return f.Index == i }):
+			m.Source = ""
+		case m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind"):
+			name := path.Join(id, strconv.Itoa(i))
+			binds = append(binds, bindOf(name, *m))
+			m.Source = path.Join(wire.SharedDir, name)
+		}
+	}
+	linux := *spec.Linux
+	linux.Seccomp, linux.CgroupsPath = nil, ""
+	inGuest.Linux, inGuest.Annotations = &linux, nil
+	raw, err = json.Marshal(inGuest)
+	return raw, binds, err
+}
+
+// checkSpec refuses what the container would not have, and could not do without.
+func checkSpec(spec *specs.Spec, found []*oci.Mount) error {
+	if spec.Hooks != nil {
+		h := spec.Hooks
+		if len(h.Prestart)+len(h.CreateRuntime)+len(h.CreateContainer)+len(h.StartContainer)+len(h.Poststart)+len(h.Poststop) > 0 { //nolint:staticcheck // older ones, too
+			return errors.New("it has hooks, which crust-vm does not run: they would act on the host, and the container is in a virtual machine")
+		}
+	}
+	if len(spec.Linux.Devices) > 0 {
+		return fmt.Errorf("it has the device %s of the host, which a virtual machine does not have: set privileged_without_host_devices, "+
+			"or do not use runtime class crust-vm", spec.Linux.Devices[0].Path)
+	}
+	for _, ns := range spec.Linux.Namespaces {
+		if ns.Type == specs.UserNamespace {
+			return errors.New("its pod has a user namespace, which crust-vm does not make: set hostUsers to true")
+		}
+	}
+	for _, m := range spec.Mounts {
+		if len(m.UIDMappings)+len(m.GIDMappings) > 0 {
+			return fmt.Errorf("its mount at %s maps owners, which crust-vm does not: set hostUsers to true", m.Destination)
+		}
+	}
+	for _, m := range found {
+		options := spec.Mounts[m.Index].Options
+		if slices.Contains(options, "rshared") || slices.Contains(options, "shared") {
+			return volumeError(m, errors.New("what is mounted in it cannot be seen outside of the container, as the volume is not there: "+
+				"set mountPropagation to HostToContainer or None, or do not defer the volume"))
+		}
+	}
+	return nil
+}
+
+func volumeError(m *oci.Mount, err error) error {
+	name := m.Info.Target()
+	if name == "" {
+		name = m.Volume
+	}
+	return fmt.Errorf("volume %s (for %s): %w", name, m.Destination, err)
+}

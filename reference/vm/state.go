@@ -1,0 +1,176 @@
+package vm
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/process"
+)
+
+// place is the directory of a sandbox, which is root's alone.
+type place string
+
+func (p place) in(name string) string { return filepath.Join(string(p), name) }
+func (p place) control() string       { return p.in("control.sock") }
+func (p place) volumes() string       { return p.in("volumes.sock") }
+func (p place) log() string           { return p.in("log") }
+func (p place) containers() string    { return p.in("containers") }
+func (p place) share() share          { return share{made: p.in("tree"), shown: p.in("shared")} }
+
+// record is what is written down of a container, or of the sandbox itself.
+type record struct {
+	ID      string `json:"id"`
+	Sandbox string `json:"sandbox"`
+	Bundle  string `json:"bundle"`
+	// Process stands for it on the host: the supervisor of a sandbox, or the proxy of a
+	// container.
+	Process process.Process `json:"process"`
+	// Shim made the sandbox; when it is gone, nobody knows the sandbox any more.
+	Shim    process.Process `json:"shim"`
+	Started bool            `json:"started"`
+}
+
+func (r *record) isSandbox() bool { return r.ID == r.Sandbox }
+
+// errUnknown is what runc says, and what its callers look for.
+var errUnknown = errors.New("container does not exist")
+
+// find reads the record of a container by its id alone, which is all that a command gets.
+func (c Config) find(id string) (*record, error) {
+	if !abi.IsSandboxID(id) {
+		return nil, fmt.Errorf("%q cannot be the id of a container", id)
+	}
+	files, err := filepath.Glob(filepath.Join(c.StateDir, "*", "containers", id))
+	if err != nil || len(files) == 0 {
+		return nil, errors.Join(fmt.Errorf("%q: %w", id, errUnknown), err)
+	}
+	return readRecord(files[0])
+}
+
+func readRecord(file string) (*record, error) {
+	raw, err := os.ReadFile(file) //nolint:gosec // in a directory of root's
+	if err != nil {
+		return nil, err
+	}
+	r := new(record)
+	return r, json.Unmarshal(raw, r)
+}
+
+// write keeps the record, as a whole or not at all.
+func (c Config) write(r *record) error {
+	dir := c.sandbox(r.Sandbox).containers()
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("sandbox %s: %w", r.Sandbox, err)
+	}
+	raw, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	temp := c.sandbox(r.Sandbox).in("." + r.ID)
+	if err := os.WriteFile(temp, raw, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(temp, filepath.Join(dir, r.ID))
+}
+
+func (c Config) forget(r *record) error {
+	return os.Remove(filepath.Join(c.sandbox(r.Sandbox).containers(), r.ID))
+}
+
+// status is a word of the OCI runtime specification.
+func (r *record) status() string {
+	switch {
+	case !r.Process.Lives():
+		return "stopped"
+	case r.Started:
+		return "running"
+	default:
+		return "created"
+	}
+}
+
+// end kills a process and waits until it is gone.
+func end(p process.Process, most time.Duration) error {
+	for until := time.Now().Add(most); p.Lives(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(until) {
+			return fmt.Errorf("process %d does not end", p.PID)
+		}
+		if err := killProcess(p, unix.SIGKILL); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// killProcess sends a signal to this process and to no other one with its number.
+func killProcess(p process.Process, signal unix.Signal) error {
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if !p.Lives() {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	return nil
+}
+
+// sweep ends sandboxes that nobody knows any more: their shim is gone, or their bundle.
+func (c Config) sweep() error {
+	files, err := filepath.Glob(filepath.Join(c.StateDir, "*", "containers", "*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, file := range files {
+		r, err := readRecord(file)
+		if err != nil || !r.isSandbox() {
+			continue // of one that is being removed, or of a container
+		}
+		if _, err := os.Stat(r.Bundle); err == nil && r.Shim.Lives() {
+			continue
+		}
+		if err := end(r.Process, endTime); err != nil {
+			errs = append(errs, fmt.Errorf("sandbox %s was left behind and cannot be ended: %w", r.ID, err))
+			continue
+		}
+		errs = append(errs, c.sandbox(r.ID).remove())
+	}
+	return errors.Join(errs...)
+}
+
+// endTime bounds the wait for a killed process.
+const endTime = 10 * time.Second
+
+// remove removes what is left of a sandbox whose supervisor has ended.
+func (p place) remove() error {
+	tree := p.share()
+	if err := tree.close(); err != nil {
+		return err
+	}
+	files := []string{p.control(), p.volumes(), p.log()}
+	more, err := filepath.Glob(p.containers() + "/*")
+	if err != nil {
+		return err
+	}
+	for _, path := range slices.Concat(files, more, []string{p.containers(), string(p)}) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}

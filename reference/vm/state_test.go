@@ -1,0 +1,96 @@
+package vm
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/reference/process"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+func sleeper(t *testing.T) (process.Process, *exec.Cmd) {
+	t.Helper()
+	cmd := exec.Command("sleep", "100")
+	check.Must(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	p, err := process.Of(cmd.Process.Pid)
+	check.Must(t, err)
+	return p, cmd
+}
+
+func TestRecords(t *testing.T) {
+	cfg := Config{StateDir: t.TempDir()}
+	process, cmd := sleeper(t)
+	r := &record{ID: "c1", Sandbox: "sb", Bundle: "/b", Process: process}
+	check.Must(t, os.Mkdir(string(cfg.sandbox("sb")), 0o700))
+	check.Must(t, cfg.write(r))
+	found, err := cfg.find("c1")
+	check.Must(t, err)
+	if *found != *r || found.status() != "created" || found.isSandbox() {
+		t.Errorf("%+v", found)
+	}
+	r.Started = true
+	check.Must(t, cfg.write(r))
+	if found, err = cfg.find("c1"); err != nil || found.status() != "running" {
+		t.Errorf("%+v, %v", found, err)
+	}
+	check.Must(t, cmd.Process.Kill())
+	check.Eventually(t, "it is stopped", func() bool { return found.status() == "stopped" })
+	check.Must(t, cfg.forget(r))
+	if _, err := cfg.find("c1"); !errors.Is(err, errUnknown) {
+		t.Error(err)
+	}
+	for _, id := range []string{"../c1", "*", "", ".c1"} {
+		if _, err := cfg.find(id); err == nil || errors.Is(err, errUnknown) {
+			t.Errorf("%q: %v", id, err)
+		}
+	}
+}
+
+// A number that was given again is not killed.
+func TestEndKillsNoOther(t *testing.T) {
+	process, cmd := sleeper(t)
+	other := process
+	other.Start++
+	check.Must(t, end(other, endTime))
+	check.Must(t, cmd.Process.Signal(syscall.Signal(0)))
+	go func() { _ = cmd.Wait() }()
+	check.Must(t, end(process, endTime))
+	if process.Lives() {
+		t.Error("it lives")
+	}
+}
+
+// What nobody knows any more is ended, and what somebody knows is not.
+func TestSweep(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root unmounts")
+	}
+	for name, c := range map[string]struct{ shimLives, bundle, stays bool }{
+		"known": {true, true, true}, "shim gone": {false, true, false}, "bundle gone": {true, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := Config{StateDir: t.TempDir()}
+			supervisor, cmd := sleeper(t)
+			go func() { _ = cmd.Wait() }()
+			shim, _ := sleeper(t)
+			r := &record{ID: "sb", Sandbox: "sb", Bundle: t.TempDir(), Process: supervisor, Shim: shim}
+			if !c.shimLives {
+				r.Shim.Start++
+			}
+			if !c.bundle {
+				r.Bundle += "/gone"
+			}
+			check.Must(t, os.Mkdir(string(cfg.sandbox("sb")), 0o700))
+			check.Must(t, cfg.write(r))
+			check.Must(t, cfg.sweep())
+			_, err := os.Stat(string(cfg.sandbox("sb")))
+			if supervisor.Lives() != c.stays || (err == nil) != c.stays {
+				t.Errorf("the supervisor lives: %v, its directory: %v", supervisor.Lives(), err)
+			}
+		})
+	}
+}

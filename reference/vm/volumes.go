@@ -1,0 +1,224 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
+	"github.com/crust-proxy/crust-proxy/reference/vm/qemu"
+	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
+)
+
+// volumes are those of a sandbox: each is plugged in for its first container, and stays
+// until the sandbox ends.
+type volumes struct {
+	sandbox string
+	machine *qemu.Machine
+	guest   wire.AgentService
+	warn    func(string)
+
+	plugging sync.Mutex // held while a disk is plugged, unplugged or resized
+	mu       sync.RWMutex
+	of       map[string]*attached
+}
+
+type attached struct {
+	info abi.Info
+	disk *qemu.Disk
+}
+
+// ensure makes the guest have the volume mounted. When it fails, the guest does not have
+// the disk either.
+func (v *volumes) ensure(ctx context.Context, m *oci.Mount) error {
+	v.plugging.Lock()
+	defer v.plugging.Unlock()
+	if _, err := v.get(m.Volume); err == nil {
+		return nil
+	}
+	device, err := openDevice(m.Info)
+	if err != nil {
+		return err
+	}
+	serial := m.Volume[:qemu.SerialSize]
+	disk, err := v.machine.Plug(ctx, serial, device, m.Info.ReadOnly())
+	if err != nil {
+		return err
+	}
+	failpoint.Hit("crust-vm-plugged")
+	if err := v.mount(ctx, m, serial); err != nil {
+		// The guest may still use it: only the end of its machine is a proof.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unplugTime)
+		defer cancel()
+		return errors.Join(err, v.machine.Unplug(ctx, disk))
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.of[m.Volume] = &attached{info: m.Info, disk: disk}
+	return nil
+}
+
+const (
+	// diskMillis is how long the guest may take to see a disk.
+	diskMillis = 60_000
+	// unplugTime bounds the wait for a guest that lets go of a disk.
+	unplugTime = 30 * time.Second
+)
+
+func (v *volumes) mount(ctx context.Context, m *oci.Mount, serial string) error {
+	gid, wanted, err := m.Info.Group()
+	if err != nil {
+		return err
+	}
+	req := &wire.AddVolumeRequest{
+		Volume: m.Volume, Serial: serial, FsType: m.Info.FSType, Options: m.Info.Options,
+		GroupPolicy: string(m.Info.GroupPolicy()), WaitMillis: diskMillis,
+	}
+	if wanted {
+		req.FsGroup = &gid
+	}
+	answer, err := v.guest.AddVolume(ctx, req)
+	if err != nil {
+		return kindOf(err)
+	}
+	if answer.GetWarning() != "" {
+		v.warn(fmt.Sprintf("volume %s: %s", m.Info.Target(), answer.GetWarning()))
+	}
+	return nil
+}
+
+// openDevice opens the volume's device. While it is open for writing, by us or by QEMU,
+// nobody else can claim it: no other sandbox, and no mount of this node.
+func openDevice(info abi.Info) (*os.File, error) {
+	if info.ReadOnly() {
+		fd, err := handler.OpenDevice(info)
+		if err != nil {
+			return nil, err
+		}
+		return os.NewFile(uintptr(fd), info.Device), nil
+	}
+	fd, err := handler.ClaimDevice(info)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), info.Device), nil
+}
+
+func (v *volumes) get(volume string) (*attached, error) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	if a := v.of[volume]; a != nil {
+		return a, nil
+	}
+	return nil, handler.ErrNoSandbox
+}
+
+// ask does something about the volume of a target path.
+func (v *volumes) ask(target string, f func(ctx context.Context, name string, a *attached) error) error {
+	name := abi.DirName(target)
+	a, err := v.get(name)
+	if err == nil {
+		// The guest's client bounds each call more closely.
+		ctx, cancel := context.WithTimeout(context.Background(), askTime)
+		defer cancel()
+		err = f(ctx, name, a)
+	}
+	if err != nil {
+		return fmt.Errorf("volume %s: sandbox %s: %w", target, v.sandbox, kindOf(err))
+	}
+	return nil
+}
+
+const askTime = 2 * time.Minute
+
+// Stats measures the filesystem now.
+func (v *volumes) Stats(target string) (reply abi.StatsReply, sandbox string, err error) {
+	err = v.ask(target, func(ctx context.Context, name string, _ *attached) error {
+		answer, err := v.guest.GetVolumeStats(ctx, &wire.GetVolumeStatsRequest{Volume: name})
+		if err != nil {
+			return err
+		}
+		for _, u := range answer.GetUsage() {
+			reply.Usage = append(reply.Usage, abi.Usage{Available: u.GetAvailable(), Total: u.GetTotal(), Used: u.GetUsed(), Unit: u.GetUnit()})
+		}
+		reply.Condition = &abi.Condition{Abnormal: answer.GetAbnormal(), Message: answer.GetMessage(), Reason: answer.GetReason()}
+		return nil
+	})
+	return reply, v.sandbox, err
+}
+
+// Resize tells the machine that the device has grown, and makes the filesystem fill it.
+func (v *volumes) Resize(target string, least, most int64) (size int64, err error) {
+	err = v.ask(target, func(ctx context.Context, name string, a *attached) error {
+		if a.info.ReadOnly() {
+			return fmt.Errorf("%w: the volume is read-only", fsops.ErrUnsupported)
+		}
+		v.plugging.Lock()
+		defer v.plugging.Unlock()
+		device, err := v.machine.Resize(ctx, a.disk)
+		if err != nil {
+			return err
+		}
+		if device < least || most > 0 && device > most {
+			return fmt.Errorf("%w: the device has %d bytes", fsops.ErrOutOfRange, device)
+		}
+		answer, err := v.guest.ResizeVolume(ctx, &wire.ResizeVolumeRequest{Volume: name, RequiredBytes: device, LimitBytes: most})
+		size = min(answer.GetCapacityBytes(), device)
+		return err
+	})
+	return size, err
+}
+
+// Freeze holds all writes until Thaw, or until the time is over.
+func (v *volumes) Freeze(target string, timeout time.Duration) error {
+	return v.ask(target, func(ctx context.Context, name string, _ *attached) error {
+		if timeout < time.Millisecond || timeout > mostFrozen {
+			return fmt.Errorf("%w: the time must be at most %v", fsops.ErrOutOfRange, mostFrozen)
+		}
+		_, err := v.guest.FreezeVolume(ctx, &wire.FreezeVolumeRequest{Volume: name, TimeoutMillis: uint32(timeout.Milliseconds())}) //nolint:gosec // bounded
+		return err
+	})
+}
+
+// mostFrozen is what the wire allows.
+const mostFrozen = 10 * time.Minute
+
+// Thaw lets writes go on.
+func (v *volumes) Thaw(target string) error {
+	return v.ask(target, func(ctx context.Context, name string, _ *attached) error {
+		_, err := v.guest.ThawVolume(ctx, &wire.ThawVolumeRequest{Volume: name})
+		if status.Code(err) == codes.FailedPrecondition {
+			err = fmt.Errorf("%w: what was read of its device meanwhile may be of different times: %w", fsops.ErrNotFrozen, err)
+		}
+		return err
+	})
+}
+
+// ThawExpired has nothing to do: the guest thaws by itself.
+func (v *volumes) ThawExpired() abi.ThawExpiredReply { return abi.ThawExpiredReply{} }
+
+// kindOf gives an error of the guest the kind that the ABI has for it.
+func kindOf(err error) error {
+	kinds := map[codes.Code]error{
+		codes.NotFound: handler.ErrNoSandbox, codes.Unimplemented: fsops.ErrUnsupported,
+		codes.OutOfRange: fsops.ErrOutOfRange, codes.FailedPrecondition: fsops.ErrFrozen,
+	}
+	said, is := status.FromError(err)
+	if !is || err == nil || errors.Is(err, fsops.ErrNotFrozen) {
+		return err
+	}
+	if kind := kinds[said.Code()]; kind != nil {
+		return fmt.Errorf("%w: %s", kind, said.Message())
+	}
+	return errors.New(said.Message())
+}
