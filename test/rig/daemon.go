@@ -236,7 +236,7 @@ func (d *Daemon) Leftovers() []string {
 	var left []string
 	for _, pattern := range []string{
 		d.Dir + "/run/state/volumes/*", d.Dir + "/run/state/removing/*", d.Dir + "/run/state/bad/*",
-		d.Kata + "/*", d.Kata + "/.[!.]*",
+		d.Kata + "/*", d.Kata + "/.[^.]*",
 	} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {

@@ -16,7 +16,7 @@ import (
 
 var building sync.Mutex
 
-// Program builds one of our programs, with failpoints, and gives its path. It
+// Program builds one of our programs, static and with failpoints, and gives its path. It
 // is built once for each test binary, in the directory that Run removes.
 func Program(t T, name string) string {
 	t.Helper()
@@ -24,7 +24,7 @@ func Program(t T, name string) string {
 	defer building.Unlock()
 	path := filepath.Join(os.TempDir(), Prefix("crust-bin-"), name)
 	if _, err := os.Stat(path); err != nil {
-		check.Must(t, build(path, "cmd/"+name, os.Environ(), "-tags", "failpoints"))
+		check.Must(t, build(path, "cmd/"+name, append(os.Environ(), "CGO_ENABLED=0"), "-tags", "failpoints"))
 	}
 	return path
 }

@@ -136,6 +136,9 @@ func (n *Node) isOurs(proc string) bool {
 			return true
 		}
 	}
+	if n.opts.Others != nil && n.opts.Others(proc) {
+		return true
+	}
 	return bytes.Contains(command, []byte(n.Dir)) || bytes.Contains(inGroups, []byte(n.Group+"/"))
 }
 

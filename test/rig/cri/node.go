@@ -43,6 +43,9 @@ type Options struct {
 	// Env is added to the environment of containerd, and so to that of shims and
 	// OCI runtimes.
 	Env []string
+	// Others tells which further processes, by their directory in /proc, belong to the
+	// pods: those that neither containerd's directory nor a control group names.
+	Others func(proc string) bool
 }
 
 // Node is a running containerd.
