@@ -18,7 +18,10 @@ BUILD := CGO_ENABLED=0 $(GO) build $(STAMP) -trimpath -ldflags "-s -w"
 
 UNIT_TIMEOUT   ?= 10m
 SYSTEM_TIMEOUT ?= 25m
+VM_TIMEOUT     ?= 15m
 KUBE_TIMEOUT   ?= 40m
+# Tests beside those of test/vm that boot virtual machines.
+IN_VMS         ?= ^TestCrustVM$$
 # What is repeated on Kubernetes 1.34.
 KUBE_OLDER     ?= ^Test(SliceWithoutLookUp|ShapesOfPods|ClaimsGrow|QuickStart|ManifestsAreAccepted|ChartComesAndGoes|AnnotatedByClass)$$
 FUZZTIME       ?= 10s
@@ -35,6 +38,10 @@ build: ## Build static binaries into bin/
 .PHONY: demo
 demo: setup build ## Show one volume's whole way on this machine (root)
 	@$(GO) run ./test/demo
+
+.PHONY: demo-vm
+demo-vm: setup build ## Show one volume's whole way into a virtual machine (root)
+	@$(GO) run ./test/demo vm
 
 .PHONY: bench
 bench: setup build ## Measure against the targets; writes docs/performance.md (root)
@@ -55,7 +62,14 @@ unit: ## Unit tests with the race detector
 .PHONY: system
 system: ## Tests on the real kernel: mounts, loop devices, faults (root)
 	@hack/need-root.sh "system tests"
-	$(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -tags system,failpoints -count=1 -p 1 -timeout $(SYSTEM_TIMEOUT) $$(hack/system-packages.sh)
+	$(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -tags system,failpoints -count=1 -p 1 -timeout $(SYSTEM_TIMEOUT) -skip '$(IN_VMS)' $$(hack/system-packages.sh)
+
+.PHONY: test-vm
+test-vm: ## Tests of crust-vm: pods in virtual machines of QEMU (root)
+	@hack/need-root.sh "tests in virtual machines"
+	@hack/guest-kernel.sh >/dev/null
+	$(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 1 -timeout $(VM_TIMEOUT) ./test/vm
+	$(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 1 -timeout $(VM_TIMEOUT) -run '$(IN_VMS)' ./test/conformance
 
 .PHONY: test-kube
 test-kube: ## Tests in a real Kubernetes node, whose programs are built first (root)
@@ -91,7 +105,8 @@ fmt: ## Format Go code as lint wants it
 
 .PHONY: generate
 generate: ## Regenerate the Go code of the protos
-	$(BUF) generate
+	$(BUF) generate proto
+	$(BUF) generate reference/vm/wire --template reference/vm/wire/buf.gen.yaml
 
 .PHONY: check-generated
 check-generated: ## Check that generated code and go.mod match their sources

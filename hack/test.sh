@@ -3,9 +3,9 @@
 # from running, so that one run tells everything; the exit code tells the truth.
 # CRUST_SYSTEM=skip leaves out, by the caller's explicit wish, what needs root.
 #
-# Tests of the real system wait more than they compute. So steps run in three lanes
-# at once: tests in the foreground, those in Kubernetes beside them, and what only
-# computes (programs for tests, lint, fuzzing) at a low priority.
+# Tests of the real system wait more than they compute. So steps run in four lanes
+# at once: tests in the foreground, those in Kubernetes and in virtual machines beside
+# them, and what only computes (programs for tests, lint, fuzzing) at a low priority.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 logs=$(mktemp -d)
@@ -90,24 +90,32 @@ kubernetes() {
 	attempt kube make -s test-kube
 }
 
+machines() {
+	attempt vm make -s test-vm
+}
+
 steps() {
 	step setup hack/setup.sh
 	[ "$failed" = 0 ] || return
 	step build make -s build
 	lane 5 compute
-	[ "${CRUST_SYSTEM:-}" = skip ] || lane 0 kubernetes
+	if [ "${CRUST_SYSTEM:-}" != skip ]; then
+		lane 0 kubernetes
+		lane 0 machines
+	fi
 	step generated make -s check-generated
 	step breaking make -s check-breaking
 	step systemd make -s check-systemd
 	step unit make -s unit
 	if [ "${CRUST_SYSTEM:-}" = skip ]; then
-		for name in system kube package; do
+		for name in system vm kube package; do
 			summary+=("$(printf '%-16s SKIPPED  because CRUST_SYSTEM=skip' $name)")
 		done
 	else
 		collect containerd hack/containerd.sh
 		step system make -s system
 		step package make -s package-test
+		collect vm "make test-vm"
 		collect kubernetes hack/kubernetes.sh
 		collect kube "make test-kube"
 	fi

@@ -238,3 +238,17 @@ func endWithin(t *testing.T, cmd *exec.Cmd, most time.Duration) int {
 	}
 	return cmd.ProcessState.ExitCode()
 }
+
+// TestCrustVM: in a virtual machine, the guest's kernel mounts, and the same is demanded.
+// Emulated machines are slow: what hangs on the filesystem is tried on each.
+func TestCrustVM(t *testing.T) {
+	for fs, args := range map[string][]string{"ext4": nil, "xfs": {"--only", "volume,resize,freeze"}, "btrfs": {"--only", "volume,resize,freeze"}} {
+		t.Run(fs, func(t *testing.T) {
+			o := newBench(t).crustVM().run(fs, args...)
+			o.wantFailed(t)
+			if got := o.of(conformance.Skip); len(got) > 0 {
+				t.Errorf("skipped: %q", got)
+			}
+		})
+	}
+}

@@ -21,6 +21,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/conformance"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/vmnode"
 )
 
 func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
@@ -32,6 +33,7 @@ type bench struct {
 	root    string // of the volumes' directories
 	handler string // the program that is tried
 	agent   bool   // crust-runc offers its socket, too
+	limit   time.Duration
 	runs    []string
 }
 
@@ -42,7 +44,7 @@ func newBench(t *testing.T) *bench {
 	dir, err := os.MkdirTemp("/var/tmp", rig.Prefix("cf"))
 	check.Must(t, err)
 	t.Cleanup(func() { check.Must(t, os.RemoveAll(dir)) })
-	return &bench{t: t, dir: dir, root: dir + "/crust"}
+	return &bench{t: t, dir: dir, root: dir + "/crust", limit: 4 * time.Minute}
 }
 
 // crustRunc has crust-runc be tried, started by a shell script that does something
@@ -56,6 +58,24 @@ func (b *bench) crustRunc(before string) *bench {
 		b.root, b.dir+"/state", b.handler, b.agent, filepath.Dir(actual)+"/crust-runc-agent")
 	check.Must(b.t, os.WriteFile(b.dir+"/config.json", []byte(config), 0o600))
 	script := fmt.Sprintf("#!/bin/sh\nexport CRUST_RUNC_CONFIG=%s/config.json\nROOT=%s REAL=%s\n%s\nexec $REAL \"$@\"\n", b.dir, b.root, actual, before)
+	check.Must(b.t, os.WriteFile(b.handler, []byte(script), 0o755))
+	return b
+}
+
+// crustVM has crust-vm be tried.
+func (b *bench) crustVM() *bench {
+	b.t.Helper()
+	rig.Need(b.t, "qemu-system-x86_64")
+	actual := rig.Program(b.t, "crust-vm")
+	rig.Program(b.t, "crust-vm-agent")
+	b.handler, b.limit = b.dir+"/handler", 10*time.Minute // where machines are emulated
+	raw, err := json.Marshal(map[string]any{
+		"kernel": vmnode.Kernel(b.t), "root": b.root, "stateDir": b.dir + "/state", "program": b.handler,
+		"agentProgram": filepath.Dir(actual) + "/crust-vm-agent", "bootTimeoutSeconds": 110, "memoryMiB": 320,
+	})
+	check.Must(b.t, err)
+	check.Must(b.t, os.WriteFile(b.dir+"/config.json", raw, 0o600))
+	script := fmt.Sprintf("#!/bin/sh\nexport CRUST_VM_CONFIG=%s/config.json\nexec %s \"$@\"\n", b.dir, actual)
 	check.Must(b.t, os.WriteFile(b.handler, []byte(script), 0o755))
 	return b
 }
@@ -92,7 +112,7 @@ type outcome struct {
 
 func (b *bench) run(fs string, args ...string) outcome {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(b.t.Context(), b.limit)
 	defer cancel()
 	template := b.command(fs, args...)
 	cmd := exec.CommandContext(ctx, template.Path, template.Args[1:]...)
@@ -146,7 +166,7 @@ func (o outcome) wantFailed(t *testing.T, names ...string) {
 // wantClean fails where anything of a run is left.
 func (b *bench) wantClean() {
 	b.t.Helper()
-	patterns := []string{b.dir + "/crust-conformance-*", b.dir + "/crust/*", b.dir + "/crust/.[!.]*"}
+	patterns := []string{b.dir + "/crust-conformance-*", b.dir + "/crust/*", b.dir + "/crust/.[^.]*"}
 	for _, run := range b.runs {
 		patterns = append(patterns, "/sys/fs/cgroup/conformance-"+run+"-*", "/sys/fs/cgroup/*/conformance-"+run+"-*")
 	}

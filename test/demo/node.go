@@ -29,14 +29,20 @@ type node struct {
 	disk        string           // of the volume, once it is published
 }
 
-// newNode takes the programs that `make build` made, or builds them.
-func newNode(t rig.T) *node {
-	n := &node{t: t, daemon: rig.NewDaemon(t)}
+// built is the directory with the programs that `make build` made; if there are none, the
+// demo builds them.
+func built() string {
 	if bin, err := filepath.Abs("bin"); err == nil {
 		if _, err := os.Stat(bin + "/crust-driver"); err == nil {
-			n.daemon.Programs = bin
+			return bin
 		}
 	}
+	return ""
+}
+
+func newNode(t rig.T) *node {
+	n := &node{t: t, daemon: rig.NewDaemon(t)}
+	n.daemon.Programs = built()
 	n.daemon.Extra = "front: {enabled: true}\npolicy: {rules: [{name: pods-in-sandboxes, drivers: [" + driverName + "], defer: true}]}"
 	n.conn = n.daemon.Dial(n.daemon.Dir + "/run/csi/" + driverName + ".sock")
 	n.staging = n.daemon.Kubelet + "/plugins/kubernetes.io/csi/" + driverName + "/data/globalmount"

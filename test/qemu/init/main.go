@@ -7,13 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
 )
 
 const (
@@ -67,22 +66,10 @@ func kernelPlaces() error {
 	return os.MkdirAll(mount, 0o755)
 }
 
-// modules loads the modules in the order of the list.
+// modules loads the drivers of the disk and waits for it.
 func modules() error {
-	list, err := os.ReadFile("/modules/list")
-	if err != nil {
+	if err := initramfs.Load(initramfs.Boot); err != nil {
 		return err
-	}
-	for name := range strings.FieldsSeq(string(list)) {
-		file, err := os.Open(filepath.Join("/modules", name))
-		if err != nil {
-			return err
-		}
-		err = unix.FinitModule(int(file.Fd()), "", 0)
-		_ = file.Close()
-		if err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("load %s: %w", name, err)
-		}
 	}
 	for range 500 {
 		if _, err := os.Stat(disk); err == nil {

@@ -1,0 +1,155 @@
+//go:build system
+
+package vm
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
+	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
+	"github.com/crust-proxy/crust-proxy/test/rig/vmnode"
+)
+
+// damage zeroes a part of the device.
+func (v *volume) damage(from, to int64) {
+	v.b.t.Helper()
+	device, err := os.OpenFile(v.device, os.O_WRONLY, 0)
+	check.Must(v.b.t, err)
+	_, err = device.WriteAt(make([]byte, to-from), from)
+	check.Must(v.b.t, err)
+	check.Must(v.b.t, device.Sync())
+	check.Must(v.b.t, device.Close())
+}
+
+// kernelLog is what this machine's kernel says from now on.
+func kernelLog(t *testing.T) func() string {
+	t.Helper()
+	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Logf("without a look at the kernel's log: %v", err)
+		return func() string { return "" }
+	}
+	_, _ = unix.Seek(fd, 0, unix.SEEK_END)
+	return func() string {
+		defer func() { _ = unix.Close(fd) }()
+		var said strings.Builder
+		line := make([]byte, 8192)
+		for {
+			n, err := unix.Read(fd, line)
+			if err != nil {
+				return said.String()
+			}
+			said.Write(line[:n])
+		}
+	}
+}
+
+// TestDamagedFilesystems: a guest that cannot mount a volume says so, with the volume's
+// name. The pod's other containers start, and the host's kernel never has a look.
+func TestDamagedFilesystems(t *testing.T) {
+	b := newBench(t)
+	// Each leaves the superblock as it is: the rest is what a kernel has to parse.
+	for fs, part := range map[string][2]int64{
+		"ext4":  {4096, 8192},          // the descriptors of the groups
+		"xfs":   {512, 2048},           // the headers of the first group
+		"btrfs": {1 * mib, 64*mib - 1}, // the trees
+	} {
+		t.Run(fs, func(t *testing.T) { b.of(t).damaged(fs, part) })
+	}
+	b.WantClean(t)
+}
+
+func (b *bench) damaged(fs string, part [2]int64) {
+	v := b.volume("pv-"+fs, fs)
+	v.damage(part[0], part[1])
+	said := kernelLog(b.t)
+	pod := b.pod(v.Pod)
+	_, err := pod.Run(b.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v)}})
+	if err == nil || !strings.Contains(err.Error(), v.Target) {
+		b.t.Errorf("the container: %v", err)
+	}
+	b.t.Logf("the pod's error: %v", err)
+	b.exec(b.run(pod, "plain"), "true")
+	b.remove(pod)
+	v.wantUnseenByTheHost(said())
+	v.giveBack()
+}
+
+// wantUnseenByTheHost fails where this machine's kernel has had to do with the filesystem.
+func (v *volume) wantUnseenByTheHost(log string) {
+	v.b.t.Helper()
+	check.Must(v.b.t, v.b.Mounts.CheckNone())
+	name := filepath.Base(v.device)
+	for line := range strings.Lines(log) {
+		if strings.Contains(line, name) && strings.Contains(strings.ToLower(line), v.FS) {
+			v.b.t.Errorf("the host's kernel says: %s", line)
+		}
+	}
+	for _, dir := range []string{"/sys/fs/ext4/", "/sys/fs/xfs/"} {
+		if _, err := os.Stat(dir + name); err == nil {
+			v.b.t.Errorf("the host's kernel has %s%s", dir, name)
+		}
+	}
+}
+
+// TestDamageThatIsFoundLater, also in a filesystem that asks for a panic: the pod has an
+// error, or the machine ends; the host goes on, and the volume can be mended and used.
+func TestDamageThatIsFoundLater(t *testing.T) {
+	b := newBench(t)
+	for _, behaviour := range []string{"remount-ro", "panic"} {
+		t.Run(behaviour, func(t *testing.T) { b.of(t).foundLater(behaviour) })
+	}
+	b.WantClean(t)
+}
+
+func (b *bench) foundLater(behaviour string) {
+	v := b.volume("pv-"+behaviour, "ext4")
+	pod := b.pod(v.Pod)
+	b.exec(b.run(pod, "main", at(v)), "mkdir /data/bad && echo kept >/data/good && sync")
+	b.remove(pod)
+	v.Unpublish()
+	for _, command := range [][]string{
+		{"tune2fs", "-e", behaviour, v.device}, {"debugfs", "-w", "-R", "clri /bad", v.device},
+	} {
+		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			b.t.Fatalf("%q: %v\n%s", command, err, out)
+		}
+	}
+	said := kernelLog(b.t)
+	v.publish()
+	pod = b.pod(v.Pod)
+	id := b.run(pod, "main", at(v))
+	if out, err := b.CRI.Exec(b.ctx(), id, "ls -la /data/bad/ && cat /data/bad/file"); err == nil {
+		b.t.Errorf("the directory that is damaged: %q", out)
+	}
+	if _, err := b.Machine(b.ctx(), pod); err == nil { // the guest's kernel did not end
+		check.Eventually(b.t, "stats tell of the damage", func() bool {
+			reply, err := v.Stats()
+			if err != nil {
+				return false
+			}
+			condition, err := kubelet.Condition(reply)
+			return err == nil && condition.GetAbnormal()
+		})
+	}
+	vmnode.End(b.ctx(), b.t, pod)
+	v.wantUnseenByTheHost(said())
+	v.Unpublish()
+	if out, err := exec.Command("e2fsck", "-fy", v.device).CombinedOutput(); err != nil && !strings.Contains(string(out), "FILE SYSTEM WAS MODIFIED") {
+		b.t.Fatalf("e2fsck: %v\n%s", err, out)
+	}
+	v.publish()
+	pod = b.pod(v.Pod)
+	if got := b.exec(b.run(pod, "main", at(v)), "cat /data/good"); got != "kept\n" {
+		b.t.Errorf("it reads %q", got)
+	}
+	b.remove(pod)
+	v.giveBack()
+}

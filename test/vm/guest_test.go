@@ -1,0 +1,553 @@
+//go:build system
+
+package vm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
+	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/vmnode"
+)
+
+// guest is a machine with disks, without a runtime around it: a test is its host.
+type guest struct {
+	*wire.Client
+	t       *testing.T
+	qemu    *exec.Cmd
+	console bytes.Buffer
+	ended   chan struct{}
+}
+
+// rootVolume has the root directory of the containers.
+var rootVolume = abi.DirName("/root")
+
+// bootGuest boots a machine whose disks have their filesystem as serial.
+func bootGuest(t *testing.T, disks map[string]string) *guest {
+	t.Helper()
+	kernel, archive, err := initramfs.Build(vmnode.Kernel(t), rig.Program(t, "crust-vm-agent"), t.TempDir())
+	check.Must(t, err)
+	socket := filepath.Join(t.TempDir(), "agent")
+	listener, err := net.Listen("unix", socket)
+	check.Must(t, err)
+	defer func() { _ = listener.Close() }()
+	g := &guest{t: t, ended: make(chan struct{})}
+	args := []string{
+		"-machine", "pc", "-accel", "tcg", "-cpu", "max", "-m", "320", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
+		"-serial", "stdio", "-kernel", kernel, "-initrd", archive, "-append", "console=ttyS0 loglevel=4 panic=-1",
+		"-chardev", "socket,id=agent,path=" + socket, "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,name=" + wire.Port,
+	}
+	for serial, image := range disks {
+		args = append(args, "-drive", "if=none,format=raw,cache=unsafe,id="+serial+",file="+image, "-device", "virtio-blk-pci,serial="+serial+",drive="+serial)
+	}
+	g.qemu = exec.Command("qemu-system-x86_64", args...)
+	g.qemu.Stdout, g.qemu.Stderr = &g.console, &g.console
+	check.Must(t, g.qemu.Start())
+	go func() { _ = g.qemu.Wait(); close(g.ended) }()
+	t.Cleanup(g.kill)
+	conn, err := listener.Accept()
+	check.Must(t, err)
+	g.Client = wire.NewClient(conn)
+	return g
+}
+
+func (g *guest) kill() {
+	_ = g.qemu.Process.Kill()
+	<-g.ended
+	_ = g.Close()
+	if g.t.Failed() {
+		g.t.Logf("console:\n%s", g.console.String())
+	}
+}
+
+func (g *guest) add(serial, fs string, options ...string) (*wire.AddVolumeResponse, error) {
+	return g.AddVolume(context.Background(), &wire.AddVolumeRequest{
+		Volume: abi.DirName("/" + serial), Serial: serial, FsType: fs, Options: options, WaitMillis: 10000,
+	})
+}
+
+const (
+	// guestDisk is larger than the filesystems on it are made.
+	guestDisk = 512 * mib
+	madeSize  = "311296k"
+)
+
+// image makes a filesystem that can grow.
+func image(t *testing.T, fs string, args ...string) string {
+	t.Helper()
+	file := rig.Image(t, guestDisk)
+	command := map[string][]string{
+		"ext4": {"-q", file, madeSize}, "xfs": {"-q", "-d", "size=" + madeSize, file}, "btrfs": {"-q", "-b", madeSize, file},
+	}[fs]
+	out, err := exec.Command("mkfs."+fs, append(args, command...)...).CombinedOutput() //nolint:gosec // ours
+	if err != nil {
+		t.Fatalf("mkfs.%s: %v\n%s", fs, err, out)
+	}
+	return file
+}
+
+// rootImage has busybox and a few files.
+func rootImage(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, sub := range []string{"bin", "dev", "proc", "sys", "etc", "home/user", "run"} {
+		check.Must(t, os.MkdirAll(dir+"/"+sub, 0o755)) //nolint:gosec // a root directory
+	}
+	busybox, err := exec.LookPath("busybox")
+	check.Must(t, err)
+	raw, err := os.ReadFile(busybox)
+	check.Must(t, err)
+	check.Must(t, os.WriteFile(dir+"/bin/busybox", raw, 0o755)) //nolint:gosec // a program
+	for _, name := range strings.Fields("sh cat id grep sleep ls stat hostname dd tty ps mount echo wc kill head tr umask nproc touch mkdir true") {
+		check.Must(t, os.Symlink("busybox", dir+"/bin/"+name))
+	}
+	check.Must(t, os.WriteFile(dir+"/etc/passwd", []byte("root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n"), 0o644)) //nolint:gosec // as it is
+	// A link that would lead a mount out of the root directory.
+	check.Must(t, os.Symlink("/../../../run", dir+"/escape"))
+	return image(t, "ext4", "-d", dir)
+}
+
+// spec is a container's, as containerd writes them.
+func spec(script string) *specs.Spec {
+	caps := []string{"CAP_CHOWN", "CAP_KILL", "CAP_SETUID"}
+	return &specs.Spec{
+		Root: &specs.Root{Path: "/run/crust/volumes/" + rootVolume},
+		Process: &specs.Process{
+			Args: []string{"sh", "-c", script}, Cwd: "/", Env: []string{"PATH=/bin"}, NoNewPrivileges: true,
+			Capabilities: &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
+			Rlimits:      []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 123, Hard: 456}},
+		},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+			{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+			{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
+			{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
+			{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"}},
+		},
+		Linux: &specs.Linux{
+			Namespaces:    []specs.LinuxNamespace{{Type: "pid"}, {Type: "mount"}, {Type: "cgroup"}, {Type: "network", Path: "/host"}, {Type: "uts", Path: "/host"}},
+			MaskedPaths:   []string{"/proc/kcore", "/proc/fs", "/proc/no-such-file"},
+			ReadonlyPaths: []string{"/proc/sys"},
+		},
+	}
+}
+
+func (g *guest) create(id string, is *specs.Spec, volumes ...*wire.VolumeMount) error {
+	raw, err := json.Marshal(is)
+	check.Must(g.t, err)
+	_, err = g.CreateContainer(context.Background(), &wire.CreateContainerRequest{Container: id, Spec: raw, Volumes: volumes})
+	return err
+}
+
+// run runs a container to its end and gives what it said.
+func (g *guest) run(t *testing.T, id string, is *specs.Spec, volumes ...*wire.VolumeMount) (out string, code uint32) {
+	t.Helper()
+	check.Must(t, g.create(id, is, volumes...))
+	g.start(t, id)
+	process := &wire.Process{Container: id}
+	out = g.output(t, process)
+	ended, err := g.WaitProcess(context.Background(), &wire.WaitProcessRequest{Process: process})
+	check.Must(t, err)
+	g.remove(t, id)
+	return out, ended.GetExitCode()
+}
+
+func (g *guest) start(t *testing.T, id string) {
+	t.Helper()
+	_, err := g.StartContainer(context.Background(), &wire.StartContainerRequest{Container: id})
+	check.Must(t, err)
+}
+
+func (g *guest) remove(t *testing.T, id string) {
+	t.Helper()
+	_, err := g.DeleteContainer(context.Background(), &wire.DeleteContainerRequest{Container: id})
+	check.Must(t, err)
+}
+
+// output reads a process' output to its end, in small pieces.
+func (g *guest) output(t *testing.T, process *wire.Process) string {
+	t.Helper()
+	var all strings.Builder
+	for {
+		said, err := g.ReadOutput(context.Background(), &wire.ReadOutputRequest{Process: process, Stream: wire.Stream_STREAM_STDOUT, Max: 512})
+		check.Must(t, err)
+		if len(said.GetData()) == 0 {
+			return strings.ReplaceAll(all.String(), "\r", "")
+		}
+		all.Write(said.GetData())
+	}
+}
+
+func wantCode(t *testing.T, err error, want codes.Code) {
+	t.Helper()
+	if status.Code(err) != want {
+		t.Errorf("%v instead of %v", err, want)
+	}
+}
+
+// TestGuest drives the agent in a machine of its own.
+func TestGuest(t *testing.T) {
+	rig.Need(t, "qemu-system-x86_64", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "busybox")
+	began := time.Now()
+	disks := map[string]string{"root": rootImage(t)}
+	for _, fs := range filesystems {
+		disks[fs] = image(t, fs)
+	}
+	g := bootGuest(t, disks)
+	is, err := g.Describe(t.Context(), &wire.DescribeRequest{})
+	check.Must(t, err)
+	t.Logf("it was up after %v: %v", time.Since(began), is)
+	if strings.Join(is.GetFilesystems(), " ") != "ext4 xfs btrfs" {
+		t.Errorf("it knows the filesystems %q", is.GetFilesystems())
+	}
+	_, err = g.StartSandbox(t.Context(), &wire.StartSandboxRequest{Hostname: "pod-name", UnixNanos: time.Now().UnixNano(), Sysctls: map[string]string{"net.core.somaxconn": "1234"}})
+	check.Must(t, err)
+	_, err = g.add("root", "ext4")
+	check.Must(t, err)
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) { g.tryVolume(t, fs) })
+	}
+	t.Run("container", g.tryContainer)
+	t.Run("user", g.tryUser)
+	t.Run("streams", g.tryStreams)
+	t.Run("terminal", g.tryTerminal)
+	t.Run("ends", g.tryEnds)
+	t.Run("refused", g.tryRefused)
+	// A writer that nobody can kill is in the way of the end.
+	check.Must(t, g.create("blocked", spec("while :; do echo x >>/file; done")))
+	g.start(t, "blocked")
+	_, err = g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: rootVolume, TimeoutMillis: 600000})
+	check.Must(t, err)
+	began = time.Now()
+	left, err := g.Shutdown(t.Context(), &wire.ShutdownRequest{})
+	check.Must(t, err)
+	t.Logf("it shut down in %v", time.Since(began))
+	if len(left.GetErrors()) > 0 {
+		t.Errorf("when it shut down: %q", left.GetErrors())
+	}
+	select {
+	case <-g.ended:
+	case <-time.After(time.Minute):
+		t.Error("the machine does not end")
+	}
+	for serial, image := range disks {
+		check := map[string][]string{"xfs": {"xfs_repair", "-n"}, "btrfs": {"btrfs", "check"}}[serial]
+		if check == nil {
+			check = []string{"e2fsck", "-fn"}
+		}
+		if out, err := exec.Command(check[0], append(check[1:], image)...).CombinedOutput(); err != nil {
+			t.Errorf("%s is not clean: %v\n%s", serial, err, out)
+		}
+	}
+}
+
+// tryVolume: mount, growth, statistics, a frozen time, and the end.
+func (g *guest) tryVolume(t *testing.T, fs string) {
+	volume := abi.DirName("/" + fs)
+	_, err := g.GetVolumeStats(t.Context(), &wire.GetVolumeStatsRequest{Volume: volume})
+	wantCode(t, err, codes.NotFound)
+	added, err := g.add(fs, fs, "noatime", "_netdev")
+	check.Must(t, err)
+	if added.GetCapacityBytes() != guestDisk || added.GetWarning() != "" {
+		t.Errorf("added: %v", added)
+	}
+	_, err = g.add(fs, fs)
+	wantCode(t, err, codes.AlreadyExists)
+	stats, err := g.GetVolumeStats(t.Context(), &wire.GetVolumeStatsRequest{Volume: volume})
+	check.Must(t, err)
+	if total := stats.GetUsage()[0].GetTotal(); total < 400*mib || total > guestDisk || stats.GetAbnormal() {
+		t.Errorf("it did not grow to its disk, or is not well: %v", stats)
+	}
+	resized, err := g.ResizeVolume(t.Context(), &wire.ResizeVolumeRequest{Volume: volume, RequiredBytes: guestDisk})
+	if check.Must(t, err); resized.GetCapacityBytes() != guestDisk {
+		t.Errorf("resized: %v", resized)
+	}
+	_, err = g.ResizeVolume(t.Context(), &wire.ResizeVolumeRequest{Volume: volume, LimitBytes: guestDisk - 1})
+	wantCode(t, err, codes.OutOfRange)
+
+	data := &wire.VolumeMount{Mount: 7, Volume: volume, SubPath: "a/b"}
+	writer := spec("exec 2>&1; id -u >/data/file && cat /data/file && stat -c %a /data && echo done")
+	writer.Mounts = append(writer.Mounts, specs.Mount{Destination: "/data", Options: []string{"rbind", "rprivate", "rw"}})
+	if out, code := g.run(t, "writer", writer, data); code != 0 || !strings.HasSuffix(out, "done\n") {
+		t.Errorf("a container with the volume: %d, %q", code, out)
+	}
+	writer.Mounts[7].Options = []string{"rbind", "rro"}
+	if out, code := g.run(t, "rro", writer, data); code == 0 || !strings.Contains(out, "Read-only") {
+		t.Errorf("a container with a read-only mount: %d, %q", code, out)
+	}
+	writer.Mounts[7].Options = nil
+	g.tryFrozen(t, volume, writer, data)
+
+	link := spec("true")
+	link.Mounts = append(link.Mounts, specs.Mount{Destination: "/data"})
+	maker := spec("busybox ln -s /proc /data/out && busybox ln -s ../.. /data/up")
+	maker.Mounts = link.Mounts
+	if out, code := g.run(t, "maker", maker, &wire.VolumeMount{Mount: 7, Volume: volume}); code != 0 {
+		t.Errorf("links: %d, %q", code, out)
+	}
+	for _, sub := range []string{"out", "up", "..", "a/b/file"} {
+		if err := g.create("escape", link, &wire.VolumeMount{Mount: 7, Volume: volume, SubPath: sub}); err == nil {
+			t.Errorf("the sub-path %q was taken", sub)
+			g.remove(t, "escape")
+		}
+	}
+	_, err = g.RemoveVolume(t.Context(), &wire.RemoveVolumeRequest{Volume: volume})
+	check.Must(t, err)
+	_, err = g.RemoveVolume(t.Context(), &wire.RemoveVolumeRequest{Volume: volume})
+	wantCode(t, err, codes.NotFound)
+	// Read-only, and still there at the end of the machine.
+	_, err = g.add(fs, fs, "ro")
+	check.Must(t, err)
+	reader := spec("cat /data/a/b/file; touch /data/x 2>&1")
+	reader.Mounts = link.Mounts
+	if out, code := g.run(t, "reader", reader, &wire.VolumeMount{Mount: 7, Volume: volume}); code == 0 || !strings.HasPrefix(out, "0\n") || !strings.Contains(out, "Read-only") {
+		t.Errorf("a container with the volume read-only: %d, %q", code, out)
+	}
+}
+
+// tryFrozen: a writer waits for the thaw, or for the end of the time.
+func (g *guest) tryFrozen(t *testing.T, volume string, writer *specs.Spec, data *wire.VolumeMount) {
+	t.Helper()
+	_, err := g.ThawVolume(t.Context(), &wire.ThawVolumeRequest{Volume: volume})
+	wantCode(t, err, codes.FailedPrecondition)
+	_, err = g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: volume, TimeoutMillis: 60000})
+	check.Must(t, err)
+	_, err = g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: volume, TimeoutMillis: 60000})
+	wantCode(t, err, codes.FailedPrecondition)
+	_, err = g.ThawVolume(t.Context(), &wire.ThawVolumeRequest{Volume: volume})
+	check.Must(t, err)
+	_, err = g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: volume, TimeoutMillis: 4000})
+	check.Must(t, err)
+	began := time.Now()
+	if out, code := g.run(t, "late", writer, data); code != 0 || time.Since(began) < 2*time.Second {
+		t.Errorf("a frozen volume was written after %v: %d, %q", time.Since(began), code, out)
+	}
+	_, err = g.ThawVolume(t.Context(), &wire.ThawVolumeRequest{Volume: volume})
+	wantCode(t, err, codes.FailedPrecondition)
+}
+
+// tryContainer: what a container sees of its machine.
+func (g *guest) tryContainer(t *testing.T) {
+	is := spec(`exec 2>&1; hostname; cat /proc/sys/net/core/somaxconn; ps | wc -l; ls / | tr '\n' ' '; echo
+wc -c </proc/kcore; ls /proc/fs | wc -l; echo 1 2>&1 >/proc/sys/vm/swappiness; touch /x 2>&1
+ls -l /dev/null /dev/fd; echo x >/dev/null; grep -c . /proc/self/mountinfo; cat /proc/self/cgroup; ls /run /sys/fs/cgroup/memory.max; head -n1 /dev/users; echo >/dev/users; exit 7`)
+	is.Root.Readonly = true
+	is.Mounts = append(is.Mounts, specs.Mount{Destination: "/escape/data", Type: "tmpfs", Source: "tmpfs"},
+		specs.Mount{Destination: "/dev/users", Source: is.Root.Path + "/etc/passwd", Options: []string{"rbind", "rprivate", "ro"}})
+	limit := int64(64 << 20)
+	is.Linux.Resources = &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &limit}}
+	out, code := g.run(t, "look", is)
+	for _, want := range []string{
+		`^pod-name\n1234\n`, `\bbin .*proc run sys \n`, `\n0\n0\n`, `swappiness: Read-only file system`,
+		`/x: Read-only file system`, `crw-rw-rw- .* 1, +3 .*/dev/null`, `/dev/fd -> /proc/self/fd`, `\n0::/\n`, `\ndata\n`, `/sys/fs/cgroup/memory.max`, `\nroot:x:0:0::/:/bin/sh\n`, `/dev/users: Read-only file system`,
+	} {
+		if !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("it did not say %s", want)
+		}
+	}
+	if code != 7 || t.Failed() {
+		t.Errorf("it ended with %d and said:\n%s", code, out)
+	}
+	hungry := spec("dd if=/dev/zero of=/dev/shm/x bs=1M count=60")
+	small := int64(8 << 20)
+	hungry.Linux.Resources = &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &small}}
+	check.Must(t, g.create("hungry", hungry))
+	g.start(t, "hungry")
+	ended, err := g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: &wire.Process{Container: "hungry"}})
+	if check.Must(t, err); !ended.GetOomKilled() || ended.GetExitCode() == 0 {
+		t.Errorf("without memory it ended with %v", ended)
+	}
+	g.remove(t, "hungry")
+}
+
+// tryUser: a process is who it is to be, with the rights that it is to have.
+func (g *guest) tryUser(t *testing.T) {
+	is := spec(`id; echo $HOME; umask; grep -e Cap -e NoNew /proc/self/status; ulimit -n; ulimit -Hn; echo out >/dev/stdout; cat /proc/self/oom_score_adj; pwd`)
+	umask, score := uint32(0o027), 500
+	is.Process.User = specs.User{UID: 1000, GID: 1001, AdditionalGids: []uint32{5, 6}, Umask: &umask}
+	is.Process.OOMScoreAdj = &score
+	is.Process.Cwd = "/home/user"
+	is.Process.Capabilities.Effective, is.Process.Capabilities.Ambient = []string{"CAP_CHOWN"}, []string{"CAP_KILL"}
+	is.Process.Capabilities.Inheritable = []string{"CAP_KILL"}
+	out, code := g.run(t, "user", is)
+	for _, want := range []string{
+		`uid=1000\(?.* gid=1001 groups=.*5.*6`, `\n/home/user\n0027\n`, `CapBnd:\s+00000000000000a1\n`, `CapAmb:\s+0000000000000020\n`,
+		`CapEff:\s+0000000000000020\n`, `NoNewPrivs:\s+1\n123\n456\nout\n500\n/home/user\n`,
+	} {
+		if !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("it did not say %s", want)
+		}
+	}
+	if code != 0 || t.Failed() {
+		t.Errorf("it ended with %d and said:\n%s", code, out)
+	}
+	is = spec("grep Cap /proc/self/status")
+	if out, _ := g.run(t, "root", is); !regexp.MustCompile(`CapEff:\s+00000000000000a1\n`).MatchString(out) {
+		t.Errorf("root has:\n%s", out)
+	}
+}
+
+// tryStreams: input, both outputs, a process beside, and signals.
+func (g *guest) tryStreams(t *testing.T) {
+	check.Must(t, g.create("cat", spec("cat; echo end >&2; trap 'exit 9' TERM; while :; do sleep 0.1; done")))
+	process := &wire.Process{Container: "cat"}
+	_, err := g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: &wire.Process{Container: "cat", Exec: "early"}, Spec: []byte(`{"args":["true"]}`)})
+	wantCode(t, err, codes.FailedPrecondition)
+	g.start(t, "cat")
+	_, err = g.StartContainer(t.Context(), &wire.StartContainerRequest{Container: "cat"})
+	wantCode(t, err, codes.FailedPrecondition)
+	const size = 300 << 10 // more than a pipe has
+	sent := make(chan error)
+	go func() {
+		for left := size; left > 0; {
+			took, err := g.WriteInput(context.Background(), &wire.WriteInputRequest{Process: process, Data: bytes.Repeat([]byte("x"), min(left, wire.MaxData))})
+			if err != nil {
+				sent <- err
+				return
+			}
+			left -= int(took.GetWritten())
+		}
+		_, err := g.CloseInput(context.Background(), &wire.CloseInputRequest{Process: process})
+		sent <- err
+	}()
+	got := 0
+	for got < size {
+		said, err := g.ReadOutput(t.Context(), &wire.ReadOutputRequest{Process: process, Stream: wire.Stream_STREAM_STDOUT, Max: wire.MaxData})
+		if check.Must(t, err); len(said.GetData()) == 0 {
+			break
+		}
+		got += len(said.GetData())
+	}
+	if err := <-sent; err != nil || got != size {
+		t.Errorf("%d of %d bytes came back: %v", got, size, err)
+	}
+	said, err := g.ReadOutput(t.Context(), &wire.ReadOutputRequest{Process: process, Stream: wire.Stream_STREAM_STDERR, Max: 100})
+	if check.Must(t, err); string(said.GetData()) != "end\n" {
+		t.Errorf("its errors are %q", said.GetData())
+	}
+	g.tryExec(t)
+	_, err = g.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: process, Signal: 15})
+	check.Must(t, err)
+	ended, err := g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: process})
+	if check.Must(t, err); ended.GetExitCode() != 9 {
+		t.Errorf("it ended with %v", ended)
+	}
+	_, err = g.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: process, Signal: 9})
+	check.Must(t, err)
+	g.remove(t, "cat")
+	_, err = g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: process})
+	wantCode(t, err, codes.NotFound)
+}
+
+func (g *guest) tryExec(t *testing.T) {
+	t.Helper()
+	beside := &wire.Process{Container: "cat", Exec: "beside"}
+	raw, err := json.Marshal(&specs.Process{Args: []string{"sh", "-c", "ps | grep -c '[c]at; echo'; id -u; cat /proc/self/cgroup; exit 3"}, Cwd: "/", Env: []string{"PATH=/bin"}, User: specs.User{UID: 1000}})
+	check.Must(t, err)
+	_, err = g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})
+	check.Must(t, err)
+	_, err = g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})
+	wantCode(t, err, codes.AlreadyExists)
+	if out := g.output(t, beside); out != "1\n1000\n0::/\n" {
+		t.Errorf("a process beside says %q", out)
+	}
+	ended, err := g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: beside})
+	if check.Must(t, err); ended.GetExitCode() != 3 {
+		t.Errorf("it ended with %v", ended)
+	}
+	_, err = g.ForgetProcess(t.Context(), &wire.ForgetProcessRequest{Process: beside})
+	check.Must(t, err)
+	_, err = g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: []byte(`{"args":["/no/such/program"],"cwd":"/"}`)})
+	if err == nil || !strings.Contains(err.Error(), "/no/such/program") {
+		t.Errorf("a program that is not there: %v", err)
+	}
+}
+
+// tryTerminal: a process has a terminal of its size.
+func (g *guest) tryTerminal(t *testing.T) {
+	is := spec("tty; read line; echo \"<$line>\"; busybox stty size")
+	is.Process.Terminal = true
+	check.Must(t, g.create("tty", is))
+	g.start(t, "tty")
+	process := &wire.Process{Container: "tty"}
+	_, err := g.ResizeTerminal(t.Context(), &wire.ResizeTerminalRequest{Process: process, Columns: 111, Rows: 44})
+	check.Must(t, err)
+	_, err = g.WriteInput(t.Context(), &wire.WriteInputRequest{Process: process, Data: []byte("hello\n")})
+	check.Must(t, err)
+	out := g.output(t, process)
+	for _, want := range []string{"/dev/pts/0\n", "<hello>\n", "44 111\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the terminal shows %q", out)
+		}
+	}
+	g.remove(t, "tty")
+}
+
+// tryEnds: a container goes with all its processes, whatever they do.
+func (g *guest) tryEnds(t *testing.T) {
+	check.Must(t, g.create("stubborn", spec("trap '' TERM; (trap '' TERM; sleep 1000) & sleep 1000")))
+	g.start(t, "stubborn")
+	waiting := make(chan uint32)
+	go func() {
+		ended, _ := g.WaitProcess(context.Background(), &wire.WaitProcessRequest{Process: &wire.Process{Container: "stubborn"}})
+		waiting <- ended.GetExitCode()
+	}()
+	_, err := g.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: &wire.Process{Container: "stubborn"}, Signal: 9, All: true})
+	check.Must(t, err)
+	if code := <-waiting; code != 137 {
+		t.Errorf("it ended with %d", code)
+	}
+	g.remove(t, "stubborn")
+	g.remove(t, "stubborn")
+	// One that was never started.
+	check.Must(t, g.create("created", spec("true")))
+	g.remove(t, "created")
+}
+
+// tryRefused: what a container would lack is refused, and nothing is left of it.
+func (g *guest) tryRefused(t *testing.T) {
+	for what, change := range map[string]func(*specs.Spec){
+		"user namespace": func(s *specs.Spec) {
+			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: "user"})
+		},
+		"shareProcess": func(s *specs.Spec) { s.Linux.Namespaces[0].Path = "/proc/1/ns/pid" },
+		"capability":   func(s *specs.Spec) { s.Process.Capabilities.Bounding = []string{"CAP_FLY"} },
+		"limit":        func(s *specs.Spec) { s.Process.Rlimits[0].Type = "RLIMIT_LUCK" },
+	} {
+		is := spec("true")
+		change(is)
+		err := g.create("refused", is)
+		if err == nil {
+			_, err = g.StartContainer(t.Context(), &wire.StartContainerRequest{Container: "refused"})
+		}
+		if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: %v", what, err)
+		}
+		g.remove(t, "refused")
+	}
+	check.Must(t, g.create("twice", spec("true")))
+	wantCode(t, g.create("twice", spec("true")), codes.AlreadyExists)
+	g.remove(t, "twice")
+	wantCode(t, g.create("../x", spec("true")), codes.InvalidArgument)
+	wantCode(t, g.create("none", spec("true"), &wire.VolumeMount{Volume: "nobody"}), codes.NotFound)
+	g.remove(t, "none")
+}
