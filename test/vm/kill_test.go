@@ -24,10 +24,12 @@ done`
 // wantProgress waits until the writer has written more.
 func (b *bench) wantProgress(container string) {
 	b.t.Helper()
-	b.exec(container, `was=$(cat /tmp/count 2>/dev/null || echo 0)
-for i in $(seq 600); do
-	now=$(cat /tmp/count 2>/dev/null || echo 0)
-	[ "$now" -gt "$was" ] && exit 0
+	// The file is empty for a moment, each time.
+	b.exec(container, `was=
+for i in $(seq 300); do
+	now=$(cat /tmp/count 2>/dev/null)
+	was=${was:-$now}
+	[ -n "$now" ] && [ "$now" -gt "$was" ] && exit 0
 	sleep 0.1
 done
 exit 1`)

@@ -72,13 +72,11 @@ func (v *volume) publish() {
 	v.Publish()
 	device, err := v.b.Device(v.Volume)
 	check.Must(v.b.t, err)
-	if v.device == "" {
-		v.device = device
-		check.Must(v.b.t, v.b.Watch(device))
+	if v.device != "" && v.device != device { // one that may only be read is attached so
+		check.Must(v.b.t, v.b.Unwatch(v.device))
 	}
-	if v.device != device {
-		v.b.t.Fatalf("the volume was %s and is %s", v.device, device)
-	}
+	v.device = device
+	check.Must(v.b.t, v.b.Watch(device))
 }
 
 // giveBack is what kubelet does when the pod has gone. In between, what is on the device
