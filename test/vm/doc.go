@@ -1,0 +1,2 @@
+// Package vm runs pods of containerd in virtual machines, by crust-vm.
+package vm
