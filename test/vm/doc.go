@@ -1,2 +1,3 @@
-// Package vm runs pods of containerd in virtual machines, by crust-vm.
+// Package vm tests crust-vm: volumes that a guest's kernel mounts, with everything real
+// from the CSI call to the guest's own filesystem.
 package vm
