@@ -3,6 +3,7 @@ package deferral
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -150,7 +151,7 @@ func HostMounts(ctx context.Context, volumes []Status) (map[volume.Key][]string,
 	}
 	found := make(map[volume.Key][]string)
 	for _, m := range mounts {
-		for _, key := range users[claim.DeviceNumber(uint32(m.Major), uint32(m.Minor))] {
+		for _, key := range users[fmt.Sprintf("%d:%d", m.Major, m.Minor)] {
 			found[key] = append(found[key], m.Mountpoint)
 		}
 	}
