@@ -21,6 +21,8 @@ type Node struct {
 	Relay    *stats.Relay
 	// Refusals are the volumes that were refused; nil where the front is off.
 	Refusals Refusals
+	// HasGrown tells whether the growth that is on record for a volume is known to be done.
+	HasGrown func(ctx context.Context, v *volume.Volume) bool
 }
 
 // Refusals are volumes that pods wait for and that are not on record.
@@ -212,6 +214,9 @@ func (n *Node) Stats(ctx context.Context, v *volume.Volume, missing volume.Kind)
 		return stats.Answer{}, err
 	}
 	answer, err := n.Relay.Stats(ctx, handler, v)
+	if err == nil && v.GrowTo > 0 && n.HasGrown(ctx, v) {
+		_ = n.Broker.EndGrowth(v.Key, v.GrowTo) // only people read it, and the next stats repeat it
+	}
 	telemetry.CallFrom(ctx).Expected = volume.KindOf(err) == volume.NoSandbox && err != nil
 	return answer, err
 }

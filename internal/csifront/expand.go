@@ -83,8 +83,8 @@ func (e *expandCall) deviceRequest(has *staging.Capabilities) (*csi.NodeExpandVo
 
 // growFilesystem has the sandbox grow the filesystem, now or when it mounts it.
 func (e *expandCall) growFilesystem(ctx context.Context, size int64) (int64, error) {
-	if e.fillsDevice(ctx, size) {
-		return size, nil
+	if !e.growsAtMount() && e.proxy.front.cfg.FillsDevice(ctx, e.v, size) {
+		return size, nil // it was grown on this node before it was handed over
 	}
 	sandboxes := e.proxy.front.cfg.Sandboxes
 	if _, bound := sandboxes.Binding(e.v); !bound {
@@ -106,17 +106,6 @@ func (e *expandCall) growFilesystem(ctx context.Context, size int64) (int64, err
 
 func (e *expandCall) growsAtMount() bool {
 	return e.proxy.front.cfg.Volumes.Abilities(e.v.Handler).GrowsAtMount
-}
-
-// fillsDevice reports whether the filesystem is as large as its device already: it was
-// grown on this node before it was handed over.
-func (e *expandCall) fillsDevice(ctx context.Context, size int64) bool {
-	if e.growsAtMount() {
-		return false
-	}
-	const leftOut = 16 << 20 // what mkfs and resize2fs may leave out at the end of a device
-	bytes, known := e.proxy.front.cfg.FilesystemSize(ctx, e.v)
-	return known && bytes <= size && size-bytes < leftOut
 }
 
 // growLater records that the filesystem is to be grown when it is mounted, where the

@@ -24,6 +24,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
 	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/internal/superblock"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
@@ -394,8 +395,10 @@ func newRig(t *testing.T, policy *policy.Policy) *rig {
 		PrivateDir: broker.root + "/plugins/kubernetes.io/csi/crust-proxy.dev", DefaultFSType: "ext4",
 		DriverTimeout: 10 * time.Second, Policy: policy, Log: zap.NewNop(),
 		OnRefused: func(string, volume.Party) {}, OnChange: func(volume.Key) {},
-		LacksGroup:     func(context.Context, *volume.Volume) bool { return false },
-		FilesystemSize: func(context.Context, *volume.Volume) (int64, bool) { return r.filesystem, r.filesystem > 0 },
+		LacksGroup: func(context.Context, *volume.Volume) bool { return false },
+		FillsDevice: func(_ context.Context, _ *volume.Volume, size int64) bool {
+			return (&superblock.Super{Bytes: r.filesystem}).Fills(size)
+		},
 	}
 	if err := os.MkdirAll(broker.root+"/plugins", 0o750); err != nil {
 		t.Fatal(err)

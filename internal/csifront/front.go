@@ -69,9 +69,9 @@ type Config struct {
 	VolumeCondition bool
 	// DriverTimeout bounds a call to a driver whose caller set no deadline.
 	DriverTimeout time.Duration
-	// FilesystemSize returns the size that a volume's filesystem has by its superblock,
-	// where that can be read now.
-	FilesystemSize func(ctx context.Context, v *volume.Volume) (bytes int64, known bool)
+	// FillsDevice reports whether a volume's filesystem is known to be as large as its
+	// device, which has that many bytes.
+	FillsDevice func(ctx context.Context, v *volume.Volume, device int64) bool
 	// LacksGroup reports whether the root directory of a volume's filesystem is not known
 	// to be writable for the volume's group.
 	LacksGroup func(ctx context.Context, v *volume.Volume) bool

@@ -178,7 +178,7 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 		return err
 	}
 	d.relay = stats.New(relayLimits(cfg), d.sandboxAsked)
-	d.node = &adminapi.Node{Broker: d.broker, Relay: d.relay, Handlers: d.handlers.byName()}
+	d.node = &adminapi.Node{Broker: d.broker, Relay: d.relay, Handlers: d.handlers.byName(), HasGrown: d.disks.hasGrown}
 	return nil
 }
 

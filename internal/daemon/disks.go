@@ -12,7 +12,11 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-const diskAge = time.Minute
+// What was read is used for as long; while a growth is on record, which is rare, less so.
+const (
+	diskAge   = time.Minute
+	growthAge = 5 * time.Second
+)
 
 // disks reads what filesystems have on record on their devices.
 type disks struct {
@@ -31,13 +35,17 @@ func (d *disks) matches(ctx context.Context, v *volume.Volume, bytes, inodes int
 	return super.Is(bytes, inodes), true
 }
 
-// filesystemSize reads it anew: a growth is asked for once.
-func (d *disks) filesystemSize(ctx context.Context, v *volume.Volume) (bytes int64, known bool) {
+// fillsDevice tells whether the filesystem of a volume is known to be as large as its
+// device. It reads the size anew: a growth is asked for once.
+func (d *disks) fillsDevice(ctx context.Context, v *volume.Volume, device int64) bool {
 	super := d.reader.Super(ctx, v, 0)
-	if super == nil {
-		return 0, false
-	}
-	return super.Bytes, true
+	return super != nil && super.Fills(device)
+}
+
+// hasGrown tells whether the growth that is on record for a volume is known to be done.
+func (d *disks) hasGrown(ctx context.Context, v *volume.Volume) bool {
+	super := d.reader.Super(ctx, v, growthAge)
+	return super != nil && super.Fills(v.GrowTo)
 }
 
 // condition is what a filesystem has on record of itself. Without errors

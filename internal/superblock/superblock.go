@@ -81,6 +81,12 @@ func (s *Super) Is(bytes, inodes int64) bool {
 	return bytes <= s.Bytes && bytes >= s.Bytes/2
 }
 
+// Fills tells whether the filesystem is as large as its device, which has that many bytes.
+func (s *Super) Fills(device int64) bool {
+	const leftOut = 16 << 20 // what mkfs and resize2fs may leave out at the end of a device
+	return s.Bytes <= device && device-s.Bytes < leftOut
+}
+
 // Words says what is on record, for a person; "" means nothing.
 func (e *Errors) Words() string {
 	if e == nil {

@@ -30,6 +30,18 @@ func (l *KeyLocks[K]) Lock(ctx context.Context, key K) (unlock func(), err error
 	}
 }
 
+// TryLock is Lock for those who do not wait.
+func (l *KeyLocks[K]) TryLock(key K) (unlock func(), free bool) {
+	lock := l.ref(key)
+	select {
+	case lock.held <- struct{}{}:
+		return func() { <-lock.held; l.unref(key, lock) }, true
+	default:
+		l.unref(key, lock)
+		return nil, false
+	}
+}
+
 func (l *KeyLocks[K]) ref(key K) *keyLock {
 	l.mu.Lock()
 	defer l.mu.Unlock()

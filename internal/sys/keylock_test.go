@@ -47,10 +47,18 @@ func TestKeyLockGivesUpWithItsCaller(t *testing.T) {
 	if _, err := locks.Lock(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
+	if _, free := locks.TryLock("a"); free {
+		t.Error("a lock that is held was free")
+	}
 	if other, err := locks.Lock(ctx, "b"); err == nil {
 		other()
 	}
 	unlock()
+	again, free := locks.TryLock("a")
+	if !free {
+		t.Fatal("a lock that was given back is not free")
+	}
+	again()
 	if len(locks.locks) != 0 {
 		t.Errorf("%d locks are left", len(locks.locks))
 	}

@@ -289,17 +289,42 @@ func (b *Broker) GrowAtMount(ctx context.Context, key volume.Key, size int64) er
 	if known.lost != nil {
 		return known.lost
 	}
-	next := *known.rec
-	next.GrowTo = size
-	if err := b.store.put(&next); err != nil {
+	next, err := b.putGrowth(known.rec, size)
+	if err != nil {
 		return err
 	}
-	b.table.replace(key, func(e *entry) { e.rec = &next })
 	if handler := b.handlers.byName[next.Handler]; handler != nil {
 		_, err := handler.Publish(ctx, &next.Volume)
 		return err
 	}
 	return nil // its projection is restored when the handler is configured again
+}
+
+// EndGrowth records that a growth to size is done, unless another one is on record by now.
+// It does not wait for another operation on the volume: the caller repeats it.
+func (b *Broker) EndGrowth(key volume.Key, size int64) error {
+	unlock, free := b.locks.keys.TryLock(key)
+	if !free {
+		return nil
+	}
+	defer unlock()
+	known := b.table.get(key)
+	if known == nil || known.removing || known.lost != nil || known.rec.GrowTo != size {
+		return nil
+	}
+	_, err := b.putGrowth(known.rec, 0)
+	return err
+}
+
+// putGrowth must be called with the volume's lock held.
+func (b *Broker) putGrowth(rec *record, size int64) (*record, error) {
+	next := *rec
+	next.GrowTo = size
+	if err := b.store.put(&next); err != nil {
+		return nil, err
+	}
+	b.table.replace(next.Key, func(e *entry) { e.rec = &next })
+	return &next, nil
 }
 
 type volumeLocks struct{ keys sys.KeyLocks[volume.Key] }

@@ -13,6 +13,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
@@ -180,4 +181,23 @@ func (n *node) noLeftovers() {
 	if all := n.List(); len(all) > 0 {
 		n.t.Errorf("still listed: %v", all)
 	}
+}
+
+// TestGrowthIsOnRecordUntilItIsDone: of two growths the end of the first does not end the
+// second.
+func TestGrowthIsOnRecordUntilItIsDone(t *testing.T) {
+	n := newNode(t)
+	v := n.stage(n.instruction("a", rig.Loop(t, rig.Image(t, 16<<20), loopdev.Options{})))
+	check.Must(t, n.GrowAtMount(t.Context(), v.Key, 1<<30))
+	check.Must(t, n.GrowAtMount(t.Context(), v.Key, 2<<30))
+	for _, step := range []struct{ done, want int64 }{{1 << 30, 2 << 30}, {2 << 30, 0}} {
+		check.Must(t, n.EndGrowth(v.Key, step.done))
+		n.restart()
+		if status, _ := n.Get(v.Key); status.GrowTo != step.want {
+			t.Errorf("after the growth to %d bytes one to %d is on record", step.done, status.GrowTo)
+		}
+	}
+	check.Must(t, n.EndGrowth(volume.KeyOf("/elsewhere"), 1)) // it was released meanwhile
+	n.unstage(v.Target)
+	n.noLeftovers()
 }
