@@ -224,7 +224,7 @@ func (p *driverProxy) getVolumeStats(ctx context.Context, req *csi.NodeGetVolume
 	annotateCall(ctx, &found)
 	reply, err := sandboxStats(ctx, p.front.cfg.Sandboxes, found.Volume)
 	if err != nil {
-		return nil, err
+		return nil, namingPod(found.Volume, err)
 	}
 	return proto.Marshal(reply)
 }
@@ -260,9 +260,17 @@ func (p *driverProxy) expandVolume(ctx context.Context, req *csi.NodeExpandVolum
 	defer unlock()
 	size, err := (&expandCall{proxy: p, req: req, v: found.Volume}).run(ctx)
 	if err != nil {
-		return nil, err
+		return nil, namingPod(found.Volume, err)
 	}
 	return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: size})
+}
+
+// namingPod has the error of a call for a deferred volume name the pod on record.
+func namingPod(v *volume.Volume, err error) error {
+	if v == nil || v.Origin == nil || v.Origin.PodName == "" {
+		return err
+	}
+	return refusal.Sentence(&volume.Refusal{Target: v.Target, PodNamespace: v.Origin.PodNamespace, PodName: v.Origin.PodName}, err)
 }
 
 // refusalDraft is what is known of a volume, should it be refused.

@@ -2,6 +2,7 @@ package csifront
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -11,6 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
 	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -233,7 +235,20 @@ func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, has *
 	if err == nil {
 		p.logHazards(ctx, v)
 	}
-	return refusal.WithBrokerParty(err)
+	return refusal.WithBrokerParty(p.namingOwner(err))
+}
+
+// namingOwner has the refusal of a device that another volume has name the pod of that one.
+func (p *publishCall) namingOwner(err error) error {
+	owned, is := errors.AsType[*claim.OwnedError](err)
+	if !is {
+		return err
+	}
+	other, known, failed := p.proxy.front.cfg.Volumes.Find(owned.Target)
+	if failed != nil || !known || other.Origin == nil || other.Origin.PodName == "" {
+		return err
+	}
+	return volume.Errorf(volume.KindOf(err), "%w (that volume is of %s)", err, decision.PodText(other.Origin.PodNamespace, other.Origin.PodName))
 }
 
 func (p *publishCall) knownPod() *decision.Pod {

@@ -12,6 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
 	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
 )
@@ -82,6 +83,36 @@ func TestRefusalsComeAndGo(t *testing.T) {
 	if counted[volume.PartyDriver] != 2 || counted[volume.PartyVolume] != 2 || counted[volume.PartyDevice] != 1 || changed != 9 {
 		t.Errorf("counted %v, %d changes", counted, changed)
 	}
+}
+
+// TestErrorsNameThePodOnRecord: also those of calls in which kubelet names no pod, and
+// those about another volume.
+func TestErrorsNameThePodOnRecord(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	r.stage()
+	publish := r.publishReq("p1")
+	publish.VolumeContext["csi.storage.k8s.io/pod.namespace"], publish.VolumeContext["csi.storage.k8s.io/pod.name"] = "team", "db-0"
+	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.ok(nil, err)
+	want := "volume " + r.target("p1") + " of pod team/db-0: "
+	r.broker.bound[r.target("p1")] = "s1"
+	r.refused(r.unpublish("p1"), codes.Aborted, want+"the sandbox s1 has it")
+	r.sandboxes.err = volume.Errorf(volume.Timeout, "volume %s: sandbox s1 does not answer", r.target("p1"))
+	_, err = r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
+	r.refused(err, codes.DeadlineExceeded, want+"sandbox s1 does not answer")
+	_, err = r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
+	r.refused(err, codes.DeadlineExceeded, want+"sandbox s1 does not answer")
+
+	stage := r.stageReq()
+	stage.VolumeId, stage.StagingTargetPath = "vol-2", r.staging()+"-2"
+	_, err = r.kubelet.NodeStageVolume(t.Context(), stage)
+	r.ok(nil, err)
+	r.broker.stageErr = volume.Errorf(volume.InUse, "volume x: its device %w: it can have one", &claim.OwnedError{Target: r.target("p1")})
+	publish = r.publishReq("p2")
+	publish.VolumeId, publish.StagingTargetPath = "vol-2", stage.GetStagingTargetPath()
+	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.FailedPrecondition, "belongs to volume "+r.target("p1"), "(that volume is of the pod team/db-0)")
 }
 
 // TestADriversOwnErrorIsNoRefusal: the volume is none of ours, and the error is

@@ -29,12 +29,12 @@ func (u *unpublishCall) run(ctx context.Context) ([]byte, error) {
 	rec := u.proxy.front.store.Records.Get(u.id)
 	released, err := u.release(ctx, &rec)
 	if err != nil {
-		return nil, err
+		return nil, namingPod(released, err)
 	}
 	failpoint.Hit("front-unpublish-unstaged")
 	reply, err := u.askDriver(ctx, &rec, released)
 	if err != nil {
-		return nil, err
+		return nil, namingPod(released, err)
 	}
 	failpoint.Hit("front-unpublish-driver")
 	u.proxy.front.forgetRefusal(u.target)

@@ -84,6 +84,9 @@ func TestImageFiles(t *testing.T) {
 	check.Must(t, os.Link(image, image+".2"))
 	_, err := n.Defer(t.Context(), n.instruction("pod-2", image+".2"))
 	wantKind(t, err, volume.InUse)
+	if owned, is := errors.AsType[*claim.OwnedError](err); !is || owned.Target != v.Target || !strings.Contains(err.Error(), "belongs to volume "+v.Target) {
+		t.Errorf("the owner is %+v: %v", owned, err)
+	}
 	n.unstage(v.Target)
 
 	loop := rig.Loop(t, image, loopdev.Options{})

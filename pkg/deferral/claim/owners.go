@@ -41,6 +41,13 @@ type owner struct {
 	readOnly bool
 }
 
+// OwnedError is part of the refusal of a device that another volume has.
+type OwnedError struct {
+	Target string // of the other volume
+}
+
+func (e *OwnedError) Error() string { return "belongs to volume " + e.Target }
+
 // reserve makes the volume an owner, unless another volume excludes it.
 func (o *owners) reserve(v *volume.Volume, id identity) error {
 	o.mu.Lock()
@@ -50,9 +57,9 @@ func (o *owners) reserve(v *volume.Volume, id identity) error {
 			return nil
 		}
 		if !other.readOnly || !v.ReadOnly {
-			return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) belongs to volume %s: a device can have one read-write "+
+			return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) %w: a device can have one read-write "+
 				"sandbox, or several that are all read-only; "+volume.TextWait,
-				v.Target, v.Device.Path, v.Device, other.target)
+				v.Target, v.Device.Path, v.Device, &OwnedError{Target: other.target})
 		}
 	}
 	o.byID[id] = append(o.byID[id], owner{key: v.Key, target: v.Target, readOnly: v.ReadOnly})
