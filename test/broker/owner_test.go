@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -43,6 +44,21 @@ func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
 		t.Errorf("after %d preparations: %v", prepared.calls, err)
 	}
 	check.Must(t, unix.Unmount(point, 0))
+
+	// Nor need it be mounted: a VM of somebody else only has it open.
+	file, err := os.OpenFile(foreign, os.O_RDWR, 0)
+	check.Must(t, err)
+	vm := exec.Command("sleep", "600")
+	vm.ExtraFiles = []*os.File{file}
+	check.Must(t, vm.Start())
+	check.Must(t, file.Close())
+	_, err = n.Defer(t.Context(), in)
+	_ = vm.Process.Kill()
+	_ = vm.Wait()
+	wantKind(t, err, volume.InUse)
+	if !strings.Contains(err.Error(), foreign) || !strings.Contains(err.Error(), strconv.Itoa(vm.Process.Pid)) || prepared.calls != 0 {
+		t.Errorf("after %d preparations: %v", prepared.calls, err)
+	}
 	n.stage(in)
 
 	// A volume of ours over the same image is refused before its device is looked at.

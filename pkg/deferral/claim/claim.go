@@ -77,9 +77,12 @@ func (t *Table) Acquire(
 		return false, err
 	}
 	held := t.open.get(id) != nil
-	err = t.owners.reserveData(r.Volume, dev, held)
+	foreign, err := t.owners.reserveData(r.Volume, dev, held)
 	if err == nil && !dev.known && !held {
 		err = t.users.refuse(ctx, r.Volume, momentTime)
+	}
+	if err == nil {
+		err = t.users.refuseLoops(ctx, r.Volume, foreign)
 	}
 	if err == nil && prepare != nil && !held {
 		err = prepare(ctx)

@@ -18,28 +18,29 @@ const loopMajor = 7
 
 // reserveData reserves what holds the device's data besides the device itself, and
 // refuses a device whose data somebody else uses by another name. The device is held if
-// another volume has claimed it already.
-func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice, held bool) error {
+// another volume has claimed it already. The foreign loop devices over its image are
+// neither mounted nor claimed; a process can have them open all the same.
+func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice, held bool) (foreign []loopDevice, err error) {
 	if dev.Kind != volume.BlockDevice {
-		return nil
+		return nil, nil
 	}
 	if !dev.known {
 		if err := o.refuseStacked(v, dev.Device); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if dev.Major != loopMajor {
-		return nil
+		return nil, nil
 	}
 	fd, err := dev.openBlock(0)
 	if err != nil {
-		return holdError(v, err)
+		return nil, holdError(v, err)
 	}
 	defer sys.CloseFD(fd)
 	if err := o.reserveBacking(v, fd, dev.Major); err != nil || dev.known || held {
-		return err
+		return nil, err
 	}
-	return o.refuseForeignLoop(v, fd)
+	return o.foreignLoops(v, fd)
 }
 
 // reserveBacking reserves the backing file of a loop device too: two loop devices over
@@ -81,35 +82,37 @@ func (o *owners) refuseStacked(v *volume.Volume, d volume.Device) error {
 	return nil
 }
 
-// refuseForeignLoop refuses a loop device if another program uses a second one over the
-// same image. Our own volumes exclude each other by the identity of the image.
-func (o *owners) refuseForeignLoop(v *volume.Volume, fd int) error {
+// foreignLoops lists the loop devices of other programs over the same image, and refuses
+// the volume if the kernel has one of them in use. Our own volumes exclude each other by
+// the identity of the image.
+func (o *owners) foreignLoops(v *volume.Volume, fd int) (foreign []loopDevice, err error) {
 	own, err := unix.IoctlLoopGetStatus64(fd)
 	if err != nil {
-		return holdError(v, err)
+		return nil, holdError(v, err)
 	}
 	others, err := loopsOver(own.Device, own.Inode, func(id identity) bool {
 		return len(o.of(id)) > 0 // v among them
 	})
 	if err != nil {
-		return volume.Errorf(volume.Internal, "volume %s: loop devices cannot be listed: %w", v.Target, err)
+		return nil, volume.Errorf(volume.Internal, "volume %s: loop devices cannot be listed: %w", v.Target, err)
 	}
 	for _, other := range others {
 		if v.ReadOnly && other.readOnly {
 			continue
 		}
-		fd, err := unix.Open(other.name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_EXCL, 0)
+		fd, err := unix.Open(other.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_EXCL, 0)
 		sys.CloseFD(fd)
 		if errors.Is(err, unix.EBUSY) {
-			return volume.Errorf(volume.InUse, "volume %s: the image of its device %s is in use by %s too, which is mounted or claimed: "+
-				"unmount and detach that device", v.Target, v.Device.Path, other.name)
+			return nil, volume.Errorf(volume.InUse, "volume %s: the image of its device %s is in use by %s too, which is mounted or claimed: "+
+				"unmount and detach that device", v.Target, v.Device.Path, other.Path)
 		}
+		foreign = append(foreign, other)
 	}
-	return nil
+	return foreign, nil
 }
 
 type loopDevice struct {
-	name     string
+	volume.Device
 	readOnly bool
 }
 
@@ -143,7 +146,7 @@ func loopsOver(device, inode uint64, skip func(identity) bool) ([]loopDevice, er
 			continue
 		}
 		if own := Identify("/dev/" + name); !skip(identityOf(own)) {
-			out = append(out, loopDevice{name: "/dev/" + name, readOnly: info.Flags&unix.LO_FLAGS_READ_ONLY != 0})
+			out = append(out, loopDevice{Device: own, readOnly: info.Flags&unix.LO_FLAGS_READ_ONLY != 0})
 		}
 	}
 	return out, nil
@@ -181,7 +184,7 @@ func checkImage(v *volume.Volume, dev *OpenedDevice) error {
 	}
 	if len(loops) > 0 {
 		return volume.Errorf(volume.InUse, "volume %s: the image %s is attached to %s: hand over that device, or detach it",
-			v.Target, v.Device.Path, loops[0].name)
+			v.Target, v.Device.Path, loops[0].Path)
 	}
 	return nil
 }

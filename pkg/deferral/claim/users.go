@@ -61,25 +61,51 @@ func (u *Users) Note(ctx context.Context, v *volume.Volume) { _ = u.refuse(ctx, 
 
 // refuse waits at most patience for processes that have the device only briefly.
 func (u *Users) refuse(ctx context.Context, v *volume.Volume, patience time.Duration) error {
-	deadline := time.Now().Add(patience)
-	for pause := 5 * time.Millisecond; ; pause *= 2 {
-		found, err := u.find(ctx, filesOf(v.Device))
-		if err == nil && len(found) == 0 {
-			u.clear(v.Key)
-			return nil
-		}
-		if len(found) > 0 && time.Now().Before(deadline) && sys.Sleep(ctx, pause) {
-			continue
-		}
-		if err != nil {
-			u.remember(v, "some process that cannot be looked at")
-			return volume.Errorf(volume.Busy, "volume %s: it cannot be proven that no process has its device %s (%s) open: %w: "+
-				"put that right and repeat, or see `crustctl release`", v.Target, v.Device.Path, v.Device, err)
-		}
+	found, err := u.await(ctx, filesOf(v.Device), patience)
+	switch {
+	case err != nil:
+		u.remember(v, "some process that cannot be looked at")
+		return unprovenError(v, err)
+	case len(found) > 0:
 		names := nameAll(found)
 		u.remember(v, names)
 		return volume.Errorf(volume.Busy, "volume %s: its device %s (%s) is open in %s: "+volume.TextEndVM,
 			v.Target, v.Device.Path, v.Device, names)
+	}
+	u.clear(v.Key)
+	return nil
+}
+
+// refuseLoops fails while a process has another loop device over the image of the
+// volume's device open: it can change the same data.
+func (u *Users) refuseLoops(ctx context.Context, v *volume.Volume, others []loopDevice) error {
+	for _, other := range others {
+		found, err := u.await(ctx, []holders.File{fileOf(other.Device)}, momentTime)
+		if err != nil {
+			return unprovenError(v, err)
+		}
+		if len(found) > 0 {
+			return volume.Errorf(volume.InUse, "volume %s: the image of its device %s is in use by %s too, which is open in %s: "+
+				"end that process, and detach that device", v.Target, v.Device.Path, other.Path, nameAll(found))
+		}
+	}
+	return nil
+}
+
+func unprovenError(v *volume.Volume, err error) error {
+	return volume.Errorf(volume.Busy, "volume %s: it cannot be proven that no process has its device %s (%s) open: %w: "+
+		"put that right and repeat, or see `crustctl release`", v.Target, v.Device.Path, v.Device, err)
+}
+
+// await lists the processes that have one of the files open. It waits at most patience
+// for them to end.
+func (u *Users) await(ctx context.Context, files []holders.File, patience time.Duration) (found []holders.Holder, err error) {
+	deadline := time.Now().Add(patience)
+	for pause := 5 * time.Millisecond; ; pause *= 2 {
+		found, err = u.find(ctx, files)
+		if len(found) == 0 || time.Now().After(deadline) || !sys.Sleep(ctx, pause) {
+			return found, err
+		}
 	}
 }
 
