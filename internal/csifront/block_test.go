@@ -14,6 +14,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
 	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
@@ -280,6 +281,16 @@ func TestAGrownFilesystemNeedsNoSandbox(t *testing.T) {
 	r.filesystem = 3 << 30 // a superblock that the guest has forged
 	_, err = r.kubelet.NodeExpandVolume(t.Context(), ask)
 	r.refused(err, codes.FailedPrecondition, "kata")
+}
+
+// TestGrowthThatARuleForbids: nobody is told that the pod has to be started again.
+func TestGrowthThatARuleForbids(t *testing.T) {
+	r := newRig(t, &policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true, KeepSize: true}}})
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.broker.size, r.filesystem = 2<<30, 1<<30
+	_, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
+	r.refused(err, codes.FailedPrecondition, "cannot grow its filesystem", "rule says grow: false; without that it grows when the pod is deleted")
 }
 
 func TestGrowth(t *testing.T) {

@@ -219,7 +219,7 @@ func (b *fakeBroker) Defer(_ context.Context, in volume.Instruction) (*volume.Vo
 	}
 	v := &volume.Volume{FSType: in.FSType,
 		Key: volume.KeyOf(in.Target), Target: in.Target, Driver: in.Driver, Origin: in.Origin, Handler: "kata",
-		Group: in.Group, GroupPolicy: in.GroupPolicy,
+		Group: in.Group, GroupPolicy: in.GroupPolicy, KeepSize: in.KeepSize,
 		ReadOnly: slices.Contains(in.MountFlags, "ro"), Device: volume.Device{Path: "/dev/fake"},
 	}
 	b.volumes[in.Target] = v

@@ -104,7 +104,7 @@ func (a *attempt) record() *record {
 			Key: a.target.Key(), Target: a.in.Target, ResolvedTarget: a.target.Resolved, Backing: a.in.Backing, Device: a.dev.Device,
 			FSType: a.in.FSType, MountFlags: mountopt.Split(a.in.MountFlags), ReadOnly: asksReadOnly(a.in),
 			Group: a.in.Group, GroupPolicy: a.in.GroupPolicy, Handler: a.handler.Name(), Driver: a.in.Driver,
-			Origin: a.in.Origin.Clone(), Created: time.Now().UTC().Truncate(time.Millisecond),
+			Origin: a.in.Origin.Clone(), KeepSize: a.in.KeepSize, Created: time.Now().UTC().Truncate(time.Millisecond),
 		},
 	}
 	a.b.targets.addTo(&rec.Volume, a.target, sys.NoFD)

@@ -167,6 +167,8 @@ type Volume struct {
 	// GrowTo is the size in bytes to which the sandbox shall grow the filesystem
 	// when it mounts it, if it can; 0 is none.
 	GrowTo int64 `json:"growTo,omitempty"`
+	// KeepSize: its filesystem is not grown on this node, see Instruction.
+	KeepSize bool `json:"keepSize,omitempty"`
 	// Adopted is set for a volume that another program published; it has no
 	// record and is never changed.
 	Adopted bool `json:"-"`
@@ -176,7 +178,11 @@ type Volume struct {
 // handler do not. It is a function: other packages embed *Volume.
 func GrowsWhen(v *Volume) string {
 	if v.FSType == "ext4" && v.Origin != nil && v.Origin.Way == WayBlock {
-		return "it grows when the pod is deleted and started again, before the new sandbox gets it"
+		const next = "the pod is deleted and started again, before the new sandbox gets it"
+		if v.KeepSize {
+			return "the policy's rule says grow: false; without that it grows when " + next
+		}
+		return "it grows when " + next
 	}
 	return "it keeps its size until a pod without " + v.Handler + " has mounted it once"
 }

@@ -187,14 +187,16 @@ func (n *node) noLeftovers() {
 // second.
 func TestGrowthIsOnRecordUntilItIsDone(t *testing.T) {
 	n := newNode(t)
-	v := n.stage(n.instruction("a", rig.Loop(t, rig.Image(t, 16<<20), loopdev.Options{})))
+	in := n.instruction("a", rig.Loop(t, rig.Image(t, 16<<20), loopdev.Options{}))
+	in.KeepSize = true
+	v := n.stage(in)
 	check.Must(t, n.GrowAtMount(t.Context(), v.Key, 1<<30))
 	check.Must(t, n.GrowAtMount(t.Context(), v.Key, 2<<30))
 	for _, step := range []struct{ done, want int64 }{{1 << 30, 2 << 30}, {2 << 30, 0}} {
 		check.Must(t, n.EndGrowth(v.Key, step.done))
 		n.restart()
-		if status, _ := n.Get(v.Key); status.GrowTo != step.want {
-			t.Errorf("after the growth to %d bytes one to %d is on record", step.done, status.GrowTo)
+		if status, _ := n.Get(v.Key); status.GrowTo != step.want || !status.KeepSize {
+			t.Errorf("after the growth to %d bytes one to %d is on record, without growth on the node: %t", step.done, status.GrowTo, status.KeepSize)
 		}
 	}
 	check.Must(t, n.EndGrowth(volume.KeyOf("/elsewhere"), 1)) // it was released meanwhile
