@@ -92,7 +92,7 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 		notify: notify, passed: passed, hub: adminapi.NewHub(), started: time.Now(), stopping: make(chan struct{}),
 	}
 	d.settings = &settings{flags: flags, log: d.log, apply: d.apply, watcher: watcher, hangups: hangups}
-	d.settings.inForce.Store(&cfg)
+	d.settings.put(&cfg)
 	d.disks = &disks{reader: ondisk.New(), metrics: d.metrics, log: d.log}
 	d.http = &telemetry.Server{
 		Listen: cfg.HTTP.Listen, Metrics: d.metrics.Registry, Pprof: cfg.HTTP.Pprof, Ready: d.readiness, Log: d.log,

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/adminapi"
+	"github.com/crust-proxy/crust-proxy/internal/config"
 	"github.com/crust-proxy/crust-proxy/internal/systemd"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -138,7 +139,9 @@ func manyVolumesOnRecord(t *testing.T) (*nodeStatus, *adminapi.AdminServer) {
 	}
 	relay := stats.New(stats.Limits{Concurrency: 1, MaxSlow: 1}, nil)
 	node := &adminapi.Node{Broker: broker, Relay: relay, Handlers: map[string]runtime.Handler{"kata": handler}}
-	d := &daemon{settings: &settings{}, broker: broker, http: &telemetry.Server{}, notify: &systemd.Notifier{}, relay: relay, node: node}
+	inForce := &settings{}
+	inForce.inForce.Store(&config.Config{ReconcileInterval: config.Duration(time.Minute)})
+	d := &daemon{settings: inForce, broker: broker, http: &telemetry.Server{}, notify: &systemd.Notifier{}, relay: relay, node: node}
 	status := &nodeStatus{daemon: d, mounted: &hostMounts{volumes: broker.List}}
 	return status, &adminapi.AdminServer{Node: node, Config: func() (path, yaml string) { return "", "" }, Findings: status.findings}
 }

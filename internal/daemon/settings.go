@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"sync/atomic"
 
@@ -25,6 +26,26 @@ type settings struct {
 }
 
 func (s *settings) get() *config.Config { return s.inForce.Load() }
+
+// put puts a configuration in force, and logs what is rarely meant so.
+func (s *settings) put(cfg *config.Config) {
+	s.inForce.Store(cfg)
+	for _, line := range cfg.Warnings() {
+		s.log.Warn("the configuration is allowed, and rarely meant", zap.String("problem", line))
+	}
+}
+
+// findings are for people.
+func (s *settings) findings() []string {
+	var out []string
+	if bad := s.bad.Load(); bad != nil {
+		out = append(out, fmt.Sprintf("the configuration file is bad, and what was in force before it stays: %v", *bad))
+	}
+	for _, line := range s.get().Warnings() {
+		out = append(out, "the configuration is allowed, and rarely meant: "+line)
+	}
+	return out
+}
 
 func (s *settings) reloadOnChange(ctx context.Context) error { return s.watcher.Run(ctx, s.reload) }
 
@@ -53,7 +74,7 @@ func (s *settings) reload() {
 	}
 	s.bad.Store(nil)
 	applied, needRestart := config.Reloadable(*s.get(), next)
-	s.inForce.Store(&applied)
+	s.put(&applied)
 	s.apply(&applied)
 	s.log.Info("configuration reloaded", zap.Strings("needs_restart", needRestart))
 }

@@ -45,9 +45,7 @@ func (n *nodeStatus) findings(ctx context.Context) []string {
 	if err := n.daemon.http.Problem(); err != nil {
 		out = append(out, err.Error()+": free the address, or change http.listen and restart crust-proxy; volumes are served meanwhile")
 	}
-	if bad := n.daemon.settings.bad.Load(); bad != nil {
-		out = append(out, fmt.Sprintf("the configuration file is bad, and what was in force before it stays: %v", *bad))
-	}
+	out = append(out, n.daemon.settings.findings()...)
 	if n.daemon.front != nil {
 		for _, problem := range n.daemon.front.drivers.Bypassed() {
 			out = append(out, problem)
