@@ -117,15 +117,14 @@ func ask[T any](ctx context.Context, c *container, words ...string) (answer T, e
 	return answer, nil
 }
 
-// kill kills it and waits for its end.
+// kill kills it and waits for its end. One that has ended already, as those of a virtual
+// machine do with their sandbox, cannot be killed, and need not.
 func (c *container) kill(ctx context.Context, signal syscall.Signal) error {
-	if _, err := c.n.handler.must(ctx, "kill", c.id, strconv.Itoa(int(signal))); err != nil {
-		return err
-	}
+	_, killed := c.n.handler.must(ctx, "kill", c.id, strconv.Itoa(int(signal)))
 	return eventually(ctx, endsWithin, func(ctx context.Context) error {
 		is, err := c.state(ctx)
 		if err == nil && is.Status != "stopped" {
-			err = fmt.Errorf("the container is %s after it was killed", is.Status)
+			err = errors.Join(killed, fmt.Errorf("the container is %s after it was killed", is.Status))
 		}
 		return err
 	})
