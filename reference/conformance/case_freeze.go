@@ -66,7 +66,12 @@ func runFreeze(t *trial, s *suite) {
 	s.check(t, "thaw-dead", func(t *trial) { // the sandbox is killed while its volume is frozen
 		freezeVolume(t, f, longFreeze)
 		t.must(errors.Join(f.pod.sandbox.kill(t.ctx, unix.SIGKILL), c.kill(t.ctx, unix.SIGKILL)))
-		thawVolume(t, f)
+		// The freeze of a virtual machine has ended with it.
+		thawed, err := f.vol.ask(t.ctx, abi.Thaw, f.vol.target)
+		t.must(err)
+		if thawed.code != abi.ExitWrongState {
+			t.must(wantStatus(thawed, abi.ExitOK, []string{abi.Thaw, f.vol.target}))
+		}
 		t.must(f.disk.waitFree(t.ctx))
 	}, "freeze-thaw")
 }

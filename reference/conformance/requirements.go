@@ -81,6 +81,6 @@ func requirements() map[string]requirement {
 		"freeze-auto":        {"14", "when the time is over writes go on, without any call"},
 		"thaw-idle":          {"14", "thaw of a volume that is not frozen is refused"},
 		"thaw-late":          {"14", "thaw is refused when the time was over before, so that the asker learns of it"},
-		"thaw-dead":          {"14", "thaw undoes the freeze of a sandbox that has died, and the device is free"},
+		"thaw-dead":          {"14", "thaw undoes the freeze of a sandbox that has died, or says that it ended with it (status 6); the device is free"},
 	}
 }

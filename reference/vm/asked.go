@@ -1,9 +1,13 @@
 package vm
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
 // Stats measures the filesystem now.
@@ -27,9 +31,13 @@ func (v asked) Freeze(target string, timeout time.Duration) error {
 	return err
 }
 
-// Thaw lets writes go on.
+// Thaw lets writes go on. A machine that has ended has frozen nothing any more, and whoever
+// read the device meanwhile has to learn of it.
 func (v asked) Thaw(target string) error {
 	_, _, err := v.ask(request{Do: abi.Thaw, Target: target})
+	if errors.Is(err, handler.ErrNoSandbox) {
+		err = fmt.Errorf("volume %s: %w: no sandbox has it", target, fsops.ErrNotFrozen)
+	}
 	return err
 }
 
