@@ -115,9 +115,6 @@ func (m *Machine) Done() <-chan struct{} { return m.qemu.done }
 // Err is how QEMU ended.
 func (m *Machine) Err() error { return m.qemu.err }
 
-// PID is QEMU's process.
-func (m *Machine) PID() int { return m.qemu.cmd.Process.Pid }
-
 // Kill ends the machine at once, and waits until nothing has its disks open.
 func (m *Machine) Kill() {
 	for _, c := range []*child{m.qemu, m.fs} {
