@@ -13,6 +13,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // A node that is as full as Kubernetes lets it be and a bit more: 110 pods is the
@@ -78,10 +79,7 @@ func publish(r *testbed, client csi.NodeClient, uid, name string) {
 	r.must(errors.Join(os.MkdirAll(staging, 0o750), os.MkdirAll(dir, 0o750)))
 	data := fmt.Sprintf(`{"driverName":%q,"volumeHandle":%q}`, driverName, name)
 	r.must(os.WriteFile(filepath.Join(dir, "vol_data.json"), []byte(data), 0o600))
-	capability := &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-	}
+	capability := rig.MountAccess("ext4")
 	_, err := client.NodeStageVolume(r.ctx, &csi.NodeStageVolumeRequest{VolumeId: name, StagingTargetPath: staging, VolumeCapability: capability})
 	r.must(err)
 	_, err = client.NodePublishVolume(r.ctx, &csi.NodePublishVolumeRequest{

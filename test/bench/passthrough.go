@@ -18,7 +18,7 @@ func passthrough(r *testbed) {
 	r.daemon.Extra = "front: {enabled: true}"
 	r.daemon.Start()
 	passed := startDriver(r, "")
-	direct := r.dial(driverSocket(r))
+	direct := r.daemon.Dial(driverSocket(r))
 	took := r.timed(r.set.scale(40), 200, nodeInfo(r, direct), nodeInfo(r, passed))
 	r.sheet.tell("a call to a CSI driver over its own socket, p50", micros(median(took[0])))
 	r.sheet.ratio("the same through crust-proxy, p50", "<= 2.2x", median(took[1]), median(took[0]), 2.2)
@@ -47,7 +47,7 @@ func startDriver(r *testbed, images string) *grpc.ClientConn {
 	r.must(os.MkdirAll(registry, 0o700))
 	through := r.daemon.Dir + "/run/csi/" + driverName + ".sock"
 	r.spawn(through, roleDriver, driverSocket(r), registry+"/"+driverName+"-reg.sock", images)
-	return r.dial(through)
+	return r.daemon.Dial(through)
 }
 
 func nodeInfo(r *testbed, conn *grpc.ClientConn) func() error {

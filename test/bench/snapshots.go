@@ -36,7 +36,7 @@ func snapshots(r *testbed) {
 	allocated, delta := d.streams(first, later)
 	d.sheet.atMost("allocated blocks of a snapshot of 1 TiB with 1 GiB of data, p50", "< 1 s", allocated.Seconds(), 1, millis(allocated))
 	d.sheet.atMost("its changed blocks, data shared by reflinks, p50", "< 1 s", delta.Seconds(), 1, millis(delta))
-	d.sheet.mib("crust-driver's largest resident memory in it", "< 64 MiB", d.peak(), 64)
+	d.sheet.mib("crust-driver's largest resident memory in it", "< 64 MiB", d.status(d.process.Pid(), "VmHWM")<<10, 64)
 	other := startSnapshotDriver(r, "btrfs")
 	allocated, delta = other.streams(other.thinSnapshots())
 	d.sheet.atMost("allocated blocks, and changed ones, with images on btrfs instead of xfs, p50", "< 1 s", delta.Seconds(), 1, millis(allocated)+", "+millis(delta))
@@ -70,7 +70,7 @@ func startSnapshotDriver(r *testbed, pool string) *snapshotDriver {
 	}
 	r.t.Cleanup(d.process.Kill)
 	r.must(d.process.Start())
-	d.conn = r.dial(d.socket)
+	d.conn = r.daemon.Dial(d.socket)
 	d.controller = csi.NewControllerClient(d.conn)
 	return d
 }
@@ -166,10 +166,7 @@ func (d *snapshotDriver) freezes() {
 
 // staged makes a volume and has it mounted.
 func (d *snapshotDriver) staged() *csi.NodeStageVolumeRequest {
-	capability := &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
-	}
+	capability := rig.MountAccess("ext4")
 	made, err := d.controller.CreateVolume(d.ctx, &csi.CreateVolumeRequest{
 		Name: "written", CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 30}, VolumeCapabilities: []*csi.VolumeCapability{capability},
 	})
@@ -223,10 +220,7 @@ func drain[M any](receive func() (M, error)) error {
 func (d *snapshotDriver) thinSnapshots() (first, later string) {
 	made, err := d.controller.CreateVolume(d.ctx, &csi.CreateVolumeRequest{
 		Name: "thin", CapacityRange: &csi.CapacityRange{RequiredBytes: thinSize},
-		VolumeCapabilities: []*csi.VolumeCapability{{
-			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-		}},
+		VolumeCapabilities: []*csi.VolumeCapability{rig.BlockAccess()},
 	})
 	d.must(err)
 	found, err := filepath.Glob(d.data + "/images/*.img")
@@ -248,14 +242,4 @@ func (d *snapshotDriver) snapshot(name, volume string) (id string) {
 	taken, err := d.controller.CreateSnapshot(d.ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volume})
 	d.must(err)
 	return taken.GetSnapshot().GetSnapshotId()
-}
-
-// peak is the driver's largest resident memory so far, in bytes.
-func (d *snapshotDriver) peak() (kib int64) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.process.Pid()))
-	d.must(err)
-	_, rest, _ := strings.Cut(string(raw), "\nVmHWM:")
-	_, err = fmt.Sscan(rest, &kib)
-	d.must(err)
-	return kib << 10
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/base64"
 	"fmt"
 	"net"
 	"os"
@@ -10,13 +9,11 @@ import (
 	"strconv"
 	"strings"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 // testbed is a daemon as a release has it, and what it is compared with, for one figure.
@@ -67,13 +64,6 @@ func served(path string) error {
 		return err
 	}
 	return conn.Close()
-}
-
-func (r *testbed) dial(socket string) *grpc.ClientConn {
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	r.must(err)
-	r.t.Cleanup(func() { _ = conn.Close() })
-	return conn
 }
 
 func (r *testbed) http(path string) string {
@@ -133,8 +123,7 @@ func (r *testbed) bound(n int, device string) *volume {
 	v := r.volume(n, device)
 	_, err := r.daemon.Runtime().RuntimeStageVolume(r.ctx, v.request)
 	r.must(err)
-	dir := filepath.Join(r.daemon.Kata, base64.URLEncoding.EncodeToString([]byte(v.request.GetVolumeTargetPath())))
-	r.must(os.WriteFile(filepath.Join(dir, sandboxID(n)), nil, 0o600))
+	r.must(kata.WriteID(r.daemon.Kata, v.request.GetVolumeTargetPath(), sandboxID(n)))
 	return v
 }
 
@@ -174,23 +163,23 @@ func (r *testbed) empty(connections int) []runtimev1.RuntimeClient {
 func (r *testbed) clients(socket string, connections int) []runtimev1.RuntimeClient {
 	all := make([]runtimev1.RuntimeClient, connections)
 	for i := range all {
-		all[i] = runtimev1.NewRuntimeClient(r.dial(socket))
+		all[i] = runtimev1.NewRuntimeClient(r.daemon.Dial(socket))
 	}
 	return all
 }
 
-// status is a number of the daemon's in /proc.
-func (r *testbed) status(key string) (value int64) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.daemon.Pid()))
+// memory is the daemon's resident memory in bytes.
+func (r *testbed) memory() int64 { return r.status(r.daemon.Pid(), "VmRSS") << 10 }
+
+// status is a number of a process in /proc.
+func (r *testbed) status(pid int, key string) (value int64) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	r.must(err)
 	_, rest, _ := strings.Cut(string(raw), "\n"+key+":")
 	_, err = fmt.Sscan(rest, &value)
 	r.must(err)
 	return value
 }
-
-// memory is the daemon's resident memory in bytes.
-func (r *testbed) memory() int64 { return r.status("VmRSS") << 10 }
 
 // size is that of the release build.
 func size(r *testbed) {

@@ -16,7 +16,7 @@ import (
 
 const (
 	diskSize   = 128 << 20
-	driverName = "driver.crust-proxy.dev"
+	driverName = rig.DriverName
 )
 
 // node is the demo's node: the daemon, the CSI driver behind it, and a
@@ -24,6 +24,7 @@ const (
 type node struct {
 	t           rig.T
 	daemon      *rig.Daemon
+	driver      *rig.Fronted     // its registrar looks for crust-proxy where it would look for kubelet
 	conn        *grpc.ClientConn // to the driver, through the daemon
 	id, staging string           // of the volume
 	disk        string           // of the volume, once it is published
@@ -43,32 +44,16 @@ func built() string {
 func newNode(t rig.T) *node {
 	n := &node{t: t, daemon: rig.NewDaemon(t)}
 	n.daemon.Programs = built()
-	n.daemon.Extra = "front: {enabled: true}\npolicy: {rules: [{name: pods-in-sandboxes, drivers: [" + driverName + "], defer: true}]}"
-	n.conn = n.daemon.Dial(n.daemon.Dir + "/run/csi/" + driverName + ".sock")
+	n.driver = rig.NewFronted(n.daemon, "policy: {rules: [{name: pods-in-sandboxes, drivers: ["+driverName+"], defer: true}]}")
+	n.conn = n.daemon.Dial(n.driver.Front)
 	n.staging = n.daemon.Kubelet + "/plugins/kubernetes.io/csi/" + driverName + "/data/globalmount"
-	for _, dir := range []string{
-		n.staging, n.registry(), n.daemon.Kubelet + "/plugins/" + driverName, n.daemon.Kubelet + "/plugins_registry", n.daemon.Dir + "/etc",
-	} {
+	for _, dir := range []string{n.staging, n.daemon.Dir + "/etc"} {
 		n.must(os.MkdirAll(dir, 0o750))
 	}
 	return n
 }
 
 func (n *node) must(err error) { check.Must(n.t, err) }
-
-func (n *node) registry() string { return n.daemon.Kubelet + "/crust-proxy/registry" }
-
-// startDriver starts the CSI driver. Its registrar, which is usually a container
-// beside it, looks for crust-proxy where it would look for kubelet.
-func (n *node) startDriver() {
-	socket := n.daemon.Kubelet + "/plugins/" + driverName + "/csi.sock"
-	driver := &rig.Process{Name: "the driver", Program: n.daemon.Program("crust-driver"), LogFile: n.daemon.Dir + "/log/driver", Args: []string{
-		"--endpoint", "unix://" + socket, "--data-dir", n.daemon.Dir + "/data", "--node-id", "demo",
-		"--kubelet-registration-socket", n.registry() + "/" + driverName + "-reg.sock", "--kubelet-endpoint", socket,
-	}}
-	n.t.Cleanup(driver.Kill)
-	n.must(driver.Launch())
-}
 
 // start starts the daemon and waits until the driver answers through it.
 func (n *node) start(ctx context.Context) {
@@ -102,29 +87,22 @@ func (n *node) target(pod string) string {
 	return dir + "/mount"
 }
 
-func capability() *csi.VolumeCapability {
-	return &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-	}
-}
-
 // create has the driver make the volume, as a provisioner does, and stage it, as
 // kubelet does.
 func (n *node) create(ctx context.Context) {
 	reply, err := n.controller().CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: "data", CapacityRange: &csi.CapacityRange{RequiredBytes: diskSize}, VolumeCapabilities: []*csi.VolumeCapability{capability()},
+		Name: "data", CapacityRange: &csi.CapacityRange{RequiredBytes: diskSize}, VolumeCapabilities: []*csi.VolumeCapability{rig.MountAccess("ext4")},
 	})
 	n.must(err)
 	n.id = reply.GetVolume().GetVolumeId()
-	_, err = n.csi().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: n.id, StagingTargetPath: n.staging, VolumeCapability: capability()})
+	_, err = n.csi().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: n.id, StagingTargetPath: n.staging, VolumeCapability: rig.MountAccess("ext4")})
 	n.must(err)
 }
 
 // publish is kubelet's call for a pod.
 func (n *node) publish(ctx context.Context, target string) error {
 	_, err := n.csi().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: n.id, StagingTargetPath: n.staging, TargetPath: target, VolumeCapability: capability(),
+		VolumeId: n.id, StagingTargetPath: n.staging, TargetPath: target, VolumeCapability: rig.MountAccess("ext4"),
 	})
 	return err
 }
@@ -158,4 +136,4 @@ func (n *node) handedOver(target string) {
 }
 
 // loops are the loop devices over images of the driver.
-func (n *node) loops() map[string]string { return rig.Loops(n.daemon.Dir + "/data/") }
+func (n *node) loops() map[string]string { return rig.Loops(n.driver.Data + "/") }

@@ -43,7 +43,7 @@ func story(t rig.T) {
 
 func (p *telling) register(ctx context.Context) {
 	p.begin("A CSI driver that knows nothing of this registers. crust-proxy stands between it and kubelet.")
-	p.n.startDriver()
+	p.n.must(p.n.driver.Process.Launch())
 	p.n.start(ctx)
 	_, err := os.Stat(p.n.daemon.Kubelet + "/plugins_registry/" + driverName + ".crust-proxy-reg.sock")
 	p.check(err == nil, "crust-proxy offers it to kubelet under its own name")
@@ -170,6 +170,6 @@ func (p *telling) giveBack(ctx context.Context) {
 	p.begin("The volume goes back to the driver, and is deleted.")
 	err := p.n.remove(ctx)
 	p.check(err == nil, "NodeUnstageVolume, DeleteVolume: %v", status.Code(err))
-	p.check(len(rig.LoopsLeft(p.n.daemon.Dir+"/data/")) == 0, "the driver has let %s go", p.n.disk)
+	p.check(len(rig.LoopsLeft(p.n.driver.Data)) == 0, "the driver has let %s go", p.n.disk)
 	p.check(isEmpty(p.n.daemon.Dir+"/run/state/csi"), "no record is left of it")
 }

@@ -141,7 +141,7 @@ func TestHealthOfOtherVolumes(t *testing.T) {
 	n.wantHealth(v, "pod-1")
 	trigger := "/sys/fs/ext4/" + filepath.Base(n.loops()[0]) + "/trigger_fs_error"
 	check.Must(t, os.WriteFile(trigger, []byte("a test"), 0o200))
-	direct := csi.NewNodeClient(dial(t, n.driverSocket()))
+	direct := csi.NewNodeClient(dial(t, n.driver.Socket))
 	ask := &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: v.target(n, "pod-1")}
 	var want *csi.NodeGetVolumeHealthResponse
 	check.Eventually(t, "the driver tells of the error", func() (told bool) {

@@ -45,7 +45,7 @@ func (n *node) insist(what string, call func() error) {
 func (n *node) revive() {
 	n.t.Helper()
 	check.Eventually(n.t, "the driver answers through the front", func() bool {
-		if n.driver.dead() {
+		if !n.driver.Process.Alive() {
 			n.startDriver()
 		}
 		if n.Dead() { // which shows a little after the call that it died of
@@ -121,12 +121,12 @@ func TestDriverKilledAtEveryStep(t *testing.T) {
 			v := n.create("pv-1", "ext4", 16*mib)
 			killed := 0
 			for i, step := range driverSteps {
-				n.driver.kill()
+				n.driver.Process.Kill()
 				n.startDriver("CRUST_FAILPOINTS=" + step + "=kill")
 				n.waitServed()
-				armed := n.driver
+				armed := n.driver.Process.Starts()
 				n.life(v, fmt.Sprintf("pod-%d", i))
-				if armed.dead() {
+				if n.driver.Process.Starts() > armed || !n.driver.Process.Alive() {
 					killed++
 				}
 				n.wantCleanSoFar()
@@ -194,7 +194,7 @@ func TestKilledWhileStagingAnew(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, way.before)
-			downgraded := n.driverArgs
+			downgraded := n.driver.Process.Args
 			v := n.create("pv-1", "ext4", 16*mib)
 			for i, step := range []string{"front-unplaced", "front-stage-recorded", "front-stage-driver", "front-stage-placed"} {
 				n.Extra = "front: {enabled: true}\n" + way.before
@@ -227,8 +227,8 @@ func TestKilledWhileStagingAnew(t *testing.T) {
 // replaceDriver ends the driver and starts it with other arguments.
 func (n *node) replaceDriver(args []string) {
 	n.t.Helper()
-	n.driver.kill()
-	n.driverArgs = args
+	n.driver.Process.Kill()
+	n.driver.Process.Args = args
 	n.startDriver()
 }
 
@@ -269,7 +269,7 @@ func TestReboot(t *testing.T) {
 	check.Must(t, n.stage(v))
 	check.Must(t, n.publish(v, "pod-1"))
 	n.Kill()
-	n.driver.kill()
+	n.driver.Process.Kill()
 	for _, line := range n.mounts() {
 		if point := line[:indexByte(line, ' ')]; point != n.Dir {
 			n.unmount(point)

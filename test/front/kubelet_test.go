@@ -15,6 +15,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // volume is a PersistentVolume as kubelet knows it.
@@ -48,10 +49,9 @@ func (n *node) remove(v *volume) {
 }
 
 func (v *volume) capability() *csi.VolumeCapability {
-	return &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.fs, MountFlags: v.flags}},
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: v.mode},
-	}
+	capability := rig.MountAccess(v.fs, v.flags...)
+	capability.AccessMode.Mode = v.mode
+	return capability
 }
 
 func (v *volume) staging(n *node) string {

@@ -9,11 +9,9 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,7 +20,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
@@ -35,7 +32,7 @@ func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
 
 const (
 	mib        = 1 << 20
-	driverName = "driver.crust-proxy.dev"
+	driverName = rig.DriverName
 	deferAll   = "policy: {rules: [{name: all, defer: true}]}"
 	deferNone  = "policy: {rules: []}"
 )
@@ -56,8 +53,7 @@ func wantCode(t testing.TB, err error, want codes.Code, words ...string) {
 type node struct {
 	t testing.TB
 	*rig.Daemon
-	driver     *process
-	driverArgs []string
+	driver     *rig.Fronted
 	conn       *grpc.ClientConn
 	csi        csi.NodeClient
 	controller csi.ControllerClient
@@ -71,50 +67,27 @@ func newNode(t testing.TB, policy string, args ...string) *node {
 	t.Helper()
 	rig.Need(t, "mkfs.ext4", "blkid")
 	n := &node{t: t, Daemon: rig.NewDaemon(t), foreign: make(map[string]bool)}
-	n.Extra = "front: {enabled: true}\n" + policy
-	for _, dir := range []string{n.data(), n.registry(), n.Kubelet + "/plugins_registry", n.Kubelet + "/plugins/" + driverName} {
-		check.Must(t, os.MkdirAll(dir, 0o755))
-	}
-	n.driverArgs = append([]string{
-		"--endpoint", "unix://" + n.driverSocket(), "--data-dir", n.data(), "--node-id", "node-1", "--capacity", "100000000000",
-		"--kubelet-registration-socket", n.registry() + "/" + driverName + "-reg.sock", "--kubelet-endpoint", n.driverSocket(),
-	}, args...)
+	n.driver = rig.NewFronted(n.Daemon, policy, args...)
 	n.startDriver()
-	t.Cleanup(func() {
-		n.driver.kill()
-		for _, loop := range n.loops() { // a failed test leaves some
-			_ = unix.Unmount(loop, unix.MNT_DETACH)
-			_ = loopdev.Detach(loop)
-		}
-	})
 	n.Start()
-	n.conn = dial(t, n.csiSocket())
+	n.conn = dial(t, n.driver.Front)
 	n.csi, n.controller = csi.NewNodeClient(n.conn), csi.NewControllerClient(n.conn)
 	n.waitServed()
 	return n
 }
 
-func (n *node) data() string         { return n.Dir + "/data" }
-func (n *node) registry() string     { return n.Kubelet + "/crust-proxy/registry" }
-func (n *node) driverSocket() string { return n.Kubelet + "/plugins/" + driverName + "/csi.sock" }
-func (n *node) csiSocket() string    { return n.Dir + "/run/csi/" + driverName + ".sock" }
-
 // dial finds a daemon that was restarted at once: kubelet dials for each call.
 func dial(t testing.TB, socket string) *grpc.ClientConn {
 	t.Helper()
 	quick := backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1, MaxDelay: 2 * time.Millisecond}
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: quick, MinConnectTimeout: time.Second}))
-	check.Must(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
-	return conn
+	return rig.Dial(t, socket, grpc.WithConnectParams(grpc.ConnectParams{Backoff: quick, MinConnectTimeout: time.Second}))
 }
 
 // waitServed waits until the driver answers through the front.
 func (n *node) waitServed() {
 	n.t.Helper()
 	check.Eventually(n.t, "the driver answers through the front", func() bool {
-		if n.driver.dead() || n.Dead() {
+		if !n.driver.Process.Alive() || n.Dead() {
 			n.t.Fatal("the driver or the daemon has ended")
 		}
 		return n.served()
@@ -130,7 +103,7 @@ func (n *node) served() bool {
 
 func (n *node) startDriver(env ...string) {
 	n.t.Helper()
-	n.driver = startProcess(n.t, env, rig.Program(n.t, "crust-driver"), n.driverArgs...)
+	check.Must(n.t, n.driver.Process.Launch(env...))
 }
 
 // arm restarts the daemon so that it is killed at a step, which may be one that
@@ -142,46 +115,6 @@ func (n *node) arm(step string) {
 	check.Eventually(n.t, "the daemon serves or is killed", func() bool {
 		return n.served() || n.Dead()
 	})
-}
-
-// process is a program of the test.
-type process struct {
-	cmd  *exec.Cmd
-	done chan struct{}
-}
-
-func startProcess(t testing.TB, env []string, program string, args ...string) *process {
-	t.Helper()
-	p := &process{cmd: exec.Command(program, args...), done: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), env...)
-	log, err := os.OpenFile(filepath.Join(t.TempDir(), "driver.log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
-	check.Must(t, err)
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	check.Must(t, p.cmd.Start())
-	go func() { _ = p.cmd.Wait(); close(p.done) }()
-	t.Cleanup(func() {
-		if t.Failed() {
-			raw, _ := os.ReadFile(log.Name())
-			t.Logf("log of the driver:\n%s", raw[max(0, len(raw)-4000):])
-		}
-		_ = log.Close()
-	})
-	return p
-}
-
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill()
-	<-p.done
-}
-
-func (p *process) dead() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
 }
 
 // wantClean asserts that nothing of any volume is left but the driver's data.
@@ -202,7 +135,7 @@ func (n *node) wantClean() {
 			left = append(left, "mount "+line)
 		}
 	}
-	left = append(left, rig.LoopsLeft(n.data())...)
+	left = append(left, rig.LoopsLeft(n.driver.Data)...)
 	if len(left) > 0 {
 		n.t.Errorf("left behind:\n  %s", strings.Join(left, "\n  "))
 	}
@@ -224,7 +157,7 @@ func (n *node) mounts() []string {
 }
 
 // loops lists the loop devices over the driver's images.
-func (n *node) loops() []string { return slices.Collect(maps.Keys(rig.Loops(n.data()))) }
+func (n *node) loops() []string { return slices.Collect(maps.Keys(rig.Loops(n.driver.Data))) }
 
 // sandbox is a VM that has a volume's device open, its guest, and its shim.
 type sandbox struct {

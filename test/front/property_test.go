@@ -109,7 +109,7 @@ func (c *chaos) step(v *chaosVolume, pod string) {
 		c.revive()
 		c.arm(c.steps[c.random.IntN(len(c.steps))])
 	case 22:
-		c.driver.kill() // revive starts it again
+		c.driver.Process.Kill() // revive starts it again
 	case 23:
 		c.foreignMount(v, pod)
 	}

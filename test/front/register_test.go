@@ -5,6 +5,7 @@ package front
 import (
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,7 +40,7 @@ func TestKubeletFollowsEveryRestart(t *testing.T) {
 	}
 	n.Start()
 	n.wantRegistered(watcher)
-	n.driver.kill()
+	n.driver.Process.Kill()
 	n.startDriver()
 	n.wantRegistered(watcher)
 	watcher.Stop()
@@ -69,7 +70,7 @@ func (n *node) kubelet() *kubelet.Kubelet {
 // and asserts that this works.
 func (n *node) wantRegistered(watcher *kubelet.Kubelet) {
 	n.t.Helper()
-	check.Eventually(n.t, "kubelet calls the front", func() bool { return watcher.Endpoint(driverName) == n.csiSocket() && n.served() })
+	check.Eventually(n.t, "kubelet calls the front", func() bool { return watcher.Endpoint(driverName) == n.driver.Front && n.served() })
 	check.Eventually(n.t, "crust-proxy knows kubelet's word", func() bool {
 		reply, err := n.Admin().ListDrivers(context.Background(), &adminv1.ListDriversRequest{})
 		return err == nil && len(reply.GetDrivers()) == 1 && strings.HasPrefix(reply.GetDrivers()[0].GetKubeletStatus(), "registered")
@@ -85,14 +86,11 @@ func TestDirectRegistrationIsAnAlarm(t *testing.T) {
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
 	check.Must(t, n.publish(v, "pod-1"))
-	n.driver.kill()
-	for i, arg := range n.driverArgs {
-		if arg == "--kubelet-registration-socket" {
-			n.driverArgs[i+1] = n.Kubelet + "/plugins_registry/" + driverName + "-reg.sock"
-		}
-	}
-	check.Must(t, os.Remove(n.registry()+"/"+driverName+"-reg.sock"))
-	n.startDriver()
+	registered := n.driver.Process.Args
+	directly := n.Kubelet + "/plugins_registry/" + driverName + "-reg.sock"
+	n.driver.Process.Kill()
+	check.Must(t, os.Remove(n.driver.Registration()))
+	n.replaceDriver(append(slices.Clone(registered), "--kubelet-registration-socket", directly))
 	check.Eventually(t, "the finding", func() bool {
 		reply, err := n.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
 		return err == nil && strings.Contains(strings.Join(reply.GetFindings(), "\n"), "registered with kubelet directly")
@@ -102,7 +100,7 @@ func TestDirectRegistrationIsAnAlarm(t *testing.T) {
 		return err == nil && strings.Contains(metrics, `crust_proxy_driver_bypassed{driver="`+driverName+`"} 1`) && strings.Contains(n.Log(), "directly")
 	})
 	// The driver, asked by kubelet past us, cannot mount the volume.
-	direct := csi.NewNodeClient(dial(t, n.driverSocket()))
+	direct := csi.NewNodeClient(dial(t, n.driver.Socket))
 	check.Must(t, os.MkdirAll(v.staging(n), 0o750))
 	_, err := direct.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: v.staging(n), VolumeCapability: v.capability(),
@@ -110,14 +108,9 @@ func TestDirectRegistrationIsAnAlarm(t *testing.T) {
 	if err == nil {
 		t.Error("the driver mounted a deferred volume on the host")
 	}
-	n.driver.kill()
-	check.Must(t, os.Remove(n.Kubelet+"/plugins_registry/"+driverName+"-reg.sock"))
-	for i, arg := range n.driverArgs {
-		if arg == "--kubelet-registration-socket" {
-			n.driverArgs[i+1] = n.registry() + "/" + driverName + "-reg.sock"
-		}
-	}
-	n.startDriver()
+	n.driver.Process.Kill()
+	check.Must(t, os.Remove(directly))
+	n.replaceDriver(registered)
 	n.waitServed()
 	check.Eventually(t, "no finding any more", func() bool {
 		reply, err := n.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})

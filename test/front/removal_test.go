@@ -148,7 +148,7 @@ func TestTargetsThatWentWithoutTheFront(t *testing.T) {
 	check.Must(t, n.publish(v, "pod-2"))
 	n.Kill()
 	direct := *n // kubelet calls the driver itself
-	direct.csi = csi.NewNodeClient(dial(t, n.driverSocket()))
+	direct.csi = csi.NewNodeClient(dial(t, n.driver.Socket))
 	check.Must(t, direct.unpublish(v, "pod-1"))
 	check.Must(t, os.RemoveAll(n.Kubelet+"/pods/pod-1"))
 	n.Extra = "front: {enabled: true}\n" + deferAll

@@ -338,7 +338,7 @@ func TestHungDriver(t *testing.T) {
 	check.Must(t, n.publish(v, "pod-1"))
 	s := n.boot("sandbox-1", v, "pod-1")
 	check.Eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
-	check.Must(t, n.driver.cmd.Process.Signal(unix.SIGSTOP))
+	check.Must(t, n.driver.Process.Signal(unix.SIGSTOP))
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	_, err := n.csi.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
@@ -348,7 +348,7 @@ func TestHungDriver(t *testing.T) {
 	if _, err := n.stats(v, "pod-1"); err != nil {
 		t.Errorf("stats wait for the driver: %v", err)
 	}
-	check.Must(t, n.driver.cmd.Process.Signal(unix.SIGCONT))
+	check.Must(t, n.driver.Process.Signal(unix.SIGCONT))
 	s.end()
 	n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
 	n.insist("unstage", func() error { return n.unstage(v) })
@@ -392,7 +392,7 @@ func TestOperatorSeesDriversAndRules(t *testing.T) {
 	drivers, err := n.Admin().ListDrivers(t.Context(), &adminv1.ListDriversRequest{})
 	check.Must(t, err)
 	if all := drivers.GetDrivers(); len(all) != 1 || all[0].GetName() != driverName || !all[0].GetReady() || all[0].GetMode() != "block" ||
-		all[0].GetVolumes() != 1 || all[0].GetCsiSocket() != n.csiSocket() {
+		all[0].GetVolumes() != 1 || all[0].GetCsiSocket() != n.driver.Front {
 		t.Errorf("drivers: %v", all)
 	}
 	out, err := exec.Command(rig.Program(t, "crustctl"), "--socket", n.AdminSocket, "get", v.target(n, "pod-1")).CombinedOutput()

@@ -27,8 +27,8 @@ func TestSanityIsTheSameWithTheFront(t *testing.T) {
 	for _, kind := range []string{"mount", "block"} {
 		t.Run(kind, func(t *testing.T) {
 			n := newNode(t, deferNone)
-			directRan, directSkipped := sanity.Run(t, program, n.sanityDir("direct"), n.driverSocket(), kind)
-			ran, skipped := sanity.Run(t, program, n.sanityDir("front"), n.csiSocket(), kind)
+			directRan, directSkipped := sanity.Run(t, program, n.sanityDir("direct"), n.driver.Socket, kind)
+			ran, skipped := sanity.Run(t, program, n.sanityDir("front"), n.driver.Front, kind)
 			if ran != directRan || ran < 45 {
 				t.Errorf("%d specs ran directly, and %d through the front", directRan, ran)
 			}

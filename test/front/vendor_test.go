@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -55,9 +54,7 @@ func startBefore(t *testing.T, local map[string]passthrough.Local) []string {
 	dir, err := os.MkdirTemp("", "before")
 	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	conn, err := grpc.NewClient("unix:"+dir+"/real.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
-	check.Must(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
+	conn := rig.Dial(t, dir+"/real.sock")
 	proxy := passthrough.New(func() (grpc.ClientConnInterface, error) { return conn, nil }, local)
 	listener, err := net.Listen("unix", dir+"/csi.sock")
 	check.Must(t, err)

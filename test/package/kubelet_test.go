@@ -16,12 +16,13 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const (
 	kubeletRoot = "/var/lib/kubelet"
 	pluginDir   = kubeletRoot + "/plugins_registry"
-	driverName  = "driver.crust-proxy.dev"
+	driverName  = rig.DriverName
 	csiSocket   = "/run/crust-proxy/csi/" + driverName + ".sock"
 	podUID      = "5d1c7a52-3f0e-4a3a-8f9b-6c2b1f0f4a77"
 	kataVolumes = "/run/kata-containers/shared/direct-volumes"
@@ -58,12 +59,7 @@ type volume struct {
 	context map[string]string
 }
 
-func (v *volume) capability() *csi.VolumeCapability {
-	return &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.fs}},
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-	}
-}
+func (v *volume) capability() *csi.VolumeCapability { return rig.MountAccess(v.fs) }
 
 func (v *volume) staging() string {
 	return kubeletRoot + "/plugins/kubernetes.io/csi/" + driverName + "/pv-" + v.fs + "/globalmount"

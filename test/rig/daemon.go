@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
@@ -195,13 +194,7 @@ func (d *Daemon) Crustctl(args ...string) *exec.Cmd {
 }
 
 // Dial connects to a socket of the daemon for the time of the test.
-func (d *Daemon) Dial(socket string) *grpc.ClientConn {
-	d.T.Helper()
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	d.must(err)
-	d.T.Cleanup(func() { _ = conn.Close() })
-	return conn
-}
+func (d *Daemon) Dial(socket string) *grpc.ClientConn { d.T.Helper(); return Dial(d.T, socket) }
 
 // Runtime is a client of the Runtime API.
 func (d *Daemon) Runtime() runtimev1.RuntimeClient {

@@ -15,7 +15,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
@@ -56,10 +55,7 @@ func newFixture(t *testing.T) *fixture {
 	f.csi = csi.NewControllerClient(conn)
 	made, err := f.csi.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: 64 * mib},
-		VolumeCapabilities: []*csi.VolumeCapability{{
-			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-		}},
+		VolumeCapabilities: []*csi.VolumeCapability{rig.BlockAccess()},
 	})
 	check.Must(t, err)
 	f.volume = made.GetVolume().GetVolumeId()
@@ -74,22 +70,9 @@ func (f *fixture) startDriver() *grpc.ClientConn {
 	dir, err := os.MkdirTemp("", rig.Prefix("kb")) // short: a socket's path has 107 bytes
 	check.Must(f.t, err)
 	f.socket = dir + "/csi.sock"
-	process := &rig.Process{
-		Name: "crust-driver", Program: rig.Program(f.t, "crust-driver"), LogFile: dir + "/log",
-		Args: []string{"--endpoint", "unix://" + f.socket, "--data-dir", f.data, "--node-id", "node-a", "--driver-name", driver},
-		Ready: func() error {
-			_, err := os.Stat(f.socket)
-			return err
-		},
-	}
+	f.t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	process, conn := rig.NewDriver(f.t, rig.Program(f.t, "crust-driver"), f.socket, f.data, "--node-id", "node-a", "--driver-name", driver)
 	check.Must(f.t, process.Start())
-	conn, err := grpc.NewClient("unix:"+f.socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
-	check.Must(f.t, err)
-	f.t.Cleanup(func() {
-		_ = conn.Close()
-		process.Kill()
-		_ = os.RemoveAll(dir)
-	})
 	return conn
 }
 
