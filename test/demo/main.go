@@ -1,7 +1,7 @@
 // Command demo shows one volume's whole way, with real parts: the daemon, a loop
-// device, ext4, a mount namespace that plays the microVM, and an emulated Kata
-// shim on a real socket. With the argument vm, pods are run by containerd in virtual
-// machines of crust-vm, and nothing is played. Each thing that it says it checks, and its exit code
+// device, ext4, a mount that only its owner sees, as that of a microVM, and an
+// emulated Kata shim on a real socket. With the argument vm, pods are run by containerd in
+// virtual machines of crust-vm, and nothing is played. Each thing that it says it checks, and its exit code
 // tells whether all of it was true.
 package main
 
@@ -10,17 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"syscall"
 
 	"github.com/crust-proxy/crust-proxy/test/rig"
-)
-
-// The demo starts itself again in these roles.
-const (
-	roleSandbox = "sandbox" // the pod's microVM, in a mount namespace of its own
-	rolePeek    = "peek"    // a look at the disk afterwards, in another
 )
 
 func main() {
@@ -28,39 +21,10 @@ func main() {
 	if len(os.Args) == 2 && os.Args[1] == "vm" {
 		tell = storyOfVMs
 	} else if len(os.Args) > 1 {
-		if err := play(os.Args[1], os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, "demo:", err)
-			os.Exit(1)
-		}
-		return
+		fmt.Fprintln(os.Stderr, "demo: make demo, or make demo-vm")
+		os.Exit(1)
 	}
 	os.Exit(rig.Run(func() int { return show(tell) }, 0))
-}
-
-// play plays a role.
-func play(role string, args []string) error {
-	if err := rig.MakeMountsPrivate(); err != nil {
-		return err
-	}
-	switch role {
-	case roleSandbox:
-		return playSandbox(args[0], args[1], args[2])
-	case rolePeek:
-		return peek(args[0], args[1])
-	}
-	return errors.New("make demo, or make demo-vm")
-}
-
-// again prepares the demo in another role, in a mount namespace of its own: what
-// is left mounted when it is killed goes with it.
-func again(args ...string) (*exec.Cmd, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(self, args...) //nolint:gosec // ourselves
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	return cmd, nil
 }
 
 // show tells the story, takes everything away, whatever happened, and looks whether

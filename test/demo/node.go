@@ -12,6 +12,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 const (
@@ -119,6 +120,18 @@ func (n *node) remove(ctx context.Context) error {
 		_, err = n.controller().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: n.id})
 	}
 	return err
+}
+
+// startSandbox starts what does as Kata's shim and guest do.
+func (n *node) startSandbox(id, target string) *kata.Guest {
+	s, err := kata.Boot(id, n.daemon.Kata, n.daemon.GoSandboxes, target)
+	n.must(err)
+	n.t.Cleanup(func() {
+		if err := s.Stop(); err != nil {
+			n.t.Error(err)
+		}
+	})
+	return s
 }
 
 // handedOver reads which device the sandbox will find.

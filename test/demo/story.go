@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 // telling is one showing.
@@ -23,7 +23,7 @@ type telling struct {
 	teller
 	n             *node
 	target, other string
-	sandbox       *sandbox
+	sandbox       *kata.Guest
 	checksum      string
 }
 
@@ -77,11 +77,11 @@ func (p *telling) guard(context.Context) {
 func (p *telling) startPod(context.Context) {
 	p.begin("The pod starts. Its sandbox finds the instruction, attaches the device and mounts it.")
 	p.sandbox = p.n.startSandbox("sandbox-one", p.target)
-	answer, err := p.sandbox.do("write")
-	p.n.must(err)
-	p.checksum, _, _ = strings.Cut(answer, " ")
+	done := write(p.sandbox.Dir())
+	p.n.must(done.err)
+	p.checksum = done.sum
 	p.check(true, "the workload wrote %d MiB (sha256 %.12s...)", dataSize>>20, p.checksum)
-	p.check(len(rig.MountLines(" ext4 "+p.sandbox.loop+" ")) == 0 && len(rig.MountLines(" ext4 "+p.n.disk+" ")) == 0, "the host still sees no filesystem")
+	p.check(len(rig.MountLines(" ext4 "+p.sandbox.Loop+" ")) == 0 && len(rig.MountLines(" ext4 "+p.n.disk+" ")) == 0, "the host still sees no filesystem")
 	busy := unix.Mount(p.n.disk, p.etc(), "ext4", 0, "")
 	p.check(errors.Is(busy, unix.EBUSY), "mounting the device on the host still gives: %v", busy)
 }
@@ -94,7 +94,7 @@ func (p *telling) measure(ctx context.Context) {
 	p.begin("kubelet asks how full it is. The sandbox answers.")
 	reply, err := p.stats(ctx)
 	p.n.must(err)
-	inside, err := p.sandbox.do("df")
+	inside, err := df(p.sandbox.Dir())
 	p.n.must(err)
 	bytes := reply.GetUsage()[0]
 	outside := fmt.Sprint(bytes.GetTotal(), " ", bytes.GetUsed())
@@ -125,24 +125,32 @@ func (p *telling) killDaemon(ctx context.Context) {
 
 // killWhileWriting checks that the write outlived the daemon.
 func (p *telling) killWhileWriting() {
-	p.n.must(p.sandbox.send("write"))
+	dead, kill := context.WithCancel(context.Background())
+	writing := make(chan written, 1)
+	go func() { // until it has written once without the daemon
+		for last := false; !last; {
+			last = dead.Err() != nil
+			if done := write(p.sandbox.Dir()); last || done.err != nil {
+				writing <- done
+				return
+			}
+		}
+	}()
 	p.n.daemon.Kill()
 	killed := time.Now()
-	answer, err := p.sandbox.answer()
-	p.n.must(err)
-	sum, at, _ := strings.Cut(answer, " ")
-	nanos, err := strconv.ParseInt(at, 10, 64)
-	outlived := time.Unix(0, nanos).Sub(killed)
-	p.check(err == nil && outlived > 0 && sum != p.checksum,
-		"the workload wrote on for %v and noticed nothing (sha256 %.12s...)", outlived.Round(time.Millisecond), sum)
-	p.checksum = sum
+	kill()
+	done := <-writing
+	outlived := done.at.Sub(killed)
+	p.check(done.err == nil && outlived > 0 && done.sum != p.checksum,
+		"the workload wrote on for %v and noticed nothing (sha256 %.12s...)", outlived.Round(time.Millisecond), done.sum)
+	p.checksum = done.sum
 }
 
 func (p *telling) unstage(ctx context.Context) {
 	p.begin("The pod ends.")
 	err := p.n.unpublish(ctx, p.target)
 	p.check(status.Code(err) == codes.Aborted, "NodeUnpublishVolume too early, while the sandbox writes: %v", status.Code(err))
-	p.n.must(p.sandbox.stop())
+	p.n.must(p.sandbox.Stop())
 	err = p.n.unpublish(ctx, p.target)
 	p.check(err == nil, "when the sandbox has ended: %v", status.Code(err))
 	p.check(len(rig.MountLines("crust:")) == 0, "the guard is gone")
@@ -160,10 +168,8 @@ func (p *telling) verify(ctx context.Context) {
 	out, err := exec.CommandContext(ctx, "fsck.ext4", "-fn", p.n.disk).CombinedOutput() //nolint:gosec // our own device
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	p.check(err == nil, "fsck finds nothing: %s", lines[len(lines)-1])
-	cmd, err := again(rolePeek, p.n.disk, p.etc())
-	p.n.must(err)
-	sum, err := cmd.Output()
-	p.check(err == nil && string(sum) == p.checksum, "the checksum of the data is what the workload wrote: %.12s...", sum)
+	sum, err := peek(p.n.disk)
+	p.check(err == nil && sum == p.checksum, "the checksum of the data is what the workload wrote: %.12s...", sum)
 }
 
 func (p *telling) giveBack(ctx context.Context) {

@@ -96,9 +96,9 @@ func TestHealth(t *testing.T) {
 			s := n.boot("sandbox-1", v, "pod-1")
 			n.wantStats(v, "pod-1", s)
 			n.wantHealth(v, "pod-1")
-			check.Must(t, s.shim.Stop())
+			check.Must(t, s.Shim.Stop())
 			n.wantHealth(v, "pod-1", "DEGRADED NoSandbox")
-			s.end()
+			n.end(s)
 			check.Must(t, n.unpublish(v, "pod-1"))
 
 			recordError(t, n.loops()[0])
@@ -111,7 +111,7 @@ func TestHealth(t *testing.T) {
 				t.Errorf("an old kubelet reads %v, %v; a new one %v", old, err, reply)
 			}
 			n.wantHealth(v, "pod-2", "DEGRADED ErrorsOnRecord")
-			s.end()
+			n.end(s)
 			check.Must(t, n.unpublish(v, "pod-2"))
 			check.Must(t, n.unstage(v))
 			n.remove(v)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 // The places in the daemon at which it is killed.
@@ -62,23 +63,23 @@ func (n *node) life(v *volume, pod string) {
 	n.insist("stage", func() error { return n.stage(v) })
 	n.insist("publish", func() error { return n.publish(v, pod) })
 	s := n.boot("sandbox-"+pod, v, pod)
-	check.Must(n.t, os.WriteFile(s.dir+"/"+pod, []byte(pod), 0o600))
+	check.Must(n.t, os.WriteFile(s.Dir()+"/"+pod, []byte(pod), 0o600))
 	n.wantData(s)
-	s.end()
+	n.end(s)
 	n.insist("unpublish", func() error { return n.unpublish(v, pod) })
 	n.insist("unstage", func() error { return n.unstage(v) })
 }
 
 // wantData asserts that all that the pods wrote so far is there.
-func (n *node) wantData(s *sandbox) {
+func (n *node) wantData(s *kata.Guest) {
 	n.t.Helper()
-	names, err := os.ReadDir(s.dir)
+	names, err := os.ReadDir(s.Dir())
 	check.Must(n.t, err)
 	for _, name := range names {
 		if name.Name() == "lost+found" {
 			continue
 		}
-		raw, err := os.ReadFile(s.dir + "/" + name.Name())
+		raw, err := os.ReadFile(s.Dir() + "/" + name.Name())
 		if err != nil || string(raw) != name.Name() {
 			n.t.Errorf("%s holds %q, %v", name.Name(), raw, err)
 		}

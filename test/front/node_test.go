@@ -5,7 +5,6 @@ package front
 import (
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -16,13 +15,11 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
@@ -159,86 +156,20 @@ func (n *node) mounts() []string {
 // loops lists the loop devices over the driver's images.
 func (n *node) loops() []string { return slices.Collect(maps.Keys(rig.Loops(n.driver.Data))) }
 
-// sandbox is a VM that has a volume's device open, its guest, and its shim.
-type sandbox struct {
-	n      *node
-	dir    string // where the guest's filesystem can be seen
-	device string
-	loop   string   // what the guest sees of the device; "" where none is plugged in
-	disk   *os.File // which the VM holds open
-	vm     *kata.VM
-	shim   *kata.Shim
-	info   string // its mark beside mountInfo.json
-}
-
-// containerID is that of the only container of a sandbox.
-const containerID = "app"
-
-// boot starts a sandbox with a container for what the pod's target says, as Kata's Go
-// runtime does.
-func (n *node) boot(id string, v *volume, pod string) *sandbox {
+// boot starts a sandbox with a container for what the pod's target says.
+func (n *node) boot(id string, v *volume, pod string) *kata.Guest {
 	n.t.Helper()
-	s := &sandbox{n: n, dir: n.t.TempDir(), info: filepath.Join(n.kataDir(v, pod), id)}
-	s.vm = &kata.VM{
-		Flavor: kata.Go, SandboxID: id, DirectVolumes: n.Kata, Plug: s.plug, Unplug: s.unplug, Agent: s.create,
-	}
-	n.t.Cleanup(s.end)
-	check.Must(n.t, s.vm.CreateContainer(containerID, []kata.Mount{{Destination: "/data", Source: v.target(n, pod)}}))
-	var err error
-	s.shim, err = kata.Start(kata.Options{
-		Flavor: kata.Go, SandboxID: id, Sandboxes: n.GoSandboxes,
-		Mounts: map[string]kata.Statfs{s.device: kata.MountedAt(s.dir)},
-	})
+	s, err := kata.Boot(id, n.Kata, n.GoSandboxes, v.target(n, pod))
 	check.Must(n.t, err)
+	n.t.Cleanup(func() { n.end(s) })
 	return s
 }
 
-// plug attaches a device as a VMM does.
-func (s *sandbox) plug(device string, readOnly bool) (slot string, err error) {
-	mode := os.O_RDWR
-	if readOnly {
-		mode = os.O_RDONLY
-	}
-	if s.disk, err = os.OpenFile(device, mode, 0); err != nil {
-		return "", err
-	}
-	if s.loop, err = loopdev.Attach(device, loopdev.Options{ReadOnly: readOnly}); err != nil {
-		return "", errors.Join(err, s.disk.Close())
-	}
-	s.device = device
-	return s.loop, nil
-}
-
-func (s *sandbox) unplug(string) {
-	if err := errors.Join(loopdev.Detach(s.loop), s.disk.Close()); err != nil {
-		s.n.t.Error(err)
-	}
-	s.loop = ""
-}
-
-// create mounts what the guest's agent is asked to.
-func (s *sandbox) create(request kata.Request) error {
-	for _, storage := range request.Storages {
-		flags := uintptr(0)
-		if slices.Contains(storage.Options, "ro") {
-			flags = unix.MS_RDONLY
-		}
-		if err := unix.Mount(storage.Source, s.dir, storage.FSType, flags, ""); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// end is the end of the sandbox: its guest unmounts, its VM and its shim go.
-func (s *sandbox) end() {
-	if s.loop == "" {
-		return
-	}
-	_ = unix.Unmount(s.dir, 0)
-	s.vm.RemoveContainer(containerID)
-	if s.shim != nil {
-		_ = s.shim.Stop()
+// end is the end of a sandbox; it may have ended.
+func (n *node) end(s *kata.Guest) {
+	n.t.Helper()
+	if err := s.Stop(); err != nil {
+		n.t.Error(err)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 // TestNothingIsEverDestroyed makes random calls for a few volumes and pods, in
@@ -44,8 +45,8 @@ type chaos struct {
 
 type chaosVolume struct {
 	*volume
-	files     []string            // written by sandboxes, in this order
-	sandboxes map[string]*sandbox // by pod
+	files     []string               // written by sandboxes, in this order
+	sandboxes map[string]*kata.Guest // by pod
 }
 
 var chaosPods = []string{"pod-a", "pod-b"}
@@ -54,7 +55,7 @@ func newChaos(n *node, seed uint64) *chaos {
 	c := &chaos{node: n, random: rand.New(rand.NewPCG(seed, seed))}
 	for i := range 3 {
 		v := n.create(fmt.Sprintf("pv-%d", i), "ext4", 16*mib)
-		c.volumes = append(c.volumes, &chaosVolume{volume: v, sandboxes: make(map[string]*sandbox)})
+		c.volumes = append(c.volumes, &chaosVolume{volume: v, sandboxes: make(map[string]*kata.Guest)})
 	}
 	for _, steps := range [][]string{stageSteps, publishSteps, unpublishSteps, unstageSteps} {
 		c.steps = append(c.steps, steps...)
@@ -102,7 +103,7 @@ func (c *chaos) step(v *chaosVolume, pod string) {
 			c.endForeign(target)
 		}
 		if s := v.sandboxes[pod]; s != nil {
-			s.end()
+			c.end(s)
 			delete(v.sandboxes, pod)
 		}
 	case 21:
@@ -131,12 +132,12 @@ func (c *chaos) use(v *chaosVolume, pod string) {
 	s := c.boot(fmt.Sprintf("sandbox-%d", c.random.Uint32()), v.volume, pod)
 	v.sandboxes[pod] = s
 	for _, name := range v.files {
-		if raw, err := os.ReadFile(filepath.Join(s.dir, name)); err != nil || string(raw) != name {
+		if raw, err := os.ReadFile(filepath.Join(s.Dir(), name)); err != nil || string(raw) != name {
 			c.t.Fatalf("%s: the file %s holds %q, %v", v.name, name, raw, err)
 		}
 	}
 	name := fmt.Sprintf("file-%d", len(v.files))
-	check.Must(c.t, os.WriteFile(filepath.Join(s.dir, name), []byte(name), 0o600))
+	check.Must(c.t, os.WriteFile(filepath.Join(s.Dir(), name), []byte(name), 0o600))
 	unix.Sync()
 	v.files = append(v.files, name)
 }
@@ -178,7 +179,7 @@ func (c *chaos) endForeign(target string) {
 // finish ends the use of a volume as kubelet would, and looks at it a last time.
 func (c *chaos) finish(v *chaosVolume) {
 	for pod, s := range v.sandboxes {
-		s.end()
+		c.end(s)
 		delete(v.sandboxes, pod)
 	}
 	for _, pod := range chaosPods {
@@ -191,7 +192,7 @@ func (c *chaos) finish(v *chaosVolume) {
 	c.insist("stage", func() error { return c.stage(v.volume) })
 	c.insist("publish", func() error { return c.publish(v.volume, "pod-last") })
 	c.use(v, "pod-last")
-	v.sandboxes["pod-last"].end()
+	c.end(v.sandboxes["pod-last"])
 	c.insist("unpublish", func() error { return c.unpublish(v.volume, "pod-last") })
 	c.insist("unstage", func() error { return c.unstage(v.volume) })
 	c.insist("delete", func() error { c.remove(v.volume); return nil })

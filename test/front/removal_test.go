@@ -16,6 +16,7 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 // removable runs the check and gives its exit code and what it said.
@@ -100,7 +101,7 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 	wantCode(t, n.publish(v, "pod-2"), codes.FailedPrecondition, target)
 	check.Eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
 	n.podWrites(s, "taken up")
-	s.end()
+	n.end(s)
 	check.Must(t, n.unpublish(v, "pod-1"))
 	check.Must(t, n.unpublish(v, "pod-2"))
 	check.Must(t, n.unstage(v))
@@ -110,7 +111,7 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 }
 
 // forceOff starts the daemon without its front over a living volume.
-func (n *node) forceOff(v *volume, s *sandbox) {
+func (n *node) forceOff(v *volume, s *kata.Guest) {
 	n.t.Helper()
 	n.Kill()
 	n.Extra = "front: {enabled: false, abandonVolumes: true}\n" + deferAll
@@ -131,10 +132,10 @@ func (n *node) forceOff(v *volume, s *sandbox) {
 }
 
 // podWrites has the pod write to its volume, and read what it wrote.
-func (n *node) podWrites(s *sandbox, what string) {
+func (n *node) podWrites(s *kata.Guest, what string) {
 	n.t.Helper()
-	check.Must(n.t, os.WriteFile(s.dir+"/file", []byte(what), 0o600))
-	if raw, err := os.ReadFile(s.dir + "/file"); err != nil || string(raw) != what {
+	check.Must(n.t, os.WriteFile(s.Dir()+"/file", []byte(what), 0o600))
+	if raw, err := os.ReadFile(s.Dir() + "/file"); err != nil || string(raw) != what {
 		n.t.Errorf("the pod reads %q, %v", raw, err)
 	}
 }

@@ -43,14 +43,14 @@ func TestOneWriterOrManyReaders(t *testing.T) {
 	check.Must(t, n.publish(v, "pod-1"))
 	check.Must(t, n.publish(v, "pod-2"))
 	s := n.boot("sandbox-1", v, "pod-1")
-	if err := os.WriteFile(s.dir+"/file", nil, 0o600); !errors.Is(err, unix.EROFS) {
+	if err := os.WriteFile(s.Dir()+"/file", nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("a write to a read-only volume gave %v", err)
 	}
 	device, _ := n.mountInfo(v, "pod-2")
 	if err := writeTo(device); err == nil {
 		t.Error("the device of a read-only volume could be written")
 	}
-	s.end()
+	n.end(s)
 	check.Must(t, n.unpublish(v, "pod-1"))
 	check.Must(t, n.unpublish(v, "pod-2"))
 	check.Must(t, n.unstage(v))
@@ -143,7 +143,7 @@ func TestGrowth(t *testing.T) {
 			check.Eventually(t, "the sandbox is known", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
 			_, err = n.expand(v, v.target(n, "pod-1"), 32*mib) // Kata's agent cannot
 			wantCode(t, err, codes.FailedPrecondition)
-			s.end()
+			n.end(s)
 			check.Must(t, n.unpublish(v, "pod-1"))
 			check.Must(t, n.unstage(v))
 			n.remove(v)
@@ -191,10 +191,10 @@ func TestNotDeferred(t *testing.T) {
 	check.Must(t, n.publish(v, "pod-3"))
 	n.wantGuarded(v, "pod-3")
 	s := n.boot("sandbox-1", v, "pod-3")
-	if raw, err := os.ReadFile(s.dir + "/file"); err != nil || string(raw) != "on the host" {
+	if raw, err := os.ReadFile(s.Dir() + "/file"); err != nil || string(raw) != "on the host" {
 		t.Errorf("%q, %v", raw, err)
 	}
-	s.end()
+	n.end(s)
 	check.Must(t, n.unpublish(v, "pod-3"))
 	check.Must(t, n.unstage(v))
 	n.remove(v)
@@ -310,8 +310,8 @@ func TestCallsAtOnce(t *testing.T) {
 		many(func() error { return n.stage(v) })
 		many(func() error { return n.publish(v, "pod-1") })
 		s := n.boot("sandbox-1", v, "pod-1")
-		s.end()
-		_ = os.Remove(s.info)
+		n.end(s)
+		_ = os.Remove(filepath.Join(n.kataDir(v, "pod-1"), "sandbox-1"))
 		many(func() error {
 			_, err := n.csi.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target(n, "pod-1")})
 			return err
@@ -349,7 +349,7 @@ func TestHungDriver(t *testing.T) {
 		t.Errorf("stats wait for the driver: %v", err)
 	}
 	check.Must(t, n.driver.Process.Signal(unix.SIGCONT))
-	s.end()
+	n.end(s)
 	n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
 	n.insist("unstage", func() error { return n.unstage(v) })
 	n.remove(v)

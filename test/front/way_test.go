@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
@@ -37,23 +38,23 @@ func wholeWay(t *testing.T, fs string, args []string) {
 
 	first := n.boot("sandbox-1", v, "pod-1")
 	data := strings.Repeat("the data of the pod\n", 50_000)
-	check.Must(t, os.WriteFile(first.dir+"/data", []byte(data), 0o600))
+	check.Must(t, os.WriteFile(first.Dir()+"/data", []byte(data), 0o600))
 	n.wantStats(v, "pod-1", first)
 	wantCode(t, n.unpublish(v, "pod-1"), codes.Aborted, "sandbox-1")
 	check.Must(t, n.stage(v)) // kubelet was restarted
 	check.Must(t, n.publish(v, "pod-1"))
 	n.wantGuarded(v, "pod-1")
-	first.end()
+	n.end(first)
 	check.Must(t, n.unpublish(v, "pod-1"))
 
 	check.Must(t, n.publish(v, "pod-2"))
 	second := n.boot("sandbox-2", v, "pod-2")
-	got, err := os.ReadFile(second.dir + "/data")
+	got, err := os.ReadFile(second.Dir() + "/data")
 	check.Must(t, err)
 	if sha256.Sum256(got) != sha256.Sum256([]byte(data)) {
 		t.Error("the second pod does not see what the first one wrote")
 	}
-	second.end()
+	n.end(second)
 	check.Must(t, n.unpublish(v, "pod-2"))
 	check.Must(t, n.unstage(v))
 	n.remove(v)
@@ -84,13 +85,13 @@ func (n *node) wantGuarded(v *volume, pod string) {
 }
 
 // wantStats compares stats with what statfs says in the sandbox.
-func (n *node) wantStats(v *volume, pod string, s *sandbox) {
+func (n *node) wantStats(v *volume, pod string, s *kata.Guest) {
 	n.t.Helper()
 	check.Eventually(n.t, "stats of the sandbox", func() bool { _, err := n.stats(v, pod); return err == nil })
 	reply, err := n.stats(v, pod)
 	check.Must(n.t, err)
 	var st unix.Statfs_t
-	check.Must(n.t, unix.Statfs(s.dir, &st))
+	check.Must(n.t, unix.Statfs(s.Dir(), &st))
 	old, err := kubelet.Condition(reply)
 	check.Must(n.t, err)
 	if len(reply.GetUsage()) == 0 || reply.GetUsage()[0].GetTotal() != int64(st.Blocks)*st.Bsize || old == nil || old.GetAbnormal() {

@@ -75,23 +75,10 @@ func (f *filesystem) unmount() {
 // detached mounts a device nowhere: only the descriptor reaches it.
 func detached(t testing.TB, kind, device string) int {
 	t.Helper()
-	context, err := unix.Fsopen(kind, unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		t.Fatal("fsopen:", err)
-	}
-	defer func() { _ = unix.Close(context) }()
-	if err := unix.FsconfigSetString(context, "source", device); err != nil {
-		t.Fatal("source:", err)
-	}
-	if err := unix.FsconfigCreate(context); err != nil {
-		t.Fatal("create:", err)
-	}
-	root, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal("fsmount:", err)
-	}
-	t.Cleanup(func() { _ = unix.Close(root) })
-	return root
+	root, err := rig.MountAside(device, kind)
+	check.Must(t, err)
+	t.Cleanup(func() { _ = root.Close() })
+	return int(root.Fd())
 }
 
 func openFD(t testing.TB, path string, flags int) int {

@@ -62,6 +62,28 @@ func Unmount(dir string) error {
 	return errors.Join(problems...)
 }
 
+// MountAside mounts a filesystem where no list of mounts shows it: whoever has the file has
+// the mount, and with the last descriptor it goes. Options are flags, such as "ro".
+func MountAside(device, fs string, options ...string) (*os.File, error) {
+	context, err := unix.Fsopen(fs, unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("fsopen %s: %w", fs, err)
+	}
+	defer func() { _ = unix.Close(context) }()
+	err = unix.FsconfigSetString(context, "source", device)
+	for _, option := range options {
+		err = errors.Join(err, unix.FsconfigSetFlag(context, option))
+	}
+	if err = errors.Join(err, unix.FsconfigCreate(context)); err != nil {
+		return nil, fmt.Errorf("mount %s: %w", device, err)
+	}
+	root, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("fsmount %s: %w", device, err)
+	}
+	return os.NewFile(uintptr(root), device), nil
+}
+
 // Loops maps the loop devices of the machine over files whose path contains a text to
 // those paths.
 func Loops(text string) map[string]string {
