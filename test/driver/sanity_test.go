@@ -25,11 +25,14 @@ func TestSanity(t *testing.T) {
 			}
 			t.Run(name, func(t *testing.T) {
 				r := newDriverOn(t, pool, native)
-				socket := r.socket()
-				if native {
-					socket = sanity.HideDeferral(t, r.conn, r.dir)
+				socket, hidden := sanity.HideDeferral(t, r.conn, r.dir, nil)
+				if !native {
+					socket = r.socket()
 				}
 				ran, skipped := sanity.Run(t, program, r.dir, socket, kind)
+				if native && hidden.Load() == 0 {
+					t.Error("the driver never reported DEFER_FS_OPS")
+				}
 				if ran < 45 {
 					t.Errorf("only %d specs ran", ran)
 				}

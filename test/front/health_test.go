@@ -14,17 +14,18 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/crust-proxy/crust-proxy/internal/passthrough"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
 // ofOldCSI has the reference driver be one of CSI 1.12: no health calls, and a condition in
 // its stats.
 func ofOldCSI(t *testing.T, condition []byte) []string {
+	hide, _ := rig.Hide(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH, csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)
 	return startBefore(t, map[string]passthrough.Local{
 		csi.Node_NodeGetVolumeHealth_FullMethodName: func(context.Context, string, []byte, passthrough.Forward) ([]byte, error) {
 			t.Error("a driver without GET_VOLUME_HEALTH was asked for health")
@@ -34,21 +35,7 @@ func ofOldCSI(t *testing.T, condition []byte) []string {
 			reply, err := forward(ctx, request)
 			return append(reply, condition...), err
 		},
-		csi.Node_NodeGetCapabilities_FullMethodName: func(ctx context.Context, _ string, request []byte, forward passthrough.Forward) ([]byte, error) {
-			raw, err := forward(ctx, request)
-			if err != nil {
-				return nil, err
-			}
-			reply := &csi.NodeGetCapabilitiesResponse{}
-			if err := proto.Unmarshal(raw, reply); err != nil {
-				return nil, err
-			}
-			reply.Capabilities = slices.DeleteFunc(reply.Capabilities, func(one *csi.NodeServiceCapability) bool {
-				kind := one.GetRpc().GetType()
-				return kind == csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH || kind == csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH
-			})
-			return proto.Marshal(reply)
-		},
+		csi.Node_NodeGetCapabilities_FullMethodName: hide,
 	})
 }
 

@@ -4,7 +4,6 @@ package front
 
 import (
 	"context"
-	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -54,13 +52,7 @@ func startBefore(t *testing.T, local map[string]passthrough.Local) []string {
 	dir, err := os.MkdirTemp("", "before")
 	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	conn := rig.Dial(t, dir+"/real.sock")
-	proxy := passthrough.New(func() (grpc.ClientConnInterface, error) { return conn, nil }, local)
-	listener, err := net.Listen("unix", dir+"/csi.sock")
-	check.Must(t, err)
-	server := grpc.NewServer(proxy.ServerOptions()...)
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(server.Stop)
+	rig.Before(t, rig.Dial(t, dir+"/real.sock"), dir+"/csi.sock", local)
 	return []string{"--endpoint", "unix://" + dir + "/real.sock", "--kubelet-endpoint", dir + "/csi.sock"}
 }
 

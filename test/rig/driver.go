@@ -2,14 +2,19 @@ package rig
 
 import (
 	"context"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/crust-proxy/crust-proxy/internal/passthrough"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -45,6 +50,40 @@ func NewDriver(t T, program, socket, data string, args ...string) (*Process, *gr
 		}
 	})
 	return p, conn
+}
+
+// Before serves CSI before a driver: what local has is answered by it, and may be forwarded;
+// every other call goes on as it is.
+func Before(t T, conn grpc.ClientConnInterface, socket string, local map[string]passthrough.Local) {
+	t.Helper()
+	listener, err := net.Listen("unix", socket)
+	check.Must(t, err)
+	proxy := passthrough.New(func() (grpc.ClientConnInterface, error) { return conn, nil }, local)
+	server := grpc.NewServer(proxy.ServerOptions()...)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = server.Serve(listener) }()
+	t.Cleanup(func() { server.Stop(); <-done })
+}
+
+// Hide answers NodeGetCapabilities without some that the driver has, and counts them.
+func Hide(kinds ...csi.NodeServiceCapability_RPC_Type) (local passthrough.Local, hidden *atomic.Int64) {
+	hidden = new(atomic.Int64)
+	return func(ctx context.Context, _ string, request []byte, forward passthrough.Forward) ([]byte, error) {
+		raw, err := forward(ctx, request)
+		if err != nil {
+			return nil, err
+		}
+		reply := &csi.NodeGetCapabilitiesResponse{}
+		if err := proto.Unmarshal(raw, reply); err != nil {
+			return nil, err
+		}
+		before := len(reply.GetCapabilities())
+		reply.Capabilities = slices.DeleteFunc(reply.Capabilities, func(one *csi.NodeServiceCapability) bool {
+			return slices.Contains(kinds, one.GetRpc().GetType())
+		})
+		hidden.Add(int64(before - len(reply.GetCapabilities())))
+		return proto.Marshal(reply)
+	}, hidden
 }
 
 // DriverName is that of crust-driver, unless it is given another one.

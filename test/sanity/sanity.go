@@ -1,28 +1,24 @@
-//go:build system
-
 // Package sanity runs csi-sanity against a CSI socket, and tells which of its
 // specs ran.
 package sanity
 
 import (
-	"context"
 	"encoding/xml"
-	"fmt"
-	"net"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
 
+	"github.com/crust-proxy/crust-proxy/internal/passthrough"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // Program builds csi-sanity, which is pinned in a module of its own.
@@ -89,80 +85,14 @@ func Run(t testing.TB, program, dir, socket, kind string) (ran int, skipped []st
 }
 
 // HideDeferral stands before a native driver and takes the values of deferral out
-// of its capabilities: csi-sanity fails on any value that CSI does not have. All
-// else passes as it is.
-func HideDeferral(t testing.TB, conn grpc.ClientConnInterface, dir string) string {
+// of its capabilities, and counts them: csi-sanity fails on any value that CSI does not
+// have. Local has what is answered in the driver's place; all else passes as it is.
+func HideDeferral(t testing.TB, conn grpc.ClientConnInterface, dir string, local map[string]passthrough.Local) (socket string, hidden *atomic.Int64) {
 	t.Helper()
-	socket, hidden := Relay(t, conn, dir, nil)
-	t.Cleanup(func() {
-		if *hidden == 0 {
-			t.Error("the driver never reported DEFER_FS_OPS")
-		}
-	})
-	return socket
-}
-
-// Relay is the same with something around each call, and tells how often the
-// values were hidden.
-func Relay(
-	t testing.TB, conn grpc.ClientConnInterface, dir string, around func(req any, call func() error) error,
-) (socket string, hidden *int) {
-	t.Helper()
-	hidden = new(int)
-	if around == nil {
-		around = func(_ any, call func() error) error { return call() }
-	}
-	const least = csi.NodeServiceCapability_RPC_Type(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)
-	relay := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
-		reply, err := replyOf(info.FullMethod)
-		if err != nil {
-			return nil, err
-		}
-		if err := around(req, func() error { return conn.Invoke(ctx, info.FullMethod, req, reply) }); err != nil {
-			return nil, err
-		}
-		if capabilities, ok := reply.(*csi.NodeGetCapabilitiesResponse); ok {
-			before := len(capabilities.GetCapabilities())
-			capabilities.Capabilities = slices.DeleteFunc(capabilities.Capabilities, func(one *csi.NodeServiceCapability) bool {
-				return one.GetRpc().GetType() == least
-			})
-			*hidden += before - len(capabilities.GetCapabilities())
-		}
-		return reply, nil
-	}
+	hide, hidden := rig.Hide(csi.NodeServiceCapability_RPC_Type(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS))
+	all := map[string]passthrough.Local{csi.Node_NodeGetCapabilities_FullMethodName: hide}
+	maps.Copy(all, local)
 	socket = dir + "/plain.sock"
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer(grpc.UnaryInterceptor(relay))
-	csi.RegisterIdentityServer(server, csi.UnimplementedIdentityServer{})
-	csi.RegisterControllerServer(server, csi.UnimplementedControllerServer{})
-	csi.RegisterGroupControllerServer(server, csi.UnimplementedGroupControllerServer{})
-	csi.RegisterNodeServer(server, csi.UnimplementedNodeServer{})
-	done := make(chan struct{})
-	go func() { defer close(done); _ = server.Serve(listener) }()
-	t.Cleanup(func() {
-		server.Stop()
-		<-done
-	})
+	rig.Before(t, conn, socket, all)
 	return socket, hidden
-}
-
-// replyOf makes the answer message of a method such as /csi.v1.Node/NodeGetInfo.
-func replyOf(method string) (proto.Message, error) {
-	name := protoreflect.FullName(strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", "."))
-	found, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
-	if err != nil {
-		return nil, err
-	}
-	called, ok := found.(protoreflect.MethodDescriptor)
-	if !ok {
-		return nil, fmt.Errorf("%s is no method", method)
-	}
-	made, err := protoregistry.GlobalTypes.FindMessageByName(called.Output().FullName())
-	if err != nil {
-		return nil, err
-	}
-	return made.New().Interface(), nil
 }
