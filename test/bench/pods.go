@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
@@ -43,9 +43,7 @@ func pods(r *testbed) {
 // filesystem makes a device with an ext4.
 func (p *podTestbed) filesystem(n int) string {
 	disk := p.r.disk(n)
-	if out, err := exec.Command("mkfs.ext4", "-q", disk).CombinedOutput(); err != nil { //nolint:gosec // a device of ours
-		p.r.t.Fatalf("mkfs.ext4: %v\n%s", err, out)
-	}
+	rig.Mkfs(p.r.t, "ext4", disk)
 	return disk
 }
 

@@ -28,9 +28,7 @@ func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
 	n := newNode(t)
 	image := rig.Image(t, 32*mib)
 	ours, foreign := rig.Loop(t, image, loopdev.Options{}), rig.Loop(t, image, loopdev.Options{})
-	if out, err := exec.Command("mkfs.ext4", "-q", foreign).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	rig.Mkfs(t, "ext4", foreign)
 	point := t.TempDir()
 	check.Must(t, unix.Mount(foreign, point, "ext4", 0, ""))
 	in := n.instruction("pod-1", ours)

@@ -234,7 +234,7 @@ func (r *testNode) lifeOfACSIVolume(fs string) {
 	}
 	r.exec(id, "echo kept > /data/file && sync")
 	err := v.grow(3 * diskSize)
-	if mayGrow(r.t, fs) {
+	if rig.MayGrow(r.t, fs) {
 		check.Must(r.t, err)
 		if has := v.wantStats(id); has.bytesTotal < 3*diskSize*8/10 {
 			r.t.Errorf("the filesystem has %d bytes after it was grown", has.bytesTotal)

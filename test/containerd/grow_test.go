@@ -6,27 +6,14 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const grownSize = 2 * diskSize
-
-// mayGrow tells whether the kernel lets us grow a mounted filesystem: ext4 asks
-// for CAP_SYS_RESOURCE, which not every container that runs tests has.
-func mayGrow(t testing.TB, fs string) bool {
-	t.Helper()
-	if fs != "ext4" {
-		return true
-	}
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	check.Must(t, unix.Capget(&header, &data[0]))
-	return data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
-}
 
 // writer is a container's script that writes files, each named by its checksum,
 // until it is told to end.
@@ -64,7 +51,7 @@ func (r *testNode) growOnline(fs string) {
 	r.wantProgress(id)
 	v.grow(grownSize)
 	got, err := v.expand(grownSize)
-	if mayGrow(t, fs) {
+	if rig.MayGrow(t, fs) {
 		check.Must(t, err)
 		if got != grownSize {
 			t.Errorf("it has grown to %d", got)

@@ -179,7 +179,7 @@ func (u *usersTest) wantNoHostRoot(pod *cri.Pod, container string) {
 func (u *usersTest) wantManaged(container string) {
 	u.t.Helper()
 	u.v.wantStats(container)
-	if mayGrow(u.t, u.v.fs) {
+	if rig.MayGrow(u.t, u.v.fs) {
 		u.v.grow(grownSize)
 		_, err := u.v.expand(grownSize)
 		check.Must(u.t, err)

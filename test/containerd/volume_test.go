@@ -43,11 +43,8 @@ type volume struct {
 // volume makes a device with a filesystem; it is not staged yet.
 func (r *testNode) volume(pod, fs string, size int64) *volume {
 	r.t.Helper()
-	rig.Need(r.t, "mkfs."+fs)
 	v := &volume{r: r, fs: fs, pod: pod, image: rig.Image(r.t, size)}
-	if out, err := exec.Command("mkfs."+fs, "-q", v.image).CombinedOutput(); err != nil {
-		r.t.Fatalf("mkfs.%s: %v\n%s", fs, err, out)
-	}
+	rig.Mkfs(r.t, fs, v.image)
 	v.disk = rig.Loop(r.t, v.image, loopdev.Options{})
 	return v
 }

@@ -4,10 +4,8 @@ package daemon
 
 import (
 	"context"
-	"encoding/base64"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -43,12 +41,12 @@ func boot(t *testing.T, d *rig.Daemon, id, target, disk, mounted string) *kata.S
 	})
 	check.Must(t, err)
 	t.Cleanup(func() { _ = shim.Stop() })
-	check.Must(t, os.WriteFile(filepath.Join(volumeDir(d, target), id), nil, 0o600))
+	check.Must(t, kata.WriteID(d.Kata, target, id))
 	return shim
 }
 
 func volumeDir(d *rig.Daemon, target string) string {
-	return filepath.Join(d.Kata, base64.URLEncoding.EncodeToString([]byte(target)))
+	return kata.VolumeDir(d.Kata, target)
 }
 
 func stage(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRequest) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -136,7 +135,7 @@ func (n *node) startSandbox(id, target string) *kata.Guest {
 
 // handedOver reads which device the sandbox will find.
 func (n *node) handedOver(target string) {
-	raw, err := os.ReadFile(filepath.Join(n.daemon.Kata, base64.URLEncoding.EncodeToString([]byte(target)), "mountInfo.json"))
+	raw, err := os.ReadFile(filepath.Join(kata.VolumeDir(n.daemon.Kata, target), "mountInfo.json"))
 	n.must(err)
 	var info struct {
 		Device string `json:"device"`

@@ -206,7 +206,7 @@ func TestForeignContentsStayAsTheyAre(t *testing.T) {
 func TestTwoFilesystemsInOnePlace(t *testing.T) {
 	r := newFormatter(t)
 	backing := rig.Image(t, size)
-	run(t, "", "mkfs.ext4", "-q", backing)
+	rig.Mkfs(t, "ext4", backing)
 	write(t, backing, 65536+64, []byte("_BHRfS_M"))
 	device := rig.Loop(t, backing, loopdev.Options{})
 	r.refused(device, backing, "xfs", volume.FormatHost, false, volume.InUse, "more than one")

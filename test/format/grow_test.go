@@ -23,7 +23,7 @@ import (
 func smallOnLarge(t *testing.T, prepare ...string) (device string) {
 	t.Helper()
 	backing := rig.Image(t, 100*mib)
-	run(t, "", "mkfs.ext4", "-q", backing)
+	rig.Mkfs(t, "ext4", backing)
 	run(t, "", "debugfs", "-w", "-R", "write /etc/hostname kept", backing)
 	for _, command := range prepare {
 		run(t, "", "debugfs", "-w", "-R", command, backing)

@@ -4,7 +4,6 @@ package front
 
 import (
 	"context"
-	"encoding/base64"
 	"fmt"
 	"maps"
 	"os"
@@ -174,7 +173,7 @@ func (n *node) end(s *kata.Guest) {
 }
 
 func (n *node) kataDir(v *volume, pod string) string {
-	return filepath.Join(n.Kata, base64.URLEncoding.EncodeToString([]byte(v.target(n, pod))))
+	return kata.VolumeDir(n.Kata, v.target(n, pod))
 }
 
 // mountInfo reads what Kata would.

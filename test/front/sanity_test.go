@@ -4,7 +4,6 @@ package front
 
 import (
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"os"
@@ -74,7 +73,7 @@ func (n *node) withSandbox() map[string]passthrough.Local {
 			if err := proto.Unmarshal(request, asked); err != nil {
 				return nil, err
 			}
-			dir := filepath.Join(n.Kata, base64.URLEncoding.EncodeToString([]byte(asked.GetVolumePath())))
+			dir := kata.VolumeDir(n.Kata, asked.GetVolumePath())
 			if _, err := os.Stat(dir); asked.GetVolumePath() == "" || err != nil {
 				return forward(ctx, request)
 			}

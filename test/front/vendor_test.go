@@ -5,7 +5,6 @@ package front
 import (
 	"context"
 	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -163,10 +162,7 @@ func TestNativeDriverWithABlankDevice(t *testing.T) {
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
 	wantCode(t, n.publish(v, "pod-1"), codes.FailedPrecondition, "blank", "defers by itself", blank)
-	out, err := exec.Command("mkfs.ext4", "-q", blank).CombinedOutput()
-	if err != nil {
-		t.Fatalf("mkfs.ext4: %v: %s", err, out)
-	}
+	rig.Mkfs(t, "ext4", blank)
 	check.Must(t, n.publish(v, "pod-1"))
 	n.wantGuarded(v, "pod-1")
 	check.Must(t, n.unpublish(v, "pod-1"))

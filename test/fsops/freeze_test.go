@@ -412,7 +412,7 @@ func TestFrozenNoMore(t *testing.T) {
 	run(t, "fsfreeze", "--unfreeze", r.dir)
 	r.unmount()
 	for _, kind := range []string{"ext4", "xfs"} { // used by somebody who has it open, as a VM does
-		run(t, "mkfs."+kind, map[string]string{"ext4": "-F", "xfs": "-f"}[kind], "-q", r.device)
+		rig.Mkfs(t, kind, r.device, map[string]string{"ext4": "-F", "xfs": "-f"}[kind])
 		held, err := unix.Open(r.device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 		check.Must(t, err)
 		before := written(t, r.device)

@@ -26,7 +26,7 @@ import (
 func growable(t testing.TB, kind string, bytes int64, mkfs ...string) (device, image string) {
 	t.Helper()
 	image = rig.Image(t, bytes)
-	run(t, "mkfs."+kind, append(append([]string{"-q"}, mkfs...), image)...)
+	rig.Mkfs(t, kind, image, mkfs...)
 	return rig.Loop(t, image, loopdev.Options{}), image
 }
 
@@ -34,13 +34,6 @@ func enlarge(t testing.TB, device, image string, bytes int64) {
 	t.Helper()
 	check.Must(t, os.Truncate(image, bytes))
 	check.Must(t, loopdev.Grow(device))
-}
-
-// onlineExt tells whether the kernel lets this process grow a mounted ext4.
-func onlineExt() bool {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	return unix.Capget(&header, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
 func TestGrowsWhileAWriterWrites(t *testing.T) {
@@ -74,7 +67,7 @@ func TestGrowsWhileAWriterWrites(t *testing.T) {
 			has, err := fsops.Grow(f.root, fd, 2*size, 3*size)
 			close(done)
 			busy.Wait()
-			if kind == "ext4" && !onlineExt() {
+			if !rig.MayGrow(t, kind) {
 				if !errors.Is(err, fsops.ErrDenied) || !strings.Contains(err.Error(), "CAP_SYS_RESOURCE") {
 					t.Errorf("without the capability: %v", err)
 				}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -58,7 +57,7 @@ func growUnused(k *cluster.Kube, way, driver string) {
 	v.WaitGrown()
 	wantSize(k, second, v)
 	v.Grow(2 * v.Size)
-	if mayGrowExt4(k.T) {
+	if rig.MayGrow(k.T, "ext4") {
 		v.WaitGrown()
 	} else {
 		// Kubelet takes the code of that for "not while it is in use", and makes no event.
@@ -96,16 +95,4 @@ func wantClaim(k *cluster.Kube, v *cluster.Volume) {
 	if has.Value() != v.Size || len(claim.Status.Conditions) != 0 || len(claim.Status.AllocatedResourceStatuses) != 0 {
 		k.T.Errorf("the claim says %+v", claim.Status)
 	}
-}
-
-// mayGrowExt4 tells whether the kernel lets root grow a mounted ext4: it asks for
-// CAP_SYS_RESOURCE, which root in many containers has not.
-func mayGrowExt4(t rig.T) bool {
-	t.Helper()
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		t.Fatal(err)
-	}
-	return data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }

@@ -4,7 +4,6 @@ package package_test
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 const (
@@ -128,7 +128,7 @@ func (f *frontService) takeAway(v *volume) {
 // handedOver is the device that the sandbox is told of.
 func (f *frontService) handedOver(v *volume) string {
 	f.t.Helper()
-	raw, err := os.ReadFile(f.path(filepath.Join(kataVolumes, base64.URLEncoding.EncodeToString([]byte(v.target())), "mountInfo.json")))
+	raw, err := os.ReadFile(f.path(filepath.Join(kata.VolumeDir(kataVolumes, v.target()), "mountInfo.json")))
 	check.Must(f.t, err)
 	var info struct {
 		Device string `json:"device"`

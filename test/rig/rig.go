@@ -180,12 +180,32 @@ func Disk(t T, size int64, fs string) string {
 	t.Helper()
 	image := Image(t, size)
 	if fs != "" {
-		Need(t, "mkfs."+fs)
-		if out, err := exec.Command("mkfs."+fs, "-q", image).CombinedOutput(); err != nil {
-			t.Fatalf("mkfs.%s: %v\n%s", fs, err, out)
-		}
+		Mkfs(t, fs, image)
 	}
 	return Loop(t, image, loopdev.Options{})
+}
+
+// Mkfs makes a filesystem on an image or a device.
+func Mkfs(t T, fs, on string, options ...string) {
+	t.Helper()
+	Need(t, "mkfs."+fs)
+	out, err := exec.Command("mkfs."+fs, append(append([]string{"-q"}, options...), on)...).CombinedOutput() //nolint:gosec // a test's own words
+	if err != nil {
+		t.Fatalf("mkfs.%s: %v\n%s", fs, err, out)
+	}
+}
+
+// MayGrow tells whether the kernel lets this process grow a mounted filesystem: ext4 asks
+// for CAP_SYS_RESOURCE, which not every container that runs tests has.
+func MayGrow(t T, fs string) bool {
+	t.Helper()
+	if fs != "ext4" {
+		return true
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	check.Must(t, unix.Capget(&header, &data[0]))
+	return data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
 // FDs lists the open descriptors of a process, to be compared.

@@ -3,7 +3,6 @@
 package top
 
 import (
-	"encoding/base64"
 	"os"
 	"path/filepath"
 	"testing"
@@ -69,8 +68,7 @@ func (n *node) boot(name string, percent uint64) *kata.Shim {
 	})
 	check.Must(n.t, err)
 	n.t.Cleanup(func() { _ = shim.Stop() })
-	volume := filepath.Join(n.Kata, base64.URLEncoding.EncodeToString([]byte(target)))
-	check.Must(n.t, os.WriteFile(filepath.Join(volume, "sandbox-"+name), nil, 0o600))
+	check.Must(n.t, kata.WriteID(n.Kata, target, "sandbox-"+name))
 	return shim
 }
 

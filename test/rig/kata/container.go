@@ -110,7 +110,7 @@ func (m *VM) CreateContainer(id string, mounts []Mount) error {
 
 // infoOf reads a volume's mountInfo.json; nil means that the source is none.
 func (m *VM) infoOf(source string) (*mountInfo, error) {
-	raw, err := os.ReadFile(filepath.Join(m.DirectVolumes, base64.URLEncoding.EncodeToString([]byte(source)), "mountInfo.json"))
+	raw, err := os.ReadFile(filepath.Join(VolumeDir(m.DirectVolumes, source), "mountInfo.json"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil //nolint:nilnil // neither is there a volume nor is that wrong
 	}

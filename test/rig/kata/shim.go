@@ -108,10 +108,15 @@ func (s *Shim) UnmountOne(name string) { s.locked(func() { delete(s.mounts, name
 // Unmount takes all filesystems from the guest.
 func (s *Shim) Unmount() { s.locked(func() { clear(s.mounts) }) }
 
+// VolumeDir is where a shim looks for the volume of a target.
+func VolumeDir(directVolumes, target string) string {
+	return filepath.Join(directVolumes, base64.URLEncoding.EncodeToString([]byte(target)))
+}
+
 // WriteID leaves the sandbox's id in a volume's directory, as the Go runtime
 // does when it creates a container.
 func WriteID(directVolumes, target, sandboxID string) error {
-	dir := filepath.Join(directVolumes, base64.URLEncoding.EncodeToString([]byte(target)))
+	dir := VolumeDir(directVolumes, target)
 	if _, err := os.Stat(filepath.Join(dir, "mountInfo.json")); err != nil {
 		return fmt.Errorf("kata shim: the volume is not published: %w", err)
 	}
