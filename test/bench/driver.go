@@ -2,16 +2,14 @@ package main
 
 import (
 	"context"
-	"errors"
-	"net"
 	"path/filepath"
 	"strconv"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
 const driverName = "bench.crust-proxy.dev"
@@ -21,8 +19,6 @@ type driver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
 	csi.UnimplementedSnapshotMetadataServer
-	registration.UnimplementedRegistrationServer
-	endpoint string
 	// images has the volumes of a driver that can defer by itself: image files, named by
 	// the volumes' ids, of which a machine has room for thousands.
 	images string
@@ -63,14 +59,6 @@ func (*driver) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream
 	return nil
 }
 
-func (d *driver) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
-	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: driverName, Endpoint: d.endpoint, SupportedVersions: []string{"1.0.0"}}, nil
-}
-
-func (*driver) NotifyRegistrationStatus(context.Context, *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
-	return &registration.RegistrationStatusResponse{}, nil
-}
-
 func (*driver) NodeStageVolume(context.Context, *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	return &csi.NodeStageVolumeResponse{}, nil
 }
@@ -83,25 +71,20 @@ func (d *driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 	return reply, nil
 }
 
-// serveDriver serves CSI on one socket and the registrar's protocol on another.
-func serveDriver(socket, registrar, images string) error {
-	d := &driver{endpoint: socket, images: images}
+// serveDriver serves CSI on one socket, beside a registrar.
+func serveDriver(socket, registry, images string) error {
 	var options []grpc.ServerOption
 	if images != "" {
 		options = append(options, csidefer.ServerOption(csidefer.Options{}))
 	}
-	ended := make(chan error, 2)
-	for _, path := range []string{socket, registrar} {
-		listener, err := net.Listen("unix", path)
-		if err != nil {
-			return err
-		}
-		server := grpc.NewServer(options...)
+	registrar := &kubelet.Registrar{Dir: registry, Name: driverName, Endpoint: socket}
+	if err := registrar.Start(); err != nil {
+		return err
+	}
+	d := &driver{images: images}
+	return serve(socket, func(server *grpc.Server) {
 		csi.RegisterIdentityServer(server, d)
 		csi.RegisterNodeServer(server, d)
 		csi.RegisterSnapshotMetadataServer(server, d)
-		registration.RegisterRegistrationServer(server, d)
-		go func() { ended <- server.Serve(listener) }()
-	}
-	return errors.Join(<-ended, errors.New("the driver serves no more"))
+	}, options...)
 }

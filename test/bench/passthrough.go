@@ -46,7 +46,7 @@ func startDriver(r *testbed, images string) *grpc.ClientConn {
 	registry := r.daemon.Kubelet + "/crust-proxy/registry"
 	r.must(os.MkdirAll(registry, 0o700))
 	through := r.daemon.Dir + "/run/csi/" + driverName + ".sock"
-	r.spawn(through, roleDriver, driverSocket(r), registry+"/"+driverName+"-reg.sock", images)
+	r.spawn(through, roleDriver, driverSocket(r), registry, images)
 	return r.daemon.Dial(through)
 }
 

@@ -34,12 +34,16 @@ func (empty) RuntimeGetVolumeStats(context.Context, *runtimev1.RuntimeGetVolumeS
 }
 
 func serveEmpty(socket string) error {
+	return serve(socket, func(server *grpc.Server) { runtimev1.RegisterRuntimeServer(server, empty{}) })
+}
+
+func serve(socket string, services func(*grpc.Server), options ...grpc.ServerOption) error {
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer()
-	runtimev1.RegisterRuntimeServer(server, empty{})
+	server := grpc.NewServer(options...)
+	services(server)
 	return server.Serve(listener)
 }
 

@@ -6,6 +6,7 @@ package snapmeta
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"io"
@@ -22,6 +23,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/cert"
 
 	wire "github.com/crust-proxy/crust-proxy/proto/snapshotmetadata"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -59,11 +61,14 @@ func (s *Server) Tokens() []string {
 // certificate of the authority that signed the server's. The server has the names given.
 func (s *Server) Start(t rig.T, names ...string) (address string, authority []byte) {
 	t.Helper()
-	certificate, authority, err := newCertificate(names)
+	// The authority's own certificate comes behind the server's.
+	authority, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, names)
+	check.Must(t, err)
+	certificate, err := tls.X509KeyPair(authority, key)
 	check.Must(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	check.Must(t, err)
-	server := grpc.NewServer(grpc.Creds(credentials.NewServerTLSFromCert(certificate)))
+	server := grpc.NewServer(grpc.Creds(credentials.NewServerTLSFromCert(&certificate)))
 	wire.RegisterSnapshotMetadataServer(server, s)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(listener) }()
