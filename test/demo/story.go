@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
@@ -66,12 +67,22 @@ func (p *telling) etc() string { return p.n.daemon.Dir + "/etc" }
 
 func (p *telling) guard(context.Context) {
 	p.begin("The host has not mounted it, and nothing can be written where it is not.")
-	p.check(len(rig.MountLines(" ext4 "+p.n.disk+" ")) == 0, "no mount of %s on the host", p.n.disk)
-	p.check(len(rig.MountLines("crust:")) == 1, "the target holds the guard")
+	p.check(len(rig.MountsOf(p.n.disk)) == 0, "no mount of %s on the host", p.n.disk)
+	p.check(p.guards() == 1, "the target holds the guard")
 	err := os.WriteFile(p.target+"/data", []byte("data"), 0o600)
 	p.check(errors.Is(err, unix.ENOSPC), "a program that a wrong runtime starts there gets: %v", err)
 	err = unix.Mount(p.n.disk, p.etc(), "ext4", 0, "")
 	p.check(errors.Is(err, unix.EBUSY), "mounting the device on the host gives: %v", err)
+}
+
+// guards counts them.
+func (p *telling) guards() (count int) {
+	for _, m := range rig.Mounts(p.n.daemon.Kubelet) {
+		if strings.HasPrefix(m.Source, abi.GuardPrefix) {
+			count++
+		}
+	}
+	return count
 }
 
 func (p *telling) startPod(context.Context) {
@@ -81,7 +92,7 @@ func (p *telling) startPod(context.Context) {
 	p.n.must(done.err)
 	p.checksum = done.sum
 	p.check(true, "the workload wrote %d MiB (sha256 %.12s...)", dataSize>>20, p.checksum)
-	p.check(len(rig.MountLines(" ext4 "+p.sandbox.Loop+" ")) == 0 && len(rig.MountLines(" ext4 "+p.n.disk+" ")) == 0, "the host still sees no filesystem")
+	p.check(len(rig.MountsOf(p.sandbox.Loop)) == 0 && len(rig.MountsOf(p.n.disk)) == 0, "the host still sees no filesystem")
 	busy := unix.Mount(p.n.disk, p.etc(), "ext4", 0, "")
 	p.check(errors.Is(busy, unix.EBUSY), "mounting the device on the host still gives: %v", busy)
 }
@@ -153,7 +164,7 @@ func (p *telling) unstage(ctx context.Context) {
 	p.n.must(p.sandbox.Stop())
 	err = p.n.unpublish(ctx, p.target)
 	p.check(err == nil, "when the sandbox has ended: %v", status.Code(err))
-	p.check(len(rig.MountLines("crust:")) == 0, "the guard is gone")
+	p.check(p.guards() == 0, "the guard is gone")
 	p.check(isEmpty(p.n.daemon.Kata), "no metadata is left")
 	p.check(isEmpty(p.n.daemon.Dir+"/run/state/volumes"), "no record is left")
 }

@@ -10,7 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -245,12 +249,10 @@ func (n *node) restart() {
 // the node's disk.
 func (n *node) wantMounted(v *volume, pod string) {
 	n.t.Helper()
-	for _, line := range n.mounts() {
-		if fields := strings.Fields(line); fields[0] == v.target(n, pod) && fields[1] == "ext4" && strings.HasPrefix(fields[2], "/dev/loop") {
-			return
-		}
+	mounts := rig.Mounts(v.target(n, pod))
+	if last := len(mounts) - 1; last < 0 || mounts[last].FSType != "ext4" || !strings.HasPrefix(mounts[last].Source, "/dev/loop") {
+		n.t.Errorf("the target does not show the volume: %+v", mounts)
 	}
-	n.t.Errorf("the target does not show the volume: %q", n.mounts())
 }
 
 // wantCleanSoFar asserts that only the driver's own data of a volume is left.
@@ -271,16 +273,16 @@ func TestReboot(t *testing.T) {
 	check.Must(t, n.publish(v, "pod-1"))
 	n.Kill()
 	n.driver.Process.Kill()
-	for _, line := range n.mounts() {
-		if point := line[:indexByte(line, ' ')]; point != n.Dir {
-			n.unmount(point)
+	for _, point := range rig.MountPoints(n.Dir) {
+		if point != n.Dir {
+			check.Must(t, unix.Unmount(point, unix.MNT_DETACH))
 		}
 	}
 	check.Must(t, os.RemoveAll(n.Dir+"/run"))
 	check.Must(t, os.RemoveAll(n.Kata))
 	check.Must(t, os.MkdirAll(n.Kata, 0o755))
 	for _, loop := range n.loops() {
-		n.detach(loop)
+		check.Must(t, loopdev.Detach(loop))
 	}
 	n.startDriver()
 	n.Start()

@@ -126,30 +126,15 @@ func (n *node) wantClean() {
 			return nil
 		})
 	}
-	for _, line := range n.mounts() {
-		if !strings.HasPrefix(line, n.Dir+" ") {
-			left = append(left, "mount "+line)
+	for _, m := range rig.Mounts(n.Dir) {
+		if m.Mountpoint != n.Dir {
+			left = append(left, "mount "+m.Mountpoint)
 		}
 	}
 	left = append(left, rig.LoopsLeft(n.driver.Data)...)
 	if len(left) > 0 {
 		n.t.Errorf("left behind:\n  %s", strings.Join(left, "\n  "))
 	}
-}
-
-// mounts lists "point filesystem source" of what is mounted below the node.
-func (n *node) mounts() []string {
-	raw, err := os.ReadFile("/proc/self/mountinfo")
-	check.Must(n.t, err)
-	var out []string
-	for line := range strings.SplitSeq(string(raw), "\n") {
-		before, after, _ := strings.Cut(line, " - ")
-		fields, fs := strings.Fields(before), strings.Fields(after)
-		if len(fields) > 4 && len(fs) > 1 && strings.HasPrefix(fields[4], n.Dir) {
-			out = append(out, fields[4]+" "+fs[0]+" "+fs[1])
-		}
-	}
-	return out
 }
 
 // loops lists the loop devices over the driver's images.

@@ -5,7 +5,6 @@ package front
 import (
 	"context"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 
@@ -92,10 +91,8 @@ func (s *stacking) unpublish(ctx context.Context, _ string, request []byte, forw
 
 // layers counts the mounts at the private path.
 func (s *stacking) layers() (count int) {
-	raw, err := os.ReadFile("/proc/self/mountinfo")
-	check.Must(s.t, err)
-	for line := range strings.SplitSeq(string(raw), "\n") {
-		if fields := strings.Fields(line); len(fields) > 4 && fields[4] == s.device {
+	for _, point := range rig.MountPoints(s.device) {
+		if point == s.device {
 			count++
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
@@ -66,13 +67,12 @@ func wholeWay(t *testing.T, fs string, args []string) {
 func (n *node) wantGuarded(v *volume, pod string) {
 	n.t.Helper()
 	guards := 0
-	for _, line := range n.mounts() {
-		fields := strings.Fields(line)
+	for _, m := range rig.Mounts(n.Dir) {
 		switch {
-		case fields[0] == v.target(n, pod) && fields[1] == "tmpfs" && strings.HasPrefix(fields[2], "crust:"):
+		case m.Mountpoint == v.target(n, pod) && m.FSType == "tmpfs" && strings.HasPrefix(m.Source, "crust:"):
 			guards++
-		case fields[1] == "ext4" || fields[1] == "xfs" || fields[1] == "btrfs":
-			n.t.Errorf("a filesystem is mounted on the host: %s", line)
+		case m.FSType == "ext4" || m.FSType == "xfs" || m.FSType == "btrfs":
+			n.t.Errorf("a filesystem is mounted on the host: %+v", m)
 		}
 	}
 	if guards != 1 {

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -167,5 +168,7 @@ func recorded(target string) bool {
 }
 
 func guarded(target string) bool {
-	return slices.ContainsFunc(rig.MountLines(" "+target+" "), func(line string) bool { return strings.Contains(line, " tmpfs crust:") })
+	return slices.ContainsFunc(rig.Mounts(target), func(m *mountinfo.Info) bool {
+		return m.Mountpoint == target && m.FSType == "tmpfs" && strings.HasPrefix(m.Source, "crust:")
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
@@ -23,29 +24,24 @@ func MakeMountsPrivate() error {
 	return nil
 }
 
-// MountLines lists the lines of this namespace's mountinfo that contain a text.
-func MountLines(text string) []string {
-	raw, err := os.ReadFile("/proc/self/mountinfo")
+// Mounts lists the mounts of this namespace at and below a directory.
+func Mounts(dir string) []*mountinfo.Info {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(strings.TrimSuffix(dir, "/")))
 	if err != nil {
-		return []string{err.Error()}
+		return []*mountinfo.Info{{Mountpoint: err.Error()}}
 	}
-	var found []string
-	for line := range strings.Lines(string(raw)) {
-		if strings.Contains(line, text) {
-			found = append(found, strings.TrimSuffix(line, "\n"))
-		}
-	}
-	return found
+	return mounts
+}
+
+// MountsOf lists the mounts of this namespace that have a source, such as a device.
+func MountsOf(source string) []*mountinfo.Info {
+	return slices.DeleteFunc(Mounts("/"), func(m *mountinfo.Info) bool { return m.Source != source })
 }
 
 // MountPoints lists the mount points at and below a directory.
-func MountPoints(dir string) []string {
-	var points []string
-	for _, line := range MountLines(" " + dir) {
-		fields := strings.Fields(line)
-		if len(fields) > 4 && (fields[4] == dir || strings.HasPrefix(fields[4], strings.TrimSuffix(dir, "/")+"/")) {
-			points = append(points, fields[4])
-		}
+func MountPoints(dir string) (points []string) {
+	for _, m := range Mounts(dir) {
+		points = append(points, m.Mountpoint)
 	}
 	return points
 }
