@@ -3,6 +3,7 @@
 package driver_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -59,6 +60,9 @@ func TestTheChartsContainer(t *testing.T) {
 	r.run(exec.Command("unshare", slices.Concat([]string{
 		"--mount", "--propagation", "unchanged", "sh", "-euc", script.String(), rig.Program(t, "crust-driver"),
 	}, args)...), env...)
+	if err := unix.Access(fmt.Sprintf("/proc/%d/root/", r.cmd.Process.Pid), unix.W_OK); !errors.Is(err, unix.EROFS) {
+		t.Errorf("its root filesystem can be written to: %v", err)
+	}
 	registered, err := filepath.Glob(kubelet + "/crust-proxy/registry/*.sock")
 	if err != nil || len(registered) != 1 {
 		t.Errorf("it registers at %q: %v", registered, err)
