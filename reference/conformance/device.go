@@ -39,15 +39,11 @@ func newDisk(t *trial, n *node) *disk {
 	t.must(os.WriteFile(d.image, nil, 0o600))
 	n.scratch.add(func(context.Context) error { return os.Remove(d.image) })
 	t.must(os.Truncate(d.image, diskSize))
-	var err error
-	d.path, err = loopdev.Attach(d.image, loopdev.Options{})
+	// It goes with this program, even if that is killed.
+	hold, err := loopdev.AttachHeld(d.image, loopdev.Options{})
 	t.must(err)
-	// The device is kept open, and detached at the last close: it goes with this program,
-	// even if that is killed.
-	hold, err := os.Open(d.path)
+	d.path = hold.Name()
 	n.scratch.add(func(ctx context.Context) error { return d.release(ctx, n.mounts, hold) })
-	t.must(err)
-	t.must(loopdev.Detach(d.path))
 	var st unix.Stat_t
 	t.must(unix.Fstat(int(hold.Fd()), &st))
 	d.major, d.minor = unix.Major(st.Rdev), unix.Minor(st.Rdev)

@@ -28,53 +28,69 @@ const attachTries = 64
 // Attach makes a loop device over a file or block device and gives its path.
 // The backing is opened plainly, as a VMM opens a disk.
 func Attach(backing string, opts Options) (string, error) {
+	loop, err := attach(backing, opts, 0)
+	if err != nil {
+		return "", err
+	}
+	return loop.Name(), loop.Close()
+}
+
+// AttachHeld makes a loop device that goes away when its last user closes it, as the
+// kernel does for a process that is killed. The caller is its first user.
+func AttachHeld(backing string, opts Options) (*os.File, error) {
+	return attach(backing, opts, unix.LO_FLAGS_AUTOCLEAR)
+}
+
+func attach(backing string, opts Options, asked uint32) (*os.File, error) {
 	flags := os.O_RDWR
 	if opts.ReadOnly {
 		flags = os.O_RDONLY
 	}
 	file, err := os.OpenFile(backing, flags, 0) //nolint:gosec // the caller names the backing
 	if err != nil {
-		return "", fmt.Errorf("attach %s: %w", backing, err)
+		return nil, fmt.Errorf("attach %s: %w", backing, err)
 	}
 	defer func() { _ = file.Close() }()
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
-		return "", fmt.Errorf("attach %s: %w", backing, err)
+		return nil, fmt.Errorf("attach %s: %w", backing, err)
 	}
 	defer func() { _ = control.Close() }()
 	for range attachTries {
-		path, err := attachFree(int(control.Fd()), int(file.Fd()), opts)
+		loop, err := attachFree(int(control.Fd()), int(file.Fd()), opts, asked)
 		if errors.Is(err, unix.EBUSY) {
 			continue
 		}
 		if err != nil {
-			return "", fmt.Errorf("attach %s: %w", backing, err)
+			return nil, fmt.Errorf("attach %s: %w", backing, err)
 		}
-		return path, nil
+		return loop, nil
 	}
-	return "", fmt.Errorf("attach %s: no loop device stayed free in %d tries", backing, attachTries)
+	return nil, fmt.Errorf("attach %s: no loop device stayed free in %d tries", backing, attachTries)
 }
 
-func attachFree(control, backing int, opts Options) (string, error) {
+func attachFree(control, backing int, opts Options, asked uint32) (*os.File, error) {
 	n, err := unix.IoctlRetInt(control, unix.LOOP_CTL_GET_FREE)
 	if err != nil {
-		return "", fmt.Errorf("find a free loop device: %w", err)
+		return nil, fmt.Errorf("find a free loop device: %w", err)
 	}
 	path := fmt.Sprintf("/dev/loop%d", n)
 	loop, err := os.OpenFile(path, os.O_RDWR, 0) //nolint:gosec // a number from the kernel
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	defer func() { _ = loop.Close() }()
 	config := unix.LoopConfig{Fd: uint32(backing)} //nolint:gosec // descriptors are small
-	config.Size = opts.SectorSize
+	config.Size, config.Info.Flags = opts.SectorSize, asked
 	if opts.ReadOnly {
 		config.Info.Flags |= unix.LO_FLAGS_READ_ONLY
 	}
 	if opts.DirectIO {
 		config.Info.Flags |= unix.LO_FLAGS_DIRECT_IO
 	}
-	return path, unix.IoctlLoopConfigure(int(loop.Fd()), &config)
+	if err := unix.IoctlLoopConfigure(int(loop.Fd()), &config); err != nil {
+		return nil, errors.Join(err, loop.Close())
+	}
+	return loop, nil
 }
 
 // Detach frees a loop device. One that is free already is a success.
