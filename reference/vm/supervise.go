@@ -121,7 +121,7 @@ func (s *sandbox) boot(ctx context.Context) (err error) {
 	}
 	s.machine, err = qemu.Start(ctx, qemu.Config{
 		Program: s.cfg.QEMU, Virtiofsd: s.cfg.Virtiofsd, Kernel: image, Initramfs: archive,
-		Append: "console=ttyS0 loglevel=4 panic=-1", KVM: kvm, MemoryMiB: s.cfg.MemoryMiB, CPUs: s.cfg.CPUs, User: user,
+		Append: initramfs.KernelArguments, KVM: kvm, MemoryMiB: s.cfg.MemoryMiB, CPUs: s.cfg.CPUs, User: user,
 		Shared: s.share.shown, Tag: sharedTag, Port: wire.Port, Dir: string(s.place),
 	})
 	if err != nil {

@@ -69,7 +69,7 @@ func boot(t *testing.T, kernel initramfs.Kernel, disk string) string {
 	began := time.Now()
 	machine := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-m", "512", "-smp", "1", "-nodefaults", "-no-reboot",
 		"-display", "none", "-serial", "stdio", "-kernel", kernel.Image, "-initrd", archive,
-		"-append", "console=ttyS0 panic=-1 quiet", "-drive", "file="+disk+",format=raw,if=virtio,cache=unsafe")
+		"-append", initramfs.KernelArguments, "-drive", "file="+disk+",format=raw,if=virtio,cache=unsafe")
 	console, err := machine.CombinedOutput()
 	t.Logf("the machine ran for %v", time.Since(began).Round(time.Second))
 	if err != nil {

@@ -51,7 +51,7 @@ func bootGuest(t *testing.T, disks map[string]string) *guest {
 	g := &guest{t: t, ended: make(chan struct{})}
 	args := []string{
 		"-machine", "pc", "-accel", "tcg", "-cpu", "max", "-m", "320", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
-		"-serial", "stdio", "-kernel", kernel, "-initrd", archive, "-append", "console=ttyS0 loglevel=4 panic=-1",
+		"-serial", "stdio", "-kernel", kernel, "-initrd", archive, "-append", initramfs.KernelArguments,
 		"-chardev", "socket,id=agent,path=" + socket, "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,name=" + wire.Port,
 	}
 	for serial, image := range disks {

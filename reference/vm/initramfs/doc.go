@@ -2,6 +2,10 @@
 // modules that this needs, in the order in which they have to be loaded.
 package initramfs
 
+// KernelArguments are those of a guest's kernel: it ends when it panics. It does not try out
+// its timer, which a machine on a busy node can fail to tick in time.
+const KernelArguments = "console=ttyS0 loglevel=4 panic=-1 no_timer_check"
+
 // What a guest finds.
 const (
 	// Program is the guest's first program.
