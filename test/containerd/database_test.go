@@ -33,7 +33,7 @@ func (r *testNode) database(pod *cri.Pod, first, second *csiVolume) *program {
 	p := &program{testNode: r, shared: r.t.TempDir()}
 	check.Must(r.t, rig.BuildStatic(p.shared+"/writer", "test/database/writer"))
 	container, err := pod.Run(r.ctx(), cri.Container{
-		Name: "database", Script: "exec /shared/writer /first /second /shared",
+		Name: "database", Script: "/shared/writer /first /second /shared; exec sleep 2147483647", // the container stays, as others do
 		Mounts: []cri.Mount{{Host: p.shared, Container: "/shared"}, {Host: first.target, Container: "/first"}, {Host: second.target, Container: "/second"}},
 	})
 	check.Must(r.t, err)
