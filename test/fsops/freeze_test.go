@@ -411,6 +411,8 @@ func TestFrozenNoMore(t *testing.T) {
 	r.forgotten(time.Minute)
 	run(t, "fsfreeze", "--unfreeze", r.dir)
 	r.unmount()
+	// A mount namespace that was made meanwhile has a copy of the mount for a moment.
+	check.Eventually(t, "nobody has the device", func() bool { return exclusive(r.device) })
 	for _, kind := range []string{"ext4", "xfs"} { // used by somebody who has it open, as a VM does
 		rig.Mkfs(t, kind, r.device, map[string]string{"ext4": "-F", "xfs": "-f"}[kind])
 		held, err := unix.Open(r.device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
