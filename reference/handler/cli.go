@@ -48,7 +48,7 @@ target path:
   %[1]s crust removable       (fails while containers run by this program)
 
 Exit status: 0 done, 1 refused, 2 bad arguments, 3 no live sandbox has the
-volume, 4 not supported, 5 out of range.
+volume, 4 not supported, 5 out of range, 6 frozen already, or not frozen.
 Configuration: %[3]s.
 `
 

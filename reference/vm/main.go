@@ -22,20 +22,19 @@ const name = "crust-vm"
 func Main(args []string, stdout, stderr io.Writer) int {
 	in := handler.ParseArgs(args[1:])
 	tell := handler.Teller{Name: name, In: in, Stderr: stderr}
+	first := ""
+	if len(args) > 1 {
+		first = strings.TrimLeft(args[1], "-")
+	}
 	switch {
 	case in.Command == abi.Word:
-		return handler.CLI{
-			Name: name, About: "crust-vm runs each pod in a virtual machine that mounts the pod's deferred volumes.",
-			Config: defaultConfig + ", or the file that " + configVariable + " names",
-			Open: func() (handler.Volumes, string, error) {
-				cfg, err := LoadConfig(os.Getenv)
-				return asked{cfg}, cfg.Program, err
-			},
-		}.Main(args[2:], stdout, stderr)
+		return aboutVolumes.Main(args[2:], stdout, stderr)
+	case first == "help", first == "h":
+		return aboutVolumes.Main([]string{"help"}, stdout, stderr)
 	case in.Command == "features":
 		_, _ = io.WriteString(stdout, features)
 		return 0
-	case in.Command == "" && in.Has("version", "v"), len(args) > 1 && strings.TrimLeft(args[1], "-") == "version":
+	case first == "version", first == "v":
 		_, _ = fmt.Fprintf(stdout, "%s version 1\nspec: 1.0.2\n", name)
 		return 0
 	}
@@ -50,6 +49,17 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		return max(code, 1)
 	}
 	return code
+}
+
+// aboutVolumes are the commands that crust-proxy asks by.
+var aboutVolumes = handler.CLI{
+	Name: name, About: "crust-vm is an OCI runtime, started by containerd: each pod is a virtual machine, whose\n" +
+		"kernel mounts the pod's deferred volumes.",
+	Config: defaultConfig + ", or the file that " + configVariable + " names",
+	Open: func() (handler.Volumes, string, error) {
+		cfg, err := LoadConfig(os.Getenv)
+		return asked{cfg}, cfg.Program, err
+	},
 }
 
 // features is what container runtimes ask for; it names nothing that is not there.
@@ -90,7 +100,10 @@ func (c *command) run() (code int, err error) {
 }
 
 func (c *command) unsupported() error {
-	return fmt.Errorf("the command %q is not supported by crust-vm", c.in.Command)
+	if c.in.Command == "" {
+		return errors.New("a command is missing; see `crust-vm --help`")
+	}
+	return fmt.Errorf("the command %q is not supported by crust-vm; see `crust-vm --help`", c.in.Command)
 }
 
 // asked is the volumes of all sandboxes of the node, for one question.

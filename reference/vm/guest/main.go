@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strings"
 
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
@@ -40,10 +41,10 @@ func Main(args []string) int {
 	case word == "" && os.Getpid() == 1:
 		err = first()
 	default:
-		err = errors.New("it runs as the first program of a virtual machine only")
+		err = errors.New("this is the first program of a virtual machine: crust-vm starts it there, and nobody elsewhere")
 	}
 	if err != nil {
-		_, _ = fmt.Fprintln(os.Stderr, "crust-vm-agent:", word, err)
+		_, _ = fmt.Fprintln(os.Stderr, strings.TrimSpace("crust-vm-agent "+word)+":", err)
 		return 1
 	}
 	return 0
