@@ -25,6 +25,9 @@ type Config struct {
 	CPUs      int `json:"cpus"`
 	// BootTimeoutSeconds is how long a machine may take to its agent's first word.
 	BootTimeoutSeconds int `json:"bootTimeoutSeconds"`
+	// HangTimeoutSeconds is how long an agent may answer no ping before its machine is
+	// killed.
+	HangTimeoutSeconds int `json:"hangTimeoutSeconds"`
 	// FirstUser is the first of the users that the machines have, each its own: four
 	// million numbers that nobody else uses.
 	FirstUser uint32 `json:"firstUser"`
@@ -46,7 +49,7 @@ const (
 func LoadConfig(getenv func(string) string) (Config, error) {
 	cfg := Config{
 		Kernel: "/usr/lib/crust-vm/kernel", QEMU: "/usr/bin/qemu-system-x86_64", Virtiofsd: "/usr/lib/qemu/virtiofsd",
-		MemoryMiB: 512, CPUs: 1, BootTimeoutSeconds: 120, FirstUser: 1_900_000_000,
+		MemoryMiB: 512, CPUs: 1, BootTimeoutSeconds: 120, HangTimeoutSeconds: 90, FirstUser: 1_900_000_000,
 		Root: abi.DefaultRoot, StateDir: "/run/crust-vm",
 	}
 	file, err := handler.ReadConfig(getenv(configVariable), defaultConfig, &cfg)
@@ -63,8 +66,8 @@ func (c *Config) complete(file string) (err error) {
 	if c.AgentProgram == "" {
 		c.AgentProgram = filepath.Join(filepath.Dir(c.Program), "crust-vm-agent")
 	}
-	if c.MemoryMiB < 128 || c.CPUs < 1 || c.BootTimeoutSeconds < 1 || c.FirstUser == 0 {
-		return fmt.Errorf("the configuration %s: a machine needs 128 MiB, a processor, a second to boot in, and a user that is not root", file)
+	if c.MemoryMiB < 128 || c.CPUs < 1 || c.BootTimeoutSeconds < 1 || c.HangTimeoutSeconds < 1 || c.FirstUser == 0 {
+		return fmt.Errorf("the configuration %s: a machine needs 128 MiB, a processor, timeouts of a second, and a user that is not root", file)
 	}
 	if c.Accel != "" && c.Accel != accelKVM && c.Accel != accelTCG {
 		return fmt.Errorf("the configuration %s: accel: %q is neither kvm nor tcg", file, c.Accel)
@@ -78,6 +81,11 @@ func (c *Config) complete(file string) (err error) {
 const accelKVM, accelTCG = "kvm", "tcg"
 
 func (c Config) bootTime() time.Duration { return time.Duration(c.BootTimeoutSeconds) * time.Second }
+
+// pingTime is the time between two pings, and that for the answer to each.
+func (c Config) pingTime() time.Duration {
+	return time.Duration(c.HangTimeoutSeconds) * time.Second / (2 * maxFailedPings)
+}
 
 // cache is for what all sandboxes can use. No sandbox has such a name.
 func (c Config) cache() string { return filepath.Join(c.StateDir, ".cache") }

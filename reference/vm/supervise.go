@@ -66,7 +66,9 @@ func supervise(cfg Config, id, bundle string, shim process.Process, ready io.Wri
 	}
 	failpoint.Hit("crust-vm-ready")
 	why := s.watch(ctx)
-	s.end(ctx)
+	if !errors.Is(why, errHangs) {
+		s.end(ctx)
+	}
 	return why
 }
 
@@ -214,23 +216,31 @@ func (s *sandbox) watch(ctx context.Context) error {
 const (
 	// lookTime is how often it is looked whether the shim lives.
 	lookTime = time.Second
-	// pingTime is the time between two pings, and hangs how many in a row may fail.
-	pingTime = 15 * time.Second
-	hangs    = 3
+	// maxFailedPings is how many pings in a row fail where a guest hangs.
+	maxFailedPings = 3
 )
+
+var errHangs = errors.New("the guest's agent does not answer")
 
 // pings returns when the guest hangs.
 func (s *sandbox) pings(ctx context.Context) error {
-	for failed := 0; failed < hangs; {
-		if !sys.Sleep(ctx, pingTime) {
+	for failed := 0; failed < maxFailedPings; {
+		if !sys.Sleep(ctx, s.cfg.pingTime()) {
 			return ctx.Err()
 		}
 		failed++
-		if _, err := s.guest.Ping(ctx, &wire.PingRequest{}); err == nil {
+		if s.ping(ctx) == nil {
 			failed = 0
 		}
 	}
-	return errors.New("the guest's agent does not answer")
+	return errHangs
+}
+
+func (s *sandbox) ping(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.pingTime())
+	defer cancel()
+	_, err := s.guest.Ping(ctx, &wire.PingRequest{})
+	return err
 }
 
 // shutdownTime bounds the orderly end of a guest, and powerTime that of its machine.

@@ -102,16 +102,18 @@ func (s *scene) over() {
 func TestKilledMachines(t *testing.T) {
 	b := newBench(t)
 	for i, c := range []struct {
-		name string
-		kill func(supervisor, qemu, shim int) error
+		name   string
+		config map[string]any
+		kill   func(supervisor, qemu, shim int) error
 	}{
-		{"qemu", func(_, qemu, _ int) error { return unix.Kill(qemu, unix.SIGKILL) }},
-		{"supervisor", func(supervisor, _, _ int) error { return unix.Kill(supervisor, unix.SIGKILL) }},
+		{"qemu", nil, func(_, qemu, _ int) error { return unix.Kill(qemu, unix.SIGKILL) }},
+		{"supervisor", nil, func(supervisor, _, _ int) error { return unix.Kill(supervisor, unix.SIGKILL) }},
 		// The machine must not write on when nobody knows it any more.
-		{"shim", func(_, _, shim int) error { return unix.Kill(shim, unix.SIGKILL) }},
-		{"hung guest", func(_, qemu, _ int) error { return unix.Kill(qemu, unix.SIGSTOP) }},
+		{"shim", nil, func(_, _, shim int) error { return unix.Kill(shim, unix.SIGKILL) }},
+		{"hung guest", map[string]any{"hangTimeoutSeconds": 15}, func(_, qemu, _ int) error { return unix.Kill(qemu, unix.SIGSTOP) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			b.Configure(t, c.config)
 			s := b.of(t).scene("pv-"+string(rune('a'+i)), filesystems[i%len(filesystems)])
 			check.Must(t, c.kill(s.machine()))
 			s.wantOver()
