@@ -26,6 +26,8 @@ IN_VMS         ?= ^TestCrustVM$$
 KUBE_OLDER     ?= ^Test(SliceWithoutLookUp|ShapesOfPods|ClaimsGrow|QuickStart|ManifestsAreAccepted|ChartComesAndGoes|AnnotatedByClass)$$
 FUZZTIME       ?= 10s
 
+IN_VM := $(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -timeout $(VM_TIMEOUT)
+
 .PHONY: help
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,8 +70,8 @@ system: ## Tests on the real kernel: mounts, loop devices, faults (root)
 test-vm: ## Tests of crust-vm: pods in virtual machines of QEMU (root)
 	@hack/need-root.sh "tests in virtual machines"
 	@hack/guest-kernel.sh >/dev/null
-	$(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 1 -timeout $(VM_TIMEOUT) ./test/vm
-	$(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 1 -timeout $(VM_TIMEOUT) -run '$(IN_VMS)' ./test/conformance
+	@# Side by side: each boots one machine after the other.
+	$(IN_VM) -run '$(IN_VMS)' ./test/conformance & result=0; $(IN_VM) ./test/vm || result=$$?; wait $$! && exit $$result
 
 .PHONY: test-kube
 test-kube: ## Tests in a real Kubernetes node, whose programs are built first (root)
