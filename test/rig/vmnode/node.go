@@ -3,13 +3,9 @@
 package vmnode
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -26,28 +22,12 @@ const Handler = "vm"
 
 // Node is such a node.
 type Node struct {
+	*Runtime
 	CRI    *cri.Node
 	Daemon *rig.Daemon
 	Driver *csivolume.Driver
 	// Mounts sees each mount on the host of the volumes that New's callers name to it.
 	Mounts *mountwatch.Watch
-	// Program is crust-vm, State its directory of sandboxes, and Config its
-	// configuration, which is read by each of its starts.
-	Program, State, Config string
-}
-
-// Kernel is a directory with a kernel for guests.
-func Kernel(t rig.T) string {
-	t.Helper()
-	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
-	check.Must(t, err)
-	script := exec.Command(filepath.Join(strings.TrimSpace(string(out)), "hack/guest-kernel.sh"))
-	script.Stderr = os.Stderr
-	dir, err := script.Output()
-	if err != nil {
-		rig.Missing(t, fmt.Sprintf("no kernel for guests: %v", err))
-	}
-	return strings.TrimSpace(string(dir))
 }
 
 // New makes the node and starts all of it. It goes with the test. programs is a directory
@@ -55,7 +35,7 @@ func Kernel(t rig.T) string {
 func New(t rig.T, programs string) *Node {
 	t.Helper()
 	rig.Need(t, "containerd", "containerd-shim-runc-v2", "qemu-system-x86_64", "busybox")
-	n := &Node{State: "/run/" + rig.Prefix("vm")}
+	n := new(Node)
 	// Its thread ends with it, and with a thread all processes that it has started: so it
 	// comes before them and goes after them.
 	var err error
@@ -64,54 +44,15 @@ func New(t rig.T, programs string) *Node {
 	t.Cleanup(func() { check.Must(t, n.Mounts.Close()) })
 	n.Daemon = rig.NewDaemon(t)
 	n.Daemon.Programs = programs
-	// What runs by another path is not of these tests, and none of their business.
-	n.Program = n.Daemon.Dir + "/crust-vm"
-	for _, name := range []string{"crust-vm", "crust-vm-agent"} {
-		raw, err := os.ReadFile(n.Daemon.Program(name))
-		check.Must(t, err)
-		check.Must(t, os.WriteFile(n.Daemon.Dir+"/"+name, raw, 0o755)) //nolint:gosec // a program
-	}
-	n.Config = n.Daemon.Dir + "/crust-vm.json"
-	n.Configure(t, map[string]any{})
+	n.Runtime = Install(t, n.Daemon.Dir, n.Daemon.Program)
 	n.CRI = cri.New(t, cri.Options{
-		Handlers: map[string]string{Handler: n.Program}, Env: []string{"CRUST_VM_CONFIG=" + n.Config}, Others: n.isMachine,
+		Handlers: map[string]string{Handler: n.Program}, Env: n.Env(), Others: n.IsMachine,
 	})
 	n.Daemon.Containerd = n.CRI.Socket
 	n.Daemon.Extra = csivolume.Front
 	n.Daemon.Handlers = fmt.Sprintf("default: crust\ncrust: {enabled: true, programs: [%s], socketDirs: [%s], tempDir: /run/crust-temp}", n.Program, n.State)
 	n.Driver = csivolume.Start(t, n.Daemon)
 	return n
-}
-
-// Configure writes the configuration of crust-vm, with some keys changed.
-func (n *Node) Configure(t rig.T, changes map[string]any) {
-	t.Helper()
-	keys := map[string]any{"kernel": Kernel(t), "stateDir": n.State, "program": n.Program, "bootTimeoutSeconds": 180, "memoryMiB": 320}
-	maps.Copy(keys, changes)
-	raw, err := json.Marshal(keys)
-	check.Must(t, err)
-	check.Must(t, os.WriteFile(n.Config, raw, 0o600))
-}
-
-// isMachine tells whether a process is a virtual machine of these tests: its command line
-// names nothing of ours, but it is in our mount namespace.
-func (n *Node) isMachine(proc string) bool {
-	command, _ := os.ReadFile(proc + "/cmdline") //nolint:gosec // a file of the kernel's
-	if bytes.Contains(command, []byte(n.State)) {
-		return true // the server of its filesystem
-	}
-	return isQEMU(proc) && sameNamespace(proc)
-}
-
-func isQEMU(proc string) bool {
-	program, _ := os.Readlink(proc + "/exe")
-	return strings.HasPrefix(filepath.Base(program), "qemu-system-")
-}
-
-func sameNamespace(proc string) bool {
-	theirs, err := os.Readlink(proc + "/ns/mnt")
-	ours, _ := os.Readlink("/proc/self/ns/mnt")
-	return err == nil && theirs == ours
 }
 
 // Machine is the process of the pod's virtual machine. The pod's process is the
@@ -130,11 +71,6 @@ func (n *Node) Machine(ctx context.Context, pod *cri.Pod) (int, error) {
 		return 0, fmt.Errorf("supervisor %d has the machines %v", supervisor, pids)
 	}
 	return pids[0], nil
-}
-
-// Machines lists the virtual machines of these tests that run.
-func (n *Node) Machines() []int {
-	return rig.Processes(func(proc string) bool { return isQEMU(proc) && sameNamespace(proc) })
 }
 
 // End removes a pod of which something was killed, as kubelet does: again and again.
