@@ -76,7 +76,7 @@ test-vm: ## Tests of crust-vm: pods in virtual machines of QEMU (root)
 .PHONY: test-kube
 test-kube: ## Tests in a real Kubernetes node, whose programs are built first (root)
 	@hack/need-root.sh "tests in Kubernetes"
-	@hack/kubernetes.sh >/dev/null && hack/containerd.sh >/dev/null
+	@hack/kubernetes.sh >/dev/null && hack/containerd.sh >/dev/null && hack/guest-kernel.sh >/dev/null
 	@for tool in helm kustomize; do $(GO) tool -n -modfile=tools/kube-deploy/go.mod $$tool >/dev/null; done
 	$(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 2 -timeout $(KUBE_TIMEOUT) ./test/kube/...
 	CRUST_KUBERNETES=1.34 $(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 2 -timeout $(KUBE_TIMEOUT) \

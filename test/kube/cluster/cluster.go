@@ -14,6 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
+	"github.com/crust-proxy/crust-proxy/test/rig/vmnode"
 )
 
 // Cluster is a control plane with its controllers and one node.
@@ -29,8 +30,9 @@ type Cluster struct {
 
 	sidecars  []*rig.Process // of one test
 	crustRunc string
-	logLevel  string // of what is ours
-	group     string // parent control group of all pods
+	machines  *vmnode.Runtime // where pods can have one
+	logLevel  string          // of what is ours
+	group     string          // parent control group of all pods
 	settings  ProxySettings
 }
 
@@ -45,6 +47,9 @@ func open(t rig.T, ours map[string]string, logLevel string) *Cluster {
 		c.check(rig.DetachLoops(c.Dir + "/")) // what tests that failed have left
 	})
 	check.Must(t, rig.MakeGroup(c.group))
+	if ours["crust-vm"] != "" {
+		c.machines = vmnode.Install(t, c.Dir, func(name string) string { return ours[name] })
+	}
 	c.Containerd = c.containerd()
 	c.Controllers = c.process("kube-controller-manager", "--kubeconfig="+c.Kubeconfig("system:kube-controller-manager", "system:masters"),
 		"--leader-elect=false", "--secure-port=0", "--service-account-private-key-file="+c.Dir+"/service-accounts.pem",

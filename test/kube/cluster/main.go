@@ -22,16 +22,29 @@ import (
 // shared is the one cluster of a test binary.
 var shared struct {
 	sync.Mutex
-	stage   *rig.Stage
-	started bool
-	cluster *Cluster
-	err     error
+	machines bool // pods can have one
+	stage    *rig.Stage
+	started  bool
+	cluster  *Cluster
+	err      error
 }
 
 // Main runs the tests of a package in namespaces of their own, as a node has them,
 // ends the cluster that they share, and looks for what was left.
-func Main(m *testing.M) int {
-	if err := Build(); err != nil {
+func Main(m *testing.M) int { return run(m, Build) }
+
+// MainVM is Main for a node that has the handler CrustVM, too.
+func MainVM(m *testing.M) int {
+	shared.machines = true
+	return run(m, func() error {
+		kernel, err := build("guest-kernel.sh")
+		// In the node, apt's lists are covered.
+		return errors.Join(err, os.Setenv("CRUST_TEST_KERNEL", kernel), Build())
+	})
+}
+
+func run(m *testing.M, build func() error) int {
+	if err := build(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -59,7 +72,12 @@ func Shared(t rig.T) *Cluster {
 	if !shared.started {
 		rig.Need(t, "go", "runc", "busybox", "ip", "mkfs.ext4", "mkfs.xfs", "blkid", "losetup")
 		ours := map[string]string{}
-		for _, name := range []string{"crust-proxy", "crust-driver", "crust-runc-agent", "crust-runc", "crustctl"} {
+		names := []string{"crust-proxy", "crust-driver", "crust-runc-agent", "crust-runc", "crustctl"}
+		if shared.machines {
+			rig.Need(t, "qemu-system-x86_64")
+			names = append(names, "crust-vm", "crust-vm-agent")
+		}
+		for _, name := range names {
 			ours[name] = rig.Program(t, name)
 		}
 		shared.started = true // what is missing is missing for the next test, too

@@ -19,11 +19,17 @@ import (
 const cniConfig = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "ptp", "ipam":
 {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.89.0.0/16"}]]}}]}`
 
-// containerd starts the node's container runtime, with the handlers runc and crust.
+// containerd starts the node's container runtime, with the handlers runc and crust, and
+// CrustVM where pods can have machines.
 func (c *Cluster) containerd() *cri.Node {
 	programs, err := containerd2()
 	check.Must(c.t, err)
-	node := cri.New(c.t, cri.Options{Programs: programs, Handlers: map[string]string{Crust: c.crustRunc}})
+	options := cri.Options{Programs: programs, Handlers: map[string]string{Crust: c.crustRunc}}
+	if c.machines != nil {
+		options.Handlers[CrustVM] = c.machines.Program
+		options.Env, options.Others = c.machines.Env(), c.machines.IsMachine
+	}
+	node := cri.New(c.t, options)
 	check.Must(c.t, os.MkdirAll(node.Dir+"/cni", 0o700))
 	config := fmt.Sprintf(cniConfig, node.Dir+"/addresses")
 	check.Must(c.t, os.WriteFile(node.Dir+"/cni/10-pods.conflist", []byte(config), 0o600))
@@ -105,8 +111,9 @@ func healthz() error {
 
 // Runtime classes.
 const (
-	Crust = "crust"
-	Runc  = "" // what pods get that ask for nothing
+	Crust   = "crust"
+	Runc    = ""         // what pods get that ask for nothing
+	CrustVM = "crust-vm" // a handler, for which tests make the class
 )
 
 // objects are what an administrator makes once.

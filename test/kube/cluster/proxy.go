@@ -57,16 +57,19 @@ func (c *Cluster) ConfigureProxy(settings ProxySettings) error {
 }
 
 func (c *Cluster) writeProxyConfig(settings ProxySettings) error {
-	front := cmp.Or(settings.Front, "{enabled: true}")
+	front, programs, sockets := cmp.Or(settings.Front, "{enabled: true}"), c.crustRunc, "/run/crust-runc"
+	if c.machines != nil {
+		programs, sockets = programs+", "+c.machines.Program, sockets+", "+c.machines.State
+	}
 	text := fmt.Sprintf(`handlers:
   kata: {enabled: false}
-  crust: {enabled: true, programs: [%[1]s], tempDir: %[2]s}
+  crust: {enabled: true, programs: [%[1]s], socketDirs: [%[8]s], tempDir: %[2]s}
 front: %[6]s
 containerd: {socket: %[3]s}
 http: {listen: "unix:%[4]s"}
 log: {level: %[7]s}
 policy: {rules: %[5]s}
-`, c.crustRunc, handlerTemp, c.Containerd.Socket, httpSocket, settings.Rules, front, c.logLevel)
+`, programs, handlerTemp, c.Containerd.Socket, httpSocket, settings.Rules, front, c.logLevel, sockets)
 	if settings.Cluster != "" {
 		text += "cluster: " + settings.Cluster + "\n"
 	}
