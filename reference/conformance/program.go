@@ -3,14 +3,10 @@ package conformance
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"strconv"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
@@ -75,27 +71,4 @@ func (v *testVolume) stats(ctx context.Context) (abi.StatsReply, error) {
 func (v *testVolume) resize(ctx context.Context, least, most int64) (int64, error) {
 	reply, err := answer[abi.ResizeReply](ctx, v, abi.Resize, v.target, strconv.FormatInt(least, 10), strconv.FormatInt(most, 10))
 	return reply.CapacityBytes, err
-}
-
-// checkProgram checks the file that runtime-cli names, as the broker does before it runs
-// it.
-func checkProgram(path string) error {
-	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
-	})
-	if errors.Is(err, unix.ELOOP) {
-		return fmt.Errorf("%s is reached through a symbolic link, which the broker does not follow", path)
-	}
-	if err != nil {
-		return &os.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer func() { _ = unix.Close(fd) }()
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return err
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != 0 || st.Mode&0o022 != 0 || st.Mode&0o100 == 0 {
-		return fmt.Errorf("%s (owner %d, mode %o) is not a program of root's that only root can write", path, st.Uid, st.Mode)
-	}
-	return nil
 }

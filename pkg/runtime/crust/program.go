@@ -3,7 +3,6 @@ package crust
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/crust-proxy/crust-proxy/internal/capture"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -73,42 +73,19 @@ func kindOfExit(code int) volume.Kind {
 }
 
 func openProgram(path string, owner uint32) (*os.File, error) {
-	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
-	})
-	switch {
+	file, err := sys.OpenProgram(path, owner)
+	switch errno := unix.Errno(0); {
 	case errors.Is(err, unix.ELOOP):
 		return nil, volume.Errorf(volume.Denied, "the program %s is reached through a symbolic link: "+
 			"name the file itself in handlers.crust.programs", path)
 	case errors.Is(err, unix.ENOENT):
 		return nil, volume.Errorf(volume.Unsupported, "the program %s is not installed", path)
-	case err != nil:
+	case errors.As(err, &errno):
 		return nil, volume.Errorf(volume.Internal, "the program %s cannot be opened: %w", path, err)
-	}
-	file := os.NewFile(uintptr(fd), path)
-	if err := checkProgram(fd, owner); err != nil {
-		closeFile(file)
+	case err != nil:
 		return nil, volume.Errorf(volume.Denied, "the program %s is not run: %w", path, err)
 	}
 	return file, nil
-}
-
-func checkProgram(fd int, owner uint32) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return err
-	}
-	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return errors.New("it is not a regular file")
-	case st.Uid != owner:
-		return fmt.Errorf("it belongs to user %d and must belong to user %d: chown it", st.Uid, owner)
-	case st.Mode&0o022 != 0:
-		return fmt.Errorf("others can write to it (mode %04o): chmod go-w it", st.Mode&0o7777)
-	case st.Mode&0o100 == 0:
-		return fmt.Errorf("it is not executable (mode %04o)", st.Mode&0o7777)
-	}
-	return nil
 }
 
 type ending struct {
