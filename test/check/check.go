@@ -1,7 +1,13 @@
-// Package check has the two helpers that tests of every kind use.
+// Package check has the helpers that tests of every kind use.
 package check
 
-import "time"
+import (
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
 
 // fatal is what the helpers need of a test.
 type fatal interface {
@@ -19,6 +25,19 @@ func Must(t fatal, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Code ends the test unless an error has a code, and says some words.
+func Code(t fatal, err error, want codes.Code, words ...string) {
+	t.Helper()
+	if got := status.Code(err); got != want {
+		t.Fatalf("got %v (%v); want %v", got, err, want)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Fatalf("the error does not say %q: %v", word, err)
+		}
 	}
 }
 

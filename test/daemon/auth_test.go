@@ -69,16 +69,16 @@ func TestStranger(t *testing.T) {
 		return conn
 	}
 	_, err := runtimev1.NewRuntimeClient(dial(runtimeSocket)).RuntimeStageVolume(ctx, &runtimev1.RuntimeStageVolumeRequest{})
-	wantCode(t, err, codes.PermissionDenied)
+	check.Code(t, err, codes.PermissionDenied)
 	if !strings.Contains(err.Error(), "12345") || !strings.Contains(err.Error(), "authorization") {
 		t.Errorf("the error does not say who and what to do: %v", err)
 	}
 	_, err = adminv1.NewAdminClient(dial(adminSocket)).ListVolumes(ctx, &adminv1.ListVolumesRequest{})
-	wantCode(t, err, codes.PermissionDenied)
+	check.Code(t, err, codes.PermissionDenied)
 	stream, err := adminv1.NewAdminClient(dial(adminSocket)).WatchVolumes(ctx, &adminv1.WatchVolumesRequest{})
 	check.Must(t, err)
 	_, err = stream.Recv()
-	wantCode(t, err, codes.PermissionDenied)
+	check.Code(t, err, codes.PermissionDenied)
 	_, err = healthv1.NewHealthClient(dial(runtimeSocket)).Check(ctx, &healthv1.HealthCheckRequest{})
-	wantCode(t, err, codes.PermissionDenied)
+	check.Code(t, err, codes.PermissionDenied)
 }

@@ -100,7 +100,7 @@ func TestWholeWayWithTheDirectoryABI(t *testing.T) {
 	stage(t, d, req)
 	wantClaimed(t, disk, false)
 	_, err := volumeStats(t.Context(), d, target)
-	wantCode(t, err, codes.Unavailable)
+	check.Code(t, err, codes.Unavailable)
 
 	end := mountInSandbox(t, d, "sandbox-1", target, disk)
 	check.Eventually(t, "bound", func() bool {
@@ -121,10 +121,10 @@ func TestWholeWayWithTheDirectoryABI(t *testing.T) {
 			check.Must(t, err)
 			continue
 		}
-		wantCode(t, err, codes.FailedPrecondition)
+		check.Code(t, err, codes.FailedPrecondition)
 	}
 	_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-	wantCode(t, err, codes.Aborted)
+	check.Code(t, err, codes.Aborted)
 
 	// A restart takes the volume up although its device is mounted.
 	d.Kill()
@@ -134,12 +134,12 @@ func TestWholeWayWithTheDirectoryABI(t *testing.T) {
 		t.Errorf("after a restart: %v", v)
 	}
 	_, err = d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk))
-	wantCode(t, err, codes.FailedPrecondition)
+	check.Code(t, err, codes.FailedPrecondition)
 
 	// The sandbox of a living pod is made anew with no call at all.
 	end()
 	_, err = volumeStats(t.Context(), d, target)
-	wantCode(t, err, codes.Unavailable)
+	check.Code(t, err, codes.Unavailable)
 	end = mountInSandbox(t, d, "sandbox-2", target, disk)
 	wantUsage(t, d, target)
 	if got := shown(t, d, target).GetSandbox().GetId(); got != "sandbox-2" {
@@ -180,7 +180,7 @@ func TestMountedDeviceIsNotGivenBack(t *testing.T) {
 	end := mountInSandbox(t, d, "sandbox-1", req.GetVolumeTargetPath(), disk)
 	check.Must(t, os.Rename(d.Dir+"/sandboxes/"+keyOf(req.GetVolumeTargetPath()), d.Dir+"/lost"))
 	_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-	wantCode(t, err, codes.Aborted)
+	check.Code(t, err, codes.Aborted)
 	check.Must(t, os.Rename(d.Dir+"/lost", d.Dir+"/sandboxes/"+keyOf(req.GetVolumeTargetPath())))
 	end()
 	unstage(t, d, req)
@@ -223,7 +223,7 @@ func TestImageFileIsRefusedByTheDirectoryABI(t *testing.T) {
 	image := d.Images + "/disk"
 	check.Must(t, os.WriteFile(image, make([]byte, mib), 0o600))
 	_, err := d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-1", image))
-	wantCode(t, err, codes.Unimplemented)
+	check.Code(t, err, codes.Unimplemented)
 	if !strings.Contains(err.Error(), "loop device") {
 		t.Errorf("the error gives no advice: %v", err)
 	}

@@ -37,7 +37,7 @@ func TestExpandBeforeThereIsASandbox(t *testing.T) {
 	}
 	for _, bad := range [][2]int64{{33 * mib, 0}, {1, 31 * mib}} {
 		_, err := expand(bad[0], bad[1])
-		wantCode(t, err, codes.OutOfRange)
+		check.Code(t, err, codes.OutOfRange)
 	}
 	size, err := expand(32*mib, 64*mib)
 	if err != nil || size != 32*mib {

@@ -47,7 +47,7 @@ func TestShimKilledAndItsVMMNot(t *testing.T) {
 	refused := func(when string) {
 		t.Helper()
 		_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-		wantCode(t, err, codes.Aborted)
+		check.Code(t, err, codes.Aborted)
 		if !strings.Contains(err.Error(), fmt.Sprintf(`process %d ("cat")`, pid)) {
 			t.Errorf("%s: the error does not name the process: %v", when, err)
 		}
@@ -87,7 +87,7 @@ func TestShimKilledAndItsVMMNot(t *testing.T) {
 	_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req)) // kubelet repeats its call
 	check.Must(t, err)
 	_, err = d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk))
-	wantCode(t, err, codes.Aborted)
+	check.Code(t, err, codes.Aborted)
 	end()
 	_, err = d.Admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})
 	check.Must(t, err)

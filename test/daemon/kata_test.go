@@ -74,7 +74,7 @@ func TestWholeWayWithTheGoRuntime(t *testing.T) {
 	target := req.GetVolumeTargetPath()
 	stage(t, d, req)
 	_, err := volumeStats(t.Context(), d, target)
-	wantCode(t, err, codes.Unavailable)
+	check.Code(t, err, codes.Unavailable)
 
 	mounted := guest(t, disk)
 	check.Must(t, os.WriteFile(mounted+"/data", make([]byte, 5*mib), 0o600))
@@ -86,9 +86,9 @@ func TestWholeWayWithTheGoRuntime(t *testing.T) {
 	wantStatfs(t, d, target, mounted)
 
 	_, err = d.Runtime().RuntimeExpandVolume(t.Context(), &runtimev1.RuntimeExpandVolumeRequest{VolumeTargetPath: target})
-	wantCode(t, err, codes.Unimplemented)
+	check.Code(t, err, codes.Unimplemented)
 	_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-	wantCode(t, err, codes.Aborted)
+	check.Code(t, err, codes.Aborted)
 	if !strings.Contains(err.Error(), "sandbox-1") {
 		t.Errorf("the error does not name the sandbox: %v", err)
 	}
@@ -97,7 +97,7 @@ func TestWholeWayWithTheGoRuntime(t *testing.T) {
 	// Kata's directory and sorts first.
 	check.Must(t, first.Kill())
 	_, err = volumeStats(t.Context(), d, target)
-	wantCode(t, err, codes.Unavailable)
+	check.Code(t, err, codes.Unavailable)
 	second := boot(t, d, "sandbox-2", target, disk, mounted)
 	wantStatfs(t, d, target, mounted)
 	if got := shown(t, d, target).GetSandbox().GetId(); got != "sandbox-2" {
@@ -125,7 +125,7 @@ func TestRuntimeAwayKeepsTheVolume(t *testing.T) {
 	t.Cleanup(func() { _ = shim.Stop() })
 	for range 2 {
 		_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-		wantCode(t, err, codes.Aborted)
+		check.Code(t, err, codes.Aborted)
 		if !strings.Contains(err.Error(), "sandbox-1") || !strings.Contains(err.Error(), d.Containerd) {
 			t.Errorf("the error does not name the sandbox and the container runtime: %v", err)
 		}
@@ -188,7 +188,7 @@ func TestHungSandboxDelaysNoOtherVolume(t *testing.T) {
 		}
 		answered++
 	}
-	wantCode(t, <-done, codes.DeadlineExceeded)
+	check.Code(t, <-done, codes.DeadlineExceeded)
 	if answered < 10 {
 		t.Errorf("only %d answers beside a hung sandbox", answered)
 	}
@@ -211,7 +211,7 @@ func TestVolumesOfOtherProgramsAreAdopted(t *testing.T) {
 	boot(t, d, "foreign-1", target, disk, mounted)
 	wantStatfs(t, d, target, mounted)
 	_, err := d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk))
-	wantCode(t, err, codes.FailedPrecondition)
+	check.Code(t, err, codes.FailedPrecondition)
 	_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target})
 	check.Must(t, err)
 	_, err = d.Admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})

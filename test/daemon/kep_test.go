@@ -54,7 +54,7 @@ func TestKEPRules(t *testing.T) {
 		req := d.StageRequest("pod-1", disk)
 		req.VolumeSupplementalGroupChangePolicy = runtimev1.VolumeSupplementalGroupChangePolicy_ALWAYS
 		_, err := client.RuntimeStageVolume(t.Context(), req)
-		wantCode(t, err, codes.InvalidArgument)
+		check.Code(t, err, codes.InvalidArgument)
 	})
 	t.Run("5 unstage is idempotent and leaves nothing", func(t *testing.T) {
 		req := d.StageRequest("pod-1", disk)
@@ -70,7 +70,7 @@ func TestKEPRules(t *testing.T) {
 		_, err := client.RuntimeStageVolume(t.Context(), first)
 		check.Must(t, err)
 		_, err = client.RuntimeStageVolume(t.Context(), second)
-		wantCode(t, err, codes.FailedPrecondition)
+		check.Code(t, err, codes.FailedPrecondition)
 		unstage(t, d, first)
 		_, err = client.RuntimeStageVolume(t.Context(), second)
 		check.Must(t, err)
@@ -79,9 +79,9 @@ func TestKEPRules(t *testing.T) {
 	t.Run("7 stats and growth of an unknown volume", func(t *testing.T) {
 		target := d.Target("pod-1")
 		_, err := client.RuntimeGetVolumeStats(t.Context(), &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: target})
-		wantCode(t, err, codes.NotFound)
+		check.Code(t, err, codes.NotFound)
 		_, err = client.RuntimeExpandVolume(t.Context(), &runtimev1.RuntimeExpandVolumeRequest{VolumeTargetPath: target})
-		wantCode(t, err, codes.NotFound)
+		check.Code(t, err, codes.NotFound)
 	})
 	t.Run("8 the same stage again changes nothing", func(t *testing.T) {
 		req := d.StageRequest("pod-1", disk)

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -35,17 +34,10 @@ var unstageSteps = []string{
 	"unstage-begun", "kata-taken-away", "unstage-retracted", "unstage-unguarded", "unstage-put-back", "unstage-released",
 }
 
-func wantCode(t testing.TB, err error, want codes.Code) {
-	t.Helper()
-	if got := status.Code(err); got != want {
-		t.Fatalf("got %v (%v); want %v", got, err, want)
-	}
-}
-
 // diedAt checks that the daemon was killed at the failpoint, not before.
 func diedAt(t *testing.T, d *rig.Daemon, err error) {
 	t.Helper()
-	wantCode(t, err, codes.Unavailable)
+	check.Code(t, err, codes.Unavailable)
 	d.WaitEnd(5 * time.Second)
 }
 
@@ -162,11 +154,11 @@ func TestKilledAtRandom(t *testing.T) {
 		time.AfterFunc(time.Duration(round)*300*time.Microsecond, func() { d.Signal(os.Kill) })
 		for {
 			if _, err := client.RuntimeStageVolume(t.Context(), req); err != nil {
-				wantCode(t, err, codes.Unavailable)
+				check.Code(t, err, codes.Unavailable)
 				break
 			}
 			if _, err := client.RuntimeUnstageVolume(t.Context(), unstageRequest(req)); err != nil {
-				wantCode(t, err, codes.Unavailable)
+				check.Code(t, err, codes.Unavailable)
 				break
 			}
 		}

@@ -61,7 +61,7 @@ func TestTerminationLetsCallsEnd(t *testing.T) {
 	for err == nil {
 		_, err = watch.Recv()
 	}
-	wantCode(t, err, codes.Unavailable)
+	check.Code(t, err, codes.Unavailable)
 	if code := d.WaitEnd(10 * time.Second); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
@@ -86,7 +86,7 @@ func TestReload(t *testing.T) {
 	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte(roots), 0o600)) // seen by itself
 	check.Eventually(t, "reloaded", func() bool { return strings.Contains(d.Log(), "configuration reloaded") })
 	_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
-	wantCode(t, err, codes.PermissionDenied)
+	check.Code(t, err, codes.PermissionDenied)
 
 	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte("nonsense: true\n"), 0o600))
 	d.Signal(syscall.SIGHUP)
@@ -94,7 +94,7 @@ func TestReload(t *testing.T) {
 		return strings.Contains(d.Log(), "the old one stays in force") && strings.Contains(d.Log(), "nonsense")
 	})
 	_, err = d.Runtime().RuntimeStageVolume(t.Context(), req)
-	wantCode(t, err, codes.PermissionDenied)
+	check.Code(t, err, codes.PermissionDenied)
 
 	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte(d.Config()), 0o600))
 	d.Signal(syscall.SIGHUP)
@@ -142,7 +142,7 @@ func TestDaemonsSideBySide(t *testing.T) {
 	// The device is one device, whichever daemon is asked.
 	other := two.StageRequest("pod-1", req.GetVolumeBackingPath())
 	_, err := two.Runtime().RuntimeStageVolume(t.Context(), other)
-	wantCode(t, err, codes.Aborted)
+	check.Code(t, err, codes.Aborted)
 	if !strings.Contains(err.Error(), "crust-proxy\")") {
 		t.Errorf("the error does not name the other daemon: %v", err)
 	}

@@ -73,7 +73,7 @@ func TestCallsCostNoPings(t *testing.T) {
 		check.Must(t, err)
 		const calls = 3
 		for range calls {
-			wantCode(t, call.make(conn), codes.NotFound)
+			check.Code(t, call.make(conn), codes.NotFound)
 		}
 		check.Must(t, conn.Close())
 		if got := tape.frames(); got[frameHeaders] < calls || got[framePing] > 0 {

@@ -36,7 +36,7 @@ func TestTwoDaemonsShareKatasTree(t *testing.T) {
 		t.Errorf("of two volumes there are %v", entries)
 	}
 	_, err = two.Runtime().RuntimeStageVolume(t.Context(), two.StageRequest("pod-3", disks[0]))
-	wantCode(t, err, codes.FailedPrecondition)
+	check.Code(t, err, codes.FailedPrecondition)
 	unstage(t, one, first)
 	unstage(t, two, second)
 	one.WantClean()

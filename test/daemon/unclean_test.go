@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -23,7 +24,7 @@ func TestUncleanReadOnlyVolumeIsRefused(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	_, err := d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-1", disk, "ro"))
-	wantCode(t, err, codes.FailedPrecondition)
+	check.Code(t, err, codes.FailedPrecondition)
 	if !strings.Contains(err.Error(), "not unmounted cleanly") || !strings.Contains(err.Error(), "read-write once") {
 		t.Errorf("the error does not say what is wrong and what helps: %v", err)
 	}

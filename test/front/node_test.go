@@ -16,8 +16,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
@@ -32,18 +30,6 @@ const (
 	deferAll   = "policy: {rules: [{name: all, defer: true}]}"
 	deferNone  = "policy: {rules: []}"
 )
-
-func wantCode(t testing.TB, err error, want codes.Code, words ...string) {
-	t.Helper()
-	if got := status.Code(err); got != want {
-		t.Fatalf("got %v (%v); want %v", got, err, want)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("the error does not say %q: %v", word, err)
-		}
-	}
-}
 
 // node is a node with crust-proxy in front of the reference driver.
 type node struct {

@@ -48,7 +48,7 @@ func TestOperatorSeesWhatWasRefused(t *testing.T) {
 	v.fs = "vfat" // which no handler takes
 	target := v.target(n, "pod-1")
 	for range 3 {
-		wantCode(t, n.publish(v, "pod-1"), codes.Unimplemented, "volume "+target+" of pod team/db-0: ", "vfat")
+		check.Code(t, n.publish(v, "pod-1"), codes.Unimplemented, "volume "+target+" of pod team/db-0: ", "vfat")
 	}
 	if got := next().GetVolume(); got.GetState() != adminv1.VolumeState_VOLUME_STATE_REFUSED || got.GetTargetPath() != target {
 		t.Errorf("watched: %v", got)
@@ -77,7 +77,7 @@ func TestOperatorSeesWhatWasRefused(t *testing.T) {
 	if said := n.crustctl("get", target); strings.Contains(said, "efused") || !strings.Contains(said, "PUBLISHED") || !strings.Contains(said, "team/db-0") {
 		t.Errorf("after a success crustctl get says\n%s", said)
 	}
-	wantCode(t, n.publish(v, "pod-2"), codes.FailedPrecondition, "published for the pod team/db-0")
+	check.Code(t, n.publish(v, "pod-2"), codes.FailedPrecondition, "published for the pod team/db-0")
 	if said := n.crustctl("list", "--state", "refused"); !strings.Contains(said, "REFUSED (volume)") || strings.Contains(said, target) {
 		t.Errorf("crustctl list says\n%s", said)
 	}
@@ -89,7 +89,7 @@ func TestOperatorSeesWhatWasRefused(t *testing.T) {
 	check.Must(t, n.unstage(v))
 
 	v.mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
-	wantCode(t, n.stage(v), codes.Unimplemented, "volume "+v.staging(n)+": ", "several nodes write")
+	check.Code(t, n.stage(v), codes.Unimplemented, "volume "+v.staging(n)+": ", "several nodes write")
 	if said := n.crustctl("get", v.staging(n)); !strings.Contains(said, "REFUSED (volume)") {
 		t.Errorf("crustctl get says\n%s", said)
 	}

@@ -98,7 +98,7 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 	n.Start()
 	n.waitServed()
 	check.Must(t, n.publish(v, "pod-1"))
-	wantCode(t, n.publish(v, "pod-2"), codes.FailedPrecondition, target)
+	check.Code(t, n.publish(v, "pod-2"), codes.FailedPrecondition, target)
 	check.Eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
 	n.podWrites(s, "taken up")
 	n.end(s)
@@ -157,7 +157,7 @@ func TestTargetsThatWentWithoutTheFront(t *testing.T) {
 	n.waitServed()
 	check.Must(t, n.publish(v, "pod-2")) // its pod has it still
 	check.Must(t, n.unpublish(v, "pod-2"))
-	wantCode(t, n.publish(v, "pod-3"), codes.FailedPrecondition, "was not kept") // it is to be deferred: nobody holds it on the host
+	check.Code(t, n.publish(v, "pod-3"), codes.FailedPrecondition, "was not kept") // it is to be deferred: nobody holds it on the host
 	check.Must(t, n.unstage(v))
 	check.Must(t, n.stage(v))
 	check.Must(t, n.publish(v, "pod-3"))

@@ -28,7 +28,7 @@ func TestOneWriterOrManyReaders(t *testing.T) {
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
 	check.Must(t, n.publish(v, "pod-1"))
-	wantCode(t, n.publish(v, "pod-2"), codes.FailedPrecondition, v.target(n, "pod-1"), "wait until the other pod is gone")
+	check.Code(t, n.publish(v, "pod-2"), codes.FailedPrecondition, v.target(n, "pod-1"), "wait until the other pod is gone")
 	if _, err := os.Stat(v.target(n, "pod-2")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the refused target is there: %v", err)
 	}
@@ -99,7 +99,7 @@ func TestDevicesThatAreNotBlank(t *testing.T) {
 	check.Must(t, n.publish(other, "pod-1")) // formats
 	check.Must(t, n.unpublish(other, "pod-1"))
 	other.fs = "xfs"
-	wantCode(t, n.publish(other, "pod-1"), codes.FailedPrecondition, "ext4", "xfs")
+	check.Code(t, n.publish(other, "pod-1"), codes.FailedPrecondition, "ext4", "xfs")
 	other.fs = "ext4"
 	check.Must(t, n.publish(other, "pod-1"))
 	check.Must(t, n.unpublish(other, "pod-1"))
@@ -112,7 +112,7 @@ func TestDevicesThatAreNotBlank(t *testing.T) {
 	n.waitServed()
 	blank := n.create("pv-blank", "ext4", 16*mib)
 	check.Must(t, n.stage(blank))
-	wantCode(t, n.publish(blank, "pod-1"), codes.FailedPrecondition, "blank")
+	check.Code(t, n.publish(blank, "pod-1"), codes.FailedPrecondition, "blank")
 	check.Must(t, n.unpublish(blank, "pod-1"))
 	check.Must(t, n.unstage(blank))
 	n.remove(blank)
@@ -133,16 +133,16 @@ func TestGrowth(t *testing.T) {
 			// kubelet's call before there is a sandbox, which any other code would
 			// turn into a pod that never starts.
 			_, err = n.expand(v, v.target(n, "pod-1"), 32*mib)
-			wantCode(t, err, codes.FailedPrecondition, "33554432", "kata")
+			check.Code(t, err, codes.FailedPrecondition, "33554432", "kata")
 			if size := n.deviceSize(v, "pod-1"); size != 32*mib {
 				t.Errorf("the device has %d bytes", size)
 			}
 			_, err = n.expand(v, v.staging(n), 64*mib)
-			wantCode(t, err, codes.FailedPrecondition)
+			check.Code(t, err, codes.FailedPrecondition)
 			s := n.boot("sandbox-1", v, "pod-1")
 			check.Eventually(t, "the sandbox is known", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
 			_, err = n.expand(v, v.target(n, "pod-1"), 32*mib) // Kata's agent cannot
-			wantCode(t, err, codes.FailedPrecondition)
+			check.Code(t, err, codes.FailedPrecondition)
 			n.end(s)
 			check.Must(t, n.unpublish(v, "pod-1"))
 			check.Must(t, n.unstage(v))
@@ -185,7 +185,7 @@ func TestNotDeferred(t *testing.T) {
 	check.Must(t, n.publish(v, "pod-2")) // what a pod has stays as it is
 	check.Must(t, n.unpublish(v, "pod-1"))
 	check.Must(t, n.unpublish(v, "pod-2"))
-	wantCode(t, n.publish(v, "pod-3"), codes.FailedPrecondition, v.id, "was not kept", "delete every pod", "unstaged")
+	check.Code(t, n.publish(v, "pod-3"), codes.FailedPrecondition, v.id, "was not kept", "delete every pod", "unstaged")
 	check.Must(t, n.unstage(v)) // no pod has it, so kubelet stages it anew
 	check.Must(t, n.stage(v))
 	check.Must(t, n.publish(v, "pod-3"))
@@ -219,11 +219,11 @@ func TestFrontComesUnderARunningPod(t *testing.T) {
 	if raw, err := os.ReadFile(v.target(n, "pod-1") + "/file"); err != nil || string(raw) != "on the host" {
 		t.Errorf("the pod lost its volume: %q, %v", raw, err)
 	}
-	wantCode(t, n.publishAs(v, "pod-2", true), codes.FailedPrecondition, v.target(n, "pod-1"))
+	check.Code(t, n.publishAs(v, "pod-2", true), codes.FailedPrecondition, v.target(n, "pod-1"))
 	check.Must(t, n.unpublish(v, "pod-1"))
 	check.Must(t, n.publishAs(v, "pod-2", true))
 	n.wantGuarded(v, "pod-2")
-	wantCode(t, n.publish(v, "pod-1"), codes.FailedPrecondition, v.target(n, "pod-2"))
+	check.Code(t, n.publish(v, "pod-1"), codes.FailedPrecondition, v.target(n, "pod-2"))
 	check.Must(t, n.unpublish(v, "pod-1"))
 	check.Must(t, n.unpublish(v, "pod-2"))
 	check.Must(t, n.unstage(v))
@@ -269,7 +269,7 @@ func (n *node) inline(t *testing.T) {
 	check.Must(t, os.WriteFile(v.target(n, "pod-1")+"/file", []byte("inline"), 0o600))
 	check.Must(t, n.unpublish(v, "pod-1"))
 	v.context["crust-proxy.dev/defer-fs-ops"] = "true" // the pod's author asks, and no rule allows it
-	wantCode(t, n.publish(v, "pod-1"), codes.PermissionDenied, "crust-proxy.dev/defer-fs-ops", "no rule")
+	check.Code(t, n.publish(v, "pod-1"), codes.PermissionDenied, "crust-proxy.dev/defer-fs-ops", "no rule")
 	check.Must(t, n.unpublish(v, "pod-1"))
 }
 
@@ -344,7 +344,7 @@ func TestHungDriver(t *testing.T) {
 	_, err := n.csi.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: v.staging(n), VolumeCapability: v.capability(),
 	})
-	wantCode(t, err, codes.DeadlineExceeded)
+	check.Code(t, err, codes.DeadlineExceeded)
 	if _, err := n.stats(v, "pod-1"); err != nil {
 		t.Errorf("stats wait for the driver: %v", err)
 	}

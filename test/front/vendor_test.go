@@ -158,7 +158,7 @@ func TestNativeDriverWithABlankDevice(t *testing.T) {
 	n := newNode(t, deferAll, append(args, "--defer")...)
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
-	wantCode(t, n.publish(v, "pod-1"), codes.FailedPrecondition, "blank", "defers by itself", blank)
+	check.Code(t, n.publish(v, "pod-1"), codes.FailedPrecondition, "blank", "defers by itself", blank)
 	rig.Mkfs(t, "ext4", blank)
 	check.Must(t, n.publish(v, "pod-1"))
 	n.wantGuarded(v, "pod-1")

@@ -35,13 +35,13 @@ func wholeWay(t *testing.T, fs string, args []string) {
 	check.Must(t, n.publish(v, "pod-1"))
 	n.wantGuarded(v, "pod-1")
 	_, err := n.stats(v, "pod-1")
-	wantCode(t, err, codes.Unavailable)
+	check.Code(t, err, codes.Unavailable)
 
 	first := n.boot("sandbox-1", v, "pod-1")
 	data := strings.Repeat("the data of the pod\n", 50_000)
 	check.Must(t, os.WriteFile(first.Dir()+"/data", []byte(data), 0o600))
 	n.wantStats(v, "pod-1", first)
-	wantCode(t, n.unpublish(v, "pod-1"), codes.Aborted, "sandbox-1")
+	check.Code(t, n.unpublish(v, "pod-1"), codes.Aborted, "sandbox-1")
 	check.Must(t, n.stage(v)) // kubelet was restarted
 	check.Must(t, n.publish(v, "pod-1"))
 	n.wantGuarded(v, "pod-1")

@@ -197,13 +197,6 @@ func (g *guest) output(t *testing.T, process *wire.Process) string {
 	}
 }
 
-func wantCode(t *testing.T, err error, want codes.Code) {
-	t.Helper()
-	if status.Code(err) != want {
-		t.Errorf("%v instead of %v", err, want)
-	}
-}
-
 // TestGuest drives the agent in a machine of its own.
 func TestGuest(t *testing.T) {
 	rig.Need(t, "qemu-system-x86_64", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "busybox")
@@ -264,14 +257,14 @@ func TestGuest(t *testing.T) {
 func (g *guest) tryVolume(t *testing.T, fs string) {
 	volume := abi.DirName("/" + fs)
 	_, err := g.GetVolumeStats(t.Context(), &wire.GetVolumeStatsRequest{Volume: volume})
-	wantCode(t, err, codes.NotFound)
+	check.Code(t, err, codes.NotFound)
 	added, err := g.add(fs, fs, "noatime", "_netdev")
 	check.Must(t, err)
 	if added.GetCapacityBytes() != guestDisk || added.GetWarning() != "" {
 		t.Errorf("added: %v", added)
 	}
 	_, err = g.add(fs, fs)
-	wantCode(t, err, codes.AlreadyExists)
+	check.Code(t, err, codes.AlreadyExists)
 	stats, err := g.GetVolumeStats(t.Context(), &wire.GetVolumeStatsRequest{Volume: volume})
 	check.Must(t, err)
 	if total := stats.GetUsage()[0].GetTotal(); total < 400*mib || total > guestDisk || stats.GetAbnormal() {
@@ -282,7 +275,7 @@ func (g *guest) tryVolume(t *testing.T, fs string) {
 		t.Errorf("resized: %v", resized)
 	}
 	_, err = g.ResizeVolume(t.Context(), &wire.ResizeVolumeRequest{Volume: volume, LimitBytes: guestDisk - 1})
-	wantCode(t, err, codes.OutOfRange)
+	check.Code(t, err, codes.OutOfRange)
 
 	data := &wire.VolumeMount{Mount: 7, Volume: volume, SubPath: "a/b"}
 	writer := spec("exec 2>&1; id -u >/data/file && cat /data/file && stat -c %a /data && echo done")
@@ -313,7 +306,7 @@ func (g *guest) tryVolume(t *testing.T, fs string) {
 	_, err = g.RemoveVolume(t.Context(), &wire.RemoveVolumeRequest{Volume: volume})
 	check.Must(t, err)
 	_, err = g.RemoveVolume(t.Context(), &wire.RemoveVolumeRequest{Volume: volume})
-	wantCode(t, err, codes.NotFound)
+	check.Code(t, err, codes.NotFound)
 	// Read-only, and still there at the end of the machine.
 	_, err = g.add(fs, fs, "ro")
 	check.Must(t, err)
@@ -328,11 +321,11 @@ func (g *guest) tryVolume(t *testing.T, fs string) {
 func (g *guest) tryFrozen(t *testing.T, volume string, writer *specs.Spec, data *wire.VolumeMount) {
 	t.Helper()
 	_, err := g.ThawVolume(t.Context(), &wire.ThawVolumeRequest{Volume: volume})
-	wantCode(t, err, codes.FailedPrecondition)
+	check.Code(t, err, codes.FailedPrecondition)
 	_, err = g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: volume, TimeoutMillis: 60000})
 	check.Must(t, err)
 	_, err = g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: volume, TimeoutMillis: 60000})
-	wantCode(t, err, codes.FailedPrecondition)
+	check.Code(t, err, codes.FailedPrecondition)
 	_, err = g.ThawVolume(t.Context(), &wire.ThawVolumeRequest{Volume: volume})
 	check.Must(t, err)
 	_, err = g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: volume, TimeoutMillis: 4000})
@@ -342,7 +335,7 @@ func (g *guest) tryFrozen(t *testing.T, volume string, writer *specs.Spec, data 
 		t.Errorf("a frozen volume was written after %v: %d, %q", time.Since(began), code, out)
 	}
 	_, err = g.ThawVolume(t.Context(), &wire.ThawVolumeRequest{Volume: volume})
-	wantCode(t, err, codes.FailedPrecondition)
+	check.Code(t, err, codes.FailedPrecondition)
 }
 
 // tryContainer: what a container sees of its machine.
@@ -411,10 +404,10 @@ func (g *guest) tryStreams(t *testing.T) {
 	check.Must(t, g.create("cat", spec("cat; echo end >&2; trap 'exit 9' TERM; while :; do sleep 0.1; done")))
 	process := &wire.Process{Container: "cat"}
 	_, err := g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: &wire.Process{Container: "cat", Exec: "early"}, Spec: []byte(`{"args":["true"]}`)})
-	wantCode(t, err, codes.FailedPrecondition)
+	check.Code(t, err, codes.FailedPrecondition)
 	g.start(t, "cat")
 	_, err = g.StartContainer(t.Context(), &wire.StartContainerRequest{Container: "cat"})
-	wantCode(t, err, codes.FailedPrecondition)
+	check.Code(t, err, codes.FailedPrecondition)
 	const size = 300 << 10 // more than a pipe has
 	sent := make(chan error)
 	go func() {
@@ -455,7 +448,7 @@ func (g *guest) tryStreams(t *testing.T) {
 	check.Must(t, err)
 	g.remove(t, "cat")
 	_, err = g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: process})
-	wantCode(t, err, codes.NotFound)
+	check.Code(t, err, codes.NotFound)
 }
 
 func (g *guest) tryExec(t *testing.T) {
@@ -466,7 +459,7 @@ func (g *guest) tryExec(t *testing.T) {
 	_, err = g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})
 	check.Must(t, err)
 	_, err = g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})
-	wantCode(t, err, codes.AlreadyExists)
+	check.Code(t, err, codes.AlreadyExists)
 	if out := g.output(t, beside); out != "1\n1000\n0::/\n" {
 		t.Errorf("a process beside says %q", out)
 	}
@@ -545,9 +538,9 @@ func (g *guest) tryRefused(t *testing.T) {
 		g.remove(t, "refused")
 	}
 	check.Must(t, g.create("twice", spec("true")))
-	wantCode(t, g.create("twice", spec("true")), codes.AlreadyExists)
+	check.Code(t, g.create("twice", spec("true")), codes.AlreadyExists)
 	g.remove(t, "twice")
-	wantCode(t, g.create("../x", spec("true")), codes.InvalidArgument)
-	wantCode(t, g.create("none", spec("true"), &wire.VolumeMount{Volume: "nobody"}), codes.NotFound)
+	check.Code(t, g.create("../x", spec("true")), codes.InvalidArgument)
+	check.Code(t, g.create("none", spec("true"), &wire.VolumeMount{Volume: "nobody"}), codes.NotFound)
 	g.remove(t, "none")
 }
