@@ -96,7 +96,7 @@ type backedUp struct {
 func newBackedUp(t *testing.T) *backedUp {
 	t.Helper()
 	r := newDriverOn(t, "xfs", false)
-	v := &backedUp{volume: r.volume("v", blockAccess())}
+	v := &backedUp{volume: r.volume("v", rig.BlockAccess())}
 	check.Must(t, v.createFrom(nil, 256*mib))
 	v.must(v.stage, v.publish)
 	device, err := os.OpenFile(v.target, os.O_RDWR, 0)
@@ -208,7 +208,7 @@ func TestRestoreLeavesDevicesInUse(t *testing.T) {
 	dir := t.TempDir()
 	device, small, image := rig.Disk(t, 64*mib, "ext4"), rig.Disk(t, 8*mib, ""), rig.Image(t, 16*mib)
 	check.Must(t, os.WriteFile(image, bytes.Repeat([]byte{7}, int(16*mib)), 0o600))
-	v := r.volume("v", blockAccess())
+	v := r.volume("v", rig.BlockAccess())
 	check.Must(t, v.createFrom(nil, 16*mib))
 	check.Must(t, os.WriteFile(r.imageOf(v.id), bytes.Repeat([]byte{7}, int(16*mib)), 0o600))
 	made, err := v.snapshot("s")

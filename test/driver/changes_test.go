@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // imageOf is the file of a volume or a snapshot.
@@ -260,7 +261,7 @@ func (h *history) step() {
 func (h *history) clone() *history {
 	h.t.Helper()
 	*h.made++
-	v, source, content := h.volume.volume(fmt.Sprint("v", *h.made), blockAccess()), h.asSource(), h.content
+	v, source, content := h.volume.volume(fmt.Sprint("v", *h.made), rig.BlockAccess()), h.asSource(), h.content
 	if n := len(h.kept); n > 0 && h.random.IntN(2) == 0 {
 		of := h.kept[h.random.IntN(n)]
 		source, content = snapshotSource(of.id), of.content
@@ -352,7 +353,7 @@ func TestChangedBlocks(t *testing.T) {
 					t.Fatalf("%v: %s", err, out)
 				}
 			}
-			v := r.volume("v", blockAccess())
+			v := r.volume("v", rig.BlockAccess())
 			check.Must(t, v.createFrom(nil, historySize))
 			path := r.imageOf(v.id)
 			if c.attach {
@@ -381,7 +382,7 @@ func TestChangedBlocksOfALargeVolume(t *testing.T) {
 	for _, pool := range []string{"xfs", "btrfs"} {
 		t.Run(pool, func(t *testing.T) {
 			r := newDriverOn(t, pool, false, "--capacity", strconv.FormatInt(8*large, 10))
-			v := r.volume("v", blockAccess())
+			v := r.volume("v", rig.BlockAccess())
 			check.Must(t, v.createFrom(nil, large))
 			image, err := os.OpenFile(r.imageOf(v.id), os.O_RDWR, 0)
 			check.Must(t, err)

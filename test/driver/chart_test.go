@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -57,10 +56,11 @@ func TestTheChartsContainer(t *testing.T) {
 		}
 	}
 	r.dir = plugin
-	r.run(exec.Command("unshare", slices.Concat([]string{
-		"--mount", "--propagation", "unchanged", "sh", "-euc", script.String(), rig.Program(t, "crust-driver"),
-	}, args)...), env...)
-	if err := unix.Access(fmt.Sprintf("/proc/%d/root/", r.cmd.Process.Pid), unix.W_OK); !errors.Is(err, unix.EROFS) {
+	r.prepare()
+	r.process.Args = slices.Concat([]string{"--mount", "--propagation", "unchanged", "sh", "-euc", script.String(), r.process.Program}, args)
+	r.process.Program = "unshare"
+	r.start(env...)
+	if err := unix.Access(fmt.Sprintf("/proc/%d/root/", r.process.Pid()), unix.W_OK); !errors.Is(err, unix.EROFS) {
 		t.Errorf("its root filesystem can be written to: %v", err)
 	}
 	registered, err := filepath.Glob(kubelet + "/crust-proxy/registry/*.sock")
@@ -68,14 +68,14 @@ func TestTheChartsContainer(t *testing.T) {
 		t.Errorf("it registers at %q: %v", registered, err)
 	}
 	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
-		v := r.volume(fs, mountAccess(fs))
+		v := r.volume(fs, rig.MountAccess(fs))
 		v.up()
 		content := v.putRandom(mib)
 		made := v.mustSnapshot(fs)
 		if !r.consistent(made.GetSnapshotId()) {
 			t.Error("the snapshot is not consistent")
 		}
-		restored := r.volume("restored", mountAccess(fs))
+		restored := r.volume("restored", rig.MountAccess(fs))
 		check.Must(t, restored.createFrom(snapshotSource(made.GetSnapshotId()), 2*size))
 		v.down()
 		restored.must(restored.stage, restored.publish) // it grows

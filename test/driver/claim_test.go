@@ -8,13 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // TestDeferredPublishAgain repeats a publish while the device is claimed, as
 // kubelet does after a restart: also through a restart of the driver.
 func TestDeferredPublishAgain(t *testing.T) {
 	r := newDriver(t, true)
-	v := r.volume("claimed", mountAccess("ext4"))
+	v := r.volume("claimed", rig.MountAccess("ext4"))
 	v.must(v.create, v.stage)
 	publish := func() string {
 		t.Helper()

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // pools are the filesystems for images: the last one has no reflinks.
@@ -62,12 +63,12 @@ func TestClones(t *testing.T) {
 		r := newDriverOn(t, pool, false)
 		for _, fs := range []string{"ext4", "xfs", "btrfs"} {
 			t.Run(fs+" on "+pool, func(t *testing.T) {
-				v := r.volume("original", mountAccess(fs))
+				v := r.volume("original", rig.MountAccess(fs))
 				v.up()
 				v.put("of the original")
 				content := v.putRandom(8 * mib)
 				v.must(v.unpublish, v.unstage)
-				same, larger := r.volume("same", mountAccess(fs)), r.volume("larger", mountAccess(fs))
+				same, larger := r.volume("same", rig.MountAccess(fs)), r.volume("larger", rig.MountAccess(fs))
 				check.Must(t, same.createFrom(v.asSource(), 0))
 				check.Must(t, larger.createFrom(v.asSource(), 2*size))
 				v.must(v.stage, v.publish)
@@ -97,20 +98,20 @@ func TestClones(t *testing.T) {
 // TestCloneErrors has the errors of CSI's table.
 func TestCloneErrors(t *testing.T) {
 	r := newDriverOn(t, "xfs", false)
-	v, other, clone := r.volume("v", mountAccess("xfs")), r.volume("other", mountAccess("ext4")), r.volume("clone", mountAccess("xfs"))
+	v, other, clone := r.volume("v", rig.MountAccess("xfs")), r.volume("other", rig.MountAccess("ext4")), r.volume("clone", rig.MountAccess("xfs"))
 	v.must(v.create, v.stage, v.unstage)
 	other.must(other.create)
 	missing := (&volume{id: "missing"}).asSource()
-	wantCode(t, clone.createFrom(missing, 0), codes.NotFound)
-	wantCode(t, clone.createFrom(&csi.VolumeContentSource{}, 0), codes.InvalidArgument)
-	wantCode(t, clone.createFrom(v.asSource(), size-mib), codes.OutOfRange)
-	clone.access = mountAccess("ext4")
-	wantCode(t, clone.createFrom(v.asSource(), 0), codes.InvalidArgument)
-	clone.access = blockAccess()
+	check.Code(t, clone.createFrom(missing, 0), codes.NotFound)
+	check.Code(t, clone.createFrom(&csi.VolumeContentSource{}, 0), codes.InvalidArgument)
+	check.Code(t, clone.createFrom(v.asSource(), size-mib), codes.OutOfRange)
+	clone.access = rig.MountAccess("ext4")
+	check.Code(t, clone.createFrom(v.asSource(), 0), codes.InvalidArgument)
+	clone.access = rig.BlockAccess()
 	check.Must(t, clone.createFrom(v.asSource(), 0))
-	wantCode(t, clone.createFrom(other.asSource(), 0), codes.AlreadyExists)
-	wantCode(t, clone.createFrom(nil, 0), codes.AlreadyExists)
-	wantCode(t, other.createFrom(v.asSource(), 0), codes.AlreadyExists)
+	check.Code(t, clone.createFrom(other.asSource(), 0), codes.AlreadyExists)
+	check.Code(t, clone.createFrom(nil, 0), codes.AlreadyExists)
+	check.Code(t, other.createFrom(v.asSource(), 0), codes.AlreadyExists)
 	reply, err := r.CreateVolume(t.Context(), clone.requestFrom(v.asSource(), 0))
 	if err != nil || reply.GetVolume().GetContentSource().GetVolume().GetVolumeId() != v.id {
 		t.Errorf("%v, %v", reply, err)
@@ -134,9 +135,9 @@ func (r *testDriver) volumeIDs() (ids []string) {
 // TestVolumeInUseIsNotCopied: what is written meanwhile would be there in part.
 func TestVolumeInUseIsNotCopied(t *testing.T) {
 	r := newDriverOn(t, "ext4", false)
-	v, clone := r.volume("v", mountAccess("ext4")), r.volume("clone", mountAccess("ext4"))
+	v, clone := r.volume("v", rig.MountAccess("ext4")), r.volume("clone", rig.MountAccess("ext4"))
 	v.up()
-	wantCode(t, clone.createFrom(v.asSource(), 0), codes.FailedPrecondition)
+	check.Code(t, clone.createFrom(v.asSource(), 0), codes.FailedPrecondition)
 	v.must(v.unpublish, v.unstage)
 	check.Must(t, clone.createFrom(v.asSource(), 0))
 	clone.must(clone.remove)
@@ -154,13 +155,13 @@ var fillSteps = []string{
 func TestKilledInClone(t *testing.T) {
 	for _, pool := range []string{"xfs", "ext4"} {
 		r := newDriverOn(t, pool, false)
-		v := r.volume("v", mountAccess("ext4"))
+		v := r.volume("v", rig.MountAccess("ext4"))
 		v.up()
 		content := v.putRandom(mib)
 		v.must(v.unpublish, v.unstage)
 		for _, point := range fillSteps {
 			for _, abandon := range []bool{false, true} {
-				clone := r.volume("clone", mountAccess("ext4"))
+				clone := r.volume("clone", rig.MountAccess("ext4"))
 				r.restart("CRUST_FAILPOINTS=" + point + "=kill")
 				if err := clone.createFrom(v.asSource(), 0); err == nil {
 					t.Fatalf("%s: not hit", point)

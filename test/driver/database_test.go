@@ -12,6 +12,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/database"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
 )
 
@@ -68,7 +69,7 @@ func TestSnapshotsOfADatabase(t *testing.T) {
 	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fs, func(t *testing.T) {
 			r := newDriverOn(t, "xfs", false)
-			v := r.volume("v", mountAccess(fs))
+			v := r.volume("v", rig.MountAccess(fs))
 			v.up()
 			w := startWriter(t, v.target, v.target, true, 0)
 			all := w.snapshots(v)
@@ -79,7 +80,7 @@ func TestSnapshotsOfADatabase(t *testing.T) {
 				if !r.consistent(m.ID) {
 					t.Error("a snapshot is not consistent")
 				}
-				restored := r.volume("restored", mountAccess(fs))
+				restored := r.volume("restored", rig.MountAccess(fs))
 				check.Must(t, restored.createFrom(snapshotSource(m.ID), 0))
 				if fs != "xfs" && snapshots.NeedsReplay(t, restored.image(), fs) { // a frozen xfs has something in its log on purpose
 					t.Error("a journal has to be replayed")
@@ -101,10 +102,10 @@ func TestSnapshotsOfADatabaseWithoutFreeze(t *testing.T) {
 	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fs, func(t *testing.T) {
 			r := newDriverOn(t, "xfs", false)
-			v := r.volume("v", mountAccess(fs))
+			v := r.volume("v", rig.MountAccess(fs))
 			v.up()
 			v.must(v.unpublish, v.unstage) // the filesystem is made
-			v.access = blockAccess()
+			v.access = rig.BlockAccess()
 			v.must(v.stage, v.publish)
 			dir := t.TempDir()
 			check.Must(t, unix.Mount(v.target, dir, fs, 0, "")) // by a name that is not the device's
@@ -119,7 +120,7 @@ func TestSnapshotsOfADatabaseWithoutFreeze(t *testing.T) {
 				if r.consistent(m.ID) {
 					t.Error("a snapshot is said to be consistent")
 				}
-				restored := r.volume("restored", mountAccess(fs))
+				restored := r.volume("restored", rig.MountAccess(fs))
 				check.Must(t, restored.createFrom(snapshotSource(m.ID), 0))
 				if snapshots.NeedsReplay(t, restored.image(), fs) {
 					dirty++

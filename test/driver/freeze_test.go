@@ -15,6 +15,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/database"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
 )
 
@@ -40,7 +41,7 @@ func TestSnapshotsOfAWriter(t *testing.T) {
 	for _, c := range []struct{ pool, fs string }{{"xfs", "ext4"}, {"xfs", "xfs"}, {"xfs", "btrfs"}, {"btrfs", "ext4"}, {"btrfs", "xfs"}} {
 		t.Run(c.fs+" on "+c.pool, func(t *testing.T) {
 			r := newDriverOn(t, c.pool, false)
-			v := r.volume("v", mountAccess(c.fs))
+			v := r.volume("v", rig.MountAccess(c.fs))
 			v.up()
 			stop := write(t, v.target, v.target)
 			var ids []string
@@ -51,7 +52,7 @@ func TestSnapshotsOfAWriter(t *testing.T) {
 				}
 				ids = append(ids, id)
 			}
-			clone := r.volume("clone", mountAccess(c.fs))
+			clone := r.volume("clone", rig.MountAccess(c.fs))
 			check.Must(t, clone.createFrom(v.asSource(), 0))
 			stop()
 			clone.must(clone.stage, clone.publish)
@@ -59,7 +60,7 @@ func TestSnapshotsOfAWriter(t *testing.T) {
 			clone.down()
 			last := uint64(0)
 			for i, id := range ids {
-				restored := r.volume("restored", mountAccess(c.fs))
+				restored := r.volume("restored", rig.MountAccess(c.fs))
 				check.Must(t, restored.createFrom(snapshotSource(id), 0))
 				if c.fs != "xfs" { // a frozen xfs has something in its log on purpose: what is open and deleted
 					restored.wantNoReplay(c.fs)
@@ -113,7 +114,7 @@ func TestSnapshotAfterACrash(t *testing.T) {
 		r := newDriverOn(t, pool, false)
 		for _, fs := range []string{"ext4", "xfs", "btrfs"} {
 			t.Run(fs+" on "+pool, func(t *testing.T) {
-				v := r.volume("v", mountAccess(fs))
+				v := r.volume("v", rig.MountAccess(fs))
 				v.up()
 				v.crash(fs)
 				crashed := v.mustSnapshot("crashed").GetSnapshotId()
@@ -143,7 +144,7 @@ func (v *volume) wantNoReplay(fs string) {
 // and the same call makes the snapshot.
 func TestKilledWhileFrozen(t *testing.T) {
 	r := newDriverOn(t, "xfs", false)
-	v := r.volume("v", mountAccess("ext4"))
+	v := r.volume("v", rig.MountAccess("ext4"))
 	v.up()
 	for _, point := range []string{"driver-frozen", "driver-taken"} {
 		for _, again := range []bool{true, false} { // while it is frozen still, or afterwards
@@ -173,7 +174,7 @@ func TestKilledWhileFrozen(t *testing.T) {
 // TestFreezeOfSomebodyElse is left alone: nobody knows whether it lasts.
 func TestFreezeOfSomebodyElse(t *testing.T) {
 	r := newDriverOn(t, "xfs", false, "--freeze-limit", "1s")
-	v := r.volume("v", mountAccess("ext4"))
+	v := r.volume("v", rig.MountAccess("ext4"))
 	v.up()
 	check.Must(t, exec.Command("fsfreeze", "--freeze", v.target).Run())
 	made := v.mustSnapshot("s")
@@ -220,7 +221,7 @@ func watchdogs(t *testing.T, data string) (found []string) {
 // claim to be more than it is.
 func TestFreezeIsBounded(t *testing.T) {
 	r := newDriverOn(t, "xfs", false, "--freeze-limit", "1s")
-	v := r.volume("v", mountAccess("ext4"))
+	v := r.volume("v", rig.MountAccess("ext4"))
 	v.up()
 	stop := write(t, v.target, v.target)
 	r.restart("CRUST_FAILPOINTS=driver-taken=sleep:4s")
@@ -238,7 +239,7 @@ func TestFreezeIsBounded(t *testing.T) {
 // synced is there, and the record says that it is as after a crash.
 func TestSnapshotWithoutFreeze(t *testing.T) {
 	r := newDriverOn(t, "btrfs", false)
-	v, restored := r.volume("v", blockAccess()), r.volume("restored", blockAccess())
+	v, restored := r.volume("v", rig.BlockAccess()), r.volume("restored", rig.BlockAccess())
 	v.up()
 	want := bytes.Repeat([]byte("synced! "), 512)
 	device, err := os.OpenFile(v.target, os.O_RDWR, 0)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // group makes a group snapshot of volumes.
@@ -59,7 +60,7 @@ func TestGroupSnapshots(t *testing.T) {
 	for _, c := range []struct{ pool, fs string }{{"xfs", "ext4"}, {"xfs", "btrfs"}, {"btrfs", "xfs"}} {
 		t.Run(c.fs+" on "+c.pool, func(t *testing.T) {
 			r := newDriverOn(t, c.pool, false)
-			a, b, idle := r.volume("a", mountAccess(c.fs)), r.volume("b", mountAccess("ext4")), r.volume("idle", mountAccess("ext4"))
+			a, b, idle := r.volume("a", rig.MountAccess(c.fs)), r.volume("b", rig.MountAccess("ext4")), r.volume("idle", rig.MountAccess("ext4"))
 			a.up()
 			b.up()
 			idle.must(idle.create)
@@ -77,7 +78,7 @@ func TestGroupSnapshots(t *testing.T) {
 			stop()
 			for _, made := range groups {
 				_, members := r.mustGroup(fmt.Sprint("g", slices.Index(groups, made)), a, b, idle) // it is there
-				first, second := r.volume("first", mountAccess(c.fs)), r.volume("second", mountAccess("ext4"))
+				first, second := r.volume("first", rig.MountAccess(c.fs)), r.volume("second", rig.MountAccess("ext4"))
 				check.Must(t, first.createFrom(snapshotSource(members[0].GetSnapshotId()), 0))
 				check.Must(t, second.createFrom(snapshotSource(members[1].GetSnapshotId()), 0))
 				first.must(first.stage, first.publish)
@@ -98,33 +99,33 @@ func TestGroupSnapshots(t *testing.T) {
 // TestGroupErrors has the errors of CSI's tables. What fails leaves nothing.
 func TestGroupErrors(t *testing.T) {
 	r := newDriverOn(t, "btrfs", false, "--capacity", fmt.Sprint(6*size))
-	a, b, c := r.volume("a", mountAccess("ext4")), r.volume("b", mountAccess("ext4")), r.volume("c", mountAccess("ext4"))
+	a, b, c := r.volume("a", rig.MountAccess("ext4")), r.volume("b", rig.MountAccess("ext4")), r.volume("c", rig.MountAccess("ext4"))
 	for _, v := range []*volume{a, b, c} {
 		v.must(v.create)
 	}
 	missing := &volume{id: "missing"}
 	_, err := r.group("g")
-	wantCode(t, err, codes.InvalidArgument)
+	check.Code(t, err, codes.InvalidArgument)
 	_, err = r.group("g", a, missing)
-	wantCode(t, err, codes.NotFound)
+	check.Code(t, err, codes.NotFound)
 	made, members := r.mustGroup("g", a, b)
 	again, _ := r.mustGroup("g", b, a)
 	if again.GetGroupSnapshotId() != made.GetGroupSnapshotId() {
 		t.Errorf("%v is not %v", again, made)
 	}
 	_, err = r.group("g", a, b, c)
-	wantCode(t, err, codes.AlreadyExists)
+	check.Code(t, err, codes.AlreadyExists)
 	_, err = r.group("more", b, c)
-	wantCode(t, err, codes.ResourceExhausted) // there is room for one of them
+	check.Code(t, err, codes.ResourceExhausted) // there is room for one of them
 	r.wantVolumes(5)
 	ids := []string{members[1].GetSnapshotId(), members[0].GetSnapshotId()}
-	wantCode(t, r.removeSnapshot(ids[0]), codes.InvalidArgument)
-	wantCode(t, r.removeGroup(made.GetGroupSnapshotId(), ids[0]), codes.InvalidArgument)
+	check.Code(t, r.removeSnapshot(ids[0]), codes.InvalidArgument)
+	check.Code(t, r.removeGroup(made.GetGroupSnapshotId(), ids[0]), codes.InvalidArgument)
 	get := func(id string, members ...string) error {
 		_, err := r.GetVolumeGroupSnapshot(t.Context(), &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members})
 		return err
 	}
-	wantCode(t, get(made.GetGroupSnapshotId(), ids[0], "other"), codes.InvalidArgument)
+	check.Code(t, get(made.GetGroupSnapshotId(), ids[0], "other"), codes.InvalidArgument)
 	check.Must(t, get(made.GetGroupSnapshotId(), ids...))
 	list, err := r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{SourceVolumeId: a.id})
 	if err != nil || len(list.GetEntries()) != 1 || list.GetEntries()[0].GetSnapshot().GetGroupSnapshotId() != made.GetGroupSnapshotId() {
@@ -132,7 +133,7 @@ func TestGroupErrors(t *testing.T) {
 	}
 	check.Must(t, r.removeGroup(made.GetGroupSnapshotId(), ids...))
 	check.Must(t, r.removeGroup(made.GetGroupSnapshotId(), ids...))
-	wantCode(t, get(made.GetGroupSnapshotId()), codes.NotFound)
+	check.Code(t, get(made.GetGroupSnapshotId()), codes.NotFound)
 	r.wantVolumes(3)
 	for _, v := range []*volume{a, b, c} {
 		v.must(v.remove)
@@ -144,16 +145,16 @@ func TestGroupErrors(t *testing.T) {
 // that were frozen for a part of the time neither. With one of them there is.
 func TestGroupIsOfOneMoment(t *testing.T) {
 	r := newDriverOn(t, "xfs", false, "--freeze-limit", "1s")
-	fs, more, device, other := r.volume("fs", mountAccess("ext4")), r.volume("more", mountAccess("ext4")), r.volume("device", blockAccess()), r.volume("other", blockAccess())
+	fs, more, device, other := r.volume("fs", rig.MountAccess("ext4")), r.volume("more", rig.MountAccess("ext4")), r.volume("device", rig.BlockAccess()), r.volume("other", rig.BlockAccess())
 	all := []*volume{fs, more, device, other}
 	for _, v := range all {
 		v.up()
 	}
 	_, err := r.group("g", fs, device, other)
-	wantCode(t, err, codes.FailedPrecondition)
+	check.Code(t, err, codes.FailedPrecondition)
 	r.restart("CRUST_FAILPOINTS=driver-taken=sleep:3s")
 	_, err = r.group("g", fs, more)
-	wantCode(t, err, codes.Aborted)
+	check.Code(t, err, codes.Aborted)
 	r.restart()
 	r.wantVolumes(len(all))
 	fs.wantWrites()
@@ -173,7 +174,7 @@ func TestGroupIsOfOneMoment(t *testing.T) {
 func TestKilledInGroup(t *testing.T) {
 	for _, pool := range []string{"xfs", "ext4"} {
 		r := newDriverOn(t, pool, false)
-		a, b := r.volume("a", mountAccess("ext4")), r.volume("b", mountAccess("ext4"))
+		a, b := r.volume("a", rig.MountAccess("ext4")), r.volume("b", rig.MountAccess("ext4"))
 		a.up()
 		b.up()
 		content := b.putRandom(mib)
@@ -195,7 +196,7 @@ func TestKilledInGroup(t *testing.T) {
 					continue
 				}
 				made, members := r.mustGroup("g", a, b)
-				restored := r.volume("restored", mountAccess("ext4"))
+				restored := r.volume("restored", rig.MountAccess("ext4"))
 				check.Must(t, restored.createFrom(snapshotSource(members[1].GetSnapshotId()), 0))
 				restored.must(restored.stage, restored.publish)
 				restored.wantRandom(content)

@@ -15,6 +15,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // wantHealth wants one fault of a volume, or none where the reason is empty.
@@ -49,7 +50,7 @@ func shutdown(t *testing.T, dir string) {
 func TestVolumeHealth(t *testing.T) {
 	const degraded, inaccessible = csi.VolumeHealthErrorType_DEGRADED, csi.VolumeHealthErrorType_INACCESSIBLE
 	r := newDriver(t, false)
-	errs := r.volume("errors", mountAccess("ext4"))
+	errs := r.volume("errors", rig.MountAccess("ext4"))
 	errs.up()
 	errs.wantHealth(0, "")
 	trigger := "/sys/fs/ext4/" + filepath.Base(r.loops()[0]) + "/trigger_fs_error"
@@ -57,14 +58,14 @@ func TestVolumeHealth(t *testing.T) {
 	errs.wantHealth(degraded, abi.ReasonErrors)
 	errs.down()
 
-	stopped := r.volume("stopped", mountAccess("xfs"))
+	stopped := r.volume("stopped", rig.MountAccess("xfs"))
 	stopped.up()
 	stopped.wantHealth(0, "")
 	shutdown(t, stopped.target)
 	stopped.wantHealth(inaccessible, abi.ReasonShutDown)
 	stopped.down()
 
-	block := r.volume("block", blockAccess())
+	block := r.volume("block", rig.BlockAccess())
 	block.up()
 	block.wantHealth(0, "")
 	check.Must(t, os.Truncate(block.image(), size/2))
@@ -81,7 +82,7 @@ func TestVolumeHealth(t *testing.T) {
 	block.must(block.remove)
 	for id, code := range map[string]codes.Code{"": codes.InvalidArgument, block.id: codes.NotFound} {
 		_, err := r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
-		wantCode(t, err, code)
+		check.Code(t, err, code)
 	}
 	r.wantNothing()
 }

@@ -46,7 +46,7 @@ func TestKilledAnywhere(t *testing.T) {
 
 func killedAt(t *testing.T, r *testDriver, point, call string, abandon bool) {
 	t.Helper()
-	v := r.volume("v", mountAccess("ext4"))
+	v := r.volume("v", rig.MountAccess("ext4"))
 	life := []struct {
 		name string
 		do   func() error
@@ -86,7 +86,7 @@ func killedAt(t *testing.T, r *testDriver, point, call string, abandon bool) {
 // TestKilledInExpand kills between record, image and answer.
 func TestKilledInExpand(t *testing.T) {
 	r := newDriver(t, false)
-	v := r.volume("v", mountAccess("xfs"))
+	v := r.volume("v", rig.MountAccess("xfs"))
 	v.up()
 	v.put("data")
 	for i, point := range []string{"driver-record-temp", "driver-expand-recorded"} {
@@ -112,7 +112,7 @@ func TestKilledInExpand(t *testing.T) {
 // TestKilledInNodeExpand kills when the loop device has grown, and its filesystem not yet.
 func TestKilledInNodeExpand(t *testing.T) {
 	r := newDriver(t, false)
-	v := r.volume("v", mountAccess("xfs"))
+	v := r.volume("v", rig.MountAccess("xfs"))
 	v.up()
 	v.put("data")
 	v.grow(2 * size)
@@ -134,7 +134,7 @@ func TestKilledInNodeExpand(t *testing.T) {
 // TestKilledInDeferredPublish kills when the filesystem was made, and that is not on record.
 func TestKilledInDeferredPublish(t *testing.T) {
 	r := newDriver(t, true)
-	v := r.volume("v", mountAccess("ext4"))
+	v := r.volume("v", rig.MountAccess("ext4"))
 	v.must(v.create, v.stage)
 	for _, point := range []string{"driver-prepared", "driver-record-temp@2"} {
 		r.restart("CRUST_FAILPOINTS=" + point + "=kill")
@@ -179,15 +179,15 @@ func TestEveryStepIsKilledAt(t *testing.T) {
 // taken for staged now, and that the data is.
 func TestRecordsOfAnotherBoot(t *testing.T) {
 	r := newDriver(t, false)
-	v := r.volume("v", mountAccess("ext4"))
+	v := r.volume("v", rig.MountAccess("ext4"))
 	v.up()
 	v.put("data")
-	r.kill()
+	r.process.Kill()
 	r.pretendReboot()
 	r.start()
 	v.must(v.stage, v.publish)
 	v.wantKept("data")
-	r.kill()
+	r.process.Kill()
 	r.pretendReboot()
 	r.start()
 	v.down() // kubelet may also only clean up

@@ -78,22 +78,11 @@ func growOnline(t *testing.T, v *volume, bytes int64) {
 	if err == nil {
 		return
 	}
-	if v.access.GetMount().GetFsType() != "ext4" || mayGrowExt4(t) {
+	if rig.MayGrow(t, v.access.GetMount().GetFsType()) {
 		t.Fatal(err)
 	}
 	t.Log("ext4 grows offline here: root has no CAP_SYS_RESOURCE")
 	v.must(v.unpublish, v.unstage, v.stage, v.publish)
-}
-
-// mayGrowExt4 tells whether root has CAP_SYS_RESOURCE.
-func mayGrowExt4(t *testing.T) bool {
-	t.Helper()
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		t.Fatal(err)
-	}
-	return data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
 // TestGrowth grows each filesystem online and offline, plain and native.
@@ -101,14 +90,14 @@ func TestGrowth(t *testing.T) {
 	for _, native := range []bool{false, true} {
 		r := newDriver(t, native)
 		for _, fs := range []string{"ext4", "xfs", "btrfs"} {
-			v := r.volume(fs, mountAccess(fs))
+			v := r.volume(fs, rig.MountAccess(fs))
 			v.up()
 			v.put("data")
 			before := v.bytesOf()
 			if before.GetUsed()+before.GetAvailable() > before.GetTotal() || before.GetTotal() > size {
 				t.Errorf("%s: %v", fs, before)
 			}
-			wantCode(t, v.growNode(v.target, 2*size), codes.OutOfRange) // not without the controller
+			check.Code(t, v.growNode(v.target, 2*size), codes.OutOfRange) // not without the controller
 			v.grow(2 * size)
 			growOnline(t, v, 2*size)
 			if online := v.bytesOf(); online.GetTotal() < before.GetTotal()+size*8/10 {
@@ -130,7 +119,7 @@ func TestGrowth(t *testing.T) {
 
 func TestBlock(t *testing.T) {
 	r := newDriver(t, false)
-	v := r.volume("block", blockAccess())
+	v := r.volume("block", rig.BlockAccess())
 	v.up()
 	v.must(v.publish)
 	device, err := os.OpenFile(v.target, os.O_RDWR, 0)
@@ -176,9 +165,9 @@ func TestBlock(t *testing.T) {
 	}
 	reader.must(reader.unpublish)
 	check.Eventually(t, "the reader's loop device has gone", func() bool { return len(r.loops()) == 1 })
-	wantCode(t, v.unstage(), codes.FailedPrecondition) // still published
+	check.Code(t, v.unstage(), codes.FailedPrecondition) // still published
 	v.must(v.unpublish)
-	wantCode(t, v.remove(), codes.FailedPrecondition) // still attached
+	check.Code(t, v.remove(), codes.FailedPrecondition) // still attached
 	v.must(v.unstage, v.stage, v.publish)
 	raw := make([]byte, 3)
 	device, err = os.Open(v.target)
@@ -196,7 +185,7 @@ func TestBlock(t *testing.T) {
 // TestImagesAreThin also shows direct I/O, which needs a disk that offers it.
 func TestImagesAreThin(t *testing.T) {
 	r := newDriver(t, false)
-	v := r.volume("thin", blockAccess())
+	v := r.volume("thin", rig.BlockAccess())
 	v.up()
 	images, _ := filepath.Glob(r.data + "/images/*")
 	var info unix.Stat_t
@@ -218,7 +207,7 @@ func TestImagesAreThin(t *testing.T) {
 
 func TestReadOnlyAndSecondPod(t *testing.T) {
 	r := newDriver(t, false)
-	v := r.volume("shared", mountAccess("ext4"))
+	v := r.volume("shared", rig.MountAccess("ext4"))
 	v.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 	v.up()
 	v.put("data")
@@ -234,13 +223,13 @@ func TestReadOnlyAndSecondPod(t *testing.T) {
 		t.Error("a read-only publish was written to")
 	}
 	v.put("data") // the first still writes
-	wantCode(t, second.publish(), codes.AlreadyExists)
+	check.Code(t, second.publish(), codes.AlreadyExists)
 	second.must(second.unpublish, second.unpublish)
 	v.must(v.unpublish)
 	reader := *v
-	reader.access = mountAccess("ext4")
+	reader.access = rig.MountAccess("ext4")
 	reader.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
-	wantCode(t, reader.stage(), codes.AlreadyExists)
+	check.Code(t, reader.stage(), codes.AlreadyExists)
 	v.must(v.unstage)
 	reader.must(reader.stage, reader.publish)
 	reader.wantKept("data")
@@ -254,7 +243,7 @@ func TestReadOnlyAndSecondPod(t *testing.T) {
 func TestEphemeral(t *testing.T) {
 	for _, native := range []bool{false, true} {
 		r := newDriver(t, native)
-		v := r.volume("inline", mountAccess("ext4"))
+		v := r.volume("inline", rig.MountAccess("ext4"))
 		v.id, v.staging = "csi-0123", ""
 		publish := func(attributes map[string]string) error {
 			request := v.request()
@@ -265,8 +254,8 @@ func TestEphemeral(t *testing.T) {
 			_, err := r.NodePublishVolume(t.Context(), request)
 			return err
 		}
-		wantCode(t, publish(map[string]string{"size": "lots"}), codes.InvalidArgument)
-		wantCode(t, publish(map[string]string{"colour": "red"}), codes.InvalidArgument)
+		check.Code(t, publish(map[string]string{"size": "lots"}), codes.InvalidArgument)
+		check.Code(t, publish(map[string]string{"colour": "red"}), codes.InvalidArgument)
 		for range 2 {
 			if err := publish(map[string]string{"size": "64Mi"}); err != nil {
 				t.Fatal(err)
@@ -288,19 +277,19 @@ func TestEphemeral(t *testing.T) {
 
 func TestSolePod(t *testing.T) {
 	r := newDriver(t, false)
-	v := r.volume("sole", mountAccess("xfs"))
+	v := r.volume("sole", rig.MountAccess("xfs"))
 	v.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 	v.up()
 	second := *v
 	second.target += "-2"
-	wantCode(t, second.publish(), codes.FailedPrecondition)
+	check.Code(t, second.publish(), codes.FailedPrecondition)
 	v.down()
 	r.wantNothing()
 }
 
 func TestForeignThingsStay(t *testing.T) {
 	r := newDriver(t, false)
-	v := r.volume("v", mountAccess("ext4"))
+	v := r.volume("v", rig.MountAccess("ext4"))
 	v.must(v.create, v.stage)
 	if err := os.Mkdir(v.target, 0o750); err != nil {
 		t.Fatal(err)
@@ -309,7 +298,7 @@ func TestForeignThingsStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.put("not ours")
-	wantCode(t, v.publish(), codes.FailedPrecondition)
+	check.Code(t, v.publish(), codes.FailedPrecondition)
 	v.must(v.unpublish) // it is not published there
 	v.wantKept("not ours")
 	if err := unix.Unmount(v.target, 0); err != nil {
@@ -318,18 +307,18 @@ func TestForeignThingsStay(t *testing.T) {
 	// A device with another filesystem is never formatted.
 	v.must(v.unstage)
 	other := *v
-	other.access = mountAccess("xfs")
-	wantCode(t, other.stage(), codes.FailedPrecondition)
+	other.access = rig.MountAccess("xfs")
+	check.Code(t, other.stage(), codes.FailedPrecondition)
 	if left := rig.LoopsLeft(r.data + "/images/"); len(left) != 0 {
 		t.Errorf("loop devices after a stage that failed: %v", left)
 	}
 	v.must(v.stage, v.publish)
 	v.down()
 	// Unknown volumes and places are fine to undo.
-	unknown := r.volume("unknown", mountAccess("ext4"))
+	unknown := r.volume("unknown", rig.MountAccess("ext4"))
 	unknown.id = "../../etc/passwd"
 	unknown.must(unknown.unpublish, unknown.unstage, unknown.remove)
-	wantCode(t, unknown.stage(), codes.NotFound)
+	check.Code(t, unknown.stage(), codes.NotFound)
 	r.wantNothing()
 }
 
@@ -338,7 +327,7 @@ func TestPagination(t *testing.T) {
 	r := newDriver(t, false)
 	var all []*volume
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
-		v := r.volume(name, mountAccess(""))
+		v := r.volume(name, rig.MountAccess(""))
 		v.must(v.create)
 		all = append(all, v)
 	}
@@ -386,7 +375,7 @@ func TestCapacity(t *testing.T) {
 		}
 		return reply.GetAvailableCapacity()
 	}
-	v := r.volume("v", mountAccess(""))
+	v := r.volume("v", rig.MountAccess(""))
 	v.must(v.create)
 	if free() != 1<<30-size {
 		t.Errorf("%d free", free())
@@ -395,7 +384,7 @@ func TestCapacity(t *testing.T) {
 	if free() != 1<<30-2*size {
 		t.Errorf("%d free", free())
 	}
-	wantCode(t, v.growController(4*size), codes.ResourceExhausted)
+	check.Code(t, v.growController(4*size), codes.ResourceExhausted)
 	v.must(v.remove)
 	if free() != 1<<30 {
 		t.Errorf("%d free", free())
@@ -404,12 +393,8 @@ func TestCapacity(t *testing.T) {
 
 func TestStopsInOrder(t *testing.T) {
 	r := newDriver(t, false)
-	if err := r.cmd.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	state := r.cmd
-	r.wait()
-	if code := state.ProcessState.ExitCode(); code != 0 {
+	check.Must(t, r.process.Signal(unix.SIGTERM))
+	if code := r.wait(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	if _, err := os.Lstat(r.socket()); err == nil {
@@ -424,14 +409,14 @@ func TestStopsInOrder(t *testing.T) {
 // TestMountFlagsStayOut: a flag may hold a secret.
 func TestMountFlagsStayOut(t *testing.T) {
 	r := newDriver(t, false)
-	v := r.volume("v", mountAccess("ext4"))
+	v := r.volume("v", rig.MountAccess("ext4"))
 	v.access.GetMount().MountFlags = []string{"password=hunter2"}
 	v.must(v.create)
 	err := v.stage()
 	if err == nil || strings.Contains(err.Error(), "hunter2") {
 		t.Errorf("%v", err)
 	}
-	if strings.Contains(r.log.String(), "hunter2") {
+	if strings.Contains(r.process.Log(), "hunter2") {
 		t.Error("in the log")
 	}
 	v.must(v.remove) // nothing is attached any more

@@ -48,7 +48,7 @@ func (r *testDriver) wantDirectIO(want string) {
 // else for the next time. It outlives the driver.
 func TestDirectIO(t *testing.T) {
 	r := newDriverOn(t, "xfs", false)
-	v := r.volume("v", mountAccess("xfs"))
+	v := r.volume("v", rig.MountAccess("xfs"))
 	reply, err := r.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{v.access},
 		MutableParameters: directIO("false"),
@@ -69,10 +69,10 @@ func TestDirectIO(t *testing.T) {
 	v.must(v.stage, v.publish)
 	r.wantDirectIO("1")
 	for _, wrong := range []map[string]string{directIO("maybe"), {"directIO": "false", "iops": "9"}} {
-		wantCode(t, v.modify(wrong), codes.InvalidArgument)
+		check.Code(t, v.modify(wrong), codes.InvalidArgument)
 	}
 	r.wantDirectIO("1") // nothing of a wrong request is applied
-	wantCode(t, (&volume{testDriver: r, id: "missing"}).modify(directIO("true")), codes.NotFound)
+	check.Code(t, (&volume{testDriver: r, id: "missing"}).modify(directIO("true")), codes.NotFound)
 	v.wantRandom(content)
 	v.down()
 	r.wantNothing()
@@ -81,7 +81,7 @@ func TestDirectIO(t *testing.T) {
 // TestKilledInModify kills before and after the device has changed.
 func TestKilledInModify(t *testing.T) {
 	r := newDriverOn(t, "xfs", false)
-	v := r.volume("v", mountAccess("ext4"))
+	v := r.volume("v", rig.MountAccess("ext4"))
 	v.up()
 	for _, point := range []string{"driver-modified", "driver-record-temp"} {
 		r.restart("CRUST_FAILPOINTS=" + point + "=kill")
@@ -110,11 +110,11 @@ func TestLargeSectors(t *testing.T) {
 	pool := t.TempDir()
 	check.Must(t, unix.Mount(disk, pool, "xfs", 0, ""))
 	t.Cleanup(func() { check.Must(t, unix.Unmount(pool, 0)) })
-	r := newDriverOn(t, "", false)
-	r.kill()
+	r := layOut(t, "")
 	r.data = pool
+	r.prepare()
 	r.start()
-	v := r.volume("v", mountAccess("xfs"))
+	v := r.volume("v", rig.MountAccess("xfs"))
 	v.must(v.create)
 	check.Must(t, v.modify(directIO("false")))
 	for _, on := range []struct{ say, dio string }{{"false", "0"}, {"true", "1"}, {"false", "0"}} {

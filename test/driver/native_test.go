@@ -15,6 +15,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -59,7 +60,7 @@ func TestNativeReports(t *testing.T) {
 func TestDeferred(t *testing.T) {
 	r := newDriver(t, true)
 	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
-		v := r.volume(fs, mountAccess(fs))
+		v := r.volume(fs, rig.MountAccess(fs))
 		v.access.GetMount().MountFlags = []string{"noatime"}
 		v.must(v.create, v.stage)
 		var mount *csiv1.DeferredMount
@@ -100,7 +101,7 @@ func TestDeferred(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The same volume for a pod without a sandbox of its own, when it is free.
-		wantCode(t, (&volume{testDriver: r, id: v.id, staging: v.staging, target: v.target + "-2", access: v.access}).publish(), codes.FailedPrecondition)
+		check.Code(t, (&volume{testDriver: r, id: v.id, staging: v.staging, target: v.target + "-2", access: v.access}).publish(), codes.FailedPrecondition)
 		v.must(v.unpublish, v.publish)
 		v.wantKept("by the guest")
 		other := *v
@@ -123,7 +124,7 @@ func TestDeferred(t *testing.T) {
 
 func TestDeferredReaders(t *testing.T) {
 	r := newDriver(t, true)
-	v := r.volume("v", mountAccess("ext4"))
+	v := r.volume("v", rig.MountAccess("ext4"))
 	v.must(v.create, v.stage)
 	if _, err := v.publishDeferred(false); err != nil {
 		t.Fatal(err)
@@ -145,20 +146,20 @@ func TestDeferredReaders(t *testing.T) {
 	}
 	second.must(second.unpublish)
 	v.down()
-	block := r.volume("b", blockAccess())
+	block := r.volume("b", rig.BlockAccess())
 	block.must(block.create, block.stage)
 	_, err := block.publishDeferred(false)
-	wantCode(t, err, codes.InvalidArgument)
+	check.Code(t, err, codes.InvalidArgument)
 	block.must(block.unstage, block.remove)
 	r.wantNothing()
 }
 
 func TestPlainRefusesDeferral(t *testing.T) {
 	r := newDriver(t, false)
-	v := r.volume("v", mountAccess("ext4"))
+	v := r.volume("v", rig.MountAccess("ext4"))
 	v.must(v.create, v.stage)
 	_, err := v.publishDeferred(false)
-	wantCode(t, err, codes.InvalidArgument)
+	check.Code(t, err, codes.InvalidArgument)
 	v.must(v.unstage, v.remove)
 	r.wantNothing()
 }

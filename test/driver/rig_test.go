@@ -3,23 +3,16 @@
 package driver_test
 
 import (
-	"bytes"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -32,33 +25,11 @@ type testDriver struct {
 	csi.NodeClient
 	csi.IdentityClient
 	csi.GroupControllerClient
-	t      *testing.T
-	dir    string
-	data   string // where its images are
-	native bool
-	args   []string
-
-	cmd  *exec.Cmd
-	done chan struct{}
-	conn *grpc.ClientConn
-	log  buffer
-}
-
-type buffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
+	t       *testing.T
+	dir     string
+	data    string // where its images are
+	process *rig.Process
+	conn    *grpc.ClientConn
 }
 
 // newDriver starts a driver whose images lie on a real disk, where direct I/O works.
@@ -72,7 +43,10 @@ func newDriver(t *testing.T, native bool, args ...string) *testDriver {
 func newDriverOn(t *testing.T, pool string, native bool, args ...string) *testDriver {
 	t.Helper()
 	r := layOut(t, pool)
-	r.native, r.args = native, args
+	if native {
+		args = append(args, "--defer")
+	}
+	r.prepare(args...)
 	r.start()
 	return r
 }
@@ -91,15 +65,11 @@ func layOut(t *testing.T, pool string) *testDriver {
 		mountPool(t, pool, r.data)
 	}
 	t.Cleanup(func() {
-		r.kill()
 		rig.UnmountAll(t, dir)
 		for _, loop := range r.loops() { // left by a test that failed
 			_ = loopdev.Detach(loop)
 		}
 		_ = os.RemoveAll(dir)
-		if t.Failed() {
-			t.Logf("log of the driver:\n%s", r.log.String())
-		}
 	})
 	return r
 }
@@ -115,74 +85,32 @@ func mountPool(t *testing.T, fs, dir string) {
 
 func (r *testDriver) socket() string { return r.dir + "/csi.sock" }
 
+// prepare makes its process, which is not started yet, and its clients.
+func (r *testDriver) prepare(args ...string) {
+	r.t.Helper()
+	r.process, r.conn = rig.NewDriver(r.t, rig.Program(r.t, "crust-driver"), r.socket(), r.data, append([]string{"--node-id", "node-a", "--log-level", "debug"}, args...)...)
+	r.ControllerClient, r.NodeClient, r.IdentityClient = csi.NewControllerClient(r.conn), csi.NewNodeClient(r.conn), csi.NewIdentityClient(r.conn)
+	r.GroupControllerClient = csi.NewGroupControllerClient(r.conn)
+}
+
 // start starts the driver and waits until it serves.
 func (r *testDriver) start(env ...string) {
 	r.t.Helper()
-	args := append([]string{"--endpoint", "unix://" + r.socket(), "--data-dir", r.data, "--node-id", "node-a", "--log-level", "debug"}, r.args...)
-	if r.native {
-		args = append(args, "--defer")
-	}
-	r.run(exec.Command(rig.Program(r.t, "crust-driver"), args...), env...)
+	check.Must(r.t, r.process.Launch(env...))
+	check.Must(r.t, r.process.WaitReady())
 }
 
-// run starts it by a command.
-func (r *testDriver) run(cmd *exec.Cmd, env ...string) {
+// wait waits for the end of a driver that is on its way there, and gives its exit code.
+func (r *testDriver) wait() int {
 	r.t.Helper()
-	cmd.Env = append(os.Environ(), env...)
-	cmd.Stdout, cmd.Stderr = &r.log, &r.log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		r.t.Fatal(err)
-	}
-	r.cmd, r.done = cmd, make(chan struct{})
-	go func(done chan struct{}) { _ = cmd.Wait(); close(done) }(r.done)
-	r.dial()
-}
-
-func (r *testDriver) dial() {
-	r.t.Helper()
-	conn, err := grpc.NewClient("unix:"+r.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.conn = conn
-	r.ControllerClient, r.NodeClient, r.IdentityClient = csi.NewControllerClient(conn), csi.NewNodeClient(conn), csi.NewIdentityClient(conn)
-	r.GroupControllerClient = csi.NewGroupControllerClient(conn)
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		// A stale socket is there before the new one: only an answer counts.
-		if _, err = r.Probe(r.t.Context(), &csi.ProbeRequest{}); err == nil {
-			return
-		}
-		conn.ResetConnectBackoff()
-		if time.Now().After(end) {
-			r.t.Fatalf("the driver does not serve: %v\n%s", err, r.log.String())
-		}
-	}
-}
-
-// kill kills the driver and waits for its end.
-func (r *testDriver) kill() {
-	if r.cmd != nil {
-		_ = r.cmd.Process.Kill()
-		r.wait()
-	}
-}
-
-// wait waits for the end of a driver that is on its way there.
-func (r *testDriver) wait() {
-	r.t.Helper()
-	select {
-	case <-r.done:
-	case <-time.After(20 * time.Second):
-		r.t.Fatal("the driver did not end")
-	}
-	_ = r.conn.Close()
-	r.cmd = nil
+	code, err := r.process.WaitEnd(20 * time.Second)
+	check.Must(r.t, err)
+	return code
 }
 
 func (r *testDriver) restart(env ...string) {
 	r.t.Helper()
-	r.kill()
+	r.process.Kill()
 	r.start(env...)
 }
 
@@ -190,20 +118,6 @@ const (
 	mib  = int64(1) << 20
 	size = 320 * mib
 )
-
-func mountAccess(fs string) *csi.VolumeCapability {
-	return &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fs}},
-	}
-}
-
-func blockAccess() *csi.VolumeCapability {
-	return &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-	}
-}
 
 // volume is the calls of one volume's life; each may be made again and again.
 type volume struct {
@@ -273,13 +187,6 @@ func (v *volume) must(calls ...func() error) {
 
 func (v *volume) up()   { v.t.Helper(); v.must(v.create, v.stage, v.publish) }
 func (v *volume) down() { v.t.Helper(); v.must(v.unpublish, v.unstage, v.remove) }
-
-func wantCode(t *testing.T, err error, want codes.Code) {
-	t.Helper()
-	if status.Code(err) != want {
-		t.Errorf("%v, instead of %v", err, want)
-	}
-}
 
 // wantNothing fails where anything of a volume is left.
 func (r *testDriver) wantNothing() {

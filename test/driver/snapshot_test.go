@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
 )
 
@@ -54,7 +55,7 @@ func TestSnapshots(t *testing.T) {
 		r := newDriverOn(t, pool, false)
 		for _, fs := range []string{"ext4", "xfs", "btrfs"} {
 			t.Run(fs+" on "+pool, func(t *testing.T) {
-				v := r.volume("v", mountAccess(fs))
+				v := r.volume("v", rig.MountAccess(fs))
 				v.up()
 				v.put("first")
 				first := v.putRandom(mib)
@@ -68,7 +69,7 @@ func TestSnapshots(t *testing.T) {
 				if !r.consistent(one.GetSnapshotId()) || !two.GetCreationTime().AsTime().After(one.GetCreationTime().AsTime()) {
 					t.Errorf("%v, %v", one, two)
 				}
-				old, young := r.volume("old", mountAccess(fs)), r.volume("young", mountAccess(fs))
+				old, young := r.volume("old", rig.MountAccess(fs)), r.volume("young", rig.MountAccess(fs))
 				check.Must(t, old.createFrom(snapshotSource(one.GetSnapshotId()), 0))
 				v.must(v.stage, v.publish)
 				old.must(old.stage, old.publish)
@@ -101,29 +102,29 @@ func TestSnapshots(t *testing.T) {
 // TestSnapshotIsNoVolume: the id of the one is unknown as the other.
 func TestSnapshotIsNoVolume(t *testing.T) {
 	r := newDriverOn(t, "xfs", false)
-	v, other, clone := r.volume("v", mountAccess("ext4")), r.volume("other", mountAccess("ext4")), r.volume("clone", mountAccess("ext4"))
+	v, other, clone := r.volume("v", rig.MountAccess("ext4")), r.volume("other", rig.MountAccess("ext4")), r.volume("clone", rig.MountAccess("ext4"))
 	v.must(v.create)
 	other.must(other.create)
 	made := v.mustSnapshot("s")
 	_, err := other.snapshot("s")
-	wantCode(t, err, codes.AlreadyExists)
+	check.Code(t, err, codes.AlreadyExists)
 	_, err = (&volume{testDriver: r, id: "missing"}).snapshot("t")
-	wantCode(t, err, codes.NotFound)
-	wantCode(t, clone.createFrom(snapshotSource(v.id), 0), codes.NotFound)
-	wantCode(t, clone.createFrom((&volume{id: made.GetSnapshotId()}).asSource(), 0), codes.NotFound)
-	wantCode(t, clone.createFrom(snapshotSource(made.GetSnapshotId()), size-mib), codes.OutOfRange)
+	check.Code(t, err, codes.NotFound)
+	check.Code(t, clone.createFrom(snapshotSource(v.id), 0), codes.NotFound)
+	check.Code(t, clone.createFrom((&volume{id: made.GetSnapshotId()}).asSource(), 0), codes.NotFound)
+	check.Code(t, clone.createFrom(snapshotSource(made.GetSnapshotId()), size-mib), codes.OutOfRange)
 	check.Must(t, clone.createFrom(snapshotSource(made.GetSnapshotId()), 0))
-	wantCode(t, clone.createFrom(v.asSource(), 0), codes.AlreadyExists)
-	as := r.volume("as", mountAccess("ext4"))
+	check.Code(t, clone.createFrom(v.asSource(), 0), codes.AlreadyExists)
+	as := r.volume("as", rig.MountAccess("ext4"))
 	as.id = made.GetSnapshotId()
-	wantCode(t, as.stage(), codes.NotFound)
-	wantCode(t, as.growController(2*size), codes.NotFound)
+	check.Code(t, as.stage(), codes.NotFound)
+	check.Code(t, as.growController(2*size), codes.NotFound)
 	as.must(as.unpublish, as.unstage, as.remove) // there is no such volume
 	if _, err := r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: made.GetSnapshotId()}); err != nil {
 		t.Error(err)
 	}
 	_, err = r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: v.id})
-	wantCode(t, err, codes.NotFound)
+	check.Code(t, err, codes.NotFound)
 	check.Must(t, r.removeSnapshot(v.id)) // there is no such snapshot
 	if ids := r.volumeIDs(); len(ids) != 3 {
 		t.Errorf("%v", ids)
@@ -138,7 +139,7 @@ func TestSnapshotIsNoVolume(t *testing.T) {
 // TestSnapshotPages deletes the last snapshot of a page before the next is asked for.
 func TestSnapshotPages(t *testing.T) {
 	r := newDriverOn(t, "btrfs", false)
-	v := r.volume("v", mountAccess(""))
+	v := r.volume("v", rig.MountAccess(""))
 	v.must(v.create)
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
 		v.mustSnapshot(name)
@@ -169,7 +170,7 @@ func TestSnapshotPages(t *testing.T) {
 func TestKilledInSnapshot(t *testing.T) {
 	for _, pool := range []string{"btrfs", "ext4"} {
 		r := newDriverOn(t, pool, false)
-		v := r.volume("v", mountAccess("ext4"))
+		v := r.volume("v", rig.MountAccess("ext4"))
 		v.up()
 		content := v.putRandom(mib)
 		v.must(v.unpublish, v.unstage)
@@ -182,7 +183,7 @@ func TestKilledInSnapshot(t *testing.T) {
 			r.start()
 			r.wantVolumes(1)
 			made := v.mustSnapshot("s")
-			restored := r.volume("restored", mountAccess("ext4"))
+			restored := r.volume("restored", rig.MountAccess("ext4"))
 			check.Must(t, restored.createFrom(snapshotSource(made.GetSnapshotId()), 0))
 			restored.must(restored.stage, restored.publish)
 			restored.wantRandom(content)
