@@ -34,7 +34,7 @@ func (r *testNode) database(pod *cri.Pod, first, second *csiVolume) *program {
 	check.Must(r.t, rig.BuildStatic(p.shared+"/writer", "test/database/writer"))
 	container, err := pod.Run(r.ctx(), cri.Container{
 		Name: "database", Script: "/shared/writer /first /second /shared; exec sleep 2147483647", // the container stays, as others do
-		Mounts: []cri.Mount{{Host: p.shared, Container: "/shared"}, {Host: first.target, Container: "/first"}, {Host: second.target, Container: "/second"}},
+		Mounts: []cri.Mount{{Host: p.shared, Container: "/shared"}, {Host: first.Target, Container: "/first"}, {Host: second.Target, Container: "/second"}},
 	})
 	check.Must(r.t, err)
 	p.container = container
@@ -77,7 +77,7 @@ func (p *program) snapshots(v *csiVolume) (all []snapshots.Moment) {
 	for n := range snapshots.Seconds() {
 		next := time.Now().Add(time.Second)
 		m := snapshots.Moment{Before: p.acknowledged()}
-		made, err := v.snapshot(fmt.Sprint(v.id, n))
+		made, err := v.snapshot(fmt.Sprint(v.ID, n))
 		check.Must(p.t, err)
 		m.ID, m.After = made, p.acknowledged()
 		all = append(all, m)
@@ -87,43 +87,43 @@ func (p *program) snapshots(v *csiVolume) (all []snapshots.Moment) {
 }
 
 func (v *csiVolume) snapshot(name string) (id string, err error) {
-	made, err := v.controller.CreateSnapshot(v.ctx(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v.id})
+	made, err := v.Controller.CreateSnapshot(v.ctx(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v.ID})
 	return made.GetSnapshot().GetSnapshotId(), err
 }
 
 func (v *csiVolume) removeSnapshot(id string) {
 	v.t.Helper()
-	_, err := v.controller.DeleteSnapshot(v.ctx(), &csi.DeleteSnapshotRequest{SnapshotId: id})
+	_, err := v.Controller.DeleteSnapshot(v.ctx(), &csi.DeleteSnapshotRequest{SnapshotId: id})
 	check.Must(v.t, err)
 }
 
 // restore makes a volume from a snapshot, for a pod of its own.
 func (r *testNode) restore(name, fs, snapshot string) *csiVolume {
 	r.t.Helper()
-	return r.createFor("pod-"+name, name, fs, diskSize, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
-		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot},
-	}})
+	return &csiVolume{testNode: r, Volume: r.driver.Restore(r.t, name, fs, diskSize, &csi.VolumeContentSource{
+		Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot}},
+	})}
 }
 
-func (v *csiVolume) image() string { return snapshots.Image(v.data, v.id) }
+func (v *csiVolume) image() string { return snapshots.Image(v.Data, v.ID) }
 
 // recordsAsTheyAre counts the records on the image, which is mounted here without a repair.
 func (v *csiVolume) recordsAsTheyAre() (count uint64, err error) {
 	v.t.Helper()
-	mounted := snapshots.AsItIs(v.t, v.image(), v.fs, func(dir string) { count, err = database.Check(dir, dir) })
+	mounted := snapshots.AsItIs(v.t, v.image(), v.FS, func(dir string) { count, err = database.Check(dir, dir) })
 	return count, errors.Join(mounted, err)
 }
 
 // recordsInASandbox has a container count the records, whose sandbox mounts the volume.
 func (p *program) recordsInASandbox(v *csiVolume) (count uint64) {
 	p.t.Helper()
-	v.publish()
-	pod := p.pod(v.pod)
-	id := p.run(pod, "main", at(v.target), cri.Mount{Host: p.shared, Container: "/shared"})
+	v.Publish()
+	pod := p.pod(v.Pod)
+	id := p.run(pod, "main", at(v.Target), cri.Mount{Host: p.shared, Container: "/shared"})
 	_, err := fmt.Sscan(p.exec(id, "/shared/writer /data"), &count)
 	check.Must(p.t, err)
 	p.remove(pod)
-	v.unpublish()
+	v.giveBack()
 	return count
 }
 
@@ -137,7 +137,7 @@ func TestSnapshotsOfADatabaseInASandbox(t *testing.T) {
 			r := r.of(t)
 			p, all := r.databaseAndItsSnapshots(fs)
 			for _, m := range all {
-				if !snapshots.Consistent(t, r.data, m.ID) {
+				if !snapshots.Consistent(t, r.driver.Data, m.ID) {
 					t.Error("a snapshot is not consistent")
 				}
 				restored := r.restore("restored", fs, m.ID)
@@ -159,14 +159,14 @@ func TestSnapshotsOfADatabaseInASandbox(t *testing.T) {
 func (r *testNode) databaseAndItsSnapshots(fs string) (p *program, all []snapshots.Moment) {
 	r.t.Helper()
 	v := r.create("pv-"+fs, fs, diskSize)
-	v.publish()
-	pod := r.pod(v.pod)
+	v.Publish()
+	pod := r.pod(v.Pod)
 	p = r.database(pod, v, v)
 	all = p.snapshots(v)
 	p.stop()
 	r.t.Logf("%d records", p.acknowledged())
 	r.remove(pod)
-	v.unpublish()
+	v.giveBack()
 	return p, all
 }
 
@@ -180,7 +180,7 @@ func TestSnapshotsOfADatabaseThatIsNotFrozen(t *testing.T) {
 			p, all := r.databaseAndItsSnapshots(fs)
 			dirty, short := 0, 0
 			for _, m := range all {
-				if snapshots.Consistent(t, r.data, m.ID) {
+				if snapshots.Consistent(t, r.driver.Data, m.ID) {
 					t.Error("a snapshot is said to be consistent")
 				}
 				restored := r.restore("restored", fs, m.ID)

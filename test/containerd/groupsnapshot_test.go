@@ -11,7 +11,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/database"
@@ -31,13 +30,14 @@ type databases struct {
 func (r *testNode) databases() *databases {
 	r.t.Helper()
 	d := &databases{testNode: r, volumes: []*csiVolume{
-		r.createFor("pod-1", "one", "ext4", diskSize, nil), r.createFor("pod-1", "two", "xfs", diskSize, nil), r.create("three", "btrfs", diskSize),
+		r.create("one", "ext4", diskSize), r.create("two", "xfs", diskSize), r.create("three", "btrfs", diskSize),
 	}}
+	d.volumes[1].For(d.volumes[0].Pod)
 	for _, v := range d.volumes {
-		v.publish()
+		v.Publish()
 	}
 	for _, files := range [][]*csiVolume{d.volumes[:2], {d.volumes[2], d.volumes[2]}} {
-		pod := r.pod(files[0].pod)
+		pod := r.pod(files[0].Pod)
 		d.pods = append(d.pods, pod)
 		d.running = append(d.running, r.database(pod, files[0], files[1]))
 	}
@@ -58,7 +58,7 @@ func (d *databases) end() {
 		d.remove(d.pods[i])
 	}
 	for _, v := range d.volumes {
-		v.unpublish()
+		v.giveBack()
 	}
 }
 
@@ -67,12 +67,12 @@ func (r *testNode) group(name string, of ...*csiVolume) (id string, members []st
 	r.t.Helper()
 	req := &csi.CreateVolumeGroupSnapshotRequest{Name: name}
 	for _, v := range of {
-		req.SourceVolumeIds = append(req.SourceVolumeIds, v.id)
+		req.SourceVolumeIds = append(req.SourceVolumeIds, v.ID)
 	}
-	made, err := csi.NewGroupControllerClient(r.throughFront()).CreateVolumeGroupSnapshot(r.ctx(), req)
+	made, err := r.driver.Group.CreateVolumeGroupSnapshot(r.ctx(), req)
 	for _, v := range of {
 		for _, s := range made.GetGroupSnapshot().GetSnapshots() {
-			if s.GetSourceVolumeId() == v.id {
+			if s.GetSourceVolumeId() == v.ID {
 				members = append(members, s.GetSnapshotId())
 			}
 		}
@@ -85,7 +85,7 @@ func (r *testNode) group(name string, of ...*csiVolume) (id string, members []st
 
 func (r *testNode) removeGroup(id string, members []string) {
 	r.t.Helper()
-	_, err := csi.NewGroupControllerClient(r.throughFront()).DeleteVolumeGroupSnapshot(r.ctx(), &csi.DeleteVolumeGroupSnapshotRequest{
+	_, err := r.driver.Group.DeleteVolumeGroupSnapshot(r.ctx(), &csi.DeleteVolumeGroupSnapshotRequest{
 		GroupSnapshotId: id, SnapshotIds: members,
 	})
 	check.Must(r.t, err)
@@ -104,10 +104,10 @@ func (d *databases) wantGroup(members []string) {
 			}
 			return
 		}
-		if !snapshots.Consistent(d.t, d.data, rest[0]) {
+		if !snapshots.Consistent(d.t, d.driver.Data, rest[0]) {
 			d.t.Errorf("%s is not consistent", rest[0])
 		}
-		check.Must(d.t, snapshots.AsItIs(d.t, snapshots.Image(d.data, rest[0]), d.volumes[len(dirs)].fs, func(dir string) {
+		check.Must(d.t, snapshots.AsItIs(d.t, snapshots.Image(d.driver.Data, rest[0]), d.volumes[len(dirs)].FS, func(dir string) {
 			dirs = append(dirs, dir)
 			look(rest[1:])
 		}))
@@ -138,7 +138,7 @@ func TestGroupSnapshotsAreAllOrNothing(t *testing.T) {
 	d := r.databases()
 	idle := []*csiVolume{r.create("idle", "ext4", diskSize), r.create("more", "ext4", diskSize)}
 	for _, v := range idle {
-		v.publish() // and no sandbox has it that could be asked
+		v.Publish() // and no sandbox has it that could be asked
 	}
 	_, _, err := r.group("g", slices.Concat(d.volumes, idle)...)
 	r.wantNoGroup(err, codes.FailedPrecondition)
@@ -152,13 +152,13 @@ func TestGroupSnapshotsAreAllOrNothing(t *testing.T) {
 	id, members, err := r.group("g", append(d.volumes, idle[0])...)
 	check.Must(t, err)
 	d.wantGroup(members[:3])
-	if snapshots.Consistent(t, r.data, members[3]) {
+	if snapshots.Consistent(t, r.driver.Data, members[3]) {
 		t.Error("what was not frozen is said to be consistent")
 	}
 	r.removeGroup(id, members)
 	d.end()
 	for _, v := range idle {
-		v.unpublish()
+		v.giveBack()
 	}
 	r.wantClean()
 }
@@ -166,11 +166,9 @@ func TestGroupSnapshotsAreAllOrNothing(t *testing.T) {
 // wantNoGroup wants an error that has left nothing.
 func (r *testNode) wantNoGroup(err error, code codes.Code) {
 	r.t.Helper()
-	if status.Code(err) != code {
-		r.t.Errorf("%v instead of %v", err, code)
-	}
-	list, err := csi.NewControllerClient(r.throughFront()).ListSnapshots(r.ctx(), &csi.ListSnapshotsRequest{})
-	groups, _ := filepath.Glob(r.data + "/groups/*")
+	check.Code(r.t, err, code)
+	list, err := r.driver.Controller.ListSnapshots(r.ctx(), &csi.ListSnapshotsRequest{})
+	groups, _ := filepath.Glob(r.driver.Data + "/groups/*")
 	if err != nil || len(list.GetEntries()) > 0 || len(groups) > 0 {
 		r.t.Errorf("left: %v, %q, %v", list.GetEntries(), groups, err)
 	}
@@ -179,9 +177,9 @@ func (r *testNode) wantNoGroup(err error, code codes.Code) {
 // restartDriver kills the driver and starts it with failpoints.
 func (r *testNode) restartDriver(failpoints string) {
 	r.t.Helper()
-	r.driver.Kill()
-	check.Must(r.t, r.driver.Launch("CRUST_FAILPOINTS="+failpoints))
-	r.throughFront()
+	r.driver.Process.Kill()
+	check.Must(r.t, r.driver.Process.Launch("CRUST_FAILPOINTS="+failpoints))
+	r.driver.Wait(r.t)
 }
 
 // TestDriverIsKilledWhileASandboxIsFrozen repeats the call while the volumes are frozen still:
@@ -195,7 +193,7 @@ func TestDriverIsKilledWhileASandboxIsFrozen(t *testing.T) {
 		r.killedBy(point, err)
 		id, err := d.volumes[0].snapshot("s")
 		check.Must(t, err)
-		if !snapshots.Consistent(t, r.data, id) {
+		if !snapshots.Consistent(t, r.driver.Data, id) {
 			t.Errorf("%s: the snapshot is not consistent", point)
 		}
 		d.volumes[0].removeSnapshot(id)
@@ -219,7 +217,7 @@ func (r *testNode) killedBy(point string, err error) {
 	if err == nil {
 		r.t.Fatalf("%s: not hit", point)
 	}
-	_, err = r.driver.WaitEnd(20 * time.Second)
+	_, err = r.driver.Process.WaitEnd(20 * time.Second)
 	check.Must(r.t, err)
 	r.restartDriver("")
 }

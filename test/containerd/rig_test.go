@@ -12,6 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
+	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 )
 
 // testNode is a node with the runtime handler `crust`, and a daemon that hands
@@ -20,10 +21,8 @@ type testNode struct {
 	t       *testing.T
 	node    *cri.Node
 	d       *rig.Daemon
-	program string // crust-runc
-	// driver is the reference driver, and data where its images are, if there is one.
-	driver *rig.Process
-	data   string
+	program string            // crust-runc
+	driver  *csivolume.Driver // the reference driver, if there is one
 }
 
 // handlerTemp is on the filesystem of the ABI's root, which is the node's /run.

@@ -18,17 +18,17 @@ func TestSnapshotOfAVolumeInASandbox(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newSnapshotNode(t, args...)
 			v := r.create("pv", "ext4", diskSize)
-			v.publish()
-			pod := r.pod(v.pod)
-			id := r.run(pod, "main", at(v.target))
+			v.Publish()
+			pod := r.pod(v.Pod)
+			id := r.run(pod, "main", at(v.Target))
 			r.exec(id, "echo kept > /data/file")
 			made, err := v.snapshot("s")
 			check.Must(t, err)
 			r.exec(id, "echo later > /data/file") // writes go on
-			wantFrozen(t, snapshots.Image(r.data, made))
+			wantFrozen(t, snapshots.Image(r.driver.Data, made))
 			v.removeSnapshot(made)
 			r.remove(pod)
-			v.unpublish()
+			v.giveBack()
 			r.wantClean()
 		})
 	}

@@ -4,8 +4,6 @@ package csivolume
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -15,49 +13,44 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// DriverName is the reference driver's.
-const DriverName = "driver.crust-proxy.dev"
-
-// Front is configuration of a daemon that defers all volumes of CSI drivers.
-const Front = "front: {enabled: true}\npolicy: {rules: [{name: all, defer: true}]}"
-
 // Driver is the reference driver, behind a daemon.
 type Driver struct {
-	Process    *rig.Process
+	*rig.Fronted
+
 	Node       csi.NodeClient
 	Controller csi.ControllerClient
+	Group      csi.GroupControllerClient
 
 	daemon *rig.Daemon
 	conn   *grpc.ClientConn
 }
 
-// Start starts the driver with further arguments, and then the daemon, whose
-// configuration includes Front.
-func Start(t rig.T, d *rig.Daemon, args ...string) *Driver {
-	t.Helper()
-	socket := d.Kubelet + "/plugins/" + DriverName + "/csi.sock"
-	registry := d.Kubelet + "/crust-proxy/registry"
-	for _, dir := range []string{d.Dir + "/data", registry, d.Kubelet + "/plugins_registry", filepath.Dir(socket)} {
-		check.Must(t, os.MkdirAll(dir, 0o755)) //nolint:gosec // as kubelet's
-	}
-	process := &rig.Process{Name: "the driver", Program: d.Program("crust-driver"), LogFile: d.Dir + "/log/driver", Args: append([]string{
-		"--endpoint", "unix://" + socket, "--data-dir", d.Dir + "/data", "--node-id", "node-1", "--capacity", "100000000000",
-		"--kubelet-registration-socket", registry + "/" + DriverName + "-reg.sock", "--kubelet-endpoint", socket,
-		"--crust-proxy-socket", d.AdminSocket,
-	}, args...)}
-	t.Cleanup(process.Kill)
-	check.Must(t, process.Launch())
-	conn := d.Dial(d.Dir + "/run/csi/" + DriverName + ".sock")
-	driver := &Driver{Process: process, Node: csi.NewNodeClient(conn), Controller: csi.NewControllerClient(conn), daemon: d, conn: conn}
-	d.Start()
-	driver.wait(t)
+// New prepares the driver, and a daemon with a policy, which is YAML.
+func New(d *rig.Daemon, policy string, args ...string) *Driver {
+	d.T.Helper()
+	driver := &Driver{Fronted: rig.NewFronted(d, policy, append([]string{"--crust-proxy-socket", d.AdminSocket}, args...)...), daemon: d}
+	driver.conn = d.Dial(driver.Front)
+	driver.Node, driver.Controller = csi.NewNodeClient(driver.conn), csi.NewControllerClient(driver.conn)
+	driver.Group = csi.NewGroupControllerClient(driver.conn)
 	return driver
 }
 
-// wait waits until the driver answers through the front.
-func (d *Driver) wait(t rig.T) {
+// Start starts the driver with further arguments, and then the daemon, which defers all
+// volumes.
+func Start(t rig.T, d *rig.Daemon, args ...string) *Driver {
+	t.Helper()
+	driver := New(d, "policy: {rules: [{name: all, defer: true}]}", args...)
+	check.Must(t, driver.Process.Launch())
+	d.Start()
+	driver.Wait(t)
+	return driver
+}
+
+// Wait waits until the driver answers through the front.
+func (d *Driver) Wait(t rig.T) {
 	t.Helper()
 	check.Eventually(t, "the driver answers through the front", func() bool {
+		check.Must(t, t.Context().Err())
 		d.conn.ResetConnectBackoff()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

@@ -37,16 +37,23 @@ type Volume struct {
 // Create has the driver make a volume.
 func (d *Driver) Create(t rig.T, name, fs string, size int64) *Volume {
 	t.Helper()
+	return d.Restore(t, name, fs, size, nil)
+}
+
+// Restore has the driver make a volume out of something, such as a snapshot.
+func (d *Driver) Restore(t rig.T, name, fs string, size int64, from *csi.VolumeContentSource) *Volume {
+	t.Helper()
 	v := &Volume{
 		Driver: d, T: t, FS: fs, name: name,
-		Staging: d.daemon.Kubelet + "/plugins/kubernetes.io/csi/" + DriverName + "/" + name + "/globalmount",
+		Staging: d.daemon.Kubelet + "/plugins/kubernetes.io/csi/" + rig.DriverName + "/" + name + "/globalmount",
 	}
 	v.For("pod-" + name)
-	d.wait(t)
+	d.Wait(t)
 	ctx, cancel := v.ctx()
 	defer cancel()
 	reply, err := d.Controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{v.capability()},
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{rig.MountAccess(fs)},
+		VolumeContentSource: from,
 	})
 	check.Must(t, err)
 	v.ID, v.context = reply.GetVolume().GetVolumeId(), reply.GetVolume().GetVolumeContext()
@@ -62,13 +69,6 @@ func (v *Volume) ctx() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(v.T.Context()), callTime)
 }
 
-func (v *Volume) capability() *csi.VolumeCapability {
-	return &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.FS}},
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-	}
-}
-
 // Publish is all that kubelet calls before it makes a sandbox.
 func (v *Volume) Publish() {
 	v.T.Helper()
@@ -76,7 +76,7 @@ func (v *Volume) Publish() {
 	ctx, cancel := v.ctx()
 	defer cancel()
 	_, err := v.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-		VolumeId: v.ID, StagingTargetPath: v.Staging, VolumeCapability: v.capability(), VolumeContext: v.context,
+		VolumeId: v.ID, StagingTargetPath: v.Staging, VolumeCapability: rig.MountAccess(v.FS), VolumeContext: v.context,
 	})
 	check.Must(v.T, err)
 	check.Must(v.T, v.TryPublish())
@@ -86,13 +86,13 @@ func (v *Volume) Publish() {
 func (v *Volume) TryPublish() error {
 	v.T.Helper()
 	check.Must(v.T, os.MkdirAll(filepath.Dir(v.Target), 0o750))
-	check.Must(v.T, os.WriteFile(filepath.Dir(v.Target)+"/vol_data.json", []byte(`{"driverName":"`+DriverName+`"}`), 0o600))
+	check.Must(v.T, os.WriteFile(filepath.Dir(v.Target)+"/vol_data.json", []byte(`{"driverName":"`+rig.DriverName+`"}`), 0o600))
 	with := map[string]string{"csi.storage.k8s.io/pod.uid": v.Pod}
 	maps.Copy(with, v.context)
 	ctx, cancel := v.ctx()
 	defer cancel()
 	_, err := v.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: v.ID, StagingTargetPath: v.Staging, TargetPath: v.Target, VolumeCapability: v.capability(), VolumeContext: with, Readonly: v.ReadOnly,
+		VolumeId: v.ID, StagingTargetPath: v.Staging, TargetPath: v.Target, VolumeCapability: rig.MountAccess(v.FS), VolumeContext: with, Readonly: v.ReadOnly,
 	})
 	return err
 }
@@ -139,11 +139,11 @@ func (v *Volume) Grow(size int64) error {
 	defer cancel()
 	limit := &csi.CapacityRange{RequiredBytes: size}
 	_, err := v.Controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
-		VolumeId: v.ID, CapacityRange: limit, VolumeCapability: v.capability(),
+		VolumeId: v.ID, CapacityRange: limit, VolumeCapability: rig.MountAccess(v.FS),
 	})
 	check.Must(v.T, err)
 	reply, err := v.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
-		VolumeId: v.ID, VolumePath: v.Target, StagingTargetPath: v.Staging, VolumeCapability: v.capability(), CapacityRange: limit,
+		VolumeId: v.ID, VolumePath: v.Target, StagingTargetPath: v.Staging, VolumeCapability: rig.MountAccess(v.FS), CapacityRange: limit,
 	})
 	if err == nil && reply.GetCapacityBytes() < size {
 		err = fmt.Errorf("it was grown to %d, not %d", reply.GetCapacityBytes(), size)

@@ -49,7 +49,6 @@ func New(t rig.T, programs string) *Node {
 		Handlers: map[string]string{Handler: n.Program}, Env: n.Env(), Others: n.IsMachine,
 	})
 	n.Daemon.Containerd = n.CRI.Socket
-	n.Daemon.Extra = csivolume.Front
 	n.Daemon.Handlers = fmt.Sprintf("default: crust\ncrust: {enabled: true, programs: [%s], socketDirs: [%s], tempDir: /run/crust-temp}", n.Program, n.State)
 	n.Driver = csivolume.Start(t, n.Daemon)
 	return n
