@@ -1,9 +1,13 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // The colours; empty where nobody would see them.
@@ -21,6 +25,17 @@ func colours() (bold, dim, green, red, plain string) {
 type teller struct {
 	step   int
 	failed int
+}
+
+// tell has the acts of a story played.
+func (t *teller) tell(stage rig.T, acts ...func(context.Context)) {
+	for _, act := range acts {
+		act(stage.Context())
+		check.Must(stage, stage.Context().Err())
+	}
+	if t.failed > 0 {
+		stage.Errorf("%d checks failed", t.failed)
+	}
 }
 
 // begin names the next step.

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -22,41 +21,35 @@ import (
 // telling is one showing.
 type telling struct {
 	teller
-	n             *node
-	target, other string
-	sandbox       *kata.Guest
-	checksum      string
+	n        *node
+	sandbox  *kata.Guest
+	checksum string
 }
+
+// The pods that want the volume.
+const firstPod, secondPod = "4a5e7c2a-pod-one", "b7d9-pod-two"
 
 // story is the whole way of one volume.
 func story(t rig.T) {
 	p := &telling{n: newNode(t)}
-	for _, act := range []func(context.Context){
-		p.register, p.stage, p.guard, p.startPod, p.measure, p.refuseSecondOwner, p.killDaemon, p.unstage, p.verify, p.giveBack,
-	} {
-		act(t.Context())
-		p.n.must(t.Context().Err())
-	}
-	if p.failed > 0 {
-		t.Errorf("%d checks failed", p.failed)
-	}
+	p.tell(t, p.register, p.stage, p.guard, p.startPod, p.measure, p.refuseSecondOwner, p.killDaemon, p.unstage, p.verify, p.giveBack)
 }
 
-func (p *telling) register(ctx context.Context) {
+func (p *telling) register(context.Context) {
 	p.begin("A CSI driver that knows nothing of this registers. crust-proxy stands between it and kubelet.")
 	p.n.must(p.n.driver.Process.Launch())
-	p.n.start(ctx)
-	_, err := os.Stat(p.n.daemon.Kubelet + "/plugins_registry/" + driverName + ".crust-proxy-reg.sock")
+	p.n.start()
+	_, err := os.Stat(p.n.daemon.Kubelet + "/plugins_registry/" + rig.DriverName + ".crust-proxy-reg.sock")
 	p.check(err == nil, "crust-proxy offers it to kubelet under its own name")
 	p.quote(p.n.crustctl("drivers"))
 }
 
-func (p *telling) stage(ctx context.Context) {
+func (p *telling) stage(context.Context) {
 	p.begin("A pod wants a new volume with ext4. A rule says that the pod's sandbox is to mount it.")
-	p.target = p.n.target("4a5e7c2a-pod-one")
-	p.n.create(ctx)
-	p.n.must(p.n.publish(ctx, p.target))
-	p.n.handedOver(p.target)
+	p.n.v = p.n.driver.Create(p.n.t, "data", "ext4", diskSize)
+	p.n.v.For(firstPod)
+	p.n.v.Publish()
+	p.n.handedOver()
 	p.check(true, "CreateVolume, NodeStageVolume, NodePublishVolume: OK")
 	p.check(true, "the driver was asked for a block device; it was blank, and has an ext4 now: %s", p.n.disk)
 	p.quote(p.n.crustctl("list"))
@@ -69,7 +62,7 @@ func (p *telling) guard(context.Context) {
 	p.begin("The host has not mounted it, and nothing can be written where it is not.")
 	p.check(len(rig.MountsOf(p.n.disk)) == 0, "no mount of %s on the host", p.n.disk)
 	p.check(p.guards() == 1, "the target holds the guard")
-	err := os.WriteFile(p.target+"/data", []byte("data"), 0o600)
+	err := os.WriteFile(p.n.v.Target+"/data", []byte("data"), 0o600)
 	p.check(errors.Is(err, unix.ENOSPC), "a program that a wrong runtime starts there gets: %v", err)
 	err = unix.Mount(p.n.disk, p.etc(), "ext4", 0, "")
 	p.check(errors.Is(err, unix.EBUSY), "mounting the device on the host gives: %v", err)
@@ -87,7 +80,7 @@ func (p *telling) guards() (count int) {
 
 func (p *telling) startPod(context.Context) {
 	p.begin("The pod starts. Its sandbox finds the instruction, attaches the device and mounts it.")
-	p.sandbox = p.n.startSandbox("sandbox-one", p.target)
+	p.sandbox = p.n.startSandbox("sandbox-one")
 	done := write(p.sandbox.Dir())
 	p.n.must(done.err)
 	p.checksum = done.sum
@@ -97,40 +90,42 @@ func (p *telling) startPod(context.Context) {
 	p.check(errors.Is(busy, unix.EBUSY), "mounting the device on the host still gives: %v", busy)
 }
 
-func (p *telling) stats(ctx context.Context) (*csi.NodeGetVolumeStatsResponse, error) {
-	return p.n.csi().NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: p.n.id, VolumePath: p.target})
-}
-
-func (p *telling) measure(ctx context.Context) {
+func (p *telling) measure(context.Context) {
 	p.begin("kubelet asks how full it is. The sandbox answers.")
-	reply, err := p.stats(ctx)
+	reply, err := p.n.v.Stats()
 	p.n.must(err)
 	inside, err := df(p.sandbox.Dir())
 	p.n.must(err)
 	bytes := reply.GetUsage()[0]
 	outside := fmt.Sprint(bytes.GetTotal(), " ", bytes.GetUsed())
 	p.check(outside == inside, "total and used through crust-proxy: %s; df in the sandbox: %s", outside, inside)
-	p.quote(p.n.crustctl("stats", p.target))
+	p.quote(p.n.crustctl("stats", p.n.v.Target))
 }
 
-func (p *telling) refuseSecondOwner(ctx context.Context) {
+// publishForAnother asks for the volume on behalf of the second pod.
+func (p *telling) publishForAnother() error {
+	p.n.v.For(secondPod)
+	defer p.n.v.For(firstPod)
+	return p.n.v.TryPublish()
+}
+
+func (p *telling) refuseSecondOwner(context.Context) {
 	p.begin("A second pod wants the same disk.")
-	p.other = p.n.target("b7d9-pod-two")
-	refusal := p.n.publish(ctx, p.other)
+	refusal := p.publishForAnother()
 	p.check(status.Code(refusal) == codes.FailedPrecondition, "it is refused: %v", status.Code(refusal))
 	p.quote(status.Convert(refusal).Message())
 }
 
-func (p *telling) killDaemon(ctx context.Context) {
+func (p *telling) killDaemon(context.Context) {
 	p.begin("crust-proxy is killed with -9 while the workload writes, and started again.")
 	p.killWhileWriting()
-	p.n.start(ctx)
+	p.n.start()
 	list := p.n.crustctl("list")
 	p.check(strings.Contains(list, "BOUND") && strings.Contains(list, "sandbox-one"), "the volume is there, with its sandbox")
 	p.quote(list)
-	_, err := p.stats(ctx)
+	_, err := p.n.v.Stats()
 	p.check(err == nil, "stats: %v", status.Code(err))
-	err = p.n.publish(ctx, p.other)
+	err = p.publishForAnother()
 	p.check(status.Code(err) == codes.FailedPrecondition, "the second pod is still refused: %v", status.Code(err))
 }
 
@@ -157,12 +152,12 @@ func (p *telling) killWhileWriting() {
 	p.checksum = done.sum
 }
 
-func (p *telling) unstage(ctx context.Context) {
+func (p *telling) unstage(context.Context) {
 	p.begin("The pod ends.")
-	err := p.n.unpublish(ctx, p.target)
+	err := p.n.v.TryUnpublish()
 	p.check(status.Code(err) == codes.Aborted, "NodeUnpublishVolume too early, while the sandbox writes: %v", status.Code(err))
 	p.n.must(p.sandbox.Stop())
-	err = p.n.unpublish(ctx, p.target)
+	err = p.n.v.TryUnpublish()
 	p.check(err == nil, "when the sandbox has ended: %v", status.Code(err))
 	p.check(p.guards() == 0, "the guard is gone")
 	p.check(isEmpty(p.n.daemon.Kata), "no metadata is left")
@@ -183,10 +178,10 @@ func (p *telling) verify(ctx context.Context) {
 	p.check(err == nil && sum == p.checksum, "the checksum of the data is what the workload wrote: %.12s...", sum)
 }
 
-func (p *telling) giveBack(ctx context.Context) {
+func (p *telling) giveBack(context.Context) {
 	p.begin("The volume goes back to the driver, and is deleted.")
-	err := p.n.remove(ctx)
-	p.check(err == nil, "NodeUnstageVolume, DeleteVolume: %v", status.Code(err))
+	p.n.v.Delete()
+	p.check(true, "NodeUnstageVolume, DeleteVolume: OK")
 	p.check(len(rig.LoopsLeft(p.n.driver.Data)) == 0, "the driver has let %s go", p.n.disk)
 	p.check(isEmpty(p.n.daemon.Dir+"/run/state/csi"), "no record is left of it")
 }

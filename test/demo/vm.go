@@ -35,15 +35,7 @@ type vmTelling struct {
 // storyOfVMs is the whole way of one volume into the guests of two machines.
 func storyOfVMs(t rig.T) {
 	p := &vmTelling{t: t}
-	for _, act := range []func(context.Context){
-		p.publish, p.startPod, p.measure, p.grow, p.refuseSecondOwner, p.killMachine, p.readAgain, p.verify,
-	} {
-		act(t.Context())
-		check.Must(t, t.Context().Err())
-	}
-	if p.failed > 0 {
-		t.Errorf("%d checks failed", p.failed)
-	}
+	p.tell(t, p.publish, p.startPod, p.measure, p.grow, p.refuseSecondOwner, p.killMachine, p.readAgain, p.verify)
 }
 
 func (p *vmTelling) must(err error) { p.t.Helper(); check.Must(p.t, err) }
