@@ -48,7 +48,6 @@ func runVolume(t *trial, s *suite) {
 	s.check(t, "socket-same", func(t *trial) { t.must(f.vol.socketAnswers(t.ctx, f.pod.sandbox.id)) }, "stats-sane")
 	s.check(t, "socket-codes", func(t *trial) { t.must(f.vol.socketRefuses(t.ctx)) }, "stats-sane")
 	s.check(t, "mount-host", func(t *trial) { t.must(errors.Join(s.node.mounts.CheckNone(), f.vol.covered())) }, "mount-inside")
-	runLeastKeys(t, s)
 }
 
 // shares fails unless a second container sees the same mount.
@@ -62,16 +61,15 @@ func shares(t *trial, f *fixture, main *container) {
 	t.must(want("the file that the first container sees", first[path], other[path]))
 }
 
-// runLeastKeys mounts volumes with more and fewer keys than our broker writes.
-func runLeastKeys(t *trial, s *suite) {
-	for name, change := range map[string]func(*abi.Info){
-		"mount-extra": func(info *abi.Info) { info.Metadata["a-later-key"] = "value" },
-		"mount-bare": func(info *abi.Info) {
-			maps.DeleteFunc(info.Metadata, func(key, _ string) bool { return strings.HasPrefix(key, "crust.") })
-		},
-	} {
-		f := newFixture(t, s.node, s.node.podUID())
-		f.vol.publishOdd(t, change)
-		s.check(t, name, func(t *trial) { seesFilesystem(t, f.container(t, "main")) }, "mount-inside")
-	}
+// runKeys mounts volumes with more and fewer keys than our broker writes, in one pod.
+func runKeys(t *trial, s *suite) {
+	uid := s.node.podUID()
+	bare := newVolume(t, s.node, newDisk(t, s.node), uid, "bare")
+	bare.publishOdd(t, func(info *abi.Info) {
+		maps.DeleteFunc(info.Metadata, func(key, _ string) bool { return strings.HasPrefix(key, "crust.") })
+	})
+	f := newFixture(t, s.node, uid)
+	f.vol.publishOdd(t, func(info *abi.Info) { info.Metadata["a-later-key"] = "value" })
+	s.check(t, "mount-extra", func(t *trial) { seesFilesystem(t, f.container(t, "extra")) }, "mount-inside")
+	s.check(t, "mount-bare", func(t *trial) { seesFilesystem(t, t.container(f.pod, "bare", all(bare))) }, "mount-inside")
 }

@@ -101,6 +101,7 @@ func testCases() []testCase {
 	return []testCase{
 		{"plain", runPlain},
 		{"volume", runVolume},
+		{"keys", runKeys},
 		{"many", runMany},
 		{"sub", runSub},
 		{"readonly", runReadOnly},
