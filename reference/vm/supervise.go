@@ -36,8 +36,7 @@ type sandbox struct {
 
 	share   share
 	machine *qemu.Machine
-	client  *wire.Client
-	guest   wire.AgentService // the client's
+	guest   *wire.Client
 	volumes *volumes
 	making  sync.Mutex // held while a container is made or removed
 
@@ -129,8 +128,7 @@ func (s *sandbox) boot(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.client = wire.NewClient(s.machine.Agent)
-	s.guest = s.client
+	s.guest = wire.NewClient(s.machine.Agent)
 	if err := s.awaitAgent(ctx); err != nil {
 		return s.because(err)
 	}
@@ -141,10 +139,7 @@ func (s *sandbox) awaitAgent(ctx context.Context) error {
 	stopped := make(chan error, 1)
 	go func() {
 		for {
-			said, err := s.guest.Describe(ctx, &wire.DescribeRequest{})
-			if err == nil && said.GetProtocol() != wire.Protocol {
-				err = fmt.Errorf("the guest speaks version %d of the wire, and not %d: crust-vm-agent is of another build", said.GetProtocol(), wire.Protocol)
-			}
+			_, err := s.guest.Describe(ctx, &wire.DescribeRequest{})
 			if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 				stopped <- err
 				return
@@ -201,7 +196,7 @@ func (s *sandbox) watch(ctx context.Context) error {
 			return nil
 		case <-s.machine.Done():
 			return s.because(fmt.Errorf("the machine has ended: %w", s.machine.Err()))
-		case <-s.client.Done():
+		case <-s.guest.Done():
 			return errors.New("the guest's agent has ended, or does not keep to the wire")
 		case err := <-hangs:
 			return err
@@ -254,7 +249,7 @@ func (s *sandbox) end(ctx context.Context) {
 	select {
 	case <-s.machine.Done():
 		return
-	case <-s.client.Done():
+	case <-s.guest.Done():
 		return
 	default:
 	}
@@ -276,8 +271,8 @@ func (s *sandbox) end(ctx context.Context) {
 
 // close gives everything up; the record stays until the sandbox is deleted.
 func (s *sandbox) close() {
-	if s.client != nil {
-		_ = s.client.Close()
+	if s.guest != nil {
+		_ = s.guest.Close()
 	}
 	if s.machine != nil {
 		s.machine.Kill()

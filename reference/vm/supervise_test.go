@@ -12,13 +12,13 @@ import (
 
 // slow is a guest that answers every nth ping.
 type slow struct {
-	wire.AgentService
+	wire.SandboxService
 	pings, nth int
 }
 
-func (s *slow) Ping(ctx context.Context, _ *wire.PingRequest) (*wire.PingResponse, error) {
+func (s *slow) Ping(ctx context.Context, _ *wire.PingRequest) (*wire.Empty, error) {
 	if s.pings++; s.pings%s.nth == 0 {
-		return &wire.PingResponse{}, nil
+		return new(wire.Empty), nil
 	}
 	<-ctx.Done()
 	return nil, ctx.Err()
@@ -30,7 +30,7 @@ func TestHangTimeout(t *testing.T) {
 	const timeout = 90
 	for nth, hangs := range map[int]bool{1: false, 3: false, 4: true, 1 << 30: true} {
 		synctest.Test(t, func(t *testing.T) {
-			s := &sandbox{cfg: Config{HangTimeoutSeconds: timeout}, guest: &slow{nth: nth}}
+			s := &sandbox{cfg: Config{HangTimeoutSeconds: timeout}, guest: &wire.Client{SandboxService: &slow{nth: nth}}}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 			defer cancel()
 			began := time.Now()

@@ -25,7 +25,7 @@ import (
 type volumes struct {
 	sandbox string
 	machine *qemu.Machine
-	guest   wire.AgentService
+	guest   *wire.Client
 	warn    func(string)
 
 	plugging sync.Mutex // held while a disk is plugged, unplugged or resized

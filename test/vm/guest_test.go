@@ -209,7 +209,7 @@ func TestGuest(t *testing.T) {
 	is, err := g.Describe(t.Context(), &wire.DescribeRequest{})
 	check.Must(t, err)
 	t.Logf("it was up after %v: %v", time.Since(began), is)
-	if strings.Join(is.GetFilesystems(), " ") != "ext4 xfs btrfs" {
+	if strings.Join(is.GetFilesystems(), " ") != "btrfs ext4 xfs" {
 		t.Errorf("it knows the filesystems %q", is.GetFilesystems())
 	}
 	_, err = g.StartSandbox(t.Context(), &wire.StartSandboxRequest{Hostname: "pod-name", UnixNanos: time.Now().UnixNano(), Sysctls: map[string]string{"net.core.somaxconn": "1234"}})

@@ -1,20 +1,19 @@
 package guest
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"os/user"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 
+	"github.com/moby/sys/capability"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
-
-	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // become makes this process the workload: with its terminal, limits, user and rights.
@@ -45,21 +44,24 @@ func become(p *specs.Process, terminal int) error {
 }
 
 func execute(p *specs.Process) error {
-	env := p.Env
-	if !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, "HOME=") }) {
-		env = append(env, "HOME="+homeOf(p.User.UID))
-	}
 	os.Clearenv()
-	for _, v := range env {
+	for _, v := range p.Env {
 		name, value, _ := strings.Cut(v, "=")
 		_ = os.Setenv(name, value)
+	}
+	if _, given := os.LookupEnv("HOME"); !given {
+		home := "/"
+		if of, err := user.LookupId(strconv.FormatUint(uint64(p.User.UID), 10)); err == nil && of.HomeDir != "" {
+			home = of.HomeDir
+		}
+		_ = os.Setenv("HOME", home)
 	}
 	// It goes by PATH, which is the workload's now.
 	program, err := exec.LookPath(p.Args[0])
 	if err != nil {
 		return err
 	}
-	if err := syscall.Exec(program, p.Args, env); err != nil { //nolint:gosec // that is what it is for
+	if err := syscall.Exec(program, p.Args, os.Environ()); err != nil { //nolint:gosec // that is what it is for
 		return fmt.Errorf("execute %s: %w", program, err)
 	}
 	return nil
@@ -134,7 +136,7 @@ func setUser(p *specs.Process) error {
 	if err != nil {
 		return err
 	}
-	if err := caps.bound(); err != nil {
+	if err := caps.Apply(capability.BOUNDS); err != nil {
 		return fmt.Errorf("bound its capabilities: %w", err)
 	}
 	umask := 0o022
@@ -157,7 +159,7 @@ func setUser(p *specs.Process) error {
 	if err := unix.Prctl(unix.PR_SET_KEEPCAPS, 0, 0, 0, 0); err != nil {
 		return err
 	}
-	if err := caps.set(); err != nil {
+	if err := caps.Apply(capability.CAPS | capability.AMBS); err != nil {
 		return fmt.Errorf("set its capabilities: %w", err)
 	}
 	if p.NoNewPrivileges {
@@ -166,19 +168,23 @@ func setUser(p *specs.Process) error {
 	return nil
 }
 
-// homeOf finds the home directory of a user in the container.
-func homeOf(uid uint32) string {
-	file, err := os.Open("/etc/passwd")
-	if err != nil {
-		return "/"
+// parseCapabilities reads those of a spec. Without any, a process has none.
+func parseCapabilities(from *specs.LinuxCapabilities) (capability.Capabilities, error) {
+	caps, err := capability.NewPid2(0)
+	if err != nil || from == nil {
+		return caps, err
 	}
-	defer func() { _ = file.Close() }()
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		fields := strings.Split(sys.ClipTo(lines.Text(), 4096), ":")
-		if len(fields) == 7 && fields[2] == strconv.FormatUint(uint64(uid), 10) && fields[5] != "" {
-			return fields[5]
+	for set, names := range map[capability.CapType][]string{
+		capability.BOUNDING: from.Bounding, capability.EFFECTIVE: from.Effective, capability.PERMITTED: from.Permitted,
+		capability.INHERITABLE: from.Inheritable, capability.AMBIENT: from.Ambient,
+	} {
+		for _, name := range names {
+			known := slices.IndexFunc(capability.ListKnown(), func(c capability.Cap) bool { return "CAP_"+strings.ToUpper(c.String()) == name })
+			if known < 0 {
+				return nil, unsupported("the capability " + name)
+			}
+			caps.Set(set, capability.ListKnown()[known])
 		}
 	}
-	return "/"
+	return caps, nil
 }

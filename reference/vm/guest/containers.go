@@ -3,7 +3,6 @@ package guest
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -30,7 +29,7 @@ type containers struct {
 type container struct {
 	spec    *specs.Spec
 	cgroup  cgroup
-	volumes []string
+	volumes []*guestVolume
 
 	mu        sync.Mutex
 	processes map[string]*process
@@ -65,40 +64,40 @@ func (cs *containers) forget(id string, c *container) {
 	cs.mu.Lock()
 	delete(cs.of, id)
 	cs.mu.Unlock()
-	for _, name := range c.volumes {
-		cs.volumes.use(name, -1)
+	for _, vol := range c.volumes {
+		vol.users.Add(-1)
 	}
 }
 
-func (cs *containers) create(ctx context.Context, req *wire.CreateContainerRequest) error {
-	spec := new(specs.Spec)
-	if !abi.IsSandboxID(req.GetContainer()) || json.Unmarshal(req.GetSpec(), spec) != nil || spec.Process == nil || spec.Root == nil {
-		return fmt.Errorf("the container's id or spec: %w", errInvalid)
+func (cs *containers) CreateContainer(ctx context.Context, req *wire.CreateContainerRequest) (*wire.Empty, error) {
+	spec, id := new(specs.Spec), req.GetContainer()
+	if !abi.IsSandboxID(id) || json.Unmarshal(req.GetSpec(), spec) != nil || spec.Process == nil || spec.Root == nil {
+		return nil, fmt.Errorf("the container's id or spec: %w", errInvalid)
 	}
 	flags, err := newNamespaces(spec)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	c := &container{spec: spec, cgroup: cgroup(req.GetContainer()), processes: make(map[string]*process)}
-	if err := cs.reserve(req.GetContainer(), c); err != nil {
-		return err
+	c := &container{spec: spec, cgroup: cgroup(id), processes: make(map[string]*process)}
+	if err := cs.reserve(id, c); err != nil {
+		return nil, err
 	}
-	setup, err := cs.setup(c, req.GetVolumes())
+	is, err := cs.setup(c, req.GetVolumes(), flags)
 	if err == nil {
 		err = c.cgroup.make(spec)
 	}
 	if err == nil {
-		err = c.run(ctx, setup, flags)
+		err = c.run(ctx, is)
 	}
 	if err != nil {
-		_ = cs.remove(ctx, req.GetContainer())
+		_ = cs.remove(ctx, id)
 	}
-	return err
+	return new(wire.Empty), err
 }
 
 // setup is what the container's process has to know.
-func (cs *containers) setup(c *container, mounts []*wire.VolumeMount) (*containerSetup, error) {
-	setup := &containerSetup{Spec: c.spec, Volumes: make(map[int]volumeMount)}
+func (cs *containers) setup(c *container, mounts []*wire.VolumeMount, namespaces uintptr) (*setup, error) {
+	s := &setup{Process: c.spec.Process, Spec: c.spec, Namespaces: namespaces, Volumes: make(map[int]*volumeMount)}
 	for _, m := range mounts {
 		if int(m.GetMount()) >= len(c.spec.Mounts) {
 			return nil, fmt.Errorf("the mount %d: %w", m.GetMount(), errInvalid)
@@ -107,82 +106,79 @@ func (cs *containers) setup(c *container, mounts []*wire.VolumeMount) (*containe
 		if err != nil {
 			return nil, err
 		}
-		cs.volumes.use(m.GetVolume(), 1)
-		c.volumes = append(c.volumes, m.GetVolume())
-		setup.Volumes[int(m.GetMount())] = volumeMount{Path: volumePath(m.GetVolume()), Sub: m.GetSubPath(), Info: vol.info}
+		vol.users.Add(1)
+		c.volumes = append(c.volumes, vol)
+		s.Volumes[int(m.GetMount())] = &volumeMount{Path: volumePath(m.GetVolume()), Sub: m.GetSubPath(), Info: vol.info}
 	}
-	return setup, nil
+	return s, nil
 }
 
 // run starts the container's process and waits until it has made its mounts.
-func (c *container) run(ctx context.Context, setup *containerSetup, flags uintptr) error {
-	p, err := newProcess(wordContainer, c.spec.Process.Terminal)
+func (c *container) run(ctx context.Context, is *setup) error {
+	p, err := newProcess(c.spec.Process.Terminal)
 	if err != nil {
 		return err
 	}
 	c.processes[""] = p
 	if err := c.cgroup.start(func(attr *syscall.SysProcAttr) error {
-		attr.Cloneflags = flags
+		attr.Cloneflags = is.Namespaces &^ unix.CLONE_NEWCGROUP
 		return p.start(attr)
 	}); err != nil {
 		return err
 	}
-	return p.prepare(ctx, setup)
+	return p.prepare(ctx, is)
 }
 
-// start lets the container's process become the workload.
-func (cs *containers) start(ctx context.Context, id string) error {
-	c, err := cs.get(id)
+func (cs *containers) StartContainer(ctx context.Context, req *wire.StartContainerRequest) (*wire.Empty, error) {
+	c, err := cs.get(req.GetContainer())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.started || c.processes[""] == nil {
-		return fmt.Errorf("the container is started: %w", errState)
+	p := c.processes[""]
+	if c.started || p == nil {
+		return nil, fmt.Errorf("the container is started: %w", errState)
 	}
 	c.started = true
-	p := c.processes[""]
-	return p.execute(ctx, p.pid())
+	return new(wire.Empty), p.execute(ctx, p.pid())
 }
 
-// exec runs a further process.
-func (cs *containers) exec(ctx context.Context, req *wire.ExecProcessRequest) error {
+func (cs *containers) ExecProcess(ctx context.Context, req *wire.ExecProcessRequest) (*wire.Empty, error) {
 	c, err := cs.get(req.GetProcess().GetContainer())
 	if err != nil {
-		return err
+		return nil, err
 	}
-	spec := new(specs.Process)
-	name := req.GetProcess().GetExec()
+	spec, name := new(specs.Process), req.GetProcess().GetExec()
 	if name == "" || json.Unmarshal(req.GetSpec(), spec) != nil {
-		return fmt.Errorf("the process: %w", errInvalid)
+		return nil, fmt.Errorf("the process: %w", errInvalid)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case c.processes[name] != nil:
-		return fmt.Errorf("process: %w", errExists)
+		return nil, fmt.Errorf("process: %w", errExists)
 	case !c.started || c.processes[""].ended():
-		return fmt.Errorf("the container does not run: %w", errState)
+		return nil, fmt.Errorf("the container does not run: %w", errState)
 	}
-	p, err := newProcess(wordExec, spec.Terminal)
+	p, err := newProcess(spec.Terminal)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	first := c.processes[""].pid()
 	err = c.cgroup.start(func(attr *syscall.SysProcAttr) error { return startIn(first, func() error { return p.start(attr) }) })
 	if err == nil {
-		err = p.prepare(ctx, &execSetup{Process: spec, PID: first})
+		err = p.prepare(ctx, &setup{Process: spec, Join: first})
 	}
 	if err == nil {
 		err = p.execute(ctx, first)
 	}
 	if err != nil {
 		p.end(ctx)
-		return err
+		return nil, err
 	}
 	c.processes[name] = p
-	return nil
+	return new(wire.Empty), nil
 }
 
 // startIn calls f in a thread whose children are in the process namespace of another
@@ -215,20 +211,20 @@ func (cs *containers) process(of *wire.Process) (*container, *process, error) {
 	return nil, nil, fmt.Errorf("process: %w", errUnknown)
 }
 
-func (cs *containers) signal(req *wire.SignalProcessRequest) error {
+func (cs *containers) SignalProcess(_ context.Context, req *wire.SignalProcessRequest) (*wire.Empty, error) {
 	c, p, err := cs.process(req.GetProcess())
 	if err != nil {
-		return err
+		return nil, err
 	}
-	signal := syscall.Signal(req.GetSignal())
+	send := p.signal
 	if req.GetAll() {
-		return c.cgroup.signal(signal)
+		send = c.cgroup.signal
 	}
-	return p.signal(signal)
+	return new(wire.Empty), send(syscall.Signal(req.GetSignal()))
 }
 
-func (cs *containers) wait(ctx context.Context, of *wire.Process) (*wire.WaitProcessResponse, error) {
-	c, p, err := cs.process(of)
+func (cs *containers) WaitProcess(ctx context.Context, req *wire.WaitProcessRequest) (*wire.WaitProcessResponse, error) {
+	c, p, err := cs.process(req.GetProcess())
 	if err != nil {
 		return nil, err
 	}
@@ -236,29 +232,63 @@ func (cs *containers) wait(ctx context.Context, of *wire.Process) (*wire.WaitPro
 	return &wire.WaitProcessResponse{ExitCode: code, OomKilled: c.cgroup.oomKilled()}, err
 }
 
-// forgetProcess ends a process of exec.
-func (cs *containers) forgetProcess(ctx context.Context, of *wire.Process) error {
-	c, p, err := cs.process(of)
-	if errors.Is(err, errUnknown) {
-		return nil
+func (cs *containers) ForgetProcess(ctx context.Context, req *wire.ForgetProcessRequest) (*wire.Empty, error) {
+	if req.GetProcess().GetExec() == "" {
+		return nil, fmt.Errorf("the container's own process: %w", errInvalid)
 	}
-	if err != nil || of.GetExec() == "" {
-		return fmt.Errorf("the container's own process: %w", errors.Join(err, errInvalid))
+	c, p, err := cs.process(req.GetProcess())
+	if err != nil {
+		return new(wire.Empty), nil // there is none
 	}
 	p.end(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.processes, of.GetExec())
-	return nil
+	delete(c.processes, req.GetProcess().GetExec())
+	return new(wire.Empty), nil
+}
+
+func (cs *containers) ReadOutput(ctx context.Context, req *wire.ReadOutputRequest) (*wire.ReadOutputResponse, error) {
+	_, p, err := cs.process(req.GetProcess())
+	if err != nil {
+		return nil, err
+	}
+	data, err := p.read(ctx, req)
+	return &wire.ReadOutputResponse{Data: data}, err
+}
+
+func (cs *containers) WriteInput(ctx context.Context, req *wire.WriteInputRequest) (*wire.WriteInputResponse, error) {
+	_, p, err := cs.process(req.GetProcess())
+	if err != nil {
+		return nil, err
+	}
+	n, err := p.write(ctx, req.GetData())
+	return &wire.WriteInputResponse{Written: uint32(n)}, err //nolint:gosec // at most what was sent
+}
+
+func (cs *containers) CloseInput(_ context.Context, req *wire.CloseInputRequest) (*wire.Empty, error) {
+	_, p, err := cs.process(req.GetProcess())
+	if err != nil {
+		return nil, err
+	}
+	return new(wire.Empty), p.closeInput()
+}
+
+func (cs *containers) ResizeTerminal(_ context.Context, req *wire.ResizeTerminalRequest) (*wire.Empty, error) {
+	_, p, err := cs.process(req.GetProcess())
+	if err != nil {
+		return nil, err
+	}
+	return new(wire.Empty), p.resize(req.GetColumns(), req.GetRows())
+}
+
+func (cs *containers) DeleteContainer(ctx context.Context, req *wire.DeleteContainerRequest) (*wire.Empty, error) {
+	return new(wire.Empty), cs.remove(ctx, req.GetContainer())
 }
 
 func (cs *containers) remove(ctx context.Context, id string) error {
 	c, err := cs.get(id)
-	if errors.Is(err, errUnknown) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return nil // there is none
 	}
 	c.end(ctx)
 	if err := c.cgroup.remove(ctx); err != nil {
@@ -288,6 +318,12 @@ func (c *container) end(ctx context.Context) {
 	}
 }
 
+// namespaces are those that a container can have of its own.
+var namespaces = map[specs.LinuxNamespaceType]uintptr{
+	specs.MountNamespace: unix.CLONE_NEWNS, specs.PIDNamespace: unix.CLONE_NEWPID, specs.IPCNamespace: unix.CLONE_NEWIPC,
+	specs.UTSNamespace: unix.CLONE_NEWUTS, specs.NetworkNamespace: unix.CLONE_NEWNET, specs.CgroupNamespace: unix.CLONE_NEWCGROUP,
+}
+
 // newNamespaces tells which namespaces a container gets. Those that have a path are the
 // pod's, which are the machine's.
 func newNamespaces(spec *specs.Spec) (uintptr, error) {
@@ -295,24 +331,15 @@ func newNamespaces(spec *specs.Spec) (uintptr, error) {
 	if spec.Linux == nil {
 		return flags, nil
 	}
-	if spec.Hooks != nil && (len(spec.Hooks.CreateContainer) > 0 || len(spec.Hooks.StartContainer) > 0) {
-		return 0, unsupported("hooks")
-	}
 	for _, ns := range spec.Linux.Namespaces {
+		flag, known := namespaces[ns.Type]
 		switch {
-		case ns.Type == specs.UserNamespace:
-			return 0, unsupported("a user namespace")
-		case ns.Type == specs.TimeNamespace:
-			return 0, unsupported("a time namespace")
+		case !known:
+			return 0, unsupported("a " + string(ns.Type) + " namespace")
 		case ns.Type == specs.PIDNamespace && ns.Path != "":
 			return 0, unsupported("another container's processes (shareProcessNamespace, hostPID)")
-		case ns.Path != "":
-		case ns.Type == specs.IPCNamespace:
-			flags |= unix.CLONE_NEWIPC
-		case ns.Type == specs.UTSNamespace:
-			flags |= unix.CLONE_NEWUTS
-		case ns.Type == specs.NetworkNamespace:
-			flags |= unix.CLONE_NEWNET
+		case ns.Path == "":
+			flags |= flag
 		}
 	}
 	return flags, nil

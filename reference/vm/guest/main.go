@@ -14,10 +14,9 @@ import (
 const (
 	self = "/proc/self/exe"
 
-	wordAgent     = "agent"
-	wordContainer = "container"
-	wordExec      = "exec"
-	wordWatch     = "watch"
+	wordAgent    = "agent"
+	wordWorkload = "workload"
+	wordWatch    = "watch"
 )
 
 // Main is the whole program. It gives the exit code.
@@ -32,10 +31,8 @@ func Main(args []string) int {
 	switch {
 	case word == wordAgent:
 		err = agent()
-	case word == wordContainer:
-		err = containerProcess()
-	case word == wordExec:
-		err = execProcess()
+	case word == wordWorkload:
+		err = workload()
 	case word == wordWatch:
 		err = fsops.Watch(args[2:])
 	case word == "" && os.Getpid() == 1:

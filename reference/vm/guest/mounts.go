@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"slices"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -15,24 +14,24 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/fsmount"
 )
 
-// setUp makes the container's root directory and goes there. It runs in the container's
+// mount makes the container's root directory and goes there. It runs in the container's
 // first process, which has a mount namespace of its own.
-func setUp(c *containerSetup) error {
+func (s *setup) mount() error {
+	unix.Umask(0)
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make the mounts private: %w", err)
 	}
-	root, err := mountRoot(c.Spec.Root.Path)
+	root, err := mountRoot(s.Spec.Root.Path)
 	if err != nil {
 		return fmt.Errorf("mount the root filesystem: %w", err)
 	}
 	defer sys.CloseFD(root)
-	if hasNamespace(c.Spec, specs.CgroupNamespace) {
-		if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
-			return err
-		}
+	// At the start it would have shown the group of the agent.
+	if err := unix.Unshare(int(s.Namespaces & unix.CLONE_NEWCGROUP)); err != nil {
+		return err
 	}
-	for i, m := range c.Spec.Mounts {
-		if err := mountInto(root, m, c.volume(i)); err != nil {
+	for i, m := range s.Spec.Mounts {
+		if err := mountInto(root, m, s.Volumes[i]); err != nil {
 			return fmt.Errorf("mount %s: %w", m.Destination, err)
 		}
 	}
@@ -42,17 +41,17 @@ func setUp(c *containerSetup) error {
 	if err := enterRoot(root); err != nil {
 		return fmt.Errorf("change to the root filesystem: %w", err)
 	}
-	return c.inRoot()
+	return inside(s.Spec, s.Namespaces)
 }
 
-// inRoot does what is left to do in the container's root directory.
-func (c *containerSetup) inRoot() error {
-	if c.Spec.Hostname != "" && hasNamespace(c.Spec, specs.UTSNamespace) {
-		if err := unix.Sethostname([]byte(c.Spec.Hostname)); err != nil {
+// inside does what is left to do in the container's root directory.
+func inside(spec *specs.Spec, namespaces uintptr) error {
+	if spec.Hostname != "" && namespaces&unix.CLONE_NEWUTS != 0 {
+		if err := unix.Sethostname([]byte(spec.Hostname)); err != nil {
 			return fmt.Errorf("set the host name: %w", err)
 		}
 	}
-	if linux := c.Spec.Linux; linux != nil {
+	if linux := spec.Linux; linux != nil {
 		if err := setSysctls(linux.Sysctl); err != nil {
 			return err
 		}
@@ -67,22 +66,8 @@ func (c *containerSetup) inRoot() error {
 			}
 		}
 	}
-	if c.Spec.Root.Readonly {
+	if spec.Root.Readonly {
 		return unix.MountSetattr(unix.AT_FDCWD, "/", 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
-	}
-	return nil
-}
-
-// hasNamespace tells whether the container has a namespace of its own.
-func hasNamespace(spec *specs.Spec, kind specs.LinuxNamespaceType) bool {
-	return spec.Linux != nil && slices.ContainsFunc(spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool {
-		return ns.Type == kind && ns.Path == ""
-	})
-}
-
-func (c *containerSetup) volume(mount int) *volumeMount {
-	if v, is := c.Volumes[mount]; is {
-		return &v
 	}
 	return nil
 }
@@ -250,15 +235,11 @@ func makeDevices(root int) error {
 	if err := unix.Fstatfs(dev, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
 		return err
 	}
-	for name, minor := range map[string]uint32{"null": 3, "zero": 5, "full": 7, "random": 8, "urandom": 9, "tty": 0} {
-		major := uint32(1)
-		if name == "tty" {
-			major = 5
-		}
-		if err := unix.Mknodat(dev, name, unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))); err != nil { //nolint:gosec // small
-			return err
-		}
-		if err := unix.Fchmodat(dev, name, 0o666, 0); err != nil { // whatever the umask is
+	for name, number := range map[string]uint64{
+		"null": unix.Mkdev(1, 3), "zero": unix.Mkdev(1, 5), "full": unix.Mkdev(1, 7), "random": unix.Mkdev(1, 8), "urandom": unix.Mkdev(1, 9),
+		"tty": unix.Mkdev(5, 0),
+	} {
+		if err := unix.Mknodat(dev, name, unix.S_IFCHR|0o666, int(number)); err != nil { //nolint:gosec // small
 			return err
 		}
 	}

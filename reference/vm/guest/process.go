@@ -28,6 +28,7 @@ type process struct {
 	// stdout.
 	stdin, stdout, stderr *os.File
 	terminal              bool
+	theirs                []*os.File // the other ends, until it has started
 
 	done chan struct{} // closed when it has ended; code is valid then
 	code uint32
@@ -36,41 +37,27 @@ type process struct {
 // controlFD is the socket in the process.
 const controlFD = 3
 
-// What is said by the control socket: the setup, a reply, the go, and a reply where the
-// workload could not be executed.
-type (
-	reply struct {
-		Error     string
-		NotKnown  bool
-		SetupDone bool
-	}
-	execution struct {
-		// Terminal is the number of the terminal in the container, or -1.
-		Terminal int
-	}
-)
-
-// newProcess makes the pipes of a process that is to begin with a word.
-func newProcess(word string, terminal bool) (*process, error) {
-	p := &process{cmd: exec.Command(self, word), terminal: terminal, done: make(chan struct{})} //nolint:gosec // this very program
+// newProcess makes the pipes of a process.
+func newProcess(terminal bool) (*process, error) {
+	p := &process{cmd: exec.Command(self, wordWorkload), terminal: terminal, done: make(chan struct{})}
 	p.cmd.Env, p.cmd.Dir = []string{}, "/"
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
-	p.cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(pair[1]), "control")}
-	if err := unix.SetNonblock(pair[0], true); err != nil {
-		return nil, err
-	}
 	p.control = os.NewFile(uintptr(pair[0]), "control")
+	p.cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(pair[1]), "control")}
+	p.theirs = p.cmd.ExtraFiles
 	if terminal {
 		return p, nil // it is opened in the container
 	}
 	theirs, err := p.pipes()
-	if err != nil {
-		return nil, errors.Join(err, p.closeAll())
-	}
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = theirs[0], theirs[1], theirs[2]
+	p.theirs = append(p.theirs, theirs[:]...)
+	if err != nil {
+		p.close()
+		return nil, err
+	}
 	return p, nil
 }
 
@@ -86,10 +73,8 @@ func (p *process) pipes() (theirs [3]*os.File, err error) {
 func (p *process) start(attr *syscall.SysProcAttr) error {
 	p.cmd.SysProcAttr = attr
 	err := p.cmd.Start()
-	for _, theirs := range []any{p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr, p.cmd.ExtraFiles[0]} {
-		if file, is := theirs.(*os.File); is {
-			_ = file.Close()
-		}
+	for _, file := range p.theirs {
+		_ = file.Close()
 	}
 	if err != nil {
 		close(p.done)
@@ -124,11 +109,8 @@ func (p *process) ended() bool {
 }
 
 // prepare gives the process its setup and waits until that is done.
-func (p *process) prepare(ctx context.Context, setup any) error {
-	if err := p.tell(ctx, setup); err != nil {
-		return err
-	}
-	said, err := p.hear(ctx)
+func (p *process) prepare(ctx context.Context, setup *setup) error {
+	said, err := p.ask(ctx, setup)
 	if err == nil && !said.SetupDone {
 		err = errors.New("the process has ended while it was set up")
 	}
@@ -145,24 +127,18 @@ func (p *process) execute(ctx context.Context, first int) error {
 			return fmt.Errorf("open a terminal in the container: %w", err)
 		}
 	}
-	if err := p.tell(ctx, &is); err != nil {
-		return err
-	}
 	// The socket closes with the execution.
-	_, err := p.hear(ctx)
+	_, err := p.ask(ctx, &is)
 	return err
 }
 
-func (p *process) tell(ctx context.Context, what any) error {
-	defer p.interruptible(ctx)()
-	return json.NewEncoder(p.control).Encode(what)
-}
-
-// hear waits for a reply. None means that the process has become the workload, or has
-// ended.
-func (p *process) hear(ctx context.Context) (said reply, err error) {
-	defer p.interruptible(ctx)()
-	err = json.NewDecoder(p.control).Decode(&said)
+// ask says something and waits for the reply. None means that the process has become the
+// workload, or has ended.
+func (p *process) ask(ctx context.Context, what any) (said reply, err error) {
+	defer interruptible(ctx, p.control)()
+	if err = json.NewEncoder(p.control).Encode(what); err == nil {
+		err = json.NewDecoder(p.control).Decode(&said)
+	}
 	switch {
 	case errors.Is(err, io.EOF):
 		return reply{}, nil
@@ -176,11 +152,7 @@ func (p *process) hear(ctx context.Context) (said reply, err error) {
 	return said, nil
 }
 
-// interruptible ends reads and writes of the control socket with ctx.
-func (p *process) interruptible(ctx context.Context) (stop func()) {
-	return interruptible(ctx, p.control)
-}
-
+// interruptible ends reads and writes of a file with ctx.
 func interruptible(ctx context.Context, file *os.File) (stop func()) {
 	_ = file.SetDeadline(time.Time{})
 	cancel := context.AfterFunc(ctx, func() { _ = file.SetDeadline(time.Now()) })
@@ -189,11 +161,11 @@ func interruptible(ctx context.Context, file *os.File) (stop func()) {
 
 // openTerminal opens a terminal of the container and gives its number there.
 func (p *process) openTerminal(first int) (int, error) {
-	root, err := unix.Open("/proc/"+strconv.Itoa(first)+"/root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	root, err := sys.OpenDir("/proc/" + strconv.Itoa(first) + "/root")
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = unix.Close(root) }()
+	defer sys.CloseFD(root)
 	fd, err := sys.OpenBeneath(root, "dev/pts/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
 		return 0, err
@@ -233,17 +205,13 @@ func (p *process) end(ctx context.Context) {
 		_ = p.signal(unix.SIGKILL)
 		_, _ = p.wait(ctx)
 	}
-	_ = p.closeAll()
+	p.close()
 }
 
-func (p *process) closeAll() error {
-	var errs []error
-	for _, file := range []*os.File{p.control, p.stdin, p.stdout, p.stderr} {
-		if file != nil {
-			errs = append(errs, file.Close())
-		}
+func (p *process) close() {
+	for _, file := range append(p.theirs, p.control, p.stdin, p.stdout, p.stderr) {
+		_ = file.Close() // also where there is none
 	}
-	return errors.Join(errs...)
 }
 
 // read reads output. None means that it has ended.

@@ -13,12 +13,30 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// containerSetup is what the first process of a container has to know.
-type containerSetup struct {
-	Spec *specs.Spec
-	// Volumes are mounts of the spec that show a volume, by their index.
-	Volumes map[int]volumeMount
-}
+// What is said by the control socket of a process: its setup, a reply, the go, and a
+// reply where the workload could not be executed.
+type (
+	setup struct {
+		Process *specs.Process
+		// Spec is that of the container, for its first process.
+		Spec *specs.Spec
+		// Namespaces are flags: those that the container has of its own.
+		Namespaces uintptr
+		// Volumes are mounts of the spec that show a volume, by their index.
+		Volumes map[int]*volumeMount
+		// Join is the container's first process, for a further one.
+		Join int
+	}
+	reply struct {
+		Error     string
+		NotKnown  bool
+		SetupDone bool
+	}
+	execution struct {
+		// Terminal is the number of the terminal in the container, or -1.
+		Terminal int
+	}
+)
 
 // volumeMount is a directory of a volume.
 type volumeMount struct {
@@ -26,64 +44,43 @@ type volumeMount struct {
 	Info      abi.Info
 }
 
-// execSetup is what a further process of a container has to know.
-type execSetup struct {
-	Process *specs.Process
-	// PID is the container's first process.
-	PID int
-}
-
-// control is the process' end of its control socket.
-type control struct {
-	file   *os.File
-	decode *json.Decoder
-}
-
-func openControl() control {
+// workload begins as this program and becomes a process of a container. The agent learns
+// why it does not.
+func workload() error {
 	// A process of the container must not reach this program by /proc and change it.
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	unix.CloseOnExec(controlFD)
-	file := os.NewFile(controlFD, "control")
-	return control{file: file, decode: json.NewDecoder(file)}
-}
-
-// say replies. The agent is told why this process ends.
-func (c control) say(err error) error {
-	said := reply{SetupDone: err == nil}
-	if err != nil {
-		said.Error, said.NotKnown = err.Error(), errors.Is(err, errNotKnown)
+	control := os.NewFile(controlFD, "control")
+	said := json.NewDecoder(control)
+	say := func(err error) error {
+		answer := reply{SetupDone: err == nil}
+		if err != nil {
+			answer.Error, answer.NotKnown = err.Error(), errors.Is(err, errNotKnown)
+		}
+		return errors.Join(err, json.NewEncoder(control).Encode(answer))
 	}
-	return errors.Join(err, json.NewEncoder(c.file).Encode(said))
-}
-
-// containerProcess is the first process of a container, from its namespaces on.
-func containerProcess() error {
-	c := openControl()
-	var setup containerSetup
-	if err := c.decode.Decode(&setup); err != nil {
+	var s setup
+	if err := said.Decode(&s); err != nil {
 		return err
 	}
-	if err := c.say(setUp(&setup)); err != nil {
+	var err error
+	if s.Join != 0 {
+		err = join(s.Join)
+	} else {
+		err = s.mount()
+	}
+	if err := say(err); err != nil {
 		return err
 	}
-	return c.execute(setup.Spec.Process)
+	var is execution
+	if err := said.Decode(&is); err != nil {
+		return err
+	}
+	return say(become(s.Process, is.Terminal))
 }
 
-// execProcess is a further process of a container. It has been started in the
-// container's process namespace, and goes into the others by itself.
-func execProcess() error {
-	c := openControl()
-	var setup execSetup
-	if err := c.decode.Decode(&setup); err != nil {
-		return err
-	}
-	if err := c.say(join(setup.PID)); err != nil {
-		return err
-	}
-	return c.execute(setup.Process)
-}
-
-// join brings this thread into the namespaces of a container.
+// join brings this thread into the namespaces of a container. It has been started in the
+// container's process namespace.
 func join(pid int) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return err
@@ -103,13 +100,4 @@ func join(pid int) error {
 		}
 	}
 	return nil
-}
-
-// execute waits for the go and becomes the workload. It comes back when that fails.
-func (c control) execute(p *specs.Process) error {
-	var is execution
-	if err := c.decode.Decode(&is); err != nil {
-		return err
-	}
-	return c.say(become(p, is.Terminal))
 }

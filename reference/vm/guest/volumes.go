@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -39,9 +40,8 @@ type volumes struct {
 
 // guestVolume is a mounted volume.
 type guestVolume struct {
-	info abi.Info
-	// users counts the containers that have it.
-	users int
+	info  abi.Info
+	users atomic.Int32 // the containers that have it
 }
 
 func newVolumes() *volumes { return &volumes{of: make(map[string]*guestVolume)} }
@@ -52,7 +52,6 @@ func freezer() fsops.Freezer {
 
 func volumePath(name string) string { return filepath.Join(volumesDir, name) }
 
-// get finds a volume.
 func (v *volumes) get(name string) (*guestVolume, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -62,7 +61,7 @@ func (v *volumes) get(name string) (*guestVolume, error) {
 	return nil, fmt.Errorf("volume: %w", errUnknown)
 }
 
-func (v *volumes) add(ctx context.Context, req *wire.AddVolumeRequest) (*wire.AddVolumeResponse, error) {
+func (v *volumes) AddVolume(ctx context.Context, req *wire.AddVolumeRequest) (*wire.AddVolumeResponse, error) {
 	if !abi.IsDirName(req.GetVolume()) || req.GetSerial() == "" {
 		return nil, fmt.Errorf("the volume's name or the serial of its disk: %w", errInvalid)
 	}
@@ -100,14 +99,11 @@ func loadFilesystem(fsType string) error {
 	if strings.HasPrefix(fsType, "ext") {
 		name = "ext4" // one driver for all of them
 	}
-	_, files, err := initramfs.List()
-	if err != nil {
-		return err
-	}
-	if _, known := files[name]; !known {
+	err := initramfs.Load(name)
+	if errors.Is(err, initramfs.ErrNotListed) {
 		return fmt.Errorf("the filesystem %s: %w", fsType, errNotKnown)
 	}
-	return initramfs.Load(name)
+	return err
 }
 
 // infoOf says of the volume what a handler on the host reads in its directory.
@@ -126,7 +122,7 @@ func attach(name string, info abi.Info, answer *wire.AddVolumeResponse) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(device) }()
+	defer sys.CloseFD(device)
 	if answer.CapacityBytes, err = diskSize(device); err != nil {
 		return err
 	}
@@ -134,7 +130,7 @@ func attach(name string, info abi.Info, answer *wire.AddVolumeResponse) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(mount) }()
+	defer sys.CloseFD(mount)
 	if err := os.MkdirAll(volumePath(name), 0o700); err != nil {
 		return err
 	}
@@ -153,6 +149,10 @@ func openDisk(info abi.Info) (int, error) {
 	return fd, nil
 }
 
+func (v *volumes) RemoveVolume(ctx context.Context, req *wire.RemoveVolumeRequest) (*wire.Empty, error) {
+	return new(wire.Empty), v.remove(ctx, req.GetVolume())
+}
+
 func (v *volumes) remove(ctx context.Context, name string) error {
 	unlock, err := v.locks.Lock(ctx, name)
 	if err != nil {
@@ -163,7 +163,7 @@ func (v *volumes) remove(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if v.use(name, 0) > 0 {
+	if vol.users.Load() > 0 {
 		return fmt.Errorf("the volume is in use: %w", errState)
 	}
 	if err := detach(ctx, name, vol.info.Device); err != nil {
@@ -189,40 +189,10 @@ func detach(ctx context.Context, name, device string) error {
 	return os.Remove(volumePath(name))
 }
 
-// use changes the number of containers that have a volume and gives it.
-func (v *volumes) use(name string, more int) int {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	vol := v.of[name]
-	if vol == nil {
-		return 0
-	}
-	vol.users += more
-	return vol.users
-}
-
-// removeAll unmounts all volumes and tells what went wrong.
-func (v *volumes) removeAll(ctx context.Context) []string {
-	var problems []string
-	for _, name := range v.names() {
-		if err := v.remove(ctx, name); err != nil && len(problems) < 64 {
-			problems = append(problems, wire.Text("volume "+name+": "+err.Error()))
-		}
-	}
-	return problems
-}
-
 func (v *volumes) names() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return slices.Collect(maps.Keys(v.of))
-}
-
-// thawAll thaws what is frozen.
-func (v *volumes) thawAll() {
-	for _, name := range v.names() {
-		_ = v.thaw(name) // most are not
-	}
 }
 
 // ask opens the filesystem of a volume for f.
@@ -231,16 +201,16 @@ func (v *volumes) ask(name string, f func(root int, info abi.Info) error) error 
 	if err != nil {
 		return err
 	}
-	root, err := unix.Open(volumePath(name), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	root, err := sys.OpenDir(volumePath(name))
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(root) }()
+	defer sys.CloseFD(root)
 	return f(root, vol.info)
 }
 
-func (v *volumes) stats(name string) (*wire.GetVolumeStatsResponse, error) {
-	answer := new(wire.GetVolumeStatsResponse)
+func (v *volumes) GetVolumeStats(_ context.Context, req *wire.GetVolumeStatsRequest) (*wire.GetVolumeStatsResponse, error) {
+	answer, name := new(wire.GetVolumeStatsResponse), req.GetVolume()
 	err := v.ask(name, func(root int, info abi.Info) error {
 		report, err := fsops.Stat(root, info.ReadOnly())
 		report = freezer().Judge(name, report)
@@ -256,11 +226,12 @@ func (v *volumes) stats(name string) (*wire.GetVolumeStatsResponse, error) {
 // sizeTime is how long the guest's kernel may take to see that a disk has grown.
 const sizeTime = 10 * time.Second
 
-func (v *volumes) resize(ctx context.Context, req *wire.ResizeVolumeRequest) (size int64, err error) {
+func (v *volumes) ResizeVolume(ctx context.Context, req *wire.ResizeVolumeRequest) (*wire.ResizeVolumeResponse, error) {
 	unlock, err := v.locks.Lock(ctx, req.GetVolume())
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
+	answer := new(wire.ResizeVolumeResponse)
 	defer unlock()
 	err = v.ask(req.GetVolume(), func(root int, info abi.Info) error {
 		if info.ReadOnly() {
@@ -270,22 +241,26 @@ func (v *volumes) resize(ctx context.Context, req *wire.ResizeVolumeRequest) (si
 		if err != nil {
 			return err
 		}
-		defer func() { _ = unix.Close(device) }()
+		defer sys.CloseFD(device)
 		waiting, cancel := context.WithTimeout(ctx, sizeTime)
 		defer cancel()
 		if err := waitSize(waiting, device, req.GetRequiredBytes()); err != nil {
 			return err
 		}
-		size, err = fsops.Grow(root, device, req.GetRequiredBytes(), req.GetLimitBytes())
+		answer.CapacityBytes, err = fsops.Grow(root, device, req.GetRequiredBytes(), req.GetLimitBytes())
 		return err
 	})
-	return size, err
+	return answer, err
 }
 
-func (v *volumes) freeze(name string, timeout time.Duration) error {
-	return v.ask(name, func(root int, _ abi.Info) error { return freezer().Freeze(name, root, timeout) })
+func (v *volumes) FreezeVolume(_ context.Context, req *wire.FreezeVolumeRequest) (*wire.Empty, error) {
+	return new(wire.Empty), v.ask(req.GetVolume(), func(root int, _ abi.Info) error {
+		return freezer().Freeze(req.GetVolume(), root, time.Duration(req.GetTimeoutMillis())*time.Millisecond)
+	})
 }
 
-func (v *volumes) thaw(name string) error {
-	return v.ask(name, func(root int, _ abi.Info) error { return freezer().Thaw(name, root) })
+func (v *volumes) ThawVolume(_ context.Context, req *wire.ThawVolumeRequest) (*wire.Empty, error) {
+	return new(wire.Empty), v.ask(req.GetVolume(), func(root int, _ abi.Info) error {
+		return freezer().Thaw(req.GetVolume(), root)
+	})
 }

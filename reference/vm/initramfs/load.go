@@ -1,7 +1,6 @@
 package initramfs
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -11,31 +10,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// List reads in the guest what the archive has: names and the files to load for them.
-func List() (names []string, files map[string][]string, err error) {
-	file, err := os.Open("/" + ModuleList)
-	if err != nil {
-		return nil, nil, err
+// ErrNotListed is a name that the archive has no modules for.
+var ErrNotListed = errors.New("no such modules")
+
+// List reads in the guest what the archive has: the files to load for each name.
+func List() (map[string][]string, error) {
+	raw, err := os.ReadFile("/" + ModuleList)
+	files := make(map[string][]string)
+	for line := range strings.Lines(string(raw)) {
+		name, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		files[name] = strings.Fields(rest)
 	}
-	defer func() { _ = file.Close() }()
-	files = make(map[string][]string)
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		if words := strings.Fields(lines.Text()); len(words) > 0 {
-			names = append(names, words[0])
-			files[words[0]] = words[1:]
-		}
-	}
-	return names, files, lines.Err()
+	return files, err
 }
 
 // Load loads in the guest what belongs to a name. What is loaded already stays.
 func Load(name string) error {
-	_, files, err := List()
+	all, err := List()
 	if err != nil {
 		return err
 	}
-	for _, file := range files[name] {
+	files, listed := all[name]
+	if !listed {
+		return fmt.Errorf("%s: %w", name, ErrNotListed)
+	}
+	for _, file := range files {
 		if err := loadModule(filepath.Join("/", ModuleDir, file)); err != nil {
 			return fmt.Errorf("load %s: %w", file, err)
 		}

@@ -42,7 +42,7 @@ func checkOf[Req, Resp any, PReq interface {
 
 func checkDescription(_ *DescribeRequest, is *DescribeResponse) error {
 	if is.GetProtocol() != Protocol {
-		return fmt.Errorf("it speaks version %d of the wire, and not %d: the initramfs is of another build", is.GetProtocol(), Protocol)
+		return fmt.Errorf("it speaks version %d of the wire, and not %d: crust-vm-agent is of another build", is.GetProtocol(), Protocol)
 	}
 	if len(is.GetFilesystems()) > 32 {
 		return errors.New("too many filesystems")

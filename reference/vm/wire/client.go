@@ -29,7 +29,9 @@ var deadlines = map[string]time.Duration{
 
 // Client asks a guest. Its methods are those of the wire; every answer has been checked.
 type Client struct {
-	AgentService
+	SandboxService
+	VolumesService
+	ContainersService
 	rpc  *ttrpc.Client
 	done chan struct{}
 }
@@ -38,7 +40,7 @@ type Client struct {
 func NewClient(conn net.Conn) *Client {
 	c := &Client{done: make(chan struct{})}
 	c.rpc = ttrpc.NewClient(guard(conn), ttrpc.WithUnaryClientInterceptor(checked), ttrpc.WithOnClose(func() { close(c.done) }))
-	c.AgentService = NewAgentClient(c.rpc)
+	c.SandboxService, c.VolumesService, c.ContainersService = NewSandboxClient(c.rpc), NewVolumesClient(c.rpc), NewContainersClient(c.rpc)
 	return c
 }
 

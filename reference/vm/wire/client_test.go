@@ -27,7 +27,9 @@ import (
 
 // A liar is a guest that answers each call with what the test gave it, or never.
 type liar struct {
-	AgentService
+	SandboxService
+	VolumesService
+	ContainersService
 	answers map[string]any // by method: a message or an error
 }
 
@@ -74,8 +76,8 @@ func (l *liar) WriteInput(ctx context.Context, _ *WriteInputRequest) (*WriteInpu
 	return answer[WriteInputResponse](ctx, l, "WriteInput")
 }
 
-func (l *liar) Ping(ctx context.Context, _ *PingRequest) (*PingResponse, error) {
-	return answer[PingResponse](ctx, l, "Ping")
+func (l *liar) Ping(ctx context.Context, _ *PingRequest) (*Empty, error) {
+	return answer[Empty](ctx, l, "Ping")
 }
 
 // connected is both ends of a unix socket.
@@ -95,11 +97,15 @@ func connected(t *testing.T) (host, guest net.Conn) {
 // ask has a client of the liar.
 func ask(t *testing.T, l *liar) *Client {
 	t.Helper()
-	host, guest := connected(t)
+	listener, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	check.Must(t, err)
 	ended := make(chan struct{})
-	go func() { defer close(ended); _ = Serve(context.WithoutCancel(t.Context()), guest, l, status.Code) }()
+	agent := Agent{Sandbox: l, Volumes: l, Containers: l, CodeOf: status.Code}
+	go func() { defer close(ended); _ = agent.Serve(context.WithoutCancel(t.Context()), listener) }()
+	host, err := net.Dial("unix", listener.Addr().String())
+	check.Must(t, err)
 	c := NewClient(host)
-	t.Cleanup(func() { _ = c.Close(); <-ended })
+	t.Cleanup(func() { _ = c.Close(); _ = listener.Close(); <-ended })
 	return c
 }
 
@@ -271,7 +277,7 @@ func response(t *testing.T, message proto.Message) []byte {
 
 // TestFramesThatBreakTheWire: the first of them ends the connection, and all calls with it.
 func TestFramesThatBreakTheWire(t *testing.T) {
-	good := response(t, &PingResponse{})
+	good := response(t, &Empty{})
 	tooLong := binary.BigEndian.AppendUint32(nil, MaxFrame+1)
 	huge := binary.BigEndian.AppendUint32(nil, math.MaxUint32)
 	for name, sent := range map[string][]byte{
@@ -415,7 +421,7 @@ func TestAGuestThatDrips(t *testing.T) {
 
 // TestALateAnswer is dropped, and the next question answered: a guest may be slow.
 func TestALateAnswer(t *testing.T) {
-	good := response(t, &PingResponse{})
+	good := response(t, &Empty{})
 	inTime(t, func(t *testing.T, c *Client, guest net.Conn) {
 		go func() { _, _ = io.Copy(io.Discard, guest) }()
 		if err := ping(t.Context(), c); !errors.Is(err, context.DeadlineExceeded) {

@@ -100,6 +100,43 @@ func (Stream) EnumDescriptor() ([]byte, []int) {
 	return file_wire_proto_rawDescGZIP(), []int{0}
 }
 
+// Empty is the answer of calls that have nothing to tell but that they succeeded.
+type Empty struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Empty) Reset() {
+	*x = Empty{}
+	mi := &file_wire_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Empty) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Empty) ProtoMessage() {}
+
+func (x *Empty) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Empty.ProtoReflect.Descriptor instead.
+func (*Empty) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{0}
+}
+
 // DescribeRequest is empty.
 type DescribeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -109,7 +146,7 @@ type DescribeRequest struct {
 
 func (x *DescribeRequest) Reset() {
 	*x = DescribeRequest{}
-	mi := &file_wire_proto_msgTypes[0]
+	mi := &file_wire_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -121,7 +158,7 @@ func (x *DescribeRequest) String() string {
 func (*DescribeRequest) ProtoMessage() {}
 
 func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[0]
+	mi := &file_wire_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -134,7 +171,7 @@ func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
 func (*DescribeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{0}
+	return file_wire_proto_rawDescGZIP(), []int{1}
 }
 
 // DescribeResponse describes the guest.
@@ -152,7 +189,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_wire_proto_msgTypes[1]
+	mi := &file_wire_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -164,7 +201,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[1]
+	mi := &file_wire_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -177,7 +214,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{1}
+	return file_wire_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *DescribeResponse) GetProtocol() uint32 {
@@ -219,7 +256,7 @@ type StartSandboxRequest struct {
 
 func (x *StartSandboxRequest) Reset() {
 	*x = StartSandboxRequest{}
-	mi := &file_wire_proto_msgTypes[2]
+	mi := &file_wire_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -231,7 +268,7 @@ func (x *StartSandboxRequest) String() string {
 func (*StartSandboxRequest) ProtoMessage() {}
 
 func (x *StartSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[2]
+	mi := &file_wire_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -244,7 +281,7 @@ func (x *StartSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartSandboxRequest.ProtoReflect.Descriptor instead.
 func (*StartSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{2}
+	return file_wire_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *StartSandboxRequest) GetHostname() string {
@@ -273,43 +310,6 @@ func (x *StartSandboxRequest) GetSysctls() map[string]string {
 		return x.Sysctls
 	}
 	return nil
-}
-
-// StartSandboxResponse is empty: OK is the answer.
-type StartSandboxResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *StartSandboxResponse) Reset() {
-	*x = StartSandboxResponse{}
-	mi := &file_wire_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *StartSandboxResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*StartSandboxResponse) ProtoMessage() {}
-
-func (x *StartSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use StartSandboxResponse.ProtoReflect.Descriptor instead.
-func (*StartSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{3}
 }
 
 // PingRequest is empty.
@@ -349,43 +349,6 @@ func (*PingRequest) Descriptor() ([]byte, []int) {
 	return file_wire_proto_rawDescGZIP(), []int{4}
 }
 
-// PingResponse is empty: OK is the answer.
-type PingResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PingResponse) Reset() {
-	*x = PingResponse{}
-	mi := &file_wire_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PingResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PingResponse) ProtoMessage() {}
-
-func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
-func (*PingResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{5}
-}
-
 // ShutdownRequest is empty.
 type ShutdownRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -395,7 +358,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_wire_proto_msgTypes[6]
+	mi := &file_wire_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -407,7 +370,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[6]
+	mi := &file_wire_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -420,7 +383,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{6}
+	return file_wire_proto_rawDescGZIP(), []int{5}
 }
 
 // ShutdownResponse tells what went wrong.
@@ -434,7 +397,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_wire_proto_msgTypes[7]
+	mi := &file_wire_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -446,7 +409,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[7]
+	mi := &file_wire_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -459,7 +422,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{7}
+	return file_wire_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ShutdownResponse) GetErrors() []string {
@@ -493,7 +456,7 @@ type AddVolumeRequest struct {
 
 func (x *AddVolumeRequest) Reset() {
 	*x = AddVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[8]
+	mi := &file_wire_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -505,7 +468,7 @@ func (x *AddVolumeRequest) String() string {
 func (*AddVolumeRequest) ProtoMessage() {}
 
 func (x *AddVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[8]
+	mi := &file_wire_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -518,7 +481,7 @@ func (x *AddVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AddVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{8}
+	return file_wire_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AddVolumeRequest) GetVolume() string {
@@ -583,7 +546,7 @@ type AddVolumeResponse struct {
 
 func (x *AddVolumeResponse) Reset() {
 	*x = AddVolumeResponse{}
-	mi := &file_wire_proto_msgTypes[9]
+	mi := &file_wire_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -595,7 +558,7 @@ func (x *AddVolumeResponse) String() string {
 func (*AddVolumeResponse) ProtoMessage() {}
 
 func (x *AddVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[9]
+	mi := &file_wire_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -608,7 +571,7 @@ func (x *AddVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddVolumeResponse.ProtoReflect.Descriptor instead.
 func (*AddVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{9}
+	return file_wire_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AddVolumeResponse) GetCapacityBytes() int64 {
@@ -636,7 +599,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[10]
+	mi := &file_wire_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -648,7 +611,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[10]
+	mi := &file_wire_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -661,7 +624,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{10}
+	return file_wire_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -669,43 +632,6 @@ func (x *RemoveVolumeRequest) GetVolume() string {
 		return x.Volume
 	}
 	return ""
-}
-
-// RemoveVolumeResponse is empty: OK is the answer.
-type RemoveVolumeResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RemoveVolumeResponse) Reset() {
-	*x = RemoveVolumeResponse{}
-	mi := &file_wire_proto_msgTypes[11]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RemoveVolumeResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RemoveVolumeResponse) ProtoMessage() {}
-
-func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[11]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
-func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{11}
 }
 
 // GetVolumeStatsRequest names a volume.
@@ -719,7 +645,7 @@ type GetVolumeStatsRequest struct {
 
 func (x *GetVolumeStatsRequest) Reset() {
 	*x = GetVolumeStatsRequest{}
-	mi := &file_wire_proto_msgTypes[12]
+	mi := &file_wire_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -731,7 +657,7 @@ func (x *GetVolumeStatsRequest) String() string {
 func (*GetVolumeStatsRequest) ProtoMessage() {}
 
 func (x *GetVolumeStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[12]
+	mi := &file_wire_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -744,7 +670,7 @@ func (x *GetVolumeStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeStatsRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{12}
+	return file_wire_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetVolumeStatsRequest) GetVolume() string {
@@ -771,7 +697,7 @@ type GetVolumeStatsResponse struct {
 
 func (x *GetVolumeStatsResponse) Reset() {
 	*x = GetVolumeStatsResponse{}
-	mi := &file_wire_proto_msgTypes[13]
+	mi := &file_wire_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -783,7 +709,7 @@ func (x *GetVolumeStatsResponse) String() string {
 func (*GetVolumeStatsResponse) ProtoMessage() {}
 
 func (x *GetVolumeStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[13]
+	mi := &file_wire_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -796,7 +722,7 @@ func (x *GetVolumeStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetVolumeStatsResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{13}
+	return file_wire_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetVolumeStatsResponse) GetUsage() []*Usage {
@@ -845,7 +771,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_wire_proto_msgTypes[14]
+	mi := &file_wire_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -857,7 +783,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[14]
+	mi := &file_wire_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -870,7 +796,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{14}
+	return file_wire_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Usage) GetUnit() string {
@@ -917,7 +843,7 @@ type ResizeVolumeRequest struct {
 
 func (x *ResizeVolumeRequest) Reset() {
 	*x = ResizeVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[15]
+	mi := &file_wire_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -929,7 +855,7 @@ func (x *ResizeVolumeRequest) String() string {
 func (*ResizeVolumeRequest) ProtoMessage() {}
 
 func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[15]
+	mi := &file_wire_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -942,7 +868,7 @@ func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{15}
+	return file_wire_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ResizeVolumeRequest) GetVolume() string {
@@ -977,7 +903,7 @@ type ResizeVolumeResponse struct {
 
 func (x *ResizeVolumeResponse) Reset() {
 	*x = ResizeVolumeResponse{}
-	mi := &file_wire_proto_msgTypes[16]
+	mi := &file_wire_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +915,7 @@ func (x *ResizeVolumeResponse) String() string {
 func (*ResizeVolumeResponse) ProtoMessage() {}
 
 func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[16]
+	mi := &file_wire_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +928,7 @@ func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{16}
+	return file_wire_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ResizeVolumeResponse) GetCapacityBytes() int64 {
@@ -1025,7 +951,7 @@ type FreezeVolumeRequest struct {
 
 func (x *FreezeVolumeRequest) Reset() {
 	*x = FreezeVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[17]
+	mi := &file_wire_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +963,7 @@ func (x *FreezeVolumeRequest) String() string {
 func (*FreezeVolumeRequest) ProtoMessage() {}
 
 func (x *FreezeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[17]
+	mi := &file_wire_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +976,7 @@ func (x *FreezeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{17}
+	return file_wire_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *FreezeVolumeRequest) GetVolume() string {
@@ -1067,43 +993,6 @@ func (x *FreezeVolumeRequest) GetTimeoutMillis() uint32 {
 	return 0
 }
 
-// FreezeVolumeResponse is empty: OK is the answer.
-type FreezeVolumeResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *FreezeVolumeResponse) Reset() {
-	*x = FreezeVolumeResponse{}
-	mi := &file_wire_proto_msgTypes[18]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *FreezeVolumeResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*FreezeVolumeResponse) ProtoMessage() {}
-
-func (x *FreezeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[18]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use FreezeVolumeResponse.ProtoReflect.Descriptor instead.
-func (*FreezeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{18}
-}
-
 // ThawVolumeRequest names a volume.
 type ThawVolumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1115,7 +1004,7 @@ type ThawVolumeRequest struct {
 
 func (x *ThawVolumeRequest) Reset() {
 	*x = ThawVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[19]
+	mi := &file_wire_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1127,7 +1016,7 @@ func (x *ThawVolumeRequest) String() string {
 func (*ThawVolumeRequest) ProtoMessage() {}
 
 func (x *ThawVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[19]
+	mi := &file_wire_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1140,7 +1029,7 @@ func (x *ThawVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ThawVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{19}
+	return file_wire_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ThawVolumeRequest) GetVolume() string {
@@ -1148,43 +1037,6 @@ func (x *ThawVolumeRequest) GetVolume() string {
 		return x.Volume
 	}
 	return ""
-}
-
-// ThawVolumeResponse is empty: OK is the answer.
-type ThawVolumeResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ThawVolumeResponse) Reset() {
-	*x = ThawVolumeResponse{}
-	mi := &file_wire_proto_msgTypes[20]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ThawVolumeResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ThawVolumeResponse) ProtoMessage() {}
-
-func (x *ThawVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[20]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ThawVolumeResponse.ProtoReflect.Descriptor instead.
-func (*ThawVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{20}
 }
 
 // CreateContainerRequest describes a container.
@@ -1204,7 +1056,7 @@ type CreateContainerRequest struct {
 
 func (x *CreateContainerRequest) Reset() {
 	*x = CreateContainerRequest{}
-	mi := &file_wire_proto_msgTypes[21]
+	mi := &file_wire_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +1068,7 @@ func (x *CreateContainerRequest) String() string {
 func (*CreateContainerRequest) ProtoMessage() {}
 
 func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[21]
+	mi := &file_wire_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +1081,7 @@ func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateContainerRequest.ProtoReflect.Descriptor instead.
 func (*CreateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{21}
+	return file_wire_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CreateContainerRequest) GetContainer() string {
@@ -1269,7 +1121,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_wire_proto_msgTypes[22]
+	mi := &file_wire_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1281,7 +1133,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[22]
+	mi := &file_wire_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1294,7 +1146,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{22}
+	return file_wire_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *VolumeMount) GetMount() uint32 {
@@ -1318,43 +1170,6 @@ func (x *VolumeMount) GetSubPath() string {
 	return ""
 }
 
-// CreateContainerResponse is empty: OK is the answer.
-type CreateContainerResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CreateContainerResponse) Reset() {
-	*x = CreateContainerResponse{}
-	mi := &file_wire_proto_msgTypes[23]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CreateContainerResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CreateContainerResponse) ProtoMessage() {}
-
-func (x *CreateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[23]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CreateContainerResponse.ProtoReflect.Descriptor instead.
-func (*CreateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{23}
-}
-
 // StartContainerRequest names a container.
 type StartContainerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1366,7 +1181,7 @@ type StartContainerRequest struct {
 
 func (x *StartContainerRequest) Reset() {
 	*x = StartContainerRequest{}
-	mi := &file_wire_proto_msgTypes[24]
+	mi := &file_wire_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1378,7 +1193,7 @@ func (x *StartContainerRequest) String() string {
 func (*StartContainerRequest) ProtoMessage() {}
 
 func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[24]
+	mi := &file_wire_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1391,7 +1206,7 @@ func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerRequest.ProtoReflect.Descriptor instead.
 func (*StartContainerRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{24}
+	return file_wire_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StartContainerRequest) GetContainer() string {
@@ -1399,43 +1214,6 @@ func (x *StartContainerRequest) GetContainer() string {
 		return x.Container
 	}
 	return ""
-}
-
-// StartContainerResponse is empty: OK is the answer.
-type StartContainerResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *StartContainerResponse) Reset() {
-	*x = StartContainerResponse{}
-	mi := &file_wire_proto_msgTypes[25]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *StartContainerResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*StartContainerResponse) ProtoMessage() {}
-
-func (x *StartContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[25]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use StartContainerResponse.ProtoReflect.Descriptor instead.
-func (*StartContainerResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{25}
 }
 
 // DeleteContainerRequest names a container.
@@ -1449,7 +1227,7 @@ type DeleteContainerRequest struct {
 
 func (x *DeleteContainerRequest) Reset() {
 	*x = DeleteContainerRequest{}
-	mi := &file_wire_proto_msgTypes[26]
+	mi := &file_wire_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1461,7 +1239,7 @@ func (x *DeleteContainerRequest) String() string {
 func (*DeleteContainerRequest) ProtoMessage() {}
 
 func (x *DeleteContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[26]
+	mi := &file_wire_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1474,7 +1252,7 @@ func (x *DeleteContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteContainerRequest.ProtoReflect.Descriptor instead.
 func (*DeleteContainerRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{26}
+	return file_wire_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DeleteContainerRequest) GetContainer() string {
@@ -1482,43 +1260,6 @@ func (x *DeleteContainerRequest) GetContainer() string {
 		return x.Container
 	}
 	return ""
-}
-
-// DeleteContainerResponse is empty: OK is the answer.
-type DeleteContainerResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DeleteContainerResponse) Reset() {
-	*x = DeleteContainerResponse{}
-	mi := &file_wire_proto_msgTypes[27]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DeleteContainerResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DeleteContainerResponse) ProtoMessage() {}
-
-func (x *DeleteContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[27]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DeleteContainerResponse.ProtoReflect.Descriptor instead.
-func (*DeleteContainerResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{27}
 }
 
 // Process names a process: the one of the container, or one of ExecProcess.
@@ -1534,7 +1275,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_wire_proto_msgTypes[28]
+	mi := &file_wire_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1546,7 +1287,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[28]
+	mi := &file_wire_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,7 +1300,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{28}
+	return file_wire_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Process) GetContainer() string {
@@ -1590,7 +1331,7 @@ type ExecProcessRequest struct {
 
 func (x *ExecProcessRequest) Reset() {
 	*x = ExecProcessRequest{}
-	mi := &file_wire_proto_msgTypes[29]
+	mi := &file_wire_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1602,7 +1343,7 @@ func (x *ExecProcessRequest) String() string {
 func (*ExecProcessRequest) ProtoMessage() {}
 
 func (x *ExecProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[29]
+	mi := &file_wire_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1615,7 +1356,7 @@ func (x *ExecProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecProcessRequest.ProtoReflect.Descriptor instead.
 func (*ExecProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{29}
+	return file_wire_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExecProcessRequest) GetProcess() *Process {
@@ -1630,43 +1371,6 @@ func (x *ExecProcessRequest) GetSpec() []byte {
 		return x.Spec
 	}
 	return nil
-}
-
-// ExecProcessResponse is empty: OK is the answer.
-type ExecProcessResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ExecProcessResponse) Reset() {
-	*x = ExecProcessResponse{}
-	mi := &file_wire_proto_msgTypes[30]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ExecProcessResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ExecProcessResponse) ProtoMessage() {}
-
-func (x *ExecProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[30]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ExecProcessResponse.ProtoReflect.Descriptor instead.
-func (*ExecProcessResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{30}
 }
 
 // SignalProcessRequest names a process and a signal.
@@ -1684,7 +1388,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_wire_proto_msgTypes[31]
+	mi := &file_wire_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1696,7 +1400,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[31]
+	mi := &file_wire_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1709,7 +1413,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{31}
+	return file_wire_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SignalProcessRequest) GetProcess() *Process {
@@ -1733,43 +1437,6 @@ func (x *SignalProcessRequest) GetAll() bool {
 	return false
 }
 
-// SignalProcessResponse is empty: OK is the answer.
-type SignalProcessResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SignalProcessResponse) Reset() {
-	*x = SignalProcessResponse{}
-	mi := &file_wire_proto_msgTypes[32]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SignalProcessResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SignalProcessResponse) ProtoMessage() {}
-
-func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[32]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SignalProcessResponse.ProtoReflect.Descriptor instead.
-func (*SignalProcessResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{32}
-}
-
 // WaitProcessRequest names a process.
 type WaitProcessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1781,7 +1448,7 @@ type WaitProcessRequest struct {
 
 func (x *WaitProcessRequest) Reset() {
 	*x = WaitProcessRequest{}
-	mi := &file_wire_proto_msgTypes[33]
+	mi := &file_wire_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1793,7 +1460,7 @@ func (x *WaitProcessRequest) String() string {
 func (*WaitProcessRequest) ProtoMessage() {}
 
 func (x *WaitProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[33]
+	mi := &file_wire_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1806,7 +1473,7 @@ func (x *WaitProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitProcessRequest.ProtoReflect.Descriptor instead.
 func (*WaitProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{33}
+	return file_wire_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WaitProcessRequest) GetProcess() *Process {
@@ -1829,7 +1496,7 @@ type WaitProcessResponse struct {
 
 func (x *WaitProcessResponse) Reset() {
 	*x = WaitProcessResponse{}
-	mi := &file_wire_proto_msgTypes[34]
+	mi := &file_wire_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1841,7 +1508,7 @@ func (x *WaitProcessResponse) String() string {
 func (*WaitProcessResponse) ProtoMessage() {}
 
 func (x *WaitProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[34]
+	mi := &file_wire_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1854,7 +1521,7 @@ func (x *WaitProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitProcessResponse.ProtoReflect.Descriptor instead.
 func (*WaitProcessResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{34}
+	return file_wire_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WaitProcessResponse) GetExitCode() uint32 {
@@ -1882,7 +1549,7 @@ type ForgetProcessRequest struct {
 
 func (x *ForgetProcessRequest) Reset() {
 	*x = ForgetProcessRequest{}
-	mi := &file_wire_proto_msgTypes[35]
+	mi := &file_wire_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1894,7 +1561,7 @@ func (x *ForgetProcessRequest) String() string {
 func (*ForgetProcessRequest) ProtoMessage() {}
 
 func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[35]
+	mi := &file_wire_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1907,7 +1574,7 @@ func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetProcessRequest.ProtoReflect.Descriptor instead.
 func (*ForgetProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{35}
+	return file_wire_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ForgetProcessRequest) GetProcess() *Process {
@@ -1915,43 +1582,6 @@ func (x *ForgetProcessRequest) GetProcess() *Process {
 		return x.Process
 	}
 	return nil
-}
-
-// ForgetProcessResponse is empty: OK is the answer.
-type ForgetProcessResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ForgetProcessResponse) Reset() {
-	*x = ForgetProcessResponse{}
-	mi := &file_wire_proto_msgTypes[36]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ForgetProcessResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ForgetProcessResponse) ProtoMessage() {}
-
-func (x *ForgetProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[36]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ForgetProcessResponse.ProtoReflect.Descriptor instead.
-func (*ForgetProcessResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{36}
 }
 
 // ReadOutputRequest asks for output.
@@ -1969,7 +1599,7 @@ type ReadOutputRequest struct {
 
 func (x *ReadOutputRequest) Reset() {
 	*x = ReadOutputRequest{}
-	mi := &file_wire_proto_msgTypes[37]
+	mi := &file_wire_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1981,7 +1611,7 @@ func (x *ReadOutputRequest) String() string {
 func (*ReadOutputRequest) ProtoMessage() {}
 
 func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[37]
+	mi := &file_wire_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1994,7 +1624,7 @@ func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputRequest.ProtoReflect.Descriptor instead.
 func (*ReadOutputRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{37}
+	return file_wire_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReadOutputRequest) GetProcess() *Process {
@@ -2029,7 +1659,7 @@ type ReadOutputResponse struct {
 
 func (x *ReadOutputResponse) Reset() {
 	*x = ReadOutputResponse{}
-	mi := &file_wire_proto_msgTypes[38]
+	mi := &file_wire_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2041,7 +1671,7 @@ func (x *ReadOutputResponse) String() string {
 func (*ReadOutputResponse) ProtoMessage() {}
 
 func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[38]
+	mi := &file_wire_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2054,7 +1684,7 @@ func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputResponse.ProtoReflect.Descriptor instead.
 func (*ReadOutputResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{38}
+	return file_wire_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReadOutputResponse) GetData() []byte {
@@ -2077,7 +1707,7 @@ type WriteInputRequest struct {
 
 func (x *WriteInputRequest) Reset() {
 	*x = WriteInputRequest{}
-	mi := &file_wire_proto_msgTypes[39]
+	mi := &file_wire_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +1719,7 @@ func (x *WriteInputRequest) String() string {
 func (*WriteInputRequest) ProtoMessage() {}
 
 func (x *WriteInputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[39]
+	mi := &file_wire_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +1732,7 @@ func (x *WriteInputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteInputRequest.ProtoReflect.Descriptor instead.
 func (*WriteInputRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{39}
+	return file_wire_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WriteInputRequest) GetProcess() *Process {
@@ -2130,7 +1760,7 @@ type WriteInputResponse struct {
 
 func (x *WriteInputResponse) Reset() {
 	*x = WriteInputResponse{}
-	mi := &file_wire_proto_msgTypes[40]
+	mi := &file_wire_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +1772,7 @@ func (x *WriteInputResponse) String() string {
 func (*WriteInputResponse) ProtoMessage() {}
 
 func (x *WriteInputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[40]
+	mi := &file_wire_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +1785,7 @@ func (x *WriteInputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteInputResponse.ProtoReflect.Descriptor instead.
 func (*WriteInputResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{40}
+	return file_wire_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WriteInputResponse) GetWritten() uint32 {
@@ -2176,7 +1806,7 @@ type CloseInputRequest struct {
 
 func (x *CloseInputRequest) Reset() {
 	*x = CloseInputRequest{}
-	mi := &file_wire_proto_msgTypes[41]
+	mi := &file_wire_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2188,7 +1818,7 @@ func (x *CloseInputRequest) String() string {
 func (*CloseInputRequest) ProtoMessage() {}
 
 func (x *CloseInputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[41]
+	mi := &file_wire_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2201,7 +1831,7 @@ func (x *CloseInputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseInputRequest.ProtoReflect.Descriptor instead.
 func (*CloseInputRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{41}
+	return file_wire_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CloseInputRequest) GetProcess() *Process {
@@ -2209,43 +1839,6 @@ func (x *CloseInputRequest) GetProcess() *Process {
 		return x.Process
 	}
 	return nil
-}
-
-// CloseInputResponse is empty: OK is the answer.
-type CloseInputResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CloseInputResponse) Reset() {
-	*x = CloseInputResponse{}
-	mi := &file_wire_proto_msgTypes[42]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CloseInputResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CloseInputResponse) ProtoMessage() {}
-
-func (x *CloseInputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[42]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CloseInputResponse.ProtoReflect.Descriptor instead.
-func (*CloseInputResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{42}
 }
 
 // ResizeTerminalRequest tells the size of a terminal.
@@ -2263,7 +1856,7 @@ type ResizeTerminalRequest struct {
 
 func (x *ResizeTerminalRequest) Reset() {
 	*x = ResizeTerminalRequest{}
-	mi := &file_wire_proto_msgTypes[43]
+	mi := &file_wire_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2275,7 +1868,7 @@ func (x *ResizeTerminalRequest) String() string {
 func (*ResizeTerminalRequest) ProtoMessage() {}
 
 func (x *ResizeTerminalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[43]
+	mi := &file_wire_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2288,7 +1881,7 @@ func (x *ResizeTerminalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeTerminalRequest.ProtoReflect.Descriptor instead.
 func (*ResizeTerminalRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{43}
+	return file_wire_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResizeTerminalRequest) GetProcess() *Process {
@@ -2312,49 +1905,13 @@ func (x *ResizeTerminalRequest) GetRows() uint32 {
 	return 0
 }
 
-// ResizeTerminalResponse is empty: OK is the answer.
-type ResizeTerminalResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ResizeTerminalResponse) Reset() {
-	*x = ResizeTerminalResponse{}
-	mi := &file_wire_proto_msgTypes[44]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ResizeTerminalResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ResizeTerminalResponse) ProtoMessage() {}
-
-func (x *ResizeTerminalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[44]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ResizeTerminalResponse.ProtoReflect.Descriptor instead.
-func (*ResizeTerminalResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{44}
-}
-
 var File_wire_proto protoreflect.FileDescriptor
 
 const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"wire.proto\x12\vcrust.vm.v1\"\x11\n" +
+	"wire.proto\x12\vcrust.vm.v1\"\a\n" +
+	"\x05Empty\"\x11\n" +
 	"\x0fDescribeRequest\"h\n" +
 	"\x10DescribeResponse\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x16\n" +
@@ -2369,10 +1926,8 @@ const file_wire_proto_rawDesc = "" +
 	"\asysctls\x18\x04 \x03(\v2-.crust.vm.v1.StartSandboxRequest.SysctlsEntryR\asysctls\x1a:\n" +
 	"\fSysctlsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x16\n" +
-	"\x14StartSandboxResponse\"\r\n" +
-	"\vPingRequest\"\x0e\n" +
-	"\fPingResponse\"\x11\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\r\n" +
+	"\vPingRequest\"\x11\n" +
 	"\x0fShutdownRequest\"*\n" +
 	"\x10ShutdownResponse\x12\x16\n" +
 	"\x06errors\x18\x01 \x03(\tR\x06errors\"\xe6\x01\n" +
@@ -2390,8 +1945,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x0ecapacity_bytes\x18\x01 \x01(\x03R\rcapacityBytes\x12\x18\n" +
 	"\awarning\x18\x02 \x01(\tR\awarning\"-\n" +
 	"\x13RemoveVolumeRequest\x12\x16\n" +
-	"\x06volume\x18\x01 \x01(\tR\x06volume\"\x16\n" +
-	"\x14RemoveVolumeResponse\"/\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\"/\n" +
 	"\x15GetVolumeStatsRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\"\x90\x01\n" +
 	"\x16GetVolumeStatsResponse\x12(\n" +
@@ -2413,11 +1967,9 @@ const file_wire_proto_rawDesc = "" +
 	"\x0ecapacity_bytes\x18\x01 \x01(\x03R\rcapacityBytes\"T\n" +
 	"\x13FreezeVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12%\n" +
-	"\x0etimeout_millis\x18\x02 \x01(\rR\rtimeoutMillis\"\x16\n" +
-	"\x14FreezeVolumeResponse\"+\n" +
+	"\x0etimeout_millis\x18\x02 \x01(\rR\rtimeoutMillis\"+\n" +
 	"\x11ThawVolumeRequest\x12\x16\n" +
-	"\x06volume\x18\x01 \x01(\tR\x06volume\"\x14\n" +
-	"\x12ThawVolumeResponse\"~\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\"~\n" +
 	"\x16CreateContainerRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x12\n" +
 	"\x04spec\x18\x02 \x01(\fR\x04spec\x122\n" +
@@ -2425,26 +1977,21 @@ const file_wire_proto_rawDesc = "" +
 	"\vVolumeMount\x12\x14\n" +
 	"\x05mount\x18\x01 \x01(\rR\x05mount\x12\x16\n" +
 	"\x06volume\x18\x02 \x01(\tR\x06volume\x12\x19\n" +
-	"\bsub_path\x18\x03 \x01(\tR\asubPath\"\x19\n" +
-	"\x17CreateContainerResponse\"5\n" +
+	"\bsub_path\x18\x03 \x01(\tR\asubPath\"5\n" +
 	"\x15StartContainerRequest\x12\x1c\n" +
-	"\tcontainer\x18\x01 \x01(\tR\tcontainer\"\x18\n" +
-	"\x16StartContainerResponse\"6\n" +
+	"\tcontainer\x18\x01 \x01(\tR\tcontainer\"6\n" +
 	"\x16DeleteContainerRequest\x12\x1c\n" +
-	"\tcontainer\x18\x01 \x01(\tR\tcontainer\"\x19\n" +
-	"\x17DeleteContainerResponse\";\n" +
+	"\tcontainer\x18\x01 \x01(\tR\tcontainer\";\n" +
 	"\aProcess\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x12\n" +
 	"\x04exec\x18\x02 \x01(\tR\x04exec\"X\n" +
 	"\x12ExecProcessRequest\x12.\n" +
 	"\aprocess\x18\x01 \x01(\v2\x14.crust.vm.v1.ProcessR\aprocess\x12\x12\n" +
-	"\x04spec\x18\x02 \x01(\fR\x04spec\"\x15\n" +
-	"\x13ExecProcessResponse\"p\n" +
+	"\x04spec\x18\x02 \x01(\fR\x04spec\"p\n" +
 	"\x14SignalProcessRequest\x12.\n" +
 	"\aprocess\x18\x01 \x01(\v2\x14.crust.vm.v1.ProcessR\aprocess\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\rR\x06signal\x12\x10\n" +
-	"\x03all\x18\x03 \x01(\bR\x03all\"\x17\n" +
-	"\x15SignalProcessResponse\"D\n" +
+	"\x03all\x18\x03 \x01(\bR\x03all\"D\n" +
 	"\x12WaitProcessRequest\x12.\n" +
 	"\aprocess\x18\x01 \x01(\v2\x14.crust.vm.v1.ProcessR\aprocess\"Q\n" +
 	"\x13WaitProcessResponse\x12\x1b\n" +
@@ -2452,8 +1999,7 @@ const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"oom_killed\x18\x02 \x01(\bR\toomKilled\"F\n" +
 	"\x14ForgetProcessRequest\x12.\n" +
-	"\aprocess\x18\x01 \x01(\v2\x14.crust.vm.v1.ProcessR\aprocess\"\x17\n" +
-	"\x15ForgetProcessResponse\"\x82\x01\n" +
+	"\aprocess\x18\x01 \x01(\v2\x14.crust.vm.v1.ProcessR\aprocess\"\x82\x01\n" +
 	"\x11ReadOutputRequest\x12.\n" +
 	"\aprocess\x18\x01 \x01(\v2\x14.crust.vm.v1.ProcessR\aprocess\x12+\n" +
 	"\x06stream\x18\x02 \x01(\x0e2\x13.crust.vm.v1.StreamR\x06stream\x12\x10\n" +
@@ -2466,43 +2012,44 @@ const file_wire_proto_rawDesc = "" +
 	"\x12WriteInputResponse\x12\x18\n" +
 	"\awritten\x18\x01 \x01(\rR\awritten\"C\n" +
 	"\x11CloseInputRequest\x12.\n" +
-	"\aprocess\x18\x01 \x01(\v2\x14.crust.vm.v1.ProcessR\aprocess\"\x14\n" +
-	"\x12CloseInputResponse\"u\n" +
+	"\aprocess\x18\x01 \x01(\v2\x14.crust.vm.v1.ProcessR\aprocess\"u\n" +
 	"\x15ResizeTerminalRequest\x12.\n" +
 	"\aprocess\x18\x01 \x01(\v2\x14.crust.vm.v1.ProcessR\aprocess\x12\x18\n" +
 	"\acolumns\x18\x02 \x01(\rR\acolumns\x12\x12\n" +
-	"\x04rows\x18\x03 \x01(\rR\x04rows\"\x18\n" +
-	"\x16ResizeTerminalResponse*F\n" +
+	"\x04rows\x18\x03 \x01(\rR\x04rows*F\n" +
 	"\x06Stream\x12\x16\n" +
 	"\x12STREAM_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rSTREAM_STDOUT\x10\x01\x12\x11\n" +
-	"\rSTREAM_STDERR\x10\x022\xd3\r\n" +
-	"\x05Agent\x12G\n" +
-	"\bDescribe\x12\x1c.crust.vm.v1.DescribeRequest\x1a\x1d.crust.vm.v1.DescribeResponse\x12S\n" +
-	"\fStartSandbox\x12 .crust.vm.v1.StartSandboxRequest\x1a!.crust.vm.v1.StartSandboxResponse\x12;\n" +
-	"\x04Ping\x12\x18.crust.vm.v1.PingRequest\x1a\x19.crust.vm.v1.PingResponse\x12G\n" +
-	"\bShutdown\x12\x1c.crust.vm.v1.ShutdownRequest\x1a\x1d.crust.vm.v1.ShutdownResponse\x12J\n" +
-	"\tAddVolume\x12\x1d.crust.vm.v1.AddVolumeRequest\x1a\x1e.crust.vm.v1.AddVolumeResponse\x12S\n" +
-	"\fRemoveVolume\x12 .crust.vm.v1.RemoveVolumeRequest\x1a!.crust.vm.v1.RemoveVolumeResponse\x12Y\n" +
+	"\rSTREAM_STDERR\x10\x022\x97\x02\n" +
+	"\aSandbox\x12G\n" +
+	"\bDescribe\x12\x1c.crust.vm.v1.DescribeRequest\x1a\x1d.crust.vm.v1.DescribeResponse\x12D\n" +
+	"\fStartSandbox\x12 .crust.vm.v1.StartSandboxRequest\x1a\x12.crust.vm.v1.Empty\x124\n" +
+	"\x04Ping\x12\x18.crust.vm.v1.PingRequest\x1a\x12.crust.vm.v1.Empty\x12G\n" +
+	"\bShutdown\x12\x1c.crust.vm.v1.ShutdownRequest\x1a\x1d.crust.vm.v1.ShutdownResponse2\xd3\x03\n" +
+	"\aVolumes\x12J\n" +
+	"\tAddVolume\x12\x1d.crust.vm.v1.AddVolumeRequest\x1a\x1e.crust.vm.v1.AddVolumeResponse\x12D\n" +
+	"\fRemoveVolume\x12 .crust.vm.v1.RemoveVolumeRequest\x1a\x12.crust.vm.v1.Empty\x12Y\n" +
 	"\x0eGetVolumeStats\x12\".crust.vm.v1.GetVolumeStatsRequest\x1a#.crust.vm.v1.GetVolumeStatsResponse\x12S\n" +
-	"\fResizeVolume\x12 .crust.vm.v1.ResizeVolumeRequest\x1a!.crust.vm.v1.ResizeVolumeResponse\x12S\n" +
-	"\fFreezeVolume\x12 .crust.vm.v1.FreezeVolumeRequest\x1a!.crust.vm.v1.FreezeVolumeResponse\x12M\n" +
+	"\fResizeVolume\x12 .crust.vm.v1.ResizeVolumeRequest\x1a!.crust.vm.v1.ResizeVolumeResponse\x12D\n" +
+	"\fFreezeVolume\x12 .crust.vm.v1.FreezeVolumeRequest\x1a\x12.crust.vm.v1.Empty\x12@\n" +
 	"\n" +
-	"ThawVolume\x12\x1e.crust.vm.v1.ThawVolumeRequest\x1a\x1f.crust.vm.v1.ThawVolumeResponse\x12\\\n" +
-	"\x0fCreateContainer\x12#.crust.vm.v1.CreateContainerRequest\x1a$.crust.vm.v1.CreateContainerResponse\x12Y\n" +
-	"\x0eStartContainer\x12\".crust.vm.v1.StartContainerRequest\x1a#.crust.vm.v1.StartContainerResponse\x12\\\n" +
-	"\x0fDeleteContainer\x12#.crust.vm.v1.DeleteContainerRequest\x1a$.crust.vm.v1.DeleteContainerResponse\x12P\n" +
-	"\vExecProcess\x12\x1f.crust.vm.v1.ExecProcessRequest\x1a .crust.vm.v1.ExecProcessResponse\x12V\n" +
-	"\rSignalProcess\x12!.crust.vm.v1.SignalProcessRequest\x1a\".crust.vm.v1.SignalProcessResponse\x12P\n" +
-	"\vWaitProcess\x12\x1f.crust.vm.v1.WaitProcessRequest\x1a .crust.vm.v1.WaitProcessResponse\x12V\n" +
-	"\rForgetProcess\x12!.crust.vm.v1.ForgetProcessRequest\x1a\".crust.vm.v1.ForgetProcessResponse\x12M\n" +
+	"ThawVolume\x12\x1e.crust.vm.v1.ThawVolumeRequest\x1a\x12.crust.vm.v1.Empty2\xbe\x06\n" +
+	"\n" +
+	"Containers\x12J\n" +
+	"\x0fCreateContainer\x12#.crust.vm.v1.CreateContainerRequest\x1a\x12.crust.vm.v1.Empty\x12H\n" +
+	"\x0eStartContainer\x12\".crust.vm.v1.StartContainerRequest\x1a\x12.crust.vm.v1.Empty\x12J\n" +
+	"\x0fDeleteContainer\x12#.crust.vm.v1.DeleteContainerRequest\x1a\x12.crust.vm.v1.Empty\x12B\n" +
+	"\vExecProcess\x12\x1f.crust.vm.v1.ExecProcessRequest\x1a\x12.crust.vm.v1.Empty\x12F\n" +
+	"\rSignalProcess\x12!.crust.vm.v1.SignalProcessRequest\x1a\x12.crust.vm.v1.Empty\x12P\n" +
+	"\vWaitProcess\x12\x1f.crust.vm.v1.WaitProcessRequest\x1a .crust.vm.v1.WaitProcessResponse\x12F\n" +
+	"\rForgetProcess\x12!.crust.vm.v1.ForgetProcessRequest\x1a\x12.crust.vm.v1.Empty\x12M\n" +
 	"\n" +
 	"ReadOutput\x12\x1e.crust.vm.v1.ReadOutputRequest\x1a\x1f.crust.vm.v1.ReadOutputResponse\x12M\n" +
 	"\n" +
-	"WriteInput\x12\x1e.crust.vm.v1.WriteInputRequest\x1a\x1f.crust.vm.v1.WriteInputResponse\x12M\n" +
+	"WriteInput\x12\x1e.crust.vm.v1.WriteInputRequest\x1a\x1f.crust.vm.v1.WriteInputResponse\x12@\n" +
 	"\n" +
-	"CloseInput\x12\x1e.crust.vm.v1.CloseInputRequest\x1a\x1f.crust.vm.v1.CloseInputResponse\x12Y\n" +
-	"\x0eResizeTerminal\x12\".crust.vm.v1.ResizeTerminalRequest\x1a#.crust.vm.v1.ResizeTerminalResponseB;Z9github.com/crust-proxy/crust-proxy/reference/vm/wire;wireb\x06proto3"
+	"CloseInput\x12\x1e.crust.vm.v1.CloseInputRequest\x1a\x12.crust.vm.v1.Empty\x12H\n" +
+	"\x0eResizeTerminal\x12\".crust.vm.v1.ResizeTerminalRequest\x1a\x12.crust.vm.v1.EmptyB;Z9github.com/crust-proxy/crust-proxy/reference/vm/wire;wireb\x06proto3"
 
 var (
 	file_wire_proto_rawDescOnce sync.Once
@@ -2517,111 +2064,99 @@ func file_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_wire_proto_goTypes = []any{
-	(Stream)(0),                     // 0: crust.vm.v1.Stream
-	(*DescribeRequest)(nil),         // 1: crust.vm.v1.DescribeRequest
-	(*DescribeResponse)(nil),        // 2: crust.vm.v1.DescribeResponse
-	(*StartSandboxRequest)(nil),     // 3: crust.vm.v1.StartSandboxRequest
-	(*StartSandboxResponse)(nil),    // 4: crust.vm.v1.StartSandboxResponse
-	(*PingRequest)(nil),             // 5: crust.vm.v1.PingRequest
-	(*PingResponse)(nil),            // 6: crust.vm.v1.PingResponse
-	(*ShutdownRequest)(nil),         // 7: crust.vm.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),        // 8: crust.vm.v1.ShutdownResponse
-	(*AddVolumeRequest)(nil),        // 9: crust.vm.v1.AddVolumeRequest
-	(*AddVolumeResponse)(nil),       // 10: crust.vm.v1.AddVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 11: crust.vm.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 12: crust.vm.v1.RemoveVolumeResponse
-	(*GetVolumeStatsRequest)(nil),   // 13: crust.vm.v1.GetVolumeStatsRequest
-	(*GetVolumeStatsResponse)(nil),  // 14: crust.vm.v1.GetVolumeStatsResponse
-	(*Usage)(nil),                   // 15: crust.vm.v1.Usage
-	(*ResizeVolumeRequest)(nil),     // 16: crust.vm.v1.ResizeVolumeRequest
-	(*ResizeVolumeResponse)(nil),    // 17: crust.vm.v1.ResizeVolumeResponse
-	(*FreezeVolumeRequest)(nil),     // 18: crust.vm.v1.FreezeVolumeRequest
-	(*FreezeVolumeResponse)(nil),    // 19: crust.vm.v1.FreezeVolumeResponse
-	(*ThawVolumeRequest)(nil),       // 20: crust.vm.v1.ThawVolumeRequest
-	(*ThawVolumeResponse)(nil),      // 21: crust.vm.v1.ThawVolumeResponse
-	(*CreateContainerRequest)(nil),  // 22: crust.vm.v1.CreateContainerRequest
-	(*VolumeMount)(nil),             // 23: crust.vm.v1.VolumeMount
-	(*CreateContainerResponse)(nil), // 24: crust.vm.v1.CreateContainerResponse
-	(*StartContainerRequest)(nil),   // 25: crust.vm.v1.StartContainerRequest
-	(*StartContainerResponse)(nil),  // 26: crust.vm.v1.StartContainerResponse
-	(*DeleteContainerRequest)(nil),  // 27: crust.vm.v1.DeleteContainerRequest
-	(*DeleteContainerResponse)(nil), // 28: crust.vm.v1.DeleteContainerResponse
-	(*Process)(nil),                 // 29: crust.vm.v1.Process
-	(*ExecProcessRequest)(nil),      // 30: crust.vm.v1.ExecProcessRequest
-	(*ExecProcessResponse)(nil),     // 31: crust.vm.v1.ExecProcessResponse
-	(*SignalProcessRequest)(nil),    // 32: crust.vm.v1.SignalProcessRequest
-	(*SignalProcessResponse)(nil),   // 33: crust.vm.v1.SignalProcessResponse
-	(*WaitProcessRequest)(nil),      // 34: crust.vm.v1.WaitProcessRequest
-	(*WaitProcessResponse)(nil),     // 35: crust.vm.v1.WaitProcessResponse
-	(*ForgetProcessRequest)(nil),    // 36: crust.vm.v1.ForgetProcessRequest
-	(*ForgetProcessResponse)(nil),   // 37: crust.vm.v1.ForgetProcessResponse
-	(*ReadOutputRequest)(nil),       // 38: crust.vm.v1.ReadOutputRequest
-	(*ReadOutputResponse)(nil),      // 39: crust.vm.v1.ReadOutputResponse
-	(*WriteInputRequest)(nil),       // 40: crust.vm.v1.WriteInputRequest
-	(*WriteInputResponse)(nil),      // 41: crust.vm.v1.WriteInputResponse
-	(*CloseInputRequest)(nil),       // 42: crust.vm.v1.CloseInputRequest
-	(*CloseInputResponse)(nil),      // 43: crust.vm.v1.CloseInputResponse
-	(*ResizeTerminalRequest)(nil),   // 44: crust.vm.v1.ResizeTerminalRequest
-	(*ResizeTerminalResponse)(nil),  // 45: crust.vm.v1.ResizeTerminalResponse
-	nil,                             // 46: crust.vm.v1.StartSandboxRequest.SysctlsEntry
+	(Stream)(0),                    // 0: crust.vm.v1.Stream
+	(*Empty)(nil),                  // 1: crust.vm.v1.Empty
+	(*DescribeRequest)(nil),        // 2: crust.vm.v1.DescribeRequest
+	(*DescribeResponse)(nil),       // 3: crust.vm.v1.DescribeResponse
+	(*StartSandboxRequest)(nil),    // 4: crust.vm.v1.StartSandboxRequest
+	(*PingRequest)(nil),            // 5: crust.vm.v1.PingRequest
+	(*ShutdownRequest)(nil),        // 6: crust.vm.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),       // 7: crust.vm.v1.ShutdownResponse
+	(*AddVolumeRequest)(nil),       // 8: crust.vm.v1.AddVolumeRequest
+	(*AddVolumeResponse)(nil),      // 9: crust.vm.v1.AddVolumeResponse
+	(*RemoveVolumeRequest)(nil),    // 10: crust.vm.v1.RemoveVolumeRequest
+	(*GetVolumeStatsRequest)(nil),  // 11: crust.vm.v1.GetVolumeStatsRequest
+	(*GetVolumeStatsResponse)(nil), // 12: crust.vm.v1.GetVolumeStatsResponse
+	(*Usage)(nil),                  // 13: crust.vm.v1.Usage
+	(*ResizeVolumeRequest)(nil),    // 14: crust.vm.v1.ResizeVolumeRequest
+	(*ResizeVolumeResponse)(nil),   // 15: crust.vm.v1.ResizeVolumeResponse
+	(*FreezeVolumeRequest)(nil),    // 16: crust.vm.v1.FreezeVolumeRequest
+	(*ThawVolumeRequest)(nil),      // 17: crust.vm.v1.ThawVolumeRequest
+	(*CreateContainerRequest)(nil), // 18: crust.vm.v1.CreateContainerRequest
+	(*VolumeMount)(nil),            // 19: crust.vm.v1.VolumeMount
+	(*StartContainerRequest)(nil),  // 20: crust.vm.v1.StartContainerRequest
+	(*DeleteContainerRequest)(nil), // 21: crust.vm.v1.DeleteContainerRequest
+	(*Process)(nil),                // 22: crust.vm.v1.Process
+	(*ExecProcessRequest)(nil),     // 23: crust.vm.v1.ExecProcessRequest
+	(*SignalProcessRequest)(nil),   // 24: crust.vm.v1.SignalProcessRequest
+	(*WaitProcessRequest)(nil),     // 25: crust.vm.v1.WaitProcessRequest
+	(*WaitProcessResponse)(nil),    // 26: crust.vm.v1.WaitProcessResponse
+	(*ForgetProcessRequest)(nil),   // 27: crust.vm.v1.ForgetProcessRequest
+	(*ReadOutputRequest)(nil),      // 28: crust.vm.v1.ReadOutputRequest
+	(*ReadOutputResponse)(nil),     // 29: crust.vm.v1.ReadOutputResponse
+	(*WriteInputRequest)(nil),      // 30: crust.vm.v1.WriteInputRequest
+	(*WriteInputResponse)(nil),     // 31: crust.vm.v1.WriteInputResponse
+	(*CloseInputRequest)(nil),      // 32: crust.vm.v1.CloseInputRequest
+	(*ResizeTerminalRequest)(nil),  // 33: crust.vm.v1.ResizeTerminalRequest
+	nil,                            // 34: crust.vm.v1.StartSandboxRequest.SysctlsEntry
 }
 var file_wire_proto_depIdxs = []int32{
-	46, // 0: crust.vm.v1.StartSandboxRequest.sysctls:type_name -> crust.vm.v1.StartSandboxRequest.SysctlsEntry
-	15, // 1: crust.vm.v1.GetVolumeStatsResponse.usage:type_name -> crust.vm.v1.Usage
-	23, // 2: crust.vm.v1.CreateContainerRequest.volumes:type_name -> crust.vm.v1.VolumeMount
-	29, // 3: crust.vm.v1.ExecProcessRequest.process:type_name -> crust.vm.v1.Process
-	29, // 4: crust.vm.v1.SignalProcessRequest.process:type_name -> crust.vm.v1.Process
-	29, // 5: crust.vm.v1.WaitProcessRequest.process:type_name -> crust.vm.v1.Process
-	29, // 6: crust.vm.v1.ForgetProcessRequest.process:type_name -> crust.vm.v1.Process
-	29, // 7: crust.vm.v1.ReadOutputRequest.process:type_name -> crust.vm.v1.Process
+	34, // 0: crust.vm.v1.StartSandboxRequest.sysctls:type_name -> crust.vm.v1.StartSandboxRequest.SysctlsEntry
+	13, // 1: crust.vm.v1.GetVolumeStatsResponse.usage:type_name -> crust.vm.v1.Usage
+	19, // 2: crust.vm.v1.CreateContainerRequest.volumes:type_name -> crust.vm.v1.VolumeMount
+	22, // 3: crust.vm.v1.ExecProcessRequest.process:type_name -> crust.vm.v1.Process
+	22, // 4: crust.vm.v1.SignalProcessRequest.process:type_name -> crust.vm.v1.Process
+	22, // 5: crust.vm.v1.WaitProcessRequest.process:type_name -> crust.vm.v1.Process
+	22, // 6: crust.vm.v1.ForgetProcessRequest.process:type_name -> crust.vm.v1.Process
+	22, // 7: crust.vm.v1.ReadOutputRequest.process:type_name -> crust.vm.v1.Process
 	0,  // 8: crust.vm.v1.ReadOutputRequest.stream:type_name -> crust.vm.v1.Stream
-	29, // 9: crust.vm.v1.WriteInputRequest.process:type_name -> crust.vm.v1.Process
-	29, // 10: crust.vm.v1.CloseInputRequest.process:type_name -> crust.vm.v1.Process
-	29, // 11: crust.vm.v1.ResizeTerminalRequest.process:type_name -> crust.vm.v1.Process
-	1,  // 12: crust.vm.v1.Agent.Describe:input_type -> crust.vm.v1.DescribeRequest
-	3,  // 13: crust.vm.v1.Agent.StartSandbox:input_type -> crust.vm.v1.StartSandboxRequest
-	5,  // 14: crust.vm.v1.Agent.Ping:input_type -> crust.vm.v1.PingRequest
-	7,  // 15: crust.vm.v1.Agent.Shutdown:input_type -> crust.vm.v1.ShutdownRequest
-	9,  // 16: crust.vm.v1.Agent.AddVolume:input_type -> crust.vm.v1.AddVolumeRequest
-	11, // 17: crust.vm.v1.Agent.RemoveVolume:input_type -> crust.vm.v1.RemoveVolumeRequest
-	13, // 18: crust.vm.v1.Agent.GetVolumeStats:input_type -> crust.vm.v1.GetVolumeStatsRequest
-	16, // 19: crust.vm.v1.Agent.ResizeVolume:input_type -> crust.vm.v1.ResizeVolumeRequest
-	18, // 20: crust.vm.v1.Agent.FreezeVolume:input_type -> crust.vm.v1.FreezeVolumeRequest
-	20, // 21: crust.vm.v1.Agent.ThawVolume:input_type -> crust.vm.v1.ThawVolumeRequest
-	22, // 22: crust.vm.v1.Agent.CreateContainer:input_type -> crust.vm.v1.CreateContainerRequest
-	25, // 23: crust.vm.v1.Agent.StartContainer:input_type -> crust.vm.v1.StartContainerRequest
-	27, // 24: crust.vm.v1.Agent.DeleteContainer:input_type -> crust.vm.v1.DeleteContainerRequest
-	30, // 25: crust.vm.v1.Agent.ExecProcess:input_type -> crust.vm.v1.ExecProcessRequest
-	32, // 26: crust.vm.v1.Agent.SignalProcess:input_type -> crust.vm.v1.SignalProcessRequest
-	34, // 27: crust.vm.v1.Agent.WaitProcess:input_type -> crust.vm.v1.WaitProcessRequest
-	36, // 28: crust.vm.v1.Agent.ForgetProcess:input_type -> crust.vm.v1.ForgetProcessRequest
-	38, // 29: crust.vm.v1.Agent.ReadOutput:input_type -> crust.vm.v1.ReadOutputRequest
-	40, // 30: crust.vm.v1.Agent.WriteInput:input_type -> crust.vm.v1.WriteInputRequest
-	42, // 31: crust.vm.v1.Agent.CloseInput:input_type -> crust.vm.v1.CloseInputRequest
-	44, // 32: crust.vm.v1.Agent.ResizeTerminal:input_type -> crust.vm.v1.ResizeTerminalRequest
-	2,  // 33: crust.vm.v1.Agent.Describe:output_type -> crust.vm.v1.DescribeResponse
-	4,  // 34: crust.vm.v1.Agent.StartSandbox:output_type -> crust.vm.v1.StartSandboxResponse
-	6,  // 35: crust.vm.v1.Agent.Ping:output_type -> crust.vm.v1.PingResponse
-	8,  // 36: crust.vm.v1.Agent.Shutdown:output_type -> crust.vm.v1.ShutdownResponse
-	10, // 37: crust.vm.v1.Agent.AddVolume:output_type -> crust.vm.v1.AddVolumeResponse
-	12, // 38: crust.vm.v1.Agent.RemoveVolume:output_type -> crust.vm.v1.RemoveVolumeResponse
-	14, // 39: crust.vm.v1.Agent.GetVolumeStats:output_type -> crust.vm.v1.GetVolumeStatsResponse
-	17, // 40: crust.vm.v1.Agent.ResizeVolume:output_type -> crust.vm.v1.ResizeVolumeResponse
-	19, // 41: crust.vm.v1.Agent.FreezeVolume:output_type -> crust.vm.v1.FreezeVolumeResponse
-	21, // 42: crust.vm.v1.Agent.ThawVolume:output_type -> crust.vm.v1.ThawVolumeResponse
-	24, // 43: crust.vm.v1.Agent.CreateContainer:output_type -> crust.vm.v1.CreateContainerResponse
-	26, // 44: crust.vm.v1.Agent.StartContainer:output_type -> crust.vm.v1.StartContainerResponse
-	28, // 45: crust.vm.v1.Agent.DeleteContainer:output_type -> crust.vm.v1.DeleteContainerResponse
-	31, // 46: crust.vm.v1.Agent.ExecProcess:output_type -> crust.vm.v1.ExecProcessResponse
-	33, // 47: crust.vm.v1.Agent.SignalProcess:output_type -> crust.vm.v1.SignalProcessResponse
-	35, // 48: crust.vm.v1.Agent.WaitProcess:output_type -> crust.vm.v1.WaitProcessResponse
-	37, // 49: crust.vm.v1.Agent.ForgetProcess:output_type -> crust.vm.v1.ForgetProcessResponse
-	39, // 50: crust.vm.v1.Agent.ReadOutput:output_type -> crust.vm.v1.ReadOutputResponse
-	41, // 51: crust.vm.v1.Agent.WriteInput:output_type -> crust.vm.v1.WriteInputResponse
-	43, // 52: crust.vm.v1.Agent.CloseInput:output_type -> crust.vm.v1.CloseInputResponse
-	45, // 53: crust.vm.v1.Agent.ResizeTerminal:output_type -> crust.vm.v1.ResizeTerminalResponse
+	22, // 9: crust.vm.v1.WriteInputRequest.process:type_name -> crust.vm.v1.Process
+	22, // 10: crust.vm.v1.CloseInputRequest.process:type_name -> crust.vm.v1.Process
+	22, // 11: crust.vm.v1.ResizeTerminalRequest.process:type_name -> crust.vm.v1.Process
+	2,  // 12: crust.vm.v1.Sandbox.Describe:input_type -> crust.vm.v1.DescribeRequest
+	4,  // 13: crust.vm.v1.Sandbox.StartSandbox:input_type -> crust.vm.v1.StartSandboxRequest
+	5,  // 14: crust.vm.v1.Sandbox.Ping:input_type -> crust.vm.v1.PingRequest
+	6,  // 15: crust.vm.v1.Sandbox.Shutdown:input_type -> crust.vm.v1.ShutdownRequest
+	8,  // 16: crust.vm.v1.Volumes.AddVolume:input_type -> crust.vm.v1.AddVolumeRequest
+	10, // 17: crust.vm.v1.Volumes.RemoveVolume:input_type -> crust.vm.v1.RemoveVolumeRequest
+	11, // 18: crust.vm.v1.Volumes.GetVolumeStats:input_type -> crust.vm.v1.GetVolumeStatsRequest
+	14, // 19: crust.vm.v1.Volumes.ResizeVolume:input_type -> crust.vm.v1.ResizeVolumeRequest
+	16, // 20: crust.vm.v1.Volumes.FreezeVolume:input_type -> crust.vm.v1.FreezeVolumeRequest
+	17, // 21: crust.vm.v1.Volumes.ThawVolume:input_type -> crust.vm.v1.ThawVolumeRequest
+	18, // 22: crust.vm.v1.Containers.CreateContainer:input_type -> crust.vm.v1.CreateContainerRequest
+	20, // 23: crust.vm.v1.Containers.StartContainer:input_type -> crust.vm.v1.StartContainerRequest
+	21, // 24: crust.vm.v1.Containers.DeleteContainer:input_type -> crust.vm.v1.DeleteContainerRequest
+	23, // 25: crust.vm.v1.Containers.ExecProcess:input_type -> crust.vm.v1.ExecProcessRequest
+	24, // 26: crust.vm.v1.Containers.SignalProcess:input_type -> crust.vm.v1.SignalProcessRequest
+	25, // 27: crust.vm.v1.Containers.WaitProcess:input_type -> crust.vm.v1.WaitProcessRequest
+	27, // 28: crust.vm.v1.Containers.ForgetProcess:input_type -> crust.vm.v1.ForgetProcessRequest
+	28, // 29: crust.vm.v1.Containers.ReadOutput:input_type -> crust.vm.v1.ReadOutputRequest
+	30, // 30: crust.vm.v1.Containers.WriteInput:input_type -> crust.vm.v1.WriteInputRequest
+	32, // 31: crust.vm.v1.Containers.CloseInput:input_type -> crust.vm.v1.CloseInputRequest
+	33, // 32: crust.vm.v1.Containers.ResizeTerminal:input_type -> crust.vm.v1.ResizeTerminalRequest
+	3,  // 33: crust.vm.v1.Sandbox.Describe:output_type -> crust.vm.v1.DescribeResponse
+	1,  // 34: crust.vm.v1.Sandbox.StartSandbox:output_type -> crust.vm.v1.Empty
+	1,  // 35: crust.vm.v1.Sandbox.Ping:output_type -> crust.vm.v1.Empty
+	7,  // 36: crust.vm.v1.Sandbox.Shutdown:output_type -> crust.vm.v1.ShutdownResponse
+	9,  // 37: crust.vm.v1.Volumes.AddVolume:output_type -> crust.vm.v1.AddVolumeResponse
+	1,  // 38: crust.vm.v1.Volumes.RemoveVolume:output_type -> crust.vm.v1.Empty
+	12, // 39: crust.vm.v1.Volumes.GetVolumeStats:output_type -> crust.vm.v1.GetVolumeStatsResponse
+	15, // 40: crust.vm.v1.Volumes.ResizeVolume:output_type -> crust.vm.v1.ResizeVolumeResponse
+	1,  // 41: crust.vm.v1.Volumes.FreezeVolume:output_type -> crust.vm.v1.Empty
+	1,  // 42: crust.vm.v1.Volumes.ThawVolume:output_type -> crust.vm.v1.Empty
+	1,  // 43: crust.vm.v1.Containers.CreateContainer:output_type -> crust.vm.v1.Empty
+	1,  // 44: crust.vm.v1.Containers.StartContainer:output_type -> crust.vm.v1.Empty
+	1,  // 45: crust.vm.v1.Containers.DeleteContainer:output_type -> crust.vm.v1.Empty
+	1,  // 46: crust.vm.v1.Containers.ExecProcess:output_type -> crust.vm.v1.Empty
+	1,  // 47: crust.vm.v1.Containers.SignalProcess:output_type -> crust.vm.v1.Empty
+	26, // 48: crust.vm.v1.Containers.WaitProcess:output_type -> crust.vm.v1.WaitProcessResponse
+	1,  // 49: crust.vm.v1.Containers.ForgetProcess:output_type -> crust.vm.v1.Empty
+	29, // 50: crust.vm.v1.Containers.ReadOutput:output_type -> crust.vm.v1.ReadOutputResponse
+	31, // 51: crust.vm.v1.Containers.WriteInput:output_type -> crust.vm.v1.WriteInputResponse
+	1,  // 52: crust.vm.v1.Containers.CloseInput:output_type -> crust.vm.v1.Empty
+	1,  // 53: crust.vm.v1.Containers.ResizeTerminal:output_type -> crust.vm.v1.Empty
 	33, // [33:54] is the sub-list for method output_type
 	12, // [12:33] is the sub-list for method input_type
 	12, // [12:12] is the sub-list for extension type_name
@@ -2634,16 +2169,16 @@ func file_wire_proto_init() {
 	if File_wire_proto != nil {
 		return
 	}
-	file_wire_proto_msgTypes[8].OneofWrappers = []any{}
+	file_wire_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   46,
+			NumMessages:   34,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   3,
 		},
 		GoTypes:           file_wire_proto_goTypes,
 		DependencyIndexes: file_wire_proto_depIdxs,

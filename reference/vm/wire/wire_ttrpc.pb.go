@@ -7,32 +7,15 @@ import (
 	ttrpc "github.com/containerd/ttrpc"
 )
 
-type AgentService interface {
+type SandboxService interface {
 	Describe(context.Context, *DescribeRequest) (*DescribeResponse, error)
-	StartSandbox(context.Context, *StartSandboxRequest) (*StartSandboxResponse, error)
-	Ping(context.Context, *PingRequest) (*PingResponse, error)
+	StartSandbox(context.Context, *StartSandboxRequest) (*Empty, error)
+	Ping(context.Context, *PingRequest) (*Empty, error)
 	Shutdown(context.Context, *ShutdownRequest) (*ShutdownResponse, error)
-	AddVolume(context.Context, *AddVolumeRequest) (*AddVolumeResponse, error)
-	RemoveVolume(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error)
-	GetVolumeStats(context.Context, *GetVolumeStatsRequest) (*GetVolumeStatsResponse, error)
-	ResizeVolume(context.Context, *ResizeVolumeRequest) (*ResizeVolumeResponse, error)
-	FreezeVolume(context.Context, *FreezeVolumeRequest) (*FreezeVolumeResponse, error)
-	ThawVolume(context.Context, *ThawVolumeRequest) (*ThawVolumeResponse, error)
-	CreateContainer(context.Context, *CreateContainerRequest) (*CreateContainerResponse, error)
-	StartContainer(context.Context, *StartContainerRequest) (*StartContainerResponse, error)
-	DeleteContainer(context.Context, *DeleteContainerRequest) (*DeleteContainerResponse, error)
-	ExecProcess(context.Context, *ExecProcessRequest) (*ExecProcessResponse, error)
-	SignalProcess(context.Context, *SignalProcessRequest) (*SignalProcessResponse, error)
-	WaitProcess(context.Context, *WaitProcessRequest) (*WaitProcessResponse, error)
-	ForgetProcess(context.Context, *ForgetProcessRequest) (*ForgetProcessResponse, error)
-	ReadOutput(context.Context, *ReadOutputRequest) (*ReadOutputResponse, error)
-	WriteInput(context.Context, *WriteInputRequest) (*WriteInputResponse, error)
-	CloseInput(context.Context, *CloseInputRequest) (*CloseInputResponse, error)
-	ResizeTerminal(context.Context, *ResizeTerminalRequest) (*ResizeTerminalResponse, error)
 }
 
-func RegisterAgentService(srv *ttrpc.Server, svc AgentService) {
-	srv.RegisterService("crust.vm.v1.Agent", &ttrpc.ServiceDesc{
+func RegisterSandboxService(srv *ttrpc.Server, svc SandboxService) {
+	srv.RegisterService("crust.vm.v1.Sandbox", &ttrpc.ServiceDesc{
 		Methods: map[string]ttrpc.Method{
 			"Describe": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req DescribeRequest
@@ -62,6 +45,64 @@ func RegisterAgentService(srv *ttrpc.Server, svc AgentService) {
 				}
 				return svc.Shutdown(ctx, &req)
 			},
+		},
+	})
+}
+
+type sandboxClient struct {
+	client *ttrpc.Client
+}
+
+func NewSandboxClient(client *ttrpc.Client) SandboxService {
+	return &sandboxClient{
+		client: client,
+	}
+}
+
+func (c *sandboxClient) Describe(ctx context.Context, req *DescribeRequest) (*DescribeResponse, error) {
+	var resp DescribeResponse
+	if err := c.client.Call(ctx, "crust.vm.v1.Sandbox", "Describe", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *sandboxClient) StartSandbox(ctx context.Context, req *StartSandboxRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "crust.vm.v1.Sandbox", "StartSandbox", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *sandboxClient) Ping(ctx context.Context, req *PingRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "crust.vm.v1.Sandbox", "Ping", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *sandboxClient) Shutdown(ctx context.Context, req *ShutdownRequest) (*ShutdownResponse, error) {
+	var resp ShutdownResponse
+	if err := c.client.Call(ctx, "crust.vm.v1.Sandbox", "Shutdown", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+type VolumesService interface {
+	AddVolume(context.Context, *AddVolumeRequest) (*AddVolumeResponse, error)
+	RemoveVolume(context.Context, *RemoveVolumeRequest) (*Empty, error)
+	GetVolumeStats(context.Context, *GetVolumeStatsRequest) (*GetVolumeStatsResponse, error)
+	ResizeVolume(context.Context, *ResizeVolumeRequest) (*ResizeVolumeResponse, error)
+	FreezeVolume(context.Context, *FreezeVolumeRequest) (*Empty, error)
+	ThawVolume(context.Context, *ThawVolumeRequest) (*Empty, error)
+}
+
+func RegisterVolumesService(srv *ttrpc.Server, svc VolumesService) {
+	srv.RegisterService("crust.vm.v1.Volumes", &ttrpc.ServiceDesc{
+		Methods: map[string]ttrpc.Method{
 			"AddVolume": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req AddVolumeRequest
 				if err := unmarshal(&req); err != nil {
@@ -104,6 +145,85 @@ func RegisterAgentService(srv *ttrpc.Server, svc AgentService) {
 				}
 				return svc.ThawVolume(ctx, &req)
 			},
+		},
+	})
+}
+
+type volumesClient struct {
+	client *ttrpc.Client
+}
+
+func NewVolumesClient(client *ttrpc.Client) VolumesService {
+	return &volumesClient{
+		client: client,
+	}
+}
+
+func (c *volumesClient) AddVolume(ctx context.Context, req *AddVolumeRequest) (*AddVolumeResponse, error) {
+	var resp AddVolumeResponse
+	if err := c.client.Call(ctx, "crust.vm.v1.Volumes", "AddVolume", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *volumesClient) RemoveVolume(ctx context.Context, req *RemoveVolumeRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "crust.vm.v1.Volumes", "RemoveVolume", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *volumesClient) GetVolumeStats(ctx context.Context, req *GetVolumeStatsRequest) (*GetVolumeStatsResponse, error) {
+	var resp GetVolumeStatsResponse
+	if err := c.client.Call(ctx, "crust.vm.v1.Volumes", "GetVolumeStats", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *volumesClient) ResizeVolume(ctx context.Context, req *ResizeVolumeRequest) (*ResizeVolumeResponse, error) {
+	var resp ResizeVolumeResponse
+	if err := c.client.Call(ctx, "crust.vm.v1.Volumes", "ResizeVolume", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *volumesClient) FreezeVolume(ctx context.Context, req *FreezeVolumeRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "crust.vm.v1.Volumes", "FreezeVolume", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *volumesClient) ThawVolume(ctx context.Context, req *ThawVolumeRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "crust.vm.v1.Volumes", "ThawVolume", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+type ContainersService interface {
+	CreateContainer(context.Context, *CreateContainerRequest) (*Empty, error)
+	StartContainer(context.Context, *StartContainerRequest) (*Empty, error)
+	DeleteContainer(context.Context, *DeleteContainerRequest) (*Empty, error)
+	ExecProcess(context.Context, *ExecProcessRequest) (*Empty, error)
+	SignalProcess(context.Context, *SignalProcessRequest) (*Empty, error)
+	WaitProcess(context.Context, *WaitProcessRequest) (*WaitProcessResponse, error)
+	ForgetProcess(context.Context, *ForgetProcessRequest) (*Empty, error)
+	ReadOutput(context.Context, *ReadOutputRequest) (*ReadOutputResponse, error)
+	WriteInput(context.Context, *WriteInputRequest) (*WriteInputResponse, error)
+	CloseInput(context.Context, *CloseInputRequest) (*Empty, error)
+	ResizeTerminal(context.Context, *ResizeTerminalRequest) (*Empty, error)
+}
+
+func RegisterContainersService(srv *ttrpc.Server, svc ContainersService) {
+	srv.RegisterService("crust.vm.v1.Containers", &ttrpc.ServiceDesc{
+		Methods: map[string]ttrpc.Method{
 			"CreateContainer": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req CreateContainerRequest
 				if err := unmarshal(&req); err != nil {
@@ -185,179 +305,99 @@ func RegisterAgentService(srv *ttrpc.Server, svc AgentService) {
 	})
 }
 
-type agentClient struct {
+type containersClient struct {
 	client *ttrpc.Client
 }
 
-func NewAgentClient(client *ttrpc.Client) AgentService {
-	return &agentClient{
+func NewContainersClient(client *ttrpc.Client) ContainersService {
+	return &containersClient{
 		client: client,
 	}
 }
 
-func (c *agentClient) Describe(ctx context.Context, req *DescribeRequest) (*DescribeResponse, error) {
-	var resp DescribeResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "Describe", req, &resp); err != nil {
+func (c *containersClient) CreateContainer(ctx context.Context, req *CreateContainerRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "CreateContainer", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
 }
 
-func (c *agentClient) StartSandbox(ctx context.Context, req *StartSandboxRequest) (*StartSandboxResponse, error) {
-	var resp StartSandboxResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "StartSandbox", req, &resp); err != nil {
+func (c *containersClient) StartContainer(ctx context.Context, req *StartContainerRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "StartContainer", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
 }
 
-func (c *agentClient) Ping(ctx context.Context, req *PingRequest) (*PingResponse, error) {
-	var resp PingResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "Ping", req, &resp); err != nil {
+func (c *containersClient) DeleteContainer(ctx context.Context, req *DeleteContainerRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "DeleteContainer", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
 }
 
-func (c *agentClient) Shutdown(ctx context.Context, req *ShutdownRequest) (*ShutdownResponse, error) {
-	var resp ShutdownResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "Shutdown", req, &resp); err != nil {
+func (c *containersClient) ExecProcess(ctx context.Context, req *ExecProcessRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "ExecProcess", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
 }
 
-func (c *agentClient) AddVolume(ctx context.Context, req *AddVolumeRequest) (*AddVolumeResponse, error) {
-	var resp AddVolumeResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "AddVolume", req, &resp); err != nil {
+func (c *containersClient) SignalProcess(ctx context.Context, req *SignalProcessRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "SignalProcess", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
 }
 
-func (c *agentClient) RemoveVolume(ctx context.Context, req *RemoveVolumeRequest) (*RemoveVolumeResponse, error) {
-	var resp RemoveVolumeResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "RemoveVolume", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *agentClient) GetVolumeStats(ctx context.Context, req *GetVolumeStatsRequest) (*GetVolumeStatsResponse, error) {
-	var resp GetVolumeStatsResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "GetVolumeStats", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *agentClient) ResizeVolume(ctx context.Context, req *ResizeVolumeRequest) (*ResizeVolumeResponse, error) {
-	var resp ResizeVolumeResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "ResizeVolume", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *agentClient) FreezeVolume(ctx context.Context, req *FreezeVolumeRequest) (*FreezeVolumeResponse, error) {
-	var resp FreezeVolumeResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "FreezeVolume", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *agentClient) ThawVolume(ctx context.Context, req *ThawVolumeRequest) (*ThawVolumeResponse, error) {
-	var resp ThawVolumeResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "ThawVolume", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *agentClient) CreateContainer(ctx context.Context, req *CreateContainerRequest) (*CreateContainerResponse, error) {
-	var resp CreateContainerResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "CreateContainer", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *agentClient) StartContainer(ctx context.Context, req *StartContainerRequest) (*StartContainerResponse, error) {
-	var resp StartContainerResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "StartContainer", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *agentClient) DeleteContainer(ctx context.Context, req *DeleteContainerRequest) (*DeleteContainerResponse, error) {
-	var resp DeleteContainerResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "DeleteContainer", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *agentClient) ExecProcess(ctx context.Context, req *ExecProcessRequest) (*ExecProcessResponse, error) {
-	var resp ExecProcessResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "ExecProcess", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *agentClient) SignalProcess(ctx context.Context, req *SignalProcessRequest) (*SignalProcessResponse, error) {
-	var resp SignalProcessResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "SignalProcess", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *agentClient) WaitProcess(ctx context.Context, req *WaitProcessRequest) (*WaitProcessResponse, error) {
+func (c *containersClient) WaitProcess(ctx context.Context, req *WaitProcessRequest) (*WaitProcessResponse, error) {
 	var resp WaitProcessResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "WaitProcess", req, &resp); err != nil {
+	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "WaitProcess", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
 }
 
-func (c *agentClient) ForgetProcess(ctx context.Context, req *ForgetProcessRequest) (*ForgetProcessResponse, error) {
-	var resp ForgetProcessResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "ForgetProcess", req, &resp); err != nil {
+func (c *containersClient) ForgetProcess(ctx context.Context, req *ForgetProcessRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "ForgetProcess", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
 }
 
-func (c *agentClient) ReadOutput(ctx context.Context, req *ReadOutputRequest) (*ReadOutputResponse, error) {
+func (c *containersClient) ReadOutput(ctx context.Context, req *ReadOutputRequest) (*ReadOutputResponse, error) {
 	var resp ReadOutputResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "ReadOutput", req, &resp); err != nil {
+	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "ReadOutput", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
 }
 
-func (c *agentClient) WriteInput(ctx context.Context, req *WriteInputRequest) (*WriteInputResponse, error) {
+func (c *containersClient) WriteInput(ctx context.Context, req *WriteInputRequest) (*WriteInputResponse, error) {
 	var resp WriteInputResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "WriteInput", req, &resp); err != nil {
+	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "WriteInput", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
 }
 
-func (c *agentClient) CloseInput(ctx context.Context, req *CloseInputRequest) (*CloseInputResponse, error) {
-	var resp CloseInputResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "CloseInput", req, &resp); err != nil {
+func (c *containersClient) CloseInput(ctx context.Context, req *CloseInputRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "CloseInput", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
 }
 
-func (c *agentClient) ResizeTerminal(ctx context.Context, req *ResizeTerminalRequest) (*ResizeTerminalResponse, error) {
-	var resp ResizeTerminalResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Agent", "ResizeTerminal", req, &resp); err != nil {
+func (c *containersClient) ResizeTerminal(ctx context.Context, req *ResizeTerminalRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "ResizeTerminal", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
