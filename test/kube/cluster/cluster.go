@@ -23,6 +23,7 @@ type Cluster struct {
 	Controllers, Scheduler, Kubelet, Proxy *rig.Process
 	// Containerd is the node's container runtime, with the handlers runc and crust.
 	Containerd *cri.Node
+	VM *vmnode.Runtime // crust-vm, where pods can have machines
 	// Drivers are by name.
 	Drivers map[string]*Driver
 	// NodeAccess is kubelet's kubeconfig.
@@ -30,9 +31,8 @@ type Cluster struct {
 
 	sidecars  []*rig.Process // of one test
 	crustRunc string
-	machines  *vmnode.Runtime // where pods can have one
-	logLevel  string          // of what is ours
-	group     string          // parent control group of all pods
+	logLevel  string // of what is ours
+	group     string // parent control group of all pods
 	settings  ProxySettings
 }
 
@@ -48,7 +48,7 @@ func open(t rig.T, ours map[string]string, logLevel string) *Cluster {
 	})
 	check.Must(t, rig.MakeGroup(c.group))
 	if ours["crust-vm"] != "" {
-		c.machines = vmnode.Install(t, c.Dir, func(name string) string { return ours[name] })
+		c.VM = vmnode.Install(t, c.Dir, func(name string) string { return ours[name] })
 	}
 	c.Containerd = c.containerd()
 	c.Controllers = c.process("kube-controller-manager", "--kubeconfig="+c.Kubeconfig("system:kube-controller-manager", "system:masters"),

@@ -25,9 +25,9 @@ func (c *Cluster) containerd() *cri.Node {
 	programs, err := containerd2()
 	check.Must(c.t, err)
 	options := cri.Options{Programs: programs, Handlers: map[string]string{Crust: c.crustRunc}}
-	if c.machines != nil {
-		options.Handlers[CrustVM] = c.machines.Program
-		options.Env, options.Others = c.machines.Env(), c.machines.IsMachine
+	if c.VM != nil {
+		options.Handlers[CrustVM] = c.VM.Program
+		options.Env, options.Others = c.VM.Env(), c.VM.IsMachine
 	}
 	node := cri.New(c.t, options)
 	check.Must(c.t, os.MkdirAll(node.Dir+"/cni", 0o700))

@@ -58,8 +58,8 @@ func (c *Cluster) ConfigureProxy(settings ProxySettings) error {
 
 func (c *Cluster) writeProxyConfig(settings ProxySettings) error {
 	front, programs, sockets := cmp.Or(settings.Front, "{enabled: true}"), c.crustRunc, "/run/crust-runc"
-	if c.machines != nil {
-		programs, sockets = programs+", "+c.machines.Program, sockets+", "+c.machines.State
+	if c.VM != nil {
+		programs, sockets = programs+", "+c.VM.Program, sockets+", "+c.VM.State
 	}
 	text := fmt.Sprintf(`handlers:
   kata: {enabled: false}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/crust-proxy/crust-proxy/reference/mountwatch"
@@ -88,6 +89,7 @@ func TestLifeOfAClaim(t *testing.T) {
 		t.Errorf("the stats are %+v of %d bytes", has, v.Size)
 	}
 	n.grow(first, v)
+	n.killed(first, v)
 	second := n.refused(first, v)
 	first.Delete()
 	second.WaitReady()
@@ -119,6 +121,27 @@ func (n *node) grow(p *cluster.Pod, v *cluster.Volume) {
 	if has := p.WaitStats(v, "/data"); has.Total < v.Size*8/10 || has.Total > v.Size {
 		n.T.Errorf("the stats are %+v after it was grown to %d bytes", has, v.Size)
 	}
+}
+
+// killed has a pod's machine die. Kubelet gives the pod another one, without any call to
+// the driver, and what was synced is there.
+func (n *node) killed(p *cluster.Pod, v *cluster.Volume) {
+	n.T.Helper()
+	before, err := p.Sandbox()
+	check.Must(n.T, err)
+	machines := n.VM.Machines()
+	if len(machines) != 1 {
+		n.T.Fatalf("the pod has the machines %v", machines)
+	}
+	check.Must(n.T, unix.Kill(machines[0], unix.SIGKILL))
+	n.Eventually("the pod reads its file in another machine", func(context.Context) error {
+		got, err := p.TryExec("main", "cat /data/file")
+		if now, _ := p.Sandbox(); now == before || now == "" || got != mark+"\n" {
+			err = errors.Join(err, fmt.Errorf("it reads %q in sandbox %q", got, now))
+		}
+		return err
+	})
+	p.WaitStats(v, "/data")
 }
 
 // refused is a second pod that wants the volume, and waits for it without a machine.
