@@ -21,7 +21,7 @@ mkdir -p "$out" "$tree/bin" "$tree/completion"
 
 stamp=-buildvcs=false
 git rev-parse -q --verify HEAD >/dev/null 2>&1 && stamp=-buildvcs=true
-for program in crust-proxy crustctl crust-runc crust-runc-agent crust-conformance; do
+for program in crust-proxy crustctl crust-runc crust-runc-agent crust-vm crust-vm-agent crust-conformance; do
 	CGO_ENABLED=0 $go build $stamp -trimpath -ldflags '-s -w' -o "$tree/bin/$program" "./cmd/$program"
 done
 "$tree/bin/crustctl" completion bash >"$tree/completion/crustctl.bash"

@@ -19,15 +19,16 @@ if ! /usr/bin/crust-proxy removable "$@" >/dev/null; then
 	exit 1
 fi
 
-# Without crust-runc nobody can exec into the containers that run by it, kill them and
-# delete them, with or without deferred volumes.
-if [ -x /usr/bin/crust-runc ] && ! /usr/bin/crust-runc crust removable; then
+# Without its runtime nobody can exec into a container, kill it and delete it, with or
+# without deferred volumes.
+for runtime in /usr/bin/crust-runc /usr/bin/crust-vm; do
+	[ -x $runtime ] && ! $runtime crust removable || continue
 	if [ -z "${CRUST_PROXY_ABANDON_VOLUMES:-}" ]; then
 		echo "crust-proxy: not removed. Where that is meant: CRUST_PROXY_ABANDON_VOLUMES=1 in the environment" >&2
 		echo "crust-proxy: of dpkg, apt or rpm; exec, kill and delete fail then until it is installed again." >&2
 		exit 1
 	fi
-fi
+done
 
 [ -d /run/systemd/system ] || exit 0
 systemctl disable --now crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service

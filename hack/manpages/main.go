@@ -25,6 +25,8 @@ var pages = []page{
 	{"crustctl", "8", "look at deferred volumes and check a node", [][]string{{"--help"}}},
 	{"crust-runc", "8", "runc that mounts deferred volumes in the sandbox of their pod", [][]string{{"crust", "help"}}},
 	{"crust-runc-agent", "8", "answer for the sandboxes of crust-runc on a socket", [][]string{{"--help"}}},
+	{"crust-vm", "8", "OCI runtime whose pods are virtual machines that mount deferred volumes", [][]string{{"crust", "help"}}},
+	{"crust-vm-agent", "8", "first program of a virtual machine of crust-vm", [][]string{{"--help"}}},
 	{"crust-conformance", "1", "try a runtime handler, or a driver's changed blocks", [][]string{{"--help"}, {"snapshot-metadata", "--help"}}},
 }
 

@@ -28,6 +28,8 @@ func wanted() []string {
 		"/usr/bin/crustctl",
 		"/usr/bin/crust-runc",
 		"/usr/bin/crust-runc-agent",
+		"/usr/bin/crust-vm",
+		"/usr/bin/crust-vm-agent",
 		"/usr/bin/crust-conformance",
 		"/usr/lib/systemd/system/crust-proxy.service",
 		"/usr/lib/systemd/system/crust-proxy-runtime.socket",
@@ -41,6 +43,7 @@ func wanted() []string {
 		"/usr/share/man/man8/crust-proxy.8.gz",
 		"/usr/share/man/man8/crust-runc-agent.8.gz",
 		"/usr/share/man/man8/crust-runc.8.gz",
+		"/usr/share/man/man8/crust-vm.8.gz",
 		"/usr/share/man/man8/crustctl.8.gz",
 	}
 }
@@ -92,6 +95,7 @@ func checkInstalled(t *testing.T) {
 	run(t, "/usr/bin/crust-proxy", "validate", "--config", config)
 	run(t, "/usr/bin/crust-proxy", "--help")
 	run(t, "/usr/bin/crust-conformance", "--help")
+	run(t, "/usr/bin/crust-vm", "crust", "removable")
 	if said := run(t, "/usr/bin/crustctl", "version", "--client"); strings.TrimSpace(said) == "" {
 		t.Error("crustctl told no version")
 	}
@@ -182,7 +186,7 @@ func leftovers(t *testing.T) []string {
 		"/etc/systemd/system/*/crust-proxy*", "/etc/systemd/system/crust-proxy*",
 		"/run/crust-proxy*",
 		"/lib/systemd/system/crust-proxy*",
-		"/usr/bin/crust-proxy", "/usr/bin/crustctl", "/usr/bin/crust-runc*", "/usr/bin/crust-conformance",
+		"/usr/bin/crust-proxy", "/usr/bin/crustctl", "/usr/bin/crust-runc*", "/usr/bin/crust-vm*", "/usr/bin/crust-conformance",
 		"/usr/share/doc/crust-proxy*",
 		"/usr/share/*/*/*crustctl*", "/usr/share/zsh/*/*crustctl*", "/usr/share/man/man*/crust*",
 		"/var/lib/systemd/*/crust-proxy*",

@@ -19,6 +19,8 @@ const (
 	wordWatch    = "watch"
 )
 
+const about = "This is the first program of a virtual machine: crust-vm starts it there, and nobody elsewhere"
+
 // Main is the whole program. It gives the exit code.
 func Main(args []string) int {
 	// What a container's process sets of itself, it sets of this thread.
@@ -37,8 +39,10 @@ func Main(args []string) int {
 		err = fsops.Watch(args[2:])
 	case word == "" && os.Getpid() == 1:
 		err = first()
+	case word == "--help":
+		fmt.Println(about)
 	default:
-		err = errors.New("this is the first program of a virtual machine: crust-vm starts it there, and nobody elsewhere")
+		err = errors.New(about)
 	}
 	if err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, strings.TrimSpace("crust-vm-agent "+word)+":", err)
