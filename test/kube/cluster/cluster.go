@@ -23,7 +23,7 @@ type Cluster struct {
 	Controllers, Scheduler, Kubelet, Proxy *rig.Process
 	// Containerd is the node's container runtime, with the handlers runc and crust.
 	Containerd *cri.Node
-	VM *vmnode.Runtime // crust-vm, where pods can have machines
+	VM         *vmnode.Runtime // crust-vm, where pods can have machines
 	// Drivers are by name.
 	Drivers map[string]*Driver
 	// NodeAccess is kubelet's kubeconfig.
