@@ -53,7 +53,9 @@ func TestSocketThatChangesItsModeIsTheSame(t *testing.T) {
 func TestKubeletThatSaysNothingIsAskedAnew(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.startRegistry()
+	cfg := w.config()
+	cfg.Times.Silence = 75 * turn
+	w.startRegistryWith(cfg)
 	w.pair()
 	check.Eventually(t, "the registration", func() bool { return exists(w.offered()) })
 	first, err := os.Lstat(w.offered())

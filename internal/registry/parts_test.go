@@ -75,14 +75,11 @@ func (w *world) tells() {
 // registration.
 func (w *world) steady() {
 	w.t.Helper()
-	for range 5 {
+	check.Eventually(w.t, "it holds", func() bool {
 		before := len(w.kubelet.Events())
 		time.Sleep(quiet)
-		if len(w.kubelet.Events()) == before && w.kubelet.Endpoint(name) == w.csi() {
-			return
-		}
-	}
-	w.t.Errorf("it does not hold: %+v", w.kubelet.Events())
+		return len(w.kubelet.Events()) == before && w.kubelet.Endpoint(name) == w.csi()
+	})
 }
 
 func (w *world) neverRefused() {

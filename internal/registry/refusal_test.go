@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/internal/registry"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
@@ -111,7 +112,7 @@ func TestDriverThatComesUpLate(t *testing.T) {
 
 func TestRegistrarHearsOfADriverThatStaysAway(t *testing.T) {
 	t.Parallel()
-	w := running(t)
+	w := runningWith(t, func(times *registry.Times) { times.Untold = 10 * turn })
 	d := w.driver(name, "driver.sock")
 	d.FailNodeGetInfo(errors.New("no label"))
 	check.Must(t, d.Start())
@@ -144,7 +145,7 @@ func TestKubeletRefusesAtFirst(t *testing.T) {
 
 func TestHangingRegistrarHurtsOnlyItself(t *testing.T) {
 	t.Parallel()
-	w := running(t)
+	w := runningWith(t, func(times *registry.Times) { times.Call = time.Second })
 	hung := w.registrar(w.driver("a.csi.example.com", "hung.sock"))
 	hung.Hang = make(chan struct{})
 	defer close(hung.Hang)

@@ -48,6 +48,7 @@ func TestRegistrationThatKubeletLosesIsRenewed(t *testing.T) {
 	check.Must(t, direct.Stop())
 	check.Eventually(t, "it is to be renewed", func() bool { one, _ := w.shown(name); return strings.Contains(one.Kubelet, "to be renewed") })
 	check.Eventually(t, "it is renewed", func() bool { return renewed.Load() == 1 })
+	check.Eventually(t, "kubelet has seen that", func() bool { return w.kubelet.Count(kubelet.Registered) == 3 })
 	w.served("driver.sock")
 	w.steady()
 	if !w.kubelet.InNode(name) || renewed.Load() != 1 {

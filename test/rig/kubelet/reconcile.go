@@ -15,8 +15,8 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// patience bounds a call; the real kubelet's is much the same.
-const patience = time.Second
+// patience bounds a call, and the wait for a connection, as in the real kubelet.
+const patience = 10 * time.Second
 
 // reconcile deregisters what has gone or came anew, then registers what is new. A
 // socket that came anew is registered in the next turn.
@@ -90,10 +90,9 @@ func (k *Kubelet) register(ctx context.Context, path string, since time.Time) {
 	}
 }
 
-// hello waits for one who has bound the socket and does not listen yet. The real kubelet
-// waits ten seconds for a connection.
+// hello waits for one who has bound the socket and does not listen yet.
 func hello(ctx context.Context, client registration.RegistrationClient) (*registration.PluginInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*patience)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return client.GetInfo(ctx, &registration.InfoRequest{}, grpc.WaitForReady(true))
 }
