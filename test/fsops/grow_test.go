@@ -99,6 +99,7 @@ func TestGrowsWhileAWriterWrites(t *testing.T) {
 // whole checks a filesystem that is not mounted.
 func whole(t testing.TB, kind, device string) {
 	t.Helper()
+	wantFree(t, device)
 	switch kind {
 	case "ext4":
 		run(t, "e2fsck", "-f", "-n", device)

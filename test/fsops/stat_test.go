@@ -122,6 +122,7 @@ func TestErrorsOnRecordAreAbnormal(t *testing.T) {
 	again := mounted(t, "ext4", f.device, 0, "")
 	again.wantAbnormal(abi.ReasonErrors, "on record")
 	again.unmount()
+	wantFree(t, f.device)
 	_ = exec.Command("e2fsck", "-f", "-y", f.device).Run()
 	if report := mounted(t, "ext4", f.device, 0, "").stat(); report.Abnormal {
 		t.Errorf("after e2fsck: %+v", report)
@@ -159,6 +160,7 @@ func TestDamageThatBtrfsCountsIsAbnormal(t *testing.T) {
 	text := strings.Repeat("to be spoiled ", 1000)
 	check.Must(t, os.WriteFile(filepath.Join(f.dir, "file"), []byte(text), 0o600))
 	f.unmount()
+	wantFree(t, f.device)
 	overwrite(t, f.device, text[:100])
 	f = mounted(t, "btrfs", f.device, 0, "")
 	if _, err := os.ReadFile(filepath.Join(f.dir, "file")); err == nil {
