@@ -4,6 +4,7 @@ package format_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,6 +21,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/mkfs"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -210,24 +212,32 @@ func TestMkfsIsKilled(t *testing.T) {
 }
 
 func TestMkfsOutlivesItsCallerAndItsBound(t *testing.T) {
-	r := newFormatter(t, tools(t, "ext4", sliced), func(c *mkfs.Config) { c.Timeout = 400 * time.Millisecond })
+	dir := t.TempDir()
+	waiting := ": >" + dir + "/begun; until [ -e " + dir + "/taken ]; do sleep 0.05; done\n" + sliced
+	r := newFormatter(t, tools(t, "ext4", waiting), func(c *mkfs.Config) { c.Timeout = 3 * time.Second })
 	r.others = true
 	device, _ := r.blank()
 	_, err := r.prepare(device, "ext4", volume.FormatHost, false)
 	if volume.KindOf(err) != volume.Timeout || !strings.Contains(err.Error(), "left running") {
 		t.Fatalf("kind %v: %v", volume.KindOf(err), err)
 	}
+	check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
 	if _, formatted, err := newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile }).settled(device, "ext4"); err != nil || formatted {
 		t.Errorf("afterwards: formatted %v: %v", formatted, err)
 	}
 	mounts(t, device, "ext4")
 
-	r = newFormatter(t, tools(t, "xfs", sliced))
+	check.Must(t, errors.Join(os.Remove(dir+"/begun"), os.Remove(dir+"/taken")))
+	r = newFormatter(t, tools(t, "xfs", waiting))
 	device, _ = r.blank()
 	fd := openPath(t, device)
 	defer func() { _ = unix.Close(fd) }()
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		waitBegun(dir)
+		cancel()
+		_ = os.WriteFile(dir+"/taken", nil, 0o600)
+	}()
 	if formatted, err := r.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "xfs", Policy: volume.FormatHost}); err != nil || !formatted || ctx.Err() == nil {
 		t.Errorf("the caller's end: formatted %v: %v", formatted, err)
 	}
@@ -385,13 +395,18 @@ func TestMkfsThatLies(t *testing.T) {
 	}
 }
 
-// takeOnceBegun takes the device when mkfs was started, and lets mkfs go on.
-func takeOnceBegun(device, dir string) (fd int) {
+// waitBegun waits until mkfs was started.
+func waitBegun(dir string) {
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if _, err := os.Stat(dir + "/begun"); err == nil {
-			break
+			return
 		}
 	}
+}
+
+// takeOnceBegun takes the device when mkfs was started, and lets mkfs go on.
+func takeOnceBegun(device, dir string) (fd int) {
+	waitBegun(dir)
 	fd, _ = unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	_ = os.WriteFile(dir+"/taken", nil, 0o600)
 	return fd
