@@ -35,7 +35,7 @@ func newSnapshotNode(t *testing.T, args ...string) *testNode {
 	t.Helper()
 	images := t.TempDir()
 	check.Must(t, unix.Mount(rig.Disk(t, 8<<30, "xfs"), images, "xfs", 0, ""))
-	t.Cleanup(func() { check.Must(t, unix.Unmount(images, 0)) })
+	t.Cleanup(func() { rig.UnmountImages(t, images) })
 	r := newCSINode(t, "installed", append([]string{"--data-dir", images}, args...)...)
 	r.driver.Data = images
 	return r

@@ -109,7 +109,7 @@ func TestLargeSectors(t *testing.T) {
 	}
 	pool := t.TempDir()
 	check.Must(t, unix.Mount(disk, pool, "xfs", 0, ""))
-	t.Cleanup(func() { check.Must(t, unix.Unmount(pool, 0)) })
+	t.Cleanup(func() { rig.UnmountImages(t, pool) })
 	r := layOut(t, "")
 	r.data = pool
 	r.prepare()

@@ -80,7 +80,7 @@ const poolSize = 4 << 30
 func mountPool(t *testing.T, fs, dir string) {
 	t.Helper()
 	check.Must(t, unix.Mount(rig.Disk(t, poolSize, fs), dir, fs, 0, ""))
-	t.Cleanup(func() { check.Must(t, unix.Unmount(dir, 0)) })
+	t.Cleanup(func() { rig.UnmountImages(t, dir) })
 }
 
 func (r *testDriver) socket() string { return r.dir + "/csi.sock" }

@@ -80,6 +80,21 @@ func MountAside(device, fs string, options ...string) (*os.File, error) {
 	return os.NewFile(uintptr(root), device), nil
 }
 
+// UnmountImages unmounts a directory of images when the last loop device over them has gone:
+// it is no longer listed a moment before the kernel closes its file.
+func UnmountImages(t T, dir string) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err := unix.Unmount(dir, 0)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			t.Fatalf("unmount %s: %v", dir, err)
+		}
+	}
+}
+
 // Loops maps the loop devices of the machine over files whose path contains a text to
 // those paths.
 func Loops(text string) map[string]string {
@@ -98,7 +113,7 @@ func Loops(text string) map[string]string {
 // kernel detaches one at its last close, and a crust-proxy of another test, which looks at
 // all loop devices, has each open for a moment.
 func LoopsLeft(text string) []string {
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		if left := Loops(text); len(left) == 0 || time.Now().After(deadline) {
 			return slices.Sorted(maps.Keys(left))
 		}

@@ -68,7 +68,7 @@ func run(tests func() int, namespaces uintptr) (int, error) {
 // device only when its last opener, which may be a probe of udev's, has closed it: a
 // little patience tells that from a leak.
 func Leaks() []string {
-	for patience := 30; ; patience-- {
+	for patience := 300; ; patience-- {
 		left := slices.DeleteFunc(leakable(), func(one string) bool { return slices.Contains(before, one) })
 		if len(left) == 0 || patience == 0 {
 			return left

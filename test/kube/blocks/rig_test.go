@@ -50,7 +50,7 @@ func newFixture(t *testing.T) *fixture {
 	rig.Need(t, "mkfs.xfs")
 	f := &fixture{ControlPlane: cluster.StartControlPlane(t), t: t, data: t.TempDir()}
 	check.Must(t, unix.Mount(rig.Disk(t, 2<<30, "xfs"), f.data, "xfs", 0, ""))
-	t.Cleanup(func() { check.Must(t, unix.Unmount(f.data, 0)) })
+	t.Cleanup(func() { rig.UnmountImages(t, f.data) })
 	conn := f.startDriver()
 	f.csi = csi.NewControllerClient(conn)
 	made, err := f.csi.CreateVolume(t.Context(), &csi.CreateVolumeRequest{

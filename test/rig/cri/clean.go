@@ -19,7 +19,7 @@ import (
 )
 
 // goneTime is how long processes and mounts of removed pods may take to go.
-const goneTime = 10 * time.Second
+const goneTime = 30 * time.Second
 
 // close removes all pods, says what they left although they were removed, and
 // takes away everything, whatever happened before.
