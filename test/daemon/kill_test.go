@@ -38,7 +38,7 @@ var unstageSteps = []string{
 func diedAt(t *testing.T, d *rig.Daemon, err error) {
 	t.Helper()
 	check.Code(t, err, codes.Unavailable)
-	d.WaitEnd(5 * time.Second)
+	d.WaitEnd(20 * time.Second)
 }
 
 func TestKilledAtEveryStepOfStage(t *testing.T) {
@@ -162,7 +162,7 @@ func TestKilledAtRandom(t *testing.T) {
 				break
 			}
 		}
-		d.WaitEnd(5 * time.Second)
+		d.WaitEnd(20 * time.Second)
 	}
 	d.Start()
 	unstage(t, d, req)
