@@ -22,7 +22,7 @@ type Projector interface {
 	// the error is Invalid or Unsupported.
 	Check(v *volume.Volume) error
 	// Publish makes the projection exist and be right, and reports whether it had to
-	// change anything.
+	// change anything. It may keep v, which nobody changes any more.
 	Publish(ctx context.Context, v *volume.Volume) (changed bool, err error)
 	// Retract removes the projection.
 	Retract(ctx context.Context, v *volume.Volume) error

@@ -49,14 +49,13 @@ func newBindings(onChange func(volume.Key)) *Bindings {
 
 // Track remembers a volume, or what is new about it. It keeps the binding.
 func (b *Bindings) Track(tracked Entry) {
-	copied := *tracked.Volume // the caller may change its own
-	tracked.Volume = &copied
+	key := tracked.Volume.Key
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if before, ok := b.entries[copied.Key]; ok {
+	if before, ok := b.entries[key]; ok {
 		tracked.live = before.live
 	}
-	b.entries[copied.Key] = &tracked
+	b.entries[key] = &tracked
 }
 
 // Forget drops a volume.
