@@ -49,6 +49,10 @@ demo-vm: setup build ## Show one volume's whole way into a virtual machine (root
 bench: setup build ## Measure against the targets; writes docs/performance.md (root)
 	$(GO) run ./test/bench
 
+.PHONY: bench-vm
+bench-vm: setup build ## Measure pods in virtual machines; writes docs/performance.md (root)
+	$(GO) run ./test/bench --only vm
+
 .PHONY: test
 test: ## Run all tests and checks; installs what they need on Debian and Ubuntu
 	@hack/test.sh
@@ -72,6 +76,7 @@ test-vm: ## Tests of crust-vm: pods in virtual machines of QEMU (root)
 	@hack/guest-kernel.sh >/dev/null
 	@# Side by side: each boots one machine after the other.
 	$(IN_VM) -run '$(IN_VMS)' ./test/conformance & result=0; $(IN_VM) ./test/vm || result=$$?; wait $$! && exit $$result
+	$(GO) run ./test/bench --only vm --quick
 
 .PHONY: test-kube
 test-kube: ## Tests in a real Kubernetes node, whose programs are built first (root)

@@ -29,6 +29,7 @@ kill procps
 qemu-system-x86_64 qemu-system-x86
 qemu-img qemu-utils
 depmod kmod
+fio fio
 rpm rpm
 dpkg-deb dpkg
 man man-db

@@ -121,13 +121,11 @@ func (r *testbed) rate(callers int, call func(caller int) error) float64 {
 	return float64(done.Load()) / time.Since(start).Seconds()
 }
 
-const (
-	beginMark = "<!-- figures: written by make bench -->"
-	endMark   = "<!-- end of figures -->"
-)
+const endMark = "<!-- end of figures -->"
 
-// write puts the table between the marks of the page.
-func (s *sheet) write(path string) error {
+// write puts the table between the marks of the page that name the command.
+func (s *sheet) write(path, command string) error {
+	beginMark := "<!-- figures: written by " + command + " -->"
 	raw, err := os.ReadFile(path) //nolint:gosec // the page that the flag names
 	if err != nil {
 		return err

@@ -9,7 +9,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -194,15 +193,6 @@ func (d *snapshotDriver) held() (all durations) {
 		}
 	}
 	return all
-}
-
-// run times a program.
-func (d *snapshotDriver) run(name string, args ...string) time.Duration {
-	start := time.Now()
-	if out, err := exec.CommandContext(d.ctx, name, args...).CombinedOutput(); err != nil {
-		d.must(fmt.Errorf("%s: %w: %s", name, err, out))
-	}
-	return time.Since(start)
 }
 
 func drain[M any](receive func() (M, error)) error {

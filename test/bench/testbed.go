@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
@@ -36,6 +38,15 @@ func (r *testbed) must(err error) { check.Must(r.t, err) }
 
 // build builds programs as a release has them.
 func (r *testbed) build(programs ...string) { r.must(rig.BuildRelease(r.daemon.Programs, programs...)) }
+
+// run times a program.
+func (r *testbed) run(name string, args ...string) time.Duration {
+	start := time.Now()
+	if out, err := exec.CommandContext(r.ctx, name, args...).CombinedOutput(); err != nil {
+		r.must(fmt.Errorf("%s: %w: %s", name, err, out))
+	}
+	return time.Since(start)
+}
 
 // again prepares the bench in another role.
 func (r *testbed) again(role string, args ...string) *rig.Process {

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
+)
+
+const mib = 1 << 20
+
+// memoryGroup makes a control group that counts memory, also that of the kernel.
+func memoryGroup(r *testbed) string {
+	for _, dir := range rig.ControlGroups(r.t, "machines") {
+		if _, err := os.Stat(dir + "/memory.stat"); err == nil {
+			// In version 2 a group whose children have controllers takes no process itself.
+			r.must(os.Mkdir(dir+"/all", 0o755))
+			return dir + "/all"
+		}
+	}
+	r.t.Fatal("no control group counts memory")
+	return ""
+}
+
+// vmProcesses are those of a machine on the host.
+type vmProcesses struct {
+	r         *testbed
+	group     string
+	qemu      int
+	virtiofsd []int
+	kvm       bool
+}
+
+func (b *vmTestbed) processes(pod *cri.Pod) vmProcesses {
+	p := vmProcesses{r: b.r, group: b.group}
+	var err error
+	p.qemu, err = b.n.Machine(b.r.ctx, pod)
+	b.r.must(err)
+	command, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.qemu))
+	b.r.must(err)
+	p.kvm = bytes.Contains(command, []byte("\x00kvm\x00"))
+	p.virtiofsd = rig.Processes(func(proc string) bool {
+		command, _ := os.ReadFile(proc + "/cmdline")
+		return bytes.Contains(command, []byte("virtiofsd\x00")) && bytes.Contains(command, []byte(b.n.State))
+	})
+	if len(p.virtiofsd) == 0 {
+		b.r.t.Fatal("the machine has no virtiofsd")
+	}
+	return p
+}
+
+// fields reads lines of a name and a number.
+func (p vmProcesses) fields(path string) map[string]float64 {
+	raw, err := os.ReadFile(path)
+	p.r.must(err)
+	all := make(map[string]float64)
+	for line := range strings.Lines(string(raw)) {
+		var key string
+		var value float64
+		if _, err := fmt.Sscan(line, &key, &value); err == nil {
+			all[key] = value
+		}
+	}
+	return all
+}
+
+// memory gives that of the machine in MiB. Of what processes share each has its part; the
+// guest's memory is a file, but not of the page cache meant here.
+func (p vmProcesses) memory() map[string]float64 {
+	pss := func(pids ...int) (sum float64) {
+		for _, pid := range pids {
+			sum += p.fields(fmt.Sprintf("/proc/%d/smaps_rollup", pid))["Pss:"] / 1024
+		}
+		return sum
+	}
+	return map[string]float64{
+		"QEMU": pss(p.qemu), "virtiofsd": pss(p.virtiofsd...), "page cache": p.pageCache(),
+	}
+}
+
+// pageCache knows both versions of control groups by their words for it.
+func (p vmProcesses) pageCache() float64 {
+	stat := p.fields(p.group + "/memory.stat")
+	return (stat["cache"] + stat["file"] - stat["shmem"]) / mib
+}
+
+// kernel is the memory of the kernel's objects.
+func (p vmProcesses) kernel() float64 {
+	if raw, err := os.ReadFile(p.group + "/memory.kmem.usage_in_bytes"); err == nil {
+		var bytes float64
+		_, err := fmt.Sscan(string(raw), &bytes)
+		p.r.must(err)
+		return bytes / mib
+	}
+	return p.fields(p.group + "/memory.stat")["slab"] / mib
+}
+
+// seconds are those of the processor.
+func (p vmProcesses) seconds(pids ...int) (sum float64) {
+	for _, pid := range pids {
+		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		p.r.must(err)
+		_, rest, _ := strings.Cut(string(raw), ") ")
+		var user, system float64
+		_, err = fmt.Sscan(strings.Join(strings.Fields(rest)[11:13], " "), &user, &system)
+		p.r.must(err)
+		sum += (user + system) / 100
+	}
+	return sum
+}
+
+// cost is what the host has spent beside the guest's own work.
+func (p vmProcesses) cost() map[string]float64 {
+	unix.Sync() // what waits to be written is no cost for long
+	descriptors := 0
+	for _, pid := range p.virtiofsd {
+		descriptors += len(rig.FDs(p.r.t, pid))
+	}
+	return map[string]float64{
+		"virtiofsd": p.seconds(p.virtiofsd...), "qemu": p.seconds(p.qemu),
+		"descriptors": float64(descriptors), "kernel": p.kernel(), "page cache": p.pageCache(),
+	}
+}
