@@ -16,25 +16,6 @@ type plan struct {
 // full tells that there is nothing to grow into.
 func (p *plan) full() bool { return p.has >= p.most }
 
-// NeedsGrow tells whether the filesystem of a root directory is smaller than its
-// device, given an open descriptor of that.
-func NeedsGrow(root, device int) (bool, error) {
-	dir, err := openDir(root, ".")
-	if err != nil {
-		return false, fmt.Errorf("compare the filesystem with its device: open its root directory: %w", err)
-	}
-	defer func() { _ = dir.Close() }()
-	bytes, err := deviceSize(device)
-	if err != nil {
-		return false, err
-	}
-	p, err := planFor(dir, device, bytes)
-	if err != nil {
-		return false, err
-	}
-	return !p.full(), nil
-}
-
 // Grow makes a mounted filesystem fill its device and tells the size of that, of
 // which a filesystem may leave a last bit unused. The device has to have at least
 // minimum and, unless that is 0, at most maximum bytes; otherwise nothing is changed.

@@ -42,8 +42,8 @@ func TestGrowsWhileAWriterWrites(t *testing.T) {
 			device, image := growable(t, kind, size)
 			f := mounted(t, kind, device, 0, "")
 			fd := openFD(t, device, unix.O_RDONLY)
-			if needs, err := fsops.NeedsGrow(f.root, fd); err != nil || needs {
-				t.Errorf("as large as the device: %v, %v", needs, err)
+			if has, err := fsops.Grow(f.root, fd, 0, 0); err != nil || has != size {
+				t.Errorf("as large as the device: %d, %v", has, err)
 			}
 			var busy sync.WaitGroup
 			done, block := make(chan struct{}), bytes.Repeat([]byte("writer\n"), 16384)
@@ -61,9 +61,6 @@ func TestGrowsWhileAWriterWrites(t *testing.T) {
 			})
 			before := f.stat().Usage[0].Total
 			enlarge(t, device, image, 3*size)
-			if needs, err := fsops.NeedsGrow(f.root, fd); err != nil || !needs {
-				t.Errorf("smaller than the device: %v, %v", needs, err)
-			}
 			has, err := fsops.Grow(f.root, fd, 2*size, 3*size)
 			close(done)
 			busy.Wait()
@@ -81,9 +78,6 @@ func TestGrowsWhileAWriterWrites(t *testing.T) {
 			}
 			if has, err := fsops.Grow(f.root, fd, 3*size, 0); err != nil || has != 3*size {
 				t.Errorf("again: %d, %v", has, err)
-			}
-			if needs, err := fsops.NeedsGrow(f.root, fd); err != nil || needs {
-				t.Errorf("after: %v, %v", needs, err)
 			}
 			for i := range 50 {
 				if got, err := os.ReadFile(filepath.Join(f.dir, strconv.Itoa(i))); err == nil && !bytes.Equal(got, block) {
@@ -150,9 +144,6 @@ func TestOtherFilesystemsDoNotGrow(t *testing.T) {
 	if _, err := fsops.Grow(root, device, 0, 0); !errors.Is(err, fsops.ErrUnsupported) {
 		t.Error(err)
 	}
-	if _, err := fsops.NeedsGrow(root, device); !errors.Is(err, fsops.ErrUnsupported) {
-		t.Error(err)
-	}
 }
 
 // extBytes is the size of an ext4 in bytes, as its own tool tells it.
@@ -186,8 +177,10 @@ func TestGrowUnmounted(t *testing.T) {
 			}
 			// What e2fsprogs leave unused is known: no second check of the filesystem.
 			f := mounted(t, "ext4", device, 0, "")
-			if needs, err := fsops.NeedsGrow(f.root, openFD(t, device, unix.O_RDONLY)); err != nil || needs {
-				t.Errorf("mkfs %q: %d of %d bytes: it still needs to grow: %v", mkfs, has, bytes, err)
+			before := f.stat().Usage[0].Total
+			_, err := fsops.Grow(f.root, openFD(t, device, unix.O_RDONLY), 0, 0)
+			if after := f.stat().Usage[0].Total; err != nil || after != before {
+				t.Errorf("mkfs %q: %d of %d bytes: it still needed to grow: %v", mkfs, has, bytes, err)
 			}
 			f.unmount()
 			whole(t, "ext4", device)
