@@ -3,15 +3,14 @@ package driver
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
-	"net"
-	"os"
 	"time"
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/crust-proxy/crust-proxy/internal/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // registrar registers the driver with kubelet, in place of a sidecar.
@@ -25,16 +24,13 @@ const againAfter = time.Second
 func (r *registrar) Run(ctx context.Context) error {
 	for {
 		err := r.once(ctx)
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return nil
-		}
-		if err != nil && !errors.Is(err, errRefused) {
+		case err != nil && !errors.Is(err, errRefused):
 			return err
-		}
-		select {
-		case <-ctx.Done():
+		case !sys.Sleep(ctx, againAfter):
 			return nil
-		case <-time.After(againAfter):
 		}
 	}
 }
@@ -43,20 +39,9 @@ var errRefused = errors.New("kubelet refused the driver")
 
 // once serves until ctx ends or kubelet refuses.
 func (r *registrar) once(ctx context.Context) error {
-	path := r.driver.config.RegistrationSocket
-	if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSocket == 0 {
-		return fmt.Errorf("%s is there and is no socket", path)
-	} else if err == nil {
-		if err := os.Remove(path); err != nil {
-			return err
-		}
-	}
-	listener, err := net.Listen("unix", path)
+	listener, err := peercred.Listen(r.driver.config.RegistrationSocket, 0o600, "")
 	if err != nil {
 		return err
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return errors.Join(err, listener.Close())
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
