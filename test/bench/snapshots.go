@@ -62,14 +62,10 @@ func startSnapshotDriver(r *testbed, pool string) *snapshotDriver {
 	r.must(unix.Mount(rig.Disk(r.t, 8<<30, pool), d.data, pool, 0, ""))
 	r.t.Cleanup(func() { r.must(unix.Unmount(d.data, 0)) })
 	r.build("crust-driver", "crustctl")
-	d.process = &rig.Process{
-		Name: "crust-driver", Program: r.daemon.Program("crust-driver"), LogFile: r.daemon.Dir + "/log/" + pool,
-		Args:  []string{"--endpoint", d.socket, "--data-dir", d.data, "--node-id", "n", "--capacity", fmt.Sprint(8 * thinSize), "--copy-limit", "2Gi"},
-		Ready: func() error { return served(d.socket) },
-	}
-	r.t.Cleanup(d.process.Kill)
+	d.process, d.conn = rig.NewDriver(r.t, r.daemon.Program("crust-driver"), d.socket, d.data,
+		"--node-id", "n", "--capacity", fmt.Sprint(8*thinSize), "--copy-limit", "2Gi")
+	d.process.LogFile = r.daemon.Dir + "/log/" + pool
 	r.must(d.process.Start())
-	d.conn = r.daemon.Dial(d.socket)
 	d.controller = csi.NewControllerClient(d.conn)
 	return d
 }

@@ -146,7 +146,8 @@ func (c *Cluster) close() {
 		one.Kill()
 	}
 	for _, driver := range c.Drivers {
-		c.check(driver.close())
+		driver.Process.Kill()
+		c.check(driver.Registrar.Stop())
 	}
 	// The agent ends by itself some time after the last sandbox.
 	agent := c.crustRunc + "-agent"

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,7 +9,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -48,39 +46,22 @@ func (c *Cluster) newDriver(program, name, registry string, flags ...string) *Dr
 	for _, dir := range []string{filepath.Dir(d.Socket), registry} {
 		check.Must(c.t, os.MkdirAll(dir, 0o750))
 	}
-	d.Process = c.process(name, append([]string{
-		"--endpoint", "unix://" + d.Socket, "--data-dir", c.dataDir(name), "--node-id", NodeName,
-		"--driver-name", name, "--capacity", "1000000000000", "--log-level", c.logLevel,
+	d.Process, d.conn = rig.NewDriver(c.t, program, d.Socket, c.dataDir(name), append([]string{
+		"--node-id", NodeName, "--driver-name", name, "--capacity", "1000000000000", "--log-level", c.logLevel,
 		"--crust-proxy-socket", AdminSocket,
 	}, flags...)...)
-	d.Process.Program, d.Process.Ready = program, d.probe
+	d.Process.Name, d.Process.LogFile = name, c.Dir+"/"+name+".log"
 	d.Registrar = &kubelet.Registrar{Dir: registry, Name: name, Endpoint: d.Socket, Restart: time.Second}
-	var err error
-	d.conn, err = grpc.NewClient("unix:"+d.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	check.Must(c.t, err)
 	return d
 }
 
 // dataDir has the images of a driver.
 func (c *Cluster) dataDir(driver string) string { return filepath.Join(c.Dir, "data", driver) }
 
-func (d *Driver) probe() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	d.conn.ResetConnectBackoff()
-	_, err := csi.NewIdentityClient(d.conn).Probe(ctx, &csi.ProbeRequest{})
-	return err
-}
-
 // Controller is the driver's, asked directly, as its sidecars do.
 func (d *Driver) Controller() csi.ControllerClient {
 	d.conn.ResetConnectBackoff()
 	return csi.NewControllerClient(d.conn)
-}
-
-func (d *Driver) close() error {
-	d.Process.Kill()
-	return errors.Join(d.Registrar.Stop(), d.conn.Close())
 }
 
 // waitDrivers waits until kubelet has the drivers.

@@ -95,52 +95,58 @@ deletionPolicy: Delete
 // be used.
 func (k *Kube) Snapshot(name string, of *Volume) {
 	k.T.Helper()
-	k.Must(k.Apply(fmt.Sprintf(`apiVersion: snapshot.storage.k8s.io/v1
+	single.take(k, name, fmt.Sprintf(`apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshot
 metadata: {name: %s, namespace: %s}
 spec:
   volumeSnapshotClassName: %s
   source: {persistentVolumeClaimName: %s}
-`, name, Namespace, SnapshotClass(of.Driver), of.Name)))
-	k.T.Cleanup(func() { k.check(k.DeleteSnapshot(name)) })
-	_, err := k.Kubectl("wait", "--for=jsonpath={.status.readyToUse}=true", "--timeout="+Patience.String(), "volumesnapshot/"+name)
-	k.Must(err)
+`, name, Namespace, SnapshotClass(of.Driver), of.Name))
 }
 
 // DeleteSnapshot deletes a snapshot, if it is there, and waits until the driver has none
 // for it.
-func (k *Kube) DeleteSnapshot(name string) error {
-	content, err := k.Kubectl("get", "--ignore-not-found", "--output=jsonpath={.status.boundVolumeSnapshotContentName}", "volumesnapshot/"+name)
-	if err != nil || content == "" {
-		return err
-	}
-	if _, err := k.Kubectl("delete", "--ignore-not-found", "--timeout="+Patience.String(), "volumesnapshot/"+name); err != nil {
-		return err
-	}
-	_, err = k.Kubectl("wait", "--for=delete", "--timeout="+Patience.String(), "volumesnapshotcontent/"+strings.TrimSpace(content))
-	return err
-}
+func (k *Kube) DeleteSnapshot(name string) error { return single.remove(k, name) }
 
 // SnapshotGroup makes a VolumeGroupSnapshot of the claims with a label, and waits until it
 // can be used. It goes with the test, and with it its snapshots.
 func (k *Kube) SnapshotGroup(name, driver, label string) {
 	k.T.Helper()
 	key, value, _ := strings.Cut(label, "=")
-	k.Must(k.Apply(fmt.Sprintf(`apiVersion: groupsnapshot.storage.k8s.io/v1
+	grouped.take(k, name, fmt.Sprintf(`apiVersion: groupsnapshot.storage.k8s.io/v1
 kind: VolumeGroupSnapshot
 metadata: {name: %s, namespace: %s}
 spec:
   volumeGroupSnapshotClassName: %s
   source: {selector: {matchLabels: {%s: %s}}}
-`, name, Namespace, SnapshotClass(driver), key, value)))
-	k.T.Cleanup(func() {
-		content, err := k.Kubectl("get", "--output=jsonpath={.status.boundVolumeGroupSnapshotContentName}", "volumegroupsnapshot/"+name)
-		k.check(err)
-		_, err = k.Kubectl("delete", "--timeout="+Patience.String(), "volumegroupsnapshot/"+name)
-		k.check(err)
-		_, err = k.Kubectl("wait", "--for=delete", "--timeout="+Patience.String(), "volumegroupsnapshotcontent/"+strings.TrimSpace(content))
-		k.check(err)
-	})
-	_, err := k.Kubectl("wait", "--for=jsonpath={.status.readyToUse}=true", "--timeout=60s", "volumegroupsnapshot/"+name)
+`, name, Namespace, SnapshotClass(driver), key, value))
+}
+
+// snapshotKind is a kind of snapshots, and the field of their status that names what the
+// driver has.
+type snapshotKind struct{ name, contentField string }
+
+var (
+	single  = snapshotKind{"volumesnapshot", "boundVolumeSnapshotContentName"}
+	grouped = snapshotKind{"volumegroupsnapshot", "boundVolumeGroupSnapshotContentName"}
+)
+
+func (s snapshotKind) take(k *Kube, name, manifest string) {
+	k.T.Helper()
+	k.Must(k.Apply(manifest))
+	k.T.Cleanup(func() { k.check(s.remove(k, name)) })
+	_, err := k.Kubectl("wait", "--for=jsonpath={.status.readyToUse}=true", "--timeout="+Patience.String(), s.name+"/"+name)
 	k.Must(err)
+}
+
+func (s snapshotKind) remove(k *Kube, name string) error {
+	content, err := k.Kubectl("get", "--ignore-not-found", "--output=jsonpath={.status."+s.contentField+"}", s.name+"/"+name)
+	if err != nil || content == "" {
+		return err
+	}
+	if _, err := k.Kubectl("delete", "--ignore-not-found", "--timeout="+Patience.String(), s.name+"/"+name); err != nil {
+		return err
+	}
+	_, err = k.Kubectl("wait", "--for=delete", "--timeout="+Patience.String(), s.name+"content/"+strings.TrimSpace(content))
+	return err
 }

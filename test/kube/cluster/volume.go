@@ -12,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // Mib is a unit of volumes' sizes.
@@ -51,13 +53,7 @@ type Volume struct {
 // NewVolume has the driver make a volume, and waits until the claim is bound.
 func (k *Kube) NewVolume(options VolumeOptions) *Volume {
 	k.T.Helper()
-	v := &Volume{VolumeOptions: options.complete(), k: k}
-	k.T.Cleanup(func() { k.check(v.remove()) })
-	k.Must(v.create())
-	if !v.Unclaimed {
-		k.Must(v.waitBound())
-	}
-	return v
+	return k.NewVolumes(options)[0]
 }
 
 // NewVolumes has the drivers make many volumes, and waits until all claims are bound.
@@ -77,7 +73,9 @@ func (k *Kube) NewVolumes(all ...VolumeOptions) []*Volume {
 		k.Must(v.create())
 	}
 	for _, v := range made {
-		k.Must(v.waitBound())
+		if !v.Unclaimed {
+			k.Must(v.waitBound())
+		}
 	}
 	return made
 }
@@ -126,13 +124,10 @@ func (o VolumeOptions) complete() VolumeOptions {
 }
 
 func (v *Volume) capability() *csi.VolumeCapability {
-	access := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
 	if v.Raw {
-		access.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-	} else {
-		access.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.FS}}
+		return rig.BlockAccess()
 	}
-	return access
+	return rig.MountAccess(v.FS)
 }
 
 func (v *Volume) mode() *corev1.PersistentVolumeMode {
