@@ -6,10 +6,8 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -21,36 +19,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// vmm is a process that has a device open as a VMM has, whatever became of its
-// shim: nobody but the kernel knows of it.
-type vmm struct {
-	*exec.Cmd
-	end func()
-}
-
-// startVMM opens a device by a shell's redirection, such as "<>".
-func startVMM(t *testing.T, how, device string) *vmm {
-	t.Helper()
-	return startHolder(t, exec.Command("sh", "-c", `exec 3`+how+`"$0"; echo open; exec cat`, device))
-}
-
-func startHolder(t *testing.T, cmd *exec.Cmd) *vmm {
-	t.Helper()
-	stdin, err := cmd.StdinPipe()
-	check.Must(t, err)
-	stdout, err := cmd.StdoutPipe()
-	check.Must(t, err)
-	check.Must(t, cmd.Start())
-	v := &vmm{Cmd: cmd, end: sync.OnceFunc(func() { _ = stdin.Close(); _ = cmd.Wait() })}
-	t.Cleanup(v.end)
-	if _, err := stdout.Read(make([]byte, 16)); err != nil {
-		t.Fatalf("%v did not open its device: %v", cmd.Args, err)
-	}
-	return v
-}
-
 // wantOpenIn checks a refusal: it is to be repeated, and names the process.
-func wantOpenIn(t *testing.T, err error, by *vmm) {
+func wantOpenIn(t *testing.T, err error, by *rig.Holder) {
 	t.Helper()
 	wantKind(t, err, volume.Busy)
 	if name := fmt.Sprintf("process %d (%q)", by.Process.Pid, "cat"); !strings.Contains(err.Error(), name) {
@@ -62,19 +32,19 @@ func wantOpenIn(t *testing.T, err error, by *vmm) {
 // shims have died, and the container runtime has forgotten the sandbox.
 func TestDeviceOfALivingVMMIsNotGivenBack(t *testing.T) {
 	n := newNode(t)
-	for name, start := range map[string]func(t *testing.T, disk string) *vmm{
-		"that writes": func(t *testing.T, disk string) *vmm { return startVMM(t, "<>", disk) },
-		"that reads":  func(t *testing.T, disk string) *vmm { return startVMM(t, "<", disk) },
-		"by another name": func(t *testing.T, disk string) *vmm {
+	for name, start := range map[string]func(t *testing.T, disk string) *rig.Holder{
+		"that writes": func(t *testing.T, disk string) *rig.Holder { return rig.Hold(t, "<>", disk) },
+		"that reads":  func(t *testing.T, disk string) *rig.Holder { return rig.Hold(t, "<", disk) },
+		"by another name": func(t *testing.T, disk string) *rig.Holder {
 			node := filepath.Join(t.TempDir(), "disk")
 			check.Must(t, unix.Mknod(node, unix.S_IFBLK|0o600, rdev(t, disk)))
-			return startVMM(t, "<>", node)
+			return rig.Hold(t, "<>", node)
 		},
-		"in other namespaces": func(t *testing.T, disk string) *vmm {
+		"in other namespaces": func(t *testing.T, disk string) *rig.Holder {
 			cmd := inOtherNamespace("sh", "-c", `mount -t tmpfs none /dev && mknod /dev/x b "$0" "$1" && exec 3<>/dev/x && echo open && exec cat`,
 				fmt.Sprint(unix.Major(uint64(rdev(t, disk)))), fmt.Sprint(unix.Minor(uint64(rdev(t, disk)))))
 			cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWPID
-			return startHolder(t, cmd)
+			return rig.HoldBy(t, cmd)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -93,7 +63,7 @@ func TestDeviceOfALivingVMMIsNotGivenBack(t *testing.T) {
 			n.restart()
 			_, err = n.Release(t.Context(), v.Target)
 			wantOpenIn(t, err, by)
-			time.AfterFunc(100*time.Millisecond, by.end)
+			time.AfterFunc(100*time.Millisecond, by.End)
 			n.unstage(v.Target) // waits for one that is ending
 			if held := n.Held(); len(held) > 0 {
 				t.Errorf("still held: %+v", held)
@@ -108,7 +78,7 @@ func TestDeviceOfALivingVMMIsNotGivenBack(t *testing.T) {
 func TestDeviceOfALivingVMMIsNotClaimed(t *testing.T) {
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
-	by := startVMM(t, "<>", disk)
+	by := rig.Hold(t, "<>", disk)
 	in := n.instruction("pod-1", disk)
 	_, err := n.Defer(t.Context(), in)
 	wantOpenIn(t, err, by)
@@ -117,7 +87,7 @@ func TestDeviceOfALivingVMMIsNotClaimed(t *testing.T) {
 		t.Errorf("held: %+v", held)
 	}
 	n.unstage(in.Target) // the pod gives up
-	by.end()
+	by.End()
 	_, err = n.Reconcile(t.Context())
 	check.Must(t, err)
 	if held := n.Held(); len(held) > 0 {
@@ -132,8 +102,8 @@ func TestDeviceOfALivingVMMIsNotClaimed(t *testing.T) {
 func TestClaimWaitsForAMomentaryReader(t *testing.T) {
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
-	by := startVMM(t, "<", disk)
-	time.AfterFunc(50*time.Millisecond, by.end)
+	by := rig.Hold(t, "<", disk)
+	time.AfterFunc(50*time.Millisecond, by.End)
 	n.stage(n.instruction("pod-1", disk))
 	n.unstage(n.target("pod-1"))
 	n.noLeftovers()
@@ -145,22 +115,22 @@ func TestBackingFileOfALoopDevice(t *testing.T) {
 	n := newNode(t)
 	image := rig.Image(t, 16*mib)
 	disk := rig.Loop(t, image, loopdev.Options{})
-	startVMM(t, "<", image)
+	rig.Hold(t, "<", image)
 	in := n.instruction("pod-1", disk)
 	n.stage(in)
-	by := startVMM(t, "<>", image)
+	by := rig.Hold(t, "<>", image)
 	_, err := n.Release(t.Context(), in.Target)
 	wantOpenIn(t, err, by)
-	by.end()
+	by.End()
 	n.unstage(in.Target)
 
 	file := filepath.Join(n.images, "disk.img")
 	check.Must(t, os.WriteFile(file, make([]byte, mib), 0o600))
-	by = startVMM(t, "<>", file)
+	by = rig.Hold(t, "<>", file)
 	in = n.instruction("pod-2", file)
 	_, err = n.Defer(t.Context(), in)
 	wantOpenIn(t, err, by)
-	by.end()
+	by.End()
 	n.stage(in)
 	n.unstage(in.Target)
 	n.noLeftovers()
@@ -171,7 +141,7 @@ func TestBackingFileOfALoopDevice(t *testing.T) {
 func TestServersOfADevice(t *testing.T) {
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
-	startVMM(t, "<>", disk)
+	rig.Hold(t, "<>", disk)
 	in := n.instruction("pod-1", disk)
 	policy := n.cfg.Devices
 	policy.Servers = []string{"cat"}
@@ -187,13 +157,13 @@ func TestReadOnlyVolumesShareTheirUsers(t *testing.T) {
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	n.stage(n.instruction("pod-1", disk, "ro"))
-	by := startVMM(t, "<", disk)
+	by := rig.Hold(t, "<", disk)
 	n.stage(n.instruction("pod-2", disk, "ro"))
 	n.unstage(n.target("pod-1"))
 	_, err := n.Release(t.Context(), n.target("pod-2"))
 	wantOpenIn(t, err, by)
 	wantReadOnly(t, disk, true)
-	by.end()
+	by.End()
 	n.unstage(n.target("pod-2"))
 	wantReadOnly(t, disk, false)
 	n.noLeftovers()
@@ -204,9 +174,9 @@ func TestReadOnlyVolumesShareTheirUsers(t *testing.T) {
 func TestRollBackKeepsADeviceThatSomebodyHas(t *testing.T) {
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
-	var by *vmm
+	var by *rig.Holder
 	n.runtime.failing = func() error {
-		by = startVMM(t, "<>", disk)
+		by = rig.Hold(t, "<>", disk)
 		return volume.Errorf(volume.Exhausted, "no room")
 	}
 	in := n.instruction("pod-1", disk)
@@ -219,7 +189,7 @@ func TestRollBackKeepsADeviceThatSomebodyHas(t *testing.T) {
 	if all := n.List(); len(all) != 1 || !all[0].Removing || all[0].Held == nil {
 		t.Errorf("listed: %+v", all)
 	}
-	by.end()
+	by.End()
 	_, err = n.Reconcile(t.Context())
 	check.Must(t, err)
 	n.noLeftovers()
@@ -231,7 +201,7 @@ func TestReleaseByForce(t *testing.T) {
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	v := n.stage(n.instruction("pod-1", disk))
-	by := startVMM(t, "<>", disk)
+	by := rig.Hold(t, "<>", disk)
 	_, err := n.ReleaseKey(t.Context(), v.Key, false)
 	wantOpenIn(t, err, by)
 	_, err = n.ReleaseKey(t.Context(), v.Key, true)
@@ -243,7 +213,7 @@ func TestReleaseByForce(t *testing.T) {
 	n.unstage(v.Target) // kubelet's call comes again
 	_, err = n.Defer(t.Context(), n.instruction("pod-2", disk))
 	wantOpenIn(t, err, by)
-	by.end()
+	by.End()
 	n.stage(n.instruction("pod-2", disk))
 	_, err = n.ReleaseKey(t.Context(), volume.KeyOf(n.target("pod-2")), false)
 	check.Must(t, err)
@@ -262,14 +232,14 @@ func TestForeignVolumeThatVanished(t *testing.T) {
 	}}
 	n.cfg.Adopted = func() []*volume.Volume { return foreign }
 	n.restart()
-	by := startVMM(t, "<>", disk)
+	by := rig.Hold(t, "<>", disk)
 	in := n.instruction("pod-1", disk)
 	_, err := n.Defer(t.Context(), in)
 	wantKind(t, err, volume.InUse)
 	foreign = nil
 	_, err = n.Defer(t.Context(), in)
 	wantOpenIn(t, err, by)
-	by.end()
+	by.End()
 	n.stage(in)
 	n.unstage(in.Target)
 	n.noLeftovers()
@@ -282,7 +252,7 @@ func TestLostRecordOfALivingVMM(t *testing.T) {
 	disk := rig.Disk(t, 16*mib, "")
 	in := n.instruction("pod-1", disk)
 	v := n.stage(in)
-	by := startVMM(t, "<>", disk)
+	by := rig.Hold(t, "<>", disk)
 	n.Close()
 	check.Must(t, os.RemoveAll(n.cfg.StateDir))
 	n.start() // reconciles
@@ -291,7 +261,7 @@ func TestLostRecordOfALivingVMM(t *testing.T) {
 	}
 	_, err := n.Release(context.Background(), in.Target)
 	wantOpenIn(t, err, by)
-	by.end()
+	by.End()
 	n.unstage(in.Target)
 	n.noLeftovers()
 }
@@ -304,7 +274,7 @@ func TestEarlierBootHoldsNothing(t *testing.T) {
 	v := n.stage(n.instruction("pod-1", disk))
 	n.Close()
 	n.makeOld(v)
-	startVMM(t, "<>", disk)
+	rig.Hold(t, "<>", disk)
 	n.start()
 	n.noLeftovers()
 }

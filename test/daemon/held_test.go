@@ -15,22 +15,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// startVMM has a process open a device, as a VMM whose shim has died.
-func startVMM(t *testing.T, device string) (pid int, end func()) {
-	t.Helper()
-	cmd := exec.Command("sh", "-c", `exec 3<>"$0"; echo open; exec cat`, device)
-	stdin, err := cmd.StdinPipe()
-	check.Must(t, err)
-	stdout, err := cmd.StdoutPipe()
-	check.Must(t, err)
-	check.Must(t, cmd.Start())
-	end = func() { _ = stdin.Close(); _ = cmd.Wait() }
-	t.Cleanup(end)
-	_, err = stdout.Read(make([]byte, 16))
-	check.Must(t, err)
-	return cmd.Process.Pid, end
-}
-
 // TestShimKilledAndItsVMMNot has a sandbox whose shim is killed, and with it all
 // that a handler or a container runtime knows, while its VMM goes on.
 func TestShimKilledAndItsVMMNot(t *testing.T) {
@@ -41,14 +25,14 @@ func TestShimKilledAndItsVMMNot(t *testing.T) {
 	target := req.GetVolumeTargetPath()
 	stage(t, d, req)
 	shim := boot(t, d, "sandbox-1", target, disk, "/")
-	pid, end := startVMM(t, disk)
+	vmm := rig.Hold(t, "<>", disk)
 	check.Must(t, shim.Kill())
 
 	refused := func(when string) {
 		t.Helper()
 		_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
 		check.Code(t, err, codes.Aborted)
-		if !strings.Contains(err.Error(), fmt.Sprintf(`process %d ("cat")`, pid)) {
+		if !strings.Contains(err.Error(), fmt.Sprintf(`process %d ("cat")`, vmm.Process.Pid)) {
 			t.Errorf("%s: the error does not name the process: %v", when, err)
 		}
 	}
@@ -66,16 +50,16 @@ func TestShimKilledAndItsVMMNot(t *testing.T) {
 		return string(out)
 	}
 	for _, args := range [][]string{{"list"}, {"get", target}} {
-		if out := crustctl(args...); !strings.Contains(out, fmt.Sprint("process ", pid)) {
+		if out := crustctl(args...); !strings.Contains(out, fmt.Sprint("process ", vmm.Process.Pid)) {
 			t.Errorf("crustctl %v does not show who has the device:\n%s", args, out)
 		}
 	}
-	wantFinding(t, d, fmt.Sprint("process ", pid))
+	wantFinding(t, d, fmt.Sprint("process ", vmm.Process.Pid))
 	if n := metric(t, d, "crust_proxy_devices_held"); n != 1 {
 		t.Errorf("crust_proxy_devices_held is %v", n)
 	}
 
-	if out := crustctl("release", target, "--force"); !strings.Contains(out, fmt.Sprint(pid)) {
+	if out := crustctl("release", target, "--force"); !strings.Contains(out, fmt.Sprint(vmm.Process.Pid)) {
 		t.Errorf("a forced release does not say who has the device:\n%s", out)
 	}
 	if out := crustctl("list", "--state", "held"); !strings.Contains(out, target) {
@@ -88,7 +72,7 @@ func TestShimKilledAndItsVMMNot(t *testing.T) {
 	check.Must(t, err)
 	_, err = d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk))
 	check.Code(t, err, codes.Aborted)
-	end()
+	vmm.End()
 	_, err = d.Admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})
 	check.Must(t, err)
 	if n := metric(t, d, "crust_proxy_devices_held"); n != 0 {

@@ -35,14 +35,7 @@ func guest(t *testing.T, disk string) string {
 // boot starts an emulated Go shim that has the volume.
 func boot(t *testing.T, d *rig.Daemon, id, target, disk, mounted string) *kata.Shim {
 	t.Helper()
-	shim, err := kata.Start(kata.Options{
-		Flavor: kata.Go, SandboxID: id, Sandboxes: d.GoSandboxes,
-		Mounts: map[string]kata.Statfs{disk: kata.MountedAt(mounted)},
-	})
-	check.Must(t, err)
-	t.Cleanup(func() { _ = shim.Stop() })
-	check.Must(t, kata.WriteID(d.Kata, target, id))
-	return shim
+	return kata.Bind(t, d, id, target, map[string]kata.Statfs{disk: kata.MountedAt(mounted)})
 }
 
 func volumeDir(d *rig.Daemon, target string) string {

@@ -59,17 +59,9 @@ func (n *node) target(name string) string {
 // boot gives a volume a sandbox whose filesystem has so many percent in use.
 func (n *node) boot(name string, percent uint64) *kata.Shim {
 	n.t.Helper()
-	target := n.target(name)
-	shim, err := kata.Start(kata.Options{
-		Flavor: kata.Go, SandboxID: "sandbox-" + name, Sandboxes: n.GoSandboxes,
-		Mounts: map[string]kata.Statfs{filepath.Join(n.Images, name): func() (unix.Statfs_t, error) {
-			return unix.Statfs_t{Bsize: 4096, Blocks: 100 * onePercent, Bfree: (100 - percent) * onePercent, Bavail: (100 - percent) * onePercent, Files: 1000, Ffree: 990}, nil
-		}},
-	})
-	check.Must(n.t, err)
-	n.t.Cleanup(func() { _ = shim.Stop() })
-	check.Must(n.t, kata.WriteID(n.Kata, target, "sandbox-"+name))
-	return shim
+	return kata.Bind(n.t, n.Daemon, "sandbox-"+name, n.target(name), map[string]kata.Statfs{filepath.Join(n.Images, name): func() (unix.Statfs_t, error) {
+		return unix.Statfs_t{Bsize: 4096, Blocks: 100 * onePercent, Bfree: (100 - percent) * onePercent, Bavail: (100 - percent) * onePercent, Files: 1000, Ffree: 990}, nil
+	}})
 }
 
 // publishAfterRestart starts the daemon anew and publishes one more volume.

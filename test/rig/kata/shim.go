@@ -13,6 +13,9 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // Shim is a running emulated sandbox.
@@ -52,6 +55,17 @@ func Start(opts Options) (*Shim, error) {
 		_ = s.server.Serve(listener)
 	})
 	return s, nil
+}
+
+// Bind starts a sandbox of the Go runtime for the time of the test, and has it take the
+// volume of a target, as its shim does when it creates a container.
+func Bind(t rig.T, d *rig.Daemon, id, target string, mounts map[string]Statfs) *Shim {
+	t.Helper()
+	shim, err := Start(Options{Flavor: Go, SandboxID: id, Sandboxes: d.GoSandboxes, Mounts: mounts})
+	check.Must(t, err)
+	t.Cleanup(func() { _ = shim.Stop() })
+	check.Must(t, WriteID(d.Kata, target, id))
+	return shim
 }
 
 func (s *Shim) listen() (net.Listener, error) {
