@@ -74,7 +74,7 @@ func newWatchedBench(t *testing.T) (*bench, *tracker, *changes) {
 
 func watching(t *testing.T, b *bench) {
 	t.Helper()
-	soon(t, "the watch runs", b.h.store.Watch.Watching)
+	check.Eventually(t, "the watch runs", b.h.store.Watch.Watching)
 }
 
 func boundTo(b *bench, v *volume.Volume, id string) func() bool {
@@ -104,16 +104,16 @@ func TestBindingShowsAtOnce(t *testing.T) {
 	v := published(t, b, "a")
 	known.set("sb1", v.PodUID)
 	b.startSandbox(t, v, "sb1")
-	soon(t, "bound", boundTo(b, v, "sb1"))
-	soon(t, "told", func() bool { return seen.has(v.Key) })
+	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
+	check.Eventually(t, "told", func() bool { return seen.has(v.Key) })
 	known.set("sb1", "")
 	b.h.SandboxGone("sb1")
 	if !boundTo(b, v, "")() {
 		t.Error("bound to a sandbox that is gone")
 	}
-	soon(t, "what it left is gone", onlyInfo(t, b, v))
+	check.Eventually(t, "what it left is gone", onlyInfo(t, b, v))
 	check.Must(t, b.h.Retract(t.Context(), v))
-	soon(t, "nothing is left in memory", func() bool {
+	check.Eventually(t, "nothing is left in memory", func() bool {
 		tracked := b.h.store.Bindings.Volumes(func(projection.Entry) bool { return true })
 		return len(tracked) == 0 && b.h.store.Watch.Count() == 0
 	})
@@ -169,7 +169,7 @@ func TestReconcileClearsAwayTheDead(t *testing.T) {
 	b.startSandbox(t, living, "alive")
 	published(t, b, "a")
 	published(t, b, "b")
-	soon(t, "the dead one is cleared away", onlyInfo(t, b, v))
+	check.Eventually(t, "the dead one is cleared away", onlyInfo(t, b, v))
 	if got := b.files(t, living); len(got) != 4 {
 		t.Errorf("of the living one is left: %v", got)
 	}
@@ -177,7 +177,7 @@ func TestReconcileClearsAwayTheDead(t *testing.T) {
 	early := published(t, b, "c")
 	b.startSandbox(t, early, "early")
 	published(t, b, "c")
-	soon(t, "bound", boundTo(b, early, "early"))
+	check.Eventually(t, "bound", boundTo(b, early, "early"))
 	time.Sleep(50 * time.Millisecond)
 	if got := b.files(t, early); len(got) != 4 {
 		t.Errorf("of the new one is left: %v", got)
@@ -269,14 +269,14 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 		check.Must(t, err)
 	}
 	check.Must(t, file.Close())
-	soon(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
+	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
 	got := b.h.Adopted()[0]
 	if !got.ReadOnly || got.Group != "7" || got.PodUID != v.PodUID || got.Target != v.Target || got.Device.Path != v.Device.Path {
 		t.Errorf("adopted as %+v", got)
 	}
 	// It is served, and what is in it stays, also of the dead.
 	sandbox := b.startSandbox(t, v, "sb1")
-	soon(t, "bound", boundTo(b, v, "sb1"))
+	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	sandbox.Kill(t)
 	_, err = b.h.Stats(t.Context(), got)
 	wantError(t, err, volume.NoSandbox, v, "sb1")
@@ -284,7 +284,7 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 		t.Errorf("left of it: %v", b.files(t, v))
 	}
 	check.Must(t, os.RemoveAll(b.path(v, "")))
-	soon(t, "no longer adopted", func() bool { return len(b.h.Adopted()) == 0 })
+	check.Eventually(t, "no longer adopted", func() bool { return len(b.h.Adopted()) == 0 })
 	if !seen.has(v.Key) {
 		t.Error("nobody was told")
 	}
@@ -350,7 +350,7 @@ func TestReconcileClearsAwayTheDeadBesideTheLiving(t *testing.T) {
 	time.Sleep(2 * time.Millisecond) // the newest file tells the newest sandbox
 	b.startSandbox(t, v, "alive")
 	published(t, b, "a")
-	soon(t, "the dead one is cleared away", func() bool { return !slices.Contains(b.files(t, v), "dead") })
+	check.Eventually(t, "the dead one is cleared away", func() bool { return !slices.Contains(b.files(t, v), "dead") })
 	if got := b.files(t, v); len(got) != 4 {
 		t.Errorf("of the living one is left: %v", got)
 	}

@@ -13,6 +13,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // sweeper runs an expiry over one program, which notes how often it was asked and then
@@ -44,13 +46,13 @@ func sweeper(t *testing.T, script string) (e *expiry, asked func() int, logs *ob
 // after the end of each freeze.
 func TestExpiredFreezesAreAskedFor(t *testing.T) {
 	e, asked, logs := sweeper(t, `[ "$first" = yes ] || { echo '{}'; exit; }; echo '{"thawed":["abc"],"next_seconds":1}'`)
-	soon(t, "asked at the start, and again", func() bool { return asked() == 2 })
+	check.Eventually(t, "asked at the start, and again", func() bool { return asked() == 2 })
 	if all := logs.FilterMessageSnippet("has been thawed").All(); len(all) != 1 || all[0].ContextMap()["key"] != "abc" {
 		t.Errorf("the log says %v", logs.All())
 	}
 	e.frozen(time.Hour)
 	e.frozen(time.Millisecond)
-	soon(t, "asked after a freeze", func() bool { return asked() == 3 })
+	check.Eventually(t, "asked after a freeze", func() bool { return asked() == 3 })
 }
 
 // A program that cannot do it is not asked in vain, and one that fails is told of.
@@ -64,7 +66,7 @@ func TestProgramsThatThawNothing(t *testing.T) {
 		`echo '{"problem":"no luck"}'`: "no luck",
 	} {
 		_, asked, logs := sweeper(t, script)
-		soon(t, script, func() bool { return asked() == 1 && (problem == "" || logs.Len() == 1) })
+		check.Eventually(t, script, func() bool { return asked() == 1 && (problem == "" || logs.Len() == 1) })
 		if problem == "" && logs.Len() > 0 || problem != "" && !strings.Contains(fmt.Sprint(logs.All()[0].ContextMap()["error"]), problem) {
 			t.Errorf("%s: the log says %v", script, logs.All())
 		}

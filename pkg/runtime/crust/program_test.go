@@ -153,16 +153,7 @@ func TestHungProgramIsKilledWithItsChildren(t *testing.T) {
 	for _, text := range found {
 		pid, err := strconv.Atoi(text)
 		check.Must(t, err)
-		soon(t, "process "+text+" is gone", func() bool { return !alive(pid) })
-	}
-}
-
-func soon(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in 20 s: %s", what)
-		}
+		check.Eventually(t, "process "+text+" is gone", func() bool { return !alive(pid) })
 	}
 }
 

@@ -132,7 +132,7 @@ func TestWhoServesTheSocket(t *testing.T) {
 
 func TestConnectionsAreKept(t *testing.T) {
 	b, v := socketOnly(t)
-	soon(t, "connections are kept", func() bool {
+	check.Eventually(t, "connections are kept", func() bool {
 		_, err := b.h.Stats(t.Context(), v)
 		check.Must(t, err)
 		return kept(b) == 1
@@ -142,7 +142,7 @@ func TestConnectionsAreKept(t *testing.T) {
 	_, err := b.h.Stats(t.Context(), v)
 	wantError(t, err, volume.Internal, v, "sb1", "cannot be asked")
 	b.agent.start(t)
-	soon(t, "the new agent is found", func() bool {
+	check.Eventually(t, "the new agent is found", func() bool {
 		_, err := b.h.Stats(t.Context(), v)
 		return err == nil
 	})

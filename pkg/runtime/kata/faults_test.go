@@ -15,6 +15,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -259,7 +260,7 @@ func TestNotFoundInSandbox(t *testing.T) {
 	if _, err := b.h.Stats(t.Context(), v); err != nil {
 		t.Fatal(err)
 	}
-	soon(t, "bound", boundTo(b, v, "sb1"))
+	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	shim.Unmount()
 	_, err := b.h.Stats(t.Context(), v)
 	wantError(t, err, volume.NoSandbox, v, "sb1", "not found in sandbox", "/data", "disable_block_device_use")

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -140,7 +141,7 @@ func TestNotesSurvive(t *testing.T) {
 	if err := os.RemoveAll(b.dir(v)); err != nil {
 		t.Fatal(err)
 	}
-	soon(t, "the directory is missed", func() bool { return !b.h.store.Watch.Has(v.Key) })
+	check.Eventually(t, "the directory is missed", func() bool { return !b.h.store.Watch.Has(v.Key) })
 	wantUse(t, b, v, "sb1")
 	if _, err := b.h.Publish(t.Context(), v); err != nil {
 		t.Fatal(err)

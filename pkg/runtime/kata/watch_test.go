@@ -7,11 +7,11 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -33,15 +33,6 @@ func (c *changes) has(key volume.Key) bool {
 	return slices.Contains(c.keys, key)
 }
 
-func soon(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in 20 s: %s", what)
-		}
-	}
-}
-
 func boundTo(b *bench, v *volume.Volume, id string) func() bool {
 	return func() bool {
 		binding, bound := b.h.Binding(v)
@@ -56,7 +47,7 @@ func watched(b *bench, v *volume.Volume) func() bool {
 // watching waits until Run watches.
 func watching(t *testing.T, b *bench) {
 	t.Helper()
-	soon(t, "the watch runs", b.h.store.Watch.Watching)
+	check.Eventually(t, "the watch runs", b.h.store.Watch.Watching)
 }
 
 func newWatchedBench(t *testing.T) (*bench, *changes) {
@@ -79,8 +70,8 @@ func TestBindingShowsAtOnce(t *testing.T) {
 	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
 		t.Fatal(err)
 	}
-	soon(t, "bound", boundTo(b, v, "sb1"))
-	soon(t, "told", func() bool { return seen.has(v.Key) })
+	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
+	check.Eventually(t, "told", func() bool { return seen.has(v.Key) })
 	b.h.SandboxGone("sb1")
 	if !boundTo(b, v, "")() {
 		t.Error("bound to a sandbox that is gone")
@@ -88,7 +79,7 @@ func TestBindingShowsAtOnce(t *testing.T) {
 	if err := b.h.Retract(t.Context(), v); err != nil {
 		t.Fatal(err)
 	}
-	soon(t, "nothing is left in memory", func() bool {
+	check.Eventually(t, "nothing is left in memory", func() bool {
 		tracked := b.h.store.Bindings.Volumes(func(projection.Entry) bool { return true })
 		return len(tracked) == 0 && b.h.store.Watch.Count() == 0
 	})
@@ -104,8 +95,8 @@ func TestWatchFindsWhatWasThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.start(t)
-	soon(t, "bound", boundTo(b, v, "sb1"))
-	soon(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
+	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
+	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
 }
 
 func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
@@ -115,20 +106,20 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	if err := os.Mkdir(b.dir(v), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	soon(t, "watched", watched(b, v))
+	check.Eventually(t, "watched", watched(b, v))
 	if len(b.h.Adopted()) != 0 {
 		t.Fatal("adopted without a file")
 	}
 	b.PublishForeign(t, v)
-	soon(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
+	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
 	other := *v
 	other.Device.Path = "/images/other"
 	b.PublishForeign(t, &other)
-	soon(t, "rewritten", func() bool { return b.h.Adopted()[0].Device.Path == "/images/other" })
+	check.Eventually(t, "rewritten", func() bool { return b.h.Adopted()[0].Device.Path == "/images/other" })
 	if err := os.RemoveAll(b.dir(v)); err != nil {
 		t.Fatal(err)
 	}
-	soon(t, "forgotten", func() bool { return len(b.h.Adopted()) == 0 })
+	check.Eventually(t, "forgotten", func() bool { return len(b.h.Adopted()) == 0 })
 }
 
 func TestRootIsWatchedAgain(t *testing.T) {
@@ -137,10 +128,10 @@ func TestRootIsWatchedAgain(t *testing.T) {
 	if err := os.RemoveAll(b.cfg.DirectVolumes); err != nil {
 		t.Fatal(err)
 	}
-	soon(t, "made again", func() bool { _, err := os.Stat(b.cfg.DirectVolumes); return err == nil })
+	check.Eventually(t, "made again", func() bool { _, err := os.Stat(b.cfg.DirectVolumes); return err == nil })
 	foreign := b.Volume("foreign")
 	b.PublishForeign(t, foreign)
-	soon(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
+	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
 	if err := b.h.Health(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -153,25 +144,25 @@ func TestManyEvents(t *testing.T) {
 	for i := range n {
 		b.PublishForeign(t, b.Volume(fmt.Sprintf("f%d", i)))
 	}
-	soon(t, "all adopted", func() bool { return len(b.h.Adopted()) == n })
+	check.Eventually(t, "all adopted", func() bool { return len(b.h.Adopted()) == n })
 	for i := range n {
 		v := b.Volume(fmt.Sprintf("f%d", i))
 		if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	soon(t, "all bound", func() bool { return boundTo(b, b.Volume(fmt.Sprintf("f%d", n-1)), "sb1")() })
+	check.Eventually(t, "all bound", func() bool { return boundTo(b, b.Volume(fmt.Sprintf("f%d", n-1)), "sb1")() })
 }
 
 func TestOverflowReadsTheTree(t *testing.T) {
 	b, _ := newWatchedBench(t)
 	foreign := b.Volume("foreign")
 	b.PublishForeign(t, foreign)
-	soon(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
+	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
 	b.h.store.Bindings.Forget(foreign.Key)
 	const overflow = "\xff\xff\xff\xff\x00\x40\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 	tree.Dispatch([]byte(overflow), b.h.store.Watch.Event)
-	soon(t, "adopted again", func() bool { return len(b.h.Adopted()) == 1 })
+	check.Eventually(t, "adopted again", func() bool { return len(b.h.Adopted()) == 1 })
 }
 
 func TestOddNamesInTheTree(t *testing.T) {
@@ -190,7 +181,7 @@ func TestOddNamesInTheTree(t *testing.T) {
 	}
 	good := b.Volume("good")
 	b.PublishForeign(t, good)
-	soon(t, "the good one is adopted", func() bool { return len(b.h.Adopted()) == 1 })
+	check.Eventually(t, "the good one is adopted", func() bool { return len(b.h.Adopted()) == 1 })
 	if orphans, err := b.h.Orphans(func(volume.Key) bool { return false }); err != nil || len(orphans) != 0 {
 		t.Errorf("orphans %v, %v", orphans, err)
 	}

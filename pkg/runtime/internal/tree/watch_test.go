@@ -7,7 +7,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
@@ -44,15 +43,6 @@ func (n *notes) count(s string) int {
 	return len(slices.DeleteFunc(slices.Clone(n.said), func(one string) bool { return one != s }))
 }
 
-func soon(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in 20 s: %s", what)
-		}
-	}
-}
-
 // watched is a tree in a fresh directory with a watch that runs.
 func watched(t *testing.T) (*tree.Tree, *tree.Watch, *notes) {
 	t.Helper()
@@ -66,7 +56,7 @@ func watched(t *testing.T) (*tree.Tree, *tree.Watch, *notes) {
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
 	t.Cleanup(func() { cancel(); check.Must(t, <-done) })
-	soon(t, "watching", w.Watching)
+	check.Eventually(t, "watching", w.Watching)
 	return opened, w, told
 }
 
@@ -86,18 +76,18 @@ func TestWatchTells(t *testing.T) {
 	v := publish(t, opened, w, "one", "1")
 	check.Must(t, os.WriteFile(opened.Path("one")+"/.temp", nil, 0o600))
 	check.Must(t, os.Rename(opened.Path("one")+"/.temp", opened.Path("one")+"/sandbox"))
-	soon(t, "the sandbox shows", func() bool { return told.count("written one sandbox") == 1 })
+	check.Eventually(t, "the sandbox shows", func() bool { return told.count("written one sandbox") == 1 })
 	check.Must(t, os.Mkdir(opened.Path("foreign"), 0o700))
-	soon(t, "the foreign one shows", func() bool { return told.count("added foreign") == 1 })
+	check.Eventually(t, "the foreign one shows", func() bool { return told.count("added foreign") == 1 })
 	check.Must(t, w.Add("foreign", opened.Path("foreign"), tree.Foreign))
 	check.Must(t, os.Rename(opened.Path("foreign"), filepath.Join(opened.Temp, "away")))
-	soon(t, "the foreign one is gone", func() bool { return told.count("removed foreign") == 1 })
+	check.Eventually(t, "the foreign one is gone", func() bool { return told.count("removed foreign") == 1 })
 	w.Forget(v.Key)
 	check.Must(t, opened.Remove(v, "one"))
 	if err := w.Add("one", opened.Path("one"), tree.OwnedByUs); !tree.IsGone(err) {
 		t.Errorf("a directory that is gone: %v", err)
 	}
-	soon(t, "nothing is watched", func() bool { return w.Count() == 0 })
+	check.Eventually(t, "nothing is watched", func() bool { return w.Count() == 0 })
 	if told.count("removed one") != 0 {
 		t.Error("our own removal was told")
 	}
@@ -116,9 +106,9 @@ func TestSuccessorIsWatched(t *testing.T) {
 		name := "sandbox"
 		before := told.count("written one " + name)
 		check.Must(t, os.WriteFile(opened.Path("one")+"/"+name, nil, 0o600))
-		soon(t, "its sandbox shows", func() bool { return told.count("written one "+name) == before+1 })
+		check.Eventually(t, "its sandbox shows", func() bool { return told.count("written one "+name) == before+1 })
 		check.Must(t, os.RemoveAll(opened.Path("one")))
-		soon(t, "it is gone", func() bool { return !w.Has("one") })
+		check.Eventually(t, "it is gone", func() bool { return !w.Has("one") })
 	}
 }
 
@@ -126,11 +116,11 @@ func TestOverflowAndRootAreReadAgain(t *testing.T) {
 	opened, w, told := watched(t)
 	scans := told.count("scan")
 	w.Event(-1, 0x4000, "") // IN_Q_OVERFLOW
-	soon(t, "the tree is read", func() bool { return told.count("scan") == scans+1 })
+	check.Eventually(t, "the tree is read", func() bool { return told.count("scan") == scans+1 })
 	check.Must(t, os.RemoveAll(opened.Root))
-	soon(t, "it is made again, and read", func() bool { return told.count("scan") == scans+2 })
+	check.Eventually(t, "it is made again, and read", func() bool { return told.count("scan") == scans+2 })
 	check.Must(t, os.Mkdir(opened.Path("late"), 0o700))
-	soon(t, "it is watched again", func() bool { return told.count("added late") == 1 })
+	check.Eventually(t, "it is watched again", func() bool { return told.count("added late") == 1 })
 	check.Must(t, w.Health())
 	check.Must(t, opened.Health())
 }
