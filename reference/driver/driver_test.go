@@ -59,15 +59,13 @@ func start(t *testing.T, change func(*Config)) (Config, *grpc.ClientConn, *bytes
 
 func dial(t *testing.T, socket string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		if probe, err := net.Dial("unix", socket); err == nil {
+	check.Eventually(t, "somebody listens on "+socket, func() bool {
+		probe, err := net.Dial("unix", socket)
+		if err == nil {
 			_ = probe.Close()
-			break
 		}
-		if time.Now().After(end) {
-			t.Fatal("nobody listens on " + socket)
-		}
-	}
+		return err == nil
+	})
 	conn, err := grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		t.Fatal(err)

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -78,15 +77,13 @@ func (v *volume) tryStage() error {
 // tried again.
 func (v *volume) unstage() {
 	v.r.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	check.Eventually(v.r.t, "unstage", func() bool {
 		_, err := v.r.d.Runtime().RuntimeUnstageVolume(v.r.ctx(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: v.target})
-		if err == nil {
-			return
-		}
-		if code := status.Code(err); (code != codes.Aborted && code != codes.Unavailable) || time.Now().After(deadline) {
+		if code := status.Code(err); err != nil && code != codes.Aborted && code != codes.Unavailable {
 			v.r.t.Fatalf("unstage: %v", err)
 		}
-	}
+		return err == nil
+	})
 }
 
 func unstage(t *testing.T, d *rig.Daemon, target string) {
@@ -126,15 +123,13 @@ func (v *volume) onHost(do func(dir string)) {
 // a moment after the last process that saw it.
 func (v *volume) whenFree(do func() error) {
 	v.r.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	check.Eventually(v.r.t, v.disk+" is free", func() bool {
 		err := do()
-		if err == nil {
-			return
-		}
-		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+		if err != nil && !errors.Is(err, unix.EBUSY) {
 			v.r.t.Fatalf("%s: %v", v.disk, err)
 		}
-	}
+		return err == nil
+	})
 }
 
 // isFree tells whether nothing has the device.

@@ -110,14 +110,7 @@ func TestDaemonIsKilledInTheMiddleOfMkfs(t *testing.T) {
 			r := newFormatter(t, tools(t, fs, ": >"+begun+"\n"+strings.ReplaceAll(sliced, "sleep 0.1", "sleep 0.4")))
 			device, _ := r.blank()
 			daemon := r.daemon(device, fs)
-			for until := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-				if _, err := os.Stat(begun); err == nil {
-					break
-				}
-				if time.Now().After(until) {
-					t.Fatal("mkfs was never begun")
-				}
-			}
+			check.Eventually(t, "mkfs was begun", func() bool { _, err := os.Stat(begun); return err == nil })
 			_ = daemon.Process.Kill()
 			err := daemon.Wait()
 			if status, ok := daemon.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() {

@@ -3,9 +3,9 @@ package kata
 import (
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -32,14 +32,7 @@ func TestTargetThroughALink(t *testing.T) {
 	if orphans, err := b.h.Orphans(known); err != nil || len(orphans) > 0 {
 		t.Fatalf("a known volume is an orphan: %v, %v", orphans, err)
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		if at, bound := b.h.Binding(v); bound && at.Sandbox == "sb1" {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("its sandbox is not found after a restart")
-		}
-	}
+	check.Eventually(t, "its sandbox is found after a restart", boundTo(b, v, "sb1"))
 	if _, err := b.h.Stats(t.Context(), v); err != nil {
 		t.Fatal(err)
 	}
