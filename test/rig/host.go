@@ -13,6 +13,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/reference/fsmount"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 )
 
@@ -59,23 +60,11 @@ func Unmount(dir string) error {
 }
 
 // MountAside mounts a filesystem where no list of mounts shows it: whoever has the file has
-// the mount, and with the last descriptor it goes. Options are flags, such as "ro".
+// the mount, and with the last descriptor it goes.
 func MountAside(device, fs string, options ...string) (*os.File, error) {
-	context, err := unix.Fsopen(fs, unix.FSOPEN_CLOEXEC)
+	root, err := fsmount.New(fs, device, options, 0)
 	if err != nil {
-		return nil, fmt.Errorf("fsopen %s: %w", fs, err)
-	}
-	defer func() { _ = unix.Close(context) }()
-	err = unix.FsconfigSetString(context, "source", device)
-	for _, option := range options {
-		err = errors.Join(err, unix.FsconfigSetFlag(context, option))
-	}
-	if err = errors.Join(err, unix.FsconfigCreate(context)); err != nil {
-		return nil, fmt.Errorf("mount %s: %w", device, err)
-	}
-	root, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("fsmount %s: %w", device, err)
+		return nil, err
 	}
 	return os.NewFile(uintptr(root), device), nil
 }
