@@ -195,9 +195,9 @@ func (s *sandbox) watch(ctx context.Context) error {
 		case <-signals:
 			return nil
 		case <-s.machine.Done():
-			return s.because(fmt.Errorf("the machine has ended: %w", s.machine.Err()))
+			return s.lost()
 		case <-s.guest.Done():
-			return errors.New("the guest's agent has ended, or does not keep to the wire")
+			return s.lost()
 		case err := <-hangs:
 			return err
 		case <-tick.C:
@@ -205,6 +205,16 @@ func (s *sandbox) watch(ctx context.Context) error {
 				return errors.New("the shim of the sandbox is gone")
 			}
 		}
+	}
+}
+
+// lost says why the connection to the guest is over: a machine that ends closes it, too.
+func (s *sandbox) lost() error {
+	select {
+	case <-s.machine.Done():
+		return s.because(fmt.Errorf("the machine has ended: %w", s.machine.Err()))
+	case <-time.After(lookTime):
+		return wire.ErrBroken
 	}
 }
 

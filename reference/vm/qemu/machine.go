@@ -90,7 +90,9 @@ func (m *Machine) start(ctx context.Context, cfg Config) error {
 	cmd := exec.Command(cfg.Program, line.args...) //nolint:gosec // by our own configuration
 	cmd.ExtraFiles = line.files
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: cfg.User, Gid: cfg.User, Groups: kvmGroup(cfg.KVM)}}
-	if m.qemu, err = startChild(cmd); err != nil {
+	m.qemu, err = startChild(cmd)
+	line.close() // only QEMU has them now: when it ends, its connections do
+	if err != nil {
 		return fmt.Errorf("%s: %w", cfg.Program, err)
 	}
 	if err := m.qmp.greet(ctx); err != nil {

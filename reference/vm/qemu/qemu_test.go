@@ -1,22 +1,48 @@
 package qemu
 
 import (
+	"context"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 )
+
+// needs skips a test that lacks something, but not in CI.
+func needs(t *testing.T, has bool, what string) {
+	t.Helper()
+	if has {
+		return
+	}
+	if os.Getenv("CI") == "true" {
+		t.Fatal("it takes " + what)
+	}
+	t.Skip("it takes " + what)
+}
 
 // The guest that proves KVM runs: here by emulation, which is everywhere.
 func TestTheSmallestGuestEnds(t *testing.T) {
 	program, err := exec.LookPath("qemu-system-x86_64")
-	if err != nil || os.Getuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("it takes QEMU and root")
-		}
-		t.Skip("it takes QEMU and root")
-	}
+	needs(t, err == nil && os.Getuid() == 0, "QEMU and root")
 	if err := probe(program, 1_900_000_000, false); err != nil {
 		t.Fatal(err)
 	}
 	t.Log("by KVM:", ProbeKVM(program, 1_900_000_000))
+}
+
+// TestAQEMUThatEndsAtOnce is told of at once, with how it ended.
+func TestAQEMUThatEndsAtOnce(t *testing.T) {
+	needs(t, os.Getuid() == 0, "root")
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil { //nolint:gosec // QEMU's user reads it
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	_, err := Start(ctx, Config{Program: "/bin/false", Virtiofsd: "/bin/false", Kernel: file, Initramfs: file, User: 1_900_000_000, Dir: t.TempDir()})
+	if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "exit status 1") {
+		t.Errorf("%v, %v", err, ctx.Err())
+	}
 }
