@@ -19,7 +19,7 @@ const (
 	wordWatch    = "watch"
 )
 
-const about = "This is the first program of a virtual machine: crust-vm starts it there, and nobody elsewhere"
+const about = "the first program of a virtual machine: crust-vm starts it there, and nobody elsewhere"
 
 // Main is the whole program. It gives the exit code.
 func Main(args []string) int {
@@ -40,9 +40,9 @@ func Main(args []string) int {
 	case word == "" && os.Getpid() == 1:
 		err = first()
 	case word == "--help":
-		fmt.Println(about)
+		fmt.Println("This is " + about + ".")
 	default:
-		err = errors.New(about)
+		err = errors.New("this is " + about)
 	}
 	if err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, strings.TrimSpace("crust-vm-agent "+word)+":", err)
