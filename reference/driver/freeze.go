@@ -19,8 +19,8 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/reference/cgroup"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
-	"github.com/crust-proxy/crust-proxy/reference/runc/cgroup"
 )
 
 // freezer holds the writes to a volume in use while its content is taken, so that its

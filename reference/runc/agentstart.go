@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
-	"github.com/crust-proxy/crust-proxy/reference/runc/cgroup"
+	"github.com/crust-proxy/crust-proxy/reference/cgroup"
 )
 
 // controlGroup is that of the agent and of the watchdogs of frozen volumes. They serve

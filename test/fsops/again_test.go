@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/reference/cgroup"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
-	"github.com/crust-proxy/crust-proxy/reference/runc/cgroup"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 

@@ -1,5 +1,5 @@
-// Package cgroup moves processes into a control group of their own, so that they do
-// not end together with the one in which they happened to be started.
+// Package cgroup moves processes into control groups: out of the one in which they
+// happened to be started, or into that of the pod whose they are.
 package cgroup
 
 import (
@@ -98,20 +98,29 @@ func (g group) leave(mounts []*mountinfo.Info, pid int, name string) error {
 	if !g.foreign(mounts[i].Root, name) {
 		return nil
 	}
-	top := mounts[i].Mountpoint
-	own := filepath.Join(top, name)
-	if err := os.Mkdir(own, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // as all control groups
-		return err
-	}
-	if slices.Contains(strings.Split(g.controllers, ","), "cpuset") {
+	return enter(mounts[i], name, pid)
+}
+
+// enter moves a process into a group of one hierarchy, and creates the group.
+func enter(m *mountinfo.Info, name string, pid int) error {
+	dir := m.Mountpoint
+	for part := range strings.FieldsFuncSeq(name, func(r rune) bool { return r == '/' }) {
+		top := dir
+		dir = filepath.Join(top, part)
+		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // as all control groups
+			return err
+		}
+		if !slices.Contains(strings.Split(m.VFSOptions, ","), "cpuset") {
+			continue
+		}
 		// In v1 a new group has no processor and no memory, and takes no process.
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
-			if err := inherit(top, own, file); err != nil {
+			if err := inherit(top, dir, file); err != nil {
 				return err
 			}
 		}
 	}
-	return os.WriteFile(filepath.Join(own, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o600)
+	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o600)
 }
 
 // isIn tells whether a mount shows the hierarchy of the group.
