@@ -26,7 +26,11 @@ func (c *command) attach() (code int, err error) {
 	if len(c.in.Words) != 3 {
 		return lostCode, errors.New("attach: its arguments are a sandbox, a container and a process")
 	}
-	return proxy{place: c.cfg.sandbox(c.in.Words[0]), container: c.in.Words[1], process: c.in.Words[2]}.run()
+	r, err := c.cfg.find(c.in.Words[1])
+	if err != nil {
+		return lostCode, err
+	}
+	return c.proxy(r, c.in.Words[2]).run()
 }
 
 // proxy is a process of the host for one in the guest: the container's own, or one that
@@ -34,6 +38,11 @@ func (c *command) attach() (code int, err error) {
 type proxy struct {
 	place              place
 	container, process string
+	group              string
+}
+
+func (c *command) proxy(r *record, process string) proxy {
+	return proxy{place: c.cfg.sandbox(r.Sandbox), container: r.ID, process: process, group: r.Group}
 }
 
 func (p proxy) request(do string) request {
@@ -65,6 +74,9 @@ func (p proxy) run() (code int, err error) {
 	select {
 	case <-said:
 	case <-time.After(drainTime):
+	}
+	if ended.OutOfMemory {
+		runOutOfMemory(p.group)
 	}
 	return int(ended.ExitCode), nil
 }
@@ -145,9 +157,9 @@ func (c *command) exec() (code int, err error) {
 		return 1, err
 	}
 	if !c.in.Has("detach", "d") {
-		return proxy{place: place, container: r.ID, process: id}.run()
+		return c.proxy(r, id).run()
 	}
-	pid, err := c.startProxy(process.Terminal, r.Sandbox, r.ID, id)
+	pid, err := c.startProxy(r, process.Terminal, id)
 	if err != nil {
 		return 1, err
 	}

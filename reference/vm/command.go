@@ -149,7 +149,7 @@ func (c *command) createContainer(id, bundle, sandbox string, spec *specs.Spec) 
 		return fmt.Errorf("container %s is there already", id)
 	}
 	// Whoever kills us can have deleted what was made until then.
-	r := &record{ID: id, Sandbox: sandbox, Bundle: bundle}
+	r := &record{ID: id, Sandbox: sandbox, Bundle: bundle, Group: groupOf(spec)}
 	if err := c.cfg.write(r); err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (c *command) createContainer(id, bundle, sandbox string, spec *specs.Spec) 
 	if err != nil {
 		return errors.Join(err, c.cfg.forget(r))
 	}
-	pid, err := c.startProxy(spec.Process.Terminal, sandbox, id, "")
+	pid, err := c.startProxy(r, spec.Process.Terminal, "")
 	if err == nil {
 		r.Process, err = process.Of(pid)
 	}
@@ -176,8 +176,8 @@ func (c *command) createContainer(id, bundle, sandbox string, spec *specs.Spec) 
 
 // startProxy starts a process that stands for one in the guest. It has our streams, or
 // a terminal, whose other end goes where the caller wants it.
-func (c *command) startProxy(terminal bool, sandbox, container, process string) (pid int, err error) {
-	cmd := exec.Command("/proc/self/exe", attachCommand, sandbox, container, process) //nolint:gosec // this program
+func (c *command) startProxy(r *record, terminal bool, process string) (pid int, err error) {
+	cmd := exec.Command("/proc/self/exe", attachCommand, r.Sandbox, r.ID, process) //nolint:gosec // this program
 	cmd.Args[0], cmd.Dir = name, "/"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -192,6 +192,9 @@ func (c *command) startProxy(terminal bool, sandbox, container, process string) 
 	}
 	if err := cmd.Start(); err != nil {
 		return 0, err
+	}
+	if err := r.join(cmd.Process.Pid); err != nil {
+		return 0, errors.Join(err, cmd.Process.Kill(), cmd.Process.Release())
 	}
 	return cmd.Process.Pid, nil
 }

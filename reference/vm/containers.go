@@ -176,6 +176,7 @@ func (s *sandbox) wait(ctx context.Context, r request, conn net.Conn, in io.Read
 		return
 	}
 	a := answer{ExitCode: ended.GetExitCode()}
+	a.OutOfMemory = r.Exec == "" && a.ExitCode == uint32(lostCode) && ended.GetOomKilled()
 	if err != nil {
 		a = answer{Error: err.Error(), Kind: abi.ExitRefused}
 	}

@@ -52,12 +52,14 @@ const (
 )
 
 type answer struct {
-	Error    string          `json:"error,omitempty"`
-	Kind     int             `json:"kind,omitempty"` // the exit status for the error
-	Warnings []string        `json:"warnings,omitempty"`
-	ExitCode uint32          `json:"exitCode,omitempty"`
-	Stats    *abi.StatsReply `json:"stats,omitempty"`
-	Size     int64           `json:"size,omitempty"`
+	Error    string   `json:"error,omitempty"`
+	Kind     int      `json:"kind,omitempty"` // the exit status for the error
+	Warnings []string `json:"warnings,omitempty"`
+	ExitCode uint32   `json:"exitCode,omitempty"`
+	// OutOfMemory is a container that the guest's kernel killed.
+	OutOfMemory bool            `json:"outOfMemory,omitempty"`
+	Stats       *abi.StatsReply `json:"stats,omitempty"`
+	Size        int64           `json:"size,omitempty"`
 }
 
 // ofSupervisor is an error that the supervisor told.

@@ -65,7 +65,7 @@ var aboutVolumes = handler.CLI{
 // features is what container runtimes ask for; it names nothing that is not there.
 const features = `{"ociVersionMin":"1.0.0","ociVersionMax":"1.2.0","hooks":[],` +
 	`"mountOptions":["bind","rbind","ro","rw","nosuid","nodev","noexec","noatime","relatime","strictatime","private","rprivate","slave","rslave"],` +
-	`"linux":{"namespaces":["mount","pid","uts","ipc"],"capabilities":[],"cgroup":{"v1":false,"v2":false,"systemd":false,"rootless":false},` +
+	`"linux":{"namespaces":["mount","pid","uts","ipc"],"capabilities":[],"cgroup":{"v1":true,"v2":true,"systemd":false,"rootless":false},` +
 	`"seccomp":{"enabled":false},"apparmor":{"enabled":false},"selinux":{"enabled":false},"mountExtensions":{"idmap":{"enabled":false}}}}
 `
 

@@ -30,6 +30,8 @@ type record struct {
 	ID      string `json:"id"`
 	Sandbox string `json:"sandbox"`
 	Bundle  string `json:"bundle"`
+	// Group is its control group on the host, or "" where it has none.
+	Group string `json:"group,omitempty"`
 	// Process stands for it on the host: the supervisor of a sandbox, or the proxy of a
 	// container.
 	Process process.Process `json:"process"`
@@ -82,6 +84,9 @@ func (c Config) write(r *record) error {
 }
 
 func (c Config) forget(r *record) error {
+	if err := r.leave(); err != nil {
+		return err
+	}
 	return os.Remove(filepath.Join(c.sandbox(r.Sandbox).containers(), r.ID))
 }
 
@@ -166,6 +171,13 @@ func (p place) remove() error {
 	more, err := filepath.Glob(p.containers() + "/*")
 	if err != nil {
 		return err
+	}
+	for _, file := range more {
+		if r, err := readRecord(file); err == nil {
+			if err := r.leave(); err != nil {
+				return err
+			}
+		}
 	}
 	for _, path := range slices.Concat(files, more, []string{p.containers(), string(p)}) {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

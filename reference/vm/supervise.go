@@ -89,7 +89,8 @@ func (s *sandbox) begin(ctx context.Context, bundle string) (err error) {
 	if s.self, err = process.Of(os.Getpid()); err != nil {
 		return err
 	}
-	if err := s.cfg.write(&record{ID: s.id, Sandbox: s.id, Bundle: bundle, Process: s.self, Shim: s.shim}); err != nil {
+	r := &record{ID: s.id, Sandbox: s.id, Bundle: bundle, Process: s.self, Shim: s.shim, Group: groupOf(spec)}
+	if err := errors.Join(s.cfg.write(r), r.join(s.self.PID)); err != nil {
 		return err
 	}
 	if err := s.share.open(); err != nil {

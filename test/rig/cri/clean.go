@@ -53,6 +53,7 @@ func (n *Node) removePods() error {
 func (n *Node) wantNothingLeft() error {
 	var left []string
 	for deadline := time.Now().Add(goneTime); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		removePodGroups(n.Group)
 		if left = n.Left(); len(left) == 0 {
 			return nil
 		}
@@ -65,6 +66,15 @@ func (n *Node) wantNothingLeft() error {
 		return nil
 	}
 	return fmt.Errorf("LEAKED by pods that were removed: %s", strings.Join(left, "; "))
+}
+
+// removePodGroups removes the empty control groups of pods, as kubelet does again and again.
+func removePodGroups(parent string) {
+	for _, dir := range rig.GroupDirs(parent) {
+		if filepath.Base(filepath.Dir(dir)) == filepath.Base(parent) {
+			_ = os.Remove(dir) // not one that has others in it
+		}
+	}
 }
 
 // endForgottenShims ends the shims that containerd has forgotten: one that it had

@@ -41,6 +41,8 @@ type Container struct {
 	User int64
 	// Groups are supplemental groups.
 	Groups []int64
+	// Memory is the limit, in bytes; 0 is none.
+	Memory int64
 	// Attempt counts how often the container was made again in this sandbox.
 	Attempt uint32
 }
@@ -113,7 +115,7 @@ func (p *Pod) Create(ctx context.Context, c Container) (string, error) {
 			"io.kubernetes.container.name": c.Name, "io.kubernetes.pod.name": "pod-" + p.UID,
 			"io.kubernetes.pod.namespace": "default", "io.kubernetes.pod.uid": p.UID,
 		},
-		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+		Linux: &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: c.Memory}, SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
 			NamespaceOptions:   p.config.GetLinux().GetSecurityContext().GetNamespaceOptions(),
 			RunAsUser:          &runtimeapi.Int64Value{Value: c.User},
 			SupplementalGroups: c.Groups,
