@@ -8,14 +8,15 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/creack/pty"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
@@ -113,8 +114,9 @@ func (p proxy) copyInput() {
 func (p proxy) forward() {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH)
-	if isTerminal(os.Stdin) {
-		makeRaw(os.Stdin)
+	stdin := int(os.Stdin.Fd())
+	// Everything is left to the terminal in the guest.
+	if _, err := term.MakeRaw(stdin); err == nil {
 		signals <- unix.SIGWINCH
 	}
 	for got := range signals {
@@ -124,12 +126,12 @@ func (p proxy) forward() {
 		}
 		r := p.request(doSignal)
 		r.Signal = uint32(number) //nolint:gosec // a signal
-		if size, err := unix.IoctlGetWinsize(int(os.Stdin.Fd()), unix.TIOCGWINSZ); number == unix.SIGWINCH && err == nil {
-			if size.Col == 0 || size.Row == 0 {
+		if columns, rows, err := term.GetSize(stdin); number == unix.SIGWINCH && err == nil {
+			if columns == 0 || rows == 0 {
 				continue
 			}
 			r = p.request(doTerminal)
-			r.Columns, r.Rows = uint32(size.Col), uint32(size.Row)
+			r.Columns, r.Rows = uint32(columns), uint32(rows) //nolint:gosec // 16 bits
 		}
 		_, _ = p.place.call(r)
 	}
@@ -193,45 +195,18 @@ func sendTerminal(socket string) (slave *os.File, err error) {
 	if socket == "" {
 		return nil, errors.New("nobody wants its other end: --console-socket is missing")
 	}
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	master, slave, err := pty.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = master.Close() }()
-	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		return nil, err
-	}
-	path := filepath.Join("/dev/pts", strconv.Itoa(number))
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+	if err == nil {
+		_, _, err = conn.WriteMsgUnix([]byte(slave.Name()), unix.UnixRights(int(master.Fd())), nil)
+		err = errors.Join(err, conn.Close())
+	}
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(fmt.Errorf("send it: %w", err), slave.Close())
 	}
-	defer func() { _ = conn.Close() }()
-	if _, _, err := conn.WriteMsgUnix([]byte(path), unix.UnixRights(int(master.Fd())), nil); err != nil {
-		return nil, fmt.Errorf("send it: %w", err)
-	}
-	return os.OpenFile(path, os.O_RDWR|unix.O_NOCTTY, 0) //nolint:gosec // the terminal that was made
-}
-
-func isTerminal(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
-}
-
-// makeRaw leaves everything to the terminal in the guest.
-func makeRaw(f *os.File) {
-	t, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	if err != nil {
-		return
-	}
-	t.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
-	t.Oflag &^= unix.OPOST
-	t.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
-	t.Cflag = t.Cflag&^(unix.CSIZE|unix.PARENB) | unix.CS8
-	t.Cc[unix.VMIN], t.Cc[unix.VTIME] = 1, 0
-	_ = unix.IoctlSetTermios(int(f.Fd()), unix.TCSETS, t)
+	return slave, nil
 }

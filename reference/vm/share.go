@@ -9,6 +9,8 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // share is the tree of the host that the guest sees. Its directories are made in one
@@ -28,7 +30,7 @@ func (s share) open() error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(tree) }()
+	defer sys.CloseFD(tree)
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{
 		Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Propagation: unix.MS_PRIVATE,
 	}); err != nil {
@@ -57,12 +59,12 @@ func (s share) add(b bind) error {
 	if err != nil {
 		return fmt.Errorf("%s cannot be shown to the guest: %w", b.source, err)
 	}
-	defer func() { _ = unix.Close(tree) }()
+	defer sys.CloseFD(tree)
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
 		return err
 	}
 	if b.readOnly {
-		var flags uint = unix.AT_EMPTY_PATH
+		flags := uint(unix.AT_EMPTY_PATH)
 		if b.recursive {
 			flags |= unix.AT_RECURSIVE
 		}
@@ -99,24 +101,17 @@ func (s share) remove(container string) error {
 		return err
 	}
 	for _, made := range names {
-		shown := filepath.Join(s.shown, container, filepath.Base(made))
-		if err := unix.Unmount(shown, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("%s cannot be unmounted: %w", shown, err)
-		}
-		if err := os.Remove(made); err != nil {
+		if err := unmount(filepath.Join(s.shown, container, filepath.Base(made))); err != nil {
 			return err
 		}
 	}
-	if err := os.Remove(filepath.Join(s.made, container)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
+	return remove(append(names, filepath.Join(s.made, container))...)
 }
 
 // close takes all of it back.
 func (s share) close() error {
-	if err := unix.Unmount(s.shown, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("%s cannot be unmounted: %w", s.shown, err)
+	if err := unmount(s.shown); err != nil {
+		return err
 	}
 	containers, err := filepath.Glob(filepath.Join(s.made, "*"))
 	if err != nil {
@@ -127,8 +122,22 @@ func (s share) close() error {
 			return err
 		}
 	}
-	for _, dir := range []string{s.shown, s.made} {
-		if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+	return remove(s.shown, s.made)
+}
+
+func unmount(path string) error {
+	err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("%s cannot be unmounted: %w", path, err)
+	}
+	return nil
+}
+
+// remove removes files and empty directories, up to the first that it cannot. What is not
+// there is removed.
+func remove(paths ...string) error {
+	for _, path := range paths {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -115,23 +114,17 @@ func end(p process.Process, most time.Duration) error {
 	return nil
 }
 
-// killProcess sends a signal to this process and to no other one with its number.
+// killProcess sends a signal to this process and to no other one with its number, which
+// it holds before it looks.
 func killProcess(p process.Process, signal unix.Signal) error {
-	fd, err := unix.PidfdOpen(p.PID, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
+	held, err := os.FindProcess(p.PID)
+	if err != nil || !p.Lives() {
 		return err
 	}
-	defer func() { _ = unix.Close(fd) }()
-	if !p.Lives() {
-		return nil
-	}
-	if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+	if err := held.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	return nil
+	return held.Release()
 }
 
 // sweep ends sandboxes that nobody knows any more: their shim is gone, or their bundle.
@@ -163,26 +156,19 @@ const endTime = 10 * time.Second
 
 // remove removes what is left of a sandbox whose supervisor has ended.
 func (p place) remove() error {
-	tree := p.share()
-	if err := tree.close(); err != nil {
+	if err := p.share().close(); err != nil {
 		return err
 	}
-	files := []string{p.control(), p.volumes(), p.log()}
-	more, err := filepath.Glob(p.containers() + "/*")
+	records, err := filepath.Glob(p.containers() + "/*")
 	if err != nil {
 		return err
 	}
-	for _, file := range more {
+	for _, file := range records {
 		if r, err := readRecord(file); err == nil {
 			if err := r.leave(); err != nil {
 				return err
 			}
 		}
 	}
-	for _, path := range slices.Concat(files, more, []string{p.containers(), string(p)}) {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
+	return remove(append(records, p.control(), p.volumes(), p.log(), p.containers(), string(p))...)
 }

@@ -100,14 +100,11 @@ func (v *volumes) mount(ctx context.Context, m *oci.Mount, serial string) error 
 // openDevice opens the volume's device. While it is open for writing, by us or by QEMU,
 // nobody else can claim it: no other sandbox, and no mount of this node.
 func openDevice(info abi.Info) (*os.File, error) {
+	open := handler.ClaimDevice
 	if info.ReadOnly() {
-		fd, err := handler.OpenDevice(info)
-		if err != nil {
-			return nil, err
-		}
-		return os.NewFile(uintptr(fd), info.Device), nil
+		open = handler.OpenDevice
 	}
-	fd, err := handler.ClaimDevice(info)
+	fd, err := open(info)
 	if err != nil {
 		return nil, err
 	}

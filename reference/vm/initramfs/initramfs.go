@@ -57,7 +57,7 @@ func (a *archive) modules(kernel Kernel, groups []Modules) error {
 	var list strings.Builder
 	have := make(map[string]bool)
 	for _, group := range groups {
-		files, err := known.all(group.Modules)
+		files, err := known.order(group.Modules)
 		if errors.Is(err, errNoModule) && group.Optional {
 			continue
 		}
@@ -81,25 +81,6 @@ func (a *archive) modules(kernel Kernel, groups []Modules) error {
 	}
 	a.file(ModuleList, 0o644, []byte(list.String()))
 	return nil
-}
-
-// all lists the files of several modules, each once, in the order of loading.
-func (t *table) all(names []string) ([]string, error) {
-	var all []string
-	have := make(map[string]bool)
-	for _, name := range names {
-		files, err := t.order(name)
-		if err != nil {
-			return nil, err
-		}
-		for _, file := range files {
-			if !have[file] {
-				all = append(all, file)
-			}
-			have[file] = true
-		}
-	}
-	return all, nil
 }
 
 // Build makes the archive of a sandbox's guest in a directory, under a name that tells

@@ -139,7 +139,7 @@ func TestKernelsThatWillNotDo(t *testing.T) {
 	}
 	known, err := Kernel{modules: poor + "/lib/modules/6.1"}.table()
 	check.Must(t, err)
-	if _, err := known.order("xfs"); !errors.Is(err, errNoModule) {
+	if _, err := known.order([]string{"xfs"}); !errors.Is(err, errNoModule) {
 		t.Errorf("a module that is not there: %v", err)
 	}
 }

@@ -1,7 +1,6 @@
 package initramfs
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -49,54 +48,49 @@ type table struct {
 
 func (k Kernel) table() (*table, error) {
 	t := &table{files: make(map[string]string), needs: make(map[string][]string)}
-	err := eachLine(filepath.Join(k.modules, "modules.dep"), func(line string) {
-		file, needs, _ := strings.Cut(line, ":")
-		t.files[moduleName(file)] = file
-		t.needs[file] = strings.Fields(needs)
-	})
+	raw, err := os.ReadFile(filepath.Join(k.modules, "modules.dep"))
 	if err != nil {
 		return nil, err
 	}
-	err = eachLine(filepath.Join(k.modules, "modules.builtin"), func(line string) {
-		t.builtin = append(t.builtin, moduleName(line))
-	})
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+	for line := range strings.Lines(string(raw)) {
+		file, needs, _ := strings.Cut(line, ":")
+		t.files[moduleName(file)] = file
+		t.needs[file] = strings.Fields(needs)
 	}
-	return t, err
+	raw, err = os.ReadFile(filepath.Join(k.modules, "modules.builtin"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for line := range strings.Lines(string(raw)) {
+		t.builtin = append(t.builtin, moduleName(line))
+	}
+	return t, nil
 }
 
-// order lists the files of a module in the order of loading. A module that is built
-// into the kernel needs none.
-func (t *table) order(name string) ([]string, error) {
-	file, found := t.files[name]
-	if !found {
-		if slices.Contains(t.builtin, name) {
-			return nil, nil
+// order lists the files of modules, each once, in the order of loading. A module that is
+// built into the kernel needs none.
+func (t *table) order(names []string) ([]string, error) {
+	var order []string
+	for _, name := range names {
+		file, found := t.files[name]
+		if !found && !slices.Contains(t.builtin, name) {
+			return nil, fmt.Errorf("%s: %w", name, errNoModule)
 		}
-		return nil, fmt.Errorf("%s: %w", name, errNoModule)
+		if !found {
+			continue
+		}
+		// depmod lists all that a module needs, what is needed by the others last.
+		for _, needed := range slices.Backward(append([]string{file}, t.needs[file]...)) {
+			if !slices.Contains(order, needed) {
+				order = append(order, needed)
+			}
+		}
 	}
-	// depmod lists all that a module needs, what is needed by the others last.
-	order := slices.Clone(t.needs[file])
-	slices.Reverse(order)
-	return append(order, file), nil
+	return order, nil
 }
 
 // moduleName is the name of a module by its file. The kernel takes - and _ for the same.
 func moduleName(file string) string {
 	name, _, _ := strings.Cut(filepath.Base(file), ".ko")
 	return strings.ReplaceAll(name, "-", "_")
-}
-
-func eachLine(path string, f func(string)) error {
-	file, err := os.Open(path) //nolint:gosec // of the kernel that the operator chose
-	if err != nil {
-		return err
-	}
-	defer func() { _ = file.Close() }()
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		f(lines.Text())
-	}
-	return lines.Err()
 }

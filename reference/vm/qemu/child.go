@@ -35,24 +35,15 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 		if err != nil {
 			return
 		}
-		c.err = ended(cmd.Wait(), said.String())
+		// None of them ends by itself for a good reason.
+		_ = cmd.Wait()
+		c.err = errors.New(strings.TrimRight(fmt.Sprintf("%v: %v", cmd.ProcessState, said), ": \n"))
 		close(c.done)
 	}()
 	if err := <-started; err != nil {
 		return nil, err
 	}
 	return c, nil
-}
-
-// ended is the error of a process of ours: none of them ends by itself for a good reason.
-func ended(err error, said string) error {
-	if err == nil {
-		err = errors.New("exit status 0")
-	}
-	if said = strings.TrimSpace(said); said != "" {
-		err = fmt.Errorf("%w: %s", err, said)
-	}
-	return err
 }
 
 // kill ends it and waits. A nil child was never started.

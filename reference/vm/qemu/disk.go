@@ -49,8 +49,8 @@ func (m *Machine) plug(ctx context.Context, d *Disk) error {
 	if len(m.disks) >= maxDisks {
 		return fmt.Errorf("the machine has no place for more than %d disks", maxDisks)
 	}
-	for d.set = 1; m.hasSet(d.set); d.set++ {
-	}
+	m.sets++
+	d.set = m.sets
 	m.disks[d.Serial] = d
 	if err := m.qmp.execute(ctx, "add-fd", object{"fdset-id": d.set}, d.file); err != nil {
 		return err
@@ -67,15 +67,6 @@ func (m *Machine) plug(ctx context.Context, d *Disk) error {
 	}, nil)
 }
 
-func (m *Machine) hasSet(set int) bool {
-	for _, d := range m.disks {
-		if d.set == set {
-			return true
-		}
-	}
-	return false
-}
-
 // unplugAgain is how long the guest may take before it is asked again.
 const unplugAgain = 5 * time.Second
 
@@ -83,12 +74,8 @@ const unplugAgain = 5 * time.Second
 func (m *Machine) Unplug(ctx context.Context, d *Disk) error {
 	gone := m.qmp.awaitGone(d.device())
 	for {
-		if err := m.qmp.execute(ctx, "device_del", object{"id": d.device()}, nil); err != nil && !isGone(gone) {
-			// That the guest was asked already is an error, too: it is waited for.
-			if ctx.Err() != nil {
-				return err
-			}
-		}
+		// That the guest was asked already is an error, too: it is waited for.
+		_ = m.qmp.execute(ctx, "device_del", object{"id": d.device()}, nil)
 		select {
 		case <-gone:
 			return m.takeBack(ctx, d)
@@ -98,15 +85,6 @@ func (m *Machine) Unplug(ctx context.Context, d *Disk) error {
 			return fmt.Errorf("the guest does not let go of the disk: %w", ctx.Err())
 		case <-time.After(unplugAgain):
 		}
-	}
-}
-
-func isGone(gone <-chan struct{}) bool {
-	select {
-	case <-gone:
-		return true
-	default:
-		return false
 	}
 }
 

@@ -49,6 +49,7 @@ type Machine struct {
 	qemu  *child
 	fs    *child
 	disks map[string]*Disk
+	sets  int // how many sets of descriptors QEMU was given
 }
 
 // Start starts the machine. It is bounded by ctx; the guest boots meanwhile.

@@ -106,12 +106,18 @@ func TestADeviceIsGoneWhenQEMUSaysSo(t *testing.T) {
 	}
 	answers(t, conn, `{"return":{},"id":ID}`+"\n")
 	check.Must(t, q.execute(soon(t), "query", nil, nil))
-	if isGone(gone) {
+	select {
+	case <-gone:
 		t.Fatal("another device is taken for it")
+	default:
 	}
 	_, err := conn.Write([]byte(`{"event":"DEVICE_DELETED","data":{"device":"disk-a"}}` + "\n"))
 	check.Must(t, err)
-	check.Eventually(t, "the device is gone", func() bool { return isGone(gone) })
+	select {
+	case <-gone:
+	case <-soon(t).Done():
+		t.Fatal("the device is not gone")
+	}
 }
 
 func TestTailKeepsTheLast(t *testing.T) {
