@@ -158,7 +158,7 @@ func (s *sandbox) input(ctx context.Context, r request, from io.Reader) {
 			break
 		}
 	}
-	_, _ = s.guest.CloseInput(ctx, &wire.CloseInputRequest{Process: r.process()})
+	_, _ = s.guest.WriteInput(ctx, &wire.WriteInputRequest{Process: r.process()})
 }
 
 // wait answers when the process has ended. When who waits is gone before, the process is

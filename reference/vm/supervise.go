@@ -140,7 +140,7 @@ func (s *sandbox) awaitAgent(ctx context.Context) error {
 	stopped := make(chan error, 1)
 	go func() {
 		for {
-			_, err := s.guest.Describe(ctx, &wire.DescribeRequest{})
+			_, err := s.guest.Ping(ctx, &wire.PingRequest{})
 			if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 				stopped <- err
 				return

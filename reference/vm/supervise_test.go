@@ -16,9 +16,9 @@ type slow struct {
 	pings, nth int
 }
 
-func (s *slow) Ping(ctx context.Context, _ *wire.PingRequest) (*wire.Empty, error) {
+func (s *slow) Ping(ctx context.Context, _ *wire.PingRequest) (*wire.PingResponse, error) {
 	if s.pings++; s.pings%s.nth == 0 {
-		return new(wire.Empty), nil
+		return new(wire.PingResponse), nil
 	}
 	<-ctx.Done()
 	return nil, ctx.Err()

@@ -206,12 +206,9 @@ func TestGuest(t *testing.T) {
 		disks[fs] = image(t, fs)
 	}
 	g := bootGuest(t, disks)
-	is, err := g.Describe(t.Context(), &wire.DescribeRequest{})
+	_, err := g.Ping(t.Context(), &wire.PingRequest{})
 	check.Must(t, err)
-	t.Logf("it was up after %v: %v", time.Since(began), is)
-	if strings.Join(is.GetFilesystems(), " ") != "btrfs ext4 xfs" {
-		t.Errorf("it knows the filesystems %q", is.GetFilesystems())
-	}
+	t.Logf("it was up after %v", time.Since(began))
 	_, err = g.StartSandbox(t.Context(), &wire.StartSandboxRequest{Hostname: "pod-name", UnixNanos: time.Now().UnixNano(), Sysctls: map[string]string{"net.core.somaxconn": "1234"}})
 	check.Must(t, err)
 	_, err = g.add("root", "ext4")
@@ -419,7 +416,7 @@ func (g *guest) tryStreams(t *testing.T) {
 			}
 			left -= int(took.GetWritten())
 		}
-		_, err := g.CloseInput(context.Background(), &wire.CloseInputRequest{Process: process})
+		_, err := g.WriteInput(context.Background(), &wire.WriteInputRequest{Process: process})
 		sent <- err
 	}()
 	got := 0

@@ -12,8 +12,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
-
-	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // cgroup is the control group of a container, by its id.
@@ -95,13 +93,9 @@ func (g cgroup) oomKilled() bool {
 
 // remove removes the group, when its last process has gone.
 func (g cgroup) remove(ctx context.Context) error {
-	for {
-		err := os.Remove(g.file(""))
-		if err == nil || errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-		if !errors.Is(err, unix.EBUSY) || !sys.Sleep(ctx, pollTime) {
-			return fmt.Errorf("processes of the container are left: %w", err)
-		}
+	err := retry(ctx, unix.EBUSY, func() error { return os.Remove(g.file("")) })
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("processes of the container are left: %w", err)
 	}
+	return nil
 }

@@ -265,14 +265,6 @@ func (cs *containers) WriteInput(ctx context.Context, req *wire.WriteInputReques
 	return &wire.WriteInputResponse{Written: uint32(n)}, err //nolint:gosec // at most what was sent
 }
 
-func (cs *containers) CloseInput(_ context.Context, req *wire.CloseInputRequest) (*wire.Empty, error) {
-	_, p, err := cs.process(req.GetProcess())
-	if err != nil {
-		return nil, err
-	}
-	return new(wire.Empty), p.closeInput()
-}
-
 func (cs *containers) ResizeTerminal(_ context.Context, req *wire.ResizeTerminalRequest) (*wire.Empty, error) {
 	_, p, err := cs.process(req.GetProcess())
 	if err != nil {

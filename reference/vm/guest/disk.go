@@ -16,20 +16,31 @@ import (
 // pollTime is how often the kernel is asked for what takes a moment.
 const pollTime = 20 * time.Millisecond
 
-// findDisk waits for the disk with a serial and gives its device.
-func findDisk(ctx context.Context, serial string) (string, error) {
+// retry calls f until its error is another one than that of what takes a moment.
+func retry(ctx context.Context, moment error, f func() error) error {
 	for {
-		file, err := findBy("/sys/block/*/serial", serial)
-		if err == nil {
-			device := "/dev/" + filepath.Base(filepath.Dir(file))
-			if _, err = os.Stat(device); err == nil {
-				return device, nil
-			}
-		}
-		if !errors.Is(err, os.ErrNotExist) || !sys.Sleep(ctx, pollTime) {
-			return "", fmt.Errorf("the disk has not come: %w", err)
+		err := f()
+		if !errors.Is(err, moment) || !sys.Sleep(ctx, pollTime) {
+			return err
 		}
 	}
+}
+
+// findDisk waits for the disk with a serial and gives its device.
+func findDisk(ctx context.Context, serial string) (device string, err error) {
+	err = retry(ctx, os.ErrNotExist, func() error {
+		file, err := findBy("/sys/block/*/serial", serial)
+		if err != nil {
+			return err
+		}
+		device = "/dev/" + filepath.Base(filepath.Dir(file))
+		_, err = os.Stat(device)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("the disk has not come: %w", err)
+	}
+	return device, nil
 }
 
 // waitSize waits until a disk has at least so many bytes: the kernel sees a while later
@@ -48,13 +59,13 @@ func diskSize(device int) (int64, error) { return unix.Seek(device, 0, unix.SEEK
 // waitFree waits until nothing uses a disk any more: the kernel lets go of a filesystem
 // some time after its last mount.
 func waitFree(ctx context.Context, device string) error {
-	for {
+	err := retry(ctx, unix.EBUSY, func() error {
 		fd, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-		if err == nil {
-			return unix.Close(fd)
-		}
-		if !errors.Is(err, unix.EBUSY) || !sys.Sleep(ctx, pollTime) {
-			return fmt.Errorf("the disk is not free: %w", err)
-		}
+		sys.CloseFD(fd)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("the disk is not free: %w", err)
 	}
+	return nil
 }

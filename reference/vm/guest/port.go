@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -27,17 +26,17 @@ func (p *ports) Accept() (net.Conn, error) {
 	<-p.free
 	ctx, cancel := context.WithTimeout(context.Background(), portTime)
 	defer cancel()
-	for sys.Sleep(ctx, pollTime) {
-		path, err := findBy("/sys/class/virtio-ports/*/name", p.name)
-		if err == nil {
-			file, err := os.OpenFile("/dev/"+filepath.Base(filepath.Dir(path)), os.O_RDWR, 0)
-			return &port{File: file, of: p}, err
-		}
-		if !errors.Is(err, os.ErrNotExist) {
-			return nil, err
-		}
+	sys.Sleep(ctx, pollTime) // nobody may have it open
+	var path string
+	err := retry(ctx, os.ErrNotExist, func() (err error) {
+		path, err = findBy("/sys/class/virtio-ports/*/name", p.name)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("the port to the host: %w", err)
 	}
-	return nil, fmt.Errorf("the port to the host: %w", ctx.Err())
+	file, err := os.OpenFile("/dev/"+filepath.Base(filepath.Dir(path)), os.O_RDWR, 0)
+	return &port{File: file, of: p}, err
 }
 
 // Close has nothing to do.

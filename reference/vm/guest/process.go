@@ -238,7 +238,11 @@ func (p *process) read(ctx context.Context, req *wire.ReadOutputRequest) ([]byte
 // inputTime is how long input waits for a process that does not read.
 const inputTime = time.Second
 
+// write gives the process input. None is the end of it.
 func (p *process) write(ctx context.Context, data []byte) (int, error) {
+	if len(data) == 0 {
+		return 0, p.closeInput()
+	}
 	if p.stdin == nil {
 		return 0, fmt.Errorf("the input is closed: %w", errState)
 	}
@@ -255,7 +259,7 @@ func (p *process) write(ctx context.Context, data []byte) (int, error) {
 	return n, err
 }
 
-// closeInput is the end of the input. That of a terminal is a character in it.
+// closeInput has nothing to do for a terminal, whose end is a character.
 func (p *process) closeInput() error {
 	if p.terminal || p.stdin == nil {
 		return nil

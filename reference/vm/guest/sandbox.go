@@ -4,16 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
@@ -36,19 +33,8 @@ func agent() error {
 	return wire.Agent{Sandbox: &sandbox{volumes: v, containers: c}, Volumes: v, Containers: c, CodeOf: codeOf}.Serve(context.Background(), port)
 }
 
-func (s *sandbox) Describe(context.Context, *wire.DescribeRequest) (*wire.DescribeResponse, error) {
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		return nil, err
-	}
-	modules, err := initramfs.List()
-	if err != nil {
-		return nil, err
-	}
-	delete(modules, initramfs.Boot)
-	return &wire.DescribeResponse{
-		Protocol: wire.Protocol, Kernel: unix.ByteSliceToString(name.Release[:]), Filesystems: slices.Sorted(maps.Keys(modules)),
-	}, nil
+func (s *sandbox) Ping(context.Context, *wire.PingRequest) (*wire.PingResponse, error) {
+	return &wire.PingResponse{Protocol: wire.Protocol}, nil
 }
 
 func (s *sandbox) StartSandbox(_ context.Context, req *wire.StartSandboxRequest) (*wire.Empty, error) {
@@ -101,10 +87,6 @@ func upLoopback() error {
 	}
 	request.SetUint16(unix.IFF_UP)
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request)
-}
-
-func (s *sandbox) Ping(context.Context, *wire.PingRequest) (*wire.Empty, error) {
-	return new(wire.Empty), nil
 }
 
 // answerTime is how long the machine lives on after its last answer.

@@ -13,33 +13,25 @@ import (
 // ErrNotListed is a name that the archive has no modules for.
 var ErrNotListed = errors.New("no such modules")
 
-// List reads in the guest what the archive has: the files to load for each name.
-func List() (map[string][]string, error) {
-	raw, err := os.ReadFile("/" + ModuleList)
-	files := make(map[string][]string)
-	for line := range strings.Lines(string(raw)) {
-		name, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
-		files[name] = strings.Fields(rest)
-	}
-	return files, err
-}
-
 // Load loads in the guest what belongs to a name. What is loaded already stays.
 func Load(name string) error {
-	all, err := List()
+	list, err := os.ReadFile("/" + ModuleList)
 	if err != nil {
 		return err
 	}
-	files, listed := all[name]
-	if !listed {
-		return fmt.Errorf("%s: %w", name, ErrNotListed)
-	}
-	for _, file := range files {
-		if err := loadModule(filepath.Join("/", ModuleDir, file)); err != nil {
-			return fmt.Errorf("load %s: %w", file, err)
+	for line := range strings.Lines(string(list)) {
+		files := strings.Fields(line)
+		if len(files) == 0 || files[0] != name {
+			continue
 		}
+		for _, file := range files[1:] {
+			if err := loadModule(filepath.Join("/", ModuleDir, file)); err != nil {
+				return fmt.Errorf("load %s: %w", file, err)
+			}
+		}
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%s: %w", name, ErrNotListed)
 }
 
 func loadModule(path string) error {

@@ -18,13 +18,13 @@ import (
 // deadlines bound the calls; Client shortens what a caller allows, and never extends
 // it. Those that are not listed block until there is something to answer.
 var deadlines = map[string]time.Duration{
-	"Describe": 120 * time.Second, "StartSandbox": 60 * time.Second, "Ping": 20 * time.Second, "Shutdown": 60 * time.Second,
+	"StartSandbox": 60 * time.Second, "Ping": 20 * time.Second, "Shutdown": 60 * time.Second,
 	"AddVolume": 150 * time.Second, "RemoveVolume": 60 * time.Second,
 	"GetVolumeStats": 20 * time.Second, "ResizeVolume": 90 * time.Second,
 	"FreezeVolume": 60 * time.Second, "ThawVolume": 30 * time.Second,
 	"CreateContainer": 60 * time.Second, "StartContainer": 60 * time.Second, "DeleteContainer": 60 * time.Second,
 	"ExecProcess": 60 * time.Second, "SignalProcess": 20 * time.Second, "ForgetProcess": 20 * time.Second,
-	"WriteInput": 20 * time.Second, "CloseInput": 20 * time.Second, "ResizeTerminal": 20 * time.Second,
+	"WriteInput": 20 * time.Second, "ResizeTerminal": 20 * time.Second,
 }
 
 // Client asks a guest. Its methods are those of the wire; every answer has been checked.

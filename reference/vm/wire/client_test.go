@@ -44,10 +44,6 @@ func answer[T any](ctx context.Context, l *liar, method string) (*T, error) {
 	return nil, ctx.Err()
 }
 
-func (l *liar) Describe(ctx context.Context, _ *DescribeRequest) (*DescribeResponse, error) {
-	return answer[DescribeResponse](ctx, l, "Describe")
-}
-
 func (l *liar) Shutdown(ctx context.Context, _ *ShutdownRequest) (*ShutdownResponse, error) {
 	return answer[ShutdownResponse](ctx, l, "Shutdown")
 }
@@ -76,8 +72,8 @@ func (l *liar) WriteInput(ctx context.Context, _ *WriteInputRequest) (*WriteInpu
 	return answer[WriteInputResponse](ctx, l, "WriteInput")
 }
 
-func (l *liar) Ping(ctx context.Context, _ *PingRequest) (*Empty, error) {
-	return answer[Empty](ctx, l, "Ping")
+func (l *liar) Ping(ctx context.Context, _ *PingRequest) (*PingResponse, error) {
+	return answer[PingResponse](ctx, l, "Ping")
 }
 
 // connected is both ends of a unix socket.
@@ -115,11 +111,6 @@ func bytesUsage(total, used, available int64) *Usage {
 
 // question asks one thing of a client and gives only the error.
 type question func(context.Context, *Client) error
-
-func describe(ctx context.Context, c *Client) error {
-	_, err := c.Describe(ctx, &DescribeRequest{})
-	return err
-}
 
 func shutdown(ctx context.Context, c *Client) error {
 	_, err := c.Shutdown(ctx, &ShutdownRequest{})
@@ -169,13 +160,9 @@ func TestLiesAreNotBelieved(t *testing.T) {
 		truth []proto.Message
 		lies  []proto.Message
 	}{
-		"Describe": {describe,
-			[]proto.Message{&DescribeResponse{Protocol: Protocol, Kernel: "6.1", Filesystems: []string{"ext4", "xfs"}}},
-			[]proto.Message{
-				&DescribeResponse{}, &DescribeResponse{Protocol: Protocol + 1}, &DescribeResponse{Protocol: Protocol, Kernel: lines},
-				&DescribeResponse{Protocol: Protocol, Filesystems: []string{"\x1b[2J"}},
-				&DescribeResponse{Protocol: Protocol, Filesystems: make([]string, 1000)},
-			}},
+		"Ping": {ping,
+			[]proto.Message{&PingResponse{Protocol: Protocol}},
+			[]proto.Message{&PingResponse{}, &PingResponse{Protocol: Protocol + 1}, &PingResponse{Protocol: math.MaxUint32}}},
 		"Shutdown": {shutdown,
 			[]proto.Message{&ShutdownResponse{}, &ShutdownResponse{Errors: []string{"the volume is busy"}}},
 			[]proto.Message{&ShutdownResponse{Errors: make([]string, 65)}, &ShutdownResponse{Errors: []string{long}}}},
@@ -277,7 +264,7 @@ func response(t *testing.T, message proto.Message) []byte {
 
 // TestFramesThatBreakTheWire: the first of them ends the connection, and all calls with it.
 func TestFramesThatBreakTheWire(t *testing.T) {
-	good := response(t, &Empty{})
+	good := response(t, &PingResponse{Protocol: Protocol})
 	tooLong := binary.BigEndian.AppendUint32(nil, MaxFrame+1)
 	huge := binary.BigEndian.AppendUint32(nil, math.MaxUint32)
 	for name, sent := range map[string][]byte{
@@ -373,7 +360,7 @@ func TestAGuestThatHangs(t *testing.T) {
 	inTime(t, func(t *testing.T, c *Client, guest net.Conn) {
 		go func() { _, _ = io.Copy(io.Discard, guest) }() // it reads, and says nothing
 		for method, one := range map[string]question{
-			"Describe": describe, "Shutdown": shutdown, "AddVolume": addVolume, "GetVolumeStats": stats, "ResizeVolume": resize,
+			"Shutdown": shutdown, "AddVolume": addVolume, "GetVolumeStats": stats, "ResizeVolume": resize,
 			"WriteInput": write, "Ping": ping,
 		} {
 			began := time.Now()
@@ -421,7 +408,7 @@ func TestAGuestThatDrips(t *testing.T) {
 
 // TestALateAnswer is dropped, and the next question answered: a guest may be slow.
 func TestALateAnswer(t *testing.T) {
-	good := response(t, &Empty{})
+	good := response(t, &PingResponse{Protocol: Protocol})
 	inTime(t, func(t *testing.T, c *Client, guest net.Conn) {
 		go func() { _, _ = io.Copy(io.Discard, guest) }()
 		if err := ping(t.Context(), c); !errors.Is(err, context.DeadlineExceeded) {

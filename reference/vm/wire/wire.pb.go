@@ -137,27 +137,27 @@ func (*Empty) Descriptor() ([]byte, []int) {
 	return file_wire_proto_rawDescGZIP(), []int{0}
 }
 
-// DescribeRequest is empty.
-type DescribeRequest struct {
+// PingRequest is empty.
+type PingRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DescribeRequest) Reset() {
-	*x = DescribeRequest{}
+func (x *PingRequest) Reset() {
+	*x = PingRequest{}
 	mi := &file_wire_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DescribeRequest) String() string {
+func (x *PingRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DescribeRequest) ProtoMessage() {}
+func (*PingRequest) ProtoMessage() {}
 
-func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
+func (x *PingRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_wire_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -169,38 +169,34 @@ func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
-func (*DescribeRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
+func (*PingRequest) Descriptor() ([]byte, []int) {
 	return file_wire_proto_rawDescGZIP(), []int{1}
 }
 
-// DescribeResponse describes the guest.
-type DescribeResponse struct {
+// PingResponse tells who answers.
+type PingResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// protocol is Protocol of package wire; another one is refused.
-	Protocol uint32 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	// kernel is the release of the guest's kernel.
-	Kernel string `protobuf:"bytes,2,opt,name=kernel,proto3" json:"kernel,omitempty"`
-	// filesystems are those that volumes can have, such as ext4.
-	Filesystems   []string `protobuf:"bytes,3,rep,name=filesystems,proto3" json:"filesystems,omitempty"`
+	Protocol      uint32 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DescribeResponse) Reset() {
-	*x = DescribeResponse{}
+func (x *PingResponse) Reset() {
+	*x = PingResponse{}
 	mi := &file_wire_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DescribeResponse) String() string {
+func (x *PingResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DescribeResponse) ProtoMessage() {}
+func (*PingResponse) ProtoMessage() {}
 
-func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
+func (x *PingResponse) ProtoReflect() protoreflect.Message {
 	mi := &file_wire_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -212,30 +208,16 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
-func (*DescribeResponse) Descriptor() ([]byte, []int) {
+// Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
+func (*PingResponse) Descriptor() ([]byte, []int) {
 	return file_wire_proto_rawDescGZIP(), []int{2}
 }
 
-func (x *DescribeResponse) GetProtocol() uint32 {
+func (x *PingResponse) GetProtocol() uint32 {
 	if x != nil {
 		return x.Protocol
 	}
 	return 0
-}
-
-func (x *DescribeResponse) GetKernel() string {
-	if x != nil {
-		return x.Kernel
-	}
-	return ""
-}
-
-func (x *DescribeResponse) GetFilesystems() []string {
-	if x != nil {
-		return x.Filesystems
-	}
-	return nil
 }
 
 // StartSandboxRequest tells what the containers share.
@@ -312,43 +294,6 @@ func (x *StartSandboxRequest) GetSysctls() map[string]string {
 	return nil
 }
 
-// PingRequest is empty.
-type PingRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PingRequest) Reset() {
-	*x = PingRequest{}
-	mi := &file_wire_proto_msgTypes[4]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PingRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PingRequest) ProtoMessage() {}
-
-func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[4]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
-func (*PingRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{4}
-}
-
 // ShutdownRequest is empty.
 type ShutdownRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -358,7 +303,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_wire_proto_msgTypes[5]
+	mi := &file_wire_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -370,7 +315,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[5]
+	mi := &file_wire_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -383,7 +328,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{5}
+	return file_wire_proto_rawDescGZIP(), []int{4}
 }
 
 // ShutdownResponse tells what went wrong.
@@ -397,7 +342,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_wire_proto_msgTypes[6]
+	mi := &file_wire_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -409,7 +354,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[6]
+	mi := &file_wire_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -422,7 +367,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{6}
+	return file_wire_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ShutdownResponse) GetErrors() []string {
@@ -456,7 +401,7 @@ type AddVolumeRequest struct {
 
 func (x *AddVolumeRequest) Reset() {
 	*x = AddVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[7]
+	mi := &file_wire_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -468,7 +413,7 @@ func (x *AddVolumeRequest) String() string {
 func (*AddVolumeRequest) ProtoMessage() {}
 
 func (x *AddVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[7]
+	mi := &file_wire_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -481,7 +426,7 @@ func (x *AddVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AddVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{7}
+	return file_wire_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *AddVolumeRequest) GetVolume() string {
@@ -546,7 +491,7 @@ type AddVolumeResponse struct {
 
 func (x *AddVolumeResponse) Reset() {
 	*x = AddVolumeResponse{}
-	mi := &file_wire_proto_msgTypes[8]
+	mi := &file_wire_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -558,7 +503,7 @@ func (x *AddVolumeResponse) String() string {
 func (*AddVolumeResponse) ProtoMessage() {}
 
 func (x *AddVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[8]
+	mi := &file_wire_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -571,7 +516,7 @@ func (x *AddVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddVolumeResponse.ProtoReflect.Descriptor instead.
 func (*AddVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{8}
+	return file_wire_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AddVolumeResponse) GetCapacityBytes() int64 {
@@ -599,7 +544,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[9]
+	mi := &file_wire_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -611,7 +556,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[9]
+	mi := &file_wire_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -624,7 +569,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{9}
+	return file_wire_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -645,7 +590,7 @@ type GetVolumeStatsRequest struct {
 
 func (x *GetVolumeStatsRequest) Reset() {
 	*x = GetVolumeStatsRequest{}
-	mi := &file_wire_proto_msgTypes[10]
+	mi := &file_wire_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +602,7 @@ func (x *GetVolumeStatsRequest) String() string {
 func (*GetVolumeStatsRequest) ProtoMessage() {}
 
 func (x *GetVolumeStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[10]
+	mi := &file_wire_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +615,7 @@ func (x *GetVolumeStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeStatsRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{10}
+	return file_wire_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetVolumeStatsRequest) GetVolume() string {
@@ -697,7 +642,7 @@ type GetVolumeStatsResponse struct {
 
 func (x *GetVolumeStatsResponse) Reset() {
 	*x = GetVolumeStatsResponse{}
-	mi := &file_wire_proto_msgTypes[11]
+	mi := &file_wire_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -709,7 +654,7 @@ func (x *GetVolumeStatsResponse) String() string {
 func (*GetVolumeStatsResponse) ProtoMessage() {}
 
 func (x *GetVolumeStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[11]
+	mi := &file_wire_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -722,7 +667,7 @@ func (x *GetVolumeStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetVolumeStatsResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{11}
+	return file_wire_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetVolumeStatsResponse) GetUsage() []*Usage {
@@ -771,7 +716,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_wire_proto_msgTypes[12]
+	mi := &file_wire_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -783,7 +728,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[12]
+	mi := &file_wire_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -796,7 +741,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{12}
+	return file_wire_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Usage) GetUnit() string {
@@ -843,7 +788,7 @@ type ResizeVolumeRequest struct {
 
 func (x *ResizeVolumeRequest) Reset() {
 	*x = ResizeVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[13]
+	mi := &file_wire_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +800,7 @@ func (x *ResizeVolumeRequest) String() string {
 func (*ResizeVolumeRequest) ProtoMessage() {}
 
 func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[13]
+	mi := &file_wire_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +813,7 @@ func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{13}
+	return file_wire_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ResizeVolumeRequest) GetVolume() string {
@@ -903,7 +848,7 @@ type ResizeVolumeResponse struct {
 
 func (x *ResizeVolumeResponse) Reset() {
 	*x = ResizeVolumeResponse{}
-	mi := &file_wire_proto_msgTypes[14]
+	mi := &file_wire_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -915,7 +860,7 @@ func (x *ResizeVolumeResponse) String() string {
 func (*ResizeVolumeResponse) ProtoMessage() {}
 
 func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[14]
+	mi := &file_wire_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -928,7 +873,7 @@ func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{14}
+	return file_wire_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ResizeVolumeResponse) GetCapacityBytes() int64 {
@@ -951,7 +896,7 @@ type FreezeVolumeRequest struct {
 
 func (x *FreezeVolumeRequest) Reset() {
 	*x = FreezeVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[15]
+	mi := &file_wire_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -963,7 +908,7 @@ func (x *FreezeVolumeRequest) String() string {
 func (*FreezeVolumeRequest) ProtoMessage() {}
 
 func (x *FreezeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[15]
+	mi := &file_wire_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -976,7 +921,7 @@ func (x *FreezeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{15}
+	return file_wire_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *FreezeVolumeRequest) GetVolume() string {
@@ -1004,7 +949,7 @@ type ThawVolumeRequest struct {
 
 func (x *ThawVolumeRequest) Reset() {
 	*x = ThawVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[16]
+	mi := &file_wire_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1016,7 +961,7 @@ func (x *ThawVolumeRequest) String() string {
 func (*ThawVolumeRequest) ProtoMessage() {}
 
 func (x *ThawVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[16]
+	mi := &file_wire_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1029,7 +974,7 @@ func (x *ThawVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ThawVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{16}
+	return file_wire_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ThawVolumeRequest) GetVolume() string {
@@ -1056,7 +1001,7 @@ type CreateContainerRequest struct {
 
 func (x *CreateContainerRequest) Reset() {
 	*x = CreateContainerRequest{}
-	mi := &file_wire_proto_msgTypes[17]
+	mi := &file_wire_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1068,7 +1013,7 @@ func (x *CreateContainerRequest) String() string {
 func (*CreateContainerRequest) ProtoMessage() {}
 
 func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[17]
+	mi := &file_wire_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1081,7 +1026,7 @@ func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateContainerRequest.ProtoReflect.Descriptor instead.
 func (*CreateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{17}
+	return file_wire_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateContainerRequest) GetContainer() string {
@@ -1121,7 +1066,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_wire_proto_msgTypes[18]
+	mi := &file_wire_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1133,7 +1078,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[18]
+	mi := &file_wire_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1146,7 +1091,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{18}
+	return file_wire_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *VolumeMount) GetMount() uint32 {
@@ -1181,7 +1126,7 @@ type StartContainerRequest struct {
 
 func (x *StartContainerRequest) Reset() {
 	*x = StartContainerRequest{}
-	mi := &file_wire_proto_msgTypes[19]
+	mi := &file_wire_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1193,7 +1138,7 @@ func (x *StartContainerRequest) String() string {
 func (*StartContainerRequest) ProtoMessage() {}
 
 func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[19]
+	mi := &file_wire_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1206,7 +1151,7 @@ func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerRequest.ProtoReflect.Descriptor instead.
 func (*StartContainerRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{19}
+	return file_wire_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StartContainerRequest) GetContainer() string {
@@ -1227,7 +1172,7 @@ type DeleteContainerRequest struct {
 
 func (x *DeleteContainerRequest) Reset() {
 	*x = DeleteContainerRequest{}
-	mi := &file_wire_proto_msgTypes[20]
+	mi := &file_wire_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1184,7 @@ func (x *DeleteContainerRequest) String() string {
 func (*DeleteContainerRequest) ProtoMessage() {}
 
 func (x *DeleteContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[20]
+	mi := &file_wire_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1197,7 @@ func (x *DeleteContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteContainerRequest.ProtoReflect.Descriptor instead.
 func (*DeleteContainerRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{20}
+	return file_wire_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeleteContainerRequest) GetContainer() string {
@@ -1275,7 +1220,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_wire_proto_msgTypes[21]
+	mi := &file_wire_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1287,7 +1232,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[21]
+	mi := &file_wire_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1300,7 +1245,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{21}
+	return file_wire_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Process) GetContainer() string {
@@ -1331,7 +1276,7 @@ type ExecProcessRequest struct {
 
 func (x *ExecProcessRequest) Reset() {
 	*x = ExecProcessRequest{}
-	mi := &file_wire_proto_msgTypes[22]
+	mi := &file_wire_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1343,7 +1288,7 @@ func (x *ExecProcessRequest) String() string {
 func (*ExecProcessRequest) ProtoMessage() {}
 
 func (x *ExecProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[22]
+	mi := &file_wire_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1356,7 +1301,7 @@ func (x *ExecProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecProcessRequest.ProtoReflect.Descriptor instead.
 func (*ExecProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{22}
+	return file_wire_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExecProcessRequest) GetProcess() *Process {
@@ -1388,7 +1333,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_wire_proto_msgTypes[23]
+	mi := &file_wire_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1400,7 +1345,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[23]
+	mi := &file_wire_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1413,7 +1358,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{23}
+	return file_wire_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SignalProcessRequest) GetProcess() *Process {
@@ -1448,7 +1393,7 @@ type WaitProcessRequest struct {
 
 func (x *WaitProcessRequest) Reset() {
 	*x = WaitProcessRequest{}
-	mi := &file_wire_proto_msgTypes[24]
+	mi := &file_wire_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1460,7 +1405,7 @@ func (x *WaitProcessRequest) String() string {
 func (*WaitProcessRequest) ProtoMessage() {}
 
 func (x *WaitProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[24]
+	mi := &file_wire_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1473,7 +1418,7 @@ func (x *WaitProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitProcessRequest.ProtoReflect.Descriptor instead.
 func (*WaitProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{24}
+	return file_wire_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WaitProcessRequest) GetProcess() *Process {
@@ -1496,7 +1441,7 @@ type WaitProcessResponse struct {
 
 func (x *WaitProcessResponse) Reset() {
 	*x = WaitProcessResponse{}
-	mi := &file_wire_proto_msgTypes[25]
+	mi := &file_wire_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1508,7 +1453,7 @@ func (x *WaitProcessResponse) String() string {
 func (*WaitProcessResponse) ProtoMessage() {}
 
 func (x *WaitProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[25]
+	mi := &file_wire_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1521,7 +1466,7 @@ func (x *WaitProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitProcessResponse.ProtoReflect.Descriptor instead.
 func (*WaitProcessResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{25}
+	return file_wire_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WaitProcessResponse) GetExitCode() uint32 {
@@ -1549,7 +1494,7 @@ type ForgetProcessRequest struct {
 
 func (x *ForgetProcessRequest) Reset() {
 	*x = ForgetProcessRequest{}
-	mi := &file_wire_proto_msgTypes[26]
+	mi := &file_wire_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1561,7 +1506,7 @@ func (x *ForgetProcessRequest) String() string {
 func (*ForgetProcessRequest) ProtoMessage() {}
 
 func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[26]
+	mi := &file_wire_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1574,7 +1519,7 @@ func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetProcessRequest.ProtoReflect.Descriptor instead.
 func (*ForgetProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{26}
+	return file_wire_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ForgetProcessRequest) GetProcess() *Process {
@@ -1599,7 +1544,7 @@ type ReadOutputRequest struct {
 
 func (x *ReadOutputRequest) Reset() {
 	*x = ReadOutputRequest{}
-	mi := &file_wire_proto_msgTypes[27]
+	mi := &file_wire_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1556,7 @@ func (x *ReadOutputRequest) String() string {
 func (*ReadOutputRequest) ProtoMessage() {}
 
 func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[27]
+	mi := &file_wire_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1569,7 @@ func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputRequest.ProtoReflect.Descriptor instead.
 func (*ReadOutputRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{27}
+	return file_wire_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReadOutputRequest) GetProcess() *Process {
@@ -1659,7 +1604,7 @@ type ReadOutputResponse struct {
 
 func (x *ReadOutputResponse) Reset() {
 	*x = ReadOutputResponse{}
-	mi := &file_wire_proto_msgTypes[28]
+	mi := &file_wire_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1671,7 +1616,7 @@ func (x *ReadOutputResponse) String() string {
 func (*ReadOutputResponse) ProtoMessage() {}
 
 func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[28]
+	mi := &file_wire_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1684,7 +1629,7 @@ func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputResponse.ProtoReflect.Descriptor instead.
 func (*ReadOutputResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{28}
+	return file_wire_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReadOutputResponse) GetData() []byte {
@@ -1699,7 +1644,7 @@ type WriteInputRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// process is to read it.
 	Process *Process `protobuf:"bytes,1,opt,name=process,proto3" json:"process,omitempty"`
-	// data is at most 128 KiB.
+	// data is at most 128 KiB. None is the end of the input; a second one is a success.
 	Data          []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1707,7 +1652,7 @@ type WriteInputRequest struct {
 
 func (x *WriteInputRequest) Reset() {
 	*x = WriteInputRequest{}
-	mi := &file_wire_proto_msgTypes[29]
+	mi := &file_wire_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1719,7 +1664,7 @@ func (x *WriteInputRequest) String() string {
 func (*WriteInputRequest) ProtoMessage() {}
 
 func (x *WriteInputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[29]
+	mi := &file_wire_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1732,7 +1677,7 @@ func (x *WriteInputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteInputRequest.ProtoReflect.Descriptor instead.
 func (*WriteInputRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{29}
+	return file_wire_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WriteInputRequest) GetProcess() *Process {
@@ -1760,7 +1705,7 @@ type WriteInputResponse struct {
 
 func (x *WriteInputResponse) Reset() {
 	*x = WriteInputResponse{}
-	mi := &file_wire_proto_msgTypes[30]
+	mi := &file_wire_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1772,7 +1717,7 @@ func (x *WriteInputResponse) String() string {
 func (*WriteInputResponse) ProtoMessage() {}
 
 func (x *WriteInputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[30]
+	mi := &file_wire_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1785,7 +1730,7 @@ func (x *WriteInputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteInputResponse.ProtoReflect.Descriptor instead.
 func (*WriteInputResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{30}
+	return file_wire_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WriteInputResponse) GetWritten() uint32 {
@@ -1793,52 +1738,6 @@ func (x *WriteInputResponse) GetWritten() uint32 {
 		return x.Written
 	}
 	return 0
-}
-
-// CloseInputRequest names a process.
-type CloseInputRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// process gets no more input.
-	Process       *Process `protobuf:"bytes,1,opt,name=process,proto3" json:"process,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CloseInputRequest) Reset() {
-	*x = CloseInputRequest{}
-	mi := &file_wire_proto_msgTypes[31]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CloseInputRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CloseInputRequest) ProtoMessage() {}
-
-func (x *CloseInputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[31]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CloseInputRequest.ProtoReflect.Descriptor instead.
-func (*CloseInputRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{31}
-}
-
-func (x *CloseInputRequest) GetProcess() *Process {
-	if x != nil {
-		return x.Process
-	}
-	return nil
 }
 
 // ResizeTerminalRequest tells the size of a terminal.
@@ -1856,7 +1755,7 @@ type ResizeTerminalRequest struct {
 
 func (x *ResizeTerminalRequest) Reset() {
 	*x = ResizeTerminalRequest{}
-	mi := &file_wire_proto_msgTypes[32]
+	mi := &file_wire_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1868,7 +1767,7 @@ func (x *ResizeTerminalRequest) String() string {
 func (*ResizeTerminalRequest) ProtoMessage() {}
 
 func (x *ResizeTerminalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[32]
+	mi := &file_wire_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1881,7 +1780,7 @@ func (x *ResizeTerminalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeTerminalRequest.ProtoReflect.Descriptor instead.
 func (*ResizeTerminalRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{32}
+	return file_wire_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ResizeTerminalRequest) GetProcess() *Process {
@@ -1911,12 +1810,10 @@ const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
 	"wire.proto\x12\vcrust.vm.v1\"\a\n" +
-	"\x05Empty\"\x11\n" +
-	"\x0fDescribeRequest\"h\n" +
-	"\x10DescribeResponse\x12\x1a\n" +
-	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x16\n" +
-	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12 \n" +
-	"\vfilesystems\x18\x03 \x03(\tR\vfilesystems\"\xf4\x01\n" +
+	"\x05Empty\"\r\n" +
+	"\vPingRequest\"*\n" +
+	"\fPingResponse\x12\x1a\n" +
+	"\bprotocol\x18\x01 \x01(\rR\bprotocol\"\xf4\x01\n" +
 	"\x13StartSandboxRequest\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12\x1d\n" +
 	"\n" +
@@ -1926,8 +1823,7 @@ const file_wire_proto_rawDesc = "" +
 	"\asysctls\x18\x04 \x03(\v2-.crust.vm.v1.StartSandboxRequest.SysctlsEntryR\asysctls\x1a:\n" +
 	"\fSysctlsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\r\n" +
-	"\vPingRequest\"\x11\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x11\n" +
 	"\x0fShutdownRequest\"*\n" +
 	"\x10ShutdownResponse\x12\x16\n" +
 	"\x06errors\x18\x01 \x03(\tR\x06errors\"\xe6\x01\n" +
@@ -2010,9 +1906,7 @@ const file_wire_proto_rawDesc = "" +
 	"\aprocess\x18\x01 \x01(\v2\x14.crust.vm.v1.ProcessR\aprocess\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\".\n" +
 	"\x12WriteInputResponse\x12\x18\n" +
-	"\awritten\x18\x01 \x01(\rR\awritten\"C\n" +
-	"\x11CloseInputRequest\x12.\n" +
-	"\aprocess\x18\x01 \x01(\v2\x14.crust.vm.v1.ProcessR\aprocess\"u\n" +
+	"\awritten\x18\x01 \x01(\rR\awritten\"u\n" +
 	"\x15ResizeTerminalRequest\x12.\n" +
 	"\aprocess\x18\x01 \x01(\v2\x14.crust.vm.v1.ProcessR\aprocess\x12\x18\n" +
 	"\acolumns\x18\x02 \x01(\rR\acolumns\x12\x12\n" +
@@ -2020,11 +1914,10 @@ const file_wire_proto_rawDesc = "" +
 	"\x06Stream\x12\x16\n" +
 	"\x12STREAM_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rSTREAM_STDOUT\x10\x01\x12\x11\n" +
-	"\rSTREAM_STDERR\x10\x022\x97\x02\n" +
-	"\aSandbox\x12G\n" +
-	"\bDescribe\x12\x1c.crust.vm.v1.DescribeRequest\x1a\x1d.crust.vm.v1.DescribeResponse\x12D\n" +
-	"\fStartSandbox\x12 .crust.vm.v1.StartSandboxRequest\x1a\x12.crust.vm.v1.Empty\x124\n" +
-	"\x04Ping\x12\x18.crust.vm.v1.PingRequest\x1a\x12.crust.vm.v1.Empty\x12G\n" +
+	"\rSTREAM_STDERR\x10\x022\xd5\x01\n" +
+	"\aSandbox\x12;\n" +
+	"\x04Ping\x12\x18.crust.vm.v1.PingRequest\x1a\x19.crust.vm.v1.PingResponse\x12D\n" +
+	"\fStartSandbox\x12 .crust.vm.v1.StartSandboxRequest\x1a\x12.crust.vm.v1.Empty\x12G\n" +
 	"\bShutdown\x12\x1c.crust.vm.v1.ShutdownRequest\x1a\x1d.crust.vm.v1.ShutdownResponse2\xd3\x03\n" +
 	"\aVolumes\x12J\n" +
 	"\tAddVolume\x12\x1d.crust.vm.v1.AddVolumeRequest\x1a\x1e.crust.vm.v1.AddVolumeResponse\x12D\n" +
@@ -2033,7 +1926,7 @@ const file_wire_proto_rawDesc = "" +
 	"\fResizeVolume\x12 .crust.vm.v1.ResizeVolumeRequest\x1a!.crust.vm.v1.ResizeVolumeResponse\x12D\n" +
 	"\fFreezeVolume\x12 .crust.vm.v1.FreezeVolumeRequest\x1a\x12.crust.vm.v1.Empty\x12@\n" +
 	"\n" +
-	"ThawVolume\x12\x1e.crust.vm.v1.ThawVolumeRequest\x1a\x12.crust.vm.v1.Empty2\xbe\x06\n" +
+	"ThawVolume\x12\x1e.crust.vm.v1.ThawVolumeRequest\x1a\x12.crust.vm.v1.Empty2\xfc\x05\n" +
 	"\n" +
 	"Containers\x12J\n" +
 	"\x0fCreateContainer\x12#.crust.vm.v1.CreateContainerRequest\x1a\x12.crust.vm.v1.Empty\x12H\n" +
@@ -2046,9 +1939,7 @@ const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"ReadOutput\x12\x1e.crust.vm.v1.ReadOutputRequest\x1a\x1f.crust.vm.v1.ReadOutputResponse\x12M\n" +
 	"\n" +
-	"WriteInput\x12\x1e.crust.vm.v1.WriteInputRequest\x1a\x1f.crust.vm.v1.WriteInputResponse\x12@\n" +
-	"\n" +
-	"CloseInput\x12\x1e.crust.vm.v1.CloseInputRequest\x1a\x12.crust.vm.v1.Empty\x12H\n" +
+	"WriteInput\x12\x1e.crust.vm.v1.WriteInputRequest\x1a\x1f.crust.vm.v1.WriteInputResponse\x12H\n" +
 	"\x0eResizeTerminal\x12\".crust.vm.v1.ResizeTerminalRequest\x1a\x12.crust.vm.v1.EmptyB;Z9github.com/crust-proxy/crust-proxy/reference/vm/wire;wireb\x06proto3"
 
 var (
@@ -2064,104 +1955,97 @@ func file_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_wire_proto_goTypes = []any{
 	(Stream)(0),                    // 0: crust.vm.v1.Stream
 	(*Empty)(nil),                  // 1: crust.vm.v1.Empty
-	(*DescribeRequest)(nil),        // 2: crust.vm.v1.DescribeRequest
-	(*DescribeResponse)(nil),       // 3: crust.vm.v1.DescribeResponse
+	(*PingRequest)(nil),            // 2: crust.vm.v1.PingRequest
+	(*PingResponse)(nil),           // 3: crust.vm.v1.PingResponse
 	(*StartSandboxRequest)(nil),    // 4: crust.vm.v1.StartSandboxRequest
-	(*PingRequest)(nil),            // 5: crust.vm.v1.PingRequest
-	(*ShutdownRequest)(nil),        // 6: crust.vm.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),       // 7: crust.vm.v1.ShutdownResponse
-	(*AddVolumeRequest)(nil),       // 8: crust.vm.v1.AddVolumeRequest
-	(*AddVolumeResponse)(nil),      // 9: crust.vm.v1.AddVolumeResponse
-	(*RemoveVolumeRequest)(nil),    // 10: crust.vm.v1.RemoveVolumeRequest
-	(*GetVolumeStatsRequest)(nil),  // 11: crust.vm.v1.GetVolumeStatsRequest
-	(*GetVolumeStatsResponse)(nil), // 12: crust.vm.v1.GetVolumeStatsResponse
-	(*Usage)(nil),                  // 13: crust.vm.v1.Usage
-	(*ResizeVolumeRequest)(nil),    // 14: crust.vm.v1.ResizeVolumeRequest
-	(*ResizeVolumeResponse)(nil),   // 15: crust.vm.v1.ResizeVolumeResponse
-	(*FreezeVolumeRequest)(nil),    // 16: crust.vm.v1.FreezeVolumeRequest
-	(*ThawVolumeRequest)(nil),      // 17: crust.vm.v1.ThawVolumeRequest
-	(*CreateContainerRequest)(nil), // 18: crust.vm.v1.CreateContainerRequest
-	(*VolumeMount)(nil),            // 19: crust.vm.v1.VolumeMount
-	(*StartContainerRequest)(nil),  // 20: crust.vm.v1.StartContainerRequest
-	(*DeleteContainerRequest)(nil), // 21: crust.vm.v1.DeleteContainerRequest
-	(*Process)(nil),                // 22: crust.vm.v1.Process
-	(*ExecProcessRequest)(nil),     // 23: crust.vm.v1.ExecProcessRequest
-	(*SignalProcessRequest)(nil),   // 24: crust.vm.v1.SignalProcessRequest
-	(*WaitProcessRequest)(nil),     // 25: crust.vm.v1.WaitProcessRequest
-	(*WaitProcessResponse)(nil),    // 26: crust.vm.v1.WaitProcessResponse
-	(*ForgetProcessRequest)(nil),   // 27: crust.vm.v1.ForgetProcessRequest
-	(*ReadOutputRequest)(nil),      // 28: crust.vm.v1.ReadOutputRequest
-	(*ReadOutputResponse)(nil),     // 29: crust.vm.v1.ReadOutputResponse
-	(*WriteInputRequest)(nil),      // 30: crust.vm.v1.WriteInputRequest
-	(*WriteInputResponse)(nil),     // 31: crust.vm.v1.WriteInputResponse
-	(*CloseInputRequest)(nil),      // 32: crust.vm.v1.CloseInputRequest
-	(*ResizeTerminalRequest)(nil),  // 33: crust.vm.v1.ResizeTerminalRequest
-	nil,                            // 34: crust.vm.v1.StartSandboxRequest.SysctlsEntry
+	(*ShutdownRequest)(nil),        // 5: crust.vm.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),       // 6: crust.vm.v1.ShutdownResponse
+	(*AddVolumeRequest)(nil),       // 7: crust.vm.v1.AddVolumeRequest
+	(*AddVolumeResponse)(nil),      // 8: crust.vm.v1.AddVolumeResponse
+	(*RemoveVolumeRequest)(nil),    // 9: crust.vm.v1.RemoveVolumeRequest
+	(*GetVolumeStatsRequest)(nil),  // 10: crust.vm.v1.GetVolumeStatsRequest
+	(*GetVolumeStatsResponse)(nil), // 11: crust.vm.v1.GetVolumeStatsResponse
+	(*Usage)(nil),                  // 12: crust.vm.v1.Usage
+	(*ResizeVolumeRequest)(nil),    // 13: crust.vm.v1.ResizeVolumeRequest
+	(*ResizeVolumeResponse)(nil),   // 14: crust.vm.v1.ResizeVolumeResponse
+	(*FreezeVolumeRequest)(nil),    // 15: crust.vm.v1.FreezeVolumeRequest
+	(*ThawVolumeRequest)(nil),      // 16: crust.vm.v1.ThawVolumeRequest
+	(*CreateContainerRequest)(nil), // 17: crust.vm.v1.CreateContainerRequest
+	(*VolumeMount)(nil),            // 18: crust.vm.v1.VolumeMount
+	(*StartContainerRequest)(nil),  // 19: crust.vm.v1.StartContainerRequest
+	(*DeleteContainerRequest)(nil), // 20: crust.vm.v1.DeleteContainerRequest
+	(*Process)(nil),                // 21: crust.vm.v1.Process
+	(*ExecProcessRequest)(nil),     // 22: crust.vm.v1.ExecProcessRequest
+	(*SignalProcessRequest)(nil),   // 23: crust.vm.v1.SignalProcessRequest
+	(*WaitProcessRequest)(nil),     // 24: crust.vm.v1.WaitProcessRequest
+	(*WaitProcessResponse)(nil),    // 25: crust.vm.v1.WaitProcessResponse
+	(*ForgetProcessRequest)(nil),   // 26: crust.vm.v1.ForgetProcessRequest
+	(*ReadOutputRequest)(nil),      // 27: crust.vm.v1.ReadOutputRequest
+	(*ReadOutputResponse)(nil),     // 28: crust.vm.v1.ReadOutputResponse
+	(*WriteInputRequest)(nil),      // 29: crust.vm.v1.WriteInputRequest
+	(*WriteInputResponse)(nil),     // 30: crust.vm.v1.WriteInputResponse
+	(*ResizeTerminalRequest)(nil),  // 31: crust.vm.v1.ResizeTerminalRequest
+	nil,                            // 32: crust.vm.v1.StartSandboxRequest.SysctlsEntry
 }
 var file_wire_proto_depIdxs = []int32{
-	34, // 0: crust.vm.v1.StartSandboxRequest.sysctls:type_name -> crust.vm.v1.StartSandboxRequest.SysctlsEntry
-	13, // 1: crust.vm.v1.GetVolumeStatsResponse.usage:type_name -> crust.vm.v1.Usage
-	19, // 2: crust.vm.v1.CreateContainerRequest.volumes:type_name -> crust.vm.v1.VolumeMount
-	22, // 3: crust.vm.v1.ExecProcessRequest.process:type_name -> crust.vm.v1.Process
-	22, // 4: crust.vm.v1.SignalProcessRequest.process:type_name -> crust.vm.v1.Process
-	22, // 5: crust.vm.v1.WaitProcessRequest.process:type_name -> crust.vm.v1.Process
-	22, // 6: crust.vm.v1.ForgetProcessRequest.process:type_name -> crust.vm.v1.Process
-	22, // 7: crust.vm.v1.ReadOutputRequest.process:type_name -> crust.vm.v1.Process
+	32, // 0: crust.vm.v1.StartSandboxRequest.sysctls:type_name -> crust.vm.v1.StartSandboxRequest.SysctlsEntry
+	12, // 1: crust.vm.v1.GetVolumeStatsResponse.usage:type_name -> crust.vm.v1.Usage
+	18, // 2: crust.vm.v1.CreateContainerRequest.volumes:type_name -> crust.vm.v1.VolumeMount
+	21, // 3: crust.vm.v1.ExecProcessRequest.process:type_name -> crust.vm.v1.Process
+	21, // 4: crust.vm.v1.SignalProcessRequest.process:type_name -> crust.vm.v1.Process
+	21, // 5: crust.vm.v1.WaitProcessRequest.process:type_name -> crust.vm.v1.Process
+	21, // 6: crust.vm.v1.ForgetProcessRequest.process:type_name -> crust.vm.v1.Process
+	21, // 7: crust.vm.v1.ReadOutputRequest.process:type_name -> crust.vm.v1.Process
 	0,  // 8: crust.vm.v1.ReadOutputRequest.stream:type_name -> crust.vm.v1.Stream
-	22, // 9: crust.vm.v1.WriteInputRequest.process:type_name -> crust.vm.v1.Process
-	22, // 10: crust.vm.v1.CloseInputRequest.process:type_name -> crust.vm.v1.Process
-	22, // 11: crust.vm.v1.ResizeTerminalRequest.process:type_name -> crust.vm.v1.Process
-	2,  // 12: crust.vm.v1.Sandbox.Describe:input_type -> crust.vm.v1.DescribeRequest
-	4,  // 13: crust.vm.v1.Sandbox.StartSandbox:input_type -> crust.vm.v1.StartSandboxRequest
-	5,  // 14: crust.vm.v1.Sandbox.Ping:input_type -> crust.vm.v1.PingRequest
-	6,  // 15: crust.vm.v1.Sandbox.Shutdown:input_type -> crust.vm.v1.ShutdownRequest
-	8,  // 16: crust.vm.v1.Volumes.AddVolume:input_type -> crust.vm.v1.AddVolumeRequest
-	10, // 17: crust.vm.v1.Volumes.RemoveVolume:input_type -> crust.vm.v1.RemoveVolumeRequest
-	11, // 18: crust.vm.v1.Volumes.GetVolumeStats:input_type -> crust.vm.v1.GetVolumeStatsRequest
-	14, // 19: crust.vm.v1.Volumes.ResizeVolume:input_type -> crust.vm.v1.ResizeVolumeRequest
-	16, // 20: crust.vm.v1.Volumes.FreezeVolume:input_type -> crust.vm.v1.FreezeVolumeRequest
-	17, // 21: crust.vm.v1.Volumes.ThawVolume:input_type -> crust.vm.v1.ThawVolumeRequest
-	18, // 22: crust.vm.v1.Containers.CreateContainer:input_type -> crust.vm.v1.CreateContainerRequest
-	20, // 23: crust.vm.v1.Containers.StartContainer:input_type -> crust.vm.v1.StartContainerRequest
-	21, // 24: crust.vm.v1.Containers.DeleteContainer:input_type -> crust.vm.v1.DeleteContainerRequest
-	23, // 25: crust.vm.v1.Containers.ExecProcess:input_type -> crust.vm.v1.ExecProcessRequest
-	24, // 26: crust.vm.v1.Containers.SignalProcess:input_type -> crust.vm.v1.SignalProcessRequest
-	25, // 27: crust.vm.v1.Containers.WaitProcess:input_type -> crust.vm.v1.WaitProcessRequest
-	27, // 28: crust.vm.v1.Containers.ForgetProcess:input_type -> crust.vm.v1.ForgetProcessRequest
-	28, // 29: crust.vm.v1.Containers.ReadOutput:input_type -> crust.vm.v1.ReadOutputRequest
-	30, // 30: crust.vm.v1.Containers.WriteInput:input_type -> crust.vm.v1.WriteInputRequest
-	32, // 31: crust.vm.v1.Containers.CloseInput:input_type -> crust.vm.v1.CloseInputRequest
-	33, // 32: crust.vm.v1.Containers.ResizeTerminal:input_type -> crust.vm.v1.ResizeTerminalRequest
-	3,  // 33: crust.vm.v1.Sandbox.Describe:output_type -> crust.vm.v1.DescribeResponse
-	1,  // 34: crust.vm.v1.Sandbox.StartSandbox:output_type -> crust.vm.v1.Empty
-	1,  // 35: crust.vm.v1.Sandbox.Ping:output_type -> crust.vm.v1.Empty
-	7,  // 36: crust.vm.v1.Sandbox.Shutdown:output_type -> crust.vm.v1.ShutdownResponse
-	9,  // 37: crust.vm.v1.Volumes.AddVolume:output_type -> crust.vm.v1.AddVolumeResponse
-	1,  // 38: crust.vm.v1.Volumes.RemoveVolume:output_type -> crust.vm.v1.Empty
-	12, // 39: crust.vm.v1.Volumes.GetVolumeStats:output_type -> crust.vm.v1.GetVolumeStatsResponse
-	15, // 40: crust.vm.v1.Volumes.ResizeVolume:output_type -> crust.vm.v1.ResizeVolumeResponse
-	1,  // 41: crust.vm.v1.Volumes.FreezeVolume:output_type -> crust.vm.v1.Empty
-	1,  // 42: crust.vm.v1.Volumes.ThawVolume:output_type -> crust.vm.v1.Empty
-	1,  // 43: crust.vm.v1.Containers.CreateContainer:output_type -> crust.vm.v1.Empty
-	1,  // 44: crust.vm.v1.Containers.StartContainer:output_type -> crust.vm.v1.Empty
-	1,  // 45: crust.vm.v1.Containers.DeleteContainer:output_type -> crust.vm.v1.Empty
-	1,  // 46: crust.vm.v1.Containers.ExecProcess:output_type -> crust.vm.v1.Empty
-	1,  // 47: crust.vm.v1.Containers.SignalProcess:output_type -> crust.vm.v1.Empty
-	26, // 48: crust.vm.v1.Containers.WaitProcess:output_type -> crust.vm.v1.WaitProcessResponse
-	1,  // 49: crust.vm.v1.Containers.ForgetProcess:output_type -> crust.vm.v1.Empty
-	29, // 50: crust.vm.v1.Containers.ReadOutput:output_type -> crust.vm.v1.ReadOutputResponse
-	31, // 51: crust.vm.v1.Containers.WriteInput:output_type -> crust.vm.v1.WriteInputResponse
-	1,  // 52: crust.vm.v1.Containers.CloseInput:output_type -> crust.vm.v1.Empty
-	1,  // 53: crust.vm.v1.Containers.ResizeTerminal:output_type -> crust.vm.v1.Empty
-	33, // [33:54] is the sub-list for method output_type
-	12, // [12:33] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	21, // 9: crust.vm.v1.WriteInputRequest.process:type_name -> crust.vm.v1.Process
+	21, // 10: crust.vm.v1.ResizeTerminalRequest.process:type_name -> crust.vm.v1.Process
+	2,  // 11: crust.vm.v1.Sandbox.Ping:input_type -> crust.vm.v1.PingRequest
+	4,  // 12: crust.vm.v1.Sandbox.StartSandbox:input_type -> crust.vm.v1.StartSandboxRequest
+	5,  // 13: crust.vm.v1.Sandbox.Shutdown:input_type -> crust.vm.v1.ShutdownRequest
+	7,  // 14: crust.vm.v1.Volumes.AddVolume:input_type -> crust.vm.v1.AddVolumeRequest
+	9,  // 15: crust.vm.v1.Volumes.RemoveVolume:input_type -> crust.vm.v1.RemoveVolumeRequest
+	10, // 16: crust.vm.v1.Volumes.GetVolumeStats:input_type -> crust.vm.v1.GetVolumeStatsRequest
+	13, // 17: crust.vm.v1.Volumes.ResizeVolume:input_type -> crust.vm.v1.ResizeVolumeRequest
+	15, // 18: crust.vm.v1.Volumes.FreezeVolume:input_type -> crust.vm.v1.FreezeVolumeRequest
+	16, // 19: crust.vm.v1.Volumes.ThawVolume:input_type -> crust.vm.v1.ThawVolumeRequest
+	17, // 20: crust.vm.v1.Containers.CreateContainer:input_type -> crust.vm.v1.CreateContainerRequest
+	19, // 21: crust.vm.v1.Containers.StartContainer:input_type -> crust.vm.v1.StartContainerRequest
+	20, // 22: crust.vm.v1.Containers.DeleteContainer:input_type -> crust.vm.v1.DeleteContainerRequest
+	22, // 23: crust.vm.v1.Containers.ExecProcess:input_type -> crust.vm.v1.ExecProcessRequest
+	23, // 24: crust.vm.v1.Containers.SignalProcess:input_type -> crust.vm.v1.SignalProcessRequest
+	24, // 25: crust.vm.v1.Containers.WaitProcess:input_type -> crust.vm.v1.WaitProcessRequest
+	26, // 26: crust.vm.v1.Containers.ForgetProcess:input_type -> crust.vm.v1.ForgetProcessRequest
+	27, // 27: crust.vm.v1.Containers.ReadOutput:input_type -> crust.vm.v1.ReadOutputRequest
+	29, // 28: crust.vm.v1.Containers.WriteInput:input_type -> crust.vm.v1.WriteInputRequest
+	31, // 29: crust.vm.v1.Containers.ResizeTerminal:input_type -> crust.vm.v1.ResizeTerminalRequest
+	3,  // 30: crust.vm.v1.Sandbox.Ping:output_type -> crust.vm.v1.PingResponse
+	1,  // 31: crust.vm.v1.Sandbox.StartSandbox:output_type -> crust.vm.v1.Empty
+	6,  // 32: crust.vm.v1.Sandbox.Shutdown:output_type -> crust.vm.v1.ShutdownResponse
+	8,  // 33: crust.vm.v1.Volumes.AddVolume:output_type -> crust.vm.v1.AddVolumeResponse
+	1,  // 34: crust.vm.v1.Volumes.RemoveVolume:output_type -> crust.vm.v1.Empty
+	11, // 35: crust.vm.v1.Volumes.GetVolumeStats:output_type -> crust.vm.v1.GetVolumeStatsResponse
+	14, // 36: crust.vm.v1.Volumes.ResizeVolume:output_type -> crust.vm.v1.ResizeVolumeResponse
+	1,  // 37: crust.vm.v1.Volumes.FreezeVolume:output_type -> crust.vm.v1.Empty
+	1,  // 38: crust.vm.v1.Volumes.ThawVolume:output_type -> crust.vm.v1.Empty
+	1,  // 39: crust.vm.v1.Containers.CreateContainer:output_type -> crust.vm.v1.Empty
+	1,  // 40: crust.vm.v1.Containers.StartContainer:output_type -> crust.vm.v1.Empty
+	1,  // 41: crust.vm.v1.Containers.DeleteContainer:output_type -> crust.vm.v1.Empty
+	1,  // 42: crust.vm.v1.Containers.ExecProcess:output_type -> crust.vm.v1.Empty
+	1,  // 43: crust.vm.v1.Containers.SignalProcess:output_type -> crust.vm.v1.Empty
+	25, // 44: crust.vm.v1.Containers.WaitProcess:output_type -> crust.vm.v1.WaitProcessResponse
+	1,  // 45: crust.vm.v1.Containers.ForgetProcess:output_type -> crust.vm.v1.Empty
+	28, // 46: crust.vm.v1.Containers.ReadOutput:output_type -> crust.vm.v1.ReadOutputResponse
+	30, // 47: crust.vm.v1.Containers.WriteInput:output_type -> crust.vm.v1.WriteInputResponse
+	1,  // 48: crust.vm.v1.Containers.ResizeTerminal:output_type -> crust.vm.v1.Empty
+	30, // [30:49] is the sub-list for method output_type
+	11, // [11:30] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_wire_proto_init() }
@@ -2169,14 +2053,14 @@ func file_wire_proto_init() {
 	if File_wire_proto != nil {
 		return
 	}
-	file_wire_proto_msgTypes[7].OneofWrappers = []any{}
+	file_wire_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   34,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

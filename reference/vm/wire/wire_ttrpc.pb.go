@@ -8,21 +8,20 @@ import (
 )
 
 type SandboxService interface {
-	Describe(context.Context, *DescribeRequest) (*DescribeResponse, error)
+	Ping(context.Context, *PingRequest) (*PingResponse, error)
 	StartSandbox(context.Context, *StartSandboxRequest) (*Empty, error)
-	Ping(context.Context, *PingRequest) (*Empty, error)
 	Shutdown(context.Context, *ShutdownRequest) (*ShutdownResponse, error)
 }
 
 func RegisterSandboxService(srv *ttrpc.Server, svc SandboxService) {
 	srv.RegisterService("crust.vm.v1.Sandbox", &ttrpc.ServiceDesc{
 		Methods: map[string]ttrpc.Method{
-			"Describe": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
-				var req DescribeRequest
+			"Ping": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req PingRequest
 				if err := unmarshal(&req); err != nil {
 					return nil, err
 				}
-				return svc.Describe(ctx, &req)
+				return svc.Ping(ctx, &req)
 			},
 			"StartSandbox": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req StartSandboxRequest
@@ -30,13 +29,6 @@ func RegisterSandboxService(srv *ttrpc.Server, svc SandboxService) {
 					return nil, err
 				}
 				return svc.StartSandbox(ctx, &req)
-			},
-			"Ping": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
-				var req PingRequest
-				if err := unmarshal(&req); err != nil {
-					return nil, err
-				}
-				return svc.Ping(ctx, &req)
 			},
 			"Shutdown": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req ShutdownRequest
@@ -59,9 +51,9 @@ func NewSandboxClient(client *ttrpc.Client) SandboxService {
 	}
 }
 
-func (c *sandboxClient) Describe(ctx context.Context, req *DescribeRequest) (*DescribeResponse, error) {
-	var resp DescribeResponse
-	if err := c.client.Call(ctx, "crust.vm.v1.Sandbox", "Describe", req, &resp); err != nil {
+func (c *sandboxClient) Ping(ctx context.Context, req *PingRequest) (*PingResponse, error) {
+	var resp PingResponse
+	if err := c.client.Call(ctx, "crust.vm.v1.Sandbox", "Ping", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
@@ -70,14 +62,6 @@ func (c *sandboxClient) Describe(ctx context.Context, req *DescribeRequest) (*De
 func (c *sandboxClient) StartSandbox(ctx context.Context, req *StartSandboxRequest) (*Empty, error) {
 	var resp Empty
 	if err := c.client.Call(ctx, "crust.vm.v1.Sandbox", "StartSandbox", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *sandboxClient) Ping(ctx context.Context, req *PingRequest) (*Empty, error) {
-	var resp Empty
-	if err := c.client.Call(ctx, "crust.vm.v1.Sandbox", "Ping", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
@@ -217,7 +201,6 @@ type ContainersService interface {
 	ForgetProcess(context.Context, *ForgetProcessRequest) (*Empty, error)
 	ReadOutput(context.Context, *ReadOutputRequest) (*ReadOutputResponse, error)
 	WriteInput(context.Context, *WriteInputRequest) (*WriteInputResponse, error)
-	CloseInput(context.Context, *CloseInputRequest) (*Empty, error)
 	ResizeTerminal(context.Context, *ResizeTerminalRequest) (*Empty, error)
 }
 
@@ -286,13 +269,6 @@ func RegisterContainersService(srv *ttrpc.Server, svc ContainersService) {
 					return nil, err
 				}
 				return svc.WriteInput(ctx, &req)
-			},
-			"CloseInput": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
-				var req CloseInputRequest
-				if err := unmarshal(&req); err != nil {
-					return nil, err
-				}
-				return svc.CloseInput(ctx, &req)
 			},
 			"ResizeTerminal": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req ResizeTerminalRequest
@@ -382,14 +358,6 @@ func (c *containersClient) ReadOutput(ctx context.Context, req *ReadOutputReques
 func (c *containersClient) WriteInput(ctx context.Context, req *WriteInputRequest) (*WriteInputResponse, error) {
 	var resp WriteInputResponse
 	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "WriteInput", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *containersClient) CloseInput(ctx context.Context, req *CloseInputRequest) (*Empty, error) {
-	var resp Empty
-	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "CloseInput", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
