@@ -89,11 +89,9 @@ func (c *command) startSupervisor(place place, id, bundle string, shim process.P
 		return 0, err
 	}
 	defer func() { _ = told.Close() }()
-	cmd := exec.Command("/proc/self/exe", superviseArgs(id, bundle, shim)...) //nolint:gosec // this program
-	cmd.Args[0] = name
+	cmd := ourselves(superviseArgs(id, bundle, shim)...)
 	// The sandbox's streams are nobody's: containerd gives it none.
-	cmd.Stderr, cmd.ExtraFiles, cmd.Dir = log, []*os.File{ready}, "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.Stderr, cmd.ExtraFiles = log, []*os.File{ready}
 	err = cmd.Start()
 	_ = ready.Close()
 	if err != nil {
@@ -115,6 +113,13 @@ func (c *command) startSupervisor(place place, id, bundle string, shim process.P
 		return 0, fmt.Errorf("the sandbox's virtual machine: %w", err)
 	}
 	return cmd.Process.Pid, nil
+}
+
+// ourselves is this program with other arguments, in a session of its own.
+func ourselves(args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", args...) //nolint:gosec // this program
+	cmd.Args[0], cmd.Dir, cmd.SysProcAttr = name, "/", &syscall.SysProcAttr{Setsid: true}
+	return cmd
 }
 
 // readyTime is for what a supervisor does besides booting.
@@ -177,10 +182,8 @@ func (c *command) createContainer(id, bundle, sandbox string, spec *specs.Spec) 
 // startProxy starts a process that stands for one in the guest. It has our streams, or
 // a terminal, whose other end goes where the caller wants it.
 func (c *command) startProxy(r *record, terminal bool, process string) (pid int, err error) {
-	cmd := exec.Command("/proc/self/exe", attachCommand, r.Sandbox, r.ID, process) //nolint:gosec // this program
-	cmd.Args[0], cmd.Dir = name, "/"
+	cmd := ourselves(attachCommand, r.Sandbox, r.ID, process)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if terminal {
 		slave, err := sendTerminal(c.in.Option("console-socket", ""))
 		if err != nil {
@@ -249,10 +252,8 @@ func (c *command) kill() error {
 	}
 	_, err = c.cfg.sandbox(r.Sandbox).call(ask)
 	// Where the machine has just gone, the proxy of its process goes, too.
-	for until := time.Now().Add(goneTime); err != nil && time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
-		if !r.Process.Lives() {
-			return errNotRunning
-		}
+	if err != nil && gone(r.Process, goneTime) {
+		return errNotRunning
 	}
 	return err
 }
@@ -303,9 +304,8 @@ func (c *command) delete() error {
 func (c *command) deleteSandbox(r *record) error {
 	place := c.cfg.sandbox(r.ID)
 	if r.Process.Lives() {
-		_, err := place.call(request{Do: doShutdown})
-		for until := time.Now().Add(shutdownTime + powerTime + endTime); err == nil && r.Process.Lives() && time.Now().Before(until); {
-			time.Sleep(20 * time.Millisecond)
+		if _, err := place.call(request{Do: doShutdown}); err == nil {
+			gone(r.Process, shutdownTime+powerTime+endTime)
 		}
 	}
 	if err := end(r.Process, endTime); err != nil {

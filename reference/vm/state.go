@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
@@ -101,30 +99,29 @@ func (r *record) status() string {
 	}
 }
 
-// end kills a process and waits until it is gone.
+// end kills this process, and no other one with its number, and waits until it is gone.
 func end(p process.Process, most time.Duration) error {
-	for until := time.Now().Add(most); p.Lives(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(until) {
-			return fmt.Errorf("process %d does not end", p.PID)
-		}
-		if err := killProcess(p, unix.SIGKILL); err != nil {
-			return err
-		}
+	held, err := os.FindProcess(p.PID) // first of all: then it stays the same
+	if err == nil && p.Lives() {
+		err = held.Kill()
+	}
+	if err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	if !gone(p, most) {
+		return fmt.Errorf("process %d does not end", p.PID)
 	}
 	return nil
 }
 
-// killProcess sends a signal to this process and to no other one with its number, which
-// it holds before it looks.
-func killProcess(p process.Process, signal unix.Signal) error {
-	held, err := os.FindProcess(p.PID)
-	if err != nil || !p.Lives() {
-		return err
+// gone waits for the end of a process.
+func gone(p process.Process, most time.Duration) bool {
+	for until := time.Now().Add(most); p.Lives(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(until) {
+			return false
+		}
 	}
-	if err := held.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
-	}
-	return held.Release()
+	return true
 }
 
 // sweep ends sandboxes that nobody knows any more: their shim is gone, or their bundle.
