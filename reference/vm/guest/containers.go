@@ -36,10 +36,6 @@ type container struct {
 	started   bool
 }
 
-func newContainers(v *volumes) *containers {
-	return &containers{volumes: v, of: make(map[string]*container)}
-}
-
 func (cs *containers) get(id string) (*container, error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
 )
 
 // The classes of errors that the host tells apart, beside those of fsops.
@@ -25,7 +26,7 @@ func codeOf(err error) codes.Code {
 		code  codes.Code
 	}{
 		{errUnknown, codes.NotFound}, {errExists, codes.AlreadyExists}, {errInvalid, codes.InvalidArgument}, {errState, codes.FailedPrecondition},
-		{errNotKnown, codes.Unimplemented}, {fsops.ErrUnsupported, codes.Unimplemented}, {fsops.ErrOutOfRange, codes.OutOfRange},
+		{errNotKnown, codes.Unimplemented}, {initramfs.ErrNotListed, codes.Unimplemented}, {fsops.ErrUnsupported, codes.Unimplemented}, {fsops.ErrOutOfRange, codes.OutOfRange},
 		{fsops.ErrFrozen, codes.FailedPrecondition}, {fsops.ErrNotFrozen, codes.FailedPrecondition},
 	} {
 		if errors.Is(err, c.class) {

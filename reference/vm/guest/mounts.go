@@ -21,9 +21,13 @@ func (s *setup) mount() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make the mounts private: %w", err)
 	}
-	root, err := mountRoot(s.Spec.Root.Path)
-	if err != nil {
+	dir := s.Spec.Root.Path
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("mount the root filesystem: %w", err)
+	}
+	root, err := sys.OpenDir(dir)
+	if err != nil {
+		return err
 	}
 	defer sys.CloseFD(root)
 	// At the start it would have shown the group of the agent.
@@ -70,14 +74,6 @@ func inside(spec *specs.Spec, namespaces uintptr) error {
 		return unix.MountSetattr(unix.AT_FDCWD, "/", 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 	}
 	return nil
-}
-
-// mountRoot makes a mount of a directory and opens it.
-func mountRoot(dir string) (int, error) {
-	if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return -1, err
-	}
-	return sys.OpenDir(dir)
 }
 
 // mountOptions are those of a mount in a container.

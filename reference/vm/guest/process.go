@@ -120,15 +120,15 @@ func (p *process) prepare(ctx context.Context, setup *setup) error {
 // execute lets the process become the workload. Its first process knows the terminals of
 // the container.
 func (p *process) execute(ctx context.Context, first int) error {
-	is := execution{Terminal: -1}
+	terminal := -1
 	if p.terminal {
 		var err error
-		if is.Terminal, err = p.openTerminal(first); err != nil {
+		if terminal, err = p.openTerminal(first); err != nil {
 			return fmt.Errorf("open a terminal in the container: %w", err)
 		}
 	}
 	// The socket closes with the execution.
-	_, err := p.ask(ctx, &is)
+	_, err := p.ask(ctx, terminal)
 	return err
 }
 

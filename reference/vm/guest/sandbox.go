@@ -27,7 +27,7 @@ func agent() error {
 		return err
 	}
 	v := newVolumes()
-	c := newContainers(v)
+	c := &containers{volumes: v, of: make(map[string]*container)}
 	port := &ports{name: wire.Port, free: make(chan struct{}, 1)}
 	port.free <- struct{}{}
 	return wire.Agent{Sandbox: &sandbox{volumes: v, containers: c}, Volumes: v, Containers: c, CodeOf: codeOf}.Serve(context.Background(), port)

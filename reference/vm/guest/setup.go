@@ -13,8 +13,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// What is said by the control socket of a process: its setup, a reply, the go, and a
-// reply where the workload could not be executed.
+// What is said by the control socket of a process: its setup, a reply, the number of its
+// terminal in the container (or -1), and a reply where the workload could not be executed.
 type (
 	setup struct {
 		Process *specs.Process
@@ -31,10 +31,6 @@ type (
 		Error     string
 		NotKnown  bool
 		SetupDone bool
-	}
-	execution struct {
-		// Terminal is the number of the terminal in the container, or -1.
-		Terminal int
 	}
 )
 
@@ -72,11 +68,11 @@ func workload() error {
 	if err := say(err); err != nil {
 		return err
 	}
-	var is execution
-	if err := said.Decode(&is); err != nil {
+	var terminal int
+	if err := said.Decode(&terminal); err != nil {
 		return err
 	}
-	return say(become(s.Process, is.Terminal))
+	return say(become(s.Process, terminal))
 }
 
 // join brings this thread into the namespaces of a container. It has been started in the

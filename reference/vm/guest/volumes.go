@@ -73,8 +73,12 @@ func (v *volumes) AddVolume(ctx context.Context, req *wire.AddVolumeRequest) (*w
 	if _, err := v.get(req.GetVolume()); err == nil {
 		return nil, fmt.Errorf("volume: %w", errExists)
 	}
-	if err := loadFilesystem(req.GetFsType()); err != nil {
-		return nil, err
+	modules := req.GetFsType()
+	if strings.HasPrefix(modules, "ext") {
+		modules = "ext4" // one driver for all of them
+	}
+	if err := initramfs.Load(modules); err != nil {
+		return nil, fmt.Errorf("the filesystem %s: %w", req.GetFsType(), err)
 	}
 	waiting, cancel := context.WithTimeout(ctx, time.Duration(req.GetWaitMillis())*time.Millisecond)
 	defer cancel()
@@ -91,19 +95,6 @@ func (v *volumes) AddVolume(ctx context.Context, req *wire.AddVolumeRequest) (*w
 	defer v.mu.Unlock()
 	v.of[req.GetVolume()] = &guestVolume{info: info}
 	return answer, nil
-}
-
-// loadFilesystem loads what a filesystem needs.
-func loadFilesystem(fsType string) error {
-	name := fsType
-	if strings.HasPrefix(fsType, "ext") {
-		name = "ext4" // one driver for all of them
-	}
-	err := initramfs.Load(name)
-	if errors.Is(err, initramfs.ErrNotListed) {
-		return fmt.Errorf("the filesystem %s: %w", fsType, errNotKnown)
-	}
-	return err
 }
 
 // infoOf says of the volume what a handler on the host reads in its directory.

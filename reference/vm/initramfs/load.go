@@ -11,7 +11,7 @@ import (
 )
 
 // ErrNotListed is a name that the archive has no modules for.
-var ErrNotListed = errors.New("no such modules")
+var ErrNotListed = errors.New("the guest has no modules for it")
 
 // Load loads in the guest what belongs to a name. What is loaded already stays.
 func Load(name string) error {
@@ -31,7 +31,7 @@ func Load(name string) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("%s: %w", name, ErrNotListed)
+	return ErrNotListed
 }
 
 func loadModule(path string) error {
