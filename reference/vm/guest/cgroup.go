@@ -45,16 +45,6 @@ func (g cgroup) make(spec *specs.Spec) error {
 	return nil
 }
 
-// start has f start a process in the group.
-func (g cgroup) start(f func(*syscall.SysProcAttr) error) error {
-	dir, err := unix.Open(g.file(""), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(dir) }()
-	return f(&syscall.SysProcAttr{Setsid: true, UseCgroupFD: true, CgroupFD: dir})
-}
-
 // signal sends a signal to all processes of the group.
 func (g cgroup) signal(signal syscall.Signal) error {
 	if signal == unix.SIGKILL {

@@ -3,8 +3,10 @@ package guest
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
@@ -27,7 +30,6 @@ type containers struct {
 
 // container is one of them. Its first process has the name "".
 type container struct {
-	spec    *specs.Spec
 	cgroup  cgroup
 	volumes []*guestVolume
 
@@ -74,16 +76,17 @@ func (cs *containers) CreateContainer(ctx context.Context, req *wire.CreateConta
 	if err != nil {
 		return nil, err
 	}
-	c := &container{spec: spec, cgroup: cgroup(id), processes: make(map[string]*process)}
+	c := &container{cgroup: cgroup(id), processes: make(map[string]*process)}
 	if err := cs.reserve(id, c); err != nil {
 		return nil, err
 	}
-	is, err := cs.setup(c, req.GetVolumes(), flags)
+	is := &setup{Process: spec.Process, Spec: spec, Namespaces: flags}
+	is.Volumes, err = cs.use(c, req.GetVolumes(), len(spec.Mounts))
 	if err == nil {
 		err = c.cgroup.make(spec)
 	}
 	if err == nil {
-		err = c.run(ctx, is)
+		_, err = c.begin(ctx, "", is)
 	}
 	if err != nil {
 		_ = cs.remove(ctx, id)
@@ -91,11 +94,11 @@ func (cs *containers) CreateContainer(ctx context.Context, req *wire.CreateConta
 	return new(wire.Empty), err
 }
 
-// setup is what the container's process has to know.
-func (cs *containers) setup(c *container, mounts []*wire.VolumeMount, namespaces uintptr) (*setup, error) {
-	s := &setup{Process: c.spec.Process, Spec: c.spec, Namespaces: namespaces, Volumes: make(map[int]*volumeMount)}
-	for _, m := range mounts {
-		if int(m.GetMount()) >= len(c.spec.Mounts) {
+// use makes volumes those of a container, and gives them by their mounts.
+func (cs *containers) use(c *container, asked []*wire.VolumeMount, mounts int) (map[int]*volumeMount, error) {
+	all := make(map[int]*volumeMount)
+	for _, m := range asked {
+		if int(m.GetMount()) >= mounts {
 			return nil, fmt.Errorf("the mount %d: %w", m.GetMount(), errInvalid)
 		}
 		vol, err := cs.volumes.get(m.GetVolume())
@@ -104,25 +107,57 @@ func (cs *containers) setup(c *container, mounts []*wire.VolumeMount, namespaces
 		}
 		vol.users.Add(1)
 		c.volumes = append(c.volumes, vol)
-		s.Volumes[int(m.GetMount())] = &volumeMount{Path: volumePath(m.GetVolume()), Sub: m.GetSubPath(), Info: vol.info}
+		all[int(m.GetMount())] = &volumeMount{Path: volumePath(m.GetVolume()), Sub: m.GetSubPath(), Info: vol.info}
 	}
-	return s, nil
+	return all, nil
 }
 
-// run starts the container's process and waits until it has made its mounts.
-func (c *container) run(ctx context.Context, is *setup) error {
-	p, err := newProcess(c.spec.Process.Terminal)
+// begin starts a process of the container and waits until it is set up.
+func (c *container) begin(ctx context.Context, name string, is *setup) (*process, error) {
+	p, err := newProcess(is.Process.Terminal)
+	if err != nil {
+		return nil, err
+	}
+	c.processes[name] = p
+	group, err := sys.OpenDir(c.cgroup.file(""))
+	if err != nil {
+		return p, err
+	}
+	defer sys.CloseFD(group)
+	attr := &syscall.SysProcAttr{Setsid: true, UseCgroupFD: true, CgroupFD: group, Cloneflags: is.Namespaces &^ unix.CLONE_NEWCGROUP}
+	if is.Join == 0 {
+		err = p.start(attr)
+	} else {
+		err = beside(is.Join, func() error { return p.start(attr) })
+	}
+	if err != nil {
+		return p, err
+	}
+	said, err := p.ask(ctx, is)
+	if err == nil && !said.SetupDone {
+		err = errors.New("the process has ended while it was set up")
+	}
+	return p, err
+}
+
+// beside calls f in a thread whose children are in the process namespace of another
+// process. The thread ends with it.
+func beside(pid int, f func() error) error {
+	ns, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/ns/pid", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
-	c.processes[""] = p
-	if err := c.cgroup.start(func(attr *syscall.SysProcAttr) error {
-		attr.Cloneflags = is.Namespaces &^ unix.CLONE_NEWCGROUP
-		return p.start(attr)
-	}); err != nil {
-		return err
-	}
-	return p.prepare(ctx, is)
+	defer sys.CloseFD(ns)
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := unix.Setns(ns, unix.CLONE_NEWPID); err != nil {
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	return <-done
 }
 
 func (cs *containers) StartContainer(ctx context.Context, req *wire.StartContainerRequest) (*wire.Empty, error) {
@@ -157,40 +192,16 @@ func (cs *containers) ExecProcess(ctx context.Context, req *wire.ExecProcessRequ
 	case !c.started || c.processes[""].ended():
 		return nil, fmt.Errorf("the container does not run: %w", errState)
 	}
-	p, err := newProcess(spec.Terminal)
-	if err != nil {
-		return nil, err
-	}
 	first := c.processes[""].pid()
-	err = c.cgroup.start(func(attr *syscall.SysProcAttr) error { return startIn(first, func() error { return p.start(attr) }) })
-	if err == nil {
-		err = p.prepare(ctx, &setup{Process: spec, Join: first})
-	}
+	p, err := c.begin(ctx, name, &setup{Process: spec, Join: first})
 	if err == nil {
 		err = p.execute(ctx, first)
 	}
-	if err != nil {
+	if err != nil && p != nil {
 		p.end(ctx)
-		return nil, err
+		delete(c.processes, name)
 	}
-	c.processes[name] = p
-	return new(wire.Empty), nil
-}
-
-// startIn calls f in a thread whose children are in the process namespace of another
-// process. The thread ends with it.
-func startIn(pid int, f func() error) error {
-	return onThread(func() error {
-		ns, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/ns/pid", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = unix.Close(ns) }()
-		if err := unix.Setns(ns, unix.CLONE_NEWPID); err != nil {
-			return err
-		}
-		return f()
-	})
+	return new(wire.Empty), err
 }
 
 // process finds a process.

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"strconv"
 	"syscall"
 	"time"
@@ -106,15 +105,6 @@ func (p *process) ended() bool {
 	default:
 		return false
 	}
-}
-
-// prepare gives the process its setup and waits until that is done.
-func (p *process) prepare(ctx context.Context, setup *setup) error {
-	said, err := p.ask(ctx, setup)
-	if err == nil && !said.SetupDone {
-		err = errors.New("the process has ended while it was set up")
-	}
-	return err
 }
 
 // execute lets the process become the workload. Its first process knows the terminals of
@@ -276,15 +266,4 @@ func (p *process) resize(columns, rows uint32) error {
 	}
 	size := &unix.Winsize{Col: uint16(min(columns, 0xffff)), Row: uint16(min(rows, 0xffff))}
 	return sys.OnFD(p.stdout, func(fd int) error { return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, size) })
-}
-
-// onThread calls f in a thread of its own, which ends with it: it may change what
-// belongs to a thread.
-func onThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		done <- f()
-	}()
-	return <-done
 }
