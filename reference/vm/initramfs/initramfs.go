@@ -7,16 +7,17 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
-// Modules is a line of the guest's list: modules that are loaded together.
+// Modules is a line of the guest's list: modules that are loaded together. Where the kernel
+// lacks one, the line is left out, but for that of Boot.
 type Modules struct {
 	// Name is what the guest calls them.
 	Name string
 	// Modules are their names; each comes with what it needs.
 	Modules []string
-	// Optional ones are left out where the kernel lacks them.
-	Optional bool
 }
 
 // Guest is what the guest of a sandbox loads: Boot at once, the others when a volume has
@@ -24,9 +25,9 @@ type Modules struct {
 func Guest() []Modules {
 	return []Modules{
 		{Name: Boot, Modules: []string{"virtio_pci", "virtio_blk", "virtio_console", "virtiofs"}},
-		{Name: "ext4", Modules: []string{"ext4"}, Optional: true},
-		{Name: "xfs", Modules: []string{"xfs"}, Optional: true},
-		{Name: "btrfs", Modules: []string{"btrfs"}, Optional: true},
+		{Name: "ext4", Modules: []string{"ext4"}},
+		{Name: "xfs", Modules: []string{"xfs"}},
+		{Name: "btrfs", Modules: []string{"btrfs"}},
 	}
 }
 
@@ -38,10 +39,11 @@ func Archive(kernel Kernel, program string, modules []Modules) ([]byte, error) {
 	}
 	var a archive
 	for _, dir := range []string{"dev", "proc", "sys", "run", "tmp", "mnt", ModuleDir} {
-		a.dir(dir, 0o755)
+		a.add(dir, unix.S_IFDIR|0o755, 0, 0, nil)
 	}
-	a.console()
-	a.file(Program, 0o755, init)
+	// The program writes there before it has mounted anything.
+	a.add("dev/console", unix.S_IFCHR|0o600, 5, 1, nil)
+	a.add(Program, unix.S_IFREG|0o755, 0, 0, init)
 	if err := a.modules(kernel, modules); err != nil {
 		return nil, fmt.Errorf("the modules of %s: %w", kernel.modules, err)
 	}
@@ -58,7 +60,7 @@ func (a *archive) modules(kernel Kernel, groups []Modules) error {
 	have := make(map[string]bool)
 	for _, group := range groups {
 		files, err := known.order(group.Modules)
-		if errors.Is(err, errNoModule) && group.Optional {
+		if errors.Is(err, errNoModule) && group.Name != Boot {
 			continue
 		}
 		if err != nil {
@@ -75,11 +77,11 @@ func (a *archive) modules(kernel Kernel, groups []Modules) error {
 			if err != nil {
 				return err
 			}
-			a.file(ModuleDir+"/"+filepath.Base(file), 0o644, data)
+			a.add(ModuleDir+"/"+filepath.Base(file), unix.S_IFREG|0o644, 0, 0, data)
 		}
 		list.WriteByte('\n')
 	}
-	a.file(ModuleList, 0o644, []byte(list.String()))
+	a.add(ModuleList, unix.S_IFREG|0o644, 0, 0, []byte(list.String()))
 	return nil
 }
 

@@ -58,7 +58,8 @@ func checked(ctx context.Context, req *ttrpc.Request, resp *ttrpc.Response, info
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
-		req.TimeoutNano = min(limit, remaining(ctx)).Nanoseconds()
+		until, _ := ctx.Deadline()
+		req.TimeoutNano = max(time.Until(until).Nanoseconds(), 1)
 	}
 	if err := invoke(ctx, req, resp); err != nil {
 		return fmt.Errorf("ask the guest for %s: %w", method, err)
@@ -74,11 +75,6 @@ func checked(ctx context.Context, req *ttrpc.Request, resp *ttrpc.Response, info
 		}
 	}
 	return nil
-}
-
-func remaining(ctx context.Context) time.Duration {
-	until, _ := ctx.Deadline()
-	return max(time.Until(until), 1)
 }
 
 // cleaned makes an error of the guest fit for a log: one line, not long, a known code.
