@@ -125,7 +125,7 @@ func (s *sandbox) mount(ctx context.Context, found []*oci.Mount) error {
 func (s *sandbox) delete(ctx context.Context, id string) error {
 	s.making.Lock()
 	defer s.making.Unlock()
-	_, err := s.guest.DeleteContainer(ctx, &wire.DeleteContainerRequest{Container: id})
+	_, err := s.guest.DeleteProcess(ctx, &wire.DeleteProcessRequest{Process: &wire.Process{Container: id}})
 	return errors.Join(err, s.share.remove(id))
 }
 
@@ -196,7 +196,7 @@ const abandonTime = time.Minute
 
 func (s *sandbox) abandon(ctx context.Context, r request) {
 	if r.Exec != "" {
-		_, _ = s.guest.ForgetProcess(ctx, &wire.ForgetProcessRequest{Process: r.process()})
+		_, _ = s.guest.DeleteProcess(ctx, &wire.DeleteProcessRequest{Process: r.process()})
 		return
 	}
 	_, _ = s.guest.SignalProcess(ctx, &wire.SignalProcessRequest{Process: r.process(), Signal: 9, All: true})

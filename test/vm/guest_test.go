@@ -179,7 +179,7 @@ func (g *guest) start(t *testing.T, id string) {
 
 func (g *guest) remove(t *testing.T, id string) {
 	t.Helper()
-	_, err := g.DeleteContainer(context.Background(), &wire.DeleteContainerRequest{Container: id})
+	_, err := g.DeleteProcess(context.Background(), &wire.DeleteProcessRequest{Process: &wire.Process{Container: id}})
 	check.Must(t, err)
 }
 
@@ -464,7 +464,7 @@ func (g *guest) tryExec(t *testing.T) {
 	if check.Must(t, err); ended.GetExitCode() != 3 {
 		t.Errorf("it ended with %v", ended)
 	}
-	_, err = g.ForgetProcess(t.Context(), &wire.ForgetProcessRequest{Process: beside})
+	_, err = g.DeleteProcess(t.Context(), &wire.DeleteProcessRequest{Process: beside})
 	check.Must(t, err)
 	_, err = g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: []byte(`{"args":["/no/such/program"],"cwd":"/"}`)})
 	if err == nil || !strings.Contains(err.Error(), "/no/such/program") {

@@ -239,18 +239,17 @@ func (cs *containers) WaitProcess(ctx context.Context, req *wire.WaitProcessRequ
 	return &wire.WaitProcessResponse{ExitCode: code, OomKilled: c.cgroup.oomKilled()}, err
 }
 
-func (cs *containers) ForgetProcess(ctx context.Context, req *wire.ForgetProcessRequest) (*wire.Empty, error) {
-	if req.GetProcess().GetExec() == "" {
-		return nil, fmt.Errorf("the container's own process: %w", errInvalid)
+func (cs *containers) DeleteProcess(ctx context.Context, req *wire.DeleteProcessRequest) (*wire.Empty, error) {
+	id, name := req.GetProcess().GetContainer(), req.GetProcess().GetExec()
+	if name == "" {
+		return new(wire.Empty), cs.remove(ctx, id)
 	}
-	c, p, err := cs.process(req.GetProcess())
-	if err != nil {
-		return new(wire.Empty), nil // there is none
+	if c, p, err := cs.process(req.GetProcess()); err == nil {
+		p.end(ctx)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.processes, name)
 	}
-	p.end(ctx)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.processes, req.GetProcess().GetExec())
 	return new(wire.Empty), nil
 }
 
@@ -278,10 +277,6 @@ func (cs *containers) ResizeTerminal(_ context.Context, req *wire.ResizeTerminal
 		return nil, err
 	}
 	return new(wire.Empty), p.resize(req.GetColumns(), req.GetRows())
-}
-
-func (cs *containers) DeleteContainer(ctx context.Context, req *wire.DeleteContainerRequest) (*wire.Empty, error) {
-	return new(wire.Empty), cs.remove(ctx, req.GetContainer())
 }
 
 func (cs *containers) remove(ctx context.Context, id string) error {

@@ -22,8 +22,8 @@ var deadlines = map[string]time.Duration{
 	"AddVolume": 150 * time.Second, "RemoveVolume": 60 * time.Second,
 	"GetVolumeStats": 20 * time.Second, "ResizeVolume": 90 * time.Second,
 	"FreezeVolume": 60 * time.Second, "ThawVolume": 30 * time.Second,
-	"CreateContainer": 60 * time.Second, "StartContainer": 60 * time.Second, "DeleteContainer": 60 * time.Second,
-	"ExecProcess": 60 * time.Second, "SignalProcess": 20 * time.Second, "ForgetProcess": 20 * time.Second,
+	"CreateContainer": 60 * time.Second, "StartContainer": 60 * time.Second,
+	"ExecProcess": 60 * time.Second, "SignalProcess": 20 * time.Second, "DeleteProcess": 60 * time.Second,
 	"WriteInput": 20 * time.Second, "ResizeTerminal": 20 * time.Second,
 }
 

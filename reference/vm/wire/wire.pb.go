@@ -1161,52 +1161,6 @@ func (x *StartContainerRequest) GetContainer() string {
 	return ""
 }
 
-// DeleteContainerRequest names a container.
-type DeleteContainerRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// container is as in CreateContainerRequest.
-	Container     string `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DeleteContainerRequest) Reset() {
-	*x = DeleteContainerRequest{}
-	mi := &file_wire_proto_msgTypes[19]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DeleteContainerRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DeleteContainerRequest) ProtoMessage() {}
-
-func (x *DeleteContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[19]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DeleteContainerRequest.ProtoReflect.Descriptor instead.
-func (*DeleteContainerRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{19}
-}
-
-func (x *DeleteContainerRequest) GetContainer() string {
-	if x != nil {
-		return x.Container
-	}
-	return ""
-}
-
 // Process names a process: the one of the container, or one of ExecProcess.
 type Process struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1220,7 +1174,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_wire_proto_msgTypes[20]
+	mi := &file_wire_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1232,7 +1186,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[20]
+	mi := &file_wire_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1245,7 +1199,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{20}
+	return file_wire_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Process) GetContainer() string {
@@ -1276,7 +1230,7 @@ type ExecProcessRequest struct {
 
 func (x *ExecProcessRequest) Reset() {
 	*x = ExecProcessRequest{}
-	mi := &file_wire_proto_msgTypes[21]
+	mi := &file_wire_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1288,7 +1242,7 @@ func (x *ExecProcessRequest) String() string {
 func (*ExecProcessRequest) ProtoMessage() {}
 
 func (x *ExecProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[21]
+	mi := &file_wire_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1301,7 +1255,7 @@ func (x *ExecProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecProcessRequest.ProtoReflect.Descriptor instead.
 func (*ExecProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{21}
+	return file_wire_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExecProcessRequest) GetProcess() *Process {
@@ -1333,7 +1287,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_wire_proto_msgTypes[22]
+	mi := &file_wire_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1345,7 +1299,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[22]
+	mi := &file_wire_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1358,7 +1312,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{22}
+	return file_wire_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SignalProcessRequest) GetProcess() *Process {
@@ -1393,7 +1347,7 @@ type WaitProcessRequest struct {
 
 func (x *WaitProcessRequest) Reset() {
 	*x = WaitProcessRequest{}
-	mi := &file_wire_proto_msgTypes[23]
+	mi := &file_wire_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +1359,7 @@ func (x *WaitProcessRequest) String() string {
 func (*WaitProcessRequest) ProtoMessage() {}
 
 func (x *WaitProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[23]
+	mi := &file_wire_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +1372,7 @@ func (x *WaitProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitProcessRequest.ProtoReflect.Descriptor instead.
 func (*WaitProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{23}
+	return file_wire_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WaitProcessRequest) GetProcess() *Process {
@@ -1441,7 +1395,7 @@ type WaitProcessResponse struct {
 
 func (x *WaitProcessResponse) Reset() {
 	*x = WaitProcessResponse{}
-	mi := &file_wire_proto_msgTypes[24]
+	mi := &file_wire_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1453,7 +1407,7 @@ func (x *WaitProcessResponse) String() string {
 func (*WaitProcessResponse) ProtoMessage() {}
 
 func (x *WaitProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[24]
+	mi := &file_wire_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1466,7 +1420,7 @@ func (x *WaitProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitProcessResponse.ProtoReflect.Descriptor instead.
 func (*WaitProcessResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{24}
+	return file_wire_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WaitProcessResponse) GetExitCode() uint32 {
@@ -1483,30 +1437,30 @@ func (x *WaitProcessResponse) GetOomKilled() bool {
 	return false
 }
 
-// ForgetProcessRequest names a process of ExecProcess.
-type ForgetProcessRequest struct {
+// DeleteProcessRequest names a process.
+type DeleteProcessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// process is to be forgotten.
+	// process is to go; that of a container takes the container along.
 	Process       *Process `protobuf:"bytes,1,opt,name=process,proto3" json:"process,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ForgetProcessRequest) Reset() {
-	*x = ForgetProcessRequest{}
-	mi := &file_wire_proto_msgTypes[25]
+func (x *DeleteProcessRequest) Reset() {
+	*x = DeleteProcessRequest{}
+	mi := &file_wire_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ForgetProcessRequest) String() string {
+func (x *DeleteProcessRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ForgetProcessRequest) ProtoMessage() {}
+func (*DeleteProcessRequest) ProtoMessage() {}
 
-func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[25]
+func (x *DeleteProcessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1517,12 +1471,12 @@ func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ForgetProcessRequest.ProtoReflect.Descriptor instead.
-func (*ForgetProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{25}
+// Deprecated: Use DeleteProcessRequest.ProtoReflect.Descriptor instead.
+func (*DeleteProcessRequest) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{24}
 }
 
-func (x *ForgetProcessRequest) GetProcess() *Process {
+func (x *DeleteProcessRequest) GetProcess() *Process {
 	if x != nil {
 		return x.Process
 	}
@@ -1544,7 +1498,7 @@ type ReadOutputRequest struct {
 
 func (x *ReadOutputRequest) Reset() {
 	*x = ReadOutputRequest{}
-	mi := &file_wire_proto_msgTypes[26]
+	mi := &file_wire_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1510,7 @@ func (x *ReadOutputRequest) String() string {
 func (*ReadOutputRequest) ProtoMessage() {}
 
 func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[26]
+	mi := &file_wire_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +1523,7 @@ func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputRequest.ProtoReflect.Descriptor instead.
 func (*ReadOutputRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{26}
+	return file_wire_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReadOutputRequest) GetProcess() *Process {
@@ -1604,7 +1558,7 @@ type ReadOutputResponse struct {
 
 func (x *ReadOutputResponse) Reset() {
 	*x = ReadOutputResponse{}
-	mi := &file_wire_proto_msgTypes[27]
+	mi := &file_wire_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1616,7 +1570,7 @@ func (x *ReadOutputResponse) String() string {
 func (*ReadOutputResponse) ProtoMessage() {}
 
 func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[27]
+	mi := &file_wire_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1629,7 +1583,7 @@ func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputResponse.ProtoReflect.Descriptor instead.
 func (*ReadOutputResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{27}
+	return file_wire_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReadOutputResponse) GetData() []byte {
@@ -1652,7 +1606,7 @@ type WriteInputRequest struct {
 
 func (x *WriteInputRequest) Reset() {
 	*x = WriteInputRequest{}
-	mi := &file_wire_proto_msgTypes[28]
+	mi := &file_wire_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1664,7 +1618,7 @@ func (x *WriteInputRequest) String() string {
 func (*WriteInputRequest) ProtoMessage() {}
 
 func (x *WriteInputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[28]
+	mi := &file_wire_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1677,7 +1631,7 @@ func (x *WriteInputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteInputRequest.ProtoReflect.Descriptor instead.
 func (*WriteInputRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{28}
+	return file_wire_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WriteInputRequest) GetProcess() *Process {
@@ -1705,7 +1659,7 @@ type WriteInputResponse struct {
 
 func (x *WriteInputResponse) Reset() {
 	*x = WriteInputResponse{}
-	mi := &file_wire_proto_msgTypes[29]
+	mi := &file_wire_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1717,7 +1671,7 @@ func (x *WriteInputResponse) String() string {
 func (*WriteInputResponse) ProtoMessage() {}
 
 func (x *WriteInputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[29]
+	mi := &file_wire_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1730,7 +1684,7 @@ func (x *WriteInputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteInputResponse.ProtoReflect.Descriptor instead.
 func (*WriteInputResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{29}
+	return file_wire_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WriteInputResponse) GetWritten() uint32 {
@@ -1755,7 +1709,7 @@ type ResizeTerminalRequest struct {
 
 func (x *ResizeTerminalRequest) Reset() {
 	*x = ResizeTerminalRequest{}
-	mi := &file_wire_proto_msgTypes[30]
+	mi := &file_wire_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +1721,7 @@ func (x *ResizeTerminalRequest) String() string {
 func (*ResizeTerminalRequest) ProtoMessage() {}
 
 func (x *ResizeTerminalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[30]
+	mi := &file_wire_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +1734,7 @@ func (x *ResizeTerminalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeTerminalRequest.ProtoReflect.Descriptor instead.
 func (*ResizeTerminalRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{30}
+	return file_wire_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ResizeTerminalRequest) GetProcess() *Process {
@@ -1875,8 +1829,6 @@ const file_wire_proto_rawDesc = "" +
 	"\x06volume\x18\x02 \x01(\tR\x06volume\x12\x19\n" +
 	"\bsub_path\x18\x03 \x01(\tR\asubPath\"5\n" +
 	"\x15StartContainerRequest\x12\x1c\n" +
-	"\tcontainer\x18\x01 \x01(\tR\tcontainer\"6\n" +
-	"\x16DeleteContainerRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\";\n" +
 	"\aProcess\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x12\n" +
@@ -1894,7 +1846,7 @@ const file_wire_proto_rawDesc = "" +
 	"\texit_code\x18\x01 \x01(\rR\bexitCode\x12\x1d\n" +
 	"\n" +
 	"oom_killed\x18\x02 \x01(\bR\toomKilled\"F\n" +
-	"\x14ForgetProcessRequest\x12.\n" +
+	"\x14DeleteProcessRequest\x12.\n" +
 	"\aprocess\x18\x01 \x01(\v2\x14.crust.vm.v1.ProcessR\aprocess\"\x82\x01\n" +
 	"\x11ReadOutputRequest\x12.\n" +
 	"\aprocess\x18\x01 \x01(\v2\x14.crust.vm.v1.ProcessR\aprocess\x12+\n" +
@@ -1926,16 +1878,15 @@ const file_wire_proto_rawDesc = "" +
 	"\fResizeVolume\x12 .crust.vm.v1.ResizeVolumeRequest\x1a!.crust.vm.v1.ResizeVolumeResponse\x12D\n" +
 	"\fFreezeVolume\x12 .crust.vm.v1.FreezeVolumeRequest\x1a\x12.crust.vm.v1.Empty\x12@\n" +
 	"\n" +
-	"ThawVolume\x12\x1e.crust.vm.v1.ThawVolumeRequest\x1a\x12.crust.vm.v1.Empty2\xfc\x05\n" +
+	"ThawVolume\x12\x1e.crust.vm.v1.ThawVolumeRequest\x1a\x12.crust.vm.v1.Empty2\xb0\x05\n" +
 	"\n" +
 	"Containers\x12J\n" +
 	"\x0fCreateContainer\x12#.crust.vm.v1.CreateContainerRequest\x1a\x12.crust.vm.v1.Empty\x12H\n" +
-	"\x0eStartContainer\x12\".crust.vm.v1.StartContainerRequest\x1a\x12.crust.vm.v1.Empty\x12J\n" +
-	"\x0fDeleteContainer\x12#.crust.vm.v1.DeleteContainerRequest\x1a\x12.crust.vm.v1.Empty\x12B\n" +
+	"\x0eStartContainer\x12\".crust.vm.v1.StartContainerRequest\x1a\x12.crust.vm.v1.Empty\x12B\n" +
 	"\vExecProcess\x12\x1f.crust.vm.v1.ExecProcessRequest\x1a\x12.crust.vm.v1.Empty\x12F\n" +
 	"\rSignalProcess\x12!.crust.vm.v1.SignalProcessRequest\x1a\x12.crust.vm.v1.Empty\x12P\n" +
 	"\vWaitProcess\x12\x1f.crust.vm.v1.WaitProcessRequest\x1a .crust.vm.v1.WaitProcessResponse\x12F\n" +
-	"\rForgetProcess\x12!.crust.vm.v1.ForgetProcessRequest\x1a\x12.crust.vm.v1.Empty\x12M\n" +
+	"\rDeleteProcess\x12!.crust.vm.v1.DeleteProcessRequest\x1a\x12.crust.vm.v1.Empty\x12M\n" +
 	"\n" +
 	"ReadOutput\x12\x1e.crust.vm.v1.ReadOutputRequest\x1a\x1f.crust.vm.v1.ReadOutputResponse\x12M\n" +
 	"\n" +
@@ -1955,7 +1906,7 @@ func file_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_wire_proto_goTypes = []any{
 	(Stream)(0),                    // 0: crust.vm.v1.Stream
 	(*Empty)(nil),                  // 1: crust.vm.v1.Empty
@@ -1977,32 +1928,31 @@ var file_wire_proto_goTypes = []any{
 	(*CreateContainerRequest)(nil), // 17: crust.vm.v1.CreateContainerRequest
 	(*VolumeMount)(nil),            // 18: crust.vm.v1.VolumeMount
 	(*StartContainerRequest)(nil),  // 19: crust.vm.v1.StartContainerRequest
-	(*DeleteContainerRequest)(nil), // 20: crust.vm.v1.DeleteContainerRequest
-	(*Process)(nil),                // 21: crust.vm.v1.Process
-	(*ExecProcessRequest)(nil),     // 22: crust.vm.v1.ExecProcessRequest
-	(*SignalProcessRequest)(nil),   // 23: crust.vm.v1.SignalProcessRequest
-	(*WaitProcessRequest)(nil),     // 24: crust.vm.v1.WaitProcessRequest
-	(*WaitProcessResponse)(nil),    // 25: crust.vm.v1.WaitProcessResponse
-	(*ForgetProcessRequest)(nil),   // 26: crust.vm.v1.ForgetProcessRequest
-	(*ReadOutputRequest)(nil),      // 27: crust.vm.v1.ReadOutputRequest
-	(*ReadOutputResponse)(nil),     // 28: crust.vm.v1.ReadOutputResponse
-	(*WriteInputRequest)(nil),      // 29: crust.vm.v1.WriteInputRequest
-	(*WriteInputResponse)(nil),     // 30: crust.vm.v1.WriteInputResponse
-	(*ResizeTerminalRequest)(nil),  // 31: crust.vm.v1.ResizeTerminalRequest
-	nil,                            // 32: crust.vm.v1.StartSandboxRequest.SysctlsEntry
+	(*Process)(nil),                // 20: crust.vm.v1.Process
+	(*ExecProcessRequest)(nil),     // 21: crust.vm.v1.ExecProcessRequest
+	(*SignalProcessRequest)(nil),   // 22: crust.vm.v1.SignalProcessRequest
+	(*WaitProcessRequest)(nil),     // 23: crust.vm.v1.WaitProcessRequest
+	(*WaitProcessResponse)(nil),    // 24: crust.vm.v1.WaitProcessResponse
+	(*DeleteProcessRequest)(nil),   // 25: crust.vm.v1.DeleteProcessRequest
+	(*ReadOutputRequest)(nil),      // 26: crust.vm.v1.ReadOutputRequest
+	(*ReadOutputResponse)(nil),     // 27: crust.vm.v1.ReadOutputResponse
+	(*WriteInputRequest)(nil),      // 28: crust.vm.v1.WriteInputRequest
+	(*WriteInputResponse)(nil),     // 29: crust.vm.v1.WriteInputResponse
+	(*ResizeTerminalRequest)(nil),  // 30: crust.vm.v1.ResizeTerminalRequest
+	nil,                            // 31: crust.vm.v1.StartSandboxRequest.SysctlsEntry
 }
 var file_wire_proto_depIdxs = []int32{
-	32, // 0: crust.vm.v1.StartSandboxRequest.sysctls:type_name -> crust.vm.v1.StartSandboxRequest.SysctlsEntry
+	31, // 0: crust.vm.v1.StartSandboxRequest.sysctls:type_name -> crust.vm.v1.StartSandboxRequest.SysctlsEntry
 	12, // 1: crust.vm.v1.GetVolumeStatsResponse.usage:type_name -> crust.vm.v1.Usage
 	18, // 2: crust.vm.v1.CreateContainerRequest.volumes:type_name -> crust.vm.v1.VolumeMount
-	21, // 3: crust.vm.v1.ExecProcessRequest.process:type_name -> crust.vm.v1.Process
-	21, // 4: crust.vm.v1.SignalProcessRequest.process:type_name -> crust.vm.v1.Process
-	21, // 5: crust.vm.v1.WaitProcessRequest.process:type_name -> crust.vm.v1.Process
-	21, // 6: crust.vm.v1.ForgetProcessRequest.process:type_name -> crust.vm.v1.Process
-	21, // 7: crust.vm.v1.ReadOutputRequest.process:type_name -> crust.vm.v1.Process
+	20, // 3: crust.vm.v1.ExecProcessRequest.process:type_name -> crust.vm.v1.Process
+	20, // 4: crust.vm.v1.SignalProcessRequest.process:type_name -> crust.vm.v1.Process
+	20, // 5: crust.vm.v1.WaitProcessRequest.process:type_name -> crust.vm.v1.Process
+	20, // 6: crust.vm.v1.DeleteProcessRequest.process:type_name -> crust.vm.v1.Process
+	20, // 7: crust.vm.v1.ReadOutputRequest.process:type_name -> crust.vm.v1.Process
 	0,  // 8: crust.vm.v1.ReadOutputRequest.stream:type_name -> crust.vm.v1.Stream
-	21, // 9: crust.vm.v1.WriteInputRequest.process:type_name -> crust.vm.v1.Process
-	21, // 10: crust.vm.v1.ResizeTerminalRequest.process:type_name -> crust.vm.v1.Process
+	20, // 9: crust.vm.v1.WriteInputRequest.process:type_name -> crust.vm.v1.Process
+	20, // 10: crust.vm.v1.ResizeTerminalRequest.process:type_name -> crust.vm.v1.Process
 	2,  // 11: crust.vm.v1.Sandbox.Ping:input_type -> crust.vm.v1.PingRequest
 	4,  // 12: crust.vm.v1.Sandbox.StartSandbox:input_type -> crust.vm.v1.StartSandboxRequest
 	5,  // 13: crust.vm.v1.Sandbox.Shutdown:input_type -> crust.vm.v1.ShutdownRequest
@@ -2014,35 +1964,33 @@ var file_wire_proto_depIdxs = []int32{
 	16, // 19: crust.vm.v1.Volumes.ThawVolume:input_type -> crust.vm.v1.ThawVolumeRequest
 	17, // 20: crust.vm.v1.Containers.CreateContainer:input_type -> crust.vm.v1.CreateContainerRequest
 	19, // 21: crust.vm.v1.Containers.StartContainer:input_type -> crust.vm.v1.StartContainerRequest
-	20, // 22: crust.vm.v1.Containers.DeleteContainer:input_type -> crust.vm.v1.DeleteContainerRequest
-	22, // 23: crust.vm.v1.Containers.ExecProcess:input_type -> crust.vm.v1.ExecProcessRequest
-	23, // 24: crust.vm.v1.Containers.SignalProcess:input_type -> crust.vm.v1.SignalProcessRequest
-	24, // 25: crust.vm.v1.Containers.WaitProcess:input_type -> crust.vm.v1.WaitProcessRequest
-	26, // 26: crust.vm.v1.Containers.ForgetProcess:input_type -> crust.vm.v1.ForgetProcessRequest
-	27, // 27: crust.vm.v1.Containers.ReadOutput:input_type -> crust.vm.v1.ReadOutputRequest
-	29, // 28: crust.vm.v1.Containers.WriteInput:input_type -> crust.vm.v1.WriteInputRequest
-	31, // 29: crust.vm.v1.Containers.ResizeTerminal:input_type -> crust.vm.v1.ResizeTerminalRequest
-	3,  // 30: crust.vm.v1.Sandbox.Ping:output_type -> crust.vm.v1.PingResponse
-	1,  // 31: crust.vm.v1.Sandbox.StartSandbox:output_type -> crust.vm.v1.Empty
-	6,  // 32: crust.vm.v1.Sandbox.Shutdown:output_type -> crust.vm.v1.ShutdownResponse
-	8,  // 33: crust.vm.v1.Volumes.AddVolume:output_type -> crust.vm.v1.AddVolumeResponse
-	1,  // 34: crust.vm.v1.Volumes.RemoveVolume:output_type -> crust.vm.v1.Empty
-	11, // 35: crust.vm.v1.Volumes.GetVolumeStats:output_type -> crust.vm.v1.GetVolumeStatsResponse
-	14, // 36: crust.vm.v1.Volumes.ResizeVolume:output_type -> crust.vm.v1.ResizeVolumeResponse
-	1,  // 37: crust.vm.v1.Volumes.FreezeVolume:output_type -> crust.vm.v1.Empty
-	1,  // 38: crust.vm.v1.Volumes.ThawVolume:output_type -> crust.vm.v1.Empty
-	1,  // 39: crust.vm.v1.Containers.CreateContainer:output_type -> crust.vm.v1.Empty
-	1,  // 40: crust.vm.v1.Containers.StartContainer:output_type -> crust.vm.v1.Empty
-	1,  // 41: crust.vm.v1.Containers.DeleteContainer:output_type -> crust.vm.v1.Empty
-	1,  // 42: crust.vm.v1.Containers.ExecProcess:output_type -> crust.vm.v1.Empty
-	1,  // 43: crust.vm.v1.Containers.SignalProcess:output_type -> crust.vm.v1.Empty
-	25, // 44: crust.vm.v1.Containers.WaitProcess:output_type -> crust.vm.v1.WaitProcessResponse
-	1,  // 45: crust.vm.v1.Containers.ForgetProcess:output_type -> crust.vm.v1.Empty
-	28, // 46: crust.vm.v1.Containers.ReadOutput:output_type -> crust.vm.v1.ReadOutputResponse
-	30, // 47: crust.vm.v1.Containers.WriteInput:output_type -> crust.vm.v1.WriteInputResponse
-	1,  // 48: crust.vm.v1.Containers.ResizeTerminal:output_type -> crust.vm.v1.Empty
-	30, // [30:49] is the sub-list for method output_type
-	11, // [11:30] is the sub-list for method input_type
+	21, // 22: crust.vm.v1.Containers.ExecProcess:input_type -> crust.vm.v1.ExecProcessRequest
+	22, // 23: crust.vm.v1.Containers.SignalProcess:input_type -> crust.vm.v1.SignalProcessRequest
+	23, // 24: crust.vm.v1.Containers.WaitProcess:input_type -> crust.vm.v1.WaitProcessRequest
+	25, // 25: crust.vm.v1.Containers.DeleteProcess:input_type -> crust.vm.v1.DeleteProcessRequest
+	26, // 26: crust.vm.v1.Containers.ReadOutput:input_type -> crust.vm.v1.ReadOutputRequest
+	28, // 27: crust.vm.v1.Containers.WriteInput:input_type -> crust.vm.v1.WriteInputRequest
+	30, // 28: crust.vm.v1.Containers.ResizeTerminal:input_type -> crust.vm.v1.ResizeTerminalRequest
+	3,  // 29: crust.vm.v1.Sandbox.Ping:output_type -> crust.vm.v1.PingResponse
+	1,  // 30: crust.vm.v1.Sandbox.StartSandbox:output_type -> crust.vm.v1.Empty
+	6,  // 31: crust.vm.v1.Sandbox.Shutdown:output_type -> crust.vm.v1.ShutdownResponse
+	8,  // 32: crust.vm.v1.Volumes.AddVolume:output_type -> crust.vm.v1.AddVolumeResponse
+	1,  // 33: crust.vm.v1.Volumes.RemoveVolume:output_type -> crust.vm.v1.Empty
+	11, // 34: crust.vm.v1.Volumes.GetVolumeStats:output_type -> crust.vm.v1.GetVolumeStatsResponse
+	14, // 35: crust.vm.v1.Volumes.ResizeVolume:output_type -> crust.vm.v1.ResizeVolumeResponse
+	1,  // 36: crust.vm.v1.Volumes.FreezeVolume:output_type -> crust.vm.v1.Empty
+	1,  // 37: crust.vm.v1.Volumes.ThawVolume:output_type -> crust.vm.v1.Empty
+	1,  // 38: crust.vm.v1.Containers.CreateContainer:output_type -> crust.vm.v1.Empty
+	1,  // 39: crust.vm.v1.Containers.StartContainer:output_type -> crust.vm.v1.Empty
+	1,  // 40: crust.vm.v1.Containers.ExecProcess:output_type -> crust.vm.v1.Empty
+	1,  // 41: crust.vm.v1.Containers.SignalProcess:output_type -> crust.vm.v1.Empty
+	24, // 42: crust.vm.v1.Containers.WaitProcess:output_type -> crust.vm.v1.WaitProcessResponse
+	1,  // 43: crust.vm.v1.Containers.DeleteProcess:output_type -> crust.vm.v1.Empty
+	27, // 44: crust.vm.v1.Containers.ReadOutput:output_type -> crust.vm.v1.ReadOutputResponse
+	29, // 45: crust.vm.v1.Containers.WriteInput:output_type -> crust.vm.v1.WriteInputResponse
+	1,  // 46: crust.vm.v1.Containers.ResizeTerminal:output_type -> crust.vm.v1.Empty
+	29, // [29:47] is the sub-list for method output_type
+	11, // [11:29] is the sub-list for method input_type
 	11, // [11:11] is the sub-list for extension type_name
 	11, // [11:11] is the sub-list for extension extendee
 	0,  // [0:11] is the sub-list for field type_name
@@ -2060,7 +2008,7 @@ func file_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   32,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

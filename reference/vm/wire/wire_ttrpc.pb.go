@@ -194,11 +194,10 @@ func (c *volumesClient) ThawVolume(ctx context.Context, req *ThawVolumeRequest) 
 type ContainersService interface {
 	CreateContainer(context.Context, *CreateContainerRequest) (*Empty, error)
 	StartContainer(context.Context, *StartContainerRequest) (*Empty, error)
-	DeleteContainer(context.Context, *DeleteContainerRequest) (*Empty, error)
 	ExecProcess(context.Context, *ExecProcessRequest) (*Empty, error)
 	SignalProcess(context.Context, *SignalProcessRequest) (*Empty, error)
 	WaitProcess(context.Context, *WaitProcessRequest) (*WaitProcessResponse, error)
-	ForgetProcess(context.Context, *ForgetProcessRequest) (*Empty, error)
+	DeleteProcess(context.Context, *DeleteProcessRequest) (*Empty, error)
 	ReadOutput(context.Context, *ReadOutputRequest) (*ReadOutputResponse, error)
 	WriteInput(context.Context, *WriteInputRequest) (*WriteInputResponse, error)
 	ResizeTerminal(context.Context, *ResizeTerminalRequest) (*Empty, error)
@@ -221,13 +220,6 @@ func RegisterContainersService(srv *ttrpc.Server, svc ContainersService) {
 				}
 				return svc.StartContainer(ctx, &req)
 			},
-			"DeleteContainer": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
-				var req DeleteContainerRequest
-				if err := unmarshal(&req); err != nil {
-					return nil, err
-				}
-				return svc.DeleteContainer(ctx, &req)
-			},
 			"ExecProcess": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req ExecProcessRequest
 				if err := unmarshal(&req); err != nil {
@@ -249,12 +241,12 @@ func RegisterContainersService(srv *ttrpc.Server, svc ContainersService) {
 				}
 				return svc.WaitProcess(ctx, &req)
 			},
-			"ForgetProcess": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
-				var req ForgetProcessRequest
+			"DeleteProcess": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req DeleteProcessRequest
 				if err := unmarshal(&req); err != nil {
 					return nil, err
 				}
-				return svc.ForgetProcess(ctx, &req)
+				return svc.DeleteProcess(ctx, &req)
 			},
 			"ReadOutput": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req ReadOutputRequest
@@ -307,14 +299,6 @@ func (c *containersClient) StartContainer(ctx context.Context, req *StartContain
 	return &resp, nil
 }
 
-func (c *containersClient) DeleteContainer(ctx context.Context, req *DeleteContainerRequest) (*Empty, error) {
-	var resp Empty
-	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "DeleteContainer", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
 func (c *containersClient) ExecProcess(ctx context.Context, req *ExecProcessRequest) (*Empty, error) {
 	var resp Empty
 	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "ExecProcess", req, &resp); err != nil {
@@ -339,9 +323,9 @@ func (c *containersClient) WaitProcess(ctx context.Context, req *WaitProcessRequ
 	return &resp, nil
 }
 
-func (c *containersClient) ForgetProcess(ctx context.Context, req *ForgetProcessRequest) (*Empty, error) {
+func (c *containersClient) DeleteProcess(ctx context.Context, req *DeleteProcessRequest) (*Empty, error) {
 	var resp Empty
-	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "ForgetProcess", req, &resp); err != nil {
+	if err := c.client.Call(ctx, "crust.vm.v1.Containers", "DeleteProcess", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
