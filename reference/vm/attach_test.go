@@ -1,0 +1,52 @@
+package vm
+
+import (
+	"bufio"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// TestTerminalGoesToTheSocket: what a process writes to its terminal is read at the end that
+// the socket got.
+func TestTerminalGoesToTheSocket(t *testing.T) {
+	if _, err := sendTerminal(""); err == nil {
+		t.Error("without a socket there is a terminal")
+	}
+	path := filepath.Join(t.TempDir(), "s")
+	if _, err := sendTerminal(path); err == nil {
+		t.Error("nobody listens, and there is a terminal")
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	check.Must(t, err)
+	defer func() { _ = listener.Close() }()
+	slave, err := sendTerminal(path)
+	check.Must(t, err)
+	defer func() { _ = slave.Close() }()
+	conn, err := listener.AcceptUnix()
+	check.Must(t, err)
+	defer func() { _ = conn.Close() }()
+	name, rights := make([]byte, 100), make([]byte, unix.CmsgSpace(4))
+	n, m, _, _, err := conn.ReadMsgUnix(name, rights)
+	check.Must(t, err)
+	messages, err := unix.ParseSocketControlMessage(rights[:m])
+	check.Must(t, err)
+	fds, err := unix.ParseUnixRights(&messages[0])
+	check.Must(t, err)
+	master := os.NewFile(uintptr(fds[0]), "master")
+	defer func() { _ = master.Close() }()
+	if string(name[:n]) != slave.Name() || !strings.HasPrefix(slave.Name(), "/dev/pts/") {
+		t.Errorf("%q is the terminal %s", name[:n], slave.Name())
+	}
+	_, err = slave.WriteString("hello\n")
+	check.Must(t, err)
+	if line, err := bufio.NewReader(master).ReadString('\n'); err != nil || line != "hello\r\n" {
+		t.Errorf("%q, %v", line, err)
+	}
+}
