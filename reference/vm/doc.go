@@ -8,11 +8,5 @@
 // `crust-vm attach` on the host, which carries its streams and ends as it ends. All of
 // them are found by the directory of the sandbox below the configuration's stateDir.
 //
-// What it lacks, and refuses or leaves out:
-//   - network: the guest has only its loopback interface;
-//   - seccomp and LSM profiles inside of the guest;
-//   - devices of the host, hooks, user namespaces, a process namespace shared by a pod;
-//   - pause, resume, update, checkpoint, and the metrics of a container;
-//   - control groups on the host: a machine runs in the group of its shim;
-//   - root filesystems where no virtiofsd is.
+// What it lacks is in docs/vm.md.
 package vm

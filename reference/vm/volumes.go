@@ -179,16 +179,13 @@ func (v *volumes) Resize(target string, least, most int64) (size int64, err erro
 // Freeze holds all writes until Thaw, or until the time is over.
 func (v *volumes) Freeze(target string, timeout time.Duration) error {
 	return v.ask(target, func(ctx context.Context, name string, _ *attached) error {
-		if timeout < time.Millisecond || timeout > mostFrozen {
-			return fmt.Errorf("%w: the time must be at most %v", fsops.ErrOutOfRange, mostFrozen)
+		if timeout < time.Millisecond || timeout > fsops.MostFrozen {
+			return fmt.Errorf("%w: the time must be at most %v", fsops.ErrOutOfRange, fsops.MostFrozen)
 		}
 		_, err := v.guest.FreezeVolume(ctx, &wire.FreezeVolumeRequest{Volume: name, TimeoutMillis: uint32(timeout.Milliseconds())}) //nolint:gosec // bounded
 		return err
 	})
 }
-
-// mostFrozen is what the wire allows.
-const mostFrozen = 10 * time.Minute
 
 // Thaw lets writes go on.
 func (v *volumes) Thaw(target string) error {

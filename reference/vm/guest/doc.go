@@ -5,7 +5,4 @@
 //
 // The machine is the sandbox: containers have namespaces of their own for processes and
 // mounts, and share network, host name and IPC unless their spec asks for others.
-//
-// What it lacks: seccomp, AppArmor and SELinux, user namespaces, devices beside the usual
-// ones, hooks, CPU limits, and any network but the loopback.
 package guest

@@ -6,15 +6,12 @@ package initramfs
 // its timer, which a machine on a busy node can fail to tick in time.
 const KernelArguments = "console=ttyS0 loglevel=4 panic=-1 no_timer_check"
 
-// What a guest finds.
+// Boot is the name of the modules that a guest loads at once.
+const Boot = "boot"
+
+// The guest's first program is init, as the kernel expects. It finds modules in a directory,
+// and there a list: its lines are a name of Modules and the files in the order of loading.
 const (
-	// Program is the guest's first program.
-	Program = "init"
-	// ModuleDir has the modules.
-	ModuleDir = "modules"
-	// ModuleList says in which order they are loaded. Its lines are a name of Modules and
-	// the files in ModuleDir.
-	ModuleList = ModuleDir + "/list"
-	// Boot is the name of the modules that a guest loads at once.
-	Boot = "boot"
+	moduleDir  = "modules"
+	moduleList = moduleDir + "/list"
 )

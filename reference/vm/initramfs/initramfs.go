@@ -38,12 +38,12 @@ func Archive(kernel Kernel, program string, modules []Modules) ([]byte, error) {
 		return nil, fmt.Errorf("read the guest's program: %w", err)
 	}
 	var a archive
-	for _, dir := range []string{"dev", "proc", "sys", "run", "tmp", "mnt", ModuleDir} {
+	for _, dir := range []string{"dev", "proc", "sys", "run", "tmp", "mnt", moduleDir} {
 		a.add(dir, unix.S_IFDIR|0o755, 0, 0, nil)
 	}
 	// The program writes there before it has mounted anything.
 	a.add("dev/console", unix.S_IFCHR|0o600, 5, 1, nil)
-	a.add(Program, unix.S_IFREG|0o755, 0, 0, init)
+	a.add("init", unix.S_IFREG|0o755, 0, 0, init)
 	if err := a.modules(kernel, modules); err != nil {
 		return nil, fmt.Errorf("the modules of %s: %w", kernel.modules, err)
 	}
@@ -77,11 +77,11 @@ func (a *archive) modules(kernel Kernel, groups []Modules) error {
 			if err != nil {
 				return err
 			}
-			a.add(ModuleDir+"/"+filepath.Base(file), unix.S_IFREG|0o644, 0, 0, data)
+			a.add(moduleDir+"/"+filepath.Base(file), unix.S_IFREG|0o644, 0, 0, data)
 		}
 		list.WriteByte('\n')
 	}
-	a.add(ModuleList, unix.S_IFREG|0o644, 0, 0, []byte(list.String()))
+	a.add(moduleList, unix.S_IFREG|0o644, 0, 0, []byte(list.String()))
 	return nil
 }
 

@@ -15,7 +15,7 @@ var ErrNotListed = errors.New("the guest has no modules for it")
 
 // Load loads in the guest what belongs to a name. What is loaded already stays.
 func Load(name string) error {
-	list, err := os.ReadFile("/" + ModuleList)
+	list, err := os.ReadFile("/" + moduleList)
 	if err != nil {
 		return err
 	}
@@ -25,7 +25,7 @@ func Load(name string) error {
 			continue
 		}
 		for _, file := range files[1:] {
-			if err := loadModule(filepath.Join("/", ModuleDir, file)); err != nil {
+			if err := loadModule(filepath.Join("/", moduleDir, file)); err != nil {
 				return fmt.Errorf("load %s: %w", file, err)
 			}
 		}
