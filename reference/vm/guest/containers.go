@@ -58,15 +58,6 @@ func (cs *containers) reserve(id string, c *container) error {
 	return nil
 }
 
-func (cs *containers) forget(id string, c *container) {
-	cs.mu.Lock()
-	delete(cs.of, id)
-	cs.mu.Unlock()
-	for _, vol := range c.volumes {
-		vol.users.Add(-1)
-	}
-}
-
 func (cs *containers) CreateContainer(ctx context.Context, req *wire.CreateContainerRequest) (*wire.Empty, error) {
 	spec, id := new(specs.Spec), req.GetContainer()
 	if !abi.IsSandboxID(id) || json.Unmarshal(req.GetSpec(), spec) != nil || spec.Process == nil || spec.Root == nil {
@@ -288,7 +279,12 @@ func (cs *containers) remove(ctx context.Context, id string) error {
 	if err := c.cgroup.remove(ctx); err != nil {
 		return err
 	}
-	cs.forget(id, c)
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	delete(cs.of, id)
+	for _, vol := range c.volumes {
+		vol.users.Add(-1)
+	}
 	return nil
 }
 

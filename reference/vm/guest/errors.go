@@ -19,18 +19,18 @@ var (
 	errNotKnown = errors.New("not supported")
 )
 
+var codeOfClass = map[error]codes.Code{
+	errUnknown: codes.NotFound, errExists: codes.AlreadyExists, errInvalid: codes.InvalidArgument, errState: codes.FailedPrecondition,
+	errNotKnown: codes.Unimplemented, initramfs.ErrNotListed: codes.Unimplemented,
+	fsops.ErrUnsupported: codes.Unimplemented, fsops.ErrOutOfRange: codes.OutOfRange,
+	fsops.ErrFrozen: codes.FailedPrecondition, fsops.ErrNotFrozen: codes.FailedPrecondition,
+}
+
 // codeOf gives the code of an error on the wire.
 func codeOf(err error) codes.Code {
-	for _, c := range []struct {
-		class error
-		code  codes.Code
-	}{
-		{errUnknown, codes.NotFound}, {errExists, codes.AlreadyExists}, {errInvalid, codes.InvalidArgument}, {errState, codes.FailedPrecondition},
-		{errNotKnown, codes.Unimplemented}, {initramfs.ErrNotListed, codes.Unimplemented}, {fsops.ErrUnsupported, codes.Unimplemented}, {fsops.ErrOutOfRange, codes.OutOfRange},
-		{fsops.ErrFrozen, codes.FailedPrecondition}, {fsops.ErrNotFrozen, codes.FailedPrecondition},
-	} {
-		if errors.Is(err, c.class) {
-			return c.code
+	for class, code := range codeOfClass {
+		if errors.Is(err, class) {
+			return code
 		}
 	}
 	return codes.Unknown
