@@ -188,7 +188,7 @@ func (b *bench) wantClean() {
 func (b *bench) wantNoDisk() {
 	b.t.Helper()
 	var left []string
-	for range 100 {
+	for range 300 {
 		if left = append(b.disks(), b.processes()...); len(left) == 0 {
 			return
 		}

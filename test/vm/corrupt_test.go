@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -87,8 +88,9 @@ func (v *volume) wantUnseenByTheHost(log string) {
 	v.b.t.Helper()
 	check.Must(v.b.t, v.b.Mounts.CheckNone())
 	name := filepath.Base(v.device)
+	whole := regexp.MustCompile(`\b` + name + `\b`) // loop1 is not loop12, which another test has mounted
 	for line := range strings.Lines(log) {
-		if strings.Contains(line, name) && strings.Contains(strings.ToLower(line), v.FS) {
+		if whole.MatchString(line) && strings.Contains(strings.ToLower(line), v.FS) {
 			v.b.t.Errorf("the host's kernel says: %s", line)
 		}
 	}
