@@ -87,9 +87,7 @@ func TestCRIListsAndFollowsEvents(t *testing.T) {
 	fake.mu.Unlock()
 	fake.tell("sb-2", runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT) // without a status: nothing is left
 	check.Eventually(t, "sb-2 gone", has(tracker, "pod-1"))
-	if !told.has("gone sb-2") {
-		t.Error("nobody was told")
-	}
+	check.Eventually(t, "told of sb-2", func() bool { return told.has("gone sb-2") })
 }
 
 // A runtime that sends a state that is no longer true does not bring back a
