@@ -53,7 +53,7 @@ func (m *machine) enforceDevices() {
 func removeDeviceGroup(t *testing.T) {
 	t.Helper()
 	err := os.Remove(deviceGroup)
-	for tries := 0; errors.Is(err, unix.EBUSY) && tries < 100; tries++ {
+	for tries := 0; errors.Is(err, unix.EBUSY) && tries < 1000; tries++ {
 		time.Sleep(20 * time.Millisecond)
 		err = os.Remove(deviceGroup)
 	}

@@ -325,7 +325,7 @@ func (g *guest) tryFrozen(t *testing.T, volume string, writer *specs.Spec, data 
 	check.Code(t, err, codes.FailedPrecondition)
 	_, err = g.ThawVolume(t.Context(), &wire.ThawVolumeRequest{Volume: volume})
 	check.Must(t, err)
-	_, err = g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: volume, TimeoutMillis: 4000})
+	_, err = g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: volume, TimeoutMillis: 8000})
 	check.Must(t, err)
 	began := time.Now()
 	if out, code := g.run(t, "late", writer, data); code != 0 || time.Since(began) < 2*time.Second {
