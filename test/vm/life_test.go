@@ -14,23 +14,44 @@ import (
 // with them, and never is one mounted on the host.
 func TestLifeOfAVolume(t *testing.T) {
 	b := newBench(t)
-	for _, fs := range filesystems {
-		t.Run(fs, func(t *testing.T) { b.of(t).life(fs) })
+	const uid = "pod-life"
+	volumes := b.volumes(uid)
+	pod := b.pod(uid)
+	sums := make(map[string]string)
+	for _, v := range volumes {
+		sums[v.FS] = v.inUse(pod)
+	}
+	b.remove(pod)
+	for _, v := range volumes {
+		v.unmounted(func(dir string) { b.wantSum(dir+"/blob", sums[v.FS]) })
+		v.checkDisk()
+		v.publish()
+	}
+	again := b.pod(uid)
+	for _, v := range volumes {
+		if got := b.exec(b.run(again, "again-"+v.FS, at(v)), "sha256sum </data/blob"); got != sums[v.FS] {
+			t.Errorf("the next sandbox reads %q in %s", got, v.FS)
+		}
+	}
+	b.remove(again)
+	for _, v := range volumes {
+		v.giveBack()
 	}
 	b.WantClean(t)
 }
 
-func (b *bench) life(fs string) {
-	v := b.volume("pv-"+fs, fs)
-	pod := b.pod(v.Pod)
-	first := b.run(pod, "first", at(v))
+// inUse has two containers share the volume, grows it, and gives the checksum of the
+// file "blob".
+func (v *volume) inUse(pod *cri.Pod) (sum string) {
+	b := v.b
+	first := b.run(pod, "first-"+v.FS, at(v))
 	kernel := b.exec(first, "cat /proc/sys/kernel/osrelease; grep ' /data ' /proc/mounts")
-	if !strings.Contains(kernel, "-cloud-") || !strings.Contains(kernel, " "+fs+" ") {
+	if !strings.Contains(kernel, "-cloud-") || !strings.Contains(kernel, " "+v.FS+" ") {
 		b.t.Errorf("the container sees %q", kernel)
 	}
-	sum := b.exec(first, "dd if=/dev/urandom of=/data/blob bs=64k count=64 2>/dev/null && sync && sha256sum </data/blob")
+	sum = b.exec(first, "dd if=/dev/urandom of=/data/blob bs=64k count=64 2>/dev/null && sync && sha256sum </data/blob")
 	v.wantStats(first)
-	second := b.run(pod, "second", at(v), cri.Mount{Host: v.Target, Container: "/read", ReadOnly: true})
+	second := b.run(pod, "second-"+v.FS, at(v), cri.Mount{Host: v.Target, Container: "/read", ReadOnly: true})
 	if got := b.exec(second, "sha256sum </data/blob"); got != sum {
 		b.t.Errorf("the second container reads %q", got)
 	}
@@ -42,14 +63,5 @@ func (b *bench) life(fs string) {
 		b.t.Errorf("the filesystem has %d bytes after it was grown", total)
 	}
 	v.publish() // kubelet was restarted
-	b.remove(pod)
-	v.unmounted(func(dir string) { b.wantSum(dir+"/blob", sum) })
-	v.checkDisk()
-	v.publish()
-	again := b.pod(v.Pod)
-	if got := b.exec(b.run(again, "again", at(v)), "sha256sum </data/blob"); got != sum {
-		b.t.Errorf("the next sandbox reads %q", got)
-	}
-	b.remove(again)
-	v.giveBack()
+	return sum
 }

@@ -37,9 +37,9 @@ type bench struct {
 	t *testing.T
 }
 
-func newBench(t *testing.T) *bench {
+func newBench(t *testing.T, driver ...string) *bench {
 	t.Helper()
-	return &bench{Node: vmnode.New(t, ""), t: t}
+	return &bench{Node: vmnode.New(t, "", driver...), t: t}
 }
 
 // of is the node in a subtest.
@@ -60,9 +60,24 @@ type volume struct {
 
 func (b *bench) volume(name, fs string) *volume {
 	b.t.Helper()
+	return b.volumeOf("pod-"+name, name, fs)
+}
+
+func (b *bench) volumeOf(pod, name, fs string) *volume {
+	b.t.Helper()
 	v := &volume{Volume: b.Driver.Create(b.t, name, fs, diskSize), b: b}
+	v.For(pod)
 	v.publish()
 	return v
+}
+
+// volumes are one of each filesystem, for one pod: machines are slow to boot.
+func (b *bench) volumes(pod string) (all []*volume) {
+	b.t.Helper()
+	for _, fs := range filesystems {
+		all = append(all, b.volumeOf(pod, "pv-"+fs, fs))
+	}
+	return all
 }
 
 func (v *volume) publish() {

@@ -157,3 +157,20 @@ func (v *Volume) Stats() (*csi.NodeGetVolumeStatsResponse, error) {
 	defer cancel()
 	return v.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: v.Target})
 }
+
+// Snapshot takes one of the volume and gives its id.
+func (v *Volume) Snapshot(name string) (id string, err error) {
+	ctx, cancel := v.ctx()
+	defer cancel()
+	made, err := v.Controller.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v.ID})
+	return made.GetSnapshot().GetSnapshotId(), err
+}
+
+// DeleteSnapshot deletes one.
+func (v *Volume) DeleteSnapshot(id string) {
+	v.T.Helper()
+	ctx, cancel := v.ctx()
+	defer cancel()
+	_, err := v.Controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id})
+	check.Must(v.T, err)
+}

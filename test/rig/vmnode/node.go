@@ -30,9 +30,9 @@ type Node struct {
 	Mounts *mountwatch.Watch
 }
 
-// New makes the node and starts all of it. It goes with the test. programs is a directory
-// with ours; empty has them be built.
-func New(t rig.T, programs string) *Node {
+// New makes the node and starts all of it, the driver with further arguments. It goes with
+// the test. programs is a directory with ours; empty has them be built.
+func New(t rig.T, programs string, driver ...string) *Node {
 	t.Helper()
 	rig.Need(t, "containerd", "containerd-shim-runc-v2", "qemu-system-x86_64", "busybox")
 	n := new(Node)
@@ -50,7 +50,7 @@ func New(t rig.T, programs string) *Node {
 	})
 	n.Daemon.Containerd = n.CRI.Socket
 	n.Daemon.Handlers = fmt.Sprintf("default: crust\ncrust: {enabled: true, programs: [%s], socketDirs: [%s], tempDir: /run/crust-temp}", n.Program, n.State)
-	n.Driver = csivolume.Start(t, n.Daemon)
+	n.Driver = csivolume.Start(t, n.Daemon, driver...)
 	return n
 }
 
