@@ -3,13 +3,25 @@
 package vm
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 	"github.com/crust-proxy/crust-proxy/test/rig/vmnode"
 )
@@ -46,41 +58,40 @@ type scene struct {
 
 func (b *bench) scene(name, fs string) *scene {
 	b.t.Helper()
-	s := &scene{bench: b, v: b.volume(name, fs)}
-	s.pod = b.pod(s.v.Pod)
-	s.container = b.run(s.pod, "main", at(s.v))
-	s.sum = b.exec(s.container, "dd if=/dev/urandom of=/data/blob bs=64k count=16 2>/dev/null && sync && sha256sum </data/blob")
-	b.exec(s.container, "("+writer+") >/dev/null 2>&1 </dev/null &")
-	b.wantProgress(s.container)
+	v := b.volume(name, fs)
+	return v.scene(b.pod(v.Pod))
+}
+
+// scene has the pod write to the volume.
+func (v *volume) scene(pod *cri.Pod) *scene {
+	v.b.t.Helper()
+	s := &scene{bench: v.b, v: v, pod: pod, container: v.b.run(pod, "main-"+v.FS, at(v))}
+	s.writes()
 	return s
 }
 
-// machine gives the processes of the pod's sandbox.
-func (s *scene) machine() (supervisor, qemu, shim int) {
+// log gives what the sandbox says from now on. Its log goes when containerd learns of its
+// end, which may be before anybody reads it.
+func (s *scene) log() func() string {
 	s.t.Helper()
-	var err error
-	supervisor, err = s.pod.Pid(s.ctx())
+	file, err := os.Open(filepath.Join(s.State, s.pod.ID, "log"))
 	check.Must(s.t, err)
-	qemu, err = s.Machine(s.ctx(), s.pod)
-	check.Must(s.t, err)
-	shim, err = s.pod.Shim(s.ctx())
-	check.Must(s.t, err)
-	return supervisor, qemu, shim
-}
-
-// wantOver waits until no machine has the volume. One that hangs is given up after three
-// pings.
-func (s *scene) wantOver() {
-	s.t.Helper()
-	for deadline := time.Now().Add(4 * time.Minute); len(s.Machines()) > 0; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			s.t.Fatalf("the machine lives on\n%s", s.Console(s.pod))
-		}
+	return func() string {
+		raw, err := io.ReadAll(file)
+		check.Must(s.t, errors.Join(err, file.Close()))
+		return string(raw)
 	}
 }
 
+func (s *scene) writes() {
+	s.t.Helper()
+	s.sum = s.exec(s.container, "dd if=/dev/urandom of=/data/blob bs=64k count=16 2>/dev/null && sync && sha256sum </data/blob")
+	s.exec(s.container, "("+writer+") >/dev/null 2>&1 </dev/null &")
+	s.wantProgress(s.container)
+}
+
 // over is the end of each scene: what was synced is on the device, the filesystem is
-// whole once its journal has been replayed, and the next pod has it.
+// whole once its journal has been replayed, and the next pod may have it.
 func (s *scene) over() {
 	s.t.Helper()
 	vmnode.End(s.ctx(), s.t, s.pod)
@@ -89,42 +100,204 @@ func (s *scene) over() {
 	s.v.checkDisk()
 	s.v.For(s.v.Pod + "-next")
 	s.v.publish()
-	next := s.bench.pod(s.v.Pod)
-	if got := s.exec(s.run(next, "main", at(s.v)), "sha256sum </data/blob"); got != s.sum {
-		s.t.Errorf("the next pod reads %q", got)
-	}
-	s.remove(next)
 	s.v.giveBack()
 }
+
+// wantOver waits until no machine is left.
+func (b *bench) wantOver() {
+	b.t.Helper()
+	check.Eventually(b.t, "the machine is over", func() bool { return len(b.Machines()) == 0 })
+}
+
+// machine are the processes of a sandbox.
+type machine struct{ qemu, supervisor, shim int }
+
+// machine waits for the sandbox's machine. There is one alone, and it may be booting.
+func (b *bench) machine() (m machine) {
+	b.t.Helper()
+	check.Eventually(b.t, "there is a machine", func() bool {
+		found := slices.DeleteFunc(b.Machines(), isTrial)
+		if len(found) != 1 {
+			return false
+		}
+		m.qemu = found[0]
+		return m.parents() == nil
+	})
+	return m
+}
+
+// parents finds the supervisor, and the shim above it, between which the command is that
+// waits for the boot.
+func (m *machine) parents() (err error) {
+	if m.supervisor, err = rig.Parent(m.qemu); err != nil {
+		return err
+	}
+	for m.shim = m.supervisor; err == nil && !isShim(m.shim); {
+		m.shim, err = rig.Parent(m.shim)
+	}
+	return err
+}
+
+// isTrial tells whether a QEMU only finds out whether there is KVM.
+func isTrial(pid int) bool {
+	command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return !bytes.Contains(command, []byte("-initrd"))
+}
+
+func isShim(pid int) bool {
+	program, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	return filepath.Base(program) == "containerd-shim-runc-v2"
+}
+
+// hasOpen tells whether the machine has the device, which its guest may not have mounted.
+func (m machine) hasOpen(device string) bool {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", m.qemu))
+	return slices.ContainsFunc(files, func(file string) bool {
+		target, _ := os.Readlink(file)
+		return target == device
+	})
+}
+
+// victims are what a sandbox consists of. The agent is killed from within its guest, by the
+// key of Linux that kills all processes but the first.
+var victims = map[string]func(m machine) error{
+	"qemu":       func(m machine) error { return unix.Kill(m.qemu, unix.SIGKILL) },
+	"supervisor": func(m machine) error { return unix.Kill(m.supervisor, unix.SIGKILL) },
+	// The machine must not write on when nobody knows it any more.
+	"shim": func(m machine) error { return unix.Kill(m.shim, unix.SIGKILL) },
+}
+
+const killAgent, panicGuest = "echo i >/proc/sysrq-trigger", "echo c >/proc/sysrq-trigger"
 
 // TestKilledMachines kills what a sandbox consists of, while its pod writes. Each time the
 // machine is over, containerd learns of it, and nothing that was synced is lost.
 func TestKilledMachines(t *testing.T) {
 	b := newBench(t)
+	kill := func(victim string) func(*scene) {
+		return func(s *scene) { check.Must(s.t, victims[victim](s.machine())) }
+	}
+	inGuest := func(script string) func(*scene) {
+		return func(s *scene) { _, _ = s.CRI.Exec(s.ctx(), s.container, script) }
+	}
 	for i, c := range []struct {
 		name   string
 		config map[string]any
-		kill   func(supervisor, qemu, shim int) error
+		kill   func(*scene)
+		says   string // in the sandbox's log
 	}{
-		{"qemu", nil, func(_, qemu, _ int) error { return unix.Kill(qemu, unix.SIGKILL) }},
-		{"supervisor", nil, func(supervisor, _, _ int) error { return unix.Kill(supervisor, unix.SIGKILL) }},
-		// The machine must not write on when nobody knows it any more.
-		{"shim", nil, func(_, _, shim int) error { return unix.Kill(shim, unix.SIGKILL) }},
-		{"hung guest", map[string]any{"hangTimeoutSeconds": 15}, func(_, qemu, _ int) error { return unix.Kill(qemu, unix.SIGSTOP) }},
+		{"qemu", nil, kill("qemu"), "has ended"},
+		{"supervisor", nil, kill("supervisor"), ""},
+		{"shim", nil, kill("shim"), ""},
+		{"agent", nil, inGuest(killAgent), "has ended"},
+		{"guest", nil, inGuest(panicGuest), "has ended"},
+		{"hung guest", map[string]any{"hangTimeoutSeconds": 15}, func(s *scene) { check.Must(s.t, unix.Kill(s.machine().qemu, unix.SIGSTOP)) }, "does not answer"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b.Configure(t, c.config)
 			s := b.of(t).scene("pv-"+string(rune('a'+i)), filesystems[i%len(filesystems)])
-			check.Must(t, c.kill(s.machine()))
+			said := s.log()
+			c.kill(s)
 			s.wantOver()
 			check.Eventually(t, "containerd knows that the sandbox is over", func() bool {
 				state, err := s.pod.State(s.ctx())
 				return err != nil || state == runtimeapi.PodSandboxState_SANDBOX_NOTREADY
 			})
+			if log := said(); !strings.Contains(log, c.says) {
+				t.Errorf("the sandbox's log does not say %q:\n%s", c.says, log)
+			}
 			s.over()
 		})
 	}
 	b.WantClean(t)
+}
+
+// TestKilledWhileTheyBegin kills the same while the machine boots, and while the guest gets
+// a disk: what is asked of containerd fails then, and the next attempt succeeds.
+func TestKilledWhileTheyBegin(t *testing.T) {
+	b := newBench(t)
+	for _, name := range slices.Sorted(maps.Keys(victims)) {
+		t.Run("boot/"+name, func(t *testing.T) {
+			b := b.of(t)
+			made := make(chan error, 1)
+			go func() { _, err := b.CRI.RunPod(b.ctx(), "pod-"+name, vmnode.Handler, 0); made <- err }()
+			check.Must(t, victims[name](b.machine()))
+			wantFailed(t, <-made)
+			b.wantOver()
+		})
+	}
+	for i, name := range append(slices.Sorted(maps.Keys(victims)), "agent") {
+		t.Run("plug/"+name, func(t *testing.T) {
+			b.of(t).killedWhilePlugged("pv-"+name, filesystems[i%len(filesystems)], victims[name])
+		})
+	}
+	b.WantClean(t)
+}
+
+// wantFailed is for what was asked of containerd, which must not wait for nobody.
+func wantFailed(t *testing.T, err error) {
+	t.Helper()
+	if err == nil || status.Code(err) == codes.DeadlineExceeded {
+		t.Errorf("it ended with: %v", err)
+	}
+	t.Logf("containerd says: %v", err)
+}
+
+func (b *bench) killedWhilePlugged(name, fs string, kill func(machine) error) {
+	v := b.volume(name, fs)
+	pod := b.pod(v.Pod)
+	m := b.machine()
+	if kill == nil {
+		b.exec(b.run(pod, "beside"), "(until [ -e /sys/block/vda ]; do :; done; "+killAgent+") >/dev/null 2>&1 </dev/null &")
+	}
+	made := make(chan error, 1)
+	go func() {
+		_, err := pod.Run(b.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v)}})
+		made <- err
+	}()
+	if kill != nil {
+		check.Eventually(b.t, "the machine has the disk", func() bool { return m.hasOpen(v.device) })
+		check.Must(b.t, kill(m))
+	}
+	wantFailed(b.t, <-made)
+	b.wantOver()
+	vmnode.End(b.ctx(), b.t, pod)
+	v.unmounted(func(string) {})
+	v.checkDisk()
+	v.publish()
+	v.giveBack()
+}
+
+// TestKilledWhileTheyEnd kills the same when the containers have ended, and the guest
+// unmounts.
+func TestKilledWhileTheyEnd(t *testing.T) {
+	b := newBench(t)
+	for i, name := range slices.Sorted(maps.Keys(victims)) {
+		t.Run(name, func(t *testing.T) {
+			s := b.of(t).scene("pv-"+name, filesystems[i%len(filesystems)])
+			m := s.machine()
+			stopped := s.stop()
+			check.Must(t, victims[name](m))
+			if err := <-stopped; err != nil {
+				t.Logf("containerd says: %v", err)
+			}
+			s.over()
+		})
+	}
+	b.WantClean(t)
+}
+
+// stop has the pod be stopped, and returns when its container has ended.
+func (s *scene) stop() <-chan error {
+	s.t.Helper()
+	container, err := s.CRI.Pid(s.ctx(), s.container)
+	check.Must(s.t, err)
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.pod.Stop(s.ctx()) }()
+	check.Eventually(s.t, "the container has ended", func() bool { return unix.Kill(container, 0) != nil })
+	if len(s.Machines()) == 0 {
+		s.t.Log("the machine has ended as fast as its container")
+	}
+	return stopped
 }
 
 // TestAPodOutlivesOthers: containerd and crust-proxy are killed, and the pod writes on.
@@ -151,20 +324,25 @@ func (v *volume) wantReadable() {
 // TestGrowUnderAWriter: the filesystem grows while a pod writes.
 func TestGrowUnderAWriter(t *testing.T) {
 	b := newBench(t)
-	for _, fs := range filesystems {
-		t.Run(fs, func(t *testing.T) {
-			s := b.of(t).scene("pv-"+fs, fs)
-			before, _, _ := s.df(s.container)
-			check.Must(t, s.v.Grow(2*diskSize))
-			if after, _, _ := s.df(s.container); after < before+diskSize*8/10 {
-				t.Errorf("the filesystem went from %d to %d", before, after)
-			}
-			s.wantProgress(s.container)
-			s.remove(s.pod)
-			s.v.unmounted(func(dir string) { s.wantSum(dir+"/blob", s.sum) })
-			s.v.checkDisk()
-			s.v.giveBack()
-		})
+	const uid = "pod-grow"
+	volumes := b.volumes(uid)
+	pod := b.pod(uid)
+	var scenes []*scene
+	for _, v := range volumes {
+		s := v.scene(pod)
+		before, _, _ := s.df(s.container)
+		check.Must(t, v.Grow(2*diskSize))
+		if after, _, _ := s.df(s.container); after < before+diskSize*8/10 {
+			t.Errorf("the %s went from %d to %d", v.FS, before, after)
+		}
+		s.wantProgress(s.container)
+		scenes = append(scenes, s)
+	}
+	b.remove(pod)
+	for _, s := range scenes {
+		s.v.unmounted(func(dir string) { s.wantSum(dir+"/blob", s.sum) })
+		s.v.checkDisk()
+		s.v.giveBack()
 	}
 	b.WantClean(t)
 }
