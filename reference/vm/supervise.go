@@ -251,11 +251,12 @@ func (s *sandbox) ping(ctx context.Context) error {
 
 // shutdownTime bounds the orderly end of a guest, and powerTime that of its machine.
 const (
-	shutdownTime = 20 * time.Second
+	shutdownTime = 30 * time.Second
 	powerTime    = 5 * time.Second
 )
 
-// end lets the guest unmount everything, if it still can.
+// end lets the guest unmount everything, if it still can, and takes its disks back. What it
+// does not let go of goes with the machine.
 func (s *sandbox) end(ctx context.Context) {
 	select {
 	case <-s.machine.Done():
@@ -266,6 +267,10 @@ func (s *sandbox) end(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, shutdownTime)
 	defer cancel()
+	if err := s.volumes.unplugAll(ctx); err != nil {
+		_, _ = fmt.Fprintln(os.Stderr, "unplug:", err)
+	}
+	failpoint.Hit("crust-vm-unplugged")
 	said, err := s.guest.Shutdown(ctx, &wire.ShutdownRequest{})
 	for _, text := range said.GetErrors() {
 		_, _ = fmt.Fprintln(os.Stderr, "the guest's shutdown:", text)

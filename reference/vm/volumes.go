@@ -72,8 +72,30 @@ const (
 	// diskMillis is how long the guest may take to see a disk.
 	diskMillis = 60_000
 	// unplugTime bounds the wait for a guest that lets go of a disk.
-	unplugTime = 30 * time.Second
+	unplugTime = 15 * time.Second
 )
+
+// unplugAll takes back the disks whose volumes no container has any more.
+func (v *volumes) unplugAll(ctx context.Context) error {
+	v.plugging.Lock()
+	defer v.plugging.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, unplugTime)
+	defer cancel()
+	var errs []error
+	for name, a := range v.of {
+		_, err := v.guest.RemoveVolume(ctx, &wire.RemoveVolumeRequest{Volume: name})
+		if err == nil {
+			v.mu.Lock()
+			delete(v.of, name)
+			v.mu.Unlock()
+			err = v.machine.Unplug(ctx, a.disk)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("volume %s: %w", a.info.Target(), err))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 func (v *volumes) mount(ctx context.Context, m *oci.Mount, serial string) error {
 	gid, wanted, err := m.Info.Group()
