@@ -103,8 +103,11 @@ func image(t *testing.T, fs string, args ...string) string {
 	return file
 }
 
-// rootImage has busybox and a few files.
-func rootImage(t *testing.T) string {
+// rootImage is rootDir as a filesystem.
+func rootImage(t *testing.T) string { t.Helper(); return image(t, "ext4", "-d", rootDir(t)) }
+
+// rootDir has busybox and a few files.
+func rootDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, sub := range []string{"bin", "dev", "proc", "sys", "etc", "home/user", "run"} {
@@ -121,7 +124,7 @@ func rootImage(t *testing.T) string {
 	check.Must(t, os.WriteFile(dir+"/etc/passwd", []byte("root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n"), 0o644)) //nolint:gosec // as it is
 	// A link that would lead a mount out of the root directory.
 	check.Must(t, os.Symlink("/../../../run", dir+"/escape"))
-	return image(t, "ext4", "-d", dir)
+	return dir
 }
 
 // spec is a container's, as containerd writes them.

@@ -28,8 +28,10 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 	c := &child{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		// The kernel looks at the thread that started it, which so has to live as long.
+		// The kernel looks at the thread that started it, which so has to live as long. It may
+		// have started others, and lives on.
 		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
 		err := cmd.Start()
 		started <- err
 		if err != nil {

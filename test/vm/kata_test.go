@@ -1,0 +1,265 @@
+//go:build system
+
+package vm
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
+	"github.com/crust-proxy/crust-proxy/reference/vm/qemu"
+	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
+	"github.com/crust-proxy/crust-proxy/test/rig/vmnode"
+)
+
+// TestKataBeforeARealGuest takes a volume through our Kata handler into the kernel of a
+// guest. The shims are played; what they answer is what this kernel says.
+func TestKataBeforeARealGuest(t *testing.T) {
+	b := newBench(t)
+	b.Daemon.Kill()
+	b.Daemon.Handlers = "" // Kata's is the default
+	// Beside the daemon's other directories, the sockets' paths would be too long.
+	b.Daemon.GoSandboxes, b.Daemon.RustSandboxes = "/run/vc/sbs", "/run/kata"
+	b.Daemon.Start()
+	t.Run("go", func(t *testing.T) { b.of(t).kataLife("pv-go", kata.Go, "its agent has died") })
+	t.Run("runtime-rs", func(t *testing.T) { b.of(t).kataLife("pv-rs", kata.Rust, "closed the connection without an answer") })
+	b.WantClean(t)
+}
+
+func (b *bench) kataLife(name string, flavor kata.Flavor, dying string) {
+	v := &volume{Volume: b.Driver.Create(b.t, name, "ext4", diskSize), b: b}
+	v.Publish()
+	pod, err := b.CRI.RunPod(b.ctx(), v.Pod, "", 0)
+	check.Must(b.t, err)
+	b.run(pod, "app", at(v)) // for containerd to have the pod's containers and mounts
+	g := bootKata(flavor, pod.ID, v)
+	app := []kata.Mount{{Destination: "/data", Source: v.Target}}
+	check.Must(b.t, g.vm.CreateContainer("first", app))
+	if kernel := g.exec("cat /proc/sys/kernel/osrelease"); !strings.Contains(kernel, "-cloud-") {
+		b.t.Errorf("the container's kernel is %q", kernel)
+	}
+	empty := g.wantStats()
+	sum := g.exec("dd if=/dev/urandom of=/data/blob bs=64k count=320 2>/dev/null && for i in 1 2 3; do touch /data/$i; done && sync && busybox sha256sum </data/blob")
+	full := g.wantStats()
+	if full[0].GetUsed() < empty[0].GetUsed()+20*mib || full[1].GetUsed() != empty[1].GetUsed()+4 {
+		b.t.Errorf("before it wrote %v, after it %v", empty, full)
+	}
+
+	// Between two containers the disk is unplugged.
+	g.vm.RemoveContainer("first")
+	v.wantNoStats("does not have it mounted now")
+	check.Must(b.t, g.vm.CreateContainer("second", app))
+	if again := g.wantStats(); again[0].GetUsed() != full[0].GetUsed() {
+		b.t.Errorf("in the second container %v, in the first %v", again, full)
+	}
+
+	// No agent of today grows a filesystem. One that can is believed.
+	check.Code(b.t, v.Grow(2*diskSize), codes.FailedPrecondition)
+	if same := g.wantStats(); same[0].GetTotal() != full[0].GetTotal() {
+		b.t.Errorf("the filesystem that no agent grows has grown: %v", same)
+	}
+	g.grows.Store(true)
+	check.Must(b.t, v.Grow(2*diskSize))
+	if large := g.wantStats(); large[0].GetTotal() < 2*diskSize*8/10 {
+		b.t.Errorf("the filesystem was not grown: %v", large)
+	}
+
+	// The shim outlives its machine for a moment.
+	g.machine.Kill()
+	v.wantNoStats(dying)
+	check.Code(b.t, v.TryUnpublish(), codes.Aborted)
+	check.Must(b.t, g.shim.Stop())
+	vmnode.End(b.ctx(), b.t, pod)
+	v.unmounted(func(dir string) { b.wantSum(dir+"/blob", sum) })
+	v.checkDisk()
+	v.giveBack()
+}
+
+// wantNoStats wants kubelet to hear why there are none for now.
+func (v *volume) wantNoStats(why string) {
+	v.b.t.Helper()
+	_, err := v.Stats()
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), why) {
+		v.b.t.Errorf("stats that cannot be had because it %q: %v", why, err)
+	}
+}
+
+// kataGuest is a Kata sandbox with one volume. What its shim asks of VMM and agent, QEMU
+// and the agent of crust-vm do.
+type kataGuest struct {
+	guest
+	shim    *kata.Shim
+	vm      *kata.VM
+	machine *qemu.Machine
+	v       *volume
+
+	plugged   int
+	disk      *qemu.Disk
+	container string
+	volume    string // its name in the guest
+	name      string // by which the shim is asked for it
+	grows     atomic.Bool
+}
+
+// bootKata boots the machine of a sandbox and starts its shim.
+func bootKata(flavor kata.Flavor, id string, v *volume) *kataGuest {
+	t, d := v.b.t, v.b.Daemon
+	program, err := exec.LookPath("qemu-system-x86_64")
+	check.Must(t, err)
+	kernel, archive, err := initramfs.Build(vmnode.Kernel(t), rig.Program(t, "crust-vm-agent"), t.TempDir())
+	check.Must(t, err)
+	g := &kataGuest{guest: guest{t: t}, v: v}
+	g.machine, err = qemu.Start(t.Context(), qemu.Config{
+		Program: program, Virtiofsd: "/usr/lib/qemu/virtiofsd", Kernel: kernel, Initramfs: archive, Append: initramfs.KernelArguments,
+		MemoryMiB: 320, CPUs: 1, User: 1_900_000_000 + uint32(os.Getpid()), //nolint:gosec // at most four million
+		Shared: rootDir(t), Tag: "shared", Port: wire.Port, Dir: t.TempDir(),
+	})
+	check.Must(t, err)
+	t.Cleanup(g.machine.Kill)
+	g.Client = wire.NewClient(g.machine.Agent)
+	_, err = g.StartSandbox(t.Context(), &wire.StartSandboxRequest{Hostname: "pod", UnixNanos: time.Now().UnixNano(), SharedTag: "shared"})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, g.machine.Console)
+	}
+	sockets := map[kata.Flavor]string{kata.Go: d.GoSandboxes, kata.Rust: d.RustSandboxes}
+	g.shim, err = kata.Start(kata.Options{Flavor: flavor, SandboxID: id, Sandboxes: sockets[flavor], Shared: d.SharedSandboxes, Resize: g.resize})
+	check.Must(t, err)
+	t.Cleanup(func() { _ = g.shim.Stop() })
+	g.vm = &kata.VM{
+		Flavor: flavor, SandboxID: id, DirectVolumes: d.Kata, Shared: d.SharedSandboxes, Plug: g.plug, Unplug: g.unplug, Agent: g.createContainer,
+	}
+	return g
+}
+
+// plug attaches a device as a VMM does, plainly.
+func (g *kataGuest) plug(device string, readOnly bool) (slot string, err error) {
+	file, err := os.OpenFile(device, os.O_RDWR, 0)
+	if err != nil {
+		return "", err
+	}
+	g.v.device = device
+	g.plugged++
+	slot = fmt.Sprintf("slot-%d", g.plugged)
+	g.disk, err = g.machine.Plug(g.t.Context(), slot, file, readOnly)
+	return slot, errors.Join(err, g.v.b.Watch(device))
+}
+
+// unplug ends the container before, as a shim does.
+func (g *kataGuest) unplug(string) {
+	g.remove(g.t, g.container)
+	g.shim.UnmountOne(g.name)
+	_, err := g.RemoveVolume(g.t.Context(), &wire.RemoveVolumeRequest{Volume: g.volume})
+	check.Must(g.t, err)
+	check.Must(g.t, g.machine.Unplug(g.t.Context(), g.disk))
+}
+
+// createContainer is the agent's part: it mounts the volume and runs the container.
+func (g *kataGuest) createContainer(r kata.Request) error {
+	if len(r.Storages) != 1 {
+		return fmt.Errorf("%d volumes, and the pod has one", len(r.Storages))
+	}
+	storage := r.Storages[0]
+	g.container, g.volume, g.name = r.Container, abi.DirName(storage.MountPoint), storage.MountPoint
+	if g.vm.Flavor == kata.Go {
+		g.name = g.v.device
+	}
+	if _, err := g.AddVolume(g.t.Context(), &wire.AddVolumeRequest{
+		Volume: g.volume, Serial: storage.Source, FsType: storage.FSType, Options: storage.Options, WaitMillis: 60_000,
+	}); err != nil {
+		return err
+	}
+	g.shim.Mount(g.name, g.statfs)
+	is := spec("while :; do sleep 1000; done")
+	is.Root.Path = wire.SharedDir
+	is.Mounts = append(is.Mounts, specs.Mount{Destination: r.Mounts[0].Destination, Options: r.Mounts[0].Options})
+	err := g.create(r.Container, is, &wire.VolumeMount{Mount: uint32(len(is.Mounts) - 1), Volume: g.volume}) //nolint:gosec // a few
+	if err == nil {
+		g.start(g.t, r.Container)
+	}
+	return err
+}
+
+// statfs is what the guest's kernel says. Both count what is kept for root as not used.
+func (g *kataGuest) statfs() (st unix.Statfs_t, err error) {
+	is, err := g.GetVolumeStats(g.t.Context(), &wire.GetVolumeStatsRequest{Volume: g.volume})
+	if err != nil {
+		return st, err
+	}
+	st.Bsize = 1
+	for _, u := range is.GetUsage() {
+		total, free := uint64(u.GetTotal()), uint64(u.GetTotal()-u.GetUsed()) //nolint:gosec // checked by the client
+		if u.GetUnit() == abi.UnitBytes {
+			st.Blocks, st.Bfree = total, free
+		} else {
+			st.Files, st.Ffree = total, free
+		}
+	}
+	return st, nil
+}
+
+// resize is what agents answer today, or once they can.
+func (g *kataGuest) resize(_ string, size uint64) error {
+	if !g.grows.Load() {
+		return errors.New("rpc error: code = Unimplemented desc = resize_volume is not implemented")
+	}
+	if _, err := g.machine.Resize(g.t.Context(), g.disk); err != nil {
+		return err
+	}
+	_, err := g.ResizeVolume(g.t.Context(), &wire.ResizeVolumeRequest{Volume: g.volume, RequiredBytes: int64(size)}) //nolint:gosec // a test's
+	return err
+}
+
+// exec runs a script in the container.
+func (g *kataGuest) exec(script string) string {
+	g.t.Helper()
+	raw, err := json.Marshal(spec(script).Process)
+	check.Must(g.t, err)
+	process := &wire.Process{Container: g.container, Exec: "script"}
+	_, err = g.ExecProcess(g.t.Context(), &wire.ExecProcessRequest{Process: process, Spec: raw})
+	check.Must(g.t, err)
+	out := g.output(g.t, process)
+	ended, err := g.WaitProcess(g.t.Context(), &wire.WaitProcessRequest{Process: process})
+	if check.Must(g.t, err); ended.GetExitCode() != 0 {
+		g.t.Fatalf("%s: %v, %s", script, ended, out)
+	}
+	_, err = g.DeleteProcess(g.t.Context(), &wire.DeleteProcessRequest{Process: process})
+	check.Must(g.t, err)
+	return out
+}
+
+// wantStats wants kubelet to hear what the container sees: bytes and inodes.
+func (g *kataGuest) wantStats() []*csi.VolumeUsage {
+	g.t.Helper()
+	var reply *csi.NodeGetVolumeStatsResponse
+	check.Eventually(g.t, "stats are what the container sees", func() (is bool) {
+		var err error
+		var seen [5]int64
+		_, scanErr := fmt.Sscan(g.exec("stat -f -c '%S %b %f %c %d' /data"), &seen[0], &seen[1], &seen[2], &seen[3], &seen[4])
+		check.Must(g.t, scanErr)
+		reply, err = g.v.Stats()
+		return err == nil && slices.EqualFunc(reply.GetUsage(), [][3]int64{
+			{seen[0] * seen[1], seen[0] * seen[2], int64(csi.VolumeUsage_BYTES)}, {seen[3], seen[4], int64(csi.VolumeUsage_INODES)},
+		}, func(u *csi.VolumeUsage, want [3]int64) bool {
+			return want == [3]int64{u.GetTotal(), u.GetAvailable(), int64(u.GetUnit())} && u.GetUsed() == u.GetTotal()-u.GetAvailable()
+		})
+	})
+	return reply.GetUsage()
+}
