@@ -152,8 +152,8 @@ func wordOf(raw []byte) string {
 func truth(asked *ttrpc.Request) []byte {
 	var is proto.Message
 	switch asked.Method {
-	case "Describe":
-		is = &wire.DescribeResponse{Protocol: wire.Protocol, Kernel: "liar", Filesystems: []string{"ext4"}}
+	case "Ping":
+		is = &wire.PingResponse{Protocol: wire.Protocol}
 	case "AddVolume":
 		is = &wire.AddVolumeResponse{CapacityBytes: 1 << 20}
 	case "GetVolumeStats":
