@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -151,6 +152,9 @@ func (b *bench) foundLater(behaviour string) {
 			condition, err := kubelet.Condition(reply)
 			return err == nil && condition.GetAbnormal()
 		})
+		if health, err := v.Health(); err != nil || len(health) != 1 || health[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED {
+			b.t.Errorf("health is %v, %v", health, err)
+		}
 	}
 	vmnode.End(b.ctx(), b.t, pod)
 	v.wantUnseenByTheHost(said())

@@ -185,11 +185,11 @@ func TestKilledMachines(t *testing.T) {
 		kill   func(*scene)
 		says   string // in the sandbox's log
 	}{
-		{"qemu", nil, kill("qemu"), "has ended"},
+		{"qemu", nil, kill("qemu"), "signal: killed"},
 		{"supervisor", nil, kill("supervisor"), ""},
 		{"shim", nil, kill("shim"), ""},
-		{"agent", nil, inGuest(killAgent), "has ended"},
-		{"guest", nil, inGuest(panicGuest), "has ended"},
+		{"agent", nil, inGuest(killAgent), "agent has ended"},
+		{"guest", nil, inGuest(panicGuest), "Kernel panic"},
 		{"hung guest", map[string]any{"hangTimeoutSeconds": 15}, func(s *scene) { check.Must(s.t, unix.Kill(s.machine().qemu, unix.SIGSTOP)) }, "does not answer"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -300,19 +300,71 @@ func (s *scene) stop() <-chan error {
 	return stopped
 }
 
-// TestAPodOutlivesOthers: containerd and crust-proxy are killed, and the pod writes on.
+// TestAPodOutlivesOthers: containerd and crust-proxy are killed whatever the pod does, and
+// it writes on.
 func TestAPodOutlivesOthers(t *testing.T) {
 	b := newBench(t)
-	s := b.scene("pv", "ext4")
+	s := &scene{bench: b, v: b.volume("pv", "ext4")}
+	restart := func() {
+		check.Must(t, b.CRI.Process.Start())
+		b.Daemon.Start()
+	}
+	made := make(chan error, 1)
+	go func() { _, err := b.CRI.RunPod(b.ctx(), s.v.Pod, vmnode.Handler, 0); made <- err }()
+	booting := b.machine()
+	b.CRI.Process.Kill()
+	b.Daemon.Kill()
+	wantFailed(t, <-made)
+	restart()
+	b.removeAll()
+	// Containerd 1.6 forgets a shim that is still starting something: it ends at the node's end.
+	_ = unix.Kill(booting.shim, unix.SIGKILL)
+	b.wantOver()
+
+	var err error
+	s.pod, err = b.CRI.RunPod(b.ctx(), s.v.Pod, vmnode.Handler, 1)
+	check.Must(t, err)
+	m := b.machine()
+	go func() {
+		_, err := s.pod.Run(b.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(s.v)}})
+		made <- err
+	}()
+	check.Eventually(t, "the machine has the disk", func() bool { return m.hasOpen(s.v.device) })
+	b.CRI.Process.Kill()
+	b.Daemon.Kill()
+	wantFailed(t, <-made)
+	restart()
+	s.container, err = s.pod.Run(b.ctx(), cri.Container{Name: "main", Attempt: 1, Mounts: []cri.Mount{at(s.v)}})
+	check.Must(t, err)
+	s.writes()
+
 	b.CRI.Process.Kill()
 	b.Daemon.Kill()
 	time.Sleep(3 * time.Second) // a machine that ends with them would have ended
-	check.Must(t, b.CRI.Process.Start())
-	b.Daemon.Start()
+	restart()
 	b.wantProgress(s.container)
 	s.v.wantReadable()
+
+	stopped := s.stop()
+	b.CRI.Process.Kill()
+	b.Daemon.Kill()
+	t.Logf("containerd says: %v", <-stopped)
+	restart()
 	s.over()
 	b.WantClean(t)
+}
+
+// removeAll removes all sandboxes, as kubelet does with those that it does not know.
+func (b *bench) removeAll() {
+	b.t.Helper()
+	reply, err := b.CRI.CRI.ListPodSandbox(b.ctx(), &runtimeapi.ListPodSandboxRequest{})
+	check.Must(b.t, err)
+	for _, one := range reply.GetItems() {
+		_, err = b.CRI.CRI.StopPodSandbox(b.ctx(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: one.GetId()})
+		check.Must(b.t, err)
+		_, err = b.CRI.CRI.RemovePodSandbox(b.ctx(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: one.GetId()})
+		check.Must(b.t, err)
+	}
 }
 
 // wantReadable waits until kubelet gets stats.

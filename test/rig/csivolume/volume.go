@@ -158,6 +158,16 @@ func (v *Volume) Stats() (*csi.NodeGetVolumeStatsResponse, error) {
 	return v.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: v.Target})
 }
 
+// Health is all that is wrong with the volume.
+func (v *Volume) Health() ([]*csi.VolumeHealth_VolumeHealthEntry, error) {
+	ctx, cancel := v.ctx()
+	defer cancel()
+	reply, err := v.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
+		VolumeId: v.ID, VolumePublishPath: v.Target, StagingTargetPath: v.Staging,
+	})
+	return reply.GetVolumeHealth().GetHealthStatuses(), err
+}
+
 // Snapshot takes one of the volume and gives its id.
 func (v *Volume) Snapshot(name string) (id string, err error) {
 	ctx, cancel := v.ctx()
