@@ -46,7 +46,6 @@ type vmTestbed struct {
 	tools           string // programs for the guest
 	files           int    // in a tree
 	fioTime         time.Duration
-	group           string // directory of the control group of all machines
 	// samples are by what was measured, and by the way.
 	samples map[string]*[ways][]float64
 }
@@ -56,7 +55,7 @@ func vms(r *testbed) {
 	rig.Need(r.t, "fio", "ldd")
 	r.build("crust-vm", "crust-vm-agent", "crust-driver")
 	b := &vmTestbed{
-		r: r, group: memoryGroup(r), mounted: r.t.TempDir(), tools: r.t.TempDir(),
+		r: r, mounted: r.t.TempDir(), tools: r.t.TempDir(),
 		files: 2000, fioTime: 3 * time.Second, samples: make(map[string]*[ways][]float64),
 	}
 	rounds := 5
@@ -65,7 +64,6 @@ func vms(r *testbed) {
 	}
 	b.n = vmnode.New(r.t, r.daemon.Programs)
 	b.n.Configure(r.t, map[string]any{"memoryMiB": vmMemory})
-	r.must(b.n.CRI.Enter(b.group))
 	b.install()
 	b.prepare()
 	kvm := false
@@ -173,9 +171,9 @@ func (b *vmTestbed) round(n int) (kvm bool) {
 	b.start(pod, "plain")
 	b.start(pod, "plug", volume)
 	p := b.processes(pod)
-	for what, value := range p.memory() {
-		b.add(what, shared, value)
-	}
+	b.add("QEMU", shared, p.pss(p.qemu))
+	b.add("virtiofsd", shared, p.pss(p.virtiofsd...))
+	b.add("page cache", shared, p.pageCache())
 	container := b.start(pod, "main", volume, cri.Mount{Host: b.mounted, Container: wayMounts[shared].dir},
 		cri.Mount{Host: b.tools, Container: "/tools", ReadOnly: true})
 	for i := range ways {

@@ -14,16 +14,19 @@ import (
 
 const mib = 1 << 20
 
-// memoryGroup makes a control group that counts memory, also that of the kernel.
-func memoryGroup(r *testbed) string {
-	for _, dir := range rig.ControlGroups(r.t, "machines") {
-		if _, err := os.Stat(dir + "/memory.stat"); err == nil {
-			// In version 2 a group whose children have controllers takes no process itself.
-			r.must(os.Mkdir(dir+"/all", 0o755))
-			return dir + "/all"
+// memoryGroup is the control group that counts a process's memory, and the kernel's for it.
+func (p vmProcesses) memoryGroup(pid int) string {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	p.r.must(err)
+	for line := range strings.Lines(string(raw)) {
+		at := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		for _, root := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/memory/"} {
+			if _, err := os.Stat(root + at[2] + "/memory.stat"); err == nil && (at[1] == "memory" || at[1] == "") {
+				return root + at[2]
+			}
 		}
 	}
-	r.t.Fatal("no control group counts memory")
+	p.r.t.Fatalf("no control group counts memory: %s", raw)
 	return ""
 }
 
@@ -37,7 +40,7 @@ type vmProcesses struct {
 }
 
 func (b *vmTestbed) processes(pod *cri.Pod) vmProcesses {
-	p := vmProcesses{r: b.r, group: b.group}
+	p := vmProcesses{r: b.r}
 	var err error
 	p.qemu, err = b.n.Machine(b.r.ctx, pod)
 	b.r.must(err)
@@ -51,6 +54,7 @@ func (b *vmTestbed) processes(pod *cri.Pod) vmProcesses {
 	if len(p.virtiofsd) == 0 {
 		b.r.t.Fatal("the machine has no virtiofsd")
 	}
+	p.group = p.memoryGroup(p.virtiofsd[0])
 	return p
 }
 
@@ -69,21 +73,16 @@ func (p vmProcesses) fields(path string) map[string]float64 {
 	return all
 }
 
-// memory gives that of the machine in MiB. Of what processes share each has its part; the
-// guest's memory is a file, but not of the page cache meant here.
-func (p vmProcesses) memory() map[string]float64 {
-	pss := func(pids ...int) (sum float64) {
-		for _, pid := range pids {
-			sum += p.fields(fmt.Sprintf("/proc/%d/smaps_rollup", pid))["Pss:"] / 1024
-		}
-		return sum
+// pss is memory in MiB. Of what processes share each has its part.
+func (p vmProcesses) pss(pids ...int) (sum float64) {
+	for _, pid := range pids {
+		sum += p.fields(fmt.Sprintf("/proc/%d/smaps_rollup", pid))["Pss:"] / 1024
 	}
-	return map[string]float64{
-		"QEMU": pss(p.qemu), "virtiofsd": pss(p.virtiofsd...), "page cache": p.pageCache(),
-	}
+	return sum
 }
 
-// pageCache knows both versions of control groups by their words for it.
+// pageCache knows both versions of control groups by their words for it. The guest's memory
+// is a file, but not meant here.
 func (p vmProcesses) pageCache() float64 {
 	stat := p.fields(p.group + "/memory.stat")
 	return (stat["cache"] + stat["file"] - stat["shmem"]) / mib
