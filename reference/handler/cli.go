@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path"
 	"strconv"
 	"time"
@@ -96,6 +97,9 @@ func (c CLI) command(args []string, stdout io.Writer) error {
 	volumes, program, err := c.Open()
 	if err != nil {
 		return err
+	}
+	if command == removable && os.Geteuid() != 0 {
+		return errors.New("only root sees whose containers run: run it as root")
 	}
 	if command == removable {
 		return unused("/proc", program)

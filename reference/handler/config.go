@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -20,9 +21,7 @@ func ReadConfig(named, usual string, into any) (file string, err error) {
 	switch {
 	case err == nil:
 		defer func() { _ = f.Close() }()
-		dec := json.NewDecoder(f)
-		dec.DisallowUnknownFields()
-		if err := dec.Decode(into); err != nil {
+		if err := decodeOne(f, into); err != nil {
 			return file, fmt.Errorf("the configuration %s cannot be read: %w", file, err)
 		}
 	case errors.Is(err, fs.ErrNotExist) && named == "":
@@ -30,6 +29,23 @@ func ReadConfig(named, usual string, into any) (file string, err error) {
 		return file, fmt.Errorf("the configuration cannot be read: %w", err)
 	}
 	return file, nil
+}
+
+// decodeOne reads a JSON object that has nothing after it.
+func decodeOne(from io.Reader, into any) error {
+	dec := json.NewDecoder(from)
+	dec.DisallowUnknownFields()
+	err := dec.Decode(into)
+	if errors.Is(err, io.EOF) {
+		return errors.New("it is empty; {} leaves all keys at their defaults")
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("something follows its object")
+	}
+	return nil
 }
 
 // CheckPaths sees that paths of the configuration are absolute and clean, or not given.

@@ -27,7 +27,7 @@ func TestConfig(t *testing.T) {
 	if err != nil || cfg.Root != "/r" || cfg.Agent || cfg.StateDir != "/run/crust-runc" || cfg.Program != self {
 		t.Fatalf("%+v, %v", cfg, err)
 	}
-	for _, bad := range []string{`{"rot":"/r"}`, `{"root":"r"}`, `{"root":"/r/"}`, `{"stateDir":"/a/../b"}`, `{`} {
+	for _, bad := range []string{`{"rot":"/r"}`, `{"root":"r"}`, `{"root":"/r/"}`, `{"stateDir":"/a/../b"}`, `{`, ``, `{} {}`} {
 		if cfg, err := read(t, bad); err == nil {
 			t.Errorf("%s: taken as %+v", bad, cfg)
 		}

@@ -57,6 +57,9 @@ func (c *command) create() error {
 
 // createSandbox starts a supervisor, and returns when its guest is up.
 func (c *command) createSandbox(id, bundle string) error {
+	if err := c.cfg.check(); err != nil {
+		return err
+	}
 	if err := c.cfg.sweep(); err != nil {
 		c.tell.Warn(err.Error())
 	}

@@ -1,7 +1,10 @@
 package vm
 
 import (
+	"errors"
 	"fmt"
+	"math"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -38,6 +41,9 @@ type Config struct {
 	// AgentProgram that of the guest's; unless set, it is beside this program.
 	Program      string `json:"program"`
 	AgentProgram string `json:"agentProgram"`
+
+	// file is where all this is configured.
+	file string
 }
 
 const (
@@ -56,26 +62,46 @@ func LoadConfig(getenv func(string) string) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
-	return cfg, cfg.complete(file)
+	cfg.file = file
+	return cfg, cfg.complete()
 }
 
-func (c *Config) complete(file string) (err error) {
+func (c *Config) complete() (err error) {
 	if c.Program, err = handler.OwnProgram(c.Program); err != nil {
 		return err
 	}
 	if c.AgentProgram == "" {
 		c.AgentProgram = filepath.Join(filepath.Dir(c.Program), "crust-vm-agent")
 	}
-	if c.MemoryMiB < 128 || c.CPUs < 1 || c.BootTimeoutSeconds < 1 || c.HangTimeoutSeconds < 1 || c.FirstUser == 0 {
-		return fmt.Errorf("the configuration %s: a machine needs 128 MiB, a processor, timeouts of a second, and a user that is not root", file)
+	if c.MemoryMiB < 128 || c.CPUs < 1 || c.BootTimeoutSeconds < 1 || c.HangTimeoutSeconds < 1 {
+		return fmt.Errorf("the configuration %s: memoryMiB must be 128 or more, cpus, bootTimeoutSeconds and hangTimeoutSeconds 1 or more", c.file)
+	}
+	if c.FirstUser == 0 || c.FirstUser > math.MaxUint32-users {
+		return fmt.Errorf("the configuration %s: firstUser must be 1 to %d", c.file, uint32(math.MaxUint32-users))
 	}
 	if c.Accel != "" && c.Accel != accelKVM && c.Accel != accelTCG {
-		return fmt.Errorf("the configuration %s: accel: %q is neither kvm nor tcg", file, c.Accel)
+		return fmt.Errorf("the configuration %s: accel: %q is neither kvm nor tcg", c.file, c.Accel)
 	}
-	return handler.CheckPaths(file, map[string]string{
+	return handler.CheckPaths(c.file, map[string]string{
 		"kernel": c.Kernel, "qemu": c.QEMU, "virtiofsd": c.Virtiofsd, "root": c.Root, "stateDir": c.StateDir,
 		"program": c.Program, "agentProgram": c.AgentProgram,
 	})
+}
+
+// users is how many users the machines have: as many as there can be processes.
+const users = 1 << 22
+
+// check sees that what a machine is made of is there.
+func (c Config) check() error {
+	var errs []error
+	for _, part := range []struct{ key, path string }{
+		{"kernel", c.Kernel}, {"qemu", c.QEMU}, {"virtiofsd", c.Virtiofsd}, {"agentProgram", c.AgentProgram},
+	} {
+		if _, err := os.Stat(part.path); err != nil {
+			errs = append(errs, fmt.Errorf("%w: install it, or set %q in %s", err, part.key, c.file))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 const accelKVM, accelTCG = "kvm", "tcg"

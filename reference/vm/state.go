@@ -49,6 +49,10 @@ func (c Config) find(id string) (*record, error) {
 	}
 	files, err := filepath.Glob(filepath.Join(c.StateDir, "*", "containers", id))
 	if err != nil || len(files) == 0 {
+		// What may not be read is no match to Glob.
+		if _, denied := os.ReadDir(c.StateDir); errors.Is(denied, os.ErrPermission) {
+			return nil, fmt.Errorf("%w: run it as root", denied)
+		}
 		return nil, errors.Join(fmt.Errorf("%q: %w", id, errUnknown), err)
 	}
 	return readRecord(files[0])

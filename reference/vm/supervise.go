@@ -149,6 +149,9 @@ func (s *sandbox) awaitAgent(ctx context.Context) error {
 	}()
 	select {
 	case err := <-stopped:
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			err = fmt.Errorf("the guest did not boot in bootTimeoutSeconds (%v): %w", s.cfg.bootTime(), err)
+		}
 		return err
 	case <-s.machine.Done():
 		return errors.New("the machine ended while it booted")

@@ -1,0 +1,56 @@
+package vm
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func read(t *testing.T, content string) (Config, error) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "c.json")
+	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return LoadConfig(func(string) string { return file })
+}
+
+// TestMistakesInTheConfiguration: each is refused by words that name its key.
+func TestMistakesInTheConfiguration(t *testing.T) {
+	for content, want := range map[string]string{
+		`{"kernl":"/k"}`:            "kernl",
+		`{"memoryMiB":"512"}`:       "memoryMiB",
+		`{"memoryMiB":64}`:          "memoryMiB must be 128 or more",
+		`{"firstUser":0}`:           "firstUser must be 1 to 4290772991",
+		`{"firstUser":4290772992}`:  "firstUser must be 1 to 4290772991",
+		`{"accel":"xen"}`:           `accel: "xen" is neither kvm nor tcg`,
+		`{"kernel":"boot"}`:         `kernel: "boot" is not an absolute`,
+		``:                          "it is empty",
+		`{"cpus":2} {"cpus":4}`:     "something follows its object",
+		`{"bootTimeoutSeconds":-1}`: "bootTimeoutSeconds",
+	} {
+		if cfg, err := read(t, content); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %+v, %v", content, cfg, err)
+		}
+	}
+	if _, err := read(t, `{"firstUser":4290772991}`); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWhatIsNotInstalledIsNamed(t *testing.T) {
+	cfg, err := read(t, `{"kernel":"/","qemu":"/does/not/exist","virtiofsd":"/nor/this"}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.AgentProgram = cfg.Program
+	err = cfg.check()
+	if err == nil || !strings.Contains(err.Error(), `set "qemu" in `+cfg.file) || !strings.Contains(err.Error(), `/nor/this: `) {
+		t.Errorf("%v", err)
+	}
+	cfg.QEMU, cfg.Virtiofsd = "/", "/"
+	if err := cfg.check(); err != nil {
+		t.Error(err)
+	}
+}
