@@ -26,7 +26,8 @@ func retry(ctx context.Context, moment error, f func() error) error {
 	}
 }
 
-// findDisk waits for the disk with a serial and gives its device.
+// findDisk waits for the disk with a serial and gives its device. The kernel shows a disk a
+// moment before it can be opened.
 func findDisk(ctx context.Context, serial string) (device string, err error) {
 	err = retry(ctx, os.ErrNotExist, func() error {
 		file, err := findBy("/sys/block/*/serial", serial)
@@ -34,7 +35,11 @@ func findDisk(ctx context.Context, serial string) (device string, err error) {
 			return err
 		}
 		device = "/dev/" + filepath.Base(filepath.Dir(file))
-		_, err = os.Stat(device)
+		fd, err := unix.Open(device, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		sys.CloseFD(fd)
+		if errors.Is(err, unix.ENXIO) {
+			return os.ErrNotExist
+		}
 		return err
 	})
 	if err != nil {
