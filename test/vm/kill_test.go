@@ -173,6 +173,7 @@ const killAgent, panicGuest = "echo i >/proc/sysrq-trigger", "echo c >/proc/sysr
 // machine is over, containerd learns of it, and nothing that was synced is lost.
 func TestKilledMachines(t *testing.T) {
 	b := newBench(t)
+	b.CRI.ShimsAreKilled = true
 	kill := func(victim string) func(*scene) {
 		return func(s *scene) { check.Must(s.t, victims[victim](s.machine())) }
 	}
@@ -215,6 +216,7 @@ func TestKilledMachines(t *testing.T) {
 // a disk: what is asked of containerd fails then, and the next attempt succeeds.
 func TestKilledWhileTheyBegin(t *testing.T) {
 	b := newBench(t)
+	b.CRI.ShimsAreKilled = true
 	for _, name := range slices.Sorted(maps.Keys(victims)) {
 		t.Run("boot/"+name, func(t *testing.T) {
 			b := b.of(t)
@@ -271,6 +273,7 @@ func (b *bench) killedWhilePlugged(name, fs string, kill func(machine) error) {
 // unmounts.
 func TestKilledWhileTheyEnd(t *testing.T) {
 	b := newBench(t)
+	b.CRI.ShimsAreKilled = true
 	for i, name := range slices.Sorted(maps.Keys(victims)) {
 		t.Run(name, func(t *testing.T) {
 			s := b.of(t).scene("pv-"+name, filesystems[i%len(filesystems)])

@@ -61,6 +61,10 @@ type Node struct {
 	// Group is the parent control group of all pods.
 	Group string
 
+	// ShimsAreKilled is set by a test that kills shims: containerd then tries once to unmount
+	// the container's root filesystem, and leaves it where that is in use at that moment.
+	ShimsAreKilled bool
+
 	opts Options
 	conn *grpc.ClientConn
 }
