@@ -65,8 +65,8 @@ type Scanner struct {
 	kernel map[string]uint64
 }
 
-// New makes a scanner. This process does not count, and neither does the node's
-// first: systemd keeps copies of our claims, and is no sandbox.
+// New makes a scanner. This process does not count, nor a fork of it that is about to
+// begin another program, and neither does the node's first: systemd keeps copies of our claims, and is no sandbox.
 func New() *Scanner {
 	return &Scanner{proc: "/proc", skip: []int{1, os.Getpid()}, turn: make(chan struct{}, 1)}
 }
@@ -200,7 +200,7 @@ func (c *scan) table(pid, dir string) (descriptors int) {
 		c.loop.Yield()
 		f, err := identify(at, fd)
 		if err == nil && f != (File{}) && c.want[f] && !matched[f] {
-			matched[f], err = countsAsOpen(dir+"/fdinfo/"+fd, f)
+			matched[f], err = holds(at, fd, dir, f)
 		}
 		if err != nil && !isGone(err) {
 			c.unknown(fmt.Errorf("process %s (%.40q), descriptor %s: %w", pid, programOf(dir), fd, err))
@@ -238,6 +238,16 @@ func identify(dir int, fd string) (File, error) {
 		return File{Major: st.Dev_major, Minor: st.Dev_minor, Inode: st.Ino}, nil
 	}
 	return File{}, nil
+}
+
+// holds tells whether the process of a directory has a file open by a descriptor. A fork
+// of this process closes it when it begins its program.
+func holds(at int, fd, dir string, f File) (bool, error) {
+	if counts, err := countsAsOpen(dir+"/fdinfo/"+fd, f); err != nil || !counts || isOwnFork(dir) {
+		return false, err
+	}
+	now, err := identify(at, fd)
+	return now == f, err
 }
 
 // countsAsOpen leaves out a descriptor that only names the file (O_PATH), and the

@@ -117,6 +117,33 @@ func TestWhoHasAnImageOpen(t *testing.T) {
 
 // TestSharedScans has many callers ask at once: each learns of his own file, and
 // none is answered by a scan that began before he asked.
+// TestOwnForksAreNoHolders: whoever starts programs has copies of itself for a moment, which
+// have all that it has open.
+func TestOwnForksAreNoHolders(t *testing.T) {
+	path, f := image(t)
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	check.Must(t, err)
+	defer func() { check.Must(t, file.Close()) }()
+	var programs sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	for range 4 {
+		programs.Go(func() {
+			for ctx.Err() == nil {
+				_ = exec.CommandContext(ctx, "true").Run()
+			}
+		})
+	}
+	s := New()
+	for range 200 {
+		if found := find(t, s, f); len(found) > 0 {
+			t.Errorf("found %v", found)
+			break
+		}
+	}
+	cancel()
+	programs.Wait()
+}
+
 func TestSharedScans(t *testing.T) {
 	s := New()
 	paths, files := make([]string, 4), make([]File, 4)

@@ -1,6 +1,7 @@
 package holders
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"os"
@@ -60,17 +61,30 @@ func programOf(dir string) string {
 // kernelThread is PF_KTHREAD of the kernel's <linux/sched.h>.
 const kernelThread = 0x00200000
 
-// isKernelThread reads the flags of a process: the seventh field behind the name,
-// which may hold anything and stands in parentheses.
+// isKernelThread reads the flags of a process.
 func isKernelThread(dir string) bool {
-	raw, err := os.ReadFile(dir + "/stat") //nolint:gosec // below /proc
-	if err != nil {
-		return false
-	}
-	fields := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
+	fields := statOf(dir)
 	if len(fields) < 7 {
 		return false
 	}
 	flags, err := strconv.ParseUint(fields[6], 10, 64)
 	return err == nil && flags&kernelThread != 0
+}
+
+// statOf reads the fields of a process behind its name, which may hold anything and stands
+// in parentheses: state, parent, and so on.
+func statOf(dir string) []string {
+	raw, _ := os.ReadFile(dir + "/stat") //nolint:gosec // below /proc
+	return strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
+}
+
+// isOwnFork tells whether a process is a copy of this one that has not begun its program
+// yet. Until then it has all our descriptors, and our command line.
+func isOwnFork(dir string) bool {
+	if of := statOf(dir); len(of) < 2 || of[1] != strconv.Itoa(os.Getpid()) {
+		return false
+	}
+	ours, err := os.ReadFile("/proc/self/cmdline")
+	theirs, gone := os.ReadFile(dir + "/cmdline") //nolint:gosec // below /proc
+	return err == nil && gone == nil && bytes.Equal(ours, theirs)
 }
