@@ -61,8 +61,8 @@ type Node struct {
 	// Group is the parent control group of all pods.
 	Group string
 
-	// ShimsAreKilled is set by a test that kills shims: containerd then tries once to unmount
-	// the container's root filesystem, and leaves it where that is in use at that moment.
+	// ShimsAreKilled is set by a test that kills shims: the mount of a container's root
+	// filesystem was then left once, by containerd as far as is known.
 	ShimsAreKilled bool
 
 	opts Options
