@@ -6,6 +6,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -36,10 +37,10 @@ type AdminServer struct {
 	// Drivers returns the CSI drivers that registered with the front, without their
 	// numbers of volumes; nil where the front is off.
 	Drivers func() []*adminv1.Driver
-	// Reconciled is told of every reconcile that was asked for; it may be nil.
+	// Reconciled is told of every reconcile that was asked for.
 	Reconciled func(deferral.ReconcileReport)
 	// Forced is told of every volume that was released by force, and of the processes
-	// that still have its device; it may be nil.
+	// that still have its device.
 	Forced func(v *volume.Volume, heldBy string)
 	// Stopping is closed when the daemon drains: watchers end, so that they do
 	// not hold it up.
@@ -188,12 +189,27 @@ func (s *AdminServer) ListHandlers(
 	return out, nil
 }
 
+// ListDrivers shows the CSI drivers.
+func (s *AdminServer) ListDrivers(context.Context, *adminv1.ListDriversRequest) (*adminv1.ListDriversResponse, error) {
+	if s.Drivers == nil {
+		return &adminv1.ListDriversResponse{}, nil
+	}
+	volumes := make(map[string]int64)
+	for _, status := range s.Node.All() {
+		volumes[status.Driver]++
+	}
+	out := &adminv1.ListDriversResponse{FrontEnabled: true, Drivers: s.Drivers()}
+	for _, d := range out.GetDrivers() {
+		d.Volumes = volumes[d.GetName()]
+	}
+	slices.SortFunc(out.Drivers, func(x, y *adminv1.Driver) int { return strings.Compare(x.GetName(), y.GetName()) })
+	return out, nil
+}
+
 // Reconcile repairs now.
 func (s *AdminServer) Reconcile(ctx context.Context, _ *adminv1.ReconcileRequest) (*adminv1.ReconcileResponse, error) {
 	report, err := s.Node.Broker.Reconcile(ctx)
-	if s.Reconciled != nil {
-		s.Reconciled(report)
-	}
+	s.Reconciled(report)
 	if err != nil {
 		return nil, err
 	}
@@ -298,7 +314,7 @@ func (s *AdminServer) ReleaseVolume(
 	if held, ok := s.Node.Broker.HeldOffRecord(found.Key); ok {
 		out.HeldBy = held.Held.Processes
 	}
-	if req.GetForce() && s.Forced != nil {
+	if req.GetForce() {
 		s.Forced(found.Volume, out.GetHeldBy())
 	}
 	return out, nil

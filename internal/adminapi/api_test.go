@@ -99,7 +99,8 @@ func serve(t *testing.T, pods ...string) *served {
 	(&AdminServer{
 		Node: node, Hub: s.hub, Version: "v1", Config: func() (string, string) { return "/etc/c.yaml", "a: b" },
 		Findings: func(context.Context) []string { return []string{"something is wrong"} }, Stopping: s.stopping,
-		Drivers: func() []*adminv1.Driver { return *s.drivers.Load() },
+		Drivers:    func() []*adminv1.Driver { return *s.drivers.Load() },
+		Reconciled: func(deferral.ReconcileReport) {}, Forced: func(*volume.Volume, string) {},
 	}).Register(server)
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)

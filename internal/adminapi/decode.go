@@ -9,29 +9,32 @@ import (
 	_ "google.golang.org/grpc/encoding/proto" // the codec that is wrapped
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/internal/rpccode"
 )
 
 // A request that cannot be decoded, such as one with text that is not UTF-8, is
 // the caller's fault: InvalidArgument. gRPC itself calls that its own Internal
-// error, and tells the caller so before a handler has a word. So the codec only
-// takes the bytes of a unary request, and the service decodes them.
+// error, and tells the caller so before a handler has a word. So the codec keeps
+// the error of a unary request to itself, and the service returns it.
 
 // ServerOption makes a server decode requests as the services here expect it.
 func ServerOption() grpc.ServerOption {
 	return grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")})
 }
 
-type undecoded struct{ raw []byte }
+// decoding is a request, and why it could not be decoded.
+type decoding struct {
+	request any
+	err     error
+}
 
 type codec struct{ encoding.CodecV2 }
 
-// Unmarshal decodes what it is asked to, or just takes the bytes.
+// Unmarshal decodes what it is asked to.
 func (c codec) Unmarshal(data mem.BufferSlice, into any) error {
-	if request, ok := into.(*undecoded); ok {
-		request.raw = data.Materialize()
+	if d, ok := into.(*decoding); ok {
+		d.err = c.CodecV2.Unmarshal(data, d.request)
 		return nil
 	}
 	return c.CodecV2.Unmarshal(data, into)
@@ -66,16 +69,12 @@ func classed(in grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
 }
 
 func decode(dec func(any) error, request any) error {
-	message, ok := request.(proto.Message)
-	if !ok {
-		return dec(request)
-	}
-	var bytes undecoded
-	if err := dec(&bytes); err != nil {
+	d := decoding{request: request}
+	if err := dec(&d); err != nil {
 		return err
 	}
-	if err := proto.Unmarshal(bytes.raw, message); err != nil {
-		return status.Errorf(codes.InvalidArgument, "the request cannot be decoded: %v", err)
+	if d.err != nil {
+		return status.Errorf(codes.InvalidArgument, "the request cannot be decoded: %v", d.err)
 	}
 	return nil
 }

@@ -13,21 +13,14 @@ func (s *AdminServer) FreezeVolume(
 	ctx context.Context, req *adminv1.FreezeVolumeRequest,
 ) (*adminv1.FreezeVolumeResponse, error) {
 	able, v, err := s.freezerOf(ctx, req.GetVolume())
-	if err == nil {
-		err = checkFreeze(v, req)
+	if err != nil {
+		return nil, err
 	}
-	if err == nil {
-		err = able.Freeze(ctx, v, req.GetTimeout().AsDuration())
+	most := req.GetTimeout()
+	if most.CheckValid() != nil || most.AsDuration() <= 0 {
+		return nil, volume.Errorf(volume.Invalid, "volume %s: timeout is missing: say when writes go on by themselves", v.Target)
 	}
-	return &adminv1.FreezeVolumeResponse{}, err
-}
-
-// checkFreeze wants a time that a person has chosen.
-func checkFreeze(v *volume.Volume, req *adminv1.FreezeVolumeRequest) error {
-	if err := req.GetTimeout().CheckValid(); err != nil || req.GetTimeout().AsDuration() <= 0 {
-		return volume.Errorf(volume.Invalid, "volume %s: timeout is missing: say when writes go on by themselves", v.Target)
-	}
-	return nil
+	return &adminv1.FreezeVolumeResponse{}, able.Freeze(ctx, v, most.AsDuration())
 }
 
 // ThawVolume lets writes go on.

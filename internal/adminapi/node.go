@@ -2,6 +2,7 @@ package adminapi
 
 import (
 	"context"
+	"fmt"
 	"regexp"
 	"strings"
 
@@ -34,15 +35,17 @@ type Refusals interface {
 // idForm is a key or the beginning of one.
 var idForm = regexp.MustCompile(`^[0-9a-f]{6,64}$`)
 
-func (n *Node) byTarget(path string) (deferral.Status, error) {
+// byTarget finds a volume by its target path. Where there is none, its key is known
+// nevertheless, unless the path is none.
+func (n *Node) byTarget(path string) (deferral.Status, volume.Key, error) {
 	key, err := n.Broker.KeyOfTarget(path)
 	if err != nil {
-		return deferral.Status{}, err
+		return deferral.Status{}, "", err
 	}
 	if status, ok := n.byKey(key); ok {
-		return status, nil
+		return status, key, nil
 	}
-	return deferral.Status{}, volume.Errorf(volume.NotFound,
+	return deferral.Status{}, key, volume.Errorf(volume.NotFound,
 		"volume %s is unknown to crust-proxy: it was not staged, or was unstaged", path)
 }
 
@@ -162,7 +165,7 @@ func (n *Node) shownByKey(key volume.Key) (deferral.Status, bool) {
 // shownByTarget finds a volume by its target path, or one that was refused by its
 // target or staging path.
 func (n *Node) shownByTarget(path string) (deferral.Status, error) {
-	found, err := n.byTarget(path)
+	found, key, err := n.byTarget(path)
 	if err == nil {
 		return found, nil
 	}
@@ -171,10 +174,8 @@ func (n *Node) shownByTarget(path string) (deferral.Status, error) {
 			return statusOfRefusal(&refusal), nil
 		}
 	}
-	if key, invalid := n.Broker.KeyOfTarget(path); invalid == nil {
-		if status, ok := n.Broker.HeldOffRecord(key); ok {
-			return status, nil
-		}
+	if status, ok := n.Broker.HeldOffRecord(key); ok {
+		return status, nil
 	}
 	return found, err
 }
@@ -245,8 +246,12 @@ func (n *Node) growLater(ctx context.Context, v *volume.Volume, wish volume.Rang
 		return 0, volume.Errorf(volume.Internal, "volume %s: the size of its device %s cannot be told", v.Target, v.Device.Path)
 	}
 	if size < wish.Required || wish.Limit > 0 && size > wish.Limit {
-		return 0, volume.Errorf(volume.OutOfRange, "volume %s: its device %s has %d bytes, and %d to %d are asked for (0 is no limit): "+
-			"the driver grows the device first", v.Target, v.Device.Path, size, wish.Required, wish.Limit)
+		asked := fmt.Sprintf("%d or more", wish.Required)
+		if wish.Limit > 0 {
+			asked = fmt.Sprintf("%d to %d", wish.Required, wish.Limit)
+		}
+		return 0, volume.Errorf(volume.OutOfRange, "volume %s: its device %s has %d bytes, and %s are asked for: "+
+			"the driver grows the device first", v.Target, v.Device.Path, size, asked)
 	}
 	return size, n.Broker.GrowAtMount(ctx, v.Key, size)
 }

@@ -57,17 +57,17 @@ var volumeTypes = map[runtimev1.VolumeType_Type]volume.Type{
 	runtimev1.VolumeType_NETWORK: volume.Network,
 }
 
+var groupPolicies = map[runtimev1.VolumeSupplementalGroupChangePolicy]volume.GroupPolicy{
+	runtimev1.VolumeSupplementalGroupChangePolicy_UNKNOWN:          volume.GroupPolicyUnset,
+	runtimev1.VolumeSupplementalGroupChangePolicy_ALWAYS:           volume.GroupAlways,
+	runtimev1.VolumeSupplementalGroupChangePolicy_ON_ROOT_MISMATCH: volume.GroupOnMismatch,
+}
+
 func groupPolicyOf(p runtimev1.VolumeSupplementalGroupChangePolicy) volume.GroupPolicy {
-	switch p {
-	case runtimev1.VolumeSupplementalGroupChangePolicy_UNKNOWN:
-		return volume.GroupPolicyUnset
-	case runtimev1.VolumeSupplementalGroupChangePolicy_ALWAYS:
-		return volume.GroupAlways
-	case runtimev1.VolumeSupplementalGroupChangePolicy_ON_ROOT_MISMATCH:
-		return volume.GroupOnMismatch
-	default:
-		return volume.GroupPolicy(p.String()) // a number that we do not know: refused by name
+	if policy, known := groupPolicies[p]; known {
+		return policy
 	}
+	return volume.GroupPolicy(p.String()) // a number that we do not know: refused by name
 }
 
 // RuntimeUnstageVolume gives a volume back.
@@ -99,7 +99,7 @@ func (s *RuntimeServer) RuntimeGetVolumeStats(
 func (s *RuntimeServer) find(ctx context.Context, path string) (*volume.Volume, error) {
 	call := telemetry.CallFrom(ctx)
 	call.Target = path
-	found, err := s.Node.byTarget(path)
+	found, _, err := s.Node.byTarget(path)
 	note(call, found.Volume)
 	return found.Volume, err
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 
 	"github.com/crust-proxy/crust-proxy/internal/blocks"
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
@@ -31,7 +32,7 @@ type Backup struct {
 type Result struct {
 	Header
 	Data    int64  `json:"dataBytes"`    // of the volume, without zeros
-	Resumed int64  `json:"resumedBytes"` // of the volume, done by a backup that was killed
+	Resumed int64  `json:"resumedBytes"` // of the volume, there already when a backup or restore that was killed is repeated
 	Digest  string `json:"digest"`
 }
 
@@ -152,12 +153,11 @@ func (c *copier) end() error {
 // writer writes the frames of a file.
 type writer struct {
 	Header
-	file        *os.File
-	begun, done bool
-	sum         digest
-	next        int64 // how far in the volume it is
-	data        int64
-	zeros       frame // not written yet, as the next may continue it
+	progress
+
+	file  *os.File
+	begun bool
+	zeros frame // not written yet, as the next may continue it
 }
 
 // resume takes up what a backup that was killed has left.
@@ -171,7 +171,7 @@ func (w *writer) resume() error {
 		return err
 	}
 	w.Size = s.header.Size
-	if !w.same(&s.header) {
+	if !reflect.DeepEqual(w.Header, s.header) {
 		return otherBackup(w.file.Name())
 	}
 	for err == nil && !s.done {
@@ -180,7 +180,7 @@ func (w *writer) resume() error {
 	if err != nil && !errors.As(err, &torn) {
 		return err
 	}
-	w.begun, w.done, w.sum, w.next, w.data = true, s.done, s.sum, s.next, s.data
+	w.begun, w.progress = true, s.progress
 	if err := w.file.Truncate(s.good); err != nil {
 		return err
 	}

@@ -261,6 +261,44 @@ func TestBackupRefuses(t *testing.T) {
 	}
 }
 
+// TestRestoreResumes restores to what restores that were killed have left.
+func TestRestoreResumes(t *testing.T) {
+	r := newRig(t, 8*mib)
+	ranges := r.change(8)
+	r.volume[ranges[0].Offset] = 1
+	made := r.backUp("full", "", ranges)
+	old := bytes.Clone(r.volume)
+	r.volume[ranges[0].Offset] = 2
+	r.backUp("one", "full", []blocks.Range{{Offset: ranges[0].Offset, Size: 1}})
+	restore := func(left []byte) int64 {
+		t.Helper()
+		r.must(os.WriteFile(r.path("restored.part"), left, 0o600))
+		got, err := backup.Restore(t.Context(), []string{r.path("full"), r.path("one")}, r.path("restored"))
+		r.must(err)
+		is, err := os.ReadFile(r.path("restored"))
+		r.must(err)
+		if !bytes.Equal(is, r.volume) {
+			t.Fatalf("something else was restored to %d bytes", len(left))
+		}
+		r.must(os.Remove(r.path("restored")))
+		return got.Resumed
+	}
+	if n := restore(nil); n != 0 {
+		t.Errorf("a new file had %d bytes already", n)
+	}
+	if n := restore(old); n != made.Data {
+		t.Errorf("%d of %d bytes were not written again", n, made.Data)
+	}
+	restore(r.volume)
+	for range 25 {
+		torn := append(bytes.Clone(r.volume), r.noise...) // of another size
+		at := r.random.IntN(len(r.volume))
+		clear(torn[at:min(len(torn), at+4096)]) // a write that a power failure has lost
+		copy(torn[r.random.IntN(len(torn)):], r.noise)
+		restore(torn)
+	}
+}
+
 func TestRestoreRefuses(t *testing.T) {
 	r := newRig(t, 4*mib)
 	r.three()

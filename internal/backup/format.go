@@ -49,14 +49,6 @@ type Base struct {
 	Digest string `json:"digest"`
 }
 
-// same tells whether two headers are of the same backup.
-func (h *Header) same(other *Header) bool {
-	if h.Base == nil || other.Base == nil {
-		return h.Base == other.Base && h.Size == other.Size && h.Snapshot == other.Snapshot
-	}
-	return *h.Base == *other.Base && h.Size == other.Size && h.Snapshot == other.Snapshot
-}
-
 type digest [sha256.Size]byte
 
 func (d digest) String() string { return hex.EncodeToString(d[:]) }
@@ -85,17 +77,22 @@ func (f frame) head() []byte {
 	return binary.BigEndian.AppendUint64(head, uint64(f.size))   //nolint:gosec // the same
 }
 
-// stream is the frames of a file from its beginning on.
-type stream struct {
-	in     *bufio.Reader
-	header Header
-	// What was good up to now: bytes of the file, its digest, and how far in the volume it is.
-	good int64
+// progress is how far a file has been read or written.
+type progress struct {
 	sum  digest
-	next int64
+	next int64 // how far in the volume it is
 	data int64 // bytes in DATA
 	done bool
-	buf  []byte
+}
+
+// stream is the frames of a file from its beginning on.
+type stream struct {
+	progress
+
+	in     *bufio.Reader
+	header Header
+	good   int64 // bytes of the file
+	buf    []byte
 }
 
 // open reads the header.

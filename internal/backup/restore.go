@@ -10,7 +10,7 @@ import (
 )
 
 // chain is a full backup and its increments, in their order.
-type chain struct{ files []*os.File }
+type chain []*os.File
 
 // Check reads all of a full backup and its increments, and says what they restore.
 func Check(ctx context.Context, paths []string) (*Result, error) {
@@ -23,7 +23,8 @@ func Check(ctx context.Context, paths []string) (*Result, error) {
 }
 
 // Restore makes target what the last one of the files says: a block device that nobody
-// uses, or a new file. Nothing is written before all files have been checked.
+// uses, or a new file. Nothing is written before all files have been checked. After a
+// restore that was killed, what the target has already is not written again.
 func Restore(ctx context.Context, paths []string, target string) (*Result, error) {
 	c, err := openChain(paths)
 	if err != nil {
@@ -45,12 +46,13 @@ func Restore(ctx context.Context, paths []string, target string) (*Result, error
 	if err = errors.Join(err, t.file.Close()); err != nil {
 		return nil, incomplete(target, err)
 	}
+	result.Resumed = t.right
 	return result, nil
 }
 
 // openChain opens the files and refuses a wrong order.
-func openChain(paths []string) (*chain, error) {
-	c := &chain{}
+func openChain(paths []string) (chain, error) {
+	var c chain
 	var before string
 	var size int64
 	for i, path := range paths {
@@ -79,20 +81,20 @@ func (c *chain) open(path string) (*Header, digest, error) {
 	if err != nil {
 		return nil, digest{}, err
 	}
-	c.files = append(c.files, file)
+	*c = append(*c, file)
 	return tail(file)
 }
 
-func (c *chain) close() {
-	for _, file := range c.files {
+func (c chain) close() {
+	for _, file := range c {
 		_ = file.Close() // only read
 	}
 }
 
 // check reads all files to their ends.
-func (c *chain) check(ctx context.Context) (*Result, error) {
+func (c chain) check(ctx context.Context) (*Result, error) {
 	result := &Result{}
-	for _, file := range c.files {
+	for _, file := range c {
 		s, err := each(ctx, file, func(frame, []byte) error { return nil })
 		if err != nil {
 			return nil, err
@@ -126,26 +128,25 @@ func each(ctx context.Context, file *os.File, do func(frame, []byte) error) (*st
 }
 
 // apply writes all files to the target, one after the other.
-func (c *chain) apply(ctx context.Context, t *target, size int64) error {
-	for i, file := range c.files {
+func (c chain) apply(ctx context.Context, t *target, size int64) error {
+	for i, file := range c {
 		var next int64
 		_, err := each(ctx, file, func(f frame, data []byte) error {
 			defer failpoint.Hit("restore-frame")
 			if i == 0 {
 				// In a full backup, what is not named is zero.
-				if err := zero(ctx, t, next, f.offset); err != nil {
+				if err := t.zero(ctx, next, f.offset); err != nil {
 					return err
 				}
 				next = f.end()
 			}
 			if f.kind == kindZero {
-				return zero(ctx, t, f.offset, f.end())
+				return t.zero(ctx, f.offset, f.end())
 			}
-			_, err := t.file.WriteAt(data, f.offset)
-			return err
+			return t.write(data, f.offset)
 		})
 		if err == nil && i == 0 {
-			err = zero(ctx, t, next, size)
+			err = t.zero(ctx, next, size)
 		}
 		if err != nil {
 			return err

@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,9 @@ type target struct {
 	file *os.File
 	// complete has all of it on the disk.
 	complete func() error
+
+	has   [mostData]byte // what was read of it last
+	right int64          // bytes that need not be written
 }
 
 // openTarget opens a block device that nobody uses, or begins a new file.
@@ -27,8 +31,7 @@ func openTarget(path string, size int64) (*target, error) {
 	if err != nil {
 		return nil, err
 	}
-	// What a restore that was killed has left is of no use.
-	if err := errors.Join(part.file.Truncate(0), part.file.Truncate(size)); err != nil {
+	if err := part.file.Truncate(size); err != nil {
 		return nil, errors.Join(err, part.file.Close())
 	}
 	return &target{file: part.file, complete: part.complete}, nil
@@ -59,8 +62,20 @@ const zeroStep = 1 << 30
 
 var zeros [mostData]byte
 
+// write writes data unless the target has them already: a restore that was killed has
+// left them. Only what is read from the target counts, whoever wrote it and whenever.
+func (t *target) write(data []byte, at int64) error {
+	has := t.has[:len(data)]
+	if n, _ := t.file.ReadAt(has, at); n == len(data) && bytes.Equal(has, data) { // what cannot be read is written
+		t.right += int64(n)
+		return nil
+	}
+	_, err := t.file.WriteAt(data, at)
+	return err
+}
+
 // zero makes bytes of a target zero: a hole if that is possible.
-func zero(ctx context.Context, t *target, from, to int64) error {
+func (t *target) zero(ctx context.Context, from, to int64) error {
 	for at := from; at < to; {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -70,7 +85,7 @@ func zero(ctx context.Context, t *target, from, to int64) error {
 		// A device may know no holes, and needs whole sectors.
 		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
 			end = min((at/mostData+1)*mostData, to)
-			_, err = t.file.WriteAt(zeros[:end-at], at)
+			err = t.write(zeros[:end-at], at)
 		}
 		if err != nil {
 			return fmt.Errorf("write zeros at byte %d: %w", at, err)

@@ -1,9 +1,15 @@
+// Package blocks reads which blocks of a volume's snapshot have data, or have changed since
+// an earlier snapshot. It speaks CSI's SnapshotMetadata service on a driver's socket, and the
+// service of the same name that external-snapshot-metadata serves in a Kubernetes cluster.
+//
+// What a server sends is checked before it is used: backups are made by it.
 package blocks
 
 import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"time"
 
@@ -119,4 +125,19 @@ func mayPass(ctx context.Context, err error) bool {
 		return true
 	}
 	return false
+}
+
+// ServerError is something that a server sent and CSI does not allow.
+type ServerError struct{ text string }
+
+func (e *ServerError) Error() string { return "the server broke the protocol: " + e.text }
+
+func wrong(format string, args ...any) error {
+	return &ServerError{fmt.Sprintf(format, args...)}
+}
+
+var errNoCA = errors.New("the SnapshotMetadataService has no certificate in caCert that can be read")
+
+func notReady(namespace, name string) error {
+	return fmt.Errorf("VolumeSnapshot %s/%s is not ready: see 'kubectl -n %s describe volumesnapshot %s'", namespace, name, namespace, name)
 }

@@ -3,11 +3,11 @@ package blocks
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -49,6 +49,9 @@ func OpenCluster(kubeconfig, kubeContext, namespace string) (*Cluster, error) {
 	overrides.Context.Namespace = namespace
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
 	config, err := loader.ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, errors.New("there is no kubeconfig: give --kubeconfig or set KUBECONFIG, or name the driver's socket by --csi-socket")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("the kubeconfig cannot be used: %w", err)
 	}
@@ -135,9 +138,9 @@ func (c *Cluster) Token(ctx context.Context, namespace, account, audience string
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTime)
 	defer cancel()
-	raw, err := c.client.Post().AbsPath(coreGroup).Namespace(namespace).Resource("serviceaccounts").Name(account).SubResource("token").
-		SetHeader("Content-Type", runtime.ContentTypeJSON).Body(body).Do(ctx).Raw()
-	if err := decode(raw, err, &request); err != nil {
+	err = decode(c.client.Post().AbsPath(coreGroup).Namespace(namespace).Resource("serviceaccounts").Name(account).SubResource("token").
+		SetHeader("Content-Type", runtime.ContentTypeJSON).Body(body).Do(ctx), &request)
+	if err != nil {
 		return "", fmt.Errorf("a token of service account %s/%s: %w", namespace, account, err)
 	}
 	return request.Status.Token, nil
@@ -147,19 +150,18 @@ func (c *Cluster) Token(ctx context.Context, namespace, account, audience string
 func (c *Cluster) get(ctx context.Context, group, resource, namespace, name string, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTime)
 	defer cancel()
-	raw, err := c.client.Get().AbsPath(group).NamespaceIfScoped(namespace, namespace != "").Resource(resource).Name(name).
-		SetHeader("Accept", runtime.ContentTypeJSON).Do(ctx).Raw()
-	return decode(raw, err, into)
+	return decode(c.client.Get().AbsPath(group).NamespaceIfScoped(namespace, namespace != "").Resource(resource).Name(name).
+		SetHeader("Accept", runtime.ContentTypeJSON).Do(ctx), into)
 }
 
-// decode reads an answer. The API server's own words are in the body of an error.
-func decode(raw []byte, err error, into any) error {
-	if err == nil {
-		return json.Unmarshal(raw, into)
+// decode reads an answer, which may be an error in the API server's own words.
+func decode(answer rest.Result, into any) error {
+	if err := answer.Error(); err != nil {
+		return err
 	}
-	var answer metav1.Status
-	if json.Unmarshal(raw, &answer) == nil && answer.Status == metav1.StatusFailure && answer.Message != "" {
-		return &apierrors.StatusError{ErrStatus: answer}
+	raw, err := answer.Raw()
+	if err != nil {
+		return err
 	}
-	return err
+	return json.Unmarshal(raw, into)
 }

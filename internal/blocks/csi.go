@@ -30,14 +30,12 @@ func DialCSI(socket string) (*grpc.ClientConn, error) {
 // want secrets.
 func FromCSI(conn grpc.ClientConnInterface, base, target string, secrets map[string]string) Source {
 	client := csi.NewSnapshotMetadataClient(conn)
-	if base == "" {
-		return func(ctx context.Context, from int64) (Stream, error) {
+	return func(ctx context.Context, from int64) (Stream, error) {
+		if base == "" {
 			return received(client.GetMetadataAllocated(ctx, &csi.GetMetadataAllocatedRequest{
 				SnapshotId: target, StartingOffset: from, MaxResults: mostResults, Secrets: secrets,
 			}))
 		}
-	}
-	return func(ctx context.Context, from int64) (Stream, error) {
 		return received(client.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{
 			BaseSnapshotId: base, TargetSnapshotId: target, StartingOffset: from, MaxResults: mostResults, Secrets: secrets,
 		}))

@@ -116,10 +116,24 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 doctor found errors.`,
 	}
 	root.AddCommand(topCmd(env, d, out), listCmd(d, view), getCmd(d, view), statsCmd(d, view), expandCmd(d, out), freezeCmd(d, out), thawCmd(d, out),
 		releaseCmd(d, out), watchCmd(d, view), handlersCmd(d, out), driversCmd(d, view), reconcileCmd(d, out), doctorCmd(env.Node, d, out),
-		blocksCmd(env, out), backupCmd(out), restoreCmd(out), conformanceCmd(), versionCmd(d, out))
+		blocksCmd(env, out), backupCmd(out), restoreCmd(out), versionCmd(d, out))
 	root.InitDefaultCompletionCmd()
 	setCompletionUsageErrors(root)
+	setHelpUsageErrors(root)
 	return root
+}
+
+// setHelpUsageErrors makes cobra's help command refuse a command that there is not.
+func setHelpUsageErrors(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	help, _, err := root.Find([]string{"help"})
+	if err != nil {
+		return // there is none
+	}
+	help.Args = func(_ *cobra.Command, args []string) error {
+		found, rest, err := root.Find(args)
+		return cmp.Or(err, noSuchCommand(found, rest))
+	}
 }
 
 // setCompletionUsageErrors makes cobra's completion command refuse wrong arguments as
@@ -133,13 +147,5 @@ func setCompletionUsageErrors(root *cobra.Command) {
 	completion.RunE = noSuchShell
 	for _, shell := range completion.Commands() {
 		shell.Args = arguments()
-	}
-}
-
-// conformanceCmd only names the program that the command has become.
-func conformanceCmd() *cobra.Command {
-	return &cobra.Command{
-		Use: "conformance", Hidden: true, DisableFlagParsing: true,
-		RunE: func(*cobra.Command, []string) error { return errConformance },
 	}
 }

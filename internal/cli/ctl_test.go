@@ -271,6 +271,8 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{"no such volume", serve, "get 123456", ExitFailure, []string{`no volume "123456"`, "NotFound"}},
 		{"daemon refuses", failing(codes.PermissionDenied, "uid 7 may not"), "list", ExitFailure, []string{"uid 7 may not", "sudo", "authorization.admin.uids"}},
 		{"daemon stops", failing(codes.Unavailable, "draining"), "list", ExitFailure, []string{"draining", "again"}},
+		{"no sandbox", failing(codes.Unavailable, "volume /v: no sandbox has mounted it now"), "stats aa11bb", ExitFailure, []string{"while its pod runs", "crustctl get"}},
+		{"no socket", nil, "list --socket /etc/passwd", ExitFailure, []string{"/etc/passwd is not a socket", "--socket"}},
 		{"connection closed at once", func(b *bench) { b.closing() }, "list", ExitFailure, []string{"authorization.admin.uids", "sudo"}},
 		{"older daemon, drivers", failing(codes.Unimplemented, "unknown method"), "drivers", ExitFailure, []string{"older than crustctl"}},
 		{"older daemon", failing(codes.Unimplemented, "unknown method"), "reconcile", ExitFailure, []string{"older than crustctl"}},
@@ -283,7 +285,6 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{"unknown command", nil, "lsit", ExitUsage, []string{`no command "lsit"`, "did you mean list", "crustctl --help"}},
 		{"the daemon's command", nil, "removable-nodes", ExitUsage, []string{"did you mean", "crust-proxy removable-nodes", "crustctl --help"}},
 		{"the daemon's command, mistyped", nil, "valdate", ExitUsage, []string{"did you mean crust-proxy validate?"}},
-		{"a program of its own", nil, "conformance --runtime runc", ExitUsage, []string{"conformance is a program of its own: crust-conformance\nSee 'crust-conformance --help'"}},
 		{"unknown flag", nil, "list --nope", ExitUsage, []string{"--nope", "crustctl list --help"}},
 		{"bad format", nil, "list -o xml", ExitUsage, []string{`"xml"`}},
 		{"bad state", nil, "list --state great", ExitUsage, []string{"bound", "degraded"}},
@@ -295,6 +296,8 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{"abstract socket", nil, "list --socket @x", ExitUsage, []string{"abstract"}},
 		{"completion of nothing", nil, "completion tcsh", ExitUsage, []string{"tcsh"}},
 		{"help", nil, "list --help", ExitOK, nil},
+		{"help of a command", nil, "help list", ExitOK, nil},
+		{"help of no command", nil, "help lsit", ExitUsage, []string{`no command "lsit"`, "did you mean list"}},
 		{"bare", nil, "", ExitOK, nil},
 	}
 	for _, c := range cases {

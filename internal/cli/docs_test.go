@@ -50,7 +50,13 @@ func TestHelpFitsATerminal(t *testing.T) {
 	}
 }
 
+// sectionOf returns what the page has on a command: its section, or its row in the table
+// of short ones.
 func sectionOf(page, command string) string {
+	if _, row, found := strings.Cut(page, "\n| `crustctl "+command); found {
+		row, _, _ = strings.Cut(row, "\n")
+		return "crustctl " + command + row
+	}
 	_, section, found := strings.Cut(page, "\n### "+command+"\n")
 	if !found {
 		return ""

@@ -8,10 +8,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	"github.com/crust-proxy/crust-proxy/internal/cli/top"
+	"github.com/crust-proxy/crust-proxy/internal/config"
 	"github.com/crust-proxy/crust-proxy/internal/doctor"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
@@ -35,7 +38,7 @@ with the daemon down, too. Run it as root: else some things cannot be looked at.
 			}
 			node.AdminSocket, _ = socketPath(d.socket) // checked with the other flags
 			known := askForDoctor(cmd.Context(), d.within(timeout))
-			if err := readPlaces(known.Node.GetConfig(), &node, cmd.Flags().Changed); err != nil {
+			if err := readPlaces(known.Node.GetConfig(), &node, cmd.Flags()); err != nil {
 				cmd.PrintErrln("crustctl: looking in the usual places: " + show.Escape(err.Error()))
 			}
 			return printReport(out, doctor.Run(cmd.Context(), node, known), quiet)
@@ -43,11 +46,7 @@ with the daemon down, too. Run it as root: else some things cannot be looked at.
 	}
 	flags := cmd.Flags()
 	flags.BoolVarP(&quiet, "quiet", "q", false, "show only warnings and errors")
-	flags.StringVar(&node.RuntimeSocket, "runtime-socket", node.RuntimeSocket, "the daemon's runtime socket")
-	flags.StringVar(&node.RunDir, "run-dir", node.RunDir, "the daemon's run directory")
-	flags.StringVar(&node.KataDir, "kata-dir", node.KataDir, "Kata's direct-volumes directory")
-	flags.StringVar(&node.KubeletRoot, "kubelet-root", node.KubeletRoot, "kubelet's root directory")
-	flags.StringVar(&node.ContainerdSocket, "containerd-socket", node.ContainerdSocket, "containerd's socket")
+	placeFlags(flags, &node)
 	return cmd
 }
 
@@ -101,4 +100,35 @@ func printFindings(out *printer.Printer, r doctor.Report, counts string) error {
 		}
 	}
 	return out.Line(counts)
+}
+
+func placeFlags(flags *pflag.FlagSet, node *doctor.Node) {
+	flags.StringVar(&node.RuntimeSocket, "runtime-socket", node.RuntimeSocket, "the daemon's runtime socket")
+	flags.StringVar(&node.RunDir, "run-dir", node.RunDir, "the daemon's run directory")
+	flags.StringVar(&node.KataDir, "kata-dir", node.KataDir, "Kata's direct-volumes directory")
+	flags.StringVar(&node.KubeletRoot, kubeletRootFlag, node.KubeletRoot, "kubelet's root directory")
+	flags.StringVar(&node.ContainerdSocket, "containerd-socket", node.ContainerdSocket, "containerd's socket")
+}
+
+const kubeletRootFlag = "kubelet-root"
+
+// readPlaces takes over the places of the daemon's configuration, except those that are
+// given by a flag. A key that is absent, or that only a newer daemon knows, leaves the
+// usual place.
+func readPlaces(text string, node *doctor.Node, flags *pflag.FlagSet) error {
+	c := config.Default()
+	if err := yaml.Unmarshal([]byte(text), &c); err != nil {
+		return fmt.Errorf("the daemon's configuration cannot be read: %w", err)
+	}
+	given := map[string]string{}
+	flags.Visit(func(f *pflag.Flag) { given[f.Name] = f.Value.String() })
+	node.Configure(c)
+	if _, moved := given[kubeletRootFlag]; moved {
+		node.KubeletRegistry, node.FrontRegistry = "", ""
+	}
+	var failed error
+	for name, value := range given {
+		failed = errors.Join(failed, flags.Set(name, value))
+	}
+	return failed
 }

@@ -1,8 +1,11 @@
 package cli
 
 import (
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
 
 	"github.com/crust-proxy/crust-proxy/internal/doctor"
 )
@@ -17,27 +20,39 @@ cri: {socket: /x/crio.sock}
 front: {registry: /x/kubelet/ours, kubeletRegistry: /x/kubelet/theirs}
 `
 
-func TestPlacesOfTheDaemon(t *testing.T) {
+// placesOf reads a configuration with some flags.
+func placesOf(t *testing.T, text string, args ...string) doctor.Node {
+	t.Helper()
 	node := doctor.DefaultNode()
-	given := func(flag string) bool { return flag == "kubelet-root" }
-	if err := readPlaces(someConfig, &node, given); err != nil {
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	placeFlags(flags, &node)
+	if err := flags.Parse(args); err != nil {
 		t.Fatal(err)
 	}
-	got := strings.Join([]string{node.RunDir, node.KubeletRoot, node.RuntimeSocket, node.KataDir, node.ContainerdSocket,
-		node.SandboxDirs[len(node.SandboxDirs)-1]}, " ")
-	if want := "/x/run /var/lib/kubelet /x/runtime.sock /x/kata  /x/vc"; got != want {
+	if err := readPlaces(text, &node, flags); err != nil {
+		t.Fatal(err)
+	}
+	return node
+}
+
+func TestPlacesOfTheDaemon(t *testing.T) {
+	node := placesOf(t, someConfig, "--kubelet-root", "/y")
+	got := strings.Join([]string{node.RunDir, node.KubeletRoot, node.RuntimeSocket, node.KataDir, node.ContainerdSocket}, " ")
+	if want := "/x/run /y /x/runtime.sock /x/kata "; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+	for _, dir := range []string{"/x/vc", "/run/kata", "/run/vc/sbs"} {
+		if !slices.Contains(node.SandboxDirs, dir) {
+			t.Errorf("%s is not in %v", dir, node.SandboxDirs)
+		}
 	}
 }
 
 func TestPlacesOfRegistrationsGoWithTheKubeletRoot(t *testing.T) {
-	for given, want := range map[bool]string{true: " ", false: "/x/kubelet/theirs /x/kubelet/ours"} {
-		node := doctor.DefaultNode()
-		if err := readPlaces(someConfig, &node, func(flag string) bool { return given && flag == "kubelet-root" }); err != nil {
-			t.Fatal(err)
-		}
+	for args, want := range map[string]string{"--kubelet-root=/y": " ", "--run-dir=/y": "/x/kubelet/theirs /x/kubelet/ours"} {
+		node := placesOf(t, someConfig, args)
 		if got := node.KubeletRegistry + " " + node.FrontRegistry; got != want {
-			t.Errorf("got %q, want %q", got, want)
+			t.Errorf("%s: got %q, want %q", args, got, want)
 		}
 	}
 }
@@ -45,10 +60,7 @@ func TestPlacesOfRegistrationsGoWithTheKubeletRoot(t *testing.T) {
 func TestPlacesOfTheClusterAreThoseOfTheFront(t *testing.T) {
 	const named = "\ncluster: {kubeconfig: /x/kubelet.conf, nodeName: node-1}\n"
 	for config, want := range map[string]string{named: " ", named + "front: {enabled: true}": "/x/kubelet.conf node-1"} {
-		node := doctor.DefaultNode()
-		if err := readPlaces(config, &node, func(string) bool { return false }); err != nil {
-			t.Fatal(err)
-		}
+		node := placesOf(t, config)
 		if got := node.Kubeconfig + " " + node.NodeName; got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
@@ -56,12 +68,12 @@ func TestPlacesOfTheClusterAreThoseOfTheFront(t *testing.T) {
 }
 
 func TestPlacesAreTheUsualOnesWithoutAConfiguration(t *testing.T) {
-	node := doctor.DefaultNode()
-	if err := readPlaces("", &node, func(string) bool { return false }); err != nil || node.RunDir != doctor.DefaultNode().RunDir ||
-		node.ContainerdSocket != doctor.DefaultNode().ContainerdSocket {
-		t.Errorf("%v: %+v", err, node)
+	usual := doctor.DefaultNode()
+	node := placesOf(t, "keyOfANewerDaemon: 1")
+	if node.RunDir != "/run/crust-proxy" || node.RunDir != usual.RunDir || node.ContainerdSocket != usual.ContainerdSocket || node.ContainerdSocket == "" {
+		t.Errorf("%+v", node)
 	}
-	if err := readPlaces("[", &node, func(string) bool { return false }); err == nil {
+	if err := readPlaces("[", &node, pflag.NewFlagSet("", pflag.ContinueOnError)); err == nil {
 		t.Error("a broken configuration was taken")
 	}
 }

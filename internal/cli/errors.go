@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -12,18 +13,16 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/crust-proxy/crust-proxy/internal/blocks"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	"github.com/crust-proxy/crust-proxy/internal/doctor"
 )
 
 const advicePermission = "Use sudo, or add your uid to authorization.admin.uids in the daemon's configuration."
 
-var (
-	errFindings = errors.New("doctor found errors")
-	// errConformance answers a command that crustctl had.
-	errConformance = &usageError{"crust-conformance", errors.New("conformance is a program of its own: crust-conformance")}
-)
+var errFindings = errors.New("doctor found errors")
 
 type usageError struct {
 	command string
@@ -115,7 +114,11 @@ func (c *client) explain(err error) error {
 		return &explained{fmt.Errorf("the daemon closed the connection on %s", c.socket),
 			advicePermission + " Else crust-proxy may just be stopping: " + seeStatus}
 	case st.Code() == codes.Unavailable:
-		return &explained{errors.New(message), "Try it again; where it stays so, " + seeStatus}
+		advice := "Try it again; where it stays so, " + seeStatus
+		if strings.HasPrefix(message, "volume ") { // the daemon is well
+			advice = "A sandbox has the volume while its pod runs; 'crustctl get VOLUME' shows what is known."
+		}
+		return &explained{errors.New(message), advice}
 	case st.Code() == codes.PermissionDenied || st.Code() == codes.Unauthenticated:
 		return &explained{fmt.Errorf("the daemon refused: %s", message), advicePermission}
 	case st.Code() == codes.DeadlineExceeded:
@@ -151,7 +154,9 @@ func (c *client) explainDial(dial error) error {
 			"Use sudo, or add your uid to authorization.admin.uids and see that the socket's group is yours."}
 	case errors.Is(dial, fs.ErrNotExist):
 		return &explained{fmt.Errorf("crust-proxy is not running: there is no socket %s", socket),
-			"See '" + service.Status() + "'. Is the socket elsewhere? Give --socket or set CRUSTCTL_SOCKET."}
+			"See '" + service.Status() + "'; 'crust-proxy validate' checks the configuration. Is the socket elsewhere? Give --socket or set CRUSTCTL_SOCKET."}
+	case errors.Is(dial, syscall.ECONNREFUSED) && !isSocket(socket):
+		return &explained{fmt.Errorf("%s is not a socket", socket), "Give the daemon's admin socket with --socket or CRUSTCTL_SOCKET."}
 	case errors.Is(dial, syscall.ECONNREFUSED):
 		return &explained{fmt.Errorf("crust-proxy is not running: nobody listens on %s", socket), statusAndLogs(service)}
 	case errors.Is(dial, context.DeadlineExceeded):
@@ -161,6 +166,62 @@ func (c *client) explainDial(dial error) error {
 	return fmt.Errorf("cannot connect to %s: %w", socket, dial)
 }
 
+// isSocket is true also of what cannot be examined.
+func isSocket(path string) bool {
+	info, err := os.Stat(path)
+	return err != nil || info.Mode().Type() == fs.ModeSocket
+}
+
 func statusAndLogs(service doctor.Service) string {
 	return "See '" + service.Status() + "' and '" + service.Logs() + "'."
+}
+
+// blockAdvice is what to do about the answers that CSI's SnapshotMetadata gives.
+var blockAdvice = map[codes.Code]string{
+	codes.NotFound:           "Is the snapshot deleted? The id of one is in its VolumeSnapshotContent, status.snapshotHandle; each node has its own.",
+	codes.InvalidArgument:    "The base must be an earlier snapshot of the same volume.",
+	codes.FailedPrecondition: "The driver cannot compare these two now: make a full backup, without a base.",
+	codes.Unimplemented:      "The driver does not serve changed blocks (CSI's SnapshotMetadata).",
+	codes.OutOfRange:         "The snapshot is smaller than expected: is it another one now? Begin anew.",
+	codes.Unavailable:        "Does the driver run, and its sidecar? See the logs of its pod, and try it again.",
+	codes.Unauthenticated:    "The server does not accept the token: see the audience of the SnapshotMetadataService and the server's log.",
+	codes.PermissionDenied:   "Allow the service account to get volumesnapshots in the snapshot's namespace.",
+}
+
+// explainBlocks says what the error of a stream means and what to do.
+func explainBlocks(ctx context.Context, err error) error {
+	var server *blocks.ServerError
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return errors.New("interrupted")
+	case errors.As(err, &server):
+		return &explained{err, "Nothing was used of that message. The driver is at fault: tell its author."}
+	}
+	if advice := clusterAdvice(err); advice != "" {
+		return &explained{err, advice}
+	}
+	var answer interface{ GRPCStatus() *status.Status }
+	if !errors.As(err, &answer) {
+		return err
+	}
+	st := answer.GRPCStatus()
+	return &explained{fmt.Errorf("%s (%s)", show.Escape(st.Message()), st.Code()), blockAdvice[st.Code()]}
+}
+
+// clusterAdvice is what to do about an answer of the API server.
+func clusterAdvice(err error) string {
+	var answer apierrors.APIStatus
+	switch {
+	case !errors.As(err, &answer):
+		return ""
+	case apierrors.IsForbidden(err):
+		return "Who asks needs the rights of deploy/kustomize/examples/changed-blocks/client.yaml."
+	case apierrors.IsUnauthorized(err):
+		return "The API server does not know the identity of the kubeconfig: is it of this cluster, and current?"
+	case apierrors.IsNotFound(err):
+		return "Are --namespace and --context right? A driver without SnapshotMetadataService has no external-snapshot-metadata beside it: see docs/crustctl.md."
+	}
+	return "See the API server's log, and try it again."
 }

@@ -60,6 +60,14 @@ func (w *volumeView) list(volumes []*adminv1.Volume) error {
 }
 
 func (w *volumeView) describe(v *adminv1.Volume) error {
+	refused := v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED
+	rule, pod := "Deferred by:", podText(v)
+	if refused {
+		rule = "Decided by:"
+	}
+	if v.GetPodName() != "" {
+		pod = show.WithDetail(pod, v.GetPodUid())
+	}
 	t := &printer.Table{}
 	t.Pair("Target:", v.GetTargetPath())
 	t.Pair("ID:", v.GetId())
@@ -68,7 +76,7 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 	t.Pair("Driver:", v.GetDriver())
 	t.Pair("CSI volume:", v.GetVolumeId())
 	t.Pair("Way:", show.WithDetail(v.GetWay(), ways[v.GetWay()]))
-	t.Pair(ruleLabel(v), v.GetRule())
+	t.Pair(rule, v.GetRule())
 	t.Pair("Handler:", v.GetHandler())
 	t.Pair("Device:", show.WithDetail(v.GetDevice(), v.GetDeviceId()))
 	t.Pair("Filesystem:", v.GetFsType())
@@ -78,7 +86,7 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 	if v.GetGroupProblem() != "" {
 		t.Add(printer.Text(""), printer.Painted(show.Red, v.GetGroupProblem()))
 	}
-	t.Pair("Pod:", podDetail(v))
+	t.Pair("Pod:", pod)
 	t.Pair("Sandbox:", w.sandbox(v.GetSandbox()))
 	if v.GetHeldBy() != "" {
 		t.Add(printer.Text("Held by:"), printer.Painted(show.Red, v.GetHeldBy()+", for "+w.age(v.GetHeldSince())))
@@ -93,7 +101,7 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 		lastError += " (" + w.age(v.GetLastErrorAt()) + " ago)"
 	}
 	t.Add(printer.Text("Last error:"), printer.Painted(show.Red, lastError))
-	if err := w.out.Table(t); err != nil || v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED {
+	if err := w.out.Table(t); err != nil || refused {
 		return err
 	}
 	return w.describeUsage(v)
@@ -146,20 +154,6 @@ func podText(v *adminv1.Volume) string {
 		return v.GetPodUid()
 	}
 	return v.GetPodNamespace() + "/" + v.GetPodName()
-}
-
-func podDetail(v *adminv1.Volume) string {
-	if v.GetPodName() == "" {
-		return v.GetPodUid()
-	}
-	return show.WithDetail(podText(v), v.GetPodUid())
-}
-
-func ruleLabel(v *adminv1.Volume) string {
-	if v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED {
-		return "Decided by:"
-	}
-	return "Deferred by:"
 }
 
 func refusedText(v *adminv1.Volume) string {

@@ -12,6 +12,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -189,7 +190,7 @@ func base() Config {
 		},
 		Handlers:   baseHandlers(),
 		Front:      Front{DefaultFSType: "ext4", DriverTimeout: Duration(2 * time.Minute)},
-		Policy:     Policy{Format: volume.FormatHost, Runtimes: baseRuntimes(), Rules: []Rule{}},
+		Policy:     Policy{Format: volume.FormatHost, Runtimes: baseRuntimes(), Rules: []policy.Rule{}},
 		Containerd: Containerd{Socket: "/run/containerd/containerd.sock", Namespace: "k8s.io"},
 		Relay: Relay{
 			StatsTimeout: Duration(10 * time.Second), ExpandTimeout: Duration(time.Minute),

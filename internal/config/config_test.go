@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+
+	"github.com/crust-proxy/crust-proxy/internal/policy"
 )
 
 func load(t *testing.T, file string, args ...string) (Config, error) {
@@ -107,14 +109,16 @@ func TestBadFilesAreRefusedByKey(t *testing.T) {
 		"front: {kubeletRegistry: /var/lib/kubelet/crust-proxy}":                                 "front.registry",
 		"front: {privateDir: /var/lib/kubelet/pods/x}":                                           "front.privateDir",
 		"front: {privateDir: /var/lib/kubelet/plugins}":                                          "front.privateDir",
+		"front: {privateDir: /var/lib/kubelet/plugins-2/x}":                                      "front.privateDir",
 		"front: {defaultFSType: \"EXT4\"}":                                                       "front.defaultFSType",
 		"front: {driverTimeout: 0}":                                                              "front.driverTimeout",
 		"front: {enable: true}":                                                                  "front.enable: unknown key",
 		"authorization: {csi: {uids: []}}":                                                       "authorization.csi",
 		"policy: {format: always}":                                                               "policy.format",
 		"policy: {rules: [{name: a, defer: true, driver: [x]}]}":                                 "policy.rules[0].driver: unknown key; allowed here: accessModes",
+		"policy: {rules: [{name: a, defer: null}]}":                                              "policy.rules[0] (\"a\").defer: is missing",
 		"policy: {rules: [{name: a}]}":                                                           "policy.rules[0] (\"a\").defer",
-		"policy: {rules: [{name: a, defer: 1}]}":                                                 "policy.rules.defer",
+		"policy: {rules: [{name: a, defer: 1}]}":                                                 "policy.rules[0].defer",
 		"policy: {rules: [null]}":                                                                "policy.rules[0]",
 		"policy: {rules: [{name: a, defer: true, rootMode: '4755'}]}":                            "rootMode",
 		"policy: {rules: [{name: a, defer: true, rootMode: rwx}]}":                               "rootMode",
@@ -246,8 +250,7 @@ func TestReloadable(t *testing.T) {
 	next.Authorization.Admin.UIDs = []uint32{0, 7}
 	next.Devices.Images = []string{"/images"}
 	next.Relay.Concurrency = 3
-	yes := true
-	next.Policy.Rules = []Rule{{Name: "all", Defer: &yes}}
+	next.Policy.Rules = []policy.Rule{{Name: "all", Defer: true}}
 	next.Front.Enabled = true
 	next.RunDir = "/run/other"
 	next.Handlers.Kata.Filesystems = []string{"ext4"}

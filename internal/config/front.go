@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"regexp"
-	"strconv"
 
 	"github.com/crust-proxy/crust-proxy/internal/mkfs"
 	"github.com/crust-proxy/crust-proxy/internal/policy"
@@ -63,87 +61,32 @@ func (f Front) validate(kubeletRoot string) error {
 
 // Policy decides which CSI volumes are deferred.
 type Policy struct {
-	// Format says who formats a blank device: host, guest or never.
+	// Format says who formats a blank device: host or never; guest means never.
 	Format volume.FormatPolicy `json:"format"`
 	// Runtimes say which handler serves the pods of a RuntimeClass's handler, by its
 	// name or a pattern: kata, crust, or none, which refuses them.
 	Runtimes map[string]string `json:"runtimes"`
 	// Rules are asked in order; the first that matches decides.
-	Rules []Rule `json:"rules"`
-}
-
-// Rule is a policy.Rule as it stands in the file.
-type Rule struct {
-	Name            string   `json:"name"`
-	Drivers         []string `json:"drivers,omitempty"`
-	Filesystems     []string `json:"filesystems,omitempty"`
-	RuntimeHandlers []string `json:"runtimeHandlers,omitempty"`
-	AccessModes     []string `json:"accessModes,omitempty"`
-	// Annotated has the rule match only volumes that the pod asks for.
-	Annotated bool `json:"annotated,omitempty"`
-	// Defer must be said: a rule that forgot it would keep volumes on the host
-	// without a word.
-	Defer   *bool               `json:"defer"`
-	Handler string              `json:"handler,omitempty"`
-	Format  volume.FormatPolicy `json:"format,omitempty"`
-	// MkfsOptions are arguments for mkfs of the rule's one filesystem.
-	MkfsOptions []string `json:"mkfsOptions,omitempty"`
-	// RootMode are the permissions of a new filesystem's root directory, in octal.
-	RootMode string `json:"rootMode,omitempty"`
-	// Grow is true unless said otherwise: an ext4 that is smaller than its device, and
-	// that the sandbox cannot grow, is grown before it is handed over.
-	Grow *bool `json:"grow,omitempty"`
+	Rules []policy.Rule `json:"rules"`
 }
 
 // DeferralPolicy is the policy that decides.
 func (c Config) DeferralPolicy() *policy.Policy { return c.Policy.deferral(c.Handlers.names()) }
 
 func (p Policy) deferral(handlers []string) *policy.Policy {
-	out := &policy.Policy{Format: p.Format, Rules: make([]policy.Rule, 0, len(p.Rules)), Runtimes: runtimes(p.Runtimes, handlers)}
-	for _, rule := range p.Rules {
-		out.Rules = append(out.Rules, policy.Rule{
-			Name: rule.Name, Drivers: rule.Drivers, Filesystems: rule.Filesystems, RuntimeHandlers: rule.RuntimeHandlers,
-			AccessModes: rule.AccessModes, Annotated: rule.Annotated, Defer: rule.Defer != nil && *rule.Defer, Handler: rule.Handler, Format: rule.Format,
-			MakeFS:   volume.MakeFS{Options: rule.MkfsOptions, RootMode: rule.rootMode()},
-			KeepSize: rule.Grow != nil && !*rule.Grow,
-		})
-	}
-	return out
-}
-
-var rootModeForm = regexp.MustCompile(`^[0-7]{3,4}$`)
-
-// rootMode gives the mode as a number; the form is checked with the rule.
-func (r Rule) rootMode() uint32 {
-	mode, err := strconv.ParseUint(r.RootMode, 8, 12)
-	if err != nil {
-		return 0
-	}
-	return uint32(mode)
-}
-
-func (r Rule) validateMakeFS(i int) (found []error) {
-	if r.RootMode != "" && (!rootModeForm.MatchString(r.RootMode) || r.rootMode()&0o5000 != 0 || r.rootMode() == 0) {
-		found = append(found, fmt.Errorf("policy.rules[%d] (%q).rootMode: %q is not of the form \"0775\" or \"2775\": permissions in octal, "+
-			"in quotes, with the setgid bit at the most", i, r.Name, r.RootMode))
-	}
-	if len(r.Filesystems) == 1 {
-		if err := mkfs.CheckOptions(r.Filesystems[0], r.MkfsOptions); err != nil {
-			found = append(found, fmt.Errorf("policy.rules[%d] (%q).mkfsOptions: %w", i, r.Name, err))
-		}
-	}
-	return found
+	return &policy.Policy{Format: p.Format, Rules: p.Rules, Runtimes: runtimes(p.Runtimes, handlers)}
 }
 
 func (p Policy) validate(handlers []string) error {
-	var found []error
+	found := validateRuntimes(p.Runtimes)
 	for i, rule := range p.Rules {
-		if rule.Defer == nil {
-			found = append(found, fmt.Errorf("policy.rules[%d] (%q).defer: is missing: say true or false", i, rule.Name))
+		if len(rule.Filesystems) != 1 {
+			continue // which is refused where there are options
 		}
-		found = append(found, rule.validateMakeFS(i)...)
+		if err := mkfs.CheckOptions(rule.Filesystems[0], rule.MkfsOptions); err != nil {
+			found = append(found, fmt.Errorf("policy.rules[%d] (%q).mkfsOptions: %w", i, rule.Name, err))
+		}
 	}
-	found = append(found, validateRuntimes(p.Runtimes)...)
 	if len(found) > 0 {
 		return errors.Join(found...)
 	}

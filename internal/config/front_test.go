@@ -47,7 +47,7 @@ policy:
 	want := &policy.Policy{Format: volume.FormatNever, Rules: []policy.Rule{
 		{Name: "a", Drivers: []string{"d"}, Filesystems: []string{"xfs"}, RuntimeHandlers: []string{"kata"},
 			AccessModes: []string{"SINGLE_NODE_WRITER"}, Defer: true, Handler: "kata", Format: volume.FormatGuest,
-			MakeFS: volume.MakeFS{Options: []string{"-i", "size=1024"}, RootMode: 0o2777}, KeepSize: true},
+			MkfsOptions: []string{"-i", "size=1024"}, RootMode: "2777", Grow: new(false)},
 		{Name: "asked", Annotated: true, RuntimeHandlers: []string{"crust", "kata-clh"}, Defer: true},
 		{Name: "b"},
 	}, Runtimes: got.DeferralPolicy().Runtimes}

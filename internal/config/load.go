@@ -124,7 +124,7 @@ func parse(raw []byte) (Config, error) {
 	}
 	cfg := base()
 	if err := json.Unmarshal(text, &cfg); err != nil {
-		return Config{}, named(err)
+		return Config{}, err
 	}
 	return cfg, nil
 }

@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +13,9 @@ import (
 
 	yamlv2 "go.yaml.in/yaml/v2"
 	"sigs.k8s.io/yaml"
+
+	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // toJSON reads one YAML document. A key that is there twice is an error.
@@ -21,7 +23,23 @@ func toJSON(raw []byte) ([]byte, error) {
 	if err := oneDocument(raw); err != nil {
 		return nil, err
 	}
-	return yaml.YAMLToJSONStrict(raw)
+	text, err := yaml.YAMLToJSONStrict(raw)
+	return text, notYAML(err)
+}
+
+// notYAML says of an error of the YAML library what it is about; its own words suppose
+// that the reader knows the library.
+func notYAML(err error) error {
+	if err == nil {
+		return nil
+	}
+	text := strings.TrimPrefix(err.Error(), "yaml: ")
+	text = strings.TrimSpace(strings.TrimPrefix(text, "unmarshal errors:"))
+	text = strings.ReplaceAll(text, "already set in map", "is there twice")
+	if strings.Contains(text, "cannot start any token") {
+		text += " (a tab? indent by spaces)"
+	}
+	return fmt.Errorf("this is not valid YAML: %s", text)
 }
 
 // oneDocument refuses a second document, which would be passed over in silence.
@@ -32,7 +50,7 @@ func oneDocument(raw []byte) error {
 		if errors.Is(err, io.EOF) {
 			return nil // an empty file
 		}
-		return err
+		return notYAML(err)
 	}
 	if !errors.Is(decoder.Decode(&document), io.EOF) {
 		return errors.New("there is more than one YAML document: remove all from the second --- on")
@@ -40,9 +58,9 @@ func oneDocument(raw []byte) error {
 	return nil
 }
 
-// check names every key that is not one of ours and every duration that is none,
-// each with its place. The decoder of encoding/json would stop at the first, name
-// no place, and take a key in the wrong case.
+// check names every key that is not one of ours, every value of a wrong kind and every
+// rule that does not say whether to defer, each with its place. The decoder of encoding/json would stop at the first, name neither
+// the element of a list nor the key of a map, and take a key in the wrong case.
 func check(text []byte) error {
 	var tree any
 	if err := json.Unmarshal(text, &tree); err != nil {
@@ -54,29 +72,48 @@ func check(text []byte) error {
 	return errors.Join(problems(tree, reflect.TypeFor[Config](), "")...)
 }
 
-func problems(tree any, as reflect.Type, at string) []error {
-	if as == reflect.TypeFor[Duration]() && tree != nil {
-		if _, err := durationOf(tree); err != nil {
-			return []error{fmt.Errorf("%s: %w", at, err)}
+func problems(tree any, as reflect.Type, at string) (found []error) {
+	switch value := tree.(type) {
+	case []any:
+		if as.Kind() != reflect.Slice {
+			return wrongKind("a list", as, at)
 		}
-		return nil
-	}
-	if list, ok := tree.([]any); ok && as.Kind() == reflect.Slice {
-		var found []error
-		for i, element := range list {
+		for i, element := range value {
 			found = append(found, problems(element, as.Elem(), fmt.Sprintf("%s[%d]", at, i))...)
 		}
 		return found
+	case map[string]any:
+		switch as.Kind() {
+		case reflect.Struct:
+			return problemsOfKeys(value, as, at)
+		case reflect.Map:
+			for _, key := range slices.Sorted(maps.Keys(value)) {
+				found = append(found, problems(value[key], as.Elem(), fmt.Sprintf("%s[%q]", at, key))...)
+			}
+			return found
+		default:
+			return wrongKind("a map of keys and values", as, at)
+		}
+	case nil:
+		if as == reflect.TypeFor[policy.Rule]() {
+			return problemsOfKeys(nil, as, at)
+		}
+		return nil // a key without a value keeps its default
+	default:
+		return problemOfValue(value, as, at)
 	}
-	values, ok := tree.(map[string]any)
-	if !ok || as.Kind() != reflect.Struct {
-		return nil // a wrong type is told when it is decoded
+}
+
+func problemsOfKeys(values map[string]any, as reflect.Type, at string) (found []error) {
+	if as == reflect.TypeFor[policy.Rule]() && values["defer"] == nil {
+		// A rule that forgot it would keep volumes on the host without a word.
+		name, _ := values["name"].(string)
+		found = append(found, fmt.Errorf("%s (%q).defer: is missing: say true or false", at, name))
 	}
 	if at != "" {
 		at += "."
 	}
 	known := keysOf(as)
-	var found []error
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		if child, ok := known[key]; ok {
 			found = append(found, problems(values[key], child, at+key)...)
@@ -88,6 +125,41 @@ func problems(tree any, as reflect.Type, at string) []error {
 	return found
 }
 
+// problemOfValue has the decoder judge a single value.
+func problemOfValue(value any, as reflect.Type, at string) []error {
+	raw, err := json.Marshal(value)
+	if err == nil {
+		err = json.Unmarshal(raw, reflect.New(as).Interface())
+	}
+	if err == nil {
+		return nil
+	}
+	if as == reflect.TypeFor[Duration]() {
+		return []error{fmt.Errorf("%s: %w", at, err)}
+	}
+	is := "a number" // its digits may not be those of the file: 0600 is read as 384
+	switch value.(type) {
+	case bool:
+		is = "true or false"
+	case string:
+		is = "text"
+	default:
+		if strings.Contains(sys.KindWord(as), "number") {
+			is = string(raw)
+		}
+	}
+	return wrongKind(is, as, at)
+}
+
+// wrongKind says in the terms of the file what is there and what a key takes.
+func wrongKind(is string, as reflect.Type, at string) []error {
+	hint := ""
+	if as.Kind() == reflect.String {
+		hint = " (quote text that looks like something else)"
+	}
+	return []error{fmt.Errorf("%s: %s cannot stand here; it takes %s%s", at, is, sys.KindWord(as), hint)}
+}
+
 func keysOf(as reflect.Type) map[string]reflect.Type {
 	keys := make(map[string]reflect.Type, as.NumField())
 	for field := range as.Fields() {
@@ -95,45 +167,4 @@ func keysOf(as reflect.Type) map[string]reflect.Type {
 		keys[name] = field.Type
 	}
 	return keys
-}
-
-// named tells a type error in the terms of the file.
-func named(err error) error {
-	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
-	if !ok {
-		return err
-	}
-	is, _, _ := strings.Cut(wrong.Value, " ") // a number's own digits may follow
-	wanted, hint := wordFor(wrong.Type), ""
-	if wanted == "text" {
-		hint = " (quote text that looks like something else)"
-	}
-	return fmt.Errorf("%s: %s cannot stand here; it takes %s%s", wrong.Field, cmp.Or(jsonWords[is], is), wanted, hint)
-}
-
-// jsonWords are the words of encoding/json for what a file has, in YAML's terms.
-var jsonWords = map[string]string{
-	"array": "a list", "object": "a map of keys and values", "string": "text", "number": "a number", "bool": "true or false",
-}
-
-// wordFor names what a key takes.
-func wordFor(as reflect.Type) string {
-	switch as.Kind() {
-	case reflect.Bool:
-		return "true or false"
-	case reflect.String:
-		return "text"
-	case reflect.Float32, reflect.Float64:
-		return "a number"
-	case reflect.Slice, reflect.Array:
-		return "a list"
-	case reflect.Struct, reflect.Map:
-		return "a map of keys and values"
-	case reflect.Pointer:
-		return wordFor(as.Elem())
-	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-		return "a whole number, and not a negative one"
-	default:
-		return "a whole number"
-	}
 }

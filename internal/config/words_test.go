@@ -8,16 +8,20 @@ import (
 // TestWrongTypesAreToldInTheFilesTerms: who writes YAML need not know Go.
 func TestWrongTypesAreToldInTheFilesTerms(t *testing.T) {
 	for file, want := range map[string]string{
-		"front: {enabled: maybe}":                "front.enabled: text cannot stand here; it takes true or false",
-		"handlers: {kata: []}":                   "handlers.kata: a list cannot stand here; it takes a map of keys and values",
-		"policy: {rules: 3}":                     "policy.rules: a number cannot stand here; it takes a list",
-		"policy: {rules: [{grow: 3}]}":           "policy.rules.grow: a number cannot stand here; it takes true or false",
-		"policy: {runtimes: [a]}":                "policy.runtimes: a list cannot stand here; it takes a map of keys and values",
-		"relay: {concurrency: 1.5}":              "relay.concurrency: a number cannot stand here; it takes a whole number",
-		"authorization: {admin: {uids: [-1]}}":   "authorization.admin.uids: a number cannot stand here; it takes a whole number, and not a negative one",
-		"tracing: {sampleRatio: x}":              "tracing.sampleRatio: text cannot stand here; it takes a number",
-		"runtimeSocket: {mode: 0600}":            "runtimeSocket.mode: a number cannot stand here; it takes text (quote text",
-		"handlers: {kata: {enabled: {on: yes}}}": "handlers.kata.enabled: a map of keys and values cannot stand here; it takes true or false",
+		"front: {enabled: maybe}":                   "front.enabled: text cannot stand here; it takes true or false",
+		"handlers: {kata: []}":                      "handlers.kata: a list cannot stand here; it takes a map of keys and values",
+		"policy: {rules: 3}":                        "policy.rules: a number cannot stand here; it takes a list",
+		"policy: {rules: [{defer: true, grow: 3}]}": "policy.rules[0].grow: a number cannot stand here; it takes true or false",
+		"policy: {runtimes: [a]}":                   "policy.runtimes: a list cannot stand here; it takes a map of keys and values",
+		"relay: {concurrency: 1.5}":                 "relay.concurrency: 1.5 cannot stand here; it takes a whole number",
+		"authorization: {admin: {uids: [-1]}}":      "authorization.admin.uids[0]: -1 cannot stand here; it takes a whole number from 0 to 4294967295",
+		"tracing: {sampleRatio: x}":                 "tracing.sampleRatio: text cannot stand here; it takes a number",
+		"runtimeSocket: {mode: 0600}":               "runtimeSocket.mode: a number cannot stand here; it takes text (quote text",
+		"policy: {runtimes: {kata: 3}}":             `policy.runtimes["kata"]: a number cannot stand here; it takes text (quote text`,
+		"relay: {statsTimeout: 10}":                 `relay.statsTimeout: 10 is not a duration: write one like "10s"`,
+		"front:\n\tenabled: true":                   "this is not valid YAML: line 2: found character that cannot start any token (a tab?",
+		"front: {}\nfront: {}":                      `this is not valid YAML: line 2: key "front" is there twice`,
+		"handlers: {kata: {enabled: {on: yes}}}":    "handlers.kata.enabled: a map of keys and values cannot stand here; it takes true or false",
 	} {
 		if _, err := load(t, file); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s\ngot %v\nwant %s", file, err, want)

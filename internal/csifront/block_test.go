@@ -285,7 +285,7 @@ func TestAGrownFilesystemNeedsNoSandbox(t *testing.T) {
 
 // TestGrowthThatARuleForbids: nobody is told that the pod has to be started again.
 func TestGrowthThatARuleForbids(t *testing.T) {
-	r := newRig(t, &policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true, KeepSize: true}}})
+	r := newRig(t, &policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true, Grow: new(false)}}})
 	r.stage()
 	r.ok(nil, r.publish("p1"))
 	r.broker.size, r.filesystem = 2<<30, 1<<30

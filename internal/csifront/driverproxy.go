@@ -6,6 +6,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -17,6 +18,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/internal/rpccode"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -70,12 +72,12 @@ func Answered() map[string]bool {
 }
 
 // Driver makes the proxy that kubelet uses in place of the driver.
-func (f *Front) Driver(name string, conn staging.Conn) *passthrough.Proxy {
+func (f *Front) Driver(name string, conn grpc.ClientConnInterface) *passthrough.Proxy {
 	p := &driverProxy{front: f, driver: staging.NewDriver(name, conn), log: f.cfg.Log.With(zap.String(telemetry.FieldDriver, name))}
 	p.stager = staging.NewStager(p.driver, f.store, p.couldDefer, p.log)
 	local := make(map[string]passthrough.Local, len(intercepted))
 	for method, answer := range intercepted {
-		local[method] = func(ctx context.Context, _ string, raw []byte, forward passthrough.Forward) ([]byte, error) {
+		local[method] = func(ctx context.Context, raw []byte, forward passthrough.Forward) ([]byte, error) {
 			ctx, cancel := p.withDeadline(ctx)
 			defer cancel()
 			reply, err := answer(p, ctx, raw, func(ctx context.Context) ([]byte, error) { return forward(ctx, raw) })
@@ -95,7 +97,7 @@ func (p *driverProxy) withDeadline(ctx context.Context) (context.Context, contex
 
 func (p *driverProxy) couldDefer(req *csi.NodeStageVolumeRequest) bool {
 	return p.driver.LastCapabilities().MayDefer() ||
-		decision.StageRequest(p.driver.Name, p.front.cfg.DefaultFSType, req).CouldDefer(p.front.policy.Load())
+		p.front.policy.Load().CouldDefer(decision.StageRequest(p.driver.Name, p.front.cfg.DefaultFSType, req).Input)
 }
 
 // offered are the capabilities that kubelet is told of whatever the driver has:
@@ -208,6 +210,22 @@ func (p *driverProxy) unpublishVolume(ctx context.Context, req *csi.NodeUnpublis
 	})
 }
 
+// find looks up the deferred volume of a stats or expand call: by its target, else by its
+// id, for kubelet may name the staging path instead.
+func (p *driverProxy) find(volumeID, path, stagingPath string) (deferral.Status, bool) {
+	volumes := p.front.cfg.Volumes
+	found, ok, err := volumes.Find(path)
+	if err == nil && ok && !found.Removing && decision.CheckSameVolume(found.Volume, p.driver.Name, volumeID) == nil {
+		return found, true
+	}
+	for _, status := range volumes.OfOrigin(p.driver.Name, volumeID) {
+		if origin := status.Origin; !status.Removing && origin.Staging != "" && (origin.Staging == path || origin.Staging == stagingPath) {
+			return status, true
+		}
+	}
+	return deferral.Status{}, false
+}
+
 // getVolumeStats asks the sandbox of a deferred volume. It takes no lock: a driver or
 // another call that hangs does not hold it up.
 func (p *driverProxy) getVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest, forward forwardFunc) ([]byte, error) {
@@ -227,10 +245,6 @@ func (p *driverProxy) getVolumeStats(ctx context.Context, req *csi.NodeGetVolume
 		return nil, namingPod(found.Volume, err)
 	}
 	return proto.Marshal(reply)
-}
-
-func (p *driverProxy) getVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest, forward forwardFunc) ([]byte, error) {
-	return (&healthCall{proxy: p, req: req, forward: forward}).run(ctx)
 }
 
 // expandVolume grows a deferred volume: the driver its device, the sandbox its
@@ -277,7 +291,7 @@ func namingPod(v *volume.Volume, err error) error {
 func (p *driverProxy) refusalDraft(w *decision.VolumeRequest, verdict *policy.Verdict, pod *decision.Pod) volume.Refusal {
 	out := volume.Refusal{
 		Target: w.Path, Driver: p.driver.Name, VolumeID: refusal.Clip(w.VolumeID), FSType: refusal.Clip(w.FSType),
-		AccessMode: w.Mode().String(), Rule: verdict.Rule, Handler: p.front.rules().Handler(verdict),
+		AccessMode: w.AccessMode, Rule: verdict.Rule, Handler: p.front.rules().Handler(verdict),
 	}
 	if pod != nil {
 		out.PodUID = pod.UID

@@ -42,10 +42,6 @@ func callUnderWay(id staging.VolumeID) error {
 	return volume.Errorf(volume.Busy, "volume %s of driver %s: another call on it has not ended: repeat this one later", id.ID, id.Driver)
 }
 
-func callerGone(id staging.VolumeID, cause error) error {
-	return volume.Errorf(volume.Busy, "volume %s of driver %s: another call on it has not ended: %w", id.ID, id.Driver, cause)
-}
-
 func stillPublished(id staging.VolumeID, target string) error {
 	return volume.Errorf(volume.Busy, "volume %s of driver %s: it is still published at %s: unpublish it first",
 		refusal.Clip(id.ID), id.Driver, target)

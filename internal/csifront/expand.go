@@ -55,7 +55,7 @@ func (e *expandCall) growDevice(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = driver.Call(ctx, csi.Node_NodeExpandVolume_FullMethodName, ask, &csi.NodeExpandVolumeResponse{})
+	_, err = driver.Node.NodeExpandVolume(ctx, ask)
 	err = driver.Error("asked to grow the device", err, e.req.GetSecrets())
 	if err != nil && refusal.IsFinal(err) {
 		return failedPrecondition("%s", refusal.Plain(err)) // a pod without its growth is better than no pod

@@ -443,7 +443,7 @@ func (r *rig) start() {
 	}
 	r.front = front
 	upstream := dial(r.t, r.dir+"/driver.sock")
-	proxy := front.Driver(driverName, func() (grpc.ClientConnInterface, error) { return upstream, nil })
+	proxy := front.Driver(driverName, upstream)
 	socket := fmt.Sprintf("%s/front%d.sock", r.dir, time.Now().UnixNano())
 	r.stop = serve(r.t, grpc.NewServer(proxy.ServerOptions()...), socket)
 	r.kubelet = csi.NewNodeClient(dial(r.t, socket))

@@ -118,15 +118,10 @@ const lockTimeout = 5 * time.Second
 func (f *Front) lock(ctx context.Context, id staging.VolumeID) (unlock func(), err error) {
 	waiting, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
-	unlock, err = f.locks.Lock(waiting, id)
-	switch {
-	case err == nil:
-		return unlock, nil
-	case ctx.Err() != nil:
-		return nil, callerGone(id, context.Cause(ctx))
-	default:
+	if unlock, err = f.locks.Lock(waiting, id); err != nil {
 		return nil, callUnderWay(id)
 	}
+	return unlock, nil
 }
 
 func (f *Front) rules() *decision.Rules {

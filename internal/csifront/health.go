@@ -27,48 +27,33 @@ const healthTimeout = 2 * time.Second
 // the whole status of the pod.
 const maxHealthMessage = 1024
 
-// healthCall is one NodeGetVolumeHealth. Like stats it takes no lock.
-type healthCall struct {
-	proxy   *driverProxy
-	req     *csi.NodeGetVolumeHealthRequest
-	forward forwardFunc
-}
-
-// run answers for a deferred volume from its sandbox. It gives no error there: kubelet
-// keeps the former health after one.
-func (c *healthCall) run(ctx context.Context) ([]byte, error) {
-	id := c.req.GetVolumeId()
+// getVolumeHealth answers for a deferred volume from its sandbox. It gives no error there:
+// kubelet keeps the former health after one. Like stats it takes no lock.
+func (p *driverProxy) getVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest, forward forwardFunc) ([]byte, error) {
+	id := req.GetVolumeId()
 	if id == "" {
 		return nil, noVolumeID()
 	}
-	found, deferred := c.find()
-	switch {
-	case deferred:
+	if found, deferred := p.findForHealth(req); deferred {
 		annotateCall(ctx, &found)
-		return healthReply(id, sandboxHealth(ctx, c.proxy.front.cfg.Sandboxes, found.Volume))
-	case c.stagedAsDevice():
+		return healthReply(id, sandboxHealth(ctx, p.front.cfg.Sandboxes, found.Volume))
+	}
+	if stage := p.front.store.Records.Get(p.driver.ID(id)).Stage; stage != nil && stage.At == staging.StagedAsDevice {
 		return healthReply(id, nil) // the driver knows nothing of kubelet's paths
-	default:
-		return c.ofDriver(ctx)
 	}
-}
-
-// ofDriver passes the question on. A driver that does not implement it knows of nothing
-// that is wrong.
-func (c *healthCall) ofDriver(ctx context.Context) ([]byte, error) {
-	if has := c.proxy.driver.LastCapabilities(); has != nil && !has.Health {
-		return healthReply(c.req.GetVolumeId(), nil)
+	if has := p.driver.LastCapabilities(); has != nil && !has.Health {
+		return healthReply(id, nil)
 	}
-	answer, err := c.forward(ctx)
+	answer, err := forward(ctx)
 	if status.Code(err) == codes.Unimplemented {
-		return healthReply(c.req.GetVolumeId(), nil)
+		return healthReply(id, nil) // a driver that does not implement it knows of nothing that is wrong
 	}
 	return answer, err
 }
 
-// find looks up a deferred volume; the request need not have a path.
-func (c *healthCall) find() (deferral.Status, bool) {
-	p, id, path, staged := c.proxy, c.req.GetVolumeId(), c.req.GetVolumePublishPath(), c.req.GetStagingTargetPath()
+// findForHealth looks up a deferred volume; the request need not have a path.
+func (p *driverProxy) findForHealth(req *csi.NodeGetVolumeHealthRequest) (deferral.Status, bool) {
+	id, path, staged := req.GetVolumeId(), req.GetVolumePublishPath(), req.GetStagingTargetPath()
 	if path != "" || staged != "" {
 		return p.find(id, path, staged)
 	}
@@ -78,11 +63,6 @@ func (c *healthCall) find() (deferral.Status, bool) {
 		}
 	}
 	return deferral.Status{}, false
-}
-
-func (c *healthCall) stagedAsDevice() bool {
-	stage := c.proxy.front.store.Records.Get(c.proxy.driver.ID(c.req.GetVolumeId())).Stage
-	return stage != nil && stage.At == staging.StagedAsDevice
 }
 
 func healthReply(id string, found *csi.VolumeHealth_VolumeHealthEntry) ([]byte, error) {

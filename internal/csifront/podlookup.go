@@ -9,6 +9,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
 	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/kubelet"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -52,10 +53,7 @@ func (f *Front) podAt(ctx context.Context, target string) string {
 // podUID is the pod of a publish: as kubelet names it, and as the target's path does, for
 // kubelet does not name it to every driver.
 func (f *Front) podUID(volumeContext map[string]string, target string) (string, error) {
-	named, ofTarget := volumeContext[decision.PodUIDKey], ""
-	if parts := f.belowKubeletRoot(target); len(parts) > 3 && parts[0] == "pods" && parts[2] == "volumes" {
-		ofTarget = parts[1]
-	}
+	named, ofTarget := volumeContext[decision.PodUIDKey], kubelet.PodUID(f.belowKubeletRoot(target))
 	switch {
 	case named == "":
 		return ofTarget, nil
@@ -68,20 +66,20 @@ func (f *Front) podUID(volumeContext map[string]string, target string) (string, 
 
 // inlineName is the name of an inline ephemeral volume in its pod, or "".
 func (f *Front) inlineName(w *decision.VolumeRequest) string {
-	if parts := f.belowKubeletRoot(w.Path); w.Inline && len(parts) == 6 && parts[3] == "kubernetes.io~csi" {
+	if parts := strings.Split(f.belowKubeletRoot(w.Path), "/"); w.Inline && len(parts) == 6 && parts[3] == "kubernetes.io~csi" {
 		return parts[4]
 	}
 	return ""
 }
 
-// belowKubeletRoot are the elements of a path below the kubelet root, which the caller may
-// name by a link.
-func (f *Front) belowKubeletRoot(target string) []string {
+// belowKubeletRoot is the part of a path below the kubelet root, which the caller may name
+// by a link, or "".
+func (f *Front) belowKubeletRoot(target string) string {
 	resolved, _ := filepath.EvalSymlinks(f.cfg.KubeletRoot) // without it no absolute path is below ""
 	for _, root := range []string{f.cfg.KubeletRoot, resolved} {
 		if rel, err := filepath.Rel(root, path.Clean(target)); err == nil && filepath.IsLocal(rel) {
-			return strings.Split(rel, "/")
+			return rel
 		}
 	}
-	return nil
+	return ""
 }

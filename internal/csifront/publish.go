@@ -226,7 +226,7 @@ func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, has *
 		return err
 	}
 	in.Target, in.Driver, in.Handler = p.target, p.w.Driver, p.verdict.Handler
-	in.Origin.VolumeID, in.Origin.Rule, in.Origin.AccessMode = p.w.VolumeID, p.verdict.Rule, p.w.Mode().String()
+	in.Origin.VolumeID, in.Origin.Rule, in.Origin.AccessMode = p.w.VolumeID, p.verdict.Rule, p.w.AccessMode
 	in.Origin.PodNamespace, in.Origin.PodName = decision.PodNames(p.knownPod(), p.w)
 	if has.Stage {
 		in.Origin.Staging = p.req.GetStagingTargetPath()

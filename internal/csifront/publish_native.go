@@ -32,8 +32,8 @@ func (n *nativePublish) run(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	failpoint.Hit("front-publish-asked")
-	reply := &csi.NodePublishVolumeResponse{}
-	if err := p.proxy.driver.Call(ctx, csi.Node_NodePublishVolume_FullMethodName, n.request(), reply); err != nil {
+	reply, err := p.proxy.driver.Node.NodePublishVolume(ctx, n.request())
+	if err != nil {
 		err = p.proxy.driver.Error("asked to publish the volume deferred", err, staging.SecretsOf(p.req))
 		if begun || !refusal.IsFinal(err) {
 			return nil, err
@@ -92,9 +92,6 @@ func (n *nativePublish) instruction(mount *csiv1.DeferredMount) volume.Instructi
 	in := volume.Instruction{
 		Backing: mount.GetVolumeBackingPath(), FSType: mount.GetFsType(), MountFlags: p.mountFlags(mount.GetMountFlags()),
 		Format: volume.FormatDriver, Origin: &volume.Origin{Way: volume.WayNative},
-	}
-	if p.verdict.Format == volume.FormatGuest && p.proxy.front.cfg.Volumes.Abilities(p.verdict.Handler).FormatsBlank {
-		in.Format = volume.FormatUnset // a blank device is as good
 	}
 	switch mount.GetVolumeType().GetType() {
 	case runtimev1.VolumeType_BLOCK:

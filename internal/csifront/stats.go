@@ -6,27 +6,10 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
-
-// find looks up the deferred volume of a stats or expand call: by its target, else by its
-// id, for kubelet may name the staging path instead.
-func (p *driverProxy) find(volumeID, path, stagingPath string) (deferral.Status, bool) {
-	volumes := p.front.cfg.Volumes
-	found, ok, err := volumes.Find(path)
-	if err == nil && ok && !found.Removing && decision.CheckSameVolume(found.Volume, p.driver.Name, volumeID) == nil {
-		return found, true
-	}
-	for _, status := range volumes.OfOrigin(p.driver.Name, volumeID) {
-		if origin := status.Origin; !status.Removing && origin.Staging != "" && (origin.Staging == path || origin.Staging == stagingPath) {
-			return status, true
-		}
-	}
-	return deferral.Status{}, false
-}
 
 // annotateCall names the volume for the log of the call.
 func annotateCall(ctx context.Context, found *deferral.Status) {

@@ -23,13 +23,10 @@ func newCluster(cfg *config.Config, metrics *telemetry.Metrics, log *zap.Logger)
 		return nil, err
 	}
 	var cluster *pods.Cluster
-	asked, err := metrics.WatchCluster(func() telemetry.ClusterState {
+	asked := metrics.WatchCluster(func() telemetry.ClusterState {
 		state := cluster.State()
 		return telemetry.ClusterState{LastHeard: state.LastHeard, Pods: state.Pods, Incomplete: state.Incomplete}
 	})
-	if err != nil {
-		return nil, err
-	}
 	klog.SetLogger(telemetry.Logr(log)) // client-go speaks through it
 	cluster = pods.New(pods.Config{
 		Identity: identity, NodeName: name, Log: log,

@@ -3,7 +3,6 @@ package daemon
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -161,14 +160,10 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 	if d.handlers, err = newHandlers(d, cfg); err != nil {
 		return err
 	}
-	prepare, err := newPreparer(cfg, d.log)
-	if err != nil {
-		return err
-	}
 	d.broker, err = deferral.NewBroker(deferral.Config{
 		StateDir: cfg.StateDir(), Root: cfg.KubeletRoot, Describe: kubelet.Describe, Devices: claim.DevicePolicy(cfg.Devices),
 		Handlers: d.handlers.projectors(), DefaultHandler: cfg.Handlers.Default,
-		Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.handlers.adopted, Preparer: prepare,
+		Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.handlers.adopted, Preparer: newPreparer(cfg, d.log),
 		OnLeaving:   d.disks.leaving,
 		OnChange:    d.onVolumeChanged,
 		OnPublished: func(v *volume.Volume) { d.metrics.Published(v.Driver, v.Handler) },
@@ -197,9 +192,8 @@ func (d *daemon) buildFront(ctx context.Context, cfg *config.Config) error {
 		return err
 	}
 	d.status = &nodeStatus{daemon: d, mounted: &hostMounts{volumes: d.broker.List}, badFront: badFront}
-	if err := errors.Join(d.metrics.CountVolumes(d.status.countVolumes), d.metrics.WatchNode(d.status.metrics)); err != nil {
-		return fmt.Errorf("register metrics: %w", err)
-	}
+	d.metrics.CountVolumes(d.status.countVolumes)
+	d.metrics.WatchNode(d.status.metrics)
 	return nil
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/adminapi"
 	"github.com/crust-proxy/crust-proxy/internal/config"
 	"github.com/crust-proxy/crust-proxy/internal/csifront"
-	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
 	"github.com/crust-proxy/crust-proxy/internal/passthrough"
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/registry"
@@ -68,7 +67,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	return f, nil
 }
 
-func (f *driverFront) serveDriver(name string, conn staging.Conn) []grpc.ServerOption {
+func (f *driverFront) serveDriver(name string, conn grpc.ClientConnInterface) []grpc.ServerOption {
 	calls := f.calls
 	calls.Front = &telemetry.Front{Driver: name, Known: passthrough.UnaryMethods(), Ours: csifront.Answered()}
 	options := append(f.callers.ServerOptions(), calls.Options()...)

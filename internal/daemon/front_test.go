@@ -9,8 +9,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/mkfs"
 	"github.com/crust-proxy/crust-proxy/internal/pods"
 	"github.com/crust-proxy/crust-proxy/internal/registry"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // TestRootOfANewFilesystem: what kubelet would do for fsGroup is done at mkfs.
@@ -27,7 +25,7 @@ func TestRootOfANewFilesystem(t *testing.T) {
 		{"0", 0, mkfs.Root{}},
 		{"4294967294", 0, mkfs.Root{Group: 4294967294, Mode: 0o2775}},
 	} {
-		if got := rootOf(deferral.Preparation{Group: c.group, MakeFS: volume.MakeFS{RootMode: c.mode}}); got != c.want {
+		if got := rootOf(c.group, c.mode); got != c.want {
 			t.Errorf("group %q, mode %o: got %+v, want %+v", c.group, c.mode, got, c.want)
 		}
 	}

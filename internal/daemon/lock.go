@@ -22,7 +22,7 @@ const lockWait = 5 * time.Second
 // DaemonSet for example, would each repair the node by its own memory of the records.
 func lockRunDir(ctx context.Context, runDir, kubeletRoot string, patience time.Duration) (release func(), err error) {
 	if err := os.MkdirAll(runDir, 0o711); err != nil { //nolint:gosec // sockets and files in it have modes of their own
-		return nil, err
+		return nil, fmt.Errorf("the run directory (runDir) cannot be created: %w", err)
 	}
 	path := filepath.Join(runDir, "daemon.lock")
 	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600) //nolint:gosec // our own directory

@@ -16,30 +16,30 @@ import (
 
 type preparer struct{ formatter *mkfs.Formatter }
 
-func newPreparer(cfg *config.Config, log *zap.Logger) (*preparer, error) {
-	formatter, err := mkfs.New(mkfs.Config{Log: log.Named("format"), LockFile: filepath.Join(cfg.RunDir, "format.lock"),
-		AcceptLeftovers: cfg.Front.AcceptLeftovers})
-	return &preparer{formatter: formatter}, err
+func newPreparer(cfg *config.Config, log *zap.Logger) *preparer {
+	return &preparer{mkfs.New(mkfs.Config{
+		Log: log.Named("format"), LockFile: filepath.Join(cfg.RunDir, "format.lock"), AcceptLeftovers: cfg.Front.AcceptLeftovers,
+	})}
 }
 
 // Prepare looks at a device, and formats it where policy says so.
 func (p *preparer) Prepare(ctx context.Context, d deferral.Preparation) error {
-	policy := d.Format
-	if policy == volume.FormatGuest && !d.GuestFormats {
-		// A sandbox that formats whatever it is given would do so at its second
-		// start too.
+	v, policy := d.Volume, d.Instruction.Format
+	if policy == volume.FormatGuest {
+		// No handler's sandboxes format a blank device only: one that is made anew
+		// would format again.
 		policy = volume.FormatNever
 	}
 	request := mkfs.Request{
-		Device: d.Device, Volume: d.Target, Path: d.Path, FSType: d.FSType, Policy: policy, ReadOnly: d.ReadOnly,
-		Options: d.MakeFS.Options, Root: rootOf(d), Grow: d.Grow,
+		Device: d.Device, Volume: v.Target, Path: v.Device.Path, FSType: v.FSType, Policy: policy, ReadOnly: v.ReadOnly,
+		Options: d.Instruction.MakeFS.Options, Root: rootOf(v.Group, d.Instruction.MakeFS.RootMode), Grow: d.Grow,
 	}
 	if policy != volume.FormatUnset {
 		if _, err := p.formatter.Prepare(ctx, request); err != nil {
 			return err
 		}
 	}
-	if !d.ReadOnly || d.NoReplay {
+	if !v.ReadOnly || d.NoReplay {
 		return nil
 	}
 	return p.formatter.CheckReplay(ctx, request)
@@ -47,12 +47,12 @@ func (p *preparer) Prepare(ctx context.Context, d deferral.Preparation) error {
 
 // rootOf is the root directory of a new filesystem. A group may write, as kubelet has
 // it, so that no sandbox has to change it.
-func rootOf(d deferral.Preparation) mkfs.Root {
+func rootOf(group string, mode uint32) mkfs.Root {
 	const groupWrites = 0o2070
-	root := mkfs.Root{Mode: d.MakeFS.RootMode}
-	group, err := strconv.ParseUint(d.Group, 10, 32)
-	if err == nil && group != 0 {
-		root.Group, root.Mode = uint32(group), cmp.Or(root.Mode, 0o755)|groupWrites
+	root := mkfs.Root{Mode: mode}
+	gid, err := strconv.ParseUint(group, 10, 32)
+	if err == nil && gid != 0 {
+		root.Group, root.Mode = uint32(gid), cmp.Or(mode, 0o755)|groupWrites
 	}
 	return root
 }

@@ -14,7 +14,7 @@ import (
 type tracker interface {
 	Run(ctx context.Context) error
 	kata.Sandboxes
-	LastError() error
+	Polled() bool
 }
 
 // newTracker adds the container runtime to what the tracker reports and asks. It gives nil
@@ -33,7 +33,7 @@ func newTracker(cfg *config.Config, of sandbox.Config, log *zap.Logger) tracker 
 
 // polledFinding tells of a container runtime that offers no events.
 func polledFinding(of tracker) []string {
-	if by, ok := of.(interface{ Polled() bool }); !ok || !by.Polled() {
+	if of == nil || !of.Polled() {
 		return nil
 	}
 	return []string{"the container runtime tells of no changes and is asked for its sandboxes every 2 s, so that the death of one is known " +

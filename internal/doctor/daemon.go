@@ -1,7 +1,9 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
+	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -14,10 +16,7 @@ func checkDaemon(_ context.Context, _ Node, d Daemon) []Finding {
 	return []Finding{okay("crust-proxy %s answers, %d volumes", d.Node.GetVersion(), len(d.Volumes))}
 }
 
-func checkDaemonFindings(_ context.Context, n Node, d Daemon) []Finding {
-	if !d.up() {
-		return nil
-	}
+func checkDaemonFindings(n Node, d Daemon) []Finding {
 	var found []Finding
 	for _, text := range d.Node.GetFindings() {
 		found = append(found, warning("see the daemon's log: "+n.Service.Logs(), "%s", text))
@@ -25,10 +24,7 @@ func checkDaemonFindings(_ context.Context, n Node, d Daemon) []Finding {
 	return orOK(found, "the daemon itself reports nothing wrong")
 }
 
-func checkHandlers(_ context.Context, _ Node, d Daemon) []Finding {
-	if !d.up() {
-		return nil
-	}
+func checkHandlers(_ Node, d Daemon) []Finding {
 	if len(d.Handlers) == 0 {
 		return []Finding{failure("configure a runtime handler in the daemon's configuration",
 			"the daemon has no runtime handler, so every publish fails")}
@@ -46,10 +42,7 @@ func checkHandlers(_ context.Context, _ Node, d Daemon) []Finding {
 	return found
 }
 
-func checkVolumes(_ context.Context, _ Node, d Daemon) []Finding {
-	if !d.up() {
-		return nil
-	}
+func checkVolumes(_ Node, d Daemon) []Finding {
 	var found []Finding
 	for _, v := range d.Volumes {
 		found = append(found, volumeFindings(v)...)
@@ -66,7 +59,8 @@ func volumeFindings(v *adminv1.Volume) []Finding {
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED:
 		return []Finding{warning(look+"; its pod does not start", "refused by the %s: %s", orNone(v.GetRefusedBy()), orNone(v.GetLastError()))}
 	case v.GetLastError() != "":
-		return []Finding{warning(look, "volume %s: %s", v.GetTargetPath(), v.GetLastError())}
+		named := "volume " + v.GetTargetPath() + ": " // most errors name it already
+		return []Finding{warning(look, "%s%s", named, strings.TrimPrefix(v.GetLastError(), named))}
 	case v.GetCondition().GetAbnormal():
 		return []Finding{warning(look+"; the sandbox reports this, look into the pod",
 			"volume %s is abnormal: %s", v.GetTargetPath(), orNone(v.GetCondition().GetMessage()))}
@@ -77,9 +71,4 @@ func volumeFindings(v *adminv1.Volume) []Finding {
 	return nil
 }
 
-func orNone(text string) string {
-	if text == "" {
-		return "no reason given"
-	}
-	return text
-}
+func orNone(text string) string { return cmp.Or(text, "no reason given") }

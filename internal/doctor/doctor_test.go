@@ -177,6 +177,33 @@ func fileFaults() []bad {
 	}
 }
 
+// TestErrorsNameTheirVolumeOnce: most errors of the daemon name the volume themselves.
+func TestErrorsNameTheirVolumeOnce(t *testing.T) {
+	for _, text := range []string{"stats timed out", "volume " + targetA + ": stats timed out"} {
+		d := withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, text)
+		got := findingsOf(t, "volumes", newTree(t).node, d)
+		if len(got) != 1 || got[0].Seen != "volume "+targetA+": stats timed out" {
+			t.Errorf("%q: %+v", text, got)
+		}
+	}
+}
+
+// TestKatasDirectoryWithoutItsHandler: where nothing is made ready for Kata, it may lie on
+// any mount, as a Kata that serves other volumes leaves it.
+func TestKatasDirectoryWithoutItsHandler(t *testing.T) {
+	tr := newTree(t)
+	tr.write("/proc/self/mountinfo", otherMount)
+	d := healthyDaemon()
+	d.Handlers[0].Name = "crust"
+	got := findingsOf(t, "kata-directory", tr.node, d)
+	if len(got) != 1 || got[0].Severity != OK || !strings.Contains(got[0].Seen, "no handler for Kata") {
+		t.Errorf("%+v", got)
+	}
+}
+
+// otherMount has Kata's directory on a mount of its own.
+var otherMount = strings.Replace(mountsOK, "25 21", "26 25 0:30 / /run/kata-containers rw - tmpfs kata rw\n25 21", 1)
+
 func kataFaults() []bad {
 	in := func(spoil func(tree, string)) func(tree, *Node, *Daemon) {
 		return func(tr tree, _ *Node, _ *Daemon) { spoil(tr, tr.kataVolume(targetA, goodInfo)) }
@@ -184,12 +211,11 @@ func kataFaults() []bad {
 	info := func(text string) func(tree, *Node, *Daemon) {
 		return func(tr tree, _ *Node, _ *Daemon) { tr.kataVolume(targetA, text) }
 	}
-	moved := strings.Replace(mountsOK, "25 21", "26 25 0:30 / /run/kata-containers rw - tmpfs kata rw\n25 21", 1)
 	return []bad{
 		{"mode", "kata-directory", func(tr tree, n *Node, _ *Daemon) { tr.chmod(n.KataDir, 0o755) }, Error, "mode 0755", "chmod"},
-		{"other mount", "kata-directory", func(tr tree, _ *Node, _ *Daemon) { tr.write("/proc/self/mountinfo", moved) }, Warn, "renamed", "one mount"},
+		{"other mount", "kata-directory", func(tr tree, _ *Node, _ *Daemon) { tr.write("/proc/self/mountinfo", otherMount) }, Warn, "renamed", "one mount"},
 		{"temporary directory", "kata-directory", func(tr tree, n *Node, _ *Daemon) {
-			tr.write("/proc/self/mountinfo", moved)
+			tr.write("/proc/self/mountinfo", otherMount)
 			n.KataTempDir = "/run/elsewhere"
 		}, Error, "/run/elsewhere", "tempDir"},
 		{"temp file", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/mountInfo.json.tmp123", "") }), Error, "taken for a sandbox", "rm"},

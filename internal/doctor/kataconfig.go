@@ -17,33 +17,22 @@ func checkKataConfig(_ context.Context, n Node, d Daemon) []Finding {
 	for _, file := range files {
 		found = append(found, file.check(n)...)
 	}
-	if len(files) == 0 {
-		return []Finding{noKata(d)}
+	switch {
+	case len(files) > 0:
+		return orOK(found, "%d Kata configuration files let block devices through", len(files))
+	case d.has("kata"):
+		return []Finding{warning("install Kata, or take the handler out of the configuration",
+			"handler kata is configured, and no Kata configuration file is on this node")}
 	}
-	return orOK(found, "%d Kata configuration files let block devices through", len(files))
-}
-
-func noKata(d Daemon) Finding {
-	if name := d.kataHandler(); name != "" {
-		return warning("install Kata, or take the handler out of the configuration",
-			"handler %s is configured, and no Kata configuration file is on this node", name)
-	}
-	return okay("no Kata configuration file is on this node")
+	return []Finding{okay("no Kata configuration file is on this node")}
 }
 
 func (c kataConfig) check(n Node) []Finding {
 	var found []Finding
-	effective := map[string]setting{}
-	for _, file := range append([]string{c.real}, n.glob(filepath.Join(filepath.Dir(c.real), "config.d"), "*")...) {
-		settings, err := n.booleans(file)
-		if err != nil {
-			found = append(found, failure("put the file right: Kata refuses it too, and with it every pod", "%s cannot be read: %v", file, err))
-			continue
-		}
-		for _, s := range settings {
-			effective[s.table+"\x00"+s.key] = s // a later file goes before an earlier one
-		}
-	}
+	files := append([]string{c.real}, n.glob(filepath.Join(filepath.Dir(c.real), "config.d/*"))...)
+	effective := n.effective(files, func(file string, err error) {
+		found = append(found, failure("put the file right: Kata refuses it too, and with it every pod", "%s cannot be read: %v", file, err))
+	})
 	for _, key := range slices.Sorted(maps.Keys(effective)) {
 		found = append(found, c.checkSetting(n, effective[key])...)
 	}

@@ -3,7 +3,6 @@ package doctor
 import (
 	"cmp"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -68,20 +67,11 @@ func findKataConfigs(n Node) []kataConfig {
 	return all
 }
 
-// kataFilesIn lists the files of a directory, and those that kata-deploy writes below
-// it: one directory for each of its own runtimes, and for each custom one.
+// kataFilesIn lists the files of a directory, the default one first, which is the name
+// that people look for, and those that kata-deploy writes below it: one directory for
+// each of its own runtimes, and for each custom one.
 func kataFilesIn(n Node, dir string) []string {
-	files := n.glob(dir, "configuration*.toml")
-	for _, sub := range []string{"runtimes", "custom-runtimes"} {
-		entries, err := os.ReadDir(n.at(filepath.Join(dir, sub)))
-		if err != nil {
-			continue // a directory that is not there holds no configuration
-		}
-		for _, e := range entries {
-			files = append(files, n.glob(filepath.Join(dir, sub, e.Name()), "configuration*.toml")...)
-		}
-	}
-	return files
+	return n.glob(dir+"/"+katasDefault, dir+"/configuration?*.toml", dir+"/runtimes/*/configuration*.toml", dir+"/custom-runtimes/*/configuration*.toml")
 }
 
 // isRuntimeRS tells whether runtime-rs reads a file. Only its own files name the
@@ -137,18 +127,14 @@ func kataRuntimes(n Node) []kataRuntime {
 }
 
 // imports are the files that a configuration of containerd includes.
-func imports(n Node, from string, list any) []string {
-	var files []string
+func imports(n Node, from string, list any) (files []string) {
 	patterns, _ := list.([]any)
 	for _, p := range patterns {
 		pattern, _ := p.(string)
-		if pattern == "" {
-			continue
-		}
 		if !filepath.IsAbs(pattern) {
 			pattern = filepath.Join(filepath.Dir(from), pattern)
 		}
-		files = append(files, n.glob(filepath.Dir(pattern), filepath.Base(pattern))...)
+		files = append(files, n.glob(pattern)...)
 	}
 	return files
 }

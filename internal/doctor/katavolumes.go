@@ -3,12 +3,14 @@ package doctor
 import (
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
-	"strings"
+	"slices"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
@@ -19,6 +21,8 @@ var (
 	sandboxID = regexp.MustCompile(`^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$`)
 	// criID is what the CRI gives to every sandbox.
 	criID = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	// temporary is in the names of files that programs leave beside others.
+	temporary = regexp.MustCompile(`(?i)tmp|temp|lock|\.(swp|bak|new|old|json)`)
 )
 
 func checkKataVolumes(_ context.Context, n Node, _ Daemon) []Finding {
@@ -110,7 +114,7 @@ func (v kataVolume) checkOther(e fs.DirEntry) []Finding {
 	if err != nil {
 		return nil // it went away meanwhile
 	}
-	if !info.Mode().IsRegular() || info.Size() != 0 || !sandboxID.MatchString(e.Name()) || looksTemporary(e.Name()) {
+	if !info.Mode().IsRegular() || info.Size() != 0 || !sandboxID.MatchString(e.Name()) || temporary.MatchString(e.Name()) {
 		return []Finding{failure(fmt.Sprintf("rm -r %s, and let its writer keep its files elsewhere", quoted(file)),
 			"volume %q: the foreign file %q is taken for a sandbox's id by Kata", v.target, e.Name())}
 	}
@@ -124,22 +128,90 @@ func (v kataVolume) checkOther(e fs.DirEntry) []Finding {
 		"volume %q: %q is taken for a sandbox's id, and no such sandbox runs", v.target, e.Name())}
 }
 
-func looksTemporary(name string) bool {
-	lower := strings.ToLower(name)
-	for _, part := range []string{"tmp", "temp", "lock", ".swp", ".bak", ".new", ".old", ".json"} {
-		if strings.Contains(lower, part) {
-			return true
-		}
-	}
-	return false
-}
-
 // sandboxLives looks where the Go and the Rust runtime keep a running sandbox.
 func (v kataVolume) sandboxLives(id string) bool {
-	for _, dir := range v.node.SandboxDirs {
-		if _, err := os.Stat(v.node.at(filepath.Join(dir, id))); err == nil {
-			return true
+	return slices.ContainsFunc(v.node.SandboxDirs, func(dir string) bool {
+		_, err := os.Stat(v.node.at(filepath.Join(dir, id)))
+		return err == nil
+	})
+}
+
+// misspelled are the wrong keys that were seen in the field, and the right ones.
+var misspelled = map[string]string{
+	"volume_type": "volume-type", "volumeType": "volume-type", "VolumeType": "volume-type",
+	"fs_type": "fstype", "fsType": "fstype", "FsType": "fstype",
+	"mountOptions": "options", "mount_options": "options",
+	"Device": "device", "Options": "options", "Metadata": "metadata",
+}
+
+// checkInfo looks for the traps in a mountInfo.json: what one of Kata's two
+// runtimes accepts, the other may take for a broken file.
+func (v kataVolume) checkInfo() []Finding {
+	data, err := v.node.read(filepath.Join(v.path, abi.InfoName))
+	if err != nil {
+		return []Finding{failure("run crustctl doctor as root, or remove the volume", "volume %q: %s cannot be read: %v", v.target, abi.InfoName, err)}
+	}
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(data, &keys); err != nil {
+		return []Finding{failure("publish the volume again; its writer must write the file elsewhere and rename it",
+			"volume %q: %s is no JSON object, or cut off: %v", v.target, abi.InfoName, err)}
+	}
+	var found []Finding
+	for _, trap := range traps(keys, v.target) {
+		found = append(found, failure("correct the program that wrote it; volumes of crust-proxy itself: crustctl reconcile",
+			"volume %q: %s %s", v.target, abi.InfoName, trap))
+	}
+	return found
+}
+
+func traps(keys map[string]json.RawMessage, target string) []string {
+	var found []string
+	for _, wrong := range slices.Sorted(maps.Keys(misspelled)) {
+		if _, there := keys[wrong]; there {
+			found = append(found, fmt.Sprintf("has the key %q, which must be %q", wrong, misspelled[wrong]))
 		}
 	}
-	return false
+	for _, key := range []string{"volume-type", "device", "fstype"} {
+		found = append(found, stringTrap(keys, key, target)...)
+	}
+	var metadata map[string]string
+	if raw, there := keys["metadata"]; there && json.Unmarshal(raw, &metadata) != nil {
+		found = append(found, "has metadata that is no map of strings")
+	}
+	return append(found, optionTraps(keys)...)
+}
+
+func stringTrap(keys map[string]json.RawMessage, key, target string) []string {
+	raw, there := keys[key]
+	if !there {
+		return []string{fmt.Sprintf("lacks the key %q: Kata's Rust runtime refuses it", key)}
+	}
+	var value string
+	if err := json.Unmarshal(raw, &value); err != nil {
+		return []string{fmt.Sprintf("has a %q that is no string", key)}
+	}
+	switch {
+	case key == "volume-type" && value == "blk" && katasEmptyDir(target):
+		return nil // both runtimes write and read it so
+	case key == "volume-type" && !slices.Contains([]string{"directvol", "spdkvol", "vfiovol"}, value):
+		return []string{fmt.Sprintf("has the volume-type %q: Kata's Rust runtime wants directvol", value)}
+	case value == "":
+		return []string{fmt.Sprintf("has an empty %q", key)}
+	}
+	return nil
+}
+
+func optionTraps(keys map[string]json.RawMessage) []string {
+	raw, there := keys["options"]
+	if !there {
+		return nil
+	}
+	var options []string
+	if err := json.Unmarshal(raw, &options); err != nil {
+		return []string{"has options that are no list of strings"}
+	}
+	if i := slices.IndexFunc(options, func(o string) bool { return o == "bind" || o == "rbind" }); i >= 0 {
+		return []string{fmt.Sprintf("has %q among its options, which breaks Kata's Go runtime", options[i])}
+	}
+	return nil
 }

@@ -31,44 +31,31 @@ func probeOpenat2() error {
 	return err
 }
 
-type feature struct {
-	name         string
-	major, minor int
-	need         string
-	probe        func() error
-}
-
 func checkKernel(_ context.Context, n Node, _ Daemon) []Finding {
 	release, err := n.read("/proc/sys/kernel/osrelease")
 	if err != nil {
 		return []Finding{warning("", "the kernel's version cannot be read: %v", err)}
 	}
 	version := strings.TrimSpace(string(release))
-	features := []feature{
-		{"openat2", 5, 6, "paths cannot be resolved safely", n.Probe.Openat2},
-		{"tmpfs with immutable files (fsopen)", 6, 0, "targets cannot be guarded", n.Probe.Guard},
+	return []Finding{
+		feature(version, 5, 6, "openat2", "paths cannot be resolved safely", n.Probe.Openat2()),
+		feature(version, 6, 0, "tmpfs with immutable files (fsopen)", "targets cannot be guarded", n.Probe.Guard()),
 	}
-	var found []Finding
-	for _, f := range features {
-		found = append(found, f.finding(version))
-	}
-	return found
 }
 
-// finding believes what was tried; the version decides only where trying is
-// not allowed.
-func (f feature) finding(version string) Finding {
-	upgrade := fmt.Sprintf("run kernel %d.%d or later", f.major, f.minor)
-	err := f.probe()
+// feature believes what was tried; the version decides only where trying is not
+// allowed.
+func feature(version string, major, minor int, name, without string, tried error) Finding {
+	upgrade := fmt.Sprintf("run kernel %d.%d or later", major, minor)
 	switch {
-	case err == nil:
-		return okay("kernel %s: %s was tried and works", version, f.name)
-	case !mayNotTry(err):
-		return failure(upgrade, "kernel %s: %s was tried and fails, so %s: %v", version, f.name, f.need, err)
-	case atLeast(version, f.major, f.minor):
-		return okay("kernel %s has %s by its version (to have it tried, run as root)", version, f.name)
+	case tried == nil:
+		return okay("kernel %s: %s was tried and works", version, name)
+	case !mayNotTry(tried):
+		return failure(upgrade, "kernel %s: %s was tried and fails, so %s: %v", version, name, without, tried)
+	case atLeast(version, major, minor):
+		return okay("kernel %s has %s by its version (to have it tried, run as root)", version, name)
 	}
-	return failure(upgrade, "kernel %s is too old for %s, so %s", version, f.name, f.need)
+	return failure(upgrade, "kernel %s is too old for %s, so %s", version, name, without)
 }
 
 func mayNotTry(err error) bool {

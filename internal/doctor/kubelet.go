@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"bytes"
 	"context"
 	"os"
 	"path/filepath"
@@ -32,90 +31,63 @@ func checkKubelet(_ context.Context, n Node, _ Daemon) []Finding {
 // checkNamespaces compares the mounts of the programs that must see each other's: a
 // unit with PrivateTmp= or ProtectSystem= cuts them off, and so does a container
 // whose mounts do not go both ways.
-func checkNamespaces(_ context.Context, n Node, _ Daemon) []Finding {
-	running := processes(n, "crust-proxy", "kubelet", "containerd", "crio")
+func checkNamespaces(ctx context.Context, n Node, _ Daemon) []Finding {
+	running := mountViews(ctx, n, "crust-proxy", "kubelet", "containerd", "crio")
 	ours := running["crust-proxy"]
 	if len(ours) == 0 {
 		return []Finding{okay("not compared: no crust-proxy process can be looked at")}
 	}
+	sharing := "mount " + quoted(n.KubeletRoot) + " with mountPropagation: Bidirectional"
+	do := "systemctl cat crust-proxy: no directive may give it a mount namespace of its own (ProtectSystem=, PrivateTmp=, ...); in a container, " + sharing
+	if n.Service.InPod {
+		do = "let the DaemonSet " + sharing
+	}
 	var found []Finding
 	for _, other := range []string{"kubelet", "containerd", "crio"} {
-		if theirs := running[other]; len(theirs) > 0 && !shareMounts(ours, theirs, n.resolve(n.KubeletRoot)) {
-			found = append(found, failure(adviseSharing(n),
+		if theirs := running[other]; len(theirs) > 0 && !shareMounts(ours, theirs) {
+			found = append(found, failure(do,
 				"crust-proxy and %s are in different mount namespaces: its guards may not be seen there", other))
 		}
 	}
 	return orOK(found, "crust-proxy shares its mounts with kubelet and the container runtime where they run")
 }
 
-func adviseSharing(n Node) string {
-	bidirectional := "mount " + quoted(n.KubeletRoot) + " with mountPropagation: Bidirectional"
-	if n.Service.InPod {
-		return "let the DaemonSet " + bidirectional
-	}
-	return "systemctl cat crust-proxy: no directive may give it a mount namespace of its own (ProtectSystem=, PrivateTmp=, ...); in a container, " +
-		bidirectional
-}
+// mountView is how a process sees mounts: its namespace, and the peer group of the mount
+// that holds kubelet's root, "" if there is none.
+type mountView struct{ namespace, group string }
 
-type mountView struct {
-	namespace string
-	// table is the file with its mounts.
-	table string
-}
-
-// processes gives the views of the processes with these names, except those that we may
+// mountViews gives the views of the processes with these names, except those that we may
 // not inspect.
-func processes(n Node, names ...string) map[string][]mountView {
+func mountViews(ctx context.Context, n Node, names ...string) map[string][]mountView {
 	views := map[string][]mountView{}
+	root := n.resolve(n.KubeletRoot)
 	comms, _ := filepath.Glob(n.at("/proc/[0-9]*/comm")) // the pattern is constant and well formed
 	for _, comm := range comms {
 		data, err := os.ReadFile(comm) // #nosec G304 -- a name that the kernel listed
-		if err != nil {
-			continue
-		}
 		name, dir := strings.TrimSpace(string(data)), filepath.Dir(comm)
-		if !slices.Contains(names, name) {
+		if err != nil || !slices.Contains(names, name) {
 			continue
 		}
 		if link, err := os.Readlink(filepath.Join(dir, "ns/mnt")); err == nil {
-			views[name] = append(views[name], mountView{namespace: link, table: filepath.Join(dir, "mountinfo")})
+			view := mountView{namespace: link}
+			table, _ := mountTable(ctx, filepath.Join(dir, "mountinfo"))
+			if m := mountOf(table, root); m != nil {
+				view.group = sharedGroup(m)
+			}
+			views[name] = append(views[name], view)
 		}
 	}
 	return views
 }
 
 // shareMounts tells whether one of ours and one of theirs are in one mount namespace, or
-// whether mounts below path propagate between them: both have it on mounts of one peer
-// group.
-func shareMounts(ours, theirs []mountView, path string) bool {
-	for _, a := range ours {
-		for _, b := range theirs {
-			if a.namespace == b.namespace {
-				return true
-			}
-			if group := a.peerGroup(path); group != "" && group == b.peerGroup(path) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// peerGroup is the peer group of the mount that holds path, as the process sees it; ""
-// if there is none.
-func (v mountView) peerGroup(path string) string {
-	data, err := os.ReadFile(v.table) // #nosec G304 -- below a name that the kernel listed
-	if err != nil {
-		return ""
-	}
-	table, err := mountinfo.GetMountsFromReader(bytes.NewReader(data), nil)
-	if err != nil {
-		return ""
-	}
-	if m := mountOf(table, path); m != nil {
-		return sharedGroup(m)
-	}
-	return ""
+// whether mounts propagate between them.
+func shareMounts(ours, theirs []mountView) bool {
+	return slices.ContainsFunc(ours, func(a mountView) bool {
+		return slices.ContainsFunc(theirs, func(b mountView) bool {
+			return a.namespace == b.namespace || a.group != "" && a.group == b.group
+		})
+	})
 }
 
 // sharedGroup is the field of a mount that names the peer group with which it shares

@@ -1,14 +1,12 @@
 package doctor
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
-	"sort"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/crust-proxy/crust-proxy/internal/config"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
@@ -37,8 +36,8 @@ type Node struct {
 	// and of the Rust runtime.
 	SandboxDirs []string
 	KubeletRoot string
-	// KubeletRegistry is where drivers register with kubelet; empty is its usual
-	// place below KubeletRoot. FrontRegistry is where they register with the front.
+	// KubeletRegistry is where drivers register with kubelet, and FrontRegistry where
+	// they register with the front; empty is the usual place below KubeletRoot.
 	KubeletRegistry string
 	FrontRegistry   string
 	// ContainerdSocket is containerd's gRPC socket; empty where it is not used.
@@ -64,19 +63,28 @@ type Node struct {
 
 // DefaultNode is this machine with everything in its usual place.
 func DefaultNode() Node {
-	return Node{
-		Root:             "/",
-		AdminSocket:      "/run/crust-proxy/admin.sock",
-		RuntimeSocket:    "/run/crust-proxy/runtime.sock",
-		RunDir:           "/run/crust-proxy",
-		KataDir:          "/run/kata-containers/shared/direct-volumes",
-		SandboxDirs:      []string{"/run/vc/sbs", "/run/kata"},
-		KubeletRoot:      "/var/lib/kubelet",
-		ContainerdSocket: "/run/containerd/containerd.sock",
-		UID:              os.Getuid(),
-		Service:          ServiceOf(os.Getenv),
-		Probe:            KernelProbe(),
+	usual := config.Default()
+	n := Node{
+		Root: "/", AdminSocket: usual.AdminSocket.Path,
+		UID: os.Getuid(), Service: ServiceOf(os.Getenv), Probe: KernelProbe(),
 	}
+	n.Configure(usual)
+	return n
+}
+
+// Configure takes over the places of the daemon's configuration but that of the admin
+// socket, by which the configuration was learned.
+func (n *Node) Configure(c config.Config) {
+	kata := c.Handlers.Kata
+	n.RunDir, n.RuntimeSocket, n.KubeletRoot = c.RunDir, c.RuntimeSocket.Path, c.KubeletRoot
+	n.KubeletRegistry, n.FrontRegistry = c.Front.KubeletRegistry, c.Front.Registry
+	n.KataDir, n.KataTempDir = kata.DirectVolumes, kata.TempDir
+	n.SandboxDirs = append(n.SandboxDirs, kata.GoSandboxes, kata.RustSandboxes) // a sandbox may be of an earlier configuration
+	n.ContainerdSocket, n.CRISocket = c.Containerd.Socket, c.CRI.Socket
+	if c.Front.Enabled { // else nobody asks for pods
+		n.Kubeconfig, n.InCluster, n.NodeName = c.Cluster.Kubeconfig, c.Cluster.InCluster, c.Cluster.NodeName
+	}
+	n.Service.InPod = n.Service.InPod || c.Cluster.InCluster
 }
 
 func (n Node) at(path string) string { return filepath.Join(n.Root, path) }
@@ -123,22 +131,14 @@ func (n Node) readInt(path string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 }
 
-// glob lists the files of a directory that match a pattern, Kata's default file first:
-// it is the name that people look for.
-func (n Node) glob(dir, pattern string) []string {
-	entries, err := os.ReadDir(n.at(dir))
-	if err != nil {
-		return nil // a directory that is not there holds no configuration
-	}
-	var paths []string
-	for _, e := range entries {
-		if ok, _ := filepath.Match(pattern, e.Name()); ok { // the pattern is constant and well formed
-			paths = append(paths, filepath.Join(dir, e.Name()))
+// glob lists the files that match patterns.
+func (n Node) glob(patterns ...string) (paths []string) {
+	for _, pattern := range patterns {
+		found, _ := filepath.Glob(n.at(pattern)) // one that is malformed matches nothing
+		for _, path := range found {
+			paths = append(paths, filepath.Join("/", strings.TrimPrefix(path, n.Root)))
 		}
 	}
-	sort.SliceStable(paths, func(i, j int) bool {
-		return filepath.Base(paths[i]) == katasDefault && filepath.Base(paths[j]) != katasDefault
-	})
 	return paths
 }
 
@@ -150,13 +150,9 @@ func (n Node) dial(ctx context.Context, socket string, wait time.Duration) error
 	return err
 }
 
-// readMounts reads the mount table of our own mount namespace.
-func (n Node) readMounts() ([]*mountinfo.Info, error) {
-	data, err := os.ReadFile(n.at("/proc/self/mountinfo"))
-	if err != nil {
-		return nil, err
-	}
-	return mountinfo.GetMountsFromReader(bytes.NewReader(data), nil)
+// mountTable reads the mount table of a process.
+func mountTable(ctx context.Context, file string) ([]*mountinfo.Info, error) {
+	return sys.Mounts(ctx, file, func(string) bool { return true })
 }
 
 func noTable(err error) Finding { return warning("", "the mount table cannot be read: %v", err) }

@@ -22,65 +22,50 @@ const (
 	registrationWait = time.Second
 )
 
-type registration struct {
-	front, direct []string
-}
-
 // checkRegistrations looks for drivers that register with kubelet past the front,
 // as one does whose upgrade lost the changed path: kubelet keeps one endpoint for a
 // name, and calls the driver for volumes that the front has deferred. It looks at
 // files only, so that it sees this with the daemon down, too.
 func checkRegistrations(ctx context.Context, n Node, _ Daemon) []Finding {
 	dir := cmp.Or(n.KubeletRegistry, filepath.Join(n.KubeletRoot, "plugins_registry"))
-	drivers, err := registrations(n, dir)
+	front, direct, err := registrations(n, dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []Finding{okay("no driver has registered with kubelet: there is no %s", dir)}
 	}
 	if err != nil {
 		return []Finding{warning("run crustctl doctor as root", "%s cannot be looked at: %v", dir, err)}
 	}
-	ours := 0
 	var found []Finding
-	for _, name := range slices.Sorted(maps.Keys(drivers)) {
-		driver := drivers[name]
-		if len(driver.front) == 0 {
-			continue // not one of the front's
-		}
-		ours++
-		for _, socket := range driver.direct {
+	for _, name := range slices.Sorted(maps.Keys(front)) {
+		for _, socket := range direct[name] {
 			found = append(found, directFinding(ctx, n, name, socket))
 		}
 	}
-	return orOK(found, "%d drivers are registered through crust-proxy, and none of them with kubelet directly", ours)
+	return orOK(found, "%d drivers are registered through crust-proxy, and none of them with kubelet directly", len(front))
 }
 
-// registrations gathers the sockets by the driver that their names tell. kubelet
-// looks into sub-directories, too.
-func registrations(n Node, dir string) (map[string]*registration, error) {
-	drivers := map[string]*registration{}
+// registrations gathers the drivers of the front, and the sockets of direct
+// registrations, by the driver that a socket's name tells. kubelet looks into
+// sub-directories, too.
+func registrations(n Node, dir string) (front map[string]bool, direct map[string][]string, err error) {
+	front, direct = map[string]bool{}, map[string][]string{}
 	root := n.at(dir)
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) && path != root {
 			return nil // it went while we looked
 		}
 		if err != nil || entry.Type() != fs.ModeSocket {
 			return err
 		}
-		name, front := strings.CutSuffix(entry.Name(), frontSuffix)
-		if !front {
-			name = strings.TrimSuffix(entry.Name(), directSuffix)
+		if name, ours := strings.CutSuffix(entry.Name(), frontSuffix); ours {
+			front[name] = true
+		} else {
+			name = strings.TrimSuffix(name, directSuffix)
+			direct[name] = append(direct[name], filepath.Join(dir, strings.TrimPrefix(path, root)))
 		}
-		if drivers[name] == nil {
-			drivers[name] = &registration{}
-		}
-		list := &drivers[name].direct
-		if front {
-			list = &drivers[name].front
-		}
-		*list = append(*list, filepath.Join(dir, strings.TrimPrefix(path, root)))
 		return nil
 	})
-	return drivers, err
+	return front, direct, err
 }
 
 // directFinding tells a driver that is registered directly from what an ended

@@ -1,9 +1,16 @@
+// Package doctor looks at one node and says what would keep deferred volumes
+// from working on it. Every check is a small function over a Node, whose paths
+// are injected, and what the daemon said, which may be nothing.
 package doctor
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"strings"
 	"sync"
+
+	"github.com/moby/sys/mountinfo"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
@@ -21,14 +28,9 @@ type Daemon struct {
 
 func (d Daemon) up() bool { return d.Err == nil }
 
-// kataHandler is the name of Kata's handler; "" where the daemon has none, or is down.
-func (d Daemon) kataHandler() string {
-	for _, h := range d.Handlers {
-		if strings.HasPrefix(h.GetName(), "kata") {
-			return h.GetName()
-		}
-	}
-	return ""
+// has tells whether the daemon is up and has a handler.
+func (d Daemon) has(handler string) bool {
+	return slices.ContainsFunc(d.Handlers, func(h *adminv1.Handler) bool { return h.GetName() == handler })
 }
 
 type check struct {
@@ -38,9 +40,9 @@ type check struct {
 
 var checks = []check{
 	{"daemon", checkDaemon},
-	{"daemon-findings", checkDaemonFindings},
-	{"handlers", checkHandlers},
-	{"volumes", checkVolumes},
+	{"daemon-findings", withDaemon(checkDaemonFindings)},
+	{"handlers", withDaemon(checkHandlers)},
+	{"volumes", withDaemon(checkVolumes)},
 	{"sockets", checkSockets},
 	{"abstract-sockets", checkAbstract},
 	{"run-dir", checkRunDir},
@@ -60,6 +62,16 @@ var checks = []check{
 	{"loop-devices", checkLoop},
 }
 
+// withDaemon is a check of what the daemon said: without it, there is nothing to check.
+func withDaemon(run func(Node, Daemon) []Finding) func(context.Context, Node, Daemon) []Finding {
+	return func(_ context.Context, n Node, d Daemon) []Finding {
+		if !d.up() {
+			return nil
+		}
+		return run(n, d)
+	}
+}
+
 // Names lists the checks in the order in which they run.
 func Names() []string {
 	var names []string
@@ -73,7 +85,7 @@ func Names() []string {
 // read as many files.
 func Run(ctx context.Context, node Node, daemon Daemon) Report {
 	report := Report{Findings: []Finding{}}
-	node.table = sync.OnceValues(node.readMounts)
+	node.table = sync.OnceValues(func() ([]*mountinfo.Info, error) { return mountTable(ctx, node.at("/proc/self/mountinfo")) })
 	found := make([][]Finding, len(checks))
 	var running sync.WaitGroup
 	for i, c := range checks {
@@ -87,4 +99,71 @@ func Run(ctx context.Context, node Node, daemon Daemon) Report {
 		}
 	}
 	return report
+}
+
+// Severity says how bad a finding is.
+type Severity string
+
+// The severities.
+const (
+	OK    Severity = "ok"
+	Warn  Severity = "warn"
+	Error Severity = "error"
+)
+
+// Finding is one thing that was looked at. Seen and Do may quote files and
+// sandboxes: whoever prints them to a terminal escapes them.
+type Finding struct {
+	Check    string   `json:"check"`
+	Severity Severity `json:"severity"`
+	// Seen is what was found.
+	Seen string `json:"seen"`
+	// Do is what to do about it; empty where there is nothing to do.
+	Do string `json:"do,omitempty"`
+}
+
+// Report is all that one run found, in the order of the checks.
+type Report struct {
+	Findings []Finding `json:"findings"`
+}
+
+// Count counts the findings of a severity.
+func (r Report) Count(s Severity) int {
+	n := 0
+	for _, f := range r.Findings {
+		if f.Severity == s {
+			n++
+		}
+	}
+	return n
+}
+
+func okay(format string, args ...any) Finding {
+	return Finding{Severity: OK, Seen: fmt.Sprintf(format, args...)}
+}
+
+func warning(do, format string, args ...any) Finding {
+	return Finding{Severity: Warn, Seen: fmt.Sprintf(format, args...), Do: do}
+}
+
+func failure(do, format string, args ...any) Finding {
+	return Finding{Severity: Error, Seen: fmt.Sprintf(format, args...), Do: do}
+}
+
+// orOK gives the findings, or the one that says all is well where there are none.
+func orOK(found []Finding, format string, args ...any) []Finding {
+	if len(found) > 0 {
+		return found
+	}
+	return []Finding{okay(format, args...)}
+}
+
+// quoted makes a name safe in the commands that we advise: it may have been
+// chosen by somebody who hopes that they are pasted into root's shell.
+func quoted(name string) string {
+	const safe = "/._-=+:,@%abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+	if name != "" && name[0] != '-' && strings.Trim(name, safe) == "" {
+		return name
+	}
+	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
 }

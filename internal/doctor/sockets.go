@@ -11,57 +11,40 @@ import (
 )
 
 func checkSockets(_ context.Context, n Node, _ Daemon) []Finding {
-	admin := socketFile{n, "admin", n.AdminSocket}
-	runtime := socketFile{n, "runtime", n.RuntimeSocket}
-	return append(admin.check(), runtime.check()...)
+	return append(checkSocket(n, "admin", n.AdminSocket), checkSocket(n, "runtime", n.RuntimeSocket)...)
 }
 
-type socketFile struct {
-	node       Node
-	name, path string
-}
-
-func (s socketFile) check() []Finding {
-	info, err := os.Lstat(s.node.at(s.path))
+func checkSocket(n Node, name, path string) []Finding {
+	look, recreate := "systemctl status crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy",
+		"systemctl restart crust-proxy-runtime.socket crust-proxy-admin.socket, and see that the units' SocketMode is 0600 or 0660"
+	if n.Service.InPod {
+		look, recreate = n.Service.Logs(),
+			n.Service.Restart()+", and see that the configuration's runtimeSocket.mode and adminSocket.mode are 0600 or 0660"
+	}
+	info, err := os.Lstat(n.at(path))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		look := "systemctl status crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy"
-		if s.node.Service.InPod {
-			look = s.node.Service.Logs()
-		}
-		return []Finding{failure(look, "the %s socket %s does not exist", s.name, s.path)}
+		return []Finding{failure(look, "the %s socket %s does not exist", name, path)}
 	case err != nil:
-		return []Finding{failure("run crustctl doctor as root", "the %s socket %s cannot be looked at: %v", s.name, s.path, err)}
+		return []Finding{failure("run crustctl doctor as root", "the %s socket %s cannot be looked at: %v", name, path, err)}
 	case info.Mode().Type() != fs.ModeSocket:
-		return []Finding{failure("remove the file, then: "+s.node.Service.Restart(), "%s is not a socket", s.path)}
+		return []Finding{failure("remove the file, then: "+n.Service.Restart(), "%s is not a socket", path)}
 	}
-	found := append(s.checkMode(info), s.checkParent()...)
-	return orOK(found, "the %s socket %s has mode %04o", s.name, s.path, info.Mode().Perm())
-}
-
-func (s socketFile) checkMode(info fs.FileInfo) []Finding {
 	var found []Finding
-	if mode := info.Mode().Perm(); mode&0o007 != 0 {
-		found = append(found, failure(s.recreate(), "the %s socket %s is open to every user: mode %04o", s.name, s.path, mode))
+	mode := info.Mode().Perm()
+	if mode&0o007 != 0 {
+		found = append(found, failure(recreate, "the %s socket %s is open to every user: mode %04o", name, path, mode))
 	}
-	if owner := ownerOf(info); owner != 0 && owner != s.node.UID {
-		found = append(found, failure(s.recreate(),
-			"the %s socket %s belongs to uid %d, who can put a program of his own behind it", s.name, s.path, owner))
+	if owner := ownerOf(info); owner != 0 && owner != n.UID {
+		found = append(found, failure(recreate, "the %s socket %s belongs to uid %d, who can put a program of his own behind it", name, path, owner))
 	}
-	return found
+	return orOK(append(found, checkParent(n, filepath.Dir(path))...), "the %s socket %s has mode %04o", name, path, mode)
 }
 
-func (s socketFile) recreate() string {
-	if s.node.Service.InPod {
-		return s.node.Service.Restart() + ", and see that the configuration's runtimeSocket.mode and adminSocket.mode are 0600 or 0660"
-	}
-	return "systemctl restart crust-proxy-runtime.socket crust-proxy-admin.socket, and see that the units' SocketMode is 0600 or 0660"
-}
-
-// checkParent checks the directory: whoever can write to it can replace the socket.
-func (s socketFile) checkParent() []Finding {
-	dir := filepath.Dir(s.path)
-	info, err := os.Stat(s.node.at(dir))
+// checkParent checks the directory of a socket: whoever can write to it can replace the
+// socket.
+func checkParent(n Node, dir string) []Finding {
+	info, err := os.Stat(n.at(dir))
 	if err != nil {
 		return []Finding{warning("run crustctl doctor as root", "%s cannot be looked at: %v", dir, err)}
 	}

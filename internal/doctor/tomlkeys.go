@@ -18,14 +18,28 @@ type setting struct {
 	line  int
 }
 
-// booleans finds every boolean of a TOML file.
-func (n Node) booleans(file string) ([]setting, error) {
-	data, err := n.read(file)
-	if err != nil {
-		return nil, err
+// effective gives the booleans of TOML files by table and key, as key puts them together:
+// a later file overrides an earlier one. Files that cannot be read are left to failed.
+func (n Node) effective(files []string, failed func(file string, err error)) map[string]setting {
+	all := map[string]setting{}
+	for _, file := range files {
+		var settings []setting
+		data, err := n.read(file)
+		if err == nil {
+			settings, err = booleans(file, data)
+		}
+		if err != nil {
+			failed(file, err)
+			continue
+		}
+		for _, s := range settings {
+			all[key(s.table, s.key)] = s
+		}
 	}
-	return booleans(file, data)
+	return all
 }
+
+func key(table, key string) string { return table + "\x00" + key }
 
 // booleans finds every boolean of a TOML document, however it is written: below
 // a table's heading, with a dotted key, or in an inline table.

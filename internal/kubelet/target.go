@@ -13,14 +13,14 @@ import (
 // no driver yet and dir is the directory that holds the target, the name of its CSI driver.
 // Rel is the path below kubelet's root directory.
 func Describe(v *volume.Volume, rel string, dir int) {
-	v.PodUID = podUID(rel)
+	v.PodUID = PodUID(rel)
 	if v.Driver == "" && dir != sys.NoFD {
 		v.Driver = driver(dir)
 	}
 }
 
-// podUID is the pod in pods/<uid>/volumes/..., or "".
-func podUID(rel string) string {
+// PodUID is the pod in pods/<uid>/volumes/..., a path below kubelet's root directory, or "".
+func PodUID(rel string) string {
 	parts := strings.SplitN(rel, "/", 4)
 	if len(parts) < 3 || parts[0] != "pods" || parts[2] != "volumes" || !sys.IsPodUID(parts[1]) {
 		return ""

@@ -48,7 +48,7 @@ type Config struct {
 	// Timeout bounds the wait for one mkfs; 0 means 10 minutes. An mkfs that takes
 	// longer goes on by itself, and the device is busy until it has ended.
 	Timeout time.Duration
-	// ToolDirs are searched for blkid and mkfs, once; nil means the system's.
+	// ToolDirs are searched for blkid and mkfs; nil means the system's.
 	ToolDirs []string
 	// AcceptLeftovers calls a device blank that holds bytes without a signature,
 	// as stock CSI drivers do. Thick LVM volumes may need it.
@@ -56,16 +56,10 @@ type Config struct {
 }
 
 // Formatter prepares devices. Many goroutines may use one.
-type Formatter struct {
-	cfg   Config
-	tools map[string]string
-}
+type Formatter struct{ cfg Config }
 
-// New finds the tools. Missing ones are no error until they are needed.
-func New(c Config) (*Formatter, error) {
-	if c.LockFile == "" {
-		return nil, volume.Errorf(volume.Invalid, "formatting: no lock file is given")
-	}
+// New makes a Formatter.
+func New(c Config) *Formatter {
 	if c.Timeout <= 0 {
 		c.Timeout = defaultTimeout
 	}
@@ -75,7 +69,7 @@ func New(c Config) (*Formatter, error) {
 	if c.ToolDirs == nil {
 		c.ToolDirs = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	}
-	return &Formatter{cfg: c, tools: findTools(c.ToolDirs)}, nil
+	return &Formatter{cfg: c}
 }
 
 // Request is one device to prepare.

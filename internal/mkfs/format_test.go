@@ -160,16 +160,7 @@ func TestOutputIsBounded(t *testing.T) {
 }
 
 func TestRequestsThatAreRefusedAtOnce(t *testing.T) {
-	if _, err := New(Config{}); err == nil {
-		t.Error("a Formatter without a lock file")
-	}
-	f, err := New(Config{LockFile: filepath.Join(t.TempDir(), "lock"), ToolDirs: []string{t.TempDir()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(f.tools) != 0 {
-		t.Errorf("tools in an empty directory: %v", f.tools)
-	}
+	f := New(Config{LockFile: filepath.Join(t.TempDir(), "lock"), ToolDirs: []string{t.TempDir()}})
 	fd, err := unix.Open(t.TempDir(), unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -192,10 +183,10 @@ func TestRequestsThatAreRefusedAtOnce(t *testing.T) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
-	if _, err := f.maker("ext4"); volume.KindOf(err) != volume.Unsupported {
+	if _, _, err := f.maker("ext4"); volume.KindOf(err) != volume.Unsupported {
 		t.Errorf("a missing tool: %v", err)
 	}
-	if _, err := f.maker("ext3"); volume.KindOf(err) != volume.Invalid {
+	if _, _, err := f.maker("ext3"); volume.KindOf(err) != volume.Invalid {
 		t.Errorf("ext3: %v", err)
 	}
 }

@@ -13,10 +13,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/superblock"
 )
 
-// leastGrowth is how much larger than its filesystem a device has to be. mkfs.ext4
-// leaves out the end of a device where it is too small for a block group.
-const leastGrowth = 16 * mib
-
 // grow grows an ext4 that is smaller than its device, as one is that was restored or
 // cloned into a larger volume. Whatever goes wrong keeps no pod waiting: the sandbox
 // gets the filesystem as it is, and the log says why it is small.
@@ -28,11 +24,11 @@ func (j *job) grow(ctx context.Context) {
 	if !j.req.Grow || j.req.ReadOnly || j.req.FSType != "ext4" {
 		return
 	}
-	has, wants, err := j.sizes(ctx)
-	if err != nil || wants-has < leastGrowth || !j.phase.CompareAndSwap(looking, making) {
+	super, size, err := j.sizes(ctx)
+	if err != nil || super.Bytes > size || super.Fills(size) || !j.phase.CompareAndSwap(looking, making) {
 		return
 	}
-	log := j.f.cfg.Log.With(zap.String("volume", j.req.Volume), zap.String("device", j.req.Path), zap.Int64("filesystem", has), zap.Int64("size", wants))
+	log := j.f.cfg.Log.With(zap.String("volume", j.req.Volume), zap.String("device", j.req.Path), zap.Int64("filesystem", super.Bytes), zap.Int64("size", size))
 	began := time.Now()
 	if why := j.resize(context.WithoutCancel(ctx)); why != "" {
 		log.Warn("the filesystem is smaller than its device and could not be grown: the sandbox gets it as it is", zap.String("reason", why))
@@ -41,18 +37,18 @@ func (j *job) grow(ctx context.Context) {
 	log.Info("grew a filesystem to the size of its device", zap.Duration("took", time.Since(began)))
 }
 
-func (j *job) sizes(ctx context.Context) (has, wants int64, err error) {
+func (j *job) sizes(ctx context.Context) (super *superblock.Super, device int64, err error) {
 	file, err := j.dev.openAlone(ctx, unix.O_RDONLY)
 	if err != nil {
-		return 0, 0, err
+		return nil, 0, err
 	}
 	defer closeAlone(file)
-	super, err := superblock.Read(file, j.req.FSType)
+	super, err = superblock.Read(file, j.req.FSType)
 	if err != nil {
-		return 0, 0, err
+		return nil, 0, err
 	}
-	wants, err = file.Seek(0, io.SeekEnd)
-	return super.Bytes, wants, err
+	device, err = file.Seek(0, io.SeekEnd)
+	return super, device, err
 }
 
 // resize says why it did not grow the filesystem, or nothing.

@@ -51,9 +51,9 @@ func (j *job) start(ctx context.Context, work func(context.Context) (formatted b
 
 func (j *job) check() error {
 	switch j.req.Policy {
-	case volume.FormatHost, volume.FormatGuest, volume.FormatNever, volume.FormatDriver:
+	case volume.FormatHost, volume.FormatNever, volume.FormatDriver:
 	default:
-		return j.dev.errorf(volume.Invalid, "unknown format policy %q: host, guest or never", clip(string(j.req.Policy)))
+		return j.dev.errorf(volume.Invalid, "unknown format policy %q: host or never", clip(string(j.req.Policy)))
 	}
 	if !nameForm().MatchString(j.req.FSType) {
 		return j.dev.errorf(volume.Invalid, "%q is no filesystem type", clip(j.req.FSType))
@@ -96,10 +96,7 @@ func (j *job) once(ctx context.Context) (formatted bool, err error) {
 		j.grow(ctx)
 		return false, nil
 	}
-	if j.req.Policy == volume.FormatGuest {
-		return false, nil
-	}
-	mk, err := j.f.maker(j.req.FSType)
+	program, args, err := j.f.maker(j.req.FSType)
 	if err != nil {
 		return false, j.dev.errorf(volume.KindOf(err), "is blank, and %w", err)
 	}
@@ -107,7 +104,7 @@ func (j *job) once(ctx context.Context) (formatted bool, err error) {
 		return false, err
 	}
 	failpoint.Hit("format-before-mkfs")
-	return j.make(context.WithoutCancel(ctx), mk)
+	return j.make(context.WithoutCancel(ctx), program, args)
 }
 
 // beginMaking must be called before the device is written to. From then on the job goes
@@ -122,8 +119,7 @@ func (j *job) beginMaking(ctx context.Context) error {
 	return nil
 }
 
-// judge refuses everything but fsType, and a blank device that may be left blank
-// or formatted; of a driver that defers by itself it refuses a blank one only.
+// judge refuses everything but fsType, and a blank device that may be formatted; of a driver that defers by itself it refuses a blank one only.
 func (j *job) judge(found *contents) error {
 	switch {
 	case j.req.Policy == volume.FormatDriver && !found.blank(j.f.cfg.AcceptLeftovers):
@@ -138,14 +134,12 @@ func (j *job) judge(found *contents) error {
 		return j.judgeMode(found)
 	case !found.blank(j.f.cfg.AcceptLeftovers):
 		return j.foreign(found)
-	case j.req.Policy == volume.FormatGuest && !j.req.ReadOnly:
-		return nil
 	case j.req.ReadOnly:
 		return j.dev.errorf(unmet, "is blank, and the volume is read-only, so it is not formatted: "+
 			"publish the volume read-write once, or make %s on it", j.req.FSType)
 	case j.req.Policy == volume.FormatNever:
-		return j.dev.errorf(unmet, "is blank, and the format policy is never: make %s on it, or set the policy "+
-			"to host or guest", j.req.FSType)
+		return j.dev.errorf(unmet, "is blank, and the format policy is never, or guest, which no handler can do: make %s on it, "+
+			"or set the policy to host", j.req.FSType)
 	case found.writeProtected:
 		return j.dev.errorf(unmet, "is blank and write-protected, so it cannot be formatted: "+
 			"attach it read-write, or make %s on it elsewhere", j.req.FSType)

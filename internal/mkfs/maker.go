@@ -22,7 +22,7 @@ import (
 
 // make runs mkfs and looks whether the filesystem is there, is the one just
 // made, and has reached the device.
-func (j *job) make(ctx context.Context, m *maker) (bool, error) {
+func (j *job) make(ctx context.Context, mkfs program, args arguments) (bool, error) {
 	// Opened before the first write: whatever the kernel fails to write back from
 	// here on is told by this descriptor's fsync, even if mkfs does not ask.
 	witness, err := j.dev.open(unix.O_RDONLY)
@@ -34,8 +34,7 @@ func (j *job) make(ctx context.Context, m *maker) (bool, error) {
 	log := j.f.cfg.Log.With(zap.String("volume", j.req.Volume), zap.String("device", j.req.Path), zap.String("fsType", j.req.FSType))
 	log.Info("the device is blank: making a filesystem")
 	began := time.Now()
-	err = j.mkfs(ctx, m, uuid, witness)
-	if err != nil {
+	if err := j.mkfs(ctx, mkfs, args, uuid, witness); err != nil {
 		err = j.takeBack(ctx, uuid, err)
 		log.Warn("no filesystem was made", zap.Duration("took", time.Since(began)), zap.Error(err))
 		return false, err
@@ -44,9 +43,9 @@ func (j *job) make(ctx context.Context, m *maker) (bool, error) {
 	return true, nil
 }
 
-func (j *job) mkfs(ctx context.Context, m *maker, uuid string, witness *os.File) error {
+func (j *job) mkfs(ctx context.Context, mkfs program, arguments arguments, uuid string, witness *os.File) error {
 	files := []*os.File{j.dev.file, j.dev.lock}
-	args, prototype := m.args(uuid, j.req.Options, j.req.Root)
+	args, prototype := arguments(uuid, j.req.Options, j.req.Root)
 	if prototype != "" {
 		file, err := capture.Holding(prototype)
 		if err != nil {
@@ -55,7 +54,7 @@ func (j *job) mkfs(ctx context.Context, m *maker, uuid string, witness *os.File)
 		defer closeFile(file)
 		files = append(files, file)
 	}
-	ran, err := m.program.run(ctx, files, append(args, childDevice)...)
+	ran, err := mkfs.run(ctx, files, append(args, childDevice)...)
 	if err != nil {
 		return j.dev.errorf(volume.Internal, "mkfs.%s could not be run: %w", j.req.FSType, err)
 	}

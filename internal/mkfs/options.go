@@ -17,12 +17,9 @@ type Root struct {
 	Mode uint32
 }
 
-// maker makes one kind of filesystem.
-type maker struct {
-	program program
-	// args are the arguments of mkfs, and a text that it reads from descriptor 5.
-	args func(uuid string, options []string, root Root) (args []string, prototype string)
-}
+// arguments are what the mkfs of one filesystem is given, and a text that it reads from
+// descriptor 5.
+type arguments func(uuid string, options []string, root Root) (args []string, prototype string)
 
 // childPrototype is the text as mkfs sees it, behind the device and the lock.
 const childPrototype = "/proc/self/fd/5"
@@ -31,21 +28,16 @@ const childPrototype = "/proc/self/fd/5"
 // that is in use, and xfs and btrfs one that holds a filesystem, by their own check.
 // ext4 goes without blocks reserved for root, as is usual for volumes, and leaves to
 // the kernel that mounts it what can be initialized later.
-var makers = map[string]maker{
-	"ext4":  {args: ext4Args},
-	"xfs":   {args: xfsArgs},
-	"btrfs": {args: btrfsArgs},
-}
+var makers = map[string]arguments{"ext4": ext4Args, "xfs": xfsArgs, "btrfs": btrfsArgs}
 
-func (f *Formatter) maker(fsType string) (*maker, error) {
-	m, ok := makers[fsType]
+func (f *Formatter) maker(fsType string) (program, arguments, error) {
+	args, ok := makers[fsType]
 	if !ok {
-		return nil, volume.Errorf(volume.Invalid, "%s is not made here: only ext4, xfs and btrfs are; "+
+		return "", nil, volume.Errorf(volume.Invalid, "%s is not made here: only ext4, xfs and btrfs are; "+
 			"make it yourself, or change the volume's filesystem type", fsType)
 	}
-	var err error
-	m.program, err = f.tool("mkfs." + fsType)
-	return &m, err
+	mkfs, err := f.tool("mkfs." + fsType)
+	return mkfs, args, err
 }
 
 // labelNoMode is the label of an ext4 whose root directory still lacks its mode, from the

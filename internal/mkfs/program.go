@@ -23,30 +23,18 @@ const (
 	maxQuoted   = 1 << 10
 )
 
-// program is the path of a program, found when the Formatter was made.
+// program is the path of a program.
 type program string
 
-func findTools(dirs []string) map[string]string {
-	found := make(map[string]string)
-	for _, name := range []string{"blkid", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "debugfs", "e2fsck", "resize2fs"} {
-		for _, dir := range dirs {
-			path := filepath.Join(dir, name)
-			if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
-				found[name] = path
-				break
-			}
+// tool finds a program. One that is missing is no error until it is needed.
+func (f *Formatter) tool(name string) (program, error) {
+	for _, dir := range f.cfg.ToolDirs {
+		path := filepath.Join(dir, name)
+		if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
+			return program(path), nil
 		}
 	}
-	return found
-}
-
-func (f *Formatter) tool(name string) (program, error) {
-	path, ok := f.tools[name]
-	if !ok {
-		return "", volume.Errorf(volume.Unsupported, "%s is not installed on this node, or was not when the "+
-			"daemon started: install it and restart the daemon", name)
-	}
-	return program(path), nil
+	return "", volume.Errorf(volume.Unsupported, "%s is not installed on this node: install it", name)
 }
 
 // result is how a program ended, and what it said.

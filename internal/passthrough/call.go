@@ -108,7 +108,7 @@ func (c *call) locally(answer Local) error {
 	}
 	raw := request.Bytes()
 	request.Free()
-	reply, err := answer(c.ctx, c.method, raw, c.forward)
+	reply, err := answer(c.ctx, raw, c.forward)
 	if err != nil {
 		return err
 	}

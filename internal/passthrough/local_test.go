@@ -14,17 +14,17 @@ import (
 func TestLocal(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, parts{driver: raw(echo), local: map[string]Local{
-		"/l/alone": func(_ context.Context, method string, request []byte, _ Forward) ([]byte, error) {
-			return []byte(method + " " + string(request)), nil
+		"/l/alone": func(_ context.Context, request []byte, _ Forward) ([]byte, error) {
+			return append([]byte("alone "), request...), nil
 		},
-		"/l/twice": func(ctx context.Context, _ string, request []byte, forward Forward) ([]byte, error) {
+		"/l/twice": func(ctx context.Context, request []byte, forward Forward) ([]byte, error) {
 			once, err := forward(ctx, append([]byte("<"), request...))
 			if err != nil {
 				return nil, err
 			}
 			return forward(ctx, append(once, '>'))
 		},
-		"/l/never": func(context.Context, string, []byte, Forward) ([]byte, error) {
+		"/l/never": func(context.Context, []byte, Forward) ([]byte, error) {
 			return nil, status.Error(codes.FailedPrecondition, "not here")
 		},
 	}})
@@ -37,7 +37,7 @@ func TestLocal(t *testing.T) {
 		got[method] = string(reply)
 	}
 	want := map[string]string{
-		"/l/alone": "/l/alone request", "/l/twice": "<request>", "/l/passed": "request",
+		"/l/alone": "alone request", "/l/twice": "<request>", "/l/passed": "request",
 		"/l/never": "rpc error: code = FailedPrecondition desc = not here",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

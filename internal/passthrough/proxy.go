@@ -13,21 +13,21 @@ import (
 )
 
 // Local answers a unary method in the driver's place. Forward asks the driver.
-type Local func(ctx context.Context, method string, request []byte, forward Forward) (reply []byte, err error)
+type Local func(ctx context.Context, request []byte, forward Forward) (reply []byte, err error)
 
 // Forward sends a request of the method in hand to the driver.
 type Forward = func(ctx context.Context, request []byte) (reply []byte, err error)
 
 // Proxy stands between a caller and a driver.
 type Proxy struct {
-	conn  func() (grpc.ClientConnInterface, error)
+	conn  grpc.ClientConnInterface
 	local map[string]Local
 	unary map[string]bool
 }
 
-// New makes a proxy to the driver that conn gives at each call. Methods in local,
-// by their full names, are answered by it.
-func New(conn func() (grpc.ClientConnInterface, error), local map[string]Local) *Proxy {
+// New makes a proxy to the driver behind a connection. Methods in local, by their full
+// names, are answered by it.
+func New(conn grpc.ClientConnInterface, local map[string]Local) *Proxy {
 	return &Proxy{conn: conn, local: local, unary: UnaryMethods()}
 }
 
@@ -82,11 +82,7 @@ func (p *Proxy) handle(_ any, caller grpc.ServerStream) error {
 	if !ok {
 		return status.Error(codes.Internal, "a call without a method")
 	}
-	conn, err := p.conn()
-	if err != nil {
-		return status.Error(codes.Unavailable, err.Error())
-	}
-	call := newCall(conn, method, caller)
+	call := newCall(p.conn, method, caller)
 	switch answer := p.local[method]; {
 	case answer != nil:
 		return call.locally(answer)

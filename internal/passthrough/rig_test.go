@@ -41,7 +41,7 @@ func newRig(t *testing.T, p parts) *rig {
 	}
 	serve(t, r.driver, dir+"/driver.sock")
 	back := dial(t, dir+"/driver.sock", append(DialOptions(), p.dial...)...)
-	proxy := New(func() (grpc.ClientConnInterface, error) { return back, nil }, p.local)
+	proxy := New(back, p.local)
 	serve(t, grpc.NewServer(append(p.proxy, proxy.ServerOptions()...)...), dir+"/proxy.sock")
 	r.direct, r.proxied = dial(t, dir+"/driver.sock"), dial(t, dir+"/proxy.sock")
 	return r

@@ -41,14 +41,14 @@ func (c *Cluster) byUID(ctx context.Context, uid string) (out decision.Pod, err 
 	err = c.until(ctx, func(ctx context.Context) (err error) {
 		k, there := c.pods.find(uid)
 		if !there {
-			return c.unseen("the pod with uid " + clip(uid))
+			return c.unseen("the pod with uid " + sys.Clip(uid))
 		}
 		if _, err := c.handler(k.pod); err != nil {
 			return err // before the API server is asked for anything
 		}
 		failed := c.resolver.learn(ctx, k)
 		if k, there = c.pods.find(uid); !there {
-			return c.unseen("the pod with uid " + clip(uid)) // it went while we asked
+			return c.unseen("the pod with uid " + sys.Clip(uid)) // it went while we asked
 		}
 		out, err = c.answer(k, failed)
 		return err
@@ -57,7 +57,7 @@ func (c *Cluster) byUID(ctx context.Context, uid string) (out decision.Pod, err 
 }
 
 func (c *Cluster) using(ctx context.Context, want source) (out []decision.Pod, err error) {
-	tried := make(map[string]map[string]error)
+	tried := make(map[string]error)
 	err = c.until(ctx, func(ctx context.Context) error {
 		found, err := c.users(ctx, want, tried)
 		if err != nil {
@@ -83,8 +83,8 @@ func (c *Cluster) using(ctx context.Context, want source) (out []decision.Pod, e
 
 // users are the pods that want a volume. Where a live one is known, that is the
 // answer: each publish is decided by its own pod again. Else all are looked at whose
-// volumes are not known, each once a question: tried has what came of it.
-func (c *Cluster) users(ctx context.Context, want source, tried map[string]map[string]error) ([]known, error) {
+// volumes are not known, each once a question: tried has what came of it, by their uids.
+func (c *Cluster) users(ctx context.Context, want source, tried map[string]error) ([]known, error) {
 	live := func(k known) bool { return !k.pod.ended && !k.pod.deleted && k.wants(want) }
 	if found := c.pods.choose(live); len(found) > 0 {
 		return found, nil
@@ -111,31 +111,34 @@ const podsAtOnce = 8
 
 // learnAll learns of some pods until that is enough: one pod of a thousand claims
 // shall not hold up the others.
-func (c *Cluster) learnAll(ctx context.Context, some []known, tried map[string]map[string]error, enough func() bool) {
+func (c *Cluster) learnAll(ctx context.Context, some []known, tried map[string]error, enough func() bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var parts sync.WaitGroup
-	failed := make([]map[string]error, len(some))
-	for i, k := range some {
+	var mu sync.Mutex
+	for _, k := range some {
 		parts.Go(func() {
-			failed[i] = c.resolver.learn(ctx, k)
+			failed := c.resolver.learn(ctx, k)
 			if enough() {
 				cancel()
 			}
+			var problem error
+			if len(failed) > 0 {
+				problem = failed[slices.Min(slices.Collect(maps.Keys(failed)))]
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			tried[k.pod.uid] = problem
 		})
 	}
 	parts.Wait()
-	for i, k := range some {
-		tried[k.pod.uid] = failed[i]
-	}
 }
 
 // nobody says why no pod is known to want a volume.
-func (c *Cluster) nobody(want source, tried map[string]map[string]error) error {
-	what := "the pod that wants volume " + clip(want.id) + " of driver " + clip(want.driver)
+func (c *Cluster) nobody(want source, tried map[string]error) error {
+	what := "the pod that wants volume " + sys.Clip(want.id) + " of driver " + sys.Clip(want.driver)
 	for _, uid := range slices.Sorted(maps.Keys(tried)) {
-		for _, name := range slices.Sorted(maps.Keys(tried[uid])) {
-			err := tried[uid][name]
+		if err := tried[uid]; err != nil {
 			return volume.Errorf(volume.KindOf(err), "%s is not known; it may be one of those of which a volume is not known: %w", what, err)
 		}
 	}
@@ -144,11 +147,8 @@ func (c *Cluster) nobody(want source, tried map[string]map[string]error) error {
 
 // unseen says why a pod is not known.
 func (c *Cluster) unseen(what string) error {
-	if err := c.health.problem(identity, allPods); err != nil {
-		return volume.Errorf(volume.Timeout, "%s is not known, and %w", what, err)
-	}
-	if !c.pods.table.ready() {
-		return volume.Errorf(volume.Timeout, "%s is not known: the API server %s has not told of this node's pods yet", what, c.server.host())
+	if !c.pods.table.ready() || c.health.problem(identity, allPods) != nil {
+		return c.notReady(what, allPods)
 	}
 	return volume.Errorf(volume.Busy, "%s is not known on node %s (yet)", what, c.cfg.NodeName)
 }
@@ -159,28 +159,23 @@ func (c *Cluster) answer(k known, failed map[string]error) (decision.Pod, error)
 	if err != nil {
 		return decision.Pod{}, err
 	}
-	if k.pod.group != "" && !c.drivers.ready() {
-		return decision.Pod{}, c.notReady(k.pod, "whether its fsGroup is for its volumes", allDrivers)
+	if k.pod.shown.FSGroup != "" && !c.drivers.ready() {
+		return decision.Pod{}, c.notReady("pod "+k.pod.String()+": whether its fsGroup is for its volumes", allDrivers)
 	}
-	out := decision.Pod{
-		UID: k.pod.kubeletUID(), Namespace: k.pod.namespace, Name: k.pod.name, RuntimeHandler: handler,
-		FSGroup: k.pod.group, FSGroupPolicy: k.pod.groupPolicy, Asks: k.pod.asks,
-	}
+	out := k.pod.shown
+	out.RuntimeHandler = handler
 	for _, v := range k.pod.volumes {
 		from, done := k.sourceOf(v)
 		if done && from.driver == "" {
 			continue // not CSI's
 		}
-		shown := decision.PodVolume{
-			Name: v.name, Driver: from.driver, VolumeID: from.id, Block: v.mounts.block,
-			SubPaths: v.mounts.subPaths, ReadOnlyMounts: v.mounts.used && !v.mounts.writable,
-			Together: v.mounts.together, Spaced: v.mounts.spaced,
-			NoGroup: k.pod.group != "" && !c.changesGroup(v, from),
-		}
+		shown := v.PodVolume
+		shown.Driver, shown.VolumeID = from.driver, from.id
+		shown.NoGroup = out.FSGroup != "" && !c.changesGroup(v, from)
 		if !done {
-			shown.Unknown = failed[v.name]
+			shown.Unknown = failed[v.Name]
 			if shown.Unknown == nil {
-				shown.Unknown = volume.Errorf(volume.Busy, "the claim %s/%s was not looked at yet", k.pod.namespace, v.claim)
+				shown.Unknown = volume.Errorf(volume.Busy, "the claim %s/%s was not looked at yet", out.Namespace, v.claim)
 			}
 		}
 		out.Volumes = append(out.Volumes, shown)
@@ -198,16 +193,17 @@ func (c *Cluster) handler(p *pod) (string, error) {
 		return handler, nil
 	}
 	if !c.classes.ready() || c.health.problem(allClasses) != nil {
-		return "", c.notReady(p, "the handler of its runtime class "+p.class, allClasses)
+		return "", c.notReady("pod "+p.String()+": the handler of its runtime class "+p.class, allClasses)
 	}
 	return "", volume.Errorf(volume.Busy, "pod %s has the runtime class %s, which does not exist: make it, or correct the pod", p, p.class)
 }
 
-func (c *Cluster) notReady(p *pod, what, watched string) error {
+// notReady says why something is not known for which objects are watched.
+func (c *Cluster) notReady(what, watched string) error {
 	if err := c.health.problem(identity, watched); err != nil {
-		return volume.Errorf(volume.Timeout, "pod %s: %s is not known, and %w", p, what, err)
+		return volume.Errorf(volume.Timeout, "%s is not known, and %w", what, err)
 	}
-	return volume.Errorf(volume.Timeout, "pod %s: %s is not known: the API server %s has not told of %s yet", p, what, c.server.host(), watched)
+	return volume.Errorf(volume.Timeout, "%s is not known: the API server %s has not told of %s yet", what, c.server.host(), watched)
 }
 
 // changesGroup tells whether kubelet would change the group of a volume's files to
@@ -262,6 +258,3 @@ func (c *Cluster) State() State {
 	s.Pods, s.Incomplete = len(c.pods.table.values()), len(c.pods.choose(known.incomplete))
 	return s
 }
-
-// clip bounds what a caller wrote.
-func clip(text string) string { return sys.ClipTo(text, 128) }

@@ -8,72 +8,64 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// mounts is what a pod's containers do with one of its volumes.
-type mounts struct {
-	used, block bool
-	writable    bool // somewhere
-	subPaths    []string
-	// together are the containers that run side by side and mount it, spaced those
-	// that mount it at a path whose last element has a space.
-	together, spaced []string
-}
-
 // Of subPaths and containers a few are kept, to name them in errors and warnings.
 const (
 	maxSubPaths = 16
 	maxSubPath  = 256
 )
 
-// mountsOf goes through all containers, those for initialization and for debugging
-// among them.
-func mountsOf(spec *corev1.PodSpec) map[string]mounts {
-	all := make(map[string]mounts)
-	take := func(c *corev1.Container, stays bool) {
+// noteMounts goes through all containers, those for initialization and for debugging
+// among them, and notes what they do with the pod's volumes.
+func (p *pod) noteMounts(spec *corev1.PodSpec) {
+	byName := make(map[string]*podVolume, len(p.volumes))
+	for i := range p.volumes {
+		byName[p.volumes[i].Name] = &p.volumes[i]
+	}
+	note := func(c *corev1.Container, stays bool) {
 		for _, mount := range c.VolumeMounts {
-			all[mount.Name] = all[mount.Name].with(mount).in(c.Name, stays, mount.MountPath)
+			if v := byName[mount.Name]; v != nil {
+				v.noteMount(c.Name, &mount, stays)
+			}
 		}
 		for _, device := range c.VolumeDevices {
-			m := all[device.Name]
-			m.used, m.block, m.writable = true, true, true
-			all[device.Name] = m
+			if v := byName[device.Name]; v != nil {
+				v.used, v.Block, v.writable = true, true, true
+			}
 		}
 	}
 	for i := range spec.InitContainers {
 		c := &spec.InitContainers[i]
 		isSidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
-		take(c, isSidecar)
+		note(c, isSidecar)
 	}
 	for i := range spec.Containers {
-		take(&spec.Containers[i], true)
+		note(&spec.Containers[i], true)
 	}
 	for i := range spec.EphemeralContainers {
-		take((*corev1.Container)(&spec.EphemeralContainers[i].EphemeralContainerCommon), true)
+		note((*corev1.Container)(&spec.EphemeralContainers[i].EphemeralContainerCommon), true)
 	}
-	return all
+	for i := range p.volumes {
+		p.volumes[i].ReadOnlyMounts = p.volumes[i].used && !p.volumes[i].writable
+	}
 }
 
-func (m mounts) with(mount corev1.VolumeMount) mounts {
-	m.used = true
-	m.writable = m.writable || !mount.ReadOnly
+// noteMount notes how a container mounts the volume. It may stay beside the others, or end
+// before they start.
+func (v *podVolume) noteMount(container string, mount *corev1.VolumeMount, stays bool) {
+	v.used = true
+	v.writable = v.writable || !mount.ReadOnly
 	for _, sub := range []string{mount.SubPath, mount.SubPathExpr} {
 		sub = strings.ToValidUTF8(sub[:min(len(sub), maxSubPath)], "")
 		if sub != "" {
-			m.subPaths = noted(m.subPaths, sub)
+			v.SubPaths = noted(v.SubPaths, sub)
 		}
 	}
-	return m
-}
-
-// in notes a container that mounts the volume at a path, and whether it stays beside the
-// others.
-func (m mounts) in(container string, stays bool, at string) mounts {
 	if stays {
-		m.together = noted(m.together, container)
+		v.Together = noted(v.Together, container)
 	}
-	if strings.Contains(path.Base(at), " ") {
-		m.spaced = noted(m.spaced, container)
+	if strings.Contains(path.Base(mount.MountPath), " ") {
+		v.Spaced = noted(v.Spaced, container)
 	}
-	return m
 }
 
 func noted(names []string, name string) []string {

@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
 	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -17,22 +19,20 @@ import (
 // pod is the part of a pod that decides about its volumes. Nobody changes one.
 type pod struct {
 	uid string // as the API server has it
-	// alias is kubelet's own uid of a static pod, of which the API server has a
-	// copy only.
-	alias           string
-	namespace, name string
-	made            time.Time
-	class           string // its runtime class; "" is none
-	group           string
-	groupPolicy     volume.GroupPolicy
-	asks            string
-	ended, deleted  bool
-	volumes         []podVolume
+	// shown is the pod as the front sees it, where its handler and volumes are filled in
+	// when it is asked for. Its UID is kubelet's own one.
+	shown          decision.Pod
+	made           time.Time
+	class          string // its runtime class; "" is none
+	ended, deleted bool
+	volumes        []podVolume
 }
 
 // podVolume is one of a pod's that CSI may give, as the pod names it.
 type podVolume struct {
-	name string
+	// PodVolume is what the front asks for. Who gives the volume is filled in then.
+	decision.PodVolume
+	used, writable bool // by a container
 	// claim is the claim's name; "" for a volume that stands in the pod itself,
 	// which is then given.
 	claim string
@@ -40,7 +40,6 @@ type podVolume struct {
 	own      bool
 	readOnly bool // for the whole pod
 	given    source
-	mounts   mounts
 }
 
 // source is who gives a volume. The zero source is nobody of CSI's.
@@ -57,39 +56,33 @@ func (s source) sameAs(other source) bool {
 	return s.driver != "" && s.driver == other.driver && s.id == other.id
 }
 
-func (p *pod) String() string { return p.namespace + "/" + p.name }
-
-// kubeletUID is by what kubelet knows the pod.
-func (p *pod) kubeletUID() string {
-	if p.alias != "" {
-		return p.alias
-	}
-	return p.uid
-}
+func (p *pod) String() string { return p.shown.Namespace + "/" + p.shown.Name }
 
 func podOf(api *corev1.Pod) *pod {
 	p := &pod{
-		uid: string(api.UID), alias: aliasOf(api), namespace: api.Namespace, name: api.Name, made: api.CreationTimestamp.Time,
-		asks: bounded(api.Annotations[policy.AnnotationKey]), ended: ended(&api.Status), deleted: api.DeletionTimestamp != nil,
+		uid: string(api.UID), made: api.CreationTimestamp.Time, ended: ended(&api.Status), deleted: api.DeletionTimestamp != nil,
+		shown: decision.Pod{
+			UID: cmp.Or(staticUID(api), string(api.UID)), Namespace: api.Namespace, Name: api.Name,
+			Asks: bounded(api.Annotations[policy.AnnotationKey]),
+		},
 	}
 	if api.Spec.RuntimeClassName != nil {
 		p.class = *api.Spec.RuntimeClassName
 	}
 	if security := api.Spec.SecurityContext; security != nil {
 		if security.FSGroup != nil {
-			p.group = strconv.FormatInt(*security.FSGroup, 10)
+			p.shown.FSGroup = strconv.FormatInt(*security.FSGroup, 10)
 		}
-		if p.group != "" && security.FSGroupChangePolicy != nil {
-			p.groupPolicy = volume.GroupPolicy(*security.FSGroupChangePolicy)
+		if p.shown.FSGroup != "" && security.FSGroupChangePolicy != nil {
+			p.shown.FSGroupPolicy = volume.GroupPolicy(*security.FSGroupChangePolicy)
 		}
 	}
-	used := mountsOf(&api.Spec)
 	for i := range api.Spec.Volumes[:min(len(api.Spec.Volumes), maxVolumes)] {
 		if v, ok := volumeOf(p, &api.Spec.Volumes[i]); ok {
-			v.mounts = used[v.name]
 			p.volumes = append(p.volumes, v)
 		}
 	}
+	p.noteMounts(&api.Spec)
 	return p
 }
 
@@ -97,10 +90,11 @@ func podOf(api *corev1.Pod) *pod {
 // no deferral for the rest, and does not keep us busy.
 const maxVolumes = 256
 
-// aliasOf gives kubelet's uid of a static pod. Anybody can write annotations: a word
+// staticUID gives kubelet's own uid of a static pod, of which the API server has a copy
+// only, and "" for any other pod. Anybody can write annotations: a word
 // that has the form of the API server's own uids is not taken, so that nobody can
 // pass for somebody else's pod.
-func aliasOf(api *corev1.Pod) string {
+func staticUID(api *corev1.Pod) string {
 	alias, mirror := api.Annotations[corev1.MirrorPodAnnotationKey]
 	ofNode := slices.ContainsFunc(api.OwnerReferences, func(owner ownerReference) bool {
 		return owner.Kind == "Node" && owner.Name == api.Spec.NodeName
@@ -137,20 +131,20 @@ func ended(status *corev1.PodStatus) bool {
 
 // volumeOf takes the volumes that CSI may give; ok is false for all others.
 func volumeOf(p *pod, api *corev1.Volume) (v podVolume, ok bool) {
-	v.name = api.Name
+	v.Name = api.Name
 	switch {
 	case api.PersistentVolumeClaim != nil:
 		v.claim, v.readOnly = api.PersistentVolumeClaim.ClaimName, api.PersistentVolumeClaim.ReadOnly
 	case api.Ephemeral != nil:
-		v.claim, v.own = p.name+"-"+api.Name, true
+		v.claim, v.own = p.shown.Name+"-"+api.Name, true
 	case api.CSI != nil:
-		v.given = source{driver: api.CSI.Driver, id: inlineID(p.kubeletUID(), api.Name), once: true}
+		v.given = source{driver: api.CSI.Driver, id: inlineID(p.shown.UID, api.Name), once: true}
 		if api.CSI.FSType != nil {
 			v.given.fsType = *api.CSI.FSType
 		}
 		v.readOnly = api.CSI.ReadOnly != nil && *api.CSI.ReadOnly
 	default:
-		v.given = inTreeInline(api, p.namespace)
+		v.given = inTreeInline(api, p.shown.Namespace)
 		return v, v.given.driver != ""
 	}
 	return v, true

@@ -47,7 +47,7 @@ func (k known) sourceOf(v podVolume) (source, bool) {
 	if v.claim == "" {
 		return v.given, true
 	}
-	s, done := k.learned[v.name]
+	s, done := k.learned[v.Name]
 	return s, done
 }
 
@@ -55,7 +55,7 @@ func (k known) sourceOf(v podVolume) (source, bool) {
 func (k known) wants(want source) bool {
 	return slices.ContainsFunc(k.pod.volumes, func(v podVolume) bool {
 		s, _ := k.sourceOf(v)
-		return v.mounts.used && s.sameAs(want)
+		return v.used && s.sameAs(want)
 	})
 }
 
@@ -64,7 +64,7 @@ func (s *pods) find(uid string) (known, bool) {
 	if k, there := s.table.get(uid); there {
 		return k, true
 	}
-	found := s.choose(func(k known) bool { return k.pod.alias == uid && uid != "" })
+	found := s.choose(func(k known) bool { return k.pod.shown.UID == uid })
 	if len(found) != 1 {
 		return known{}, false // of two that say they are one, neither is believed
 	}

@@ -2,8 +2,8 @@ package pods
 
 import (
 	"context"
+	"errors"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -21,19 +21,14 @@ const (
 	prefetchLast  = 5 * time.Minute
 )
 
+var errIncomplete = errors.New("a volume of the pod is not known")
+
 // prefetcher learns who gives the volumes of new pods before somebody asks, so that it
 // is known when the API server is away.
 type prefetcher struct {
 	c     *Cluster
 	rate  flowcontrol.RateLimiter
-	mu    sync.Mutex
-	tried map[string]attempt // by the pod's uid
-}
-
-// attempt is when to try a pod again.
-type attempt struct {
-	next time.Time
-	wait time.Duration
+	tried retries // by the pod's uid
 }
 
 // run learns until ctx ends.
@@ -51,60 +46,33 @@ func (p *prefetcher) run(ctx context.Context) {
 	}
 }
 
-// round tries all pods that are due, and gives the time until the next one is.
+// round tries all pods that are due, and gives the time until the next round. The pod that
+// came last goes first: it is the one that is being started.
 func (p *prefetcher) round(ctx context.Context) time.Duration {
 	if p.c.health.problem(identity, allPods) != nil {
 		return prefetchFirst // nobody would answer
 	}
+	open := p.c.pods.choose(known.incomplete)
+	if len(open) == 0 {
+		return prefetchLast
+	}
 	var group errgroup.Group
 	group.SetLimit(prefetchAtOnce)
-	for _, k := range p.due() {
+	for _, k := range slices.Backward(open) {
+		if p.tried.lately(k.pod.uid) != nil {
+			continue
+		}
 		group.Go(func() error {
-			if p.rate.Wait(ctx) == nil {
-				p.note(k.pod.uid, len(p.c.resolver.learn(ctx, k)) == 0)
+			switch {
+			case p.rate.Wait(ctx) != nil:
+			case len(p.c.resolver.learn(ctx, k)) > 0:
+				p.tried.note(k.pod.uid, errIncomplete)
+			default:
+				p.tried.note(k.pod.uid, nil)
 			}
 			return nil
 		})
 	}
 	_ = group.Wait() // no part of it gives an error
-	return p.pause()
-}
-
-// due are the pods of which something is to be learned now.
-func (p *prefetcher) due() []known {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	open := p.c.pods.choose(known.incomplete)
-	kept := make(map[string]attempt, len(open))
-	var due []known
-	slices.Reverse(open) // the pod that came last is the one that is being started
-	for _, k := range open {
-		kept[k.pod.uid] = p.tried[k.pod.uid]
-		if !kept[k.pod.uid].next.After(time.Now()) {
-			due = append(due, k)
-		}
-	}
-	p.tried = kept // of those that are gone nothing is kept
-	return due
-}
-
-func (p *prefetcher) note(uid string, done bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if done {
-		delete(p.tried, uid)
-		return
-	}
-	wait := min(max(2*p.tried[uid].wait, prefetchFirst), prefetchLast)
-	p.tried[uid] = attempt{next: time.Now().Add(wait), wait: wait}
-}
-
-func (p *prefetcher) pause() time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	pause := prefetchLast
-	for _, one := range p.tried {
-		pause = min(pause, time.Until(one.next))
-	}
-	return max(pause, 0)
+	return prefetchFirst
 }

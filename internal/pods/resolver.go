@@ -3,6 +3,7 @@ package pods
 import (
 	"context"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/singleflight"
@@ -18,6 +19,9 @@ const (
 	atOnce = 4
 	// getsAtOnce bounds the claims that are asked for at a time, for all pods.
 	getsAtOnce = 16
+	// A claim that was not there, or not bound, is asked for again after such a time.
+	missingFirst = 250 * time.Millisecond
+	missingLast  = 30 * time.Second
 	// maxMissing is after how many claims that are not known the others of a pod are
 	// left alone: kubelet starts no pod of which a claim is missing, and a pod's author
 	// can name any number that do not exist.
@@ -31,7 +35,7 @@ type resolver struct {
 	server  *server
 	gets    singleflight.Group
 	slots   chan struct{} // of the claims that are asked for at a time
-	missing missing
+	missing retries       // of claims that were not there, or not bound
 }
 
 // learn asks who gives the volumes of a pod that are not known, and keeps it. It
@@ -57,11 +61,11 @@ func (r *resolver) learn(ctx context.Context, k known) map[string]error {
 			found, err := r.sourceOf(ctx, k.pod, v)
 			if err != nil {
 				mu.Lock()
-				failed[v.name] = err
+				failed[v.Name] = err
 				mu.Unlock()
 				return nil // the others are worth knowing all the same
 			}
-			r.pods.learn(k.pod.uid, v.name, found)
+			r.pods.learn(k.pod.uid, v.Name, found)
 			return nil
 		})
 	}
@@ -72,15 +76,15 @@ func (r *resolver) learn(ctx context.Context, k known) map[string]error {
 // sourceOf asks who gives a pod's volume.
 func (r *resolver) sourceOf(ctx context.Context, p *pod, v podVolume) (source, error) {
 	if err := r.health.problem(identity, allPods); err != nil {
-		return source{}, volume.Errorf(volume.Timeout, "the claim %s/%s of pod %s is not known, and %w", p.namespace, v.claim, p, err)
+		return source{}, volume.Errorf(volume.Timeout, "the claim %s/%s of pod %s is not known, and %w", p.shown.Namespace, v.claim, p, err)
 	}
-	found, err := r.claim(ctx, p.namespace, v.claim)
+	found, err := r.claim(ctx, p.shown.Namespace, v.claim)
 	if err != nil {
 		return source{}, err
 	}
 	if v.own && string(found.owner) != p.uid {
 		return source{}, volume.Errorf(volume.Busy, "the claim %s/%s was not made for the pod's own volume %s: delete the claim, "+
-			"or name the pod otherwise", p.namespace, v.claim, v.name)
+			"or name the pod otherwise", p.shown.Namespace, v.claim, v.Name)
 	}
 	return found.source, nil
 }
@@ -108,7 +112,11 @@ func (r *resolver) claim(ctx context.Context, namespace, name string) (claimed, 
 			return claimed{}, volume.Errorf(volume.Timeout, "the claim %s is not known: %d others are being asked for", key, getsAtOnce)
 		}
 		found, err := r.getClaim(ctx, namespace, name)
-		r.missing.note(key, err)
+		if volume.KindOf(err) == volume.Timeout { // which says nothing of the claim
+			r.missing.note(key, nil)
+		} else {
+			r.missing.note(key, err)
+		}
 		return found, err
 	})
 	select {

@@ -28,21 +28,26 @@ var (
 	_ cache.ReflectorBookmarkStore = (*table[string])(nil)
 )
 
-// Add takes an object that is new.
-func (t *table[T]) Add(object any) error {
+// update changes the table, and then tells those who follow it. It never fails.
+func (t *table[T]) update(change func()) error {
 	t.mu.Lock()
-	if t.all == nil {
-		t.all = make(map[string]T)
-	}
-	t.put(object, t.all)
+	change()
 	t.mu.Unlock()
 	t.heard()
 	t.changed()
 	return nil
 }
 
+// Add takes an object that is new.
+func (t *table[T]) Add(object any) error {
+	return t.update(func() { t.put(object, t.all) })
+}
+
 // put takes an object. What was known of it before is in old.
 func (t *table[T]) put(object any, old map[string]T) {
+	if t.all == nil {
+		t.all = make(map[string]T)
+	}
 	key, value := t.read(object)
 	if before, there := old[key]; there && t.renew != nil {
 		value = t.renew(value, before)
@@ -58,26 +63,18 @@ func (t *table[T]) Update(object any) error { return t.Add(object) }
 // Delete drops an object.
 func (t *table[T]) Delete(object any) error {
 	key, _ := t.read(object)
-	t.mu.Lock()
-	delete(t.all, key)
-	t.mu.Unlock()
-	t.heard()
-	t.changed()
-	return nil
+	return t.update(func() { delete(t.all, key) })
 }
 
 // Replace takes all objects anew.
 func (t *table[T]) Replace(objects []any, _ string) error {
-	t.mu.Lock()
-	old := t.all
-	t.all, t.synced = make(map[string]T, len(objects)), true
-	for _, object := range objects {
-		t.put(object, old)
-	}
-	t.mu.Unlock()
-	t.heard()
-	t.changed()
-	return nil
+	return t.update(func() {
+		old := t.all
+		t.all, t.synced = make(map[string]T, len(objects)), true
+		for _, object := range objects {
+			t.put(object, old)
+		}
+	})
 }
 
 // Resync has nothing to do.

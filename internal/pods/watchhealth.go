@@ -1,7 +1,6 @@
 package pods
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -20,7 +19,7 @@ type watchHealth struct {
 	log  *zap.Logger
 }
 
-// failure is what is wrong with one watch, and since when.
+// failure is what is wrong with one watch, in a sentence, and since when.
 type failure struct {
 	err   error
 	since time.Time
@@ -50,7 +49,8 @@ func (h *watchHealth) failed(what string, err error) {
 	if h.bad == nil {
 		h.bad = make(map[string]failure)
 	}
-	h.bad[what] = failure{err: err, since: was.since}
+	was.err = volume.Errorf(volume.Timeout, "%s cannot be followed since %s: %w", what, was.since.UTC().Format(time.RFC3339), err)
+	h.bad[what] = was
 }
 
 // problem is what is wrong with the first of some watches, or nil.
@@ -59,8 +59,7 @@ func (h *watchHealth) problem(whats ...string) error {
 	defer h.mu.Unlock()
 	for _, what := range whats {
 		if bad, there := h.bad[what]; there {
-			return volume.Errorf(volume.Timeout, "%s cannot be followed since %s: %w", what,
-				bad.since.UTC().Format(time.RFC3339), bad.err)
+			return bad.err
 		}
 	}
 	return nil
@@ -72,8 +71,7 @@ func (h *watchHealth) problems() []string {
 	defer h.mu.Unlock()
 	var out []string
 	for _, what := range slices.Sorted(maps.Keys(h.bad)) {
-		bad := h.bad[what]
-		out = append(out, fmt.Sprintf("%s cannot be followed since %s: %v", what, bad.since.UTC().Format(time.RFC3339), bad.err))
+		out = append(out, h.bad[what].err.Error())
 	}
 	return out
 }

@@ -41,25 +41,36 @@ type Input struct {
 	Context map[string]string
 }
 
-// Rule decides for the volumes that it matches. A list that is empty matches all.
+// Rule decides for the volumes that it matches, as it stands in the configuration. A list
+// that is empty matches all.
 type Rule struct {
-	Name string
+	Name string `json:"name"`
 	// Drivers are names, or patterns in which * stands for any characters.
-	Drivers         []string
-	Filesystems     []string
-	RuntimeHandlers []string
+	Drivers         []string `json:"drivers,omitempty"`
+	Filesystems     []string `json:"filesystems,omitempty"`
+	RuntimeHandlers []string `json:"runtimeHandlers,omitempty"`
 	// AccessModes are CSI's names, or those of Kubernetes' claims.
-	AccessModes []string
+	AccessModes []string `json:"accessModes,omitempty"`
 	// Annotated has the rule match only volumes that the pod's annotation names.
-	Annotated bool
-	Defer     bool
+	Annotated bool `json:"annotated,omitempty"`
+	Defer     bool `json:"defer"`
 	// Handler and Format are for volumes that are deferred; where they are empty
 	// the defaults hold.
-	Handler string
-	Format  volume.FormatPolicy
-	MakeFS  volume.MakeFS
-	// KeepSize: a filesystem that is smaller than its device is not grown on the node.
-	KeepSize bool
+	Handler string              `json:"handler,omitempty"`
+	Format  volume.FormatPolicy `json:"format,omitempty"`
+	// MkfsOptions are arguments for mkfs of the rule's one filesystem.
+	MkfsOptions []string `json:"mkfsOptions,omitempty"`
+	// RootMode are the permissions of a new filesystem's root directory, in octal.
+	RootMode string `json:"rootMode,omitempty"`
+	// Grow is true unless said otherwise: an ext4 that is smaller than its device, and
+	// that the sandbox cannot grow, is grown before it is handed over.
+	Grow *bool `json:"grow,omitempty"`
+}
+
+// makeFS is how a filesystem is made. The form of the mode was checked with the rule.
+func (r *Rule) makeFS() volume.MakeFS {
+	mode, _ := strconv.ParseUint(r.RootMode, 8, 12)
+	return volume.MakeFS{Options: r.MkfsOptions, RootMode: uint32(mode)}
 }
 
 // Policy decides which volumes are deferred. Nobody changes one after it was
@@ -82,8 +93,9 @@ type Verdict struct {
 	// Handler is the runtime handler; empty is the default one.
 	Handler string
 	// Format is never FormatUnset for a volume that is deferred.
-	Format   volume.FormatPolicy
-	MakeFS   volume.MakeFS
+	Format volume.FormatPolicy
+	MakeFS volume.MakeFS
+	// KeepSize: a filesystem that is smaller than its device is not grown on the node.
 	KeepSize bool
 }
 
@@ -234,7 +246,8 @@ func (p *Policy) verdict(rule *Rule, w *Input) (Verdict, error) {
 
 // apply sets how a volume is deferred to what the rule says.
 func (p *Policy) apply(rule *Rule, v *Verdict) {
-	v.Handler, v.Format, v.MakeFS, v.KeepSize = rule.Handler, cmp.Or(rule.Format, p.Format, volume.FormatHost), rule.MakeFS, rule.KeepSize
+	v.Handler, v.Format = rule.Handler, cmp.Or(rule.Format, p.Format, volume.FormatHost)
+	v.MakeFS, v.KeepSize = rule.makeFS(), rule.Grow != nil && !*rule.Grow
 }
 
 // asked is the verdict of a word outside the rules. How the volume is deferred is

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
@@ -55,18 +54,13 @@ func (p *Policy) withHandler(v Verdict, w *Input) (Verdict, error) {
 	return v, nil
 }
 
-// noServedHandler says why none of the runtime handlers that a rule names can be served,
-// or nothing where one can.
-func (p *Policy) noServedHandler(r *Rule) (why string) {
-	if !r.Defer {
-		return ""
-	}
+// unserved says of each of the runtime handlers that a rule names and that cannot be
+// served, why.
+func (p *Policy) unserved(r *Rule) (why []string) {
 	for _, runtime := range r.RuntimeHandlers {
-		_, not := p.servedBy(runtime, r.Handler)
-		if not == "" {
-			return ""
+		if _, not := p.servedBy(runtime, r.Handler); r.Defer && not != "" {
+			why = append(why, not)
 		}
-		why = cmp.Or(why, not)
 	}
 	return why
 }

@@ -16,6 +16,7 @@ const maxRules = 1000
 
 var (
 	ruleDriverForm = sys.LazyRegexp(`^[A-Za-z0-9*]([A-Za-z0-9.*-]{0,61}[A-Za-z0-9*])?$`)
+	rootModeForm   = sys.LazyRegexp(`^[02]?[0-7]{3}$`)
 	ruleNameForm   = sys.LazyRegexp(`^[\p{L}\p{N}][\p{L}\p{N} ._/-]{0,62}$`)
 )
 
@@ -32,8 +33,8 @@ func (p *Policy) Validate(handlers []string) error {
 	for i := range p.Rules {
 		found = append(found, p.Rules[i].problems(i, handlers)...)
 		found = append(found, p.compare(i)...)
-		if why := p.noServedHandler(&p.Rules[i]); why != "" {
-			found = append(found, volume.Errorf(volume.Invalid, "%s.runtimeHandlers: %s", p.Rules[i].configPath(i), why))
+		if why := p.unserved(&p.Rules[i]); len(why) > 0 && len(why) == len(p.Rules[i].RuntimeHandlers) {
+			found = append(found, volume.Errorf(volume.Invalid, "%s.runtimeHandlers: %s", p.Rules[i].configPath(i), why[0]))
 		}
 	}
 	return errors.Join(found...)
@@ -71,16 +72,25 @@ func (r *Rule) problems(i int, handlers []string) []error {
 	if r.hasNoEffect() {
 		wrong(": handler, format, mkfsOptions and rootMode have no effect in a rule that does not defer: set defer: true, or take them out")
 	}
-	if len(r.MakeFS.Options) > 0 && len(r.Filesystems) != 1 {
+	if !r.hasGoodRootMode() {
+		wrong(".rootMode: %q is not of the form \"0775\" or \"2775\": permissions in octal, in quotes, with the setgid bit at the most",
+			sys.Clip(r.RootMode))
+	}
+	if len(r.MkfsOptions) > 0 && len(r.Filesystems) != 1 {
 		wrong(".mkfsOptions: each mkfs has its own: name one filesystem in filesystems")
 	}
 	return found
 }
 
+// hasGoodRootMode tells whether the mode is not set, or permits something to somebody.
+func (r *Rule) hasGoodRootMode() bool {
+	return r.RootMode == "" || (rootModeForm().MatchString(r.RootMode) && r.makeFS().RootMode != 0)
+}
+
 // hasNoEffect tells whether a rule that does not defer sets what only a deferred
 // volume uses.
 func (r *Rule) hasNoEffect() bool {
-	return !r.Defer && (r.Handler != "" || r.Format != volume.FormatUnset || !r.MakeFS.Equal(volume.MakeFS{}))
+	return !r.Defer && (r.Handler != "" || r.Format != volume.FormatUnset || len(r.MkfsOptions) > 0 || r.RootMode != "")
 }
 
 // ruleField is one list of a rule, with what may stand in it.
@@ -153,10 +163,8 @@ func (p *Policy) Explain() []string {
 				modes = append(modes, rule.configPath(i)+".accessModes: "+text)
 			}
 		}
-		for _, runtime := range rule.RuntimeHandlers {
-			if _, not := p.servedBy(runtime, rule.Handler); rule.Defer && not != "" {
-				runtimes = append(runtimes, rule.configPath(i)+".runtimeHandlers: "+not)
-			}
+		for _, why := range p.unserved(rule) {
+			runtimes = append(runtimes, rule.configPath(i)+".runtimeHandlers: "+why)
 		}
 	}
 	return append(modes, runtimes...)

@@ -6,16 +6,6 @@ import "time"
 // before something is done.
 const looksToBeSure = 2
 
-// finding is what a look has changed.
-type finding int
-
-const (
-	unchanged   finding = iota
-	absentOnce          // missing for the first time: the next look decides
-	absentAgain         // missing for the second time in a row
-	backAgain           // no more missing
-)
-
 // absence is a driver that was missing in the CSINode.
 type absence struct {
 	registration time.Time // the one that was looked at
@@ -28,36 +18,29 @@ type absence struct {
 // absences are the drivers that were missing, and those that were renewed lately.
 type absences map[string]*absence
 
-// note takes down whether a driver that kubelet has registered was in the CSINode.
-func (a absences) note(driver string, registration time.Time, present bool) finding {
+// note takes down whether a driver that kubelet has registered was in the CSINode. It
+// reports whether the next look decides, and whether the driver is missing since now, or
+// not any more.
+func (a absences) note(driver string, registration time.Time, present bool) (again, changed bool) {
 	one := a[driver]
-	if present {
-		if one == nil {
-			return unchanged
-		}
-		was := one.missing
-		one.looks, one.missing = 0, false
-		if was {
-			return backAgain
-		}
-		return unchanged
+	if one == nil && present {
+		return false, false
 	}
 	if one == nil {
 		one = &absence{}
 		a[driver] = one
 	}
+	was := one.missing
+	if present {
+		one.looks, one.missing = 0, false
+		return false, was
+	}
 	if !one.registration.Equal(registration) {
 		one.registration, one.looks = registration, 0
 	}
 	one.looks++
-	switch {
-	case one.looks < looksToBeSure:
-		return absentOnce
-	case !one.missing:
-		one.missing = true
-		return absentAgain
-	}
-	return unchanged
+	one.missing = was || one.looks >= looksToBeSure
+	return one.looks < looksToBeSure, one.missing != was
 }
 
 // due reports whether a driver's registration is to be renewed now.

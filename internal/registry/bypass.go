@@ -95,10 +95,9 @@ func (r *Registry) tellAlarms() {
 // Bypassed lists, for people, the drivers that talk to kubelet past us although
 // they are ours or have deferred volumes.
 func (r *Registry) Bypassed() map[string]string {
-	direct, ours := r.directly()
 	out := make(map[string]string)
-	for driver, path := range direct {
-		if volumes := r.cfg.Deferred(driver); ours[driver] || len(volumes) > 0 {
+	for driver, path := range r.directly() {
+		if volumes := r.cfg.Deferred(driver); r.isOurs(driver) || len(volumes) > 0 {
 			out[driver] = fmt.Sprintf("driver %s has registered with kubelet directly at %s%s: have its registrar use %s "+
 				"(its hostPath was lost, perhaps by an upgrade)%s", driver, clip(path), liveHere(volumes), r.cfg.Registry, r.lostBy(driver))
 		}
@@ -130,22 +129,22 @@ func liveHere(volumes []string) string {
 	}
 }
 
-// directly tells the drivers that registered past us, with the socket, and those
-// that are ours.
-func (r *Registry) directly() (direct map[string]string, ours map[string]bool) {
+// directly tells the drivers that registered past us, with the socket.
+func (r *Registry) directly() map[string]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	direct, ours = make(map[string]string), make(map[string]bool)
+	direct := make(map[string]string)
 	for path, one := range r.direct {
 		if one.driver != "" {
 			direct[one.driver] = path
 		}
 	}
-	for name := range r.names {
-		ours[name] = true
-	}
-	for name := range r.served {
-		ours[name] = true
-	}
-	return direct, ours
+	return direct
+}
+
+// isOurs tells whether a driver has a registrar or a CSI socket here.
+func (r *Registry) isOurs(driver string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.names[driver] != nil || r.served[driver] != nil
 }

@@ -2,11 +2,11 @@ package registry
 
 import (
 	"context"
-	"math/rand/v2"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
@@ -53,24 +53,20 @@ func (c *nodeCheck) run(ctx context.Context) {
 }
 
 // pause waits until the next look: a short time after a registration and after the
-// first look that missed a driver, else a long one.
+// first look that missed a driver, else a long one. Either is a fifth longer or shorter, so
+// that the nodes of a cluster do not ask all at once.
 func (c *nodeCheck) pause(ctx context.Context, again bool) {
 	times := c.registry.times
 	if !again {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(jittered(times.NodeCheck)):
+		case <-time.After(wait.Jitter(times.NodeCheck*4/5, 0.5)):
 			return
 		case <-c.soon:
 		}
 	}
-	sys.Sleep(ctx, jittered(times.NodeCheckSoon))
-}
-
-// jittered keeps the nodes of a cluster from asking all at once.
-func jittered(d time.Duration) time.Duration {
-	return d - d/5 + rand.N(2*d/5+1) //nolint:gosec // no secret
+	sys.Sleep(ctx, wait.Jitter(times.NodeCheckSoon*4/5, 0.5))
 }
 
 // look reads the CSINode once. It reports whether the next look is to come soon. The
@@ -80,11 +76,7 @@ func (c *nodeCheck) look(ctx context.Context) (again bool) {
 	ctx, cancel := context.WithTimeout(ctx, c.registry.times.Call)
 	defer cancel()
 	drivers, err := c.registry.cfg.NodeDrivers(ctx)
-	if err != nil {
-		c.forget() // whoever was asked logs the error
-		return false
-	}
-	due, again := c.compare(registrations, drivers, time.Now())
+	due, again := c.compare(registrations, drivers, err == nil)
 	for _, driver := range due {
 		if c.renew(driver, registrations[driver]) {
 			c.mu.Lock()
@@ -95,21 +87,25 @@ func (c *nodeCheck) look(ctx context.Context) (again bool) {
 	return again
 }
 
-// compare notes which of the registered drivers are in the CSINode. It gives those
-// whose registration is to be renewed now.
-func (c *nodeCheck) compare(registrations map[string]time.Time, drivers map[string]bool, now time.Time) (due []string, again bool) {
+// compare notes which of the registered drivers are in the CSINode, if that could be
+// read: whoever was asked logs the error. It gives those whose registration is to be
+// renewed now.
+func (c *nodeCheck) compare(registrations map[string]time.Time, drivers map[string]bool, known bool) (due []string, again bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.known = true
+	if c.known = known; !known {
+		c.absent.unknown()
+		return nil, false
+	}
+	now := time.Now()
 	for driver, at := range registrations {
-		switch log := c.registry.cfg.Log.With(zap.String("driver", driver)); c.absent.note(driver, at, drivers[driver]) {
-		case absentOnce:
-			again = true
-		case absentAgain:
-			log.Error("a driver has registered with kubelet and is not in the node's CSINode: pods with its volumes are not scheduled to this node")
-		case backAgain:
+		once, changed := c.absent.note(driver, at, drivers[driver])
+		again = again || once
+		switch log := c.registry.cfg.Log.With(zap.String("driver", driver)); {
+		case changed && drivers[driver]:
 			log.Info("a driver is in the node's CSINode again")
-		case unchanged:
+		case changed:
+			log.Error("a driver has registered with kubelet and is not in the node's CSINode: pods with its volumes are not scheduled to this node")
 		}
 		if c.absent.due(driver, now) {
 			due = append(due, driver)
@@ -117,13 +113,6 @@ func (c *nodeCheck) compare(registrations map[string]time.Time, drivers map[stri
 	}
 	c.absent.prune(registrations, now)
 	return due, again
-}
-
-func (c *nodeCheck) forget() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.known = false
-	c.absent.unknown()
 }
 
 // registrations are the drivers that kubelet has registered through us, and when, and

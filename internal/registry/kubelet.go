@@ -36,6 +36,9 @@ func (s *session) register(ctx context.Context, front *served) error {
 			return err
 		}
 		refused := s.hear(ctx, offer, front)
+		if ctx.Err() == nil {
+			_ = os.Remove(offer.path) // it is made anew in any case
+		}
 		offer.end()
 		if !refused {
 			wait = times.Away
@@ -80,8 +83,8 @@ func (s *session) offer(front *served) (*offer, error) {
 	return made, nil
 }
 
-// hear waits for kubelet's verdicts and passes them on. It tells whether kubelet
-// refused; else the socket was taken away, or has to be made anew.
+// hear waits for kubelet's verdicts and passes them on, until the socket was taken away
+// or has to be made anew. It tells whether kubelet refused.
 func (s *session) hear(ctx context.Context, offer *offer, front *served) (refused bool) {
 	tick := time.NewTicker(s.registry.times.Rescan)
 	defer tick.Stop()
@@ -94,11 +97,9 @@ func (s *session) hear(ctx context.Context, offer *offer, front *served) (refuse
 		case <-ctx.Done():
 			return false
 		case <-silence.C:
-			_ = os.Remove(offer.path) // made anew in any case
 			return false
 		case word := <-offer.heard:
 			if !s.passOn(ctx, offer, word) {
-				_ = os.Remove(offer.path) // made anew in any case
 				return true
 			}
 			silence.Stop()
@@ -109,11 +110,9 @@ func (s *session) hear(ctx context.Context, offer *offer, front *served) (refuse
 		case <-settled:
 			s.setKubelet("registered")
 			if beginRenewal(s.registry, offer.name) {
-				_ = os.Remove(offer.path) // made anew in any case
 				return false
 			}
 		case <-s.renew:
-			_ = os.Remove(offer.path)
 			return false
 		case <-tick.C:
 			if !offer.stands() {

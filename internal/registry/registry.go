@@ -43,11 +43,12 @@ type Config struct {
 	Patience func() time.Duration
 	Log      *zap.Logger
 	// Serve gives the options of the gRPC server that stands in for a driver.
-	Serve func(name string, conn func() (grpc.ClientConnInterface, error)) []grpc.ServerOption
+	Serve func(name string, driver grpc.ClientConnInterface) []grpc.ServerOption
 	// Self is the pid of this daemon, by which an endpoint that leads back to it is
 	// told; 0 is not to look.
 	Self int
-	// Deferred names the deferred volumes of a driver that live on this node.
+	// Deferred names the deferred volumes of a driver that live on this node. It must not
+	// block.
 	Deferred func(driver string) []string
 	// Alarm is told when a driver registers with kubelet past us, and when that is
 	// over.
@@ -158,9 +159,9 @@ func (r *Registry) look(ctx context.Context) {
 	if err := os.MkdirAll(r.cfg.Registry, 0o750); err != nil {
 		r.cfg.Log.Error("the registry directory cannot be made again", zap.Error(err))
 	}
-	r.followRegistrars(ctx, socketsIn(r.cfg.Registry))
-	others := socketsBelow(r.cfg.KubeletRegistry)
-	r.dropStale(others)
+	r.followRegistrars(ctx, socketsIn(r.cfg.Registry, false))
+	others := socketsIn(r.cfg.KubeletRegistry, true)
+	r.dropStale(ctx, others)
 	for path := range others {
 		if strings.HasSuffix(path, Suffix) {
 			delete(others, path)
@@ -196,18 +197,6 @@ func (r *Registry) followRegistrars(ctx context.Context, found map[string]socket
 	}
 }
 
-// take gives a driver's name to a session, or tells who has it and when to ask
-// again.
-func (r *Registry) take(name string, s *session) (other *session, changed <-chan struct{}) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if has := r.names[name]; has != nil && has != s {
-		return has, r.changed
-	}
-	r.names[name] = s
-	return nil, nil
-}
-
 // gone tells that a session's registrar has gone, or made its socket anew.
 func (r *Registry) gone(s *session) bool {
 	r.mu.Lock()
@@ -215,24 +204,15 @@ func (r *Registry) gone(s *session) bool {
 	return r.sessions[s.socket] != s
 }
 
-func (r *Registry) release(name string, s *session) {
+// dropStale removes registrations of an earlier life whose driver has not come:
+// kubelet would call a socket that nobody serves. When ctx has ended, the drivers' names
+// are free because we end, and what is there stays.
+func (r *Registry) dropStale(ctx context.Context, found map[string]socketID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.names[name] == s {
-		delete(r.names, name)
-		close(r.changed)
-		r.changed = make(chan struct{})
-	}
-}
-
-// dropStale removes registrations of an earlier life whose driver has not come:
-// kubelet would call a socket that nobody serves.
-func (r *Registry) dropStale(found map[string]socketID) {
-	if time.Since(r.started) < r.cfg.Grace {
+	if ctx.Err() != nil || time.Since(r.started) < r.cfg.Grace {
 		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	used := make(map[string]bool, len(r.names))
 	for name := range r.names {
 		used[registrationPath(r.cfg.KubeletRegistry, name)] = true

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -43,42 +44,24 @@ type connection struct {
 const maxServed = 64
 
 // makeRoom sees that one more driver can have a socket. Where there are too many, one
-// goes whose registrar has gone and of which no deferred volume lives here.
+// goes whose registrar has gone and of which no deferred volume lives here. The caller
+// holds the lock.
 func (r *Registry) makeRoom(name string) error {
-	r.mu.Lock()
-	full := len(r.served) >= maxServed && r.served[name] == nil
-	var idle []string
-	for name := range r.served {
-		if full && r.names[name] == nil {
-			idle = append(idle, name)
-		}
-	}
-	r.mu.Unlock()
-	if !full {
+	if len(r.served) < maxServed {
 		return nil
 	}
-	slices.Sort(idle)
-	for _, idle := range idle {
-		if len(r.cfg.Deferred(idle)) == 0 && r.retire(idle) {
-			return nil
+	for _, idle := range slices.Sorted(maps.Keys(r.served)) {
+		if r.names[idle] != nil || len(r.cfg.Deferred(idle)) > 0 {
+			continue
 		}
+		one := r.served[idle]
+		delete(r.served, idle)
+		_ = os.Remove(one.socket) // a driver that comes back makes it anew
+		r.parts.Go(func() { one.stop(r.cfg.Patience()) })
+		return nil
 	}
 	return refusef("driver %s: crust-proxy stands in for %d drivers already, which is its bound: remove registrars that are not used from %s",
 		name, maxServed, r.cfg.Registry)
-}
-
-// retire ends the socket of a driver that has no registrar.
-func (r *Registry) retire(name string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	one := r.served[name]
-	if one == nil || r.names[name] != nil {
-		return false
-	}
-	delete(r.served, name)
-	_ = os.Remove(one.socket) // a driver that comes back makes it anew
-	r.parts.Go(func() { one.stop(r.cfg.Patience()) })
-	return true
 }
 
 // reach gives a connection to a driver: the one in use, or a new one that is put
@@ -111,9 +94,6 @@ func (r *Registry) drop(name string, link *connection) {
 // serve gives the socket for a driver, made now or for an earlier session, and
 // has it lead over the connection. Calls under way on another one end with that.
 func (r *Registry) serve(name string, link *connection) (*served, error) {
-	if err := r.makeRoom(name); err != nil {
-		return nil, err
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	front := r.served[name]
@@ -123,13 +103,16 @@ func (r *Registry) serve(name string, link *connection) (*served, error) {
 		}
 		return front, nil
 	}
+	if err := r.makeRoom(name); err != nil {
+		return nil, err
+	}
 	front = &served{name: name, socket: socketPath(r.cfg.Sockets, name), ended: make(chan struct{})}
 	front.driver.Store(link)
 	listener, err := listen(front.socket)
 	if err != nil {
 		return nil, err
 	}
-	front.server = grpc.NewServer(r.cfg.Serve(name, func() (grpc.ClientConnInterface, error) { return front.driverConn(), nil })...)
+	front.server = grpc.NewServer(r.cfg.Serve(name, front)...)
 	go func() {
 		defer close(front.ended)
 		if err := front.server.Serve(listener); err != nil {
@@ -142,24 +125,26 @@ func (r *Registry) serve(name string, link *connection) (*served, error) {
 
 func (f *served) driverConn() *grpc.ClientConn { return f.driver.Load().conn }
 
-// left is a listener whose socket file stays when it is closed.
-type left struct {
-	net.Listener
-	unix *net.UnixListener
+// Invoke calls the driver over the connection of now, which is another one after an upgrade.
+func (f *served) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
+	return f.driverConn().Invoke(ctx, method, args, reply, options...)
+}
+
+// NewStream begins a stream to the driver in the same way.
+func (f *served) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error) {
+	return f.driverConn().NewStream(ctx, desc, method, options...)
 }
 
 // listen has a socket appear at a path that is closed to others and has somebody listening:
-// kubelet tries once. It overlooks the name under which the socket is made.
-func listen(path string) (left, error) {
+// kubelet tries once. It overlooks the name under which the socket is made. The socket's
+// file stays when the listener is closed.
+func listen(path string) (*net.UnixListener, error) {
 	made, err := peercred.Listen(path, 0o600, "")
 	if err != nil {
-		return left{}, err
+		return nil, err
 	}
-	return left{Listener: made, unix: made.UnixListener}, nil
+	return made.UnixListener, nil
 }
-
-// Close stops listening.
-func (l left) Close() error { return l.unix.Close() }
 
 // stop lets the calls under way end, and cuts off those that do not.
 func (f *served) stop(patience time.Duration) {

@@ -69,7 +69,7 @@ func (s *session) attempt(ctx context.Context) error {
 	if err := s.take(ctx, info); err != nil {
 		return err
 	}
-	defer s.registry.release(info.Name, s)
+	defer s.release(info.Name)
 	front, err := s.serve(ctx, info)
 	if err != nil {
 		return err
@@ -80,22 +80,39 @@ func (s *session) attempt(ctx context.Context) error {
 // take makes the driver's name ours. It waits for the session of a registrar that
 // has just gone: that is usually this one's, started anew.
 func (s *session) take(ctx context.Context, info *Driver) error {
-	for {
-		other, changed := s.registry.take(info.Name, s)
+	r := s.registry
+	for ctx.Err() == nil {
+		r.mu.Lock()
+		other, changed := r.names[info.Name], r.changed
 		if other == nil {
-			return nil
+			r.names[info.Name] = s
 		}
-		if !s.registry.gone(other) {
+		gone := other != nil && r.sessions[other.socket] != other
+		r.mu.Unlock()
+		switch {
+		case other == nil:
+			return nil
+		case !gone:
 			return errTaken{changed: changed, error: fmt.Errorf("the driver %s is registered by %s already, with the endpoint %s: "+
 				"%s, with the endpoint %s, is not taken until that one has gone",
 				info.Name, other.socket, other.state().Endpoint, s.socket, info.Endpoint)}
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
 		case <-changed:
 		}
 	}
+	return ctx.Err()
+}
+
+// release gives the driver's name to whoever waits for it.
+func (s *session) release(name string) {
+	r := s.registry
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.names, name)
+	close(r.changed)
+	r.changed = make(chan struct{})
 }
 
 // serve has the driver's CSI socket lead to the driver, once that has proved to
@@ -106,11 +123,10 @@ func (s *session) serve(ctx context.Context, info *Driver) (*served, error) {
 		return nil, err
 	}
 	known, err := s.registry.check.meet(ctx, link.conn, *info)
-	if err != nil {
-		s.registry.drop(info.Name, link)
-		return nil, err
+	var front *served
+	if err == nil {
+		front, err = s.registry.serve(info.Name, link)
 	}
-	front, err := s.registry.serve(info.Name, link)
 	if err != nil {
 		s.registry.drop(info.Name, link)
 		return nil, err

@@ -46,7 +46,7 @@ func (s *settling) needed(driver string) bool {
 // It reports false while a socket of others stands: kubelet could take that one instead.
 // When it goes, that is the next event.
 func beginRenewal(r *Registry, driver string) bool {
-	if direct, _ := r.directly(); direct[driver] != "" {
+	if r.directly()[driver] != "" {
 		return false
 	}
 	r.cfg.Log.Info("a registration is renewed, because kubelet may have lost it", zap.String("driver", driver))

@@ -4,10 +4,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
@@ -16,58 +16,37 @@ import (
 // again soon; the time is that of the making, which a chmod does not change.
 type socketID struct {
 	inode uint64
-	made  syscall.Timespec
-}
-
-func idOf(info fs.FileInfo) socketID {
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		return socketID{inode: st.Ino, made: st.Mtim}
-	}
-	return socketID{}
+	made  unix.Timespec
 }
 
 // idAt is the socket that stands at a path now; there is none with a zero id.
 func idAt(path string) socketID {
-	info, err := os.Lstat(path)
-	if err != nil {
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil {
 		return socketID{}
 	}
-	return idOf(info)
+	return socketID{inode: st.Ino, made: st.Mtim}
 }
 
-// socketsIn lists the sockets in a directory. A name that begins with a dot is
-// not meant for us, as with kubelet.
-func socketsIn(dir string) map[string]socketID {
-	found := make(map[string]socketID)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return found // missing, or being made again: looked at the next time
-	}
-	for _, entry := range entries {
-		note(found, filepath.Join(dir, entry.Name()), entry)
-	}
-	return found
-}
-
-// socketsBelow lists those in sub-directories too, as kubelet does.
-func socketsBelow(dir string) map[string]socketID {
+// socketsIn lists the sockets in a directory, and in those below it if that is wanted, as
+// kubelet does in its own. A name that begins with a dot is not meant for us, as with
+// kubelet.
+func socketsIn(dir string, below bool) map[string]socketID {
 	found := make(map[string]socketID)
 	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err == nil {
-			note(found, path, entry)
+		switch {
+		case err != nil: // missing, or being made again: looked at the next time
+		case entry.IsDir() && path != dir && !below:
+			return fs.SkipDir
+		case entry.Type() != fs.ModeSocket || strings.HasPrefix(entry.Name(), "."):
+		default:
+			if id := idAt(path); id != (socketID{}) {
+				found[path] = id
+			}
 		}
-		return nil // what went meanwhile is missing the next time too
+		return nil
 	})
 	return found
-}
-
-func note(found map[string]socketID, path string, entry fs.DirEntry) {
-	if entry.Type() != fs.ModeSocket || strings.HasPrefix(entry.Name(), ".") {
-		return
-	}
-	if info, err := entry.Info(); err == nil {
-		found[path] = idOf(info)
-	}
 }
 
 // socketPath is where the CSI socket of a driver lies.

@@ -14,7 +14,7 @@ import (
 // themselves, for their names are taken.
 func Withdraw(kubeletRegistry string) []string {
 	var gone []string
-	for path := range socketsBelow(kubeletRegistry) {
+	for path := range socketsIn(kubeletRegistry, true) {
 		served, err := sys.IsServed(path)
 		if strings.HasSuffix(path, Suffix) && !served && err == nil && os.Remove(path) == nil {
 			gone = append(gone, path)

@@ -79,7 +79,7 @@ func (w *world) config() registry.Config {
 		Registry: w.ours(), KubeletRegistry: w.kubeletDir(), Sockets: w.sockets(), Grace: 5 * turn,
 		Patience: func() time.Duration { return time.Second },
 		Log:      zap.NewNop(),
-		Serve: func(_ string, conn func() (grpc.ClientConnInterface, error)) []grpc.ServerOption {
+		Serve: func(_ string, conn grpc.ClientConnInterface) []grpc.ServerOption {
 			return passthrough.New(conn, nil).ServerOptions()
 		},
 		Deferred: w.deferredVolumes, Alarm: w.alarm,

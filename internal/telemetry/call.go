@@ -22,23 +22,9 @@ type Call struct {
 
 type callKey struct{}
 
-// callContext carries a call in one allocation.
-type callContext struct {
-	context.Context
-	call Call
-}
-
-// Value finds the call.
-func (c *callContext) Value(key any) any {
-	if key == (callKey{}) {
-		return &c.call
-	}
-	return c.Context.Value(key)
-}
-
 func withCall(ctx context.Context) (context.Context, *Call) {
-	c := &callContext{Context: ctx}
-	return c, &c.call
+	call := &Call{}
+	return context.WithValue(ctx, callKey{}, call), call
 }
 
 // CallFrom gives the call that a context belongs to. Outside of one it gives a

@@ -1,10 +1,10 @@
 package telemetry
 
 import (
-	"errors"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // NodeState is how the parts of the daemon stand, as `crustctl doctor` tells it in
@@ -63,7 +63,7 @@ func (g *gauges) Collect(out chan<- prometheus.Metric) {
 }
 
 // WatchNode makes the metrics of the node's state ask state at each scrape.
-func (m *Metrics) WatchNode(state func() NodeState) error {
+func (m *Metrics) WatchNode(state func() NodeState) {
 	g := &gauges{}
 	config := g.desc("crust_proxy_config_last_reload_successful", "1 unless the configuration file was changed into a bad one.")
 	records := g.desc("crust_proxy_records_unusable", "Records of volumes that cannot be used.")
@@ -96,7 +96,7 @@ func (m *Metrics) WatchNode(state func() NodeState) error {
 			}
 		}
 	}
-	return m.Registry.Register(g)
+	m.Registry.MustRegister(g)
 }
 
 // collectDrivers merges the drivers over the bound, which share one label: they are
@@ -143,7 +143,7 @@ func (d *drivers) sums(counts []VolumeCount) map[VolumeCount]int {
 }
 
 // CountVolumes makes crust_proxy_volumes ask count at each scrape.
-func (m *Metrics) CountVolumes(count func() []VolumeCount) error {
+func (m *Metrics) CountVolumes(count func() []VolumeCount) {
 	g := &gauges{}
 	volumes := g.desc("crust_proxy_volumes", "Volumes, by state.", "state", "driver", "handler")
 	g.collect = func(set setGauge) {
@@ -151,7 +151,7 @@ func (m *Metrics) CountVolumes(count func() []VolumeCount) error {
 			set(volumes, float64(n), labels.State, labels.Driver, labels.Handler)
 		}
 	}
-	return m.Registry.Register(g)
+	m.Registry.MustRegister(g)
 }
 
 // ClusterState is how the look-up of pods stands.
@@ -165,10 +165,8 @@ type ClusterState struct {
 // WatchCluster makes the metrics of the look-up of pods, which are there only where a
 // cluster is asked. The function that it returns times each question; result is "ok" or
 // an error's kind.
-func (m *Metrics) WatchCluster(
-	state func() ClusterState,
-) (asked func(question, result string, took time.Duration), err error) {
-	lookups := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+func (m *Metrics) WatchCluster(state func() ClusterState) (asked func(question, result string, took time.Duration)) {
+	lookups := promauto.With(m.Registry).NewHistogramVec(prometheus.HistogramOpts{
 		Name: "crust_proxy_pod_lookup_duration_seconds", Help: "Time taken to tell of a pod, or of the pods that want a volume.",
 		Buckets: buckets,
 	}, []string{"question", "result"})
@@ -187,7 +185,8 @@ func (m *Metrics) WatchCluster(
 		set(pods, float64(now.Pods))
 		set(incomplete, float64(now.Incomplete))
 	}
+	m.Registry.MustRegister(g)
 	return func(question, result string, took time.Duration) {
 		lookups.WithLabelValues(question, result).Observe(took.Seconds())
-	}, errors.Join(m.Registry.Register(lookups), m.Registry.Register(g))
+	}
 }

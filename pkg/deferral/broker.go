@@ -73,7 +73,6 @@ type parts struct {
 	store    *store
 	claims   *claim.Table
 	users    *claim.Users
-	guards   *guard.Guards
 	locks    *volumeLocks
 	handlers *handlerSet
 	table    *table
@@ -96,7 +95,7 @@ func NewBroker(cfg Config) (*Broker, error) {
 	b := &Broker{cfg: cfg, parts: parts{
 		boot: boot, store: files, handlers: handlers,
 		targets: &targets{root: guard.NewRoot(cfg.Root), describe: cfg.Describe},
-		guards:  &guard.Guards{}, locks: &volumeLocks{}, table: newTable(cfg.OnChange),
+		locks:   &volumeLocks{}, table: newTable(cfg.OnChange),
 	}}
 	b.SetDevices(cfg.Devices)
 	b.users = claim.NewUsers(func() []string { return b.devices.Load().Servers }, b.table.notify)
@@ -113,10 +112,7 @@ func (b *Broker) SetDevices(p claim.DevicePolicy) { b.devices.Store(&p) }
 
 // Close closes the descriptors of this process. Volumes, guards and kept claims stay
 // for the next process.
-func (b *Broker) Close() {
-	b.claims.Close()
-	b.store.close()
-}
+func (b *Broker) Close() { b.claims.Close() }
 
 // Load reads the records and claims their devices. It is called once, before anything
 // is served; Reconcile does the rest.

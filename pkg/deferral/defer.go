@@ -137,10 +137,8 @@ func (a *attempt) preparation(rec *record) func(context.Context) error {
 				"only block devices can", rec.Target, rec.Device.Path)
 		}
 		return a.b.cfg.Preparer.Prepare(ctx, Preparation{
-			Device: dev.FD(), Target: rec.Target, Path: rec.Device.Path, FSType: rec.FSType, Format: in.Format,
-			MakeFS: in.MakeFS, Group: rec.Group, ReadOnly: rec.ReadOnly, NoReplay: leavesJournal(rec.MountFlags),
-			GuestFormats: a.handler.Abilities().FormatsBlank,
-			Grow:         !in.KeepSize && !a.handler.Abilities().GrowsAtMount,
+			Device: dev.FD(), Volume: &rec.Volume, Instruction: in, NoReplay: leavesJournal(rec.MountFlags),
+			Grow: !in.KeepSize && !a.handler.Abilities().GrowsAtMount,
 		})
 	}
 }
@@ -163,7 +161,7 @@ func (a *attempt) publish(ctx context.Context, rec *record, parent int) error {
 		return err
 	}
 	failpoint.Hit("stage-readonly")
-	if err := a.b.guards.Mount(a.target, parent, rec.MadeTarget); err != nil {
+	if _, err := a.target.Mount(parent, rec.MadeTarget); err != nil {
 		return err
 	}
 	failpoint.Hit("stage-guarded")

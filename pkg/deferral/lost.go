@@ -32,7 +32,7 @@ func (l *lostVolumes) enter(ctx context.Context, files []unusable) error {
 			rec = l.record(&volume.Volume{Key: file.key})
 		}
 		delete(standing, file.key)
-		l.table.enter(&entry{rec: rec, removing: file.removing, lost: l.cause(rec, file.err)})
+		l.table.enter(&entry{rec: rec, removing: file.dir == removingDir, lost: l.cause(rec, file.err)})
 	}
 	for _, rec := range standing {
 		l.table.enter(&entry{rec: rec, lost: l.cause(rec, errNoRecord)})

@@ -30,7 +30,7 @@ func TestOnRecord(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(dir, part), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, part, fileName(rec.Key)), raw, 0o600); err != nil {
+		if err := os.WriteFile((&store{dir: dir}).path(part, rec.Key), raw, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -39,9 +39,6 @@ type Abilities struct {
 	// GrowsAtMount: a filesystem that is smaller than its device is grown when
 	// it is mounted.
 	GrowsAtMount bool
-	// FormatsBlank: a blank device is formatted at the first mount, and only
-	// then.
-	FormatsBlank bool
 	// SELinux: mount options such as context= mean something in the sandbox.
 	SELinux bool
 	// HostMounts: the sandboxes' mounts are made by this node's own kernel. The
@@ -129,19 +126,12 @@ type Preparer interface {
 type Preparation struct {
 	// Device is an O_PATH descriptor of the block device that was checked.
 	Device int
-	// Target names the volume, and Path the device, in errors.
-	Target, Path string
-	FSType       string
-	Format       volume.FormatPolicy
-	MakeFS       volume.MakeFS
-	// Group is the numeric group that the root directory of a new filesystem gets, or "".
-	Group    string
-	ReadOnly bool
+	// Volume is to get the device, and Instruction says what becomes of a blank one.
+	Volume      *volume.Volume
+	Instruction *volume.Instruction
 	// NoReplay is set if the volume's mount options skip the replay of its journal.
 	NoReplay bool
 	// Grow is set if a filesystem that is smaller than its device is to be grown on this
 	// node, because its sandbox cannot.
 	Grow bool
-	// GuestFormats is set if the sandbox formats a blank device by itself.
-	GuestFormats bool
 }

@@ -35,7 +35,7 @@ func (r *restorer) restore(ctx context.Context, rec *record, t *guard.Target) (r
 	if err := r.claims.SetReadOnly(&rec.Volume); err != nil {
 		return repaired, err
 	}
-	guarded, err := r.guards.Restore(t)
+	guarded, err := t.Restore()
 	if err != nil {
 		return repaired, err
 	}
@@ -162,7 +162,7 @@ func (r *reconciler) removeStrayGuards(ctx context.Context, report *collector) {
 		}
 		r.removeUnknown(ctx, t.Key(), "unmount stray guard", report,
 			func() error { return r.handlers.refuseBound(ctx, r.targets.volume(t)) },
-			func() error { return r.guards.Remove(t, false) })
+			func() error { return t.Remove(false) })
 		t.Close()
 	}
 }

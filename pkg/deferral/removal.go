@@ -56,7 +56,7 @@ func (r *remover) cleanUnknown(ctx context.Context, t *guard.Target) error {
 			return err
 		}
 	}
-	return r.guards.Remove(t, false)
+	return t.Remove(false)
 }
 
 // undo removes a volume. If it fails, or the daemon is killed, the next start or call
@@ -118,5 +118,5 @@ func (r *remover) unguard(rec *record, t *guard.Target) error {
 		defer resolved.Close()
 		t = resolved
 	}
-	return r.guards.Remove(t, rec.MadeTarget)
+	return t.Remove(rec.MadeTarget)
 }

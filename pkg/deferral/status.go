@@ -74,11 +74,13 @@ func (b *Broker) List() []Status {
 
 // All returns all volumes in no order.
 func (b *Broker) All() []Status {
-	held := b.users.ByKey()
-	all := b.table.all()
+	return b.statuses(b.table.all())
+}
+
+func (b *Broker) statuses(all []*entry) []Status {
 	out := make([]Status, 0, len(all))
 	for _, known := range all {
-		out = append(out, known.status(held[known.rec.Key]))
+		out = append(out, known.status(b.users.Get(known.rec.Key)))
 	}
 	return out
 }
@@ -86,11 +88,7 @@ func (b *Broker) All() []Status {
 // OfOrigin returns the deferred volumes of one volume of a driver: one for each target
 // that it is published on.
 func (b *Broker) OfOrigin(driver, volumeID string) []Status {
-	var out []Status
-	for _, known := range b.table.ofOrigin(driver, volumeID) {
-		out = append(out, known.status(b.users.Get(known.rec.Key)))
-	}
-	return out
+	return b.statuses(b.table.ofOrigin(driver, volumeID))
 }
 
 // SortByTarget orders volumes by their targets, and yields the processor now and then.
@@ -130,7 +128,7 @@ func (b *Broker) Blind() error { return b.users.Blind() }
 func (b *Broker) KeptClaims() int { return b.claims.Kept() }
 
 // DeviceSize returns the current size of a volume's device in bytes.
-func (b *Broker) DeviceSize(v *volume.Volume) (int64, bool) { return b.claims.DeviceSize(v.Device) }
+func (b *Broker) DeviceSize(v *volume.Volume) (int64, bool) { return claim.DeviceSize(v.Device) }
 
 // HostMounts lists, by volume, where this mount namespace has the devices of volumes
 // mounted: each such mount is a fault. It reads the mount table once.

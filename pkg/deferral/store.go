@@ -52,10 +52,11 @@ func (r *record) claim() claim.Request {
 	return claim.Request{Volume: &r.Volume, Mountable: r.HostMounts, WasReadOnly: r.DeviceWasReadOnly}
 }
 
-// The directories of the store's records.
+// The directories of the store.
 const (
 	volumesDir  = "volumes"
 	removingDir = "removing"
+	tmpDir      = "tmp"
 )
 
 // store has one file for each volume:
@@ -69,58 +70,38 @@ const (
 // kill, sees the old one or the new one. Nothing is synced: the directory is on tmpfs, and
 // after a power cut the records mean nothing (see record.Boot).
 type store struct {
-	dir      string
-	tmp      int
-	volumes  int
-	removing int
-	serial   atomic.Uint64
+	dir    string
+	serial atomic.Uint64
 }
 
 func openStore(dir string) (*store, error) {
-	s := &store{dir: dir, tmp: sys.NoFD, volumes: sys.NoFD, removing: sys.NoFD}
-	for _, part := range []struct {
-		name string
-		fd   *int
-	}{{"tmp", &s.tmp}, {volumesDir, &s.volumes}, {removingDir, &s.removing}} {
-		path := filepath.Join(dir, part.name)
-		if err := os.MkdirAll(path, 0o700); err != nil {
-			s.close()
+	s := &store{dir: dir}
+	for _, part := range []string{tmpDir, volumesDir, removingDir} {
+		if err := os.MkdirAll(filepath.Join(dir, part), 0o700); err != nil {
 			return nil, volume.Errorf(volume.DiskKind(err), "the state directory cannot be made: %w", err)
 		}
-		fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if err != nil {
-			s.close()
-			return nil, volume.Errorf(volume.Internal, "the state directory %s cannot be opened: %w", path, err)
-		}
-		*part.fd = fd
 	}
 	s.clearTmp()
 	s.serial.Store(uint64(time.Now().UnixNano()))
 	return s, nil
 }
 
-func (s *store) close() {
-	sys.CloseFD(s.tmp)
-	sys.CloseFD(s.volumes)
-	sys.CloseFD(s.removing)
-}
-
 // clearTmp removes incomplete files that a kill left. What cannot be removed does no
 // harm: every start writes under names of its own.
 func (s *store) clearTmp() {
-	names, err := os.ReadDir(filepath.Join(s.dir, "tmp"))
-	if err != nil {
-		return
-	}
+	tmp := filepath.Join(s.dir, tmpDir)
+	names, _ := os.ReadDir(tmp)
 	for _, name := range names {
 		// Handlers have sub-directories of their own below tmp.
 		if !name.IsDir() {
-			_ = unix.Unlinkat(s.tmp, name.Name(), 0)
+			_ = os.Remove(filepath.Join(tmp, name.Name()))
 		}
 	}
 }
 
-func fileName(key volume.Key) string { return string(key) + ".json" }
+func (s *store) path(dir string, key volume.Key) string {
+	return filepath.Join(s.dir, dir, string(key)+".json")
+}
 
 // put writes the record of a volume that shall exist.
 func (s *store) put(r *record) error {
@@ -128,12 +109,12 @@ func (s *store) put(r *record) error {
 	if err != nil {
 		return volume.Errorf(volume.Internal, "volume %s: the record cannot be encoded: %w", r.Target, err)
 	}
-	tmp := fmt.Sprintf("%s.%d", r.Key, s.serial.Add(1))
-	if err := sys.WriteNew(s.tmp, tmp, raw); err != nil {
+	tmp := filepath.Join(s.dir, tmpDir, fmt.Sprintf("%s.%d", r.Key, s.serial.Add(1)))
+	if err := sys.WriteNew(unix.AT_FDCWD, tmp, raw); err != nil {
 		return s.putError(r, err)
 	}
-	if err := unix.Renameat(s.tmp, tmp, s.volumes, fileName(r.Key)); err != nil {
-		_ = unix.Unlinkat(s.tmp, tmp, 0)
+	if err := unix.Rename(tmp, s.path(volumesDir, r.Key)); err != nil {
+		_ = unix.Unlink(tmp)
 		return s.putError(r, err)
 	}
 	return nil
@@ -146,7 +127,7 @@ func (s *store) putError(r *record, err error) error {
 // beginRemoval marks the volume as being removed. From now on a restart ends the removal
 // instead of restoring the volume.
 func (s *store) beginRemoval(key volume.Key) error {
-	err := unix.Renameat(s.volumes, fileName(key), s.removing, fileName(key))
+	err := unix.Rename(s.path(volumesDir, key), s.path(removingDir, key))
 	if errors.Is(err, unix.ENOENT) {
 		return nil // begun before
 	}
@@ -157,7 +138,7 @@ func (s *store) beginRemoval(key volume.Key) error {
 }
 
 func (s *store) endRemoval(key volume.Key) error {
-	if err := unix.Unlinkat(s.removing, fileName(key), 0); err != nil && !errors.Is(err, unix.ENOENT) {
+	if err := unix.Unlink(s.path(removingDir, key)); err != nil && !errors.Is(err, unix.ENOENT) {
 		return volume.Errorf(volume.Internal, "volume %s: the record cannot be removed below %s: %w", key.Short(), s.dir, err)
 	}
 	return nil
@@ -170,34 +151,43 @@ type loaded struct {
 	problems []error // files that belong to no volume
 }
 
-// unusable is a file that has the name of a volume's record and cannot be read as
-// one. The name alone says that the volume exists.
+// unusable is a file among the records that cannot be read as one.
 type unusable struct {
-	key      volume.Key
-	removing bool
+	dir, name string
+	// key is that of the volume whose record has this name, or "". The name alone says
+	// that the volume exists.
+	key volume.Key
 	// hint is the record of a newer daemon as far as this one understands it, or nil.
 	hint *record
 	err  error
 }
 
-// load reads all records. One that cannot be read does not keep the others from
-// being served.
-func (s *store) load() (loaded, error) {
-	var out loaded
-	for _, part := range []struct {
-		dir  string
-		into *[]*record
-	}{{volumesDir, &out.volumes}, {removingDir, &out.removing}} {
-		entries, err := os.ReadDir(filepath.Join(s.dir, part.dir))
+// load reads all records, and sets files of other names aside. A record that cannot be
+// read does not keep the others from being served.
+func (s *store) load() (out loaded, err error) {
+	for dir, into := range map[string]*[]*record{volumesDir: &out.volumes, removingDir: &out.removing} {
+		records, unread, err := s.readAll(dir)
 		if err != nil {
-			return out, volume.Errorf(volume.Internal, "the state directory cannot be read: %w", err)
+			return out, err
 		}
-		*part.into = s.readAll(part.dir, entries, &out)
+		*into = records
+		for _, file := range unread {
+			if file.key != "" {
+				out.unusable = append(out.unusable, file)
+			} else {
+				out.problems = append(out.problems, s.setAside(dir, file.name, file.err))
+			}
+		}
 	}
 	return out, nil
 }
 
-func (s *store) readAll(dir string, entries []os.DirEntry, out *loaded) (records []*record) {
+// readAll reads the records in one directory.
+func (s *store) readAll(dir string) (records []*record, unread []unusable, err error) {
+	entries, err := os.ReadDir(filepath.Join(s.dir, dir))
+	if err != nil {
+		return nil, nil, volume.Errorf(volume.Internal, "the records cannot be read: %w", err)
+	}
 	var mu sync.Mutex
 	var readers errgroup.Group
 	readers.SetLimit(2 * runtime.GOMAXPROCS(0))
@@ -208,24 +198,25 @@ func (s *store) readAll(dir string, entries []os.DirEntry, out *loaded) (records
 				mu.Lock()
 				if err == nil {
 					records = append(records, rec)
-				} else if key, ok := keyOfFile(entry.Name()); ok {
-					out.unusable = append(out.unusable, unusable{key: key, removing: dir == removingDir, hint: rec, err: err})
 				} else {
-					out.problems = append(out.problems, s.setAside(dir, entry.Name(), err))
+					unread = append(unread, unusable{dir: dir, name: entry.Name(), key: keyOfFile(entry.Name()), hint: rec, err: err})
 				}
 				mu.Unlock()
 			}
 			return nil
 		})
 	}
-	_ = readers.Wait() // every error is in out
-	return records
+	_ = readers.Wait() // every error is in unread
+	return records, unread, nil
 }
 
-func keyOfFile(name string) (volume.Key, bool) {
+// keyOfFile returns the key in the name of a record's file, or "".
+func keyOfFile(name string) volume.Key {
 	key, ok := strings.CutSuffix(name, ".json")
-	sum, err := hex.DecodeString(key)
-	return volume.Key(key), ok && err == nil && len(sum) == sha256.Size && strings.ToLower(key) == key
+	if sum, err := hex.DecodeString(key); !ok || err != nil || len(sum) != sha256.Size || strings.ToLower(key) != key {
+		return ""
+	}
+	return volume.Key(key)
 }
 
 // setAside moves a file away that has not the name of a record, unless a newer daemon
@@ -246,10 +237,6 @@ func (s *store) setAside(dir, name string, cause error) error {
 }
 
 func (s *store) read(key volume.Key) (*record, error) { return readRecord(s.path(volumesDir, key)) }
-
-func (s *store) path(dir string, key volume.Key) string {
-	return filepath.Join(s.dir, dir, fileName(key))
-}
 
 var errNewerRecord = errors.New("it was written by a newer crust-proxy")
 
@@ -321,19 +308,18 @@ func OnRecord(stateDir string) ([]*volume.Volume, error) {
 	var out []*volume.Volume
 	var problems []error
 	for _, part := range []string{volumesDir, removingDir} {
-		dir := filepath.Join(stateDir, part)
-		entries, err := os.ReadDir(dir)
+		records, unread, err := (&store{dir: stateDir}).readAll(part)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			problems = append(problems, volume.Errorf(volume.Internal, "the records cannot be read: %w", err))
+			problems = append(problems, err)
 		}
-		for _, entry := range entries {
-			rec, err := readRecord(filepath.Join(dir, entry.Name()))
-			switch {
-			case errors.Is(err, fs.ErrNotExist): // it went meanwhile
-			case err != nil:
-				problems = append(problems, fmt.Errorf("the record %s cannot be read: %w", filepath.Join(dir, entry.Name()), err))
-			case rec.Boot == boot:
+		for _, rec := range records {
+			if rec.Boot == boot {
 				out = append(out, &rec.Volume)
+			}
+		}
+		for _, file := range unread {
+			if !errors.Is(file.err, fs.ErrNotExist) { // else it went meanwhile
+				problems = append(problems, fmt.Errorf("the record %s cannot be read: %w", filepath.Join(stateDir, part, file.name), file.err))
 			}
 		}
 	}

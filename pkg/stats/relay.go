@@ -7,6 +7,7 @@ package stats
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -64,8 +65,8 @@ func (k Known) HadSandbox() bool { return !k.At.IsZero() || !k.LostAt.IsZero() }
 
 // Relay asks sandboxes.
 type Relay struct {
+	slots   atomic.Pointer[slots]
 	mu      sync.Mutex
-	slots   *slots
 	flights map[volume.Key]*flight
 	known   map[volume.Key]Known
 	// asked is called after every request; it may be nil.
@@ -86,18 +87,13 @@ type flight struct {
 // New makes a relay. It calls asked, which may be nil, after every request to a
 // sandbox.
 func New(limits Limits, asked func(v *volume.Volume, call string, took time.Duration, err error)) *Relay {
-	return &Relay{
-		slots: newSlots(limits), asked: asked,
-		flights: make(map[volume.Key]*flight), known: make(map[volume.Key]Known),
-	}
+	r := &Relay{asked: asked, flights: make(map[volume.Key]*flight), known: make(map[volume.Key]Known)}
+	r.SetLimits(limits)
+	return r
 }
 
 // SetLimits changes the limits for requests from now on.
-func (r *Relay) SetLimits(limits Limits) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.slots = newSlots(limits)
-}
+func (r *Relay) SetLimits(limits Limits) { r.slots.Store(newSlots(limits)) }
 
 // Stats asks the sandbox of a volume, or waits for a request that is in flight. The
 // caller's deadline ends only its own wait.
@@ -136,7 +132,7 @@ func waitError(ctx context.Context, v *volume.Volume) error {
 }
 
 func (r *Relay) run(ctx context.Context, src Source, v *volume.Volume, f *flight) {
-	slots := r.currentSlots()
+	slots := r.slots.Load()
 	ctx, cancel := context.WithTimeout(ctx, slots.limits.StatsTimeout)
 	defer cancel()
 	start := time.Now()
@@ -150,12 +146,6 @@ func (r *Relay) run(ctx context.Context, src Source, v *volume.Volume, f *flight
 	if r.asked != nil {
 		r.asked(v, "stats", f.answer.Took, f.err)
 	}
-}
-
-func (r *Relay) currentSlots() *slots {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.slots
 }
 
 // learn stores the answer, unless the volume was forgotten meanwhile or the answer is
@@ -225,7 +215,7 @@ func (r *Relay) Expand(ctx context.Context, src Source, v *volume.Volume, wish v
 		return 0, volume.Errorf(volume.Invalid,
 			"volume %s: the capacity range (required %d, limit %d) holds no size", v.Target, wish.Required, wish.Limit)
 	}
-	slots := r.currentSlots()
+	slots := r.slots.Load()
 	ctx, cancel := context.WithTimeout(ctx, slots.limits.ExpandTimeout)
 	defer cancel()
 	start := time.Now()

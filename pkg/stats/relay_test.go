@@ -178,8 +178,8 @@ func TestTooManySlowSandboxes(t *testing.T) {
 		}
 		hung.Wait()
 		synctest.Wait()
-		if len(relay.slots.quick) != 0 || len(relay.slots.slow) != 0 {
-			t.Errorf("slots are still taken: %d quick, %d slow", len(relay.slots.quick), len(relay.slots.slow))
+		if len(relay.slots.Load().quick) != 0 || len(relay.slots.Load().slow) != 0 {
+			t.Errorf("slots are still taken: %d quick, %d slow", len(relay.slots.Load().quick), len(relay.slots.Load().slow))
 		}
 	})
 }

@@ -77,9 +77,7 @@ func mountsAtOnce(t *trial, f *fixture) {
 	var running errgroup.Group
 	for i := range made {
 		made[i] = newContainer(f.pod.n, fmt.Sprintf("at-once-%d", i))
-		bundle, err := made[i].prepare(f.pod.containerSpec("at-once", []bind{all(f.vol)}))
-		t.must(err)
-		running.Go(func() error { return made[i].runPrepared(t.ctx, bundle) })
+		running.Go(func() error { return made[i].run(t.ctx, f.pod.containerSpec("at-once", []bind{all(f.vol)})) })
 	}
 	t.must(running.Wait())
 	t.exec(made[0], "write", "/data/mark", "one")

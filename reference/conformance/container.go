@@ -28,39 +28,34 @@ func newContainer(n *node, kind string) *container { return &container{n: n, id:
 // endsWithin bounds the wait for a killed container.
 const endsWithin = 20 * time.Second
 
-// prepare writes its bundle, and has the container removed at the end, even if it is
-// never created.
-func (c *container) prepare(spec *specs.Spec) (bundle string, err error) {
-	bundle, err = writeBundle(c.n.path("bundles", c.id), spec)
+// create asks for the container, and has it removed at the end, even if it is never
+// created.
+func (c *container) create(ctx context.Context, spec *specs.Spec) (programResult, error) {
+	bundle, err := writeBundle(c.n.path("bundles", c.id), spec)
 	if err != nil {
-		return "", err
+		return programResult{}, err
 	}
 	c.n.scratch.add(func(ctx context.Context) error {
 		return errors.Join(c.removeByForce(ctx), os.RemoveAll(bundle))
 	})
-	return bundle, nil
+	return c.n.handler.run(ctx, "create", "--bundle", bundle, c.id)
 }
 
-// create asks for the container.
-func (c *container) create(ctx context.Context, spec *specs.Spec) (programResult, error) {
-	bundle, err := c.prepare(spec)
-	if err != nil {
-		return programResult{}, err
+// startsUnlessRefused creates and starts it, and tells whether it was not refused.
+func (c *container) startsUnlessRefused(t *trial, spec *specs.Spec) bool {
+	ended, err := c.create(t.ctx, spec)
+	t.must(err)
+	if ended.code != 0 {
+		return false
 	}
-	return c.n.handler.run(ctx, "create", "--bundle", bundle, c.id)
+	_, err = c.n.handler.must(t.ctx, "start", c.id)
+	t.must(err)
+	return true
 }
 
 // run creates and starts it.
 func (c *container) run(ctx context.Context, spec *specs.Spec) error {
-	bundle, err := c.prepare(spec)
-	if err != nil {
-		return err
-	}
-	return c.runPrepared(ctx, bundle)
-}
-
-func (c *container) runPrepared(ctx context.Context, bundle string) error {
-	ended, err := c.n.handler.run(ctx, "create", "--bundle", bundle, c.id)
+	ended, err := c.create(ctx, spec)
 	if err != nil {
 		return err
 	}

@@ -7,13 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
-
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
 // A killed run leaves mounts, a directory, and perhaps a container that was created but
@@ -110,20 +105,5 @@ func (n *node) clear() error {
 			return err
 		}
 	}
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(n.dir))
-	if err != nil {
-		return err
-	}
-	slices.Reverse(mounts) // the last first
-	for _, m := range mounts {
-		if err := unmountAll(m.Mountpoint); err != nil {
-			return err
-		}
-		if key, guard := strings.CutPrefix(m.Source, abi.GuardPrefix); guard && abi.IsDirName(key) {
-			if err := os.RemoveAll(filepath.Join(n.opts.Root, key)); err != nil {
-				return err
-			}
-		}
-	}
-	return os.RemoveAll(n.dir)
+	return n.removeDir()
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/mountwatch"
 )
 
@@ -176,16 +177,22 @@ func copyFile(from, to string) error {
 	return os.WriteFile(to, program, 0o755) //nolint:gosec // it is run by containers
 }
 
-// removeDir removes our directory. A killed runtime may have left a mount in its state
-// directory: runc binds its program there for a moment.
+// removeDir removes our directory with the mounts that are left in it, and the volumes
+// whose guards are among them. A killed runtime may have left one in its state directory:
+// runc binds its program there for a moment.
 func (n *node) removeDir() error {
-	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(n.path("state")))
+	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(n.dir))
 	if err != nil {
 		return err
 	}
 	for _, m := range slices.Backward(left) { // the last first
 		if err := unmountAll(m.Mountpoint); err != nil {
 			return err
+		}
+		if key, guard := strings.CutPrefix(m.Source, abi.GuardPrefix); guard && abi.IsDirName(key) {
+			if err := os.RemoveAll(filepath.Join(n.opts.Root, key)); err != nil {
+				return err
+			}
 		}
 	}
 	return os.RemoveAll(n.dir)

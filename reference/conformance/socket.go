@@ -20,33 +20,20 @@ import (
 // servesWithin bounds the wait for the handler to serve the socket that it named.
 const servesWithin = 10 * time.Second
 
-// client connects to the socket that the handler offers.
-type client struct {
-	handlerv1.HandlerClient
-	conn *grpc.ClientConn
-}
-
-func (v *testVolume) dial() (*client, error) {
+// overSocket waits until the handler serves the socket that it offers, and calls f.
+func (v *testVolume) overSocket(ctx context.Context, f func(context.Context, handlerv1.HandlerClient) error) error {
 	path, err := v.line(abi.SocketName)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, unsupported{reason: "it offers no runtime-socket, which is optional"}
+		return unsupported{reason: "it offers no runtime-socket, which is optional"}
 	}
-	if err != nil {
-		return nil, err
-	}
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return nil, err
-	}
-	return &client{HandlerClient: handlerv1.NewHandlerClient(conn), conn: conn}, nil
-}
-
-// overSocket waits until the handler serves the socket, and calls f.
-func (v *testVolume) overSocket(ctx context.Context, f func(context.Context, *client) error) error {
-	c, err := v.dial()
 	if err != nil {
 		return err
 	}
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	c := handlerv1.NewHandlerClient(conn)
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	err = eventually(ctx, servesWithin, func(ctx context.Context) error {
@@ -59,7 +46,7 @@ func (v *testVolume) overSocket(ctx context.Context, f func(context.Context, *cl
 	if err == nil {
 		err = f(ctx, c)
 	}
-	return errors.Join(err, c.conn.Close())
+	return errors.Join(err, conn.Close())
 }
 
 // wantCode fails unless a call ended with a code.
@@ -72,7 +59,7 @@ func wantCode(err error, code codes.Code, what string) error {
 
 // socketAnswers compares the socket's answers with the program's.
 func (v *testVolume) socketAnswers(ctx context.Context, sandbox string) error {
-	return v.overSocket(ctx, func(ctx context.Context, c *client) error {
+	return v.overSocket(ctx, func(ctx context.Context, c handlerv1.HandlerClient) error {
 		seen := func(ctx context.Context) (string, error) {
 			program, err := v.stats(ctx)
 			return fmt.Sprint(program.Usage), err
@@ -103,7 +90,7 @@ func usagesOf(reply *handlerv1.GetVolumeStatsResponse) []abi.Usage {
 
 // socketRefuses makes calls that the handler has to refuse.
 func (v *testVolume) socketRefuses(ctx context.Context) error {
-	return v.overSocket(ctx, func(ctx context.Context, c *client) error {
+	return v.overSocket(ctx, func(ctx context.Context, c handlerv1.HandlerClient) error {
 		_, unknown := c.GetVolumeStats(ctx, &handlerv1.GetVolumeStatsRequest{TargetPath: v.target + "-other"})
 		_, relative := c.GetVolumeStats(ctx, &handlerv1.GetVolumeStatsRequest{TargetPath: "mount"})
 		_, far := c.ResizeVolume(ctx, &handlerv1.ResizeVolumeRequest{

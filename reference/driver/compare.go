@@ -5,8 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-
-	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -48,32 +46,39 @@ type step struct {
 
 // run reports the changed blocks of a range. When it returns, nothing reads any more.
 func (c *comparison) run(ctx context.Context, w walk, before, after layout) error {
-	group, ctx := errgroup.WithContext(ctx)
-	steps := make(chan *step, knownAhead)
-	group.Go(func() error { return report(ctx, steps, w.report) })
-	ahead := w
-	ahead.report = func(from, to int64) error { return queue(ctx, steps, &step{from: from, to: to}) }
-	group.Go(func() error {
-		defer close(steps)
-		return ahead.changed(before, after, func(part walk, before, after piece) error {
-			return c.compare(ctx, steps, group, part, before.content, after.content)
-		})
-	})
-	return group.Wait()
-}
-
-// queue blocks while many answers wait, so that a client that does not read stops the rest.
-func queue(ctx context.Context, steps chan<- *step, s *step) error {
-	select {
-	case steps <- s:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+	var ahead []*step // in order, of those that are not reported yet
+	defer func() {
+		for _, s := range ahead {
+			s.wait()
+		}
+	}()
+	reportFirst := func() error {
+		first := ahead[0]
+		first.wait()
+		ahead = ahead[1:]
+		return first.report(w.report)
 	}
+	// A client that does not read stops the rest.
+	add := func(s *step) error {
+		ahead = append(ahead, s)
+		if len(ahead) > knownAhead {
+			return reportFirst()
+		}
+		return nil
+	}
+	all := w
+	all.report = func(from, to int64) error { return add(&step{from: from, to: to}) }
+	err := all.changed(before, after, func(part walk, before, after piece) error {
+		return c.compare(ctx, part, before.content, after.content, add)
+	})
+	for err == nil && len(ahead) > 0 {
+		err = reportFirst()
+	}
+	return err
 }
 
 // compare has the steps of a range read as soon as there are free buffers.
-func (c *comparison) compare(ctx context.Context, steps chan<- *step, group *errgroup.Group, w walk, before, after content) error {
+func (c *comparison) compare(ctx context.Context, w walk, before, after content, add func(*step) error) error {
 	for at := w.from; at < w.to; {
 		if err := w.alive(); err != nil {
 			return err
@@ -81,21 +86,27 @@ func (c *comparison) compare(ctx context.Context, steps chan<- *step, group *err
 		s := &step{from: at, to: min((at/compareStep+1)*compareStep, w.to), read: make(chan struct{})}
 		select {
 		case b := <-c.free:
-			group.Go(func() error {
-				defer func() { c.free <- b }()
+			go func() {
 				defer close(s.read)
 				s.err = c.look(b, s, before, after)
-				return nil // it is reported in its turn
-			})
+				c.free <- b
+			}()
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if err := queue(ctx, steps, s); err != nil {
+		if err := add(s); err != nil {
 			return err
 		}
 		at = s.to
 	}
 	return nil
+}
+
+// wait waits until the step has been read.
+func (s *step) wait() {
+	if s.read != nil {
+		<-s.read
+	}
 }
 
 // look compares a step of both images. A hole is not read.
@@ -138,24 +149,9 @@ func (s *step) eachBlock(block func(from, to int64, bit uint64)) {
 	}
 }
 
-// report reports the steps in their order.
-func report(ctx context.Context, steps <-chan *step, changed func(from, to int64) error) error {
-	for s := range steps {
-		if err := s.report(ctx, changed); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *step) report(ctx context.Context, changed func(from, to int64) error) (err error) {
+func (s *step) report(changed func(from, to int64) error) (err error) {
 	if s.read == nil {
 		return changed(s.from, s.to)
-	}
-	select {
-	case <-s.read:
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 	if s.err != nil || s.changed == 0 {
 		return s.err

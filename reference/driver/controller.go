@@ -180,7 +180,7 @@ func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	if err != nil || r == nil {
 		return &csi.DeleteVolumeResponse{}, err
 	}
-	devices, err := c.pool.attached(id)
+	devices, _, err := c.pool.settled(id)
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/run"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 )
 
@@ -52,10 +53,7 @@ func New(config Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	fs, err := newFilesystems(disks)
-	if err != nil {
-		return nil, err
-	}
+	fs := newFilesystems(disks)
 	freezes, err := newFreezer(config, boot)
 	if err != nil {
 		return nil, err
@@ -95,7 +93,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	group.Go("metrics", d.serveMetrics)
 	group.Go("thaw", d.controller.cloner.freezer.thawLeft)
 	if d.config.RegistrationSocket != "" {
-		group.Go("registration", (&registrar{driver: d}).Run)
+		group.Go("registration", d.register)
 	}
 	return group.Wait()
 }
@@ -105,6 +103,15 @@ func (d *Driver) listen() (net.Listener, error) {
 		return nil, err
 	}
 	return peercred.Listen(d.config.socket(), 0o600, "")
+}
+
+// serveMetrics serves metrics and health where --metrics-listen says, until ctx ends.
+func (d *Driver) serveMetrics(ctx context.Context) error {
+	server := &telemetry.Server{
+		Listen: d.config.MetricsListen, Metrics: d.metrics.registry, Log: d.log,
+		Ready: func() error { _, err := d.identity.Probe(ctx, nil); return err },
+	}
+	return server.Run(ctx)
 }
 
 func (d *Driver) serve(ctx context.Context, listener net.Listener) error {

@@ -59,12 +59,12 @@ func start(t *testing.T, change func(*Config)) (Config, *grpc.ClientConn, *bytes
 
 func dial(t *testing.T, socket string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	check.Eventually(t, "somebody listens on "+socket, func() bool {
+	check.Succeeds(t, "somebody listens on "+socket, func() error {
 		probe, err := net.Dial("unix", socket)
 		if err == nil {
 			_ = probe.Close()
 		}
-		return err == nil
+		return err
 	})
 	conn, err := grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {

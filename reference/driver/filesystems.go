@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -25,15 +26,12 @@ type filesystems struct {
 	resizer   *mount.ResizeFs
 }
 
-func newFilesystems(disks *pool) (*filesystems, error) {
-	formatter, err := mkfs.New(mkfs.Config{Log: disks.log, LockFile: filepath.Join(disks.config.DataDir, "format.lock")})
-	if err != nil {
-		return nil, err
-	}
+func newFilesystems(disks *pool) *filesystems {
+	formatter := mkfs.New(mkfs.Config{Log: disks.log, LockFile: filepath.Join(disks.config.DataDir, "format.lock")})
 	return &filesystems{
 		pool: disks, formatter: formatter, mounter: mount.NewSafeFormatAndMount(mount.New(""), utilexec.New()),
 		resizer: mount.NewResizeFs(utilexec.New()),
-	}, nil
+	}
 }
 
 // sharedUUID lets an xfs be mounted beside its clone or original, which has the same UUID.
@@ -46,10 +44,8 @@ func (f *filesystems) growMounted(id, path string) error {
 	if err != nil || m == nil {
 		return err
 	}
-	for option := range strings.SplitSeq(m.VFSOptions, ",") {
-		if option == "ro" {
-			return nil
-		}
+	if slices.Contains(strings.Split(m.VFSOptions, ","), "ro") {
+		return nil
 	}
 	return f.growFS(id, m.Source, path)
 }
@@ -63,9 +59,9 @@ func (f *filesystems) mountFS(ctx context.Context, id, device, path string, want
 	if err := f.makeFS(ctx, id, device, want); err != nil {
 		return err
 	}
-	if want.fsType == "ext4" && !want.readOnly {
-		if err := f.growExt(ctx, id, device); err != nil {
-			return err
+	if !want.readOnly {
+		if err := fsops.GrowUnmounted(ctx, device, want.fsType); err != nil {
+			return fmt.Errorf("volume %q: %w", id, err)
 		}
 	}
 	if err := os.MkdirAll(path, 0o750); err != nil {
@@ -114,14 +110,4 @@ func (f *filesystems) makeFS(ctx context.Context, id, device string, want access
 		Device: fd, Volume: id, Path: device, FSType: want.fsType, Policy: volume.FormatHost, ReadOnly: want.readOnly,
 	})
 	return err
-}
-
-// growExt lets an ext4 that is not mounted grow to its device. Once it is mounted
-// that takes CAP_SYS_RESOURCE, which root in a container may not have; before, it
-// takes none.
-func (f *filesystems) growExt(ctx context.Context, id, device string) error {
-	if err := fsops.GrowUnmounted(ctx, device, "ext4"); err != nil {
-		return fmt.Errorf("volume %q: %w", id, err)
-	}
-	return nil
 }

@@ -19,7 +19,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
-	"github.com/crust-proxy/crust-proxy/reference/cgroup"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
@@ -45,8 +44,7 @@ func newFreezer(config Config, boot string) (*freezer, error) {
 	return &freezer{
 		log: config.Log, limit: config.FreezeLimit, sandboxes: sandboxes{socket: config.CrustProxySocket, driver: config.Name},
 		node: fsops.Freezer{
-			Dir: records, Watchdog: []string{"/proc/self/exe", commandWatch},
-			Isolate: func(pid int) error { return cgroup.Move(pid, controlGroup) },
+			Dir: records, Watchdog: []string{"/proc/self/exe", commandWatch}, ControlGroup: controlGroup,
 		},
 	}, err
 }
@@ -121,20 +119,22 @@ const lateEnd = 500 * time.Millisecond
 
 // tryAll freezes volumes all at once, and gives the errors of those that stay free.
 func (f *freezer) tryAll(ctx context.Context, volumes []inUse) (held map[string]func() error, failed map[string]error) {
-	thaws, errs := make([]func() error, len(volumes)), make([]error, len(volumes))
+	held, failed = make(map[string]func() error), make(map[string]error)
 	var all sync.WaitGroup
-	for i, v := range volumes {
-		all.Go(func() { thaws[i], errs[i] = f.freeze(ctx, v.id, v.device) })
+	var mu sync.Mutex
+	for _, v := range volumes {
+		all.Go(func() {
+			thaw, err := f.freeze(ctx, v.id, v.device)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				failed[v.id] = err
+			} else {
+				held[v.id] = thaw
+			}
+		})
 	}
 	all.Wait()
-	held, failed = make(map[string]func() error), make(map[string]error)
-	for i, v := range volumes {
-		if errs[i] != nil {
-			failed[v.id] = errs[i]
-		} else {
-			held[v.id] = thaws[i]
-		}
-	}
 	return held, failed
 }
 

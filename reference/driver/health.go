@@ -66,20 +66,20 @@ func (l *pool) checkNode(r *record, there *node, target string) volumeFaults {
 func checkMount(m *mountinfo.Info) volumeFaults {
 	// Where the kernel stopped writing, the mount itself is still read-write.
 	report, err := statfs(m.Mountpoint, slices.Contains(strings.Split(m.Options, ","), "ro"))
-	if err != nil || !report.Abnormal {
+	if err != nil || !report.Condition.Abnormal {
 		return nil // or it is being unmounted
 	}
 	kind := csi.VolumeHealthErrorType_DEGRADED
-	if report.Reason == abi.ReasonShutDown {
+	if report.Condition.Reason == abi.ReasonShutDown {
 		kind = csi.VolumeHealthErrorType_INACCESSIBLE
 	}
-	return volumeFault(kind, report.Reason, report.Message)
+	return volumeFault(kind, report.Condition.Reason, report.Condition.Message)
 }
 
-func statfs(path string, readOnly bool) (fsops.Report, error) {
+func statfs(path string, readOnly bool) (abi.StatsReply, error) {
 	root, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fsops.Report{}, err
+		return abi.StatsReply{}, err
 	}
 	defer func() { _ = unix.Close(root) }()
 	return fsops.Stat(root, readOnly)
@@ -91,10 +91,10 @@ func checkStorage(images string) storageFaults {
 	switch {
 	case err != nil:
 		return storageFault(csi.StorageHealthErrorType_STORAGE_UNREACHABLE, "PoolUnreachable", "the images cannot be seen: "+err.Error())
-	case report.Reason == abi.ReasonShutDown:
-		return storageFault(csi.StorageHealthErrorType_STORAGE_UNREACHABLE, report.Reason, report.Message)
-	case report.Abnormal:
-		return storageFault(csi.StorageHealthErrorType_STORAGE_DEGRADED, report.Reason, report.Message)
+	case report.Condition.Reason == abi.ReasonShutDown:
+		return storageFault(csi.StorageHealthErrorType_STORAGE_UNREACHABLE, report.Condition.Reason, report.Condition.Message)
+	case report.Condition.Abnormal:
+		return storageFault(csi.StorageHealthErrorType_STORAGE_DEGRADED, report.Condition.Reason, report.Condition.Message)
 	case len(report.Usage) > 0 && report.Usage[0].Available < report.Usage[0].Total/100:
 		return storageFault(csi.StorageHealthErrorType_STORAGE_DEGRADED, "PoolFull",
 			"less than 1 % of the filesystem that holds the images is free: writes to volumes will fail")

@@ -86,20 +86,10 @@ type extents struct {
 func layoutOf(file *os.File, size int64, reflinks bool) layout {
 	if reflinks {
 		if _, _, err := fiemap(file, 0, sizeGrain); err == nil {
-			return newExtents(file, size)
+			return &extents{size: size, fetch: func(from, to int64) ([]extent, bool, error) { return fiemap(file, from, to) }}
 		}
 	}
 	return &regions{file: file, size: size}
-}
-
-func newExtents(file *os.File, size int64) *extents {
-	return &extents{size: size, fetch: func(from, to int64) ([]extent, bool, error) {
-		found, all, err := fiemap(file, from, to)
-		if err != nil {
-			err = fmt.Errorf("list the extents of %s from byte %d on: %w", file.Name(), from, err)
-		}
-		return found, all, err
-	}}
 }
 
 func (e *extents) piece(at int64) (piece, error) {
@@ -187,7 +177,7 @@ func fiemap(file *os.File, from, to int64) (found []extent, all bool, err error)
 			break
 		}
 		if errno != unix.EINTR {
-			return nil, false, errno
+			return nil, false, fmt.Errorf("list the extents of %s from byte %d on: %w", file.Name(), from, errno)
 		}
 	}
 	found = request.extents[:min(request.mapped, extentsAtOnce)]

@@ -35,16 +35,23 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, pflag.ErrHelp):
 		return 0
 	case err != nil:
-		_, _ = fmt.Fprintln(stderr, "crust-driver:", err)
+		_, _ = fmt.Fprintf(stderr, "crust-driver: %v\nSee 'crust-driver --help'.\n", err)
 		return 2
 	case show:
 		_, _ = fmt.Fprintln(stdout, sys.Version())
 		return 0
+	case os.Geteuid() != 0:
+		_, _ = fmt.Fprintln(stderr, "crust-driver: it attaches devices and mounts filesystems: run it as root")
+		return 1
 	}
 	// mount-utils logs through klog whatever it runs, mount options included.
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
-	if err := serve(ctx, config); err != nil {
+	driver, err := New(config)
+	if err == nil {
+		err = driver.Run(ctx)
+	}
+	if err != nil {
 		config.Log.Error("ended", zap.Error(err))
 		return 1
 	}
@@ -58,14 +65,6 @@ func watch(args []string, stderr io.Writer) int {
 		return 1
 	}
 	return 0
-}
-
-func serve(ctx context.Context, config Config) error {
-	driver, err := New(config)
-	if err != nil {
-		return err
-	}
-	return driver.Run(ctx)
 }
 
 func parse(args []string, stdout, stderr io.Writer) (config Config, show bool, err error) {
@@ -94,7 +93,7 @@ func parse(args []string, stdout, stderr io.Writer) (config Config, show bool, e
 		return config, true, nil
 	}
 	if set.NArg() > 0 {
-		return config, false, fmt.Errorf("%q is not expected: see --help", set.Arg(0))
+		return config, false, fmt.Errorf("%q is not expected", set.Arg(0))
 	}
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, *level) {
 		return config, false, fmt.Errorf("--log-level %q: give debug, info, warn or error", *level)

@@ -38,7 +38,8 @@ func TestWrongFlagsAreToldAsText(t *testing.T) {
 	} {
 		var out, complaints strings.Builder
 		code := Main(strings.Fields(line), &out, &complaints)
-		if code != 2 || !strings.HasPrefix(complaints.String(), "crust-driver: ") || !strings.Contains(complaints.String(), want) {
+		if code != 2 || !strings.HasPrefix(complaints.String(), "crust-driver: ") ||
+			!strings.HasSuffix(complaints.String(), "\nSee 'crust-driver --help'.\n") || !strings.Contains(complaints.String(), want) {
 			t.Errorf("%s: exit code %d, %s", line, code, complaints.String())
 		}
 	}

@@ -10,8 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-
-	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 )
 
 // metrics are those of the streams of changed blocks.
@@ -62,13 +60,4 @@ func (m *metrics) begin(fullMethod string) (end func(codes.Code)) {
 func (m *metrics) named(stream context.Context, bytes int64) {
 	fullMethod, _ := grpc.Method(stream)
 	m.bytes.WithLabelValues(path.Base(fullMethod)).Add(float64(bytes))
-}
-
-// serveMetrics serves metrics and health where --metrics-listen says, until ctx ends.
-func (d *Driver) serveMetrics(ctx context.Context) error {
-	server := &telemetry.Server{
-		Listen: d.config.MetricsListen, Metrics: d.metrics.registry, Log: d.log,
-		Ready: func() error { _, err := d.identity.Probe(ctx, nil); return err },
-	}
-	return server.Run(ctx)
 }

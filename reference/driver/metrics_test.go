@@ -48,7 +48,7 @@ func TestStreamsAreCounted(t *testing.T) {
 	for _, base := range []string{first, "snap-x"} {
 		_, _ = deltaOf(client.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: later}))
 	}
-	check.Eventually(t, "metrics are served", func() bool { _, err := os.Stat(socket); return err == nil })
+	check.Succeeds(t, "metrics are served", func() error { _, err := os.Stat(socket); return err })
 	text := ""
 	check.Eventually(t, "the streams have ended", func() bool {
 		text = scrape(t, socket)

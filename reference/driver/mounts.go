@@ -105,24 +105,11 @@ func bind(source, target string, readOnly bool) error {
 	if !readOnly {
 		return nil
 	}
-	// What the mount forbids besides is kept: a remount states all of it anew.
-	var there unix.Statfs_t
-	if err := unix.Statfs(target, &there); err != nil {
-		return err
-	}
-	const same = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_NODIRATIME
-	kept := uintptr(there.Flags & same)
-	if there.Flags&stRelatime != 0 {
-		kept |= unix.MS_RELATIME
-	}
-	if err := unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|kept, ""); err != nil {
+	if err := unix.MountSetattr(unix.AT_FDCWD, target, unix.AT_SYMLINK_NOFOLLOW, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
 		return errors.Join(fmt.Errorf("make %s read-only: %w", target, err), unix.Unmount(target, unix.UMOUNT_NOFOLLOW))
 	}
 	return nil
 }
-
-// stRelatime is ST_RELATIME, which is the one flag that differs from its MS_ twin.
-const stRelatime = 0x1000
 
 // makeTarget makes the target of a publish, and tells whether it was missing.
 func makeTarget(target string, file bool) (made bool, err error) {

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -140,27 +141,37 @@ const (
 	leavingPause = 50 * time.Millisecond
 )
 
-// attach gives the volume's loop device, and makes it where there is none.
-func (l *pool) attach(r *record, readOnly bool) (string, error) {
+// settled lists the volume's loop devices as attached does, after a wait for those that are
+// going away.
+func (l *pool) settled(id string) (found []loopdev.Attached, leaving bool, err error) {
 	for range leavingTries {
-		found, err := l.attached(r.ID)
-		if err != nil {
-			return "", err
-		}
-		leaving := false
-		for _, one := range found {
-			if leaving = leaving || one.Leaving; !one.Leaving && one.ReadOnly == readOnly {
-				return one.Path, nil
-			}
-		}
-		if !leaving {
-			path, err := loopdev.Attach(l.image(r.ID), loopdev.Options{ReadOnly: readOnly, DirectIO: !r.Buffered, SectorSize: l.sectorSize})
-			failpoint.Hit("driver-attached")
-			return path, err
+		found, err = l.attached(id)
+		leaving = slices.ContainsFunc(found, func(one loopdev.Attached) bool { return one.Leaving })
+		if err != nil || !leaving {
+			break
 		}
 		time.Sleep(leavingPause)
 	}
-	return "", status.Errorf(codes.Aborted, "volume %q: another program still uses the loop device of its last use", r.ID)
+	return found, leaving, err
+}
+
+// attach gives the volume's loop device, and makes it where there is none.
+func (l *pool) attach(r *record, readOnly bool) (string, error) {
+	found, leaving, err := l.settled(r.ID)
+	if err != nil {
+		return "", err
+	}
+	for _, one := range found {
+		if !one.Leaving && one.ReadOnly == readOnly {
+			return one.Path, nil
+		}
+	}
+	if leaving {
+		return "", status.Errorf(codes.Aborted, "volume %q: another program still uses the loop device of its last use", r.ID)
+	}
+	path, err := loopdev.Attach(l.image(r.ID), loopdev.Options{ReadOnly: readOnly, DirectIO: !r.Buffered, SectorSize: l.sectorSize})
+	failpoint.Hit("driver-attached")
+	return path, err
 }
 
 // detach frees the volume's loop devices, or only the read-only ones.
@@ -348,8 +359,8 @@ func (l *pool) existing(id string) (*record, error) {
 
 // find gives a volume that exists.
 func (l *pool) find(id string) (*record, error) {
-	if id == "" || len(id) > maxID {
-		return nil, status.Errorf(codes.InvalidArgument, "volume_id is missing, or longer than %d bytes", maxID)
+	if err := checkID(id); err != nil {
+		return nil, err
 	}
 	r, err := l.volume(id)
 	if err != nil {

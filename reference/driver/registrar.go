@@ -2,7 +2,6 @@ package driver
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"go.uber.org/zap"
@@ -13,45 +12,34 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// registrar registers the driver with kubelet, in place of a sidecar.
-type registrar struct{ driver *Driver }
-
 // againAfter is the wait after a refusal. kubelet tries a socket once: it has to
 // appear anew.
 const againAfter = time.Second
 
-// Run serves the registration socket until ctx ends.
-func (r *registrar) Run(ctx context.Context) error {
+// register registers the driver with kubelet, in place of a sidecar, until ctx ends.
+func (d *Driver) register(ctx context.Context) error {
 	for {
-		err := r.once(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil && !errors.Is(err, errRefused):
+		if err := d.offer(ctx); err != nil || !sys.Sleep(ctx, againAfter) {
 			return err
-		case !sys.Sleep(ctx, againAfter):
-			return nil
 		}
 	}
 }
 
-var errRefused = errors.New("kubelet refused the driver")
-
-// once serves until ctx ends or kubelet refuses.
-func (r *registrar) once(ctx context.Context) error {
-	listener, err := peercred.Listen(r.driver.config.RegistrationSocket, 0o600, "")
+// offer serves the registration socket until ctx ends or kubelet refuses.
+func (d *Driver) offer(ctx context.Context) error {
+	listener, err := peercred.Listen(d.config.RegistrationSocket, 0o600, "")
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	server := grpc.NewServer()
-	registration.RegisterRegistrationServer(server, &asking{driver: r.driver, refused: func() { cancel(errRefused) }})
+	registration.RegisterRegistrationServer(server, &asking{driver: d, refused: end})
 	defer context.AfterFunc(ctx, server.Stop)()
-	if err := server.Serve(listener); err != nil && ctx.Err() == nil {
+	if err := server.Serve(listener); ctx.Err() == nil {
 		return err
 	}
-	return context.Cause(ctx)
+	return nil
 }
 
 // asking answers kubelet on one socket.

@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
@@ -50,9 +49,8 @@ func read(path string) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
-	decoder := json.NewDecoder(bytes.NewReader(raw))
 	r := &record{}
-	if err := decoder.Decode(r); err != nil {
+	if err := json.Unmarshal(raw, r); err != nil {
 		return nil, fmt.Errorf("record %s: %w", path, err)
 	}
 	if r.Version != recordVersion || r.ID == "" || r.Capacity <= 0 {

@@ -85,11 +85,7 @@ func applyGroup(mount int, info abi.Info) error {
 	if err != nil || !wanted || info.ReadOnly() {
 		return err
 	}
-	policy := fsops.Policy(info.GroupPolicy())
-	if policy == "" {
-		policy = fsops.Always
-	}
-	if _, err := fsops.ApplyGroup(mount, gid, policy, false); err != nil {
+	if _, err := fsops.ApplyGroup(mount, gid, info.GroupPolicy()); err != nil {
 		return fmt.Errorf("its files cannot be given to the group %d: %w", gid, err)
 	}
 	return nil

@@ -19,22 +19,26 @@ const (
 	extGroupInodes = 0x28
 	extMagic       = 0x38
 	extInodeSize   = 0x58
+	extCompat      = 0x5c
 	extFeatures    = 0x60
 	extROFeatures  = 0x64
 	extReservedGDT = 0xce
+	extJournalDev  = 0xe4
 	extDescSize    = 0xfe
 	extBlocksTop   = 0x150
 
+	extHasJournal  = 0x4
 	ext64Bit       = 0x80
 	extSparseSuper = 0x1
 )
 
-// extSuper is what an ext superblock says about sizes.
+// extSuper is what an ext superblock says about sizes and devices.
 type extSuper struct {
 	blocks, block, first    int64 // block is the size of one
 	groupBlocks, inodeTable int64
 	reserved, descSize      int64
 	sparse                  bool
+	journalElsewhere        bool // on a device of its own
 }
 
 // readExt reads the superblock; it is nil where there is none.
@@ -52,7 +56,8 @@ func readExt(device io.ReaderAt) (*extSuper, error) {
 	s := &extSuper{
 		blocks: u32(extBlocks), block: 1024 << u32(extLogBlock), first: u32(extFirstBlock),
 		groupBlocks: u32(extGroupBlocks), reserved: u16(extReservedGDT), descSize: 32,
-		sparse: u32(extROFeatures)&extSparseSuper != 0,
+		sparse:           u32(extROFeatures)&extSparseSuper != 0,
+		journalElsewhere: u32(extCompat)&extHasJournal != 0 && u32(extJournalDev) != 0,
 	}
 	inode := int64(128)
 	if size := u16(extInodeSize); size != 0 {

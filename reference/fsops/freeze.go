@@ -23,10 +23,10 @@ type Freezer struct {
 	// Watchdog is the command line of this program that leads to Watch, which is
 	// given the three arguments that are added.
 	Watchdog []string
-	// Isolate, where it is set, moves a watchdog (by its process id) to where it does
-	// not end together with the process that started it. A watchdog that cannot be
-	// moved still does its work.
-	Isolate func(pid int) error
+	// ControlGroup, where it is set, is the one to which watchdogs are moved, so that
+	// they do not end together with the process that started them. A watchdog that
+	// cannot be moved still does its work.
+	ControlGroup string
 }
 
 // MostFrozen is the longest time for which a filesystem can be frozen.

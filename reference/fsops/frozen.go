@@ -21,9 +21,9 @@ var errNobodyHasIt = errors.New("its watchdogs have been killed, and no process 
 // more. A frozen one is kept by the kernel, and to mount it again gives just that one,
 // whatever the options say. The options are such that no other filesystem can be
 // mounted with them: not the one that has the device by now.
-var mountable = map[string]map[string]string{
-	"ext4": {"sb": "4294967295"},                         // there is no superblock
-	"xfs":  {"sunit": "8", "swidth": "8", "noalign": ""}, // these exclude each other
+var mountable = map[string][]string{
+	"ext4": {"sb=4294967295"},                  // there is no superblock
+	"xfs":  {"sunit=8", "swidth=8", "noalign"}, // these exclude each other
 }
 
 // openFrozen opens the root directory of a filesystem, by its watchdogs, by the
@@ -146,7 +146,7 @@ func openLeft(name string) (*os.File, error) {
 	}
 	for kind, options := range mountable {
 		for _, access := range []string{"rw", "ro"} { // it has to be as it was
-			if found, err := mountAgain(kind, device, access, options); err == nil {
+			if found, err := mountAgain(kind, device, append([]string{access}, options...)); err == nil {
 				return found, nil
 			}
 		}
@@ -155,27 +155,8 @@ func openLeft(name string) (*os.File, error) {
 }
 
 // mountAgain mounts, where nobody sees it, a filesystem that the kernel has still.
-func mountAgain(kind, device, access string, options map[string]string) (*os.File, error) {
-	context, err := unix.Fsopen(kind, unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = unix.Close(context) }()
-	err = errors.Join(unix.FsconfigSetString(context, "source", device), unix.FsconfigSetFlag(context, access))
-	for key, value := range options {
-		if value == "" {
-			err = errors.Join(err, unix.FsconfigSetFlag(context, key))
-		} else {
-			err = errors.Join(err, unix.FsconfigSetString(context, key, value))
-		}
-	}
-	if err == nil {
-		err = unix.FsconfigCreate(context)
-	}
-	if err != nil {
-		return nil, err
-	}
-	mount, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, 0)
+func mountAgain(kind, device string, options []string) (*os.File, error) {
+	mount, err := NewMount(kind, device, options, 0)
 	if err != nil {
 		return nil, err
 	}

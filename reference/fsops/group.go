@@ -6,41 +6,26 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
-)
 
-// Policy says when files are given to a group. The names are those of Kubernetes.
-type Policy string
-
-// The policies.
-const (
-	// Always: each time.
-	Always Policy = "Always"
-	// OnRootMismatch: only where the root directory is not as it would be then.
-	OnRootMismatch Policy = "OnRootMismatch"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // ApplyGroup gives everything below the directory root, and root itself, to a group
-// as kubelet does: the group becomes the owner, and may read and write (read only,
-// of a read-only volume); directories can be entered and hand their group on. It
-// tells how many files it has changed.
+// as kubelet does: the group becomes the owner, and may read and write; directories can
+// be entered and hand their group on. GroupOnMismatch changes nothing where the root
+// directory is so already. It tells how many files it has changed.
 //
 // Links get the group and are never followed; other mounts are not entered. A file
 // that nobody may change (chattr +i) stays as it is. The root directory is changed
-// last: after a cut-off OnRootMismatch begins again.
-func ApplyGroup(root int, gid uint32, policy Policy, readOnly bool) (changed int, err error) {
-	if policy != Always && policy != OnRootMismatch {
-		return 0, fmt.Errorf("give the volume to group %d: %q is no policy: it is %s or %s", gid, policy, Always, OnRootMismatch)
-	}
-	w := walk{rule: groupRule{gid: gid, mode: 0o660}}
-	if readOnly {
-		w.rule.mode = 0o440
-	}
+// last: after a cut-off GroupOnMismatch begins again.
+func ApplyGroup(root int, gid uint32, policy volume.GroupPolicy) (changed int, err error) {
+	w := walk{rule: groupRule{gid: gid}}
 	dir, err := openDir(root, ".")
 	if err != nil {
 		return 0, fmt.Errorf("give the volume to group %d: open its root directory: %w", gid, err)
 	}
 	defer func() { _ = dir.Close() }()
-	if policy == OnRootMismatch {
+	if policy == volume.GroupOnMismatch {
 		if fits, err := w.rule.fits(fdOf(dir)); fits || err != nil {
 			return 0, err
 		}
@@ -55,17 +40,14 @@ func ApplyGroup(root int, gid uint32, policy Policy, readOnly bool) (changed int
 }
 
 // groupRule is what every file has to be.
-type groupRule struct {
-	gid  uint32
-	mode uint32 // what the group and the owner may do
-}
+type groupRule struct{ gid uint32 }
 
 // needs are the permissions that a file has to have besides its own.
-func (r groupRule) needs(st *unix.Stat_t) uint32 {
+func needs(st *unix.Stat_t) uint32 {
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return r.mode | 0o110 | unix.S_ISGID
+		return 0o770 | unix.S_ISGID
 	}
-	return r.mode
+	return 0o660
 }
 
 // fits tells whether the root directory is as ApplyGroup leaves it.
@@ -74,8 +56,8 @@ func (r groupRule) fits(root int) (bool, error) {
 	if err := unix.Fstat(root, &st); err != nil {
 		return false, fmt.Errorf("give the volume to group %d: look at its root directory: %w", r.gid, err)
 	}
-	needs := r.needs(&st)
-	return st.Gid == r.gid && st.Mode&needs == needs, nil
+	want := needs(&st)
+	return st.Gid == r.gid && st.Mode&want == want, nil
 }
 
 // apply makes one file be as the rule says, and tells whether it was not before and
@@ -96,7 +78,7 @@ func (r groupRule) apply(fd int) (isDir, did bool, err error) {
 	if kind == unix.S_IFLNK {
 		return false, given, nil
 	}
-	want := mode | r.needs(&st)
+	want := mode | needs(&st)
 	// With a new owner the kernel drops setuid and setgid: they are put back.
 	dropped := given && !isDir && mode&(unix.S_ISUID|unix.S_ISGID) != 0
 	if want == mode && !dropped {

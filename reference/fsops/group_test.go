@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
@@ -47,7 +48,7 @@ func TestApplyGroupChangesModes(t *testing.T) {
 		t.Fatal(err)
 	}
 	gid := uint32(os.Getgid()) //nolint:gosec // no group is negative
-	changed, err := fsops.ApplyGroup(open(t, dir), gid, fsops.OnRootMismatch, false)
+	changed, err := fsops.ApplyGroup(open(t, dir), gid, volume.GroupOnMismatch)
 	if err != nil || changed < 203 {
 		t.Fatalf("%d changed: %v", changed, err)
 	}
@@ -59,20 +60,17 @@ func TestApplyGroupChangesModes(t *testing.T) {
 			t.Errorf("%q is %v instead of %v", path, got, want)
 		}
 	}
-	if changed, err := fsops.ApplyGroup(open(t, dir), gid, fsops.Always, false); err != nil || changed != 0 {
+	if changed, err := fsops.ApplyGroup(open(t, dir), gid, volume.GroupAlways); err != nil || changed != 0 {
 		t.Errorf("again: %d changed: %v", changed, err)
 	}
 }
 
 func TestApplyGroupRefuses(t *testing.T) {
-	if _, err := fsops.ApplyGroup(open(t, t.TempDir()), 1, "", false); err == nil || !strings.Contains(err.Error(), "OnRootMismatch") {
-		t.Errorf("no policy: %v", err)
-	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fsops.ApplyGroup(open(t, file), 1, fsops.Always, false); err == nil {
+	if _, err := fsops.ApplyGroup(open(t, file), 1, volume.GroupAlways); err == nil {
 		t.Error("a file is taken for a root directory")
 	}
 }

@@ -10,14 +10,10 @@ import (
 
 // Where a btrfs superblock has what is needed of it.
 const (
-	btrfsStart      = 64 << 10
-	btrfsMagicAt    = 0x40
-	btrfsDevicesAt  = 0x88
-	btrfsMagic      = "_BHRfS_M"
-	extCompat       = 0x5c
-	extJournalDev   = 0xe4
-	extHasJournal   = 0x4
-	superblockBytes = 1024
+	btrfsStart     = 64 << 10
+	btrfsMagicAt   = 0x40
+	btrfsDevicesAt = 0x88
+	btrfsMagic     = "_BHRfS_M"
 )
 
 // OneDevice makes sure that a filesystem names no device but its own, given that one
@@ -29,18 +25,18 @@ func OneDevice(device int, fsType string) error {
 }
 
 func oneDevice(device io.ReaderAt, fsType string) error {
-	raw := make([]byte, superblockBytes)
 	switch {
 	case strings.HasPrefix(fsType, "ext"):
-		if _, err := device.ReadAt(raw, extStart); err != nil {
+		super, err := readExt(device)
+		if err != nil {
 			return fmt.Errorf("read the superblock: %w", err)
 		}
-		le := binary.LittleEndian
-		if le.Uint32(raw[extCompat:])&extHasJournal != 0 && le.Uint32(raw[extJournalDev:]) != 0 {
+		if super != nil && super.journalElsewhere {
 			return errors.New("the filesystem has its journal on another device, and a deferred volume has only one: " +
 				"give it an internal journal (tune2fs -O ^has_journal, then tune2fs -j)")
 		}
 	case fsType == "btrfs":
+		raw := make([]byte, btrfsDevicesAt+8)
 		if _, err := device.ReadAt(raw, btrfsStart); err != nil {
 			return fmt.Errorf("read the superblock: %w", err)
 		}

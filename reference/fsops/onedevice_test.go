@@ -21,7 +21,9 @@ func TestFilesystemsThatNameOtherDevices(t *testing.T) {
 		"xfs, with what would be ext4's word": {"xfs", extStart + extJournalDev, []byte{0x10, 8}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			image := make([]byte, btrfsStart+superblockBytes)
+			image := make([]byte, btrfsStart+4096)
+			copy(image[extStart+extMagic:], "\x53\xef")
+			image[extStart+extGroupBlocks] = 1
 			image[extStart+extCompat] = extHasJournal
 			copy(image[btrfsStart+btrfsMagicAt:], btrfsMagic)
 			copy(image[c.at:], c.bytes)

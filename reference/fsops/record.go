@@ -4,12 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
@@ -100,9 +100,8 @@ func readState(dir int, path string) (s state, err error) {
 	if err != nil {
 		return s, err
 	}
-	file := os.NewFile(uintptr(fd), path)
-	defer func() { _ = file.Close() }()
-	raw, err := io.ReadAll(io.LimitReader(file, mostState))
+	defer sys.CloseFD(fd)
+	raw, err := sys.ReadFD(fd, mostState)
 	if err != nil {
 		return s, err
 	}
@@ -118,13 +117,8 @@ func (r *record) write(s *state) error {
 	if err != nil {
 		return err
 	}
-	fd, err := unix.Openat(fdOf(r.dir), stateNew, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return fmt.Errorf("put its freeze on record: %w", err)
-	}
-	file := os.NewFile(uintptr(fd), stateNew)
-	_, err = file.Write(raw)
-	err = errors.Join(err, file.Close())
+	_ = unix.Unlinkat(fdOf(r.dir), stateNew, 0) // a killed process may have left it
+	err = sys.WriteNew(fdOf(r.dir), stateNew, raw)
 	if err == nil {
 		err = unix.Renameat(fdOf(r.dir), stateNew, fdOf(r.dir), stateFile)
 	}

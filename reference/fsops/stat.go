@@ -12,39 +12,15 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// Unit is what is counted.
-type Unit string
-
-// The units.
-const (
-	Bytes  Unit = "BYTES"
-	Inodes Unit = "INODES"
-)
-
-// Usage is the use of a filesystem as CSI and df count it: what is kept for root is
-// neither available nor used.
-type Usage struct {
-	Unit                   Unit
-	Available, Total, Used int64
-}
-
-// Report is the use of a filesystem and whether all is well with it. Usage lacks
-// what the filesystem does not count, as btrfs inodes.
-type Report struct {
-	Usage    []Usage
-	Abnormal bool
-	// Message tells people what is wrong; it is empty where nothing is.
-	Message string
-	// Reason is the worst of it, such as abi.ReasonReadOnly.
-	Reason string
-}
-
 // fault is one thing that is wrong with a filesystem.
 type fault struct{ reason, text string }
 
 // Stat reports on the filesystem of a root directory; readOnly tells that it was
 // mounted so. A filesystem that fails is no error but a report that says so.
-func Stat(root int, readOnly bool) (Report, error) {
+//
+// The use is counted as CSI and df do: what is kept for root is neither available nor
+// used. What the filesystem does not count is left out, as btrfs inodes.
+func Stat(root int, readOnly bool) (abi.StatsReply, error) {
 	var fs unix.Statfs_t
 	err := unix.Fstatfs(root, &fs)
 	if broken(err) {
@@ -52,7 +28,7 @@ func Stat(root int, readOnly bool) (Report, error) {
 		return report(nil, []fault{{abi.ReasonShutDown, text}}), nil
 	}
 	if err != nil {
-		return Report{}, fmt.Errorf("statfs: %w", err)
+		return abi.StatsReply{}, fmt.Errorf("statfs: %w", err)
 	}
 	var wrong []fault
 	if fs.Flags&unix.ST_RDONLY != 0 && !readOnly {
@@ -60,7 +36,7 @@ func Stat(root int, readOnly bool) (Report, error) {
 	}
 	found, err := health(root, fs.Type)
 	if err != nil {
-		return Report{}, err
+		return abi.StatsReply{}, err
 	}
 	return report(usage(&fs), append(wrong, found...)), nil
 }
@@ -68,29 +44,29 @@ func Stat(root int, readOnly bool) (Report, error) {
 // severity lists the reasons, the worst first.
 var severity = []string{abi.ReasonShutDown, abi.ReasonReadOnly, abi.ReasonErrors}
 
-func report(usage []Usage, wrong []fault) Report {
-	r := Report{Usage: usage, Abnormal: len(wrong) > 0}
+// report gives the worst reason, and the texts of all.
+func report(usage []abi.Usage, wrong []fault) abi.StatsReply {
 	worst := len(severity)
 	var texts []string
 	for _, f := range wrong {
 		worst = min(worst, slices.Index(severity, f.reason))
 		texts = append(texts, f.text)
 	}
-	if r.Abnormal {
-		r.Reason = severity[worst]
+	condition := &abi.Condition{Abnormal: len(wrong) > 0, Message: strings.Join(texts, "; ")}
+	if condition.Abnormal {
+		condition.Reason = severity[worst]
 	}
-	r.Message = strings.Join(texts, "; ")
-	return r
+	return abi.StatsReply{Usage: usage, Condition: condition}
 }
 
-func usage(fs *unix.Statfs_t) []Usage {
+func usage(fs *unix.Statfs_t) []abi.Usage {
 	unit := uint64(fs.Frsize) //nolint:gosec // a size
-	all := []Usage{{
-		Unit: Bytes, Total: times(fs.Blocks, unit), Available: times(fs.Bavail, unit), Used: times(less(fs.Blocks, fs.Bfree), unit),
+	all := []abi.Usage{{
+		Unit: abi.UnitBytes, Total: times(fs.Blocks, unit), Available: times(fs.Bavail, unit), Used: times(less(fs.Blocks, fs.Bfree), unit),
 	}}
 	if fs.Files > 0 {
-		all = append(all, Usage{
-			Unit: Inodes, Total: times(fs.Files, 1), Available: times(fs.Ffree, 1), Used: times(less(fs.Files, fs.Ffree), 1),
+		all = append(all, abi.Usage{
+			Unit: abi.UnitInodes, Total: times(fs.Files, 1), Available: times(fs.Ffree, 1), Used: times(less(fs.Files, fs.Ffree), 1),
 		})
 	}
 	return all

@@ -5,11 +5,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
 func TestUsageCountsAsDF(t *testing.T) {
 	fs := unix.Statfs_t{Bsize: 4096, Frsize: 512, Blocks: 100, Bfree: 40, Bavail: 30, Files: 10, Ffree: 4}
-	want := []Usage{{Bytes, 30 * 512, 100 * 512, 60 * 512}, {Inodes, 4, 10, 6}}
+	want := []abi.Usage{{Available: 30 * 512, Total: 100 * 512, Used: 60 * 512, Unit: abi.UnitBytes}, {Available: 4, Total: 10, Used: 6, Unit: abi.UnitInodes}}
 	got := usage(&fs)
 	if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
 		t.Errorf("%+v instead of %+v", got, want)

@@ -168,13 +168,17 @@ const (
 	nextTry = 30 * time.Second
 )
 
-// Judge adds to the report of a filesystem that it is frozen and forgotten.
-func (f Freezer) Judge(key string, r Report) Report {
-	if f.Forgotten(key) {
-		r.Abnormal, r.Reason = true, abi.ReasonFrozen
-		r.Message = "all writes are held, and the processes that were to end that are gone: thaw it"
+// Stat is the Stat of a filesystem that is frozen by a key. It also reports that the
+// filesystem is frozen and forgotten.
+func (f Freezer) Stat(key string, root int, readOnly bool) (abi.StatsReply, error) {
+	reply, err := Stat(root, readOnly)
+	if err == nil && f.Forgotten(key) {
+		reply.Condition = &abi.Condition{
+			Abnormal: true, Reason: abi.ReasonFrozen,
+			Message: "all writes are held, and the processes that were to end that are gone: thaw it",
+		}
 	}
-	return r
+	return reply, err
 }
 
 // Forgotten tells whether the filesystem that was frozen by a key is so still, and no

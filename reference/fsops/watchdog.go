@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/reference/cgroup"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
@@ -73,8 +74,8 @@ func (f Freezer) startWatchdog(files []*os.File, name string, s *state) (process
 	dog, err := process.Of(cmd.Process.Pid)
 	if err != nil {
 		_ = cmd.Process.Kill()
-	} else if f.Isolate != nil {
-		_ = f.Isolate(dog.PID) // where that fails, one watchdog is better than none
+	} else if f.ControlGroup != "" {
+		_ = cgroup.Move(dog.PID, f.ControlGroup) // where that fails, one watchdog is better than none
 	}
 	// It ends with its freeze; a process that lives on must not keep it as a zombie.
 	go func() { _ = cmd.Wait() }()

@@ -88,11 +88,18 @@ var argumentCount = map[string]int{
 
 func (c CLI) command(args []string, stdout io.Writer) error {
 	if len(args) == 0 {
-		return ErrUsage
+		return fmt.Errorf("%w: a command is missing", ErrUsage)
 	}
 	command, args := args[0], args[1:]
-	if wanted, known := argumentCount[command]; !known || len(args) != wanted {
-		return ErrUsage
+	switch wanted, known := argumentCount[command]; {
+	case !known:
+		return fmt.Errorf("%w: there is no command %q", ErrUsage, command)
+	case len(args) != wanted:
+		word := "arguments"
+		if wanted == 1 {
+			word = "argument"
+		}
+		return fmt.Errorf("%w: %s takes %d %s, not %d", ErrUsage, command, wanted, word, len(args))
 	}
 	volumes, program, err := c.Open()
 	if err != nil {

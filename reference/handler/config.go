@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // ReadConfig reads a small JSON file into a configuration that has its defaults: the
@@ -40,12 +44,30 @@ func decodeOne(from io.Reader, into any) error {
 		return errors.New("it is empty; {} leaves all keys at their defaults")
 	}
 	if err != nil {
-		return err
+		return inTermsOfTheFile(err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("something follows its object")
 	}
 	return nil
+}
+
+// inTermsOfTheFile says of the decoder's error which key it is about and what that takes.
+func inTermsOfTheFile(err error) error {
+	text := err.Error()
+	if key, unknown := strings.CutPrefix(text, "json: unknown field "); unknown {
+		return fmt.Errorf("%s: unknown key", strings.Trim(key, `"`))
+	}
+	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
+	switch {
+	case !ok:
+		return fmt.Errorf("it is not valid JSON: %w", err)
+	case wrong.Field == "":
+		return errors.New("it is not a JSON object of keys and values")
+	}
+	words := map[string]string{"array": "a list", "object": "an object", "string": "text", "bool": "true or false", "number": "a number"}
+	is := cmp.Or(words[wrong.Value], strings.TrimPrefix(wrong.Value, "number ")) // a number may have its digits
+	return fmt.Errorf("%s: %s cannot stand here; it takes %s", wrong.Field, is, sys.KindWord(wrong.Type))
 }
 
 // CheckPaths sees that paths of the configuration are absolute and clean, or not given.

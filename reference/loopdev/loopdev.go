@@ -95,7 +95,7 @@ func attachFree(control, backing int, opts Options, asked uint32) (*os.File, err
 
 // Detach frees a loop device. One that is free already is a success.
 func Detach(path string) error {
-	if err := loopIoctl(path, unix.LOOP_CLR_FD); err != nil && !errors.Is(err, unix.ENXIO) {
+	if err := set(path, unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("detach %s: %w", path, err)
 	}
 	return nil
@@ -108,12 +108,7 @@ func SetDirectIO(path string, on bool) error {
 	if on {
 		value = 1
 	}
-	loop, err := os.OpenFile(path, os.O_RDONLY, 0) //nolint:gosec // the caller names the device
-	if err != nil {
-		return err
-	}
-	defer func() { _ = loop.Close() }()
-	if err := unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_SET_DIRECT_IO, value); err != nil {
+	if err := set(path, unix.LOOP_SET_DIRECT_IO, value); err != nil {
 		return fmt.Errorf("set direct I/O of %s to %v: %w", path, on, err)
 	}
 	return nil
@@ -121,18 +116,17 @@ func SetDirectIO(path string, on bool) error {
 
 // Grow makes a loop device take up the present size of its backing.
 func Grow(path string) error {
-	if err := loopIoctl(path, unix.LOOP_SET_CAPACITY); err != nil {
+	if err := set(path, unix.LOOP_SET_CAPACITY, 0); err != nil {
 		return fmt.Errorf("grow %s: %w", path, err)
 	}
 	return nil
 }
 
-func loopIoctl(path string, request uint) error {
+func set(path string, request uint, value int) error {
 	loop, err := os.OpenFile(path, os.O_RDONLY, 0) //nolint:gosec // the caller names the device
 	if err != nil {
 		return err
 	}
 	defer func() { _ = loop.Close() }()
-	_, err = unix.IoctlRetInt(int(loop.Fd()), request)
-	return err
+	return unix.IoctlSetInt(int(loop.Fd()), request, value)
 }

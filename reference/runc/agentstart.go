@@ -18,8 +18,6 @@ import (
 // the pod whose container happened to start them.
 const controlGroup = "crust-runc"
 
-func isolate(pid int) error { return cgroup.Move(pid, controlGroup) }
-
 // startAgent starts an agent where none answers. It is not waited for: the broker
 // runs the program until the agent serves. An agent that could not be isolated when it
 // was started, or is of an older version, is now.
@@ -46,7 +44,7 @@ func startAgent(cfg Config) error {
 }
 
 func isolateAgent(pid int) error {
-	if err := isolate(pid); err != nil {
+	if err := cgroup.Move(pid, controlGroup); err != nil {
 		return fmt.Errorf("the agent has no control group of its own, and may end with a pod's: volumes that are frozen then "+
 			"are thawed by crust-proxy when their time is over: %w", err)
 	}

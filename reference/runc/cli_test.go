@@ -37,10 +37,10 @@ func TestExitStatus(t *testing.T) {
 		want int
 		told string
 	}{
-		"nothing":            {nil, abi.ExitUsage, "help"},
-		"unknown":            {[]string{"eat", target}, abi.ExitUsage, "help"},
-		"too few":            {[]string{"resize", target, "1"}, abi.ExitUsage, "help"},
-		"too many":           {[]string{"stats", target, "1"}, abi.ExitUsage, "help"},
+		"nothing":            {nil, abi.ExitUsage, "a command is missing; see `crust-runc crust help`"},
+		"unknown":            {[]string{"eat", target}, abi.ExitUsage, `there is no command "eat"; see`},
+		"too few":            {[]string{"resize", target, "1"}, abi.ExitUsage, "resize takes 3 arguments, not 2; see"},
+		"too many":           {[]string{"stats", target, "1"}, abi.ExitUsage, "stats takes 1 argument, not 2; see"},
 		"negative":           {[]string{"resize", target, "-1", "0"}, abi.ExitUsage, "-1"},
 		"no number":          {[]string{"freeze", target, "soon"}, abi.ExitUsage, "soon"},
 		"relative":           {[]string{"stats", "a"}, abi.ExitUsage, "absolute"},

@@ -18,7 +18,7 @@ const commandWatch = "watch-frozen"
 
 func (v Volumes) freezer() fsops.Freezer {
 	return fsops.Freezer{
-		Dir: filepath.Join(v.cfg.StateDir, "frozen"), Watchdog: []string{"/proc/self/exe", abi.Word, commandWatch}, Isolate: isolate,
+		Dir: filepath.Join(v.cfg.StateDir, "frozen"), Watchdog: []string{"/proc/self/exe", abi.Word, commandWatch}, ControlGroup: controlGroup,
 	}
 }
 

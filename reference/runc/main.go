@@ -46,6 +46,11 @@ func Main(args []string, stdout, stderr io.Writer) int {
 			return 1
 		}
 	}
+	if in.Command == "delete" {
+		if err := endUnstarted(path, in); err != nil {
+			tell.Warn(err.Error())
+		}
+	}
 	// What this process was given it hands on: runc has its pid, its descriptors,
 	// its terminal and its signals.
 	err = syscall.Exec(path, append([]string{path}, args[1:]...), os.Environ()) //nolint:gosec // the operator's runc
@@ -67,7 +72,7 @@ func crustMain(args []string, stdout, stderr io.Writer) int {
 		Config: defaultConfig + ", or the file that " + configVariable + " names",
 		Open: func() (handler.Volumes, string, error) {
 			cfg, err := LoadConfig(os.Getenv)
-			return Volumes{cfg: cfg}, cfg.Program, err
+			return OpenVolumes(cfg), cfg.Program, err
 		},
 	}.Main(args, stdout, stderr)
 }

@@ -113,7 +113,6 @@ func isMounted(fd int) (bool, error) {
 // holder is a live sandbox that has a volume mounted.
 type holder struct {
 	sandbox string
-	pause   pause
 	root    int // an open descriptor of the filesystem's root
 }
 
@@ -145,7 +144,7 @@ func findHolder(dir *abi.Dir, info abi.Info) (holder, error) {
 		if err != nil {
 			return holder{}, fmt.Errorf("sandbox %s: its mount of the volume cannot be opened: %w%s", id, err, hint(err))
 		}
-		return holder{sandbox: id, pause: p, root: fd}, nil
+		return holder{sandbox: id, root: fd}, nil
 	}
 	return holder{}, handler.ErrNoSandbox
 }

@@ -48,35 +48,48 @@ func checkSandbox(bundle string, of oci.Sandbox) error {
 	return nil
 }
 
+// record is what runc keeps of a container.
+type record struct {
+	ID     string `json:"id"`
+	PID    int    `json:"init_process_pid"`
+	Start  uint64 `json:"init_process_start"`
+	Config struct {
+		// Labels are the annotations as name=value, and runc's own after them.
+		Labels []string `json:"labels"`
+	} `json:"config"`
+}
+
+func readRecord(root, id string) (r record, err error) {
+	raw, err := os.ReadFile(filepath.Join(root, id, "state.json")) //nolint:gosec // runc's root and an id that is no path
+	if err != nil {
+		return r, err
+	}
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return r, err
+	}
+	if r.ID != id {
+		return r, fmt.Errorf("the record of %s is of %q", id, r.ID)
+	}
+	return r, nil
+}
+
 // recordedProcess reads the process and the bundle from runc's own record, which
 // saves a start of runc. It is believed where a process of that number and that start
-// lives, and nothing else depends on its form: what cannot be read is asked of runc.
+// lives: what cannot be read is asked of runc.
 func recordedProcess(root, sandbox string) (p pause, bundle string, ok bool) {
 	if root == "" {
 		return pause{}, "", false
 	}
-	raw, err := os.ReadFile(filepath.Join(root, sandbox, "state.json")) //nolint:gosec // runc's root and an id that is no path
+	r, err := readRecord(root, sandbox)
 	if err != nil {
 		return pause{}, "", false
 	}
-	var record struct {
-		ID     string `json:"id"`
-		PID    int    `json:"init_process_pid"`
-		Start  uint64 `json:"init_process_start"`
-		Config struct {
-			Labels []string `json:"labels"`
-		} `json:"config"`
-	}
-	if json.Unmarshal(raw, &record) != nil || record.ID != sandbox {
-		return pause{}, "", false
-	}
-	for _, label := range record.Config.Labels {
-		// Annotations are labels too, and runc appends its own after them.
+	for _, label := range r.Config.Labels {
 		if path, is := strings.CutPrefix(label, "bundle="); is {
-			bundle = path
+			bundle = path // the last is runc's own
 		}
 	}
-	p = pause{PID: record.PID, Start: record.Start}
+	p = pause{PID: r.PID, Start: r.Start}
 	return p, bundle, bundle != "" && p.lives()
 }
 

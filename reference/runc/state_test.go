@@ -16,8 +16,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// record writes runc's record of a sandbox.
-func record(t *testing.T, root, sandbox, content string) {
+// keep writes runc's record of a sandbox.
+func keep(t *testing.T, root, sandbox, content string) {
 	t.Helper()
 	check.Must(t, os.MkdirAll(filepath.Join(root, sandbox), 0o700))
 	check.Must(t, os.WriteFile(filepath.Join(root, sandbox, "state.json"), []byte(content), 0o600))
@@ -51,16 +51,16 @@ func TestSandboxProcess(t *testing.T) {
 		root, os.Getpid(), root), 0o700)) //nolint:gosec // a program
 	recorded := func(name, id string, start uint64) {
 		bundle := sandboxBundle(t, root, name, containerdNotes(name, "sandbox", "pod"))
-		record(t, root, name, fmt.Sprintf(`{"id":%q,"init_process_pid":%d,"init_process_start":%d,"config":{"labels":["a=b","bundle=%s"]}}`,
+		keep(t, root, name, fmt.Sprintf(`{"id":%q,"init_process_pid":%d,"init_process_start":%d,"config":{"labels":["a=b","bundle=%s"]}}`,
 			id, self.PID, start, bundle))
 	}
 	recorded("known", "known", self.Start)
 	recorded("stale", "stale", self.Start+1)
 	recorded("other", "known", self.Start)
 	recorded("odd", "odd", self.Start)
-	record(t, root, "odd", `{"id":"known"`)
+	keep(t, root, "odd", `{"id":"known"`)
 	recorded("bare", "bare", self.Start)
-	record(t, root, "bare", fmt.Sprintf(`{"id":"bare","init_process_pid":%d,"init_process_start":%d}`, self.PID, self.Start))
+	keep(t, root, "bare", fmt.Sprintf(`{"id":"bare","init_process_pid":%d,"init_process_start":%d}`, self.PID, self.Start))
 	for sandbox, want := range map[string]string{
 		"known": "", "stale": "", "odd": "", "other": "", "bare": "",
 		"ended": "has ended", "nobody": "unknown", "../known": "id of a sandbox",
@@ -97,7 +97,7 @@ func TestOnlyThePodsOwnSandboxHoldsItsVolumes(t *testing.T) {
 		"plain":     {nil, "not a sandbox"},
 	} {
 		bundle := sandboxBundle(t, root, name, c.notes)
-		record(t, root, name, fmt.Sprintf(`{"id":%q,"init_process_pid":%d,"init_process_start":%d,"config":{"labels":["bundle=%s"]}}`,
+		keep(t, root, name, fmt.Sprintf(`{"id":%q,"init_process_pid":%d,"init_process_start":%d,"config":{"labels":["bundle=%s"]}}`,
 			name, self.PID, self.Start, bundle))
 		_, err := sandboxProcess("/does/not/exist", handler.Invocation{Root: root}, oci.Sandbox{ID: name, PodUID: "pod"})
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {

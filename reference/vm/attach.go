@@ -1,10 +1,10 @@
 package vm
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/signal"
@@ -25,7 +25,7 @@ import (
 // ends as it ends.
 func (c *command) attach() (code int, err error) {
 	if len(c.in.Words) != 3 {
-		return lostCode, errors.New("attach: its arguments are a sandbox, a container and a process")
+		return 1, errors.New("attach: its arguments are a sandbox, a container and a process")
 	}
 	r, err := c.cfg.find(c.in.Words[1])
 	if err != nil {
@@ -37,37 +37,34 @@ func (c *command) attach() (code int, err error) {
 // proxy is a process of the host for one in the guest: the container's own, or one that
 // was exec'ed into it.
 type proxy struct {
-	place              place
-	container, process string
-	group              string
+	place   place
+	process *wire.Process
+	group   string
+	to      *supervisor
 }
 
-func (c *command) proxy(r *record, process string) proxy {
-	return proxy{place: c.cfg.sandbox(r.Sandbox), container: r.ID, process: process, group: r.Group}
-}
-
-func (p proxy) request(do string) request {
-	return request{Do: do, Container: p.container, Exec: p.process}
+func (c *command) proxy(r *record, exec string) *proxy {
+	return &proxy{place: c.cfg.sandbox(r.Sandbox), process: &wire.Process{Container: r.ID, Exec: exec}, group: r.Group}
 }
 
 // lostCode is how a process ends whose machine is gone: as one that was killed.
 const lostCode = 128 + int(unix.SIGKILL)
 
-func (p proxy) run() (code int, err error) {
-	waits, err := p.place.dial(p.request(doWait))
-	if err != nil {
+func (p *proxy) run() (code int, err error) {
+	if p.to, err = p.place.dial(); err != nil {
 		return lostCode, err
 	}
-	defer func() { _ = waits.Close() }()
-	go p.forward()
-	go p.copyInput()
+	defer func() { _ = p.to.rpc.Close() }()
+	ctx := context.Background() // all of it ends with us
+	go p.forward(ctx)
+	go p.copyInput(ctx)
 	var outputs sync.WaitGroup
 	for stream, to := range map[wire.Stream]*os.File{wire.Stream_STREAM_STDOUT: os.Stdout, wire.Stream_STREAM_STDERR: os.Stderr} {
-		outputs.Go(func() { p.copyOutput(stream, to) })
+		outputs.Go(func() { p.copyOutput(ctx, stream, to) })
 	}
-	ended, err := readAnswer(waits)
+	ended, err := p.to.WaitProcess(ctx, &wire.WaitProcessRequest{Process: p.process})
 	if err != nil {
-		return lostCode, err
+		return lostCode, plain(err)
 	}
 	// A process that this one left behind may keep the streams open.
 	said := make(chan struct{})
@@ -76,42 +73,54 @@ func (p proxy) run() (code int, err error) {
 	case <-said:
 	case <-time.After(drainTime):
 	}
-	if ended.OutOfMemory {
+	code = int(ended.GetExitCode())
+	if p.process.GetExec() != "" {
+		_, _ = p.to.DeleteProcess(ctx, &wire.DeleteProcessRequest{Process: p.process})
+	} else if code == lostCode && ended.GetOomKilled() {
 		runOutOfMemory(p.group)
 	}
-	return int(ended.ExitCode), nil
+	return code, nil
 }
 
 // drainTime is how long the rest of the output is waited for.
 const drainTime = 5 * time.Second
 
-func (p proxy) copyOutput(stream wire.Stream, to *os.File) {
-	r := p.request(doOutput)
-	r.Stream = int32(stream)
-	conn, err := p.place.dial(r)
-	if err != nil {
-		return
-	}
-	defer func() { _ = conn.Close() }()
-	if _, err := io.Copy(to, conn); err == nil {
-		_ = to.Close()
+func (p *proxy) copyOutput(ctx context.Context, stream wire.Stream, to *os.File) {
+	for {
+		said, err := p.to.ReadOutput(ctx, &wire.ReadOutputRequest{Process: p.process, Stream: stream, Max: wire.MaxData})
+		if err == nil && len(said.GetData()) > 0 {
+			_, err = to.Write(said.GetData())
+		} else if err == nil {
+			_ = to.Close()
+			return
+		}
+		if err != nil {
+			return
+		}
 	}
 }
 
-func (p proxy) copyInput() {
-	conn, err := p.place.dial(p.request(doInput))
-	if err != nil {
-		return
+// copyInput gives the process what comes, and then the end.
+func (p *proxy) copyInput(ctx context.Context) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := os.Stdin.Read(buf)
+		for data := buf[:n]; len(data) > 0; {
+			taken, err := p.to.WriteInput(ctx, &wire.WriteInputRequest{Process: p.process, Data: data})
+			if err != nil {
+				return
+			}
+			data = data[taken.GetWritten():]
+		}
+		if err != nil {
+			break
+		}
 	}
-	defer func() { _ = conn.Close() }()
-	_, _ = io.Copy(conn, os.Stdin)
-	_ = conn.CloseWrite()
-	// The other end closes when the process has all of it.
-	_, _ = io.Copy(io.Discard, conn)
+	_, _ = p.to.WriteInput(ctx, &wire.WriteInputRequest{Process: p.process})
 }
 
 // forward hands on what can be handed on: signals, and the size of a terminal.
-func (p proxy) forward() {
+func (p *proxy) forward(ctx context.Context) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH)
 	stdin := int(os.Stdin.Fd())
@@ -124,16 +133,13 @@ func (p proxy) forward() {
 		if !is {
 			continue
 		}
-		r := p.request(doSignal)
-		r.Signal = uint32(number) //nolint:gosec // a signal
-		if columns, rows, err := term.GetSize(stdin); number == unix.SIGWINCH && err == nil {
-			if columns == 0 || rows == 0 {
-				continue
-			}
-			r = p.request(doTerminal)
-			r.Columns, r.Rows = uint32(columns), uint32(rows) //nolint:gosec // 16 bits
+		columns, rows, err := term.GetSize(stdin)
+		switch {
+		case number != unix.SIGWINCH || err != nil:
+			_, _ = p.to.SignalProcess(ctx, &wire.SignalProcessRequest{Process: p.process, Signal: uint32(number)}) //nolint:gosec // a signal
+		case columns > 0 && rows > 0:
+			_, _ = p.to.ResizeTerminal(ctx, &wire.ResizeTerminalRequest{Process: p.process, Columns: uint32(columns), Rows: uint32(rows)}) //nolint:gosec // 16 bits
 		}
-		_, _ = p.place.call(r)
 	}
 }
 
@@ -155,7 +161,8 @@ func (c *command) exec() (code int, err error) {
 		return 1, err
 	}
 	place, id := c.cfg.sandbox(r.Sandbox), "x"+strconv.Itoa(os.Getpid())+"-"+strconv.FormatInt(time.Now().UnixNano(), 36)
-	if _, err := place.call(request{Do: doExec, Container: r.ID, Exec: id, Process: raw}); err != nil {
+	req := &wire.ExecProcessRequest{Process: &wire.Process{Container: r.ID, Exec: id}, Spec: raw}
+	if _, err := call(place, (*supervisor).ExecProcess, req); err != nil {
 		return 1, err
 	}
 	if !c.in.Has("detach", "d") {

@@ -21,6 +21,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/process"
+	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
 // command is one of runc's.
@@ -59,6 +60,9 @@ func (c *command) create() error {
 func (c *command) createSandbox(id, bundle string) error {
 	if err := c.cfg.check(); err != nil {
 		return err
+	}
+	if c.cfg.Virtiofsd == "" {
+		c.tell.Warn("there is no virtiofsd: containers get copies of their root filesystems and mounts")
 	}
 	if err := c.cfg.sweep(); err != nil {
 		c.tell.Warn(err.Error())
@@ -161,8 +165,8 @@ func (c *command) createContainer(id, bundle, sandbox string, spec *specs.Spec) 
 	if err := c.cfg.write(r); err != nil {
 		return err
 	}
-	a, err := place.call(request{Do: doCreate, Container: id, Bundle: bundle})
-	for _, text := range a.Warnings {
+	made, err := call(place, (*supervisor).AddContainer, &wire.AddContainerRequest{Container: id, Bundle: bundle})
+	for _, text := range made.GetWarnings() {
 		c.tell.Warn(text)
 	}
 	if err != nil {
@@ -176,7 +180,7 @@ func (c *command) createContainer(id, bundle, sandbox string, spec *specs.Spec) 
 		err = c.cfg.write(r)
 	}
 	if err != nil {
-		_, undo := place.call(request{Do: doDelete, Container: id})
+		_, undo := call(place, (*supervisor).DeleteProcess, &wire.DeleteProcessRequest{Process: &wire.Process{Container: id}})
 		return errors.Join(err, undo, c.cfg.forget(r))
 	}
 	return c.writePID(pid)
@@ -211,7 +215,8 @@ func (c *command) start() error {
 		return err
 	}
 	if !r.isSandbox() {
-		if _, err := c.cfg.sandbox(r.Sandbox).call(request{Do: doStart, Container: r.ID}); err != nil {
+		_, err := call(c.cfg.sandbox(r.Sandbox), (*supervisor).StartContainer, &wire.StartContainerRequest{Container: r.ID})
+		if err != nil {
 			return err
 		}
 	}
@@ -248,12 +253,15 @@ func (c *command) kill() error {
 	if r.status() == string(specs.StateStopped) {
 		return errNotRunning
 	}
-	ask := request{Do: doSignal, Container: r.ID, Signal: uint32(number), All: c.in.Has("all", "a")}
+	place := c.cfg.sandbox(r.Sandbox)
 	if r.isSandbox() {
 		// A sandbox has no process that could take a signal: any of them ends it.
-		ask = request{Do: doShutdown}
+		_, err = call(place, (*supervisor).EndSandbox, new(wire.EndSandboxRequest))
+	} else {
+		_, err = call(place, (*supervisor).SignalProcess, &wire.SignalProcessRequest{
+			Process: &wire.Process{Container: r.ID}, Signal: uint32(number), All: c.in.Has("all", "a"),
+		})
 	}
-	_, err = c.cfg.sandbox(r.Sandbox).call(ask)
 	// Where the machine has just gone, the proxy of its process goes, too.
 	if err != nil && gone(r.Process, goneTime) {
 		return errNotRunning
@@ -292,7 +300,8 @@ func (c *command) delete() error {
 	}
 	sandbox, err := c.cfg.find(r.Sandbox)
 	if err == nil && sandbox.Process.Lives() {
-		if _, err := c.cfg.sandbox(r.Sandbox).call(request{Do: doDelete, Container: r.ID}); err != nil && sandbox.Process.Lives() {
+		_, err := call(c.cfg.sandbox(r.Sandbox), (*supervisor).DeleteProcess, &wire.DeleteProcessRequest{Process: &wire.Process{Container: r.ID}})
+		if err != nil && sandbox.Process.Lives() {
 			return err
 		}
 	}
@@ -307,7 +316,7 @@ func (c *command) delete() error {
 func (c *command) deleteSandbox(r *record) error {
 	place := c.cfg.sandbox(r.ID)
 	if r.Process.Lives() {
-		if _, err := place.call(request{Do: doShutdown}); err == nil {
+		if _, err := call(place, (*supervisor).EndSandbox, new(wire.EndSandboxRequest)); err == nil {
 			gone(r.Process, shutdownTime+powerTime+endTime)
 		}
 	}

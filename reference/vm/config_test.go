@@ -19,8 +19,13 @@ func read(t *testing.T, content string) (Config, error) {
 // TestMistakesInTheConfiguration: each is refused by words that name its key.
 func TestMistakesInTheConfiguration(t *testing.T) {
 	for content, want := range map[string]string{
-		`{"kernl":"/k"}`:            "kernl",
-		`{"memoryMiB":"512"}`:       "memoryMiB",
+		`{"kernl":"/k"}`:            "kernl: unknown key",
+		`{"memoryMiB":"512"}`:       "memoryMiB: text cannot stand here; it takes a whole number",
+		`{"memoryMiB":1.5}`:         "memoryMiB: 1.5 cannot stand here; it takes a whole number",
+		`{"kernel":3}`:              "kernel: a number cannot stand here; it takes text",
+		`{"firstUser":-1}`:          "firstUser: -1 cannot stand here; it takes a whole number from 0 to 4294967295",
+		`[]`:                        "it is not a JSON object",
+		`{"cpus":2,}`:               "it is not valid JSON: ",
 		`{"memoryMiB":64}`:          "memoryMiB must be 128 or more",
 		`{"firstUser":0}`:           "firstUser must be 1 to 4290772991",
 		`{"firstUser":4290772992}`:  "firstUser must be 1 to 4290772991",

@@ -1,171 +1,139 @@
 package vm
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
-	"github.com/crust-proxy/crust-proxy/reference/fsops"
-	"github.com/crust-proxy/crust-proxy/reference/handler"
+	"github.com/containerd/ttrpc"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
-// request is what a command asks the supervisor: one a connection, a line of JSON. The
-// answer is a line, too; that to doOutput and the request of doInput are followed by the
-// bytes of the stream.
-type request struct {
-	Do        string `json:"do"`
-	Container string `json:"container,omitempty"`
-	Exec      string `json:"exec,omitempty"`
-	// Bundle is that of a new container, Process that of a new exec.
-	Bundle  string          `json:"bundle,omitempty"`
-	Process json.RawMessage `json:"process,omitempty"`
-	Signal  uint32          `json:"signal,omitempty"`
-	All     bool            `json:"all,omitempty"`
-	Stream  int32           `json:"stream,omitempty"`
-	Columns uint32          `json:"columns,omitempty"`
-	Rows    uint32          `json:"rows,omitempty"`
-	// Target is a volume's, with what is asked of it.
-	Target  string        `json:"target,omitempty"`
-	Least   int64         `json:"least,omitempty"`
-	Most    int64         `json:"most,omitempty"`
-	Timeout time.Duration `json:"timeout,omitempty"`
-}
-
-// What can be asked.
-const (
-	doCreate   = "create"
-	doStart    = "start"
-	doExec     = "exec"
-	doSignal   = "signal"
-	doDelete   = "delete"
-	doWait     = "wait"
-	doOutput   = "output"
-	doInput    = "input"
-	doTerminal = "terminal"
-	doShutdown = "shutdown"
-)
-
-type answer struct {
-	Error    string   `json:"error,omitempty"`
-	Kind     int      `json:"kind,omitempty"` // the exit status for the error
-	Warnings []string `json:"warnings,omitempty"`
-	ExitCode uint32   `json:"exitCode,omitempty"`
-	// OutOfMemory is a container that the guest's kernel killed.
-	OutOfMemory bool            `json:"outOfMemory,omitempty"`
-	Stats       *abi.StatsReply `json:"stats,omitempty"`
-	Size        int64           `json:"size,omitempty"`
-}
-
-// ofSupervisor is an error that the supervisor told.
-type ofSupervisor struct {
-	text string
-	kind error
-}
-
-func (e *ofSupervisor) Error() string { return e.text }
-func (e *ofSupervisor) Unwrap() error { return e.kind }
-
-func (a answer) err() error {
-	if a.Error == "" {
-		return nil
-	}
-	kinds := map[int]error{
-		abi.ExitUsage: handler.ErrUsage, abi.ExitNoSandbox: handler.ErrNoSandbox, abi.ExitUnsupported: fsops.ErrUnsupported,
-		abi.ExitOutOfRange: fsops.ErrOutOfRange, abi.ExitWrongState: fsops.ErrFrozen,
-	}
-	return &ofSupervisor{text: a.Error, kind: kinds[a.Kind]}
+// supervisor is what a command asks the supervisor of a sandbox.
+type supervisor struct {
+	wire.SupervisorService
+	wire.ContainersService
+	rpc *ttrpc.Client
 }
 
 const (
-	// maxRequest bounds a request: the largest has a process' arguments in it.
-	maxRequest = 2 << 20
-	dialTime   = 5 * time.Second
+	dialTime = 5 * time.Second
 	// callTime bounds a command that the supervisor runs, whose parts it bounds itself.
-	callTime = 5 * time.Minute
+	callTime = 10 * time.Minute
 )
 
-// dial sends a request; its answer, and what follows, is read from the connection.
-func (p place) dial(r request) (*net.UnixConn, error) {
+// dial connects with the supervisor.
+func (p place) dial() (*supervisor, error) {
 	conn, err := net.DialTimeout("unix", p.control(), dialTime)
 	if err != nil {
 		return nil, fmt.Errorf("the sandbox does not answer: %w", err)
 	}
-	raw, err := json.Marshal(r)
-	if err == nil {
-		_, err = conn.Write(append(raw, '\n'))
-	}
-	local, is := conn.(*net.UnixConn)
-	if err != nil || !is {
-		return nil, errors.Join(err, conn.Close())
-	}
-	return local, nil
+	rpc := ttrpc.NewClient(conn)
+	return &supervisor{wire.NewSupervisorClient(rpc), wire.NewContainersClient(rpc), rpc}, nil
 }
 
-// call asks the supervisor.
-func (p place) call(r request) (answer, error) {
-	conn, err := p.dial(r)
+// call asks the supervisor one thing.
+func call[Q, A any](p place, method func(*supervisor, context.Context, *Q) (*A, error), question *Q) (*A, error) {
+	s, err := p.dial()
 	if err != nil {
-		return answer{}, err
+		return nil, err
 	}
-	defer func() { _ = conn.Close() }()
-	if err := conn.SetReadDeadline(time.Now().Add(callTime)); err != nil {
-		return answer{}, err
-	}
-	return readAnswer(conn)
+	defer func() { _ = s.rpc.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), callTime)
+	defer cancel()
+	answer, err := method(s, ctx, question)
+	return answer, plain(err)
 }
 
-func readAnswer(conn net.Conn) (a answer, err error) {
-	if err := json.NewDecoder(conn).Decode(&a); err != nil {
-		return a, fmt.Errorf("the sandbox has ended: %w", err)
+// plain is an error of the supervisor in its own words.
+func plain(err error) error {
+	said, is := status.FromError(err)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ttrpc.ErrClosed):
+		return fmt.Errorf("the sandbox has ended: %w", err)
+	case is:
+		return errors.New(said.Message())
 	}
-	return a, a.err()
+	return err
 }
 
-// serveControl answers requests until the socket is closed.
-func (s *sandbox) serveControl(ctx context.Context, listener net.Listener) {
-	for {
-		conn, err := listener.Accept()
-		if err != nil {
-			return
-		}
-		go func() {
-			defer func() { _ = conn.Close() }()
-			s.serve(ctx, conn)
-		}()
-	}
+// control is the supervisor's end. What concerns the guest alone is the guest's to answer.
+type control struct {
+	wire.ContainersService
+	sandbox *sandbox
 }
 
-func (s *sandbox) serve(ctx context.Context, conn net.Conn) {
-	in := bufio.NewReaderSize(conn, maxRequest)
-	line, err := in.ReadSlice('\n')
-	var r request
-	if err == nil {
-		err = json.Unmarshal(line, &r)
+func (s *sandbox) serveControl(ctx context.Context, listener net.Listener) error {
+	c := &control{ContainersService: s.guest, sandbox: s}
+	unknown := func(error) codes.Code { return codes.Unknown }
+	return wire.Serve(ctx, listener, unknown, func(server *ttrpc.Server) {
+		wire.RegisterSupervisorService(server, c)
+		wire.RegisterContainersService(server, c)
+	})
+}
+
+// AddContainer goes on to its end when who asked is killed: half of it would have to be
+// taken back from a guest that is busy with it.
+func (c *control) AddContainer(ctx context.Context, req *wire.AddContainerRequest) (*wire.AddContainerResponse, error) {
+	warnings, err := c.sandbox.create(context.WithoutCancel(ctx), req.GetContainer(), req.GetBundle())
+	return &wire.AddContainerResponse{Warnings: warnings}, err
+}
+
+func (c *control) EndSandbox(context.Context, *wire.EndSandboxRequest) (*wire.Empty, error) {
+	c.sandbox.shutdown()
+	return new(wire.Empty), nil
+}
+
+func (c *control) DeleteProcess(ctx context.Context, req *wire.DeleteProcessRequest) (*wire.Empty, error) {
+	if req.GetProcess().GetExec() != "" {
+		return c.ContainersService.DeleteProcess(ctx, req)
 	}
-	if err != nil {
-		_ = json.NewEncoder(conn).Encode(answer{Error: err.Error(), Kind: abi.ExitUsage})
+	return new(wire.Empty), c.sandbox.delete(context.WithoutCancel(ctx), req.GetProcess().GetContainer())
+}
+
+// WaitProcess answers when the process has ended. When who waits is gone before, the process
+// is ended: for the container runtime it has ended already.
+func (c *control) WaitProcess(ctx context.Context, req *wire.WaitProcessRequest) (*wire.WaitProcessResponse, error) {
+	ended, err := c.ContainersService.WaitProcess(ctx, req)
+	switch {
+	case ctx.Err() != nil:
+		c.abandon(req.GetProcess())
+	case req.GetProcess().GetExec() != "":
+		// Who waits deletes it when its output has been read, unless that one is killed meanwhile.
+		time.AfterFunc(abandonTime, func() { c.abandon(req.GetProcess()) })
+	}
+	return ended, err
+}
+
+// SignalProcess expects of a kill of a container what is to come of it.
+func (c *control) SignalProcess(ctx context.Context, req *wire.SignalProcessRequest) (*wire.Empty, error) {
+	answer, err := c.ContainersService.SignalProcess(ctx, req)
+	if req.GetSignal() == uint32(unix.SIGKILL) && req.GetProcess().GetExec() == "" {
+		go c.sandbox.mustEnd(req.GetProcess().GetContainer())
+	}
+	return answer, err
+}
+
+// abandonTime bounds how long the output of a process that has ended is kept.
+const abandonTime = time.Minute
+
+// abandon is for a process that nobody waits for any more.
+func (c *control) abandon(p *wire.Process) {
+	ctx := context.Background() // the guest's client bounds each call
+	if p.GetExec() != "" {
+		_, _ = c.ContainersService.DeleteProcess(ctx, &wire.DeleteProcessRequest{Process: p})
 		return
 	}
-	switch r.Do {
-	case doOutput:
-		s.output(ctx, r, conn)
-	case doInput:
-		s.input(ctx, r, in)
-	case doWait:
-		s.wait(ctx, r, conn, in)
-	default:
-		a, err := s.do(ctx, r)
-		if err != nil {
-			a = answer{Error: err.Error(), Kind: handler.ExitStatus(err)}
-		}
-		_ = json.NewEncoder(conn).Encode(a)
-	}
+	_, _ = c.SignalProcess(ctx, &wire.SignalProcessRequest{Process: p, Signal: uint32(unix.SIGKILL), All: true})
 }
 
 // listen makes a socket for root.

@@ -8,5 +8,5 @@
 // `crust-vm attach` on the host, which carries its streams and ends as it ends. All of
 // them are found by the directory of the sandbox below the configuration's stateDir.
 //
-// What it lacks is in docs/vm.md.
+// What it lacks is in docs/crust-runc.md.
 package vm

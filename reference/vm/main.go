@@ -106,32 +106,6 @@ func (c *command) unsupported() error {
 	return fmt.Errorf("the command %q is not supported by crust-vm; see `crust-vm --help`", c.in.Command)
 }
 
-// asked is the volumes of all sandboxes of the node, for one question.
-type asked struct{ cfg Config }
-
-// ask asks the newest live sandbox that has the volume.
-func (v asked) ask(r request) (answer, string, error) {
-	dir, err := abi.Open(v.cfg.Root, abi.DirName(r.Target))
-	if errors.Is(err, os.ErrNotExist) {
-		return answer{}, "", fmt.Errorf("volume %s: %w: it is not published to this runtime", r.Target, handler.ErrNoSandbox)
-	}
-	if err != nil {
-		return answer{}, "", err
-	}
-	defer func() { _ = dir.Close() }()
-	ids, err := dir.Sandboxes()
-	if err != nil {
-		return answer{}, "", err
-	}
-	for _, id := range ids {
-		if is, err := v.cfg.find(id); err == nil && is.isSandbox() && is.Process.Lives() {
-			a, err := v.cfg.sandbox(id).call(r)
-			return a, id, err
-		}
-	}
-	return answer{}, "", fmt.Errorf("volume %s: %w", r.Target, handler.ErrNoSandbox)
-}
-
 // superviseArgs are those of a new supervisor, and how it reads them.
 func superviseArgs(id, bundle string, shim process.Process) []string {
 	return []string{superviseCommand, id, bundle, strconv.Itoa(shim.PID), strconv.FormatUint(shim.Start, 10)}

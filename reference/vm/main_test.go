@@ -15,6 +15,7 @@ func TestWhatANewcomerTypes(t *testing.T) {
 		"help":      {0, "crust-vm crust stats", ""},
 		"--version": {0, "crust-vm version", ""},
 		"":          {1, "", "a command is missing; see `crust-vm --help`"},
+		"attach":    {1, "", "attach: its arguments are"},
 		"frob":      {1, "", `the command "frob" is not supported by crust-vm`},
 	} {
 		var out, told bytes.Buffer

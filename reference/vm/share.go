@@ -18,6 +18,9 @@ import (
 // write to are the mounts alone.
 type share struct{ made, shown string }
 
+// of is what a container is shown.
+func (s share) of(container string) string { return filepath.Join(s.shown, container) }
+
 // open makes the tree. What is mounted in it later reaches the server of the guest's
 // filesystem, and nobody else.
 func (s share) open() error {
@@ -45,8 +48,10 @@ func (s share) open() error {
 // bind shows a file or a directory of the host under a name.
 type bind struct {
 	name, source        string
-	readOnly, recursive bool // recursively read-only
-	follows             bool // what is mounted in it later is seen, too
+	destination         string // in the container, or empty for its root filesystem
+	readOnly, recursive bool   // recursively read-only
+	follows             bool   // what is mounted in it later is seen, too
+	noLinks             bool   // nobody can follow a symbolic link in it
 }
 
 // add mounts it.
@@ -62,6 +67,11 @@ func (s share) add(b bind) error {
 	defer sys.CloseFD(tree)
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
 		return err
+	}
+	if b.noLinks {
+		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSYMFOLLOW}); err != nil {
+			return err
+		}
 	}
 	if b.readOnly {
 		flags := uint(unix.AT_EMPTY_PATH)
@@ -101,7 +111,7 @@ func (s share) remove(container string) error {
 		return err
 	}
 	for _, made := range names {
-		if err := unmount(filepath.Join(s.shown, container, filepath.Base(made))); err != nil {
+		if err := unmount(filepath.Join(s.of(container), filepath.Base(made))); err != nil {
 			return err
 		}
 	}
@@ -150,7 +160,7 @@ func bindOf(name string, m specs.Mount) bind {
 		return slices.ContainsFunc(options, func(o string) bool { return slices.Contains(m.Options, o) })
 	}
 	return bind{
-		name: name, source: m.Source, readOnly: has("ro", "rro"), recursive: has("rro"),
+		name: name, source: m.Source, destination: m.Destination, readOnly: has("ro", "rro"), recursive: has("rro"),
 		follows: has("rslave", "slave", "rshared", "shared"),
 	}
 }

@@ -32,8 +32,8 @@ func readSpec(bundle string) (*specs.Spec, error) {
 }
 
 // guestSpec makes the guest's spec of a container's, and says what the guest must be
-// shown for it.
-func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount) (raw []byte, binds []bind, err error) {
+// shown for it: itself, or copies of it.
+func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount, copies bool) (raw []byte, binds []bind, err error) {
 	if err := checkSpec(spec, found); err != nil {
 		return nil, nil, err
 	}
@@ -52,7 +52,10 @@ func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount) (raw []b
 		switch {
 		case slices.ContainsFunc(found, func(f *oci.Mount) bool { return f.Index == i }):
 			m.Source = ""
-		case m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind"):
+		case m.Type != "bind" && !slices.Contains(m.Options, "bind") && !slices.Contains(m.Options, "rbind"):
+		case copies && path.Clean(m.Destination) == "/dev/shm" && path.Base(m.Source) == "shm": // the pod's
+			m.Source = wire.MemoryDir
+		default:
 			name := path.Join(id, strconv.Itoa(i))
 			binds = append(binds, bindOf(name, *m))
 			m.Source = path.Join(wire.SharedDir, name)
@@ -61,6 +64,12 @@ func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount) (raw []b
 	linux := *spec.Linux
 	linux.Seccomp, linux.CgroupsPath = nil, ""
 	inGuest.Linux, inGuest.Annotations = &linux, nil
+	if copies {
+		err = checkCopies(binds)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
 	raw, err = json.Marshal(inGuest)
 	return raw, binds, err
 }

@@ -40,6 +40,7 @@ type sandbox struct {
 	volumes *volumes
 	making  sync.Mutex // held while a container is made or removed
 
+	hangs    chan error    // why its guest is to be killed
 	stop     chan struct{} // closed when the sandbox is to end
 	stopOnce sync.Once
 }
@@ -51,7 +52,8 @@ const sharedTag = "shared"
 // failed, and closes it.
 func supervise(cfg Config, id, bundle string, shim process.Process, ready io.WriteCloser) error {
 	s := &sandbox{
-		cfg: cfg, id: id, place: cfg.sandbox(id), share: cfg.sandbox(id).share(), shim: shim, stop: make(chan struct{}),
+		cfg: cfg, id: id, place: cfg.sandbox(id), share: cfg.sandbox(id).share(), shim: shim,
+		hangs: make(chan error, 1), stop: make(chan struct{}),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -65,6 +67,7 @@ func supervise(cfg Config, id, bundle string, shim process.Process, ready io.Wri
 	}
 	failpoint.Hit("crust-vm-ready")
 	why := s.watch(ctx)
+	s.shutdown()
 	if !errors.Is(why, errHangs) {
 		s.end(ctx)
 	}
@@ -101,7 +104,10 @@ func (s *sandbox) begin(ctx context.Context, bundle string) (err error) {
 	if err := s.boot(ctx); err != nil {
 		return err
 	}
-	req := &wire.StartSandboxRequest{Hostname: spec.Hostname, UnixNanos: time.Now().UnixNano(), SharedTag: sharedTag, Sysctls: spec.Linux.Sysctl}
+	req := &wire.StartSandboxRequest{Hostname: spec.Hostname, UnixNanos: time.Now().UnixNano(), Sysctls: spec.Linux.Sysctl}
+	if s.cfg.Virtiofsd != "" {
+		req.SharedTag = sharedTag
+	}
 	if _, err := s.guest.StartSandbox(ctx, req); err != nil {
 		return s.because(err)
 	}
@@ -177,7 +183,7 @@ func (s *sandbox) listen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	go s.serveControl(ctx, control)
+	go func() { _ = s.serveControl(ctx, control) }()
 	go func() { _ = serve.New(s.volumes).Serve(asked) }()
 	return nil
 }
@@ -190,8 +196,7 @@ func (s *sandbox) watch(ctx context.Context) error {
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	tick := time.NewTicker(lookTime)
 	defer tick.Stop()
-	hangs := make(chan error, 1)
-	go func() { hangs <- s.pings(ctx) }()
+	go func() { s.hang(s.pings(ctx)) }()
 	for {
 		select {
 		case <-s.stop:
@@ -202,7 +207,7 @@ func (s *sandbox) watch(ctx context.Context) error {
 			return s.lost()
 		case <-s.guest.Done():
 			return s.lost()
-		case err := <-hangs:
+		case err := <-s.hangs:
 			return err
 		case <-tick.C:
 			if !s.shim.Lives() {
@@ -229,9 +234,17 @@ const (
 	maxFailedPings = 3
 )
 
-var errHangs = errors.New("the guest's agent does not answer")
+var errHangs = errors.New("the guest hangs")
 
-// pings returns when the guest hangs.
+// hang has the guest be killed, as one that an orderly end cannot be expected of.
+func (s *sandbox) hang(why error) {
+	select {
+	case s.hangs <- why:
+	default: // it is about to be
+	}
+}
+
+// pings returns when the guest's agent does not answer.
 func (s *sandbox) pings(ctx context.Context) error {
 	for failed := 0; failed < maxFailedPings; {
 		if !sys.Sleep(ctx, s.cfg.pingTime()) {
@@ -242,7 +255,15 @@ func (s *sandbox) pings(ctx context.Context) error {
 			failed = 0
 		}
 	}
-	return errHangs
+	return fmt.Errorf("%w: its agent does not answer", errHangs)
+}
+
+// mustEnd looks whether a container that was killed ends. For the container runtime it has
+// when the process has that stands for it.
+func (s *sandbox) mustEnd(container string) {
+	if r, err := s.cfg.find(container); err == nil && !gone(r.Process, s.cfg.hangTime()+drainTime) {
+		s.hang(fmt.Errorf("%w: container %s was killed, and does not end", errHangs, container))
+	}
 }
 
 func (s *sandbox) ping(ctx context.Context) error {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/vm/qemu"
@@ -21,7 +20,8 @@ import (
 )
 
 // volumes are those of a sandbox: each is plugged in for its first container, and stays
-// until the sandbox ends.
+// until the sandbox ends. The image of a container's root filesystem is one, too, and goes
+// with the container.
 type volumes struct {
 	sandbox string
 	machine *qemu.Machine
@@ -40,23 +40,23 @@ type attached struct {
 
 // ensure makes the guest have the volume mounted. When it fails, the guest does not have
 // the disk either.
-func (v *volumes) ensure(ctx context.Context, m *oci.Mount) error {
+func (v *volumes) ensure(ctx context.Context, name string, info abi.Info, open func() (*os.File, error)) error {
 	v.plugging.Lock()
 	defer v.plugging.Unlock()
-	if _, err := v.get(m.Volume); err == nil {
+	if _, err := v.get(name); err == nil {
 		return nil
 	}
-	device, err := openDevice(m.Info)
+	device, err := open()
 	if err != nil {
 		return err
 	}
-	serial := m.Volume[:qemu.SerialSize]
-	disk, err := v.machine.Plug(ctx, serial, device, m.Info.ReadOnly())
+	serial := name[:qemu.SerialSize]
+	disk, err := v.machine.Plug(ctx, serial, device, info.ReadOnly())
 	if err != nil {
 		return err
 	}
 	failpoint.Hit("crust-vm-plugged")
-	if err := v.mount(ctx, m, serial); err != nil {
+	if err := v.mount(ctx, name, info, serial); err != nil {
 		// The guest may still use it: only the end of its machine is a proof.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unplugTime)
 		defer cancel()
@@ -64,7 +64,7 @@ func (v *volumes) ensure(ctx context.Context, m *oci.Mount) error {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.of[m.Volume] = &attached{info: m.Info, disk: disk}
+	v.of[name] = &attached{info: info, disk: disk}
 	return nil
 }
 
@@ -83,28 +83,49 @@ func (v *volumes) unplugAll(ctx context.Context) error {
 	defer cancel()
 	var errs []error
 	for name, a := range v.of {
-		_, err := v.guest.RemoveVolume(ctx, &wire.RemoveVolumeRequest{Volume: name})
-		if err == nil {
-			v.mu.Lock()
-			delete(v.of, name)
-			v.mu.Unlock()
-			err = v.machine.Unplug(ctx, a.disk)
-		}
-		if err != nil {
+		if err := v.unplug(ctx, name, a); err != nil {
 			errs = append(errs, fmt.Errorf("volume %s: %w", a.info.Target(), err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (v *volumes) mount(ctx context.Context, m *oci.Mount, serial string) error {
-	gid, wanted, err := m.Info.Group()
+// remove takes back the disk of a volume, if there is one.
+func (v *volumes) remove(ctx context.Context, name string) error {
+	v.plugging.Lock()
+	defer v.plugging.Unlock()
+	a, err := v.get(name)
+	if err != nil {
+		return nil //nolint:nilerr // there is none
+	}
+	ctx, cancel := context.WithTimeout(ctx, unplugTime)
+	defer cancel()
+	return v.unplug(ctx, name, a)
+}
+
+// unplug goes on where an earlier one has come to its end too soon.
+func (v *volumes) unplug(ctx context.Context, name string, a *attached) error {
+	_, err := v.guest.RemoveVolume(ctx, &wire.RemoveVolumeRequest{Volume: name})
+	if err != nil && status.Code(err) != codes.NotFound {
+		return err
+	}
+	if err := v.machine.Unplug(ctx, a.disk); err != nil {
+		return err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.of, name)
+	return nil
+}
+
+func (v *volumes) mount(ctx context.Context, name string, info abi.Info, serial string) error {
+	gid, wanted, err := info.Group()
 	if err != nil {
 		return err
 	}
 	req := &wire.AddVolumeRequest{
-		Volume: m.Volume, Serial: serial, FsType: m.Info.FSType, Options: m.Info.Options,
-		GroupPolicy: string(m.Info.GroupPolicy()), WaitMillis: diskMillis,
+		Volume: name, Serial: serial, FsType: info.FSType, Options: info.Options,
+		GroupPolicy: string(info.GroupPolicy()), WaitMillis: diskMillis,
 	}
 	if wanted {
 		req.FsGroup = &gid
@@ -114,7 +135,7 @@ func (v *volumes) mount(ctx context.Context, m *oci.Mount, serial string) error 
 		return kindOf(err)
 	}
 	if answer.GetWarning() != "" {
-		v.warn(fmt.Sprintf("volume %s: %s", m.Info.Target(), answer.GetWarning()))
+		v.warn(fmt.Sprintf("volume %s: %s", info.Target(), answer.GetWarning()))
 	}
 	return nil
 }
@@ -223,17 +244,20 @@ func (v *volumes) Thaw(target string) error {
 // ThawExpired has nothing to do: the guest thaws by itself.
 func (v *volumes) ThawExpired() abi.ThawExpiredReply { return abi.ThawExpiredReply{} }
 
-// kindOf gives an error of the guest the kind that the ABI has for it.
+// kinds are those that the ABI has for errors of a guest, or of its supervisor.
+var kinds = map[codes.Code]error{
+	codes.NotFound: handler.ErrNoSandbox, codes.Unimplemented: fsops.ErrUnsupported,
+	codes.OutOfRange: fsops.ErrOutOfRange, codes.FailedPrecondition: fsops.ErrFrozen,
+}
+
+// kindOf gives an error of the guest its kind. That a volume is not there is none of its to
+// say: the host knows what it has plugged in, and without a sandbox a binding ends.
 func kindOf(err error) error {
-	kinds := map[codes.Code]error{
-		codes.NotFound: handler.ErrNoSandbox, codes.Unimplemented: fsops.ErrUnsupported,
-		codes.OutOfRange: fsops.ErrOutOfRange, codes.FailedPrecondition: fsops.ErrFrozen,
-	}
 	said, is := status.FromError(err)
 	if !is || err == nil || errors.Is(err, fsops.ErrNotFrozen) {
 		return err
 	}
-	if kind := kinds[said.Code()]; kind != nil {
+	if kind := kinds[said.Code()]; kind != nil && said.Code() != codes.NotFound {
 		return fmt.Errorf("%w: %s", kind, said.Message())
 	}
 	return errors.New(said.Message())

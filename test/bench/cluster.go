@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,11 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
-	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 )
 
 // A node that is as full as Kubernetes lets it be and a bit more: 110 pods is the
@@ -38,10 +35,14 @@ func inCluster(r *testbed) {
 	count := r.set.scale(podsOfNode)
 	pods := createPods(r, plane, count)
 	what := fmt.Sprintf("the same with %d pods and %d deferred volumes", count, count*volumesOfPod)
-	client := csi.NewNodeClient(startDriver(r, r.daemon.Images))
+	driver := csivolume.NewClient(startDriver(r, r.daemon.Images), driverName, r.daemon.Kubelet)
 	for _, pod := range pods {
 		for _, name := range pod.volumes {
-			publish(r, client, pod.uid, name)
+			r.sparse(filepath.Join(r.daemon.Images, name))
+			v := driver.Volume(r.t, name, "ext4")
+			v.ID = name
+			v.For(pod.uid)
+			v.Publish()
 		}
 	}
 	records, err := os.ReadDir(r.daemon.Dir + "/run/state/volumes")
@@ -69,22 +70,4 @@ func settled(r *testbed, pods int) {
 		return !slices.ContainsFunc(want, func(line string) bool { return !strings.Contains(metrics, line) })
 	})
 	time.Sleep(2 * time.Second)
-}
-
-// publish does for a volume of a pod what kubelet does.
-func publish(r *testbed, client csi.NodeClient, uid, name string) {
-	r.sparse(filepath.Join(r.daemon.Images, name))
-	staging := filepath.Join(r.daemon.Kubelet, "plugins/kubernetes.io/csi", driverName, name, "globalmount")
-	dir := filepath.Join(r.daemon.Kubelet, "pods", uid, "volumes/kubernetes.io~csi", name)
-	r.must(errors.Join(os.MkdirAll(staging, 0o750), os.MkdirAll(dir, 0o750)))
-	data := fmt.Sprintf(`{"driverName":%q,"volumeHandle":%q}`, driverName, name)
-	r.must(os.WriteFile(filepath.Join(dir, "vol_data.json"), []byte(data), 0o600))
-	capability := rig.MountAccess("ext4")
-	_, err := client.NodeStageVolume(r.ctx, &csi.NodeStageVolumeRequest{VolumeId: name, StagingTargetPath: staging, VolumeCapability: capability})
-	r.must(err)
-	_, err = client.NodePublishVolume(r.ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: name, StagingTargetPath: staging, TargetPath: dir + "/mount", VolumeCapability: capability,
-		VolumeContext: map[string]string{"csi.storage.k8s.io/pod.uid": uid},
-	})
-	r.must(err)
 }

@@ -51,8 +51,8 @@ func (s *sheet) ratio(what, target string, value, unit time.Duration, limit floa
 }
 
 // mib notes a size.
-func (s *sheet) mib(what, target string, bytes int64, limit float64) {
-	mib := float64(bytes) / (1 << 20)
+func (s *sheet) mib(what, target string, bytes, limit float64) {
+	mib := bytes / mib
 	s.atMost(what, target, mib, limit, fmt.Sprintf("%.1f MiB", mib))
 }
 

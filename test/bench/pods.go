@@ -12,6 +12,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
@@ -90,15 +91,10 @@ func (p *podTestbed) deferred(disk string) (*cri.Pod, *volume, time.Duration) {
 // remove removes a pod with a deferred volume. Unstaging is repeated, as kubelet does.
 func (p *podTestbed) remove(pod *cri.Pod, v *volume) {
 	p.r.must(pod.Remove(p.r.ctx))
-	_, err := p.client.RuntimeUnstageVolume(p.r.ctx, v.unstage)
-	for range 500 {
-		if err == nil {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-		_, err = p.client.RuntimeUnstageVolume(p.r.ctx, v.unstage)
-	}
-	p.r.must(err)
+	check.Retried(p.r.t, "unstage", func() error {
+		_, err := p.client.RuntimeUnstageVolume(p.r.ctx, v.unstage)
+		return err
+	})
 }
 
 func (p *podTestbed) run(uid, handler, target string) *cri.Pod {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -37,14 +36,14 @@ func serveEmpty(socket string) error {
 	return serve(socket, func(server *grpc.Server) { runtimev1.RegisterRuntimeServer(server, empty{}) })
 }
 
+// serve serves until the process is killed.
 func serve(socket string, services func(*grpc.Server), options ...grpc.ServerOption) error {
-	listener, err := net.Listen("unix", socket)
+	server, err := rig.Serve(socket, services, options...)
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(options...)
-	services(server)
-	return server.Serve(listener)
+	server.Wait()
+	return nil
 }
 
 // serveShims serves emulated shims: DIR COUNT HUNG DEVICE-PATTERN READY, where

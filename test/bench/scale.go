@@ -2,11 +2,11 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const manyRecords = 10000
@@ -44,21 +44,19 @@ func growth(r *testbed) {
 	memory, fds, routines := footprint(r)
 	cycles(r, client, asked, v, most-warm)
 	memoryAfter, fdsAfter, routinesAfter := footprint(r)
-	grown := float64(memoryAfter-memory) / (1 << 20)
+	grown := (memoryAfter - memory) / mib
 	r.sheet.atMost(fmt.Sprintf("growth of memory over %d stage/stats/unstage cycles, after %d to warm up", most-warm, warm),
-		"none (<= 2 MiB)", grown, 2, fmt.Sprintf("%+.1f MiB of %.1f", grown, float64(memory)/(1<<20)))
+		"none (<= 2 MiB)", grown, 2, fmt.Sprintf("%+.1f MiB of %.1f", grown, memory/mib))
 	r.sheet.atMost("growth of open descriptors and goroutines over them", "none", float64(fdsAfter-fds+routinesAfter-routines), 0,
 		fmt.Sprintf("%+d, %+d", fdsAfter-fds, routinesAfter-routines))
 }
 
-func footprint(r *testbed) (memory int64, fds, routines int) {
+func footprint(r *testbed) (memory float64, fds, routines int) {
 	time.Sleep(time.Second)
 	_, rest, _ := strings.Cut(r.http("/metrics"), "\ngo_goroutines ")
 	_, err := fmt.Sscan(rest, &routines)
 	r.must(err)
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", r.daemon.Pid()))
-	r.must(err)
-	return r.memory(), len(entries), routines
+	return r.memory(), len(rig.FDs(r.t, r.daemon.Pid())), routines
 }
 
 // cycles stages a volume and takes it back, and asks a sandbox in between.

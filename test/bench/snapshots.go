@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,10 +14,10 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
+	snapshotrig "github.com/crust-proxy/crust-proxy/test/rig/snapshots"
 )
 
 const (
@@ -35,7 +34,7 @@ func snapshots(r *testbed) {
 	allocated, delta := d.streams(first, later)
 	d.sheet.atMost("allocated blocks of a snapshot of 1 TiB with 1 GiB of data, p50", "< 1 s", allocated.Seconds(), 1, millis(allocated))
 	d.sheet.atMost("its changed blocks, data shared by reflinks, p50", "< 1 s", delta.Seconds(), 1, millis(delta))
-	d.sheet.mib("crust-driver's largest resident memory in it", "< 64 MiB", d.status(d.process.Pid(), "VmHWM")<<10, 64)
+	d.sheet.mib("crust-driver's largest resident memory in it", "< 64 MiB", d.status(d.process.Pid(), "VmHWM:"), 64)
 	other := startSnapshotDriver(r, "btrfs")
 	allocated, delta = other.streams(other.thinSnapshots())
 	d.sheet.atMost("allocated blocks, and changed ones, with images on btrfs instead of xfs, p50", "< 1 s", delta.Seconds(), 1, millis(allocated)+", "+millis(delta))
@@ -53,30 +52,27 @@ type snapshotDriver struct {
 
 	data, socket string
 	process      *rig.Process
-	conn         *grpc.ClientConn
-	controller   csi.ControllerClient
+	client       *csivolume.Client
 }
 
 func startSnapshotDriver(r *testbed, pool string) *snapshotDriver {
-	d := &snapshotDriver{testbed: r, data: r.t.TempDir(), socket: r.daemon.Dir + "/" + pool + ".sock"}
-	r.must(unix.Mount(rig.Disk(r.t, 8<<30, pool), d.data, pool, 0, ""))
-	r.t.Cleanup(func() { r.must(unix.Unmount(d.data, 0)) })
+	d := &snapshotDriver{testbed: r, data: rig.Pool(r.t, pool, rig.Disk(r.t, 8<<30, pool)), socket: r.daemon.Dir + "/" + pool + ".sock"}
 	r.build("crust-driver", "crustctl")
-	d.process, d.conn = rig.NewDriver(r.t, r.daemon.Program("crust-driver"), d.socket, d.data,
+	process, conn := rig.NewDriver(r.t, r.daemon.Program("crust-driver"), d.socket, d.data,
 		"--node-id", "n", "--capacity", fmt.Sprint(8*thinSize), "--copy-limit", "2Gi")
+	d.process, d.client = process, csivolume.NewClient(conn, csivolume.DriverName, r.t.TempDir())
 	d.process.LogFile = r.daemon.Dir + "/log/" + pool
 	r.must(d.process.Start())
-	d.controller = csi.NewControllerClient(d.conn)
 	return d
 }
 
 func (d *snapshotDriver) image(snapshot string) string {
-	return fmt.Sprintf("%s/images/%x.img", d.data, sha256.Sum256([]byte(snapshot)))
+	return snapshotrig.Image(d.data, snapshot)
 }
 
 // streams takes those of the allocated blocks and of the changed ones, p50.
 func (d *snapshotDriver) streams(first, later string) (allocated, delta time.Duration) {
-	client := csi.NewSnapshotMetadataClient(d.conn)
+	client := csi.NewSnapshotMetadataClient(d.client.Conn)
 	took := d.timed(1, max(3, d.set.scale(20)), func() error {
 		stream, err := client.GetMetadataAllocated(d.ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: later})
 		d.must(err)
@@ -126,8 +122,9 @@ func (d *snapshotDriver) backups(first, later string) {
 
 // freezes takes snapshots of an ext4 that somebody writes to.
 func (d *snapshotDriver) freezes() {
-	request := d.staged()
-	file, err := os.Create(request.GetStagingTargetPath() + "/written")
+	v := d.client.Create(d.t, "written", "ext4", 1<<30)
+	d.must(v.Stage())
+	file, err := os.Create(v.Staging + "/written")
 	d.must(err)
 	end, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -145,34 +142,16 @@ func (d *snapshotDriver) freezes() {
 		}
 	}()
 	for range max(10, d.set.scale(100)) {
-		_, err := d.controller.DeleteSnapshot(d.ctx, &csi.DeleteSnapshotRequest{SnapshotId: d.snapshot("written", request.GetVolumeId())})
+		id, err := v.Snapshot("written")
 		d.must(err)
+		v.DeleteSnapshot(id)
 	}
 	close(end)
 	d.must(<-ended)
-	_, err = csi.NewNodeClient(d.conn).NodeUnstageVolume(d.ctx, &csi.NodeUnstageVolumeRequest{
-		VolumeId: request.GetVolumeId(), StagingTargetPath: request.GetStagingTargetPath(),
-	})
-	d.must(err)
+	d.must(v.Unstage())
 	held := d.held()
 	d.sheet.tell("writes to an ext4 in use are held for a snapshot, from the first sync to the thaw, p50", millis(median(held)))
 	d.sheet.atMost("the same, p99", "< 2 s", held.p99().Seconds(), 2, millis(held.p99()))
-}
-
-// staged makes a volume and has it mounted.
-func (d *snapshotDriver) staged() *csi.NodeStageVolumeRequest {
-	capability := rig.MountAccess("ext4")
-	made, err := d.controller.CreateVolume(d.ctx, &csi.CreateVolumeRequest{
-		Name: "written", CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 30}, VolumeCapabilities: []*csi.VolumeCapability{capability},
-	})
-	d.must(err)
-	request := &csi.NodeStageVolumeRequest{
-		VolumeId: made.GetVolume().GetVolumeId(), StagingTargetPath: d.t.TempDir(),
-		VolumeCapability: capability, VolumeContext: made.GetVolume().GetVolumeContext(),
-	}
-	_, err = csi.NewNodeClient(d.conn).NodeStageVolume(d.ctx, request)
-	d.must(err)
-	return request
 }
 
 // held is how long the driver says that it held writes.
@@ -204,14 +183,8 @@ func drain[M any](receive func() (M, error)) error {
 
 // thinSnapshots makes one of a volume with 1 GiB of data, and one when 1 % has changed.
 func (d *snapshotDriver) thinSnapshots() (first, later string) {
-	made, err := d.controller.CreateVolume(d.ctx, &csi.CreateVolumeRequest{
-		Name: "thin", CapacityRange: &csi.CapacityRange{RequiredBytes: thinSize},
-		VolumeCapabilities: []*csi.VolumeCapability{rig.BlockAccess()},
-	})
-	d.must(err)
-	found, err := filepath.Glob(d.data + "/images/*.img")
-	d.must(err)
-	image, err := os.OpenFile(found[0], os.O_RDWR, 0)
+	v := d.client.Create(d.t, "thin", "", thinSize)
+	image, err := os.OpenFile(d.image(v.ID), os.O_RDWR, 0)
 	d.must(err)
 	defer func() { _ = image.Close() }()
 	take := func(name string, pieces int64, fill byte) string {
@@ -219,13 +192,9 @@ func (d *snapshotDriver) thinSnapshots() (first, later string) {
 			_, err := image.WriteAt(bytes.Repeat([]byte{fill}, 1<<20), n*(1<<30))
 			d.must(err)
 		}
-		return d.snapshot(name, made.GetVolume().GetVolumeId())
+		id, err := v.Snapshot(name)
+		d.must(err)
+		return id
 	}
 	return take("first", 1024, 1), take("later", 10, 2)
-}
-
-func (d *snapshotDriver) snapshot(name, volume string) (id string) {
-	taken, err := d.controller.CreateSnapshot(d.ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volume})
-	d.must(err)
-	return taken.GetSnapshot().GetSnapshotId()
 }

@@ -100,14 +100,9 @@ func (r *testbed) disk(n int) string { return rig.Loop(r.t, r.image(n), loopdev.
 
 func podName(n int) string { return "pod-" + strconv.Itoa(n) }
 
-// request asks for a volume of a pod; its directory is there.
+// request asks for a volume of a pod.
 func (r *testbed) request(n int, device string) *runtimev1.RuntimeStageVolumeRequest {
-	dir := filepath.Join(r.daemon.Kubelet, "pods", podName(n), "volumes", "csi", "pv")
-	r.must(os.MkdirAll(dir, 0o700))
-	return &runtimev1.RuntimeStageVolumeRequest{
-		VolumeType:       &runtimev1.VolumeType{Type: runtimev1.VolumeType_BLOCK},
-		VolumeTargetPath: dir + "/mount", VolumeBackingPath: device, FsType: "ext4", MountFlags: []string{"noatime"},
-	}
+	return r.daemon.StageRequest(podName(n), device, "noatime")
 }
 
 // volume is a volume that can be staged, with a live emulated sandbox where it is bound.
@@ -180,21 +175,31 @@ func (r *testbed) clients(socket string, connections int) []runtimev1.RuntimeCli
 }
 
 // memory is the daemon's resident memory in bytes.
-func (r *testbed) memory() int64 { return r.status(r.daemon.Pid(), "VmRSS") << 10 }
+func (r *testbed) memory() float64 { return r.status(r.daemon.Pid(), "VmRSS:") }
 
-// status is a number of a process in /proc.
-func (r *testbed) status(pid int, key string) (value int64) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+// status is a size in the status of a process, in bytes.
+func (r *testbed) status(pid int, key string) float64 {
+	return r.fields(fmt.Sprintf("/proc/%d/status", pid))[key] * 1024
+}
+
+// fields reads lines of a name and a number.
+func (r *testbed) fields(path string) map[string]float64 {
+	raw, err := os.ReadFile(path)
 	r.must(err)
-	_, rest, _ := strings.Cut(string(raw), "\n"+key+":")
-	_, err = fmt.Sscan(rest, &value)
-	r.must(err)
-	return value
+	all := make(map[string]float64)
+	for line := range strings.Lines(string(raw)) {
+		var key string
+		var value float64
+		if _, err := fmt.Sscan(line, &key, &value); err == nil {
+			all[key] = value
+		}
+	}
+	return all
 }
 
 // size is that of the release build.
 func size(r *testbed) {
 	info, err := os.Stat(r.daemon.Program("crust-proxy"))
 	r.must(err)
-	r.sheet.mib("the daemon's binary", "< 35 MiB", info.Size(), 35)
+	r.sheet.mib("the daemon's binary", "< 35 MiB", float64(info.Size()), 35)
 }

@@ -58,25 +58,10 @@ func (b *vmTestbed) processes(pod *cri.Pod) vmProcesses {
 	return p
 }
 
-// fields reads lines of a name and a number.
-func (p vmProcesses) fields(path string) map[string]float64 {
-	raw, err := os.ReadFile(path)
-	p.r.must(err)
-	all := make(map[string]float64)
-	for line := range strings.Lines(string(raw)) {
-		var key string
-		var value float64
-		if _, err := fmt.Sscan(line, &key, &value); err == nil {
-			all[key] = value
-		}
-	}
-	return all
-}
-
 // pss is memory in MiB. Of what processes share each has its part.
 func (p vmProcesses) pss(pids ...int) (sum float64) {
 	for _, pid := range pids {
-		sum += p.fields(fmt.Sprintf("/proc/%d/smaps_rollup", pid))["Pss:"] / 1024
+		sum += p.r.fields(fmt.Sprintf("/proc/%d/smaps_rollup", pid))["Pss:"] / 1024
 	}
 	return sum
 }
@@ -84,7 +69,7 @@ func (p vmProcesses) pss(pids ...int) (sum float64) {
 // pageCache knows both versions of control groups by their words for it. The guest's memory
 // is a file, but not meant here.
 func (p vmProcesses) pageCache() float64 {
-	stat := p.fields(p.group + "/memory.stat")
+	stat := p.r.fields(p.group + "/memory.stat")
 	return (stat["cache"] + stat["file"] - stat["shmem"]) / mib
 }
 
@@ -96,19 +81,13 @@ func (p vmProcesses) kernel() float64 {
 		p.r.must(err)
 		return bytes / mib
 	}
-	return p.fields(p.group + "/memory.stat")["slab"] / mib
+	return p.r.fields(p.group + "/memory.stat")["slab"] / mib
 }
 
 // seconds are those of the processor.
 func (p vmProcesses) seconds(pids ...int) (sum float64) {
 	for _, pid := range pids {
-		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		p.r.must(err)
-		_, rest, _ := strings.Cut(string(raw), ") ")
-		var user, system float64
-		_, err = fmt.Sscan(strings.Join(strings.Fields(rest)[11:13], " "), &user, &system)
-		p.r.must(err)
-		sum += (user + system) / 100
+		sum += rig.CPUTime(p.r.t, pid).Seconds()
 	}
 	return sum
 }

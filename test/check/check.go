@@ -2,6 +2,7 @@
 package check
 
 import (
+	"errors"
 	"strings"
 	"time"
 
@@ -44,9 +45,54 @@ func Code(t fatal, err error, want codes.Code, words ...string) {
 // Eventually waits until a condition holds, and ends the test when it never does.
 func Eventually(t fatal, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(limit); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", limit, what)
+	Succeeds(t, what, func() error {
+		if is() {
+			return nil
+		}
+		return errNot
+	})
+}
+
+// Succeeds is Eventually for what can say why it does not hold yet: the error of the last
+// try is shown.
+func Succeeds(t fatal, what string, try func() error) {
+	t.Helper()
+	if err := Until(limit, 5*time.Millisecond, try); err != nil {
+		t.Fatalf("%s: not within %v: %v", what, limit, err)
+	}
+}
+
+// Retried repeats a call as kubelet does, while the answer is that it may be tried again.
+func Retried(t fatal, what string, call func() error) {
+	t.Helper()
+	Succeeds(t, what, func() error {
+		err := call()
+		if code := status.Code(err); err != nil && code != codes.Aborted && code != codes.Unavailable {
+			t.Fatalf("%s: %v", what, err)
+		}
+		return err
+	})
+}
+
+var errNot = errors.New("it does not hold")
+
+// Until tries again and again until there is no error. When the time is over, it gives the
+// error of the last try.
+func Until(limit, pause time.Duration, try func() error) error {
+	for deadline := time.Now().Add(limit); ; time.Sleep(pause) {
+		if err := try(); err == nil || time.Now().After(deadline) {
+			return err
 		}
 	}
+}
+
+// Left waits until a list is empty, and gives what stays on it.
+func Left[E any](limit, pause time.Duration, list func() []E) (left []E) {
+	_ = Until(limit, pause, func() error {
+		if left = list(); len(left) > 0 {
+			return errNot
+		}
+		return nil
+	})
+	return left
 }

@@ -68,7 +68,7 @@ func (b *bench) crustVM() *bench {
 	rig.Need(b.t, "qemu-system-x86_64")
 	actual := rig.Program(b.t, "crust-vm")
 	rig.Program(b.t, "crust-vm-agent")
-	b.handler, b.limit = b.dir+"/handler", 10*time.Minute // where machines are emulated
+	b.handler, b.limit = b.dir+"/handler", 20*time.Minute // where machines are emulated
 	raw, err := json.Marshal(map[string]any{
 		"kernel": vmnode.Kernel(b.t), "root": b.root, "stateDir": b.dir + "/state", "program": b.handler,
 		"agentProgram": filepath.Dir(actual) + "/crust-vm-agent", "bootTimeoutSeconds": 110, "memoryMiB": 320,
@@ -93,14 +93,11 @@ func (b *bench) command(fs string, args ...string) *exec.Cmd {
 // anything to be removed.
 func (b *bench) waitBegun() {
 	b.t.Helper()
-	for range 3000 {
-		if found, err := filepath.Glob(b.dir + "/crust-conformance-*"); err != nil || len(found) > 0 {
-			check.Must(b.t, err)
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	b.t.Fatal("the run does not begin")
+	check.Eventually(b.t, "the run has begun", func() bool {
+		found, err := filepath.Glob(b.dir + "/crust-conformance-*")
+		check.Must(b.t, err)
+		return len(found) > 0
+	})
 }
 
 // outcome is what it reports.
@@ -187,14 +184,10 @@ func (b *bench) wantClean() {
 // and all containers have ended.
 func (b *bench) wantNoDisk() {
 	b.t.Helper()
-	var left []string
-	for range 300 {
-		if left = append(b.disks(), b.processes()...); len(left) == 0 {
-			return
-		}
-		time.Sleep(100 * time.Millisecond)
+	left := check.Left(30*time.Second, 100*time.Millisecond, func() []string { return append(b.disks(), b.processes()...) })
+	if len(left) > 0 {
+		b.t.Errorf("left behind: %q", left)
 	}
-	b.t.Errorf("left behind: %q", left)
 }
 
 func (b *bench) disks() []string { return slices.Collect(maps.Values(rig.Loops(b.dir + "/"))) }

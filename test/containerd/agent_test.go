@@ -216,7 +216,7 @@ func TestNotRemovableUnderAContainer(t *testing.T) {
 				t.Errorf("under the container of sandbox %s: %v: %s", pod.ID, err, said)
 			}
 			r.remove(pod)
-			check.Eventually(t, "removable without a container", func() bool { _, err := ask(); return err == nil })
+			check.Succeeds(t, "removable without a container", func() error { _, err := ask(); return err })
 		})
 	}
 }

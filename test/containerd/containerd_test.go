@@ -16,7 +16,6 @@ import (
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -37,10 +36,7 @@ type direct struct {
 func newDirect(t *testing.T) *direct {
 	t.Helper()
 	d := &direct{Node: newNode(t, "installed", nil), t: t}
-	var err error
-	d.conn, err = grpc.NewClient("unix:"+d.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	check.Must(t, err)
-	t.Cleanup(func() { _ = d.conn.Close() })
+	d.conn = rig.Dial(t, d.Socket)
 	// A root filesystem whose only program sleeps.
 	for _, sub := range []string{"proc", "dev", "sys"} {
 		check.Must(t, os.MkdirAll(filepath.Join(d.rootfs(), sub), 0o755))
@@ -58,7 +54,6 @@ func (d *direct) rootfs() string { return d.Dir + "/rootfs" }
 func (d *direct) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	d.t.Cleanup(cancel)
-	d.conn.ResetConnectBackoff()
 	return metadata.AppendToOutgoingContext(ctx, "containerd-namespace", "k8s.io")
 }
 

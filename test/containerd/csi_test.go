@@ -6,9 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
-
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
@@ -33,9 +30,7 @@ func newCSINode(t *testing.T, version string, args ...string) *testNode {
 // newSnapshotNode makes one where data is shared, so that volumes in use have snapshots.
 func newSnapshotNode(t *testing.T, args ...string) *testNode {
 	t.Helper()
-	images := t.TempDir()
-	check.Must(t, unix.Mount(rig.Disk(t, 8<<30, "xfs"), images, "xfs", 0, ""))
-	t.Cleanup(func() { rig.UnmountImages(t, images) })
+	images := rig.Pool(t, "xfs", rig.Disk(t, 8<<30, "xfs"))
 	r := newCSINode(t, "installed", append([]string{"--data-dir", images}, args...)...)
 	r.driver.Data = images
 	return r
@@ -70,15 +65,9 @@ func (v *csiVolume) wantNoGrowth() {
 func (v *csiVolume) wantStats(container string) usage {
 	v.t.Helper()
 	var inside usage
-	check.Eventually(v.t, "stats are what df tells", func() bool {
-		reply, err := v.Stats()
-		if err != nil || len(reply.GetUsage()) == 0 {
-			return false
-		}
+	v.WantUsage(func() csivolume.Usage {
 		inside = v.df(container)
-		bytes := reply.GetUsage()[0]
-		return bytes.GetUnit() == csi.VolumeUsage_BYTES && bytes.GetTotal() == inside.bytesTotal &&
-			bytes.GetUsed() == inside.bytesUsed && bytes.GetAvailable() == inside.bytesAvailable
+		return csivolume.Usage{Total: inside.bytesTotal, Used: inside.bytesUsed, Available: inside.bytesAvailable}
 	})
 	return inside
 }

@@ -105,7 +105,7 @@ func (r *testNode) restore(name, fs, snapshot string) *csiVolume {
 	})}
 }
 
-func (v *csiVolume) image() string { return snapshots.Image(v.Data, v.ID) }
+func (v *csiVolume) image() string { return snapshots.Image(v.driver.Data, v.ID) }
 
 // recordsAsTheyAre counts the records on the image, which is mounted here without a repair.
 func (v *csiVolume) recordsAsTheyAre() (count uint64, err error) {

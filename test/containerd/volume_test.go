@@ -11,8 +11,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
@@ -77,12 +75,9 @@ func (v *volume) tryStage() error {
 // tried again.
 func (v *volume) unstage() {
 	v.r.t.Helper()
-	check.Eventually(v.r.t, "unstage", func() bool {
+	check.Retried(v.r.t, "unstage", func() error {
 		_, err := v.r.d.Runtime().RuntimeUnstageVolume(v.r.ctx(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: v.target})
-		if code := status.Code(err); err != nil && code != codes.Aborted && code != codes.Unavailable {
-			v.r.t.Fatalf("unstage: %v", err)
-		}
-		return err == nil
+		return err
 	})
 }
 

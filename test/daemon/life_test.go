@@ -98,9 +98,9 @@ func TestReload(t *testing.T) {
 
 	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte(d.Config()), 0o600))
 	d.Signal(syscall.SIGHUP)
-	check.Eventually(t, "taken again", func() bool {
+	check.Succeeds(t, "taken again", func() error {
 		_, err = d.Runtime().RuntimeStageVolume(t.Context(), req)
-		return err == nil
+		return err
 	})
 	unstage(t, d, req)
 	d.WantClean()

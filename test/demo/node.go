@@ -1,11 +1,9 @@
 package main
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 
-	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
@@ -13,14 +11,13 @@ import (
 
 const diskSize = 128 << 20
 
-// node is the demo's node: the daemon, the CSI driver behind it, and a
-// PersistentVolume of that.
-type node struct {
-	t      rig.T
-	daemon *rig.Daemon
-	driver *csivolume.Driver // its registrar looks for crust-proxy where it would look for kubelet
-	v      *csivolume.Volume
-	disk   string // of the volume, once it is published
+// telling is one showing, on the demo's node: the daemon, and the CSI driver behind it.
+type telling struct {
+	teller
+	daemon   *rig.Daemon
+	driver   *csivolume.Driver // its registrar looks for crust-proxy where it would look for kubelet
+	sandbox  *kata.Guest
+	checksum string
 }
 
 // built is the directory with the programs that `make build` made; if there are none, the
@@ -34,24 +31,22 @@ func built() string {
 	return ""
 }
 
-func newNode(t rig.T) *node {
-	n := &node{t: t, daemon: rig.NewDaemon(t)}
+func newTelling(t rig.T) *telling {
+	n := &telling{teller: teller{t: t}, daemon: rig.NewDaemon(t)}
 	n.daemon.Programs = built()
-	n.driver = csivolume.New(n.daemon, "policy: {rules: [{name: pods-in-sandboxes, drivers: ["+rig.DriverName+"], defer: true}]}")
+	n.driver = csivolume.New(n.daemon, "policy: {rules: [{name: pods-in-sandboxes, drivers: ["+csivolume.DriverName+"], defer: true}]}")
 	n.must(os.Mkdir(n.daemon.Dir+"/etc", 0o750))
 	return n
 }
 
-func (n *node) must(err error) { check.Must(n.t, err) }
-
 // start starts the daemon and waits until the driver answers through it.
-func (n *node) start() {
+func (n *telling) start() {
 	n.daemon.Start()
 	n.driver.Wait(n.t)
 }
 
 // crustctl runs the operator's tool.
-func (n *node) crustctl(args ...string) string {
+func (n *telling) crustctl(args ...string) string {
 	out, err := n.daemon.Crustctl(args...).CombinedOutput()
 	if err != nil {
 		return string(out) + err.Error()
@@ -60,7 +55,7 @@ func (n *node) crustctl(args ...string) string {
 }
 
 // startSandbox starts what does as Kata's shim and guest do.
-func (n *node) startSandbox(id string) *kata.Guest {
+func (n *telling) startSandbox(id string) *kata.Guest {
 	s, err := kata.Boot(id, n.daemon.Kata, n.daemon.GoSandboxes, n.v.Target)
 	n.must(err)
 	n.t.Cleanup(func() {
@@ -72,18 +67,14 @@ func (n *node) startSandbox(id string) *kata.Guest {
 }
 
 // handedOver reads which device the sandbox will find.
-func (n *node) handedOver() {
-	raw, err := os.ReadFile(filepath.Join(kata.VolumeDir(n.daemon.Kata, n.v.Target), "mountInfo.json"))
+func (n *telling) handedOver() {
+	var err error
+	n.disk, _, err = kata.HandedOver(n.daemon.Kata, n.v.Target)
 	n.must(err)
-	var info struct {
-		Device string `json:"device"`
-	}
-	n.must(json.Unmarshal(raw, &info))
-	n.disk = info.Device
 	if _, attached := n.loops()[n.disk]; !attached {
 		n.t.Fatalf("%s is no loop device over an image of the driver", n.disk)
 	}
 }
 
 // loops are the loop devices over images of the driver.
-func (n *node) loops() map[string]string { return rig.Loops(n.driver.Data + "/") }
+func (n *telling) loops() map[string]string { return rig.Loops(n.driver.Data + "/") }

@@ -4,10 +4,15 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 )
 
 // The colours; empty where nobody would see them.
@@ -21,22 +26,27 @@ func colours() (bold, dim, green, red, plain string) {
 	return "\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[31m", "\x1b[0m"
 }
 
-// teller tells the story and remembers what was not true.
+// teller tells the story of a volume and remembers what was not true.
 type teller struct {
+	t      rig.T
+	v      *csivolume.Volume
+	disk   string // of the volume, once it is published
 	step   int
 	failed int
 }
 
-// tell has the acts of a story played.
-func (t *teller) tell(stage rig.T, acts ...func(context.Context)) {
+// tell has the acts of the story played.
+func (t *teller) tell(acts ...func(context.Context)) {
 	for _, act := range acts {
-		act(stage.Context())
-		check.Must(stage, stage.Context().Err())
+		act(t.t.Context())
+		t.must(t.t.Context().Err())
 	}
 	if t.failed > 0 {
-		stage.Errorf("%d checks failed", t.failed)
+		t.t.Errorf("%d checks failed", t.failed)
 	}
 }
+
+func (t *teller) must(err error) { t.t.Helper(); check.Must(t.t, err) }
 
 // begin names the next step.
 func (t *teller) begin(format string, args ...any) {
@@ -59,4 +69,18 @@ func (t *teller) quote(text string) {
 	for line := range strings.SplitSeq(strings.TrimRight(text, "\n"), "\n") {
 		fmt.Printf("      %s%s%s\n", dim, line, plain)
 	}
+}
+
+// wantRefused has a second pod ask for the disk.
+func (t *teller) wantRefused(second string) error {
+	refusal := t.v.As(second).TryPublish()
+	t.check(status.Code(refusal) == codes.FailedPrecondition, "it is refused: %v", status.Code(refusal))
+	return refusal
+}
+
+// fsck looks whether the filesystem is whole.
+func (t *teller) fsck(ctx context.Context) {
+	out, err := exec.CommandContext(ctx, "fsck.ext4", "-fn", t.disk).CombinedOutput() //nolint:gosec // our own device
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	t.check(err == nil, "fsck finds nothing: %s", lines[len(lines)-1])
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"time"
 
@@ -15,62 +14,54 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/test/rig"
-	"github.com/crust-proxy/crust-proxy/test/rig/kata"
+	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 )
-
-// telling is one showing.
-type telling struct {
-	teller
-	n        *node
-	sandbox  *kata.Guest
-	checksum string
-}
 
 // The pods that want the volume.
 const firstPod, secondPod = "4a5e7c2a-pod-one", "b7d9-pod-two"
 
 // story is the whole way of one volume.
 func story(t rig.T) {
-	p := &telling{n: newNode(t)}
-	p.tell(t, p.register, p.stage, p.guard, p.startPod, p.measure, p.refuseSecondOwner, p.killDaemon, p.unstage, p.verify, p.giveBack)
+	p := newTelling(t)
+	p.tell(p.register, p.stage, p.guard, p.startPod, p.measure, p.refuseSecondOwner, p.killDaemon, p.unstage, p.verify, p.giveBack)
 }
 
 func (p *telling) register(context.Context) {
 	p.begin("A CSI driver that knows nothing of this registers. crust-proxy stands between it and kubelet.")
-	p.n.must(p.n.driver.Process.Launch())
-	p.n.start()
-	_, err := os.Stat(p.n.daemon.Kubelet + "/plugins_registry/" + rig.DriverName + ".crust-proxy-reg.sock")
+	p.must(p.driver.Process.Launch())
+	p.start()
+	_, err := os.Stat(p.daemon.Kubelet + "/plugins_registry/" + csivolume.DriverName + ".crust-proxy-reg.sock")
 	p.check(err == nil, "crust-proxy offers it to kubelet under its own name")
-	p.quote(p.n.crustctl("drivers"))
+	p.quote(p.crustctl("drivers"))
 }
 
 func (p *telling) stage(context.Context) {
 	p.begin("A pod wants a new volume with ext4. A rule says that the pod's sandbox is to mount it.")
-	p.n.v = p.n.driver.Create(p.n.t, "data", "ext4", diskSize)
-	p.n.v.For(firstPod)
-	p.n.v.Publish()
-	p.n.handedOver()
+	p.v = p.driver.Create(p.t, "data", "ext4", diskSize)
+	p.v.For(firstPod)
+	p.v.Publish()
+	p.handedOver()
 	p.check(true, "CreateVolume, NodeStageVolume, NodePublishVolume: OK")
-	p.check(true, "the driver was asked for a block device; it was blank, and has an ext4 now: %s", p.n.disk)
-	p.quote(p.n.crustctl("list"))
+	p.check(true, "the driver was asked for a block device; it was blank, and has an ext4 now: %s", p.disk)
+	p.quote(p.crustctl("list"))
 }
 
 // etc is a directory on which the demo tries to mount the disk.
-func (p *telling) etc() string { return p.n.daemon.Dir + "/etc" }
+func (p *telling) etc() string { return p.daemon.Dir + "/etc" }
 
 func (p *telling) guard(context.Context) {
 	p.begin("The host has not mounted it, and nothing can be written where it is not.")
-	p.check(len(rig.MountsOf(p.n.disk)) == 0, "no mount of %s on the host", p.n.disk)
+	p.check(len(rig.MountsOf(p.disk)) == 0, "no mount of %s on the host", p.disk)
 	p.check(p.guards() == 1, "the target holds the guard")
-	err := os.WriteFile(p.n.v.Target+"/data", []byte("data"), 0o600)
+	err := os.WriteFile(p.v.Target+"/data", []byte("data"), 0o600)
 	p.check(errors.Is(err, unix.ENOSPC), "a program that a wrong runtime starts there gets: %v", err)
-	err = unix.Mount(p.n.disk, p.etc(), "ext4", 0, "")
+	err = unix.Mount(p.disk, p.etc(), "ext4", 0, "")
 	p.check(errors.Is(err, unix.EBUSY), "mounting the device on the host gives: %v", err)
 }
 
 // guards counts them.
 func (p *telling) guards() (count int) {
-	for _, m := range rig.Mounts(p.n.daemon.Kubelet) {
+	for _, m := range rig.Mounts(p.daemon.Kubelet) {
 		if strings.HasPrefix(m.Source, abi.GuardPrefix) {
 			count++
 		}
@@ -80,52 +71,43 @@ func (p *telling) guards() (count int) {
 
 func (p *telling) startPod(context.Context) {
 	p.begin("The pod starts. Its sandbox finds the instruction, attaches the device and mounts it.")
-	p.sandbox = p.n.startSandbox("sandbox-one")
+	p.sandbox = p.startSandbox("sandbox-one")
 	done := write(p.sandbox.Dir())
-	p.n.must(done.err)
+	p.must(done.err)
 	p.checksum = done.sum
 	p.check(true, "the workload wrote %d MiB (sha256 %.12s...)", dataSize>>20, p.checksum)
-	p.check(len(rig.MountsOf(p.sandbox.Loop)) == 0 && len(rig.MountsOf(p.n.disk)) == 0, "the host still sees no filesystem")
-	busy := unix.Mount(p.n.disk, p.etc(), "ext4", 0, "")
+	p.check(len(rig.MountsOf(p.sandbox.Loop)) == 0 && len(rig.MountsOf(p.disk)) == 0, "the host still sees no filesystem")
+	busy := unix.Mount(p.disk, p.etc(), "ext4", 0, "")
 	p.check(errors.Is(busy, unix.EBUSY), "mounting the device on the host still gives: %v", busy)
 }
 
 func (p *telling) measure(context.Context) {
 	p.begin("kubelet asks how full it is. The sandbox answers.")
-	reply, err := p.n.v.Stats()
-	p.n.must(err)
+	reply, err := p.v.Stats()
+	p.must(err)
 	inside, err := df(p.sandbox.Dir())
-	p.n.must(err)
+	p.must(err)
 	bytes := reply.GetUsage()[0]
 	outside := fmt.Sprint(bytes.GetTotal(), " ", bytes.GetUsed())
 	p.check(outside == inside, "total and used through crust-proxy: %s; df in the sandbox: %s", outside, inside)
-	p.quote(p.n.crustctl("stats", p.n.v.Target))
-}
-
-// publishForAnother asks for the volume on behalf of the second pod.
-func (p *telling) publishForAnother() error {
-	p.n.v.For(secondPod)
-	defer p.n.v.For(firstPod)
-	return p.n.v.TryPublish()
+	p.quote(p.crustctl("stats", p.v.Target))
 }
 
 func (p *telling) refuseSecondOwner(context.Context) {
 	p.begin("A second pod wants the same disk.")
-	refusal := p.publishForAnother()
-	p.check(status.Code(refusal) == codes.FailedPrecondition, "it is refused: %v", status.Code(refusal))
-	p.quote(status.Convert(refusal).Message())
+	p.quote(status.Convert(p.wantRefused(secondPod)).Message())
 }
 
 func (p *telling) killDaemon(context.Context) {
 	p.begin("crust-proxy is killed with -9 while the workload writes, and started again.")
 	p.killWhileWriting()
-	p.n.start()
-	list := p.n.crustctl("list")
+	p.start()
+	list := p.crustctl("list")
 	p.check(strings.Contains(list, "BOUND") && strings.Contains(list, "sandbox-one"), "the volume is there, with its sandbox")
 	p.quote(list)
-	_, err := p.n.v.Stats()
+	_, err := p.v.Stats()
 	p.check(err == nil, "stats: %v", status.Code(err))
-	err = p.publishForAnother()
+	err = p.v.As(secondPod).TryPublish()
 	p.check(status.Code(err) == codes.FailedPrecondition, "the second pod is still refused: %v", status.Code(err))
 }
 
@@ -142,7 +124,7 @@ func (p *telling) killWhileWriting() {
 			}
 		}
 	}()
-	p.n.daemon.Kill()
+	p.daemon.Kill()
 	killed := time.Now()
 	kill()
 	done := <-writing
@@ -154,14 +136,14 @@ func (p *telling) killWhileWriting() {
 
 func (p *telling) unstage(context.Context) {
 	p.begin("The pod ends.")
-	err := p.n.v.TryUnpublish()
+	err := p.v.TryUnpublish()
 	p.check(status.Code(err) == codes.Aborted, "NodeUnpublishVolume too early, while the sandbox writes: %v", status.Code(err))
-	p.n.must(p.sandbox.Stop())
-	err = p.n.v.TryUnpublish()
+	p.must(p.sandbox.Stop())
+	err = p.v.TryUnpublish()
 	p.check(err == nil, "when the sandbox has ended: %v", status.Code(err))
 	p.check(p.guards() == 0, "the guard is gone")
-	p.check(isEmpty(p.n.daemon.Kata), "no metadata is left")
-	p.check(isEmpty(p.n.daemon.Dir+"/run/state/volumes"), "no record is left")
+	p.check(isEmpty(p.daemon.Kata), "no metadata is left")
+	p.check(isEmpty(p.daemon.Dir+"/run/state/volumes"), "no record is left")
 }
 
 func isEmpty(dir string) bool {
@@ -171,17 +153,15 @@ func isEmpty(dir string) bool {
 
 func (p *telling) verify(ctx context.Context) {
 	p.begin("Is the data whole?")
-	out, err := exec.CommandContext(ctx, "fsck.ext4", "-fn", p.n.disk).CombinedOutput() //nolint:gosec // our own device
-	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	p.check(err == nil, "fsck finds nothing: %s", lines[len(lines)-1])
-	sum, err := peek(p.n.disk)
+	p.fsck(ctx)
+	sum, err := peek(p.disk)
 	p.check(err == nil && sum == p.checksum, "the checksum of the data is what the workload wrote: %.12s...", sum)
 }
 
 func (p *telling) giveBack(context.Context) {
 	p.begin("The volume goes back to the driver, and is deleted.")
-	p.n.v.Delete()
+	p.v.Delete()
 	p.check(true, "NodeUnstageVolume, DeleteVolume: OK")
-	p.check(len(rig.LoopsLeft(p.n.driver.Data)) == 0, "the driver has let %s go", p.n.disk)
-	p.check(isEmpty(p.n.daemon.Dir+"/run/state/csi"), "no record is left of it")
+	p.check(len(rig.LoopsLeft(p.driver.Data)) == 0, "the driver has let %s go", p.disk)
+	p.check(isEmpty(p.daemon.Dir+"/run/state/csi"), "no record is left of it")
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -14,31 +13,24 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
-	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 	"github.com/crust-proxy/crust-proxy/test/rig/vmnode"
 )
 
 // vmTelling is the showing with virtual machines.
 type vmTelling struct {
 	teller
-	t              rig.T
 	n              *vmnode.Node
-	v              *csivolume.Volume
-	disk           string
 	pod            *cri.Pod
 	container, sum string
 }
 
 // storyOfVMs is the whole way of one volume into the guests of two machines.
 func storyOfVMs(t rig.T) {
-	p := &vmTelling{t: t}
-	p.tell(t, p.publish, p.startPod, p.measure, p.grow, p.refuseSecondOwner, p.killMachine, p.readAgain, p.verify)
+	p := &vmTelling{teller: teller{t: t}}
+	p.tell(p.publish, p.startPod, p.measure, p.grow, p.refuseSecondOwner, p.killMachine, p.readAgain, p.verify)
 }
-
-func (p *vmTelling) must(err error) { p.t.Helper(); check.Must(p.t, err) }
 
 func (p *vmTelling) publish(context.Context) {
 	p.begin("containerd runs pods by crust-vm. A CSI driver that knows nothing of this makes a volume for one.")
@@ -117,12 +109,7 @@ func (p *vmTelling) grow(ctx context.Context) {
 
 func (p *vmTelling) refuseSecondOwner(context.Context) {
 	p.begin("A second pod wants the same disk.")
-	owner := p.v.Pod
-	p.v.For("pod-two")
-	refusal := p.v.TryPublish()
-	p.v.For(owner)
-	p.check(status.Code(refusal) == codes.FailedPrecondition, "it is refused: %v", status.Code(refusal))
-	p.quote(status.Convert(refusal).Message())
+	p.quote(status.Convert(p.wantRefused("pod-two")).Message())
 	p.check(len(p.n.Machines()) == 1, "no machine was started for it")
 }
 
@@ -154,9 +141,7 @@ func (p *vmTelling) readAgain(ctx context.Context) {
 
 func (p *vmTelling) verify(ctx context.Context) {
 	p.begin("Is the filesystem whole?")
-	out, err := exec.CommandContext(ctx, "fsck.ext4", "-fn", p.disk).CombinedOutput() //nolint:gosec // our own device
-	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	p.check(err == nil, "fsck finds nothing: %s", lines[len(lines)-1])
+	p.fsck(ctx)
 	p.unseen()
 	p.must(p.n.Unwatch(p.disk))
 	p.v.Delete()

@@ -5,6 +5,7 @@ package driver_test
 import (
 	"bytes"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -182,9 +183,14 @@ func restoreBoth(t *testing.T, v *backedUp, full, increment string) {
 	check.Must(t, os.WriteFile(old, bytes.Repeat([]byte{0xee}, int(320*mib)), 0o600))
 	device := rig.Loop(t, old, loopdev.Options{})
 	onDevice := []string{"restore", full, increment, "--to", device}
-	v.wantKilled("restore-frame@30", onDevice...)
-	v.mustCrustctl(onDevice...)
-	wantSame(t, device, v.imageOf(v.second))
+	for _, at := range []int{30, 70} { // in the full backup, and in the increment
+		check.Must(t, os.WriteFile(device, bytes.Repeat([]byte{0xee}, int(256*mib)), 0))
+		v.wantKilled(fmt.Sprintf("restore-frame@%d", at), onDevice...)
+		if got := resumed(t, v.mustCrustctl(append(onDevice, "-o", "json")...)); got < int64(at-10)*mib {
+			t.Errorf("killed after %d parts, and only %d bytes were not written again", at, got)
+		}
+		wantSame(t, device, v.imageOf(v.second))
+	}
 	v.mustCrustctl("restore", full, "--to", device)
 	wantSame(t, device, v.imageOf(v.first))
 
@@ -194,12 +200,22 @@ func restoreBoth(t *testing.T, v *backedUp, full, increment string) {
 	if _, err := os.Stat(image); err == nil {
 		t.Error("the image has its name before it is complete")
 	}
-	v.mustCrustctl(inFile...)
+	if got := resumed(t, v.mustCrustctl(append(inFile, "-o", "json")...)); got < 20*mib {
+		t.Errorf("only %d bytes of the image were not written again", got)
+	}
 	wantSame(t, image, v.imageOf(v.second))
 	if n := disk(image); n > 66*mib {
 		t.Errorf("%d bytes: the holes are filled", n)
 	}
 	v.mustCrustctl("restore", full, increment, "--check")
+}
+
+// resumed is how much a restore left as it was.
+func resumed(t *testing.T, out string) int64 {
+	t.Helper()
+	var done struct{ ResumedBytes int64 }
+	check.Must(t, json.Unmarshal([]byte(out), &done))
+	return done.ResumedBytes
 }
 
 // TestRestoreLeavesDevicesInUse: nothing is written to a device that somebody has.

@@ -4,8 +4,6 @@ package driver_test
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -21,13 +19,11 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
 )
 
 // imageOf is the file of a volume or a snapshot.
-func (r *testDriver) imageOf(id string) string {
-	sum := sha256.Sum256([]byte(id))
-	return r.data + "/images/" + hex.EncodeToString(sum[:]) + ".img"
-}
+func (r *testDriver) imageOf(id string) string { return snapshots.Image(r.data, id) }
 
 // blockRange is a range that a stream has named.
 type blockRange struct{ from, to int64 }

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
@@ -107,11 +106,8 @@ func TestLargeSectors(t *testing.T) {
 	if out, err := exec.Command("mkfs.xfs", "-q", disk).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	pool := t.TempDir()
-	check.Must(t, unix.Mount(disk, pool, "xfs", 0, ""))
-	t.Cleanup(func() { rig.UnmountImages(t, pool) })
 	r := layOut(t, "")
-	r.data = pool
+	r.data = rig.Pool(t, "xfs", disk)
 	r.prepare()
 	r.start()
 	v := r.volume("v", rig.MountAccess("xfs"))

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
@@ -61,8 +60,7 @@ func layOut(t *testing.T, pool string) *testDriver {
 	}
 	r := &testDriver{t: t, dir: dir, data: dir + "/data"}
 	if pool != "" {
-		r.data = t.TempDir() // not below dir, where a mount is one that was left
-		mountPool(t, pool, r.data)
+		r.data = rig.Pool(t, pool, rig.Disk(t, poolSize, pool)) // not below dir, where a mount is one that was left
 	}
 	t.Cleanup(func() {
 		rig.UnmountAll(t, dir)
@@ -76,12 +74,6 @@ func layOut(t *testing.T, pool string) *testDriver {
 
 // poolSize is that of a filesystem for images, which is made on a sparse file.
 const poolSize = 4 << 30
-
-func mountPool(t *testing.T, fs, dir string) {
-	t.Helper()
-	check.Must(t, unix.Mount(rig.Disk(t, poolSize, fs), dir, fs, 0, ""))
-	t.Cleanup(func() { rig.UnmountImages(t, dir) })
-}
 
 func (r *testDriver) socket() string { return r.dir + "/csi.sock" }
 

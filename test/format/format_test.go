@@ -31,7 +31,7 @@ func TestBlankDeviceIsFormattedOnce(t *testing.T) {
 			mounts(t, device, fs)
 			unix.Sync()
 			before := hash(t, backing)
-			for _, policy := range []volume.FormatPolicy{"", "host", "guest", "never"} {
+			for _, policy := range []volume.FormatPolicy{"", "host", "never"} {
 				for _, readOnly := range []bool{false, true} {
 					if formatted, err := r.prepare(device, fs, policy, readOnly); err != nil || formatted {
 						t.Errorf("again, policy %q, read-only %v: formatted %v: %v", policy, readOnly, formatted, err)
@@ -44,7 +44,7 @@ func TestBlankDeviceIsFormattedOnce(t *testing.T) {
 			for _, other := range append(filesystems, "ext3", "vfat") {
 				if other != fs {
 					r.refused(device, backing, other, volume.FormatHost, false, volume.InUse, "holds "+fs, "wipefs")
-					r.refused(device, backing, other, volume.FormatGuest, false, volume.InUse, "holds "+fs)
+					r.refused(device, backing, other, volume.FormatNever, false, volume.InUse, "holds "+fs)
 				}
 			}
 		})
@@ -102,16 +102,8 @@ func rootOf(t *testing.T, device, fs string) string {
 func TestBlankDeviceThatIsNotToBeFormatted(t *testing.T) {
 	r := newFormatter(t)
 	device, backing := r.blank()
-	before := hash(t, backing)
-	if formatted, err := r.prepare(device, "ext4", volume.FormatGuest, false); err != nil || formatted {
-		t.Errorf("guest: formatted %v: %v", formatted, err)
-	}
-	if before != hash(t, backing) {
-		t.Error("the device was written to")
-	}
 	r.refused(device, backing, "ext4", volume.FormatNever, false, volume.InUse, "blank", "never")
 	r.refused(device, backing, "ext4", volume.FormatHost, true, volume.InUse, "blank", "read-only")
-	r.refused(device, backing, "ext4", volume.FormatGuest, true, volume.InUse, "blank", "read-only")
 	r.refused(device, backing, "ext3", volume.FormatHost, false, volume.Invalid, "blank", "only ext4, xfs and btrfs")
 }
 
@@ -194,7 +186,7 @@ func TestForeignContentsStayAsTheyAre(t *testing.T) {
 			says := put(backing)
 			device := rig.Loop(t, backing, loopdev.Options{})
 			for _, fs := range filesystems {
-				for _, policy := range []volume.FormatPolicy{"", "host", "guest", "never"} {
+				for _, policy := range []volume.FormatPolicy{"", "host", "never"} {
 					r.refused(device, backing, fs, policy, false, volume.InUse, says, "wipe")
 				}
 				r.refused(device, backing, fs, volume.FormatHost, true, volume.InUse, says)
@@ -294,9 +286,7 @@ func TestWriteProtectedDevice(t *testing.T) {
 	backing := rig.Image(t, size)
 	device := rig.Loop(t, backing, loopdev.Options{ReadOnly: true})
 	r.refused(device, backing, "ext4", volume.FormatHost, false, volume.InUse, "write-protected")
-	if formatted, err := r.prepare(device, "ext4", volume.FormatGuest, false); err != nil || formatted {
-		t.Errorf("guest: formatted %v: %v", formatted, err)
-	}
+	r.refused(device, backing, "ext4", volume.FormatNever, false, volume.InUse, "never")
 }
 
 func TestDeviceThatIsGone(t *testing.T) {

@@ -57,10 +57,7 @@ func newFormatter(t testing.TB, change ...func(*mkfs.Config)) *testFormatter {
 	for _, c := range change {
 		c(&r.conf)
 	}
-	var err error
-	if r.f, err = mkfs.New(r.conf); err != nil {
-		t.Fatal(err)
-	}
+	r.f = mkfs.New(r.conf)
 	return r
 }
 

@@ -27,11 +27,11 @@ import (
 func ofOldCSI(t *testing.T, condition []byte) []string {
 	hide, _ := rig.Hide(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH, csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)
 	return startBefore(t, map[string]passthrough.Local{
-		csi.Node_NodeGetVolumeHealth_FullMethodName: func(context.Context, string, []byte, passthrough.Forward) ([]byte, error) {
+		csi.Node_NodeGetVolumeHealth_FullMethodName: func(context.Context, []byte, passthrough.Forward) ([]byte, error) {
 			t.Error("a driver without GET_VOLUME_HEALTH was asked for health")
 			return nil, status.Error(codes.Unimplemented, "")
 		},
-		csi.Node_NodeGetVolumeStats_FullMethodName: func(ctx context.Context, _ string, request []byte, forward passthrough.Forward) ([]byte, error) {
+		csi.Node_NodeGetVolumeStats_FullMethodName: func(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
 			reply, err := forward(ctx, request)
 			return append(reply, condition...), err
 		},
@@ -41,7 +41,7 @@ func ofOldCSI(t *testing.T, condition []byte) []string {
 
 func (n *node) supports(kind csi.NodeServiceCapability_RPC_Type) bool {
 	n.t.Helper()
-	reply, err := n.csi.NodeGetCapabilities(n.t.Context(), &csi.NodeGetCapabilitiesRequest{})
+	reply, err := n.driver.Node.NodeGetCapabilities(n.t.Context(), &csi.NodeGetCapabilitiesRequest{})
 	check.Must(n.t, err)
 	return slices.ContainsFunc(reply.GetCapabilities(), func(one *csi.NodeServiceCapability) bool { return one.GetRpc().GetType() == kind })
 }
@@ -50,15 +50,15 @@ func (n *node) supports(kind csi.NodeServiceCapability_RPC_Type) bool {
 // health that has not changed.
 func (n *node) wantHealth(v *volume, pod string, want ...string) {
 	n.t.Helper()
-	reply, err := n.csi.NodeGetVolumeHealth(n.t.Context(), &csi.NodeGetVolumeHealthRequest{
-		VolumeId: v.id, VolumePublishPath: v.target(n, pod), StagingTargetPath: v.staging(n),
+	reply, err := n.driver.Node.NodeGetVolumeHealth(n.t.Context(), &csi.NodeGetVolumeHealthRequest{
+		VolumeId: v.ID, VolumePublishPath: v.TargetOf(pod), StagingTargetPath: v.Staging,
 	})
 	check.Must(n.t, err)
 	var got []string
 	for _, one := range reply.GetVolumeHealth().GetHealthStatuses() {
 		got = append(got, one.GetStatus().String()+" "+one.GetReason())
 	}
-	if reply.GetVolumeHealth().GetVolumeId() != v.id || !slices.Equal(got, want) {
+	if reply.GetVolumeHealth().GetVolumeId() != v.ID || !slices.Equal(got, want) {
 		n.t.Errorf("health: %v; want %q", reply, want)
 	}
 }
@@ -91,7 +91,7 @@ func TestHealth(t *testing.T) {
 			recordError(t, n.loops()[0])
 			check.Must(t, n.publish(v, "pod-2"))
 			s = n.boot("sandbox-2", v, "pod-2")
-			check.Eventually(t, "stats of the sandbox", func() bool { _, err := n.stats(v, "pod-2"); return err == nil })
+			check.Succeeds(t, "stats of the sandbox", func() error { _, err := n.stats(v, "pod-2"); return err })
 			reply, err := n.stats(v, "pod-2")
 			check.Must(t, err)
 			if old, err := kubelet.Condition(reply); err != nil || !old.GetAbnormal() || len(reply.GetUsage()) == 0 {
@@ -128,8 +128,8 @@ func TestHealthOfOtherVolumes(t *testing.T) {
 	n.wantHealth(v, "pod-1")
 	trigger := "/sys/fs/ext4/" + filepath.Base(n.loops()[0]) + "/trigger_fs_error"
 	check.Must(t, os.WriteFile(trigger, []byte("a test"), 0o200))
-	direct := csi.NewNodeClient(dial(t, n.driver.Socket))
-	ask := &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: v.target(n, "pod-1")}
+	direct := csi.NewNodeClient(n.Dial(n.driver.Socket))
+	ask := &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID, VolumePublishPath: v.TargetOf("pod-1")}
 	var want *csi.NodeGetVolumeHealthResponse
 	check.Eventually(t, "the driver tells of the error", func() (told bool) {
 		var err error
@@ -137,7 +137,7 @@ func TestHealthOfOtherVolumes(t *testing.T) {
 		check.Must(t, err)
 		return len(want.GetVolumeHealth().GetHealthStatuses()) == 1
 	})
-	got, err := n.csi.NodeGetVolumeHealth(t.Context(), ask)
+	got, err := n.driver.Node.NodeGetVolumeHealth(t.Context(), ask)
 	check.Must(t, err)
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 		t.Errorf("-driver +front:\n%s", diff)
@@ -145,7 +145,7 @@ func TestHealthOfOtherVolumes(t *testing.T) {
 	if !n.supports(csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH) {
 		t.Error("GET_STORAGE_HEALTH of the driver is lost")
 	}
-	_, err = n.csi.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
+	_, err = n.driver.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 	check.Must(t, err)
 	check.Must(t, n.unpublish(v, "pod-1"))
 	check.Must(t, n.unstage(v))

@@ -36,20 +36,19 @@ var (
 // killed.
 func (n *node) insist(what string, call func() error) {
 	n.t.Helper()
-	var err error
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		if err = call(); err == nil {
-			return
+	check.Succeeds(n.t, what, func() error {
+		err := call()
+		if err != nil {
+			n.revive()
 		}
-		n.revive()
-	}
-	n.t.Fatalf("%s: %v", what, err)
+		return err
+	})
 }
 
 // revive starts again whatever was killed, and waits until all is well.
 func (n *node) revive() {
 	n.t.Helper()
-	check.Eventually(n.t, "the driver answers through the front", func() bool {
+	check.Succeeds(n.t, "the driver answers through the front", func() error {
 		if !n.driver.Process.Alive() {
 			n.startDriver()
 		}
@@ -57,7 +56,7 @@ func (n *node) revive() {
 			n.Kill()
 			n.Start()
 		}
-		return n.served()
+		return n.driver.Served()
 	})
 }
 
@@ -249,7 +248,7 @@ func (n *node) restart() {
 // the node's disk.
 func (n *node) wantMounted(v *volume, pod string) {
 	n.t.Helper()
-	mounts := rig.Mounts(v.target(n, pod))
+	mounts := rig.Mounts(v.TargetOf(pod))
 	if last := len(mounts) - 1; last < 0 || mounts[last].FSType != "ext4" || !strings.HasPrefix(mounts[last].Source, "/dev/loop") {
 		n.t.Errorf("the target does not show the volume: %+v", mounts)
 	}

@@ -3,22 +3,16 @@
 package front
 
 import (
-	"context"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -26,7 +20,7 @@ func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
 
 const (
 	mib        = 1 << 20
-	driverName = rig.DriverName
+	driverName = csivolume.DriverName
 	deferAll   = "policy: {rules: [{name: all, defer: true}]}"
 	deferNone  = "policy: {rules: []}"
 )
@@ -35,12 +29,9 @@ const (
 type node struct {
 	t testing.TB
 	*rig.Daemon
-	driver     *rig.Fronted
-	conn       *grpc.ClientConn
-	csi        csi.NodeClient
-	controller csi.ControllerClient
-	pods       int             // that wrote to the volume
-	foreign    map[string]bool // targets that somebody else has mounted something on
+	driver  *csivolume.Driver
+	pods    int             // that wrote to the volume
+	foreign map[string]bool // targets that somebody else has mounted something on
 }
 
 // newNode starts both. Policy is the policy's YAML, args are added to the
@@ -49,39 +40,25 @@ func newNode(t testing.TB, policy string, args ...string) *node {
 	t.Helper()
 	rig.Need(t, "mkfs.ext4", "blkid")
 	n := &node{t: t, Daemon: rig.NewDaemon(t), foreign: make(map[string]bool)}
-	n.driver = rig.NewFronted(n.Daemon, policy, args...)
+	n.driver = csivolume.New(n.Daemon, policy, args...)
 	n.startDriver()
 	n.Start()
-	n.conn = dial(t, n.driver.Front)
-	n.csi, n.controller = csi.NewNodeClient(n.conn), csi.NewControllerClient(n.conn)
 	n.waitServed()
 	return n
-}
-
-// dial finds a daemon that was restarted at once: kubelet dials for each call.
-func dial(t testing.TB, socket string) *grpc.ClientConn {
-	t.Helper()
-	quick := backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1, MaxDelay: 2 * time.Millisecond}
-	return rig.Dial(t, socket, grpc.WithConnectParams(grpc.ConnectParams{Backoff: quick, MinConnectTimeout: time.Second}))
 }
 
 // waitServed waits until the driver answers through the front.
 func (n *node) waitServed() {
 	n.t.Helper()
-	check.Eventually(n.t, "the driver answers through the front", func() bool {
+	check.Succeeds(n.t, "the driver answers through the front", func() error {
 		if !n.driver.Process.Alive() || n.Dead() {
 			n.t.Fatal("the driver or the daemon has ended")
 		}
-		return n.served()
+		return n.driver.Served()
 	})
 }
 
-func (n *node) served() bool {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_, err := n.csi.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-	return err == nil
-}
+func (n *node) served() bool { return n.driver.Served() == nil }
 
 func (n *node) startDriver(env ...string) {
 	n.t.Helper()
@@ -129,7 +106,7 @@ func (n *node) loops() []string { return slices.Collect(maps.Keys(rig.Loops(n.dr
 // boot starts a sandbox with a container for what the pod's target says.
 func (n *node) boot(id string, v *volume, pod string) *kata.Guest {
 	n.t.Helper()
-	s, err := kata.Boot(id, n.Kata, n.GoSandboxes, v.target(n, pod))
+	s, err := kata.Boot(id, n.Kata, n.GoSandboxes, v.TargetOf(pod))
 	check.Must(n.t, err)
 	n.t.Cleanup(func() { n.end(s) })
 	return s
@@ -144,26 +121,13 @@ func (n *node) end(s *kata.Guest) {
 }
 
 func (n *node) kataDir(v *volume, pod string) string {
-	return kata.VolumeDir(n.Kata, v.target(n, pod))
+	return kata.VolumeDir(n.Kata, v.TargetOf(pod))
 }
 
 // mountInfo reads what Kata would.
 func (n *node) mountInfo(v *volume, pod string) (device, fsType string) {
 	n.t.Helper()
-	return n.readMountInfo(n.kataDir(v, pod))
-}
-
-func (n *node) readMountInfo(dir string) (device, fsType string) {
-	n.t.Helper()
-	raw, err := os.ReadFile(filepath.Join(dir, "mountInfo.json"))
+	device, fsType, err := kata.HandedOver(n.Kata, v.TargetOf(pod))
 	check.Must(n.t, err)
-	for _, key := range []struct {
-		name string
-		into *string
-	}{{"device", &device}, {"fstype", &fsType}} {
-		_, rest, _ := strings.Cut(string(raw), fmt.Sprintf("%q:", key.name))
-		_, rest, _ = strings.Cut(rest, `"`)
-		*key.into, _, _ = strings.Cut(rest, `"`)
-	}
 	return device, fsType
 }

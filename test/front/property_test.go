@@ -99,7 +99,7 @@ func (c *chaos) step(v *chaosVolume, pod string) {
 	case 12, 13, 14, 15:
 		c.use(v, pod)
 	case 16, 17, 18, 19, 20:
-		if target := v.target(c.node, pod); c.foreign[target] {
+		if target := v.TargetOf(pod); c.foreign[target] {
 			c.endForeign(target)
 		}
 		if s := v.sandboxes[pod]; s != nil {
@@ -119,21 +119,21 @@ func (c *chaos) step(v *chaosVolume, pod string) {
 // use starts a sandbox where the runtime would find an instruction, looks at
 // every file, and writes one more.
 func (c *chaos) use(v *chaosVolume, pod string) {
-	if v.sandboxes[pod] != nil || c.foreign[v.target(c.node, pod)] {
+	if v.sandboxes[pod] != nil || c.foreign[v.TargetOf(pod)] {
 		return
 	}
 	if _, err := os.Stat(filepath.Join(c.kataDir(v.volume, pod), "mountInfo.json")); err != nil {
 		return
 	}
 	if len(v.sandboxes) > 0 {
-		c.t.Fatalf("%s: an instruction for %s stands while the sandbox of %v writes", v.name, pod, slices.Collect(maps.Keys(v.sandboxes)))
+		c.t.Fatalf("%s: an instruction for %s stands while the sandbox of %v writes", v.Name, pod, slices.Collect(maps.Keys(v.sandboxes)))
 	}
 	c.wantNotMountable(v, pod)
 	s := c.boot(fmt.Sprintf("sandbox-%d", c.random.Uint32()), v.volume, pod)
 	v.sandboxes[pod] = s
 	for _, name := range v.files {
 		if raw, err := os.ReadFile(filepath.Join(s.Dir(), name)); err != nil || string(raw) != name {
-			c.t.Fatalf("%s: the file %s holds %q, %v", v.name, name, raw, err)
+			c.t.Fatalf("%s: the file %s holds %q, %v", v.Name, name, raw, err)
 		}
 	}
 	name := fmt.Sprintf("file-%d", len(v.files))
@@ -147,14 +147,14 @@ func (c *chaos) wantNotMountable(v *chaosVolume, pod string) {
 	c.t.Helper()
 	device, fs := c.mountInfo(v.volume, pod)
 	if err := unix.Mount(device, c.t.TempDir(), fs, 0, ""); err != unix.EBUSY {
-		c.t.Fatalf("%s: the host could mount the claimed device %s: %v", v.name, device, err)
+		c.t.Fatalf("%s: the host could mount the claimed device %s: %v", v.Name, device, err)
 	}
 }
 
 // foreignMount has somebody mount something of his own on a target, or take it
 // away again. Its content must be there whatever was called meanwhile.
 func (c *chaos) foreignMount(v *chaosVolume, pod string) {
-	target := v.target(c.node, pod)
+	target := v.TargetOf(pod)
 	if c.foreign[target] {
 		c.endForeign(target)
 		return
@@ -183,10 +183,10 @@ func (c *chaos) finish(v *chaosVolume) {
 		delete(v.sandboxes, pod)
 	}
 	for _, pod := range chaosPods {
-		if target := v.target(c.node, pod); c.foreign[target] {
+		if target := v.TargetOf(pod); c.foreign[target] {
 			c.endForeign(target)
 		}
-		c.insist("unpublish "+v.name, func() error { return c.unpublish(v.volume, pod) })
+		c.insist("unpublish "+v.Name, func() error { return c.unpublish(v.volume, pod) })
 	}
 	c.insist("unstage", func() error { return c.unstage(v.volume) })
 	c.insist("stage", func() error { return c.stage(v.volume) })

@@ -30,7 +30,7 @@ func (n *node) crustctl(args ...string) string {
 func TestOperatorSeesWhatWasRefused(t *testing.T) {
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
-	v.context = map[string]string{
+	v.Context = map[string]string{
 		"csi.storage.k8s.io/pod.namespace": "team", "csi.storage.k8s.io/pod.name": "db-0",
 	}
 	check.Must(t, n.stage(v))
@@ -45,8 +45,8 @@ func TestOperatorSeesWhatWasRefused(t *testing.T) {
 	if e := next(); e.GetType() != adminv1.WatchVolumesResponse_TYPE_SYNCED {
 		t.Errorf("got %v", e)
 	}
-	v.fs = "vfat" // which no handler takes
-	target := v.target(n, "pod-1")
+	v.FS = "vfat" // which no handler takes
+	target := v.TargetOf("pod-1")
 	for range 3 {
 		check.Code(t, n.publish(v, "pod-1"), codes.Unimplemented, "volume "+target+" of pod team/db-0: ", "vfat")
 	}
@@ -57,7 +57,7 @@ func TestOperatorSeesWhatWasRefused(t *testing.T) {
 		t.Errorf("crustctl get says\n%s", said)
 	}
 	said := n.crustctl("get", target)
-	for _, word := range []string{"REFUSED (handler)", `rule "all"`, "kata", "team/db-0", "handler (3 times)", "vfat", v.id} {
+	for _, word := range []string{"REFUSED (handler)", `rule "all"`, "kata", "team/db-0", "handler (3 times)", "vfat", v.ID} {
 		if !strings.Contains(said, word) {
 			t.Errorf("crustctl get does not say %q:\n%s", word, said)
 		}
@@ -72,7 +72,7 @@ func TestOperatorSeesWhatWasRefused(t *testing.T) {
 			t.Errorf("no metric %s", line)
 		}
 	}
-	v.fs = "ext4"
+	v.FS = "ext4"
 	check.Must(t, n.publish(v, "pod-1"))
 	if said := n.crustctl("get", target); strings.Contains(said, "efused") || !strings.Contains(said, "PUBLISHED") || !strings.Contains(said, "team/db-0") {
 		t.Errorf("after a success crustctl get says\n%s", said)
@@ -88,9 +88,9 @@ func TestOperatorSeesWhatWasRefused(t *testing.T) {
 	check.Must(t, n.unpublish(v, "pod-1"))
 	check.Must(t, n.unstage(v))
 
-	v.mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
-	check.Code(t, n.stage(v), codes.Unimplemented, "volume "+v.staging(n)+": ", "several nodes write")
-	if said := n.crustctl("get", v.staging(n)); !strings.Contains(said, "REFUSED (volume)") {
+	v.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	check.Code(t, n.stage(v), codes.Unimplemented, "volume "+v.Staging+": ", "several nodes write")
+	if said := n.crustctl("get", v.Staging); !strings.Contains(said, "REFUSED (volume)") {
 		t.Errorf("crustctl get says\n%s", said)
 	}
 	n.remove(v)

@@ -4,6 +4,7 @@ package front
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
@@ -71,12 +73,29 @@ func (n *node) kubelet() *kubelet.Kubelet {
 func (n *node) wantRegistered(watcher *kubelet.Kubelet) {
 	n.t.Helper()
 	check.Eventually(n.t, "kubelet calls the front", func() bool { return watcher.Endpoint(driverName) == n.driver.Front && n.served() })
-	check.Eventually(n.t, "crust-proxy knows kubelet's word", func() bool {
+	check.Succeeds(n.t, "crust-proxy knows kubelet's word", func() error {
 		reply, err := n.Admin().ListDrivers(context.Background(), &adminv1.ListDriversRequest{})
-		return err == nil && len(reply.GetDrivers()) == 1 && strings.HasPrefix(reply.GetDrivers()[0].GetKubeletStatus(), "registered")
+		if err == nil && (len(reply.GetDrivers()) != 1 || !strings.HasPrefix(reply.GetDrivers()[0].GetKubeletStatus(), "registered")) {
+			err = fmt.Errorf("the drivers are %v", reply.GetDrivers())
+		}
+		return err
 	})
-	_, err := csi.NewIdentityClient(n.conn).Probe(n.t.Context(), &csi.ProbeRequest{})
+	_, err := csi.NewIdentityClient(n.driver.Conn).Probe(n.t.Context(), &csi.ProbeRequest{})
 	check.Must(n.t, err)
+}
+
+// waitFindings waits until the daemon finds fault with the node in some words; "" is until
+// it finds nothing.
+func (n *node) waitFindings(what, words string) {
+	n.t.Helper()
+	check.Succeeds(n.t, what, func() error {
+		node, err := n.Admin().GetNode(n.t.Context(), &adminv1.GetNodeRequest{})
+		found := strings.Join(node.GetFindings(), "\n")
+		if err == nil && (!strings.Contains(found, words) || words == "" && found != "") {
+			err = fmt.Errorf("the findings are %q", found)
+		}
+		return err
+	})
 }
 
 // TestDirectRegistrationIsAnAlarm is a Helm upgrade that lost the patch: the
@@ -91,31 +110,22 @@ func TestDirectRegistrationIsAnAlarm(t *testing.T) {
 	n.driver.Process.Kill()
 	check.Must(t, os.Remove(n.driver.Registration()))
 	n.replaceDriver(append(slices.Clone(registered), "--kubelet-registration-socket", directly))
-	check.Eventually(t, "the finding", func() bool {
-		reply, err := n.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
-		return err == nil && strings.Contains(strings.Join(reply.GetFindings(), "\n"), "registered with kubelet directly")
-	})
+	n.waitFindings("the finding", "registered with kubelet directly")
 	check.Eventually(t, "a metric and the log tell of it", func() bool {
 		metrics, err := n.HTTP("/metrics")
 		return err == nil && strings.Contains(metrics, `crust_proxy_driver_bypassed{driver="`+driverName+`"} 1`) && strings.Contains(n.Log(), "directly")
 	})
 	// The driver, asked by kubelet past us, cannot mount the volume.
-	direct := csi.NewNodeClient(dial(t, n.driver.Socket))
-	check.Must(t, os.MkdirAll(v.staging(n), 0o750))
-	_, err := direct.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging(n), VolumeCapability: v.capability(),
-	})
-	if err == nil {
+	direct := *v
+	direct.Client = csivolume.NewClient(n.Dial(n.driver.Socket), driverName, n.Kubelet)
+	if direct.Stage() == nil {
 		t.Error("the driver mounted a deferred volume on the host")
 	}
 	n.driver.Process.Kill()
 	check.Must(t, os.Remove(directly))
 	n.replaceDriver(registered)
 	n.waitServed()
-	check.Eventually(t, "no finding any more", func() bool {
-		reply, err := n.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
-		return err == nil && len(reply.GetFindings()) == 0
-	})
+	n.waitFindings("no finding any more", "")
 	n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
 	n.insist("unstage", func() error { return n.unstage(v) })
 	n.remove(v)

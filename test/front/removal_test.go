@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -54,11 +54,11 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 	n.wantRemovable(0, []string{"No deferred volume"})
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
-	n.wantRemovable(1, []string{v.id, "staged at"}) // only the front can have it unstaged
+	n.wantRemovable(1, []string{v.ID, "staged at"}) // only the front can have it unstaged
 	check.Must(t, n.publish(v, "pod-1"))
 	s := n.boot("sandbox-1", v, "pod-1")
 	n.podWrites(s, "first")
-	target := v.target(n, "pod-1")
+	target := v.TargetOf("pod-1")
 
 	n.wantRemovable(1, []string{target, "1 deferred volume", "drain the node", "--abandon-volumes"})
 	n.wantRemovable(1, []string{target}, driverName)
@@ -67,10 +67,7 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 
 	n.Extra = withoutFront + "\n" + deferAll
 	n.ConfigFile() // which is read again when it changes
-	check.Eventually(t, "the changed file is refused", func() bool {
-		node, err := n.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
-		return err == nil && strings.Contains(strings.Join(node.GetFindings(), "\n"), target)
-	})
+	n.waitFindings("the changed file is refused", target)
 	check.Must(t, n.publish(v, "pod-1")) // and the front is there
 	n.podWrites(s, "reload refused")
 
@@ -89,7 +86,7 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 	n.Start()
 	n.waitServed()
 	check.Must(t, n.publish(v, "pod-1")) // as kubelet repeats it
-	check.Eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
+	check.Succeeds(t, "stats", func() error { _, err := n.stats(v, "pod-1"); return err })
 	n.podWrites(s, "put back")
 
 	n.forceOff(v, s)
@@ -99,7 +96,7 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 	n.waitServed()
 	check.Must(t, n.publish(v, "pod-1"))
 	check.Code(t, n.publish(v, "pod-2"), codes.FailedPrecondition, target)
-	check.Eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
+	check.Succeeds(t, "stats", func() error { _, err := n.stats(v, "pod-1"); return err })
 	n.podWrites(s, "taken up")
 	n.end(s)
 	check.Must(t, n.unpublish(v, "pod-1"))
@@ -125,7 +122,7 @@ func (n *node) forceOff(v *volume, s *kata.Guest) {
 	}
 	n.podWrites(s, "forced off")
 	n.wantGuarded(v, "pod-1")
-	got, err := n.Admin().GetVolume(n.t.Context(), &adminv1.GetVolumeRequest{Volume: v.target(n, "pod-1")})
+	got, err := n.Admin().GetVolume(n.t.Context(), &adminv1.GetVolumeRequest{Volume: v.TargetOf("pod-1")})
 	if err != nil || got.GetVolume().GetState() != adminv1.VolumeState_VOLUME_STATE_BOUND {
 		n.t.Errorf("the volume without the front: %v, %v", got, err)
 	}
@@ -148,9 +145,9 @@ func TestTargetsThatWentWithoutTheFront(t *testing.T) {
 	check.Must(t, n.publish(v, "pod-1"))
 	check.Must(t, n.publish(v, "pod-2"))
 	n.Kill()
-	direct := *n // kubelet calls the driver itself
-	direct.csi = csi.NewNodeClient(dial(t, n.driver.Socket))
-	check.Must(t, direct.unpublish(v, "pod-1"))
+	direct := v.As("pod-1") // kubelet calls the driver itself
+	direct.Client = csivolume.NewClient(n.Dial(n.driver.Socket), driverName, n.Kubelet)
+	check.Must(t, direct.TearDown())
 	check.Must(t, os.RemoveAll(n.Kubelet+"/pods/pod-1"))
 	n.Extra = "front: {enabled: true}\n" + deferAll
 	n.Start()

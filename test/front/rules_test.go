@@ -28,8 +28,8 @@ func TestOneWriterOrManyReaders(t *testing.T) {
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
 	check.Must(t, n.publish(v, "pod-1"))
-	check.Code(t, n.publish(v, "pod-2"), codes.FailedPrecondition, v.target(n, "pod-1"), "wait until the other pod is gone")
-	if _, err := os.Stat(v.target(n, "pod-2")); !errors.Is(err, os.ErrNotExist) {
+	check.Code(t, n.publish(v, "pod-2"), codes.FailedPrecondition, v.TargetOf("pod-1"), "wait until the other pod is gone")
+	if _, err := os.Stat(v.TargetOf("pod-2")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the refused target is there: %v", err)
 	}
 	check.Must(t, n.unpublish(v, "pod-1"))
@@ -38,7 +38,7 @@ func TestOneWriterOrManyReaders(t *testing.T) {
 	check.Must(t, n.unpublish(v, "pod-1")) // of which kubelet knows no better
 	check.Must(t, n.unstage(v))
 
-	v.mode, v.readOnly = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, true
+	v.Mode, v.ReadOnly = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, true
 	check.Must(t, n.stage(v))
 	check.Must(t, n.publish(v, "pod-1"))
 	check.Must(t, n.publish(v, "pod-2"))
@@ -74,7 +74,7 @@ func TestWhatKubeletMakesInTheTarget(t *testing.T) {
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
 	check.Must(t, n.publish(v, "pod-1"))
-	target := v.target(n, "pod-1")
+	target := v.TargetOf("pod-1")
 	check.Must(t, os.MkdirAll(target+"/data/logs", 0o750))
 	check.Must(t, os.MkdirAll(target+"/single-file.conf", 0o750))
 	bound := n.Kubelet + "/pods/pod-1/volume-subpaths/pv-1/app/0"
@@ -98,9 +98,9 @@ func TestDevicesThatAreNotBlank(t *testing.T) {
 	check.Must(t, n.stage(other))
 	check.Must(t, n.publish(other, "pod-1")) // formats
 	check.Must(t, n.unpublish(other, "pod-1"))
-	other.fs = "xfs"
+	other.FS = "xfs"
 	check.Code(t, n.publish(other, "pod-1"), codes.FailedPrecondition, "ext4", "xfs")
-	other.fs = "ext4"
+	other.FS = "ext4"
 	check.Must(t, n.publish(other, "pod-1"))
 	check.Must(t, n.unpublish(other, "pod-1"))
 	check.Must(t, n.unstage(other))
@@ -126,22 +126,19 @@ func TestGrowth(t *testing.T) {
 			v := n.create("pv-1", "ext4", 16*mib)
 			check.Must(t, n.stage(v))
 			check.Must(t, n.publish(v, "pod-1"))
-			_, err := n.controller.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
-				VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 * mib},
-			})
-			check.Must(t, err)
+			v.GrowDevice(32 * mib)
 			// kubelet's call before there is a sandbox, which any other code would
 			// turn into a pod that never starts.
-			_, err = n.expand(v, v.target(n, "pod-1"), 32*mib)
+			_, err := v.Expand(v.TargetOf("pod-1"), 32*mib)
 			check.Code(t, err, codes.FailedPrecondition, "33554432", "kata")
 			if size := n.deviceSize(v, "pod-1"); size != 32*mib {
 				t.Errorf("the device has %d bytes", size)
 			}
-			_, err = n.expand(v, v.staging(n), 64*mib)
+			_, err = v.Expand(v.Staging, 64*mib)
 			check.Code(t, err, codes.FailedPrecondition)
 			s := n.boot("sandbox-1", v, "pod-1")
-			check.Eventually(t, "the sandbox is known", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
-			_, err = n.expand(v, v.target(n, "pod-1"), 32*mib) // Kata's agent cannot
+			check.Succeeds(t, "the sandbox is known", func() error { _, err := n.stats(v, "pod-1"); return err })
+			_, err = v.Expand(v.TargetOf("pod-1"), 32*mib) // Kata's agent cannot
 			check.Code(t, err, codes.FailedPrecondition)
 			n.end(s)
 			check.Must(t, n.unpublish(v, "pod-1"))
@@ -169,9 +166,9 @@ func TestNotDeferred(t *testing.T) {
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
 	check.Must(t, n.publish(v, "pod-1"))
-	check.Must(t, os.WriteFile(v.target(n, "pod-1")+"/file", []byte("on the host"), 0o600))
+	check.Must(t, os.WriteFile(v.TargetOf("pod-1")+"/file", []byte("on the host"), 0o600))
 	check.Must(t, n.publish(v, "pod-2"))
-	if raw, err := os.ReadFile(v.target(n, "pod-2") + "/file"); err != nil || string(raw) != "on the host" {
+	if raw, err := os.ReadFile(v.TargetOf("pod-2") + "/file"); err != nil || string(raw) != "on the host" {
 		t.Errorf("%q, %v", raw, err)
 	}
 	reply, err := n.stats(v, "pod-1")
@@ -185,7 +182,7 @@ func TestNotDeferred(t *testing.T) {
 	check.Must(t, n.publish(v, "pod-2")) // what a pod has stays as it is
 	check.Must(t, n.unpublish(v, "pod-1"))
 	check.Must(t, n.unpublish(v, "pod-2"))
-	check.Code(t, n.publish(v, "pod-3"), codes.FailedPrecondition, v.id, "was not kept", "delete every pod", "unstaged")
+	check.Code(t, n.publish(v, "pod-3"), codes.FailedPrecondition, v.ID, "was not kept", "delete every pod", "unstaged")
 	check.Must(t, n.unstage(v)) // no pod has it, so kubelet stages it anew
 	check.Must(t, n.stage(v))
 	check.Must(t, n.publish(v, "pod-3"))
@@ -208,7 +205,7 @@ func TestFrontComesUnderARunningPod(t *testing.T) {
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
 	check.Must(t, n.publish(v, "pod-1"))
-	check.Must(t, os.WriteFile(v.target(n, "pod-1")+"/file", []byte("on the host"), 0o600))
+	check.Must(t, os.WriteFile(v.TargetOf("pod-1")+"/file", []byte("on the host"), 0o600))
 	n.Kill()
 	check.Must(t, os.RemoveAll(n.Dir+"/run/state/csi"))
 	n.Extra = "front: {enabled: true}\n" + deferAll
@@ -216,14 +213,14 @@ func TestFrontComesUnderARunningPod(t *testing.T) {
 	n.waitServed()
 	check.Must(t, n.stage(v)) // kubelet was restarted too
 	check.Must(t, n.publish(v, "pod-1"))
-	if raw, err := os.ReadFile(v.target(n, "pod-1") + "/file"); err != nil || string(raw) != "on the host" {
+	if raw, err := os.ReadFile(v.TargetOf("pod-1") + "/file"); err != nil || string(raw) != "on the host" {
 		t.Errorf("the pod lost its volume: %q, %v", raw, err)
 	}
-	check.Code(t, n.publishAs(v, "pod-2", true), codes.FailedPrecondition, v.target(n, "pod-1"))
+	check.Code(t, n.publishAsking(v, "pod-2"), codes.FailedPrecondition, v.TargetOf("pod-1"))
 	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.publishAs(v, "pod-2", true))
+	check.Must(t, n.publishAsking(v, "pod-2"))
 	n.wantGuarded(v, "pod-2")
-	check.Code(t, n.publish(v, "pod-1"), codes.FailedPrecondition, v.target(n, "pod-2"))
+	check.Code(t, n.publish(v, "pod-1"), codes.FailedPrecondition, v.TargetOf("pod-2"))
 	check.Must(t, n.unpublish(v, "pod-1"))
 	check.Must(t, n.unpublish(v, "pod-2"))
 	check.Must(t, n.unstage(v))
@@ -234,28 +231,15 @@ func TestFrontComesUnderARunningPod(t *testing.T) {
 func TestRawBlockAndInlineVolumesPass(t *testing.T) {
 	n := newNode(t, deferNone)
 	v := n.create("pv-1", "ext4", 16*mib)
-	block := &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: v.mode},
-	}
 	base := n.Kubelet + "/plugins/kubernetes.io/csi/volumeDevices"
-	staging, target := base+"/staging/pv-1", base+"/publish/pv-1/pod-1"
-	check.Must(t, os.MkdirAll(staging, 0o750))
-	check.Must(t, os.MkdirAll(filepath.Dir(target), 0o750))
-	_, err := n.csi.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: staging, VolumeCapability: block})
-	check.Must(t, err)
-	_, err = n.csi.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: block,
-	})
-	check.Must(t, err)
-	if info, err := os.Stat(target); err != nil || info.Mode()&os.ModeDevice == 0 {
+	block := *v
+	block.FS, block.Staging, block.Target = "", base+"/staging/pv-1", base+"/publish/pv-1/pod-1"
+	block.Publish()
+	if info, err := os.Stat(block.Target); err != nil || info.Mode()&os.ModeDevice == 0 {
 		t.Errorf("the target is no device: %v, %v", info, err)
 	}
-	_, err = n.csi.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: target})
-	check.Must(t, err)
-	_, err = n.csi.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: staging})
-	check.Must(t, err)
-	n.remove(v)
+	check.Must(t, block.TryUnpublish())
+	block.Delete()
 	n.inline(t)
 	check.Must(t, os.RemoveAll(base))
 	n.wantClean()
@@ -263,12 +247,13 @@ func TestRawBlockAndInlineVolumesPass(t *testing.T) {
 
 // inline is an ephemeral volume: Publish only, with an id that kubelet made.
 func (n *node) inline(t *testing.T) {
-	v := &volume{id: "csi-0123456789abcdef", name: "inline", fs: "ext4", mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}
-	v.context = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "16Mi"}
+	v := n.driver.Volume(t, "inline", "ext4")
+	v.ID = "csi-0123456789abcdef"
+	v.Context = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "16Mi"}
 	check.Must(t, n.publish(v, "pod-1"))
-	check.Must(t, os.WriteFile(v.target(n, "pod-1")+"/file", []byte("inline"), 0o600))
+	check.Must(t, os.WriteFile(v.TargetOf("pod-1")+"/file", []byte("inline"), 0o600))
 	check.Must(t, n.unpublish(v, "pod-1"))
-	v.context["crust-proxy.dev/defer-fs-ops"] = "true" // the pod's author asks, and no rule allows it
+	v.Context["crust-proxy.dev/defer-fs-ops"] = "true" // the pod's author asks, and no rule allows it
 	check.Code(t, n.publish(v, "pod-1"), codes.PermissionDenied, "crust-proxy.dev/defer-fs-ops", "no rule")
 	check.Must(t, n.unpublish(v, "pod-1"))
 }
@@ -278,6 +263,7 @@ func (n *node) inline(t *testing.T) {
 func TestCallsAtOnce(t *testing.T) {
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
+	v.For("pod-1")
 	many := func(call func() error) {
 		var all sync.WaitGroup
 		for range 6 {
@@ -312,15 +298,9 @@ func TestCallsAtOnce(t *testing.T) {
 		s := n.boot("sandbox-1", v, "pod-1")
 		n.end(s)
 		_ = os.Remove(filepath.Join(n.kataDir(v, "pod-1"), "sandbox-1"))
-		many(func() error {
-			_, err := n.csi.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target(n, "pod-1")})
-			return err
-		})
+		many(v.TryUnpublish)
 		check.Must(t, n.unpublish(v, "pod-1"))
-		many(func() error {
-			_, err := n.csi.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging(n)})
-			return err
-		})
+		many(v.Unstage)
 		check.Must(t, n.unstage(v))
 	}
 	cancel()
@@ -337,12 +317,12 @@ func TestHungDriver(t *testing.T) {
 	check.Must(t, n.stage(v))
 	check.Must(t, n.publish(v, "pod-1"))
 	s := n.boot("sandbox-1", v, "pod-1")
-	check.Eventually(t, "stats", func() bool { _, err := n.stats(v, "pod-1"); return err == nil })
+	check.Succeeds(t, "stats", func() error { _, err := n.stats(v, "pod-1"); return err })
 	check.Must(t, n.driver.Process.Signal(unix.SIGSTOP))
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	_, err := n.csi.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging(n), VolumeCapability: v.capability(),
+	_, err := n.driver.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: v.ID, StagingTargetPath: v.Staging, VolumeCapability: v.Access(),
 	})
 	check.Code(t, err, codes.DeadlineExceeded)
 	if _, err := n.stats(v, "pod-1"); err != nil {
@@ -360,8 +340,8 @@ func TestSecretsAreNowhere(t *testing.T) {
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
 	const secret = "hunter2-very-secret"
-	v.secrets = map[string]string{"password": secret}
-	v.context = map[string]string{"csi.storage.k8s.io/serviceAccount.tokens": secret}
+	v.Secrets = map[string]string{"password": secret}
+	v.Context = map[string]string{"csi.storage.k8s.io/serviceAccount.tokens": secret}
 	check.Must(t, n.stage(v))
 	check.Must(t, n.publish(v, "pod-1"))
 	for _, dir := range []string{n.Dir + "/run", n.Kata} {
@@ -395,8 +375,8 @@ func TestOperatorSeesDriversAndRules(t *testing.T) {
 		all[0].GetVolumes() != 1 || all[0].GetCsiSocket() != n.driver.Front {
 		t.Errorf("drivers: %v", all)
 	}
-	out, err := exec.Command(rig.Program(t, "crustctl"), "--socket", n.AdminSocket, "get", v.target(n, "pod-1")).CombinedOutput()
-	if err != nil || !strings.Contains(string(out), `rule "all"`) || !strings.Contains(string(out), v.id) {
+	out, err := exec.Command(rig.Program(t, "crustctl"), "--socket", n.AdminSocket, "get", v.TargetOf("pod-1")).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), `rule "all"`) || !strings.Contains(string(out), v.ID) {
 		t.Errorf("crustctl get: %v\n%s", err, out)
 	}
 	check.Must(t, n.unpublish(v, "pod-1"))

@@ -48,7 +48,7 @@ func TestSanityOfDeferredVolumes(t *testing.T) {
 	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, deferAll, args...)
-			socket, _ := sanity.HideDeferral(t, n.conn, n.Dir, n.withSandbox())
+			socket, _ := sanity.HideDeferral(t, n.driver.Conn, n.Dir, n.withSandbox())
 			if ran, _ := sanity.Run(t, program, n.sanityDir("deferred"), socket, "mount"); ran < 45 {
 				t.Errorf("only %d specs ran", ran)
 			}
@@ -69,7 +69,7 @@ func (n *node) sanityDir(name string) string {
 func (n *node) withSandbox() map[string]passthrough.Local {
 	count := 0
 	with := func(asked volumeRequest) passthrough.Local {
-		return func(ctx context.Context, _ string, request []byte, forward passthrough.Forward) ([]byte, error) {
+		return func(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
 			if err := proto.Unmarshal(request, asked); err != nil {
 				return nil, err
 			}
@@ -100,7 +100,10 @@ type volumeRequest interface {
 
 // shortLived is a sandbox that tells numbers and says that it can grow.
 func (n *node) shortLived(id, dir, target string) (end func(), err error) {
-	device, _ := n.readMountInfo(dir)
+	device, _, err := kata.HandedOver(n.Kata, target)
+	if err != nil {
+		return nil, err
+	}
 	shim, err := kata.Start(kata.Options{
 		Flavor: kata.Go, SandboxID: id, Sandboxes: n.GoSandboxes,
 		Mounts: map[string]kata.Statfs{device: kata.MountedAt("/")},
@@ -113,10 +116,9 @@ func (n *node) shortLived(id, dir, target string) (end func(), err error) {
 	if err := os.WriteFile(filepath.Join(dir, id), nil, 0o600); err != nil {
 		return nil, errors.Join(err, shim.Stop())
 	}
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if _, err := n.csi.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: "any", VolumePath: target}); err == nil {
-			break
-		}
-	}
+	_ = check.Until(20*time.Second, time.Millisecond, func() error {
+		_, err := n.driver.Node.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: "any", VolumePath: target})
+		return err
+	})
 	return func() { _ = shim.Stop() }, nil
 }

@@ -54,7 +54,7 @@ func startBefore(t *testing.T, local map[string]passthrough.Local) []string {
 	return []string{"--endpoint", "unix://" + dir + "/real.sock", "--kubelet-endpoint", dir + "/csi.sock"}
 }
 
-func (s *stacking) publish(ctx context.Context, _ string, request []byte, forward func(context.Context, []byte) ([]byte, error)) ([]byte, error) {
+func (s *stacking) publish(ctx context.Context, request []byte, forward func(context.Context, []byte) ([]byte, error)) ([]byte, error) {
 	reply, err := forward(ctx, request)
 	if err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func (s *stacking) publish(ctx context.Context, _ string, request []byte, forwar
 	return reply, nil
 }
 
-func (s *stacking) unpublish(ctx context.Context, _ string, request []byte, forward func(context.Context, []byte) ([]byte, error)) ([]byte, error) {
+func (s *stacking) unpublish(ctx context.Context, request []byte, forward func(context.Context, []byte) ([]byte, error)) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked["unpublish"]++
@@ -146,7 +146,7 @@ func TestDriverThatStacksBindMounts(t *testing.T) {
 // the filesystem. The pod does not start; it is not the pod that finds out.
 func TestNativeDriverWithABlankDevice(t *testing.T) {
 	blank := rig.Loop(t, rig.Image(t, 16*mib), loopdev.Options{})
-	forgets := func(ctx context.Context, _ string, request []byte, forward func(context.Context, []byte) ([]byte, error)) ([]byte, error) {
+	forgets := func(ctx context.Context, request []byte, forward func(context.Context, []byte) ([]byte, error)) ([]byte, error) {
 		if _, err := forward(ctx, request); err != nil {
 			return nil, err
 		}

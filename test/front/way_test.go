@@ -69,7 +69,7 @@ func (n *node) wantGuarded(v *volume, pod string) {
 	guards := 0
 	for _, m := range rig.Mounts(n.Dir) {
 		switch {
-		case m.Mountpoint == v.target(n, pod) && m.FSType == "tmpfs" && strings.HasPrefix(m.Source, "crust:"):
+		case m.Mountpoint == v.TargetOf(pod) && m.FSType == "tmpfs" && strings.HasPrefix(m.Source, "crust:"):
 			guards++
 		case m.FSType == "ext4" || m.FSType == "xfs" || m.FSType == "btrfs":
 			n.t.Errorf("a filesystem is mounted on the host: %+v", m)
@@ -78,16 +78,16 @@ func (n *node) wantGuarded(v *volume, pod string) {
 	if guards != 1 {
 		n.t.Errorf("%d guards stand on the target", guards)
 	}
-	if err := os.WriteFile(v.target(n, pod)+"/file", []byte("lost"), 0o600); !errors.Is(err, unix.ENOSPC) {
+	if err := os.WriteFile(v.TargetOf(pod)+"/file", []byte("lost"), 0o600); !errors.Is(err, unix.ENOSPC) {
 		n.t.Errorf("a write to the target gave %v", err)
 	}
-	_ = os.Remove(v.target(n, pod) + "/file")
+	_ = os.Remove(v.TargetOf(pod) + "/file")
 }
 
 // wantStats compares stats with what statfs says in the sandbox.
 func (n *node) wantStats(v *volume, pod string, s *kata.Guest) {
 	n.t.Helper()
-	check.Eventually(n.t, "stats of the sandbox", func() bool { _, err := n.stats(v, pod); return err == nil })
+	check.Succeeds(n.t, "stats of the sandbox", func() error { _, err := n.stats(v, pod); return err })
 	reply, err := n.stats(v, pod)
 	check.Must(n.t, err)
 	var st unix.Statfs_t

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/reference/cgroup"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -41,7 +41,7 @@ func other(what string, args []string) error {
 		if err != nil {
 			return err
 		}
-		_, err = fsops.ApplyGroup(root, group, fsops.OnRootMismatch, false)
+		_, err = fsops.ApplyGroup(root, group, volume.GroupOnMismatch)
 		return err
 	case "freeze":
 		root, err := unix.Open(args[1], unix.O_PATH, 0)
@@ -54,7 +54,7 @@ func other(what string, args []string) error {
 		}
 		freezer := otherFreezer(args[0])
 		if len(args) > 3 {
-			freezer.Isolate = func(pid int) error { return cgroup.Move(pid, args[3]) }
+			freezer.ControlGroup = args[3]
 		}
 		return freezer.Freeze("key", root, timeout)
 	case "thaw":

@@ -21,10 +21,10 @@ import (
 )
 
 // df asks df for a unit.
-func (f *filesystem) df(unit fsops.Unit) fsops.Usage {
+func (f *filesystem) df(unit string) abi.Usage {
 	f.t.Helper()
 	args := []string{"-B1", "--output=avail,size,used", f.dir}
-	if unit == fsops.Inodes {
+	if unit == abi.UnitInodes {
 		args = []string{"--output=iavail,itotal,iused", f.dir}
 	}
 	lines := strings.Split(strings.TrimSpace(run(f.t, "df", args...)), "\n")
@@ -34,10 +34,10 @@ func (f *filesystem) df(unit fsops.Unit) fsops.Usage {
 		check.Must(f.t, err)
 		return n
 	}
-	return fsops.Usage{Unit: unit, Available: number(0), Total: number(1), Used: number(2)}
+	return abi.Usage{Unit: unit, Available: number(0), Total: number(1), Used: number(2)}
 }
 
-func (f *filesystem) stat() fsops.Report {
+func (f *filesystem) stat() abi.StatsReply {
 	f.t.Helper()
 	report, err := fsops.Stat(f.root, false)
 	if err != nil {
@@ -48,11 +48,11 @@ func (f *filesystem) stat() fsops.Report {
 
 func (f *filesystem) wantAbnormal(reason string, words ...string) {
 	f.t.Helper()
-	report := f.stat()
+	report := f.stat().Condition
 	// The kernel counts errors a moment after they happen.
 	for tries := 0; tries < 200 && !strings.Contains(report.Message, words[0]); tries++ {
 		time.Sleep(10 * time.Millisecond)
-		report = f.stat()
+		report = f.stat().Condition
 	}
 	if !report.Abnormal || report.Reason != reason {
 		f.t.Errorf("%s: not abnormal by %s: %+v", f.kind, reason, report)
@@ -71,7 +71,7 @@ func TestUsageIsWhatDFTells(t *testing.T) {
 			for _, fill := range []int64{0, 1, 7*mib + 13} {
 				check.Must(t, os.WriteFile(filepath.Join(f.dir, "file"), make([]byte, fill), 0o600))
 				unix.Sync()
-				want := []fsops.Usage{f.df(fsops.Bytes), f.df(fsops.Inodes)}
+				want := []abi.Usage{f.df(abi.UnitBytes), f.df(abi.UnitInodes)}
 				if kind == "btrfs" {
 					want = want[:1]
 				}
@@ -79,8 +79,8 @@ func TestUsageIsWhatDFTells(t *testing.T) {
 				if !slices.Equal(report.Usage, want) {
 					t.Errorf("%+v, df says %+v", report.Usage, want)
 				}
-				if report.Abnormal || report.Message != "" {
-					t.Errorf("%+v", report)
+				if report.Condition.Abnormal || report.Condition.Message != "" {
+					t.Errorf("%+v", report.Condition)
 				}
 			}
 		})
@@ -91,8 +91,8 @@ func TestReadOnlyOnPurposeIsNormal(t *testing.T) {
 	for _, kind := range filesystems {
 		f := newFilesystem(t, kind, size)
 		check.Must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-		if report, err := fsops.Stat(f.root, true); err != nil || report.Abnormal {
-			t.Errorf("%s: %+v, %v", kind, report, err)
+		if report, err := fsops.Stat(f.root, true); err != nil || report.Condition.Abnormal {
+			t.Errorf("%s: %+v, %v", kind, report.Condition, err)
 		}
 		f.wantAbnormal(abi.ReasonReadOnly, "read-only")
 	}
@@ -124,7 +124,7 @@ func TestErrorsOnRecordAreAbnormal(t *testing.T) {
 	again.unmount()
 	wantFree(t, f.device)
 	_ = exec.Command("e2fsck", "-f", "-y", f.device).Run()
-	if report := mounted(t, "ext4", f.device, 0, "").stat(); report.Abnormal {
+	if report := mounted(t, "ext4", f.device, 0, "").stat().Condition; report.Abnormal {
 		t.Errorf("after e2fsck: %+v", report)
 	}
 }

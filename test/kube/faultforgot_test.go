@@ -21,8 +21,9 @@ const forgetTime = 20 * time.Second
 // haveLeft waits until the pods have gone with all that they had.
 //
 // Kubelet itself forgets a volume where it ends after the last unpublish and before
-// the unstage: when it starts it looks for volumes in the directories of pods, and
-// there is none any more. That is so with every driver. Such a volume is given back
+// it has removed the staging directory: when it starts it looks for volumes in the
+// directories of pods, and there is none any more. That is so with every driver. Such a
+// volume is given back, or its empty directory is removed where the unstage was served,
 // when the next pod that has it goes.
 func (m *matrix) haveLeft(k *cluster.Kube, r round, leaving []*writer, logf func(string, ...any)) {
 	k.T.Helper()
@@ -64,16 +65,17 @@ func (w *writer) class() string {
 	return *w.Spec.RuntimeClassName
 }
 
+// What a volume that was staged has on the node.
+const (
+	stage     = "stage"
+	device    = "device"
+	directory = "staging directory"
+)
+
 // hasGoneButStaged tells whether nothing of the pod is left, but for the volume's
 // stage perhaps.
 func (w *writer) hasGoneButStaged(ctx context.Context) error {
-	err := w.hasGone(ctx)
-	for _, found := range []string{"stage", "device", "stage device"} {
-		if err != nil && err.Error() == w.Name+" has ["+found+"]" {
-			return nil
-		}
-	}
-	return err
+	return w.hasGoneBut(ctx, stage, device, directory)
 }
 
 // wantUnasked wants the kubelet that runs now to have had no unstage refused: who

@@ -76,23 +76,27 @@ var steps = []step{
 
 func exists(path string) bool { _, err := os.Stat(path); return err == nil }
 
-// found says what a pod has on the node, to be read after a failure.
-func (w *writer) found() string {
+// left is what a pod has on the node.
+func (w *writer) left() []string {
 	target := w.Target(w.on.Volume)
-	var has []string
+	var left []string
 	for _, one := range []struct {
 		what string
 		is   bool
 	}{
-		{"pod", exists(cluster.KubeletRoot + "/pods/" + string(w.UID))}, {"stage", stagedFor(w.on.Volume)},
-		{"device", attached(w.on.k, w.on.Volume)}, {"record", recorded(target)}, {"guard", guarded(target)},
+		{"pod", exists(cluster.KubeletRoot + "/pods/" + string(w.UID))}, {stage, stagedFor(w.on.Volume)},
+		{device, attached(w.on.k, w.on.Volume)}, {directory, exists(stagingDirectory(w.on.Volume))},
+		{"record", recorded(target)}, {"guard", guarded(target)},
 	} {
 		if one.is {
-			has = append(has, one.what)
+			left = append(left, one.what)
 		}
 	}
-	return w.Name + " has [" + strings.Join(has, " ") + "]"
+	return left
 }
+
+// found says what a pod has on the node, to be read after a failure.
+func (w *writer) found() string { return w.Name + " has [" + strings.Join(w.left(), ", ") + "]" }
 
 // play is one round.
 func (m *matrix) play(k *cluster.Kube, number int, r round) {

@@ -17,8 +17,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
@@ -67,7 +65,7 @@ func compare(was, is []string) error {
 
 // admin asks the daemon as crustctl does.
 func admin[T any](ask func(adminv1.AdminClient) (T, error)) (T, error) {
-	conn, err := grpc.NewClient("unix:"+cluster.AdminSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := rig.Connect(cluster.AdminSocket)
 	if err != nil {
 		var none T
 		return none, err
@@ -116,8 +114,7 @@ func allBound(ctx context.Context, deferred []*writer) error {
 // statsNow asks the front for a volume's usage, as kubelet does, and compares it with
 // what the pod's own df tells.
 func statsNow(ctx context.Context, w *writer) error {
-	conn, err := grpc.NewClient("unix:"+filepath.Join(cluster.ProxyRunDir, "csi", w.on.Driver+".sock"),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := rig.Connect(filepath.Join(cluster.ProxyRunDir, "csi", w.on.Driver+".sock"))
 	if err != nil {
 		return err
 	}
@@ -141,11 +138,20 @@ func statsNow(ctx context.Context, w *writer) error {
 	return nil
 }
 
+// hashed is a volume's handle as the driver and kubelet have it in a file's name.
+func hashed(v *cluster.Volume) string {
+	hash := sha256.Sum256([]byte(v.Handle))
+	return hex.EncodeToString(hash[:])
+}
+
 // attached tells whether the driver has a volume's image on a loop device.
 func attached(k *cluster.Kube, v *cluster.Volume) bool {
-	hash := sha256.Sum256([]byte(v.Handle))
-	image := filepath.Join(k.Dir, "data", v.Driver, "images", hex.EncodeToString(hash[:]))
-	return len(rig.Loops(image)) > 0
+	return len(rig.Loops(filepath.Join(k.Dir, "data", v.Driver, "images", hashed(v)))) > 0
+}
+
+// stagingDirectory is where kubelet has a volume staged.
+func stagingDirectory(v *cluster.Volume) string {
+	return filepath.Join(cluster.KubeletRoot, "plugins/kubernetes.io/csi", v.Driver, hashed(v))
 }
 
 // mentioned tells whether one of the files of a pattern has some words.

@@ -3,7 +3,6 @@
 package package_test
 
 import (
-	"context"
 	"maps"
 	"os"
 	"path/filepath"
@@ -11,9 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -21,6 +18,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 )
 
 const (
@@ -32,8 +30,7 @@ const (
 // frontService is the service with its front, a driver behind it.
 type frontService struct {
 	*service
-	node       csi.NodeClient
-	controller csi.ControllerClient
+	driver *csivolume.Client
 }
 
 // TestFront takes volumes through the front of the packaged service: all that it
@@ -48,18 +45,18 @@ func TestFront(t *testing.T) {
 	var volumes []*volume
 	for _, fsType := range []string{"xfs", "btrfs"} {
 		v := f.create(fsType)
-		f.stage(v)
-		check.Must(t, f.publish(v))
+		v.Publish()
 		volumes = append(volumes, v)
 		f.wantHandedOver(v)
 	}
 	last := f.create("ext4")
-	f.stage(last)
+	check.Must(t, last.Stage())
 	f.testStopDuringMkfs(last)
 	volumes = append(volumes, last)
 	f.testRestart(volumes)
 	for _, v := range volumes {
-		f.takeAway(v)
+		v.Unpublish()
+		v.Delete()
 	}
 	f.wantNothingLeft()
 }
@@ -82,8 +79,8 @@ func startFront(t *testing.T) *frontService {
 	f.run("systemd-run", "--unit=crust-driver", "/root/crust-driver", "--endpoint=unix://"+socket,
 		"--data-dir="+driverData, "--node-id=node-1", "--capacity=100000000000", "--kubelet-endpoint="+socket,
 		"--kubelet-registration-socket="+kubeletRoot+"/crust-proxy/registry/"+driverName+"-reg.sock")
-	conn := f.dial(csiSocket)
-	f.node, f.controller = csi.NewNodeClient(conn), csi.NewControllerClient(conn)
+	f.driver = csivolume.NewClient(f.dial(csiSocket), driverName, kubeletRoot)
+	f.driver.Host = f.path("")
 	return f
 }
 
@@ -111,7 +108,7 @@ func (f *frontService) makeLoopNodes() {
 func (f *frontService) look(v *volume) string {
 	f.t.Helper()
 	device := f.handedOver(v)
-	f.device, f.target = f.path(device), v.target()
+	f.device, f.target = f.path(device), v.Target
 	return device
 }
 
@@ -119,8 +116,8 @@ func (f *frontService) look(v *volume) string {
 func (f *frontService) wantHandedOver(v *volume) {
 	f.t.Helper()
 	device := f.look(v)
-	if got := f.run("blkid", "-p", "-o", "value", "-s", "TYPE", device); got != v.fs {
-		f.t.Errorf("%s holds %q, want %s", device, got, v.fs)
+	if got := f.run("blkid", "-p", "-o", "value", "-s", "TYPE", device); got != v.FS {
+		f.t.Errorf("%s holds %q, want %s", device, got, v.FS)
 	}
 	f.wantVolume()
 }
@@ -131,7 +128,7 @@ func (f *frontService) testStopDuringMkfs(v *volume) {
 	f.t.Helper()
 	f.slowMkfs()
 	ended := make(chan error, 1)
-	go func() { ended <- f.publish(v) }()
+	go func() { ended <- v.TryPublish() }()
 	f.wait("run mkfs", func() bool { _, err := os.Stat(f.path("/run/mkfs-pid")); return err == nil })
 	pid := f.run("cat", "/run/mkfs-pid")
 	f.run("systemctl", "stop", "crust-proxy.service")
@@ -144,12 +141,12 @@ func (f *frontService) testStopDuringMkfs(v *volume) {
 	f.wantSockets()
 	f.run("systemctl", "start", "crust-proxy.service")
 	f.waitServed()
-	if err := f.publish(v); status.Code(err) != codes.Aborted {
+	if err := v.TryPublish(); status.Code(err) != codes.Aborted {
 		f.t.Errorf("a publish while mkfs still runs gave %v, want Aborted", err)
 	}
 	f.run("touch", "/run/mkfs-go")
 	f.wait("end mkfs", func() bool { return f.command("kill", "-0", pid).Run() != nil })
-	check.Must(f.t, f.publish(v))
+	check.Must(f.t, v.TryPublish())
 	f.wantHandedOver(v)
 	if runs := f.run("cat", "/run/mkfs-runs"); runs != "run" {
 		f.t.Errorf("mkfs was run more than once:\n%s", runs)
@@ -186,12 +183,7 @@ func (f *frontService) wantSockets() {
 // waitServed waits until the driver answers through the front.
 func (f *frontService) waitServed() {
 	f.t.Helper()
-	f.wait("serve the driver", func() bool {
-		ctx, cancel := context.WithTimeout(f.t.Context(), time.Second)
-		defer cancel()
-		_, err := f.node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-		return err == nil
-	})
+	f.driver.Wait(f.t)
 }
 
 // testRestart wants the claims held all through a restart, and the driver served
@@ -207,7 +199,7 @@ func (f *frontService) testRestart(volumes []*volume) {
 	f.register()
 	for _, v := range volumes {
 		f.wantHandedOver(v)
-		check.Must(f.t, f.publish(v)) // as kubelet repeats it
+		check.Must(f.t, v.TryPublish()) // as kubelet repeats it
 	}
 	if kept := f.property("NFileDescriptorStore"); kept != strconv.Itoa(len(volumes)) {
 		f.t.Errorf("systemd keeps %s descriptors for %d volumes", kept, len(volumes))

@@ -4,11 +4,9 @@ package package_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,7 +18,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
@@ -166,25 +163,13 @@ func (m *machine) path(inside string) string {
 	return fmt.Sprintf("/proc/%d/root%s", m.init, inside)
 }
 
+// waitForDaemon has calls wait for it.
+var waitForDaemon = grpc.WithDefaultCallOptions(grpc.WaitForReady(true))
+
 // dial connects to a socket in the machine for the time of the test.
 func (m *machine) dial(socket string) *grpc.ClientConn {
 	m.t.Helper()
-	conn, err := m.connect(socket)
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	m.t.Cleanup(func() { _ = conn.Close() })
-	return conn
-}
-
-// connect connects to a socket in the machine; calls wait for the daemon.
-func (m *machine) connect(socket string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///crust-proxy",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", m.path(socket))
-		}))
+	return rig.Dial(m.t, m.path(socket), waitForDaemon)
 }
 
 func (m *machine) wait(what string, done func() bool) {

@@ -254,7 +254,7 @@ func (s *service) keepCalling(stop <-chan struct{}, broken int) error {
 
 // call makes one call on a connection of its own.
 func (s *service) call() error {
-	conn, err := s.connect("/run/crust-proxy/admin.sock")
+	conn, err := rig.Connect(s.path("/run/crust-proxy/admin.sock"), waitForDaemon)
 	if err != nil {
 		return err
 	}

@@ -84,11 +84,7 @@ func GroupDirs(group string) []string {
 // RemoveGroup removes a control group with those below it. It waits for processes that
 // were killed a moment ago.
 func RemoveGroup(group string) error {
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if err := TryRemoveGroup(group); !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
-			return err
-		}
-	}
+	return check.Until(20*time.Second, 10*time.Millisecond, func() error { return TryRemoveGroup(group) })
 }
 
 // TryRemoveGroup removes a control group with those below it, if no process is in them.
@@ -109,17 +105,17 @@ func KillGroup(group string) error {
 
 // KillAll kills processes until none is left.
 func KillAll(left func() []int) error {
-	for range 250 {
+	stay := check.Left(5*time.Second, 20*time.Millisecond, func() []int {
 		pids := left()
-		if len(pids) == 0 {
-			return nil
-		}
 		for _, pid := range pids {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
-		time.Sleep(20 * time.Millisecond)
+		return pids
+	})
+	if len(stay) > 0 {
+		return fmt.Errorf("LEAKED: processes that cannot be killed: %v", stay)
 	}
-	return fmt.Errorf("LEAKED: processes that cannot be killed: %v", left())
+	return nil
 }
 
 // BelowGroup lists the processes in control groups below one.
@@ -139,6 +135,15 @@ func Processes(is func(proc string) bool) (pids []int) {
 		}
 	}
 	return pids
+}
+
+// Children lists the processes that a process is the parent of.
+func Children(parent int) []int {
+	return Processes(func(proc string) bool {
+		child, _ := strconv.Atoi(filepath.Base(proc))
+		of, err := Parent(child) // one that has ended meanwhile has none
+		return err == nil && of == parent
+	})
 }
 
 // Parent is the process that a process is a child of.

@@ -2,8 +2,6 @@ package rig
 
 import (
 	"context"
-	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
@@ -11,6 +9,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 
@@ -18,13 +17,33 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// Dial connects to a socket for the time of the test.
+// callTime bounds each call, so that who hangs does not keep a test from cleaning up. It is
+// kubelet's for CSI.
+const callTime = 2 * time.Minute
+
+// Dial connects to a socket for the time of the test. A server that was started again is
+// found at once.
 func Dial(t T, socket string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	conn, err := Connect(socket, options...)
 	check.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
+}
+
+// Connect is Dial for a connection that the caller closes.
+func Connect(socket string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	quick := backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1, MaxDelay: 5 * time.Millisecond}
+	return grpc.NewClient("unix:"+socket, append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(inTime),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: quick, MinConnectTimeout: time.Second}),
+	}, options...)...)
+}
+
+func inTime(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	return call(ctx, method, req, reply, conn, opts...)
 }
 
 // NewDriver prepares crust-driver, which serves on a socket, and a connection to it. The
@@ -38,7 +57,6 @@ func NewDriver(t T, program, socket, data string, args ...string) (*Process, *gr
 		Ready: func() error { // the socket of an earlier life is there before the new one: only an answer counts
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
-			conn.ResetConnectBackoff()
 			_, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{})
 			return err
 		},
@@ -56,19 +74,16 @@ func NewDriver(t T, program, socket, data string, args ...string) (*Process, *gr
 // every other call goes on as it is.
 func Before(t T, conn grpc.ClientConnInterface, socket string, local map[string]passthrough.Local) {
 	t.Helper()
-	listener, err := net.Listen("unix", socket)
+	proxy := passthrough.New(conn, local)
+	server, err := Serve(socket, func(*grpc.Server) {}, proxy.ServerOptions()...)
 	check.Must(t, err)
-	proxy := passthrough.New(func() (grpc.ClientConnInterface, error) { return conn, nil }, local)
-	server := grpc.NewServer(proxy.ServerOptions()...)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = server.Serve(listener) }()
-	t.Cleanup(func() { server.Stop(); <-done })
+	t.Cleanup(server.Kill)
 }
 
 // Hide answers NodeGetCapabilities without some that the driver has, and counts them.
 func Hide(kinds ...csi.NodeServiceCapability_RPC_Type) (local passthrough.Local, hidden *atomic.Int64) {
 	hidden = new(atomic.Int64)
-	return func(ctx context.Context, _ string, request []byte, forward passthrough.Forward) ([]byte, error) {
+	return func(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
 		raw, err := forward(ctx, request)
 		if err != nil {
 			return nil, err
@@ -85,40 +100,6 @@ func Hide(kinds ...csi.NodeServiceCapability_RPC_Type) (local passthrough.Local,
 		return proto.Marshal(reply)
 	}, hidden
 }
-
-// DriverName is that of crust-driver, unless it is given another one.
-const DriverName = "driver.crust-proxy.dev"
-
-// Fronted is crust-driver behind the front of a daemon.
-type Fronted struct {
-	Process *Process
-	// Data has its images, Registry its registration socket.
-	Data, Registry string
-	// Socket is where it serves, and Front where the daemon does in its place.
-	Socket, Front string
-}
-
-// NewFronted lays out kubelet's directories and the driver's, and has the daemon run its
-// front by a policy, which is YAML.
-func NewFronted(d *Daemon, policy string, args ...string) *Fronted {
-	d.T.Helper()
-	d.Extra = "front: {enabled: true}\n" + policy
-	f := &Fronted{
-		Data: d.Dir + "/data", Registry: d.Kubelet + "/crust-proxy/registry",
-		Socket: d.Kubelet + "/plugins/" + DriverName + "/csi.sock", Front: d.Dir + "/run/csi/" + DriverName + ".sock",
-	}
-	for _, dir := range []string{f.Data, f.Registry, d.Kubelet + "/plugins_registry", filepath.Dir(f.Socket)} {
-		d.must(os.MkdirAll(dir, 0o755)) //nolint:gosec // as on a node
-	}
-	f.Process, _ = NewDriver(d.T, d.Program("crust-driver"), f.Socket, f.Data, append([]string{
-		"--node-id", "node-1", "--capacity", "100000000000",
-		"--kubelet-registration-socket", f.Registration(), "--kubelet-endpoint", f.Socket,
-	}, args...)...)
-	return f
-}
-
-// Registration is the socket by which it registers with the daemon.
-func (f *Fronted) Registration() string { return f.Registry + "/" + DriverName + "-reg.sock" }
 
 // MountAccess is to a filesystem, for writers on one node.
 func MountAccess(fs string, flags ...string) *csi.VolumeCapability {

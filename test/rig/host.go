@@ -13,8 +13,9 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/reference/fsmount"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // MakeMountsPrivate keeps what is mounted in this mount namespace from all others.
@@ -62,25 +63,28 @@ func Unmount(dir string) error {
 // MountAside mounts a filesystem where no list of mounts shows it: whoever has the file has
 // the mount, and with the last descriptor it goes.
 func MountAside(device, fs string, options ...string) (*os.File, error) {
-	root, err := fsmount.New(fs, device, options, 0)
+	root, err := fsops.NewMount(fs, device, options, 0)
 	if err != nil {
 		return nil, err
 	}
 	return os.NewFile(uintptr(root), device), nil
 }
 
-// UnmountImages unmounts a directory of images when the last loop device over them has gone:
-// it is no longer listed a moment before the kernel closes its file.
-func UnmountImages(t T, dir string) {
+// Pool mounts a disk for a driver's images, for the time of the test.
+func Pool(t T, fs, disk string) string {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		err := unix.Unmount(dir, 0)
-		if err == nil {
-			return
-		}
-		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
-			t.Fatalf("unmount %s: %v", dir, err)
-		}
+	dir := t.TempDir()
+	check.Must(t, unix.Mount(disk, dir, fs, 0, ""))
+	t.Cleanup(func() { unmountImages(t, dir) })
+	return dir
+}
+
+// unmountImages unmounts a directory of images when the last loop device over them has gone:
+// it is no longer listed a moment before the kernel closes its file.
+func unmountImages(t T, dir string) {
+	t.Helper()
+	if err := check.Until(30*time.Second, 10*time.Millisecond, func() error { return unix.Unmount(dir, 0) }); err != nil {
+		t.Fatalf("unmount %s: %v", dir, err)
 	}
 }
 
@@ -102,11 +106,7 @@ func Loops(text string) map[string]string {
 // kernel detaches one at its last close, and a crust-proxy of another test, which looks at
 // all loop devices, has each open for a moment.
 func LoopsLeft(text string) []string {
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if left := Loops(text); len(left) == 0 || time.Now().After(deadline) {
-			return slices.Sorted(maps.Keys(left))
-		}
-	}
+	return check.Left(30*time.Second, 10*time.Millisecond, func() []string { return slices.Sorted(maps.Keys(Loops(text))) })
 }
 
 // DetachLoops detaches the loop devices over files whose path contains a text.

@@ -9,6 +9,10 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 const (
@@ -107,6 +111,15 @@ func (p *Process) Alive() bool {
 
 // Pid is its process, while it runs.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
+// CPUTime is what a process has used of processors so far, its threads and the kernel for it.
+func CPUTime(t T, pid int) time.Duration {
+	t.Helper()
+	const scheduled = 2 // as in the C library's clock_getcpuclockid
+	var used unix.Timespec
+	check.Must(t, unix.ClockGettime(int32(^pid<<3|scheduled), &used)) //nolint:gosec // a pid is small
+	return time.Duration(used.Nano())
+}
 
 // Starts counts how often it was started.
 func (p *Process) Starts() int { return p.starts }

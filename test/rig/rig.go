@@ -68,13 +68,9 @@ func run(tests func() int, namespaces uintptr) (int, error) {
 // device only when its last opener, which may be a probe of udev's, has closed it: a
 // little patience tells that from a leak.
 func Leaks() []string {
-	for patience := 300; ; patience-- {
-		left := slices.DeleteFunc(leakable(), func(one string) bool { return slices.Contains(before, one) })
-		if len(left) == 0 || patience == 0 {
-			return left
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
+	return check.Left(30*time.Second, 100*time.Millisecond, func() []string {
+		return slices.DeleteFunc(leakable(), func(one string) bool { return slices.Contains(before, one) })
+	})
 }
 
 // enterNamespaces runs the program again, in a process group that only this process

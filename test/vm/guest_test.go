@@ -209,10 +209,12 @@ func TestGuest(t *testing.T) {
 		disks[fs] = image(t, fs)
 	}
 	g := bootGuest(t, disks)
-	_, err := g.Ping(t.Context(), &wire.PingRequest{})
-	check.Must(t, err)
+	check.Must(t, check.Until(2*time.Minute, time.Second, func() error {
+		_, err := g.Ping(t.Context(), &wire.PingRequest{})
+		return err
+	}))
 	t.Logf("it was up after %v", time.Since(began))
-	_, err = g.StartSandbox(t.Context(), &wire.StartSandboxRequest{Hostname: "pod-name", UnixNanos: time.Now().UnixNano(), Sysctls: map[string]string{"net.core.somaxconn": "1234"}})
+	_, err := g.StartSandbox(t.Context(), &wire.StartSandboxRequest{Hostname: "pod-name", UnixNanos: time.Now().UnixNano(), Sysctls: map[string]string{"net.core.somaxconn": "1234"}})
 	check.Must(t, err)
 	_, err = g.add("root", "ext4")
 	check.Must(t, err)
@@ -328,7 +330,7 @@ func (g *guest) tryFrozen(t *testing.T, volume string, writer *specs.Spec, data 
 	check.Code(t, err, codes.FailedPrecondition)
 	_, err = g.ThawVolume(t.Context(), &wire.ThawVolumeRequest{Volume: volume})
 	check.Must(t, err)
-	_, err = g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: volume, TimeoutMillis: 8000})
+	_, err = g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: volume, TimeoutMillis: 4000})
 	check.Must(t, err)
 	began := time.Now()
 	if out, code := g.run(t, "late", writer, data); code != 0 || time.Since(began) < 2*time.Second {

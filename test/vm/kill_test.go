@@ -26,11 +26,13 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/vmnode"
 )
 
-// writer is a script that writes files, each named by its checksum, until it is killed.
+// writer is a script that writes files, each named by its checksum, until it is killed. It
+// needs a whole processor, unless there is a file "calm".
 const writer = `i=0; while true; do
 	dd if=/dev/urandom of=/data/new bs=64k count=2 2>/dev/null || exit 1
 	mv /data/new /data/$(sha256sum </data/new | cut -d' ' -f1).sum && i=$((i + 1)) && echo $i >/tmp/count
 	[ $((i % 50)) != 0 ] || rm -f /data/*.sum
+	[ ! -e /tmp/calm ] || sleep 0.5
 done`
 
 // wantProgress waits until the writer has written more.
@@ -227,6 +229,17 @@ func TestKilledWhileTheyBegin(t *testing.T) {
 			b.wantOver()
 		})
 	}
+	t.Run("boot/agent", func(t *testing.T) {
+		b := b.of(t)
+		b.Configure(t, map[string]any{"agentProgram": b.Program}) // it ends at once
+		defer b.Configure(t, map[string]any{})
+		_, err := b.CRI.RunPod(b.ctx(), "pod-agent", vmnode.Handler, 0)
+		wantFailed(t, err)
+		if !strings.Contains(fmt.Sprint(err), "Attempted to kill init") {
+			t.Error("the error does not say why the machine has ended")
+		}
+		b.wantOver()
+	})
 	for i, name := range append(slices.Sorted(maps.Keys(victims)), "agent") {
 		t.Run("plug/"+name, func(t *testing.T) {
 			b.of(t).killedWhilePlugged("pv-"+name, filesystems[i%len(filesystems)], victims[name])
@@ -373,7 +386,7 @@ func (b *bench) removeAll() {
 // wantReadable waits until kubelet gets stats.
 func (v *volume) wantReadable() {
 	v.b.t.Helper()
-	check.Eventually(v.b.t, "stats are answered", func() bool { _, err := v.Stats(); return err == nil })
+	check.Succeeds(v.b.t, "stats are answered", func() error { _, err := v.Stats(); return err })
 }
 
 // TestGrowUnderAWriter: the filesystem grows while a pod writes.

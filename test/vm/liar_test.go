@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
@@ -43,6 +44,7 @@ func (s *liarScene) wantHonest() {
 func TestAgentThatLies(t *testing.T) {
 	b := newBench(t)
 	honest := b.scene("pv-honest", "ext4")
+	b.exec(honest.container, "touch /tmp/calm")
 	program := t.TempDir() + "/liar"
 	check.Must(t, rig.BuildStatic(program, "test/vm/liar"))
 	b.Configure(t, map[string]any{"agentProgram": program, "hangTimeoutSeconds": 15})
@@ -63,6 +65,15 @@ func TestAgentThatLies(t *testing.T) {
 			s.v.giveBack()
 		})
 	}
+	t.Run("immortal", func(t *testing.T) {
+		s := b.of(t).liar("immortal", honest)
+		s.lies("immortal")
+		_, _ = s.CRI.CRI.StopContainer(s.ctx(), &runtimeapi.StopContainerRequest{ContainerId: s.container})
+		check.Eventually(t, "the machine is over", func() bool { return len(s.Machines()) == 1 })
+		s.wantHonest()
+		vmnode.End(s.ctx(), t, s.pod)
+		s.v.giveBack()
+	})
 	honest.over()
 	b.WantClean(t)
 }
@@ -87,7 +98,7 @@ func (s *liarScene) believesNothing() {
 	s.refuses("overflow", broken)
 	s.refuses("word", broken)
 	s.refuses("text", "the guest: volume pv-other")
-	for range 200 {
+	for range 400 {
 		_, _ = s.v.Stats()
 	}
 	s.lies("size")
@@ -95,10 +106,14 @@ func (s *liarScene) believesNothing() {
 		s.t.Error("it has not grown, and is said to have")
 	}
 	s.refuses("silence", "")
-	// Its word that it does not have the volume is taken for the stats, and not for the device.
-	s.refuses("gone", "")
+	// Its word that it does not have the volume ends nothing: it is asked again.
+	s.refuses("gone", "the guest: volume pv-other")
+	s.lies("size")
+	if _, err := s.v.Stats(); err != nil {
+		s.t.Errorf("after a guest has denied its volume: %v", err)
+	}
 	for pid, was := range before {
-		if is := peak(s.t, pid); is > was+32*mib {
+		if is := peak(s.t, pid); is > was+64*mib { // all that was said is more
 			s.t.Errorf("process %d had %d bytes, and now has had %d", pid, was, is)
 		}
 	}

@@ -3,6 +3,7 @@
 package vm
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -28,10 +29,13 @@ func TestLifeOfAVolume(t *testing.T) {
 		v.publish()
 	}
 	again := b.pod(uid)
+	shared := t.TempDir()
 	for _, v := range volumes {
-		if got := b.exec(b.run(again, "again-"+v.FS, at(v)), "sha256sum </data/blob"); got != sums[v.FS] {
+		id := b.run(again, "again-"+v.FS, at(v), cri.Mount{Host: shared, Container: "/shared"})
+		if got := b.exec(id, "sha256sum </data/blob"); got != sums[v.FS] {
 			t.Errorf("the next sandbox reads %q in %s", got, v.FS)
 		}
+		b.seesChanges(id, shared)
 	}
 	b.remove(again)
 	for _, v := range volumes {
@@ -64,4 +68,20 @@ func (v *volume) inUse(pod *cri.Pod) (sum string) {
 	}
 	v.publish() // kubelet was restarted
 	return sum
+}
+
+// seesChanges wants a container to see what the host changes in an ordinary mount: in a file
+// as it is, as in that of a projected volume, by another link, and by another file.
+func (b *bench) seesChanges(container, shared string) {
+	b.t.Helper()
+	for _, content := range []string{"one", "two"} {
+		check.Must(b.t, os.WriteFile(shared+"/file", []byte(content), 0o600))
+		check.Must(b.t, os.WriteFile(shared+"/"+content, []byte(content), 0o600))
+		check.Must(b.t, os.Symlink(content, shared+"/new"))
+		check.Must(b.t, os.Rename(shared+"/new", shared+"/link"))
+		check.Eventually(b.t, "the container sees what the host has changed", func() bool {
+			got, err := b.CRI.Exec(b.ctx(), container, "cd /shared && cat file link "+content)
+			return err == nil && got == content+content+content
+		})
+	}
 }

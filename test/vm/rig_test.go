@@ -162,15 +162,11 @@ func (b *bench) df(container string) (total, used, available int64) {
 // wantStats wants kubelet to hear what df says in the guest.
 func (v *volume) wantStats(container string) (total int64) {
 	v.b.t.Helper()
-	check.Eventually(v.b.t, "stats are what df says", func() bool {
-		reply, err := v.Stats()
-		if err != nil || len(reply.GetUsage()) == 0 {
-			return false
-		}
-		has := reply.GetUsage()[0]
-		var used, available int64
-		total, used, available = v.b.df(container)
-		return has.GetTotal() == total && has.GetUsed() == used && has.GetAvailable() == available
+	v.WantUsage(func() csivolume.Usage {
+		var u csivolume.Usage
+		u.Total, u.Used, u.Available = v.b.df(container)
+		total = u.Total
+		return u
 	})
 	return total
 }

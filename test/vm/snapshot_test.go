@@ -25,7 +25,8 @@ func TestSnapshotsOfADatabaseInAMachine(t *testing.T) {
 	images := t.TempDir()
 	check.Must(t, unix.Mount(rig.Disk(t, 8<<30, "xfs"), images, "xfs", 0, ""))
 	t.Cleanup(func() { check.Must(t, unix.Unmount(images, 0)) })
-	b := newBench(t, "--data-dir", images)
+	// An emulated guest writes back slowly beside other work.
+	b := newBench(t, "--data-dir", images, "--freeze-limit", "30s")
 	const uid = "pod-database"
 	volumes := b.volumes(uid)
 	pod := b.pod(uid)

@@ -3,13 +3,14 @@
 package printer
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
@@ -42,18 +43,12 @@ func UseColour(terminal bool, getenv func(string) string) bool {
 }
 
 // IsTerminal tells whether a file is a terminal.
-func IsTerminal(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
-}
+func IsTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
 // Width is how many characters a line of a terminal has; 80 where nobody knows.
 func Width(f *os.File) int {
-	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
-	if err != nil || size.Col == 0 {
-		return 80
-	}
-	return int(size.Col)
+	width, _, _ := term.GetSize(int(f.Fd())) // negative if it fails
+	return cmp.Or(max(0, width), 80)
 }
 
 // Check refuses an unknown format.

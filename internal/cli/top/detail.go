@@ -140,7 +140,7 @@ func (p *sheet) usage(label string, u *adminv1.VolumeUsage, words func(int64) st
 
 // errors adds what went wrong since crustctl top runs, the newest first.
 func (p *sheet) errors() {
-	current, errors := p.row.err != "", p.s.node.history[p.row.id()].errors
+	current, errors := p.row.err != "", p.row.history.errors
 	if current || len(errors) > 0 {
 		p.lines = append(p.lines, "")
 	}
@@ -221,7 +221,7 @@ func (p *sheet) ago(t *timestamppb.Timestamp) string {
 
 // spark draws the times of the last answers in relation to the longest.
 func (p *sheet) spark(width int) string {
-	samples := p.s.node.history[p.row.id()].took
+	samples := p.row.history.took
 	samples = samples[max(0, len(samples)-max(0, width)):]
 	if len(samples) < 2 {
 		return ""

@@ -1,6 +1,9 @@
 package top
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // helpKeys are all keys, in two groups; helpMarks say what signs mean. A line begins
 // with helpIndent cells of what it explains.
@@ -28,9 +31,9 @@ const (
 )
 
 func helpPage(c canvas) []string {
-	lines := helpText(c, true)
+	lines := helpText(c)
 	if len(lines) >= c.height {
-		lines = helpText(c, false)
+		lines = slices.DeleteFunc(lines, func(line string) bool { return line == "" })
 	}
 	page := append(lines, make([]string, c.height)...)[:c.height]
 	page[c.height-1] = c.paint(faint, "any key: back")
@@ -40,22 +43,18 @@ func helpPage(c canvas) []string {
 	return page
 }
 
-// helpText is the page as long as it is, with or without blank lines.
-func helpText(c canvas, blanks bool) []string {
-	lines := []string{c.paint(bold, "crustctl top") + c.paint(faint, "  keys")}
+// helpText is the page as long as it is: each key, with its text beside it in as many
+// lines as that takes.
+func helpText(c canvas) []string {
+	page := []string{c.paint(bold, "crustctl top") + c.paint(faint, "  keys")}
 	for line := range strings.SplitSeq(helpKeys+helpMarks, "\n") {
-		if line != "" {
-			lines = append(lines, helpLines(c, line)...)
-		} else if blanks {
-			lines = append(lines, "")
+		if line == "" {
+			page = append(page, "")
+			continue
 		}
+		lines := c.hanging(line[:helpIndent], line[helpIndent:])
+		lines[0] = c.paint(bold, line[:helpIndent]) + lines[0][helpIndent:]
+		page = append(page, lines...)
 	}
-	return lines
-}
-
-// helpLines is one key, with its text beside it in as many lines as that takes.
-func helpLines(c canvas, line string) []string {
-	lines := c.hanging(line[:helpIndent], line[helpIndent:])
-	lines[0] = c.paint(bold, line[:helpIndent]) + lines[0][helpIndent:]
-	return lines
+	return page
 }

@@ -24,13 +24,13 @@ type list struct {
 	chosen   string // the volume that the cursor stays on; empty is none
 }
 
-// rebuild filters and sorts the volumes. The cursor stays on the chosen volume; if
+// rebuild filters and sorts the volumes; state selects those in one, "" is all. The cursor stays on the chosen volume; if
 // none is chosen, it stays at the top.
-func (l *list) rebuild(all map[string]*row) {
+func (l *list) rebuild(all map[string]*row, state string) {
 	words := strings.Fields(strings.ToLower(l.filter.current()))
 	l.rows, l.known = make([]*row, 0, len(all)), len(all)
 	for _, r := range all {
-		if l.filter.matches(r, words) {
+		if (state == "" || r.state == state) && r.matches(words) {
 			l.rows = append(l.rows, r)
 		}
 	}
@@ -98,7 +98,6 @@ func countStates(rows map[string]*row) (states []adminv1.VolumeState, counts map
 const maxFilter = 120 // characters
 
 type filter struct {
-	state string // selects volumes in this state; empty is all
 	text  string
 	typed *string // replaces text while the user types
 }
@@ -113,10 +112,8 @@ func (f *filter) current() string {
 // shown tells whether the filter has a line on the screen.
 func (f *filter) shown() bool { return f.typed != nil || f.text != "" }
 
-func (f *filter) matches(r *row, words []string) bool {
-	if f.state != "" && r.state != f.state {
-		return false
-	}
+// matches tells whether a volume has all of the words.
+func (r *row) matches(words []string) bool {
 	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(r.words, word) })
 }
 

@@ -2,6 +2,8 @@ package top
 
 import (
 	"cmp"
+	"maps"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -16,9 +18,8 @@ import (
 type node struct {
 	escape  func(string) string
 	volumes map[string]*row
-	// relisted holds what a new watch has listed so far; nil once it is complete.
-	relisted map[string]*row
-	history  map[string]history
+	// unlisted are the volumes from before the watch broke that a new one has not listed.
+	unlisted map[string]bool
 	daemon   daemonInfo
 	link     link
 }
@@ -33,7 +34,7 @@ type link struct {
 
 func newNode(host string, escape func(string) string, now time.Time) node {
 	return node{
-		escape: escape, volumes: make(map[string]*row), relisted: make(map[string]*row), history: make(map[string]history),
+		escape: escape, volumes: make(map[string]*row), unlisted: make(map[string]bool),
 		daemon: daemonInfo{host: escape(host)}, link: link{since: now},
 	}
 }
@@ -41,44 +42,36 @@ func newNode(host string, escape func(string) string, now time.Time) node {
 // watched applies changes and tells whether the watch's listing is complete by them.
 func (n *node) watched(e Watched, now time.Time) (synced bool) {
 	for _, change := range e.Changes {
+		id := change.GetVolume().GetId()
 		switch change.GetType() {
 		case adminv1.WatchVolumesResponse_TYPE_SYNCED:
 			n.synced(now)
 			synced = true
 		case adminv1.WatchVolumesResponse_TYPE_REMOVED:
-			id := change.GetVolume().GetId()
 			delete(n.volumes, id)
-			delete(n.relisted, id)
-			delete(n.history, id)
 		case adminv1.WatchVolumesResponse_TYPE_CHANGED:
+			delete(n.unlisted, id)
 			n.put(change.GetVolume(), now)
 		}
 	}
 	return synced
 }
 
-// put adds or replaces a volume. While a new watch lists, those from before stay.
-func (n *node) put(v *adminv1.Volume, now time.Time) {
+// put adds or replaces a volume.
+func (n *node) put(v *adminv1.Volume, now time.Time) *row {
 	r := newRow(v, n.escape)
-	n.volumes[r.id()] = r
-	if n.relisted != nil {
-		n.relisted[r.id()] = r
+	if old := n.volumes[r.id()]; old != nil {
+		r.history = old.history
 	}
-	h := n.history[r.id()]
-	h.addError(r, now)
-	n.history[r.id()] = h
+	r.history.addError(r, now)
+	n.volumes[r.id()] = r
+	return r
 }
 
 // synced ends the listing of a new watch: volumes that it did not list are gone.
 func (n *node) synced(now time.Time) {
-	if n.relisted != nil {
-		for id := range n.volumes {
-			if n.relisted[id] == nil {
-				delete(n.history, id)
-			}
-		}
-		n.volumes, n.relisted = n.relisted, nil
-	}
+	maps.DeleteFunc(n.volumes, func(id string, _ *row) bool { return n.unlisted[id] })
+	clear(n.unlisted)
 	n.link = link{synced: true, since: now}
 }
 
@@ -88,7 +81,9 @@ func (n *node) disconnected(e Disconnected) {
 		since = n.link.since
 	}
 	n.link = link{away: true, since: since, retry: e.Retry, reason: n.escape(e.Reason)}
-	n.relisted = make(map[string]*row)
+	for id := range n.volumes {
+		n.unlisted[id] = true
+	}
 }
 
 func (n *node) fetched(e StatsFetched, now time.Time) {
@@ -108,11 +103,9 @@ func (n *node) fetched(e StatsFetched, now time.Time) {
 	} else {
 		v.Usage, v.UsageAt, v.Condition = e.Reply.GetUsage(), v.GetStatsAt(), e.Reply.GetCondition()
 	}
-	n.put(v, now)
-	h := n.history[e.ID]
-	h.took = append(h.took, sample{took: e.Took, failed: e.Reply == nil})
-	h.took = h.took[max(0, len(h.took)-maxSamples):]
-	n.history[e.ID] = h
+	r := n.put(v, now)
+	samples := append(slices.Clip(r.history.took), sample{took: e.Took, failed: e.Reply == nil})
+	r.history.took = samples[max(0, len(samples)-maxSamples):]
 }
 
 func (n *node) polled(e Polled, now time.Time) {
@@ -149,11 +142,13 @@ type daemonInfo struct {
 	started             time.Time
 	concurrency         int  // of the relay; 0 is unknown
 	checked             bool // the numbers of handlers and drivers are known
-	handlers, healthy   int
+	handlers, drivers   tally
 	frontEnabled        bool
-	drivers, ready      int
 	problems            []string
 }
+
+// tally is how many of all work.
+type tally struct{ fine, all int }
 
 // update takes over what the daemon reported; what it did not report stays.
 func (d *daemonInfo) update(e Polled, escape func(string) string) {
@@ -164,20 +159,20 @@ func (d *daemonInfo) update(e Polled, escape func(string) string) {
 	if e.Handlers == nil && e.Drivers == nil {
 		return
 	}
-	all := e.Drivers.GetDrivers()
 	d.checked, d.frontEnabled, d.problems = true, e.Drivers.GetFrontEnabled(), nil
-	d.handlers, d.healthy, d.drivers, d.ready = len(e.Handlers), len(e.Handlers), len(all), len(all)
-	for _, h := range e.Handlers {
-		if !h.GetHealthy() {
-			d.healthy--
-			d.problems = append(d.problems, escape("handler "+h.GetName()+": "+h.GetProblem()))
+	d.handlers, d.drivers = tally{}, tally{}
+	count := func(t *tally, fine bool, problem string) {
+		if t.all++; fine {
+			t.fine++
+			return
 		}
+		d.problems = append(d.problems, escape(problem))
 	}
-	for _, driver := range all {
-		if !driver.GetReady() {
-			d.ready--
-			d.problems = append(d.problems, escape("driver "+driver.GetName()+": "+driver.GetProblem()))
-		}
+	for _, h := range e.Handlers {
+		count(&d.handlers, h.GetHealthy(), "handler "+h.GetName()+": "+h.GetProblem())
+	}
+	for _, driver := range e.Drivers.GetDrivers() {
+		count(&d.drivers, driver.GetReady(), "driver "+driver.GetName()+": "+driver.GetProblem())
 	}
 	for _, finding := range e.Node.GetFindings() {
 		d.problems = append(d.problems, escape(finding))
@@ -200,7 +195,8 @@ const (
 	maxSamples = 60
 )
 
-// history is what was seen of a volume since crustctl top runs.
+// history is what was seen of a volume since crustctl top runs. A row's slices never
+// change: those of the next row are new.
 type history struct {
 	errors []pastError // the newest first
 	took   []sample
@@ -232,8 +228,8 @@ func (h *history) addError(r *row, now time.Time) {
 		h.errors = h.errors[:min(len(h.errors), maxErrors)]
 		return
 	}
-	if newest := &h.errors[0]; at.After(newest.last) {
-		newest.last = at
-		newest.times += again
+	if newest := h.errors[0]; at.After(newest.last) {
+		newest.last, newest.times = at, newest.times+again
+		h.errors = append([]pastError{newest}, h.errors[1:]...)
 	}
 }

@@ -23,6 +23,7 @@ type row struct {
 	asked, failed                                   bool
 	created                                         time.Time
 	words                                           string // what a filter searches, in lower case
+	history                                         history
 }
 
 // part is the part in use, between 0 and 1.

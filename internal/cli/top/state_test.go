@@ -135,7 +135,7 @@ func TestSandboxesThatFailAreAskedEverMoreRarely(t *testing.T) {
 	if r.err != "it hangs" || !r.failed || r.v.GetStatsFailures() != 7 {
 		t.Errorf("%+v", r)
 	}
-	if got := s.node.history[id].errors; len(got) != 1 || got[0].times != 7 {
+	if got := s.node.volumes[id].history.errors; len(got) != 1 || got[0].times != 7 {
 		t.Errorf("errors %+v", got)
 	}
 	s.Apply(answer(id, at))
@@ -210,6 +210,20 @@ func TestTheLastPictureStaysWhileTheDaemonIsAway(t *testing.T) {
 	}
 	if strings.Contains(s.View(), "away") || len(asked(effects)) == 0 {
 		t.Errorf("not live again:\n%s", s.View())
+	}
+}
+
+// An answer that comes while the daemon is away says nothing about what a new watch
+// will list: the volume does not stay for it.
+func TestAnswersWhileAwayKeepNoVolume(t *testing.T) {
+	s := crowd(2, 20)
+	s.Apply(Watched{Changes: []*adminv1.WatchVolumesResponse{syncedEvent}})
+	s.Apply(Disconnected{At: now, Retry: now, Reason: "gone"})
+	s.Apply(answer(many(2)[0].GetId(), now.Add(time.Second)))
+	s.Apply(Polled{At: now, Volumes: many(2)[:1]})
+	s.Apply(Watched{Changes: append(changed(many(2)[1]), syncedEvent)})
+	if got := names(s); !slices.Equal(got, []string{"v001"}) {
+		t.Errorf("the new watch lists v001 only, and shown is %v", got)
 	}
 }
 
@@ -497,7 +511,7 @@ func TestErrorsOfConditionsAreNotCounted(t *testing.T) {
 		s.Apply(Watched{Changes: changed(v)})
 		s.Apply(Clock{Now: s.now.Add(time.Second)})
 	}
-	if got := s.node.history[v.GetId()].errors; len(got) != 1 || got[0].times != 1 || got[0].text != "abnormal: read-only" {
+	if got := s.node.volumes[v.GetId()].history.errors; len(got) != 1 || got[0].times != 1 || got[0].text != "abnormal: read-only" {
 		t.Errorf("%+v", got)
 	}
 	for i := range 2 * maxErrors {
@@ -505,7 +519,7 @@ func TestErrorsOfConditionsAreNotCounted(t *testing.T) {
 		v.LastError, v.LastErrorAt = fmt.Sprint("error ", i), timestamppb.New(now)
 		s.Apply(Watched{Changes: changed(v)})
 	}
-	if got := s.node.history[v.GetId()].errors; len(got) != maxErrors || got[0].text != "error 9" {
+	if got := s.node.volumes[v.GetId()].history.errors; len(got) != maxErrors || got[0].text != "error 9" {
 		t.Errorf("%+v", got)
 	}
 }

@@ -61,7 +61,7 @@ func New(s Settings, now time.Time) *State {
 	return &State{
 		settings: s, now: now, node: newNode(s.Host, c.escape, now), canvas: c,
 		schedule: schedule{interval: s.Interval, limit: maxConcurrent, fetching: make(map[string]request)},
-		list:     list{order: s.Sort, filter: filter{state: s.State, text: s.Filter}},
+		list:     list{order: s.Sort, filter: filter{text: s.Filter}},
 	}
 }
 
@@ -93,7 +93,7 @@ func (s *State) Apply(e Event) []Effect {
 			s.node.fetched(e, s.now)
 		}
 	}
-	s.list.rebuild(s.shown())
+	s.list.rebuild(s.shown(), s.settings.State)
 	s.list.scroll(s.frame().rows)
 	return s.requests()
 }

@@ -124,19 +124,19 @@ func (v *listView) health() string {
 	if v.canvas.width < 100 {
 		healthy, ready = "", ""
 	}
-	text := paint(faint, "Handlers ") + v.outOf(daemon.healthy, daemon.handlers) + paint(faint, healthy)
+	text := paint(faint, "Handlers ") + v.outOf(daemon.handlers) + paint(faint, healthy)
 	if daemon.frontEnabled {
-		text += paint(faint, "  Drivers ") + v.outOf(daemon.ready, daemon.drivers) + paint(faint, ready)
+		text += paint(faint, "  Drivers ") + v.outOf(daemon.drivers) + paint(faint, ready)
 	}
 	return text
 }
 
-func (v *listView) outOf(fine, all int) string {
+func (v *listView) outOf(t tally) string {
 	code := green
-	if fine < all {
+	if t.fine < t.all {
 		code = red
 	}
-	return v.canvas.paint(code, fmt.Sprintf("%d/%d", fine, all))
+	return v.canvas.paint(code, fmt.Sprintf("%d/%d", t.fine, t.all))
 }
 
 func (v *listView) sumLine() string {

@@ -94,8 +94,7 @@ func (r *Rules) Publish(req *VolumeRequest, state *State, pod *PodContext) (poli
 }
 
 func (r *Rules) byPolicy(req *VolumeRequest, pod *PodContext) (policy.Verdict, error) {
-	in := req.policyInput()
-	in.Requested = req.Requested
+	in := req.Input
 	if pod != nil {
 		in.RuntimeHandler, in.RuntimeHandlerKnown, in.Annotated = pod.Pod.RuntimeHandler, true, pod.Annotated
 	}

@@ -66,7 +66,7 @@ func noPodKnown(req *VolumeRequest) error {
 func severalNodesWrite(req *VolumeRequest, verdict *policy.Verdict) error {
 	return volume.Errorf(volume.Unsupported, "volume %s: it is to be deferred (%s), and its access "+
 		"mode %s lets several nodes write, which destroys a filesystem on a device: use ReadWriteOnce or ReadWriteOncePod, or "+
-		"exclude it by a policy rule", req.Path, verdict.Rule, req.Mode())
+		"exclude it by a policy rule", req.Path, verdict.Rule, req.AccessMode)
 }
 
 // InlineAsDevice is the error of an inline volume whose driver cannot defer by itself.

@@ -26,18 +26,14 @@ const (
 
 // VolumeRequest is the part of a stage or publish request that decides.
 type VolumeRequest struct {
-	Driver, VolumeID string
+	// Input is what the policy decides by, without the pod.
+	policy.Input
+	VolumeID string
 	// Path is the staging or target path. Errors name the volume by it.
 	Path       string
-	FSType     string
-	Context    map[string]string
 	Capability *csi.VolumeCapability
 	// ReadOnly: nobody may write to the volume.
 	ReadOnly bool
-	// Inline is set for a volume that is specified in the pod itself.
-	Inline bool
-	// Requested is set where the CO itself asks for the volume to be deferred.
-	Requested bool
 }
 
 // StageRequest reads a stage request.
@@ -62,9 +58,13 @@ func newRequest(driver, defaultFSType string, req interface {
 	GetVolumeCapability() *csi.VolumeCapability
 },
 ) *VolumeRequest {
+	capability := req.GetVolumeCapability()
 	return &VolumeRequest{
-		Driver: driver, VolumeID: req.GetVolumeId(), Context: req.GetVolumeContext(), Capability: req.GetVolumeCapability(),
-		FSType: cmp.Or(req.GetVolumeCapability().GetMount().GetFsType(), defaultFSType),
+		VolumeID: req.GetVolumeId(), Capability: capability,
+		Input: policy.Input{
+			Driver: driver, FSType: cmp.Or(capability.GetMount().GetFsType(), defaultFSType),
+			AccessMode: capability.GetAccessMode().GetMode().String(), Context: req.GetVolumeContext(),
+		},
 	}
 }
 
@@ -83,16 +83,6 @@ func isInline(req *csi.NodePublishVolumeRequest) bool {
 // Mode is the access mode.
 func (r *VolumeRequest) Mode() csi.VolumeCapability_AccessMode_Mode {
 	return r.Capability.GetAccessMode().GetMode()
-}
-
-// policyInput is what a request says of a volume, without its pod.
-func (r *VolumeRequest) policyInput() policy.Input {
-	return policy.Input{Driver: r.Driver, FSType: r.FSType, AccessMode: r.Mode().String(), Context: r.Context, Inline: r.Inline}
-}
-
-// CouldDefer reports whether the policy could defer the volume for some pod.
-func (r *VolumeRequest) CouldDefer(rules *policy.Policy) bool {
-	return rules.CouldDefer(r.policyInput())
 }
 
 // readerOnly are the access modes that forbid writing.

@@ -58,7 +58,7 @@ func (d *Driver) resolveKEPNumbers(ctx context.Context, has *Capabilities) error
 	if has.Native || !slices.Contains(has.byKEP, csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS) {
 		return nil
 	}
-	err := d.Call(ctx, csi.Node_NodeGetVolumeHealth_FullMethodName, &csi.NodeGetVolumeHealthRequest{}, &csi.NodeGetVolumeHealthResponse{})
+	_, err := d.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{})
 	switch code := status.Code(err); code {
 	case codes.Unimplemented:
 		for _, kind := range has.byKEP {
@@ -95,8 +95,7 @@ func (c *Capabilities) readDeferral(kind csiv1.NodeCapability) {
 // Capabilities asks the driver anew: it may have been upgraded or downgraded since the
 // last call.
 func (d *Driver) Capabilities(ctx context.Context) (*Capabilities, error) {
-	reply := &csi.NodeGetCapabilitiesResponse{}
-	err := d.Call(ctx, csi.Node_NodeGetCapabilities_FullMethodName, &csi.NodeGetCapabilitiesRequest{}, reply)
+	reply, err := d.Node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
 	if err != nil {
 		return nil, d.Error("asked for its capabilities", err, nil)
 	}

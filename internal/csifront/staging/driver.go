@@ -10,39 +10,27 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Conn returns the connection to a driver. It may be another one after the driver was
-// upgraded.
-type Conn = func() (grpc.ClientConnInterface, error)
-
 // Driver makes the front's own calls to a driver.
 type Driver struct {
 	Name string
+	Node csi.NodeClient
 
-	conn  Conn
 	known atomic.Pointer[Capabilities]
 }
 
 // NewDriver makes a client of a driver.
-func NewDriver(name string, conn Conn) *Driver { return &Driver{Name: name, conn: conn} }
+func NewDriver(name string, conn grpc.ClientConnInterface) *Driver {
+	return &Driver{Name: name, Node: csi.NewNodeClient(conn)}
+}
 
 // ID names a volume of this driver.
 func (d *Driver) ID(volumeID string) VolumeID { return VolumeID{Driver: d.Name, ID: volumeID} }
-
-// Call calls a method of the driver.
-func (d *Driver) Call(ctx context.Context, method string, request, reply proto.Message) error {
-	conn, err := d.conn()
-	if err != nil {
-		return status.Error(codes.Unavailable, err.Error())
-	}
-	return conn.Invoke(ctx, method, request, reply)
-}
 
 // Error adds the driver and what it was asked for to its error, if there is one, and keeps
 // the code and details. It removes secrets of the request that the driver repeats: errors
@@ -71,14 +59,10 @@ func (d *Driver) BlockError(step, rule string, err error, secrets map[string]str
 	return d.Error(doing, err, secrets)
 }
 
-func (d *Driver) stage(ctx context.Context, req *csi.NodeStageVolumeRequest) error {
-	return d.Call(ctx, csi.Node_NodeStageVolume_FullMethodName, req, &csi.NodeStageVolumeResponse{})
-}
-
 // Unstage has the driver unstage a volume at a path.
 func (d *Driver) Unstage(ctx context.Context, volumeID, path string) error {
 	req := &csi.NodeUnstageVolumeRequest{VolumeId: volumeID, StagingTargetPath: path}
-	err := d.Call(ctx, csi.Node_NodeUnstageVolume_FullMethodName, req, &csi.NodeUnstageVolumeResponse{})
+	_, err := d.Node.NodeUnstageVolume(ctx, req)
 	return d.Error("asked to unstage the volume", err, nil)
 }
 
@@ -86,13 +70,12 @@ func (d *Driver) Unstage(ctx context.Context, volumeID, path string) error {
 // driver refuses a read-only device, as several do. Nothing depends on the driver here:
 // the broker makes the device read-only, and the sandbox mounts it so.
 func (d *Driver) PublishDevice(ctx context.Context, req *csi.NodePublishVolumeRequest) error {
-	const method = csi.Node_NodePublishVolume_FullMethodName
-	err := d.Call(ctx, method, req, &csi.NodePublishVolumeResponse{})
+	_, err := d.Node.NodePublishVolume(ctx, req)
 	if err == nil || !refusal.IsFinal(err) || !req.GetReadonly() {
 		return err
 	}
 	req.Readonly = false
-	if again := d.Call(ctx, method, req, &csi.NodePublishVolumeResponse{}); again == nil || !refusal.IsFinal(again) {
+	if _, again := d.Node.NodePublishVolume(ctx, req); again == nil || !refusal.IsFinal(again) {
 		return again
 	}
 	return err // the driver refuses something else
@@ -113,7 +96,7 @@ func (d *Driver) unpublish(ctx context.Context, volumeID, path string, deferred 
 	if deferred {
 		csidefer.SetRequested(req)
 	}
-	err := d.Call(ctx, csi.Node_NodeUnpublishVolume_FullMethodName, req, &csi.NodeUnpublishVolumeResponse{})
+	_, err := d.Node.NodeUnpublishVolume(ctx, req)
 	return d.Error("asked to unpublish the volume", err, nil)
 }
 

@@ -18,11 +18,6 @@ func bootIDError(err error) error {
 	return volume.Errorf(volume.Internal, "the boot id cannot be read: %w", err)
 }
 
-func privateDirError(dir, kubeletRoot string) error {
-	return volume.Errorf(volume.Invalid, "front.privateDir %s does not lie below %s/plugins, "+
-		"which is what driver containers see", dir, kubeletRoot)
-}
-
 func noBlockAdvice(rule string) string {
 	return " (it is to be deferred by " + rule + "; where the driver cannot give this volume as a block device, exclude it by " +
 		"a policy rule with defer: false before that one)"

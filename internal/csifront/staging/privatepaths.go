@@ -9,7 +9,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -29,14 +28,6 @@ const (
 	// deviceName is the published device in its directory.
 	deviceName = "device"
 )
-
-func newPrivatePaths(kubeletRoot, dir string) (*PrivatePaths, error) {
-	rel, err := filepath.Rel(kubeletRoot, dir)
-	if err != nil || !filepath.IsLocal(rel) || !strings.HasPrefix(rel, "plugins"+string(filepath.Separator)) {
-		return nil, privateDirError(dir, kubeletRoot)
-	}
-	return &PrivatePaths{kubeletRoot: kubeletRoot, dir: dir}, nil
-}
 
 // privateName hashes driver, volume and path. In hexadecimal, two requests cannot have one
 // name.

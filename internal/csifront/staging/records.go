@@ -133,35 +133,22 @@ func openRecords(dir string, log *zap.Logger) (*Records, error) {
 		return nil, stateDirError(volume.DiskKind(err), "made", err)
 	}
 	r := &Records{dir: dir, boot: boot, all: make(map[VolumeID]Record)}
-	names, err := os.ReadDir(dir)
+	err = readRecords(dir, func(path string, rec Record, err error) {
+		switch {
+		case errors.Is(err, errHalfWritten), err == nil && rec.Boot != boot: // by a kill, or before a reboot
+			err = os.Remove(path)
+		case err == nil:
+			r.all[VolumeID{rec.Driver, rec.ID}] = rec
+		}
+		if err != nil {
+			log.Error("a record of the front cannot be used and is left where it is", zap.String("file", filepath.Base(path)), zap.Error(err))
+		}
+	})
 	if err != nil {
 		return nil, stateDirError(volume.Internal, "read", err)
 	}
-	for _, name := range names {
-		if err := r.load(name.Name()); err != nil {
-			log.Error("a record of the front cannot be used and is left where it is", zap.String("file", name.Name()), zap.Error(err))
-		}
-	}
 	r.dropGone(log)
 	return r, nil
-}
-
-// load reads one file. What a kill left half-written, and what an earlier boot
-// left, is removed.
-func (r *Records) load(name string) error {
-	path := filepath.Join(r.dir, name)
-	if !strings.HasSuffix(name, ".json") {
-		return os.Remove(path)
-	}
-	rec, err := readRecord(path)
-	if err != nil {
-		return err
-	}
-	if rec.Boot != r.boot {
-		return os.Remove(path)
-	}
-	r.all[VolumeID{rec.Driver, rec.ID}] = rec
-	return nil
 }
 
 // Get returns a copy of a volume's record, an empty one where there is none.
@@ -230,46 +217,48 @@ func StagedDevices(stateDir string) ([]Staged, error) {
 	if err != nil {
 		return nil, bootIDError(err)
 	}
-	dir := filepath.Join(stateDir, RecordDir)
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("the front's records cannot be read: %w", err)
-	}
 	var out []Staged
 	var problems []error
-	for _, entry := range entries {
-		path := filepath.Join(dir, entry.Name())
-		if !strings.HasSuffix(path, ".json") {
-			continue // half-written
-		}
-		rec, err := readRecord(path)
+	err = readRecords(filepath.Join(stateDir, RecordDir), func(path string, rec Record, err error) {
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // it went meanwhile
+		case errors.Is(err, errHalfWritten), errors.Is(err, fs.ErrNotExist): // it went meanwhile
 		case err != nil:
 			problems = append(problems, fmt.Errorf("the front's record %s cannot be read: %w", path, err))
 		case rec.Boot == boot && rec.Stage != nil && rec.Stage.At == StagedAsDevice:
 			out = append(out, Staged{Driver: rec.Driver, VolumeID: rec.ID, Path: rec.Stage.Path})
 		}
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		problems = append(problems, fmt.Errorf("the front's records cannot be read: %w", err))
 	}
 	return out, errors.Join(problems...)
 }
 
-func readRecord(path string) (Record, error) {
-	var rec Record
+var errHalfWritten = errors.New("it was not written to its end")
+
+// readRecords calls each for every file of a directory of records.
+func readRecords(dir string, each func(path string, rec Record, err error)) error {
+	entries, err := os.ReadDir(dir)
+	for _, entry := range entries {
+		path := filepath.Join(dir, entry.Name())
+		rec, err := readRecord(path)
+		each(path, rec, err)
+	}
+	return err
+}
+
+func readRecord(path string) (rec Record, err error) {
+	if !strings.HasSuffix(path, ".json") {
+		return rec, errHalfWritten
+	}
 	raw, err := os.ReadFile(path) //nolint:gosec // a name of our own directory
-	if err != nil {
-		return rec, err
+	if err == nil {
+		err = json.Unmarshal(raw, &rec)
 	}
-	if err := json.Unmarshal(raw, &rec); err != nil {
-		return rec, err
+	if err == nil && rec.Version != recordVersion {
+		err = fmt.Errorf("it is of version %d", rec.Version)
 	}
-	if rec.Version != recordVersion {
-		return rec, fmt.Errorf("it is of version %d", rec.Version)
-	}
-	return rec, nil
+	return rec, err
 }
 
 // dropGone removes targets from the records that went while no front stood before their

@@ -32,11 +32,7 @@ func OpenStore(stateDir, kubeletRoot, privateDir string, log *zap.Logger) (*Stor
 	if err != nil {
 		return nil, err
 	}
-	private, err := newPrivatePaths(kubeletRoot, privateDir)
-	if err != nil {
-		return nil, err
-	}
-	return &Store{Records: records, Private: private}, nil
+	return &Store{Records: records, Private: &PrivatePaths{kubeletRoot: kubeletRoot, dir: privateDir}}, nil
 }
 
 // HoldsRequest reports whether a stage request with its secrets is in memory.
@@ -85,7 +81,10 @@ func (s *Stager) Stage(
 	}
 	if asDevice {
 		ask := s.deviceRequest(req, rec.Stage)
-		call = func(ctx context.Context) error { return s.driver.stage(ctx, ask) }
+		call = func(ctx context.Context) error {
+			_, err := s.driver.Node.NodeStageVolume(ctx, ask)
+			return err
+		}
 		if err := s.store.Private.MakeDir(rec.Stage.Private); err != nil {
 			rec.Stage = before
 			return err
@@ -220,7 +219,8 @@ func (s *Stager) Restage(ctx context.Context, rec *Record, asDevice bool, rule s
 		}
 	}
 	return s.Stage(ctx, rec, req, asDevice, rule, func(ctx context.Context) error {
-		return s.driver.Error("asked to stage the volume", s.driver.stage(ctx, req), SecretsOf(req))
+		_, err := s.driver.Node.NodeStageVolume(ctx, req)
+		return s.driver.Error("asked to stage the volume", err, SecretsOf(req))
 	})
 }
 

@@ -50,10 +50,10 @@ func NewTable(keeper Keeper, kept map[string]*os.File, users *Users) *Table {
 	}
 }
 
-func (t *Table) lock(ctx context.Context, id identity) (unlock func(), err error) {
+func (t *Table) lock(ctx context.Context, v *volume.Volume, id identity) (unlock func(), err error) {
 	unlock, err = t.devices.Lock(ctx, id)
 	if err != nil {
-		return nil, volume.Errorf(volume.ContextKind(err), "another operation on volume %s is still under way: %w", volume.Key(id).Short(), err)
+		return nil, volume.Errorf(volume.ContextKind(err), "volume %s: another operation on its device %s is still under way: %w", v.Target, v.Device, err)
 	}
 	return unlock, nil
 }
@@ -68,7 +68,7 @@ func (t *Table) Acquire(
 	ctx context.Context, r Request, dev *OpenedDevice, prepare func(context.Context) error,
 ) (wasReadOnly bool, err error) {
 	id := identityOf(dev.Device)
-	unlock, err := t.lock(ctx, id)
+	unlock, err := t.lock(ctx, r.Volume, id)
 	if err != nil {
 		return false, err
 	}
@@ -105,7 +105,7 @@ func (t *Table) Acquire(
 func (t *Table) Release(r Request) error {
 	id := identityOf(r.Device)
 	// A release cannot give up: it waits until the device is free for it.
-	unlock, err := t.lock(context.Background(), id)
+	unlock, err := t.lock(context.Background(), r.Volume, id)
 	if err != nil {
 		return err
 	}
@@ -128,14 +128,6 @@ func (t *Table) drop(key volume.Key, primary identity) error {
 
 // Has reports whether the volume has a claim.
 func (t *Table) Has(key volume.Key) bool { return len(t.owners.owned(key)) > 0 }
-
-// DeviceSize returns the current size of a device in bytes.
-func (t *Table) DeviceSize(d volume.Device) (size int64, known bool) {
-	if size, known = t.open.size(identityOf(d)); known {
-		return size, true
-	}
-	return unclaimedSize(d)
-}
 
 // IsShared reports whether the device has other owners, which are then all read-only.
 func (t *Table) IsShared(d volume.Device) bool { return len(t.owners.of(identityOf(d))) > 1 }

@@ -36,19 +36,25 @@ func TestClaimNamesFitTheEnvironment(t *testing.T) {
 	if err := start(claimName); err != nil {
 		t.Error(err)
 	}
-	old := func(id identity) string { return "claim-" + strings.ReplaceAll(string(id), ":", "-") }
+	old := func(id identity) string { return "claim-" + fmt.Sprintf("b%d-%d", id.Major, id.Minor) }
 	if err := start(old); !errors.Is(err, unix.E2BIG) {
 		t.Errorf("this test cannot fail: names of the old form gave %v", err)
 	}
 }
 
+func block(major, minor uint32) identity {
+	return identity{Block: true, Major: major, Minor: minor}
+}
+
 func TestClaimNames(t *testing.T) {
-	for id, want := range map[identity]string{"b8:16": "4ZSW", "b7:0": "4D8G", "f8:1:2": "", "b4095:1048575": "1Z141Z3"} {
+	for id, want := range map[identity]string{
+		block(8, 16): "4ZSW", block(7, 0): "4D8G", {Major: 8, Minor: 1, Inode: 2}: "", block(4095, 1<<20-1): "1Z141Z3",
+	} {
 		if got := claimName(id); want != "" && got == "" || want == "" && got != "" {
-			t.Errorf("%s: %q", id, got)
+			t.Errorf("%v: %q", id, got)
 		}
 	}
-	if claimName("b8:1") == claimName("b8:2") || claimName("b1:0") == claimName("b0:1") {
+	if claimName(block(8, 1)) == claimName(block(8, 2)) || claimName(block(1, 0)) == claimName(block(0, 1)) {
 		t.Error("names are not unique")
 	}
 }

@@ -57,44 +57,31 @@ type keptFile struct {
 // systemd passes the names of all claims in one environment variable, for which the
 // kernel has 128 KiB. Upper case tells them from the names of sockets.
 func claimName(id identity) string {
-	major, minor, ok := numberOf(string(id), "b", ":")
-	if !ok {
+	if !id.Block {
 		return "" // an image: the keeper has nothing of it
 	}
-	return strings.ToUpper(strconv.FormatUint(major<<20|minor, 36))
+	return strings.ToUpper(strconv.FormatUint(uint64(id.Major)<<20|uint64(id.Minor), 36))
 }
 
-func numberOf(text, prefix, separator string) (major, minor uint64, ok bool) {
-	rest, ok := strings.CutPrefix(text, prefix)
-	first, second, both := strings.Cut(rest, separator)
+// parseNumber reads the number of a block device, such as "7:3".
+func parseNumber(text, separator string) (d volume.Device, ok bool) {
+	first, second, ok := strings.Cut(text, separator)
 	major, errA := strconv.ParseUint(first, 10, 12)
 	minor, errB := strconv.ParseUint(second, 10, 20)
-	return major, minor, ok && both && errA == nil && errB == nil
+	d = volume.Device{Kind: volume.BlockDevice, Major: uint32(major), Minor: uint32(minor)}
+	return d, ok && errA == nil && errB == nil
 }
 
 func byClaim(kept map[string]*os.File) map[string]keptFile {
 	out := make(map[string]keptFile, len(kept))
 	for name, file := range kept {
 		claim := name
-		if major, minor, old := numberOf(name, "claim-b", "-"); old {
-			claim = claimName(identityOf(blockDevice(unix.Mkdev(uint32(major), uint32(minor))))) //nolint:gosec // of 12 and 20 bits
+		if device, old := parseNumber(strings.TrimPrefix(name, "claim-b"), "-"); old {
+			claim = claimName(identityOf(device))
 		}
 		out[claim] = keptFile{File: file, name: name}
 	}
 	return out
-}
-
-// size asks the descriptor of a held device, which the lock keeps open meanwhile. So it
-// must be a call that never waits: a seek would, for the end of a discard of the device.
-func (d *descriptors) size(id identity) (size int64, known bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	held := d.held[id]
-	if held == nil {
-		return 0, false
-	}
-	sectors, err := unix.IoctlGetInt(held.fd, unix.BLKGETSIZE)
-	return int64(sectors) * 512, err == nil && sectors > 0
 }
 
 // get returns a copy of the held device, or nil.
@@ -122,24 +109,16 @@ func (d *descriptors) add(id identity, held *heldDevice) error {
 	return nil
 }
 
-func (d *descriptors) setWasReadOnly(id identity, was bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if held := d.held[id]; held != nil {
-		held.wasReadOnly = was
-	}
-}
-
 func (d *descriptors) store(id identity, held *heldDevice) error {
 	fd, err := unix.FcntlInt(uintptr(held.fd), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
-		return volume.Errorf(volume.Internal, "device %s: the claim cannot be kept: %w", id, err)
+		return volume.Errorf(volume.Internal, "device %s: the claim cannot be kept: %w", held.device, err)
 	}
 	file := os.NewFile(uintptr(fd), claimName(id))
 	err = d.keeper.StoreFD(claimName(id), file)
 	_ = file.Close()
 	if err != nil {
-		return volume.Errorf(volume.Internal, "device %s: the claim cannot be kept over a restart: %w", id, err)
+		return volume.Errorf(volume.Internal, "device %s: the claim cannot be kept over a restart: %w", held.device, err)
 	}
 	return nil
 }
@@ -180,7 +159,7 @@ func (d *descriptors) release(id identity) error {
 		return nil
 	}
 	if err := d.keeper.RemoveFD(claimName(id)); err != nil {
-		return volume.Errorf(volume.Internal, "device %s: the kept claim cannot be given up: %w", id, err)
+		return volume.Errorf(volume.Internal, "device %s: the kept claim cannot be given up: %w", held.device, err)
 	}
 	waitFree(held.device)
 	return nil

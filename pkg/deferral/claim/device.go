@@ -121,10 +121,6 @@ func (p DevicePolicy) identify(target, backing string, fd int, image bool) (volu
 	case dev.Kind == volume.ImageFile && !image:
 		return volume.Device{}, deviceError(volume.Denied, target, backing,
 			"is a regular file: disk images are taken only below devices.images", nil)
-	case st.Mode&unix.S_IFMT == unix.S_IFCHR:
-		return volume.Device{}, deviceError(volume.Invalid, target, backing, "is a character device: a block device is needed", nil)
-	case st.Mode&unix.S_IFMT == unix.S_IFDIR:
-		return volume.Device{}, deviceError(volume.Invalid, target, backing, "is a directory: a block device is needed", nil)
 	case dev.Kind == "":
 		return volume.Device{}, deviceError(volume.Invalid, target, backing, "is no block device", nil)
 	}
@@ -226,9 +222,9 @@ func imageFile(filesystem, inode uint64) volume.Device {
 	return volume.Device{Kind: volume.ImageFile, Major: unix.Major(filesystem), Minor: unix.Minor(filesystem), Inode: inode}
 }
 
-// unclaimedSize returns the size of an image, or of another program's block device, which
-// sysfs tells without a descriptor.
-func unclaimedSize(d volume.Device) (int64, bool) {
+// DeviceSize returns the current size of a device in bytes. That of a block device is in
+// sysfs: a seek would wait for the end of a discard of the device.
+func DeviceSize(d volume.Device) (size int64, known bool) {
 	if d.Kind == volume.BlockDevice {
 		line, err := sys.ReadLine("/sys/dev/block/" + DeviceNumber(d.Major, d.Minor) + "/size")
 		if err != nil {

@@ -49,6 +49,9 @@ func (t *Table) openHeld(ctx context.Context, r Request, dev *OpenedDevice) (*he
 		sys.CloseFD(fd)
 		return nil, err
 	}
+	if dev.known { // the flag that was read now may be the one that we had set
+		wasReadOnly = r.WasReadOnly
+	}
 	return &heldDevice{fd: fd, device: dev.Device, mountable: r.Mountable, wasReadOnly: wasReadOnly}, nil
 }
 
@@ -158,16 +161,12 @@ func (t *Table) Reclaim(ctx context.Context, r Request) error {
 		return deviceError(volume.NotFound, r.Target, r.Device.Path, "is not "+r.Device.String()+" any more", err)
 	}
 	_, err = t.Acquire(ctx, r, dev, nil)
-	if err == nil && r.ReadOnly {
-		// The flag that was read now may be the one that we had set.
-		t.open.setWasReadOnly(id, r.WasReadOnly)
-	}
 	return err
 }
 
 // adoptKept makes the keeper's descriptor the claim, if there is one.
 func (t *Table) adoptKept(ctx context.Context, r Request, id identity) (adopted bool, err error) {
-	unlock, err := t.lock(ctx, id)
+	unlock, err := t.lock(ctx, r.Volume, id)
 	if err != nil {
 		return false, err
 	}

@@ -75,7 +75,7 @@ func (o *owners) refuseStacked(v *volume.Volume, d volume.Device) error {
 			if other.key != v.Key && (!other.readOnly || !v.ReadOnly) {
 				return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) shares data with the device %s of volume %s, as a disk does with its "+
 					"partition, or a logical volume with what it lies on: "+volume.TextWait,
-					v.Target, v.Device.Path, v.Device, id.number(), other.target)
+					v.Target, v.Device.Path, v.Device, DeviceNumber(id.Major, id.Minor), other.target)
 			}
 		}
 	}
@@ -126,15 +126,15 @@ func loopsOver(device, inode uint64, skip func(identity) bool) ([]loopDevice, er
 	var out []loopDevice
 	for line := range strings.Lines(string(disks)) {
 		of := strings.Fields(line) // major, minor, size and name
-		if len(of) != 4 || !isLoop(of[3]) || skip(identity("b"+of[0]+":"+of[1])) {
+		if len(of) != 4 || !isLoop(of[3]) {
 			continue
 		}
-		path := "/dev/" + of[3]
-		info := loopInfo(path)
-		if info == nil || info.Device != device || info.Inode != inode {
+		own, ok := parseNumber(of[0]+":"+of[1], ":")
+		own.Path = "/dev/" + of[3]
+		if !ok || skip(identityOf(own)) {
 			continue
 		}
-		if own := Identify(path); !skip(identityOf(own)) {
+		if info := loopInfo(own); info != nil && info.Device == device && info.Inode == inode {
 			out = append(out, loopDevice{Device: own, readOnly: info.Flags&unix.LO_FLAGS_READ_ONLY != 0})
 		}
 	}
@@ -148,12 +148,20 @@ func isLoop(name string) bool {
 	return ok && err == nil
 }
 
-func loopInfo(name string) *unix.LoopInfo64 {
-	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+// loopInfo is nil for a device that is no loop device, has no image, or is gone.
+func loopInfo(d volume.Device) *unix.LoopInfo64 {
+	if d.Kind != volume.BlockDevice || d.Major != loopMajor {
+		return nil
+	}
+	fd, err := unix.Open(d.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil
 	}
 	defer sys.CloseFD(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || !deviceOf(&st).Same(d) {
+		return nil
+	}
 	info, err := unix.IoctlLoopGetStatus64(fd)
 	if err != nil {
 		return nil
@@ -198,13 +206,11 @@ func RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
 	return nil
 }
 
-// dataOf returns what a device is and, for a loop device, its backing file.
+// dataOf returns what a device is and, for a loop device, its backing file: a process can
+// reach the data through both.
 func dataOf(d volume.Device) []identity {
 	out := []identity{identityOf(d)}
-	if d.Kind != volume.BlockDevice || d.Major != loopMajor {
-		return out
-	}
-	if info := loopInfo(d.Path); info != nil {
+	if info := loopInfo(d); info != nil {
 		out = append(out, identityOf(backingOf(info)))
 	}
 	return out

@@ -1,31 +1,25 @@
 package claim
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim/internal/holders"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// identity is what a device is: "b7:3" or, for a file, "f8:1:42".
-type identity string
+// identity is what a device is: its number or, for an image, its filesystem and inode.
+type identity = holders.File
 
 func identityOf(d volume.Device) identity {
-	if d.Kind == volume.ImageFile {
-		return identity(fmt.Sprintf("f%d:%d:%d", d.Major, d.Minor, d.Inode))
-	}
-	return identity("b" + DeviceNumber(d.Major, d.Minor))
+	return identity{Block: d.Kind == volume.BlockDevice, Major: d.Major, Minor: d.Minor, Inode: d.Inode}
 }
 
 // DeviceNumber is how the kernel writes the number of a device: "7:3".
 func DeviceNumber(major, minor uint32) string {
 	return strconv.FormatUint(uint64(major), 10) + ":" + strconv.FormatUint(uint64(minor), 10)
 }
-
-func (id identity) number() string { return strings.TrimPrefix(string(id), "b") }
 
 // owners is the table of who owns which data. A volume owns its device and, if that is
 // a loop device, also what lies under it.

@@ -38,8 +38,9 @@ func stackIn(sysfs string, major, minor uint32) []identity {
 				continue
 			}
 			seen[dir] = true
-			if number, err := sys.ReadLine(dir + "/dev"); err == nil {
-				out = append(out, identity("b"+number))
+			number, _ := sys.ReadLine(dir + "/dev")
+			if device, ok := parseNumber(number, ":"); ok {
+				out = append(out, identityOf(device))
 			}
 			todo = append(todo, next(dir)...)
 		}

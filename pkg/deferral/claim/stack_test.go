@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,17 +52,17 @@ func TestStack(t *testing.T) {
 		{"dm-0", "253:0", "sda/sda2"}, {"dm-1", "253:1", "sda/sda2"}, {"dm-2", "253:2", "dm-1"}, {"sdb", "8:16", ""},
 	})
 	for number, want := range map[[2]uint32][]identity{
-		{8, 0}:   {"b253:0", "b253:1", "b253:2", "b8:1", "b8:2"},
-		{8, 1}:   {"b8:0"},
-		{8, 2}:   {"b253:0", "b253:1", "b253:2", "b8:0"},
-		{253, 0}: {"b8:0", "b8:2"},
-		{253, 1}: {"b253:2", "b8:0", "b8:2"},
-		{253, 2}: {"b253:1", "b8:0", "b8:2"},
+		{8, 0}:   {block(8, 1), block(8, 2), block(253, 0), block(253, 1), block(253, 2)},
+		{8, 1}:   {block(8, 0)},
+		{8, 2}:   {block(8, 0), block(253, 0), block(253, 1), block(253, 2)},
+		{253, 0}: {block(8, 0), block(8, 2)},
+		{253, 1}: {block(8, 0), block(8, 2), block(253, 2)},
+		{253, 2}: {block(8, 0), block(8, 2), block(253, 1)},
 		{8, 16}:  nil,
 		{9, 9}:   nil,
 	} {
 		got := stackIn(sysfs, number[0], number[1])
-		slices.Sort(got)
+		slices.SortFunc(got, func(x, y identity) int { return cmp.Or(cmp.Compare(x.Major, y.Major), cmp.Compare(x.Minor, y.Minor)) })
 		if !slices.Equal(got, want) {
 			t.Errorf("%v: %v, want %v", number, got, want)
 		}

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim/internal/holders"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -61,7 +59,7 @@ func (u *Users) Note(ctx context.Context, v *volume.Volume) { _ = u.refuse(ctx, 
 
 // refuse waits at most patience for processes that have the device only briefly.
 func (u *Users) refuse(ctx context.Context, v *volume.Volume, patience time.Duration) error {
-	found, err := u.await(ctx, filesOf(v.Device), patience)
+	found, err := u.await(ctx, dataOf(v.Device), patience)
 	switch {
 	case err != nil:
 		u.remember(v, "some process that cannot be looked at")
@@ -80,7 +78,7 @@ func (u *Users) refuse(ctx context.Context, v *volume.Volume, patience time.Dura
 // volume's device open: it can change the same data.
 func (u *Users) refuseLoops(ctx context.Context, v *volume.Volume, others []loopDevice) error {
 	for _, other := range others {
-		found, err := u.await(ctx, []holders.File{fileOf(other.Device)}, momentTime)
+		found, err := u.await(ctx, []identity{identityOf(other.Device)}, momentTime)
 		if err != nil {
 			return unprovenError(v, err)
 		}
@@ -99,7 +97,7 @@ func unprovenError(v *volume.Volume, err error) error {
 
 // await lists the processes that have one of the files open. It waits at most patience
 // for them to end.
-func (u *Users) await(ctx context.Context, files []holders.File, patience time.Duration) (found []holders.Holder, err error) {
+func (u *Users) await(ctx context.Context, files []identity, patience time.Duration) (found []holders.Holder, err error) {
 	deadline := time.Now().Add(patience)
 	for pause := 5 * time.Millisecond; ; pause *= 2 {
 		found, err = u.find(ctx, files)
@@ -111,32 +109,10 @@ func (u *Users) await(ctx context.Context, files []holders.File, patience time.D
 
 // find lists the processes that have one of the files open, without the servers of
 // devices.
-func (u *Users) find(ctx context.Context, files []holders.File) ([]holders.Holder, error) {
+func (u *Users) find(ctx context.Context, files []identity) ([]holders.Holder, error) {
 	found, err := u.scan.Find(ctx, files...)
 	servers := u.servers()
 	return slices.DeleteFunc(found, func(h holders.Holder) bool { return slices.Contains(servers, h.Program) }), err
-}
-
-// filesOf returns the files through which a process can reach the device. Those of a
-// loop device include its backing file.
-func filesOf(d volume.Device) []holders.File {
-	files := []holders.File{fileOf(d)}
-	if d.Kind != volume.BlockDevice || d.Major != loopMajor {
-		return files
-	}
-	fd, err := openByIdentity(d, 0)
-	if err != nil {
-		return files // it is gone, and its backing file is not known any more
-	}
-	defer sys.CloseFD(fd)
-	if info, err := unix.IoctlLoopGetStatus64(fd); err == nil {
-		files = append(files, fileOf(backingOf(info)))
-	}
-	return files
-}
-
-func fileOf(d volume.Device) holders.File {
-	return holders.File{Block: d.Kind == volume.BlockDevice, Major: d.Major, Minor: d.Minor, Inode: d.Inode}
 }
 
 func nameAll(found []holders.Holder) string {
@@ -187,17 +163,6 @@ func (u *Users) Get(key volume.Key) *Held {
 	return nil
 }
 
-// ByKey returns the held devices by the keys of their volumes.
-func (u *Users) ByKey() map[volume.Key]*Held {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	out := make(map[volume.Key]*Held, len(u.held))
-	for key, held := range u.held {
-		out[key] = &held
-	}
-	return out
-}
-
 // All lists the held devices, ordered by target.
 func (u *Users) All() []Held {
 	u.mu.Lock()
@@ -208,9 +173,9 @@ func (u *Users) All() []Held {
 // Refresh looks again who has the held devices open.
 func (u *Users) Refresh(ctx context.Context) {
 	known := u.All()
-	files := make([][]holders.File, len(known))
+	files := make([][]identity, len(known))
 	for i, held := range known {
-		files[i] = filesOf(held.Volume.Device)
+		files[i] = dataOf(held.Volume.Device)
 	}
 	if len(known) == 0 {
 		return

@@ -12,7 +12,6 @@ import (
 	"path"
 	"strconv"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -36,82 +35,73 @@ const (
 	fsImmutable = 0x10
 )
 
-// Guards makes and removes the guard mounts. An immutable notice takes their only page.
-type Guards struct {
-	mu sync.Mutex
-	// mounts is the kernel's unique id of each guard that this process made or has
-	// checked: a guard with that id needs no further check.
-	mounts map[volume.Key]uint64
-}
-
-// Mount mounts the guard. If missing is set, the target directory is made first.
-func (g *Guards) Mount(t *Target, parent int, missing bool) error {
+// Mount mounts the guard if it is missing. If the target directory is missing too, it is
+// made first. An immutable notice takes the guard's only page.
+func (t *Target) Mount(parent int, missing bool) (mounted bool, err error) {
 	made := false
 	if missing {
-		var err error
 		if made, err = t.mkdir(parent); err != nil {
-			return err
+			return false, err
 		}
 	}
 	dir, err := t.openIn(parent)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer sys.CloseFD(dir)
 	failpoint.Hit("stage-made-target")
-	if made {
-		return g.mount(t, dir) // a directory that was made now needs no check of its content
+	if !made { // a directory that was made now needs no check
+		if guarded, err := t.checkFree(dir); err != nil || guarded {
+			return false, err
+		}
 	}
-	_, err = g.put(t, dir)
-	return err
+	return true, t.mount(dir)
 }
 
-// Restore mounts the guard if it is missing.
-func (g *Guards) Restore(t *Target) (mounted bool, err error) {
+// Restore mounts the guard if it is missing, and makes the target directory if that is.
+func (t *Target) Restore() (mounted bool, err error) {
 	parent, err := t.OpenParent()
 	if err != nil {
 		return false, err
 	}
 	defer sys.CloseFD(parent)
-	dir, err := t.make(parent)
+	missing, err := t.Missing(parent)
 	if err != nil {
 		return false, err
 	}
-	defer sys.CloseFD(dir)
-	return g.put(t, dir)
+	return t.Mount(parent, missing)
 }
 
-// put mounts the guard unless it is there. It accepts no other mount on the target.
-func (g *Guards) put(t *Target, dir int) (mounted bool, err error) {
-	occupied, ours, err := g.look(t, dir)
+// checkFree reports whether the guard is there, and refuses any other mount on the target.
+func (t *Target) checkFree(dir int) (guarded bool, err error) {
+	occupied, ours, err := t.look(dir)
 	if err != nil || ours {
-		return false, err
+		return ours, err
 	}
 	if occupied {
 		return false, volume.Errorf(volume.Conflict, "volume %s: something else is mounted on the target already: "+
 			"the filesystem of a deferred volume must not be mounted on the host; unmount it first", t.Given)
 	}
-	if err := refuseFull(t, dir); err != nil {
-		return false, err
-	}
-	return true, g.mount(t, dir)
+	return false, t.refuseFull(dir)
 }
 
 // look reports whether something is mounted on the target, and whether that is the guard.
-func (g *Guards) look(t *Target, dir int) (occupied, ours bool, err error) {
-	here, err := statMount(dir)
-	if err == nil && here.isRoot {
-		ours, err = g.isOurs(t, dir, here)
+func (t *Target) look(dir int) (occupied, ours bool, err error) {
+	var st unix.Statx_t
+	err = unix.Statx(dir, "", unix.AT_EMPTY_PATH, 0, &st)
+	occupied = st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+	if err == nil && occupied {
+		ours, err = isGuard(dir, t.Key())
 	}
 	if err != nil {
 		err = t.guardError("looked at", err)
 	}
-	return here.isRoot, ours, err
+	return occupied, ours, err
 }
 
 // mount builds the guard detached and moves it onto the directory as a whole: a kill
 // leaves either all of it or none.
-func (g *Guards) mount(t *Target, dir int) error {
+func (t *Target) mount(dir int) error {
 	mount, err := buildGuard(t.Key())
 	if err != nil {
 		return t.guardError("made", err)
@@ -121,26 +111,12 @@ func (g *Guards) mount(t *Target, dir int) error {
 	if err := unix.MoveMount(mount, "", dir, "", byFD); err != nil {
 		return t.guardError("mounted", err)
 	}
-	return g.remember(t, mount)
-}
-
-func (g *Guards) remember(t *Target, mount int) error {
-	made, err := statMount(mount)
-	if err != nil {
-		return t.guardError("looked at", err)
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.mounts == nil {
-		g.mounts = make(map[volume.Key]uint64)
-	}
-	g.mounts[t.Key()] = made.id
 	return nil
 }
 
 // Remove unmounts the guard with all that is in it, and removes the directory if that is
 // ours. It leaves other mounts alone. A target without a guard is a success.
-func (g *Guards) Remove(t *Target, directory bool) error {
+func (t *Target) Remove(directory bool) error {
 	parent, err := t.OpenParent()
 	if err != nil {
 		if kind := volume.KindOf(err); kind == volume.NotFound || kind == volume.Invalid {
@@ -151,14 +127,13 @@ func (g *Guards) Remove(t *Target, directory bool) error {
 	defer sys.CloseFD(parent)
 	// A second guard can lie under the first if two processes raced.
 	for range 8 {
-		none, err := g.removeTop(t, parent)
+		none, err := t.removeTop(parent)
 		if err != nil {
 			return err
 		}
 		if directory {
 			gone, err := t.removeDir(parent)
 			if err != nil || gone {
-				g.forget(t.Key())
 				return err
 			}
 		}
@@ -169,7 +144,7 @@ func (g *Guards) Remove(t *Target, directory bool) error {
 	return volume.Errorf(volume.Internal, "volume %s: guard mounts keep coming back on the target", t.Given)
 }
 
-func (g *Guards) removeTop(t *Target, parent int) (gone bool, err error) {
+func (t *Target) removeTop(parent int) (gone bool, err error) {
 	dir, err := t.openIn(parent)
 	if err != nil {
 		kind := volume.KindOf(err)
@@ -179,13 +154,9 @@ func (g *Guards) removeTop(t *Target, parent int) (gone bool, err error) {
 		return false, err
 	}
 	defer sys.CloseFD(dir)
-	_, ours, err := g.look(t, dir)
-	if err != nil {
-		return false, err
-	}
-	if !ours {
-		g.forget(t.Key())
-		return true, nil
+	_, ours, err := t.look(dir)
+	if err != nil || !ours {
+		return err == nil, err
 	}
 	// MNT_DETACH, because our descriptor and bind mounts of sub-directories keep the
 	// guard busy.
@@ -196,28 +167,8 @@ func (g *Guards) removeTop(t *Target, parent int) (gone bool, err error) {
 	return false, nil
 }
 
-func (g *Guards) forget(key volume.Key) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	delete(g.mounts, key)
-}
-
-func (g *Guards) isOurs(t *Target, dir int, here mountStat) (bool, error) {
-	g.mu.Lock()
-	known := g.mounts[t.Key()]
-	g.mu.Unlock()
-	if known != 0 && known == here.id {
-		return true, nil
-	}
-	ours, err := isGuard(dir, t.Key())
-	if err != nil || !ours {
-		return false, err
-	}
-	return true, g.remember(t, dir)
-}
-
 // refuseFull refuses a target that holds files: the guard would hide them.
-func refuseFull(t *Target, dir int) error {
+func (t *Target) refuseFull(dir int) error {
 	fd, err := sys.OpenBeneath(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
 		return t.openError(t.Resolved, err)
@@ -289,27 +240,6 @@ func fillGuard(mount int, text []byte) error {
 func notice(key volume.Key, page int) []byte {
 	text := volume.TextNotice + "volume: " + string(key) + "\n"
 	return append([]byte(text), bytes.Repeat([]byte("\n"), page-len(text))...)
-}
-
-// mountStat is what statx tells of the mount a descriptor is on.
-type mountStat struct {
-	id     uint64
-	isRoot bool // the descriptor is the root of a mount
-}
-
-func statMount(fd int) (mountStat, error) {
-	var st unix.Statx_t
-	// The unique id is never given again; kernels before 6.8 answer with the
-	// reusable one, and then the guard itself is looked at.
-	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID_UNIQUE, &st)
-	if err != nil {
-		return mountStat{}, err
-	}
-	out := mountStat{isRoot: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0}
-	if st.Mask&unix.STATX_MNT_ID_UNIQUE != 0 {
-		out.id = st.Mnt_id
-	}
-	return out, nil
 }
 
 // isGuard recognises a guard by what it is: a tmpfs of one page whose immutable notice

@@ -161,18 +161,6 @@ func (t *Target) Missing(parent int) (bool, error) {
 	return false, err
 }
 
-// make opens the target, and makes its last directory if that is missing.
-func (t *Target) make(parent int) (int, error) {
-	fd, err := t.openIn(parent)
-	if err == nil || volume.KindOf(err) != volume.NotFound {
-		return fd, err
-	}
-	if _, err := t.mkdir(parent); err != nil {
-		return sys.NoFD, err
-	}
-	return t.openIn(parent)
-}
-
 // mkdir makes the target directory, and reports whether it did not exist.
 func (t *Target) mkdir(parent int) (made bool, err error) {
 	err = unix.Mkdirat(parent, t.base(), 0o750)

@@ -99,7 +99,7 @@ func (a *asker) thawForgotten(ctx context.Context, v *volume.Volume, q *question
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	for _, program := range a.cfg.Programs {
-		err := a.askProgram(ctx, v, "that has ended", program, q)
+		err := a.askProgram(ctx, v, "(none lives now)", program, q)
 		if err == nil {
 			return nil
 		}

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"os"
 	"slices"
-	"strconv"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -51,16 +49,8 @@ func (l layout) Read(name string) *volume.Volume {
 	if target := info.Target(); target != "" {
 		v.Target, v.ResolvedTarget = target, target
 	}
-	v.PodUID, v.FSType = info.PodUID(), info.FSType
-	v.MountFlags, v.ReadOnly = slices.Clone(info.Options), info.ReadOnly()
-	v.GroupPolicy = info.GroupPolicy()
-	if gid, wanted, err := info.Group(); err == nil && wanted {
-		v.Group = strconv.FormatUint(uint64(gid), 10)
-	}
-	v.Device = claim.Identify(info.Device)
-	if st, err := os.Lstat(path + "/" + abi.InfoName); err == nil {
-		v.Created = st.ModTime().Round(time.Microsecond)
-	}
+	v.PodUID, v.Device = info.PodUID(), claim.Identify(info.Device)
+	projection.Describe(v, info, path+"/"+abi.InfoName)
 	return v
 }
 

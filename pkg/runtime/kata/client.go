@@ -12,64 +12,34 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// client sends requests to the shims of volumes' sandboxes. Sandboxes come and go under
-// one publish, so it looks for the live one when the last known is gone.
+// client sends requests to the shims of volumes' sandboxes. Sandboxes come and go under one publish, so it looks for the live one when the last
+// known is gone.
 type client struct {
 	cfg      *Config
-	pool     *pool
 	bindings *bindings
+	kept     kept
 }
 
-// request encodes a request for a shim.
-type request func(s shim) ([]byte, error)
-
-// call sends one request to the volume's live sandbox and reads the answer,
-// whatever its status. The request must be one that may be sent twice.
-func (cl *client) call(ctx context.Context, v *volume.Volume, encode request) (reply, shim, error) {
-	rep, s, c, err := cl.callBy(ctx, v, false, encode)
-	// A kept connection that the shim closed meanwhile says nothing of the
-	// sandbox; a new one does.
-	if err == nil || c == nil || !c.kept || !errors.Is(err, errHungUp) || ctx.Err() != nil {
-		return rep, s, err
-	}
-	cl.pool.drop(c.socket)
-	return cl.callOnce(ctx, v, encode)
-}
-
-func (cl *client) callOnce(ctx context.Context, v *volume.Volume, encode request) (reply, shim, error) {
-	rep, s, _, err := cl.callBy(ctx, v, true, encode)
-	return rep, s, err
-}
-
-// callBy sends a request by a kept or a fresh connection, and tells which.
-func (cl *client) callBy(ctx context.Context, v *volume.Volume, fresh bool, encode request) (reply, shim, *conn, error) {
-	c, s, err := cl.connect(ctx, v, fresh)
-	if err != nil {
-		return reply{}, s, nil, err
-	}
-	raw, err := encode(s)
-	if err != nil {
-		c.close()
-		return reply{}, s, nil, err
-	}
-	rep, reusable, err := c.exchange(ctx, raw)
-	if err != nil {
-		c.close()
-		return reply{}, s, c, exchangeError(ctx, v, s.id, err)
-	}
+// send sends one request to a sandbox and reads the answer, whatever its status. The caller
+// gives up the connection.
+func (cl *client) send(ctx context.Context, v *volume.Volume, s shim, c *conn, request []byte) (reply, error) {
+	rep, reusable, err := c.exchange(ctx, request)
 	if reusable {
-		cl.pool.put(c)
+		cl.kept.put(c)
 	} else {
 		c.close()
 	}
-	return rep, s, c, nil
+	if err != nil {
+		return reply{}, exchangeError(ctx, v, s.id, err)
+	}
+	return rep, nil
 }
 
 // connect reaches the live sandbox of a volume. It tries the present binding
 // first, then every sandbox that may have the volume.
-func (cl *client) connect(ctx context.Context, v *volume.Volume, fresh bool) (*conn, shim, error) {
+func (cl *client) connect(ctx context.Context, v *volume.Volume) (*conn, shim, error) {
 	if s := cl.bindings.current(v); s.id != "" {
-		c, err := cl.reach(ctx, s, fresh)
+		c, err := cl.reach(ctx, s)
 		if err == nil {
 			return c, s, nil
 		}
@@ -77,47 +47,56 @@ func (cl *client) connect(ctx context.Context, v *volume.Volume, fresh bool) (*c
 			return nil, s, contextError(v, s.id, ctx.Err())
 		}
 	}
-	return cl.search(ctx, v, fresh)
+	return cl.search(ctx, v)
 }
 
-func (cl *client) reach(ctx context.Context, s shim, fresh bool) (*conn, error) {
+func (cl *client) reach(ctx context.Context, s shim) (*conn, error) {
 	socket := cl.cfg.socketOf(s.id, s.flavor)
-	if fresh {
-		return dial(ctx, socket)
+	if c := cl.kept.take(socket); c != nil {
+		return c, nil
 	}
-	return cl.pool.get(ctx, socket)
+	return dial(ctx, socket)
 }
 
 // search finds the first sandbox that accepts a connection. The dead ones are
 // forgotten; their files stay, as Kata's own.
-func (cl *client) search(ctx context.Context, v *volume.Volume, fresh bool) (*conn, shim, error) {
+func (cl *client) search(ctx context.Context, v *volume.Volume) (*conn, shim, error) {
 	ids := cl.bindings.candidates(v)
 	failures := make([]failure, 0, len(ids))
 	for _, id := range ids {
-		c, s, err := cl.reachAny(ctx, id, fresh)
+		c, s, err := cl.reachAny(ctx, id)
 		if err == nil {
 			cl.bindings.propose(v, s)
 			return c, s, nil
 		}
-		if ctx.Err() != nil {
-			return nil, s, contextError(v, id, ctx.Err())
-		}
 		failures = append(failures, failure{id, err})
+		if ctx.Err() != nil {
+			return nil, s, cl.unreached(ctx, v, failures...)
+		}
 	}
 	cl.bindings.table.Unbind(v.Key)
-	return nil, shim{}, noSandbox(v, failures, cl.bindings.trackerHint())
+	return nil, shim{}, cl.unreached(ctx, v, failures...)
+}
+
+// unreached is the error where none of the sandboxes, of which the last was tried last,
+// accepts a connection.
+func (cl *client) unreached(ctx context.Context, v *volume.Volume, failures ...failure) error {
+	if len(failures) > 0 && ctx.Err() != nil {
+		return contextError(v, failures[len(failures)-1].id, ctx.Err())
+	}
+	return noSandbox(v, failures, cl.bindings.trackerHint())
 }
 
 // reachAny tries the socket of the Go runtime, then that of runtime-rs, as
 // Kata's own tools do. The error is that of the socket which is there.
-func (cl *client) reachAny(ctx context.Context, id string, fresh bool) (*conn, shim, error) {
+func (cl *client) reachAny(ctx context.Context, id string) (*conn, shim, error) {
 	s := shim{id, goShim}
-	c, goErr := cl.reach(ctx, s, fresh)
+	c, goErr := cl.reach(ctx, s)
 	if goErr == nil || ctx.Err() != nil {
 		return c, s, goErr
 	}
 	s.flavor = rustShim
-	c, err := cl.reach(ctx, s, fresh)
+	c, err := cl.reach(ctx, s)
 	if err != nil && errors.Is(err, unix.ENOENT) {
 		err = goErr
 	}
@@ -125,18 +104,12 @@ func (cl *client) reachAny(ctx context.Context, id string, fresh bool) (*conn, s
 }
 
 func (cl *client) lives(ctx context.Context, s shim) bool {
-	c, err := cl.reach(ctx, s, true)
+	c, err := dial(ctx, cl.cfg.socketOf(s.id, s.flavor))
 	if err != nil {
 		return false
 	}
 	c.close()
 	return true
-}
-
-// drop closes what is kept of a sandbox that has ended.
-func (cl *client) drop(id string) {
-	cl.pool.drop(cl.cfg.socketOf(id, goShim))
-	cl.pool.drop(cl.cfg.socketOf(id, rustShim))
 }
 
 type failure struct {

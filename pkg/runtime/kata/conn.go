@@ -9,9 +9,13 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -34,9 +38,8 @@ var (
 type conn struct {
 	net.Conn
 	socket string
-	kept   bool // has answered a call before
-	since  time.Time
-	left   int // how much more the other side may send
+	left   int         // how much more the other side may send
+	expiry *time.Timer // closes it while it is kept
 }
 
 type reply struct {
@@ -45,6 +48,30 @@ type reply struct {
 }
 
 var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4<<10) }}
+
+// dial connects to a shim. A shim that is too busy to accept, its queue full,
+// is waited for: it is alive.
+func dial(ctx context.Context, socket string) (*conn, error) {
+	var dialer net.Dialer
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		raw, err := dialer.DialContext(ctx, "unix", socket)
+		if err == nil {
+			return &conn{Conn: raw, socket: socket}, nil
+		}
+		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
+			<-ctx.Done() // the dialer's own timer, which has ctx's deadline, can fire just before that of ctx
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if !errors.Is(err, unix.EAGAIN) {
+			return nil, err
+		}
+		if !sys.Sleep(ctx, wait) {
+			return nil, ctx.Err()
+		}
+	}
+}
 
 // Read stops at the limit: a guest's host process may be in the guest's hands.
 func (c *conn) Read(p []byte) (int, error) {
@@ -58,7 +85,8 @@ func (c *conn) Read(p []byte) (int, error) {
 
 func (c *conn) close() { _ = c.Close() }
 
-// exchange sends a request and reads the answer; c may be used again only if reusable.
+// exchange sends a request and reads the answer. It tells whether the connection can be
+// used for another one.
 func (c *conn) exchange(ctx context.Context, request []byte) (rep reply, reusable bool, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 	rep, reusable, err = c.sendAndRead(request)
@@ -71,7 +99,7 @@ func (c *conn) exchange(ctx context.Context, request []byte) (rep reply, reusabl
 	return rep, reusable, err
 }
 
-func (c *conn) sendAndRead(request []byte) (reply, bool, error) {
+func (c *conn) sendAndRead(request []byte) (rep reply, reusable bool, err error) {
 	if _, err := c.Write(request); err != nil {
 		return reply{}, false, hungUp(err)
 	}
@@ -97,7 +125,7 @@ func hungUp(err error) error {
 	return fmt.Errorf("%w: %w", errHungUp, err)
 }
 
-func (c *conn) read(reader *bufio.Reader) (reply, bool, error) {
+func (c *conn) read(reader *bufio.Reader) (rep reply, reusable bool, err error) {
 	response, err := http.ReadResponse(reader, nil)
 	if err != nil {
 		return reply{}, false, brokeOff(err, errNotHTTP)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"path"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,101 +29,80 @@ var settled = time.Minute
 // the host's, fits the volume's device, and cannot be of another volume of the
 // pod.
 type guestSearch struct {
-	h *Handler
-	v *volume.Volume
-
-	id     string      // the sandbox that the rest is about
-	path   string      // what is being asked for; "" before the next choice
-	dirs   []sharedDir // what is left to ask for
-	listed bool
-	asked  int
-	// remembered is the path that an earlier call found; "" means none.
-	remembered string
+	h    *Handler
+	v    *volume.Volume
+	shim shim
+	conn *conn // for the first question, or nil
 	// unlike is why an answer was not believed, or which error came instead of
 	// one. It is told when no other path is left.
 	unlike error
 }
 
-func newGuestSearch(h *Handler, v *volume.Volume) *guestSearch { return &guestSearch{h: h, v: v} }
-
-func (s *guestSearch) request(ctx context.Context, b shim) ([]byte, error) {
-	if b.flavor == goShim {
-		return statsRequestGo(s.v.Device.Path), nil
+// stats asks for one path after the other until an answer is believed.
+func (s *guestSearch) stats(ctx context.Context) (volume.Report, error) {
+	remembered := ""
+	if s.h.bindings.current(s.v).id == s.shim.id {
+		remembered = s.h.guests.path(s.v.Key, s.shim.id)
 	}
-	path, err := s.next(ctx, b.id)
-	if err != nil {
-		return nil, err
-	}
-	return statsRequestRust(path), nil
-}
-
-// next chooses the path to ask for. It stays the same until judge was called.
-func (s *guestSearch) next(ctx context.Context, id string) (string, error) {
-	if s.id != id {
-		*s = guestSearch{h: s.h, v: s.v, id: id}
-		if s.h.bindings.current(s.v).id == id {
-			s.remembered = s.h.guests.path(s.v.Key, id)
-			s.path = s.remembered
+	if remembered != "" {
+		if report, done, err := s.try(ctx, remembered); done {
+			return report, err
 		}
 	}
-	if s.path != "" {
-		return s.path, nil
+	dirs, err := s.list(ctx)
+	if err != nil {
+		return volume.Report{}, err
 	}
-	if err := s.list(ctx); err != nil {
-		return "", err
+	for _, dir := range dirs[:min(len(dirs), maxAsked)] {
+		if path := guestShared + dir.name; path != remembered {
+			if report, done, err := s.try(ctx, path); done {
+				return report, err
+			}
+		}
 	}
-	if len(s.dirs) == 0 || s.asked >= maxAsked {
-		return "", s.notMounted()
-	}
-	s.path = s.pathOf(s.dirs[0].name)
-	return s.path, nil
+	return volume.Report{}, s.notMounted()
 }
 
 // list finds the directories that can be the volume's, without the dead ones.
-func (s *guestSearch) list(ctx context.Context) error {
-	if s.listed {
-		return nil
-	}
+func (s *guestSearch) list(ctx context.Context) ([]sharedDir, error) {
 	dirs, err := s.listShared()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s.dirs, err = s.ofVolume(ctx, s.h.guests.withoutDead(s.v.Key, dirs))
-	if err != nil {
-		return err
-	}
-	s.listed = true
-	if s.asked > 0 { // the remembered path, which is not asked for twice
-		s.drop(s.remembered)
-	}
-	return nil
+	return s.ofVolume(ctx, s.h.guests.withoutDead(s.v.Key, dirs))
 }
 
-func (s *guestSearch) drop(path string) {
-	s.dirs = slices.DeleteFunc(s.dirs, func(d sharedDir) bool { return s.pathOf(d.name) == path })
+func (s *guestSearch) ask(ctx context.Context, path string) (volume.Report, error) {
+	c := s.conn
+	s.conn = nil
+	if c == nil {
+		var err error
+		if c, err = s.h.client.reach(ctx, s.shim); err != nil {
+			return volume.Report{}, s.h.client.unreached(ctx, s.v, failure{s.shim.id, err})
+		}
+	}
+	return s.h.askStats(ctx, s.v, s.shim, c, statsRequestRust(path))
 }
 
 // guestShared is where the guest sees what its sandbox shares with the host.
 const guestShared = "/run/kata-containers/shared/containers/passthrough/"
 
-func (s *guestSearch) pathOf(name string) string { return guestShared + name }
-
-// judge decides about the answer for the present path. Where more is true,
-// another path is to be asked for; else the error is the outcome.
-func (s *guestSearch) judge(ctx context.Context, b shim, report volume.Report, err error) (more bool, outcome error) {
-	if s.path == "" || b.id != s.id || !tellsOfPath(err) {
-		return false, err
+// try asks for a path. It is done where the answer, or the error, is the outcome.
+func (s *guestSearch) try(ctx context.Context, path string) (report volume.Report, done bool, err error) {
+	report, err = s.ask(ctx, path)
+	if !tellsOfPath(err) {
+		return report, true, err
 	}
 	if s.ofHost(report) {
-		s.markDead()
-		s.leave()
-		return true, nil
+		s.markDead(path)
+		s.h.guests.forgetPath(s.v.Key, s.shim.id, path)
+		return report, false, nil
 	}
-	others, failed := s.others(ctx, report)
+	others, failed := s.others(ctx, path, report)
 	mine, known := s.matches(ctx, s.v, report)
 	switch {
 	case failed != nil:
-		return false, failed
+		return report, true, failed
 	case len(others) > 0 && (err != nil || known && !mine):
 		// It is another volume's, and too large for this one or of another form.
 	case err != nil:
@@ -132,22 +110,15 @@ func (s *guestSearch) judge(ctx context.Context, b shim, report volume.Report, e
 	case len(others) > 0:
 		s.unlike = volume.Errorf(volume.Unsupported, "volume %s: Kata sandbox %s (%s) has a filesystem mounted that can be "+
 			"this volume's or that of %s, for their mount paths in the containers end alike and their sizes do not tell them "+
-			"apart: give the volumeMounts' paths different last elements", s.v.Target, s.id, rustShim, others[0])
+			"apart: give the volumeMounts' paths different last elements", s.v.Target, s.shim.id, rustShim, others[0])
 	default:
-		if s.h.bindings.current(s.v).id == s.id {
-			s.h.guests.setPath(s.v.Key, s.id, s.path)
+		if s.h.bindings.current(s.v).id == s.shim.id {
+			s.h.guests.setPath(s.v.Key, s.shim.id, path)
 		}
-		return false, nil
+		return report, true, nil
 	}
-	s.leave()
-	return true, nil
-}
-
-func (s *guestSearch) leave() {
-	s.h.guests.forgetPath(s.v.Key, s.id, s.path)
-	s.drop(s.path)
-	s.path = ""
-	s.asked++
+	s.h.guests.forgetPath(s.v.Key, s.shim.id, path)
+	return report, false, nil
 }
 
 // tellsOfPath tells whether an error, or none, is an answer about the path that
@@ -195,7 +166,7 @@ func totals(report volume.Report) (bytes, inodes int64) {
 // not known to hold another filesystem, that are large enough, and that have a
 // mount path of the same last element. Where the filesystem of this volume is
 // known to be the one, only another of which the same is known counts.
-func (s *guestSearch) others(ctx context.Context, report volume.Report) ([]string, error) {
+func (s *guestSearch) others(ctx context.Context, at string, report volume.Report) ([]string, error) {
 	if len(report.Usage) == 0 {
 		return nil, nil
 	}
@@ -206,7 +177,7 @@ func (s *guestSearch) others(ctx context.Context, report volume.Report) ([]strin
 		if sure && !theirs || mine && !sure || guest.Sizes(s.h.cfg.DeviceSize).Check(other, report) != nil {
 			continue
 		}
-		alike, err := s.endsAlike(ctx, other)
+		alike, err := s.endsAlike(ctx, at, other)
 		if err != nil {
 			return nil, err
 		}
@@ -225,16 +196,16 @@ func (s *guestSearch) matches(ctx context.Context, v *volume.Volume, report volu
 	return s.h.cfg.Matches(ctx, v, bytes, inodes)
 }
 
-// endsAlike tells whether the present path may be of another volume, by its name.
-func (s *guestSearch) endsAlike(ctx context.Context, other *volume.Volume) (bool, error) {
+// endsAlike tells whether a path may be of another volume, by its name.
+func (s *guestSearch) endsAlike(ctx context.Context, at string, other *volume.Volume) (bool, error) {
 	if s.h.sandboxes == nil {
 		return true, nil
 	}
-	destinations, err := s.h.sandboxes.Destinations(ctx, s.id, other.ResolvedTarget)
+	destinations, err := s.h.sandboxes.Destinations(ctx, s.shim.id, other.ResolvedTarget)
 	if err != nil {
 		return false, s.trackerError(ctx, err)
 	}
-	return endsIn(path.Base(s.path), destinations), nil
+	return endsIn(path.Base(at), destinations), nil
 }
 
 // notMounted is said when no path is left to ask for.
@@ -243,7 +214,7 @@ func (s *guestSearch) notMounted() error {
 		return s.unlike
 	}
 	return volume.Errorf(volume.NoSandbox, "volume %s: Kata sandbox %s (%s) does not have it mounted now: "+
-		"no container with the volume has started yet, or the last one has ended", s.v.Target, s.id, rustShim)
+		"no container with the volume has started yet, or the last one has ended", s.v.Target, s.shim.id, rustShim)
 }
 
 func (s *guestSearch) ofPod() []*volume.Volume {
@@ -255,9 +226,9 @@ func (s *guestSearch) ofPod() []*volume.Volume {
 	})
 }
 
-// markDead remembers that nothing will be mounted at the present path again.
-func (s *guestSearch) markDead() {
-	name := path.Base(s.path)
+// markDead remembers that nothing will be mounted at a path again.
+func (s *guestSearch) markDead(at string) {
+	name := path.Base(at)
 	born, plain := plainDir(path.Join(s.passthrough("rw"), name))
 	if !plain || time.Since(time.Unix(0, born)) < settled {
 		return

@@ -82,7 +82,7 @@ func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 		SandboxSeen: h.bindings.seen, OnChange: cfg.OnChange, Forgotten: h.guests.drop, KeepRemoved: true,
 	})
 	h.bindings.table = h.store.Bindings
-	h.client = &client{cfg: &h.cfg, pool: newPool(), bindings: h.bindings}
+	h.client = &client{cfg: &h.cfg, bindings: h.bindings}
 	return h, nil
 }
 
@@ -95,10 +95,10 @@ func (h *Handler) Abilities() deferral.Abilities { return deferral.Abilities{} }
 // Health tells what keeps the handler from working.
 func (h *Handler) Health(context.Context) error { return h.store.Health() }
 
-// Run watches Kata's tree and keeps connections until ctx ends.
+// Run watches Kata's tree, and keeps connections, until ctx ends.
 func (h *Handler) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { h.client.pool.run(ctx); return nil })
+	group.Go(func() error { h.client.kept.run(ctx); return nil })
 	group.Go(func() error { return h.store.Run(ctx) })
 	return group.Wait()
 }
@@ -179,7 +179,4 @@ func (h *Handler) Adopted() []*volume.Volume { return h.store.Adopted() }
 func (h *Handler) SandboxAdded(podUID, id string) { h.bindings.added(podUID, id) }
 
 // SandboxGone reports that a sandbox has ended.
-func (h *Handler) SandboxGone(id string) {
-	h.store.Bindings.DropSandbox(id)
-	h.client.drop(id)
-}
+func (h *Handler) SandboxGone(id string) { h.store.Bindings.DropSandbox(id) }

@@ -28,7 +28,7 @@ func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) 
 	ready := b.sandboxes != nil && b.sandboxes.Ready()
 	for _, id := range b.candidates(v) {
 		if lives, err := b.mayLive(id); err != nil {
-			return "", socketUnknown(v, id, err)
+			return "", unknown(v, "Kata sandbox "+id, "its shim's socket cannot be tried", err)
 		} else if lives {
 			return id, nil
 		}
@@ -49,19 +49,23 @@ func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) 
 func (b *bindings) refuseUnknown(v *volume.Volume) error {
 	id, err := b.unattributed(v.PodUID)
 	if err != nil {
-		return shimsUnknown(v, err)
+		return unknown(v, "a Kata sandbox", "the container runtime cannot be asked and the node's sandboxes cannot be listed", err)
 	}
 	if id == "" {
 		return nil
 	}
-	return runtimeUnknown(v, id, b.sandboxes.LastError())
+	if err = b.sandboxes.LastError(); err == nil { // it has become ready just now, and the next call knows
+		return volume.Errorf(volume.Busy, "volume %s: it is not known yet whether Kata sandbox %s has it: repeat", v.Target, id)
+	}
+	return unknown(v, "Kata sandbox "+id+", which lives,", "the container runtime cannot be asked: repeat when it can be; "+
+		"if the node has another container runtime, set containerd.socket or cri.socket to its socket and restart crust-proxy", err)
 }
 
 // mountedBy finds the sandbox of a volume whose target names no pod, by all mounts.
 func (b *bindings) mountedBy(ctx context.Context, v *volume.Volume) (string, error) {
 	ids, err := b.sandboxes.Mounting(ctx, v.Target, v.ResolvedTarget)
 	if err != nil {
-		return "", mountsUnknown(v, err)
+		return "", unknown(v, "a Kata sandbox", "the container runtime cannot be asked which containers mount it", err)
 	}
 	for _, id := range ids {
 		if abi.IsSandboxID(id) {
@@ -72,28 +76,9 @@ func (b *bindings) mountedBy(ctx context.Context, v *volume.Volume) (string, err
 	return "", nil
 }
 
-func socketUnknown(v *volume.Volume, id string, err error) error {
-	return volume.Errorf(volume.Busy, "volume %s: it is not known whether Kata sandbox %s still has it, "+
-		"because its shim's socket cannot be tried: %w", v.Target, id, err)
-}
-
-func shimsUnknown(v *volume.Volume, err error) error {
-	return volume.Errorf(volume.Busy, "volume %s: it is not known whether a Kata sandbox still has it, "+
-		"because the container runtime cannot be asked and the node's sandboxes cannot be listed: %w", v.Target, err)
-}
-
-func runtimeUnknown(v *volume.Volume, id string, err error) error {
-	if err == nil { // it has become ready just now, and the next call knows
-		return volume.Errorf(volume.Busy, "volume %s: it is not known yet whether Kata sandbox %s has it: repeat", v.Target, id)
-	}
-	return volume.Errorf(volume.Busy, "volume %s: it is not known whether Kata sandbox %s, which lives, has it, because the "+
-		"container runtime cannot be asked: repeat when it can be; if the node has another container runtime, set "+
-		"containerd.socket or cri.socket to its socket and restart crust-proxy: %w", v.Target, id, err)
-}
-
-func mountsUnknown(v *volume.Volume, err error) error {
-	return volume.Errorf(volume.Busy, "volume %s: it is not known whether a Kata sandbox still has it, "+
-		"because the container runtime cannot be asked which containers mount it: %w", v.Target, err)
+// unknown is why it cannot be told whether a sandbox, or any, still has the volume.
+func unknown(v *volume.Volume, sandbox, why string, err error) error {
+	return volume.Errorf(volume.Busy, "volume %s: it is not known whether %s still has it, because %s: %w", v.Target, sandbox, why, err)
 }
 
 // maxSandboxes bounds a listing of the node's Kata sandboxes.

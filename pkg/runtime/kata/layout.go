@@ -1,15 +1,14 @@
 package kata
 
 import (
-	"os"
 	"path/filepath"
 	"regexp"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -39,9 +38,6 @@ func (l layout) KeyOf(dir string) (volume.Key, bool) {
 	return volume.KeyOf(target), ok
 }
 
-// Encode gives a volume's mountInfo.json.
-func (l layout) Encode(v *volume.Volume) ([]byte, error) { return encodeInfo(v) }
-
 // Read reads a volume back. Only the paths are set where mountInfo.json cannot be
 // read, and the device too where it makes no sense otherwise.
 func (l layout) Read(dir string) *volume.Volume {
@@ -51,22 +47,13 @@ func (l layout) Read(dir string) *volume.Volume {
 		Handler: Name, PodUID: podUIDOf(target),
 	}
 	file := filepath.Join(l.root, dir, infoName)
-	raw, err := sys.ReadSmall(file, maxInfo)
+	raw, err := sys.ReadSmall(file, abi.MaxInfo)
 	if err != nil {
 		return v
 	}
 	v.Device = tree.DeviceIn(raw)
-	info, err := parseInfo(raw)
-	if err != nil {
-		return v
-	}
-	v.FSType = info.FSType
-	v.MountFlags = info.Options
-	v.ReadOnly = info.ReadOnly()
-	v.Group = info.Metadata["fsGroup"]
-	v.GroupPolicy = info.GroupPolicy()
-	if st, err := os.Lstat(file); err == nil {
-		v.Created = st.ModTime().Round(time.Microsecond)
+	if info, err := abi.Parse(raw); err == nil {
+		projection.Describe(v, info, file)
 	}
 	return v
 }

@@ -3,8 +3,6 @@ package kata
 import (
 	"encoding/base64"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"path"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
@@ -19,36 +17,20 @@ const (
 	// directVol is a disk to runtime-rs; the Go runtime ignores the field.
 	directVol = "directvol"
 
-	maxInfo   = 64 << 10
 	maxTarget = 189 // its base64 has 252 bytes, the next one 256: over NAME_MAX
 )
 
-// encodeInfo is deterministic, so that a projection is compared by its bytes.
-func encodeInfo(v *volume.Volume) ([]byte, error) {
+// Encode gives a volume's mountInfo.json. It is deterministic, so that a projection is
+// compared by its bytes.
+func (layout) Encode(v *volume.Volume) ([]byte, error) {
 	info := abi.Info{VolumeType: directVol, Device: v.Device.Path, FSType: v.FSType, Options: mountopt.Options(v)}
 	if v.Group != "" {
-		info.Metadata = map[string]string{"fsGroup": v.Group}
+		info.Metadata = map[string]string{abi.MetaGroup: v.Group}
 		if v.GroupPolicy != volume.GroupPolicyUnset {
-			info.Metadata["fsGroupChangePolicy"] = string(v.GroupPolicy)
+			info.Metadata[abi.MetaPolicy] = string(v.GroupPolicy)
 		}
 	}
 	return json.Marshal(info)
-}
-
-// parseInfo reads a mountInfo.json that anybody may have written.
-func parseInfo(raw []byte) (info abi.Info, err error) {
-	if err := json.Unmarshal(raw, &info); err != nil {
-		return abi.Info{}, fmt.Errorf("not valid JSON: %w", err)
-	}
-	switch {
-	case info.Device == "" || info.FSType == "" || info.VolumeType == "":
-		return abi.Info{}, errors.New("volume-type, device or fstype is missing")
-	case !path.IsAbs(info.Device) || !sys.IsText(info.Device) || len(info.Device) > 4095:
-		return abi.Info{}, errors.New("the device is not an absolute path")
-	case !sys.IsText(info.FSType) || len(info.FSType) > 64:
-		return abi.Info{}, errors.New("the fstype is not a name")
-	}
-	return info, nil
 }
 
 // nameOf is the name of a volume's directory. It is made of the target as kubelet

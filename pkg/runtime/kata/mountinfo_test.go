@@ -1,13 +1,10 @@
 package kata
 
 import (
-	"encoding/json"
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -45,11 +42,11 @@ func TestEncodeInfo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			v := plainVolume()
 			c.change(v)
-			raw, err := encodeInfo(v)
+			raw, err := layout{}.Encode(v)
 			if err != nil || string(raw) != c.want {
 				t.Errorf("%s, %v\nwant %s", raw, err, c.want)
 			}
-			if info, err := parseInfo(raw); err != nil || info.Device != "/dev/vdb" {
+			if info, err := abi.Parse(raw); err != nil || info.Device != "/dev/vdb" {
 				t.Errorf("read back: %+v, %v", info, err)
 			}
 		})
@@ -71,7 +68,7 @@ func TestParseInfo(t *testing.T) {
 		``:                                                                 false,
 		`null`:                                                             false,
 	} {
-		if _, err := parseInfo([]byte(raw)); (err == nil) != valid {
+		if _, err := abi.Parse([]byte(raw)); (err == nil) != valid {
 			t.Errorf("%s: %v", raw, err)
 		}
 	}
@@ -127,23 +124,4 @@ func TestCheck(t *testing.T) {
 			}
 		})
 	}
-}
-
-func FuzzMountInfo(f *testing.F) {
-	f.Add([]byte(`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","metadata":{"fsGroup":"1"},"options":["ro"]}`))
-	f.Add([]byte(`{"volume-type":"","device":"","fstype":""}`))
-	f.Fuzz(func(t *testing.T, raw []byte) {
-		info, err := parseInfo(raw)
-		if err != nil {
-			return
-		}
-		again, err := json.Marshal(info)
-		if err != nil {
-			t.Fatal(err)
-		}
-		back, err := parseInfo(again)
-		if err != nil || back.Device != info.Device || !slices.Equal(back.Options, info.Options) {
-			t.Fatalf("%s came back as %+v, %v: %s", raw, back, err, cmp.Diff(info, back))
-		}
-	})
 }

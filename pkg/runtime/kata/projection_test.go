@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
@@ -186,9 +187,9 @@ func TestReadsAreNeverTorn(t *testing.T) {
 
 func readUntil(t *testing.T, file string, left *atomic.Int64) {
 	for left.Add(-1) >= 0 {
-		raw, err := sys.ReadSmall(file, maxInfo)
+		raw, err := sys.ReadSmall(file, abi.MaxInfo)
 		if err == nil {
-			_, err = parseInfo(raw)
+			_, err = abi.Parse(raw)
 		}
 		if err != nil {
 			t.Errorf("%q: %v", sys.ClipTo(string(raw), 100), err)

@@ -20,7 +20,16 @@ func (h *Handler) Resize(ctx context.Context, v *volume.Volume, r volume.Range) 
 	if err != nil {
 		return 0, err
 	}
-	rep, b, err := h.client.callOnce(ctx, v, func(b shim) ([]byte, error) { return h.resizeRequest(ctx, v, b, size) })
+	c, b, err := h.client.connect(ctx, v)
+	if err != nil {
+		return 0, err
+	}
+	request, err := h.resizeRequest(ctx, v, b, size)
+	if err != nil {
+		c.close()
+		return 0, err
+	}
+	rep, err := h.client.send(ctx, v, b, c, request)
 	switch {
 	case err == nil && rep.status == 200:
 		return size, nil

@@ -34,7 +34,7 @@ func TestResizeThatIsHungUpOn(t *testing.T) {
 	}
 	v := published(t, b, "a")
 	shim := b.startShim(t, v, "sb1")
-	for range 2 { // the second time there is a kept connection
+	for range 2 { // the second time the path is known
 		if _, err := b.h.Stats(t.Context(), v); err != nil {
 			t.Fatal(err)
 		}

@@ -2,9 +2,9 @@ package kata
 
 import (
 	"errors"
+	"regexp"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 )
 
 // value is one value of Rust's derived Debug text: a name with what follows it,
@@ -29,9 +29,12 @@ const maxDepth = 16
 
 var errDebugText = errors.New("it is not the debug text of stats")
 
+// debugToken is one token: a string, a number, a name, or a sign. The groups say which.
+var debugToken = regexp.MustCompile(`^[ \n\t]*(?:("(?:[^"\\]|\\.)*")|(-?[0-9]+(?:\.[0-9]+)*)|([A-Za-z_][A-Za-z0-9_]*)|\.\.|[][(){},:])`)
+
 // debugParser reads Rust's debug text, strictly: every byte belongs to the
 // grammar. The text comes from a guest, so depth is bounded, and the length is
-// by the caller.
+// by the caller, who also sees that it is UTF-8.
 type debugParser struct {
 	rest string
 	// failed is set where the text breaks the grammar. Nothing is left to read then.
@@ -40,122 +43,94 @@ type debugParser struct {
 
 func (p *debugParser) fail() { p.failed, p.rest = true, "" }
 
-// take takes exactly s, if that comes next.
-func (p *debugParser) take(s string) (taken bool) {
-	p.rest, taken = strings.CutPrefix(strings.TrimLeft(p.rest, " \n\t"), s)
-	return taken
+// token takes the next token; ok is false at the end, and where there is none.
+func (p *debugParser) token() (text string, kind valueKind, ok bool) {
+	at := debugToken.FindStringSubmatchIndex(p.rest)
+	if at == nil {
+		return "", 0, false
+	}
+	text, p.rest = strings.TrimLeft(p.rest[:at[1]], " \n\t"), p.rest[at[1]:]
+	switch {
+	case at[2] >= 0:
+		kind = stringValue
+	case at[4] >= 0:
+		kind = numberValue
+	case at[6] < 0:
+		kind = listValue
+	}
+	return text, kind, true
 }
 
-func (p *debugParser) want(s string) {
-	if !p.take(s) {
-		p.fail()
+// take takes a token, if that is the next one.
+func (p *debugParser) take(wanted string) bool {
+	before := p.rest
+	if text, _, _ := p.token(); text != wanted {
+		p.rest = before
+		return false
+	}
+	return true
+}
+
+func (p *debugParser) want(tokens ...string) {
+	for _, one := range tokens {
+		if !p.take(one) {
+			p.fail()
+		}
 	}
 }
 
-// next is the first byte of what comes, 0 at the end.
-func (p *debugParser) next() byte {
-	if p.take(""); p.rest == "" {
-		return 0
-	}
-	return p.rest[0]
-}
+// atEnd tells whether nothing is left but space.
+func (p *debugParser) atEnd() bool { return strings.Trim(p.rest, " \n\t") == "" }
 
 func (p *debugParser) value(depth int) value {
-	switch c := p.next(); {
-	case depth > maxDepth:
-	case c == '"':
-		return value{kind: stringValue, text: p.string()}
-	case c == '[':
-		return value{kind: listValue, items: p.items("[", "]", depth)}
-	case c == '(':
-		return value{kind: listValue, items: p.items("(", ")", depth)}
-	case c == '{':
-		p.mapping(depth)
-		return value{kind: listValue}
-	case c == '-', isDigit(c):
-		return p.number()
-	case isNameStart(c):
-		return p.named(depth)
-	}
-	p.fail()
-	return value{}
-}
-
-func isDigit(c byte) bool { return c >= '0' && c <= '9' }
-
-func isNameStart(c byte) bool {
-	return c == '_' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
-}
-
-func (p *debugParser) cut(n int) (text string) {
-	text, p.rest = p.rest[:n], p.rest[n:]
-	return text
-}
-
-// number takes digits with an optional sign and fraction.
-func (p *debugParser) number() value {
-	n := 1
-	for n < len(p.rest) && (isDigit(p.rest[n]) || p.rest[n] == '.' && n+1 < len(p.rest) && isDigit(p.rest[n+1])) {
-		n++
-	}
-	text := p.cut(n)
-	if text == "-" || p.rest != "" && isNameStart(p.rest[0]) {
+	text, kind, ok := p.token()
+	v := value{kind: kind, text: text}
+	switch {
+	case !ok || depth > maxDepth:
 		p.fail()
-	}
-	return value{kind: numberValue, text: text}
-}
-
-func (p *debugParser) name() string {
-	if !isNameStart(p.next()) {
-		p.fail()
-		return ""
-	}
-	n := 1
-	for n < len(p.rest) && (isNameStart(p.rest[n]) || isDigit(p.rest[n])) {
-		n++
-	}
-	return p.cut(n)
-}
-
-func (p *debugParser) named(depth int) value {
-	v := value{kind: nameValue, text: p.name()}
-	switch p.next() {
-	case '(':
-		v.items = p.items("(", ")", depth)
-	case '{':
+	case kind == stringValue:
+		v.text = p.unquote(text)
+	case kind == nameValue && p.take("("):
+		v.items = p.items(")", depth)
+	case kind == nameValue && p.take("{"):
 		v.fields = p.fields(depth)
+	case text == "[":
+		v.items = p.items("]", depth)
+	case text == "(":
+		v.items = p.items(")", depth)
+	case text == "{":
+		p.mapping(depth)
+	case kind == listValue:
+		p.fail()
 	}
 	return v
 }
 
 // list takes what stands between brackets, with commas between the elements, and with or
-// without one at its end.
-func (p *debugParser) list(open, end string, element func()) {
-	p.want(open)
+// without one at its end. The opening one is taken already.
+func (p *debugParser) list(end string, element func()) {
 	for !p.failed && !p.take(end) {
 		element()
-		if p.next() != end[0] {
-			p.want(",")
+		if p.take(end) {
+			return
 		}
+		p.want(",")
 	}
 }
 
-func (p *debugParser) items(open, end string, depth int) (items []value) {
-	p.list(open, end, func() { items = append(items, p.value(depth+1)) })
+func (p *debugParser) items(end string, depth int) (items []value) {
+	p.list(end, func() { items = append(items, p.value(depth+1)) })
 	return items
 }
 
 func (p *debugParser) fields(depth int) map[string]value {
 	fields := make(map[string]value)
-	p.list("{", "}", func() {
-		if p.take("..") { // of a type that does not show all
-			if p.next() != '}' {
-				p.fail()
-			}
+	p.list("}", func() {
+		name, kind, ok := p.token()
+		if name == ".." { // of a type that does not show all
 			return
 		}
-		name := p.name()
-		if _, twice := fields[name]; twice {
+		if _, twice := fields[name]; twice || !ok || kind != nameValue {
 			p.fail()
 		}
 		p.want(":")
@@ -167,7 +142,7 @@ func (p *debugParser) fields(depth int) map[string]value {
 // mapping takes {key: value, ...} and keeps nothing of it: only fields that we
 // do not read are maps.
 func (p *debugParser) mapping(depth int) {
-	p.list("{", "}", func() {
+	p.list("}", func() {
 		p.value(depth + 1)
 		if p.take(":") {
 			p.value(depth + 1)
@@ -175,49 +150,25 @@ func (p *debugParser) mapping(depth int) {
 	})
 }
 
-// string takes a quoted string with Rust's escapes.
-func (p *debugParser) string() string {
-	var out strings.Builder
-	p.want(`"`)
-	for {
-		n := strings.IndexAny(p.rest, `"\`)
-		if n < 0 || !utf8.ValidString(p.rest[:n]) {
-			p.fail()
-			return ""
-		}
-		out.WriteString(p.cut(n))
-		if p.rest[0] == '"' {
-			p.cut(1)
-			return out.String()
-		}
-		r, size := unescapeRust(p.rest)
-		if size == 0 {
-			p.fail()
-			return ""
-		}
-		out.WriteRune(r)
-		p.cut(size)
-	}
-}
+var rustEscape = regexp.MustCompile(`\\(?:u\{[0-9A-Fa-f]{1,6}\}|.)`)
 
-var escapes = map[byte]rune{'n': '\n', 'r': '\r', 't': '\t', '0': 0, '\\': '\\', '"': '"', '\'': '\''}
-
-// unescapeRust reads one escape, which begins with a backslash, and its length. That is
-// 0 for one that Rust does not write.
-func unescapeRust(s string) (rune, int) {
-	if len(s) < 2 {
-		return 0, 0
+// unquote reads a string by Go's rules, once its escapes that only Rust has are Go's.
+func (p *debugParser) unquote(quoted string) string {
+	quoted = rustEscape.ReplaceAllStringFunc(quoted, func(escape string) string {
+		switch digits, isHex := strings.CutPrefix(escape, `\u{`); {
+		case isHex:
+			digits = strings.TrimSuffix(digits, "}")
+			return `\U` + strings.Repeat("0", 8-len(digits)) + digits
+		case escape == `\0`:
+			return `\x00`
+		case escape == `\'`:
+			return `'`
+		}
+		return escape
+	})
+	text, err := strconv.Unquote(quoted)
+	if err != nil {
+		p.fail()
 	}
-	if r, ok := escapes[s[1]]; ok {
-		return r, 2
-	}
-	end := strings.IndexByte(s, '}')
-	if end < len(`\u{0`) || end > len(`\u{10ffff`) || !strings.HasPrefix(s, `\u{`) {
-		return 0, 0
-	}
-	n, err := strconv.ParseUint(s[3:end], 16, 32)
-	if err != nil || n > utf8.MaxRune || !utf8.ValidRune(rune(n)) {
-		return 0, 0
-	}
-	return rune(n), end + 1
+	return text
 }

@@ -41,7 +41,7 @@ func (s *guestSearch) listShared() ([]sharedDir, error) {
 		}
 		if err != nil || len(names) > maxShared {
 			return nil, volume.Errorf(volume.Internal, "volume %s: what Kata sandbox %s shares with the host, in %s, "+
-				"cannot be listed: %w", s.v.Target, s.id, dir, err)
+				"cannot be listed: %w", s.v.Target, s.shim.id, dir, err)
 		}
 		for _, name := range names {
 			if seen[name] || !sys.IsText(name) || !sharedForm.MatchString(name) {
@@ -60,7 +60,7 @@ func (s *guestSearch) listShared() ([]sharedDir, error) {
 }
 
 func (s *guestSearch) passthrough(mode string) string {
-	return filepath.Join(s.h.cfg.SharedSandboxes, s.id, mode, "passthrough")
+	return filepath.Join(s.h.cfg.SharedSandboxes, s.shim.id, mode, "passthrough")
 }
 
 // plainDir tells when a directory was made, if it is one and no mount point. A
@@ -82,15 +82,15 @@ func (s *guestSearch) ofVolume(ctx context.Context, dirs []sharedDir) ([]sharedD
 	if s.h.sandboxes == nil || len(dirs) == 0 {
 		return dirs, nil
 	}
-	containers, err := s.h.sandboxes.ContainerIDs(ctx, s.id)
+	containers, err := s.h.sandboxes.ContainerIDs(ctx, s.shim.id)
 	if err != nil {
 		return nil, s.trackerError(ctx, err)
 	}
-	destinations, err := s.h.sandboxes.Destinations(ctx, s.id, s.v.ResolvedTarget)
+	destinations, err := s.h.sandboxes.Destinations(ctx, s.shim.id, s.v.ResolvedTarget)
 	if err != nil {
 		return nil, s.trackerError(ctx, err)
 	}
-	containers = append(containers, s.id)
+	containers = append(containers, s.shim.id)
 	return slices.DeleteFunc(dirs, func(d sharedDir) bool {
 		return ofContainer(d.name, containers) || !endsIn(d.name, destinations)
 	}), nil
@@ -122,8 +122,8 @@ func endsIn(name string, destinations []string) bool {
 
 func (s *guestSearch) trackerError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return contextError(s.v, s.id, ctx.Err())
+		return contextError(s.v, s.shim.id, ctx.Err())
 	}
 	return volume.Errorf(volume.Internal, "volume %s: the container runtime cannot be asked about Kata sandbox %s, "+
-		"so that the volume's place in the guest is not known: %w", s.v.Target, s.id, err)
+		"so that the volume's place in the guest is not known: %w", s.v.Target, s.shim.id, err)
 }

@@ -19,28 +19,27 @@ func (h *Handler) Stats(ctx context.Context, v *volume.Volume) (volume.Report, e
 	if err := ctx.Err(); err != nil {
 		return volume.Report{}, guest.ContextError(v, "", err)
 	}
-	search := newGuestSearch(h, v)
-	for {
-		rep, b, err := h.client.call(ctx, v, func(b shim) ([]byte, error) { return search.request(ctx, b) })
-		var report volume.Report
-		if err == nil {
-			report, err = h.readStats(v, b, rep)
-		}
-		more := false
-		if b.flavor == rustShim {
-			more, err = search.judge(ctx, b, report, err)
-		}
-		switch {
-		case more:
-		case err != nil:
-			return volume.Report{}, h.denied(ctx, v, b, err)
-		default:
-			h.store.Bindings.Prove(v.Key, b.id, true)
-			report.Sandbox, report.Condition = b.id, h.condition(ctx, v, report.Condition)
-			report.GroupIgnored = h.groupIgnored(ctx, v, b)
-			return report, nil
-		}
+	c, b, err := h.client.connect(ctx, v)
+	if err != nil {
+		return volume.Report{}, h.denied(ctx, v, b, err)
 	}
+	var report volume.Report
+	if b.flavor == rustShim {
+		search := &guestSearch{h: h, v: v, shim: b, conn: c}
+		report, err = search.stats(ctx)
+		if search.conn != nil {
+			search.conn.close()
+		}
+	} else {
+		report, err = h.askStats(ctx, v, b, c, statsRequestGo(v.Device.Path))
+	}
+	if err != nil {
+		return volume.Report{}, h.denied(ctx, v, b, err)
+	}
+	h.store.Bindings.Prove(v.Key, b.id, true)
+	report.Sandbox, report.Condition = b.id, h.condition(ctx, v, report.Condition)
+	report.GroupIgnored = h.groupIgnored(ctx, v, b)
+	return report, nil
 }
 
 // condition replaces what the agent says of the filesystem's health: that is a
@@ -100,7 +99,13 @@ func (h *Handler) groupIgnored(ctx context.Context, v *volume.Volume, b shim) bo
 	return true
 }
 
-func (h *Handler) readStats(v *volume.Volume, b shim, rep reply) (volume.Report, error) {
+// askStats sends one request. With an error that the numbers are to blame for, it gives
+// them too.
+func (h *Handler) askStats(ctx context.Context, v *volume.Volume, b shim, c *conn, request []byte) (volume.Report, error) {
+	rep, err := h.client.send(ctx, v, b, c, request)
+	if err != nil {
+		return volume.Report{}, err
+	}
 	if rep.status != 200 {
 		return volume.Report{}, statusError(v, "stats", b, rep)
 	}

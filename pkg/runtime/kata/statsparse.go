@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"unicode/utf8"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
@@ -71,15 +72,18 @@ func parseStatsDebug(body []byte) (volume.Report, error) {
 	if len(body) > maxBody {
 		return volume.Report{}, errTooMuch
 	}
+	if !utf8.Valid(body) {
+		return volume.Report{}, errDebugText
+	}
 	p := debugParser{rest: string(body)}
-	p.want("Usage:")
+	p.want("Usage", ":")
 	list := p.value(0)
-	p.want("Volume Condition:")
+	p.want("Volume", "Condition", ":")
 	said := p.value(0)
 	switch {
 	case p.failed || list.kind != listValue:
 		return volume.Report{}, errDebugText
-	case p.next() != 0:
+	case !p.atEnd():
 		return volume.Report{}, errors.New("more follows after the debug text of stats")
 	}
 	usages := make([]volume.Usage, 0, len(list.items))

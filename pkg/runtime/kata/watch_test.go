@@ -128,7 +128,7 @@ func TestRootIsWatchedAgain(t *testing.T) {
 	if err := os.RemoveAll(b.cfg.DirectVolumes); err != nil {
 		t.Fatal(err)
 	}
-	check.Eventually(t, "made again", func() bool { _, err := os.Stat(b.cfg.DirectVolumes); return err == nil })
+	check.Succeeds(t, "made again", func() error { _, err := os.Stat(b.cfg.DirectVolumes); return err })
 	foreign := b.Volume("foreign")
 	b.PublishForeign(t, foreign)
 	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })

@@ -7,9 +7,11 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +19,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
@@ -178,6 +181,18 @@ func (t *Tracker) lost(err error) bool {
 	return isNew
 }
 
+// plain is an error of a call without gRPC's own words, which tell an operator nothing.
+func plain(err error) error {
+	call, is := errors.AsType[interface {
+		error
+		GRPCStatus() *status.Status
+	}](err)
+	if !is {
+		return err
+	}
+	return errors.New(strings.Replace(err.Error(), call.Error(), call.GRPCStatus().Message(), 1))
+}
+
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 15 * time.Second
@@ -188,7 +203,7 @@ func (t *Tracker) Run(ctx context.Context) error {
 	pause := firstPause
 	for ctx.Err() == nil {
 		start := time.Now()
-		err := t.followOnce(ctx)
+		err := plain(t.followOnce(ctx))
 		isNew := t.lost(err)
 		if ctx.Err() != nil {
 			return nil

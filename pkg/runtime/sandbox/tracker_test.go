@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +14,8 @@ import (
 	tasktypes "github.com/containerd/containerd/api/types/task"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -300,5 +303,21 @@ func TestHungContainerdAnswersItsCallerInTime(t *testing.T) {
 	defer cancel()
 	if _, err := tracker.ContainerIDs(ctx, "sb-1"); volume.KindOf(err) != volume.Timeout {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestErrorsOfCallsAreInPlainWords(t *testing.T) {
+	answer := status.Error(codes.Unavailable, "no such socket")
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{answer, "no such socket"},
+		{fmt.Errorf("containerd: events: %w", answer), "containerd: events: no such socket"},
+		{io.EOF, "EOF"},
+	} {
+		if got := plain(c.err); got.Error() != c.want {
+			t.Errorf("%v is told as %q", c.err, got)
+		}
 	}
 }

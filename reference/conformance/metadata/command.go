@@ -58,7 +58,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		err = fmt.Errorf("--size: give at least %d", leastSize)
 	}
 	if err != nil {
-		_, _ = fmt.Fprintf(stderr, "crust-conformance %s: %v\n", Command, err)
+		_, _ = fmt.Fprintf(stderr, "crust-conformance %[1]s: %[2]v\nSee 'crust-conformance %[1]s --help'.\n", Command, err)
 		return 2
 	}
 	if err := run(ctx, path, opts, stdout); err != nil {

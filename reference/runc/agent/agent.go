@@ -8,22 +8,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"github.com/crust-proxy/crust-proxy/internal/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/reference/handler/serve"
 	"github.com/crust-proxy/crust-proxy/reference/runc"
 )
 
 const (
-	agentLock = "agent.lock"
 	// idleCheck is how often the agent looks whether any sandbox is left, and
 	// idleChecks how many such looks in a row end it.
 	idleCheck  = 2 * time.Second
@@ -37,13 +35,11 @@ func Run(cfg runc.Config) error {
 	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
 		return fmt.Errorf("the directory %s cannot be made: %w", cfg.StateDir, err)
 	}
-	lock, err := lockAgent(cfg)
-	if err != nil || lock == nil {
-		return err
-	}
-	defer func() { _ = lock.Close() }()
-	listener, err := listen(cfg.AgentSocket())
+	listener, err := peercred.Listen(cfg.AgentSocket(), 0o600, "")
 	if err != nil {
+		if served, _ := sys.IsServed(cfg.AgentSocket()); served {
+			return nil
+		}
 		return err
 	}
 	volumes := runc.OpenVolumes(cfg)
@@ -60,45 +56,9 @@ func Run(cfg runc.Config) error {
 	return nil
 }
 
-// lockAgent gives nil where another agent has the lock.
-func lockAgent(cfg runc.Config) (*os.File, error) {
-	lock, err := os.OpenFile(filepath.Join(cfg.StateDir, agentLock), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("the agent's lock cannot be opened: %w", err)
-	}
-	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, lock.Close()
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("the agent's lock cannot be taken: %w", err), lock.Close())
-	}
-	return lock, nil
-}
-
-// listen takes the place of an agent that died. The caller has the lock. The
-// socket lies in a directory that is root's alone.
-func listen(socket string) (net.Listener, error) {
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		return nil, fmt.Errorf("%s cannot be listened on: %w", socket, err)
-	}
-	return listener, os.Chmod(socket, 0o600)
-}
-
 // waitIdle waits until no sandbox has had a volume for a while, or ctx ends.
 func waitIdle(ctx context.Context, volumes runc.Volumes) {
-	tick := time.NewTicker(idleCheck)
-	defer tick.Stop()
-	for idle := 0; idle < idleChecks; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	for idle := 0; idle < idleChecks && sys.Sleep(ctx, idleCheck); {
 		if idle++; volumes.Any() {
 			idle = 0
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
@@ -32,6 +33,7 @@ type containers struct {
 type container struct {
 	cgroup  cgroup
 	volumes []*guestVolume
+	mounts  int // its mount namespace, held while it is there
 
 	mu        sync.Mutex
 	processes map[string]*process
@@ -67,20 +69,26 @@ func (cs *containers) CreateContainer(ctx context.Context, req *wire.CreateConta
 	if err != nil {
 		return nil, err
 	}
-	c := &container{cgroup: cgroup(id), processes: make(map[string]*process)}
+	c := &container{cgroup: cgroup(id), mounts: -1, processes: make(map[string]*process)}
 	if err := cs.reserve(id, c); err != nil {
 		return nil, err
 	}
 	is := &setup{Process: spec.Process, Spec: spec, Namespaces: flags}
 	is.Volumes, err = cs.use(c, req.GetVolumes(), len(spec.Mounts))
+	if err == nil && req.GetImage() != "" {
+		is.Image, err = cs.useImage(c, req.GetImage())
+	}
 	if err == nil {
 		err = c.cgroup.make(spec)
 	}
 	if err == nil {
 		_, err = c.begin(ctx, "", is)
 	}
+	if err == nil {
+		c.mounts, err = openNamespace(c.processes[""].pid(), "mnt")
+	}
 	if err != nil {
-		_ = cs.remove(ctx, id)
+		_ = cs.remove(context.WithoutCancel(ctx), id)
 	}
 	return new(wire.Empty), err
 }
@@ -101,6 +109,17 @@ func (cs *containers) use(c *container, asked []*wire.VolumeMount, mounts int) (
 		all[int(m.GetMount())] = &volumeMount{Path: volumePath(m.GetVolume()), Sub: m.GetSubPath(), Info: vol.info}
 	}
 	return all, nil
+}
+
+// useImage makes a volume what a container has its root filesystem in, and gives its place.
+func (cs *containers) useImage(c *container, name string) (string, error) {
+	vol, err := cs.volumes.get(name)
+	if err != nil {
+		return "", err
+	}
+	vol.users.Add(1)
+	c.volumes = append(c.volumes, vol)
+	return volumePath(name), initramfs.Load("overlay")
 }
 
 // begin starts a process of the container and waits until it is set up.
@@ -131,10 +150,14 @@ func (c *container) begin(ctx context.Context, name string, is *setup) (*process
 	return p, err
 }
 
+func openNamespace(pid int, name string) (int, error) {
+	return unix.Open("/proc/"+strconv.Itoa(pid)+"/ns/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+}
+
 // beside calls f in a thread whose children are in the process namespace of another
 // process. The thread ends with it.
 func beside(pid int, f func() error) error {
-	ns, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/ns/pid", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	ns, err := openNamespace(pid, "pid")
 	if err != nil {
 		return err
 	}
@@ -279,12 +302,33 @@ func (cs *containers) remove(ctx context.Context, id string) error {
 	if err := c.cgroup.remove(ctx); err != nil {
 		return err
 	}
+	if err := c.unmount(); err != nil {
+		return err
+	}
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	delete(cs.of, id)
 	for _, vol := range c.volumes {
 		vol.users.Add(-1)
 	}
+	return nil
+}
+
+// unmount lets go of the container's mounts. What the host shares must not be read any more
+// then: a virtiofs of Linux 6.1 that is unmounted while a file is read ahead for a process
+// that was killed ends in a kernel bug. The server answers in turn, so that after its first
+// answer all is read, and after its second one all is closed.
+func (c *container) unmount() error {
+	var fs unix.Statfs_t
+	for range 2 {
+		if err := unix.Statfs(wire.SharedDir, &fs); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("what the host shares is not answered for: %w", err)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sys.CloseFD(c.mounts)
+	c.mounts = -1
 	return nil
 }
 

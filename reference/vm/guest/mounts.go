@@ -12,6 +12,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/reference/fsmount"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
 // mount makes the container's root directory and goes there. It runs in the container's
@@ -22,6 +23,11 @@ func (s *setup) mount() error {
 		return fmt.Errorf("make the mounts private: %w", err)
 	}
 	dir := s.Spec.Root.Path
+	if s.Image != "" {
+		if err := overlay(s.Image, path.Dir(dir)); err != nil {
+			return fmt.Errorf("the image of the root filesystem: %w", err)
+		}
+	}
 	if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("mount the root filesystem: %w", err)
 	}
@@ -46,6 +52,22 @@ func (s *setup) mount() error {
 		return fmt.Errorf("change to the root filesystem: %w", err)
 	}
 	return inside(s.Spec, s.Namespaces)
+}
+
+// overlay shows an image at a directory where it can be written to. What is written is in
+// memory, and the container's alone.
+func overlay(image, at string) error {
+	if err := os.MkdirAll(at, 0o755); err != nil { //nolint:gosec // roots are seen by all
+		return err
+	}
+	if err := unix.Mount("tmpfs", at, "tmpfs", unix.MS_NODEV, "mode=755"); err != nil {
+		return err
+	}
+	upper, work := path.Join(at, "upper"), path.Join(at, "work")
+	if err := errors.Join(os.Mkdir(upper, 0o755), os.Mkdir(work, 0o755)); err != nil { //nolint:gosec // as above
+		return err
+	}
+	return unix.Mount("overlay", at, "overlay", unix.MS_NODEV, "lowerdir="+image+",upperdir="+upper+",workdir="+work)
 }
 
 // inside does what is left to do in the container's root directory.
@@ -165,9 +187,9 @@ func (is mountOptions) open(m specs.Mount, volume *volumeMount) (int, error) {
 		}
 		return unix.OpenTree(unix.AT_FDCWD, m.Source, flags)
 	case m.Type == "cgroup" || m.Type == "cgroup2":
-		return fsmount.New("cgroup2", "cgroup", nil, 0)
+		return fsops.NewMount("cgroup2", "cgroup", nil, 0)
 	default:
-		return fsmount.New(m.Type, m.Source, is.rest, 0)
+		return fsops.NewMount(m.Type, m.Source, is.rest, 0)
 	}
 }
 
@@ -298,7 +320,7 @@ func nothing(at int) (int, error) {
 		return -1, err
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return fsmount.New("tmpfs", "tmpfs", nil, unix.MOUNT_ATTR_RDONLY)
+		return fsops.NewMount("tmpfs", "tmpfs", nil, unix.MOUNT_ATTR_RDONLY)
 	}
 	return unix.OpenTree(unix.AT_FDCWD, os.DevNull, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 }

@@ -9,8 +9,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/ttrpc"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
@@ -30,7 +32,11 @@ func agent() error {
 	c := &containers{volumes: v, of: make(map[string]*container)}
 	port := &ports{name: wire.Port, free: make(chan struct{}, 1)}
 	port.free <- struct{}{}
-	return wire.Agent{Sandbox: &sandbox{volumes: v, containers: c}, Volumes: v, Containers: c, CodeOf: codeOf}.Serve(context.Background(), port)
+	return wire.Serve(context.Background(), port, codeOf, func(server *ttrpc.Server) {
+		wire.RegisterSandboxService(server, &sandbox{volumes: v, containers: c})
+		wire.RegisterVolumesService(server, v)
+		wire.RegisterContainersService(server, c)
+	})
 }
 
 func (s *sandbox) Ping(context.Context, *wire.PingRequest) (*wire.PingResponse, error) {
@@ -51,13 +57,21 @@ func (s *sandbox) StartSandbox(_ context.Context, req *wire.StartSandboxRequest)
 	if err := upLoopback(); err != nil {
 		return nil, fmt.Errorf("the loopback interface: %w", err)
 	}
-	if tag := req.GetSharedTag(); tag != "" {
-		err := errors.Join(os.MkdirAll(wire.SharedDir, 0o755), unix.Mount(tag, wire.SharedDir, "virtiofs", unix.MS_NODEV, "")) //nolint:gosec // as roots are
-		if err != nil {
-			return nil, fmt.Errorf("mount what the host shares: %w", err)
-		}
+	if err := mountShared(req.GetSharedTag()); err != nil {
+		return nil, fmt.Errorf("mount what the host shares, or memory instead: %w", err)
 	}
 	return new(wire.Empty), nil
+}
+
+// mountShared mounts what the host shares. Where that is nothing, containers have memory of
+// the machine together, as they have that of a pod.
+func mountShared(tag string) error {
+	if tag == "" {
+		const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+		return errors.Join(os.MkdirAll(wire.MemoryDir, 0o700), unix.Mount("shm", wire.MemoryDir, "tmpfs", quiet, "mode=1777,size=64m"))
+	}
+	return errors.Join(initramfs.Load("virtiofs"), os.MkdirAll(wire.SharedDir, 0o755), //nolint:gosec // as roots are
+		unix.Mount(tag, wire.SharedDir, "virtiofs", unix.MS_NODEV, ""))
 }
 
 // setSysctls sets kernel parameters by their names with dots.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -22,6 +21,8 @@ type (
 		Spec *specs.Spec
 		// Namespaces are flags: those that the container has of its own.
 		Namespaces uintptr
+		// Image is where the container's root filesystem is, if it is not shared by the host.
+		Image string
 		// Volumes are mounts of the spec that show a volume, by their index.
 		Volumes map[int]*volumeMount
 		// Join is the container's first process, for a further one.
@@ -81,10 +82,9 @@ func join(pid int) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return err
 	}
-	dir := "/proc/" + strconv.Itoa(pid) + "/ns/"
 	var open []int
 	for _, name := range []string{"ipc", "uts", "net", "cgroup", "mnt"} {
-		ns, err := unix.Open(dir+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		ns, err := openNamespace(pid, name)
 		if err != nil {
 			return fmt.Errorf("open the container's namespace %s: %w", name, err)
 		}

@@ -203,13 +203,16 @@ func (v *volumes) ask(name string, f func(root int, info abi.Info) error) error 
 func (v *volumes) GetVolumeStats(_ context.Context, req *wire.GetVolumeStatsRequest) (*wire.GetVolumeStatsResponse, error) {
 	answer, name := new(wire.GetVolumeStatsResponse), req.GetVolume()
 	err := v.ask(name, func(root int, info abi.Info) error {
-		report, err := fsops.Stat(root, info.ReadOnly())
-		report = freezer().Judge(name, report)
-		for _, u := range report.Usage {
-			answer.Usage = append(answer.Usage, &wire.Usage{Unit: string(u.Unit), Available: u.Available, Total: u.Total, Used: u.Used})
+		reply, err := freezer().Stat(name, root, info.ReadOnly())
+		if err != nil {
+			return err
 		}
-		answer.Abnormal, answer.Reason, answer.Message = report.Abnormal, report.Reason, wire.Text(report.Message)
-		return err
+		for _, u := range reply.Usage {
+			answer.Usage = append(answer.Usage, &wire.Usage{Unit: u.Unit, Available: u.Available, Total: u.Total, Used: u.Used})
+		}
+		is := reply.Condition
+		answer.Abnormal, answer.Reason, answer.Message = is.Abnormal, is.Reason, wire.Text(is.Message)
+		return nil
 	})
 	return answer, err
 }

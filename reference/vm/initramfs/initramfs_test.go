@@ -13,8 +13,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// kernel writes the tree of a kernel whose modules have their names as content.
-func kernel(t *testing.T) string {
+// kernelTree writes the tree of a kernel whose modules have their names as content.
+func kernelTree(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	modules := dir + "/lib/modules/6.1/"
@@ -69,15 +69,15 @@ func read(t *testing.T, raw []byte) (data map[string]string, modes map[string]in
 func TestArchive(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "program")
 	check.Must(t, os.WriteFile(program, []byte("the program"), 0o600))
-	_, path, err := Build(kernel(t), program, t.TempDir()+"/cache")
+	_, path, err := Build(kernelTree(t), program, t.TempDir()+"/cache")
 	check.Must(t, err)
 	raw, err := os.ReadFile(path)
 	check.Must(t, err)
 	data, modes := read(t, raw)
 	for file, want := range map[string]string{
 		"init": "the program", "modules/virtio-blk.ko": "virtio-blk", "modules/xfs.ko": "xfs",
-		"modules/list": "boot virtio_ring.ko virtio.ko virtio_pci_modern_dev.ko virtio_pci.ko virtio-blk.ko virtio_console.ko fuse.ko virtiofs.ko\n" +
-			"ext4\nxfs libcrc32c.ko xfs.ko\n",
+		"modules/list": "boot virtio_ring.ko virtio.ko virtio_pci_modern_dev.ko virtio_pci.ko virtio-blk.ko virtio_console.ko\n" +
+			"virtiofs fuse.ko virtio_ring.ko virtio.ko virtiofs.ko\next4\nxfs libcrc32c.ko xfs.ko\n",
 	} {
 		if diff := cmp.Diff(want, data[file]); diff != "" {
 			t.Errorf("%s: %s", file, diff)
@@ -91,7 +91,7 @@ func TestArchive(t *testing.T) {
 }
 
 func TestBuildOnce(t *testing.T) {
-	program, dir, cache := filepath.Join(t.TempDir(), "program"), kernel(t), t.TempDir()+"/cache"
+	program, dir, cache := filepath.Join(t.TempDir(), "program"), kernelTree(t), t.TempDir()+"/cache"
 	build := func(content string) string {
 		check.Must(t, os.WriteFile(program, []byte(content), 0o600))
 		image, path, err := Build(dir, program, cache)
@@ -126,18 +126,18 @@ func TestBuildOnce(t *testing.T) {
 func TestKernelsThatWillNotDo(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "program")
 	check.Must(t, os.WriteFile(program, nil, 0o600))
-	two := kernel(t)
+	two := kernelTree(t)
 	check.Must(t, os.WriteFile(two+"/boot/vmlinuz-6.2", nil, 0o600))
-	bare := kernel(t)
+	bare := kernelTree(t)
 	check.Must(t, os.RemoveAll(bare+"/lib"))
-	poor := kernel(t)
+	poor := kernelTree(t)
 	check.Must(t, os.WriteFile(poor+"/lib/modules/6.1/modules.dep", []byte("kernel/virtio_ring.ko:\n"), 0o600))
 	for want, dir := range map[string]string{"has 2 kernels": two, "has no modules": bare, "virtio_pci: the kernel has no such module": poor, "has 0 kernels": t.TempDir()} {
 		if _, _, err := Build(dir, program, t.TempDir()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
-	known, err := Kernel{modules: poor + "/lib/modules/6.1"}.table()
+	known, err := kernel{modules: poor + "/lib/modules/6.1"}.table()
 	check.Must(t, err)
 	if _, err := known.order([]string{"xfs"}); !errors.Is(err, errNoModule) {
 		t.Errorf("a module that is not there: %v", err)

@@ -10,43 +10,38 @@ import (
 	"strings"
 )
 
-// Kernel is a kernel and its modules.
-type Kernel struct {
-	// Image is what QEMU boots.
-	Image   string
-	modules string
-}
+// kernel is what QEMU boots, and the directory of its modules.
+type kernel struct{ image, modules string }
 
-// FindKernel finds the only kernel in a directory that is like the root of a Debian:
+// findKernel finds the only kernel in a directory that is like the root of a Debian:
 // boot/vmlinuz-RELEASE and lib/modules/RELEASE.
-func FindKernel(dir string) (Kernel, error) {
+func findKernel(dir string) (kernel, error) {
 	images, err := filepath.Glob(filepath.Join(dir, "boot/vmlinuz-*"))
 	if err != nil {
-		return Kernel{}, err
+		return kernel{}, err
 	}
 	if len(images) != 1 {
-		return Kernel{}, fmt.Errorf("%s has %d kernels boot/vmlinuz-*, and must have one", dir, len(images))
+		return kernel{}, fmt.Errorf("%s has %d kernels boot/vmlinuz-*, and must have one", dir, len(images))
 	}
 	_, release, _ := strings.Cut(filepath.Base(images[0]), "-")
 	modules := filepath.Join(dir, "lib/modules", release)
 	if _, err := os.Stat(filepath.Join(modules, "modules.dep")); err != nil {
-		return Kernel{}, fmt.Errorf("the kernel %s has no modules (run `depmod -b %s %s`?): %w", images[0], dir, release, err)
+		return kernel{}, fmt.Errorf("the kernel %s has no modules (run `depmod -b %s %s`?): %w", images[0], dir, release, err)
 	}
-	return Kernel{Image: images[0], modules: modules}, nil
+	return kernel{image: images[0], modules: modules}, nil
 }
 
 // errNoModule is a module that the kernel does not have.
 var errNoModule = errors.New("the kernel has no such module")
 
-// table is what a kernel says about its modules: the file of each by its name, and the
-// files that each file needs.
+// table is what a kernel says about its modules: the file of each by its name, empty where
+// the module is built in, and the files that each file needs.
 type table struct {
-	files   map[string]string
-	needs   map[string][]string
-	builtin []string
+	files map[string]string
+	needs map[string][]string
 }
 
-func (k Kernel) table() (*table, error) {
+func (k kernel) table() (*table, error) {
 	t := &table{files: make(map[string]string), needs: make(map[string][]string)}
 	raw, err := os.ReadFile(filepath.Join(k.modules, "modules.dep"))
 	if err != nil {
@@ -62,7 +57,7 @@ func (k Kernel) table() (*table, error) {
 		return nil, err
 	}
 	for line := range strings.Lines(string(raw)) {
-		t.builtin = append(t.builtin, moduleName(line))
+		t.files[moduleName(line)] = ""
 	}
 	return t, nil
 }
@@ -73,10 +68,10 @@ func (t *table) order(names []string) ([]string, error) {
 	var order []string
 	for _, name := range names {
 		file, found := t.files[name]
-		if !found && !slices.Contains(t.builtin, name) {
+		if !found {
 			return nil, fmt.Errorf("%s: %w", name, errNoModule)
 		}
-		if !found {
+		if file == "" {
 			continue
 		}
 		// depmod lists all that a module needs, what is needed by the others last.

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk is a block device of the host in the machine.
+// Disk is a block device or a file of the host in the machine.
 type Disk struct {
 	// Serial is how the guest finds it.
 	Serial string
@@ -32,7 +32,7 @@ func (d *Disk) device() string { return "disk-" + d.Serial }
 
 type object = map[string]any
 
-// Plug gives the machine an open block device, which is the machine's from now on also
+// Plug gives the machine an open block device, or a file, which is the machine's from now on also
 // where it fails. The calls for disks must not overlap.
 func (m *Machine) Plug(ctx context.Context, serial string, file *os.File, readOnly bool) (*Disk, error) {
 	d := &Disk{Serial: serial, file: file, readOnly: readOnly}
@@ -55,10 +55,18 @@ func (m *Machine) plug(ctx context.Context, d *Disk) error {
 	if err := m.qmp.execute(ctx, "add-fd", object{"fdset-id": d.set}, d.file); err != nil {
 		return err
 	}
+	info, err := d.file.Stat()
+	if err != nil {
+		return err
+	}
+	driver := "host_device"
+	if info.Mode().IsRegular() {
+		driver = "file"
+	}
 	if err := m.qmp.execute(ctx, "blockdev-add", object{
-		"driver": "host_device", "node-name": d.node(), "filename": "/dev/fdset/" + strconv.Itoa(d.set),
+		"driver": driver, "node-name": d.node(), "filename": "/dev/fdset/" + strconv.Itoa(d.set),
 		"read-only": d.readOnly, "auto-read-only": false, "discard": "unmap", "locking": "on",
-		"cache": object{"direct": true, "no-flush": false},
+		"cache": object{"direct": driver == "host_device", "no-flush": false},
 	}, nil); err != nil {
 		return err
 	}
@@ -75,7 +83,9 @@ func (m *Machine) Unplug(ctx context.Context, d *Disk) error {
 	gone := m.qmp.awaitGone(d.device())
 	for {
 		// That the guest was asked already is an error, too: it is waited for.
-		_ = m.qmp.execute(ctx, "device_del", object{"id": d.device()}, nil)
+		if err := m.qmp.execute(ctx, "device_del", object{"id": d.device()}, nil); errors.Is(err, errNoDevice) {
+			return m.takeBack(ctx, d) // it left when nobody waited for it any more
+		}
 		select {
 		case <-gone:
 			return m.takeBack(ctx, d)

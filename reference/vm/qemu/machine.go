@@ -20,7 +20,7 @@ import (
 
 // Config is what the machine is made of.
 type Config struct {
-	// Program is QEMU, and Virtiofsd the server of the shared directory.
+	// Program is QEMU, and Virtiofsd the server of the shared directory, or empty for none.
 	Program, Virtiofsd string
 	// Kernel and Initramfs are what it boots, with the arguments Append.
 	Kernel, Initramfs, Append string
@@ -65,11 +65,14 @@ func Start(ctx context.Context, cfg Config) (*Machine, error) {
 func (m *Machine) start(ctx context.Context, cfg Config) error {
 	line := &commandLine{}
 	defer line.close()
-	fs, err := m.serveDirectory(cfg)
-	if err != nil {
-		return fmt.Errorf("%s: %w", cfg.Virtiofsd, err)
+	if cfg.Virtiofsd != "" {
+		fs, err := m.serveDirectory(cfg)
+		if err != nil {
+			return fmt.Errorf("%s: %w", cfg.Virtiofsd, err)
+		}
+		line.pass("filesystem", fs)
+		line.add("-device", "vhost-user-fs-pci,chardev=filesystem,tag="+cfg.Tag)
 	}
-	line.pass("filesystem", fs)
 	agent, err := line.pair("agent")
 	if err != nil {
 		return err
@@ -269,8 +272,6 @@ func (l *commandLine) build(cfg Config) error {
 		"-kernel", kernel, "-initrd", initramfs, "-append", cfg.Append,
 		"-mon", "chardev=monitor,mode=control", "-serial", "chardev:console",
 		"-device", "virtio-serial-pci,max_ports=2", "-device", "virtserialport,chardev=agent,name="+cfg.Port,
-		"-device", "vhost-user-fs-pci,chardev=filesystem,tag="+cfg.Tag,
-		"-device", "virtio-rng-pci",
 	)
 	return nil
 }

@@ -17,7 +17,6 @@ import (
 // says is bounded, and believed only for what it is asked.
 type qmp struct {
 	conn *net.UnixConn
-	busy chan struct{} // holds a token while a command runs
 
 	mu      sync.Mutex
 	last    int                      // the number of the last command
@@ -44,22 +43,19 @@ type reply struct {
 const maxLine = 256 << 10
 
 func newQMP(conn *net.UnixConn) *qmp {
-	q := &qmp{conn: conn, busy: make(chan struct{}, 1), gone: make(map[string]chan struct{}), closed: make(chan struct{})}
+	q := &qmp{conn: conn, gone: make(map[string]chan struct{}), closed: make(chan struct{})}
 	go q.read()
 	return q
 }
 
+// errNoDevice is a device that the machine does not have.
+var errNoDevice = errors.New("the machine has no such device")
+
 // greet begins the conversation.
 func (q *qmp) greet(ctx context.Context) error { return q.execute(ctx, "qmp_capabilities", nil, nil) }
 
-// execute runs a command; a file that is given goes with it.
+// execute runs a command, one at a time; a file that is given goes with it.
 func (q *qmp) execute(ctx context.Context, command string, arguments any, file *os.File) error {
-	select {
-	case q.busy <- struct{}{}:
-		defer func() { <-q.busy }()
-	case <-ctx.Done():
-		return fmt.Errorf("QEMU is busy: %w", ctx.Err())
-	}
 	replies := make(chan reply, 1)
 	q.mu.Lock()
 	q.last++
@@ -74,6 +70,9 @@ func (q *qmp) execute(ctx context.Context, command string, arguments any, file *
 	}
 	select {
 	case r := <-replies:
+		if r.Error != nil && r.Error.Class == "DeviceNotFound" {
+			return fmt.Errorf("%s: %w", command, errNoDevice)
+		}
 		if r.Error != nil {
 			return fmt.Errorf("%s: QEMU refuses: %.300q", command, r.Error.Desc)
 		}

@@ -96,8 +96,14 @@ func ask(t *testing.T, l *liar) *Client {
 	listener, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	check.Must(t, err)
 	ended := make(chan struct{})
-	agent := Agent{Sandbox: l, Volumes: l, Containers: l, CodeOf: status.Code}
-	go func() { defer close(ended); _ = agent.Serve(context.WithoutCancel(t.Context()), listener) }()
+	go func() {
+		defer close(ended)
+		_ = Serve(context.WithoutCancel(t.Context()), listener, status.Code, func(s *ttrpc.Server) {
+			RegisterSandboxService(s, l)
+			RegisterVolumesService(s, l)
+			RegisterContainersService(s, l)
+		})
+	}()
 	host, err := net.Dial("unix", listener.Addr().String())
 	check.Must(t, err)
 	c := NewClient(host)
@@ -440,6 +446,9 @@ func TestEveryCallIsBoundedOrBlocks(t *testing.T) {
 	blocking := []string{"WaitProcess", "ReadOutput"}
 	services := File_wire_proto.Services()
 	for i := range services.Len() {
+		if services.Get(i).Name() == "Supervisor" {
+			continue // no guest answers
+		}
 		methods := services.Get(i).Methods()
 		for j := range methods.Len() {
 			name := string(methods.Get(j).Name())

@@ -9,8 +9,12 @@ const Protocol = 1
 // Port is the name of the virtio-serial port.
 const Port = "org.crust.agent"
 
-// SharedDir is where the guest mounts the virtio-fs that the host gives it.
+// SharedDir is where the guest mounts the virtio-fs that the host gives it, or below it the
+// image of each container.
 const SharedDir = "/run/crust/shared"
+
+// MemoryDir is what the guest has for /dev/shm of a pod whose own is not shared with it.
+const MemoryDir = "/run/crust/memory"
 
 // The bounds of what is sent.
 const (

@@ -10,30 +10,20 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Agent is the guest's end.
-type Agent struct {
-	Sandbox    SandboxService
-	Volumes    VolumesService
-	Containers ContainersService
-	// CodeOf gives the code of an error.
-	CodeOf func(error) codes.Code
-}
-
-// Serve answers on the connections of a listener, until that has no more.
-func (a Agent) Serve(ctx context.Context, listener net.Listener) error {
+// Serve answers on the connections of a listener, until that has no more. codeOf gives the
+// code of an error that has none, and register names the services.
+func Serve(ctx context.Context, listener net.Listener, codeOf func(error) codes.Code, register func(*ttrpc.Server)) error {
 	server, err := ttrpc.NewServer(ttrpc.WithUnaryServerInterceptor(
 		func(ctx context.Context, decode ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
 			answer, err := method(ctx, decode)
-			if err != nil {
-				err = status.Error(a.CodeOf(err), Text(err.Error()))
+			if _, is := status.FromError(err); !is {
+				err = status.Error(codeOf(err), Text(err.Error()))
 			}
 			return answer, err
 		}))
 	if err != nil {
 		return err
 	}
-	RegisterSandboxService(server, a.Sandbox)
-	RegisterVolumesService(server, a.Volumes)
-	RegisterContainersService(server, a.Containers)
+	register(server)
 	return errors.Join(server.Serve(ctx, listener), server.Close())
 }

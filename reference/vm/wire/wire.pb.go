@@ -100,6 +100,144 @@ func (Stream) EnumDescriptor() ([]byte, []int) {
 	return file_wire_proto_rawDescGZIP(), []int{0}
 }
 
+// AddContainerRequest describes a container.
+type AddContainerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// container is its id.
+	Container string `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
+	// bundle is the directory of its bundle on the host.
+	Bundle        string `protobuf:"bytes,2,opt,name=bundle,proto3" json:"bundle,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddContainerRequest) Reset() {
+	*x = AddContainerRequest{}
+	mi := &file_wire_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddContainerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddContainerRequest) ProtoMessage() {}
+
+func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddContainerRequest.ProtoReflect.Descriptor instead.
+func (*AddContainerRequest) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *AddContainerRequest) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *AddContainerRequest) GetBundle() string {
+	if x != nil {
+		return x.Bundle
+	}
+	return ""
+}
+
+// AddContainerResponse tells how it went.
+type AddContainerResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// warnings are lines for people.
+	Warnings      []string `protobuf:"bytes,1,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddContainerResponse) Reset() {
+	*x = AddContainerResponse{}
+	mi := &file_wire_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddContainerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddContainerResponse) ProtoMessage() {}
+
+func (x *AddContainerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddContainerResponse.ProtoReflect.Descriptor instead.
+func (*AddContainerResponse) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *AddContainerResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
+// EndSandboxRequest is empty.
+type EndSandboxRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndSandboxRequest) Reset() {
+	*x = EndSandboxRequest{}
+	mi := &file_wire_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndSandboxRequest) ProtoMessage() {}
+
+func (x *EndSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndSandboxRequest.ProtoReflect.Descriptor instead.
+func (*EndSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{2}
+}
+
 // Empty is the answer of calls that have nothing to tell but that they succeeded.
 type Empty struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -109,7 +247,7 @@ type Empty struct {
 
 func (x *Empty) Reset() {
 	*x = Empty{}
-	mi := &file_wire_proto_msgTypes[0]
+	mi := &file_wire_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -121,7 +259,7 @@ func (x *Empty) String() string {
 func (*Empty) ProtoMessage() {}
 
 func (x *Empty) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[0]
+	mi := &file_wire_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -134,7 +272,7 @@ func (x *Empty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Empty.ProtoReflect.Descriptor instead.
 func (*Empty) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{0}
+	return file_wire_proto_rawDescGZIP(), []int{3}
 }
 
 // PingRequest is empty.
@@ -146,7 +284,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_wire_proto_msgTypes[1]
+	mi := &file_wire_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -158,7 +296,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[1]
+	mi := &file_wire_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -171,7 +309,7 @@ func (x *PingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
 func (*PingRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{1}
+	return file_wire_proto_rawDescGZIP(), []int{4}
 }
 
 // PingResponse tells who answers.
@@ -185,7 +323,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_wire_proto_msgTypes[2]
+	mi := &file_wire_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -197,7 +335,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[2]
+	mi := &file_wire_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -210,7 +348,7 @@ func (x *PingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
 func (*PingResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{2}
+	return file_wire_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PingResponse) GetProtocol() uint32 {
@@ -238,7 +376,7 @@ type StartSandboxRequest struct {
 
 func (x *StartSandboxRequest) Reset() {
 	*x = StartSandboxRequest{}
-	mi := &file_wire_proto_msgTypes[3]
+	mi := &file_wire_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -250,7 +388,7 @@ func (x *StartSandboxRequest) String() string {
 func (*StartSandboxRequest) ProtoMessage() {}
 
 func (x *StartSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[3]
+	mi := &file_wire_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -263,7 +401,7 @@ func (x *StartSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartSandboxRequest.ProtoReflect.Descriptor instead.
 func (*StartSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{3}
+	return file_wire_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *StartSandboxRequest) GetHostname() string {
@@ -303,7 +441,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_wire_proto_msgTypes[4]
+	mi := &file_wire_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -315,7 +453,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[4]
+	mi := &file_wire_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -328,7 +466,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{4}
+	return file_wire_proto_rawDescGZIP(), []int{7}
 }
 
 // ShutdownResponse tells what went wrong.
@@ -342,7 +480,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_wire_proto_msgTypes[5]
+	mi := &file_wire_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -354,7 +492,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[5]
+	mi := &file_wire_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -367,7 +505,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{5}
+	return file_wire_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ShutdownResponse) GetErrors() []string {
@@ -401,7 +539,7 @@ type AddVolumeRequest struct {
 
 func (x *AddVolumeRequest) Reset() {
 	*x = AddVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[6]
+	mi := &file_wire_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -413,7 +551,7 @@ func (x *AddVolumeRequest) String() string {
 func (*AddVolumeRequest) ProtoMessage() {}
 
 func (x *AddVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[6]
+	mi := &file_wire_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -426,7 +564,7 @@ func (x *AddVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AddVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{6}
+	return file_wire_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AddVolumeRequest) GetVolume() string {
@@ -491,7 +629,7 @@ type AddVolumeResponse struct {
 
 func (x *AddVolumeResponse) Reset() {
 	*x = AddVolumeResponse{}
-	mi := &file_wire_proto_msgTypes[7]
+	mi := &file_wire_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -503,7 +641,7 @@ func (x *AddVolumeResponse) String() string {
 func (*AddVolumeResponse) ProtoMessage() {}
 
 func (x *AddVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[7]
+	mi := &file_wire_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -516,7 +654,7 @@ func (x *AddVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddVolumeResponse.ProtoReflect.Descriptor instead.
 func (*AddVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{7}
+	return file_wire_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AddVolumeResponse) GetCapacityBytes() int64 {
@@ -544,7 +682,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[8]
+	mi := &file_wire_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -556,7 +694,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[8]
+	mi := &file_wire_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -569,7 +707,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{8}
+	return file_wire_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -590,7 +728,7 @@ type GetVolumeStatsRequest struct {
 
 func (x *GetVolumeStatsRequest) Reset() {
 	*x = GetVolumeStatsRequest{}
-	mi := &file_wire_proto_msgTypes[9]
+	mi := &file_wire_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -602,7 +740,7 @@ func (x *GetVolumeStatsRequest) String() string {
 func (*GetVolumeStatsRequest) ProtoMessage() {}
 
 func (x *GetVolumeStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[9]
+	mi := &file_wire_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -615,7 +753,7 @@ func (x *GetVolumeStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeStatsRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{9}
+	return file_wire_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetVolumeStatsRequest) GetVolume() string {
@@ -642,7 +780,7 @@ type GetVolumeStatsResponse struct {
 
 func (x *GetVolumeStatsResponse) Reset() {
 	*x = GetVolumeStatsResponse{}
-	mi := &file_wire_proto_msgTypes[10]
+	mi := &file_wire_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +792,7 @@ func (x *GetVolumeStatsResponse) String() string {
 func (*GetVolumeStatsResponse) ProtoMessage() {}
 
 func (x *GetVolumeStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[10]
+	mi := &file_wire_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +805,7 @@ func (x *GetVolumeStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetVolumeStatsResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{10}
+	return file_wire_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetVolumeStatsResponse) GetUsage() []*Usage {
@@ -716,7 +854,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_wire_proto_msgTypes[11]
+	mi := &file_wire_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -728,7 +866,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[11]
+	mi := &file_wire_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -741,7 +879,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{11}
+	return file_wire_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Usage) GetUnit() string {
@@ -788,7 +926,7 @@ type ResizeVolumeRequest struct {
 
 func (x *ResizeVolumeRequest) Reset() {
 	*x = ResizeVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[12]
+	mi := &file_wire_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -800,7 +938,7 @@ func (x *ResizeVolumeRequest) String() string {
 func (*ResizeVolumeRequest) ProtoMessage() {}
 
 func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[12]
+	mi := &file_wire_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -813,7 +951,7 @@ func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{12}
+	return file_wire_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ResizeVolumeRequest) GetVolume() string {
@@ -848,7 +986,7 @@ type ResizeVolumeResponse struct {
 
 func (x *ResizeVolumeResponse) Reset() {
 	*x = ResizeVolumeResponse{}
-	mi := &file_wire_proto_msgTypes[13]
+	mi := &file_wire_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -860,7 +998,7 @@ func (x *ResizeVolumeResponse) String() string {
 func (*ResizeVolumeResponse) ProtoMessage() {}
 
 func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[13]
+	mi := &file_wire_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -873,7 +1011,7 @@ func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{13}
+	return file_wire_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ResizeVolumeResponse) GetCapacityBytes() int64 {
@@ -896,7 +1034,7 @@ type FreezeVolumeRequest struct {
 
 func (x *FreezeVolumeRequest) Reset() {
 	*x = FreezeVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[14]
+	mi := &file_wire_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -908,7 +1046,7 @@ func (x *FreezeVolumeRequest) String() string {
 func (*FreezeVolumeRequest) ProtoMessage() {}
 
 func (x *FreezeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[14]
+	mi := &file_wire_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -921,7 +1059,7 @@ func (x *FreezeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{14}
+	return file_wire_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *FreezeVolumeRequest) GetVolume() string {
@@ -949,7 +1087,7 @@ type ThawVolumeRequest struct {
 
 func (x *ThawVolumeRequest) Reset() {
 	*x = ThawVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[15]
+	mi := &file_wire_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -961,7 +1099,7 @@ func (x *ThawVolumeRequest) String() string {
 func (*ThawVolumeRequest) ProtoMessage() {}
 
 func (x *ThawVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[15]
+	mi := &file_wire_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -974,7 +1112,7 @@ func (x *ThawVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ThawVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{15}
+	return file_wire_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ThawVolumeRequest) GetVolume() string {
@@ -994,14 +1132,18 @@ type CreateContainerRequest struct {
 	// guest (below SharedDir of package wire), and mounts of volumes have none.
 	Spec []byte `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
 	// volumes are the mounts of the spec that show a volume.
-	Volumes       []*VolumeMount `protobuf:"bytes,3,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	Volumes []*VolumeMount `protobuf:"bytes,3,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// image is a volume with what the host would show at the directory of root.path, where
+	// nothing is shared with the guest; or empty. What is written to it is the container's
+	// alone, and gone with it.
+	Image         string `protobuf:"bytes,4,opt,name=image,proto3" json:"image,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateContainerRequest) Reset() {
 	*x = CreateContainerRequest{}
-	mi := &file_wire_proto_msgTypes[16]
+	mi := &file_wire_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1155,7 @@ func (x *CreateContainerRequest) String() string {
 func (*CreateContainerRequest) ProtoMessage() {}
 
 func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[16]
+	mi := &file_wire_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1168,7 @@ func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateContainerRequest.ProtoReflect.Descriptor instead.
 func (*CreateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{16}
+	return file_wire_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CreateContainerRequest) GetContainer() string {
@@ -1050,6 +1192,13 @@ func (x *CreateContainerRequest) GetVolumes() []*VolumeMount {
 	return nil
 }
 
+func (x *CreateContainerRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
 // VolumeMount says that a mount of a container shows a volume.
 type VolumeMount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1066,7 +1215,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_wire_proto_msgTypes[17]
+	mi := &file_wire_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1078,7 +1227,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[17]
+	mi := &file_wire_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1091,7 +1240,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{17}
+	return file_wire_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *VolumeMount) GetMount() uint32 {
@@ -1126,7 +1275,7 @@ type StartContainerRequest struct {
 
 func (x *StartContainerRequest) Reset() {
 	*x = StartContainerRequest{}
-	mi := &file_wire_proto_msgTypes[18]
+	mi := &file_wire_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1138,7 +1287,7 @@ func (x *StartContainerRequest) String() string {
 func (*StartContainerRequest) ProtoMessage() {}
 
 func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[18]
+	mi := &file_wire_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1151,7 +1300,7 @@ func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerRequest.ProtoReflect.Descriptor instead.
 func (*StartContainerRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{18}
+	return file_wire_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StartContainerRequest) GetContainer() string {
@@ -1174,7 +1323,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_wire_proto_msgTypes[19]
+	mi := &file_wire_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1186,7 +1335,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[19]
+	mi := &file_wire_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1199,7 +1348,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{19}
+	return file_wire_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Process) GetContainer() string {
@@ -1230,7 +1379,7 @@ type ExecProcessRequest struct {
 
 func (x *ExecProcessRequest) Reset() {
 	*x = ExecProcessRequest{}
-	mi := &file_wire_proto_msgTypes[20]
+	mi := &file_wire_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1242,7 +1391,7 @@ func (x *ExecProcessRequest) String() string {
 func (*ExecProcessRequest) ProtoMessage() {}
 
 func (x *ExecProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[20]
+	mi := &file_wire_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1255,7 +1404,7 @@ func (x *ExecProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecProcessRequest.ProtoReflect.Descriptor instead.
 func (*ExecProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{20}
+	return file_wire_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExecProcessRequest) GetProcess() *Process {
@@ -1287,7 +1436,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_wire_proto_msgTypes[21]
+	mi := &file_wire_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1299,7 +1448,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[21]
+	mi := &file_wire_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1312,7 +1461,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{21}
+	return file_wire_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SignalProcessRequest) GetProcess() *Process {
@@ -1347,7 +1496,7 @@ type WaitProcessRequest struct {
 
 func (x *WaitProcessRequest) Reset() {
 	*x = WaitProcessRequest{}
-	mi := &file_wire_proto_msgTypes[22]
+	mi := &file_wire_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1359,7 +1508,7 @@ func (x *WaitProcessRequest) String() string {
 func (*WaitProcessRequest) ProtoMessage() {}
 
 func (x *WaitProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[22]
+	mi := &file_wire_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1372,7 +1521,7 @@ func (x *WaitProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitProcessRequest.ProtoReflect.Descriptor instead.
 func (*WaitProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{22}
+	return file_wire_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WaitProcessRequest) GetProcess() *Process {
@@ -1395,7 +1544,7 @@ type WaitProcessResponse struct {
 
 func (x *WaitProcessResponse) Reset() {
 	*x = WaitProcessResponse{}
-	mi := &file_wire_proto_msgTypes[23]
+	mi := &file_wire_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1407,7 +1556,7 @@ func (x *WaitProcessResponse) String() string {
 func (*WaitProcessResponse) ProtoMessage() {}
 
 func (x *WaitProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[23]
+	mi := &file_wire_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1420,7 +1569,7 @@ func (x *WaitProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitProcessResponse.ProtoReflect.Descriptor instead.
 func (*WaitProcessResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{23}
+	return file_wire_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WaitProcessResponse) GetExitCode() uint32 {
@@ -1448,7 +1597,7 @@ type DeleteProcessRequest struct {
 
 func (x *DeleteProcessRequest) Reset() {
 	*x = DeleteProcessRequest{}
-	mi := &file_wire_proto_msgTypes[24]
+	mi := &file_wire_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1460,7 +1609,7 @@ func (x *DeleteProcessRequest) String() string {
 func (*DeleteProcessRequest) ProtoMessage() {}
 
 func (x *DeleteProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[24]
+	mi := &file_wire_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1473,7 +1622,7 @@ func (x *DeleteProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteProcessRequest.ProtoReflect.Descriptor instead.
 func (*DeleteProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{24}
+	return file_wire_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeleteProcessRequest) GetProcess() *Process {
@@ -1498,7 +1647,7 @@ type ReadOutputRequest struct {
 
 func (x *ReadOutputRequest) Reset() {
 	*x = ReadOutputRequest{}
-	mi := &file_wire_proto_msgTypes[25]
+	mi := &file_wire_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1510,7 +1659,7 @@ func (x *ReadOutputRequest) String() string {
 func (*ReadOutputRequest) ProtoMessage() {}
 
 func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[25]
+	mi := &file_wire_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1523,7 +1672,7 @@ func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputRequest.ProtoReflect.Descriptor instead.
 func (*ReadOutputRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{25}
+	return file_wire_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReadOutputRequest) GetProcess() *Process {
@@ -1558,7 +1707,7 @@ type ReadOutputResponse struct {
 
 func (x *ReadOutputResponse) Reset() {
 	*x = ReadOutputResponse{}
-	mi := &file_wire_proto_msgTypes[26]
+	mi := &file_wire_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1570,7 +1719,7 @@ func (x *ReadOutputResponse) String() string {
 func (*ReadOutputResponse) ProtoMessage() {}
 
 func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[26]
+	mi := &file_wire_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1583,7 +1732,7 @@ func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputResponse.ProtoReflect.Descriptor instead.
 func (*ReadOutputResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{26}
+	return file_wire_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReadOutputResponse) GetData() []byte {
@@ -1606,7 +1755,7 @@ type WriteInputRequest struct {
 
 func (x *WriteInputRequest) Reset() {
 	*x = WriteInputRequest{}
-	mi := &file_wire_proto_msgTypes[27]
+	mi := &file_wire_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1618,7 +1767,7 @@ func (x *WriteInputRequest) String() string {
 func (*WriteInputRequest) ProtoMessage() {}
 
 func (x *WriteInputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[27]
+	mi := &file_wire_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1631,7 +1780,7 @@ func (x *WriteInputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteInputRequest.ProtoReflect.Descriptor instead.
 func (*WriteInputRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{27}
+	return file_wire_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WriteInputRequest) GetProcess() *Process {
@@ -1659,7 +1808,7 @@ type WriteInputResponse struct {
 
 func (x *WriteInputResponse) Reset() {
 	*x = WriteInputResponse{}
-	mi := &file_wire_proto_msgTypes[28]
+	mi := &file_wire_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1671,7 +1820,7 @@ func (x *WriteInputResponse) String() string {
 func (*WriteInputResponse) ProtoMessage() {}
 
 func (x *WriteInputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[28]
+	mi := &file_wire_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1684,7 +1833,7 @@ func (x *WriteInputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteInputResponse.ProtoReflect.Descriptor instead.
 func (*WriteInputResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{28}
+	return file_wire_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WriteInputResponse) GetWritten() uint32 {
@@ -1709,7 +1858,7 @@ type ResizeTerminalRequest struct {
 
 func (x *ResizeTerminalRequest) Reset() {
 	*x = ResizeTerminalRequest{}
-	mi := &file_wire_proto_msgTypes[29]
+	mi := &file_wire_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1721,7 +1870,7 @@ func (x *ResizeTerminalRequest) String() string {
 func (*ResizeTerminalRequest) ProtoMessage() {}
 
 func (x *ResizeTerminalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[29]
+	mi := &file_wire_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1734,7 +1883,7 @@ func (x *ResizeTerminalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeTerminalRequest.ProtoReflect.Descriptor instead.
 func (*ResizeTerminalRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{29}
+	return file_wire_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResizeTerminalRequest) GetProcess() *Process {
@@ -1763,7 +1912,13 @@ var File_wire_proto protoreflect.FileDescriptor
 const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"wire.proto\x12\vcrust.vm.v1\"\a\n" +
+	"wire.proto\x12\vcrust.vm.v1\"K\n" +
+	"\x13AddContainerRequest\x12\x1c\n" +
+	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x16\n" +
+	"\x06bundle\x18\x02 \x01(\tR\x06bundle\"2\n" +
+	"\x14AddContainerResponse\x12\x1a\n" +
+	"\bwarnings\x18\x01 \x03(\tR\bwarnings\"\x13\n" +
+	"\x11EndSandboxRequest\"\a\n" +
 	"\x05Empty\"\r\n" +
 	"\vPingRequest\"*\n" +
 	"\fPingResponse\x12\x1a\n" +
@@ -1819,11 +1974,12 @@ const file_wire_proto_rawDesc = "" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12%\n" +
 	"\x0etimeout_millis\x18\x02 \x01(\rR\rtimeoutMillis\"+\n" +
 	"\x11ThawVolumeRequest\x12\x16\n" +
-	"\x06volume\x18\x01 \x01(\tR\x06volume\"~\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\"\x94\x01\n" +
 	"\x16CreateContainerRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x12\n" +
 	"\x04spec\x18\x02 \x01(\fR\x04spec\x122\n" +
-	"\avolumes\x18\x03 \x03(\v2\x18.crust.vm.v1.VolumeMountR\avolumes\"V\n" +
+	"\avolumes\x18\x03 \x03(\v2\x18.crust.vm.v1.VolumeMountR\avolumes\x12\x14\n" +
+	"\x05image\x18\x04 \x01(\tR\x05image\"V\n" +
 	"\vVolumeMount\x12\x14\n" +
 	"\x05mount\x18\x01 \x01(\rR\x05mount\x12\x16\n" +
 	"\x06volume\x18\x02 \x01(\tR\x06volume\x12\x19\n" +
@@ -1891,7 +2047,12 @@ const file_wire_proto_rawDesc = "" +
 	"ReadOutput\x12\x1e.crust.vm.v1.ReadOutputRequest\x1a\x1f.crust.vm.v1.ReadOutputResponse\x12M\n" +
 	"\n" +
 	"WriteInput\x12\x1e.crust.vm.v1.WriteInputRequest\x1a\x1f.crust.vm.v1.WriteInputResponse\x12H\n" +
-	"\x0eResizeTerminal\x12\".crust.vm.v1.ResizeTerminalRequest\x1a\x12.crust.vm.v1.EmptyB;Z9github.com/crust-proxy/crust-proxy/reference/vm/wire;wireb\x06proto3"
+	"\x0eResizeTerminal\x12\".crust.vm.v1.ResizeTerminalRequest\x1a\x12.crust.vm.v1.Empty2\xa3\x01\n" +
+	"\n" +
+	"Supervisor\x12S\n" +
+	"\fAddContainer\x12 .crust.vm.v1.AddContainerRequest\x1a!.crust.vm.v1.AddContainerResponse\x12@\n" +
+	"\n" +
+	"EndSandbox\x12\x1e.crust.vm.v1.EndSandboxRequest\x1a\x12.crust.vm.v1.EmptyB;Z9github.com/crust-proxy/crust-proxy/reference/vm/wire;wireb\x06proto3"
 
 var (
 	file_wire_proto_rawDescOnce sync.Once
@@ -1906,91 +2067,98 @@ func file_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_wire_proto_goTypes = []any{
 	(Stream)(0),                    // 0: crust.vm.v1.Stream
-	(*Empty)(nil),                  // 1: crust.vm.v1.Empty
-	(*PingRequest)(nil),            // 2: crust.vm.v1.PingRequest
-	(*PingResponse)(nil),           // 3: crust.vm.v1.PingResponse
-	(*StartSandboxRequest)(nil),    // 4: crust.vm.v1.StartSandboxRequest
-	(*ShutdownRequest)(nil),        // 5: crust.vm.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),       // 6: crust.vm.v1.ShutdownResponse
-	(*AddVolumeRequest)(nil),       // 7: crust.vm.v1.AddVolumeRequest
-	(*AddVolumeResponse)(nil),      // 8: crust.vm.v1.AddVolumeResponse
-	(*RemoveVolumeRequest)(nil),    // 9: crust.vm.v1.RemoveVolumeRequest
-	(*GetVolumeStatsRequest)(nil),  // 10: crust.vm.v1.GetVolumeStatsRequest
-	(*GetVolumeStatsResponse)(nil), // 11: crust.vm.v1.GetVolumeStatsResponse
-	(*Usage)(nil),                  // 12: crust.vm.v1.Usage
-	(*ResizeVolumeRequest)(nil),    // 13: crust.vm.v1.ResizeVolumeRequest
-	(*ResizeVolumeResponse)(nil),   // 14: crust.vm.v1.ResizeVolumeResponse
-	(*FreezeVolumeRequest)(nil),    // 15: crust.vm.v1.FreezeVolumeRequest
-	(*ThawVolumeRequest)(nil),      // 16: crust.vm.v1.ThawVolumeRequest
-	(*CreateContainerRequest)(nil), // 17: crust.vm.v1.CreateContainerRequest
-	(*VolumeMount)(nil),            // 18: crust.vm.v1.VolumeMount
-	(*StartContainerRequest)(nil),  // 19: crust.vm.v1.StartContainerRequest
-	(*Process)(nil),                // 20: crust.vm.v1.Process
-	(*ExecProcessRequest)(nil),     // 21: crust.vm.v1.ExecProcessRequest
-	(*SignalProcessRequest)(nil),   // 22: crust.vm.v1.SignalProcessRequest
-	(*WaitProcessRequest)(nil),     // 23: crust.vm.v1.WaitProcessRequest
-	(*WaitProcessResponse)(nil),    // 24: crust.vm.v1.WaitProcessResponse
-	(*DeleteProcessRequest)(nil),   // 25: crust.vm.v1.DeleteProcessRequest
-	(*ReadOutputRequest)(nil),      // 26: crust.vm.v1.ReadOutputRequest
-	(*ReadOutputResponse)(nil),     // 27: crust.vm.v1.ReadOutputResponse
-	(*WriteInputRequest)(nil),      // 28: crust.vm.v1.WriteInputRequest
-	(*WriteInputResponse)(nil),     // 29: crust.vm.v1.WriteInputResponse
-	(*ResizeTerminalRequest)(nil),  // 30: crust.vm.v1.ResizeTerminalRequest
-	nil,                            // 31: crust.vm.v1.StartSandboxRequest.SysctlsEntry
+	(*AddContainerRequest)(nil),    // 1: crust.vm.v1.AddContainerRequest
+	(*AddContainerResponse)(nil),   // 2: crust.vm.v1.AddContainerResponse
+	(*EndSandboxRequest)(nil),      // 3: crust.vm.v1.EndSandboxRequest
+	(*Empty)(nil),                  // 4: crust.vm.v1.Empty
+	(*PingRequest)(nil),            // 5: crust.vm.v1.PingRequest
+	(*PingResponse)(nil),           // 6: crust.vm.v1.PingResponse
+	(*StartSandboxRequest)(nil),    // 7: crust.vm.v1.StartSandboxRequest
+	(*ShutdownRequest)(nil),        // 8: crust.vm.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),       // 9: crust.vm.v1.ShutdownResponse
+	(*AddVolumeRequest)(nil),       // 10: crust.vm.v1.AddVolumeRequest
+	(*AddVolumeResponse)(nil),      // 11: crust.vm.v1.AddVolumeResponse
+	(*RemoveVolumeRequest)(nil),    // 12: crust.vm.v1.RemoveVolumeRequest
+	(*GetVolumeStatsRequest)(nil),  // 13: crust.vm.v1.GetVolumeStatsRequest
+	(*GetVolumeStatsResponse)(nil), // 14: crust.vm.v1.GetVolumeStatsResponse
+	(*Usage)(nil),                  // 15: crust.vm.v1.Usage
+	(*ResizeVolumeRequest)(nil),    // 16: crust.vm.v1.ResizeVolumeRequest
+	(*ResizeVolumeResponse)(nil),   // 17: crust.vm.v1.ResizeVolumeResponse
+	(*FreezeVolumeRequest)(nil),    // 18: crust.vm.v1.FreezeVolumeRequest
+	(*ThawVolumeRequest)(nil),      // 19: crust.vm.v1.ThawVolumeRequest
+	(*CreateContainerRequest)(nil), // 20: crust.vm.v1.CreateContainerRequest
+	(*VolumeMount)(nil),            // 21: crust.vm.v1.VolumeMount
+	(*StartContainerRequest)(nil),  // 22: crust.vm.v1.StartContainerRequest
+	(*Process)(nil),                // 23: crust.vm.v1.Process
+	(*ExecProcessRequest)(nil),     // 24: crust.vm.v1.ExecProcessRequest
+	(*SignalProcessRequest)(nil),   // 25: crust.vm.v1.SignalProcessRequest
+	(*WaitProcessRequest)(nil),     // 26: crust.vm.v1.WaitProcessRequest
+	(*WaitProcessResponse)(nil),    // 27: crust.vm.v1.WaitProcessResponse
+	(*DeleteProcessRequest)(nil),   // 28: crust.vm.v1.DeleteProcessRequest
+	(*ReadOutputRequest)(nil),      // 29: crust.vm.v1.ReadOutputRequest
+	(*ReadOutputResponse)(nil),     // 30: crust.vm.v1.ReadOutputResponse
+	(*WriteInputRequest)(nil),      // 31: crust.vm.v1.WriteInputRequest
+	(*WriteInputResponse)(nil),     // 32: crust.vm.v1.WriteInputResponse
+	(*ResizeTerminalRequest)(nil),  // 33: crust.vm.v1.ResizeTerminalRequest
+	nil,                            // 34: crust.vm.v1.StartSandboxRequest.SysctlsEntry
 }
 var file_wire_proto_depIdxs = []int32{
-	31, // 0: crust.vm.v1.StartSandboxRequest.sysctls:type_name -> crust.vm.v1.StartSandboxRequest.SysctlsEntry
-	12, // 1: crust.vm.v1.GetVolumeStatsResponse.usage:type_name -> crust.vm.v1.Usage
-	18, // 2: crust.vm.v1.CreateContainerRequest.volumes:type_name -> crust.vm.v1.VolumeMount
-	20, // 3: crust.vm.v1.ExecProcessRequest.process:type_name -> crust.vm.v1.Process
-	20, // 4: crust.vm.v1.SignalProcessRequest.process:type_name -> crust.vm.v1.Process
-	20, // 5: crust.vm.v1.WaitProcessRequest.process:type_name -> crust.vm.v1.Process
-	20, // 6: crust.vm.v1.DeleteProcessRequest.process:type_name -> crust.vm.v1.Process
-	20, // 7: crust.vm.v1.ReadOutputRequest.process:type_name -> crust.vm.v1.Process
+	34, // 0: crust.vm.v1.StartSandboxRequest.sysctls:type_name -> crust.vm.v1.StartSandboxRequest.SysctlsEntry
+	15, // 1: crust.vm.v1.GetVolumeStatsResponse.usage:type_name -> crust.vm.v1.Usage
+	21, // 2: crust.vm.v1.CreateContainerRequest.volumes:type_name -> crust.vm.v1.VolumeMount
+	23, // 3: crust.vm.v1.ExecProcessRequest.process:type_name -> crust.vm.v1.Process
+	23, // 4: crust.vm.v1.SignalProcessRequest.process:type_name -> crust.vm.v1.Process
+	23, // 5: crust.vm.v1.WaitProcessRequest.process:type_name -> crust.vm.v1.Process
+	23, // 6: crust.vm.v1.DeleteProcessRequest.process:type_name -> crust.vm.v1.Process
+	23, // 7: crust.vm.v1.ReadOutputRequest.process:type_name -> crust.vm.v1.Process
 	0,  // 8: crust.vm.v1.ReadOutputRequest.stream:type_name -> crust.vm.v1.Stream
-	20, // 9: crust.vm.v1.WriteInputRequest.process:type_name -> crust.vm.v1.Process
-	20, // 10: crust.vm.v1.ResizeTerminalRequest.process:type_name -> crust.vm.v1.Process
-	2,  // 11: crust.vm.v1.Sandbox.Ping:input_type -> crust.vm.v1.PingRequest
-	4,  // 12: crust.vm.v1.Sandbox.StartSandbox:input_type -> crust.vm.v1.StartSandboxRequest
-	5,  // 13: crust.vm.v1.Sandbox.Shutdown:input_type -> crust.vm.v1.ShutdownRequest
-	7,  // 14: crust.vm.v1.Volumes.AddVolume:input_type -> crust.vm.v1.AddVolumeRequest
-	9,  // 15: crust.vm.v1.Volumes.RemoveVolume:input_type -> crust.vm.v1.RemoveVolumeRequest
-	10, // 16: crust.vm.v1.Volumes.GetVolumeStats:input_type -> crust.vm.v1.GetVolumeStatsRequest
-	13, // 17: crust.vm.v1.Volumes.ResizeVolume:input_type -> crust.vm.v1.ResizeVolumeRequest
-	15, // 18: crust.vm.v1.Volumes.FreezeVolume:input_type -> crust.vm.v1.FreezeVolumeRequest
-	16, // 19: crust.vm.v1.Volumes.ThawVolume:input_type -> crust.vm.v1.ThawVolumeRequest
-	17, // 20: crust.vm.v1.Containers.CreateContainer:input_type -> crust.vm.v1.CreateContainerRequest
-	19, // 21: crust.vm.v1.Containers.StartContainer:input_type -> crust.vm.v1.StartContainerRequest
-	21, // 22: crust.vm.v1.Containers.ExecProcess:input_type -> crust.vm.v1.ExecProcessRequest
-	22, // 23: crust.vm.v1.Containers.SignalProcess:input_type -> crust.vm.v1.SignalProcessRequest
-	23, // 24: crust.vm.v1.Containers.WaitProcess:input_type -> crust.vm.v1.WaitProcessRequest
-	25, // 25: crust.vm.v1.Containers.DeleteProcess:input_type -> crust.vm.v1.DeleteProcessRequest
-	26, // 26: crust.vm.v1.Containers.ReadOutput:input_type -> crust.vm.v1.ReadOutputRequest
-	28, // 27: crust.vm.v1.Containers.WriteInput:input_type -> crust.vm.v1.WriteInputRequest
-	30, // 28: crust.vm.v1.Containers.ResizeTerminal:input_type -> crust.vm.v1.ResizeTerminalRequest
-	3,  // 29: crust.vm.v1.Sandbox.Ping:output_type -> crust.vm.v1.PingResponse
-	1,  // 30: crust.vm.v1.Sandbox.StartSandbox:output_type -> crust.vm.v1.Empty
-	6,  // 31: crust.vm.v1.Sandbox.Shutdown:output_type -> crust.vm.v1.ShutdownResponse
-	8,  // 32: crust.vm.v1.Volumes.AddVolume:output_type -> crust.vm.v1.AddVolumeResponse
-	1,  // 33: crust.vm.v1.Volumes.RemoveVolume:output_type -> crust.vm.v1.Empty
-	11, // 34: crust.vm.v1.Volumes.GetVolumeStats:output_type -> crust.vm.v1.GetVolumeStatsResponse
-	14, // 35: crust.vm.v1.Volumes.ResizeVolume:output_type -> crust.vm.v1.ResizeVolumeResponse
-	1,  // 36: crust.vm.v1.Volumes.FreezeVolume:output_type -> crust.vm.v1.Empty
-	1,  // 37: crust.vm.v1.Volumes.ThawVolume:output_type -> crust.vm.v1.Empty
-	1,  // 38: crust.vm.v1.Containers.CreateContainer:output_type -> crust.vm.v1.Empty
-	1,  // 39: crust.vm.v1.Containers.StartContainer:output_type -> crust.vm.v1.Empty
-	1,  // 40: crust.vm.v1.Containers.ExecProcess:output_type -> crust.vm.v1.Empty
-	1,  // 41: crust.vm.v1.Containers.SignalProcess:output_type -> crust.vm.v1.Empty
-	24, // 42: crust.vm.v1.Containers.WaitProcess:output_type -> crust.vm.v1.WaitProcessResponse
-	1,  // 43: crust.vm.v1.Containers.DeleteProcess:output_type -> crust.vm.v1.Empty
-	27, // 44: crust.vm.v1.Containers.ReadOutput:output_type -> crust.vm.v1.ReadOutputResponse
-	29, // 45: crust.vm.v1.Containers.WriteInput:output_type -> crust.vm.v1.WriteInputResponse
-	1,  // 46: crust.vm.v1.Containers.ResizeTerminal:output_type -> crust.vm.v1.Empty
-	29, // [29:47] is the sub-list for method output_type
-	11, // [11:29] is the sub-list for method input_type
+	23, // 9: crust.vm.v1.WriteInputRequest.process:type_name -> crust.vm.v1.Process
+	23, // 10: crust.vm.v1.ResizeTerminalRequest.process:type_name -> crust.vm.v1.Process
+	5,  // 11: crust.vm.v1.Sandbox.Ping:input_type -> crust.vm.v1.PingRequest
+	7,  // 12: crust.vm.v1.Sandbox.StartSandbox:input_type -> crust.vm.v1.StartSandboxRequest
+	8,  // 13: crust.vm.v1.Sandbox.Shutdown:input_type -> crust.vm.v1.ShutdownRequest
+	10, // 14: crust.vm.v1.Volumes.AddVolume:input_type -> crust.vm.v1.AddVolumeRequest
+	12, // 15: crust.vm.v1.Volumes.RemoveVolume:input_type -> crust.vm.v1.RemoveVolumeRequest
+	13, // 16: crust.vm.v1.Volumes.GetVolumeStats:input_type -> crust.vm.v1.GetVolumeStatsRequest
+	16, // 17: crust.vm.v1.Volumes.ResizeVolume:input_type -> crust.vm.v1.ResizeVolumeRequest
+	18, // 18: crust.vm.v1.Volumes.FreezeVolume:input_type -> crust.vm.v1.FreezeVolumeRequest
+	19, // 19: crust.vm.v1.Volumes.ThawVolume:input_type -> crust.vm.v1.ThawVolumeRequest
+	20, // 20: crust.vm.v1.Containers.CreateContainer:input_type -> crust.vm.v1.CreateContainerRequest
+	22, // 21: crust.vm.v1.Containers.StartContainer:input_type -> crust.vm.v1.StartContainerRequest
+	24, // 22: crust.vm.v1.Containers.ExecProcess:input_type -> crust.vm.v1.ExecProcessRequest
+	25, // 23: crust.vm.v1.Containers.SignalProcess:input_type -> crust.vm.v1.SignalProcessRequest
+	26, // 24: crust.vm.v1.Containers.WaitProcess:input_type -> crust.vm.v1.WaitProcessRequest
+	28, // 25: crust.vm.v1.Containers.DeleteProcess:input_type -> crust.vm.v1.DeleteProcessRequest
+	29, // 26: crust.vm.v1.Containers.ReadOutput:input_type -> crust.vm.v1.ReadOutputRequest
+	31, // 27: crust.vm.v1.Containers.WriteInput:input_type -> crust.vm.v1.WriteInputRequest
+	33, // 28: crust.vm.v1.Containers.ResizeTerminal:input_type -> crust.vm.v1.ResizeTerminalRequest
+	1,  // 29: crust.vm.v1.Supervisor.AddContainer:input_type -> crust.vm.v1.AddContainerRequest
+	3,  // 30: crust.vm.v1.Supervisor.EndSandbox:input_type -> crust.vm.v1.EndSandboxRequest
+	6,  // 31: crust.vm.v1.Sandbox.Ping:output_type -> crust.vm.v1.PingResponse
+	4,  // 32: crust.vm.v1.Sandbox.StartSandbox:output_type -> crust.vm.v1.Empty
+	9,  // 33: crust.vm.v1.Sandbox.Shutdown:output_type -> crust.vm.v1.ShutdownResponse
+	11, // 34: crust.vm.v1.Volumes.AddVolume:output_type -> crust.vm.v1.AddVolumeResponse
+	4,  // 35: crust.vm.v1.Volumes.RemoveVolume:output_type -> crust.vm.v1.Empty
+	14, // 36: crust.vm.v1.Volumes.GetVolumeStats:output_type -> crust.vm.v1.GetVolumeStatsResponse
+	17, // 37: crust.vm.v1.Volumes.ResizeVolume:output_type -> crust.vm.v1.ResizeVolumeResponse
+	4,  // 38: crust.vm.v1.Volumes.FreezeVolume:output_type -> crust.vm.v1.Empty
+	4,  // 39: crust.vm.v1.Volumes.ThawVolume:output_type -> crust.vm.v1.Empty
+	4,  // 40: crust.vm.v1.Containers.CreateContainer:output_type -> crust.vm.v1.Empty
+	4,  // 41: crust.vm.v1.Containers.StartContainer:output_type -> crust.vm.v1.Empty
+	4,  // 42: crust.vm.v1.Containers.ExecProcess:output_type -> crust.vm.v1.Empty
+	4,  // 43: crust.vm.v1.Containers.SignalProcess:output_type -> crust.vm.v1.Empty
+	27, // 44: crust.vm.v1.Containers.WaitProcess:output_type -> crust.vm.v1.WaitProcessResponse
+	4,  // 45: crust.vm.v1.Containers.DeleteProcess:output_type -> crust.vm.v1.Empty
+	30, // 46: crust.vm.v1.Containers.ReadOutput:output_type -> crust.vm.v1.ReadOutputResponse
+	32, // 47: crust.vm.v1.Containers.WriteInput:output_type -> crust.vm.v1.WriteInputResponse
+	4,  // 48: crust.vm.v1.Containers.ResizeTerminal:output_type -> crust.vm.v1.Empty
+	2,  // 49: crust.vm.v1.Supervisor.AddContainer:output_type -> crust.vm.v1.AddContainerResponse
+	4,  // 50: crust.vm.v1.Supervisor.EndSandbox:output_type -> crust.vm.v1.Empty
+	31, // [31:51] is the sub-list for method output_type
+	11, // [11:31] is the sub-list for method input_type
 	11, // [11:11] is the sub-list for extension type_name
 	11, // [11:11] is the sub-list for extension extendee
 	0,  // [0:11] is the sub-list for field type_name
@@ -2001,16 +2169,16 @@ func file_wire_proto_init() {
 	if File_wire_proto != nil {
 		return
 	}
-	file_wire_proto_msgTypes[6].OneofWrappers = []any{}
+	file_wire_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   31,
+			NumMessages:   34,
 			NumExtensions: 0,
-			NumServices:   3,
+			NumServices:   4,
 		},
 		GoTypes:           file_wire_proto_goTypes,
 		DependencyIndexes: file_wire_proto_depIdxs,

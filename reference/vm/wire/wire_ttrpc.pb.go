@@ -354,3 +354,55 @@ func (c *containersClient) ResizeTerminal(ctx context.Context, req *ResizeTermin
 	}
 	return &resp, nil
 }
+
+type SupervisorService interface {
+	AddContainer(context.Context, *AddContainerRequest) (*AddContainerResponse, error)
+	EndSandbox(context.Context, *EndSandboxRequest) (*Empty, error)
+}
+
+func RegisterSupervisorService(srv *ttrpc.Server, svc SupervisorService) {
+	srv.RegisterService("crust.vm.v1.Supervisor", &ttrpc.ServiceDesc{
+		Methods: map[string]ttrpc.Method{
+			"AddContainer": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req AddContainerRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.AddContainer(ctx, &req)
+			},
+			"EndSandbox": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req EndSandboxRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.EndSandbox(ctx, &req)
+			},
+		},
+	})
+}
+
+type supervisorClient struct {
+	client *ttrpc.Client
+}
+
+func NewSupervisorClient(client *ttrpc.Client) SupervisorService {
+	return &supervisorClient{
+		client: client,
+	}
+}
+
+func (c *supervisorClient) AddContainer(ctx context.Context, req *AddContainerRequest) (*AddContainerResponse, error) {
+	var resp AddContainerResponse
+	if err := c.client.Call(ctx, "crust.vm.v1.Supervisor", "AddContainer", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *supervisorClient) EndSandbox(ctx context.Context, req *EndSandboxRequest) (*Empty, error) {
+	var resp Empty
+	if err := c.client.Call(ctx, "crust.vm.v1.Supervisor", "EndSandbox", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}

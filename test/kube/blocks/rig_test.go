@@ -4,21 +4,19 @@ package blocks
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"fmt"
 	"os"
 	"os/exec"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
+	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
 	"github.com/crust-proxy/crust-proxy/test/snapmeta"
 )
 
@@ -38,27 +36,18 @@ type fixture struct {
 	t         *testing.T
 	data      string
 	socket    string
-	csi       csi.ControllerClient
 	server    *snapmeta.Server
 	address   string
 	authority []byte
-	volume    string
+	volume    *csivolume.Volume
 }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	rig.Need(t, "mkfs.xfs")
-	f := &fixture{ControlPlane: cluster.StartControlPlane(t), t: t, data: t.TempDir()}
-	check.Must(t, unix.Mount(rig.Disk(t, 2<<30, "xfs"), f.data, "xfs", 0, ""))
-	t.Cleanup(func() { rig.UnmountImages(t, f.data) })
+	f := &fixture{ControlPlane: cluster.StartControlPlane(t), t: t, data: rig.Pool(t, "xfs", rig.Disk(t, 2<<30, "xfs"))}
 	conn := f.startDriver()
-	f.csi = csi.NewControllerClient(conn)
-	made, err := f.csi.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: 64 * mib},
-		VolumeCapabilities: []*csi.VolumeCapability{rig.BlockAccess()},
-	})
-	check.Must(t, err)
-	f.volume = made.GetVolume().GetVolumeId()
+	f.volume = csivolume.NewClient(conn, driver, t.TempDir()).Create(t, "v", "", 64*mib)
 	f.server = &snapmeta.Server{Client: f.Client, Driver: driver, CSI: conn, Audience: audience}
 	f.address, f.authority = f.server.Start(t, name)
 	f.define()
@@ -122,15 +111,12 @@ spec: {audience: %s, address: "%s", caCert: %s}}`, driver, audience, address, ba
 }
 
 // image is the file of a volume or a snapshot.
-func (f *fixture) image(id string) string {
-	sum := sha256.Sum256([]byte(id))
-	return f.data + "/images/" + hex.EncodeToString(sum[:]) + ".img"
-}
+func (f *fixture) image(id string) string { return snapshots.Image(f.data, id) }
 
 // write fills MiBs of the volume.
 func (f *fixture) write(fill byte, at ...int64) {
 	f.t.Helper()
-	file, err := os.OpenFile(f.image(f.volume), os.O_WRONLY, 0)
+	file, err := os.OpenFile(f.image(f.volume.ID), os.O_WRONLY, 0)
 	check.Must(f.t, err)
 	defer func() { _ = file.Close() }()
 	for _, one := range at {
@@ -142,10 +128,10 @@ func (f *fixture) write(fill byte, at ...int64) {
 // snapshot makes one, with its object, and gives CSI's id.
 func (f *fixture) snapshot(name string) string {
 	f.t.Helper()
-	made, err := f.csi.CreateSnapshot(f.t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: f.volume})
+	id, err := f.volume.Snapshot(name)
 	check.Must(f.t, err)
-	f.object(name, driver, made.GetSnapshot().GetSnapshotId(), true)
-	return made.GetSnapshot().GetSnapshotId()
+	f.object(name, driver, id, true)
+	return id
 }
 
 // object makes a VolumeSnapshot as the snapshot controller would leave it.

@@ -16,8 +16,7 @@ func (k *Kube) NewClaim(options VolumeOptions) *Volume {
 	k.T.Helper()
 	options.FS = "xfs"
 	v := &Volume{VolumeOptions: options.complete(), k: k}
-	ctx, cancel := k.context()
-	defer cancel()
+	ctx := context.Background()
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: v.Name, Namespace: Namespace}, Spec: v.DelayedSpec()}
 	_, err := k.Client.CoreV1().PersistentVolumeClaims(Namespace).Create(ctx, claim, metav1.CreateOptions{})
 	k.Must(err)
@@ -48,8 +47,7 @@ func (k *Kube) ClaimOf(name, driver string) *Volume {
 func (v *Volume) Bound() *Volume {
 	v.k.T.Helper()
 	v.k.Must(v.waitBound())
-	ctx, cancel := v.k.context()
-	defer cancel()
+	ctx := context.Background()
 	core := v.k.Client.CoreV1()
 	claim, err := core.PersistentVolumeClaims(Namespace).Get(ctx, v.Name, metav1.GetOptions{})
 	v.k.Must(err)
@@ -63,19 +61,13 @@ func (v *Volume) Bound() *Volume {
 // RemoveClaim deletes a claim of NewClaim, and waits until the sidecars have removed its
 // volume.
 func (v *Volume) RemoveClaim() error {
-	claims, options := v.k.Client.CoreV1().PersistentVolumeClaims(Namespace), metav1.DeleteOptions{}
+	claims := v.k.Client.CoreV1().PersistentVolumeClaims(Namespace)
 	mended := v.k.Mend()
-	return errors.Join(mended, eventually("claim "+v.Name+" is gone", func(ctx context.Context) error {
-		claim, err := claims.Get(ctx, v.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		if err == nil && claim.DeletionTimestamp == nil {
-			v.PV = claim.Spec.VolumeName
-			err = ignoreGone(claims.Delete(ctx, v.Name, options))
-		}
-		return errors.Join(err, errors.New("it is there"))
-	}), v.WaitRemoved())
+	claim, err := claims.Get(context.Background(), v.Name, metav1.GetOptions{})
+	if err == nil {
+		v.PV = claim.Spec.VolumeName
+	}
+	return errors.Join(mended, ignoreGone(err), removed("claim", v.Name, claims, metav1.DeleteOptions{}), v.WaitRemoved())
 }
 
 // WaitRemoved waits until the sidecars have removed the volume, which they do once the

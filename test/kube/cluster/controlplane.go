@@ -22,7 +22,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// callTime ends every call to a process that hangs.
+// callTime ends every call to an API server, and every script in a pod, that hangs.
 const callTime = 20 * time.Second
 
 // ControlPlane is etcd and a kube-apiserver with Node and RBAC authorization and
@@ -128,8 +128,7 @@ func (c *ControlPlane) apiServer(port, etcd string, flags []string) *rig.Process
 
 // readyz tells whether the API server serves, with the namespace that tests use.
 func (c *ControlPlane) readyz() error {
-	ctx, cancel := context.WithTimeout(context.Background(), callTime)
-	defer cancel()
+	ctx := context.Background()
 	if err := c.Client.CoreV1().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error(); err != nil {
 		return err
 	}
@@ -192,7 +191,7 @@ func restConfig(path string) (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.QPS = -1
+	config.QPS, config.Timeout = -1, callTime
 	return config, nil
 }
 

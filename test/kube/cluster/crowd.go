@@ -1,8 +1,8 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"time"
@@ -11,6 +11,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	watchtools "k8s.io/client-go/tools/watch"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // askers is how many requests are under way at a time.
@@ -70,17 +75,10 @@ func (c *Crowd) End(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for {
-		left := staged()
-		if len(left) == 0 {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%d volumes are still staged: %w", len(left), ctx.Err())
-		case <-time.After(20 * time.Millisecond):
-		}
+	if left := check.Left(Patience, 20*time.Millisecond, staged); len(left) > 0 {
+		return fmt.Errorf("volumes are still staged: %q", left)
 	}
+	return nil
 }
 
 // staged lists what is there of volumes on the node before their driver has them back.
@@ -106,7 +104,13 @@ func (c *Crowd) until(ctx context.Context, what string, ask func(context.Context
 		return err
 	}
 	which.ResourceVersion = list.ResourceVersion
-	events, err := pods.Watch(ctx, which)
+	endless := rest.CopyConfig(c.k.Admin)
+	endless.Timeout = 0
+	client, err := kubernetes.NewForConfig(endless)
+	if err != nil {
+		return err
+	}
+	events, err := client.CoreV1().Pods(Namespace).Watch(ctx, which)
 	if err != nil {
 		return err
 	}
@@ -127,19 +131,14 @@ func (c *Crowd) until(ctx context.Context, what string, ask func(context.Context
 		_ = asking.Wait() // none fails: the first error ends the waiting
 	}()
 	reached := make(map[string]bool)
-	for len(reached) < len(c.Pods) {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("not every one of %d pods %s, %d are missing: %w", len(c.Pods), what, len(c.Pods)-len(reached), context.Cause(ctx))
-		case event, ok := <-events.ResultChan():
-			pod, isPod := event.Object.(*corev1.Pod)
-			if !ok || !isPod {
-				return errors.New("the watch of pods has ended")
-			}
-			if done(event, pod) {
-				reached[pod.Name] = true
-			}
+	_, err = watchtools.UntilWithoutRetry(ctx, events, func(event watch.Event) (bool, error) {
+		if pod, isPod := event.Object.(*corev1.Pod); isPod && done(event, pod) {
+			reached[pod.Name] = true
 		}
+		return len(reached) == len(c.Pods), nil
+	})
+	if err != nil {
+		return fmt.Errorf("not every one of %d pods %s, %d are missing: %w", len(c.Pods), what, len(c.Pods)-len(reached), cmp.Or(context.Cause(ctx), err))
 	}
 	<-asked
 	return nil

@@ -59,10 +59,7 @@ func (c *Cluster) newDriver(program, name, registry string, flags ...string) *Dr
 func (c *Cluster) dataDir(driver string) string { return filepath.Join(c.Dir, "data", driver) }
 
 // Controller is the driver's, asked directly, as its sidecars do.
-func (d *Driver) Controller() csi.ControllerClient {
-	d.conn.ResetConnectBackoff()
-	return csi.NewControllerClient(d.conn)
-}
+func (d *Driver) Controller() csi.ControllerClient { return csi.NewControllerClient(d.conn) }
 
 // waitDrivers waits until kubelet has the drivers.
 func (c *Cluster) waitDrivers() error {

@@ -27,7 +27,7 @@ func (p *Pod) Exec(script string) string {
 // TryExec runs a shell script in one of the containers. A script that fails is a
 // *cri.ExitError.
 func (p *Pod) TryExec(container, script string) (string, error) {
-	ctx, cancel := p.k.context()
+	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
 	id, err := p.containerID(ctx, container)
 	if err != nil {
@@ -53,8 +53,7 @@ func (p *Pod) containerID(ctx context.Context, name string) (string, error) {
 
 // Sandbox is the id of the pod's sandbox that is ready.
 func (p *Pod) Sandbox() (string, error) {
-	ctx, cancel := p.k.context()
-	defer cancel()
+	ctx := context.Background()
 	reply, err := p.k.Containerd.CRI.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{
 		State:         &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY},
 		LabelSelector: map[string]string{"io.kubernetes.pod.uid": string(p.UID)},
@@ -70,8 +69,7 @@ func (p *Pod) Sandbox() (string, error) {
 
 // Pid is the first process of a running container, as the node sees it.
 func (p *Pod) Pid(container string) (int, error) {
-	ctx, cancel := p.k.context()
-	defer cancel()
+	ctx := context.Background()
 	id, err := p.containerID(ctx, container)
 	if err != nil {
 		return 0, err
@@ -121,8 +119,7 @@ func (p *Pod) df(flag, path string) [3]int64 {
 
 // Events are what `kubectl describe pod` shows: reason and message.
 func (p *Pod) Events() []string {
-	ctx, cancel := p.k.context()
-	defer cancel()
+	ctx := context.Background()
 	list, err := p.k.Client.CoreV1().Events(Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(p.UID)})
 	if err != nil {
 		return []string{err.Error()}
@@ -172,8 +169,7 @@ func (p *Pod) Describe() string {
 
 // Log is what a container has written, through the API server and kubelet.
 func (p *Pod) Log(container string) (string, error) {
-	ctx, cancel := p.k.context()
-	defer cancel()
+	ctx := context.Background()
 	raw, err := p.k.Client.CoreV1().Pods(Namespace).GetLogs(p.Name, &corev1.PodLogOptions{Container: container}).DoRaw(ctx)
 	return string(raw), err
 }

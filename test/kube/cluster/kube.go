@@ -6,6 +6,10 @@ import (
 	"fmt"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -88,10 +92,7 @@ func (k *Kube) Eventually(what string, try func(context.Context) error) {
 func (k *Kube) Never(what string, during time.Duration, try func(context.Context) error) {
 	k.T.Helper()
 	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		ctx, cancel := context.WithTimeout(k.T.Context(), callTime)
-		err := try(ctx)
-		cancel()
-		if err == nil {
+		if try(k.T.Context()) == nil {
 			k.T.Fatal(what)
 		}
 	}
@@ -103,9 +104,39 @@ func (k *Kube) Settings(settings ProxySettings) {
 	k.Must(k.ConfigureProxy(settings))
 }
 
-// context bounds one call.
-func (k *Kube) context() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), callTime)
+// collection is the objects of one kind.
+type collection[T metav1.Object] interface {
+	Get(ctx context.Context, name string, options metav1.GetOptions) (T, error)
+	Delete(ctx context.Context, name string, options metav1.DeleteOptions) error
+}
+
+// removed asks for the end of an object until that is accepted, and waits until it has gone.
+// Another one of its name is not waited for where the options tell its UID.
+func removed[T metav1.Object](what, name string, all collection[T], options metav1.DeleteOptions) error {
+	asked := false
+	return eventually(what+" "+name+" goes", func(ctx context.Context) error {
+		if !asked {
+			if err := all.Delete(ctx, name, options); ignoreGone(err) != nil && !apierrors.IsConflict(err) {
+				return err
+			}
+			asked = true
+		}
+		is, err := all.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return ignoreGone(err)
+		}
+		if options.Preconditions != nil && is.GetUID() != *options.Preconditions.UID {
+			return nil
+		}
+		return errors.New("it is there")
+	})
+}
+
+func ignoreGone(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 // Patience is how long things may take that a cluster does by itself. It is far
@@ -114,15 +145,9 @@ const Patience = 3 * time.Minute
 
 // eventually asks again and again until there is no error.
 func eventually(what string, try func(context.Context) error) error {
-	for deadline := time.Now().Add(Patience); ; time.Sleep(50 * time.Millisecond) {
-		ctx, cancel := context.WithTimeout(context.Background(), callTime)
-		err := try(ctx)
-		cancel()
-		if err == nil {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%s: not within %v: %w", what, Patience, err)
-		}
+	err := check.Until(Patience, 50*time.Millisecond, func() error { return try(context.Background()) })
+	if err != nil {
+		return fmt.Errorf("%s: not within %v: %w", what, Patience, err)
 	}
+	return nil
 }

@@ -2,13 +2,11 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -109,8 +107,7 @@ func (p *Pod) Create() *Pod {
 		p.k.check(p.k.Mend())
 		p.k.check(p.remove())
 	})
-	ctx, cancel := p.k.context()
-	defer cancel()
+	ctx := context.Background()
 	made, err := p.k.Client.CoreV1().Pods(Namespace).Create(ctx, p.Pod, metav1.CreateOptions{})
 	p.k.Must(err)
 	p.Pod = made
@@ -164,8 +161,7 @@ func (p *Pod) WaitPhase(phase corev1.PodPhase) {
 // AskDelete asks for the pod's end and waits for nothing.
 func (p *Pod) AskDelete() {
 	p.k.T.Helper()
-	ctx, cancel := p.k.context()
-	defer cancel()
+	ctx := context.Background()
 	p.k.Must(ignoreGone(p.k.Client.CoreV1().Pods(Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{})))
 }
 
@@ -180,28 +176,7 @@ func (p *Pod) remove() error {
 	if p.UID == "" {
 		return nil // it was never made
 	}
-	pods, asked := p.k.Client.CoreV1().Pods(Namespace), false
-	return eventually("pod "+p.Name+" goes", func(ctx context.Context) error {
-		if !asked {
-			err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}})
-			if err := ignoreGone(err); err != nil && !apierrors.IsConflict(err) {
-				return err
-			}
-			asked = true
-		}
-		is, err := pods.Get(ctx, p.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) || (err == nil && is.UID != p.UID) {
-			return nil
-		}
-		return errors.Join(err, errors.New("it is there"))
-	})
-}
-
-func ignoreGone(err error) error {
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
+	return removed("pod", p.Name, p.k.Client.CoreV1().Pods(Namespace), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}})
 }
 
 func isReady(pod *corev1.Pod) bool {

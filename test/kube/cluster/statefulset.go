@@ -7,7 +7,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -33,8 +32,7 @@ func (k *Kube) NewStatefulSet(name, driver string, replicas int, changes ...func
 		change(&pod.Spec)
 	}
 	labels, count := map[string]string{"set": name}, int32(replicas) //nolint:gosec // a few
-	ctx, cancel := k.context()
-	defer cancel()
+	ctx := context.Background()
 	_, err := k.Client.AppsV1().StatefulSets(Namespace).Create(ctx, &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: Namespace},
 		Spec: appsv1.StatefulSetSpec{
@@ -111,22 +109,14 @@ func (s *StatefulSet) Gone(ctx context.Context) error {
 
 // Remove deletes it, and waits until its pods and their claims have gone.
 func (s *StatefulSet) Remove() error {
-	sets, asked := s.k.Client.AppsV1().StatefulSets(Namespace), false
-	return errors.Join(s.k.Mend(), eventually("StatefulSet "+s.name+" is gone", func(ctx context.Context) error {
-		if !asked {
-			foreground := metav1.DeletePropagationForeground
-			if err := sets.Delete(ctx, s.name, metav1.DeleteOptions{PropagationPolicy: &foreground}); ignoreGone(err) != nil {
-				return err
+	sets, foreground := s.k.Client.AppsV1().StatefulSets(Namespace), metav1.DeletePropagationForeground
+	mended := s.k.Mend()
+	return errors.Join(mended, removed("StatefulSet", s.name, sets, metav1.DeleteOptions{PropagationPolicy: &foreground}),
+		eventually("pods and claims of StatefulSet "+s.name+" go", func(ctx context.Context) error {
+			claims, err := s.k.Client.CoreV1().PersistentVolumeClaims(Namespace).List(ctx, metav1.ListOptions{LabelSelector: "set=" + s.name})
+			if err == nil && len(claims.Items) > 0 {
+				err = fmt.Errorf("there are %d claims", len(claims.Items))
 			}
-			asked = true
-		}
-		if _, err := sets.Get(ctx, s.name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			return errors.Join(err, errors.New("it is there"))
-		}
-		claims, err := s.k.Client.CoreV1().PersistentVolumeClaims(Namespace).List(ctx, metav1.ListOptions{LabelSelector: "set=" + s.name})
-		if err == nil && len(claims.Items) > 0 {
-			err = fmt.Errorf("there are %d claims", len(claims.Items))
-		}
-		return errors.Join(err, s.Gone(ctx))
-	}))
+			return errors.Join(err, s.Gone(ctx))
+		}))
 }

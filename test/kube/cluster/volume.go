@@ -9,7 +9,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -81,8 +80,7 @@ func (k *Kube) NewVolumes(all ...VolumeOptions) []*Volume {
 }
 
 func (v *Volume) create() error {
-	ctx, cancel := v.k.context()
-	defer cancel()
+	ctx := context.Background()
 	reply, err := v.k.Drivers[v.Driver].Controller().CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: v.Name, CapacityRange: &csi.CapacityRange{RequiredBytes: v.Size}, VolumeCapabilities: []*csi.VolumeCapability{v.capability()},
 	})
@@ -189,18 +187,8 @@ func (v *Volume) remove() error {
 	}
 	k, core := v.k, v.k.Client.CoreV1()
 	mended := k.Mend() // a test may have ended while the driver was away
-	gone := eventually("claim and volume "+v.Name+" are gone", func(ctx context.Context) error {
-		_ = core.PersistentVolumeClaims(Namespace).Delete(ctx, v.Name, metav1.DeleteOptions{})
-		_ = core.PersistentVolumes().Delete(ctx, v.Name, metav1.DeleteOptions{})
-		_, err := core.PersistentVolumeClaims(Namespace).Get(ctx, v.Name, metav1.GetOptions{})
-		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the claim is there: %w", err)
-		}
-		if _, err = core.PersistentVolumes().Get(ctx, v.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the volume is there: %w", err)
-		}
-		return nil
-	})
+	gone := errors.Join(removed("claim", v.Name, core.PersistentVolumeClaims(Namespace), metav1.DeleteOptions{}),
+		removed("volume", v.Name, core.PersistentVolumes(), metav1.DeleteOptions{}))
 	// Kubelet unstages some time after the last pod has gone.
 	return errors.Join(mended, gone, eventually("the driver removes volume "+v.Name, func(ctx context.Context) error {
 		_, err := k.Drivers[v.Driver].Controller().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.Handle})
@@ -215,8 +203,7 @@ func (v *Volume) Grow(size int64) {
 	v.k.T.Helper()
 	v.Edit(size)
 	k, claims := v.k, v.k.Client.CoreV1().PersistentVolumeClaims(Namespace)
-	ctx, cancel := k.context()
-	defer cancel()
+	ctx := context.Background()
 	_, err := k.Drivers[v.Driver].Controller().ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
 		VolumeId: v.Handle, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapability: v.capability(),
 	})

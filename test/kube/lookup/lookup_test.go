@@ -232,7 +232,7 @@ func TestTheAPIServerGoesAndComesBack(t *testing.T) {
 	late := r.pod(node, "late", nil, "late")
 	r.bind(open, "pv-late") // any: it is not to be found to be a pair
 	for _, one := range []*lookup.Cluster{c, fresh} {
-		check.Eventually(t, "the new pod is known", func() bool { _, err := one.ByUID(t.Context(), string(late.UID)); return err == nil })
+		check.Succeeds(t, "the new pod is known", func() error { _, err := one.ByUID(t.Context(), string(late.UID)); return err })
 		check.Eventually(t, "its volume is known", func() bool {
 			pods, err := one.Using(t.Context(), driver, "vol-late")
 			return err == nil && len(pods) == 1 && pods[0].Name == "late"

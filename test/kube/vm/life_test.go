@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(cluster.MainVM(m)) }
 
-// class is what an administrator makes, as docs/vm.md says.
+// class is what an administrator makes, as docs/crust-runc.md says.
 const class = "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: crust-vm}, handler: crust-vm}"
 
 // mark is what is looked for on the device.

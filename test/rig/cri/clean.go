@@ -8,13 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -29,9 +29,6 @@ func (n *Node) close() error {
 		problems = append(problems, n.removePods(), n.wantNothingLeft())
 	}
 	n.Process.Kill()
-	if n.conn != nil {
-		_ = n.conn.Close()
-	}
 	problems = append(problems, rig.KillAll(n.processes), rig.RemoveGroup(n.Group))
 	for _, point := range []string{"/run", n.Dir} {
 		problems = append(problems, rig.Unmount(point))
@@ -51,12 +48,12 @@ func (n *Node) removePods() error {
 }
 
 func (n *Node) wantNothingLeft() error {
-	var left []string
-	for deadline := time.Now().Add(goneTime); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	left := check.Left(goneTime, 10*time.Millisecond, func() []string {
 		removePodGroups(n.Group)
-		if left = n.Left(); len(left) == 0 {
-			return nil
-		}
+		return n.Left()
+	})
+	if len(left) == 0 {
+		return nil
 	}
 	if n.Process.Starts() > 1 && endForgottenShims(n.processes()) {
 		time.Sleep(goneTime / 10)
@@ -95,21 +92,13 @@ func endForgottenShims(pids []int) bool {
 	for _, pid := range pids {
 		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		program, _, _ := bytes.Cut(command, []byte{0})
-		if filepath.Base(string(program)) != "containerd-shim-runc-v2" || hasChildren(pid) {
+		if filepath.Base(string(program)) != "containerd-shim-runc-v2" || len(rig.Children(pid)) > 0 {
 			continue
 		}
 		fmt.Fprintf(os.Stderr, "containerd was stopped, and has forgotten a shim without a container: %q\n", command)
 		found = syscall.Kill(pid, syscall.SIGKILL) == nil || found
 	}
 	return found
-}
-
-func hasChildren(pid int) bool {
-	return len(rig.Processes(func(proc string) bool {
-		child, _ := strconv.Atoi(filepath.Base(proc))
-		parent, err := rig.Parent(child) // one that has ended meanwhile has none
-		return err == nil && parent == pid
-	})) > 0
 }
 
 // Left lists what pods have on the node: processes, mounts, control groups. It
@@ -120,7 +109,7 @@ func (n *Node) Left() []string {
 		left = append(left, rig.DescribeProcess(pid))
 	}
 	for _, point := range append(rig.MountPoints(n.Dir), rig.MountPoints("/run")...) {
-		if point != n.Dir && point != "/run" {
+		if point != n.Dir && point != "/run" && !slices.Contains(n.before, point) {
 			left = append(left, "mount "+point)
 		}
 	}

@@ -21,6 +21,8 @@ import (
 	"github.com/containerd/containerd/api/types"
 	"google.golang.org/grpc/metadata"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // The images that a node has. Both are busybox: the pause container sleeps.
@@ -53,15 +55,13 @@ func (n *Node) AddImage(name string, layer []byte, entrypoint []string) error {
 		return fmt.Errorf("import %s: %w", name, err)
 	}
 	client := runtimeapi.NewImageServiceClient(n.conn)
-	for deadline := time.Now().Add(importTime); ; time.Sleep(5 * time.Millisecond) {
+	return check.Until(importTime, 5*time.Millisecond, func() error {
 		reply, err := client.ImageStatus(context.Background(), &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: name}})
-		if err == nil && reply.GetImage() != nil {
-			return nil
+		if err == nil && reply.GetImage() == nil {
+			err = errors.New("CRI does not see the image " + name)
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("CRI does not see the image %s: %w", name, err)
-		}
-	}
+		return err
+	})
 }
 
 func (n *Node) importImage(name string, layer []byte, command []string) error {

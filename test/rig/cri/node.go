@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -27,9 +26,8 @@ import (
 const (
 	// importTime bounds the import of an image.
 	importTime = 30 * time.Second
-	// callTime ends every call, so that a containerd that hangs does not keep its
-	// user from cleaning up. Kubelet waits two minutes.
-	callTime = 60 * time.Second
+	// execTime ends a script in a container.
+	execTime = time.Minute
 )
 
 // Options says what node is made.
@@ -65,8 +63,9 @@ type Node struct {
 	// filesystem was then left once, by containerd as far as is known.
 	ShimsAreKilled bool
 
-	opts Options
-	conn *grpc.ClientConn
+	opts   Options
+	conn   *grpc.ClientConn
+	before []string // mount points in /run, of others on this machine
 }
 
 // New makes a node, with its images, that is ready for pods. It goes with the test,
@@ -76,6 +75,8 @@ func New(t rig.T, opts Options) *Node {
 	dir, err := os.MkdirTemp("/tmp", rig.Prefix("cn"))
 	check.Must(t, err)
 	n := &Node{Dir: dir, Socket: dir + "/c.sock", opts: opts, Group: "/crust-test-" + filepath.Base(dir)}
+	n.conn = rig.Dial(t, n.Socket) // it is closed after the node's end, which calls it
+	n.CRI = runtimeapi.NewRuntimeServiceClient(n.conn)
 	// The shim and runc are looked for in the PATH.
 	n.Process = &rig.Process{
 		Name: "containerd", Program: n.program("containerd"), Args: []string{"--config", dir + "/config.toml"},
@@ -91,6 +92,7 @@ func New(t rig.T, opts Options) *Node {
 			t.Logf("log of containerd:\n%s", rig.Tail(log))
 		}
 	})
+	n.before = rig.MountPoints("/run")
 	// Overlayfs needs an upper filesystem that can be one: a tmpfs is.
 	for _, point := range []string{dir, "/run"} {
 		check.Must(t, unix.Mount("tmpfs", point, "tmpfs", 0, "mode=0755"))
@@ -98,10 +100,6 @@ func New(t rig.T, opts Options) *Node {
 	config, err := n.config()
 	check.Must(t, err)
 	check.Must(t, os.WriteFile(dir+"/config.toml", []byte(config), 0o600))
-	n.conn, err = grpc.NewClient("unix:"+n.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithUnaryInterceptor(inTime))
-	check.Must(t, err)
-	n.CRI = runtimeapi.NewRuntimeServiceClient(n.conn)
 	check.Must(t, n.Process.Start())
 	check.Must(t, n.importImages())
 	return n
@@ -117,7 +115,6 @@ func (n *Node) program(name string) string {
 }
 
 func (n *Node) ready() error {
-	n.conn.ResetConnectBackoff()
 	status, err := n.CRI.Status(context.Background(), &runtimeapi.StatusRequest{})
 	if err == nil && !isReady(status) {
 		err = errors.New("the runtime is not ready")
@@ -132,14 +129,6 @@ func isReady(status *runtimeapi.StatusResponse) bool {
 		}
 	}
 	return false
-}
-
-func inTime(
-	ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
-) error {
-	ctx, cancel := context.WithTimeout(ctx, callTime)
-	defer cancel()
-	return call(ctx, method, req, reply, conn, opts...)
 }
 
 // Version is containerd's.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crust-proxy/crust-proxy/test/rig"
@@ -149,7 +151,7 @@ func (e *ExitError) Error() string { return fmt.Sprintf("exit code %d: %s", e.Co
 // Exec runs a shell script in a container and gives what it wrote.
 func (n *Node) Exec(ctx context.Context, container, script string) (string, error) {
 	reply, err := n.CRI.ExecSync(ctx, &runtimeapi.ExecSyncRequest{
-		ContainerId: container, Cmd: []string{"/bin/sh", "-c", script}, Timeout: int64(callTime.Seconds()),
+		ContainerId: container, Cmd: []string{"/bin/sh", "-c", script}, Timeout: int64(execTime.Seconds()),
 	})
 	if err != nil {
 		return "", err
@@ -176,6 +178,9 @@ func (p *Pod) Stop(ctx context.Context) error {
 // control group, as kubelet does.
 func (p *Pod) Remove(ctx context.Context) error {
 	stopped := p.Stop(ctx)
+	if status.Code(stopped) == codes.NotFound {
+		stopped = nil // an earlier attempt has removed it, and still said that it could not stop it
+	}
 	_, removed := p.node.CRI.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.ID})
 	_ = rig.TryRemoveGroup(p.node.Group + "/pod" + p.UID) // the pod's next sandbox may be in it
 	return errors.Join(stopped, removed)

@@ -1,37 +1,44 @@
-// Package csivolume has volumes of the reference driver as kubelet sees them: behind the
-// front of a daemon.
 package csivolume
 
 import (
-	"context"
-	"time"
-
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
+	"os"
+	"path/filepath"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// Driver is the reference driver, behind a daemon.
+// DriverName is that of crust-driver, unless it is given another one.
+const DriverName = "driver.crust-proxy.dev"
+
+// Driver is crust-driver behind the front of a daemon.
 type Driver struct {
-	*rig.Fronted
+	*Client
 
-	Node       csi.NodeClient
-	Controller csi.ControllerClient
-	Group      csi.GroupControllerClient
-
-	daemon *rig.Daemon
-	conn   *grpc.ClientConn
+	Process *rig.Process
+	// Data has its images, Registry its registration socket.
+	Data, Registry string
+	// Socket is where it serves, and Front where the daemon does in its place.
+	Socket, Front string
 }
 
-// New prepares the driver, and a daemon with a policy, which is YAML.
+// New lays out kubelet's directories and the driver's, and has the daemon run its front by a
+// policy, which is YAML.
 func New(d *rig.Daemon, policy string, args ...string) *Driver {
 	d.T.Helper()
-	driver := &Driver{Fronted: rig.NewFronted(d, policy, append([]string{"--crust-proxy-socket", d.AdminSocket}, args...)...), daemon: d}
-	driver.conn = d.Dial(driver.Front)
-	driver.Node, driver.Controller = csi.NewNodeClient(driver.conn), csi.NewControllerClient(driver.conn)
-	driver.Group = csi.NewGroupControllerClient(driver.conn)
+	d.Extra = "front: {enabled: true}\n" + policy
+	driver := &Driver{
+		Data: d.Dir + "/data", Registry: d.Kubelet + "/crust-proxy/registry",
+		Socket: d.Kubelet + "/plugins/" + DriverName + "/csi.sock", Front: d.Dir + "/run/csi/" + DriverName + ".sock",
+	}
+	for _, dir := range []string{driver.Data, driver.Registry, d.Kubelet + "/plugins_registry", filepath.Dir(driver.Socket)} {
+		check.Must(d.T, os.MkdirAll(dir, 0o755)) //nolint:gosec // as on a node
+	}
+	driver.Process, _ = rig.NewDriver(d.T, d.Program("crust-driver"), driver.Socket, driver.Data, append([]string{
+		"--node-id", "node-1", "--capacity", "100000000000", "--crust-proxy-socket", d.AdminSocket,
+		"--kubelet-registration-socket", driver.Registration(), "--kubelet-endpoint", driver.Socket,
+	}, args...)...)
+	driver.Client = NewClient(d.Dial(driver.Front), DriverName, d.Kubelet)
 	return driver
 }
 
@@ -46,15 +53,5 @@ func Start(t rig.T, d *rig.Daemon, args ...string) *Driver {
 	return driver
 }
 
-// Wait waits until the driver answers through the front.
-func (d *Driver) Wait(t rig.T) {
-	t.Helper()
-	check.Eventually(t, "the driver answers through the front", func() bool {
-		check.Must(t, t.Context().Err())
-		d.conn.ResetConnectBackoff()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		_, err := d.Node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-		return err == nil
-	})
-}
+// Registration is the socket by which it registers with the daemon.
+func (d *Driver) Registration() string { return d.Registry + "/" + DriverName + "-reg.sock" }

@@ -127,6 +127,18 @@ func VolumeDir(directVolumes, target string) string {
 	return filepath.Join(directVolumes, base64.URLEncoding.EncodeToString([]byte(target)))
 }
 
+// HandedOver reads what a sandbox is told to mount: the device, and the filesystem on it.
+func HandedOver(directVolumes, target string) (device, fs string, err error) {
+	info, err := (&VM{DirectVolumes: directVolumes}).infoOf(target)
+	if err == nil && info == nil {
+		err = errors.New("kata shim: the volume is not published: " + target)
+	}
+	if err != nil {
+		return "", "", err
+	}
+	return *info.Device, *info.FSType, nil
+}
+
 // WriteID leaves the sandbox's id in a volume's directory, as the Go runtime
 // does when it creates a container.
 func WriteID(directVolumes, target, sandboxID string) error {

@@ -8,6 +8,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // Driver is a CSI driver with nothing behind it. Fill it in, then start it.
@@ -21,14 +23,14 @@ type Driver struct {
 	probes atomic.Int64
 
 	mu      sync.Mutex
-	process *process
+	process *rig.Server
 }
 
 // Start serves it; a socket of an earlier life is replaced.
 func (d *Driver) Start() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	process, err := begin(d.Socket, func(s *grpc.Server) {
+	process, err := rig.Serve(d.Socket, func(s *grpc.Server) {
 		csi.RegisterIdentityServer(s, d)
 		csi.RegisterNodeServer(s, d)
 	})
@@ -43,7 +45,7 @@ func (d *Driver) Kill() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.process != nil {
-		d.process.kill()
+		d.process.Kill()
 	}
 	d.process = nil
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"k8s.io/apimachinery/pkg/util/version"
 )
 
 // Kubelet watches a directory and its sub-directories for plugins.
@@ -42,7 +43,7 @@ type plugin struct {
 // Driven is a driver that kubelet would call.
 type Driven struct {
 	Endpoint, Node string
-	version        []int
+	version        *version.Version
 }
 
 // Event is something that kubelet did.

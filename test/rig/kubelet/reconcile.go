@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"k8s.io/apimachinery/pkg/util/version"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // patience bounds a call, and the wait for a connection, as in the real kubelet.
@@ -66,7 +67,7 @@ func (k *Kubelet) deregister(path string, was plugin) {
 // register marks a socket before it tries: once is all that it gets.
 func (k *Kubelet) register(ctx context.Context, path string, since time.Time) {
 	k.mark(path, plugin{since: since})
-	conn, err := dial(path)
+	conn, err := rig.Connect(path)
 	if err != nil {
 		return // not with a path
 	}
@@ -99,13 +100,13 @@ func hello(ctx context.Context, client registration.RegistrationClient) (*regist
 
 func (k *Kubelet) mark(path string, p plugin) { k.locked(func() { k.actual[path] = p }) }
 
-func (k *Kubelet) validate(info *registration.PluginInfo) ([]int, error) {
+func (k *Kubelet) validate(info *registration.PluginInfo) (*version.Version, error) {
 	if info.GetType() != registration.CSIPlugin {
 		return nil, fmt.Errorf("no handler registered for plugin type: %s at socket", info.GetType())
 	}
-	version := highest(info.GetSupportedVersions())
-	if version == nil || version[0] > 1 {
-		return nil, errors.New("none of the versions is supported")
+	highest, err := version.HighestSupportedVersion(info.GetSupportedVersions())
+	if err != nil {
+		return nil, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -113,19 +114,19 @@ func (k *Kubelet) validate(info *registration.PluginInfo) ([]int, error) {
 		k.refuse--
 		return nil, errors.New("refused for the test")
 	}
-	if old, known := k.drivers[info.GetName()]; known && slices.Compare(old.version, version) >= 0 {
+	if old, known := k.drivers[info.GetName()]; known && !old.version.LessThan(highest) {
 		return nil, fmt.Errorf("another driver with the name %s is registered with an equal or higher version", info.GetName())
 	}
-	return version, nil
+	return highest, nil
 }
 
 // admit takes the driver for known before NodeGetInfo, and drops it where that fails.
 func (k *Kubelet) admit(ctx context.Context, path string, since time.Time, info *registration.PluginInfo) error {
-	version, err := k.validate(info)
+	highest, err := k.validate(info)
 	if err != nil {
 		return err
 	}
-	name, driven := info.GetName(), Driven{Endpoint: info.GetEndpoint(), version: version}
+	name, driven := info.GetName(), Driven{Endpoint: info.GetEndpoint(), version: highest}
 	k.mark(path, plugin{since: since, name: name})
 	k.locked(func() { k.drivers[name] = driven })
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -142,30 +143,11 @@ func (k *Kubelet) admit(ctx context.Context, path string, since time.Time, info 
 }
 
 func nodeID(ctx context.Context, endpoint string) (string, error) {
-	conn, err := dial(endpoint)
+	conn, err := rig.Connect(endpoint)
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = conn.Close() }()
 	info, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 	return info.GetNodeId(), err
-}
-
-// highest is the highest of the versions that can be read.
-func highest(versions []string) (best []int) {
-	for _, text := range versions {
-		var one []int
-		for part := range strings.SplitSeq(strings.TrimPrefix(text, "v"), ".") {
-			number, err := strconv.Atoi(part)
-			if err != nil {
-				one = nil
-				break
-			}
-			one = append(one, number)
-		}
-		if slices.Compare(one, best) > 0 {
-			best = one
-		}
-	}
-	return best
 }

@@ -10,6 +10,8 @@ import (
 
 	"google.golang.org/grpc"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // Registrar stands beside a driver as node-driver-registrar does. Told that the
@@ -33,7 +35,7 @@ type Registrar struct {
 	Hang chan struct{}
 
 	mu       sync.Mutex
-	process  *process
+	process  *rig.Server
 	again    *time.Timer
 	exits    sync.WaitGroup
 	verdicts []Verdict
@@ -58,7 +60,7 @@ func (r *Registrar) Start() error {
 }
 
 func (r *Registrar) start() error {
-	process, err := begin(r.Socket(), func(s *grpc.Server) { registration.RegisterRegistrationServer(s, r) })
+	process, err := rig.Serve(r.Socket(), func(s *grpc.Server) { registration.RegisterRegistrationServer(s, r) })
 	if err == nil {
 		r.process = process
 	}
@@ -76,7 +78,7 @@ func (r *Registrar) Kill() {
 	r.again = nil
 	r.mu.Unlock()
 	if process != nil {
-		process.kill()
+		process.Kill()
 	}
 	r.exits.Wait()
 }
@@ -90,7 +92,7 @@ func (r *Registrar) Stop() error {
 	if process == nil {
 		return nil
 	}
-	return process.stop()
+	return process.End()
 }
 
 // SetRestart changes Restart while it runs.
@@ -152,7 +154,7 @@ func (r *Registrar) hang(ctx context.Context) error {
 func (r *Registrar) exit() {
 	process := r.process
 	r.process = nil
-	r.exits.Go(func() { process.server.GracefulStop(); <-process.ended })
+	r.exits.Go(func() { process.GracefulStop(); process.Wait() })
 	if r.Restart == 0 {
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
@@ -61,11 +62,7 @@ func (n *Node) Machine(ctx context.Context, pod *cri.Pod) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	parent := fmt.Sprintf("\nPPid:\t%d\n", supervisor)
-	pids := rig.Processes(func(proc string) bool {
-		status, _ := os.ReadFile(proc + "/status") //nolint:gosec // a file of the kernel's
-		return isQEMU(proc) && strings.Contains(string(status), parent)
-	})
+	pids := slices.DeleteFunc(rig.Children(supervisor), func(pid int) bool { return !isQEMU(fmt.Sprintf("/proc/%d", pid)) })
 	if len(pids) != 1 {
 		return 0, fmt.Errorf("supervisor %d has the machines %v", supervisor, pids)
 	}
@@ -77,15 +74,7 @@ func (n *Node) Machine(ctx context.Context, pod *cri.Pod) (int, error) {
 // stops the sandbox, and refuses to remove it.
 func End(ctx context.Context, t rig.T, pod *cri.Pod) {
 	t.Helper()
-	var last string
-	check.Eventually(t, "the sandbox is removed", func() bool {
-		err := pod.Remove(ctx)
-		if err != nil && err.Error() != last {
-			last = err.Error()
-			t.Logf("RemovePodSandbox is to be repeated: %v", err)
-		}
-		return err == nil
-	})
+	check.Succeeds(t, "the sandbox is removed", func() error { return pod.Remove(ctx) })
 }
 
 // Console is the end of what a sandbox's machine and supervisor have said.
@@ -99,17 +88,22 @@ func (n *Node) Console(pod *cri.Pod) string {
 
 // Watch has each mount of a device on the host be a failure.
 func (n *Node) Watch(device string) error {
-	number, err := os.ReadFile("/sys/class/block/" + filepath.Base(device) + "/dev") //nolint:gosec // a file of the kernel's
+	number, err := deviceNumber(device)
 	if err == nil {
-		n.Mounts.Add(device, strings.TrimSpace(string(number)))
+		n.Mounts.Add(device, number)
 	}
 	return err
 }
 
+func deviceNumber(device string) (string, error) {
+	number, err := os.ReadFile("/sys/class/block/" + filepath.Base(device) + "/dev") //nolint:gosec // a file of the kernel's
+	return strings.TrimSpace(string(number)), err
+}
+
 // Unwatch forgets a device, which is free and may be another's next.
 func (n *Node) Unwatch(device string) error {
-	number, err := os.ReadFile("/sys/class/block/" + filepath.Base(device) + "/dev") //nolint:gosec // a file of the kernel's
-	n.Mounts.Remove(device, strings.TrimSpace(string(number)))
+	number, err := deviceNumber(device)
+	n.Mounts.Remove(device, number)
 	return err
 }
 

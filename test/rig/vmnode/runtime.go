@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
@@ -41,16 +42,24 @@ func (r *Runtime) Env() []string { return []string{"CRUST_VM_CONFIG=" + r.Config
 // Kernel is a directory with a kernel for guests.
 func Kernel(t rig.T) string {
 	t.Helper()
-	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
-	check.Must(t, err)
-	script := exec.Command(filepath.Join(strings.TrimSpace(string(out)), "hack/guest-kernel.sh"))
-	script.Stderr = os.Stderr
-	dir, err := script.Output()
+	dir, err := findKernel()
 	if err != nil {
 		rig.Missing(t, fmt.Sprintf("no kernel for guests: %v", err))
 	}
-	return strings.TrimSpace(string(dir))
+	return dir
 }
+
+// findKernel asks apt, which takes seconds, once.
+var findKernel = sync.OnceValues(func() (string, error) {
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		return "", err
+	}
+	script := exec.Command(filepath.Join(strings.TrimSpace(string(out)), "hack/guest-kernel.sh")) //nolint:gosec // ours
+	script.Stderr = os.Stderr
+	dir, err := script.Output()
+	return strings.TrimSpace(string(dir)), err
+})
 
 // Configure writes the configuration of crust-vm, with some keys changed.
 func (r *Runtime) Configure(t rig.T, changes map[string]any) {

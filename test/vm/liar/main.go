@@ -196,5 +196,6 @@ var lies = map[string]lie{
 	"text":     fails(codes.Internal, strings.Repeat("volume pv-other \x1b[2J\n", 10_000)),
 	"gone":     fails(codes.NotFound, "volume pv-other: it has ended"),
 	"size":     says("ResizeVolume", &wire.ResizeVolumeResponse{CapacityBytes: 1}),
+	"immortal": says("SignalProcess", new(wire.Empty)),
 	"silence":  {"GetVolumeStats", func() *ttrpc.Response { return nil }},
 }

@@ -1,9 +1,13 @@
 package projection
 
 import (
+	"os"
+	"slices"
 	"strconv"
+	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -22,6 +26,16 @@ func CheckGroup(v *volume.Volume, most uint32) (gid uint32, set bool, err error)
 		return 0, false, volume.Errorf(volume.Invalid, "volume %s: the group %q is not a decimal group id", v.Target, sys.ClipTo(v.Group, 64))
 	}
 	return uint32(n), true, nil
+}
+
+// Describe fills in what a good mountInfo.json says of the filesystem, and when the file
+// was made.
+func Describe(v *volume.Volume, info abi.Info, file string) {
+	v.FSType, v.MountFlags, v.ReadOnly = info.FSType, slices.Clone(info.Options), info.ReadOnly()
+	v.Group, v.GroupPolicy = info.Metadata[abi.MetaGroup], info.GroupPolicy()
+	if st, err := os.Lstat(file); err == nil {
+		v.Created = st.ModTime().Round(time.Microsecond)
+	}
 }
 
 // Pods tells the pod of a sandbox, where that is known.

@@ -7,11 +7,42 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"slices"
 	"strings"
-
-	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"time"
 )
+
+const containerdWait = 2 * time.Second
+
+// checkContainerd: runtime-rs writes no sandbox id, so its sandboxes are found
+// by containerd's labels.
+func checkContainerd(ctx context.Context, n Node, _ Daemon) []Finding {
+	if n.ContainerdSocket == "" {
+		return []Finding{okay("containerd is not used by this daemon's configuration")}
+	}
+	return checkAnswers(ctx, n, "containerd", n.ContainerdSocket,
+		"systemctl status containerd; where its socket is another one, set it in crust-proxy's configuration and give crustctl doctor --containerd-socket")
+}
+
+// checkCRI is the same where sandboxes are asked for through the CRI.
+func checkCRI(ctx context.Context, n Node, _ Daemon) []Finding {
+	if n.CRISocket == "" {
+		return []Finding{okay("the CRI is not used by this daemon's configuration")}
+	}
+	return checkAnswers(ctx, n, "the container runtime", n.CRISocket,
+		"see whether the container runtime runs (systemctl status crio); where its socket is another one, set cri.socket in crust-proxy's configuration")
+}
+
+// checkAnswers connects to the program from which the daemon learns of sandboxes.
+func checkAnswers(ctx context.Context, n Node, who, socket, do string) []Finding {
+	err := n.dial(ctx, socket, containerdWait)
+	switch {
+	case err == nil:
+		return []Finding{okay("%s answers on %s", who, socket)}
+	case errors.Is(err, fs.ErrPermission):
+		return []Finding{okay("%s's socket %s was not tried (run as root)", who, socket)}
+	}
+	return []Finding{warning(do, "%s cannot be reached on %s: sandboxes of Kata's Rust runtime are not found (%v)", who, socket, errors.Unwrap(err))}
+}
 
 const (
 	crioSocket = "/run/crio/crio.sock"
@@ -32,8 +63,7 @@ func checkCRIO(ctx context.Context, n Node, d Daemon) []Finding {
 	if !strings.HasSuffix(n.CRISocket, "/crio.sock") {
 		return []Finding{okay("the container runtime at %s is not CRI-O", n.CRISocket)}
 	}
-	uses := slices.ContainsFunc(d.Handlers, func(h *adminv1.Handler) bool { return h.GetName() == "crust" })
-	if d.up() && !uses {
+	if d.up() && !d.has("crust") {
 		return []Finding{okay("crust-runc is not used")}
 	}
 	return checkInfra(n)
@@ -47,20 +77,18 @@ func checkInfra(n Node) []Finding {
 	if err != nil {
 		return []Finding{warning("see whether the file can be read", "the configuration of CRI-O cannot be read: %v", err)}
 	}
+	var failed []Finding
+	settings := n.effective(files, func(file string, err error) {
+		if !errors.Is(err, fs.ErrNotExist) {
+			failed = append(failed, warning("see whether the file is right", "the configuration of CRI-O cannot be read: %s: %v", file, err))
+		}
+	})
+	if len(failed) > 0 {
+		return failed
+	}
 	drop, where := true, "its default"
-	for _, file := range files {
-		settings, err := n.booleans(file)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return []Finding{warning("see whether the file is right", "the configuration of CRI-O cannot be read: %s: %v", file, err)}
-		}
-		for _, s := range settings {
-			if s.table == "crio.runtime" && s.key == "drop_infra_ctr" {
-				drop, where = s.value, fmt.Sprintf("%s:%d", s.file, s.line)
-			}
-		}
+	if s, said := settings[key("crio.runtime", "drop_infra_ctr")]; said {
+		drop, where = s.value, fmt.Sprintf("%s:%d", s.file, s.line)
 	}
 	if drop {
 		return []Finding{failure(do, "CRI-O has drop_infra_ctr = true (%s): its sandboxes have no process, and a container with a deferred "+

@@ -12,8 +12,10 @@ import (
 func checkKataDir(_ context.Context, n Node, d Daemon) []Finding {
 	info, err := os.Lstat(n.at(n.KataDir))
 	switch {
+	case errors.Is(err, fs.ErrNotExist) && d.has("kata"):
+		return []Finding{failure(n.Service.Restart()+", which makes it", "%s does not exist, and handler kata needs it", n.KataDir)}
 	case errors.Is(err, fs.ErrNotExist):
-		return []Finding{noKataDir(n, d)}
+		return []Finding{okay("%s does not exist; it is made with the first Kata volume", n.KataDir)}
 	case err != nil:
 		return []Finding{warning("run crustctl doctor as root", "%s cannot be looked at: %v", n.KataDir, err)}
 	case !info.IsDir():
@@ -26,15 +28,11 @@ func checkKataDir(_ context.Context, n Node, d Daemon) []Finding {
 	if owner := ownerOf(info); owner != 0 && owner != n.UID {
 		found = append(found, failure("chown root "+quoted(n.KataDir), "%s belongs to uid %d", n.KataDir, owner))
 	}
+	if d.up() && !d.has("kata") { // nothing is made ready for it
+		return orOK(found, "%s has mode 0700, and the daemon has no handler for Kata", n.KataDir)
+	}
 	found = append(found, sameFilesystem(n)...)
 	return orOK(found, "%s has mode 0700 and lies on the same mount as %s", n.KataDir, n.RunDir)
-}
-
-func noKataDir(n Node, d Daemon) Finding {
-	if name := d.kataHandler(); name != "" {
-		return failure(n.Service.Restart()+", which makes it", "%s does not exist, and handler %s needs it", n.KataDir, name)
-	}
-	return okay("%s does not exist; it is made with the first Kata volume", n.KataDir)
 }
 
 // sameFilesystem warns if the directory is on another mount than the one in which files
@@ -65,4 +63,29 @@ func kataEntries(n Node) ([]fs.DirEntry, error) {
 		return nil, nil
 	}
 	return entries, err
+}
+
+// checkRunDir: records must die with a reboot, as the mounts they speak of do.
+func checkRunDir(_ context.Context, n Node, _ Daemon) []Finding {
+	info, err := os.Stat(n.at(n.RunDir))
+	if err != nil {
+		makes := "its unit makes the directory (RuntimeDirectory=)"
+		if n.Service.InPod {
+			makes = "the daemon makes the directory in the node's /run, which the DaemonSet mounts"
+		}
+		return []Finding{failure(n.Service.Status()+"; "+makes,
+			"the run directory %s cannot be used: %v", n.RunDir, err)}
+	}
+	if !info.IsDir() {
+		return []Finding{failure("remove the file, then: "+n.Service.Restart(), "%s is not a directory", n.RunDir)}
+	}
+	m, problem := n.mountOf(n.RunDir)
+	if m == nil {
+		return []Finding{problem}
+	}
+	if m.FSType != "tmpfs" && m.FSType != "ramfs" {
+		return []Finding{failure("set runDir to a directory on tmpfs, below /run on most nodes, or mount a tmpfs there",
+			"%s lies on %s (%s), not on tmpfs: its records would outlive a reboot, which the mounts do not", n.RunDir, m.FSType, m.Mountpoint)}
+	}
+	return []Finding{okay("%s lies on %s", n.RunDir, m.FSType)}
 }

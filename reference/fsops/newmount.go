@@ -1,0 +1,64 @@
+package fsops
+
+import (
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// NewMount mounts a filesystem nowhere: whoever has the descriptor has the mount.
+func NewMount(fsType, source string, options []string, attrs int) (int, error) {
+	fs, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("the filesystem %s is not known to this node's kernel: load its module: %w", fsType, err)
+	}
+	defer func() { _ = unix.Close(fs) }()
+	if err := unix.FsconfigSetString(fs, "source", source); err != nil {
+		return -1, fsError(fs, "the device "+source+" is not taken", err)
+	}
+	for _, option := range options {
+		if err := setOption(fs, option); err != nil {
+			// The value can be a secret; its name is enough to find it.
+			name, _, _ := strings.Cut(option, "=")
+			return -1, fsError(fs, fmt.Sprintf("the mount option %q is not taken", name), err)
+		}
+	}
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return -1, fsError(fs, fmt.Sprintf("the filesystem on %s (%s) cannot be mounted", source, fsType), err)
+	}
+	mount, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, attrs)
+	if err != nil {
+		return -1, fsError(fs, "the filesystem on "+source+" cannot be mounted", err)
+	}
+	return mount, nil
+}
+
+func setOption(fs int, option string) error {
+	name, value, given := strings.Cut(option, "=")
+	if !given {
+		return unix.FsconfigSetFlag(fs, name)
+	}
+	// kubelet quotes a label, because of the commas in it, for a mount command that
+	// takes the quotes away.
+	return unix.FsconfigSetString(fs, name, strings.Trim(value, `"`))
+}
+
+// fsError adds what the kernel says about the filesystem, which it tells through
+// the descriptor of the attempt.
+func fsError(fs int, text string, err error) error {
+	var told []string
+	buf := make([]byte, 512)
+	for range 8 {
+		n, readErr := unix.Read(fs, buf)
+		if readErr != nil || n <= 2 {
+			break
+		}
+		// A line begins with its kind: e, w or i.
+		told = append(told, strings.TrimSpace(string(buf[2:n])))
+	}
+	if len(told) > 0 {
+		text += " (" + strings.Join(told, "; ") + ")"
+	}
+	return fmt.Errorf("%s: %w", text, err)
+}
