@@ -18,7 +18,7 @@ BUILD := CGO_ENABLED=0 $(GO) build $(STAMP) -trimpath -ldflags "-s -w"
 
 UNIT_TIMEOUT   ?= 10m
 SYSTEM_TIMEOUT ?= 25m
-VM_TIMEOUT     ?= 30m
+VM_TIMEOUT     ?= 45m
 KUBE_TIMEOUT   ?= 40m
 # Tests beside those of test/vm that boot virtual machines.
 IN_VMS         ?= ^TestCrustVM$$

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Runs every fuzz target of the module for FUZZTIME each.
+# Runs every fuzz target of the module for FUZZTIME each, on one processor: tests of the
+# real system run beside it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-go}
@@ -17,7 +18,7 @@ only_ran_out_of_time() {
 
 run() { # package target
 	count=$((count + 1))
-	if $go test -run '^$' -fuzz "^$2\$" -fuzztime "$each" "$1" >"$log" 2>&1 </dev/null || only_ran_out_of_time; then
+	if $go test -run '^$' -fuzz "^$2\$" -fuzztime "$each" -parallel 1 "$1" >"$log" 2>&1 </dev/null || only_ran_out_of_time; then
 		echo "ok    $2  $(grep -oE 'execs: [0-9]+' "$log" | tail -1)  ($1)"
 	else
 		failed=$((failed + 1))
