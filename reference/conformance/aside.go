@@ -29,11 +29,11 @@ func (a *aside) waits(ctx context.Context, limit time.Duration) error {
 	return err
 }
 
-// ends fails if the write does not end within a time.
+// ends fails if the probe does not end within a time.
 func (a *aside) ends(ctx context.Context, limit time.Duration) error {
 	ended, err := a.ended(ctx, limit)
 	if !ended && err == nil {
-		err = fmt.Errorf("a write still waits %v after the volume should have been thawed", limit)
+		err = fmt.Errorf("the write still waits after %v, although the volume should not be frozen", limit)
 	}
 	return err
 }

@@ -19,7 +19,7 @@ const (
 	// heldFor is how long a write is watched while it must not end.
 	heldFor = time.Second
 	// lateBy bounds how late the automatic thaw may be.
-	lateBy = 10 * time.Second
+	lateBy = 20 * time.Second
 	// fiThaw is FITHAW of the kernel's linux/fs.h.
 	fiThaw = 0xc0045878
 )

@@ -24,7 +24,7 @@ func runResize(t *trial, s *suite) {
 		t.must(f.disk.grow())
 		writer := startProbe(t.ctx, c, "churn", "/data/churn")
 		resizesTo(t, f, grownSize, grownSize)
-		t.must(writer.ends(t.ctx, churnTime+lateBy))
+		t.must(writer.ends(t.ctx, handlerTimeout))
 		isLarger(t, c, diskSize)
 		t.wantText(c, "/data/greeting", "a file that was there before", "hello")
 	}, "resize-again")

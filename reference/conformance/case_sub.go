@@ -93,7 +93,7 @@ func racesSub(t *trial, f *fixture, main *container) {
 			showsInside(t, f, place)
 		}
 	})
-	t.must(errors.Join(err, swapper.ends(t.ctx, swapTime+lateBy)))
+	t.must(errors.Join(err, swapper.ends(t.ctx, handlerTimeout)))
 }
 
 // showsInside fails if a container sees something outside of the volume.

@@ -26,7 +26,7 @@ type container struct {
 func newContainer(n *node, kind string) *container { return &container{n: n, id: n.id(kind)} }
 
 // endsWithin bounds the wait for a killed container.
-const endsWithin = 20 * time.Second
+const endsWithin = time.Minute
 
 // create asks for the container, and has it removed at the end, even if it is never
 // created.

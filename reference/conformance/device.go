@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -79,7 +78,7 @@ func (d *disk) release(ctx context.Context, mounts *mountwatch.Watch, hold *os.F
 	if err = errors.Join(err, statErr); err != nil {
 		return err
 	}
-	err = eventually(ctx, 10*time.Second, func(context.Context) error {
+	err = eventually(ctx, endsWithin, func(context.Context) error {
 		left, err := loopdev.Over(image)
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("the loop device %s is still in use: a sandbox or the handler has it", d.path)
