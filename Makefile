@@ -75,8 +75,8 @@ test-vm: ## Tests of crust-vm: pods in virtual machines of QEMU (root)
 	@hack/need-root.sh "tests in virtual machines"
 	@hack/guest-kernel.sh >/dev/null
 	@# Side by side: each boots one machine after the other.
-	$(IN_VM) -run '$(IN_VMS)' ./test/conformance & result=0; $(IN_VM) ./test/vm || result=$$?; wait $$! && exit $$result
-	$(GO) run ./test/bench --only vm --quick
+	{ $(IN_VM) -run '$(IN_VMS)' ./test/conformance && $(GO) run ./test/bench --only vm --quick; } & \
+		result=0; $(IN_VM) ./test/vm || result=$$?; wait $$! && exit $$result
 
 .PHONY: test-kube
 test-kube: ## Tests in a real Kubernetes node, whose programs are built first (root)
