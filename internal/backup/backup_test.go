@@ -320,6 +320,9 @@ func TestRestoreRefuses(t *testing.T) {
 	if left, _ := filepath.Glob(r.path("restored*")); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
+	if err := r.restore("/dev/crust-nothing", "full"); err == nil || !strings.Contains(err.Error(), "there is no device /dev/crust-nothing") {
+		t.Errorf("a device that is not there: %v", err)
+	}
 }
 
 // TestDamage changes a bit of a file, or cuts it off, anywhere.

@@ -54,9 +54,11 @@ func (p *partial) lock() error {
 // complete gives the file its name, and has all of it on the disk.
 func (p *partial) complete() error {
 	if err := p.file.Sync(); err != nil {
-		return err
+		// The kernel says so once, and from then on shows what it could not write as if it
+		// were on the disk: nothing may be resumed.
+		return errors.Join(err, p.file.Truncate(0))
 	}
-	if err := unix.Renameat2(unix.AT_FDCWD, p.file.Name(), unix.AT_FDCWD, p.name, unix.RENAME_NOREPLACE); err != nil {
+	if err := giveName(p.file.Name(), p.name, renameNew); err != nil {
 		return fmt.Errorf("rename %s to %s: %w", p.file.Name(), p.name, err)
 	}
 	dir, err := os.Open(filepath.Dir(p.name))
@@ -64,4 +66,21 @@ func (p *partial) complete() error {
 		return err
 	}
 	return errors.Join(dir.Sync(), dir.Close())
+}
+
+func renameNew(from, to string) error {
+	return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+}
+
+// giveName renames a file unless the new name is taken. NFS and others cannot do that by
+// rename, but refuse to link to a name that is taken. Killed in between, the file has both.
+func giveName(from, to string, rename func(from, to string) error) error {
+	err := rename(from, to)
+	if !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	if err := os.Link(from, to); err != nil {
+		return err
+	}
+	return os.Remove(from)
 }

@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,6 +29,10 @@ func openTarget(path string, size int64) (*target, error) {
 	info, err := os.Stat(path)
 	if err == nil && info.Mode().Type() == os.ModeDevice {
 		return openDevice(path, size)
+	}
+	// A file there would be in the node's memory.
+	if full, _ := filepath.Abs(path); errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(full, "/dev/") {
+		return nil, fmt.Errorf("there is no device %s: is the volume attached?", path)
 	}
 	part, err := openPartial(path)
 	if err != nil {

@@ -177,6 +177,32 @@ func TestBackup(t *testing.T) {
 	v.clean()
 }
 
+// TestAFailedDisk: what a disk has not taken still looks right for as long as the kernel
+// remembers it. No later backup may go on from there.
+func TestAFailedDisk(t *testing.T) {
+	v := newBackedUp(t)
+	small := rig.Tmpfs(t, "size=32m")
+	image := small + "/image"
+	check.Must(t, os.WriteFile(image, nil, 0o600))
+	check.Must(t, os.Truncate(image, 256*mib))
+	rig.Mkfs(t, "ext4", image, "-O", "^has_journal")
+	device, dir := rig.Loop(t, image, loopdev.Options{}), t.TempDir()
+	check.Must(t, unix.Mount(device, dir, "ext4", 0, ""))
+	t.Cleanup(func() { rig.UnmountAll(t, dir) })
+	job := []string{"backup", v.first, "--from", v.imageOf(v.first), "--file", dir + "/full", "--csi-socket", v.socket()}
+	for range 2 {
+		if out, err := v.crustctl("", job...); err == nil {
+			t.Fatalf("the disk has no place for the backup: %s", out)
+		}
+	}
+	check.Must(t, unix.Mount("", small, "", unix.MS_REMOUNT, "size=256m"))
+	v.mustCrustctl(job...)
+	check.Must(t, unix.Unmount(dir, 0)) // the kernel forgets what it has read
+	check.Must(t, unix.Mount(device, dir, "ext4", 0, ""))
+	v.mustCrustctl("restore", dir+"/full", "--check")
+	v.clean()
+}
+
 func restoreBoth(t *testing.T, v *backedUp, full, increment string) {
 	t.Helper()
 	old := rig.Image(t, 320*mib)

@@ -1,0 +1,35 @@
+package backup
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// TestNamesWithoutRename is about filesystems that know no rename which spares a name that is
+// taken, as NFS.
+func TestNamesWithoutRename(t *testing.T) {
+	part, name := t.TempDir()+"/file.part", t.TempDir()+"/file"
+	cannot := func(string, string) error { return unix.EINVAL }
+	check.Must(t, os.WriteFile(part, []byte("new"), 0o600))
+	check.Must(t, os.WriteFile(name, []byte("old"), 0o600))
+	if err := giveName(part, name, cannot); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("the name is taken: %v", err)
+	}
+	if is, err := os.ReadFile(name); err != nil || string(is) != "old" {
+		t.Errorf("the file that was there before has %q, %v", is, err)
+	}
+	check.Must(t, os.Remove(name))
+	check.Must(t, giveName(part, name, cannot))
+	if is, err := os.ReadFile(name); err != nil || string(is) != "new" {
+		t.Errorf("the new file has %q, %v", is, err)
+	}
+	if _, err := os.Lstat(part); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the old name: %v", err)
+	}
+}
