@@ -229,7 +229,13 @@ func TestKilledWhileFreezing(t *testing.T) {
 				r.other("freeze", place, "1s")
 				r.wantThawed()
 				r.wantNothingLeft()
+				before := written(t, r.device)
+				check.Must(t, os.WriteFile(filepath.Join(r.dir, "dirty"), make([]byte, 4<<20), 0o600))
 				r.other("freeze", place, "1m")
+				// What is dirty is written before writes stop, and not while they wait.
+				if got := written(t, r.device) - before; got < 4<<20/512 {
+					t.Errorf("%d sectors are written", got)
+				}
 				if !frozen {
 					r.wantThawed()
 				} else if !r.frozen(100 * time.Millisecond) {
@@ -425,7 +431,7 @@ func TestFrozenNoMore(t *testing.T) {
 			t.Error("thawed what is not frozen")
 		}
 		if after := written(t, r.device); after != before {
-			t.Errorf("%s sectors were written to the %s of somebody else, and before %s", after, kind, before)
+			t.Errorf("%d sectors were written to the %s of somebody else, and before %d", after, kind, before)
 		}
 		check.Must(t, unix.Close(held))
 	}
@@ -436,11 +442,13 @@ func TestFrozenNoMore(t *testing.T) {
 }
 
 // written is how many sectors were ever written to a device.
-func written(t *testing.T, device string) string {
+func written(t *testing.T, device string) int {
 	t.Helper()
 	raw, err := os.ReadFile("/sys/block/" + filepath.Base(device) + "/stat")
 	check.Must(t, err)
-	return strings.Fields(string(raw))[6]
+	sectors, err := strconv.Atoi(strings.Fields(string(raw))[6])
+	check.Must(t, err)
+	return sectors
 }
 
 // TestFreezeOutlivesItsControlGroup: everything in the control group in which the
