@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -54,8 +55,13 @@ var errNoDevice = errors.New("the machine has no such device")
 // greet begins the conversation.
 func (q *qmp) greet(ctx context.Context) error { return q.execute(ctx, "qmp_capabilities", nil, nil) }
 
+// commandTime bounds a command of a caller who waits longer.
+const commandTime = 2 * time.Minute
+
 // execute runs a command, one at a time; a file that is given goes with it.
 func (q *qmp) execute(ctx context.Context, command string, arguments any, file *os.File) error {
+	ctx, cancel := context.WithTimeout(ctx, commandTime)
+	defer cancel()
 	replies := make(chan reply, 1)
 	q.mu.Lock()
 	q.last++
@@ -89,10 +95,9 @@ func (q *qmp) send(ctx context.Context, request any, file *os.File) error {
 	if err != nil {
 		return err
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		if err := q.conn.SetWriteDeadline(deadline); err != nil {
-			return err
-		}
+	deadline, _ := ctx.Deadline()
+	if err := q.conn.SetWriteDeadline(deadline); err != nil {
+		return err
 	}
 	var rights []byte
 	if file != nil {
