@@ -80,17 +80,24 @@ func (s *sandbox) mount(ctx context.Context, found []*oci.Mount) error {
 	return nil
 }
 
-// delete forgets a container.
+// delete forgets a container. A guest that does not let go of it would keep its pod for ever.
 func (s *sandbox) delete(ctx context.Context, id string) error {
 	s.making.Lock()
 	defer s.making.Unlock()
-	return s.undo(ctx, id)
+	err := s.undo(ctx, id)
+	if errors.Is(err, errHangs) {
+		s.hang(err)
+	}
+	return err
 }
 
 // undo takes back what a container has, in the guest and of what it was shown. An image
 // that another container has a file of stays until the end of the sandbox.
 func (s *sandbox) undo(ctx context.Context, id string) error {
 	_, err := s.guest.DeleteProcess(ctx, &wire.DeleteProcessRequest{Process: &wire.Process{Container: id}})
+	if err != nil {
+		err = fmt.Errorf("%w: container %s cannot be deleted: %w", errHangs, id, err)
+	}
 	if err := s.volumes.remove(ctx, imageName(s.share.of(id))); err != nil {
 		_, _ = fmt.Fprintf(os.Stderr, "the image of container %s: %v\n", id, err)
 	}

@@ -171,5 +171,11 @@ func (p place) remove() error {
 			}
 		}
 	}
+	// What a kill has left is hidden, or the socket of virtiofsd.
+	left, err := filepath.Glob(p.in(".*"))
+	if err != nil {
+		return err
+	}
+	records = append(append(left, p.in("fs.sock")), records...)
 	return remove(append(records, p.control(), p.volumes(), p.log(), p.containers(), string(p))...)
 }

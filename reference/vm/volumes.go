@@ -75,9 +75,12 @@ const (
 	unplugTime = 15 * time.Second
 )
 
-// unplugAll takes back the disks whose volumes no container has any more.
+// unplugAll takes back the disks whose volumes no container has any more. It does not wait
+// for a guest that takes its time with another disk.
 func (v *volumes) unplugAll(ctx context.Context) error {
-	v.plugging.Lock()
+	if !v.plugging.TryLock() {
+		return errors.New("a disk is being plugged in or taken back")
+	}
 	defer v.plugging.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, unplugTime)
 	defer cancel()

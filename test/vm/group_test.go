@@ -3,6 +3,7 @@
 package vm
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -25,12 +26,17 @@ func TestControlGroups(t *testing.T) {
 	sandbox := b.CRI.Group + "/pod" + pod.UID + "/" + pod.ID
 	supervisor, err := pod.Pid(b.ctx())
 	check.Must(t, err)
+	nodes, err := os.Readlink("/proc/self/ns/net")
+	check.Must(t, err)
 	for _, pid := range rig.Processes(func(proc string) bool {
 		of, _ := strconv.Atoi(filepath.Base(proc))
 		parent, err := rig.Parent(of)
 		return of == supervisor || err == nil && parent == supervisor
 	}) {
 		b.wantGroup(pid, sandbox)
+		if net, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)); pid != supervisor && (err != nil || net == nodes) {
+			t.Errorf("process %d of the machine has the node's network: %s, %v", pid, net, err)
+		}
 	}
 	proxy, err := b.CRI.Pid(b.ctx(), id)
 	check.Must(t, err)

@@ -65,15 +65,17 @@ func TestAgentThatLies(t *testing.T) {
 			s.v.giveBack()
 		})
 	}
-	t.Run("immortal", func(t *testing.T) {
-		s := b.of(t).liar("immortal", honest)
-		s.lies("immortal")
-		_, _ = s.CRI.CRI.StopContainer(s.ctx(), &runtimeapi.StopContainerRequest{ContainerId: s.container})
-		check.Eventually(t, "the machine is over", func() bool { return len(s.Machines()) == 1 })
-		s.wantHonest()
-		vmnode.End(s.ctx(), t, s.pod)
-		s.v.giveBack()
-	})
+	for _, lie := range []string{"immortal", "undeletable"} {
+		t.Run(lie, func(t *testing.T) {
+			s := b.of(t).liar(lie, honest)
+			s.lies(lie)
+			_, _ = s.CRI.CRI.StopContainer(s.ctx(), &runtimeapi.StopContainerRequest{ContainerId: s.container})
+			check.Eventually(t, "the machine is over", func() bool { return len(s.Machines()) == 1 })
+			s.wantHonest()
+			vmnode.End(s.ctx(), t, s.pod)
+			s.v.giveBack()
+		})
+	}
 	honest.over()
 	b.WantClean(t)
 }

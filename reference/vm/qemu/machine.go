@@ -93,7 +93,7 @@ func (m *Machine) start(ctx context.Context, cfg Config) error {
 	}
 	cmd := exec.Command(cfg.Program, line.args...) //nolint:gosec // by our own configuration
 	cmd.ExtraFiles = line.files
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: cfg.User, Gid: cfg.User, Groups: kvmGroup(cfg.KVM)}}
+	cmd.SysProcAttr = alone(cfg.User, cfg.KVM)
 	m.qemu, err = startChild(cmd)
 	line.close() // only QEMU has them now: when it ends, its connections do
 	if err != nil {
@@ -121,7 +121,7 @@ func (m *Machine) Done() <-chan struct{} { return m.qemu.done }
 // Err is how QEMU ended.
 func (m *Machine) Err() error { return m.qemu.err }
 
-// Kill ends the machine at once, and waits until nothing has its disks open.
+// Kill ends the machine at once, and waits for its end.
 func (m *Machine) Kill() {
 	for _, c := range []*child{m.qemu, m.fs} {
 		c.kill()
@@ -131,9 +131,6 @@ func (m *Machine) Kill() {
 	}
 	if m.Agent != nil {
 		_ = m.Agent.Close()
-	}
-	for _, d := range m.disks {
-		_ = d.file.Close()
 	}
 }
 
@@ -240,6 +237,14 @@ func (l *commandLine) open(path string) (string, error) {
 func (l *commandLine) close() {
 	for _, f := range l.files {
 		_ = f.Close()
+	}
+}
+
+// alone makes QEMU a user without rights and without a network: all that it needs it is given.
+func alone(user uint32, kvm bool) *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{
+		Credential: &syscall.Credential{Uid: user, Gid: user, Groups: kvmGroup(kvm)},
+		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC,
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -56,7 +57,10 @@ func probe(program string, user uint32, kvm bool) error {
 		"-device", "isa-debug-exit,iobase=0x501,iosize=2")
 	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // by our own configuration
 	cmd.ExtraFiles = []*os.File{file}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user, Groups: kvmGroup(kvm)}}
+	cmd.SysProcAttr = alone(user, kvm)
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // of this thread
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	out, err := cmd.CombinedOutput()
 	if ctx.Err() != nil {
 		return fmt.Errorf("the smallest guest did not end within %v", probeTime)

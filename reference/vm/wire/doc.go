@@ -22,8 +22,6 @@ const (
 	MaxFrame = 256 << 10
 	// MaxData bounds the data of one ReadOutput or WriteInput.
 	MaxData = 128 << 10
-	// MaxSpec bounds the spec of a container.
-	MaxSpec = 1 << 20
 	// maxText bounds a text for people.
 	maxText = 1024
 )

@@ -56,6 +56,8 @@ func openPort() (*os.File, error) {
 type liar struct {
 	port *os.File
 	lie  string
+	// waits is where the end of the container is to be answered.
+	waits uint32
 }
 
 const headerSize, typeResponse = 10, 2
@@ -92,7 +94,17 @@ func (l *liar) answer(stream uint32, asked *ttrpc.Request) error {
 	case "WaitProcess", "ReadOutput":
 		var of wire.WaitProcessRequest // the process is the first field of both
 		if err := proto.Unmarshal(asked.Payload, &of); err != nil || of.GetProcess().GetExec() == "" {
+			if asked.Method == "WaitProcess" {
+				l.waits = stream
+			}
 			return err // the container runs on
+		}
+	case "SignalProcess":
+		if l.lie == "undeletable" {
+			ended, _ := proto.Marshal(&ttrpc.Response{Payload: payload(&wire.WaitProcessResponse{ExitCode: 137})})
+			if err := l.write(frame(l.waits, ended), asked.Method); err != nil {
+				return err
+			}
 		}
 	}
 	said := &ttrpc.Response{Payload: truth(asked)}
@@ -183,19 +195,20 @@ func says(method string, is proto.Message) lie {
 	return lie{method, func() *ttrpc.Response { return &ttrpc.Response{Payload: payload(is)} }}
 }
 
-func fails(code codes.Code, text string) lie {
-	return lie{"GetVolumeStats", func() *ttrpc.Response {
+func fails(method string, code codes.Code, text string) lie {
+	return lie{method, func() *ttrpc.Response {
 		return &ttrpc.Response{Status: &status.Status{Code: int32(code), Message: text}} //nolint:gosec // a code
 	}}
 }
 
 var lies = map[string]lie{
-	"negative": says("GetVolumeStats", usage(1000, -1, 0)),
-	"overflow": says("GetVolumeStats", usage(math.MaxInt64, math.MaxInt64, math.MaxInt64)),
-	"word":     says("GetVolumeStats", &wire.GetVolumeStatsResponse{Abnormal: true, Reason: "Haunted"}),
-	"text":     fails(codes.Internal, strings.Repeat("volume pv-other \x1b[2J\n", 10_000)),
-	"gone":     fails(codes.NotFound, "volume pv-other: it has ended"),
-	"size":     says("ResizeVolume", &wire.ResizeVolumeResponse{CapacityBytes: 1}),
-	"immortal": says("SignalProcess", new(wire.Empty)),
-	"silence":  {"GetVolumeStats", func() *ttrpc.Response { return nil }},
+	"negative":    says("GetVolumeStats", usage(1000, -1, 0)),
+	"overflow":    says("GetVolumeStats", usage(math.MaxInt64, math.MaxInt64, math.MaxInt64)),
+	"word":        says("GetVolumeStats", &wire.GetVolumeStatsResponse{Abnormal: true, Reason: "Haunted"}),
+	"text":        fails("GetVolumeStats", codes.Internal, strings.Repeat("volume pv-other \x1b[2J\n", 10_000)),
+	"gone":        fails("GetVolumeStats", codes.NotFound, "volume pv-other: it has ended"),
+	"size":        says("ResizeVolume", &wire.ResizeVolumeResponse{CapacityBytes: 1}),
+	"immortal":    says("SignalProcess", new(wire.Empty)),
+	"undeletable": fails("DeleteProcess", codes.Internal, "it is busy"),
+	"silence":     {"GetVolumeStats", func() *ttrpc.Response { return nil }},
 }
