@@ -51,7 +51,9 @@ func (m *Machine) plug(ctx context.Context, d *Disk) error {
 	}
 	m.sets++
 	d.set = m.sets
+	m.mu.Lock()
 	m.disks[d.Serial] = d
+	m.mu.Unlock()
 	if err := m.qmp.execute(ctx, "add-fd", object{"fdset-id": d.set}, d.file); err != nil {
 		return err
 	}
@@ -108,7 +110,9 @@ func (m *Machine) takeBack(ctx context.Context, d *Disk) error {
 	if err := m.qmp.execute(ctx, "remove-fd", object{"fdset-id": d.set}, nil); err != nil && ctx.Err() != nil {
 		return err
 	}
+	m.mu.Lock()
 	delete(m.disks, d.Serial)
+	m.mu.Unlock()
 	return d.file.Close()
 }
 

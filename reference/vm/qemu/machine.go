@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -45,11 +46,13 @@ type Machine struct {
 	// Console is the last that the guest's kernel said.
 	Console *Tail
 
-	qmp   *qmp
-	qemu  *child
-	fs    *child
+	qmp  *qmp
+	qemu *child
+	fs   *child
+	sets int // how many sets of descriptors QEMU was given
+
+	mu    sync.Mutex // held to change disks, and while Kill closes them beside a call
 	disks map[string]*Disk
-	sets  int // how many sets of descriptors QEMU was given
 }
 
 // Start starts the machine. It is bounded by ctx; the guest boots meanwhile.
@@ -121,7 +124,7 @@ func (m *Machine) Done() <-chan struct{} { return m.qemu.done }
 // Err is how QEMU ended.
 func (m *Machine) Err() error { return m.qemu.err }
 
-// Kill ends the machine at once, and waits for its end.
+// Kill ends the machine at once, and waits until nothing has its disks open.
 func (m *Machine) Kill() {
 	for _, c := range []*child{m.qemu, m.fs} {
 		c.kill()
@@ -131,6 +134,11 @@ func (m *Machine) Kill() {
 	}
 	if m.Agent != nil {
 		_ = m.Agent.Close()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.disks {
+		_ = d.file.Close()
 	}
 }
 
