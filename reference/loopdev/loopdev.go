@@ -90,6 +90,13 @@ func attachFree(control, backing int, opts Options, asked uint32) (*os.File, err
 	if err := unix.IoctlLoopConfigure(int(loop.Fd()), &config); err != nil {
 		return nil, errors.Join(err, loop.Close())
 	}
+	if opts.ReadOnly {
+		return loop, nil
+	}
+	// Who made the device read-only under an earlier backing may have been killed.
+	if err := unix.IoctlSetPointerInt(int(loop.Fd()), unix.BLKROSET, 0); err != nil {
+		return nil, errors.Join(err, unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_CLR_FD, 0), loop.Close())
+	}
 	return loop, nil
 }
 

@@ -3,11 +3,14 @@
 package driver_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -215,4 +218,27 @@ func (r *testDriver) pretendReboot() {
 			r.t.Fatal(err)
 		}
 	}
+}
+
+// TestADeviceLeftReadOnly: the kernel keeps that of a loop device whose backing has gone, as
+// when a node's claims were killed with all that could take them back.
+func TestADeviceLeftReadOnly(t *testing.T) {
+	image := rig.Image(t, mib)
+	for range 10 { // others may be faster
+		left, err := loopdev.Attach(image, loopdev.Options{})
+		check.Must(t, err)
+		device, err := os.Open(left)
+		check.Must(t, err)
+		check.Must(t, unix.IoctlSetPointerInt(int(device.Fd()), unix.BLKROSET, 1))
+		check.Must(t, errors.Join(device.Close(), loopdev.Detach(left)))
+		next := rig.Loop(t, image, loopdev.Options{})
+		if next != left {
+			continue
+		}
+		if raw, err := os.ReadFile("/sys/block/" + filepath.Base(next) + "/ro"); err != nil || string(raw) != "0\n" {
+			t.Errorf("the device is read-only: %q, %v", raw, err)
+		}
+		return
+	}
+	t.Error("the device was never ours again")
 }
