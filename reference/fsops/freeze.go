@@ -85,8 +85,8 @@ func (f Freezer) freeze(key string, root int, timeout time.Duration) (useless []
 	if err != nil {
 		return nil, err
 	}
-	// The kernel stops the writes first and then writes what is dirty, as long as that takes.
-	// Most of it goes now, while nobody waits. Of errors the freeze tells.
+	// The kernel stops all writes before it writes what is dirty, however long that takes. Write
+	// most of it now, while nobody waits. The freeze itself reports what cannot be written.
 	_ = unix.Syncfs(fdOf(dir))
 	now := state{Key: key, Token: rand.Text(), Deadline: clock() + timeout.Nanoseconds()}
 	now.Watchdogs, err = f.arm(dir, places, name, &now)

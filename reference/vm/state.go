@@ -171,7 +171,7 @@ func (p place) remove() error {
 			}
 		}
 	}
-	// What a kill has left is hidden, or the socket of virtiofsd.
+	// A kill can leave a record that was not renamed yet, and the socket of virtiofsd.
 	left, err := filepath.Glob(p.in(".*"))
 	if err != nil {
 		return err

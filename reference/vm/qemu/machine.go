@@ -248,7 +248,8 @@ func (l *commandLine) close() {
 	}
 }
 
-// alone makes QEMU a user without rights and without a network: all that it needs it is given.
+// alone runs QEMU as a user without rights and without a network: it gets all that it needs
+// by descriptors.
 func alone(user uint32, kvm bool) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{
 		Credential: &syscall.Credential{Uid: user, Gid: user, Groups: kvmGroup(kvm)},
