@@ -50,7 +50,7 @@ func bootGuest(t *testing.T, disks map[string]string) *guest {
 	defer func() { _ = listener.Close() }()
 	g := &guest{t: t, ended: make(chan struct{})}
 	args := []string{
-		"-machine", "pc", "-accel", "tcg", "-cpu", "max", "-m", "320", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
+		"-machine", "pc", "-accel", "tcg", "-cpu", "Nehalem,+rdrand,+smep,+smap", "-m", "320", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
 		"-serial", "stdio", "-kernel", kernel, "-initrd", archive, "-append", initramfs.KernelArguments,
 		"-chardev", "socket,id=agent,path=" + socket, "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,name=" + wire.Port,
 	}
@@ -222,6 +222,7 @@ func TestGuest(t *testing.T) {
 		t.Run(fs, func(t *testing.T) { g.tryVolume(t, fs) })
 	}
 	t.Run("container", g.tryContainer)
+	t.Run("devices", g.tryDevices)
 	t.Run("user", g.tryUser)
 	t.Run("streams", g.tryStreams)
 	t.Run("terminal", g.tryTerminal)
@@ -372,6 +373,37 @@ ls -l /dev/null /dev/fd; echo x >/dev/null; grep -c . /proc/self/mountinfo; cat 
 		t.Errorf("without memory it ended with %v", ended)
 	}
 	g.remove(t, "hungry")
+}
+
+// tryDevices: who may make any device opens those that the spec allows, and no disk of the pod.
+func (g *guest) tryDevices(t *testing.T) {
+	rules := func(allow bool, class string) []specs.LinuxDeviceCgroup {
+		return []specs.LinuxDeviceCgroup{{Access: "rwm"}, {Allow: true, Type: "b", Access: "r"}, {Allow: allow, Type: class, Access: "rwm"}}
+	}
+	const made, denied = "made\n", "not permitted"
+	for name, c := range map[string]struct {
+		rules       []specs.LinuxDeviceCgroup
+		read, write string
+	}{
+		"none":       {nil, denied, denied},
+		"ordinary":   {rules(false, "a")[:1], denied, denied},
+		"read":       {rules(true, "c"), "read", denied},
+		"denied":     {rules(false, "b"), denied, denied},
+		"privileged": {rules(true, ""), "read", "written"},
+	} {
+		is := spec(`exec 2>&1; IFS=: read major minor </sys/block/vda/dev; busybox mknod /dev/disk b $major $minor && echo made
+(exec 3</dev/disk) && echo read; (exec 3<>/dev/disk) && echo written
+echo >/dev/null && head -c1 /dev/urandom >/dev/zero && exec 4<>/dev/ptmx && cat /sys/fs/cgroup/cpu.max`)
+		is.Process.Capabilities.Bounding = append(is.Process.Capabilities.Bounding, "CAP_MKNOD")
+		is.Process.Capabilities.Permitted, is.Process.Capabilities.Effective = is.Process.Capabilities.Bounding, is.Process.Capabilities.Bounding
+		quota, period := int64(90000), uint64(100000)
+		is.Linux.Resources = &specs.LinuxResources{Devices: c.rules, CPU: &specs.LinuxCPU{Quota: &quota, Period: &period}}
+		out, code := g.run(t, name, is)
+		lines := strings.SplitAfter(out, "\n")
+		if code != 0 || len(lines) != 5 || lines[0] != made || !strings.Contains(lines[1], c.read) || !strings.Contains(lines[2], c.write) || lines[3] != "90000 100000\n" {
+			t.Errorf("%s: it ended with %d and said:\n%s", name, code, out)
+		}
+	}
 }
 
 // tryUser: a process is who it is to be, with the rights that it is to have.

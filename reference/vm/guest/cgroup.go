@@ -24,25 +24,39 @@ func (g cgroup) make(spec *specs.Spec) error {
 	if err := os.Mkdir(g.file(""), 0o755); err != nil { //nolint:gosec // as the kernel's own are
 		return fmt.Errorf("make a control group: %w", err)
 	}
-	if spec.Linux == nil || spec.Linux.Resources == nil {
-		return nil
+	has := new(specs.LinuxResources)
+	if spec.Linux != nil && spec.Linux.Resources != nil {
+		has = spec.Linux.Resources
 	}
-	limits := make(map[string]int64)
-	if m := spec.Linux.Resources.Memory; m != nil && m.Limit != nil {
-		limits["memory.max"] = *m.Limit
-	}
-	if p := spec.Linux.Resources.Pids; p != nil {
-		limits["pids.max"] = p.Limit
-	}
-	for file, limit := range limits {
-		if limit <= 0 {
-			continue // none
-		}
-		if err := os.WriteFile(g.file(file), []byte(strconv.FormatInt(limit, 10)), 0); err != nil {
+	for file, limit := range limitsOf(has) {
+		if err := os.WriteFile(g.file(file), []byte(limit), 0); err != nil {
 			return fmt.Errorf("set the limit %s: %w", file, err)
 		}
 	}
+	if err := g.limitDevices(has.Devices); err != nil {
+		return fmt.Errorf("limit its devices: %w", err)
+	}
 	return nil
+}
+
+// limitsOf gives limits by the files that they are written to.
+func limitsOf(has *specs.LinuxResources) map[string]string {
+	limits := make(map[string]string)
+	set := func(file string, limit *int64, more string) {
+		if limit != nil && *limit > 0 {
+			limits[file] = strconv.FormatInt(*limit, 10) + more
+		}
+	}
+	if has.Memory != nil {
+		set("memory.max", has.Memory.Limit, "")
+	}
+	if has.Pids != nil {
+		set("pids.max", &has.Pids.Limit, "")
+	}
+	if has.CPU != nil && has.CPU.Period != nil {
+		set("cpu.max", has.CPU.Quota, " "+strconv.FormatUint(*has.CPU.Period, 10))
+	}
+	return limits
 }
 
 // signal sends a signal to all processes of the group.

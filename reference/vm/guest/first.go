@@ -46,7 +46,7 @@ func prepareMachine() error {
 			return fmt.Errorf("mount %s: %w", m.dir, err)
 		}
 	}
-	if err := os.WriteFile("/sys/fs/cgroup/cgroup.subtree_control", []byte("+memory +pids"), 0); err != nil {
+	if err := os.WriteFile("/sys/fs/cgroup/cgroup.subtree_control", []byte("+cpu +memory +pids"), 0); err != nil {
 		return fmt.Errorf("limits for containers: %w", err)
 	}
 	return initramfs.Load(initramfs.Boot)

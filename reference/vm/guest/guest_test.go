@@ -222,3 +222,9 @@ func TestInputThatNobodyReads(t *testing.T) {
 		t.Errorf("%d bytes were taken: %v", n, err)
 	}
 }
+
+func TestDeviceRuleThatIsNotKnown(t *testing.T) {
+	if _, err := deviceProgram([]specs.LinuxDeviceCgroup{{Type: "x", Access: "rwm"}}); codeOf(err) != codes.InvalidArgument {
+		t.Errorf("a device of the type x: %v", err)
+	}
+}
