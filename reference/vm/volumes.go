@@ -68,12 +68,8 @@ func (v *volumes) ensure(ctx context.Context, name string, info abi.Info, open f
 	return nil
 }
 
-const (
-	// diskMillis is how long the guest may take to see a disk.
-	diskMillis = 60_000
-	// unplugTime bounds the wait for a guest that lets go of a disk.
-	unplugTime = 15 * time.Second
-)
+// unplugTime bounds the wait for a guest that lets go of a disk.
+const unplugTime = 15 * time.Second
 
 // unplugAll takes back the disks whose volumes no container has any more. It does not wait
 // for a guest that takes its time with another disk.
@@ -128,7 +124,7 @@ func (v *volumes) mount(ctx context.Context, name string, info abi.Info, serial 
 	}
 	req := &wire.AddVolumeRequest{
 		Volume: name, Serial: serial, FsType: info.FSType, Options: info.Options,
-		GroupPolicy: string(info.GroupPolicy()), WaitMillis: diskMillis,
+		GroupPolicy: string(info.GroupPolicy()),
 	}
 	if wanted {
 		req.FsGroup = &gid
@@ -208,15 +204,14 @@ func (v *volumes) Resize(target string, least, most int64) (size int64, err erro
 		}
 		v.plugging.Lock()
 		defer v.plugging.Unlock()
-		device, err := v.machine.Resize(ctx, a.disk)
+		size, err = v.machine.Resize(ctx, a.disk)
 		if err != nil {
 			return err
 		}
-		if device < least || most > 0 && device > most {
-			return fmt.Errorf("%w: the device has %d bytes", fsops.ErrOutOfRange, device)
+		if size < least || most > 0 && size > most {
+			return fmt.Errorf("%w: the device has %d bytes", fsops.ErrOutOfRange, size)
 		}
-		answer, err := v.guest.ResizeVolume(ctx, &wire.ResizeVolumeRequest{Volume: name, RequiredBytes: device, LimitBytes: most})
-		size = min(answer.GetCapacityBytes(), device)
+		_, err = v.guest.ResizeVolume(ctx, &wire.ResizeVolumeRequest{Volume: name, SizeBytes: size})
 		return err
 	})
 	return size, err

@@ -182,7 +182,7 @@ func (g *kataGuest) createContainer(r kata.Request) error {
 		g.name = g.v.device
 	}
 	if _, err := g.AddVolume(g.t.Context(), &wire.AddVolumeRequest{
-		Volume: g.volume, Serial: storage.Source, FsType: storage.FSType, Options: storage.Options, WaitMillis: 60_000,
+		Volume: g.volume, Serial: storage.Source, FsType: storage.FSType, Options: storage.Options,
 	}); err != nil {
 		return err
 	}
@@ -223,7 +223,7 @@ func (g *kataGuest) resize(_ string, size uint64) error {
 	if _, err := g.machine.Resize(g.t.Context(), g.disk); err != nil {
 		return err
 	}
-	_, err := g.ResizeVolume(g.t.Context(), &wire.ResizeVolumeRequest{Volume: g.volume, RequiredBytes: int64(size)}) //nolint:gosec // a test's
+	_, err := g.ResizeVolume(g.t.Context(), &wire.ResizeVolumeRequest{Volume: g.volume, SizeBytes: int64(size)}) //nolint:gosec // a test's
 	return err
 }
 

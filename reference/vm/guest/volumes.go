@@ -80,7 +80,7 @@ func (v *volumes) AddVolume(ctx context.Context, req *wire.AddVolumeRequest) (*w
 	if err := initramfs.Load(modules); err != nil {
 		return nil, fmt.Errorf("the filesystem %s: %w", req.GetFsType(), err)
 	}
-	waiting, cancel := context.WithTimeout(ctx, time.Duration(req.GetWaitMillis())*time.Millisecond)
+	waiting, cancel := context.WithTimeout(ctx, diskTime)
 	defer cancel()
 	device, err := findDisk(waiting, req.GetSerial())
 	if err != nil {
@@ -114,9 +114,6 @@ func attach(name string, info abi.Info, answer *wire.AddVolumeResponse) error {
 		return err
 	}
 	defer sys.CloseFD(device)
-	if answer.CapacityBytes, err = diskSize(device); err != nil {
-		return err
-	}
 	mount, err := fsmount.Ready(info, device, func(text string) { answer.Warning = wire.Text(text) })
 	if err != nil {
 		return err
@@ -217,17 +214,20 @@ func (v *volumes) GetVolumeStats(_ context.Context, req *wire.GetVolumeStatsRequ
 	return answer, err
 }
 
-// sizeTime is how long the guest's kernel may take to see that a disk has grown.
-const sizeTime = 10 * time.Second
+const (
+	// diskTime is how long the guest's kernel may take to see a disk, and sizeTime to see that
+	// it has grown.
+	diskTime = time.Minute
+	sizeTime = 10 * time.Second
+)
 
-func (v *volumes) ResizeVolume(ctx context.Context, req *wire.ResizeVolumeRequest) (*wire.ResizeVolumeResponse, error) {
+func (v *volumes) ResizeVolume(ctx context.Context, req *wire.ResizeVolumeRequest) (*wire.Empty, error) {
 	unlock, err := v.locks.Lock(ctx, req.GetVolume())
 	if err != nil {
 		return nil, err
 	}
-	answer := new(wire.ResizeVolumeResponse)
 	defer unlock()
-	err = v.ask(req.GetVolume(), func(root int, info abi.Info) error {
+	return new(wire.Empty), v.ask(req.GetVolume(), func(root int, info abi.Info) error {
 		if info.ReadOnly() {
 			return fmt.Errorf("the volume is read-only: %w", errNotKnown)
 		}
@@ -238,13 +238,12 @@ func (v *volumes) ResizeVolume(ctx context.Context, req *wire.ResizeVolumeReques
 		defer sys.CloseFD(device)
 		waiting, cancel := context.WithTimeout(ctx, sizeTime)
 		defer cancel()
-		if err := waitSize(waiting, device, req.GetRequiredBytes()); err != nil {
+		if err := waitSize(waiting, device, req.GetSizeBytes()); err != nil {
 			return err
 		}
-		answer.CapacityBytes, err = fsops.Grow(root, device, req.GetRequiredBytes(), req.GetLimitBytes())
+		_, err = fsops.Grow(root, device, req.GetSizeBytes(), 0)
 		return err
 	})
-	return answer, err
 }
 
 func (v *volumes) FreezeVolume(_ context.Context, req *wire.FreezeVolumeRequest) (*wire.Empty, error) {

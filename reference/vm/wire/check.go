@@ -17,7 +17,6 @@ var checks = map[string]func(req, resp []byte) error{
 	"Shutdown":       checkOf(checkShutdown),
 	"AddVolume":      checkOf(checkAdded),
 	"GetVolumeStats": checkOf(checkStats),
-	"ResizeVolume":   checkOf(checkResized),
 	"WaitProcess":    checkOf(checkExit),
 	"ReadOutput":     checkOf(checkOutput),
 	"WriteInput":     checkOf(checkWritten),
@@ -59,7 +58,7 @@ func checkShutdown(_ *ShutdownRequest, is *ShutdownResponse) error {
 }
 
 func checkAdded(_ *AddVolumeRequest, is *AddVolumeResponse) error {
-	return errors.Join(checkSize(is.GetCapacityBytes()), checkText(is.GetWarning()))
+	return checkText(is.GetWarning())
 }
 
 // reasons are the words for what is wrong with a filesystem.
@@ -83,14 +82,6 @@ func checkStats(_ *GetVolumeStatsRequest, is *GetVolumeStatsResponse) error {
 	return checkText(is.GetMessage())
 }
 
-func checkResized(req *ResizeVolumeRequest, is *ResizeVolumeResponse) error {
-	size := is.GetCapacityBytes()
-	if size < req.GetRequiredBytes() || req.GetLimitBytes() > 0 && size > req.GetLimitBytes() {
-		return fmt.Errorf("a size of %d", size)
-	}
-	return checkSize(size)
-}
-
 func checkExit(_ *WaitProcessRequest, is *WaitProcessResponse) error {
 	if is.GetExitCode() > math.MaxUint8 {
 		return fmt.Errorf("the exit code %d", is.GetExitCode())
@@ -108,13 +99,6 @@ func checkOutput(req *ReadOutputRequest, is *ReadOutputResponse) error {
 func checkWritten(req *WriteInputRequest, is *WriteInputResponse) error {
 	if int(is.GetWritten()) > len(req.GetData()) {
 		return fmt.Errorf("%d bytes taken of %d", is.GetWritten(), len(req.GetData()))
-	}
-	return nil
-}
-
-func checkSize(size int64) error {
-	if size <= 0 {
-		return fmt.Errorf("a size of %d", size)
 	}
 	return nil
 }

@@ -530,9 +530,7 @@ type AddVolumeRequest struct {
 	// fs_group is the group that owns the files; absent means that nobody asked.
 	FsGroup *uint32 `protobuf:"varint,5,opt,name=fs_group,json=fsGroup,proto3,oneof" json:"fs_group,omitempty"`
 	// group_policy is Always (also where it is empty) or OnRootMismatch.
-	GroupPolicy string `protobuf:"bytes,6,opt,name=group_policy,json=groupPolicy,proto3" json:"group_policy,omitempty"`
-	// wait_millis bounds the waiting for the disk.
-	WaitMillis    uint32 `protobuf:"varint,7,opt,name=wait_millis,json=waitMillis,proto3" json:"wait_millis,omitempty"`
+	GroupPolicy   string `protobuf:"bytes,6,opt,name=group_policy,json=groupPolicy,proto3" json:"group_policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -609,20 +607,11 @@ func (x *AddVolumeRequest) GetGroupPolicy() string {
 	return ""
 }
 
-func (x *AddVolumeRequest) GetWaitMillis() uint32 {
-	if x != nil {
-		return x.WaitMillis
-	}
-	return 0
-}
-
 // AddVolumeResponse tells how it went.
 type AddVolumeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// capacity_bytes is the size of the disk as the guest has it.
-	CapacityBytes int64 `protobuf:"varint,1,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`
 	// warning, where it is not empty, says why the filesystem did not grow to its disk.
-	Warning       string `protobuf:"bytes,2,opt,name=warning,proto3" json:"warning,omitempty"`
+	Warning       string `protobuf:"bytes,1,opt,name=warning,proto3" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -655,13 +644,6 @@ func (x *AddVolumeResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use AddVolumeResponse.ProtoReflect.Descriptor instead.
 func (*AddVolumeResponse) Descriptor() ([]byte, []int) {
 	return file_wire_proto_rawDescGZIP(), []int{10}
-}
-
-func (x *AddVolumeResponse) GetCapacityBytes() int64 {
-	if x != nil {
-		return x.CapacityBytes
-	}
-	return 0
 }
 
 func (x *AddVolumeResponse) GetWarning() string {
@@ -915,11 +897,8 @@ type ResizeVolumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// volume is as in AddVolumeRequest.
 	Volume string `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
-	// required_bytes is the least size of the disk. The guest waits until it sees at
-	// least this size.
-	RequiredBytes int64 `protobuf:"varint,2,opt,name=required_bytes,json=requiredBytes,proto3" json:"required_bytes,omitempty"`
-	// limit_bytes is the largest size of the disk; 0 means that there is none.
-	LimitBytes    int64 `protobuf:"varint,3,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"`
+	// size_bytes is the size of the disk. The guest waits until it sees it.
+	SizeBytes     int64 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -961,62 +940,9 @@ func (x *ResizeVolumeRequest) GetVolume() string {
 	return ""
 }
 
-func (x *ResizeVolumeRequest) GetRequiredBytes() int64 {
+func (x *ResizeVolumeRequest) GetSizeBytes() int64 {
 	if x != nil {
-		return x.RequiredBytes
-	}
-	return 0
-}
-
-func (x *ResizeVolumeRequest) GetLimitBytes() int64 {
-	if x != nil {
-		return x.LimitBytes
-	}
-	return 0
-}
-
-// ResizeVolumeResponse tells the size.
-type ResizeVolumeResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// capacity_bytes is the size of the disk that the filesystem fills now.
-	CapacityBytes int64 `protobuf:"varint,1,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ResizeVolumeResponse) Reset() {
-	*x = ResizeVolumeResponse{}
-	mi := &file_wire_proto_msgTypes[16]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ResizeVolumeResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ResizeVolumeResponse) ProtoMessage() {}
-
-func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[16]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ResizeVolumeResponse.ProtoReflect.Descriptor instead.
-func (*ResizeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{16}
-}
-
-func (x *ResizeVolumeResponse) GetCapacityBytes() int64 {
-	if x != nil {
-		return x.CapacityBytes
+		return x.SizeBytes
 	}
 	return 0
 }
@@ -1034,7 +960,7 @@ type FreezeVolumeRequest struct {
 
 func (x *FreezeVolumeRequest) Reset() {
 	*x = FreezeVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[17]
+	mi := &file_wire_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1046,7 +972,7 @@ func (x *FreezeVolumeRequest) String() string {
 func (*FreezeVolumeRequest) ProtoMessage() {}
 
 func (x *FreezeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[17]
+	mi := &file_wire_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1059,7 +985,7 @@ func (x *FreezeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{17}
+	return file_wire_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *FreezeVolumeRequest) GetVolume() string {
@@ -1087,7 +1013,7 @@ type ThawVolumeRequest struct {
 
 func (x *ThawVolumeRequest) Reset() {
 	*x = ThawVolumeRequest{}
-	mi := &file_wire_proto_msgTypes[18]
+	mi := &file_wire_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1025,7 @@ func (x *ThawVolumeRequest) String() string {
 func (*ThawVolumeRequest) ProtoMessage() {}
 
 func (x *ThawVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[18]
+	mi := &file_wire_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1038,7 @@ func (x *ThawVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ThawVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{18}
+	return file_wire_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ThawVolumeRequest) GetVolume() string {
@@ -1143,7 +1069,7 @@ type CreateContainerRequest struct {
 
 func (x *CreateContainerRequest) Reset() {
 	*x = CreateContainerRequest{}
-	mi := &file_wire_proto_msgTypes[19]
+	mi := &file_wire_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1155,7 +1081,7 @@ func (x *CreateContainerRequest) String() string {
 func (*CreateContainerRequest) ProtoMessage() {}
 
 func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[19]
+	mi := &file_wire_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1168,7 +1094,7 @@ func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateContainerRequest.ProtoReflect.Descriptor instead.
 func (*CreateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{19}
+	return file_wire_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CreateContainerRequest) GetContainer() string {
@@ -1215,7 +1141,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_wire_proto_msgTypes[20]
+	mi := &file_wire_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1153,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[20]
+	mi := &file_wire_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1166,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{20}
+	return file_wire_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *VolumeMount) GetMount() uint32 {
@@ -1275,7 +1201,7 @@ type StartContainerRequest struct {
 
 func (x *StartContainerRequest) Reset() {
 	*x = StartContainerRequest{}
-	mi := &file_wire_proto_msgTypes[21]
+	mi := &file_wire_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1287,7 +1213,7 @@ func (x *StartContainerRequest) String() string {
 func (*StartContainerRequest) ProtoMessage() {}
 
 func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[21]
+	mi := &file_wire_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1300,7 +1226,7 @@ func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerRequest.ProtoReflect.Descriptor instead.
 func (*StartContainerRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{21}
+	return file_wire_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StartContainerRequest) GetContainer() string {
@@ -1323,7 +1249,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_wire_proto_msgTypes[22]
+	mi := &file_wire_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1261,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[22]
+	mi := &file_wire_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1274,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{22}
+	return file_wire_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Process) GetContainer() string {
@@ -1379,7 +1305,7 @@ type ExecProcessRequest struct {
 
 func (x *ExecProcessRequest) Reset() {
 	*x = ExecProcessRequest{}
-	mi := &file_wire_proto_msgTypes[23]
+	mi := &file_wire_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1391,7 +1317,7 @@ func (x *ExecProcessRequest) String() string {
 func (*ExecProcessRequest) ProtoMessage() {}
 
 func (x *ExecProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[23]
+	mi := &file_wire_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1404,7 +1330,7 @@ func (x *ExecProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecProcessRequest.ProtoReflect.Descriptor instead.
 func (*ExecProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{23}
+	return file_wire_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExecProcessRequest) GetProcess() *Process {
@@ -1436,7 +1362,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_wire_proto_msgTypes[24]
+	mi := &file_wire_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1448,7 +1374,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[24]
+	mi := &file_wire_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1461,7 +1387,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{24}
+	return file_wire_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SignalProcessRequest) GetProcess() *Process {
@@ -1496,7 +1422,7 @@ type WaitProcessRequest struct {
 
 func (x *WaitProcessRequest) Reset() {
 	*x = WaitProcessRequest{}
-	mi := &file_wire_proto_msgTypes[25]
+	mi := &file_wire_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1508,7 +1434,7 @@ func (x *WaitProcessRequest) String() string {
 func (*WaitProcessRequest) ProtoMessage() {}
 
 func (x *WaitProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[25]
+	mi := &file_wire_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1521,7 +1447,7 @@ func (x *WaitProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitProcessRequest.ProtoReflect.Descriptor instead.
 func (*WaitProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{25}
+	return file_wire_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WaitProcessRequest) GetProcess() *Process {
@@ -1544,7 +1470,7 @@ type WaitProcessResponse struct {
 
 func (x *WaitProcessResponse) Reset() {
 	*x = WaitProcessResponse{}
-	mi := &file_wire_proto_msgTypes[26]
+	mi := &file_wire_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1482,7 @@ func (x *WaitProcessResponse) String() string {
 func (*WaitProcessResponse) ProtoMessage() {}
 
 func (x *WaitProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[26]
+	mi := &file_wire_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +1495,7 @@ func (x *WaitProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitProcessResponse.ProtoReflect.Descriptor instead.
 func (*WaitProcessResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{26}
+	return file_wire_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WaitProcessResponse) GetExitCode() uint32 {
@@ -1597,7 +1523,7 @@ type DeleteProcessRequest struct {
 
 func (x *DeleteProcessRequest) Reset() {
 	*x = DeleteProcessRequest{}
-	mi := &file_wire_proto_msgTypes[27]
+	mi := &file_wire_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1609,7 +1535,7 @@ func (x *DeleteProcessRequest) String() string {
 func (*DeleteProcessRequest) ProtoMessage() {}
 
 func (x *DeleteProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[27]
+	mi := &file_wire_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1622,7 +1548,7 @@ func (x *DeleteProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteProcessRequest.ProtoReflect.Descriptor instead.
 func (*DeleteProcessRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{27}
+	return file_wire_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeleteProcessRequest) GetProcess() *Process {
@@ -1647,7 +1573,7 @@ type ReadOutputRequest struct {
 
 func (x *ReadOutputRequest) Reset() {
 	*x = ReadOutputRequest{}
-	mi := &file_wire_proto_msgTypes[28]
+	mi := &file_wire_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1659,7 +1585,7 @@ func (x *ReadOutputRequest) String() string {
 func (*ReadOutputRequest) ProtoMessage() {}
 
 func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[28]
+	mi := &file_wire_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1672,7 +1598,7 @@ func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputRequest.ProtoReflect.Descriptor instead.
 func (*ReadOutputRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{28}
+	return file_wire_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReadOutputRequest) GetProcess() *Process {
@@ -1707,7 +1633,7 @@ type ReadOutputResponse struct {
 
 func (x *ReadOutputResponse) Reset() {
 	*x = ReadOutputResponse{}
-	mi := &file_wire_proto_msgTypes[29]
+	mi := &file_wire_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1719,7 +1645,7 @@ func (x *ReadOutputResponse) String() string {
 func (*ReadOutputResponse) ProtoMessage() {}
 
 func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[29]
+	mi := &file_wire_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1732,7 +1658,7 @@ func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputResponse.ProtoReflect.Descriptor instead.
 func (*ReadOutputResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{29}
+	return file_wire_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReadOutputResponse) GetData() []byte {
@@ -1755,7 +1681,7 @@ type WriteInputRequest struct {
 
 func (x *WriteInputRequest) Reset() {
 	*x = WriteInputRequest{}
-	mi := &file_wire_proto_msgTypes[30]
+	mi := &file_wire_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +1693,7 @@ func (x *WriteInputRequest) String() string {
 func (*WriteInputRequest) ProtoMessage() {}
 
 func (x *WriteInputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[30]
+	mi := &file_wire_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +1706,7 @@ func (x *WriteInputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteInputRequest.ProtoReflect.Descriptor instead.
 func (*WriteInputRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{30}
+	return file_wire_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WriteInputRequest) GetProcess() *Process {
@@ -1808,7 +1734,7 @@ type WriteInputResponse struct {
 
 func (x *WriteInputResponse) Reset() {
 	*x = WriteInputResponse{}
-	mi := &file_wire_proto_msgTypes[31]
+	mi := &file_wire_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1820,7 +1746,7 @@ func (x *WriteInputResponse) String() string {
 func (*WriteInputResponse) ProtoMessage() {}
 
 func (x *WriteInputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[31]
+	mi := &file_wire_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1833,7 +1759,7 @@ func (x *WriteInputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteInputResponse.ProtoReflect.Descriptor instead.
 func (*WriteInputResponse) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{31}
+	return file_wire_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WriteInputResponse) GetWritten() uint32 {
@@ -1858,7 +1784,7 @@ type ResizeTerminalRequest struct {
 
 func (x *ResizeTerminalRequest) Reset() {
 	*x = ResizeTerminalRequest{}
-	mi := &file_wire_proto_msgTypes[32]
+	mi := &file_wire_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1870,7 +1796,7 @@ func (x *ResizeTerminalRequest) String() string {
 func (*ResizeTerminalRequest) ProtoMessage() {}
 
 func (x *ResizeTerminalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[32]
+	mi := &file_wire_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1883,7 +1809,7 @@ func (x *ResizeTerminalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeTerminalRequest.ProtoReflect.Descriptor instead.
 func (*ResizeTerminalRequest) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{32}
+	return file_wire_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ResizeTerminalRequest) GetProcess() *Process {
@@ -1935,20 +1861,17 @@ const file_wire_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x11\n" +
 	"\x0fShutdownRequest\"*\n" +
 	"\x10ShutdownResponse\x12\x16\n" +
-	"\x06errors\x18\x01 \x03(\tR\x06errors\"\xe6\x01\n" +
+	"\x06errors\x18\x01 \x03(\tR\x06errors\"\xc5\x01\n" +
 	"\x10AddVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\tR\x06serial\x12\x17\n" +
 	"\afs_type\x18\x03 \x01(\tR\x06fsType\x12\x18\n" +
 	"\aoptions\x18\x04 \x03(\tR\aoptions\x12\x1e\n" +
 	"\bfs_group\x18\x05 \x01(\rH\x00R\afsGroup\x88\x01\x01\x12!\n" +
-	"\fgroup_policy\x18\x06 \x01(\tR\vgroupPolicy\x12\x1f\n" +
-	"\vwait_millis\x18\a \x01(\rR\n" +
-	"waitMillisB\v\n" +
-	"\t_fs_group\"T\n" +
-	"\x11AddVolumeResponse\x12%\n" +
-	"\x0ecapacity_bytes\x18\x01 \x01(\x03R\rcapacityBytes\x12\x18\n" +
-	"\awarning\x18\x02 \x01(\tR\awarning\"-\n" +
+	"\fgroup_policy\x18\x06 \x01(\tR\vgroupPolicyB\v\n" +
+	"\t_fs_group\"-\n" +
+	"\x11AddVolumeResponse\x12\x18\n" +
+	"\awarning\x18\x01 \x01(\tR\awarning\"-\n" +
 	"\x13RemoveVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\"/\n" +
 	"\x15GetVolumeStatsRequest\x12\x16\n" +
@@ -1962,14 +1885,11 @@ const file_wire_proto_rawDesc = "" +
 	"\x04unit\x18\x01 \x01(\tR\x04unit\x12\x1c\n" +
 	"\tavailable\x18\x02 \x01(\x03R\tavailable\x12\x14\n" +
 	"\x05total\x18\x03 \x01(\x03R\x05total\x12\x12\n" +
-	"\x04used\x18\x04 \x01(\x03R\x04used\"u\n" +
+	"\x04used\x18\x04 \x01(\x03R\x04used\"L\n" +
 	"\x13ResizeVolumeRequest\x12\x16\n" +
-	"\x06volume\x18\x01 \x01(\tR\x06volume\x12%\n" +
-	"\x0erequired_bytes\x18\x02 \x01(\x03R\rrequiredBytes\x12\x1f\n" +
-	"\vlimit_bytes\x18\x03 \x01(\x03R\n" +
-	"limitBytes\"=\n" +
-	"\x14ResizeVolumeResponse\x12%\n" +
-	"\x0ecapacity_bytes\x18\x01 \x01(\x03R\rcapacityBytes\"T\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x02 \x01(\x03R\tsizeBytes\"T\n" +
 	"\x13FreezeVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12%\n" +
 	"\x0etimeout_millis\x18\x02 \x01(\rR\rtimeoutMillis\"+\n" +
@@ -2026,12 +1946,12 @@ const file_wire_proto_rawDesc = "" +
 	"\aSandbox\x12;\n" +
 	"\x04Ping\x12\x18.crust.vm.v1.PingRequest\x1a\x19.crust.vm.v1.PingResponse\x12D\n" +
 	"\fStartSandbox\x12 .crust.vm.v1.StartSandboxRequest\x1a\x12.crust.vm.v1.Empty\x12G\n" +
-	"\bShutdown\x12\x1c.crust.vm.v1.ShutdownRequest\x1a\x1d.crust.vm.v1.ShutdownResponse2\xd3\x03\n" +
+	"\bShutdown\x12\x1c.crust.vm.v1.ShutdownRequest\x1a\x1d.crust.vm.v1.ShutdownResponse2\xc4\x03\n" +
 	"\aVolumes\x12J\n" +
 	"\tAddVolume\x12\x1d.crust.vm.v1.AddVolumeRequest\x1a\x1e.crust.vm.v1.AddVolumeResponse\x12D\n" +
 	"\fRemoveVolume\x12 .crust.vm.v1.RemoveVolumeRequest\x1a\x12.crust.vm.v1.Empty\x12Y\n" +
-	"\x0eGetVolumeStats\x12\".crust.vm.v1.GetVolumeStatsRequest\x1a#.crust.vm.v1.GetVolumeStatsResponse\x12S\n" +
-	"\fResizeVolume\x12 .crust.vm.v1.ResizeVolumeRequest\x1a!.crust.vm.v1.ResizeVolumeResponse\x12D\n" +
+	"\x0eGetVolumeStats\x12\".crust.vm.v1.GetVolumeStatsRequest\x1a#.crust.vm.v1.GetVolumeStatsResponse\x12D\n" +
+	"\fResizeVolume\x12 .crust.vm.v1.ResizeVolumeRequest\x1a\x12.crust.vm.v1.Empty\x12D\n" +
 	"\fFreezeVolume\x12 .crust.vm.v1.FreezeVolumeRequest\x1a\x12.crust.vm.v1.Empty\x12@\n" +
 	"\n" +
 	"ThawVolume\x12\x1e.crust.vm.v1.ThawVolumeRequest\x1a\x12.crust.vm.v1.Empty2\xb0\x05\n" +
@@ -2067,7 +1987,7 @@ func file_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_wire_proto_goTypes = []any{
 	(Stream)(0),                    // 0: crust.vm.v1.Stream
 	(*AddContainerRequest)(nil),    // 1: crust.vm.v1.AddContainerRequest
@@ -2086,37 +2006,36 @@ var file_wire_proto_goTypes = []any{
 	(*GetVolumeStatsResponse)(nil), // 14: crust.vm.v1.GetVolumeStatsResponse
 	(*Usage)(nil),                  // 15: crust.vm.v1.Usage
 	(*ResizeVolumeRequest)(nil),    // 16: crust.vm.v1.ResizeVolumeRequest
-	(*ResizeVolumeResponse)(nil),   // 17: crust.vm.v1.ResizeVolumeResponse
-	(*FreezeVolumeRequest)(nil),    // 18: crust.vm.v1.FreezeVolumeRequest
-	(*ThawVolumeRequest)(nil),      // 19: crust.vm.v1.ThawVolumeRequest
-	(*CreateContainerRequest)(nil), // 20: crust.vm.v1.CreateContainerRequest
-	(*VolumeMount)(nil),            // 21: crust.vm.v1.VolumeMount
-	(*StartContainerRequest)(nil),  // 22: crust.vm.v1.StartContainerRequest
-	(*Process)(nil),                // 23: crust.vm.v1.Process
-	(*ExecProcessRequest)(nil),     // 24: crust.vm.v1.ExecProcessRequest
-	(*SignalProcessRequest)(nil),   // 25: crust.vm.v1.SignalProcessRequest
-	(*WaitProcessRequest)(nil),     // 26: crust.vm.v1.WaitProcessRequest
-	(*WaitProcessResponse)(nil),    // 27: crust.vm.v1.WaitProcessResponse
-	(*DeleteProcessRequest)(nil),   // 28: crust.vm.v1.DeleteProcessRequest
-	(*ReadOutputRequest)(nil),      // 29: crust.vm.v1.ReadOutputRequest
-	(*ReadOutputResponse)(nil),     // 30: crust.vm.v1.ReadOutputResponse
-	(*WriteInputRequest)(nil),      // 31: crust.vm.v1.WriteInputRequest
-	(*WriteInputResponse)(nil),     // 32: crust.vm.v1.WriteInputResponse
-	(*ResizeTerminalRequest)(nil),  // 33: crust.vm.v1.ResizeTerminalRequest
-	nil,                            // 34: crust.vm.v1.StartSandboxRequest.SysctlsEntry
+	(*FreezeVolumeRequest)(nil),    // 17: crust.vm.v1.FreezeVolumeRequest
+	(*ThawVolumeRequest)(nil),      // 18: crust.vm.v1.ThawVolumeRequest
+	(*CreateContainerRequest)(nil), // 19: crust.vm.v1.CreateContainerRequest
+	(*VolumeMount)(nil),            // 20: crust.vm.v1.VolumeMount
+	(*StartContainerRequest)(nil),  // 21: crust.vm.v1.StartContainerRequest
+	(*Process)(nil),                // 22: crust.vm.v1.Process
+	(*ExecProcessRequest)(nil),     // 23: crust.vm.v1.ExecProcessRequest
+	(*SignalProcessRequest)(nil),   // 24: crust.vm.v1.SignalProcessRequest
+	(*WaitProcessRequest)(nil),     // 25: crust.vm.v1.WaitProcessRequest
+	(*WaitProcessResponse)(nil),    // 26: crust.vm.v1.WaitProcessResponse
+	(*DeleteProcessRequest)(nil),   // 27: crust.vm.v1.DeleteProcessRequest
+	(*ReadOutputRequest)(nil),      // 28: crust.vm.v1.ReadOutputRequest
+	(*ReadOutputResponse)(nil),     // 29: crust.vm.v1.ReadOutputResponse
+	(*WriteInputRequest)(nil),      // 30: crust.vm.v1.WriteInputRequest
+	(*WriteInputResponse)(nil),     // 31: crust.vm.v1.WriteInputResponse
+	(*ResizeTerminalRequest)(nil),  // 32: crust.vm.v1.ResizeTerminalRequest
+	nil,                            // 33: crust.vm.v1.StartSandboxRequest.SysctlsEntry
 }
 var file_wire_proto_depIdxs = []int32{
-	34, // 0: crust.vm.v1.StartSandboxRequest.sysctls:type_name -> crust.vm.v1.StartSandboxRequest.SysctlsEntry
+	33, // 0: crust.vm.v1.StartSandboxRequest.sysctls:type_name -> crust.vm.v1.StartSandboxRequest.SysctlsEntry
 	15, // 1: crust.vm.v1.GetVolumeStatsResponse.usage:type_name -> crust.vm.v1.Usage
-	21, // 2: crust.vm.v1.CreateContainerRequest.volumes:type_name -> crust.vm.v1.VolumeMount
-	23, // 3: crust.vm.v1.ExecProcessRequest.process:type_name -> crust.vm.v1.Process
-	23, // 4: crust.vm.v1.SignalProcessRequest.process:type_name -> crust.vm.v1.Process
-	23, // 5: crust.vm.v1.WaitProcessRequest.process:type_name -> crust.vm.v1.Process
-	23, // 6: crust.vm.v1.DeleteProcessRequest.process:type_name -> crust.vm.v1.Process
-	23, // 7: crust.vm.v1.ReadOutputRequest.process:type_name -> crust.vm.v1.Process
+	20, // 2: crust.vm.v1.CreateContainerRequest.volumes:type_name -> crust.vm.v1.VolumeMount
+	22, // 3: crust.vm.v1.ExecProcessRequest.process:type_name -> crust.vm.v1.Process
+	22, // 4: crust.vm.v1.SignalProcessRequest.process:type_name -> crust.vm.v1.Process
+	22, // 5: crust.vm.v1.WaitProcessRequest.process:type_name -> crust.vm.v1.Process
+	22, // 6: crust.vm.v1.DeleteProcessRequest.process:type_name -> crust.vm.v1.Process
+	22, // 7: crust.vm.v1.ReadOutputRequest.process:type_name -> crust.vm.v1.Process
 	0,  // 8: crust.vm.v1.ReadOutputRequest.stream:type_name -> crust.vm.v1.Stream
-	23, // 9: crust.vm.v1.WriteInputRequest.process:type_name -> crust.vm.v1.Process
-	23, // 10: crust.vm.v1.ResizeTerminalRequest.process:type_name -> crust.vm.v1.Process
+	22, // 9: crust.vm.v1.WriteInputRequest.process:type_name -> crust.vm.v1.Process
+	22, // 10: crust.vm.v1.ResizeTerminalRequest.process:type_name -> crust.vm.v1.Process
 	5,  // 11: crust.vm.v1.Sandbox.Ping:input_type -> crust.vm.v1.PingRequest
 	7,  // 12: crust.vm.v1.Sandbox.StartSandbox:input_type -> crust.vm.v1.StartSandboxRequest
 	8,  // 13: crust.vm.v1.Sandbox.Shutdown:input_type -> crust.vm.v1.ShutdownRequest
@@ -2124,17 +2043,17 @@ var file_wire_proto_depIdxs = []int32{
 	12, // 15: crust.vm.v1.Volumes.RemoveVolume:input_type -> crust.vm.v1.RemoveVolumeRequest
 	13, // 16: crust.vm.v1.Volumes.GetVolumeStats:input_type -> crust.vm.v1.GetVolumeStatsRequest
 	16, // 17: crust.vm.v1.Volumes.ResizeVolume:input_type -> crust.vm.v1.ResizeVolumeRequest
-	18, // 18: crust.vm.v1.Volumes.FreezeVolume:input_type -> crust.vm.v1.FreezeVolumeRequest
-	19, // 19: crust.vm.v1.Volumes.ThawVolume:input_type -> crust.vm.v1.ThawVolumeRequest
-	20, // 20: crust.vm.v1.Containers.CreateContainer:input_type -> crust.vm.v1.CreateContainerRequest
-	22, // 21: crust.vm.v1.Containers.StartContainer:input_type -> crust.vm.v1.StartContainerRequest
-	24, // 22: crust.vm.v1.Containers.ExecProcess:input_type -> crust.vm.v1.ExecProcessRequest
-	25, // 23: crust.vm.v1.Containers.SignalProcess:input_type -> crust.vm.v1.SignalProcessRequest
-	26, // 24: crust.vm.v1.Containers.WaitProcess:input_type -> crust.vm.v1.WaitProcessRequest
-	28, // 25: crust.vm.v1.Containers.DeleteProcess:input_type -> crust.vm.v1.DeleteProcessRequest
-	29, // 26: crust.vm.v1.Containers.ReadOutput:input_type -> crust.vm.v1.ReadOutputRequest
-	31, // 27: crust.vm.v1.Containers.WriteInput:input_type -> crust.vm.v1.WriteInputRequest
-	33, // 28: crust.vm.v1.Containers.ResizeTerminal:input_type -> crust.vm.v1.ResizeTerminalRequest
+	17, // 18: crust.vm.v1.Volumes.FreezeVolume:input_type -> crust.vm.v1.FreezeVolumeRequest
+	18, // 19: crust.vm.v1.Volumes.ThawVolume:input_type -> crust.vm.v1.ThawVolumeRequest
+	19, // 20: crust.vm.v1.Containers.CreateContainer:input_type -> crust.vm.v1.CreateContainerRequest
+	21, // 21: crust.vm.v1.Containers.StartContainer:input_type -> crust.vm.v1.StartContainerRequest
+	23, // 22: crust.vm.v1.Containers.ExecProcess:input_type -> crust.vm.v1.ExecProcessRequest
+	24, // 23: crust.vm.v1.Containers.SignalProcess:input_type -> crust.vm.v1.SignalProcessRequest
+	25, // 24: crust.vm.v1.Containers.WaitProcess:input_type -> crust.vm.v1.WaitProcessRequest
+	27, // 25: crust.vm.v1.Containers.DeleteProcess:input_type -> crust.vm.v1.DeleteProcessRequest
+	28, // 26: crust.vm.v1.Containers.ReadOutput:input_type -> crust.vm.v1.ReadOutputRequest
+	30, // 27: crust.vm.v1.Containers.WriteInput:input_type -> crust.vm.v1.WriteInputRequest
+	32, // 28: crust.vm.v1.Containers.ResizeTerminal:input_type -> crust.vm.v1.ResizeTerminalRequest
 	1,  // 29: crust.vm.v1.Supervisor.AddContainer:input_type -> crust.vm.v1.AddContainerRequest
 	3,  // 30: crust.vm.v1.Supervisor.EndSandbox:input_type -> crust.vm.v1.EndSandboxRequest
 	6,  // 31: crust.vm.v1.Sandbox.Ping:output_type -> crust.vm.v1.PingResponse
@@ -2143,17 +2062,17 @@ var file_wire_proto_depIdxs = []int32{
 	11, // 34: crust.vm.v1.Volumes.AddVolume:output_type -> crust.vm.v1.AddVolumeResponse
 	4,  // 35: crust.vm.v1.Volumes.RemoveVolume:output_type -> crust.vm.v1.Empty
 	14, // 36: crust.vm.v1.Volumes.GetVolumeStats:output_type -> crust.vm.v1.GetVolumeStatsResponse
-	17, // 37: crust.vm.v1.Volumes.ResizeVolume:output_type -> crust.vm.v1.ResizeVolumeResponse
+	4,  // 37: crust.vm.v1.Volumes.ResizeVolume:output_type -> crust.vm.v1.Empty
 	4,  // 38: crust.vm.v1.Volumes.FreezeVolume:output_type -> crust.vm.v1.Empty
 	4,  // 39: crust.vm.v1.Volumes.ThawVolume:output_type -> crust.vm.v1.Empty
 	4,  // 40: crust.vm.v1.Containers.CreateContainer:output_type -> crust.vm.v1.Empty
 	4,  // 41: crust.vm.v1.Containers.StartContainer:output_type -> crust.vm.v1.Empty
 	4,  // 42: crust.vm.v1.Containers.ExecProcess:output_type -> crust.vm.v1.Empty
 	4,  // 43: crust.vm.v1.Containers.SignalProcess:output_type -> crust.vm.v1.Empty
-	27, // 44: crust.vm.v1.Containers.WaitProcess:output_type -> crust.vm.v1.WaitProcessResponse
+	26, // 44: crust.vm.v1.Containers.WaitProcess:output_type -> crust.vm.v1.WaitProcessResponse
 	4,  // 45: crust.vm.v1.Containers.DeleteProcess:output_type -> crust.vm.v1.Empty
-	30, // 46: crust.vm.v1.Containers.ReadOutput:output_type -> crust.vm.v1.ReadOutputResponse
-	32, // 47: crust.vm.v1.Containers.WriteInput:output_type -> crust.vm.v1.WriteInputResponse
+	29, // 46: crust.vm.v1.Containers.ReadOutput:output_type -> crust.vm.v1.ReadOutputResponse
+	31, // 47: crust.vm.v1.Containers.WriteInput:output_type -> crust.vm.v1.WriteInputResponse
 	4,  // 48: crust.vm.v1.Containers.ResizeTerminal:output_type -> crust.vm.v1.Empty
 	2,  // 49: crust.vm.v1.Supervisor.AddContainer:output_type -> crust.vm.v1.AddContainerResponse
 	4,  // 50: crust.vm.v1.Supervisor.EndSandbox:output_type -> crust.vm.v1.Empty
@@ -2176,7 +2095,7 @@ func file_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   34,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

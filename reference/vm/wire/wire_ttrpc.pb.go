@@ -79,7 +79,7 @@ type VolumesService interface {
 	AddVolume(context.Context, *AddVolumeRequest) (*AddVolumeResponse, error)
 	RemoveVolume(context.Context, *RemoveVolumeRequest) (*Empty, error)
 	GetVolumeStats(context.Context, *GetVolumeStatsRequest) (*GetVolumeStatsResponse, error)
-	ResizeVolume(context.Context, *ResizeVolumeRequest) (*ResizeVolumeResponse, error)
+	ResizeVolume(context.Context, *ResizeVolumeRequest) (*Empty, error)
 	FreezeVolume(context.Context, *FreezeVolumeRequest) (*Empty, error)
 	ThawVolume(context.Context, *ThawVolumeRequest) (*Empty, error)
 }
@@ -167,8 +167,8 @@ func (c *volumesClient) GetVolumeStats(ctx context.Context, req *GetVolumeStatsR
 	return &resp, nil
 }
 
-func (c *volumesClient) ResizeVolume(ctx context.Context, req *ResizeVolumeRequest) (*ResizeVolumeResponse, error) {
-	var resp ResizeVolumeResponse
+func (c *volumesClient) ResizeVolume(ctx context.Context, req *ResizeVolumeRequest) (*Empty, error) {
+	var resp Empty
 	if err := c.client.Call(ctx, "crust.vm.v1.Volumes", "ResizeVolume", req, &resp); err != nil {
 		return nil, err
 	}

@@ -166,8 +166,6 @@ func truth(asked *ttrpc.Request) []byte {
 	switch asked.Method {
 	case "Ping":
 		is = &wire.PingResponse{Protocol: wire.Protocol}
-	case "AddVolume":
-		is = &wire.AddVolumeResponse{CapacityBytes: 1 << 20}
 	case "GetVolumeStats":
 		is = usage(1000, 400, 500)
 	default:
@@ -207,7 +205,7 @@ var lies = map[string]lie{
 	"word":        says("GetVolumeStats", &wire.GetVolumeStatsResponse{Abnormal: true, Reason: "Haunted"}),
 	"text":        fails("GetVolumeStats", codes.Internal, strings.Repeat("volume pv-other \x1b[2J\n", 10_000)),
 	"gone":        fails("GetVolumeStats", codes.NotFound, "volume pv-other: it has ended"),
-	"size":        says("ResizeVolume", &wire.ResizeVolumeResponse{CapacityBytes: 1}),
+	"size":        fails("ResizeVolume", codes.OutOfRange, "the disk is small"),
 	"immortal":    says("SignalProcess", new(wire.Empty)),
 	"undeletable": fails("DeleteProcess", codes.Internal, "it is busy"),
 	"silence":     {"GetVolumeStats", func() *ttrpc.Response { return nil }},
