@@ -12,20 +12,20 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
 // checkMounts refuses mounts that would have less than was asked for.
 func checkMounts(runtime string, spec *specs.Spec, found []*oci.Mount) error {
+	if err := handler.RefuseShared(spec, found); err != nil {
+		return err
+	}
 	mapped := false
 	for _, m := range found {
 		mount := spec.Mounts[m.Index]
-		if slices.Contains(mount.Options, "rshared") || slices.Contains(mount.Options, "shared") {
-			return volumeError(m, errors.New("what is mounted in it cannot be seen outside of the container, as the volume is not there: "+
-				"set mountPropagation to HostToContainer or None, or do not defer the volume"))
-		}
 		isMapped, err := isMapped(mount, hasUserNamespace(spec))
 		if err != nil {
-			return volumeError(m, err)
+			return handler.VolumeError(m, err)
 		}
 		mapped = mapped || isMapped
 	}

@@ -1,16 +1,14 @@
 package runc
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
@@ -27,7 +25,7 @@ type creator struct {
 // deferred mounts are the volumes themselves. A container without any is left as
 // it is.
 func (c *creator) prepare() error {
-	spec, err := readSpec(c.in.Bundle)
+	spec, err := handler.ReadSpec(c.in.Bundle)
 	if err != nil {
 		return nil //nolint:nilerr // runc reads it as well, and says better what is wrong
 	}
@@ -43,7 +41,7 @@ func (c *creator) prepare() error {
 	if err == nil {
 		err = c.mount(process, sandbox.ID, found)
 	}
-	if err := errors.Join(err, closeAll(found)); err != nil {
+	if err := errors.Join(err, handler.CloseAll(found)); err != nil {
 		return err
 	}
 	return c.place(spec, sandbox.PodUID, process, len(found))
@@ -57,39 +55,16 @@ func (c *creator) sandbox(of oci.Sandbox, known bool) (pause, error) {
 	return sandboxProcess(c.runtime, c.in, of)
 }
 
-func readSpec(bundle string) (*specs.Spec, error) {
-	raw, err := os.ReadFile(filepath.Join(bundle, "config.json")) //nolint:gosec // what runc itself reads
-	if err != nil {
-		return nil, err
-	}
-	spec := new(specs.Spec)
-	return spec, json.Unmarshal(raw, spec)
-}
-
 // mount mounts every volume in the sandbox, and tells the broker.
 func (c *creator) mount(process pause, sandbox string, found []*oci.Mount) error {
-	note, err := json.Marshal(process)
-	if err != nil {
-		return err
-	}
-	binding := oci.Binding{Sandbox: sandbox, Note: note, Program: c.cfg.Program}
+	binding := oci.Binding{Sandbox: sandbox, Program: c.cfg.Program}
 	if c.cfg.Agent {
 		binding.Socket = c.cfg.AgentSocket()
 	}
-	done := make(map[string]bool)
-	for _, m := range found {
-		if done[m.Volume] {
-			continue
-		}
-		done[m.Volume] = true
-		if err := process.ensure(m.Volume, m.Info, c.tell.Warn); err != nil {
-			return volumeError(m, err)
-		}
-		failpoint.Hit("crust-runc-attached")
-		if err := m.Bind(binding); err != nil {
-			return volumeError(m, fmt.Errorf("the broker cannot be told of the sandbox: %w", err))
-		}
-		failpoint.Hit("crust-runc-bound")
+	if err := handler.Attach(found, binding, process, func(volume string, info abi.Info) error {
+		return process.ensure(volume, info, c.tell.Warn)
+	}); err != nil {
+		return err
 	}
 	if c.cfg.Agent {
 		if err := startAgent(c.cfg); err != nil {
@@ -110,29 +85,13 @@ func (c *creator) place(spec *specs.Spec, podUID string, process pause, expected
 		return err
 	}
 	if len(found) != expected {
-		return errors.Join(errors.New("its deferred volumes changed while it was being set up: try again"), closeAll(found))
+		return errors.Join(errors.New("its deferred volumes changed while it was being set up: try again"), handler.CloseAll(found))
 	}
 	for _, m := range found {
 		if err := process.show(m); err != nil {
-			return errors.Join(volumeError(m, err), closeAll(found))
+			return errors.Join(handler.VolumeError(m, err), handler.CloseAll(found))
 		}
 	}
 	failpoint.Hit("crust-runc-placed")
-	return closeAll(found)
-}
-
-func closeAll(found []*oci.Mount) error {
-	var errs []error
-	for _, m := range found {
-		errs = append(errs, m.Close())
-	}
-	return errors.Join(errs...)
-}
-
-func volumeError(m *oci.Mount, err error) error {
-	name := m.Info.Target()
-	if name == "" {
-		name = m.Volume
-	}
-	return fmt.Errorf("volume %s (for %s): %w", name, m.Destination, err)
+	return handler.CloseAll(found)
 }

@@ -34,7 +34,7 @@ func sandboxProcess(runtime string, in handler.Invocation, of oci.Sandbox) (paus
 
 // checkSandbox goes by the sandbox's own bundle.
 func checkSandbox(bundle string, of oci.Sandbox) error {
-	spec, err := readSpec(bundle)
+	spec, err := handler.ReadSpec(bundle)
 	if err != nil {
 		return fmt.Errorf("sandbox %s: whether it is one cannot be told: %w", of.ID, err)
 	}

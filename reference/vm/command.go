@@ -16,7 +16,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
@@ -104,7 +103,6 @@ func (c *command) startSupervisor(place place, id, bundle string, shim process.P
 	if err != nil {
 		return 0, err
 	}
-	failpoint.Hit("crust-vm-supervised")
 	err = awaitReady(told, c.cfg.bootTime()+readyTime)
 	if err == nil {
 		// A supervisor that was killed has said nothing, too.

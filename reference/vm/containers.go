@@ -2,13 +2,13 @@ package vm
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 
-	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
@@ -27,18 +27,17 @@ func (s *sandbox) create(ctx context.Context, id, bundle string) (warnings []str
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		for _, m := range found {
-			err = errors.Join(err, m.Close())
-		}
-	}()
+	defer func() { err = errors.Join(err, handler.CloseAll(found)) }()
 	copies := s.cfg.Virtiofsd == ""
 	raw, binds, err := guestSpec(id, bundle, spec, found, copies)
 	if err != nil {
 		return nil, err
 	}
 	s.volumes.warn = func(text string) { warnings = append(warnings, text) }
-	if err := s.mount(ctx, found); err != nil {
+	binding := oci.Binding{Sandbox: s.id, Program: s.cfg.Program, Socket: s.place.volumes()}
+	if err := handler.Attach(found, binding, s.self, func(volume string, info abi.Info) error {
+		return s.volumes.ensure(ctx, volume, info, func() (*os.File, error) { return openDevice(info) })
+	}); err != nil {
 		return nil, err
 	}
 	req := &wire.CreateContainerRequest{Container: id, Spec: raw}
@@ -52,32 +51,6 @@ func (s *sandbox) create(ctx context.Context, id, bundle string) (warnings []str
 		return nil, errors.Join(err, s.undo(ctx, id))
 	}
 	return warnings, nil
-}
-
-// mount makes the guest mount every volume, and tells the broker.
-func (s *sandbox) mount(ctx context.Context, found []*oci.Mount) error {
-	note, err := json.Marshal(s.self)
-	if err != nil {
-		return err
-	}
-	binding := oci.Binding{Sandbox: s.id, Note: note, Program: s.cfg.Program, Socket: s.place.volumes()}
-	done := make(map[string]bool)
-	for _, m := range found {
-		if done[m.Volume] {
-			continue
-		}
-		done[m.Volume] = true
-		err := s.volumes.ensure(ctx, m.Volume, m.Info, func() (*os.File, error) { return openDevice(m.Info) })
-		if err != nil {
-			return volumeError(m, err)
-		}
-		failpoint.Hit("crust-vm-attached")
-		if err := m.Bind(binding); err != nil {
-			return volumeError(m, fmt.Errorf("the broker cannot be told of the sandbox: %w", err))
-		}
-		failpoint.Hit("crust-vm-bound")
-	}
-	return nil
 }
 
 // delete forgets a container. A guest that does not let go of it would keep its pod for ever.

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -13,22 +12,16 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
 func readSpec(bundle string) (*specs.Spec, error) {
-	raw, err := os.ReadFile(filepath.Join(bundle, "config.json")) //nolint:gosec // what every runtime reads
-	if err != nil {
-		return nil, err
+	spec, err := handler.ReadSpec(bundle)
+	if err == nil && (spec.Root == nil || spec.Process == nil || spec.Linux == nil) {
+		err = errors.New("the bundle's config.json has no root, no process or no linux")
 	}
-	spec := new(specs.Spec)
-	if err := json.Unmarshal(raw, spec); err != nil {
-		return nil, fmt.Errorf("the bundle's config.json: %w", err)
-	}
-	if spec.Root == nil || spec.Process == nil || spec.Linux == nil {
-		return nil, errors.New("the bundle's config.json has no root, no process or no linux")
-	}
-	return spec, nil
+	return spec, err
 }
 
 // guestSpec makes the guest's spec of a container's, and says what the guest must be
@@ -96,20 +89,5 @@ func checkSpec(spec *specs.Spec, found []*oci.Mount) error {
 			return fmt.Errorf("its mount at %s maps owners, which crust-vm does not: set hostUsers to true", m.Destination)
 		}
 	}
-	for _, m := range found {
-		options := spec.Mounts[m.Index].Options
-		if slices.Contains(options, "rshared") || slices.Contains(options, "shared") {
-			return volumeError(m, errors.New("what is mounted in it cannot be seen outside of the container, as the volume is not there: "+
-				"set mountPropagation to HostToContainer or None, or do not defer the volume"))
-		}
-	}
-	return nil
-}
-
-func volumeError(m *oci.Mount, err error) error {
-	name := m.Info.Target()
-	if name == "" {
-		name = m.Volume
-	}
-	return fmt.Errorf("volume %s (for %s): %w", name, m.Destination, err)
+	return handler.RefuseShared(spec, found)
 }

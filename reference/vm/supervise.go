@@ -18,6 +18,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/handler/serve"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
@@ -65,7 +66,6 @@ func supervise(cfg Config, id, bundle string, shim process.Process, ready io.Wri
 	if err := errors.Join(err, ready.Close()); err != nil {
 		return err
 	}
-	failpoint.Hit("crust-vm-ready")
 	why := s.watch(ctx)
 	s.shutdown()
 	if !errors.Is(why, errHangs) {
@@ -84,7 +84,7 @@ func (s *sandbox) begin(ctx context.Context, bundle string) (err error) {
 	s.podUID = of.PodUID
 	found, err := oci.Find(oci.Config{Root: s.cfg.Root}, spec, s.podUID)
 	for _, m := range found {
-		err = errors.Join(err, m.Close(), volumeError(m, errors.New("a sandbox itself can have no deferred volume: only its containers can")))
+		err = errors.Join(err, m.Close(), handler.VolumeError(m, errors.New("a sandbox itself can have no deferred volume: only its containers can")))
 	}
 	if err != nil {
 		return err

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
@@ -55,7 +54,6 @@ func (v *volumes) ensure(ctx context.Context, name string, info abi.Info, open f
 	if err != nil {
 		return err
 	}
-	failpoint.Hit("crust-vm-plugged")
 	if err := v.mount(ctx, name, info, serial); err != nil {
 		// The guest may still use it: only the end of its machine is a proof.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unplugTime)

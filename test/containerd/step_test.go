@@ -13,7 +13,7 @@ import (
 )
 
 // steps are the places in crust-runc at which it is killed, in their order.
-var steps = []string{"crust-runc-mounted", "crust-runc-attached", "crust-runc-bound", "crust-runc-placed"}
+var steps = []string{"crust-runc-mounted", "volume-attached", "volume-bound", "crust-runc-placed"}
 
 // TestCrustRuncKilledAtEveryStep kills crust-runc while it sets up a container.
 // The container does not start; kubelet's next attempt does, and so does another
