@@ -45,13 +45,19 @@ func (p Process) Open() (dir int, err error) {
 	return dir, nil
 }
 
-// Lives tells whether the process is there still.
-func (p Process) Lives() bool {
+// Lives tells whether the process is certainly there: what has its number is this one.
+func (p Process) Lives() bool { return p.look() == nil }
+
+// Ended tells whether the process has certainly ended. Of one that cannot be examined, as
+// where no file can be opened, neither is certain.
+func (p Process) Ended() bool { return errors.Is(p.look(), ErrEnded) }
+
+func (p Process) look() error {
 	dir, err := p.Open()
 	if err == nil {
 		_ = unix.Close(dir)
 	}
-	return err == nil
+	return err
 }
 
 // open opens the directory of the process that has a number now, and tells its start.

@@ -1,8 +1,11 @@
 package process_test
 
 import (
+	"os"
 	"os/exec"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/reference/process"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -14,6 +17,24 @@ func TestZombieIsGone(t *testing.T) {
 	child, err := process.Of(cmd.Process.Pid)
 	check.Must(t, err)
 	check.Must(t, cmd.Process.Kill())
-	check.Eventually(t, "a killed process that nobody waited for counts as ended", func() bool { return !child.Lives() })
+	check.Eventually(t, "a killed process that nobody waited for counts as ended", func() bool { return child.Ended() && !child.Lives() })
 	_ = cmd.Wait()
+}
+
+// Who has no descriptor left must not take the living for dead.
+func TestWhatCannotBeExaminedHasNotEnded(t *testing.T) {
+	self, err := process.Of(os.Getpid())
+	check.Must(t, err)
+	var limit, none unix.Rlimit
+	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	none.Max = limit.Max
+	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
+	lives, ended := self.Lives(), self.Ended()
+	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	if lives || ended {
+		t.Errorf("without a descriptor it is certain that it lives (%v) or has ended (%v)", lives, ended)
+	}
+	if !self.Lives() || self.Ended() {
+		t.Error("it does not live")
+	}
 }

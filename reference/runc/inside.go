@@ -72,7 +72,7 @@ func (p pause) preparePlaces() (lock int, err error) {
 	if err != nil {
 		return -1, err
 	}
-	if err = lockWithin(lock, lockTime); err == nil && !p.lives() {
+	if err = lockWithin(lock, lockTime); err == nil && p.ended() {
 		err = handler.ErrGone
 	}
 	if err != nil {

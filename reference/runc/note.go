@@ -27,8 +27,8 @@ func (p pause) proc() (int, error) {
 	return dir, err
 }
 
-// lives tells whether the process is still the one that it was.
-func (p pause) lives() bool { return process.Process(p).Lives() }
+// ended tells whether the process is certainly not the one any more that it was.
+func (p pause) ended() bool { return process.Process(p).Ended() }
 
 // places is the directory for volumes in the sandbox: its /dev is a tmpfs of its
 // own, however read-only the rest of it is.
@@ -47,7 +47,7 @@ func (p pause) open(volume string, info abi.Info) (int, error) {
 	}
 	defer func() { _ = unix.Close(proc) }()
 	fd, err := openIn(proc, volume, info)
-	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) && !p.lives() {
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) && p.ended() {
 		return -1, handler.ErrGone
 	}
 	return fd, err

@@ -17,12 +17,12 @@ func TestPauseIsToldByItsStart(t *testing.T) {
 	found, err := process.Of(os.Getpid())
 	check.Must(t, err)
 	self := pause(found)
-	if !self.lives() {
+	if self.ended() {
 		t.Fatal("this process does not live")
 	}
 	other := self
 	other.Start++
-	if other.lives() || (pause{}).lives() {
+	if !other.ended() || !(pause{}).ended() {
 		t.Fatal("a process of another start is taken for the same")
 	}
 	if _, err := other.open("x", abi.Info{}); err == nil {

@@ -90,7 +90,7 @@ func recordedProcess(root, sandbox string) (p pause, bundle string, ok bool) {
 		}
 	}
 	p = pause{PID: r.PID, Start: r.Start}
-	return p, bundle, bundle != "" && p.lives()
+	return p, bundle, bundle != "" && process.Process(p).Lives()
 }
 
 // askedProcess asks runc.

@@ -67,7 +67,7 @@ func (v asked) sandbox(target string) (string, error) {
 		return "", err
 	}
 	for _, id := range ids {
-		if is, err := v.cfg.find(id); err == nil && is.isSandbox() && is.Process.Lives() {
+		if is, err := v.cfg.find(id); err == nil && is.isSandbox() && !is.Process.Ended() {
 			return id, nil
 		}
 	}

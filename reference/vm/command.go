@@ -107,7 +107,7 @@ func (c *command) startSupervisor(place place, id, bundle string, shim process.P
 	if err == nil {
 		// A supervisor that was killed has said nothing, too.
 		var is *record
-		if is, err = c.cfg.find(id); err == nil && !is.Process.Lives() {
+		if is, err = c.cfg.find(id); err == nil && is.Process.Ended() {
 			err = errors.New("its supervisor was killed")
 		}
 	}
@@ -297,9 +297,9 @@ func (c *command) delete() error {
 		return c.deleteSandbox(r)
 	}
 	sandbox, err := c.cfg.find(r.Sandbox)
-	if err == nil && sandbox.Process.Lives() {
+	if err == nil && !sandbox.Process.Ended() {
 		_, err := call(c.cfg.sandbox(r.Sandbox), (*supervisor).DeleteProcess, &wire.DeleteProcessRequest{Process: &wire.Process{Container: r.ID}})
-		if err != nil && sandbox.Process.Lives() {
+		if err != nil && !sandbox.Process.Ended() {
 			return err
 		}
 	}
@@ -313,7 +313,7 @@ func (c *command) delete() error {
 // deleteSandbox lets the guest end in order, within bounds that the supervisor keeps.
 func (c *command) deleteSandbox(r *record) error {
 	place := c.cfg.sandbox(r.ID)
-	if r.Process.Lives() {
+	if !r.Process.Ended() {
 		if _, err := call(place, (*supervisor).EndSandbox, new(wire.EndSandboxRequest)); err == nil {
 			gone(r.Process, shutdownTime+powerTime+endTime)
 		}

@@ -94,7 +94,7 @@ func (c Config) forget(r *record) error {
 // status is a word of the OCI runtime specification.
 func (r *record) status() string {
 	switch {
-	case !r.Process.Lives():
+	case r.Process.Ended():
 		return "stopped"
 	case r.Started:
 		return "running"
@@ -120,7 +120,7 @@ func end(p process.Process, most time.Duration) error {
 
 // gone waits for the end of a process.
 func gone(p process.Process, most time.Duration) bool {
-	for until := time.Now().Add(most); p.Lives(); time.Sleep(20 * time.Millisecond) {
+	for until := time.Now().Add(most); !p.Ended(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(until) {
 			return false
 		}
@@ -140,7 +140,7 @@ func (c Config) sweep() error {
 		if err != nil || !r.isSandbox() {
 			continue // of one that is being removed, or of a container
 		}
-		if _, err := os.Stat(r.Bundle); err == nil && r.Shim.Lives() {
+		if _, err := os.Stat(r.Bundle); !errors.Is(err, os.ErrNotExist) && !r.Shim.Ended() {
 			continue
 		}
 		if err := end(r.Process, endTime); err != nil {

@@ -210,7 +210,7 @@ func (s *sandbox) watch(ctx context.Context) error {
 		case err := <-s.hangs:
 			return err
 		case <-tick.C:
-			if !s.shim.Lives() {
+			if s.shim.Ended() {
 				return errors.New("the shim of the sandbox is gone")
 			}
 		}
