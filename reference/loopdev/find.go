@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -25,15 +24,18 @@ func Over(backing os.FileInfo) ([]Attached, error) {
 	if !ok {
 		return nil, fmt.Errorf("loop devices over %s: no file of the kernel's", backing.Name())
 	}
-	bound, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	disks, err := os.ReadDir("/sys/block")
 	if err != nil {
 		return nil, fmt.Errorf("look for loop devices: %w", err)
 	}
 	var found []Attached
-	for _, sys := range bound {
-		path := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(sys)))
+	for _, disk := range disks {
+		path, bound := "/dev/"+disk.Name(), "/sys/block/"+disk.Name()+"/loop"
+		if notThere(bound) {
+			continue // it is none, or over nothing
+		}
 		info, err := status(path)
-		if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOENT) {
+		if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOENT) && notThere(bound) {
 			continue // freed since
 		}
 		if err != nil {
@@ -46,6 +48,11 @@ func Over(backing os.FileInfo) ([]Attached, error) {
 		}
 	}
 	return found, nil
+}
+
+func notThere(path string) bool {
+	_, err := os.Stat(path)
+	return errors.Is(err, os.ErrNotExist)
 }
 
 func status(path string) (*unix.LoopInfo64, error) {

@@ -47,15 +47,17 @@ func (c Config) find(id string) (*record, error) {
 	if !abi.IsSandboxID(id) {
 		return nil, fmt.Errorf("%q cannot be the id of a container", id)
 	}
-	files, err := filepath.Glob(filepath.Join(c.StateDir, "*", "containers", id))
-	if err != nil || len(files) == 0 {
-		// What may not be read is no match to Glob.
-		if _, denied := os.ReadDir(c.StateDir); errors.Is(denied, os.ErrPermission) {
-			return nil, fmt.Errorf("%w: run it as root", denied)
-		}
-		return nil, errors.Join(fmt.Errorf("%q: %w", id, errUnknown), err)
+	sandboxes, err := os.ReadDir(c.StateDir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("the sandboxes of crust-vm cannot be listed (only root can): %w", err)
 	}
-	return readRecord(files[0])
+	for _, sandbox := range sandboxes {
+		r, err := readRecord(filepath.Join(c.sandbox(sandbox.Name()).containers(), id))
+		if !errors.Is(err, os.ErrNotExist) {
+			return r, err
+		}
+	}
+	return nil, fmt.Errorf("%q: %w", id, errUnknown)
 }
 
 func readRecord(file string) (*record, error) {

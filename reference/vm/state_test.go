@@ -43,6 +43,15 @@ func TestRecords(t *testing.T) {
 	if _, err := cfg.find("c1"); !errors.Is(err, errUnknown) {
 		t.Error(err)
 	}
+	// What cannot be examined is not known not to be there: a forced delete would succeed.
+	for _, place := range []string{cfg.sandbox("sb").containers(), string(cfg.sandbox("sb")), cfg.StateDir} {
+		check.Must(t, os.RemoveAll(place))
+		check.Must(t, os.Symlink(place, place)) // leads nowhere, for root too
+		if _, err := cfg.find("c1"); err == nil || errors.Is(err, errUnknown) {
+			t.Errorf("%s cannot be read: %v", place, err)
+		}
+		check.Must(t, os.Remove(place))
+	}
 	for _, id := range []string{"../c1", "*", "", ".c1"} {
 		if _, err := cfg.find(id); err == nil || errors.Is(err, errUnknown) {
 			t.Errorf("%q: %v", id, err)
