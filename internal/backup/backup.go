@@ -73,10 +73,13 @@ func (b *Backup) Run(ctx context.Context) (*Result, error) {
 	copier := &copier{backup: b, from: from, has: has, to: w, buf: make([]byte, mostData)}
 	resumed := w.next
 	if !w.done {
-		if err := b.Blocks.Read(ctx, w.next, func(m blocks.Message) error { return copier.message(ctx, m) }); err != nil {
-			return nil, err
+		if !w.begun || w.next < w.Size { // a server may refuse to begin at the volume's end
+			err = b.Blocks.Read(ctx, w.next, func(m blocks.Message) error { return copier.message(ctx, m) })
 		}
-		if err := copier.end(); err != nil {
+		if err == nil {
+			err = copier.end()
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

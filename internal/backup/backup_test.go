@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -222,6 +223,27 @@ func TestResume(t *testing.T) {
 		if again, err := os.ReadFile(r.path("snap")); err != nil || !bytes.Equal(again, whole) {
 			t.Fatalf("not the same after %d bytes: %v", len(torn), err)
 		}
+	}
+}
+
+// TestResumeAtTheEnd: a driver may refuse to begin where nothing is left.
+func TestResumeAtTheEnd(t *testing.T) {
+	r := newRig(t, 2*mib)
+	r.volume[2*mib-1] = 1
+	all := []blocks.Range{{Offset: 0, Size: 2 * mib}}
+	r.backUp("snap", "", all)
+	whole, err := os.ReadFile(r.path("snap"))
+	r.must(err)
+	job := r.job("snap", "", nil)
+	job.Blocks = &blocks.Reader{Source: func(_ context.Context, from int64) (blocks.Stream, error) {
+		return nil, fmt.Errorf("asked from byte %d on", from)
+	}}
+	r.must(os.Remove(r.path("snap")))
+	r.must(os.WriteFile(r.path("snap.part"), whole[:len(whole)-1], 0o600))
+	_, err = job.Run(t.Context())
+	r.must(err)
+	if again, err := os.ReadFile(r.path("snap")); err != nil || !bytes.Equal(again, whole) {
+		t.Errorf("not the same: %v", err)
 	}
 }
 

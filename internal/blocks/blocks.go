@@ -75,6 +75,9 @@ func (r *Reader) Read(ctx context.Context, from int64, each func(Message) error)
 		if !again {
 			return err
 		}
+		if seen.first != nil && seen.next == seen.first.Capacity {
+			return nil // a server may refuse to begin at the volume's end
+		}
 		if tries++; seen.next > before {
 			tries = 0
 		}

@@ -87,6 +87,16 @@ func TestBrokenStreamsAreResumed(t *testing.T) {
 	}
 }
 
+// TestNothingIsLeft breaks the stream after the last byte: a server may refuse to begin there.
+func TestNothingIsLeft(t *testing.T) {
+	s := &script{streams: []stream{
+		{messages: []blocks.Message{message(variable, 100, 50, 50)}, err: away}, {err: status.Error(codes.OutOfRange, "beyond the end")},
+	}}
+	if got, err := s.read(t, 0); err != nil || !slices.Equal(got, []int64{50, 50}) {
+		t.Errorf("%v, %v after %d streams", got, err, len(s.began))
+	}
+}
+
 func TestTriesAreBounded(t *testing.T) {
 	s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 10)}, err: away}, {err: away}}}
 	_, err := s.read(t, 0)
