@@ -32,25 +32,18 @@ type cloner struct {
 const noClones = "the filesystem of --data-dir has no reflinks and --copy-limit is 0: there are no clones and snapshots"
 
 func newCloner(disks *pool, freezes *freezer) (*cloner, error) {
-	reflinks, err := hasReflinks(disks.images)
+	reflinks, err := hasReflinks(disks.config.DataDir)
 	return &cloner{pool: disks, log: disks.log, freezer: freezes, reflinks: reflinks, limit: disks.config.CopyLimit}, err
 }
 
 // hasReflinks tries it: whether an xfs has them depends on how it was made.
 func hasReflinks(dir string) (bool, error) {
-	var files [2]*os.File
-	for i := range files {
-		file, err := nameless(dir)
-		if err != nil || file == nil { // a filesystem without such files has no reflinks either
-			return false, err
-		}
-		defer func() { _ = file.Close() }()
-		files[i] = file
-	}
-	if _, err := files[0].Write(make([]byte, sizeGrain)); err != nil {
+	empty, err := openProbe(dir)
+	if err != nil {
 		return false, err
 	}
-	return reflink(files[1], files[0]) == nil, nil
+	defer func() { _ = empty.Close() }()
+	return reflink(empty, empty) == nil, nil
 }
 
 func reflink(to, from *os.File) error {

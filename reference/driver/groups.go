@@ -119,8 +119,7 @@ func (g *groups) complete(r *record) (members []*record, err error) {
 
 // erase removes a group and what there is of its members.
 func (g *groups) erase(r *record) error {
-	r.Ready = false
-	if err := g.store.save(r); err != nil {
+	if err := g.store.unready(r); err != nil {
 		return err
 	}
 	failpoint.Hit("driver-group-erasing")

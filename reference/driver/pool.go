@@ -42,7 +42,7 @@ func openPool(config Config) (*pool, error) {
 		}
 	}
 	var err error
-	l.sectorSize, err = sectorSize(l.images)
+	l.sectorSize, err = sectorSize(config.DataDir)
 	return l, err
 }
 
@@ -51,13 +51,13 @@ func openPool(config Config) (*pool, error) {
 // Left to the kernel they change with direct I/O, and with a clone: on xfs an image that
 // shares data needs sectors of a whole block. Such a volume goes without direct I/O.
 func sectorSize(dir string) (uint32, error) {
-	image, err := nameless(dir)
-	if err != nil || image == nil {
+	empty, err := openProbe(dir)
+	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = image.Close() }()
+	defer func() { _ = empty.Close() }()
 	var stat unix.Statx_t
-	if err := unix.Statx(int(image.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &stat); err != nil {
+	if err := unix.Statx(int(empty.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &stat); err != nil {
 		return 0, err
 	}
 	if stat.Dio_offset_align > largestSector {
@@ -68,13 +68,11 @@ func sectorSize(dir string) (uint32, error) {
 
 const largestSector = 4096
 
-// nameless makes a file without a name, or gives nil where the filesystem has none.
-func nameless(dir string) (*os.File, error) {
-	file, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600) //nolint:gosec // a directory of ours
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil
-	}
-	return file, err
+// openProbe opens a file that stays empty, by which the filesystem shows what it can. It is
+// there after the first start: on a full disk, from which something has to be removed, there
+// is no room for a new one.
+func openProbe(dir string) (*os.File, error) {
+	return os.OpenFile(filepath.Join(dir, "probe"), os.O_RDWR|os.O_CREATE, 0o600) //nolint:gosec // in a directory of ours
 }
 
 func (l *pool) image(id string) string { return filepath.Join(l.images, fileName(id)+".img") }
@@ -224,8 +222,7 @@ func (l *pool) setDirectIO(r *record) error {
 // erase removes a volume that is not attached. The record first says that the
 // image is to go, so that nobody takes a missing image for a loss.
 func (l *pool) erase(r *record) error {
-	r.Ready = false
-	if err := l.store.save(r); err != nil {
+	if err := l.store.unready(r); err != nil {
 		return err
 	}
 	failpoint.Hit("driver-erasing")

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 )
 
@@ -107,6 +109,19 @@ func (s store) save(r *record) (err error) {
 		err = os.Rename(temp.Name(), s.path(r.ID))
 	}
 	return errors.Join(err, syncDir(s.dir))
+}
+
+// unready puts on record that what it describes is about to go. A full disk has no room for
+// that, and only what goes makes some: killed then, the same removal has to come again.
+func (s store) unready(r *record) error {
+	if !r.Ready {
+		return nil // nor is it on the disk
+	}
+	r.Ready = false
+	if err := s.save(r); !errors.Is(err, unix.ENOSPC) {
+		return err
+	}
+	return nil
 }
 
 func (s store) remove(id string) error {

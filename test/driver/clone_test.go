@@ -145,6 +145,42 @@ func TestVolumeInUseIsNotCopied(t *testing.T) {
 	r.wantNothing()
 }
 
+// TestAFullDisk: a clone that does not fit leaves nothing, and the driver starts there and
+// removes volumes.
+func TestAFullDisk(t *testing.T) {
+	r := layOut(t, "")
+	r.data = rig.Tmpfs(t, "size=24m")
+	r.prepare("--capacity", "1Ti")
+	r.start()
+	v, other, clone := r.volume("v", rig.MountAccess("ext4")), r.volume("other", rig.MountAccess("ext4")), r.volume("clone", rig.MountAccess("ext4"))
+	v.must(v.create)
+	other.must(other.create)
+	if !r.fits(v, 14*mib) {
+		t.Fatal("it is full already")
+	}
+	check.Code(t, clone.createFrom(v.asSource(), 0), codes.ResourceExhausted)
+	r.wantVolumes(2)
+	if r.fits(other, 14*mib) {
+		t.Error("it is not full")
+	}
+	r.restart()
+	v.must(v.remove)
+	other.must(other.remove)
+	r.wantNothing()
+}
+
+// fits fills the first bytes of a volume's image, up to the end of the disk.
+func (r *testDriver) fits(v *volume, bytes int64) bool {
+	r.t.Helper()
+	image, err := os.OpenFile(r.imageOf(v.id), os.O_WRONLY, 0)
+	check.Must(r.t, err)
+	for at := int64(0); at < bytes && err == nil; at += 4096 {
+		_, err = image.WriteAt(make([]byte, 4096), at)
+	}
+	check.Must(r.t, image.Close())
+	return err == nil
+}
+
 // fillSteps are those of making a volume or a snapshot from another one.
 var fillSteps = []string{
 	"driver-record-temp", "driver-recorded", "driver-fill-begun", "driver-filled", "driver-image-made", "driver-record-temp@2",
