@@ -14,6 +14,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -95,6 +96,9 @@ func (f *freezer) hold(ctx context.Context, volumes []inUse, take func() error) 
 // freezeAll freezes volumes all at once, so that their time is over together. It fails if
 // two of them stay free; those that are held have to be thawed also then.
 func (f *freezer) freezeAll(ctx context.Context, volumes []inUse) (held map[string]func() error, free []string, err error) {
+	if len(volumes) > 1 {
+		f.syncAll(ctx, volumes)
+	}
 	held, failed := f.tryAll(ctx, volumes)
 	if errors.Is(errors.Join(slices.Collect(maps.Values(failed))...), fsops.ErrFrozen) {
 		f.log.Info("a volume is frozen already, as a driver leaves it that is killed: waiting for the end of that", zap.Duration("time", f.limit+lateEnd))
@@ -116,6 +120,26 @@ func (f *freezer) freezeAll(ctx context.Context, volumes []inUse) (held map[stri
 
 // lateEnd is how late a freeze may end.
 const lateEnd = 500 * time.Millisecond
+
+// syncAll writes most of what is dirty, so that no volume waits, frozen, until another one's
+// data is on the disk. A sandbox writes it to be frozen, and only then. What fails here, the
+// freeze reports.
+func (f *freezer) syncAll(ctx context.Context, volumes []inUse) {
+	var all sync.WaitGroup
+	for _, v := range volumes {
+		all.Go(func() {
+			if root, err := openMounted(v.device); root != nil {
+				_ = unix.Syncfs(int(root.Fd()))
+				_ = root.Close()
+			} else if err == nil {
+				if thaw, err := f.sandboxes.freeze(ctx, v.id, f.limit); err == nil {
+					_ = thaw()
+				}
+			}
+		})
+	}
+	all.Wait()
+}
 
 // tryAll freezes volumes all at once, and gives the errors of those that stay free.
 func (f *freezer) tryAll(ctx context.Context, volumes []inUse) (held map[string]func() error, failed map[string]error) {

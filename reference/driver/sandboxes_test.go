@@ -28,6 +28,8 @@ type admin struct {
 	// left is the volume that a driver has left frozen, and until when.
 	left  string
 	until time.Time
+	// dirty is the volume that is written to the disk for a while when it is first frozen.
+	dirty string
 
 	mu    sync.Mutex
 	calls []string
@@ -48,7 +50,20 @@ func (a *admin) called(what string) {
 	a.calls = append(a.calls, what)
 }
 
+func (a *admin) syncs(volume string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	dirty := volume == a.dirty
+	if dirty {
+		a.dirty = ""
+	}
+	return dirty
+}
+
 func (a *admin) FreezeVolume(_ context.Context, req *adminv1.FreezeVolumeRequest) (*adminv1.FreezeVolumeResponse, error) {
+	if a.syncs(req.GetVolume()) {
+		time.Sleep(300 * time.Millisecond)
+	}
 	a.called("freeze " + req.GetVolume() + " " + req.GetTimeout().AsDuration().String())
 	if req.GetVolume() == a.left && time.Now().Before(a.until) {
 		return nil, status.Error(codes.FailedPrecondition, "frozen already")
@@ -124,11 +139,26 @@ func TestHoldWaitsForAnEarlierFreeze(t *testing.T) {
 			}
 			at := slices.Index(a.calls, "take")
 			if before := a.calls[:at]; !slices.Equal(slices.Sorted(slices.Values(before)), []string{
-				"freeze 1 1s", "freeze 1 1s", "freeze 2 1s", "freeze 2 1s", "thaw 1",
+				"freeze 1 1s", "freeze 1 1s", "freeze 1 1s", "freeze 2 1s", "freeze 2 1s", "freeze 2 1s", "thaw 1", "thaw 1",
 			}) || !slices.Contains(a.calls[at:], "thaw 1") || slices.Contains(a.calls, "thaw 2") == !c.held {
 				t.Errorf("%q", a.calls)
 			}
 		})
+	}
+}
+
+// TestHoldSyncsFirst: a clean volume does not wait, frozen, until another one has been written
+// to the disk.
+func TestHoldSyncsFirst(t *testing.T) {
+	a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "clean"}, {Id: "2", VolumeId: "busy"}}, dirty: "2"}
+	f := &freezer{log: zaptest.NewLogger(t), limit: time.Second, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
+	free, err := f.hold(t.Context(), []inUse{{"clean", "/dev/none"}, {"busy", "/dev/none"}}, func() error { a.called("take"); return nil })
+	if len(free) > 0 || err != nil {
+		t.Errorf("free %q: %v", free, err)
+	}
+	synced := slices.Index(a.calls, "freeze 2 1s")
+	if before := a.calls[:synced]; !slices.Equal(before, []string{"freeze 1 1s", "thaw 1"}) {
+		t.Errorf("%q", a.calls)
 	}
 }
 
