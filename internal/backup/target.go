@@ -58,6 +58,11 @@ func openDevice(path string, size int64) (*target, error) {
 	if err == nil && has < size {
 		err = tooSmall(path, has, size)
 	}
+	if err == nil {
+		// While anybody has it open, the kernel shows also what an earlier restore could not
+		// write to it as if it were there.
+		err = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)
+	}
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}

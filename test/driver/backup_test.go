@@ -244,6 +244,33 @@ func resumed(t *testing.T, out string) int64 {
 	return done.ResumedBytes
 }
 
+// TestRestoreToAFailedDisk: what a disk has not taken, the kernel still shows to who asks, for
+// as long as anybody has the device open. It has to be written again.
+func TestRestoreToAFailedDisk(t *testing.T) {
+	r := newDriverOn(t, "", false)
+	v, dir, small := r.volume("v", rig.BlockAccess()), t.TempDir(), rig.Tmpfs(t, "size=16m")
+	check.Must(t, v.createFrom(nil, 32*mib))
+	check.Must(t, os.WriteFile(r.imageOf(v.id), bytes.Repeat([]byte{7}, int(32*mib)), 0o600))
+	made, err := v.snapshot("s")
+	check.Must(t, err)
+	r.mustCrustctl("backup", made.GetSnapshotId(), "--from", r.imageOf(v.id), "--file", dir+"/backup", "--csi-socket", r.socket())
+	check.Must(t, os.WriteFile(small+"/image", nil, 0o600))
+	check.Must(t, os.Truncate(small+"/image", 32*mib))
+	device := rig.Loop(t, small+"/image", loopdev.Options{})
+	other, err := os.Open(device)
+	check.Must(t, err)
+	t.Cleanup(func() { _ = other.Close() })
+	if out, err := r.crustctl("", "restore", dir+"/backup", "--to", device); err == nil {
+		t.Fatalf("the disk has no place for it: %s", out)
+	}
+	check.Must(t, unix.Mount("", small, "", unix.MS_REMOUNT, "size=256m"))
+	r.mustCrustctl("restore", dir+"/backup", "--to", device)
+	wantSame(t, small+"/image", r.imageOf(v.id))
+	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
+	v.must(v.remove)
+	r.wantNothing()
+}
+
 // TestRestoreLeavesDevicesInUse: nothing is written to a device that somebody has.
 func TestRestoreLeavesDevicesInUse(t *testing.T) {
 	r := newDriverOn(t, "", false)
