@@ -47,7 +47,7 @@ func ReadBase(path string) (*Base, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return &Base{Snapshot: header.Snapshot, Digest: last.String()}, nil
+	return &Base{Snapshot: header.Snapshot, Digest: last.String(), size: header.Size}, nil
 }
 
 // Run makes the backup.
@@ -123,6 +123,9 @@ func (c *copier) begin(size int64) error {
 	if size > c.has {
 		return tooSmall(c.backup.From, c.has, size)
 	}
+	if base := c.backup.Base; base != nil && size < base.size {
+		return shrunk(c.backup.File, base.size, size) // no restore takes it
+	}
 	if c.to.begun {
 		if c.to.Size != size {
 			return otherBackup(c.backup.File + ".part")
@@ -143,10 +146,15 @@ func (c *copier) copy(at int64, buf []byte) error {
 	return c.to.write(frame{kindData, at, int64(len(buf))}, buf)
 }
 
-// end writes the end. A server that named nothing may not have said how large the volume is.
+// end writes the end. A server that named nothing may not have said how large the volume is:
+// since its base it has not grown then.
 func (c *copier) end() error {
 	if !c.to.begun {
-		if err := c.begin(c.has); err != nil {
+		size := c.has
+		if base := c.backup.Base; base != nil {
+			size = base.size
+		}
+		if err := c.begin(size); err != nil {
 			return err
 		}
 	}
@@ -174,6 +182,9 @@ func (w *writer) resume() error {
 		return err
 	}
 	w.Size = s.header.Size
+	if s.header.Base != nil && w.Base != nil {
+		s.header.Base.size = w.Base.size
+	}
 	if !reflect.DeepEqual(w.Header, s.header) {
 		return otherBackup(w.file.Name())
 	}

@@ -188,6 +188,32 @@ func TestNothingIsNamed(t *testing.T) {
 	r.wantRestored("full", "one")
 }
 
+// TestIncrementsFit: what is wrong with the size of an increment shows when it is made, and
+// not when all of them are to be restored.
+func TestIncrementsFit(t *testing.T) {
+	r := newRig(t, mib)
+	r.backUp("full", "", r.change(3))
+	from := func(name string, size int, base string) error {
+		job := r.job(name, base, nil)
+		job.From = r.path("device")
+		r.must(os.WriteFile(job.From, make([]byte, size), 0o600))
+		_, err := job.Run(t.Context())
+		return err
+	}
+	if err := from("small", mib/2, "full"); err == nil || !strings.Contains(err.Error(), "is it the right one") {
+		t.Errorf("nothing is named, and the device is too small: %v", err)
+	}
+	r.must(from("one", 2*mib, "full")) // nothing is named
+	r.backUp("two", "one", r.change(1))
+	r.wantRestored("full", "one", "two")
+	whole := r.volume
+	r.volume = whole[:mib/2]
+	_, err := r.job("three", "two", []blocks.Range{{Offset: 0, Size: 512}}).Run(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "volumes do not shrink") {
+		t.Errorf("the volume is smaller than that of the base: %v", err)
+	}
+}
+
 // TestResume cuts a backup off in many ways; the next one goes on with what is there.
 func TestResume(t *testing.T) {
 	r := newRig(t, 8*mib)

@@ -47,6 +47,8 @@ type Base struct {
 	Snapshot string `json:"snapshot"`
 	// Digest is the last one of its file, in hexadecimal digits.
 	Digest string `json:"digest"`
+
+	size int64 // of its volume; only ReadBase knows it
 }
 
 type digest [sha256.Size]byte
