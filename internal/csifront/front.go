@@ -109,6 +109,9 @@ func New(cfg Config) (*Front, error) {
 // verdict.
 func (f *Front) SetPolicy(p *policy.Policy) { f.policy.Store(p) }
 
+// StagedDevices are those that only the front can have unstaged.
+func (f *Front) StagedDevices() []staging.Staged { return f.store.Records.StagedDevices() }
+
 // lockTimeout bounds how long a call waits for another one on the same volume. A driver that
 // hangs must not queue kubelet's repeated calls behind it.
 const lockTimeout = 5 * time.Second

@@ -21,6 +21,9 @@ func TestStagedPrivatelyIsReadFromTheRecords(t *testing.T) {
 	if want := []staging.Staged{{Driver: driverName, VolumeID: "vol-1", Path: r.staging()}}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %+v, %v", got, err)
 	}
+	if live := r.front.StagedDevices(); !slices.Equal(live, got) {
+		t.Errorf("the running front has %+v", live)
+	}
 	if after := files(t, r.cfg.StateDir); !slices.Equal(before, after) {
 		t.Errorf("reading changed %q to %q", before, after)
 	}
@@ -41,5 +44,8 @@ func TestStagedPrivatelyIsReadFromTheRecords(t *testing.T) {
 	r.ok(nil, r.publish("p1")) // staged anew, on the host
 	if got, err := staging.StagedDevices(r.cfg.StateDir); err != nil || len(got) != 0 {
 		t.Errorf("got %+v, %v", got, err)
+	}
+	if live := r.front.StagedDevices(); len(live) != 0 {
+		t.Errorf("the running front has %+v", live)
 	}
 }

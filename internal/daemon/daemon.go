@@ -183,7 +183,7 @@ func (d *daemon) buildFront(ctx context.Context, cfg *config.Config) error {
 	if err := d.loadRecords(ctx); err != nil {
 		return err
 	}
-	_, badFront := staging.StagedDevices(cfg.StateDir())
+	staged, badFront := staging.StagedDevices(cfg.StateDir())
 	var err error
 	if d.cluster, err = newCluster(cfg, d.metrics, d.log.Named("cluster")); err != nil {
 		return err
@@ -191,7 +191,7 @@ func (d *daemon) buildFront(ctx context.Context, cfg *config.Config) error {
 	if d.front, err = d.newFront(cfg); err != nil {
 		return err
 	}
-	d.status = &nodeStatus{daemon: d, mounted: &hostMounts{volumes: d.broker.List}, badFront: badFront}
+	d.status = &nodeStatus{daemon: d, mounted: &hostMounts{volumes: d.broker.List}, staged: staged, badFront: badFront}
 	d.metrics.CountVolumes(d.status.countVolumes)
 	d.metrics.WatchNode(d.status.metrics)
 	return nil

@@ -42,7 +42,7 @@ func removableNodes(address string, repair ...string) commandFunc {
 			return fmt.Errorf("no node can be asked whether deferred volumes live there: %w%s", err, afterRefusal(repair))
 		}
 		if err := askNodes(ctx, nodes, port); err != nil {
-			return fmt.Errorf("%w\nDelete their pods, or drain the nodes, and try again; crustctl list on a node names the volumes.%s%s",
+			return fmt.Errorf("%w\nDelete their pods, or drain the nodes, and try again; on a node, crustctl list and crust-proxy removable name the volumes.%s%s",
 				err, whatItIs, afterRefusal(repair))
 		}
 		_, err = fmt.Fprintf(stdout, "No deferred volume lives on any of %d nodes.\n", len(nodes))
@@ -100,16 +100,16 @@ func askNode(ctx context.Context, address string) error {
 	if families["crust_proxy_build_info"] == nil {
 		return errors.New("what answers there is no crust-proxy")
 	}
-	return livesThere(families["crust_proxy_volumes"])
+	return livesThere(slices.Concat(families["crust_proxy_volumes"].GetMetric(), families["crust_proxy_devices_staged"].GetMetric()))
 }
 
 // notLiving are states of what is not on record here: volumes of other programs, and
 // volumes that were never deferred.
 var notLiving = []string{"adopted", "refused"}
 
-func livesThere(volumes *dto.MetricFamily) error {
+func livesThere(volumes []*dto.Metric) error {
 	count, drivers := 0, []string{}
-	for _, one := range volumes.GetMetric() {
+	for _, one := range volumes {
 		labels := map[string]string{}
 		for _, label := range one.GetLabel() {
 			labels[label.GetName()] = label.GetValue()

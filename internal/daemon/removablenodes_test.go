@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -10,7 +11,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // nodeWith serves the metrics of a daemon with these volumes.
@@ -28,6 +32,19 @@ func served(t *testing.T, handler http.Handler) string {
 	return strings.TrimPrefix(server.URL, "http://")
 }
 
+// nodeWithStaged serves the metrics of a daemon whose front has a device staged of each of
+// these CSI volumes.
+func nodeWithStaged(t *testing.T, badFront error, published []deferral.Status, ids ...string) (address string) {
+	t.Helper()
+	status := &nodeStatus{daemon: &daemon{}, badFront: badFront}
+	for _, id := range ids {
+		status.staged = append(status.staged, staging.Staged{Driver: "ebs.csi.aws.com", VolumeID: id, Path: "/k/staging"})
+	}
+	metrics := telemetry.NewMetrics("test")
+	metrics.WatchNode(func() telemetry.NodeState { return telemetry.NodeState{Staged: status.stagedOnly(published)} })
+	return served(t, promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
+}
+
 func askMain(t *testing.T, args ...string) (code int, said string) {
 	t.Helper()
 	var out, complaints strings.Builder
@@ -43,6 +60,7 @@ func TestNodesAreAskedWhetherVolumesLive(t *testing.T) {
 	if err := closed.Close(); err != nil {
 		t.Fatal(err)
 	}
+	published := []deferral.Status{{Volume: &volume.Volume{Driver: "ebs.csi.aws.com", Origin: &volume.Origin{VolumeID: "vol-1"}}}}
 	kept := telemetry.VolumeCount{State: "bound", Driver: "ebs.csi.aws.com", Handler: "kata", Count: 2}
 	for address, want := range map[string][]string{
 		nodeWith(t): {"0", "No deferred volume lives on any of 1 nodes"},
@@ -51,8 +69,11 @@ func TestNodesAreAskedWhetherVolumesLive(t *testing.T) {
 		nodeWith(t, kept, telemetry.VolumeCount{State: "removing", Driver: "b", Handler: "kata", Count: 1}): {
 			"1", "node 127.0.0.1: 3 deferred volume(s) live there, of b, ebs.csi.aws.com", "crustctl list",
 		},
-		closed.Addr().String():            {"1", "node 127.0.0.1: its crust-proxy cannot be asked"},
-		served(t, http.NotFoundHandler()): {"1", "the answer is 404"},
+		nodeWithStaged(t, nil, published, "vol-1"):             {"0", "any of 1 nodes"}, // counted as a volume
+		nodeWithStaged(t, nil, published, "vol-1", "vol-2"):    {"1", "node 127.0.0.1: 1 deferred volume(s) live there, of ebs.csi.aws.com", "crust-proxy removable"},
+		nodeWithStaged(t, errors.New("a damaged record"), nil): {"1", "node 127.0.0.1: 1 deferred volume(s) live there, of unknown"},
+		closed.Addr().String():                                 {"1", "node 127.0.0.1: its crust-proxy cannot be asked"},
+		served(t, http.NotFoundHandler()):                      {"1", "the answer is 404"},
 		served(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "up 1") })):   {"1", "is no crust-proxy"},
 		served(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "<html>") })): {"1", "cannot be read"},
 		"127.0.0.1":               {"1", "is not host:port"},

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
 	"github.com/crust-proxy/crust-proxy/internal/pace"
 	"github.com/crust-proxy/crust-proxy/internal/pods"
 	"github.com/crust-proxy/crust-proxy/internal/registry"
@@ -21,7 +22,8 @@ const scrapeTime = 2 * time.Second
 type nodeStatus struct {
 	daemon   *daemon
 	mounted  *hostMounts
-	badFront error // which of the front's records could not be read at the start
+	staged   []staging.Staged // at the start
+	badFront error            // which of the front's records could not be read at the start
 }
 
 func (n *nodeStatus) findings(ctx context.Context) []string {
@@ -130,6 +132,7 @@ func (n *nodeStatus) metrics() telemetry.NodeState {
 		ConfigGood: n.daemon.settings.bad.Load() == nil, BadRecords: len(n.daemon.broker.Problems()),
 		Sources: make(map[string]bool), Handlers: make(map[string]bool), Drivers: make(map[string]bool), Missing: make(map[string]bool),
 		Abnormal: count(all, n.isAbnormal), GroupIgnored: count(all, n.ignoresGroup), Held: len(n.daemon.broker.Held()),
+		Staged: n.stagedOnly(all),
 	}
 	if n.daemon.tracker != nil {
 		state.Sources["sandboxes"] = n.daemon.tracker.Ready()
@@ -150,6 +153,33 @@ func (n *nodeStatus) metrics() telemetry.NodeState {
 		}
 	}
 	return state
+}
+
+// stagedOnly are the devices that are staged through the front and of no volume on
+// record, as livingOf finds them. Records that cannot be read may be of such a device.
+func (n *nodeStatus) stagedOnly(all []deferral.Status) []telemetry.VolumeCount {
+	published := make(map[staging.VolumeID]bool)
+	var loop pace.Loop
+	for _, status := range all {
+		loop.Step()
+		if status.Origin != nil {
+			published[staging.VolumeID{Driver: status.Driver, ID: status.Origin.VolumeID}] = true
+		}
+	}
+	staged := n.staged
+	if n.daemon.front != nil {
+		staged = n.daemon.front.front.StagedDevices()
+	}
+	var out []telemetry.VolumeCount
+	for _, one := range staged {
+		if !published[staging.VolumeID{Driver: one.Driver, ID: one.VolumeID}] {
+			out = append(out, telemetry.VolumeCount{Driver: one.Driver, Count: 1})
+		}
+	}
+	if n.badFront != nil {
+		out = append(out, telemetry.VolumeCount{Count: 1})
+	}
+	return out
 }
 
 // count counts volumes by driver, handler and what state says. It leaves out those of

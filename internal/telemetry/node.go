@@ -30,6 +30,9 @@ type NodeState struct {
 	Abnormal []VolumeCount
 	// GroupIgnored counts those whose sandbox ignores their group, likewise.
 	GroupIgnored []VolumeCount
+	// Staged counts the devices that are staged through the front and have no volume on
+	// record; State and Handler are not used.
+	Staged []VolumeCount
 	// Held counts the devices that a process keeps from being released or claimed.
 	Held int
 }
@@ -69,6 +72,7 @@ func (m *Metrics) WatchNode(state func() NodeState) {
 	records := g.desc("crust_proxy_records_unusable", "Records of volumes that cannot be used.")
 	held := g.desc("crust_proxy_devices_held",
 		"Devices to be released or claimed, or released by force, that some process still has open.")
+	staged := g.desc("crust_proxy_devices_staged", "Devices that are staged through the front, and have no volume on record.", "driver")
 	source := g.desc("crust_proxy_source_synced", "1 while a source outside of the daemon can be followed.", "source")
 	handler := g.desc("crust_proxy_handler_healthy", "1 while a runtime handler can work.", "handler")
 	driver := g.desc("crust_proxy_driver_ready", "1 while a CSI driver behind the front is ready.", "driver")
@@ -83,6 +87,9 @@ func (m *Metrics) WatchNode(state func() NodeState) {
 		set(config, one(now.ConfigGood))
 		set(records, float64(now.BadRecords))
 		set(held, float64(now.Held))
+		for labels, n := range m.drivers.sums(now.Staged) {
+			set(staged, float64(n), labels.Driver)
+		}
 		for name, synced := range now.Sources {
 			set(source, one(synced), name)
 		}

@@ -13,6 +13,7 @@ func TestNodeState(t *testing.T) {
 		Missing:      map[string]bool{"ebs": true, "": false},
 		Abnormal:     []VolumeCount{{Driver: "ebs", Handler: "kata", Count: 1}, {Driver: "ebs", Handler: "kata", Count: 2}},
 		GroupIgnored: []VolumeCount{{Driver: "ebs", Handler: "kata", Count: 1}},
+		Staged:       []VolumeCount{{Driver: "ebs", Count: 1}, {Driver: "ebs", Count: 1}, {Count: 1}},
 	}
 	m.WatchNode(func() NodeState { return now })
 	wantMetric(t, m, "crust_proxy_config_last_reload_successful", " 1")
@@ -23,6 +24,7 @@ func TestNodeState(t *testing.T) {
 	wantMetric(t, m, "crust_proxy_driver_missing_in_csinode", "driver=ebs 1")
 	wantMetric(t, m, "crust_proxy_volumes_abnormal", "driver=ebs,handler=kata 3")
 	wantMetric(t, m, "crust_proxy_volumes_group_ignored", "driver=ebs,handler=kata 1")
+	wantMetric(t, m, "crust_proxy_devices_staged", "driver=ebs 2", "driver=unknown 1")
 
 	now.ConfigGood = false
 	wantMetric(t, m, "crust_proxy_config_last_reload_successful", " 0")

@@ -224,8 +224,8 @@ func StagedDevices(stateDir string) ([]Staged, error) {
 		case errors.Is(err, errHalfWritten), errors.Is(err, fs.ErrNotExist): // it went meanwhile
 		case err != nil:
 			problems = append(problems, fmt.Errorf("the front's record %s cannot be read: %w", path, err))
-		case rec.Boot == boot && rec.Stage != nil && rec.Stage.At == StagedAsDevice:
-			out = append(out, Staged{Driver: rec.Driver, VolumeID: rec.ID, Path: rec.Stage.Path})
+		case rec.Boot == boot && rec.stagedAsDevice():
+			out = append(out, rec.staged())
 		}
 	})
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -233,6 +233,23 @@ func StagedDevices(stateDir string) ([]Staged, error) {
 	}
 	return out, errors.Join(problems...)
 }
+
+// StagedDevices are those of a running daemon.
+func (r *Records) StagedDevices() []Staged {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []Staged
+	for _, rec := range r.all {
+		if rec.stagedAsDevice() {
+			out = append(out, rec.staged())
+		}
+	}
+	return out
+}
+
+func (r *Record) stagedAsDevice() bool { return r.Stage != nil && r.Stage.At == StagedAsDevice }
+
+func (r *Record) staged() Staged { return Staged{Driver: r.Driver, VolumeID: r.ID, Path: r.Stage.Path} }
 
 var errHalfWritten = errors.New("it was not written to its end")
 
