@@ -11,9 +11,12 @@ remove | 0) ;;
 *) exit 0 ;;
 esac
 
-# Records of living volumes stay: only directories that are empty go.
-rm -f /run/crust-proxy/daemon.lock /run/crust-proxy/format.lock
-find /run/crust-proxy -depth -type d -empty -delete 2>/dev/null || true
+# Records of living volumes stay: only directories that are empty go, and none under a
+# daemon that has the lock, which is a DaemonSet's.
+if [ ! -e /run/crust-proxy/daemon.lock ] || flock --nonblock /run/crust-proxy/daemon.lock true; then
+	rm -f /run/crust-proxy/daemon.lock /run/crust-proxy/format.lock
+	find /run/crust-proxy -depth -type d -empty -delete 2>/dev/null || true
+fi
 
 # The empty control groups of crust-runc's agent, in every hierarchy.
 rmdir /sys/fs/cgroup/crust-runc /sys/fs/cgroup/*/crust-runc 2>/dev/null || true
