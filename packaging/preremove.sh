@@ -13,7 +13,7 @@ esac
 set --
 [ ! -e /etc/crust-proxy/config.yaml ] || set -- --config /etc/crust-proxy/config.yaml
 [ -z "${CRUST_PROXY_ABANDON_VOLUMES:-}" ] || set -- "$@" --abandon-volumes
-if ! /usr/bin/crust-proxy removable "$@" >/dev/null; then
+if ! /usr/bin/crust-proxy removable "$@" >/dev/null && [ -z "${CRUST_PROXY_ABANDON_VOLUMES:-}" ]; then
 	echo "crust-proxy: not removed. Where that is meant: CRUST_PROXY_ABANDON_VOLUMES=1 in the environment" >&2
 	echo "crust-proxy: of dpkg, apt or rpm." >&2
 	exit 1
@@ -33,4 +33,5 @@ done
 [ -d /run/systemd/system ] || exit 0
 systemctl disable --now crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service
 # kubelet would call sockets that nobody serves, and take the drivers from nobody else.
-/usr/bin/crust-proxy withdraw "$@" >/dev/null
+# With a bad configuration they are looked for in the usual place.
+/usr/bin/crust-proxy withdraw "$@" >/dev/null || /usr/bin/crust-proxy withdraw >/dev/null

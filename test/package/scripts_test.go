@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -13,7 +14,7 @@ import (
 )
 
 // onNode runs commands beside the packaging scripts ($scripts), in mounts of their own: an
-// empty /run, and an /etc with this configuration. Systemd seems to run, and does
+// empty /run and /var, and an /etc with this configuration. Systemd seems to run, and does
 // everything that it is asked to.
 func onNode(t *testing.T, config, commands string, env ...string) (said string, err error) {
 	t.Helper()
@@ -24,7 +25,7 @@ func onNode(t *testing.T, config, commands string, env ...string) (said string, 
 	check.Must(t, os.WriteFile(filepath.Join(programs, "crust-proxy"), daemon, 0o700))
 	check.Must(t, os.WriteFile(filepath.Join(programs, "systemctl"), []byte("#!/bin/sh\n"), 0o700))
 	const node = `
-for dir in /run /etc /sys/fs/cgroup; do mount -t tmpfs none $dir; done
+for dir in /run /etc /var /sys/fs/cgroup; do mount -t tmpfs none $dir; done
 mount -t overlay none /usr/bin -o "lowerdir=$programs:/usr/bin"
 mkdir -p /run/systemd/system /etc/crust-proxy
 printf %s "$config" >/etc/crust-proxy/config.yaml
@@ -49,5 +50,16 @@ $scripts/postremove.sh remove
 	}
 	if said, err := onNode(t, "", directory+"$scripts/postremove.sh remove; [ ! -e /run/crust-proxy ]"); err != nil {
 		t.Errorf("without another daemon the directory was left: %v\n%s", err, said)
+	}
+}
+
+// TestRemovalWithABadConfiguration is refused, because nothing is known of volumes, and can
+// be insisted on.
+func TestRemovalWithABadConfiguration(t *testing.T) {
+	if said, err := onNode(t, "no-such-key: 1", "$scripts/preremove.sh remove"); err == nil || !strings.Contains(said, "CRUST_PROXY_ABANDON_VOLUMES=1") {
+		t.Errorf("%v, it says %s", err, said)
+	}
+	if said, err := onNode(t, "no-such-key: 1", "$scripts/preremove.sh remove", "CRUST_PROXY_ABANDON_VOLUMES=1"); err != nil {
+		t.Errorf("insisted: %v\n%s", err, said)
 	}
 }
