@@ -7,31 +7,38 @@ remove | 0) ;;
 *) exit 0 ;; # an upgrade: the new version restarts the daemon
 esac
 
+insisted() { [ -n "${CRUST_PROXY_ABANDON_VOLUMES:-}" ]; }
+
+refuse() {
+	echo "crust-proxy: not removed. Where that is meant: CRUST_PROXY_ABANDON_VOLUMES=1 in the environment" >&2
+	echo "crust-proxy: of dpkg, apt or rpm$1." >&2
+	exit 1
+}
+
 # Pods may run on deferred volumes. Without crust-proxy their sandboxes keep the
 # devices, and nobody takes those back: so it is not removed under them, unless
 # somebody insists. Then guards and records stay as they are, for the next install.
 set --
 [ ! -e /etc/crust-proxy/config.yaml ] || set -- --config /etc/crust-proxy/config.yaml
-[ -z "${CRUST_PROXY_ABANDON_VOLUMES:-}" ] || set -- "$@" --abandon-volumes
-if ! /usr/bin/crust-proxy removable "$@" >/dev/null && [ -z "${CRUST_PROXY_ABANDON_VOLUMES:-}" ]; then
-	echo "crust-proxy: not removed. Where that is meant: CRUST_PROXY_ABANDON_VOLUMES=1 in the environment" >&2
-	echo "crust-proxy: of dpkg, apt or rpm." >&2
-	exit 1
-fi
+! insisted || set -- "$@" --abandon-volumes
+/usr/bin/crust-proxy removable "$@" >/dev/null || insisted || refuse
 
 # Without its runtime nobody can exec into a container, kill it and delete it, with or
 # without deferred volumes.
 for runtime in /usr/bin/crust-runc /usr/bin/crust-vm; do
 	[ -x $runtime ] && ! $runtime crust removable || continue
-	if [ -z "${CRUST_PROXY_ABANDON_VOLUMES:-}" ]; then
-		echo "crust-proxy: not removed. Where that is meant: CRUST_PROXY_ABANDON_VOLUMES=1 in the environment" >&2
-		echo "crust-proxy: of dpkg, apt or rpm; exec, kill and delete fail then until it is installed again." >&2
-		exit 1
-	fi
+	insisted || refuse "; exec, kill and delete fail then until it is installed again"
 done
 
 [ -d /run/systemd/system ] || exit 0
-systemctl disable --now crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service
+units="crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service"
+systemctl stop $units
+# Until it had ended, the daemon took volumes.
+if ! insisted && ! /usr/bin/crust-proxy removable "$@" >/dev/null; then
+	systemctl start $units
+	refuse
+fi
+systemctl disable $units
 # kubelet would call sockets that nobody serves, and take the drivers from nobody else.
 # With a bad configuration they are looked for in the usual place.
 /usr/bin/crust-proxy withdraw "$@" >/dev/null || /usr/bin/crust-proxy withdraw >/dev/null

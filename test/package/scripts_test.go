@@ -14,16 +14,17 @@ import (
 )
 
 // onNode runs commands beside the packaging scripts ($scripts), in mounts of their own: an
-// empty /run and /var, and an /etc with this configuration. Systemd seems to run, and does
-// everything that it is asked to.
+// empty /run and /var, and an /etc with this configuration. Systemd seems to run; all that
+// systemctl does is $atStop when units are stopped.
 func onNode(t *testing.T, config, commands string, env ...string) (said string, err error) {
 	t.Helper()
 	rig.Need(t, "unshare", "flock")
+	const systemctl = "#!/bin/sh\ncase $* in stop*|*--now*) eval \"$atStop\" ;; esac\necho systemctl $*\n"
 	programs := t.TempDir()
 	daemon, err := os.ReadFile(rig.Program(t, "crust-proxy"))
 	check.Must(t, err)
 	check.Must(t, os.WriteFile(filepath.Join(programs, "crust-proxy"), daemon, 0o700))
-	check.Must(t, os.WriteFile(filepath.Join(programs, "systemctl"), []byte("#!/bin/sh\n"), 0o700))
+	check.Must(t, os.WriteFile(filepath.Join(programs, "systemctl"), []byte(systemctl), 0o700))
 	const node = `
 for dir in /run /etc /var /sys/fs/cgroup; do mount -t tmpfs none $dir; done
 mount -t overlay none /usr/bin -o "lowerdir=$programs:/usr/bin"
@@ -50,6 +51,22 @@ $scripts/postremove.sh remove
 	}
 	if said, err := onNode(t, "", directory+"$scripts/postremove.sh remove; [ ! -e /run/crust-proxy ]"); err != nil {
 		t.Errorf("without another daemon the directory was left: %v\n%s", err, said)
+	}
+}
+
+// TestRemovalWhileAVolumeComes: the daemon serves until it is stopped, and the volume came
+// after the first look at the records.
+func TestRemovalWhileAVolumeComes(t *testing.T) {
+	const atStop = "atStop=mkdir -p /run/crust-proxy/state/volumes; echo { >/run/crust-proxy/state/volumes/v.json"
+	said, err := onNode(t, "", "$scripts/preremove.sh remove", atStop)
+	if err == nil || !strings.Contains(said, "deferred volumes may live") || !strings.Contains(said, "systemctl start") || strings.Contains(said, "disable") {
+		t.Errorf("%v, it says %s", err, said)
+	}
+	if said, err := onNode(t, "", "$scripts/preremove.sh remove", atStop, "CRUST_PROXY_ABANDON_VOLUMES=1"); err != nil || !strings.Contains(said, "systemctl disable") {
+		t.Errorf("insisted: %v, it says %s", err, said)
+	}
+	if said, err := onNode(t, "", "$scripts/preremove.sh remove"); err != nil || !strings.Contains(said, "systemctl disable") {
+		t.Errorf("without a volume: %v, it says %s", err, said)
 	}
 }
 
