@@ -120,8 +120,6 @@ const (
 	// idleTime is less than the usual 30 s between scrapes: a connection costs a
 	// descriptor, and a new one little.
 	idleTime = 15 * time.Second
-	// scrapesAtOnce bounds how many lists of all volumes are made at a time.
-	scrapesAtOnce = 4
 )
 
 // writeTime bounds how long a reader may take. A profile takes as long as it asks
@@ -144,7 +142,7 @@ func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(s.Metrics, promhttp.HandlerOpts{MaxRequestsInFlight: scrapesAtOnce}))
+	mux.Handle("GET /metrics", limitedScrapes(promhttp.HandlerFor(s.Metrics, promhttp.HandlerOpts{})))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, nil) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Ready(), s.Remarks()...) })
 	if s.Pprof {

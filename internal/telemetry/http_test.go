@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
@@ -181,7 +183,7 @@ func TestConnectionsOfOnePeerAreBounded(t *testing.T) {
 	if refused != maxConnsPerPeer {
 		t.Errorf("%d of %d connections over the bound were refused", refused, maxConnsPerPeer)
 	}
-	other := limited(nil)
+	other := limited(nil).conns
 	for range maxConnsPerPeer + 1 {
 		other.enter("a")
 	}
@@ -190,6 +192,43 @@ func TestConnectionsOfOnePeerAreBounded(t *testing.T) {
 	}
 	if other.leave("a"); !other.enter("a") {
 		t.Error("a connection that was closed counts still")
+	}
+}
+
+// TestOnePeerDoesNotKeepOthersFromMetrics: it asks as often as it can, and takes no answer.
+func TestOnePeerDoesNotKeepOthersFromMetrics(t *testing.T) {
+	slow := make(chan struct{})
+	var asked atomic.Int32
+	s := &Server{Listen: "127.0.0.1:0", Log: zap.NewNop(), Metrics: prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+		if asked.Add(1) <= scrapesOfOnePeer {
+			<-slow
+		}
+		return nil, nil
+	})}
+	s.Bind(t.Context())
+	url := "http://" + s.listener.Addr().String() + "/metrics"
+	start(t, s)
+	defer close(slow)
+	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	other := &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext}}
+	for range maxConnsPerPeer - 1 {
+		go func() {
+			if reply, err := other.Get(url); err == nil {
+				_ = reply.Body.Close()
+			}
+		}()
+	}
+	for end := time.Now().Add(20 * time.Second); asked.Load() < scrapesOfOnePeer && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	for client, want := range map[*http.Client]int{other: http.StatusServiceUnavailable, http.DefaultClient: http.StatusOK} {
+		reply, err := client.Get(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _ = reply.Body.Close(); reply.StatusCode != want {
+			t.Errorf("got %s, want %d", reply.Status, want)
+		}
 	}
 }
 
