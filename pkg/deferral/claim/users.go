@@ -110,9 +110,7 @@ func (u *Users) await(ctx context.Context, files []identity, patience time.Durat
 // find lists the processes that have one of the files open, without the servers of
 // devices.
 func (u *Users) find(ctx context.Context, files []identity) ([]holders.Holder, error) {
-	found, err := u.scan.Find(ctx, files...)
-	servers := u.servers()
-	return slices.DeleteFunc(found, func(h holders.Holder) bool { return slices.Contains(servers, h.Program) }), err
+	return u.scan.Find(ctx, u.servers(), files...)
 }
 
 func nameAll(found []holders.Holder) string {

@@ -2,11 +2,10 @@
 // open. It asks the kernel and nobody else: a sandbox whose shim died, or that no
 // container runtime lists any more, may live on with the disk and write to it.
 //
-// A process counts whatever name it opened the device by, and in whatever mount
-// or PID namespace it runs. Three things are not seen: what the kernel itself
-// has (mounts, device mapper: O_EXCL tells of those), a descriptor of a thread
-// that has a descriptor table of its own, and one that is passed on while the
-// scan is under way. No VMM is known to do either.
+// A process counts whatever name it opened the device by, and in whatever mount or PID
+// namespace it runs. Three things are not seen: what the kernel itself has (mounts, device
+// mapper: O_EXCL tells of those), a descriptor of a thread that has a descriptor table of
+// its own, and one that is passed on while the scan is under way. No VMM is known to do either.
 package holders
 
 import (
@@ -71,9 +70,9 @@ func New() *Scanner {
 	return &Scanner{proc: "/proc", skip: []int{1, os.Getpid()}, turn: make(chan struct{}, 1)}
 }
 
-// Find lists who has one of the files open. An error means that it cannot be
-// told: some process could not be looked at, and none of the others has a file.
-func (s *Scanner) Find(ctx context.Context, files ...File) ([]Holder, error) {
+// Find lists who has one of the files open, other than the programs to pass over. An error
+// means that it cannot be told: some process could not be looked at, and nobody else counts.
+func (s *Scanner) Find(ctx context.Context, passOver []string, files ...File) ([]Holder, error) {
 	if err := s.Blind(); err != nil {
 		return nil, err
 	}
@@ -88,6 +87,7 @@ func (s *Scanner) Find(ctx context.Context, files ...File) ([]Holder, error) {
 		return nil, fmt.Errorf("the descriptors of all processes could not be read within %s", scanTime)
 	}
 	found := slices.DeleteFunc(slices.Clone(mine.found), func(h Holder) bool { return !slices.Contains(files, h.File) })
+	found = slices.DeleteFunc(found, func(h Holder) bool { return slices.Contains(passOver, h.Program) })
 	if len(found) > 0 {
 		return found, nil
 	}

@@ -77,7 +77,7 @@ func image(t *testing.T) (path string, f File) {
 // answer hides behind it.
 func find(t *testing.T, s *Scanner, files ...File) []Holder {
 	t.Helper()
-	found, err := s.Find(t.Context(), files...)
+	found, err := s.Find(t.Context(), nil, files...)
 	if err != nil && !errors.Is(err, unix.EACCES) {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func TestSharedScans(t *testing.T) {
 	var group sync.WaitGroup
 	for i := range 64 {
 		group.Go(func() {
-			found, err := s.Find(t.Context(), files[i%4])
+			found, err := s.Find(t.Context(), nil, files[i%4])
 			if held := len(found) > 0; held != (i%4 == 0) || err != nil && !errors.Is(err, unix.EACCES) {
 				t.Errorf("file %d: %v, %v", i%4, found, err)
 			}
@@ -176,7 +176,7 @@ func TestFindEndsWithItsCaller(t *testing.T) {
 	s.turn <- struct{}{} // a scan that hangs
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(10*time.Millisecond, cancel)
-	if _, err := s.Find(ctx, File{Inode: 1}); !errors.Is(err, context.Canceled) {
+	if _, err := s.Find(ctx, nil, File{Inode: 1}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 	<-s.turn
@@ -231,11 +231,34 @@ func TestUnknownIsAnError(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, process := fakeProc(t)
 			c.make(t, process)
-			found, err := s.Find(t.Context(), f)
+			found, err := s.Find(t.Context(), nil, f)
 			if (len(found) > 0) != c.held || (err != nil) != c.failed {
 				t.Errorf("found %v, error %v", found, err)
 			}
 		})
+	}
+}
+
+// TestAServerHidesNoOther: the program that serves a device always has it open. That must
+// not stand for an answer while another process cannot be looked at.
+func TestAServerHidesNoOther(t *testing.T) {
+	path, f := image(t)
+	s, server := fakeProc(t)
+	check.Must(t, os.Symlink("/usr/bin/rbd-nbd", filepath.Join(server, "exe")))
+	check.Must(t, os.Symlink(path, filepath.Join(server, "fd", "7")))
+	check.Must(t, os.WriteFile(filepath.Join(server, "fdinfo", "7"), []byte("flags:\t02\n"), 0o600))
+	servers := []string{"rbd-nbd"}
+	if found, err := s.Find(t.Context(), servers, f); len(found) > 0 || err != nil {
+		t.Errorf("the server alone: %v, %v", found, err)
+	}
+	other := filepath.Join(s.proc, "4711")
+	check.Must(t, os.Mkdir(other, 0o700))
+	check.Must(t, os.WriteFile(filepath.Join(other, "fd"), nil, 0o600)) // cannot be listed
+	if found, err := s.Find(t.Context(), servers, f); len(found) > 0 || err == nil {
+		t.Errorf("beside a process that cannot be looked at: %v, %v", found, err)
+	}
+	if found, err := s.Find(t.Context(), nil, f); len(found) != 1 || err != nil {
+		t.Errorf("a process that counts: %v, %v", found, err)
 	}
 }
 
@@ -250,7 +273,7 @@ func TestContainersOwnProcessesProveNothing(t *testing.T) {
 	check.Must(t, os.WriteFile(comm, []byte("systemd\n"), 0o600))
 	check.Must(t, s.Blind()) // a node that is a container itself
 	check.Must(t, os.WriteFile(comm, []byte("pause\n"), 0o600))
-	if _, err := s.Find(t.Context(), File{Inode: 1}); err == nil || !strings.Contains(err.Error(), "hostPID") {
+	if _, err := s.Find(t.Context(), nil, File{Inode: 1}); err == nil || !strings.Contains(err.Error(), "hostPID") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -278,7 +301,7 @@ func BenchmarkFind(b *testing.B) {
 		start(b, "many", more)
 	}
 	for b.Loop() {
-		if _, err := s.Find(b.Context(), File{Block: true, Major: 7, Minor: 1 << 19}); err != nil {
+		if _, err := s.Find(b.Context(), nil, File{Block: true, Major: 7, Minor: 1 << 19}); err != nil {
 			b.Fatal(err)
 		}
 	}
