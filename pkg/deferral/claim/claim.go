@@ -76,8 +76,14 @@ func (t *Table) Acquire(
 	if err := t.owners.reserve(r.Volume, id); err != nil {
 		return false, err
 	}
+	if len(t.owners.of(id)) == 1 { // else what a release failed to give up would count as another owner's
+		err = t.open.release(id)
+	}
 	held := t.open.get(id) != nil
-	foreign, err := t.owners.reserveData(r.Volume, dev, held)
+	var foreign []loopDevice
+	if err == nil {
+		foreign, err = t.owners.reserveData(r.Volume, dev, held)
+	}
 	if err == nil && !dev.known && !held {
 		err = t.users.refuse(ctx, r.Volume, momentTime)
 	}
@@ -95,7 +101,7 @@ func (t *Table) Acquire(
 		err = checkImage(r.Volume, dev)
 	}
 	if err != nil {
-		return false, errors.Join(err, t.drop(r.Key, id))
+		return false, errors.Join(t.drop(r.Key, id), err) // what cannot be undone yet makes it an error to retry
 	}
 	return wasReadOnly, nil
 }
@@ -136,8 +142,17 @@ func (t *Table) IsShared(d volume.Device) bool { return len(t.owners.of(identity
 func (t *Table) Kept() int { return t.open.count() }
 
 // DropKept gives up the kept descriptors of all other devices. Those of the given
-// devices wait for their volumes: what keeps a volume from claiming may pass.
+// devices wait for their volumes: what keeps a volume from claiming may pass. What an
+// earlier release failed to give up is tried again.
 func (t *Table) DropKept(wanted []volume.Device) {
+	for _, id := range t.open.identities() {
+		if unlock, free := t.devices.TryLock(id); free {
+			if len(t.owners.of(id)) == 0 {
+				_ = t.open.release(id) // the next call tries again
+			}
+			unlock()
+		}
+	}
 	names := make(map[string]bool, len(wanted))
 	for _, d := range wanted {
 		names[claimName(identityOf(d))] = true

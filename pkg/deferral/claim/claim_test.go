@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -90,5 +91,90 @@ func TestClaimsOfAnOlderVersionAreRenamed(t *testing.T) {
 	want := fmt.Sprint(keptNames{claimName(identityOf(v.Device)): true, "claim-b240-78": true})
 	if got := fmt.Sprint(keeper); got != want {
 		t.Errorf("kept: %v, want %v", got, want)
+	}
+}
+
+// brokenKeeper is a systemd that does not answer in time, and has done all the same what
+// it was asked to store.
+type brokenKeeper struct {
+	keptNames
+	broken bool
+}
+
+func (k *brokenKeeper) answer() error {
+	if k.broken {
+		return errors.New("it did not answer")
+	}
+	return nil
+}
+
+func (k *brokenKeeper) StoreFD(name string, file *os.File) error {
+	return errors.Join(k.keptNames.StoreFD(name, file), k.answer())
+}
+
+func (k *brokenKeeper) RemoveFD(name string) error {
+	if k.broken {
+		return k.answer()
+	}
+	return k.keptNames.RemoveFD(name)
+}
+
+// heldAs has a device held that is none: no test without root has a device.
+func heldAs(t *testing.T, c *Table, d volume.Device) error {
+	t.Helper()
+	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.open.add(identityOf(d), &heldDevice{fd: fd, device: d})
+}
+
+// TestKeptClaimsAreGivenUpInTheEnd: a copy that stayed with systemd would keep the device
+// from its driver, and from every pod, until the daemon is restarted.
+func TestKeptClaimsAreGivenUpInTheEnd(t *testing.T) {
+	v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a", Device: volume.Device{Kind: volume.BlockDevice, Major: 240, Minor: 77}}
+	for name, last := range map[string]func(c *Table) error{
+		"by the repeated release": func(c *Table) error { return c.Release(Request{Volume: v}) },
+		"by reconcile":            func(c *Table) error { c.DropKept(nil); return nil },
+	} {
+		for _, from := range []string{"store", "remove"} {
+			t.Run(name+" after a failed "+from, func(t *testing.T) {
+				keeper := &brokenKeeper{keptNames: keptNames{}, broken: from == "store"}
+				c := NewTable(keeper, nil, nil)
+				t.Cleanup(c.Close)
+				if err := heldAs(t, c, v.Device); (err != nil) != keeper.broken {
+					t.Fatal(err)
+				}
+				keeper.broken = true
+				if err := c.Release(Request{Volume: v}); volume.KindOf(err) != volume.Busy {
+					t.Errorf("a release that failed: %v", err)
+				}
+				keeper.broken = false
+				if err := last(c); err != nil || len(keeper.keptNames) > 0 || c.Kept() != 0 {
+					t.Errorf("%v, and kept are %v (%d)", err, keeper.keptNames, c.Kept())
+				}
+			})
+		}
+	}
+}
+
+// TestLeftoverOfAReleaseIsNoOwner: a device is looked at for its first owner, also if an
+// earlier release could not be completed.
+func TestLeftoverOfAReleaseIsNoOwner(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "image")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a", Device: Identify(path)}
+	c := NewTable(nil, nil, nil)
+	t.Cleanup(c.Close)
+	if err := heldAs(t, c, v.Device); err != nil {
+		t.Fatal(err)
+	}
+	prepared := false
+	_, err := c.Acquire(t.Context(), Request{Volume: v}, &OpenedDevice{Device: v.Device, known: true},
+		func(context.Context) error { prepared = true; return nil })
+	if err != nil || !prepared {
+		t.Errorf("prepared %v, %v", prepared, err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -96,17 +97,16 @@ func (d *descriptors) get(id identity) *heldDevice {
 }
 
 // add enters a held device and gives the keeper a copy. The keeper gets none of a plain
-// descriptor: that keeps nobody out, and a driver's detach would have to wait for it.
+// descriptor: that keeps nobody out, and a driver's detach would have to wait for it. After
+// an error call release: the keeper may have taken the copy all the same.
 func (d *descriptors) add(id identity, held *heldDevice) error {
-	if d.keeper != nil && !held.mountable {
-		if err := d.store(id, held); err != nil {
-			return err
-		}
-	}
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	d.held[id] = held
-	return nil
+	d.mu.Unlock()
+	if d.keeper == nil || held.mountable {
+		return nil
+	}
+	return d.store(id, held)
 }
 
 func (d *descriptors) store(id identity, held *heldDevice) error {
@@ -145,23 +145,26 @@ func (d *descriptors) adopt(id identity, held *heldDevice) error {
 	return errors.Join(d.keeper.RemoveFD(file.name), d.store(id, held))
 }
 
-// release closes the descriptor of a device, and the keeper's copy.
+// release closes the descriptor of a device, and the keeper's copy. If the keeper fails,
+// the device stays held, so that a repeated release asks the keeper again.
 func (d *descriptors) release(id identity) error {
-	d.mu.Lock()
-	held := d.held[id]
-	delete(d.held, id)
-	d.mu.Unlock()
+	held := d.get(id)
 	if held == nil {
 		return nil
 	}
+	kept := d.keeper != nil && !held.mountable
+	if kept {
+		if err := d.keeper.RemoveFD(claimName(id)); err != nil {
+			return volume.Errorf(volume.Busy, "device %s: the kept claim cannot be given up yet: %w", held.device, err)
+		}
+	}
+	d.mu.Lock()
+	delete(d.held, id)
+	d.mu.Unlock()
 	sys.CloseFD(held.fd)
-	if d.keeper == nil || held.mountable {
-		return nil
+	if kept {
+		waitFree(held.device)
 	}
-	if err := d.keeper.RemoveFD(claimName(id)); err != nil {
-		return volume.Errorf(volume.Internal, "device %s: the kept claim cannot be given up: %w", held.device, err)
-	}
-	waitFree(held.device)
 	return nil
 }
 
@@ -194,6 +197,13 @@ func (d *descriptors) dropKept(wanted map[string]bool) {
 			_ = d.keeper.RemoveFD(file.name)
 		}
 	}
+}
+
+// identities lists the held devices.
+func (d *descriptors) identities() []identity {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Collect(maps.Keys(d.held))
 }
 
 func (d *descriptors) count() int {

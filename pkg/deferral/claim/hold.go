@@ -28,8 +28,7 @@ func (t *Table) hold(ctx context.Context, r Request, dev *OpenedDevice, id ident
 			return false, err
 		}
 		if err := t.open.add(id, held); err != nil {
-			sys.CloseFD(held.fd)
-			return false, err
+			return false, err // the caller drops the claim
 		}
 	}
 	return held.wasReadOnly, nil
