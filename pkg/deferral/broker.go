@@ -217,10 +217,13 @@ func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, erro
 	defer t.Close()
 	var free *record
 	if known := b.lost.ofTarget(t); known != nil && !known.removing {
-		if err := b.remover.refuseUsed(ctx, known.rec); err != nil {
+		proven, err := b.remover.refuseUsed(ctx, known.rec)
+		if err != nil {
 			return &known.rec.Volume, err
 		}
-		free = known.rec
+		if proven {
+			free = known.rec
+		}
 	}
 	unlock, err := b.locks.lock(ctx, t.Key())
 	if err != nil {

@@ -104,10 +104,9 @@ func (l *lostVolumes) found(rec *record) {
 func (l *lostVolumes) reconcile(ctx context.Context, known *entry, report *collector) (usable bool) {
 	key := known.rec.Key
 	rec, err := l.store.read(key)
-	unused := false
-	if errors.Is(err, fs.ErrNotExist) {
-		err = l.remover.refuseUsed(ctx, known.rec)
-		unused = err == nil
+	gone, free := errors.Is(err, fs.ErrNotExist), false
+	if gone {
+		free, err = l.remover.refuseUsed(ctx, known.rec)
 	}
 	unlock, lockErr := l.locks.lock(ctx, key)
 	if lockErr != nil {
@@ -118,8 +117,8 @@ func (l *lostVolumes) reconcile(ctx context.Context, known *entry, report *colle
 		return known != nil
 	}
 	switch {
-	case unused:
-		report.add(key, "retract orphan", l.remover.undo(ctx, known.rec, nil, true))
+	case gone && err == nil:
+		report.add(key, "retract orphan", l.remover.undo(ctx, known.rec, nil, free))
 		return false
 	case err == nil:
 		report.add(key, "read record", l.useRecord(known, rec))
@@ -139,7 +138,7 @@ func (l *lostVolumes) useRecord(known *entry, rec *record) error {
 	if known.rec.Device.Same(rec.Device) {
 		return nil
 	}
-	return l.claims.Release(known.rec.claim())
+	return l.claims.Release(known.rec.claim(), nil)
 }
 
 // deferAgain writes a new record for a lost volume. The orchestrator repeats its calls for

@@ -26,24 +26,25 @@ func (r *remover) rollBack(ctx context.Context, rec *record, cause error) error 
 	return cause
 }
 
-// refuseUsed returns an error while somebody uses the device. It asks the handler; the
-// kernel, if that mounts the device for the sandbox; and what each process has open.
-func (r *remover) refuseUsed(ctx context.Context, rec *record) error {
-	if err := r.handlers.refuseBound(ctx, &rec.Volume); err != nil {
-		return err
+// refuseUsed returns an error while somebody uses the device: it asks the handler and the
+// kernel. It reports whether the device is proven to be free; a shared one is not.
+func (r *remover) refuseUsed(ctx context.Context, rec *record) (free bool, err error) {
+	if err := r.handlers.refuseBound(ctx, &rec.Volume); err != nil || r.claims.IsShared(rec.Device) {
+		return false, err
+	}
+	err = r.refuseHeld(ctx, rec)
+	return err == nil, err
+}
+
+// refuseHeld returns an error while the device is mounted for a sandbox, or open. Of several
+// read-only volumes, the last one waits for the processes of all; a process of an earlier
+// boot does not exist any more; and the device of a lost volume may be unknown.
+func (r *remover) refuseHeld(ctx context.Context, rec *record) error {
+	if rec.Boot != r.boot || rec.Device.Kind == "" {
+		return nil
 	}
 	if err := r.claims.WaitUnmounted(ctx, rec.claim()); err != nil {
 		return err
-	}
-	return r.refuseHeld(ctx, rec)
-}
-
-// refuseHeld returns an error while a process has the device open. Of several read-only
-// volumes, the last one waits for the processes of all; a process of an earlier boot does
-// not exist any more; and the device of a lost volume may be unknown.
-func (r *remover) refuseHeld(ctx context.Context, rec *record) error {
-	if rec.Boot != r.boot || rec.Device.Kind == "" || r.claims.IsShared(rec.Device) {
-		return nil
 	}
 	return r.users.Refuse(ctx, &rec.Volume)
 }
@@ -60,8 +61,8 @@ func (r *remover) cleanUnknown(ctx context.Context, t *guard.Target) error {
 }
 
 // undo removes a volume. If it fails, or the daemon is killed, the next start or call
-// continues. A nil target is resolved again. Unless the device is known to be free, undo
-// fails while a process has it open.
+// continues. A nil target is resolved again. Unless the device is known to be free, the last
+// volume's undo fails while it is mounted, or a process has it open.
 func (r *remover) undo(ctx context.Context, rec *record, t *guard.Target, free bool) error {
 	err := r.steps(ctx, rec, t, free)
 	if err != nil {
@@ -88,17 +89,18 @@ func (r *remover) steps(ctx context.Context, rec *record, t *guard.Target, free 
 		return err
 	}
 	failpoint.Hit("unstage-unguarded")
-	if !free {
-		if err := r.refuseHeld(ctx, rec); err != nil {
-			return err
-		}
-	}
-	if r.onLeaving != nil {
-		r.onLeaving(ctx, &rec.Volume)
-	}
 	// Release the claim before the record: while the record exists, a restart knows
 	// that there may be a kept claim to give up.
-	if err := r.claims.Release(rec.claim()); err != nil {
+	err := r.claims.Release(rec.claim(), func(last bool) (err error) {
+		if last && !free {
+			err = r.refuseHeld(ctx, rec)
+		}
+		if err == nil && r.onLeaving != nil {
+			r.onLeaving(ctx, &rec.Volume)
+		}
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	failpoint.Hit("unstage-released")

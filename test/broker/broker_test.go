@@ -33,6 +33,7 @@ type fakeRuntime struct {
 	sandbox   string
 	fail      error
 	failing   func() error // is asked instead of fail
+	retracts  func()       // is called by Retract, if set
 }
 
 func (f *fakeRuntime) Abilities() deferral.Abilities                         { return deferral.Abilities{} }
@@ -73,6 +74,9 @@ func (f *fakeRuntime) Publish(_ context.Context, v *volume.Volume) (changed bool
 }
 
 func (f *fakeRuntime) Retract(_ context.Context, v *volume.Volume) error {
+	if f.retracts != nil {
+		f.retracts()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.published, v.Key)
@@ -88,6 +92,8 @@ type node struct {
 	images  string
 	runtime *fakeRuntime
 	cfg     deferral.Config
+	// mounting is a second handler; nil where there is none.
+	mounting *hostRuntime
 }
 
 func newNode(t testing.TB) *node {

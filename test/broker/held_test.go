@@ -3,11 +3,13 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -166,6 +168,45 @@ func TestReadOnlyVolumesShareTheirUsers(t *testing.T) {
 	by.End()
 	n.unstage(n.target("pod-2"))
 	wantReadOnly(t, disk, false)
+	n.noLeftovers()
+}
+
+// TestReadOnlyVolumesThatEndAtOnceKeepADevice that somebody has: neither may leave it to the
+// other to answer for the device.
+func TestReadOnlyVolumesThatEndAtOnceKeepADevice(t *testing.T) {
+	n := newMountingNode(t)
+	disk := rig.Disk(t, 16*mib, "ext4")
+	for handler, use := range map[string]func() (end func()){
+		"fake": func() func() { return rig.Hold(t, "<", disk).End },
+		"host": func() func() {
+			point := t.TempDir()
+			check.Must(t, unix.Mount(disk, point, "ext4", unix.MS_RDONLY, ""))
+			return func() { check.Must(t, unix.Unmount(point, 0)) }
+		},
+	} {
+		for _, pod := range []string{"pod-1", "pod-2"} {
+			in := n.instruction(pod, disk, "ro")
+			in.Handler = handler
+			n.stage(in)
+		}
+		end := use()
+		var both, releases sync.WaitGroup
+		both.Add(2)
+		n.mounting.retracts, n.runtime.retracts = func() { both.Done(); both.Wait() }, func() { both.Done(); both.Wait() }
+		var errs [2]error
+		for i, pod := range []string{"pod-1", "pod-2"} {
+			target := n.target(pod)
+			releases.Go(func() { _, errs[i] = n.Release(t.Context(), target) })
+		}
+		releases.Wait()
+		n.mounting.retracts, n.runtime.retracts = nil, nil
+		wantKind(t, cmp.Or(errs[0], errs[1]), volume.Busy)
+		wantReadOnly(t, disk, true)
+		end()
+		n.unstage(n.target("pod-1"))
+		n.unstage(n.target("pod-2"))
+		wantReadOnly(t, disk, false)
+	}
 	n.noLeftovers()
 }
 

@@ -30,7 +30,8 @@ func (*hostRuntime) Abilities() deferral.Abilities { return deferral.Abilities{H
 func newMountingNode(t *testing.T) *node {
 	t.Helper()
 	n := newNode(t)
-	n.cfg.Handlers = append(n.cfg.Handlers, &hostRuntime{})
+	n.mounting = &hostRuntime{}
+	n.cfg.Handlers = append(n.cfg.Handlers, n.mounting)
 	n.restart()
 	return n
 }

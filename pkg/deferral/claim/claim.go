@@ -106,9 +106,10 @@ func (t *Table) Acquire(
 	return wasReadOnly, nil
 }
 
-// Release gives up the volume's claims. The last owner restores the device's own
-// read-only flag first, while the claim still exists.
-func (t *Table) Release(r Request) error {
+// Release gives up the volume's claims. It first calls leave, which may be nil and fail, and
+// tells it whether the volume is the last owner: no other comes or goes meanwhile. For the
+// last one, it restores the device's own read-only flag.
+func (t *Table) Release(r Request, leave func(last bool) error) error {
 	id := identityOf(r.Device)
 	// A release cannot give up: it waits until the device is free for it.
 	unlock, err := t.lock(context.Background(), r.Volume, id)
@@ -116,7 +117,14 @@ func (t *Table) Release(r Request) error {
 		return err
 	}
 	defer unlock()
-	if err := t.restoreFlag(r, id); err != nil {
+	last := !slices.ContainsFunc(t.owners.of(id), func(o owner) bool { return o.key != r.Key })
+	if leave != nil {
+		err = leave(last)
+	}
+	if err == nil && last {
+		err = t.restoreFlag(r, id)
+	}
+	if err != nil {
 		return err
 	}
 	failpoint.Hit("unstage-put-back")
@@ -183,13 +191,9 @@ func (t *Table) SetReadOnly(v *volume.Volume) error {
 	return nil
 }
 
-// restoreFlag restores the device's own read-only flag if the volume is its last owner.
-// The caller has the device's lock, so owners do not change meanwhile.
+// restoreFlag restores the device's own read-only flag.
 func (t *Table) restoreFlag(r Request, id identity) error {
 	if r.Device.Kind != volume.BlockDevice || !r.ReadOnly || r.WasReadOnly {
-		return nil
-	}
-	if slices.ContainsFunc(t.owners.of(id), func(o owner) bool { return o.key != r.Key }) {
 		return nil
 	}
 	if held := t.open.get(id); held != nil {
@@ -217,7 +221,7 @@ const unmountTime = 2 * time.Second
 // WaitUnmounted waits until the kernel has no mount of a mountable device any more. To
 // detach a device that is still mounted costs data.
 func (t *Table) WaitUnmounted(ctx context.Context, r Request) error {
-	if !r.Mountable || r.Device.Kind != volume.BlockDevice || t.IsShared(r.Device) {
+	if !r.Mountable || r.Device.Kind != volume.BlockDevice {
 		return nil
 	}
 	fd, err := openFree(ctx, unmountTime, func() (int, error) { return openByIdentity(r.Device, unix.O_EXCL) })

@@ -134,7 +134,7 @@ func heldAs(t *testing.T, c *Table, d volume.Device) error {
 func TestKeptClaimsAreGivenUpInTheEnd(t *testing.T) {
 	v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a", Device: volume.Device{Kind: volume.BlockDevice, Major: 240, Minor: 77}}
 	for name, last := range map[string]func(c *Table) error{
-		"by the repeated release": func(c *Table) error { return c.Release(Request{Volume: v}) },
+		"by the repeated release": func(c *Table) error { return c.Release(Request{Volume: v}, nil) },
 		"by reconcile":            func(c *Table) error { c.DropKept(nil); return nil },
 	} {
 		for _, from := range []string{"store", "remove"} {
@@ -146,7 +146,7 @@ func TestKeptClaimsAreGivenUpInTheEnd(t *testing.T) {
 					t.Fatal(err)
 				}
 				keeper.broken = true
-				if err := c.Release(Request{Volume: v}); volume.KindOf(err) != volume.Busy {
+				if err := c.Release(Request{Volume: v}, nil); volume.KindOf(err) != volume.Busy {
 					t.Errorf("a release that failed: %v", err)
 				}
 				keeper.broken = false
