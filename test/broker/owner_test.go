@@ -78,6 +78,35 @@ func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
 	n.noLeftovers()
 }
 
+// TestForeignLoopDeviceOverTheDevice: sysfs shows no loop device above a disk or a
+// partition, and the disk can be claimed while the loop device is mounted.
+func TestForeignLoopDeviceOverTheDevice(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 32*mib, "")
+	if out, err := exec.Command("addpart", disk, "1", "2048", "61440").CombinedOutput(); err != nil {
+		t.Fatalf("%s", out)
+	}
+	t.Cleanup(func() { _ = exec.Command("delpart", disk, "1").Run() })
+	part := n.node(disk + "p1")
+	point := t.TempDir()
+	t.Cleanup(func() { _ = unix.Unmount(point, unix.MNT_DETACH) })
+	for _, under := range []string{disk, part} {
+		foreign := rig.Loop(t, under, loopdev.Options{})
+		rig.Mkfs(t, "ext4", foreign)
+		check.Must(t, unix.Mount(foreign, point, "ext4", 0, ""))
+		for _, device := range []string{disk, part} {
+			_, err := n.Defer(t.Context(), n.instruction("pod-1", device))
+			if wantKind(t, err, volume.InUse); err != nil && !strings.Contains(err.Error(), foreign) {
+				t.Errorf("%s under %s: %v", device, foreign, err)
+			}
+		}
+		check.Must(t, unix.Unmount(point, 0))
+		n.stage(n.instruction("pod-1", under)) // a loop device that nobody uses is no obstacle
+		n.unstage(n.target("pod-1"))
+	}
+	n.noLeftovers()
+}
+
 // TestPartitionsAndTheirDisk: a partition shares its disk's data, and not that of its
 // neighbour.
 func TestPartitionsAndTheirDisk(t *testing.T) {

@@ -18,7 +18,7 @@ const loopMajor = 7
 
 // reserveData reserves what holds the device's data besides the device itself, and
 // refuses a device whose data somebody else uses by another name. The device is held if
-// another volume has claimed it already. The foreign loop devices over its image are
+// another volume has claimed it already. The foreign loop devices over the same data are
 // neither mounted nor claimed; a process can have them open all the same.
 func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice, held bool) (foreign []loopDevice, err error) {
 	if dev.Kind != volume.BlockDevice {
@@ -29,18 +29,20 @@ func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice, held bool) (fo
 			return nil, err
 		}
 	}
-	if dev.Major != loopMajor {
+	if dev.Major == loopMajor {
+		fd, err := dev.openBlock(0)
+		if err != nil {
+			return nil, holdError(v, err)
+		}
+		defer sys.CloseFD(fd)
+		if err := o.reserveBacking(v, fd, dev.Major); err != nil {
+			return nil, err
+		}
+	}
+	if dev.known || held {
 		return nil, nil
 	}
-	fd, err := dev.openBlock(0)
-	if err != nil {
-		return nil, holdError(v, err)
-	}
-	defer sys.CloseFD(fd)
-	if err := o.reserveBacking(v, fd, dev.Major); err != nil || dev.known || held {
-		return nil, err
-	}
-	return o.foreignLoops(v, fd)
+	return o.foreignLoops(v)
 }
 
 // reserveBacking reserves the backing file of a loop device too: two loop devices over
@@ -82,15 +84,12 @@ func (o *owners) refuseStacked(v *volume.Volume, d volume.Device) error {
 	return nil
 }
 
-// foreignLoops lists the loop devices of other programs over the same image, and refuses
-// the volume if the kernel has one of them in use. Our own volumes exclude each other by
-// the identity of the image.
-func (o *owners) foreignLoops(v *volume.Volume, fd int) (foreign []loopDevice, err error) {
-	own, err := unix.IoctlLoopGetStatus64(fd)
-	if err != nil {
-		return nil, holdError(v, err)
-	}
-	others, err := loopsOver(own.Device, own.Inode, func(id identity) bool {
+// foreignLoops lists the loop devices of other programs over the data of the volume's
+// device, of which sysfs tells nothing, and refuses the volume if the kernel has one of them
+// in use. Our own volumes exclude each other by the identity of what lies under them.
+func (o *owners) foreignLoops(v *volume.Volume) (foreign []loopDevice, err error) {
+	data := slices.Concat(o.owned(v.Key), stackOf(v.Device.Major, v.Device.Minor))
+	others, err := loopsOver(data, func(id identity) bool {
 		return len(o.of(id)) > 0 // v among them
 	})
 	if err != nil {
@@ -103,7 +102,7 @@ func (o *owners) foreignLoops(v *volume.Volume, fd int) (foreign []loopDevice, e
 		fd, err := unix.Open(other.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_EXCL, 0)
 		sys.CloseFD(fd)
 		if errors.Is(err, unix.EBUSY) {
-			return nil, volume.Errorf(volume.InUse, "volume %s: the image of its device %s is in use by %s too, which is mounted or claimed: "+
+			return nil, volume.Errorf(volume.InUse, "volume %s: what its device %s holds is in use by %s too, which is mounted or claimed: "+
 				"unmount and detach that device", v.Target, v.Device.Path, other.Path)
 		}
 		foreign = append(foreign, other)
@@ -116,9 +115,9 @@ type loopDevice struct {
 	readOnly bool
 }
 
-// loopsOver lists the loop devices over an image, without those to skip. One that has no
-// image, or none of its bytes, is not in the kernel's list of disks.
-func loopsOver(device, inode uint64, skip func(identity) bool) ([]loopDevice, error) {
+// loopsOver lists the loop devices over an image or device, without those to skip. One that
+// has none, or none of its bytes, is not in the kernel's list of disks.
+func loopsOver(data []identity, skip func(identity) bool) ([]loopDevice, error) {
 	disks, err := os.ReadFile("/proc/partitions")
 	if err != nil {
 		return nil, err
@@ -134,7 +133,7 @@ func loopsOver(device, inode uint64, skip func(identity) bool) ([]loopDevice, er
 		if !ok || skip(identityOf(own)) {
 			continue
 		}
-		if info := loopInfo(own); info != nil && info.Device == device && info.Inode == inode {
+		if info := loopInfo(own); info != nil && slices.Contains(data, identityOf(backingOf(info))) {
 			out = append(out, loopDevice{Device: own, readOnly: info.Flags&unix.LO_FLAGS_READ_ONLY != 0})
 		}
 	}
@@ -175,7 +174,7 @@ func checkImage(v *volume.Volume, dev *OpenedDevice) error {
 		return volume.Errorf(volume.Unsupported, "volume %s: read-only cannot be enforced for the image file %s: "+
 			"attach it with `losetup --read-only` and hand over the loop device", v.Target, v.Device.Path)
 	}
-	loops, err := loopsOver(unix.Mkdev(dev.Major, dev.Minor), dev.Inode, func(identity) bool { return false })
+	loops, err := loopsOver([]identity{identityOf(dev.Device)}, func(identity) bool { return false })
 	if err != nil {
 		return volume.Errorf(volume.Internal, "volume %s: loop devices cannot be listed: %w", v.Target, err)
 	}

@@ -74,8 +74,8 @@ func (u *Users) refuse(ctx context.Context, v *volume.Volume, patience time.Dura
 	return nil
 }
 
-// refuseLoops fails while a process has another loop device over the image of the
-// volume's device open: it can change the same data.
+// refuseLoops fails while a process has another loop device over the data of the
+// volume's device open: it can change them.
 func (u *Users) refuseLoops(ctx context.Context, v *volume.Volume, others []loopDevice) error {
 	for _, other := range others {
 		found, err := u.await(ctx, []identity{identityOf(other.Device)}, momentTime)
@@ -83,7 +83,7 @@ func (u *Users) refuseLoops(ctx context.Context, v *volume.Volume, others []loop
 			return unprovenError(v, err)
 		}
 		if len(found) > 0 {
-			return volume.Errorf(volume.InUse, "volume %s: the image of its device %s is in use by %s too, which is open in %s: "+
+			return volume.Errorf(volume.InUse, "volume %s: what its device %s holds is in use by %s too, which is open in %s: "+
 				"end that process, and detach that device", v.Target, v.Device.Path, other.Path, nameAll(found))
 		}
 	}
