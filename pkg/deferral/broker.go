@@ -134,13 +134,17 @@ func (b *Broker) Load(ctx context.Context) error {
 		problems = append(problems, err)
 	}
 	b.table.setLoadProblems(problems, err != nil)
-	err = b.table.each(ctx, func(ctx context.Context, known *entry) {
-		if !known.removing {
-			b.table.setProblem(known.rec.Key, errors.Join(known.lost, b.claims.Reclaim(ctx, known.rec.claim())))
-		}
-	})
+	// A removal that waits for a process keeps its claim too. If its device has another
+	// owner by now, that one comes first.
+	for _, removing := range []bool{false, true} {
+		err = b.table.each(ctx, func(ctx context.Context, known *entry) {
+			if known.removing == removing && known.rec.Boot == b.boot {
+				b.table.setProblem(known.rec.Key, errors.Join(known.lost, b.claims.Reclaim(ctx, known.rec.claim())))
+			}
+		})
+	}
 	b.lost.dropKept()
-	return err
+	return err // only the caller's end, which ends both
 }
 
 // Reconcile compares every record with the node and repairs what differs: it ends

@@ -197,7 +197,7 @@ func (t *table) claimed() (devices []volume.Device, ok bool) {
 	ok = !t.keepAll
 	for _, known := range t.volumes {
 		ok = ok && known.lost == nil
-		if !known.removing && !known.rec.HostMounts {
+		if !known.rec.HostMounts {
 			devices = append(devices, known.rec.Device)
 		}
 	}

@@ -214,6 +214,9 @@ func TestReadOnlyVolumesThatEndAtOnceKeepADevice(t *testing.T) {
 // error that ends a stage.
 func TestRollBackKeepsADeviceThatSomebodyHas(t *testing.T) {
 	n := newNode(t)
+	store := &fdStore{files: make(map[string]*os.File)}
+	n.cfg.Keeper = store
+	n.restart()
 	disk := rig.Disk(t, 16*mib, "")
 	var by *rig.Holder
 	n.runtime.failing = func() error {
@@ -224,15 +227,17 @@ func TestRollBackKeepsADeviceThatSomebodyHas(t *testing.T) {
 	_, err := n.Defer(t.Context(), in)
 	wantOpenIn(t, err, by)
 	n.runtime.failing = nil
-	n.restart()
+	n.restartWith(store)
+	wantHeld(t, disk, true) // else the host could mount what a VM writes to
 	_, err = n.Defer(t.Context(), n.instruction("pod-2", disk))
-	wantKind(t, err, volume.Busy)
+	wantKind(t, err, volume.InUse)
 	if all := n.List(); len(all) != 1 || !all[0].Removing || all[0].Held == nil {
 		t.Errorf("listed: %+v", all)
 	}
 	by.End()
 	_, err = n.Reconcile(t.Context())
 	check.Must(t, err)
+	wantHeld(t, disk, false)
 	n.noLeftovers()
 }
 
