@@ -76,10 +76,7 @@ func (t *Table) Acquire(
 	if err := t.owners.reserve(r.Volume, id); err != nil {
 		return false, err
 	}
-	if len(t.owners.of(id)) == 1 { // else what a release failed to give up would count as another owner's
-		err = t.open.release(id)
-	}
-	held := t.open.get(id) != nil
+	held, err := t.isHeld(id)
 	var foreign []loopDevice
 	if err == nil {
 		foreign, err = t.owners.reserveData(r.Volume, dev, held)
@@ -104,6 +101,15 @@ func (t *Table) Acquire(
 		return false, errors.Join(t.drop(r.Key, id), err) // what cannot be undone yet makes it an error to retry
 	}
 	return wasReadOnly, nil
+}
+
+// isHeld reports whether the device is held for another owner than the one who claims it.
+// What a release failed to give up is nobody's: it is given up first.
+func (t *Table) isHeld(id identity) (bool, error) {
+	if len(t.owners.of(id)) == 1 {
+		return false, t.open.release(id)
+	}
+	return t.open.get(id) != nil, nil
 }
 
 // Release gives up the volume's claims. It first calls leave, which may be nil and fail, and
