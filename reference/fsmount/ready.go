@@ -50,7 +50,7 @@ func checkMounted(mount, device int, info abi.Info) error {
 	return err
 }
 
-// growTime bounds what is done to a filesystem that is not mounted.
+// growTime bounds the check of a filesystem that is to grow and is not mounted.
 const growTime = 90 * time.Second
 
 // mountGrown mounts the device, and makes a filesystem that is smaller than it

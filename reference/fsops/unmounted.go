@@ -2,19 +2,22 @@ package fsops
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
+
+	"github.com/crust-proxy/crust-proxy/internal/capture"
 )
 
 // GrowUnmounted makes a filesystem that is mounted nowhere fill its device. That is
 // the way of ext4: once it is mounted, growing takes CAP_SYS_RESOURCE, which root in
 // a container may not have. The others grow mounted only, and nothing is done.
 //
-// It needs e2fsck and resize2fs. A cut-off one leaves what e2fsck mends the next
-// time. The path may be that of an open descriptor, /proc/PID/fd/N.
+// It needs e2fsck and resize2fs. The end of ctx ends the first, which mends the rest the
+// next time. The second is never ended: a filesystem whose growth was cut off may be
+// lost. The path may be that of an open descriptor, /proc/PID/fd/N.
 func GrowUnmounted(ctx context.Context, device, fsType string) error {
 	if !strings.HasPrefix(fsType, "ext") {
 		return nil
@@ -26,18 +29,28 @@ func GrowUnmounted(ctx context.Context, device, fsType string) error {
 	if full {
 		return nil
 	}
-	out, err := exec.CommandContext(ctx, "e2fsck", "-f", "-p", device).CombinedOutput() //nolint:gosec // no shell; the caller names the device
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.ExitCode() == extRepaired {
-		err = nil
+	check := exec.CommandContext(ctx, "e2fsck", "-f", "-p", device) //nolint:gosec // no shell; the caller names the device
+	if err := runTool(check); err != nil && check.ProcessState.ExitCode() != extRepaired {
+		return fmt.Errorf("check the filesystem of %s before it grows: %w", device, err)
 	}
-	if err != nil {
-		return fmt.Errorf("check the filesystem of %s before it grows: %w: %s", device, err, out)
-	}
-	if out, err := exec.CommandContext(ctx, "resize2fs", device).CombinedOutput(); err != nil { //nolint:gosec // no shell; the caller names the device
-		return fmt.Errorf("grow the filesystem of %s: %w: %s", device, err, out)
+	if err := runTool(exec.Command("resize2fs", device)); err != nil { //nolint:gosec // no shell; the caller names the device
+		return fmt.Errorf("grow the filesystem of %s: %w", device, err)
 	}
 	return nil
+}
+
+// mostOutput bounds what is kept of a program's output.
+const mostOutput = 16 << 10
+
+// runTool runs a program that can outlive this process: it has a session of its own, and
+// writes to memory, not to a pipe.
+func runTool(cmd *exec.Cmd) error {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	out, err := capture.Run(cmd, mostOutput, mostOutput)
+	if err == nil && !cmd.ProcessState.Success() {
+		err = fmt.Errorf("%s: %s%s", cmd.ProcessState, out.Stdout, out.Stderr)
+	}
+	return err
 }
 
 // extRepaired is how e2fsck ends when all that it found is repaired.

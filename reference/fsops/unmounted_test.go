@@ -1,0 +1,48 @@
+package fsops
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// TestGrowthIsNotCutOff ends the caller's context while resize2fs is at work: a
+// filesystem that is half grown may be lost.
+func TestGrowthIsNotCutOff(t *testing.T) {
+	dir := t.TempDir()
+	device, begun, more := filepath.Join(dir, "device"), filepath.Join(dir, "begun"), filepath.Join(dir, "more")
+	image := make([]byte, 1<<20)
+	copy(image[extStart+extMagic:], "\x53\xef")
+	image[extStart+extGroupBlocks+1] = 0x80
+	check.Must(t, os.WriteFile(device, image, 0o600))
+	check.Must(t, unix.Mkfifo(begun, 0o600))
+	check.Must(t, unix.Mkfifo(more, 0o600))
+	for name, script := range map[string]string{
+		"e2fsck": "exit 1", "resize2fs": "echo > " + begun + "; read _ < " + more + "; echo grown > " + device,
+	} {
+		check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755)) //nolint:gosec // a program
+	}
+	t.Setenv("PATH", dir)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- GrowUnmounted(ctx, device, "ext4") }()
+	_, err := os.ReadFile(begun)
+	check.Must(t, err)
+	cancel()
+	// Open for both, it waits for no reader: there may be none any more.
+	fifo, err := os.OpenFile(more, os.O_RDWR, 0)
+	check.Must(t, err)
+	defer func() { _ = fifo.Close() }()
+	_, err = fifo.WriteString("\n")
+	check.Must(t, err)
+	check.Must(t, <-done)
+	if is, err := os.ReadFile(device); err != nil || string(is) != "grown\n" {
+		t.Errorf("resize2fs did not end its work: %.20q, %v", is, err)
+	}
+}
