@@ -3,6 +3,7 @@ package serve
 
 import (
 	"context"
+	"errors"
 	"path"
 
 	"google.golang.org/grpc"
@@ -66,12 +67,17 @@ func (s *server) ResizeVolume(_ context.Context, req *handlerv1.ResizeVolumeRequ
 	return &handlerv1.ResizeVolumeResponse{CapacityBytes: size}, nil
 }
 
-// FreezeVolume holds all writes.
-func (s *server) FreezeVolume(_ context.Context, req *handlerv1.FreezeVolumeRequest) (*handlerv1.FreezeVolumeResponse, error) {
+// FreezeVolume holds all writes. To write what is dirty can take longer than the caller
+// waits, who then was told of a failure: nobody would thaw the volume.
+func (s *server) FreezeVolume(ctx context.Context, req *handlerv1.FreezeVolumeRequest) (*handlerv1.FreezeVolumeResponse, error) {
 	if err := req.GetTimeout().CheckValid(); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "timeout: %v", err)
 	}
-	return &handlerv1.FreezeVolumeResponse{}, s.volumes.Freeze(req.GetTargetPath(), req.GetTimeout().AsDuration())
+	err := s.volumes.Freeze(req.GetTargetPath(), req.GetTimeout().AsDuration())
+	if err == nil && ctx.Err() != nil {
+		err = errors.Join(ctx.Err(), s.volumes.Thaw(req.GetTargetPath()))
+	}
+	return &handlerv1.FreezeVolumeResponse{}, err
 }
 
 // ThawVolume lets writes go on.
