@@ -14,12 +14,15 @@ import (
 func runMany(t *trial, s *suite) {
 	uid := s.node.podUID()
 	second := newVolume(t, s.node, newDisk(t, s.node), uid, "second")
-	second.published.MountFlags = []string{"noatime"}
+	second.published.MountFlags = mountOptions
 	t.must(second.publish())
 	f := newFixture(t, s.node, uid)
 	s.check(t, "mount-killed", func(t *trial) { surviveKills(t, f) }, "mount-inside")
 	s.check(t, "mount-two", func(t *trial) { hasTwo(t, f, second) }, "mount-killed")
-	s.check(t, "mount-options", func(t *trial) { hasOption(t, f, second, "noatime") }, "mount-two")
+	s.check(t, "mount-options", func(t *trial) {
+		hasOptions(t, f, bind{source: second.target, at: "/data"})
+		hasOptions(t, f, bind{source: second.target, at: "/data", mode: "ro"})
+	}, "mount-two")
 	alone := newFixture(t, s.node, s.node.podUID())
 	s.check(t, "mount-at-once", func(t *trial) { mountsAtOnce(t, alone) }, "mount-inside")
 }
@@ -59,13 +62,21 @@ func hasTwo(t *trial, f *fixture, second *testVolume) {
 	}
 }
 
-// hasOption looks for an option of the mount in the container.
-func hasOption(t *trial, f *fixture, v *testVolume, option string) {
-	c := t.container(f.pod, "options", all(v))
+// mountOptions speak of the mount. A runtime that binds it anew may take off some of them.
+var mountOptions = []string{"noatime", "nosuid", "nodev", "noexec"}
+
+// hasOptions looks for the options of the mount in the container.
+func hasOptions(t *trial, f *fixture, b bind) {
+	c := t.container(f.pod, "options", b)
+	var has []string
 	for line := range strings.Lines(t.exec(c, "read", "/proc/self/mountinfo")) {
-		fields := strings.Fields(line)
-		if len(fields) > 5 && fields[4] == "/data" && !slices.Contains(strings.Split(fields[5], ","), option) {
-			t.must(fmt.Errorf("the option %s is not among those of the mount: %s", option, fields[5]))
+		if fields := strings.Fields(line); len(fields) > 5 && fields[4] == b.at {
+			has = strings.Split(fields[5], ",")
+		}
+	}
+	for _, option := range mountOptions {
+		if !slices.Contains(has, option) {
+			t.must(fmt.Errorf("the option %s is not among those of the mount: %s", option, has))
 		}
 	}
 }

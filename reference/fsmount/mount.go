@@ -64,6 +64,17 @@ func Attr(option string) (sets, clears int, ofMount bool) {
 	return attr.set, attr.clear, ofMount
 }
 
+// Restrictions are the volume's options that take something away from a mount of it.
+func Restrictions(info abi.Info) (options []string, err error) {
+	attrs, _, err := splitOptions(info.FSType, info.Options)
+	for _, option := range []string{"nosuid", "nodev", "noexec", "nosymfollow"} {
+		if attrs&mountAttrs[option].set != 0 {
+			options = append(options, option)
+		}
+	}
+	return options, err
+}
+
 // splitOptions divides the volume's options into those of the mount and those of
 // the filesystem.
 func splitOptions(fsType string, options []string) (attrs int, rest []string, err error) {

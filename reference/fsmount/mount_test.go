@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
 func TestSplitOptions(t *testing.T) {
@@ -42,5 +44,12 @@ func TestOptionsOfOurOwn(t *testing.T) {
 	}
 	if _, rest, err := splitOptions("xfs", []string{"nouuid"}); err != nil || !slices.Equal(rest, []string{"nouuid"}) {
 		t.Errorf("%q, %v", rest, err)
+	}
+}
+
+func TestRestrictions(t *testing.T) {
+	info := abi.Info{FSType: "ext4", Options: []string{"users", "noatime", "dev", "ro", "nosymfollow"}}
+	if got, err := Restrictions(info); err != nil || !slices.Equal(got, []string{"nosuid", "noexec", "nosymfollow"}) {
+		t.Errorf("%q, %v", got, err)
 	}
 }

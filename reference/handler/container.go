@@ -15,9 +15,12 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
 )
 
+// SpecFile is the name of the spec in a container's bundle.
+const SpecFile = "config.json"
+
 // ReadSpec reads the spec of a container's bundle.
 func ReadSpec(bundle string) (*specs.Spec, error) {
-	raw, err := os.ReadFile(filepath.Join(bundle, "config.json")) //nolint:gosec // what every runtime reads
+	raw, err := os.ReadFile(filepath.Join(bundle, SpecFile)) //nolint:gosec // what every runtime reads
 	if err != nil {
 		return nil, err
 	}

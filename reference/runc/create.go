@@ -93,5 +93,5 @@ func (c *creator) place(spec *specs.Spec, podUID string, process pause, expected
 		}
 	}
 	failpoint.Hit("crust-runc-placed")
-	return handler.CloseAll(found)
+	return errors.Join(c.restrict(spec, found), handler.CloseAll(found))
 }

@@ -3,6 +3,7 @@
 package containerd
 
 import (
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -44,11 +45,14 @@ func (r *testNode) optionsOfMount8() {
 	v.flags = []string{"_netdev,nofail,noatime", "x-systemd.automount", "users", "comment=of the StorageClass"}
 	v.stage()
 	pod := r.pod(v.pod)
-	id := r.run(pod, "main", at(v.target))
-	mounted := r.exec(id, "grep ' /data ' /proc/mounts")
-	for _, option := range []string{"noatime", "nosuid", "nodev", "noexec"} {
-		if !strings.Contains(mounted, option) {
-			r.t.Errorf("not mounted with %s: %s", option, mounted)
+	for _, readOnly := range []bool{false, true} {
+		mount := at(v.target)
+		mount.ReadOnly = readOnly
+		mounted := r.exec(r.run(pod, fmt.Sprint("main-", readOnly), mount), "grep ' /data ' /proc/mounts")
+		for _, option := range []string{"noatime", "nosuid", "nodev", "noexec"} {
+			if !strings.Contains(mounted, option) {
+				r.t.Errorf("not mounted with %s: %s", option, mounted)
+			}
 		}
 	}
 	r.remove(pod)
