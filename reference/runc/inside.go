@@ -34,13 +34,23 @@ func (p pause) inside(f func() error) error {
 }
 
 func enter(ns int, f func() error) error {
-	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+	if err := setApart(); err != nil {
 		return fmt.Errorf("a thread cannot be set apart: %w", err)
 	}
 	if err := unix.Setns(ns, unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("the sandbox's mount namespace cannot be entered: %w", err)
 	}
 	return f()
+}
+
+// setApart gives this thread a root and an umask of its own. A directory then has its mode
+// at once: whoever finds it after a kill takes it as it is.
+func setApart() error {
+	err := unix.Unshare(unix.CLONE_FS)
+	if err == nil {
+		unix.Umask(0)
+	}
+	return err
 }
 
 // namespace opens the mount namespace of the sandbox.
