@@ -29,3 +29,16 @@ func TestUsageCountsAsDF(t *testing.T) {
 		t.Errorf("more free than there is: %+v", got)
 	}
 }
+
+func TestForgottenFreezeHidesNothing(t *testing.T) {
+	whole := report(nil, nil).Condition
+	addHeld(whole)
+	if !whole.Abnormal || whole.Reason != abi.ReasonFrozen || whole.Message == "" {
+		t.Errorf("%+v", whole)
+	}
+	broken := report(nil, []fault{{abi.ReasonErrors, "errors"}, {abi.ReasonShutDown, "shut down"}}).Condition
+	addHeld(broken)
+	if broken.Reason != abi.ReasonShutDown || broken.Message != "errors; shut down; "+whole.Message {
+		t.Errorf("%+v", broken)
+	}
+}

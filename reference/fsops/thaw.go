@@ -173,12 +173,19 @@ const (
 func (f Freezer) Stat(key string, root int, readOnly bool) (abi.StatsReply, error) {
 	reply, err := Stat(root, readOnly)
 	if err == nil && f.Forgotten(key) {
-		reply.Condition = &abi.Condition{
-			Abnormal: true, Reason: abi.ReasonFrozen,
-			Message: "all writes are held, and the processes that were to end that are gone: thaw it",
-		}
+		addHeld(reply.Condition)
 	}
 	return reply, err
+}
+
+// addHeld says that writes are held. Everything else that can be wrong is worse.
+func addHeld(is *abi.Condition) {
+	const text = "all writes are held, and the processes that were to end that are gone: thaw it"
+	if is.Abnormal {
+		is.Message += "; " + text
+		return
+	}
+	*is = abi.Condition{Abnormal: true, Reason: abi.ReasonFrozen, Message: text}
 }
 
 // Forgotten tells whether the filesystem that was frozen by a key is so still, and no
