@@ -330,8 +330,12 @@ func TestGrowth(t *testing.T) {
 		t.Errorf("grow at mount: %d", v.GrowTo)
 	}
 	r.broker.bound[r.target("p1")] = "s1"
+	r.broker.volumes[r.target("p1")].GrowTo = 0
 	ask.VolumePath = r.staging() // kubelet may name it by the staging path
 	r.ok(nil, expand())
+	if v := r.broker.volumes[r.target("p1")]; v.GrowTo != 0 {
+		t.Errorf("the sandbox was not asked, and the growth is left for the next one: %d", v.GrowTo)
+	}
 	r.sandboxes.err = volume.Errorf(volume.Unsupported, "volume v: the agent does not resize")
 	r.refused(expand(), codes.FailedPrecondition, "the agent does not resize")
 	r.sandboxes.err = volume.Errorf(volume.Timeout, "volume v: hangs")

@@ -86,12 +86,9 @@ func (e *expandCall) growFilesystem(ctx context.Context, size int64) (int64, err
 	if !e.growsAtMount() && e.proxy.front.cfg.FillsDevice(ctx, e.v, size) {
 		return size, nil // it was grown on this node before it was handed over
 	}
-	sandboxes := e.proxy.front.cfg.Sandboxes
-	if _, bound := sandboxes.Binding(e.v); !bound {
-		return e.growLater(ctx, size)
-	}
-	wanted := e.req.GetCapacityRange()
-	grown, err := sandboxes.Expand(ctx, e.v, volume.Range{Required: wanted.GetRequiredBytes(), Limit: wanted.GetLimitBytes()})
+	// Always asked: which sandbox has the volume may not be known yet, as after a restart.
+	wanted := volume.Range{Required: e.req.GetCapacityRange().GetRequiredBytes(), Limit: e.req.GetCapacityRange().GetLimitBytes()}
+	grown, err := e.proxy.front.cfg.Sandboxes.Expand(ctx, e.v, wanted)
 	switch kind := volume.KindOf(err); {
 	case err == nil:
 		return grown, nil

@@ -27,7 +27,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/superblock"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -320,12 +319,11 @@ func (s *fakeSandboxes) Known(*volume.Volume) (stats.Known, bool) {
 	return *s.known, true
 }
 
-func (s *fakeSandboxes) Expand(_ context.Context, _ *volume.Volume, wish volume.Range) (int64, error) {
+func (s *fakeSandboxes) Expand(_ context.Context, v *volume.Volume, wish volume.Range) (int64, error) {
+	if !s.has(v) {
+		return 0, volume.Errorf(volume.NoSandbox, "volume %s has no sandbox", v.Target)
+	}
 	return wish.Required, s.err
-}
-
-func (s *fakeSandboxes) Binding(v *volume.Volume) (runtime.Binding, bool) {
-	return runtime.Binding{Sandbox: "s1"}, s.has(v)
 }
 
 // fakePods knows the pods that a test made.

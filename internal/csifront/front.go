@@ -17,7 +17,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -39,7 +38,6 @@ type Sandboxes interface {
 	Stats(ctx context.Context, v *volume.Volume) (stats.Answer, error)
 	Known(v *volume.Volume) (stats.Known, bool)
 	Expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error)
-	Binding(v *volume.Volume) (runtime.Binding, bool)
 }
 
 // Pods looks up the pods of this node. Its errors are classed; a pod that it does

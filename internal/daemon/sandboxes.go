@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/crust-proxy/crust-proxy/internal/adminapi"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -29,6 +28,3 @@ func (s sandboxes) Expand(ctx context.Context, v *volume.Volume, wish volume.Ran
 	}
 	return s.node.Relay.Expand(ctx, handler, v, wish)
 }
-
-// Binding is the sandbox that has the volume, from memory.
-func (s sandboxes) Binding(v *volume.Volume) (runtime.Binding, bool) { return s.node.Binding(v) }

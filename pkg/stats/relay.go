@@ -232,10 +232,10 @@ func (r *Relay) Expand(ctx context.Context, src Source, v *volume.Volume, wish v
 
 // learnGrowth stores how the last growth ended: kubelet emits no event for one that
 // has to wait until the volume is out of use. A size that cannot be is a mistake of the
-// caller's, who is told so, and says nothing of the volume.
+// caller's, who is told so; that, or no sandbox, says nothing of the volume.
 func (r *Relay) learnGrowth(key volume.Key, err error) {
-	if kind := volume.KindOf(err); err != nil && (kind == volume.Invalid || kind == volume.OutOfRange) {
-		return
+	if kind := volume.KindOf(err); kind == volume.Invalid || kind == volume.OutOfRange || kind == volume.NoSandbox {
+		return // of an error: nil is Internal
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -307,7 +307,7 @@ func TestWhyAVolumeDoesNotGrowIsKept(t *testing.T) {
 		if _, err := relay.Stats(t.Context(), src, testVolume("a")); err != nil {
 			t.Fatal(err)
 		}
-		for _, mistake := range []volume.Kind{volume.OutOfRange, volume.Invalid} {
+		for _, mistake := range []volume.Kind{volume.OutOfRange, volume.Invalid, volume.NoSandbox} {
 			src.err = volume.Errorf(mistake, "20Ti do not fit")
 			if _, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{}); volume.KindOf(err) != mistake {
 				t.Errorf("a wrong size: %v", err)
