@@ -241,17 +241,33 @@ func TestSandboxOfAnotherPodIsNotBelieved(t *testing.T) {
 
 // What cannot be asked is not taken for dead, unless the container runtime says so.
 func TestInUseOfWhatCannotBeAsked(t *testing.T) {
-	b, known, _ := newWatchedBench(t)
-	v := published(t, b, "a")
-	known.set("sb1", v.PodUID)
-	b.startSandbox(t, v, "sb1")
-	b.leave(t, v, "sb1", "/not/allowed", "/not/allowed/either")
-	if id, err := b.h.InUse(t.Context(), v); id != "sb1" || err != nil {
-		t.Errorf("%q, %v", id, err)
-	}
-	known.set("sb1", "")
-	if id, err := b.h.InUse(t.Context(), v); id != "" || err != nil {
-		t.Errorf("of a dead one: %q, %v", id, err)
+	for name, spoil := range map[string]func(*bench, *volume.Volume){
+		"what may not be asked": func(b *bench, v *volume.Volume) { b.leave(t, v, "sb1", "/not/allowed", "/not/allowed/either") },
+		"a program that is not there": func(b *bench, v *volume.Volume) {
+			check.Must(t, os.Remove(b.path(v, abi.SocketName)))
+			check.Must(t, os.Remove(b.cfg.Programs[0]))
+		},
+		"a handler that was killed before it said how to ask": func(b *bench, v *volume.Volume) {
+			check.Must(t, os.Remove(b.path(v, abi.SocketName)))
+			check.Must(t, os.Remove(b.path(v, abi.CLIName)))
+		},
+		"a handler without stats": func(b *bench, v *volume.Volume) {
+			check.Must(t, os.Remove(b.path(v, abi.SocketName)))
+			b.program(t, "runtime", "exit 4")
+		},
+	} {
+		b, known, _ := newWatchedBench(t)
+		v := published(t, b, "a")
+		known.set("sb1", v.PodUID)
+		b.startSandbox(t, v, "sb1")
+		spoil(b, v)
+		if id, err := b.h.InUse(t.Context(), v); id != "sb1" || err != nil {
+			t.Errorf("%s: %q, %v", name, id, err)
+		}
+		known.set("sb1", "")
+		if id, err := b.h.InUse(t.Context(), v); id != "" || err != nil {
+			t.Errorf("%s, of a dead sandbox: %q, %v", name, id, err)
+		}
 	}
 }
 

@@ -100,7 +100,7 @@ func (h *Handler) InUse(ctx context.Context, v *volume.Volume) (string, error) {
 		return "", nil
 	case volume.Canceled:
 		return "", err
-	case volume.Denied, volume.Internal:
+	case volume.Denied, volume.Internal, volume.Unsupported: // it cannot be asked
 		if err != nil && h.bindings.isGone(seen.ids[0]) {
 			return "", nil
 		}
