@@ -313,10 +313,11 @@ func (d *daemon) alive(ctx context.Context) error {
 	}
 }
 
-// onVolumeChanged informs watchers, and forgets what was known of a volume that is gone.
+// onVolumeChanged informs watchers, and forgets what was known of a volume that is gone,
+// or that another program published and no sandbox has.
 func (d *daemon) onVolumeChanged(key volume.Key) {
 	if d.broker != nil && d.relay != nil {
-		if _, there := d.broker.Get(key); !there {
+		if _, there := d.broker.Get(key); !there && d.handlers.sandboxOf(key) == "" {
 			d.relay.Forget(key)
 			d.disks.reader.Forget(key)
 		}
@@ -330,7 +331,7 @@ func (d *daemon) onSandboxChanged(key volume.Key) {
 	if d.relay != nil {
 		d.relay.Rebound(key, d.handlers.sandboxOf(key))
 	}
-	d.hub.Changed(key)
+	d.onVolumeChanged(key)
 }
 
 func (d *daemon) sandboxAsked(v *volume.Volume, call string, took time.Duration, err error) {
