@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -156,7 +157,8 @@ func TestCRIEventsThatAreTurnedOnLater(t *testing.T) {
 	fake := newFakeRuntime(t)
 	fake.setEvents(false)
 	fake.start()
-	tracker := NewCRI(Config{Socket: fake.socket}, zap.NewNop())
+	core, logged := observer.New(zap.InfoLevel)
+	tracker := NewCRI(Config{Socket: fake.socket}, zap.New(core))
 	tracker.pace = quickPace()
 	tracker.pace.again = 4 * tracker.pace.poll
 	ctx, cancel := context.WithCancel(t.Context())
@@ -170,6 +172,11 @@ func TestCRIEventsThatAreTurnedOnLater(t *testing.T) {
 		fake.stop()
 	}()
 	check.Eventually(t, "it is asked every few seconds", tracker.Polled)
+	before := fake.everStreamed()
+	check.Eventually(t, "it was asked for events in vain", func() bool { return fake.everStreamed() >= before+3 })
+	if n := logged.FilterMessageSnippet("tells of no changes").Len(); n != 1 {
+		t.Errorf("that it tells of no changes was logged %d times", n)
+	}
 	fake.setEvents(true)
 	check.Eventually(t, "it is listened to", func() bool { return fake.listeners() == 1 && !tracker.Polled() })
 	fake.setEvents(false)

@@ -91,7 +91,7 @@ func (f *criFollower) loop(ctx context.Context) error {
 			return err
 		}
 		f.t.replace(f.c, live, nil)
-		f.t.polled.Store(!f.pushed)
+		f.t.polled.Store(!f.pushed || f.unsettled && f.t.polled.Load()) // events just asked for may be refused
 		most := f.t.pace.relist
 		if f.unsettled {
 			f.unsettled, most = false, f.t.pace.settle
