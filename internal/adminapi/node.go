@@ -215,11 +215,25 @@ func (n *Node) Stats(ctx context.Context, v *volume.Volume, missing volume.Kind)
 		return stats.Answer{}, err
 	}
 	answer, err := n.Relay.Stats(ctx, handler, v)
-	if err == nil && v.GrowTo > 0 && n.HasGrown(ctx, v) {
-		_ = n.Broker.EndGrowth(v.Key, v.GrowTo) // only people read it, and the next stats repeat it
+	if err == nil && v.GrowTo > 0 {
+		n.endGrowth(ctx, handler, v)
 	}
 	telemetry.CallFrom(ctx).Expected = volume.KindOf(err) == volume.NoSandbox && err != nil
 	return answer, err
+}
+
+// endGrowth ends a growth that is on record and done. A sandbox that was mounting the volume
+// when the device grew may have seen its old size, so each is asked once to grow.
+func (n *Node) endGrowth(ctx context.Context, handler runtime.Handler, v *volume.Volume) {
+	if n.HasGrown(ctx, v) {
+		_ = n.Broker.EndGrowth(v.Key, v.GrowTo) // only people read it, and the next stats repeat it
+		return
+	}
+	known, _ := n.Relay.Known(v.Key)
+	if first := known.Requests-known.Failures == 1; first && n.Broker.Abilities(v.Handler).GrowsAtMount {
+		wish := volume.Range{Required: v.GrowTo}
+		go func() { _, _ = n.Relay.Expand(context.WithoutCancel(ctx), handler, v, wish) }() // the relay keeps an error
+	}
 }
 
 func (n *Node) expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error) {

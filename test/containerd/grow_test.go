@@ -3,6 +3,10 @@
 package containerd
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +15,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 const grownSize = 2 * diskSize
@@ -112,6 +117,49 @@ func TestGrownWhileNoSandboxRan(t *testing.T) {
 		}
 		r.wantClean()
 	})
+}
+
+// A volume that grows after crust-runc has mounted it, and before that has left word of
+// the sandbox, is grown when the sandbox answers: kubelet was told that it is.
+func TestGrownWhileItIsMounted(t *testing.T) {
+	program := crustRunc(t)
+	wrapper := t.TempDir() + "/crust-runc"
+	script := fmt.Sprintf("#!/bin/sh\nCRUST_FAILPOINTS=crust-runc-attached=sleep:3s exec %s \"$@\"\n", program)
+	check.Must(t, os.WriteFile(wrapper, []byte(script), 0o755)) //nolint:gosec // a program
+	r := &testNode{t: t, program: program, node: newNode(t, "installed", map[string]string{"crust": wrapper})}
+	t.Cleanup(r.killAgents)
+	r.d = rig.NewDaemon(t)
+	r.d.Containerd = r.node.Socket
+	r.d.Handlers = "default: crust\ncrust: {enabled: true, programs: [" + program + "]}"
+	r.d.Start()
+	v := r.staged("pod-1", "xfs") // a mounted ext4 grows only with CAP_SYS_RESOURCE
+	pod, id := r.pod(v.pod), ""
+	started := make(chan error, 1)
+	go func() {
+		var err error
+		id, err = pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}})
+		started <- err
+	}()
+	check.Eventually(t, "it is mounted in the sandbox", func() bool {
+		tables, _ := filepath.Glob("/proc/[0-9]*/mountinfo")
+		return slices.ContainsFunc(tables, func(table string) bool {
+			raw, _ := os.ReadFile(table) //nolint:gosec // of a process, which may be gone
+			return strings.Contains(string(raw), " "+v.disk+" ")
+		})
+	})
+	v.grow(grownSize)
+	if size, err := v.expand(grownSize); err != nil || size != grownSize {
+		t.Errorf("%d, %v", size, err)
+	}
+	check.Must(t, <-started)
+	check.Eventually(t, "it has grown", func() bool {
+		_, err := v.stats()
+		return err == nil && r.df(id).bytesTotal >= grownSize*8/10
+	})
+	r.remove(pod)
+	v.unstage()
+	v.check()
+	r.wantClean()
 }
 
 func (r *testNode) wantLargeAtMount(v *volume) {
