@@ -83,7 +83,7 @@ func (s *schedule) fetched(e StatsFetched, counts bool) {
 		if e.Reply != nil {
 			q.failed = 0
 		}
-		q.next = e.At.Add(min(maxBackoff, s.interval<<min(q.failed, 5)))
+		q.next = e.At.Add(max(s.interval, min(maxBackoff, s.interval<<min(q.failed, 5))))
 	}
 	s.fetching[e.ID] = q
 }

@@ -81,6 +81,21 @@ func TestOnlyWhatIsOnTheScreenIsAsked(t *testing.T) {
 	}
 }
 
+// TestALongIntervalIsKept: the bound is one of pauses after failures.
+func TestALongIntervalIsKept(t *testing.T) {
+	settings := plainSettings()
+	settings.Interval = 10 * time.Minute
+	s := full(settings, 80, 24)
+	for _, r := range s.onScreen() {
+		for _, e := range []StatsFetched{answer(r.id(), now), {ID: r.id(), At: now, Failure: "no"}} {
+			s.Apply(e)
+			if next := s.schedule.fetching[r.id()].next; next.Sub(now) != settings.Interval {
+				t.Errorf("%s is asked again in %s", r.name, next.Sub(now))
+			}
+		}
+	}
+}
+
 func TestNobodyIsAskedWhilePaused(t *testing.T) {
 	s := full(plainSettings(), 80, 24)
 	press(s, "p")
