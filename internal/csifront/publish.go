@@ -1,6 +1,7 @@
 package csifront
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -45,6 +46,9 @@ func newPublishCall(
 	p.removing = known && found.Removing
 	if known && !p.removing {
 		p.state.Published = &found
+		if w.Capability.GetMount().GetFsType() == "" {
+			w.FSType = cmp.Or(found.FSType, w.FSType) // the default may be another one by now
+		}
 	}
 	for _, status := range volumes.OfOrigin(w.Driver, w.VolumeID) {
 		if !known || status.Key != found.Key {
@@ -262,8 +266,8 @@ func (p *publishCall) knownPod() *decision.Pod {
 // record, so that no cluster needs to be asked again.
 func (p *publishCall) group() (string, volume.GroupPolicy, error) {
 	group, change, err := decision.Group(p.w, p.knownPod())
-	if err == nil && group == "" && p.state.Published != nil {
-		return p.state.Published.Group, p.state.Published.GroupPolicy, nil
+	if on := p.state.Published; err == nil && on != nil && change == "" && (group == "" || group == on.Group) {
+		return on.Group, on.GroupPolicy, nil // kubelet names no policy, whether it names the group or not
 	}
 	return group, change, err
 }

@@ -176,6 +176,29 @@ func TestGroupOfThePod(t *testing.T) {
 	}
 }
 
+// TestRepeatedPublishHasWhatIsOnRecord: kubelet publishes again after its restart. The
+// broker would refuse another group or policy, or another filesystem, as another volume.
+func TestRepeatedPublishHasWhatIsOnRecord(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.cfg.Pods = fakePods{"p1": {UID: "p1", FSGroup: "2000", FSGroupPolicy: volume.GroupOnMismatch}}
+	r.restart()
+	r.stage()
+	publish := r.publishReq("p1")
+	publish.VolumeCapability.GetMount().VolumeMountGroup, publish.VolumeCapability.GetMount().FsType = "2000", ""
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	first := r.broker.asked
+	r.cfg.DefaultFSType = "xfs" // the file was changed meanwhile
+	r.restart()
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	again := r.broker.asked
+	if first.GroupPolicy != volume.GroupOnMismatch || again.Group != first.Group || again.GroupPolicy != first.GroupPolicy {
+		t.Errorf("the group: %q %q, then %q %q", first.Group, first.GroupPolicy, again.Group, again.GroupPolicy)
+	}
+	if again.FSType != "ext4" {
+		t.Errorf("the filesystem is %s now", again.FSType)
+	}
+}
+
 func TestGroupOfThePodIsNotForEveryVolume(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.cfg.Pods = fakePods{"p1": {UID: "p1", FSGroup: "2000", FSGroupPolicy: volume.GroupOnMismatch, Volumes: []decision.PodVolume{
