@@ -261,6 +261,9 @@ func (p *driverProxy) expandVolume(ctx context.Context, req *csi.NodeExpandVolum
 		return forward(ctx)
 	}
 	annotateCall(ctx, &found)
+	if found.Origin == nil && p.front.store.Private.Published(p.driver.ID(req.GetVolumeId()), req.GetVolumePath()) {
+		return nil, recordUnusable(found.Target)
+	}
 	if found.Origin == nil && (has == nil || !has.Native) {
 		return forward(ctx) // the driver published it through the Runtime API, and grows it in the same way
 	}

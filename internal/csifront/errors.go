@@ -95,9 +95,13 @@ func deviceNotGrown(v *volume.Volume, driver string, size, required int64) error
 		"look at the driver's log, and whether the volume was grown by its controller", v.Target, driver, v.Device.Path, size, required)
 }
 
-func cannotDeferAnyMore(v *volume.Volume, driver string) error {
+func cannotDeferAnyMore(target, driver string) error {
 	return failedPrecondition("volume %s: the driver %s deferred its filesystem and cannot do so any more (was it downgraded?): "+
-		"it would grow the filesystem on the host; upgrade it again", v.Target, driver)
+		"it would mount or grow the filesystem on the host; upgrade it again", target, driver)
+}
+
+func recordUnusable(target string) error {
+	return failedPrecondition("volume %s: its record cannot be used, so its device is not grown: "+volume.TextDelete, target)
 }
 
 func sandboxCannotGrow(v *volume.Volume) string {

@@ -75,7 +75,7 @@ func (e *expandCall) deviceRequest(has *staging.Capabilities) (*csi.NodeExpandVo
 		return ask, nil
 	}
 	if !has.Native {
-		return nil, cannotDeferAnyMore(e.v, e.proxy.driver.Name)
+		return nil, cannotDeferAnyMore(e.v.Target, e.proxy.driver.Name)
 	}
 	csidefer.SetRequested(ask)
 	return ask, nil

@@ -74,7 +74,32 @@ func TestNativeDriverThatCallsTheRuntimeAPI(t *testing.T) {
 		Type: volume.Block, Target: r.target("p1"), Backing: "/dev/fake", FSType: "ext4",
 	})
 	r.ok(nil, err)
+	r.driver.said()
 	r.ok(nil, r.publish("p1"))
+	r.ok(nil, r.publish("p1")) // kubelet was restarted: a driver that is not asked to defer mounts
+	r.said("publish-deferred kubelet", "publish-deferred kubelet")
+	r.ok(nil, r.unpublish("p1"))
+	r.unstage()
+	r.clean()
+}
+
+// TestLostRecordOfADevice: the broker's record is damaged, so it does not say how the
+// volume was published. The private path does.
+func TestLostRecordOfADevice(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.broker.volumes[r.target("p1")] = &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: r.target("p1")}
+	r.driver.said()
+	_, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
+	r.refused(err, codes.FailedPrecondition, r.target("p1"), "record")
+	r.said()
+	r.ok(nil, r.publish("p1"))
+	r.said("publish-block private")
+	if in := r.broker.asked; in.Origin.Way != volume.WayBlock || in.Origin.VolumeID != "vol-1" {
+		t.Errorf("instruction: %+v", in.Origin)
+	}
 	r.ok(nil, r.unpublish("p1"))
 	r.unstage()
 	r.clean()
@@ -88,6 +113,8 @@ func TestDowngradedDriver(t *testing.T) {
 	r.driver.said()
 	_, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
 	r.refused(err, codes.FailedPrecondition, "downgraded")
+	r.refused(r.publish("p1"), codes.Aborted, "downgraded") // it would mount the volume on the host
+	r.said()
 	r.ok(nil, r.unpublish("p1"))
 	if asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest); csidefer.Requested(asked) {
 		t.Error("a driver that cannot defer was told of it")
@@ -113,6 +140,33 @@ func TestUpgradedDriver(t *testing.T) {
 	r.ok(nil, r.unpublish("p2"))
 	r.unstage()
 	r.clean()
+}
+
+// TestUpgradedDriverUnderAReader: a second reader comes while the first one has the volume
+// in the former way, in which it is staged.
+func TestUpgradedDriverUnderAReader(t *testing.T) {
+	publish := func(r *rig, pod string) error {
+		req := r.publishReq(pod)
+		req.Readonly = true
+		_, err := r.kubelet.NodePublishVolume(t.Context(), req)
+		return err
+	}
+	r := newRig(t, deferAll)
+	r.driver.answer = &csidefer.Mount{Device: "/dev/fake", FSType: "ext4"}
+	r.stage()
+	r.ok(nil, publish(r, "p1"))
+	r.driver.setCaps(nativeCaps()...)
+	r.driver.said()
+	r.ok(nil, publish(r, "p2"))
+	r.said("publish-block private")
+
+	r = nativeRig(t)
+	r.stage()
+	r.ok(nil, publish(r, "p1"))
+	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)
+	r.driver.said()
+	r.refused(publish(r, "p2"), codes.FailedPrecondition, "downgraded")
+	r.said()
 }
 
 func TestNativeGrowth(t *testing.T) {

@@ -111,7 +111,7 @@ func (p *publishCall) decide(ctx context.Context) (err error) {
 // conclusion: after a final code it never asks to unpublish. So nothing may be left then,
 // of this call or of an earlier one without a certain answer.
 func (p *publishCall) finishError(ctx context.Context, err error) error {
-	if err == nil || !refusal.IsFinal(err) || p.publishedByDriver() {
+	if err == nil || !refusal.IsFinal(err) {
 		return err
 	}
 	if p.state.Published != nil {
@@ -133,12 +133,6 @@ func (p *publishCall) undo(ctx context.Context, cause error, undo func(context.C
 	ctx, cancel := staging.UndoContext(ctx)
 	defer cancel()
 	return refusal.JoinUndo(p.target, cause, undo(ctx))
-}
-
-// publishedByDriver reports whether the driver published the volume through the Runtime
-// API by itself.
-func (p *publishCall) publishedByDriver() bool {
-	return p.state.Published != nil && p.state.Published.Origin == nil
 }
 
 func (p *publishCall) refuse(err error) error {
@@ -192,12 +186,13 @@ func (p *publishCall) ensureStagedOnHost(ctx context.Context) error {
 
 // publishDeferred hands the volume to the sandbox, in one of two ways.
 func (p *publishCall) publishDeferred(ctx context.Context) ([]byte, error) {
-	if p.publishedByDriver() {
-		return p.forward(ctx)
-	}
 	has, err := p.proxy.driver.Capabilities(ctx)
 	if err != nil {
 		return nil, err
+	}
+	way := p.way(has)
+	if way == "" {
+		return p.forward(ctx)
 	}
 	if err := decision.CheckDeferrable(p.w, &p.verdict); err != nil {
 		return nil, err
@@ -205,14 +200,37 @@ func (p *publishCall) publishDeferred(ctx context.Context) ([]byte, error) {
 	if err := decision.CheckSecondWriter(p.w, &p.state, p.pod); err != nil {
 		return nil, err
 	}
-	native := has.Native
-	if p.state.Published != nil { // a driver that was downgraded cannot be asked to defer any more
-		native = p.state.Published.Origin.Way == volume.WayNative
-	}
-	if native {
+	switch {
+	case way == volume.WayBlock:
+		return (&blockPublish{call: p, has: has, device: p.device()}).run(ctx)
+	case !has.Native:
+		return nil, refusal.WithParty(volume.PartyDriver, cannotDeferAnyMore(p.target, p.w.Driver))
+	default:
 		return (&nativePublish{call: p, has: has}).run(ctx)
 	}
-	return (&blockPublish{call: p, has: has, device: p.device()}).run(ctx)
+}
+
+// way is how the driver is asked. While the volume is on record its way stays, for a
+// second reader too: it is staged in that way, under the sandboxes that have it. A record
+// without an origin is of a driver that called the Runtime API, or was lost. The way is ""
+// where such a driver does so without being asked to defer.
+func (p *publishCall) way(has *staging.Capabilities) string {
+	on := p.state.Published
+	if on == nil && len(p.state.Elsewhere) > 0 {
+		on = &p.state.Elsewhere[0]
+	}
+	switch {
+	case on != nil && on.Origin != nil:
+		return on.Origin.Way
+	case on != nil && p.proxy.front.store.Private.Published(p.proxy.driver.ID(p.w.VolumeID), p.target):
+		return volume.WayBlock
+	case has.Native:
+		return volume.WayNative
+	case on != nil:
+		return ""
+	default:
+		return volume.WayBlock
+	}
 }
 
 func (p *publishCall) device() string {

@@ -2,7 +2,6 @@ package csifront
 
 import (
 	"context"
-	"path"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -66,9 +65,8 @@ func (u *unpublishCall) release(ctx context.Context, rec *staging.Record) (*volu
 // own, or at both where nothing tells which.
 func (u *unpublishCall) askDriver(ctx context.Context, rec *staging.Record, released *volume.Volume) ([]byte, error) {
 	private := u.proxy.front.store.Private
-	device := private.Publish(u.id, u.target)
-	asDevice := private.Exists(path.Dir(device))
-	if err := u.proxy.stager.UnpublishDevice(ctx, u.id.ID, device); err != nil {
+	asDevice := private.Published(u.id, u.target)
+	if err := u.proxy.stager.UnpublishDevice(ctx, u.id.ID, private.Publish(u.id, u.target)); err != nil {
 		return nil, err
 	}
 	switch {

@@ -49,6 +49,12 @@ func (p *PrivatePaths) Publish(id VolumeID, target string) string {
 	return path.Join(p.dir, publishDir, privateName(id.Driver, id.ID, target), deviceName)
 }
 
+// Published reports whether a driver was ever asked for a device for kubelet's target path,
+// and has not unpublished it since.
+func (p *PrivatePaths) Published(id VolumeID, target string) bool {
+	return p.Exists(path.Dir(p.Publish(id, target)))
+}
+
 // MakeDir makes a private directory. The tree belongs to root, but driver
 // containers can write to it: no link may lead out of the kubelet root.
 func (p *PrivatePaths) MakeDir(dir string) error {
