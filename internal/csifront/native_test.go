@@ -1,10 +1,13 @@
 package csifront
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
@@ -79,8 +82,36 @@ func TestNativeDriverThatCallsTheRuntimeAPI(t *testing.T) {
 	r.ok(nil, r.publish("p1")) // kubelet was restarted: a driver that is not asked to defer mounts
 	r.said("publish-deferred kubelet", "publish-deferred kubelet")
 	r.ok(nil, r.unpublish("p1"))
+	if asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest); !csidefer.Requested(asked) {
+		t.Error("the driver was not told that the volume was deferred")
+	}
 	r.unstage()
 	r.clean()
+}
+
+// TestRepeatedUnpublishOfANativeDriver: the broker has released the volume when the driver
+// fails, and kubelet repeats the call.
+func TestRepeatedUnpublishOfANativeDriver(t *testing.T) {
+	for name, restart := range map[string]bool{"in one life": false, "with a restart": true} {
+		t.Run(name, func(t *testing.T) {
+			r := nativeRig(t)
+			r.ok(nil, os.MkdirAll(filepath.Dir(r.target("p1")), 0o750)) // as kubelet does
+			r.stage()
+			r.ok(nil, r.publish("p1"))
+			r.driver.fail("unpublish", status.Error(codes.Unavailable, "the driver has gone"))
+			r.refused(r.unpublish("p1"), codes.Unavailable)
+			if restart {
+				r.restart()
+			}
+			r.driver.fail("unpublish", nil)
+			r.ok(nil, r.unpublish("p1"))
+			if asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest); !csidefer.Requested(asked) {
+				t.Error("the driver was not told that the volume was deferred")
+			}
+			r.unstage()
+			r.clean()
+		})
+	}
 }
 
 // TestLostRecordOfADevice: the broker's record is damaged, so it does not say how the

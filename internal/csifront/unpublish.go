@@ -10,6 +10,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
 	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -53,12 +54,24 @@ func (u *unpublishCall) release(ctx context.Context, rec *staging.Record) (*volu
 		if err := decision.CheckSameVolume(found.Volume, u.id.Driver, u.id.ID); err != nil {
 			return nil, err
 		}
+		u.recordDeferred(rec, &found)
 	}
 	released, err := volumes.Release(ctx, u.target)
 	if released == nil && volume.KindOf(err) == volume.Invalid {
 		return nil, nil //nolint:nilnil // a target that lies elsewhere is no deferred one
 	}
 	return released, err
+}
+
+// recordDeferred records, before the broker forgets the volume, that the driver is to be told
+// that it deferred it: the driver may fail, and the repeated call shall ask the same.
+func (u *unpublishCall) recordDeferred(rec *staging.Record, found *deferral.Status) {
+	deferred := found.Origin == nil && !u.proxy.front.store.Private.Published(u.id, u.target) ||
+		found.Origin != nil && found.Origin.Way == volume.WayNative
+	if deferred && !slices.Contains(rec.Uncertain, u.target) {
+		rec.Uncertain = append(rec.Uncertain, u.target)
+		u.proxy.stager.RecordOnHost(rec)
+	}
 }
 
 // askDriver has the driver unpublish what it published: at the private path, at kubelet's
@@ -70,8 +83,7 @@ func (u *unpublishCall) askDriver(ctx context.Context, rec *staging.Record, rele
 		return nil, err
 	}
 	switch {
-	case released != nil && released.Origin != nil && released.Origin.Way == volume.WayNative,
-		released == nil && slices.Contains(rec.Uncertain, u.target):
+	case slices.Contains(rec.Uncertain, u.target):
 		if err := u.proxy.driver.UnpublishDeferred(ctx, u.id.ID, u.target); err != nil {
 			return nil, err
 		}

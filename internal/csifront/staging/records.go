@@ -38,7 +38,7 @@ type Record struct {
 	// OnHost are the targets that the driver itself has mounted.
 	OnHost []string `json:"plain,omitempty"`
 	// Uncertain are the targets at which a driver was asked to publish deferred, where it
-	// is not known whether it did.
+	// is not known whether it did; and where it did, from the unpublish on.
 	Uncertain []string `json:"asked,omitempty"`
 }
 

@@ -270,9 +270,9 @@ func (s *Stager) UnpublishDevice(ctx context.Context, volumeID, device string) e
 	return s.store.Private.RemovePublish(device)
 }
 
-// RecordOnHost writes the record of a volume that is not deferred. Where a full run
-// directory prevents that, the record is in memory until the next restart: the claim in
-// the kernel still keeps a second owner from the device.
+// RecordOnHost writes the record of a volume that is not deferred, or is being unpublished.
+// Where a full run directory prevents that, the record is in memory until the next
+// restart: the claim in the kernel still keeps a second owner from the device.
 func (s *Stager) RecordOnHost(rec *Record) {
 	if err := s.store.Records.Put(*rec); err != nil {
 		s.LogRecordFailure(err)
@@ -282,5 +282,5 @@ func (s *Stager) RecordOnHost(rec *Record) {
 
 // LogRecordFailure logs that a record could not be written, where the call goes on.
 func (s *Stager) LogRecordFailure(err error) {
-	s.log.Error("a volume that is not deferred cannot be put on record", zap.Error(err))
+	s.log.Error("a record of the front cannot be written", zap.Error(err))
 }
