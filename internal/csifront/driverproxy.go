@@ -211,19 +211,21 @@ func (p *driverProxy) unpublishVolume(ctx context.Context, req *csi.NodeUnpublis
 }
 
 // find looks up the deferred volume of a stats or expand call: by its target, else by its
-// id, for kubelet may name the staging path instead.
-func (p *driverProxy) find(volumeID, path, stagingPath string) (deferral.Status, bool) {
+// id, for kubelet may name the staging path instead. While one is being removed a sandbox
+// may still have its device.
+func (p *driverProxy) find(volumeID, path, stagingPath string) (found deferral.Status, deferred bool) {
 	volumes := p.front.cfg.Volumes
-	found, ok, err := volumes.Find(path)
-	if err == nil && ok && !found.Removing && decision.CheckSameVolume(found.Volume, p.driver.Name, volumeID) == nil {
-		return found, true
+	at, ok, err := volumes.Find(path)
+	if err == nil && ok && decision.CheckSameVolume(at.Volume, p.driver.Name, volumeID) == nil {
+		return at, true
 	}
 	for _, status := range volumes.OfOrigin(p.driver.Name, volumeID) {
-		if origin := status.Origin; !status.Removing && origin.Staging != "" && (origin.Staging == path || origin.Staging == stagingPath) {
-			return status, true
+		staged := status.Origin.Staging
+		if staged != "" && (staged == path || staged == stagingPath) && (!deferred || !status.Removing) {
+			found, deferred = status, true
 		}
 	}
-	return deferral.Status{}, false
+	return found, deferred
 }
 
 // getVolumeStats asks the sandbox of a deferred volume. It takes no lock: a driver or
@@ -261,6 +263,9 @@ func (p *driverProxy) expandVolume(ctx context.Context, req *csi.NodeExpandVolum
 		return forward(ctx)
 	}
 	annotateCall(ctx, &found)
+	if found.Removing {
+		return nil, beingRemoved(found.Target)
+	}
 	if found.Origin == nil && p.front.store.Private.Published(p.driver.ID(req.GetVolumeId()), req.GetVolumePath()) {
 		return nil, recordUnusable(found.Target)
 	}

@@ -51,6 +51,10 @@ func removalUnfinished(target string, err error) error {
 	return volume.Errorf(volume.Busy, "volume %s: its removal was begun and cannot be ended yet: %w", target, err)
 }
 
+func beingRemoved(target string) error {
+	return volume.Errorf(volume.Busy, "volume %s: its removal was begun, so it is not grown", target)
+}
+
 // interrupted is the error of undoing an earlier publish in another way.
 func interrupted(target string, err error) error {
 	return refusal.WithParty(volume.PartyDriver, volume.Errorf(volume.Busy, "volume %s: an earlier publish in another way was interrupted and cannot "+

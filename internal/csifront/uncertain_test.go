@@ -73,6 +73,8 @@ func TestPublishWhileItsOwnRemovalIsUnderWay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, deferAll)
+			r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+				csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
 			r.stage()
 			r.ok(nil, r.publish("p1"))
 			r.driver.said()
@@ -80,6 +82,10 @@ func TestPublishWhileItsOwnRemovalIsUnderWay(t *testing.T) {
 			r.broker.bound[r.target("p1")] = "sandbox-7"
 			r.front.SetPolicy(test.policy)
 			r.refused(r.publish("p1"), codes.Aborted, "removal", "sandbox-7")
+			_, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
+			r.refused(err, codes.Aborted, "removal") // the driver would grow the filesystem on the host
+			_, err = r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
+			r.ok(nil, err) // of the sandbox, and not of the directory
 			r.said()
 			delete(r.broker.bound, r.target("p1"))
 			r.ok(nil, r.publish("p1"))
