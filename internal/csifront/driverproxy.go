@@ -194,14 +194,36 @@ func (p *driverProxy) publishVolume(ctx context.Context, req *csi.NodePublishVol
 	}
 	return p.withLock(ctx, req.GetVolumeId(), req.GetTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
 		w := decision.PublishRequest(p.driver.Name, p.front.cfg.DefaultFSType, req)
-		if !isBlock {
-			return newPublishCall(p, req, w, forward).run(ctx)
+		if isBlock {
+			return p.publishRaw(ctx, id, w, forward)
 		}
-		if err := decision.CheckRawDevice(w, p.front.cfg.Volumes.OfOrigin(id.Driver, id.ID)); err != nil {
-			return nil, err
-		}
-		return forward(ctx)
+		return newPublishCall(p, req, w, forward).run(ctx)
 	})
+}
+
+// publishRaw lets the driver publish a raw block volume. The target is recorded before: its
+// pod may open the device at any time, so no sandbox gets it then. The caller holds the
+// volume's lock.
+func (p *driverProxy) publishRaw(ctx context.Context, id staging.VolumeID, w *decision.VolumeRequest, forward forwardFunc) ([]byte, error) {
+	if err := decision.CheckRawDevice(w, p.front.cfg.Volumes.OfOrigin(id.Driver, id.ID)); err != nil {
+		return nil, err
+	}
+	rec := p.front.store.Records.Get(id)
+	_, known := rec.Raw[w.Path]
+	if !known {
+		if rec.Raw == nil {
+			rec.Raw = make(map[string]bool)
+		}
+		rec.Raw[w.Path] = w.ReadOnly
+		p.stager.RecordOnHost(&rec)
+	}
+	reply, err := forward(ctx)
+	if err != nil && !known && refusal.IsFinal(err) {
+		rec = p.front.store.Records.Get(id) // a copy: others read the one that was put
+		delete(rec.Raw, w.Path)
+		p.stager.RecordOnHost(&rec)
+	}
+	return reply, err
 }
 
 func (p *driverProxy) unpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest, forward forwardFunc) ([]byte, error) {

@@ -55,7 +55,7 @@ func newPublishCall(
 			p.state.Elsewhere = append(p.state.Elsewhere, status)
 		}
 	}
-	p.state.OnHost = staging.Without(p.rec.OnHost, p.target)
+	p.state.OnHost, p.state.Raw = staging.Without(p.rec.OnHost, p.target), p.rec.Raw
 	return p
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -148,6 +149,10 @@ func (p *driverProxy) unstage(ctx context.Context, id staging.VolumeID, stagingP
 		return nil, err
 	}
 	failpoint.Hit("front-unstage-driver")
+	if kubelet.IsRawBlock(stagingPath) { // of another persistent volume: what is known of the filesystem stays
+		rec.Raw = nil
+		return reply, p.front.store.Records.Put(rec)
+	}
 	rec.Stage, rec.OnHost, rec.Uncertain = nil, nil, nil
 	if err := p.front.store.Records.Put(rec); err != nil {
 		return nil, err

@@ -98,9 +98,10 @@ func (u *unpublishCall) askDriver(ctx context.Context, rec *staging.Record, rele
 // unpublished it: a record that cannot be written does not keep the pod from ending, and a
 // restart drops targets whose directories have gone.
 func (u *unpublishCall) forgetTarget(rec *staging.Record) {
-	if !slices.Contains(rec.OnHost, u.target) && !slices.Contains(rec.Uncertain, u.target) {
+	if _, raw := rec.Raw[u.target]; !raw && !slices.Contains(rec.OnHost, u.target) && !slices.Contains(rec.Uncertain, u.target) {
 		return
 	}
+	delete(rec.Raw, u.target)
 	rec.OnHost, rec.Uncertain = staging.Without(rec.OnHost, u.target), staging.Without(rec.Uncertain, u.target)
 	u.proxy.stager.RecordOnHost(rec)
 }

@@ -28,6 +28,12 @@ func PodUID(rel string) string {
 	return parts[1]
 }
 
+// IsRawBlock reports whether a path is one at which kubelet has raw block volumes staged and
+// published.
+func IsRawBlock(path string) bool {
+	return strings.Contains(path, "/plugins/kubernetes.io/csi/volumeDevices/")
+}
+
 // driver reads the name of the CSI driver from the vol_data.json that kubelet writes beside
 // each target, or returns "".
 func driver(dir int) string {

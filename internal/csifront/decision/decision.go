@@ -34,6 +34,9 @@ type State struct {
 	Elsewhere []deferral.Status
 	// OnHost are the targets of other pods for which the driver has mounted the volume.
 	OnHost []string
+	// Raw are the targets of other pods that have the volume as a raw device; true is for
+	// one that only reads.
+	Raw map[string]bool
 	// PathOnHost is set where the driver itself has mounted the target of a publish, or
 	// the staging path of a stage without a record.
 	PathOnHost bool
@@ -215,6 +218,11 @@ func CheckBlockWay(req *VolumeRequest, verdict *policy.Verdict) error {
 // CheckSecondWriter refuses early what the claim on the device would refuse late, before
 // the driver is asked.
 func CheckSecondWriter(req *VolumeRequest, state *State, pod *PodContext) error {
+	for target, reads := range state.Raw {
+		if state.Published == nil && (!req.ReadOnly || !reads) {
+			return refusal.WithParty(volume.PartyVolume, sandboxBesideRaw(req, state.Holder(target)))
+		}
+	}
 	other := conflicting(req.ReadOnly, state.Elsewhere)
 	if other == nil {
 		return nil

@@ -103,6 +103,11 @@ func rawBesideSandbox(req *VolumeRequest, holder string) error {
 		"volume's filesystem in its sandbox: a device can have one read-write owner; wait until the other pod is gone", req.Path, holder)
 }
 
+func sandboxBesideRaw(req *VolumeRequest, holder string) error {
+	return volume.Errorf(volume.InUse, "volume %s: the volume is published as a raw device for %s: a device can have one read-write "+
+		"owner; wait until the other pod is gone", req.Path, holder)
+}
+
 func anotherVolume(v *volume.Volume, driver, volumeID string) error {
 	return volume.Errorf(volume.InUse, "volume %s: the volume %s of driver %s is published there, and this call "+
 		"is for the volume %s of driver %s: unpublish the other one first", v.Target, refusal.Clip(v.Origin.VolumeID), v.Driver,

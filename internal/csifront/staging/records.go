@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -40,6 +41,8 @@ type Record struct {
 	// Uncertain are the targets at which a driver was asked to publish deferred, where it
 	// is not known whether it did; and where it did, from the unpublish on.
 	Uncertain []string `json:"asked,omitempty"`
+	// Raw are the targets of raw block volumes; true is for one that is only read.
+	Raw map[string]bool `json:"raw,omitempty"`
 }
 
 // StageRecord is a stage that kubelet asked for.
@@ -103,7 +106,7 @@ func (s *StageRecord) dropRequest() { s.Request, s.Incomplete = nil, true }
 func (s *StageRecord) lacksRequest() bool { return len(s.Request) == 0 }
 
 func (r *Record) empty() bool {
-	return r.Stage == nil && len(r.OnHost) == 0 && len(r.Uncertain) == 0
+	return r.Stage == nil && len(r.OnHost) == 0 && len(r.Uncertain) == 0 && len(r.Raw) == 0
 }
 
 // Without is a list of targets without one of them.
@@ -159,7 +162,7 @@ func (r *Records) Get(id VolumeID) Record {
 	if !ok {
 		return Record{Driver: id.Driver, ID: id.ID}
 	}
-	rec.OnHost, rec.Uncertain = slices.Clone(rec.OnHost), slices.Clone(rec.Uncertain)
+	rec.OnHost, rec.Uncertain, rec.Raw = slices.Clone(rec.OnHost), slices.Clone(rec.Uncertain), maps.Clone(rec.Raw)
 	return rec
 }
 
@@ -303,9 +306,12 @@ func (r *Records) dropGone(log *zap.Logger) {
 			_, err := os.Lstat(filepath.Dir(target))
 			return errors.Is(err, fs.ErrNotExist)
 		}
-		if !slices.ContainsFunc(rec.OnHost, gone) && !slices.ContainsFunc(rec.Uncertain, gone) {
+		raw := slices.Collect(maps.Keys(rec.Raw))
+		if !slices.ContainsFunc(slices.Concat(rec.OnHost, rec.Uncertain, raw), gone) {
 			continue
 		}
+		rec.Raw = maps.Clone(rec.Raw)
+		maps.DeleteFunc(rec.Raw, func(target string, _ bool) bool { return gone(target) })
 		rec.OnHost, rec.Uncertain = slices.DeleteFunc(slices.Clone(rec.OnHost), gone), slices.DeleteFunc(slices.Clone(rec.Uncertain), gone)
 		if err := r.Put(rec); err != nil {
 			log.Warn("a record of the front is not up to date", zap.Error(err))
