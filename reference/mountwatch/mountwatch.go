@@ -24,6 +24,7 @@ type Watch struct {
 	mu      sync.Mutex
 	devices map[string]bool // by name, and by major:minor
 	seen    []string
+	err     error // why not all of it was seen
 }
 
 // New watches the mount namespace of this process.
@@ -64,10 +65,13 @@ func (w *Watch) follow() {
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		if err != nil || fds[1].Revents != 0 {
+		if err == nil && fds[1].Revents != 0 {
 			return
 		}
-		w.read()
+		w.read(err)
+		if err != nil {
+			return
+		}
 	}
 }
 
@@ -79,17 +83,13 @@ func raisePriority() {
 	}, 0)
 }
 
-// read reads the whole list.
-func (w *Watch) read() {
+// read reads the whole list, unless the wait for it has failed.
+func (w *Watch) read(failed error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if _, err := w.file.Seek(0, io.SeekStart); err != nil {
-		return
-	}
-	raw, err := io.ReadAll(w.file)
-	if err != nil {
-		return
-	}
+	_, err := w.file.Seek(0, io.SeekStart)
+	raw, readErr := io.ReadAll(w.file)
+	w.err = errors.Join(w.err, failed, err, readErr)
 	for line := range bytes.Lines(raw) {
 		if w.forbidden(string(line)) {
 			w.seen = append(w.seen, strings.TrimSpace(string(line)))
@@ -129,11 +129,15 @@ func (w *Watch) Remove(names ...string) {
 	}
 }
 
-// CheckNone fails if a filesystem of a device was mounted on the host since the last call.
+// CheckNone fails if a filesystem of a device was mounted on the host since the last call,
+// or may have been while nobody watched.
 func (w *Watch) CheckNone() error {
-	w.read()
+	w.read(nil)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.err != nil {
+		return fmt.Errorf("the host's mounts cannot be watched: %w", w.err)
+	}
 	seen := w.seen
 	w.seen = nil
 	if len(seen) == 0 {

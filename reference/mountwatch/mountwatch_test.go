@@ -1,6 +1,10 @@
 package mountwatch
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
 
 func TestForbiddenMounts(t *testing.T) {
 	w := &Watch{devices: make(map[string]bool)}
@@ -17,4 +21,16 @@ func TestForbiddenMounts(t *testing.T) {
 			t.Errorf("%q: %v", line, got)
 		}
 	}
+}
+
+// Who cannot look has not seen that there is nothing.
+func TestABrokenWatchIsNoProof(t *testing.T) {
+	w, err := New()
+	check.Must(t, err)
+	check.Must(t, w.CheckNone())
+	check.Must(t, w.file.Close())
+	if w.CheckNone() == nil {
+		t.Error("a list that cannot be read shows that nothing is mounted")
+	}
+	_ = w.Close()
 }
