@@ -261,8 +261,12 @@ func (s *sandbox) pings(ctx context.Context) error {
 // mustEnd looks whether a container that was killed ends. For the container runtime it has
 // when the process has that stands for it.
 func (s *sandbox) mustEnd(container string) {
-	if r, err := s.cfg.find(container); err == nil && !gone(r.Process, s.cfg.hangTime()+drainTime) {
-		s.hang(fmt.Errorf("%w: container %s was killed, and does not end", errHangs, container))
+	r, err := s.cfg.find(container)
+	for err == nil && !gone(r.Process, s.cfg.hangTime()+drainTime) {
+		if !s.volumes.frozen() {
+			s.hang(fmt.Errorf("%w: container %s was killed, and does not end", errHangs, container))
+			return
+		}
 	}
 }
 

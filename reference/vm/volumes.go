@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -35,6 +36,21 @@ type volumes struct {
 type attached struct {
 	info abi.Info
 	disk *qemu.Disk
+	// thaws is when a freeze of it is over at the latest. A process that waits to write then
+	// cannot be killed, and its guest does not hang.
+	thaws atomic.Pointer[time.Time]
+}
+
+// frozen tells whether a volume may be frozen.
+func (v *volumes) frozen() bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	for _, a := range v.of {
+		if until := a.thaws.Load(); until != nil && time.Now().Before(*until) {
+			return true
+		}
+	}
+	return false
 }
 
 // ensure makes the guest have the volume mounted. When it fails, the guest does not have
@@ -217,9 +233,13 @@ func (v *volumes) Resize(target string, least, most int64) (size int64, err erro
 
 // Freeze holds all writes until Thaw, or until the time is over.
 func (v *volumes) Freeze(target string, timeout time.Duration) error {
-	return v.ask(target, func(ctx context.Context, name string, _ *attached) error {
+	return v.ask(target, func(ctx context.Context, name string, a *attached) error {
 		if timeout < time.Millisecond || timeout > fsops.MostFrozen {
 			return fmt.Errorf("%w: the time must be at most %v", fsops.ErrOutOfRange, fsops.MostFrozen)
+		}
+		until := time.Now().Add(timeout)
+		if is := a.thaws.Load(); is == nil || is.Before(until) {
+			a.thaws.Store(&until)
 		}
 		_, err := v.guest.FreezeVolume(ctx, &wire.FreezeVolumeRequest{Volume: name, TimeoutMillis: uint32(timeout.Milliseconds())}) //nolint:gosec // bounded
 		return err
@@ -228,8 +248,11 @@ func (v *volumes) Freeze(target string, timeout time.Duration) error {
 
 // Thaw lets writes go on.
 func (v *volumes) Thaw(target string) error {
-	return v.ask(target, func(ctx context.Context, name string, _ *attached) error {
+	return v.ask(target, func(ctx context.Context, name string, a *attached) error {
 		_, err := v.guest.ThawVolume(ctx, &wire.ThawVolumeRequest{Volume: name})
+		if err == nil {
+			a.thaws.Store(nil)
+		}
 		if status.Code(err) == codes.FailedPrecondition {
 			err = fmt.Errorf("%w: what was read of its device meanwhile may be of different times: %w", fsops.ErrNotFrozen, err)
 		}

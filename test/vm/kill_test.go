@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -412,5 +413,42 @@ func TestGrowUnderAWriter(t *testing.T) {
 		s.v.checkDisk()
 		s.v.giveBack()
 	}
+	b.WantClean(t)
+}
+
+// TestAFreezeIsNoHang: who waits to write to a frozen volume cannot be killed. That costs the
+// pod no machine, and whoever froze the volume no freeze.
+func TestAFreezeIsNoHang(t *testing.T) {
+	b := newBench(t)
+	const hang = 15
+	b.Configure(t, map[string]any{"hangTimeoutSeconds": hang})
+	s := b.scene("pv-frozen", "ext4")
+	crust := func(args ...string) {
+		cmd := exec.Command(b.Program, append([]string{"crust"}, args...)...) //nolint:gosec // ours
+		cmd.Env = append(os.Environ(), b.Env()...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", args, err, out)
+		}
+	}
+	crust("freeze", s.v.Target, "300")
+	process, err := s.CRI.Pid(s.ctx(), s.container)
+	check.Must(t, err)
+	stopped := make(chan error, 1)
+	go func() {
+		_, err := s.CRI.CRI.StopContainer(s.ctx(), &runtimeapi.StopContainerRequest{ContainerId: s.container})
+		stopped <- err
+	}()
+	m := b.machine()
+	time.Sleep(2 * hang * time.Second)
+	if unix.Kill(m.qemu, 0) != nil || unix.Kill(process, 0) != nil {
+		t.Errorf("of a pod with a frozen volume the container ended (%v), or the machine (%v)", unix.Kill(process, 0), unix.Kill(m.qemu, 0))
+	}
+	crust("thaw", s.v.Target)
+	check.Eventually(t, "the container has ended", func() bool { return unix.Kill(process, 0) != nil })
+	t.Logf("containerd says: %v", <-stopped)
+	if unix.Kill(m.qemu, 0) != nil {
+		t.Error("the machine has ended")
+	}
+	s.over()
 	b.WantClean(t)
 }
