@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -162,7 +161,7 @@ func ReadFD(fd int, limit int64) ([]byte, error) {
 }
 
 // NewestFiles lists the regular files in the directory dir, which is relative to at, that
-// have a wanted name: the newest first, of at most so many names.
+// have a wanted name: the newest first, and at most so many.
 func NewestFiles(at int, dir string, most int, want func(name string) bool) ([]string, error) {
 	fd, err := unix.Openat(at, dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -170,8 +169,8 @@ func NewestFiles(at int, dir string, most int, want func(name string) bool) ([]s
 	}
 	file := os.NewFile(uintptr(fd), dir)
 	defer func() { _ = file.Close() }()
-	names, err := file.Readdirnames(most)
-	if err != nil && !errors.Is(err, io.EOF) {
+	names, err := file.Readdirnames(-1) // no order is promised: the last may be the newest
+	if err != nil {
 		return nil, err
 	}
 	made := make(map[string]int64, len(names))
@@ -186,5 +185,5 @@ func NewestFiles(at int, dir string, most int, want func(name string) bool) ([]s
 	slices.SortFunc(names, func(a, b string) int {
 		return cmp.Or(cmp.Compare(made[b], made[a]), strings.Compare(a, b))
 	})
-	return names, nil
+	return names[:min(most, len(names))], nil
 }

@@ -4,9 +4,43 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
+
+// The newest file counts, wherever the kernel lists it.
+func TestNewestFiles(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 300 {
+		if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed, err := file.Readdirnames(-1)
+	if err := errors.Join(err, file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{listed[299], listed[0], listed[150]}
+	for i, name := range want {
+		at := time.Now().Add(time.Duration(3-i) * time.Hour)
+		if err := os.Chtimes(filepath.Join(dir, name), at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := NewestFiles(unix.AT_FDCWD, dir, 3, func(string) bool { return true })
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("the newest are %q, %v, want %q", got, err, want)
+	}
+}
 
 func TestReadLine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "line")
