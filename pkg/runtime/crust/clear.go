@@ -90,7 +90,8 @@ func (c *cleaner) clearThose(v *volume.Volume, dead func(id string) bool) {
 // suspect has Run ask about a volume whose sandbox the container runtime does not
 // know, or where none is followed.
 func (c *cleaner) suspect(v *volume.Volume) {
-	for _, id := range c.bindings.layout.Sandboxes(string(v.Key)) {
+	ids, _ := c.bindings.layout.Sandboxes(string(v.Key))
+	for _, id := range ids {
 		if c.bindings.isGone(id) || c.bindings.sandboxes == nil {
 			c.enqueue(job{key: v.Key})
 			return

@@ -55,14 +55,13 @@ func (l layout) Read(name string) *volume.Volume {
 }
 
 // Sandboxes lists the sandbox ids in a volume's directory, the newest first.
-func (l layout) Sandboxes(name string) []string {
+func (l layout) Sandboxes(name string) ([]string, error) {
 	dir, err := abi.Open(l.tree.Root, name)
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	defer func() { _ = dir.Close() }()
-	ids, _ := dir.Sandboxes()
-	return ids
+	return dir.Sandboxes()
 }
 
 type dirSnapshot struct {

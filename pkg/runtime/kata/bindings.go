@@ -90,11 +90,10 @@ func (b *bindings) noteUse(key volume.Key, id string) {
 
 // candidates lists the sandboxes that may have the volume, the likeliest first:
 // those that left their id in its directory, those of its pod, then those that had
-// it once.
-func (b *bindings) candidates(v *volume.Volume) []string {
-	var ids []string
+// it once. An error is why the first of these are missing.
+func (b *bindings) candidates(v *volume.Volume) (ids []string, err error) {
 	if dir, ok := b.layout.DirOf(v); ok {
-		ids = b.layout.Sandboxes(dir)
+		ids, err = b.layout.Sandboxes(dir)
 	}
 	if b.sandboxes != nil && v.PodUID != "" {
 		ids = append(ids, b.sandboxes.OfPod(v.PodUID)...)
@@ -105,7 +104,7 @@ func (b *bindings) candidates(v *volume.Volume) []string {
 		again := seen[id]
 		seen[id] = true
 		return again || !abi.IsSandboxID(id) || b.ofOtherPod(id, v.PodUID)
-	})
+	}), err
 }
 
 // trackerHint says, for an error, that sandboxes of runtime-rs cannot be found now.

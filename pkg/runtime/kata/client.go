@@ -61,7 +61,7 @@ func (cl *client) reach(ctx context.Context, s shim) (*conn, error) {
 // search finds the first sandbox that accepts a connection. The dead ones are
 // forgotten; their files stay, as Kata's own.
 func (cl *client) search(ctx context.Context, v *volume.Volume) (*conn, shim, error) {
-	ids := cl.bindings.candidates(v)
+	ids, _ := cl.bindings.candidates(v)
 	failures := make([]failure, 0, len(ids))
 	for _, id := range ids {
 		c, s, err := cl.reachAny(ctx, id)

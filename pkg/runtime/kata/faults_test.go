@@ -161,7 +161,7 @@ func TestForeignSandboxIDIsNotBelieved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if ids := b.h.bindings.candidates(v); len(ids) != 0 {
+	if ids, err := b.h.bindings.candidates(v); err != nil || len(ids) != 0 {
 		t.Errorf("taken for sandboxes: %q", ids)
 	}
 }

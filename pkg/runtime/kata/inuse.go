@@ -26,7 +26,8 @@ func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) 
 	}
 	// Asked before the list of the pod's sandboxes is read: one that is ready is whole.
 	ready := b.sandboxes != nil && b.sandboxes.Ready()
-	for _, id := range b.candidates(v) {
+	candidates, unread := b.candidates(v)
+	for _, id := range candidates {
 		if lives, err := b.mayLive(id); err != nil {
 			return "", unknown(v, "Kata sandbox "+id, "its shim's socket cannot be tried", err)
 		} else if lives {
@@ -34,6 +35,8 @@ func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) 
 		}
 	}
 	switch {
+	case b.sandboxes == nil && unread != nil:
+		return "", unknown(v, "a Kata sandbox", "the volume's directory cannot be read", unread)
 	case b.sandboxes == nil:
 		return "", nil // the files of Kata's Go runtime are all there is to know
 	case !ready:

@@ -108,6 +108,23 @@ func TestSocketThatCannotBeTriedIsUnknown(t *testing.T) {
 	wantUnknown(t, b, v, "sb1")
 }
 
+// Where no container runtime is followed, the ids in the volume's directory are all
+// there is: a directory that cannot be read proves nothing.
+func TestDirectoryThatCannotBeReadIsUnknown(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := published(t, b, "a")
+	b.h.bindings.sandboxes = nil
+	wantUse(t, b, v, "")
+	if err := os.Rename(b.dir(v), b.dir(v)+".away"); err != nil {
+		t.Fatal(err)
+	}
+	wantUse(t, b, v, "") // no directory, no id
+	if err := os.Symlink("loop", b.dir(v)); err != nil {
+		t.Fatal(err)
+	}
+	wantUnknown(t, b, v, "directory")
+}
+
 // A target without the pod's UID, as a client of the Runtime API may choose one, is
 // looked for among the mounts of all containers.
 func TestMountSourceTellsTheSandbox(t *testing.T) {

@@ -1,6 +1,7 @@
 package kata
 
 import (
+	"errors"
 	"path/filepath"
 	"regexp"
 
@@ -60,7 +61,10 @@ func (l layout) Read(dir string) *volume.Volume {
 
 // Sandboxes lists the sandbox-id files of a volume, the newest first. The Go runtime
 // writes one when it creates a container; nobody removes it.
-func (l layout) Sandboxes(dir string) []string {
-	ids, _ := sys.NewestFiles(unix.AT_FDCWD, filepath.Join(l.root, dir), maxIDs+1, abi.IsSandboxID)
-	return ids
+func (l layout) Sandboxes(dir string) ([]string, error) {
+	ids, err := sys.NewestFiles(unix.AT_FDCWD, filepath.Join(l.root, dir), maxIDs, abi.IsSandboxID)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	return ids, err
 }

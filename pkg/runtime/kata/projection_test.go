@@ -60,7 +60,7 @@ func TestRepublishKeepsIDs(t *testing.T) {
 	if _, err := b.h.Publish(t.Context(), &changed); err != nil {
 		t.Fatal(err)
 	}
-	if ids := b.h.bindings.candidates(v); len(ids) != 1 || ids[0] != "sb1" {
+	if ids, err := b.h.bindings.candidates(v); err != nil || len(ids) != 1 || ids[0] != "sb1" {
 		t.Errorf("ids %q", ids)
 	}
 	// A lost file is put back, too.

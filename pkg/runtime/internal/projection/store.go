@@ -27,7 +27,7 @@ type Format interface {
 	// and the handler, and what else it can read.
 	Read(dir string) *volume.Volume
 	// Sandboxes lists the ids that sandboxes left in a directory, the newest first.
-	Sandboxes(dir string) []string
+	Sandboxes(dir string) ([]string, error)
 }
 
 // Hooks are the handler's reactions to changes in its tree.
@@ -244,7 +244,7 @@ func (s *Store) DirAdded(dir string) {
 	if owner == tree.Foreign {
 		s.adopt(dir)
 	}
-	if ids := s.format.Sandboxes(dir); len(ids) > 0 {
+	if ids, _ := s.format.Sandboxes(dir); len(ids) > 0 {
 		s.hooks.SandboxSeen(key, ids[0])
 	}
 }
