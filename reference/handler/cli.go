@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path"
 	"strconv"
@@ -138,7 +139,9 @@ func askVolume(v Volumes, command string, args []string) (any, error) {
 		size, err := v.Resize(target, numbers[0], numbers[1])
 		return abi.ResizeReply{CapacityBytes: size}, err
 	case abi.Freeze:
-		return struct{}{}, v.Freeze(target, time.Duration(numbers[0])*time.Second)
+		// More seconds than a duration holds are no fewer for the volumes to refuse.
+		seconds := min(numbers[0], int64(math.MaxInt64/time.Second))
+		return struct{}{}, v.Freeze(target, time.Duration(seconds)*time.Second)
 	default:
 		return struct{}{}, v.Thaw(target)
 	}
