@@ -183,6 +183,26 @@ func TestWrongValuesAreRefused(t *testing.T) {
 	}
 }
 
+// TestLongNamesAreCut: names of Jobs and Services become labels and have at most 63
+// characters; that of a StatefulSet has 52, for its pods have it with a hash in a label.
+func TestLongNamesAreCut(t *testing.T) {
+	args := append(metadata("tls.secretName=tls", "tls.caCert=-----BEGIN CERTIFICATE-----\n"), "--set=mode=daemonset",
+		"--set=fullnameOverride="+strings.Repeat("long-", 20))
+	most, seen := map[string]int{"Job": 63, "Service": 63, "StatefulSet": 52}, map[string]bool{}
+	for _, one := range render.Objects(t, render.Template(t, args...)) {
+		kind, name := one.GetKind(), one.GetName()
+		seen[kind] = true
+		if limit := most[kind]; limit > 0 && len(name) > limit {
+			t.Errorf("a %s is called %s, with %d characters", kind, name, len(name))
+		}
+	}
+	for kind := range most {
+		if !seen[kind] {
+			t.Errorf("there is no %s", kind)
+		}
+	}
+}
+
 // metadata are arguments that turn the changed blocks on, with values of theirs.
 func metadata(values ...string) []string {
 	args := []string{"--set=crustDriver.enabled=true,crustDriver.node=a,crustDriver.snapshotMetadata.enabled=true"}

@@ -1,7 +1,8 @@
 {{/* The name under which crust-driver registers. */}}
 {{- define "crust-proxy.driverName" -}}driver.crust-proxy.dev{{- end -}}
 
-{{- define "crust-proxy.driver" -}}{{ include "crust-proxy.fullname" . | trunc 56 }}-driver{{- end -}}
+{{/* At most 52 characters: a StatefulSet's pods have its name and a hash in a label of 63. */}}
+{{- define "crust-proxy.driver" -}}{{ include "crust-proxy.fullname" . | trunc 45 | trimSuffix "-" }}-driver{{- end -}}
 
 {{- define "crust-proxy.metadata" -}}{{ include "crust-proxy.fullname" . | trunc 45 }}-snapshot-metadata{{- end -}}
 
