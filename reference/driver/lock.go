@@ -13,8 +13,8 @@ import (
 // locks is one lock a volume, waited for no longer than the caller does.
 type locks struct{ sys.KeyLocks[string] }
 
-// take takes the locks of volumes, or of a volume and its source. All callers take them
-// in the same order, so that no two of them wait for each other.
+// take takes the locks of volumes, or of a volume and its source; "" is no volume. All
+// callers take them in the same order, so that no two of them wait for each other.
 func (l *locks) take(ctx context.Context, ids ...string) (release func(), err error) {
 	var held []func()
 	release = func() {
@@ -22,7 +22,7 @@ func (l *locks) take(ctx context.Context, ids ...string) (release func(), err er
 			unlock()
 		}
 	}
-	for _, id := range slices.Compact(slices.Sorted(slices.Values(ids))) {
+	for _, id := range slices.DeleteFunc(slices.Compact(slices.Sorted(slices.Values(ids))), func(id string) bool { return id == "" }) {
 		unlock, err := l.Lock(ctx, id)
 		if err != nil {
 			release()
