@@ -128,7 +128,7 @@ func (s *store) putError(r *record, err error) error {
 // instead of restoring the volume.
 func (s *store) beginRemoval(key volume.Key) error {
 	err := unix.Rename(s.path(volumesDir, key), s.path(removingDir, key))
-	if errors.Is(err, unix.ENOENT) {
+	if errors.Is(err, unix.ENOENT) && errors.Is(unix.Access(s.path(volumesDir, key), unix.F_OK), unix.ENOENT) {
 		return nil // begun before
 	}
 	if err != nil {

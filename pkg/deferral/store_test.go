@@ -61,6 +61,20 @@ func TestStoreKeepsRecords(t *testing.T) {
 	}
 }
 
+// TestARemovalThatCannotBeNotedFails: the record would bring the volume back.
+func TestARemovalThatCannotBeNotedFails(t *testing.T) {
+	s, rec := newTestStore(t), testRecord("/a")
+	if err := s.put(rec); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(s.dir, removingDir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.beginRemoval(rec.Key); err == nil {
+		t.Error("the record stays, and its removal counts as begun")
+	}
+}
+
 func TestStoreClearsWhatAKillLeftHalfWritten(t *testing.T) {
 	s := newTestStore(t)
 	half := filepath.Join(s.dir, "tmp", "abc.1")

@@ -231,8 +231,11 @@ func (t *Table) WaitUnmounted(ctx context.Context, r Request) error {
 		return nil
 	}
 	fd, err := openFree(ctx, unmountTime, func() (int, error) { return openByIdentity(r.Device, unix.O_EXCL) })
-	if sys.CloseFD(fd); !errors.Is(err, unix.EBUSY) {
-		return nil //nolint:nilerr // a device that is gone has no mounts
+	if sys.CloseFD(fd); err == nil || isGone(r.Device, err) {
+		return nil // a device that is gone has no mounts
+	}
+	if !errors.Is(err, unix.EBUSY) {
+		return unprovenError(r.Volume, err)
 	}
 	return volume.Errorf(volume.Busy, "volume %s: no sandbox of it is known to live, and yet its device %s (%s) is in use: %s: "+
 		"repeat when that has ended: %w", r.Target, r.Device.Path, r.Device, whoHolds(r.Device), cmp.Or(ctx.Err(), err))

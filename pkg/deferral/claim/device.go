@@ -252,6 +252,13 @@ func openByIdentity(d volume.Device, flags int) (int, error) {
 	return fd, nil
 }
 
+// isGone reports whether a block device could not be opened because it does not exist any
+// more. Any other error, and a missing name, proves nothing of the device.
+func isGone(d volume.Device, err error) bool {
+	_, inKernel := os.Lstat("/sys/dev/block/" + DeviceNumber(d.Major, d.Minor))
+	return errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOMEDIUM) || errors.Is(inKernel, unix.ENOENT)
+}
+
 // OpenDevice opens the device of a volume to read what is on it, whoever has claimed it,
 // and past the page cache if possible. Close it soon: an open device cannot be detached.
 func OpenDevice(d volume.Device) (*os.File, error) {

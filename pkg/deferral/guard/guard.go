@@ -296,8 +296,11 @@ func Mount(key volume.Key, dir string) error {
 // the guard itself is the one on the target that its source names.
 func (r *Root) Points(ctx context.Context) (map[volume.Key]string, error) {
 	root, err := sys.OpenDir(r.configured)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil // no root: nothing can be mounted below it
+	}
 	if err != nil {
-		return nil, nil //nolint:nilerr // no root: nothing can be mounted below it
+		return nil, fmt.Errorf("the "+volume.TextRoot+" %s cannot be opened: %w", r.configured, err)
 	}
 	defer sys.CloseFD(root)
 	resolved, err := sys.PathOfFD(root)
