@@ -219,12 +219,13 @@ func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, erro
 		return nil, err
 	}
 	defer t.Close()
-	var free *record
+	var asked, free *record
 	if known := b.lost.ofTarget(t); known != nil && !known.removing {
 		proven, err := b.remover.refuseUsed(ctx, known.rec)
 		if err != nil {
 			return &known.rec.Volume, err
 		}
+		asked = known.rec
 		if proven {
 			free = known.rec
 		}
@@ -237,6 +238,9 @@ func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, erro
 	known := b.table.get(t.Key())
 	if known == nil {
 		return nil, b.remover.cleanUnknown(ctx, t)
+	}
+	if !known.removing && known.rec != asked { // it may have a sandbox by now
+		return &known.rec.Volume, volume.Errorf(volume.Busy, "volume %s: it was published or changed meanwhile: repeat", path)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
