@@ -142,10 +142,11 @@ func (l *lostVolumes) useRecord(known *entry, rec *record) error {
 }
 
 // deferAgain writes a new record for a lost volume. The orchestrator repeats its calls for
-// a volume that is in use, and the instruction then says what the record did.
+// a volume that is in use, and the instruction then says what the record did, but not what
+// that of a newer daemon says beyond it.
 func (l *lostVolumes) deferAgain(ctx context.Context, known *entry, rec *record, t *guard.Target) (*volume.Volume, error) {
 	was := known.rec
-	if was.Device.Kind != "" && !was.Device.Same(rec.Device) || was.Handler != "" && was.Handler != rec.Handler {
+	if errors.Is(known.lost, errNewerRecord) || was.Device.Kind != "" && !was.Device.Same(rec.Device) || was.Handler != "" && was.Handler != rec.Handler {
 		return nil, known.lost
 	}
 	rec.Driver = cmp.Or(rec.Driver, was.Driver)
