@@ -143,7 +143,7 @@ func (b *Broker) Load(ctx context.Context) error {
 			}
 		})
 	}
-	b.lost.dropKept()
+	b.lost.dropKept(ctx)
 	return err // only the caller's end, which ends both
 }
 
@@ -246,7 +246,7 @@ func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, erro
 	defer cancel()
 	err = b.remover.undo(ctx, known.rec, t, free == known.rec)
 	if known.lost != nil {
-		b.lost.dropKept()
+		b.lost.dropKept(ctx)
 	}
 	return &known.rec.Volume, err
 }

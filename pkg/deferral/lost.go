@@ -165,8 +165,8 @@ func (l *lostVolumes) deferAgain(ctx context.Context, known *entry, rec *record,
 
 // dropKept gives up kept descriptors that belong to no volume. While a volume is lost, its
 // device is not known for certain, and each of them may be that device.
-func (l *lostVolumes) dropKept() {
+func (l *lostVolumes) dropKept(ctx context.Context) {
 	if devices, ok := l.table.claimed(); ok {
-		l.claims.DropKept(devices)
+		l.claims.DropKept(ctx, devices)
 	}
 }

@@ -98,7 +98,7 @@ func (r *reconciler) run(ctx context.Context) (ReconcileReport, error) {
 	}
 	r.removeOrphans(ctx, &found)
 	r.removeStrayGuards(ctx, &found)
-	r.lost.dropKept()
+	r.lost.dropKept(ctx)
 	return found.report, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"slices"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim/internal/holders"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -155,10 +157,11 @@ func (t *Table) IsShared(d volume.Device) bool { return len(t.owners.of(identity
 // Kept counts the claims that the keeper holds over a restart.
 func (t *Table) Kept() int { return t.open.count() }
 
-// DropKept gives up the kept descriptors of all other devices. Those of the given
-// devices wait for their volumes: what keeps a volume from claiming may pass. What an
-// earlier release failed to give up is tried again.
-func (t *Table) DropKept(wanted []volume.Device) {
+// DropKept gives up the kept descriptors of all other devices that no process has open:
+// which device a lost volume had may not be known. Those of the given devices wait for
+// their volumes: what keeps a volume from claiming may pass. What an earlier release
+// failed to give up is tried again.
+func (t *Table) DropKept(ctx context.Context, wanted []volume.Device) {
 	for _, id := range t.open.identities() {
 		if unlock, free := t.devices.TryLock(id); free {
 			if len(t.owners.of(id)) == 0 {
@@ -170,6 +173,12 @@ func (t *Table) DropKept(wanted []volume.Device) {
 	names := make(map[string]bool, len(wanted))
 	for _, d := range wanted {
 		names[claimName(identityOf(d))] = true
+	}
+	if others := t.open.keptExcept(names); len(others) > 0 {
+		found, err := t.users.find(ctx, slices.Collect(maps.Values(others)))
+		for name, id := range others {
+			names[name] = err != nil || slices.ContainsFunc(found, func(h holders.Holder) bool { return h.File == id })
+		}
 	}
 	t.open.dropKept(names)
 }

@@ -135,7 +135,7 @@ func TestKeptClaimsAreGivenUpInTheEnd(t *testing.T) {
 	v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a", Device: volume.Device{Kind: volume.BlockDevice, Major: 240, Minor: 77}}
 	for name, last := range map[string]func(c *Table) error{
 		"by the repeated release": func(c *Table) error { return c.Release(Request{Volume: v}, nil) },
-		"by reconcile":            func(c *Table) error { c.DropKept(nil); return nil },
+		"by reconcile":            func(c *Table) error { c.DropKept(t.Context(), nil); return nil },
 	} {
 		for _, from := range []string{"store", "remove"} {
 			t.Run(name+" after a failed "+from, func(t *testing.T) {
@@ -176,5 +176,43 @@ func TestLeftoverOfAReleaseIsNoOwner(t *testing.T) {
 		func(context.Context) error { prepared = true; return nil })
 	if err != nil || !prepared {
 		t.Errorf("prepared %v, %v", prepared, err)
+	}
+}
+
+// TestKeptClaimOfALostVolume: nobody knows any more which volume had the device, and a
+// sandbox may still write to it.
+func TestKeptClaimOfALostVolume(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "device")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	open := func() *os.File {
+		file, err := os.OpenFile(path, os.O_RDWR, 0) //nolint:gosec // this test's own
+		if err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	vmm := exec.CommandContext(t.Context(), "sleep", "1000")
+	device := open()
+	vmm.Stdin = device
+	if err := vmm.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_ = device.Close()
+	users := NewUsers(func() []string { return nil }, func(volume.Key) {})
+	c := NewTable(nil, map[string]*os.File{"LOST": open()}, users)
+	t.Cleanup(c.Close)
+	if c.DropKept(t.Context(), nil); c.Kept() != 1 {
+		t.Error("the claim on a device that a process has open was given up")
+	}
+	_ = vmm.Process.Kill()
+	_ = vmm.Wait()
+	want := 0
+	if os.Getuid() != 0 {
+		want = 1 // processes of others cannot be examined
+	}
+	if c.DropKept(t.Context(), nil); c.Kept() != want {
+		t.Errorf("%d claims are kept on a device that nobody has open, and should be %d", c.Kept(), want)
 	}
 }

@@ -179,6 +179,21 @@ func waitFree(d volume.Device) {
 	sys.CloseFD(fd)
 }
 
+// keptExcept gives what the kept files are, by the names of their claims, except for some.
+func (d *descriptors) keptExcept(wanted map[string]bool) map[string]identity {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	others := make(map[string]identity)
+	for name, file := range d.kept {
+		if !wanted[name] {
+			var st unix.Stat_t
+			_ = unix.Fstat(int(file.Fd()), &st) // it cannot fail: the file is open
+			others[name] = identityOf(deviceOf(&st))
+		}
+	}
+	return others
+}
+
 func (d *descriptors) dropKept(wanted map[string]bool) {
 	d.mu.Lock()
 	dropped := maps.Clone(d.kept)
