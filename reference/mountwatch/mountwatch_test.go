@@ -1,6 +1,7 @@
 package mountwatch
 
 import (
+	"os"
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -25,12 +26,12 @@ func TestForbiddenMounts(t *testing.T) {
 
 // Who cannot look has not seen that there is nothing.
 func TestABrokenWatchIsNoProof(t *testing.T) {
-	w, err := New()
+	file, err := os.Open("/proc/self/mountinfo")
 	check.Must(t, err)
+	w := &Watch{file: file}
 	check.Must(t, w.CheckNone())
-	check.Must(t, w.file.Close())
+	check.Must(t, file.Close())
 	if w.CheckNone() == nil {
 		t.Error("a list that cannot be read shows that nothing is mounted")
 	}
-	_ = w.Close()
 }
