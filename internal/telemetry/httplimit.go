@@ -17,7 +17,7 @@ const (
 // A scrape makes a list of all volumes, and holds it until the peer has read the answer.
 const (
 	scrapesAtOnce    = 32
-	scrapesOfOnePeer = 2
+	scrapesOfOnePeer = 4
 )
 
 // bound bounds what is done at a time, for all peers and for each.
