@@ -114,7 +114,8 @@ func plainInline(k *cluster.Kube, driver string) []string {
 
 // spaceOf is df without the device, whose number says nothing.
 func spaceOf(path string) string {
-	return "for unit in -k -i; do df -P $unit " + path + " | tail -n 1 | sed 's/^[^ ]* *//' | tr -s ' '; done"
+	// What is not written yet has more room than it needs reserved.
+	return "sync; for unit in -k -i; do df -P $unit " + path + " | tail -n 1 | sed 's/^[^ ]* *//' | tr -s ' '; done"
 }
 
 // told is what a driver was called for, in order. How often it is asked for stats
