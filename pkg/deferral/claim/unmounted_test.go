@@ -12,7 +12,7 @@ import (
 func TestADeviceThatCannotBeOpenedMayBeMounted(t *testing.T) {
 	there, err := os.ReadDir("/sys/dev/block")
 	if err != nil || len(there) == 0 {
-		t.Skip("this machine has no block device")
+		t.Fatalf("a machine without a block device: %v", err)
 	}
 	known, ok := parseNumber(there[0].Name(), ":")
 	if !ok {
