@@ -25,7 +25,10 @@ func ReadSpec(bundle string) (*specs.Spec, error) {
 		return nil, err
 	}
 	spec := new(specs.Spec)
-	return spec, json.Unmarshal(raw, spec)
+	if err := json.Unmarshal(raw, spec); err != nil {
+		return nil, fmt.Errorf("the bundle's %s: %w", SpecFile, err)
+	}
+	return spec, nil
 }
 
 // Attach calls mount once for each volume that a container mounts, and tells the broker that

@@ -67,7 +67,11 @@ func (v asked) sandbox(target string) (string, error) {
 		return "", err
 	}
 	for _, id := range ids {
-		if is, err := v.cfg.find(id); err == nil && is.isSandbox() && !is.Process.Ended() {
+		is, err := v.cfg.find(id)
+		if err != nil && !errors.Is(err, errUnknown) {
+			return "", err // nobody must take it for ended
+		}
+		if err == nil && is.isSandbox() && !is.Process.Ended() {
 			return id, nil
 		}
 	}

@@ -2,6 +2,7 @@ package vm
 
 import (
 	"encoding/json"
+	"os"
 	"strings"
 	"testing"
 
@@ -72,6 +73,16 @@ func TestWhatAContainerCannotHave(t *testing.T) {
 		err := checkSpec(spec, volume)
 		if (err == nil) != (word == "") || err != nil && !strings.Contains(err.Error(), word) {
 			t.Errorf("%q: %v", word, err)
+		}
+	}
+}
+
+func TestSpecThatCannotBeRead(t *testing.T) {
+	for _, content := range []string{"{", "{}"} {
+		bundle := t.TempDir()
+		check.Must(t, os.WriteFile(bundle+"/config.json", []byte(content), 0o600))
+		if _, err := readSpec(bundle); err == nil || !strings.Contains(err.Error(), "config.json") {
+			t.Errorf("%s: %v", content, err)
 		}
 	}
 }
