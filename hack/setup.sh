@@ -21,6 +21,7 @@ setpriv util-linux
 ip iproute2
 containerd containerd
 runc runc
+crun crun
 busybox busybox-static
 script bsdutils
 systemd-analyze systemd

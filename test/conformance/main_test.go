@@ -33,6 +33,7 @@ type bench struct {
 	root    string // of the volumes' directories
 	handler string // the program that is tried
 	agent   bool   // crust-runc offers its socket, too
+	runtime string // crust-runc's own, or "" for runc
 	limit   time.Duration
 	runs    []string
 }
@@ -54,8 +55,8 @@ func (b *bench) crustRunc(before string) *bench {
 	actual := rig.Program(b.t, "crust-runc")
 	rig.Program(b.t, "crust-runc-agent")
 	b.handler = b.dir + "/handler"
-	config := fmt.Sprintf(`{"root":%q,"stateDir":%q,"program":%q,"agent":%t,"agentProgram":%q}`,
-		b.root, b.dir+"/state", b.handler, b.agent, filepath.Dir(actual)+"/crust-runc-agent")
+	config := fmt.Sprintf(`{"root":%q,"stateDir":%q,"program":%q,"agent":%t,"agentProgram":%q,"runtime":%q}`,
+		b.root, b.dir+"/state", b.handler, b.agent, filepath.Dir(actual)+"/crust-runc-agent", b.runtime)
 	check.Must(b.t, os.WriteFile(b.dir+"/config.json", []byte(config), 0o600))
 	script := fmt.Sprintf("#!/bin/sh\nexport CRUST_RUNC_CONFIG=%s/config.json\nROOT=%s REAL=%s\n%s\nexec $REAL \"$@\"\n", b.dir, b.root, actual, before)
 	check.Must(b.t, os.WriteFile(b.handler, []byte(script), 0o755))
