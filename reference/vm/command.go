@@ -104,13 +104,6 @@ func (c *command) startSupervisor(place place, id, bundle string, shim process.P
 		return 0, err
 	}
 	err = awaitReady(told, c.cfg.bootTime()+readyTime)
-	if err == nil {
-		// A supervisor that was killed has said nothing, too.
-		var is *record
-		if is, err = c.cfg.find(id); err == nil && is.Process.Ended() {
-			err = errors.New("its supervisor was killed")
-		}
-	}
 	if err != nil {
 		late := time.AfterFunc(endTime, func() { _ = cmd.Process.Kill() })
 		_ = cmd.Wait()
@@ -130,16 +123,21 @@ func ourselves(args ...string) *exec.Cmd {
 // readyTime is for what a supervisor does besides booting.
 const readyTime = 30 * time.Second
 
-// awaitReady waits for a supervisor's word: an empty one is good.
+// readyWord is what a supervisor says whose guest is up. One that was killed says nothing.
+const readyWord = "ready"
+
+// awaitReady waits for a supervisor's word.
 func awaitReady(told *os.File, most time.Duration) error {
 	if err := told.SetReadDeadline(time.Now().Add(most)); err != nil {
 		return err
 	}
 	said, err := io.ReadAll(io.LimitReader(told, 16<<10))
-	if err != nil {
+	switch {
+	case err != nil:
 		return fmt.Errorf("it is not ready after %v: %w", most, err)
-	}
-	if len(said) > 0 {
+	case len(said) == 0:
+		return errors.New("its supervisor was killed")
+	case string(said) != readyWord:
 		return errors.New(string(said))
 	}
 	return nil
@@ -299,7 +297,7 @@ func (c *command) delete() error {
 	sandbox, err := c.cfg.find(r.Sandbox)
 	if err == nil && !sandbox.Process.Ended() {
 		_, err := call(c.cfg.sandbox(r.Sandbox), (*supervisor).DeleteProcess, &wire.DeleteProcessRequest{Process: &wire.Process{Container: r.ID}})
-		if err != nil && !sandbox.Process.Ended() {
+		if err != nil && !gone(sandbox.Process, goneTime) {
 			return err
 		}
 	}

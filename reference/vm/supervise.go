@@ -49,8 +49,7 @@ type sandbox struct {
 // sharedTag is the name of the guest's filesystem of the host.
 const sharedTag = "shared"
 
-// supervise is the life of a sandbox. It tells ready how it began, one line where that
-// failed, and closes it.
+// supervise is the life of a sandbox. It tells ready how it began, and closes it.
 func supervise(cfg Config, id, bundle string, shim process.Process, ready io.WriteCloser) error {
 	s := &sandbox{
 		cfg: cfg, id: id, place: cfg.sandbox(id), share: cfg.sandbox(id).share(), shim: shim,
@@ -59,11 +58,12 @@ func supervise(cfg Config, id, bundle string, shim process.Process, ready io.Wri
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	defer s.close()
-	err := s.begin(ctx, bundle)
+	err, word := s.begin(ctx, bundle), readyWord
 	if err != nil {
-		_, _ = io.WriteString(ready, err.Error())
+		word = err.Error()
 	}
-	if err := errors.Join(err, ready.Close()); err != nil {
+	_, told := io.WriteString(ready, word)
+	if err := errors.Join(err, told, ready.Close()); err != nil {
 		return err
 	}
 	why := s.watch(ctx)

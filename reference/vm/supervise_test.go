@@ -3,11 +3,13 @@ package vm
 import (
 	"context"
 	"errors"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // slow is a guest that answers every nth ping.
@@ -39,5 +41,24 @@ func TestHangTimeout(t *testing.T) {
 				t.Errorf("one of %d pings answered: %v after %v", nth, err, took)
 			}
 		})
+	}
+}
+
+// TestWordOfASupervisor: only the word itself is good. One that is being killed says nothing,
+// and may still be among the processes when its end of the pipe is closed.
+func TestWordOfASupervisor(t *testing.T) {
+	for said, want := range map[string]string{readyWord: "", "": "its supervisor was killed", "it has no kernel": "it has no kernel"} {
+		told, ready, err := os.Pipe()
+		check.Must(t, err)
+		_, err = ready.WriteString(said)
+		check.Must(t, errors.Join(err, ready.Close()))
+		got := ""
+		if err := awaitReady(told, time.Minute); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%q: %q, want %q", said, got, want)
+		}
+		check.Must(t, told.Close())
 	}
 }
