@@ -3,9 +3,10 @@
 # from running, so that one run tells everything; the exit code tells the truth.
 # CRUST_SYSTEM=skip leaves out, by the caller's explicit wish, what needs root.
 #
-# Tests of the real system wait more than they compute. So steps run in four lanes
-# at once: tests in the foreground, those in Kubernetes and in virtual machines beside
-# them, and what only computes (programs for tests, lint, fuzzing) at a low priority.
+# Tests of the real system wait more than they compute. So steps run in three lanes at
+# once: tests in the foreground, those in Kubernetes beside them, and what only computes
+# (programs for tests, lint, fuzzing) at a low priority. Unit tests and virtual machines,
+# whose processors are emulated, compute: no other tests run beside them.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 logs=$(mktemp -d)
@@ -87,11 +88,8 @@ kubernetes() {
 	ended containerd
 	ended kubernetes
 	ended deploy # built helm and kustomize
+	ended vm
 	attempt kube make -s test-kube
-}
-
-machines() {
-	attempt vm make -s test-vm
 }
 
 steps() {
@@ -101,7 +99,6 @@ steps() {
 	lane 5 compute
 	if [ "${CRUST_SYSTEM:-}" != skip ]; then
 		lane 0 kubernetes
-		lane 0 machines
 	fi
 	step generated make -s check-generated
 	step breaking make -s check-breaking
@@ -113,9 +110,9 @@ steps() {
 		done
 	else
 		collect containerd hack/containerd.sh
+		step vm make -s test-vm
 		step system make -s system
 		step package make -s package-test
-		collect vm "make test-vm"
 		collect kubernetes hack/kubernetes.sh
 		collect kube "make test-kube"
 	fi
