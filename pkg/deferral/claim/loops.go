@@ -2,6 +2,7 @@ package claim
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -116,7 +117,8 @@ type loopDevice struct {
 }
 
 // loopsOver lists the loop devices over an image or device, without those to skip. One that
-// has none, or none of its bytes, is not in the kernel's list of disks.
+// has none, or none of its bytes, is not in the kernel's list of disks. One that cannot be
+// read is an error: it may be over the data too.
 func loopsOver(data []identity, skip func(identity) bool) ([]loopDevice, error) {
 	disks, err := os.ReadFile("/proc/partitions")
 	if err != nil {
@@ -133,7 +135,11 @@ func loopsOver(data []identity, skip func(identity) bool) ([]loopDevice, error) 
 		if !ok || skip(identityOf(own)) {
 			continue
 		}
-		if info := loopInfo(own); info != nil && slices.Contains(data, identityOf(backingOf(info))) {
+		info, err := loopInfo(sysBlock, own)
+		if err != nil {
+			return nil, err
+		}
+		if info != nil && slices.Contains(data, identityOf(backingOf(info))) {
 			out = append(out, loopDevice{Device: own, readOnly: info.Flags&unix.LO_FLAGS_READ_ONLY != 0})
 		}
 	}
@@ -147,25 +153,33 @@ func isLoop(name string) bool {
 	return ok && err == nil
 }
 
-// loopInfo is nil for a device that is no loop device, has no image, or is gone.
-func loopInfo(d volume.Device) *unix.LoopInfo64 {
+// loopInfo is nil for a device that is no loop device, has no image, or is gone. sysfs says
+// so where the device cannot be read: a missing name proves nothing.
+func loopInfo(sysfs string, d volume.Device) (*unix.LoopInfo64, error) {
 	if d.Kind != volume.BlockDevice || d.Major != loopMajor {
-		return nil
+		return nil, nil //nolint:nilnil // no loop device
 	}
+	info, err := readLoop(d)
+	if err == nil || errors.Is(err, unix.ENXIO) {
+		return info, nil
+	}
+	if _, attached := os.Lstat(sysfs + DeviceNumber(d.Major, d.Minor) + "/loop"); errors.Is(attached, unix.ENOENT) {
+		return nil, nil //nolint:nilnil // it has no image
+	}
+	return nil, fmt.Errorf("the image of loop device %d cannot be read: %w", d.Minor, err)
+}
+
+func readLoop(d volume.Device) (*unix.LoopInfo64, error) {
 	fd, err := unix.Open(d.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	defer sys.CloseFD(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || !deviceOf(&st).Same(d) {
-		return nil
+		return nil, errors.Join(err, fmt.Errorf("%s is another device", d.Path))
 	}
-	info, err := unix.IoctlLoopGetStatus64(fd)
-	if err != nil {
-		return nil
-	}
-	return info
+	return unix.IoctlLoopGetStatus64(fd)
 }
 
 // checkImage refuses an image that cannot be guarded on the host.
@@ -191,13 +205,21 @@ func RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
 	if len(adopted) == 0 {
 		return nil
 	}
-	own := append(dataOf(v.Device), stackOf(v.Device.Major, v.Device.Minor)...)
+	own, err := dataOf(v.Device)
+	if err != nil {
+		return unprovenError(v, err)
+	}
+	own = append(own, stackOf(v.Device.Major, v.Device.Minor)...)
 	for _, other := range adopted {
 		theirs := Identify(other.Device.Path)
 		if theirs.Kind == "" || other.ReadOnly && v.ReadOnly {
 			continue
 		}
-		if slices.ContainsFunc(dataOf(theirs), func(id identity) bool { return slices.Contains(own, id) }) {
+		data, err := dataOf(theirs)
+		if err != nil {
+			return unprovenError(v, err)
+		}
+		if slices.ContainsFunc(data, func(id identity) bool { return slices.Contains(own, id) }) {
 			return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) is published for %s by another program: "+
 				"remove that volume with the program that made it", v.Target, v.Device.Path, v.Device, other.Target)
 		}
@@ -206,11 +228,12 @@ func RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
 }
 
 // dataOf returns what a device is and, for a loop device, its backing file: a process can
-// reach the data through both.
-func dataOf(d volume.Device) []identity {
+// reach the data through both. With an error, the backing file is missing.
+func dataOf(d volume.Device) ([]identity, error) {
 	out := []identity{identityOf(d)}
-	if info := loopInfo(d); info != nil {
+	info, err := loopInfo(sysBlock, d)
+	if info != nil {
 		out = append(out, identityOf(backingOf(info)))
 	}
-	return out
+	return out, err
 }

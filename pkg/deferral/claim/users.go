@@ -59,7 +59,11 @@ func (u *Users) Note(ctx context.Context, v *volume.Volume) { _ = u.refuse(ctx, 
 
 // refuse waits at most patience for processes that have the device only briefly.
 func (u *Users) refuse(ctx context.Context, v *volume.Volume, patience time.Duration) error {
-	found, err := u.await(ctx, dataOf(v.Device), patience)
+	files, err := dataOf(v.Device)
+	var found []holders.Holder
+	if err == nil {
+		found, err = u.await(ctx, files, patience)
+	}
 	switch {
 	case err != nil:
 		u.remember(v, "some process that cannot be looked at")
@@ -171,9 +175,9 @@ func (u *Users) All() []Held {
 // Refresh looks again who has the held devices open.
 func (u *Users) Refresh(ctx context.Context) {
 	known := u.All()
-	files := make([][]identity, len(known))
+	files, unread := make([][]identity, len(known)), make([]error, len(known))
 	for i, held := range known {
-		files[i] = dataOf(held.Volume.Device)
+		files[i], unread[i] = dataOf(held.Volume.Device)
 	}
 	if len(known) == 0 {
 		return
@@ -184,7 +188,7 @@ func (u *Users) Refresh(ctx context.Context) {
 		switch {
 		case len(still) > 0:
 			u.remember(held.Volume, nameAll(still))
-		case err == nil:
+		case err == nil && unread[i] == nil:
 			u.clear(held.Volume.Key)
 		}
 	}
