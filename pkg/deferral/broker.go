@@ -219,16 +219,12 @@ func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, erro
 		return nil, err
 	}
 	defer t.Close()
-	var asked, free *record
+	var asked *record
 	if known := b.lost.ofTarget(t); known != nil && !known.removing {
-		proven, err := b.remover.refuseUsed(ctx, known.rec)
-		if err != nil {
+		if err := b.remover.refuseUsed(ctx, known.rec); err != nil {
 			return &known.rec.Volume, err
 		}
 		asked = known.rec
-		if proven {
-			free = known.rec
-		}
 	}
 	unlock, err := b.locks.lock(ctx, t.Key())
 	if err != nil {
@@ -244,7 +240,7 @@ func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, erro
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
-	err = b.remover.undo(ctx, known.rec, t, free == known.rec)
+	err = b.remover.undo(ctx, known.rec, t, false)
 	if known.lost != nil {
 		b.lost.dropKept(ctx)
 	}

@@ -104,9 +104,9 @@ func (l *lostVolumes) found(rec *record) {
 func (l *lostVolumes) reconcile(ctx context.Context, known *entry, report *collector) (usable bool) {
 	key := known.rec.Key
 	rec, err := l.store.read(key)
-	gone, free := errors.Is(err, fs.ErrNotExist), false
+	gone := errors.Is(err, fs.ErrNotExist)
 	if gone {
-		free, err = l.remover.refuseUsed(ctx, known.rec)
+		err = l.remover.refuseUsed(ctx, known.rec)
 	}
 	unlock, lockErr := l.locks.lock(ctx, key)
 	if lockErr != nil {
@@ -118,7 +118,7 @@ func (l *lostVolumes) reconcile(ctx context.Context, known *entry, report *colle
 	}
 	switch {
 	case gone && err == nil:
-		report.add(key, "retract orphan", l.remover.undo(ctx, known.rec, nil, free))
+		report.add(key, "retract orphan", l.remover.undo(ctx, known.rec, nil, false))
 		return false
 	case err == nil:
 		report.add(key, "read record", l.useRecord(known, rec))

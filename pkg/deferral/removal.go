@@ -27,13 +27,12 @@ func (r *remover) rollBack(ctx context.Context, rec *record, cause error) error 
 }
 
 // refuseUsed returns an error while somebody uses the device: it asks the handler and the
-// kernel. It reports whether the device is proven to be free; a shared one is not.
-func (r *remover) refuseUsed(ctx context.Context, rec *record) (free bool, err error) {
+// kernel. A sandbox can find the volume until it is retracted, so undo asks the kernel again.
+func (r *remover) refuseUsed(ctx context.Context, rec *record) error {
 	if err := r.handlers.refuseBound(ctx, &rec.Volume); err != nil || r.claims.IsShared(rec.Device) {
-		return false, err
+		return err
 	}
-	err = r.refuseHeld(ctx, rec)
-	return err == nil, err
+	return r.refuseHeld(ctx, rec)
 }
 
 // refuseHeld returns an error while the device is mounted for a sandbox, or open. Of several
@@ -61,10 +60,10 @@ func (r *remover) cleanUnknown(ctx context.Context, t *guard.Target) error {
 }
 
 // undo removes a volume. If it fails, or the daemon is killed, the next start or call
-// continues. A nil target is resolved again. Unless the device is known to be free, the last
-// volume's undo fails while it is mounted, or a process has it open.
-func (r *remover) undo(ctx context.Context, rec *record, t *guard.Target, free bool) error {
-	err := r.steps(ctx, rec, t, free)
+// continues. A nil target is resolved again. Unless it is forced, the last volume's undo
+// fails while the device is mounted, or a process has it open.
+func (r *remover) undo(ctx context.Context, rec *record, t *guard.Target, force bool) error {
+	err := r.steps(ctx, rec, t, force)
 	if err != nil {
 		r.table.markRemoving(rec.Key, err)
 		return err
@@ -73,7 +72,7 @@ func (r *remover) undo(ctx context.Context, rec *record, t *guard.Target, free b
 	return nil
 }
 
-func (r *remover) steps(ctx context.Context, rec *record, t *guard.Target, free bool) error {
+func (r *remover) steps(ctx context.Context, rec *record, t *guard.Target, force bool) error {
 	if err := r.store.beginRemoval(rec.Key); err != nil {
 		return err
 	}
@@ -92,7 +91,7 @@ func (r *remover) steps(ctx context.Context, rec *record, t *guard.Target, free 
 	// Release the claim before the record: while the record exists, a restart knows
 	// that there may be a kept claim to give up.
 	err := r.claims.Release(rec.claim(), func(last bool) (err error) {
-		if last && !free {
+		if last && !force {
 			err = r.refuseHeld(ctx, rec)
 		}
 		if err == nil && r.onLeaving != nil {

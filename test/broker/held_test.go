@@ -210,6 +210,24 @@ func TestReadOnlyVolumesThatEndAtOnceKeepADevice(t *testing.T) {
 	n.noLeftovers()
 }
 
+// TestASandboxThatStartsWhileItsVolumeIsReleased keeps the device: it found the volume after
+// the broker had asked, and before the volume was retracted.
+func TestASandboxThatStartsWhileItsVolumeIsReleased(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	v := n.stage(n.instruction("pod-1", disk))
+	var by *rig.Holder
+	n.runtime.retracts = func() { by = rig.Hold(t, "<>", disk) }
+	_, err := n.Release(t.Context(), v.Target)
+	wantOpenIn(t, err, by)
+	wantHeld(t, disk, true)
+	n.runtime.retracts = nil
+	by.End()
+	n.unstage(v.Target)
+	wantHeld(t, disk, false)
+	n.noLeftovers()
+}
+
 // TestRollBackKeepsADeviceThatSomebodyHas is a runtime that was quicker than the
 // error that ends a stage.
 func TestRollBackKeepsADeviceThatSomebodyHas(t *testing.T) {
