@@ -184,8 +184,10 @@ func (b *Broker) Defer(ctx context.Context, in volume.Instruction) (*volume.Volu
 	}
 	defer dev.Close()
 	a := &attempt{b: b, in: &in, handler: handler, target: t, dev: dev}
-	known := b.lost.ofTarget(t)
+	known, err := b.lost.ofTarget(t)
 	switch {
+	case err != nil:
+		return nil, err
 	case known != nil && !known.removing && known.lost != nil:
 		return b.lost.deferAgain(ctx, known, a.record(), t)
 	case known != nil && !known.removing:
@@ -220,8 +222,11 @@ func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, erro
 	}
 	defer t.Close()
 	var asked *record
-	if known := b.lost.ofTarget(t); known != nil && !known.removing {
-		if err := b.remover.refuseUsed(ctx, known.rec); err != nil {
+	if known, err := b.lost.ofTarget(t); known != nil && !known.removing {
+		if err == nil {
+			err = b.remover.refuseUsed(ctx, known.rec)
+		}
+		if err != nil {
 			return &known.rec.Volume, err
 		}
 		asked = known.rec

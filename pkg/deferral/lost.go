@@ -80,18 +80,28 @@ func (l *lostVolumes) cause(rec *record, err error) error {
 		volume.TextDelete+": %w", rec.Target, l.store.path(volumesDir, rec.Key), err)
 }
 
-// ofTarget returns the volume of a target. If its record was unusable, it is read again.
-func (l *lostVolumes) ofTarget(t *guard.Target) *entry {
+// ofTarget returns the volume of a target. If its record was unusable, it is read again. The
+// error is that of a record which only reconcile can use.
+func (l *lostVolumes) ofTarget(t *guard.Target) (*entry, error) {
 	known := l.table.get(t.Key())
 	if known == nil || known.lost == nil || known.removing {
-		return known
+		return known, nil
 	}
-	if rec, err := l.store.read(t.Key()); err == nil {
+	if rec, err := l.store.read(t.Key()); err == nil && isElsewhere(known, rec) {
+		return known, volume.Errorf(volume.Busy, "volume %s: its record was lost, and can be read again: it is of the device %s, and %s was "+
+			"claimed for it, which has to be free first: repeat", known.rec.Target, rec.Device.Path, known.rec.Device.Path)
+	} else if err == nil {
 		l.found(rec)
 	} else if known.rec.ResolvedTarget == "" {
 		l.table.replace(t.Key(), func(e *entry) { e.rec = l.record(l.targets.volume(t)) })
 	}
-	return l.table.get(t.Key())
+	return l.table.get(t.Key()), nil
+}
+
+// isElsewhere reports whether a lost volume was taken to have another device than its record
+// says.
+func isElsewhere(known *entry, rec *record) bool {
+	return known.rec.Device.Kind != "" && !known.rec.Device.Same(rec.Device)
 }
 
 // found replaces what was known of a lost volume by its record.
@@ -105,7 +115,7 @@ func (l *lostVolumes) reconcile(ctx context.Context, known *entry, report *colle
 	key := known.rec.Key
 	rec, err := l.store.read(key)
 	gone := errors.Is(err, fs.ErrNotExist)
-	if gone {
+	if gone || err == nil && isElsewhere(known, rec) {
 		err = l.remover.refuseUsed(ctx, known.rec)
 	}
 	unlock, lockErr := l.locks.lock(ctx, key)
@@ -121,8 +131,11 @@ func (l *lostVolumes) reconcile(ctx context.Context, known *entry, report *colle
 		report.add(key, "retract orphan", l.remover.undo(ctx, known.rec, nil, false))
 		return false
 	case err == nil:
-		report.add(key, "read record", l.useRecord(known, rec))
-		return true
+		err = l.useRecord(ctx, known, rec)
+		report.add(key, "read record", err)
+		if err == nil {
+			return true
+		}
 	}
 	if claimErr := l.claims.Reclaim(ctx, known.rec.claim()); claimErr != nil {
 		err = errors.Join(err, claimErr)
@@ -131,14 +144,22 @@ func (l *lostVolumes) reconcile(ctx context.Context, known *entry, report *colle
 	return false
 }
 
-// useRecord continues with the record of a volume that was lost. The claim stays if it is
-// on the right device.
-func (l *lostVolumes) useRecord(known *entry, rec *record) error {
-	l.found(rec)
-	if known.rec.Device.Same(rec.Device) {
-		return nil
+// useRecord continues with the record of a volume that was lost. The claim stays if it is on
+// the right device. One on another device is given up first, as at the end of a volume.
+func (l *lostVolumes) useRecord(ctx context.Context, known *entry, rec *record) error {
+	if isElsewhere(known, rec) {
+		err := l.claims.Release(known.rec.claim(), func(last bool) error {
+			if !last {
+				return nil
+			}
+			return l.remover.refuseHeld(ctx, known.rec)
+		})
+		if err != nil {
+			return err
+		}
 	}
-	return l.claims.Release(known.rec.claim(), nil)
+	l.found(rec)
+	return nil
 }
 
 // deferAgain writes a new record for a lost volume. The orchestrator repeats its calls for
