@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -33,11 +32,12 @@ func lockRunDir(ctx context.Context, runDir, kubeletRoot string, patience time.D
 	if err := lockFile(ctx, lock, patience, fmt.Sprintf("another crust-proxy has the run directory %s: %s", runDir, remedy)); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
-	// The directory itself is locked: that works whatever run directory the other has.
-	root, err := os.Open(kubeletRoot) //nolint:gosec // as configured
-	if errors.Is(err, fs.ErrNotExist) {
-		return func() { _ = lock.Close() }, nil // nothing can be mounted below it
+	// The directory itself is locked: that works whatever run directory the other has. It is
+	// created as kubelet does, which comes later on a new node.
+	if err := os.MkdirAll(kubeletRoot, 0o750); err != nil {
+		return nil, errors.Join(fmt.Errorf("the kubelet root (kubeletRoot) cannot be created: %w", err), lock.Close())
 	}
+	root, err := os.Open(kubeletRoot) //nolint:gosec // as configured
 	if err == nil {
 		err = lockFile(ctx, root, patience, fmt.Sprintf("another crust-proxy serves the kubelet root %s: %s", kubeletRoot, remedy))
 	}
