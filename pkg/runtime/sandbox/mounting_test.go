@@ -58,6 +58,24 @@ func TestMounting(t *testing.T) {
 	}
 }
 
+// patient answers a question when its caller stops waiting for it.
+type patient struct{ asker }
+
+func (patient) mounting(ctx context.Context, _ []string) ([]string, error) {
+	if _, bounded := ctx.Deadline(); !bounded {
+		return nil, nil
+	}
+	return nil, context.DeadlineExceeded
+}
+
+// TestMountingEnds though its caller would wait for ever, as reconcile does.
+func TestMountingEnds(t *testing.T) {
+	tracker := &Tracker{by: patient{}}
+	if _, err := tracker.Mounting(t.Context(), "/v"); err == nil {
+		t.Error("a container runtime that hangs would be waited for without end")
+	}
+}
+
 func TestCRIMounting(t *testing.T) {
 	fake := newFakeRuntime(t)
 	fake.start()

@@ -284,6 +284,8 @@ func (t *Tracker) Mounting(ctx context.Context, paths ...string) ([]string, erro
 	if by == nil {
 		return nil, volume.Errorf(volume.NoSandbox, "the node's containers cannot be looked up now: %w", last)
 	}
+	ctx, cancel := context.WithTimeout(ctx, listTime)
+	defer cancel()
 	found, err := by.mounting(ctx, paths)
 	return found, askError(ctx, t.party, "", err)
 }
