@@ -69,6 +69,7 @@ type Relay struct {
 	mu      sync.Mutex
 	flights map[volume.Key]*flight
 	known   map[volume.Key]Known
+	growing map[volume.Key]*int // how many growths of a volume are under way
 	// asked is called after every request; it may be nil.
 	asked func(v *volume.Volume, call string, took time.Duration, err error)
 }
@@ -87,7 +88,7 @@ type flight struct {
 // New makes a relay. It calls asked, which may be nil, after every request to a
 // sandbox.
 func New(limits Limits, asked func(v *volume.Volume, call string, took time.Duration, err error)) *Relay {
-	r := &Relay{asked: asked, flights: make(map[volume.Key]*flight), known: make(map[volume.Key]Known)}
+	r := &Relay{asked: asked, flights: make(map[volume.Key]*flight), known: make(map[volume.Key]Known), growing: make(map[volume.Key]*int)}
 	r.SetLimits(limits)
 	return r
 }
@@ -200,12 +201,13 @@ func (r *Relay) Rebound(key volume.Key, sandbox string) {
 }
 
 // Forget drops what is known of a volume that was removed. The answer to a request in
-// flight is not stored, and nobody joins that request any more.
+// flight, or how a growth ends, is not stored, and nobody joins that request any more.
 func (r *Relay) Forget(key volume.Key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.known, key)
 	delete(r.flights, key)
+	delete(r.growing, key)
 }
 
 // Expand asks the sandbox of a volume to grow its filesystem. Growing is not
@@ -219,26 +221,51 @@ func (r *Relay) Expand(ctx context.Context, src Source, v *volume.Volume, wish v
 	ctx, cancel := context.WithTimeout(ctx, slots.limits.ExpandTimeout)
 	defer cancel()
 	start := time.Now()
+	others := r.beginGrowth(v.Key)
 	err = slots.run(ctx, v, func() (err error) {
 		size, err = src.Resize(ctx, v, wish)
 		return err
 	})
-	r.learnGrowth(v.Key, err)
+	r.endGrowth(v.Key, others, err)
 	if r.asked != nil {
 		r.asked(v, "expand", time.Since(start), err)
 	}
 	return size, err
 }
 
+func (r *Relay) beginGrowth(key volume.Key) (others *int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	others = r.growing[key]
+	if others == nil {
+		others = new(int)
+		r.growing[key] = others
+	}
+	*others++
+	return others
+}
+
+// endGrowth learns nothing of a volume that was forgotten meanwhile.
+func (r *Relay) endGrowth(key volume.Key, others *int, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.growing[key] != others {
+		return
+	}
+	if *others--; *others == 0 {
+		delete(r.growing, key)
+	}
+	r.learnGrowth(key, err)
+}
+
 // learnGrowth stores how the last growth ended: kubelet emits no event for one that
 // has to wait until the volume is out of use. A size that cannot be is a mistake of the
-// caller's, who is told so; that, or no sandbox, says nothing of the volume.
+// caller's, who is told so; that, or no sandbox, says nothing of the volume. It is
+// called with the lock held.
 func (r *Relay) learnGrowth(key volume.Key, err error) {
 	if kind := volume.KindOf(err); kind == volume.Invalid || kind == volume.OutOfRange || kind == volume.NoSandbox {
 		return // of an error: nil is Internal
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	known, ok := r.known[key]
 	switch {
 	case err != nil:

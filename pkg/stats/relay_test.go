@@ -232,6 +232,28 @@ func TestForgottenVolumeDoesNotComeBack(t *testing.T) {
 	})
 }
 
+// A growth that ends after its volume has gone, and after one of its successor's has begun.
+func TestGrowthOfAForgottenVolumeDoesNotComeBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &sandboxes{takes: time.Second, err: errors.New("down")}
+		relay := New(limits, nil)
+		expand := func() { _, _ = relay.Expand(context.Background(), src, testVolume("a"), volume.Range{}) }
+		go expand()
+		synctest.Wait()
+		relay.Forget("a")
+		time.Sleep(time.Second / 2)
+		go expand()
+		time.Sleep(3 * time.Second / 4) // the first has ended
+		if known, ok := relay.Known("a"); ok {
+			t.Errorf("of a volume that was forgotten, %v is known", known.GrowErr)
+		}
+		time.Sleep(time.Second)
+		if known, _ := relay.Known("a"); known.GrowErr == nil || len(relay.growing) != 0 {
+			t.Errorf("of its successor %v is known, and %d growths are", known.GrowErr, len(relay.growing))
+		}
+	})
+}
+
 // The request that finds a new sandbox is one of those that are remembered.
 func TestTheAnswerThatFindsTheSandboxIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
