@@ -65,13 +65,15 @@ func (l *lostVolumes) standing(ctx context.Context) (map[volume.Key]*record, err
 	return out, err
 }
 
-// record is a record in memory, made of what is known of a volume without one.
+// record is a record in memory, made of what is known of a volume without one. It leaves the
+// device's read-only flag as it is: nobody knows any more whether we set it.
 func (l *lostVolumes) record(v *volume.Volume) *record {
 	if v.Target == "" {
 		v.Target = "(unknown target, id " + v.Key.Short() + ")"
 	}
 	return &record{
 		Version: recordVersion, Boot: l.boot, Volume: *v, HostMounts: l.handlers.abilities(v.Handler).HostMounts,
+		DeviceWasReadOnly: true,
 	}
 }
 

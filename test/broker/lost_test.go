@@ -168,6 +168,34 @@ func TestRecordIsReadAgain(t *testing.T) {
 	n.noLeftovers()
 }
 
+// TestLostRecordLeavesADeviceReadOnly: only the record said whether it was so by itself.
+func TestLostRecordLeavesADeviceReadOnly(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	set := func(flag int) {
+		fd, err := unix.Open(disk, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		check.Must(t, err)
+		check.Must(t, unix.IoctlSetPointerInt(fd, unix.BLKROSET, flag))
+		check.Must(t, unix.Close(fd))
+	}
+	set(1) // as a driver does
+	defer set(0)
+	in := n.instruction("pod-1", disk, "ro")
+	for _, damaged := range []bool{false, true} {
+		v := n.stage(in)
+		if damaged {
+			n.runtime.sandbox = "living"
+			n.Close()
+			check.Must(t, os.Truncate(n.recordOf(v), 10))
+			n.start()
+			n.runtime.sandbox = ""
+		}
+		n.unstage(v.Target)
+		wantReadOnly(t, disk, true)
+	}
+	n.noLeftovers()
+}
+
 // TestRecordOfAnotherDeviceIsReadAgain: the device that a lost volume was taken to have stays
 // claimed while somebody has it, whatever its record says.
 func TestRecordOfAnotherDeviceIsReadAgain(t *testing.T) {
