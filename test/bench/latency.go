@@ -52,7 +52,7 @@ func openDevices(r *testbed) {
 	if look == 0 || descriptors == 0 {
 		r.t.Fatalf("the look at open devices was not measured:\n%s", out)
 	}
-	r.sheet.tell("the look at open devices, of which a stage and an unstage each take one, for 1,000 descriptors",
+	r.sheet.tell("the look at open devices, of which a stage takes one and an unstage two, for 1,000 descriptors",
 		fmt.Sprintf("%s (%s for %.0f of %.0f processes)", micros(time.Duration(float64(look)*1000/descriptors)), micros(look), descriptors, of["processes"]))
 }
 
