@@ -73,7 +73,7 @@ func Answered() map[string]bool {
 
 // Driver makes the proxy that kubelet uses in place of the driver.
 func (f *Front) Driver(name string, conn grpc.ClientConnInterface) *passthrough.Proxy {
-	p := &driverProxy{front: f, driver: staging.NewDriver(name, conn), log: f.cfg.Log.With(zap.String(telemetry.FieldDriver, name))}
+	p := &driverProxy{front: f, driver: staging.NewDriver(name, conn, f.cfg.Writing), log: f.cfg.Log.With(zap.String(telemetry.FieldDriver, name))}
 	p.stager = staging.NewStager(p.driver, f.store, p.couldDefer, p.log)
 	local := make(map[string]passthrough.Local, len(intercepted))
 	for method, answer := range intercepted {
@@ -178,6 +178,9 @@ func (p *driverProxy) stageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 
 func (p *driverProxy) unstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest, forward forwardFunc) ([]byte, error) {
 	return p.withLock(ctx, req.GetVolumeId(), req.GetStagingTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
+		if err := p.driver.CheckWriting(id.ID); err != nil {
+			return nil, err
+		}
 		return p.unstage(ctx, id, req.GetStagingTargetPath(), forward)
 	})
 }
@@ -208,6 +211,9 @@ func (p *driverProxy) publishRaw(ctx context.Context, id staging.VolumeID, w *de
 	if err := decision.CheckRawDevice(w, p.front.cfg.Volumes.OfOrigin(id.Driver, id.ID)); err != nil {
 		return nil, err
 	}
+	if err := p.driver.CheckWriting(id.ID); err != nil {
+		return nil, err
+	}
 	rec := p.front.store.Records.Get(id)
 	_, known := rec.Raw[w.Path]
 	if !known {
@@ -228,6 +234,9 @@ func (p *driverProxy) publishRaw(ctx context.Context, id staging.VolumeID, w *de
 
 func (p *driverProxy) unpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest, forward forwardFunc) ([]byte, error) {
 	return p.withLock(ctx, req.GetVolumeId(), req.GetTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
+		if err := p.driver.CheckWriting(id.ID); err != nil {
+			return nil, err
+		}
 		return (&unpublishCall{proxy: p, id: id, target: req.GetTargetPath(), forward: forward}).run(ctx)
 	})
 }

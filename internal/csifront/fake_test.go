@@ -367,6 +367,8 @@ type rig struct {
 	stop      func()
 	// filesystem is the size of every volume's filesystem; 0 means that it is not known.
 	filesystem int64
+	// writing is set while mkfs writes to the device.
+	writing error
 }
 
 var deferAll = &policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true}}}
@@ -393,6 +395,7 @@ func newRig(t *testing.T, policy *policy.Policy) *rig {
 		PrivateDir: broker.root + "/plugins/kubernetes.io/csi/crust-proxy.dev", DefaultFSType: "ext4",
 		DriverTimeout: 10 * time.Second, Policy: policy, Log: zap.NewNop(),
 		OnRefused: func(string, volume.Party) {}, OnChange: func(volume.Key) {},
+		Writing:    func(string, string) error { return r.writing },
 		LacksGroup: func(context.Context, *volume.Volume) bool { return false },
 		FillsDevice: func(_ context.Context, _ *volume.Volume, size int64) bool {
 			return (&superblock.Super{Bytes: r.filesystem}).Fills(size)

@@ -70,6 +70,9 @@ type Config struct {
 	// FillsDevice reports whether a volume's filesystem is known to be as large as its
 	// device, which has that many bytes.
 	FillsDevice func(ctx context.Context, v *volume.Volume, device int64) bool
+	// Writing returns an error while a program of this node, such as mkfs, writes to the
+	// device of a volume.
+	Writing func(driver, volumeID string) error
 	// LacksGroup reports whether the root directory of a volume's filesystem is not known
 	// to be writable for the volume's group.
 	LacksGroup func(ctx context.Context, v *volume.Volume) bool

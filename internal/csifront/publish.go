@@ -153,6 +153,9 @@ func (p *publishCall) publishOnHost(ctx context.Context) ([]byte, error) {
 	} else {
 		err = p.ensureStagedOnHost(ctx)
 	}
+	if err == nil {
+		err = p.proxy.driver.CheckWriting(p.w.VolumeID)
+	}
 	if err != nil {
 		return nil, p.refuse(err)
 	}

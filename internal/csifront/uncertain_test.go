@@ -9,8 +9,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
 	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // TestRefusalAfterAnUncertainPublish: kubelet asks to unpublish after an uncertain
@@ -29,6 +31,46 @@ func TestRefusalAfterAnUncertainPublish(t *testing.T) {
 	r.said("publish-block private", "unpublish private")
 	r.unstage()
 	r.clean()
+}
+
+// TestDeviceThatIsStillWrittenToIsNotGivenBack: mkfs outlives its caller and the daemon, and
+// a driver that unpublishes or unstages may detach the device under it.
+func TestDeviceThatIsStillWrittenToIsNotGivenBack(t *testing.T) {
+	for name, c := range map[string]struct {
+		caps   []csi.NodeServiceCapability_RPC_Type
+		asked  string
+		undone []string
+	}{
+		"block":  {[]csi.NodeServiceCapability_RPC_Type{1}, "publish-block private", []string{"unpublish private", "unstage private"}},
+		"native": {[]csi.NodeServiceCapability_RPC_Type{1, 1007}, "publish-deferred kubelet", []string{"unpublish kubelet", "unstage kubelet"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, deferAll)
+			r.driver.setCaps(c.caps...)
+			r.driver.answer = &csidefer.Mount{Device: "/dev/fake", FSType: "ext4"}
+			r.stage()
+			r.driver.said()
+			r.writing = volume.Errorf(volume.Busy, "mkfs still writes")
+			r.broker.stageErr = volume.Errorf(volume.Timeout, "mkfs still runs")
+			r.refused(r.publish("p1"), codes.Aborted, "mkfs still runs", "mkfs still writes")
+			r.restart()
+			r.refused(r.unpublish("p1"), codes.Aborted, "vol-1", driverName, "mkfs still writes")
+			_, err := r.tryUnstage()
+			r.refused(err, codes.Aborted, "mkfs still writes")
+			r.front.SetPolicy(&policy.Policy{}) // the host would have it
+			r.refused(r.publish("p2"), codes.Aborted, "mkfs still writes")
+			raw := r.publishReq("p3")
+			raw.VolumeCapability = staging.AsBlock(raw.GetVolumeCapability())
+			_, err = r.kubelet.NodePublishVolume(t.Context(), raw)
+			r.refused(err, codes.Aborted, "mkfs still writes")
+			r.said(c.asked)
+			r.writing = nil
+			r.ok(nil, r.unpublish("p1"))
+			r.unstage()
+			r.said(c.undone...)
+			r.clean()
+		})
+	}
 }
 
 // TestPolicyThatRefusesAfterAnUncertainPublish is the same where the driver is not

@@ -58,6 +58,7 @@ type daemon struct {
 	hub      *adminapi.Hub
 	node     *adminapi.Node
 	status   *nodeStatus
+	preparer *preparer
 	front    *driverFront  // nil where the front is off
 	cluster  *pods.Cluster // nil where no cluster is asked
 
@@ -160,10 +161,11 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 	if d.handlers, err = newHandlers(d, cfg); err != nil {
 		return err
 	}
+	d.preparer = newPreparer(cfg, d.log)
 	d.broker, err = deferral.NewBroker(deferral.Config{
 		StateDir: cfg.StateDir(), Root: cfg.KubeletRoot, Describe: kubelet.Describe, Devices: claim.DevicePolicy(cfg.Devices),
 		Handlers: d.handlers.projectors(), DefaultHandler: cfg.Handlers.Default,
-		Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.handlers.adopted, Preparer: newPreparer(cfg, d.log),
+		Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.handlers.adopted, Preparer: d.preparer,
 		OnLeaving:   d.disks.leaving,
 		OnChange:    d.onVolumeChanged,
 		OnPublished: func(v *volume.Volume) { d.metrics.Published(v.Driver, v.Handler) },

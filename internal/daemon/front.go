@@ -43,6 +43,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir,
 		DefaultFSType: cfg.Front.DefaultFSType, VolumeCondition: cfg.Front.VolumeCondition, DriverTimeout: cfg.Front.DriverTimeout.Std(),
 		DefaultHandler: cfg.Handlers.Default, FillsDevice: d.disks.fillsDevice, OnChange: d.hub.Changed, LacksGroup: d.disks.lacksGroup,
+		Writing:   d.preparer.writing,
 		OnRefused: func(driver string, party volume.Party) { d.metrics.VolumeRefused(driver, string(party)) },
 		Policy:    cfg.DeferralPolicy(), Log: d.log.Named("front"),
 	})

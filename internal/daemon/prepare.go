@@ -30,7 +30,12 @@ func (p *preparer) Prepare(ctx context.Context, d deferral.Preparation) error {
 		// would format again.
 		policy = volume.FormatNever
 	}
+	var id string
+	if v.Origin != nil {
+		id = writerID(v.Driver, v.Origin.VolumeID)
+	}
 	request := mkfs.Request{
+		ID:     id,
 		Device: d.Device, Volume: v.Target, Path: v.Device.Path, FSType: v.FSType, Policy: policy, ReadOnly: v.ReadOnly,
 		Options: d.Instruction.MakeFS.Options, Root: rootOf(v.Group, d.Instruction.MakeFS.RootMode), Grow: d.Grow,
 	}
@@ -44,6 +49,15 @@ func (p *preparer) Prepare(ctx context.Context, d deferral.Preparation) error {
 	}
 	return p.formatter.CheckReplay(ctx, request)
 }
+
+// writing returns an error while a program that was started by Prepare writes to the device
+// of a CSI volume.
+func (p *preparer) writing(driver, volumeID string) error {
+	return p.formatter.CheckWriting(writerID(driver, volumeID))
+}
+
+// writerID names a CSI volume for the formatter. No driver's name has a slash.
+func writerID(driver, volumeID string) string { return driver + "/" + volumeID }
 
 // rootOf is the root directory of a new filesystem. A group may write, as kubelet has
 // it, so that no sandbox has to change it.

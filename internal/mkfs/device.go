@@ -2,6 +2,8 @@ package mkfs
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -54,7 +56,7 @@ func (d *device) keep() error {
 
 func (d *device) close() {
 	closeFile(d.file)
-	closeFile(d.lock)
+	closeAlone(d.lock)
 }
 
 const (
@@ -90,6 +92,28 @@ func (d *device) takeLock(ctx context.Context) error {
 			return d.gone(ctx.Err())
 		}
 	}
+}
+
+// writingLock is the byte of the lock file that stands for a volume which is written to.
+// Those of devices lie before all of them.
+func writingLock(id string) unix.Flock_t {
+	sum := sha256.Sum256([]byte(id))
+	const first = 1 << 61
+	place := int64(binary.BigEndian.Uint64(sum[:]) % first)
+	return unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: first + place, Len: 1}
+}
+
+// lockWriting must be called before the device is written to. As the lock of the device
+// it is inherited by the programs that write, and ends with the last of us.
+func (d *device) lockWriting() error {
+	if d.req.ID == "" {
+		return nil
+	}
+	lock := writingLock(d.req.ID)
+	if err := unix.FcntlFlock(d.lock.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
+		return d.errorf(volume.Busy, "is not written to, because a device of the volume may still be: %w", err)
+	}
+	return nil
 }
 
 // heldWait is how long somebody may have the device for a moment, such as another

@@ -17,7 +17,8 @@
 //   - mkfs is run without force, and with a UUID that was drawn for it: only a
 //     filesystem that bears it is called ours afterwards. Where mkfs failed, what
 //     it left is cleared at once, but never a filesystem with another UUID.
-//   - mkfs is never killed: not when the caller goes away, not when we end.
+//   - mkfs is never killed: not when the caller goes away, not when we end. Until
+//     it has ended, CheckWriting keeps the volume from being given away.
 //
 // Beyond that, an ext4 that is smaller than its device is grown where the caller asks
 // for it: e2fsck and resize2fs write to it, under the same lock.
@@ -25,10 +26,13 @@ package mkfs
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -78,8 +82,10 @@ type Request struct {
 	Device int
 	// Volume and Path name it in errors.
 	Volume, Path string
-	FSType       string
-	Policy       volume.FormatPolicy
+	// ID names the volume for CheckWriting, whatever device shows it; it may be empty.
+	ID     string
+	FSType string
+	Policy volume.FormatPolicy
 	// ReadOnly: nothing is ever written.
 	ReadOnly bool
 	// Options are arguments for mkfs that CheckOptions has accepted.
@@ -103,6 +109,28 @@ func (f *Formatter) Prepare(ctx context.Context, r Request) (formatted bool, err
 	}
 	j := &job{f: f, req: r, dev: &device{f: f, req: r}}
 	return j.start(ctx, j.run)
+}
+
+// CheckWriting returns an error while a program writes to the device of the volume with
+// this ID, be it one that an earlier life of the daemon started. It works without the
+// device. Where it cannot be known, that is the error.
+func (f *Formatter) CheckWriting(id string) error {
+	file, err := os.OpenFile(f.cfg.LockFile, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // nothing was ever looked at
+	}
+	if err != nil {
+		return volume.Errorf(volume.Busy, "it cannot be seen whether mkfs still writes to the device: %w", err)
+	}
+	defer closeFile(file)
+	lock := writingLock(id)
+	switch err := unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &lock); {
+	case err != nil:
+		return volume.Errorf(volume.Busy, "it cannot be seen whether mkfs still writes to the device: %w", err)
+	case lock.Type != unix.F_UNLCK:
+		return volume.Errorf(volume.Busy, "mkfs or resize2fs still writes to the device: the call is to be repeated when it has ended")
+	}
+	return nil
 }
 
 func closeFile(file *os.File) {

@@ -25,7 +25,7 @@ func (j *job) grow(ctx context.Context) {
 		return
 	}
 	super, size, err := j.sizes(ctx)
-	if err != nil || super.Bytes > size || super.Fills(size) || !j.phase.CompareAndSwap(looking, making) {
+	if err != nil || super.Bytes > size || super.Fills(size) || j.beginMaking(ctx) != nil {
 		return
 	}
 	log := j.f.cfg.Log.With(zap.String("volume", j.req.Volume), zap.String("device", j.req.Path), zap.Int64("filesystem", super.Bytes), zap.Int64("size", size))

@@ -116,7 +116,7 @@ func (j *job) beginMaking(ctx context.Context) error {
 	if j.phase.Load() != making && !j.phase.CompareAndSwap(looking, making) {
 		return j.dev.errorf(volume.Canceled, "the caller went away; nothing was written")
 	}
-	return nil
+	return j.dev.lockWriting()
 }
 
 // judge refuses everything but fsType, and a blank device that may be formatted; of a driver that defers by itself it refuses a blank one only.

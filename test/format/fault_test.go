@@ -65,7 +65,7 @@ func formatOnce(device string) int {
 			return 1
 		}
 	}
-	if _, err := f.Prepare(context.Background(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: os.Getenv("FS"), Policy: volume.FormatHost, Root: root}); err != nil {
+	if _, err := f.Prepare(context.Background(), mkfs.Request{Device: fd, Volume: "/v", Path: device, ID: os.Getenv("ID"), FSType: os.Getenv("FS"), Policy: volume.FormatHost, Root: root}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -231,6 +231,42 @@ func TestMkfsOutlivesItsCallerAndItsBound(t *testing.T) {
 		t.Errorf("the caller's end: formatted %v: %v", formatted, err)
 	}
 	mounts(t, device, "xfs")
+}
+
+// TestWhatIsStillWrittenToIsKnown: also to another life of the daemon, for as long as a
+// program writes, and for no other volume.
+func TestWhatIsStillWrittenToIsKnown(t *testing.T) {
+	dir := t.TempDir()
+	r := newFormatter(t, tools(t, "ext4", ": >"+dir+"/begun; until [ -e "+dir+"/taken ]; do sleep 0.05; done\n"+`exec $real "$@"`))
+	r.others, r.id = true, "a driver/a volume"
+	device, _ := r.blank()
+	if err := r.f.CheckWriting(r.id); err != nil {
+		t.Errorf("before the first look: %v", err)
+	}
+	daemon := r.daemon(device, "ext4", "ID="+r.id)
+	waitBegun(dir)
+	for _, state := range []string{"alive", "killed"} {
+		if err := r.f.CheckWriting(r.id); volume.KindOf(err) != volume.Busy {
+			t.Errorf("the daemon is %s, and mkfs writes: %v", state, err)
+		}
+		if err := r.f.CheckWriting("a driver/another volume"); err != nil {
+			t.Errorf("another volume: %v", err)
+		}
+		_ = daemon.Process.Kill()
+		_ = daemon.Wait()
+	}
+	other, _ := r.blank()
+	if _, err := r.prepare(other, "ext4", volume.FormatHost, false); volume.KindOf(err) != volume.Busy {
+		t.Errorf("the volume at another device: %v", err)
+	}
+	check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
+	if _, formatted, err := r.settled(device, "ext4"); err != nil || formatted {
+		t.Errorf("afterwards: formatted %v: %v", formatted, err)
+	}
+	if err := r.f.CheckWriting(r.id); err != nil {
+		t.Errorf("when mkfs has ended: %v", err)
+	}
+	mounts(t, device, "ext4")
 }
 
 func TestCallerWhoIsGone(t *testing.T) {

@@ -46,6 +46,7 @@ type testFormatter struct {
 	conf mkfs.Config
 	f    *mkfs.Formatter
 	root mkfs.Root // of new filesystems
+	id   string    // of the volume, if it has one
 	// others tells that not only Prepare opens descriptors meanwhile.
 	others bool
 }
@@ -77,7 +78,7 @@ func (r *testFormatter) prepare(device, fsType string, policy volume.FormatPolic
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	before := rig.FDs(r.t, os.Getpid())
-	formatted, err := r.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/target/of/volume", Path: device, FSType: fsType, Policy: policy, ReadOnly: readOnly,
+	formatted, err := r.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/target/of/volume", ID: r.id, Path: device, FSType: fsType, Policy: policy, ReadOnly: readOnly,
 		Root: r.root})
 	if after := rig.FDs(r.t, os.Getpid()); len(after) > len(before) && !r.others {
 		r.t.Errorf("descriptors before: %q, after: %q", before, after)

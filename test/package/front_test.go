@@ -144,6 +144,9 @@ func (f *frontService) testStopDuringMkfs(v *volume) {
 	if err := v.TryPublish(); status.Code(err) != codes.Aborted {
 		f.t.Errorf("a publish while mkfs still runs gave %v, want Aborted", err)
 	}
+	if err := v.TryUnpublish(); status.Code(err) != codes.Aborted {
+		f.t.Errorf("an unpublish while mkfs still runs gave %v, want Aborted", err)
+	}
 	f.run("touch", "/run/mkfs-go")
 	f.wait("end mkfs", func() bool { return f.command("kill", "-0", pid).Run() != nil })
 	check.Must(f.t, v.TryPublish())

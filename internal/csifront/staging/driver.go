@@ -20,13 +20,26 @@ import (
 type Driver struct {
 	Name string
 	Node csi.NodeClient
+	// writing returns an error while a program of this node writes to a volume's device.
+	writing func(driver, volumeID string) error
 
 	known atomic.Pointer[Capabilities]
 }
 
-// NewDriver makes a client of a driver.
-func NewDriver(name string, conn grpc.ClientConnInterface) *Driver {
-	return &Driver{Name: name, Node: csi.NewNodeClient(conn)}
+// NewDriver makes a client of a driver. Writing returns an error while a program of this
+// node writes to the device of a volume.
+func NewDriver(name string, conn grpc.ClientConnInterface, writing func(driver, volumeID string) error) *Driver {
+	return &Driver{Name: name, Node: csi.NewNodeClient(conn), writing: writing}
+}
+
+// CheckWriting returns an error while a program of this node writes to the device of a
+// volume. The driver is not asked to unpublish or unstage it then, nor to publish it for
+// the host: it could detach the device, or mount it.
+func (d *Driver) CheckWriting(volumeID string) error {
+	if err := d.writing(d.Name, volumeID); err != nil {
+		return stillWritten(d.ID(volumeID), err)
+	}
+	return nil
 }
 
 // ID names a volume of this driver.
@@ -61,6 +74,9 @@ func (d *Driver) BlockError(step, rule string, err error, secrets map[string]str
 
 // Unstage has the driver unstage a volume at a path.
 func (d *Driver) Unstage(ctx context.Context, volumeID, path string) error {
+	if err := d.CheckWriting(volumeID); err != nil {
+		return err
+	}
 	req := &csi.NodeUnstageVolumeRequest{VolumeId: volumeID, StagingTargetPath: path}
 	_, err := d.Node.NodeUnstageVolume(ctx, req)
 	return d.Error("asked to unstage the volume", err, nil)
@@ -92,6 +108,9 @@ func (d *Driver) UnpublishDeferred(ctx context.Context, volumeID, path string) e
 }
 
 func (d *Driver) unpublish(ctx context.Context, volumeID, path string, deferred bool) error {
+	if err := d.CheckWriting(volumeID); err != nil {
+		return err
+	}
 	req := &csi.NodeUnpublishVolumeRequest{VolumeId: volumeID, TargetPath: path}
 	if deferred {
 		csidefer.SetRequested(req)

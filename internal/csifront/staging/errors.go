@@ -23,6 +23,10 @@ func noBlockAdvice(rule string) string {
 		"a policy rule with defer: false before that one)"
 }
 
+func stillWritten(id VolumeID, err error) error {
+	return volume.Errorf(volume.Busy, "volume %s of driver %s: it is not given back yet: %w", refusal.Clip(id.ID), id.Driver, err)
+}
+
 func tooManyLayers(driver, device string) error {
 	return volume.Errorf(volume.Busy, "the driver %s was asked %d times to unpublish the device, and something is still mounted at %s",
 		driver, maxLayers, device)
