@@ -67,6 +67,16 @@ func stagedBeforeFront(w *decision.VolumeRequest, verdict *policy.Verdict) error
 		w.Path, verdict.Rule, w.Driver)
 }
 
+func stageLost(w *decision.VolumeRequest) error {
+	return volume.Errorf(volume.InUse, "volume %s: it is staged as a device, and the record of that was lost: delete every pod on "+
+		"this node that uses the volume, so that kubelet stages it anew", w.Path)
+}
+
+func recordLost(id staging.VolumeID, target string) error {
+	return volume.Errorf(volume.Busy, "volume %s of driver %s: its record at %s cannot be used, and a sandbox may have it there: "+
+		volume.TextDelete, refusal.Clip(id.ID), id.Driver, target)
+}
+
 func badInstruction(w *decision.VolumeRequest, err error) error {
 	return refusal.WithParty(volume.PartyDriver, volume.Errorf(volume.Malformed, "volume %s: what the driver %s answered to be mounted "+
 		"cannot be read: %w", w.Path, w.Driver, err))

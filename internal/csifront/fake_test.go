@@ -259,6 +259,16 @@ func (b *fakeBroker) OfOrigin(driver, id string) []deferral.Status {
 	return out
 }
 
+func (b *fakeBroker) All() []deferral.Status {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var out []deferral.Status
+	for _, v := range b.volumes {
+		out = append(out, deferral.Status{Volume: v})
+	}
+	return out
+}
+
 func (b *fakeBroker) DeviceSize(*volume.Volume) (int64, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

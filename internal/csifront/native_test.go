@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
@@ -134,6 +135,54 @@ func TestLostRecordOfADevice(t *testing.T) {
 	r.ok(nil, r.unpublish("p1"))
 	r.unstage()
 	r.clean()
+}
+
+// TestLostRecordUnderASandbox: the broker cannot tell which volume a sandbox has, so another
+// pod does not get it on the host, and the driver does not get it back.
+func TestLostRecordUnderASandbox(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	lost := &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: "(unknown)", ResolvedTarget: r.target("p1")}
+	r.broker.volumes[r.target("p1")] = lost
+	r.driver.said()
+	r.front.SetPolicy(&policy.Policy{})
+	words := []string{"vol-1", r.target("p1"), "delete its pod"}
+	r.refused(r.publish("p2"), codes.Aborted, words...)
+	r.refused(r.tryStage(r.stageReq()), codes.Aborted, words...)
+	_, err := r.tryUnstage()
+	r.refused(err, codes.Aborted, words...)
+	r.said()
+	r.ok(nil, r.unpublish("p1"))
+	r.ok(nil, r.publish("p2"))
+	r.said("unpublish private", "unstage private", "stage-mount kubelet", "publish-mount kubelet")
+}
+
+// TestLostStageIsNotPublishedOnTheHost: nothing is mounted at kubelet's staging path. A driver
+// that shows a pod what is there would have it write to the node's disk.
+func TestLostStageIsNotPublishedOnTheHost(t *testing.T) {
+	for name, toNative := range map[string]bool{"by the policy": false, "by the driver": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, deferAll)
+			r.stage()
+			r.ok(nil, os.RemoveAll(r.cfg.StateDir))
+			r.restart()
+			if toNative {
+				r.driver.setCaps(nativeCaps()...)
+			} else {
+				r.front.SetPolicy(&policy.Policy{})
+			}
+			r.driver.said()
+			r.refused(r.publish("p1"), codes.FailedPrecondition, r.target("p1"), "staged as a device", "delete every pod")
+			r.said()
+			r.unstage()
+			r.stage()
+			r.driver.said()
+			r.driver.answer = &csidefer.Mount{Device: "/dev/fake", FSType: "ext4"}
+			r.ok(nil, r.publish("p1"))
+			r.said(map[bool]string{false: "publish-mount kubelet", true: "publish-deferred kubelet"}[toNative])
+		})
+	}
 }
 
 func TestDowngradedDriver(t *testing.T) {

@@ -81,7 +81,7 @@ func (p *publishCall) checkTarget(ctx context.Context) error {
 		return decision.CheckSameVolume(p.state.Published.Volume, p.w.Driver, p.w.VolumeID)
 	}
 	if !p.removing {
-		return nil
+		return refusal.WithParty(volume.PartyVolume, p.proxy.front.refuseLost(p.proxy.driver.ID(p.w.VolumeID), p.target))
 	}
 	if _, err := p.proxy.front.cfg.Volumes.Release(ctx, p.target); err != nil {
 		return refusal.WithBrokerParty(removalUnfinished(p.target, err))
@@ -181,10 +181,14 @@ func (p *publishCall) ensureStagedOnHost(ctx context.Context) error {
 			return interrupted(p.target, err)
 		}
 	}
-	if p.rec.Stage == nil || p.rec.Stage.Done(false) {
+	switch path := p.req.GetStagingTargetPath(); {
+	case p.rec.Stage == nil && p.proxy.stager.StagedDevice(p.w.VolumeID, path) && !staging.IsMountPoint(path):
+		return stageLost(p.w) // the driver could show the pod the bare directory
+	case p.rec.Stage == nil, p.rec.Stage.Done(false):
 		return nil
+	default:
+		return p.proxy.stager.Restage(ctx, &p.rec, false, p.verdict.Rule)
 	}
-	return p.proxy.stager.Restage(ctx, &p.rec, false, p.verdict.Rule)
 }
 
 // publishDeferred hands the volume to the sandbox, in one of two ways.

@@ -65,7 +65,7 @@ func (b *blockPublish) ensureStaged(ctx context.Context) error {
 		return nil
 	case path == "":
 		return decision.InlineAsDevice(p.w, &p.verdict) // kubelet stages all others, and does not tell every driver
-	case p.rec.Stage == nil && p.proxy.front.store.Private.Exists(b.stagingPath()):
+	case p.rec.Stage == nil && p.proxy.stager.StagedDevice(p.w.VolumeID, path):
 		return nil // staged privately, and the record was lost
 	case p.rec.Stage == nil:
 		return stagedBeforeFront(p.w, &p.verdict)

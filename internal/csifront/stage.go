@@ -101,6 +101,9 @@ func (s *stageCall) undoOtherStaging(ctx context.Context, asDevice bool) error {
 	if staged == nil || staged.Path != s.w.Path || !staged.StagedOtherwise(asDevice) {
 		return nil
 	}
+	if err := s.proxy.front.refuseLost(s.proxy.driver.ID(s.w.VolumeID), ""); err != nil {
+		return err
+	}
 	return s.proxy.stager.Unstage(ctx, &s.rec)
 }
 
@@ -133,6 +136,9 @@ func (s *stageCall) refuse(err error) error {
 func (p *driverProxy) unstage(ctx context.Context, id staging.VolumeID, stagingPath string, forward forwardFunc) ([]byte, error) {
 	if published := p.front.cfg.Volumes.OfOrigin(id.Driver, id.ID); len(published) > 0 {
 		return nil, stillPublished(id, published[0].Target) // the device must not go away under a pod
+	}
+	if err := p.front.refuseLost(id, ""); err != nil {
+		return nil, err
 	}
 	rec := p.front.store.Records.Get(id)
 	asDevice, err := p.stager.UnstageDevice(ctx, id.ID, stagingPath)

@@ -243,14 +243,20 @@ func (s *Stager) storedRequest(rec *Record) (*csi.NodeStageVolumeRequest, error)
 	return req, nil
 }
 
+// StagedDevice reports whether a driver was asked to stage a device at the private path of
+// kubelet's staging path, and has not unstaged it since. It works without a record.
+func (s *Stager) StagedDevice(volumeID, stagingPath string) bool {
+	return s.store.Private.Exists(s.store.Private.Staging(s.driver.ID(volumeID), stagingPath))
+}
+
 // UnstageDevice has the driver unstage a device at the private path of kubelet's staging
 // path, if one was ever asked for there, and reports whether one was. It works without a
 // record.
 func (s *Stager) UnstageDevice(ctx context.Context, volumeID, stagingPath string) (was bool, err error) {
-	private := s.store.Private.Staging(s.driver.ID(volumeID), stagingPath)
-	if !s.store.Private.Exists(private) {
+	if !s.StagedDevice(volumeID, stagingPath) {
 		return false, nil
 	}
+	private := s.store.Private.Staging(s.driver.ID(volumeID), stagingPath)
 	if err := s.driver.Unstage(ctx, volumeID, private); err != nil {
 		return true, err
 	}
