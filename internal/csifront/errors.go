@@ -109,6 +109,11 @@ func deviceNotGrown(v *volume.Volume, driver string, size, required int64) error
 		"look at the driver's log, and whether the volume was grown by its controller", v.Target, driver, v.Device.Path, size, required)
 }
 
+func sizeUnknown(v *volume.Volume) error {
+	return failedPrecondition("volume %s: the size of its device %s cannot be read, so its filesystem is not grown: is the device "+
+		"still there? See the kernel's log", v.Target, v.Device.Path)
+}
+
 func cannotDeferAnyMore(target, driver string) error {
 	return failedPrecondition("volume %s: the driver %s deferred its filesystem and cannot do so any more (was it downgraded?): "+
 		"it would mount or grow the filesystem on the host; upgrade it again", target, driver)

@@ -32,7 +32,10 @@ func (e *expandCall) run(ctx context.Context) (int64, error) {
 	if refused != nil { // some drivers grow the device, and fail at something else
 		e.proxy.log.Warn(grownDespiteError, zap.String(telemetry.FieldTarget, e.v.Target), zap.Int64("size", size), zap.Error(refused))
 	}
-	if known && size < required {
+	if !known {
+		return 0, sizeUnknown(e.v)
+	}
+	if size < required {
 		return 0, deviceNotGrown(e.v, e.proxy.driver.Name, size, required)
 	}
 	if e.v.ReadOnly {

@@ -272,7 +272,7 @@ func (b *fakeBroker) All() []deferral.Status {
 func (b *fakeBroker) DeviceSize(*volume.Volume) (int64, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.size, true
+	return b.size, b.size > 0
 }
 
 func (b *fakeBroker) GrowAtMount(_ context.Context, key volume.Key, size int64) error {
