@@ -273,11 +273,11 @@ func (p *driverProxy) getVolumeStats(ctx context.Context, req *csi.NodeGetVolume
 		return forward(ctx)
 	}
 	annotateCall(ctx, &found)
-	reply, err := sandboxStats(ctx, p.front.cfg.Sandboxes, found.Volume)
+	answer, err := p.front.cfg.Sandboxes.Stats(ctx, found.Volume)
 	if err != nil {
 		return nil, namingPod(found.Volume, err)
 	}
-	return proto.Marshal(reply)
+	return proto.Marshal(statsReply(&answer.Report))
 }
 
 // expandVolume grows a deferred volume: the driver its device, the sandbox its

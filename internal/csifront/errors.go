@@ -2,7 +2,6 @@ package csifront
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -27,10 +26,6 @@ const (
 	healthUnknown   = "the sandbox answers; nobody can tell whether its filesystem is healthy"
 	nothingAbnormal = "the sandbox answers and reports nothing abnormal"
 )
-
-func noSandboxNow(last time.Time) string {
-	return "no sandbox has the volume now; the usage is that of " + last.UTC().Format(time.RFC3339)
-}
 
 // failedPrecondition is the error after which nothing is left and kubelet goes on: it is
 // the only one that does not keep a pod from starting when growth fails.

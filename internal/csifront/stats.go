@@ -17,22 +17,6 @@ func annotateCall(ctx context.Context, found *deferral.Status) {
 	call.Volume, call.Target, call.Handler = string(found.Key), found.Target, found.Handler
 }
 
-// sandboxStats is what the sandbox reports. While there is none, it is what it reported
-// last, with a condition that says so.
-func sandboxStats(ctx context.Context, sandboxes Sandboxes, v *volume.Volume) (*csi.NodeGetVolumeStatsResponse, error) {
-	answer, err := sandboxes.Stats(ctx, v)
-	if err == nil {
-		return statsReply(&answer.Report), nil
-	}
-	known, ok := sandboxes.Known(v)
-	if volume.KindOf(err) != volume.NoSandbox || !ok || known.At.IsZero() {
-		return nil, err
-	}
-	reply := statsReply(&known.Report)
-	setCondition(reply, volume.Condition{Abnormal: true, Message: noSandboxNow(known.At)})
-	return reply, nil
-}
-
 func statsReply(report *volume.Report) *csi.NodeGetVolumeStatsResponse {
 	reply := &csi.NodeGetVolumeStatsResponse{}
 	for _, usage := range report.Usage {
