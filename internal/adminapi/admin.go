@@ -72,7 +72,7 @@ const (
 	maxPage     = 5000
 )
 
-// ListVolumes lists a page of volumes. A token is the last target of the page
+// ListVolumes lists a page of volumes. A token is the place of the last volume of the page
 // before, so that volumes which come or go meanwhile shift nothing.
 func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesRequest) (*adminv1.ListVolumesResponse, error) {
 	if req.GetPageSize() < 0 {
@@ -81,19 +81,24 @@ func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesReq
 	size := min(cmp.Or(int(req.GetPageSize()), defaultPage), maxPage)
 	out := &adminv1.ListVolumesResponse{}
 	var loop pace.Loop
+	last := ""
 	for _, status := range s.Node.Shown() {
 		loop.Step()
-		if status.Target <= req.GetPageToken() || !s.selects(req, status) {
+		if place(&status) <= req.GetPageToken() || !s.selects(req, status) {
 			continue
 		}
 		if len(out.GetVolumes()) == size {
-			out.NextPageToken = out.GetVolumes()[size-1].GetTargetPath()
+			out.NextPageToken = last
 			break
 		}
+		last = place(&status)
 		out.Volumes = append(out.Volumes, s.Node.message(status))
 	}
 	return out, nil
 }
+
+// place orders volumes as SortByTarget does.
+func place(status *deferral.Status) string { return status.Target + "\x00" + string(status.Key) }
 
 func (s *AdminServer) selects(req *adminv1.ListVolumesRequest, status deferral.Status) bool {
 	want := req.GetState()

@@ -197,6 +197,26 @@ func TestListPages(t *testing.T) {
 	}
 }
 
+// TestPagesOfVolumesWithOneTarget: other programs may name one for several volumes.
+func TestPagesOfVolumesWithOneTarget(t *testing.T) {
+	s := serve(t, "a", "b", "c")
+	for _, v := range s.handler.volumes {
+		v.Target = s.handler.volumes[0].Target
+	}
+	seen := make(map[string]bool)
+	for token, page := "", 0; page == 0 || token != ""; page++ {
+		reply, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{PageSize: 1, PageToken: token})
+		if err != nil || len(reply.GetVolumes()) != 1 || seen[reply.GetVolumes()[0].GetId()] {
+			t.Fatalf("after %d volumes: %v, %v", len(seen), reply, err)
+		}
+		seen[reply.GetVolumes()[0].GetId()] = true
+		token = reply.GetNextPageToken()
+	}
+	if len(seen) != 3 {
+		t.Errorf("listed are %d volumes", len(seen))
+	}
+}
+
 func TestVolumesAreFoundByPathAndID(t *testing.T) {
 	s := serve(t, "a", "b")
 	v := s.handler.volumes[0]

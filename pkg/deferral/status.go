@@ -91,12 +91,13 @@ func (b *Broker) OfOrigin(driver, volumeID string) []Status {
 	return b.statuses(b.table.ofOrigin(driver, volumeID))
 }
 
-// SortByTarget orders volumes by their targets, and yields the processor now and then.
+// SortByTarget orders volumes by their targets, and yields the processor now and then. Other
+// programs may name one target for several volumes: these follow by their keys.
 func SortByTarget(all []Status) {
 	var loop pace.Loop
 	slices.SortFunc(all, func(x, y Status) int {
 		loop.Step()
-		return strings.Compare(x.Target, y.Target)
+		return cmp.Or(strings.Compare(x.Target, y.Target), strings.Compare(string(x.Key), string(y.Key)))
 	})
 }
 
