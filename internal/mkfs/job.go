@@ -29,7 +29,7 @@ type job struct {
 	phase atomic.Int32
 }
 
-// start runs the work on the device, and waits for it as wait does.
+// start runs the work under the device's lock, so that of its jobs one at most hangs, and waits for it as wait does.
 func (j *job) start(ctx context.Context, work func(context.Context) (formatted bool, err error)) (formatted bool, err error) {
 	if err := j.check(); err != nil {
 		return false, err
@@ -42,7 +42,10 @@ func (j *job) start(ctx context.Context, work func(context.Context) (formatted b
 	defer cancel()
 	done := make(chan outcome, 1)
 	go func() {
-		formatted, err := work(ctx)
+		formatted, err := false, j.dev.takeLock(ctx)
+		if err == nil {
+			formatted, err = work(ctx)
+		}
 		j.dev.close()
 		done <- outcome{formatted, err}
 	}()
@@ -62,9 +65,6 @@ func (j *job) check() error {
 }
 
 func (j *job) run(ctx context.Context) (formatted bool, err error) {
-	if err := j.dev.takeLock(ctx); err != nil {
-		return false, err
-	}
 	for try := 1; ; try++ {
 		formatted, err = j.once(ctx)
 		if err == nil || volume.KindOf(err) != volume.Busy || try == tries {

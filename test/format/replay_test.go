@@ -3,6 +3,7 @@
 package format_test
 
 import (
+	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -10,6 +11,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/mkfs"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -64,4 +66,26 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A device can hang whoever reads it. Every other look then ends, and leaves nothing that hangs too.
+func TestJournalsAreLookedAtOneByOne(t *testing.T) {
+	r := newFormatter(t)
+	device, _ := r.blank()
+	if _, err := r.prepare(device, "ext4", volume.FormatHost, false); err != nil {
+		t.Fatal(err)
+	}
+	fd := openPath(t, device)
+	defer func() { _ = unix.Close(fd) }()
+	look := func() error {
+		return r.f.CheckReplay(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "ext4"})
+	}
+	hanging, err := os.OpenFile(r.conf.LockFile, os.O_RDWR, 0)
+	check.Must(t, err)
+	check.Must(t, unix.FcntlFlock(hanging.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
+	if err := look(); volume.KindOf(err) != volume.Busy {
+		t.Errorf("beside a look that hangs: kind %v: %v", volume.KindOf(err), err)
+	}
+	check.Must(t, hanging.Close())
+	check.Must(t, look())
 }
