@@ -36,8 +36,11 @@ func runFreeze(t *trial, s *suite) {
 	}, "mount-inside", "binding-program")
 	s.check(t, "freeze-holds", func(t *trial) {
 		freezeVolume(t, f, longFreeze)
+		began := time.Now()
+		t.exec(c, "usage", "/tmp") // a write that has not begun does not wait
+		start := 2 * time.Since(began)
 		held = startProbe(t.ctx, c, "write", "/data/aside", "x")
-		t.must(held.waits(t.ctx, heldFor))
+		t.must(held.waits(t.ctx, start+heldFor))
 	}, "thaw-idle")
 	s.check(t, "freeze-stats", func(t *trial) {
 		_, err := f.vol.stats(t.ctx)

@@ -138,6 +138,12 @@ func TestWrongHandlers(t *testing.T) {
 				if [ -n "$device" ]; then mkdir -p $ROOT/../host; mount $device $ROOT/../host 2>/dev/null && umount $ROOT/../host; fi;;
 			esac`, "volume", []string{"mount-host"},
 		},
+		"mounts on the host to change the group": {
+			`case "$*" in *" create "*)
+				device=$(sed -n 's/.*"device":"\([^"]*\)".*fsGroup.*/\1/p' $ROOT/*/mountInfo.json 2>/dev/null | head -n 1)
+				if [ -n "$device" ]; then mkdir -p $ROOT/../host; mount $device $ROOT/../host 2>/dev/null && umount $ROOT/../host; fi;;
+			esac`, "volume,group", []string{"mount-host"},
+		},
 		"falls back": {
 			`case "$*" in *" create "*) $REAL "$@" 2>/dev/null && exit 0; exec runc "$@";; esac`,
 			"sub,readonly,refuse", []string{
@@ -174,6 +180,13 @@ func TestWrongHandlers(t *testing.T) {
 		},
 		"only says that it freezes": {
 			`if [ "$1 $2" = "crust freeze" ]; then echo '{}'; exit 0; fi`, "freeze", []string{"freeze-holds"},
+		},
+		"only says that it freezes, and is slow": {
+			`if [ "$1 $2" = "crust freeze" ]; then
+				[ -e $ROOT/../frozen ] && { echo frozen >&2; exit 6; }
+				touch $ROOT/../frozen; echo '{}'; exit 0
+			fi
+			case "$*" in *" exec "*) sleep 2;; esac`, "freeze", []string{"freeze-holds"},
 		},
 		"only says that it grows": {
 			`if [ "$1 $2" = "crust resize" ] && [ "$4" = 603979776 ]; then echo '{"capacity_bytes":603979776}'; exit 0; fi`,
