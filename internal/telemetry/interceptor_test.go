@@ -275,6 +275,17 @@ func TestDriversAreBounded(t *testing.T) {
 	}
 }
 
+// A driver can answer with any number.
+func TestCodesAreBounded(t *testing.T) {
+	m := NewMetrics("test")
+	for code := range codes.Code(100) {
+		m.called(checkMethod, &Call{}, code)
+	}
+	if got := len(scrape(t, m, "crust_proxy_calls_total")); got != int(codes.Unauthenticated)+1 {
+		t.Errorf("%d children", got)
+	}
+}
+
 func TestMetrics(t *testing.T) {
 	m := NewMetrics("1.2.3")
 	m.ClaimRefused("in-use")
