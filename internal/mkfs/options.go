@@ -99,7 +99,7 @@ var knownOptions = map[string][]string{
 // forbiddenParts are parts of values that name a device or file, or take away what we
 // set or rely on.
 var forbiddenParts = []string{
-	"device", "offset", "root_owner", "root_perms", "test_fs", // ext4
+	"device", "offset", "root_owner", "root_perms", "test_fs", "journal_dev", // ext4
 	"file", "logdev", "internal", "name", "rtdev", "size", "uuid", // xfs; size is checked by itself
 }
 

@@ -28,6 +28,7 @@ func TestMkfsOptions(t *testing.T) {
 		{"ext4", "-E", "offset=1048576"},
 		{"ext4", "-E", "stride=16,root_owner=1:1"},
 		{"ext4", "-O", "-F"},
+		{"ext4", "-O", "extent,journal_dev"},
 		{"ext4", "-i", ""},
 		{"xfs", "-f", "1"},
 		{"xfs", "-p", "proto"},
