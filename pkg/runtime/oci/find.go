@@ -117,7 +117,10 @@ func isBind(m specs.Mount) bool {
 // findOne gives nil for a mount that is no deferred volume.
 func (c Config) findOne(known guards, mount specs.Mount, podUID string) (*Mount, error) {
 	source, err := unix.Open(mount.Source, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM), errors.Is(err, unix.EINTR):
+		return nil, err // who mounts it need not meet that, and would show the guard
+	case err != nil:
 		return nil, nil //nolint:nilerr // who mounts it opens it again, and tells what is wrong
 	}
 	readOnly := slices.Contains(mount.Options, "ro") || slices.Contains(mount.Options, "rro")

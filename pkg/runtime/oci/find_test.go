@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
@@ -100,6 +101,20 @@ func TestByPath(t *testing.T) {
 	}
 	if m := n.find(bind(target, "rbind", "rro"), "pod"); !m.ReadOnly {
 		t.Fatalf("%+v", m)
+	}
+}
+
+// Who could not look has not seen that it is no volume.
+func TestOutOfDescriptors(t *testing.T) {
+	n := newNode(t)
+	spec := bind(n.publish("a", "pod"))
+	var limit unix.Rlimit
+	n.must(unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	n.must(unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}))
+	m, err := n.cfg.findOne(nil, spec.Mounts[1], "pod")
+	n.must(unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	if m != nil || !errors.Is(err, unix.EMFILE) {
+		t.Fatalf("%+v, %v", m, err)
 	}
 }
 
