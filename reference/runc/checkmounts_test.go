@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -18,6 +19,16 @@ func TestSharedMountsAreRefused(t *testing.T) {
 		if err := checkMounts("runc", spec, []*oci.Mount{{Destination: "/data"}}); (err != nil) != refused {
 			t.Errorf("%s: %v", option, err)
 		}
+	}
+}
+
+// A runtime that takes what we cannot read would show the guards.
+func TestSpecThatCannotBeRead(t *testing.T) {
+	bundle := t.TempDir()
+	check.Must(t, os.WriteFile(bundle+"/config.json", []byte(`{"mounts": [{"source": 1}]}`), 0o600))
+	c := &creator{in: handler.Invocation{Bundle: bundle}}
+	if err := c.prepare(); err == nil || !strings.Contains(err.Error(), "config.json") {
+		t.Errorf("it says %v", err)
 	}
 }
 

@@ -3,6 +3,7 @@ package runc
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -26,8 +27,11 @@ type creator struct {
 // it is.
 func (c *creator) prepare() error {
 	spec, err := handler.ReadSpec(c.in.Bundle)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // runc says better what is wrong
+	}
 	if err != nil {
-		return nil //nolint:nilerr // runc reads it as well, and says better what is wrong
+		return err // the runtime may be one that can read it, and would show the guards
 	}
 	sandbox, known := oci.SandboxOf(spec)
 	found, err := oci.Find(oci.Config{Root: c.cfg.Root}, spec, sandbox.PodUID)
