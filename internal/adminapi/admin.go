@@ -272,7 +272,7 @@ type watch struct {
 }
 
 func (w *watch) update(key volume.Key) error {
-	if status, ok := w.server.Node.shownByKey(key); ok {
+	if status, ok := w.server.Node.shownByKey(key); ok && matches(status, w.req.GetDriver(), w.req.GetHandler()) {
 		return w.show(status)
 	}
 	target, known := w.sent[key]

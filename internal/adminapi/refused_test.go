@@ -107,7 +107,7 @@ func TestWatchTellsOfRefusals(t *testing.T) {
 	refusals.set(refusalAt(target))
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	stream, err := s.admin().WatchVolumes(ctx, &adminv1.WatchVolumesRequest{})
+	stream, err := s.admin().WatchVolumes(ctx, &adminv1.WatchVolumesRequest{Handler: "kata"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,6 +131,18 @@ func TestWatchTellsOfRefusals(t *testing.T) {
 	s.hub.Changed(more.Key)
 	if e := next(); e.GetVolume().GetRefusedBy() != "policy" || e.GetVolume().GetState() != adminv1.VolumeState_VOLUME_STATE_REFUSED {
 		t.Errorf("changed: %v", e)
+	}
+	other := more
+	other.Handler = "crust" // it is none of those that are watched any more
+	refusals.set(other)
+	s.hub.Changed(more.Key)
+	if e := next(); e.GetType() != adminv1.WatchVolumesResponse_TYPE_REMOVED || e.GetVolume().GetTargetPath() != target {
+		t.Errorf("of another handler: %v", e)
+	}
+	refusals.set(more)
+	s.hub.Changed(more.Key)
+	if e := next(); e.GetType() != adminv1.WatchVolumesResponse_TYPE_CHANGED {
+		t.Errorf("back: %v", e)
 	}
 	refusals.set()
 	s.hub.Changed(more.Key)
