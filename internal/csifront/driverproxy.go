@@ -200,7 +200,11 @@ func (p *driverProxy) publishVolume(ctx context.Context, req *csi.NodePublishVol
 		if isBlock {
 			return p.publishRaw(ctx, id, w, forward)
 		}
-		return newPublishCall(p, req, w, forward).run(ctx)
+		call, err := newPublishCall(p, req, w, forward)
+		if err != nil {
+			return nil, err
+		}
+		return call.run(ctx)
 	})
 }
 
@@ -244,25 +248,30 @@ func (p *driverProxy) unpublishVolume(ctx context.Context, req *csi.NodeUnpublis
 // find looks up the deferred volume of a stats or expand call: by its target, else by its
 // id, for kubelet may name the staging path instead. While one is being removed a sandbox
 // may still have its device.
-func (p *driverProxy) find(volumeID, path, stagingPath string) (found deferral.Status, deferred bool) {
-	volumes := p.front.cfg.Volumes
-	at, ok, err := volumes.Find(path)
-	if err == nil && ok && decision.CheckSameVolume(at.Volume, p.driver.Name, volumeID) == nil {
-		return at, true
+func (p *driverProxy) find(volumeID, path, stagingPath string) (found deferral.Status, deferred bool, err error) {
+	at, ok, err := p.front.find(path)
+	if err != nil {
+		return at, false, err
 	}
-	for _, status := range volumes.OfOrigin(p.driver.Name, volumeID) {
+	if ok && decision.CheckSameVolume(at.Volume, p.driver.Name, volumeID) == nil {
+		return at, true, nil
+	}
+	for _, status := range p.front.cfg.Volumes.OfOrigin(p.driver.Name, volumeID) {
 		staged := status.Origin.Staging
 		if staged != "" && (staged == path || staged == stagingPath) && (!deferred || !status.Removing) {
 			found, deferred = status, true
 		}
 	}
-	return found, deferred
+	return found, deferred, nil
 }
 
 // getVolumeStats asks the sandbox of a deferred volume. It takes no lock: a driver or
 // another call that hangs does not hold it up.
 func (p *driverProxy) getVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest, forward forwardFunc) ([]byte, error) {
-	found, deferred := p.find(req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
+	found, deferred, err := p.find(req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
+	if err != nil {
+		return nil, err
+	}
 	if !deferred {
 		if has := p.driver.LastCapabilities(); has != nil && !has.Stats {
 			// Then kubelet has no numbers of the volume, as without the front, and logs
@@ -285,7 +294,10 @@ func (p *driverProxy) getVolumeStats(ctx context.Context, req *csi.NodeGetVolume
 // FAILED_PRECONDITION keeps the pod from ever starting.
 func (p *driverProxy) expandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest, forward forwardFunc) ([]byte, error) {
 	has := p.driver.LastCapabilities()
-	found, deferred := p.find(req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
+	found, deferred, err := p.find(req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
+	if err != nil {
+		return nil, err
+	}
 	if !deferred {
 		if has != nil && !has.Expand {
 			// Without the front kubelet would not ask, and take it for done.

@@ -37,6 +37,10 @@ func callUnderWay(id staging.VolumeID) error {
 	return volume.Errorf(volume.Busy, "volume %s of driver %s: another call on it has not ended: repeat this one later", id.ID, id.Driver)
 }
 
+func notLookedUp(target string, err error) error {
+	return volume.Errorf(volume.Busy, "volume %s: it cannot be looked up, so nothing is done with it: %w", target, err)
+}
+
 func stillPublished(id staging.VolumeID, target string) error {
 	return volume.Errorf(volume.Busy, "volume %s of driver %s: it is still published at %s: unpublish it first",
 		refusal.Clip(id.ID), id.Driver, target)

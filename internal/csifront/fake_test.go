@@ -200,6 +200,7 @@ type fakeBroker struct {
 	volumes   map[string]*volume.Volume
 	asked     volume.Instruction
 	stageErr  error
+	findErr   error
 	bound     map[string]string // targets that a sandbox has
 	removing  map[string]bool   // targets whose removal was begun
 	abilities deferral.Abilities
@@ -243,6 +244,9 @@ func (b *fakeBroker) Release(_ context.Context, target string) (*volume.Volume, 
 func (b *fakeBroker) Find(target string) (deferral.Status, bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.findErr != nil {
+		return deferral.Status{}, false, b.findErr
+	}
 	v, ok := b.volumes[target]
 	return deferral.Status{Volume: v, Removing: b.removing[target]}, ok, nil
 }

@@ -146,6 +146,20 @@ func (f *Front) rules() *decision.Rules {
 	return &decision.Rules{Policy: f.policy.Load(), DefaultHandler: f.cfg.DefaultHandler, Abilities: f.cfg.Volumes.Abilities}
 }
 
+// find looks up the volume at a target. A target that lies elsewhere has none. Any other
+// error proves nothing: the driver must not act on the volume then.
+func (f *Front) find(target string) (found deferral.Status, known bool, err error) {
+	found, known, err = f.cfg.Volumes.Find(target)
+	switch {
+	case err == nil:
+		return found, known, nil
+	case volume.KindOf(err) == volume.Invalid:
+		return deferral.Status{}, false, nil
+	default:
+		return deferral.Status{}, false, notLookedUp(target, err)
+	}
+}
+
 // Refused lists the volumes that pods wait for and that could not be deferred, by
 // their targets.
 func (f *Front) Refused() []volume.Refusal { return f.refused.All() }

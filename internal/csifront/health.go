@@ -34,7 +34,11 @@ func (p *driverProxy) getVolumeHealth(ctx context.Context, req *csi.NodeGetVolum
 	if id == "" {
 		return nil, noVolumeID()
 	}
-	if found, deferred := p.findForHealth(req); deferred {
+	found, deferred, err := p.findForHealth(req)
+	if err != nil {
+		return nil, err
+	}
+	if deferred {
 		annotateCall(ctx, &found)
 		return healthReply(id, sandboxHealth(ctx, p.front.cfg.Sandboxes, found.Volume))
 	}
@@ -52,17 +56,17 @@ func (p *driverProxy) getVolumeHealth(ctx context.Context, req *csi.NodeGetVolum
 }
 
 // findForHealth looks up a deferred volume; the request need not have a path.
-func (p *driverProxy) findForHealth(req *csi.NodeGetVolumeHealthRequest) (deferral.Status, bool) {
+func (p *driverProxy) findForHealth(req *csi.NodeGetVolumeHealthRequest) (deferral.Status, bool, error) {
 	id, path, staged := req.GetVolumeId(), req.GetVolumePublishPath(), req.GetStagingTargetPath()
 	if path != "" || staged != "" {
 		return p.find(id, path, staged)
 	}
 	for _, one := range p.front.cfg.Volumes.OfOrigin(p.driver.Name, id) {
 		if !one.Removing {
-			return one, true
+			return one, true, nil
 		}
 	}
-	return deferral.Status{}, false
+	return deferral.Status{}, false, nil
 }
 
 func healthReply(id string, found *csi.VolumeHealth_VolumeHealthEntry) ([]byte, error) {

@@ -34,15 +34,15 @@ type publishCall struct {
 
 func newPublishCall(
 	proxy *driverProxy, req *csi.NodePublishVolumeRequest, w *decision.VolumeRequest, forward forwardFunc,
-) *publishCall {
+) (*publishCall, error) {
 	p := &publishCall{
 		proxy: proxy, req: req, w: w, target: w.Path, forward: forward,
 		rec: proxy.front.store.Records.Get(proxy.driver.ID(w.VolumeID)),
 	}
-	volumes := proxy.front.cfg.Volumes
-	// A target that cannot be resolved is no deferred one.
-	found, known, err := volumes.Find(p.target)
-	known = known && err == nil
+	found, known, err := proxy.front.find(p.target)
+	if err != nil {
+		return nil, err
+	}
 	p.removing = known && found.Removing
 	if known && !p.removing {
 		p.state.Published = &found
@@ -50,13 +50,13 @@ func newPublishCall(
 			w.FSType = cmp.Or(found.FSType, w.FSType) // the default may be another one by now
 		}
 	}
-	for _, status := range volumes.OfOrigin(w.Driver, w.VolumeID) {
+	for _, status := range proxy.front.cfg.Volumes.OfOrigin(w.Driver, w.VolumeID) {
 		if !known || status.Key != found.Key {
 			p.state.Elsewhere = append(p.state.Elsewhere, status)
 		}
 	}
 	p.state.OnHost, p.state.Raw = staging.Without(p.rec.OnHost, p.target), p.rec.Raw
-	return p
+	return p, nil
 }
 
 func (p *publishCall) run(ctx context.Context) ([]byte, error) {

@@ -78,7 +78,7 @@ func (n *nativePublish) handOver(ctx context.Context, reply *csi.NodePublishVolu
 	if given {
 		return p.handOver(ctx, n.instruction(mount), n.has)
 	}
-	_, published, err := p.proxy.front.cfg.Volumes.Find(p.target)
+	_, published, err := p.proxy.front.find(p.target)
 	if err == nil && !published {
 		err = noInstruction(p.w)
 	}

@@ -50,7 +50,11 @@ func (u *unpublishCall) release(ctx context.Context, rec *staging.Record) (*volu
 		return nil, nil //nolint:nilnil // there is none, which is no failure
 	}
 	volumes := u.proxy.front.cfg.Volumes
-	if found, known, err := volumes.Find(u.target); err == nil && known {
+	found, known, err := u.proxy.front.find(u.target)
+	if err != nil {
+		return nil, err
+	}
+	if known {
 		if err := decision.CheckSameVolume(found.Volume, u.id.Driver, u.id.ID); err != nil {
 			return nil, err
 		}
