@@ -309,7 +309,8 @@ func (p *driverProxy) expandVolume(ctx context.Context, req *csi.NodeExpandVolum
 	if found.Removing {
 		return nil, beingRemoved(found.Target)
 	}
-	if found.Origin == nil && p.front.store.Private.Published(p.driver.ID(req.GetVolumeId()), req.GetVolumePath()) {
+	asDevice, err := p.front.store.Private.Published(p.driver.ID(req.GetVolumeId()), req.GetVolumePath())
+	if found.Origin == nil && (asDevice || err != nil) {
 		return nil, recordUnusable(found.Target)
 	}
 	if found.Origin == nil && (has == nil || !has.Native) {

@@ -263,12 +263,14 @@ func (b *fakeBroker) OfOrigin(driver, id string) []deferral.Status {
 	return out
 }
 
-func (b *fakeBroker) All() []deferral.Status {
+func (b *fakeBroker) Lost() []deferral.Status {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var out []deferral.Status
 	for _, v := range b.volumes {
-		out = append(out, deferral.Status{Volume: v})
+		if v.Origin == nil {
+			out = append(out, deferral.Status{Volume: v})
+		}
 	}
 	return out
 }

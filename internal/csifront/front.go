@@ -27,7 +27,7 @@ type Volumes interface {
 	Release(ctx context.Context, target string) (*volume.Volume, error)
 	Find(target string) (deferral.Status, bool, error)
 	OfOrigin(driver, volumeID string) []deferral.Status
-	All() []deferral.Status
+	Lost() []deferral.Status
 	DeviceSize(v *volume.Volume) (int64, bool)
 	GrowAtMount(ctx context.Context, key volume.Key, size int64) error
 	Abilities(handler string) deferral.Abilities
@@ -132,9 +132,15 @@ func (f *Front) lock(ctx context.Context, id staging.VolumeID) (unlock func(), e
 // refuseLost returns an error while another target than this one has a device of the volume,
 // and the broker cannot tell what it is: its record was lost. A private path does tell.
 func (f *Front) refuseLost(id staging.VolumeID, target string) error {
-	for _, lost := range f.cfg.Volumes.All() {
+	for _, lost := range f.cfg.Volumes.Lost() {
 		for _, at := range []string{lost.Target, lost.ResolvedTarget} {
-			if lost.Origin == nil && at != "" && lost.Key != f.key(target) && f.store.Private.Published(id, at) {
+			if at == "" || lost.Key == f.key(target) {
+				continue
+			}
+			switch is, err := f.store.Private.Published(id, at); {
+			case err != nil:
+				return err
+			case is:
 				return recordLost(id, at)
 			}
 		}

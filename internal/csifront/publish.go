@@ -181,8 +181,12 @@ func (p *publishCall) ensureStagedOnHost(ctx context.Context) error {
 			return interrupted(p.target, err)
 		}
 	}
-	switch path := p.req.GetStagingTargetPath(); {
-	case p.rec.Stage == nil && p.proxy.stager.StagedDevice(p.w.VolumeID, path) && !staging.IsMountPoint(path):
+	path := p.req.GetStagingTargetPath()
+	asDevice, err := p.proxy.stager.StagedDevice(p.w.VolumeID, path)
+	switch {
+	case p.rec.Stage == nil && err != nil:
+		return err
+	case p.rec.Stage == nil && asDevice && !staging.IsMountPoint(path):
 		return stageLost(p.w) // the driver could show the pod the bare directory
 	case p.rec.Stage == nil, p.rec.Stage.Done(false):
 		return nil
@@ -197,7 +201,10 @@ func (p *publishCall) publishDeferred(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	way := p.way(has)
+	way, err := p.way(has)
+	if err != nil {
+		return nil, err
+	}
 	if way == "" {
 		return p.forward(ctx)
 	}
@@ -221,22 +228,24 @@ func (p *publishCall) publishDeferred(ctx context.Context) ([]byte, error) {
 // second reader too: it is staged in that way, under the sandboxes that have it. A record
 // without an origin is of a driver that called the Runtime API, or was lost. The way is ""
 // where such a driver does so without being asked to defer.
-func (p *publishCall) way(has *staging.Capabilities) string {
+func (p *publishCall) way(has *staging.Capabilities) (string, error) {
 	on := p.state.Published
 	if on == nil && len(p.state.Elsewhere) > 0 {
 		on = &p.state.Elsewhere[0]
 	}
+	if on != nil && on.Origin != nil {
+		return on.Origin.Way, nil
+	}
+	asDevice, err := p.proxy.front.store.Private.Published(p.proxy.driver.ID(p.w.VolumeID), p.target)
 	switch {
-	case on != nil && on.Origin != nil:
-		return on.Origin.Way
-	case on != nil && p.proxy.front.store.Private.Published(p.proxy.driver.ID(p.w.VolumeID), p.target):
-		return volume.WayBlock
+	case on != nil && (asDevice || err != nil):
+		return volume.WayBlock, err
 	case has.Native:
-		return volume.WayNative
+		return volume.WayNative, nil
 	case on != nil:
-		return ""
+		return "", nil
 	default:
-		return volume.WayBlock
+		return volume.WayBlock, nil
 	}
 }
 

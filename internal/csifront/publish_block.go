@@ -37,7 +37,10 @@ func (b *blockPublish) run(ctx context.Context) ([]byte, error) {
 	}
 	b.logIgnoredParameters()
 	private := p.proxy.front.store.Private
-	begun := private.Exists(path.Dir(b.device))
+	begun, err := private.Exists(path.Dir(b.device))
+	if err != nil {
+		return nil, err
+	}
 	if err := private.MakeDir(path.Dir(b.device)); err != nil {
 		return nil, err
 	}
@@ -65,15 +68,22 @@ func (b *blockPublish) ensureStaged(ctx context.Context) error {
 		return nil
 	case path == "":
 		return decision.InlineAsDevice(p.w, &p.verdict) // kubelet stages all others, and does not tell every driver
-	case p.rec.Stage == nil && p.proxy.stager.StagedDevice(p.w.VolumeID, path):
-		return nil // staged privately, and the record was lost
 	case p.rec.Stage == nil:
-		return stagedBeforeFront(p.w, &p.verdict)
+		return b.checkStagedUnrecorded()
 	case p.rec.Stage.Done(true):
 		return nil
 	default:
 		return p.proxy.stager.Restage(ctx, &p.rec, true, p.verdict.Rule)
 	}
+}
+
+// checkStagedUnrecorded refuses a volume without a record that is not staged privately.
+func (b *blockPublish) checkStagedUnrecorded() error {
+	staged, err := b.call.proxy.stager.StagedDevice(b.call.w.VolumeID, b.call.req.GetStagingTargetPath())
+	if err == nil && !staged {
+		err = stagedBeforeFront(b.call.w, &b.call.verdict)
+	}
+	return err
 }
 
 func (b *blockPublish) stagingPath() string {

@@ -20,19 +20,24 @@ type unpublishCall struct {
 	id      staging.VolumeID
 	target  string
 	forward forwardFunc
+	// asDevice is set where the driver was asked for a device at the private path.
+	asDevice bool
 }
 
 // run undoes a publish in the opposite order: the sandbox has to be gone, then the volume
 // is released from its handler, then the driver unpublishes its device. Where the record
 // was lost, the private path shows what was published.
-func (u *unpublishCall) run(ctx context.Context) ([]byte, error) {
+func (u *unpublishCall) run(ctx context.Context) (reply []byte, err error) {
+	if u.asDevice, err = u.proxy.front.store.Private.Published(u.id, u.target); err != nil {
+		return nil, err
+	}
 	rec := u.proxy.front.store.Records.Get(u.id)
 	released, err := u.release(ctx, &rec)
 	if err != nil {
 		return nil, namingPod(released, err)
 	}
 	failpoint.Hit("front-unpublish-unstaged")
-	reply, err := u.askDriver(ctx, &rec, released)
+	reply, err = u.askDriver(ctx, &rec, released)
 	if err != nil {
 		return nil, namingPod(released, err)
 	}
@@ -70,7 +75,7 @@ func (u *unpublishCall) release(ctx context.Context, rec *staging.Record) (*volu
 // recordDeferred records, before the broker forgets the volume, that the driver is to be told
 // that it deferred it: the driver may fail, and the repeated call shall ask the same.
 func (u *unpublishCall) recordDeferred(rec *staging.Record, found *deferral.Status) {
-	deferred := found.Origin == nil && !u.proxy.front.store.Private.Published(u.id, u.target) ||
+	deferred := found.Origin == nil && !u.asDevice ||
 		found.Origin != nil && found.Origin.Way == volume.WayNative
 	if deferred && !slices.Contains(rec.Uncertain, u.target) {
 		rec.Uncertain = append(rec.Uncertain, u.target)
@@ -82,7 +87,6 @@ func (u *unpublishCall) recordDeferred(rec *staging.Record, found *deferral.Stat
 // own, or at both where nothing tells which.
 func (u *unpublishCall) askDriver(ctx context.Context, rec *staging.Record, released *volume.Volume) ([]byte, error) {
 	private := u.proxy.front.store.Private
-	asDevice := private.Published(u.id, u.target)
 	if err := u.proxy.stager.UnpublishDevice(ctx, u.id.ID, private.Publish(u.id, u.target)); err != nil {
 		return nil, err
 	}
@@ -91,7 +95,7 @@ func (u *unpublishCall) askDriver(ctx context.Context, rec *staging.Record, rele
 		if err := u.proxy.driver.UnpublishDeferred(ctx, u.id.ID, u.target); err != nil {
 			return nil, err
 		}
-	case asDevice && (released != nil || private.RemoveEmptyTarget(u.target)):
+	case u.asDevice && (released != nil || private.RemoveEmptyTarget(u.target)):
 	default:
 		return u.forward(ctx)
 	}

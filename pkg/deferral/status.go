@@ -91,6 +91,10 @@ func (b *Broker) OfOrigin(driver, volumeID string) []Status {
 	return b.statuses(b.table.ofOrigin(driver, volumeID))
 }
 
+// Lost returns the volumes without a usable record: which volumes of a driver they are is not
+// known.
+func (b *Broker) Lost() []Status { return b.statuses(b.table.allLost()) }
+
 // SortByTarget orders volumes by their targets, and yields the processor now and then. Other
 // programs may name one target for several volumes: these follow by their keys.
 func SortByTarget(all []Status) {

@@ -133,6 +133,17 @@ func (t *table) ofOrigin(driver, volumeID string) (out []*entry) {
 	return out
 }
 
+func (t *table) allLost() (out []*entry) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for _, known := range t.volumes {
+		if known.lost != nil {
+			out = append(out, known)
+		}
+	}
+	return out
+}
+
 const (
 	// slow is how long one volume may take before the others no longer wait for it.
 	slow = 500 * time.Millisecond
@@ -179,12 +190,10 @@ func (t *table) setLoadProblems(problems []error, keepAll bool) {
 
 func (t *table) allProblems() []error {
 	t.mu.RLock()
-	defer t.mu.RUnlock()
 	out := slices.Clone(t.problems)
-	for _, known := range t.volumes {
-		if known.lost != nil {
-			out = append(out, known.lost)
-		}
+	t.mu.RUnlock()
+	for _, known := range t.allLost() {
+		out = append(out, known.lost)
 	}
 	return out
 }

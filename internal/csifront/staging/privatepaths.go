@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -51,7 +52,7 @@ func (p *PrivatePaths) Publish(id VolumeID, target string) string {
 
 // Published reports whether a driver was ever asked for a device for kubelet's target path,
 // and has not unpublished it since.
-func (p *PrivatePaths) Published(id VolumeID, target string) bool {
+func (p *PrivatePaths) Published(id VolumeID, target string) (bool, error) {
 	return p.Exists(path.Dir(p.Publish(id, target)))
 }
 
@@ -66,21 +67,34 @@ func (p *PrivatePaths) MakeDir(dir string) error {
 	})
 }
 
-// lstat is nil where nothing is, or nothing that can be read.
-func (p *PrivatePaths) lstat(where string) (info fs.FileInfo) {
-	_ = p.inRoot(where, func(root *os.Root, rel string) (err error) {
+// lstat is nil where nothing is.
+func (p *PrivatePaths) lstat(where string) (info fs.FileInfo, err error) {
+	err = p.inRoot(where, func(root *os.Root, rel string) (err error) {
 		info, err = root.Lstat(rel)
 		return err
 	})
-	return info
+	if err == nil || isAbsent(err) {
+		return info, nil
+	}
+	return nil, volume.Errorf(volume.Busy, "it cannot be seen whether a device is at %s: %w", where, err)
 }
 
-// Exists tells whether anything is there.
-func (p *PrivatePaths) Exists(where string) bool { return p.lstat(where) != nil }
+// isAbsent reports whether an error proves that nothing of ours is there. A link that leads
+// out of the kubelet root, for which the kernel has no error, does: MakeDir follows none.
+func isAbsent(err error) bool {
+	errno, known := errors.AsType[syscall.Errno](err)
+	return !known || slices.Contains([]syscall.Errno{unix.ENOENT, unix.ENOTDIR, unix.ELOOP}, errno)
+}
+
+// Exists tells whether anything is there. An error proves nothing.
+func (p *PrivatePaths) Exists(where string) (bool, error) {
+	info, err := p.lstat(where)
+	return info != nil, err
+}
 
 // Shows tells whether a private publish path shows a block device.
 func (p *PrivatePaths) Shows(where string, device volume.Device) bool {
-	info := p.lstat(where)
+	info, _ := p.lstat(where)
 	if info == nil || device.Kind != volume.BlockDevice || info.Mode().Type() != fs.ModeDevice {
 		return false // nothing, or a character device, which has one more bit
 	}

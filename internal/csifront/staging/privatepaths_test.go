@@ -25,6 +25,15 @@ func TestPrivatePathsAreAPureHash(t *testing.T) {
 	}
 }
 
+func exists(t *testing.T, p *PrivatePaths, where string) bool {
+	t.Helper()
+	there, err := p.Exists(where)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return there
+}
+
 // TestRemovingKeepsWhatIsNotOurs is a driver that leaves things behind, and a
 // private directory that leads elsewhere.
 func TestRemovingKeepsWhatIsNotOurs(t *testing.T) {
@@ -43,11 +52,11 @@ func TestRemovingKeepsWhatIsNotOurs(t *testing.T) {
 		}
 	}
 	write(device, "")
-	if err := p.RemovePublish(device); err != nil || p.Exists(filepath.Dir(device)) {
+	if err := p.RemovePublish(device); err != nil || exists(t, p, filepath.Dir(device)) {
 		t.Errorf("an empty file stays: %v", err)
 	}
 	write(device, "somebody's image")
-	if err := p.RemovePublish(device); err != nil || !p.Exists(device) {
+	if err := p.RemovePublish(device); err != nil || !exists(t, p, device) {
 		t.Errorf("a file with data has gone: %v", err)
 	}
 	if err := os.RemoveAll(filepath.Dir(filepath.Dir(device))); err != nil {
@@ -59,6 +68,9 @@ func TestRemovingKeepsWhatIsNotOurs(t *testing.T) {
 	}
 	if err := os.Symlink(elsewhere, filepath.Dir(device)); err != nil {
 		t.Fatal(err)
+	}
+	if exists(t, p, device) {
+		t.Error("a device is seen through a link that leads out of the kubelet root")
 	}
 	_ = p.RemovePublish(device)
 	if _, err := os.Stat(elsewhere + "/" + deviceName); err != nil {

@@ -245,7 +245,7 @@ func (s *Stager) storedRequest(rec *Record) (*csi.NodeStageVolumeRequest, error)
 
 // StagedDevice reports whether a driver was asked to stage a device at the private path of
 // kubelet's staging path, and has not unstaged it since. It works without a record.
-func (s *Stager) StagedDevice(volumeID, stagingPath string) bool {
+func (s *Stager) StagedDevice(volumeID, stagingPath string) (bool, error) {
 	return s.store.Private.Exists(s.store.Private.Staging(s.driver.ID(volumeID), stagingPath))
 }
 
@@ -253,8 +253,8 @@ func (s *Stager) StagedDevice(volumeID, stagingPath string) bool {
 // path, if one was ever asked for there, and reports whether one was. It works without a
 // record.
 func (s *Stager) UnstageDevice(ctx context.Context, volumeID, stagingPath string) (was bool, err error) {
-	if !s.StagedDevice(volumeID, stagingPath) {
-		return false, nil
+	if was, err = s.StagedDevice(volumeID, stagingPath); err != nil || !was {
+		return false, err
 	}
 	private := s.store.Private.Staging(s.driver.ID(volumeID), stagingPath)
 	if err := s.driver.Unstage(ctx, volumeID, private); err != nil {
@@ -266,8 +266,8 @@ func (s *Stager) UnstageDevice(ctx context.Context, volumeID, stagingPath string
 // UnpublishDevice has the driver unpublish a device at a private path, if one was ever
 // asked for there.
 func (s *Stager) UnpublishDevice(ctx context.Context, volumeID, device string) error {
-	if !s.store.Private.Exists(path.Dir(device)) {
-		return nil
+	if there, err := s.store.Private.Exists(path.Dir(device)); err != nil || !there {
+		return err
 	}
 	if err := s.driver.unpublishLayers(ctx, volumeID, device); err != nil {
 		return err
