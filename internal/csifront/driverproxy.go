@@ -80,7 +80,11 @@ func (f *Front) Driver(name string, conn grpc.ClientConnInterface) *passthrough.
 		local[method] = func(ctx context.Context, raw []byte, forward passthrough.Forward) ([]byte, error) {
 			ctx, cancel := p.withDeadline(ctx)
 			defer cancel()
-			reply, err := answer(p, ctx, raw, func(ctx context.Context) ([]byte, error) { return forward(ctx, raw) })
+			reply, err := answer(p, ctx, raw, func(ctx context.Context) ([]byte, error) {
+				reply, err := forward(ctx, raw)
+				telemetry.CallFrom(ctx).Forwarded = err != nil
+				return reply, err
+			})
 			return reply, rpccode.Status(err)
 		}
 	}

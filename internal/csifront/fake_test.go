@@ -25,6 +25,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
 	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/internal/superblock"
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
@@ -385,6 +386,7 @@ type rig struct {
 	filesystem int64
 	// writing is set while mkfs writes to the device.
 	writing error
+	calls   *telemetry.Interceptors // may be nil
 }
 
 var deferAll = &policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true}}}
@@ -462,7 +464,11 @@ func (r *rig) start() {
 	upstream := dial(r.t, r.dir+"/driver.sock")
 	proxy := front.Driver(driverName, upstream)
 	socket := fmt.Sprintf("%s/front%d.sock", r.dir, time.Now().UnixNano())
-	r.stop = serve(r.t, grpc.NewServer(proxy.ServerOptions()...), socket)
+	options := proxy.ServerOptions()
+	if r.calls != nil {
+		options = append(options, r.calls.Options()...)
+	}
+	r.stop = serve(r.t, grpc.NewServer(options...), socket)
 	r.kubelet = csi.NewNodeClient(dial(r.t, socket))
 }
 

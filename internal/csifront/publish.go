@@ -206,7 +206,8 @@ func (p *publishCall) publishDeferred(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	if way == "" {
-		return p.forward(ctx)
+		reply, err := p.forward(ctx)
+		return reply, p.proxy.driver.Error("asked to publish the volume", err, staging.SecretsOf(p.req))
 	}
 	if err := decision.CheckDeferrable(p.w, &p.verdict); err != nil {
 		return nil, err

@@ -18,6 +18,9 @@ type Call struct {
 	// Expected is set where an error is what the caller counts on: it is logged at
 	// debug level.
 	Expected bool
+	// Forwarded is set where the driver itself answered with an error. Its words may repeat a
+	// secret, and stay out of the log.
+	Forwarded bool
 }
 
 type callKey struct{}

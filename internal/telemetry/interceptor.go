@@ -39,8 +39,8 @@ type Front struct {
 	// Known are the methods that are counted by name, and timed; all others are
 	// counted as one, for anybody may make them up.
 	Known map[string]bool
-	// Ours are the methods whose errors we word ourselves. What a driver says in
-	// others may repeat a secret, and stays out of the log.
+	// Ours are the methods whose errors we word ourselves, unless the call was forwarded.
+	// What a driver says may repeat a secret, and stays out of the log.
 	Ours map[string]bool
 }
 
@@ -155,7 +155,7 @@ func (i *Interceptors) log(ctx context.Context, method string, call *Call, code 
 	if who, ok := peercred.FromContext(ctx); ok {
 		fields = append(fields, zap.Uint32(FieldPeerUID, who.UID), zap.Int32(FieldPeerPID, who.PID))
 	}
-	if err != nil && (i.Front == nil || i.Front.Ours[method]) {
+	if err != nil && (i.Front == nil || i.Front.Ours[method] && !call.Forwarded) {
 		fields = append(fields, zap.String("error", status.Convert(err).Message()))
 	}
 	entry.Write(fields...)
