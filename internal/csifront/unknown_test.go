@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestTargetThatCannotBeLookedUp is a node without free descriptors: whether the volume at
@@ -37,20 +38,6 @@ func TestTargetThatCannotBeLookedUp(t *testing.T) {
 	r.ok(nil, r.unpublish("pod1"))
 }
 
-// withoutDescriptors lets every attempt to open a file fail meanwhile.
-func withoutDescriptors(t *testing.T, do func()) {
-	t.Helper()
-	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &was) }()
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: was.Max}); err != nil {
-		t.Fatal(err)
-	}
-	do()
-}
-
 // TestPrivatePathThatCannotBeSeen is a node without free descriptors while a pod ends: a
 // device that cannot be seen at its private path is still there.
 func TestPrivatePathThatCannotBeSeen(t *testing.T) {
@@ -58,13 +45,13 @@ func TestPrivatePathThatCannotBeSeen(t *testing.T) {
 	r.stage()
 	r.ok(nil, r.publish("pod1"))
 	r.driver.said()
-	withoutDescriptors(t, func() {
+	check.WithoutDescriptors(t, func() {
 		r.refused(r.unpublish("pod1"), codes.Aborted, r.cfg.PrivateDir)
 	})
 	r.said()
 	r.ok(nil, r.unpublish("pod1"))
 	r.said("unpublish private")
-	withoutDescriptors(t, func() {
+	check.WithoutDescriptors(t, func() {
 		_, err := r.tryUnstage()
 		r.refused(err, codes.Aborted, r.cfg.PrivateDir)
 	})

@@ -7,6 +7,7 @@ package registry
 import (
 	"cmp"
 	"context"
+	"errors"
 	"io/fs"
 	"maps"
 	"os"
@@ -159,8 +160,13 @@ func (r *Registry) look(ctx context.Context) {
 	if err := os.MkdirAll(r.cfg.Registry, 0o750); err != nil {
 		r.cfg.Log.Error("the registry directory cannot be made again", zap.Error(err))
 	}
-	r.followRegistrars(ctx, socketsIn(r.cfg.Registry, false))
-	others := socketsIn(r.cfg.KubeletRegistry, true)
+	registrars, err := socketsIn(r.cfg.Registry, false)
+	others, othersErr := socketsIn(r.cfg.KubeletRegistry, true)
+	if err := errors.Join(err, othersErr); err != nil {
+		r.cfg.Log.Warn("sockets cannot be listed, so none of them counts as gone", zap.Error(err))
+		return
+	}
+	r.followRegistrars(ctx, registrars)
 	r.dropStale(ctx, others)
 	for path := range others {
 		if strings.HasSuffix(path, Suffix) {

@@ -3,6 +3,7 @@ package registry
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"io/fs"
 	"path/filepath"
 	"strings"
@@ -30,12 +31,14 @@ func idAt(path string) socketID {
 
 // socketsIn lists the sockets in a directory, and in those below it if that is wanted, as
 // kubelet does in its own. A name that begins with a dot is not meant for us, as with
-// kubelet.
-func socketsIn(dir string, below bool) map[string]socketID {
-	found := make(map[string]socketID)
-	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+// kubelet. After an error there may be more.
+func socketsIn(dir string, below bool) (found map[string]socketID, err error) {
+	found = make(map[string]socketID)
+	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		switch {
-		case err != nil: // missing, or being made again: looked at the next time
+		case errors.Is(err, fs.ErrNotExist): // being made again: looked at the next time
+		case err != nil:
+			return err
 		case entry.IsDir() && path != dir && !below:
 			return fs.SkipDir
 		case entry.Type() != fs.ModeSocket || strings.HasPrefix(entry.Name(), "."):
@@ -46,7 +49,7 @@ func socketsIn(dir string, below bool) map[string]socketID {
 		}
 		return nil
 	})
-	return found
+	return found, err
 }
 
 // socketPath is where the CSI socket of a driver lies.

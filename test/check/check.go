@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -95,4 +96,15 @@ func Left[E any](limit, pause time.Duration, list func() []E) (left []E) {
 		return nil
 	})
 	return left
+}
+
+// WithoutDescriptors runs do while this process cannot open any file. No other test of it
+// may run meanwhile.
+func WithoutDescriptors(t fatal, do func()) {
+	t.Helper()
+	var was unix.Rlimit
+	Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	defer func() { Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)) }()
+	Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: was.Max}))
+	do()
 }
