@@ -3,6 +3,7 @@ package csifront
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -55,6 +56,19 @@ func TestNativeDriverAnswersWhatToMount(t *testing.T) {
 	r.unstage()
 	r.said("unpublish kubelet", "unstage kubelet")
 	r.clean()
+}
+
+// TestNativeDriverThatDropsReadOnly is a driver that answers without the options of the
+// volume. Who asked for ro must not get a volume that is written to.
+func TestNativeDriverThatDropsReadOnly(t *testing.T) {
+	r := nativeRig(t)
+	r.stage()
+	publish := r.publishReq("p1")
+	publish.VolumeCapability = mountCap(rwo, "ext4", "nodev,ro")
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	if flags := r.broker.asked.MountFlags; !slices.Equal(flags, []string{"noatime", "ro"}) {
+		t.Errorf("the sandbox mounts with %q", flags)
+	}
 }
 
 func TestNativeDriverThatDoesNeither(t *testing.T) {

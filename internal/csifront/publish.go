@@ -307,8 +307,8 @@ func (p *publishCall) group() (string, volume.GroupPolicy, error) {
 	return group, change, err
 }
 
-func (p *publishCall) mountFlags(flags []string) []string {
-	return decision.MountFlags(flags, p.w.ReadOnly, p.proxy.front.cfg.Volumes.Abilities(p.verdict.Handler).SELinux)
+func (p *publishCall) mountFlags(flags []string, readOnly bool) []string {
+	return decision.MountFlags(flags, readOnly, p.proxy.front.cfg.Volumes.Abilities(p.verdict.Handler).SELinux)
 }
 
 // logHazards logs what the pod's runtime will do wrong with the volume, before the pod's

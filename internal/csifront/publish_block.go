@@ -131,7 +131,7 @@ func (b *blockPublish) instruction() volume.Instruction {
 	p := b.call
 	in := volume.Instruction{
 		Type: volume.Block, Backing: b.device, FSType: p.w.FSType,
-		MountFlags: p.mountFlags(p.w.Capability.GetMount().GetMountFlags()),
+		MountFlags: p.mountFlags(p.w.Capability.GetMount().GetMountFlags(), p.w.ReadOnly),
 		Format:     p.verdict.Format, MakeFS: p.verdict.MakeFS, KeepSize: p.verdict.KeepSize,
 		Origin: &volume.Origin{Way: volume.WayBlock, Private: b.device},
 	}

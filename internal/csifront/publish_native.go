@@ -12,6 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
@@ -86,11 +87,12 @@ func (n *nativePublish) handOver(ctx context.Context, reply *csi.NodePublishVolu
 }
 
 // instruction is the driver's, except that kubelet decides whether the volume is
-// read-only.
+// read-only, by its option ro too: a driver may drop that.
 func (n *nativePublish) instruction(mount *csiv1.DeferredMount) volume.Instruction {
 	p := n.call
+	readOnly := p.w.ReadOnly || slices.Contains(mountopt.Split(p.w.Capability.GetMount().GetMountFlags()), "ro")
 	in := volume.Instruction{
-		Backing: mount.GetVolumeBackingPath(), FSType: mount.GetFsType(), MountFlags: p.mountFlags(mount.GetMountFlags()),
+		Backing: mount.GetVolumeBackingPath(), FSType: mount.GetFsType(), MountFlags: p.mountFlags(mount.GetMountFlags(), readOnly),
 		Format: volume.FormatDriver, Origin: &volume.Origin{Way: volume.WayNative},
 	}
 	switch mount.GetVolumeType().GetType() {
