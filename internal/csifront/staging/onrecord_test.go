@@ -4,9 +4,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestTargetsThatWentAreForgotten(t *testing.T) {
@@ -39,5 +44,27 @@ func TestTargetsThatWentAreForgotten(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir + "/csi"); err != nil || len(left) != 2 {
 		t.Errorf("records: %q", left)
+	}
+}
+
+// TestAPipeAmongTheRecords has a record's name lead to a pipe that nobody writes to: the
+// daemon must not wait for it at its start.
+func TestAPipeAmongTheRecords(t *testing.T) {
+	state := t.TempDir()
+	dir := filepath.Join(state, RecordDir)
+	check.Must(t, os.Mkdir(dir, 0o700))
+	check.Must(t, unix.Mkfifo(filepath.Join(dir, "pipe.json"), 0o600))
+	read := make(chan error, 1)
+	go func() {
+		_, err := StagedDevices(state)
+		read <- err
+	}()
+	select {
+	case err := <-read:
+		if err == nil || !strings.Contains(err.Error(), "pipe.json") {
+			t.Errorf("got %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the records are never read to their end")
 	}
 }

@@ -27,6 +27,9 @@ const RecordDir = "csi"
 // recordVersion is the form of the records written.
 const recordVersion = 1
 
+// maxRecord has room for the longest request, of 16 MiB, in base64, and for the targets.
+const maxRecord = 32 << 20
+
 // Record holds what the broker does not record of a CSI volume: how the driver was asked
 // to stage it, and which pods have it without deferral. It holds no secret.
 type Record struct {
@@ -271,7 +274,7 @@ func readRecord(path string) (rec Record, err error) {
 	if !strings.HasSuffix(path, ".json") {
 		return rec, errHalfWritten
 	}
-	raw, err := os.ReadFile(path) //nolint:gosec // a name of our own directory
+	raw, err := sys.ReadSmall(path, maxRecord)
 	if err == nil {
 		err = json.Unmarshal(raw, &rec)
 	}
