@@ -100,15 +100,32 @@ func (o *owners) foreignLoops(v *volume.Volume) (foreign []loopDevice, err error
 		if v.ReadOnly && other.readOnly {
 			continue
 		}
-		fd, err := unix.Open(other.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_EXCL, 0)
-		sys.CloseFD(fd)
-		if errors.Is(err, unix.EBUSY) {
-			return nil, volume.Errorf(volume.InUse, "volume %s: what its device %s holds is in use by %s too, which is mounted or claimed: "+
-				"unmount and detach that device", v.Target, v.Device.Path, other.Path)
+		if err := refuseInUse(v, other.Device); err != nil {
+			return nil, err
 		}
 		foreign = append(foreign, other)
 	}
 	return foreign, nil
+}
+
+// refuseInUse fails while the kernel has another loop device over the volume's data in use.
+func refuseInUse(v *volume.Volume, other volume.Device) error {
+	fd, err := unix.Open(other.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_EXCL, 0)
+	sys.CloseFD(fd)
+	switch {
+	case err == nil, isNoDevice(err):
+		return nil
+	case errors.Is(err, unix.EBUSY):
+		return volume.Errorf(volume.InUse, "volume %s: what its device %s holds is in use by %s too, which is mounted or claimed: "+
+			"unmount and detach that device", v.Target, v.Device.Path, other.Path)
+	default:
+		return unprovenError(v, err)
+	}
+}
+
+// isNoDevice reports whether nothing could be opened because there is nothing.
+func isNoDevice(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV)
 }
 
 type loopDevice struct {
