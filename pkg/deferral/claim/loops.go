@@ -73,7 +73,11 @@ func backingOf(info *unix.LoopInfo64) volume.Device {
 
 // refuseStacked refuses a device while another volume has one that shares its data.
 func (o *owners) refuseStacked(v *volume.Volume, d volume.Device) error {
-	for _, id := range stackOf(d.Major, d.Minor) {
+	stack, err := stackOf(d.Major, d.Minor)
+	if err != nil {
+		return unprovenError(v, err)
+	}
+	for _, id := range stack {
 		for _, other := range o.of(id) {
 			if other.key != v.Key && (!other.readOnly || !v.ReadOnly) {
 				return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) shares data with the device %s of volume %s, as a disk does with its "+
@@ -89,7 +93,11 @@ func (o *owners) refuseStacked(v *volume.Volume, d volume.Device) error {
 // device, of which sysfs tells nothing, and refuses the volume if the kernel has one of them
 // in use. Our own volumes exclude each other by the identity of what lies under them.
 func (o *owners) foreignLoops(v *volume.Volume) (foreign []loopDevice, err error) {
-	data := slices.Concat(o.owned(v.Key), stackOf(v.Device.Major, v.Device.Minor))
+	stack, err := stackOf(v.Device.Major, v.Device.Minor)
+	if err != nil {
+		return nil, unprovenError(v, err)
+	}
+	data := slices.Concat(o.owned(v.Key), stack)
 	others, err := loopsOver(data, func(id identity) bool {
 		return len(o.of(id)) > 0 // v among them
 	})
@@ -226,7 +234,11 @@ func RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
 	if err != nil {
 		return unprovenError(v, err)
 	}
-	own = append(own, stackOf(v.Device.Major, v.Device.Minor)...)
+	stack, err := stackOf(v.Device.Major, v.Device.Minor)
+	if err != nil {
+		return unprovenError(v, err)
+	}
+	own = append(own, stack...)
 	for _, other := range adopted {
 		theirs := Identify(other.Device.Path)
 		if theirs.Kind == "" || other.ReadOnly && v.ReadOnly {

@@ -1,6 +1,8 @@
 package claim
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path"
 	"strings"
@@ -21,49 +23,64 @@ const sysBlock = "/sys/dev/block/"
 // a dm or md device consists of (slaves), and what is made of it (holders). Neighbours
 // are not in it: neither two partitions of one disk nor two logical volumes of one
 // physical volume share data.
-func stackOf(major, minor uint32) []identity { return stackIn(sysBlock, major, minor) }
+func stackOf(major, minor uint32) ([]identity, error) { return stackIn(sysBlock, major, minor) }
 
-func stackIn(sysfs string, major, minor uint32) []identity {
+func stackIn(sysfs string, major, minor uint32) (out []identity, err error) {
 	link, err := os.Readlink(sysfs + DeviceNumber(major, minor))
 	if err != nil {
-		return nil
+		return nil, unlessMissing(err)
 	}
 	// A partition's directory is inside its disk's.
 	start := path.Join(sysfs, link)
-	var out []identity
-	for _, next := range [...]func(dir string) []string{lowerDevices, upperDevices} {
+	for _, next := range [...]func(dir string) ([]string, error){lowerDevices, upperDevices} {
 		seen := map[string]bool{start: true}
-		todo := next(start)
-		for len(todo) > 0 && len(seen) < maxStack {
+		todo, err := next(start)
+		for err == nil && len(todo) > 0 && len(seen) < maxStack {
 			dir := todo[0]
 			todo = todo[1:]
 			if seen[dir] {
 				continue
 			}
 			seen[dir] = true
-			number, _ := sys.ReadLine(dir + "/dev")
+			number, lineErr := sys.ReadLine(dir + "/dev")
 			if device, ok := parseNumber(number, ":"); ok {
 				out = append(out, identityOf(device))
 			}
-			todo = append(todo, next(dir)...)
+			more, nextErr := next(dir)
+			todo, err = append(todo, more...), errors.Join(unlessMissing(lineErr), nextErr)
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
-	return out
+	return out, nil
 }
 
-func lowerDevices(dir string) []string {
-	lower := linkedDevices(dir + "/slaves")
+// unlessMissing is nil where there is no such file: that of a device which just went, or
+// which has no part of the kind.
+func unlessMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func lowerDevices(dir string) ([]string, error) {
+	lower, err := linkedDevices(dir + "/slaves")
 	if isPartition(dir) {
 		lower = append(lower, path.Dir(dir))
 	}
-	return lower
+	return lower, err
 }
 
-func upperDevices(dir string) []string {
-	upper := linkedDevices(dir + "/holders")
+func upperDevices(dir string) ([]string, error) {
+	upper, err := linkedDevices(dir + "/holders")
+	if err != nil {
+		return nil, err
+	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return upper
+		return upper, unlessMissing(err)
 	}
 	for _, entry := range entries {
 		// A partition has the name of its disk, and a number.
@@ -71,16 +88,16 @@ func upperDevices(dir string) []string {
 			upper = append(upper, sub)
 		}
 	}
-	return upper
+	return upper, nil
 }
 
 func isPartition(dir string) bool { return unix.Access(dir+"/partition", unix.F_OK) == nil }
 
 // linkedDevices resolves the links in a directory of sysfs.
-func linkedDevices(dir string) []string {
+func linkedDevices(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil // a device without that directory has none
+		return nil, unlessMissing(err) // a device without that directory has none
 	}
 	var out []string
 	for _, entry := range entries {
@@ -88,5 +105,5 @@ func linkedDevices(dir string) []string {
 			out = append(out, path.Join(dir, link))
 		}
 	}
-	return out
+	return out, nil
 }

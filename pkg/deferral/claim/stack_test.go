@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // fakeSysfs builds devices as sysfs shows them: name, number and slaves; a name with a
@@ -61,10 +63,24 @@ func TestStack(t *testing.T) {
 		{8, 16}:  nil,
 		{9, 9}:   nil,
 	} {
-		got := stackIn(sysfs, number[0], number[1])
+		got, err := stackIn(sysfs, number[0], number[1])
+		check.Must(t, err)
 		slices.SortFunc(got, func(x, y identity) int { return cmp.Or(cmp.Compare(x.Major, y.Major), cmp.Compare(x.Minor, y.Minor)) })
 		if !slices.Equal(got, want) {
 			t.Errorf("%v: %v, want %v", number, got, want)
 		}
 	}
+}
+
+// TestStackThatCannotBeRead is a process without free descriptors: a disk whose partitions
+// cannot be listed may have some.
+func TestStackThatCannotBeRead(t *testing.T) {
+	sysfs := fakeSysfs(t, [][3]string{{"sda", "8:0", ""}, {"sda/sda1", "8:1", ""}})
+	check.WithoutDescriptors(t, func() {
+		for minor := range uint32(2) {
+			if got, err := stackIn(sysfs, 8, minor); err == nil {
+				t.Errorf("8:%d: %v", minor, got)
+			}
+		}
+	})
 }
