@@ -202,14 +202,15 @@ func (w *writer) resume() error {
 	return err
 }
 
-// clear empties a file that has no header. One that is not ours is refused.
+// clear empties a file that has no header. One that is not ours is refused: images of disks
+// begin with zeros too, but not with as many.
 func (w *writer) clear() error {
-	start := make([]byte, len(magic))
+	start := make([]byte, mostData)
 	n, err := w.file.ReadAt(start, 0)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	if n > 0 && !bytes.HasPrefix([]byte(magic), start[:n]) && !bytes.Equal(start, zeros[:len(start)]) {
+	if !bytes.HasPrefix([]byte(magic), start[:min(n, len(magic))]) && !bytes.Equal(start[:n], zeros[:n]) {
 		return ErrExists
 	}
 	if _, err := w.file.Seek(0, io.SeekStart); err != nil {

@@ -289,6 +289,10 @@ func TestBackupRefuses(t *testing.T) {
 			r.must(os.WriteFile(b.File+".part", whole[:len(whole)-1], 0o600))
 		},
 		"snap.part: it exists": func(b *backup.Backup) { r.must(os.WriteFile(b.File+".part", []byte("my dissertation"), 0o600)) },
+		"part: it exists": func(b *backup.Backup) {
+			disk := append(make([]byte, 32<<10), "\x01CD001"...) // begins with zeros, as images of disks do
+			r.must(os.WriteFile(b.File+".part", disk, 0o600))
+		},
 		"another process": func(b *backup.Backup) {
 			file, err := os.Create(b.File + ".part")
 			r.must(err)
@@ -339,11 +343,26 @@ func TestRestoreResumes(t *testing.T) {
 	}
 	restore(r.volume)
 	for range 25 {
-		torn := append(bytes.Clone(r.volume), r.noise...) // of another size
+		torn := bytes.Clone(r.volume)
 		at := r.random.IntN(len(r.volume))
 		clear(torn[at:min(len(torn), at+4096)]) // a write that a power failure has lost
 		copy(torn[r.random.IntN(len(torn)):], r.noise)
 		restore(torn)
+	}
+}
+
+// TestRestoreLeavesAForeignPart: what no restore of this volume has left stays as it is.
+func TestRestoreLeavesAForeignPart(t *testing.T) {
+	r := newRig(t, 4*mib)
+	r.three()
+	for _, has := range []string{"my dissertation", strings.Repeat("x", 4*mib+1)} {
+		r.must(os.WriteFile(r.path("restored.part"), []byte(has), 0o600))
+		if err := r.restore(r.path("restored"), "full"); err == nil || !strings.Contains(err.Error(), "no restore of it has left that") {
+			t.Error(err)
+		}
+		if is, err := os.ReadFile(r.path("restored.part")); err != nil || string(is) != has {
+			t.Errorf("it has %d bytes now: %v", len(is), err)
+		}
 	}
 }
 

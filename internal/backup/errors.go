@@ -30,6 +30,10 @@ func inUse(path string) error {
 	return fmt.Errorf("%s is in use: it is mounted, or claimed by a VM, by LVM or the like. Nothing was written", path)
 }
 
+func notOurs(part string, has, size int64) error {
+	return fmt.Errorf("%s has %d bytes, and the volume %d: no restore of it has left that. Remove it, or name another file", part, has, size)
+}
+
 func notFull(path string, h *Header) error {
 	return fmt.Errorf("%s is an increment to a backup of snapshot %q: name the full backup first, and then its increments in their order", path, h.Base.Snapshot)
 }

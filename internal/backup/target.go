@@ -38,7 +38,15 @@ func openTarget(path string, size int64) (*target, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := part.file.Truncate(size); err != nil {
+	// What a restore leaves has the volume's size, or nothing yet.
+	left, err := part.file.Stat()
+	if err == nil && left.Size() != 0 && left.Size() != size {
+		err = notOurs(part.file.Name(), left.Size(), size)
+	}
+	if err == nil {
+		err = part.file.Truncate(size)
+	}
+	if err != nil {
 		return nil, errors.Join(err, part.file.Close())
 	}
 	return &target{file: part.file, complete: part.complete}, nil
