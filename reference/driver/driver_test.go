@@ -3,6 +3,8 @@ package driver
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,6 +15,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -163,6 +166,16 @@ func TestSecretsStayOut(t *testing.T) {
 	if strings.Contains(log.String(), secret) {
 		t.Error("in the log")
 	}
+}
+
+// TestCodeOfAFullDisk: the code says to try again when there is room, unless the call has said
+// what happened.
+func TestCodeOfAFullDisk(t *testing.T) {
+	full := fmt.Errorf("write: %w", unix.ENOSPC)
+	check.Code(t, coded(full), codes.ResourceExhausted)
+	check.Code(t, coded(errors.Join(status.Error(codes.Aborted, "busy"), full)), codes.Aborted)
+	check.Code(t, coded(errors.New("broken")), codes.Internal)
+	check.Must(t, coded(nil))
 }
 
 func TestTopology(t *testing.T) {

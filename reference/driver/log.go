@@ -7,9 +7,11 @@ import (
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/rpccode"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // logCalls logs each call by its method, volume, code and time: never the
@@ -17,7 +19,7 @@ import (
 func (d *Driver) logCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	began := time.Now()
 	reply, err := handle(ctx, req)
-	err = rpccode.Status(err)
+	err = coded(err)
 	var fields []zap.Field
 	if named, ok := req.(interface{ GetVolumeId() string }); ok {
 		fields = append(fields, zap.String("volume", named.GetVolumeId()))
@@ -32,10 +34,18 @@ func (d *Driver) logCalls(ctx context.Context, req any, info *grpc.UnaryServerIn
 // logStreams is logCalls for calls that stream their answer, which are counted too.
 func (d *Driver) logStreams(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	began, end := time.Now(), d.metrics.begin(info.FullMethod)
-	err := rpccode.Status(handle(srv, stream))
+	err := coded(handle(srv, stream))
 	end(status.Code(err))
 	d.logCall(info.FullMethod, began, err)
 	return err
+}
+
+// coded gives an error its code: RESOURCE_EXHAUSTED also where a disk is full.
+func coded(err error) error {
+	if _, has := status.FromError(err); !has && volume.DiskKind(err) == volume.Exhausted {
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
+	return rpccode.Status(err)
 }
 
 func (d *Driver) logCall(method string, began time.Time, err error, fields ...zap.Field) {
