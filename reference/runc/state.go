@@ -93,8 +93,25 @@ func recordedProcess(root, sandbox string) (p pause, bundle string, ok bool) {
 	return p, bundle, bundle != "" && process.Process(p).Lives()
 }
 
-// askedProcess asks runc.
+// askedProcess asks runc. Between its answer and our look the process may have ended and
+// another one got its number: that runc says the same afterwards proves that it has not.
 func askedProcess(runtime string, in handler.Invocation, sandbox string) (p pause, bundle string, err error) {
+	pid, bundle, err := askState(runtime, in, sandbox)
+	if err != nil {
+		return pause{}, "", err
+	}
+	found, err := process.Of(pid)
+	if err != nil {
+		return pause{}, "", fmt.Errorf("sandbox %s: its process %d cannot be looked at: %w", sandbox, pid, err)
+	}
+	again, _, err := askState(runtime, in, sandbox)
+	if err == nil && again != pid {
+		err = fmt.Errorf("sandbox %s: its process was %d, and is %d now: try again", sandbox, pid, again)
+	}
+	return pause(found), bundle, err
+}
+
+func askState(runtime string, in handler.Invocation, sandbox string) (pid int, bundle string, err error) {
 	var args []string
 	if in.Root != "" {
 		args = append(args, "--root", in.Root)
@@ -103,7 +120,7 @@ func askedProcess(runtime string, in handler.Invocation, sandbox string) (p paus
 	cmd := exec.Command(runtime, append(args, "state", sandbox)...) //nolint:gosec // the operator's runc
 	cmd.Stdout, cmd.Stderr = &out, &told
 	if err := cmd.Run(); err != nil {
-		return pause{}, "", fmt.Errorf("sandbox %s: %s does not know it: %w: %s; a deferred volume needs a sandbox with a process "+
+		return 0, "", fmt.Errorf("sandbox %s: %s does not know it: %w: %s; a deferred volume needs a sandbox with a process "+
 			"of its own (for CRI-O: drop_infra_ctr = false)", sandbox, runtime, err, strings.TrimSpace(told.String()))
 	}
 	var state struct {
@@ -112,15 +129,11 @@ func askedProcess(runtime string, in handler.Invocation, sandbox string) (p paus
 		Bundle string `json:"bundle"`
 	}
 	if err := json.Unmarshal(out.Bytes(), &state); err != nil {
-		return pause{}, "", fmt.Errorf("sandbox %s: the answer of %s cannot be read: %w", sandbox, runtime, err)
+		return 0, "", fmt.Errorf("sandbox %s: the answer of %s cannot be read: %w", sandbox, runtime, err)
 	}
 	if state.PID <= 0 || state.Status == "stopped" {
-		return pause{}, "", fmt.Errorf("sandbox %s: %w: kubelet makes a new one; where the container runtime says for long that the sandbox "+
+		return 0, "", fmt.Errorf("sandbox %s: %w: kubelet makes a new one; where the container runtime says for long that the sandbox "+
 			"is ready, as CRI-O does when conmon was killed too, run `crictl stopp %s`, or delete the pod", sandbox, handler.ErrGone, sandbox)
 	}
-	found, err := process.Of(state.PID)
-	if err != nil {
-		return pause{}, "", fmt.Errorf("sandbox %s: its process %d cannot be looked at: %w", sandbox, state.PID, err)
-	}
-	return pause(found), state.Bundle, nil
+	return state.PID, state.Bundle, nil
 }

@@ -76,6 +76,25 @@ func TestSandboxProcess(t *testing.T) {
 	}
 }
 
+// TestSandboxThatEndsWhileItIsLookedAt: its number may be another process's by then.
+func TestSandboxThatEndsWhileItIsLookedAt(t *testing.T) {
+	for then, want := range map[string]string{
+		`{"pid":0,"status":"stopped"}`:                            "has ended",
+		`{"pid":1,"status":"running"}`:                            "is 1 now",
+		fmt.Sprintf(`{"pid":%d,"status":"stopped"}`, os.Getpid()): "has ended",
+	} {
+		root := t.TempDir()
+		bundle := sandboxBundle(t, root, "sandbox", containerdNotes("sandbox", "sandbox", "pod"))
+		asked := filepath.Join(root, "runc")
+		check.Must(t, os.WriteFile(asked, fmt.Appendf(nil, "#!/bin/sh\nif mkdir %s/asked 2>/dev/null; then\n"+
+			"echo '{\"pid\":%d,\"status\":\"running\",\"bundle\":\"%s\"}'\nelse echo '%s'\nfi\n", root, os.Getpid(), bundle, then), 0o700)) //nolint:gosec // a program
+		p, err := sandboxProcess(asked, handler.Invocation{Root: root}, oci.Sandbox{ID: "sandbox", PodUID: "pod"})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %+v, %v", then, p, err)
+		}
+	}
+}
+
 // The id of another container, or of another pod's sandbox, is not believed.
 func TestOnlyThePodsOwnSandboxHoldsItsVolumes(t *testing.T) {
 	self, err := process.Of(os.Getpid())
