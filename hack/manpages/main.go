@@ -74,7 +74,8 @@ func (p page) write(version, date, programs, dir string) error {
 
 func helpOf(programs, program string, args []string) (string, error) {
 	cmd := exec.Command(filepath.Join(programs, program), args...) //nolint:gosec // built a moment ago
-	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	// Nothing of the builder's: some defaults come from variables, as that of crustctl --socket.
+	cmd.Env = []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	out, err := cmd.CombinedOutput() // some print it as an error's help
 	if err != nil || len(out) == 0 {
 		return "", fmt.Errorf("%s %s: %w: %q", program, strings.Join(args, " "), err, out)
