@@ -27,9 +27,10 @@ const (
 	mostMetrics = 16 << 20
 )
 
-// removableNodes asks the daemons of all nodes whether they have deferred volumes, by
-// their metrics. A daemon that cannot be asked counts as one that has: this is for
-// whoever removes crust-proxy from a cluster. Repair is the command that brings back a
+// removableNodes asks the daemons whose addresses a name gives whether they have deferred
+// volumes, by their metrics. A daemon that cannot be asked counts as one that has: this is
+// for whoever removes crust-proxy from a cluster. It reads no objects of the cluster, so it
+// cannot know of a node whose pod has no address, and says so. Repair is the command that brings back a
 // Helm release which a refusal left half uninstalled.
 func removableNodes(address string, repair ...string) commandFunc {
 	return func(ctx context.Context, _ *config.Flags, stdout, _ io.Writer) error {
@@ -45,7 +46,7 @@ func removableNodes(address string, repair ...string) commandFunc {
 			return fmt.Errorf("%w\nDelete their pods, or drain the nodes, and try again; on a node, crustctl list and crust-proxy removable name the volumes.%s%s",
 				err, whatItIs, afterRefusal(repair))
 		}
-		_, err = fmt.Fprintf(stdout, "No deferred volume lives on any of %d nodes.\n", len(nodes))
+		_, err = fmt.Fprintf(stdout, "No deferred volume lives on any of %d nodes. A node whose crust-proxy pod is missing or has no address was not asked.\n", len(nodes))
 		return err
 	}
 }

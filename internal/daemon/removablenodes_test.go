@@ -63,7 +63,7 @@ func TestNodesAreAskedWhetherVolumesLive(t *testing.T) {
 	published := []deferral.Status{{Volume: &volume.Volume{Driver: "ebs.csi.aws.com", Origin: &volume.Origin{VolumeID: "vol-1"}}}}
 	kept := telemetry.VolumeCount{State: "bound", Driver: "ebs.csi.aws.com", Handler: "kata", Count: 2}
 	for address, want := range map[string][]string{
-		nodeWith(t): {"0", "No deferred volume lives on any of 1 nodes"},
+		nodeWith(t): {"0", "No deferred volume lives on any of 1 nodes", "has no address was not asked"},
 		nodeWith(t, telemetry.VolumeCount{State: "adopted", Driver: "x", Handler: "kata", Count: 1}): {"0", "any of 1 nodes"},
 		nodeWith(t, telemetry.VolumeCount{State: "refused", Driver: "x", Count: 4}):                  {"0", "any of 1 nodes"},
 		nodeWith(t, kept, telemetry.VolumeCount{State: "removing", Driver: "b", Handler: "kata", Count: 1}): {
