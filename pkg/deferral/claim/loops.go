@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -160,7 +161,7 @@ func loopsOver(data []identity, skip func(identity) bool) ([]loopDevice, error) 
 		if !ok || skip(identityOf(own)) {
 			continue
 		}
-		info, err := loopInfo(sysBlock, own)
+		info, err := loopInfo(own)
 		if err != nil {
 			return nil, err
 		}
@@ -178,20 +179,16 @@ func isLoop(name string) bool {
 	return ok && err == nil
 }
 
-// loopInfo is nil for a device that is no loop device, has no image, or is gone. sysfs says
-// so where the device cannot be read: a missing name proves nothing.
-func loopInfo(sysfs string, d volume.Device) (*unix.LoopInfo64, error) {
+// loopInfo is nil for a device that is no loop device, has no image, or is gone.
+func loopInfo(d volume.Device) (*unix.LoopInfo64, error) {
 	if d.Kind != volume.BlockDevice || d.Major != loopMajor {
 		return nil, nil //nolint:nilnil // no loop device
 	}
 	info, err := readLoop(d)
-	if err == nil || errors.Is(err, unix.ENXIO) {
-		return info, nil
+	if err != nil && !isNoDevice(err) {
+		return nil, fmt.Errorf("the image of loop device %d cannot be read: %w", d.Minor, err)
 	}
-	if _, attached := os.Lstat(sysfs + DeviceNumber(d.Major, d.Minor) + "/loop"); errors.Is(attached, unix.ENOENT) {
-		return nil, nil //nolint:nilnil // it has no image
-	}
-	return nil, fmt.Errorf("the image of loop device %d cannot be read: %w", d.Minor, err)
+	return info, nil
 }
 
 func readLoop(d volume.Device) (*unix.LoopInfo64, error) {
@@ -202,7 +199,7 @@ func readLoop(d volume.Device) (*unix.LoopInfo64, error) {
 	defer sys.CloseFD(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || !deviceOf(&st).Same(d) {
-		return nil, errors.Join(err, fmt.Errorf("%s is another device", d.Path))
+		return nil, cmp.Or[error](err, unix.ENODEV)
 	}
 	return unix.IoctlLoopGetStatus64(fd)
 }
@@ -260,7 +257,7 @@ func RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
 // reach the data through both. With an error, the backing file is missing.
 func dataOf(d volume.Device) ([]identity, error) {
 	out := []identity{identityOf(d)}
-	info, err := loopInfo(sysBlock, d)
+	info, err := loopInfo(d)
 	if info != nil {
 		out = append(out, identityOf(backingOf(info)))
 	}

@@ -15,15 +15,14 @@ import (
 // maxStack bounds how many devices of a stack are looked at.
 const maxStack = 4096
 
-// sysBlock has a link to each block device of the kernel, named by its number.
-const sysBlock = "/sys/dev/block/"
-
 // stackOf lists the block devices whose data the device holds or is held by, at any
 // depth, as far as sysfs knows: the disk of a partition, the partitions of a disk, what
 // a dm or md device consists of (slaves), and what is made of it (holders). Neighbours
 // are not in it: neither two partitions of one disk nor two logical volumes of one
 // physical volume share data.
-func stackOf(major, minor uint32) ([]identity, error) { return stackIn(sysBlock, major, minor) }
+func stackOf(major, minor uint32) ([]identity, error) {
+	return stackIn("/sys/dev/block/", major, minor)
+}
 
 func stackIn(sysfs string, major, minor uint32) (out []identity, err error) {
 	link, err := os.Readlink(sysfs + DeviceNumber(major, minor))
