@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // node is a directory that stands for a node: the directories of volumes, targets,
@@ -108,14 +109,11 @@ func TestByPath(t *testing.T) {
 func TestOutOfDescriptors(t *testing.T) {
 	n := newNode(t)
 	spec := bind(n.publish("a", "pod"))
-	var limit unix.Rlimit
-	n.must(unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	n.must(unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}))
-	m, err := n.cfg.findOne(nil, spec.Mounts[1], "pod")
-	n.must(unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-	if m != nil || !errors.Is(err, unix.EMFILE) {
-		t.Fatalf("%+v, %v", m, err)
-	}
+	check.WithoutDescriptors(t, func() {
+		if m, err := n.cfg.findOne(nil, spec.Mounts[1], "pod"); m != nil || !errors.Is(err, unix.EMFILE) {
+			t.Errorf("%+v, %v", m, err)
+		}
+	})
 }
 
 func TestByPathThroughALink(t *testing.T) {
