@@ -30,8 +30,8 @@ const (
 // removableNodes asks the daemons whose addresses a name gives whether they have deferred
 // volumes, by their metrics. A daemon that cannot be asked counts as one that has: this is
 // for whoever removes crust-proxy from a cluster. It reads no objects of the cluster, so it
-// cannot know of a node whose pod has no address, and says so. Repair is the command that brings back a
-// Helm release which a refusal left half uninstalled.
+// cannot know of a node whose pod has no address, and says so. Repair is the command that
+// brings back a Helm release which a refusal left half uninstalled.
 func removableNodes(address string, repair ...string) commandFunc {
 	return func(ctx context.Context, _ *config.Flags, stdout, _ io.Writer) error {
 		host, port, err := net.SplitHostPort(address)

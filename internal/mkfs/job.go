@@ -29,7 +29,8 @@ type job struct {
 	phase atomic.Int32
 }
 
-// start runs the work under the device's lock, so that of its jobs one at most hangs, and waits for it as wait does.
+// start runs the work under the device's lock, so that no second job hangs beside one that
+// does, and waits for it as wait does.
 func (j *job) start(ctx context.Context, work func(context.Context) (formatted bool, err error)) (formatted bool, err error) {
 	if err := j.check(); err != nil {
 		return false, err
