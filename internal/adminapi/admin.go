@@ -316,7 +316,7 @@ func (s *AdminServer) ReleaseVolume(
 		return nil, err
 	}
 	out := &adminv1.ReleaseVolumeResponse{}
-	if held, ok := s.Node.Broker.HeldOffRecord(found.Key); ok {
+	if held, ok := s.Node.Broker.Users().OffRecord(found.Key); ok {
 		out.HeldBy = held.Held.Processes
 	}
 	if req.GetForce() {

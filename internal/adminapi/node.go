@@ -111,7 +111,7 @@ func (n *Node) Shown() []deferral.Status {
 
 // AllShown is Shown in no order, for those who count.
 func (n *Node) AllShown() []deferral.Status {
-	all, refused, held := n.All(), n.refused(), n.Broker.Held()
+	all, refused, held := n.All(), n.refused(), n.Broker.Users().Held()
 	if len(refused)+len(held) == 0 {
 		return all
 	}
@@ -159,7 +159,7 @@ func (n *Node) shownByKey(key volume.Key) (deferral.Status, bool) {
 	if refusal := n.refusal(key); refusal != nil {
 		return statusOfRefusal(refusal), true
 	}
-	return n.Broker.HeldOffRecord(key)
+	return n.Broker.Users().OffRecord(key)
 }
 
 // shownByTarget finds a volume by its target path, or one that was refused by its
@@ -174,7 +174,7 @@ func (n *Node) shownByTarget(path string) (deferral.Status, error) {
 			return statusOfRefusal(&refusal), nil
 		}
 	}
-	if status, ok := n.Broker.HeldOffRecord(key); ok {
+	if status, ok := n.Broker.Users().OffRecord(key); ok {
 		return status, nil
 	}
 	return found, err

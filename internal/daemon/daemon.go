@@ -209,7 +209,7 @@ func (d *daemon) loadRecords(ctx context.Context) error {
 	for _, problem := range d.broker.Problems() {
 		d.log.Error("a record cannot be used", zap.Error(problem))
 	}
-	if err := d.broker.Blind(); err != nil {
+	if err := d.broker.Users().Blind(); err != nil {
 		d.log.Error("it cannot be seen which processes have a device open: no volume can be staged or unstaged", zap.Error(err))
 	}
 	report, err := d.broker.Reconcile(ctx)

@@ -76,10 +76,10 @@ const maxHeldFindings = 16
 
 func (n *nodeStatus) heldFindings() []string {
 	var out []string
-	if err := n.daemon.broker.Blind(); err != nil {
+	if err := n.daemon.broker.Users().Blind(); err != nil {
 		out = append(out, fmt.Sprintf("it cannot be seen which processes have a device open, so that no volume can be staged or unstaged: %v", err))
 	}
-	held := n.daemon.broker.Held()
+	held := n.daemon.broker.Users().Held()
 	for _, h := range held[:min(maxHeldFindings, len(held))] {
 		out = append(out, fmt.Sprintf("volume %s: its device %s is to be released or claimed, or was released by force, and is still open in %s: "+
 			"if that is the VM of a pod that has gone, end the VM", h.Volume.Target, h.Volume.Device.Path, h.Processes))
@@ -131,7 +131,7 @@ func (n *nodeStatus) metrics() telemetry.NodeState {
 	state := telemetry.NodeState{
 		ConfigGood: n.daemon.settings.bad.Load() == nil, BadRecords: len(n.daemon.broker.Problems()),
 		Sources: make(map[string]bool), Handlers: make(map[string]bool), Drivers: make(map[string]bool), Missing: make(map[string]bool),
-		Abnormal: count(all, n.isAbnormal), GroupIgnored: count(all, n.ignoresGroup), Held: len(n.daemon.broker.Held()),
+		Abnormal: count(all, n.isAbnormal), GroupIgnored: count(all, n.ignoresGroup), Held: len(n.daemon.broker.Users().Held()),
 		Staged: n.stagedOnly(all),
 	}
 	if n.daemon.tracker != nil {

@@ -113,13 +113,19 @@ func (b *Broker) Abilities(handler string) Abilities {
 	return b.handlers.abilities(cmp.Or(handler, b.handlers.byDefault))
 }
 
+// Users tells who has devices open.
+func (b *Broker) Users() Users { return Users{b.users} }
+
+// Users are the processes that have devices open, as far as the broker has asked for them.
+type Users struct{ of *claim.Users }
+
 // Held lists the devices that are to be released or claimed, or were released by force,
 // and that some process still has open.
-func (b *Broker) Held() []claim.Held { return b.users.All() }
+func (u Users) Held() []claim.Held { return u.of.All() }
 
-// HeldOffRecord finds one of them by its key.
-func (b *Broker) HeldOffRecord(key volume.Key) (Status, bool) {
-	if held := b.users.Get(key); held != nil {
+// OffRecord finds one of them by its key.
+func (u Users) OffRecord(key volume.Key) (Status, bool) {
+	if held := u.of.Get(key); held != nil {
 		return HeldStatus(*held), true
 	}
 	return Status{}, false
@@ -127,7 +133,7 @@ func (b *Broker) HeldOffRecord(key volume.Key) (Status, bool) {
 
 // Blind returns why it cannot be seen which processes have a device open, or nil. While
 // it returns an error, nothing is claimed or released.
-func (b *Broker) Blind() error { return b.users.Blind() }
+func (u Users) Blind() error { return u.of.Blind() }
 
 // KeptClaims counts the claims that the keeper holds over a restart.
 func (b *Broker) KeptClaims() int { return b.claims.Kept() }

@@ -67,7 +67,7 @@ func TestDeviceOfALivingVMMIsNotGivenBack(t *testing.T) {
 			wantOpenIn(t, err, by)
 			time.AfterFunc(100*time.Millisecond, by.End)
 			n.unstage(v.Target) // waits for one that is ending
-			if held := n.Held(); len(held) > 0 {
+			if held := n.Users().Held(); len(held) > 0 {
 				t.Errorf("still held: %+v", held)
 			}
 			n.noLeftovers()
@@ -85,14 +85,14 @@ func TestDeviceOfALivingVMMIsNotClaimed(t *testing.T) {
 	_, err := n.Defer(t.Context(), in)
 	wantOpenIn(t, err, by)
 	n.noLeftovers()
-	if held := n.Held(); len(held) != 1 || held[0].Volume.Target != in.Target {
+	if held := n.Users().Held(); len(held) != 1 || held[0].Volume.Target != in.Target {
 		t.Errorf("held: %+v", held)
 	}
 	n.unstage(in.Target) // the pod gives up
 	by.End()
 	_, err = n.Reconcile(t.Context())
 	check.Must(t, err)
-	if held := n.Held(); len(held) > 0 {
+	if held := n.Users().Held(); len(held) > 0 {
 		t.Errorf("still held: %+v", held)
 	}
 	n.stage(in)
@@ -271,7 +271,7 @@ func TestReleaseByForce(t *testing.T) {
 	_, err = n.ReleaseKey(t.Context(), v.Key, true)
 	check.Must(t, err)
 	n.noLeftovers()
-	if held := n.Held(); len(held) != 1 || held[0].Volume.Key != v.Key || !strings.Contains(held[0].Processes, fmt.Sprint(by.Process.Pid)) {
+	if held := n.Users().Held(); len(held) != 1 || held[0].Volume.Key != v.Key || !strings.Contains(held[0].Processes, fmt.Sprint(by.Process.Pid)) {
 		t.Errorf("held: %+v", held)
 	}
 	n.unstage(v.Target) // kubelet's call comes again
