@@ -95,7 +95,7 @@ func (b *bench) liar(name string, honest *scene) *liarScene {
 func (s *liarScene) believesNothing() {
 	s.t.Helper()
 	before := map[int]int{s.supervisor: peak(s.t, s.supervisor), s.Daemon.Pid(): peak(s.t, s.Daemon.Pid())}
-	const broken = "does not keep to the wire"
+	const broken = "broke the wire protocol"
 	s.refuses("negative", broken)
 	s.refuses("overflow", broken)
 	s.refuses("word", broken)

@@ -11,7 +11,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// checks looks at the answers that say anything.
+// checks are the checks of responses that have fields.
 var checks = map[string]func(req, resp []byte) error{
 	"Ping":           checkOf(checkPing),
 	"Shutdown":       checkOf(checkShutdown),
@@ -22,7 +22,7 @@ var checks = map[string]func(req, resp []byte) error{
 	"WriteInput":     checkOf(checkWritten),
 }
 
-// checkOf decodes question and answer for a check.
+// checkOf decodes request and response for a check.
 func checkOf[Req, Resp any, PReq interface {
 	*Req
 	proto.Message
@@ -33,42 +33,42 @@ func checkOf[Req, Resp any, PReq interface {
 	return func(rawReq, rawResp []byte) error {
 		req, resp := PReq(new(Req)), PResp(new(Resp))
 		if err := errors.Join(proto.Unmarshal(rawReq, req), proto.Unmarshal(rawResp, resp)); err != nil {
-			return errors.New("it cannot be read")
+			return errors.New("it cannot be decoded")
 		}
 		return check(req, resp)
 	}
 }
 
-func checkPing(_ *PingRequest, is *PingResponse) error {
-	if is.GetProtocol() != Protocol {
-		return fmt.Errorf("it speaks version %d of the wire, and not %d: crust-vm-agent is of another build", is.GetProtocol(), Protocol)
+func checkPing(_ *PingRequest, resp *PingResponse) error {
+	if resp.GetProtocol() != Protocol {
+		return fmt.Errorf("it has version %d of the protocol instead of %d: crust-vm-agent is of another build", resp.GetProtocol(), Protocol)
 	}
 	return nil
 }
 
-func checkShutdown(_ *ShutdownRequest, is *ShutdownResponse) error {
-	if len(is.GetErrors()) > 64 {
+func checkShutdown(_ *ShutdownRequest, resp *ShutdownResponse) error {
+	if len(resp.GetErrors()) > 64 {
 		return errors.New("too many errors")
 	}
 	var err error
-	for _, text := range is.GetErrors() {
+	for _, text := range resp.GetErrors() {
 		err = errors.Join(err, checkText(text))
 	}
 	return err
 }
 
-func checkAdded(_ *AddVolumeRequest, is *AddVolumeResponse) error {
-	return checkText(is.GetWarning())
+func checkAdded(_ *AddVolumeRequest, resp *AddVolumeResponse) error {
+	return checkText(resp.GetWarning())
 }
 
-// reasons are the words for what is wrong with a filesystem.
+// reasons are the known reasons of an abnormal condition.
 var reasons = map[string]bool{"": true, abi.ReasonShutDown: true, abi.ReasonReadOnly: true, abi.ReasonErrors: true, abi.ReasonFrozen: true}
 
-func checkStats(_ *GetVolumeStatsRequest, is *GetVolumeStatsResponse) error {
+func checkStats(_ *GetVolumeStatsRequest, resp *GetVolumeStatsResponse) error {
 	seen := make(map[string]bool)
-	for _, u := range is.GetUsage() {
+	for _, u := range resp.GetUsage() {
 		if unit := u.GetUnit(); unit != "BYTES" && unit != "INODES" || seen[unit] {
-			return errors.New("a unit that is not known, or twice")
+			return errors.New("an unknown or repeated unit")
 		}
 		seen[u.GetUnit()] = true
 		if u.GetAvailable() < 0 || u.GetUsed() < 0 || u.GetTotal() < 0 ||
@@ -76,36 +76,36 @@ func checkStats(_ *GetVolumeStatsRequest, is *GetVolumeStatsResponse) error {
 			return fmt.Errorf("%d available and %d used of %d", u.GetAvailable(), u.GetUsed(), u.GetTotal())
 		}
 	}
-	if !reasons[is.GetReason()] || (is.GetReason() != "") != is.GetAbnormal() {
-		return errors.New("a condition that is not known")
+	if !reasons[resp.GetReason()] || (resp.GetReason() != "") != resp.GetAbnormal() {
+		return errors.New("an unknown condition")
 	}
-	return checkText(is.GetMessage())
+	return checkText(resp.GetMessage())
 }
 
-func checkExit(_ *WaitProcessRequest, is *WaitProcessResponse) error {
-	if is.GetExitCode() > math.MaxUint8 {
-		return fmt.Errorf("the exit code %d", is.GetExitCode())
-	}
-	return nil
-}
-
-func checkOutput(req *ReadOutputRequest, is *ReadOutputResponse) error {
-	if len(is.GetData()) > int(req.GetMax()) {
-		return fmt.Errorf("%d bytes instead of at most %d", len(is.GetData()), req.GetMax())
+func checkExit(_ *WaitProcessRequest, resp *WaitProcessResponse) error {
+	if resp.GetExitCode() > math.MaxUint8 {
+		return fmt.Errorf("the exit code %d", resp.GetExitCode())
 	}
 	return nil
 }
 
-func checkWritten(req *WriteInputRequest, is *WriteInputResponse) error {
-	if int(is.GetWritten()) > len(req.GetData()) {
-		return fmt.Errorf("%d bytes taken of %d", is.GetWritten(), len(req.GetData()))
+func checkOutput(req *ReadOutputRequest, resp *ReadOutputResponse) error {
+	if len(resp.GetData()) > int(req.GetMax()) {
+		return fmt.Errorf("%d bytes instead of at most %d", len(resp.GetData()), req.GetMax())
+	}
+	return nil
+}
+
+func checkWritten(req *WriteInputRequest, resp *WriteInputResponse) error {
+	if int(resp.GetWritten()) > len(req.GetData()) {
+		return fmt.Errorf("%d bytes written of %d", resp.GetWritten(), len(req.GetData()))
 	}
 	return nil
 }
 
 func checkText(text string) error {
 	if len(text) > maxText || !sys.IsText(text) {
-		return errors.New("a text that is long or not printable")
+		return errors.New("a text that is too long or not printable")
 	}
 	return nil
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// deadlines bound the calls; Client shortens what a caller allows, and never extends
-// it. Those that are not listed block until there is something to answer.
+// deadlines bound the calls; a caller's own deadline may be shorter. Methods that are not listed
+// block until there is something to return.
 var deadlines = map[string]time.Duration{
 	"StartSandbox": 60 * time.Second, "Ping": 20 * time.Second, "Shutdown": 60 * time.Second,
 	"AddVolume": 150 * time.Second, "RemoveVolume": 60 * time.Second,
@@ -27,7 +27,7 @@ var deadlines = map[string]time.Duration{
 	"WriteInput": 20 * time.Second, "ResizeTerminal": 20 * time.Second,
 }
 
-// Client asks a guest. Its methods are those of the wire; every answer has been checked.
+// Client is the host's client of a guest. It checks every response.
 type Client struct {
 	SandboxService
 	VolumesService
@@ -36,23 +36,22 @@ type Client struct {
 	done chan struct{}
 }
 
-// NewClient takes over the connection.
+// NewClient owns the connection from now on.
 func NewClient(conn net.Conn) *Client {
 	c := &Client{done: make(chan struct{})}
-	c.rpc = ttrpc.NewClient(guard(conn), ttrpc.WithUnaryClientInterceptor(checked), ttrpc.WithOnClose(func() { close(c.done) }))
+	c.rpc = ttrpc.NewClient(guard(conn), ttrpc.WithUnaryClientInterceptor(checkedCall), ttrpc.WithOnClose(func() { close(c.done) }))
 	c.SandboxService, c.VolumesService, c.ContainersService = NewSandboxClient(c.rpc), NewVolumesClient(c.rpc), NewContainersClient(c.rpc)
 	return c
 }
 
-// Close ends the connection, and with it all calls.
+// Close closes the connection, which ends all calls.
 func (c *Client) Close() error { return c.rpc.Close() }
 
-// Done is closed when the connection is over: with a guest that has broken the wire,
-// too.
+// Done is closed when the connection has ended, also because the guest broke the protocol.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// checked gives a call its deadline and looks at the answer before it is used.
-func checked(ctx context.Context, req *ttrpc.Request, resp *ttrpc.Response, info *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
+// checkedCall sets the deadline of a call and checks the response.
+func checkedCall(ctx context.Context, req *ttrpc.Request, resp *ttrpc.Response, info *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
 	method := path.Base(info.FullMethod)
 	if limit, bounded := deadlines[method]; bounded {
 		var cancel context.CancelFunc
@@ -65,28 +64,28 @@ func checked(ctx context.Context, req *ttrpc.Request, resp *ttrpc.Response, info
 		return fmt.Errorf("ask the guest for %s: %w", method, err)
 	}
 	if resp.GetStatus().GetCode() != int32(codes.OK) {
-		resp.Status = cleaned(resp.GetStatus())
+		resp.Status = sanitized(resp.GetStatus())
 		resp.Payload = nil
 		return nil
 	}
 	if check := checks[method]; check != nil {
 		if err := check(req.GetPayload(), resp.GetPayload()); err != nil {
-			return fmt.Errorf("%w: its answer to %s: %w", ErrBroken, method, err)
+			return fmt.Errorf("%w: its response to %s: %w", ErrBroken, method, err)
 		}
 	}
 	return nil
 }
 
-// cleaned makes an error of the guest fit for a log: one line, not long, a known code.
-func cleaned(said *status.Status) *status.Status {
-	code := said.GetCode()
+// sanitized makes an error of the guest fit for a log: one short line, and a known code.
+func sanitized(is *status.Status) *status.Status {
+	code := is.GetCode()
 	if code < 0 || code > int32(codes.Unauthenticated) {
 		code = int32(codes.Unknown)
 	}
-	return &status.Status{Code: code, Message: "the guest: " + Text(said.GetMessage())}
+	return &status.Status{Code: code, Message: "the guest: " + Text(is.GetMessage())}
 }
 
-// Text makes a text of anybody fit for a log and for the wire: one line, not long.
+// Text makes untrusted text fit for a log and for the wire: one short line.
 func Text(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if !sys.IsText(string(r)) {

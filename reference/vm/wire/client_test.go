@@ -422,7 +422,7 @@ func TestAGuestThatDoesNotRead(t *testing.T) {
 			t.Error("it has answered")
 		}
 		<-c.Done()
-		if took := time.Since(began); took > writeTime {
+		if took := time.Since(began); took > writeTimeout {
 			t.Errorf("it took %v", took)
 		}
 	})

@@ -9,41 +9,40 @@ import (
 	"time"
 )
 
-// writeTime bounds a write to the guest: one that does not read its port would hold
-// every call up.
-const writeTime = 20 * time.Second
+// writeTimeout bounds a write: a guest that does not read its port would block every call.
+const writeTimeout = 20 * time.Second
 
-// ErrBroken is a guest that does not keep to the wire. Its connection is closed.
-var ErrBroken = errors.New("the guest does not keep to the wire")
+// ErrBroken means that the guest broke the protocol. Its connection is closed.
+var ErrBroken = errors.New("the guest broke the wire protocol")
 
-// guarded is the host's connection to a guest. It follows the frames of ttrpc in both
-// directions and ends when the guest sends one that nobody asked for, or a long one.
+// guarded is the host's connection to a guest. It parses the headers of ttrpc's frames in both
+// directions, and closes when the guest sends an oversized frame, or one without a request.
 type guarded struct {
 	net.Conn
 	out, in frames
 
 	mu      sync.Mutex
-	pending map[uint32]bool // the requests without an answer
+	pending map[uint32]bool // the streams of requests without a response
 }
 
 func guard(conn net.Conn) *guarded {
 	g := &guarded{Conn: conn, pending: make(map[uint32]bool)}
-	g.out.begins, g.in.begins = g.asked, g.answered
+	g.out.onFrame, g.in.onFrame = g.onRequest, g.onResponse
 	return g
 }
 
-// Write is called by one goroutine at a time, as ttrpc does.
+// Write must not be called concurrently; ttrpc does not.
 func (g *guarded) Write(p []byte) (int, error) {
 	err := g.out.follow(p)
 	if err == nil {
-		err = g.SetWriteDeadline(time.Now().Add(writeTime))
+		err = g.SetWriteDeadline(time.Now().Add(writeTimeout))
 	}
 	if err != nil {
 		return 0, err
 	}
 	n, err := g.Conn.Write(p)
 	if err != nil {
-		// What was written of a frame cannot be taken back.
+		// A part of the frame may have been sent.
 		_ = g.Close()
 	}
 	return n, err
@@ -65,7 +64,7 @@ const (
 	typeResponse = 2
 )
 
-func (g *guarded) asked(_, stream uint32, kind byte) error {
+func (g *guarded) onRequest(_, stream uint32, kind byte) error {
 	if kind != typeRequest {
 		return fmt.Errorf("a frame of type %d is not sent on this wire", kind)
 	}
@@ -75,7 +74,7 @@ func (g *guarded) asked(_, stream uint32, kind byte) error {
 	return nil
 }
 
-func (g *guarded) answered(length, stream uint32, kind byte) error {
+func (g *guarded) onResponse(length, stream uint32, kind byte) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
@@ -84,19 +83,19 @@ func (g *guarded) answered(length, stream uint32, kind byte) error {
 	case kind != typeResponse:
 		return fmt.Errorf("%w: a frame of type %d", ErrBroken, kind)
 	case !g.pending[stream]:
-		return fmt.Errorf("%w: an answer that nobody asked for", ErrBroken)
+		return fmt.Errorf("%w: a response without a request", ErrBroken)
 	}
 	delete(g.pending, stream)
 	return nil
 }
 
-// frames follows a stream of bytes from frame to frame.
+// frames parses a byte stream and calls onFrame at each frame header.
 type frames struct {
-	begins func(length, stream uint32, kind byte) error
+	onFrame func(length, stream uint32, kind byte) error
 
 	header [headerSize]byte
-	have   int    // bytes of the header
-	left   uint32 // bytes of the body that are to come
+	have   int    // bytes of the header so far
+	left   uint32 // bytes of the body that follow
 }
 
 func (f *frames) follow(p []byte) error {
@@ -115,7 +114,7 @@ func (f *frames) follow(p []byte) error {
 		}
 		f.have = 0
 		f.left = binary.BigEndian.Uint32(f.header[0:4])
-		if err := f.begins(f.left, binary.BigEndian.Uint32(f.header[4:8]), f.header[8]); err != nil {
+		if err := f.onFrame(f.left, binary.BigEndian.Uint32(f.header[4:8]), f.header[8]); err != nil {
 			return err
 		}
 	}

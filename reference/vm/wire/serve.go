@@ -10,16 +10,16 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Serve answers on the connections of a listener, until that has no more. codeOf gives the
-// code of an error that has none, and register names the services.
+// Serve serves the connections of a listener until Accept fails. codeOf returns the code of an
+// error that has none; register registers the services.
 func Serve(ctx context.Context, listener net.Listener, codeOf func(error) codes.Code, register func(*ttrpc.Server)) error {
 	server, err := ttrpc.NewServer(ttrpc.WithUnaryServerInterceptor(
 		func(ctx context.Context, decode ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
-			answer, err := method(ctx, decode)
+			resp, err := method(ctx, decode)
 			if _, is := status.FromError(err); !is {
 				err = status.Error(codeOf(err), Text(err.Error()))
 			}
-			return answer, err
+			return resp, err
 		}))
 	if err != nil {
 		return err
