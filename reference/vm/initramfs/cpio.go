@@ -5,13 +5,13 @@ import (
 	"fmt"
 )
 
-// archive is a cpio of the format newc, as the kernel unpacks it.
+// archive is a cpio archive in the format newc, which the kernel unpacks.
 type archive struct {
 	buf   bytes.Buffer
 	inode int
 }
 
-// add adds a file with its type and mode; major and minor are those of a device.
+// add adds a file with its type and mode; major and minor are the number of a device.
 func (a *archive) add(name string, mode uint32, major, minor int, data []byte) {
 	a.inode++
 	const owner, group, links, time, dev, sum = 0, 0, 1, 0, 0, 0

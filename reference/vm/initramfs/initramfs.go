@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groups are the lines of the guest's list: modules that are loaded together, each with what
-// it needs. Boot is loaded at once, the others when such a filesystem is mounted. Where the
-// kernel lacks one, the line is left out, but for that of Boot.
+// groups are modules that are loaded together, with their dependencies: Boot when the guest
+// boots, the others when such a filesystem is mounted. If the kernel lacks a module, the group is
+// left out, unless it is Boot.
 var groups = []struct {
 	name    string
 	modules []string
@@ -26,7 +26,7 @@ var groups = []struct {
 	{"overlay", []string{"overlay"}},
 }
 
-// addModules adds the files and the list of them.
+// addModules adds the modules and their list.
 func (a *archive) addModules(k kernel) error {
 	known, err := k.table()
 	if err != nil {
@@ -61,9 +61,9 @@ func (a *archive) addModules(k kernel) error {
 	return nil
 }
 
-// Build makes the archive of a sandbox's guest, of a static program and modules of a kernel,
-// in a directory under a name that tells its content, and gives the paths of the kernel and
-// of the archive. One that is there already stays as it is: guests may be using it.
+// Build builds the archive from a static program and the modules of a kernel. It returns the
+// paths of the kernel and of the archive, whose name in cacheDir is a hash of its content. An
+// archive that exists is not written again: guests may be using it.
 func Build(kernelDir, program, cacheDir string) (image, path string, err error) {
 	k, err := findKernel(kernelDir)
 	if err != nil {
@@ -77,7 +77,7 @@ func Build(kernelDir, program, cacheDir string) (image, path string, err error) 
 	for _, dir := range []string{"dev", "proc", "sys", "run", "tmp", "mnt", moduleDir} {
 		a.add(dir, unix.S_IFDIR|0o755, 0, 0, nil)
 	}
-	// The program writes there before it has mounted anything.
+	// The program writes to it before it has mounted /dev.
 	a.add("dev/console", unix.S_IFCHR|0o600, 5, 1, nil)
 	a.add("init", unix.S_IFREG|0o755, 0, 0, init)
 	if err := a.addModules(k); err != nil {
@@ -91,7 +91,7 @@ func Build(kernelDir, program, cacheDir string) (image, path string, err error) 
 	return k.image, path, write(path, raw)
 }
 
-// write makes a file that is whole or not there.
+// write creates a file atomically.
 func write(path string, raw []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -105,7 +105,7 @@ func write(path string, raw []byte) error {
 		err = os.Rename(file.Name(), path)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("keep the initramfs: %w", err), os.Remove(file.Name()))
+		return errors.Join(fmt.Errorf("write the initramfs: %w", err), os.Remove(file.Name()))
 	}
 	return nil
 }

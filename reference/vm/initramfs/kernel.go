@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// kernel is what QEMU boots, and the directory of its modules.
+// kernel is a kernel image and the directory of its modules.
 type kernel struct{ image, modules string }
 
-// findKernel finds the only kernel in a directory that is like the root of a Debian:
-// boot/vmlinuz-RELEASE and lib/modules/RELEASE.
+// findKernel finds the only kernel in a directory that is laid out like the root of a Debian
+// system: boot/vmlinuz-RELEASE and lib/modules/RELEASE.
 func findKernel(dir string) (kernel, error) {
 	images, err := filepath.Glob(filepath.Join(dir, "boot/vmlinuz-*"))
 	if err != nil {
@@ -31,11 +31,11 @@ func findKernel(dir string) (kernel, error) {
 	return kernel{image: images[0], modules: modules}, nil
 }
 
-// errNoModule is a module that the kernel does not have.
+// errNoModule means that the kernel does not have a module.
 var errNoModule = errors.New("the kernel has no such module")
 
-// table is what a kernel says about its modules: the file of each by its name, empty where
-// the module is built in, and the files that each file needs.
+// table describes a kernel's modules: the file of each module, which is empty if the module is
+// built in, and the files on which each file depends.
 type table struct {
 	files map[string]string
 	needs map[string][]string
@@ -62,8 +62,8 @@ func (k kernel) table() (*table, error) {
 	return t, nil
 }
 
-// order lists the files of modules, each once, in the order of loading. A module that is
-// built into the kernel needs none.
+// order returns the files of modules, each once, in the order of loading. A built-in module has
+// no file.
 func (t *table) order(names []string) ([]string, error) {
 	var order []string
 	for _, name := range names {
@@ -74,7 +74,7 @@ func (t *table) order(names []string) ([]string, error) {
 		if file == "" {
 			continue
 		}
-		// depmod lists all that a module needs, what is needed by the others last.
+		// depmod lists all dependencies of a module, in the reverse order of loading.
 		for _, needed := range slices.Backward(append([]string{file}, t.needs[file]...)) {
 			if !slices.Contains(order, needed) {
 				order = append(order, needed)
@@ -84,7 +84,7 @@ func (t *table) order(names []string) ([]string, error) {
 	return order, nil
 }
 
-// moduleName is the name of a module by its file. The kernel takes - and _ for the same.
+// moduleName returns the name of a module by its file. The kernel treats - and _ alike.
 func moduleName(file string) string {
 	name, _, _ := strings.Cut(filepath.Base(file), ".ko")
 	return strings.ReplaceAll(name, "-", "_")

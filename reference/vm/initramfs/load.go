@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotListed is a name that the archive has no modules for.
+// ErrNotListed means that the archive has no modules of this name.
 var ErrNotListed = errors.New("the guest has no modules for it")
 
-// Load loads in the guest what belongs to a name. What is loaded already stays.
+// Load loads a group of modules in the guest, except for those that are loaded.
 func Load(name string) error {
 	list, err := os.ReadFile("/" + moduleList)
 	if err != nil {
@@ -35,7 +35,7 @@ func Load(name string) error {
 }
 
 func loadModule(path string) error {
-	file, err := os.Open(path) //nolint:gosec // of our own archive
+	file, err := os.Open(path) //nolint:gosec // from the archive
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// child is a process that the kernel ends when we end.
+// child is a process that the kernel kills when this process ends.
 type child struct {
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -19,8 +19,8 @@ type child struct {
 }
 
 func startChild(cmd *exec.Cmd) (*child, error) {
-	said := new(Tail)
-	cmd.Stderr, cmd.Dir, cmd.Env = said, "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	stderr := new(Tail)
+	cmd.Stderr, cmd.Dir, cmd.Env = stderr, "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = new(syscall.SysProcAttr)
 	}
@@ -28,8 +28,7 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 	c := &child{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		// The kernel looks at the thread that started it, which so has to live as long. It may
-		// have started others, and lives on.
+		// The kernel kills the child when the thread that started it ends, so keep the thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -37,9 +36,9 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 		if err != nil {
 			return
 		}
-		// None of them ends by itself for a good reason.
+		// No child ends by itself without a failure.
 		_ = cmd.Wait()
-		c.err = errors.New(strings.TrimRight(fmt.Sprintf("%v: %v", cmd.ProcessState, said), ": \n"))
+		c.err = errors.New(strings.TrimRight(fmt.Sprintf("%v: %v", cmd.ProcessState, stderr), ": \n"))
 		close(c.done)
 	}()
 	if err := <-started; err != nil {
@@ -48,7 +47,7 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 	return c, nil
 }
 
-// kill ends it and waits. A nil child was never started.
+// kill kills it and waits. A nil child was never started.
 func (c *child) kill() {
 	if c != nil {
 		_ = c.cmd.Process.Kill()
@@ -56,16 +55,16 @@ func (c *child) kill() {
 	}
 }
 
-// tailSize is how much is remembered of what somebody says who may speak for ever.
+// tailSize bounds what is kept of an endless output.
 const tailSize = 16 << 10
 
-// Tail keeps the last of what is written to it.
+// Tail keeps the end of what is written to it.
 type Tail struct {
 	mu  sync.Mutex
 	all []byte
 }
 
-// Write takes all.
+// Write never fails.
 func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -76,7 +75,7 @@ func (t *Tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String gives what is kept, as printable text.
+// String returns the kept output as printable text.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

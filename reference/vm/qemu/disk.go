@@ -13,7 +13,7 @@ import (
 
 // Disk is a block device or a file of the host in the machine.
 type Disk struct {
-	// Serial is how the guest finds it.
+	// Serial identifies it in the guest.
 	Serial string
 
 	file     *os.File
@@ -21,10 +21,10 @@ type Disk struct {
 	readOnly bool
 }
 
-// SerialSize is how much of a disk's serial number a guest sees.
+// SerialSize is the maximum length of a serial number of virtio-blk.
 const SerialSize = 20
 
-// maxDisks is what is free on the machine's bus.
+// maxDisks is the number of free slots on the machine's bus.
 const maxDisks = 24
 
 func (d *Disk) node() string   { return "node-" + d.Serial }
@@ -32,12 +32,12 @@ func (d *Disk) device() string { return "disk-" + d.Serial }
 
 type object = map[string]any
 
-// Plug gives the machine an open block device, or a file, which is the machine's from now on also
-// where it fails. The calls for disks must not overlap.
+// Plug plugs in an open block device or file, and owns it from now on, even if it fails. Plug,
+// Unplug and Resize must not be called concurrently.
 func (m *Machine) Plug(ctx context.Context, serial string, file *os.File, readOnly bool) (*Disk, error) {
 	d := &Disk{Serial: serial, file: file, readOnly: readOnly}
 	if err := m.plug(ctx, d); err != nil {
-		return nil, errors.Join(err, m.takeBack(ctx, d))
+		return nil, errors.Join(err, m.removeDisk(ctx, d))
 	}
 	return d, nil
 }
@@ -47,7 +47,7 @@ func (m *Machine) plug(ctx context.Context, d *Disk) error {
 		return fmt.Errorf("%q cannot be the serial number of a new disk", d.Serial)
 	}
 	if len(m.disks) >= maxDisks {
-		return fmt.Errorf("the machine has no place for more than %d disks", maxDisks)
+		return fmt.Errorf("the machine has no slot for more than %d disks", maxDisks)
 	}
 	m.sets++
 	d.set = m.sets
@@ -77,35 +77,35 @@ func (m *Machine) plug(ctx context.Context, d *Disk) error {
 	}, nil)
 }
 
-// unplugAgain is how long the guest may take before it is asked again.
-const unplugAgain = 5 * time.Second
+// unplugRetry is how long the guest may take before the request is repeated.
+const unplugRetry = 5 * time.Second
 
-// Unplug takes a disk out. The guest must not use it any more.
+// Unplug removes a disk, which the guest must not use any more.
 func (m *Machine) Unplug(ctx context.Context, d *Disk) error {
-	gone := m.qmp.awaitGone(d.device())
+	deleted := m.qmp.deleted(d.device())
 	for {
-		// That the guest was asked already is an error, too: it is waited for.
+		// QEMU refuses a repeated request while an earlier one is pending: ignore that error.
 		if err := m.qmp.execute(ctx, "device_del", object{"id": d.device()}, nil); errors.Is(err, errNoDevice) {
-			return m.takeBack(ctx, d) // it left when nobody waited for it any more
+			return m.removeDisk(ctx, d) // an earlier request has completed
 		}
 		select {
-		case <-gone:
-			return m.takeBack(ctx, d)
+		case <-deleted:
+			return m.removeDisk(ctx, d)
 		case <-m.qmp.closed:
 			return m.qmp.err
 		case <-ctx.Done():
-			return fmt.Errorf("the guest does not let go of the disk: %w", ctx.Err())
-		case <-time.After(unplugAgain):
+			return fmt.Errorf("the guest does not release the disk: %w", ctx.Err())
+		case <-time.After(unplugRetry):
 		}
 	}
 }
 
-// takeBack removes what is left of a disk that no device shows.
-func (m *Machine) takeBack(ctx context.Context, d *Disk) error {
+// removeDisk removes what is left of a disk without a device.
+func (m *Machine) removeDisk(ctx context.Context, d *Disk) error {
 	if m.disks[d.Serial] != d {
 		return d.file.Close() // QEMU never saw it
 	}
-	// One that QEMU does not have is what is wanted.
+	// It fails if QEMU does not have the node, which is fine.
 	_ = m.qmp.execute(ctx, "blockdev-del", object{"node-name": d.node()}, nil)
 	if err := m.qmp.execute(ctx, "remove-fd", object{"fdset-id": d.set}, nil); err != nil && ctx.Err() != nil {
 		return err
@@ -116,11 +116,11 @@ func (m *Machine) takeBack(ctx context.Context, d *Disk) error {
 	return d.file.Close()
 }
 
-// Resize tells the machine that the host's device has grown, and gives its size.
+// Resize passes the new size of the host's device to the machine, and returns it.
 func (m *Machine) Resize(ctx context.Context, d *Disk) (int64, error) {
 	size, err := unix.Seek(int(d.file.Fd()), 0, unix.SEEK_END)
 	if err != nil {
-		return 0, fmt.Errorf("the size of the device cannot be told: %w", err)
+		return 0, fmt.Errorf("the size of the device cannot be read: %w", err)
 	}
 	return size, m.qmp.execute(ctx, "block_resize", object{"node-name": d.node(), "size": size}, nil)
 }

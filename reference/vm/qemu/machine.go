@@ -1,6 +1,6 @@
-// Package qemu runs a virtual machine by QEMU and plugs disks into it. Everything that
-// QEMU gets it gets by descriptors, so that it needs no right to any file: it runs as
-// a user of its own, behind its system call filter, and dies with us.
+// Package qemu runs a virtual machine with QEMU and plugs disks into it. QEMU gets everything
+// that it uses as open descriptors, so it needs access to no file: it runs as a user of its own,
+// behind its seccomp filter, and is killed when this process ends.
 package qemu
 
 import (
@@ -19,23 +19,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config is what the machine is made of.
+// Config describes a machine.
 type Config struct {
-	// Program is QEMU, and Virtiofsd the server of the shared directory, or empty for none.
+	// Program is QEMU. Virtiofsd serves the shared directory; empty means that there is none.
 	Program, Virtiofsd string
-	// Kernel and Initramfs are what it boots, with the arguments Append.
+	// Kernel and Initramfs are booted with the arguments Append.
 	Kernel, Initramfs, Append string
-	// KVM is false to emulate the processor.
+	// KVM is false for an emulated processor.
 	KVM       bool
 	MemoryMiB int
 	CPUs      int
-	// User is the user and the group that QEMU has; no process but it should have them.
+	// User is the user and group id of QEMU, which no other process should have.
 	User uint32
-	// Shared is the directory that the guest sees, by the name Tag.
+	// Shared is the directory that the guest sees; Tag is its virtio-fs tag.
 	Shared, Tag string
-	// Port is the name of the guest's port to us.
+	// Port is the name of the guest's virtio-serial port.
 	Port string
-	// Dir is a directory of root's, for a socket that is gone when Start returns.
+	// Dir is a directory that only root can enter, for a socket that Start removes again.
 	Dir string
 }
 
@@ -43,19 +43,19 @@ type Config struct {
 type Machine struct {
 	// Agent is the host's end of the guest's port.
 	Agent net.Conn
-	// Console is the last that the guest's kernel said.
+	// Console is the end of the output of the guest's kernel.
 	Console *Tail
 
 	qmp  *qmp
 	qemu *child
 	fs   *child
-	sets int // how many sets of descriptors QEMU was given
+	sets int // how many descriptor sets QEMU has got
 
-	mu    sync.Mutex // held to change disks, and while Kill closes them beside a call
+	mu    sync.Mutex // held to change disks, because Kill may run beside another call
 	disks map[string]*Disk
 }
 
-// Start starts the machine. It is bounded by ctx; the guest boots meanwhile.
+// Start starts the machine, bounded by ctx. It does not wait for the guest to boot.
 func Start(ctx context.Context, cfg Config) (*Machine, error) {
 	m := &Machine{Console: new(Tail), disks: make(map[string]*Disk)}
 	if err := m.start(ctx, cfg); err != nil {
@@ -73,7 +73,7 @@ func (m *Machine) start(ctx context.Context, cfg Config) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", cfg.Virtiofsd, err)
 		}
-		line.pass("filesystem", fs)
+		line.chardev("filesystem", fs)
 		line.add("-device", "vhost-user-fs-pci,chardev=filesystem,tag="+cfg.Tag)
 	}
 	agent, err := line.pair("agent")
@@ -96,20 +96,20 @@ func (m *Machine) start(ctx context.Context, cfg Config) error {
 	}
 	cmd := exec.Command(cfg.Program, line.args...) //nolint:gosec // by our own configuration
 	cmd.ExtraFiles = line.files
-	cmd.SysProcAttr = alone(cfg.User, cfg.KVM)
+	cmd.SysProcAttr = isolated(cfg.User, cfg.KVM)
 	m.qemu, err = startChild(cmd)
-	line.close() // only QEMU has them now: when it ends, its connections do
+	line.close() // now only QEMU has the other ends, so they close when it ends
 	if err != nil {
 		return fmt.Errorf("%s: %w", cfg.Program, err)
 	}
-	if err := m.qmp.greet(ctx); err != nil {
-		return m.because(fmt.Errorf("%s does not answer: %w", cfg.Program, err))
+	if err := m.qmp.negotiate(ctx); err != nil {
+		return m.withExit(fmt.Errorf("%s does not answer: %w", cfg.Program, err))
 	}
 	return nil
 }
 
-// because adds what QEMU said where it has ended.
-func (m *Machine) because(err error) error {
+// withExit adds how QEMU ended, if it has.
+func (m *Machine) withExit(err error) error {
 	select {
 	case <-m.qemu.done:
 		return fmt.Errorf("%w; it ended: %w", err, m.qemu.err)
@@ -121,10 +121,10 @@ func (m *Machine) because(err error) error {
 // Done is closed when QEMU has ended.
 func (m *Machine) Done() <-chan struct{} { return m.qemu.done }
 
-// Err is how QEMU ended.
+// Err returns how QEMU ended.
 func (m *Machine) Err() error { return m.qemu.err }
 
-// Kill ends the machine at once, and waits until nothing has its disks open.
+// Kill kills the machine, and waits until no process has its disks open.
 func (m *Machine) Kill() {
 	for _, c := range []*child{m.qemu, m.fs} {
 		c.kill()
@@ -142,7 +142,7 @@ func (m *Machine) Kill() {
 	}
 }
 
-// serveDirectory starts virtiofsd and gives QEMU's connection to it.
+// serveDirectory starts virtiofsd and returns QEMU's connection to it.
 func (m *Machine) serveDirectory(cfg Config) (*os.File, error) {
 	path := filepath.Join(cfg.Dir, "fs.sock")
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -152,7 +152,7 @@ func (m *Machine) serveDirectory(cfg Config) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = listener.Close() }() // and the path goes
+	defer func() { _ = listener.Close() }() // removes the path, too
 	socket, err := listener.File()
 	if err != nil {
 		return nil, err
@@ -172,7 +172,7 @@ func (m *Machine) serveDirectory(cfg Config) (*os.File, error) {
 	return blocking(conn)
 }
 
-// blocking gives a connection as a file that another program can have.
+// blocking duplicates a connection as a blocking file for another program.
 func blocking(conn *net.UnixConn) (*os.File, error) {
 	file, err := conn.File()
 	if err != nil {
@@ -181,7 +181,7 @@ func blocking(conn *net.UnixConn) (*os.File, error) {
 	return file, unix.SetNonblock(int(file.Fd()), false)
 }
 
-// kvmGroup is what it takes to open /dev/kvm.
+// kvmGroup is the group that may open /dev/kvm.
 func kvmGroup(kvm bool) []uint32 {
 	var st unix.Stat_t
 	if !kvm || unix.Stat(kvmDevice, &st) != nil || st.Gid == 0 {
@@ -190,7 +190,7 @@ func kvmGroup(kvm bool) []uint32 {
 	return []uint32{st.Gid}
 }
 
-// commandLine is QEMU's, with the files that it names.
+// commandLine is QEMU's command line, with the files that it refers to.
 type commandLine struct {
 	args  []string
 	files []*os.File
@@ -198,27 +198,27 @@ type commandLine struct {
 
 func (l *commandLine) add(args ...string) { l.args = append(l.args, args...) }
 
-// file hands a file over, and gives the number that QEMU knows it by.
+// file passes a file to QEMU and returns its descriptor there.
 func (l *commandLine) file(f *os.File) int {
 	l.files = append(l.files, f)
 	return 2 + len(l.files)
 }
 
-// pass makes a character device of a connected socket.
-func (l *commandLine) pass(id string, f *os.File) {
+// chardev makes a connected socket a character device.
+func (l *commandLine) chardev(id string, f *os.File) {
 	l.add("-chardev", "socket,id="+id+",fd="+strconv.Itoa(l.file(f)))
 }
 
-// pair makes a character device and gives our end of it.
+// pair creates a character device and returns the other end of its socket.
 func (l *commandLine) pair(id string) (*net.UnixConn, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	l.pass(id, os.NewFile(uintptr(fds[1]), id))
-	ours := os.NewFile(uintptr(fds[0]), id)
-	defer func() { _ = ours.Close() }()
-	conn, err := net.FileConn(ours)
+	l.chardev(id, os.NewFile(uintptr(fds[1]), id))
+	end := os.NewFile(uintptr(fds[0]), id)
+	defer func() { _ = end.Close() }()
+	conn, err := net.FileConn(end)
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +229,8 @@ func (l *commandLine) pair(id string) (*net.UnixConn, error) {
 	return unixConn, nil
 }
 
-// open names a file by its descriptor: QEMU may read it, and not what leads to it.
+// open passes a file to QEMU and returns a path to the descriptor. QEMU need not have access
+// to the directories above the file.
 func (l *commandLine) open(path string) (string, error) {
 	f, err := os.Open(path) //nolint:gosec // by our own configuration
 	if err != nil {
@@ -248,17 +249,16 @@ func (l *commandLine) close() {
 	}
 }
 
-// alone runs QEMU as a user without rights and without a network: it gets all that it needs
-// by descriptors.
-func alone(user uint32, kvm bool) *syscall.SysProcAttr {
+// isolated runs QEMU as an unprivileged user, without network or IPC.
+func isolated(user uint32, kvm bool) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{
 		Credential: &syscall.Credential{Uid: user, Gid: user, Groups: kvmGroup(kvm)},
 		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC,
 	}
 }
 
-// confined are the arguments of any QEMU that we start.
-func confined(kvm bool) []string {
+// baseArgs are the arguments of every QEMU that this package starts.
+func baseArgs(kvm bool) []string {
 	args := []string{
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-parallel", "none",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
@@ -266,9 +266,9 @@ func confined(kvm bool) []string {
 	if kvm {
 		return append(args, "-accel", "kvm", "-cpu", "host")
 	}
-	// An emulator pays for each feature of a processor: wide registers are saved at each switch,
-	// a fifth level of page tables is read. These are what programs for x86-64-v2 need, random
-	// numbers at boot, and what keeps the guest's kernel from running or reading users' memory.
+	// Each feature of the processor slows emulation down: wide registers are saved at each task
+	// switch, a fifth level of page tables is walked. So take x86-64-v2, a random number
+	// generator for the boot, and the protection of the guest's kernel from user memory.
 	return append(args, "-accel", "tcg,tb-size=128", "-cpu", "Nehalem,+rdrand,+smep,+smap")
 }
 
@@ -279,10 +279,10 @@ func (l *commandLine) build(cfg Config) error {
 	}
 	initramfs, err := l.open(cfg.Initramfs)
 	if err != nil {
-		return fmt.Errorf("the guest's first filesystem: %w", err)
+		return fmt.Errorf("the guest's initramfs: %w", err)
 	}
 	memory := strconv.Itoa(cfg.MemoryMiB) + "M"
-	l.add(confined(cfg.KVM)...)
+	l.add(baseArgs(cfg.KVM)...)
 	l.add(
 		"-machine", "pc,memory-backend=memory,vmport=off,hpet=off",
 		"-object", "memory-backend-memfd,id=memory,share=on,size="+memory, "-m", memory, "-smp", strconv.Itoa(cfg.CPUs),

@@ -15,12 +15,12 @@ import (
 
 const (
 	kvmDevice = "/dev/kvm"
-	// probeTime is how long the smallest guest may take. It needs milliseconds.
-	probeTime = 3 * time.Second
+	// probeTimeout bounds the smallest guest, which needs milliseconds.
+	probeTimeout = 3 * time.Second
 )
 
-// ProbeKVM tells why no guest runs by KVM here: nil where one does. A device that can be
-// opened is no proof: where machines lie in machines, the guest may never go on.
+// ProbeKVM runs a guest with KVM and returns why it does not work, or nil. To open the device is
+// no proof: with nested virtualization the guest may hang.
 func ProbeKVM(program string, user uint32) error {
 	if _, err := os.Stat(kvmDevice); err != nil {
 		return err
@@ -28,12 +28,12 @@ func ProbeKVM(program string, user uint32) error {
 	return probe(program, user, true)
 }
 
-// probe runs a guest that is a ROM of one page group, whose first instruction, at the
-// processor's first address, ends the machine with a status.
+// probe runs a guest that is a ROM of 64 KiB. Its code at the reset vector ends the machine with
+// a status.
 func probe(program string, user uint32, kvm bool) error {
 	const (
 		romSize, resetVector = 64 << 10, 64<<10 - 16
-		status, exit         = 0x10, 0x10<<1 | 1 // as isa-debug-exit makes it
+		status, exit         = 0x10, 0x10<<1 | 1 // the exit status that isa-debug-exit makes of it
 	)
 	rom := make([]byte, romSize)
 	copy(rom[resetVector:], []byte{
@@ -51,19 +51,19 @@ func probe(program string, user uint32, kvm bool) error {
 	if _, err := file.Write(rom); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
-	args := append(confined(kvm), "-machine", "pc", "-m", "16M", "-bios", "/proc/self/fd/3",
+	args := append(baseArgs(kvm), "-machine", "pc", "-m", "16M", "-bios", "/proc/self/fd/3",
 		"-device", "isa-debug-exit,iobase=0x501,iosize=2")
 	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // by our own configuration
 	cmd.ExtraFiles = []*os.File{file}
-	cmd.SysProcAttr = alone(user, kvm)
-	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // of this thread
+	cmd.SysProcAttr = isolated(user, kvm)
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // at the end of this thread
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	out, err := cmd.CombinedOutput()
 	if ctx.Err() != nil {
-		return fmt.Errorf("the smallest guest did not end within %v", probeTime)
+		return fmt.Errorf("the smallest guest did not end within %v", probeTimeout)
 	}
 	var ended *exec.ExitError
 	if errors.As(err, &ended) && ended.ExitCode() == exit {

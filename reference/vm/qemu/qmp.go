@@ -14,15 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// qmp speaks with QEMU's monitor. QEMU may have been taken over by its guest: what it
-// says is bounded, and believed only for what it is asked.
+// qmp is a client of QEMU's monitor. The guest may have taken QEMU over: messages are bounded,
+// and only replies to pending commands are believed.
 type qmp struct {
 	conn *net.UnixConn
 
 	mu      sync.Mutex
 	last    int                      // the number of the last command
 	replies chan reply               // of the last command
-	gone    map[string]chan struct{} // closed when the device with this id has left
+	devices map[string]chan struct{} // closed when the device with this id was deleted
 	closed  chan struct{}
 	err     error // why, after closed
 }
@@ -44,7 +44,7 @@ type reply struct {
 const maxLine = 256 << 10
 
 func newQMP(conn *net.UnixConn) *qmp {
-	q := &qmp{conn: conn, gone: make(map[string]chan struct{}), closed: make(chan struct{})}
+	q := &qmp{conn: conn, devices: make(map[string]chan struct{}), closed: make(chan struct{})}
 	go q.read()
 	return q
 }
@@ -52,15 +52,17 @@ func newQMP(conn *net.UnixConn) *qmp {
 // errNoDevice is a device that the machine does not have.
 var errNoDevice = errors.New("the machine has no such device")
 
-// greet begins the conversation.
-func (q *qmp) greet(ctx context.Context) error { return q.execute(ctx, "qmp_capabilities", nil, nil) }
+// negotiate is the first command of the protocol.
+func (q *qmp) negotiate(ctx context.Context) error {
+	return q.execute(ctx, "qmp_capabilities", nil, nil)
+}
 
-// commandTime bounds a command of a caller who waits longer.
-const commandTime = 2 * time.Minute
+// commandTimeout bounds a command whose caller would wait longer.
+const commandTimeout = 2 * time.Minute
 
-// execute runs a command, one at a time; a file that is given goes with it.
+// execute runs a command, and passes a file if there is one. Calls must not be concurrent.
 func (q *qmp) execute(ctx context.Context, command string, arguments any, file *os.File) error {
-	ctx, cancel := context.WithTimeout(ctx, commandTime)
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	replies := make(chan reply, 1)
 	q.mu.Lock()
@@ -107,7 +109,7 @@ func (q *qmp) send(ctx context.Context, request any, file *os.File) error {
 	return err
 }
 
-// read runs until the connection ends, and gives replies and events to who waits.
+// read dispatches replies and events until the connection ends.
 func (q *qmp) read() {
 	defer close(q.closed)
 	lines := bufio.NewReaderSize(q.conn, maxLine)
@@ -119,21 +121,21 @@ func (q *qmp) read() {
 		}
 		var r reply
 		if err := json.Unmarshal(line, &r); err != nil {
-			q.err = errors.New("QEMU's monitor says what is no JSON")
+			q.err = errors.New("QEMU's monitor sent invalid JSON")
 			return
 		}
-		q.take(r)
+		q.dispatch(r)
 	}
 }
 
-func (q *qmp) take(r reply) {
+func (q *qmp) dispatch(r reply) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
 	case r.Event == "DEVICE_DELETED":
-		if gone := q.gone[r.Data.Device]; gone != nil {
-			close(gone)
-			delete(q.gone, r.Data.Device)
+		if deleted := q.devices[r.Data.Device]; deleted != nil {
+			close(deleted)
+			delete(q.devices, r.Data.Device)
 		}
 	case r.Event == "" && r.ID == q.last && q.replies != nil:
 		q.replies <- r
@@ -141,12 +143,12 @@ func (q *qmp) take(r reply) {
 	}
 }
 
-// awaitGone gives what is closed when a device has left.
-func (q *qmp) awaitGone(id string) <-chan struct{} {
+// deleted returns a channel that is closed when QEMU has deleted a device.
+func (q *qmp) deleted(id string) <-chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.gone[id] == nil {
-		q.gone[id] = make(chan struct{})
+	if q.devices[id] == nil {
+		q.devices[id] = make(chan struct{})
 	}
-	return q.gone[id]
+	return q.devices[id]
 }

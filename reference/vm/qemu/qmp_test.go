@@ -68,9 +68,9 @@ func TestWhatQEMUSays(t *testing.T) {
 		"a long no":     {`{"error":{"desc":"` + strings.Repeat("x", 10_000) + `"},"id":ID}` + "\n", "QEMU refuses"},
 		"to another":    {`{"return":{},"id":77}` + "\n", "does not answer"},
 		"nothing":       {"", "does not answer"},
-		"no JSON":       {"what?\n", "no JSON"},
+		"no JSON":       {"what?\n", "invalid JSON"},
 		"without end":   {strings.Repeat("x", maxLine+1), "has ended"},
-		"another shape": {`{"return":{},"id":"one"}` + "\n", "no JSON"},
+		"another shape": {`{"return":{},"id":"one"}` + "\n", "invalid JSON"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			q, conn := played(t)
@@ -100,7 +100,7 @@ func TestLateAnswer(t *testing.T) {
 
 func TestADeviceIsGoneWhenQEMUSaysSo(t *testing.T) {
 	q, conn := played(t)
-	gone := q.awaitGone("disk-a")
+	gone := q.deleted("disk-a")
 	for _, text := range []string{`{"event":"DEVICE_DELETED","data":{"path":"/x"}}`, `{"event":"DEVICE_DELETED","data":{"device":"disk-b"}}`} {
 		_, err := conn.Write([]byte(text + "\n"))
 		check.Must(t, err)
