@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// become makes this process the workload: with its terminal, limits, user and rights.
-// It comes back when that fails. It changes this thread, which then executes.
+// become sets terminal, limits, user and capabilities, and executes the workload. It returns
+// only if that fails. It changes this thread, which then executes.
 func become(p *specs.Process, terminal int) error {
 	if len(p.Args) == 0 {
 		return fmt.Errorf("no program is named: %w", errInvalid)
@@ -27,16 +27,16 @@ func become(p *specs.Process, terminal int) error {
 			return fmt.Errorf("its terminal: %w", err)
 		}
 	}
-	if err := errors.Join(setLimits(p), ownStreams(int(p.User.UID))); err != nil {
+	if err := errors.Join(setLimits(p), chownStreams(int(p.User.UID))); err != nil {
 		return err
 	}
 	if p.Cwd != "" {
-		_ = os.MkdirAll(p.Cwd, 0o755) //nolint:gosec // as runc does; where it cannot be made, the next step tells
+		_ = os.MkdirAll(p.Cwd, 0o755) //nolint:gosec // as runc does; if it fails, so does the chdir below
 	}
 	if err := setUser(p); err != nil {
 		return err
 	}
-	// As the user that it is now: what that one may not enter, it does not start in.
+	// After the change of the user, who may not be allowed to enter the directory.
 	if err := unix.Chdir(p.Cwd); p.Cwd != "" && err != nil {
 		return fmt.Errorf("change to %s: %w", p.Cwd, err)
 	}
@@ -56,18 +56,18 @@ func execute(p *specs.Process) error {
 		}
 		_ = os.Setenv("HOME", home)
 	}
-	// It goes by PATH, which is the workload's now.
+	// LookPath uses PATH, which is the workload's now.
 	program, err := exec.LookPath(p.Args[0])
 	if err != nil {
 		return err
 	}
-	if err := syscall.Exec(program, p.Args, os.Environ()); err != nil { //nolint:gosec // that is what it is for
+	if err := syscall.Exec(program, p.Args, os.Environ()); err != nil { //nolint:gosec // the workload
 		return fmt.Errorf("execute %s: %w", program, err)
 	}
 	return nil
 }
 
-// takeTerminal makes a terminal of the container this session's, and its streams.
+// takeTerminal makes a terminal of the container the controlling one, and the standard streams.
 func takeTerminal(number int) error {
 	slave, err := unix.Open("/dev/pts/"+strconv.Itoa(number), unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -84,15 +84,15 @@ func takeTerminal(number int) error {
 	return unix.Close(slave)
 }
 
-// ownStreams lets the user open its own streams again, as /dev/stdout.
-func ownStreams(uid int) error {
+// chownStreams allows the user to open its streams again, as /dev/stdout.
+func chownStreams(uid int) error {
 	for fd := range 3 {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil {
 			return err
 		}
 		if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(1, 3) {
-			continue // /dev/null is everybody's
+			continue // anyone can open /dev/null
 		}
 		if err := unix.Fchown(fd, uid, -1); err != nil {
 			return err
@@ -101,7 +101,7 @@ func ownStreams(uid int) error {
 	return nil
 }
 
-// limits are the kernel's numbers for a spec's names.
+// limits maps the names in a spec to the kernel's numbers.
 var limits = map[string]int{
 	"RLIMIT_AS": unix.RLIMIT_AS, "RLIMIT_CORE": unix.RLIMIT_CORE, "RLIMIT_CPU": unix.RLIMIT_CPU, "RLIMIT_DATA": unix.RLIMIT_DATA,
 	"RLIMIT_FSIZE": unix.RLIMIT_FSIZE, "RLIMIT_LOCKS": unix.RLIMIT_LOCKS, "RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK,
@@ -149,7 +149,7 @@ func setUser(p *specs.Process) error {
 		groups = append(groups, int(gid))
 	}
 	uid, gid := int(p.User.UID), int(p.User.GID)
-	// Its capabilities are to outlive the change of the user.
+	// Keep the capabilities when the user changes.
 	if err := unix.Prctl(unix.PR_SET_KEEPCAPS, 1, 0, 0, 0); err != nil {
 		return err
 	}
@@ -168,7 +168,7 @@ func setUser(p *specs.Process) error {
 	return nil
 }
 
-// parseCapabilities reads those of a spec. Without any, a process has none.
+// parseCapabilities converts the capabilities of a spec. Without any, a process has none.
 func parseCapabilities(from *specs.LinuxCapabilities) (capability.Capabilities, error) {
 	caps, err := capability.NewPid2(0)
 	if err != nil || from == nil {

@@ -14,47 +14,47 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroup is the control group of a container, by its id.
+// cgroup is the control group of a container, named by its id.
 type cgroup string
 
 func (g cgroup) file(name string) string { return filepath.Join("/sys/fs/cgroup", string(g), name) }
 
-// make makes it, with the limits that a spec has.
-func (g cgroup) make(spec *specs.Spec) error {
+// create creates the group with the limits of a spec.
+func (g cgroup) create(spec *specs.Spec) error {
 	if err := os.Mkdir(g.file(""), 0o755); err != nil { //nolint:gosec // as the kernel's own are
-		return fmt.Errorf("make a control group: %w", err)
+		return fmt.Errorf("create a control group: %w", err)
 	}
-	has := new(specs.LinuxResources)
+	resources := new(specs.LinuxResources)
 	if spec.Linux != nil && spec.Linux.Resources != nil {
-		has = spec.Linux.Resources
+		resources = spec.Linux.Resources
 	}
-	for file, limit := range limitsOf(has) {
+	for file, limit := range limitsOf(resources) {
 		if err := os.WriteFile(g.file(file), []byte(limit), 0); err != nil {
 			return fmt.Errorf("set the limit %s: %w", file, err)
 		}
 	}
-	if err := g.limitDevices(has.Devices); err != nil {
+	if err := g.limitDevices(resources.Devices); err != nil {
 		return fmt.Errorf("limit its devices: %w", err)
 	}
 	return nil
 }
 
-// limitsOf gives limits by the files that they are written to.
-func limitsOf(has *specs.LinuxResources) map[string]string {
+// limitsOf returns the content of the group's files.
+func limitsOf(resources *specs.LinuxResources) map[string]string {
 	limits := make(map[string]string)
-	set := func(file string, limit *int64, more string) {
+	set := func(file string, limit *int64, suffix string) {
 		if limit != nil && *limit > 0 {
-			limits[file] = strconv.FormatInt(*limit, 10) + more
+			limits[file] = strconv.FormatInt(*limit, 10) + suffix
 		}
 	}
-	if has.Memory != nil {
-		set("memory.max", has.Memory.Limit, "")
+	if resources.Memory != nil {
+		set("memory.max", resources.Memory.Limit, "")
 	}
-	if has.Pids != nil {
-		set("pids.max", &has.Pids.Limit, "")
+	if resources.Pids != nil {
+		set("pids.max", &resources.Pids.Limit, "")
 	}
-	if has.CPU != nil && has.CPU.Period != nil {
-		set("cpu.max", has.CPU.Quota, " "+strconv.FormatUint(*has.CPU.Period, 10))
+	if resources.CPU != nil && resources.CPU.Period != nil {
+		set("cpu.max", resources.CPU.Quota, " "+strconv.FormatUint(*resources.CPU.Period, 10))
 	}
 	return limits
 }
@@ -81,7 +81,7 @@ func (g cgroup) signal(signal syscall.Signal) error {
 	return errors.Join(errs...)
 }
 
-// oomKilled tells whether a process of the group was killed because memory was short.
+// oomKilled reports whether the OOM killer has killed a process of the group.
 func (g cgroup) oomKilled() bool {
 	raw, err := os.ReadFile(g.file("memory.events"))
 	if err != nil {
@@ -95,11 +95,11 @@ func (g cgroup) oomKilled() bool {
 	return false
 }
 
-// remove removes the group, when its last process has gone.
+// remove removes the group. It waits until the last process has ended.
 func (g cgroup) remove(ctx context.Context) error {
 	err := retry(ctx, unix.EBUSY, func() error { return os.Remove(g.file("")) })
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("processes of the container are left: %w", err)
+		return fmt.Errorf("processes of the container still run: %w", err)
 	}
 	return nil
 }

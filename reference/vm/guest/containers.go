@@ -21,19 +21,19 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
-// containers are those of the sandbox.
+// containers are the containers of the sandbox.
 type containers struct {
 	volumes *volumes
 
-	mu sync.Mutex
-	of map[string]*container
+	mu   sync.Mutex
+	byID map[string]*container
 }
 
-// container is one of them. Its first process has the name "".
+// container is one of them. Its own process has the name "".
 type container struct {
 	cgroup  cgroup
 	volumes []*guestVolume
-	mounts  int // its mount namespace, held while it is there
+	mountNS int // a descriptor of its mount namespace, which keeps it alive
 
 	mu        sync.Mutex
 	processes map[string]*process
@@ -43,20 +43,20 @@ type container struct {
 func (cs *containers) get(id string) (*container, error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if c := cs.of[id]; c != nil {
+	if c := cs.byID[id]; c != nil {
 		return c, nil
 	}
-	return nil, fmt.Errorf("container: %w", errUnknown)
+	return nil, fmt.Errorf("container: %w", errNotFound)
 }
 
-// reserve takes the id for a container that is being created.
+// reserve registers a container that is being created.
 func (cs *containers) reserve(id string, c *container) error {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if cs.of[id] != nil {
+	if cs.byID[id] != nil {
 		return fmt.Errorf("container: %w", errExists)
 	}
-	cs.of[id] = c
+	cs.byID[id] = c
 	return nil
 }
 
@@ -69,23 +69,23 @@ func (cs *containers) CreateContainer(ctx context.Context, req *wire.CreateConta
 	if err != nil {
 		return nil, err
 	}
-	c := &container{cgroup: cgroup(id), mounts: -1, processes: make(map[string]*process)}
+	c := &container{cgroup: cgroup(id), mountNS: -1, processes: make(map[string]*process)}
 	if err := cs.reserve(id, c); err != nil {
 		return nil, err
 	}
-	is := &setup{Process: spec.Process, Spec: spec, Namespaces: flags}
-	is.Volumes, err = cs.use(c, req.GetVolumes(), len(spec.Mounts))
+	s := &setup{Process: spec.Process, Spec: spec, Namespaces: flags}
+	s.Volumes, err = cs.useVolumes(c, req.GetVolumes(), len(spec.Mounts))
 	if err == nil && req.GetImage() != "" {
-		is.Image, err = cs.useImage(c, req.GetImage())
+		s.Image, err = cs.useImage(c, req.GetImage())
 	}
 	if err == nil {
-		err = c.cgroup.make(spec)
+		err = c.cgroup.create(spec)
 	}
 	if err == nil {
-		_, err = c.begin(ctx, "", is)
+		_, err = c.startProcess(ctx, "", s)
 	}
 	if err == nil {
-		c.mounts, err = openNamespace(c.processes[""].pid(), "mnt")
+		c.mountNS, err = openNamespace(c.processes[""].pid(), "mnt")
 	}
 	if err != nil {
 		_ = cs.remove(context.WithoutCancel(ctx), id)
@@ -93,10 +93,11 @@ func (cs *containers) CreateContainer(ctx context.Context, req *wire.CreateConta
 	return new(wire.Empty), err
 }
 
-// use makes volumes those of a container, and gives them by their mounts.
-func (cs *containers) use(c *container, asked []*wire.VolumeMount, mounts int) (map[int]*volumeMount, error) {
+// useVolumes counts the container as a user of its volumes, and returns them by the index of
+// their mount.
+func (cs *containers) useVolumes(c *container, requested []*wire.VolumeMount, mounts int) (map[int]*volumeMount, error) {
 	all := make(map[int]*volumeMount)
-	for _, m := range asked {
+	for _, m := range requested {
 		if int(m.GetMount()) >= mounts {
 			return nil, fmt.Errorf("the mount %d: %w", m.GetMount(), errInvalid)
 		}
@@ -111,7 +112,7 @@ func (cs *containers) use(c *container, asked []*wire.VolumeMount, mounts int) (
 	return all, nil
 }
 
-// useImage makes a volume what a container has its root filesystem in, and gives its place.
+// useImage counts the container as the user of its image, and returns where it is mounted.
 func (cs *containers) useImage(c *container, name string) (string, error) {
 	vol, err := cs.volumes.get(name)
 	if err != nil {
@@ -122,9 +123,9 @@ func (cs *containers) useImage(c *container, name string) (string, error) {
 	return volumePath(name), initramfs.Load("overlay")
 }
 
-// begin starts a process of the container and waits until it is set up.
-func (c *container) begin(ctx context.Context, name string, is *setup) (*process, error) {
-	p, err := newProcess(is.Process.Terminal)
+// startProcess starts a process of the container and waits until it is set up.
+func (c *container) startProcess(ctx context.Context, name string, s *setup) (*process, error) {
+	p, err := newProcess(s.Process.Terminal)
 	if err != nil {
 		return nil, err
 	}
@@ -134,17 +135,17 @@ func (c *container) begin(ctx context.Context, name string, is *setup) (*process
 		return p, err
 	}
 	defer sys.CloseFD(group)
-	attr := &syscall.SysProcAttr{Setsid: true, UseCgroupFD: true, CgroupFD: group, Cloneflags: is.Namespaces &^ unix.CLONE_NEWCGROUP}
-	if is.Join == 0 {
+	attr := &syscall.SysProcAttr{Setsid: true, UseCgroupFD: true, CgroupFD: group, Cloneflags: s.Namespaces &^ unix.CLONE_NEWCGROUP}
+	if s.Join == 0 {
 		err = p.start(attr)
 	} else {
-		err = beside(is.Join, func() error { return p.start(attr) })
+		err = inPIDNamespaceOf(s.Join, func() error { return p.start(attr) })
 	}
 	if err != nil {
 		return p, err
 	}
-	said, err := p.ask(ctx, is)
-	if err == nil && !said.SetupDone {
+	r, err := p.send(ctx, s)
+	if err == nil && !r.SetupDone {
 		err = errors.New("the process has ended while it was set up")
 	}
 	return p, err
@@ -154,9 +155,9 @@ func openNamespace(pid int, name string) (int, error) {
 	return unix.Open("/proc/"+strconv.Itoa(pid)+"/ns/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }
 
-// beside calls f in a thread whose children are in the process namespace of another
-// process. The thread ends with it.
-func beside(pid int, f func() error) error {
+// inPIDNamespaceOf calls f in a thread whose children are in the PID namespace of another
+// process. The thread ends with the call.
+func inPIDNamespaceOf(pid int, f func() error) error {
 	ns, err := openNamespace(pid, "pid")
 	if err != nil {
 		return err
@@ -206,10 +207,10 @@ func (cs *containers) ExecProcess(ctx context.Context, req *wire.ExecProcessRequ
 	case !c.started || c.processes[""].ended():
 		return nil, fmt.Errorf("the container does not run: %w", errState)
 	}
-	first := c.processes[""].pid()
-	p, err := c.begin(ctx, name, &setup{Process: spec, Join: first})
+	own := c.processes[""].pid()
+	p, err := c.startProcess(ctx, name, &setup{Process: spec, Join: own})
 	if err == nil {
-		err = p.execute(ctx, first)
+		err = p.execute(ctx, own)
 	}
 	if err != nil && p != nil {
 		p.end(ctx)
@@ -218,7 +219,7 @@ func (cs *containers) ExecProcess(ctx context.Context, req *wire.ExecProcessRequ
 	return new(wire.Empty), err
 }
 
-// process finds a process.
+// process looks up a process.
 func (cs *containers) process(of *wire.Process) (*container, *process, error) {
 	c, err := cs.get(of.GetContainer())
 	if err != nil {
@@ -229,7 +230,7 @@ func (cs *containers) process(of *wire.Process) (*container, *process, error) {
 	if p := c.processes[of.GetExec()]; p != nil {
 		return c, p, nil
 	}
-	return nil, nil, fmt.Errorf("process: %w", errUnknown)
+	return nil, nil, fmt.Errorf("process: %w", errNotFound)
 }
 
 func (cs *containers) SignalProcess(_ context.Context, req *wire.SignalProcessRequest) (*wire.Empty, error) {
@@ -237,11 +238,11 @@ func (cs *containers) SignalProcess(_ context.Context, req *wire.SignalProcessRe
 	if err != nil {
 		return nil, err
 	}
-	send := p.signal
+	signal := p.signal
 	if req.GetAll() {
-		send = c.cgroup.signal
+		signal = c.cgroup.signal
 	}
-	return new(wire.Empty), send(syscall.Signal(req.GetSignal()))
+	return new(wire.Empty), signal(syscall.Signal(req.GetSignal()))
 }
 
 func (cs *containers) WaitProcess(ctx context.Context, req *wire.WaitProcessRequest) (*wire.WaitProcessResponse, error) {
@@ -296,54 +297,54 @@ func (cs *containers) ResizeTerminal(_ context.Context, req *wire.ResizeTerminal
 func (cs *containers) remove(ctx context.Context, id string) error {
 	c, err := cs.get(id)
 	if err != nil {
-		return nil // there is none
+		return nil // it does not exist
 	}
-	c.end(ctx)
+	c.kill(ctx)
 	if err := c.cgroup.remove(ctx); err != nil {
 		return err
 	}
-	if err := c.unmount(); err != nil {
+	if err := c.releaseMounts(); err != nil {
 		return err
 	}
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	delete(cs.of, id)
+	delete(cs.byID, id)
 	for _, vol := range c.volumes {
 		vol.users.Add(-1)
 	}
 	return nil
 }
 
-// unmount lets go of the container's mounts. What the host shares must not be read any more
-// then: a virtiofs of Linux 6.1 that is unmounted while a file is read ahead for a process
-// that was killed ends in a kernel bug. The server answers in turn, so that after its first
-// answer all is read, and after its second one all is closed.
-func (c *container) unmount() error {
+// releaseMounts releases the mount namespace, and with it the container's mounts. The virtiofs
+// of Linux 6.1 crashes if it is unmounted while it still reads ahead for a killed process.
+// virtiofsd serves requests in order: after its first reply all reads are done, after the second
+// all files are closed.
+func (c *container) releaseMounts() error {
 	var fs unix.Statfs_t
 	for range 2 {
 		if err := unix.Statfs(wire.SharedDir, &fs); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("what the host shares is not answered for: %w", err)
+			return fmt.Errorf("virtiofsd does not answer: %w", err)
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	sys.CloseFD(c.mounts)
-	c.mounts = -1
+	sys.CloseFD(c.mountNS)
+	c.mountNS = -1
 	return nil
 }
 
-// removeAll ends all containers.
+// removeAll removes all containers.
 func (cs *containers) removeAll(ctx context.Context) {
 	cs.mu.Lock()
-	ids := slices.Collect(maps.Keys(cs.of))
+	ids := slices.Collect(maps.Keys(cs.byID))
 	cs.mu.Unlock()
 	for _, id := range ids {
 		_ = cs.remove(ctx, id)
 	}
 }
 
-// end kills all that is left of a container and waits for it.
-func (c *container) end(ctx context.Context) {
+// kill kills all processes of a container and waits for their end.
+func (c *container) kill(ctx context.Context) {
 	_ = c.cgroup.signal(unix.SIGKILL)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -352,14 +353,14 @@ func (c *container) end(ctx context.Context) {
 	}
 }
 
-// namespaces are those that a container can have of its own.
+// namespaces are the kinds of namespaces that a container need not share.
 var namespaces = map[specs.LinuxNamespaceType]uintptr{
 	specs.MountNamespace: unix.CLONE_NEWNS, specs.PIDNamespace: unix.CLONE_NEWPID, specs.IPCNamespace: unix.CLONE_NEWIPC,
 	specs.UTSNamespace: unix.CLONE_NEWUTS, specs.NetworkNamespace: unix.CLONE_NEWNET, specs.CgroupNamespace: unix.CLONE_NEWCGROUP,
 }
 
-// newNamespaces tells which namespaces a container gets. Those that have a path are the
-// pod's, which are the machine's.
+// newNamespaces returns the flags of the namespaces to create. A namespace with a path is the
+// pod's, which is the machine's.
 func newNamespaces(spec *specs.Spec) (uintptr, error) {
 	flags := uintptr(unix.CLONE_NEWNS | unix.CLONE_NEWPID)
 	if spec.Linux == nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// limitDevices lets the processes of a group open the devices alone that a spec allows. The
-// disks of all volumes of the pod are in the machine, and are not among them.
+// limitDevices restricts the processes of a group to the devices that a spec allows. Without it,
+// they could open the disks of all volumes of the pod.
 func (g cgroup) limitDevices(rules []specs.LinuxDeviceCgroup) error {
 	instructions, err := deviceProgram(append(slices.Clone(rules), usualDevices()...))
 	if err != nil {
@@ -26,7 +26,7 @@ func (g cgroup) limitDevices(rules []specs.LinuxDeviceCgroup) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = program.Close() }() // the group keeps it
+	defer func() { _ = program.Close() }() // the group keeps a reference
 	group, err := sys.OpenDir(g.file(""))
 	if err != nil {
 		return err
@@ -35,8 +35,8 @@ func (g cgroup) limitDevices(rules []specs.LinuxDeviceCgroup) error {
 	return link.RawAttachProgram(link.RawAttachProgramOptions{Target: group, Program: program, Attach: ebpf.AttachCGroupDevice})
 }
 
-// usualDevices are what every container may have, as with runc: to make any device, and to
-// open those of makeDevices and its terminals.
+// usualDevices are allowed for every container, as with runc: to create any device node, and to
+// open the devices of makeDevices and terminals.
 func usualDevices() []specs.LinuxDeviceCgroup {
 	rules := []specs.LinuxDeviceCgroup{{Allow: true, Access: "m"}}
 	const terminals, every = 136, -1
@@ -51,8 +51,8 @@ var (
 	deviceAccess = map[rune]int32{'m': unix.BPF_DEVCG_ACC_MKNOD, 'r': unix.BPF_DEVCG_ACC_READ, 'w': unix.BPF_DEVCG_ACC_WRITE}
 )
 
-// deviceProgram is what the kernel runs for each access. The last rule that speaks of it
-// counts; without one it is refused.
+// deviceProgram is the eBPF program that the kernel runs for each access. The last rule that
+// matches decides; without a match the access is refused.
 func deviceProgram(rules []specs.LinuxDeviceCgroup) (asm.Instructions, error) {
 	const context, kind, access, major, minor = asm.R1, asm.R2, asm.R3, asm.R4, asm.R5
 	const scratch, answer = context, asm.R0 // once the context has been read
@@ -68,7 +68,7 @@ func deviceProgram(rules []specs.LinuxDeviceCgroup) (asm.Instructions, error) {
 		for _, letter := range rule.Access {
 			mask |= deviceAccess[letter]
 		}
-		// All of what is asked must be allowed, and any of it can be denied.
+		// Allow matches if it covers the whole access, deny if it covers a part of it.
 		if rule.Allow {
 			program = append(program, asm.And.Imm(scratch, ^mask), asm.JNE.Imm(scratch, 0, next), asm.Mov.Imm(answer, 1))
 		} else {

@@ -13,21 +13,21 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// pollTime is how often the kernel is asked for what takes a moment.
-const pollTime = 20 * time.Millisecond
+// pollInterval is how often the kernel is polled.
+const pollInterval = 20 * time.Millisecond
 
-// retry calls f until its error is another one than that of what takes a moment.
-func retry(ctx context.Context, moment error, f func() error) error {
+// retry calls f until it succeeds, or fails with another error than transient.
+func retry(ctx context.Context, transient error, f func() error) error {
 	for {
 		err := f()
-		if !errors.Is(err, moment) || !sys.Sleep(ctx, pollTime) {
+		if !errors.Is(err, transient) || !sys.Sleep(ctx, pollInterval) {
 			return err
 		}
 	}
 }
 
-// findDisk waits for the disk with a serial and gives its device. The kernel shows a disk a
-// moment before it can be opened.
+// findDisk waits for the disk with a serial and returns its device. The kernel lists a disk
+// shortly before it can be opened.
 func findDisk(ctx context.Context, serial string) (device string, err error) {
 	err = retry(ctx, os.ErrNotExist, func() error {
 		file, err := findBy("/sys/block/*/serial", serial)
@@ -43,17 +43,16 @@ func findDisk(ctx context.Context, serial string) (device string, err error) {
 		return err
 	})
 	if err != nil {
-		return "", fmt.Errorf("the disk has not come: %w", err)
+		return "", fmt.Errorf("the disk has not appeared: %w", err)
 	}
 	return device, nil
 }
 
-// waitSize waits until a disk has at least so many bytes: the kernel sees a while later
-// that the host made it larger.
-func waitSize(ctx context.Context, device int, least int64) error {
+// waitSize waits until the kernel has noticed that the host made a disk larger.
+func waitSize(ctx context.Context, device int, required int64) error {
 	for {
 		size, err := diskSize(device)
-		if err != nil || size >= least || !sys.Sleep(ctx, pollTime) {
+		if err != nil || size >= required || !sys.Sleep(ctx, pollInterval) {
 			return err
 		}
 	}
@@ -61,8 +60,8 @@ func waitSize(ctx context.Context, device int, least int64) error {
 
 func diskSize(device int) (int64, error) { return unix.Seek(device, 0, unix.SEEK_END) }
 
-// waitFree waits until nothing uses a disk any more: the kernel lets go of a filesystem
-// some time after its last mount.
+// waitFree waits until nothing uses a disk any more: the kernel releases a filesystem some time
+// after its last unmount.
 func waitFree(ctx context.Context, device string) error {
 	err := retry(ctx, unix.EBUSY, func() error {
 		fd, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)

@@ -1,8 +1,8 @@
-// Package guest is the program in crust-vm's virtual machines. The kernel starts it as
-// its first process; that one only waits for others to end, and starts the agent, which
-// answers the host (package wire): it mounts volumes with the guest's kernel and runs the
-// containers of the pod. When the agent ends, the machine is turned off.
+// Package guest is the program in crust-vm's virtual machines. The kernel starts it as the
+// init process, which starts the agent and reaps orphans. The agent serves the host (package
+// wire): it mounts volumes with the guest's kernel and runs the containers of the pod. When
+// the agent ends, init turns the machine off.
 //
-// The machine is the sandbox: containers have namespaces of their own for processes and
-// mounts, and share network, host name and IPC unless their spec asks for others.
+// The machine is the sandbox: each container has its own PID and mount namespace, and shares
+// network, host name and IPC unless its spec asks for its own.
 package guest

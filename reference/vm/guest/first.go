@@ -11,16 +11,16 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
 )
 
-// first is the first process: it makes the machine usable, starts the agent and waits
-// for all processes that nobody else waits for. It ends the machine with the agent.
-func first() error {
+// initProcess is process 1: it sets up the machine, starts the agent and reaps orphans. When
+// the agent ends, it turns the machine off.
+func initProcess() error {
 	err := prepareMachine()
 	if err == nil {
 		err = runAgent()
 	}
 	if err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, "crust-vm-agent: the machine ends:", err)
-		time.Sleep(100 * time.Millisecond) // the console is slow
+		time.Sleep(100 * time.Millisecond) // until the console has printed it
 	}
 	return powerOff()
 }
@@ -52,8 +52,7 @@ func prepareMachine() error {
 	return initramfs.Load(initramfs.Boot)
 }
 
-// makeRootMount puts a mount over the kernel's first filesystem, which pivot_root would
-// not let containers leave.
+// makeRootMount mounts the root directory over itself: pivot_root cannot leave the initramfs.
 func makeRootMount() error {
 	const over = "/mnt"
 	if err := unix.Mount("/", over, "", unix.MS_BIND, ""); err != nil {
@@ -66,7 +65,7 @@ func makeRootMount() error {
 }
 
 func runAgent() error {
-	agent, err := os.StartProcess(self, []string{"crust-vm-agent", wordAgent}, &os.ProcAttr{
+	agent, err := os.StartProcess(self, []string{"crust-vm-agent", roleAgent}, &os.ProcAttr{
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}, Env: []string{},
 	})
 	if err != nil {

@@ -27,9 +27,9 @@ import (
 func TestOptionsOfMounts(t *testing.T) {
 	for options, want := range map[string]mountOptions{
 		"":                           {},
-		"rbind,rprivate,rw":          {bind: true, recursive: true, clear: unix.MOUNT_ATTR_RDONLY},
+		"rbind,rprivate,rw":          {bind: true, recursiveBind: true, clear: unix.MOUNT_ATTR_RDONLY},
 		"bind,rw,ro":                 {bind: true, set: unix.MOUNT_ATTR_RDONLY, clear: unix.MOUNT_ATTR_RDONLY},
-		"rbind,rro":                  {bind: true, recursive: true, below: true, set: unix.MOUNT_ATTR_RDONLY},
+		"rbind,rro":                  {bind: true, recursiveBind: true, recursiveAttr: true, set: unix.MOUNT_ATTR_RDONLY},
 		"nosuid,nodev,noexec,mode=1": {set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC, rest: []string{"mode=1"}},
 		"relatime,rslave":            {clear: unix.MOUNT_ATTR__ATIME},
 		"idmap":                      {rest: []string{"idmap"}},
@@ -39,8 +39,8 @@ func TestOptionsOfMounts(t *testing.T) {
 			list = strings.Split(options, ",")
 		}
 		got := parseMount(specs.Mount{Options: list})
-		if got.set != want.set || got.clear != want.clear || got.bind != want.bind || got.recursive != want.recursive ||
-			got.below != want.below || !slices.Equal(got.rest, want.rest) {
+		if got.set != want.set || got.clear != want.clear || got.bind != want.bind || got.recursiveBind != want.recursiveBind ||
+			got.recursiveAttr != want.recursiveAttr || !slices.Equal(got.rest, want.rest) {
 			t.Errorf("%s: %+v", options, got)
 		}
 	}
@@ -49,8 +49,8 @@ func TestOptionsOfMounts(t *testing.T) {
 	}
 }
 
-// TestPlacesStayInTheRoot: links of an image never lead a mount out of its root.
-func TestPlacesStayInTheRoot(t *testing.T) {
+// TestMountPointsStayInTheRoot: links of an image never lead a mount out of its root.
+func TestMountPointsStayInTheRoot(t *testing.T) {
 	dir := t.TempDir()
 	root, outside := dir+"/root", dir+"/outside"
 	for _, made := range []string{root + "/var/run", root + "/etc", outside} {
@@ -68,14 +68,14 @@ func TestPlacesStayInTheRoot(t *testing.T) {
 		"/var/run/a": root + "/var/run/a", "/absolute/x/y": root + "/var/x/y", "/chain/b": root + "/var/run/b",
 		"../../outside": root + "/outside", "/up/z": root + "/var/z", "/etc/file": root + "/etc/file",
 	} {
-		at, err := place(fd, name, true)
+		at, err := openMountPoint(fd, name, true)
 		check.Must(t, err)
 		if got, err := sys.PathOfFD(at); err != nil || got != want {
 			t.Errorf("%s is placed at %s, %v", name, got, err)
 		}
 		sys.CloseFD(at)
 	}
-	if at, err := place(fd, "/new/file", false); err != nil {
+	if at, err := openMountPoint(fd, "/new/file", false); err != nil {
 		t.Error(err)
 	} else {
 		sys.CloseFD(at)
@@ -83,7 +83,7 @@ func TestPlacesStayInTheRoot(t *testing.T) {
 	if info, err := os.Stat(root + "/new/file"); err != nil || !info.Mode().IsRegular() {
 		t.Errorf("a place for a file: %v, %v", info, err)
 	}
-	if _, err := place(fd, "/dangling/a", true); err == nil {
+	if _, err := openMountPoint(fd, "/dangling/a", true); err == nil {
 		t.Error("a link to nowhere was followed")
 	}
 	if left, err := os.ReadDir(outside); err != nil || len(left) != 0 {
@@ -139,7 +139,7 @@ func TestCodes(t *testing.T) {
 		err  error
 		want codes.Code
 	}{
-		{fmt.Errorf("volume: %w", errUnknown), codes.NotFound}, {unsupported("x"), codes.Unimplemented}, {fsops.ErrFrozen, codes.FailedPrecondition},
+		{fmt.Errorf("volume: %w", errNotFound), codes.NotFound}, {unsupported("x"), codes.Unimplemented}, {fsops.ErrFrozen, codes.FailedPrecondition},
 		{fmt.Errorf("grow: %w", fsops.ErrOutOfRange), codes.OutOfRange}, {errors.New("anything"), codes.Unknown},
 	} {
 		if got := codeOf(c.err); got != c.want {

@@ -10,42 +10,42 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
-// The program starts itself under these words.
+// The roles of the program, as its first argument. Without one it is init.
 const (
 	self = "/proc/self/exe"
 
-	wordAgent    = "agent"
-	wordWorkload = "workload"
-	wordWatch    = "watch"
+	roleAgent    = "agent"
+	roleWorkload = "workload"
+	roleWatch    = "watch"
 )
 
-const about = "the first program of a virtual machine: crust-vm starts it there, and nobody elsewhere"
+const about = "the init program of crust-vm's virtual machines: it runs only there"
 
-// Main is the whole program. It gives the exit code.
+// Main runs the program and returns its exit status.
 func Main(args []string) int {
-	// What a container's process sets of itself, it sets of this thread.
+	// The process of a container sets its namespaces and its user for this thread only.
 	runtime.LockOSThread()
-	word := ""
+	role := ""
 	if len(args) > 1 {
-		word = args[1]
+		role = args[1]
 	}
 	var err error
 	switch {
-	case word == wordAgent:
+	case role == roleAgent:
 		err = agent()
-	case word == wordWorkload:
+	case role == roleWorkload:
 		err = workload()
-	case word == wordWatch:
+	case role == roleWatch:
 		err = fsops.Watch(args[2:])
-	case word == "" && os.Getpid() == 1:
-		err = first()
-	case word == "--help":
+	case role == "" && os.Getpid() == 1:
+		err = initProcess()
+	case role == "--help":
 		fmt.Println("This is " + about + ".")
 	default:
 		err = errors.New("this is " + about)
 	}
 	if err != nil {
-		_, _ = fmt.Fprintln(os.Stderr, strings.TrimSpace("crust-vm-agent "+word)+":", err)
+		_, _ = fmt.Fprintln(os.Stderr, strings.TrimSpace("crust-vm-agent "+role)+":", err)
 		return 1
 	}
 	return 0

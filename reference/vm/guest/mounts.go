@@ -15,8 +15,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
-// mount makes the container's root directory and goes there. It runs in the container's
-// first process, which has a mount namespace of its own.
+// mount mounts the container's root directory and changes to it. It runs in the container's own
+// process, in a new mount namespace.
 func (s *setup) mount() error {
 	unix.Umask(0)
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
@@ -36,7 +36,7 @@ func (s *setup) mount() error {
 		return err
 	}
 	defer sys.CloseFD(root)
-	// At the start it would have shown the group of the agent.
+	// Only now: a cgroup namespace has its root at the group of the process that creates it.
 	if err := unix.Unshare(int(s.Namespaces & unix.CLONE_NEWCGROUP)); err != nil {
 		return err
 	}
@@ -51,13 +51,12 @@ func (s *setup) mount() error {
 	if err := enterRoot(root); err != nil {
 		return fmt.Errorf("change to the root filesystem: %w", err)
 	}
-	return inside(s.Spec, s.Namespaces)
+	return finishRoot(s.Spec, s.Namespaces)
 }
 
-// overlay shows an image at a directory where it can be written to. What is written is in
-// memory, and the container's alone.
+// overlay mounts an image so that the container can write to it. Its writes stay in memory.
 func overlay(image, at string) error {
-	if err := os.MkdirAll(at, 0o755); err != nil { //nolint:gosec // roots are seen by all
+	if err := os.MkdirAll(at, 0o755); err != nil { //nolint:gosec // as root directories are
 		return err
 	}
 	if err := unix.Mount("tmpfs", at, "tmpfs", unix.MS_NODEV, "mode=755"); err != nil {
@@ -70,8 +69,8 @@ func overlay(image, at string) error {
 	return unix.Mount("overlay", at, "overlay", unix.MS_NODEV, "lowerdir="+image+",upperdir="+upper+",workdir="+work)
 }
 
-// inside does what is left to do in the container's root directory.
-func inside(spec *specs.Spec, namespaces uintptr) error {
+// finishRoot completes the setup inside the container's root directory.
+func finishRoot(spec *specs.Spec, namespaces uintptr) error {
 	if spec.Hostname != "" && namespaces&unix.CLONE_NEWUTS != 0 {
 		if err := unix.Sethostname([]byte(spec.Hostname)); err != nil {
 			return fmt.Errorf("set the host name: %w", err)
@@ -87,7 +86,7 @@ func inside(spec *specs.Spec, namespaces uintptr) error {
 			}
 		}
 		for _, path := range linux.MaskedPaths {
-			if err := overmount(path, nothing); err != nil {
+			if err := overmount(path, emptyMount); err != nil {
 				return fmt.Errorf("mask %s: %w", path, err)
 			}
 		}
@@ -98,37 +97,37 @@ func inside(spec *specs.Spec, namespaces uintptr) error {
 	return nil
 }
 
-// mountOptions are those of a mount in a container.
+// mountOptions are the options of a mount in a container.
 type mountOptions struct {
-	set, clear uint64
-	bind       bool
-	recursive  bool     // of a bind mount
-	below      bool     // set and clear are meant for all mounts below, too
-	rest       []string // of the filesystem
+	set, clear    uint64 // attributes
+	recursiveAttr bool   // set and clear apply to the mounts below, too
+	bind          bool
+	recursiveBind bool
+	rest          []string // the options of the filesystem
 }
 
 func parseMount(m specs.Mount) mountOptions {
-	is := mountOptions{bind: m.Type == "bind"}
+	o := mountOptions{bind: m.Type == "bind"}
 	for _, option := range m.Options {
 		switch {
-		case is.attribute(option):
-		case strings.HasPrefix(option, "r") && is.attribute(option[1:]):
-			is.below = true // such as rro
+		case o.attribute(option):
+		case strings.HasPrefix(option, "r") && o.attribute(option[1:]):
+			o.recursiveAttr = true // such as rro
 		case option == "bind":
-			is.bind = true
+			o.bind = true
 		case option == "rbind":
-			is.bind, is.recursive = true, true
+			o.bind, o.recursiveBind = true, true
 		case strings.HasSuffix(option, "private"), strings.HasSuffix(option, "slave"), strings.HasSuffix(option, "shared"):
-			// Nothing is mounted later that could be seen.
+			// There are no later mounts that could propagate.
 		default:
-			is.rest = append(is.rest, option)
+			o.rest = append(o.rest, option)
 		}
 	}
-	return is
+	return o
 }
 
-// attribute takes an option that speaks of the mount.
-func (is *mountOptions) attribute(option string) bool {
+// attribute parses an option that is an attribute of the mount.
+func (o *mountOptions) attribute(option string) bool {
 	sets, clears, ofMount := fsmount.Attr(option)
 	switch option {
 	case "ro":
@@ -136,24 +135,24 @@ func (is *mountOptions) attribute(option string) bool {
 	case "rw":
 		clears, ofMount = unix.MOUNT_ATTR_RDONLY, true
 	}
-	is.set, is.clear = is.set&^uint64(clears)|uint64(sets), is.clear|uint64(clears)
+	o.set, o.clear = o.set&^uint64(clears)|uint64(sets), o.clear|uint64(clears)
 	return ofMount
 }
 
-// mountInto makes a mount of the spec below the root directory.
+// mountInto creates a mount of the spec below the root directory.
 func mountInto(root int, m specs.Mount, volume *volumeMount) error {
-	is := parseMount(m)
-	if len(is.rest) > 0 && (is.bind || volume != nil) {
-		return unsupported("the mount option " + is.rest[0])
+	o := parseMount(m)
+	if len(o.rest) > 0 && (o.bind || volume != nil) {
+		return unsupported("the mount option " + o.rest[0])
 	}
-	mount, err := is.open(m, volume)
+	mount, err := o.open(m, volume)
 	if err != nil {
 		return err
 	}
 	defer sys.CloseFD(mount)
-	attr := unix.MountAttr{Attr_set: is.set, Attr_clr: is.clear, Propagation: unix.MS_PRIVATE}
+	attr := unix.MountAttr{Attr_set: o.set, Attr_clr: o.clear, Propagation: unix.MS_PRIVATE}
 	flags := uint(unix.AT_EMPTY_PATH)
-	if is.below {
+	if o.recursiveAttr {
 		flags |= unix.AT_RECURSIVE
 	}
 	if err := unix.MountSetattr(mount, "", flags, &attr); err != nil {
@@ -163,7 +162,7 @@ func mountInto(root int, m specs.Mount, volume *volumeMount) error {
 	if err := unix.Fstat(mount, &st); err != nil {
 		return err
 	}
-	at, err := place(root, m.Destination, st.Mode&unix.S_IFMT == unix.S_IFDIR)
+	at, err := openMountPoint(root, m.Destination, st.Mode&unix.S_IFMT == unix.S_IFDIR)
 	if err != nil {
 		return err
 	}
@@ -175,25 +174,25 @@ func moveMount(mount, at int) error {
 	return unix.MoveMount(mount, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-// open makes a mount that is nowhere yet.
-func (is mountOptions) open(m specs.Mount, volume *volumeMount) (int, error) {
+// open creates a detached mount.
+func (o mountOptions) open(m specs.Mount, volume *volumeMount) (int, error) {
 	switch {
 	case volume != nil:
 		return volume.open()
-	case is.bind:
+	case o.bind:
 		flags := uint(unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC)
-		if is.recursive {
+		if o.recursiveBind {
 			flags |= unix.AT_RECURSIVE
 		}
 		return unix.OpenTree(unix.AT_FDCWD, m.Source, flags)
 	case m.Type == "cgroup" || m.Type == "cgroup2":
 		return fsops.NewMount("cgroup2", "cgroup", nil, 0)
 	default:
-		return fsops.NewMount(m.Type, m.Source, is.rest, 0)
+		return fsops.NewMount(m.Type, m.Source, o.rest, 0)
 	}
 }
 
-// open gives a detached mount of the directory.
+// open creates a detached mount of the directory.
 func (v *volumeMount) open() (int, error) {
 	root, err := sys.OpenDir(v.Path)
 	if err != nil {
@@ -208,21 +207,21 @@ func (v *volumeMount) open() (int, error) {
 	return fsmount.Clone(dir, v.Info)
 }
 
-// inRoot keeps the links of a root filesystem in it.
+// inRoot keeps symbolic links from leading out of the root filesystem.
 const inRoot = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS
 
 func openIn(root int, name string, flags uint64) (int, error) {
 	return unix.Openat2(root, name, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: inRoot})
 }
 
-// place opens the place of a mount, and makes what is missing of it.
-func place(root int, name string, dir bool) (int, error) {
+// openMountPoint opens the mount point of a mount, and creates missing directories.
+func openMountPoint(root int, name string, dir bool) (int, error) {
 	name = path.Clean("/" + name)
 	fd, err := openIn(root, name, unix.O_PATH)
 	if !errors.Is(err, unix.ENOENT) {
 		return fd, err
 	}
-	parent, err := place(root, path.Dir(name), true)
+	parent, err := openMountPoint(root, path.Dir(name), true)
 	if err != nil {
 		return -1, err
 	}
@@ -239,7 +238,7 @@ func place(root int, name string, dir bool) (int, error) {
 	return openIn(root, name, unix.O_PATH)
 }
 
-// makeDevices makes the usual devices and links in a /dev that is the container's own.
+// makeDevices creates the usual devices and links in /dev, if that is a tmpfs of the container.
 func makeDevices(root int) error {
 	dev, err := openIn(root, "dev", unix.O_PATH|unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOENT) {
@@ -271,19 +270,19 @@ func makeDevices(root int) error {
 	return nil
 }
 
-// enterRoot makes the root directory the only one that there is.
+// enterRoot changes the root directory, and unmounts everything outside.
 func enterRoot(root int) error {
 	if err := unix.Fchdir(root); err != nil {
 		return err
 	}
-	// The old root lies under the new one then.
+	// This stacks the old root under the new one.
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return err
 	}
 	return errors.Join(unix.Unmount(".", unix.MNT_DETACH), unix.Chdir("/"))
 }
 
-// overmount puts a mount over a path, where there is one.
+// overmount mounts over a path, if it exists.
 func overmount(name string, with func(at int) (int, error)) error {
 	at, err := unix.Open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EACCES) {
@@ -313,8 +312,8 @@ func readOnlyCopy(at int) (int, error) {
 	return mount, nil
 }
 
-// nothing is an empty directory or file.
-func nothing(at int) (int, error) {
+// emptyMount is an empty directory or file.
+func emptyMount(at int) (int, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(at, &st); err != nil {
 		return -1, err

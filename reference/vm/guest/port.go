@@ -11,22 +11,22 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// portTime is how long the machine may take to have the port.
-const portTime = 60 * time.Second
+// portTimeout bounds the wait for the port to appear.
+const portTimeout = 60 * time.Second
 
-// ports is a listener: its connection is the virtio-serial port of a name, again and
-// again. While nobody has the port open on the host, it reads as at its end.
+// ports is a listener on a virtio-serial port, which is one connection at a time. When the host
+// does not have the port open, a read returns EOF, and Accept opens the port again.
 type ports struct {
 	name string
 	free chan struct{} // holds a token while there is no connection
 }
 
-// Accept opens the port when the last connection is over.
+// Accept opens the port after the last connection was closed.
 func (p *ports) Accept() (net.Conn, error) {
 	<-p.free
-	ctx, cancel := context.WithTimeout(context.Background(), portTime)
+	ctx, cancel := context.WithTimeout(context.Background(), portTimeout)
 	defer cancel()
-	sys.Sleep(ctx, pollTime) // nobody may have it open
+	sys.Sleep(ctx, pollInterval) // the host may not have it open yet
 	var path string
 	err := retry(ctx, os.ErrNotExist, func() (err error) {
 		path, err = findBy("/sys/class/virtio-ports/*/name", p.name)
@@ -39,7 +39,7 @@ func (p *ports) Accept() (net.Conn, error) {
 	return &port{File: file, of: p}, err
 }
 
-// Close has nothing to do.
+// Close does nothing.
 func (p *ports) Close() error { return nil }
 
 // Addr is the name of the port.
@@ -54,16 +54,16 @@ type port struct {
 func (p *port) LocalAddr() net.Addr  { return p.of.Addr() }
 func (p *port) RemoteAddr() net.Addr { return p.of.Addr() }
 
-// Close lets the port be opened again.
+// Close lets Accept open the port again.
 func (p *port) Close() error {
 	err := p.File.Close()
-	if err == nil { // and not closed before
+	if err == nil { // it was open
 		p.of.free <- struct{}{}
 	}
 	return err
 }
 
-// findBy finds the file of the kernel that holds just this line.
+// findBy returns the file in sysfs whose content is this line.
 func findBy(pattern, line string) (string, error) {
 	files, err := filepath.Glob(pattern)
 	if err != nil {

@@ -18,27 +18,26 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
-// process is a process of a container, which begins as this program. It is told by its
-// control socket what to become.
+// process is a process of a container. It starts as this program, which gets its setup from the
+// control socket and then executes the workload.
 type process struct {
 	cmd     *exec.Cmd
 	control *os.File
-	// stdin, stdout and stderr are our ends of its pipes. A terminal is its stdin and its
-	// stdout.
+	// stdin, stdout and stderr are the agent's ends of its pipes. A terminal is stdin and stdout.
 	stdin, stdout, stderr *os.File
 	terminal              bool
-	theirs                []*os.File // the other ends, until it has started
+	childEnds             []*os.File // the other ends, until it has started
 
-	done chan struct{} // closed when it has ended; code is valid then
+	done chan struct{} // closed when it has ended; then code is valid
 	code uint32
 }
 
-// controlFD is the socket in the process.
+// controlFD is the process's end of the control socket.
 const controlFD = 3
 
-// newProcess makes the pipes of a process.
+// newProcess creates a process's pipes.
 func newProcess(terminal bool) (*process, error) {
-	p := &process{cmd: exec.Command(self, wordWorkload), terminal: terminal, done: make(chan struct{})}
+	p := &process{cmd: exec.Command(self, roleWorkload), terminal: terminal, done: make(chan struct{})}
 	p.cmd.Env, p.cmd.Dir = []string{}, "/"
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -46,13 +45,13 @@ func newProcess(terminal bool) (*process, error) {
 	}
 	p.control = os.NewFile(uintptr(pair[0]), "control")
 	p.cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(pair[1]), "control")}
-	p.theirs = p.cmd.ExtraFiles
+	p.childEnds = p.cmd.ExtraFiles
 	if terminal {
 		return p, nil // it is opened in the container
 	}
-	theirs, err := p.pipes()
-	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = theirs[0], theirs[1], theirs[2]
-	p.theirs = append(p.theirs, theirs[:]...)
+	ends, err := p.pipes()
+	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = ends[0], ends[1], ends[2]
+	p.childEnds = append(p.childEnds, ends[:]...)
 	if err != nil {
 		p.close()
 		return nil, err
@@ -60,19 +59,19 @@ func newProcess(terminal bool) (*process, error) {
 	return p, nil
 }
 
-func (p *process) pipes() (theirs [3]*os.File, err error) {
+func (p *process) pipes() (childEnds [3]*os.File, err error) {
 	var in, out, errs error
-	theirs[0], p.stdin, in = os.Pipe()
-	p.stdout, theirs[1], out = os.Pipe()
-	p.stderr, theirs[2], errs = os.Pipe()
-	return theirs, errors.Join(in, out, errs)
+	childEnds[0], p.stdin, in = os.Pipe()
+	p.stdout, childEnds[1], out = os.Pipe()
+	p.stderr, childEnds[2], errs = os.Pipe()
+	return childEnds, errors.Join(in, out, errs)
 }
 
-// start starts it and waits for its end.
+// start starts the process and, in the background, waits for its end.
 func (p *process) start(attr *syscall.SysProcAttr) error {
 	p.cmd.SysProcAttr = attr
 	err := p.cmd.Start()
-	for _, file := range p.theirs {
+	for _, file := range p.childEnds {
 		_ = file.Close()
 	}
 	if err != nil {
@@ -88,7 +87,7 @@ func (p *process) start(attr *syscall.SysProcAttr) error {
 	return nil
 }
 
-// exitCode is that of a shell.
+// exitCode is the exit code as a shell reports it.
 func exitCode(status syscall.WaitStatus) uint32 {
 	if status.Signaled() {
 		return 128 + uint32(status.Signal()) //nolint:gosec // signals are small
@@ -107,51 +106,51 @@ func (p *process) ended() bool {
 	}
 }
 
-// execute lets the process become the workload. Its first process knows the terminals of
-// the container.
-func (p *process) execute(ctx context.Context, first int) error {
+// execute makes the process execute the workload. own is the container's own process, whose
+// root directory has the container's terminals.
+func (p *process) execute(ctx context.Context, own int) error {
 	terminal := -1
 	if p.terminal {
 		var err error
-		if terminal, err = p.openTerminal(first); err != nil {
+		if terminal, err = p.openTerminal(own); err != nil {
 			return fmt.Errorf("open a terminal in the container: %w", err)
 		}
 	}
-	// The socket closes with the execution.
-	_, err := p.ask(ctx, terminal)
+	// The execution closes the process's end of the socket.
+	_, err := p.send(ctx, terminal)
 	return err
 }
 
-// ask says something and waits for the reply. None means that the process has become the
+// send sends a message and waits for the reply. It is empty if the process has executed the
 // workload, or has ended.
-func (p *process) ask(ctx context.Context, what any) (said reply, err error) {
+func (p *process) send(ctx context.Context, message any) (r reply, err error) {
 	defer interruptible(ctx, p.control)()
-	if err = json.NewEncoder(p.control).Encode(what); err == nil {
-		err = json.NewDecoder(p.control).Decode(&said)
+	if err = json.NewEncoder(p.control).Encode(message); err == nil {
+		err = json.NewDecoder(p.control).Decode(&r)
 	}
 	switch {
 	case errors.Is(err, io.EOF):
 		return reply{}, nil
 	case err != nil:
-		return reply{}, fmt.Errorf("the process does not say how it goes: %w", err)
-	case said.NotKnown:
-		return said, fmt.Errorf("%s: %w", said.Error, errNotKnown)
-	case said.Error != "":
-		return said, errors.New(said.Error)
+		return reply{}, fmt.Errorf("the process does not answer: %w", err)
+	case r.Unsupported:
+		return r, fmt.Errorf("%s: %w", r.Error, errUnsupported)
+	case r.Error != "":
+		return r, errors.New(r.Error)
 	}
-	return said, nil
+	return r, nil
 }
 
-// interruptible ends reads and writes of a file with ctx.
+// interruptible makes reads and writes of a file fail when ctx is done.
 func interruptible(ctx context.Context, file *os.File) (stop func()) {
 	_ = file.SetDeadline(time.Time{})
 	cancel := context.AfterFunc(ctx, func() { _ = file.SetDeadline(time.Now()) })
 	return func() { cancel() }
 }
 
-// openTerminal opens a terminal of the container and gives its number there.
-func (p *process) openTerminal(first int) (int, error) {
-	root, err := sys.OpenDir("/proc/" + strconv.Itoa(first) + "/root")
+// openTerminal opens a new terminal in the container and returns its number there.
+func (p *process) openTerminal(own int) (int, error) {
+	root, err := sys.OpenDir("/proc/" + strconv.Itoa(own) + "/root")
 	if err != nil {
 		return 0, err
 	}
@@ -199,12 +198,12 @@ func (p *process) end(ctx context.Context) {
 }
 
 func (p *process) close() {
-	for _, file := range append(p.theirs, p.control, p.stdin, p.stdout, p.stderr) {
-		_ = file.Close() // also where there is none
+	for _, file := range append(p.childEnds, p.control, p.stdin, p.stdout, p.stderr) {
+		_ = file.Close() // a nil file returns an error
 	}
 }
 
-// read reads output. None means that it has ended.
+// read reads output. It returns no data at its end.
 func (p *process) read(ctx context.Context, req *wire.ReadOutputRequest) ([]byte, error) {
 	file := p.stdout
 	if req.GetStream() == wire.Stream_STREAM_STDERR {
@@ -217,18 +216,18 @@ func (p *process) read(ctx context.Context, req *wire.ReadOutputRequest) ([]byte
 	data := make([]byte, req.GetMax())
 	n, err := file.Read(data)
 	switch {
-	case errors.Is(err, io.EOF), errors.Is(err, unix.EIO) && p.terminal: // nobody has the terminal any more
+	case errors.Is(err, io.EOF), errors.Is(err, unix.EIO) && p.terminal: // no process has the terminal open any more
 		err = nil
 	case errors.Is(err, os.ErrClosed):
-		err = fmt.Errorf("process: %w", errUnknown)
+		err = fmt.Errorf("process: %w", errNotFound)
 	}
 	return data[:n], err
 }
 
-// inputTime is how long input waits for a process that does not read.
-const inputTime = time.Second
+// inputTimeout bounds the wait for a process that does not read its input.
+const inputTimeout = time.Second
 
-// write gives the process input. None is the end of it.
+// write writes input; no data closes it.
 func (p *process) write(ctx context.Context, data []byte) (int, error) {
 	if len(data) == 0 {
 		return 0, p.closeInput()
@@ -236,7 +235,7 @@ func (p *process) write(ctx context.Context, data []byte) (int, error) {
 	if p.stdin == nil {
 		return 0, fmt.Errorf("the input is closed: %w", errState)
 	}
-	ctx, cancel := context.WithTimeout(ctx, inputTime)
+	ctx, cancel := context.WithTimeout(ctx, inputTimeout)
 	defer cancel()
 	defer interruptible(ctx, p.stdin)()
 	n, err := p.stdin.Write(data)
@@ -249,7 +248,7 @@ func (p *process) write(ctx context.Context, data []byte) (int, error) {
 	return n, err
 }
 
-// closeInput has nothing to do for a terminal, whose end is a character.
+// closeInput does nothing for a terminal: there, a character ends the input.
 func (p *process) closeInput() error {
 	if p.terminal || p.stdin == nil {
 		return nil

@@ -16,20 +16,20 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
-// sandbox is the machine as a whole.
+// sandbox serves the calls about the machine as a whole.
 type sandbox struct {
 	volumes    *volumes
 	containers *containers
 }
 
-// agent is the second process of the machine. It answers the host.
+// agent serves the host.
 func agent() error {
-	// Where memory is short, the agent is to stay.
+	// The OOM killer must not choose the agent.
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0); err != nil {
 		return err
 	}
 	v := newVolumes()
-	c := &containers{volumes: v, of: make(map[string]*container)}
+	c := &containers{volumes: v, byID: make(map[string]*container)}
 	port := &ports{name: wire.Port, free: make(chan struct{}, 1)}
 	port.free <- struct{}{}
 	return wire.Serve(context.Background(), port, codeOf, func(server *ttrpc.Server) {
@@ -58,13 +58,13 @@ func (s *sandbox) StartSandbox(_ context.Context, req *wire.StartSandboxRequest)
 		return nil, fmt.Errorf("the loopback interface: %w", err)
 	}
 	if err := mountShared(req.GetSharedTag()); err != nil {
-		return nil, fmt.Errorf("mount what the host shares, or memory instead: %w", err)
+		return nil, fmt.Errorf("mount the shared directory, or memory instead: %w", err)
 	}
 	return new(wire.Empty), nil
 }
 
-// mountShared mounts what the host shares. Where that is nothing, containers have memory of
-// the machine together, as they have that of a pod.
+// mountShared mounts the host's virtio-fs. Without one, it mounts a tmpfs that serves as the
+// pod's /dev/shm.
 func mountShared(tag string) error {
 	if tag == "" {
 		const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
@@ -88,7 +88,7 @@ func setSysctls(all map[string]string) error {
 	return nil
 }
 
-// upLoopback turns the loopback interface on.
+// upLoopback sets the loopback interface up.
 func upLoopback() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -103,22 +103,22 @@ func upLoopback() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request)
 }
 
-// answerTime is how long the machine lives on after its last answer.
-const answerTime = 200 * time.Millisecond
+// replyTime is how long the machine stays on for its last reply to be sent.
+const replyTime = 200 * time.Millisecond
 
 func (s *sandbox) Shutdown(ctx context.Context, _ *wire.ShutdownRequest) (*wire.ShutdownResponse, error) {
 	volumes := s.volumes.names()
 	for _, name := range volumes {
-		// Who waits to write to a frozen filesystem cannot be killed. Most are not frozen.
+		// A process that waits to write to a frozen filesystem cannot be killed.
 		_ = freezer().Thaw(name, -1)
 	}
 	s.containers.removeAll(ctx)
-	answer := new(wire.ShutdownResponse)
+	reply := new(wire.ShutdownResponse)
 	for _, name := range volumes {
-		if err := s.volumes.remove(ctx, name); err != nil && len(answer.Errors) < 64 {
-			answer.Errors = append(answer.Errors, wire.Text("volume "+name+": "+err.Error()))
+		if err := s.volumes.remove(ctx, name); err != nil && len(reply.Errors) < 64 {
+			reply.Errors = append(reply.Errors, wire.Text("volume "+name+": "+err.Error()))
 		}
 	}
-	time.AfterFunc(answerTime, func() { _ = powerOff() })
-	return answer, nil
+	time.AfterFunc(replyTime, func() { _ = powerOff() })
+	return reply, nil
 }

@@ -12,26 +12,27 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// What is said by the control socket of a process: its setup, a reply, the number of its
-// terminal in the container (or -1), and a reply where the workload could not be executed.
+// The messages on the control socket of a process, in this order: the agent sends the setup,
+// the process a reply, the agent the number of the terminal in the container (or -1), and the
+// process a reply if it could not execute the workload.
 type (
 	setup struct {
 		Process *specs.Process
-		// Spec is that of the container, for its first process.
+		// Spec is the container's spec; it is set for the container's own process.
 		Spec *specs.Spec
-		// Namespaces are flags: those that the container has of its own.
+		// Namespaces are the flags of the namespaces that the container does not share.
 		Namespaces uintptr
-		// Image is where the container's root filesystem is, if it is not shared by the host.
+		// Image is the directory with the image of the root filesystem, if virtio-fs is not used.
 		Image string
-		// Volumes are mounts of the spec that show a volume, by their index.
+		// Volumes are the volumes of the spec's mounts, by the index of the mount.
 		Volumes map[int]*volumeMount
-		// Join is the container's first process, for a further one.
+		// Join is the pid of the container's own process; it is set for an exec.
 		Join int
 	}
 	reply struct {
-		Error     string
-		NotKnown  bool
-		SetupDone bool
+		Error       string
+		Unsupported bool
+		SetupDone   bool
 	}
 )
 
@@ -41,44 +42,44 @@ type volumeMount struct {
 	Info      abi.Info
 }
 
-// workload begins as this program and becomes a process of a container. The agent learns
-// why it does not.
+// workload sets itself up as a process of a container, then executes the container's program.
+// Errors go to the agent.
 func workload() error {
-	// A process of the container must not reach this program by /proc and change it.
+	// No process of the container may reach this program through /proc, or change it.
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	unix.CloseOnExec(controlFD)
 	control := os.NewFile(controlFD, "control")
-	said := json.NewDecoder(control)
-	say := func(err error) error {
-		answer := reply{SetupDone: err == nil}
+	messages := json.NewDecoder(control)
+	send := func(err error) error {
+		r := reply{SetupDone: err == nil}
 		if err != nil {
-			answer.Error, answer.NotKnown = err.Error(), errors.Is(err, errNotKnown)
+			r.Error, r.Unsupported = err.Error(), errors.Is(err, errUnsupported)
 		}
-		return errors.Join(err, json.NewEncoder(control).Encode(answer))
+		return errors.Join(err, json.NewEncoder(control).Encode(r))
 	}
 	var s setup
-	if err := said.Decode(&s); err != nil {
+	if err := messages.Decode(&s); err != nil {
 		return err
 	}
 	var err error
 	if s.Join != 0 {
-		err = join(s.Join)
+		err = joinContainer(s.Join)
 	} else {
 		err = s.mount()
 	}
-	if err := say(err); err != nil {
+	if err := send(err); err != nil {
 		return err
 	}
 	var terminal int
-	if err := said.Decode(&terminal); err != nil {
+	if err := messages.Decode(&terminal); err != nil {
 		return err
 	}
-	return say(become(s.Process, terminal))
+	return send(become(s.Process, terminal))
 }
 
-// join brings this thread into the namespaces of a container. It has been started in the
-// container's process namespace.
-func join(pid int) error {
+// joinContainer moves this thread into the namespaces of a container, except for the PID
+// namespace, in which the agent has started it.
+func joinContainer(pid int) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return err
 	}

@@ -25,29 +25,29 @@ import (
 )
 
 const (
-	// volumesDir has the volumes of the sandbox mounted, by their names.
+	// volumesDir is where volumes are mounted, by their names.
 	volumesDir = "/run/crust/volumes"
 	frozenDir  = "/run/crust/frozen"
 )
 
-// volumes are those of the sandbox.
+// volumes are the mounted volumes.
 type volumes struct {
 	locks sys.KeyLocks[string]
 
-	mu sync.Mutex
-	of map[string]*guestVolume
+	mu     sync.Mutex
+	byName map[string]*guestVolume
 }
 
 // guestVolume is a mounted volume.
 type guestVolume struct {
 	info  abi.Info
-	users atomic.Int32 // the containers that have it
+	users atomic.Int32 // how many containers mount it
 }
 
-func newVolumes() *volumes { return &volumes{of: make(map[string]*guestVolume)} }
+func newVolumes() *volumes { return &volumes{byName: make(map[string]*guestVolume)} }
 
 func freezer() fsops.Freezer {
-	return fsops.Freezer{Dir: frozenDir, Watchdog: []string{self, wordWatch}}
+	return fsops.Freezer{Dir: frozenDir, Watchdog: []string{self, roleWatch}}
 }
 
 func volumePath(name string) string { return filepath.Join(volumesDir, name) }
@@ -55,10 +55,10 @@ func volumePath(name string) string { return filepath.Join(volumesDir, name) }
 func (v *volumes) get(name string) (*guestVolume, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if vol := v.of[name]; vol != nil {
+	if vol := v.byName[name]; vol != nil {
 		return vol, nil
 	}
-	return nil, fmt.Errorf("volume: %w", errUnknown)
+	return nil, fmt.Errorf("volume: %w", errNotFound)
 }
 
 func (v *volumes) AddVolume(ctx context.Context, req *wire.AddVolumeRequest) (*wire.AddVolumeResponse, error) {
@@ -80,24 +80,24 @@ func (v *volumes) AddVolume(ctx context.Context, req *wire.AddVolumeRequest) (*w
 	if err := initramfs.Load(modules); err != nil {
 		return nil, fmt.Errorf("the filesystem %s: %w", req.GetFsType(), err)
 	}
-	waiting, cancel := context.WithTimeout(ctx, diskTime)
+	waiting, cancel := context.WithTimeout(ctx, diskTimeout)
 	defer cancel()
 	device, err := findDisk(waiting, req.GetSerial())
 	if err != nil {
 		return nil, err
 	}
-	answer := new(wire.AddVolumeResponse)
+	reply := new(wire.AddVolumeResponse)
 	info := infoOf(req, device)
-	if err := attach(req.GetVolume(), info, answer); err != nil {
+	if err := mountVolume(req.GetVolume(), info, reply); err != nil {
 		return nil, err
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.of[req.GetVolume()] = &guestVolume{info: info}
-	return answer, nil
+	v.byName[req.GetVolume()] = &guestVolume{info: info}
+	return reply, nil
 }
 
-// infoOf says of the volume what a handler on the host reads in its directory.
+// infoOf describes the volume as mountInfo.json describes it to a handler on the host.
 func infoOf(req *wire.AddVolumeRequest, device string) abi.Info {
 	info := abi.Info{VolumeType: abi.TypeBlock, Device: device, FSType: req.GetFsType(), Options: req.GetOptions(), Metadata: make(map[string]string)}
 	if req.FsGroup != nil {
@@ -107,14 +107,14 @@ func infoOf(req *wire.AddVolumeRequest, device string) abi.Info {
 	return info
 }
 
-// attach mounts the filesystem and puts it in its place when it is ready for containers.
-func attach(name string, info abi.Info, answer *wire.AddVolumeResponse) error {
+// mountVolume mounts the filesystem. It appears in volumesDir once containers can use it.
+func mountVolume(name string, info abi.Info, reply *wire.AddVolumeResponse) error {
 	device, err := openDisk(info)
 	if err != nil {
 		return err
 	}
 	defer sys.CloseFD(device)
-	mount, err := fsmount.Ready(info, device, func(text string) { answer.Warning = wire.Text(text) })
+	mount, err := fsmount.Ready(info, device, func(text string) { reply.Warning = wire.Text(text) })
 	if err != nil {
 		return err
 	}
@@ -154,18 +154,18 @@ func (v *volumes) remove(ctx context.Context, name string) error {
 	if vol.users.Load() > 0 {
 		return fmt.Errorf("the volume is in use: %w", errState)
 	}
-	if err := detach(ctx, name, vol.info.Device); err != nil {
+	if err := unmountVolume(ctx, name, vol.info.Device); err != nil {
 		return err
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	delete(v.of, name)
+	delete(v.byName, name)
 	return nil
 }
 
-// detach unmounts a volume; its disk is free after that.
-func detach(ctx context.Context, name, device string) error {
-	// A frozen filesystem cannot be unmounted for good.
+// unmountVolume unmounts a volume and waits until its disk is free.
+func unmountVolume(ctx context.Context, name, device string) error {
+	// The kernel keeps a frozen filesystem after its last unmount.
 	_ = freezer().Thaw(name, -1)
 	err := unix.Unmount(volumePath(name), unix.UMOUNT_NOFOLLOW)
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
@@ -180,11 +180,11 @@ func detach(ctx context.Context, name, device string) error {
 func (v *volumes) names() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return slices.Collect(maps.Keys(v.of))
+	return slices.Collect(maps.Keys(v.byName))
 }
 
-// ask opens the filesystem of a volume for f.
-func (v *volumes) ask(name string, f func(root int, info abi.Info) error) error {
+// withRoot calls f with the open root directory of a volume.
+func (v *volumes) withRoot(name string, f func(root int, info abi.Info) error) error {
 	vol, err := v.get(name)
 	if err != nil {
 		return err
@@ -198,27 +198,26 @@ func (v *volumes) ask(name string, f func(root int, info abi.Info) error) error 
 }
 
 func (v *volumes) GetVolumeStats(_ context.Context, req *wire.GetVolumeStatsRequest) (*wire.GetVolumeStatsResponse, error) {
-	answer, name := new(wire.GetVolumeStatsResponse), req.GetVolume()
-	err := v.ask(name, func(root int, info abi.Info) error {
-		reply, err := freezer().Stat(name, root, info.ReadOnly())
+	reply, name := new(wire.GetVolumeStatsResponse), req.GetVolume()
+	err := v.withRoot(name, func(root int, info abi.Info) error {
+		stat, err := freezer().Stat(name, root, info.ReadOnly())
 		if err != nil {
 			return err
 		}
-		for _, u := range reply.Usage {
-			answer.Usage = append(answer.Usage, &wire.Usage{Unit: u.Unit, Available: u.Available, Total: u.Total, Used: u.Used})
+		for _, u := range stat.Usage {
+			reply.Usage = append(reply.Usage, &wire.Usage{Unit: u.Unit, Available: u.Available, Total: u.Total, Used: u.Used})
 		}
-		is := reply.Condition
-		answer.Abnormal, answer.Reason, answer.Message = is.Abnormal, is.Reason, wire.Text(is.Message)
+		c := stat.Condition
+		reply.Abnormal, reply.Reason, reply.Message = c.Abnormal, c.Reason, wire.Text(c.Message)
 		return nil
 	})
-	return answer, err
+	return reply, err
 }
 
 const (
-	// diskTime is how long the guest's kernel may take to see a disk, and sizeTime to see that
-	// it has grown.
-	diskTime = time.Minute
-	sizeTime = 10 * time.Second
+	// diskTimeout bounds the wait for a disk to appear, sizeTimeout that for its new size.
+	diskTimeout = time.Minute
+	sizeTimeout = 10 * time.Second
 )
 
 func (v *volumes) ResizeVolume(ctx context.Context, req *wire.ResizeVolumeRequest) (*wire.Empty, error) {
@@ -227,16 +226,16 @@ func (v *volumes) ResizeVolume(ctx context.Context, req *wire.ResizeVolumeReques
 		return nil, err
 	}
 	defer unlock()
-	return new(wire.Empty), v.ask(req.GetVolume(), func(root int, info abi.Info) error {
+	return new(wire.Empty), v.withRoot(req.GetVolume(), func(root int, info abi.Info) error {
 		if info.ReadOnly() {
-			return fmt.Errorf("the volume is read-only: %w", errNotKnown)
+			return fmt.Errorf("the volume is read-only: %w", errUnsupported)
 		}
 		device, err := openDisk(info)
 		if err != nil {
 			return err
 		}
 		defer sys.CloseFD(device)
-		waiting, cancel := context.WithTimeout(ctx, sizeTime)
+		waiting, cancel := context.WithTimeout(ctx, sizeTimeout)
 		defer cancel()
 		if err := waitSize(waiting, device, req.GetSizeBytes()); err != nil {
 			return err
@@ -247,13 +246,13 @@ func (v *volumes) ResizeVolume(ctx context.Context, req *wire.ResizeVolumeReques
 }
 
 func (v *volumes) FreezeVolume(_ context.Context, req *wire.FreezeVolumeRequest) (*wire.Empty, error) {
-	return new(wire.Empty), v.ask(req.GetVolume(), func(root int, _ abi.Info) error {
+	return new(wire.Empty), v.withRoot(req.GetVolume(), func(root int, _ abi.Info) error {
 		return freezer().Freeze(req.GetVolume(), root, time.Duration(req.GetTimeoutMillis())*time.Millisecond)
 	})
 }
 
 func (v *volumes) ThawVolume(_ context.Context, req *wire.ThawVolumeRequest) (*wire.Empty, error) {
-	return new(wire.Empty), v.ask(req.GetVolume(), func(root int, _ abi.Info) error {
+	return new(wire.Empty), v.withRoot(req.GetVolume(), func(root int, _ abi.Info) error {
 		return freezer().Thaw(req.GetVolume(), root)
 	})
 }
