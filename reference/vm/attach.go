@@ -21,75 +21,75 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
-// attach stands for a process in the guest: it carries its streams and its signals, and
-// ends as it ends.
+// attach is the proxy of a process in the guest: it carries its streams and signals, and exits
+// with its exit code.
 func (c *command) attach() (code int, err error) {
 	if len(c.in.Words) != 3 {
 		return 1, errors.New("attach: its arguments are a sandbox, a container and a process")
 	}
-	r, err := c.cfg.find(c.in.Words[1])
+	r, err := c.cfg.findRecord(c.in.Words[1])
 	if err != nil {
-		return lostCode, err
+		return killedCode, err
 	}
 	return c.proxy(r, c.in.Words[2]).run()
 }
 
-// proxy is a process of the host for one in the guest: the container's own, or one that
-// was exec'ed into it.
+// proxy is the process on the host that represents a process in the guest: the container's own
+// process, or one of an exec.
 type proxy struct {
-	place   place
-	process *wire.Process
-	group   string
-	to      *supervisor
+	dir        sandboxDir
+	process    *wire.Process
+	group      string
+	supervisor *supervisor
 }
 
 func (c *command) proxy(r *record, exec string) *proxy {
-	return &proxy{place: c.cfg.sandbox(r.Sandbox), process: &wire.Process{Container: r.ID, Exec: exec}, group: r.Group}
+	return &proxy{dir: c.cfg.sandbox(r.Sandbox), process: &wire.Process{Container: r.ID, Exec: exec}, group: r.Group}
 }
 
-// lostCode is how a process ends whose machine is gone: as one that was killed.
-const lostCode = 128 + int(unix.SIGKILL)
+// killedCode is the exit code of a killed process, and of one whose machine is gone.
+const killedCode = 128 + int(unix.SIGKILL)
 
 func (p *proxy) run() (code int, err error) {
-	if p.to, err = p.place.dial(); err != nil {
-		return lostCode, err
+	if p.supervisor, err = p.dir.dial(); err != nil {
+		return killedCode, err
 	}
-	defer func() { _ = p.to.rpc.Close() }()
-	ctx := context.Background() // all of it ends with us
-	go p.forward(ctx)
+	defer func() { _ = p.supervisor.rpc.Close() }()
+	ctx := context.Background() // everything ends with this process
+	go p.forwardSignals(ctx)
 	go p.copyInput(ctx)
 	var outputs sync.WaitGroup
 	for stream, to := range map[wire.Stream]*os.File{wire.Stream_STREAM_STDOUT: os.Stdout, wire.Stream_STREAM_STDERR: os.Stderr} {
 		outputs.Go(func() { p.copyOutput(ctx, stream, to) })
 	}
-	ended, err := p.to.WaitProcess(ctx, &wire.WaitProcessRequest{Process: p.process})
+	reply, err := p.supervisor.WaitProcess(ctx, &wire.WaitProcessRequest{Process: p.process})
 	if err != nil {
-		return lostCode, plain(err)
+		return killedCode, withoutStatus(err)
 	}
-	// A process that this one left behind may keep the streams open.
-	said := make(chan struct{})
-	go func() { outputs.Wait(); close(said) }()
+	// A child of the process may keep the streams open.
+	drained := make(chan struct{})
+	go func() { outputs.Wait(); close(drained) }()
 	select {
-	case <-said:
-	case <-time.After(drainTime):
+	case <-drained:
+	case <-time.After(drainTimeout):
 	}
-	code = int(ended.GetExitCode())
+	code = int(reply.GetExitCode())
 	if p.process.GetExec() != "" {
-		_, _ = p.to.DeleteProcess(ctx, &wire.DeleteProcessRequest{Process: p.process})
-	} else if code == lostCode && ended.GetOomKilled() {
-		runOutOfMemory(p.group)
+		_, _ = p.supervisor.DeleteProcess(ctx, &wire.DeleteProcessRequest{Process: p.process})
+	} else if code == killedCode && reply.GetOomKilled() {
+		dieOutOfMemory(p.group)
 	}
 	return code, nil
 }
 
-// drainTime is how long the rest of the output is waited for.
-const drainTime = 5 * time.Second
+// drainTimeout bounds the wait for the end of the output.
+const drainTimeout = 5 * time.Second
 
 func (p *proxy) copyOutput(ctx context.Context, stream wire.Stream, to *os.File) {
 	for {
-		said, err := p.to.ReadOutput(ctx, &wire.ReadOutputRequest{Process: p.process, Stream: stream, Max: wire.MaxData})
-		if err == nil && len(said.GetData()) > 0 {
-			_, err = to.Write(said.GetData())
+		reply, err := p.supervisor.ReadOutput(ctx, &wire.ReadOutputRequest{Process: p.process, Stream: stream, Max: wire.MaxData})
+		if err == nil && len(reply.GetData()) > 0 {
+			_, err = to.Write(reply.GetData())
 		} else if err == nil {
 			_ = to.Close()
 			return
@@ -100,55 +100,55 @@ func (p *proxy) copyOutput(ctx context.Context, stream wire.Stream, to *os.File)
 	}
 }
 
-// copyInput gives the process what comes, and then the end.
+// copyInput copies the standard input to the process, and closes it at its end.
 func (p *proxy) copyInput(ctx context.Context) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := os.Stdin.Read(buf)
 		for data := buf[:n]; len(data) > 0; {
-			taken, err := p.to.WriteInput(ctx, &wire.WriteInputRequest{Process: p.process, Data: data})
+			reply, err := p.supervisor.WriteInput(ctx, &wire.WriteInputRequest{Process: p.process, Data: data})
 			if err != nil {
 				return
 			}
-			data = data[taken.GetWritten():]
+			data = data[reply.GetWritten():]
 		}
 		if err != nil {
 			break
 		}
 	}
-	_, _ = p.to.WriteInput(ctx, &wire.WriteInputRequest{Process: p.process})
+	_, _ = p.supervisor.WriteInput(ctx, &wire.WriteInputRequest{Process: p.process})
 }
 
-// forward hands on what can be handed on: signals, and the size of a terminal.
-func (p *proxy) forward(ctx context.Context) {
+// forwardSignals passes signals on to the process, and the size of the terminal.
+func (p *proxy) forwardSignals(ctx context.Context) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH)
 	stdin := int(os.Stdin.Fd())
-	// Everything is left to the terminal in the guest.
+	// The terminal in the guest does the line editing.
 	if _, err := term.MakeRaw(stdin); err == nil {
 		signals <- unix.SIGWINCH
 	}
-	for got := range signals {
-		number, is := got.(syscall.Signal)
-		if !is {
+	for sig := range signals {
+		number, ok := sig.(syscall.Signal)
+		if !ok {
 			continue
 		}
 		columns, rows, err := term.GetSize(stdin)
 		switch {
 		case number != unix.SIGWINCH || err != nil:
-			_, _ = p.to.SignalProcess(ctx, &wire.SignalProcessRequest{Process: p.process, Signal: uint32(number)}) //nolint:gosec // a signal
+			_, _ = p.supervisor.SignalProcess(ctx, &wire.SignalProcessRequest{Process: p.process, Signal: uint32(number)}) //nolint:gosec // a signal
 		case columns > 0 && rows > 0:
-			_, _ = p.to.ResizeTerminal(ctx, &wire.ResizeTerminalRequest{Process: p.process, Columns: uint32(columns), Rows: uint32(rows)}) //nolint:gosec // 16 bits
+			_, _ = p.supervisor.ResizeTerminal(ctx, &wire.ResizeTerminalRequest{Process: p.process, Columns: uint32(columns), Rows: uint32(rows)}) //nolint:gosec // 16 bits
 		}
 	}
 }
 
-// exec runs a further process in a container.
+// exec runs another process in a container.
 func (c *command) exec() (code int, err error) {
 	if len(c.in.Words) == 0 {
 		return 1, errors.New("exec: arguments are missing")
 	}
-	r, err := c.cfg.find(c.in.Words[0])
+	r, err := c.cfg.findRecord(c.in.Words[0])
 	if err != nil {
 		return 1, err
 	}
@@ -160,9 +160,9 @@ func (c *command) exec() (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	place, id := c.cfg.sandbox(r.Sandbox), "x"+strconv.Itoa(os.Getpid())+"-"+strconv.FormatInt(time.Now().UnixNano(), 36)
+	dir, id := c.cfg.sandbox(r.Sandbox), "x"+strconv.Itoa(os.Getpid())+"-"+strconv.FormatInt(time.Now().UnixNano(), 36)
 	req := &wire.ExecProcessRequest{Process: &wire.Process{Container: r.ID, Exec: id}, Spec: raw}
-	if _, err := call(place, (*supervisor).ExecProcess, req); err != nil {
+	if _, err := call(dir, (*supervisor).ExecProcess, req); err != nil {
 		return 1, err
 	}
 	if !c.in.Has("detach", "d") {
@@ -175,10 +175,11 @@ func (c *command) exec() (code int, err error) {
 	return 0, c.writePID(pid)
 }
 
-// process is what is to run: as a file says, or as the container's own but for the words.
+// process returns the process to run: the one of --process, or the container's own with the
+// arguments of the command line.
 func (c *command) process(r *record) (*specs.Process, error) {
 	if file := c.in.Option("process", "p"); file != "" {
-		raw, err := os.ReadFile(file) //nolint:gosec // the caller's
+		raw, err := os.ReadFile(file) //nolint:gosec // named by the caller, who is root
 		if err != nil {
 			return nil, err
 		}
@@ -197,10 +198,10 @@ func (c *command) process(r *record) (*specs.Process, error) {
 	return &process, nil
 }
 
-// sendTerminal makes a terminal, sends its one end to the socket and gives the other.
+// sendTerminal creates a terminal, sends its master to the socket and returns its slave.
 func sendTerminal(socket string) (slave *os.File, err error) {
 	if socket == "" {
-		return nil, errors.New("nobody wants its other end: --console-socket is missing")
+		return nil, errors.New("--console-socket is missing")
 	}
 	master, slave, err := pty.Open()
 	if err != nil {
@@ -213,7 +214,7 @@ func sendTerminal(socket string) (slave *os.File, err error) {
 		err = errors.Join(err, conn.Close())
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("send it: %w", err), slave.Close())
+		return nil, errors.Join(fmt.Errorf("send it to %s: %w", socket, err), slave.Close())
 	}
 	return slave, nil
 }

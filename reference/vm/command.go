@@ -23,11 +23,11 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
-// command is one of runc's.
+// command is one invocation of crust-vm, with runc's command line.
 type command struct {
 	cfg    Config
 	in     handler.Invocation
-	tell   handler.Teller
+	report handler.Teller
 	stdout io.Writer
 }
 
@@ -47,7 +47,7 @@ func (c *command) create() error {
 	of, known := oci.SandboxOf(spec)
 	switch {
 	case !known || !abi.IsSandboxID(of.ID) || of.Self != (of.ID == id):
-		return errors.New("it has not the annotations of a pod's sandbox, nor of a container in one: crust-vm runs pods only")
+		return errors.New("it has neither the annotations of a pod's sandbox nor those of a container in one: crust-vm runs pods only")
 	case of.Self:
 		return c.createSandbox(id, bundle)
 	default:
@@ -55,90 +55,91 @@ func (c *command) create() error {
 	}
 }
 
-// createSandbox starts a supervisor, and returns when its guest is up.
+// createSandbox starts a supervisor and returns when its guest is up.
 func (c *command) createSandbox(id, bundle string) error {
 	if err := c.cfg.check(); err != nil {
 		return err
 	}
 	if c.cfg.Virtiofsd == "" {
-		c.tell.Warn("there is no virtiofsd: containers get copies of their root filesystems and mounts")
+		c.report.Warn("there is no virtiofsd: containers get copies of their root filesystems and mounts")
 	}
-	if err := c.cfg.sweep(); err != nil {
-		c.tell.Warn(err.Error())
-	}
-	place := c.cfg.sandbox(id)
 	if err := os.MkdirAll(c.cfg.StateDir, 0o700); err != nil {
 		return err
 	}
-	if err := os.Mkdir(string(place), 0o700); err != nil {
+	if err := c.cfg.removeAbandoned(); err != nil {
+		c.report.Warn(err.Error())
+	}
+	dir := c.cfg.sandbox(id)
+	if err := os.Mkdir(string(dir), 0o700); err != nil {
 		return err
 	}
 	shim, err := process.Of(os.Getppid())
 	if err != nil {
-		return fmt.Errorf("whose sandbox it is cannot be told: %w", err)
+		return fmt.Errorf("the shim of the sandbox cannot be examined: %w", err)
 	}
-	pid, err := c.startSupervisor(place, id, bundle, shim)
+	pid, err := c.startSupervisor(dir, id, bundle, shim)
 	if err != nil {
-		return errors.Join(err, place.remove())
+		return errors.Join(err, dir.remove())
 	}
 	return c.writePID(pid)
 }
 
-func (c *command) startSupervisor(place place, id, bundle string, shim process.Process) (pid int, err error) {
-	log, err := os.OpenFile(place.log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+func (c *command) startSupervisor(dir sandboxDir, id, bundle string, shim process.Process) (pid int, err error) {
+	log, err := os.OpenFile(dir.log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = log.Close() }()
-	told, ready, err := os.Pipe()
+	result, ready, err := os.Pipe()
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = told.Close() }()
-	cmd := ourselves(superviseArgs(id, bundle, shim)...)
-	// The sandbox's streams are nobody's: containerd gives it none.
+	defer func() { _ = result.Close() }()
+	cmd := selfCommand(superviseArgs(id, bundle, shim)...)
+	// containerd passes no streams to a sandbox.
 	cmd.Stderr, cmd.ExtraFiles = log, []*os.File{ready}
 	err = cmd.Start()
 	_ = ready.Close()
 	if err != nil {
 		return 0, err
 	}
-	err = awaitReady(told, c.cfg.bootTime()+readyTime)
+	err = waitForReady(result, c.cfg.bootTime()+readyTimeout)
 	if err != nil {
-		late := time.AfterFunc(endTime, func() { _ = cmd.Process.Kill() })
+		timer := time.AfterFunc(killTimeout, func() { _ = cmd.Process.Kill() })
 		_ = cmd.Wait()
-		late.Stop()
+		timer.Stop()
 		return 0, fmt.Errorf("the sandbox's virtual machine: %w", err)
 	}
 	return cmd.Process.Pid, nil
 }
 
-// ourselves is this program with other arguments, in a session of its own.
-func ourselves(args ...string) *exec.Cmd {
+// selfCommand runs this program with other arguments, in a session of its own.
+func selfCommand(args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...) //nolint:gosec // this program
 	cmd.Args[0], cmd.Dir, cmd.SysProcAttr = name, "/", &syscall.SysProcAttr{Setsid: true}
 	return cmd
 }
 
-// readyTime is for what a supervisor does besides booting.
-const readyTime = 30 * time.Second
+// readyTimeout is the time that a supervisor may take besides the boot.
+const readyTimeout = 30 * time.Second
 
-// readyWord is what a supervisor says whose guest is up. One that was killed says nothing.
+// readyWord is what a supervisor writes when its guest is up. Without a word it was killed.
 const readyWord = "ready"
 
-// awaitReady waits for a supervisor's word.
-func awaitReady(told *os.File, most time.Duration) error {
-	if err := told.SetReadDeadline(time.Now().Add(most)); err != nil {
+// waitForReady waits until a supervisor has written readyWord, or returns the error that it has
+// written instead.
+func waitForReady(result *os.File, timeout time.Duration) error {
+	if err := result.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return err
 	}
-	said, err := io.ReadAll(io.LimitReader(told, 16<<10))
+	word, err := io.ReadAll(io.LimitReader(result, 16<<10))
 	switch {
 	case err != nil:
-		return fmt.Errorf("it is not ready after %v: %w", most, err)
-	case len(said) == 0:
+		return fmt.Errorf("it is not ready after %v: %w", timeout, err)
+	case len(word) == 0:
 		return errors.New("its supervisor was killed")
-	case string(said) != readyWord:
-		return errors.New(string(said))
+	case string(word) != readyWord:
+		return errors.New(string(word))
 	}
 	return nil
 }
@@ -150,42 +151,42 @@ func (c *command) writePID(pid int) error {
 	return nil
 }
 
-// createContainer has the guest make a container, and starts its proxy.
+// createContainer creates a container in the guest and starts its proxy.
 func (c *command) createContainer(id, bundle, sandbox string, spec *specs.Spec) error {
-	place := c.cfg.sandbox(sandbox)
-	if _, err := c.cfg.find(id); err == nil {
-		return fmt.Errorf("container %s is there already", id)
+	dir := c.cfg.sandbox(sandbox)
+	if _, err := c.cfg.findRecord(id); err == nil {
+		return fmt.Errorf("container %s exists already", id)
 	}
-	// Whoever kills us can have deleted what was made until then.
+	// With the record, a container that is only half created when this process is killed can be deleted.
 	r := &record{ID: id, Sandbox: sandbox, Bundle: bundle, Group: groupOf(spec)}
-	if err := c.cfg.write(r); err != nil {
+	if err := c.cfg.writeRecord(r); err != nil {
 		return err
 	}
-	made, err := call(place, (*supervisor).AddContainer, &wire.AddContainerRequest{Container: id, Bundle: bundle})
-	for _, text := range made.GetWarnings() {
-		c.tell.Warn(text)
+	reply, err := call(dir, (*supervisor).AddContainer, &wire.AddContainerRequest{Container: id, Bundle: bundle})
+	for _, text := range reply.GetWarnings() {
+		c.report.Warn(text)
 	}
 	if err != nil {
-		return errors.Join(err, c.cfg.forget(r))
+		return errors.Join(err, c.cfg.deleteRecord(r))
 	}
 	pid, err := c.startProxy(r, spec.Process.Terminal, "")
 	if err == nil {
 		r.Process, err = process.Of(pid)
 	}
 	if err == nil {
-		err = c.cfg.write(r)
+		err = c.cfg.writeRecord(r)
 	}
 	if err != nil {
-		_, undo := call(place, (*supervisor).DeleteProcess, &wire.DeleteProcessRequest{Process: &wire.Process{Container: id}})
-		return errors.Join(err, undo, c.cfg.forget(r))
+		_, undoErr := call(dir, (*supervisor).DeleteProcess, &wire.DeleteProcessRequest{Process: &wire.Process{Container: id}})
+		return errors.Join(err, undoErr, c.cfg.deleteRecord(r))
 	}
 	return c.writePID(pid)
 }
 
-// startProxy starts a process that stands for one in the guest. It has our streams, or
-// a terminal, whose other end goes where the caller wants it.
+// startProxy starts the proxy of a process in the guest. The proxy inherits the streams of this
+// process, or gets a terminal, whose other end is sent to --console-socket.
 func (c *command) startProxy(r *record, terminal bool, process string) (pid int, err error) {
-	cmd := ourselves(attachCommand, r.Sandbox, r.ID, process)
+	cmd := selfCommand(attachCommand, r.Sandbox, r.ID, process)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if terminal {
 		slave, err := sendTerminal(c.in.Option("console-socket", ""))
@@ -199,14 +200,14 @@ func (c *command) startProxy(r *record, terminal bool, process string) (pid int,
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
-	if err := r.join(cmd.Process.Pid); err != nil {
+	if err := r.joinGroup(cmd.Process.Pid); err != nil {
 		return 0, errors.Join(err, cmd.Process.Kill(), cmd.Process.Release())
 	}
 	return cmd.Process.Pid, nil
 }
 
 func (c *command) start() error {
-	r, err := c.cfg.find(c.in.Words[0])
+	r, err := c.cfg.findRecord(c.in.Words[0])
 	if err != nil {
 		return err
 	}
@@ -217,11 +218,11 @@ func (c *command) start() error {
 		}
 	}
 	r.Started = true
-	return c.cfg.write(r)
+	return c.cfg.writeRecord(r)
 }
 
 func (c *command) state() error {
-	r, err := c.cfg.find(c.in.Words[0])
+	r, err := c.cfg.findRecord(c.in.Words[0])
 	if err != nil {
 		return err
 	}
@@ -232,11 +233,11 @@ func (c *command) state() error {
 	return json.NewEncoder(c.stdout).Encode(is)
 }
 
-// errNotRunning is what runc says, and what containerd looks for.
+// errNotRunning has the text of runc's error, which containerd searches for.
 var errNotRunning = errors.New("container not running")
 
 func (c *command) kill() error {
-	r, err := c.cfg.find(c.in.Words[0])
+	r, err := c.cfg.findRecord(c.in.Words[0])
 	if err != nil {
 		return err
 	}
@@ -249,24 +250,24 @@ func (c *command) kill() error {
 	if r.status() == string(specs.StateStopped) {
 		return errNotRunning
 	}
-	place := c.cfg.sandbox(r.Sandbox)
+	dir := c.cfg.sandbox(r.Sandbox)
 	if r.isSandbox() {
-		// A sandbox has no process that could take a signal: any of them ends it.
-		_, err = call(place, (*supervisor).EndSandbox, new(wire.EndSandboxRequest))
+		// A sandbox has no process to be signalled: every signal ends it.
+		_, err = call(dir, (*supervisor).EndSandbox, new(wire.EndSandboxRequest))
 	} else {
-		_, err = call(place, (*supervisor).SignalProcess, &wire.SignalProcessRequest{
+		_, err = call(dir, (*supervisor).SignalProcess, &wire.SignalProcessRequest{
 			Process: &wire.Process{Container: r.ID}, Signal: uint32(number), All: c.in.Has("all", "a"),
 		})
 	}
-	// Where the machine has just gone, the proxy of its process goes, too.
-	if err != nil && gone(r.Process, goneTime) {
+	// When the machine has just ended, the proxy is about to end, too.
+	if err != nil && waitEnded(r.Process, proxyEndTimeout) {
 		return errNotRunning
 	}
 	return err
 }
 
-// goneTime is how long the end of a machine takes to be seen.
-const goneTime = 3 * time.Second
+// proxyEndTimeout is how long a proxy may take to end after its machine has ended.
+const proxyEndTimeout = 3 * time.Second
 
 func parseSignal(word string) (syscall.Signal, error) {
 	if n, err := strconv.Atoi(word); err == nil && n > 0 && n < 65 {
@@ -281,7 +282,7 @@ func parseSignal(word string) (syscall.Signal, error) {
 
 func (c *command) delete() error {
 	force := c.in.Has("force", "f")
-	r, err := c.cfg.find(c.in.Words[0])
+	r, err := c.cfg.findRecord(c.in.Words[0])
 	if errors.Is(err, errUnknown) && force {
 		return nil
 	}
@@ -294,30 +295,30 @@ func (c *command) delete() error {
 	if r.isSandbox() {
 		return c.deleteSandbox(r)
 	}
-	sandbox, err := c.cfg.find(r.Sandbox)
+	sandbox, err := c.cfg.findRecord(r.Sandbox)
 	if err == nil && !sandbox.Process.Ended() {
 		_, err := call(c.cfg.sandbox(r.Sandbox), (*supervisor).DeleteProcess, &wire.DeleteProcessRequest{Process: &wire.Process{Container: r.ID}})
-		if err != nil && !gone(sandbox.Process, goneTime) {
+		if err != nil && !waitEnded(sandbox.Process, proxyEndTimeout) {
 			return err
 		}
 	}
-	// The process in the guest has ended, and its proxy ends by that.
-	if err := end(r.Process, endTime); err != nil {
+	// The process in the guest has ended, so its proxy is about to end.
+	if err := kill(r.Process, killTimeout); err != nil {
 		return err
 	}
-	return c.cfg.forget(r)
+	return c.cfg.deleteRecord(r)
 }
 
-// deleteSandbox lets the guest end in order, within bounds that the supervisor keeps.
+// deleteSandbox lets the guest shut down in order; the supervisor bounds the time for it.
 func (c *command) deleteSandbox(r *record) error {
-	place := c.cfg.sandbox(r.ID)
+	dir := c.cfg.sandbox(r.ID)
 	if !r.Process.Ended() {
-		if _, err := call(place, (*supervisor).EndSandbox, new(wire.EndSandboxRequest)); err == nil {
-			gone(r.Process, shutdownTime+powerTime+endTime)
+		if _, err := call(dir, (*supervisor).EndSandbox, new(wire.EndSandboxRequest)); err == nil {
+			waitEnded(r.Process, shutdownTimeout+powerOffTimeout+killTimeout)
 		}
 	}
-	if err := end(r.Process, endTime); err != nil {
+	if err := kill(r.Process, killTimeout); err != nil {
 		return err
 	}
-	return place.remove()
+	return dir.remove()
 }

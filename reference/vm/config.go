@@ -12,49 +12,48 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
-// Config is where things are on the node. It is read at every start, from a small
-// JSON file.
+// Config is the configuration. Every command reads it, from a small JSON file.
 type Config struct {
-	// Kernel is a directory with boot/vmlinuz-* and lib/modules of one kernel, as the
-	// package of a distribution's kernel has them.
+	// Kernel is a directory with boot/vmlinuz-* and lib/modules of one kernel, laid out as in
+	// a distribution's kernel package.
 	Kernel string `json:"kernel"`
-	// QEMU and Virtiofsd are the programs. Where Virtiofsd is empty, a machine is shown copies
-	// of root filesystems and of what is mounted in them.
+	// QEMU and Virtiofsd are the programs. If Virtiofsd is empty, machines get copies of root
+	// filesystems and ordinary mounts.
 	QEMU      string `json:"qemu"`
 	Virtiofsd string `json:"virtiofsd"`
-	// Accel is "kvm" or "tcg", or "" to take KVM where a guest runs by it.
+	// Accel is "kvm" or "tcg". If it is empty, a trial decides whether KVM works.
 	Accel string `json:"accel"`
-	// MemoryMiB and CPUs are what each virtual machine has.
+	// MemoryMiB and CPUs size each virtual machine.
 	MemoryMiB int `json:"memoryMiB"`
 	CPUs      int `json:"cpus"`
-	// BootTimeoutSeconds is how long a machine may take to its agent's first word.
+	// BootTimeoutSeconds bounds the time until a machine's agent answers.
 	BootTimeoutSeconds int `json:"bootTimeoutSeconds"`
-	// HangTimeoutSeconds is how long an agent may answer no ping, or a killed container not
-	// end, before the machine is killed.
+	// HangTimeoutSeconds is how long an agent may leave pings unanswered, or a killed container
+	// may run on, before the machine is killed.
 	HangTimeoutSeconds int `json:"hangTimeoutSeconds"`
-	// FirstUser is the first of the users that the machines have, each its own: four
-	// million numbers that nobody else uses.
+	// FirstUser is the first of four million user ids, which nothing else may use: each QEMU
+	// gets one of its own.
 	FirstUser uint32 `json:"firstUser"`
 	// Root holds the directories of volumes, StateDir those of sandboxes.
 	Root     string `json:"root"`
 	StateDir string `json:"stateDir"`
-	// ImageDir holds the copies, by no name; empty is in memory, below StateDir. MaxImageMiB
-	// bounds each.
+	// ImageDir holds the copies, as unnamed files; empty means in memory, below StateDir.
+	// MaxImageMiB bounds each.
 	ImageDir    string `json:"imageDir"`
 	MaxImageMiB int    `json:"maxImageMiB"`
-	// Program is the path of this program that the broker is told to run, and
-	// AgentProgram that of the guest's; unless set, it is beside this program.
+	// Program is the path by which crust-proxy runs this program. AgentProgram is the guest's
+	// program; by default it is beside this one.
 	Program      string `json:"program"`
 	AgentProgram string `json:"agentProgram"`
 
-	// file is where all this is configured.
+	// file is the path of the configuration file.
 	file string
 }
 
 const (
 	configVariable = "CRUST_VM_CONFIG"
 	defaultConfig  = "/etc/crust-proxy/crust-vm.json"
-	// defaultVirtiofsd is taken where it is.
+	// defaultVirtiofsd is used if it exists.
 	defaultVirtiofsd = "/usr/lib/qemu/virtiofsd"
 )
 
@@ -101,10 +100,10 @@ func (c *Config) complete() (err error) {
 	})
 }
 
-// users is how many users the machines have: as many as there can be processes.
+// users is how many user ids the machines use: one for each possible pid.
 const users = 1 << 22
 
-// check sees that what a machine is made of is there.
+// check checks that the parts of a machine are installed.
 func (c Config) check() error {
 	var errs []error
 	for _, part := range []struct{ key, path string }{
@@ -129,11 +128,11 @@ func (c Config) bootTime() time.Duration { return time.Duration(c.BootTimeoutSec
 
 func (c Config) hangTime() time.Duration { return time.Duration(c.HangTimeoutSeconds) * time.Second }
 
-// pingTime is the time between two pings, and that for the answer to each.
+// pingTime is the time between two pings, and the timeout of each.
 func (c Config) pingTime() time.Duration { return c.hangTime() / (2 * maxFailedPings) }
 
-// cache is for what all sandboxes can use. No sandbox has such a name.
+// cache is a directory that all sandboxes share. No sandbox can have this name.
 func (c Config) cache() string { return filepath.Join(c.StateDir, ".cache") }
 
 // sandbox is the directory of a sandbox.
-func (c Config) sandbox(id string) place { return place(filepath.Join(c.StateDir, id)) }
+func (c Config) sandbox(id string) sandboxDir { return sandboxDir(filepath.Join(c.StateDir, id)) }

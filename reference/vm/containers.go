@@ -12,10 +12,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
-// create makes a container ready in the guest, with the volumes that it mounts.
-func (s *sandbox) create(ctx context.Context, id, bundle string) (warnings []string, err error) {
-	s.making.Lock()
-	defer s.making.Unlock()
+// createContainer creates a container in the guest, with the volumes that it mounts.
+func (s *sandbox) createContainer(ctx context.Context, id, bundle string) (warnings []string, err error) {
+	s.changing.Lock()
+	defer s.changing.Unlock()
 	spec, err := readSpec(bundle)
 	if err != nil {
 		return nil, err
@@ -34,9 +34,9 @@ func (s *sandbox) create(ctx context.Context, id, bundle string) (warnings []str
 		return nil, err
 	}
 	s.volumes.warn = func(text string) { warnings = append(warnings, text) }
-	binding := oci.Binding{Sandbox: s.id, Program: s.cfg.Program, Socket: s.place.volumes()}
+	binding := oci.Binding{Sandbox: s.id, Program: s.cfg.Program, Socket: s.dir.volumesSocket()}
 	if err := handler.Attach(found, binding, s.self, func(volume string, info abi.Info) error {
-		return s.volumes.ensure(ctx, volume, info, func() (*os.File, error) { return openDevice(info) })
+		return s.volumes.attach(ctx, volume, info, func() (*os.File, error) { return openDevice(info) })
 	}); err != nil {
 		return nil, err
 	}
@@ -44,43 +44,45 @@ func (s *sandbox) create(ctx context.Context, id, bundle string) (warnings []str
 	for _, m := range found {
 		req.Volumes = append(req.Volumes, &wire.VolumeMount{Mount: uint32(m.Index), Volume: m.Volume, SubPath: m.Sub}) //nolint:gosec // a small index
 	}
-	if req.Image, err = s.show(ctx, id, binds, copies); err == nil {
+	if req.Image, err = s.shareFiles(ctx, id, binds, copies); err == nil {
 		_, err = s.guest.CreateContainer(ctx, req)
 	}
 	if err != nil {
-		return nil, errors.Join(err, s.undo(ctx, id))
+		return nil, errors.Join(err, s.removeContainer(ctx, id))
 	}
 	return warnings, nil
 }
 
-// delete forgets a container. A guest that does not let go of it would keep its pod for ever.
-func (s *sandbox) delete(ctx context.Context, id string) error {
-	s.making.Lock()
-	defer s.making.Unlock()
-	err := s.undo(ctx, id)
-	if errors.Is(err, errHangs) && !s.volumes.frozen() {
-		s.hang(err)
+// deleteContainer deletes a container. If the guest cannot, it is killed: the pod could never
+// be deleted.
+func (s *sandbox) deleteContainer(ctx context.Context, id string) error {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	err := s.removeContainer(ctx, id)
+	if errors.Is(err, errHung) && !s.volumes.frozen() {
+		s.declareHung(err)
 	}
 	return err
 }
 
-// undo takes back what a container has, in the guest and of what it was shown. An image
-// that another container has a file of stays until the end of the sandbox.
-func (s *sandbox) undo(ctx context.Context, id string) error {
+// removeContainer removes a container from the guest, and the files that were shared for it. If
+// another container uses a file of its image, the image stays until the end of the sandbox.
+func (s *sandbox) removeContainer(ctx context.Context, id string) error {
 	_, err := s.guest.DeleteProcess(ctx, &wire.DeleteProcessRequest{Process: &wire.Process{Container: id}})
 	if err != nil {
-		err = fmt.Errorf("%w: container %s cannot be deleted: %w", errHangs, id, err)
+		err = fmt.Errorf("%w: container %s cannot be deleted: %w", errHung, id, err)
 	}
-	if err := s.volumes.remove(ctx, imageName(s.share.of(id))); err != nil {
+	if err := s.volumes.detach(ctx, imageName(s.share.path(id))); err != nil {
 		_, _ = fmt.Fprintf(os.Stderr, "the image of container %s: %v\n", id, err)
 	}
 	return errors.Join(err, s.share.remove(id))
 }
 
-// show makes what is bound visible to the guest, or a copy of it, and gives the copy's name.
-func (s *sandbox) show(ctx context.Context, id string, binds []bind, copies bool) (image string, err error) {
+// shareFiles makes files visible to the guest: by virtio-fs, or as an image with copies, whose
+// name it returns.
+func (s *sandbox) shareFiles(ctx context.Context, id string, binds []bind, copies bool) (image string, err error) {
 	for _, b := range binds {
-		b.noLinks = copies // whoever can change it could make them while it is copied
+		b.noSymlinks = copies // someone who can write to the files could add links while they are copied
 		if err := s.share.add(b); err != nil {
 			return "", err
 		}
@@ -88,19 +90,19 @@ func (s *sandbox) show(ctx context.Context, id string, binds []bind, copies bool
 	if !copies {
 		return "", nil
 	}
-	copying, cancel := context.WithTimeout(ctx, imageTime)
+	copying, cancel := context.WithTimeout(ctx, copyTimeout)
 	defer cancel()
 	go func() {
 		select {
 		case <-s.stop:
-			cancel() // the end of the sandbox does not wait for it
+			cancel() // the end of the sandbox does not wait for the copy
 		case <-copying.Done():
 		}
 	}()
-	file, err := makeImage(copying, s.cfg, s.share.of(id))
+	file, err := makeImage(copying, s.cfg, s.share.path(id))
 	if err = errors.Join(err, s.share.remove(id)); err != nil {
 		_ = file.Close()
 		return "", fmt.Errorf("the image of its root filesystem: %w", err)
 	}
-	return s.volumes.plugImage(ctx, s.share.of(id), file)
+	return s.volumes.attachImage(ctx, s.share.path(id), file)
 }

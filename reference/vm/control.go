@@ -16,7 +16,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
-// supervisor is what a command asks the supervisor of a sandbox.
+// supervisor is a command's client of the supervisor of a sandbox.
 type supervisor struct {
 	wire.SupervisorService
 	wire.ContainersService
@@ -24,14 +24,14 @@ type supervisor struct {
 }
 
 const (
-	dialTime = 5 * time.Second
-	// callTime bounds a command that the supervisor runs, whose parts it bounds itself.
-	callTime = 10 * time.Minute
+	dialTimeout = 5 * time.Second
+	// callTimeout bounds a call to the supervisor, which bounds the parts of its work itself.
+	callTimeout = 10 * time.Minute
 )
 
-// dial connects with the supervisor.
-func (p place) dial() (*supervisor, error) {
-	conn, err := net.DialTimeout("unix", p.control(), dialTime)
+// dial connects to the supervisor.
+func (d sandboxDir) dial() (*supervisor, error) {
+	conn, err := net.DialTimeout("unix", d.controlSocket(), dialTimeout)
 	if err != nil {
 		return nil, fmt.Errorf("the sandbox does not answer: %w", err)
 	}
@@ -39,41 +39,42 @@ func (p place) dial() (*supervisor, error) {
 	return &supervisor{wire.NewSupervisorClient(rpc), wire.NewContainersClient(rpc), rpc}, nil
 }
 
-// call asks the supervisor one thing.
-func call[Q, A any](p place, method func(*supervisor, context.Context, *Q) (*A, error), question *Q) (*A, error) {
-	s, err := p.dial()
+// call makes one call to the supervisor.
+func call[Q, A any](d sandboxDir, method func(*supervisor, context.Context, *Q) (*A, error), req *Q) (*A, error) {
+	s, err := d.dial()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = s.rpc.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), callTime)
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	answer, err := method(s, ctx, question)
-	return answer, plain(err)
+	reply, err := method(s, ctx, req)
+	return reply, withoutStatus(err)
 }
 
-// plain is an error of the supervisor in its own words.
-func plain(err error) error {
-	said, is := status.FromError(err)
+// withoutStatus keeps the supervisor's message of an error, without the words that gRPC adds.
+func withoutStatus(err error) error {
+	is, ok := status.FromError(err)
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, ttrpc.ErrClosed):
 		return fmt.Errorf("the sandbox has ended: %w", err)
-	case is:
-		return errors.New(said.Message())
+	case ok:
+		return errors.New(is.Message())
 	}
 	return err
 }
 
-// control is the supervisor's end. What concerns the guest alone is the guest's to answer.
-type control struct {
+// controlServer serves the commands. It passes calls that concern the guest alone on to the
+// guest.
+type controlServer struct {
 	wire.ContainersService
 	sandbox *sandbox
 }
 
 func (s *sandbox) serveControl(ctx context.Context, listener net.Listener) error {
-	c := &control{ContainersService: s.guest, sandbox: s}
+	c := &controlServer{ContainersService: s.guest, sandbox: s}
 	unknown := func(error) codes.Code { return codes.Unknown }
 	return wire.Serve(ctx, listener, unknown, func(server *ttrpc.Server) {
 		wire.RegisterSupervisorService(server, c)
@@ -81,54 +82,54 @@ func (s *sandbox) serveControl(ctx context.Context, listener net.Listener) error
 	})
 }
 
-// AddContainer goes on to its end when who asked is killed: half of it would have to be
-// taken back from a guest that is busy with it.
-func (c *control) AddContainer(ctx context.Context, req *wire.AddContainerRequest) (*wire.AddContainerResponse, error) {
-	warnings, err := c.sandbox.create(context.WithoutCancel(ctx), req.GetContainer(), req.GetBundle())
+// AddContainer continues when its caller is killed: a half-created container would have to be
+// removed from a guest that is still creating it.
+func (c *controlServer) AddContainer(ctx context.Context, req *wire.AddContainerRequest) (*wire.AddContainerResponse, error) {
+	warnings, err := c.sandbox.createContainer(context.WithoutCancel(ctx), req.GetContainer(), req.GetBundle())
 	return &wire.AddContainerResponse{Warnings: warnings}, err
 }
 
-func (c *control) EndSandbox(context.Context, *wire.EndSandboxRequest) (*wire.Empty, error) {
-	c.sandbox.shutdown()
+func (c *controlServer) EndSandbox(context.Context, *wire.EndSandboxRequest) (*wire.Empty, error) {
+	c.sandbox.requestStop()
 	return new(wire.Empty), nil
 }
 
-func (c *control) DeleteProcess(ctx context.Context, req *wire.DeleteProcessRequest) (*wire.Empty, error) {
+func (c *controlServer) DeleteProcess(ctx context.Context, req *wire.DeleteProcessRequest) (*wire.Empty, error) {
 	if req.GetProcess().GetExec() != "" {
 		return c.ContainersService.DeleteProcess(ctx, req)
 	}
-	return new(wire.Empty), c.sandbox.delete(context.WithoutCancel(ctx), req.GetProcess().GetContainer())
+	return new(wire.Empty), c.sandbox.deleteContainer(context.WithoutCancel(ctx), req.GetProcess().GetContainer())
 }
 
-// WaitProcess answers when the process has ended. When who waits is gone before, the process
-// is ended: for the container runtime it has ended already.
-func (c *control) WaitProcess(ctx context.Context, req *wire.WaitProcessRequest) (*wire.WaitProcessResponse, error) {
-	ended, err := c.ContainersService.WaitProcess(ctx, req)
+// WaitProcess returns when the process has ended. If its caller (`crust-vm attach`) ends first,
+// the process is killed: for the container runtime it has ended.
+func (c *controlServer) WaitProcess(ctx context.Context, req *wire.WaitProcessRequest) (*wire.WaitProcessResponse, error) {
+	reply, err := c.ContainersService.WaitProcess(ctx, req)
 	switch {
 	case ctx.Err() != nil:
 		c.abandon(req.GetProcess())
 	case req.GetProcess().GetExec() != "":
-		// Who waits deletes it when its output has been read, unless that one is killed meanwhile.
-		time.AfterFunc(abandonTime, func() { c.abandon(req.GetProcess()) })
+		// The caller deletes the process after it has read its output, unless it is killed.
+		time.AfterFunc(outputRetention, func() { c.abandon(req.GetProcess()) })
 	}
-	return ended, err
+	return reply, err
 }
 
-// SignalProcess expects of a kill of a container what is to come of it.
-func (c *control) SignalProcess(ctx context.Context, req *wire.SignalProcessRequest) (*wire.Empty, error) {
-	answer, err := c.ContainersService.SignalProcess(ctx, req)
+// SignalProcess makes sure that a killed container ends.
+func (c *controlServer) SignalProcess(ctx context.Context, req *wire.SignalProcessRequest) (*wire.Empty, error) {
+	reply, err := c.ContainersService.SignalProcess(ctx, req)
 	if req.GetSignal() == uint32(unix.SIGKILL) && req.GetProcess().GetExec() == "" {
-		go c.sandbox.mustEnd(req.GetProcess().GetContainer())
+		go c.sandbox.enforceKill(req.GetProcess().GetContainer())
 	}
-	return answer, err
+	return reply, err
 }
 
-// abandonTime bounds how long the output of a process that has ended is kept.
-const abandonTime = time.Minute
+// outputRetention is how long the output of an ended process is kept.
+const outputRetention = time.Minute
 
-// abandon is for a process that nobody waits for any more.
-func (c *control) abandon(p *wire.Process) {
-	ctx := context.Background() // the guest's client bounds each call
+// abandon ends a process that has no proxy any more.
+func (c *controlServer) abandon(p *wire.Process) {
+	ctx := context.Background() // wire.Client bounds each call
 	if p.GetExec() != "" {
 		_, _ = c.ContainersService.DeleteProcess(ctx, &wire.DeleteProcessRequest{Process: p})
 		return
@@ -136,7 +137,7 @@ func (c *control) abandon(p *wire.Process) {
 	_, _ = c.SignalProcess(ctx, &wire.SignalProcessRequest{Process: p, Signal: uint32(unix.SIGKILL), All: true})
 }
 
-// listen makes a socket for root.
+// listen creates a socket that only root can use.
 func listen(path string) (net.Listener, error) {
 	listener, err := net.Listen("unix", path)
 	if err != nil {

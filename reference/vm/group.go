@@ -10,8 +10,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/cgroup"
 )
 
-// groupOf is the control group that a bundle asks for. In that of the sandbox are the
-// machine and all that serves it; in that of a container are its proxies.
+// groupOf returns the control group that a bundle asks for. The sandbox's group holds the
+// machine and the processes that serve it; a container's group holds its proxies.
 func groupOf(spec *specs.Spec) string {
 	if spec.Linux.CgroupsPath == "" {
 		return ""
@@ -19,26 +19,26 @@ func groupOf(spec *specs.Spec) string {
 	return cgroup.Path(spec.Linux.CgroupsPath)
 }
 
-func (r *record) join(pid int) error {
+func (r *record) joinGroup(pid int) error {
 	if r.Group == "" {
 		return nil
 	}
 	return cgroup.Join(pid, r.Group)
 }
 
-// leave removes the group, whose processes have ended or are about to.
-func (r *record) leave() error {
+// removeGroup removes the group, whose processes have ended or are about to end.
+func (r *record) removeGroup() error {
 	if r.Group == "" {
 		return nil
 	}
-	return cgroup.Remove(r.Group, endTime)
+	return cgroup.Remove(r.Group, killTimeout)
 }
 
-// runOutOfMemory has the kernel kill us for the lack of memory, as the guest's kernel has
-// killed the container: a kill in the container's group on the host is all that containerd
-// would believe. Where the kernel does not, we return.
-func runOutOfMemory(group string) {
-	const limit = 64 << 20 // more than we and others in the group have
+// dieOutOfMemory makes the host's kernel kill this process for lack of memory, as the guest's
+// kernel killed the container. containerd reports OOMKilled only for a kill in the container's
+// group on the host. It returns if the kernel does not kill.
+func dieOutOfMemory(group string) {
+	const limit = 64 << 20 // more than the processes in the group use
 	if group == "" {
 		return
 	}
@@ -55,9 +55,9 @@ func runOutOfMemory(group string) {
 	if !limited || os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0) != nil {
 		return
 	}
-	grown := make([]byte, 4*limit)
-	for i := 0; i < len(grown); i += os.Getpagesize() {
-		grown[i] = 1
+	used := make([]byte, 4*limit)
+	for i := 0; i < len(used); i += os.Getpagesize() {
+		used[i] = 1
 	}
-	runtime.KeepAlive(grown)
+	runtime.KeepAlive(used)
 }

@@ -23,8 +23,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
-// checkCopies refuses what a guest cannot do with a copy. A file is copied even where the
-// container may write to it: each has some that only it writes to, such as its last words.
+// checkCopies refuses mounts that a copy cannot replace. Writable files are copied: every
+// container has some that nothing else reads while it runs, such as its termination message.
 func checkCopies(binds []bind) error {
 	for _, b := range binds {
 		info, err := os.Stat(b.source)
@@ -42,26 +42,26 @@ func checkCopies(binds []bind) error {
 	return nil
 }
 
-// imageName is the name that the image of a tree has among the volumes.
+// imageName is the volume name of the image of a tree.
 func imageName(tree string) string { return abi.DirName(tree) }
 
-// plugImage gives the guest the image of a tree, and says by which name.
-func (v *volumes) plugImage(ctx context.Context, tree string, image *os.File) (name string, err error) {
+// attachImage mounts the image of a tree in the guest and returns its volume name.
+func (v *volumes) attachImage(ctx context.Context, tree string, image *os.File) (name string, err error) {
 	name = imageName(tree)
 	if _, err := v.get(name); err == nil {
 		return "", errors.Join(errors.New("the image of an earlier container by this id is still in use"), image.Close())
 	}
-	return name, v.ensure(ctx, name, abi.Info{FSType: "ext4", Options: []string{"ro"}}, func() (*os.File, error) { return image, nil })
+	return name, v.attach(ctx, name, abi.Info{FSType: "ext4", Options: []string{"ro"}}, func() (*os.File, error) { return image, nil })
 }
 
 const (
 	mkfs = "/sbin/mkfs.ext4"
-	// imageTime bounds the copying: kubelet waits two minutes for a container.
-	imageTime = 100 * time.Second
+	// copyTimeout bounds the copy: kubelet waits two minutes for a container.
+	copyTimeout = 100 * time.Second
 )
 
-// makeImage copies a tree into a filesystem of its own, in a file without a name: it is
-// gone when nobody has it open.
+// makeImage copies a tree into a filesystem of its own, in an unnamed file, which the kernel
+// deletes when it is closed.
 func makeImage(ctx context.Context, cfg Config, tree string) (image *os.File, err error) {
 	if err := os.MkdirAll(cfg.ImageDir, 0o700); err != nil {
 		return nil, err
@@ -79,36 +79,36 @@ func makeImage(ctx context.Context, cfg Config, tree string) (image *os.File, er
 	if most := int64(cfg.MaxImageMiB) << 20; size > most {
 		return nil, fmt.Errorf("%d bytes are needed, more than maxImageMiB in %s allows", size, cfg.file)
 	}
-	if err := fill(ctx, file, tree, size, inodes); err != nil {
+	if err := formatImage(ctx, file, tree, size, inodes); err != nil {
 		return nil, err
 	}
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", fd))
 }
 
-// fill makes the filesystem. It ends with us.
-func fill(ctx context.Context, file *os.File, tree string, size, inodes int64) error {
+// formatImage makes the filesystem. mkfs is killed when this process ends.
+func formatImage(ctx context.Context, file *os.File, tree string, size, inodes int64) error {
 	const blockSize = 4096
 	cmd := exec.CommandContext(ctx, mkfs, "-q", "-F", "-d", tree, "-b", strconv.Itoa(blockSize), "-m", "0", //nolint:gosec // our own tree
 		"-N", strconv.FormatInt(inodes, 10), "-O", "^has_journal,^resize_inode", "-E", "nodiscard", "/proc/self/fd/3", strconv.FormatInt(size/blockSize, 10))
 	cmd.ExtraFiles, cmd.Dir, cmd.Env = []*os.File{file}, "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	runtime.LockOSThread() // the kernel looks at the thread
+	runtime.LockOSThread() // Pdeathsig is about the thread
 	defer runtime.UnlockOSThread()
-	said, err := cmd.CombinedOutput()
-	// It can leave something out, say so, and succeed. A socket is nothing to copy.
-	complaints := slices.DeleteFunc(strings.Split(string(said), "\n"), func(line string) bool {
+	output, err := cmd.CombinedOutput()
+	// mkfs can skip a file with a warning and succeed. Sockets need no copy.
+	complaints := slices.DeleteFunc(strings.Split(string(output), "\n"), func(line string) bool {
 		return strings.TrimSpace(line) == "" || strings.Contains(line, "ignoring socket")
 	})
 	if err != nil || len(complaints) > 0 {
-		return fmt.Errorf("mkfs.ext4: %w: %s", cmp.Or(ctx.Err(), err, errNotWhole), wire.Text(strings.Join(complaints, "; ")))
+		return fmt.Errorf("mkfs.ext4: %w: %s", cmp.Or(ctx.Err(), err, errIncomplete), wire.Text(strings.Join(complaints, "; ")))
 	}
 	return nil
 }
 
-var errNotWhole = errors.New("the copy is not whole")
+var errIncomplete = errors.New("the copy is incomplete")
 
-// measure gives how large a filesystem for a tree must be. It may be too large: what is not
-// written takes no room.
+// measure returns the size of a filesystem for a tree. The size is generous: the file is
+// sparse.
 func measure(ctx context.Context, tree string) (size, inodes int64, err error) {
 	const least, perInode = 16 << 20, 12 << 10
 	err = filepath.WalkDir(tree, func(_ string, entry fs.DirEntry, err error) error {

@@ -18,19 +18,19 @@ import (
 
 const name = "crust-vm"
 
-// Main runs the program and gives its exit status.
+// Main runs the program and returns its exit status.
 func Main(args []string, stdout, stderr io.Writer) int {
 	in := handler.ParseArgs(args[1:])
-	tell := handler.Teller{Name: name, In: in, Stderr: stderr}
+	report := handler.Teller{Name: name, In: in, Stderr: stderr}
 	first := ""
 	if len(args) > 1 {
 		first = strings.TrimLeft(args[1], "-")
 	}
 	switch {
 	case in.Command == abi.Word:
-		return aboutVolumes.Main(args[2:], stdout, stderr)
+		return volumeCommands.Main(args[2:], stdout, stderr)
 	case first == "help", first == "h":
-		return aboutVolumes.Main([]string{"help"}, stdout, stderr)
+		return volumeCommands.Main([]string{"help"}, stdout, stderr)
 	case in.Command == "features":
 		_, _ = io.WriteString(stdout, features)
 		return 0
@@ -40,36 +40,36 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	}
 	cfg, err := LoadConfig(os.Getenv)
 	if err != nil {
-		tell.Fail(err)
+		report.Fail(err)
 		return 1
 	}
-	code, err := (&command{cfg: cfg, in: in, tell: tell, stdout: stdout}).run()
+	code, err := (&command{cfg: cfg, in: in, report: report, stdout: stdout}).run()
 	if err != nil {
-		tell.Fail(err)
+		report.Fail(err)
 		return max(code, 1)
 	}
 	return code
 }
 
-// aboutVolumes are the commands that crust-proxy asks by.
-var aboutVolumes = handler.CLI{
+// volumeCommands are the commands that crust-proxy runs.
+var volumeCommands = handler.CLI{
 	Name: name, About: "crust-vm is an OCI runtime, started by containerd: each pod is a virtual machine, whose\n" +
 		"kernel mounts the pod's deferred volumes.",
 	Config: defaultConfig + ", or the file that " + configVariable + " names",
 	Open: func() (handler.Volumes, string, error) {
 		cfg, err := LoadConfig(os.Getenv)
-		return asked{cfg}, cfg.Program, err
+		return supervisorVolumes{cfg}, cfg.Program, err
 	},
 }
 
-// features is what container runtimes ask for; it names nothing that is not there.
+// features is the output of `crust-vm features`, which container runtimes read.
 const features = `{"ociVersionMin":"1.0.0","ociVersionMax":"1.2.0","hooks":[],` +
 	`"mountOptions":["bind","rbind","ro","rw","nosuid","nodev","noexec","noatime","relatime","strictatime","private","rprivate","slave","rslave"],` +
 	`"linux":{"namespaces":["mount","pid","uts","ipc"],"capabilities":[],"cgroup":{"v1":true,"v2":true,"systemd":false,"rootless":false},` +
 	`"seccomp":{"enabled":false},"apparmor":{"enabled":false},"selinux":{"enabled":false},"mountExtensions":{"idmap":{"enabled":false}}}}
 `
 
-// The commands that crust-vm runs itself by.
+// The commands by which crust-vm starts itself.
 const (
 	superviseCommand = "supervise"
 	attachCommand    = "attach"
@@ -89,14 +89,14 @@ func (c *command) run() (code int, err error) {
 	case attachCommand:
 		return c.attach()
 	}
-	known, is := commands[c.in.Command]
-	if !is {
+	command, known := commands[c.in.Command]
+	if !known {
 		return 1, c.unsupported()
 	}
-	if len(c.in.Words) < known.words {
+	if len(c.in.Words) < command.words {
 		return 1, fmt.Errorf("%s: arguments are missing", c.in.Command)
 	}
-	return 0, known.run()
+	return 0, command.run()
 }
 
 func (c *command) unsupported() error {
@@ -106,7 +106,7 @@ func (c *command) unsupported() error {
 	return fmt.Errorf("the command %q is not supported by crust-vm; see `crust-vm --help`", c.in.Command)
 }
 
-// superviseArgs are those of a new supervisor, and how it reads them.
+// superviseArgs are the arguments of a new supervisor, which supervise parses.
 func superviseArgs(id, bundle string, shim process.Process) []string {
 	return []string{superviseCommand, id, bundle, strconv.Itoa(shim.PID), strconv.FormatUint(shim.Start, 10)}
 }
@@ -120,7 +120,7 @@ func (c *command) supervise() error {
 	}
 	const readyFD = 3
 	syscall.CloseOnExec(readyFD)
-	// What is made here is root's alone, whoever started us.
+	// Do not inherit the umask of the container runtime.
 	unix.Umask(0o022)
 	return supervise(c.cfg, words[0], words[1], process.Process{PID: pid, Start: start}, os.NewFile(readyFD, "ready"))
 }

@@ -13,88 +13,86 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// share is the tree of the host that the guest sees. Its directories are made in one
-// place and shown read-only in another one, on which the mounts lie: what the guest may
-// write to are the mounts alone.
-type share struct{ made, shown string }
+// share is the directory tree of the host that the guest sees. Its directories are created in
+// tree; mount is a read-only bind mount of tree, in which root filesystems and ordinary mounts
+// are mounted. So the guest can write to those mounts alone.
+type share struct{ tree, mount string }
 
-// of is what a container is shown.
-func (s share) of(container string) string { return filepath.Join(s.shown, container) }
+// path returns where the files of a container are mounted.
+func (s share) path(container string) string { return filepath.Join(s.mount, container) }
 
-// open makes the tree. What is mounted in it later reaches the server of the guest's
-// filesystem, and nobody else.
+// open creates the tree. Mounts that are added later propagate to virtiofsd, and to nobody
+// else.
 func (s share) open() error {
-	for _, dir := range []string{s.made, s.shown} {
-		if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // below a directory of root's
+	for _, dir := range []string{s.tree, s.mount} {
+		if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // only root can enter the directory above
 			return err
 		}
 	}
-	tree, err := unix.OpenTree(unix.AT_FDCWD, s.made, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	clone, err := unix.OpenTree(unix.AT_FDCWD, s.tree, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return err
 	}
-	defer sys.CloseFD(tree)
-	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{
+	defer sys.CloseFD(clone)
+	if err := unix.MountSetattr(clone, "", unix.AT_EMPTY_PATH, &unix.MountAttr{
 		Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Propagation: unix.MS_PRIVATE,
 	}); err != nil {
 		return err
 	}
-	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, s.shown, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+	if err := unix.MoveMount(clone, "", unix.AT_FDCWD, s.mount, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return err
 	}
-	return unix.MountSetattr(unix.AT_FDCWD, s.shown, 0, &unix.MountAttr{Propagation: unix.MS_SHARED})
+	return unix.MountSetattr(unix.AT_FDCWD, s.mount, 0, &unix.MountAttr{Propagation: unix.MS_SHARED})
 }
 
-// bind shows a file or a directory of the host under a name.
+// bind is a file or a directory of the host that the guest sees under name.
 type bind struct {
 	name, source        string
-	destination         string // in the container, or empty for its root filesystem
-	readOnly, recursive bool   // recursively read-only
-	follows             bool   // what is mounted in it later is seen, too
-	noLinks             bool   // nobody can follow a symbolic link in it
+	destination         string // in the container; empty for its root filesystem
+	readOnly, recursive bool   // recursive: mounts below it are read-only, too
+	slave               bool   // later mounts below the source appear in it
+	noSymlinks          bool   // no symbolic link in it can be followed
 }
 
 // add mounts it.
 func (s share) add(b bind) error {
-	attr := unix.MountAttr{Propagation: unix.MS_PRIVATE}
-	if b.follows {
-		attr.Propagation = unix.MS_SLAVE
-	}
-	tree, err := unix.OpenTree(unix.AT_FDCWD, b.source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+	clone, err := unix.OpenTree(unix.AT_FDCWD, b.source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
 		return fmt.Errorf("%s cannot be shown to the guest: %w", b.source, err)
 	}
-	defer sys.CloseFD(tree)
-	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
-		return err
+	defer sys.CloseFD(clone)
+	attr := unix.MountAttr{Propagation: unix.MS_PRIVATE}
+	if b.slave {
+		attr.Propagation = unix.MS_SLAVE
 	}
-	if b.noLinks {
-		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSYMFOLLOW}); err != nil {
-			return err
-		}
+	if b.noSymlinks {
+		attr.Attr_set = unix.MOUNT_ATTR_NOSYMFOLLOW
+	}
+	if err := unix.MountSetattr(clone, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
+		return err
 	}
 	if b.readOnly {
 		flags := uint(unix.AT_EMPTY_PATH)
 		if b.recursive {
 			flags |= unix.AT_RECURSIVE
 		}
-		if err := unix.MountSetattr(tree, "", flags, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+		if err := unix.MountSetattr(clone, "", flags, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
 			return err
 		}
 	}
-	if err := s.point(tree, filepath.Join(s.made, b.name)); err != nil {
+	if err := createMountPoint(clone, filepath.Join(s.tree, b.name)); err != nil {
 		return err
 	}
-	return unix.MoveMount(tree, "", unix.AT_FDCWD, filepath.Join(s.shown, b.name), unix.MOVE_MOUNT_F_EMPTY_PATH)
+	return unix.MoveMount(clone, "", unix.AT_FDCWD, filepath.Join(s.mount, b.name), unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// point makes what a mount can lie on.
-func (s share) point(tree int, path string) error {
+// createMountPoint creates a file or a directory, as the mount is one.
+func createMountPoint(mount int, path string) error {
 	var st unix.Stat_t
-	if err := unix.Fstat(tree, &st); err != nil {
+	if err := unix.Fstat(mount, &st); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // below a directory of root's
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // only root can enter the directory above
 		return err
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
@@ -103,27 +101,27 @@ func (s share) point(tree int, path string) error {
 	return os.WriteFile(path, nil, 0o644) //nolint:gosec // as above
 }
 
-// remove takes back what a container was shown. No directory is removed that something
-// is mounted in.
+// remove unmounts what a container had. It removes no directory in which something is still
+// mounted.
 func (s share) remove(container string) error {
-	names, err := filepath.Glob(filepath.Join(s.made, container, "*"))
+	names, err := filepath.Glob(filepath.Join(s.tree, container, "*"))
 	if err != nil {
 		return err
 	}
-	for _, made := range names {
-		if err := unmount(filepath.Join(s.of(container), filepath.Base(made))); err != nil {
+	for _, name := range names {
+		if err := unmount(filepath.Join(s.path(container), filepath.Base(name))); err != nil {
 			return err
 		}
 	}
-	return remove(append(names, filepath.Join(s.made, container))...)
+	return remove(append(names, filepath.Join(s.tree, container))...)
 }
 
-// close takes all of it back.
+// close removes the whole tree.
 func (s share) close() error {
-	if err := unmount(s.shown); err != nil {
+	if err := unmount(s.mount); err != nil {
 		return err
 	}
-	containers, err := filepath.Glob(filepath.Join(s.made, "*"))
+	containers, err := filepath.Glob(filepath.Join(s.tree, "*"))
 	if err != nil {
 		return err
 	}
@@ -132,7 +130,7 @@ func (s share) close() error {
 			return err
 		}
 	}
-	return remove(s.shown, s.made)
+	return remove(s.mount, s.tree)
 }
 
 func unmount(path string) error {
@@ -143,8 +141,8 @@ func unmount(path string) error {
 	return nil
 }
 
-// remove removes files and empty directories, up to the first that it cannot. What is not
-// there is removed.
+// remove removes files and empty directories, up to the first that cannot be removed. A path
+// that does not exist is no error.
 func remove(paths ...string) error {
 	for _, path := range paths {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -154,13 +152,13 @@ func remove(paths ...string) error {
 	return nil
 }
 
-// bindOf says how a mount of a container is shown to the guest.
+// bindOf converts a mount of a container.
 func bindOf(name string, m specs.Mount) bind {
 	has := func(options ...string) bool {
 		return slices.ContainsFunc(options, func(o string) bool { return slices.Contains(m.Options, o) })
 	}
 	return bind{
 		name: name, source: m.Source, destination: m.Destination, readOnly: has("ro", "rro"), recursive: has("rro"),
-		follows: has("rslave", "slave", "rshared", "shared"),
+		slave: has("rslave", "slave", "rshared", "shared"),
 	}
 }

@@ -24,8 +24,8 @@ func readSpec(bundle string) (*specs.Spec, error) {
 	return spec, err
 }
 
-// guestSpec makes the guest's spec of a container's, and says what the guest must be
-// shown for it: itself, or copies of it.
+// guestSpec converts a container's spec into the guest's, and returns which files the guest
+// needs for it: shared by virtio-fs, or as copies.
 func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount, copies bool) (raw []byte, binds []bind, err error) {
 	if err := checkSpec(spec, found); err != nil {
 		return nil, nil, err
@@ -46,7 +46,7 @@ func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount, copies b
 		case slices.ContainsFunc(found, func(f *oci.Mount) bool { return f.Index == i }):
 			m.Source = ""
 		case m.Type != "bind" && !slices.Contains(m.Options, "bind") && !slices.Contains(m.Options, "rbind"):
-		case copies && path.Clean(m.Destination) == "/dev/shm" && path.Base(m.Source) == "shm": // the pod's
+		case copies && path.Clean(m.Destination) == "/dev/shm" && path.Base(m.Source) == "shm": // the pod's own
 			m.Source = wire.MemoryDir
 		default:
 			name := path.Join(id, strconv.Itoa(i))
@@ -67,11 +67,11 @@ func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount, copies b
 	return raw, binds, err
 }
 
-// checkSpec refuses what the container would not have, and could not do without.
+// checkSpec refuses what crust-vm does not support and the container cannot do without.
 func checkSpec(spec *specs.Spec, found []*oci.Mount) error {
 	if spec.Hooks != nil {
 		h := spec.Hooks
-		if len(h.Prestart)+len(h.CreateRuntime)+len(h.CreateContainer)+len(h.StartContainer)+len(h.Poststart)+len(h.Poststop) > 0 { //nolint:staticcheck // older ones, too
+		if len(h.Prestart)+len(h.CreateRuntime)+len(h.CreateContainer)+len(h.StartContainer)+len(h.Poststart)+len(h.Poststop) > 0 { //nolint:staticcheck // also the deprecated hooks
 			return errors.New("it has hooks, which crust-vm does not run: they would act on the host, and the container is in a virtual machine")
 		}
 	}

@@ -35,7 +35,7 @@ func TestGuestSpec(t *testing.T) {
 	want := []bind{
 		{name: "c1/rootfs", source: "/bundle/rootfs", readOnly: true},
 		{name: "c1/1", source: "/var/lib/hosts", destination: "/etc/hosts", readOnly: true},
-		{name: "c1/3", source: "/var/lib/sub", destination: "/sub", readOnly: true, recursive: true, follows: true},
+		{name: "c1/3", source: "/var/lib/sub", destination: "/sub", readOnly: true, recursive: true, slave: true},
 	}
 	if diff := cmp.Diff(want, binds, cmp.AllowUnexported(bind{})); diff != "" {
 		t.Error(diff)

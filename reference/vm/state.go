@@ -12,38 +12,39 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
-// place is the directory of a sandbox, which is root's alone.
-type place string
+// sandboxDir is the directory of a sandbox below stateDir. Only root can enter it.
+type sandboxDir string
 
-func (p place) in(name string) string { return filepath.Join(string(p), name) }
-func (p place) control() string       { return p.in("control.sock") }
-func (p place) volumes() string       { return p.in("volumes.sock") }
-func (p place) log() string           { return p.in("log") }
-func (p place) containers() string    { return p.in("containers") }
-func (p place) share() share          { return share{made: p.in("tree"), shown: p.in("shared")} }
+func (d sandboxDir) file(name string) string { return filepath.Join(string(d), name) }
+func (d sandboxDir) controlSocket() string   { return d.file("control.sock") }
+func (d sandboxDir) volumesSocket() string   { return d.file("volumes.sock") }
+func (d sandboxDir) log() string             { return d.file("log") }
+func (d sandboxDir) records() string         { return d.file("containers") }
+func (d sandboxDir) share() share            { return share{tree: d.file("tree"), mount: d.file("shared")} }
 
-// record is what is written down of a container, or of the sandbox itself.
+// record is the state of a container, or of the sandbox itself, between two commands.
 type record struct {
 	ID      string `json:"id"`
 	Sandbox string `json:"sandbox"`
 	Bundle  string `json:"bundle"`
-	// Group is its control group on the host, or "" where it has none.
+	// Group is its control group on the host, or "" if it has none.
 	Group string `json:"group,omitempty"`
-	// Process stands for it on the host: the supervisor of a sandbox, or the proxy of a
+	// Process represents it on the host: the supervisor of a sandbox, or the proxy of a
 	// container.
 	Process process.Process `json:"process"`
-	// Shim made the sandbox; when it is gone, nobody knows the sandbox any more.
+	// Shim created the sandbox. When the shim is gone, no one manages the sandbox any more.
 	Shim    process.Process `json:"shim"`
 	Started bool            `json:"started"`
 }
 
 func (r *record) isSandbox() bool { return r.ID == r.Sandbox }
 
-// errUnknown is what runc says, and what its callers look for.
+// errUnknown has the text of runc's error, which its callers search for.
 var errUnknown = errors.New("container does not exist")
 
-// find reads the record of a container by its id alone, which is all that a command gets.
-func (c Config) find(id string) (*record, error) {
+// findRecord reads the record of a container. A command gets the container's id alone, so
+// all sandboxes are searched.
+func (c Config) findRecord(id string) (*record, error) {
 	if !abi.IsSandboxID(id) {
 		return nil, fmt.Errorf("%q cannot be the id of a container", id)
 	}
@@ -52,7 +53,7 @@ func (c Config) find(id string) (*record, error) {
 		return nil, fmt.Errorf("the sandboxes of crust-vm cannot be listed (only root can): %w", err)
 	}
 	for _, sandbox := range sandboxes {
-		r, err := readRecord(filepath.Join(c.sandbox(sandbox.Name()).containers(), id))
+		r, err := readRecord(filepath.Join(c.sandbox(sandbox.Name()).records(), id))
 		if !errors.Is(err, os.ErrNotExist) {
 			return r, err
 		}
@@ -61,7 +62,7 @@ func (c Config) find(id string) (*record, error) {
 }
 
 func readRecord(file string) (*record, error) {
-	raw, err := os.ReadFile(file) //nolint:gosec // in a directory of root's
+	raw, err := os.ReadFile(file) //nolint:gosec // only root can write there
 	if err != nil {
 		return nil, err
 	}
@@ -69,28 +70,29 @@ func readRecord(file string) (*record, error) {
 	return r, json.Unmarshal(raw, r)
 }
 
-// write keeps the record, as a whole or not at all.
-func (c Config) write(r *record) error {
-	dir := c.sandbox(r.Sandbox).containers()
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+// writeRecord replaces the record atomically.
+func (c Config) writeRecord(r *record) error {
+	dir := c.sandbox(r.Sandbox)
+	if err := os.Mkdir(dir.records(), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("sandbox %s: %w", r.Sandbox, err)
 	}
 	raw, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	temp := c.sandbox(r.Sandbox).in("." + r.ID)
+	temp := dir.file("." + r.ID)
 	if err := os.WriteFile(temp, raw, 0o600); err != nil {
 		return err
 	}
-	return os.Rename(temp, filepath.Join(dir, r.ID))
+	return os.Rename(temp, filepath.Join(dir.records(), r.ID))
 }
 
-func (c Config) forget(r *record) error {
-	if err := r.leave(); err != nil {
+// deleteRecord removes the record and the control group of a container.
+func (c Config) deleteRecord(r *record) error {
+	if err := r.removeGroup(); err != nil {
 		return err
 	}
-	return os.Remove(filepath.Join(c.sandbox(r.Sandbox).containers(), r.ID))
+	return os.Remove(filepath.Join(c.sandbox(r.Sandbox).records(), r.ID))
 }
 
 // status is a word of the OCI runtime specification.
@@ -105,24 +107,25 @@ func (r *record) status() string {
 	}
 }
 
-// end kills this process, and no other one with its number, and waits until it is gone.
-func end(p process.Process, most time.Duration) error {
-	held, err := os.FindProcess(p.PID) // first of all: then it stays the same
+// kill kills a process and waits for its end. It never kills another process that got the
+// same pid.
+func kill(p process.Process, timeout time.Duration) error {
+	held, err := os.FindProcess(p.PID) // before the check: from now on the pid is not reused
 	if err == nil && p.Lives() {
 		err = held.Kill()
 	}
 	if err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	if !gone(p, most) {
+	if !waitEnded(p, timeout) {
 		return fmt.Errorf("process %d does not end", p.PID)
 	}
 	return nil
 }
 
-// gone waits for the end of a process.
-func gone(p process.Process, most time.Duration) bool {
-	for until := time.Now().Add(most); !p.Ended(); time.Sleep(20 * time.Millisecond) {
+// waitEnded reports whether the process ends before the timeout.
+func waitEnded(p process.Process, timeout time.Duration) bool {
+	for until := time.Now().Add(timeout); !p.Ended(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(until) {
 			return false
 		}
@@ -130,8 +133,12 @@ func gone(p process.Process, most time.Duration) bool {
 	return true
 }
 
-// sweep ends sandboxes that nobody knows any more: their shim is gone, or their bundle.
-func (c Config) sweep() error {
+// killTimeout bounds the wait for the end of a killed process.
+const killTimeout = 10 * time.Second
+
+// removeAbandoned kills and removes the sandboxes that no one manages any more: those whose
+// shim or bundle is gone.
+func (c Config) removeAbandoned() error {
 	files, err := filepath.Glob(filepath.Join(c.StateDir, "*", "containers", "*"))
 	if err != nil {
 		return err
@@ -140,13 +147,13 @@ func (c Config) sweep() error {
 	for _, file := range files {
 		r, err := readRecord(file)
 		if err != nil || !r.isSandbox() {
-			continue // of one that is being removed, or of a container
+			continue // it is being removed, or it is a container's
 		}
 		if _, err := os.Stat(r.Bundle); !errors.Is(err, os.ErrNotExist) && !r.Shim.Ended() {
 			continue
 		}
-		if err := end(r.Process, endTime); err != nil {
-			errs = append(errs, fmt.Errorf("sandbox %s was left behind and cannot be ended: %w", r.ID, err))
+		if err := kill(r.Process, killTimeout); err != nil {
+			errs = append(errs, fmt.Errorf("the abandoned sandbox %s cannot be ended: %w", r.ID, err))
 			continue
 		}
 		errs = append(errs, c.sandbox(r.ID).remove())
@@ -154,30 +161,27 @@ func (c Config) sweep() error {
 	return errors.Join(errs...)
 }
 
-// endTime bounds the wait for a killed process.
-const endTime = 10 * time.Second
-
-// remove removes what is left of a sandbox whose supervisor has ended.
-func (p place) remove() error {
-	if err := p.share().close(); err != nil {
+// remove removes the directory of a sandbox whose supervisor has ended.
+func (d sandboxDir) remove() error {
+	if err := d.share().close(); err != nil {
 		return err
 	}
-	records, err := filepath.Glob(p.containers() + "/*")
+	files, err := filepath.Glob(d.records() + "/*")
 	if err != nil {
 		return err
 	}
-	for _, file := range records {
+	for _, file := range files {
 		if r, err := readRecord(file); err == nil {
-			if err := r.leave(); err != nil {
+			if err := r.removeGroup(); err != nil {
 				return err
 			}
 		}
 	}
-	// A kill can leave a record that was not renamed yet, and the socket of virtiofsd.
-	left, err := filepath.Glob(p.in(".*"))
+	// A killed process can leave a record that was not renamed yet, and virtiofsd's socket.
+	temporary, err := filepath.Glob(d.file(".*"))
 	if err != nil {
 		return err
 	}
-	records = append(append(left, p.in("fs.sock")), records...)
-	return remove(append(records, p.control(), p.volumes(), p.log(), p.containers(), string(p))...)
+	files = append(append(temporary, d.file("fs.sock")), files...)
+	return remove(append(files, d.controlSocket(), d.volumesSocket(), d.log(), d.records(), string(d))...)
 }

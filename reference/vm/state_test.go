@@ -26,61 +26,66 @@ func TestRecords(t *testing.T) {
 	process, cmd := sleeper(t)
 	r := &record{ID: "c1", Sandbox: "sb", Bundle: "/b", Process: process}
 	check.Must(t, os.Mkdir(string(cfg.sandbox("sb")), 0o700))
-	check.Must(t, cfg.write(r))
-	found, err := cfg.find("c1")
+	check.Must(t, cfg.writeRecord(r))
+	found, err := cfg.findRecord("c1")
 	check.Must(t, err)
 	if *found != *r || found.status() != "created" || found.isSandbox() {
 		t.Errorf("%+v", found)
 	}
 	r.Started = true
-	check.Must(t, cfg.write(r))
-	if found, err = cfg.find("c1"); err != nil || found.status() != "running" {
+	check.Must(t, cfg.writeRecord(r))
+	if found, err = cfg.findRecord("c1"); err != nil || found.status() != "running" {
 		t.Errorf("%+v, %v", found, err)
 	}
 	check.Must(t, cmd.Process.Kill())
 	check.Eventually(t, "it is stopped", func() bool { return found.status() == "stopped" })
-	check.Must(t, cfg.forget(r))
-	if _, err := cfg.find("c1"); !errors.Is(err, errUnknown) {
+	check.Must(t, cfg.deleteRecord(r))
+	if _, err := cfg.findRecord("c1"); !errors.Is(err, errUnknown) {
 		t.Error(err)
 	}
 	// What cannot be examined is not known not to be there: a forced delete would succeed.
-	for _, place := range []string{cfg.sandbox("sb").containers(), string(cfg.sandbox("sb")), cfg.StateDir} {
-		check.Must(t, os.RemoveAll(place))
-		check.Must(t, os.Symlink(place, place)) // leads nowhere, for root too
-		if _, err := cfg.find("c1"); err == nil || errors.Is(err, errUnknown) {
-			t.Errorf("%s cannot be read: %v", place, err)
+	for _, dir := range []string{cfg.sandbox("sb").records(), string(cfg.sandbox("sb")), cfg.StateDir} {
+		check.Must(t, os.RemoveAll(dir))
+		check.Must(t, os.Symlink(dir, dir)) // leads nowhere, for root too
+		if _, err := cfg.findRecord("c1"); err == nil || errors.Is(err, errUnknown) {
+			t.Errorf("%s cannot be read: %v", dir, err)
 		}
-		check.Must(t, os.Remove(place))
+		check.Must(t, os.Remove(dir))
 	}
 	for _, id := range []string{"../c1", "*", "", ".c1"} {
-		if _, err := cfg.find(id); err == nil || errors.Is(err, errUnknown) {
+		if _, err := cfg.findRecord(id); err == nil || errors.Is(err, errUnknown) {
 			t.Errorf("%q: %v", id, err)
 		}
 	}
 }
 
 // A number that was given again is not killed.
-func TestEndKillsNoOther(t *testing.T) {
+func TestKillKillsNoOther(t *testing.T) {
 	process, cmd := sleeper(t)
 	other := process
 	other.Start++
-	check.Must(t, end(other, endTime))
+	check.Must(t, kill(other, killTimeout))
 	check.Must(t, cmd.Process.Signal(syscall.Signal(0)))
 	go func() { _ = cmd.Wait() }()
-	check.Must(t, end(process, endTime))
+	check.Must(t, kill(process, killTimeout))
 	if process.Lives() {
 		t.Error("it lives")
 	}
 }
 
-// What nobody knows any more is ended, and what somebody knows is not.
-func TestSweep(t *testing.T) {
+func needRoot(t *testing.T) {
+	t.Helper()
 	if os.Getuid() != 0 {
 		if os.Getenv("CI") == "true" {
 			t.Fatal("only root unmounts")
 		}
 		t.Skip("only root unmounts")
 	}
+}
+
+// What nobody knows any more is ended, and what somebody knows is not.
+func TestRemoveAbandoned(t *testing.T) {
+	needRoot(t)
 	for name, c := range map[string]struct{ shimLives, bundle, stays bool }{
 		"known": {true, true, true}, "shim gone": {false, true, false}, "bundle gone": {true, false, false},
 	} {
@@ -97,8 +102,8 @@ func TestSweep(t *testing.T) {
 				r.Bundle += "/gone"
 			}
 			check.Must(t, os.Mkdir(string(cfg.sandbox("sb")), 0o700))
-			check.Must(t, cfg.write(r))
-			check.Must(t, cfg.sweep())
+			check.Must(t, cfg.writeRecord(r))
+			check.Must(t, cfg.removeAbandoned())
 			_, err := os.Stat(string(cfg.sandbox("sb")))
 			if supervisor.Lives() != c.stays || (err == nil) != c.stays {
 				t.Errorf("the supervisor lives: %v, its directory: %v", supervisor.Lives(), err)

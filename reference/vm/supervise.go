@@ -26,56 +26,57 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
-// sandbox is a pod: a virtual machine, and the process that supervises it.
+// sandbox is a pod in the process that supervises its virtual machine.
 type sandbox struct {
 	cfg    Config
 	id     string
 	podUID string
-	place  place
+	dir    sandboxDir
 	self   process.Process
 	shim   process.Process
 
-	share   share
-	machine *qemu.Machine
-	guest   *wire.Client
-	volumes *volumes
-	making  sync.Mutex // held while a container is made or removed
+	share    share
+	machine  *qemu.Machine
+	guest    *wire.Client
+	volumes  *volumes
+	changing sync.Mutex // held while a container is created or deleted
 
-	hangs    chan error    // why its guest is to be killed
+	hung     chan error    // why the guest is to be killed
 	stop     chan struct{} // closed when the sandbox is to end
 	stopOnce sync.Once
 }
 
-// sharedTag is the name of the guest's filesystem of the host.
+// sharedTag is the tag of the guest's virtio-fs.
 const sharedTag = "shared"
 
-// supervise is the life of a sandbox. It tells ready how it began, and closes it.
+// supervise runs a sandbox until it ends. It writes readyWord to ready once the sandbox is up,
+// or else the error, and closes it.
 func supervise(cfg Config, id, bundle string, shim process.Process, ready io.WriteCloser) error {
 	s := &sandbox{
-		cfg: cfg, id: id, place: cfg.sandbox(id), share: cfg.sandbox(id).share(), shim: shim,
-		hangs: make(chan error, 1), stop: make(chan struct{}),
+		cfg: cfg, id: id, dir: cfg.sandbox(id), share: cfg.sandbox(id).share(), shim: shim,
+		hung: make(chan error, 1), stop: make(chan struct{}),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	defer s.close()
-	err, word := s.begin(ctx, bundle), readyWord
+	err, word := s.start(ctx, bundle), readyWord
 	if err != nil {
 		word = err.Error()
 	}
-	_, told := io.WriteString(ready, word)
-	if err := errors.Join(err, told, ready.Close()); err != nil {
+	_, writeErr := io.WriteString(ready, word)
+	if err := errors.Join(err, writeErr, ready.Close()); err != nil {
 		return err
 	}
 	why := s.watch(ctx)
-	s.shutdown()
-	if !errors.Is(why, errHangs) {
-		s.end(ctx)
+	s.requestStop()
+	if !errors.Is(why, errHung) {
+		s.shutdownGuest(ctx)
 	}
 	return why
 }
 
-// begin boots the machine and serves.
-func (s *sandbox) begin(ctx context.Context, bundle string) (err error) {
+// start boots the machine and serves the sockets.
+func (s *sandbox) start(ctx context.Context, bundle string) (err error) {
 	spec, err := readSpec(bundle)
 	if err != nil {
 		return err
@@ -93,7 +94,7 @@ func (s *sandbox) begin(ctx context.Context, bundle string) (err error) {
 		return err
 	}
 	r := &record{ID: s.id, Sandbox: s.id, Bundle: bundle, Process: s.self, Shim: s.shim, Group: groupOf(spec)}
-	if err := errors.Join(s.cfg.write(r), r.join(s.self.PID)); err != nil {
+	if err := errors.Join(s.cfg.writeRecord(r), r.joinGroup(s.self.PID)); err != nil {
 		return err
 	}
 	if err := s.share.open(); err != nil {
@@ -109,13 +110,13 @@ func (s *sandbox) begin(ctx context.Context, bundle string) (err error) {
 		req.SharedTag = sharedTag
 	}
 	if _, err := s.guest.StartSandbox(ctx, req); err != nil {
-		return s.because(err)
+		return s.withConsole(err)
 	}
-	s.volumes = &volumes{sandbox: s.id, machine: s.machine, guest: s.guest, of: make(map[string]*attached)}
-	return s.listen(context.WithoutCancel(ctx))
+	s.volumes = &volumes{sandbox: s.id, machine: s.machine, guest: s.guest, byName: make(map[string]*attachedVolume)}
+	return s.serve(context.WithoutCancel(ctx))
 }
 
-// boot starts the machine and waits for the agent's first word.
+// boot starts the machine and waits until its agent answers.
 func (s *sandbox) boot(ctx context.Context) (err error) {
 	raiseFileLimit()
 	user := s.cfg.FirstUser + uint32(os.Getpid()) //nolint:gosec // at most four million
@@ -125,36 +126,36 @@ func (s *sandbox) boot(ctx context.Context) (err error) {
 	}
 	image, archive, err := initramfs.Build(s.cfg.Kernel, s.cfg.AgentProgram, s.cfg.cache())
 	if err != nil {
-		return fmt.Errorf("the guest's first filesystem: %w", err)
+		return fmt.Errorf("the guest's initramfs: %w", err)
 	}
 	s.machine, err = qemu.Start(ctx, qemu.Config{
 		Program: s.cfg.QEMU, Virtiofsd: s.cfg.Virtiofsd, Kernel: image, Initramfs: archive,
 		Append: initramfs.KernelArguments, KVM: kvm, MemoryMiB: s.cfg.MemoryMiB, CPUs: s.cfg.CPUs, User: user,
-		Shared: s.share.shown, Tag: sharedTag, Port: wire.Port, Dir: string(s.place),
+		Shared: s.share.mount, Tag: sharedTag, Port: wire.Port, Dir: string(s.dir),
 	})
 	if err != nil {
 		return err
 	}
 	s.guest = wire.NewClient(s.machine.Agent)
-	if err := s.awaitAgent(ctx); err != nil {
-		return s.because(err)
+	if err := s.waitForAgent(ctx); err != nil {
+		return s.withConsole(err)
 	}
 	return nil
 }
 
-func (s *sandbox) awaitAgent(ctx context.Context) error {
-	stopped := make(chan error, 1)
+func (s *sandbox) waitForAgent(ctx context.Context) error {
+	done := make(chan error, 1)
 	go func() {
 		for {
 			_, err := s.guest.Ping(ctx, &wire.PingRequest{})
 			if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
-				stopped <- err
+				done <- err
 				return
 			}
 		}
 	}()
 	select {
-	case err := <-stopped:
+	case err := <-done:
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			err = fmt.Errorf("the guest did not boot in bootTimeoutSeconds (%v): %w", s.cfg.bootTime(), err)
 		}
@@ -164,8 +165,8 @@ func (s *sandbox) awaitAgent(ctx context.Context) error {
 	}
 }
 
-// because adds what the guest's kernel said last, or why it panicked.
-func (s *sandbox) because(err error) error {
+// withConsole adds three lines of the guest's console: from the panic, or the last ones.
+func (s *sandbox) withConsole(err error) error {
 	lines := strings.Split(strings.TrimSpace(s.machine.Console.String()), "\n")
 	from := max(0, len(lines)-3)
 	if panicked := slices.IndexFunc(lines, func(line string) bool { return strings.Contains(line, "panic") }); panicked >= 0 {
@@ -174,29 +175,29 @@ func (s *sandbox) because(err error) error {
 	return fmt.Errorf("%w (the guest's console: %q)", err, sys.Clip(strings.Join(lines[from:min(len(lines), from+3)], "; ")))
 }
 
-func (s *sandbox) listen(ctx context.Context) error {
-	control, err := listen(s.place.control())
+func (s *sandbox) serve(ctx context.Context) error {
+	control, err := listen(s.dir.controlSocket())
 	if err != nil {
 		return err
 	}
-	asked, err := listen(s.place.volumes())
+	volumes, err := listen(s.dir.volumesSocket())
 	if err != nil {
 		return err
 	}
 	go func() { _ = s.serveControl(ctx, control) }()
-	go func() { _ = serve.New(s.volumes).Serve(asked) }()
+	go func() { _ = serve.New(s.volumes).Serve(volumes) }()
 	return nil
 }
 
-func (s *sandbox) shutdown() { s.stopOnce.Do(func() { close(s.stop) }) }
+func (s *sandbox) requestStop() { s.stopOnce.Do(func() { close(s.stop) }) }
 
-// watch returns when the sandbox is to end, and says why.
+// watch returns when the sandbox is to end, with the reason if it is an error.
 func (s *sandbox) watch(ctx context.Context) error {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
-	tick := time.NewTicker(lookTime)
+	tick := time.NewTicker(shimCheckInterval)
 	defer tick.Stop()
-	go func() { s.hang(s.pings(ctx)) }()
+	go func() { s.declareHung(s.monitorPings(ctx)) }()
 	for {
 		select {
 		case <-s.stop:
@@ -204,10 +205,10 @@ func (s *sandbox) watch(ctx context.Context) error {
 		case <-signals:
 			return nil
 		case <-s.machine.Done():
-			return s.lost()
+			return s.connectionLost()
 		case <-s.guest.Done():
-			return s.lost()
-		case err := <-s.hangs:
+			return s.connectionLost()
+		case err := <-s.hung:
 			return err
 		case <-tick.C:
 			if s.shim.Ended() {
@@ -217,35 +218,35 @@ func (s *sandbox) watch(ctx context.Context) error {
 	}
 }
 
-// lost says why the connection to the guest is over: a machine that ends closes it, too.
-func (s *sandbox) lost() error {
+// connectionLost returns why the connection to the guest has ended: the machine has, or the
+// guest has broken the wire protocol.
+func (s *sandbox) connectionLost() error {
 	select {
 	case <-s.machine.Done():
-		return s.because(fmt.Errorf("the machine has ended: %w", s.machine.Err()))
-	case <-time.After(lookTime):
+		return s.withConsole(fmt.Errorf("the machine has ended: %w", s.machine.Err()))
+	case <-time.After(shimCheckInterval):
 		return wire.ErrBroken
 	}
 }
 
 const (
-	// lookTime is how often it is looked whether the shim lives.
-	lookTime = time.Second
-	// maxFailedPings is how many pings in a row fail where a guest hangs.
+	shimCheckInterval = time.Second
+	// maxFailedPings is after how many unanswered pings in a row the guest counts as hung.
 	maxFailedPings = 3
 )
 
-var errHangs = errors.New("the guest hangs")
+var errHung = errors.New("the guest hangs")
 
-// hang has the guest be killed, as one that an orderly end cannot be expected of.
-func (s *sandbox) hang(why error) {
+// declareHung ends the sandbox without an orderly shutdown of its guest.
+func (s *sandbox) declareHung(why error) {
 	select {
-	case s.hangs <- why:
-	default: // it is about to be
+	case s.hung <- why:
+	default: // it is ending
 	}
 }
 
-// pings returns when the guest's agent does not answer.
-func (s *sandbox) pings(ctx context.Context) error {
+// monitorPings returns when the guest's agent does not answer any more.
+func (s *sandbox) monitorPings(ctx context.Context) error {
 	for failed := 0; failed < maxFailedPings; {
 		if !sys.Sleep(ctx, s.cfg.pingTime()) {
 			return ctx.Err()
@@ -255,16 +256,16 @@ func (s *sandbox) pings(ctx context.Context) error {
 			failed = 0
 		}
 	}
-	return fmt.Errorf("%w: its agent does not answer", errHangs)
+	return fmt.Errorf("%w: its agent does not answer", errHung)
 }
 
-// mustEnd looks whether a container that was killed ends. For the container runtime it has
-// when the process has that stands for it.
-func (s *sandbox) mustEnd(container string) {
-	r, err := s.cfg.find(container)
-	for err == nil && !gone(r.Process, s.cfg.hangTime()+drainTime) {
+// enforceKill declares the guest hung if a killed container does not end. The container has
+// ended when its proxy has: that is what the container runtime sees.
+func (s *sandbox) enforceKill(container string) {
+	r, err := s.cfg.findRecord(container)
+	for err == nil && !waitEnded(r.Process, s.cfg.hangTime()+drainTimeout) {
 		if !s.volumes.frozen() {
-			s.hang(fmt.Errorf("%w: container %s was killed, and does not end", errHangs, container))
+			s.declareHung(fmt.Errorf("%w: container %s was killed, and does not end", errHung, container))
 			return
 		}
 	}
@@ -277,15 +278,16 @@ func (s *sandbox) ping(ctx context.Context) error {
 	return err
 }
 
-// shutdownTime bounds the orderly end of a guest, and powerTime that of its machine.
 const (
-	shutdownTime = 30 * time.Second
-	powerTime    = 5 * time.Second
+	// shutdownTimeout bounds the orderly shutdown of a guest, powerOffTimeout the end of its
+	// machine after that.
+	shutdownTimeout = 30 * time.Second
+	powerOffTimeout = 5 * time.Second
 )
 
-// end lets the guest unmount everything, if it still can, and takes its disks back. What it
-// does not let go of goes with the machine.
-func (s *sandbox) end(ctx context.Context) {
+// shutdownGuest lets the guest unmount its volumes and unplugs its disks, if the guest still
+// answers. What it does not release is released when the machine is killed.
+func (s *sandbox) shutdownGuest(ctx context.Context) {
 	select {
 	case <-s.machine.Done():
 		return
@@ -293,14 +295,14 @@ func (s *sandbox) end(ctx context.Context) {
 		return
 	default:
 	}
-	ctx, cancel := context.WithTimeout(ctx, shutdownTime)
+	ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
 	defer cancel()
-	if err := s.volumes.unplugAll(ctx); err != nil {
+	if err := s.volumes.detachAll(ctx); err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, "unplug:", err)
 	}
 	failpoint.Hit("crust-vm-unplugged")
-	said, err := s.guest.Shutdown(ctx, &wire.ShutdownRequest{})
-	for _, text := range said.GetErrors() {
+	reply, err := s.guest.Shutdown(ctx, &wire.ShutdownRequest{})
+	for _, text := range reply.GetErrors() {
 		_, _ = fmt.Fprintln(os.Stderr, "the guest's shutdown:", text)
 	}
 	if err != nil {
@@ -309,11 +311,11 @@ func (s *sandbox) end(ctx context.Context) {
 	}
 	select {
 	case <-s.machine.Done():
-	case <-time.After(powerTime):
+	case <-time.After(powerOffTimeout):
 	}
 }
 
-// close gives everything up; the record stays until the sandbox is deleted.
+// close releases everything but the record, which stays until the sandbox is deleted.
 func (s *sandbox) close() {
 	if s.guest != nil {
 		_ = s.guest.Close()
@@ -324,13 +326,13 @@ func (s *sandbox) close() {
 	if err := s.share.close(); err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, "clean up:", err)
 	}
-	for _, path := range []string{s.place.control(), s.place.volumes()} {
+	for _, path := range []string{s.dir.controlSocket(), s.dir.volumesSocket()} {
 		_ = os.Remove(path)
 	}
 }
 
-// raiseFileLimit is for virtiofsd, which has a file open for each one that the guest has
-// looked at.
+// raiseFileLimit is for virtiofsd, which keeps a file open for each file that the guest has
+// looked up.
 func raiseFileLimit() {
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
@@ -339,7 +341,8 @@ func raiseFileLimit() {
 	}
 }
 
-// usesKVM tells whether machines run by KVM. That none does is found out once a boot.
+// usesKVM reports whether machines run with KVM. The result of the trial is cached until the
+// next boot of the node.
 func (c Config) usesKVM(user uint32) (bool, error) {
 	if c.Accel != "" {
 		return c.Accel == accelKVM, nil

@@ -36,8 +36,8 @@ func TestHangTimeout(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 			defer cancel()
 			began := time.Now()
-			err := s.pings(ctx)
-			if took := time.Since(began); errors.Is(err, errHangs) != hangs || hangs && took != timeout*time.Second {
+			err := s.monitorPings(ctx)
+			if took := time.Since(began); errors.Is(err, errHung) != hangs || hangs && took != timeout*time.Second {
 				t.Errorf("one of %d pings answered: %v after %v", nth, err, took)
 			}
 		})
@@ -53,7 +53,7 @@ func TestWordOfASupervisor(t *testing.T) {
 		_, err = ready.WriteString(said)
 		check.Must(t, errors.Join(err, ready.Close()))
 		got := ""
-		if err := awaitReady(told, time.Minute); err != nil {
+		if err := waitForReady(told, time.Minute); err != nil {
 			got = err.Error()
 		}
 		if got != want {

@@ -19,43 +19,43 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
-// volumes are those of a sandbox: each is plugged in for its first container, and stays
-// until the sandbox ends. The image of a container's root filesystem is one, too, and goes
-// with the container.
+// volumes are the disks of a sandbox. A volume is plugged in for the first container that
+// mounts it, and stays until the sandbox ends. The image of a container's root filesystem is a
+// volume, too, which is unplugged with the container.
 type volumes struct {
 	sandbox string
 	machine *qemu.Machine
 	guest   *wire.Client
 	warn    func(string)
 
-	plugging sync.Mutex // held while a disk is plugged, unplugged or resized
+	plugging sync.Mutex // held while a disk is plugged in, unplugged or resized
 	mu       sync.RWMutex
-	of       map[string]*attached
+	byName   map[string]*attachedVolume
 }
 
-type attached struct {
+type attachedVolume struct {
 	info abi.Info
 	disk *qemu.Disk
-	// thaws is when a freeze of it is over at the latest. A process that waits to write then
-	// cannot be killed, and its guest does not hang.
-	thaws atomic.Pointer[time.Time]
+	// frozenUntil is the latest end of its last freeze. Until then a process that waits to write
+	// cannot be killed, which does not mean that the guest hangs.
+	frozenUntil atomic.Pointer[time.Time]
 }
 
-// frozen tells whether a volume may be frozen.
+// frozen reports whether a volume may be frozen.
 func (v *volumes) frozen() bool {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	for _, a := range v.of {
-		if until := a.thaws.Load(); until != nil && time.Now().Before(*until) {
+	for _, a := range v.byName {
+		if until := a.frozenUntil.Load(); until != nil && time.Now().Before(*until) {
 			return true
 		}
 	}
 	return false
 }
 
-// ensure makes the guest have the volume mounted. When it fails, the guest does not have
-// the disk either.
-func (v *volumes) ensure(ctx context.Context, name string, info abi.Info, open func() (*os.File, error)) error {
+// attach plugs the volume in and mounts it in the guest, unless that was done. When it fails,
+// the guest does not have the disk.
+func (v *volumes) attach(ctx context.Context, name string, info abi.Info, open func() (*os.File, error)) error {
 	v.plugging.Lock()
 	defer v.plugging.Unlock()
 	if _, err := v.get(name); err == nil {
@@ -71,31 +71,31 @@ func (v *volumes) ensure(ctx context.Context, name string, info abi.Info, open f
 		return err
 	}
 	if err := v.mount(ctx, name, info, serial); err != nil {
-		// The guest may still use it: only the end of its machine is a proof.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unplugTime)
+		// If the disk cannot be unplugged, the guest may still use it until its machine ends.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unplugTimeout)
 		defer cancel()
 		return errors.Join(err, v.machine.Unplug(ctx, disk))
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.of[name] = &attached{info: info, disk: disk}
+	v.byName[name] = &attachedVolume{info: info, disk: disk}
 	return nil
 }
 
-// unplugTime bounds the wait for a guest that lets go of a disk.
-const unplugTime = 15 * time.Second
+// unplugTimeout bounds the wait for a guest to release a disk.
+const unplugTimeout = 15 * time.Second
 
-// unplugAll takes back the disks whose volumes no container has any more. It does not wait
-// for a guest that takes its time with another disk.
-func (v *volumes) unplugAll(ctx context.Context) error {
+// detachAll unplugs all disks, when no container uses them any more. It does not wait for a
+// call that is busy with a disk.
+func (v *volumes) detachAll(ctx context.Context) error {
 	if !v.plugging.TryLock() {
-		return errors.New("a disk is being plugged in or taken back")
+		return errors.New("a disk is being plugged in or unplugged")
 	}
 	defer v.plugging.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, unplugTime)
+	ctx, cancel := context.WithTimeout(ctx, unplugTimeout)
 	defer cancel()
 	var errs []error
-	for name, a := range v.of {
+	for name, a := range v.byName {
 		if err := v.unplug(ctx, name, a); err != nil {
 			errs = append(errs, fmt.Errorf("volume %s: %w", a.info.Target(), err))
 		}
@@ -103,21 +103,21 @@ func (v *volumes) unplugAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// remove takes back the disk of a volume, if there is one.
-func (v *volumes) remove(ctx context.Context, name string) error {
+// detach unplugs the disk of a volume, if there is one.
+func (v *volumes) detach(ctx context.Context, name string) error {
 	v.plugging.Lock()
 	defer v.plugging.Unlock()
 	a, err := v.get(name)
 	if err != nil {
 		return nil //nolint:nilerr // there is none
 	}
-	ctx, cancel := context.WithTimeout(ctx, unplugTime)
+	ctx, cancel := context.WithTimeout(ctx, unplugTimeout)
 	defer cancel()
 	return v.unplug(ctx, name, a)
 }
 
-// unplug goes on where an earlier one has come to its end too soon.
-func (v *volumes) unplug(ctx context.Context, name string, a *attached) error {
+// unplug continues an unplug that did not complete earlier.
+func (v *volumes) unplug(ctx context.Context, name string, a *attachedVolume) error {
 	_, err := v.guest.RemoveVolume(ctx, &wire.RemoveVolumeRequest{Volume: name})
 	if err != nil && status.Code(err) != codes.NotFound {
 		return err
@@ -127,7 +127,7 @@ func (v *volumes) unplug(ctx context.Context, name string, a *attached) error {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	delete(v.of, name)
+	delete(v.byName, name)
 	return nil
 }
 
@@ -143,18 +143,18 @@ func (v *volumes) mount(ctx context.Context, name string, info abi.Info, serial 
 	if wanted {
 		req.FsGroup = &gid
 	}
-	answer, err := v.guest.AddVolume(ctx, req)
+	reply, err := v.guest.AddVolume(ctx, req)
 	if err != nil {
-		return kindOf(err)
+		return withKind(err)
 	}
-	if answer.GetWarning() != "" {
-		v.warn(fmt.Sprintf("volume %s: %s", info.Target(), answer.GetWarning()))
+	if reply.GetWarning() != "" {
+		v.warn(fmt.Sprintf("volume %s: %s", info.Target(), reply.GetWarning()))
 	}
 	return nil
 }
 
-// openDevice opens the volume's device. While it is open for writing, by us or by QEMU,
-// nobody else can claim it: no other sandbox, and no mount of this node.
+// openDevice opens the volume's device. While this process or QEMU has it open for writing,
+// no other sandbox can claim it, and no mount namespace of this node can mount it.
 func openDevice(info abi.Info) (*os.File, error) {
 	open := handler.ClaimDevice
 	if info.ReadOnly() {
@@ -167,52 +167,52 @@ func openDevice(info abi.Info) (*os.File, error) {
 	return os.NewFile(uintptr(fd), info.Device), nil
 }
 
-func (v *volumes) get(volume string) (*attached, error) {
+func (v *volumes) get(volume string) (*attachedVolume, error) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if a := v.of[volume]; a != nil {
+	if a := v.byName[volume]; a != nil {
 		return a, nil
 	}
 	return nil, handler.ErrNoSandbox
 }
 
-// ask does something about the volume of a target path.
-func (v *volumes) ask(target string, f func(ctx context.Context, name string, a *attached) error) error {
+// withVolume calls f for the volume of a target path.
+func (v *volumes) withVolume(target string, f func(ctx context.Context, name string, a *attachedVolume) error) error {
 	name := abi.DirName(target)
 	a, err := v.get(name)
 	if err == nil {
-		// The guest's client bounds each call more closely.
-		ctx, cancel := context.WithTimeout(context.Background(), askTime)
+		// wire.Client bounds each call more closely.
+		ctx, cancel := context.WithTimeout(context.Background(), volumeCallTimeout)
 		defer cancel()
 		err = f(ctx, name, a)
 	}
 	if err != nil {
-		return fmt.Errorf("volume %s: sandbox %s: %w", target, v.sandbox, kindOf(err))
+		return fmt.Errorf("volume %s: sandbox %s: %w", target, v.sandbox, withKind(err))
 	}
 	return nil
 }
 
-const askTime = 2 * time.Minute
+const volumeCallTimeout = 2 * time.Minute
 
-// Stats measures the filesystem now.
+// Stats measures the filesystem.
 func (v *volumes) Stats(target string) (reply abi.StatsReply, sandbox string, err error) {
-	err = v.ask(target, func(ctx context.Context, name string, _ *attached) error {
-		answer, err := v.guest.GetVolumeStats(ctx, &wire.GetVolumeStatsRequest{Volume: name})
+	err = v.withVolume(target, func(ctx context.Context, name string, _ *attachedVolume) error {
+		stats, err := v.guest.GetVolumeStats(ctx, &wire.GetVolumeStatsRequest{Volume: name})
 		if err != nil {
 			return err
 		}
-		for _, u := range answer.GetUsage() {
+		for _, u := range stats.GetUsage() {
 			reply.Usage = append(reply.Usage, abi.Usage{Available: u.GetAvailable(), Total: u.GetTotal(), Used: u.GetUsed(), Unit: u.GetUnit()})
 		}
-		reply.Condition = &abi.Condition{Abnormal: answer.GetAbnormal(), Message: answer.GetMessage(), Reason: answer.GetReason()}
+		reply.Condition = &abi.Condition{Abnormal: stats.GetAbnormal(), Message: stats.GetMessage(), Reason: stats.GetReason()}
 		return nil
 	})
 	return reply, v.sandbox, err
 }
 
-// Resize tells the machine that the device has grown, and makes the filesystem fill it.
-func (v *volumes) Resize(target string, least, most int64) (size int64, err error) {
-	err = v.ask(target, func(ctx context.Context, name string, a *attached) error {
+// Resize passes the device's new size to the machine, and grows the filesystem to it.
+func (v *volumes) Resize(target string, required, limit int64) (size int64, err error) {
+	err = v.withVolume(target, func(ctx context.Context, name string, a *attachedVolume) error {
 		if a.info.ReadOnly() {
 			return fmt.Errorf("%w: the volume is read-only", fsops.ErrUnsupported)
 		}
@@ -222,7 +222,7 @@ func (v *volumes) Resize(target string, least, most int64) (size int64, err erro
 		if err != nil {
 			return err
 		}
-		if size < least || most > 0 && size > most {
+		if size < required || limit > 0 && size > limit {
 			return fmt.Errorf("%w: the device has %d bytes", fsops.ErrOutOfRange, size)
 		}
 		_, err = v.guest.ResizeVolume(ctx, &wire.ResizeVolumeRequest{Volume: name, SizeBytes: size})
@@ -231,27 +231,27 @@ func (v *volumes) Resize(target string, least, most int64) (size int64, err erro
 	return size, err
 }
 
-// Freeze holds all writes until Thaw, or until the time is over.
+// Freeze blocks all writes until Thaw, or until the timeout.
 func (v *volumes) Freeze(target string, timeout time.Duration) error {
-	return v.ask(target, func(ctx context.Context, name string, a *attached) error {
+	return v.withVolume(target, func(ctx context.Context, name string, a *attachedVolume) error {
 		if timeout < time.Millisecond || timeout > fsops.MostFrozen {
 			return fmt.Errorf("%w: the time must be at most %v", fsops.ErrOutOfRange, fsops.MostFrozen)
 		}
 		until := time.Now().Add(timeout)
-		if is := a.thaws.Load(); is == nil || is.Before(until) {
-			a.thaws.Store(&until)
+		if earlier := a.frozenUntil.Load(); earlier == nil || earlier.Before(until) {
+			a.frozenUntil.Store(&until)
 		}
 		_, err := v.guest.FreezeVolume(ctx, &wire.FreezeVolumeRequest{Volume: name, TimeoutMillis: uint32(timeout.Milliseconds())}) //nolint:gosec // bounded
 		return err
 	})
 }
 
-// Thaw lets writes go on.
+// Thaw ends a freeze.
 func (v *volumes) Thaw(target string) error {
-	return v.ask(target, func(ctx context.Context, name string, a *attached) error {
+	return v.withVolume(target, func(ctx context.Context, name string, a *attachedVolume) error {
 		_, err := v.guest.ThawVolume(ctx, &wire.ThawVolumeRequest{Volume: name})
 		if err == nil {
-			a.thaws.Store(nil)
+			a.frozenUntil.Store(nil)
 		}
 		if status.Code(err) == codes.FailedPrecondition {
 			err = fmt.Errorf("%w: what was read of its device meanwhile may be of different times: %w", fsops.ErrNotFrozen, err)
@@ -260,24 +260,24 @@ func (v *volumes) Thaw(target string) error {
 	})
 }
 
-// ThawExpired has nothing to do: the guest thaws by itself.
+// ThawExpired does nothing: the guest thaws by itself.
 func (v *volumes) ThawExpired() abi.ThawExpiredReply { return abi.ThawExpiredReply{} }
 
-// kinds are those that the ABI has for errors of a guest, or of its supervisor.
-var kinds = map[codes.Code]error{
+// kindOfCode maps the codes of a guest, or of its supervisor, to the ABI's kinds of errors.
+var kindOfCode = map[codes.Code]error{
 	codes.NotFound: handler.ErrNoSandbox, codes.Unimplemented: fsops.ErrUnsupported,
 	codes.OutOfRange: fsops.ErrOutOfRange, codes.FailedPrecondition: fsops.ErrFrozen,
 }
 
-// kindOf gives an error of the guest its kind. That a volume is not there is none of its to
-// say: the host knows what it has plugged in, and without a sandbox a binding ends.
-func kindOf(err error) error {
-	said, is := status.FromError(err)
-	if !is || err == nil || errors.Is(err, fsops.ErrNotFrozen) {
+// withKind gives an error of the guest its kind. A guest's NotFound is not believed: only the
+// host knows which disks are plugged in, and ErrNoSandbox would end the volume's binding.
+func withKind(err error) error {
+	is, ok := status.FromError(err)
+	if !ok || err == nil || errors.Is(err, fsops.ErrNotFrozen) {
 		return err
 	}
-	if kind := kinds[said.Code()]; kind != nil && said.Code() != codes.NotFound {
-		return fmt.Errorf("%w: %s", kind, said.Message())
+	if kind := kindOfCode[is.Code()]; kind != nil && is.Code() != codes.NotFound {
+		return fmt.Errorf("%w: %s", kind, is.Message())
 	}
-	return errors.New(said.Message())
+	return errors.New(is.Message())
 }
