@@ -156,6 +156,8 @@ func (c *command) createContainer(id, bundle, sandbox string, spec *specs.Spec) 
 	dir := c.cfg.sandbox(sandbox)
 	if _, err := c.cfg.findRecord(id); err == nil {
 		return fmt.Errorf("container %s exists already", id)
+	} else if !errors.Is(err, errUnknown) {
+		return err
 	}
 	// With the record, a container that is only half created when this process is killed can be deleted.
 	r := &record{ID: id, Sandbox: sandbox, Bundle: bundle, Group: groupOf(spec)}
@@ -296,6 +298,9 @@ func (c *command) delete() error {
 		return c.deleteSandbox(r)
 	}
 	sandbox, err := c.cfg.findRecord(r.Sandbox)
+	if err != nil && !errors.Is(err, errUnknown) {
+		return err // the container may run
+	}
 	if err == nil && !sandbox.Process.Ended() {
 		_, err := call(c.cfg.sandbox(r.Sandbox), (*supervisor).DeleteProcess, &wire.DeleteProcessRequest{Process: &wire.Process{Container: r.ID}})
 		if err != nil && !waitEnded(sandbox.Process, proxyEndTimeout) {

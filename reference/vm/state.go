@@ -136,29 +136,45 @@ func waitEnded(p process.Process, timeout time.Duration) bool {
 // killTimeout bounds the wait for the end of a killed process.
 const killTimeout = 10 * time.Second
 
-// removeAbandoned kills and removes the sandboxes that no one manages any more: those whose
-// shim or bundle is gone.
+// removeAbandoned ends and removes the sandboxes that no one manages any more.
 func (c Config) removeAbandoned() error {
-	files, err := filepath.Glob(filepath.Join(c.StateDir, "*", "containers", "*"))
+	sandboxes, err := os.ReadDir(c.StateDir)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, file := range files {
-		r, err := readRecord(file)
-		if err != nil || !r.isSandbox() {
-			continue // it is being removed, or it is a container's
+	for _, sandbox := range sandboxes {
+		if id := sandbox.Name(); abi.IsSandboxID(id) {
+			if err := c.removeIfAbandoned(id); err != nil {
+				errs = append(errs, fmt.Errorf("the abandoned sandbox %s cannot be removed: %w", id, err))
+			}
 		}
-		if _, err := os.Stat(r.Bundle); !errors.Is(err, os.ErrNotExist) && !r.Shim.Ended() {
-			continue
-		}
-		if err := kill(r.Process, killTimeout); err != nil {
-			errs = append(errs, fmt.Errorf("the abandoned sandbox %s cannot be ended: %w", r.ID, err))
-			continue
-		}
-		errs = append(errs, c.sandbox(r.ID).remove())
 	}
 	return errors.Join(errs...)
+}
+
+// removeIfAbandoned removes a sandbox whose shim or bundle is gone, or that has no record: its
+// `create` was killed before the supervisor wrote one, or its `delete` was killed.
+func (c Config) removeIfAbandoned(id string) error {
+	dir := c.sandbox(id)
+	r, err := readRecord(filepath.Join(dir.records(), id))
+	if errors.Is(err, os.ErrNotExist) {
+		info, err := os.Stat(string(dir))
+		if err != nil || time.Since(info.ModTime()) < c.bootTime()+readyTimeout {
+			return nil // it is being created or deleted
+		}
+		return dir.remove()
+	}
+	if err != nil {
+		return nil // it may be in use
+	}
+	if _, err := os.Stat(r.Bundle); !errors.Is(err, os.ErrNotExist) && !r.Shim.Ended() {
+		return nil
+	}
+	if err := kill(r.Process, killTimeout); err != nil {
+		return err
+	}
+	return dir.remove()
 }
 
 // remove removes the directory of a sandbox whose supervisor has ended.

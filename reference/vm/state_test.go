@@ -4,8 +4,12 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/crust-proxy/crust-proxy/reference/process"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -109,5 +113,32 @@ func TestRemoveAbandoned(t *testing.T) {
 				t.Errorf("the supervisor lives: %v, its directory: %v", supervisor.Lives(), err)
 			}
 		})
+	}
+}
+
+// A killed `create` or `delete` leaves a directory without the sandbox's record. It is removed
+// when neither can still be running.
+func TestRemoveAbandonedWithoutARecord(t *testing.T) {
+	needRoot(t)
+	cfg := Config{StateDir: t.TempDir(), BootTimeoutSeconds: 60}
+	ended, cmd := sleeper(t)
+	check.Must(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	for _, id := range []string{"young", "old", "half"} {
+		check.Must(t, os.Mkdir(string(cfg.sandbox(id)), 0o700))
+		check.Must(t, os.WriteFile(cfg.sandbox(id).log(), nil, 0o600))
+	}
+	check.Must(t, os.MkdirAll(cfg.cache(), 0o700))
+	check.Must(t, cfg.writeRecord(&record{ID: "c1", Sandbox: "half", Process: ended}))
+	past := time.Now().Add(-cfg.bootTime() - readyTimeout - time.Second)
+	for _, id := range []string{"old", "half"} {
+		check.Must(t, os.Chtimes(string(cfg.sandbox(id)), past, past))
+	}
+	check.Must(t, os.Chtimes(cfg.cache(), past, past))
+	check.Must(t, cfg.removeAbandoned())
+	left, err := filepath.Glob(cfg.StateDir + "/*")
+	check.Must(t, err)
+	if diff := cmp.Diff([]string{cfg.cache(), string(cfg.sandbox("young"))}, left); diff != "" {
+		t.Error(diff)
 	}
 }
