@@ -10,9 +10,10 @@ pinned=-modfile=tools/containerd/go.mod
 containerd=github.com/containerd/containerd/v2
 runc=github.com/opencontainers/runc
 cni=github.com/containernetworking/plugins
-versions=$($go list -m $pinned -f '{{.Version}}' $containerd $runc $cni | paste -sd-)
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/crust-proxy
-out=$cache/containerd-$versions-$($go env GOARCH)
+# Another Go, other pins or another way to build them need another build.
+key=$(cat hack/containerd.sh tools/containerd/go.mod <($go env GOVERSION GOARCH) | sha256sum | head -c 12)
+out=$cache/containerd-$key
 
 if [ ! -x "$out/cni/ptp" ]; then
 	mkdir -p "$cache"

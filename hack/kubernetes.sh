@@ -36,7 +36,8 @@ dir_of() { # pins module of external-snapshotter
 [ $# -gt 0 ] || set -- kubernetes kubernetes-1.34 csi-sidecars
 for name; do
 	pins=tools/$name/go.mod
-	out=$cache/$name-$(sha256sum "$pins" | head -c 12)-$($go env GOARCH)
+	# Another Go, other pins or another way to build them need another build.
+	out=$cache/$name-$(cat hack/kubernetes.sh "$pins" <($go env GOVERSION GOARCH) | sha256sum | head -c 12)
 	if [ ! -d "$out" ]; then
 		mkdir -p "$cache"
 		# Whole or not there: a build that was cut off must not be found.
