@@ -26,7 +26,7 @@ type restorer struct{ parts }
 
 // restore restores what is missing of a volume, and reports what that was.
 func (r *restorer) restore(ctx context.Context, rec *record, t *guard.Target) (repaired []string, err error) {
-	if !r.claims.Has(rec.Key) {
+	if !r.claims.Has(rec.claim()) {
 		if err := r.claims.Reclaim(ctx, rec.claim()); err != nil {
 			return nil, err
 		}

@@ -300,3 +300,56 @@ func rdevOf(device string) int {
 	}
 	return int(st.Rdev)
 }
+
+// TestDeviceThatCannotBeClaimedAgainStaysOwned: after a restart somebody has the device, or it
+// cannot be opened. A new sandbox of the volume's pod can still find it, so no other volume
+// may have it, even when it is free before the next reconcile.
+func TestDeviceThatCannotBeClaimedAgainStaysOwned(t *testing.T) {
+	for name, obstruct := range map[string]func(t *testing.T, n *node, disk string) (end func()){
+		"held": func(t *testing.T, n *node, disk string) func() {
+			held, err := unix.Open(disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+			check.Must(t, err)
+			return func() { check.Must(t, unix.Close(held)) }
+		},
+		"not kept": func(_ *testing.T, n *node, _ string) func() {
+			n.cfg.Keeper = &failingKeeper{}
+			return func() { n.cfg.Keeper.(*failingKeeper).healed = true }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			disk := rig.Disk(t, 16*mib, "")
+			v := n.stage(n.instruction("pod-1", disk))
+			n.Close()
+			end := obstruct(t, n, disk)
+			n.start()
+			if status, _ := n.Get(v.Key); status.Problem == nil {
+				t.Error("the volume has no problem")
+			}
+			end()
+			_, err := n.Defer(t.Context(), n.instruction("pod-2", disk))
+			wantKind(t, err, volume.InUse)
+			_, err = n.Reconcile(t.Context())
+			check.Must(t, err)
+			if status, _ := n.Get(v.Key); status.Problem != nil {
+				t.Errorf("the volume still has a problem: %v", status.Problem)
+			}
+			wantHeld(t, disk, true)
+			n.unstage(v.Target)
+			wantHeld(t, disk, false)
+			n.noLeftovers()
+		})
+	}
+}
+
+// failingKeeper is a systemd that takes no descriptor until it is healed.
+type failingKeeper struct{ healed bool }
+
+func (k *failingKeeper) StoreFD(string, *os.File) error {
+	if k.healed {
+		return nil
+	}
+	return errors.New("it does not answer")
+}
+
+func (k *failingKeeper) RemoveFD(string) error { return nil }

@@ -66,6 +66,9 @@ func (t *Table) lock(ctx context.Context, v *volume.Volume, id identity) (unlock
 //
 // For the first owner of a device, Acquire calls prepare, which may be nil, while nobody
 // else can claim the device.
+//
+// If Acquire fails, the volume owns nothing, with one exception: a volume on record stays
+// the owner in this table unless its device has gone. A sandbox may have the device.
 func (t *Table) Acquire(
 	ctx context.Context, r Request, dev *OpenedDevice, prepare func(context.Context) error,
 ) (wasReadOnly bool, err error) {
@@ -99,10 +102,10 @@ func (t *Table) Acquire(
 	case !dev.known:
 		err = checkImage(r.Volume, dev)
 	}
-	if err != nil {
-		return false, errors.Join(t.drop(r.Key, id), err) // what cannot be undone yet makes it an error to retry
+	if err != nil && (!dev.known || volume.KindOf(err) == volume.NotFound) {
+		err = errors.Join(t.drop(r.Key, id), err) // what cannot be undone yet makes it an error to retry
 	}
-	return wasReadOnly, nil
+	return wasReadOnly, err
 }
 
 // isHeld reports whether the device is held for another owner than the one who claims it.
@@ -148,8 +151,12 @@ func (t *Table) drop(key volume.Key, primary identity) error {
 	return t.open.release(primary)
 }
 
-// Has reports whether the volume has a claim.
-func (t *Table) Has(key volume.Key) bool { return len(t.owners.owned(key)) > 0 }
+// Has reports whether the volume has its whole claim: it owns the device, and a block device
+// is held open.
+func (t *Table) Has(r Request) bool {
+	id := identityOf(r.Device)
+	return slices.Contains(t.owners.owned(r.Key), id) && (!id.Block || t.open.get(id) != nil)
+}
 
 // IsShared reports whether the device has other owners, which are then all read-only.
 func (t *Table) IsShared(d volume.Device) bool { return len(t.owners.of(identityOf(d))) > 1 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -28,7 +27,7 @@ func (t *Table) hold(ctx context.Context, r Request, dev *OpenedDevice, id ident
 			return false, err
 		}
 		if err := t.open.add(id, held); err != nil {
-			return false, err // the caller drops the claim
+			return false, errors.Join(t.open.release(id), err)
 		}
 	}
 	return held.wasReadOnly, nil
@@ -138,7 +137,7 @@ func whoHolds(d volume.Device) string {
 // keeper's descriptor if there is one, and otherwise by opening the device.
 func (t *Table) Reclaim(ctx context.Context, r Request) error {
 	id := identityOf(r.Device)
-	if slices.Contains(t.owners.owned(r.Key), id) {
+	if t.Has(r) {
 		return nil
 	}
 	if r.Device.Kind == volume.BlockDevice && !r.Mountable {
@@ -150,8 +149,11 @@ func (t *Table) Reclaim(ctx context.Context, r Request) error {
 		return volume.Errorf(volume.Internal, "volume %s: its device is not known", r.Target)
 	}
 	fd, err := unix.Open(r.Device.Path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		return deviceError(volume.NotFound, r.Target, r.Device.Path, "has gone", err)
+	}
+	if err != nil { // it may exist all the same
+		return errors.Join(t.owners.reserve(r.Volume, id), deviceError(volume.Internal, r.Target, r.Device.Path, "cannot be opened", err))
 	}
 	dev := &OpenedDevice{Device: r.Device, fd: fd, known: true}
 	defer dev.Close()

@@ -2,10 +2,13 @@ package claim
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -33,5 +36,30 @@ func TestLoopDeviceThatCannotBeRead(t *testing.T) {
 		if data, err := dataOf(gone); err != nil || len(data) != 1 {
 			t.Errorf("a device that has gone has %v, %v", data, err)
 		}
+	}
+}
+
+// TestDeviceThatCannotBeOpenedStaysOwned is a restart without free descriptors: a sandbox of
+// the volume may still have its device.
+func TestDeviceThatCannotBeOpenedStaysOwned(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "image")
+	check.Must(t, os.WriteFile(path, []byte("x"), 0o600))
+	v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a", Device: Identify(path)}
+	other := &volume.Volume{Key: volume.KeyOf("/b"), Target: "/b", Device: v.Device}
+	c := NewTable(nil, nil, nil)
+	t.Cleanup(c.Close)
+	check.WithoutDescriptors(t, func() {
+		if err := c.Reclaim(t.Context(), Request{Volume: v}); !errors.Is(err, unix.EMFILE) {
+			t.Errorf("claimed again: %v", err)
+		}
+	})
+	dev := &OpenedDevice{Device: other.Device, fd: sys.NoFD}
+	if _, err := c.Acquire(t.Context(), Request{Volume: other}, dev, nil); volume.KindOf(err) != volume.InUse {
+		t.Errorf("another volume claimed the device: %v", err)
+	}
+	check.Must(t, os.Remove(path))
+	check.Must(t, c.Release(Request{Volume: v}, nil))
+	if err := c.Reclaim(t.Context(), Request{Volume: v}); volume.KindOf(err) != volume.NotFound || len(c.owners.owned(v.Key)) > 0 {
+		t.Errorf("an image that has gone: %v", err)
 	}
 }
