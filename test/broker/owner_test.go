@@ -83,11 +83,7 @@ func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
 func TestForeignLoopDeviceOverTheDevice(t *testing.T) {
 	n := newNode(t)
 	disk := rig.Disk(t, 32*mib, "")
-	if out, err := exec.Command("addpart", disk, "1", "2048", "61440").CombinedOutput(); err != nil {
-		t.Fatalf("%s", out)
-	}
-	t.Cleanup(func() { _ = exec.Command("delpart", disk, "1").Run() })
-	part := n.node(disk + "p1")
+	part := n.partition(disk)
 	point := t.TempDir()
 	t.Cleanup(func() { _ = unix.Unmount(point, unix.MNT_DETACH) })
 	for _, under := range []string{disk, part} {
@@ -105,6 +101,16 @@ func TestForeignLoopDeviceOverTheDevice(t *testing.T) {
 		n.unstage(n.target("pod-1"))
 	}
 	n.noLeftovers()
+}
+
+// partition makes a partition of a disk of 32 MiB.
+func (n *node) partition(disk string) string {
+	n.t.Helper()
+	if out, err := exec.Command("addpart", disk, "1", "2048", "61440").CombinedOutput(); err != nil {
+		n.t.Fatalf("%s", out)
+	}
+	n.t.Cleanup(func() { _ = exec.Command("delpart", disk, "1").Run() })
+	return n.node(disk + "p1")
 }
 
 // TestPartitionsAndTheirDisk: a partition shares its disk's data, and not that of its
@@ -186,3 +192,60 @@ func TestReadOnlyVolumesEndTogether(t *testing.T) {
 type preparer struct{ calls int }
 
 func (p *preparer) Prepare(context.Context, deferral.Preparation) error { p.calls++; return nil }
+
+// TestLoopDevicesOverLoopDevices: whatever lies between a device and the image that has its
+// data, a second volume over the image is refused, in either order.
+func TestLoopDevicesOverLoopDevices(t *testing.T) {
+	n := newMountingNode(t)
+	image := rig.Image(t, 32*mib)
+	lower, other := rig.Loop(t, image, loopdev.Options{}), rig.Loop(t, image, loopdev.Options{})
+	upper := rig.Loop(t, lower, loopdev.Options{})
+	part := n.partition(lower)
+	for _, pair := range [][2]string{{upper, other}, {part, other}, {part, upper}} {
+		for i, first := range pair {
+			for _, handler := range []string{"fake", "host"} {
+				in := n.instruction("pod-1", first)
+				in.Handler = handler
+				n.stage(in)
+				_, err := n.Defer(t.Context(), n.instruction("pod-2", pair[1-i]))
+				if volume.KindOf(err) != volume.InUse || err == nil {
+					t.Errorf("%s beside %s, which a volume of the handler %q has: %v", pair[1-i], first, handler, err)
+					_, _ = n.Release(t.Context(), n.target("pod-2"))
+				}
+				n.unstage(in.Target)
+			}
+		}
+	}
+	by := rig.Hold(t, "<>", image)
+	_, err := n.Defer(t.Context(), n.instruction("pod-1", upper))
+	wantOpenIn(t, err, by)
+	by.End()
+	n.noLeftovers()
+}
+
+// TestLoopDeviceOverAMountedDevice: a loop device does not keep the device under it from being
+// mounted.
+func TestLoopDeviceOverAMountedDevice(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Disk(t, 32*mib, "ext4")
+	upper := rig.Loop(t, rig.Loop(t, disk, loopdev.Options{}), loopdev.Options{})
+	point := t.TempDir()
+	check.Must(t, unix.Mount(disk, point, "ext4", 0, ""))
+	_, err := n.Defer(t.Context(), n.instruction("pod-1", upper))
+	check.Must(t, unix.Unmount(point, 0))
+	if wantKind(t, err, volume.InUse); !strings.Contains(err.Error(), disk) {
+		t.Errorf("the error does not name %s: %v", disk, err)
+	}
+	n.stage(n.instruction("pod-1", upper))
+	_, err = n.Defer(t.Context(), n.instruction("pod-2", disk))
+	wantKind(t, err, volume.InUse)
+	n.unstage(n.target("pod-1"))
+
+	// Read-only volumes share it.
+	n.stage(n.instruction("pod-1", disk, "ro"))
+	n.stage(n.instruction("pod-2", upper, "ro"))
+	n.unstage(n.target("pod-1"))
+	wantReadOnly(t, disk, false)
+	n.unstage(n.target("pod-2"))
+	n.noLeftovers()
+}

@@ -111,7 +111,7 @@ func (t *Table) Acquire(
 // isHeld reports whether the device is held for another owner than the one who claims it.
 // What a release failed to give up is nobody's: it is given up first.
 func (t *Table) isHeld(id identity) (bool, error) {
-	if len(t.owners.of(id)) == 1 {
+	if len(t.owners.ofDevice(id)) == 1 {
 		return false, t.open.release(id)
 	}
 	return t.open.get(id) != nil, nil
@@ -128,7 +128,7 @@ func (t *Table) Release(r Request, leave func(last bool) error) error {
 		return err
 	}
 	defer unlock()
-	last := !slices.ContainsFunc(t.owners.of(id), func(o owner) bool { return o.key != r.Key })
+	last := !slices.ContainsFunc(t.owners.ofDevice(id), func(o owner) bool { return o.key != r.Key })
 	if leave != nil {
 		err = leave(last)
 	}
@@ -145,7 +145,8 @@ func (t *Table) Release(r Request, leave func(last bool) error) error {
 // drop removes the owner and, if it was the last one, closes the kernel's claim. The
 // caller has the device's lock.
 func (t *Table) drop(key volume.Key, primary identity) error {
-	if !t.owners.remove(key, primary) {
+	t.owners.remove(key)
+	if len(t.owners.ofDevice(primary)) > 0 {
 		return nil
 	}
 	return t.open.release(primary)
@@ -159,7 +160,7 @@ func (t *Table) Has(r Request) bool {
 }
 
 // IsShared reports whether the device has other owners, which are then all read-only.
-func (t *Table) IsShared(d volume.Device) bool { return len(t.owners.of(identityOf(d))) > 1 }
+func (t *Table) IsShared(d volume.Device) bool { return len(t.owners.ofDevice(identityOf(d))) > 1 }
 
 // Kept counts the claims that the keeper holds over a restart.
 func (t *Table) Kept() int { return t.open.count() }
@@ -171,7 +172,7 @@ func (t *Table) Kept() int { return t.open.count() }
 func (t *Table) DropKept(ctx context.Context, wanted []volume.Device) {
 	for _, id := range t.open.identities() {
 		if unlock, free := t.devices.TryLock(id); free {
-			if len(t.owners.of(id)) == 0 {
+			if len(t.owners.ofDevice(id)) == 0 {
 				_ = t.open.release(id) // the next call tries again
 			}
 			unlock()

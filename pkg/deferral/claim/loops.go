@@ -18,18 +18,13 @@ import (
 // loopMajor is LOOP_MAJOR of the kernel's <linux/major.h>.
 const loopMajor = 7
 
-// reserveData reserves what holds the device's data besides the device itself, and
-// refuses a device whose data somebody else uses by another name. The device is held if
-// another volume has claimed it already. The foreign loop devices over the same data are
-// neither mounted nor claimed; a process can have them open all the same.
+// reserveData reserves what is under the device, if it is a loop device, and refuses a device
+// whose data somebody else uses by another name. The device is held if another volume has
+// claimed it already. It returns the foreign loop devices over the same data: they are neither
+// mounted nor claimed, but a process may have them open.
 func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice, held bool) (foreign []loopDevice, err error) {
 	if dev.Kind != volume.BlockDevice {
 		return nil, nil
-	}
-	if !dev.known {
-		if err := o.refuseStacked(v, dev.Device); err != nil {
-			return nil, err
-		}
 	}
 	if dev.Major == loopMajor {
 		fd, err := dev.openBlock(0)
@@ -41,14 +36,20 @@ func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice, held bool) (fo
 			return nil, err
 		}
 	}
-	if dev.known || held {
+	if dev.known {
 		return nil, nil
+	}
+	if err := o.refuseStacked(v, dev.Device); err != nil || held {
+		return nil, err
+	}
+	if err := o.refuseMountedBelow(v); err != nil {
+		return nil, err
 	}
 	return o.foreignLoops(v)
 }
 
-// reserveBacking reserves the backing file of a loop device too: two loop devices over
-// one image are one disk.
+// reserveBacking reserves what is under a loop device too: two loop devices over one image
+// are one disk.
 func (o *owners) reserveBacking(v *volume.Volume, fd int, major uint32) error {
 	if major != loopMajor {
 		return nil
@@ -57,44 +58,78 @@ func (o *owners) reserveBacking(v *volume.Volume, fd int, major uint32) error {
 	if err != nil {
 		return volume.Errorf(volume.NotFound, "volume %s: the loop device %s has no backing file: %w", v.Target, v.Device.Path, err)
 	}
-	under := backingOf(info)
-	if err := o.reserve(v, identityOf(under)); err != nil || under.Kind == volume.ImageFile {
-		return err
+	layers, err := layersOf(backingOf(info))
+	if err != nil {
+		return unprovenError(v, err)
 	}
-	return o.refuseStacked(v, under)
+	for _, layer := range layers {
+		if err := o.reserve(v, identityOf(layer)); err != nil {
+			return err
+		}
+	}
+	return o.refuseStacked(v, layers[0])
 }
 
 // backingOf returns the image, or the block device, that is under a loop device.
 func backingOf(info *unix.LoopInfo64) volume.Device {
-	if info.Rdevice != 0 {
-		return blockDevice(info.Rdevice)
+	if info.Rdevice == 0 {
+		return imageFile(info.Device, info.Inode)
 	}
-	return imageFile(info.Device, info.Inode)
+	under := blockDevice(info.Rdevice)
+	under.Path = kernelName(under)
+	return under
 }
 
 // refuseStacked refuses a device while another volume has one that shares its data.
 func (o *owners) refuseStacked(v *volume.Volume, d volume.Device) error {
-	stack, err := stackOf(d.Major, d.Minor)
+	stack, err := stackOf(d)
 	if err != nil {
 		return unprovenError(v, err)
 	}
 	for _, id := range stack {
 		for _, other := range o.of(id) {
 			if other.key != v.Key && (!other.readOnly || !v.ReadOnly) {
-				return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) shares data with the device %s of volume %s, as a disk does with its "+
+				return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) shares data with %s of volume %s, as a disk does with its "+
 					"partition, or a logical volume with what it lies on: "+volume.TextWait,
-					v.Target, v.Device.Path, v.Device, DeviceNumber(id.Major, id.Minor), other.target)
+					v.Target, v.Device.Path, v.Device, describe(id), other.target)
 			}
 		}
 	}
 	return nil
 }
 
+// refuseMountedBelow refuses a loop device while the kernel has a block device under it in
+// use: the loop device does not keep that one from being mounted.
+func (o *owners) refuseMountedBelow(v *volume.Volume) error {
+	layers, err := layersOf(v.Device)
+	if err != nil {
+		return unprovenError(v, err)
+	}
+	for _, layer := range layers[1:] {
+		if layer.Kind != volume.BlockDevice || len(o.of(identityOf(layer))) > 1 { // our own claims are read-only then
+			continue
+		}
+		if v.ReadOnly && isReadOnly(layer) {
+			continue
+		}
+		if err := refuseInUse(v, layer); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// isReadOnly reports whether the kernel refuses every write to a block device.
+func isReadOnly(d volume.Device) bool {
+	flag, err := sys.ReadLine("/sys/dev/block/" + DeviceNumber(d.Major, d.Minor) + "/ro")
+	return err == nil && flag == "1"
+}
+
 // foreignLoops lists the loop devices of other programs over the data of the volume's
 // device, of which sysfs tells nothing, and refuses the volume if the kernel has one of them
 // in use. Our own volumes exclude each other by the identity of what lies under them.
 func (o *owners) foreignLoops(v *volume.Volume) (foreign []loopDevice, err error) {
-	stack, err := stackOf(v.Device.Major, v.Device.Minor)
+	stack, err := stackOf(v.Device)
 	if err != nil {
 		return nil, unprovenError(v, err)
 	}
@@ -112,12 +147,15 @@ func (o *owners) foreignLoops(v *volume.Volume) (foreign []loopDevice, err error
 		if err := refuseInUse(v, other.Device); err != nil {
 			return nil, err
 		}
+		if err := o.refuseStacked(v, other.Device); err != nil { // a volume may have its partition
+			return nil, err
+		}
 		foreign = append(foreign, other)
 	}
 	return foreign, nil
 }
 
-// refuseInUse fails while the kernel has another loop device over the volume's data in use.
+// refuseInUse fails while the kernel has another device with the volume's data in use.
 func refuseInUse(v *volume.Volume, other volume.Device) error {
 	fd, err := unix.Open(other.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_EXCL, 0)
 	sys.CloseFD(fd)
@@ -140,17 +178,34 @@ func isNoDevice(err error) bool {
 type loopDevice struct {
 	volume.Device
 	readOnly bool
+	under    identity
 }
 
-// loopsOver lists the loop devices over an image or device, without those to skip. One that
-// has none, or none of its bytes, is not in the kernel's list of disks. One that cannot be
-// read is an error: it may be over the data too.
-func loopsOver(data []identity, skip func(identity) bool) ([]loopDevice, error) {
+// loopsOver lists the loop devices over an image or device, directly or over one another,
+// without those to skip. One that has no backing, or no bytes, is not in the kernel's list of
+// disks. One that cannot be read is an error: it may be over the data too.
+func loopsOver(data []identity, skip func(identity) bool) (out []loopDevice, err error) {
+	all, err := loopDevices(skip)
+	if err != nil {
+		return nil, err
+	}
+	data = slices.Clone(data)
+	for more := true; more; {
+		more = false
+		for _, loop := range all {
+			if id := identityOf(loop.Device); slices.Contains(data, loop.under) && !slices.Contains(data, id) {
+				out, data, more = append(out, loop), append(data, id), true
+			}
+		}
+	}
+	return out, nil
+}
+
+func loopDevices(skip func(identity) bool) (all []loopDevice, err error) {
 	disks, err := os.ReadFile("/proc/partitions")
 	if err != nil {
 		return nil, err
 	}
-	var out []loopDevice
 	for line := range strings.Lines(string(disks)) {
 		of := strings.Fields(line) // major, minor, size and name
 		if len(of) != 4 || !isLoop(of[3]) {
@@ -165,11 +220,13 @@ func loopsOver(data []identity, skip func(identity) bool) ([]loopDevice, error) 
 		if err != nil {
 			return nil, err
 		}
-		if info != nil && slices.Contains(data, identityOf(backingOf(info))) {
-			out = append(out, loopDevice{Device: own, readOnly: info.Flags&unix.LO_FLAGS_READ_ONLY != 0})
+		if info != nil {
+			all = append(all, loopDevice{
+				Device: own, readOnly: info.Flags&unix.LO_FLAGS_READ_ONLY != 0, under: identityOf(backingOf(info)),
+			})
 		}
 	}
-	return out, nil
+	return all, nil
 }
 
 // isLoop is not true of a loop device's partition, which follows its disk in the list.
@@ -183,6 +240,9 @@ func isLoop(name string) bool {
 func loopInfo(d volume.Device) (*unix.LoopInfo64, error) {
 	if d.Kind != volume.BlockDevice || d.Major != loopMajor {
 		return nil, nil //nolint:nilnil // no loop device
+	}
+	if d.Path == "" {
+		return nil, fmt.Errorf("loop device %d has no node below /dev", d.Minor)
 	}
 	info, err := readLoop(d)
 	if err != nil && !isNoDevice(err) {
@@ -231,7 +291,7 @@ func RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
 	if err != nil {
 		return unprovenError(v, err)
 	}
-	stack, err := stackOf(v.Device.Major, v.Device.Minor)
+	stack, err := stackOf(v.Device)
 	if err != nil {
 		return unprovenError(v, err)
 	}
@@ -253,13 +313,28 @@ func RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
 	return nil
 }
 
-// dataOf returns what a device is and, for a loop device, its backing file: a process can
-// reach the data through both. With an error, the backing file is missing.
+// layersOf returns the device and, if it is a loop device, what is under it: other loop
+// devices, and at last an image or another block device. All of them are one disk.
+func layersOf(d volume.Device) ([]volume.Device, error) {
+	layers := []volume.Device{d}
+	for len(layers) < maxStack {
+		info, err := loopInfo(d)
+		if err != nil || info == nil {
+			return layers, err
+		}
+		d = backingOf(info)
+		layers = append(layers, d)
+	}
+	return layers, fmt.Errorf("%d loop devices lie over one another", maxStack)
+}
+
+// dataOf returns the identities of a device's layers: a process can reach the data through
+// each. With an error, some are missing.
 func dataOf(d volume.Device) ([]identity, error) {
-	out := []identity{identityOf(d)}
-	info, err := loopInfo(d)
-	if info != nil {
-		out = append(out, identityOf(backingOf(info)))
+	layers, err := layersOf(d)
+	out := make([]identity, 0, len(layers))
+	for _, layer := range layers {
+		out = append(out, identityOf(layer))
 	}
 	return out, err
 }

@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"sync"
@@ -14,6 +15,14 @@ type identity = holders.File
 
 func identityOf(d volume.Device) identity {
 	return identity{Block: d.Kind == volume.BlockDevice, Major: d.Major, Minor: d.Minor, Inode: d.Inode}
+}
+
+// describe names a device for a person.
+func describe(id identity) string {
+	if id.Block {
+		return "the device " + DeviceNumber(id.Major, id.Minor)
+	}
+	return fmt.Sprintf("the image %d:%d inode %d", id.Major, id.Minor, id.Inode)
 }
 
 // DeviceNumber is how the kernel writes the number of a device: "7:3".
@@ -33,6 +42,7 @@ type owner struct {
 	key      volume.Key
 	target   string
 	readOnly bool
+	below    bool // it has a loop device over this one
 }
 
 // OwnedError is part of the refusal of a device that another volume has.
@@ -56,13 +66,13 @@ func (o *owners) reserve(v *volume.Volume, id identity) error {
 				v.Target, v.Device.Path, v.Device, &OwnedError{Target: other.target})
 		}
 	}
-	o.byID[id] = append(o.byID[id], owner{key: v.Key, target: v.Target, readOnly: v.ReadOnly})
+	o.byID[id] = append(o.byID[id], owner{key: v.Key, target: v.Target, readOnly: v.ReadOnly, below: id != identityOf(v.Device)})
 	o.byKey[v.Key] = append(o.byKey[v.Key], id)
 	return nil
 }
 
-// remove removes a volume, and reports whether it was the last owner of primary.
-func (o *owners) remove(key volume.Key, primary identity) (last bool) {
+// remove removes a volume from all that it owns.
+func (o *owners) remove(key volume.Key) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, id := range o.byKey[key] {
@@ -72,13 +82,18 @@ func (o *owners) remove(key volume.Key, primary identity) (last bool) {
 		}
 	}
 	delete(o.byKey, key)
-	return len(o.byID[primary]) == 0
 }
 
+// of returns the owners of a device, those of loop devices over it among them.
 func (o *owners) of(id identity) []owner {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Clone(o.byID[id])
+}
+
+// ofDevice returns the owners whose own device it is: the kernel's claim is held for them.
+func (o *owners) ofDevice(id identity) []owner {
+	return slices.DeleteFunc(o.of(id), func(of owner) bool { return of.below })
 }
 
 func (o *owners) owned(key volume.Key) []identity {
