@@ -223,8 +223,11 @@ func (t *Table) restoreFlag(r Request, id identity) error {
 		return makeWritable(r.Volume, held.fd)
 	}
 	fd, err := openByIdentity(r.Device, 0)
+	if _, failed := errors.AsType[unix.Errno](err); failed && !isNoDevice(err) {
+		return volume.Errorf(volume.Internal, "volume %s: the device %s cannot be opened, to make it writable again: %w", r.Target, r.Device.Path, err)
+	}
 	if err != nil {
-		return nil //nolint:nilerr // a device that is gone has no flag
+		return nil //nolint:nilerr // a device that has gone has no flag
 	}
 	defer sys.CloseFD(fd)
 	return makeWritable(r.Volume, fd)

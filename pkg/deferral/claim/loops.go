@@ -170,9 +170,9 @@ func refuseInUse(v *volume.Volume, other volume.Device) error {
 	}
 }
 
-// isNoDevice reports whether nothing could be opened because there is nothing.
+// isNoDevice reports whether an open failed because there is no such file or no device behind it.
 func isNoDevice(err error) bool {
-	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV)
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOMEDIUM)
 }
 
 type loopDevice struct {

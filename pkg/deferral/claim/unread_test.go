@@ -39,6 +39,24 @@ func TestLoopDeviceThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// TestReadOnlyFlagThatCannotBeRestored: the release is repeated, or the device would stay
+// read-only for its next volume.
+func TestReadOnlyFlagThatCannotBeRestored(t *testing.T) {
+	c := NewTable(nil, nil, nil)
+	t.Cleanup(c.Close)
+	device := volume.Device{Kind: volume.BlockDevice, Major: 240, Minor: 77, Path: "/dev/null"}
+	r := Request{Volume: &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a", ReadOnly: true, Device: device}}
+	check.WithoutDescriptors(t, func() {
+		if err := c.Release(r, nil); !errors.Is(err, unix.EMFILE) {
+			t.Errorf("released: %v", err)
+		}
+	})
+	for _, path := range []string{"/dev/null", "/dev/there-is-no-such-device"} {
+		r.Device.Path = path
+		check.Must(t, c.Release(r, nil)) // that device has gone
+	}
+}
+
 // TestDeviceThatCannotBeOpenedStaysOwned is a restart without free descriptors: a sandbox of
 // the volume may still have its device.
 func TestDeviceThatCannotBeOpenedStaysOwned(t *testing.T) {
