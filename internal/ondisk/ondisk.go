@@ -17,20 +17,22 @@ import (
 )
 
 const (
-	// maxReads is how many devices are read at once. A read of a device that
-	// hangs takes its place until the kernel gives up.
+	// maxReads is how many devices are read at once, besides those that hang.
 	maxReads = 8
-	// patience is how long a caller waits for a read. It goes on without.
+	// maxHung bounds the reads that take longer than patience. Such a read goes on until
+	// the kernel gives up. Beyond the bound, it counts among maxReads.
+	maxHung = 64
+	// patience is how long a caller waits for a read.
 	patience = 200 * time.Millisecond
 )
 
 // Reader reads superblocks. Many goroutines may use one.
 type Reader struct {
-	open   func(volume.Device) (Device, error)
-	places chan struct{}
+	open func(volume.Device) (Device, error)
 
-	mu    sync.Mutex
-	looks map[volume.Key]*look
+	mu          sync.Mutex
+	looks       map[volume.Key]*look
+	quick, hung int // how many reads are under way
 }
 
 // Device is an open device.
@@ -52,7 +54,7 @@ func New() *Reader {
 }
 
 func newReader(open func(volume.Device) (Device, error)) *Reader {
-	return &Reader{open: open, places: make(chan struct{}, maxReads), looks: make(map[volume.Key]*look)}
+	return &Reader{open: open, looks: make(map[volume.Key]*look)}
 }
 
 // Super is what the volume's superblock said, at most maxAge ago where the device
@@ -89,20 +91,31 @@ func wait(ctx context.Context, ends <-chan struct{}) {
 	}
 }
 
-// start begins a read, if there is a place for one. The caller has r.mu.
+// start begins a read, unless too many are under way. The caller has r.mu.
 func (r *Reader) start(v *volume.Volume, l *look) {
-	select {
-	case r.places <- struct{}{}:
-	default:
+	if r.quick == maxReads {
 		return
 	}
+	r.quick++
 	ends := make(chan struct{})
 	l.ends = ends
+	count, ended := &r.quick, false // guarded by r.mu
+	hangs := time.AfterFunc(patience, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if !ended && r.hung < maxHung {
+			r.quick--
+			r.hung++
+			count = &r.hung
+		}
+	})
 	device, fsType := v.Device, v.FSType
 	go func() {
 		super, err := r.read(device, fsType)
-		<-r.places
+		hangs.Stop()
 		r.mu.Lock()
+		ended = true
+		*count--
 		if err != nil && !errors.Is(err, superblock.ErrNone) {
 			super = l.super // what was read before still counts
 		}

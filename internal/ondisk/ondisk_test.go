@@ -87,7 +87,7 @@ func TestADeviceThatHangsKeepsNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &disk{hang: make(chan struct{})}
 		r := readerOf(d)
-		for i := range 3 * maxReads {
+		for i := range maxHung + 2*maxReads {
 			key := volume.Key(rune('a' + i))
 			begin := time.Now()
 			if got := inodes(r.Super(t.Context(), testVolume(key), time.Minute)); got != -1 {
@@ -98,8 +98,8 @@ func TestADeviceThatHangsKeepsNobody(t *testing.T) {
 				t.Errorf("%v were waited", took)
 			}
 		}
-		if n := d.open.Load(); n != maxReads {
-			t.Errorf("%d devices are open, want %d", n, maxReads)
+		if n := d.open.Load(); n != maxHung+maxReads {
+			t.Errorf("%d devices are open, want %d", n, maxHung+maxReads)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -112,6 +112,35 @@ func TestADeviceThatHangsKeepsNobody(t *testing.T) {
 		synctest.Wait()
 		if got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute)); got < 1 || d.open.Load() != 0 {
 			t.Errorf("when it answers again: read %d, %d descriptors", got, d.open.Load())
+		}
+	})
+}
+
+// TestDevicesThatHangLeaveTheOthersTheirReads: more devices hang than are read at once.
+func TestDevicesThatHangLeaveTheOthersTheirReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hung, healthy := &disk{hang: make(chan struct{})}, &disk{}
+		r := newReader(func(d volume.Device) (Device, error) {
+			of := healthy
+			if d.Path == "hung" {
+				of = hung
+			}
+			of.open.Add(1)
+			of.reads.Add(1)
+			return of, nil
+		})
+		for i := range 2 * maxReads {
+			v := testVolume(volume.Key(rune('a' + i)))
+			v.Device.Path = "hung"
+			r.Super(t.Context(), v, time.Minute)
+		}
+		if got := inodes(r.Super(t.Context(), testVolume("healthy"), time.Minute)); got != 1 {
+			t.Errorf("a healthy device gave read %d", got)
+		}
+		close(hung.hang)
+		synctest.Wait()
+		if got := inodes(r.Super(t.Context(), testVolume("healthy"), 0)); got != 2 || hung.open.Load() != 0 {
+			t.Errorf("when they answer again: read %d, %d descriptors", got, hung.open.Load())
 		}
 	})
 }

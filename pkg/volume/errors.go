@@ -70,7 +70,8 @@ type Error struct {
 	err  error
 }
 
-// Errorf makes a classed error. It wraps as fmt.Errorf does.
+// Errorf makes a classed error. It wraps the operand of a single %w, as fmt.Errorf does; with
+// several %w it wraps none.
 func Errorf(kind Kind, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	return &Error{Kind: kind, msg: err.Error(), err: errors.Unwrap(err)}
