@@ -36,11 +36,16 @@ func (r *remover) refuseUsed(ctx context.Context, rec *record) error {
 }
 
 // refuseHeld returns an error while the device is mounted for a sandbox, or open. Of several
-// read-only volumes, the last one waits for the processes of all; a process of an earlier
-// boot does not exist any more; and the device of a lost volume may be unknown.
+// read-only volumes, the last one waits for the processes of all. No process of an earlier
+// boot exists any more. If a lost volume's device is not known, it may be any that the keeper
+// has kept for a volume without a record.
 func (r *remover) refuseHeld(ctx context.Context, rec *record) error {
-	if rec.Boot != r.boot || rec.Device.Kind == "" {
+	if rec.Boot != r.boot {
 		return nil
+	}
+	if rec.Device.Kind == "" {
+		known, _ := r.table.claimed()
+		return r.claims.RefuseKept(ctx, &rec.Volume, known)
 	}
 	if err := r.claims.WaitUnmounted(ctx, rec.claim()); err != nil {
 		return err

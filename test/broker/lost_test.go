@@ -140,6 +140,32 @@ func testLostRecord(t *testing.T, damage func(*testing.T, string), known string)
 	n.noLeftovers()
 }
 
+// TestKeptClaimAnswersForALostVolume: record and projection are lost, and no handler knows of
+// the sandbox. The claims that systemd kept say which device it can be.
+func TestKeptClaimAnswersForALostVolume(t *testing.T) {
+	n, store := newNode(t), &fdStore{files: make(map[string]*os.File)}
+	n.cfg.Keeper = store
+	n.restartWith(store)
+	lost, other := rig.Disk(t, 16*mib, ""), rig.Disk(t, 16*mib, "")
+	v := n.stage(n.instruction("pod-1", lost))
+	n.stage(n.instruction("pod-2", other))
+	rig.Hold(t, "<>", other) // that one is known to be of another volume
+	by := rig.Hold(t, "<>", lost)
+	n.Close()
+	check.Must(t, os.Truncate(n.recordOf(v), 10))
+	n.runtime.volumes = nil
+	n.startWith(store)
+	_, err := n.Release(t.Context(), v.Target)
+	wantOpenIn(t, err, by)
+	if mounts := rig.MountPoints(v.Target); len(mounts) != 1 {
+		t.Errorf("the guard has gone: %v", mounts)
+	}
+	by.End()
+	n.unstage(v.Target)
+	wantHeld(t, lost, false)
+	wantHeld(t, other, true)
+}
+
 // TestRecordIsReadAgain: what kept a record from being read passed.
 func TestRecordIsReadAgain(t *testing.T) {
 	n := newNode(t)

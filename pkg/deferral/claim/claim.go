@@ -178,10 +178,7 @@ func (t *Table) DropKept(ctx context.Context, wanted []volume.Device) {
 			unlock()
 		}
 	}
-	names := make(map[string]bool, len(wanted))
-	for _, d := range wanted {
-		names[claimName(identityOf(d))] = true
-	}
+	names := claimNames(wanted)
 	if others := t.open.keptExcept(names); len(others) > 0 {
 		found, err := t.users.find(ctx, slices.Collect(maps.Values(others)))
 		for name, id := range others {
@@ -189,6 +186,32 @@ func (t *Table) DropKept(ctx context.Context, wanted []volume.Device) {
 		}
 	}
 	t.open.dropKept(names)
+}
+
+// RefuseKept fails while a process has the device of a kept descriptor open, except for the
+// known devices. It is for a volume whose device is not known: it may be that one.
+func (t *Table) RefuseKept(ctx context.Context, v *volume.Volume, known []volume.Device) error {
+	others := slices.Collect(maps.Values(t.open.keptExcept(claimNames(known))))
+	if len(others) == 0 {
+		return nil
+	}
+	found, err := t.users.await(ctx, others, releaseTime)
+	if err != nil {
+		return volume.Errorf(volume.Busy, "volume %s: its device is not known, and it cannot be proven that no process has it open: %w", v.Target, err)
+	}
+	if len(found) > 0 {
+		return volume.Errorf(volume.Busy, "volume %s: its device is not known, and may be %s, which is open in %s: "+volume.TextEndVM,
+			v.Target, describe(found[0].File), nameAll(found))
+	}
+	return nil
+}
+
+func claimNames(devices []volume.Device) map[string]bool {
+	names := make(map[string]bool, len(devices))
+	for _, d := range devices {
+		names[claimName(identityOf(d))] = true
+	}
+	return names
 }
 
 // Close closes the descriptors of this process. The keeper's copies stay.
