@@ -96,6 +96,29 @@ func TestImageFiles(t *testing.T) {
 	n.noLeftovers()
 }
 
+// TestImagesBelowARootOfDevices: a driver keeps its images where its devices may lie too.
+func TestImagesBelowARootOfDevices(t *testing.T) {
+	n := newNode(t)
+	images := filepath.Join(n.kubelet, "images")
+	check.Must(t, os.Mkdir(images, 0o755))
+	policy := n.cfg.Devices
+	policy.Images = []string{images}
+	n.SetDevices(policy)
+	image, device := filepath.Join(images, "disk.img"), filepath.Join(images, "link")
+	check.Must(t, os.WriteFile(image, make([]byte, mib), 0o600))
+	check.Must(t, unix.Mknod(filepath.Join(n.kubelet, "disk"), unix.S_IFBLK|0o600, rdev(t, rig.Disk(t, 16*mib, ""))))
+	check.Must(t, os.Symlink("../disk", device))
+	check.Must(t, os.WriteFile(filepath.Join(n.kubelet, "file"), nil, 0o600))
+	check.Must(t, os.Symlink("../file", filepath.Join(images, "out")))
+	for _, backing := range []string{image, device} {
+		n.stage(n.instruction("pod-1", backing))
+		n.unstage(n.target("pod-1"))
+	}
+	_, err := n.Defer(t.Context(), n.instruction("pod-1", filepath.Join(images, "out")))
+	wantKind(t, err, volume.Denied)
+	n.noLeftovers()
+}
+
 func TestClaimedDeviceCannotBeMountedInAnotherNamespace(t *testing.T) {
 	n := newNode(t)
 	disk := rig.Disk(t, 32*mib, "ext4")

@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -64,22 +65,25 @@ func deviceError(kind volume.Kind, target, backing, what string, err error) erro
 	return volume.Errorf(kind, "volume %s: the device %s %s: %w", target, sys.Clip(backing), what, err)
 }
 
-// openPath opens the path below the root it is named under.
+// openPath opens the path below the root that it is named under, and reports whether that is a
+// root of images. Roots may lie in one another: the path then has to stay below one of them.
 func (p DevicePolicy) openPath(target, backing string) (fd int, image bool, err error) {
-	roots := slices.Concat(p.Roots, p.Images)
-	for i, root := range roots {
+	for i, root := range slices.Concat(p.Images, p.Roots) {
 		rel, ok := sys.Below(path.Clean(root), backing)
 		if !ok {
 			continue
 		}
-		fd, err := openUnder(root, rel)
-		if err != nil {
-			return sys.NoFD, false, openDeviceError(target, backing, root, err)
+		fd, openErr := openUnder(root, rel)
+		if openErr == nil {
+			return fd, i < len(p.Images), nil
 		}
-		return fd, i >= len(p.Roots), nil
+		err = cmp.Or(err, openDeviceError(target, backing, root, openErr))
 	}
-	return sys.NoFD, false, volume.Errorf(volume.Denied, "volume %s: the device %s lies below none of the directories that "+
-		"devices.roots and devices.images allow (%s)", target, sys.Clip(backing), strings.Join(roots, ", "))
+	if err == nil {
+		err = volume.Errorf(volume.Denied, "volume %s: the device %s lies below none of the directories that "+
+			"devices.roots and devices.images allow (%s)", target, sys.Clip(backing), strings.Join(slices.Concat(p.Roots, p.Images), ", "))
+	}
+	return sys.NoFD, false, err
 }
 
 func openUnder(root, rel string) (int, error) {
