@@ -260,7 +260,7 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 	if known == nil {
 		return nil, volume.Errorf(volume.NotFound, "volume %s is not on record: there is nothing to release", key.Short())
 	}
-	if !force {
+	if !force && known.rec.ResolvedTarget != "" {
 		return b.Release(ctx, known.rec.ResolvedTarget)
 	}
 	unlock, err := b.locks.lock(ctx, key)
@@ -274,10 +274,20 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
 	v := &known.rec.Volume
-	if err := b.remover.undo(ctx, known.rec, nil, true); err != nil {
+	if !force { // a lost volume whose target is not known
+		if err := b.remover.refuseUsed(ctx, known.rec); err != nil {
+			return v, err
+		}
+	}
+	if err := b.remover.undo(ctx, known.rec, nil, force); err != nil {
 		return v, err
 	}
-	b.users.Note(ctx, v)
+	if known.lost != nil {
+		b.lost.dropKept(ctx)
+	}
+	if force {
+		b.users.Note(ctx, v)
+	}
 	return v, nil
 }
 
