@@ -103,13 +103,13 @@ func (t *Table) Acquire(
 		err = checkImage(r.Volume, dev)
 	}
 	if err != nil && (!dev.known || volume.KindOf(err) == volume.NotFound) {
-		err = errors.Join(t.drop(r.Key, id), err) // what cannot be undone yet makes it an error to retry
+		err = errors.Join(t.drop(r.Key, id), err) // an error of drop comes first: it is one to retry
 	}
 	return wasReadOnly, err
 }
 
-// isHeld reports whether the device is held for another owner than the one who claims it.
-// What a release failed to give up is nobody's: it is given up first.
+// isHeld reports whether the device is held for an owner other than the one that claims it. A
+// descriptor that an earlier release failed to close has no owner: it is closed first.
 func (t *Table) isHeld(id identity) (bool, error) {
 	if len(t.owners.ofDevice(id)) == 1 {
 		return false, t.open.release(id)
@@ -117,12 +117,13 @@ func (t *Table) isHeld(id identity) (bool, error) {
 	return t.open.get(id) != nil, nil
 }
 
-// Release gives up the volume's claims. It first calls leave, which may be nil and fail, and
-// tells it whether the volume is the last owner: no other comes or goes meanwhile. For the
-// last one, it restores the device's own read-only flag.
+// Release ends the volume's claim. It first calls leave, which may be nil, with whether the
+// volume is the last owner of the device; meanwhile no other volume claims or releases it. If
+// leave fails, the claim stays. For the last owner, Release restores the device's own
+// read-only flag.
 func (t *Table) Release(r Request, leave func(last bool) error) error {
 	id := identityOf(r.Device)
-	// A release cannot give up: it waits until the device is free for it.
+	// No context: a release that has begun must not stop here.
 	unlock, err := t.lock(context.Background(), r.Volume, id)
 	if err != nil {
 		return err
@@ -165,10 +166,9 @@ func (t *Table) IsShared(d volume.Device) bool { return len(t.owners.ofDevice(id
 // Kept counts the claims that the keeper holds over a restart.
 func (t *Table) Kept() int { return t.open.count() }
 
-// DropKept gives up the kept descriptors of all other devices that no process has open:
-// which device a lost volume had may not be known. Those of the given devices wait for
-// their volumes: what keeps a volume from claiming may pass. What an earlier release
-// failed to give up is tried again.
+// DropKept closes the kept descriptors that no volume needs. It leaves those of the wanted
+// devices, whose volumes may claim them later, and those of devices that a process has open,
+// which a lost volume may have had. It also retries what an earlier release failed to close.
 func (t *Table) DropKept(ctx context.Context, wanted []volume.Device) {
 	for _, id := range t.open.identities() {
 		if unlock, free := t.devices.TryLock(id); free {

@@ -56,7 +56,7 @@ type keptFile struct {
 
 // claimName is the name of a claim with the keeper: the device number in base 36.
 // systemd passes the names of all claims in one environment variable, for which the
-// kernel has 128 KiB. Upper case tells them from the names of sockets.
+// kernel has 128 KiB. Upper case keeps them apart from the names of sockets.
 func claimName(id identity) string {
 	if !id.Block {
 		return "" // an image: the keeper has nothing of it
@@ -96,9 +96,9 @@ func (d *descriptors) get(id identity) *heldDevice {
 	return nil
 }
 
-// add enters a held device and gives the keeper a copy. The keeper gets none of a plain
-// descriptor: that keeps nobody out, and a driver's detach would have to wait for it. After
-// an error call release: the keeper may have taken the copy all the same.
+// add records a held device and stores a copy with the keeper. A plain descriptor is not
+// stored: it keeps nobody out, and a driver's detach would have to wait for the copy. After
+// an error call release: the keeper may have stored the copy nevertheless.
 func (d *descriptors) add(id identity, held *heldDevice) error {
 	d.mu.Lock()
 	d.held[id] = held
@@ -123,14 +123,14 @@ func (d *descriptors) store(id identity, held *heldDevice) error {
 	return nil
 }
 
-// keptFile returns the keeper's descriptor that no volume has claimed yet, or nil.
+// keptFile returns the kept descriptor of a device, or nil.
 func (d *descriptors) keptFile(id identity) *os.File {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.kept[claimName(id)].File
 }
 
-// adopt enters a held device that was made from the kept descriptor.
+// adopt records a held device whose descriptor was copied from the kept one.
 func (d *descriptors) adopt(id identity, held *heldDevice) error {
 	d.mu.Lock()
 	file := d.kept[claimName(id)]
@@ -179,7 +179,7 @@ func waitFree(d volume.Device) {
 	sys.CloseFD(fd)
 }
 
-// keptExcept gives what the kept files are, by the names of their claims, except for some.
+// keptExcept returns the devices of the kept descriptors by claim name, without the wanted ones.
 func (d *descriptors) keptExcept(wanted map[string]bool) map[string]identity {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -111,7 +111,7 @@ func openDeviceError(target, backing, root string, err error) error {
 func (p DevicePolicy) identify(target, backing string, fd int, image bool) (volume.Device, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return volume.Device{}, deviceError(volume.Internal, target, backing, "cannot be looked at", err)
+		return volume.Device{}, deviceError(volume.Internal, target, backing, "cannot be examined", err)
 	}
 	dev := deviceOf(&st)
 	switch {
@@ -257,14 +257,14 @@ func openByIdentity(d volume.Device, flags int) (int, error) {
 }
 
 // isGone reports whether a block device could not be opened because it does not exist any
-// more. Any other error, and a missing name, proves nothing of the device.
+// more. Any other error, or a missing name, proves nothing about the device.
 func isGone(d volume.Device, err error) bool {
 	_, inKernel := os.Lstat("/sys/dev/block/" + DeviceNumber(d.Major, d.Minor))
 	return errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOMEDIUM) || errors.Is(inKernel, unix.ENOENT)
 }
 
-// OpenDevice opens the device of a volume to read what is on it, whoever has claimed it,
-// and past the page cache if possible. Close it soon: an open device cannot be detached.
+// OpenDevice opens the device of a volume for reading, claimed or not, and bypasses the page
+// cache if possible. Close it soon: an open device cannot be detached.
 func OpenDevice(d volume.Device) (*os.File, error) {
 	fd, err := openByIdentity(d, unix.O_DIRECT)
 	if errors.Is(err, unix.EINVAL) {

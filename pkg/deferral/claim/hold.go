@@ -17,7 +17,7 @@ import (
 func (t *Table) hold(ctx context.Context, r Request, dev *OpenedDevice, id identity) (wasReadOnly bool, err error) {
 	held := t.open.get(id)
 	if held != nil && held.mountable != r.Mountable {
-		// What one kind of handler needs the kernel to refuse, the other needs it to do.
+		// One kind of handler needs the kernel to mount the device, the other to refuse that.
 		return false, volume.Errorf(volume.InUse, "volume %s: its device %s (%s) belongs to a volume of another runtime handler, and only one of "+
 			"the two has this node's kernel mount it: use one handler for both, or "+volume.TextWait,
 			r.Target, r.Device.Path, r.Device)

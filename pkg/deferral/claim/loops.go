@@ -126,8 +126,8 @@ func isReadOnly(d volume.Device) bool {
 }
 
 // foreignLoops lists the loop devices of other programs over the data of the volume's
-// device, of which sysfs tells nothing, and refuses the volume if the kernel has one of them
-// in use. Our own volumes exclude each other by the identity of what lies under them.
+// device, which sysfs does not show, and refuses the volume if the kernel has one of them in
+// use. Loop devices of our own volumes are found by the owners of what is under them.
 func (o *owners) foreignLoops(v *volume.Volume) (foreign []loopDevice, err error) {
 	stack, err := stackOf(v.Device)
 	if err != nil {
@@ -229,14 +229,14 @@ func loopDevices(skip func(identity) bool) (all []loopDevice, err error) {
 	return all, nil
 }
 
-// isLoop is not true of a loop device's partition, which follows its disk in the list.
+// isLoop reports whether a name is that of a loop device, not of its partition.
 func isLoop(name string) bool {
 	number, ok := strings.CutPrefix(name, "loop")
 	_, err := strconv.ParseUint(number, 10, 32)
 	return ok && err == nil
 }
 
-// loopInfo is nil for a device that is no loop device, has no image, or is gone.
+// loopInfo returns nil for a device that is no loop device, has no backing, or has gone.
 func loopInfo(d volume.Device) (*unix.LoopInfo64, error) {
 	if d.Kind != volume.BlockDevice || d.Major != loopMajor {
 		return nil, nil //nolint:nilnil // no loop device

@@ -14,7 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// maxStack bounds how many devices of a stack are looked at.
+// maxStack bounds how many devices of a stack are examined.
 const maxStack = 4096
 
 // stackOf lists what shares its data with the device, at any depth: what stackIn finds, and
@@ -98,8 +98,8 @@ func stackIn(sysfs string, major, minor uint32) (out []identity, err error) {
 	return out, nil
 }
 
-// unlessMissing is nil where there is no such file: that of a device which just went, or
-// which has no part of the kind.
+// unlessMissing drops the error of a file that does not exist: the device has just gone, or
+// has no such attribute.
 func unlessMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

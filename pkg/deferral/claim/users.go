@@ -42,7 +42,7 @@ func NewUsers(servers func() []string, changed func(volume.Key)) *Users {
 	return &Users{scan: holders.New(), servers: servers, changed: changed, held: make(map[volume.Key]Held)}
 }
 
-// maxHeld bounds what is remembered for display; refusals do not depend on it.
+// maxHeld bounds how many held devices are listed; refusals do not depend on it.
 const maxHeld = 1024
 
 // releaseTime bounds the wait for a VMM that is ending.
@@ -54,10 +54,10 @@ func (u *Users) Refuse(ctx context.Context, v *volume.Volume) error {
 	return u.refuse(ctx, v, releaseTime)
 }
 
-// Note looks once which processes have the volume's device open, for Get and All.
+// Note checks once which processes have the volume's device open, for Get and All.
 func (u *Users) Note(ctx context.Context, v *volume.Volume) { _ = u.refuse(ctx, v, 0) }
 
-// refuse waits at most patience for processes that have the device only briefly.
+// refuse is Refuse with a bound on the wait.
 func (u *Users) refuse(ctx context.Context, v *volume.Volume, patience time.Duration) error {
 	files, err := dataOf(v.Device)
 	var found []holders.Holder
@@ -66,7 +66,7 @@ func (u *Users) refuse(ctx context.Context, v *volume.Volume, patience time.Dura
 	}
 	switch {
 	case err != nil:
-		u.remember(v, "some process that cannot be looked at")
+		u.remember(v, "a process that cannot be examined")
 		return unprovenError(v, err)
 	case len(found) > 0:
 		names := nameAll(found)
@@ -172,7 +172,7 @@ func (u *Users) All() []Held {
 	return slices.SortedFunc(maps.Values(u.held), func(x, y Held) int { return cmp.Compare(x.Volume.Target, y.Volume.Target) })
 }
 
-// Refresh looks again who has the held devices open.
+// Refresh checks again which processes have the held devices open.
 func (u *Users) Refresh(ctx context.Context) {
 	known := u.All()
 	files, unread := make([][]identity, len(known)), make([]error, len(known))

@@ -3,9 +3,10 @@
 // container runtime lists any more, may live on with the disk and write to it.
 //
 // A process counts whatever name it opened the device by, and in whatever mount or PID
-// namespace it runs. Three things are not seen: what the kernel itself has (mounts, device
-// mapper: O_EXCL tells of those), a descriptor of a thread that has a descriptor table of
-// its own, and one that is passed on while the scan is under way. No VMM is known to do either.
+// namespace it runs. The scan does not see what the kernel itself has open (mounts, device
+// mapper: O_EXCL shows those), a descriptor of a thread with a descriptor table of its own, one
+// that is passed on during the scan, or a mapping or io_uring file whose descriptor is closed.
+// No VMM is known to have a volume's device in one of these ways alone.
 package holders
 
 import (
@@ -48,30 +49,30 @@ func (h Holder) String() string { return fmt.Sprintf("process %d (%.40q)", h.PID
 // scanTime bounds the wait for one scan, which takes milliseconds.
 const scanTime = 10 * time.Second
 
-// Scanner looks through the descriptors of all processes. Callers that come while
-// a scan is under way share the next one, so that any number of them costs two
-// scans at most.
+// Scanner reads the descriptors of all processes. Callers that come during a scan share
+// the next one, so that any number of them costs at most two scans.
 type Scanner struct {
 	proc string
 	skip []int
 	turn chan struct{} // the right to scan
 
 	mu   sync.Mutex
-	next *scan // has not begun; nil where nobody waits
-	// kernel are the kernel threads by their directory's inode: they have no
-	// descriptors and are half of all processes. Only the scan that has the turn
+	next *scan // not begun yet; nil if no caller waits for one
+	// kernel maps the PID of each kernel thread to the inode of its directory. Kernel
+	// threads have no descriptors and are half of all processes. Only the running scan
 	// uses it.
 	kernel map[string]uint64
 }
 
-// New makes a scanner. This process does not count, nor a fork of it that is about to
-// begin another program, and neither does the node's first: systemd keeps copies of our claims, and is no sandbox.
+// New makes a scanner. It skips this process and process 1: systemd keeps copies of our
+// claims, and is no sandbox.
 func New() *Scanner {
 	return &Scanner{proc: "/proc", skip: []int{1, os.Getpid()}, turn: make(chan struct{}, 1)}
 }
 
-// Find lists who has one of the files open, other than the programs to pass over. An error
-// means that it cannot be told: some process could not be looked at, and nobody else counts.
+// Find lists the processes that have one of the files open, without those of the programs to
+// pass over. An error means that the answer is not known: some process could not be examined,
+// and no other one has a file open.
 func (s *Scanner) Find(ctx context.Context, passOver []string, files ...File) ([]Holder, error) {
 	if err := s.Blind(); err != nil {
 		return nil, err
@@ -108,8 +109,8 @@ func (s *Scanner) join(files []File) *scan {
 	return s.next
 }
 
-// run waits for the turn and scans. From then on callers join a later scan: what
-// is looked at before somebody asked proves nothing to him.
+// run waits for its turn and scans. Callers that come later join the next scan: what was
+// read before a call proves nothing to that caller.
 func (s *Scanner) run(mine *scan) {
 	s.turn <- struct{}{}
 	defer func() { <-s.turn }()
@@ -124,8 +125,8 @@ func (s *Scanner) run(mine *scan) {
 // numbers it.
 const initialPIDs = "pid:[4026531836]"
 
-// Blind tells why this process does not see the others of the node: a container
-// sees only its own, unless it is given the node's PID namespace.
+// Blind returns why this process does not see the other processes of the node, or nil: a
+// container sees only its own, unless it has the node's PID namespace.
 func (s *Scanner) Blind() error {
 	if _, err := os.Stat(s.proc + "/1"); err != nil {
 		return fmt.Errorf("the processes of this node cannot be seen (is /proc mounted with hidepid?): %w", err)
@@ -144,7 +145,7 @@ type scan struct {
 	scanner *Scanner
 	want    map[File]bool
 	loop    pace.Loop
-	done    chan struct{} // closed at the end; what follows is then fixed
+	done    chan struct{} // closed at the end; the fields below do not change after that
 	found   []Holder
 	err     error
 }
@@ -167,8 +168,8 @@ func (c *scan) all() {
 	}
 }
 
-// process looks at one process. One whose first thread has ended shows no
-// descriptors there, and its other threads may have them.
+// process examines one process. If its first thread has ended, the process's own directory
+// shows no descriptors, but its other threads may have some.
 func (c *scan) process(pid string, inode uint64) {
 	c.loop.Yield()
 	dir := c.scanner.proc + "/" + pid
@@ -189,7 +190,7 @@ func (c *scan) process(pid string, inode uint64) {
 	}
 }
 
-// table looks at one table of descriptors and tells how many are in it.
+// table examines one descriptor table and returns how many descriptors it has.
 func (c *scan) table(pid, dir string) (descriptors int) {
 	matched := make(map[File]bool)
 	err := eachEntry(dir+"/fd", func(at int, fd string, _ uint64) {
@@ -224,8 +225,8 @@ func (c *scan) unknown(err error) {
 	}
 }
 
-// identify tells what a descriptor is open on. Nothing is opened, and a server
-// that hangs (NFS, FUSE) is not asked.
+// identify returns the file that a descriptor is open on. It opens nothing, and does not query
+// the server of a network or FUSE filesystem, which may hang.
 func identify(dir int, fd string) (File, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(dir, fd, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO, &st); err != nil {
@@ -240,8 +241,8 @@ func identify(dir int, fd string) (File, error) {
 	return File{}, nil
 }
 
-// holds tells whether the process of a directory has a file open by a descriptor. A fork
-// of this process closes it when it begins its program.
+// holds reports whether the process of a directory has a file open by a descriptor. That of a
+// fork of this process does not count: it is closed when the fork begins its program.
 func holds(at int, fd, dir string, f File) (bool, error) {
 	if counts, err := countsAsOpen(dir+"/fdinfo/"+fd, f); err != nil || !counts || isOwnFork(dir) {
 		return false, err
@@ -250,8 +251,8 @@ func holds(at int, fd, dir string, f File) (bool, error) {
 	return now == f, err
 }
 
-// countsAsOpen leaves out a descriptor that only names the file (O_PATH), and the
-// reader of a regular file, such as a backup of a disk image.
+// countsAsOpen reports whether a descriptor counts. One that only names the file (O_PATH) does
+// not, nor one that only reads a regular file, such as that of a backup of a disk image.
 func countsAsOpen(fdinfo string, f File) (bool, error) {
 	raw, err := os.ReadFile(fdinfo) //nolint:gosec // below /proc
 	if err != nil {

@@ -39,14 +39,14 @@ func eachEntry(path string, see func(dir int, name string, inode uint64)) error 
 	}
 }
 
-// isGone tells whether a process or descriptor ended meanwhile. ESTALE is a file
-// that its server has removed: no device is.
+// isGone reports whether a process or descriptor ended meanwhile. ESTALE is that of a file
+// which its server has removed, and so of no device.
 func isGone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ESTALE)
 }
 
-// programOf names the program of a process by its executable file, which a
-// process cannot choose as freely as its title.
+// programOf returns the name of a process's executable file, which a process cannot choose as
+// freely as its title.
 func programOf(dir string) string {
 	if exe, err := os.Readlink(dir + "/exe"); err == nil {
 		return filepath.Base(strings.TrimSuffix(exe, " (deleted)"))
@@ -71,14 +71,14 @@ func isKernelThread(dir string) bool {
 	return err == nil && flags&kernelThread != 0
 }
 
-// statOf reads the fields of a process behind its name, which may hold anything and stands
-// in parentheses: state, parent, and so on.
+// statOf reads the fields of a process that follow its name in parentheses, which may hold
+// anything: state, parent, and so on.
 func statOf(dir string) []string {
 	raw, _ := os.ReadFile(dir + "/stat") //nolint:gosec // below /proc
 	return strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
 }
 
-// isOwnFork tells whether a process is a copy of this one that has not begun its program
+// isOwnFork reports whether a process is a fork of this one that has not begun its program
 // yet. Until then it has all our descriptors, and our command line.
 func isOwnFork(dir string) bool {
 	if of := statOf(dir); len(of) < 2 || of[1] != strconv.Itoa(os.Getpid()) {
