@@ -19,9 +19,9 @@ type Config struct {
 	StateDir string
 	// Root is the directory below which all targets lie.
 	Root string
-	// Describe, which may be nil, adds to a volume what its target path tells, such as
-	// who uses it. Rel is the path below Root. If dir is a descriptor and not sys.NoFD,
-	// it is the directory that holds the target.
+	// Describe, which may be nil, adds to a volume what follows from its target path, such
+	// as the pod. Rel is the path below Root. Unless dir is sys.NoFD, it is a descriptor of
+	// the directory that holds the target.
 	Describe func(v *volume.Volume, rel string, dir int)
 	// Devices is which devices are accepted; SetDevices changes it later.
 	Devices claim.DevicePolicy
@@ -66,7 +66,7 @@ type Broker struct {
 	reconciler *reconciler
 }
 
-// parts are what all that work on volumes share.
+// parts are shared by the broker and its helpers.
 type parts struct {
 	boot     string
 	targets  *targets
@@ -144,7 +144,7 @@ func (b *Broker) Load(ctx context.Context) error {
 		})
 	}
 	b.lost.dropKept(ctx)
-	return err // only the caller's end, which ends both
+	return err // the caller's context has ended, and both loops with it
 }
 
 // Reconcile compares every record with the node and repairs what differs: it ends
@@ -252,9 +252,9 @@ func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, erro
 	return &known.rec.Volume, err
 }
 
-// ReleaseKey releases a volume by its key, as Release does. With force it does not ask
+// ReleaseKey releases a volume by its key, as Release does. With force it does not check
 // whether the device is in use: a sandbox that has it goes on writing to it, beside the
-// next owner of the device. It is for an operator who knows better.
+// next owner of the device. Force is for an operator who knows that no sandbox does.
 func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*volume.Volume, error) {
 	known := b.table.get(key)
 	if known == nil {
@@ -291,9 +291,9 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 	return v, nil
 }
 
-// GrowAtMount records, and shows to the handler, that the filesystem of a volume is to be
-// grown to its device at the next mount. If the handler's sandboxes do not grow any, that
-// is for people to see.
+// GrowAtMount records that the filesystem of a volume is to be grown to its device at the
+// next mount, and publishes that to the handler. If the handler's sandboxes do not grow
+// filesystems, the record is only shown to people.
 func (b *Broker) GrowAtMount(ctx context.Context, key volume.Key, size int64) error {
 	unlock, err := b.locks.lock(ctx, key)
 	if err != nil {
@@ -318,8 +318,8 @@ func (b *Broker) GrowAtMount(ctx context.Context, key volume.Key, size int64) er
 	return nil // its projection is restored when the handler is configured again
 }
 
-// EndGrowth records that a growth to size is done, unless another one is on record by now.
-// It does not wait for another operation on the volume: the caller repeats it.
+// EndGrowth records that a growth to size is done, unless another growth is on record by now.
+// During another operation on the volume it does nothing: the caller repeats it.
 func (b *Broker) EndGrowth(key volume.Key, size int64) error {
 	unlock, free := b.locks.keys.TryLock(key)
 	if !free {
@@ -361,7 +361,7 @@ type targets struct {
 	describe func(v *volume.Volume, rel string, dir int)
 }
 
-// volume is all that the target path alone tells of a volume.
+// volume returns a volume with what is known from its target path alone.
 func (ts *targets) volume(t *guard.Target) *volume.Volume {
 	v := &volume.Volume{Key: t.Key(), Target: t.Given, ResolvedTarget: t.Resolved}
 	ts.addTo(v, t, sys.NoFD)

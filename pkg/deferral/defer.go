@@ -122,9 +122,9 @@ func (a *attempt) claim(ctx context.Context, rec *record) (err error) {
 	return err
 }
 
-// preparation is what is done with the device between the claim in our own table and the
-// claim in the kernel, which would keep mkfs out too. Without a format policy, only the
-// journal of a read-only volume is checked.
+// preparation returns what to do with the device between the claim in our own table and the
+// claim in the kernel, which would keep mkfs out too; nil is nothing. Without a format policy,
+// only the journal of a read-only volume is checked.
 func (a *attempt) preparation(rec *record) func(context.Context) error {
 	in, dev := a.in, a.dev
 	able := dev.Kind == volume.BlockDevice && a.b.cfg.Preparer != nil
@@ -133,7 +133,7 @@ func (a *attempt) preparation(rec *record) func(context.Context) error {
 	}
 	return func(ctx context.Context) error {
 		if !able {
-			return volume.Errorf(volume.Unsupported, "volume %s: %s cannot be looked at before it is handed over: "+
+			return volume.Errorf(volume.Unsupported, "volume %s: %s cannot be checked before it is handed over: "+
 				"only block devices can", rec.Target, rec.Device.Path)
 		}
 		return a.b.cfg.Preparer.Prepare(ctx, Preparation{

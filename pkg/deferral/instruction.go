@@ -16,9 +16,8 @@ const (
 	maxFlagLen = 1024
 )
 
-// Validate tells, without looking at the system, what is wrong with an
-// instruction. No error repeats a mount flag's value: it may be a secret that
-// came to the wrong place.
+// Validate checks an instruction by itself, without the state of the node. No error repeats
+// the value of a mount flag: it may be a secret in the wrong field.
 func Validate(in *volume.Instruction) error {
 	if err := guard.CheckPath("volume_target_path", in.Target); err != nil {
 		return err
@@ -88,24 +87,24 @@ func checkGroup(in *volume.Instruction) error {
 	return nil
 }
 
-// asksReadOnly tells whether the flags ask for a read-only mount.
+// asksReadOnly reports whether the flags ask for a read-only mount.
 func asksReadOnly(in *volume.Instruction) bool {
 	return slices.Contains(mountopt.Split(in.MountFlags), "ro")
 }
 
-// secretParts are what the names of secret mount options have in common, over
-// cifs, ceph, glusterfs, fscrypt and the FUSE filesystems of object stores.
+// secretParts are parts of the names of secret mount options of cifs, ceph, glusterfs, fscrypt
+// and the FUSE filesystems of object stores.
 var secretParts = []string{"pass", "secret", "token", "cred", "apikey", "accesskey", "encryptionkey", "privatekey"}
 
-// secretNames are whole option names that carry a secret or the way to one.
+// secretNames are names of options that carry a secret, or the path of one.
 var secretNames = map[string]bool{
 	"key": true, "keyfile": true, "keyring": true, "auth": true, "pwd": true, "pw": true, "cruid": true,
 	"user": true, "username": true,
 }
 
-// secretLike tells whether a mount flag may carry a secret, and the option's
-// name, which is all that may be repeated of it. It errs on the side of caution:
-// a user= option of cifs may hold "user%password".
+// secretLike reports whether a mount flag may carry a secret, and returns the option's name:
+// only that may be repeated in an error. It errs on the side of caution: a user= option of
+// cifs may hold "user%password".
 func secretLike(flag string) (string, bool) {
 	for option := range strings.SplitSeq(flag, ",") {
 		name, _, hasValue := strings.Cut(option, "=")

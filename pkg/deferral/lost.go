@@ -10,7 +10,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// errNoRecord is why a volume is lost of which there is only a guard or a projection.
+// errNoRecord is the cause for a volume that has only a guard or a projection.
 var errNoRecord = errors.New("there is no such file")
 
 // lostVolumes handles the volumes that have no usable record: the file is damaged, was
@@ -23,7 +23,7 @@ type lostVolumes struct {
 	remover  *remover
 }
 
-// enter adds them to the table at the start. An error says that there may be more.
+// enter adds the lost volumes to the table at the start. After an error there may be more.
 func (l *lostVolumes) enter(ctx context.Context, files []unusable) error {
 	standing, err := l.standing(ctx)
 	for _, file := range files {
@@ -65,8 +65,8 @@ func (l *lostVolumes) standing(ctx context.Context) (map[volume.Key]*record, err
 	return out, err
 }
 
-// record is a record in memory, made of what is known of a volume without one. It leaves the
-// device's read-only flag as it is: nobody knows any more whether we set it.
+// record makes a record in memory from what is known of a volume without one. Its removal
+// leaves the device's read-only flag as it is: it is not known any more whether we set it.
 func (l *lostVolumes) record(v *volume.Volume) *record {
 	if v.Target == "" {
 		v.Target = "(unknown target, id " + v.Key.Short() + ")"
@@ -100,8 +100,8 @@ func (l *lostVolumes) ofTarget(t *guard.Target) (*entry, error) {
 	return l.table.get(t.Key()), nil
 }
 
-// isElsewhere reports whether a lost volume was taken to have another device than its record
-// says.
+// isElsewhere reports whether the device that was assumed for a lost volume differs from the
+// one in its record.
 func isElsewhere(known *entry, rec *record) bool {
 	return known.rec.Device.Kind != "" && !known.rec.Device.Same(rec.Device)
 }
@@ -146,8 +146,8 @@ func (l *lostVolumes) reconcile(ctx context.Context, known *entry, report *colle
 	return false
 }
 
-// useRecord continues with the record of a volume that was lost. The claim stays if it is on
-// the right device. One on another device is given up first, as at the end of a volume.
+// useRecord continues with the record of a volume that was lost. A claim on the device in the
+// record stays. A claim on another device is released first, as at the end of a volume.
 func (l *lostVolumes) useRecord(ctx context.Context, known *entry, rec *record) error {
 	if isElsewhere(known, rec) {
 		err := l.claims.Release(known.rec.claim(), func(last bool) error {
@@ -164,9 +164,9 @@ func (l *lostVolumes) useRecord(ctx context.Context, known *entry, rec *record) 
 	return nil
 }
 
-// deferAgain writes a new record for a lost volume. The orchestrator repeats its calls for
-// a volume that is in use, and the instruction then says what the record did, but not what
-// that of a newer daemon says beyond it.
+// deferAgain writes a new record for a lost volume. The orchestrator repeats its calls for a
+// volume that is in use, and the instruction then has all that the record had, except for
+// fields that a newer daemon wrote.
 func (l *lostVolumes) deferAgain(ctx context.Context, known *entry, rec *record, t *guard.Target) (*volume.Volume, error) {
 	was := known.rec
 	if errors.Is(known.lost, errNewerRecord) || was.Device.Kind != "" && !was.Device.Same(rec.Device) || was.Handler != "" && was.Handler != rec.Handler {

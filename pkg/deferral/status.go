@@ -28,12 +28,12 @@ type Status struct {
 	// Held is set while a process has the device open and so keeps it from being
 	// released or claimed.
 	Held *claim.Held
-	// OffRecord is set if only Held tells of the volume: it was released by force,
-	// its record was lost, or it could not be deferred.
+	// OffRecord is set for a volume that is known only because its device is held: it was
+	// released by force, its record was lost, or it could not be deferred.
 	OffRecord bool
 }
 
-// HeldStatus shows a held device whose volume is not on record.
+// HeldStatus is the status of a held device whose volume is not on record.
 func HeldStatus(h claim.Held) Status { return Status{Volume: h.Volume, Held: &h, OffRecord: true} }
 
 // Get returns a volume by its key.
@@ -113,7 +113,7 @@ func (b *Broker) Abilities(handler string) Abilities {
 	return b.handlers.abilities(cmp.Or(handler, b.handlers.byDefault))
 }
 
-// Users tells who has devices open.
+// Users returns what is known about the processes that have devices open.
 func (b *Broker) Users() Users { return Users{b.users} }
 
 // Users are the processes that have devices open, as far as the broker has asked for them.

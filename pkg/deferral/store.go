@@ -132,7 +132,7 @@ func (s *store) beginRemoval(key volume.Key) error {
 		return nil // begun before
 	}
 	if err != nil {
-		return volume.Errorf(volume.DiskKind(err), "volume %s: the removal cannot be noted below %s: %w", key.Short(), s.dir, err)
+		return volume.Errorf(volume.DiskKind(err), "volume %s: the removal cannot be recorded below %s: %w", key.Short(), s.dir, err)
 	}
 	return nil
 }
@@ -154,8 +154,8 @@ type loaded struct {
 // unusable is a file among the records that cannot be read as one.
 type unusable struct {
 	dir, name string
-	// key is that of the volume whose record has this name, or "". The name alone says
-	// that the volume exists.
+	// key is the volume's, from the name of the file, or "". The name alone proves that
+	// the volume exists.
 	key volume.Key
 	// hint is the record of a newer daemon as far as this one understands it, or nil.
 	hint *record
@@ -219,7 +219,7 @@ func keyOfFile(name string) volume.Key {
 	return volume.Key(key)
 }
 
-// setAside moves a file away that has not the name of a record, unless a newer daemon
+// setAside moves a file whose name is not that of a record into bad/, unless a newer daemon
 // wrote it.
 func (s *store) setAside(dir, name string, cause error) error {
 	if errors.Is(cause, errNewerRecord) {
@@ -240,8 +240,8 @@ func (s *store) read(key volume.Key) (*record, error) { return readRecord(s.path
 
 var errNewerRecord = errors.New("it was written by a newer crust-proxy")
 
-// readRecord reads one record. Of a newer one it gives what it understands, with
-// errNewerRecord.
+// readRecord reads one record. For a record of a newer version it returns the fields that it
+// knows, and errNewerRecord.
 func readRecord(path string) (*record, error) {
 	raw, err := sys.ReadSmall(path, maxRecord)
 	if err != nil {
@@ -296,10 +296,10 @@ func bootID() (string, error) {
 	return id, nil
 }
 
-// OnRecord reads which volumes a state directory has on record, of this boot,
-// and changes nothing: the daemon may be running or not. Those on their way out
-// are among them. An error says that the list is not whole, for a record cannot be
-// read: whoever asks has to take it for a volume that lives.
+// OnRecord lists the volumes of this boot that a state directory has on record, those that
+// are being removed among them. It changes nothing, and the daemon may be running or not.
+// After an error the list is incomplete: the caller must treat each record that cannot be
+// read as a volume in use.
 func OnRecord(stateDir string) ([]*volume.Volume, error) {
 	boot, err := bootID()
 	if err != nil {

@@ -22,7 +22,7 @@ type table struct {
 
 	mu       sync.RWMutex
 	volumes  map[volume.Key]*entry
-	problems []error // of files beside the records that could not be read
+	problems []error // of files among the records that are none
 	keepAll  bool    // kept claims may belong to volumes that could not be listed
 }
 
@@ -151,9 +151,9 @@ const (
 	mostWorkers = 16
 )
 
-// each runs f for every volume, one at a time per processor: once the daemon runs, a
-// second processor is then left to calls. A volume that takes long, because its disk or
-// its runtime hangs, gets a further worker started for the others.
+// each runs f for every volume, with one worker per processor of Go's scheduler: that leaves
+// a second processor of the machine to calls once the daemon runs. When a volume takes long,
+// because its disk or its runtime hangs, each starts a further worker for the others.
 func (t *table) each(ctx context.Context, f func(context.Context, *entry)) error {
 	all := t.all()
 	group, ctx := errgroup.WithContext(ctx)

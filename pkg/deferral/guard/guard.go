@@ -74,7 +74,7 @@ func (t *Target) Restore() (mounted bool, err error) {
 
 // checkFree reports whether the guard is there, and refuses any other mount on the target.
 func (t *Target) checkFree(dir int) (guarded bool, err error) {
-	occupied, ours, err := t.look(dir)
+	occupied, ours, err := t.inspect(dir)
 	if err != nil || ours {
 		return ours, err
 	}
@@ -85,8 +85,8 @@ func (t *Target) checkFree(dir int) (guarded bool, err error) {
 	return false, t.refuseFull(dir)
 }
 
-// look reports whether something is mounted on the target, and whether that is the guard.
-func (t *Target) look(dir int) (occupied, ours bool, err error) {
+// inspect reports whether something is mounted on the target, and whether that is the guard.
+func (t *Target) inspect(dir int) (occupied, ours bool, err error) {
 	var st unix.Statx_t
 	err = unix.Statx(dir, "", unix.AT_EMPTY_PATH, 0, &st)
 	occupied = st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
@@ -94,7 +94,7 @@ func (t *Target) look(dir int) (occupied, ours bool, err error) {
 		ours, err = isGuard(dir, t.Key())
 	}
 	if err != nil {
-		err = t.guardError("looked at", err)
+		err = t.guardError("examined", err)
 	}
 	return occupied, ours, err
 }
@@ -154,7 +154,7 @@ func (t *Target) removeTop(parent int) (gone bool, err error) {
 		return false, err
 	}
 	defer sys.CloseFD(dir)
-	_, ours, err := t.look(dir)
+	_, ours, err := t.inspect(dir)
 	if err != nil || !ours {
 		return err == nil, err
 	}
@@ -242,9 +242,9 @@ func notice(key volume.Key, page int) []byte {
 	return append([]byte(text), bytes.Repeat([]byte("\n"), page-len(text))...)
 }
 
-// isGuard recognises a guard by what it is: a tmpfs of one page whose immutable notice
-// names the volume. Its mount source would do too, but to read it from mountinfo, which
-// has every mount of the node, would make a start with many volumes take minutes.
+// isGuard recognises a guard by its contents: a tmpfs of one page whose immutable notice
+// names the volume. Its mount source would do too, but that is in mountinfo, which lists every
+// mount of the node: with many volumes a start would take minutes.
 func isGuard(dir int, key volume.Key) (bool, error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(dir, &fs); err != nil {
@@ -273,8 +273,7 @@ func isGuard(dir int, key volume.Key) (bool, error) {
 	return bytes.Equal(text[:n], notice(key, len(text))), nil
 }
 
-// Probe makes a guard that is mounted nowhere and vanishes again, to see whether the
-// kernel can.
+// Probe checks that the kernel can make a guard. It mounts it nowhere.
 func Probe() error {
 	mount, err := buildGuard("probe")
 	sys.CloseFD(mount)
