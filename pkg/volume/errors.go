@@ -7,25 +7,25 @@ import (
 	"syscall"
 )
 
-// Kind classes an error by what its caller can do about it. Every error that
-// leaves this module's inner packages has one; internal/rpccode turns it into a gRPC
-// code, in one place.
+// Kind classifies an error by what its caller can do about it. Every error that
+// leaves this module's inner packages has a kind; internal/rpccode is the one place that
+// turns it into a gRPC code.
 type Kind uint8
 
 // The kinds of error.
 const (
 	// Internal is a fault of ours or of the node.
 	Internal Kind = iota
-	// Invalid is a request that can never succeed as it stands.
+	// Invalid is a request that can never succeed unchanged.
 	Invalid
-	// Denied is a caller that may not, or a path or device that policy forbids.
+	// Denied is a caller without permission, or a path or device that policy forbids.
 	Denied
-	// NotFound is a volume, or a thing that the request names, that is not there.
+	// NotFound is a volume, or something that the request names, that does not exist.
 	NotFound
 	// Conflict is a target that already holds a different volume.
 	Conflict
-	// InUse is a device or a volume whose present use does not allow it: the device has
-	// another owner; the volume is frozen already, or was not frozen up to now.
+	// InUse is a device or a volume whose state does not allow the request: the device has
+	// another owner; the volume is frozen already, or is not frozen.
 	InUse
 	// Busy is an operation to repeat a little later.
 	Busy
@@ -39,17 +39,17 @@ const (
 	Exhausted
 	// Malformed is an answer of a sandbox that cannot be read.
 	Malformed
-	// Absurd is an answer that can be read and cannot be true.
+	// Absurd is an answer that can be read but cannot be true.
 	Absurd
 	// Refused is a sandbox that answered with an error of its own.
 	Refused
-	// OutOfRange is a size that the volume does not have and cannot be given.
+	// OutOfRange is a size that the volume does not have and cannot get.
 	OutOfRange
 	// Canceled is a caller that went away.
 	Canceled
 )
 
-// String names the kind as logs and metrics show it.
+// String is the kind's name in logs and metrics.
 func (k Kind) String() string {
 	names := [...]string{
 		"internal", "invalid", "denied", "not-found", "conflict", "in-use", "busy",
@@ -62,7 +62,7 @@ func (k Kind) String() string {
 	return names[k]
 }
 
-// Error is a classed error. Its text is written for the person who reads it in
+// Error is an error with a kind. Its text is written for the person who reads it in
 // `kubectl describe pod`: it names the volume, the party, and what to do.
 type Error struct {
 	Kind Kind
@@ -70,21 +70,20 @@ type Error struct {
 	err  error
 }
 
-// Errorf makes a classed error. It wraps the operand of a single %w, as fmt.Errorf does; with
-// several %w it wraps none.
+// Errorf makes an error with a kind. It wraps the operand of a single %w, as fmt.Errorf does;
+// with several %w it wraps none.
 func Errorf(kind Kind, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	return &Error{Kind: kind, msg: err.Error(), err: errors.Unwrap(err)}
 }
 
-// Error is the whole text.
+// Error returns the whole text.
 func (e *Error) Error() string { return e.msg }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.err }
 
-// KindOf tells the kind of the outermost classed error, and Internal where
-// there is none.
+// KindOf returns the kind of the outermost error that has one, or Internal.
 func KindOf(err error) Kind {
 	if classed, ok := errors.AsType[*Error](err); ok {
 		return classed.Kind
@@ -92,7 +91,7 @@ func KindOf(err error) Kind {
 	return Internal
 }
 
-// DiskKind classes the error of a call that writes to a filesystem.
+// DiskKind is the kind of an error of a call that writes to a filesystem.
 func DiskKind(err error) Kind {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return Exhausted
@@ -100,7 +99,7 @@ func DiskKind(err error) Kind {
 	return Internal
 }
 
-// ContextKind classes the error of a context that ended.
+// ContextKind is the kind of the error of a context that ended.
 func ContextKind(err error) Kind {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return Timeout

@@ -8,7 +8,7 @@ import (
 
 var fsTypeForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,31}$`) })
 
-// IsFSType tells whether a text can be the name of a filesystem.
+// IsFSType reports whether a text can be the name of a filesystem.
 func IsFSType(name string) bool { return fsTypeForm().MatchString(name) }
 
 // FormatPolicy says who formats a blank device.
@@ -21,13 +21,12 @@ const (
 	FormatHost  FormatPolicy = "host"
 	FormatGuest FormatPolicy = "guest"
 	FormatNever FormatPolicy = "never"
-	// FormatDriver is for drivers that defer by themselves, and no word of the
-	// configuration: the driver answers for what is on the device, and only a blank one
-	// is refused.
+	// FormatDriver is for drivers that defer by themselves; it cannot be configured. The
+	// driver is responsible for what is on the device, and only a blank one is refused.
 	FormatDriver FormatPolicy = "driver"
 )
 
-// MakeFS says how a filesystem is made on a blank device, beyond its type.
+// MakeFS is how a filesystem is made on a blank device, beyond its type.
 type MakeFS struct {
 	// Options are arguments of the filesystem's mkfs.
 	Options []string
@@ -35,7 +34,7 @@ type MakeFS struct {
 	RootMode uint32
 }
 
-// Equal tells whether two make the same filesystem.
+// Equal reports whether two make the same filesystem.
 func (m MakeFS) Equal(other MakeFS) bool {
 	return m.RootMode == other.RootMode && slices.Equal(m.Options, other.Options)
 }

@@ -2,7 +2,7 @@ package volume
 
 import "time"
 
-// Party is who said no to a volume.
+// Party is who refused a volume.
 type Party string
 
 // The parties.
@@ -11,17 +11,17 @@ const (
 	PartyPolicy Party = "policy"
 	// PartyPod is what the pod asks for.
 	PartyPod Party = "pod"
-	// PartyPods is the look-up of pods, which does not know, or not yet.
+	// PartyPods is the lookup of pods: it does not know the pod, or not yet.
 	PartyPods Party = "pods"
-	// PartyVolume is the volume itself: its access mode, or who has it already.
+	// PartyVolume is the volume itself: its access mode, or another pod that has it.
 	PartyVolume Party = "volume"
 	// PartyHandler is the runtime handler.
 	PartyHandler Party = "handler"
 	// PartyDriver is the CSI driver.
 	PartyDriver Party = "driver"
-	// PartyDevice is what is on the device, or who has it.
+	// PartyDevice is the device: what is on it, or who has it.
 	PartyDevice Party = "device"
-	// PartyRequest is a request that cannot be right.
+	// PartyRequest is a request that is wrong by itself.
 	PartyRequest Party = "request"
 	// PartyNode is this node: crust-proxy itself, its disk, its kernel.
 	PartyNode Party = "node"
@@ -37,10 +37,10 @@ type Refusal struct {
 	Driver, VolumeID string
 	FSType           string
 	AccessMode       string
-	// PodUID, PodNamespace and PodName are empty where they are not known.
+	// PodUID, PodNamespace and PodName are empty if they are not known.
 	PodUID, PodNamespace, PodName string
-	// Rule is the word that decided, and Handler would have had the volume; each
-	// is empty where it did not come to that.
+	// Rule is the rule that decided, and Handler the handler that would have got the
+	// volume; each is empty if it was not reached.
 	Rule, Handler string
 	Party         Party
 	// Error is one sentence.

@@ -8,7 +8,7 @@ const (
 	TextDelete    = "delete its pod"
 	TextEndVM     = "if that is the VM of a pod that has gone, end the VM (never only its shim), and repeat"
 	TextNeedsHost = "its pod needs hostPID: true"
-	// TextNotice is what a guard's only file says to a person.
+	// TextNotice is the text of a guard's only file, for a person.
 	TextNotice = "This directory stands in for a volume whose filesystem is mounted inside the\n" +
 		"pod's sandbox, by crust-proxy. A program that reads this was started by a runtime\n" +
 		"that does not know of the volume: check the pod's runtimeClassName and, for Kata,\n" +

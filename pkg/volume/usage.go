@@ -19,7 +19,7 @@ type Usage struct {
 	Unit      Unit
 }
 
-// Condition is the health of a volume, as its sandbox sees it or as its device
+// Condition is the health of a volume, as its sandbox reports it or its device
 // shows it.
 type Condition struct {
 	Abnormal bool
@@ -28,23 +28,23 @@ type Condition struct {
 	Reason string
 }
 
-// Report is what a sandbox said of a volume, checked. The Condition is nil where
-// nobody can tell.
+// Report is a sandbox's answer about a volume, after its checks. The Condition is nil if
+// it is not known.
 type Report struct {
 	Usage     []Usage
 	Condition *Condition
-	// Sandbox is who said it, where the handler tells that.
+	// Sandbox is the sandbox that answered, if the handler knows it.
 	Sandbox string
 	// GroupIgnored is set where the sandbox's runtime ignores the volume's group, and
 	// the root directory is not known to be writable for that group.
 	GroupIgnored bool
 }
 
-// GroupIgnoredText says what Report.GroupIgnored means, and what to do.
+// GroupIgnoredText explains Report.GroupIgnored, and what to do.
 const GroupIgnoredText = "Kata's runtime-rs ignores fsGroup, and the root directory of the volume is not known to be writable for the " +
 	"group: a pod that is not root may get Permission denied; run chgrp and chmod g+w on the volume in a pod that is root once, or use Kata's Go runtime"
 
-// Range is a wished size in bytes; a zero Limit means none.
+// Range is a requested size in bytes; a zero Limit is none.
 type Range struct {
 	Required int64
 	Limit    int64

@@ -24,7 +24,7 @@ func (k Key) Short() string {
 	return string(k[:12])
 }
 
-// Type says what stands behind a volume.
+// Type is the kind of storage behind a volume.
 type Type string
 
 // The types of volume.
@@ -33,7 +33,7 @@ const (
 	Network Type = "network"
 )
 
-// GroupPolicy says when a sandbox changes the group of a volume's files.
+// GroupPolicy is when a sandbox changes the group of a volume's files.
 type GroupPolicy string
 
 // The group change policies, spelled as Kubernetes and Kata spell them.
@@ -54,27 +54,26 @@ type Instruction struct {
 	GroupPolicy GroupPolicy
 	// Handler names the runtime handler; empty means the default one.
 	Handler string
-	// Driver names the CSI driver, where it is known.
+	// Driver names the CSI driver, if it is known.
 	Driver string
-	// Format says who formats a blank device. Unset, the device is not looked at:
-	// whoever hands it over answers for what is on it.
+	// Format is who formats a blank device. If it is unset the device is not checked: the
+	// caller is responsible for what is on it.
 	Format FormatPolicy
-	// MakeFS says how, where this node formats it.
+	// MakeFS is how, if this node formats it.
 	MakeFS MakeFS
 	// KeepSize: a filesystem that is smaller than its device is not grown on this node.
 	KeepSize bool
-	// Origin says where the instruction came from, where the front made it.
+	// Origin is set if the front made the instruction.
 	Origin *Origin
 }
 
-// Origin says which CSI volume a deferred volume is, where it came through the
-// front. It is what unpublish, expansion and a restart need to know again; no
-// secret of the request is in it.
+// Origin is the CSI volume that a deferred volume is, if it came through the front.
+// Unpublish, expansion and a restart need it; no secret of the request is in it.
 type Origin struct {
 	VolumeID string `json:"volumeID"`
 	// Way is WayNative or WayBlock.
 	Way string `json:"way"`
-	// Rule is the policy's word that had the volume deferred.
+	// Rule is the policy's rule by which the volume was deferred.
 	Rule string `json:"rule"`
 	// AccessMode is CSI's name of it, such as SINGLE_NODE_WRITER.
 	AccessMode string `json:"accessMode"`
@@ -84,12 +83,12 @@ type Origin struct {
 	// staged it.
 	Private        string `json:"private,omitempty"`
 	PrivateStaging string `json:"privateStaging,omitempty"`
-	// PodNamespace and PodName are empty where they are not known.
+	// PodNamespace and PodName are empty if they are not known.
 	PodNamespace string `json:"podNamespace,omitempty"`
 	PodName      string `json:"podName,omitempty"`
 }
 
-// The ways in which the front has a volume deferred.
+// The ways in which the front defers a volume.
 const (
 	// WayNative is a driver that deferred by itself.
 	WayNative = "native"
@@ -97,7 +96,7 @@ const (
 	WayBlock = "block"
 )
 
-// DeviceKind tells a block device from a disk image.
+// DeviceKind is what a Device is: a block device or a disk image.
 type DeviceKind string
 
 // The kinds of device.
@@ -106,11 +105,11 @@ const (
 	ImageFile   DeviceKind = "image"
 )
 
-// Device is the backing of a volume by what it is, not by what it is called.
+// Device is the backing of a volume, identified by what it is and not by its name.
 type Device struct {
 	Kind DeviceKind `json:"kind"`
-	// Path is a name that leads to the device: the kernel's own one for a block
-	// device, the resolved path for an image.
+	// Path leads to the device: the kernel's own name of a block device, or the resolved
+	// path of an image.
 	Path string `json:"path"`
 	// Major and Minor number a block device, and the filesystem of an image.
 	Major uint32 `json:"major"`
@@ -119,7 +118,7 @@ type Device struct {
 	Inode uint64 `json:"inode,omitempty"`
 }
 
-// Clone keeps a record apart from what its caller does with the instruction.
+// Clone returns a copy, so that a record does not change with its caller's instruction.
 func (o *Origin) Clone() *Origin {
 	if o == nil {
 		return nil
@@ -136,14 +135,13 @@ func (d Device) String() string {
 	return fmt.Sprintf("block %d:%d", d.Major, d.Minor)
 }
 
-// Same tells whether two devices are one, whatever they are called.
+// Same reports whether two devices are one, whatever their names are.
 func (d Device) Same(other Device) bool {
 	return d.Kind == other.Kind && d.Major == other.Major && d.Minor == other.Minor && d.Inode == other.Inode
 }
 
-// Volume is a validated instruction with all names resolved. It is what a
-// record holds and what a runtime handler is given. Nobody changes one after it
-// was made.
+// Volume is a validated instruction with all names resolved. A record holds one, and
+// runtime handlers get one. It is never changed after it was made.
 type Volume struct {
 	Key Key `json:"key"`
 	// Target is the path as the caller gave it, ResolvedTarget the path without
@@ -162,7 +160,7 @@ type Volume struct {
 	Driver      string      `json:"driver,omitempty"`
 	PodUID      string      `json:"podUID,omitempty"`
 	Created     time.Time   `json:"created"`
-	// Origin says which CSI volume this is, where it came through the front.
+	// Origin is set if the volume came through the front.
 	Origin *Origin `json:"csi,omitempty"`
 	// GrowTo is the size in bytes to which the sandbox shall grow the filesystem
 	// when it mounts it, if it can; 0 is none.
@@ -174,8 +172,8 @@ type Volume struct {
 	Adopted bool `json:"-"`
 }
 
-// GrowsWhen says, for a person, what grows the filesystem of a volume if the sandboxes of its
-// handler do not. It is a function: other packages embed *Volume.
+// GrowsWhen explains to a person what grows the filesystem of a volume if the sandboxes of its
+// handler do not. It is not a method because other packages embed *Volume.
 func GrowsWhen(v *Volume) string {
 	if v.FSType == "ext4" && v.Origin != nil && v.Origin.Way == WayBlock {
 		const next = "the pod is deleted and started again, before the new sandbox gets it"

@@ -17,8 +17,8 @@ const (
 	notOnTheList = "is not on the list of options that a sandbox may mount it with on this node's kernel, or has a value of another form"
 )
 
-// refused are options that no sandbox may be given, whoever's kernel makes the
-// mount.
+// refused are options that no sandbox may be given, whether this node's kernel mounts the
+// volume or that of a VM.
 var refused = map[string]string{
 	"bind": aboutMounts, "rbind": aboutMounts, "move": aboutMounts, "remount": aboutMounts,
 	"shared": aboutMounts, "rshared": aboutMounts, "slave": aboutMounts, "rslave": aboutMounts,
@@ -47,7 +47,7 @@ func Labels() []string { return []string{"context", "fscontext", "defcontext", "
 
 const labelForm = `"[A-Za-z0-9_.:,-]+"|[A-Za-z0-9_.:-]+`
 
-// Check tells why an option cannot be given to a sandbox. The error names the option
+// Check returns why an option cannot be given to a sandbox, or nil. The error names the option
 // and its filesystem, and never the value, which may be a secret.
 func Check(fsType, option string) error {
 	name, value, _ := strings.Cut(option, "=")
@@ -133,8 +133,8 @@ var forms = map[string]string{
 	"PATH": `[^",\\]+`, // in the filesystem, where the kernel resolves it
 }
 
-// listed tells whether an option is on a list, with a value of the form that the list
-// wants.
+// listed reports whether an option is on a list, with a value of the form that the list
+// requires.
 func listed(list, option string) bool {
 	name, value, given := strings.Cut(option, "=")
 	for entry := range strings.FieldsSeq(list) {
@@ -145,8 +145,8 @@ func listed(list, option string) bool {
 	return false
 }
 
-// matches compiles the form each time: crust-runc, which is started for each step of
-// each container, then pays for those that it needs.
+// matches compiles the form at each call: crust-runc, which is started for each step of each
+// container, then compiles only those that it needs.
 func matches(form, value string) bool {
 	matched, err := regexp.MatchString("^("+form+")$", value)
 	return err == nil && matched

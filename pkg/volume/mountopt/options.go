@@ -9,10 +9,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Split splits mount flags into options, one an element. A flag may hold several
-// options with commas between them, and a comma inside quotes separates nothing:
-// SELinux labels hold commas. Whoever asks whether a list holds an option splits it
-// first.
+// Split splits mount flags into options, one per element. A flag may hold several options,
+// separated by commas. A comma in quotes does not separate: SELinux labels hold commas. Split
+// a list before you search it for an option.
 func Split(flags []string) []string {
 	options := make([]string, 0, len(flags)+1)
 	for _, flag := range flags {
@@ -47,9 +46,8 @@ var forMount8 = map[string][]string{
 	"owner": {"nosuid", "nodev"}, "group": {"nosuid", "nodev"},
 }
 
-// Strip takes out what only mount(8) understands. Where such an option implies
-// options of the kernel, these take its place, so that a later one still overrides
-// them.
+// Strip removes what only mount(8) understands. Options of the kernel that such an option
+// implies take its place, so that a later option still overrides them.
 func Strip(options []string) []string {
 	kept := make([]string, 0, len(options)+1)
 	for _, option := range options {
@@ -66,9 +64,8 @@ func Strip(options []string) []string {
 	return kept
 }
 
-// Options lists the mount options of the volume that a kernel is to be given, one an
-// element, and says "ro" exactly where the volume is read-only. Runtimes look for an
-// element that is exactly "ro".
+// Options lists the volume's mount options for a kernel, one per element. "ro" is among them
+// exactly if the volume is read-only: runtimes search for an element that is exactly "ro".
 func Options(v *volume.Volume) []string {
 	options := slices.DeleteFunc(Strip(Split(v.MountFlags)), func(option string) bool {
 		return option == "ro" || option == "rw" && v.ReadOnly
