@@ -80,7 +80,7 @@ func Below(dir, p string) (string, bool) {
 	return rest[1:], true
 }
 
-// Within tells whether p is dir or lies below it.
+// Within reports whether p is dir or lies below it.
 func Within(dir, p string) bool {
 	_, below := Below(dir, p)
 	return below || dir == p
@@ -104,8 +104,8 @@ func WriteAll(fd int, raw []byte) error {
 // WriteNew makes a file that did not exist, whole or not at all. The name is relative to
 // the directory dir.
 //
-// Nothing is synced: callers write to a tmpfs, which has no disk to sync to, and a reboot
-// ends what the file speaks of along with it.
+// Nothing is synced: callers write to a tmpfs, which has no disk. What the file describes does
+// not survive a reboot either.
 func WriteNew(dir int, name string, raw []byte) error {
 	fd, err := unix.Openat(dir, name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -146,7 +146,7 @@ func ReadLine(path string) (string, error) {
 	return strings.TrimSpace(string(line[:max(n, 0)])), err
 }
 
-// ReadFD reads a file that is open as ReadSmall does.
+// ReadFD reads an open file as ReadSmall does.
 func ReadFD(fd int, limit int64) ([]byte, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -160,8 +160,8 @@ func ReadFD(fd int, limit int64) ([]byte, error) {
 	return raw[:max(n, 0)], err
 }
 
-// NewestFiles lists the regular files in the directory dir, which is relative to at, that
-// have a wanted name: the newest first, and at most so many.
+// NewestFiles lists regular files with a wanted name in the directory dir, which is relative
+// to at: the newest first, and no more than most.
 func NewestFiles(at int, dir string, most int, want func(name string) bool) ([]string, error) {
 	fd, err := unix.Openat(at, dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

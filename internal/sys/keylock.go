@@ -30,7 +30,7 @@ func (l *KeyLocks[K]) Lock(ctx context.Context, key K) (unlock func(), err error
 	}
 }
 
-// TryLock is Lock for those who do not wait.
+// TryLock is Lock without waiting. If the lock is taken, free is false and unlock nil.
 func (l *KeyLocks[K]) TryLock(key K) (unlock func(), free bool) {
 	lock := l.ref(key)
 	select {

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// KindWord names in plain English what a key of a configuration takes.
+// KindWord describes, for a person, which values a configuration key of this type accepts.
 func KindWord(as reflect.Type) string {
 	switch as.Kind() {
 	case reflect.Bool:

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lock takes an exclusive lock on an open file or directory. It waits for at most that
-// long; if somebody else still has the lock then, the error is EWOULDBLOCK.
+// Lock takes an exclusive lock on an open file or directory. If another process still has the
+// lock after the time most, the error is EWOULDBLOCK.
 func Lock(ctx context.Context, fd int, most time.Duration) error {
 	for end := time.Now().Add(most); ; {
 		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)

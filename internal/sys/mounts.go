@@ -19,8 +19,8 @@ import (
 const MountTable = "/proc/self/mountinfo"
 
 // Mounts reads a mount table and returns the mounts whose lines are wanted. The table can
-// have thousands of lines: read it once for all volumes, and only the wanted ones are taken
-// apart. A newer kernel may write other lines: they do no harm unless they are wanted.
+// have thousands of lines, so read it once for all volumes. Only wanted lines are parsed: a
+// line in a form that only a newer kernel writes does no harm otherwise.
 func Mounts(ctx context.Context, table string, wanted func(line string) bool) ([]*mountinfo.Info, error) {
 	file, err := os.Open(table) //nolint:gosec // the kernel's file, or a test's
 	if err != nil {
@@ -46,7 +46,7 @@ func Mounts(ctx context.Context, table string, wanted func(line string) bool) ([
 	return mountinfo.GetMountsFromReader(&few, func(*mountinfo.Info) (skip, stop bool) { loop.Step(); return false, false })
 }
 
-// DeviceOfMount is the third field of a line of a mount table, the device number
+// DeviceOfMount returns the third field of a line of a mount table, the device number
 // "major:minor".
 func DeviceOfMount(line string) string {
 	for range 2 {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenProgram opens a program that belongs to a user and that nobody else can write to. It
-// follows no symbolic link (ELOOP). What is wrong with the file itself is no unix.Errno.
+// OpenProgram opens a program that belongs to the user owner and that no other user can write
+// to. It follows no symbolic link (ELOOP). An error about the file itself is no unix.Errno.
 func OpenProgram(path string, owner uint32) (*os.File, error) {
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Sleep waits, but not longer than ctx lives. It tells whether the time is over.
+// Sleep waits for d, or until ctx ends. It reports whether it waited for all of d.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

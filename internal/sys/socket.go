@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OnFD calls f with the descriptor of a connection or file, which stays open and as it
-// is meanwhile: the Fd method of a file would make it a blocking one.
+// OnFD calls f with the descriptor of a connection or file, which stays open meanwhile. It
+// does not change the descriptor: the Fd method of a file would make it a blocking one.
 func OnFD(conn syscall.Conn, f func(fd int) error) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -24,7 +24,8 @@ func OnFD(conn syscall.Conn, f func(fd int) error) error {
 // MaxSocketPath is the room for a path in sun_path, without its final NUL.
 const MaxSocketPath = 107
 
-// Peer asks the kernel which process made the other end of a unix socket.
+// Peer returns the credentials of the process that opened the other end of a unix socket, from
+// the kernel.
 func Peer(conn net.Conn) (who *unix.Ucred, err error) {
 	local, ok := conn.(*net.UnixConn)
 	if !ok {
@@ -37,11 +38,11 @@ func Peer(conn net.Conn) (who *unix.Ucred, err error) {
 	return who, err
 }
 
-// IsServed tells whether somebody listens on a unix socket. It tries without waiting: a
-// queue of connections that is full is that of somebody who lives.
+// IsServed reports whether a process listens on a unix socket. It does not wait: a full queue
+// of connections has a process that serves it.
 func IsServed(socket string) (bool, error) {
 	if len(socket) > MaxSocketPath {
-		return false, nil // nobody can listen there
+		return false, nil // no process can listen there
 	}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

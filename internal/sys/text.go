@@ -1,4 +1,4 @@
-// Package sys has the small helpers that more than one package needs, each once.
+// Package sys has small helpers that several packages need.
 package sys
 
 import (
@@ -9,10 +9,11 @@ import (
 	"unicode/utf8"
 )
 
-// Clip shortens a long value, so that a hostile one cannot fill a log.
+// Clip shortens a long value, so that a hostile value cannot fill a log.
 func Clip(s string) string { return ClipTo(s, 256) }
 
-// ClipTo shortens a text to at most so many bytes and "...", by whole characters.
+// ClipTo shortens a longer text to at most that many bytes, without cutting a character, and
+// appends "...".
 func ClipTo(s string, most int) string {
 	if len(s) <= most {
 		return s
@@ -23,13 +24,13 @@ func ClipTo(s string, most int) string {
 	return s[:most] + "..."
 }
 
-// IsText tells whether s is valid UTF-8 without control characters.
+// IsText reports whether s is valid UTF-8 without control characters.
 func IsText(s string) bool {
 	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
 }
 
-// LazyRegexp compiles a pattern at its first use. A program that is started for each
-// container does not pay for patterns that it never matches.
+// LazyRegexp compiles a pattern at its first use. crust-runc is started for each step of each
+// container, and does not compile patterns that it never matches.
 func LazyRegexp(pattern string) func() *regexp.Regexp {
 	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(pattern) })
 }
@@ -39,10 +40,10 @@ var (
 	podUIDForm = LazyRegexp(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
 )
 
-// IsDriverName tells whether CSI allows a text as the name of a driver. Such a name can be
-// a part of a path.
+// IsDriverName reports whether CSI allows a text as the name of a driver. Such a name is safe
+// as a part of a path.
 func IsDriverName(s string) bool { return driverForm().MatchString(s) }
 
-// IsPodUID tells whether a text can be the UID of a pod and a part of a path. It is
-// generous: static pods have a hash for a UID.
+// IsPodUID reports whether a text can be the UID of a pod, and is safe as a part of a path. It
+// is not strict: static pods have a hash for a UID.
 func IsPodUID(s string) bool { return podUIDForm().MatchString(s) }
