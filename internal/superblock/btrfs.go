@@ -16,8 +16,8 @@ const (
 	btrfsSize    = 4096
 )
 
-// readBtrfs gives no exact size: statfs divides by the copies that the data
-// profile keeps, which the superblock does not tell.
+// readBtrfs returns no exact size: statfs divides by the number of copies in the data
+// profile, which is not in the superblock.
 func readBtrfs(device io.ReaderAt) (*Super, error) {
 	raw, err := page(device, btrfsStart, btrfsSize)
 	if err != nil {

@@ -97,8 +97,8 @@ func extTime(raw []byte, low, top int) time.Time {
 
 var functionForm = sys.LazyRegexp(`^[0-9A-Za-z_]*$`)
 
-// printable takes a C string of a kernel function's name. One with any other
-// character is none.
+// printable returns the name of a kernel function in a C string, or "" if that has other
+// characters than such a name.
 func printable(raw []byte) string {
 	name, _, _ := bytes.Cut(raw, []byte{0})
 	if !functionForm().Match(name) {

@@ -13,7 +13,7 @@ type Root struct {
 	Mode  uint16
 }
 
-// WritableFor tells whether members of a group, given in decimal, can write to the
+// WritableFor reports whether members of a group, given in decimal, can write to the
 // directory.
 func (r *Root) WritableFor(group string) bool {
 	const byGroup, byAll = 0o020, 0o002
@@ -38,7 +38,7 @@ const (
 	extInodeUsed  = 128
 )
 
-// extRoot gives nil where the inode cannot be found. Super was checked by readExt.
+// extRoot returns nil if the inode cannot be found. readExt has checked super.
 func extRoot(device io.ReaderAt, super []byte, size, blocks uint64) *Root {
 	le := binary.LittleEndian
 	desc := slot(device, (uint64(le.Uint32(super[extFirstBlock:]))+1)*size, extDescriptor)
@@ -93,7 +93,7 @@ func xfsRoot(device io.ReaderAt, g *xfsGeometry) *Root {
 	return &Root{Group: be.Uint32(raw[xfsGroup:]), Mode: be.Uint16(raw[xfsMode:])}
 }
 
-// slot reads what begins at a place and lies in one page, or gives nil.
+// slot reads length bytes at a place, or returns nil. They must not cross a page.
 func slot(device io.ReaderAt, at uint64, length int) []byte {
 	if at > math.MaxInt64-pageSize {
 		return nil

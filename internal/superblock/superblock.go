@@ -3,8 +3,8 @@
 // of an attacker: only fixed offsets are read, lengths and ranges are checked,
 // and text is cut to printable ASCII.
 //
-// A filesystem may be mounted elsewhere while it is read. Each look is therefore
-// a snapshot of what has reached the device, and no more.
+// A filesystem may be mounted elsewhere while it is read. What is read is therefore only
+// what has reached the device by then.
 package superblock
 
 import (
@@ -15,32 +15,32 @@ import (
 	"unsafe"
 )
 
-// ErrNone says that the device does not hold a readable superblock of the
-// filesystem that was asked for.
+// ErrNone is the error for a device without a readable superblock of the filesystem that
+// was asked for.
 var ErrNone = errors.New("there is no readable superblock of it")
 
-// Super is what a superblock says.
+// Super is the contents of a superblock.
 type Super struct {
-	// Bytes is what statfs gives as the filesystem's size, where Exact is set;
-	// else it is an upper bound.
+	// Bytes is the filesystem's size as statfs returns it if Exact is set, and an upper
+	// bound of that otherwise.
 	Bytes int64
 	Exact bool
-	// Inodes is the number of inodes of a filesystem that has a fixed number;
-	// 0 means that it has none, or that it is not known.
+	// Inodes is the number of inodes of a filesystem that has a fixed number, and 0 if it
+	// has none or it is not known.
 	Inodes int64
-	// Errors is what the filesystem has on record; nil means no errors, or a
+	// Errors are the errors that the filesystem has on record; nil means none, or a
 	// filesystem that keeps no such record.
 	Errors *Errors
-	// Replay tells that the journal or log must be replayed before the
-	// filesystem can be used: it was not unmounted cleanly, or is mounted now.
+	// Replay is set if the journal or log must be replayed before the filesystem can be
+	// used: it was not unmounted cleanly, or is mounted now.
 	Replay bool
-	// Root is nil where the root directory was not found, and for btrfs.
+	// Root is nil if the root directory was not found, and for btrfs.
 	Root *Root
 }
 
 // Errors are the errors that a filesystem keeps on record until it is checked.
 type Errors struct {
-	// Count is 0 where only the state says that there were errors.
+	// Count is 0 if only the filesystem's state shows that there were errors.
 	Count       uint32
 	First, Last Error
 }
@@ -68,7 +68,7 @@ func Read(device io.ReaderAt, fsType string) (*Super, error) {
 	}
 }
 
-// Is tells whether statfs with these totals can come from this filesystem.
+// Is reports whether statfs with these totals can be of this filesystem.
 func (s *Super) Is(bytes, inodes int64) bool {
 	if s.Inodes > 0 && inodes != s.Inodes {
 		return false
@@ -76,18 +76,18 @@ func (s *Super) Is(bytes, inodes int64) bool {
 	if s.Exact {
 		return bytes == s.Bytes
 	}
-	// What an ext4 keeps for itself (journal, inode tables) is subtracted: never
+	// statfs leaves out what an ext4 uses itself (journal, inode tables), which is never
 	// more than half.
 	return bytes <= s.Bytes && bytes >= s.Bytes/2
 }
 
-// Fills tells whether the filesystem is as large as its device, which has that many bytes.
+// Fills reports whether the filesystem is as large as its device, whose size is given.
 func (s *Super) Fills(device int64) bool {
 	const leftOut = 16 << 20 // what mkfs and resize2fs may leave out at the end of a device
 	return s.Bytes <= device && device-s.Bytes < leftOut
 }
 
-// Words says what is on record, for a person; "" means nothing.
+// Words describes the errors to a person; "" means none.
 func (e *Errors) Words() string {
 	if e == nil {
 		return ""

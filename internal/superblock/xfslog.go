@@ -6,9 +6,9 @@ import (
 	"sort"
 )
 
-// NeedsReplay tells whether a filesystem can be used only after its journal or log
-// was replayed, which writes to the device: it was not unmounted cleanly. It is
-// false where that cannot be told.
+// NeedsReplay reports whether a filesystem can be used only after its journal or log was
+// replayed, which writes to the device: it was not unmounted cleanly. It returns false if
+// that is not known.
 func NeedsReplay(device io.ReaderAt, fsType string) (bool, error) {
 	if fsType != "xfs" {
 		super, err := Read(device, fsType)
@@ -41,7 +41,7 @@ const (
 	xlogMostBlocks = (xlogMostRecord + xlogMostRecord/xlogHeaderSpan*xlogBlock) / xlogBlock
 )
 
-// xfsLog reads a log. Its errors stay, so that they are looked at once.
+// xfsLog reads a log. Its first error stays, so that callers check it once.
 type xfsLog struct {
 	device   io.ReaderAt
 	geometry *xfsGeometry
@@ -50,8 +50,8 @@ type xfsLog struct {
 	err      error
 }
 
-// dirty is the kernel's question (xlog_find_tail), and a little less: the log is
-// clean if the last record in it is that of an unmount, and right at its head.
+// dirty does a part of what the kernel does (xlog_find_tail): the log is clean if the last
+// record in it is that of an unmount, and ends at its head.
 func (l *xfsLog) dirty() (bool, error) {
 	n := l.geometry.logBlocks
 	first, last := l.cycle(0), l.cycle(n-1)
@@ -73,8 +73,8 @@ func (l *xfsLog) dirty() (bool, error) {
 	return false, l.err
 }
 
-// isUnmount tells whether a record is that of an unmount and ends at the head,
-// which is ahead blocks further on.
+// isUnmount reports whether a record is that of an unmount and ends at the head, which is
+// ahead blocks after the start of the record.
 func (l *xfsLog) isUnmount(header []byte, at, ahead int64) bool {
 	be := binary.BigEndian
 	headers := int64(1)
@@ -100,7 +100,7 @@ func (l *xfsLog) cycle(i int64) uint32 {
 	return binary.BigEndian.Uint32(block)
 }
 
-// block is valid until the next call; nil after an error.
+// block returns a block of the log, valid until the next call, or nil after an error.
 func (l *xfsLog) block(i int64) []byte {
 	if l.err != nil {
 		return nil
