@@ -1,7 +1,6 @@
-// Package ondisk reads, from the host, what volumes' filesystems say about
-// themselves in their superblocks, while sandboxes have them mounted. It is
-// asked with every question for stats, so it reads a device rarely and makes
-// nobody wait for one that hangs.
+// Package ondisk reads the superblocks of volumes on the host, while sandboxes have the
+// filesystems mounted. Each request for stats needs them, so it reads a device rarely, and
+// no caller waits for a device that hangs.
 package ondisk
 
 import (
@@ -31,7 +30,7 @@ type Reader struct {
 	open func(volume.Device) (Device, error)
 
 	mu          sync.Mutex
-	looks       map[volume.Key]*look
+	states      map[volume.Key]*state
 	quick, hung int // how many reads are under way
 }
 
@@ -41,11 +40,11 @@ type Device interface {
 	io.Closer
 }
 
-// look is what is known of one volume.
-type look struct {
-	super *superblock.Super // nil where it could not be read
+// state is what is known about one volume.
+type state struct {
+	super *superblock.Super // nil if it could not be read
 	at    time.Time
-	ends  chan struct{} // closed when the read under way ends; nil where there is none
+	ends  chan struct{} // closed when the read under way ends; nil if there is none
 }
 
 // New makes a reader of real devices.
@@ -54,32 +53,31 @@ func New() *Reader {
 }
 
 func newReader(open func(volume.Device) (Device, error)) *Reader {
-	return &Reader{open: open, looks: make(map[volume.Key]*look)}
+	return &Reader{open: open, states: make(map[volume.Key]*state)}
 }
 
-// Super is what the volume's superblock said, at most maxAge ago where the device
-// answers. It is nil where that is not known: no superblock of the volume's
-// filesystem, or a device that cannot be read.
+// Super returns the volume's superblock, read at most maxAge ago if the device answers. It
+// returns nil if there is none of the volume's filesystem, or the device cannot be read.
 func (r *Reader) Super(ctx context.Context, v *volume.Volume, maxAge time.Duration) *superblock.Super {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := r.looks[v.Key]
-	if l == nil {
-		l = &look{}
-		r.looks[v.Key] = l
+	s := r.states[v.Key]
+	if s == nil {
+		s = &state{}
+		r.states[v.Key] = s
 	}
-	if !l.at.IsZero() && time.Since(l.at) < maxAge {
-		return l.super
+	if !s.at.IsZero() && time.Since(s.at) < maxAge {
+		return s.super
 	}
-	if l.ends == nil {
-		r.start(v, l)
+	if s.ends == nil {
+		r.start(v, s)
 	}
-	if ends := l.ends; ends != nil {
+	if ends := s.ends; ends != nil {
 		r.mu.Unlock()
 		wait(ctx, ends)
 		r.mu.Lock()
 	}
-	return l.super
+	return s.super
 }
 
 func wait(ctx context.Context, ends <-chan struct{}) {
@@ -92,13 +90,13 @@ func wait(ctx context.Context, ends <-chan struct{}) {
 }
 
 // start begins a read, unless too many are under way. The caller has r.mu.
-func (r *Reader) start(v *volume.Volume, l *look) {
+func (r *Reader) start(v *volume.Volume, s *state) {
 	if r.quick == maxReads {
 		return
 	}
 	r.quick++
 	ends := make(chan struct{})
-	l.ends = ends
+	s.ends = ends
 	count, ended := &r.quick, false // guarded by r.mu
 	hangs := time.AfterFunc(patience, func() {
 		r.mu.Lock()
@@ -117,9 +115,9 @@ func (r *Reader) start(v *volume.Volume, l *look) {
 		ended = true
 		*count--
 		if err != nil && !errors.Is(err, superblock.ErrNone) {
-			super = l.super // what was read before still counts
+			super = s.super // what was read before still counts
 		}
-		l.super, l.at, l.ends = super, time.Now(), nil
+		s.super, s.at, s.ends = super, time.Now(), nil
 		r.mu.Unlock()
 		close(ends)
 	}()
@@ -134,9 +132,9 @@ func (r *Reader) read(d volume.Device, fsType string) (*superblock.Super, error)
 	return superblock.Read(device, fsType)
 }
 
-// Forget drops what is known of a volume that went away.
+// Forget drops what is known about a volume that was released.
 func (r *Reader) Forget(key volume.Key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.looks, key)
+	delete(r.states, key)
 }
