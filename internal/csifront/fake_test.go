@@ -51,6 +51,7 @@ type fakeDriver struct {
 	block  chan struct{} // publishes wait for it, where it is set
 	noRO   bool          // it refuses a device that is to be read-only
 	health codes.Code    // of a health call without a volume; OK: the driver has no health calls
+	staged func()        // it is called by each stage, where it is set
 }
 
 func (d *fakeDriver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
@@ -135,6 +136,9 @@ func kindOf(c *csi.VolumeCapability) string {
 }
 
 func (d *fakeDriver) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	if d.staged != nil {
+		d.staged()
+	}
 	return &csi.NodeStageVolumeResponse{}, d.note("stage-"+kindOf(req.GetVolumeCapability()), req.GetStagingTargetPath(), req)
 }
 

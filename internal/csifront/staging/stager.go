@@ -86,13 +86,12 @@ func (s *Stager) Stage(
 			return err
 		}
 		if err := s.store.Private.MakeDir(rec.Stage.Private); err != nil {
-			rec.Stage = before
-			return err
+			return s.notAsked(rec, before, err)
 		}
 	}
 	s.cacheRequest(req, rec.Stage)
 	if err := s.put(rec, asDevice); err != nil {
-		return err
+		return s.notAsked(rec, before, err)
 	}
 	failpoint.Hit("front-stage-recorded")
 	err := call(ctx)
@@ -104,6 +103,17 @@ func (s *Stager) Stage(
 		err = s.driver.BlockError("stage", rule, err, SecretsOf(req))
 	}
 	return s.failed(ctx, rec, before, err)
+}
+
+// notAsked is the error of a stage for which the driver was not asked. The volume stays as an
+// earlier call left it, which may be staged.
+func (s *Stager) notAsked(rec *Record, before *StageRecord, cause error) error {
+	private := rec.Stage.Private
+	rec.Stage = before
+	if before != nil && before.At != NotStaged {
+		return refusal.NotFinal(rec.ID, cause)
+	}
+	return refusal.JoinUndo(rec.ID, cause, s.store.Private.removeStaging(private))
 }
 
 // deviceRequest is the request for a device in place of a filesystem.
@@ -150,7 +160,7 @@ func (s *Stager) succeeded(rec *Record, asDevice, keep bool) error {
 	}
 	rec.Stage = &stage
 	if err := s.put(rec, asDevice); err != nil {
-		return err
+		return refusal.NotFinal(rec.ID, err)
 	}
 	failpoint.Hit("front-stage-placed")
 	return nil
