@@ -166,10 +166,63 @@ func TestLostRecordUnderASandbox(t *testing.T) {
 	r.refused(r.tryStage(r.stageReq()), codes.Aborted, words...)
 	_, err := r.tryUnstage()
 	r.refused(err, codes.Aborted, words...)
+	r.refused(r.publishRaw(rwo), codes.Aborted, words...)
 	r.said()
 	r.ok(nil, r.unpublish("p1"))
 	r.ok(nil, r.publish("p2"))
 	r.said("unpublish private", "unstage private", "stage-mount kubelet", "publish-mount kubelet")
+}
+
+// TestAllRecordsLostUnderASandbox: nothing tells that the volume is staged as a device, and
+// the policy does not defer it any more. The driver must not mount the device on the host.
+func TestAllRecordsLostUnderASandbox(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	lost := &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: "(unknown)", ResolvedTarget: r.target("p1")}
+	r.broker.volumes[r.target("p1")] = lost
+	r.ok(nil, os.RemoveAll(r.cfg.StateDir))
+	r.restart()
+	r.driver.said()
+	r.ok(nil, r.tryStage(r.stageReq())) // as it is
+	r.ok(nil, os.RemoveAll(r.cfg.StateDir))
+	r.cfg.Policy = &policy.Policy{}
+	r.restart()
+	r.driver.said()
+	r.refused(r.tryStage(r.stageReq()), codes.Aborted, "vol-1", r.target("p1"), "delete its pod")
+	r.said()
+	r.ok(nil, r.unpublish("p1"))
+	r.stage()
+	r.said("unpublish private", "stage-mount kubelet")
+	r.unstage()
+	r.clean()
+}
+
+// TestLostStageIsNotUndoneUnderAPod: kubelet stages the volume again after its restart, and
+// the driver's answers are uncertain first and final then.
+func TestLostStageIsNotUndoneUnderAPod(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.ok(nil, os.RemoveAll(r.cfg.StateDir))
+	r.restart()
+	r.driver.said()
+	for _, code := range []codes.Code{codes.Internal, codes.Unavailable, codes.Internal} {
+		r.driver.fail("stage-block", status.Error(code, "not now"))
+		want := codes.Aborted
+		if code == codes.Unavailable {
+			want = code
+		}
+		r.refused(r.tryStage(r.stageReq()), want, "not now")
+	}
+	r.said("stage-block private", "stage-block private", "stage-block private")
+	r.driver.fail("stage-block", nil)
+	r.stage()
+	r.ok(nil, r.unpublish("p1"))
+	r.driver.said()
+	r.unstage()
+	r.said("unstage private")
+	r.clean()
 }
 
 // TestLostStageIsNotPublishedOnTheHost: nothing is mounted at kubelet's staging path. A driver

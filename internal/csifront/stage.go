@@ -51,7 +51,11 @@ func (s *stageCall) run(ctx context.Context) (reply []byte, err error) {
 // decide gives the verdict, and whether the driver is to stage a device only.
 func (s *stageCall) decide(ctx context.Context) (asDevice bool, err error) {
 	var kept bool
-	if s.verdict, asDevice, kept = decision.KeptAtStage(s.state()); kept {
+	state := s.state()
+	if s.verdict, asDevice, kept = decision.KeptAtStage(state); kept {
+		if len(state.Elsewhere) > 0 {
+			s.rec.AssumeStaged(s.w.Path, asDevice)
+		}
 		return asDevice, nil
 	}
 	if err := s.applyPolicy(ctx); err != nil || !s.verdict.Defer {
@@ -95,14 +99,18 @@ func (s *stageCall) applyPolicy(ctx context.Context) (err error) {
 }
 
 // undoOtherStaging unstages the volume if it is staged as a filesystem and a device is
-// needed now, or the reverse.
+// needed now, or the reverse. Without a record, a sandbox may have the device all the same,
+// and the driver must not mount it on the host.
 func (s *stageCall) undoOtherStaging(ctx context.Context, asDevice bool) error {
 	staged := s.rec.Stage
-	if staged == nil || staged.Path != s.w.Path || !staged.StagedOtherwise(asDevice) {
-		return nil
+	stagedOtherwise := staged != nil && staged.Path == s.w.Path && staged.StagedOtherwise(asDevice)
+	if stagedOtherwise || staged == nil && !asDevice {
+		if err := s.proxy.front.refuseLost(s.proxy.driver.ID(s.w.VolumeID), ""); err != nil {
+			return err
+		}
 	}
-	if err := s.proxy.front.refuseLost(s.proxy.driver.ID(s.w.VolumeID), ""); err != nil {
-		return err
+	if !stagedOtherwise {
+		return nil
 	}
 	return s.proxy.stager.Unstage(ctx, &s.rec)
 }

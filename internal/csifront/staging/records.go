@@ -94,6 +94,15 @@ func (s *StageRecord) StagedOtherwise(asDevice bool) bool {
 	return s.At != NotStaged && s.At != stagedAt(asDevice)
 }
 
+// AssumeStaged corrects the record of a volume that a pod has: the driver has staged it in
+// this way, although the record was lost or says that the stage is pending. A repeated stage
+// that fails must not have the driver unstage the device under the pod.
+func (r *Record) AssumeStaged(path string, asDevice bool) {
+	if r.Stage == nil || r.Stage.At == stagedAt(asDevice) && r.Stage.Pending {
+		r.Stage = &StageRecord{Path: path, At: stagedAt(asDevice)}
+	}
+}
+
 func newStage(req *csi.NodeStageVolumeRequest, rule string) *StageRecord {
 	stage := &StageRecord{Path: req.GetStagingTargetPath(), Rule: rule}
 	clean, incomplete := withoutSecrets(req)
