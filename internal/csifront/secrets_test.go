@@ -49,6 +49,11 @@ func TestDriversWordsOnOtherVolumes(t *testing.T) {
 	r.broker.volumes[r.target("p1")] = &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: r.target("p1")}
 	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
 	r.refused(err, codes.Aborted, "[redacted]")
+	detailed, err := status.New(codes.Unavailable, "mount -o password="+secret+" failed").WithDetails(&csi.VolumeUsage{})
+	r.ok(nil, err)
+	r.driver.fail("publish-mount", detailed.Err())
+	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.Unavailable, "[redacted]")
 	for name, text := range map[string]string{"log": fmt.Sprint(logged.All()), "refusals": fmt.Sprint(r.front.Refused())} {
 		if text == "[]" || strings.Contains(text, secret) {
 			t.Errorf("%s: %s", name, text)

@@ -85,11 +85,17 @@ func (c *call) once() error {
 	return c.caller.SendMsg(reply)
 }
 
+// statusDetails is the trailer in which gRPC repeats a whole status that has details.
+const statusDetails = "grpc-status-details-bin"
+
 // invoke asks the driver, and passes header and trailer of its answer on. Its error is
-// the driver's own, with its details.
+// the driver's own, with its details: gRPC adds their trailer again. The driver's trailer is
+// not passed on, for a Local may answer with another status, and a client takes the trailer
+// for the status, or for a protocol error where the codes differ.
 func (c *call) invoke(ctx context.Context, request, reply *Frame) error {
 	var header, trailer metadata.MD
 	err := c.conn.Invoke(ctx, c.method, request, reply, c.options(grpc.Header(&header), grpc.Trailer(&trailer))...)
+	trailer.Delete(statusDetails)
 	if len(trailer) > 0 {
 		c.caller.SetTrailer(trailer)
 	}
