@@ -255,6 +255,28 @@ func TestStatsComeFromTheSandbox(t *testing.T) {
 
 // TestAGrownFilesystemNeedsNoSandbox: what the node grew before the hand-over is not
 // asked of a sandbox that cannot grow anything.
+// TestStagedDeviceOfNoPod: the driver would answer for what lies at kubelet's paths, which is
+// the node's disk, or grow that.
+func TestStagedDeviceOfNoPod(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	r.stage()
+	r.driver.said()
+	for _, path := range []string{r.staging(), r.target("p1")} {
+		_, err := r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: path})
+		r.refused(err, codes.NotFound, path, "no pod has it")
+		_, err = r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+			VolumeId: "vol-1", VolumePath: path, StagingTargetPath: r.staging(), VolumeCapability: mountCap(rwo, "ext4"),
+		})
+		r.refused(err, codes.FailedPrecondition, path, "no pod has it")
+	}
+	r.said()
+	raw := r.rawStaging() + "/publish/p1" // a second persistent volume may name the same volume
+	r.ok(r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: raw}))
+	r.said("stats kubelet")
+}
+
 func TestAGrownFilesystemNeedsNoSandbox(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)

@@ -14,6 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
 	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/internal/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/passthrough"
 	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/internal/rpccode"
@@ -272,12 +273,22 @@ func (p *driverProxy) find(volumeID, path, stagingPath string) (found deferral.S
 	return found, deferred, nil
 }
 
+// isStagedAsDevice reports whether the driver has staged the volume as a device. Then it
+// knows nothing of kubelet's paths, also while no pod has the volume.
+func (p *driverProxy) isStagedAsDevice(volumeID, path string) bool {
+	stage := p.front.store.Records.Get(p.driver.ID(volumeID)).Stage
+	return stage != nil && stage.At == staging.StagedAsDevice && !kubelet.IsRawBlock(path)
+}
+
 // getVolumeStats asks the sandbox of a deferred volume. It takes no lock: a driver or
 // another call that hangs does not hold it up.
 func (p *driverProxy) getVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest, forward forwardFunc) ([]byte, error) {
 	found, deferred, err := p.find(req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
 	if err != nil {
 		return nil, err
+	}
+	if !deferred && p.isStagedAsDevice(req.GetVolumeId(), req.GetVolumePath()) {
+		return nil, statsOfNoPod(req.GetVolumePath())
 	}
 	if !deferred {
 		if has := p.driver.LastCapabilities(); has != nil && !has.Stats {
@@ -304,6 +315,9 @@ func (p *driverProxy) expandVolume(ctx context.Context, req *csi.NodeExpandVolum
 	found, deferred, err := p.find(req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
 	if err != nil {
 		return nil, err
+	}
+	if !deferred && p.isStagedAsDevice(req.GetVolumeId(), req.GetVolumePath()) {
+		return nil, growthOfNoPod(req.GetVolumePath())
 	}
 	if !deferred {
 		if has != nil && !has.Expand {

@@ -118,6 +118,16 @@ func cannotDeferAnyMore(target, driver string) error {
 		"it would mount or grow the filesystem on the host; upgrade it again", target, driver)
 }
 
+func statsOfNoPod(path string) error {
+	return volume.Errorf(volume.NotFound, "volume %s: the volume is staged as a device and no pod has it there, so nobody has its filesystem mounted",
+		refusal.Clip(path))
+}
+
+func growthOfNoPod(path string) error {
+	return failedPrecondition("volume %s: it is staged as a device and no pod has it, so it is not grown: repeat the call when it is published",
+		refusal.Clip(path))
+}
+
 func recordUnusable(target string) error {
 	return failedPrecondition("volume %s: its record cannot be used, so its device is not grown: "+volume.TextDelete, target)
 }

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -42,8 +41,8 @@ func (p *driverProxy) getVolumeHealth(ctx context.Context, req *csi.NodeGetVolum
 		annotateCall(ctx, &found)
 		return healthReply(id, sandboxHealth(ctx, p.front.cfg.Sandboxes, found.Volume))
 	}
-	if stage := p.front.store.Records.Get(p.driver.ID(id)).Stage; stage != nil && stage.At == staging.StagedAsDevice {
-		return healthReply(id, nil) // the driver knows nothing of kubelet's paths
+	if p.isStagedAsDevice(id, req.GetVolumePublishPath()) {
+		return healthReply(id, nil)
 	}
 	if has := p.driver.LastCapabilities(); has != nil && !has.Health {
 		return healthReply(id, nil)
