@@ -24,15 +24,15 @@ type bypass struct {
 }
 
 // followBypass asks each of them whose it is.
-func (r *Registry) followBypass(ctx context.Context, found map[string]socketID) {
+func (r *Registry) followBypass(ctx context.Context, now *listing) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for path, one := range r.direct {
-		if id, there := found[path]; !there || id != one.id {
+		if now.gone(path, one.id) {
 			r.dropBypass(path, one)
 		}
 	}
-	for path, id := range found {
+	for path, id := range now.found {
 		if r.direct[path] != nil || len(r.direct) >= maxSockets {
 			continue
 		}

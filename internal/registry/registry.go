@@ -70,6 +70,7 @@ type Registry struct {
 	times   Times
 	started time.Time
 	alarmed map[string]bool // the drivers of which Alarm was told; of Run alone
+	unread  string          // why sockets could not be listed the last time; of Run alone
 
 	mu       sync.Mutex
 	sessions map[string]*session // by the registrar's socket
@@ -162,19 +163,24 @@ func (r *Registry) look(ctx context.Context) {
 	}
 	registrars, err := socketsIn(r.cfg.Registry, false)
 	others, othersErr := socketsIn(r.cfg.KubeletRegistry, true)
-	if err := errors.Join(err, othersErr); err != nil {
-		r.cfg.Log.Warn("sockets cannot be listed, so none of them counts as gone", zap.Error(err))
-		return
-	}
+	r.logUnread(errors.Join(err, othersErr))
 	r.followRegistrars(ctx, registrars)
-	r.dropStale(ctx, others)
-	for path := range others {
-		if strings.HasSuffix(path, Suffix) {
-			delete(others, path)
-		}
-	}
+	r.dropStale(ctx, others.found)
+	maps.DeleteFunc(others.found, func(path string, _ socketID) bool { return strings.HasSuffix(path, Suffix) })
 	r.followBypass(ctx, others)
 	r.tellAlarms()
+}
+
+// logUnread logs once why sockets cannot be listed: it may last.
+func (r *Registry) logUnread(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != r.unread {
+		r.cfg.Log.Warn("some sockets cannot be listed, and do not count as gone", zap.Error(err))
+	}
+	r.unread = text
 }
 
 // maxSockets bounds how many sockets are followed in a directory: whoever can write
@@ -182,16 +188,16 @@ func (r *Registry) look(ctx context.Context) {
 const maxSockets = 128
 
 // followRegistrars has one session for each registrar's socket.
-func (r *Registry) followRegistrars(ctx context.Context, found map[string]socketID) {
+func (r *Registry) followRegistrars(ctx context.Context, now *listing) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for path, one := range r.sessions {
-		if id, there := found[path]; !there || id != one.id {
+		if now.gone(path, one.id) {
 			one.cancel()
 			delete(r.sessions, path)
 		}
 	}
-	for path, id := range found {
+	for path, id := range now.found {
 		if r.sessions[path] != nil || len(r.sessions) >= maxSockets {
 			continue
 		}

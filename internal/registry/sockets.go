@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -29,16 +30,35 @@ func idAt(path string) socketID {
 	return socketID{inode: st.Ino, made: st.Mtim}
 }
 
+// listing is the sockets that were found in a directory.
+type listing struct {
+	found map[string]socketID
+	// whole is unset where some directory could not be read: there may be more sockets.
+	whole bool
+}
+
+// gone reports whether a socket has gone, or another one has its path.
+func (l *listing) gone(path string, id socketID) bool {
+	now, found := l.found[path]
+	if found || l.whole {
+		return now != id
+	}
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
 // socketsIn lists the sockets in a directory, and in those below it if that is wanted, as
 // kubelet does in its own. A name that begins with a dot is not meant for us, as with
-// kubelet. After an error there may be more.
-func socketsIn(dir string, below bool) (found map[string]socketID, err error) {
-	found = make(map[string]socketID)
-	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+// kubelet. With an error the listing is not whole: a directory that cannot be read does not
+// hide the others.
+func socketsIn(dir string, below bool) (*listing, error) {
+	found := make(map[string]socketID)
+	var unread []error
+	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // being made again: looked at the next time
 		case err != nil:
-			return err
+			unread = append(unread, err)
 		case entry.IsDir() && path != dir && !below:
 			return fs.SkipDir
 		case entry.Type() != fs.ModeSocket || strings.HasPrefix(entry.Name(), "."):
@@ -49,7 +69,7 @@ func socketsIn(dir string, below bool) (found map[string]socketID, err error) {
 		}
 		return nil
 	})
-	return found, err
+	return &listing{found: found, whole: len(unread) == 0}, errors.Join(unread...)
 }
 
 // socketPath is where the CSI socket of a driver lies.

@@ -1,12 +1,15 @@
 package registry
 
 import (
+	"context"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -43,4 +46,61 @@ func TestDirectoryThatCannotBeRead(t *testing.T) {
 	if gone != 2 {
 		t.Errorf("%d sockets are gone, want 2", gone)
 	}
+}
+
+// TestDirectoryThatCannotBeReadHidesNoOther has a directory below kubelet's that nobody can
+// read, for its path is too long. Drivers that come meanwhile are followed, and those that go.
+func TestDirectoryThatCannotBeReadHidesNoOther(t *testing.T) {
+	dir, err := os.MkdirTemp("", "reg") // t.TempDir is too long for a socket
+	check.Must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	none := func(string) []string { return nil }
+	r := New(Config{Registry: dir + "/ours", KubeletRegistry: dir + "/kubelet", Sockets: dir, Log: zap.NewNop(), Deferred: none})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer func() { cancel(); r.parts.Wait() }()
+	check.Must(t, os.MkdirAll(r.cfg.KubeletRegistry, 0o750))
+	makeTooLong(t, r.cfg.KubeletRegistry)
+	came := make(map[string]net.Listener)
+	check.Must(t, os.MkdirAll(r.cfg.Registry, 0o750))
+	for _, of := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
+		path := filepath.Join(of, "disk.sock")
+		listener, err := net.Listen("unix", path)
+		check.Must(t, err)
+		came[path] = listener
+	}
+	follows := func() int {
+		r.look(ctx)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.sessions) + len(r.direct)
+	}
+	if got := follows(); got != 2 {
+		t.Errorf("%d sockets are followed, want 2", got)
+	}
+	for _, listener := range came {
+		check.Must(t, listener.Close())
+	}
+	if got := follows(); got != 0 {
+		t.Errorf("%d sockets are followed that have gone", got)
+	}
+	if _, err := socketsIn(r.cfg.KubeletRegistry, true); err == nil {
+		t.Error("all directories could be read")
+	}
+}
+
+// makeTooLong makes directories in one another until their path is longer than the kernel
+// takes.
+func makeTooLong(t *testing.T, dir string) {
+	t.Helper()
+	name := strings.Repeat("x", 200)
+	at, err := os.OpenRoot(dir)
+	for length := len(dir); err == nil && length <= unix.PathMax; length += len(name) + 1 {
+		check.Must(t, at.Mkdir(name, 0o700))
+		var below *os.Root
+		below, err = at.OpenRoot(name)
+		check.Must(t, at.Close())
+		at = below
+	}
+	check.Must(t, err)
+	check.Must(t, at.Close())
 }

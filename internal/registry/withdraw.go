@@ -14,8 +14,8 @@ import (
 // themselves, for their names are taken.
 func Withdraw(kubeletRegistry string) []string {
 	var gone []string
-	found, _ := socketsIn(kubeletRegistry, true) // those that cannot be seen stay
-	for path := range found {
+	now, _ := socketsIn(kubeletRegistry, true) // those that cannot be seen stay
+	for path := range now.found {
 		served, err := sys.IsServed(path)
 		if strings.HasSuffix(path, Suffix) && !served && err == nil && os.Remove(path) == nil {
 			gone = append(gone, path)
