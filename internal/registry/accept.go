@@ -29,11 +29,12 @@ type Driver struct {
 
 const maxName = 63
 
-// refusal is an error that waiting does not mend: the registrar is told at once.
-// Any other is of a party that is not up yet.
+// refusal is an error that a retry does not fix, so the registrar is notified at once. With
+// any other error the registrar or driver may not be up yet.
 type refusal struct{ error }
 
-// errTaken refuses a second driver of one name.
+// errTaken refuses a driver whose name another registrar has. The channel is closed when
+// any name is released.
 type errTaken struct {
 	error
 	changed <-chan struct{}
@@ -47,7 +48,7 @@ type driverCheck struct {
 	timeout time.Duration // of one exchange
 }
 
-// info asks who is behind a registration socket.
+// info asks the registrar behind a socket for its driver.
 func (c driverCheck) info(ctx context.Context, socket string) (*registration.PluginInfo, error) {
 	conn, err := dial(socket, 0)
 	if err != nil {
@@ -63,7 +64,7 @@ func (c driverCheck) info(ctx context.Context, socket string) (*registration.Plu
 	return info, nil
 }
 
-// accept plays kubelet's part: is this a driver that can be served?
+// accept validates the answer of a registrar, as kubelet does.
 func (c driverCheck) accept(socket string, info *registration.PluginInfo) (*Driver, error) {
 	endpoint := strings.TrimPrefix(info.GetEndpoint(), "unix://")
 	switch {
@@ -88,7 +89,7 @@ func (c driverCheck) accept(socket string, info *registration.PluginInfo) (*Driv
 	return &Driver{Name: info.GetName(), Endpoint: endpoint, Versions: info.GetSupportedVersions()}, nil
 }
 
-// claimed is what can be shown of one that is not accepted.
+// claimed returns what can be shown of a driver that is not accepted.
 func claimed(info *registration.PluginInfo) *Driver {
 	if !sys.IsDriverName(info.GetName()) {
 		return &Driver{}
@@ -101,9 +102,9 @@ func isVersion1(version string) bool {
 	return version == "1" || strings.HasPrefix(version, "1.")
 }
 
-// meet asks the driver itself. kubelet must not hear of one whose NodeGetInfo
-// fails: it would not try a second time.
-func (c driverCheck) meet(ctx context.Context, conn grpc.ClientConnInterface, info Driver) (*Driver, error) {
+// probe asks the driver for its name, node and capabilities. A driver whose NodeGetInfo fails
+// must not be registered with kubelet, which would not retry.
+func (c driverCheck) probe(ctx context.Context, conn grpc.ClientConnInterface, info Driver) (*Driver, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	plugin, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
@@ -130,7 +131,8 @@ func (c driverCheck) meet(ctx context.Context, conn grpc.ClientConnInterface, in
 	return &info, nil
 }
 
-// failed tells a driver that cannot be a node plugin from one that is not up yet.
+// failed is the error of a failed call. It is a refusal if the driver does not implement the
+// call, and so is no node plugin.
 func (d *Driver) failed(call string, err error) error {
 	err, code := fmt.Errorf("driver %s: %s on %s fails: %s", d.Name, call, d.Endpoint, clip(status.Convert(err).Message())), status.Code(err)
 	if code == codes.Unimplemented {
@@ -146,5 +148,5 @@ func capabilityName(kind csi.NodeServiceCapability_RPC_Type) string {
 	return kind.String()
 }
 
-// clip keeps a hostile text from filling a log.
+// clip bounds a text of another program, which could fill the log.
 func clip(s string) string { return sys.ClipTo(s, 512) }

@@ -14,16 +14,16 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// bypass is a socket in kubelet's directory that is not ours: a driver behind it
-// talks to kubelet past us.
+// bypass is a socket of others in kubelet's directory. kubelet calls the driver behind it
+// directly.
 type bypass struct {
 	id     socketID
 	cancel context.CancelFunc
-	driver string // "" until it is known, and where it is no CSI driver
+	driver string // "" until it is known, and if it is no CSI driver
 	since  time.Time
 }
 
-// followBypass asks each of them whose it is.
+// followBypass asks each socket of others for its driver.
 func (r *Registry) followBypass(ctx context.Context, now *listing) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -43,8 +43,9 @@ func (r *Registry) followBypass(ctx context.Context, now *listing) {
 	}
 }
 
-// dropBypass forgets one that has gone. kubelet deregisters by name: ours may
-// have gone with it, and is not looked at again until its socket is made anew.
+// dropBypass forgets a socket that has gone. kubelet deregisters by name: our registration of
+// the same driver may have gone with it, and kubelet ignores our socket until it is
+// re-created.
 func (r *Registry) dropBypass(path string, one *bypass) {
 	one.cancel()
 	delete(r.direct, path)
@@ -54,7 +55,7 @@ func (r *Registry) dropBypass(path string, one *bypass) {
 	}
 }
 
-// askBypass asks until there is an answer: a registrar may still be starting.
+// askBypass asks until the registrar answers: it may still be starting.
 func (r *Registry) askBypass(ctx context.Context, path string, one *bypass) {
 	for ctx.Err() == nil {
 		info, err := r.check.info(ctx, path)
@@ -66,14 +67,14 @@ func (r *Registry) askBypass(ctx context.Context, path string, one *bypass) {
 			r.mu.Lock()
 			one.driver, one.since = info.GetName(), time.Now()
 			r.mu.Unlock()
-			r.node.lookSoon()
+			r.node.checkSoon()
 		}
 		return
 	}
 }
 
-// tellAlarms says when a driver of ours goes past us, and when that is over.
-func (r *Registry) tellAlarms() {
+// reportBypassed logs and reports when a driver begins and ceases to bypass us.
+func (r *Registry) reportBypassed() {
 	now := r.Bypassed()
 	for driver, text := range now {
 		if !r.alarmed[driver] {
@@ -92,8 +93,8 @@ func (r *Registry) tellAlarms() {
 	}
 }
 
-// Bypassed lists, for people, the drivers that talk to kubelet past us although
-// they are ours or have deferred volumes.
+// Bypassed describes, for people, each driver that kubelet calls directly although it has a
+// registrar here or deferred volumes.
 func (r *Registry) Bypassed() map[string]string {
 	out := make(map[string]string)
 	for driver, path := range r.directly() {
@@ -105,8 +106,8 @@ func (r *Registry) Bypassed() map[string]string {
 	return out
 }
 
-// lostBy tells of a driver that kubelet has lost on its way from us to the direct
-// registration, whose socket is not ours to make anew.
+// lostBy describes a driver that kubelet has lost when it moved from us to a direct
+// registration. We cannot re-create that socket, which is the registrar's.
 func (r *Registry) lostBy(driver string) string {
 	if !r.node.missing(driver) {
 		return ""
@@ -129,7 +130,7 @@ func liveHere(volumes []string) string {
 	}
 }
 
-// directly tells the drivers that registered past us, with the socket.
+// directly returns the sockets of the drivers that have registered with kubelet directly.
 func (r *Registry) directly() map[string]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -142,7 +143,7 @@ func (r *Registry) directly() map[string]string {
 	return direct
 }
 
-// isOurs tells whether a driver has a registrar or a CSI socket here.
+// isOurs reports whether a driver has a registrar or a CSI socket here.
 func (r *Registry) isOurs(driver string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

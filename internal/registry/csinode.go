@@ -17,22 +17,22 @@ const NotInNode = "registered with kubelet and not in the node's CSINode: pods w
 
 // nodeCheck compares the drivers that kubelet has registered through us with those in
 // the node's CSINode, and renews the registration of one that is missing there. It
-// finds what a renewal by settling cannot: a removal that takes kubelet longer. A driver
-// that has left us for kubelet's directory can be lost in the same way: it is reported.
+// finds what settling misses: a removal that takes kubelet longer. A driver that has moved
+// to kubelet's directory can be lost in the same way: that is only reported.
 type nodeCheck struct {
 	registry *Registry
 	soon     chan struct{} // a driver was registered
 
 	mu     sync.Mutex
 	absent absences
-	known  bool // the last look has read the CSINode
+	known  bool // the last check could read the CSINode
 }
 
-// lookSoon must be called when kubelet has registered a driver.
-func (c *nodeCheck) lookSoon() {
+// checkSoon must be called when kubelet has registered a driver.
+func (c *nodeCheck) checkSoon() {
 	select {
 	case c.soon <- struct{}{}:
-	default: // it was asked for already
+	default: // a check is pending already
 	}
 }
 
@@ -44,17 +44,17 @@ func (c *nodeCheck) missing(driver string) bool {
 	return c.known && one != nil && one.missing
 }
 
-// run looks until ctx ends.
+// run checks until ctx ends.
 func (c *nodeCheck) run(ctx context.Context) {
 	for again := false; ctx.Err() == nil; {
 		c.pause(ctx, again)
-		again = c.look(ctx)
+		again = c.check(ctx)
 	}
 }
 
-// pause waits until the next look: a short time after a registration and after the
-// first look that missed a driver, else a long one. Either is a fifth longer or shorter, so
-// that the nodes of a cluster do not ask all at once.
+// pause waits until the next check: a short time after a registration and after the first
+// check that missed a driver, else a long one. Either is up to a fifth longer or shorter, so
+// that not all nodes of a cluster ask at once.
 func (c *nodeCheck) pause(ctx context.Context, again bool) {
 	times := c.registry.times
 	if !again {
@@ -69,9 +69,9 @@ func (c *nodeCheck) pause(ctx context.Context, again bool) {
 	sys.Sleep(ctx, wait.Jitter(times.NodeCheckSoon*4/5, 0.5))
 }
 
-// look reads the CSINode once. It reports whether the next look is to come soon. The
+// check reads the CSINode once. It reports whether the next check must come soon. The
 // registrations are listed first: a later one need not be in what is read.
-func (c *nodeCheck) look(ctx context.Context) (again bool) {
+func (c *nodeCheck) check(ctx context.Context) (again bool) {
 	registrations := c.registrations()
 	ctx, cancel := context.WithTimeout(ctx, c.registry.times.Call)
 	defer cancel()
@@ -87,9 +87,9 @@ func (c *nodeCheck) look(ctx context.Context) (again bool) {
 	return again
 }
 
-// compare notes which of the registered drivers are in the CSINode, if that could be
-// read: whoever was asked logs the error. It gives those whose registration is to be
-// renewed now.
+// compare notes which of the registered drivers are in the CSINode, if that could be read
+// (NodeDrivers logs its errors). It returns the drivers whose registration must be renewed
+// now.
 func (c *nodeCheck) compare(registrations map[string]time.Time, drivers map[string]bool, known bool) (due []string, again bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -115,8 +115,8 @@ func (c *nodeCheck) compare(registrations map[string]time.Time, drivers map[stri
 	return due, again
 }
 
-// registrations are the drivers that kubelet has registered through us, and when, and
-// those that had their CSI socket here and have a registration past us now.
+// registrations returns when kubelet registered each driver through us, and when each driver
+// that had its CSI socket here registered directly.
 func (c *nodeCheck) registrations() map[string]time.Time {
 	c.registry.mu.Lock()
 	defer c.registry.mu.Unlock()
@@ -134,8 +134,8 @@ func (c *nodeCheck) registrations() map[string]time.Time {
 	return out
 }
 
-// renew has a session make its registration anew, if it still is the one that was
-// looked at.
+// renew has the driver's session renew its registration, if that is still the one that was
+// checked.
 func (c *nodeCheck) renew(driver string, at time.Time) bool {
 	c.registry.mu.Lock()
 	one := c.registry.names[driver]

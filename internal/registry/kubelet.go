@@ -16,8 +16,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// register offers the driver to kubelet until ctx ends. A refusal is final for
-// kubelet until the socket is made anew, so that is done.
+// register offers the driver to kubelet until ctx ends. kubelet does not retry a driver that
+// it has refused until the socket is re-created, so that is done.
 func (s *session) register(ctx context.Context, front *served) error {
 	times := s.registry.times
 	defer s.withdraw(front)
@@ -35,9 +35,9 @@ func (s *session) register(ctx context.Context, front *served) error {
 		if err != nil {
 			return err
 		}
-		refused := s.hear(ctx, offer, front)
+		refused := s.awaitKubelet(ctx, offer, front)
 		if ctx.Err() == nil {
-			_ = os.Remove(offer.path) // it is made anew in any case
+			_ = os.Remove(offer.path) // it is re-created in any case
 		}
 		offer.end()
 		if !refused {
@@ -51,8 +51,8 @@ func (s *session) register(ctx context.Context, front *served) error {
 	return nil
 }
 
-// withdraw takes the registration from kubelet when the registrar has gone. It
-// stays when the daemon ends: then nobody has gone but us.
+// withdraw removes the registration socket if the registrar has gone. The socket stays when
+// the daemon ends, so that kubelet keeps the driver registered.
 func (s *session) withdraw(front *served) {
 	if s.registry.gone(s) {
 		_ = os.Remove(registrationPath(s.registry.cfg.KubeletRegistry, front.name)) // missing where it was refused
@@ -60,7 +60,7 @@ func (s *session) withdraw(front *served) {
 	}
 }
 
-// offer makes the socket.
+// offer makes the registration socket and serves it.
 func (s *session) offer(front *served) (*offer, error) {
 	path := registrationPath(s.registry.cfg.KubeletRegistry, front.name)
 	s.settling.begin(path)
@@ -72,7 +72,7 @@ func (s *session) offer(front *served) (*offer, error) {
 		return nil, fmt.Errorf("driver %s cannot be registered with kubelet: %w", front.name, err)
 	}
 	made := &offer{
-		name: front.name, path: path, id: idAt(path), server: grpc.NewServer(), ended: make(chan struct{}), heard: make(chan *registration.RegistrationStatus, 1),
+		name: front.name, path: path, id: idAt(path), server: grpc.NewServer(), ended: make(chan struct{}), verdict: make(chan *registration.RegistrationStatus, 1),
 		info: &registration.PluginInfo{
 			Type: registration.CSIPlugin, Name: front.name, Endpoint: front.socket, SupportedVersions: s.state().Versions,
 		},
@@ -83,9 +83,9 @@ func (s *session) offer(front *served) (*offer, error) {
 	return made, nil
 }
 
-// hear waits for kubelet's verdicts and passes them on, until the socket was taken away
-// or has to be made anew. It tells whether kubelet refused.
-func (s *session) hear(ctx context.Context, offer *offer, front *served) (refused bool) {
+// awaitKubelet forwards kubelet's verdicts to the registrar, until the socket has been
+// removed or must be re-created. It reports whether kubelet refused the driver.
+func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served) (refused bool) {
 	tick := time.NewTicker(s.registry.times.Rescan)
 	defer tick.Stop()
 	silence := time.NewTimer(s.registry.times.Silence)
@@ -98,8 +98,8 @@ func (s *session) hear(ctx context.Context, offer *offer, front *served) (refuse
 			return false
 		case <-silence.C:
 			return false
-		case word := <-offer.heard:
-			if !s.passOn(ctx, offer, word) {
+		case verdict := <-offer.verdict:
+			if !s.forwardVerdict(ctx, offer, verdict) {
 				return true
 			}
 			silence.Stop()
@@ -123,26 +123,27 @@ func (s *session) hear(ctx context.Context, offer *offer, front *served) (refuse
 	}
 }
 
-// passOn hands kubelet's verdict to the registrar.
-func (s *session) passOn(ctx context.Context, offer *offer, word *registration.RegistrationStatus) bool {
+// forwardVerdict forwards kubelet's verdict to the registrar, and reports whether the driver
+// is registered.
+func (s *session) forwardVerdict(ctx context.Context, offer *offer, verdict *registration.RegistrationStatus) bool {
 	log := s.registry.cfg.Log.With(zap.String("driver", offer.name))
-	if word.GetPluginRegistered() {
+	if verdict.GetPluginRegistered() {
 		s.setKubelet("registered")
 		now := time.Now()
 		s.confirmed.Store(&now)
-		s.registry.node.lookSoon()
+		s.registry.node.checkSoon()
 		log.Info("kubelet has registered a driver")
 	} else {
-		s.setKubelet("refused: " + word.GetError())
-		log.Error("kubelet refused a driver", zap.String("problem", clip(word.GetError())))
+		s.setKubelet("refused: " + verdict.GetError())
+		log.Error("kubelet refused a driver", zap.String("problem", clip(verdict.GetError())))
 	}
-	s.tellRegistrar(ctx, word)
-	return word.GetPluginRegistered()
+	s.notify(ctx, verdict)
+	return verdict.GetPluginRegistered()
 }
 
-// watchDriver sees that the driver's process goes, and that it comes back,
-// perhaps as another version. kubelet has it registered all the while, as it
-// would without us.
+// watchDriver notices that the driver's process has gone, and that it is back, perhaps as
+// another version. Meanwhile the driver stays registered with kubelet, as it would without
+// us.
 func (s *session) watchDriver(ctx context.Context, front *served) {
 	switch conn := front.driverConn(); conn.GetState() {
 	case connectivity.Idle:
@@ -158,9 +159,9 @@ func (s *session) watchDriver(ctx context.Context, front *served) {
 	}
 }
 
-// answers tells whether the driver is up, which kubelet will ask at once.
+// answers reports whether the driver is up. kubelet calls it as soon as it is registered.
 func (s *session) answers(ctx context.Context, front *served) bool {
-	known, err := s.registry.check.meet(ctx, front.driverConn(), s.state().Driver)
+	known, err := s.registry.check.probe(ctx, front.driverConn(), s.state().Driver)
 	switch {
 	case ctx.Err() != nil:
 		return false
@@ -172,7 +173,8 @@ func (s *session) answers(ctx context.Context, front *served) bool {
 	return true
 }
 
-// pause waits after a refusal, or until what kubelet may have minded has gone.
+// pause waits after a refusal, or until a socket of others has gone that may have been the
+// reason for it.
 func (s *session) pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

@@ -18,27 +18,29 @@ type offer struct {
 	server *grpc.Server
 	ended  chan struct{}
 
-	mu    sync.Mutex                            // of the senders
-	heard chan *registration.RegistrationStatus // the latest
+	mu      sync.Mutex                            // of the senders
+	verdict chan *registration.RegistrationStatus // holds the latest one
 }
 
 var _ registration.RegistrationServer = (*offer)(nil)
 
-// GetInfo tells kubelet who the driver is.
+// GetInfo returns the driver's name and CSI socket.
 func (o *offer) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	return o.info, nil
 }
 
-// NotifyRegistrationStatus takes kubelet's verdict; the latest counts. It does not
-// wait for the registrar, who may hang.
-func (o *offer) NotifyRegistrationStatus(_ context.Context, word *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+// NotifyRegistrationStatus receives kubelet's verdict; the latest one counts. It does not
+// wait for the registrar, which may hang.
+func (o *offer) NotifyRegistrationStatus(
+	_ context.Context, verdict *registration.RegistrationStatus,
+) (*registration.RegistrationStatusResponse, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	select {
-	case <-o.heard:
+	case <-o.verdict:
 	default:
 	}
-	o.heard <- word
+	o.verdict <- verdict
 	return &registration.RegistrationStatusResponse{}, nil
 }
 

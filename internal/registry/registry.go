@@ -1,7 +1,6 @@
-// Package registry stands between the registrars of CSI drivers and kubelet. For
-// registrars it plays kubelet's part: they register in a directory of ours. For
-// kubelet it registers each driver under the driver's own name, with a CSI socket
-// of ours.
+// Package registry stands between the registrars of CSI drivers and kubelet. Registrars
+// register with it as with kubelet, in a directory of ours. It registers each driver with
+// kubelet under the driver's own name, with a CSI socket of ours.
 package registry
 
 import (
@@ -28,39 +27,39 @@ import (
 // node-driver-registrar makes, so that both can be told apart.
 const Suffix = ".crust-proxy-reg.sock"
 
-// Config is what a Registry is made of.
+// Config configures a Registry.
 type Config struct {
 	// Registry is where registrars make their sockets. It lies outside kubelet's,
 	// whose watcher looks into sub-directories too.
 	Registry string
-	// KubeletRegistry is where kubelet looks for ours.
+	// KubeletRegistry is where kubelet looks for registration sockets.
 	KubeletRegistry string
-	// Sockets holds the CSI sockets, and is closed to all but root.
+	// Sockets holds our CSI sockets. Only root can open it.
 	Sockets string
-	// Grace is how long after the start a registration of an earlier life waits
-	// for its driver before it is taken away.
+	// Grace is how long after the start a registration of an earlier process is kept before
+	// its driver has come back.
 	Grace time.Duration
-	// Patience tells how long calls under way may take to end when Run ends.
+	// Patience returns how long calls under way may take to end when Run ends.
 	Patience func() time.Duration
 	Log      *zap.Logger
 	// Serve gives the options of the gRPC server that stands in for a driver.
 	Serve func(name string, driver grpc.ClientConnInterface) []grpc.ServerOption
-	// Self is the pid of this daemon, by which an endpoint that leads back to it is
-	// told; 0 is not to look.
+	// Self is the pid of this daemon: an endpoint that leads back to it is refused. 0
+	// disables the check.
 	Self int
 	// Deferred names the deferred volumes of a driver that live on this node. It must not
 	// block.
 	Deferred func(driver string) []string
-	// Alarm is told when a driver registers with kubelet past us, and when that is
+	// Alarm is called when a driver has registered with kubelet directly, and when that is
 	// over.
 	Alarm func(driver string, on bool)
-	// Renewed is told when a registration that kubelet may have lost is renewed; it
+	// Renewed is called when a registration that kubelet may have lost is renewed; it
 	// may be nil.
 	Renewed func(driver string)
-	// NodeDrivers reads the drivers in the node's CSINode. It may be nil, where nobody
-	// can be asked; then a registration that kubelet loses late is not noticed.
+	// NodeDrivers reads the drivers in the node's CSINode. It is nil where no cluster is
+	// asked; then a registration that kubelet loses late is not noticed.
 	NodeDrivers func(ctx context.Context) (map[string]bool, error)
-	// Times are the waits; those that are zero are the usual ones.
+	// Times are the waits; those that are zero get their defaults.
 	Times Times
 }
 
@@ -69,18 +68,18 @@ type Registry struct {
 	cfg     Config
 	times   Times
 	started time.Time
-	alarmed map[string]bool // the drivers of which Alarm was told; of Run alone
+	alarmed map[string]bool // the drivers that were reported to Alarm; of Run alone
 	unread  string          // why sockets could not be listed the last time; of Run alone
 
 	mu       sync.Mutex
 	sessions map[string]*session // by the registrar's socket
-	names    map[string]*session // who has a driver's name
+	names    map[string]*session // the session that has a driver's name
 	served   map[string]*served  // the CSI sockets, by driver
 	direct   map[string]*bypass  // sockets of others in kubelet's directory
-	changed  chan struct{}       // closed when a name came free
+	changed  chan struct{}       // closed when a name is released
 
 	check      driverCheck
-	departures *cache.LRUExpireCache // drivers of which a socket of others went lately from kubelet's directory
+	departures *cache.LRUExpireCache // drivers of which a socket of others has lately gone from kubelet's directory
 	node       *nodeCheck
 
 	parts sync.WaitGroup
@@ -89,7 +88,7 @@ type Registry struct {
 // New makes a registry; nothing happens before Run.
 func New(cfg Config) *Registry {
 	r := &Registry{
-		cfg: cfg, times: cfg.Times.orUsual(), alarmed: make(map[string]bool), sessions: make(map[string]*session), names: make(map[string]*session),
+		cfg: cfg, times: cfg.Times.withDefaults(), alarmed: make(map[string]bool), sessions: make(map[string]*session), names: make(map[string]*session),
 		served: make(map[string]*served), direct: make(map[string]*bypass),
 		departures: cache.NewLRUExpireCache(maxSockets), changed: make(chan struct{}),
 	}
@@ -98,9 +97,8 @@ func New(cfg Config) *Registry {
 	return r
 }
 
-// Run follows the two directories until ctx ends. The sockets stay when it ends:
-// kubelet would take a driver from the node if they went, and comes back to them
-// when we do.
+// Run follows the two directories until ctx ends. The sockets stay then: kubelet would
+// deregister a driver whose socket goes, and it connects again when we are back.
 func (r *Registry) Run(ctx context.Context) error {
 	r.started = time.Now()
 	for dir, mode := range map[string]fs.FileMode{r.cfg.Registry: 0o750, r.cfg.Sockets: 0o700} {
@@ -136,8 +134,8 @@ func (r *Registry) end(cancel context.CancelFunc) {
 	r.parts.Wait()
 }
 
-// follow looks at both directories whenever something happens there, and now and
-// then: a directory can be removed and made again, and events be lost.
+// follow scans both directories at each event and at intervals: a directory can be removed
+// and made again, and events can be lost.
 func (r *Registry) follow(ctx context.Context, watcher *fsnotify.Watcher) {
 	tick := time.NewTicker(r.times.Rescan)
 	defer tick.Stop()
@@ -145,19 +143,19 @@ func (r *Registry) follow(ctx context.Context, watcher *fsnotify.Watcher) {
 		for _, dir := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
 			_ = watcher.Add(dir) // one that is missing is watched when it is there
 		}
-		r.look(ctx)
+		r.scan(ctx)
 		select {
 		case <-ctx.Done():
 			return
 		case <-watcher.Events:
 		case err := <-watcher.Errors:
-			r.cfg.Log.Debug("events may have been lost", zap.Error(err)) // they are looked for anyway
+			r.cfg.Log.Debug("events may have been lost", zap.Error(err)) // the next scan finds what they were about
 		case <-tick.C:
 		}
 	}
 }
 
-func (r *Registry) look(ctx context.Context) {
+func (r *Registry) scan(ctx context.Context) {
 	if err := os.MkdirAll(r.cfg.Registry, 0o750); err != nil {
 		r.cfg.Log.Error("the registry directory cannot be made again", zap.Error(err))
 	}
@@ -168,7 +166,7 @@ func (r *Registry) look(ctx context.Context) {
 	r.dropStale(ctx, others.found)
 	maps.DeleteFunc(others.found, func(path string, _ socketID) bool { return strings.HasSuffix(path, Suffix) })
 	r.followBypass(ctx, others)
-	r.tellAlarms()
+	r.reportBypassed()
 }
 
 // logUnread logs once why sockets cannot be listed: it may last.
@@ -183,11 +181,12 @@ func (r *Registry) logUnread(err error) {
 	r.unread = text
 }
 
-// maxSockets bounds how many sockets are followed in a directory: whoever can write
+// maxSockets bounds how many sockets are followed in a directory: a program that can write
 // there could make any number.
 const maxSockets = 128
 
-// followRegistrars has one session for each registrar's socket.
+// followRegistrars starts a session for each new socket of a registrar, and ends those whose
+// socket has gone.
 func (r *Registry) followRegistrars(ctx context.Context, now *listing) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -209,16 +208,16 @@ func (r *Registry) followRegistrars(ctx context.Context, now *listing) {
 	}
 }
 
-// gone tells that a session's registrar has gone, or made its socket anew.
+// gone reports whether a session's registrar has gone, or has made a new socket.
 func (r *Registry) gone(s *session) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.sessions[s.socket] != s
 }
 
-// dropStale removes registrations of an earlier life whose driver has not come:
-// kubelet would call a socket that nobody serves. When ctx has ended, the drivers' names
-// are free because we end, and what is there stays.
+// dropStale removes registrations of an earlier process whose driver has not come back:
+// kubelet would call a socket that nobody serves. Once ctx has ended it removes nothing: the
+// names are released then because we end.
 func (r *Registry) dropStale(ctx context.Context, found map[string]socketID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -248,16 +247,15 @@ type State struct {
 	Ready     bool
 	Problem   string
 	Since     time.Time
-	// Kubelet is kubelet's word.
+	// Kubelet is the state of the registration with kubelet.
 	Kubelet string
-	// Bypassed is set where the driver talks to kubelet past us.
+	// Bypassed is set where kubelet calls the driver directly.
 	Bypassed bool
 	// Missing is set where the driver is NotInNode.
 	Missing bool
 }
 
-// List tells of every registrar, by the driver's name; also of those that are
-// refused.
+// List returns the state of every registrar, also of refused ones, ordered by driver.
 func (r *Registry) List() []State {
 	bypassed := r.Bypassed()
 	r.mu.Lock()

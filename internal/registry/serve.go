@@ -22,9 +22,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// served is the CSI socket that stands in for a driver. It stays while the daemon
-// runs, also when the registrar has gone: the driver may still answer, and one
-// that comes back finds the socket as it was.
+// served is the CSI socket that stands in for a driver. It stays while the daemon runs, also
+// when the registrar has gone: the driver may still answer, and is served there again when
+// its registrar comes back.
 type served struct {
 	name   string
 	socket string
@@ -33,19 +33,18 @@ type served struct {
 	driver atomic.Pointer[connection]
 }
 
-// connection is the way to a driver at an endpoint.
+// connection leads to the driver at an endpoint.
 type connection struct {
 	endpoint string
 	conn     *grpc.ClientConn
 }
 
-// maxServed bounds the drivers that have a socket, and with it descriptors. Nodes
-// have a handful.
+// maxServed bounds the drivers that have a socket, and so the descriptors. A node has a
+// handful of drivers.
 const maxServed = 64
 
-// makeRoom sees that one more driver can have a socket. Where there are too many, one
-// goes whose registrar has gone and of which no deferred volume lives here. The caller
-// holds the lock.
+// makeRoom makes room for the socket of one more driver. If there are too many, it closes one
+// whose registrar has gone and which has no deferred volume here. The caller holds the lock.
 func (r *Registry) makeRoom(name string) error {
 	if len(r.served) < maxServed {
 		return nil
@@ -56,7 +55,7 @@ func (r *Registry) makeRoom(name string) error {
 		}
 		one := r.served[idle]
 		delete(r.served, idle)
-		_ = os.Remove(one.socket) // a driver that comes back makes it anew
+		_ = os.Remove(one.socket) // it is made again when the driver comes back
 		r.parts.Go(func() { one.stop(r.cfg.Patience()) })
 		return nil
 	}
@@ -64,8 +63,8 @@ func (r *Registry) makeRoom(name string) error {
 		name, maxServed, r.cfg.Registry)
 }
 
-// reach gives a connection to a driver: the one in use, or a new one that is put
-// to use when the driver has proved to be the right one.
+// reach returns a connection to a driver: the one in use, or a new one. The caller hands it
+// to serve once the driver has proved to be the right one, else to drop.
 func (r *Registry) reach(info *Driver) (*connection, error) {
 	r.mu.Lock()
 	front := r.served[info.Name]
@@ -82,7 +81,7 @@ func (r *Registry) reach(info *Driver) (*connection, error) {
 	return &connection{endpoint: info.Endpoint, conn: conn}, nil
 }
 
-// drop closes a connection that was not put to use.
+// drop closes a connection unless it is in use.
 func (r *Registry) drop(name string, link *connection) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,8 +90,8 @@ func (r *Registry) drop(name string, link *connection) {
 	}
 }
 
-// serve gives the socket for a driver, made now or for an earlier session, and
-// has it lead over the connection. Calls under way on another one end with that.
+// serve returns the socket of a driver, made now or for an earlier session, and switches it
+// to the connection. That ends the calls under way on the former connection.
 func (r *Registry) serve(name string, link *connection) (*served, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -125,19 +124,19 @@ func (r *Registry) serve(name string, link *connection) (*served, error) {
 
 func (f *served) driverConn() *grpc.ClientConn { return f.driver.Load().conn }
 
-// Invoke calls the driver over the connection of now, which is another one after an upgrade.
+// Invoke calls the driver over the present connection, which can change with an upgrade.
 func (f *served) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
 	return f.driverConn().Invoke(ctx, method, args, reply, options...)
 }
 
-// NewStream begins a stream to the driver in the same way.
+// NewStream begins a stream to the driver over the present connection.
 func (f *served) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error) {
 	return f.driverConn().NewStream(ctx, desc, method, options...)
 }
 
-// listen has a socket appear at a path that is closed to others and has somebody listening:
-// kubelet tries once. It overlooks the name under which the socket is made. The socket's
-// file stays when the listener is closed.
+// listen makes a socket for root only. It appears at its path when it is listening already:
+// kubelet connects at once and does not retry, and it ignores the temporary name under which
+// the socket is made. The file stays when the listener is closed.
 func listen(path string) (*net.UnixListener, error) {
 	made, err := peercred.Listen(path, 0o600, "")
 	if err != nil {
@@ -146,16 +145,15 @@ func listen(path string) (*net.UnixListener, error) {
 	return made.UnixListener, nil
 }
 
-// stop lets the calls under way end, and cuts off those that do not.
+// stop waits for the calls under way, and ends those that take longer than patience.
 func (f *served) stop(patience time.Duration) {
 	run.Drain(f.server, patience, func() {})
 	<-f.ended
 	_ = f.driverConn().Close()
 }
 
-// dialOther connects to a socket unless this very process serves it. A registrar's
-// endpoint can be a link to a socket of ours: each call would then call itself until
-// memory ends.
+// dialOther connects to a socket unless this process serves it. A registrar's endpoint can be
+// a link to a socket of ours: each call would then call itself until memory is exhausted.
 func dialOther(ctx context.Context, socket string, self int) (net.Conn, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil || self == 0 {
@@ -171,9 +169,9 @@ func dialOther(ctx context.Context, socket string, self int) (net.Conn, error) {
 	return conn, nil
 }
 
-// dial connects when the first call is made. A driver that was restarted is found
-// again at once. The path is no part of an address, where it would be parsed. A
-// process with the pid self is not connected to; 0 is none.
+// dial returns a connection that connects at the first call. Short retries find a restarted
+// driver soon. The path is not part of the target, where gRPC would parse it. It does not
+// connect to a process with the pid self; 0 disables that check.
 func dial(socket string, self int) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///localhost", append(passthrough.DialOptions(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

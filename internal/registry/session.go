@@ -12,23 +12,23 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// session follows one registrar from the appearance of its socket to its end.
+// session follows one registrar from when its socket appears until the socket has gone.
 type session struct {
 	registry *Registry
 	socket   string
 	id       socketID
 	cancel   context.CancelFunc
-	renew    chan struct{} // asks for a new registration with kubelet
-	told     string        // the last error that the registrar heard; of run alone
+	renew    chan struct{} // has the registration with kubelet made again
+	notified string        // the last error that the registrar got; of run alone
 	settling settling      // of run alone
 
-	confirmed atomic.Pointer[time.Time] // when kubelet confirmed the registration; nil is that it has not
+	confirmed atomic.Pointer[time.Time] // when kubelet confirmed the registration, or nil
 
 	mu  sync.Mutex
-	now State // as far as the session knows it
+	now State // what the session knows of it
 }
 
-// run tries until the driver is registered, and stays until the socket has gone.
+// run retries until the driver is registered, and returns when the socket has gone.
 func (s *session) run(ctx context.Context) {
 	wait := s.registry.times.FirstRetry
 	untold := time.Now().Add(s.registry.times.Untold)
@@ -53,20 +53,20 @@ func (s *session) run(ctx context.Context) {
 	}
 }
 
-// attempt looks at the driver, serves it and registers it with kubelet. It
-// returns with an error, or when ctx ends.
+// attempt checks the driver, serves it and registers it with kubelet. It returns an error, or
+// when ctx ends.
 func (s *session) attempt(ctx context.Context) error {
-	told, err := s.registry.check.info(ctx, s.socket)
+	answer, err := s.registry.check.info(ctx, s.socket)
 	if err != nil {
 		return err
 	}
-	info, err := s.registry.check.accept(s.socket, told)
+	info, err := s.registry.check.accept(s.socket, answer)
 	if err != nil {
-		s.setInfo(claimed(told))
+		s.setInfo(claimed(answer))
 		return err
 	}
 	s.setInfo(info)
-	if err := s.take(ctx, info); err != nil {
+	if err := s.reserve(ctx, info); err != nil {
 		return err
 	}
 	defer s.release(info.Name)
@@ -77,9 +77,9 @@ func (s *session) attempt(ctx context.Context) error {
 	return s.register(ctx, front)
 }
 
-// take makes the driver's name ours. It waits for the session of a registrar that
-// has just gone: that is usually this one's, started anew.
-func (s *session) take(ctx context.Context, info *Driver) error {
+// reserve reserves the driver's name for this session. It waits for the session of a
+// registrar that has just gone: that is usually the same registrar before a restart.
+func (s *session) reserve(ctx context.Context, info *Driver) error {
 	r := s.registry
 	for ctx.Err() == nil {
 		r.mu.Lock()
@@ -105,7 +105,7 @@ func (s *session) take(ctx context.Context, info *Driver) error {
 	return ctx.Err()
 }
 
-// release gives the driver's name to whoever waits for it.
+// release releases the driver's name for the sessions that wait for it.
 func (s *session) release(name string) {
 	r := s.registry
 	r.mu.Lock()
@@ -115,14 +115,14 @@ func (s *session) release(name string) {
 	r.changed = make(chan struct{})
 }
 
-// serve has the driver's CSI socket lead to the driver, once that has proved to
-// be the right one.
+// serve connects the driver's CSI socket to the driver, once that has proved to be the right
+// one.
 func (s *session) serve(ctx context.Context, info *Driver) (*served, error) {
 	link, err := s.registry.reach(info)
 	if err != nil {
 		return nil, err
 	}
-	known, err := s.registry.check.meet(ctx, link.conn, *info)
+	known, err := s.registry.check.probe(ctx, link.conn, *info)
 	var front *served
 	if err == nil {
 		front, err = s.registry.serve(info.Name, link)
@@ -135,23 +135,23 @@ func (s *session) serve(ctx context.Context, info *Driver) (*served, error) {
 	return front, nil
 }
 
-// refuse tells the registrar why, once for each reason: it exits, and its
-// container is started again.
+// refuse notifies the registrar, once for each reason. It then exits, and its container is
+// started again.
 func (s *session) refuse(ctx context.Context, why error) {
-	if text := why.Error(); text != s.told && s.tellRegistrar(ctx, &registration.RegistrationStatus{Error: text}) {
-		s.told = text
+	if text := why.Error(); text != s.notified && s.notify(ctx, &registration.RegistrationStatus{Error: text}) {
+		s.notified = text
 	}
 }
 
-// tellRegistrar passes a verdict on.
-func (s *session) tellRegistrar(ctx context.Context, word *registration.RegistrationStatus) bool {
+// notify sends a verdict to the registrar, and reports whether the registrar got it.
+func (s *session) notify(ctx context.Context, verdict *registration.RegistrationStatus) bool {
 	conn, err := dial(s.socket, 0)
 	if err == nil {
 		defer func() { _ = conn.Close() }()
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, s.registry.times.Call)
 		defer cancel()
-		_, err = registration.NewRegistrationClient(conn).NotifyRegistrationStatus(ctx, word)
+		_, err = registration.NewRegistrationClient(conn).NotifyRegistrationStatus(ctx, verdict)
 	}
 	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
 		s.registry.cfg.Log.Warn("a registrar could not be told how it went", zap.String("socket", s.socket), zap.String("problem", clip(err.Error())))
@@ -192,11 +192,11 @@ func (s *session) setKubelet(text string) {
 	s.now.Kubelet = clip(text)
 }
 
-// registerAgain asks for a new registration with kubelet.
+// registerAgain has the registration with kubelet made again.
 func (s *session) registerAgain() {
 	select {
 	case s.renew <- struct{}{}:
-	default: // it was asked for already
+	default: // it is pending already
 	}
 }
 

@@ -6,8 +6,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// settling decides for one session whether a registration is renewed, because kubelet
-// may lose it.
+// settling decides for one session whether its registration is renewed because kubelet may
+// lose it.
 //
 // When a socket goes, kubelet forgets the driver's name, and only then removes the
 // driver from the CSINode, with retries against the API server. It accepts another
@@ -20,8 +20,8 @@ type settling struct {
 	moved    bool // kubelet may have had the driver at another socket until now
 }
 
-// begin must be called before each offer. Where a socket of ours stands before the
-// first one, kubelet had no other socket of the driver.
+// begin must be called before each offer. If a socket of ours is there before the first one,
+// kubelet had no other socket of the driver.
 func (s *settling) begin(path string) {
 	if !s.begun {
 		s.begun, s.moved = true, idAt(path) == socketID{}
@@ -38,13 +38,13 @@ func (s *settling) needed(driver string) bool {
 	return left || moved
 }
 
-// beginRenewal logs and counts a renewal: the caller has the registration socket removed,
-// so that it is made anew. That has no such race: kubelet runs one operation at a time
-// for a path, so it registers the new socket after it has finished the removal of the old
-// one, and by now the removal for the other path has ended.
+// beginRenewal logs and counts a renewal. The caller has the registration socket removed and
+// made again. That has no such race: kubelet runs one operation at a time for a path, so it
+// registers the new socket after it has finished the removal of the old one, and by now the
+// removal for the other path has ended.
 //
-// It reports false while a socket of others stands: kubelet could take that one instead.
-// When it goes, that is the next event.
+// It returns false while a socket of others is there: kubelet could register that one
+// instead. When it goes, needed reports it.
 func beginRenewal(r *Registry, driver string) bool {
 	if r.directly()[driver] != "" {
 		return false

@@ -14,14 +14,14 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// socketID tells a socket from another one that takes its name. Inodes are used
-// again soon; the time is that of the making, which a chmod does not change.
+// socketID tells a socket from a later one with the same path. Inode numbers are reused soon;
+// the time is when it was made, which a chmod does not change.
 type socketID struct {
 	inode uint64
 	made  unix.Timespec
 }
 
-// idAt is the socket that stands at a path now; there is none with a zero id.
+// idAt returns the id of the socket at a path, or the zero id where none is.
 func idAt(path string) socketID {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) != nil {
@@ -56,7 +56,7 @@ func socketsIn(dir string, below bool) (*listing, error) {
 	var unread []error
 	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // being made again: looked at the next time
+		case errors.Is(err, fs.ErrNotExist): // it is being made again: the next scan finds it
 		case err != nil:
 			unread = append(unread, err)
 		case entry.IsDir() && path != dir && !below:
@@ -75,10 +75,10 @@ func socketsIn(dir string, below bool) (*listing, error) {
 // socketPath is where the CSI socket of a driver lies.
 func socketPath(dir, name string) string { return fitting(dir, name, ".sock") }
 
-// registrationPath is where kubelet finds a driver of ours.
+// registrationPath is where our registration socket for a driver lies.
 func registrationPath(dir, name string) string { return fitting(dir, name, Suffix) }
 
-// fitting is a path by name, or by the name's hash where that is too long.
+// fitting is a path with the name, or with its hash where it would be too long for a socket.
 func fitting(dir, name, suffix string) string {
 	if path := filepath.Join(dir, name+suffix); len(path) <= sys.MaxSocketPath {
 		return path

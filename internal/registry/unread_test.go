@@ -35,14 +35,14 @@ func TestDirectoryThatCannotBeRead(t *testing.T) {
 			r.direct[path] = &bypass{id: idAt(path), cancel: func() { gone++ }}
 		}
 	}
-	check.WithoutDescriptors(t, func() { r.look(t.Context()) })
+	check.WithoutDescriptors(t, func() { r.scan(t.Context()) })
 	if gone > 0 {
 		t.Errorf("%d sockets count as gone", gone)
 	}
 	for _, of := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
 		check.Must(t, os.RemoveAll(of))
 	}
-	r.look(t.Context())
+	r.scan(t.Context())
 	if gone != 2 {
 		t.Errorf("%d sockets are gone, want 2", gone)
 	}
@@ -69,7 +69,7 @@ func TestDirectoryThatCannotBeReadHidesNoOther(t *testing.T) {
 		came[path] = listener
 	}
 	follows := func() int {
-		r.look(ctx)
+		r.scan(ctx)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return len(r.sessions) + len(r.direct)
