@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
+// call is one call that is passed on, or answered locally.
 type call struct {
 	conn    grpc.ClientConnInterface
 	method  string
@@ -27,13 +28,13 @@ func newCall(conn grpc.ClientConnInterface, method string, caller grpc.ServerStr
 	if contentType := came.Get("content-type"); len(contentType) == 1 {
 		_, c.subtype, _ = strings.Cut(contentType[0], "+")
 	}
-	if kept := ofCall(came); len(kept) > 0 {
-		c.ctx = metadata.NewOutgoingContext(c.ctx, kept)
+	if passed := withoutConnection(came); len(passed) > 0 {
+		c.ctx = metadata.NewOutgoingContext(c.ctx, passed)
 	}
 	return c
 }
 
-// options are those of every call to a driver. The content type is the caller's.
+// options returns the options of every call to a driver, which has the caller's content type.
 func (c *call) options(more ...grpc.CallOption) []grpc.CallOption {
 	more = append(more, grpc.ForceCodecV2(unnamed{}), grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage))
 	if c.subtype != "" {
@@ -42,15 +43,15 @@ func (c *call) options(more ...grpc.CallOption) []grpc.CallOption {
 	return more
 }
 
-// ofCall removes what belongs to the connection that the metadata came over: the other
+// withoutConnection removes the metadata of the connection that it came over: the other
 // connection has its own. It changes the map, which gRPC made for us.
-func ofCall(came metadata.MD) metadata.MD {
+func withoutConnection(came metadata.MD) metadata.MD {
 	maps.DeleteFunc(came, func(key string, _ []string) bool { return ofConnection(key) })
 	return came
 }
 
-// ofConnection does not name all that begins with "grpc-": the context of a
-// trace (grpc-trace-bin) and the counting of retries are between the ends.
+// ofConnection reports whether metadata belongs to one connection. Not all that begins with
+// "grpc-" does: trace context (grpc-trace-bin) and retry counts are passed between the ends.
 func ofConnection(key string) bool {
 	switch key {
 	case "content-type", "user-agent", "te", "host",
@@ -71,7 +72,8 @@ func (c *call) receive() (*Frame, error) {
 	return request, err
 }
 
-func (c *call) once() error {
+// unary passes on a call with one request and one reply.
+func (c *call) unary() error {
 	request, err := c.receive()
 	if err != nil {
 		return err
@@ -99,7 +101,7 @@ func (c *call) invoke(ctx context.Context, request, reply *Frame) error {
 	if len(trailer) > 0 {
 		c.caller.SetTrailer(trailer)
 	}
-	if header = ofCall(header); len(header) > 0 {
+	if header = withoutConnection(header); len(header) > 0 {
 		if sent := c.caller.SetHeader(header); err == nil {
 			return sent
 		}
@@ -107,7 +109,8 @@ func (c *call) invoke(ctx context.Context, request, reply *Frame) error {
 	return err
 }
 
-func (c *call) locally(answer Local) error {
+// local has a call answered by a function.
+func (c *call) local(answer Local) error {
 	request, err := c.receive()
 	if err != nil {
 		return err
@@ -121,6 +124,7 @@ func (c *call) locally(answer Local) error {
 	return c.caller.SendMsg(NewFrame(reply))
 }
 
+// forward is the Forward of the call.
 func (c *call) forward(ctx context.Context, request []byte) ([]byte, error) {
 	reply := &Frame{}
 	defer reply.Free()
@@ -130,15 +134,15 @@ func (c *call) forward(ctx context.Context, request []byte) ([]byte, error) {
 	return reply.Bytes(), nil
 }
 
-// anyStream is how a method is called of which nothing is known.
+// anyStream describes a method of which nothing is known.
 var anyStream = grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
 
-// stream passes a call of any form. Each side is read only as fast as the other
-// one takes it: one message is held, and gRPC's windows do the rest.
+// stream passes on a call of any form. Each side is read only as fast as the other one reads:
+// one message is held, and gRPC's flow control does the rest.
 func (c *call) stream() error {
 	ctx, cancel := context.WithCancelCause(c.ctx)
-	// The goroutine reads the caller's side until this handler returns, so it
-	// cannot be waited for: gRPC ends that read when the handler has ended.
+	// The handler cannot wait for the goroutine, whose read of the caller's side gRPC ends
+	// only when the handler has returned.
 	defer cancel(nil)
 	driver, err := c.conn.NewStream(ctx, &anyStream, c.method, c.options()...)
 	if err != nil {
@@ -156,7 +160,7 @@ func (c *call) stream() error {
 	return err
 }
 
-// pump hands the caller's messages to the driver until the caller has no more.
+// pump sends the caller's messages to the driver, until the caller half-closes the stream.
 func (c *call) pump(driver grpc.ClientStream) error {
 	for {
 		frame := &Frame{}
@@ -168,7 +172,7 @@ func (c *call) pump(driver grpc.ClientStream) error {
 		err := driver.SendMsg(frame)
 		frame.Free()
 		if errors.Is(err, io.EOF) {
-			return nil // the driver has ended; its status comes on the other way
+			return nil // the driver has ended the call; answer gets its status
 		}
 		if err != nil {
 			return err
@@ -176,12 +180,12 @@ func (c *call) pump(driver grpc.ClientStream) error {
 	}
 }
 
-// answer hands the driver's messages to the caller, and its last word.
+// answer sends the driver's messages, trailer and status to the caller.
 func (c *call) answer(driver grpc.ClientStream) error {
 	header, err := driver.Header()
 	if header != nil && err == nil {
 		// At once: the caller may wait for it before it sends anything.
-		err = c.caller.SendHeader(ofCall(header))
+		err = c.caller.SendHeader(withoutConnection(header))
 	}
 	if err != nil {
 		return err

@@ -1,6 +1,6 @@
-// Package passthrough is a gRPC proxy that looks at no message: what a caller
-// sends reaches the driver byte for byte, and what the driver answers the caller.
-// Methods that are answered here instead are given to it by name.
+// Package passthrough is a gRPC proxy that does not decode messages: the driver gets what the
+// caller sends, and the caller what the driver answers, byte for byte. Methods that are
+// answered locally are registered by name.
 package passthrough
 
 import (
@@ -10,23 +10,22 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Frame is one message as it came. It holds a reference to pooled buffers, and
-// ends with Free.
+// Frame is one encoded message. It holds a reference to pooled buffers until Free.
 type Frame struct{ data mem.BufferSlice }
 
-// NewFrame makes a frame of bytes, which must not be changed afterwards.
+// NewFrame makes a frame of bytes. The caller must not change them afterwards.
 func NewFrame(raw []byte) *Frame { return &Frame{data: mem.BufferSlice{mem.SliceBuffer(raw)}} }
 
-// Bytes is a copy of the message, which outlives the frame.
+// Bytes returns a copy of the message, which stays valid after Free.
 func (f *Frame) Bytes() []byte { return f.data.Materialize() }
 
-// Free gives the buffers back. It may be called twice.
+// Free releases the buffers. It may be called twice.
 func (f *Frame) Free() {
 	f.data.Free()
 	f.data = nil
 }
 
-// codec moves frames as they are. It goes by protobuf's name, for that is what the bytes are.
+// codec passes frames unchanged. It has protobuf's name, because the bytes are protobuf.
 type codec struct{}
 
 // Name is part of the content type.
@@ -38,8 +37,8 @@ type unnamed struct{ codec }
 // Name is the subtype for a caller that names none.
 func (unnamed) Name() string { return "" }
 
-// Marshal gives the bytes of a frame to gRPC, which frees its reference when they
-// are sent.
+// Marshal returns the bytes of a frame with a reference of their own, which gRPC frees when
+// they are sent.
 func (codec) Marshal(v any) (mem.BufferSlice, error) {
 	frame, ok := v.(*Frame)
 	if !ok {
@@ -49,7 +48,7 @@ func (codec) Marshal(v any) (mem.BufferSlice, error) {
 	return frame.data, nil
 }
 
-// Unmarshal keeps the bytes of a frame beyond the call.
+// Unmarshal stores the bytes in a frame, with a reference that outlives the call.
 func (codec) Unmarshal(data mem.BufferSlice, v any) error {
 	frame, ok := v.(*Frame)
 	if !ok {

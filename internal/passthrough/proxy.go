@@ -7,7 +7,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	_ "google.golang.org/grpc/encoding/gzip" // a caller may compress, and a driver may
+	_ "google.golang.org/grpc/encoding/gzip" // callers and drivers may compress
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 )
@@ -15,7 +15,7 @@ import (
 // Local answers a unary method in the driver's place. Forward asks the driver.
 type Local func(ctx context.Context, request []byte, forward Forward) (reply []byte, err error)
 
-// Forward sends a request of the method in hand to the driver.
+// Forward calls the same method of the driver.
 type Forward = func(ctx context.Context, request []byte) (reply []byte, err error)
 
 // Proxy stands between a caller and a driver.
@@ -25,14 +25,14 @@ type Proxy struct {
 	unary map[string]bool
 }
 
-// New makes a proxy to the driver behind a connection. Methods in local, by their full
-// names, are answered by it.
+// New makes a proxy to the driver behind a connection. The functions in local answer the
+// methods of those full names.
 func New(conn grpc.ClientConnInterface, local map[string]Local) *Proxy {
 	return &Proxy{conn: conn, local: local, unary: UnaryMethods()}
 }
 
-// UnaryMethods are the methods of CSI that are known to have one request and one reply:
-// they need neither a stream nor a second goroutine.
+// UnaryMethods returns the methods of CSI that are known to be unary: they need neither a
+// stream nor a second goroutine.
 func UnaryMethods() map[string]bool {
 	known := make(map[string]bool)
 	for _, service := range []*grpc.ServiceDesc{
@@ -47,7 +47,7 @@ func UnaryMethods() map[string]bool {
 }
 
 // The windows are fixed: gRPC's estimation costs a ping for nearly every call, which wakes
-// both ends. A window is also all that is held of a stream whose receiver does not read.
+// both ends. A window also bounds what is buffered of a stream whose receiver does not read.
 const (
 	streamWindow = 1 << 20
 	connWindow   = 4 << 20
@@ -66,8 +66,8 @@ func DialOptions() []grpc.DialOption {
 // can be gigabytes. It is far above the 4 MiB that kubelet and the sidecars take.
 const maxMessage = 16 << 20
 
-// ServerOptions make a gRPC server of the proxy. It needs no registered service,
-// and has no limit of its own on pings: the two ends have theirs.
+// ServerOptions are for the gRPC server that serves the proxy. It needs no registered
+// service, and hardly limits pings: the two ends have their own limits.
 func (p *Proxy) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(codec{}), grpc.UnknownServiceHandler(p.handle),
@@ -85,9 +85,9 @@ func (p *Proxy) handle(_ any, caller grpc.ServerStream) error {
 	call := newCall(p.conn, method, caller)
 	switch answer := p.local[method]; {
 	case answer != nil:
-		return call.locally(answer)
+		return call.local(answer)
 	case p.unary[method]:
-		return call.once()
+		return call.unary()
 	default:
 		return call.stream()
 	}

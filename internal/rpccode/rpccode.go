@@ -1,5 +1,4 @@
-// Package rpccode is the one place where classed errors become gRPC codes, at the
-// edge, for every server of this module.
+// Package rpccode maps classed errors to gRPC codes, for every server of this module.
 package rpccode
 
 import (
@@ -12,11 +11,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// codeOf is the whole table. What kubelet does next depends on it: it takes
-// only Canceled, DeadlineExceeded, Unavailable, ResourceExhausted and Aborted
-// for "this may have happened", and after any other error on a first publish it
-// never calls Unpublish. So the kinds behind the other codes are given only when
-// nothing is left of the attempt.
+// codeOf is the whole table. What kubelet does next depends on it: only Canceled,
+// DeadlineExceeded, Unavailable, ResourceExhausted and Aborted mean to it that the call may
+// have had an effect. After any other error of a first publish it never calls Unpublish. So
+// errors of the other kinds are returned only if nothing is left of the call.
 var codeOf = map[volume.Kind]codes.Code{
 	volume.Internal:    codes.Internal,
 	volume.Invalid:     codes.InvalidArgument,
@@ -36,7 +34,8 @@ var codeOf = map[volume.Kind]codes.Code{
 	volume.Canceled:    codes.Canceled,
 }
 
-// Status turns an error of the inner packages into one for the wire.
+// Status converts an error to a gRPC status error. One that is a status already is returned as
+// it is, unless it is wrapped in a classed error.
 func Status(err error) error {
 	if err == nil {
 		return nil

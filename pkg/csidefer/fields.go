@@ -1,11 +1,9 @@
-// Package csidefer is for authors of CSI drivers: with it a node plugin says that
-// it can leave a volume's filesystem to the pod's sandbox, and answers what the
-// sandbox shall mount, in a handful of lines. It also has the other side, for who
-// calls such a driver.
+// Package csidefer is for authors of CSI drivers. With a few lines a node plugin reports that
+// it can leave a volume's filesystem to the pod's sandbox, and answers what the sandbox has
+// to mount. The package also has the functions for callers of such a driver.
 //
-// CSI's own messages have no fields for this yet. The fields of KEP-2857 travel
-// as unknown fields of those messages, which every protobuf library carries
-// along (see proto/crust/csi/v1).
+// CSI's own messages have no fields for this yet. The fields of KEP-2857 are sent as unknown
+// fields of those messages, which every protobuf library preserves (see proto/crust/csi/v1).
 package csidefer
 
 import (
@@ -41,7 +39,7 @@ func deferFieldOf(req proto.Message) protowire.Number {
 	}
 }
 
-// Requested tells whether a request has defer_fs_ops set.
+// Requested reports whether a request has defer_fs_ops set.
 func Requested[R Request](req R) bool {
 	if !req.ProtoReflect().IsValid() {
 		return false
@@ -62,33 +60,33 @@ func SetRequested[R Request](req R) {
 	appendUnknown(req, protowire.AppendVarint(protowire.AppendTag(nil, deferFieldOf(req), protowire.VarintType), 1))
 }
 
-// ClearRequested takes defer_fs_ops out of a request.
+// ClearRequested removes defer_fs_ops from a request.
 func ClearRequested[R Request](req R) { dropUnknown(req, deferFieldOf(req)) }
 
-// Mount is what a sandbox shall mount.
+// Mount is what a sandbox has to mount.
 type Mount struct {
 	// Device is the path of the block device that holds the filesystem.
 	Device string
-	// FSType is the filesystem. A blank device has been formatted before.
+	// FSType is the filesystem. The driver has formatted a blank device already.
 	FSType string
-	// Flags are the options of the mount. They are kept in clear text: a secret
-	// among them has the volume refused.
+	// Flags are the mount options. They are stored in clear text: with a secret among them
+	// the volume is refused.
 	Flags []string
 }
 
 // deferredMountField is the number of NodePublishVolumeResponse.deferred_mount.
 const deferredMountField = 1000
 
-// Respond puts the deferred instruction into the answer of NodePublishVolume.
-// Device and FSType are required: the caller refuses an answer without them.
+// Respond adds the deferred instruction to the answer of NodePublishVolume. Device and FSType
+// are required: the caller refuses an answer without them.
 func Respond(reply *csi.NodePublishVolumeResponse, mount Mount) {
 	StripDeferredMount(reply)
 	appendUnknown(reply, appendMessage(nil, deferredMountField, mount.encode()))
 }
 
-// encode writes a csiv1.DeferredMount. It is done by hand because the encoder of
-// protobuf drops the whole message where a text is not UTF-8; so the reader sees
-// it and says what is wrong.
+// encode encodes a csiv1.DeferredMount. It does not use protobuf's encoder, which drops the
+// whole message where a text is not UTF-8: this way the reader sees the text and can report
+// what is wrong.
 func (m Mount) encode() []byte {
 	kind := protowire.AppendTag(nil, 1, protowire.VarintType)
 	kind = protowire.AppendVarint(kind, uint64(runtimev1.VolumeType_BLOCK))
@@ -101,8 +99,8 @@ func (m Mount) encode() []byte {
 	return raw
 }
 
-// DeferredMount reads the deferred instruction out of an answer of
-// NodePublishVolume, and tells whether there is one.
+// DeferredMount reads the deferred instruction from an answer of NodePublishVolume, and
+// reports whether there is one.
 func DeferredMount(reply *csi.NodePublishVolumeResponse) (mount *csiv1.DeferredMount, given bool, err error) {
 	fields := &csiv1.NodePublishVolumeResponseFields{}
 	if err := proto.Unmarshal(reply.ProtoReflect().GetUnknown(), fields); err != nil {
@@ -111,7 +109,7 @@ func DeferredMount(reply *csi.NodePublishVolumeResponse) (mount *csiv1.DeferredM
 	return fields.GetDeferredMount(), fields.GetDeferredMount() != nil, nil
 }
 
-// StripDeferredMount takes the deferred instruction out of an answer.
+// StripDeferredMount removes the deferred instruction from an answer.
 func StripDeferredMount(reply *csi.NodePublishVolumeResponse) {
 	dropUnknown(reply, deferredMountField)
 }
@@ -122,8 +120,8 @@ const (
 	policyField = 5
 )
 
-// Group reads the supplemental group and its change policy out of a volume
-// capability; both are empty where there are none.
+// Group reads the supplemental group and its change policy from a volume capability; each is
+// empty if it is not set.
 func Group(capability *csi.VolumeCapability) (group, policy string, err error) {
 	mount := capability.GetMount()
 	if mount == nil {
@@ -136,8 +134,8 @@ func Group(capability *csi.VolumeCapability) (group, policy string, err error) {
 	return fields.GetVolumeSupplementalGroup(), fields.GetVolumeSupplementalGroupChangePolicy(), nil
 }
 
-// SetGroup puts the supplemental group and its change policy into a capability
-// that mounts.
+// SetGroup sets the supplemental group and its change policy in a mount capability. It does
+// nothing with a block capability.
 func SetGroup(capability *csi.VolumeCapability, group, policy string) {
 	mount := capability.GetMount()
 	if mount == nil {
@@ -150,8 +148,8 @@ func SetGroup(capability *csi.VolumeCapability, group, policy string) {
 // fileSystemsField is the number of NodeGetInfoResponse.supported_file_systems.
 const fileSystemsField = 4
 
-// FileSystems reads the filesystems that a driver can leave to the sandbox out of
-// its answer of NodeGetInfo; none means any.
+// FileSystems reads the filesystems that a driver can leave to the sandbox from its answer of
+// NodeGetInfo; none means any.
 func FileSystems(reply *csi.NodeGetInfoResponse) ([]string, error) {
 	fields := &csiv1.NodeGetInfoResponseFields{}
 	if err := proto.Unmarshal(reply.ProtoReflect().GetUnknown(), fields); err != nil {
@@ -172,14 +170,14 @@ func appendText(raw []byte, num protowire.Number, value string) []byte {
 	return appendMessage(raw, num, []byte(value))
 }
 
-// appendUnknown adds encoded fields that a message does not know.
+// appendUnknown adds encoded fields to the unknown fields of a message.
 func appendUnknown(message proto.Message, raw []byte) {
 	m := message.ProtoReflect()
 	m.SetUnknown(append(slices.Clip(m.GetUnknown()), raw...))
 }
 
-// eachField goes through encoded fields. What is malformed ends it: no protobuf
-// library keeps such bytes as unknown fields.
+// eachField calls see for each encoded field. It ends at malformed bytes, which no protobuf
+// library keeps as unknown fields.
 func eachField(raw []byte, see func(num protowire.Number, kind protowire.Type, value []byte)) {
 	for len(raw) > 0 {
 		num, kind, tag := protowire.ConsumeTag(raw)
@@ -195,7 +193,7 @@ func eachField(raw []byte, see func(num protowire.Number, kind protowire.Type, v
 	}
 }
 
-// dropUnknown removes fields that a message does not know, by their numbers.
+// dropUnknown removes unknown fields of a message by their numbers.
 func dropUnknown(message proto.Message, drop ...protowire.Number) {
 	var kept []byte
 	eachField(message.ProtoReflect().GetUnknown(), func(num protowire.Number, kind protowire.Type, value []byte) {

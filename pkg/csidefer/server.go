@@ -13,11 +13,11 @@ import (
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
 )
 
-// Options say what a driver can do beyond leaving a filesystem to the sandbox.
+// Options describe what a driver can do besides leaving a filesystem to the sandbox.
 type Options struct {
-	// SupplementalGroup: the driver passes the group that shall own the files on
-	// to whoever mounts. A driver that answers with Respond need not: its caller
-	// knows the group.
+	// SupplementalGroup: the driver passes on the group that must own the files to the
+	// program that mounts. A driver that answers with Respond need not: its caller knows
+	// the group.
 	SupplementalGroup bool
 	// SupplementalGroupChangePolicy: it passes the change policy on too. This
 	// includes SupplementalGroup.
@@ -27,9 +27,9 @@ type Options struct {
 	FileSystems []string
 }
 
-// ServerOption makes a gRPC server report that its driver can defer: it adds
-// what the options say to the answers of NodeGetCapabilities and NodeGetInfo, and
-// refuses requests to publish that contradict themselves.
+// ServerOption makes a gRPC server report that its driver can defer: it adds the options to
+// the answers of NodeGetCapabilities and NodeGetInfo, and refuses publish requests that
+// contradict themselves.
 func ServerOption(options Options) grpc.ServerOption {
 	return grpc.ChainUnaryInterceptor(UnaryInterceptor(options))
 }
@@ -50,8 +50,8 @@ func UnaryInterceptor(options Options) grpc.UnaryServerInterceptor {
 	}
 }
 
-// amend adds what the options say to an answer. The driver's own message, which
-// it may give again and again, stays as it is.
+// amend returns an answer with the options added. It does not change the driver's own
+// message, which the driver may reuse.
 func (o Options) amend(reply any) any {
 	switch reply := reply.(type) {
 	case *csi.NodeGetCapabilitiesResponse:
@@ -93,8 +93,8 @@ func addCapability(reply *csi.NodeGetCapabilitiesResponse, kind csiv1.NodeCapabi
 	})
 }
 
-// check refuses a group that the driver would not pass on: the files would
-// silently belong to someone else.
+// check refuses a group that the driver would not pass on: the files would silently get
+// another owner.
 func (o Options) check(req *csi.NodePublishVolumeRequest) error {
 	group, policy, err := Group(req.GetVolumeCapability())
 	refuse := func(why string) error {
