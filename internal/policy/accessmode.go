@@ -11,11 +11,11 @@ var accessModes = []string{
 	"MULTI_NODE_MULTI_WRITER", "SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_MULTI_WRITER",
 }
 
-// claimModes are the access modes of Kubernetes' claims, each with the names by which
-// kubelet passes it on. For ReadWriteOnce that depends on the driver: one that reports
-// the capability SINGLE_NODE_MULTI_WRITER gets the mode of that name, every other one
-// SINGLE_NODE_WRITER. The latter gets SINGLE_NODE_WRITER for ReadWriteOncePod too, so
-// that ReadWriteOncePod cannot be told from ReadWriteOnce there.
+// claimModes maps the access modes of Kubernetes' claims to CSI's modes that kubelet sends for
+// them. For ReadWriteOnce that depends on the driver: one that reports the capability
+// SINGLE_NODE_MULTI_WRITER gets the mode of that name, every other one SINGLE_NODE_WRITER.
+// Those other drivers get SINGLE_NODE_WRITER for ReadWriteOncePod too, so that the two claim
+// modes cannot be distinguished there.
 var claimModes = map[string][]string{
 	"ReadWriteOnce":    {"SINGLE_NODE_WRITER", "SINGLE_NODE_MULTI_WRITER"},
 	"ReadWriteOncePod": {"SINGLE_NODE_SINGLE_WRITER"},
@@ -35,8 +35,8 @@ func expandModes(words []string) []string {
 	return modes
 }
 
-// matchesMode tells whether a rule with these words matches a volume of CSI's mode. The
-// mode SINGLE_NODE_WRITER stands for ReadWriteOnce, whatever the driver reports.
+// matchesMode reports whether a rule with these access modes matches a volume of CSI's mode.
+// SINGLE_NODE_WRITER in a rule means ReadWriteOnce, whatever the driver reports.
 func matchesMode(words []string, mode string) bool {
 	modes := expandModes(words)
 	return allows(modes, mode) || mode == "SINGLE_NODE_MULTI_WRITER" && slices.Contains(modes, "SINGLE_NODE_WRITER")

@@ -8,17 +8,17 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// AnnotationKey is the annotation by which a pod asks for its volumes to be
-// deferred: their names in the pod, with commas between, or "*".
+// AnnotationKey is the annotation by which a pod asks for its volumes to be deferred: their
+// names in the pod, separated by commas, or "*".
 const AnnotationKey = "crust-proxy.dev/defer"
 
-// What an annotation may hold: anybody who may make a pod can write it.
+// The bounds of an annotation, which anybody who may create a pod can write.
 const (
 	maxAnnotation = 8 << 10
 	maxAskedNames = 64
 )
 
-// dnsLabelForm is that of a volume's name in a pod, and of a RuntimeClass's handler.
+// dnsLabelForm is the form of a volume's name in a pod, and of a RuntimeClass's handler.
 var dnsLabelForm = sys.LazyRegexp(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
 // Asked is what a pod's annotation asks for. The zero value asks for nothing.
@@ -27,8 +27,8 @@ type Asked struct {
 	Names []string
 }
 
-// ParseAnnotation reads the value of AnnotationKey. An empty one asks for nothing,
-// as one that is not there.
+// ParseAnnotation parses the value of AnnotationKey. An empty value asks for nothing, as a
+// missing annotation does.
 func ParseAnnotation(value string) (Asked, error) {
 	if value == "" {
 		return Asked{}, nil
@@ -59,8 +59,8 @@ func badAnnotation(format string, args ...any) error {
 		append([]any{AnnotationKey}, args...)...)
 }
 
-// Asks tells whether a volume of the pod is asked for.
+// Asks reports whether a volume of the pod is asked for.
 func (a Asked) Asks(volume string) bool { return a.All || slices.Contains(a.Names, volume) }
 
-// Nothing tells that nothing is asked for.
+// Nothing reports whether nothing is asked for.
 func (a Asked) Nothing() bool { return !a.All && len(a.Names) == 0 }

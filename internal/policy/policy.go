@@ -1,6 +1,6 @@
 // Package policy decides which volumes are deferred, to which handler, and how a blank
-// device gets its filesystem. It is pure: rules and what is known of a volume go in, a
-// verdict comes out.
+// device gets its filesystem. It does no I/O: a verdict depends only on the rules and on what
+// is known of the volume.
 package policy
 
 import (
@@ -14,10 +14,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// ContextKey is the one key of a CSI volume_context that is read: "true" has the
-// volume deferred, "false" keeps it on the host, whatever the rules say. Of an inline
-// volume, whose attributes the pod's author writes, "true" only asks, as the pod's
-// annotation does, and "false" says nothing.
+// ContextKey is the only key of a CSI volume_context that is read. "true" means that the
+// volume is deferred, "false" that it stays on the host, whatever the rules say. In an inline
+// volume, whose attributes the pod's author writes, "true" only asks, as the pod's annotation
+// does, and "false" is ignored.
 const ContextKey = "crust-proxy.dev/defer-fs-ops"
 
 // Input is what is known of a volume when it is decided whether to defer it.
@@ -25,24 +25,24 @@ type Input struct {
 	Driver, FSType string
 	// AccessMode is CSI's name of it, such as SINGLE_NODE_WRITER.
 	AccessMode string
-	// RuntimeHandler is the pod's. Where RuntimeHandlerKnown is set it may be
-	// empty: that is a pod with the node's default runtime.
+	// RuntimeHandler is the pod's. If RuntimeHandlerKnown is set, "" is the node's default
+	// runtime.
 	RuntimeHandler      string
 	RuntimeHandlerKnown bool
-	// Annotated is set where the pod asks for this volume by its annotation, which
-	// anybody who may make a pod can write.
+	// Annotated is set if the pod's annotation asks for this volume. Anybody who may create
+	// a pod can write the annotation.
 	Annotated bool
-	// Inline is set for a volume that stands in the pod itself: the pod's author
+	// Inline is set for a volume that is specified in the pod itself: the pod's author
 	// writes its Context.
 	Inline bool
-	// Requested is the CO's own defer_fs_ops.
+	// Requested is set if the orchestrator has set defer_fs_ops in the request.
 	Requested bool
 	// Context is CSI's volume_context; only ContextKey is read.
 	Context map[string]string
 }
 
-// Rule decides for the volumes that it matches, as it stands in the configuration. A list
-// that is empty matches all.
+// Rule is a rule of the configuration. It decides for the volumes that it matches. An empty
+// list matches all.
 type Rule struct {
 	Name string `json:"name"`
 	// Drivers are names, or patterns in which * stands for any characters.
@@ -51,44 +51,43 @@ type Rule struct {
 	RuntimeHandlers []string `json:"runtimeHandlers,omitempty"`
 	// AccessModes are CSI's names, or those of Kubernetes' claims.
 	AccessModes []string `json:"accessModes,omitempty"`
-	// Annotated has the rule match only volumes that the pod's annotation names.
+	// Annotated restricts the rule to volumes that the pod's annotation names.
 	Annotated bool `json:"annotated,omitempty"`
 	Defer     bool `json:"defer"`
-	// Handler and Format are for volumes that are deferred; where they are empty
-	// the defaults hold.
+	// Handler and Format are for volumes that are deferred; empty means the default.
 	Handler string              `json:"handler,omitempty"`
 	Format  volume.FormatPolicy `json:"format,omitempty"`
 	// MkfsOptions are arguments for mkfs of the rule's one filesystem.
 	MkfsOptions []string `json:"mkfsOptions,omitempty"`
 	// RootMode are the permissions of a new filesystem's root directory, in octal.
 	RootMode string `json:"rootMode,omitempty"`
-	// Grow is true unless said otherwise: an ext4 that is smaller than its device, and
-	// that the sandbox cannot grow, is grown before it is handed over.
+	// Grow defaults to true: an ext4 that is smaller than its device, and that the sandbox
+	// cannot grow, is grown before it is handed over.
 	Grow *bool `json:"grow,omitempty"`
 }
 
-// makeFS is how a filesystem is made. The form of the mode was checked with the rule.
+// makeFS returns how the rule has a filesystem made. Validate has checked the mode.
 func (r *Rule) makeFS() volume.MakeFS {
 	mode, _ := strconv.ParseUint(r.RootMode, 8, 12)
 	return volume.MakeFS{Options: r.MkfsOptions, RootMode: uint32(mode)}
 }
 
-// Policy decides which volumes are deferred. Nobody changes one after it was
-// made: another one takes its place.
+// Policy decides which volumes are deferred. It is immutable: a new configuration makes
+// another one.
 type Policy struct {
-	// Rules are asked in order; the first that matches decides.
+	// Rules are tried in order; the first that matches decides.
 	Rules []Rule
-	// Format holds where a rule names none; FormatUnset is FormatHost.
+	// Format applies to rules that name none; FormatUnset is FormatHost.
 	Format volume.FormatPolicy
-	// Runtimes say which handler serves which pods; the first that matches counts.
+	// Runtimes map pods to handlers; the first that matches counts.
 	Runtimes []Runtime
 }
 
-// Verdict is what was decided, and by what.
+// Verdict is the decision for a volume.
 type Verdict struct {
 	Defer bool
-	// Rule is the word that decided: "defer_fs_ops of the request", "volume
-	// context", `rule "name"` or "no rule".
+	// Rule names what decided: "defer_fs_ops of the request", "volume context",
+	// `rule "name"` or "no rule".
 	Rule string
 	// Handler is the runtime handler; empty is the default one.
 	Handler string
@@ -99,20 +98,19 @@ type Verdict struct {
 	KeepSize bool
 }
 
-// The words of a verdict that no rule gave. RuleRequested is that of the orchestrator's own
-// defer_fs_ops.
+// The values of Verdict.Rule where no rule decided. RuleRequested is that of the
+// orchestrator's own defer_fs_ops.
 const (
 	RuleRequested = "defer_fs_ops of the request"
 	byContext     = "volume context"
 	byNoRule      = "no rule"
 )
 
-// Decide says whether a volume is deferred. With an error the verdict tells
-// nothing but the rule that it is about, if any. The request's own word goes first,
-// then the volume's, then the rules; what nothing asks for is not deferred. A
-// pod's annotation changes nothing about a volume that is deferred without it. It
-// can have the rules that wait for one match, and nothing else; nor can an inline
-// volume's attributes.
+// Decide decides whether a volume is deferred. With an error, the verdict has only the rule
+// that the error is about, if any. The request's defer_fs_ops decides first, then the volume
+// context, then the rules; otherwise the volume is not deferred. A pod's annotation changes
+// nothing about a volume that is deferred without it. All that it can do is let rules with
+// annotated: true match, and an inline volume's attribute can do no more.
 func (p *Policy) Decide(w Input) (Verdict, error) {
 	if w.Inline {
 		asked, _, err := contextSetting(w.Context)
@@ -133,8 +131,8 @@ func (p *Policy) Decide(w Input) (Verdict, error) {
 	return v, w.denyRequest(v.Rule)
 }
 
-// denyRequest says who keeps a volume on the host that the pod wants deferred. It
-// is never done as if the pod had not asked.
+// denyRequest is the error for a volume that the pod wants deferred and that stays on the
+// host: a pod that asked is never given the volume on the host.
 func (w *Input) denyRequest(rule string) error {
 	asks := "the pod's annotation " + AnnotationKey + " asks for it to be deferred, and "
 	if w.Inline {
@@ -175,7 +173,7 @@ func (p *Policy) decide(w Input) (Verdict, error) {
 	return p.byRules(w)
 }
 
-// CouldDefer tells whether the policy could defer a volume for some pod, whatever the pod's
+// CouldDefer reports whether the policy could defer a volume for some pod, whatever the pod's
 // runtime handler and annotation are. In doubt the answer is true.
 func (p *Policy) CouldDefer(w Input) bool {
 	asked, said, err := contextSetting(w.Context)
@@ -193,14 +191,14 @@ func (p *Policy) CouldDefer(w Input) bool {
 		case rule.Defer:
 			return true
 		case len(rule.RuntimeHandlers) == 0 && !rule.Annotated:
-			return false // it takes every pod's volume, so no later rule decides
+			return false // it matches the volume of every pod, so no later rule decides
 		}
 	}
 	return false
 }
 
-// contextSetting reads the volume context: what it asks for, and whether it says
-// anything. The value is not repeated beyond a bound: it is somebody else's text.
+// contextSetting reads ContextKey: whether it asks for deferral, and whether it is set. The
+// error repeats only the beginning of the value, which somebody else wrote.
 func contextSetting(context map[string]string) (asked, said bool, err error) {
 	switch value, said := context[ContextKey]; {
 	case !said:
@@ -244,22 +242,22 @@ func (p *Policy) verdict(rule *Rule, w *Input) (Verdict, error) {
 	return p.withHandler(v, w)
 }
 
-// apply sets how a volume is deferred to what the rule says.
+// apply sets how a volume is deferred, by a rule.
 func (p *Policy) apply(rule *Rule, v *Verdict) {
 	v.Handler, v.Format = rule.Handler, cmp.Or(rule.Format, p.Format, volume.FormatHost)
 	v.MakeFS, v.KeepSize = rule.makeFS(), rule.Grow != nil && !*rule.Grow
 }
 
-// asked is the verdict of a word outside the rules. How the volume is deferred is
-// then the first matching rule's that defers, if there is one.
+// asked is the verdict for a volume that the request or the volume context asks to defer. How
+// it is deferred is up to the first matching rule that defers, if there is one.
 func (p *Policy) asked(w Input, word string) (Verdict, error) {
 	v := Verdict{Defer: true, Rule: word}
 	p.apply(&Rule{}, &v)
-	var open []*Rule // those that may be the first or not
+	var open []*Rule // those that may match, depending on the pod's runtime handler
 	for i := range p.Rules {
 		rule := &p.Rules[i]
 		if !rule.Defer || rule.Annotated || !rule.matchesVolume(&w) {
-			continue // what a pod's author writes does not say how, either
+			continue // nor may what a pod's author writes decide how
 		}
 		if rule.needsHandler(&w) {
 			open = append(open, rule)
@@ -285,8 +283,8 @@ func (r *Rule) matchesVolume(w *Input) bool {
 		allows(r.Filesystems, w.FSType) && matchesMode(r.AccessModes, w.AccessMode)
 }
 
-// needsHandler tells whether the rule goes by a handler that is not known. A
-// guess could put a volume that another pod expects on the host into a sandbox.
+// needsHandler reports whether the rule depends on a runtime handler that is not known. A
+// guess could hand a volume to a sandbox that another pod expects on the host.
 func (r *Rule) needsHandler(w *Input) bool {
 	return len(r.RuntimeHandlers) > 0 && !w.RuntimeHandlerKnown
 }
@@ -303,7 +301,7 @@ func globMatches(pattern, name string) bool {
 	return ok
 }
 
-// label is how records and errors name a rule.
+// label names a rule in records and errors.
 func (r *Rule) label() string { return fmt.Sprintf("rule %q", r.Name) }
 
 // configPath names a rule in an error of the configuration.

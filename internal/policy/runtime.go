@@ -7,21 +7,21 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Runtime says which of our handlers serves the pods of some runtime handlers, as
-// RuntimeClasses name them.
+// Runtime maps runtime handlers, as RuntimeClasses name them, to the handler of ours that
+// serves their pods.
 type Runtime struct {
 	// Pattern is a RuntimeClass's handler, or a pattern in which * stands for any
 	// characters.
 	Pattern string
 	// Handler is ours.
 	Handler string
-	// Refuse says why such pods cannot have a deferred volume; empty where they can.
+	// Refuse is why such pods cannot have a deferred volume; empty if they can.
 	Refuse string
 }
 
-// servedBy gives our handler for the pods of a runtime handler, where a rule may name
-// one, or says why there is none. A volume that is handed to another handler than its
-// runtime's would never reach the pod.
+// servedBy returns our handler for the pods of a runtime handler, or why there is none. The
+// rule may name one, which must be the same: a volume that is handed to another handler than
+// its runtime's would never reach the pod.
 func (p *Policy) servedBy(runtime, named string) (handler, why string) {
 	i := slices.IndexFunc(p.Runtimes, func(r Runtime) bool { return globMatches(r.Pattern, runtime) })
 	if i < 0 {
@@ -39,8 +39,8 @@ func (p *Policy) servedBy(runtime, named string) (handler, why string) {
 	}
 }
 
-// withHandler replaces the handler that a rule names by that of the pod's runtime, where
-// the runtime is known.
+// withHandler sets the handler of a verdict to that of the pod's runtime, if the runtime is
+// known.
 func (p *Policy) withHandler(v Verdict, w *Input) (Verdict, error) {
 	if !w.RuntimeHandlerKnown {
 		return v, nil
@@ -54,8 +54,7 @@ func (p *Policy) withHandler(v Verdict, w *Input) (Verdict, error) {
 	return v, nil
 }
 
-// unserved says of each of the runtime handlers that a rule names and that cannot be
-// served, why.
+// unserved returns why, for each runtime handler of a rule that cannot be served.
 func (p *Policy) unserved(r *Rule) (why []string) {
 	for _, runtime := range r.RuntimeHandlers {
 		if _, not := p.servedBy(runtime, r.Handler); r.Defer && not != "" {

@@ -11,7 +11,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// maxRules bounds the look at each pair of rules.
+// maxRules bounds the rules, of which each pair is compared.
 const maxRules = 1000
 
 var (
@@ -20,8 +20,8 @@ var (
 	ruleNameForm   = sys.LazyRegexp(`^[\p{L}\p{N}][\p{L}\p{N} ._/-]{0,62}$`)
 )
 
-// Validate tells everything that is wrong with a policy. The handlers are the
-// names of those that are configured.
+// Validate returns everything that is wrong with a policy. The handlers are the names of the
+// configured ones.
 func (p *Policy) Validate(handlers []string) error {
 	if len(p.Rules) > maxRules {
 		return volume.Errorf(volume.Invalid, "policy.rules: %d rules are more than the %d that are taken", len(p.Rules), maxRules)
@@ -82,18 +82,18 @@ func (r *Rule) problems(i int, handlers []string) []error {
 	return found
 }
 
-// hasGoodRootMode tells whether the mode is not set, or permits something to somebody.
+// hasGoodRootMode reports whether the mode is not set, or is valid and not zero.
 func (r *Rule) hasGoodRootMode() bool {
 	return r.RootMode == "" || (rootModeForm().MatchString(r.RootMode) && r.makeFS().RootMode != 0)
 }
 
-// hasNoEffect tells whether a rule that does not defer sets what only a deferred
-// volume uses.
+// hasNoEffect reports whether a rule that does not defer sets what only a deferred volume
+// uses.
 func (r *Rule) hasNoEffect() bool {
 	return !r.Defer && (r.Handler != "" || r.Format != volume.FormatUnset || len(r.MkfsOptions) > 0 || r.RootMode != "")
 }
 
-// ruleField is one list of a rule, with what may stand in it.
+// ruleField is one list of a rule, with the check of its values.
 type ruleField struct {
 	key, kind string
 	values    []string
@@ -110,8 +110,8 @@ func (r *Rule) lists() []ruleField {
 	}
 }
 
-// compare sets a rule against those before it. Only one whole rule that covers it
-// is found, not several that do so together.
+// compare compares a rule with those before it. It finds one earlier rule that covers it, not
+// several that do so together.
 func (p *Policy) compare(i int) []error {
 	var found []error
 	rule := &p.Rules[i]
@@ -128,7 +128,7 @@ func (p *Policy) compare(i int) []error {
 	return found
 }
 
-// covers tells whether all that another rule matches is matched by this one.
+// covers reports whether this rule matches all that another one matches.
 func (r *Rule) covers(other *Rule) bool {
 	return (!r.Annotated || other.Annotated) && within(r.Drivers, other.Drivers, globMatches) && within(r.Filesystems, other.Filesystems, equal) &&
 		within(r.RuntimeHandlers, other.RuntimeHandlers, equal) && within(expandModes(r.AccessModes), expandModes(other.AccessModes), equal)
@@ -136,24 +136,23 @@ func (r *Rule) covers(other *Rule) bool {
 
 func equal(a, b string) bool { return a == b }
 
-// within tells whether each of the inner values is taken by one of the outer. For
-// patterns, the inner one is matched as if it were a name: its * is no letter of
-// any name, so only a * of the outer one takes it, and with it all it stands for.
-func within(outer, inner []string, takes func(outer, inner string) bool) bool {
+// within reports whether each of the inner values is matched by one of the outer ones. An
+// inner pattern is matched as if it were a name: no name has a * in it, so only a * of the
+// outer pattern matches the inner *, and then also all that the inner * stands for.
+func within(outer, inner []string, matches func(outer, inner string) bool) bool {
 	if len(outer) == 0 || len(inner) == 0 {
 		return len(outer) == 0
 	}
 	for _, value := range inner {
-		if !slices.ContainsFunc(outer, func(o string) bool { return takes(o, value) }) {
+		if !slices.ContainsFunc(outer, func(o string) bool { return matches(o, value) }) {
 			return false
 		}
 	}
 	return true
 }
 
-// Explain says, a line each, what is not plain of the access modes in the rules, and then
-// which runtime handlers of the rules cannot have deferred volumes although others of the
-// same rule can.
+// Explain returns lines that explain the access modes in the rules, and then which runtime
+// handlers of a rule cannot have deferred volumes although others of the same rule can.
 func (p *Policy) Explain() []string {
 	var modes, runtimes []string
 	for i := range p.Rules {
