@@ -105,8 +105,8 @@ func (p *driverProxy) couldDefer(req *csi.NodeStageVolumeRequest) bool {
 		p.front.policy.Load().CouldDefer(decision.StageRequest(p.driver.Name, p.front.cfg.DefaultFSType, req).Input)
 }
 
-// offered are the capabilities that kubelet is told of whatever the driver has:
-// otherwise it never asks for the stats, the growth or the health of a driver's volumes.
+// offered are the capabilities that are reported to kubelet whatever the driver has: without
+// them kubelet never asks for stats, growth or health of a driver's volumes.
 func (p *driverProxy) offered() []csi.NodeServiceCapability_RPC_Type {
 	all := []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
@@ -127,7 +127,7 @@ func (p *driverProxy) getCapabilities(ctx context.Context, _ []byte, forward for
 	}
 	reply := &csi.NodeGetCapabilitiesResponse{}
 	if err := proto.Unmarshal(answer, reply); err != nil {
-		return answer, nil //nolint:nilerr // kubelet shall judge what we cannot read
+		return answer, nil //nolint:nilerr // kubelet gets an answer that cannot be parsed as it is
 	}
 	p.driver.ObserveCapabilities(ctx, reply)
 	added := false
@@ -280,8 +280,8 @@ func (p *driverProxy) isStagedAsDevice(volumeID, path string) bool {
 	return stage != nil && stage.At == staging.StagedAsDevice && !kubelet.IsRawBlock(path)
 }
 
-// getVolumeStats asks the sandbox of a deferred volume. It takes no lock: a driver or
-// another call that hangs does not hold it up.
+// getVolumeStats asks the sandbox of a deferred volume. It takes no lock, so that it does not
+// wait for a driver or another call that hangs.
 func (p *driverProxy) getVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest, forward forwardFunc) ([]byte, error) {
 	found, deferred, err := p.find(req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
 	if err != nil {
@@ -292,8 +292,8 @@ func (p *driverProxy) getVolumeStats(ctx context.Context, req *csi.NodeGetVolume
 	}
 	if !deferred {
 		if has := p.driver.LastCapabilities(); has != nil && !has.Stats {
-			// Then kubelet has no numbers of the volume, as without the front, and logs
-			// nothing. It would take an answer without numbers for zeros.
+			// kubelet then has no stats of the volume, as without the front, and logs
+			// nothing. An empty answer would mean zeros to it.
 			telemetry.CallFrom(ctx).Expected = true
 			return nil, noStats(p.driver.Name)
 		}
@@ -321,7 +321,7 @@ func (p *driverProxy) expandVolume(ctx context.Context, req *csi.NodeExpandVolum
 	}
 	if !deferred {
 		if has != nil && !has.Expand {
-			// Without the front kubelet would not ask, and take it for done.
+			// Without the front kubelet would not ask, and regard it as done.
 			return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: req.GetCapacityRange().GetRequiredBytes()})
 		}
 		return forward(ctx)
@@ -352,7 +352,7 @@ func (p *driverProxy) expandVolume(ctx context.Context, req *csi.NodeExpandVolum
 	return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: size})
 }
 
-// namingPod has the error of a call for a deferred volume name the pod on record.
+// namingPod adds the pod on record to the error of a call for a deferred volume.
 func namingPod(v *volume.Volume, err error) error {
 	if v == nil || v.Origin == nil || v.Origin.PodName == "" {
 		return err
@@ -360,7 +360,7 @@ func namingPod(v *volume.Volume, err error) error {
 	return refusal.Sentence(&volume.Refusal{Target: v.Target, PodNamespace: v.Origin.PodNamespace, PodName: v.Origin.PodName}, err)
 }
 
-// refusalDraft is what is known of a volume, should it be refused.
+// refusalDraft returns what is known of a volume that may be refused.
 func (p *driverProxy) refusalDraft(w *decision.VolumeRequest, verdict *policy.Verdict, pod *decision.Pod) volume.Refusal {
 	out := volume.Refusal{
 		Target: w.Path, Driver: p.driver.Name, VolumeID: refusal.Clip(w.VolumeID), FSType: refusal.Clip(w.FSType),

@@ -77,8 +77,8 @@ func recordLost(id staging.VolumeID, target string) error {
 }
 
 func badInstruction(w *decision.VolumeRequest, err error) error {
-	return refusal.WithParty(volume.PartyDriver, volume.Errorf(volume.Malformed, "volume %s: what the driver %s answered to be mounted "+
-		"cannot be read: %w", w.Path, w.Driver, err))
+	return refusal.WithParty(volume.PartyDriver, volume.Errorf(volume.Malformed, "volume %s: the instruction what to mount, in the answer "+
+		"of driver %s, cannot be read: %w", w.Path, w.Driver, err))
 }
 
 func noInstruction(w *decision.VolumeRequest) error {
@@ -88,7 +88,7 @@ func noInstruction(w *decision.VolumeRequest) error {
 }
 
 func noStats(driver string) error {
-	return status.Errorf(codes.Unimplemented, "driver %s tells no volume stats, and the volume is not deferred", driver)
+	return status.Errorf(codes.Unimplemented, "driver %s does not report volume stats, and the volume is not deferred", driver)
 }
 
 func noVolumeID() error {

@@ -120,12 +120,12 @@ func (e *expandCall) growLater(ctx context.Context, size int64) (int64, error) {
 	return size, nil
 }
 
-// growthPending answers where no sandbox of the handler grows the filesystem. The size is
-// recorded all the same, so that people see what is pending.
+// growthPending is the answer where no sandbox of the handler grows the filesystem. It records
+// the size, so that people see what is pending.
 func (e *expandCall) growthPending(ctx context.Context, size int64, why string) error {
 	if e.v.GrowTo != size && !e.growsAtMount() {
 		if err := e.proxy.front.cfg.Volumes.GrowAtMount(ctx, e.v.Key, size); err != nil {
-			e.proxy.log.Warn("a growth that waits is not on record", zap.String(telemetry.FieldTarget, e.v.Target), zap.Error(err))
+			e.proxy.log.Warn("a pending growth cannot be recorded", zap.String(telemetry.FieldTarget, e.v.Target), zap.Error(err))
 		}
 	}
 	return failedPrecondition("%s; its device has been grown to %d bytes: %s", why, size, volume.GrowsWhen(e.v))

@@ -64,7 +64,7 @@ type Config struct {
 	PrivateDir  string
 	// DefaultFSType is the filesystem where a volume names none.
 	DefaultFSType string
-	// VolumeCondition tells kubelet of the VOLUME_CONDITION of CSI 1.12 and earlier.
+	// VolumeCondition offers kubelet the capability VOLUME_CONDITION of CSI 1.12 and earlier.
 	VolumeCondition bool
 	// DriverTimeout bounds a call to a driver whose caller set no deadline.
 	DriverTimeout time.Duration
@@ -111,7 +111,8 @@ func New(cfg Config) (*Front, error) {
 // verdict.
 func (f *Front) SetPolicy(p *policy.Policy) { f.policy.Store(p) }
 
-// StagedDevices are those that only the front can have unstaged.
+// StagedDevices returns the volumes that are staged as devices: only the front can have them
+// unstaged.
 func (f *Front) StagedDevices() []staging.Staged { return f.store.Records.StagedDevices() }
 
 // lockTimeout bounds how long a call waits for another one on the same volume. A driver that
@@ -129,8 +130,8 @@ func (f *Front) lock(ctx context.Context, id staging.VolumeID) (unlock func(), e
 	return unlock, nil
 }
 
-// refuseLost returns an error while another target than this one has a device of the volume,
-// and the broker cannot tell what it is: its record was lost. A private path does tell.
+// refuseLost returns an error if the broker has lost the record of a volume at another target,
+// and the private path shows that it is this volume: a sandbox may have the device.
 func (f *Front) refuseLost(id staging.VolumeID, target string) error {
 	for _, lost := range f.cfg.Volumes.Lost() {
 		for _, at := range []string{lost.Target, lost.ResolvedTarget} {
@@ -152,8 +153,9 @@ func (f *Front) rules() *decision.Rules {
 	return &decision.Rules{Policy: f.policy.Load(), DefaultHandler: f.cfg.DefaultHandler, Abilities: f.cfg.Volumes.Abilities}
 }
 
-// find looks up the volume at a target. A target that lies elsewhere has none. Any other
-// error proves nothing: the driver must not act on the volume then.
+// find looks up the volume at a target. A target outside the kubelet root has none. After any
+// other error it is not known whether the volume is deferred, so the driver must not be asked
+// to act on it.
 func (f *Front) find(target string) (found deferral.Status, known bool, err error) {
 	found, known, err = f.cfg.Volumes.Find(target)
 	switch {
@@ -181,7 +183,7 @@ func (f *Front) forgetRefusal(target string) {
 	f.refused.Forget(func(r *volume.Refusal) bool { return r.Key == key })
 }
 
-// key is the one under which a volume at this target would be on record.
+// key returns the key of a volume at this target.
 func (f *Front) key(target string) volume.Key {
 	key, err := f.cfg.Volumes.KeyOfTarget(target)
 	if err != nil {

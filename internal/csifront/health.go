@@ -26,8 +26,8 @@ const healthTimeout = 2 * time.Second
 // the whole status of the pod.
 const maxHealthMessage = 1024
 
-// getVolumeHealth answers for a deferred volume from its sandbox. It gives no error there:
-// kubelet keeps the former health after one. Like stats it takes no lock.
+// getVolumeHealth answers for a deferred volume from its sandbox. It returns no error of the
+// sandbox, after which kubelet would keep the former health. Like stats it takes no lock.
 func (p *driverProxy) getVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest, forward forwardFunc) ([]byte, error) {
 	id := req.GetVolumeId()
 	if id == "" {
@@ -76,7 +76,7 @@ func healthReply(id string, found *csi.VolumeHealth_VolumeHealthEntry) ([]byte, 
 	return proto.Marshal(&csi.NodeGetVolumeHealthResponse{VolumeHealth: health})
 }
 
-// sandboxHealth is what is wrong with a deferred volume, or nil where nothing is known to be.
+// sandboxHealth returns what is wrong with a deferred volume, or nil if nothing is known to be.
 func sandboxHealth(ctx context.Context, sandboxes Sandboxes, v *volume.Volume) *csi.VolumeHealth_VolumeHealthEntry {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
@@ -105,8 +105,8 @@ const (
 	reasonFails     = "SandboxFails"
 )
 
-// healthOfError says what it means for a volume that its sandbox has no answer. It never
-// says INACCESSIBLE: the node has the device.
+// healthOfError returns the health of a volume whose sandbox does not answer. It is never
+// INACCESSIBLE, because the node has the device.
 func healthOfError(sandboxes Sandboxes, v *volume.Volume, err error) *csi.VolumeHealth_VolumeHealthEntry {
 	reason := reasonFails
 	switch volume.KindOf(err) {

@@ -27,7 +27,7 @@ type publishCall struct {
 	rec      staging.Record
 	state    decision.State
 	removing bool                 // the removal of the volume at this target was begun
-	pod      *decision.PodContext // nil where no cluster is asked, or need not be
+	pod      *decision.PodContext // nil where no cluster is asked, or the pod is not needed
 	verdict  policy.Verdict
 	forward  forwardFunc
 }
@@ -89,8 +89,8 @@ func (p *publishCall) checkTarget(ctx context.Context) error {
 	return nil
 }
 
-// decide gives the verdict: that of an earlier publish at the target, else that of the
-// policy and of the other pods.
+// decide sets the verdict: that of an earlier publish at the target, else one by the policy
+// and the other pods.
 func (p *publishCall) decide(ctx context.Context) (err error) {
 	if p.state.Published == nil {
 		p.state.PathOnHost = slices.Contains(p.rec.OnHost, p.target) || staging.DriverMounted(p.req.GetStagingTargetPath(), p.target)
@@ -107,9 +107,9 @@ func (p *publishCall) decide(ctx context.Context) (err error) {
 	return err
 }
 
-// finishError makes the error of a deferred publish one from which kubelet draws the right
-// conclusion: after a final code it never asks to unpublish. So nothing may be left then,
-// of this call or of an earlier one without a certain answer.
+// finishError undoes a deferred publish that ends with a final code, after which kubelet never
+// asks to unpublish: nothing may be left then of this call, or of an earlier one whose answer
+// was uncertain. If something is left, the code becomes one that kubelet retries.
 func (p *publishCall) finishError(ctx context.Context, err error) error {
 	if err == nil || !refusal.IsFinal(err) {
 		return err
@@ -225,10 +225,10 @@ func (p *publishCall) publishDeferred(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// way is how the driver is asked. While the volume is on record its way stays, for a
-// second reader too: it is staged in that way, under the sandboxes that have it. A record
-// without an origin is of a driver that called the Runtime API, or was lost. The way is ""
-// where such a driver does so without being asked to defer.
+// way returns how the driver is asked. While the volume is on record the way stays the same,
+// for a second reader too: the device is staged in that way, under the sandboxes that have it.
+// A record without an origin is of a driver that called the Runtime API, or was lost. The way
+// is "" for a driver that calls the Runtime API without being asked to defer.
 func (p *publishCall) way(has *staging.Capabilities) (string, error) {
 	on := p.state.Published
 	if on == nil && len(p.state.Elsewhere) > 0 {
@@ -258,7 +258,7 @@ func (p *publishCall) unpublishDevice(ctx context.Context) error {
 	return p.proxy.stager.UnpublishDevice(ctx, p.w.VolumeID, p.device())
 }
 
-// handOver tells the broker what the sandbox shall mount.
+// handOver hands the volume over to the broker, with what the sandbox has to mount.
 func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, has *staging.Capabilities) error {
 	var err error
 	if in.Group, in.GroupPolicy, err = p.group(); err != nil {
@@ -277,7 +277,7 @@ func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, has *
 	return refusal.WithBrokerParty(p.namingOwner(err))
 }
 
-// namingOwner has the refusal of a device that another volume has name the pod of that one.
+// namingOwner adds to the refusal of a device that another volume owns the pod of that volume.
 func (p *publishCall) namingOwner(err error) error {
 	owned, is := errors.AsType[*claim.OwnedError](err)
 	if !is {
@@ -297,12 +297,12 @@ func (p *publishCall) knownPod() *decision.Pod {
 	return p.pod.Pod
 }
 
-// group is the group that shall own the files. Where the volume is published that is on
-// record, so that no cluster needs to be asked again.
+// group returns the group that must own the files. For a published volume the group is on
+// record, so the cluster is not asked again.
 func (p *publishCall) group() (string, volume.GroupPolicy, error) {
 	group, change, err := decision.Group(p.w, p.knownPod())
 	if on := p.state.Published; err == nil && on != nil && change == "" && (group == "" || group == on.Group) {
-		return on.Group, on.GroupPolicy, nil // kubelet names no policy, whether it names the group or not
+		return on.Group, on.GroupPolicy, nil // kubelet sends no policy, and may send no group either
 	}
 	return group, change, err
 }

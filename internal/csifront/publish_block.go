@@ -67,7 +67,8 @@ func (b *blockPublish) ensureStaged(ctx context.Context) error {
 	case !b.has.Stage, p.state.Published != nil, len(p.state.Elsewhere) > 0:
 		return nil
 	case path == "":
-		return decision.InlineAsDevice(p.w, &p.verdict) // kubelet stages all others, and does not tell every driver
+		// kubelet stages all other volumes. It does not name inline volumes as such to every driver.
+		return decision.InlineAsDevice(p.w, &p.verdict)
 	case p.rec.Stage == nil:
 		return b.checkStagedUnrecorded()
 	case p.rec.Stage.Done(true):
@@ -91,8 +92,8 @@ func (b *blockPublish) stagingPath() string {
 	return p.proxy.front.store.Private.Staging(p.proxy.driver.ID(p.w.VolumeID), p.req.GetStagingTargetPath())
 }
 
-// logIgnoredParameters logs which parameters of the StorageClass have no effect. It logs
-// nothing for a repeated publish, or where the rule replaces them.
+// logIgnoredParameters logs which parameters of the StorageClass have no effect, unless the
+// publish is a repeated one or the rule replaces them.
 func (b *blockPublish) logIgnoredParameters() {
 	p := b.call
 	if p.state.Published != nil || len(p.verdict.MakeFS.Options) > 0 {
@@ -104,9 +105,9 @@ func (b *blockPublish) logIgnoredParameters() {
 	}
 }
 
-// stillPublished reports whether the driver's earlier publish still stands. Then it is not
-// repeated: kubelet repeats its own after each restart, and some drivers answer each with
-// one more bind mount.
+// stillPublished reports whether the device of an earlier publish is still at the private path.
+// Then the driver is not asked again: kubelet repeats its publish after each restart, and some
+// drivers add one more bind mount each time.
 func (b *blockPublish) stillPublished() bool {
 	published := b.call.state.Published
 	return published != nil && b.call.proxy.front.store.Private.Shows(b.device, published.Device)

@@ -86,8 +86,8 @@ func (n *nativePublish) handOver(ctx context.Context, reply *csi.NodePublishVolu
 	return err
 }
 
-// instruction is the driver's, except that kubelet decides whether the volume is
-// read-only, by its option ro too: a driver may drop that.
+// instruction returns the driver's instruction. Only kubelet decides whether the volume is
+// read-only, also by the mount option ro, which a driver may drop.
 func (n *nativePublish) instruction(mount *csiv1.DeferredMount) volume.Instruction {
 	p := n.call
 	readOnly := p.w.ReadOnly || slices.Contains(mountopt.Split(p.w.Capability.GetMount().GetMountFlags()), "ro")
@@ -105,8 +105,8 @@ func (n *nativePublish) instruction(mount *csiv1.DeferredMount) volume.Instructi
 	return in
 }
 
-// setUncertain records whether the driver was asked to publish the volume deferred, and
-// it is not known whether it did.
+// setUncertain records or removes that the driver was asked to publish the volume deferred,
+// and that it is not known whether it did.
 func (p *publishCall) setUncertain(uncertain bool) error {
 	if slices.Contains(p.rec.Uncertain, p.target) == uncertain {
 		return nil

@@ -48,7 +48,7 @@ func (s *stageCall) run(ctx context.Context) (reply []byte, err error) {
 	return reply, s.refuse(err)
 }
 
-// decide gives the verdict, and whether the driver is to stage a device only.
+// decide sets the verdict, and reports whether the driver has to stage the volume as a device.
 func (s *stageCall) decide(ctx context.Context) (asDevice bool, err error) {
 	var kept bool
 	state := s.state()
@@ -71,8 +71,8 @@ func (s *stageCall) decide(ctx context.Context) (asDevice bool, err error) {
 	return true, decision.CheckBlockWay(s.w, &s.verdict)
 }
 
-// state is what the node has of the volume. Nothing is read from a mount point of a
-// volume that is known to be published: its server may have gone.
+// state returns what the node has of the volume. It does not touch the staging path of a
+// volume that is known to be published: the server of a mount there may have gone.
 func (s *stageCall) state() *decision.State {
 	state := &decision.State{Elsewhere: s.proxy.front.cfg.Volumes.OfOrigin(s.w.Driver, s.w.VolumeID), OnHost: s.rec.OnHost}
 	if s.rec.Stage != nil {
@@ -115,7 +115,7 @@ func (s *stageCall) undoOtherStaging(ctx context.Context, asDevice bool) error {
 	return s.proxy.stager.Unstage(ctx, &s.rec)
 }
 
-// notBegun is the error of a call that asked the driver for nothing: the volume stays
+// notBegun is the error of a call that did not ask the driver to stage the volume, which stays
 // as an earlier call has left it.
 func (s *stageCall) notBegun(cause error) error {
 	switch {
@@ -128,8 +128,8 @@ func (s *stageCall) notBegun(cause error) error {
 	}
 }
 
-// removeRecord removes the record of a volume that is not staged: after this call kubelet
-// takes it for not staged either, and does not ask to unstage it.
+// removeRecord removes the stage from the record of a volume that is not staged: after the
+// error of this call kubelet does not ask to unstage it.
 func (s *stageCall) removeRecord(cause error) error {
 	s.rec.Stage = nil
 	return refusal.JoinUndo(s.rec.ID, cause, s.proxy.front.store.Records.Put(s.rec))
@@ -139,8 +139,8 @@ func (s *stageCall) refuse(err error) error {
 	return s.proxy.recordRefusal(s.proxy.refusalDraft(s.w, &s.verdict, s.pod), err)
 }
 
-// unstage has the driver unstage the volume. Where the record was lost both places are
-// tried: the private path derives from the request alone.
+// unstage has the driver unstage the volume. If the record was lost, that is done both at the
+// private path, which derives from the request alone, and at kubelet's.
 func (p *driverProxy) unstage(ctx context.Context, id staging.VolumeID, stagingPath string, forward forwardFunc) ([]byte, error) {
 	if published := p.front.cfg.Volumes.OfOrigin(id.Driver, id.ID); len(published) > 0 {
 		return nil, stillPublished(id, published[0].Target) // the device must not go away under a pod

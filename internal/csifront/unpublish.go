@@ -72,8 +72,8 @@ func (u *unpublishCall) release(ctx context.Context, rec *staging.Record) (*volu
 	return released, err
 }
 
-// recordDeferred records, before the broker forgets the volume, that the driver is to be told
-// that it deferred it: the driver may fail, and the repeated call shall ask the same.
+// recordDeferred records, before the broker forgets the volume, that the driver published it
+// deferred. If the driver fails to unpublish, the repeated call asks it in the same way.
 func (u *unpublishCall) recordDeferred(rec *staging.Record, found *deferral.Status) {
 	deferred := found.Origin == nil && !u.asDevice ||
 		found.Origin != nil && found.Origin.Way == volume.WayNative
@@ -83,8 +83,8 @@ func (u *unpublishCall) recordDeferred(rec *staging.Record, found *deferral.Stat
 	}
 }
 
-// askDriver has the driver unpublish what it published: at the private path, at kubelet's
-// own, or at both where nothing tells which.
+// askDriver has the driver unpublish what it published: at the private path, at kubelet's own,
+// or at both if it is not known which.
 func (u *unpublishCall) askDriver(ctx context.Context, rec *staging.Record, released *volume.Volume) ([]byte, error) {
 	private := u.proxy.front.store.Private
 	if err := u.proxy.stager.UnpublishDevice(ctx, u.id.ID, private.Publish(u.id, u.target)); err != nil {

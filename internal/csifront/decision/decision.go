@@ -17,7 +17,7 @@ import (
 // there until no pod has it.
 const heldOnHost = "held as it is while a pod has it"
 
-// Rules decide besides the request.
+// Rules is what decides besides the request.
 type Rules struct {
 	Policy *policy.Policy
 	// DefaultHandler is the runtime handler where a rule names none.
@@ -72,7 +72,7 @@ func (r *Rules) Handler(verdict *policy.Verdict) string {
 }
 
 // KeptAtPublish is the verdict of a volume that a pod has at the target already: kubelet
-// repeats its calls. It needs no pod, so that such a volume waits for no cluster.
+// repeats its calls. It needs no pod, so the call does not depend on the cluster.
 func KeptAtPublish(state *State) (verdict policy.Verdict, kept bool) {
 	switch {
 	case state.Published != nil:
@@ -105,9 +105,9 @@ func (r *Rules) byPolicy(req *VolumeRequest, pod *PodContext) (policy.Verdict, e
 	return verdict, refusal.WithParty(volume.PartyPolicy, err)
 }
 
-// alignWithOtherPods compares the verdict with the way in which other pods have the
-// volume: the sandbox of one pod and the host's kernel for another would destroy the
-// filesystem. Where nothing in the request contradicts, the other pods' way holds.
+// alignWithOtherPods compares the verdict with the way in which other pods have the volume: if
+// a sandbox and the host's kernel mount it at once, they destroy the filesystem. If neither
+// the request nor a known pod contradicts, the other pods' way is kept.
 func alignWithOtherPods(req *VolumeRequest, state *State, pod *PodContext, verdict policy.Verdict) (policy.Verdict, error) {
 	deferred := len(state.Elsewhere) > 0
 	if !deferred && len(state.OnHost) == 0 || verdict.Defer == deferred {
@@ -172,10 +172,9 @@ func KeptAtStage(state *State) (verdict policy.Verdict, asDevice, kept bool) {
 // Stage decides for a stage where no cluster is asked.
 func (r *Rules) Stage(req *VolumeRequest) (policy.Verdict, error) { return r.byPolicy(req, nil) }
 
-// StageForPods decides for a stage, which names no pod, by the pods of this node that use
-// the volume, and returns the pod that decided. Where the pods want it in several ways the
-// first of them decides here, and each publish for itself. A pod that will be refused
-// decides nothing.
+// StageForPods decides for a stage, which names no pod, by the pods of this node that use the
+// volume, and returns the pod that decided. If the pods want it in several ways, the first of
+// them that is not refused decides; each publish then decides for itself.
 func (r *Rules) StageForPods(req *VolumeRequest, pods []Pod) (policy.Verdict, *Pod, error) {
 	if len(pods) == 0 {
 		return policy.Verdict{}, nil, refusal.WithParty(volume.PartyPods, noPodKnown(req))
@@ -198,8 +197,8 @@ func (r *Rules) StageForPods(req *VolumeRequest, pods []Pod) (policy.Verdict, *P
 	return firstVerdict, &pods[0], firstErr
 }
 
-// CheckDeferrable refuses a volume that no driver may be asked for: block access would
-// remove the protection that the driver gives to a filesystem that several nodes mount.
+// CheckDeferrable refuses a volume that several nodes may write: with block access it would
+// lose the protection that the driver gives to a filesystem that several nodes mount.
 func CheckDeferrable(req *VolumeRequest, verdict *policy.Verdict) error {
 	if !req.ReadOnly && slices.Contains(severalNodes, req.Mode()) {
 		return refusal.WithParty(volume.PartyVolume, severalNodesWrite(req, verdict))

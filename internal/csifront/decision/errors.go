@@ -54,12 +54,12 @@ func volumeUnknown(why error) error {
 }
 
 func volumeNotInPod(driver, volumeID string) error {
-	return volume.Errorf(volume.Busy, "the cluster does not tell of a volume %s of driver %s in the pod: it is asked again",
+	return volume.Errorf(volume.Busy, "the cluster knows no volume %s of driver %s in the pod yet: it is asked again",
 		refusal.Clip(volumeID), driver)
 }
 
 func noPodKnown(req *VolumeRequest) error {
-	return volume.Errorf(volume.Busy, "no pod of this node is known yet to want the volume %s of driver %s: the cluster is asked "+
+	return volume.Errorf(volume.Busy, "no pod of this node that uses the volume %s of driver %s is known yet: the cluster is asked "+
 		"again", refusal.Clip(req.VolumeID), req.Driver)
 }
 

@@ -30,8 +30,8 @@ type PodVolume struct {
 	Name string
 	// Driver and VolumeID are CSI's. Both are empty where Unknown is set.
 	Driver, VolumeID string
-	// Unknown says why the driver of the volume is not known: a claim that is not bound
-	// yet, or a cluster that does not answer. It is a classed error.
+	// Unknown is why the driver of the volume is not known: a claim that is not bound yet,
+	// or a cluster that does not answer. It is a classed error.
 	Unknown error
 	// Block is set for a raw block volume, which has no filesystem.
 	Block bool
@@ -53,7 +53,7 @@ type PodVolume struct {
 // PodContext is the pod of a publish, and the volume in it.
 type PodContext struct {
 	Pod *Pod
-	// Volume is what is known of the volume in the pod; where it is nil, Missing says why.
+	// Volume is what is known of the volume in the pod. If it is nil, Missing is why.
 	Volume  *PodVolume
 	Missing error
 	// Annotated is set where the pod's annotation asks for the volume.
@@ -100,7 +100,7 @@ func (p *Pod) parseAnnotation() (policy.Asked, error) {
 	return asked, nil
 }
 
-// volumesOf is the volume under each of its names in the pod: one claim may have several.
+// volumesOf returns the volume under each of its names in the pod: one claim may have several.
 // An inline volume is known by its name, which is in its target.
 func (p *Pod) volumesOf(driver, volumeID, inlineName string) (found []PodVolume) {
 	for _, v := range p.Volumes {
@@ -120,7 +120,7 @@ func (p *Pod) missingVolume(driver, volumeID string) error {
 	return volumeNotInPod(driver, volumeID)
 }
 
-// mergeVolumes is what the containers do with a volume under all of its names.
+// mergeVolumes merges what the containers do with a volume under each of its names.
 func mergeVolumes(all []PodVolume) *PodVolume {
 	out := &PodVolume{Name: all[0].Name, ReadOnlyMounts: true}
 	for _, v := range all {
@@ -141,8 +141,8 @@ func mergeNames(a, b []string) []string {
 // maxObjectName is the longest name that Kubernetes accepts.
 const maxObjectName = 253
 
-// PodNames are the namespace and name of the pod of a request: from the cluster, or
-// where the pod is not known from kubelet.
+// PodNames returns the namespace and name of the pod of a request: from the cluster, or from
+// kubelet's request if the pod is not known.
 func PodNames(pod *Pod, req *VolumeRequest) (namespace, name string) {
 	if pod != nil {
 		return refusal.OneLine(pod.Namespace), refusal.OneLine(pod.Name)

@@ -71,10 +71,10 @@ func newRequest(driver, defaultFSType string, req interface {
 // inlineIDForm is the volume id that kubelet makes up for an inline volume.
 var inlineIDForm = sys.LazyRegexp(`^csi-[0-9a-f]{64}$`)
 
-// isInline reports whether the volume of a publish is specified in the pod itself.
-// kubelet says so only to drivers that want to know of the pod. For all others the pod's
-// author could deny it by an attribute, so the id counts too: kubelet stages no such
-// volume.
+// isInline reports whether the volume of a publish is specified in the pod itself. kubelet
+// sets EphemeralKey only for drivers that want pod information. For the others the pod's
+// author could set it to "false", so the form of the id counts too, with no staging path:
+// kubelet stages no inline volume.
 func isInline(req *csi.NodePublishVolumeRequest) bool {
 	return req.GetVolumeContext()[EphemeralKey] == "true" ||
 		(req.GetStagingTargetPath() == "" && inlineIDForm().MatchString(req.GetVolumeId()))

@@ -22,14 +22,14 @@ type Capabilities struct {
 	// Group and Policy: the driver passes on the group that shall own the files, and when
 	// to change their group.
 	Group, Policy bool
-	// byKEP are the values that KEP-2857 proposed, and that CSI 1.13 gave to
-	// something else: what they mean is to be found out.
+	// byKEP are the values that KEP-2857 proposed and that mean something else in CSI 1.13.
+	// resolveKEPNumbers finds out which.
 	byKEP []csiv1.NodeCapability
 	// byCSI: the driver was found to mean what CSI does.
 	byCSI bool
 }
 
-// kepOffset is what lies between KEP-2857's numbers and ours.
+// kepOffset is the difference between our numbers and KEP-2857's.
 const kepOffset = csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS - 7
 
 func readCapabilities(reply *csi.NodeGetCapabilitiesResponse) *Capabilities {
@@ -113,8 +113,8 @@ func (d *Driver) LastCapabilities() *Capabilities { return d.known.Load() }
 // observeTime bounds the question what an observed capability means.
 const observeTime = 2 * time.Second
 
-// ObserveCapabilities stores the capabilities of an answer that passes through. If nobody
-// knows yet what they mean, the driver is asked; without an answer they stay in doubt.
+// ObserveCapabilities stores the capabilities of an answer that passes through. If it is not
+// known yet what they mean, the driver is asked; without an answer they stay in doubt.
 func (d *Driver) ObserveCapabilities(ctx context.Context, reply *csi.NodeGetCapabilitiesResponse) {
 	has := readCapabilities(reply)
 	if last := d.known.Load(); last != nil && last.byCSI && slices.Equal(last.byKEP, has.byKEP) {

@@ -97,8 +97,8 @@ func (d *Driver) PublishDevice(ctx context.Context, req *csi.NodePublishVolumeRe
 	return err // the driver refuses something else
 }
 
-// UnpublishDeferred has a driver that deferred by itself unpublish a volume, and tells it
-// what kind of volume it was. A driver that was downgraded is not told.
+// UnpublishDeferred has a driver that deferred by itself unpublish a volume, with defer_fs_ops
+// unless it was downgraded.
 func (d *Driver) UnpublishDeferred(ctx context.Context, volumeID, path string) error {
 	has, err := d.Capabilities(ctx)
 	if err != nil {

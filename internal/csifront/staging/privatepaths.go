@@ -67,7 +67,7 @@ func (p *PrivatePaths) MakeDir(dir string) error {
 	})
 }
 
-// lstat is nil where nothing is.
+// lstat returns nil if nothing is there.
 func (p *PrivatePaths) lstat(where string) (info fs.FileInfo, err error) {
 	err = p.inRoot(where, func(root *os.Root, rel string) (err error) {
 		info, err = root.Lstat(rel)
@@ -79,20 +79,20 @@ func (p *PrivatePaths) lstat(where string) (info fs.FileInfo, err error) {
 	return nil, volume.Errorf(volume.Busy, "it cannot be seen whether a device is at %s: %w", where, err)
 }
 
-// isAbsent reports whether an error proves that nothing of ours is there. A link that leads
-// out of the kubelet root, for which the kernel has no error, does: MakeDir follows none.
+// isAbsent reports whether an error proves that nothing of ours is there. The error of a link
+// that leads out of the kubelet root, which has no errno, does: MakeDir follows no such link.
 func isAbsent(err error) bool {
 	errno, known := errors.AsType[syscall.Errno](err)
 	return !known || slices.Contains([]syscall.Errno{unix.ENOENT, unix.ENOTDIR, unix.ELOOP}, errno)
 }
 
-// Exists tells whether anything is there. An error proves nothing.
+// Exists reports whether anything is there. After an error that is not known.
 func (p *PrivatePaths) Exists(where string) (bool, error) {
 	info, err := p.lstat(where)
 	return info != nil, err
 }
 
-// Shows tells whether a private publish path shows a block device.
+// Shows reports whether a private publish path shows this block device.
 func (p *PrivatePaths) Shows(where string, device volume.Device) bool {
 	info, _ := p.lstat(where)
 	if info == nil || device.Kind != volume.BlockDevice || info.Mode().Type() != fs.ModeDevice {
@@ -120,7 +120,7 @@ func (p *PrivatePaths) RemovePublish(device string) error {
 // removeStaging removes an empty private staging directory.
 func (p *PrivatePaths) removeStaging(dir string) error { return p.inRoot(dir, removeEmpty) }
 
-// removeEmpty removes a directory of ours. What a driver left in it is its own,
+// removeEmpty removes a directory of ours if it is empty. What a driver left in it is its own,
 // and does no harm: the next stage finds it again.
 func removeEmpty(root *os.Root, rel string) error {
 	err := root.Remove(rel)

@@ -50,9 +50,9 @@ type Record struct {
 
 // StageRecord is a stage that kubelet asked for.
 type StageRecord struct {
-	// Path is kubelet's staging path, and Private where the driver stages a
-	// device instead. At says which of them holds now. While Pending is set the
-	// driver has been asked to stage there, and has not answered OK.
+	// Path is kubelet's staging path, and Private where the driver stages a device instead.
+	// At names the one in use. While Pending is set, the driver has been asked to stage
+	// there, and has not answered OK.
 	Path    string `json:"path"`
 	Private string `json:"private,omitempty"`
 	At      string `json:"at,omitempty"`
@@ -68,7 +68,7 @@ type StageRecord struct {
 
 // How a volume is staged.
 const (
-	// NotStaged: the driver unstaged it, and kubelet takes it for staged.
+	// NotStaged: the driver has unstaged it, but kubelet regards it as staged.
 	NotStaged = ""
 	// StagedOnHost: as a filesystem, at kubelet's staging path.
 	StagedOnHost = "path"
@@ -221,12 +221,12 @@ func (r *Records) putInMemory(rec Record) {
 // FileName is the name of a volume's record.
 func FileName(id VolumeID) string { return privateName(id.Driver, id.ID, "") + ".json" }
 
-// Staged is a CSI volume whose driver has staged a device at a private path: only
-// the front knows how to have that undone.
+// Staged is a CSI volume whose driver has staged a device at a private path: only the front
+// can have it unstaged.
 type Staged struct{ Driver, VolumeID, Path string }
 
-// StagedDevices reads them from a state directory and changes nothing: the
-// daemon may be running or not. An error says that the list is not whole.
+// StagedDevices reads the staged devices from a state directory and changes nothing: the
+// daemon may be running or not. With an error the list is incomplete.
 func StagedDevices(stateDir string) ([]Staged, error) {
 	boot, err := sys.BootID()
 	if err != nil {
@@ -249,7 +249,7 @@ func StagedDevices(stateDir string) ([]Staged, error) {
 	return out, errors.Join(problems...)
 }
 
-// StagedDevices are those of a running daemon.
+// StagedDevices returns the staged devices of the running daemon.
 func (r *Records) StagedDevices() []Staged {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -293,10 +293,9 @@ func readRecord(path string) (rec Record, err error) {
 	return rec, err
 }
 
-// dropGone removes targets from the records that went while no front stood before their
-// driver: they would keep their volume from being deferred. kubelet makes the directory
-// around a target before a publish, and removes it last. A mount is not touched: its
-// server may have gone.
+// dropGone removes the targets that were unpublished while the daemon did not run: they would
+// keep their volume from being deferred. kubelet makes the directory around a target before a
+// publish, and removes it last. A mount is not touched, because its server may have gone.
 func (r *Records) dropGone(log *zap.Logger) {
 	if len(r.all) == 0 {
 		return

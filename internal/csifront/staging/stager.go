@@ -49,9 +49,8 @@ func (s *Store) ForgetRequest(id VolumeID) { s.requests.Delete(id) }
 type Stager struct {
 	driver *Driver
 	store  *Store
-	// couldDefer reports whether a staged volume may have to be staged anew for a pod.
-	// Otherwise nobody needs the stage request again, which may hold what gives access to
-	// the storage.
+	// couldDefer reports whether a staged volume may have to be staged anew for a pod. If
+	// not, the stage request, which may hold credentials, is not needed again.
 	couldDefer func(*csi.NodeStageVolumeRequest) bool
 	log        *zap.Logger
 }
@@ -193,8 +192,8 @@ func (s *Stager) failed(ctx context.Context, rec *Record, before *StageRecord, c
 	}
 }
 
-// Unstage has the driver unstage what it staged, in whichever way. The record stays, for
-// kubelet takes the volume for staged.
+// Unstage has the driver unstage what it staged, in whichever way. The record stays, because
+// kubelet regards the volume as staged.
 func (s *Stager) Unstage(ctx context.Context, rec *Record) error {
 	where := rec.Stage.Path
 	if rec.Stage.At == StagedAsDevice {
