@@ -34,7 +34,8 @@ func failedPrecondition(format string, args ...any) error {
 }
 
 func callUnderWay(id staging.VolumeID) error {
-	return volume.Errorf(volume.Busy, "volume %s of driver %s: another call on it has not ended: repeat this one later", id.ID, id.Driver)
+	return volume.Errorf(volume.Busy, "volume %s of driver %s: another call on it has not ended: repeat this one later",
+		refusal.Clip(id.ID), id.Driver)
 }
 
 func notLookedUp(target string, err error) error {

@@ -2,13 +2,16 @@ package csifront
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -36,6 +39,27 @@ func TestCallsWaitShortlyForTheirVolume(t *testing.T) {
 		}
 		end()
 	})
+}
+
+// TestVolumeIDsCannotForgeALog: errors of volumes that are not deferred are logged as they are.
+func TestVolumeIDsCannotForgeALog(t *testing.T) {
+	id := "vol-1\nforged" + strings.Repeat("x", 1<<20)
+	r := newRig(t, &policy.Policy{})
+	stage := r.stageReq()
+	stage.VolumeId = id
+	for _, code := range []codes.Code{codes.Unavailable, codes.Internal} {
+		r.driver.fail("stage-mount", status.Error(code, "no"))
+		r.driver.fail("unstage", status.Error(code, "no"))
+		err := r.tryStage(stage)
+		if code == codes.Internal {
+			r.refused(err, codes.Aborted, "could not be undone yet")
+		}
+		for _, err := range []error{err, callUnderWay(staging.VolumeID{Driver: driverName, ID: id})} {
+			if text := err.Error(); len(text) > 1<<10 || strings.Contains(text, "\n") {
+				t.Errorf("%v: %d bytes: %.100q", code, len(text), text)
+			}
+		}
+	}
 }
 
 // TestHungDriverHoldsUpItsVolumeOnly has a publish that hangs in the driver.

@@ -124,7 +124,7 @@ func (s *stageCall) notBegun(cause error) error {
 	case s.rec.Stage.At == staging.NotStaged:
 		return s.removeRecord(cause)
 	default:
-		return refusal.NotFinal(s.rec.ID, cause)
+		return refusal.NotFinal(refusal.Clip(s.rec.ID), cause)
 	}
 }
 
@@ -132,7 +132,7 @@ func (s *stageCall) notBegun(cause error) error {
 // error of this call kubelet does not ask to unstage it.
 func (s *stageCall) removeRecord(cause error) error {
 	s.rec.Stage = nil
-	return refusal.JoinUndo(s.rec.ID, cause, s.proxy.front.store.Records.Put(s.rec))
+	return refusal.JoinUndo(refusal.Clip(s.rec.ID), cause, s.proxy.front.store.Records.Put(s.rec))
 }
 
 func (s *stageCall) refuse(err error) error {

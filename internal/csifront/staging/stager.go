@@ -110,9 +110,9 @@ func (s *Stager) notAsked(rec *Record, before *StageRecord, cause error) error {
 	private := rec.Stage.Private
 	rec.Stage = before
 	if before != nil && before.At != NotStaged {
-		return refusal.NotFinal(rec.ID, cause)
+		return refusal.NotFinal(refusal.Clip(rec.ID), cause)
 	}
-	return refusal.JoinUndo(rec.ID, cause, s.store.Private.removeStaging(private))
+	return refusal.JoinUndo(refusal.Clip(rec.ID), cause, s.store.Private.removeStaging(private))
 }
 
 // deviceRequest is the request for a device in place of a filesystem.
@@ -159,7 +159,7 @@ func (s *Stager) succeeded(rec *Record, asDevice, keep bool) error {
 	}
 	rec.Stage = &stage
 	if err := s.put(rec, asDevice); err != nil {
-		return refusal.NotFinal(rec.ID, err)
+		return refusal.NotFinal(refusal.Clip(rec.ID), err)
 	}
 	failpoint.Hit("front-stage-placed")
 	return nil
@@ -175,18 +175,18 @@ func (s *Stager) failed(ctx context.Context, rec *Record, before *StageRecord, c
 		private := rec.Stage.Private
 		rec.Stage = before
 		if err := s.store.Records.Put(*rec); err != nil {
-			return refusal.JoinUndo(rec.ID, cause, err)
+			return refusal.JoinUndo(refusal.Clip(rec.ID), cause, err)
 		}
 		if private != "" {
-			return refusal.JoinUndo(rec.ID, cause, s.store.Private.removeStaging(private))
+			return refusal.JoinUndo(refusal.Clip(rec.ID), cause, s.store.Private.removeStaging(private))
 		}
 		return cause
 	case before.Pending: // an earlier request may have staged it
 		ctx, cancel := UndoContext(ctx)
 		defer cancel()
-		return refusal.JoinUndo(rec.ID, cause, s.Unstage(ctx, rec))
+		return refusal.JoinUndo(refusal.Clip(rec.ID), cause, s.Unstage(ctx, rec))
 	case rec.Stage.At == StagedAsDevice:
-		return refusal.NotFinal(rec.ID, cause)
+		return refusal.NotFinal(refusal.Clip(rec.ID), cause)
 	default:
 		return cause
 	}
