@@ -227,6 +227,31 @@ func TestCRIFindsWhatWasMissedWhileBlind(t *testing.T) {
 	}
 }
 
+// A restart between two listings of a runtime without events is noticed: gRPC would
+// connect again by itself, and the first answer afterwards may be empty.
+func TestCRIRestartBetweenListingsIsNoticed(t *testing.T) {
+	fake := newFakeRuntime(t)
+	fake.endsAtOnce = true
+	fake.start()
+	fake.put("sb-1", "pod-1", "crust")
+	tracker, told := startCRI(t, fake, nil)
+	check.Eventually(t, "it is polled", func() bool { return tracker.Polled() && has(tracker, "pod-1", "sb-1")() })
+	for range 3 {
+		before := fake.listings()
+		check.Eventually(t, "a listing", func() bool { return fake.listings() > before })
+		fake.stop()
+		fake.mu.Lock()
+		fake.forgetful = 1
+		fake.mu.Unlock()
+		fake.start()
+		before = fake.listings()
+		check.Eventually(t, "listed again", func() bool { return fake.listings() > before+1 && tracker.Ready() })
+		if told.has("gone sb-1") {
+			t.Fatal("an empty first answer after a restart was believed")
+		}
+	}
+}
+
 func TestCRIThatComesLater(t *testing.T) {
 	fake := newFakeRuntime(t)
 	tracker, _ := startCRI(t, fake, nil)

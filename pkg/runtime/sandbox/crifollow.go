@@ -34,8 +34,7 @@ type pace struct {
 	settle time.Duration
 	// relist is how often everything is listed in any case.
 	relist time.Duration
-	// again is when a runtime that tells of no changes is asked once more to do so. It may
-	// have been restarted with events turned on: a connection outlives that.
+	// again is how often a runtime that offers no events is asked for them once more.
 	again time.Duration
 }
 

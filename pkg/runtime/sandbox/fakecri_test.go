@@ -33,6 +33,7 @@ type fakeRuntime struct {
 	vanished   map[string]bool // containers that are listed and then gone
 	hang       chan struct{}   // closed when answers may go on; nil is at once
 	lists      int
+	forgetful  int // how many listings are empty, as of a runtime that has not read its state yet
 
 	streamsMu sync.Mutex
 	streams   map[chan *runtimeapi.ContainerEventResponse]bool
@@ -188,6 +189,10 @@ func (f *fakeRuntime) ListPodSandbox(
 	defer f.mu.Unlock()
 	f.lists++
 	reply := &runtimeapi.ListPodSandboxResponse{}
+	if f.forgetful > 0 {
+		f.forgetful--
+		return reply, nil
+	}
 	for _, s := range f.sandboxes {
 		if s.State == req.GetFilter().GetState().GetState() {
 			reply.Items = append(reply.Items, s)

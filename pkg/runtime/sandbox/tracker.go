@@ -10,6 +10,7 @@ import (
 	"errors"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -226,6 +227,7 @@ const maxMessage = 16 << 20
 
 func (t *Tracker) followOnce(ctx context.Context) error {
 	conn, err := grpc.NewClient("unix:"+t.cfg.Socket,
+		grpc.WithContextDialer(dialOnce(t.cfg.Socket)),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
@@ -237,6 +239,20 @@ func (t *Tracker) followOnce(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	return t.follow(ctx, t, conn, &beside)
+}
+
+// dialOnce dials for one connection and refuses a second one. gRPC would replace a broken
+// connection by itself and hide that the container runtime was restarted, and the first
+// listing after a restart can be empty.
+func dialOnce(socket string) func(context.Context, string) (net.Conn, error) {
+	var dialed atomic.Bool
+	return func(ctx context.Context, _ string) (net.Conn, error) {
+		if dialed.Swap(true) {
+			return nil, errors.New("the connection was closed, as by a restart")
+		}
+		var dialer net.Dialer
+		return dialer.DialContext(ctx, "unix", socket)
+	}
 }
 
 // ContainerIDs lists the containers of a sandbox, and the sandbox's own.
