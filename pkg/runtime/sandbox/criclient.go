@@ -43,6 +43,22 @@ func (c *criClient) broadcasts(ctx context.Context) (bool, error) {
 }
 
 func (c *criClient) live(ctx context.Context) (map[string]sandbox, error) {
+	ready, err := c.ready(ctx)
+	if err != nil {
+		return nil, err
+	}
+	live := make(map[string]sandbox, len(ready))
+	for _, item := range ready {
+		s := sandbox{id: item.GetId(), pod: item.GetMetadata().GetUid(), created: time.Unix(0, item.GetCreatedAt())}
+		if c.t.good(s) {
+			live[s.id] = s
+		}
+	}
+	return live, nil
+}
+
+// ready lists the sandboxes that are ready, whoever made them.
+func (c *criClient) ready(ctx context.Context) ([]*runtimeapi.PodSandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, criListTime)
 	defer cancel()
 	reply, err := c.api.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{
@@ -51,20 +67,10 @@ func (c *criClient) live(ctx context.Context) (map[string]sandbox, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list sandboxes: %w", err)
 	}
-	live := make(map[string]sandbox, len(reply.GetItems()))
-	for _, item := range reply.GetItems() {
-		if s, ok := c.sandboxOf(item); ok {
-			live[s.id] = s
-		}
-	}
-	return live, nil
-}
-
-// sandboxOf reads a sandbox; what cannot be one of kubelet's is none.
-func (c *criClient) sandboxOf(p *runtimeapi.PodSandbox) (sandbox, bool) {
-	s := sandbox{id: p.GetId(), pod: p.GetMetadata().GetUid(), created: time.Unix(0, p.GetCreatedAt())}
-	// A runtime that does not know the filter gives those that ended too.
-	return s, p.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY && c.t.good(s)
+	// A runtime that ignores the filter lists ended ones as well.
+	return slices.DeleteFunc(reply.GetItems(), func(p *runtimeapi.PodSandbox) bool {
+		return p.GetState() != runtimeapi.PodSandboxState_SANDBOX_READY
+	}), nil
 }
 
 func (c *criClient) containerIDs(ctx context.Context, sandboxID, _ string) ([]string, error) {
@@ -122,15 +128,25 @@ func (c *criClient) destinations(ctx context.Context, sandboxID, podUID, path st
 	return found, nil
 }
 
+// mounting asks which sandboxes are ready instead of using those that are known: without
+// events, a new one is known seconds later.
 func (c *criClient) mounting(ctx context.Context, paths []string) ([]string, error) {
 	all, err := c.list(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
+	ready, err := c.ready(ctx)
+	if err != nil {
+		return nil, err
+	}
+	live := make(map[string]bool, len(ready))
+	for _, item := range ready {
+		live[item.GetId()] = true
+	}
 	var users []string
 	for _, container := range all {
 		id := container.GetPodSandboxId()
-		if _, lives := c.t.PodOf(id); !lives || slices.Contains(users, id) {
+		if !live[id] || slices.Contains(users, id) {
 			continue
 		}
 		mounts, err := c.mounts(ctx, container.GetId())

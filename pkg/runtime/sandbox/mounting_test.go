@@ -88,6 +88,9 @@ func TestCRIMounting(t *testing.T) {
 	check.Eventually(t, "ready", tracker.Ready)
 	wantMounting(t, tracker, "/v", "sb-1")
 	wantMounting(t, tracker, "/nobody")
+	fake.put("sb-3", "", "kata") // newer than the last listing, and not kubelet's: crictl made it
+	fake.contain("c-3", "sb-3", &runtimeapi.Mount{HostPath: "/v", ContainerPath: "/data"})
+	wantMounting(t, tracker, "/v", "sb-1", "sb-3")
 	fake.stop()
 	check.Eventually(t, "not ready", func() bool { return !tracker.Ready() })
 	if _, err := tracker.Mounting(t.Context(), "/nobody"); volume.KindOf(err) != volume.NoSandbox {
