@@ -1,6 +1,7 @@
 package crust
 
 import (
+	"context"
 	"os"
 	"slices"
 	"strings"
@@ -184,6 +185,28 @@ func TestReconcileClearsAwayTheDead(t *testing.T) {
 	}
 }
 
+// A sandbox that came while its predecessor was asked is not known to the container
+// runtime yet. Its files stay.
+func TestNewerSandboxIsNotClearedAwayByAnOlderOne(t *testing.T) {
+	b, known, _ := newWatchedBench(t)
+	v := published(t, b, "a")
+	b.startSandbox(t, v, "dead").Kill(t)
+	time.Sleep(2 * time.Millisecond)
+	b.startSandbox(t, v, "old")
+	known.set("old", v.PodUID)
+	c := *b.h.cleaner
+	c.inUse = func(context.Context, *volume.Volume) (string, error) {
+		time.Sleep(2 * time.Millisecond)
+		b.startSandbox(t, v, "new")
+		return "old", nil
+	}
+	c.do(t.Context(), job{key: v.Key})
+	files := b.files(t, v)
+	if !slices.Contains(files, "new") || !slices.Contains(files, "old") || slices.Contains(files, "dead") {
+		t.Errorf("left: %v", files)
+	}
+}
+
 // A handler that changes the directory is waited for.
 func TestClearingWaitsForTheLock(t *testing.T) {
 	b := newBench(t, byProgram)
@@ -267,6 +290,13 @@ func TestInUseOfWhatCannotBeAsked(t *testing.T) {
 		known.set("sb1", "")
 		if id, err := b.h.InUse(t.Context(), v); id != "" || err != nil {
 			t.Errorf("%s, of a dead sandbox: %q, %v", name, id, err)
+		}
+		// The file of the living one can be the older one: somebody put the clock back.
+		known.set("sb0", v.PodUID)
+		check.Must(t, os.WriteFile(b.path(v, "sb0"), nil, 0o600))
+		check.Must(t, os.Chtimes(b.path(v, "sb0"), time.Time{}, time.Now().Add(-time.Hour)))
+		if id, err := b.h.InUse(t.Context(), v); id == "" || err != nil {
+			t.Errorf("%s, beside a living sandbox: %q, %v", name, id, err)
 		}
 	}
 }

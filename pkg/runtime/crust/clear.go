@@ -61,7 +61,9 @@ func (c *cleaner) do(ctx context.Context, j job) {
 		return
 	}
 	if j.gone != "" {
-		c.clearThose(e.Volume, func(id string) bool { return id == j.gone })
+		c.clearThose(e.Volume, func(ids []string) []string {
+			return slices.DeleteFunc(ids, func(id string) bool { return id != j.gone })
+		})
 		return
 	}
 	// Where no sandbox lives, the question alone clears the files of the dead away.
@@ -69,19 +71,28 @@ func (c *cleaner) do(ctx context.Context, j job) {
 	if err != nil {
 		c.log.Debug("a volume's sandbox cannot be asked", zap.String("volume", e.Volume.Target), zap.Error(err))
 	}
-	if live != "" {
-		// The others were there before it, and would be known if they lived.
-		c.clearThose(e.Volume, func(id string) bool { return id != live && c.bindings.isGone(id) })
+	if live == "" {
+		return
 	}
+	c.clearThose(e.Volume, func(ids []string) []string {
+		at := slices.Index(ids, live)
+		if at < 0 {
+			return nil
+		}
+		// Those that are older than the living one would be known if they lived. A newer one
+		// may not be known yet.
+		return slices.DeleteFunc(ids[at+1:], func(id string) bool { return !c.bindings.isGone(id) })
+	})
 }
 
-func (c *cleaner) clearThose(v *volume.Volume, dead func(id string) bool) {
+// clearThose removes the files of the sandboxes that dead selects of all, the newest first.
+func (c *cleaner) clearThose(v *volume.Volume, dead func(ids []string) []string) {
 	seen, err := c.bindings.readDir(v)
 	if err != nil {
 		c.log.Warn("dead sandboxes cannot be cleared away", zap.String("volume", v.Target), zap.Error(err))
 		return
 	}
-	seen.ids = slices.DeleteFunc(seen.ids, func(id string) bool { return !dead(id) })
+	seen.ids = dead(seen.ids)
 	if len(seen.ids) > 0 {
 		c.clear(v, seen)
 	}

@@ -2,6 +2,7 @@ package crust
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"time"
 
@@ -101,7 +102,8 @@ func (h *Handler) InUse(ctx context.Context, v *volume.Volume) (string, error) {
 	case volume.Canceled:
 		return "", err
 	case volume.Denied, volume.Internal, volume.Unsupported: // it cannot be asked
-		if err != nil && h.bindings.isGone(seen.ids[0]) {
+		lives := func(id string) bool { return !h.bindings.isGone(id) }
+		if err != nil && !slices.ContainsFunc(seen.ids, lives) {
 			return "", nil
 		}
 	}
