@@ -50,8 +50,11 @@ func (a *asker) ask(ctx context.Context, v *volume.Volume, q *question) (id stri
 		id := seen.ids[0]
 		err = a.askOnce(ctx, v, id, seen, q)
 		if volume.KindOf(err) == volume.NoSandbox && err != nil {
-			if a.cleaner.clear(v, seen) && !again {
-				continue // a new sandbox came while the old one was asked for
+			switch another := a.cleaner.clear(v, seen); {
+			case another && !again:
+				continue // a new sandbox came while the old one was asked
+			case another:
+				return "", volume.Errorf(volume.Busy, "volume %s: its sandboxes change faster than they can be asked: try again", v.Target)
 			}
 			return "", err
 		}

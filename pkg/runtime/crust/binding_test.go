@@ -301,6 +301,21 @@ func TestInUseOfWhatCannotBeAsked(t *testing.T) {
 	}
 }
 
+// Each time that the sandbox is asked it ends, and a new one has the volume. That no live
+// one was found is no proof that there is none.
+func TestSandboxesThatChangeAllTheTimeAreInUse(t *testing.T) {
+	b := newBench(t, byProgram)
+	v := published(t, b, "a")
+	dir := b.path(v, "")
+	b.program(t, "runtime", "sleep 0.01; echo > "+dir+"/.new; mv "+dir+"/.new "+dir+"/sb-$$; exit 3")
+	b.startSandbox(t, v, "sb1")
+	if id, err := b.h.InUse(t.Context(), v); id == "" || err != nil {
+		t.Errorf("in use by %q, %v", id, err)
+	}
+	_, err := b.h.Stats(t.Context(), v)
+	wantError(t, err, volume.Busy, v, "try again")
+}
+
 func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	b, _, seen := newWatchedBench(t)
 	v := b.Volume("foreign")
