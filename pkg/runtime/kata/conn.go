@@ -130,7 +130,10 @@ func (c *conn) read(reader *bufio.Reader) (rep reply, reusable bool, err error) 
 	if err != nil {
 		return reply{}, false, brokeOff(err, errNotHTTP)
 	}
-	defer func() { _ = response.Body.Close() }()
+	defer func() {
+		c.left = 0 // Close reads what is left of the body, and may not wait for it
+		_ = response.Body.Close()
+	}()
 	if response.ContentLength > maxBody {
 		return reply{}, false, errTooMuch
 	}

@@ -62,6 +62,7 @@ func TestShimFaults(t *testing.T) {
 			"404":            {kataemu.NotFound, volume.Unsupported, "404"},
 			"half body":      {kataemu.HalfBody, volume.Malformed, "ends before"},
 			"1 GiB":          {kataemu.HugeBody, volume.Exhausted, "65536"},
+			"1 GiB to come":  {kataemu.HugeLength, volume.Exhausted, "65536"},
 			"wrong JSON":     {kataemu.WrongJSON, volume.Malformed, "cannot be read"},
 			"negative":       {kataemu.Negative, volume.Absurd, "-1"},
 			"hang-up":        {kataemu.CloseAtOnce, volume.NoSandbox, "without an answer"},

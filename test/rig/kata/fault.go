@@ -70,6 +70,9 @@ func writeFault(c net.Conn, fault Fault) {
 	case HugeBody:
 		_, _ = io.WriteString(c, head+"Content-Length: 1073741824\r\n\r\n")
 		repeat(c, block, 1<<30/len(block))
+	case HugeLength:
+		_, _ = io.WriteString(c, head+"Content-Length: 1073741824\r\n\r\n")
+		_, _ = io.Copy(io.Discard, c) // until the other side has had enough
 	case HugeHeader:
 		_, _ = io.WriteString(c, head+"X: ")
 		repeat(c, block, 1<<30/len(block))

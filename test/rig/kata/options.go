@@ -28,6 +28,7 @@ const (
 	NotFound            // status 404
 	HalfBody            // less than Content-Length says
 	HugeBody            // 1 GiB
+	HugeLength          // a Content-Length of 1 GiB, and no byte of it
 	WrongJSON           // not what was asked for
 	Negative            // a negative number
 	CloseAtOnce         // hang up without an answer, which is how runtime-rs says "error"
