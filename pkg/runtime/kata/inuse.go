@@ -35,13 +35,13 @@ func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) 
 		}
 	}
 	switch {
-	case b.sandboxes == nil && unread != nil:
+	case unread != nil:
 		return "", unknown(v, "a Kata sandbox", "the volume's directory cannot be read", unread)
 	case b.sandboxes == nil:
 		return "", nil // the files of Kata's Go runtime are all there is to know
 	case !ready:
 		return "", b.refuseUnknown(v)
-	case v.PodUID == "":
+	case v.PodUID == "" && v.Target != "": // an orphan of which only notes are left has neither
 		return b.mountedBy(ctx, v)
 	}
 	return "", nil

@@ -108,11 +108,12 @@ func TestSocketThatCannotBeTriedIsUnknown(t *testing.T) {
 	wantUnknown(t, b, v, "sb1")
 }
 
-// Where no container runtime is followed, the ids in the volume's directory are all
-// there is: a directory that cannot be read proves nothing.
+// The ids in the volume's directory are all there is where no container runtime is
+// followed, and count beside one: a directory that cannot be read proves nothing.
 func TestDirectoryThatCannotBeReadIsUnknown(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	v := published(t, b, "a")
+	followed := b.h.bindings.sandboxes
 	b.h.bindings.sandboxes = nil
 	wantUse(t, b, v, "")
 	if err := os.Rename(b.dir(v), b.dir(v)+".away"); err != nil {
@@ -122,6 +123,8 @@ func TestDirectoryThatCannotBeReadIsUnknown(t *testing.T) {
 	if err := os.Symlink("loop", b.dir(v)); err != nil {
 		t.Fatal(err)
 	}
+	wantUnknown(t, b, v, "directory")
+	b.h.bindings.sandboxes = followed // it may not list one whose shim still serves its socket
 	wantUnknown(t, b, v, "directory")
 }
 
@@ -207,6 +210,12 @@ func TestNotesOfUnknownVolumes(t *testing.T) {
 	if err != nil || len(orphans) != 1 || orphans[0].Key != v.Key {
 		t.Fatalf("orphans %v, %v", orphans, err)
 	}
+	b.mounting = map[string]string{"": "tmpfs"} // a container's mount without a source
+	b.remove("sb1")
+	if err := os.RemoveAll(filepath.Join(b.cfg.RustSandboxes, "sb1")); err != nil {
+		t.Fatal(err)
+	}
+	wantUse(t, b, orphans[0], "")
 	if err := b.h.Retract(t.Context(), orphans[0]); err != nil || len(noteFiles(t, b)) != 0 {
 		t.Errorf("%v, left %q", err, noteFiles(t, b))
 	}
