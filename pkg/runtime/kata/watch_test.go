@@ -159,10 +159,18 @@ func TestOverflowReadsTheTree(t *testing.T) {
 	foreign := b.Volume("foreign")
 	b.PublishForeign(t, foreign)
 	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
+	v := published(t, b, "a")
+	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
+		t.Fatal(err)
+	}
+	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
+	b.h.store.Bindings.Unbind(v.Key) // as if its event had been lost
 	b.h.store.Bindings.Forget(foreign.Key)
 	const overflow = "\xff\xff\xff\xff\x00\x40\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 	tree.Dispatch([]byte(overflow), b.h.store.Watch.Event)
 	check.Eventually(t, "adopted again", func() bool { return len(b.h.Adopted()) == 1 })
+	check.Eventually(t, "bound again", boundTo(b, v, "sb1"))
+	check.Eventually(t, "both are watched", func() bool { return watched(b, v)() && watched(b, foreign)() })
 }
 
 func TestOddNamesInTheTree(t *testing.T) {
