@@ -62,14 +62,14 @@ func (v *testVolume) socketAnswers(ctx context.Context, sandbox string) error {
 	return v.overSocket(ctx, func(ctx context.Context, c handlerv1.HandlerClient) error {
 		seen := func(ctx context.Context) (string, error) {
 			program, err := v.stats(ctx)
-			return fmt.Sprint(program.Usage), err
+			return statsText(program), err
 		}
 		return whileStill(ctx, seen, func(ctx context.Context, program string) error {
 			reply, err := c.GetVolumeStats(ctx, &handlerv1.GetVolumeStatsRequest{TargetPath: v.target})
 			if err != nil {
 				return fmt.Errorf("stats by the socket: %w", err)
 			}
-			if got := fmt.Sprint(usagesOf(reply)); got != program {
+			if got := statsText(statsOf(reply)); got != program {
 				return fmt.Errorf("the socket says %s, the program %s", got, program)
 			}
 			return want("sandbox_id", reply.GetSandboxId(), sandbox)
@@ -77,15 +77,28 @@ func (v *testVolume) socketAnswers(ctx context.Context, sandbox string) error {
 	})
 }
 
-func usagesOf(reply *handlerv1.GetVolumeStatsResponse) []abi.Usage {
+// statsText is all of an answer to stats, to be compared and shown.
+func statsText(reply abi.StatsReply) string {
+	if reply.Condition == nil {
+		return fmt.Sprintf("%+v without a condition", reply.Usage)
+	}
+	return fmt.Sprintf("%+v with the condition %+v", reply.Usage, *reply.Condition)
+}
+
+// statsOf is the answer of a socket as a program would give it.
+func statsOf(reply *handlerv1.GetVolumeStatsResponse) (stats abi.StatsReply) {
 	units := map[runtimev1.VolumeUsage_Unit]string{
 		runtimev1.VolumeUsage_BYTES: abi.UnitBytes, runtimev1.VolumeUsage_INODES: abi.UnitInodes,
 	}
-	var all []abi.Usage
 	for _, u := range reply.GetUsage() {
-		all = append(all, abi.Usage{Available: u.GetAvailable(), Total: u.GetTotal(), Used: u.GetUsed(), Unit: units[u.GetUnit()]})
+		stats.Usage = append(stats.Usage, abi.Usage{
+			Available: u.GetAvailable(), Total: u.GetTotal(), Used: u.GetUsed(), Unit: units[u.GetUnit()],
+		})
 	}
-	return all
+	if c := reply.GetVolumeCondition(); c != nil {
+		stats.Condition = &abi.Condition{Abnormal: c.GetAbnormal(), Message: c.GetMessage(), Reason: c.GetReason()}
+	}
+	return stats
 }
 
 // socketRefuses makes calls that the handler has to refuse.

@@ -71,6 +71,17 @@ func TestWithoutSocket(t *testing.T) {
 	}
 }
 
+// TestSocketAndProgramDiffer: the socket's answers are compared with the program's as a whole.
+func TestSocketAndProgramDiffer(t *testing.T) {
+	b := newBench(t)
+	b.agent = true
+	b.crustRunc(`if [ "$1 $2" = "crust stats" ]; then
+		out=$($REAL "$@") || exit
+		echo "$out" | sed 's/"message":"[^"]*"/"message":"as the program says"/'; exit
+	fi`)
+	b.run("ext4", "--only", "volume").wantFailed(t, "socket-same")
+}
+
 // TestRunc: who knows nothing of volumes shows the guard, and refuses nothing.
 func TestRunc(t *testing.T) {
 	b := newBench(t)
