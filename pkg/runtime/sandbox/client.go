@@ -99,9 +99,9 @@ func (c *client) each(ctx context.Context, filter string, f func(*containersapi.
 	}
 }
 
-// runs tells whether a container's task runs. A shim that does not answer is a
-// sandbox that hangs, not one that went: containerd gives such a task an unknown
-// state, and no answer in time is taken for the same.
+// runs reports whether a container's task runs. A shim that hangs or cannot be reached is
+// not a sandbox that ended: containerd gives such a task an unknown state, does not
+// answer in time, or says Unavailable.
 func (c *client) runs(ctx context.Context, id string) (bool, error) {
 	asking, cancel := context.WithTimeout(ctx, stateTime)
 	defer cancel()
@@ -114,6 +114,10 @@ func (c *client) runs(ctx context.Context, id string) (bool, error) {
 	case codes.DeadlineExceeded:
 		if ctx.Err() == nil {
 			return true, nil
+		}
+	case codes.Unavailable: // it is the shim's where containerd itself answers
+		if container, getErr := c.get(ctx, id); getErr == nil {
+			return container != nil, nil
 		}
 	}
 	return false, fmt.Errorf("containerd: get task %s: %w", id, err)

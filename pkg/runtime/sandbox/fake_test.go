@@ -38,6 +38,7 @@ type fakeContainerd struct {
 	containers map[string]*containersapi.Container
 	states     map[string]tasktypes.Status // of tasks that do not just run
 	taskless   map[string]bool
+	shimless   map[string]bool // tasks whose shim cannot be reached
 	hanging    map[string]bool // containers whose Get does not answer
 	lists      int             // how often containers were listed
 	sandboxers []string        // of sandboxes in the sandbox store
@@ -56,7 +57,7 @@ func newFake(t *testing.T) *fakeContainerd {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return &fakeContainerd{
 		t: t, socket: filepath.Join(dir, "c.sock"), containers: make(map[string]*containersapi.Container),
-		states: make(map[string]tasktypes.Status), taskless: make(map[string]bool),
+		states: make(map[string]tasktypes.Status), taskless: make(map[string]bool), shimless: make(map[string]bool),
 		streams: make(map[chan *types.Envelope]bool), hanging: make(map[string]bool),
 	}
 }
@@ -216,6 +217,9 @@ func (s tasks) Get(ctx context.Context, req *tasksapi.GetRequest) (*tasksapi.Get
 	defer f.mu.Unlock()
 	if f.containers[req.GetContainerID()] == nil || f.taskless[req.GetContainerID()] {
 		return nil, status.Error(codes.NotFound, "no such task")
+	}
+	if f.shimless[req.GetContainerID()] {
+		return nil, status.Error(codes.Unavailable, "the shim's connection is closed")
 	}
 	state, odd := f.states[req.GetContainerID()]
 	if !odd {

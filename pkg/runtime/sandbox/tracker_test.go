@@ -72,8 +72,8 @@ func TestListsAndFollows(t *testing.T) {
 	fake.put("c-1", "pod-1", "container", "sb-1", "{}")
 	fake.put("dead", "pod-2", kindSandbox, "", "{}")
 	fake.states["dead"] = tasktypes.Status_STOPPED
-	fake.put("shimless", "pod-2", kindSandbox, "", "{}")
-	fake.taskless["shimless"] = true
+	fake.put("taskless", "pod-2", kindSandbox, "", "{}")
+	fake.taskless["taskless"] = true
 	fake.put("hung", "pod-3", kindSandbox, "", "{}")
 	fake.states["hung"] = tasktypes.Status_UNKNOWN
 	fake.put("paused", "pod-4", kindSandbox, "", "{}")
@@ -105,6 +105,20 @@ func TestListsAndFollows(t *testing.T) {
 	check.Eventually(t, "told", func() bool { return told.has("added pod-1 sb-2") && told.has("gone sb-1") })
 	fake.tell("/containers/delete", &eventtypes.ContainerDelete{ID: "sb-2"})
 	check.Eventually(t, "sb-2 gone", func() bool { return len(tracker.OfPod("pod-1")) == 0 })
+}
+
+// A shim that cannot be reached is not a sandbox that went, and hides no other one.
+func TestUnreachableShimHidesNobody(t *testing.T) {
+	fake := newFake(t)
+	fake.start()
+	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
+	fake.put("away", "pod-2", kindSandbox, "", "{}")
+	fake.shimless["away"] = true
+	tracker, _ := startTracker(t, fake)
+	check.Eventually(t, "ready", tracker.Ready)
+	if len(tracker.OfPod("pod-1")) != 1 || len(tracker.OfPod("pod-2")) != 1 {
+		t.Errorf("known are %q and %q", tracker.OfPod("pod-1"), tracker.OfPod("pod-2"))
+	}
 }
 
 func TestWhatWasMissedWhileBlindIsFound(t *testing.T) {
