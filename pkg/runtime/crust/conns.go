@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
@@ -32,10 +33,15 @@ type conns struct {
 
 	mu   sync.Mutex
 	keep bool
-	open map[string]*grpc.ClientConn
+	open map[string]*keptConn // by the path of the socket
 }
 
-func newConns(s sockets) *conns { return &conns{sockets: s, open: make(map[string]*grpc.ClientConn)} }
+type keptConn struct {
+	conn  *grpc.ClientConn
+	users int // calls under way
+}
+
+func newConns(s sockets) *conns { return &conns{sockets: s, open: make(map[string]*keptConn)} }
 
 func (c *conns) run(ctx context.Context) {
 	c.setKeep(true)
@@ -48,8 +54,8 @@ func (c *conns) setKeep(keep bool) {
 	defer c.mu.Unlock()
 	c.keep = keep
 	if !keep {
-		for path, conn := range c.open {
-			_ = conn.Close()
+		for path, kept := range c.open {
+			_ = kept.conn.Close()
 			delete(c.open, path)
 		}
 	}
@@ -66,21 +72,44 @@ func (c *conns) invoke(ctx context.Context, path, method string, in proto.Messag
 	return out, err
 }
 
-// get gives a connection, kept or for one call.
+// get returns a connection, kept or for one call. The caller calls done after its call.
 func (c *conns) get(path string) (conn *grpc.ClientConn, done func(), err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if conn := c.open[path]; conn != nil {
-		return conn, func() {}, nil
+	kept := c.open[path]
+	if kept == nil {
+		if conn, err = c.connect(path); err != nil {
+			return nil, nil, err
+		}
+		if !c.keep || !c.makeRoom() {
+			return conn, func() { _ = conn.Close() }, nil
+		}
+		kept = &keptConn{conn: conn}
+		c.open[path] = kept
 	}
-	if conn, err = c.connect(path); err != nil {
-		return nil, nil, err
+	kept.users++
+	return kept.conn, func() { c.release(kept) }, nil
+}
+
+func (c *conns) release(kept *keptConn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	kept.users--
+}
+
+// makeRoom reports whether one more connection can be kept. Where there is no room, it
+// drops those that nobody uses and that are not connected: their sandboxes may have ended.
+func (c *conns) makeRoom() bool {
+	if len(c.open) < maxConns {
+		return true
 	}
-	if c.keep && len(c.open) < maxConns {
-		c.open[path] = conn
-		return conn, func() {}, nil
+	for path, kept := range c.open {
+		if kept.users == 0 && kept.conn.GetState() != connectivity.Ready {
+			_ = kept.conn.Close()
+			delete(c.open, path)
+		}
 	}
-	return conn, func() { _ = conn.Close() }, nil
+	return len(c.open) < maxConns
 }
 
 // connect makes a connection that is opened by its first call.

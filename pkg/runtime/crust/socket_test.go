@@ -2,6 +2,7 @@ package crust
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -152,6 +153,28 @@ func TestConnectionsAreKept(t *testing.T) {
 	}
 	if kept(b) != 0 {
 		t.Error("connections are kept without Run")
+	}
+}
+
+// Sockets of sandboxes that have ended do not keep those of new ones out, as where each
+// sandbox has a socket of its own.
+func TestConnectionsOfEndedSandboxesAreDropped(t *testing.T) {
+	b, v := socketOnly(t)
+	c := b.h.asker.conns
+	check.Eventually(t, "connections are kept", func() bool { c.mu.Lock(); defer c.mu.Unlock(); return c.keep })
+	for i := range maxConns {
+		_, done, err := c.get(fmt.Sprintf("%s/ended-%d", b.cfg.SocketDirs[0], i))
+		check.Must(t, err)
+		if i > 0 { // the first one is still in use
+			done()
+		}
+	}
+	_, err := b.h.Stats(t.Context(), v)
+	check.Must(t, err)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.open[b.agent.path] == nil || c.open[b.cfg.SocketDirs[0]+"/ended-0"] == nil || len(c.open) != 2 {
+		t.Errorf("%d connections are kept", len(c.open))
 	}
 }
 
