@@ -58,7 +58,9 @@ func (a *asker) ask(ctx context.Context, v *volume.Volume, q *question) (id stri
 			}
 			return "", err
 		}
-		a.bindings.bind(v.Key, id)
+		if _, there := a.bindings.layout.identify(v.Key, id); there { // else it ended while it was asked
+			a.bindings.bind(v.Key, id)
+		}
 		return id, err
 	}
 }

@@ -120,6 +120,28 @@ func TestBindingShowsAtOnce(t *testing.T) {
 	})
 }
 
+// A sandbox that ends while it is asked is not bound again by the end of the question.
+func TestSandboxThatEndsWhileAskedStaysUnbound(t *testing.T) {
+	b, known, _ := newWatchedBench(t)
+	v := published(t, b, "a")
+	known.set("sb1", v.PodUID)
+	b.startSandbox(t, v, "sb1").set("hang")
+	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { _, err := b.h.Stats(ctx, v); done <- err }()
+	check.Eventually(t, "it is asked", func() bool { return b.agent.asked.Load() > 0 })
+	known.set("sb1", "")
+	b.h.SandboxGone("sb1")
+	check.Eventually(t, "what it left is gone", onlyInfo(t, b, v))
+	cancel()
+	wantError(t, <-done, volume.Canceled, v, "sb1")
+	if !boundTo(b, v, "")() {
+		t.Error("bound to a sandbox that is gone")
+	}
+}
+
 // What a dead sandbox left goes with its word that it has nothing, whoever asks.
 func TestDeadSandboxIsClearedAwayByItsAnswer(t *testing.T) {
 	for _, w := range []way{bySocket, byProgram} {
