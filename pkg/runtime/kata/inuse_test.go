@@ -221,6 +221,27 @@ func TestNotesOfUnknownVolumes(t *testing.T) {
 	}
 }
 
+// A question that is under way while the volume is retracted tracks it once more. That is
+// an orphan, and goes as one.
+func TestQuestionThatOutlivesTheVolume(t *testing.T) {
+	b := newBench(t, kataemu.Rust)
+	v := published(t, b, "a")
+	if err := b.h.Retract(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	b.h.bindings.propose(v, shim{id: "sb1", flavor: rustShim})
+	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
+	if err != nil || len(orphans) != 1 {
+		t.Fatalf("orphans %v, %v", orphans, err)
+	}
+	if err := b.h.Retract(t.Context(), orphans[0]); err != nil || len(noteFiles(t, b)) != 0 {
+		t.Errorf("%v, left %q", err, noteFiles(t, b))
+	}
+	if _, tracked := b.h.store.Bindings.Get(v.Key); tracked {
+		t.Error("it is tracked for ever")
+	}
+}
+
 // Where no container runtime is configured, a volume can still be given back.
 func TestWithoutARuntime(t *testing.T) {
 	b := newBench(t, kataemu.Go)

@@ -106,8 +106,9 @@ func (s *Store) Retract(ctx context.Context, v *volume.Volume) error {
 		return guest.ContextError(v, "", err)
 	}
 	dir, ok := s.format.DirOf(v)
-	if !ok {
-		return nil // it was never published
+	if !ok { // it was never published, or only its key is known
+		s.forget(v.Key)
+		return nil
 	}
 	owner, _, err := s.Tree.OwnerOf(dir)
 	if err != nil {
