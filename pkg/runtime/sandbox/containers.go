@@ -25,10 +25,12 @@ const maxSpec = 8 << 20
 
 type spec struct {
 	Annotations map[string]string `json:"annotations"`
-	Mounts      []struct {
-		Source      string `json:"source"`
-		Destination string `json:"destination"`
-	} `json:"mounts"`
+	Mounts      []mount           `json:"mounts"`
+}
+
+type mount struct {
+	Source      string `json:"source"`
+	Destination string `json:"destination"`
 }
 
 func (c *client) containerIDs(ctx context.Context, sandboxID, podUID string) (ids []string, err error) {
@@ -71,7 +73,8 @@ func (c *client) readSpec(container *containersapi.Container) (spec, bool) {
 }
 
 func (c *client) mounting(ctx context.Context, paths []string) ([]string, error) {
-	var users, unread []string
+	users := make(map[string][]string) // the containers that mount a path, by sandbox
+	var unread []string
 	filter := fmt.Sprintf("labels.%q!=%s", kindLabel, kindSandbox)
 	err := c.each(ctx, filter, func(container *containersapi.Container) {
 		s, ok := c.readSpec(container)
@@ -79,10 +82,9 @@ func (c *client) mounting(ctx context.Context, paths []string) ([]string, error)
 			unread = append(unread, clip(container.GetID()))
 			return
 		}
-		for _, mount := range s.Mounts {
-			if id := sandboxIDOf(container, s); isOneOf(paths, mount.Source) && !slices.Contains(users, id) {
-				users = append(users, id)
-			}
+		if slices.ContainsFunc(s.Mounts, func(m mount) bool { return isOneOf(paths, m.Source) }) {
+			id := sandboxIDOf(container, s)
+			users[id] = append(users[id], container.GetID())
 		}
 	})
 	if err != nil {
@@ -95,20 +97,32 @@ func (c *client) mounting(ctx context.Context, paths []string) ([]string, error)
 	return live, err
 }
 
-// liveOf keeps the sandboxes that live; those that are not kubelet's are asked for.
-func (c *client) liveOf(ctx context.Context, ids []string) (live []string, err error) {
-	for _, id := range ids {
-		_, lives := c.t.PodOf(id)
-		if !lives {
-			if lives, err = c.runs(ctx, id); err != nil {
-				return nil, askError(ctx, c.t.party, id, err)
-			}
+// liveOf selects the sandboxes that live.
+func (c *client) liveOf(ctx context.Context, users map[string][]string) (live []string, err error) {
+	for id, containers := range users {
+		lives, err := c.lives(ctx, id, containers)
+		if err != nil {
+			return nil, askError(ctx, c.t.party, id, err)
 		}
 		if lives {
 			live = append(live, id)
 		}
 	}
 	return live, nil
+}
+
+// lives reports whether a sandbox is known, or its own task or that of one of its containers
+// runs. It can be one that kubelet did not make, or one without a container of its own.
+func (c *client) lives(ctx context.Context, id string, containers []string) (bool, error) {
+	if _, known := c.t.PodOf(id); known {
+		return true, nil
+	}
+	for _, task := range append([]string{id}, containers...) {
+		if runs, err := c.runs(ctx, task); runs || err != nil {
+			return runs, err
+		}
+	}
+	return false, nil
 }
 
 // sandboxIDOf tells a container's sandbox; outside of Kubernetes that is itself.

@@ -40,11 +40,16 @@ func TestMounting(t *testing.T) {
 	fake.put("sb-3", "pod-3", kindSandbox, "", "{}")
 	fake.states["sb-3"] = tasktypes.Status_STOPPED
 	fake.put("c-4", "pod-3", "container", "sb-3", mountSpec("sb-3", "/v"))
+	fake.states["c-4"] = tasktypes.Status_STOPPED
+	fake.put("c-5", "pod-5", "container", "sb-5", mountSpec("sb-5", "/s")) // its sandbox is no container: sandboxer = "shim"
+	fake.put("c-6", "pod-6", "container", "sb-6", mountSpec("sb-6", "/s"))
+	fake.states["c-6"] = tasktypes.Status_STOPPED
 	fake.put("alone", "", "", "", `{"mounts":[{"source":"/x"}]}`) // not of Kubernetes: ctr made it
 	tracker, _ := startTracker(t, fake)
 	check.Eventually(t, "ready", tracker.Ready)
 	wantMounting(t, tracker, "/v", "sb-1", "sb-2")
 	wantMounting(t, tracker, "/x", "alone")
+	wantMounting(t, tracker, "/s", "sb-5")
 	wantMounting(t, tracker, "/nobody")
 	fake.put("odd", "pod-1", "container", "sb-1", "{broken")
 	wantMounting(t, tracker, "/v", "sb-1", "sb-2")
