@@ -28,25 +28,25 @@ const (
 	kindLabel   = "io.cri-containerd.kind"
 	kindSandbox = "sandbox"
 	podLabel    = "io.kubernetes.pod.uid"
-	// namespaceHeader is how a call says which namespace it is about.
+	// namespaceHeader names the namespace of a call.
 	namespaceHeader = "containerd-namespace"
 )
 
 const (
 	// listTime bounds a whole listing.
 	listTime = 30 * time.Second
-	// stateTime bounds the question after one task. Containerd gives a shim two seconds.
+	// stateTime bounds one query of a task. Containerd itself waits two seconds for a shim.
 	stateTime = 5 * time.Second
-	// stateAtOnce is how many tasks are asked after at once: shims that hang must
-	// not make a listing last for ever.
+	// stateAtOnce is how many tasks are queried at once: shims that hang must not make a
+	// listing last for ever.
 	stateAtOnce = 16
 )
 
-// client asks containerd by one connection.
+// client queries containerd over one connection.
 //
-// It speaks containerd's gRPC API through the generated module, not through the
-// client library: listing containers and reading events needs a tenth of that
-// code, and the wire is the same for containerd 1.6, 1.7 and 2.x.
+// It uses the generated code of containerd's gRPC API and not the client library: to list
+// containers and read events takes a tenth of that code, and the API is the same for
+// containerd 1.6, 1.7 and 2.x.
 type client struct {
 	t          *Tracker
 	containers containersapi.ContainersClient
@@ -66,7 +66,7 @@ func (c *client) in(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, namespaceHeader, c.t.cfg.Namespace)
 }
 
-// get fetches a container; a container that is not there is nil.
+// get returns a container, or nil if there is none with this id.
 func (c *client) get(ctx context.Context, id string) (*containersapi.Container, error) {
 	reply, err := c.containers.Get(c.in(ctx), &containersapi.GetContainerRequest{ID: id})
 	if status.Code(err) == codes.NotFound {
@@ -78,8 +78,8 @@ func (c *client) get(ctx context.Context, id string) (*containersapi.Container, 
 	return reply.GetContainer(), nil
 }
 
-// each calls f with every container that the filter selects, one at a time: the
-// specs of all of them at once could be more than a message may hold.
+// each calls f with every container that the filter selects, one at a time: the specs of
+// all of them together could exceed the largest message.
 func (c *client) each(ctx context.Context, filter string, f func(*containersapi.Container)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -123,9 +123,9 @@ func (c *client) runs(ctx context.Context, id string) (bool, error) {
 	return false, fmt.Errorf("containerd: get task %s: %w", id, err)
 }
 
-// list asks containerd for the live sandboxes. Their tasks are asked after one
-// by one and not through the list of all tasks, for which containerd waits for
-// every shim in turn: one sandbox that hangs would hold up all of it.
+// list lists the live sandboxes. It queries their tasks one by one and not by the list of
+// all tasks, for which containerd waits for every shim in turn: one sandbox that hangs
+// would delay all of it.
 func (c *client) list(ctx context.Context) (map[string]sandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
@@ -156,12 +156,12 @@ func (c *client) list(ctx context.Context) (map[string]sandbox, error) {
 	return live, group.Wait()
 }
 
-// podSandboxer is the controller whose sandboxes are containers. Versions that
-// know no other do not name it.
+// podSandboxer is the controller whose sandboxes are containers. Versions that have only
+// this one leave the name empty.
 const podSandboxer = "podsandbox"
 
-// otherSandboxer names a controller, other than the usual one, that has a
-// sandbox. Containerd 1.6 has no such list.
+// otherSandboxer returns the name of another controller that has a sandbox, or "".
+// Containerd 1.6 has no such list.
 func (c *client) otherSandboxer(ctx context.Context) (string, error) {
 	reply, err := c.sandboxes.List(c.in(ctx), &sandboxapi.StoreListRequest{})
 	if err != nil {
@@ -175,13 +175,12 @@ func (c *client) otherSandboxer(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// askError classes the failure of a question that somebody waits for. The
-// caller's own end is read from ctx: a connection that was closed under the call
-// has the same gRPC code.
-// An empty sandboxID is for a question about all of them. Nil stays nil, and an error
-// that is classed already stays as it is.
+// askError gives the error of a query its kind. Whether the caller has ended the query is
+// read from ctx: a connection that was closed during the call has the same gRPC code.
+// sandboxID is "" for a query about all sandboxes. Nil stays nil, and an error that has a
+// kind stays as it is.
 func askError(ctx context.Context, party, sandboxID string, err error) error {
-	if _, classed := errors.AsType[*volume.Error](err); err == nil || classed {
+	if _, hasKind := errors.AsType[*volume.Error](err); err == nil || hasKind {
 		return err
 	}
 	about := "sandbox " + sandboxID
@@ -190,7 +189,7 @@ func askError(ctx context.Context, party, sandboxID string, err error) error {
 	}
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
-		return volume.Errorf(volume.Canceled, "%s: %s was asked for a caller who went away: %w", about, party, err)
+		return volume.Errorf(volume.Canceled, "%s: %s was asked, and the caller went away: %w", about, party, err)
 	case ctx.Err() != nil, status.Code(err) == codes.DeadlineExceeded:
 		return volume.Errorf(volume.Timeout, "%s: %s did not answer in time: %w", about, party, err)
 	default:
@@ -198,5 +197,5 @@ func askError(ctx context.Context, party, sandboxID string, err error) error {
 	}
 }
 
-// clip shortens what others wrote, for the log.
+// clip shortens untrusted text for the log.
 func clip(s string) string { return sys.ClipTo(s, 128) }

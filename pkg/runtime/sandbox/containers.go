@@ -16,9 +16,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// sandboxAnnotation names a container's sandbox in its spec. Newer versions can
-// tell it in a field of the container too: 1.6 never does, 1.7 only for a shim
-// that is a sandbox by itself.
+// sandboxAnnotation names a container's sandbox in its spec. Newer versions also have a
+// field of the container for it: 1.6 never sets it, 1.7 only for a shim that is a sandbox
+// by itself.
 const sandboxAnnotation = "io.kubernetes.cri.sandbox-id"
 
 const maxSpec = 8 << 20
@@ -60,8 +60,8 @@ func (c *client) inSandbox(ctx context.Context, sandboxID, podUID string, f func
 	})
 }
 
-// readSpec reads a container's spec; one that cannot be read says nothing. The
-// log tells its size only: a spec holds the environment, and that holds secrets.
+// readSpec reads a container's spec, and reports whether that is possible. It logs only the
+// size of a bad one: a spec holds the environment, which holds secrets.
 func (c *client) readSpec(container *containersapi.Container) (spec, bool) {
 	var s spec
 	raw := container.GetSpec().GetValue()
@@ -125,7 +125,8 @@ func (c *client) lives(ctx context.Context, id string, containers []string) (boo
 	return false, nil
 }
 
-// sandboxIDOf tells a container's sandbox; outside of Kubernetes that is itself.
+// sandboxIDOf returns the id of a container's sandbox. Outside of Kubernetes that is the
+// container's own.
 func sandboxIDOf(c *containersapi.Container, s spec) string {
 	if id := c.GetSandbox(); id != "" {
 		return id
@@ -140,10 +141,10 @@ func isOneOf(sources []string, source string) bool {
 	return slices.ContainsFunc(sources, func(one string) bool { return path.Clean(one) == path.Clean(source) })
 }
 
-// isSource tells whether a mount's host path is source, which is resolved.
-// Kubelet's directory may be a symbolic link, and runtimes give the path as
-// kubelet named it: containerd resolves only its last part. What could not be
-// kubelet's name for source is not looked at: it may be on a server that hangs.
+// isSource reports whether a mount's host path is source, which is a resolved path.
+// Kubelet's directory may be a symbolic link, and runtimes report the path as kubelet named
+// it: containerd resolves only its last element. A path that cannot be kubelet's name for
+// source is not resolved: it may be on a server that hangs.
 func isSource(pod, hostPath, source string) bool {
 	if hostPath == source {
 		return true
@@ -156,7 +157,7 @@ func isSource(pod, hostPath, source string) bool {
 	return err == nil && resolved == source
 }
 
-// sandboxOf reads a sandbox. Whatever does not look like one of CRI's is none.
+// sandboxOf reports whether a container is a sandbox that the CRI made, and reads it.
 func (t *Tracker) sandboxOf(c *containersapi.Container) (sandbox, bool) {
 	if c.GetLabels()[kindLabel] != kindSandbox {
 		return sandbox{}, false

@@ -174,8 +174,8 @@ func TestCRIEventsThatAreTurnedOnLater(t *testing.T) {
 	check.Eventually(t, "it is asked every few seconds", tracker.Polled)
 	before := fake.everStreamed()
 	check.Eventually(t, "it was asked for events in vain", func() bool { return fake.everStreamed() >= before+3 })
-	if n := logged.FilterMessageSnippet("tells of no changes").Len(); n != 1 {
-		t.Errorf("that it tells of no changes was logged %d times", n)
+	if n := logged.FilterMessageSnippet("sends no events").Len(); n != 1 {
+		t.Errorf("that it sends no events was logged %d times", n)
 	}
 	fake.setEvents(true)
 	check.Eventually(t, "it is listened to", func() bool { return fake.listeners() == 1 && !tracker.Polled() })

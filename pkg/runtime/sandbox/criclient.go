@@ -19,9 +19,8 @@ type criClient struct {
 	api runtimeapi.RuntimeServiceClient
 }
 
-// firstToBroadcast are the versions since which a runtime gives each event to
-// everybody who listens. Before, each went to one listener: listening would take
-// from kubelet what it waits for.
+// firstToBroadcast are the first versions that send each event to all listeners. Older ones
+// send it to one of them: to listen would take events away from kubelet.
 var firstToBroadcast = map[string][]int{"containerd": {2, 0}, "cri-o": {1, 28}}
 
 func (c *criClient) broadcasts(ctx context.Context) (bool, error) {
@@ -57,7 +56,7 @@ func (c *criClient) live(ctx context.Context) (map[string]sandbox, error) {
 	return live, nil
 }
 
-// ready lists the sandboxes that are ready, whoever made them.
+// ready lists the sandboxes that are ready, also those that kubelet did not make.
 func (c *criClient) ready(ctx context.Context) ([]*runtimeapi.PodSandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, criListTime)
 	defer cancel()
@@ -96,7 +95,7 @@ func (c *criClient) list(ctx context.Context, filter *runtimeapi.ContainerFilter
 	return reply.GetContainers(), nil
 }
 
-// mounts lists a container's mounts; one that went has none.
+// mounts lists a container's mounts. A container that is gone has none.
 func (c *criClient) mounts(ctx context.Context, id string) ([]*runtimeapi.Mount, error) {
 	reply, err := c.api.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
 	if status.Code(err) == codes.NotFound {
@@ -128,8 +127,8 @@ func (c *criClient) destinations(ctx context.Context, sandboxID, podUID, path st
 	return found, nil
 }
 
-// mounting asks which sandboxes are ready instead of using those that are known: without
-// events, a new one is known seconds later.
+// mounting asks which sandboxes are ready and does not use those in memory: without events,
+// a new one gets there seconds later.
 func (c *criClient) mounting(ctx context.Context, paths []string) ([]string, error) {
 	all, err := c.list(ctx, nil)
 	if err != nil {

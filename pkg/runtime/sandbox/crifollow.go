@@ -22,15 +22,15 @@ const criListTime = 10 * time.Second
 
 // pace is how often a runtime is asked.
 type pace struct {
-	// poll is for one that tells of no changes, while there are volumes; kubelet's is 1 s.
+	// poll is for one that sends no events, while there are volumes; kubelet's is 1 s.
 	poll time.Duration
 	// idle is the same while there are none.
 	idle time.Duration
-	// gap is between two listings at least: hundreds of events in a row are
-	// answered by a few of them.
+	// gap is the least time between two listings: a few of them cover hundreds of
+	// events in a row.
 	gap time.Duration
-	// settle is when the first listing is repeated: a change between our asking
-	// for events and the runtime's taking it up would be in neither.
+	// settle is when the first listing is repeated: a change after our request for
+	// events and before the runtime handles it would be in neither.
 	settle time.Duration
 	// relist is how often everything is listed in any case.
 	relist time.Duration
@@ -42,21 +42,19 @@ func usualPace() pace {
 	return pace{poll: 2 * time.Second, idle: 30 * time.Second, gap: 20 * time.Millisecond, settle: settleTime, relist: relistTime, again: 30 * time.Second}
 }
 
-// criFollower goes by one connection until that breaks. A sandbox is live while the
-// runtime says that it is ready. What exactly makes it so is the runtime's affair, and
-// includes sandboxes without a container.
+// criFollower uses one connection until that breaks. A sandbox is live while the runtime
+// lists it as ready, which includes sandboxes without a container.
 //
-// Events only say when to list anew. What they tell is not taken, because
-// runtimes read a sandbox's state and send it in two steps: the word that it is
-// ready can come after the word that it is not.
+// An event only triggers a new listing. Its content is not used, because runtimes read and
+// send a sandbox's state in two steps: "ready" can arrive after "not ready".
 type criFollower struct {
 	t      *Tracker
 	c      *criClient
 	hints  chan struct{}
 	ended  chan error
-	pushed bool      // changes are told
-	asked  time.Time // for events, the last time
-	// unsettled is set after events were asked for, until a listing is to be repeated.
+	pushed bool      // the runtime sends events
+	asked  time.Time // when events were requested last
+	// unsettled is set when events were requested, until the next listing.
 	unsettled bool
 	beside    *sync.WaitGroup
 }
@@ -70,7 +68,7 @@ func followCRI(ctx context.Context, t *Tracker, conn *grpc.ClientConn, beside *s
 	return f.loop(ctx)
 }
 
-// subscribe listens to the runtime's events where that is possible, until they end.
+// subscribe starts to listen to the runtime's events, where it broadcasts them.
 func (f *criFollower) subscribe(ctx context.Context) error {
 	f.asked, f.unsettled = time.Now(), true
 	broadcasts, err := f.c.broadcasts(ctx)
@@ -90,7 +88,7 @@ func (f *criFollower) loop(ctx context.Context) error {
 			return err
 		}
 		f.t.replace(f.c, live, nil)
-		f.t.polled.Store(!f.pushed || f.unsettled && f.t.polled.Load()) // events just asked for may be refused
+		f.t.polled.Store(!f.pushed || f.unsettled && f.t.polled.Load()) // events that were just requested may be refused
 		most := f.t.pace.relist
 		if f.unsettled {
 			f.unsettled, most = false, f.t.pace.settle
@@ -129,20 +127,20 @@ func (f *criFollower) wait(ctx context.Context, most time.Duration) error {
 	}
 }
 
-// unpushed goes over to asking where a runtime offers no events. Whatever else
-// ended them is a connection that broke.
+// unpushed switches to polling if the runtime offers no events. Any other end of the stream
+// is a broken connection, and an error.
 func (f *criFollower) unpushed(err error) error {
 	if !errors.Is(err, io.EOF) && status.Code(err) != codes.Unimplemented {
 		return fmt.Errorf("events: %w", err)
 	}
 	f.pushed = false
 	if !f.t.polled.Swap(true) {
-		f.t.log.Info("the container runtime tells of no changes; it is asked every few seconds instead", zap.String("runtime", f.t.party))
+		f.t.log.Info("the container runtime sends no events; it is polled every few seconds instead", zap.String("runtime", f.t.party))
 	}
 	return nil
 }
 
-// listen makes a hint of each event until there are no more.
+// listen reads the event stream until it ends, and triggers listings.
 func (f *criFollower) listen(ctx context.Context) error {
 	stream, err := f.c.api.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
 	if err != nil {
@@ -158,14 +156,14 @@ func (f *criFollower) listen(ctx context.Context) error {
 		}
 		select {
 		case f.hints <- struct{}{}:
-		default: // the one that waits will do
+		default: // one is pending already
 		}
 	}
 }
 
-// isNews tells whether an event can mean that a sandbox came or went. A sandbox's
-// own always can, whatever is known: a listing under way may be older. Most are
-// of containers in sandboxes that are known.
+// isNews reports whether an event can mean that a sandbox came or went. A sandbox's own
+// event always can, whatever is known: a listing under way may be older. Most events are of
+// containers in known sandboxes.
 func (f *criFollower) isNews(event *runtimeapi.ContainerEventResponse) bool {
 	sandbox := event.GetPodSandboxStatus()
 	if sandbox == nil || event.GetContainerId() == sandbox.GetId() {

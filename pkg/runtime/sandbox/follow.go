@@ -20,25 +20,24 @@ import (
 )
 
 const (
-	// settleTime is when the first listing is repeated: an event between our
-	// subscribing and containerd's taking it up would be seen by neither. It is
-	// also how soon a question that failed is made up for by a listing.
+	// settleTime is when the first listing is repeated: an event after our request to
+	// subscribe and before containerd handles it would be in neither. It is also how
+	// soon a listing replaces a query that failed.
 	settleTime = time.Second
-	// relistTime is how often everything is listed anew, against events that
-	// were lost for any other reason.
+	// relistTime is how often everything is listed again, in case that events were
+	// lost for any other reason.
 	relistTime = 5 * time.Minute
-	// eventRoom is how many events may wait for their turn; behind them
-	// containerd's own queue fills.
+	// eventRoom is how many events are buffered; more wait in containerd's own queue.
 	eventRoom = 1024
-	// lookTime bounds the question what a container is.
+	// lookTime bounds a query of a container whose task started.
 	lookTime = 10 * time.Second
-	// maxLooks is how many such questions may be open; more events wait.
+	// maxLooks is how many such queries may be under way; more events wait.
 	maxLooks = 64
 )
 
-// follower goes by one connection to containerd until that breaks. Everything that may
-// take time is done beside its loop, so that a sandbox that goes is known at once,
-// whatever else hangs.
+// follower uses one connection to containerd until that breaks. Everything that may take
+// time is done outside of its loop, so that the end of a sandbox is known at once, whatever
+// else hangs.
 //
 // A sandbox is what CRI labels as one and whose task runs. A runtime for which
 // containerd is set to `sandboxer = "shim"` has sandboxes without a container,
@@ -49,10 +48,10 @@ type follower struct {
 	c       *client
 	beside  *sync.WaitGroup
 	events  chan *types.Envelope
-	done    chan func() error             // what the loop does about what was done beside it
+	done    chan func() error             // results of work outside of the loop, for the loop to apply
 	looks   map[string]context.CancelFunc // by the id of a task that started, and may be a sandbox
 	relist  *time.Timer
-	touched map[string]bool // what events told since the listing began; nil without one
+	touched map[string]bool // the ids of events since the listing began; nil if none is under way
 	warned  atomic.Bool     // of sandboxes that are no containers
 }
 
@@ -103,7 +102,7 @@ func (f *follower) loop(ctx context.Context) error {
 	}
 }
 
-// filters select the events that matter; containerd keeps the rest to itself.
+// filters select the events that matter; containerd does not send the others.
 var filters = []string{
 	`topic=="/tasks/start"`, `topic=="/tasks/exit"`, `topic=="/tasks/delete"`, `topic=="/containers/delete"`,
 }
@@ -119,7 +118,7 @@ func (f *follower) subscribe(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// Containerd tells of every namespace, whichever was asked for.
+		// Containerd sends the events of all namespaces.
 		if envelope.GetNamespace() != f.t.cfg.Namespace {
 			continue
 		}
@@ -131,8 +130,7 @@ func (f *follower) subscribe(ctx context.Context) error {
 	}
 }
 
-// event goes by one event. What cannot be read is passed over: events come from
-// shims as well.
+// event handles one event. One that cannot be read is ignored: shims send events, too.
 func (f *follower) event(ctx context.Context, envelope *types.Envelope) {
 	switch envelope.GetTopic() {
 	case "/tasks/start":
@@ -184,7 +182,7 @@ func (f *follower) gone(id string) {
 	f.t.remove(id)
 }
 
-// goodID tells whether an id can be one of CRI's, and logs one that cannot.
+// goodID reports whether an id can be one of CRI's, and logs one that cannot.
 func (f *follower) goodID(id string) bool {
 	if abi.IsSandboxID(id) {
 		return true
@@ -193,7 +191,7 @@ func (f *follower) goodID(id string) bool {
 	return false
 }
 
-// touch notes that an event was newer than the listing under way.
+// touch records that an event of a sandbox is newer than the listing under way.
 func (f *follower) touch(id string) {
 	if f.touched != nil {
 		f.touched[id] = true
@@ -212,7 +210,8 @@ func (f *follower) startLook(ctx context.Context, id string) {
 	})
 }
 
-// endLook takes the answer, unless the task ended. Without one, only a listing can tell.
+// endLook handles the answer, unless the task has ended. If there is none, everything is
+// listed again.
 func (f *follower) endLook(asking context.Context, id string, container *containersapi.Container, err error) {
 	if errors.Is(asking.Err(), context.Canceled) {
 		return
@@ -220,7 +219,7 @@ func (f *follower) endLook(asking context.Context, id string, container *contain
 	f.looks[id]()
 	delete(f.looks, id)
 	if err != nil {
-		f.t.log.Warn("containerd did not tell what it started; listing anew", zap.String("id", id), zap.Error(err))
+		f.t.log.Warn("a container that was started cannot be queried; listing all of them again", zap.String("id", id), zap.Error(err))
 		f.relist.Reset(settleTime)
 		return
 	}
@@ -230,7 +229,7 @@ func (f *follower) endLook(asking context.Context, id string, container *contain
 	}
 }
 
-// startListing lists beside the loop. It is false where a listing is under way.
+// startListing lists outside of the loop. It returns false if a listing is under way.
 func (f *follower) startListing(ctx context.Context) bool {
 	if f.touched != nil {
 		return false
@@ -246,7 +245,7 @@ func (f *follower) startListing(ctx context.Context) bool {
 	return true
 }
 
-// endListing makes the listing true, but for what events told since it began.
+// endListing applies the listing, except to sandboxes with an event since it began.
 func (f *follower) endListing(live map[string]sandbox, err error) error {
 	touched := f.touched
 	f.touched = nil
@@ -256,14 +255,14 @@ func (f *follower) endListing(live map[string]sandbox, err error) error {
 	return err
 }
 
-// warnOfOthers says once when containerd has sandboxes without a container, which
-// are not seen here: nobody should have to find out by missing them.
+// warnOfOthers logs once that containerd has sandboxes without a container, which are not
+// followed.
 func (f *follower) warnOfOthers(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
 	name, err := f.c.otherSandboxer(ctx)
 	if err != nil {
-		f.t.log.Debug("containerd does not tell of its sandboxers", zap.Error(err))
+		f.t.log.Debug("containerd does not list its sandboxes", zap.Error(err))
 		return
 	}
 	if name != "" && !f.warned.Swap(true) {

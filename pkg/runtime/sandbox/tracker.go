@@ -1,6 +1,6 @@
-// Package sandbox follows the container runtime: which sandboxes a pod has, and when
-// one comes or goes. New asks by containerd's own API, NewCRI by the one that kubelet
-// uses, which CRI-O has as well.
+// Package sandbox follows the container runtime: which sandboxes a pod has, and when one
+// comes or goes. New uses containerd's own API, NewCRI the one that kubelet uses, which
+// CRI-O has as well.
 //
 // It is for this project's daemon and may change with any release.
 package sandbox
@@ -33,34 +33,33 @@ type sandbox struct {
 	created time.Time
 }
 
-// Config says where the container runtime is and who wants to know.
+// Config says where the container runtime is and what to call on changes.
 type Config struct {
 	Socket string
-	// Namespace is containerd's; the CRI knows none.
+	// Namespace is containerd's; the CRI has none.
 	Namespace string
-	// OnAdded and OnGone are told of sandboxes that came and went. They are
-	// called one at a time and must not block; they may be nil.
+	// OnAdded and OnGone are called for sandboxes that came and went, one at a time. They
+	// must not block; they may be nil.
 	OnAdded func(podUID, id string)
 	OnGone  func(id string)
-	// Busy tells whether there are volumes, so that sandboxes matter. A runtime
-	// that tells of no changes is asked rarely while there are none; nil is always.
-	// It must not block.
+	// Busy reports whether there are volumes. While there are none, a runtime that sends
+	// no events is polled rarely. It must not block; nil counts as true.
 	Busy func() bool
 }
 
-// Tracker knows the live sandboxes of a container runtime. Its look-ups are from
-// memory, except for those with a context.
+// Tracker knows the live sandboxes of a container runtime. It answers from memory, except
+// for calls with a context.
 type Tracker struct {
 	cfg    Config
 	party  string // the container runtime, and where it is
 	log    *zap.Logger
-	pace   pace // of what is asked by the CRI
+	pace   pace // of the CRI
 	follow follow
-	// polled is set while the runtime reports no changes.
+	// polled is set while the runtime sends no events.
 	polled atomic.Bool
 
 	mu    sync.RWMutex
-	by    asker // the connection to ask by, once that gave a listing
+	by    asker // the connection, once it has delivered a listing
 	known map[string]sandbox
 	pods  map[string][]sandbox // by pod UID, the newest first
 	ready bool
@@ -80,7 +79,7 @@ type asker interface {
 	mounting(ctx context.Context, paths []string) ([]string, error)
 }
 
-// New makes a tracker by containerd's own API that knows nothing until Run runs.
+// New makes a tracker by containerd's own API. It knows nothing until Run runs.
 func New(cfg Config, log *zap.Logger) *Tracker {
 	return newTracker("containerd at "+cfg.Socket, cfg, followContainerd, log)
 }
@@ -110,7 +109,7 @@ func (t *Tracker) OfPod(podUID string) []string {
 	return ids
 }
 
-// PodOf tells the pod of a sandbox.
+// PodOf returns the UID of a sandbox's pod.
 func (t *Tracker) PodOf(id string) (podUID string, known bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -118,21 +117,21 @@ func (t *Tracker) PodOf(id string) (podUID string, known bool) {
 	return s.pod, known
 }
 
-// Ready tells whether the container runtime is being followed.
+// Ready reports whether the container runtime is being followed.
 func (t *Tracker) Ready() bool {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.ready
 }
 
-// LastError tells why not.
+// LastError returns why it is not followed, or nil.
 func (t *Tracker) LastError() error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.last
 }
 
-// good tells whether a sandbox can be one of kubelet's, and logs one that cannot.
+// good reports whether a sandbox can be one of kubelet's, and logs one that cannot.
 func (t *Tracker) good(s sandbox) bool {
 	if abi.IsSandboxID(s.id) && sys.IsPodUID(s.pod) {
 		return true
@@ -171,7 +170,7 @@ func (t *Tracker) remove(id string) {
 	}
 }
 
-// lost notes that nothing new is learned for now, and tells whether that is new.
+// lost records why the runtime cannot be followed now, and reports whether that is new.
 // What is known stays: a sandbox does not end because its runtime restarts.
 func (t *Tracker) lost(err error) bool {
 	t.mu.Lock()
@@ -182,7 +181,7 @@ func (t *Tracker) lost(err error) bool {
 	return isNew
 }
 
-// plain is an error of a call without gRPC's own words, which tell an operator nothing.
+// plain removes gRPC's prefix from an error: it does not help an operator.
 func plain(err error) error {
 	call, is := errors.AsType[interface {
 		error
@@ -199,7 +198,7 @@ const (
 	lastPause  = 15 * time.Second
 )
 
-// Run follows the container runtime over its restarts and absences.
+// Run follows the container runtime until ctx ends, also after restarts of it.
 func (t *Tracker) Run(ctx context.Context) error {
 	pause := firstPause
 	for ctx.Err() == nil {
@@ -222,7 +221,7 @@ func (t *Tracker) Run(ctx context.Context) error {
 	return nil
 }
 
-// maxMessage bounds an answer; a container with its whole spec is far smaller.
+// maxMessage bounds an answer. A container with its whole spec is far smaller.
 const maxMessage = 16 << 20
 
 func (t *Tracker) followOnce(ctx context.Context) error {
@@ -276,7 +275,7 @@ func (t *Tracker) Destinations(ctx context.Context, sandboxID, path string) ([]s
 	return found, askError(ctx, t.party, sandboxID, err)
 }
 
-// asking gives the connection by which to ask about a live sandbox, and its pod.
+// asking returns the connection by which to ask about a live sandbox, and its pod's UID.
 func (t *Tracker) asking(sandboxID string) (by asker, podUID string, err error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -290,9 +289,9 @@ func (t *Tracker) asking(sandboxID string) (by asker, podUID string, err error) 
 	return t.by, s.pod, nil
 }
 
-// Mounting lists the live sandboxes with a container that mounts one of the paths, of
-// whatever pod. It asks about every container of the node: it is for volumes whose
-// target does not name their pod. A sandbox can be one that is not kubelet's.
+// Mounting lists the live sandboxes of all pods with a container that mounts one of the
+// paths. It queries every container of the node: it is for volumes whose target does not
+// name their pod. The sandboxes include those that kubelet did not make.
 func (t *Tracker) Mounting(ctx context.Context, paths ...string) ([]string, error) {
 	t.mu.RLock()
 	by, last := t.by, t.last
@@ -306,20 +305,20 @@ func (t *Tracker) Mounting(ctx context.Context, paths ...string) ([]string, erro
 	return found, askError(ctx, t.party, "", err)
 }
 
-// Polled tells whether the runtime reports no changes, so that it is asked every few
-// seconds what there is: a sandbox's death is known that much later.
+// Polled reports whether the runtime sends no events, so that it is listed every few seconds
+// and the end of a sandbox is known that much later.
 func (t *Tracker) Polled() bool { return t.Ready() && t.polled.Load() }
 
-// replace makes what a listing found all that is known, and its connection the one to
-// ask by. Ids in touched are newer than the listing.
+// replace replaces all that is known by a listing, and uses its connection from now on.
+// It leaves the ids in touched as they are: they have events newer than the listing.
 func (t *Tracker) replace(by asker, live map[string]sandbox, touched map[string]bool) {
 	t.mu.Lock()
 	first := t.by == nil
 	t.by = by
 	if first && len(live) == 0 {
-		// A runtime that has just started may not have read its own state yet, so an empty
-		// answer counts only when it is given twice; until then nothing is ready.
-		t.last = volume.Errorf(volume.NoSandbox, "%s says that it has no sandbox, and is asked once more", t.party)
+		// A runtime that has just started may not have read its own state yet. An empty
+		// listing is believed only the second time, and the tracker is not ready until then.
+		t.last = volume.Errorf(volume.NoSandbox, "%s lists no sandbox, and is asked once more", t.party)
 		t.mu.Unlock()
 		return
 	}
