@@ -24,9 +24,9 @@ type shim struct {
 	flavor flavor
 }
 
-// bindings finds out which sandbox has a volume and which lives, by what the container
-// runtime lists and by the sockets of Kata's shims. It puts on record every sandbox that
-// may have had a volume.
+// bindings finds out which sandbox has a volume and which is alive, by the container
+// runtime's list and the sockets of Kata's shims. It records every sandbox that may have
+// had a volume.
 type bindings struct {
 	cfg       *Config
 	layout    layout
@@ -35,7 +35,7 @@ type bindings struct {
 	sandboxes Sandboxes // nil where no container runtime is followed
 }
 
-// current is the shim to ask about the volume, from memory; its id is "" for none.
+// current returns the shim to ask about the volume, from memory; its id is "" for none.
 func (b *bindings) current(v *volume.Volume) shim {
 	live := b.table.Current(v.Key)
 	return shim{id: live.Sandbox, flavor: flavor(live.Runtime)}
@@ -53,7 +53,7 @@ func (b *bindings) propose(v *volume.Volume, s shim) {
 	b.table.Propose(v.Key, s.id, string(s.flavor))
 }
 
-// seen records a new sandbox-id file: the newest is the live one until shown otherwise.
+// seen records a new sandbox-id file: the newest sandbox counts as live until shown otherwise.
 func (b *bindings) seen(key volume.Key, id string) {
 	e, tracked := b.table.Get(key)
 	if !tracked || !abi.IsSandboxID(id) || b.ofOtherPod(id, e.Volume.PodUID) {
@@ -63,7 +63,7 @@ func (b *bindings) seen(key volume.Key, id string) {
 	b.table.Bind(key, id, string(b.guessFlavor(id)))
 }
 
-// guessFlavor tells the runtime of a sandbox that was not asked yet.
+// guessFlavor guesses the runtime of a sandbox that was not asked yet, by its socket.
 func (b *bindings) guessFlavor(id string) flavor {
 	var st unix.Stat_t
 	if unix.Lstat(b.cfg.socketOf(id, goShim), &st) != nil && unix.Lstat(b.cfg.socketOf(id, rustShim), &st) == nil {
@@ -72,7 +72,7 @@ func (b *bindings) guessFlavor(id string) flavor {
 	return goShim
 }
 
-// added records a new sandbox of a pod. An old one is no longer taken for granted.
+// added records a new sandbox of a pod, and unbinds the pod's volumes from older ones.
 func (b *bindings) added(podUID, id string) {
 	if podUID == "" || !abi.IsSandboxID(id) {
 		return
@@ -88,9 +88,9 @@ func (b *bindings) noteUse(key volume.Key, id string) {
 	}
 }
 
-// candidates lists the sandboxes that may have the volume, the likeliest first:
-// those that left their id in its directory, those of its pod, then those that had
-// it once. An error is why the first of these are missing.
+// candidates lists the sandboxes that may have the volume, the likeliest first: those that
+// left their id in its directory, those of its pod, then those that had it before. With an
+// error, those of the directory are missing.
 func (b *bindings) candidates(v *volume.Volume) (ids []string, err error) {
 	if dir, ok := b.layout.DirOf(v); ok {
 		ids, err = b.layout.Sandboxes(dir)
@@ -107,7 +107,8 @@ func (b *bindings) candidates(v *volume.Volume) (ids []string, err error) {
 	}), err
 }
 
-// trackerHint says, for an error, that sandboxes of runtime-rs cannot be found now.
+// trackerHint is the part of an error that says that sandboxes of runtime-rs cannot be found
+// now, or "".
 func (b *bindings) trackerHint() string {
 	if b.sandboxes != nil && b.sandboxes.Ready() {
 		return ""

@@ -12,16 +12,16 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// client sends requests to the shims of volumes' sandboxes. Sandboxes come and go under one publish, so it looks for the live one when the last
-// known is gone.
+// client sends requests to the shims of volumes' sandboxes. Sandboxes come and go while a
+// volume is published, so it searches for the live one when the last known one is gone.
 type client struct {
 	cfg      *Config
 	bindings *bindings
 	kept     kept
 }
 
-// send sends one request to a sandbox and reads the answer, whatever its status. The caller
-// gives up the connection.
+// send sends one request to a sandbox and reads the answer, whatever its status. It closes
+// or keeps the connection, which the caller must not use any more.
 func (cl *client) send(ctx context.Context, v *volume.Volume, s shim, c *conn, request []byte) (reply, error) {
 	rep, reusable, err := c.exchange(ctx, request)
 	if reusable {
@@ -35,8 +35,8 @@ func (cl *client) send(ctx context.Context, v *volume.Volume, s shim, c *conn, r
 	return rep, nil
 }
 
-// connect reaches the live sandbox of a volume. It tries the present binding
-// first, then every sandbox that may have the volume.
+// connect connects to the live sandbox of a volume. It tries the present binding first, then
+// every sandbox that may have the volume.
 func (cl *client) connect(ctx context.Context, v *volume.Volume) (*conn, shim, error) {
 	if s := cl.bindings.current(v); s.id != "" {
 		c, err := cl.reach(ctx, s)
@@ -58,8 +58,8 @@ func (cl *client) reach(ctx context.Context, s shim) (*conn, error) {
 	return dial(ctx, socket)
 }
 
-// search finds the first sandbox that accepts a connection. The dead ones are
-// forgotten; their files stay, as Kata's own.
+// search finds the first sandbox that accepts a connection. If none does, the volume is
+// unbound; the sandboxes' files stay, as they are Kata's.
 func (cl *client) search(ctx context.Context, v *volume.Volume) (*conn, shim, error) {
 	ids, _ := cl.bindings.candidates(v)
 	failures := make([]failure, 0, len(ids))
@@ -78,8 +78,8 @@ func (cl *client) search(ctx context.Context, v *volume.Volume) (*conn, shim, er
 	return nil, shim{}, cl.unreached(ctx, v, failures...)
 }
 
-// unreached is the error where none of the sandboxes, of which the last was tried last,
-// accepts a connection.
+// unreached is the error if none of the sandboxes accepts a connection. The last failure is
+// that of the last attempt.
 func (cl *client) unreached(ctx context.Context, v *volume.Volume, failures ...failure) error {
 	if len(failures) > 0 && ctx.Err() != nil {
 		return contextError(v, failures[len(failures)-1].id, ctx.Err())
@@ -87,8 +87,8 @@ func (cl *client) unreached(ctx context.Context, v *volume.Volume, failures ...f
 	return noSandbox(v, failures, cl.bindings.trackerHint())
 }
 
-// reachAny tries the socket of the Go runtime, then that of runtime-rs, as
-// Kata's own tools do. The error is that of the socket which is there.
+// reachAny tries the socket of the Go runtime, then that of runtime-rs, as Kata's own tools
+// do. The error is that of the socket that exists.
 func (cl *client) reachAny(ctx context.Context, id string) (*conn, shim, error) {
 	s := shim{id, goShim}
 	c, goErr := cl.reach(ctx, s)
@@ -167,18 +167,17 @@ func exchangeError(ctx context.Context, v *volume.Volume, id string, err error) 
 	}
 }
 
-// unsupported are the words by which shims and agents say that they cannot do
-// what was asked: agents without the call, and confidential guests, whose
-// policy forbids it.
+// unsupported are parts of the error texts of shims and agents that cannot do what was
+// asked: agents without the call, and confidential guests, whose policy forbids it.
 var unsupported = []string{
 	"resize_volume is not implemented", "unimplemented", "is not supported", "blocked by policy",
 }
 
-// dying are the words by which a shim says that it, or its agent, is on its way out.
+// dying are parts of the error texts of a shim that is ending, or whose agent is.
 var dying = []string{"ttrpc: closed", "connection reset", "context canceled", "dead agent"}
 
-func saysOneOf(text string, words []string) bool {
-	return slices.ContainsFunc(words, func(one string) bool { return strings.Contains(text, one) })
+func containsOneOf(text string, parts []string) bool {
+	return slices.ContainsFunc(parts, func(one string) bool { return strings.Contains(text, one) })
 }
 
 func statusError(v *volume.Volume, what string, s shim, rep reply) error {
@@ -192,9 +191,9 @@ func statusError(v *volume.Volume, what string, s shim, rep reply) error {
 	case strings.Contains(lower, "not found in sandbox"):
 		return volume.Errorf(volume.NoSandbox, "volume %s: Kata sandbox %s (%s) %w: it answered %s with %s",
 			v.Target, s.id, s.flavor, errNotMounted, what, text)
-	case saysOneOf(lower, dying):
+	case containsOneOf(lower, dying):
 		kind, hint = volume.NoSandbox, "; it is ending, or its agent has died"
-	case saysOneOf(lower, unsupported):
+	case containsOneOf(lower, unsupported):
 		kind = volume.Unsupported
 	}
 	if rep.status == 404 || rep.status == 405 || rep.status == 501 {

@@ -6,8 +6,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Config says where Kata keeps its things. Every place can be moved, so that several
-// daemons can run side by side.
+// Config says where Kata's files are. Every path can be changed, so that several daemons can
+// run side by side.
 type Config struct {
 	// DirectVolumes is Kata's root of direct-assigned volumes.
 	DirectVolumes string
@@ -23,22 +23,22 @@ type Config struct {
 	TempDir string
 	// KubeletRoot holds the targets of our volumes; others are another daemon's.
 	KubeletRoot string
-	// StateDir keeps which sandboxes had a volume. It must be a directory of its own.
+	// StateDir holds the record of which sandboxes had a volume. Nothing else may be in it.
 	StateDir string
 	// Filesystems are those that the guest's kernel can mount.
 	Filesystems []string
 	// OnChange is called after a volume's binding changed. It may be nil.
 	OnChange func(volume.Key)
-	// DeviceSize tells the size of a volume's device where it is known cheaply,
-	// to check what a guest says. It may be nil.
+	// DeviceSize returns the size of a volume's device where it is known cheaply, to check
+	// the guest's numbers. It may be nil.
 	DeviceSize func(*volume.Volume) (int64, bool)
-	// Matches tells, where that is known, whether statfs with these totals can be
-	// of the filesystem on the volume's device. It may be nil.
+	// Matches reports whether the filesystem on the volume's device can have these totals
+	// in statfs, and whether that is known. It may be nil.
 	Matches func(ctx context.Context, v *volume.Volume, bytes, inodes int64) (matches, known bool)
-	// Condition tells what is known of the filesystem from its device, nil where
-	// that is nothing. The function itself may be nil.
+	// Condition returns what the device says of the filesystem's health, or nil if that
+	// is unknown. The function itself may be nil.
 	Condition func(ctx context.Context, v *volume.Volume) *volume.Condition
-	// LacksGroup tells whether the root directory of the volume's filesystem is not
+	// LacksGroup reports whether the root directory of the volume's filesystem is not
 	// known to be writable for the volume's group. It may be nil.
 	LacksGroup func(ctx context.Context, v *volume.Volume) bool
 }

@@ -38,7 +38,7 @@ var (
 type conn struct {
 	net.Conn
 	socket string
-	left   int         // how much more the other side may send
+	left   int         // how many more bytes are read
 	expiry *time.Timer // closes it while it is kept
 }
 
@@ -49,8 +49,8 @@ type reply struct {
 
 var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4<<10) }}
 
-// dial connects to a shim. A shim that is too busy to accept, its queue full,
-// is waited for: it is alive.
+// dial connects to a shim. It waits for a shim whose queue of connections is full: that one
+// is alive.
 func dial(ctx context.Context, socket string) (*conn, error) {
 	var dialer net.Dialer
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
@@ -73,7 +73,7 @@ func dial(ctx context.Context, socket string) (*conn, error) {
 	}
 }
 
-// Read stops at the limit: a guest's host process may be in the guest's hands.
+// Read stops at the limit: a guest may control its process on the host.
 func (c *conn) Read(p []byte) (int, error) {
 	if c.left <= 0 {
 		return 0, errTooMuch
@@ -85,8 +85,8 @@ func (c *conn) Read(p []byte) (int, error) {
 
 func (c *conn) close() { _ = c.Close() }
 
-// exchange sends a request and reads the answer. It tells whether the connection can be
-// used for another one.
+// exchange sends a request and reads the answer. reusable reports whether the connection can
+// be used for another one.
 func (c *conn) exchange(ctx context.Context, request []byte) (rep reply, reusable bool, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 	rep, reusable, err = c.sendAndRead(request)
@@ -116,8 +116,8 @@ func (c *conn) sendAndRead(request []byte) (rep reply, reusable bool, err error)
 	return c.read(reader)
 }
 
-// hungUp is what happened to a connection without an answer. That it ended is said
-// already.
+// hungUp is the error of a connection that ended without an answer, with its cause if that
+// is not just the end.
 func hungUp(err error) error {
 	if errors.Is(err, io.EOF) {
 		return errHungUp
@@ -137,7 +137,7 @@ func (c *conn) read(reader *bufio.Reader) (rep reply, reusable bool, err error) 
 	if response.ContentLength > maxBody {
 		return reply{}, false, errTooMuch
 	}
-	c.left = maxBody + maxHeader // what the chunks' own headers may add
+	c.left = maxBody + maxHeader // chunks have headers of their own
 	body := bytes.NewBuffer(make([]byte, 0, max(response.ContentLength, 0)+bytes.MinRead))
 	n, err := body.ReadFrom(io.LimitReader(response.Body, maxBody+1))
 	if n > maxBody {
@@ -149,7 +149,7 @@ func (c *conn) read(reader *bufio.Reader) (rep reply, reusable bool, err error) 
 	return reply{status: response.StatusCode, body: body.Bytes()}, !response.Close && reader.Buffered() == 0, nil
 }
 
-// brokeOff classes what ended an answer, as other where nothing else fits.
+// brokeOff classifies what ended an answer: as other if nothing else fits.
 func brokeOff(err, other error) error {
 	switch {
 	case errors.Is(err, errTooMuch):

@@ -7,15 +7,15 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// guestMemory remembers what was found out about volumes in guests of runtime-rs. It
-// is a cache: without it the guest is asked again.
+// guestMemory caches what was found out about volumes in guests of runtime-rs. Without it
+// the guest is asked again.
 type guestMemory struct {
 	mu      sync.Mutex
 	volumes map[volume.Key]guestVolume
 }
 
 type guestVolume struct {
-	// path is where the sandbox's guest has the volume, or "".
+	// path is where the sandbox's guest has the volume mounted, or "".
 	sandbox, path string
 	// dead are names of directories in which nothing will be mounted again.
 	dead map[string]bool
@@ -46,7 +46,7 @@ func (m *guestMemory) setPath(key volume.Key, sandbox, path string) {
 	m.volumes[key] = g
 }
 
-// forgetPath forgets a path that has turned out to be another volume's.
+// forgetPath forgets a path at which the volume turned out not to be mounted.
 func (m *guestMemory) forgetPath(key volume.Key, sandbox, path string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -70,7 +70,7 @@ func (m *guestMemory) markDead(key volume.Key, dir string) {
 	}
 }
 
-// withoutDead leaves out the dead directories, and forgets those that do not exist.
+// withoutDead removes the dead directories from dirs, and forgets those that are not in it.
 func (m *guestMemory) withoutDead(key volume.Key, dirs []sharedDir) []sharedDir {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -90,7 +90,8 @@ func (m *guestMemory) withoutDead(key volume.Key, dirs []sharedDir) []sharedDir 
 	return dirs
 }
 
-// firstGroupless tells whether a sandbox was not known yet to ignore the volume's group.
+// firstGroupless records that a sandbox ignores the volume's group, and reports whether that
+// is new.
 func (m *guestMemory) firstGroupless(key volume.Key, sandbox string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -20,25 +20,24 @@ const maxAsked = 32
 // will: it does so right after the directory was made. Tests change it.
 var settled = time.Minute
 
-// guestSearch finds the path at which a runtime-rs sandbox has a volume mounted,
-// in the course of one call. Nobody records that path. runtime-rs makes a
-// directory beside the sandbox for each volume of each container, and leaves it
-// there when the container has ended. The agent goes on answering for such a
-// path, with the numbers of the host's filesystem that the directory is on. So
-// the newest path is asked first, and an answer is believed only where it is not
-// the host's, fits the volume's device, and cannot be of another volume of the
-// pod.
+// guestSearch finds the path at which a runtime-rs sandbox has a volume mounted, for one
+// call. That path is recorded nowhere. runtime-rs makes a directory for each volume of each
+// container in the sandbox's shared directory, and leaves it there when the container has
+// ended. The agent goes on answering for such a path, with the numbers of the host's
+// filesystem that the directory is on. So the newest path is asked first, and an answer is
+// believed only if it is not the host's, fits the volume's device, and cannot be of another
+// volume of the pod.
 type guestSearch struct {
 	h    *Handler
 	v    *volume.Volume
 	shim shim
-	conn *conn // for the first question, or nil
-	// unlike is why an answer was not believed, or which error came instead of
-	// one. It is told when no other path is left.
+	conn *conn // for the first request, or nil
+	// unlike is why the last answer was not believed, or its error. It is the result if no
+	// path is left.
 	unlike error
 }
 
-// stats asks for one path after the other until an answer is believed.
+// stats tries one path after the other until an answer is believed.
 func (s *guestSearch) stats(ctx context.Context) (volume.Report, error) {
 	remembered := ""
 	if s.h.bindings.current(s.v).id == s.shim.id {
@@ -63,7 +62,7 @@ func (s *guestSearch) stats(ctx context.Context) (volume.Report, error) {
 	return volume.Report{}, s.notMounted()
 }
 
-// list finds the directories that can be the volume's, without the dead ones.
+// list lists the directories that can be the volume's, without the dead ones.
 func (s *guestSearch) list(ctx context.Context) ([]sharedDir, error) {
 	dirs, err := s.listShared()
 	if err != nil {
@@ -84,13 +83,13 @@ func (s *guestSearch) ask(ctx context.Context, path string) (volume.Report, erro
 	return s.h.askStats(ctx, s.v, s.shim, c, statsRequestRust(path))
 }
 
-// guestShared is where the guest sees what its sandbox shares with the host.
+// guestShared is where the guest sees the directory that its sandbox shares with the host.
 const guestShared = "/run/kata-containers/shared/containers/passthrough/"
 
-// try asks for a path. It is done where the answer, or the error, is the outcome.
+// try asks for the stats of a path. With done, its answer or error is the result of the search.
 func (s *guestSearch) try(ctx context.Context, path string) (report volume.Report, done bool, err error) {
 	report, err = s.ask(ctx, path)
-	if !tellsOfPath(err) {
+	if !isAboutPath(err) {
 		return report, true, err
 	}
 	if s.ofHost(report) {
@@ -104,7 +103,7 @@ func (s *guestSearch) try(ctx context.Context, path string) (report volume.Repor
 	case failed != nil:
 		return report, true, failed
 	case len(others) > 0 && (err != nil || known && !mine):
-		// It is another volume's, and too large for this one or of another form.
+		// It is another volume's: too large for this one, or of another filesystem.
 	case err != nil:
 		s.unlike = err
 	case len(others) > 0:
@@ -121,9 +120,9 @@ func (s *guestSearch) try(ctx context.Context, path string) (report volume.Repor
 	return report, false, nil
 }
 
-// tellsOfPath tells whether an error, or none, is an answer about the path that
-// was asked for. To hang up without an answer is how runtime-rs says "error".
-func tellsOfPath(err error) bool {
+// isAboutPath reports whether an error, or nil, is an answer about the path that was asked
+// for. runtime-rs closes the connection without an answer where it means "error".
+func isAboutPath(err error) bool {
 	if err == nil || errors.Is(err, errHungUp) {
 		return true
 	}
@@ -135,8 +134,8 @@ func tellsOfPath(err error) bool {
 	}
 }
 
-// ofHost tells whether the answer is that of the host's directory, in which the
-// guest has nothing mounted (any more).
+// ofHost reports whether the answer has the numbers of the host's directory: then the guest
+// has nothing mounted there.
 func (s *guestSearch) ofHost(report volume.Report) bool {
 	if len(report.Usage) == 0 {
 		return false
@@ -149,7 +148,7 @@ func (s *guestSearch) ofHost(report volume.Report) bool {
 	return bytes == int64(st.Blocks)*st.Bsize && inodes == int64(st.Files) //nolint:gosec // the node's own sizes
 }
 
-// totals are what statfs gave, 0 where a unit is missing.
+// totals returns the totals of a report, 0 for a unit that is missing.
 func totals(report volume.Report) (bytes, inodes int64) {
 	for _, usage := range report.Usage {
 		switch usage.Unit {
@@ -162,10 +161,10 @@ func totals(report volume.Report) (bytes, inodes int64) {
 	return bytes, inodes
 }
 
-// others lists the pod's other volumes that the answer can be of: those that are
-// not known to hold another filesystem, that are large enough, and that have a
-// mount path of the same last element. Where the filesystem of this volume is
-// known to be the one, only another of which the same is known counts.
+// others lists the pod's other volumes that the answer can be of: those that are not known
+// to hold another filesystem, are large enough, and have a mount path with the same last
+// element. If this volume's filesystem is known to match, others count only if they are
+// known to match as well.
 func (s *guestSearch) others(ctx context.Context, at string, report volume.Report) ([]string, error) {
 	if len(report.Usage) == 0 {
 		return nil, nil
@@ -196,7 +195,7 @@ func (s *guestSearch) matches(ctx context.Context, v *volume.Volume, report volu
 	return s.h.cfg.Matches(ctx, v, bytes, inodes)
 }
 
-// endsAlike tells whether a path may be of another volume, by its name.
+// endsAlike reports whether the name of a path can be of another volume.
 func (s *guestSearch) endsAlike(ctx context.Context, at string, other *volume.Volume) (bool, error) {
 	if s.h.sandboxes == nil {
 		return true, nil
@@ -208,7 +207,7 @@ func (s *guestSearch) endsAlike(ctx context.Context, at string, other *volume.Vo
 	return endsIn(path.Base(at), destinations), nil
 }
 
-// notMounted is said when no path is left to ask for.
+// notMounted is the error if no path is left.
 func (s *guestSearch) notMounted() error {
 	if s.unlike != nil {
 		return s.unlike
@@ -226,7 +225,7 @@ func (s *guestSearch) ofPod() []*volume.Volume {
 	})
 }
 
-// markDead remembers that nothing will be mounted at a path again.
+// markDead records that nothing will be mounted at a path again, if that is certain.
 func (s *guestSearch) markDead(at string) {
 	name := path.Base(at)
 	born, plain := plainDir(path.Join(s.passthrough("rw"), name))

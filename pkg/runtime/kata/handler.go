@@ -1,9 +1,8 @@
-// Package kata hands volumes to Kata Containers, to its Go runtime and to
-// runtime-rs, as direct-assigned volumes, and talks to their sandboxes.
+// Package kata hands volumes to Kata Containers (its Go runtime and runtime-rs) as
+// direct-assigned volumes, and sends requests to their sandboxes.
 //
-// What Kata's code does, where its documents say otherwise, is in the comments
-// of the files that rely on it. The package is for this project's daemon and may
-// change with any release.
+// Where Kata's code differs from its documents, comments describe the code. The package is
+// for this project's daemon and may change with any release.
 package kata
 
 import (
@@ -26,27 +25,27 @@ import (
 // Name is the handler's name.
 const Name = "kata"
 
-// Sandboxes is what the handler asks of the container runtime. Its answers
-// supplement Kata's own files; runtime-rs cannot be served without them.
+// Sandboxes is what the handler needs to know from the container runtime. It supplements
+// Kata's own files; runtime-rs cannot be served without it.
 type Sandboxes interface {
 	// OfPod lists the pod's live sandboxes, the newest first, from memory.
 	OfPod(podUID string) []string
-	// PodOf tells the pod of a sandbox, where that is known.
+	// PodOf returns the pod of a sandbox, if that is known.
 	PodOf(sandboxID string) (podUID string, known bool)
 	// Destinations lists where the sandbox's containers mount source.
 	Destinations(ctx context.Context, sandboxID, source string) ([]string, error)
 	// ContainerIDs lists the sandbox's containers.
 	ContainerIDs(ctx context.Context, sandboxID string) ([]string, error)
-	// Mounting lists the live sandboxes with a container that mounts one of the
-	// sources, of whatever pod.
+	// Mounting lists the live sandboxes of all pods with a container that mounts one of
+	// the sources.
 	Mounting(ctx context.Context, sources ...string) ([]string, error)
-	// Ready tells whether the above can be relied on now, and LastError why not.
+	// Ready reports whether the above can be relied on now; LastError returns why not.
 	Ready() bool
 	LastError() error
 }
 
-// Handler is the Kata runtime handler. It works at once after New; Run adds the watch by
-// which bindings show the moment they come to be, and kept connections.
+// Handler is the Kata runtime handler. It works right after New. While Run runs, it also
+// watches for new bindings and keeps connections.
 type Handler struct {
 	cfg       Config
 	sandboxes Sandboxes
@@ -61,8 +60,8 @@ var _ runtime.Handler = (*Handler)(nil)
 
 // New makes the handler and removes what a kill left in TempDir.
 func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
-	// Every file in a volume's directory but infoName is a sandbox id to Kata, so nothing
-	// of ours may ever stand there beside it.
+	// Kata takes every other file in a volume's directory for a sandbox id, so we may never
+	// put one there.
 	opened, err := tree.Open(tree.Config{
 		Name: Name, Root: cfg.DirectVolumes, Temp: cfg.TempDir, File: infoName, What: "Kata's mount information",
 		Remedy: "remove the directory once no sandbox uses it (`kata-runtime direct-volume remove`)", Log: log,
@@ -92,7 +91,7 @@ func (h *Handler) Name() string { return Name }
 // Abilities of Kata: it mounts, and no more.
 func (h *Handler) Abilities() deferral.Abilities { return deferral.Abilities{} }
 
-// Health tells what keeps the handler from working.
+// Health returns what keeps the handler from working, or nil.
 func (h *Handler) Health(context.Context) error { return h.store.Health() }
 
 // Run watches Kata's tree, and keeps connections, until ctx ends.
@@ -103,7 +102,7 @@ func (h *Handler) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Check tells why Kata could not serve the volume.
+// Check returns why Kata cannot serve the volume, or nil.
 func (h *Handler) Check(v *volume.Volume) error {
 	if !hasName(v) {
 		return volume.Errorf(volume.Invalid, "volume %s: the target path has %d bytes and Kata can name volumes "+
@@ -129,12 +128,13 @@ func (h *Handler) Check(v *volume.Volume) error {
 	return err
 }
 
-// Publish makes the volume's directory exist with the right mountInfo.json.
+// Publish makes sure that the volume's directory exists with the right mountInfo.json.
 func (h *Handler) Publish(ctx context.Context, v *volume.Volume) (changed bool, err error) {
 	return h.store.Publish(ctx, v)
 }
 
-// Retract takes the volume's directory away, and the sandbox ids in it, if it is ours.
+// Retract removes the volume's directory with the sandbox ids in it, if it is ours, and the
+// record of its sandboxes.
 func (h *Handler) Retract(ctx context.Context, v *volume.Volume) error {
 	if err := h.store.Retract(ctx, v); err != nil {
 		return err
@@ -142,7 +142,7 @@ func (h *Handler) Retract(ctx context.Context, v *volume.Volume) error {
 	return h.bindings.notes.forget(v.Key)
 }
 
-// Orphans lists our directories, and what is on record, of volumes that nobody knows.
+// Orphans lists the volumes that are not known and have a directory of ours or a record.
 func (h *Handler) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {
 	orphans, err := h.store.Orphans(known)
 	if err != nil {
@@ -156,14 +156,14 @@ func (h *Handler) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error)
 	return orphans, nil
 }
 
-// InUse names a sandbox that has the volume or may have it. What cannot be found
-// out counts as in use: the error is Busy and says what is not known.
+// InUse returns a sandbox that has the volume or may have it. If that cannot be found out,
+// the error is Busy and says what is unknown.
 func (h *Handler) InUse(ctx context.Context, v *volume.Volume) (string, error) {
 	return h.bindings.inUse(ctx, v)
 }
 
-// Binding is the last known binding. A sandbox counts once it left its id with the
-// volume or answered for it, until it says that it does not have it.
+// Binding returns the last known binding. A sandbox counts from when it left its id with the
+// volume or answered for it, until it answers that it does not have it.
 func (h *Handler) Binding(v *volume.Volume) (runtime.Binding, bool) {
 	return h.store.Bindings.Shown(v.Key)
 }
@@ -174,8 +174,8 @@ func (h *Handler) AdoptForeign() { h.store.AdoptForeign() }
 // Adopted lists the volumes that other programs published to Kata.
 func (h *Handler) Adopted() []*volume.Volume { return h.store.Adopted() }
 
-// SandboxAdded reports a new sandbox of a pod. The next call about one of the pod's
-// volumes looks which of its sandboxes is alive.
+// SandboxAdded reports a new sandbox of a pod. The next call about one of the pod's volumes
+// finds out which of its sandboxes is alive.
 func (h *Handler) SandboxAdded(podUID, id string) { h.bindings.added(podUID, id) }
 
 // SandboxGone reports that a sandbox has ended.

@@ -15,16 +15,16 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// inUse names a sandbox that has the volume or may have it.
+// inUse returns a sandbox that has the volume or may have it, or "".
 //
-// A sandbox has ended when the container runtime does not list it and nobody
-// listens on its shim's socket. Whether another process has the device all the same,
-// such as a VMM that outlived its shim, is for the broker to find out.
+// A sandbox has ended when the container runtime does not list it and nobody listens on its
+// shim's socket. Another process can still have the device, such as a VMM that outlived its
+// shim: the broker checks that.
 func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", guest.ContextError(v, "", err)
 	}
-	// Asked before the list of the pod's sandboxes is read: one that is ready is whole.
+	// Read before the list of the pod's sandboxes: if it was ready, the list is complete.
 	ready := b.sandboxes != nil && b.sandboxes.Ready()
 	candidates, unread := b.candidates(v)
 	for _, id := range candidates {
@@ -38,7 +38,7 @@ func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) 
 	case unread != nil:
 		return "", unknown(v, "a Kata sandbox", "the volume's directory cannot be read", unread)
 	case b.sandboxes == nil:
-		return "", nil // the files of Kata's Go runtime are all there is to know
+		return "", nil // there are only the files of Kata's Go runtime
 	case !ready:
 		return "", b.refuseUnknown(v)
 	case v.PodUID == "" && v.Target != "": // an orphan of which only notes are left has neither
@@ -47,8 +47,8 @@ func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) 
 	return "", nil
 }
 
-// refuseUnknown answers while the container runtime cannot be asked. Only where no
-// Kata sandbox of the node can be the volume's, that does not matter.
+// refuseUnknown is inUse while the container runtime cannot be asked: an error, unless no
+// Kata sandbox of the node can be the volume's.
 func (b *bindings) refuseUnknown(v *volume.Volume) error {
 	id, err := b.unattributed(v.PodUID)
 	if err != nil {
@@ -64,7 +64,8 @@ func (b *bindings) refuseUnknown(v *volume.Volume) error {
 		"if the node has another container runtime, set containerd.socket or cri.socket to its socket and restart crust-proxy", err)
 }
 
-// mountedBy finds the sandbox of a volume whose target names no pod, by all mounts.
+// mountedBy finds the sandbox of a volume whose target names no pod, by the mounts of all
+// containers.
 func (b *bindings) mountedBy(ctx context.Context, v *volume.Volume) (string, error) {
 	ids, err := b.sandboxes.Mounting(ctx, v.Target, v.ResolvedTarget)
 	if err != nil {
@@ -79,7 +80,7 @@ func (b *bindings) mountedBy(ctx context.Context, v *volume.Volume) (string, err
 	return "", nil
 }
 
-// unknown is why it cannot be told whether a sandbox, or any, still has the volume.
+// unknown is the error if it is not known whether a sandbox, or any, still has the volume.
 func unknown(v *volume.Volume, sandbox, why string, err error) error {
 	return volume.Errorf(volume.Busy, "volume %s: it is not known whether %s still has it, because %s: %w", v.Target, sandbox, why, err)
 }
@@ -87,7 +88,7 @@ func unknown(v *volume.Volume, sandbox, why string, err error) error {
 // maxSandboxes bounds a listing of the node's Kata sandboxes.
 const maxSandboxes = 4096
 
-// mayLive tells whether a sandbox is listed by the container runtime or has a shim.
+// mayLive reports whether a sandbox is listed by the container runtime or has a shim.
 func (b *bindings) mayLive(id string) (bool, error) {
 	if b.sandboxes != nil {
 		if _, listed := b.sandboxes.PodOf(id); listed {
@@ -97,7 +98,7 @@ func (b *bindings) mayLive(id string) (bool, error) {
 	return b.hasShim(id)
 }
 
-// ended tells whether a sandbox is proven to have ended.
+// ended reports whether a sandbox is proven to have ended.
 func (b *bindings) ended(id string) bool {
 	if b.sandboxes != nil && !b.sandboxes.Ready() {
 		return false
@@ -119,8 +120,8 @@ func (b *bindings) ofOtherPod(id, podUID string) bool {
 	return projection.OfOtherPod(b.sandboxes, id, podUID)
 }
 
-// unattributed names a sandbox of the node that has a shim and is not known to be
-// another pod's, or gives "".
+// unattributed returns a sandbox of the node that has a shim and is not known to be another
+// pod's, or "".
 func (b *bindings) unattributed(podUID string) (string, error) {
 	for _, root := range []string{b.cfg.GoSandboxes, b.cfg.RustSandboxes} {
 		names, err := tree.ReadNames(root, maxSandboxes+1)

@@ -15,15 +15,15 @@ const (
 	keptFor = time.Minute
 )
 
-// kept holds connections to shims between calls, one for each socket: whoever asks for the
-// stats of all volumes again and again would dial as often. It keeps none unless it runs,
-// so that none is left behind.
+// kept keeps connections to shims between calls, one for each socket, so that kubelet's
+// regular calls for stats need not dial each time. It keeps none unless run runs, so that
+// none is left behind.
 type kept struct {
 	mu    sync.Mutex
 	conns map[string]*conn // by socket; nil where none is kept
 }
 
-// run has connections kept until ctx ends.
+// run lets connections be kept until ctx ends.
 func (k *kept) run(ctx context.Context) {
 	k.mu.Lock()
 	k.conns = make(map[string]*conn)
@@ -66,7 +66,8 @@ func (k *kept) put(c *conn) {
 	k.conns[c.socket] = c
 }
 
-// remove takes out what is kept for a socket, if it is only, or if only is nil.
+// remove removes and returns the connection to a socket. If only is not nil, it removes no
+// other one.
 func (k *kept) remove(socket string, only *conn) *conn {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -78,8 +79,8 @@ func (k *kept) remove(socket string, only *conn) *conn {
 	return c
 }
 
-// isQuiet tells whether the other side has neither closed the connection nor sent what
-// nobody asked for.
+// isQuiet reports whether the other side has neither closed the connection nor sent anything
+// unasked.
 func (c *conn) isQuiet() bool {
 	socket, ok := c.Conn.(*net.UnixConn)
 	if !ok {

@@ -26,21 +26,21 @@ func podUIDOf(target string) string {
 	return ""
 }
 
-// layout is Kata's tree of volumes: a directory for each, named by its target path,
-// with mountInfo.json and one file for each sandbox.
+// layout is Kata's tree of volumes: a directory for each, named by its target path, with
+// mountInfo.json and a file for each sandbox.
 type layout struct{ root string }
 
-// DirOf names a volume's directory.
+// DirOf returns the name of a volume's directory.
 func (l layout) DirOf(v *volume.Volume) (string, bool) { return nameOf(v), hasName(v) }
 
-// KeyOf is the key of the target that a directory is named by.
+// KeyOf returns the key of the target that a directory is named for.
 func (l layout) KeyOf(dir string) (volume.Key, bool) {
 	target, ok := targetOf(dir)
 	return volume.KeyOf(target), ok
 }
 
-// Read reads a volume back. Only the paths are set where mountInfo.json cannot be
-// read, and the device too where it makes no sense otherwise.
+// Read reads a volume back. If mountInfo.json cannot be read, only the paths are set; if it
+// is wrong in other parts, the device is set as well.
 func (l layout) Read(dir string) *volume.Volume {
 	target, _ := targetOf(dir)
 	v := &volume.Volume{

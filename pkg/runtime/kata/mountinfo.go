@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// infoName is the only name in a volume's directory that is no sandbox id to Kata.
+	// infoName is the only file in a volume's directory that Kata takes for no sandbox id.
 	infoName = abi.InfoName
 	// directVol is a disk to runtime-rs; the Go runtime ignores the field.
 	directVol = "directvol"
@@ -20,8 +20,8 @@ const (
 	maxTarget = 189 // its base64 has 252 bytes, the next one 256: over NAME_MAX
 )
 
-// Encode gives a volume's mountInfo.json. It is deterministic, so that a projection is
-// compared by its bytes.
+// Encode returns a volume's mountInfo.json. It is deterministic, so that projections can be
+// compared by their bytes.
 func (layout) Encode(v *volume.Volume) ([]byte, error) {
 	info := abi.Info{VolumeType: directVol, Device: v.Device.Path, FSType: v.FSType, Options: mountopt.Options(v)}
 	if v.Group != "" {
@@ -33,16 +33,16 @@ func (layout) Encode(v *volume.Volume) ([]byte, error) {
 	return json.Marshal(info)
 }
 
-// nameOf is the name of a volume's directory. It is made of the target as kubelet
-// gave it: containerd and CRI-O hand kubelet's path to a runtime as it is, unless
-// its very last element is a link, which a target's is not.
+// nameOf returns the name of a volume's directory. It encodes the target as kubelet named it:
+// containerd and CRI-O pass kubelet's path to a runtime as it is, unless its last element is
+// a link, which a target's is not.
 func nameOf(v *volume.Volume) string { return dirName(path.Clean(v.Target)) }
 
 func hasName(v *volume.Volume) bool {
 	return v.Target != "" && len(path.Clean(v.Target)) <= maxTarget
 }
 
-// dirName is the name for a target: URL-safe base64 with padding.
+// dirName returns the name for a target: URL-safe base64 with padding.
 func dirName(target string) string {
 	return base64.URLEncoding.EncodeToString([]byte(target))
 }

@@ -18,20 +18,19 @@ import (
 )
 
 const (
-	// maxNoted bounds the sandboxes that are on record for one volume.
+	// maxNoted bounds the recorded sandboxes of one volume.
 	maxNoted = 64
 	// maxNoteFiles bounds a listing of all of them.
 	maxNoteFiles = 1 << 20
 )
 
-// notes record which sandboxes were seen to have a volume, until the volume is
-// retracted. They survive a restart, and a volume's directory that vanishes:
-// without them, a sandbox of runtime-rs, which leaves no id file, would be
-// forgotten by both.
+// notes record which sandboxes were seen to have a volume, until the volume is retracted.
+// They survive a restart and the loss of the volume's directory. Without them, a sandbox of
+// runtime-rs, which leaves no id file, would be forgotten at a restart.
 //
-// Each is an empty file, <key>.<sandbox id>, in a directory of our own: Kata takes
-// every file in its volumes' directories for a sandbox id. An empty file is made
-// atomically, and also on a filesystem that has no free block.
+// Each is an empty file, <key>.<sandbox id>, in a directory of our own: Kata takes every
+// file in its volumes' directories for a sandbox id. An empty file is made atomically, even
+// on a filesystem without a free block.
 type notes struct {
 	dir string
 	log *zap.Logger
@@ -73,8 +72,8 @@ func (n *notes) keys() []volume.Key {
 	return slices.Collect(maps.Keys(n.ids))
 }
 
-// add notes a sandbox and drops those of the others that have ended. It is called
-// for each sandbox attempt, so the notes of a pod that never starts do not grow.
+// add records a sandbox and drops those of the others that have ended. It is called for each
+// sandbox attempt, so the notes of a pod that never starts do not grow.
 func (n *notes) add(key volume.Key, id string, ended func(id string) bool) {
 	others := n.of(key)
 	if slices.Contains(others, id) {
@@ -91,7 +90,7 @@ func (n *notes) add(key volume.Key, id string, ended func(id string) bool) {
 		return
 	}
 	if len(n.ids[key]) >= maxNoted {
-		n.log.Warn("too many sandboxes have one volume; one more is not put on record",
+		n.log.Warn("too many sandboxes have one volume; one more is not recorded",
 			zap.String("volume", string(key)), zap.String("sandbox", id))
 		return
 	}
@@ -101,7 +100,7 @@ func (n *notes) add(key volume.Key, id string, ended func(id string) bool) {
 		err = unix.Close(fd)
 	}
 	if err != nil {
-		n.log.Error("a sandbox that has a volume cannot be put on record: it may be forgotten with the next restart",
+		n.log.Error("a sandbox that has a volume cannot be recorded: it may be forgotten at the next restart",
 			zap.String("volume", string(key)), zap.String("sandbox", id), zap.Error(err))
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Resize asks the volume's live sandbox to grow its filesystem. No Kata release
-// known today can; one that could would be believed.
+// Resize asks the volume's live sandbox to grow its filesystem. No known Kata release can; the
+// success of a later one is believed.
 func (h *Handler) Resize(ctx context.Context, v *volume.Volume, r volume.Range) (int64, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, guest.ContextError(v, "", err)
@@ -69,8 +69,8 @@ func (h *Handler) resizeRequest(ctx context.Context, v *volume.Volume, b shim, s
 	return resizePost("http://shim/direct-volume/resize", map[string]any{"volume_guest_path": path, "size": size})
 }
 
-// guestPath returns the volume's path in a runtime-rs sandbox. It takes an answer
-// of stats to be sure of one.
+// guestPath returns the volume's path in a runtime-rs sandbox. Only an answer to stats
+// confirms a path.
 func (h *Handler) guestPath(ctx context.Context, v *volume.Volume, id string) (string, error) {
 	for asked := false; ; asked = true {
 		if path := h.guests.path(v.Key, id); path != "" && h.bindings.current(v).id == id {

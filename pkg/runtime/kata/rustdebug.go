@@ -29,21 +29,21 @@ const maxDepth = 16
 
 var errDebugText = errors.New("it is not the debug text of stats")
 
-// debugToken is one token: a string, a number, a name, or a sign. The groups say which.
+// debugToken is one token: a string, a number, a name (by group), or a sign.
 var debugToken = regexp.MustCompile(`^[ \n\t]*(?:("(?:[^"\\]|\\.)*")|(-?[0-9]+(?:\.[0-9]+)*)|([A-Za-z_][A-Za-z0-9_]*)|\.\.|[][(){},:])`)
 
-// debugParser reads Rust's debug text, strictly: every byte belongs to the
-// grammar. The text comes from a guest, so depth is bounded, and the length is
-// by the caller, who also sees that it is UTF-8.
+// debugParser parses Rust's debug text strictly: every byte must belong to the grammar. The
+// text comes from a guest, so the depth is bounded. The caller bounds the length and checks
+// that it is UTF-8.
 type debugParser struct {
 	rest string
-	// failed is set where the text breaks the grammar. Nothing is left to read then.
+	// failed is set if the text breaks the grammar. Then nothing is left to read.
 	failed bool
 }
 
 func (p *debugParser) fail() { p.failed, p.rest = true, "" }
 
-// token takes the next token; ok is false at the end, and where there is none.
+// token consumes the next token. ok is false at the end, and if there is none.
 func (p *debugParser) token() (text string, kind valueKind, ok bool) {
 	at := debugToken.FindStringSubmatchIndex(p.rest)
 	if at == nil {
@@ -61,7 +61,7 @@ func (p *debugParser) token() (text string, kind valueKind, ok bool) {
 	return text, kind, true
 }
 
-// take takes a token, if that is the next one.
+// take consumes the next token if it is the wanted one, and reports whether it is.
 func (p *debugParser) take(wanted string) bool {
 	before := p.rest
 	if text, _, _ := p.token(); text != wanted {
@@ -79,7 +79,7 @@ func (p *debugParser) want(tokens ...string) {
 	}
 }
 
-// atEnd tells whether nothing is left but space.
+// atEnd reports whether only space is left.
 func (p *debugParser) atEnd() bool { return strings.Trim(p.rest, " \n\t") == "" }
 
 func (p *debugParser) value(depth int) value {
@@ -106,8 +106,8 @@ func (p *debugParser) value(depth int) value {
 	return v
 }
 
-// list takes what stands between brackets, with commas between the elements, and with or
-// without one at its end. The opening one is taken already.
+// list parses elements up to the closing bracket, with commas between them and perhaps one
+// after the last. The opening bracket has been consumed.
 func (p *debugParser) list(end string, element func()) {
 	for !p.failed && !p.take(end) {
 		element()
@@ -139,8 +139,7 @@ func (p *debugParser) fields(depth int) map[string]value {
 	return fields
 }
 
-// mapping takes {key: value, ...} and keeps nothing of it: only fields that we
-// do not read are maps.
+// mapping parses {key: value, ...} and drops it: only fields that we do not use are maps.
 func (p *debugParser) mapping(depth int) {
 	p.list("}", func() {
 		p.value(depth + 1)
@@ -152,7 +151,7 @@ func (p *debugParser) mapping(depth int) {
 
 var rustEscape = regexp.MustCompile(`\\(?:u\{[0-9A-Fa-f]{1,6}\}|.)`)
 
-// unquote reads a string by Go's rules, once its escapes that only Rust has are Go's.
+// unquote replaces the escapes that only Rust has, and unquotes a string by Go's rules.
 func (p *debugParser) unquote(quoted string) string {
 	quoted = rustEscape.ReplaceAllStringFunc(quoted, func(escape string) string {
 		switch digits, isHex := strings.CutPrefix(escape, `\u{`); {

@@ -19,8 +19,8 @@ import (
 
 const maxShared = 4096
 
-// sharedForm is the name that runtime-rs gives to what it puts into a sandbox:
-// an id, some random hex digits, and the last element of a mount's path.
+// sharedForm is the form of the names in a sandbox's shared directory: an id, some random hex
+// digits, and the last element of a mount's path.
 var sharedForm = regexp.MustCompile(`^([A-Za-z0-9_.]+)-([0-9a-f]+)-(.+)$`)
 
 type sharedDir struct {
@@ -29,7 +29,7 @@ type sharedDir struct {
 }
 
 // listShared lists the directories in which the guest may have mounted devices, the newest
-// first. They are plain ones: a shared directory of the host is a mount point.
+// first. They are no mount points, as directories are that the host shares.
 func (s *guestSearch) listShared() ([]sharedDir, error) {
 	var found []sharedDir
 	seen := make(map[string]bool)
@@ -63,8 +63,8 @@ func (s *guestSearch) passthrough(mode string) string {
 	return filepath.Join(s.h.cfg.SharedSandboxes, s.shim.id, mode, "passthrough")
 }
 
-// plainDir tells when a directory was made, if it is one and no mount point. A
-// filesystem that does not record that has the time of its last change.
+// plainDir reports whether path is a directory and no mount point, and when it was made. If
+// the filesystem does not record that, it is the time of the last change.
 func plainDir(path string) (born int64, plain bool) {
 	var st unix.Statx_t
 	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
@@ -96,9 +96,8 @@ func (s *guestSearch) ofVolume(ctx context.Context, dirs []sharedDir) ([]sharedD
 	}), nil
 }
 
-// ofContainer tells whether a name was made for a container's files: these
-// begin with the container's id, or with the ten characters of it that
-// runtime-rs keeps.
+// ofContainer reports whether a name was made for a container's files: those begin with the
+// container's id, or with its first ten characters.
 func ofContainer(name string, containers []string) bool {
 	head, _, _ := strings.Cut(name, "-")
 	for _, container := range containers {
@@ -112,7 +111,7 @@ func ofContainer(name string, containers []string) bool {
 	return false
 }
 
-// endsIn tells whether a name was made for one of the mount destinations.
+// endsIn reports whether a name was made for one of the mount destinations.
 func endsIn(name string, destinations []string) bool {
 	parts := sharedForm.FindStringSubmatch(name)
 	return slices.ContainsFunc(destinations, func(destination string) bool {

@@ -42,9 +42,8 @@ func (h *Handler) Stats(ctx context.Context, v *volume.Volume) (volume.Report, e
 	return report, nil
 }
 
-// condition replaces what the agent says of the filesystem's health: that is a
-// constant, "OK", for every filesystem. Should an agent say otherwise one day, it
-// is believed.
+// condition replaces the agent's condition, which is "OK" for every filesystem. If a later
+// agent reports an abnormal one, it is believed.
 func (h *Handler) condition(ctx context.Context, v *volume.Volume, said *volume.Condition) *volume.Condition {
 	if said != nil && said.Abnormal {
 		return said
@@ -55,11 +54,11 @@ func (h *Handler) condition(ctx context.Context, v *volume.Volume, said *volume.
 	return h.cfg.Condition(ctx, v)
 }
 
-// errNotMounted is how a sandbox lives and does not have the volume: between two
-// containers the disk is unplugged, and sometimes Kata never took the volume.
+// errNotMounted marks a live sandbox that does not have the volume: between two containers
+// the disk is unplugged, and sometimes Kata never attached it.
 var errNotMounted = errors.New("does not have it mounted now")
 
-// denied notes that a sandbox does not have the volume, and adds what the cause may be.
+// denied records that a sandbox does not have the volume, and adds what the cause may be.
 func (h *Handler) denied(ctx context.Context, v *volume.Volume, b shim, err error) error {
 	if volume.KindOf(err) != volume.NoSandbox || b.id == "" {
 		return err
@@ -81,8 +80,8 @@ func (h *Handler) denied(ctx context.Context, v *volume.Volume, b shim, err erro
 		err, strings.Join(paths, ", "))
 }
 
-// groupIgnored tells whether a sandbox's files are not the volume's group's: runtime-rs
-// passes no group on to the guest. It is said in the log once a sandbox.
+// groupIgnored reports whether the sandbox ignores the volume's group: runtime-rs does not
+// pass it to the guest. It logs that once per sandbox.
 func (h *Handler) groupIgnored(ctx context.Context, v *volume.Volume, b shim) bool {
 	if b.flavor != rustShim || v.Group == "" || v.Adopted || h.cfg.LacksGroup == nil || !h.cfg.LacksGroup(ctx, v) {
 		return false
@@ -99,8 +98,7 @@ func (h *Handler) groupIgnored(ctx context.Context, v *volume.Volume, b shim) bo
 	return true
 }
 
-// askStats sends one request. With an error that the numbers are to blame for, it gives
-// them too.
+// askStats sends one request. If its error is about the numbers, it returns those as well.
 func (h *Handler) askStats(ctx context.Context, v *volume.Volume, b shim, c *conn, request []byte) (volume.Report, error) {
 	rep, err := h.client.send(ctx, v, b, c, request)
 	if err != nil {
@@ -123,20 +121,20 @@ func (h *Handler) askStats(ctx context.Context, v *volume.Volume, b shim, c *con
 	return report, nil
 }
 
-// statsRequestGo asks by the device. It is escaped twice, because the shim
-// unescapes the value of the query once more than it should.
+// statsRequestGo names the device. It is escaped twice, because the shim unescapes the value
+// of the query once too often.
 func statsRequestGo(device string) []byte {
 	return []byte("GET " + statsPath + escape(escape(device)) + " HTTP/1.1\r\nHost: shim\r\n\r\n")
 }
 
-// statsRequestRust asks by the path in the guest, with the absolute form of the
-// request's target: the shim parses it as a URL, which needs a host.
+// statsRequestRust names the path in the guest. The request's target has the absolute form:
+// the shim parses it as a URL, which needs a host.
 func statsRequestRust(guest string) []byte {
 	return []byte("POST http://shim" + statsPath + escape(guest) + " HTTP/1.1\r\nHost: shim\r\nContent-Length: 0\r\n\r\n")
 }
 
-// escape escapes all that any unescaper could change, a space as %20 and a plus
-// as %2B: so it does not matter which kind of unescaping the shim does.
+// escape escapes everything that any unescaper could change, a space as %20 and a plus as
+// %2B, so that it does not matter how the shim unescapes.
 func escape(s string) string { return fromQuery.Replace(url.QueryEscape(s)) }
 
 var fromQuery = strings.NewReplacer("+", "%20", "%2F", "/")

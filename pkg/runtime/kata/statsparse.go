@@ -13,8 +13,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// statsJSON is how the Go runtime prints the agent's answer: zero values are
-// left out, and a list can hold null. A condition has the names of ours.
+// statsJSON is the agent's answer as the Go runtime prints it: zero values are omitted, and
+// a list can hold null. The keys of a condition are the same as ours.
 type statsJSON struct {
 	Usage []*struct {
 		Available count `json:"available"`
@@ -25,7 +25,7 @@ type statsJSON struct {
 	Condition *volume.Condition `json:"volume_condition"`
 }
 
-// count is a number as a guest may give it: whole, and 0 to the largest int64.
+// count is a number of a guest: a whole one from 0 to the largest int64.
 type count int64
 
 // UnmarshalJSON accepts plain whole numbers only.
@@ -66,8 +66,8 @@ func parseStatsJSON(body []byte) (volume.Report, error) {
 	return guest.Report(usages, in.Condition)
 }
 
-// parseStatsDebug reads the answer of runtime-rs, which is not JSON but Rust's
-// debug text of two values.
+// parseStatsDebug parses the answer of runtime-rs, which is not JSON but Rust's debug text of
+// two values.
 func parseStatsDebug(body []byte) (volume.Report, error) {
 	if len(body) > maxBody {
 		return volume.Report{}, errTooMuch
@@ -101,7 +101,7 @@ func parseStatsDebug(body []byte) (volume.Report, error) {
 	return guest.Report(usages, condition)
 }
 
-// unwrap takes off Some(...), Ok(...) and the like.
+// unwrap removes Some(...), Ok(...) and the like.
 func unwrap(v value) value {
 	for v.kind == nameValue && len(v.items) == 1 && v.fields == nil {
 		v = v.items[0]
@@ -126,7 +126,7 @@ func debugUsage(v value) (u volume.Usage, err error) {
 	return u, err
 }
 
-// debugUnit reads BYTES, or a number of which the runtime does not know the name.
+// debugUnit reads a unit: a name such as BYTES, or a number without a name.
 func debugUnit(v value) (volume.Unit, error) {
 	switch {
 	case v.kind == numberValue:
