@@ -9,8 +9,8 @@ import (
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 )
 
-// checkReport checks what a handler said of a volume. It speaks for a filesystem that a
-// workload can write to, and is believed no more than that.
+// checkReport checks a handler's answer to stats. It describes a filesystem that a workload
+// can write to, and is trusted no more than the workload.
 func checkReport(v *volume.Volume, id string, said *handlerv1.GetVolumeStatsResponse, sizes guest.Sizes) (volume.Report, error) {
 	report, err := readReport(said)
 	if err == nil {
@@ -58,7 +58,7 @@ func checkSize(v *volume.Volume, id string, r volume.Range, size int64, sizes gu
 }
 
 func refusal(v *volume.Volume, id string, kind volume.Kind, verb, text string) error {
-	for _, known := range []string{"volume " + v.ResolvedTarget + ": ", "sandbox " + id + ": "} { // the error has it already
+	for _, known := range []string{"volume " + v.ResolvedTarget + ": ", "sandbox " + id + ": "} { // our error says so itself
 		text = strings.Replace(text, known, "", 1)
 	}
 	text = guest.Printable(oneLine(text), guest.MaxErrorText)

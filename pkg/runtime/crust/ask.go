@@ -13,7 +13,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// question is one call, as it is put to a socket and to a program.
+// question is one call, in the forms for a socket and for a program.
 type question struct {
 	method string // of the gRPC service
 	words  []string
@@ -21,7 +21,7 @@ type question struct {
 	out    proto.Message
 }
 
-// askTime bounds a question of a caller who gave no deadline.
+// askTime bounds a question whose caller set no deadline.
 const askTime = 30 * time.Second
 
 type asker struct {
@@ -31,7 +31,8 @@ type asker struct {
 	conns    *conns
 }
 
-// ask puts a question to whoever serves the volume's live sandbox, and names that.
+// ask sends a question to the handler of the volume's live sandbox, and returns the
+// sandbox's id.
 func (a *asker) ask(ctx context.Context, v *volume.Volume, q *question) (id string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", guest.ContextError(v, "", err)
@@ -65,8 +66,8 @@ func (a *asker) ask(ctx context.Context, v *volume.Volume, q *question) (id stri
 	}
 }
 
-// askOnce prefers the socket, which costs no process, and turns to the program
-// where nobody answers there.
+// askOnce prefers the socket, which costs no process, and falls back to the program if
+// nobody serves the socket.
 func (a *asker) askOnce(ctx context.Context, v *volume.Volume, id string, seen *dirSnapshot, q *question) error {
 	var unserved error
 	if seen.socket != "" {
@@ -93,13 +94,13 @@ func (a *asker) askOnce(ctx context.Context, v *volume.Volume, id string, seen *
 	return volume.Errorf(kind, "volume %s: the handler of sandbox %s cannot be asked: %w", v.Target, id, unserved)
 }
 
-// oneLine is the first line of what a handler says to people.
+// oneLine returns the first line of a text.
 func oneLine(s string) string {
 	first, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
 	return first
 }
 
-// thawForgotten asks every program: which one it was, nobody knows any more.
+// thawForgotten asks every program: it is not known any more which one froze the volume.
 func (a *asker) thawForgotten(ctx context.Context, v *volume.Volume, q *question, cause error) error {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()

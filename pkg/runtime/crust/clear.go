@@ -13,17 +13,16 @@ import (
 )
 
 const (
-	// maxJobs bounds what waits to be cleared away; what finds no room is found
-	// again by the reconciler.
+	// maxJobs bounds the queue of jobs. The reconciler finds again what did not fit.
 	maxJobs = 4096
 	// lockTime bounds the wait for a handler that changes the directory.
 	lockTime = 2 * time.Second
-	// verifyTime bounds the question whether a sandbox lives.
+	// verifyTime bounds the check whether a sandbox lives.
 	verifyTime = 3 * time.Second
 )
 
-// job is work for Run: to clear away a sandbox that is gone or, without one, to
-// ask whether a volume's sandbox still lives.
+// job is work for Run: to remove the files of the sandbox that is gone or, if that is "", to
+// check whether the volume's sandbox still lives.
 type job struct {
 	key  volume.Key
 	gone string
@@ -66,7 +65,7 @@ func (c *cleaner) do(ctx context.Context, j job) {
 		})
 		return
 	}
-	// Where no sandbox lives, the question alone clears the files of the dead away.
+	// If no sandbox lives, this already removes the files of the dead ones.
 	live, err := c.inUse(ctx, e.Volume)
 	if err != nil {
 		c.log.Debug("a volume's sandbox cannot be asked", zap.String("volume", e.Volume.Target), zap.Error(err))
@@ -98,8 +97,8 @@ func (c *cleaner) clearThose(v *volume.Volume, dead func(ids []string) []string)
 	}
 }
 
-// suspect has Run ask about a volume whose sandbox the container runtime does not
-// know, or where none is followed.
+// suspect lets Run check a volume with a sandbox that the container runtime does not know, or
+// if none is followed.
 func (c *cleaner) suspect(v *volume.Volume) {
 	ids, _ := c.bindings.layout.Sandboxes(string(v.Key))
 	for _, id := range ids {
@@ -110,9 +109,9 @@ func (c *cleaner) suspect(v *volume.Volume) {
 	}
 }
 
-// clear drops the files of dead sandboxes, as they were seen, and with the last of
-// them what says how to ask. It tells whether there is another sandbox. What
-// another broker published is that one's to clear.
+// clear removes the files of dead sandboxes unless they changed since they were seen and,
+// with the last of them, runtime-cli and runtime-socket. It reports whether another sandbox
+// is left. It changes nothing of what another broker published.
 func (c *cleaner) clear(v *volume.Volume, seen *dirSnapshot) (another bool) {
 	if whose, _, err := c.bindings.layout.tree.OwnerOf(string(v.Key)); err != nil || whose != tree.OwnedByUs {
 		c.bindings.table.Unbind(v.Key)
@@ -139,7 +138,7 @@ func (c *cleaner) clear(v *volume.Volume, seen *dirSnapshot) (another bool) {
 	return true
 }
 
-// clearLocked leaves alone what came since, from a new sandbox.
+// clearLocked keeps the files that a sandbox wrote since.
 func (c *cleaner) clearLocked(v *volume.Volume, dir *abi.Dir, seen *dirSnapshot) (left []string, err error) {
 	for _, id := range seen.ids {
 		if now, there := c.bindings.layout.identify(v.Key, id); there && now == seen.files[id] {

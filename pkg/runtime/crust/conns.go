@@ -18,16 +18,16 @@ import (
 )
 
 const (
-	// maxConns bounds the connections that are kept: as a rule there is one agent a node.
+	// maxConns bounds the connections that are kept. There is usually one agent per node.
 	maxConns = 64
-	// idleTime is when a connection that nobody uses is closed.
+	// idleTime is how long an unused connection stays open.
 	idleTime = time.Minute
-	// retryTime bounds how long an agent that was away is not tried again.
+	// retryTime bounds the pause before an agent that was away is dialed again.
 	retryTime = 500 * time.Millisecond
 )
 
-// conns keeps connections to handlers' sockets between calls. It keeps none unless
-// its run runs, so that none is left behind.
+// conns keeps connections to handlers' sockets between calls. It keeps none unless run runs,
+// so that none is left behind.
 type conns struct {
 	sockets sockets
 
@@ -112,11 +112,11 @@ func (c *conns) makeRoom() bool {
 	return len(c.open) < maxConns
 }
 
-// connect makes a connection that is opened by its first call.
+// connect makes a connection, which its first call opens.
 func (c *conns) connect(path string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+strings.TrimPrefix(path, "/"),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.sockets.dial(ctx, path) }),
-		// Who is there, the kernel says; what is sent never leaves the node.
+		// The kernel says who serves the socket, and the data never leaves the node.
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.ForceCodecV2(rawAnswers{encoding.GetCodecV2("proto")})),
 		// A fixed window: to estimate one, gRPC pings at nearly every answer.
@@ -129,17 +129,17 @@ func (c *conns) connect(path string) (*grpc.ClientConn, error) {
 		}))
 }
 
-// answer is the bytes of a message: the error of one that cannot be read is ours to class.
+// answer is the bytes of a message. It is parsed later, so that the error is ours.
 type answer []byte
 
-// rawAnswers is protobuf's codec, which sends messages, but for the answers.
+// rawAnswers is protobuf's codec, but does not parse answers.
 type rawAnswers struct{ encoding.CodecV2 }
 
-// Unmarshal keeps the bytes of an answer.
+// Unmarshal copies the bytes of an answer.
 func (rawAnswers) Unmarshal(data mem.BufferSlice, v any) error {
 	out, ok := v.(*answer)
 	if !ok {
-		return fmt.Errorf("%T takes no answer", v)
+		return fmt.Errorf("%T cannot hold an answer", v)
 	}
 	*out = data.Materialize()
 	return nil

@@ -20,13 +20,13 @@ const (
 	sweepTime  = time.Minute
 	sweepRetry = 30 * time.Second
 	sweepGap   = time.Second
-	// sweepLate is how long after the end of a freeze it is asked for: its own watchdogs
-	// come first.
+	// sweepLate is how long after the end of a freeze the programs are run: the handler's own
+	// watchdogs come first.
 	sweepLate = 5 * time.Second
 )
 
-// expiry has each program thaw what is frozen although its time is over, because all
-// that would have thawed it was killed. It is asked at the start, and after the end of
+// expiry runs each program to thaw volumes that are still frozen after their time, because
+// whatever would have thawed them was killed. It does so at the start and after the end of
 // each freeze.
 type expiry struct {
 	programs []string
@@ -40,7 +40,7 @@ func newExpiry(cfg Config, log *zap.Logger) *expiry {
 	return &expiry{programs: cfg.Programs, owner: cfg.Owner, log: log, late: sweepLate, ends: make(chan time.Time, 64)}
 }
 
-// frozen notes a freeze. It does not block: where there is no room, run asks soon anyway.
+// frozen records a freeze. It does not block: if the queue is full, run sweeps soon anyway.
 func (e *expiry) frozen(timeout time.Duration) {
 	select {
 	case e.ends <- time.Now().Add(timeout + e.late):
@@ -70,7 +70,7 @@ func (e *expiry) run(ctx context.Context) {
 	}
 }
 
-// sweep asks every program. Where nothing is frozen, next is the zero time.
+// sweep runs every program. If nothing is frozen, next is the zero time.
 func (e *expiry) sweep(ctx context.Context) (next time.Time) {
 	for _, program := range e.programs {
 		reply, err := e.ask(ctx, program)
@@ -96,13 +96,13 @@ func (e *expiry) sweep(ctx context.Context) (next time.Time) {
 	return next
 }
 
-// ask runs one program. One that does not know the question has nothing to thaw.
+// ask runs one program. One without thaw-expired has nothing to thaw.
 func (e *expiry) ask(ctx context.Context, program string) (reply abi.ThawExpiredReply, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTime)
 	defer cancel()
 	file, err := openProgram(program, e.owner)
 	if err != nil {
-		return reply, nil //nolint:nilerr // Health tells of it
+		return reply, nil //nolint:nilerr // Health reports it
 	}
 	defer closeFile(file)
 	ended, err := runProgram(ctx, file, program, []string{abi.ThawExpired})

@@ -1,8 +1,7 @@
-// Package crust is the broker's side of the directory ABI: it shows volumes to the
-// runtime handlers that speak it, such as crust-runc, learns from them which
-// sandbox has a volume, and asks them about it over their socket or, where there
-// is none, by their program. It is for this project's daemon and may change with any
-// release.
+// Package crust is the broker's side of the directory ABI. It publishes volumes to runtime
+// handlers such as crust-runc, learns from them which sandbox has a volume, and asks them
+// about it over their socket or, if there is none, by their program. It is for this
+// project's daemon and may change with any release.
 package crust
 
 import (
@@ -26,18 +25,18 @@ import (
 // Name is the handler's name.
 const Name = "crust"
 
-// Sandboxes is what the handler asks of the container runtime, from memory. It
-// works without: the files of the ABI say the same, a little later.
+// Sandboxes is what the handler needs to know from the container runtime; it must not block.
+// The handler also works without: the files of the ABI say the same, a little later.
 type Sandboxes interface {
-	// PodOf tells the pod of a sandbox, where that is known.
+	// PodOf returns the pod of a sandbox, if that is known.
 	PodOf(sandboxID string) (podUID string, known bool)
-	// Ready tells whether the above can be relied on now.
+	// Ready reports whether the above can be relied on now.
 	Ready() bool
 }
 
-// Handler is the runtime handler of the directory ABI. It works at once after New;
-// Run adds the watch by which bindings show the moment they come to be, kept
-// connections, and the clearing away of dead sandboxes.
+// Handler is the runtime handler of the directory ABI. It works right after New. While Run
+// runs, it also watches for new bindings, keeps connections, and removes the files of dead
+// sandboxes.
 type Handler struct {
 	cfg      Config
 	store    *projection.Store
@@ -49,8 +48,8 @@ type Handler struct {
 
 var _ runtime.Handler = (*Handler)(nil)
 
-// New makes the handler and removes what a kill left in TempDir. Sandboxes is nil where
-// no container runtime is followed.
+// New makes the handler and removes what a kill left in TempDir. Sandboxes is nil if no
+// container runtime is followed.
 func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 	opened, err := tree.Open(tree.Config{
 		Name: Name, Root: cfg.Root, Temp: cfg.TempDir, File: abi.InfoName, What: "the volume's mount information",
@@ -74,12 +73,12 @@ func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 // Name is "crust".
 func (h *Handler) Name() string { return Name }
 
-// Abilities of crust-runc, which the ABI asks of every handler.
+// Abilities are those of crust-runc, which the ABI requires of every handler.
 func (h *Handler) Abilities() deferral.Abilities {
 	return deferral.Abilities{GrowsAtMount: true, HostMounts: true, SELinux: h.cfg.SELinux, SubPaths: true}
 }
 
-// Health tells what keeps the handler from working.
+// Health returns what keeps the handler from working, or nil.
 func (h *Handler) Health(context.Context) error {
 	for _, path := range h.cfg.Programs {
 		file, err := openProgram(path, h.cfg.Owner)
@@ -91,7 +90,8 @@ func (h *Handler) Health(context.Context) error {
 	return h.store.Health()
 }
 
-// Run watches the tree, keeps connections and clears dead sandboxes away.
+// Run watches the tree, keeps connections and removes the files of dead sandboxes until ctx
+// ends.
 func (h *Handler) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return h.store.Run(ctx) })
@@ -101,7 +101,7 @@ func (h *Handler) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Check tells why no handler could serve the volume.
+// Check returns why no handler can serve the volume, or nil.
 func (h *Handler) Check(v *volume.Volume) error {
 	if !sys.IsText(v.ResolvedTarget) || !strings.HasPrefix(v.ResolvedTarget, "/") {
 		return volume.Errorf(volume.Invalid, "volume %q: the target is not an absolute path of printable text", v.Target)
@@ -118,13 +118,13 @@ func (h *Handler) Check(v *volume.Volume) error {
 			"may mount (%s): use one of these, or add it to handlers.crust.filesystems",
 			v.Target, v.FSType, strings.Join(h.cfg.Filesystems, ", "))
 	}
-	// The highest number tells chown to leave the group as it is.
+	// To chown, the highest number means to leave the group as it is.
 	_, _, err := projection.CheckGroup(v, math.MaxUint32-1)
 	return err
 }
 
-// Publish makes the volume's directory exist with the right mountInfo.json. For a volume
-// that was there before, it also has Run see whether its sandbox still lives.
+// Publish makes sure that the volume's directory exists with the right mountInfo.json, and
+// lets Run check whether the sandbox of a volume that was there before still lives.
 func (h *Handler) Publish(ctx context.Context, v *volume.Volume) (changed bool, err error) {
 	if changed, err = h.store.Publish(ctx, v); err != nil {
 		return false, err
@@ -133,13 +133,13 @@ func (h *Handler) Publish(ctx context.Context, v *volume.Volume) (changed bool, 
 	return changed, nil
 }
 
-// Retract takes the volume's directory away, and all that handlers left in it.
-// What another program put there is left alone.
+// Retract removes the volume's directory with all that handlers left in it. A directory of
+// another program stays.
 func (h *Handler) Retract(ctx context.Context, v *volume.Volume) error {
 	return h.store.Retract(ctx, v)
 }
 
-// Orphans lists our directories of volumes that nobody knows any more.
+// Orphans lists our directories of volumes that are not known.
 func (h *Handler) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {
 	return h.store.Orphans(known)
 }
@@ -155,7 +155,7 @@ func (h *Handler) AdoptForeign() { h.store.AdoptForeign() }
 // Adopted lists the volumes that other programs published.
 func (h *Handler) Adopted() []*volume.Volume { return h.store.Adopted() }
 
-// SandboxAdded does nothing: the sandbox's own files say which volumes it mounts.
+// SandboxAdded does nothing: the sandbox's files say which volumes it mounts.
 func (h *Handler) SandboxAdded(string, string) {}
 
 // SandboxGone reports that a sandbox has ended.

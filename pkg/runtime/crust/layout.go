@@ -14,22 +14,22 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// layout is the tree of the directory ABI: a directory for each volume, by its key.
+// layout is the tree of the directory ABI: a directory for each volume, named by its key.
 type layout struct{ tree *tree.Tree }
 
-// DirOf names a volume's directory.
+// DirOf returns the name of a volume's directory.
 func (l layout) DirOf(v *volume.Volume) (string, bool) {
 	return string(v.Key), abi.IsDirName(string(v.Key))
 }
 
-// KeyOf is the key that a directory is named by.
+// KeyOf returns the key that a directory is named for.
 func (l layout) KeyOf(dir string) (volume.Key, bool) { return volume.Key(dir), abi.IsDirName(dir) }
 
-// Encode gives a volume's mountInfo.json.
+// Encode returns a volume's mountInfo.json.
 func (l layout) Encode(v *volume.Volume) ([]byte, error) { return abi.Encode(v) }
 
-// Read reads a volume back. The target of one that does not say it is the directory
-// itself: it needs a name in lists and errors.
+// Read reads a volume back. If the file does not name a target, the directory stands for it:
+// lists and errors need a name.
 func (l layout) Read(name string) *volume.Volume {
 	path := l.tree.Path(name)
 	v := &volume.Volume{Key: volume.Key(name), Target: path, ResolvedTarget: path, Handler: Name}
@@ -40,7 +40,7 @@ func (l layout) Read(name string) *volume.Volume {
 	defer func() { _ = dir.Close() }()
 	info, err := dir.Info()
 	if err != nil {
-		// The device has an owner, whatever the volume is.
+		// The device has an owner, whatever else is wrong.
 		if raw, err := dir.Read(abi.InfoName, abi.MaxInfo); err == nil {
 			v.Device = tree.DeviceIn(raw)
 		}
@@ -73,7 +73,7 @@ type dirSnapshot struct {
 	unread error
 }
 
-// fileID tells a file from a later one of the same name.
+// fileID distinguishes a file from a later one of the same name.
 type fileID struct {
 	inode uint64
 	mtime int64
@@ -101,8 +101,8 @@ func (l layout) readDir(v *volume.Volume, skip func(id string) bool) (*dirSnapsh
 	}
 	s.readLines(dir)
 	if len(s.ids) > 0 && s.cli == "" && s.unread == nil {
-		// A handler writes its id first and its program last. Whoever has the lock has
-		// seen it end.
+		// A handler writes its id first and its program last. Once we have the lock, it
+		// has finished.
 		s.unread = dir.Lock(lockTime)
 		if s.unread == nil {
 			s.readLines(dir)
@@ -135,8 +135,8 @@ func (l layout) identify(key volume.Key, name string) (fileID, bool) {
 	return fileID{inode: st.Ino, mtime: st.Mtim.Nano()}, true
 }
 
-// bindings records which sandbox has a volume, for lists and to report changes. What a
-// call needs is read from the volume's directory each time.
+// bindings records which sandbox has a volume, for lists and to report changes. Calls read
+// the volume's directory each time.
 type bindings struct {
 	table     *projection.Bindings
 	layout    layout
@@ -145,14 +145,14 @@ type bindings struct {
 
 func (b *bindings) bind(key volume.Key, id string) { b.table.Bind(key, id, Name) }
 
-// seen records a new sandbox-id file: the newest is the live one until shown otherwise.
+// seen records a new sandbox-id file: the newest sandbox counts as live until shown otherwise.
 func (b *bindings) seen(key volume.Key, id string) {
 	if e, tracked := b.table.Get(key); tracked && abi.IsSandboxID(id) && !b.ofOtherPod(id, e.Volume) {
 		b.bind(key, id)
 	}
 }
 
-// readDir leaves out the ids of other pods' sandboxes, which must be lies.
+// readDir leaves out the ids of other pods' sandboxes: these cannot have the volume.
 func (b *bindings) readDir(v *volume.Volume) (*dirSnapshot, error) {
 	return b.layout.readDir(v, func(id string) bool { return b.ofOtherPod(id, v) })
 }
@@ -161,7 +161,7 @@ func (b *bindings) ofOtherPod(id string, v *volume.Volume) bool {
 	return projection.OfOtherPod(b.sandboxes, id, v.PodUID)
 }
 
-// isGone tells whether the container runtime has no such sandbox, or none reported yet.
+// isGone reports whether the container runtime has no such sandbox, or none reported yet.
 func (b *bindings) isGone(id string) bool {
 	if b.sandboxes == nil || !b.sandboxes.Ready() {
 		return false

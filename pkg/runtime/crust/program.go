@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	// childProgram is the program as it sees itself: os/exec makes the first extra
-	// descriptor 3. What was checked is what is executed, whatever has its name now.
+	// childProgram is the path of the program in the child: os/exec passes the first extra
+	// file as descriptor 3. So the file that was checked is executed, whatever has its name
+	// now.
 	childProgram = "/proc/self/fd/3"
 
 	maxAnswer    = 64 << 10
@@ -48,8 +49,8 @@ func (a *asker) askProgram(ctx context.Context, v *volume.Volume, id, path strin
 	case ended.code != abi.ExitOK:
 		return refusal(v, id, kindOfExit(ended.code), q.words[0], ended.complaint)
 	}
-	// Numbers may be numbers or strings, names in either spelling: as protobuf's own
-	// JSON is. What is not known is passed over.
+	// As in protobuf's own JSON, numbers may be numbers or strings, and names have either
+	// spelling. Unknown keys are ignored.
 	options := protojson.UnmarshalOptions{DiscardUnknown: true}
 	if err := options.Unmarshal([]byte(ended.answer), q.out); err != nil {
 		return malformed(v, id, err)
@@ -61,7 +62,7 @@ func kindOfExit(code int) volume.Kind {
 	switch code {
 	case abi.ExitNoSandbox:
 		return volume.NoSandbox
-	case abi.ExitUnsupported, abi.ExitUsage: // our arguments are right: it does not know the question
+	case abi.ExitUnsupported, abi.ExitUsage: // our arguments are right, so it does not know the question
 		return volume.Unsupported
 	case abi.ExitOutOfRange:
 		return volume.OutOfRange
@@ -102,7 +103,7 @@ func runProgram(ctx context.Context, file *os.File, path string, words []string)
 	cmd.Args = append([]string{path, abi.Word}, words...)
 	cmd.ExtraFiles = []*os.File{file}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	// Its children go with it. It is not reaped yet, so that the number is its own.
+	// Kill its children as well. It is not reaped yet, so the number is still its own.
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	ran, err := capture.Run(cmd, maxAnswer, maxComplaint)
 	if err != nil {
@@ -114,5 +115,5 @@ func runProgram(ctx context.Context, file *os.File, path string, words []string)
 	return &ending{code: cmd.ProcessState.ExitCode(), answer: ran.Stdout, full: ran.Full, complaint: ran.Stderr}, nil
 }
 
-// closeFile closes a file through which nothing was written that must last.
+// closeFile closes a file that nothing was written to.
 func closeFile(file *os.File) { _ = file.Close() }

@@ -61,7 +61,7 @@ func (h *Handler) Freeze(ctx context.Context, v *volume.Volume, timeout time.Dur
 	if timeout < time.Second {
 		return volume.Errorf(volume.Invalid, "volume %s: a freeze of %v is too short: give a second or more", v.Target, timeout)
 	}
-	h.expiry.frozen(timeout) // also where the answer gets lost
+	h.expiry.frozen(timeout) // even if the answer gets lost
 	_, err := h.asker.ask(ctx, v, &question{
 		method: handlerv1.Handler_FreezeVolume_FullMethodName,
 		words:  []string{abi.Freeze, v.ResolvedTarget, strconv.FormatInt(int64(timeout/time.Second), 10)},
@@ -73,8 +73,8 @@ func (h *Handler) Freeze(ctx context.Context, v *volume.Volume, timeout time.Dur
 	return err
 }
 
-// Thaw lets writes to the volume go on, also where the sandbox that was told to
-// hold them has ended: its filesystem stays frozen, and its handler can end that.
+// Thaw lets writes to the volume go on. It also works if the sandbox has ended: the
+// filesystem can still be frozen, and the handler can thaw it.
 func (h *Handler) Thaw(ctx context.Context, v *volume.Volume) error {
 	q := &question{
 		method: handlerv1.Handler_ThawVolume_FullMethodName, words: []string{abi.Thaw, v.ResolvedTarget},
@@ -87,7 +87,8 @@ func (h *Handler) Thaw(ctx context.Context, v *volume.Volume) error {
 	return h.asker.thawForgotten(ctx, v, q, err)
 }
 
-// InUse counts a sandbox that answers wrongly, or not in time, as one that lives.
+// InUse returns a sandbox that has the volume or may have it. One that answers wrongly, or
+// not in time, counts as alive.
 func (h *Handler) InUse(ctx context.Context, v *volume.Volume) (string, error) {
 	seen, err := h.bindings.readDir(v)
 	if err != nil || len(seen.ids) == 0 {

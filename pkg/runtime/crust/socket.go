@@ -18,7 +18,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// errNobodyThere marks a socket that nobody serves, or that is not trusted.
+// errNobodyThere marks a socket that is not served, or not trusted.
 var errNobodyThere = errors.New("nobody serves its socket")
 
 func (a *asker) askSocket(ctx context.Context, v *volume.Volume, id, path string, q *question) error {
@@ -64,13 +64,13 @@ func socketError(ctx context.Context, v *volume.Volume, id string, q *question, 
 	return refusal(v, id, kind, q.words[0], said.Message())
 }
 
-// sockets says which sockets are trusted.
+// sockets checks whether sockets are trusted.
 type sockets struct {
 	dirs  []string
 	owner uint32
 }
 
-// open opens a socket's file, not yet the connection, if it may be used.
+// open opens a socket's file with O_PATH, if the socket is trusted.
 func (s sockets) open(path string) (int, error) {
 	for _, dir := range s.dirs {
 		dir = filepath.Clean(dir)
@@ -113,7 +113,7 @@ func (s sockets) check(fd int, path string) error {
 	return nil
 }
 
-// dial connects through the file that was checked, and checks who is behind it.
+// dial connects to the file that was checked, and checks who serves it.
 func (s sockets) dial(ctx context.Context, path string) (net.Conn, error) {
 	fd, err := s.open(path)
 	if err != nil {
@@ -134,7 +134,7 @@ func (s sockets) dial(ctx context.Context, path string) (net.Conn, error) {
 func (s sockets) checkPeer(conn net.Conn, path string) error {
 	who, err := sys.Peer(conn)
 	if err != nil {
-		return fmt.Errorf("%s: it cannot be told who serves it: %w", path, err)
+		return fmt.Errorf("%s: the kernel does not say who serves it: %w", path, err)
 	}
 	if who.Uid != s.owner {
 		return volume.Errorf(volume.Denied, "the socket %s is served by user %d and must be by user %d", path, who.Uid, s.owner)
