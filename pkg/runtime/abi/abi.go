@@ -1,10 +1,9 @@
-// Package abi is the directory ABI between the broker and a runtime handler, as
-// both sides need it: the names of files, what stands in them, and the words of
-// the program that a handler names. docs/runtime-authors.md describes it as a
-// wire document.
+// Package abi is the directory ABI between the broker and a runtime handler, for both sides:
+// the names and contents of files, and the arguments and answers of a handler's program.
+// docs/runtime-authors.md describes it as a wire document.
 //
-// It is for authors of runtimes and shims, and for the broker. It imports neither the
-// broker nor gRPC, so that a program that is started for each container stays small.
+// It is for authors of runtimes and shims, and for the broker. It imports neither the broker
+// nor gRPC, so that a program that is started for each container stays small.
 // Names and types are only added; to remove one would be a new major version.
 package abi
 
@@ -29,7 +28,7 @@ const (
 	SocketName = "runtime-socket"
 )
 
-// The first argument to a handler's program, and what it is asked to do.
+// The first argument of a handler's program is Word, the second one of the others.
 const (
 	Word        = "crust"
 	Stats       = "stats"
@@ -39,7 +38,7 @@ const (
 	ThawExpired = "thaw-expired"
 )
 
-// How a handler's program ends. Any other status says that it refused.
+// The exit statuses of a handler's program. Any other one means that it refused.
 const (
 	ExitOK          = 0
 	ExitRefused     = 1
@@ -55,20 +54,20 @@ const (
 // volume's directory follows.
 const GuardPrefix = "crust:"
 
-// DirName is the name of a volume's directory: the hex sha256 of its resolved
-// target path.
+// DirName returns the name of a volume's directory: the SHA-256 of its resolved target path
+// in hexadecimal.
 func DirName(target string) string {
 	sum := sha256.Sum256([]byte(target))
 	return hex.EncodeToString(sum[:])
 }
 
-// IsDirName tells whether a name has the form that DirName gives.
+// IsDirName reports whether a name has the form that DirName gives.
 func IsDirName(name string) bool {
 	return len(name) == 2*sha256.Size && strings.Trim(name, "0123456789abcdef") == ""
 }
 
-// IsSandboxID tells whether a name can be the id of a sandbox: it becomes part of
-// paths.
+// IsSandboxID reports whether a name can be the id of a sandbox. It is safe as a part of a
+// path.
 func IsSandboxID(name string) bool {
 	const letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 	if name == "" || len(name) > 128 || name == InfoName || name == CLIName || name == SocketName {
@@ -122,7 +121,7 @@ type ThawExpiredReply struct {
 	// Thawed are the names of the directories of the volumes that were frozen although
 	// their time was over.
 	Thawed []string `json:"thawed"`
-	// NextSeconds is when to ask again; 0 where nothing is frozen.
+	// NextSeconds is when to ask again; 0 if nothing is frozen.
 	NextSeconds int64 `json:"next_seconds"`
 	// Problem says what could not be thawed; it is tried again.
 	Problem string `json:"problem,omitempty"`

@@ -14,15 +14,15 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// Dir is the open directory of a volume. All that is done with it is done by its
-// descriptor: a directory that was replaced meanwhile is not touched.
+// Dir is the open directory of a volume. Its methods use the descriptor: they do not touch a
+// directory that replaced it meanwhile.
 type Dir struct {
 	fd   int
 	name string
 }
 
-// Open opens the directory of a volume below root. It is an os.ErrNotExist where
-// there is none.
+// Open opens the directory of a volume below root. If there is none, the error is
+// os.ErrNotExist.
 func Open(root, name string) (*Dir, error) {
 	if !IsDirName(name) {
 		return nil, fmt.Errorf("%q is not the name of a volume's directory", name)
@@ -39,14 +39,14 @@ func Open(root, name string) (*Dir, error) {
 	return &Dir{fd: fd, name: name}, nil
 }
 
-// Name is the directory's name, the key of its volume.
+// Name returns the directory's name, which is the key of its volume.
 func (d *Dir) Name() string { return d.name }
 
-// Close closes the directory, and gives up its lock.
+// Close closes the directory and releases its lock.
 func (d *Dir) Close() error { return unix.Close(d.fd) }
 
-// Lock waits until no other program changes the directory, at most so long. Who
-// adds or removes files beside mountInfo.json holds it.
+// Lock locks the directory, and waits at most that long for it. Whoever adds or removes files
+// beside mountInfo.json must hold the lock.
 func (d *Dir) Lock(most time.Duration) error {
 	if err := sys.Lock(context.Background(), d.fd, most); err != nil {
 		return fmt.Errorf("lock the volume's directory: %w", err)
@@ -54,7 +54,7 @@ func (d *Dir) Lock(most time.Duration) error {
 	return nil
 }
 
-// Unlock lets others change the directory.
+// Unlock releases the lock.
 func (d *Dir) Unlock() error { return unix.Flock(d.fd, unix.LOCK_UN) }
 
 // Info reads and checks mountInfo.json.
@@ -73,8 +73,8 @@ func (d *Dir) Info() (Info, error) {
 	return info, nil
 }
 
-// Read reads a regular file of at most limit bytes. It follows no link and waits
-// for nothing, whatever stands under the name.
+// Read reads a regular file of at most limit bytes. It follows no link and does not block,
+// whatever has the name.
 func (d *Dir) Read(name string, limit int) ([]byte, error) {
 	fd, err := sys.OpenBeneath(d.fd, name, unix.O_RDONLY|unix.O_NONBLOCK, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
@@ -101,7 +101,7 @@ func (d *Dir) Line(name string) (string, error) {
 	return string(line), nil
 }
 
-// Put makes or replaces a file as a whole. The caller has the lock.
+// Put makes or replaces a file atomically. The caller holds the lock.
 func (d *Dir) Put(name string, raw []byte) error {
 	temp := "." + name + "." + strconv.Itoa(os.Getpid())
 	const flags = unix.O_CREAT | unix.O_TRUNC | unix.O_WRONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC
@@ -121,7 +121,7 @@ func (d *Dir) Put(name string, raw []byte) error {
 	return err
 }
 
-// Remove removes a file; that there is none is a success. The caller has the lock.
+// Remove removes a file, and succeeds if there is none. The caller holds the lock.
 func (d *Dir) Remove(name string) error {
 	err := unix.Unlinkat(d.fd, name, 0)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
@@ -130,7 +130,7 @@ func (d *Dir) Remove(name string) error {
 	return nil
 }
 
-// maxNames bounds a listing: a volume has few sandboxes, one after the other.
+// maxNames bounds a listing. A volume has few sandboxes, one after the other.
 const maxNames = 1024
 
 // Sandboxes lists the ids of sandboxes that left a file, the newest first.

@@ -23,8 +23,8 @@ type Info struct {
 	Options    []string          `json:"options,omitempty"`
 }
 
-// The keys of an Info's metadata. The last three are ours: without them a handler
-// can still serve, with fewer checks.
+// The keys of an Info's metadata. The last three are ours: without them a handler can still
+// serve the volume, with fewer checks.
 const (
 	MetaGroup  = "fsGroup"
 	MetaPolicy = "fsGroupChangePolicy"
@@ -40,8 +40,8 @@ const TypeBlock = "block"
 // MaxInfo bounds the file.
 const MaxInfo = 64 << 10
 
-// Encode describes a volume. It is deterministic, so that a projection is
-// compared by its bytes.
+// Encode returns the file of a volume. It is deterministic, so that projections can be
+// compared by their bytes.
 func Encode(v *volume.Volume) ([]byte, error) {
 	info := Info{
 		VolumeType: TypeBlock, Device: v.Device.Path, FSType: v.FSType, Options: mountopt.Options(v),
@@ -62,8 +62,7 @@ func Encode(v *volume.Volume) ([]byte, error) {
 	return json.Marshal(info)
 }
 
-// Parse reads a file that anybody may have written. Keys that it does not know
-// are passed over.
+// Parse parses and checks an untrusted file. It ignores unknown keys.
 func Parse(raw []byte) (Info, error) {
 	var info Info
 	if err := json.Unmarshal(raw, &info); err != nil {
@@ -92,18 +91,18 @@ func (i Info) check() error {
 	return err
 }
 
-// Target is the resolved target path, or "" where the writer did not say.
+// Target returns the resolved target path, or "" if the file does not say it.
 func (i Info) Target() string { return i.Metadata[metaTarget] }
 
-// PodUID is the pod that the volume belongs to, or "" where the writer did not
-// say.
+// PodUID returns the UID of the pod that the volume belongs to, or "" if the file does not
+// say it.
 func (i Info) PodUID() string { return i.Metadata[metaPod] }
 
-// ReadOnly tells whether the volume is read-only as a whole.
+// ReadOnly reports whether the volume is read-only as a whole.
 func (i Info) ReadOnly() bool { return slices.Contains(i.Options, "ro") }
 
-// DeviceNumber is what the device must be; known is false where the writer did
-// not say.
+// DeviceNumber returns the number that the device must have. known is false if the file does
+// not say it.
 func (i Info) DeviceNumber() (major, minor uint32, known bool, err error) {
 	text := i.Metadata[metaDevice]
 	if text == "" {
@@ -118,7 +117,7 @@ func (i Info) DeviceNumber() (major, minor uint32, known bool, err error) {
 	return uint32(a), uint32(b), true, nil
 }
 
-// Group is the group that the files shall have, if any.
+// Group returns the group that the files shall have, if any.
 func (i Info) Group() (gid uint32, wanted bool, err error) {
 	text, policy := i.Metadata[MetaGroup], i.GroupPolicy()
 	if text == "" {
@@ -128,7 +127,7 @@ func (i Info) Group() (gid uint32, wanted bool, err error) {
 		return 0, false, nil
 	}
 	n, err := strconv.ParseUint(text, 10, 32)
-	// 010 would be 8 to some readers, and the highest number is "none" to chown.
+	// Some readers would take 010 for 8, and chown takes the highest number for "no change".
 	if err != nil || strconv.FormatUint(n, 10) != text || uint32(n) == ^uint32(0) {
 		return 0, false, fmt.Errorf("%s is not a decimal group id", MetaGroup)
 	}
@@ -140,7 +139,7 @@ func (i Info) Group() (gid uint32, wanted bool, err error) {
 	}
 }
 
-// GroupPolicy says when the group is changed; unset means always.
+// GroupPolicy returns when the group is changed; unset means always.
 func (i Info) GroupPolicy() volume.GroupPolicy { return volume.GroupPolicy(i.Metadata[MetaPolicy]) }
 
 func isPath(s string) bool { return path.IsAbs(s) && sys.IsText(s) && len(s) < 4096 }

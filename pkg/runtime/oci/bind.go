@@ -8,24 +8,21 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// Binding tells the broker that a sandbox has mounted a volume, and how to ask it.
+// Binding says that a sandbox has mounted a volume, and how the broker can ask it.
 type Binding struct {
-	// Sandbox is the sandbox id, and Note what the runtime wants to remember of it;
-	// nobody else reads that.
+	// Sandbox is the sandbox id. Note is the runtime's own data; nobody else reads it.
 	Sandbox string
 	Note    []byte
-	// Program is the absolute path of the program to run for stats and the rest.
+	// Program is the absolute path of the program to run for stats and the other questions.
 	Program string
-	// Socket is the absolute path of the socket that answers the same, or "".
+	// Socket is the absolute path of the socket that answers them too, or "".
 	Socket string
 }
 
-// lockTime bounds the wait for others who change a volume's directory, which
-// takes them moments.
+// lockTime bounds the wait for others who change a volume's directory. They take moments.
 const lockTime = 10 * time.Second
 
-// Bind writes the binding down: first which sandbox it is, then how to ask it, so
-// that whoever sees the one finds the other.
+// Bind writes the binding: the sandbox id first, and the program last.
 func (m *Mount) Bind(b Binding) error {
 	if !abi.IsSandboxID(b.Sandbox) {
 		return fmt.Errorf("%q cannot be the id of a sandbox", b.Sandbox)
@@ -43,11 +40,11 @@ func (m *Mount) Bind(b Binding) error {
 	})
 }
 
-// Unbind takes the binding of a sandbox back; with the last one the words how to
-// ask go too. A binding that is not there is a success.
+// Unbind removes the binding of a sandbox and, with the last one, runtime-cli and
+// runtime-socket. It succeeds if there is no such binding.
 func (m *Mount) Unbind(sandbox string) error { return Unbind(m.dir, sandbox) }
 
-// Unbind takes the binding of a sandbox out of a volume's directory.
+// Unbind removes the binding of a sandbox from a volume's directory, as Mount.Unbind does.
 func Unbind(dir *abi.Dir, sandbox string) error {
 	if !abi.IsSandboxID(sandbox) {
 		return fmt.Errorf("%q cannot be the id of a sandbox", sandbox)

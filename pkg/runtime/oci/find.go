@@ -16,63 +16,60 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// Config says where to look. Its zero value is a node's own places.
+// Config has the paths that Find reads. Its zero value has a node's default paths.
 type Config struct {
 	// Root holds the directories of volumes, /run/crust unless set.
 	Root string
-	// MountInfo is the kernel's list of mounts, that of this thread unless set.
+	// MountInfo is the kernel's mount table, that of this thread unless set.
 	MountInfo string
 }
 
 // Mount is one mount of a container that is to show a deferred volume.
 type Mount struct {
-	// Index is its place in the mounts of the spec, Destination where the container
-	// sees it.
+	// Index is its index in the mounts of the spec, Destination where the container sees it.
 	Index       int
 	Destination string
 	// Volume is the key of the volume, the name of its directory.
 	Volume string
-	// Info says what to mount and how.
+	// Info describes what to mount, and how.
 	Info abi.Info
-	// Sub is the sub-directory of the volume to show, "" for all of it. It may not
-	// exist in the volume yet: kubelet made it in the guard, for the look of it.
+	// Sub is the sub-directory of the volume to show, "" for all of it. It may not exist in
+	// the volume yet: kubelet made it only in the guard.
 	Sub string
-	// ReadOnly is set where this container may only read, whatever the volume is.
+	// ReadOnly is set if this container may only read, even if the volume is writable.
 	ReadOnly bool
-	// Source is an O_PATH descriptor of the bind mount's source, for runtimes that
-	// mount over it.
+	// Source is an O_PATH descriptor of the bind mount's source, for runtimes that mount
+	// over it.
 	Source int
-	// Guarded is false where the volume was found by its path alone.
+	// Guarded is false if the volume was found by its path alone.
 	Guarded bool
 
 	dir *abi.Dir
 }
 
-// Close gives up the descriptors.
+// Close closes the descriptors.
 func (m *Mount) Close() error { return errors.Join(unix.Close(m.Source), m.dir.Close()) }
 
-// Dir is the volume's directory.
+// Dir returns the volume's directory.
 func (m *Mount) Dir() *abi.Dir { return m.dir }
 
-// Errors that callers tell apart.
+// Errors that callers can distinguish.
 var (
-	// ErrNoDirectory is a guard without the broker's directory: the volume was not
-	// handed to this kind of runtime, or has been taken back.
+	// ErrNoDirectory: there is a guard, but no directory of the broker's. The volume was not
+	// handed to this kind of runtime, or has been retracted.
 	ErrNoDirectory = errors.New("the volume is not published to this runtime")
-	// ErrOtherPod is a volume that belongs to another pod.
+	// ErrOtherPod: the volume belongs to another pod.
 	ErrOtherPod = errors.New("the volume belongs to another pod")
-	// ErrTwoRuntimes is a container with the annotations of two container runtimes:
-	// whose sandbox it is in cannot be told.
+	// ErrTwoRuntimes: the container has the annotations of two container runtimes, so its
+	// sandbox is not known.
 	ErrTwoRuntimes = errors.New("its annotations are of containerd and of CRI-O, and a pod's author can write those of the " +
 		"one that is not there: remove io.kubernetes.cri.* and io.kubernetes.cri-o.* from the pod's annotations")
-	// ErrType is a volume of a type that this version does not know, which no
-	// handler can serve without harm.
+	// ErrType: this version does not know the type of the volume, and could do harm.
 	ErrType = errors.New("the volume's type is not known")
 )
 
-// Find finds the deferred volumes among the mounts of a container. podUID is the
-// pod that the container is of: a volume of another one is an error. The caller
-// closes what is found.
+// Find finds the deferred volumes among the mounts of a container. podUID is the container's
+// pod: a volume of another one is an error. The caller closes what is found.
 func Find(cfg Config, spec *specs.Spec, podUID string) (found []*Mount, err error) {
 	cfg.Root, cfg.MountInfo = cmp.Or(cfg.Root, abi.DefaultRoot), cmp.Or(cfg.MountInfo, "/proc/thread-self/mountinfo")
 	if !slices.ContainsFunc(spec.Mounts, isBind) {
@@ -114,14 +111,14 @@ func isBind(m specs.Mount) bool {
 		(m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind"))
 }
 
-// findOne gives nil for a mount that is no deferred volume.
+// findOne returns nil for a mount that is no deferred volume.
 func (c Config) findOne(known guards, mount specs.Mount, podUID string) (*Mount, error) {
 	source, err := unix.Open(mount.Source, unix.O_PATH|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM), errors.Is(err, unix.EINTR):
-		return nil, err // who mounts it need not meet that, and would show the guard
+		return nil, err // the runtime may not get this error, and would show the guard
 	case err != nil:
-		return nil, nil //nolint:nilerr // who mounts it opens it again, and tells what is wrong
+		return nil, nil //nolint:nilerr // the runtime opens it again, and reports what is wrong
 	}
 	readOnly := slices.Contains(mount.Options, "ro") || slices.Contains(mount.Options, "rro")
 	m := &Mount{Source: source, Destination: mount.Destination, ReadOnly: readOnly}
@@ -145,14 +142,14 @@ func (c Config) fill(m *Mount, known guards, source, podUID string) (ours bool, 
 	return c.byPath(m, podUID)
 }
 
-// byGuard goes by the kernel's word.
+// byGuard identifies the volume by the guard mount that the source lies on.
 func (c Config) byGuard(m *Mount, at guard, isRoot bool, source, podUID string) error {
 	if at.gone {
 		return errors.New("its sub-directory was removed while the pod was being set up: try again")
 	}
 	if !isRoot {
-		// A path into a guard, which nobody bound: where it leads cannot be told
-		// from the mount alone.
+		// It is a path into a guard, and not a bind mount of its own: the mount alone does
+		// not say where it leads.
 		rest, err := below(m.Source, at.point)
 		if err != nil {
 			return err
@@ -171,8 +168,8 @@ func (c Config) byGuard(m *Mount, at guard, isRoot bool, source, podUID string) 
 	return m.take(dir, podUID)
 }
 
-// below is the path of a directory from the root of the mount that it lies on,
-// by the kernel's word of where both are.
+// below returns the path of a directory from the root of the mount that it lies on. The
+// kernel says where both are.
 func below(fd int, point string) (string, error) {
 	here, err := sys.PathOfFD(fd)
 	if err != nil {
@@ -180,14 +177,14 @@ func below(fd int, point string) (string, error) {
 	}
 	rest, inside := sys.Below(point, here)
 	if !inside || strings.HasSuffix(rest, " (deleted)") {
-		return "", errors.New("its place in the guard cannot be told: try again")
+		return "", errors.New("its place in the guard is not known: try again")
 	}
 	return rest, nil
 }
 
-// byPath is for a node on which a guard is missing: the longest beginning of the
-// source's real path that is a volume's target. The path in the spec may go by
-// links, as where kubelet's root is one.
+// byPath identifies the volume if a guard is missing: its target is the longest prefix of
+// the source's real path that is a target. The path in the spec may contain links, such as
+// kubelet's root.
 func (c Config) byPath(m *Mount, podUID string) (bool, error) {
 	clean, err := sys.PathOfFD(m.Source)
 	if err != nil {
@@ -208,7 +205,7 @@ func (c Config) byPath(m *Mount, podUID string) (bool, error) {
 	return false, nil
 }
 
-// take reads what to mount, and sees that it is for this pod.
+// take reads what to mount, and checks that it is for this pod. It closes dir if it fails.
 func (m *Mount) take(dir *abi.Dir, podUID string) error {
 	info, err := dir.Info()
 	if err == nil && info.VolumeType != abi.TypeBlock {

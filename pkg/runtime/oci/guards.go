@@ -10,11 +10,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// guard is a guard mount, or a bind mount of a part of one: the volume that it stands
-// for, and the sub-directory of that.
+// guard is a guard mount, or a bind mount of a part of one.
 type guard struct {
-	volume string
-	sub    string
+	volume string // the key of the volume that it stands for
+	sub    string // the sub-directory, "" for all of it
 	point  string // where it is mounted
 	gone   bool   // the sub-directory was removed under the mount
 }
@@ -44,8 +43,8 @@ func readGuards(table string) (guards, error) {
 	return found, nil
 }
 
-// mountOf is the id of the mount that a descriptor lies on. It asks the kernel
-// alone: a network filesystem that hangs is not waited for.
+// mountOf returns the id of the mount that a descriptor lies on, and whether it is the root
+// of that. It does not wait for a network filesystem that hangs.
 func mountOf(fd int) (id int, isRoot bool, err error) {
 	var st unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_MNT_ID, &st); err != nil {

@@ -1,11 +1,10 @@
-// Package oci is for authors of runtimes and shims: it finds the deferred volumes
-// among the mounts of an OCI container, and tells the broker which sandbox has
-// them.
+// Package oci is for authors of runtimes and shims. It finds the deferred volumes among the
+// mounts of an OCI container, and records for the broker which sandbox has them.
 //
-// A volume is known by the guard mount that stands at the source of a bind mount,
-// not by the path: whatever way a sub-directory was bound, the kernel says of which
-// volume it is and where in it. All that is found is held by descriptors, so that
-// nobody can put something else in its place between the look and the use.
+// A volume is identified by the guard mount at the source of a bind mount, not by the path:
+// however a sub-directory was bound, the kernel says of which volume it is, and where in it.
+// What is found is held by descriptors, so that nobody can replace it between the check and
+// the use.
 //
 // Names and types are only added; to remove one would be a new major version.
 package oci
@@ -21,9 +20,9 @@ import (
 type Sandbox struct {
 	// ID is the sandbox id.
 	ID string
-	// PodUID is the pod's UID in Kubernetes, or "" where it is not told.
+	// PodUID is the pod's UID in Kubernetes, or "" if it is not known.
 	PodUID string
-	// Self is set where the container is the sandbox itself.
+	// Self is set if the container is the sandbox itself.
 	Self bool
 }
 
@@ -40,10 +39,10 @@ const (
 	typeSandbox = "sandbox"
 )
 
-// SandboxOf reads the sandbox of a container; known is false for a container that
-// no CRI made, and for one that has the annotations of two: CRI-O copies those of
-// the pod into the spec, so the pod's author wrote containerd's. Find refuses
-// deferred volumes to such a container.
+// SandboxOf reads the sandbox of a container. known is false for a container that was not
+// made by the CRI, and for one with the annotations of two runtimes: CRI-O copies the pod's
+// into the spec, so the pod's author wrote containerd's. Find refuses deferred volumes to
+// such a container.
 func SandboxOf(spec *specs.Spec) (s Sandbox, known bool) {
 	notes := spec.Annotations
 	if ofTwoRuntimes(notes) {
