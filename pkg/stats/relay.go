@@ -26,8 +26,8 @@ type Limits struct {
 	ExpandTimeout time.Duration
 	// Concurrency is how many quick requests are under way at once.
 	Concurrency int
-	// SlowAfter is when a request gives its slot to another and goes on as a
-	// slow one; MaxSlow is how many slow ones there may be.
+	// SlowAfter is when a request frees its slot and goes on as a slow one; MaxSlow is how
+	// many slow ones there may be.
 	SlowAfter time.Duration
 	MaxSlow   int
 }
@@ -45,8 +45,7 @@ type Known struct {
 	// Err is what went wrong since, or nil.
 	Err   error
 	ErrAt time.Time
-	// Took is how long the last request took, and AskedAt when it ended, however
-	// it ended.
+	// Took is how long the last request took, and AskedAt when it ended, also if it failed.
 	Took    time.Duration
 	AskedAt time.Time
 	// Requests counts the requests to the volume's current sandbox; Failures counts
@@ -56,14 +55,14 @@ type Known struct {
 	// usage reports do not clear it.
 	GrowErr   error
 	GrowErrAt time.Time
-	// LostAt is when the volume lost the sandbox that had answered, and got no other.
+	// LostAt is when the volume lost the sandbox that had answered, if it has no other.
 	LostAt time.Time
 }
 
-// HadSandbox tells whether a sandbox has answered, be it there or lost.
+// HadSandbox reports whether a sandbox has answered, even if it is gone.
 func (k Known) HadSandbox() bool { return !k.At.IsZero() || !k.LostAt.IsZero() }
 
-// Relay asks sandboxes.
+// Relay sends requests to sandboxes and keeps the latest answers.
 type Relay struct {
 	slots   atomic.Pointer[slots]
 	mu      sync.Mutex
@@ -93,7 +92,7 @@ func New(limits Limits, asked func(v *volume.Volume, call string, took time.Dura
 	return r
 }
 
-// SetLimits changes the limits for requests from now on.
+// SetLimits changes the limits of new requests.
 func (r *Relay) SetLimits(limits Limits) { r.slots.Store(newSlots(limits)) }
 
 // Stats asks the sandbox of a volume, or waits for a request that is in flight. The
@@ -184,8 +183,8 @@ func (r *Relay) Known(key volume.Key) (Known, bool) {
 	return known, ok
 }
 
-// Rebound drops what is known of a volume that moved to another sandbox, or to none
-// (""), which is noted. Nobody joins a request in flight any more. Its answer counts only if the new
+// Rebound drops what is known of a volume that moved to another sandbox, or records that it
+// has none (""). Nobody joins a request in flight any more. Its answer counts only if the new
 // sandbox gave it: often that request is what found the new sandbox.
 func (r *Relay) Rebound(key volume.Key, sandbox string) {
 	r.mu.Lock()
@@ -245,7 +244,7 @@ func (r *Relay) beginGrowth(key volume.Key) (others *int) {
 	return others
 }
 
-// endGrowth learns nothing of a volume that was forgotten meanwhile.
+// endGrowth stores how a growth ended, unless the volume was forgotten meanwhile.
 func (r *Relay) endGrowth(key volume.Key, others *int, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -258,13 +257,13 @@ func (r *Relay) endGrowth(key volume.Key, others *int, err error) {
 	r.learnGrowth(key, err)
 }
 
-// learnGrowth stores how the last growth ended: kubelet emits no event for one that
-// has to wait until the volume is out of use. A size that cannot be is a mistake of the
-// caller's, who is told so; that, or no sandbox, says nothing of the volume. It is
-// called with the lock held.
+// learnGrowth stores how the last growth ended: kubelet emits no event for one that has to
+// wait until the volume is out of use. An impossible size is a mistake of the caller, who
+// gets that error; neither that nor a missing sandbox says anything about the volume. The
+// caller holds the lock.
 func (r *Relay) learnGrowth(key volume.Key, err error) {
 	if kind := volume.KindOf(err); kind == volume.Invalid || kind == volume.OutOfRange || kind == volume.NoSandbox {
-		return // of an error: nil is Internal
+		return // err is not nil: the kind of nil is Internal
 	}
 	known, ok := r.known[key]
 	switch {

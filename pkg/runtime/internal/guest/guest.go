@@ -1,5 +1,5 @@
-// Package guest is what is believed of a sandbox, which may be hostile: bounded,
-// checked, and fit to be shown.
+// Package guest checks what a sandbox says. A sandbox may be hostile: its answers are
+// bounded, checked, and made safe to show.
 package guest
 
 import (
@@ -25,12 +25,12 @@ const (
 // ErrAbsurd marks numbers that cannot be true.
 var ErrAbsurd = errors.New("absurd")
 
-// Absurdf says which.
+// Absurdf makes such an error.
 func Absurdf(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrAbsurd}, args...)...)
 }
 
-// Unit is the unit that has a number in protobuf.
+// Unit returns the unit of a number in protobuf.
 func Unit(n int64) volume.Unit {
 	if n == int64(volume.UnitBytes) || n == int64(volume.UnitInodes) {
 		return volume.Unit(n)
@@ -38,8 +38,8 @@ func Unit(n int64) volume.Unit {
 	return volume.UnitUnknown
 }
 
-// Report checks what a guest said of a volume, and leaves out what helps nobody. A
-// condition of nil was not said.
+// Report checks a guest's answer to stats, and leaves out usages of unknown units and inodes
+// that the filesystem does not count. condition is nil if the answer had none.
 func Report(said []volume.Usage, condition *volume.Condition) (report volume.Report, err error) {
 	if len(said) > maxUsages {
 		return volume.Report{}, errors.New("it lists too many usages")
@@ -73,7 +73,7 @@ func Report(said []volume.Usage, condition *volume.Condition) (report volume.Rep
 // maxReason bounds the reason of a volume's condition.
 const maxReason = 64
 
-// word is a reason as the Kubernetes API takes it, or nothing.
+// word returns a reason that the Kubernetes API accepts, or "".
 func word(s string) string {
 	other := func(r rune) bool { return (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') }
 	if len(s) > maxReason || strings.ContainsFunc(s, other) {
@@ -92,10 +92,10 @@ func checkUsage(u volume.Usage) error {
 	return nil
 }
 
-// Sizes tells the size of a volume's device where it is known cheaply. It may be nil.
+// Sizes returns the size of a volume's device, if that is known cheaply. It may be nil.
 type Sizes func(*volume.Volume) (size int64, known bool)
 
-// Of is the size of one volume's device.
+// Of calls s, if it is not nil.
 func (s Sizes) Of(v *volume.Volume) (size int64, known bool) {
 	if s == nil {
 		return 0, false
@@ -103,7 +103,7 @@ func (s Sizes) Of(v *volume.Volume) (size int64, known bool) {
 	return s(v)
 }
 
-// Check compares what a guest says with its device: a filesystem is never larger.
+// Check compares a report with the volume's device: a filesystem is never larger.
 func (s Sizes) Check(v *volume.Volume, report volume.Report) error {
 	device, known := s.Of(v)
 	for _, usage := range report.Usage {
@@ -114,7 +114,7 @@ func (s Sizes) Check(v *volume.Volume, report volume.Report) error {
 	return nil
 }
 
-// MaxErrorText bounds what of a sandbox's error stands in ours.
+// MaxErrorText bounds the part of a sandbox's error text that is in ours.
 const MaxErrorText = 512
 
 // Printable makes a guest's text safe to show: bounded, valid UTF-8, nothing
@@ -137,8 +137,8 @@ func Printable(s string, most int) string {
 	return sys.ClipTo(strings.TrimSpace(clean), most-len("..."))
 }
 
-// ContextError is what a call gives whose context has ended. Who is the one that was
-// asked, such as "Kata sandbox 1234", or "" where nobody was.
+// ContextError is the error of a call whose context has ended. who was asked, such as "Kata
+// sandbox 1234", or "" if nobody was.
 func ContextError(v *volume.Volume, who string, err error) error {
 	kind := volume.Timeout
 	text := "did not answer in time; it may be overloaded or hung"

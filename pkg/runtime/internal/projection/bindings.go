@@ -24,8 +24,8 @@ func (b Binding) shown() string {
 	return b.Sandbox
 }
 
-// Bindings holds what is known in memory of each volume: the volume, who published it,
-// and the sandbox that has it. A volume that it does not hold cannot be bound.
+// Bindings holds in memory what is known of each volume: who published it, and the sandbox
+// that has it. A volume that is not tracked cannot be bound.
 type Bindings struct {
 	onChange func(volume.Key) // may be nil
 
@@ -47,7 +47,7 @@ func newBindings(onChange func(volume.Key)) *Bindings {
 	return &Bindings{onChange: onChange, entries: make(map[volume.Key]*Entry)}
 }
 
-// Track remembers a volume, or what is new about it. It keeps the binding.
+// Track adds a volume, or replaces its entry. It keeps the binding.
 func (b *Bindings) Track(tracked Entry) {
 	key := tracked.Volume.Key
 	b.mu.Lock()
@@ -58,7 +58,7 @@ func (b *Bindings) Track(tracked Entry) {
 	b.entries[key] = &tracked
 }
 
-// Forget drops a volume.
+// Forget removes a volume.
 func (b *Bindings) Forget(key volume.Key) {
 	b.mu.Lock()
 	e, ok := b.entries[key]
@@ -69,7 +69,7 @@ func (b *Bindings) Forget(key volume.Key) {
 	}
 }
 
-// Get returns a volume that is tracked.
+// Get returns a tracked volume.
 func (b *Bindings) Get(key volume.Key) (Entry, bool) {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
@@ -79,19 +79,19 @@ func (b *Bindings) Get(key volume.Key) (Entry, bool) {
 	return Entry{}, false
 }
 
-// IsOurs tells whether a volume is tracked and was published by us.
+// IsOurs reports whether a volume is tracked and was published by us.
 func (b *Bindings) IsOurs(key volume.Key) bool {
 	e, _ := b.Get(key)
 	return e.Owner == tree.OwnedByUs
 }
 
-// Current is the sandbox to ask about a volume, proven or not; its id is "" for none.
+// Current returns the sandbox to ask about a volume, proven or not; its id is "" for none.
 func (b *Bindings) Current(key volume.Key) Binding {
 	e, _ := b.Get(key)
 	return e.live
 }
 
-// Shown is the sandbox that is known to have a volume.
+// Shown returns the sandbox that is known to have a volume.
 func (b *Bindings) Shown(key volume.Key) (runtime.Binding, bool) {
 	live := b.Current(key)
 	if live.shown() == "" {

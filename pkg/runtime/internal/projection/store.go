@@ -1,6 +1,6 @@
-// Package projection keeps the projections of a handler's volumes: the directories in
-// which a runtime finds its volumes, and which sandbox has each. It is what the
-// handlers kata and crust have in common, and for them alone.
+// Package projection manages the projections of a handler's volumes: the directories in which
+// a runtime finds its volumes, and which sandbox has each. Only the handlers kata and crust
+// use it.
 package projection
 
 import (
@@ -16,15 +16,15 @@ import (
 
 // Format is how one kind of runtime names and describes volumes in its tree.
 type Format interface {
-	// DirOf names the directory of a volume; ok is false where it cannot have one.
+	// DirOf returns the name of a volume's directory; ok is false if it cannot have one.
 	DirOf(v *volume.Volume) (dir string, ok bool)
-	// KeyOf is the key of the volume that a directory is named for; ok is false where
-	// the runtime would never look into a directory of that name.
+	// KeyOf returns the key of the volume that a directory is named for; ok is false if the
+	// runtime never reads a directory of that name.
 	KeyOf(dir string) (key volume.Key, ok bool)
-	// Encode describes a volume. Equal volumes give equal bytes.
+	// Encode returns the content of a volume's file. It is deterministic.
 	Encode(v *volume.Volume) ([]byte, error)
-	// Read reads a volume back from its directory. It always sets the key, the paths
-	// and the handler, and what else it can read.
+	// Read reads a volume back from its directory. It always sets the key, the paths and
+	// the handler; the rest if it can be read.
 	Read(dir string) *volume.Volume
 	// Sandboxes lists the ids that sandboxes left in a directory, the newest first.
 	Sandboxes(dir string) ([]string, error)
@@ -38,13 +38,13 @@ type Hooks struct {
 	OnChange func(volume.Key)
 	// Forgotten is called for a volume that is not tracked any more. It may be nil.
 	Forgotten func(volume.Key)
-	// KeepRemoved keeps the binding of a volume of ours whose directory another program
-	// removed.
+	// KeepRemoved: the binding of a volume of ours stays if another program removes its
+	// directory.
 	KeepRemoved bool
 }
 
-// Store shows volumes to a runtime and learns which sandbox has them. It works at once;
-// Run adds the watch by which bindings show the moment they come to be.
+// Store publishes volumes to a runtime and learns which sandbox has them. It works right after
+// New. While Run runs, it also watches for new bindings.
 type Store struct {
 	// Bindings is what is known in memory of each volume.
 	Bindings *Bindings
@@ -64,7 +64,7 @@ func New(t *tree.Tree, format Format, hooks Hooks) *Store {
 // Run follows the tree until ctx ends.
 func (s *Store) Run(ctx context.Context) error { return s.Watch.Run(ctx) }
 
-// Health tells what keeps the store from working.
+// Health returns what keeps the store from working, or nil.
 func (s *Store) Health() error {
 	if err := s.Tree.Health(); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (s *Store) Health() error {
 	return s.Watch.Health()
 }
 
-// Publish makes the volume's directory exist with the right file in it.
+// Publish makes sure that the volume's directory exists with the right file in it.
 func (s *Store) Publish(ctx context.Context, v *volume.Volume) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, guest.ContextError(v, "", err)
@@ -85,8 +85,8 @@ func (s *Store) Publish(ctx context.Context, v *volume.Volume) (changed bool, er
 	tracked := Entry{Volume: v, Dir: dir, Owner: tree.OwnedByUs}
 	changed, err = s.Tree.Publish(&tree.Projection{
 		Volume: v, Dir: dir, Raw: raw,
-		// Watched before any runtime can reach it, so that no sandbox id is missed. If
-		// that fails, Health reports it and the tree is read from time to time.
+		// The watch is set before any runtime can reach the directory, so that no sandbox
+		// id is missed. If that fails, Health reports it and the tree is read regularly.
 		Built: func(path string) {
 			s.Bindings.Track(tracked)
 			_ = s.Watch.Add(v.Key, path, tree.OwnedByUs)
@@ -156,8 +156,7 @@ func (s *Store) Adopted() []*volume.Volume {
 	return s.Bindings.Volumes(func(e Entry) bool { return e.Owner == tree.Foreign && e.Volume.Adopted })
 }
 
-// AdoptForeign finds the volumes that other programs published. It sets no watch; Run
-// finds them again and does.
+// AdoptForeign finds the volumes that other programs published. It sets no watches; Run does.
 func (s *Store) AdoptForeign() {
 	names, err := s.Tree.Names()
 	if err != nil {
@@ -173,11 +172,11 @@ func (s *Store) AdoptForeign() {
 	}
 }
 
-// adopt lists a volume of another program, once its file can be read.
+// adopt tracks a volume of another program, if its file can be read.
 func (s *Store) adopt(dir string) {
 	v := s.format.Read(dir)
 	if v.Device.Path == "" {
-		s.Tree.Log.Debug("a foreign volume's mountInfo.json cannot be read (yet)", zap.String("volume", v.Target))
+		s.Tree.Log.Debug("the mountInfo.json of another program's volume cannot be read (yet)", zap.String("volume", v.Target))
 		return
 	}
 	v.Adopted = true
@@ -210,8 +209,8 @@ func (s *Store) Scan() {
 	s.forgetRemoved(names)
 }
 
-// forgetRemoved forgets the directories of other programs that were removed while nothing
-// watched them: AdoptForeign sets no watch.
+// forgetRemoved forgets the directories of other programs that were removed while they were
+// not watched: AdoptForeign sets no watches.
 func (s *Store) forgetRemoved(names []string) {
 	there := make(map[string]bool, len(names))
 	for _, name := range names {
@@ -229,7 +228,7 @@ func (s *Store) forgetRemoved(names []string) {
 func (s *Store) DirAdded(dir string) {
 	named, ok := s.format.KeyOf(dir)
 	if !ok || s.Bindings.IsOurs(named) && s.Watch.Has(named) {
-		return // as a rule our own Publish, which shall cost no system call here
+		return // usually our own Publish, which should cost no system call here
 	}
 	owner, key, err := s.Tree.OwnerOf(dir)
 	if err != nil || owner == tree.Missing {
@@ -250,8 +249,8 @@ func (s *Store) DirAdded(dir string) {
 	}
 }
 
-// watchFound tracks and watches a directory that was not published by this process.
-// It is false for a directory that is gone again.
+// watchFound tracks and watches a directory that this process did not publish. It returns
+// false if the directory is gone again.
 func (s *Store) watchFound(dir string, key volume.Key, owner tree.Owner) bool {
 	before, tracked := s.Bindings.Get(key)
 	if !tracked || before.Owner != owner {

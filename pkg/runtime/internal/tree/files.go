@@ -15,8 +15,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// removeFlat removes a directory of files. It goes into no sub-directory: an
-// empty one is removed, any other makes it fail.
+// removeFlat removes a directory of files. It does not descend: it removes an empty
+// sub-directory, and fails at any other.
 func removeFlat(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -52,8 +52,8 @@ func ReadNames(dir string, limit int) ([]string, error) {
 	return names, err
 }
 
-// DeviceIn reads which device a volume's file names, whatever else is in it: the device
-// has an owner, also where we cannot serve the volume.
+// DeviceIn returns the device that a volume's file names, whatever else is in it: the device
+// has an owner even if we cannot serve the volume.
 func DeviceIn(raw []byte) volume.Device {
 	var info struct {
 		Device string `json:"device"`

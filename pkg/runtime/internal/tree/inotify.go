@@ -10,15 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gather is how long events are left to gather after some were read. Each of our
-// own publishes makes two, and to be woken for each would cost them a third of
-// their time. The first event after a rest is read at once.
+// gather is the pause after reading events, in which more can queue up. Each of our own
+// publishes makes two, and a wake-up for each would cost them a third of their time. The
+// first event after a quiet time is read at once.
 const gather = time.Millisecond
 
-// Inotify watches inodes, straight through the kernel's interface: a volume's
-// directory is watched before it is renamed into place, so that no sandbox id can
-// come unseen, and 10,000 watches cost an integer each. A library that names
-// watches by path could do neither.
+// Inotify watches inodes with the kernel's interface itself: a volume's directory is watched
+// before it is renamed into place, so that no sandbox id is missed, and 10,000 watches cost
+// an integer each. A library that identifies watches by path can do neither.
 type Inotify struct {
 	fd   int
 	stop int // an eventfd that ends the wait for events
@@ -86,8 +85,8 @@ func (n *Inotify) Read(ctx context.Context, handle Event) error {
 	}
 }
 
-// wait waits for events. It waits in the kernel by itself and not in the
-// runtime's poller, which would be woken also while nobody wants to read.
+// wait waits for events in a system call of its own and not in Go's poller, which would be
+// woken even during the pause.
 func (n *Inotify) wait() error {
 	fds := []unix.PollFd{{Fd: int32(n.fd), Events: unix.POLLIN}, {Fd: int32(n.stop), Events: unix.POLLIN}} //nolint:gosec // descriptors are small
 	for {

@@ -10,15 +10,14 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// markNames are the extended attributes that may tell our directories from
-// those of other writers, the best first. trusted.* can be set by root only;
-// user.* serves a daemon without privileges. Nothing but an attribute will do:
-// a marker file in the directory would be a sandbox id to its readers, one elsewhere
-// would outlive the directory it speaks of.
+// markNames are the extended attributes that can mark our directories, the best first.
+// trusted.* can be set by root only; user.* is for a daemon without privileges. Marker files
+// are no alternative: readers would take one in the directory for a sandbox id, and one
+// elsewhere would outlive the directory.
 var markNames = []string{"trusted.crust-proxy", "user.crust-proxy"}
 
-// chooseMark finds the attribute that the filesystem takes. It is tried on Temp itself:
-// a start must succeed on a filesystem without a free inode.
+// chooseMark finds the attribute that the filesystem supports. It tries it on Temp itself: a
+// start must succeed on a filesystem without a free inode.
 func (t *Tree) chooseMark() (string, error) {
 	var err error
 	for _, name := range markNames {
@@ -38,11 +37,11 @@ type Owner uint8
 // The owners of a directory.
 const (
 	Missing   Owner = iota // there is no directory
-	OwnedByUs              // it bears our mark
+	OwnedByUs              // it has our mark
 	Foreign                // another program made it, or a crust-proxy of another kubelet root
 )
 
-// OwnerOf reads the mark of a volume's directory; key is what it says.
+// OwnerOf reads the mark of a volume's directory. key is the content of the mark.
 func (t *Tree) OwnerOf(dir string) (Owner, volume.Key, error) {
 	var buf [128]byte
 	n, err := unix.Lgetxattr(t.Path(dir), t.mark, buf[:])
@@ -60,8 +59,8 @@ func (t *Tree) OwnerOf(dir string) (Owner, volume.Key, error) {
 	}
 }
 
-// isOfRoot tells whether a marked directory was made for our kubelet root. An older
-// crust-proxy did not say so; then the target does, where it is known.
+// isOfRoot reports whether a marked directory was made for our kubelet root. If an older
+// crust-proxy made it without that attribute, the target decides, if it is known.
 func (t *Tree) isOfRoot(dir string) bool {
 	if t.root == "" {
 		return true
@@ -78,7 +77,7 @@ func (t *Tree) isOfRoot(dir string) bool {
 	return !ok || t.IsOurs(target)
 }
 
-// IsOurs tells whether a target lies below our kubelet root, in either of its names.
+// IsOurs reports whether a target lies below our kubelet root, in either of its names.
 func (t *Tree) IsOurs(target string) bool {
 	_, resolved := sys.Below(t.root, target)
 	_, asGiven := sys.Below(filepath.Clean(t.KubeletRoot), target)

@@ -15,14 +15,14 @@ import (
 
 const maxFile = 64 << 10
 
-// Projection is what shall exist of a volume.
+// Projection is the directory that a volume shall have.
 type Projection struct {
 	Volume *volume.Volume
 	// Dir is the name of its directory, and Raw what its file holds.
 	Dir string
 	Raw []byte
-	// Built is called with a new directory before anybody else can reach it, and
-	// Dropped where that did not get into its place.
+	// Built is called with the path of a new directory before anybody else can reach it.
+	// Dropped is called if that could not be put in place.
 	Built   func(path string)
 	Dropped func()
 }
@@ -30,13 +30,13 @@ type Projection struct {
 type outcome uint8
 
 const (
-	again   outcome = iota // the directory came or went meanwhile
-	asItWas                // it was right
+	again   outcome = iota // the directory came or went meanwhile: repeat
+	asItWas                // it was right already
 	written
 )
 
-// Publish makes the volume's directory exist with the right file in it. No other file of
-// ours ever stands there.
+// Publish makes sure that the volume's directory exists with the right file in it. It never
+// puts another file there.
 func (t *Tree) Publish(p *Projection) (changed bool, err error) {
 	// One retry each way: the directory can come or go between two calls.
 	for range 3 {
@@ -82,7 +82,7 @@ func (t *Tree) publishNew(p *Projection) (outcome, error) {
 	case errors.Is(err, unix.EEXIST):
 		return again, nil
 	case errors.Is(err, unix.ENOENT):
-		// Somebody removed the whole root. It is made again.
+		// Somebody removed the whole root: make it again.
 		return again, t.remake(p.Volume)
 	default:
 		return again, t.Error(p.Volume, "put in place", err)
@@ -106,7 +106,7 @@ func (t *Tree) publishAgain(p *Projection) (outcome, error) {
 	file := t.Path(p.Dir) + "/" + t.File
 	old, err := sys.ReadSmall(file, maxFile)
 	if err == nil && bytes.Equal(old, p.Raw) {
-		// An older crust-proxy wrote no root. Without one the target tells.
+		// An older crust-proxy wrote no root. If this fails, the target decides, as before.
 		_ = t.sign(t.Path(p.Dir), p.Volume.Key)
 		return asItWas, nil
 	}
@@ -125,7 +125,7 @@ func (t *Tree) publishAgain(p *Projection) (outcome, error) {
 	return written, nil
 }
 
-// Remove takes a directory of ours away, with whatever files are in it.
+// Remove removes a directory of ours with all files in it.
 func (t *Tree) Remove(v *volume.Volume, dir string) error {
 	temp := t.tempName()
 	if err := unix.Rename(t.Path(dir), temp); err != nil {
@@ -139,8 +139,7 @@ func (t *Tree) Remove(v *volume.Volume, dir string) error {
 	return nil
 }
 
-// discard removes a directory that is already out of sight. What cannot be removed
-// is kept and told of; the next start tries again.
+// discard removes a directory in Temp. If it cannot, it logs that; the next start tries again.
 func (t *Tree) discard(temp string) {
 	err := unix.Unlink(temp + "/" + t.File)
 	if err == nil || errors.Is(err, unix.ENOENT) {
@@ -163,7 +162,8 @@ func (t *Tree) remake(v *volume.Volume) error {
 	return nil
 }
 
-// Error tells what of a volume could not be done.
+// Error is the error if something could not be done with a volume's directory. verb is the
+// participle for the text.
 func (t *Tree) Error(v *volume.Volume, verb string, err error) error {
 	kind := volume.DiskKind(err)
 	hint := ""

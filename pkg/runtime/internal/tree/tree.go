@@ -1,10 +1,9 @@
-// Package tree keeps one directory per volume below a root that other programs read,
-// each with one file of ours in it.
+// Package tree maintains one directory per volume below a root that other programs read, each
+// with one file of ours in it.
 //
-// A directory is built as a whole beside the root and renamed into place: a
-// reader sees all of it or nothing, and so does a kill. The file in it is replaced
-// the same way. An extended attribute tells our directories from those of others,
-// which are never touched.
+// A directory is built outside of the root and renamed into place: a reader sees all of it or
+// nothing, and a kill leaves all or nothing. The file in it is replaced the same way. An
+// extended attribute marks our directories. Those of others are never touched.
 package tree
 
 import (
@@ -21,22 +20,23 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Config says where the tree is and how it is spoken of.
+// Config says where the tree is, and has the words for its errors.
 type Config struct {
 	// Name begins errors and failpoints, such as "kata".
 	Name string
-	// Root holds the directories. Temp is where they are built and taken apart: on
-	// the filesystem of Root and outside it.
+	// Root holds the directories. Temp is where they are built and removed: on the
+	// filesystem of Root and outside it.
 	Root, Temp string
 	// File is the name of our file in each directory.
 	File string
-	// What is the file's content in words, such as "Kata's mount information", and
-	// Remedy is what a person can do about a directory of another program.
+	// What describes the file's content, such as "Kata's mount information". Remedy says
+	// what a person can do about a directory of another program.
 	What, Remedy string
 	// KubeletRoot holds the targets of our volumes: daemons with different ones can
 	// share a tree. Without it every marked directory is ours.
 	KubeletRoot string
-	// TargetOf reads a target from a directory's name; nil where names do not tell.
+	// TargetOf returns the target that a directory is named for. It is nil if names do
+	// not contain the target.
 	TargetOf func(dir string) (target string, ok bool)
 	Log      *zap.Logger
 }
@@ -46,7 +46,7 @@ type Tree struct {
 	Config
 	mark   string // the extended attribute on our directories
 	root   string // KubeletRoot without links, the value of a second attribute
-	run    string // tells the temporary names of this start from all others
+	run    string // makes the temporary names of this start unique
 	serial atomic.Uint64
 }
 
@@ -74,7 +74,7 @@ func Open(cfg Config) (*Tree, error) {
 	return t, t.clearTemp()
 }
 
-// Health tells what keeps the tree from being written to.
+// Health returns what keeps the tree from being written to, or nil.
 func (t *Tree) Health() error {
 	for _, dir := range []string{t.Root, t.Temp} {
 		if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
@@ -85,8 +85,8 @@ func (t *Tree) Health() error {
 	return err
 }
 
-// resolve resolves Root and Temp, and refuses a Temp from which nothing could be
-// renamed into place, or that readers of the tree would look into.
+// resolve resolves Root and Temp. It refuses a Temp from which nothing can be renamed into
+// place, or that readers of the tree would see.
 func (c *Config) resolve() (rootPath, tempPath string, err error) {
 	rootPath, rootDev, err := c.resolveDir(c.Root)
 	if err != nil {
@@ -147,7 +147,7 @@ func (t *Tree) Names() ([]string, error) {
 	return names, nil
 }
 
-// Path is where a volume's directory is.
+// Path returns the path of a volume's directory.
 func (t *Tree) Path(name string) string { return t.Root + "/" + name }
 
 func (t *Tree) tempName() string {

@@ -15,12 +15,12 @@ import (
 )
 
 const (
-	// The root: directories that other programs make, and its own end.
+	// For the root: new directories, and the end of the root itself.
 	rootEvents = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
-	// Our directories, which are watched before they are renamed into place. Their
-	// end shows as IN_IGNORED.
+	// For our directories, which are watched before they are renamed into place. Their end
+	// is an IN_IGNORED.
 	ownEvents = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW
-	// Those of other programs, which may write their file in place.
+	// For those of other programs, which may write their file in place.
 	foreignEvents = ownEvents | unix.IN_CLOSE_WRITE | unix.IN_MOVE_SELF
 
 	// rescanEvery is how often the tree is read where it cannot be watched, and
@@ -63,7 +63,7 @@ func NewWatch(t *Tree, follower Follower) *Watch {
 	}
 }
 
-// Add watches the directory of a volume. It is an ENOENT where that has gone.
+// Add watches the directory of a volume. If that is gone, the error is ENOENT.
 func (w *Watch) Add(key volume.Key, path string, whose Owner) error {
 	events := uint32(ownEvents)
 	if whose == Foreign {
@@ -85,10 +85,10 @@ func (w *Watch) Add(key volume.Key, path string, whose Owner) error {
 	return err
 }
 
-// IsGone tells whether an error says that there is no such directory.
+// IsGone reports whether an error means that there is no such directory.
 func IsGone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) }
 
-// fail is called with the lock held.
+// fail records why the tree cannot be watched, or nil. The caller holds the lock.
 func (w *Watch) fail(err error) {
 	if w.failed == nil && err != nil {
 		w.tree.Log.Warn("the tree of volumes cannot be watched: bindings show late", zap.Error(err))
@@ -103,14 +103,14 @@ func (w *Watch) Count() int {
 	return len(w.byWD)
 }
 
-// Watching tells whether Run watches.
+// Watching reports whether Run watches.
 func (w *Watch) Watching() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.rootWD != 0
 }
 
-// Has tells whether the directory of a volume is watched.
+// Has reports whether the directory of a volume is watched.
 func (w *Watch) Has(key volume.Key) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -118,8 +118,8 @@ func (w *Watch) Has(key volume.Key) bool {
 	return watched
 }
 
-// Forget ends a watch. The directory is about to go, and the kernel's part of the
-// watch with it; its last event finds nobody.
+// Forget drops the watch of a volume. Its directory is about to be removed, which ends the
+// kernel's watch; the event of that is ignored.
 func (w *Watch) Forget(key volume.Key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -164,8 +164,8 @@ func (w *Watch) start(in *Inotify, err error) {
 	clear(w.byKey)
 }
 
-// rescans reads the whole tree at start, when events were lost, when the root was
-// replaced, and now and then where it cannot be watched.
+// rescans reads the whole tree at the start, when events were lost, when the root was
+// replaced, and regularly if it cannot be watched.
 func (w *Watch) rescans(ctx context.Context) {
 	tick := time.NewTicker(rescanEvery)
 	defer tick.Stop()
@@ -207,7 +207,7 @@ func (w *Watch) rescan() {
 
 const gone = unix.IN_IGNORED | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_UNMOUNT
 
-// Event takes one event of the kernel's.
+// Event handles one event of the kernel.
 func (w *Watch) Event(wd int32, mask uint32, name string) {
 	w.mu.Lock()
 	key, known := w.byWD[wd]
@@ -233,7 +233,7 @@ func (w *Watch) Event(wd int32, mask uint32, name string) {
 	}
 }
 
-// end forgets a watch. It is false where a new directory has the place already.
+// end drops a watch. It returns false if a new directory of the volume is watched already.
 func (w *Watch) end(wd int32, key volume.Key) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -245,7 +245,7 @@ func (w *Watch) end(wd int32, key volume.Key) bool {
 	return true
 }
 
-// Health tells a person what keeps the tree from being watched, or nil.
+// Health returns what keeps the tree from being watched, or nil.
 func (w *Watch) Health() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
