@@ -38,7 +38,7 @@ func (a *aside) ends(ctx context.Context, limit time.Duration) error {
 	return err
 }
 
-// ended tells whether the probe ends within a time, and how. It may be asked again.
+// ended reports whether the probe ends within a time, and how. It may be asked again.
 func (a *aside) ended(ctx context.Context, limit time.Duration) (bool, error) {
 	select {
 	case err := <-a.done:

@@ -11,12 +11,11 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// The times of a freeze: long enough for slow machines, and short enough to wait
-// for.
+// The times of a freeze: long enough for slow machines, and short enough to wait for.
 const (
 	longFreeze  = 60 * time.Second
 	shortFreeze = 3 * time.Second
-	// heldFor is how long a write is watched while it must not end.
+	// heldFor is how long a write is observed that must not end.
 	heldFor = time.Second
 	// lateBy bounds how late the automatic thaw may be.
 	lateBy = 20 * time.Second
@@ -37,7 +36,7 @@ func runFreeze(t *trial, s *suite) {
 	s.check(t, "freeze-holds", func(t *trial) {
 		freezeVolume(t, f, longFreeze)
 		began := time.Now()
-		t.exec(c, "usage", "/tmp") // a write that has not begun does not wait
+		t.exec(c, "usage", "/tmp") // how long it takes to start a probe: a write can only wait after that
 		start := 2 * time.Since(began)
 		held = startProbe(t.ctx, c, "write", "/data/aside", "x")
 		t.must(held.waits(t.ctx, start+heldFor))
@@ -59,7 +58,7 @@ func runFreeze(t *trial, s *suite) {
 		late := startProbe(t.ctx, c, "write", "/data/aside", "x")
 		err := errors.Join(late.waits(t.ctx, heldFor), late.ends(t.ctx, shortFreeze+lateBy))
 		if err != nil {
-			// Do not leave this freeze to the next requirements.
+			// The next requirements must not find the volume frozen.
 			_, thawErr := f.vol.ask(t.ctx, abi.Thaw, f.vol.target)
 			err = errors.Join(err, thawErr)
 		}

@@ -13,7 +13,7 @@ import (
 // podGroup is the fsGroup.
 const podGroup = 4242
 
-// runGroup publishes a volume with an fsGroup, by both policies.
+// runGroup publishes a volume with an fsGroup, under both policies.
 func runGroup(t *trial, s *suite) {
 	f := newFixture(t, s.node, s.node.podUID())
 	canary := s.node.path("canary")
@@ -62,7 +62,7 @@ func inGroup(t *trial, f *fixture, policy volume.GroupPolicy, before *container)
 	return f.container(t, "main")
 }
 
-// looks compares files of the volume.
+// looks fails unless the files of the volume are as wanted.
 func looks(t *trial, c *container, wanted map[string]seen) {
 	for name, file := range wanted {
 		path := "/data"

@@ -37,11 +37,11 @@ func surviveKills(t *trial, f *fixture) {
 		cancel()
 		if ended {
 			t.must(err)
-			break // it was sooner done than killed
+			break // it finished before it was killed
 		}
 	}
-	// A container runtime retries, too. The kernel unmounts what a killed attempt had
-	// mounted some time after its end.
+	// As a container runtime does, it retries: the kernel unmounts what a killed attempt had
+	// mounted only some time after its end.
 	var c *container
 	t.must(eventually(t.ctx, endsWithin, func(ctx context.Context) (err error) {
 		c, err = f.pod.container(ctx, "main", all(f.vol))
@@ -50,7 +50,7 @@ func surviveKills(t *trial, f *fixture) {
 	seesFilesystem(t, c)
 }
 
-// hasTwo runs a container with both volumes, and a sub-directory of the first one.
+// hasTwo runs a container with both volumes and a sub-directory of the first one.
 func hasTwo(t *trial, f *fixture, second *testVolume) {
 	place := f.vol.bindSub(t, "part")
 	c := t.container(f.pod, "two", all(f.vol), bind{source: second.target, at: "/other"}, bind{source: place, at: "/mnt"})
@@ -62,10 +62,10 @@ func hasTwo(t *trial, f *fixture, second *testVolume) {
 	}
 }
 
-// mountOptions speak of the mount. A runtime that binds it anew may take off some of them.
+// mountOptions are options of the mount, which a runtime can lose when it binds the mount.
 var mountOptions = []string{"noatime", "nosuid", "nodev", "noexec"}
 
-// hasOptions looks for the options of the mount in the container.
+// hasOptions fails unless the container's mount has the options.
 func hasOptions(t *trial, f *fixture, b bind) {
 	c := t.container(f.pod, "options", b)
 	var has []string

@@ -18,10 +18,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 )
 
-const help = `Try a runtime handler that has runc's command line against what
-docs/runtime-authors.md demands: on a loop device, a guard mount and a volume of
-its own, which are removed in the end. It needs root, and neither a container
-runtime nor crust-proxy.
+const help = `Test a runtime handler that has runc's command line against the demands of
+docs/runtime-authors.md: on a loop device, a guard mount and a volume of its own,
+which are removed at the end. It needs root, and neither a container runtime nor
+crust-proxy.
 
 Usage:
   crust-conformance --runtime PROGRAM [flags]
@@ -42,8 +42,8 @@ type command struct {
 	timeout time.Duration
 }
 
-// Main runs crust-conformance and gives its exit code. In the containers of a test case
-// the same program is the probe.
+// Main runs crust-conformance and returns its exit code. In the containers of a test case the
+// same program is the probe.
 func Main(args []string) int {
 	if len(args) > 0 && args[0] == ProbeWord {
 		return Probe(args[1:], os.Stdin, os.Stdout, os.Stderr)
@@ -72,7 +72,7 @@ func runCommand(ctx context.Context, args []string, out *printer.Printer, stderr
 	return 0
 }
 
-// parse reads the flags and gives their usage text.
+// parse parses the flags. It also returns their usage text.
 func (c *command) parse(args []string) (usage string, err error) {
 	flags := pflag.NewFlagSet("crust-conformance", pflag.ContinueOnError)
 	flags.Usage = func() {} // runCommand prints it

@@ -28,8 +28,7 @@ func newContainer(n *node, kind string) *container { return &container{n: n, id:
 // endsWithin bounds the wait for a killed container.
 const endsWithin = time.Minute
 
-// create asks for the container, and has it removed at the end, even if it is never
-// created.
+// create creates the container. It is removed at the end, even if creating it fails.
 func (c *container) create(ctx context.Context, spec *specs.Spec) (programResult, error) {
 	bundle, err := writeBundle(c.n.path("bundles", c.id), spec)
 	if err != nil {
@@ -41,7 +40,7 @@ func (c *container) create(ctx context.Context, spec *specs.Spec) (programResult
 	return c.n.handler.run(ctx, "create", "--bundle", bundle, c.id)
 }
 
-// startsUnlessRefused creates and starts it, and tells whether it was not refused.
+// startsUnlessRefused creates and starts it, and reports whether it was not refused.
 func (c *container) startsUnlessRefused(t *trial, spec *specs.Spec) bool {
 	ended, err := c.create(t.ctx, spec)
 	t.must(err)

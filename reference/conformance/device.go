@@ -38,7 +38,7 @@ func newDisk(t *trial, n *node) *disk {
 	t.must(os.WriteFile(d.image, nil, 0o600))
 	n.scratch.add(func(context.Context) error { return os.Remove(d.image) })
 	t.must(os.Truncate(d.image, diskSize))
-	// It goes with this program, even if that is killed.
+	// It is detached when this program ends, even by a kill.
 	hold, err := loopdev.AttachHeld(d.image, loopdev.Options{})
 	t.must(err)
 	d.path = hold.Name()

@@ -78,7 +78,7 @@ func clearOne(dir string) error {
 	defer func() { _ = file.Close() }()
 	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil // it lives
+		return nil // that run is still alive
 	}
 	if err != nil {
 		return err

@@ -25,7 +25,7 @@ import (
 type node struct {
 	opts    Options
 	dir     string
-	run     string // tells the ids of this run from those of others
+	run     string // makes the ids of this run unique
 	handler *handler
 	mounts  *mountwatch.Watch
 	lease   *os.File // the containers live until it is closed
@@ -76,7 +76,7 @@ func newNode(opts Options) (_ *node, err error) {
 	return n, err
 }
 
-// checkHost refuses a machine that lacks what the tests need.
+// checkHost returns what the tests need and the machine lacks, as an error.
 func checkHost(opts Options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("this makes devices and mounts: run it as root")
@@ -90,7 +90,7 @@ func checkHost(opts Options) error {
 	return isStatic(opts.Self)
 }
 
-// isStatic refuses a program that needs libraries, which the image has not.
+// isStatic returns an error for a program that needs libraries: the image has none.
 func isStatic(path string) error {
 	program, err := elf.Open(path)
 	if err != nil {
@@ -128,7 +128,7 @@ func (n *node) layOut() error {
 	return nil
 }
 
-// removeRootLater has the directory of volumes removed at the end, if it was not there
+// removeRootLater lets the directory of volumes be removed at the end, if it did not exist
 // before and nobody else uses it.
 func (n *node) removeRootLater() {
 	if _, err := os.Lstat(n.opts.Root); !errors.Is(err, fs.ErrNotExist) {
@@ -146,7 +146,7 @@ func (n *node) path(elem ...string) string {
 	return filepath.Join(append([]string{n.dir}, elem...)...)
 }
 
-// id gives a new id for a container.
+// id makes a new id for a container.
 func (n *node) id(kind string) string {
 	n.count++
 	return fmt.Sprintf("conformance-%s-%s-%d", n.run, kind, n.count)

@@ -67,7 +67,7 @@ func link(path string, words []string) error {
 	return os.Symlink(words[0], path)
 }
 
-// sleep ends at a signal, or when nobody holds the other end of the standard input.
+// sleep ends at a signal, or when the other end of the standard input is closed.
 func sleep(stdin *os.File) error {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)

@@ -49,7 +49,7 @@ func wantStatus(ended programResult, status int, words []string) error {
 	}
 }
 
-// answer runs the program and reads what it prints.
+// answer runs the program and parses its output.
 func answer[T any](ctx context.Context, v *testVolume, words ...string) (reply T, err error) {
 	ended, err := v.ask(ctx, words...)
 	if err != nil {

@@ -5,13 +5,13 @@ import (
 	"runtime"
 )
 
-// trial tries one requirement, or makes what several need.
+// trial tests one requirement, or sets up what several need.
 type trial struct {
 	ctx context.Context
 	err error
 }
 
-// try calls f until it returns or must ends it, and gives the error of that.
+// try calls f, which ends when it returns or when must fails, and returns the error of must.
 func try(ctx context.Context, f func(*trial)) error {
 	t := &trial{ctx: ctx}
 	ended := make(chan struct{})
@@ -47,7 +47,7 @@ func (t *trial) wantText(c *container, path, what, content string) {
 	t.must(want(what, t.exec(c, "read", path), content))
 }
 
-// asked runs the probe and reads its answer.
+// asked runs the probe and parses its answer.
 func asked[T any](t *trial, c *container, words ...string) T {
 	answer, err := ask[T](t.ctx, c, words...)
 	t.must(err)

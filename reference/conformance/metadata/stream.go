@@ -12,7 +12,7 @@ import (
 // blockRange is a tuple of a stream.
 type blockRange struct{ from, to int64 }
 
-// contains tells whether ranges, together, contain another one.
+// contains reports whether ranges, together, contain another one.
 func contains(all []blockRange, from, to int64) bool {
 	for _, one := range all {
 		if one.from <= from && one.to > from {
