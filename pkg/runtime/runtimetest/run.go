@@ -75,7 +75,7 @@ type Fixture struct {
 	// New builds a handler on fresh directories, with its Run running. Its
 	// cleanup, by t.Cleanup, ends Run and every sandbox.
 	New func(t *testing.T) Env
-	// CanResize tells whether the handler's sandboxes can grow a filesystem.
+	// CanResize reports whether the handler's sandboxes can grow a filesystem.
 	CanResize bool
 }
 
@@ -83,12 +83,12 @@ type Fixture struct {
 type Env interface {
 	// Handler is the handler under test.
 	Handler() runtime.Handler
-	// Restart builds another handler on the same directories, as after a kill,
-	// and ends the Run of the one before.
+	// Restart ends the Run of the handler and builds another one on the same directories,
+	// as after a kill.
 	Restart(t *testing.T) runtime.Handler
-	// Volume makes a valid volume; each name gives another.
+	// Volume returns a valid volume, a different one for each name.
 	Volume(name string) *volume.Volume
-	// Projection is the volume's projection as the runtime sees it.
+	// Projection returns the volume's projection as the runtime sees it.
 	Projection(t *testing.T, v *volume.Volume) (content string, exists bool)
 	// PublishForeign publishes the volume as another program does.
 	PublishForeign(t *testing.T, v *volume.Volume)
@@ -96,7 +96,7 @@ type Env interface {
 	// CountLeftovers counts what of it there is.
 	LeaveHalfPublished(t *testing.T, v *volume.Volume)
 	CountLeftovers(t *testing.T) int
-	// Start starts a sandbox that has the volume and has told so.
+	// Start starts a sandbox that has the volume and has left its id.
 	Start(t *testing.T, v *volume.Volume, id string) Sandbox
 }
 
@@ -109,6 +109,6 @@ type Sandbox interface {
 	// with what cannot be read.
 	Refuse()
 	Babble()
-	// Kill ends it without any good-bye.
+	// Kill ends it as a kill does.
 	Kill(t *testing.T)
 }

@@ -12,23 +12,23 @@ import (
 	"strconv"
 )
 
-// VM is the machine of a sandbox, with what its shim asks of the VMM and of the
-// guest's agent for each container. It is not the shim: it lives on when the shim
-// is killed, its disks stay open, and nobody asks its agent any more.
+// VM is the machine of a sandbox, with the requests of its shim to the VMM and to the guest's
+// agent for each container. It is not the shim: when that is killed, the VM lives on with
+// its disks open, and its agent gets no more requests.
 type VM struct {
 	Flavor    Flavor
 	SandboxID string
-	// DirectVolumes and Shared are Kata's directories on the node. Where Shared is
-	// empty, runtime-rs makes no directory.
+	// DirectVolumes and Shared are Kata's directories on the node. If Shared is empty,
+	// runtime-rs makes no directory.
 	DirectVolumes string
 	Shared        string
-	// Plug has the VMM open a disk and tells the slot; Unplug takes it out again.
+	// Plug lets the VMM open a disk and returns the slot; Unplug removes it.
 	Plug   func(device string, readOnly bool) (slot string, err error)
 	Unplug func(device string)
-	// Agent is asked to create each container.
+	// Agent is called to create each container.
 	Agent func(Request) error
-	// ReadOnly tells whether the kernel has a device read-only, by which
-	// runtime-rs goes. It may be nil.
+	// ReadOnly reports whether the kernel has a device read-only, as runtime-rs checks. It
+	// may be nil.
 	ReadOnly func(device string) bool
 
 	disks      map[string]*disk
@@ -65,7 +65,7 @@ type Storage struct {
 	Shared        bool     `json:"shared,omitempty"`
 }
 
-// FSGroup is the group that the agent gives to a filesystem.
+// FSGroup is the group that the agent applies to a filesystem.
 type FSGroup struct {
 	ID     uint32 `json:"group_id"`
 	Policy string `json:"group_change_policy,omitempty"`
@@ -130,7 +130,7 @@ func (m *VM) infoOf(source string) (*mountInfo, error) {
 	return info, nil
 }
 
-// ownEmptyDir tells whether a volume is an emptyDir that Kata keeps on a disk image
+// ownEmptyDir reports whether a volume is an emptyDir that Kata keeps on a disk image
 // (its emptydir_mode).
 func (i *mountInfo) ownEmptyDir(source string) bool {
 	return *i.VolumeType == "blk" && path.Base(path.Dir(source)) == "kubernetes.io~empty-dir"
@@ -169,8 +169,8 @@ func (m *VM) add(request *Request, mount Mount, info *mountInfo) error {
 	return nil
 }
 
-// groupOf is what the Go runtime makes of the metadata. runtime-rs passes no group
-// on.
+// groupOf returns the group that the Go runtime reads from the metadata. runtime-rs passes
+// no group to the agent.
 func groupOf(metadata map[string]string) *FSGroup {
 	id, err := strconv.ParseUint(metadata["fsGroup"], 10, 32)
 	if err != nil || id == 0 {

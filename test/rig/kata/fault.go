@@ -7,7 +7,7 @@ import (
 	"net/http"
 )
 
-// misbehave does what the fault says and tells whether that was the answer.
+// misbehave does what the fault says and reports whether that was the answer.
 func (s *Shim) misbehave(w http.ResponseWriter, r *http.Request) bool {
 	var fault Fault
 	s.locked(func() { fault = s.fault })

@@ -27,7 +27,7 @@ type Guest struct {
 // containerID is that of the only container of a guest.
 const containerID = "app"
 
-// Boot starts a sandbox with a container for what a target says, as the shim does. The
+// Boot starts a sandbox with a container that mounts a target, as the shim does. The
 // directories are Kata's.
 func Boot(id, directVolumes, sandboxes, target string) (*Guest, error) {
 	g := &Guest{}
@@ -82,7 +82,7 @@ func (g *Guest) create(request Request) (err error) {
 	return err
 }
 
-// Stop ends the sandbox in good order: its guest unmounts, and its VM and its shim go. It
+// Stop ends the sandbox in an orderly way: its guest unmounts, and its VM and its shim end. It
 // may be called again.
 func (g *Guest) Stop() error {
 	if g.Loop == "" {

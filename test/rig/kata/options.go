@@ -1,7 +1,6 @@
-// Package kata stands in for a Kata sandbox where there is none: it answers
-// on the management socket of a shim as Kata's own shims do, of either runtime,
-// with the numbers of a filesystem that is really mounted. Tests, the demo and
-// the benchmarks use it; the daemon does not.
+// Package kata emulates a Kata sandbox: it answers on the management socket of a shim as the
+// shims of both runtimes do, with the numbers of a filesystem that is really mounted. Tests,
+// the demo and the benchmarks use it; the daemon does not.
 package kata
 
 import (
@@ -37,10 +36,10 @@ const (
 	NotHTTP             // another protocol
 )
 
-// Statfs gives the numbers of a mounted filesystem.
+// Statfs returns the numbers of a mounted filesystem.
 type Statfs func() (unix.Statfs_t, error)
 
-// MountedAt gives the numbers of the filesystem mounted at dir.
+// MountedAt returns the numbers of the filesystem mounted at dir.
 func MountedAt(dir string) Statfs {
 	return func() (unix.Statfs_t, error) {
 		var st unix.Statfs_t
@@ -49,7 +48,7 @@ func MountedAt(dir string) Statfs {
 	}
 }
 
-// Options say what sandbox to be.
+// Options describe the sandbox to emulate.
 type Options struct {
 	Flavor    Flavor
 	SandboxID string
@@ -61,9 +60,8 @@ type Options struct {
 	// Mounts are the filesystems that the guest has mounted, by the device for
 	// the Go runtime and by the path in the guest for runtime-rs.
 	Mounts map[string]Statfs
-	// Resize grows a filesystem. Without it, the agent does as today's: it does
-	// not know how.
+	// Resize grows a filesystem. If it is nil, the agent cannot, as today's.
 	Resize func(name string, size uint64) error
-	// Body, where it is not nil, answers stats instead of the filesystem.
+	// Body, if not nil, is the answer to stats.
 	Body []byte
 }

@@ -57,8 +57,8 @@ func Start(opts Options) (*Shim, error) {
 	return s, nil
 }
 
-// Bind starts a sandbox of the Go runtime for the time of the test, and has it take the
-// volume of a target, as its shim does when it creates a container.
+// Bind starts a sandbox of the Go runtime for the time of the test, and leaves its id with
+// the volume of a target, as its shim does when it creates a container.
 func Bind(t rig.T, d *rig.Daemon, id, target string, mounts map[string]Statfs) *Shim {
 	t.Helper()
 	shim, err := Start(Options{Flavor: Go, SandboxID: id, Sandboxes: d.GoSandboxes, Mounts: mounts})
@@ -81,7 +81,7 @@ func (s *Shim) listen() (net.Listener, error) {
 // Socket is where the shim listens.
 func (s *Shim) Socket() string { return filepath.Join(s.dir, "shim-monitor.sock") }
 
-// Stop ends the sandbox in good order: its socket and its directory go.
+// Stop ends the sandbox in an orderly way: its socket and its directory are removed.
 func (s *Shim) Stop() error { return errors.Join(s.end(), os.RemoveAll(s.dir)) }
 
 func (s *Shim) end() error {
@@ -91,7 +91,7 @@ func (s *Shim) end() error {
 	return err
 }
 
-// Kill ends the sandbox as a kill does: the socket stays, and refuses.
+// Kill ends the sandbox as a kill does: the socket stays and refuses connections.
 func (s *Shim) Kill() error {
 	moved := s.Socket() + ".kept"
 	if err := os.Rename(s.Socket(), moved); err != nil {
@@ -122,12 +122,12 @@ func (s *Shim) UnmountOne(name string) { s.locked(func() { delete(s.mounts, name
 // Unmount takes all filesystems from the guest.
 func (s *Shim) Unmount() { s.locked(func() { clear(s.mounts) }) }
 
-// VolumeDir is where a shim looks for the volume of a target.
+// VolumeDir returns the directory in which a shim looks for the volume of a target.
 func VolumeDir(directVolumes, target string) string {
 	return filepath.Join(directVolumes, base64.URLEncoding.EncodeToString([]byte(target)))
 }
 
-// HandedOver reads what a sandbox is told to mount: the device, and the filesystem on it.
+// HandedOver reads what a sandbox has to mount: the device, and the filesystem on it.
 func HandedOver(directVolumes, target string) (device, fs string, err error) {
 	info, err := (&VM{DirectVolumes: directVolumes}).infoOf(target)
 	if err == nil && info == nil {
@@ -149,8 +149,8 @@ func WriteID(directVolumes, target, sandboxID string) error {
 	return os.WriteFile(filepath.Join(dir, sandboxID), nil, 0o600)
 }
 
-// ShareDir makes the directory that runtime-rs makes beside a sandbox for a
-// volume, and gives the volume's path in the guest.
+// ShareDir makes the directory that runtime-rs makes for a volume, and returns the volume's
+// path in the guest.
 func ShareDir(sharedSandboxes, guestShared, sandboxID, device, mountPath string) (string, error) {
 	name := device + "-0123abcd-" + mountPath[strings.LastIndexByte(mountPath, '/')+1:]
 	return filepath.Join(guestShared, name), os.MkdirAll(filepath.Join(sharedSandboxes, sandboxID, "rw", "passthrough", name), 0o700)
