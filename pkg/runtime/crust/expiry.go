@@ -1,6 +1,7 @@
 package crust
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -111,8 +112,11 @@ func (e *expiry) ask(ctx context.Context, program string) (reply abi.ThawExpired
 		return reply, err
 	case ended.code == abi.ExitUsage || ended.code == abi.ExitUnsupported:
 		return reply, nil
-	case ended.code != abi.ExitOK || ended.full:
-		return reply, errors.New(guest.Printable(oneLine(ended.complaint), guest.MaxErrorText))
+	case ended.full:
+		return reply, fmt.Errorf("it wrote more than the %d bytes that an answer may have", maxAnswer)
+	case ended.code != abi.ExitOK:
+		text := guest.Printable(oneLine(ended.complaint), guest.MaxErrorText)
+		return reply, errors.New(cmp.Or(text, fmt.Sprintf("it ended with status %d and no reason", ended.code)))
 	}
 	if err := json.Unmarshal([]byte(ended.answer), &reply); err != nil {
 		return abi.ThawExpiredReply{}, fmt.Errorf("its answer cannot be read: %w", err)

@@ -62,6 +62,8 @@ func TestProgramsThatThawNothing(t *testing.T) {
 		"exit 4":                       "",
 		"echo '{}'":                    "",
 		"echo no luck >&2; exit 1":     "no luck",
+		"exit 1":                       "status 1 and no reason",
+		"yes":                          "65536",
 		"echo '{'":                     "cannot be read",
 		`echo '{"problem":"no luck"}'`: "no luck",
 	} {
