@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 
 	"go.uber.org/zap"
@@ -21,8 +22,9 @@ type settings struct {
 	watcher *config.Watcher
 	hangups <-chan os.Signal
 
-	inForce atomic.Pointer[config.Config]
-	bad     atomic.Pointer[error] // what is wrong with the file since it was changed
+	reloading sync.Mutex // held by reload
+	inForce   atomic.Pointer[config.Config]
+	bad       atomic.Pointer[error] // what is wrong with the file since it was changed
 }
 
 func (s *settings) get() *config.Config { return s.inForce.Load() }
@@ -61,8 +63,12 @@ func (s *settings) reloadOnSignal(ctx context.Context) error {
 }
 
 // reload puts in force what can be changed without a restart. A bad file changes
-// nothing, and is a finding of doctor until it is corrected.
+// nothing, and is a finding of doctor until it is corrected. Reloads run one after the
+// other: a saved file and a SIGHUP often come together, and the one that read an older
+// file must not be applied last.
 func (s *settings) reload() {
+	s.reloading.Lock()
+	defer s.reloading.Unlock()
 	next, err := s.flags.Load()
 	if err == nil && s.get().Front.Enabled {
 		err = mayLeave(&next)
