@@ -265,6 +265,27 @@ func TestReloadable(t *testing.T) {
 	}
 }
 
+// TestRulesForPodsThatAskWaitForTheCluster: without it no pod's annotation is known, and
+// such a rule would leave the volumes of the pods that ask on the host without a word.
+func TestRulesForPodsThatAskWaitForTheCluster(t *testing.T) {
+	old := Default()
+	old.Front.Enabled = true
+	old.Policy.Rules = []policy.Rule{{Name: "before", Defer: true}}
+	next := old
+	next.Cluster.Kubeconfig = "/etc/kubernetes/kubelet.conf"
+	next.Policy.Rules = []policy.Rule{{Name: "asked", RuntimeHandlers: []string{"kata"}, Annotated: true, Defer: true}}
+	if err := next.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	applied, restart := Reloadable(old, next)
+	if err := applied.Validate(); err != nil || applied.Policy.Rules[0].Name != "before" {
+		t.Errorf("in force is %+v: %v", applied.Policy.Rules, err)
+	}
+	if diff := cmp.Diff([]string{"policy.rules", "cluster.kubeconfig"}, restart); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestWatcherSeesEveryWayToChangeAFile(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "config.yaml")

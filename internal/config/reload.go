@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Reloadable gives what of next can be put in force in a running daemon over
-// old, and the keys of what needs a restart.
+// Reloadable returns old with what a running daemon can take over from next, and the keys
+// of what needs a restart. A policy that needs a cluster waits for it, and for the restart.
 func Reloadable(old, next Config) (applied Config, needRestart []string) {
 	applied = old
 	applied.Log = next.Log
@@ -14,6 +14,9 @@ func Reloadable(old, next Config) (applied Config, needRestart []string) {
 	applied.Devices = next.Devices
 	applied.Relay = next.Relay
 	applied.Policy = next.Policy
+	if applied.annotatedNeedsCluster() != nil {
+		applied.Policy = old.Policy
+	}
 	return applied, differences(reflect.ValueOf(applied), reflect.ValueOf(next), "")
 }
 
