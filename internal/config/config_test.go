@@ -1,7 +1,6 @@
 package config
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -283,47 +282,6 @@ func TestRulesForPodsThatAskWaitForTheCluster(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"policy.rules", "cluster.kubeconfig"}, restart); diff != "" {
 		t.Error(diff)
-	}
-}
-
-func TestWatcherSeesEveryWayToChangeAFile(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "config.yaml")
-	write := func(path string) {
-		if err := os.WriteFile(path, []byte("runDir: /x\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write(file)
-	changed := make(chan struct{}, 16)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	watcher, err := Watch(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(file) // between the watch and the call of Run, as while the daemon starts
-	go func() { done <- watcher.Run(ctx, func() { changed <- struct{}{} }) }()
-	select {
-	case <-changed:
-	case <-time.After(20 * time.Second):
-		t.Error("a change before Run is not seen")
-	}
-	for name, change := range map[string]func(){
-		"written in place": func() { write(file) },
-		"renamed over":     func() { write(file + ".new"); _ = os.Rename(file+".new", file) },
-		"ConfigMap swap":   func() { _ = os.Symlink("x", filepath.Join(dir, "..data")) },
-	} {
-		change()
-		select {
-		case <-changed:
-		case <-time.After(20 * time.Second):
-			t.Errorf("%s: not seen", name)
-		}
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
 	}
 }
 

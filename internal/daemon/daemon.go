@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -73,9 +72,9 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
-	watcher, watchErr := config.Watch(flags.File) // before the file is read
+	watcher := config.Watch(flags.File) // before the file is read
 	cfg, err := flags.Load()
-	if err := cmp.Or(err, watchErr); err != nil {
+	if err != nil {
 		return err
 	}
 	passed, err := systemd.Inherit("runtime", "admin")
@@ -93,6 +92,9 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 	}
 	d.settings = &settings{flags: flags, log: d.log, apply: d.apply, watcher: watcher, hangups: hangups}
 	d.settings.put(&cfg)
+	if err := watcher.Err(); err != nil {
+		d.log.Warn("changes of the configuration file are seen some seconds late", zap.Error(err))
+	}
 	d.disks = &disks{reader: ondisk.New(), metrics: d.metrics, log: d.log}
 	d.http = &telemetry.Server{
 		Listen: cfg.HTTP.Listen, Metrics: d.metrics.Registry, Pprof: cfg.HTTP.Pprof, Ready: d.readiness, Log: d.log,
