@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/crust-proxy/crust-proxy/internal/adminapi"
 	"github.com/crust-proxy/crust-proxy/internal/config"
@@ -64,6 +65,7 @@ type daemon struct {
 	runtimeCallers *peercred.Authorizer
 	adminCallers   *peercred.Authorizer
 	ready          atomic.Bool
+	aliveCheck     singleflight.Group
 	started        time.Time
 	stopping       chan struct{}
 }
@@ -97,7 +99,7 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 	}
 	d.disks = &disks{reader: ondisk.New(), metrics: d.metrics, log: d.log}
 	d.http = &telemetry.Server{
-		Listen: cfg.HTTP.Listen, Metrics: d.metrics.Registry, Pprof: cfg.HTTP.Pprof, Ready: d.readiness, Log: d.log,
+		Listen: cfg.HTTP.Listen, Metrics: d.metrics.Registry, Pprof: cfg.HTTP.Pprof, Ready: d.readiness, Alive: d.alive, Log: d.log,
 		Remarks: func() []string { return d.status.clusterFindings() },
 	}
 	d.deniedLog = d.log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
@@ -304,16 +306,20 @@ func (d *daemon) keeper() claim.Keeper {
 	return d.notify
 }
 
-// alive is asked before each word to the watchdog: a daemon whose core is stuck
-// is to be restarted.
+// alive reports whether the core answers. systemd's watchdog and, in a DaemonSet, kubelet's
+// probe restart a daemon whose core is stuck. Its locks are tried by one goroutine at a time,
+// which never ends then.
 func (d *daemon) alive(ctx context.Context) error {
-	done := make(chan struct{})
-	go func() { d.broker.List(); close(done) }()
+	answered := d.aliveCheck.DoChan("", func() (any, error) {
+		d.broker.Get("")
+		d.broker.Users().OffRecord("")
+		return struct{}{}, nil
+	})
 	select {
-	case <-done:
+	case <-answered:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("the list of volumes did not answer: %w", ctx.Err())
+		return fmt.Errorf("the table of volumes does not answer: %w", ctx.Err())
 	}
 }
 

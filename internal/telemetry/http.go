@@ -24,8 +24,11 @@ type Server struct {
 	// Listen is "host:port" or "unix:/path"; empty serves nothing.
 	Listen  string
 	Metrics prometheus.Gatherer
-	// Ready tells why the daemon is not ready, or nil.
+	// Ready is why the daemon is not ready, or nil.
 	Ready func() error
+	// Alive is why the daemon has to be restarted, or nil. It ends with its context. Without
+	// it the daemon is alive as long as it answers.
+	Alive func(ctx context.Context) error
 	// Remarks are told with "ready", each on a line: what does not work, and keeps
 	// nobody from serving.
 	Remarks func() []string
@@ -143,7 +146,7 @@ func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", limitedScrapes(promhttp.HandlerFor(s.Metrics, promhttp.HandlerOpts{})))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, nil) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) { answer(w, s.alive(req.Context())) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Ready(), s.Remarks()...) })
 	if s.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -152,6 +155,18 @@ func (s *Server) handler() http.Handler {
 		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	}
 	return mux
+}
+
+// aliveTime is less than a probe of the DaemonSet waits, so that it gets the reason.
+const aliveTime = 3 * time.Second
+
+func (s *Server) alive(ctx context.Context) error {
+	if s.Alive == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, aliveTime)
+	defer cancel()
+	return s.Alive(ctx)
 }
 
 func answer(w http.ResponseWriter, err error, remarks ...string) {

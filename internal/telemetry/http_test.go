@@ -3,6 +3,7 @@ package telemetry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -91,6 +92,31 @@ func TestServer(t *testing.T) {
 	}
 	if code, _ := get(t, c, "/debug/pprof/"); code != http.StatusNotFound {
 		t.Errorf("pprof is there unasked: %d", code)
+	}
+}
+
+// TestAHangingDaemonIsNotHealthy: by /healthz a DaemonSet's kubelet knows when to restart it.
+func TestAHangingDaemonIsNotHealthy(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "http.sock")
+	var hangs atomic.Bool
+	s := &Server{
+		Listen: "unix:" + path, Metrics: NewMetrics("test").Registry, Ready: func() error { return nil },
+		Alive: func(ctx context.Context) error {
+			if !hangs.Load() {
+				return nil
+			}
+			<-ctx.Done()
+			return fmt.Errorf("the core does not answer: %w", ctx.Err())
+		},
+	}
+	start(t, s)
+	c := client(path)
+	if code, body := get(t, c, "/healthz"); code != http.StatusOK || body != "ok\n" {
+		t.Errorf("a daemon that lives: %d %q", code, body)
+	}
+	hangs.Store(true)
+	if code, body := get(t, c, "/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "does not answer") {
+		t.Errorf("a daemon that hangs: %d %q", code, body)
 	}
 }
 
