@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -14,6 +15,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/adminapi"
 	"github.com/crust-proxy/crust-proxy/internal/config"
@@ -93,7 +95,7 @@ func (d *daemon) listen(name string, socket config.Socket) (net.Listener, error)
 func (d *daemon) newServer(name, service string, allowed *peercred.Authorizer, listener net.Listener) *server {
 	calls := d.interceptors(quietMethods)
 	options := append(allowed.ServerOptions(), calls.Options()...)
-	options = append(options, adminapi.ServerOption(),
+	options = append(options, adminapi.ServerOption(), grpc.ChainStreamInterceptor(d.endWithDaemon),
 		grpc.NumStreamWorkers(streamWorkers), grpc.InitialWindowSize(maxRequest), grpc.InitialConnWindowSize(maxRequest),
 		grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(1024), grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
@@ -123,6 +125,46 @@ var quietMethods = map[string]bool{
 	healthv1.Health_Check_FullMethodName:                   true,
 	healthv1.Health_Watch_FullMethodName:                   true,
 	healthv1.Health_List_FullMethodName:                    true,
+}
+
+// endWithDaemon ends streams of gRPC's own services when the daemon stops. A health watch
+// and reflection end when their client ends them: they would hold up each stop until
+// shutdownTimeout.
+func (d *daemon) endWithDaemon(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	if !strings.HasPrefix(info.FullMethod, "/grpc.") {
+		return handle(srv, stream)
+	}
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	go func() {
+		select {
+		case <-d.stopping:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return handle(srv, &endingStream{ServerStream: stream, ctx: ctx})
+}
+
+// endingStream is a stream that ends with a context other than its own.
+type endingStream struct {
+	grpc.ServerStream
+	ctx context.Context //nolint:containedctx // this is how gRPC hands a stream its context
+}
+
+// Context ends when the daemon stops.
+func (s *endingStream) Context() context.Context { return s.ctx }
+
+// RecvMsg receives a message, or fails when the daemon stops.
+func (s *endingStream) RecvMsg(into any) error {
+	received := make(chan error, 1)
+	go func() { received <- s.ServerStream.RecvMsg(into) }() // it fails at the latest when the stream has ended
+	select {
+	case err := <-received:
+		return err
+	case <-s.ctx.Done():
+		return status.FromContextError(s.ctx.Err()).Err()
+	}
 }
 
 func (d *daemon) denied(who peercred.Peer) {

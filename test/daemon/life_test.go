@@ -75,6 +75,28 @@ func TestTerminationLetsCallsEnd(t *testing.T) {
 	d.WantClean()
 }
 
+// TestOpenStreamsDoNotHoldUpTheEnd: health watches and reflection have no end of their own.
+func TestOpenStreamsDoNotHoldUpTheEnd(t *testing.T) {
+	d := rig.NewDaemon(t)
+	d.Start()
+	for _, socket := range []string{d.RuntimeSocket, d.AdminSocket} {
+		conn := d.Dial(socket)
+		health, err := healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
+		check.Must(t, err)
+		_, err = health.Recv()
+		check.Must(t, err)
+		_, err = reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
+		check.Must(t, err)
+	}
+	d.Signal(syscall.SIGTERM)
+	if code := d.WaitEnd(10 * time.Second); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if strings.Contains(d.Log(), "cut off") {
+		t.Errorf("the streams were waited for:\n%s", d.Log())
+	}
+}
+
 func TestReload(t *testing.T) {
 	d := rig.NewDaemon(t)
 	d.Start()
