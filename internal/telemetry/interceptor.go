@@ -10,11 +10,13 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // Interceptors log, count, time and trace each call, and turn a panic into an
@@ -145,7 +147,7 @@ func (i *Interceptors) log(ctx context.Context, method string, call *Call, code 
 	fields := make([]zap.Field, 0, 12)
 	fields = append(fields, zap.String(FieldMethod, method), zap.String(FieldCode, code.String()), zap.Duration(FieldDuration, took))
 	for _, field := range [...][2]string{
-		{FieldVolume, call.Volume}, {FieldTarget, call.Target}, {FieldDriver, call.Driver},
+		{FieldVolume, call.Volume}, {FieldTarget, sys.ClipTo(call.Target, unix.PathMax)}, {FieldDriver, call.Driver},
 		{FieldHandler, call.Handler}, {FieldSandbox, call.Sandbox},
 	} {
 		if field[1] != "" {

@@ -85,6 +85,19 @@ func watch(t *testing.T, level string, check func(ctx context.Context) error) *w
 	return w
 }
 
+// TestALongTargetIsClipped: a request may hold one of 256 KiB, which is refused and logged.
+func TestALongTargetIsClipped(t *testing.T) {
+	w := watch(t, "info", func(ctx context.Context) error {
+		CallFrom(ctx).Target = "/" + strings.Repeat("x", 256<<10)
+		return status.Error(codes.InvalidArgument, "too long")
+	})
+	_ = w.call(t.Context())
+	lines := w.lines(t)
+	if len(lines) != 1 || len(w.log.Bytes()) > 8<<10 || !strings.HasPrefix(fmt.Sprint(lines[0][FieldTarget]), "/xxx") {
+		t.Errorf("%d bytes are logged", len(w.log.Bytes()))
+	}
+}
+
 // call makes a call and waits until the server is done with it.
 func (w *watched) call(ctx context.Context) error {
 	_, err := w.client.Check(ctx, &healthv1.HealthCheckRequest{Service: secret})
