@@ -23,8 +23,7 @@ func lockRunDir(ctx context.Context, runDir, kubeletRoot string, patience time.D
 	if err := os.MkdirAll(runDir, 0o711); err != nil { //nolint:gosec // sockets and files in it have modes of their own
 		return nil, fmt.Errorf("the run directory (runDir) cannot be created: %w", err)
 	}
-	path := filepath.Join(runDir, "daemon.lock")
-	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600) //nolint:gosec // our own directory
+	lock, err := openLock(runDir)
 	if err != nil {
 		return nil, fmt.Errorf("the run directory's lock cannot be opened: %w", err)
 	}
@@ -32,12 +31,11 @@ func lockRunDir(ctx context.Context, runDir, kubeletRoot string, patience time.D
 	if err := lockFile(ctx, lock, patience, fmt.Sprintf("another crust-proxy has the run directory %s: %s", runDir, remedy)); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
-	// The directory itself is locked: that works whatever run directory the other has. It is
-	// created as kubelet does, which comes later on a new node.
-	if err := os.MkdirAll(kubeletRoot, 0o750); err != nil {
+	// The root is created as kubelet does, which starts later on a new node.
+	if err := os.MkdirAll(filepath.Join(kubeletRoot, "crust-proxy"), 0o750); err != nil {
 		return nil, errors.Join(fmt.Errorf("the kubelet root (kubeletRoot) cannot be created: %w", err), lock.Close())
 	}
-	root, err := os.Open(kubeletRoot) //nolint:gosec // as configured
+	root, err := openLock(filepath.Join(kubeletRoot, "crust-proxy"))
 	if err == nil {
 		err = lockFile(ctx, root, patience, fmt.Sprintf("another crust-proxy serves the kubelet root %s: %s", kubeletRoot, remedy))
 	}
@@ -46,6 +44,13 @@ func lockRunDir(ctx context.Context, runDir, kubeletRoot string, patience time.D
 		return nil, errors.Join(err, lock.Close())
 	}
 	return func() { _ = root.Close(); _ = lock.Close() }, nil
+}
+
+// openLock opens the lock in a directory. It is a file that only root can open, because
+// whoever can open a file or directory, if only to read it, can lock it. It is opened for
+// reading, which works on a filesystem that has become read-only.
+func openLock(dir string) (*os.File, error) {
+	return os.OpenFile(filepath.Join(dir, "daemon.lock"), os.O_CREATE|os.O_RDONLY|unix.O_NOFOLLOW, 0o600) //nolint:gosec // our own directory
 }
 
 // lockFile waits for the lock while an earlier daemon ends.

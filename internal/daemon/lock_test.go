@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestOneDaemonHasARunDirectory until it ends.
@@ -89,4 +91,30 @@ func TestOneDaemonHasAKubeletRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	absent()
+}
+
+// TestNobodyElseKeepsTheDaemonFromStarting: whoever may read a directory can lock it. Nodes
+// show kubelet's root to local users, or to the containers of an agent that is not root.
+func TestNobodyElseKeepsTheDaemonFromStarting(t *testing.T) {
+	runDir, root := t.TempDir(), t.TempDir()
+	for _, dir := range []string{runDir, root} {
+		readable, err := os.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = readable.Close() }()
+		if err := unix.Flock(int(readable.Fd()), unix.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+	}
+	release, err := lockRunDir(t.Context(), runDir, root, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	for _, lock := range []string{runDir + "/daemon.lock", root + "/crust-proxy/daemon.lock"} {
+		if info, err := os.Stat(lock); err != nil || info.Mode() != 0o600 {
+			t.Errorf("%s: %v, %v: others can lock it", lock, info, err)
+		}
+	}
 }
