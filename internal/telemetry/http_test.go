@@ -209,15 +209,48 @@ func TestConnectionsOfOnePeerAreBounded(t *testing.T) {
 	if refused != maxConnsPerPeer {
 		t.Errorf("%d of %d connections over the bound were refused", refused, maxConnsPerPeer)
 	}
-	other := limited(nil).conns
-	for range maxConnsPerPeer + 1 {
-		other.enter("a")
+	var other openConns
+	open := func(peer string) (*limitedConn, bool) {
+		conn := &limitedConn{of: &other, peer: peer}
+		admitted, evicted := other.enter(conn)
+		return conn, admitted && evicted == nil
 	}
-	if !other.enter("b") || other.enter("a") {
+	first, _ := open("a")
+	for range maxConnsPerPeer {
+		open("a")
+	}
+	_, others := open("b")
+	if _, over := open("a"); !others || over {
 		t.Error("one peer takes the connections of another, or has no bound")
 	}
-	if other.leave("a"); !other.enter("a") {
+	other.leave(first)
+	if _, again := open("a"); !again {
 		t.Error("a connection that was closed counts still")
+	}
+}
+
+// TestManyPeersDoNotKeepProbesOut: kubelet restarts a daemon that its probes do not reach.
+func TestManyPeersDoNotKeepProbesOut(t *testing.T) {
+	s := &Server{Listen: "127.0.0.1:0", Metrics: NewMetrics("test").Registry, Log: zap.NewNop()}
+	s.Bind(t.Context())
+	address := s.listener.Addr().String()
+	start(t, s)
+	for n := range maxConns {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(n/maxConnsPerPeer))}}
+		conn, err := dialer.DialContext(t.Context(), "tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close() }()
+	}
+	probe := &http.Client{Timeout: 10 * time.Second}
+	for range 3 {
+		reply, err := probe.Get("http://" + address + "/healthz")
+		if err != nil {
+			t.Fatalf("%d connections from %d addresses keep a probe out: %v", maxConns, maxConns/maxConnsPerPeer, err)
+		}
+		_ = reply.Body.Close()
+		probe.CloseIdleConnections()
 	}
 }
 

@@ -3,6 +3,7 @@ package telemetry
 import (
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 )
 
@@ -20,7 +21,7 @@ const (
 	scrapesOfOnePeer = 4
 )
 
-// bound bounds what is done at a time, for all peers and for each.
+// bound bounds what is done at a time, for all peers and for each of them.
 type bound struct {
 	most, mostOfOne int
 
@@ -56,25 +57,84 @@ func (b *bound) leave(peer string) {
 // limitedListener closes connections over the bounds at once.
 type limitedListener struct {
 	net.Listener
-	conns *bound
+	conns openConns
 }
 
-func limited(l net.Listener) *limitedListener {
-	return &limitedListener{Listener: l, conns: newBound(maxConns, maxConnsPerPeer)}
-}
+func limited(l net.Listener) *limitedListener { return &limitedListener{Listener: l} }
 
-// Accept gives the next connection within the bounds.
+// Accept returns the next connection within the bounds.
 func (l *limitedListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
-		peer := hostOf(conn.RemoteAddr().String())
-		if l.conns.enter(peer) {
-			return &limitedConn{Conn: conn, left: sync.OnceFunc(func() { l.conns.leave(peer) })}, nil
+		one := &limitedConn{Conn: conn, of: &l.conns, peer: hostOf(conn.RemoteAddr().String())}
+		admitted, evicted := l.conns.enter(one)
+		if evicted != nil {
+			_ = evicted.Conn.Close() // its server has it closed once more
+		}
+		if admitted {
+			return one, nil
 		}
 		_ = conn.Close() // nothing was said on it
+	}
+}
+
+// openConns are the open connections of each peer, the oldest first.
+type openConns struct {
+	mu   sync.Mutex
+	all  int
+	from map[string][]*limitedConn // by the peer's address
+}
+
+// enter admits a connection within the bounds. When all are taken, a peer that has fewer
+// connections than another one gets the place of the other's oldest: pods at many addresses
+// cannot keep kubelet's probes out, without which it would restart the daemon.
+func (o *openConns) enter(conn *limitedConn) (admitted bool, evicted *limitedConn) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	own := len(o.from[conn.peer])
+	if own >= maxConnsPerPeer {
+		return false, nil
+	}
+	if o.all >= maxConns {
+		var most []*limitedConn
+		for _, conns := range o.from {
+			if len(conns) > len(most) {
+				most = conns
+			}
+		}
+		if len(most) <= own {
+			return false, nil
+		}
+		evicted = most[0]
+		o.remove(evicted)
+	}
+	if o.from == nil {
+		o.from = make(map[string][]*limitedConn)
+	}
+	o.from[conn.peer] = append(o.from[conn.peer], conn)
+	o.all++
+	return true, evicted
+}
+
+func (o *openConns) leave(conn *limitedConn) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.remove(conn)
+}
+
+// remove removes a connection that may be removed already.
+func (o *openConns) remove(conn *limitedConn) {
+	conns := o.from[conn.peer]
+	at := slices.Index(conns, conn)
+	if at < 0 {
+		return
+	}
+	o.all--
+	if o.from[conn.peer] = slices.Delete(conns, at, at+1); len(conns) == 1 {
+		delete(o.from, conn.peer)
 	}
 }
 
@@ -90,12 +150,13 @@ func hostOf(peer string) string {
 
 type limitedConn struct {
 	net.Conn
-	left func()
+	of   *openConns
+	peer string
 }
 
 // Close closes the connection.
 func (c *limitedConn) Close() error {
-	defer c.left()
+	c.of.leave(c)
 	return c.Conn.Close()
 }
 
