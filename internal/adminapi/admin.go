@@ -234,7 +234,10 @@ func (s *AdminServer) WatchVolumes(
 	req *adminv1.WatchVolumesRequest, stream grpc.ServerStreamingServer[adminv1.WatchVolumesResponse],
 ) error {
 	// Subscribed before the listing, so that no change falls between the two.
-	changes, unsubscribe := s.Hub.subscribe()
+	changes, unsubscribe, err := s.Hub.subscribe()
+	if err != nil {
+		return rpccode.Status(err)
+	}
 	defer unsubscribe()
 	watch := &watch{server: s, req: req, stream: stream, sent: make(map[volume.Key]string)}
 	var loop pace.Loop

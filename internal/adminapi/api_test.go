@@ -330,9 +330,48 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// TestWatchersAreBounded: each costs memory by the number of volumes, and a program that
+// forgets to end its watches would have the daemon killed for it.
+func TestWatchersAreBounded(t *testing.T) {
+	s := serve(t, "a")
+	client := s.admin()
+	synced := func(ctx context.Context) error {
+		stream, err := client.WatchVolumes(ctx, &adminv1.WatchVolumesRequest{})
+		for err == nil {
+			var event *adminv1.WatchVolumesResponse
+			if event, err = stream.Recv(); event.GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED {
+				return nil
+			}
+		}
+		return err
+	}
+	first, end := context.WithCancel(t.Context())
+	for n := range maxWatchers {
+		ctx := t.Context()
+		if n == 0 {
+			ctx = first
+		}
+		if err := synced(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := synced(t.Context()); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("watch %d: %v", maxWatchers+1, err)
+	}
+	end()
+	for deadline := time.Now().Add(20 * time.Second); synced(t.Context()) != nil; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a watch that has ended counts still")
+		}
+	}
+}
+
 func TestSlowWatcherCostsOneEntryAVolume(t *testing.T) {
 	hub := NewHub()
-	w, unsubscribe := hub.subscribe()
+	w, unsubscribe, err := hub.subscribe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for range 1000 {
 		hub.Changed("a")
 		hub.Changed("b")

@@ -39,16 +39,23 @@ func (h *Hub) Changed(key volume.Key) {
 	}
 }
 
-func (h *Hub) subscribe() (w *watcher, unsubscribe func()) {
+// maxWatchers bounds the watchers. Each costs memory for every volume, some megabytes with
+// 10,000 of them.
+const maxWatchers = 128
+
+func (h *Hub) subscribe() (w *watcher, unsubscribe func(), err error) {
 	w = &watcher{hub: h, wake: make(chan struct{}, 1), pending: make(map[volume.Key]struct{})}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if len(h.watchers) >= maxWatchers {
+		return nil, nil, volume.Errorf(volume.Exhausted, "volumes are watched by %d others already: end one of them", maxWatchers)
+	}
 	h.watchers[w] = struct{}{}
 	return w, func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		delete(h.watchers, w)
-	}
+	}, nil
 }
 
 // take gives what changed since the last time.
