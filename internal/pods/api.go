@@ -30,9 +30,9 @@ const (
 	storageGroup = "/apis/storage.k8s.io/v1"
 )
 
-// kind is a kind of objects that is followed.
+// kind is a kind of objects that is watched.
 type kind struct {
-	what            string // as errors name it
+	what            string // its name in errors
 	group, resource string
 	selector        string
 	example, list   runtime.Object
@@ -54,8 +54,8 @@ func podKind(node string) kind {
 	}
 }
 
-// api asks the API server. It knows the kinds that we need and no others, which
-// keeps a typed client for all of Kubernetes out of the daemon's memory.
+// api is a client of the API server. It knows only the kinds that we need: a typed client
+// for all of Kubernetes would cost the daemon much memory.
 type api struct {
 	client *rest.RESTClient
 	host   string
@@ -82,14 +82,14 @@ func newAPI(config *rest.Config) (*api, error) {
 
 func (a *api) close() { a.client.Client.CloseIdleConnections() }
 
-// ask begins a request. It is made once: client-go would go on for ten seconds where
-// a server ends connections, and who asks us would not learn that it is away.
+// ask begins a request that is not retried. client-go would retry for ten seconds while a
+// server closes connections, and our caller would not learn that the server is away.
 func (a *api) ask(group, resource string) *rest.Request {
 	return a.client.Get().MaxRetries(0).AbsPath(group).Resource(resource)
 }
 
-// get gets one object; the namespace of one that has none is "". A node identity may
-// not watch the claims of its pods.
+// get gets one object. The namespace is "" for kinds without one. Claims are not watched,
+// because a node's identity may only get those of its pods.
 func (a *api) get(ctx context.Context, group, resource, namespace, name string, into runtime.Object) error {
 	return a.ask(group, resource).NamespaceIfScoped(namespace, namespace != "").Name(name).Do(ctx).Into(into)
 }
@@ -103,14 +103,13 @@ func (a *api) list(ctx context.Context, of kind, options metav1.ListOptions) (ru
 	return into, a.ask(of.group, of.resource).VersionedParams(&options, a.params).Do(ctx).Into(into)
 }
 
-// watch follows them. The API server ends each watch after some minutes, and
-// client-go's pings find out where it is gone without a word.
+// watch watches the objects of a kind. The API server ends each watch after some minutes,
+// and client-go's pings detect a server that vanished without closing the connection.
 func (a *api) watch(ctx context.Context, of kind, options metav1.ListOptions) (watch.Interface, error) {
 	options.Watch, options.FieldSelector = true, of.selector
 	found, err := a.ask(of.group, of.resource).VersionedParams(&options, a.params).Watch(ctx)
 	if err == nil && reflect.TypeOf(found) == reflect.TypeOf(watch.NewEmptyWatch()) {
-		// Where the connection ends instead of an answer, client-go makes up a watch
-		// that is over.
+		// If the connection ends before the answer, client-go returns a watch without events.
 		return nil, errNoAnswer
 	}
 	return found, err

@@ -1,9 +1,9 @@
-// Package pods tells of the pods of this node by the Kubernetes API: which
-// runtime handler a pod gets, which CSI volumes it has, and what its containers do
-// with them. It needs no more rights than kubelet's own identity has: it watches the
-// pods of this node, runtime classes and CSI drivers, and gets the claims and the
-// volumes of those pods, and this node's CSINode. What is known is answered from memory, whether the API
-// server is there or not; what is not known is an error, never a guess.
+// Package pods looks up the pods of this node in the Kubernetes API: which runtime
+// handler a pod gets, which CSI volumes it has, and how its containers use them. It
+// needs no more rights than kubelet's own identity has: it watches the pods of this
+// node, runtime classes and CSI drivers, and gets the claims and volumes of those pods,
+// and this node's CSINode. What is known is answered from memory, even while the API
+// server is away. What is not known is an error, never a guess.
 package pods
 
 import (
@@ -23,23 +23,22 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// The front's question is answered here.
+// The front asks a Cluster.
 var _ csifront.Pods = (*Cluster)(nil)
 
-// patience is how long a question waits for what is not known yet: kubelet may
-// learn of a pod a moment before we do.
+// patience is how long a lookup waits for what is not known yet: kubelet may learn of a
+// pod a moment before we do.
 const patience = 2 * time.Second
 
 // Config is what a Cluster is made of.
 type Config struct {
-	// Identity says as whom the API server is asked.
+	// Identity is how and as whom the API server is asked.
 	Identity Identity
 	// NodeName is this node's, as in NodeName().
 	NodeName string
-	// Patience is how long a question waits for what is not known yet; 0 is two
-	// seconds.
+	// Patience is how long a lookup waits for what is not known yet; 0 is two seconds.
 	Patience time.Duration
-	// Asked is told of each question; it may be nil.
+	// Asked is called after each lookup; it may be nil.
 	Asked func(question string, took time.Duration, err error)
 	Log   *zap.Logger
 }
@@ -56,13 +55,13 @@ type Cluster struct {
 	server   server
 	resolver resolver
 	prefetch prefetcher
-	// recheck is how often a kubeconfig is looked at whose server does not answer.
+	// recheck is how often the kubeconfig is compared while its server does not answer.
 	recheck time.Duration
-	// backoff is between the tries of a watch.
+	// backoff is the time between two attempts to watch.
 	backoff wait.Backoff
 }
 
-// New makes a Cluster, which knows nothing before it runs.
+// New returns a Cluster, which knows nothing until it runs.
 func New(cfg Config) *Cluster {
 	if cfg.Patience == 0 {
 		cfg.Patience = patience
@@ -100,7 +99,7 @@ func attributeOf(object any) (name, value string) {
 	return "", ""
 }
 
-// NodeName is what kubelet names this node unless it is told otherwise.
+// NodeName is the name that kubelet gives this node unless it is configured otherwise.
 func NodeName() (string, error) {
 	name, err := os.Hostname()
 	name = strings.ToLower(strings.TrimSpace(name))
@@ -111,7 +110,7 @@ func NodeName() (string, error) {
 	return name, nil
 }
 
-// ByUID gives the pod that a volume is published for.
+// ByUID returns the pod that a volume is published for.
 func (c *Cluster) ByUID(ctx context.Context, uid string) (decision.Pod, error) {
 	start := time.Now()
 	pod, err := c.byUID(ctx, uid)
@@ -119,9 +118,9 @@ func (c *Cluster) ByUID(ctx context.Context, uid string) (decision.Pod, error) {
 	return pod, err
 }
 
-// Using gives the pods of this node that want a volume, those first that were made
-// first. Pods that are being deleted are given only where no other wants it: until
-// they are gone their containers may use it. Pods that have ended want nothing.
+// Using returns the pods of this node that use a volume, the oldest first. A pod that is
+// being deleted is returned only if no other pod uses the volume: its containers may still
+// run. Pods that have ended use nothing.
 func (c *Cluster) Using(ctx context.Context, driver, volumeID string) ([]decision.Pod, error) {
 	start := time.Now()
 	found, err := c.using(ctx, source{driver: driver, id: volumeID})

@@ -19,7 +19,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// What is followed, as errors and metrics name it.
+// What is watched, as errors and metrics name it.
 const (
 	identity   = "the cluster's identity"
 	allPods    = "the pods of this node"
@@ -27,18 +27,17 @@ const (
 	allDrivers = "CSI drivers"
 )
 
-// How often a kubeconfig that cannot be used, or whose server does not answer, is
-// looked at again.
+// How often a kubeconfig is read again that cannot be used, or whose server does not answer.
 const (
 	firstRetry = time.Second
 	lastRetry  = 30 * time.Second
 )
 
-// watchBackoff has a server that comes back be heard of within twenty seconds.
+// watchBackoff lets watches recover within twenty seconds after the server is back.
 var watchBackoff = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 10 * time.Second}
 
-// Run follows the cluster until ctx ends. No failure ends it: without the cluster
-// all else works.
+// Run watches the cluster until ctx ends. No failure ends it: everything else works
+// without the cluster.
 func (c *Cluster) Run(ctx context.Context) error {
 	backoff := wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 0.5, Steps: 10, Cap: lastRetry}
 	for ctx.Err() == nil {
@@ -70,8 +69,8 @@ func (c *Cluster) connect() (*api, error) {
 	return newAPI(config)
 }
 
-// follow watches until ctx ends, or until the API server cannot be reached by this
-// kubeconfig and there is another one.
+// follow watches until ctx ends, or until the kubeconfig has changed while the API server
+// could not be reached with the old one.
 func (c *Cluster) follow(ctx context.Context, client *api, stamp [sha256.Size]byte) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -98,8 +97,8 @@ func (c *Cluster) follow(ctx context.Context, client *api, stamp [sha256.Size]by
 	waitAtMost(&parts, lastWords)
 }
 
-// lastWords is how long watches may take to end. A program that makes credentials
-// may hang, and knows nothing of us.
+// lastWords is how long watches may take to end. The kubeconfig's credential program may
+// hang, and cannot be cancelled.
 const lastWords = 3 * time.Second
 
 func waitAtMost(parts *sync.WaitGroup, most time.Duration) {
@@ -111,7 +110,7 @@ func waitAtMost(parts *sync.WaitGroup, most time.Duration) {
 	}
 }
 
-// reflector keeps a table up to date. Its watches and lists tell how the contact is.
+// reflector keeps a table up to date. Its lists and watches report the health of the contact.
 func (c *Cluster) reflector(client *api, of kind, into cache.ReflectorStore) *cache.Reflector {
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -129,13 +128,13 @@ func (c *Cluster) reflector(client *api, of kind, into cache.ReflectorStore) *ca
 	return cache.NewReflectorWithOptions(source, of.example, into, cache.ReflectorOptions{Name: of.what, Logger: &quiet, Backoff: &backoff})
 }
 
-// heard notes how a list or a watch went.
+// heard records the outcome of a list or a watch.
 func (c *Cluster) heard(ctx context.Context, what string, err error) {
 	switch {
 	case err == nil:
 		c.health.good(what)
 	case ctx.Err() != nil, apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.IsInvalid(err):
-		// We stop, or the watch is begun anew.
+		// We stop, or the watch starts again from a new list.
 	default:
 		c.health.failed(what, c.server.explain(err))
 		c.changes.notify()

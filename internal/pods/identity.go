@@ -12,18 +12,18 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Identity says as whom the API server is asked.
+// Identity is how and as whom the API server is asked.
 type Identity struct {
-	// Kubeconfig is a file, such as kubelet's own.
+	// Kubeconfig is the path of a file, such as kubelet's own.
 	Kubeconfig string
-	// InCluster takes the service account of the pod that we run in.
+	// InCluster uses the service account of the pod that we run in.
 	InCluster bool
 	// UserAgent is what the API server logs.
 	UserAgent string
 }
 
-// config reads the identity. Certificates, keys and tokens that it names as files
-// are read anew by client-go when they change.
+// config reads the identity. client-go itself reads certificates, keys and tokens again
+// when their files change.
 func (i Identity) config() (*rest.Config, error) {
 	config, err := i.read()
 	if err != nil {
@@ -31,7 +31,7 @@ func (i Identity) config() (*rest.Config, error) {
 	}
 	config.UserAgent = i.UserAgent
 	config.WarningHandler = rest.NoWarnings{}
-	config.QPS = -1 // what we ask at a time is bounded where it is asked
+	config.QPS = -1 // the callers bound how many requests they make at a time
 	return config, nil
 }
 
@@ -54,8 +54,8 @@ func (i Identity) read() (*rest.Config, error) {
 	return config, nil
 }
 
-// safe refuses a kubeconfig that others could change: it may name a program that
-// makes credentials, which we would run.
+// safe refuses a kubeconfig that others could change: it may name a credential program,
+// which we would run.
 func safe(path string) error {
 	info, err := os.Stat(path)
 	switch {
@@ -77,7 +77,7 @@ func safe(path string) error {
 	return nil
 }
 
-// stamp tells one content of the kubeconfig from another.
+// stamp is a hash of the kubeconfig, or zero if it cannot be read.
 func (i Identity) stamp() [sha256.Size]byte {
 	raw, err := os.ReadFile(i.Kubeconfig)
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 
 type ownerReference = metav1.OwnerReference
 
-// inTree knows which CSI driver took over each of Kubernetes' former own kinds of
-// volumes, as kubelet does: such a driver is asked for them by its own ids.
+// inTree translates Kubernetes' former in-tree volumes to the CSI driver and volume id by
+// which kubelet asks for them.
 var inTree = translation.New()
 
-// inTreeInline gives the CSI volume behind an in-tree one that stands in a pod.
+// inTreeInline returns the CSI volume of an inline in-tree volume, or the zero source.
 func inTreeInline(api *corev1.Volume, namespace string) source {
 	if !inTree.IsInlineMigratable(api) {
 		return source{}
@@ -27,7 +27,7 @@ func inTreeInline(api *corev1.Volume, namespace string) source {
 	return sourceOf(pv)
 }
 
-// sourceOfPV gives the CSI volume that a persistent volume is, or the zero source.
+// sourceOfPV returns the CSI volume of a persistent volume, or the zero source.
 func sourceOfPV(pv *corev1.PersistentVolume) (source, error) {
 	if pv.Spec.CSI == nil && inTree.IsPVMigratable(pv) {
 		translated, err := inTree.TranslateInTreePVToCSI(logr.Discard(), pv)

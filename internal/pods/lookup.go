@@ -15,8 +15,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// until asks again at each change of what is known, for as long as we are patient,
-// and gives the last error then.
+// until repeats try at each change of what is known, for at most Patience, and then returns
+// the last error.
 func (c *Cluster) until(ctx context.Context, try func(ctx context.Context) error) error {
 	patient, cancel := context.WithTimeout(ctx, c.cfg.Patience)
 	defer cancel()
@@ -41,14 +41,14 @@ func (c *Cluster) byUID(ctx context.Context, uid string) (out decision.Pod, err 
 	err = c.until(ctx, func(ctx context.Context) (err error) {
 		k, there := c.pods.find(uid)
 		if !there {
-			return c.unseen("the pod with uid " + sys.Clip(uid))
+			return c.unknownPod("the pod with uid " + sys.Clip(uid))
 		}
 		if _, err := c.handler(k.pod); err != nil {
 			return err // before the API server is asked for anything
 		}
 		failed := c.resolver.learn(ctx, k)
 		if k, there = c.pods.find(uid); !there {
-			return c.unseen("the pod with uid " + sys.Clip(uid)) // it went while we asked
+			return c.unknownPod("the pod with uid " + sys.Clip(uid)) // it went while we asked
 		}
 		out, err = c.answer(k, failed)
 		return err
@@ -81,9 +81,9 @@ func (c *Cluster) using(ctx context.Context, want source) (out []decision.Pod, e
 	return out, err
 }
 
-// users are the pods that want a volume. Where a live one is known, that is the
-// answer: each publish is decided by its own pod again. Else all are looked at whose
-// volumes are not known, each once a question: tried has what came of it, by their uids.
+// users returns the pods that use a volume. If a live one is known, that is the answer:
+// each publish is decided again, for its own pod. Otherwise the claims of all pods with
+// unknown volumes are looked up, once per lookup; tried holds the results, by pod uid.
 func (c *Cluster) users(ctx context.Context, want source, tried map[string]error) ([]known, error) {
 	live := func(k known) bool { return !k.pod.ended && !k.pod.deleted && k.wants(want) }
 	if found := c.pods.choose(live); len(found) > 0 {
@@ -93,7 +93,7 @@ func (c *Cluster) users(ctx context.Context, want source, tried map[string]error
 		_, done := tried[k.pod.uid]
 		return !done && k.incomplete()
 	})
-	slices.Reverse(open) // the newest is the likeliest
+	slices.Reverse(open) // most likely it is the newest
 	for some := range slices.Chunk(open, podsAtOnce) {
 		c.learnAll(ctx, some, tried, func() bool { return len(c.pods.choose(live)) > 0 })
 		if found := c.pods.choose(live); len(found) > 0 {
@@ -103,14 +103,14 @@ func (c *Cluster) users(ctx context.Context, want source, tried map[string]error
 	if found := c.pods.choose(func(k known) bool { return !k.pod.ended && k.wants(want) }); len(found) > 0 {
 		return found, nil
 	}
-	return nil, c.nobody(want, tried)
+	return nil, c.noUser(want, tried)
 }
 
-// podsAtOnce is of how many pods one question learns at a time.
+// podsAtOnce is for how many pods one lookup gets claims at a time.
 const podsAtOnce = 8
 
-// learnAll learns of some pods until that is enough: one pod of a thousand claims
-// shall not hold up the others.
+// learnAll gets the claims of some pods until enough is known: a pod with a thousand claims
+// must not hold up the others.
 func (c *Cluster) learnAll(ctx context.Context, some []known, tried map[string]error, enough func() bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -134,26 +134,27 @@ func (c *Cluster) learnAll(ctx context.Context, some []known, tried map[string]e
 	parts.Wait()
 }
 
-// nobody says why no pod is known to want a volume.
-func (c *Cluster) nobody(want source, tried map[string]error) error {
+// noUser is the error of a volume that no known pod uses.
+func (c *Cluster) noUser(want source, tried map[string]error) error {
 	what := "the pod that wants volume " + sys.Clip(want.id) + " of driver " + sys.Clip(want.driver)
 	for _, uid := range slices.Sorted(maps.Keys(tried)) {
 		if err := tried[uid]; err != nil {
 			return volume.Errorf(volume.KindOf(err), "%s is not known; it may be one of those of which a volume is not known: %w", what, err)
 		}
 	}
-	return c.unseen(what)
+	return c.unknownPod(what)
 }
 
-// unseen says why a pod is not known.
-func (c *Cluster) unseen(what string) error {
+// unknownPod is the error of a pod that is not known.
+func (c *Cluster) unknownPod(what string) error {
 	if !c.pods.table.ready() || c.health.problem(identity, allPods) != nil {
 		return c.notReady(what, allPods)
 	}
 	return volume.Errorf(volume.Busy, "%s is not known on node %s (yet)", what, c.cfg.NodeName)
 }
 
-// answer makes what the front wants to know. Failed says why volumes are not known.
+// answer returns the pod as the front needs it. Failed holds the reasons why volumes are not
+// known, by their names.
 func (c *Cluster) answer(k known, failed map[string]error) (decision.Pod, error) {
 	handler, err := c.handler(k.pod)
 	if err != nil {
@@ -167,7 +168,7 @@ func (c *Cluster) answer(k known, failed map[string]error) (decision.Pod, error)
 	for _, v := range k.pod.volumes {
 		from, done := k.sourceOf(v)
 		if done && from.driver == "" {
-			continue // not CSI's
+			continue // not a CSI volume
 		}
 		shown := v.PodVolume
 		shown.Driver, shown.VolumeID = from.driver, from.id
@@ -183,8 +184,8 @@ func (c *Cluster) answer(k known, failed map[string]error) (decision.Pod, error)
 	return out, nil
 }
 
-// handler gives the pod's runtime handler. A class that is not there is an error: a
-// guess would mount the volume in the wrong place.
+// handler returns the pod's runtime handler. An unknown class is an error: after a wrong
+// guess the volume would be mounted in the wrong place.
 func (c *Cluster) handler(p *pod) (string, error) {
 	if p.class == "" {
 		return "", nil
@@ -198,7 +199,7 @@ func (c *Cluster) handler(p *pod) (string, error) {
 	return "", volume.Errorf(volume.Busy, "pod %s has the runtime class %s, which does not exist: make it, or correct the pod", p, p.class)
 }
 
-// notReady says why something is not known for which objects are watched.
+// notReady is the error of something that is not known although it is watched.
 func (c *Cluster) notReady(what, watched string) error {
 	if err := c.health.problem(identity, watched); err != nil {
 		return volume.Errorf(volume.Timeout, "%s is not known, and %w", what, err)
@@ -206,8 +207,8 @@ func (c *Cluster) notReady(what, watched string) error {
 	return volume.Errorf(volume.Timeout, "%s is not known: the API server %s has not told of %s yet", what, c.server.host(), watched)
 }
 
-// changesGroup tells whether kubelet would change the group of a volume's files to
-// the pod's: the sandbox shall do what it would do.
+// changesGroup reports whether kubelet would change the group of a volume's files to the
+// pod's fsGroup: the sandbox has to do the same.
 func (c *Cluster) changesGroup(v podVolume, from source) bool {
 	policy, _ := c.drivers.get(from.driver)
 	switch {
@@ -222,7 +223,7 @@ func (c *Cluster) changesGroup(v podVolume, from source) bool {
 	}
 }
 
-// Problem is why not all can be known now, or nil.
+// Problem is why something cannot be known now, or nil.
 func (c *Cluster) Problem() error {
 	if err := c.health.problem(identity, allPods, allClasses, allDrivers); err != nil {
 		return err
@@ -233,21 +234,22 @@ func (c *Cluster) Problem() error {
 	return nil
 }
 
-// State is how the look-up stands.
+// State is the state of the lookup.
 type State struct {
-	// Synced tells for each thing that is followed whether it is known in full.
+	// Synced is true for each kind of objects that is known in full.
 	Synced map[string]bool
 	// Problems are what is wrong now, each in a sentence.
 	Problems []string
 	// CSINode is why the CSINode of this node could not be read last, or nil.
 	CSINode error
-	// LastHeard is when the API server was last heard of; zero is never.
+	// LastHeard is when the API server last answered; zero is never.
 	LastHeard time.Time
-	// Pods are those known, and Incomplete those of them of which a volume is not.
+	// Pods counts the known pods, and Incomplete those of them with a volume whose CSI driver
+	// is not known yet.
 	Pods, Incomplete int
 }
 
-// State tells how the look-up stands.
+// State returns the state of the lookup.
 func (c *Cluster) State() State {
 	s := State{Synced: make(map[string]bool), Problems: c.health.problems(), LastHeard: c.health.lastHeard(),
 		CSINode: c.csiNode.problem(ownCSINode)}

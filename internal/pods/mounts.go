@@ -8,14 +8,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Of subPaths and containers a few are kept, to name them in errors and warnings.
+// Some subPaths and containers are kept, for errors and warnings.
 const (
 	maxSubPaths = 16
 	maxSubPath  = 256
 )
 
-// noteMounts goes through all containers, those for initialization and for debugging
-// among them, and notes what they do with the pod's volumes.
+// noteMounts records how all containers, including init and ephemeral ones, use the pod's
+// volumes.
 func (p *pod) noteMounts(spec *corev1.PodSpec) {
 	byName := make(map[string]*podVolume, len(p.volumes))
 	for i := range p.volumes {
@@ -49,8 +49,8 @@ func (p *pod) noteMounts(spec *corev1.PodSpec) {
 	}
 }
 
-// noteMount notes how a container mounts the volume. It may stay beside the others, or end
-// before they start.
+// noteMount records how a container mounts the volume. If it stays, it runs beside the
+// others; otherwise it ends before they start.
 func (v *podVolume) noteMount(container string, mount *corev1.VolumeMount, stays bool) {
 	v.used = true
 	v.writable = v.writable || !mount.ReadOnly

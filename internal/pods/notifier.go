@@ -2,14 +2,14 @@ package pods
 
 import "sync"
 
-// notifier wakes whoever waits for a change of what is known.
+// notifier wakes all that wait for a change of what is known.
 type notifier struct {
 	mu   sync.Mutex
 	next chan struct{}
 }
 
-// wait gives a channel that is closed at the next change. It is taken before one
-// looks, so that no change is missed.
+// wait returns a channel that is closed at the next change. Call it before reading the
+// state, so that no change is missed.
 func (n *notifier) wait() <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -16,11 +16,11 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// pod is the part of a pod that decides about its volumes. Nobody changes one.
+// pod is the part of a pod that decides about its volumes. It is never changed.
 type pod struct {
-	uid string // as the API server has it
-	// shown is the pod as the front sees it, where its handler and volumes are filled in
-	// when it is asked for. Its UID is kubelet's own one.
+	uid string // in the API server
+	// shown is the pod for the front. Its handler and volumes are filled in at each lookup.
+	// Its UID is the one that kubelet uses.
 	shown          decision.Pod
 	made           time.Time
 	class          string // its runtime class; "" is none
@@ -28,30 +28,29 @@ type pod struct {
 	volumes        []podVolume
 }
 
-// podVolume is one of a pod's that CSI may give, as the pod names it.
+// podVolume is a volume of a pod that may be a CSI volume, as the pod's spec has it.
 type podVolume struct {
-	// PodVolume is what the front asks for. Who gives the volume is filled in then.
+	// PodVolume is the volume for the front. Its driver and id are filled in at each lookup.
 	decision.PodVolume
 	used, writable bool // by a container
-	// claim is the claim's name; "" for a volume that stands in the pod itself,
-	// which is then given.
+	// claim is the claim's name; "" for an inline volume, whose source is given.
 	claim string
-	// own is set where the claim must be the pod's.
+	// own is set for an ephemeral volume, whose claim the pod must own.
 	own      bool
 	readOnly bool // for the whole pod
 	given    source
 }
 
-// source is who gives a volume. The zero source is nobody of CSI's.
+// source is the CSI volume behind a pod's volume. The zero source is no CSI volume.
 type source struct {
 	driver, id string
 	fsType     string
-	// once is set where one node at a time may mount it, which is when kubelet
-	// changes the group of its files by default.
+	// once is set if one node at a time may mount it. By default, kubelet changes the group
+	// of the files of such volumes only.
 	once bool
 }
 
-// sameAs tells whether both are one volume.
+// sameAs reports whether both are the same CSI volume.
 func (s source) sameAs(other source) bool {
 	return s.driver != "" && s.driver == other.driver && s.id == other.id
 }
@@ -86,14 +85,13 @@ func podOf(api *corev1.Pod) *pod {
 	return p
 }
 
-// maxVolumes is more than a node can attach. Whoever makes a pod of more of them gets
-// no deferral for the rest, and does not keep us busy.
+// maxVolumes is more than a node can attach. The rest of a pod's volumes are not deferred,
+// so that a pod's author cannot keep us busy.
 const maxVolumes = 256
 
-// staticUID gives kubelet's own uid of a static pod, of which the API server has a copy
-// only, and "" for any other pod. Anybody can write annotations: a word
-// that has the form of the API server's own uids is not taken, so that nobody can
-// pass for somebody else's pod.
+// staticUID returns the uid that kubelet uses for a static pod, of which the API server has
+// only a mirror, and "" for any other pod. Anybody can write annotations: a value in the
+// form of the API server's own uids is refused, so that no pod can pass for another one.
 func staticUID(api *corev1.Pod) string {
 	alias, mirror := api.Annotations[corev1.MirrorPodAnnotationKey]
 	ofNode := slices.ContainsFunc(api.OwnerReferences, func(owner ownerReference) bool {
@@ -105,14 +103,14 @@ func staticUID(api *corev1.Pod) string {
 	return alias
 }
 
-// hashAnnotation is where kubelet writes its own uid of a static pod.
+// hashAnnotation is where kubelet writes its uid of a static pod.
 const hashAnnotation = "kubernetes.io/config.hash"
 
 // maxAsks is more than the names of all the volumes that a node can attach to a pod.
 const maxAsks = 8 << 10
 
-// bounded keeps what stands in an annotation, as far as anybody would write it in
-// earnest. What is longer ends in what is no volume's name.
+// bounded shortens the value of an annotation. A shortened one ends in a character that no
+// volume's name has, so that it is refused.
 func bounded(text string) string {
 	if len(text) <= maxAsks {
 		return strings.Clone(text)
@@ -120,7 +118,7 @@ func bounded(text string) string {
 	return strings.ToValidUTF8(text[:maxAsks], "") + "…"
 }
 
-// ended tells that no container of the pod runs or will run.
+// ended reports whether no container of the pod runs or will run.
 func ended(status *corev1.PodStatus) bool {
 	if status.Phase != corev1.PodSucceeded && status.Phase != corev1.PodFailed {
 		return false
@@ -129,7 +127,7 @@ func ended(status *corev1.PodStatus) bool {
 		func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
 }
 
-// volumeOf takes the volumes that CSI may give; ok is false for all others.
+// volumeOf returns a volume that may be a CSI volume; ok is false for all others.
 func volumeOf(p *pod, api *corev1.Volume) (v podVolume, ok bool) {
 	v.Name = api.Name
 	switch {
@@ -150,7 +148,7 @@ func volumeOf(p *pod, api *corev1.Volume) (v podVolume, ok bool) {
 	return v, true
 }
 
-// inlineID is the volume id that kubelet makes up for a volume that stands in a pod.
+// inlineID is the volume id that kubelet derives for an inline volume.
 func inlineID(podUID, name string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(podUID+name)))
 }

@@ -8,18 +8,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// pods are those of this node by their uid, and what was learned of their volumes.
+// pods holds the pods of this node by uid, with what was learned about their volumes.
 type pods struct{ table table[known] }
 
-// known is a pod as it was last seen. What was learned of its volumes holds for the
-// pod's life: a claim never changes its volume. Nobody changes a known.
+// known is a pod as it was last seen. What was learned about its volumes holds for the
+// pod's life: a claim never changes its volume. A known is never changed.
 type known struct {
 	pod     *pod
 	learned map[string]source // by the volume's name in the pod
 }
 
-// readPod takes a pod of a node. One of another node decides nothing here, whatever the
-// API server says.
+// readPod reads a pod of this node. A pod of another node is left out, even if the API
+// server sends it.
 func readPod(object any, node string) (uid string, k known) {
 	found, ok := object.(*corev1.Pod)
 	if !ok || found.Spec.NodeName != node {
@@ -28,7 +28,7 @@ func readPod(object any, node string) (uid string, k known) {
 	return string(found.UID), known{pod: podOf(found)}
 }
 
-// unlearned are the volumes of which it is not known who gives them.
+// unlearned returns the volumes whose source is not known yet.
 func (k known) unlearned() []podVolume {
 	var out []podVolume
 	for _, v := range k.pod.volumes {
@@ -39,10 +39,10 @@ func (k known) unlearned() []podVolume {
 	return out
 }
 
-// incomplete tells whether the pod, which has not ended, has a volume that is not known.
+// incomplete reports whether the pod has not ended and has a volume whose source is not known.
 func (k known) incomplete() bool { return !k.pod.ended && len(k.unlearned()) > 0 }
 
-// sourceOf tells who gives a volume, where that is known.
+// sourceOf returns the source of a volume, if it is known.
 func (k known) sourceOf(v podVolume) (source, bool) {
 	if v.claim == "" {
 		return v.given, true
@@ -51,7 +51,7 @@ func (k known) sourceOf(v podVolume) (source, bool) {
 	return s, done
 }
 
-// wants tells whether a container of the pod uses a volume that is known.
+// wants reports whether a container of the pod is known to use a volume.
 func (k known) wants(want source) bool {
 	return slices.ContainsFunc(k.pod.volumes, func(v podVolume) bool {
 		s, _ := k.sourceOf(v)
@@ -59,20 +59,19 @@ func (k known) wants(want source) bool {
 	})
 }
 
-// find gives a pod by the uid that kubelet has for it.
+// find returns a pod by the uid that kubelet uses for it.
 func (s *pods) find(uid string) (known, bool) {
 	if k, there := s.table.get(uid); there {
 		return k, true
 	}
 	found := s.choose(func(k known) bool { return k.pod.shown.UID == uid })
 	if len(found) != 1 {
-		return known{}, false // of two that say they are one, neither is believed
+		return known{}, false // of two pods that claim one uid, neither is believed
 	}
 	return found[0], true
 }
 
-// choose gives the pods that a question is about, in the order in which they were
-// made.
+// choose returns the pods that fit, the oldest first.
 func (s *pods) choose(fits func(known) bool) []known {
 	out := slices.DeleteFunc(s.table.values(), func(k known) bool { return !fits(k) })
 	slices.SortFunc(out, func(a, b known) int {
@@ -81,7 +80,7 @@ func (s *pods) choose(fits func(known) bool) []known {
 	return out
 }
 
-// learn keeps who gives a volume of a pod.
+// learn records the source of a volume of a pod.
 func (s *pods) learn(uid, name string, from source) {
 	s.table.change(uid, func(k known) known {
 		learned := make(map[string]source, len(k.learned)+1)

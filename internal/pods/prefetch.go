@@ -16,15 +16,15 @@ const (
 	prefetchAtOnce = 4
 	prefetchRate   = 50 // pods a second
 	prefetchBurst  = 100
-	// A claim that is not bound may never be.
+	// A claim that is not bound may never be bound.
 	prefetchFirst = time.Second
 	prefetchLast  = 5 * time.Minute
 )
 
 var errIncomplete = errors.New("a volume of the pod is not known")
 
-// prefetcher learns who gives the volumes of new pods before somebody asks, so that it
-// is known when the API server is away.
+// prefetcher learns the sources of new pods' volumes before they are looked up, so that they
+// are known when the API server is away.
 type prefetcher struct {
 	c     *Cluster
 	rate  flowcontrol.RateLimiter
@@ -46,11 +46,11 @@ func (p *prefetcher) run(ctx context.Context) {
 	}
 }
 
-// round tries all pods that are due, and gives the time until the next round. The pod that
-// came last goes first: it is the one that is being started.
+// round tries all pods that are due, and returns the time until the next round. It begins
+// with the newest pod, which is being started.
 func (p *prefetcher) round(ctx context.Context) time.Duration {
 	if p.c.health.problem(identity, allPods) != nil {
-		return prefetchFirst // nobody would answer
+		return prefetchFirst // the API server is away
 	}
 	open := p.c.pods.choose(known.incomplete)
 	if len(open) == 0 {
@@ -59,7 +59,7 @@ func (p *prefetcher) round(ctx context.Context) time.Duration {
 	var group errgroup.Group
 	group.SetLimit(prefetchAtOnce)
 	for _, k := range slices.Backward(open) {
-		if p.tried.lately(k.pod.uid) != nil {
+		if p.tried.recentError(k.pod.uid) != nil {
 			continue
 		}
 		group.Go(func() error {

@@ -15,32 +15,31 @@ import (
 )
 
 const (
-	// atOnce bounds of how many volumes of one pod the API server is asked at a time.
+	// atOnce bounds for how many volumes of one pod claims are requested at a time.
 	atOnce = 4
-	// getsAtOnce bounds the claims that are asked for at a time, for all pods.
+	// getsAtOnce bounds the claims that are requested at a time, for all pods.
 	getsAtOnce = 16
-	// A claim that was not there, or not bound, is asked for again after such a time.
+	// A claim that does not exist, or is not bound, is requested again after such a time.
 	missingFirst = 250 * time.Millisecond
 	missingLast  = 30 * time.Second
-	// maxMissing is after how many claims that are not known the others of a pod are
-	// left alone: kubelet starts no pod of which a claim is missing, and a pod's author
-	// can name any number that do not exist.
+	// maxMissing is after how many unknown claims a pod's other claims are not requested:
+	// kubelet starts no pod with a missing claim, and a pod's author can name any number
+	// that do not exist.
 	maxMissing = 4
 )
 
-// resolver learns who gives the volumes of pods, from their claims.
+// resolver learns the sources of pods' volumes from their claims.
 type resolver struct {
 	pods    *pods
 	health  *watchHealth
 	server  *server
 	gets    singleflight.Group
-	slots   chan struct{} // of the claims that are asked for at a time
-	missing retries       // of claims that were not there, or not bound
+	slots   chan struct{} // one for each claim that is being requested
+	missing retries       // of claims that did not exist, or were not bound
 }
 
-// learn asks who gives the volumes of a pod that are not known, and keeps it. It
-// gives the errors by the volumes' names. It stops when its caller has gone, and
-// where several claims of the pod cannot be known.
+// learn requests the unknown sources of a pod's volumes, and records them. It returns the
+// errors by volume name. It stops when ctx ends, and after several unknown claims.
 func (r *resolver) learn(ctx context.Context, k known) map[string]error {
 	open := k.unlearned()
 	if len(open) == 0 {
@@ -63,7 +62,7 @@ func (r *resolver) learn(ctx context.Context, k known) map[string]error {
 				mu.Lock()
 				failed[v.Name] = err
 				mu.Unlock()
-				return nil // the others are worth knowing all the same
+				return nil // go on with the others
 			}
 			r.pods.learn(k.pod.uid, v.Name, found)
 			return nil
@@ -73,7 +72,7 @@ func (r *resolver) learn(ctx context.Context, k known) map[string]error {
 	return failed
 }
 
-// sourceOf asks who gives a pod's volume.
+// sourceOf requests the source of a pod's volume.
 func (r *resolver) sourceOf(ctx context.Context, p *pod, v podVolume) (source, error) {
 	if err := r.health.problem(identity, allPods); err != nil {
 		return source{}, volume.Errorf(volume.Timeout, "the claim %s/%s of pod %s is not known, and %w", p.shown.Namespace, v.claim, p, err)
@@ -89,17 +88,17 @@ func (r *resolver) sourceOf(ctx context.Context, p *pod, v podVolume) (source, e
 	return found.source, nil
 }
 
-// claimed is a claim that is bound: the pod that it was made for, and who gives it.
+// claimed is a bound claim: the pod that owns it, if any, and its source.
 type claimed struct {
 	owner  types.UID
 	source source
 }
 
-// claim gets a claim and its volume. All who ask for one at a time share the answer;
-// nobody waits for it beyond his own time.
+// claim gets a claim and its volume. Concurrent callers share one request; each waits for it
+// only until its own ctx ends.
 func (r *resolver) claim(ctx context.Context, namespace, name string) (claimed, error) {
 	key := namespace + "/" + name
-	if err := r.missing.lately(key); err != nil {
+	if err := r.missing.recentError(key); err != nil {
 		return claimed{}, err
 	}
 	shared := r.gets.DoChan(key, func() (any, error) {
@@ -112,7 +111,7 @@ func (r *resolver) claim(ctx context.Context, namespace, name string) (claimed, 
 			return claimed{}, volume.Errorf(volume.Timeout, "the claim %s is not known: %d others are being asked for", key, getsAtOnce)
 		}
 		found, err := r.getClaim(ctx, namespace, name)
-		if volume.KindOf(err) == volume.Timeout { // which says nothing of the claim
+		if volume.KindOf(err) == volume.Timeout { // which says nothing about the claim
 			r.missing.note(key, nil)
 		} else {
 			r.missing.note(key, err)

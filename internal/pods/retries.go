@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// maxRetries bounds how much is remembered.
+// maxRetries bounds the memory.
 const maxRetries = 4096
 
-// retries remembers what could not be learned, so that it is not tried again before a time
-// that doubles with each try.
+// retries remembers what could not be learned, and delays the next attempt. The delay
+// doubles with each attempt.
 type retries struct {
 	first, last time.Duration
 
@@ -20,12 +20,12 @@ type retries struct {
 
 type retry struct {
 	err  error
-	next time.Time // when it is tried again
+	next time.Time // of the next attempt
 	wait time.Duration
 }
 
-// lately gives the error of what need not be tried again yet.
-func (r *retries) lately(key string) error {
+// recentError returns the error of the last attempt while the next one is not due, else nil.
+func (r *retries) recentError(key string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if one, known := r.all[key]; known && time.Now().Before(one.next) {
@@ -34,7 +34,7 @@ func (r *retries) lately(key string) error {
 	return nil
 }
 
-// note keeps how a try ended; nothing is remembered of one without an error.
+// note records the outcome of an attempt. A success is forgotten.
 func (r *retries) note(key string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

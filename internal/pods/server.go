@@ -14,13 +14,13 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// server is the API server that is asked now, and words its errors.
+// server is the current API server. It explains its errors.
 type server struct {
 	node   string // this node's name
 	client atomic.Pointer[api]
 }
 
-// explain makes the sentence of an error that the API server, or the way to it, gave.
+// explain turns an error of the API server, or of the connection to it, into a sentence.
 func (s *server) explain(err error) error {
 	switch host := s.host(); {
 	case apierrors.IsForbidden(err):
@@ -41,7 +41,7 @@ func (s *server) host() string {
 	return "of the kubeconfig"
 }
 
-// get gets one object; errors name it by what.
+// get gets one object. Errors name it what.
 func (s *server) get(ctx context.Context, what, group, resource, namespace, name string, into runtime.Object) error {
 	client := s.client.Load()
 	if client == nil {
@@ -53,8 +53,8 @@ func (s *server) get(ctx context.Context, what, group, resource, namespace, name
 	return nil
 }
 
-// unknown is why an object is not known. All of it may pass: a claim may be made,
-// and rights to it come a moment after its pod.
+// unknown is why an object is not known. None of these reasons is final: a claim may be
+// created, and the right to read it comes a moment after its pod.
 func (s *server) unknown(what string, err error) error {
 	switch {
 	case apierrors.IsNotFound(err):

@@ -9,12 +9,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// table has what is needed of all objects of one kind. A reflector of client-go fills
-// it; it keeps no object.
+// table holds what is needed of all objects of one kind. A reflector of client-go fills it.
+// It does not hold the objects themselves.
 type table[T any] struct {
-	// read takes what is needed out of an object. One without a key is left out.
+	// read extracts what is needed from an object. An object without a key is left out.
 	read func(object any) (key string, value T)
-	// renew, where it is set, takes over what was learned of the object before.
+	// renew, if set, carries over what was learned about the object before.
 	renew          func(now, before T) T
 	heard, changed func()
 
@@ -28,7 +28,7 @@ var (
 	_ cache.ReflectorBookmarkStore = (*table[string])(nil)
 )
 
-// update changes the table, and then tells those who follow it. It never fails.
+// update changes the table, and then notifies its followers. It never fails.
 func (t *table[T]) update(change func()) error {
 	t.mu.Lock()
 	change()
@@ -38,12 +38,12 @@ func (t *table[T]) update(change func()) error {
 	return nil
 }
 
-// Add takes an object that is new.
+// Add adds an object.
 func (t *table[T]) Add(object any) error {
 	return t.update(func() { t.put(object, t.all) })
 }
 
-// put takes an object. What was known of it before is in old.
+// put stores an object. Old holds what was known about it before.
 func (t *table[T]) put(object any, old map[string]T) {
 	if t.all == nil {
 		t.all = make(map[string]T)
@@ -57,16 +57,16 @@ func (t *table[T]) put(object any, old map[string]T) {
 	}
 }
 
-// Update takes an object that changed.
+// Update replaces an object that changed.
 func (t *table[T]) Update(object any) error { return t.Add(object) }
 
-// Delete drops an object.
+// Delete removes an object.
 func (t *table[T]) Delete(object any) error {
 	key, _ := t.read(object)
 	return t.update(func() { delete(t.all, key) })
 }
 
-// Replace takes all objects anew.
+// Replace replaces all objects.
 func (t *table[T]) Replace(objects []any, _ string) error {
 	return t.update(func() {
 		old := t.all
@@ -77,17 +77,17 @@ func (t *table[T]) Replace(objects []any, _ string) error {
 	})
 }
 
-// Resync has nothing to do.
+// Resync does nothing.
 func (t *table[T]) Resync() error { return nil }
 
-// Bookmark is a sign of life.
+// Bookmark records that the API server is alive.
 func (t *table[T]) Bookmark(string) error {
 	t.heard()
 	return nil
 }
 
-// Transformer strips objects as soon as they are read: a first list of all pods is
-// held in memory as a whole.
+// Transformer strips objects as they are read: client-go holds the whole first list of pods
+// in memory.
 func (t *table[T]) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) {
 		if pod, ok := object.(*corev1.Pod); ok {
@@ -109,7 +109,7 @@ func strip(pod *corev1.Pod) {
 	}
 }
 
-// ready tells whether all objects are known.
+// ready reports whether all objects are known.
 func (t *table[T]) ready() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -123,14 +123,14 @@ func (t *table[T]) get(key string) (value T, there bool) {
 	return value, there
 }
 
-// values are all, in no order.
+// values returns all, in no order.
 func (t *table[T]) values() []T {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Collect(maps.Values(t.all))
 }
 
-// change replaces what is known of an object that is there.
+// change replaces what is known about an object, if it exists.
 func (t *table[T]) change(key string, to func(T) T) {
 	t.mu.Lock()
 	if value, there := t.all[key]; there {

@@ -10,16 +10,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Trial is one thing that was tried, and what came of it.
+// Trial is one thing that was tried, and its result.
 type Trial struct {
-	// What was tried, in the words of an error.
+	// What was tried, as a sentence.
 	What string
 	Err  error
 }
 
-// Try tells whether pods can be looked up by an identity: whether it can be read,
-// whether the API server answers, and gives the rights. It ends at the first thing
-// without which the rest cannot be told.
+// Try checks whether pods can be looked up with an identity: whether it can be read, whether
+// the API server answers, and whether it grants the rights. It ends at the first failure
+// that makes the others meaningless.
 func Try(ctx context.Context, who Identity, node string) []Trial {
 	config, err := who.config()
 	if err != nil {
@@ -67,14 +67,14 @@ func trials(client *api, node string) []trial {
 		{fmt.Sprintf("the CSINode of node %s can be read", node), func(ctx context.Context) error {
 			err := client.get(ctx, storageGroup, "csinodes", "", node, &storagev1.CSINode{})
 			if apierrors.IsNotFound(err) {
-				return nil // whether there is such a node is tried next
+				return nil // whether there is such a node is checked next
 			}
 			return err
 		}},
 		{fmt.Sprintf("there is a node %s", node), func(ctx context.Context) error {
 			err := client.get(ctx, coreGroup, "nodes", "", node, &corev1.Node{})
 			if apierrors.IsForbidden(err) {
-				return nil // a service account need not have that right: it is not told
+				return nil // a service account need not have that right
 			}
 			return err
 		}},

@@ -11,21 +11,21 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// watchHealth is how the watches stand. A single get that fails says nothing of them.
+// watchHealth is the health of the watches. A single failed get says nothing about it.
 type watchHealth struct {
 	mu   sync.Mutex
-	last time.Time // when the API server was last heard of
+	last time.Time // when the API server last answered
 	bad  map[string]failure
 	log  *zap.Logger
 }
 
-// failure is what is wrong with one watch, in a sentence, and since when.
+// failure is what is wrong with one watch, and since when.
 type failure struct {
 	err   error
 	since time.Time
 }
 
-// good notes that a watch, or the reading of the kubeconfig, works.
+// good records that a watch, or reading the kubeconfig, works.
 func (h *watchHealth) good(what string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -36,8 +36,8 @@ func (h *watchHealth) good(what string) {
 	}
 }
 
-// failed notes that a watch does not work. Only the first failure is logged: a
-// server that is away for an hour is one event.
+// failed records that a watch does not work. Only the first failure is logged: a server
+// that is away for an hour is one event.
 func (h *watchHealth) failed(what string, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -53,7 +53,7 @@ func (h *watchHealth) failed(what string, err error) {
 	h.bad[what] = was
 }
 
-// problem is what is wrong with the first of some watches, or nil.
+// problem is the first problem of some watches, or nil.
 func (h *watchHealth) problem(whats ...string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -65,7 +65,7 @@ func (h *watchHealth) problem(whats ...string) error {
 	return nil
 }
 
-// problems are all that is wrong.
+// problems lists all problems.
 func (h *watchHealth) problems() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
