@@ -1,6 +1,6 @@
-// Package telemetry is how the daemon is seen from outside: logs with constant
-// field names, metrics, spans, and the gRPC interceptors that make all three of
-// each call. Nothing here ever looks at a request's content.
+// Package telemetry makes the daemon observable: logs with constant field names, metrics,
+// spans, and the gRPC interceptors that produce all three for each call. Nothing here ever
+// reads the content of a request.
 package telemetry
 
 // The names of log fields. They are an interface: people search for them.

@@ -5,11 +5,11 @@ import (
 	"unicode/utf8"
 )
 
-// maxDrivers bounds how many driver names become label values; the names come
-// from outside. Those over it are counted as otherDriver.
+// maxDrivers bounds how many driver names become label values, because the names come from
+// outside. All further ones are counted as otherDriver.
 const maxDrivers = 64
 
-// maxDriverName is the longest name that CSI allows, and a label may have.
+// maxDriverName is the longest name that CSI allows.
 const maxDriverName = 63
 
 const (

@@ -29,8 +29,8 @@ type Server struct {
 	// Alive is why the daemon has to be restarted, or nil. It ends with its context. Without
 	// it the daemon is alive as long as it answers.
 	Alive func(ctx context.Context) error
-	// Remarks are told with "ready", each on a line: what does not work, and keeps
-	// nobody from serving.
+	// Remarks follow the answer "ok" of /readyz, one per line: what does not work, although the
+	// daemon serves.
 	Remarks func() []string
 	Pprof   bool
 	Log     *zap.Logger
@@ -38,13 +38,13 @@ type Server struct {
 	// is every five seconds.
 	Retry time.Duration
 
-	listener net.Listener // of Bind, until Run takes it
+	listener net.Listener // from Bind, until Run serves it
 	problem  atomic.Pointer[error]
 }
 
-// Bind listens, so that this can be done before the daemon says that it is ready.
-// An address that cannot be used must not stop volumes: it becomes the Problem, and
-// Run tries again. It is called before Run or not at all.
+// Bind listens before the daemon reports that it is ready. An address that cannot be used
+// must not stop volumes: it becomes the Problem, and Run tries again. Call it before Run or
+// not at all.
 func (s *Server) Bind(ctx context.Context) {
 	if s.Listen == "" {
 		return
@@ -71,7 +71,7 @@ func (s *Server) Problem() error {
 	return nil
 }
 
-// Run serves until ctx ends. While the address cannot be used it tries again.
+// Run serves until ctx ends. While the address cannot be used, it tries again.
 func (s *Server) Run(ctx context.Context) error {
 	if s.Listen == "" {
 		<-ctx.Done()
@@ -119,14 +119,11 @@ func (s *Server) serve(ctx context.Context, listener net.Listener) {
 	<-stopped
 }
 
-const (
-	// idleTime is less than the usual 30 s between scrapes: a connection costs a
-	// descriptor, and a new one little.
-	idleTime = 15 * time.Second
-)
+// idleTime is less than the usual 30 s between scrapes: an idle connection costs a
+// descriptor, and a new one costs little.
+const idleTime = 15 * time.Second
 
-// writeTime bounds how long a reader may take. A profile takes as long as it asks
-// for.
+// writeTime bounds how long a reader may take. A profile takes as long as its request says.
 func (s *Server) writeTime() time.Duration {
 	if s.Pprof {
 		return 2 * time.Minute

@@ -8,14 +8,14 @@ import (
 )
 
 // Any pod that can reach the address can open connections to it, and each costs a
-// descriptor. A peer over its bound is refused, so that it does not keep Prometheus
-// and kubelet's probes out.
+// descriptor. A peer over its bound is refused, so that it cannot keep out Prometheus and
+// kubelet's probes.
 const (
 	maxConns        = 256
 	maxConnsPerPeer = 16
 )
 
-// A scrape makes a list of all volumes, and holds it until the peer has read the answer.
+// A scrape lists all volumes, and holds the list until the peer has read the answer.
 const (
 	scrapesAtOnce    = 32
 	scrapesOfOnePeer = 4

@@ -26,27 +26,27 @@ type Interceptors struct {
 	Metrics *Metrics
 	// Tracer is nil where tracing is off.
 	Tracer trace.Tracer
-	// Quiet are the methods whose success is logged at debug level: those that
-	// are called all the time and change nothing.
+	// Quiet holds the methods whose success is logged at debug level: they are called often
+	// and change nothing.
 	Quiet map[string]bool
-	// Front is set for the server that stands in for a CSI driver.
+	// Front is set for the servers that stand in for a CSI driver.
 	Front *Front
 }
 
-// Front is what differs where a driver's calls pass: the caller names methods,
-// and the driver words errors, of which we know nothing.
+// Front is what differs for the calls of a driver: they may have methods and error texts that
+// we do not know.
 type Front struct {
 	// Driver is the driver's name.
 	Driver string
-	// Known are the methods that are counted by name, and timed; all others are
-	// counted as one, for anybody may make them up.
+	// Known holds the methods that are counted by name, and timed. All others are counted as
+	// one: a caller can invent any number.
 	Known map[string]bool
-	// Ours are the methods whose errors we word ourselves, unless the call was forwarded.
-	// What a driver says may repeat a secret, and stays out of the log.
+	// Ours holds the methods whose error texts are our own, unless the call was forwarded.
+	// A driver's text may repeat a secret, and stays out of the log.
 	Ours map[string]bool
 }
 
-// Options makes a server use them.
+// Options returns the options by which a server uses them.
 func (i *Interceptors) Options() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.UnaryInterceptor(i.unary), grpc.StreamInterceptor(i.stream)}
 }
@@ -61,8 +61,8 @@ func (i *Interceptors) unary(
 	return reply, err
 }
 
-// stream counts streams, and times none: how long somebody watches says nothing
-// about the daemon. The known methods of a driver are single calls.
+// stream counts streams, and does not time them: how long a client watches says nothing
+// about the daemon. The known methods of a driver are single calls, and are timed.
 func (i *Interceptors) stream(
 	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler,
 ) error {
@@ -105,10 +105,10 @@ func (i *Interceptors) serve(
 	return handle(ctx)
 }
 
-// otherMethod stands for all the methods that are not known.
+// otherMethod stands for all methods that are not known.
 const otherMethod = "/other/other"
 
-// codeOf is the code that gRPC will answer: it makes one of a context's error too.
+// codeOf is the code that gRPC will answer, also for the error of a context.
 func codeOf(err error) codes.Code {
 	if known, ok := status.FromError(err); ok {
 		return known.Code()
@@ -122,10 +122,10 @@ type streamWithContext struct {
 	ctx context.Context //nolint:containedctx // this is how gRPC hands a stream its context
 }
 
-// Context is that of the call.
+// Context returns the context with the call.
 func (s *streamWithContext) Context() context.Context { return s.ctx }
 
-// panicked keeps what panicked out of the reply: it may hold anything.
+// panicked keeps the value of a panic out of log and reply: it may hold anything.
 func (i *Interceptors) panicked(method string, cause any) error {
 	i.Log.Error("panic in a call", zap.String(FieldMethod, method),
 		zap.String("panic_type", fmt.Sprintf("%T", cause)), zap.ByteString(FieldStack, debug.Stack()))

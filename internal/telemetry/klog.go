@@ -7,18 +7,18 @@ import (
 	"go.uber.org/zap"
 )
 
-// Logr gives the libraries of Kubernetes a logger: what they have to say goes to
-// ours, their small talk at debug level.
+// Logr returns a logger for the libraries of Kubernetes. It writes to ours: their
+// information at debug level, their errors as warnings.
 func Logr(log *zap.Logger) logr.Logger { return logr.New(&logrSink{log: log}) }
 
 type logrSink struct{ log *zap.Logger }
 
 var _ logr.LogSink = (*logrSink)(nil)
 
-// Init has nothing to do.
+// Init does nothing.
 func (*logrSink) Init(logr.RuntimeInfo) {}
 
-// Enabled leaves out what is for their developers.
+// Enabled leaves out the higher levels, which are for their developers.
 func (*logrSink) Enabled(level int) bool { return level <= 0 }
 
 // Info logs at debug level.
@@ -26,7 +26,7 @@ func (s *logrSink) Info(_ int, message string, values ...any) {
 	s.log.Debug(message, fieldsOf(values)...)
 }
 
-// Error logs a warning: they try again by themselves.
+// Error logs a warning: the libraries retry by themselves.
 func (s *logrSink) Error(err error, message string, values ...any) {
 	s.log.Warn(message, append(fieldsOf(values), zap.Error(err))...)
 }

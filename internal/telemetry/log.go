@@ -7,7 +7,7 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// NewLogger makes the JSON logger. The level can be changed later.
+// NewLogger returns the JSON logger. The level can be changed later.
 func NewLogger(out io.Writer, level zap.AtomicLevel) *zap.Logger {
 	encoding := zap.NewProductionEncoderConfig()
 	encoding.TimeKey = "time"
@@ -17,8 +17,8 @@ func NewLogger(out io.Writer, level zap.AtomicLevel) *zap.Logger {
 	return zap.New(core)
 }
 
-// Level reads a level's name; one that is unknown is info.
+// Level parses a level's name; an unknown one is info.
 func Level(name string) zapcore.Level {
-	level, _ := zapcore.ParseLevel(name) // with an error it is info
+	level, _ := zapcore.ParseLevel(name) // info, if there is an error
 	return level
 }

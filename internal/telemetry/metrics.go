@@ -30,7 +30,7 @@ type Metrics struct {
 	drivers    drivers
 }
 
-// buckets reach from an empty call to a sandbox that hangs.
+// buckets range from an empty call to a sandbox that hangs.
 var buckets = []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .05, .1, .5, 1, 5, 10, 60}
 
 // NewMetrics registers everything. Version goes into crust_proxy_build_info.
@@ -78,7 +78,7 @@ func NewMetrics(version string) *Metrics {
 
 func (m *Metrics) called(method string, call *Call, code codes.Code) {
 	service, short := splitMethod(method)
-	if code > codes.Unauthenticated { // the last one: a driver made up another number
+	if code > codes.Unauthenticated { // the last one; a driver may answer any number
 		code = codes.Unknown
 	}
 	m.calls.WithLabelValues(service, short, m.drivers.label(call.Driver), call.Handler, code.String()).Inc()
@@ -94,21 +94,21 @@ func splitMethod(method string) (service, short string) {
 	return service, short
 }
 
-// LeftWithErrors counts a volume that was given back with errors on record.
+// LeftWithErrors counts a volume that was given back while its filesystem records errors.
 func (m *Metrics) LeftWithErrors(driver, handler string) {
 	m.withErrors.WithLabelValues(m.drivers.label(driver), handler).Inc()
 }
 
-// ClaimRefused counts a device that was not given away.
+// ClaimRefused counts a device that was refused to a volume.
 func (m *Metrics) ClaimRefused(reason string) { m.refused.WithLabelValues(reason).Inc() }
 
-// CallerDenied counts a caller who may not call.
+// CallerDenied counts a call of a peer that may not call.
 func (m *Metrics) CallerDenied() { m.denied.Inc() }
 
 // ReleasedByForce counts a volume that an operator released by force.
 func (m *Metrics) ReleasedByForce() { m.forced.Inc() }
 
-// Repaired counts what reconciling did.
+// Repaired counts a repair of reconcile.
 func (m *Metrics) Repaired(action string, ok bool) {
 	result := "ok"
 	if !ok {
@@ -117,18 +117,18 @@ func (m *Metrics) Repaired(action string, ok bool) {
 	m.repairs.WithLabelValues(action, result).Inc()
 }
 
-// Published counts a volume.
+// Published counts a volume that was deferred.
 func (m *Metrics) Published(driver, handler string) {
 	m.published.WithLabelValues(m.drivers.label(driver), handler).Inc()
 }
 
-// SandboxAsked times an answer of a sandbox; result is "ok" or an error's kind.
+// SandboxAsked records how long a sandbox took to answer; result is "ok" or an error's kind.
 func (m *Metrics) SandboxAsked(handler, call, result string, took time.Duration) {
 	m.sandbox.WithLabelValues(handler, call, result).Observe(took.Seconds())
 }
 
-// VolumeRefused counts a volume that could not be deferred. The party is one of
-// few, and of our own words.
+// VolumeRefused counts a volume that could not be deferred. The party is one of a few fixed
+// words.
 func (m *Metrics) VolumeRefused(driver, party string) {
 	m.refusals.WithLabelValues(m.drivers.label(driver), party).Inc()
 }
@@ -138,8 +138,8 @@ func (m *Metrics) RegistrationRenewed(driver string) {
 	m.renewed.WithLabelValues(m.drivers.label(driver)).Inc()
 }
 
-// DriverBypassed tells that a driver registered with kubelet past the front, or
-// that this is over.
+// DriverBypassed records that a driver registered with kubelet directly, or that this has
+// ended.
 func (m *Metrics) DriverBypassed(driver string, on bool) {
 	label := m.drivers.label(driver)
 	if !on {

@@ -7,28 +7,26 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// NodeState is how the parts of the daemon stand, as `crustctl doctor` tells it in
-// words.
+// NodeState is the state of the daemon's parts. `crustctl doctor` shows the same in words.
 type NodeState struct {
-	// ConfigGood is false while a changed file is bad, and what was in force
-	// before it stays.
+	// ConfigGood is false while the changed file is bad, and the configuration before it stays in
+	// force.
 	ConfigGood bool
 	// BadRecords counts the records that cannot be used.
 	BadRecords int
-	// Sources are what is followed outside of the daemon, such as "sandboxes", and
-	// whether each can be followed now.
+	// Sources are what the daemon follows outside of itself, such as "sandboxes", and whether
+	// it can do so now.
 	Sources map[string]bool
-	// Handlers are the runtime handlers, and whether each can work.
+	// Handlers are the runtime handlers, and whether each is healthy.
 	Handlers map[string]bool
 	// Drivers are those behind the front, and whether each is ready.
 	Drivers map[string]bool
-	// Missing are those of them that are registered with kubelet and not in the
-	// node's CSINode.
+	// Missing are the drivers that are registered with kubelet and missing in the node's CSINode.
 	Missing map[string]bool
-	// Abnormal counts the volumes whose sandbox last said that their filesystem
-	// is not as it should be; State is not used.
+	// Abnormal counts the volumes whose sandbox last reported an abnormal condition; State is
+	// not used.
 	Abnormal []VolumeCount
-	// GroupIgnored counts those whose sandbox ignores their group, likewise.
+	// GroupIgnored counts the volumes whose sandbox ignores their group; State is not used.
 	GroupIgnored []VolumeCount
 	// Staged counts the devices that are staged through the front and have no volume on
 	// record; State and Handler are not used.
@@ -37,7 +35,7 @@ type NodeState struct {
 	Held int
 }
 
-// gauges is a collector whose values are asked for at each scrape.
+// gauges is a collector that computes its values at each scrape.
 type gauges struct {
 	descs   []*prometheus.Desc
 	collect func(set setGauge)
@@ -51,21 +49,21 @@ func (g *gauges) desc(name, help string, labels ...string) *prometheus.Desc {
 	return desc
 }
 
-// Describe is for the registry.
+// Describe implements prometheus.Collector.
 func (g *gauges) Describe(out chan<- *prometheus.Desc) {
 	for _, desc := range g.descs {
 		out <- desc
 	}
 }
 
-// Collect is for the registry.
+// Collect implements prometheus.Collector.
 func (g *gauges) Collect(out chan<- prometheus.Metric) {
 	g.collect(func(desc *prometheus.Desc, value float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 	})
 }
 
-// WatchNode makes the metrics of the node's state ask state at each scrape.
+// WatchNode registers the metrics of the node's state, which call state at each scrape.
 func (m *Metrics) WatchNode(state func() NodeState) {
 	g := &gauges{}
 	config := g.desc("crust_proxy_config_last_reload_successful", "1 unless the configuration file was changed into a bad one.")
@@ -106,8 +104,8 @@ func (m *Metrics) WatchNode(state func() NodeState) {
 	m.Registry.MustRegister(g)
 }
 
-// collectDrivers merges the drivers over the bound, which share one label: they are
-// ready if all of them are, and missing if one is.
+// collectDrivers merges the drivers beyond the bound, which share one label: they are ready
+// if all of them are, and missing if one of them is.
 func (m *Metrics) collectDrivers(now NodeState, driver, missing *prometheus.Desc, set setGauge) {
 	notReady, isMissing := make(map[string]bool), make(map[string]bool)
 	for name, ready := range now.Drivers {
@@ -134,13 +132,13 @@ func one(yes bool) float64 {
 	return 0
 }
 
-// VolumeCount is how many volumes stand where.
+// VolumeCount is a number of volumes with the same labels.
 type VolumeCount struct {
 	State, Driver, Handler string
 	Count                  int
 }
 
-// sums adds up the counts whose labels are the same: drivers over the bound share one.
+// sums adds up the counts with the same labels: drivers beyond the bound share one.
 func (d *drivers) sums(counts []VolumeCount) map[VolumeCount]int {
 	sums := make(map[VolumeCount]int)
 	for _, v := range counts {
@@ -149,7 +147,7 @@ func (d *drivers) sums(counts []VolumeCount) map[VolumeCount]int {
 	return sums
 }
 
-// CountVolumes makes crust_proxy_volumes ask count at each scrape.
+// CountVolumes registers crust_proxy_volumes, which calls count at each scrape.
 func (m *Metrics) CountVolumes(count func() []VolumeCount) {
 	g := &gauges{}
 	volumes := g.desc("crust_proxy_volumes", "Volumes, by state.", "state", "driver", "handler")
@@ -161,27 +159,28 @@ func (m *Metrics) CountVolumes(count func() []VolumeCount) {
 	m.Registry.MustRegister(g)
 }
 
-// ClusterState is how the look-up of pods stands.
+// ClusterState is the state of the lookup of pods.
 type ClusterState struct {
-	// LastHeard is when the API server was last heard of; zero is never.
+	// LastHeard is when the API server last answered; zero is never.
 	LastHeard time.Time
-	// Pods are those known, Incomplete those of them of which a volume is not.
+	// Pods counts the known pods, Incomplete those of them with a volume whose CSI driver is not
+	// known yet.
 	Pods, Incomplete int
 }
 
-// WatchCluster makes the metrics of the look-up of pods, which are there only where a
-// cluster is asked. The function that it returns times each question; result is "ok" or
+// WatchCluster registers the metrics of the lookup of pods; call it only if a cluster is
+// configured. The function that it returns records the time of a lookup; result is "ok" or
 // an error's kind.
 func (m *Metrics) WatchCluster(state func() ClusterState) (asked func(question, result string, took time.Duration)) {
 	lookups := promauto.With(m.Registry).NewHistogramVec(prometheus.HistogramOpts{
-		Name: "crust_proxy_pod_lookup_duration_seconds", Help: "Time taken to tell of a pod, or of the pods that want a volume.",
+		Name: "crust_proxy_pod_lookup_duration_seconds", Help: "Time taken to look up a pod, or the pods that use a volume.",
 		Buckets: buckets,
 	}, []string{"question", "result"})
 	g := &gauges{}
-	heard := g.desc("crust_proxy_cluster_last_heard_timestamp_seconds", "When the API server was last heard of; 0 is never.")
+	heard := g.desc("crust_proxy_cluster_last_heard_timestamp_seconds", "When the API server last answered; 0 is never.")
 	pods := g.desc("crust_proxy_cluster_pods", "Pods of this node that are known.")
 	incomplete := g.desc("crust_proxy_cluster_pods_incomplete",
-		"Pods of this node of which it is not known who gives one of their volumes.")
+		"Pods of this node with at least one volume whose CSI driver is not known yet.")
 	g.collect = func(set setGauge) {
 		now := state()
 		last := 0.0

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// finish ends a span. It says which volume, and the code; the error's text, like
-// all other text, stays in the node's own log.
+// finish ends a span, with the volume and the code. The error's text, like all other text,
+// stays in the node's own log.
 func finish(span trace.Span, call *Call, code codes.Code) {
 	span.SetAttributes(
 		attribute.String("rpc.system", "grpc"), attribute.String("rpc.grpc.status", code.String()),
@@ -24,7 +24,7 @@ func finish(span trace.Span, call *Call, code codes.Code) {
 	span.End()
 }
 
-// withParent makes the caller's span, if it sent one, the parent.
+// withParent uses the caller's span, if it sent one, as the parent.
 func withParent(ctx context.Context) context.Context {
 	header, ok := metadata.FromIncomingContext(ctx)
 	if !ok {

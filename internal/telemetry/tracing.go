@@ -19,13 +19,13 @@ type Tracing struct {
 	Insecure    bool
 	SampleRatio float64
 	Version     string
-	// Log is told of spans that could not be sent.
+	// Log gets a line when spans could not be sent.
 	Log *zap.Logger
 }
 
-// Start makes a tracer, and the way to end it. Without an endpoint there is
-// none: nil. Spans are sent in the background; a collector that is away costs
-// spans, never a call.
+// Start returns a tracer and the function that ends it. Without an endpoint the tracer is
+// nil. Spans are sent in the background: while the collector is away, spans are lost, and no
+// call waits.
 func (t Tracing) Start(ctx context.Context) (trace.Tracer, func(context.Context) error, error) {
 	if t.Endpoint == "" {
 		return nil, func(context.Context) error { return nil }, nil
@@ -45,14 +45,14 @@ func (t Tracing) Start(ctx context.Context) (trace.Tracer, func(context.Context)
 			attribute.String("service.name", "crust-proxy"), attribute.String("service.version", t.Version))),
 	)
 	end := func(ctx context.Context) error {
-		// The provider alone leaves an exporter that waits for its collector.
+		// The provider alone does not end an exporter that waits for its collector.
 		return errors.Join(provider.Shutdown(ctx), exporter.Shutdown(ctx))
 	}
 	return provider.Tracer("crust-proxy"), end, nil
 }
 
-// loggedExporter tells failures to our log. OpenTelemetry itself would tell them
-// to a global handler, which writes plain text between the lines of JSON.
+// loggedExporter logs failures. OpenTelemetry itself would pass them to a global handler,
+// which writes plain text between the lines of JSON.
 type loggedExporter struct {
 	sdktrace.SpanExporter
 	log *zap.Logger
