@@ -27,29 +27,29 @@ type AdminServer struct {
 	adminv1.UnimplementedAdminServer
 	Node *Node
 	Hub  *Hub
-	// Version, Started and Config describe the daemon; Config gives the path of
+	// Version, Started and Config describe the daemon; Config returns the path of
 	// the configuration file and the configuration in force.
 	Version string
 	Started time.Time
 	Config  func() (path, yaml string)
-	// Findings are what the daemon knows to be wrong on the node.
+	// Findings lists what the daemon knows to be wrong on the node.
 	Findings func(context.Context) []string
 	// Drivers returns the CSI drivers that registered with the front, without their
-	// numbers of volumes; nil where the front is off.
+	// numbers of volumes; it is nil if the front is off.
 	Drivers func() []*adminv1.Driver
-	// Reconciled is told of every reconcile that was asked for.
+	// Reconciled is called after each reconcile that a caller requested.
 	Reconciled func(deferral.ReconcileReport)
-	// Forced is told of every volume that was released by force, and of the processes
-	// that still have its device.
+	// Forced is called for each volume that was released by force, with the processes that
+	// still have its device open.
 	Forced func(v *volume.Volume, heldBy string)
-	// Stopping is closed when the daemon drains: watchers end, so that they do
-	// not hold it up.
+	// Stopping is closed when the daemon drains: watches end, so that the daemon does not
+	// wait for them.
 	Stopping <-chan struct{}
 }
 
 // Register adds the service to a server.
 func (s *AdminServer) Register(to grpc.ServiceRegistrar) {
-	to.RegisterService(strict(adminv1.Admin_ServiceDesc), s)
+	to.RegisterService(checked(adminv1.Admin_ServiceDesc), s)
 }
 
 // GetNode describes the daemon.
@@ -72,8 +72,8 @@ const (
 	maxPage     = 5000
 )
 
-// ListVolumes lists a page of volumes. A token is the place of the last volume of the page
-// before, so that volumes which come or go meanwhile shift nothing.
+// ListVolumes lists a page of volumes. The token is the position of the last volume of the
+// page before, so that volumes that come or go between two calls do not shift the pages.
 func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesRequest) (*adminv1.ListVolumesResponse, error) {
 	if req.GetPageSize() < 0 {
 		return nil, volume.Errorf(volume.Invalid, "page_size %d is negative", req.GetPageSize())
@@ -84,21 +84,21 @@ func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesReq
 	last := ""
 	for _, status := range s.Node.Shown() {
 		loop.Step()
-		if place(&status) <= req.GetPageToken() || !s.selects(req, status) {
+		if position(&status) <= req.GetPageToken() || !s.selects(req, status) {
 			continue
 		}
 		if len(out.GetVolumes()) == size {
 			out.NextPageToken = last
 			break
 		}
-		last = place(&status)
+		last = position(&status)
 		out.Volumes = append(out.Volumes, s.Node.message(status))
 	}
 	return out, nil
 }
 
-// place orders volumes as SortByTarget does.
-func place(status *deferral.Status) string { return status.Target + "\x00" + string(status.Key) }
+// position is a volume's position in the order of SortByTarget.
+func position(status *deferral.Status) string { return status.Target + "\x00" + string(status.Key) }
 
 func (s *AdminServer) selects(req *adminv1.ListVolumesRequest, status deferral.Status) bool {
 	want := req.GetState()
@@ -125,7 +125,7 @@ func (s *AdminServer) find(ctx context.Context, ref string) (deferral.Status, er
 	return found, err
 }
 
-// live finds a volume that a sandbox may have.
+// live finds a volume that a sandbox may have. A refused volume is an error.
 func (s *AdminServer) live(ctx context.Context, ref string) (deferral.Status, error) {
 	found, err := s.find(ctx, ref)
 	if err == nil && found.Refusal != nil {
@@ -229,7 +229,7 @@ func (s *AdminServer) Reconcile(ctx context.Context, _ *adminv1.ReconcileRequest
 	return out, nil
 }
 
-// WatchVolumes sends what is there and what changes.
+// WatchVolumes sends all volumes, and then each change.
 func (s *AdminServer) WatchVolumes(
 	req *adminv1.WatchVolumesRequest, stream grpc.ServerStreamingServer[adminv1.WatchVolumesResponse],
 ) error {
@@ -271,7 +271,7 @@ type watch struct {
 	server *AdminServer
 	req    *adminv1.WatchVolumesRequest
 	stream grpc.ServerStreamingServer[adminv1.WatchVolumesResponse]
-	sent   map[volume.Key]string // the targets of the volumes that the reader knows of
+	sent   map[volume.Key]string // the targets of the volumes that the client knows of
 }
 
 func (w *watch) update(key volume.Key) error {
@@ -299,8 +299,8 @@ func (w *watch) show(status deferral.Status) error {
 	})
 }
 
-// ReleaseVolume takes a volume back as its caller's unstage would; with force also
-// while somebody may have its device.
+// ReleaseVolume releases a volume as RuntimeUnstageVolume does; with force also while a
+// process may have its device open.
 func (s *AdminServer) ReleaseVolume(
 	ctx context.Context, req *adminv1.ReleaseVolumeRequest,
 ) (*adminv1.ReleaseVolumeResponse, error) {

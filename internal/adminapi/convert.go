@@ -14,7 +14,7 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// StateOf names where a volume stands, as metrics show it.
+// StateOf is the name of a volume's state in metrics.
 func (n *Node) StateOf(s deferral.Status) string {
 	return strings.ToLower(strings.TrimPrefix(n.state(s).String(), "VOLUME_STATE_"))
 }
@@ -65,7 +65,7 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 		if known.GroupIgnored {
 			out.GroupProblem = volume.GroupIgnoredText
 		}
-		if known.Err == nil { // the condition may be another by now; usage has its age beside it
+		if known.Err == nil { // otherwise it may have changed; the usage is shown with its age
 			out.Condition = conditionMessage(known.Report)
 		}
 	}
@@ -84,8 +84,7 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 	return out
 }
 
-// showRefusal shows who said no to a volume, or to a repeated call for one that is
-// on record.
+// showRefusal shows which party refused a volume, or a repeated call for a volume on record.
 func (n *Node) showRefusal(s deferral.Status, out *adminv1.Volume) {
 	refusal := cmp.Or(s.Refusal, n.refusal(s.Key))
 	if refusal == nil {
@@ -97,8 +96,7 @@ func (n *Node) showRefusal(s deferral.Status, out *adminv1.Volume) {
 	}
 }
 
-// lastError is what is wrong with the volume itself, or else what its sandbox
-// said last.
+// lastError is what is wrong with the volume itself, or else the last error of its sandbox.
 func lastError(s deferral.Status, known stats.Known) (string, *timestamppb.Timestamp) {
 	switch {
 	case s.Problem != nil:
@@ -136,7 +134,7 @@ func conditionMessage(report volume.Report) *adminv1.VolumeCondition {
 	return &adminv1.VolumeCondition{Abnormal: report.Condition.Abnormal, Message: report.Condition.Message}
 }
 
-// Stamp converts a time; the zero time is none.
+// Stamp converts a time; the zero time becomes nil.
 func Stamp(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {
 		return nil

@@ -13,17 +13,16 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/rpccode"
 )
 
-// A request that cannot be decoded, such as one with text that is not UTF-8, is
-// the caller's fault: InvalidArgument. gRPC itself calls that its own Internal
-// error, and tells the caller so before a handler has a word. So the codec keeps
-// the error of a unary request to itself, and the service returns it.
+// A request that cannot be decoded, such as one with text that is not UTF-8, is the
+// caller's fault: InvalidArgument. gRPC itself answers Internal before any handler runs.
+// So the codec keeps the error of a unary request, and the service returns it.
 
-// ServerOption makes a server decode requests as the services here expect it.
+// ServerOption makes a server decode requests as the services of this package expect it.
 func ServerOption() grpc.ServerOption {
 	return grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")})
 }
 
-// decoding is a request, and why it could not be decoded.
+// decoding is a request, and the error of decoding it.
 type decoding struct {
 	request any
 	err     error
@@ -31,7 +30,7 @@ type decoding struct {
 
 type codec struct{ encoding.CodecV2 }
 
-// Unmarshal decodes what it is asked to.
+// Unmarshal decodes a message, and keeps the error of a decoding.
 func (c codec) Unmarshal(data mem.BufferSlice, into any) error {
 	if d, ok := into.(*decoding); ok {
 		d.err = c.CodecV2.Unmarshal(data, d.request)
@@ -40,14 +39,14 @@ func (c codec) Unmarshal(data mem.BufferSlice, into any) error {
 	return c.CodecV2.Unmarshal(data, into)
 }
 
-// strict gives a service description whose unary calls decode by themselves, and whose
-// errors become those for the wire before an interceptor sees them.
-func strict(desc grpc.ServiceDesc) *grpc.ServiceDesc {
+// checked returns a service description whose unary calls return decoding errors
+// themselves, and convert errors to gRPC statuses before interceptors see them.
+func checked(desc grpc.ServiceDesc) *grpc.ServiceDesc {
 	methods := make([]grpc.MethodDesc, len(desc.Methods))
 	for i, method := range desc.Methods {
 		handle := method.Handler
 		method.Handler = func(srv any, ctx context.Context, dec func(any) error, in grpc.UnaryServerInterceptor) (any, error) {
-			return handle(srv, ctx, func(request any) error { return decode(dec, request) }, classed(in))
+			return handle(srv, ctx, func(request any) error { return decode(dec, request) }, withStatus(in))
 		}
 		methods[i] = method
 	}
@@ -55,7 +54,8 @@ func strict(desc grpc.ServiceDesc) *grpc.ServiceDesc {
 	return &desc
 }
 
-func classed(in grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
+// withStatus converts the errors of the handler before the interceptor sees them.
+func withStatus(in grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 		answer := func(ctx context.Context, req any) (any, error) {
 			reply, err := handle(ctx, req)

@@ -8,7 +8,7 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// FreezeVolume holds all writes to a volume.
+// FreezeVolume blocks all writes to a volume, for at most the given time.
 func (s *AdminServer) FreezeVolume(
 	ctx context.Context, req *adminv1.FreezeVolumeRequest,
 ) (*adminv1.FreezeVolumeResponse, error) {
@@ -23,7 +23,7 @@ func (s *AdminServer) FreezeVolume(
 	return &adminv1.FreezeVolumeResponse{}, able.Freeze(ctx, v, most.AsDuration())
 }
 
-// ThawVolume lets writes go on.
+// ThawVolume allows writes again.
 func (s *AdminServer) ThawVolume(ctx context.Context, req *adminv1.ThawVolumeRequest) (*adminv1.ThawVolumeResponse, error) {
 	able, v, err := s.freezerOf(ctx, req.GetVolume())
 	if err == nil {

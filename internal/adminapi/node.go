@@ -14,29 +14,29 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Node is what both servers speak for: the volumes of this node, those of the
-// broker and those that other programs published.
+// Node holds what both servers share: the volumes of this node, those of the broker and
+// those that other programs published.
 type Node struct {
 	Broker   *deferral.Broker
 	Handlers map[string]runtime.Handler
 	Relay    *stats.Relay
-	// Refusals are the volumes that were refused; nil where the front is off.
+	// Refusals holds the refused volumes; it is nil if the front is off.
 	Refusals Refusals
-	// HasGrown tells whether the growth that is on record for a volume is known to be done.
+	// HasGrown reports whether the growth on record for a volume is known to be done.
 	HasGrown func(ctx context.Context, v *volume.Volume) bool
 }
 
-// Refusals are volumes that pods wait for and that are not on record.
+// Refusals holds the volumes that pods wait for and that are not on record.
 type Refusals interface {
 	Refused() []volume.Refusal
 	Refusal(key volume.Key) (volume.Refusal, bool)
 }
 
-// idForm is a key or the beginning of one.
+// idForm matches a key or a prefix of one.
 var idForm = regexp.MustCompile(`^[0-9a-f]{6,64}$`)
 
-// byTarget finds a volume by its target path. Where there is none, its key is known
-// nevertheless, unless the path is none.
+// byTarget finds a volume by its target path. It returns the key also if there is no such
+// volume, unless the path is invalid.
 func (n *Node) byTarget(path string) (deferral.Status, volume.Key, error) {
 	key, err := n.Broker.KeyOfTarget(path)
 	if err != nil {
@@ -61,8 +61,7 @@ func (n *Node) byKey(key volume.Key) (deferral.Status, bool) {
 	return deferral.Status{}, false
 }
 
-// byReference finds a volume by target path, id, or a beginning of an id that
-// fits one volume only.
+// byReference finds a volume by target path, id, or a prefix that only one id has.
 func (n *Node) byReference(ref string) (deferral.Status, error) {
 	if strings.HasPrefix(ref, "/") {
 		return n.shownByTarget(ref)
@@ -90,7 +89,7 @@ func (n *Node) byReference(ref string) (deferral.Status, error) {
 	}
 }
 
-// All gives all volumes, in no order.
+// All returns all volumes, in no order.
 func (n *Node) All() []deferral.Status {
 	all := n.Broker.All()
 	for _, v := range n.adopted() {
@@ -101,15 +100,15 @@ func (n *Node) All() []deferral.Status {
 	return all
 }
 
-// Shown gives all volumes, those that were refused, and those that are not on record
-// and whose device some process has, ordered by target.
+// Shown returns all volumes, the refused ones, and those that are not on record and whose
+// device some process has open, ordered by target.
 func (n *Node) Shown() []deferral.Status {
 	all := n.AllShown()
 	deferral.SortByTarget(all)
 	return all
 }
 
-// AllShown is Shown in no order, for those who count.
+// AllShown is Shown in no order, for counting.
 func (n *Node) AllShown() []deferral.Status {
 	all, refused, held := n.All(), n.refused(), n.Broker.Users().Held()
 	if len(refused)+len(held) == 0 {
@@ -141,7 +140,7 @@ func (n *Node) refused() []volume.Refusal {
 	return n.Refusals.Refused()
 }
 
-// refusal is nil where the volume was not refused.
+// refusal is nil if the volume was not refused.
 func (n *Node) refusal(key volume.Key) *volume.Refusal {
 	if n.Refusals != nil {
 		if found, ok := n.Refusals.Refusal(key); ok {
@@ -151,7 +150,7 @@ func (n *Node) refusal(key volume.Key) *volume.Refusal {
 	return nil
 }
 
-// shownByKey finds a volume, or one that was refused.
+// shownByKey finds one of the volumes of Shown.
 func (n *Node) shownByKey(key volume.Key) (deferral.Status, bool) {
 	if status, ok := n.byKey(key); ok {
 		return status, ok
@@ -162,8 +161,8 @@ func (n *Node) shownByKey(key volume.Key) (deferral.Status, bool) {
 	return n.Broker.Users().OffRecord(key)
 }
 
-// shownByTarget finds a volume by its target path, or one that was refused by its
-// target or staging path.
+// shownByTarget finds a volume by its target path, or a refused one by its target or
+// staging path.
 func (n *Node) shownByTarget(path string) (deferral.Status, error) {
 	found, key, err := n.byTarget(path)
 	if err == nil {
@@ -188,7 +187,8 @@ func (n *Node) adopted() []*volume.Volume {
 	return all
 }
 
-// HandlerOf returns the handler of a volume. Its error is of the given kind.
+// HandlerOf returns the handler of a volume. If it is not configured any more, the error is of
+// the kind missing.
 func (n *Node) HandlerOf(v *volume.Volume, missing volume.Kind) (runtime.Handler, error) {
 	handler := n.Handlers[v.Handler]
 	if handler == nil {
@@ -198,7 +198,7 @@ func (n *Node) HandlerOf(v *volume.Volume, missing volume.Kind) (runtime.Handler
 	return handler, nil
 }
 
-// Binding is the sandbox that has a volume, from memory.
+// Binding returns the sandbox that has a volume, from memory.
 func (n *Node) Binding(v *volume.Volume) (runtime.Binding, bool) {
 	handler := n.Handlers[v.Handler]
 	if handler == nil {
@@ -207,8 +207,8 @@ func (n *Node) Binding(v *volume.Volume) (runtime.Binding, bool) {
 	return handler.Binding(v)
 }
 
-// Stats asks the sandbox of a volume. The error is of the given kind where the volume's
-// handler is not configured any more.
+// Stats asks the sandbox of a volume. If the volume's handler is not configured any more,
+// the error is of the kind missing.
 func (n *Node) Stats(ctx context.Context, v *volume.Volume, missing volume.Kind) (stats.Answer, error) {
 	handler, err := n.HandlerOf(v, missing)
 	if err != nil {
@@ -222,11 +222,11 @@ func (n *Node) Stats(ctx context.Context, v *volume.Volume, missing volume.Kind)
 	return answer, err
 }
 
-// endGrowth ends a growth that is on record and done. A sandbox that was mounting the volume
-// when the device grew may have seen its old size, so each is asked once to grow.
+// endGrowth removes a growth from the record when it is done. A sandbox that was mounting
+// the volume when the device grew may have seen the old size, so each is asked once to grow.
 func (n *Node) endGrowth(ctx context.Context, handler runtime.Handler, v *volume.Volume) {
 	if n.HasGrown(ctx, v) {
-		_ = n.Broker.EndGrowth(v.Key, v.GrowTo) // only people read it, and the next stats repeat it
+		_ = n.Broker.EndGrowth(v.Key, v.GrowTo) // the next stats try again, and only people read it
 		return
 	}
 	known, _ := n.Relay.Known(v.Key)
@@ -251,9 +251,9 @@ func (n *Node) expand(ctx context.Context, v *volume.Volume, wish volume.Range) 
 	return size, err
 }
 
-// growLater answers where no sandbox has the volume and the next one grows its
-// filesystem when it mounts it. kubelet expands a volume before its pod has a
-// sandbox, and starts no pod after an error.
+// growLater answers while no sandbox has the volume and the next one grows the filesystem
+// when it mounts it. kubelet expands a volume before its pod has a sandbox, and does not
+// start the pod after an error.
 func (n *Node) growLater(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error) {
 	size, known := n.Broker.DeviceSize(v)
 	if !known {

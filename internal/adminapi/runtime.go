@@ -18,7 +18,7 @@ type RuntimeServer struct {
 
 // Register adds the service to a server.
 func (s *RuntimeServer) Register(to grpc.ServiceRegistrar) {
-	to.RegisterService(strict(runtimev1.Runtime_ServiceDesc), s)
+	to.RegisterService(checked(runtimev1.Runtime_ServiceDesc), s)
 }
 
 // RuntimeStageVolume defers a volume.
@@ -32,7 +32,7 @@ func (s *RuntimeServer) RuntimeStageVolume(
 	return &runtimev1.RuntimeStageVolumeResponse{}, err
 }
 
-// note tells the call's log and metrics which volume it was about.
+// note records the call's volume for log and metrics.
 func note(call *telemetry.Call, v *volume.Volume) {
 	if v == nil {
 		return
@@ -67,10 +67,10 @@ func groupPolicyOf(p runtimev1.VolumeSupplementalGroupChangePolicy) volume.Group
 	if policy, known := groupPolicies[p]; known {
 		return policy
 	}
-	return volume.GroupPolicy(p.String()) // a number that we do not know: refused by name
+	return volume.GroupPolicy(p.String()) // an unknown number, which is refused later
 }
 
-// RuntimeUnstageVolume gives a volume back.
+// RuntimeUnstageVolume releases a volume.
 func (s *RuntimeServer) RuntimeUnstageVolume(
 	ctx context.Context, req *runtimev1.RuntimeUnstageVolumeRequest,
 ) (*runtimev1.RuntimeUnstageVolumeResponse, error) {
@@ -81,7 +81,7 @@ func (s *RuntimeServer) RuntimeUnstageVolume(
 	return &runtimev1.RuntimeUnstageVolumeResponse{}, err
 }
 
-// RuntimeGetVolumeStats relays to the sandbox.
+// RuntimeGetVolumeStats asks the sandbox.
 func (s *RuntimeServer) RuntimeGetVolumeStats(
 	ctx context.Context, req *runtimev1.RuntimeGetVolumeStatsRequest,
 ) (*runtimev1.RuntimeGetVolumeStatsResponse, error) {
@@ -117,7 +117,7 @@ func runtimeStats(report volume.Report) *runtimev1.RuntimeGetVolumeStatsResponse
 	return out
 }
 
-// RuntimeExpandVolume relays to the sandbox.
+// RuntimeExpandVolume asks the sandbox to grow the filesystem.
 func (s *RuntimeServer) RuntimeExpandVolume(
 	ctx context.Context, req *runtimev1.RuntimeExpandVolumeRequest,
 ) (*runtimev1.RuntimeExpandVolumeResponse, error) {

@@ -8,25 +8,24 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Hub tells watchers which volumes changed. A watcher that is slow gets each
-// volume once, as it is then: the memory it costs is bounded by the number of
-// volumes, and nobody waits for it.
+// Hub notifies watchers of changed volumes. A slow watcher gets each volume once, in its
+// latest state: its memory is bounded by the number of volumes, and nothing waits for it.
 type Hub struct {
 	mu       sync.Mutex
 	watchers map[*watcher]struct{}
 }
 
-// watcher is one reader of changes.
+// watcher is one subscriber.
 type watcher struct {
 	hub     *Hub
-	wake    chan struct{}           // holds a token while pending is not empty
+	wake    chan struct{}           // has a token while pending is not empty
 	pending map[volume.Key]struct{} // guarded by the hub's lock
 }
 
-// NewHub makes a hub without watchers.
+// NewHub returns a hub without watchers.
 func NewHub() *Hub { return &Hub{watchers: make(map[*watcher]struct{})} }
 
-// Changed tells all watchers of a volume; it never blocks.
+// Changed notifies all watchers of a volume. It never blocks.
 func (h *Hub) Changed(key volume.Key) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -58,7 +57,7 @@ func (h *Hub) subscribe() (w *watcher, unsubscribe func(), err error) {
 	}, nil
 }
 
-// take gives what changed since the last time.
+// take returns what changed since the last call.
 func (w *watcher) take() []volume.Key {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()
