@@ -7,17 +7,16 @@ import (
 
 // Cluster is the Kubernetes cluster to ask about the pods of this node.
 type Cluster struct {
-	// Kubeconfig says how the API server is reached and as whom, such as kubelet's
-	// own file; empty is off.
+	// Kubeconfig is the path of a kubeconfig, such as kubelet's own; empty is off.
 	Kubeconfig string `json:"kubeconfig"`
-	// InCluster takes the service account of the pod that the daemon runs in.
+	// InCluster uses the service account of the pod that the daemon runs in.
 	InCluster bool `json:"inCluster"`
 	// NodeName is this node's name in the cluster; empty is the host name in lower
-	// case, as kubelet does it.
+	// case, as for kubelet.
 	NodeName string `json:"nodeName"`
 }
 
-// On tells whether a cluster is asked at all.
+// On reports whether a cluster is configured.
 func (c Cluster) On() bool { return c.Kubeconfig != "" || c.InCluster }
 
 var nodeForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`) // a DNS subdomain

@@ -1,6 +1,6 @@
 // Package config is the daemon's configuration: defaults, then a YAML file, then
-// flags, checked as a whole. The daemon and `crust-proxy validate` take the same
-// way through it.
+// flags, validated as a whole. The daemon and `crust-proxy validate` load it in the
+// same way.
 package config
 
 import (
@@ -24,7 +24,7 @@ type Config struct {
 	// KubeletRoot is the directory below which all targets lie.
 	KubeletRoot string `json:"kubeletRoot"`
 	// RuntimeSocket serves drivers and orchestrators, AdminSocket operators.
-	// Sockets passed by systemd take their place.
+	// Sockets passed by systemd replace them.
 	RuntimeSocket Socket        `json:"runtimeSocket"`
 	AdminSocket   Socket        `json:"adminSocket"`
 	Authorization Authorization `json:"authorization"`
@@ -48,15 +48,15 @@ type Config struct {
 
 // Socket is a unix socket of ours.
 type Socket struct {
-	// Path is below the run directory unless set.
+	// Path is below the run directory by default.
 	Path string `json:"path"`
 	// Mode is "0600" or "0660".
 	Mode string `json:"mode"`
-	// Group owns the socket, by name or number; empty is the daemon's own.
+	// Group owns the socket, by name or number; empty is the daemon's group.
 	Group string `json:"group"`
 }
 
-// Authorization is who may call each API; the kernel tells who calls.
+// Authorization is who may call each API, by the peer credentials from the kernel.
 type Authorization struct {
 	Runtime Callers `json:"runtime"`
 	Admin   Callers `json:"admin"`
@@ -71,22 +71,22 @@ type Callers struct {
 	GIDs []uint32 `json:"gids"`
 }
 
-// Devices says which devices are taken.
+// Devices says which devices are accepted.
 type Devices struct {
-	// Roots are the directories below which device nodes are named; unless set,
-	// /dev and the plugins directory below the kubelet root.
+	// Roots are the directories below which device nodes may lie; by default /dev and
+	// the plugins directory below the kubelet root.
 	Roots []string `json:"roots"`
-	// Images are the directories below which disk images lie; none means that
-	// no image is taken.
+	// Images are the directories below which disk images may lie; none means that
+	// no image is accepted.
 	Images []string `json:"images"`
 	// Classes are block drivers as in /proc/devices; none means all.
 	Classes []string `json:"classes"`
-	// Servers are programs that serve a device by having it open, by the name of
-	// their executable file: they do not count as its users.
+	// Servers are programs that serve a device and therefore have it open, by the name of
+	// their executable file. They do not count as its users.
 	Servers []string `json:"servers"`
 }
 
-// Containerd is the container runtime to ask for sandboxes.
+// Containerd is the container runtime whose sandboxes are followed.
 type Containerd struct {
 	// Socket is containerd's; empty is off.
 	Socket    string `json:"socket"`
@@ -97,8 +97,8 @@ type Containerd struct {
 type Relay struct {
 	StatsTimeout  Duration `json:"statsTimeout"`
 	ExpandTimeout Duration `json:"expandTimeout"`
-	// Concurrency is how many quick requests are under way at once, and
-	// SlowAfter when one counts as slow; MaxSlow bounds the slow ones.
+	// Concurrency bounds the requests under way. One that takes longer than SlowAfter
+	// counts as slow; MaxSlow bounds these.
 	Concurrency int      `json:"concurrency"`
 	SlowAfter   Duration `json:"slowAfter"`
 	MaxSlow     int      `json:"maxSlow"`
@@ -108,7 +108,7 @@ type Relay struct {
 type HTTP struct {
 	// Listen is "host:port", "unix:/path", or empty for off.
 	Listen string `json:"listen"`
-	// Pprof adds Go's profiles, which show the inside of the process.
+	// Pprof adds Go's profiles, which reveal internals of the process.
 	Pprof bool `json:"pprof"`
 }
 
@@ -163,8 +163,8 @@ func (d Duration) Std() time.Duration { return time.Duration(d) }
 // Default is the configuration of a daemon without file and flags.
 func Default() Config { return base().complete() }
 
-// complete sets what follows from other keys where it was left out, so that one
-// key moves a whole daemon.
+// complete sets the defaults that depend on other keys, so that one key moves a whole
+// daemon.
 func (c Config) complete() Config {
 	c.RuntimeSocket.Path = cmp.Or(c.RuntimeSocket.Path, filepath.Join(c.RunDir, "runtime.sock"))
 	c.AdminSocket.Path = cmp.Or(c.AdminSocket.Path, filepath.Join(c.RunDir, "admin.sock"))
@@ -176,7 +176,7 @@ func (c Config) complete() Config {
 	return c
 }
 
-// base is the defaults that follow from nothing else.
+// base returns the defaults that depend on no other key.
 func base() Config {
 	root := Callers{UIDs: []uint32{0}, GIDs: []uint32{}}
 	return Config{
@@ -207,7 +207,7 @@ func base() Config {
 // StateDir is where the records are.
 func (c Config) StateDir() string { return filepath.Join(c.RunDir, "state") }
 
-// YAML writes the configuration down.
+// YAML encodes the configuration.
 func (c Config) YAML() (string, error) {
 	raw, err := yaml.Marshal(c)
 	return string(raw), err

@@ -2,8 +2,8 @@ package config
 
 import "errors"
 
-// CRI is the container runtime to ask for sandboxes in the way kubelet does, for
-// CRI-O and whatever else is not containerd.
+// CRI is a container runtime whose sandboxes are followed through the CRI: CRI-O, or another
+// one that is not containerd.
 type CRI struct {
 	// Socket is the runtime's; empty is off.
 	Socket string `json:"socket"`

@@ -25,10 +25,10 @@ type Front struct {
 	PrivateDir string `json:"privateDir"`
 	// DefaultFSType is for volumes whose request names no filesystem.
 	DefaultFSType string `json:"defaultFSType"`
-	// AcceptLeftovers takes a device for blank that has bytes on it in which
-	// nobody knows a filesystem, as stock drivers do.
+	// AcceptLeftovers treats a device as blank that has bytes on it without a known
+	// signature, as stock drivers do.
 	AcceptLeftovers bool `json:"acceptLeftovers"`
-	// AbandonVolumes lets the front be switched off although volumes that it
+	// AbandonVolumes allows the front to be switched off although volumes that it
 	// deferred live.
 	AbandonVolumes bool `json:"abandonVolumes"`
 	// VolumeCondition tells kubelet that the front reports the VOLUME_CONDITION of CSI
@@ -63,10 +63,10 @@ func (f Front) validate(kubeletRoot string) error {
 type Policy struct {
 	// Format says who formats a blank device: host or never; guest means never.
 	Format volume.FormatPolicy `json:"format"`
-	// Runtimes say which handler serves the pods of a RuntimeClass's handler, by its
-	// name or a pattern: kata, crust, or none, which refuses them.
+	// Runtimes maps the handler of a RuntimeClass, by its name or a pattern, to the
+	// handler that serves its pods: kata, crust, or none, which refuses them.
 	Runtimes map[string]string `json:"runtimes"`
-	// Rules are asked in order; the first that matches decides.
+	// Rules are evaluated in order; the first that matches decides.
 	Rules []policy.Rule `json:"rules"`
 }
 
@@ -81,7 +81,7 @@ func (p Policy) validate(handlers []string) error {
 	found := validateRuntimes(p.Runtimes)
 	for i, rule := range p.Rules {
 		if len(rule.Filesystems) != 1 {
-			continue // which is refused where there are options
+			continue // options without exactly one filesystem are refused below
 		}
 		if err := mkfs.CheckOptions(rule.Filesystems[0], rule.MkfsOptions); err != nil {
 			found = append(found, fmt.Errorf("policy.rules[%d] (%q).mkfsOptions: %w", i, rule.Name, err))
@@ -93,8 +93,8 @@ func (p Policy) validate(handlers []string) error {
 	return p.deferral(handlers).Validate(handlers)
 }
 
-// annotatedNeedsCluster refuses rules that could never match: a pod that asks would
-// have its volumes on the host without a word.
+// annotatedNeedsCluster refuses annotated rules without a cluster. They could never match: a
+// pod that asks would silently have its volumes on the host.
 func (c Config) annotatedNeedsCluster() error {
 	if !c.Front.Enabled || c.Cluster.On() {
 		return nil
@@ -109,7 +109,7 @@ func (c Config) annotatedNeedsCluster() error {
 	return errors.Join(found...)
 }
 
-// Warnings names what is allowed, and rarely meant.
+// Warnings lists settings that are valid and rarely intended.
 func (c Config) Warnings() []string {
 	var lines []string
 	if c.ReconcileInterval == 0 {

@@ -10,8 +10,8 @@ import (
 
 // Handlers are the runtime handlers.
 type Handlers struct {
-	// Default serves instructions that name no handler; unless set, Kata where it
-	// is on.
+	// Default serves instructions that name no handler; by default Kata, if it is
+	// enabled.
 	Default string `json:"default"`
 	Kata    Kata   `json:"kata"`
 	Crust   Crust  `json:"crust"`
@@ -27,9 +27,9 @@ type Kata struct {
 	RustSandboxes string `json:"rustSandboxes"`
 	// SharedSandboxes holds the shared folders of runtime-rs.
 	SharedSandboxes string `json:"sharedSandboxes"`
-	// TempDir is where volumes are made ready, on the filesystem of
-	// DirectVolumes and outside it; empty means the run directory, or a place
-	// beside DirectVolumes.
+	// TempDir is where volumes are prepared, on the filesystem of DirectVolumes and
+	// outside it; empty means the run directory, or a directory beside
+	// DirectVolumes.
 	TempDir string `json:"tempDir"`
 	// Filesystems are those that the guest can mount.
 	Filesystems []string `json:"filesystems"`
@@ -41,8 +41,8 @@ type Crust struct {
 	Enabled bool `json:"enabled"`
 	// Root is where these runtimes look for volumes.
 	Root string `json:"root"`
-	// TempDir is where volumes are made ready, on the filesystem of Root and
-	// outside it; empty means the run directory, or a place beside Root.
+	// TempDir is where volumes are prepared, on the filesystem of Root and
+	// outside it; empty means the run directory, or a directory beside Root.
 	TempDir string `json:"tempDir"`
 	// Programs are the runtimes' programs that may be run.
 	Programs []string `json:"programs"`
@@ -114,7 +114,7 @@ func (k Kata) validate() error {
 		absolute(key+"sharedSandboxes", k.SharedSandboxes),
 		filesystems(key+"filesystems", k.Filesystems),
 		absoluteOrEmpty(key+"tempDir", k.TempDir),
-		// Our files stay out of Kata's tree, where every name counts.
+		// Kata takes every name in its tree for a volume or sandbox.
 		wrong(sys.Within(k.DirectVolumes, k.TempDir),
 			key+"tempDir: %q lies in directVolumes, where Kata takes every file for a sandbox", k.TempDir))
 }

@@ -10,12 +10,12 @@ import (
 
 const maxFile = 1 << 20
 
-// Flags are the command line's words on the configuration. What is set there
-// wins over the file.
+// Flags are the command line's part of the configuration. A flag that is set overrides the
+// file.
 type Flags struct {
 	set  *pflag.FlagSet
 	File string
-	// abandon is front.abandonVolumes, which the file may say too.
+	// abandon is front.abandonVolumes, which the file may set too.
 	abandon bool
 }
 
@@ -49,7 +49,7 @@ func AddFlags(set *pflag.FlagSet) *Flags {
 	return f
 }
 
-// Source says where the configuration comes from.
+// Source describes where the configuration comes from.
 func (f *Flags) Source() string {
 	if f.File == "" {
 		return "the defaults and flags alone: no --config is given; the service reads /etc/crust-proxy/config.yaml"
@@ -57,7 +57,7 @@ func (f *Flags) Source() string {
 	return f.File + ", with the defaults and flags"
 }
 
-// Load gives the configuration that file and flags make, checked.
+// Load returns the validated configuration from file and flags.
 func (f *Flags) Load() (Config, error) {
 	cfg := base()
 	if f.File != "" {
@@ -104,8 +104,8 @@ func readFile(path string) ([]byte, error) {
 	return raw, nil
 }
 
-// Parse reads YAML over the defaults. Keys that are unknown, or there twice, are
-// errors: a misspelt key must not be taken for a default.
+// Parse reads YAML over the defaults. Unknown and duplicate keys are errors: a misspelt key
+// must not silently keep its default.
 func Parse(raw []byte) (Config, error) {
 	cfg, err := parse(raw)
 	if err != nil {

@@ -11,10 +11,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/policy"
 )
 
-// noHandler in policy.runtimes refuses deferred volumes to the pods of a runtime.
+// noHandler in policy.runtimes means that deferred volumes of a runtime's pods are refused.
 const noHandler = "none"
 
-// baseRuntimes hold unless the configuration names the same runtime or pattern.
+// baseRuntimes apply unless the configuration has the same runtime or pattern.
 func baseRuntimes() map[string]string {
 	all := map[string]string{"kata*": kataName, "crust*": crustName}
 	for pattern := range neverServed() {
@@ -23,8 +23,7 @@ func baseRuntimes() map[string]string {
 	return all
 }
 
-// neverServed are the runtimes of Kata's own installer whose pods would fail, with the
-// reason.
+// neverServed are the runtimes of Kata's own installer whose pods would fail, and why.
 func neverServed() map[string]string {
 	const confidential = "the policy of a confidential guest's agent refuses to mount it"
 	return map[string]string{
@@ -34,8 +33,8 @@ func neverServed() map[string]string {
 	}
 }
 
-// runtimes are the entries in the order in which they count: names before patterns, and
-// among patterns the longest first, which says most.
+// runtimes returns the entries by precedence: names before patterns, and the longest, most
+// specific pattern first.
 func runtimes(all map[string]string, handlers []string) []policy.Runtime {
 	patterns := slices.SortedFunc(maps.Keys(all), func(a, b string) int {
 		isPattern := func(s string) int { return min(strings.Count(s, "*"), 1) }

@@ -18,7 +18,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// toJSON reads one YAML document. A key that is there twice is an error.
+// toJSON converts one YAML document. A duplicate key is an error.
 func toJSON(raw []byte) ([]byte, error) {
 	if err := oneDocument(raw); err != nil {
 		return nil, err
@@ -27,8 +27,7 @@ func toJSON(raw []byte) ([]byte, error) {
 	return text, notYAML(err)
 }
 
-// notYAML says of an error of the YAML library what it is about; its own words suppose
-// that the reader knows the library.
+// notYAML rewrites an error of the YAML library for readers who do not know the library.
 func notYAML(err error) error {
 	if err == nil {
 		return nil
@@ -42,7 +41,7 @@ func notYAML(err error) error {
 	return fmt.Errorf("this is not valid YAML: %s", text)
 }
 
-// oneDocument refuses a second document, which would be passed over in silence.
+// oneDocument refuses a second document, which would be silently ignored.
 func oneDocument(raw []byte) error {
 	decoder := yamlv2.NewDecoder(bytes.NewReader(raw))
 	var document any
@@ -58,9 +57,9 @@ func oneDocument(raw []byte) error {
 	return nil
 }
 
-// check names every key that is not one of ours, every value of a wrong kind and every
-// rule that does not say whether to defer, each with its place. The decoder of encoding/json would stop at the first, name neither
-// the element of a list nor the key of a map, and take a key in the wrong case.
+// check reports every unknown key, every value of a wrong type and every rule without defer,
+// each with its path. The decoder of encoding/json would stop at the first, name neither the
+// element of a list nor the key of a map, and accept a key in the wrong case.
 func check(text []byte) error {
 	var tree any
 	if err := json.Unmarshal(text, &tree); err != nil {
@@ -106,7 +105,7 @@ func problems(tree any, as reflect.Type, at string) (found []error) {
 
 func problemsOfKeys(values map[string]any, as reflect.Type, at string) (found []error) {
 	if as == reflect.TypeFor[policy.Rule]() && values["defer"] == nil {
-		// A rule that forgot it would keep volumes on the host without a word.
+		// A rule without it would silently keep volumes on the host.
 		name, _ := values["name"].(string)
 		found = append(found, fmt.Errorf("%s (%q).defer: is missing: say true or false", at, name))
 	}
@@ -125,7 +124,7 @@ func problemsOfKeys(values map[string]any, as reflect.Type, at string) (found []
 	return found
 }
 
-// problemOfValue has the decoder judge a single value.
+// problemOfValue lets the decoder check a single value.
 func problemOfValue(value any, as reflect.Type, at string) []error {
 	raw, err := json.Marshal(value)
 	if err == nil {
@@ -151,7 +150,7 @@ func problemOfValue(value any, as reflect.Type, at string) []error {
 	return wrongKind(is, as, at)
 }
 
-// wrongKind says in the terms of the file what is there and what a key takes.
+// wrongKind reports, in YAML terms, which type a value has and which one the key takes.
 func wrongKind(is string, as reflect.Type, at string) []error {
 	hint := ""
 	if as.Kind() == reflect.String {

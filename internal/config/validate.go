@@ -14,7 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// Validate tells everything that is wrong, each with its key.
+// Validate returns all errors, each with its key.
 func (c Config) Validate() error {
 	return errors.Join(
 		absolute("runDir", c.RunDir),
@@ -42,9 +42,9 @@ func (c Config) Validate() error {
 	)
 }
 
-// wrong is an error if that is so.
-func wrong(is bool, format string, args ...any) error {
-	if is {
+// wrong returns the error if the condition holds.
+func wrong(condition bool, format string, args ...any) error {
+	if condition {
 		return fmt.Errorf(format, args...)
 	}
 	return nil
@@ -95,7 +95,7 @@ func fitsSocket(key, path string) error {
 }
 
 func (c Callers) validate(key string) error {
-	const none = ^uint32(0) // what the kernel says for "no id"
+	const none = ^uint32(0) // the kernel's "no id"
 	return errors.Join(
 		wrong(len(c.UIDs)+len(c.GIDs) == 0, "%s: nobody may call: name uids or gids", key),
 		wrong(slices.Contains(c.UIDs, none) || slices.Contains(c.GIDs, none), "%s: %d is no id", key, none))
@@ -142,8 +142,8 @@ func (h HTTP) validate() error {
 	return wrong(err != nil, "http.listen: %q is neither host:port nor unix:/path: %w", h.Listen, err)
 }
 
-// hostPort finds addresses that can never be used. Whether a host exists, and is this
-// node, is found out when it is used.
+// hostPort refuses addresses that can never be used. Whether the host exists, and is this
+// node, shows only when it is used.
 func hostPort(address string) error {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
