@@ -13,7 +13,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 )
 
-// newCluster makes the look-up of the node's pods; nil where no cluster is configured.
+// newCluster returns the lookup of the node's pods, or nil if no cluster is configured.
 func newCluster(cfg *config.Config, metrics *telemetry.Metrics, log *zap.Logger) (*pods.Cluster, error) {
 	if !cfg.Cluster.On() || !cfg.Front.Enabled {
 		return nil, nil
@@ -27,7 +27,7 @@ func newCluster(cfg *config.Config, metrics *telemetry.Metrics, log *zap.Logger)
 		state := cluster.State()
 		return telemetry.ClusterState{LastHeard: state.LastHeard, Pods: state.Pods, Incomplete: state.Incomplete}
 	})
-	klog.SetLogger(telemetry.Logr(log)) // client-go speaks through it
+	klog.SetLogger(telemetry.Logr(log)) // client-go logs through it
 	cluster = pods.New(pods.Config{
 		Identity: identity, NodeName: name, Log: log,
 		Asked: func(question string, took time.Duration, err error) {
@@ -48,8 +48,8 @@ func clusterOf(cfg *config.Config) (pods.Identity, string, error) {
 	return identity, name, err
 }
 
-// podSource is the source of pods for the front: no interface around a nil pointer where
-// no cluster is asked.
+// podSource returns the front's source of pods: without a cluster a nil interface, not an
+// interface around a nil pointer.
 func podSource(cluster *pods.Cluster) csifront.Pods {
 	if cluster == nil {
 		return nil

@@ -36,12 +36,12 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// daemon is the parts that know each other only through it.
+// daemon connects the parts, which know each other only through it.
 type daemon struct {
 	settings *settings
 	log      *zap.Logger
 	level    zap.AtomicLevel
-	// deniedLog is for callers who may not call: they must not be able to fill
+	// deniedLog is rate-limited: callers that are refused must not be able to fill
 	// the log.
 	deniedLog *zap.Logger
 	metrics   *telemetry.Metrics
@@ -50,7 +50,7 @@ type daemon struct {
 	passed    *systemd.Inherited
 
 	handlers handlers
-	tracker  tracker // nil where no container runtime is configured
+	tracker  tracker // nil if no container runtime is configured
 	broker   *deferral.Broker
 	http     *telemetry.Server
 	relay    *stats.Relay
@@ -59,8 +59,8 @@ type daemon struct {
 	node     *adminapi.Node
 	status   *nodeStatus
 	preparer *preparer
-	front    *driverFront  // nil where the front is off
-	cluster  *pods.Cluster // nil where no cluster is asked
+	front    *driverFront  // nil if the front is off
+	cluster  *pods.Cluster // nil if no cluster is configured
 
 	runtimeCallers *peercred.Authorizer
 	adminCallers   *peercred.Authorizer
@@ -155,7 +155,7 @@ func (d *daemon) flushSpans(ctx context.Context, end func(context.Context) error
 }
 
 func (d *daemon) buildBroker(cfg *config.Config) error {
-	// The handlers and the broker are made after the tracker, and before it runs.
+	// The callbacks use the handlers and the broker, which are set before the tracker runs.
 	d.tracker = newTracker(cfg, sandbox.Config{
 		OnAdded: func(podUID, id string) { d.handlers.each(func(h runtime.Handler) { h.SandboxAdded(podUID, id) }) },
 		OnGone:  func(id string) { d.handlers.each(func(h runtime.Handler) { h.SandboxGone(id) }) },
@@ -183,8 +183,7 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 	return nil
 }
 
-// buildFront loads the records and makes what depends on them: pod look-up, front,
-// status.
+// buildFront loads the records and builds what depends on them: pod lookup, front, status.
 func (d *daemon) buildFront(ctx context.Context, cfg *config.Config) error {
 	if err := d.loadRecords(ctx); err != nil {
 		return err
@@ -227,7 +226,7 @@ func (d *daemon) loadRecords(ctx context.Context) error {
 }
 
 func (d *daemon) serveUntilDone(ctx context.Context, servers *servers) error {
-	d.http.Bind(ctx) // before anybody is told that the daemon is ready
+	d.http.Bind(ctx) // before the daemon reports that it is ready
 	group := run.New(ctx)
 	for _, h := range d.handlers {
 		group.Go(h.Name(), h.Run)
@@ -250,10 +249,10 @@ func (d *daemon) serveUntilDone(ctx context.Context, servers *servers) error {
 	servers.start(group, d)
 	d.ready.Store(true)
 	if err := d.notify.Ready(); err != nil {
-		d.log.Warn("systemd was not told", zap.Error(err))
+		d.log.Warn("systemd was not notified", zap.Error(err))
 	}
 	d.log.Info("serving", zap.String("version", sys.Version()))
-	debug.FreeOSMemory() // what the start needed is much, and never needed again
+	debug.FreeOSMemory() // the start needs much more memory than the rest
 	return group.Wait()
 }
 
@@ -323,8 +322,8 @@ func (d *daemon) alive(ctx context.Context) error {
 	}
 }
 
-// onVolumeChanged informs watchers, and forgets what was known of a volume that is gone,
-// or that another program published and no sandbox has.
+// onVolumeChanged notifies watchers. It also forgets what was known about a volume that is
+// gone, or that another program published and no sandbox has.
 func (d *daemon) onVolumeChanged(key volume.Key) {
 	if d.broker != nil && d.relay != nil {
 		if _, there := d.broker.Get(key); !there && d.handlers.sandboxOf(key) == "" {
@@ -335,8 +334,8 @@ func (d *daemon) onVolumeChanged(key volume.Key) {
 	d.hub.Changed(key)
 }
 
-// onSandboxChanged is called by the handler when the sandbox of a volume changed: what
-// the old one said is not true of the new one.
+// onSandboxChanged is called by a handler when the sandbox of a volume changed: the last
+// answers of the old one do not apply to the new one.
 func (d *daemon) onSandboxChanged(key volume.Key) {
 	if d.relay != nil {
 		d.relay.Rebound(key, d.handlers.sandboxOf(key))
@@ -348,7 +347,7 @@ func (d *daemon) sandboxAsked(v *volume.Volume, call string, took time.Duration,
 	d.metrics.SandboxAsked(v.Handler, call, resultOf(err), took)
 }
 
-// resultOf is the value of a metric's label.
+// resultOf is the value of the metric label "result".
 func resultOf(err error) string {
 	if err == nil {
 		return "ok"
@@ -356,7 +355,7 @@ func resultOf(err error) string {
 	return volume.KindOf(err).String()
 }
 
-// apply puts in force what of the configuration can be changed without a restart.
+// apply passes on the settings that can be changed without a restart.
 func (d *daemon) apply(cfg *config.Config) {
 	d.level.SetLevel(telemetry.Level(cfg.Log.Level))
 	d.runtimeCallers.SetPolicy(peercred.Policy(cfg.Authorization.Runtime))

@@ -12,21 +12,22 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// What was read is used for as long; while a growth is on record, which is rare, less so.
+// How old a superblock in the cache may be. While a growth is on record, which is rare, it is
+// read more often.
 const (
 	diskAge   = time.Minute
 	growthAge = 5 * time.Second
 )
 
-// disks reads what filesystems have on record on their devices.
+// disks reads the superblocks of filesystems.
 type disks struct {
 	reader  *ondisk.Reader
 	metrics *telemetry.Metrics
 	log     *zap.Logger
 }
 
-// matches tells whether a filesystem of this size can be the one on a volume's
-// device. Its size changes rarely, so that an old look will do.
+// matches reports whether a filesystem of this size can be the one on a volume's device.
+// The size changes rarely, so an old superblock will do.
 func (d *disks) matches(ctx context.Context, v *volume.Volume, bytes, inodes int64) (is, known bool) {
 	super := d.reader.Super(ctx, v, diskAge)
 	if super == nil {
@@ -35,21 +36,21 @@ func (d *disks) matches(ctx context.Context, v *volume.Volume, bytes, inodes int
 	return super.Is(bytes, inodes), true
 }
 
-// fillsDevice tells whether the filesystem of a volume is known to be as large as its
-// device. It reads the size anew: a growth is asked for once.
+// fillsDevice reports whether the filesystem of a volume is known to be as large as its
+// device. It reads the superblock again, because kubelet asks for a growth only once.
 func (d *disks) fillsDevice(ctx context.Context, v *volume.Volume, device int64) bool {
 	super := d.reader.Super(ctx, v, 0)
 	return super != nil && super.Fills(device)
 }
 
-// hasGrown tells whether the growth that is on record for a volume is known to be done.
+// hasGrown reports whether the growth on record for a volume is known to be done.
 func (d *disks) hasGrown(ctx context.Context, v *volume.Volume) bool {
 	super := d.reader.Super(ctx, v, growthAge)
 	return super != nil && super.Fills(v.GrowTo)
 }
 
-// condition is what a filesystem has on record of itself. Without errors
-// nothing is known: they may have been met and not be written down.
+// condition returns the errors that a filesystem has recorded. If there are none, the
+// condition is unknown: an error may have occurred and not been recorded.
 func (d *disks) condition(ctx context.Context, v *volume.Volume) *volume.Condition {
 	super := d.reader.Super(ctx, v, diskAge)
 	if super == nil || super.Errors == nil {
@@ -58,15 +59,15 @@ func (d *disks) condition(ctx context.Context, v *volume.Volume) *volume.Conditi
 	return &volume.Condition{Abnormal: true, Message: super.Errors.Words(), Reason: abi.ReasonErrors}
 }
 
-// lacksGroup tells whether the root directory of a volume is not known to be writable
-// for the volume's group.
+// lacksGroup reports whether the root directory of a volume is not known to be writable for
+// the volume's group.
 func (d *disks) lacksGroup(ctx context.Context, v *volume.Volume) bool {
 	super := d.reader.Super(ctx, v, diskAge)
 	return super == nil || super.Root == nil || !super.Root.WritableFor(v.Group)
 }
 
-// leaving looks at a filesystem once more that its sandbox has unmounted: what the
-// kernel of a guest met is written down by then.
+// leaving reads the superblock of a filesystem that its sandbox has unmounted: by then the
+// guest's kernel has recorded the errors that it found.
 func (d *disks) leaving(ctx context.Context, v *volume.Volume) {
 	super := d.reader.Super(ctx, v, 0)
 	if super == nil || super.Errors == nil {

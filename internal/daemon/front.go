@@ -21,19 +21,19 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// registrationGrace is how long a driver may take to come back after the daemon
-// was restarted, before kubelet is told that it has gone.
+// registrationGrace is how long a driver may take to register again after a restart of the
+// daemon, before its registration with kubelet is removed.
 const registrationGrace = 30 * time.Second
 
 type driverFront struct {
 	front   *csifront.Front
 	drivers *registry.Registry
 	callers *peercred.Authorizer
-	calls   telemetry.Interceptors // with what all servers have in common
+	calls   telemetry.Interceptors // the settings that all servers share
 	volumes func() []deferral.Status
 }
 
-// newFront gives nil where the front is off.
+// newFront returns nil if the front is off.
 func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	if !cfg.Front.Enabled {
 		return nil, nil

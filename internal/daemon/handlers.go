@@ -61,7 +61,7 @@ func (all handlers) adopted() []*volume.Volume {
 	return out
 }
 
-// sandboxOf is the sandbox that has a volume now, as far as its handler knows.
+// sandboxOf returns the sandbox that has a volume now, as far as its handler knows.
 func (all handlers) sandboxOf(key volume.Key) string {
 	for _, h := range all {
 		if binding, bound := h.Binding(&volume.Volume{Key: key}); bound {
@@ -105,14 +105,13 @@ func newCrust(d *daemon, cfg *config.Config) (*crust.Handler, error) {
 	}, d.tracker, d.log.Named(crust.Name))
 }
 
-// deviceSize asks the broker, which is made after the handlers.
+// deviceSize asks the broker, which is built after the handlers.
 func deviceSize(d *daemon) func(*volume.Volume) (int64, bool) {
 	return func(v *volume.Volume) (int64, bool) { return d.broker.DeviceSize(v) }
 }
 
-// tempOf is where a handler makes volumes ready: in our state directory where that
-// is on the filesystem of the handler's tree, or else beside that tree. Never in
-// it.
+// tempOf returns where a handler prepares volumes: in our state directory, if that is on the
+// filesystem of the handler's tree, or else beside the tree. Never in the tree.
 func tempOf(cfg *config.Config, name, configured, root string) (string, error) {
 	if configured != "" {
 		return configured, nil
@@ -127,7 +126,7 @@ func tempOf(cfg *config.Config, name, configured, root string) (string, error) {
 	if err != nil || same {
 		return ours, err
 	}
-	// Daemons that share the tree must not clear away each other's files.
+	// Daemons that share the tree must not remove each other's files.
 	sum := sha256.Sum256([]byte(filepath.Clean(cfg.RunDir)))
 	return filepath.Join(filepath.Dir(root), ".crust-proxy-tmp-"+name+"-"+hex.EncodeToString(sum[:4])), nil
 }

@@ -12,24 +12,23 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
 
-// hostMountsTime bounds one look at the mount table. With 10,000 volumes it takes a
+// hostMountsTime bounds one scan of the mount table. With 10,000 volumes it takes a
 // fraction of a second.
 const hostMountsTime = 5 * time.Second
 
-// hostMounts finds volumes whose device is mounted on the host. All who ask at a
-// time share one look, so that many readers cost no more than one.
+// hostMounts finds volumes whose device is mounted on the host. Concurrent callers share
+// one scan.
 type hostMounts struct {
 	volumes func() []deferral.Status
-	looks   singleflight.Group
+	scans   singleflight.Group
 }
 
-// findings names the volumes, each with the remedy. It ends when its caller has
-// gone.
+// findings names the volumes, each with the remedy. It ends when ctx ends.
 func (h *hostMounts) findings(ctx context.Context) []string {
-	shared := h.looks.DoChan("", func() (any, error) {
+	shared := h.scans.DoChan("", func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hostMountsTime)
 		defer cancel()
-		return h.look(ctx)
+		return h.scan(ctx)
 	})
 	select {
 	case done := <-shared:
@@ -43,7 +42,7 @@ func (h *hostMounts) findings(ctx context.Context) []string {
 	}
 }
 
-func (h *hostMounts) look(ctx context.Context) ([]string, error) {
+func (h *hostMounts) scan(ctx context.Context) ([]string, error) {
 	volumes := h.volumes()
 	points, err := deferral.HostMounts(ctx, volumes)
 	if err != nil {

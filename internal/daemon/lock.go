@@ -13,12 +13,12 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// lockWait is how long an earlier daemon of the run directory may take to end.
+// lockWait is how long the start waits for an earlier daemon to end.
 const lockWait = 5 * time.Second
 
 // lockRunDir locks the run directory and the kubelet root for this daemon until release is
 // called or the process dies. Two daemons at once, one of the package and one of a
-// DaemonSet for example, would each repair the node by its own memory of the records.
+// DaemonSet for example, would each repair the node according to its own view of it.
 func lockRunDir(ctx context.Context, runDir, kubeletRoot string, patience time.Duration) (release func(), err error) {
 	if err := os.MkdirAll(runDir, 0o711); err != nil { //nolint:gosec // sockets and files in it have modes of their own
 		return nil, fmt.Errorf("the run directory (runDir) cannot be created: %w", err)

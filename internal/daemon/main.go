@@ -1,5 +1,4 @@
-// Package daemon puts crust-proxy together: configuration, core, servers, and
-// what watches over them.
+// Package daemon assembles crust-proxy: configuration, core, servers and supervision.
 package daemon
 
 import (
@@ -25,9 +24,9 @@ Usage:
   crust-proxy validate [flags]   check the configuration and show what is in force
   crust-proxy version            show the version
   crust-proxy removable [DRIVER...] [flags]
-                                 tell whether crust-proxy can be removed from this
+                                 check whether crust-proxy can be removed from this
                                  node, or drivers from behind it: exit code 1 and
-                                 a list where deferred volumes live. It reads the
+                                 a list if deferred volumes live. It reads the
                                  records, so the daemon need not run
   crust-proxy removable-nodes HOST:PORT [COMMAND]
                                  the same for all nodes whose daemons have their
@@ -35,7 +34,7 @@ Usage:
                                  does not answer counts as one with volumes. A
                                  refusal names COMMAND, which makes a Helm release
                                  usable again
-  crust-proxy withdraw [flags]   when the daemon has gone for good: have kubelet
+  crust-proxy withdraw [flags]   when the daemon has gone for good: make kubelet
                                  forget the drivers that were registered through it
 
 Signals: SIGTERM and SIGINT end it after the calls under way; SIGHUP reads the
@@ -51,14 +50,14 @@ const (
 	exitUsage = 2
 )
 
-// Main runs the command line and gives the exit code.
+// Main runs the command line and returns the exit code.
 func Main(args []string, stdout, stderr io.Writer) int {
 	// Signals are handled before anything slow begins, so that none is lost.
 	ctx, stop := run.UntilSignal(context.Background())
 	defer stop()
 	set := pflag.NewFlagSet("crust-proxy", pflag.ContinueOnError)
 	set.SetOutput(stderr)
-	set.Usage = func() { _, _ = fmt.Fprint(stdout, usage, set.FlagUsages()) } // only --help asks for it
+	set.Usage = func() { _, _ = fmt.Fprint(stdout, usage, set.FlagUsages()) } // called for --help only
 	flags := config.AddFlags(set)
 	if err := set.Parse(args); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
@@ -73,7 +72,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	return failed(stderr, err)
 }
 
-// failed tells an error, if there is one, and gives the exit code.
+// failed prints an error, if there is one, and returns the exit code.
 func failed(stderr io.Writer, err error) int {
 	if err == nil {
 		return exitOK
@@ -89,11 +88,11 @@ var errUsage = errors.New("see crust-proxy --help")
 
 type commandFunc func(ctx context.Context, flags *config.Flags, stdout, stderr io.Writer) error
 
-// subcommand is a word of the command line, with what has to follow it.
+// subcommand is a command, with the number of arguments that it takes.
 type subcommand struct {
 	name        string
 	least, most int
-	arguments   string // as usage names them
+	arguments   string // their description in errors
 	run         func(args []string) commandFunc
 }
 

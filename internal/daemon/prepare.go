@@ -22,12 +22,12 @@ func newPreparer(cfg *config.Config, log *zap.Logger) *preparer {
 	})}
 }
 
-// Prepare looks at a device, and formats it where policy says so.
+// Prepare examines a device, and formats it if the policy says so.
 func (p *preparer) Prepare(ctx context.Context, d deferral.Preparation) error {
 	v, policy := d.Volume, d.Instruction.Format
 	if policy == volume.FormatGuest {
-		// No handler's sandboxes format a blank device only: one that is made anew
-		// would format again.
+		// No handler's sandboxes can be trusted to format only a blank device: a sandbox
+		// that is created again would format again.
 		policy = volume.FormatNever
 	}
 	var id string
@@ -56,11 +56,11 @@ func (p *preparer) writing(driver, volumeID string) error {
 	return p.formatter.CheckWriting(writerID(driver, volumeID))
 }
 
-// writerID names a CSI volume for the formatter. No driver's name has a slash.
+// writerID identifies a CSI volume for the formatter. No driver's name has a slash.
 func writerID(driver, volumeID string) string { return driver + "/" + volumeID }
 
-// rootOf is the root directory of a new filesystem. A group may write, as kubelet has
-// it, so that no sandbox has to change it.
+// rootOf returns owner and mode of a new filesystem's root directory. The group may write, as
+// after kubelet's own change, so that no sandbox has to change it.
 func rootOf(group string, mode uint32) mkfs.Root {
 	const groupWrites = 0o2070
 	root := mkfs.Root{Mode: mode}

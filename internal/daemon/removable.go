@@ -20,17 +20,16 @@ import (
 
 const mostNamed = 20
 
-// living is what would be abandoned: deferred volumes, and devices that only the
-// front can have unstaged. It is read from the records, so that it can be told
-// with the daemon down.
+// living is what a removal would abandon: deferred volumes, and devices that only the front
+// can unstage. It is read from the records, because the daemon may be down.
 type living struct {
 	volumes []string // one line each
-	// unsure is why there may be more.
+	// unsure is why there may be more, or nil.
 	unsure error
 }
 
-// livingOf reads the records of a state directory: all of them, or those of what came
-// through the front, of all drivers or of those named.
+// livingOf reads the records of a state directory: all of them, or with throughFront those of
+// volumes that came through the front; of all drivers, or of those named.
 func livingOf(stateDir string, throughFront bool, drivers ...string) living {
 	ours := func(driver string) bool { return len(drivers) == 0 || slices.Contains(drivers, driver) }
 	var out living
@@ -62,7 +61,7 @@ func describe(v *volume.Volume) string {
 	return text + ")"
 }
 
-// none is true where it is certain that nothing lives.
+// none reports whether it is certain that nothing lives.
 func (l living) none() bool { return len(l.volumes) == 0 && l.unsure == nil }
 
 func (l living) text() string {
@@ -90,8 +89,8 @@ const (
 		"takes their devices back when the pods go, until it is there again."
 )
 
-// mayLeave refuses a configuration without the front while volumes live that came
-// through it.
+// mayLeave returns an error for a configuration without the front while volumes live that
+// came through it.
 func mayLeave(cfg *config.Config) error {
 	if cfg.Front.Enabled || cfg.Front.AbandonVolumes {
 		return nil
@@ -104,9 +103,9 @@ func mayLeave(cfg *config.Config) error {
 		" To leave them as they are, set front.abandonVolumes: true." + whatItIs)
 }
 
-// leaveFront is the start without the front. kubelet is told that the drivers which
-// were behind it have gone: it would call sockets that nobody serves, and take them
-// from nobody else. A record that cannot be read does not prevent the start: the
+// leaveFront prepares a start without the front. It removes the registrations of the drivers
+// that were behind it: kubelet would call sockets that nobody serves, and would not accept
+// the drivers from anybody else. A record that cannot be read does not prevent the start: the
 // daemon has to hold the device of its volume, and to serve the others.
 func leaveFront(cfg *config.Config, log *zap.Logger) error {
 	if cfg.Front.Enabled {
@@ -124,8 +123,8 @@ func leaveFront(cfg *config.Config, log *zap.Logger) error {
 	return nil
 }
 
-// removable tells whether crust-proxy can be taken from this node, or drivers from
-// behind it, without leaving volumes behind.
+// removable checks whether crust-proxy can be removed from this node, or drivers from behind
+// it, without abandoning volumes.
 func removable(drivers []string) commandFunc {
 	return func(_ context.Context, flags *config.Flags, stdout, stderr io.Writer) error {
 		cfg, err := flags.Load()
@@ -145,7 +144,7 @@ func removable(drivers []string) commandFunc {
 	}
 }
 
-// withdraw takes the drivers' registrations from kubelet when the daemon has gone.
+// withdraw removes the drivers' registrations with kubelet when the daemon has gone.
 func withdraw(_ context.Context, flags *config.Flags, stdout, _ io.Writer) error {
 	cfg, err := flags.Load()
 	if err != nil {

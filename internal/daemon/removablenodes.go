@@ -20,18 +20,18 @@ import (
 )
 
 const (
-	// askedAtOnce is how many nodes are asked at a time, and askTime what each has.
+	// askedAtOnce bounds the nodes that are asked at a time, and askTime the time of each.
 	askedAtOnce = 32
 	askTime     = 15 * time.Second
-	// mostMetrics bounds what a node may answer.
+	// mostMetrics bounds the answer of a node.
 	mostMetrics = 16 << 20
 )
 
-// removableNodes asks the daemons whose addresses a name gives whether they have deferred
-// volumes, by their metrics. A daemon that cannot be asked counts as one that has: this is
-// for whoever removes crust-proxy from a cluster. It reads no objects of the cluster, so it
-// cannot know of a node whose pod has no address, and says so. Repair is the command that
-// brings back a Helm release which a refusal left half uninstalled.
+// removableNodes resolves a host name to the addresses of all daemons, and reads from their
+// metrics whether they have deferred volumes, before crust-proxy is removed from a cluster. A
+// daemon that does not answer counts as having some. The command reads no objects of the
+// cluster, so it cannot know of a node whose pod has no address, and says so. Repair is the
+// command that restores a Helm release that a refusal left half uninstalled.
 func removableNodes(address string, repair ...string) commandFunc {
 	return func(ctx context.Context, _ *config.Flags, stdout, _ io.Writer) error {
 		host, port, err := net.SplitHostPort(address)
@@ -51,7 +51,7 @@ func removableNodes(address string, repair ...string) commandFunc {
 	}
 }
 
-// afterRefusal tells what Helm makes of a refused removal.
+// afterRefusal explains the state of the Helm release after a refusal.
 func afterRefusal(repair []string) string {
 	if len(repair) == 0 {
 		return ""
@@ -60,8 +60,8 @@ func afterRefusal(repair []string) string {
 		"To go on with the release:\n  " + repair[0] + "\nTo remove it, run helm uninstall again when the volumes are gone."
 }
 
-// askNodes asks each of them, and gives one line for each with volumes, or without an
-// answer.
+// askNodes asks all nodes. Its error has a line for each node with volumes, and for each that
+// did not answer.
 func askNodes(ctx context.Context, nodes []string, port string) error {
 	slices.Sort(nodes)
 	problems := make([]error, len(nodes))
@@ -104,8 +104,8 @@ func askNode(ctx context.Context, address string) error {
 	return livesThere(slices.Concat(families["crust_proxy_volumes"].GetMetric(), families["crust_proxy_devices_staged"].GetMetric()))
 }
 
-// notLiving are states of what is not on record here: volumes of other programs, and
-// volumes that were never deferred.
+// notLiving holds the states of volumes that a removal does not abandon: those of other
+// programs, and those that were never deferred.
 var notLiving = []string{"adopted", "refused"}
 
 func livesThere(volumes []*dto.Metric) error {

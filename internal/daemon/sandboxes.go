@@ -8,8 +8,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// sandboxes asks the sandboxes of volumes for the front. kubelet takes a volume whose
-// handler is not configured any more for one without a sandbox.
+// sandboxes asks the sandboxes of volumes for the front. A volume whose handler is not
+// configured any more counts as one without a sandbox.
 type sandboxes struct{ node *adminapi.Node }
 
 // Stats asks the sandbox now.
@@ -17,7 +17,7 @@ func (s sandboxes) Stats(ctx context.Context, v *volume.Volume) (stats.Answer, e
 	return s.node.Stats(ctx, v, volume.NoSandbox)
 }
 
-// Known is what the sandbox said last.
+// Known returns the last answer of the sandbox.
 func (s sandboxes) Known(v *volume.Volume) (stats.Known, bool) { return s.node.Relay.Known(v.Key) }
 
 // Expand asks the sandbox to grow the filesystem.

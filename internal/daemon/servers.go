@@ -28,11 +28,11 @@ import (
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
 
-// maxRequest bounds a request: an instruction of the largest size that is taken. It is
-// also the flow-control window, for the reasons that internal/passthrough gives.
+// maxRequest bounds a request: the largest instruction that is accepted. It is also the
+// flow-control window, for the reasons in internal/passthrough.
 const maxRequest = 256 << 10
 
-// streamWorkers handle calls on stacks that have grown already.
+// streamWorkers is the number of goroutines that handle calls on stacks that have grown.
 const streamWorkers = 4
 
 type server struct {
@@ -80,7 +80,7 @@ func (d *daemon) newServers(cfg *config.Config) (*servers, error) {
 	return out, nil
 }
 
-// listen takes the socket that systemd passed, or makes our own.
+// listen returns the socket that systemd passed, or creates one.
 func (d *daemon) listen(name string, socket config.Socket) (net.Listener, error) {
 	if passed := d.passed.Listeners[name]; passed != nil {
 		return passed, nil
@@ -112,7 +112,7 @@ func (d *daemon) interceptors(quiet map[string]bool) telemetry.Interceptors {
 	return telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer, Quiet: quiet}
 }
 
-// quietMethods are called all the time and change nothing.
+// quietMethods are called often and change nothing.
 var quietMethods = map[string]bool{
 	runtimev1.Runtime_RuntimeGetVolumeStats_FullMethodName: true,
 	adminv1.Admin_GetNode_FullMethodName:                   true,
@@ -186,7 +186,7 @@ func (s *servers) start(group *run.Group, d *daemon) {
 		<-ctx.Done()
 		d.ready.Store(false)
 		if err := d.notify.Stopping(); err != nil {
-			d.log.Warn("systemd was not told", zap.Error(err))
+			d.log.Warn("systemd was not notified", zap.Error(err))
 		}
 		close(d.stopping)
 		return nil
@@ -197,11 +197,11 @@ func (s *servers) start(group *run.Group, d *daemon) {
 func (s *servers) close() {
 	for _, one := range s.all {
 		one.grpc.Stop()
-		_ = one.listener.Close() // a second close is an error that means nothing
+		_ = one.listener.Close() // the error of a second close does not matter
 	}
 }
 
-// Run serves until ctx ends, and then lets the calls under way end.
+// Run serves until ctx ends, and then lets the calls in flight end.
 func (s *server) Run(ctx context.Context) error {
 	s.health.SetServingStatus(s.service, healthv1.HealthCheckResponse_SERVING)
 	drained := make(chan struct{})

@@ -13,11 +13,11 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 )
 
-// settings are the configuration in force. The file may change while the daemon runs.
+// settings holds the configuration in force. The file may change while the daemon runs.
 type settings struct {
 	flags *config.Flags
 	log   *zap.Logger
-	// apply hands a changed configuration to the parts of the daemon.
+	// apply passes a changed configuration to the parts of the daemon.
 	apply   func(*config.Config)
 	watcher *config.Watcher
 	hangups <-chan os.Signal
@@ -29,7 +29,7 @@ type settings struct {
 
 func (s *settings) get() *config.Config { return s.inForce.Load() }
 
-// put puts a configuration in force, and logs what is rarely meant so.
+// put puts a configuration in force, and logs its warnings.
 func (s *settings) put(cfg *config.Config) {
 	s.inForce.Store(cfg)
 	for _, line := range cfg.Warnings() {
@@ -37,7 +37,7 @@ func (s *settings) put(cfg *config.Config) {
 	}
 }
 
-// findings are for people.
+// findings describes what is wrong with the configuration, for doctor.
 func (s *settings) findings() []string {
 	var out []string
 	if bad := s.bad.Load(); bad != nil {

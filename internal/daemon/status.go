@@ -18,7 +18,7 @@ import (
 // scrapeTime bounds what a scrape asks of the handlers.
 const scrapeTime = 2 * time.Second
 
-// nodeStatus says what is wrong on the node: in words for doctor, in numbers for metrics.
+// nodeStatus reports what is wrong on the node: in words for doctor, in numbers for metrics.
 type nodeStatus struct {
 	daemon   *daemon
 	mounted  *hostMounts
@@ -71,7 +71,7 @@ func (n *nodeStatus) clusterFindings() []string {
 	return out
 }
 
-// maxHeldFindings bounds the findings: list has them all.
+// maxHeldFindings bounds the findings: `crustctl list` shows them all.
 const maxHeldFindings = 16
 
 func (n *nodeStatus) heldFindings() []string {
@@ -87,8 +87,8 @@ func (n *nodeStatus) heldFindings() []string {
 	return out
 }
 
-// driversAway tells of volumes whose driver is not behind the front any more, and
-// which kubelet can therefore not give back.
+// driversAway reports volumes whose driver is not behind the front any more, so that kubelet
+// cannot unpublish them.
 func (n *nodeStatus) driversAway() []string {
 	here := make(map[string]bool)
 	for _, one := range n.daemon.front.drivers.List() {
@@ -110,8 +110,8 @@ func (n *nodeStatus) driversAway() []string {
 	return out
 }
 
-// csiNodeFindings are what a look at the node's CSINode has shown. Where pods cannot be
-// looked up either, that is a finding by itself.
+// csiNodeFindings reports what is wrong with the node's CSINode. If pods cannot be looked up
+// either, there is a finding for that already.
 func csiNodeFindings(drivers []registry.State, look pods.State) []string {
 	var out []string
 	for _, one := range drivers {
@@ -155,8 +155,8 @@ func (n *nodeStatus) metrics() telemetry.NodeState {
 	return state
 }
 
-// stagedOnly are the devices that are staged through the front and of no volume on
-// record, as livingOf finds them. Records that cannot be read may be of such a device.
+// stagedOnly counts the devices that are staged through the front without a volume on record,
+// as livingOf does. Records that cannot be read count as one such device.
 func (n *nodeStatus) stagedOnly(all []deferral.Status) []telemetry.VolumeCount {
 	published := make(map[staging.VolumeID]bool)
 	var loop pace.Loop
@@ -182,8 +182,8 @@ func (n *nodeStatus) stagedOnly(all []deferral.Status) []telemetry.VolumeCount {
 	return out
 }
 
-// count counts volumes by driver, handler and what state says. It leaves out those of
-// which that says false.
+// count counts volumes by driver, handler and the name that state returns. Volumes for which
+// state returns false are left out.
 func count(all []deferral.Status, state func(deferral.Status) (string, bool)) []telemetry.VolumeCount {
 	counts := make(map[telemetry.VolumeCount]int)
 	var loop pace.Loop
@@ -201,14 +201,13 @@ func count(all []deferral.Status, state func(deferral.Status) (string, bool)) []
 	return out
 }
 
-// isAbnormal goes by what the sandbox said last; it is asked whenever kubelet asks
-// for stats.
+// isAbnormal uses the sandbox's last stats; kubelet requests them regularly.
 func (n *nodeStatus) isAbnormal(status deferral.Status) (string, bool) {
 	known, ok := n.daemon.relay.Known(status.Key)
 	return "", ok && known.Condition != nil && known.Condition.Abnormal
 }
 
-// ignoresGroup goes by the last stats, too.
+// ignoresGroup uses the sandbox's last stats, too.
 func (n *nodeStatus) ignoresGroup(status deferral.Status) (string, bool) {
 	known, ok := n.daemon.relay.Known(status.Key)
 	return "", ok && known.GroupIgnored

@@ -17,8 +17,8 @@ type tracker interface {
 	Polled() bool
 }
 
-// newTracker adds the container runtime to what the tracker reports and asks. It gives nil
-// where none is configured.
+// newTracker completes the configuration with the container runtime. It returns nil if none
+// is configured.
 func newTracker(cfg *config.Config, of sandbox.Config, log *zap.Logger) tracker {
 	switch {
 	case cfg.Containerd.Socket != "":
@@ -31,7 +31,7 @@ func newTracker(cfg *config.Config, of sandbox.Config, log *zap.Logger) tracker 
 	return nil
 }
 
-// polledFinding tells of a container runtime that offers no events.
+// polledFinding reports a container runtime that offers no events.
 func polledFinding(of tracker) []string {
 	if of == nil || !of.Polled() {
 		return nil
