@@ -1,9 +1,8 @@
-// Package failpoint ends or delays the process at named places, so that tests
-// can show what a crash there leaves behind.
+// Package failpoint kills or delays the process at named points, so that tests can show
+// what a crash there leaves behind.
 //
-// Without the build tag failpoints there is nothing of it in the program: Hit is
-// empty and inlined away. With the tag, the environment variable
-// CRUST_FAILPOINTS says what happens where, as a comma separated list:
+// Without the build tag failpoints, Hit is empty and inlined away. With the tag, the
+// environment variable CRUST_FAILPOINTS is a comma-separated list of points and actions:
 //
 //	stage-recorded=kill          SIGKILL to this process
 //	stage-recorded@3=kill        the same, at the third hit

@@ -12,15 +12,14 @@ import (
 	"time"
 )
 
-// point is what is to happen at one place.
+// point is the action at one point.
 type point struct {
 	at    uint64 // the hit that counts; 0 means each
 	kill  bool
 	sleep time.Duration
 }
 
-// points is read as the process starts, before the program could change its
-// environment.
+// points is read when the process starts, before the program can change its environment.
 var points = fromEnvironment()
 
 func fromEnvironment() map[string]point {
@@ -38,7 +37,7 @@ var hits = struct {
 	of map[string]uint64
 }{of: map[string]uint64{}}
 
-// Hit does what the environment asks for at this place.
+// Hit runs the action that the environment sets for this point.
 func Hit(name string) {
 	p, ok := points[name]
 	if !ok {
@@ -54,7 +53,7 @@ func Hit(name string) {
 	time.Sleep(p.sleep)
 	if p.kill {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {} // nothing after this place may happen
+		select {} // nothing after this point may run
 	}
 }
 

@@ -1,4 +1,4 @@
-// Package kubelet knows the directories that kubelet makes for volumes.
+// Package kubelet knows the layout of the directories that kubelet creates for volumes.
 package kubelet
 
 import (
@@ -9,8 +9,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Describe adds to a volume what its target path tells: the UID of its pod and, if it has
-// no driver yet and dir is the directory that holds the target, the name of its CSI driver.
+// Describe adds to a volume what follows from its target path: the UID of its pod and, if it
+// has no driver yet and dir is the directory that holds the target, the name of its CSI driver.
 // Rel is the path below kubelet's root directory.
 func Describe(v *volume.Volume, rel string, dir int) {
 	v.PodUID = PodUID(rel)

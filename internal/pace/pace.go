@@ -13,11 +13,11 @@ const (
 	stepsPerLook = 16
 	// turn is how long a loop may keep the processor.
 	turn = time.Millisecond
-	// rest is how long it leaves it to others. runtime.Gosched is not enough: the
-	// scheduler looks at sockets only when it has nothing else to run.
+	// rest is how long it sleeps then. runtime.Gosched is not enough: the scheduler polls
+	// sockets only when it has nothing else to run.
 	rest = 50 * time.Microsecond
-	// linger is how long the further processors stay after the last turn of a loop:
-	// the answer is still to be encoded, and the next page to be asked for.
+	// linger is how long the additional processors stay after the last turn of a loop: the
+	// answer has still to be encoded, and the next page may be requested.
 	linger = 100 * time.Millisecond
 	// busy is how many processors there are while a loop needs them: one for the loop,
 	// one for gRPC's writer of its answer, and one for calls.
@@ -27,7 +27,7 @@ const (
 // processors is how many processors Go's scheduler has.
 var processors struct {
 	state atomic.Int32
-	// busyUntil is when the further ones are no longer needed, in Unix nanoseconds.
+	// busyUntil is when the additional ones are no longer needed, in Unix nanoseconds.
 	busyUntil atomic.Int64
 }
 
@@ -37,20 +37,20 @@ const (
 	wide                // busy, until busyUntil
 )
 
-// LimitProcs leaves one processor to Go's scheduler, and further ones while a loop needs
-// them. It is called when the start, which uses all, is done. A call is a chain of
-// goroutines that wait for each other and for other processes: on one processor each
-// finds the next one ready, on several it wakes another core, which costs a gRPC hop
-// a fifth of its time. What blocks in the kernel holds up nobody: the scheduler takes
-// the processor from it. GOMAXPROCS in the environment has the last word.
+// LimitProcs limits Go's scheduler to one processor, and to a few while a loop needs them.
+// It is called after the start, which uses all. A call is a chain of goroutines that wait
+// for each other and for other processes: on one processor the next one is ready at once, on
+// several another core has to be woken, which costs a gRPC hop a fifth of its time. A
+// goroutine that blocks in the kernel delays no other: the scheduler takes its processor
+// away. GOMAXPROCS in the environment overrides all this.
 func LimitProcs() {
 	if os.Getenv("GOMAXPROCS") == "" && processors.state.CompareAndSwap(fixed, narrow) {
 		runtime.GOMAXPROCS(1)
 	}
 }
 
-// widen adds the further processors, or keeps them for longer. The kernel gives a thread
-// that waited its turn at once, even on one core; Go's scheduler takes 10 ms.
+// widen adds the additional processors, or extends their time. The kernel schedules a waiting
+// thread at once, even on one core; Go's scheduler takes 10 ms to preempt a goroutine.
 func widen(now time.Time) {
 	processors.busyUntil.Store(now.Add(linger).UnixNano())
 	if processors.state.CompareAndSwap(narrow, wide) {
@@ -84,8 +84,8 @@ type Loop struct {
 	turns int64 // the turns of all loops at the end of the last turn of this one
 }
 
-// Step is called for each element. It returns at once, or at the end of a turn asks
-// for further processors and, where there are none yet or another loop has one, sleeps
+// Step is called for each element. It usually returns at once. At the end of a turn it
+// requests additional processors and, if there are none yet or another loop uses one, sleeps
 // for a moment. No lock may be held.
 func (l *Loop) Step() {
 	if !l.over() {
@@ -97,8 +97,8 @@ func (l *Loop) Step() {
 	l.turns, l.began = turns.Load(), time.Now()
 }
 
-// Yield is Step for a loop that a call waits for, such as the look at open devices
-// in a stage: it lets others run and does not sleep.
+// Yield is Step for a loop that a call waits for, such as the scan of open devices in a
+// stage: it lets other goroutines run and does not sleep.
 func (l *Loop) Yield() {
 	if l.over() {
 		runtime.Gosched()
@@ -106,7 +106,7 @@ func (l *Loop) Yield() {
 	}
 }
 
-// over tells whether a turn is over.
+// over reports whether a turn is over.
 func (l *Loop) over() bool {
 	if l.steps++; l.steps%stepsPerLook != 1 {
 		return false

@@ -17,36 +17,35 @@ type Policy struct {
 	GIDs []uint32
 }
 
-// Allows tells whether a peer may call.
+// Allows reports whether a peer may call.
 func (p Policy) Allows(who Peer) bool {
 	return slices.Contains(p.UIDs, who.UID) || slices.ContainsFunc(p.GIDs, who.inGroup)
 }
 
-// Authorizer holds a policy over the calls of one server.
+// Authorizer enforces a policy on the calls of one server.
 type Authorizer struct {
 	key     string
 	refused func(Peer)
 	policy  atomic.Pointer[Policy]
 }
 
-// NewAuthorizer makes one. Key is the configuration key that refusals name, such
-// as "authorization.runtime". Refused, which may be nil, is told who was
-// refused; it runs on the connection's own goroutine and must not block.
+// NewAuthorizer returns an Authorizer. Key is the configuration key that refusals name, such
+// as "authorization.runtime". Refused, which may be nil, is called for each refused call; it
+// runs on the connection's own goroutine and must not block.
 func NewAuthorizer(key string, policy Policy, refused func(Peer)) *Authorizer {
 	a := &Authorizer{key: key, refused: refused}
 	a.SetPolicy(policy)
 	return a
 }
 
-// SetPolicy changes the policy, from the next call on, also for connections
-// that are there already.
+// SetPolicy changes the policy for all later calls, also on existing connections.
 func (a *Authorizer) SetPolicy(policy Policy) {
 	a.policy.Store(&Policy{UIDs: slices.Clone(policy.UIDs), GIDs: slices.Clone(policy.GIDs)})
 }
 
-// ServerOptions make a gRPC server ask for the peer and obey the policy. The
-// check is gRPC's tap: it sees headers only, before any byte of the request is
-// decoded, and before every service, health and reflection as well.
+// ServerOptions returns the options by which a gRPC server identifies its peers and enforces
+// the policy. The check is gRPC's tap: it runs before any byte of the request is decoded, and
+// for every service, health and reflection as well.
 func (a *Authorizer) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.Creds(Credentials()), grpc.InTapHandle(a.tap)}
 }

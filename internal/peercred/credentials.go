@@ -10,27 +10,27 @@ import (
 
 const authType = "peercred"
 
-// AuthInfo is what gRPC keeps of a connection.
+// AuthInfo is what gRPC keeps about a connection.
 type AuthInfo struct {
 	credentials.CommonAuthInfo
 	Peer Peer
 }
 
-// AuthType names the kind.
+// AuthType names the kind of credentials.
 func (AuthInfo) AuthType() string { return authType }
 
 type transport struct{}
 
-// Credentials are gRPC transport credentials for unix sockets. They send
-// nothing; they ask the kernel. Any other kind of connection is refused.
+// Credentials returns gRPC transport credentials for unix sockets. Nothing is sent: the
+// kernel knows the peer. Any other kind of connection is refused.
 func Credentials() credentials.TransportCredentials { return transport{} }
 
-// ServerHandshake asks who connected.
+// ServerHandshake identifies the client.
 func (transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return identify(conn)
 }
 
-// ClientHandshake asks whose server it is.
+// ClientHandshake identifies the server.
 func (transport) ClientHandshake(_ context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return identify(conn)
 }
@@ -40,10 +40,10 @@ func (transport) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: authType}
 }
 
-// Clone gives the same: there is no state.
+// Clone returns the same credentials: they have no state.
 func (t transport) Clone() credentials.TransportCredentials { return t }
 
-// OverrideServerName has no meaning here.
+// OverrideServerName does nothing.
 func (transport) OverrideServerName(string) error { return nil }
 
 func identify(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {

@@ -16,8 +16,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// Listener is a unix socket that takes away its own file when it is closed, and
-// no other's.
+// Listener is a unix socket that removes its file when it is closed, unless another file
+// has replaced it.
 type Listener struct {
 	*net.UnixListener
 	path string
@@ -26,10 +26,10 @@ type Listener struct {
 	err  error
 }
 
-// Listen makes a unix socket at path with a mode of 0600 or 0660 and, unless
-// empty, the given group. It appears there with its final mode and owner: it is
-// made under another name, for us alone, and moved into place. A stale socket is
-// replaced; a live one, a symbolic link and whatever else is there never are.
+// Listen creates a unix socket at path with a mode of 0600 or 0660 and, unless empty, the
+// given group. It appears with its final mode and owner: it is created under another name
+// with mode 0600, and renamed into place. A stale socket is replaced; a socket that is
+// served, a symbolic link and any other file never are.
 func Listen(path string, mode fs.FileMode, group string) (*Listener, error) {
 	l, err := listen(path, mode, group)
 	if err != nil {
@@ -61,10 +61,10 @@ func listen(path string, mode fs.FileMode, group string) (*Listener, error) {
 	return dir.install(name, path, uint32(mode), gid)
 }
 
-// Addr is the address that clients dial; the socket was bound under another.
+// Addr is the address that clients dial; the socket was bound under another name.
 func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
 
-// Close stops listening and removes the file, if it is still the one made.
+// Close stops listening, and removes the file if it is still the one that Listen created.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		var now unix.Stat_t
@@ -76,7 +76,7 @@ func (l *Listener) Close() error {
 	return l.err
 }
 
-// groupID takes a name or a number; -1 means to leave the group as it is.
+// groupID resolves a name or a number; -1 keeps the group as it is.
 func groupID(group string) (int, error) {
 	if group == "" {
 		return -1, nil

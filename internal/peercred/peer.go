@@ -1,5 +1,5 @@
-// Package peercred tells who is at the other end of a unix socket, by the
-// kernel's word, and lets in only whom the configuration names.
+// Package peercred identifies the peers of unix sockets by the credentials that the kernel
+// recorded, and admits only those that the configuration names.
 package peercred
 
 import (
@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// Peer is who connected: the credentials that the kernel recorded when the
+// Peer is the process that connected: the credentials that the kernel recorded when the
 // connection was made.
 type Peer struct {
 	PID int32
@@ -23,7 +23,7 @@ func (p Peer) inGroup(gid uint32) bool {
 	return p.GID == gid || slices.Contains(p.Groups, gid)
 }
 
-// FromContext gives the peer of a gRPC call.
+// FromContext returns the peer of a gRPC call.
 func FromContext(ctx context.Context) (Peer, bool) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {

@@ -16,12 +16,13 @@ import (
 // lockTime bounds the wait for another process that listens in the directory.
 const lockTime = 5 * time.Second
 
-// tempName is a socket's name until it is moved into place. kubelet passes over names
-// that begin with a dot.
+// tempName is a socket's name until it is renamed into place. kubelet ignores names that
+// begin with a dot.
 const tempName = ".crust-proxy.new"
 
-// socketDir is the directory of a socket, locked against others who do the same:
-// between seeing that a socket is stale and removing it, nobody puts a new one.
+// socketDir is the directory of a socket, locked against other processes that do the same:
+// no other one can put a new socket there between the check that the old one is stale and
+// its removal.
 type socketDir struct{ fd int }
 
 func lockParent(path string) (socketDir, error) {
@@ -35,10 +36,10 @@ func lockParent(path string) (socketDir, error) {
 	return socketDir{fd: fd}, nil
 }
 
-// unlock closes the directory, and so frees the lock.
+// unlock closes the directory, which releases the lock.
 func (d socketDir) unlock() { _ = unix.Close(d.fd) }
 
-// clear removes a stale socket and refuses everything else that is there.
+// clear removes a stale socket, and refuses everything else.
 func (d socketDir) clear(name, path string) error {
 	var there unix.Stat_t
 	err := unix.Fstatat(d.fd, name, &there, unix.AT_SYMLINK_NOFOLLOW)
@@ -61,12 +62,12 @@ func (d socketDir) clear(name, path string) error {
 	return unix.Unlinkat(d.fd, name, 0)
 }
 
-// install binds under a temporary name, sets mode and group there, and moves the socket
-// into place.
+// install binds under a temporary name, sets mode and group, and renames the socket into
+// place.
 func (d socketDir) install(name, path string, mode uint32, gid int) (*Listener, error) {
 	_ = unix.Unlinkat(d.fd, tempName, 0) // a killed process may have left it
 	// By descriptor: the path of the temporary name may not fit sun_path.
-	config := net.ListenConfig{Control: forUsAlone}
+	config := net.ListenConfig{Control: ownerOnly}
 	bound, err := config.Listen(context.Background(), "unix", sys.ProcFD(d.fd)+"/"+tempName)
 	if err != nil {
 		return nil, err
@@ -83,9 +84,9 @@ func (d socketDir) install(name, path string, mode uint32, gid int) (*Listener, 
 	return l, nil
 }
 
-// forUsAlone sets the mode of a socket before it is bound. The kernel gives it to the
-// file, so that there is no instant in which others can connect.
-func forUsAlone(_, _ string, socket syscall.RawConn) error {
+// ownerOnly sets the mode of a socket before it is bound. The kernel gives this mode to the
+// file, so that others cannot connect at any instant.
+func ownerOnly(_, _ string, socket syscall.RawConn) error {
 	var failed error
 	err := socket.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), 0o600) })
 	return errors.Join(err, failed)

@@ -14,7 +14,7 @@ import (
 // maxGroups is the kernel's NGROUPS_MAX.
 const maxGroups = 65536
 
-// Of asks the kernel who is at the other end.
+// Of returns the peer of a connection.
 func Of(conn *net.UnixConn) (who Peer, err error) {
 	err = sys.OnFD(conn, func(fd int) error {
 		cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
@@ -34,7 +34,7 @@ func Of(conn *net.UnixConn) (who Peer, err error) {
 	return who, nil
 }
 
-// peerGroups asks for the supplementary groups, again with more room when the
+// peerGroups returns the supplementary groups. It asks again with a larger buffer if the
 // kernel says that there are more.
 func peerGroups(fd int) ([]uint32, error) {
 	groups := make([]uint32, 32)
@@ -50,8 +50,8 @@ func peerGroups(fd int) ([]uint32, error) {
 	}
 }
 
-// getGroups is getsockopt(SO_PEERGROUPS), which x/sys/unix lacks. It tells how
-// many groups there are, also with ERANGE.
+// getGroups is getsockopt(SO_PEERGROUPS), which x/sys/unix lacks. It returns the number of
+// groups, also with ERANGE.
 func getGroups(fd int, into []uint32) (int, error) {
 	size := uint32(len(into) * 4) //nolint:gosec // at most maxGroups
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_PEERGROUPS,

@@ -1,5 +1,5 @@
-// Package run runs the components of the daemon side by side: the first that
-// fails ends all the others.
+// Package run runs the components of the daemon concurrently: the first that fails ends all
+// others.
 package run
 
 import (
@@ -9,20 +9,20 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Group is components that live and end together.
+// Group is a set of components that end together.
 type Group struct {
 	ctx   context.Context
 	parts *errgroup.Group
 }
 
-// New makes a group whose components end when parent does, or when one fails.
+// New returns a group whose components end when parent ends, or when one of them fails.
 func New(parent context.Context) *Group {
 	parts, ctx := errgroup.WithContext(parent)
 	return &Group{ctx: ctx, parts: parts}
 }
 
-// Go starts a component under a name that its error will carry. Its run works until ctx
-// ends, and returns nil then.
+// Go starts a component. Its name is part of its error. The function run must return nil when
+// its ctx ends.
 func (g *Group) Go(name string, run func(ctx context.Context) error) {
 	g.parts.Go(func() error {
 		if err := run(g.ctx); err != nil {
@@ -32,5 +32,5 @@ func (g *Group) Go(name string, run func(ctx context.Context) error) {
 	})
 }
 
-// Wait waits for all components and gives the first error.
+// Wait waits for all components and returns the first error.
 func (g *Group) Wait() error { return g.parts.Wait() }

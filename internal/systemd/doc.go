@@ -1,4 +1,4 @@
-// Package systemd is the daemon's part of the service manager's protocols:
-// sockets and stored descriptors that come with the start, notifications, the
-// watchdog and the file-descriptor store. Without systemd all of it does nothing.
+// Package systemd implements the daemon's side of the service manager's protocols: sockets
+// and stored descriptors that are passed at the start, notifications, the watchdog and the
+// file-descriptor store. Without systemd all of it does nothing.
 package systemd

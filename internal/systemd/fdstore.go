@@ -9,22 +9,21 @@ import (
 	"time"
 )
 
-// nameForm is stricter than systemd's: no name can hold a separator of the
-// protocol or of $LISTEN_FDNAMES.
+// nameForm is stricter than systemd's rule: no name can contain a separator of the protocol
+// or of $LISTEN_FDNAMES.
 var nameForm = regexp.MustCompile(`^[A-Za-z0-9-]{1,255}$`)
 
-// StoreFD leaves a duplicate of a descriptor with the service manager, which
-// passes it to the next start of the service. It returns when that has been
-// taken in, so that a kill right afterwards loses nothing. FDPOLL=0: systemd must
-// not drop a device's descriptor because poll reports an error on it.
+// StoreFD stores a duplicate of a descriptor in the service manager, which passes it to the
+// next start of the service. It returns when the manager has processed the message, so that
+// a kill right afterwards loses nothing. FDPOLL=0: systemd must not drop a device's
+// descriptor because poll reports an error on it.
 func (n *Notifier) StoreFD(name string, file *os.File) error {
 	return n.storeOrRemove("store", name, "FDSTORE=1\nFDNAME="+name+"\nFDPOLL=0", file)
 }
 
-// RemoveFD makes the service manager forget the descriptors of a name. It
-// returns when the message has been processed. systemd then closes its copy in a
-// process of its own, so the last word on whether a device is free again is the
-// kernel's: ask it.
+// RemoveFD removes the descriptors of a name from the service manager. It returns when the
+// manager has processed the message. systemd closes its copy later, in a process of its own,
+// so only the kernel can say whether a device is free again.
 func (n *Notifier) RemoveFD(name string) error {
 	return n.storeOrRemove("remove", name, "FDSTOREREMOVE=1\nFDNAME="+name, nil)
 }
@@ -46,8 +45,8 @@ func (n *Notifier) storeOrRemove(verb, name, state string, file *os.File) error 
 	return nil
 }
 
-// barrier waits until everything that was sent before has been processed: the
-// service manager closes the descriptor that comes with BARRIER=1 then.
+// barrier waits until the service manager has processed all earlier messages: then it closes
+// the descriptor that was sent with BARRIER=1.
 func (n *Notifier) barrier() error {
 	ours, theirs, err := os.Pipe()
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// Inherited is what the service manager passed at the start.
+// Inherited holds the descriptors that the service manager passed at the start.
 type Inherited struct {
 	// Listeners are the sockets, by the names of their socket units'
 	// FileDescriptorName=.
@@ -22,13 +22,14 @@ type Inherited struct {
 	Stored map[string]*os.File
 }
 
-// Inherit takes what was passed, and unsets the environment that tells of it.
+// Inherit returns the descriptors that were passed, and unsets their environment variables.
 // The given names are those of sockets; everything else was stored by us.
 func Inherit(sockets ...string) (*Inherited, error) {
-	return sort(activation.Files(true), sockets)
+	return classify(activation.Files(true), sockets)
 }
 
-func sort(files []*os.File, sockets []string) (*Inherited, error) {
+// classify separates listeners from stored descriptors.
+func classify(files []*os.File, sockets []string) (*Inherited, error) {
 	in := &Inherited{Listeners: map[string]net.Listener{}, Stored: map[string]*os.File{}}
 	var problems []error
 	for _, file := range files {
@@ -44,7 +45,7 @@ func sort(files []*os.File, sockets []string) (*Inherited, error) {
 	return in, nil
 }
 
-// addListener keeps the listener; its file is a duplicate from then on.
+// addListener adds a listener, which has a duplicate of the descriptor, and closes the file.
 func (in *Inherited) addListener(file *os.File) error {
 	name := file.Name()
 	defer func() { _ = file.Close() }()
@@ -62,8 +63,8 @@ func (in *Inherited) addListener(file *os.File) error {
 	return nil
 }
 
-// mustListen takes unix stream sockets only: on no other can the kernel tell who
-// calls.
+// mustListen accepts only listening unix stream sockets: for no others does the kernel know
+// the peer.
 func mustListen(fd int) error {
 	for option, want := range map[int]int{
 		unix.SO_DOMAIN: unix.AF_UNIX, unix.SO_TYPE: unix.SOCK_STREAM, unix.SO_ACCEPTCONN: 1,
@@ -79,8 +80,8 @@ func mustListen(fd int) error {
 	return nil
 }
 
-// addStored keeps the first of a name: the store is asked to replace, never to
-// keep two, so a second is a leftover.
+// addStored keeps the first descriptor of a name. A second one is a leftover: a descriptor
+// is removed from the store before another one of its name is stored.
 func (in *Inherited) addStored(file *os.File) {
 	if in.Stored[file.Name()] != nil {
 		_ = file.Close()
@@ -89,7 +90,7 @@ func (in *Inherited) addStored(file *os.File) {
 	in.Stored[file.Name()] = file
 }
 
-// Close closes everything that was passed; for a start that fails.
+// Close closes everything that was passed, after a failed start.
 func (in *Inherited) Close() error {
 	var problems []error
 	for _, listener := range in.Listeners {

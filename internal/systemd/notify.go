@@ -18,8 +18,7 @@ import (
 // answerTime bounds each exchange with the service manager.
 const answerTime = 5 * time.Second
 
-// Notifier speaks to the service manager. The zero value has none to speak to,
-// and all its methods do nothing.
+// Notifier sends messages to the service manager. All methods of the zero value do nothing.
 type Notifier struct {
 	socket   string
 	watchdog time.Duration
@@ -27,13 +26,13 @@ type Notifier struct {
 	room     int
 }
 
-// FromEnvironment takes the service manager's address from the environment, and
-// unsets it there: no program that we start is to speak in our name.
+// FromEnvironment reads the service manager's address from the environment, and unsets it: no
+// program that we start may send messages in our name.
 func FromEnvironment() (*Notifier, error) {
 	n := &Notifier{socket: os.Getenv("NOTIFY_SOCKET")}
-	room, told := os.LookupEnv("FDSTORE") // since systemd 254
-	n.stores = n.socket != "" && (!told || room != "0")
-	n.room, _ = strconv.Atoi(room) // 0 where it does not say
+	room, given := os.LookupEnv("FDSTORE") // since systemd 254
+	n.stores = n.socket != "" && (!given || room != "0")
+	n.room, _ = strconv.Atoi(room) // 0 if it is not given
 	for _, name := range []string{"NOTIFY_SOCKET", "FDSTORE"} {
 		if err := os.Unsetenv(name); err != nil {
 			return nil, fmt.Errorf("unset %s: %w", name, err)
@@ -46,23 +45,23 @@ func FromEnvironment() (*Notifier, error) {
 	return n, nil
 }
 
-// CanStore tells whether the service manager keeps descriptors, as far as can be
-// known: before systemd 254 it does not say.
+// CanStore reports whether the service manager stores descriptors. Versions before 254 do not
+// say so, and are assumed to.
 func (n *Notifier) CanStore() bool { return n.stores }
 
 // unitRoom is FileDescriptorStoreMax= of our unit.
 const unitRoom = 16384
 
-// Room is how many descriptors the service manager keeps. It drops more without a word.
+// Room is how many descriptors the service manager stores. It silently drops all others.
 func (n *Notifier) Room() int { return cmp.Or(n.room, unitRoom) }
 
-// Ready says that the start is done.
+// Ready reports that the start is complete.
 func (n *Notifier) Ready() error { return n.send(daemon.SdNotifyReady, nil) }
 
-// Stopping says that the end began.
+// Stopping reports that the daemon begins to stop.
 func (n *Notifier) Stopping() error { return n.send(daemon.SdNotifyStopping, nil) }
 
-// send sends one message, with a descriptor if there is one.
+// send sends one message, with a descriptor unless file is nil.
 func (n *Notifier) send(state string, file *os.File) error {
 	if n.socket == "" {
 		return nil
@@ -89,8 +88,8 @@ func write(conn *net.UnixConn, state string, file *os.File) error {
 	return sys.OnFD(file, func(fd int) error { return writeWithRights(conn, state, fd) })
 }
 
-// writeWithRights is what net.UnixConn.WriteMsgUnix refuses to do on a connected
-// datagram socket.
+// writeWithRights sends a descriptor on a connected datagram socket, which
+// net.UnixConn.WriteMsgUnix refuses to do.
 func writeWithRights(conn *net.UnixConn, state string, fd int) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
