@@ -34,17 +34,34 @@ type Driver struct {
 	metrics    *metrics
 	// patience is how long calls under way may take once the driver stops.
 	patience time.Duration
+	// release unlocks the data directory.
+	release func()
 }
 
 // patience is less than what Kubernetes leaves a pod.
 const patience = 20 * time.Second
 
-// New makes a driver over its data directory, and removes what an earlier life
-// had begun to make or to remove.
+// New makes a driver over its data directory, which no other one may have, and removes what
+// an earlier life had begun to make or to remove. Run ends the driver.
 func New(config Config) (*Driver, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
+	release, err := lockDataDir(config.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	driver, err := open(config)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	driver.release = release
+	return driver, nil
+}
+
+// open makes a driver over a data directory that is locked.
+func open(config Config) (*Driver, error) {
 	disks, err := openPool(config)
 	if err != nil {
 		return nil, err
@@ -83,6 +100,7 @@ func New(config Config) (*Driver, error) {
 // Run serves until ctx ends, and lets the calls under way end. What takes too long, such as
 // a stream that nobody reads, is cut off.
 func (d *Driver) Run(ctx context.Context) error {
+	defer d.release()
 	// Before the registration: who hears of the driver calls it at once.
 	listener, err := d.listen()
 	if err != nil {

@@ -211,8 +211,35 @@ func TestTopology(t *testing.T) {
 	}
 }
 
+// alone gives the configuration of a driver that is not started.
+func alone(t *testing.T) Config {
+	dir := t.TempDir()
+	return Config{Endpoint: dir + "/csi.sock", DataDir: dir + "/data", FreezeLimit: time.Second, NodeID: "n", Name: DefaultName, Log: zap.NewNop()}
+}
+
+// TestOneDriverPerDataDirectory: a second one would remove what the first is making.
+func TestOneDriverPerDataDirectory(t *testing.T) {
+	config := alone(t)
+	d, err := New(config)
+	check.Must(t, err)
+	half := &record{Version: recordVersion, ID: "half", Capacity: leastSize}
+	check.Must(t, d.node.pool.provision(half, func() error {
+		if _, err := New(config); err == nil || !strings.Contains(err.Error(), "another crust-driver") {
+			t.Errorf("the second driver: %v", err)
+		}
+		return nil
+	}))
+	if r, err := d.node.pool.store.load("half"); err != nil || !r.Ready {
+		t.Errorf("%v, %v", r, err)
+	}
+	d.release()
+	d, err = New(config)
+	check.Must(t, err)
+	d.release()
+}
+
 func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
-	config, _, _ := start(t, nil)
+	config := alone(t)
 	d, err := New(config)
 	if err != nil {
 		t.Fatal(err)
@@ -228,9 +255,11 @@ func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
 	if err := d.node.pool.store.save(half); err != nil {
 		t.Fatal(err)
 	}
+	d.release()
 	if d, err = New(config); err != nil {
 		t.Fatal(err)
 	}
+	defer d.release()
 	if r, err := d.node.pool.store.load("half"); r != nil || err != nil {
 		t.Errorf("%v, %v", r, err)
 	}

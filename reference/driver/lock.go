@@ -2,8 +2,14 @@ package driver
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -31,4 +37,27 @@ func (l *locks) take(ctx context.Context, ids ...string) (release func(), err er
 		held = append(held, unlock)
 	}
 	return release, nil
+}
+
+// lockWait is how long an earlier driver of the data directory may take to end.
+const lockWait = 2 * time.Second
+
+// lockDataDir locks the data directory until release is called or the process dies. A second
+// driver would take what this one is making for what a killed one has left, and remove it.
+func lockDataDir(dir string) (release func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the data directory: %w", err)
+	}
+	file, err := os.OpenFile(filepath.Join(dir, "driver.lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600) //nolint:gosec // in a directory of ours
+	if err != nil {
+		return nil, fmt.Errorf("open the lock of the data directory: %w", err)
+	}
+	err = sys.Lock(context.Background(), int(file.Fd()), lockWait)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("another crust-driver has the data directory %s: stop it, or give this one a --data-dir of its own", dir)
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return func() { _ = file.Close() }, nil // nothing was written
 }
