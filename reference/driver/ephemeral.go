@@ -51,15 +51,14 @@ func (p *publishing) ephemeralSize() (int64, error) {
 	if text == "" {
 		return defaultSize, nil
 	}
-	size, err := readSize(text)
+	size, err := parseSize(text)
 	if err != nil {
-		return 0, fmt.Errorf("volume %q: %w", p.id, err)
+		return 0, status.Errorf(codes.InvalidArgument, "volume %q: size %q: %v", p.id, text, err)
 	}
-	size = (max(size, leastSize) + sizeGrain - 1) / sizeGrain * sizeGrain
 	if size > mostSize {
 		return 0, status.Errorf(codes.OutOfRange, "volume %q: size %q is more than a volume can have", p.id, text)
 	}
-	return size, nil
+	return (max(size, leastSize) + sizeGrain - 1) / sizeGrain * sizeGrain, nil
 }
 
 // mountEphemeral mounts at the target itself: there is no staging path.

@@ -55,15 +55,6 @@ var sizeUnits = []struct {
 	{"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"", 1},
 }
 
-// readSize reads a size of a request.
-func readSize(text string) (int64, error) {
-	size, err := parseSize(text)
-	if err != nil {
-		return 0, status.Errorf(codes.InvalidArgument, "size %q: %v", text, err)
-	}
-	return size, nil
-}
-
 // parseSize reads a size such as 512Mi, 2G or 1048576.
 func parseSize(text string) (int64, error) {
 	for _, unit := range sizeUnits {
