@@ -26,7 +26,11 @@ func (p *publishing) begin() (*record, error) {
 	if r != nil && !r.Ephemeral {
 		return nil, status.Errorf(codes.AlreadyExists, "volume %q is a persistent volume", p.id)
 	}
-	if r == nil || !r.Ready {
+	// What is left of one that was about to go is not taken over.
+	if r, err = p.node.pool.existing(p.id); err != nil {
+		return nil, err
+	}
+	if r == nil {
 		r = &record{Version: recordVersion, ID: p.id, Capacity: size, Created: time.Now().UTC(), Ephemeral: true}
 		if err := p.node.pool.provision(r, blank); err != nil {
 			return nil, err

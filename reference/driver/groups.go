@@ -67,7 +67,7 @@ func (g *groups) create(ctx context.Context, r *record) error {
 	}
 	failpoint.Hit("driver-group-recorded")
 	if err := g.fill(ctx, r, jobs); err != nil {
-		return errors.Join(err, g.erase(r))
+		return afterUndo(err, g.erase(r))
 	}
 	failpoint.Hit("driver-group-made")
 	whole := &snapshot{Consistent: !slices.ContainsFunc(jobs, func(j *job) bool { return !j.to.Snapshot.Consistent })}

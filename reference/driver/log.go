@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"path"
 	"time"
 
@@ -46,6 +47,15 @@ func coded(err error) error {
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
 	return rpccode.Status(err)
+}
+
+// afterUndo gives the error of a call whose steps were undone. Where undoing failed too,
+// something is left: ABORTED has the caller come again, or undo the call.
+func afterUndo(err, undo error) error {
+	if undo == nil {
+		return err
+	}
+	return status.Error(codes.Aborted, errors.Join(err, undo).Error())
 }
 
 func (d *Driver) logCall(method string, began time.Time, err error, fields ...zap.Field) {

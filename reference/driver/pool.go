@@ -301,20 +301,23 @@ func (l *pool) promise(r *record, more int64) error {
 // provision promises the capacity, records the volume and makes its image: blank, or
 // by fill, which a volume with a source has. What fails leaves nothing.
 func (l *pool) provision(r *record, fill func() error) error {
-	if err := l.promise(r, r.Capacity); err != nil {
-		return err
+	err := l.promise(r, r.Capacity)
+	if err == nil {
+		failpoint.Hit("driver-recorded")
+		err = fill()
 	}
-	failpoint.Hit("driver-recorded")
-	err := fill()
 	if err == nil {
 		err = l.makeImage(r)
 	}
-	if err != nil {
-		return errors.Join(err, l.erase(r))
+	if err == nil {
+		failpoint.Hit("driver-image-made")
+		r.Ready = true
+		err = l.store.save(r)
 	}
-	failpoint.Hit("driver-image-made")
-	r.Ready = true
-	return l.store.save(r)
+	if err != nil {
+		return afterUndo(err, l.erase(r))
+	}
+	return nil
 }
 
 // nextNumber numbers a snapshot. The caller holds the lock of its volume.

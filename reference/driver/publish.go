@@ -46,23 +46,36 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 		return nil, err
 	}
 	if !known {
-		if _, err := n.pool.mountedAt(p.id, p.target); err != nil {
-			return nil, err // before anything is recorded: what is foreign stays
-		}
-		r.publish(p.target, p.as)
-		if err := n.pool.store.save(r); err != nil {
+		if err := p.record(r); err != nil {
 			return nil, err
 		}
-		failpoint.Hit("driver-publish-recorded")
 	}
 	reply := &csi.NodePublishVolumeResponse{}
 	if err := p.carryOut(ctx, r, reply); err != nil {
 		if !known {
-			err = errors.Join(err, p.undo(r))
+			err = afterUndo(err, p.undo(r))
 		}
 		return nil, err
 	}
 	return reply, nil
+}
+
+// record puts the publication on record. If that fails, an ephemeral volume that was made for
+// it goes again.
+func (p *publishing) record(r *record) error {
+	_, err := p.node.pool.mountedAt(p.id, p.target) // before anything is recorded: what is foreign stays
+	if err == nil {
+		r.publish(p.target, p.as)
+		err = p.node.pool.store.save(r)
+	}
+	if err == nil {
+		failpoint.Hit("driver-publish-recorded")
+		return nil
+	}
+	if r.Ephemeral {
+		return afterUndo(err, p.node.forget(r, p.target))
+	}
+	return err
 }
 
 func (n *nodeServer) readPublish(req *csi.NodePublishVolumeRequest) (*publishing, error) {

@@ -44,7 +44,7 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 	}
 	if err := n.stage(ctx, r, path, want); err != nil {
 		if before == nil {
-			err = errors.Join(err, n.unstage(r, path))
+			err = afterUndo(err, n.unstage(r, path))
 		}
 		return nil, err
 	}

@@ -169,6 +169,29 @@ func TestAFullDisk(t *testing.T) {
 	r.wantNothing()
 }
 
+// TestADiskThatFillsUp: a volume whose record cannot be finished leaves nothing, as its maker
+// may go to another node.
+func TestADiskThatFillsUp(t *testing.T) {
+	r := layOut(t, "")
+	r.data = rig.Tmpfs(t, "size=8m")
+	r.prepare("--capacity", "1Ti")
+	r.start("CRUST_FAILPOINTS=driver-image-made=sleep:3s")
+	v := r.volume("v", rig.MountAccess("ext4"))
+	made := make(chan error, 1)
+	go func() { made <- v.create() }()
+	check.Eventually(t, "the image is made", func() bool {
+		images, _ := os.ReadDir(r.data + "/images")
+		return len(images) == 1
+	})
+	filler := r.data + "/filler"
+	if err := os.WriteFile(filler, make([]byte, 9*mib), 0o600); err == nil {
+		t.Error("it is not full")
+	}
+	check.Code(t, <-made, codes.ResourceExhausted)
+	check.Must(t, os.Remove(filler))
+	r.wantNothing()
+}
+
 // fits fills the first bytes of a volume's image, up to the end of the disk.
 func (r *testDriver) fits(v *volume, bytes int64) bool {
 	r.t.Helper()

@@ -3,6 +3,7 @@
 package driver_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -265,6 +266,16 @@ func TestEphemeral(t *testing.T) {
 		if total := v.bytesOf().GetTotal(); total > 64*mib || total < 40*mib {
 			t.Errorf("%d bytes", total)
 		}
+		foreign := r.volume("foreign", v.access)
+		foreign.id, foreign.staging = "csi-4567", ""
+		check.Must(t, os.Mkdir(foreign.target, 0o750))
+		check.Must(t, unix.Mount("tmpfs", foreign.target, "tmpfs", 0, ""))
+		request := foreign.request()
+		request.VolumeContext = map[string]string{"csi.storage.k8s.io/ephemeral": "true"}
+		_, err := r.NodePublishVolume(t.Context(), request)
+		check.Code(t, err, codes.FailedPrecondition)
+		r.wantVolumes(1)
+		check.Must(t, errors.Join(unix.Unmount(foreign.target, 0), os.Remove(foreign.target)))
 		if list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err != nil || len(list.GetEntries()) != 0 {
 			t.Errorf("%v, %v", list, err)
 		}
