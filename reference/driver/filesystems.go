@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 	"k8s.io/mount-utils"
 	utilexec "k8s.io/utils/exec"
@@ -53,9 +54,24 @@ func (f *filesystems) growMounted(id, path string) error {
 // mountFS mounts a volume's filesystem, made where the device is blank, and lets
 // it grow to the device.
 func (f *filesystems) mountFS(ctx context.Context, id, device, path string, want access) error {
-	if m, err := f.pool.mountedAt(id, path); err != nil || m != nil {
+	m, err := f.pool.mountedAt(id, path)
+	if err == nil && m == nil {
+		err = f.mountNew(ctx, id, device, path, want)
+	}
+	if err != nil || want.readOnly {
 		return err
 	}
+	err = f.growFS(id, device, path)
+	if m != nil && err != nil {
+		// It was tried again in case an earlier life was killed before. A pod that has the
+		// volume does not need it to be larger.
+		f.pool.log.Warn("a mounted filesystem does not grow", zap.String("volume", id), zap.Error(err))
+		return nil
+	}
+	return err
+}
+
+func (f *filesystems) mountNew(ctx context.Context, id, device, path string, want access) error {
 	if err := f.makeFS(ctx, id, device, want); err != nil {
 		return err
 	}
@@ -82,10 +98,7 @@ func (f *filesystems) mountFS(ctx context.Context, id, device, path string, want
 		return fmt.Errorf("volume %q: mount %s at %s: %w", id, want.fsType, path, err)
 	}
 	failpoint.Hit("driver-mounted")
-	if want.readOnly {
-		return nil
-	}
-	return f.growFS(id, device, path)
+	return nil
 }
 
 func (f *filesystems) growFS(id, device, path string) error {

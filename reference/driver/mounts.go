@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 )
 
@@ -97,16 +98,22 @@ func (l *pool) unmountVolume(id, path string) error {
 	}
 }
 
-// bind binds a directory or a device node to a target.
+// bind binds a directory or a device node to a target. A read-only mount is so from its first
+// moment on: a driver that is killed leaves none that can be written to.
 func bind(source, target string, readOnly bool) error {
-	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
+	mount, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("bind %s: %w", source, err)
+	}
+	defer func() { _ = unix.Close(mount) }() // where it was not moved, it ends
+	if readOnly {
+		if err := unix.MountSetattr(mount, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+			return fmt.Errorf("make the mount at %s read-only: %w", target, err)
+		}
+	}
+	failpoint.Hit("driver-bind-made")
+	if err := unix.MoveMount(mount, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("bind to %s: %w", target, err)
-	}
-	if !readOnly {
-		return nil
-	}
-	if err := unix.MountSetattr(unix.AT_FDCWD, target, unix.AT_SYMLINK_NOFOLLOW, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
-		return errors.Join(fmt.Errorf("make %s read-only: %w", target, err), unix.Unmount(target, unix.UMOUNT_NOFOLLOW))
 	}
 	return nil
 }

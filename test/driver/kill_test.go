@@ -112,6 +112,49 @@ func TestKilledInExpand(t *testing.T) {
 	r.wantNothing()
 }
 
+// TestKilledInReadOnlyPublish: the pod cannot write, also when the publish comes again.
+func TestKilledInReadOnlyPublish(t *testing.T) {
+	r := newDriver(t, false)
+	v := r.volume("v", rig.MountAccess("ext4"))
+	v.must(v.create, v.stage)
+	request := v.request()
+	request.Readonly = true
+	r.restart("CRUST_FAILPOINTS=driver-bind-made=kill")
+	if _, err := r.NodePublishVolume(t.Context(), request); err == nil {
+		t.Fatal("not hit")
+	}
+	r.wait()
+	r.start()
+	_, err := r.NodePublishVolume(t.Context(), request)
+	check.Must(t, err)
+	if err := os.WriteFile(v.target+"/x", nil, 0o600); !errors.Is(err, unix.EROFS) {
+		t.Errorf("it was written to: %v", err)
+	}
+	v.down()
+	r.wantNothing()
+}
+
+// TestKilledBeforeGrowth: a clone that is larger than its source has a filesystem as large.
+func TestKilledBeforeGrowth(t *testing.T) {
+	r := newDriver(t, false)
+	v, clone := r.volume("v", rig.MountAccess("xfs")), r.volume("clone", rig.MountAccess("xfs"))
+	v.must(v.create, v.stage, v.unstage)
+	check.Must(t, clone.createFrom(v.asSource(), 2*size))
+	r.restart("CRUST_FAILPOINTS=driver-mounted=kill")
+	if err := clone.stage(); err == nil {
+		t.Fatal("not hit")
+	}
+	r.wait()
+	r.start()
+	clone.must(clone.stage, clone.publish)
+	if total := clone.bytesOf().GetTotal(); total < size*18/10 {
+		t.Errorf("it has %d bytes", total)
+	}
+	clone.down()
+	v.must(v.remove)
+	r.wantNothing()
+}
+
 // TestKilledInNodeExpand kills when the loop device has grown, and its filesystem not yet.
 func TestKilledInNodeExpand(t *testing.T) {
 	r := newDriver(t, false)
