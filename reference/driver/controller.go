@@ -231,7 +231,8 @@ func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 	if limit := req.GetCapacityRange().GetLimitBytes(); limit > 0 && r.Capacity > limit {
 		return nil, status.Errorf(codes.OutOfRange, "volume %q has %d bytes already, more than the limit of %d", id, r.Capacity, limit)
 	}
-	if more := size - r.Capacity; more > 0 && req.GetCapacityRange().GetRequiredBytes() > r.Capacity {
+	before := r.Capacity
+	if more := size - before; more > 0 && req.GetCapacityRange().GetRequiredBytes() > before {
 		r.Capacity = size
 		if err := c.pool.promise(r, more); err != nil {
 			return nil, err
@@ -240,7 +241,8 @@ func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 	failpoint.Hit("driver-expand-recorded")
 	// Also where an earlier life was killed between the record and this.
 	if err := c.pool.makeImage(r); err != nil {
-		return nil, err
+		r.Capacity = before // else no stage would succeed any more
+		return nil, afterUndo(err, c.pool.store.save(r))
 	}
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: r.Capacity, NodeExpansionRequired: true}, nil
 }

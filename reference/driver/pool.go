@@ -103,7 +103,11 @@ func (l *pool) makeImage(r *record) (err error) {
 	if info.Size() >= r.Capacity {
 		return nil
 	}
-	if err := file.Truncate(r.Capacity); err != nil {
+	err = file.Truncate(r.Capacity)
+	if errors.Is(err, unix.EFBIG) {
+		return status.Errorf(codes.OutOfRange, "volume %q: the filesystem of --data-dir has no files of %d bytes", r.ID, r.Capacity)
+	}
+	if err != nil {
 		return fmt.Errorf("volume %q: give its image %d bytes: %w", r.ID, r.Capacity, err)
 	}
 	return errors.Join(file.Sync(), syncDir(l.images))

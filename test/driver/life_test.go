@@ -402,6 +402,21 @@ func TestCapacity(t *testing.T) {
 	}
 }
 
+// TestLargerThanAnyFile: a size that the filesystem of the images cannot have changes nothing.
+func TestLargerThanAnyFile(t *testing.T) {
+	const tooLarge = 17 << 40
+	r := newDriverOn(t, "ext4", false, "--capacity", "1024Ti")
+	v := r.volume("v", rig.MountAccess("ext4"))
+	check.Code(t, v.createFrom(nil, tooLarge), codes.OutOfRange)
+	r.wantNothing()
+	v.must(v.create)
+	check.Code(t, v.growController(tooLarge), codes.OutOfRange)
+	v.up()
+	v.grow(2 * size)
+	v.down()
+	r.wantNothing()
+}
+
 func TestStopsInOrder(t *testing.T) {
 	r := newDriver(t, false)
 	check.Must(t, r.process.Signal(unix.SIGTERM))
