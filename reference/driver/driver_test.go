@@ -277,6 +277,28 @@ func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
 	}
 }
 
+// TestAnUnfinishedVolumeThatStays: the driver serves the others.
+func TestAnUnfinishedVolumeThatStays(t *testing.T) {
+	config := alone(t)
+	d, err := New(config)
+	check.Must(t, err)
+	for _, id := range []string{"stays", "whole"} {
+		check.Must(t, d.node.pool.provision(&record{Version: recordVersion, ID: id, Capacity: leastSize}, blank))
+	}
+	image := d.node.pool.image("stays")
+	check.Must(t, errors.Join(
+		d.node.pool.store.save(&record{Version: recordVersion, ID: "stays", Capacity: leastSize}),
+		os.Remove(image), os.MkdirAll(image+"/something", 0o700),
+	))
+	d.release()
+	d, err = New(config)
+	check.Must(t, err)
+	defer d.release()
+	if _, err := d.node.pool.find("whole"); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestLocksOfTwo takes two locks in both orders at once.
 func TestLocksOfTwo(t *testing.T) {
 	var l locks

@@ -107,7 +107,9 @@ func (g *groups) complete(r *record) (members []*record, err error) {
 		}
 		if err == nil && !m.Ready {
 			m.Ready = true
-			err = g.pool.store.save(m)
+			if err = g.pool.store.save(m); err != nil { // the group is there: a later call completes it
+				err = status.Error(codes.Aborted, err.Error())
+			}
 		}
 		if err != nil {
 			return nil, err

@@ -258,7 +258,7 @@ func (l *pool) sweep() error {
 			continue
 		}
 		if err := l.erase(r); err != nil {
-			return fmt.Errorf("remove the unfinished volume %q: %w", r.ID, err)
+			l.log.Error("an unfinished volume cannot be removed and is left alone", zap.String("volume", r.ID), zap.Error(err))
 		}
 	}
 	return nil
