@@ -25,7 +25,7 @@ type groups struct {
 }
 
 func openGroups(disks *pool, clones *cloner) (*groups, error) {
-	g := &groups{pool: disks, cloner: clones, store: store{dir: filepath.Join(disks.config.DataDir, "groups")}}
+	g := &groups{pool: disks, cloner: clones, store: store{dir: filepath.Join(disks.config.DataDir, "groups"), spare: disks.store.spare}}
 	return g, os.MkdirAll(g.store.dir, 0o700)
 }
 

@@ -42,6 +42,9 @@ func openPool(config Config) (*pool, error) {
 		}
 	}
 	var err error
+	if l.store.spare, err = openSpare(filepath.Join(config.DataDir, "spare")); err != nil {
+		return nil, err
+	}
 	l.sectorSize, err = sectorSize(config.DataDir)
 	return l, err
 }

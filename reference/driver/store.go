@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
@@ -12,14 +13,19 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // store keeps one file a volume, named by a hash of the volume's id.
-type store struct{ dir string }
+type store struct {
+	dir   string
+	spare *spare
+}
 
 const (
 	recordSuffix = ".json"
@@ -86,17 +92,23 @@ func (s store) list() ([]*record, error) {
 	return all, errors.Join(bad...)
 }
 
-// save replaces the record, so that after a crash there is the old or the new one.
-func (s store) save(r *record) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("write the record of volume %q: %w", r.ID, err)
-		}
-	}()
+// save replaces the record, so that after a crash there is the old or the new one. On a full
+// disk a record that is there can still be replaced.
+func (s store) save(r *record) error {
 	raw, err := json.Marshal(r)
-	if err != nil {
-		return err
+	if err == nil {
+		err = s.write(s.path(r.ID), raw)
 	}
+	if volume.DiskKind(err) == volume.Exhausted && s.spare.replace(s.path(r.ID), raw) == nil {
+		err = syncDir(s.dir)
+	}
+	if err != nil {
+		return fmt.Errorf("write the record of volume %q: %w", r.ID, err)
+	}
+	return nil
+}
+
+func (s store) write(path string, raw []byte) error {
 	temp, err := os.CreateTemp(s.dir, tempPrefix)
 	if err != nil {
 		return err
@@ -106,9 +118,53 @@ func (s store) save(r *record) (err error) {
 	err = errors.Join(err, temp.Sync(), temp.Close())
 	failpoint.Hit("driver-record-temp")
 	if err == nil {
-		err = os.Rename(temp.Name(), s.path(r.ID))
+		err = os.Rename(temp.Name(), path)
 	}
 	return errors.Join(err, syncDir(s.dir))
+}
+
+// spare is a file that has its room on the disk already. Without it no pod could leave a
+// full disk, and so none of the volumes that fill it could be deleted.
+type spare struct {
+	mu   sync.Mutex
+	path string
+}
+
+// spareSize is a block of most filesystems, and more than most records have.
+const spareSize = 4096
+
+// openSpare makes the file; on a disk that is full already, there may be none.
+func openSpare(path string) (*spare, error) {
+	info, err := os.Stat(path)
+	if err == nil && info.Size() > 0 {
+		return &spare{path: path}, nil
+	}
+	err = os.WriteFile(path, make([]byte, spareSize), 0o600)
+	if volume.DiskKind(err) == volume.Exhausted {
+		err = nil
+	}
+	return &spare{path: path}, err
+}
+
+// replace writes a record into the spare and exchanges the two files: the old record is the
+// next spare. It fails where there is no old record.
+func (s *spare) replace(path string, raw []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	file, err := os.OpenFile(s.path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	// What is longer is overwritten by spaces, with which JSON may end: a file that is cut
+	// would lose its room.
+	info, err := file.Stat()
+	if err == nil {
+		_, err = file.WriteAt(append(raw, bytes.Repeat([]byte{' '}, max(0, int(info.Size())-len(raw)))...), 0)
+	}
+	if err = errors.Join(err, file.Sync(), file.Close()); err != nil {
+		return err
+	}
+	return unix.Renameat2(unix.AT_FDCWD, s.path, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
 }
 
 // unready puts on record that what it describes is about to go. A full disk has no room for

@@ -5,10 +5,13 @@ package driver_test
 import (
 	"bytes"
 	"crypto/rand"
+	"errors"
+	"fmt"
 	"os"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -183,6 +186,7 @@ func TestADiskThatFillsUp(t *testing.T) {
 		images, _ := os.ReadDir(r.data + "/images")
 		return len(images) == 1
 	})
+	check.Must(t, os.Remove(r.data+"/spare"))
 	filler := r.data + "/filler"
 	if err := os.WriteFile(filler, make([]byte, 9*mib), 0o600); err == nil {
 		t.Error("it is not full")
@@ -190,6 +194,55 @@ func TestADiskThatFillsUp(t *testing.T) {
 	check.Code(t, <-made, codes.ResourceExhausted)
 	check.Must(t, os.Remove(filler))
 	r.wantNothing()
+}
+
+// TestPodsLeaveAFullDisk: else the volumes that fill it could never be deleted.
+func TestPodsLeaveAFullDisk(t *testing.T) {
+	for _, pool := range []string{"ext4", "xfs"} {
+		t.Run(pool, func(t *testing.T) {
+			r := layOut(t, "")
+			r.data = rig.Pool(t, pool, rig.Disk(t, 400*mib, pool))
+			r.prepare("--capacity", "1Ti")
+			r.start()
+			all := []*volume{r.volume("v", rig.MountAccess("ext4")), r.volume("w", rig.MountAccess("ext4"))}
+			for _, v := range all {
+				v.up()
+			}
+			fillUp(t, r.data+"/filler")
+			another := r.volume("another", rig.MountAccess("ext4"))
+			check.Code(t, another.create(), codes.ResourceExhausted)
+			for _, v := range all {
+				v.must(v.unpublish, v.unstage)
+			}
+			r.restart()
+			for _, v := range all {
+				v.must(v.remove)
+			}
+			r.wantNothing()
+		})
+	}
+}
+
+// fillUp makes a file that takes all room of its disk.
+func fillUp(t *testing.T, path string) {
+	t.Helper()
+	file, err := os.Create(path)
+	check.Must(t, err)
+	end := int64(0)
+	for step := 64 * mib; step >= 512; {
+		if unix.Fallocate(int(file.Fd()), 0, end, step) == nil {
+			end += step
+		} else {
+			step /= 2
+		}
+	}
+	check.Must(t, errors.Join(file.Sync(), file.Close()))
+	for i := range 1000 { // what is left is only good for small files
+		if os.WriteFile(fmt.Sprintf("%s-%d", path, i), make([]byte, 4096), 0o600) != nil {
+			return
+		}
+	}
+	t.Fatal("it is not full")
 }
 
 // fits fills the first bytes of a volume's image, up to the end of the disk.
