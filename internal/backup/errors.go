@@ -34,6 +34,10 @@ func notOurs(part string, has, size int64) error {
 	return fmt.Errorf("%s has %d bytes, and the volume %d: no restore of it has left that. Remove it, or name another file", part, has, size)
 }
 
+func twoNames(part string) error {
+	return fmt.Errorf("%s is also another file, which may be complete: remove this name, which leaves the other, and try again", part)
+}
+
 func notFull(path string, h *Header) error {
 	return fmt.Errorf("%s is an increment to a backup of snapshot %q: name the full backup first, and then its increments in their order", path, h.Base.Snapshot)
 }

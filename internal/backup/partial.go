@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -47,6 +48,9 @@ func (p *partial) lock() error {
 	there, err := os.Lstat(p.file.Name())
 	if err != nil || !os.SameFile(mine, there) || !mine.Mode().IsRegular() {
 		return fmt.Errorf("%s was completed or replaced meanwhile, or is no regular file", p.file.Name())
+	}
+	if stat, ok := mine.Sys().(*syscall.Stat_t); ok && stat.Nlink > 1 {
+		return twoNames(p.file.Name()) // see giveName
 	}
 	return nil
 }

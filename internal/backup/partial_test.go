@@ -4,12 +4,28 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
+
+// TestPartOfACompleteFile: a process that was killed in giveName left two names. Nothing is
+// written to the file by the old one, wherever it has been moved by the new.
+func TestPartOfACompleteFile(t *testing.T) {
+	name, moved := t.TempDir()+"/file", t.TempDir()+"/moved"
+	check.Must(t, os.WriteFile(moved, []byte("complete"), 0o600))
+	check.Must(t, os.Link(moved, name+".part"))
+	if p, err := openPartial(name); err == nil || !strings.Contains(err.Error(), "also another file") {
+		t.Errorf("%v, %v", p, err)
+	}
+	check.Must(t, os.Remove(name+".part"))
+	p, err := openPartial(name)
+	check.Must(t, err)
+	check.Must(t, p.file.Close())
+}
 
 // TestNamesWithoutRename is about filesystems that know no rename which spares a name that is
 // taken, as NFS.
