@@ -294,6 +294,21 @@ func TestKatasOwnEmptyDirIsFine(t *testing.T) {
 	}
 }
 
+// TestVolumesThatGoMeanwhile: pods leave a node while doctor looks at it.
+func TestVolumesThatGoMeanwhile(t *testing.T) {
+	tr := newTree(t)
+	dir := tr.kataVolume(targetA, goodInfo)
+	entries, err := kataEntries(tr.node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := kataVolume{tr.node, dir, targetA}
+	tr.remove(dir)
+	if found := append(checkKataVolume(tr.node, entries[0]), v.checkInfo()...); len(found) > 0 {
+		t.Errorf("%v", found)
+	}
+}
+
 func TestFIFOHoldsNobodyUp(t *testing.T) {
 	tr := newTree(t)
 	dir := tr.kataVolume(targetA, goodInfo)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -53,6 +54,9 @@ func checkKataVolume(n Node, e fs.DirEntry) []Finding {
 			"the name of %q is no volume's: Kata never finds it (%v)", path, err)}
 	}
 	entries, err := os.ReadDir(n.at(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // it went away meanwhile
+	}
 	if err != nil {
 		return []Finding{warning("run crustctl doctor as root", "%q cannot be read: %v", path, err)}
 	}
@@ -147,7 +151,11 @@ var misspelled = map[string]string{
 // checkInfo looks for the traps in a mountInfo.json: what one of Kata's two
 // runtimes accepts, the other may take for a broken file.
 func (v kataVolume) checkInfo() []Finding {
-	data, err := v.node.read(filepath.Join(v.path, abi.InfoName))
+	path := filepath.Join(v.path, abi.InfoName)
+	data, err := v.node.read(path)
+	if _, there := os.Lstat(v.node.at(path)); errors.Is(there, fs.ErrNotExist) {
+		return nil // it went away meanwhile
+	}
 	if err != nil {
 		return []Finding{failure("run crustctl doctor as root, or remove the volume", "volume %q: %s cannot be read: %v", v.target, abi.InfoName, err)}
 	}
