@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// access is a volume capability that the driver can meet.
+// access is a volume capability that the driver supports.
 type access struct {
 	block    bool
 	readOnly bool // by the access mode

@@ -4,16 +4,16 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// walk goes once through a range of an image.
+// walk iterates once over a range of an image.
 type walk struct {
 	from, to int64
-	// alive gives the reason to end before the end.
+	// alive returns an error if the walk is to stop early.
 	alive func() error
 	// report is called with ranges that ascend; the next may begin where the last ended.
 	report func(from, to int64) error
 }
 
-// allocated reports where an image has data.
+// allocated reports the ranges in which an image has data.
 func (w walk) allocated(image layout) error {
 	for at := w.from; at < w.to; {
 		if err := w.alive(); err != nil {
@@ -34,8 +34,8 @@ func (w walk) allocated(image layout) error {
 	return nil
 }
 
-// changed reports where an image is another one than its base. Where the layouts do not
-// know, it has the data compared.
+// changed reports the ranges in which an image differs from its base. It calls compare for
+// those of which the layouts do not say it.
 func (w walk) changed(base, target layout, compare func(part walk, before, after piece) error) error {
 	for at := w.from; at < w.to; {
 		if err := w.alive(); err != nil {
@@ -66,8 +66,8 @@ func (w walk) changed(base, target layout, compare func(part walk, before, after
 	return nil
 }
 
-// blocksAtOnce is how many ranges one message has at most: it bounds memory, and a client
-// that begins again has lost little.
+// blocksAtOnce is how many ranges a message has at most. It bounds the memory, and a client
+// that has to resume has lost little.
 const blocksAtOnce = 1024
 
 // reporter merges ranges and sends them in messages.
@@ -75,7 +75,7 @@ type reporter struct {
 	most  int // in a message
 	send  func([]*csi.BlockMetadata) error
 	batch []*csi.BlockMetadata
-	// What was reported: for the log.
+	// What was reported, for the log and the metrics.
 	sent          bool
 	ranges, bytes int64
 }
@@ -88,7 +88,7 @@ func (r *reporter) report(from, to int64) error {
 			last.SizeBytes += to - from
 			return nil
 		}
-		// The last one of a full message may still grow until now.
+		// A full message is sent only now: until here its last range could still grow.
 		if n == r.most {
 			if err := r.flush(); err != nil {
 				return err
@@ -106,7 +106,8 @@ func (r *reporter) flush() error {
 	return r.send(batch)
 }
 
-// end sends what is left; also where there is nothing, as each message has the capacity.
+// end sends what is left. If nothing was sent, it sends an empty message, which has the
+// capacity.
 func (r *reporter) end() error {
 	if r.sent && len(r.batch) == 0 {
 		return nil

@@ -19,8 +19,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/superblock"
 )
 
-// cloner makes images out of other images. Where the filesystem can, the two share their
-// data until one of them is written to; elsewhere the data is copied, up to a limit.
+// cloner makes images from other images. If the filesystem can do that, the two share their
+// data until one of them is written to; otherwise the data is copied, up to a limit.
 type cloner struct {
 	pool     *pool
 	log      *zap.Logger
@@ -36,7 +36,8 @@ func newCloner(disks *pool, freezes *freezer) (*cloner, error) {
 	return &cloner{pool: disks, log: disks.log, freezer: freezes, reflinks: reflinks, limit: disks.config.CopyLimit}, err
 }
 
-// hasReflinks tries it: whether an xfs has them depends on how it was made.
+// hasReflinks reports whether files can share data. It tries, because that depends on how an
+// xfs was made.
 func hasReflinks(dir string) (bool, error) {
 	empty, err := openProbe(dir)
 	if err != nil {
@@ -50,14 +51,14 @@ func reflink(to, from *os.File) error {
 	return unix.IoctlFileClone(int(to.Fd()), int(from.Fd()))
 }
 
-// able tells whether there are clones at all.
+// able reports whether clones can be made at all.
 func (c *cloner) able() bool { return c.reflinks || c.limit > 0 }
 
-// job is the making of one image out of that of another record.
+// job makes one image from the image of another record.
 type job struct {
 	from, to        *record
 	original, image *os.File
-	// device is that by which the original may be written to, or "".
+	// device is the loop device by which the original may be written to, or "".
 	device string
 }
 
@@ -82,8 +83,8 @@ func (j *job) close() (err error) {
 	return err
 }
 
-// failed names the source in an error.
-func (j *job) failed(err error) error {
+// wrap adds the source to an error.
+func (j *job) wrap(err error) error {
 	if errors.Is(err, unix.ENOSPC) {
 		return status.Errorf(codes.ResourceExhausted, "clone %q: the filesystem of %s is full", j.from.ID, filepath.Dir(j.original.Name()))
 	}
@@ -93,8 +94,8 @@ func (j *job) failed(err error) error {
 	return nil
 }
 
-// fill makes the images of records out of those of others, all of one moment. The caller
-// holds the locks of all of them.
+// fill makes images from those of other records, all at one moment. The caller holds the locks
+// of all records.
 func (c *cloner) fill(ctx context.Context, jobs ...*job) (err error) {
 	for _, j := range jobs {
 		defer func() { err = errors.Join(err, j.close()) }()
@@ -103,21 +104,21 @@ func (c *cloner) fill(ctx context.Context, jobs ...*job) (err error) {
 		}
 	}
 	failpoint.Hit("driver-fill-begun")
-	if err := c.take(ctx, jobs); err != nil {
+	if err := c.capture(ctx, jobs); err != nil {
 		return err
 	}
 	failpoint.Hit("driver-filled")
 	for _, j := range jobs {
 		if err := j.image.Sync(); err != nil {
-			return j.failed(err)
+			return j.wrap(err)
 		}
 	}
 	return syncDir(c.pool.images)
 }
 
-// take takes the content of images. By reflink it is that of one moment, also of volumes in
-// use, whose filesystems are frozen for it.
-func (c *cloner) take(ctx context.Context, jobs []*job) error {
+// capture fills the images of jobs with the content that their originals have at one moment.
+// Volumes in use are frozen for it; they must not have to be copied.
+func (c *cloner) capture(ctx context.Context, jobs []*job) error {
 	var busy []inUse
 	for _, j := range jobs {
 		if j.device == "" {
@@ -129,7 +130,7 @@ func (c *cloner) take(ctx context.Context, jobs []*job) error {
 		}
 		busy = append(busy, inUse{id: j.from.ID, device: j.device})
 	}
-	free, err := c.freezer.hold(ctx, busy, func() error { return c.content(ctx, jobs) })
+	free, err := c.freezer.hold(ctx, busy, func() error { return c.copyAll(ctx, jobs) })
 	for _, j := range jobs {
 		if s := j.to.Snapshot; s != nil && err == nil {
 			s.Consistent = !slices.Contains(free, j.from.ID) && (j.device != "" || !needsReplay(j.image))
@@ -138,7 +139,8 @@ func (c *cloner) take(ctx context.Context, jobs []*job) error {
 	return err
 }
 
-func (c *cloner) content(ctx context.Context, jobs []*job) (err error) {
+// copyAll shares or copies the data of the originals.
+func (c *cloner) copyAll(ctx context.Context, jobs []*job) (err error) {
 	now := time.Now().UTC()
 	for _, j := range jobs {
 		j.to.Created = now
@@ -148,22 +150,22 @@ func (c *cloner) content(ctx context.Context, jobs []*job) (err error) {
 			err = c.copy(ctx, j.from, j.image, j.original)
 		}
 		if err != nil {
-			return j.failed(err)
+			return j.wrap(err)
 		}
 	}
 	return nil
 }
 
-// needsReplay tells whether an image that nobody uses is as after a crash: its last user was
-// killed.
+// needsReplay reports whether the filesystem in an image that is not in use has to be repaired
+// at the next mount, because its last user was killed.
 func needsReplay(image *os.File) bool {
 	return slices.ContainsFunc(fileSystems, func(fsType string) bool {
 		dirty, err := superblock.NeedsReplay(image, fsType)
-		return err == nil && dirty // else it is another filesystem, or none
+		return err == nil && dirty // an error: it is another filesystem, or none
 	})
 }
 
-// copy copies the data of an image that nobody writes to.
+// copy copies the data of an image that nobody writes to, if it is not too much.
 func (c *cloner) copy(ctx context.Context, from *record, image, original *os.File) error {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(original.Fd()), &stat); err != nil {
@@ -186,10 +188,10 @@ func (c *cloner) copy(ctx context.Context, from *record, image, original *os.Fil
 
 const progressEvery = 5 * time.Second
 
-// copyStep is how much is copied between two looks at whether the caller still waits.
+// copyStep is how much is copied before the context is checked again.
 const copyStep = 16 << 20
 
-// copySparse copies what a file has and leaves its holes holes, until the context ends.
+// copySparse copies the data of a file and keeps its holes. It stops when the context ends.
 func copySparse(ctx context.Context, to, from *os.File, progress func(copied int64)) (copied int64, err error) {
 	size, err := from.Seek(0, io.SeekEnd)
 	if err != nil {

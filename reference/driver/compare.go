@@ -8,19 +8,19 @@ import (
 )
 
 const (
-	// compareStep is how much of each image is read at once: a step has as many blocks as
-	// its answer has bits.
+	// compareStep is how much of each image is read at once: as many blocks as step.changed
+	// has bits.
 	compareStep = 64 * sizeGrain
-	// comparedAtOnce is how many steps all streams together read at a time.
+	// comparedAtOnce is how many steps all streams together read at the same time.
 	comparedAtOnce = 4
-	// knownAhead is how many answers of a stream wait for those before them, or for a client.
+	// knownAhead is how many steps of a stream may wait for earlier ones, or for the client.
 	knownAhead = 64
 )
 
-// buffers are what a step of both images is read into.
+// buffers hold a step of both images.
 type buffers struct{ was, is [compareStep]byte }
 
-// newBuffers makes those that all streams share. Who has one may read.
+// newBuffers makes the buffers that all streams share. A step is read when one is free.
 func newBuffers() chan *buffers {
 	free := make(chan *buffers, comparedAtOnce)
 	for range comparedAtOnce {
@@ -29,22 +29,22 @@ func newBuffers() chan *buffers {
 	return free
 }
 
-// comparison finds what has changed between two images. It reads several steps at a time
-// where it has to read, and reports in order all the same.
+// comparison finds what has changed between two images. It reads several steps at the same
+// time, but reports in order.
 type comparison struct {
 	base, target io.ReaderAt
 	free         chan *buffers
 }
 
-// step is a range that has changed, or is being read.
+// step is a range that is known to have changed, or that is being read.
 type step struct {
 	from, to int64
-	read     chan struct{} // nil: it has changed, without a look; closed when it has been read
+	read     chan struct{} // closed when the step has been read; nil: it is known to have changed
 	changed  uint64        // a bit for each of its blocks
 	err      error
 }
 
-// run reports the changed blocks of a range. When it returns, nothing reads any more.
+// run reports the changed blocks of a range. When it returns, all reads have ended.
 func (c *comparison) run(ctx context.Context, w walk, before, after layout) error {
 	var ahead []*step // in order, of those that are not reported yet
 	defer func() {
@@ -58,7 +58,7 @@ func (c *comparison) run(ctx context.Context, w walk, before, after layout) erro
 		ahead = ahead[1:]
 		return first.report(w.report)
 	}
-	// A client that does not read stops the rest.
+	// If the client does not read, no further steps are added.
 	add := func(s *step) error {
 		ahead = append(ahead, s)
 		if len(ahead) > knownAhead {
@@ -77,7 +77,7 @@ func (c *comparison) run(ctx context.Context, w walk, before, after layout) erro
 	return err
 }
 
-// compare has the steps of a range read as soon as there are free buffers.
+// compare starts to read the steps of a range, each when a buffer is free.
 func (c *comparison) compare(ctx context.Context, w walk, before, after content, add func(*step) error) error {
 	for at := w.from; at < w.to; {
 		if err := w.alive(); err != nil {
@@ -88,7 +88,7 @@ func (c *comparison) compare(ctx context.Context, w walk, before, after content,
 		case b := <-c.free:
 			go func() {
 				defer close(s.read)
-				s.err = c.look(b, s, before, after)
+				s.err = c.compareBlocks(b, s, before, after)
 				c.free <- b
 			}()
 		case <-ctx.Done():
@@ -109,8 +109,8 @@ func (s *step) wait() {
 	}
 }
 
-// look compares a step of both images. A hole is not read.
-func (c *comparison) look(b *buffers, s *step, before, after content) error {
+// compareBlocks compares the blocks of a step in both images. Holes are not read.
+func (c *comparison) compareBlocks(b *buffers, s *step, before, after content) error {
 	was, is := b.was[:s.to-s.from], b.is[:s.to-s.from]
 	if err := readPart(c.base, before, was, s.from); err != nil {
 		return err
@@ -140,7 +140,7 @@ func readPart(image io.ReaderAt, kind content, into []byte, at int64) error {
 	return nil
 }
 
-// eachBlock gives the blocks of a step; the first and the last may be a part of one.
+// eachBlock calls block for the blocks of a step; the first and the last may be partial.
 func (s *step) eachBlock(block func(from, to int64, bit uint64)) {
 	for from, bit := s.from, uint64(1); from < s.to; bit <<= 1 {
 		to := min((from/sizeGrain+1)*sizeGrain, s.to)

@@ -12,21 +12,21 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
-// Config is what a driver is made of.
+// Config is the configuration of a driver.
 type Config struct {
 	// Endpoint is unix:///path, or the path alone.
 	Endpoint string
 	DataDir  string
 	NodeID   string
 	Name     string
-	// Capacity is how many bytes may be promised to volumes; 0 means that images
-	// are thin and only the free bytes of the filesystem count.
+	// Capacity is the number of bytes that may be reserved for volumes. With 0, a new volume
+	// may be as large as the free space of the filesystem.
 	Capacity int64
-	// CopyLimit is how many bytes of data a clone may have where the filesystem of
-	// DataDir cannot share them between files, so that they are copied; 0 is none.
+	// CopyLimit is how many bytes of data may be copied for a clone where the filesystem of
+	// DataDir cannot share them between files. With 0 there are no clones there.
 	CopyLimit int64
-	// CrustProxySocket is that of crust-proxy's Admin API, by which volumes that sandboxes
-	// have are frozen; empty: they are not.
+	// CrustProxySocket is the socket of crust-proxy's Admin API, by which volumes in sandboxes
+	// are frozen. If it is empty, they are not frozen.
 	CrustProxySocket string
 	// FreezeLimit is how long writes to a volume may be held, in whole seconds.
 	FreezeLimit time.Duration
@@ -64,5 +64,5 @@ func (c Config) validate() error {
 
 func (c Config) socket() string { return pathOf(c.Endpoint) }
 
-// pathOf is the path of a socket that is given as such, or as unix:///path.
+// pathOf returns the path of a socket, which is given as a path or as unix:///path.
 func pathOf(socket string) string { return strings.TrimPrefix(socket, "unix://") }

@@ -24,7 +24,7 @@ type controller struct {
 	cloner *cloner
 }
 
-// ControllerGetCapabilities tells what the controller can do.
+// ControllerGetCapabilities lists what the controller can do.
 func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	reply := &csi.ControllerGetCapabilitiesResponse{}
 	kinds := []csi.ControllerServiceCapability_RPC_Type{
@@ -88,7 +88,7 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	return &csi.CreateVolumeResponse{Volume: c.config.describe(want)}, nil
 }
 
-// fillOf looks at the source of a volume, gives the volume its size, and gives what
+// fillOf checks the source of a volume, sets the volume's size, and returns the function that
 // fills its image.
 func (c *controller) fillOf(ctx context.Context, want *record, req *csi.CreateVolumeRequest) (fill func() error, err error) {
 	if want.Source.id() == "" {
@@ -107,7 +107,7 @@ func (c *controller) fillOf(ctx context.Context, want *record, req *csi.CreateVo
 	return func() error { return c.cloner.fill(ctx, &job{from: from, to: want}) }, nil
 }
 
-// readCreate gives the record of the volume that is asked for.
+// readCreate returns the record of the volume that the request asks for.
 func (c *controller) readCreate(req *csi.CreateVolumeRequest) (*record, error) {
 	if err := checkName(req.GetName()); err != nil {
 		return nil, err
@@ -154,7 +154,7 @@ func checkParameters(parameters map[string]string) error {
 	return nil
 }
 
-// checkSame compares a volume with one of its name that is asked for.
+// checkSame checks that an existing volume is what a request for the same name asks for.
 func checkSame(r, want *record, wanted *csi.CapacityRange) error {
 	switch {
 	case r.Source != want.Source:
@@ -191,7 +191,7 @@ func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	return &csi.DeleteVolumeResponse{}, c.pool.erase(r)
 }
 
-// ValidateVolumeCapabilities confirms what the driver can meet.
+// ValidateVolumeCapabilities confirms the capabilities that the driver supports.
 func (c *controller) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if len(req.GetVolumeCapabilities()) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "volume_capabilities are missing")
@@ -208,8 +208,8 @@ func (c *controller) ValidateVolumeCapabilities(_ context.Context, req *csi.Vali
 	}}, nil
 }
 
-// ControllerExpandVolume gives the image its new size. The node then makes the
-// loop device, and the filesystem, take it up.
+// ControllerExpandVolume grows the image. NodeExpandVolume then grows the loop device and the
+// filesystem.
 func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	id := req.GetVolumeId()
 	if req.GetCapacityRange() == nil {
@@ -234,12 +234,12 @@ func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 	before := r.Capacity
 	if more := size - before; more > 0 && req.GetCapacityRange().GetRequiredBytes() > before {
 		r.Capacity = size
-		if err := c.pool.promise(r, more); err != nil {
+		if err := c.pool.reserve(r, more); err != nil {
 			return nil, err
 		}
 	}
 	failpoint.Hit("driver-expand-recorded")
-	// Also where an earlier life was killed between the record and this.
+	// Also if the driver was killed between the record and this.
 	if err := c.pool.makeImage(r); err != nil {
 		r.Capacity = before // else no stage would succeed any more
 		return nil, afterUndo(err, c.pool.store.save(r))
@@ -247,8 +247,8 @@ func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: r.Capacity, NodeExpansionRequired: true}, nil
 }
 
-// ControllerModifyVolume changes the attributes of a volume: at once where it is attached,
-// and for the next time.
+// ControllerModifyVolume changes the attributes of a volume: those of its loop devices at
+// once, and on record for the next attach.
 func (c *controller) ControllerModifyVolume(ctx context.Context, req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
 	id := req.GetVolumeId()
 	release, err := c.locks.take(ctx, id)
@@ -263,7 +263,7 @@ func (c *controller) ControllerModifyVolume(ctx context.Context, req *csi.Contro
 	if r.Buffered, err = readMutable(req.GetMutableParameters(), r.Buffered); err != nil {
 		return nil, err
 	}
-	// First, because it may be impossible, and nothing shall have changed then.
+	// First, because it may be impossible, and then nothing may have changed.
 	if err := c.pool.setDirectIO(r); err != nil {
 		return nil, err
 	}

@@ -38,7 +38,7 @@ type Driver struct {
 	release func()
 }
 
-// patience is less than what Kubernetes leaves a pod.
+// patience is shorter than the grace period of a pod in Kubernetes.
 const patience = 20 * time.Second
 
 // New makes a driver over its data directory, which no other one may have, and removes what
@@ -97,11 +97,11 @@ func open(config Config) (*Driver, error) {
 	}, errors.Join(kept.sweep(), disks.sweep())
 }
 
-// Run serves until ctx ends, and lets the calls under way end. What takes too long, such as
-// a stream that nobody reads, is cut off.
+// Run serves until ctx ends, and then waits for the calls in progress. A call that takes too
+// long, such as a stream that nobody reads, is cut off.
 func (d *Driver) Run(ctx context.Context) error {
 	defer d.release()
-	// Before the registration: who hears of the driver calls it at once.
+	// Before the registration: kubelet calls the driver at once.
 	listener, err := d.listen()
 	if err != nil {
 		return err

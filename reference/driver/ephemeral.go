@@ -13,8 +13,8 @@ import (
 // sizeKey is the one attribute that a pod gives its inline volume.
 const sizeKey = "size"
 
-// begin makes the volume of an ephemeral publish, or finds it made.
-func (p *publishing) begin() (*record, error) {
+// ephemeralVolume returns the record of an ephemeral volume, which it makes if there is none.
+func (p *publishing) ephemeralVolume() (*record, error) {
 	size, err := p.ephemeralSize()
 	if err != nil {
 		return nil, err
@@ -26,7 +26,7 @@ func (p *publishing) begin() (*record, error) {
 	if r != nil && !r.Ephemeral {
 		return nil, status.Errorf(codes.AlreadyExists, "volume %q is a persistent volume", p.id)
 	}
-	// What is left of one that was about to go is not taken over.
+	// One that was removed in part is not used again.
 	if r, err = p.node.pool.existing(p.id); err != nil {
 		return nil, err
 	}
@@ -36,7 +36,7 @@ func (p *publishing) begin() (*record, error) {
 			return nil, err
 		}
 	}
-	if p.node.present(r) == nil {
+	if p.node.current(r) == nil {
 		r.Node = &node{Boot: p.node.boot, FSType: p.want.fsType}
 	}
 	return r, nil
@@ -65,12 +65,12 @@ func (p *publishing) ephemeralSize() (int64, error) {
 	return (max(size, leastSize) + sizeGrain - 1) / sizeGrain * sizeGrain, nil
 }
 
-// mountEphemeral mounts at the target itself: there is no staging path.
+// mountEphemeral mounts the volume at the target itself: there is no staging path.
 func (p *publishing) mountEphemeral(ctx context.Context, device string) error {
 	want := p.want
 	want.readOnly = p.as.ReadOnly
 	if p.as.ReadOnly {
-		// Nothing to read is on a new device: it is made writable first.
+		// A new device has no filesystem yet: it is made with write access.
 		want.readOnly = false
 		if err := p.node.fs.makeFS(ctx, p.id, device, want); err != nil {
 			return err

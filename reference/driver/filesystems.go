@@ -36,10 +36,10 @@ func newFilesystems(disks *pool) *filesystems {
 }
 
 // sharedUUID lets an xfs be mounted beside its clone or original, which has the same UUID.
-// ext4 does not mind; Linux mounts such a btrfs from 6.7 on and refuses it before.
+// ext4 needs nothing of the kind; Linux refuses such a btrfs before 6.7.
 const sharedUUID = "nouuid"
 
-// growMounted makes the filesystem grow, if it is mounted here for writing.
+// growMounted grows the filesystem if it is mounted for writing on this node.
 func (f *filesystems) growMounted(id, path string) error {
 	m, err := f.pool.mountedAt(id, path)
 	if err != nil || m == nil {
@@ -51,8 +51,8 @@ func (f *filesystems) growMounted(id, path string) error {
 	return f.growFS(id, m.Source, path)
 }
 
-// mountFS mounts a volume's filesystem, made where the device is blank, and lets
-// it grow to the device.
+// mountFS mounts a volume's filesystem, which it makes if the device is blank, and grows it to
+// the device.
 func (f *filesystems) mountFS(ctx context.Context, id, device, path string, want access) error {
 	m, err := f.pool.mountedAt(id, path)
 	if err == nil && m == nil {
@@ -63,8 +63,8 @@ func (f *filesystems) mountFS(ctx context.Context, id, device, path string, want
 	}
 	err = f.growFS(id, device, path)
 	if m != nil && err != nil {
-		// It was tried again in case an earlier life was killed before. A pod that has the
-		// volume does not need it to be larger.
+		// Growing was repeated in case the driver was killed before it had. A pod that has the
+		// volume already must not fail for it.
 		f.pool.log.Warn("a mounted filesystem does not grow", zap.String("volume", id), zap.Error(err))
 		return nil
 	}
@@ -93,7 +93,7 @@ func (f *filesystems) mountNew(ctx context.Context, id, device, path string, wan
 	if want.fsType == "xfs" {
 		options = append(options, sharedUUID)
 	}
-	// As sensitive ones the flags stay out of errors.
+	// Passed as sensitive options, the flags do not appear in errors.
 	if err := f.mounter.FormatAndMountSensitive(device, path, want.fsType, options, want.flags); err != nil {
 		return fmt.Errorf("volume %q: mount %s at %s: %w", id, want.fsType, path, err)
 	}
@@ -112,7 +112,7 @@ func (f *filesystems) growFS(id, device, path string) error {
 	return nil
 }
 
-// makeFS makes the filesystem where the device is blank.
+// makeFS makes the filesystem if the device is blank.
 func (f *filesystems) makeFS(ctx context.Context, id, device string, want access) error {
 	fd, err := unix.Open(device, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {

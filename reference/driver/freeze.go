@@ -23,8 +23,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
-// freezer holds the writes to a volume in use while its content is taken, so that its
-// filesystem is consistent there. Each freeze ends by itself, whatever dies.
+// freezer freezes the filesystems of volumes in use while their content is captured, so that
+// it is consistent. A freeze ends after a time, whichever process dies.
 type freezer struct {
 	log       *zap.Logger
 	limit     time.Duration
@@ -33,10 +33,10 @@ type freezer struct {
 }
 
 const (
-	// commandWatch is how this program starts itself to thaw what a driver that was killed
-	// has left frozen.
+	// commandWatch is the command with which this program starts itself as a watchdog, which
+	// thaws a filesystem if the driver is killed.
 	commandWatch = "watch-frozen"
-	// controlGroup is that of these processes, which must not end together with the driver.
+	// controlGroup is the control group of the watchdogs, which must outlive the driver.
 	controlGroup = "crust-driver"
 )
 
@@ -50,8 +50,8 @@ func newFreezer(config Config, boot string) (*freezer, error) {
 	}, err
 }
 
-// frozenDir gives a directory for records of freezes, which end with the boot, and removes
-// those of earlier boots.
+// frozenDir returns the directory for the records of freezes, which are valid for one boot. It
+// removes the records of earlier boots.
 func frozenDir(dataDir, boot string) (string, error) {
 	dir := filepath.Join(dataDir, "frozen")
 	earlier, err := os.ReadDir(dir)
@@ -66,18 +66,18 @@ func frozenDir(dataDir, boot string) (string, error) {
 	return filepath.Join(dir, boot), err
 }
 
-// inUse is a volume that may be written to by a device.
+// inUse is a volume in use, with the loop device by which it may be written to.
 type inUse struct{ id, device string }
 
-// hold calls take while nobody writes to volumes in use, and gives those that may have been
-// written to: what is taken of one that cannot be frozen is as after a crash. With two of
-// them, nothing would be of one moment any more: that is an error.
-func (f *freezer) hold(ctx context.Context, volumes []inUse, take func() error) (free []string, err error) {
+// hold calls capture while the volumes are frozen. It returns the volumes that were not frozen
+// all the time: what is captured of them is as after a crash. If there are two of them, hold
+// fails, because their contents would be of different moments.
+func (f *freezer) hold(ctx context.Context, volumes []inUse, capture func() error) (free []string, err error) {
 	began := time.Now()
 	held, free, err := f.freezeAll(ctx, volumes)
 	failpoint.Hit("driver-frozen")
 	if err == nil {
-		err = take()
+		err = capture()
 	}
 	failpoint.Hit("driver-taken")
 	if ended := f.thawAll(held); len(ended) > 0 {
@@ -93,8 +93,8 @@ func (f *freezer) hold(ctx context.Context, volumes []inUse, take func() error) 
 	return free, err
 }
 
-// freezeAll freezes volumes all at once, so that their time is over together. It fails if
-// two of them stay free; those that are held have to be thawed also then.
+// freezeAll freezes volumes in parallel, so that their freezes end at the same time. It fails
+// if two of them cannot be frozen. Volumes that are held must be thawed in any case.
 func (f *freezer) freezeAll(ctx context.Context, volumes []inUse) (held map[string]func() error, free []string, err error) {
 	if len(volumes) > 1 {
 		f.syncAll(ctx, volumes)
@@ -118,12 +118,12 @@ func (f *freezer) freezeAll(ctx context.Context, volumes []inUse) (held map[stri
 	return held, free, err
 }
 
-// lateEnd is how late a freeze may end.
+// lateEnd is how long after its limit a freeze may end.
 const lateEnd = 500 * time.Millisecond
 
-// syncAll writes most of what is dirty, so that no volume waits, frozen, until another one's
-// data is on the disk. A sandbox writes it to be frozen, and only then. What fails here, the
-// freeze reports.
+// syncAll writes most of the dirty data to the disk, so that no volume stays frozen while
+// another one's data is written. The only way to make a sandbox do so is to freeze and thaw the
+// volume. Errors are ignored: the freeze that follows reports them.
 func (f *freezer) syncAll(ctx context.Context, volumes []inUse) {
 	var all sync.WaitGroup
 	for _, v := range volumes {
@@ -141,7 +141,7 @@ func (f *freezer) syncAll(ctx context.Context, volumes []inUse) {
 	all.Wait()
 }
 
-// tryAll freezes volumes all at once, and gives the errors of those that stay free.
+// tryAll freezes volumes in parallel, and returns the errors of those that are not frozen.
 func (f *freezer) tryAll(ctx context.Context, volumes []inUse) (held map[string]func() error, failed map[string]error) {
 	held, failed = make(map[string]func() error), make(map[string]error)
 	var all sync.WaitGroup
@@ -162,7 +162,7 @@ func (f *freezer) tryAll(ctx context.Context, volumes []inUse) (held map[string]
 	return held, failed
 }
 
-// thawAll thaws volumes all at once, and gives those that were not frozen all the time.
+// thawAll thaws volumes in parallel, and returns those that were not frozen all the time.
 func (f *freezer) thawAll(held map[string]func() error) (ended []string) {
 	var all sync.WaitGroup
 	var mu sync.Mutex
@@ -182,8 +182,8 @@ func (f *freezer) thawAll(held map[string]func() error) (ended []string) {
 	return ended
 }
 
-// freeze freezes the filesystem where it is mounted: here, or in a sandbox. ErrFrozen: it is
-// frozen, by a driver that was killed or by somebody else, whose freeze is left alone.
+// freeze freezes the filesystem where it is mounted: on the node, or in a sandbox. The error is
+// ErrFrozen if it is frozen already, by a driver that was killed or by another program.
 func (f *freezer) freeze(ctx context.Context, id, device string) (thaw func() error, err error) {
 	root, err := openMounted(device)
 	if err != nil {
@@ -199,8 +199,8 @@ func (f *freezer) freeze(ctx context.Context, id, device string) (thaw func() er
 	return func() error { return errors.Join(f.node.Thaw(id, fd), root.Close()) }, nil
 }
 
-// openMounted opens the filesystem on a device where it is mounted on this node. It gives
-// nil where it is not.
+// openMounted opens the root of the filesystem on a device, or returns nil if it is not mounted
+// on this node.
 func openMounted(device string) (*os.File, error) {
 	found, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		return m.Source != device || !slices.Contains(fileSystems, m.FSType), false
@@ -216,8 +216,8 @@ func openMounted(device string) (*os.File, error) {
 	return nil, err
 }
 
-// thawLeft thaws, until ctx ends, what an earlier life of the driver has left frozen when
-// it was killed and its watchdogs were, too.
+// thawLeft thaws, until ctx ends, the filesystems that were left frozen because an earlier
+// driver and its watchdogs were killed.
 func (f *freezer) thawLeft(ctx context.Context) error {
 	for {
 		thawed, next, err := f.node.ThawExpired()

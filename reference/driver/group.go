@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// groupController serves CSI's GroupController: snapshots of several volumes of one moment.
+// groupController serves CSI's GroupController: snapshots of several volumes at one moment.
 type groupController struct {
 	csi.UnimplementedGroupControllerServer
 
@@ -22,7 +22,7 @@ type groupController struct {
 // mostVolumes bounds a group, as each volume of it costs two processes while it is frozen.
 const mostVolumes = 32
 
-// GroupControllerGetCapabilities tells what there is for groups.
+// GroupControllerGetCapabilities lists what the group controller can do.
 func (g *groupController) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (
 	*csi.GroupControllerGetCapabilitiesResponse, error,
 ) {
@@ -67,7 +67,7 @@ func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *cs
 	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: made}, err
 }
 
-// readGroup gives the record of the group that is asked for.
+// readGroup returns the record of the group that the request asks for.
 func readGroup(req *csi.CreateVolumeGroupSnapshotRequest) (*record, error) {
 	if err := errors.Join(checkName(req.GetName()), checkParameters(req.GetParameters())); err != nil {
 		return nil, err
@@ -91,7 +91,8 @@ func (g *groupController) describe(r *record) (*csi.VolumeGroupSnapshot, error) 
 	return reply, err
 }
 
-// find gives a group and its lock. Where snapshots are named, they have to be the group's.
+// find locks and returns a group, or nil if there is none. If the request names snapshots,
+// they must be those of the group.
 func (g *groupController) find(ctx context.Context, req interface {
 	GetGroupSnapshotId() string
 	GetSnapshotIds() []string
@@ -133,7 +134,7 @@ func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *cs
 	if r == nil {
 		return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
 	}
-	// All calls take the lock of a group before those of its snapshots.
+	// All calls lock a group before its snapshots.
 	releaseAll, err := g.locks.take(ctx, r.members()...)
 	if err != nil {
 		return nil, err
@@ -142,7 +143,7 @@ func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *cs
 	return &csi.DeleteVolumeGroupSnapshotResponse{}, g.groups.erase(r)
 }
 
-// GetVolumeGroupSnapshot shows one group.
+// GetVolumeGroupSnapshot describes one group.
 func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context, req *csi.GetVolumeGroupSnapshotRequest) (
 	*csi.GetVolumeGroupSnapshotResponse, error,
 ) {

@@ -16,8 +16,8 @@ import (
 )
 
 // groups keeps a record for each group of snapshots, beside the records of its members. The
-// group's is written before them and goes after them, and it alone says whether the group
-// is there: then its members become ready, and else they are removed.
+// group's record is written before those of the members and removed after them. It alone says
+// whether the group exists: if it is ready, its members become ready, else they are removed.
 type groups struct {
 	pool   *pool
 	cloner *cloner
@@ -29,7 +29,7 @@ func openGroups(disks *pool, clones *cloner) (*groups, error) {
 	return g, os.MkdirAll(g.store.dir, 0o700)
 }
 
-// members are the ids of the snapshots of a group.
+// members returns the ids of the snapshots of a group.
 func (r *record) members() (ids []string) {
 	for _, volume := range r.Volumes {
 		ids = append(ids, r.ID+"-"+fileName(volume)[:32])
@@ -37,8 +37,8 @@ func (r *record) members() (ids []string) {
 	return ids
 }
 
-// existing gives a group that an earlier call has made, or nil. What is there in part is
-// removed.
+// existing returns a group that an earlier call has made, or nil. A group that was made or
+// removed only in part is removed.
 func (g *groups) existing(id string) (*record, error) {
 	r, err := g.store.load(id)
 	if err != nil || r == nil || r.Ready {
@@ -47,7 +47,7 @@ func (g *groups) existing(id string) (*record, error) {
 	return nil, g.erase(r)
 }
 
-// create makes the snapshots of a group. What fails leaves nothing.
+// create makes the snapshots of a group. If it fails, nothing is left.
 func (g *groups) create(ctx context.Context, r *record) error {
 	began := time.Now()
 	var jobs []*job
@@ -76,10 +76,11 @@ func (g *groups) create(ctx context.Context, r *record) error {
 	return nil
 }
 
-// fill makes the members of a group up to where they only have to be called ready.
+// fill makes the members of a group, and then the group's record ready. The members' records
+// are not ready yet.
 func (g *groups) fill(ctx context.Context, r *record, jobs []*job) error {
 	for _, j := range jobs {
-		if err := g.pool.promise(j.to, j.to.Capacity); err != nil {
+		if err := g.pool.reserve(j.to, j.to.Capacity); err != nil {
 			return err
 		}
 		failpoint.Hit("driver-recorded")
@@ -97,8 +98,8 @@ func (g *groups) fill(ctx context.Context, r *record, jobs []*job) error {
 	return g.store.save(r)
 }
 
-// complete gives the members of a group that is there, and makes those ready that are not:
-// its maker was killed before.
+// complete returns the members of a group that exists, and makes their records ready, which
+// the call that made the group may not have done before the driver was killed.
 func (g *groups) complete(r *record) (members []*record, err error) {
 	for _, id := range r.members() {
 		m, err := g.pool.store.load(id)
@@ -119,7 +120,7 @@ func (g *groups) complete(r *record) (members []*record, err error) {
 	return members, nil
 }
 
-// erase removes a group and what there is of its members.
+// erase removes a group and those of its members that exist.
 func (g *groups) erase(r *record) error {
 	if err := g.store.unready(r); err != nil {
 		return err
@@ -138,7 +139,7 @@ func (g *groups) erase(r *record) error {
 	return g.store.remove(r.ID)
 }
 
-// sweep ends what an earlier life has begun.
+// sweep completes or removes groups that were unfinished when the driver was killed.
 func (g *groups) sweep() error {
 	if err := g.store.clean(); err != nil {
 		return err

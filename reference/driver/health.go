@@ -24,26 +24,26 @@ func volumeFault(kind csi.VolumeHealthErrorType, reason, message string) volumeF
 	return volumeFaults{{Status: kind, Reason: reason, Message: message}}
 }
 
-// checkImage looks at the image of a volume, which may be attached nowhere.
+// checkImage checks the image of a volume, which need not be attached.
 func (l *pool) checkImage(r *record) volumeFaults {
 	info, err := os.Stat(l.image(r.ID))
 	if err != nil {
 		return volumeFault(csi.VolumeHealthErrorType_INACCESSIBLE, "ImageMissing", "the image cannot be seen: "+err.Error())
 	}
 	if info.Size() < r.Capacity {
-		// Also where an expansion was interrupted: so it need not be a loss of data.
+		// It may be an expansion that was interrupted, and no loss of data.
 		return volumeFault(csi.VolumeHealthErrorType_DEGRADED, "ImageTooSmall",
 			fmt.Sprintf("the image has %d bytes instead of %d", info.Size(), r.Capacity))
 	}
 	return nil
 }
 
-// checkNode looks at the loop device of a volume that is on this node and, where it is
-// mounted here, at its filesystem: that of a deferred volume is not.
+// checkNode checks the loop device of a volume that is staged on this node, and its filesystem
+// if that is mounted here, which that of a deferred volume is not.
 func (l *pool) checkNode(r *record, there *node, target string) volumeFaults {
 	info, err := os.Stat(l.image(r.ID))
 	if err != nil {
-		return nil // it went away a moment ago
+		return nil // it was removed a moment ago
 	}
 	if devices, err := loopdev.Over(info); err != nil || len(devices) == 0 {
 		return volumeFault(csi.VolumeHealthErrorType_INACCESSIBLE, "DeviceDetached", "no loop device is attached to the image")
@@ -62,9 +62,9 @@ func (l *pool) checkNode(r *record, there *node, target string) volumeFaults {
 	return nil
 }
 
-// checkMount asks the kernel for what it knows of a mounted filesystem.
+// checkMount asks the kernel for the state of a mounted filesystem.
 func checkMount(m *mountinfo.Info) volumeFaults {
-	// Where the kernel stopped writing, the mount itself is still read-write.
+	// After the kernel stopped writing, the mount itself is still read-write.
 	report, err := statfs(m.Mountpoint, slices.Contains(strings.Split(m.Options, ","), "ro"))
 	if err != nil || !report.Condition.Abnormal {
 		return nil // or it is being unmounted
@@ -85,7 +85,7 @@ func statfs(path string, readOnly bool) (abi.StatsReply, error) {
 	return fsops.Stat(root, readOnly)
 }
 
-// checkStorage looks at the filesystem that holds all images.
+// checkStorage checks the filesystem that holds all images.
 func checkStorage(images string) storageFaults {
 	report, err := statfs(images, false)
 	switch {

@@ -19,16 +19,16 @@ type identity struct {
 
 	config Config
 	pool   *pool
-	// snapshots: there can be some, and so groups of them and changed blocks.
+	// snapshots: the driver can make snapshots, and so serves groups and changed blocks.
 	snapshots bool
 }
 
-// GetPluginInfo tells the name.
+// GetPluginInfo returns the name and version.
 func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: i.config.Name, VendorVersion: sys.Version()}, nil
 }
 
-// GetPluginCapabilities tells which services there are.
+// GetPluginCapabilities lists the services of the driver.
 func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	service := func(kind csi.PluginCapability_Service_Type) *csi.PluginCapability {
 		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: kind}}}
@@ -47,7 +47,7 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 	return reply, nil
 }
 
-// Probe tells whether volumes can be kept and attached.
+// Probe checks that images can be written and loop devices attached.
 func (i *identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	if err := unix.Access(i.pool.images, unix.W_OK); err != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "the data directory %s: %v", i.config.DataDir, err)

@@ -15,37 +15,37 @@ type content int
 const (
 	// unknown content has to be read.
 	unknown content = iota
-	// zeros are a hole, or blocks that were never written.
+	// zeros is a hole, or blocks that were never written.
 	zeros
-	// shared content is that of every image that has it at the same place of the disk.
+	// shared content is the same in all images that have it at the same place of the disk.
 	shared
-	// private content belongs to no other image.
+	// private content is in no other image.
 	private
 )
 
-// piece is a part of an image from some offset to its end, all of the same content.
+// piece is a part of an image, up to the offset end, in which the kind of content is the same.
 type piece struct {
 	content content
-	place   uint64 // of shared content: where it is on the disk
+	place   uint64 // where shared content is on the disk
 	end     int64
 }
 
-// same tells whether two pieces are proven to hold the same bytes.
+// same reports whether two pieces are known to hold the same bytes.
 func (p piece) same(as piece) bool {
 	return p.content == as.content && (p.content == zeros || p.content == shared && p.place == as.place)
 }
 
-// layout knows where an image has data.
+// layout describes where an image has data.
 type layout interface {
-	// piece gives the piece that begins at an offset. Offsets ascend from call to call.
+	// piece returns the piece that begins at an offset. Offsets ascend from call to call.
 	piece(at int64) (piece, error)
 }
 
-// regions is the layout of a file by its holes, which all filesystems know.
+// regions is the layout of a file by its holes, which every filesystem reports.
 type regions struct {
 	file       *os.File
 	size       int64
-	data, hole int64 // the data that was found last, and where it ends
+	data, hole int64 // where the data that was found last begins and ends
 }
 
 func (r *regions) piece(at int64) (piece, error) {
@@ -81,8 +81,8 @@ type extents struct {
 	all   bool // no others follow
 }
 
-// layoutOf gives the layout that proves most: the extents, unless nothing can be shared or
-// the filesystem does not list them.
+// layoutOf returns the layout that is known in most detail: the extents, unless nothing can be
+// shared or the filesystem does not list them.
 func layoutOf(file *os.File, size int64, reflinks bool) layout {
 	if reflinks {
 		if _, _, err := fiemap(file, 0, sizeGrain); err == nil {
@@ -112,7 +112,7 @@ func (e *extents) piece(at int64) (piece, error) {
 	return piece{content: first.content(), place: first.Physical + uint64(at) - first.Logical, end: first.end()}, nil //nolint:gosec // at is in the extent
 }
 
-// skip forgets the extents before an offset.
+// skip drops the extents before an offset.
 func (e *extents) skip(at int64) {
 	for len(e.found) > 0 && e.found[0].end() <= at {
 		e.found = e.found[1:]
@@ -146,7 +146,7 @@ const (
 
 func (e extent) end() int64 { return int64(e.Logical + e.Length) } //nolint:gosec // no file has 2^63 bytes
 
-// content is unknown where the place of an extent says nothing about its data: it has no
+// content is unknown if the place of an extent says nothing about its data: the extent has no
 // place yet, or shares it with other extents of the same file, as compressed ones do.
 func (e extent) content() content {
 	switch {
@@ -163,8 +163,8 @@ func (e extent) content() content {
 // extentsAtOnce bounds the memory, whatever the size of an image.
 const extentsAtOnce = 256
 
-// fiemap lists the first extents of a range of a file, and tells whether these are all.
-// What is not on the disk yet is written to it first: it would have no place.
+// fiemap lists the first extents of a range of a file, and reports whether these are all. Dirty
+// data is written to the disk first: it would have no place.
 func fiemap(file *os.File, from, to int64) (found []extent, all bool, err error) {
 	request := struct { // the kernel's struct fiemap
 		start, length                  uint64

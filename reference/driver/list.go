@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// GetCapacity tells what can still be promised.
+// GetCapacity returns how many bytes can still be reserved.
 func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	none := &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}
 	if len(req.GetVolumeCapabilities()) > 0 && readAccesses(req.GetVolumeCapabilities()) != nil {
@@ -31,11 +31,11 @@ func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest)
 	}, nil
 }
 
-// tokenPrefix begins what a token holds: the last id of a page. So
-// a token stays good whatever is created and deleted meanwhile.
+// tokenPrefix is before the id in a token, which is the last id of a page. So a token stays
+// valid whatever is created and deleted meanwhile.
 const tokenPrefix = "after:"
 
-// ListVolumes lists volumes by id. Ephemeral ones belong to their pods.
+// ListVolumes lists volumes by id, without ephemeral ones, which belong to their pods.
 func (c *controller) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	page, next, err := c.page(req, func(r *record) bool { return r.Snapshot == nil && !r.Ephemeral })
 	if err != nil {
@@ -64,7 +64,7 @@ func (c *controller) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequ
 	return reply, nil
 }
 
-// page gives the wanted records of one page, and the token of the next one.
+// page returns the wanted records of one page, and the token of the next page.
 func (c *controller) page(req interface {
 	GetMaxEntries() int32
 	GetStartingToken() string

@@ -16,11 +16,12 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// locks is one lock a volume, waited for no longer than the caller does.
+// locks has one lock for each volume. A call waits for a lock only as long as its caller waits
+// for the call.
 type locks struct{ sys.KeyLocks[string] }
 
-// take takes the locks of volumes, or of a volume and its source; "" is no volume. All
-// callers take them in the same order, so that no two of them wait for each other.
+// take acquires the locks of volumes, or of a volume and its source; "" is no volume. The
+// order is always the same, so that no two callers wait for each other.
 func (l *locks) take(ctx context.Context, ids ...string) (release func(), err error) {
 	var held []func()
 	release = func() {
@@ -43,7 +44,8 @@ func (l *locks) take(ctx context.Context, ids ...string) (release func(), err er
 const lockWait = 2 * time.Second
 
 // lockDataDir locks the data directory until release is called or the process dies. A second
-// driver would take what this one is making for what a killed one has left, and remove it.
+// driver would mistake unfinished volumes of this one for those of a driver that was killed,
+// and remove them.
 func lockDataDir(dir string) (release func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data directory: %w", err)

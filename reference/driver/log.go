@@ -15,8 +15,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// logCalls logs each call by its method, volume, code and time: never the
-// request, which may hold secrets. It also is where classed errors become codes.
+// logCalls logs each call by its method, volume, code and duration, but never the request,
+// which may hold secrets. It also turns classed errors into codes.
 func (d *Driver) logCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	began := time.Now()
 	reply, err := handle(ctx, req)
@@ -32,7 +32,7 @@ func (d *Driver) logCalls(ctx context.Context, req any, info *grpc.UnaryServerIn
 	return reply, nil
 }
 
-// logStreams is logCalls for calls that stream their answer, which are counted too.
+// logStreams is logCalls for calls that stream their answer. It also counts them.
 func (d *Driver) logStreams(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	began, end := time.Now(), d.metrics.begin(info.FullMethod)
 	err := coded(handle(srv, stream))
@@ -41,7 +41,7 @@ func (d *Driver) logStreams(srv any, stream grpc.ServerStream, info *grpc.Stream
 	return err
 }
 
-// coded gives an error its code: RESOURCE_EXHAUSTED also where a disk is full.
+// coded turns an error into one with a code, which is RESOURCE_EXHAUSTED if a disk is full.
 func coded(err error) error {
 	if _, has := status.FromError(err); !has && volume.DiskKind(err) == volume.Exhausted {
 		return status.Error(codes.ResourceExhausted, err.Error())
@@ -49,8 +49,8 @@ func coded(err error) error {
 	return rpccode.Status(err)
 }
 
-// afterUndo gives the error of a call whose steps were undone. Where undoing failed too,
-// something is left: ABORTED has the caller come again, or undo the call.
+// afterUndo returns the error of a call whose steps were undone. If undoing failed too,
+// something is left, and the code is ABORTED: the caller repeats the call, or undoes it.
 func afterUndo(err, undo error) error {
 	if undo == nil {
 		return err

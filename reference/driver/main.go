@@ -23,7 +23,7 @@ import (
 // DefaultName is the name under which the driver registers.
 const DefaultName = "driver.crust-proxy.dev"
 
-// Main runs the command line and gives the exit code.
+// Main runs the command line and returns the exit code.
 func Main(args []string, stdout, stderr io.Writer) int {
 	if len(args) > 0 && args[0] == commandWatch {
 		return watch(args[1:], stderr)
@@ -44,7 +44,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		_, _ = fmt.Fprintln(stderr, "crust-driver: it attaches devices and mounts filesystems: run it as root")
 		return 1
 	}
-	// mount-utils logs through klog whatever it runs, mount options included.
+	// mount-utils logs each command that it runs through klog, mount options included.
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
 	driver, err := New(config)
@@ -58,7 +58,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// watch ends a freeze that nobody else ends. It has all that it needs in its arguments.
+// watch thaws a filesystem that nobody else has thawed in time. Its arguments say which.
 func watch(args []string, stderr io.Writer) int {
 	if err := fsops.Watch(args); err != nil {
 		_, _ = fmt.Fprintln(stderr, "crust-driver:", err)
@@ -108,7 +108,7 @@ type sizeFlag int64
 // Type is what the help calls the value.
 func (f *sizeFlag) Type() string { return "size" }
 
-// String is the default in the help, and is in GiB where that is whole.
+// String formats the value for the help: in GiB if that is a whole number.
 func (f *sizeFlag) String() string {
 	if size := int64(*f); size == 0 || size%(1<<30) != 0 {
 		return strconv.FormatInt(size, 10)
@@ -116,7 +116,7 @@ func (f *sizeFlag) String() string {
 	return strconv.FormatInt(int64(*f)>>30, 10) + "Gi"
 }
 
-// Set reads what a flag says.
+// Set parses the flag's value.
 func (f *sizeFlag) Set(text string) error {
 	if text == "0" {
 		*f = 0

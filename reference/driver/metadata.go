@@ -12,7 +12,7 @@ import (
 )
 
 // snapshotMetadata serves CSI's SnapshotMetadata: which blocks of a snapshot have data, and
-// which have changed since an earlier one. How a volume is used does not matter here.
+// which have changed since an earlier one. The access type of the volume does not matter.
 type snapshotMetadata struct {
 	csi.UnimplementedSnapshotMetadataServer
 
@@ -20,27 +20,27 @@ type snapshotMetadata struct {
 	log    *zap.Logger
 	locks  *locks
 	pool   *pool
-	// reflinks: snapshots share extents, which need not be compared.
+	// reflinks: snapshots share extents, so that less has to be compared.
 	reflinks bool
 	metrics  *metrics
-	// slots are what each stream needs one of. A client that does not read keeps its.
+	// slots bounds the streams: each has one until it ends, also if its client does not read.
 	slots chan struct{}
-	// free are the buffers that all streams share to compare data.
+	// free has the buffers for comparing data, which all streams share.
 	free chan *buffers
-	// stopping is closed when the driver stops. Streams may be long, and callers resume them.
+	// stopping is closed when the driver stops. Streams end then: callers can resume them.
 	stopping chan struct{}
 }
 
 // mostStreams bounds the memory and the open images of all streams.
 const mostStreams = 64
 
-// opened is a snapshot whose image stays readable, even if it is deleted meanwhile.
+// opened is a snapshot whose image can be read even if the snapshot is deleted meanwhile.
 type opened struct {
 	record *record
 	image  *os.File
 }
 
-// GetMetadataAllocated streams where a snapshot has data.
+// GetMetadataAllocated streams the ranges in which a snapshot has data.
 func (m *snapshotMetadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
 	ctx := stream.Context()
 	if req.GetSnapshotId() == "" {
@@ -65,8 +65,8 @@ func (m *snapshotMetadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedReq
 	})
 }
 
-// GetMetadataDelta streams where a snapshot is another one than an earlier one of its
-// volume. It may name blocks that did not change, but leaves out none that did.
+// GetMetadataDelta streams the ranges in which a snapshot differs from an earlier one of its
+// volume. It may include blocks that did not change, and never omits one that did.
 func (m *snapshotMetadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.SnapshotMetadata_GetMetadataDeltaServer) error {
 	base, target, err := m.openBoth(stream.Context(), req.GetBaseSnapshotId(), req.GetTargetSnapshotId())
 	if err != nil {
@@ -83,8 +83,8 @@ func (m *snapshotMetadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, st
 	}, func(w walk) error { return m.delta(stream.Context(), base, target, w) })
 }
 
-// checkBase refuses a base that is none of the target. Nobody else can: backup software
-// names the base by its CSI id, whoever it belongs to.
+// checkBase refuses a base that is not an earlier snapshot of the same volume. Only the driver
+// can check that: backup software names the base by its CSI id, whoever it belongs to.
 func (m *snapshotMetadata) checkBase(base, target *record) error {
 	switch {
 	case base.Source != target.Source:
@@ -95,7 +95,7 @@ func (m *snapshotMetadata) checkBase(base, target *record) error {
 	return nil
 }
 
-// delta reports what has changed. All that is beyond the end of the base has.
+// delta reports what has changed. Everything beyond the end of the base has changed.
 func (m *snapshotMetadata) delta(ctx context.Context, base, target opened, w walk) error {
 	common := w
 	common.to = min(w.to, base.record.Capacity)
@@ -170,7 +170,7 @@ func (m *snapshotMetadata) openBoth(ctx context.Context, baseID, targetID string
 	return base, target, err
 }
 
-// open opens a snapshot. The caller holds its lock until then.
+// open opens a snapshot. The caller holds its lock during the call.
 func (m *snapshotMetadata) open(id string) (opened, error) {
 	r, err := m.pool.store.load(id)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// metrics are those of the streams of changed blocks.
+// metrics are the metrics of the streams of changed and allocated blocks.
 type metrics struct {
 	registry  *prometheus.Registry
 	underWay  *prometheus.GaugeVec
@@ -21,7 +21,7 @@ type metrics struct {
 	bytes     *prometheus.CounterVec
 }
 
-// streamBuckets reach from a list of extents to the comparison of a whole disk.
+// streamBuckets range from the listing of extents to the comparison of a whole disk.
 var streamBuckets = []float64{.001, .01, .1, 1, 10, 60, 600, 3600}
 
 func newMetrics() *metrics {
@@ -45,7 +45,7 @@ func newMetrics() *metrics {
 	}
 }
 
-// begin counts a stream; end is called with its code.
+// begin counts a stream that begins. The caller calls end with its code.
 func (m *metrics) begin(fullMethod string) (end func(codes.Code)) {
 	method, began := path.Base(fullMethod), time.Now()
 	m.underWay.WithLabelValues(method).Inc()
@@ -56,7 +56,7 @@ func (m *metrics) begin(fullMethod string) (end func(codes.Code)) {
 	}
 }
 
-// named counts the bytes of the blocks of a stream.
+// named counts the bytes of the blocks that a stream has named.
 func (m *metrics) named(stream context.Context, bytes int64) {
 	fullMethod, _ := grpc.Method(stream)
 	m.bytes.WithLabelValues(path.Base(fullMethod)).Add(float64(bytes))

@@ -7,11 +7,13 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// directIOKey is the one attribute of a VolumeAttributesClass. With "true", the default, loop
-// devices pass the node's page cache by, where the pool can do that; with "false" they use it.
+// directIOKey is the only attribute of a VolumeAttributesClass. With "true", the default, loop
+// devices bypass the node's page cache if the data directory allows that; with "false" they
+// use it.
 const directIOKey = "directIO"
 
-// readMutable gives what is asked for, or what was.
+// readMutable returns whether loop devices are to use the page cache: as the parameters say,
+// else as before.
 func readMutable(parameters map[string]string, buffered bool) (bool, error) {
 	for key, value := range parameters {
 		if key != directIOKey {

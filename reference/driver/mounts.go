@@ -16,7 +16,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 )
 
-// mountAt gives the topmost mount at a path, or nil.
+// mountAt returns the topmost mount at a path, or nil.
 func mountAt(path string) (*mountinfo.Info, error) {
 	path, err := resolve(path)
 	if err != nil {
@@ -29,8 +29,8 @@ func mountAt(path string) (*mountinfo.Info, error) {
 	return found[len(found)-1], nil
 }
 
-// resolve resolves the directory of a path as mountinfo shows it. The last part
-// is left: it may not be there.
+// resolve resolves the links in the directory of a path, as mountinfo does. The last element
+// may not exist.
 func resolve(path string) (string, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -39,8 +39,8 @@ func resolve(path string) (string, error) {
 	return filepath.Join(dir, filepath.Base(path)), err
 }
 
-// isOf tells whether a mount shows one of the devices: as a filesystem on it, or
-// as a bind mount of its node.
+// isOf reports whether a mount is of one of the devices: the filesystem on it, or a bind mount
+// of its device node.
 func isOf(m *mountinfo.Info, devices []loopdev.Attached) bool {
 	var node unix.Stat_t
 	statErr := unix.Stat(m.Mountpoint, &node)
@@ -56,8 +56,8 @@ func isOf(m *mountinfo.Info, devices []loopdev.Attached) bool {
 	return false
 }
 
-// mountedAt tells whether a volume is mounted at a path; something else there is
-// a foreignError.
+// mountedAt returns the volume's mount at a path, or nil. The error is a foreignError if
+// something else is mounted there.
 func (l *pool) mountedAt(id, path string) (*mountinfo.Info, error) {
 	m, err := mountAt(path)
 	if err != nil || m == nil {
@@ -73,7 +73,7 @@ func (l *pool) mountedAt(id, path string) (*mountinfo.Info, error) {
 	return m, nil
 }
 
-// foreignError says that something else is mounted where a volume should be.
+// foreignError: something else is mounted at the path of a volume.
 type foreignError struct{ volume, path string }
 
 func (e foreignError) Error() string {
@@ -85,7 +85,7 @@ func (e foreignError) GRPCStatus() *status.Status {
 	return status.New(codes.FailedPrecondition, e.Error())
 }
 
-// unmountVolume unmounts a volume from a path as often as it is mounted there.
+// unmountVolume unmounts all mounts of a volume at a path.
 func (l *pool) unmountVolume(id, path string) error {
 	for {
 		m, err := l.mountedAt(id, path)
@@ -98,14 +98,14 @@ func (l *pool) unmountVolume(id, path string) error {
 	}
 }
 
-// bind binds a directory or a device node to a target. A read-only mount is so from its first
-// moment on: a driver that is killed leaves none that can be written to.
+// bind mounts a directory or a device node at a target. A read-only mount is never writable
+// there, not even if the driver is killed in between.
 func bind(source, target string, readOnly bool) error {
 	mount, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("bind %s: %w", source, err)
 	}
-	defer func() { _ = unix.Close(mount) }() // where it was not moved, it ends
+	defer func() { _ = unix.Close(mount) }() // unmounts it unless it was moved
 	if readOnly {
 		if err := unix.MountSetattr(mount, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
 			return fmt.Errorf("make the mount at %s read-only: %w", target, err)
@@ -118,7 +118,7 @@ func bind(source, target string, readOnly bool) error {
 	return nil
 }
 
-// makeTarget makes the target of a publish, and tells whether it was missing.
+// makeTarget makes the target of a publish, and reports whether it did not exist.
 func makeTarget(target string, file bool) (made bool, err error) {
 	if file {
 		var f *os.File
@@ -135,7 +135,7 @@ func makeTarget(target string, file bool) (made bool, err error) {
 	return err == nil, err
 }
 
-// removeTarget removes an empty target; one that is gone is fine.
+// removeTarget removes an empty target, if it exists.
 func removeTarget(target string) error {
 	if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the target: %w", err)

@@ -24,10 +24,10 @@ type nodeServer struct {
 	fs     *filesystems
 }
 
-// maxVolumes is how many volumes the scheduler may put on a node.
+// maxVolumes is how many volumes the scheduler may place on a node.
 const maxVolumes = 256
 
-// NodeGetCapabilities tells what the node plugin can do; csidefer adds deferral.
+// NodeGetCapabilities lists what the node plugin can do; csidefer adds deferral.
 func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	reply := &csi.NodeGetCapabilitiesResponse{}
 	for _, kind := range []csi.NodeServiceCapability_RPC_Type{
@@ -45,20 +45,20 @@ func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 	return reply, nil
 }
 
-// NodeGetInfo tells which node this is.
+// NodeGetInfo returns the node's id and topology.
 func (n *nodeServer) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{NodeId: n.config.NodeID, MaxVolumesPerNode: maxVolumes, AccessibleTopology: n.config.topology()}, nil
 }
 
-// present gives what was asked for on this node since it booted, or nil.
-func (n *nodeServer) present(r *record) *node {
+// current returns how a volume is staged and published since the node booted, or nil.
+func (n *nodeServer) current(r *record) *node {
 	if r == nil || r.Node == nil || r.Node.Boot != n.boot {
 		return nil
 	}
 	return r.Node
 }
 
-// checkPath wants the absolute path of a staging or target place.
+// checkPath checks that a staging or target path is absolute.
 func checkPath(field, path string) error {
 	if path == "" || !filepath.IsAbs(path) {
 		return status.Errorf(codes.InvalidArgument, "%s must be an absolute path", field)
@@ -73,8 +73,8 @@ func checkID(id string) error {
 	return nil
 }
 
-// NodeExpandVolume makes the loop devices take up the size of the image and, where
-// a filesystem is mounted on the node, makes that grow too.
+// NodeExpandVolume grows the loop devices to the size of the image, and the filesystem if it is
+// mounted on the node.
 func (n *nodeServer) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	if path == "" {
@@ -98,7 +98,7 @@ func (n *nodeServer) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVo
 	if err := n.pool.growDevices(id); err != nil {
 		return nil, err
 	}
-	if !n.present(r).Block && req.GetVolumeCapability().GetBlock() == nil && !csidefer.Requested(req) {
+	if !n.current(r).Block && req.GetVolumeCapability().GetBlock() == nil && !csidefer.Requested(req) {
 		if err := n.fs.growMounted(id, path); err != nil {
 			return nil, err
 		}
@@ -107,7 +107,7 @@ func (n *nodeServer) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVo
 }
 
 func (n *nodeServer) checkExpand(r *record, path string, req *csi.NodeExpandVolumeRequest) error {
-	there := n.present(r)
+	there := n.current(r)
 	if there == nil {
 		return status.Errorf(codes.NotFound, "volume %q is not on this node", r.ID)
 	}
@@ -121,8 +121,8 @@ func (n *nodeServer) checkExpand(r *record, path string, req *csi.NodeExpandVolu
 	return nil
 }
 
-// NodeGetVolumeStats tells the use of a volume. Of a deferred volume the node can tell
-// the size only.
+// NodeGetVolumeStats returns the usage of a volume. Of a deferred volume, only the size is known
+// on the node.
 func (n *nodeServer) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	if path == "" {
@@ -132,7 +132,7 @@ func (n *nodeServer) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolum
 	if err != nil {
 		return nil, err
 	}
-	there := n.present(r)
+	there := n.current(r)
 	block := there != nil && there.Block
 	if deferred := there != nil && there.Published[path].Deferred; !deferred && !csidefer.Requested(req) {
 		m, err := n.pool.mountedAt(id, path)
@@ -164,21 +164,21 @@ func fsStats(id, path string) (*csi.NodeGetVolumeStatsResponse, error) {
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
 }
 
-// NodeGetVolumeHealth tells what is wrong with a volume. It takes no lock, so that it
-// answers also while another call on the volume hangs.
+// NodeGetVolumeHealth returns what is wrong with a volume. It takes no lock, so that it answers
+// even while another call on the volume hangs.
 func (n *nodeServer) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	r, err := n.pool.find(req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
 	found := n.pool.checkImage(r)
-	if there := n.present(r); there != nil && len(found) == 0 {
+	if there := n.current(r); there != nil && len(found) == 0 {
 		found = n.pool.checkNode(r, there, req.GetVolumePublishPath())
 	}
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: r.ID, HealthStatuses: found}}, nil
 }
 
-// NodeGetStorageHealth tells what is wrong with the filesystem that holds all images.
+// NodeGetStorageHealth returns what is wrong with the filesystem that holds all images.
 func (n *nodeServer) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	return &csi.NodeGetStorageHealthResponse{BackendHealth: checkStorage(n.pool.images)}, nil
 }

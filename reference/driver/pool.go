@@ -19,15 +19,15 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 )
 
-// pool keeps the volumes: their records, their images and the loop devices over them.
+// pool manages the records of volumes, their images and the loop devices over them.
 type pool struct {
 	config Config
 	log    *zap.Logger
 	store  store
 	images string
-	// sectorSize is that of all loop devices, 0 leaves it to the kernel.
+	// sectorSize is the sector size of all loop devices; with 0 the kernel chooses it.
 	sectorSize uint32
-	// provisioning keeps the sum of what is promised while it is added to.
+	// provisioning is held while capacity is reserved, so that two calls do not get the same.
 	provisioning sync.Mutex
 }
 
@@ -49,10 +49,11 @@ func openPool(config Config) (*pool, error) {
 	return l, err
 }
 
-// sectorSize gives the sectors of loop devices: the smallest with which a new image allows
-// direct I/O, always the same, as the filesystem on a volume may not be mounted with others.
-// Left to the kernel they change with direct I/O, and with a clone: on xfs an image that
-// shares data needs sectors of a whole block. Such a volume goes without direct I/O.
+// sectorSize returns the sector size of loop devices: the smallest with which a new image
+// allows direct I/O. It is the same for all of them, because a filesystem may not be mounted
+// with another one. The kernel would choose another one with direct I/O than without, and
+// for a clone: on xfs an image that shares data needs sectors of a whole block. Such a volume
+// does without direct I/O.
 func sectorSize(dir string) (uint32, error) {
 	empty, err := openProbe(dir)
 	if err != nil {
@@ -71,9 +72,8 @@ func sectorSize(dir string) (uint32, error) {
 
 const largestSector = 4096
 
-// openProbe opens a file that stays empty, by which the filesystem shows what it can. It is
-// there after the first start: on a full disk, from which something has to be removed, there
-// is no room for a new one.
+// openProbe opens an empty file with which the features of the filesystem are tried. It is
+// kept after the first start, so that the driver can start on a full disk and remove volumes.
 func openProbe(dir string) (*os.File, error) {
 	return os.OpenFile(filepath.Join(dir, "probe"), os.O_RDWR|os.O_CREATE, 0o600) //nolint:gosec // in a directory of ours
 }
@@ -88,7 +88,7 @@ func (l *pool) openImage(r *record, flags int) (*os.File, error) {
 	return file, err
 }
 
-// makeImage makes the image, or lets it grow to the capacity; it never shrinks.
+// makeImage makes the image, or grows it to the capacity. It never shrinks an image.
 func (l *pool) makeImage(r *record) (err error) {
 	flags := os.O_RDWR
 	if !r.Ready {
@@ -116,7 +116,7 @@ func (l *pool) makeImage(r *record) (err error) {
 	return errors.Join(file.Sync(), syncDir(l.images))
 }
 
-// attached finds the volume's loop devices.
+// attached returns the volume's loop devices.
 func (l *pool) attached(id string) ([]loopdev.Attached, error) {
 	info, err := os.Stat(l.image(id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -128,7 +128,7 @@ func (l *pool) attached(id string) ([]loopdev.Attached, error) {
 	return loopdev.Over(info)
 }
 
-// writable gives the loop device by which the volume may be written to, if there is one.
+// writable returns the path of the loop device by which the volume may be written to, or "".
 func (l *pool) writable(id string) (path string, err error) {
 	found, err := l.attached(id)
 	for _, one := range found {
@@ -146,8 +146,8 @@ const (
 	leavingPause = 50 * time.Millisecond
 )
 
-// settled lists the volume's loop devices as attached does, after a wait for those that are
-// going away.
+// settled returns the volume's loop devices as attached does, after waiting for those that are
+// going away. leaving reports whether one of them is still there.
 func (l *pool) settled(id string) (found []loopdev.Attached, leaving bool, err error) {
 	for range leavingTries {
 		found, err = l.attached(id)
@@ -160,7 +160,7 @@ func (l *pool) settled(id string) (found []loopdev.Attached, leaving bool, err e
 	return found, leaving, err
 }
 
-// attach gives the volume's loop device, and makes it where there is none.
+// attach returns the volume's loop device, and makes one if there is none.
 func (l *pool) attach(r *record, readOnly bool) (string, error) {
 	found, leaving, err := l.settled(r.ID)
 	if err != nil {
@@ -195,7 +195,7 @@ func (l *pool) detach(id string, onlyReadOnly bool) error {
 	return err
 }
 
-// growDevices makes the loop devices as large as the image.
+// growDevices grows the loop devices to the size of the image.
 func (l *pool) growDevices(id string) error {
 	found, err := l.attached(id)
 	if err != nil {
@@ -208,7 +208,7 @@ func (l *pool) growDevices(id string) error {
 	return err
 }
 
-// setDirectIO makes the loop devices do what the record says.
+// setDirectIO turns direct I/O of the loop devices on or off, as the record says.
 func (l *pool) setDirectIO(r *record) error {
 	found, err := l.attached(r.ID)
 	if err != nil {
@@ -226,8 +226,8 @@ func (l *pool) setDirectIO(r *record) error {
 	return nil
 }
 
-// erase removes a volume that is not attached. The record first says that the
-// image is to go, so that nobody takes a missing image for a loss.
+// erase removes a volume that is not attached. The record says so before the image is
+// removed, so that a missing image is not taken for lost data.
 func (l *pool) erase(r *record) error {
 	if err := l.store.unready(r); err != nil {
 		return err
@@ -243,7 +243,7 @@ func (l *pool) erase(r *record) error {
 	return l.store.remove(r.ID)
 }
 
-// sweep removes the volumes that were never finished, or not yet removed.
+// sweep removes volumes that were not completed, and those that were not removed completely.
 func (l *pool) sweep() error {
 	if err := l.store.clean(); err != nil {
 		return err
@@ -253,7 +253,7 @@ func (l *pool) sweep() error {
 		l.log.Error("some records cannot be read; their volumes are left alone", zap.Error(err))
 	}
 	for _, r := range all {
-		if r.Ready || r.Snapshot != nil && r.Snapshot.Group != "" { // groups sweep up their own
+		if r.Ready || r.Snapshot != nil && r.Snapshot.Group != "" { // groups.sweep removes those
 			continue
 		}
 		if devices, err := l.attached(r.ID); err != nil || len(devices) > 0 {
@@ -267,8 +267,8 @@ func (l *pool) sweep() error {
 	return nil
 }
 
-// available is what is free of the configured capacity. Without one images are
-// thin: it is what the filesystem has free now.
+// available returns how many bytes can still be reserved: of the configured capacity or, if
+// there is none, the free space of the filesystem.
 func (l *pool) available() (int64, error) {
 	if l.config.Capacity == 0 {
 		var fs unix.Statfs_t
@@ -288,8 +288,8 @@ func (l *pool) available() (int64, error) {
 	return max(free, 0), nil
 }
 
-// promise records a volume with more bytes promised to it, if there are as many.
-func (l *pool) promise(r *record, more int64) error {
+// reserve saves the record of a volume that needs more bytes, if so many are available.
+func (l *pool) reserve(r *record, more int64) error {
 	l.provisioning.Lock()
 	defer l.provisioning.Unlock()
 	free, err := l.available()
@@ -305,10 +305,10 @@ func (l *pool) promise(r *record, more int64) error {
 	return l.store.save(r)
 }
 
-// provision promises the capacity, records the volume and makes its image: blank, or
-// by fill, which a volume with a source has. What fails leaves nothing.
+// provision reserves the capacity, records the volume and makes its image, which fill gives
+// its content. If it fails, nothing is left.
 func (l *pool) provision(r *record, fill func() error) error {
-	err := l.promise(r, r.Capacity)
+	err := l.reserve(r, r.Capacity)
 	if err == nil {
 		failpoint.Hit("driver-recorded")
 		err = fill()
@@ -327,7 +327,7 @@ func (l *pool) provision(r *record, fill func() error) error {
 	return nil
 }
 
-// nextNumber numbers a snapshot. The caller holds the lock of its volume.
+// nextNumber returns the number of a new snapshot. The caller holds the lock of its volume.
 func (l *pool) nextNumber(of source) int64 {
 	all, err := l.store.list()
 	if err != nil {
@@ -345,7 +345,8 @@ func (l *pool) nextNumber(of source) int64 {
 // blank is the fill of a volume that has no source.
 func blank() error { return nil }
 
-// volume gives a volume, finished or not, or nil. A snapshot is none.
+// volume returns the record of a volume, which may be unfinished, or nil. Snapshots are not
+// volumes.
 func (l *pool) volume(id string) (*record, error) {
 	r, err := l.store.load(id)
 	if err != nil || r == nil || r.Snapshot != nil {
@@ -354,8 +355,8 @@ func (l *pool) volume(id string) (*record, error) {
 	return r, nil
 }
 
-// existing gives what an earlier call has made, or nil. What one has made or removed in
-// part, with somebody's data in it, is removed.
+// existing returns the record of what an earlier call has made, or nil. What was made or
+// removed only in part is removed, with the data that is in it.
 func (l *pool) existing(id string) (*record, error) {
 	r, err := l.store.load(id)
 	if err != nil || r == nil || r.Ready {
@@ -364,7 +365,7 @@ func (l *pool) existing(id string) (*record, error) {
 	return nil, l.erase(r)
 }
 
-// find gives a volume that exists.
+// find returns the record of a volume that exists, or NOT_FOUND.
 func (l *pool) find(id string) (*record, error) {
 	if err := checkID(id); err != nil {
 		return nil, err

@@ -22,11 +22,11 @@ type publishing struct {
 	want                access
 	as                  publication
 	attributes          map[string]string
-	made                bool // the target was missing
+	made                bool // the target did not exist
 }
 
-// NodePublishVolume shows a staged volume at a target, or answers what the
-// sandbox shall mount.
+// NodePublishVolume mounts a staged volume at a target, or answers what the sandbox has to
+// mount.
 func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	p, err := n.readPublish(req)
 	if err != nil {
@@ -41,7 +41,7 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 	if err != nil {
 		return nil, err
 	}
-	known, err := p.compare(n.present(r))
+	known, err := p.compare(n.current(r))
 	if err != nil {
 		return nil, err
 	}
@@ -60,10 +60,10 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 	return reply, nil
 }
 
-// record puts the publication on record. If that fails, an ephemeral volume that was made for
-// it goes again.
+// record records the publication. If that fails, an ephemeral volume is removed again, which
+// was made for it.
 func (p *publishing) record(r *record) error {
-	_, err := p.node.pool.mountedAt(p.id, p.target) // before anything is recorded: what is foreign stays
+	_, err := p.node.pool.mountedAt(p.id, p.target) // refuses a foreign mount before anything is recorded
 	if err == nil {
 		r.publish(p.target, p.as)
 		err = p.node.pool.store.save(r)
@@ -107,11 +107,10 @@ func (n *nodeServer) readPublish(req *csi.NodePublishVolumeRequest) (*publishing
 
 func (p *publishing) ephemeral() bool { return p.attributes[ephemeralKey] == "true" }
 
-// volume gives the volume's record: of one that is staged, or an ephemeral one,
-// which begins here.
+// volume returns the record of a staged volume, or of an ephemeral one, which is made here.
 func (p *publishing) volume() (*record, error) {
 	if p.ephemeral() {
-		return p.begin()
+		return p.ephemeralVolume()
 	}
 	r, err := p.node.pool.find(p.id)
 	if err != nil {
@@ -120,7 +119,7 @@ func (p *publishing) volume() (*record, error) {
 	if r.Ephemeral {
 		return nil, status.Errorf(codes.AlreadyExists, "volume %q is an ephemeral volume", p.id)
 	}
-	staged := p.node.present(r)
+	staged := p.node.current(r)
 	if staged == nil || staged.Staging == "" || staged.Staging != p.staging {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is not staged at the staging_target_path %q", p.id, p.staging)
 	}
@@ -130,15 +129,15 @@ func (p *publishing) volume() (*record, error) {
 	return r, nil
 }
 
-// compare looks at the other publications, and tells whether this one is known.
-func (p *publishing) compare(present *node) (known bool, err error) {
-	if there, ok := present.Published[p.target]; ok {
+// compare reports whether the publication is known, and checks a new one against the others.
+func (p *publishing) compare(current *node) (known bool, err error) {
+	if there, ok := current.Published[p.target]; ok {
 		if there != p.as {
 			return true, status.Errorf(codes.AlreadyExists, "volume %q is published at %s in another way", p.id, p.target)
 		}
 		return true, nil
 	}
-	for target, other := range present.Published {
+	for target, other := range current.Published {
 		switch {
 		case p.as.Sole || other.Sole:
 			err = status.Errorf(codes.FailedPrecondition, "volume %q is for one pod only and is published at %s", p.id, target)
@@ -162,18 +161,18 @@ func (p *publishing) carryOut(ctx context.Context, r *record, reply *csi.NodePub
 	case p.as.Deferred:
 		return p.deferred(ctx, r, device, reply)
 	case p.as.Block:
-		return p.show(device)
+		return p.bindTarget(device)
 	case r.Ephemeral:
 		return p.mountEphemeral(ctx, device)
 	}
 	if err := p.node.fs.mountFS(ctx, p.id, device, p.staging, p.want); err != nil {
 		return err
 	}
-	return p.show(p.staging)
+	return p.bindTarget(p.staging)
 }
 
-// deferred answers what the sandbox shall mount. The staging path is kept free of
-// the filesystem.
+// deferred answers what the sandbox has to mount. The filesystem must not be mounted at the
+// staging path.
 func (p *publishing) deferred(ctx context.Context, r *record, device string, reply *csi.NodePublishVolumeResponse) error {
 	if !p.ephemeral() {
 		if err := p.node.pool.unmountVolume(p.id, p.staging); err != nil {
@@ -187,15 +186,15 @@ func (p *publishing) deferred(ctx context.Context, r *record, device string, rep
 	if p.as.ReadOnly {
 		flags = append([]string{"ro"}, flags...)
 	}
-	if r.Source.id() != "" && p.want.fsType == "xfs" { // a sandbox may have the original too
+	if r.Source.id() != "" && p.want.fsType == "xfs" { // the original may be in the same sandbox
 		flags = append([]string{sharedUUID}, flags...)
 	}
 	csidefer.Respond(reply, csidefer.Mount{Device: device, FSType: p.want.fsType, Flags: flags})
 	return nil
 }
 
-// prepare makes sure, once, that the device holds the filesystem. When the same
-// publish comes again the sandbox has the device, and nobody may look at it.
+// prepare makes the filesystem if the device is blank. It reads the device only once: when the
+// same publish is repeated, the sandbox may be writing to it.
 func (p *publishing) prepare(ctx context.Context, r *record, device string) error {
 	if r.Holds == p.want.fsType {
 		return nil
@@ -208,8 +207,8 @@ func (p *publishing) prepare(ctx context.Context, r *record, device string) erro
 	return p.node.pool.store.save(r)
 }
 
-// show binds the staged filesystem, or the device, to the target.
-func (p *publishing) show(source string) error {
+// bindTarget mounts the staged filesystem, or the device, at the target.
+func (p *publishing) bindTarget(source string) error {
 	if m, err := p.node.pool.mountedAt(p.id, p.target); err != nil || m != nil {
 		return err
 	}
@@ -224,7 +223,7 @@ func (p *publishing) show(source string) error {
 	return nil
 }
 
-// undo takes back a publish that failed.
+// undo undoes a publish that failed.
 func (p *publishing) undo(r *record) error {
 	if err := p.node.pool.unmountVolume(p.id, p.target); err != nil {
 		return err
@@ -237,8 +236,7 @@ func (p *publishing) undo(r *record) error {
 	return p.node.forget(r, p.target)
 }
 
-// NodeUnpublishVolume undoes NodePublishVolume; unknown volumes and targets are
-// fine.
+// NodeUnpublishVolume undoes NodePublishVolume. It succeeds for unknown volumes and targets.
 func (n *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	id, target := req.GetVolumeId(), req.GetTargetPath()
 	if err := errors.Join(checkID(id), checkPath("target_path", target)); err != nil {
@@ -258,12 +256,12 @@ func (n *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpub
 
 func (n *nodeServer) unpublish(r *record, id, target string, deferred bool) error {
 	known := false
-	if there := n.present(r); there != nil {
+	if there := n.current(r); there != nil {
 		var as publication
 		as, known = there.Published[target]
 		deferred = deferred || as.Deferred
 	}
-	// At the target of a deferred volume nothing is ours.
+	// Nothing at the target of a deferred volume is ours.
 	if !deferred {
 		err := n.clearTarget(id, target)
 		var foreign foreignError
@@ -291,10 +289,10 @@ func (n *nodeServer) clearTarget(id, target string) error {
 	return nil
 }
 
-// forget ends a publication: what was only there for it goes, and then its record.
+// forget releases what only this publication needed, and removes it from the record.
 func (n *nodeServer) forget(r *record, target string) error {
 	r.unpublish(target)
-	there := n.present(r)
+	there := n.current(r)
 	if r.Ephemeral {
 		if there != nil && len(there.Published) > 0 {
 			return n.pool.store.save(r)
@@ -313,8 +311,8 @@ func (n *nodeServer) forget(r *record, target string) error {
 	return n.pool.store.save(r)
 }
 
-// release lets go of what no publication needs any more: read-only devices, and
-// of a native driver the filesystem at the staging path.
+// release detaches read-only devices that no publication needs any more. A native driver also
+// unmounts the filesystem from the staging path.
 func (n *nodeServer) release(id string, there *node) error {
 	reader, mounted := false, false
 	for _, one := range there.Published {

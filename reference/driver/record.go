@@ -6,42 +6,41 @@ import (
 	"time"
 )
 
-// record is what is kept of a volume.
+// record is the record of a volume, a snapshot or a group of snapshots.
 type record struct {
 	Version  int       `json:"version"`
 	ID       string    `json:"id"`
 	Capacity int64     `json:"capacity"`
 	Created  time.Time `json:"created"`
-	// Ready is set while the image is there: not before it was made, and no more
-	// when it is about to be removed.
+	// Ready is set after the image was made, and cleared before it is removed.
 	Ready bool `json:"ready"`
-	// Ephemeral volumes live as long as their one publish.
+	// Ephemeral volumes exist only while they are published.
 	Ephemeral bool `json:"ephemeral,omitempty"`
-	// Source is what the image was made from; a volume without one began blank.
+	// Source is what the image was made from. A volume without a source was blank at first.
 	Source source `json:"source,omitzero"`
-	// Snapshot is set where this is one and no volume.
+	// Snapshot is set if this is a snapshot.
 	Snapshot *snapshot `json:"snapshot,omitempty"`
-	// Volumes are the sources of a group of snapshots, in order; only its record has them.
+	// Volumes are the source volumes of a group of snapshots, sorted. Other records have none.
 	Volumes []string `json:"volumes,omitempty"`
 	// Buffered: its loop devices use the node's page cache.
 	Buffered bool `json:"buffered,omitempty"`
-	// Holds is the filesystem that was seen on the volume when it was deferred.
+	// Holds is the filesystem that was found or made on the volume when it was deferred.
 	Holds string `json:"holds,omitempty"`
 	Node  *node  `json:"node,omitempty"`
 }
 
 const recordVersion = 1
 
-// snapshot is what only the record of a snapshot has. A snapshot is an image that is never
-// attached; its Source is the volume.
+// snapshot has the fields of a snapshot. Its image is never attached; its Source is the
+// volume.
 type snapshot struct {
-	// Consistent: the filesystem was not in use at that moment, or was frozen. A snapshot
-	// that is not is as after a loss of power, and is repaired when it is mounted.
+	// Consistent: the filesystem was frozen or not in use. Otherwise the snapshot is as after
+	// a loss of power, and the filesystem is repaired when it is mounted.
 	Consistent bool `json:"consistent"`
-	// Group is the group snapshot of which it is a part, or "".
+	// Group is the id of the group snapshot that it belongs to, or "".
 	Group string `json:"group,omitempty"`
-	// Number is larger than that of each earlier snapshot of the volume that is left. It
-	// tells which of two is older, whatever the clock does.
+	// Number is larger than the numbers of all earlier snapshots of the volume that still
+	// exist. It shows which of two is older, independent of the clock.
 	Number int64 `json:"number"`
 }
 
@@ -70,7 +69,8 @@ func (s source) String() string {
 	return "nothing"
 }
 
-// node is what was asked for on this node. It ends with the boot, as mounts do.
+// node says how a volume is staged and published on this node. It is valid for one boot, as
+// mounts are.
 type node struct {
 	Boot      string                 `json:"boot"`
 	Staging   string                 `json:"staging,omitempty"`
@@ -85,11 +85,11 @@ type publication struct {
 	Block    bool `json:"block,omitempty"`
 	ReadOnly bool `json:"readOnly,omitempty"`
 	Deferred bool `json:"deferred,omitempty"`
-	// Sole: no other may be beside it.
+	// Sole: the volume may not be published at another target.
 	Sole bool `json:"sole,omitempty"`
 }
 
-// publish adds a publication without touching the record that is on disk.
+// publish adds a publication to the record in memory.
 func (r *record) publish(target string, p publication) {
 	n := *r.Node
 	n.Published = maps.Clone(n.Published)

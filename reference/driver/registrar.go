@@ -12,11 +12,12 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// againAfter is the wait after a refusal. kubelet tries a socket once: it has to
-// appear anew.
+// againAfter is the wait after a refusal. kubelet tries a socket only once, so that it has to
+// be made anew.
 const againAfter = time.Second
 
-// register registers the driver with kubelet, in place of a sidecar, until ctx ends.
+// register registers the driver with kubelet, as the sidecar node-driver-registrar does, until
+// ctx ends.
 func (d *Driver) register(ctx context.Context) error {
 	for {
 		if err := d.offer(ctx); err != nil || !sys.Sleep(ctx, againAfter) {
@@ -34,7 +35,7 @@ func (d *Driver) offer(ctx context.Context) error {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	server := grpc.NewServer()
-	registration.RegisterRegistrationServer(server, &asking{driver: d, refused: end})
+	registration.RegisterRegistrationServer(server, &registrationServer{driver: d, refused: end})
 	defer context.AfterFunc(ctx, server.Stop)()
 	if err := server.Serve(listener); ctx.Err() == nil {
 		return err
@@ -42,24 +43,24 @@ func (d *Driver) offer(ctx context.Context) error {
 	return nil
 }
 
-// asking answers kubelet on one socket.
-type asking struct {
+// registrationServer answers kubelet on one socket.
+type registrationServer struct {
 	registration.UnimplementedRegistrationServer
 
 	driver  *Driver
 	refused func()
 }
 
-// GetInfo tells kubelet who we are.
-func (a *asking) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+// GetInfo tells kubelet the driver's name and socket.
+func (a *registrationServer) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	config := a.driver.config
 	return &registration.PluginInfo{
 		Type: registration.CSIPlugin, Name: config.Name, Endpoint: config.KubeletEndpoint, SupportedVersions: []string{"1.0.0"},
 	}, nil
 }
 
-// NotifyRegistrationStatus hears kubelet's verdict.
-func (a *asking) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+// NotifyRegistrationStatus receives kubelet's decision.
+func (a *registrationServer) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	if s.GetPluginRegistered() {
 		a.driver.log.Info("registered")
 	} else {

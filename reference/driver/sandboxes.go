@@ -16,13 +16,13 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
-// sandboxes are those to which crust-proxy has handed volumes of this driver.
+// sandboxes are the sandboxes that have volumes of this driver, by crust-proxy's Admin API.
 type sandboxes struct{ socket, driver string }
 
-// answerTime is how long crust-proxy has to answer, besides the time of a freeze.
+// answerTime is how long crust-proxy may take to answer, in addition to the time of a freeze.
 const answerTime = 5 * time.Second
 
-// freeze has the sandbox that has a volume freeze its filesystem for at most a time.
+// freeze asks the sandbox that has a volume to freeze its filesystem for at most limit.
 func (s sandboxes) freeze(ctx context.Context, id string, limit time.Duration) (thaw func() error, err error) {
 	if s.socket == "" {
 		return nil, errors.New("it is not mounted on this node, and without --crust-proxy-socket no sandbox can be asked")
@@ -45,7 +45,7 @@ func (s sandboxes) freeze(ctx context.Context, id string, limit time.Duration) (
 		return nil, errors.Join(err, conn.Close())
 	}
 	return func() error {
-		// Also when the caller has gone meanwhile.
+		// Also if the caller no longer waits.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
 		defer cancel()
 		_, err := admin.ThawVolume(ctx, &adminv1.ThawVolumeRequest{Volume: volume})
@@ -53,7 +53,7 @@ func (s sandboxes) freeze(ctx context.Context, id string, limit time.Duration) (
 	}, nil
 }
 
-// find gives crust-proxy's id of the volume that may be written to.
+// find returns crust-proxy's id of the volume, at the target where it may be written to.
 func (s sandboxes) find(ctx context.Context, admin adminv1.AdminClient, id string) (string, error) {
 	for token := ""; ; {
 		page, err := admin.ListVolumes(ctx, &adminv1.ListVolumesRequest{Driver: s.driver, PageToken: token})

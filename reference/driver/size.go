@@ -18,7 +18,7 @@ const (
 	mostSize    = 1 << 50
 )
 
-// readRange chooses a size in a range.
+// readRange chooses a size in a capacity range.
 func readRange(r *csi.CapacityRange) (int64, error) {
 	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
 	if required < 0 || limit < 0 || limit > 0 && required > limit {
@@ -46,7 +46,7 @@ func inRange(size int64, r *csi.CapacityRange) bool {
 	return size >= r.GetRequiredBytes() && (r.GetLimitBytes() == 0 || size <= r.GetLimitBytes())
 }
 
-// sizeUnits are the units of sizes; "" is in the end of every text, and stands last.
+// sizeUnits are the units of sizes. "" is a suffix of every text, so it is the last.
 var sizeUnits = []struct {
 	suffix string
 	bytes  int64
@@ -55,7 +55,7 @@ var sizeUnits = []struct {
 	{"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"", 1},
 }
 
-// parseSize reads a size such as 512Mi, 2G or 1048576.
+// parseSize parses a size such as 512Mi, 2G or 1048576.
 func parseSize(text string) (int64, error) {
 	for _, unit := range sizeUnits {
 		digits, ok := strings.CutSuffix(text, unit.suffix)
@@ -71,8 +71,8 @@ func parseSize(text string) (int64, error) {
 	return 0, errors.New("give bytes, or a whole number with Ki, Mi, Gi, Ti, k, M, G or T")
 }
 
-// sizeOfClone chooses the size of a volume that begins with another one's content: as
-// large as that unless more is asked for.
+// sizeOfClone chooses the size of a clone: that of its source, unless the request asks for
+// more.
 func sizeOfClone(least int64, r *csi.CapacityRange) (int64, error) {
 	size := least
 	if r.GetRequiredBytes() > 0 {

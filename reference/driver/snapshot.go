@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// snapshotID derives the id from the name, as that of a volume.
+// snapshotID derives the id of a snapshot from its name, as volumeID does for a volume.
 func snapshotID(name string) string { return "snap-" + fileName(name)[:32] }
 
 // CreateSnapshot makes a snapshot, also of a volume in use.
@@ -69,7 +69,7 @@ func describeSnapshot(r *record) *csi.Snapshot {
 	}
 }
 
-// findSnapshot gives a snapshot, finished or not, or nil.
+// findSnapshot returns the record of a snapshot, which may be unfinished, or nil.
 func (c *controller) findSnapshot(id string) (*record, error) {
 	if id == "" {
 		return nil, status.Error(codes.InvalidArgument, "snapshot_id is missing")
@@ -81,7 +81,7 @@ func (c *controller) findSnapshot(id string) (*record, error) {
 	return r, nil
 }
 
-// DeleteSnapshot removes a snapshot. Volumes that were made from it do not need it.
+// DeleteSnapshot removes a snapshot. Volumes made from it do not depend on it.
 func (c *controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	release, err := c.locks.take(ctx, req.GetSnapshotId())
 	if err != nil {
@@ -98,7 +98,7 @@ func (c *controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 	return &csi.DeleteSnapshotResponse{}, c.pool.erase(r)
 }
 
-// GetSnapshot shows one snapshot.
+// GetSnapshot describes one snapshot.
 func (c *controller) GetSnapshot(_ context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
 	r, err := c.findSnapshot(req.GetSnapshotId())
 	if err != nil {

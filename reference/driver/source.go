@@ -18,7 +18,7 @@ func readSource(content *csi.VolumeContentSource) (source, error) {
 	return from, nil
 }
 
-// content is how CSI says it.
+// content converts a source to CSI's type.
 func (s source) content() *csi.VolumeContentSource {
 	switch {
 	case s.Volume != "":
@@ -33,7 +33,7 @@ func (s source) content() *csi.VolumeContentSource {
 	return nil
 }
 
-// find gives the record of a source.
+// find returns the record of a source.
 func (c *cloner) find(s source) (*record, error) {
 	if !c.able() {
 		return nil, status.Error(codes.InvalidArgument, noClones)
@@ -50,9 +50,9 @@ func (c *cloner) find(s source) (*record, error) {
 	return from, nil
 }
 
-// checkContent refuses a clone as a filesystem that the source does not hold: it could
-// never be mounted. How the source itself is used does not matter, so that a filesystem
-// may be read as a block volume.
+// checkContent refuses a clone that is to be mounted as another filesystem than the source
+// holds: it could never be mounted. How the source itself is used does not matter, so that a
+// filesystem can be cloned as a block volume.
 func (c *cloner) checkContent(from *record, capabilities []*csi.VolumeCapability) error {
 	image, err := c.pool.openImage(from, os.O_RDONLY)
 	if err != nil {

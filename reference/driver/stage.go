@@ -31,7 +31,7 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 	if r.Ephemeral {
 		return nil, status.Errorf(codes.InvalidArgument, "volume %q is ephemeral, and those are not staged", id)
 	}
-	before := n.present(r)
+	before := n.current(r)
 	if err := checkRestage(id, before, path, want); err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func checkStage(req *csi.NodeStageVolumeRequest) (access, error) {
 	return readAccess(req.GetVolumeCapability())
 }
 
-// checkRestage compares with how the volume is staged already.
+// checkRestage checks that a volume that is staged already is staged as requested.
 func checkRestage(id string, staged *node, path string, want access) error {
 	switch {
 	case staged == nil || staged.Staging == "":
@@ -75,7 +75,7 @@ func checkRestage(id string, staged *node, path string, want access) error {
 }
 
 func (n *nodeServer) stage(ctx context.Context, r *record, path string, want access) error {
-	if err := n.pool.makeImage(r); err != nil { // an expansion may have been cut off
+	if err := n.pool.makeImage(r); err != nil { // an expansion may have been interrupted
 		return err
 	}
 	device, err := n.pool.attach(r, want.block && want.readOnly)
@@ -91,7 +91,7 @@ func (n *nodeServer) stage(ctx context.Context, r *record, path string, want acc
 	return n.fs.mountFS(ctx, r.ID, device, path, want)
 }
 
-// NodeUnstageVolume undoes NodeStageVolume; what is not staged there is fine.
+// NodeUnstageVolume undoes NodeStageVolume. It succeeds for a volume that is not staged there.
 func (n *nodeServer) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
 	if err := errors.Join(checkID(id), checkPath("staging_target_path", path)); err != nil {
@@ -106,7 +106,7 @@ func (n *nodeServer) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstage
 	if err != nil || r == nil || r.Ephemeral {
 		return &csi.NodeUnstageVolumeResponse{}, err
 	}
-	staged := n.present(r)
+	staged := n.current(r)
 	if staged != nil && staged.Staging != "" && staged.Staging != path {
 		return &csi.NodeUnstageVolumeResponse{}, nil
 	}
@@ -118,7 +118,7 @@ func (n *nodeServer) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstage
 	return &csi.NodeUnstageVolumeResponse{}, n.unstage(r, path)
 }
 
-// unstage unmounts, detaches and forgets, in this order.
+// unstage unmounts and detaches the volume, and then updates its record.
 func (n *nodeServer) unstage(r *record, path string) error {
 	if err := n.pool.unmountVolume(r.ID, path); err != nil {
 		return err

@@ -21,7 +21,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// store keeps one file a volume, named by a hash of the volume's id.
+// store keeps one file for each volume, named by a hash of the volume's id.
 type store struct {
 	dir   string
 	spare *spare
@@ -32,7 +32,7 @@ const (
 	tempPrefix   = ".new-"
 )
 
-// fileName is a volume id as a part of a path.
+// fileName turns a volume id into the name of a file.
 func fileName(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return hex.EncodeToString(sum[:])
@@ -40,7 +40,7 @@ func fileName(id string) string {
 
 func (s store) path(id string) string { return filepath.Join(s.dir, fileName(id)+recordSuffix) }
 
-// load gives nil where there is no such volume.
+// load returns nil if there is no such volume.
 func (s store) load(id string) (*record, error) {
 	r, err := read(s.path(id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -67,7 +67,7 @@ func read(path string) (*record, error) {
 	return r, nil
 }
 
-// list gives all volumes by id, and the errors of records that cannot be read.
+// list returns all records, sorted by id, and the errors of those that cannot be read.
 func (s store) list() ([]*record, error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
@@ -167,11 +167,12 @@ func (s *spare) replace(path string, raw []byte) error {
 	return unix.Renameat2(unix.AT_FDCWD, s.path, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
 }
 
-// unready puts on record that what it describes is about to go. A full disk has no room for
-// that, and only what goes makes some: killed then, the same removal has to come again.
+// unready records that a volume is about to be removed. A full disk may have no room for the
+// record, and the removal makes some, so it goes on. If the driver is killed then, the removal
+// has to be repeated.
 func (s store) unready(r *record) error {
 	if !r.Ready {
-		return nil // nor is it on the disk
+		return nil // the record on the disk says so already
 	}
 	r.Ready = false
 	if err := s.save(r); !errors.Is(err, unix.ENOSPC) {
@@ -187,7 +188,7 @@ func (s store) remove(id string) error {
 	return syncDir(s.dir)
 }
 
-// clean removes what killed writers left.
+// clean removes the temporary files of a driver that was killed.
 func (s store) clean() error {
 	left, err := filepath.Glob(filepath.Join(s.dir, tempPrefix+"*"))
 	for _, path := range left {

@@ -6,14 +6,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// topologyKey names the segment that says on which node a volume is.
+// topologyKey is the key of the segment that says on which node a volume is.
 func (c Config) topologyKey() string { return "topology." + c.Name + "/node" }
 
 func (c Config) topology() *csi.Topology {
 	return &csi.Topology{Segments: map[string]string{c.topologyKey(): c.NodeID}}
 }
 
-// checkTopology refuses volumes that must not be on this node.
+// checkTopology refuses a volume that must not be on this node.
 func (c Config) checkTopology(want *csi.TopologyRequirement) error {
 	if len(want.GetRequisite()) == 0 {
 		return nil
