@@ -15,28 +15,28 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 )
 
-// Backup is one to be made.
+// Backup is a backup to be made.
 type Backup struct {
-	// Snapshot is CSI's id, and Base is nil for a full backup.
+	// Snapshot is CSI's id. Base is nil for a full backup.
 	Snapshot string
 	Base     *Base
-	// Blocks names the blocks: those that have data, or have changed since the base.
+	// Blocks reads which blocks have data, or have changed since the base.
 	Blocks *blocks.Reader
-	// From is the device or image that has what is in the snapshot.
+	// From is a device or image with the content of the snapshot.
 	From string
-	// File is written. What a backup has left that was killed is used.
+	// File is the file to write. A part that an interrupted backup left is resumed.
 	File string
 }
 
-// Result says what a file has.
+// Result describes a backup that was made, or restored.
 type Result struct {
 	Header
 	Data    int64  `json:"dataBytes"`    // of the volume, without zeros
-	Resumed int64  `json:"resumedBytes"` // of the volume, there already when a backup or restore that was killed is repeated
+	Resumed int64  `json:"resumedBytes"` // of the volume, that an interrupted backup or restore had already written
 	Digest  string `json:"digest"`
 }
 
-// ReadBase reads what an increment has to know of the backup before it.
+// ReadBase reads what an increment needs to know of the backup before it.
 func ReadBase(path string) (*Base, error) {
 	file, err := os.Open(path) //nolint:gosec // the caller names it
 	if err != nil {
@@ -73,7 +73,7 @@ func (b *Backup) Run(ctx context.Context) (*Result, error) {
 	copier := &copier{backup: b, from: from, has: has, to: w, buf: make([]byte, mostData)}
 	resumed := w.next
 	if !w.done {
-		if !w.begun || w.next < w.Size { // a server may refuse to begin at the volume's end
+		if !w.begun || w.next < w.Size { // a server may refuse to start at the volume's end
 			err = b.Blocks.Read(ctx, w.next, func(m blocks.Message) error { return copier.message(ctx, m) })
 		}
 		if err == nil {
@@ -89,11 +89,11 @@ func (b *Backup) Run(ctx context.Context) (*Result, error) {
 	return &Result{Header: w.Header, Data: w.data, Resumed: resumed, Digest: w.sum.String()}, nil
 }
 
-// copier copies what the server names.
+// copier copies the blocks that the server names.
 type copier struct {
 	backup *Backup
 	from   io.ReaderAt
-	has    int64 // bytes
+	has    int64 // the size of from
 	to     *writer
 	buf    []byte
 }
@@ -107,7 +107,7 @@ func (c *copier) message(ctx context.Context, m blocks.Message) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			// Steps end at multiples of their size, which devices read well.
+			// Steps are aligned, because devices read aligned blocks faster.
 			end := min((at/mostData+1)*mostData, r.End())
 			if err := c.copy(at, c.buf[:end-at]); err != nil {
 				return err
@@ -118,13 +118,13 @@ func (c *copier) message(ctx context.Context, m blocks.Message) error {
 	return nil
 }
 
-// begin writes the header, when the size is known.
+// begin checks the volume's size, and writes the header if that was not done yet.
 func (c *copier) begin(size int64) error {
 	if size > c.has {
 		return tooSmall(c.backup.From, c.has, size)
 	}
 	if base := c.backup.Base; base != nil && size < base.size {
-		return shrunk(c.backup.File, base.size, size) // no restore takes it
+		return shrunk(c.backup.File, base.size, size) // restore would refuse it
 	}
 	if c.to.begun {
 		if c.to.Size != size {
@@ -146,8 +146,8 @@ func (c *copier) copy(at int64, buf []byte) error {
 	return c.to.write(frame{kindData, at, int64(len(buf))}, buf)
 }
 
-// end writes the end. A server that named nothing may not have said how large the volume is:
-// since its base it has not grown then.
+// end writes the last frame. A server that named no blocks may not have named the size either:
+// then the volume has not grown since its base.
 func (c *copier) end() error {
 	if !c.to.begun {
 		size := c.has
@@ -168,10 +168,10 @@ type writer struct {
 
 	file  *os.File
 	begun bool
-	zeros frame // not written yet, as the next may continue it
+	zeros frame // not written yet, as the next frame may continue it
 }
 
-// resume takes up what a backup that was killed has left.
+// resume reads what an interrupted backup has written, and continues after it.
 func (w *writer) resume() error {
 	s, err := open(w.file)
 	var torn *damage
@@ -202,8 +202,8 @@ func (w *writer) resume() error {
 	return err
 }
 
-// clear empties a file that has no header. One that is not ours is refused: images of disks
-// begin with zeros too, but not with as many.
+// clear empties a file without a complete header, which a crash may have filled with zeros. It
+// refuses a file that is not ours: images of disks begin with zeros too, but with fewer.
 func (w *writer) clear() error {
 	start := make([]byte, mostData)
 	n, err := w.file.ReadAt(start, 0)
@@ -232,7 +232,7 @@ func (w *writer) begin() error {
 	return w.put(head, text)
 }
 
-// zero notes zeros; those in a row make one frame.
+// zero adds a range of zeros. Adjacent ranges are written as one frame.
 func (w *writer) zero(at, size int64) error {
 	if w.zeros.size > 0 && w.zeros.end() == at {
 		w.zeros.size += size
@@ -270,7 +270,7 @@ func (w *writer) end() error {
 	return w.put(frame{kindDone, w.Size, w.data}.head())
 }
 
-// put writes parts and their digest.
+// put writes the parts of a frame and their digest.
 func (w *writer) put(parts ...[]byte) error {
 	w.sum = w.sum.after(parts...)
 	for _, part := range append(parts, w.sum[:]) {

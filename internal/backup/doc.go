@@ -1,10 +1,10 @@
-// Package backup writes the blocks of a snapshot into a file, whole or as an increment to an
-// earlier backup, and restores a volume from such files.
+// Package backup writes the blocks of a snapshot to a file, as a full backup or as an increment
+// to an earlier one, and restores a volume from such files.
 //
 // # The file
 //
-// Numbers are big-endian. A digest is the SHA-256 of the digest before it and of what stands
-// between the two, so that the last one is the whole file's.
+// Numbers are big-endian. A digest is the SHA-256 of the digest before it and of the bytes
+// between the two, so that the last one covers the whole file.
 //
 //	file   = header frame* done
 //	header = "CRUSTBK1", length of the JSON (4 bytes), JSON (Header), digest
@@ -12,8 +12,8 @@
 //	       | "ZERO", offset (8), size (8), digest: all bytes are zero
 //	done   = "DONE", size of the volume (8), bytes in all DATA (8), digest
 //
-// Frames ascend and do not overlap; DATA has at most 1 MiB. What no frame names is zero in a
+// Frames ascend and do not overlap; DATA has at most 1 MiB. Bytes in no frame are zero in a
 // full backup, and unchanged in an increment. An increment names its base by the base's last
-// digest. A file without its end is not complete: it is called FILE.part, and the same
-// backup goes on with it.
+// digest. A file without DONE is incomplete: it is called FILE.part, and the same backup
+// resumes it.
 package backup

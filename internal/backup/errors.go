@@ -5,10 +5,10 @@ import (
 	"fmt"
 )
 
-// ErrExists says that a file is there that would be written over.
+// ErrExists: a file exists that would be overwritten.
 var ErrExists = errors.New("it exists already: remove it, or name another file")
 
-// damage is where and how a file is not what was written.
+// damage says where and how a file differs from what was written.
 type damage struct {
 	at   int64
 	text string

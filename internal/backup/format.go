@@ -16,7 +16,7 @@ const (
 	magic = "CRUSTBK1"
 	// mostHeader bounds the JSON.
 	mostHeader = 64 << 10
-	// mostData is what is read, checked and written at once.
+	// mostData is how much is read, checked and written at once.
 	mostData = 1 << 20
 )
 
@@ -29,12 +29,12 @@ const (
 	kindDone kind = "DONE"
 )
 
-// headSize is what a frame has before its data.
+// headSize is the size of a frame before its data.
 const headSize = 4 + 8 + 8
 
-// Header says what is in a file.
+// Header describes the content of a file.
 type Header struct {
-	// Size is the volume's, in bytes.
+	// Size is the size of the volume in bytes.
 	Size int64 `json:"size"`
 	// Snapshot is CSI's id of the snapshot.
 	Snapshot string `json:"snapshot"`
@@ -42,20 +42,20 @@ type Header struct {
 	Base *Base `json:"base,omitempty"`
 }
 
-// Base is the backup before an increment.
+// Base is the backup that an increment is based on.
 type Base struct {
 	Snapshot string `json:"snapshot"`
-	// Digest is the last one of its file, in hexadecimal digits.
+	// Digest is the last digest of its file, in hexadecimal digits.
 	Digest string `json:"digest"`
 
-	size int64 // of its volume; only ReadBase knows it
+	size int64 // of its volume; only ReadBase sets it
 }
 
 type digest [sha256.Size]byte
 
 func (d digest) String() string { return hex.EncodeToString(d[:]) }
 
-// after is the digest of parts that follow one.
+// after returns the digest of parts that follow a digest.
 func (d digest) after(parts ...[]byte) digest {
 	h := sha256.New()
 	_, _ = h.Write(d[:]) // a hash does not fail
@@ -82,18 +82,18 @@ func (f frame) head() []byte {
 // progress is how far a file has been read or written.
 type progress struct {
 	sum  digest
-	next int64 // how far in the volume it is
+	next int64 // the offset in the volume that was reached
 	data int64 // bytes in DATA
 	done bool
 }
 
-// stream is the frames of a file from its beginning on.
+// stream reads the frames of a file from its beginning.
 type stream struct {
 	progress
 
 	in     *bufio.Reader
 	header Header
-	good   int64 // bytes of the file
+	good   int64 // the bytes of the file that were checked
 	buf    []byte
 }
 
@@ -122,13 +122,13 @@ func open(in io.Reader) (*stream, error) {
 	return s, nil
 }
 
-// frame reads the next one, whose data are valid until the next call. DONE is the last.
+// frame reads the next frame. Its data is valid until the next call. DONE is the last frame.
 func (s *stream) frame() (f frame, data []byte, err error) {
 	head := make([]byte, headSize)
 	if err := s.read(head); err != nil {
 		return f, nil, err
 	}
-	f = frame{kind(head[:4]), int64(binary.BigEndian.Uint64(head[4:])), int64(binary.BigEndian.Uint64(head[12:]))} //nolint:gosec // judged below
+	f = frame{kind(head[:4]), int64(binary.BigEndian.Uint64(head[4:])), int64(binary.BigEndian.Uint64(head[12:]))} //nolint:gosec // checked below
 	if !s.allows(f) {
 		return f, nil, s.damage("there is no frame here")
 	}
@@ -150,7 +150,7 @@ func (s *stream) frame() (f frame, data []byte, err error) {
 	return f, data, nil
 }
 
-// allows tells whether a frame may be the next one.
+// allows reports whether a frame may be the next one.
 func (s *stream) allows(f frame) bool {
 	switch f.kind {
 	case kindDone:
@@ -190,7 +190,7 @@ func (s *stream) read(into []byte) error {
 	return err
 }
 
-// tail reads the header and the last digest of a complete file, and nothing in between.
+// tail reads only the header and the last digest of a complete file.
 func tail(file *os.File) (*Header, digest, error) {
 	var last digest
 	s, err := open(file)

@@ -12,7 +12,7 @@ import (
 )
 
 // partial is a file that gets its name when it is complete. Until then it is called
-// NAME.part, and only one process has it.
+// NAME.part, and only one process writes to it.
 type partial struct {
 	file *os.File
 	name string
@@ -36,7 +36,8 @@ func openPartial(name string) (*partial, error) {
 	return p, nil
 }
 
-// lock keeps other processes out. One that has just completed the file has renamed it.
+// lock keeps other processes out. It also checks that the file still has its name: a process
+// that has just completed it has renamed it.
 func (p *partial) lock() error {
 	if err := unix.Flock(int(p.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("another process is at work on %s: %w", p.file.Name(), err)
@@ -50,16 +51,16 @@ func (p *partial) lock() error {
 		return fmt.Errorf("%s was completed or replaced meanwhile, or is no regular file", p.file.Name())
 	}
 	if stat, ok := mine.Sys().(*syscall.Stat_t); ok && stat.Nlink > 1 {
-		return twoNames(p.file.Name()) // see giveName
+		return twoNames(p.file.Name()) // left by giveName
 	}
 	return nil
 }
 
-// complete gives the file its name, and has all of it on the disk.
+// complete syncs the file and gives it its name.
 func (p *partial) complete() error {
 	if err := p.file.Sync(); err != nil {
-		// The kernel says so once, and from then on shows what it could not write as if it
-		// were on the disk: nothing may be resumed.
+		// The kernel reports this once. From then on its cache shows the data as if it were on
+		// the disk, so nothing of it may be resumed.
 		return errors.Join(err, p.file.Truncate(0))
 	}
 	if err := giveName(p.file.Name(), p.name, renameNew); err != nil {
@@ -76,8 +77,9 @@ func renameNew(from, to string) error {
 	return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 }
 
-// giveName renames a file unless the new name is taken. NFS and others cannot do that by
-// rename, but refuse to link to a name that is taken. Killed in between, the file has both.
+// giveName renames a file unless the new name exists. NFS and others cannot do that by a
+// rename, but refuse to link to a name that exists. If the process is killed in between, the
+// file has both names.
 func giveName(from, to string, rename func(from, to string) error) error {
 	err := rename(from, to)
 	if !errors.Is(err, unix.EINVAL) {

@@ -12,7 +12,7 @@ import (
 // chain is a full backup and its increments, in their order.
 type chain []*os.File
 
-// Check reads all of a full backup and its increments, and says what they restore.
+// Check reads all of a full backup and its increments, and returns what they restore.
 func Check(ctx context.Context, paths []string) (*Result, error) {
 	c, err := openChain(paths)
 	if err != nil {
@@ -22,9 +22,9 @@ func Check(ctx context.Context, paths []string) (*Result, error) {
 	return c.check(ctx)
 }
 
-// Restore makes target what the last one of the files says: a block device that nobody
-// uses, or a new file. Nothing is written before all files have been checked. After a
-// restore that was killed, what the target has already is not written again.
+// Restore writes the content of the last one of the files to target, a block device that is
+// not in use, or a new file. Nothing is written before all files have been checked. What an
+// interrupted restore has written already is not written again.
 func Restore(ctx context.Context, paths []string, target string) (*Result, error) {
 	c, err := openChain(paths)
 	if err != nil {
@@ -50,7 +50,7 @@ func Restore(ctx context.Context, paths []string, target string) (*Result, error
 	return result, nil
 }
 
-// openChain opens the files and refuses a wrong order.
+// openChain opens the files and checks their order.
 func openChain(paths []string) (chain, error) {
 	var c chain
 	var before string
@@ -134,7 +134,7 @@ func (c chain) apply(ctx context.Context, t *target, size int64) error {
 		_, err := each(ctx, file, func(f frame, data []byte) error {
 			defer failpoint.Hit("restore-frame")
 			if i == 0 {
-				// In a full backup, what is not named is zero.
+				// In a full backup, bytes in no frame are zero.
 				if err := t.zero(ctx, next, f.offset); err != nil {
 					return err
 				}

@@ -14,23 +14,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// target is what is restored to.
+// target is the device or file that is restored to.
 type target struct {
 	file *os.File
-	// complete has all of it on the disk.
+	// complete syncs it, and gives a file its name.
 	complete func() error
 
-	has   [mostData]byte // what was read of it last
-	right int64          // bytes that need not be written
+	has   [mostData]byte // the buffer for reading it
+	right int64          // bytes that were right already
 }
 
-// openTarget opens a block device that nobody uses, or begins a new file.
+// openTarget opens a block device that is not in use, or begins a new file.
 func openTarget(path string, size int64) (*target, error) {
 	info, err := os.Stat(path)
 	if err == nil && info.Mode().Type() == os.ModeDevice {
 		return openDevice(path, size)
 	}
-	// A file there would be in the node's memory.
+	// A file in /dev would take the node's memory.
 	if full, _ := filepath.Abs(path); errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(full, "/dev/") {
 		return nil, fmt.Errorf("there is no device %s: is the volume attached?", path)
 	}
@@ -38,7 +38,7 @@ func openTarget(path string, size int64) (*target, error) {
 	if err != nil {
 		return nil, err
 	}
-	// What a restore leaves has the volume's size, or nothing yet.
+	// A file that an interrupted restore left is empty, or has the volume's size.
 	left, err := part.file.Stat()
 	if err == nil && left.Size() != 0 && left.Size() != size {
 		err = notOurs(part.file.Name(), left.Size(), size)
@@ -52,8 +52,8 @@ func openTarget(path string, size int64) (*target, error) {
 	return &target{file: part.file, complete: part.complete}, nil
 }
 
-// openDevice opens a device exclusively: the kernel refuses one that is mounted, and one that
-// somebody else has opened so, as crust-proxy does for VMs.
+// openDevice opens a device exclusively. The kernel refuses that if the device is mounted, or
+// opened exclusively by another process, as crust-proxy does for VMs.
 func openDevice(path string, size int64) (*target, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL, 0) //nolint:gosec // the caller names it
 	if errors.Is(err, unix.EBUSY) {
@@ -67,8 +67,8 @@ func openDevice(path string, size int64) (*target, error) {
 		err = tooSmall(path, has, size)
 	}
 	if err == nil {
-		// While anybody has it open, the kernel shows also what an earlier restore could not
-		// write to it as if it were there.
+		// The kernel's cache may still have data that an earlier restore failed to write to the
+		// device. It must not be taken for what is on the device.
 		err = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)
 	}
 	if err != nil {
@@ -82,11 +82,11 @@ const zeroStep = 1 << 30
 
 var zeros [mostData]byte
 
-// write writes data unless the target has them already: a restore that was killed has
-// left them. Only what is read from the target counts, whoever wrote it and whenever.
+// write writes data, unless the target has the same data already, which an interrupted restore
+// may have written. That is decided only by reading the target.
 func (t *target) write(data []byte, at int64) error {
 	has := t.has[:len(data)]
-	if n, _ := t.file.ReadAt(has, at); n == len(data) && bytes.Equal(has, data) { // what cannot be read is written
+	if n, _ := t.file.ReadAt(has, at); n == len(data) && bytes.Equal(has, data) { // if it cannot be read, it is written
 		t.right += int64(n)
 		return nil
 	}
@@ -94,7 +94,7 @@ func (t *target) write(data []byte, at int64) error {
 	return err
 }
 
-// zero makes bytes of a target zero: a hole if that is possible.
+// zero sets a range of the target to zero, as a hole if that is possible.
 func (t *target) zero(ctx context.Context, from, to int64) error {
 	for at := from; at < to; {
 		if ctx.Err() != nil {
@@ -102,7 +102,7 @@ func (t *target) zero(ctx context.Context, from, to int64) error {
 		}
 		end := min((at/zeroStep+1)*zeroStep, to)
 		err := unix.Fallocate(int(t.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, end-at)
-		// A device may know no holes, and needs whole sectors.
+		// A device may not support holes, and only whole sectors can be one.
 		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
 			end = min((at/mostData+1)*mostData, to)
 			err = t.write(zeros[:end-at], at)

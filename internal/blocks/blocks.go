@@ -1,8 +1,8 @@
 // Package blocks reads which blocks of a volume's snapshot have data, or have changed since
-// an earlier snapshot. It speaks CSI's SnapshotMetadata service on a driver's socket, and the
+// an earlier snapshot. It asks CSI's SnapshotMetadata service on a driver's socket, or the
 // service of the same name that external-snapshot-metadata serves in a Kubernetes cluster.
 //
-// What a server sends is checked before it is used: backups are made by it.
+// What a server sends is checked before it is used, because backups depend on it.
 package blocks
 
 import (
@@ -28,7 +28,7 @@ const (
 	VariableLength Type = 2
 )
 
-// Range is some bytes of a volume.
+// Range is a range of bytes of a volume.
 type Range struct{ Offset, Size int64 }
 
 // End is the offset after the last byte.
@@ -41,17 +41,17 @@ type Message struct {
 	Ranges   []Range
 }
 
-// Stream gives the next message; io.EOF is its end.
+// Stream returns the next message, and io.EOF after the last one.
 type Stream func() (Message, error)
 
-// Source begins a stream at an offset. It is asked again when a stream breaks.
+// Source starts a stream at an offset. It is called again when a stream breaks.
 type Source func(ctx context.Context, from int64) (Stream, error)
 
 const (
-	// mostResults is how many ranges are asked for in a message: a stream that breaks has
-	// lost little.
+	// mostResults is how many ranges are requested per message, so that little is lost when a
+	// stream breaks.
 	mostResults = 1024
-	// mostTries is how many streams in a row may bring nothing new.
+	// mostTries is how many streams in a row may break without progress.
 	mostTries = 5
 	firstWait = 250 * time.Millisecond
 )
@@ -59,14 +59,14 @@ const (
 // Reader reads the blocks of one snapshot.
 type Reader struct {
 	Source Source
-	// Wait is before a new stream, and doubles while streams bring nothing new; 0 is a quarter
-	// of a second.
+	// Wait is the pause before a new stream. It doubles while there is no progress. 0 is a
+	// quarter of a second.
 	Wait time.Duration
 }
 
-// Read calls each with every message from an offset on. Ranges ascend, lie in the volume and
-// begin at the offset or later. A stream that breaks is begun again where it was. A server
-// may have nothing to say, and then there is no message.
+// Read calls each with every message from an offset on. Ranges ascend, are inside the volume
+// and begin at the offset or later. A stream that breaks is resumed. If the server has nothing
+// to report, there may be no message.
 func (r *Reader) Read(ctx context.Context, from int64, each func(Message) error) error {
 	seen := &checker{next: from}
 	for tries := 0; ; {
@@ -76,7 +76,7 @@ func (r *Reader) Read(ctx context.Context, from int64, each func(Message) error)
 			return err
 		}
 		if seen.first != nil && seen.next == seen.first.Capacity {
-			return nil // a server may refuse to begin at the volume's end
+			return nil // a server may refuse to start at the volume's end
 		}
 		if tries++; seen.next > before {
 			tries = 0
@@ -91,7 +91,7 @@ func (r *Reader) Read(ctx context.Context, from int64, each func(Message) error)
 	}
 }
 
-// once reads one stream, and tells whether another one may go on where it ended.
+// once reads one stream, and reports whether another one may resume it.
 func (r *Reader) once(ctx context.Context, seen *checker, each func(Message) error) (again bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -117,8 +117,8 @@ func (r *Reader) once(ctx context.Context, seen *checker, each func(Message) err
 	}
 }
 
-// mayPass tells whether an error is one that a new stream may not have. A sidecar ends a
-// stream that takes long with DEADLINE_EXCEEDED.
+// mayPass reports whether a new stream may succeed after an error. The sidecar ends a stream
+// that takes long with DEADLINE_EXCEEDED.
 func mayPass(ctx context.Context, err error) bool {
 	if ctx.Err() != nil {
 		return false
@@ -130,7 +130,7 @@ func mayPass(ctx context.Context, err error) bool {
 	return false
 }
 
-// ServerError is something that a server sent and CSI does not allow.
+// ServerError: a server sent something that CSI does not allow.
 type ServerError struct{ text string }
 
 func (e *ServerError) Error() string { return "the server broke the protocol: " + e.text }

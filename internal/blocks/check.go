@@ -1,14 +1,14 @@
 package blocks
 
-// checker is what has been received up to now. It holds each message against that.
+// checker checks each message against those received before it.
 type checker struct {
-	from  int64 // where the stream began
-	next  int64 // the end of the last range, or the first offset asked for
+	from  int64 // the offset at which the stream started
+	next  int64 // the end of the last range, or the first offset requested
 	first *Message
-	block int64 // the size of fixed blocks
+	block int64 // the size of FIXED_LENGTH blocks
 }
 
-// check refuses a message that CSI does not allow, and cuts off what was not asked for.
+// check refuses a message that CSI does not allow, and cuts off what was not requested.
 func (c *checker) check(m Message) (Message, error) {
 	if err := c.checkHead(m); err != nil {
 		return m, err
@@ -18,7 +18,7 @@ func (c *checker) check(m Message) (Message, error) {
 		if err := c.checkRange(m, r); err != nil {
 			return m, err
 		}
-		// The first one of a stream may begin before the offset that was asked for.
+		// The first range of a stream may begin before the requested offset.
 		cut := max(r.Offset, c.from)
 		c.next = r.End()
 		ranges = append(ranges, Range{Offset: cut, Size: c.next - cut})
@@ -57,7 +57,7 @@ func (c *checker) checkRange(m Message, r Range) error {
 	if c.block == 0 {
 		c.block = r.Size
 	}
-	// Volumes need not be a multiple of a block: the last one may be short.
+	// The size of a volume need not be a multiple of a block: the last block may be shorter.
 	if r.Size != c.block && (r.Size > c.block || r.End() != m.Capacity) {
 		return wrong("a block has %d bytes where the first had %d, although the type is FIXED_LENGTH", r.Size, c.block)
 	}

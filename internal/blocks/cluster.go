@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// The API groups that are asked for, by their paths.
+// The paths of the API groups that are used.
 const (
 	coreGroup     = "/api/v1"
 	snapshotGroup = "/apis/snapshot.storage.k8s.io/v1"
@@ -26,22 +26,22 @@ const (
 const (
 	// apiTime bounds one answer of the API server.
 	apiTime = 30 * time.Second
-	// tokenTime is the shortest that the API server allows. A stream is asked for its token
-	// only when it begins.
+	// tokenTime is the shortest lifetime that the API server allows. The token of a stream is
+	// checked only when it starts.
 	tokenTime = 10 * time.Minute
 )
 
-// Cluster finds the service that has a snapshot's blocks, by the Kubernetes API.
+// Cluster finds the service for the blocks of a snapshot, by the Kubernetes API.
 type Cluster struct {
-	// Namespace is that of the snapshots.
+	// Namespace is the namespace of the snapshots.
 	Namespace string
 
 	client *rest.RESTClient
 }
 
-// OpenCluster reads a kubeconfig as kubectl does: without a path from KUBECONFIG and the home
-// directory, and without any from the pod that we run in. An empty namespace is that of
-// the context.
+// OpenCluster reads a kubeconfig as kubectl does: if no path is given, from KUBECONFIG and the
+// home directory, and otherwise from the pod that crustctl runs in. If namespace is empty, it
+// is that of the context.
 func OpenCluster(kubeconfig, kubeContext, namespace string) (*Cluster, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
@@ -59,7 +59,7 @@ func OpenCluster(kubeconfig, kubeContext, namespace string) (*Cluster, error) {
 	if c.Namespace, _, err = loader.Namespace(); err != nil {
 		return nil, fmt.Errorf("the kubeconfig cannot be used: %w", err)
 	}
-	// Of the kinds only errors are known; the others are read as plain JSON.
+	// The scheme has only the API server's errors; objects are read as plain JSON.
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
@@ -107,7 +107,7 @@ func (c *Cluster) Snapshot(ctx context.Context, name string) (*Snapshot, error) 
 	return &Snapshot{Driver: content.Spec.Driver, ID: content.Status.Handle}, nil
 }
 
-// Service is what a SnapshotMetadataService object says of a driver's sidecar.
+// Service is a SnapshotMetadataService object, which describes a driver's sidecar.
 type Service struct {
 	Audience string `json:"audience"`
 	Address  string `json:"address"`
@@ -125,7 +125,7 @@ func (c *Cluster) Service(ctx context.Context, driver string) (*Service, error) 
 	return &object.Spec, nil
 }
 
-// Token asks for a token of a service account.
+// Token requests a token of a service account.
 func (c *Cluster) Token(ctx context.Context, namespace, account, audience string) (string, error) {
 	seconds := int64(tokenTime.Seconds())
 	request := authenticationv1.TokenRequest{
@@ -146,7 +146,7 @@ func (c *Cluster) Token(ctx context.Context, namespace, account, audience string
 	return request.Status.Token, nil
 }
 
-// get gets one object; the namespace of one that has none is "".
+// get gets one object. namespace is "" for an object that has none.
 func (c *Cluster) get(ctx context.Context, group, resource, namespace, name string, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTime)
 	defer cancel()
@@ -154,7 +154,7 @@ func (c *Cluster) get(ctx context.Context, group, resource, namespace, name stri
 		SetHeader("Accept", runtime.ContentTypeJSON).Do(ctx), into)
 }
 
-// decode reads an answer, which may be an error in the API server's own words.
+// decode decodes an answer, or returns the API server's error.
 func decode(answer rest.Result, into any) error {
 	if err := answer.Error(); err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// DialCSI makes a connection to a driver's socket.
+// DialCSI returns a connection to a driver's socket.
 func DialCSI(socket string) (*grpc.ClientConn, error) {
 	path := strings.TrimPrefix(strings.TrimPrefix(socket, "unix:"), "//")
 	if info, err := os.Stat(path); err != nil {
@@ -26,8 +26,8 @@ func DialCSI(socket string) (*grpc.ClientConn, error) {
 		}))
 }
 
-// FromCSI asks a CSI driver. Base may be empty; both are CSI's ids of snapshots. A driver may
-// want secrets.
+// FromCSI asks a CSI driver. base and target are CSI's ids of snapshots; base may be empty. A
+// driver may need secrets.
 func FromCSI(conn grpc.ClientConnInterface, base, target string, secrets map[string]string) Source {
 	client := csi.NewSnapshotMetadataClient(conn)
 	return func(ctx context.Context, from int64) (Stream, error) {
@@ -42,7 +42,7 @@ func FromCSI(conn grpc.ClientConnInterface, base, target string, secrets map[str
 	}
 }
 
-// blockMessage is what the answers of the four calls have in common.
+// blockMessage has the methods that the answers of the four calls have in common.
 type blockMessage[T ~int32, B blockTuple] interface {
 	GetBlockMetadataType() T
 	GetVolumeCapacityBytes() int64
@@ -54,7 +54,7 @@ type blockTuple interface {
 	GetSizeBytes() int64
 }
 
-// received reads a gRPC stream of one of the four calls.
+// received turns the gRPC stream of one of the four calls into a Stream.
 func received[M blockMessage[T, B], T ~int32, B blockTuple](stream interface{ Recv() (M, error) }, err error) (Stream, error) {
 	if err != nil {
 		return nil, err

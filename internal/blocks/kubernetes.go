@@ -14,12 +14,12 @@ import (
 	"github.com/crust-proxy/crust-proxy/proto/snapshotmetadata"
 )
 
-// aliveTime is after how long of silence the kernel asks a peer whether it is still there:
-// between two messages a driver may have much to compare.
+// aliveTime is after how long without traffic the kernel checks that the peer is still there.
+// A driver may compare much between two messages.
 const aliveTime = 30 * time.Second
 
-// Dial makes a connection to the service. An address, such as that of a forwarded port, takes
-// the place of the service's own, whose certificate is wanted all the same.
+// Dial returns a connection to the service. If address is not empty, such as that of a forwarded
+// port, it replaces the service's address, but not the name in its certificate.
 func (s *Service) Dial(address string) (*grpc.ClientConn, error) {
 	host, _, err := net.SplitHostPort(s.Address)
 	if err != nil {
@@ -40,11 +40,11 @@ func (s *Service) Dial(address string) (*grpc.ClientConn, error) {
 		}))
 }
 
-// Tokens gives a token for a stream that begins.
+// Tokens returns a token for a new stream.
 type Tokens func(context.Context) (string, error)
 
-// FromService asks external-snapshot-metadata for the blocks of a VolumeSnapshot. Base is CSI's
-// id of an earlier one, and may be empty.
+// FromService asks external-snapshot-metadata for the blocks of a VolumeSnapshot. base is CSI's
+// id of an earlier snapshot, and may be empty.
 func FromService(conn grpc.ClientConnInterface, tokens Tokens, namespace, base, target string) Source {
 	client := snapshotmetadata.NewSnapshotMetadataClient(conn)
 	return func(ctx context.Context, from int64) (Stream, error) {
