@@ -15,14 +15,14 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/blocks"
 )
 
-// blockServer is who is asked for blocks: a CSI driver, or the service of a cluster.
+// blockServer is the server that is asked for blocks: a CSI driver, or the service of a cluster.
 type blockServer struct {
 	csiSocket, secretsFile                   string
 	kubeconfig, kubeContext                  string
 	namespace, account, accountIn, forwarded string
 }
 
-// ofCluster are the flags that make no sense with a CSI socket.
+// ofCluster are the flags that cannot be used with a CSI socket.
 var ofCluster = []string{"kubeconfig", "context", "namespace", "service-account", "client-namespace", "address"}
 
 func (s *blockServer) flags(cmd *cobra.Command) {
@@ -49,10 +49,10 @@ func (s *blockServer) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// question is about which snapshots a server is asked.
+// question names the snapshots that a server is asked about.
 type question struct {
 	target string
-	// base is named as target is, and baseID by CSI's id. Both are empty for allocated blocks.
+	// base is a name as target is, and baseID is CSI's id. Both are empty for allocated blocks.
 	base, baseID string
 }
 
@@ -63,10 +63,10 @@ func (q question) check() error {
 	return nil
 }
 
-// blocksOf does something with the blocks of a snapshot, of which it also gets CSI's id.
+// blocksOf processes the blocks of a snapshot with this CSI id.
 type blocksOf func(ctx context.Context, id string, reader *blocks.Reader) error
 
-// with connects, and explains the errors of what is done with the connection.
+// with connects to the server, calls do, and explains its errors.
 func (s *blockServer) with(ctx context.Context, of question, do blocksOf) error {
 	if s.csiSocket == "" {
 		return explainBlocks(ctx, s.withCluster(ctx, of, do))
@@ -83,10 +83,10 @@ func (s *blockServer) with(ctx context.Context, of question, do blocksOf) error 
 	return errors.Join(explainBlocks(ctx, err), conn.Close())
 }
 
-// mostSecrets is as much as a Secret of Kubernetes has.
+// mostSecrets is the largest size of a Kubernetes Secret.
 const mostSecrets = 1 << 20
 
-// secrets reads the file of secrets. No error quotes it.
+// secrets reads the file of secrets. Its errors never quote the content.
 func (s *blockServer) secrets() (map[string]string, error) {
 	if s.secretsFile == "" {
 		return nil, nil
@@ -114,10 +114,11 @@ func (s *blockServer) secrets() (map[string]string, error) {
 	return secrets, nil
 }
 
-// secretName is what CSI wants.
+// secretName is the form that CSI requires.
 var secretName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 
-// withCluster goes the way of backup software: the snapshot's driver, its service, a token.
+// withCluster does what backup software does: find the snapshot's driver and its service, and
+// request a token.
 func (s *blockServer) withCluster(ctx context.Context, of question, do blocksOf) error {
 	cluster, err := blocks.OpenCluster(s.kubeconfig, s.kubeContext, s.namespace)
 	if err != nil {

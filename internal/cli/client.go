@@ -42,7 +42,7 @@ type client struct {
 	dial error
 }
 
-// forEver is --timeout 0: a deadline that nobody sees.
+// forEver is the timeout for --timeout 0.
 const forEver = 100 * 365 * 24 * time.Hour
 
 // daemon is where the daemon is, and how long to wait for it.
@@ -62,13 +62,13 @@ func (d *daemon) check() error {
 	return err
 }
 
-// within is the daemon with another timeout.
+// within returns the daemon with another timeout.
 func (d daemon) within(timeout time.Duration) *daemon {
 	d.timeout = timeout
 	return &d
 }
 
-// call gives f a connection, within the timeout, and explains its error.
+// call connects, calls f within the timeout, and explains its error.
 func (d *daemon) call(ctx context.Context, f func(context.Context, *client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
@@ -89,7 +89,7 @@ func ask[Req, Resp any](ctx context.Context, d *daemon, method func(adminv1.Admi
 	return got, err
 }
 
-// printResult prints the answer of a call: as it is for a program, else by people.
+// printResult prints the answer of a call: encoded for a program, or by people.
 func printResult[M proto.Message](out *printer.Printer, got M, err error, people func(M) error) error {
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func (d *daemon) connect() (*client, error) {
 	c := &client{socket: path, service: d.service}
 	// passthrough: a path needs no resolving, and no proxy of the environment is asked.
 	c.conn, err = grpc.NewClient("passthrough:///crust-proxy",
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel tells the peers of a unix socket
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel identifies the peers of a unix socket
 		grpc.WithContextDialer(c.connect), grpc.WithNoProxy(), grpc.WithAuthority("localhost"),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: mostConnect, Backoff: reconnect}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))

@@ -16,7 +16,7 @@ import (
 // completionWait bounds how long a press of the tab key may take.
 const completionWait = 2 * time.Second
 
-// complete offers fixed words for a flag. It cannot fail, because the flag exists.
+// complete completes a flag with fixed words. It cannot fail, because the flag exists.
 func complete(cmd *cobra.Command, flag string, words ...string) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 }
@@ -53,7 +53,7 @@ func completeVolume(d *daemon) cobra.CompletionFunc {
 
 type wordsFunc func(context.Context, *client) []string
 
-// offer gives the words that begin as the user's does. If the daemon cannot be asked
+// offer returns the words with the prefix that the user typed. If the daemon does not answer,
 // there are none: a shell cannot show an error.
 func (d *daemon) offer(ctx context.Context, begun string, words wordsFunc) ([]string, cobra.ShellCompDirective) {
 	var offered []string
@@ -72,8 +72,8 @@ func (d *daemon) offer(ctx context.Context, begun string, words wordsFunc) ([]st
 	return slices.Compact(offered), cobra.ShellCompDirectiveNoFileComp
 }
 
-// driversOf gives the drivers of volumes and those that registered with the front. An
-// older daemon cannot list the latter.
+// driversOf returns the drivers of volumes and those that registered with the front. An older
+// daemon cannot list the latter.
 func driversOf(ctx context.Context, c *client) (names []string) {
 	volumes, _ := top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
 	for _, v := range volumes {

@@ -29,7 +29,7 @@ const (
 	ExitFindings = 3
 )
 
-// Env is everything outside of crustctl that it uses, besides the daemon.
+// Env is the environment of crustctl, without the daemon.
 type Env struct {
 	Out, Err io.Writer
 	Getenv   func(string) string
@@ -42,7 +42,7 @@ type Env struct {
 	Node     doctor.Node      // what doctor checks, before flags change it
 }
 
-// Main runs crustctl on this machine and gives its exit code.
+// Main runs crustctl on this machine and returns its exit code.
 func Main(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -58,7 +58,7 @@ func Main(args []string) int {
 	return Run(ctx, args, env)
 }
 
-// Run runs one command line and gives its exit code.
+// Run runs one command line and returns its exit code.
 func Run(ctx context.Context, args []string, env Env) int {
 	root := newRoot(env)
 	root.SetArgs(args)
@@ -123,7 +123,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 doctor found errors.`,
 	return root
 }
 
-// setHelpUsageErrors makes cobra's help command refuse a command that there is not.
+// setHelpUsageErrors makes cobra's help command refuse unknown commands.
 func setHelpUsageErrors(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	help, _, err := root.Find([]string{"help"})

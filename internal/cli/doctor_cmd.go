@@ -19,8 +19,8 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// doctorWait is how long doctor waits for the daemon by default. A hung daemon is a
-// finding, and the local checks should be seen soon.
+// doctorWait is how long doctor waits for the daemon by default. It is short, because a hung
+// daemon is a finding, and the local checks do not need it.
 const doctorWait = 5 * time.Second
 
 func doctorCmd(node doctor.Node, d *daemon, out *printer.Printer) *cobra.Command {
@@ -50,8 +50,8 @@ with the daemon down, too. Run it as root: else some things cannot be looked at.
 	return cmd
 }
 
-// askForDoctor collects what the daemon knows. If it cannot be asked, that is doctor's
-// first finding.
+// askForDoctor collects what the daemon reports. If it does not answer, that is doctor's first
+// finding.
 func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
 	var known doctor.Daemon
 	err := d.call(ctx, func(ctx context.Context, c *client) (err error) {
@@ -112,9 +112,8 @@ func placeFlags(flags *pflag.FlagSet, node *doctor.Node) {
 
 const kubeletRootFlag = "kubelet-root"
 
-// readPlaces takes over the places of the daemon's configuration, except those that are
-// given by a flag. A key that is absent, or that only a newer daemon knows, leaves the
-// usual place.
+// readPlaces sets the paths of node from the daemon's configuration, except those given by a
+// flag. A key that is missing leaves the default; unknown keys of a newer daemon are ignored.
 func readPlaces(text string, node *doctor.Node, flags *pflag.FlagSet) error {
 	c := config.Default()
 	if err := yaml.Unmarshal([]byte(text), &c); err != nil {

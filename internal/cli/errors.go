@@ -62,7 +62,7 @@ func noSuchCommand(cmd *cobra.Command, args []string) error {
 	return wrongUsage(cmd, errors.New(text))
 }
 
-// daemonCommands are those of the daemon's own program, by their names alone.
+// daemonCommands has the names of the commands of the program crust-proxy.
 func daemonCommands() *cobra.Command {
 	root := &cobra.Command{SuggestionsMinimumDistance: 2}
 	for _, name := range []string{"validate", "removable", "removable-nodes", "withdraw"} {
@@ -95,8 +95,8 @@ func repairsFailed(failed, all int) error {
 	return &explained{fmt.Errorf("%d of %d repairs could not be done", failed, all), "See the errors above; 'crustctl doctor' may know more."}
 }
 
-// explain says what the error of a call means and what to do. It uses the last error
-// of connecting, which gRPC gives as text only. Other errors stay as they are.
+// explain adds to the error of a call what it means and what to do. It uses the last error of
+// connecting, of which gRPC has only the text. Other errors are returned unchanged.
 func (c *client) explain(err error) error {
 	st, ofCall := status.FromError(err)
 	if err == nil || !ofCall {
@@ -132,15 +132,15 @@ func (c *client) explain(err error) error {
 	return fmt.Errorf("%s (%s)", message, st.Code())
 }
 
-// unknownCall tells a daemon that does not know the call from a runtime that cannot
-// do what it asks for: gRPC has one code for both.
+// unknownCall reports whether the daemon does not know the call. gRPC has the same code for a
+// runtime that cannot do what the call asks for.
 func unknownCall(message string) bool {
 	return strings.HasPrefix(message, "unknown method") || strings.HasPrefix(message, "unknown service") ||
 		(strings.HasPrefix(message, "method ") && strings.HasSuffix(message, " not implemented"))
 }
 
-// hungUp tells a connection that was closed from what the daemon itself said;
-// gRPC has one code for both, and its own texts differ with the moment.
+// hungUp reports whether the connection was closed. gRPC has the same code for errors of the
+// daemon itself, and its texts depend on when the connection was closed.
 func hungUp(message string) bool {
 	signs := []string{"connection error", "broken pipe", "connection reset", "EOF", "server preface", "transport is closing"}
 	return slices.ContainsFunc(signs, func(sign string) bool { return strings.Contains(message, sign) })
@@ -166,7 +166,7 @@ func (c *client) explainDial(dial error) error {
 	return fmt.Errorf("cannot connect to %s: %w", socket, dial)
 }
 
-// isSocket is true also of what cannot be examined.
+// isSocket is also true if the file cannot be examined.
 func isSocket(path string) bool {
 	info, err := os.Stat(path)
 	return err != nil || info.Mode().Type() == fs.ModeSocket
@@ -176,7 +176,7 @@ func statusAndLogs(service doctor.Service) string {
 	return "See '" + service.Status() + "' and '" + service.Logs() + "'."
 }
 
-// blockAdvice is what to do about the answers that CSI's SnapshotMetadata gives.
+// blockAdvice is what to do about the codes of CSI's SnapshotMetadata.
 var blockAdvice = map[codes.Code]string{
 	codes.NotFound:           "Is the snapshot deleted? The id of one is in its VolumeSnapshotContent, status.snapshotHandle; each node has its own.",
 	codes.InvalidArgument:    "The base must be an earlier snapshot of the same volume.",
@@ -188,7 +188,7 @@ var blockAdvice = map[codes.Code]string{
 	codes.PermissionDenied:   "Allow the service account to get volumesnapshots in the snapshot's namespace.",
 }
 
-// explainBlocks says what the error of a stream means and what to do.
+// explainBlocks adds to the error of a stream what to do about it.
 func explainBlocks(ctx context.Context, err error) error {
 	var server *blocks.ServerError
 	switch {
@@ -210,7 +210,7 @@ func explainBlocks(ctx context.Context, err error) error {
 	return &explained{fmt.Errorf("%s (%s)", show.Escape(st.Message()), st.Code()), blockAdvice[st.Code()]}
 }
 
-// clusterAdvice is what to do about an answer of the API server.
+// clusterAdvice is what to do about an error of the API server.
 func clusterAdvice(err error) string {
 	var answer apierrors.APIStatus
 	switch {

@@ -70,7 +70,7 @@ func readTopFlags(settings *top.Settings, env Env, sort, state string) (err erro
 	return nil
 }
 
-// unicodeLocale tells whether the terminal's owner said that it knows Unicode.
+// unicodeLocale reports whether the locale uses UTF-8.
 func unicodeLocale(getenv func(string) string) bool {
 	value := cmp.Or(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG"))
 	return strings.Contains(strings.ToLower(strings.ReplaceAll(value, "-", "")), "utf8")
@@ -83,8 +83,8 @@ func topDaemon(c *client, timeout time.Duration) top.Daemon {
 	}}
 }
 
-// topLive shows the volumes until the user ends it. At the start an absent daemon is an
-// error as for every command; later top waits for it.
+// topLive shows the volumes until the user ends it. If the daemon does not answer at the
+// start, that is an error as for every command; later, top waits for it.
 func topLive(ctx context.Context, env Env, d *daemon, settings top.Settings) error {
 	if _, err := ask(ctx, d, adminv1.AdminClient.GetNode, &adminv1.GetNodeRequest{}); err != nil {
 		return err
@@ -117,7 +117,7 @@ func topOnce(ctx context.Context, d *daemon, out *printer.Printer, settings top.
 	})
 }
 
-// pictureObject has what the single commands give.
+// pictureObject has the output of several commands.
 type pictureObject struct {
 	Node         printer.Object   `json:"node"`
 	Handlers     []printer.Object `json:"handlers"`
@@ -126,7 +126,7 @@ type pictureObject struct {
 	Volumes      []printer.Object `json:"volumes"`
 }
 
-// screen tells whether the terminal can show a picture that changes.
+// screen reports whether the terminal can show a picture that changes.
 func (e Env) screen() bool {
 	return e.Terminal && e.Keys != nil && e.Getenv("TERM") != "dumb" && e.Getenv("TERM") != ""
 }

@@ -18,7 +18,7 @@ type volumeView struct {
 	now func() time.Time
 }
 
-// age is how long ago something was, as kubectl shows it.
+// age formats how long ago something was, as kubectl does.
 func (w *volumeView) age(at *timestamppb.Timestamp) string {
 	if at == nil {
 		return printer.Nothing
@@ -175,7 +175,7 @@ func growText(v *adminv1.Volume) string {
 	return show.WithDetail(show.Size(v.GetGrowToBytes()), "at the next mount")
 }
 
-// isStale tells whether the sandbox failed to answer since the usage was learned.
+// isStale reports whether the sandbox has failed to answer since the usage was learned.
 func isStale(v *adminv1.Volume) bool {
 	return v.GetStatsAt().AsTime().After(v.GetUsageAt().AsTime())
 }

@@ -13,7 +13,7 @@ import (
 
 const clusterWait = 10 * time.Second
 
-// checkCluster asks the API server as the daemon does, from outside of its unit.
+// checkCluster asks the API server as the daemon does, but not from within the daemon's unit.
 func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 	switch {
 	case n.InCluster:
@@ -40,7 +40,7 @@ func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 			return []Finding{okay("not tried: %s may not be read by this user (run as root)", n.Kubeconfig)}
 		}
 		found = append(found, failure("kubectl get nodes shows the names; the rights that it takes are in docs/front.md. "+
-			"The daemon goes on and serves the pods that it knows", "not so: %s: %v", one.What, one.Err))
+			"The daemon goes on and serves the pods that it knows", "this is not the case: %s: %v", one.What, one.Err))
 	}
 	if len(found) == 0 && daemonCannotReach(d) && n.Service.InPod {
 		found = append(found, warning(n.Service.Logs(), "the API server answers here and not to the daemon in the same pod"))
@@ -52,7 +52,7 @@ func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 	return orOK(found, "the API server answers, knows node %s and gives the rights to look up its pods", node)
 }
 
-// daemonCannotReach tells whether the daemon finds the API server away.
+// daemonCannotReach reports whether the daemon cannot reach the API server.
 func daemonCannotReach(d Daemon) bool {
 	return d.up() && slices.ContainsFunc(d.Node.GetFindings(), func(text string) bool {
 		return strings.Contains(text, "pods cannot be looked up") && strings.Contains(text, "cannot be reached")

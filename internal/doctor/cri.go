@@ -13,8 +13,8 @@ import (
 
 const containerdWait = 2 * time.Second
 
-// checkContainerd: runtime-rs writes no sandbox id, so its sandboxes are found
-// by containerd's labels.
+// checkContainerd checks containerd's socket: runtime-rs writes no sandbox id, so its sandboxes
+// are found by containerd's labels.
 func checkContainerd(ctx context.Context, n Node, _ Daemon) []Finding {
 	if n.ContainerdSocket == "" {
 		return []Finding{okay("containerd is not used by this daemon's configuration")}
@@ -23,7 +23,7 @@ func checkContainerd(ctx context.Context, n Node, _ Daemon) []Finding {
 		"systemctl status containerd; where its socket is another one, set it in crust-proxy's configuration and give crustctl doctor --containerd-socket")
 }
 
-// checkCRI is the same where sandboxes are asked for through the CRI.
+// checkCRI does the same if the daemon learns of sandboxes through the CRI.
 func checkCRI(ctx context.Context, n Node, _ Daemon) []Finding {
 	if n.CRISocket == "" {
 		return []Finding{okay("the CRI is not used by this daemon's configuration")}
@@ -69,7 +69,7 @@ func checkCRIO(ctx context.Context, n Node, d Daemon) []Finding {
 	return checkInfra(n)
 }
 
-// checkInfra fails unless CRI-O gives each sandbox a process. The pod's volumes stay
+// checkInfra fails unless CRI-O runs an infra process in each sandbox. The pod's volumes stay
 // mounted as long as that process lives.
 func checkInfra(n Node) []Finding {
 	const do = "write `[crio.runtime]` and `drop_infra_ctr = false` to " + crioDropIn + "/50-crust.conf, and restart CRI-O"

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// katasDefault is the file that is read where containerd's ConfigPath names none.
+// katasDefault is the file that Kata reads if containerd's ConfigPath names none.
 const katasDefault = "configuration.toml"
 
 func checkKataConfig(_ context.Context, n Node, d Daemon) []Finding {
@@ -59,7 +59,7 @@ func (c kataConfig) checkSetting(n Node, s setting) []Finding {
 	return nil
 }
 
-// blockDisabled says what the setting does, which differs between the two runtimes.
+// blockDisabled describes the effect of the setting, which differs between the two runtimes.
 func (c kataConfig) blockDisabled(n Node, s setting, where string) Finding {
 	do := fmt.Sprintf("set disable_block_device_use = false in %s:%d, or in a drop-in %s; pods made from then on have it",
 		s.file, s.line, filepath.Join(filepath.Dir(c.real), "config.d", "99-crust.toml"))

@@ -10,8 +10,8 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// kataConfigDirs are where Kata's configuration files are. Where a runtime looks for
-// its default file, an earlier directory takes precedence.
+// kataConfigDirs are the directories of Kata's configuration files. For a runtime's default
+// file, an earlier directory takes precedence.
 var kataConfigDirs = []string{
 	"/etc/kata-containers",
 	"/usr/share/defaults/kata-containers",
@@ -19,17 +19,17 @@ var kataConfigDirs = []string{
 }
 
 type kataConfig struct {
-	// path is its name, real the file that the name leads to: Kata reads the
-	// drop-ins that lie beside the latter.
+	// path is its name, and real the file after all links are resolved. Kata reads the drop-ins
+	// beside the latter.
 	path, real string
 	// shadow is the default file that is read instead of it, if any.
 	shadow string
 	// usedBy is the runtime of containerd or CRI-O that names the file, if any.
 	usedBy string
-	// unused is set where the runtimes are known, each of them names another file, and
-	// the file is not one that is read by default.
+	// unused is set if the runtimes are known, each of them names another file, and this file
+	// is not read by default.
 	unused bool
-	// rust is set where the runtime that names the file is runtime-rs.
+	// rust is set if the runtime that names the file is runtime-rs.
 	rust bool
 }
 
@@ -67,15 +67,15 @@ func findKataConfigs(n Node) []kataConfig {
 	return all
 }
 
-// kataFilesIn lists the files of a directory, the default one first, which is the name
-// that people look for, and those that kata-deploy writes below it: one directory for
-// each of its own runtimes, and for each custom one.
+// kataFilesIn lists the files of a directory, the default one first, because that is the name
+// that people know. It includes those that kata-deploy writes below it: one directory for each
+// of its own runtimes, and for each custom one.
 func kataFilesIn(n Node, dir string) []string {
 	return n.glob(dir+"/"+katasDefault, dir+"/configuration?*.toml", dir+"/runtimes/*/configuration*.toml", dir+"/custom-runtimes/*/configuration*.toml")
 }
 
-// isRuntimeRS tells whether runtime-rs reads a file. Only its own files name the
-// hypervisor in the table [runtime].
+// isRuntimeRS reports whether runtime-rs reads a file. Only its own files name the hypervisor
+// in the table [runtime].
 func (c kataConfig) isRuntimeRS(n Node) bool {
 	if c.rust || strings.Contains(c.path, "runtime-rs") || strings.Contains(c.real, "runtime-rs") {
 		return true
@@ -107,9 +107,8 @@ var containerdConfigs = []string{
 // maxRuntimeFiles bounds the configuration files of container runtimes that are read.
 const maxRuntimeFiles = 256
 
-// kataRuntimes reads Kata's runtimes from the configuration of containerd and CRI-O.
-// What cannot be read is left out: the files in the usual directories are judged in
-// any case.
+// kataRuntimes reads Kata's runtimes from the configuration of containerd and CRI-O. Files that
+// cannot be read are skipped: the files in the usual directories are checked in any case.
 func kataRuntimes(n Node) []kataRuntime {
 	crio, _ := crioFiles(n)
 	files := append(slices.Clone(containerdConfigs), crio...)

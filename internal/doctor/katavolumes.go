@@ -18,11 +18,11 @@ import (
 )
 
 var (
-	// sandboxID is what containerd takes for an id.
+	// sandboxID is the form of an id in containerd.
 	sandboxID = regexp.MustCompile(`^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$`)
-	// criID is what the CRI gives to every sandbox.
+	// criID is the form of a sandbox's id in the CRI.
 	criID = regexp.MustCompile(`^[0-9a-f]{64}$`)
-	// temporary is in the names of files that programs leave beside others.
+	// temporary matches names of temporary files that programs make beside others.
 	temporary = regexp.MustCompile(`(?i)tmp|temp|lock|\.(swp|bak|new|old|json)`)
 )
 
@@ -55,7 +55,7 @@ func checkKataVolume(n Node, e fs.DirEntry) []Finding {
 	}
 	entries, err := os.ReadDir(n.at(path))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // it went away meanwhile
+		return nil // it was removed meanwhile
 	}
 	if err != nil {
 		return []Finding{warning("run crustctl doctor as root", "%q cannot be read: %v", path, err)}
@@ -64,8 +64,8 @@ func checkKataVolume(n Node, e fs.DirEntry) []Finding {
 	return append(v.checkMode(e), v.checkFiles(entries)...)
 }
 
-// katasEmptyDir tells whether a volume is an emptyDir that Kata itself keeps on a
-// block device (its emptydir_mode).
+// katasEmptyDir reports whether a volume is an emptyDir that Kata itself puts on a block device
+// (its emptydir_mode).
 func katasEmptyDir(target string) bool {
 	return filepath.Base(filepath.Dir(target)) == "kubernetes.io~empty-dir"
 }
@@ -85,10 +85,10 @@ func volumePath(name string) (string, error) {
 func (v kataVolume) checkMode(e fs.DirEntry) []Finding {
 	info, err := e.Info()
 	if err != nil || info.Mode().Perm()&0o077 == 0 {
-		return nil // one that went away meanwhile has no mode
+		return nil // it was removed meanwhile
 	}
 	if katasEmptyDir(v.target) && info.Mode().Perm()&0o022 == 0 {
-		return nil // runtime-rs makes them so, and nobody else comes past the directory above
+		return nil // runtime-rs makes them so, and the directory above keeps others out
 	}
 	return []Finding{warning("chmod 0700 "+quoted(v.path), "the directory of volume %q has mode %04o: others may read or change it", v.target, info.Mode().Perm())}
 }
@@ -110,13 +110,13 @@ func (v kataVolume) checkFiles(entries []fs.DirEntry) []Finding {
 	return found
 }
 
-// checkOther checks a file beside mountInfo.json: Kata takes every one of them
-// for a sandbox's id, and asks the first.
+// checkOther checks a file beside mountInfo.json: Kata takes each of their names for a
+// sandbox's id, and asks the first one.
 func (v kataVolume) checkOther(e fs.DirEntry) []Finding {
 	file := filepath.Join(v.path, e.Name())
 	info, err := e.Info()
 	if err != nil {
-		return nil // it went away meanwhile
+		return nil // it was removed meanwhile
 	}
 	if !info.Mode().IsRegular() || info.Size() != 0 || !sandboxID.MatchString(e.Name()) || temporary.MatchString(e.Name()) {
 		return []Finding{failure(fmt.Sprintf("rm -r %s, and let its writer keep its files elsewhere", quoted(file)),
@@ -132,7 +132,7 @@ func (v kataVolume) checkOther(e fs.DirEntry) []Finding {
 		"volume %q: %q is taken for a sandbox's id, and no such sandbox runs", v.target, e.Name())}
 }
 
-// sandboxLives looks where the Go and the Rust runtime keep a running sandbox.
+// sandboxLives reports whether the Go or the Rust runtime has a directory for a sandbox.
 func (v kataVolume) sandboxLives(id string) bool {
 	return slices.ContainsFunc(v.node.SandboxDirs, func(dir string) bool {
 		_, err := os.Stat(v.node.at(filepath.Join(dir, id)))
@@ -140,7 +140,7 @@ func (v kataVolume) sandboxLives(id string) bool {
 	})
 }
 
-// misspelled are the wrong keys that were seen in the field, and the right ones.
+// misspelled maps wrong keys that were seen in practice to the right ones.
 var misspelled = map[string]string{
 	"volume_type": "volume-type", "volumeType": "volume-type", "VolumeType": "volume-type",
 	"fs_type": "fstype", "fsType": "fstype", "FsType": "fstype",
@@ -148,13 +148,13 @@ var misspelled = map[string]string{
 	"Device": "device", "Options": "options", "Metadata": "metadata",
 }
 
-// checkInfo looks for the traps in a mountInfo.json: what one of Kata's two
-// runtimes accepts, the other may take for a broken file.
+// checkInfo checks a mountInfo.json for mistakes that one of Kata's two runtimes accepts and the
+// other refuses.
 func (v kataVolume) checkInfo() []Finding {
 	path := filepath.Join(v.path, abi.InfoName)
 	data, err := v.node.read(path)
 	if _, there := os.Lstat(v.node.at(path)); errors.Is(there, fs.ErrNotExist) {
-		return nil // it went away meanwhile
+		return nil // it was removed meanwhile
 	}
 	if err != nil {
 		return []Finding{failure("run crustctl doctor as root, or remove the volume", "volume %q: %s cannot be read: %v", v.target, abi.InfoName, err)}

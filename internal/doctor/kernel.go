@@ -12,8 +12,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 )
 
-// Probe tries kernel features. Each function does nothing that outlives it, and gives
-// an error that says why it failed.
+// Probe tries kernel features. Each function leaves nothing behind, and returns an error that
+// says why it failed.
 type Probe struct {
 	// Openat2 tries openat2, which resolves paths safely.
 	Openat2 func() error
@@ -43,8 +43,7 @@ func checkKernel(_ context.Context, n Node, _ Daemon) []Finding {
 	}
 }
 
-// feature believes what was tried; the version decides only where trying is not
-// allowed.
+// feature judges a feature by what was tried, and by the version only if trying is not allowed.
 func feature(version string, major, minor int, name, without string, tried error) Finding {
 	upgrade := fmt.Sprintf("run kernel %d.%d or later", major, minor)
 	switch {

@@ -28,9 +28,8 @@ func checkKubelet(_ context.Context, n Node, _ Daemon) []Finding {
 		n.KubeletRoot, m.Mountpoint)}
 }
 
-// checkNamespaces compares the mounts of the programs that must see each other's: a
-// unit with PrivateTmp= or ProtectSystem= cuts them off, and so does a container
-// whose mounts do not go both ways.
+// checkNamespaces checks that the programs see each other's mounts. A unit with PrivateTmp= or
+// ProtectSystem= prevents that, and so does a container without bidirectional mount propagation.
 func checkNamespaces(ctx context.Context, n Node, _ Daemon) []Finding {
 	running := mountViews(ctx, n, "crust-proxy", "kubelet", "containerd", "crio")
 	ours := running["crust-proxy"]
@@ -56,8 +55,8 @@ func checkNamespaces(ctx context.Context, n Node, _ Daemon) []Finding {
 // that holds kubelet's root, "" if there is none.
 type mountView struct{ namespace, group string }
 
-// mountViews gives the views of the processes with these names, except those that we may
-// not inspect.
+// mountViews returns the views of the processes with these names, except those that we may not
+// inspect.
 func mountViews(ctx context.Context, n Node, names ...string) map[string][]mountView {
 	views := map[string][]mountView{}
 	root := n.resolve(n.KubeletRoot)
@@ -80,8 +79,8 @@ func mountViews(ctx context.Context, n Node, names ...string) map[string][]mount
 	return views
 }
 
-// shareMounts tells whether one of ours and one of theirs are in one mount namespace, or
-// whether mounts propagate between them.
+// shareMounts reports whether one of ours and one of theirs are in one mount namespace, or
+// mounts propagate between them.
 func shareMounts(ours, theirs []mountView) bool {
 	return slices.ContainsFunc(ours, func(a mountView) bool {
 		return slices.ContainsFunc(theirs, func(b mountView) bool {

@@ -5,14 +5,14 @@ import (
 	"os"
 )
 
-// spare is what others on the node need of a limit beside our volumes.
+// spare is how much of a limit other programs on the node need.
 const spare = 1024
 
 func checkLimits(_ context.Context, n Node, d Daemon) []Finding {
 	return []Finding{watchLimit(n, d), mountLimit(n)}
 }
 
-// watchLimit: one watch for each volume's directory.
+// watchLimit checks the limit of inotify watches: the daemon has one for each volume's directory.
 func watchLimit(n Node, d Daemon) Finding {
 	const file = "/proc/sys/fs/inotify/max_user_watches"
 	limit, err := n.readInt(file)
@@ -31,7 +31,7 @@ func watchLimit(n Node, d Daemon) Finding {
 	return okay("fs.inotify.max_user_watches is %d with %d volumes", limit, volumes)
 }
 
-// mountLimit: one guard for each volume, and the binds of containers.
+// mountLimit checks the limit of mounts: a guard for each volume, and the binds of containers.
 func mountLimit(n Node) Finding {
 	limit, err := n.readInt("/proc/sys/fs/mount-max")
 	if err != nil {
@@ -52,8 +52,8 @@ func mountLimit(n Node) Finding {
 	return okay("%d of at most %d mounts are in use", count, limit)
 }
 
-// checkLoop: only runtimes on the host's own kernel need loop devices, so their
-// absence is never wrong by itself.
+// checkLoop reports whether there are loop devices. Only runtimes on the host's own kernel need
+// them, so their absence is no fault by itself.
 func checkLoop(_ context.Context, n Node, _ Daemon) []Finding {
 	if _, err := os.Stat(n.at("/dev/loop-control")); err != nil {
 		return []Finding{okay("there are no loop devices; image files then work only where the VMM opens them itself")}

@@ -57,7 +57,7 @@ type Node struct {
 	Service Service
 	Probe   Probe
 
-	// table gives the mount table; Run has all checks share one reading of it.
+	// table returns the mount table, which is read once for all checks.
 	table func() ([]*mountinfo.Info, error)
 }
 
@@ -72,8 +72,8 @@ func DefaultNode() Node {
 	return n
 }
 
-// Configure takes over the places of the daemon's configuration but that of the admin
-// socket, by which the configuration was learned.
+// Configure sets the paths from the daemon's configuration, except that of the admin socket, by
+// which the configuration was read.
 func (n *Node) Configure(c config.Config) {
 	kata := c.Handlers.Kata
 	n.RunDir, n.RuntimeSocket, n.KubeletRoot = c.RunDir, c.RuntimeSocket.Path, c.KubeletRoot
@@ -89,8 +89,8 @@ func (n *Node) Configure(c config.Config) {
 
 func (n Node) at(path string) string { return filepath.Join(n.Root, path) }
 
-// resolve follows symbolic links as far as the path exists, for comparing it
-// with the kernel's mount table, which knows no links.
+// resolve resolves the symbolic links in a path that exists, to compare it with the kernel's
+// mount table, which has no links.
 func (n Node) resolve(path string) string {
 	root, err := filepath.EvalSymlinks(n.at("/"))
 	resolved, gone := filepath.EvalSymlinks(n.at(path))
@@ -157,7 +157,7 @@ func mountTable(ctx context.Context, file string) ([]*mountinfo.Info, error) {
 
 func noTable(err error) Finding { return warning("", "the mount table cannot be read: %v", err) }
 
-// mountOf finds the mount that a path lies on, or tells why not.
+// mountOf finds the mount that a path is on. If it returns nil, the finding says why.
 func (n Node) mountOf(path string) (*mountinfo.Info, Finding) {
 	table, err := n.table()
 	if err != nil {
@@ -166,8 +166,8 @@ func (n Node) mountOf(path string) (*mountinfo.Info, Finding) {
 	return mountOf(table, n.resolve(path)), warning("", "no mount holds %s", path)
 }
 
-// mountOf finds the mount that a path lies on: the deepest one, and of several
-// on one point the last.
+// mountOf finds the mount that a path is on: the deepest one, and of several at one mount point
+// the last.
 func mountOf(table []*mountinfo.Info, path string) *mountinfo.Info {
 	var best *mountinfo.Info
 	for _, m := range table {

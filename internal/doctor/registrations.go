@@ -14,18 +14,18 @@ import (
 )
 
 const (
-	// directSuffix ends the name that the usual registrar gives its socket, and
-	// frontSuffix the name that the front gives it.
+	// directSuffix ends the name of the usual registrar's socket, and frontSuffix that of the
+	// front's socket.
 	directSuffix = "-reg.sock"
 	frontSuffix  = ".crust-proxy" + directSuffix
 
 	registrationWait = time.Second
 )
 
-// checkRegistrations looks for drivers that register with kubelet past the front,
-// as one does whose upgrade lost the changed path: kubelet keeps one endpoint for a
-// name, and calls the driver for volumes that the front has deferred. It looks at
-// files only, so that it sees this with the daemon down, too.
+// checkRegistrations finds drivers that register with kubelet directly and not with the front,
+// such as one whose upgrade has undone the changed path. kubelet has one endpoint for a name,
+// and would call the driver for volumes that the front has deferred. Only files are read, so
+// that the check works with the daemon down, too.
 func checkRegistrations(ctx context.Context, n Node, _ Daemon) []Finding {
 	dir := cmp.Or(n.KubeletRegistry, filepath.Join(n.KubeletRoot, "plugins_registry"))
 	front, direct, err := registrations(n, dir)
@@ -44,15 +44,14 @@ func checkRegistrations(ctx context.Context, n Node, _ Daemon) []Finding {
 	return orOK(found, "%d drivers are registered through crust-proxy, and none of them with kubelet directly", len(front))
 }
 
-// registrations gathers the drivers of the front, and the sockets of direct
-// registrations, by the driver that a socket's name tells. kubelet looks into
-// sub-directories, too.
+// registrations lists the drivers of the front, and the sockets of direct registrations by the
+// driver in their names. kubelet searches sub-directories, too.
 func registrations(n Node, dir string) (front map[string]bool, direct map[string][]string, err error) {
 	front, direct = map[string]bool{}, map[string][]string{}
 	root := n.at(dir)
 	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) && path != root {
-			return nil // it went while we looked
+			return nil // it was removed meanwhile
 		}
 		if err != nil || entry.Type() != fs.ModeSocket {
 			return err
@@ -68,9 +67,9 @@ func registrations(n Node, dir string) (front map[string]bool, direct map[string
 	return front, direct, err
 }
 
-// directFinding tells a driver that is registered directly from what an ended
-// registrar left. When a direct registration goes, kubelet drops the driver by its
-// name, and with it the front's.
+// directFinding distinguishes a driver that is registered directly from a socket that a
+// registrar left when it ended. When a direct registration ends, kubelet removes the driver by
+// its name, and with it the front's registration.
 func directFinding(ctx context.Context, n Node, name, socket string) Finding {
 	ready := "then see that crustctl drivers shows it ready, else: " + n.Service.Restart()
 	if errors.Is(n.dial(ctx, socket, registrationWait), syscall.ECONNREFUSED) {

@@ -1,6 +1,6 @@
-// Package doctor looks at one node and says what would keep deferred volumes
-// from working on it. Every check is a small function over a Node, whose paths
-// are injected, and what the daemon said, which may be nothing.
+// Package doctor checks one node for what would keep deferred volumes from working on it. Every
+// check is a small function of a Node, whose paths are injected, and of what the daemon
+// reported, which may be nothing.
 package doctor
 
 import (
@@ -15,8 +15,8 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// Daemon is what the daemon said of itself. Err is set where it could not be
-// asked; then the rest is empty, and the local checks still run.
+// Daemon is what the daemon reported. Err is set if it did not answer; then the rest is empty,
+// and only the local checks run.
 type Daemon struct {
 	Err error
 	// Advice is what to do about Err.
@@ -28,7 +28,7 @@ type Daemon struct {
 
 func (d Daemon) up() bool { return d.Err == nil }
 
-// has tells whether the daemon is up and has a handler.
+// has reports whether the daemon is up and has a handler.
 func (d Daemon) has(handler string) bool {
 	return slices.ContainsFunc(d.Handlers, func(h *adminv1.Handler) bool { return h.GetName() == handler })
 }
@@ -62,7 +62,7 @@ var checks = []check{
 	{"loop-devices", checkLoop},
 }
 
-// withDaemon is a check of what the daemon said: without it, there is nothing to check.
+// withDaemon makes a check of what the daemon reported, which is skipped if it did not answer.
 func withDaemon(run func(Node, Daemon) []Finding) func(context.Context, Node, Daemon) []Finding {
 	return func(_ context.Context, n Node, d Daemon) []Finding {
 		if !d.up() {
@@ -81,8 +81,8 @@ func Names() []string {
 	return names
 }
 
-// Run runs every check, all at once: on a node with thousands of volumes some of them
-// read as many files.
+// Run runs all checks in parallel: on a node with thousands of volumes some of them read
+// thousands of files.
 func Run(ctx context.Context, node Node, daemon Daemon) Report {
 	report := Report{Findings: []Finding{}}
 	node.table = sync.OnceValues(func() ([]*mountinfo.Info, error) { return mountTable(ctx, node.at("/proc/self/mountinfo")) })
@@ -111,14 +111,14 @@ const (
 	Error Severity = "error"
 )
 
-// Finding is one thing that was looked at. Seen and Do may quote files and
-// sandboxes: whoever prints them to a terminal escapes them.
+// Finding is the result of one check. Seen and Do may quote files and sandboxes, and must be
+// escaped before they are printed to a terminal.
 type Finding struct {
 	Check    string   `json:"check"`
 	Severity Severity `json:"severity"`
 	// Seen is what was found.
 	Seen string `json:"seen"`
-	// Do is what to do about it; empty where there is nothing to do.
+	// Do is what to do about it; empty if there is nothing to do.
 	Do string `json:"do,omitempty"`
 }
 
@@ -150,7 +150,7 @@ func failure(do, format string, args ...any) Finding {
 	return Finding{Severity: Error, Seen: fmt.Sprintf(format, args...), Do: do}
 }
 
-// orOK gives the findings, or the one that says all is well where there are none.
+// orOK returns the findings or, if there are none, one that says that all is well.
 func orOK(found []Finding, format string, args ...any) []Finding {
 	if len(found) > 0 {
 		return found
@@ -158,8 +158,8 @@ func orOK(found []Finding, format string, args ...any) []Finding {
 	return []Finding{okay(format, args...)}
 }
 
-// quoted makes a name safe in the commands that we advise: it may have been
-// chosen by somebody who hopes that they are pasted into root's shell.
+// quoted quotes a name for a shell. An attacker may have chosen it, so that root runs it when
+// pasting a command from our advice.
 func quoted(name string) string {
 	const safe = "/._-=+:,@%abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 	if name != "" && name[0] != '-' && strings.Trim(name, safe) == "" {

@@ -2,22 +2,22 @@ package doctor
 
 import "cmp"
 
-// Service gives the commands by which an operator reaches the daemon: systemd's, or
-// kubectl's where it runs in a pod.
+// Service has the commands with which an operator manages the daemon: systemd's, or kubectl's if
+// it runs in a pod.
 type Service struct {
 	InPod bool
 	// Namespace and Pod are empty where they are not known.
 	Namespace, Pod string
 }
 
-// ServiceOf reads what the DaemonSet puts into the container's environment. Kubernetes'
-// own variables tell nothing: a debug pod that enters a node's root has them too.
+// ServiceOf reads the variables that the DaemonSet sets in the container. Kubernetes' own
+// variables prove nothing: a debug pod that enters a node's root has them too.
 func ServiceOf(getenv func(string) string) Service {
 	pod := getenv("POD_NAME")
 	return Service{InPod: pod != "", Namespace: getenv("POD_NAMESPACE"), Pod: pod}
 }
 
-// Status shows how the daemon is.
+// Status shows the daemon's state.
 func (s Service) Status() string {
 	return s.either("systemctl status crust-proxy", "describe pod ")
 }

@@ -62,8 +62,8 @@ func ownerOf(info fs.FileInfo) int {
 	return -1
 }
 
-// checkAbstract looks for sockets without a file: no mode protects those, and
-// every process of the network namespace may connect (CVE-2020-15257).
+// checkAbstract checks for sockets without a file: no mode protects those, and every process of
+// the network namespace may connect (CVE-2020-15257).
 func checkAbstract(_ context.Context, n Node, _ Daemon) []Finding {
 	data, err := n.read("/proc/net/unix")
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/pelletier/go-toml/v2/unstable"
 )
 
-// setting is one boolean of a TOML file and the line it stands on.
+// setting is one boolean of a TOML file and the line it is on.
 type setting struct {
 	// table is the dotted name of the table that holds the key.
 	table string
@@ -18,8 +18,8 @@ type setting struct {
 	line  int
 }
 
-// effective gives the booleans of TOML files by table and key, as key puts them together:
-// a later file overrides an earlier one. Files that cannot be read are left to failed.
+// effective returns the booleans of TOML files, by the result of key for their table and key. A
+// later file overrides an earlier one. failed is called for files that cannot be read.
 func (n Node) effective(files []string, failed func(file string, err error)) map[string]setting {
 	all := map[string]setting{}
 	for _, file := range files {
@@ -92,7 +92,7 @@ func (w *tomlWalk) keyValue(table []string, node *unstable.Node) {
 	}
 }
 
-// keyOf gives the parts of a key and where its last part begins.
+// keyOf returns the parts of a key and the offset of its last part.
 func keyOf(node *unstable.Node) (parts []string, offset uint32) {
 	for it := node.Key(); it.Next(); {
 		parts = append(parts, string(it.Node().Data))

@@ -22,13 +22,13 @@ const (
 // Formats lists the formats.
 func Formats() []string { return []string{FormatPicture, FormatJSON, FormatRaw, FormatQemu} }
 
-// View prints what Read gives: each message, and then the end.
+// View prints each message that Reader.Read reads, and then the end.
 type View interface {
 	Message(blocks.Message) error
 	End() error
 }
 
-// New makes the view of a format; the picture has settings of its own.
+// New returns the view for a format. picture has the settings of FormatPicture.
 func New(format string, out io.Writer, picture *Picture) (View, error) {
 	buffered := bufio.NewWriter(out)
 	switch format {
@@ -53,7 +53,7 @@ type lines struct {
 func (l *lines) Message(m blocks.Message) error { return l.write(l.out, m) }
 func (l *lines) End() error                     { return l.out.Flush() }
 
-// messageObject has the names and the order of the sample client of KEP-3314's prototype.
+// messageObject has the keys of the sample client of KEP-3314's prototype, in its order.
 type messageObject struct {
 	Type     blocks.Type   `json:"block_metadata_type"`
 	Capacity int64         `json:"volume_size_bytes"`
@@ -82,8 +82,8 @@ func writeRaw(out io.Writer, m blocks.Message) error {
 	return nil
 }
 
-// qemuMap prints what `qemu-img map --output=json` does: the whole volume, adjacent ranges
-// as one. Changed blocks are those of an overlay, and all others those of its backing file.
+// qemuMap prints the whole volume as `qemu-img map --output=json` does, adjacent ranges as one.
+// Changed blocks are shown as those of an overlay, all others as those of its backing file.
 type qemuMap struct {
 	out      *bufio.Writer
 	changed  bool
@@ -134,7 +134,7 @@ func (q *qemuMap) named() error {
 	return q.line(q.last, fmt.Sprintf(`"depth": 0, "present": true, "zero": false, "data": true, "compressed": false, "offset": %d`, q.last.Offset))
 }
 
-// gap prints what is between the last range and an offset.
+// gap prints the range between the last range and an offset.
 func (q *qemuMap) gap(to int64) error {
 	r := blocks.Range{Offset: q.last.End(), Size: to - q.last.End()}
 	switch {

@@ -11,7 +11,7 @@ import (
 
 const (
 	mostRows = 8
-	// labelWidth is that of the offset before a row, with two spaces.
+	// labelWidth is the width of the offset before a row, with two spaces.
 	labelWidth = 10
 	// columnGrain makes the sizes of rows round.
 	columnGrain = 16
@@ -50,7 +50,7 @@ func (p *Picture) Message(m blocks.Message) error {
 	return nil
 }
 
-// layOut finds the cells: a power of two bytes each, so that there are few rows.
+// layOut chooses the size of a cell: a power of two with which there are few rows.
 func (p *Picture) layOut(capacity int64) {
 	p.columns = max((p.Width-labelWidth)/columnGrain, 1) * columnGrain
 	p.capacity, p.cell = capacity, smallest
@@ -105,7 +105,7 @@ func (p *Picture) glyphs() []rune {
 	return []rune("·░▒▓█")
 }
 
-// level is how full a cell is: only nothing is 0, and only all of it is 4.
+// level is how full a cell is: 0 only if it is empty, and 4 only if it is full.
 func level(bytes, size int64) int {
 	switch {
 	case bytes == 0:

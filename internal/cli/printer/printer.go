@@ -36,16 +36,16 @@ type Printer struct {
 	Colour bool
 }
 
-// UseColour tells whether to colour the output: on a terminal, unless its owner
-// asked for none.
+// UseColour reports whether to colour the output: on a terminal, unless the environment says
+// not to.
 func UseColour(terminal bool, getenv func(string) string) bool {
 	return terminal && getenv("NO_COLOR") == "" && getenv("TERM") != "dumb"
 }
 
-// IsTerminal tells whether a file is a terminal.
+// IsTerminal reports whether a file is a terminal.
 func IsTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
-// Width is how many characters a line of a terminal has; 80 where nobody knows.
+// Width returns the width of a terminal in characters, or 80 if it is unknown.
 func Width(f *os.File) int {
 	width, _, _ := term.GetSize(int(f.Fd())) // negative if it fails
 	return cmp.Or(max(0, width), 80)
@@ -59,13 +59,13 @@ func (p *Printer) Check() error {
 	return nil
 }
 
-// Machine tells whether a program reads the output.
+// Machine reports whether the output is for a program.
 func (p *Printer) Machine() bool { return p.Format == FormatJSON || p.Format == FormatYAML }
 
-// Wide tells whether tables have all columns.
+// Wide reports whether tables have all columns.
 func (p *Printer) Wide() bool { return p.Format == FormatWide }
 
-// Paint colours text, where colours are allowed.
+// Paint colours text if colours are allowed.
 func (p *Printer) Paint(code, text string) string {
 	if code == show.Plain || !p.Colour {
 		return text
@@ -73,7 +73,7 @@ func (p *Printer) Paint(code, text string) string {
 	return code + text + show.Reset
 }
 
-// Line prints our own text, parts of which may come from elsewhere.
+// Line prints a text of ours, which may contain text from elsewhere.
 func (p *Printer) Line(text string) error {
 	_, err := io.WriteString(p.Out, show.EscapeLines(text)+"\n")
 	return err
@@ -84,8 +84,7 @@ func (p *Printer) Field(indent int, label, text string) string {
 	return fmt.Sprintf("\n%*s%s %s", indent, "", p.Paint(show.Bold, label), show.Escape(text))
 }
 
-// Table prints a table and forgets its rows, so that more can follow in the same
-// columns.
+// Table prints a table and removes its rows, so that more rows can follow in the same columns.
 func (p *Printer) Table(t *Table) error {
 	t.fit()
 	var b strings.Builder
@@ -103,8 +102,7 @@ func (p *Printer) Table(t *Table) error {
 	return err
 }
 
-// Result prints a value or a message: for a program in the format asked for, else by
-// people.
+// Result prints a value or a message: encoded for a program, or by calling people.
 func (p *Printer) Result(v any, people func() error) error {
 	if p.Machine() {
 		return p.JSON(v)
@@ -112,7 +110,7 @@ func (p *Printer) Result(v any, people func() error) error {
 	return people()
 }
 
-// JSON prints a value or a message for a program, in the format asked for.
+// JSON prints a value or a message for a program, as JSON or YAML.
 func (p *Printer) JSON(v any) error { return p.encode("", v, "  ") }
 
 // Document prints one message of a stream: a line of JSON, or a YAML document.

@@ -6,11 +6,11 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 )
 
-// Nothing stands in a table where there is nothing to show.
+// Nothing is the text of an empty cell.
 const Nothing = "-"
 
-// Cell is one field of a table: its text is escaped when the cell is made, so that no
-// table can forget to.
+// Cell is one field of a table. Its text is escaped when the cell is made, so that no table
+// can fail to do it.
 type Cell struct{ text, code string }
 
 // Text is a cell without a colour.

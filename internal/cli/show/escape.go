@@ -10,9 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// Escape makes text harmless for a terminal. Condition messages come from a
-// guest and paths from other programs: neither may move the cursor, set a
-// window's title, hide text or end a table's row.
+// Escape makes text safe for a terminal. Condition messages come from a guest and paths from
+// other programs: they must not move the cursor, set a window's title, hide text or end a
+// table's row.
 func Escape(text string) string { return escape(text, Unsafe) }
 
 // EscapeLines keeps line feeds, for our own texts of several lines. At worst, text from
@@ -68,13 +68,13 @@ func escapeRune(r rune) string {
 	return fmt.Sprintf(`\U%08x`, r)
 }
 
-// Unsafe tells whether a character is not plainly visible: controls, directional
-// overrides, zero-width characters, private use, and every space but the ASCII one.
+// Unsafe reports whether a character is not plainly visible: controls, directional overrides,
+// zero-width characters, private use, and every space but the ASCII one.
 func Unsafe(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }
 
-// EscapeJSON escapes what JSON allows unescaped and a terminal obeys: C1 controls, DEL,
-// directional overrides. They occur only inside strings, so a program reads the same
-// text.
+// EscapeJSON escapes the characters that JSON allows unescaped and that control a terminal: C1
+// controls, DEL, directional overrides. They occur only inside strings, so a program reads the
+// same text.
 func EscapeJSON(text []byte) []byte {
 	out := make([]byte, 0, len(text))
 	for len(text) > 0 {

@@ -41,8 +41,8 @@ func WithDetail(what, detail string) string {
 	return what + " (" + detail + ")"
 }
 
-// Percent is the used part of a total, rounded up, so that only nothing is 0%. Without
-// a total it is empty.
+// Percent is the used part of a total, rounded up, so that it is 0% only if nothing is used.
+// Without a total it is empty.
 func Percent(used, total int64) string {
 	if total <= 0 {
 		return ""
@@ -50,8 +50,8 @@ func Percent(used, total int64) string {
 	return fmt.Sprintf("%.0f%%", math.Ceil(100*float64(used)/float64(total)))
 }
 
-// Duration shows how long ago something was, as kubectl does: coarser as it grows. A
-// clock that is behind the daemon's gives 0s.
+// Duration formats how long ago something was, as kubectl does: coarser as it grows. It is 0s
+// if our clock is behind the daemon's.
 func Duration(d time.Duration) string { return duration.HumanDuration(max(0, d)) }
 
 // Colours and attributes: the terminal's own sixteen, so that the user's palette

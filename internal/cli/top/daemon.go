@@ -43,8 +43,8 @@ func (d Daemon) fetchStats(ctx context.Context, id string) StatsFetched {
 	return answer
 }
 
-// poll asks the daemon for what the watch does not report. A part that fails is left
-// out, because an older daemon lacks some calls; the error is that of the volumes.
+// poll asks the daemon for what the watch does not report. A part that fails is left out,
+// because an older daemon lacks some calls. The error is that of listing the volumes.
 func (d Daemon) poll(ctx context.Context, settings Settings, health bool) (e Polled, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
@@ -106,7 +106,7 @@ func (d Daemon) watch(ctx context.Context, settings Settings, send func(Event)) 
 	}
 }
 
-// watchOnce follows one watch to its end. synced tells whether its listing was complete.
+// watchOnce follows one watch to its end. synced reports whether its listing was complete.
 func (d Daemon) watchOnce(ctx context.Context, settings Settings, send func(Event)) (synced bool, err error) {
 	stream, err := d.WatchVolumes(ctx, &adminv1.WatchVolumesRequest{Driver: settings.Driver, Handler: settings.Handler})
 	if err != nil {
@@ -131,7 +131,7 @@ func (d Daemon) watchOnce(ctx context.Context, settings Settings, send func(Even
 	return synced, err
 }
 
-// endsListing tells whether the listing is complete by a batch; gather ends it there.
+// endsListing reports whether a batch completes the listing; gather ends the batch there.
 func endsListing(batch []*adminv1.WatchVolumesResponse) bool {
 	return batch[len(batch)-1].GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED
 }

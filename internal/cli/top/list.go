@@ -24,8 +24,8 @@ type list struct {
 	chosen   string // the volume that the cursor stays on; empty is none
 }
 
-// rebuild filters and sorts the volumes; state selects those in one, "" is all. The cursor stays on the chosen volume; if
-// none is chosen, it stays at the top.
+// rebuild filters and sorts the volumes. state selects those in one state; "" selects all. The
+// cursor stays on the chosen volume; if none is chosen, it stays where it is in the list.
 func (l *list) rebuild(all map[string]*row, state string) {
 	words := strings.Fields(strings.ToLower(l.filter.current()))
 	l.rows, l.known = make([]*row, 0, len(all)), len(all)
@@ -54,7 +54,7 @@ func (l *list) move(by int) {
 	}
 }
 
-// home moves the cursor to whichever volume is first.
+// home moves the cursor to the first row, whichever volume that is.
 func (l *list) home() { l.cursor, l.chosen = 0, "" }
 
 // current is the volume under the cursor, or nil.
@@ -109,10 +109,10 @@ func (f *filter) current() string {
 	return f.text
 }
 
-// shown tells whether the filter has a line on the screen.
+// shown reports whether the filter has a line on the screen.
 func (f *filter) shown() bool { return f.typed != nil || f.text != "" }
 
-// matches tells whether a volume has all of the words.
+// matches reports whether a volume has all of the words.
 func (r *row) matches(words []string) bool {
 	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(r.words, word) })
 }

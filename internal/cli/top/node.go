@@ -39,7 +39,7 @@ func newNode(host string, escape func(string) string, now time.Time) node {
 	}
 }
 
-// watched applies changes and tells whether the watch's listing is complete by them.
+// watched applies changes and reports whether they complete the listing of the watch.
 func (n *node) watched(e Watched, now time.Time) (synced bool) {
 	for _, change := range e.Changes {
 		id := change.GetVolume().GetId()
@@ -118,9 +118,9 @@ func (n *node) polled(e Polled, now time.Time) {
 // clockSlack is how much later than the daemon we see an answer end.
 const clockSlack = 500 * time.Millisecond
 
-// updateStats takes over from a listing what the watch does not report: numbers. The
-// rest of the listing may be older than the watch, and also the numbers may be older
-// than an answer that came since.
+// updateStats copies from a listing the numbers, which the watch does not report. The rest of
+// the listing may be older than the watch. The numbers too may be older than an answer that
+// came since.
 func (n *node) updateStats(v *adminv1.Volume, now time.Time) {
 	old := n.volumes[v.GetId()]
 	if old == nil || timeOf(v.GetStatsAt()).Add(clockSlack).Before(timeOf(old.v.GetStatsAt())) {
@@ -150,7 +150,7 @@ type daemonInfo struct {
 // tally is how many of all work.
 type tally struct{ fine, all int }
 
-// update takes over what the daemon reported; what it did not report stays.
+// update copies what the daemon reported, and keeps what it did not report.
 func (d *daemonInfo) update(e Polled, escape func(string) string) {
 	if e.Node != nil {
 		d.version, d.started = escape(e.Node.GetVersion()), timeOf(e.Node.GetStartedAt())

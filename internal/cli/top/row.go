@@ -36,7 +36,7 @@ func part(u *adminv1.VolumeUsage) float64 {
 
 func (r *row) id() string { return r.v.GetId() }
 
-// hasSandbox tells whether there is a sandbox that can be asked for usage.
+// hasSandbox reports whether there is a sandbox that can be asked for usage.
 func (r *row) hasSandbox() bool { return r.v.GetSandbox().GetId() != "" }
 
 const podDigits = 8
@@ -69,8 +69,8 @@ func sizes(u *adminv1.VolumeUsage) string {
 	return used + "/" + total
 }
 
-// statsFailed tells whether the error is that of the last request for stats: they have
-// one time.
+// statsFailed reports whether the error is that of the last request for stats: both then have
+// the same time.
 func statsFailed(v *adminv1.Volume) bool {
 	return v.GetLastError() != "" && v.GetStatsFailures() > 0 && timeOf(v.GetLastErrorAt()).Equal(timeOf(v.GetStatsAt()))
 }

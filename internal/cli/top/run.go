@@ -61,7 +61,7 @@ type model struct {
 	state  *State
 	ctx    context.Context // ends with Run
 	daemon Daemon
-	// exists tells whether the terminal still exists.
+	// exists reports whether the terminal still exists.
 	exists func() bool
 }
 

@@ -33,8 +33,8 @@ type request struct {
 	failed int // in a row
 }
 
-// fetches starts the requests for which it is time: for the volumes on the screen,
-// a few at a once, and less and less often for a sandbox that does not answer.
+// fetches starts the requests that are due: for the volumes on the screen, a few at a time,
+// and less and less often for a sandbox that does not answer.
 //
 // While at most half of the slots are taken, it also starts one for a volume beyond
 // the screen that was never asked: else a full volume could stay at the end of the
@@ -95,7 +95,7 @@ func (s *schedule) fetchNow(id string) {
 	s.fetching[id] = q
 }
 
-// waiting is since when a request has been in flight; zero without one.
+// waiting returns since when a request has been in flight; zero without one.
 func (s *schedule) waiting(id string) time.Time { return s.fetching[id].since }
 
 func (s *schedule) retain(volumes map[string]*row) {
@@ -114,8 +114,8 @@ func (s *schedule) poll(now time.Time) []Effect {
 	return []Effect{Poll{Health: health}}
 }
 
-// polled ends a request to the daemon and takes over how many requests its relay
-// allows at once: at most half of them are ours, the rest is for kubelet.
+// polled ends a request to the daemon. concurrency is how many requests its relay allows at
+// once: at most half of them are ours, the rest is for kubelet.
 func (s *schedule) polled(at time.Time, concurrency int) {
 	s.polling = false
 	s.nextPoll = at.Add(s.interval)

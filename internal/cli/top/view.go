@@ -196,8 +196,8 @@ func (v *listView) filterLine() string {
 	return v.canvas.line(paint(faint, fmt.Sprintf("%d of %d shown", len(s.list.rows), s.list.known)), left...)
 }
 
-// messageLine shows the error of the volume under the cursor, or what a narrow
-// list has no columns for.
+// messageLine shows the error of the volume under the cursor, or the fields for which a narrow
+// list has no columns.
 func (v *listView) messageLine() string {
 	r, paint := v.s.list.current(), v.canvas.paint
 	if r == nil {
@@ -241,7 +241,7 @@ func hintLine(s *State, actions []action) string {
 	return s.canvas.line("", texts...)
 }
 
-// frame says which lines stand around the rows of the list.
+// frame says which lines are shown around the rows of the list.
 type frame struct {
 	title, totals, sum, alert, filter, blank, heading, message, hints bool
 	rows                                                              int
@@ -250,8 +250,8 @@ type frame struct {
 // fewestRows is what the other lines leave to the rows.
 const fewestRows = 3
 
-// frame chooses the lines that the screen has room for. What says that the list is
-// incomplete or out of date comes before all else.
+// frame chooses the lines that the screen has room for. The most important ones show that the
+// list is incomplete or out of date.
 func (s *State) frame() frame {
 	f := frame{rows: s.canvas.height}
 	fits := func(wanted bool, spare int) bool {
