@@ -35,6 +35,7 @@ func (d Daemon) fetchStats(ctx context.Context, id string) StatsFetched {
 	answer := StatsFetched{ID: id, At: time.Now(), Took: time.Since(start), Reply: reply}
 	if err != nil {
 		answer.Reply, answer.Failure = nil, status.Convert(err).Message() // as the daemon records it
+		answer.Unanswered = ctx.Err() != nil
 		return answer
 	}
 	if took := reply.GetTook(); took != nil {

@@ -39,7 +39,7 @@ func (p *sheet) page() []string {
 	return append(lines, hintLine(p.s, detailActions))
 }
 
-func (p *sheet) alerts() bool { return p.s.node.link.away && p.canvas.height > 6 }
+func (p *sheet) alerts() bool { return p.s.old() && p.canvas.height > 6 }
 
 // height is how many lines of the content the screen holds.
 func (p *sheet) height() int {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -96,8 +98,9 @@ func (m *model) command(effect Effect) tea.Cmd {
 		return func() tea.Msg { return m.daemon.fetchStats(m.ctx, effect.ID) }
 	case Poll:
 		return func() tea.Msg {
-			// The watch reports when the daemon is away.
-			polled, _ := m.daemon.poll(m.ctx, m.state.settings, effect.Health)
+			// The watch reports when the daemon is away, but not when it hangs.
+			polled, err := m.daemon.poll(m.ctx, m.state.settings, effect.Health)
+			polled.Unanswered = status.Code(err) == codes.DeadlineExceeded
 			return polled
 		}
 	}

@@ -24,6 +24,8 @@ type schedule struct {
 
 	polling              bool
 	nextPoll, nextHealth time.Time
+	// silent is since when the daemon has been asked and has not answered; zero if it has.
+	silent time.Time
 }
 
 // request is when a volume's sandbox was and will be asked.
@@ -107,6 +109,9 @@ func (s *schedule) poll(now time.Time) []Effect {
 		return nil
 	}
 	s.polling = true
+	if s.silent.IsZero() {
+		s.silent = now
+	}
 	health := !now.Before(s.nextHealth)
 	if health {
 		s.nextHealth = now.Add(healthEvery)
@@ -116,12 +121,18 @@ func (s *schedule) poll(now time.Time) []Effect {
 
 // polled ends a request to the daemon. concurrency is how many requests its relay allows at
 // once: at most half of them are ours, the rest is for kubelet.
-func (s *schedule) polled(at time.Time, concurrency int) {
+func (s *schedule) polled(e Polled, concurrency int) {
 	s.polling = false
-	s.nextPoll = at.Add(s.interval)
+	s.nextPoll = e.At.Add(s.interval)
+	if !e.Unanswered {
+		s.silent = time.Time{}
+	}
 	if concurrency > 0 {
 		s.limit = max(1, min(maxConcurrent, concurrency/2))
 	}
 }
 
-func (s *schedule) pollNow() { s.nextPoll, s.nextHealth = time.Time{}, time.Time{} }
+// pollNow makes a poll due; the daemon has just answered.
+func (s *schedule) pollNow() {
+	s.nextPoll, s.nextHealth, s.silent = time.Time{}, time.Time{}, time.Time{}
+}

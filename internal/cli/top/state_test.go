@@ -228,6 +228,37 @@ func TestTheLastPictureStaysWhileTheDaemonIsAway(t *testing.T) {
 	}
 }
 
+// TestADaemonThatHangs: its watch does not end, and the screen is old all the same.
+func TestADaemonThatHangs(t *testing.T) {
+	s := crowd(3, 20)
+	s.Apply(Watched{Changes: []*adminv1.WatchVolumesResponse{syncedEvent}})
+	at := func(seconds int) time.Time { return now.Add(time.Duration(seconds) * time.Second) }
+	s.Apply(Polled{At: at(1), Volumes: many(3)})
+	s.Apply(Clock{Now: at(10)}) // it is asked again
+	if s.Apply(Clock{Now: at(14)}); s.hangs() {
+		t.Error("it hangs after four seconds")
+	}
+	s.Apply(Clock{Now: at(16)})
+	first := many(1)[0].GetId()
+	s.Apply(StatsFetched{ID: first, At: at(16), Failure: "context deadline exceeded", Unanswered: true})
+	s.Apply(Polled{At: at(17), Unanswered: true})
+	s.Apply(Clock{Now: at(30)})
+	if view := s.View(); !strings.Contains(view, "NO ANSWER") || !strings.Contains(view, "no answer for 20s") || !strings.Contains(view, "v002") {
+		t.Errorf("%s", view)
+	}
+	if s.node.volumes[first].err != "" {
+		t.Error("the daemon's silence is taken for the sandbox's")
+	}
+	press(s, "enter")
+	if view := s.View(); !strings.Contains(view, "no answer for 20s") {
+		t.Errorf("%s", view)
+	}
+	s.Apply(Polled{At: at(31), Volumes: many(3)})
+	if view := s.View(); strings.Contains(strings.ToLower(view), "no answer for") {
+		t.Errorf("%s", view)
+	}
+}
+
 // An answer that comes while the daemon is away says nothing about what a new watch
 // will list: the volume does not stay for it.
 func TestAnswersWhileAwayKeepNoVolume(t *testing.T) {

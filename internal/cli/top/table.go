@@ -179,7 +179,7 @@ func (t *table) heading() string {
 // row draws one volume. The chosen one is reversed and has no other colours.
 func (t *table) row(r *row, chosen bool) string {
 	canvas := t.s.canvas
-	stale := t.s.node.link.away
+	stale := t.s.old()
 	canvas.plain = canvas.plain || chosen || stale
 	cursor, mark := " ", " "
 	if chosen {

@@ -84,10 +84,10 @@ func (s *State) Apply(e Event) []Effect {
 		s.node.disconnected(e)
 	case Polled:
 		s.node.polled(e, s.now)
-		s.schedule.polled(e.At, s.node.daemon.concurrency)
+		s.schedule.polled(e, s.node.daemon.concurrency)
 	case StatsFetched:
-		// A failure while the daemon is away says nothing about the sandbox.
-		counts := e.Reply != nil || s.node.link.synced
+		// A failure while the daemon is away or hangs says nothing about the sandbox.
+		counts := e.Reply != nil || s.node.link.synced && !(e.Unanswered && s.hangs())
 		s.schedule.fetched(e, counts)
 		if counts {
 			s.node.fetched(e, s.now)
@@ -111,6 +111,18 @@ func (s *State) requests() []Effect {
 	}
 	return append(s.schedule.fetches(s.now, s.onScreen(), beyond), s.schedule.poll(s.now)...)
 }
+
+// hangTime is after how long without an answer the daemon is said to hang. The watch does not
+// end while it does.
+const hangTime = 5 * time.Second
+
+// hangs reports whether the daemon is connected and does not answer.
+func (s *State) hangs() bool {
+	return s.node.link.synced && !s.schedule.silent.IsZero() && s.now.Sub(s.schedule.silent) >= hangTime
+}
+
+// old reports whether what is shown may be out of date.
+func (s *State) old() bool { return s.node.link.away || s.hangs() }
 
 // shown are the volumes as of now, or as of the moment of the pause.
 func (s *State) shown() map[string]*row {
@@ -174,7 +186,10 @@ type Disconnected struct {
 
 // Polled is the answer to Poll. A part that failed is nil.
 type Polled struct {
-	At       time.Time
+	At time.Time
+	// Unanswered: the daemon did not answer in time.
+	Unanswered bool
+
 	Node     *adminv1.GetNodeResponse
 	Handlers []*adminv1.Handler
 	Drivers  *adminv1.ListDriversResponse
@@ -189,6 +204,8 @@ type StatsFetched struct {
 	Reply *adminv1.GetVolumeStatsResponse
 	// Failure is why there is no reply.
 	Failure string
+	// Unanswered: the daemon did not answer in time.
+	Unanswered bool
 }
 
 // Clock reports the time.

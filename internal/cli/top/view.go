@@ -96,6 +96,8 @@ func freshness(s *State) string {
 	switch {
 	case s.node.link.away:
 		return paint(alarm, "AWAY") + paint(faint, clock)
+	case s.hangs():
+		return paint(alarm, "NO ANSWER") + paint(faint, clock)
 	case s.paused != nil:
 		return paint(yellow, "PAUSED") + paint(faint, clock)
 	case !s.node.link.synced:
@@ -163,6 +165,10 @@ func count(n int, what string) string {
 // alertLine says that the screen is out of date, or what is wrong with the node.
 func alertLine(s *State) string {
 	link, paint := &s.node.link, s.canvas.paint
+	if s.hangs() {
+		return s.canvas.line("", paint(alarm, "! no answer for "+age(s.now, s.schedule.silent)+", this is old: "),
+			paint(red, "the daemon is connected, and may hang"))
+	}
 	if !link.away {
 		problems, right := s.node.daemon.problems, ""
 		if more := len(problems) - 1; more > 0 {
@@ -263,7 +269,7 @@ func (s *State) frame() frame {
 	}
 	selects := s.settings.State != "" || s.settings.Driver != "" || s.settings.Handler != ""
 	f.filter = fits(selects || s.list.filter.shown(), -1)
-	f.alert = fits(s.node.alert(), 0)
+	f.alert = fits(s.node.alert() || s.hangs(), 0)
 	f.heading = fits(true, 0)
 	f.title = fits(true, 0)
 	f.hints = fits(true, 1)
