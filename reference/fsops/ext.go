@@ -23,6 +23,7 @@ const (
 	extFeatures    = 0x60
 	extROFeatures  = 0x64
 	extReservedGDT = 0xce
+	extJournalIno  = 0xe0
 	extJournalDev  = 0xe4
 	extDescSize    = 0xfe
 	extBlocksTop   = 0x150
@@ -56,8 +57,10 @@ func readExt(device io.ReaderAt) (*extSuper, error) {
 	s := &extSuper{
 		blocks: u32(extBlocks), block: 1024 << u32(extLogBlock), first: u32(extFirstBlock),
 		groupBlocks: u32(extGroupBlocks), reserved: u16(extReservedGDT), descSize: 32,
-		sparse:           u32(extROFeatures)&extSparseSuper != 0,
-		journalElsewhere: u32(extCompat)&extHasJournal != 0 && u32(extJournalDev) != 0,
+		sparse: u32(extROFeatures)&extSparseSuper != 0,
+		// A journal without an inode is on a device that the superblock can also name
+		// among its default mount options, as journal_dev=.
+		journalElsewhere: u32(extCompat)&extHasJournal != 0 && (u32(extJournalDev) != 0 || u32(extJournalIno) == 0),
 	}
 	inode := int64(128)
 	if size := u16(extInodeSize); size != 0 {

@@ -15,6 +15,7 @@ func TestFilesystemsThatNameOtherDevices(t *testing.T) {
 	}{
 		"ext4":                                {"ext4", extStart + extJournalDev, nil, ""},
 		"ext4 with its journal elsewhere":     {"ext4", extStart + extJournalDev, []byte{0x10, 8}, "journal on another device"},
+		"ext4 whose journal is no file of it": {"ext4", extStart + extJournalIno, []byte{0}, "journal on another device"},
 		"ext3 with its journal elsewhere":     {"ext3", extStart + extJournalDev, []byte{0x10, 8}, "journal on another device"},
 		"btrfs":                               {"btrfs", btrfsStart + btrfsDevicesAt, []byte{1}, ""},
 		"btrfs of two devices":                {"btrfs", btrfsStart + btrfsDevicesAt, []byte{2}, "has 2 devices"},
@@ -25,6 +26,7 @@ func TestFilesystemsThatNameOtherDevices(t *testing.T) {
 			copy(image[extStart+extMagic:], "\x53\xef")
 			image[extStart+extGroupBlocks] = 1
 			image[extStart+extCompat] = extHasJournal
+			image[extStart+extJournalIno] = 8
 			copy(image[btrfsStart+btrfsMagicAt:], btrfsMagic)
 			copy(image[c.at:], c.bytes)
 			err := oneDevice(bytes.NewReader(image), c.fsType)

@@ -1,0 +1,40 @@
+//go:build system
+
+package fsops_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+// TestJournalByADefaultMountOption has the kernel write the journal of an ext4 to another
+// device that only the default mount options in the superblock name.
+func TestJournalByADefaultMountOption(t *testing.T) {
+	rig.Need(t, "debugfs")
+	device := rig.Loop(t, rig.Image(t, 64*mib), loopdev.Options{})
+	theirs := rig.Loop(t, rig.Image(t, 64*mib), loopdev.Options{})
+	var st unix.Stat_t
+	check.Must(t, unix.Stat(theirs, &st))
+	run(t, "mke2fs", "-q", "-b", "4096", "-O", "journal_dev", theirs)
+	run(t, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-J", "device="+theirs, device)
+	run(t, "debugfs", "-w", "-R", "ssv journal_dev 0", device)
+	number := unix.Major(st.Rdev)<<8 | unix.Minor(st.Rdev)
+	run(t, "tune2fs", "-f", "-E", fmt.Sprintf("mount_opts=journal_dev=%d", number), device)
+
+	err := fsops.OneDevice(openFD(t, device, unix.O_RDONLY), "ext4")
+	if err == nil || !strings.Contains(err.Error(), "journal on another device") {
+		t.Errorf("a journal on another device: %v", err)
+	}
+	mounted(t, "ext4", device, 0, "")
+	if exclusive(theirs) {
+		t.Error("the kernel does not use the other device: this test shows nothing")
+	}
+}
