@@ -16,8 +16,9 @@ import (
 // directory is so already. It tells how many files it has changed.
 //
 // Links get the group and are never followed; other mounts are not entered. A file
-// that nobody may change (chattr +i) stays as it is. The root directory is changed
-// last: after a cut-off GroupOnMismatch begins again.
+// that nobody may change (chattr +i) stays as it is. The
+// root directory gets the group last, and fits no group until then: after a cut-off,
+// GroupOnMismatch begins again, whichever group it is for.
 func ApplyGroup(root int, gid uint32, policy volume.GroupPolicy) (changed int, err error) {
 	w := walk{rule: groupRule{gid: gid}}
 	dir, err := openDir(root, ".")
@@ -29,6 +30,9 @@ func ApplyGroup(root int, gid uint32, policy volume.GroupPolicy) (changed int, e
 		if fits, err := w.rule.fits(fdOf(dir)); fits || err != nil {
 			return 0, err
 		}
+	}
+	if err := w.rule.unfit(fdOf(dir)); err != nil {
+		return 0, fmt.Errorf("give the volume to group %d: its root directory: %w", gid, err)
 	}
 	if err := w.below(dir); err != nil {
 		return w.changed, fmt.Errorf("give the volume to group %d: %w", gid, err)
@@ -58,6 +62,23 @@ func (r groupRule) fits(root int) (bool, error) {
 	}
 	want := needs(&st)
 	return st.Gid == r.gid && st.Mode&want == want, nil
+}
+
+// unfit takes the setgid bit from a root directory that fits another group: a walk that is
+// cut off leaves files of both groups.
+func (r groupRule) unfit(root int) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(root, &st); err != nil {
+		return err
+	}
+	want := needs(&st)
+	if st.Gid == r.gid || st.Mode&want != want {
+		return nil
+	}
+	if err := unix.Fchmod(root, st.Mode&0o7777&^unix.S_ISGID); err != nil {
+		return excuse(root, err)
+	}
+	return nil
 }
 
 // apply makes one file be as the rule says, and tells whether it was not before and

@@ -381,6 +381,30 @@ func TestKilledInTheMiddle(t *testing.T) {
 	}
 }
 
+// TestKilledOnTheWayToAnotherGroup: OnRootMismatch of the group that the files had before
+// does not take a tree for its own that is half another group's.
+func TestKilledOnTheWayToAnotherGroup(t *testing.T) {
+	f := newFilesystem(t, "ext4", 64*mib)
+	file := filepath.Join(f.dir, "file")
+	check.Must(t, os.WriteFile(file, nil, 0o600))
+	apply := func(gid uint32) error {
+		_, err := fsops.ApplyGroup(f.root, gid, volume.GroupOnMismatch)
+		return err
+	}
+	check.Must(t, apply(group))
+	// Whatever ends the walk leaves the root directory for the end.
+	check.Must(t, limitFiles(t, uint64(len(rig.FDs(t, os.Getpid()))+1)))
+	if err := apply(group + 1); !errors.Is(err, unix.EMFILE) {
+		t.Fatalf("not cut off: %v", err)
+	}
+	check.Must(t, limitFiles(t, 1000))
+	check.Must(t, os.Lchown(file, 0, group+1)) // as far as it got
+	check.Must(t, apply(group))
+	if all := files(t, f.dir); all["file"].GID != group || all["."] != (owned{0, group, unix.S_IFDIR | 0o2775}) {
+		t.Errorf("after the way back: %+v", all)
+	}
+}
+
 // killInTheMiddle kills what gives a new directory to the group, and counts how often it
 // was in the middle of it.
 func (f *filesystem) killInTheMiddle(dir string) (cuts int) {
