@@ -16,7 +16,7 @@ import (
 // directory is so already. It tells how many files it has changed.
 //
 // Links get the group and are never followed; other mounts are not entered. A file
-// that nobody may change (chattr +i) stays as it is. The
+// that nobody may change (chattr +i, a read-only subvolume of btrfs) stays as it is. The
 // root directory gets the group last, and fits no group until then: after a cut-off,
 // GroupOnMismatch begins again, whichever group it is for.
 func ApplyGroup(root int, gid uint32, policy volume.GroupPolicy) (changed int, err error) {
@@ -111,14 +111,26 @@ func (r groupRule) apply(fd int) (isDir, did bool, err error) {
 	return isDir, true, nil
 }
 
-// excuse lets a file pass that nobody may change.
+// excuse ignores the error of a change to a file that nobody may change.
 func excuse(fd int, err error) error {
-	const fixed = unix.STATX_ATTR_IMMUTABLE | unix.STATX_ATTR_APPEND
-	var st unix.Statx_t
-	if errors.Is(err, unix.EPERM) && unix.Statx(fd, "", unix.AT_EMPTY_PATH, 0, &st) == nil && st.Attributes&fixed != 0 {
+	if errors.Is(err, unix.EPERM) && isFixed(fd) || errors.Is(err, unix.EROFS) && inReadOnlySubvolume(fd) {
 		return nil
 	}
 	return err
+}
+
+// isFixed reports whether a file is immutable or append-only.
+func isFixed(fd int) bool {
+	const fixed = unix.STATX_ATTR_IMMUTABLE | unix.STATX_ATTR_APPEND
+	var st unix.Statx_t
+	return unix.Statx(fd, "", unix.AT_EMPTY_PATH, 0, &st) == nil && st.Attributes&fixed != 0
+}
+
+// inReadOnlySubvolume reports, of a file that could not be changed with EROFS, whether that
+// is because of its subvolume: the filesystem and its mount can be written to.
+func inReadOnlySubvolume(fd int) bool {
+	var fs unix.Statfs_t
+	return unix.Fstatfs(fd, &fs) == nil && fs.Type == unix.BTRFS_SUPER_MAGIC && fs.Flags&unix.ST_RDONLY == 0
 }
 
 // chmod changes the mode of the very file of a descriptor, of one that is only a

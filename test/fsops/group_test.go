@@ -405,6 +405,24 @@ func TestKilledOnTheWayToAnotherGroup(t *testing.T) {
 	}
 }
 
+// TestReadOnlySubvolume: a workload can make one, and nobody can change what is in it.
+func TestReadOnlySubvolume(t *testing.T) {
+	f := newFilesystem(t, "btrfs", size)
+	run(t, "btrfs", "subvolume", "create", f.dir+"/sub")
+	check.Must(t, os.WriteFile(f.dir+"/sub/file", nil, 0o600))
+	run(t, "btrfs", "subvolume", "snapshot", "-r", f.dir+"/sub", f.dir+"/snapshot")
+	if _, err := fsops.ApplyGroup(f.root, group, volume.GroupAlways); err != nil {
+		t.Fatal(err)
+	}
+	if all := files(t, f.dir); all["sub/file"].GID != group || all["snapshot/file"].GID == group || all["."].GID != group {
+		t.Errorf("%+v", all)
+	}
+	check.Must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	if _, err := fsops.ApplyGroup(f.root, group+1, volume.GroupAlways); !errors.Is(err, unix.EROFS) {
+		t.Errorf("a btrfs that is read-only: %v", err)
+	}
+}
+
 // killInTheMiddle kills what gives a new directory to the group, and counts how often it
 // was in the middle of it.
 func (f *filesystem) killInTheMiddle(dir string) (cuts int) {
