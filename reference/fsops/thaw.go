@@ -1,6 +1,7 @@
 package fsops
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -36,21 +37,32 @@ func (f Freezer) thawKey(key string, root int) error {
 		return err
 	}
 	defer func() { _ = places.Close() }()
-	name, _, err := findRecord(places, key)
+	name, err := recordToThaw(places, key, root)
 	if err != nil {
 		return err
 	}
-	if name == "" {
-		if root < 0 {
-			return fmt.Errorf("there is no freeze of it on record: %w", ErrNotFrozen)
-		}
-		if name, err = recordName(root); err != nil {
-			return err
-		}
-	}
-	dogs, err := thaw(places, name, key, root, patience)
+	dogs, err := thaw(places, name, func(now state) bool { return now.Key == key }, root, patience)
 	end(dogs)
 	return err
+}
+
+// recordToThaw names the record of the filesystem that is to be thawed: that of the root
+// directory, or the one that has the key. A volume whose device was replaced can have both.
+func recordToThaw(places *os.File, key string, root int) (string, error) {
+	own, err := "", error(nil)
+	if root >= 0 {
+		if own, err = recordName(root); err != nil {
+			return "", err
+		}
+		if was, err := readState(fdOf(places), own+"/"+stateFile); err == nil && was.Key == key {
+			return own, nil
+		}
+	}
+	name, _, err := findRecord(places, key)
+	if err == nil && name == "" && own == "" {
+		err = fmt.Errorf("there is no freeze of it on record: %w", ErrNotFrozen)
+	}
+	return cmp.Or(name, own), err
 }
 
 // findRecord gives the record of a key and its name, which is "" where there is none.
@@ -68,9 +80,9 @@ func findRecord(places *os.File, key string) (name string, was state, err error)
 	return "", state{}, nil
 }
 
-// thaw gives the watchdogs that have nothing to do any more. The record is free
-// again by then.
-func thaw(places *os.File, name, key string, root int, within time.Duration) (useless []process.Process, err error) {
+// thaw thaws the freeze on record if it is still the one that is wanted. It returns the
+// watchdogs that have nothing to do any more. The record is free again by then.
+func thaw(places *os.File, name string, wanted func(state) bool, root int, within time.Duration) (useless []process.Process, err error) {
 	rec, err := lockRecord(fdOf(places), name, within)
 	if err != nil {
 		return nil, err
@@ -83,7 +95,7 @@ func thaw(places *os.File, name, key string, root int, within time.Duration) (us
 		return nil, thawUnrecorded(root, name)
 	case err != nil:
 		return nil, err
-	case now.Key != key:
+	case !wanted(now):
 		return nil, fmt.Errorf("it has been thawed meanwhile: %w", ErrNotFrozen)
 	}
 	found, err := openFrozen(now.Watchdogs, root, name)
@@ -129,35 +141,51 @@ func thawUnrecorded(root int, name string) error {
 func (f Freezer) ThawExpired() (keys []string, next time.Duration, err error) {
 	places, err := f.open()
 	if err != nil {
-		return nil, 0, err
+		return nil, nextTry, err
 	}
 	defer func() { _ = places.Close() }()
 	names, err := places.Readdirnames(-1)
 	if err != nil {
-		return nil, 0, err
+		return nil, nextTry, err
 	}
 	var errs []error
 	for _, name := range names {
-		now, err := readState(fdOf(places), name+"/"+stateFile)
+		key, left, err := thawIfExpired(places, name)
 		if err != nil {
-			continue // it was removed just now
+			errs, left = append(errs, fmt.Errorf("thaw %s if its time is over: %w", name, err)), nextTry
 		}
-		left := time.Duration(now.Deadline - clock() + overdue.Nanoseconds())
-		if left <= 0 {
-			dogs, err := thaw(places, name, now.Key, -1, overdue)
-			end(dogs)
-			switch {
-			case err == nil:
-				keys = append(keys, now.Key)
-			case !errors.Is(err, ErrNotFrozen):
-				errs, left = append(errs, fmt.Errorf("thaw %s, whose time is over: %w", name, err)), nextTry
-			}
+		if key != "" {
+			keys = append(keys, key)
 		}
 		if left > 0 && (next == 0 || left < next) {
 			next = left
 		}
 	}
 	return keys, next, errors.Join(errs...)
+}
+
+// thawIfExpired returns the key if it has thawed a filesystem, or how long that can wait.
+func thawIfExpired(places *os.File, name string) (key string, left time.Duration, err error) {
+	was, err := readState(fdOf(places), name+"/"+stateFile)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", 0, nil // it was removed just now
+	}
+	if err != nil {
+		return "", 0, err
+	}
+	if left := time.Duration(was.Deadline - clock() + overdue.Nanoseconds()); left > 0 {
+		return "", left, nil
+	}
+	// The filesystem may be frozen anew while the record is waited for.
+	dogs, err := thaw(places, name, func(now state) bool { return now.Token == was.Token }, -1, overdue)
+	end(dogs)
+	switch {
+	case err == nil:
+		return was.Key, 0, nil
+	case errors.Is(err, ErrNotFrozen):
+		return "", 0, nil
+	}
+	return "", 0, err
 }
 
 const (

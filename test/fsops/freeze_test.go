@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -395,6 +396,85 @@ func TestExpiredFreezeIsThawed(t *testing.T) {
 	r.wantNothingLeft()
 }
 
+// TestNewFreezeIsNotExpired: a filesystem that is frozen anew while ThawExpired waits for its
+// record stays frozen.
+func TestNewFreezeIsNotExpired(t *testing.T) {
+	r := newFreezeRig(t, "ext4")
+	r.forgotten(time.Second)
+	record := r.onRecord()
+	freezer := openFD(t, filepath.Dir(record), unix.O_DIRECTORY)
+	check.Must(t, unix.Flock(freezer, unix.LOCK_EX))
+	_, next, err := r.ThawExpired()
+	check.Must(t, err)
+	time.Sleep(next)
+	thawed := make(chan []string)
+	go func() {
+		keys, _, err := r.ThawExpired()
+		if err != nil {
+			t.Error(err)
+		}
+		thawed <- keys
+	}()
+	time.Sleep(time.Second)
+	raw, err := os.ReadFile(record)
+	check.Must(t, err)
+	anew := regexp.MustCompile(`"token":"\w+","deadline":\d+`).ReplaceAll(raw, fmt.Appendf(nil, `"token":"new","deadline":%d`, int64(1)<<62))
+	check.Must(t, os.WriteFile(record, anew, 0o600))
+	check.Must(t, unix.Flock(freezer, unix.LOCK_UN))
+	if keys := <-thawed; len(keys) > 0 || !r.frozen(100*time.Millisecond) {
+		t.Errorf("the new freeze was thawed: %q", keys)
+	}
+	check.Must(t, r.Thaw("key", r.root))
+	r.wantThawed()
+	r.wantNothingLeft()
+}
+
+// onRecord is the file of the only freeze on record.
+func (r *freezeRig) onRecord() string {
+	r.t.Helper()
+	records, err := filepath.Glob(r.Dir + "/*/state.json")
+	if err != nil || len(records) != 1 {
+		r.t.Fatal(records, err)
+	}
+	return records[0]
+}
+
+// TestRecordThatCannotBeRead: what may be frozen is asked for again.
+func TestRecordThatCannotBeRead(t *testing.T) {
+	r := newFreezeRig(t, "ext4")
+	r.forgotten(time.Minute)
+	record := r.onRecord()
+	check.Must(t, os.Rename(record, record+"x"))
+	check.Must(t, os.Symlink(record+"x", record)) // which is not followed
+	if keys, next, err := r.ThawExpired(); err == nil || len(keys) > 0 || next <= 0 {
+		t.Errorf("a record that cannot be read: thawed %q, next in %v: %v", keys, next, err)
+	}
+	check.Must(t, os.Rename(record+"x", record))
+	check.Must(t, r.Thaw("key", -1))
+	r.wantThawed()
+	r.wantNothingLeft()
+}
+
+// TestTwoFilesystemsOfOneKey: a volume can have got another device while the filesystem on
+// the one before was frozen.
+func TestTwoFilesystemsOfOneKey(t *testing.T) {
+	one := newFreezeRig(t, "ext4")
+	other := &freezeRig{Freezer: one.Freezer, filesystem: newFilesystem(t, "ext4", size)}
+	for _, order := range [][]*freezeRig{{one, other}, {other, one}} {
+		for _, r := range order {
+			check.Must(t, r.Freeze("key", r.root, time.Minute))
+		}
+		check.Must(t, order[0].Thaw("key", order[0].root))
+		order[0].wantThawed()
+		if !order[1].frozen(100 * time.Millisecond) {
+			t.Error("another filesystem was thawed")
+		}
+		check.Must(t, order[1].Thaw("key", -1))
+		order[1].wantThawed()
+	}
+	one.wantNothingLeft()
+}
+
 // TestFrozenAndUnmounted: the kernel keeps a frozen filesystem, and its device, when
 // the last mount has gone.
 func TestFrozenAndUnmounted(t *testing.T) {
@@ -495,17 +575,14 @@ func TestOldWatchdogLeavesALaterFreezeAlone(t *testing.T) {
 	check.Must(t, r.Freeze("key", r.root, brief))
 	old := r.watchdogs()
 	// It is out of reach of Thaw: its pid on record is not its own.
-	records, err := filepath.Glob(r.Dir + "/*/state.json")
-	if err != nil || len(records) != 1 {
-		t.Fatal(records, err)
-	}
-	raw, err := os.ReadFile(records[0])
+	record := r.onRecord()
+	raw, err := os.ReadFile(record)
 	check.Must(t, err)
 	forged := strings.Replace(string(raw), fmt.Sprintf(`"pid":%d,"start":`, old[0]), fmt.Sprintf(`"pid":%d,"start":1`, old[0]), 1)
 	if forged == string(raw) {
 		t.Fatalf("the record has no such pid: %s", raw)
 	}
-	check.Must(t, os.WriteFile(records[0], []byte(forged), 0o600))
+	check.Must(t, os.WriteFile(record, []byte(forged), 0o600))
 	check.Must(t, r.Thaw("key", -1))
 	if left := r.watchdogs(); len(left) != 1 || left[0] != old[0] {
 		t.Fatalf("watchdogs %v, of %v", left, old)
