@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"path"
+	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -20,9 +21,14 @@ import (
 // pings at nearly every request.
 const maxRequest = 64 << 10
 
-// New gives a server of the volumes.
+// maxCalls bounds the calls about one volume that are under way. A device that hangs keeps
+// a call, and a thread with it, long after its caller has gone.
+const maxCalls = 32
+
+// New creates a server of the volumes.
 func New(volumes handler.Volumes) *grpc.Server {
-	served := grpc.NewServer(grpc.UnaryInterceptor(answer), grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(1024),
+	underWay := calls{count: make(map[string]int)}
+	served := grpc.NewServer(grpc.UnaryInterceptor(underWay.answer), grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(1024),
 		grpc.InitialWindowSize(maxRequest), grpc.InitialConnWindowSize(maxRequest))
 	handlerv1.RegisterHandlerServer(served, &server{volumes: volumes})
 	return served
@@ -85,10 +91,47 @@ func (s *server) ThawVolume(_ context.Context, req *handlerv1.ThawVolumeRequest)
 	return &handlerv1.ThawVolumeResponse{}, s.volumes.Thaw(req.GetTargetPath())
 }
 
-// answer checks what every call names, and gives errors their codes.
-func answer(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	if of, ok := req.(interface{ GetTargetPath() string }); ok && !path.IsAbs(of.GetTargetPath()) {
-		return nil, status.Errorf(codes.InvalidArgument, "target_path: %q is not an absolute path", of.GetTargetPath())
+// calls counts the calls that are under way, by the target of their volume.
+type calls struct {
+	mu    sync.Mutex
+	count map[string]int
+}
+
+// enter adds a call, unless its volume has too many. The caller leaves it.
+func (c *calls) enter(target string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.count[target] >= maxCalls {
+		return false
+	}
+	c.count[target]++
+	return true
+}
+
+func (c *calls) leave(target string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.count[target]--; c.count[target] == 0 {
+		delete(c.count, target)
+	}
+}
+
+// answer checks what every call names, bounds the calls of each volume, and gives errors
+// their codes. A thaw is never refused: it may be what the others wait for.
+func (c *calls) answer(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	of, named := req.(interface{ GetTargetPath() string })
+	if !named {
+		return nil, status.Errorf(codes.Unimplemented, "%s names no volume", info.FullMethod)
+	}
+	target := of.GetTargetPath()
+	if !path.IsAbs(target) {
+		return nil, status.Errorf(codes.InvalidArgument, "target_path: %q is not an absolute path", target)
+	}
+	if info.FullMethod != handlerv1.Handler_ThawVolume_FullMethodName {
+		if !c.enter(target) {
+			return nil, status.Errorf(codes.ResourceExhausted, "volume %s: %d calls about it have not ended: its filesystem or its device hangs", target, maxCalls)
+		}
+		defer c.leave(target)
 	}
 	reply, err := next(ctx, req)
 	return reply, toStatus(err)

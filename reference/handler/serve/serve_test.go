@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
@@ -42,5 +45,46 @@ func TestNobodyIsLeftToThaw(t *testing.T) {
 	v.asked, v.giveUp = nil, cancel
 	if _, err := s.FreezeVolume(ctx, req); !errors.Is(err, context.Canceled) || !slices.Equal(v.asked, []string{"freeze /target", "thaw /target"}) {
 		t.Errorf("after the caller has gone: %q, %v", v.asked, err)
+	}
+}
+
+// TestCallsThatHangAreBounded: they keep neither other volumes waiting nor a thaw, and as
+// soon as they end there is room again.
+func TestCallsThatHangAreBounded(t *testing.T) {
+	underWay := calls{count: make(map[string]int)}
+	hang, ended := make(chan struct{}), make(chan error)
+	ask := func(method, target string, next grpc.UnaryHandler) error {
+		_, err := underWay.answer(t.Context(), &handlerv1.ThawVolumeRequest{TargetPath: target}, &grpc.UnaryServerInfo{FullMethod: method}, next)
+		return err
+	}
+	begun := make(chan struct{})
+	for range maxCalls {
+		go func() {
+			ended <- ask(handlerv1.Handler_GetVolumeStats_FullMethodName, "/hangs", func(context.Context, any) (any, error) {
+				begun <- struct{}{}
+				<-hang
+				return nil, nil
+			})
+		}()
+		<-begun
+	}
+	done := func(context.Context, any) (any, error) { return nil, nil }
+	if err := ask(handlerv1.Handler_ResizeVolume_FullMethodName, "/hangs", done); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("one call more: %v", err)
+	}
+	if err := ask(handlerv1.Handler_ResizeVolume_FullMethodName, "/other", done); err != nil {
+		t.Errorf("another volume: %v", err)
+	}
+	if err := ask(handlerv1.Handler_ThawVolume_FullMethodName, "/hangs", done); err != nil {
+		t.Errorf("a thaw: %v", err)
+	}
+	close(hang)
+	for range maxCalls {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	if err := ask(handlerv1.Handler_GetVolumeStats_FullMethodName, "/hangs", done); err != nil || len(underWay.count) > 0 {
+		t.Errorf("after they have ended: %v; under way: %v", err, underWay.count)
 	}
 }
