@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -26,21 +27,24 @@ func moveMount(mount, over int) error {
 	return unix.MoveMount(mount, "", over, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-// cutOff makes the mount that a descriptor lies on private, and believes only what
-// the kernel says about it afterwards.
+// cutOff keeps the host and other namespaces from seeing what is mounted on the mount that
+// a descriptor lies on, and believes only what the kernel says about it afterwards. A mount
+// of which the descriptor is not the root can show more than the volume's place: it still
+// follows the host, for containers with mountPropagation HostToContainer.
 func cutOff(fd int) error {
 	isRoot, err := isMounted(fd)
 	if err != nil {
 		return err
 	}
-	root := fd
+	root, propagation := fd, uint64(unix.MS_PRIVATE)
 	if !isRoot {
 		if root, err = rootOfMount(fd); err != nil {
 			return err
 		}
 		defer func() { _ = unix.Close(root) }()
+		propagation = unix.MS_SLAVE
 	}
-	attr := unix.MountAttr{Propagation: unix.MS_PRIVATE}
+	attr := unix.MountAttr{Propagation: propagation}
 	if err := unix.MountSetattr(root, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		return err
 	}
@@ -48,7 +52,7 @@ func cutOff(fd int) error {
 	if err != nil {
 		return err
 	}
-	if entry.Optional != "" {
+	if strings.Contains(entry.Optional, "shared:") {
 		return fmt.Errorf("%s still shares its mounts (%s)", entry.Mountpoint, entry.Optional)
 	}
 	return nil

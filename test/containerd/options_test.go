@@ -4,11 +4,15 @@ package containerd
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
@@ -21,6 +25,7 @@ func TestMountOptionsOfSandboxes(t *testing.T) {
 	t.Run("of mount(8)", func(t *testing.T) { r.of(t).optionsOfMount8() })
 	t.Run("superblocks", func(t *testing.T) { r.of(t).otherDevices() })
 	t.Run("panic", func(t *testing.T) { r.of(t).noPanic() })
+	t.Run("propagation", func(t *testing.T) { r.of(t).propagation() })
 	t.Run("clone", func(t *testing.T) { r.of(t).cloneBesideItsOriginal() })
 	r.wantClean()
 }
@@ -90,6 +95,31 @@ func (r *testNode) noPanic() {
 	if mounted := r.exec(id, "grep ' /data ' /proc/mounts"); !strings.Contains(mounted, "errors=remount-ro") {
 		r.t.Errorf("mounted as %s", mounted)
 	}
+	r.remove(pod)
+	v.unstage()
+}
+
+// propagation has a container with a restricted volume see what the host mounts elsewhere
+// later. The host sees nothing of the container's.
+func (r *testNode) propagation() {
+	r.t.Helper()
+	v := r.volume("pod-1", "ext4", diskSize)
+	v.flags = []string{"noexec"}
+	v.stage()
+	check.Must(r.t, unix.Mount("", "/run", "", unix.MS_SHARED, "")) // as on a node with systemd
+	host, err := os.MkdirTemp("/run", "follows")
+	check.Must(r.t, err)
+	r.t.Cleanup(func() { check.Must(r.t, os.RemoveAll(host)) })
+	check.Must(r.t, os.Mkdir(host+"/sub", 0o755))
+	pod := r.pod(v.pod)
+	id := r.run(pod, "main", at(v.target), cri.Mount{Host: host, Container: "/host", Follows: true})
+	check.Must(r.t, unix.Mount("tmpfs", host+"/sub", "tmpfs", 0, ""))
+	r.t.Cleanup(func() { check.Must(r.t, unix.Unmount(host+"/sub", unix.MNT_DETACH)) })
+	check.Must(r.t, os.WriteFile(host+"/sub/later", nil, 0o644))
+	if _, err := r.node.Exec(r.ctx(), id, "ls /host/sub/later"); err != nil {
+		r.t.Errorf("what the host mounted later cannot be seen: %v", err)
+	}
+	v.wantUnseen()
 	r.remove(pod)
 	v.unstage()
 }

@@ -28,6 +28,8 @@ type Mount struct {
 	ReadOnly        bool
 	// Recursive extends ReadOnly to what is mounted below.
 	Recursive bool
+	// Follows is the mount propagation HostToContainer.
+	Follows bool
 	// Unmapped leaves the files' owners as they are on the host, which kubelet never does
 	// for a pod with users of its own.
 	Unmapped bool
@@ -134,6 +136,9 @@ func (p *Pod) Create(ctx context.Context, c Container) (string, error) {
 
 func (p *Pod) mount(m Mount) *runtimeapi.Mount {
 	mount := &runtimeapi.Mount{HostPath: m.Host, ContainerPath: m.Container, Readonly: m.ReadOnly, RecursiveReadOnly: m.Recursive}
+	if m.Follows {
+		mount.Propagation = runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER
+	}
 	if users := p.config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetUsernsOptions(); !m.Unmapped {
 		mount.UidMappings, mount.GidMappings = users.GetUids(), users.GetGids()
 	}
