@@ -21,6 +21,9 @@ func endUnstarted(runtime string, in handler.Invocation) error {
 	if in.Root == "" || len(in.Words) != 1 {
 		return nil
 	}
+	if _, _, lives := recordedProcess(in.Root, in.Words[0]); lives && !in.Has("force", "f") {
+		return nil // runc refuses to delete it
+	}
 	// runc's file for a start, which is removed by the start.
 	waiting, err := filepath.Glob(filepath.Join(in.Root, "*", "exec.fifo"))
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/reference/handler"
+	"github.com/crust-proxy/crust-proxy/reference/process"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -36,6 +37,14 @@ func TestOnlyTheSandboxesUnstartedContainersEnd(t *testing.T) {
 	check.Must(t, err)
 	if want := "--root " + root + " delete --force mine\n"; string(asked) != want {
 		t.Errorf("runc was asked %q, not %q", asked, want)
+	}
+	self, err := process.Of(os.Getpid())
+	check.Must(t, err)
+	keep(t, root, "sandbox", fmt.Sprintf(`{"id":"sandbox","init_process_pid":%d,"init_process_start":%d,"config":{"labels":["bundle=/b"]}}`, self.PID, self.Start))
+	check.Must(t, os.Remove(filepath.Join(root, "asked")))
+	check.Must(t, endUnstarted(runc, handler.ParseArgs([]string{"--root", root, "delete", "sandbox"})))
+	if _, err := os.Stat(filepath.Join(root, "asked")); err == nil {
+		t.Error("the containers of a living sandbox, which runc does not delete, were ended")
 	}
 	check.Must(t, os.WriteFile(runc, []byte("#!/bin/sh\necho no >&2; exit 1\n"), 0o700)) //nolint:gosec // a program
 	err = endUnstarted(runc, handler.ParseArgs([]string{"--root", root, "delete", "--force", "sandbox"}))
