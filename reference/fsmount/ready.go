@@ -17,6 +17,18 @@ import (
 // all that changes the filesystem is done before anybody can see it. Whoever has the
 // descriptor has the mount, and with the last one it goes.
 func Ready(info abi.Info, device int, warn func(string)) (int, error) {
+	mount, err := Mount(info, device, warn)
+	if err != nil {
+		return -1, err
+	}
+	if err := ApplyGroup(context.Background(), mount, info); err != nil {
+		return -1, errors.Join(err, unix.Close(mount))
+	}
+	return mount, nil
+}
+
+// Mount is Ready without the group.
+func Mount(info abi.Info, device int, warn func(string)) (int, error) {
 	if err := fsops.OneDevice(device, info.FSType); err != nil {
 		return -1, err
 	}
@@ -27,10 +39,7 @@ func Ready(info abi.Info, device int, warn func(string)) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if err = checkMounted(mount, device, info); err == nil {
-		err = applyGroup(mount, info)
-	}
-	if err != nil {
+	if err := checkMounted(mount, device, info); err != nil {
 		return -1, errors.Join(err, unix.Close(mount))
 	}
 	return mount, nil
@@ -80,12 +89,13 @@ func mountGrown(info abi.Info, device int, warn func(string)) (int, error) {
 	return mountDetached(info)
 }
 
-func applyGroup(mount int, info abi.Info) error {
+// ApplyGroup gives the files of a volume to the group that the volume wants, if any.
+func ApplyGroup(ctx context.Context, mount int, info abi.Info) error {
 	gid, wanted, err := info.Group()
 	if err != nil || !wanted || info.ReadOnly() {
 		return err
 	}
-	if _, err := fsops.ApplyGroup(mount, gid, info.GroupPolicy()); err != nil {
+	if _, err := fsops.ApplyGroup(ctx, mount, gid, info.GroupPolicy()); err != nil {
 		return fmt.Errorf("its files cannot be given to the group %d: %w", gid, err)
 	}
 	return nil

@@ -1,6 +1,7 @@
 package fsops
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -18,9 +19,9 @@ import (
 // Links get the group and are never followed; other mounts are not entered. A file
 // that nobody may change (chattr +i, a read-only subvolume of btrfs) stays as it is. The
 // root directory gets the group last, and fits no group until then: after a cut-off,
-// GroupOnMismatch begins again, whichever group it is for.
-func ApplyGroup(root int, gid uint32, policy volume.GroupPolicy) (changed int, err error) {
-	w := walk{rule: groupRule{gid: gid}}
+// GroupOnMismatch begins again, whichever group it is for. The end of ctx is a cut-off.
+func ApplyGroup(ctx context.Context, root int, gid uint32, policy volume.GroupPolicy) (changed int, err error) {
+	w := walk{ctx: ctx, rule: groupRule{gid: gid}}
 	dir, err := openDir(root, ".")
 	if err != nil {
 		return 0, fmt.Errorf("give the volume to group %d: open its root directory: %w", gid, err)

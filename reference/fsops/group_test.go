@@ -48,7 +48,7 @@ func TestApplyGroupChangesModes(t *testing.T) {
 		t.Fatal(err)
 	}
 	gid := uint32(os.Getgid()) //nolint:gosec // no group is negative
-	changed, err := fsops.ApplyGroup(open(t, dir), gid, volume.GroupOnMismatch)
+	changed, err := fsops.ApplyGroup(t.Context(), open(t, dir), gid, volume.GroupOnMismatch)
 	if err != nil || changed < 203 {
 		t.Fatalf("%d changed: %v", changed, err)
 	}
@@ -60,7 +60,7 @@ func TestApplyGroupChangesModes(t *testing.T) {
 			t.Errorf("%q is %v instead of %v", path, got, want)
 		}
 	}
-	if changed, err := fsops.ApplyGroup(open(t, dir), gid, volume.GroupAlways); err != nil || changed != 0 {
+	if changed, err := fsops.ApplyGroup(t.Context(), open(t, dir), gid, volume.GroupAlways); err != nil || changed != 0 {
 		t.Errorf("again: %d changed: %v", changed, err)
 	}
 }
@@ -70,7 +70,7 @@ func TestApplyGroupRefuses(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fsops.ApplyGroup(open(t, file), 1, volume.GroupAlways); err == nil {
+	if _, err := fsops.ApplyGroup(t.Context(), open(t, file), 1, volume.GroupAlways); err == nil {
 		t.Error("a file is taken for a root directory")
 	}
 }

@@ -1,6 +1,7 @@
 package fsops
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ const namesAtOnce = 1024
 
 // walk applies a rule to all files below a directory, one directory after another.
 type walk struct {
+	ctx     context.Context //nolint:containedctx // a walk is one call
 	rule    groupRule
 	changed int
 	levels  []level
@@ -49,7 +51,7 @@ func (w *walk) below(dir *os.File) error {
 			return err
 		}
 	}
-	return nil
+	return w.ctx.Err()
 }
 
 func (w *walk) close() {
@@ -89,6 +91,9 @@ func (w *walk) enter(dir *os.File, name string) error {
 		w.levels[far].dir = nil
 	}
 	for {
+		if err := w.ctx.Err(); err != nil {
+			return w.failed("", err)
+		}
 		names, err := dir.Readdirnames(namesAtOnce)
 		for _, entry := range names {
 			if err := w.entry(fdOf(dir), entry); err != nil {

@@ -96,7 +96,7 @@ func lockWithin(fd int, most time.Duration) error {
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return fmt.Errorf("the sandbox's volumes have been locked for %v, by another container of the pod that is being "+
-			"created or by a process in the pod: it is tried again; delete the pod if that goes on: %w", most, err)
+			"created, while many files are given to the fsGroup, or by a process in the pod: it is tried again; delete the pod if that goes on: %w", most, err)
 	case err != nil:
 		return fmt.Errorf("the sandbox's volumes cannot be locked: %w", err)
 	}

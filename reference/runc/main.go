@@ -67,6 +67,9 @@ func crustMain(args []string, stdout, stderr io.Writer) int {
 		}
 		return handler.ExitStatus(err)
 	}
+	if len(args) == 6 && args[0] == commandGroup {
+		return groupMain(args[1:], stderr)
+	}
 	return handler.CLI{
 		Name: name, About: "crust-runc is runc that mounts deferred volumes in the sandbox of their pod.",
 		Config: defaultConfig + ", or the file that " + configVariable + " names",

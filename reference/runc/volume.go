@@ -33,13 +33,13 @@ func (p pause) ensure(volume string, info abi.Info, warn func(string)) error {
 			return err
 		}
 	}
-	mount, err := fsmount.Ready(info, device, warn)
+	mount, err := fsmount.Mount(info, device, warn)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = unix.Close(mount) }()
 	failpoint.Hit("crust-runc-mounted")
-	return p.attach(lock, mount, volume)
+	return p.attachWithGroup(lock, mount, volume, info)
 }
 
 // has tells whether the volume is mounted in the sandbox already.

@@ -7,7 +7,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -102,6 +104,80 @@ func TestGroupPolicies(t *testing.T) {
 	}
 	v.check()
 	r.wantClean()
+}
+
+// TestGroupOutlivesAKilledAttempt: what takes longer than the container runtime waits is
+// done all the same, and ends with the sandbox.
+func TestGroupOutlivesAKilledAttempt(t *testing.T) {
+	r, where := newKilledNode(t)
+	v := r.volume("pod-1", "xfs", 2*diskSize)
+	v.group = strconv.Itoa(groupID)
+	v.onHost(func(dir string) { makeTree(t, dir, "/outside") })
+	v.stage()
+	pod := r.pod(v.pod)
+	r.killedInTheGroup(pod, v, where)
+	// What mounts a volume once more dies here.
+	check.Must(t, os.WriteFile(where, []byte("crust-runc-mounted"), 0o600))
+	id, err := pod.Run(r.ctx(), cri.Container{
+		Name: "main", Attempt: 1, Mounts: []cri.Mount{at(v.target)}, User: 1000, Groups: []int64{groupID},
+	})
+	check.Must(t, err)
+	check.Must(t, os.Remove(where))
+	r.exec(id, "echo mine > /data/tree/99/999")
+	r.remove(pod)
+	v.unstage()
+	v.onHost(func(dir string) {
+		if left := wrong(t, dir); len(left) > 0 {
+			t.Errorf("%d files are wrong, first %q", len(left), left[0])
+		}
+	})
+
+	v.pod, v.group = "pod-2", strconv.Itoa(groupID+1)
+	v.stage()
+	pod = r.pod(v.pod)
+	r.killedInTheGroup(pod, v, where)
+	walks := stopped(t, "attach-with-group")
+	r.remove(pod)
+	for _, pid := range walks {
+		check.Must(t, unix.Kill(pid, unix.SIGCONT))
+	}
+	v.unstage()
+	v.onHost(func(dir string) {
+		if all := treeDirs*(treeFiles+1) + 1; len(walks) > 0 && len(wrong(t, dir)) == all {
+			t.Error("all files were given to the group of a sandbox that had ended")
+		}
+	})
+	v.check()
+	r.wantClean()
+}
+
+// stopped stops the processes that have a word on their command line.
+func stopped(t *testing.T, word string) (pids []int) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	check.Must(t, err)
+	for _, path := range all {
+		raw, err := os.ReadFile(path)
+		if err != nil || !slices.Contains(strings.Split(string(raw), "\x00"), word) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		check.Must(t, err)
+		if unix.Kill(pid, unix.SIGSTOP) == nil { // else it has ended
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// killedInTheGroup has crust-runc be killed when it has waited for long.
+func (r *testNode) killedInTheGroup(pod *cri.Pod, v *volume, where string) {
+	r.t.Helper()
+	check.Must(r.t, os.WriteFile(where, []byte("crust-runc-group=sleep:20s,crust-runc-group-started"), 0o600))
+	if _, err := pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}}); err == nil {
+		r.t.Error("the container runs, and crust-runc was to die")
+	}
+	check.Must(r.t, os.Remove(where))
 }
 
 func (r *testNode) asGroupMember(v *volume, attempt uint32) {

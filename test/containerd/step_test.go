@@ -19,18 +19,7 @@ var steps = []string{"crust-runc-mounted", "volume-attached", "volume-bound", "c
 // The container does not start; kubelet's next attempt does, and so does another
 // pod after one that never had a container.
 func TestCrustRuncKilledAtEveryStep(t *testing.T) {
-	// Where the file is, crust-runc dies at the place that it names.
-	dir := t.TempDir()
-	where, wrapper := dir+"/where", dir+"/crust-runc"
-	program := crustRunc(t)
-	script := fmt.Sprintf("#!/bin/sh\nif [ -f %s ]; then CRUST_FAILPOINTS=$(cat %s)=kill; export CRUST_FAILPOINTS; fi\nexec %s \"$@\"\n", where, where, program)
-	check.Must(t, os.WriteFile(wrapper, []byte(script), 0o755)) //nolint:gosec // a program
-	r := &testNode{t: t, program: program, node: newNode(t, "installed", map[string]string{"crust": wrapper})}
-	t.Cleanup(r.killAgents)
-	r.d = rig.NewDaemon(t)
-	r.d.Containerd = r.node.Socket
-	r.d.Handlers = "default: crust\ncrust: {enabled: true, programs: [" + program + "]}"
-	r.d.Start()
+	r, where := newKilledNode(t)
 	for i, step := range steps {
 		t.Run(step, func(t *testing.T) {
 			r := r.of(t)
@@ -55,6 +44,24 @@ func TestCrustRuncKilledAtEveryStep(t *testing.T) {
 		})
 	}
 	r.wantClean()
+}
+
+// newKilledNode makes a node on which crust-runc dies at the failpoint that a file names,
+// while the file is there.
+func newKilledNode(t *testing.T) (r *testNode, where string) {
+	t.Helper()
+	dir := t.TempDir()
+	where, wrapper := dir+"/where", dir+"/crust-runc"
+	program := crustRunc(t)
+	script := fmt.Sprintf("#!/bin/sh\nif [ -f %s ]; then CRUST_FAILPOINTS=$(cat %s)=kill; export CRUST_FAILPOINTS; fi\nexec %s \"$@\"\n", where, where, program)
+	check.Must(t, os.WriteFile(wrapper, []byte(script), 0o755)) //nolint:gosec // a program
+	r = &testNode{t: t, program: program, node: newNode(t, "installed", map[string]string{"crust": wrapper})}
+	t.Cleanup(r.killAgents)
+	r.d = rig.NewDaemon(t)
+	r.d.Containerd = r.node.Socket
+	r.d.Handlers = "default: crust\ncrust: {enabled: true, programs: [" + program + "]}"
+	r.d.Start()
+	return r, where
 }
 
 // killedForGood has a pod that never gets a container: its volume is free again

@@ -3,6 +3,7 @@
 package fsops_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -41,7 +42,7 @@ func other(what string, args []string) error {
 		if err != nil {
 			return err
 		}
-		_, err = fsops.ApplyGroup(root, group, volume.GroupOnMismatch)
+		_, err = fsops.ApplyGroup(context.Background(), root, group, volume.GroupOnMismatch)
 		return err
 	case "freeze":
 		root, err := unix.Open(args[1], unix.O_PATH, 0)

@@ -125,7 +125,7 @@ func TestGroupIsGivenAsKubeletDoes(t *testing.T) {
 				check.Must(t, os.WriteFile(f.dir+"/subvolume/file", nil, 0o600))
 			}
 			before, untouched := files(t, f.dir), files(t, other)
-			changed, err := fsops.ApplyGroup(f.root, group, volume.GroupOnMismatch)
+			changed, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupOnMismatch)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -140,7 +140,7 @@ func TestGroupIsGivenAsKubeletDoes(t *testing.T) {
 				t.Errorf("files outside have changed:\n%s", d)
 			}
 			for _, policy := range []volume.GroupPolicy{volume.GroupOnMismatch, volume.GroupAlways} {
-				if changed, err := fsops.ApplyGroup(f.root, group, policy); err != nil || changed != 0 {
+				if changed, err := fsops.ApplyGroup(t.Context(), f.root, group, policy); err != nil || changed != 0 {
 					t.Errorf("%s, again: %d changed: %v", policy, changed, err)
 				}
 			}
@@ -154,7 +154,7 @@ func TestPoliciesOfAGroup(t *testing.T) {
 	apply := func(policy volume.GroupPolicy) (gid uint32) {
 		check.Must(t, os.WriteFile(file, nil, 0o600))
 		check.Must(t, os.Lchown(file, 0, 0))
-		if _, err := fsops.ApplyGroup(f.root, group, policy); err != nil {
+		if _, err := fsops.ApplyGroup(t.Context(), f.root, group, policy); err != nil {
 			t.Fatal(err)
 		}
 		return files(t, f.dir)["file"].GID
@@ -193,13 +193,13 @@ func TestHundredThousandFiles(t *testing.T) {
 			}
 			plain := processorTime(t, func() { changePlainly(t, f.dir) })
 			first := processorTime(t, func() {
-				changed, err := fsops.ApplyGroup(f.root, group, volume.GroupOnMismatch)
+				changed, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupOnMismatch)
 				if err != nil || changed != 100*1000+rootAnd(kind) {
 					t.Fatalf("%d changed: %v", changed, err)
 				}
 			})
 			again := processorTime(t, func() {
-				_, err := fsops.ApplyGroup(f.root, group, volume.GroupAlways)
+				_, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
 				check.Must(t, err)
 			})
 			t.Logf("100,000 files: %v, again %v; by a plain walk %v", first, again, plain)
@@ -251,7 +251,7 @@ func TestHugeDirectoryAndDeepTree(t *testing.T) {
 		check.Must(t, unix.Mknod(filepath.Join(f.dir, "huge", "f"+strconv.Itoa(i)), unix.S_IFREG|0o600, 0))
 	}
 	check.Must(t, limitFiles(t, 200))
-	changed, err := fsops.ApplyGroup(f.root, group, volume.GroupAlways)
+	changed, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
 	if err != nil || changed != 2*3000+20000+2 {
 		t.Errorf("%d changed: %v", changed, err)
 	}
@@ -281,7 +281,7 @@ func TestGroupCrossesNoMount(t *testing.T) {
 	check.Must(t, unix.Mount(other.dir, filepath.Join(f.dir, "mnt"), "", unix.MS_BIND, ""))
 	check.Must(t, unix.Mount(filepath.Join(other.dir, "file"), filepath.Join(f.dir, "bound"), "", unix.MS_BIND, ""))
 	before := files(t, other.dir)
-	if _, err := fsops.ApplyGroup(f.root, group, volume.GroupAlways); err != nil {
+	if _, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(before, files(t, other.dir)); d != "" {
@@ -296,7 +296,7 @@ func TestGroupOfADetachedMount(t *testing.T) {
 		other := outside(t)
 		plant(t, dir, other)
 		before := files(t, dir)
-		if _, err := fsops.ApplyGroup(root, group, volume.GroupAlways); err != nil {
+		if _, err := fsops.ApplyGroup(t.Context(), root, group, volume.GroupAlways); err != nil {
 			t.Fatal(kind, err)
 		}
 		if d := cmp.Diff(asKubelet(before), files(t, dir)); d != "" {
@@ -311,7 +311,7 @@ func TestFileThatNobodyMayChange(t *testing.T) {
 	check.Must(t, os.WriteFile(fixed, nil, 0o600))
 	fd := openFD(t, fixed, unix.O_RDONLY)
 	check.Must(t, unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, 0x10))
-	if _, err := fsops.ApplyGroup(f.root, group, volume.GroupAlways); err != nil {
+	if _, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways); err != nil {
 		t.Error(err)
 	}
 	all := files(t, f.dir)
@@ -324,7 +324,7 @@ func TestGroupOnAReadOnlyFilesystem(t *testing.T) {
 	f := newFilesystem(t, "ext4", 64*mib)
 	check.Must(t, os.WriteFile(filepath.Join(f.dir, "file"), nil, 0o600))
 	check.Must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	changed, err := fsops.ApplyGroup(f.root, group, volume.GroupOnMismatch)
+	changed, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupOnMismatch)
 	if !errors.Is(err, unix.EROFS) || changed != 0 {
 		t.Errorf("%d changed: %v", changed, err)
 	}
@@ -356,10 +356,10 @@ func TestWorkloadMovesFilesMeanwhile(t *testing.T) {
 		}
 	})
 	for range 50 {
-		if _, err := fsops.ApplyGroup(f.root, group, volume.GroupAlways); err != nil && !errors.Is(err, fsops.ErrChanged) {
+		if _, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways); err != nil && !errors.Is(err, fsops.ErrChanged) {
 			t.Error(err)
 		}
-		_, _ = fsops.ApplyGroup(f.root, group+1, volume.GroupAlways)
+		_, _ = fsops.ApplyGroup(t.Context(), f.root, group+1, volume.GroupAlways)
 	}
 	close(done)
 	busy.Wait()
@@ -388,7 +388,7 @@ func TestKilledOnTheWayToAnotherGroup(t *testing.T) {
 	file := filepath.Join(f.dir, "file")
 	check.Must(t, os.WriteFile(file, nil, 0o600))
 	apply := func(gid uint32) error {
-		_, err := fsops.ApplyGroup(f.root, gid, volume.GroupOnMismatch)
+		_, err := fsops.ApplyGroup(t.Context(), f.root, gid, volume.GroupOnMismatch)
 		return err
 	}
 	check.Must(t, apply(group))
@@ -411,14 +411,14 @@ func TestReadOnlySubvolume(t *testing.T) {
 	run(t, "btrfs", "subvolume", "create", f.dir+"/sub")
 	check.Must(t, os.WriteFile(f.dir+"/sub/file", nil, 0o600))
 	run(t, "btrfs", "subvolume", "snapshot", "-r", f.dir+"/sub", f.dir+"/snapshot")
-	if _, err := fsops.ApplyGroup(f.root, group, volume.GroupAlways); err != nil {
+	if _, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways); err != nil {
 		t.Fatal(err)
 	}
 	if all := files(t, f.dir); all["sub/file"].GID != group || all["snapshot/file"].GID == group || all["."].GID != group {
 		t.Errorf("%+v", all)
 	}
 	check.Must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	if _, err := fsops.ApplyGroup(f.root, group+1, volume.GroupAlways); !errors.Is(err, unix.EROFS) {
+	if _, err := fsops.ApplyGroup(t.Context(), f.root, group+1, volume.GroupAlways); !errors.Is(err, unix.EROFS) {
 		t.Errorf("a btrfs that is read-only: %v", err)
 	}
 }
@@ -449,7 +449,7 @@ func (f *filesystem) killInTheMiddle(dir string) (cuts int) {
 			cuts++
 		}
 	}
-	if _, err := fsops.ApplyGroup(openFD(t, dir, unix.O_PATH), group, volume.GroupOnMismatch); err != nil {
+	if _, err := fsops.ApplyGroup(t.Context(), openFD(t, dir, unix.O_PATH), group, volume.GroupOnMismatch); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(asKubelet(before), files(t, dir)); d != "" {
