@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the kernel's linux/btrfs.h says.
+// From the kernel's linux/btrfs.h.
 const (
 	btrfsIocResize      = 0x50009403
 	btrfsIocForgetDev   = 0x50009405
@@ -18,7 +18,7 @@ const (
 	btrfsIocGetDevStats = 0xc4089434
 )
 
-// btrfsMostDevices bounds a look at all devices.
+// btrfsMostDevices bounds how many device ids are tried.
 const btrfsMostDevices = 1024
 
 // btrfsCounters are the names of btrfsDevStats.Values.
@@ -51,7 +51,7 @@ type btrfsVolArgs struct {
 	Name [4088]byte
 }
 
-// btrfsDevices asks a btrfs for its devices.
+// btrfsDevices lists the devices of a mounted btrfs.
 func btrfsDevices(dir int) (fs btrfsFSInfo, all []btrfsDevInfo, err error) {
 	if _, err := ioctl(dir, btrfsIocFSInfo, &fs); err != nil {
 		return fs, nil, fmt.Errorf("ask btrfs for its devices: %w", err)
@@ -65,7 +65,7 @@ func btrfsDevices(dir int) (fs btrfsFSInfo, all []btrfsDevInfo, err error) {
 	return fs, all, nil
 }
 
-// number is that of the device which has the kernel's name for it.
+// number returns the device number of the path under which btrfs knows the device.
 func (info *btrfsDevInfo) number() (uint64, error) {
 	path, _, _ := bytes.Cut(info.Path[:], []byte{0})
 	var st unix.Stat_t
@@ -73,9 +73,9 @@ func (info *btrfsDevInfo) number() (uint64, error) {
 	return uint64(st.Rdev), err //nolint:unconvert // narrower on other architectures
 }
 
-// Forget has the kernel forget which btrfs it saw on a device that nobody has mounted, for
-// the device may be another's since. Else the kernel takes one that was part of a btrfs of
-// several devices for a part still, and refuses to mount a clone from it.
+// Forget makes the kernel forget which btrfs it saw on a device that is not mounted. The
+// device number may have belonged to another disk then: if that was part of a btrfs of
+// several devices, the kernel would refuse to mount what is on the device now.
 func Forget(path, fsType string) error {
 	if fsType != "btrfs" {
 		return nil
@@ -93,7 +93,7 @@ func Forget(path, fsType string) error {
 		return fmt.Errorf("the path %s is too long", path)
 	}
 	_, err = ioctl(fdOf(control), btrfsIocForgetDev, &args)
-	if err == nil || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EBUSY) { // it knows none, or has it mounted
+	if err == nil || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EBUSY) { // nothing to forget, or mounted
 		return nil
 	}
 	return fmt.Errorf("have the kernel forget the btrfs of %s: %w", path, err)

@@ -1,7 +1,7 @@
-// Package fsops is what is done to a mounted filesystem, given a descriptor of its
-// root directory: giving it to a group, telling its use and its health, growing,
-// freezing and thawing it. It never looks anything up outside of that directory.
+// Package fsops works on a mounted filesystem, given a descriptor of its root directory:
+// it changes the group of all files, measures usage and health, grows, freezes and thaws.
+// It never resolves a path outside of that directory.
 //
-// It needs the kernel's own calls only, so that a program that starts thousands of
-// times a day can have it.
+// It uses system calls only and has few dependencies, because crust-runc, which starts
+// thousands of times a day, imports it.
 package fsops

@@ -2,16 +2,16 @@ package fsops
 
 import "errors"
 
-// The classes of errors that a caller tells apart; every other error is a plain
-// failure. Messages are for people and do not begin with the class.
+// The kinds of errors that callers distinguish; every other error is a plain failure.
+// Messages are for people and do not begin with the kind.
 var (
-	// ErrUnsupported: this filesystem or kernel cannot do it.
+	// ErrUnsupported: the filesystem or the kernel cannot do this.
 	ErrUnsupported = errors.New("not supported")
-	// ErrOutOfRange: the device has not the size that is asked for.
+	// ErrOutOfRange: the device does not have the requested size.
 	ErrOutOfRange = errors.New("out of range")
 	// ErrDenied: this process lacks a capability.
 	ErrDenied = errors.New("not permitted")
-	// ErrChanged: somebody moved directories while they were walked through.
+	// ErrChanged: a directory was moved during the walk.
 	ErrChanged = errors.New("changed meanwhile")
 	// ErrFrozen: the filesystem is frozen already.
 	ErrFrozen = errors.New("already frozen")

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where an ext superblock has what is needed of it.
+// Offsets in an ext superblock.
 const (
 	extStart       = 1024
 	extBlocks      = 0x04
@@ -33,7 +33,7 @@ const (
 	extSparseSuper = 0x1
 )
 
-// extSuper is what an ext superblock says about sizes and devices.
+// extSuper holds the fields of an ext superblock about sizes and devices.
 type extSuper struct {
 	blocks, block, first    int64 // block is the size of one
 	groupBlocks, inodeTable int64
@@ -42,7 +42,7 @@ type extSuper struct {
 	journalElsewhere        bool // on a device of its own
 }
 
-// readExt reads the superblock; it is nil where there is none.
+// readExt reads the superblock. It returns nil if there is none.
 func readExt(device io.ReaderAt) (*extSuper, error) {
 	raw := make([]byte, 1024)
 	if _, err := device.ReadAt(raw, extStart); err != nil {
@@ -74,11 +74,11 @@ func readExt(device io.ReaderAt) (*extSuper, error) {
 	return s, nil
 }
 
-// extSpare is how many blocks of use e2fsprogs wants in a last group.
+// extSpare is how many usable blocks e2fsprogs requires in the last group.
 const extSpare = 50
 
-// fill is how many blocks a filesystem has that fills a device. Parts of a page and a
-// last group that is too small for its own tables are left out, as e2fsprogs do.
+// fill returns how many blocks a filesystem has that fills a device. As e2fsprogs do, it
+// leaves out parts of a page, and a last group that is too small for its own tables.
 func (s *extSuper) fill(device int64) int64 {
 	unit := max(s.block, int64(os.Getpagesize()))
 	blocks := device / unit * (unit / s.block)
@@ -97,7 +97,7 @@ func (s *extSuper) fill(device int64) int64 {
 	return blocks
 }
 
-// hasSuper tells whether a group of a sparse filesystem has a copy of the superblock.
+// hasSuper reports whether a group of a sparse filesystem has a copy of the superblock.
 func hasSuper(group int64) bool {
 	return group <= 1 || slices.ContainsFunc([]int64{3, 5, 7}, func(base int64) bool {
 		power := base

@@ -14,39 +14,38 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
-// Freezer stops all writes to filesystems for a bounded time. What it leaves on
-// record outlives the process: another one may thaw.
+// Freezer stops all writes to filesystems for a bounded time. Its records outlive the
+// process, so that another process can thaw.
 type Freezer struct {
-	// Dir is where it keeps its records, on a tmpfs: they end with the machine, as
-	// frozen filesystems do. It is made where it is missing.
+	// Dir holds the records. It is on a tmpfs: a reboot ends records and frozen
+	// filesystems together. It is created if it is missing.
 	Dir string
-	// Watchdog is the command line of this program that leads to Watch, which is
-	// given the three arguments that are added.
+	// Watchdog is the command line that makes this program call Watch, with the three
+	// arguments that are appended to it.
 	Watchdog []string
-	// ControlGroup, where it is set, is the one to which watchdogs are moved, so that
-	// they do not end together with the process that started them. A watchdog that
-	// cannot be moved still does its work.
+	// ControlGroup is the control group to which watchdogs are moved, if set, so that
+	// they are not killed with the group of the process that started them. A watchdog
+	// that cannot be moved still works.
 	ControlGroup string
 }
 
 // MostFrozen is the longest time for which a filesystem can be frozen.
 const MostFrozen = 10 * time.Minute
 
-// How long one waits for a record that another process holds: a freeze writes all
-// that is dirty first.
-const patience = 20 * time.Second
+// recordTimeout bounds the wait for a record that another process has locked: a freeze
+// writes all dirty data first.
+const recordTimeout = 20 * time.Second
 
-// What the kernel's linux/fs.h says.
+// From the kernel's linux/fs.h.
 const (
 	fiFreeze = 0xc0045877
 	fiThaw   = 0xc0045878
 )
 
-// Freeze writes all that is dirty and then stops all writes to the filesystem of a
-// root directory, until Thaw is called with the same key or the time is over. Two
-// watchdogs, each a process of its own, are there before anything stops: one of them
-// is enough to thaw it, whatever else dies. A watchdog that is told to end
-// (SIGTERM) thaws at once.
+// Freeze writes all dirty data and then stops all writes to the filesystem of a root
+// directory, until Thaw is called with the same key or the time is over. Two watchdog
+// processes are running before anything stops: one of them is enough to thaw the
+// filesystem, whatever else dies. A watchdog that gets SIGTERM thaws at once.
 func (f Freezer) Freeze(key string, root int, timeout time.Duration) error {
 	if timeout <= 0 || timeout > MostFrozen {
 		return fmt.Errorf("freeze the filesystem: for %v: it is possible for at most %v: %w", timeout, MostFrozen, ErrOutOfRange)
@@ -59,8 +58,8 @@ func (f Freezer) Freeze(key string, root int, timeout time.Duration) error {
 	return nil
 }
 
-// freeze gives the watchdogs that are of no use any more. The record is free again by
-// then, which they may want for their end.
+// freeze also returns the watchdogs that are no longer needed. It has unlocked the record
+// by then, because they lock it before they end.
 func (f Freezer) freeze(key string, root int, timeout time.Duration) (useless []process.Process, err error) {
 	dir, err := openDir(root, ".")
 	if err != nil {
@@ -76,7 +75,7 @@ func (f Freezer) freeze(key string, root int, timeout time.Duration) (useless []
 		return nil, err
 	}
 	defer func() { _ = places.Close() }()
-	rec, err := lockRecord(fdOf(places), name, patience)
+	rec, err := lockRecord(fdOf(places), name, recordTimeout)
 	if err != nil {
 		return nil, err
 	}
@@ -85,8 +84,8 @@ func (f Freezer) freeze(key string, root int, timeout time.Duration) (useless []
 	if err != nil {
 		return nil, err
 	}
-	// The kernel stops all writes before it writes what is dirty, however long that takes. Write
-	// most of it now, while nobody waits. The freeze itself reports what cannot be written.
+	// The kernel stops all writes before it writes the dirty data, however long that takes.
+	// Write most of it now, while no writer waits. The freeze itself reports write errors.
 	_ = unix.Syncfs(fdOf(dir))
 	now := state{Key: key, Token: rand.Text(), Deadline: clock() + timeout.Nanoseconds()}
 	now.Watchdogs, err = f.arm(dir, places, name, &now)
@@ -100,14 +99,14 @@ func (f Freezer) freeze(key string, root int, timeout time.Duration) (useless []
 	return useless, err
 }
 
-// freeze stops the writes and puts that on record. What is on record before is
-// enough for the watchdogs.
+// freeze stops the writes and records that. What it records before is enough for the
+// watchdogs to thaw.
 func (r *record) freeze(dir *os.File, now *state) error {
 	if err := r.write(now); err != nil {
 		return err
 	}
 	failpoint.Hit("freeze-armed")
-	if err := stop(fdOf(dir)); err != nil {
+	if err := freezeFS(fdOf(dir)); err != nil {
 		return err
 	}
 	failpoint.Hit("freeze-frozen")
@@ -117,12 +116,12 @@ func (r *record) freeze(dir *os.File, now *state) error {
 		err = errors.New("writing what was dirty took all the time; ask for more")
 	}
 	if err != nil {
-		_, _ = start(fdOf(dir))
+		_, _ = thawFS(fdOf(dir))
 	}
 	return err
 }
 
-// takeOver deals with what an earlier freeze has left, and gives its watchdogs.
+// takeOver thaws what an earlier, unfinished freeze has left, and returns its watchdogs.
 func (r *record) takeOver(dir *os.File) ([]process.Process, error) {
 	was, err := r.read()
 	if errors.Is(err, os.ErrNotExist) {
@@ -134,13 +133,13 @@ func (r *record) takeOver(dir *os.File) ([]process.Process, error) {
 	if was.Frozen && clock() < was.Deadline {
 		return nil, fmt.Errorf("it was frozen before and will be for another %v: %w", time.Duration(was.Deadline-clock()).Round(time.Second), ErrFrozen)
 	}
-	// Its freezer died before it was told of success, or its watchdogs both did.
-	_, err = start(fdOf(dir))
+	// Its freezer died before it could report success, or both watchdogs died.
+	_, err = thawFS(fdOf(dir))
 	return was.Watchdogs, err
 }
 
-// stop stops all writes.
-func stop(root int) error {
+// freezeFS stops all writes.
+func freezeFS(root int) error {
 	var unused int32
 	_, err := ioctl(root, fiFreeze, &unused)
 	switch {
@@ -154,8 +153,8 @@ func stop(root int) error {
 	return err
 }
 
-// start lets writes go on, and tells whether they were stopped.
-func start(root int) (was bool, err error) {
+// thawFS lets writes continue, and reports whether they were stopped.
+func thawFS(root int) (was bool, err error) {
 	var unused int32
 	_, err = ioctl(root, fiThaw, &unused)
 	if errors.Is(err, unix.EINVAL) {
@@ -164,14 +163,14 @@ func start(root int) (was bool, err error) {
 	return err == nil, err
 }
 
-// recordName names a filesystem, by whichever of its mounts it is seen.
+// recordName returns the same name for a filesystem at each of its mounts.
 func recordName(root int) (string, error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(root, &fs); err != nil {
 		return "", fmt.Errorf("statfs: %w", err)
 	}
 	if fs.Type == unix.BTRFS_SUPER_MAGIC { // each subvolume has a device number of its own
-		// A descriptor that only names the directory takes no ioctl.
+		// An O_PATH descriptor cannot be used for an ioctl.
 		dir, err := unix.Openat(root, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return "", fmt.Errorf("open the root directory: %w", err)
@@ -187,7 +186,7 @@ func recordName(root int) (string, error) {
 	return fmt.Sprintf("device-%d-%d", unix.Major(dev), unix.Minor(dev)), err
 }
 
-// clock is a time that all processes have in common and that never jumps.
+// clock returns a time that is the same in all processes and never jumps.
 func clock() int64 {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {

@@ -13,21 +13,21 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
-// errNobodyHasIt says that no process is known by which the filesystem can be reached.
+// errNobodyHasIt: no process is known through which the filesystem can be reached.
 var errNobodyHasIt = errors.New("its watchdogs have been killed, and no process has it mounted: mount its device and run " +
 	"fsfreeze --unfreeze there")
 
-// mountable are the filesystems that can be reached when nobody has them mounted any
-// more. A frozen one is kept by the kernel, and to mount it again gives just that one,
-// whatever the options say. The options are such that no other filesystem can be
-// mounted with them: not the one that has the device by now.
+// mountable lists the filesystems that can be reached although they are mounted nowhere.
+// The kernel keeps a frozen one, and a mount of its device returns it whatever the options
+// are. These options let the mount of any other filesystem fail: the device may hold a
+// different one by now.
 var mountable = map[string][]string{
-	"ext4": {"sb=4294967295"},                  // there is no superblock
-	"xfs":  {"sunit=8", "swidth=8", "noalign"}, // these exclude each other
+	"ext4": {"sb=4294967295"},                  // there is no superblock at that block
+	"xfs":  {"sunit=8", "swidth=8", "noalign"}, // sunit excludes noalign
 }
 
-// openFrozen opens the root directory of a filesystem, by its watchdogs, by the
-// descriptor that the caller has, or by any process that has it mounted.
+// openFrozen opens the root directory of a filesystem: through one of its watchdogs, the
+// caller's descriptor, or any process that has it mounted.
 func openFrozen(dogs []process.Process, root int, name string) (*os.File, error) {
 	if found, err := openHeld(dogs); err == nil {
 		return found, nil
@@ -48,7 +48,7 @@ func openHeld(dogs []process.Process) (*os.File, error) {
 		if err != nil {
 			continue
 		}
-		// Only now it is certain whose it was: a pid may be used again.
+		// Check only now that it is the watchdog's: the pid may have been reused.
 		if dog.Lives() {
 			return found, nil
 		}
@@ -57,7 +57,7 @@ func openHeld(dogs []process.Process) (*os.File, error) {
 	return nil, errNobodyHasIt
 }
 
-// openNamed opens a root directory anew, if it is that of the filesystem of this name.
+// openNamed opens a root directory again if it belongs to the filesystem of this name.
 func openNamed(root int, name string) (*os.File, error) {
 	if root < 0 {
 		return nil, errNobodyHasIt
@@ -68,7 +68,7 @@ func openNamed(root int, name string) (*os.File, error) {
 	return openDir(root, ".")
 }
 
-// openMounted opens a filesystem where any process of the machine has it mounted.
+// openMounted opens a filesystem through any process that has it mounted.
 func openMounted(name string) (*os.File, error) {
 	processes, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -78,7 +78,7 @@ func openMounted(name string) (*os.File, error) {
 	for _, process := range processes {
 		ns, err := os.Readlink(process + "/ns/mnt")
 		if err != nil || seen[ns] {
-			continue // it has ended, or we may not look at it
+			continue // it has ended, or may not be examined
 		}
 		seen[ns] = true
 		if found := openMountedBy(process, name); found != nil {
@@ -88,9 +88,8 @@ func openMounted(name string) (*os.File, error) {
 	return nil, errNobodyHasIt
 }
 
-// openMountedBy opens a filesystem as one process has it mounted, or gives nil. What
-// the process calls by the path of a mount may be something else by now: what was
-// opened is what counts.
+// openMountedBy opens a filesystem through the mounts of one process, or returns nil. The
+// path of a mount may lead elsewhere by now, so the opened directory is checked.
 func openMountedBy(process, name string) *os.File {
 	table, err := os.Open(process + "/mountinfo") //nolint:gosec // the kernel's own file
 	if err != nil {
@@ -125,8 +124,8 @@ func openMountedBy(process, name string) *os.File {
 	return nil
 }
 
-// openLeft opens a frozen filesystem that was unmounted everywhere. ErrNotFrozen: its
-// device has gone, or nobody uses it.
+// openLeft opens a frozen filesystem that is no longer mounted anywhere. ErrNotFrozen: its
+// device is gone, or is not in use.
 func openLeft(name string) (*os.File, error) {
 	number, ok := strings.CutPrefix(name, "device-")
 	if !ok {
@@ -145,7 +144,7 @@ func openLeft(name string) (*os.File, error) {
 		return nil, errors.Join(fmt.Errorf("nobody has its device %s: %w", device, ErrNotFrozen), unix.Close(fd))
 	}
 	for kind, options := range mountable {
-		for _, access := range []string{"rw", "ro"} { // it has to be as it was
+		for _, access := range []string{"rw", "ro"} { // the mode must match
 			if found, err := mountAgain(kind, device, append([]string{access}, options...)); err == nil {
 				return found, nil
 			}
@@ -154,7 +153,7 @@ func openLeft(name string) (*os.File, error) {
 	return nil, errNobodyHasIt
 }
 
-// mountAgain mounts, where nobody sees it, a filesystem that the kernel has still.
+// mountAgain mounts, detached, a filesystem that the kernel still has.
 func mountAgain(kind, device string, options []string) (*os.File, error) {
 	mount, err := NewMount(kind, device, options, 0)
 	if err != nil {

@@ -11,15 +11,15 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// ApplyGroup gives everything below the directory root, and root itself, to a group
-// as kubelet does: the group becomes the owner, and may read and write; directories can
-// be entered and hand their group on. GroupOnMismatch changes nothing where the root
-// directory is so already. It tells how many files it has changed.
+// ApplyGroup changes the group of root and of everything below it, as kubelet does: the
+// group owns each file and may read and write it; directories can be entered and pass
+// their group on. With GroupOnMismatch nothing changes if the root directory is already as
+// it should be. ApplyGroup returns how many files it has changed.
 //
-// Links get the group and are never followed; other mounts are not entered. A file
-// that nobody may change (chattr +i, a read-only subvolume of btrfs) stays as it is. The
-// root directory gets the group last, and fits no group until then: after a cut-off,
-// GroupOnMismatch begins again, whichever group it is for. The end of ctx is a cut-off.
+// Links get the group and are never followed; other mounts are not entered. A file that
+// cannot be changed (chattr +i, a read-only subvolume of btrfs) stays as it is. The root
+// directory gets the group last and fits no group until then: after a walk that was
+// killed, or ended by ctx, GroupOnMismatch starts again, whichever group it is for.
 func ApplyGroup(ctx context.Context, root int, gid uint32, policy volume.GroupPolicy) (changed int, err error) {
 	w := walk{ctx: ctx, rule: groupRule{gid: gid}}
 	dir, err := openDir(root, ".")
@@ -44,10 +44,10 @@ func ApplyGroup(ctx context.Context, root int, gid uint32, policy volume.GroupPo
 	return w.changed, nil
 }
 
-// groupRule is what every file has to be.
+// groupRule says how each file has to be.
 type groupRule struct{ gid uint32 }
 
-// needs are the permissions that a file has to have besides its own.
+// needs returns the permissions that a file must have in addition to its own.
 func needs(st *unix.Stat_t) uint32 {
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return 0o770 | unix.S_ISGID
@@ -55,7 +55,7 @@ func needs(st *unix.Stat_t) uint32 {
 	return 0o660
 }
 
-// fits tells whether the root directory is as ApplyGroup leaves it.
+// fits reports whether the root directory is as ApplyGroup leaves it.
 func (r groupRule) fits(root int) (bool, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(root, &st); err != nil {
@@ -65,8 +65,8 @@ func (r groupRule) fits(root int) (bool, error) {
 	return st.Gid == r.gid && st.Mode&want == want, nil
 }
 
-// unfit takes the setgid bit from a root directory that fits another group: a walk that is
-// cut off leaves files of both groups.
+// unfit clears the setgid bit of a root directory that fits another group: a walk that is
+// killed leaves files of both groups.
 func (r groupRule) unfit(root int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(root, &st); err != nil {
@@ -82,8 +82,8 @@ func (r groupRule) unfit(root int) error {
 	return nil
 }
 
-// apply makes one file be as the rule says, and tells whether it was not before and
-// whether it is a directory.
+// apply changes one file to be as the rule says. It reports whether the file is a
+// directory, and whether anything had to be changed.
 func (r groupRule) apply(fd int) (isDir, did bool, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -101,7 +101,7 @@ func (r groupRule) apply(fd int) (isDir, did bool, err error) {
 		return false, given, nil
 	}
 	want := mode | needs(&st)
-	// With a new owner the kernel drops setuid and setgid: they are put back.
+	// The kernel clears setuid and setgid when the group changes: set them again.
 	dropped := given && !isDir && mode&(unix.S_ISUID|unix.S_ISGID) != 0
 	if want == mode && !dropped {
 		return isDir, given, nil
@@ -112,7 +112,7 @@ func (r groupRule) apply(fd int) (isDir, did bool, err error) {
 	return isDir, true, nil
 }
 
-// excuse ignores the error of a change to a file that nobody may change.
+// excuse ignores the error if the file cannot be changed by anybody.
 func excuse(fd int, err error) error {
 	if errors.Is(err, unix.EPERM) && isFixed(fd) || errors.Is(err, unix.EROFS) && inReadOnlySubvolume(fd) {
 		return nil
@@ -134,8 +134,7 @@ func inReadOnlySubvolume(fd int) bool {
 	return unix.Fstatfs(fd, &fs) == nil && fs.Type == unix.BTRFS_SUPER_MAGIC && fs.Flags&unix.ST_RDONLY == 0
 }
 
-// chmod changes the mode of the very file of a descriptor, of one that is only a
-// place too.
+// chmod changes the mode of an open file. The descriptor may be an O_PATH one.
 func chmod(fd int, mode uint32) error {
 	err := unix.Fchmodat(fd, "", mode, unix.AT_EMPTY_PATH)
 	if errors.Is(err, unix.EOPNOTSUPP) { // before Linux 6.6

@@ -7,19 +7,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// plan is how a filesystem may grow.
+// plan says how far a filesystem can grow, and how.
 type plan struct {
 	has, most int64 // bytes: now, and on this device
 	grow      func() error
 }
 
-// full tells that there is nothing to grow into.
+// full reports whether the filesystem fills its device.
 func (p *plan) full() bool { return p.has >= p.most }
 
-// Grow makes a mounted filesystem fill its device and tells the size of that, of
-// which a filesystem may leave a last bit unused. The device has to have at least
-// minimum and, unless that is 0, at most maximum bytes; otherwise nothing is changed.
-// A filesystem that fills its device is a success.
+// Grow makes a mounted filesystem fill its device, and returns the size of the device; a
+// filesystem may leave a small rest of it unused. The device must have at least minimum
+// bytes and, unless maximum is 0, at most maximum bytes; otherwise nothing is changed. It
+// is a success if the filesystem fills the device already.
 func Grow(root, device int, minimum, maximum int64) (int64, error) {
 	bytes, err := deviceSize(device)
 	if err != nil {
@@ -49,7 +49,7 @@ func Grow(root, device int, minimum, maximum int64) (int64, error) {
 	return bytes, nil
 }
 
-// planFor looks at a filesystem and its device of so many bytes.
+// planFor compares a filesystem with its device, which has this many bytes.
 func planFor(dir *os.File, device int, bytes int64) (*plan, error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fdOf(dir), &fs); err != nil {
@@ -73,7 +73,7 @@ func planFor(dir *os.File, device int, bytes int64) (*plan, error) {
 	return p, nil
 }
 
-// deviceSize is the size of a block device.
+// deviceSize returns the size of a block device.
 func deviceSize(device int) (int64, error) {
 	var bytes uint64
 	if _, err := ioctl(device, unix.BLKGETSIZE64, &bytes); err != nil {
@@ -82,7 +82,7 @@ func deviceSize(device int) (int64, error) {
 	return times(bytes, 1), nil
 }
 
-// sameDevice makes sure that a filesystem lies on a device.
+// sameDevice checks that a filesystem is on a device.
 func sameDevice(root, device int) error {
 	var dev unix.Stat_t
 	if err := unix.Fstat(device, &dev); err != nil {

@@ -18,7 +18,7 @@ func planBtrfs(dir *os.File, device int, size int64) (*plan, error) {
 		return nil, err
 	}
 	i := slices.IndexFunc(devices, func(info btrfsDevInfo) bool {
-		// With one device there is no choice, and its name may be of another mount
+		// A single device needs no comparison. Its name may be one of another mount
 		// namespace.
 		number, err := info.number()
 		return fs.Devices == 1 || err == nil && number == want.Rdev
@@ -31,7 +31,7 @@ func planBtrfs(dir *os.File, device int, size int64) (*plan, error) {
 	return &plan{has: times(member.TotalBytes, 1), most: size / sector * sector, grow: func() error {
 		args := btrfsVolArgs{}
 		copy(args.Name[:], fmt.Sprintf("%d:max", member.DevID))
-		// A positive answer is an error too.
+		// A positive result is an error too.
 		busy, err := ioctl(fdOf(dir), btrfsIocResize, &args)
 		if err == nil && busy != 0 {
 			return fmt.Errorf("btrfs is at work on its devices (balance, replace or the like); try again when that has ended: %w", unix.EBUSY)

@@ -11,7 +11,7 @@ import (
 // extIocResizeFS is of the kernel's linux/ext4.h; older headers lack it.
 const extIocResizeFS = 0x40086610
 
-// fdReader reads a descriptor of somebody else's.
+// fdReader reads from a descriptor that it does not own.
 type fdReader int
 
 func (fd fdReader) ReadAt(p []byte, at int64) (int, error) {
@@ -22,7 +22,7 @@ func (fd fdReader) ReadAt(p []byte, at int64) (int, error) {
 	return max(n, 0), err
 }
 
-// planExt asks the superblock: statfs leaves out what ext4 needs itself.
+// planExt uses the superblock: statfs does not count the blocks that ext4 needs itself.
 func planExt(dir *os.File, device int, bytes int64) (*plan, error) {
 	if err := sameDevice(fdOf(dir), device); err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func planExt(dir *os.File, device int, bytes int64) (*plan, error) {
 	}}, nil
 }
 
-// hasResource tells whether this process has CAP_SYS_RESOURCE.
+// hasResource reports whether this process has CAP_SYS_RESOURCE.
 func hasResource() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData

@@ -5,11 +5,11 @@ import (
 	"os"
 )
 
-// What the kernel's xfs_fs.h says.
+// From the kernel's xfs_fs.h.
 const (
 	xfsIocGeometry = 0x8070587c // version 4, which every kernel has
 	xfsIocGrowData = 0x4010586e
-	// xfsLeastGroup is how many blocks a last allocation group has at least; a
+	// xfsLeastGroup is the smallest size, in blocks, of the last allocation group; a
 	// smaller rest of the device stays unused.
 	xfsLeastGroup = 64
 )
@@ -42,7 +42,7 @@ func planXFS(dir *os.File, device int, bytes int64) (*plan, error) {
 	}}, nil
 }
 
-// fill is how many blocks a filesystem has that fills a device.
+// fill returns how many blocks a filesystem has that fills a device.
 func (is *xfsGeometry) fill(device int64) uint64 {
 	if is.Block == 0 || is.GroupBlocks == 0 {
 		return 0

@@ -12,9 +12,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// extHealth tells of what stopped an ext4, and of the errors that it has on record:
-// they stay there until e2fsck has mended it. Without /proc and /sys nothing is
-// known.
+// extHealth reports what stopped an ext4, and the errors in its superblock, which stay
+// there until e2fsck has repaired it. Without /proc and /sys nothing is known.
 func extHealth(root int) []fault {
 	device, err := deviceName(root)
 	if err != nil {
@@ -40,16 +39,15 @@ func extHealth(root int) []fault {
 	return append(wrong, fault{abi.ReasonErrors, text + ": it needs e2fsck while it is not mounted"})
 }
 
-// contents reads a small file of the kernel's; one that is not there is empty. It
-// is read for each question about a volume: as an os.File it would cost as much
-// again, to be entered in the poller and taken out.
+// contents reads a small file of /proc or /sys; a missing one counts as empty. It runs for
+// each stats request: an os.File would double its cost, by registering with the poller.
 func contents(path string) string {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return ""
 	}
 	defer func() { _ = unix.Close(fd) }()
-	var raw [4096]byte // a page, which is all that the kernel gives of it
+	var raw [4096]byte // one page, the most that the kernel returns
 	n, err := unix.Read(fd, raw[:])
 	if err != nil {
 		return ""
@@ -57,7 +55,7 @@ func contents(path string) string {
 	return strings.TrimSpace(string(raw[:n]))
 }
 
-// deviceName is what the kernel calls the device of a filesystem.
+// deviceName returns the kernel's name of a filesystem's device.
 func deviceName(root int) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(root, &st); err != nil {
@@ -68,7 +66,7 @@ func deviceName(root int) (string, error) {
 	return filepath.Base(link), err
 }
 
-// btrfsHealth tells of the errors that a btrfs counts for its devices.
+// btrfsHealth reports the errors that btrfs has counted for its devices.
 func btrfsHealth(root int) []fault {
 	var fs btrfsFSInfo
 	if _, err := ioctl(root, btrfsIocFSInfo, &fs); err != nil {
@@ -78,7 +76,7 @@ func btrfsHealth(root int) []fault {
 	for id := uint64(1); id <= min(fs.MaxID, btrfsMostDevices); id++ {
 		stats := btrfsDevStats{DevID: id, Items: uint64(len(btrfsCounters))}
 		if _, err := ioctl(root, btrfsIocGetDevStats, &stats); err != nil {
-			continue // there is no such device, or not any more
+			continue // there is no such device
 		}
 		for i, name := range btrfsCounters {
 			if n := stats.Values[i]; n > 0 {

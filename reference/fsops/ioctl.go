@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ioctl calls the kernel with a structure of its own, and tells what it returned:
-// of some calls a positive number is an error too.
+// ioctl passes a structure to the kernel and returns the result, of which a positive one
+// is an error for some requests.
 func ioctl[T any](fd int, request uint, arg *T) (int, error) {
 	for {
 		n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(unsafe.Pointer(arg))) //nolint:gosec // the kernel's interface

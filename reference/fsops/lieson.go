@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrElsewhere is a filesystem that does not lie on the device that it should.
+// ErrElsewhere: the filesystem is not on the device that it should be on.
 var ErrElsewhere = errors.New("it is another filesystem")
 
-// LiesOn makes sure that the filesystem of a root directory lies on the block device
-// of this number. The descriptor may be one that can only be looked at (O_PATH).
+// LiesOn checks that the filesystem of a root directory is on the block device with this
+// number. The descriptor may be an O_PATH one.
 func LiesOn(root int, device uint64) error {
 	var st unix.Stat_t
 	var fs unix.Statfs_t
@@ -20,7 +20,7 @@ func LiesOn(root int, device uint64) error {
 	}
 	is := uint64(st.Dev) //nolint:unconvert // narrower on other architectures
 	if fs.Type == unix.BTRFS_SUPER_MAGIC {
-		// Each of its subvolumes has a number of its own, of no device.
+		// Each subvolume has a device number of its own, which is that of no device.
 		var err error
 		if is, err = btrfsDevice(root); err != nil {
 			return err
@@ -33,8 +33,8 @@ func LiesOn(root int, device uint64) error {
 	return nil
 }
 
-// btrfsDevice is the number of the only device of a btrfs, by the name that the kernel
-// has for it.
+// btrfsDevice returns the device number of a btrfs that has one device, found by the path
+// under which btrfs knows it.
 func btrfsDevice(root int) (uint64, error) {
 	dir, err := openDir(root, ".")
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NewMount mounts a filesystem nowhere: whoever has the descriptor has the mount.
+// NewMount creates a detached mount of a filesystem. It exists as long as its descriptor.
 func NewMount(fsType, source string, options []string, attrs int) (int, error) {
 	fs, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -19,7 +19,7 @@ func NewMount(fsType, source string, options []string, attrs int) (int, error) {
 	}
 	for _, option := range options {
 		if err := setOption(fs, option); err != nil {
-			// The value can be a secret; its name is enough to find it.
+			// Without the value, which can be a secret.
 			name, _, _ := strings.Cut(option, "=")
 			return -1, fsError(fs, fmt.Sprintf("the mount option %q is not taken", name), err)
 		}
@@ -39,13 +39,13 @@ func setOption(fs int, option string) error {
 	if !given {
 		return unix.FsconfigSetFlag(fs, name)
 	}
-	// kubelet quotes a label, because of the commas in it, for a mount command that
-	// takes the quotes away.
+	// kubelet quotes an SELinux label because it contains commas; mount(8) would remove
+	// the quotes.
 	return unix.FsconfigSetString(fs, name, strings.Trim(value, `"`))
 }
 
-// fsError adds what the kernel says about the filesystem, which it tells through
-// the descriptor of the attempt.
+// fsError adds the kernel's messages about the failed mount, which are read from its
+// filesystem context.
 func fsError(fs int, text string, err error) error {
 	var told []string
 	buf := make([]byte, 512)
@@ -54,7 +54,7 @@ func fsError(fs int, text string, err error) error {
 		if readErr != nil || n <= 2 {
 			break
 		}
-		// A line begins with its kind: e, w or i.
+		// A message begins with its level: e, w or i.
 		told = append(told, strings.TrimSpace(string(buf[2:n])))
 	}
 	if len(told) > 0 {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Where a btrfs superblock has what is needed of it.
+// Where the btrfs superblock is, and offsets in it.
 const (
 	btrfsStart     = 64 << 10
 	btrfsMagicAt   = 0x40
@@ -16,10 +16,10 @@ const (
 	btrfsMagic     = "_BHRfS_M"
 )
 
-// OneDevice makes sure that a filesystem names no device but its own, given that one
-// before anybody mounts it. An ext4 can say that its journal is on another device, and
-// a btrfs that it has several: the kernel then writes to those as well. An xfs does not
-// name them; without the mount option for it, the kernel refuses the mount.
+// OneDevice checks, before a filesystem is mounted, that its superblock names no other
+// device. The journal of an ext4 can be on another device, and a btrfs can have several:
+// the kernel then writes to those as well. An xfs does not name other devices; the kernel
+// refuses to mount one that needs them, unless a mount option names them.
 func OneDevice(device int, fsType string) error {
 	return oneDevice(fdReader(device), fsType)
 }

@@ -8,14 +8,14 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
-// openAt opens a name in a directory. It follows no link, enters no other mount and
+// openAt opens a path below a directory. It follows no links, enters no other mount and
 // does not leave the directory.
 func openAt(dir int, name string, flags uint64) (int, error) {
 	return sys.OpenBeneath(dir, name, flags|unix.O_NOFOLLOW, unix.RESOLVE_NO_XDEV|unix.RESOLVE_NO_SYMLINKS)
 }
 
-// openDir opens a directory for reading; "." gives one that can be read of one that
-// is only a place (O_PATH), as new mounts are.
+// openDir opens a directory for reading. With the name ".", it opens an O_PATH descriptor,
+// such as that of a new mount, again for reading.
 func openDir(dir int, name string) (*os.File, error) {
 	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -24,10 +24,10 @@ func openDir(dir int, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// fdOf is the descriptor of an open file.
+// fdOf returns the descriptor of an open file.
 func fdOf(f *os.File) int { return int(f.Fd()) }
 
-// identity tells a file from every other one as long as it is there.
+// identity identifies a file while the file exists.
 type identity struct{ dev, ino uint64 }
 
 func identify(fd int) (identity, error) {

@@ -6,7 +6,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
-// endMillis is how long a process has to end by itself.
+// endMillis is how long a process may take to end after SIGTERM.
 const endMillis = 3000
 
 // end ends processes and waits until they have ended.
@@ -17,8 +17,8 @@ func end(all []process.Process) {
 		if err != nil {
 			continue
 		}
-		// The descriptor is of the process that has the pid now: if that is p, it
-		// stays p.
+		// The pidfd refers to the process that has the pid now. If that is p, the pidfd
+		// stays p's.
 		if !p.Lives() {
 			_ = unix.Close(fd)
 			continue
@@ -35,7 +35,7 @@ func end(all []process.Process) {
 	}
 }
 
-// ended waits for the end of a process.
+// ended waits for a process to end, and reports whether it did in time.
 func ended(pidfd int) bool {
 	for until := clock() + endMillis*1e6; ; {
 		wait := (until - clock()) / 1e6

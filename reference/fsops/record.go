@@ -13,18 +13,18 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
-// state is what is on record of a freeze.
+// state is the record of a freeze.
 type state struct {
 	Key   string `json:"key"`
 	Token string `json:"token"`
-	// Deadline is by clock.
+	// Deadline is when the freeze ends, by clock.
 	Deadline int64 `json:"deadline"`
-	// Frozen is false until all writes are stopped for certain.
+	// Frozen is true once all writes are certainly stopped.
 	Frozen    bool              `json:"frozen"`
 	Watchdogs []process.Process `json:"watchdogs"`
 }
 
-// record is the directory of one filesystem's freeze, locked.
+// record is the locked directory for the freeze of one filesystem.
 type record struct {
 	dir    *os.File
 	places int
@@ -37,10 +37,10 @@ const (
 	mostState = 64 << 10
 )
 
-// errLocked: another process is at work on the record.
+// errLocked: another process has locked the record.
 var errLocked = errors.New("another process is freezing or thawing it")
 
-// lockRecord takes a record, within a time.
+// lockRecord locks a record, and waits at most this long for it.
 func lockRecord(places int, name string, within time.Duration) (*record, error) {
 	for until := clock() + within.Nanoseconds(); ; time.Sleep(5 * time.Millisecond) {
 		r, err := tryRecord(places, name)
@@ -50,7 +50,7 @@ func lockRecord(places int, name string, within time.Duration) (*record, error) 
 	}
 }
 
-// tryRecord takes a record if nobody has it.
+// tryRecord locks a record unless another process has.
 func tryRecord(places int, name string) (*record, error) {
 	for {
 		if err := unix.Mkdirat(places, name, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -74,8 +74,8 @@ func tryRecord(places int, name string) (*record, error) {
 	}
 }
 
-// lock locks a directory and tells whether it still has its name: the one before may
-// have removed it.
+// lock locks a directory and reports whether it still exists: the previous owner of the
+// lock may have removed it.
 func lock(dir int) (linked bool, err error) {
 	err = unix.Flock(dir, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -89,12 +89,12 @@ func lock(dir int) (linked bool, err error) {
 	return st.Nlink > 0, err
 }
 
-// close lets others have the record.
+// close unlocks the record.
 func (r *record) close() { _ = r.dir.Close() }
 
 func (r *record) read() (state, error) { return readState(fdOf(r.dir), stateFile) }
 
-// readState reads what is on record, which is whole at all times.
+// readState reads a state file, which is replaced atomically.
 func readState(dir int, path string) (s state, err error) {
 	fd, err := openAt(dir, path, unix.O_RDONLY)
 	if err != nil {
@@ -111,13 +111,13 @@ func readState(dir int, path string) (s state, err error) {
 	return s, nil
 }
 
-// write replaces what is on record.
+// write replaces the state.
 func (r *record) write(s *state) error {
 	raw, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
-	_ = unix.Unlinkat(fdOf(r.dir), stateNew, 0) // a killed process may have left it
+	_ = unix.Unlinkat(fdOf(r.dir), stateNew, 0) // left by a process that was killed
 	err = sys.WriteNew(fdOf(r.dir), stateNew, raw)
 	if err == nil {
 		err = unix.Renameat(fdOf(r.dir), stateNew, fdOf(r.dir), stateFile)
@@ -128,12 +128,12 @@ func (r *record) write(s *state) error {
 	return nil
 }
 
-// remove forgets the freeze. A record that stays is known by its deadline.
+// remove removes the record. If that fails, its deadline shows that it is over.
 func (r *record) remove() {
 	_ = unix.Unlinkat(fdOf(r.dir), stateFile, 0)
 	_ = unix.Unlinkat(fdOf(r.dir), stateNew, 0)
 	_ = unix.Unlinkat(r.places, r.name, unix.AT_REMOVEDIR)
 }
 
-// removeEmpty forgets a record that holds nothing.
+// removeEmpty removes a record that has no state.
 func (r *record) removeEmpty() { _ = unix.Unlinkat(r.places, r.name, unix.AT_REMOVEDIR) }

@@ -15,11 +15,11 @@ import (
 // fault is one thing that is wrong with a filesystem.
 type fault struct{ reason, text string }
 
-// Stat reports on the filesystem of a root directory; readOnly tells that it was
-// mounted so. A filesystem that fails is no error but a report that says so.
+// Stat reports usage and health of the filesystem of a root directory; readOnly means that
+// it was mounted read-only. A filesystem that fails is not an error: the report says so.
 //
-// The use is counted as CSI and df do: what is kept for root is neither available nor
-// used. What the filesystem does not count is left out, as btrfs inodes.
+// Usage is counted as CSI and df do: blocks reserved for root are neither available nor
+// used. What the filesystem does not count is omitted, such as btrfs inodes.
 func Stat(root int, readOnly bool) (abi.StatsReply, error) {
 	var fs unix.Statfs_t
 	err := unix.Fstatfs(root, &fs)
@@ -41,10 +41,10 @@ func Stat(root int, readOnly bool) (abi.StatsReply, error) {
 	return report(usage(&fs), append(wrong, found...)), nil
 }
 
-// severity lists the reasons, the worst first.
+// severity lists the reasons, worst first.
 var severity = []string{abi.ReasonShutDown, abi.ReasonReadOnly, abi.ReasonErrors}
 
-// report gives the worst reason, and the texts of all.
+// report combines the faults: the worst reason, and all texts.
 func report(usage []abi.Usage, wrong []fault) abi.StatsReply {
 	worst := len(severity)
 	var texts []string
@@ -72,7 +72,7 @@ func usage(fs *unix.Statfs_t) []abi.Usage {
 	return all
 }
 
-// times multiplies; what does not fit is the most that does.
+// times multiplies, and returns math.MaxInt64 on overflow.
 func times(n, unit uint64) int64 {
 	if unit != 0 && n > math.MaxInt64/unit {
 		return math.MaxInt64
@@ -80,10 +80,11 @@ func times(n, unit uint64) int64 {
 	return int64(n * unit) //nolint:gosec // just checked
 }
 
-// less subtracts: counters are read one after another and may not fit each other.
+// less subtracts, and returns 0 instead of a negative number: the counters are not read at
+// one moment.
 func less(n, m uint64) uint64 { return n - min(n, m) }
 
-// broken tells the errors of a filesystem or device that fails.
+// broken reports whether an error means that the filesystem or its device fails.
 func broken(err error) bool {
 	return isAny(err, unix.EIO, unix.EUCLEAN, unix.EBADMSG, unix.ENXIO, unix.ENODEV)
 }
@@ -92,12 +93,12 @@ func isAny(err error, of ...unix.Errno) bool {
 	return slices.ContainsFunc(of, func(is unix.Errno) bool { return errors.Is(err, is) })
 }
 
-// health looks for what is wrong.
+// health lists what is wrong with the filesystem.
 func health(root int, kind int64) ([]fault, error) {
 	dir, err := openDir(root, ".")
 	if err == nil {
 		defer func() { _ = dir.Close() }()
-		// Opening alone asks nothing of the filesystem.
+		// Opening it alone reads nothing from the filesystem.
 		if _, reading := dir.Readdirnames(1); broken(reading) {
 			err = reading
 		}

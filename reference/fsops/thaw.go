@@ -13,17 +13,16 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
-// Thaw ends what Freeze began with the same key. The root directory is that of the
-// filesystem where somebody has it mounted, and -1 where that is not known: then its
-// watchdogs have it open, also when the sandbox has gone, or some process of the
-// machine has it mounted. After a thaw none of the watchdogs is left that could keep
-// the filesystem busy.
+// Thaw ends the freeze with the same key. The root directory is that of the filesystem, or
+// -1 if none is known, as when the sandbox is gone: then the filesystem is opened through
+// its watchdogs, or through any process that has it mounted. After a thaw no watchdog is
+// left that could keep the filesystem busy.
 //
-// What is on record only helps to find the filesystem. Whether it is frozen, the
-// kernel says: a filesystem whose record or watchdogs were lost is thawed as well.
+// The record only helps to find the filesystem. Whether it is frozen, the kernel decides:
+// a filesystem whose record or watchdogs were lost is thawed as well.
 //
-// ErrNotFrozen tells that it is not frozen now, or was not all the time: what has been
-// read of it meanwhile may be of different times.
+// ErrNotFrozen means that the filesystem is not frozen now, or was not all the time: data
+// that was read from its device meanwhile may be inconsistent.
 func (f Freezer) Thaw(key string, root int) error {
 	if err := f.thawKey(key, root); err != nil {
 		return fmt.Errorf("thaw the filesystem: %w", err)
@@ -41,13 +40,14 @@ func (f Freezer) thawKey(key string, root int) error {
 	if err != nil {
 		return err
 	}
-	dogs, err := thaw(places, name, func(now state) bool { return now.Key == key }, root, patience)
+	dogs, err := thaw(places, name, func(now state) bool { return now.Key == key }, root, recordTimeout)
 	end(dogs)
 	return err
 }
 
-// recordToThaw names the record of the filesystem that is to be thawed: that of the root
-// directory, or the one that has the key. A volume whose device was replaced can have both.
+// recordToThaw returns the name of the record to thaw: that of the root directory's
+// filesystem, or else the one with the key. After the device of a volume was replaced, the
+// two can differ.
 func recordToThaw(places *os.File, key string, root int) (string, error) {
 	own, err := "", error(nil)
 	if root >= 0 {
@@ -65,14 +65,14 @@ func recordToThaw(places *os.File, key string, root int) (string, error) {
 	return cmp.Or(name, own), err
 }
 
-// findRecord gives the record of a key and its name, which is "" where there is none.
+// findRecord returns the record with a key and its name, which is "" if there is none.
 func findRecord(places *os.File, key string) (name string, was state, err error) {
 	names, err := places.Readdirnames(-1)
 	if err != nil {
 		return "", state{}, err
 	}
 	for _, name := range names {
-		// One that cannot be read is another one's, or was removed just now.
+		// A record that cannot be read is not ours, or was removed just now.
 		if was, err := readState(fdOf(places), name+"/"+stateFile); err == nil && was.Key == key {
 			return name, was, nil
 		}
@@ -80,8 +80,8 @@ func findRecord(places *os.File, key string) (name string, was state, err error)
 	return "", state{}, nil
 }
 
-// thaw thaws the freeze on record if it is still the one that is wanted. It returns the
-// watchdogs that have nothing to do any more. The record is free again by then.
+// thaw thaws the recorded freeze if it is still the wanted one. It returns the watchdogs
+// that are no longer needed, and has unlocked the record by then.
 func thaw(places *os.File, name string, wanted func(state) bool, root int, within time.Duration) (useless []process.Process, err error) {
 	rec, err := lockRecord(fdOf(places), name, within)
 	if err != nil {
@@ -107,7 +107,7 @@ func thaw(places *os.File, name string, wanted func(state) bool, root int, withi
 		return nil, err
 	}
 	defer func() { _ = found.Close() }()
-	was, err := start(fdOf(found))
+	was, err := thawFS(fdOf(found))
 	if err != nil {
 		return nil, err
 	}
@@ -119,11 +119,11 @@ func thaw(places *os.File, name string, wanted func(state) bool, root int, withi
 	return now.Watchdogs, nil
 }
 
-// thawUnrecorded thaws a filesystem of which no freeze is on record: that was lost, or
-// somebody else has frozen it. How long it was frozen, nobody knows.
+// thawUnrecorded thaws a filesystem without a record: the record was lost, or another
+// program has frozen it. For how long it was frozen is not known.
 func thawUnrecorded(root int, name string) error {
 	if found, err := openNamed(root, name); err == nil {
-		was, err := start(fdOf(found))
+		was, err := thawFS(fdOf(found))
 		_ = found.Close()
 		if err != nil {
 			return err
@@ -135,9 +135,9 @@ func thawUnrecorded(root int, name string) error {
 	return fmt.Errorf("it has been thawed meanwhile, or was never frozen: %w", ErrNotFrozen)
 }
 
-// ThawExpired thaws what is frozen although its time is over: its watchdogs are gone.
-// It gives the keys of what it has thawed, and how long it takes until the next freeze
-// on record is over in this way, or 0 where there is none.
+// ThawExpired thaws the filesystems that are still frozen after their time, because their
+// watchdogs are gone. It returns the keys of those that it has thawed, and when to call it
+// again: after the end of the next recorded freeze, or 0 if there is none.
 func (f Freezer) ThawExpired() (keys []string, next time.Duration, err error) {
 	places, err := f.open()
 	if err != nil {
@@ -164,7 +164,7 @@ func (f Freezer) ThawExpired() (keys []string, next time.Duration, err error) {
 	return keys, next, errors.Join(errs...)
 }
 
-// thawIfExpired returns the key if it has thawed a filesystem, or how long that can wait.
+// thawIfExpired returns the key if it has thawed a filesystem, or else how long to wait.
 func thawIfExpired(places *os.File, name string) (key string, left time.Duration, err error) {
 	was, err := readState(fdOf(places), name+"/"+stateFile)
 	if errors.Is(err, os.ErrNotExist) {
@@ -176,7 +176,7 @@ func thawIfExpired(places *os.File, name string) (key string, left time.Duration
 	if left := time.Duration(was.Deadline - clock() + overdue.Nanoseconds()); left > 0 {
 		return "", left, nil
 	}
-	// The filesystem may be frozen anew while the record is waited for.
+	// The filesystem may be frozen again while this waits for the lock.
 	dogs, err := thaw(places, name, func(now state) bool { return now.Token == was.Token }, -1, overdue)
 	end(dogs)
 	switch {
@@ -189,15 +189,15 @@ func thawIfExpired(places *os.File, name string) (key string, left time.Duration
 }
 
 const (
-	// overdue is how long after the end of a freeze its watchdogs have thawed it for
-	// certain, if any of them lives: they wait for a record that is locked.
+	// overdue is how long after the end of a freeze a living watchdog has certainly thawed
+	// it: watchdogs wait for a locked record.
 	overdue = 3 * time.Second
-	// nextTry is when it is tried again to thaw what could not be thawed.
+	// nextTry is when to retry a thaw that failed.
 	nextTry = 30 * time.Second
 )
 
-// Stat is the Stat of a filesystem that is frozen by a key. It also reports that the
-// filesystem is frozen and forgotten.
+// Stat is Stat for a filesystem that may be frozen under a key. It also reports a freeze
+// that no watchdog is left to end.
 func (f Freezer) Stat(key string, root int, readOnly bool) (abi.StatsReply, error) {
 	reply, err := Stat(root, readOnly)
 	if err == nil && f.Forgotten(key) {
@@ -206,7 +206,7 @@ func (f Freezer) Stat(key string, root int, readOnly bool) (abi.StatsReply, erro
 	return reply, err
 }
 
-// addHeld says that writes are held. Everything else that can be wrong is worse.
+// addHeld adds that writes are held. Every other fault is worse.
 func addHeld(is *abi.Condition) {
 	const text = "all writes are held, and the processes that were to end that are gone: thaw it"
 	if is.Abnormal {
@@ -216,8 +216,8 @@ func addHeld(is *abi.Condition) {
 	*is = abi.Condition{Abnormal: true, Reason: abi.ReasonFrozen, Message: text}
 }
 
-// Forgotten tells whether the filesystem that was frozen by a key is so still, and no
-// watchdog is left that would thaw it.
+// Forgotten reports whether a freeze with this key is recorded of which no watchdog is
+// left to end it.
 func (f Freezer) Forgotten(key string) bool {
 	places, err := os.Open(f.Dir)
 	if err != nil {

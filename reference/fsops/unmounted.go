@@ -11,13 +11,13 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/capture"
 )
 
-// GrowUnmounted makes a filesystem that is mounted nowhere fill its device. That is
-// the way of ext4: once it is mounted, growing takes CAP_SYS_RESOURCE, which root in
-// a container may not have. The others grow mounted only, and nothing is done.
+// GrowUnmounted makes an ext4 that is not mounted fill its device. To grow a mounted ext4
+// takes CAP_SYS_RESOURCE, which root in a container may lack. Other filesystems can only
+// grow while they are mounted, and nothing is done.
 //
-// It needs e2fsck and resize2fs. The end of ctx ends the first, which mends the rest the
-// next time. The second is never ended: a filesystem whose growth was cut off may be
-// lost. The path may be that of an open descriptor, /proc/PID/fd/N.
+// It needs e2fsck and resize2fs. The end of ctx kills e2fsck, which can be run again, but
+// never resize2fs: a filesystem may be lost if its growth is interrupted. The path may be
+// that of an open descriptor, /proc/PID/fd/N.
 func GrowUnmounted(ctx context.Context, device, fsType string) error {
 	if !strings.HasPrefix(fsType, "ext") {
 		return nil
@@ -39,11 +39,11 @@ func GrowUnmounted(ctx context.Context, device, fsType string) error {
 	return nil
 }
 
-// mostOutput bounds what is kept of a program's output.
+// mostOutput bounds the captured output of a program.
 const mostOutput = 16 << 10
 
-// runTool runs a program that can outlive this process: it has a session of its own, and
-// writes to memory, not to a pipe.
+// runTool runs a program so that it survives this process: it has its own session, and
+// writes to memory and not to a pipe.
 func runTool(cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	out, err := capture.Run(cmd, mostOutput, mostOutput)
@@ -53,11 +53,11 @@ func runTool(cmd *exec.Cmd) error {
 	return err
 }
 
-// extRepaired is how e2fsck ends when all that it found is repaired.
+// extRepaired is the exit status of e2fsck after it has repaired all errors.
 const extRepaired = 1
 
-// extFull tells that there is nothing to grow: the filesystem fills its device, or
-// there is none.
+// extFull reports whether there is nothing to grow: the filesystem fills its device, or
+// there is no filesystem.
 func extFull(device string) (bool, error) {
 	file, err := os.Open(device) //nolint:gosec // the caller names the device
 	if err != nil {

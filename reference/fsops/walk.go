@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openLevels is how many directories are kept open. Those above are opened again
-// from below on the way back, so that a tree may be of any depth.
+// openLevels is how many directories stay open. Those further up are opened again, through
+// "..", on the way back, so that a tree may have any depth.
 const openLevels = 64
 
-// namesAtOnce is how much of a directory is read at a time.
+// namesAtOnce is how many names of a directory are read at a time.
 const namesAtOnce = 1024
 
 // walk applies a rule to all files below a directory, one directory after another.
@@ -26,19 +26,19 @@ type walk struct {
 	levels  []level
 }
 
-// level is a directory on the way from the root to where the walk is.
+// level is a directory on the path from the root to the current one.
 type level struct {
 	dir  *os.File // nil while it is closed
 	id   identity
 	name string
-	todo []string // directories in it that are still to be entered
+	todo []string // its subdirectories that are still to be entered
 }
 
-// below walks through all that is below dir, which stays open. It keeps the way in
-// a list and not on the stack: how deep a tree is, is up to who fills the volume.
+// below walks through everything below dir, which stays open. It keeps its path in a list
+// and does not recurse, because the workload decides how deep the tree is.
 func (w *walk) below(dir *os.File) error {
 	defer w.close()
-	// A descriptor of its own: levels are closed.
+	// A separate descriptor, because levels are closed.
 	root, err := openDir(fdOf(dir), ".")
 	if err != nil {
 		return err
@@ -56,12 +56,12 @@ func (w *walk) below(dir *os.File) error {
 
 func (w *walk) close() {
 	for _, l := range w.levels {
-		_ = l.dir.Close() // a nil file says so, and that is all
+		_ = l.dir.Close() // harmless if it is nil
 	}
 	w.levels = nil
 }
 
-// step goes one directory down, or up where there is none left.
+// step enters the next subdirectory, or goes up if none is left.
 func (w *walk) step() error {
 	top := &w.levels[len(w.levels)-1]
 	if len(top.todo) == 0 {
@@ -79,7 +79,7 @@ func (w *walk) step() error {
 	return w.enter(dir, name)
 }
 
-// enter changes what is in a directory and notes the directories there.
+// enter changes the files of a directory and collects its subdirectories.
 func (w *walk) enter(dir *os.File, name string) error {
 	id, err := identify(fdOf(dir))
 	w.levels = append(w.levels, level{dir: dir, id: id, name: name})
@@ -109,8 +109,8 @@ func (w *walk) enter(dir *os.File, name string) error {
 	}
 }
 
-// entry changes one file. The descriptor pins it: what is looked at is what is
-// changed, whatever takes its name meanwhile.
+// entry changes one file. It works on a descriptor, so that the file that was examined is
+// the one that is changed, whatever gets its name meanwhile.
 func (w *walk) entry(dir int, name string) error {
 	fd, err := openAt(dir, name, unix.O_PATH)
 	if gone(err) {
@@ -123,8 +123,7 @@ func (w *walk) entry(dir int, name string) error {
 	return w.change(fd, name)
 }
 
-// change makes a file be as the rule says, and notes a directory that is to be
-// entered.
+// change applies the rule to a file, and adds a directory to those to be entered.
 func (w *walk) change(fd int, name string) error {
 	isDir, did, err := w.rule.apply(fd)
 	if did {
@@ -137,7 +136,7 @@ func (w *walk) change(fd int, name string) error {
 	return err
 }
 
-// leave goes back to the directory above.
+// leave goes back to the parent directory.
 func (w *walk) leave() error {
 	last := len(w.levels) - 1
 	below := w.levels[last]
@@ -152,7 +151,7 @@ func (w *walk) leave() error {
 	return below.dir.Close()
 }
 
-// openAbove opens the directory above, if it is still the one it was.
+// openAbove opens the parent directory if it is still the same one.
 func openAbove(dir int, want identity) (*os.File, error) {
 	fd, err := unix.Openat(dir, "..", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -170,7 +169,7 @@ func openAbove(dir int, want identity) (*os.File, error) {
 	return above, nil
 }
 
-// gone tells that a name is not there any more, or not as what it was, or that
+// gone reports whether an error means that the file was removed or replaced, or that
 // another filesystem is mounted on it. Another pod may be using the volume.
 func gone(err error) bool {
 	return isAny(err, unix.ENOENT, unix.ELOOP, unix.ENOTDIR, unix.EXDEV, unix.ESTALE)
@@ -179,7 +178,7 @@ func gone(err error) bool {
 // mostPath bounds the path in an error.
 const mostPath = 256
 
-// failed names the place of an error, quoted: names are the workload's.
+// failed adds the path to an error. It is quoted because the workload chose the names.
 func (w *walk) failed(name string, err error) error {
 	var path strings.Builder
 	for _, l := range w.levels {

@@ -17,20 +17,20 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
-// What a watchdog is given as open files.
+// The open files of a watchdog.
 const (
 	rootFD   = 3 + iota // the filesystem's root directory
 	placesFD            // the directory of all records
-	readyFD             // told by a byte that it is there
+	readyFD             // gets a byte when the watchdog is running
 )
 
-// watchdogs is how many there are.
+// watchdogs is the number of watchdogs of a freeze.
 const watchdogs = 2
 
-// startTime is how long watchdogs have to be there.
+// startTime bounds the start of the watchdogs.
 const startTime = 10 * time.Second
 
-// arm starts the watchdogs of a freeze and waits until they are there.
+// arm starts the watchdogs of a freeze and waits until they are running.
 func (f Freezer) arm(root, places *os.File, name string, s *state) (dogs []process.Process, err error) {
 	ready, tell, err := os.Pipe()
 	if err != nil {
@@ -59,7 +59,7 @@ func (f Freezer) arm(root, places *os.File, name string, s *state) (dogs []proce
 	return dogs, nil
 }
 
-// startWatchdog starts a process that shares nothing with this one but the files.
+// startWatchdog starts a process that shares only these files with this one.
 func (f Freezer) startWatchdog(files []*os.File, name string, s *state) (process.Process, error) {
 	if len(f.Watchdog) == 0 {
 		return process.Process{}, errors.New("no program is configured for it")
@@ -77,14 +77,14 @@ func (f Freezer) startWatchdog(files []*os.File, name string, s *state) (process
 	} else if f.ControlGroup != "" {
 		_ = cgroup.Move(dog.PID, f.ControlGroup) // where that fails, one watchdog is better than none
 	}
-	// It ends with its freeze; a process that lives on must not keep it as a zombie.
+	// It ends with its freeze. Reap it if this process is still running then.
 	go func() { _ = cmd.Wait() }()
 	return dog, err
 }
 
-// Watch is all that a watchdog does: it waits for the end of its freeze's time and
-// thaws the filesystem, unless that has been done. It takes the three arguments that
-// Freeze has added to the command line, and the files.
+// Watch is the main function of a watchdog: it waits until the time of its freeze is over
+// and thaws the filesystem, unless that has been done. It takes the three arguments that
+// Freeze appended to the command line, and the open files.
 func Watch(args []string) error {
 	if len(args) != 3 {
 		return fmt.Errorf("a watchdog of a freeze takes 3 arguments and not %d", len(args))
@@ -95,7 +95,7 @@ func Watch(args []string) error {
 	}
 	told := make(chan os.Signal, 1)
 	signal.Notify(told, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
-	// Where memory runs out, others are to go first; that is not always allowed.
+	// Let the OOM killer choose other processes first; this may not be permitted.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0)
 	if _, err := unix.Write(readyFD, []byte{1}); err != nil {
 		return fmt.Errorf("tell that the watchdog is there: %w", err)
@@ -108,15 +108,15 @@ func Watch(args []string) error {
 		case <-told:
 			return dog.finish(false)
 		case <-time.After(min(time.Duration(deadline-clock()), time.Second)):
-			// In steps: this timer stands still while the machine sleeps.
+			// In steps: this timer does not run while the machine is suspended.
 		}
 	}
 	return dog.finish(true)
 }
 
-// closeInherited closes what came by accident from whoever started the starter: a pipe
-// that somebody reads to its end, say. This program's own files close at exec, and by
-// that the others are known.
+// closeInherited closes descriptors that were inherited by accident, such as a pipe whose
+// reader waits for its end. They are the ones without close-on-exec, which this program
+// sets on all of its own.
 func closeInherited() {
 	dir, err := os.Open("/proc/self/fd")
 	if err != nil {
@@ -139,9 +139,10 @@ func closeInherited() {
 type watchdog struct{ name, token string }
 
 const (
-	// stuck is how long the record may be locked at the end: then who has it hangs.
+	// stuck is how long the record may stay locked at the end of the time. After that the
+	// process that has locked it counts as hung.
 	stuck = time.Second
-	// lastTry is how long a watchdog tries to thaw.
+	// lastTry is how long a watchdog retries the thaw.
 	lastTry = 10 * time.Minute
 )
 
@@ -157,19 +158,19 @@ func (w watchdog) finish(late bool) error {
 	}
 }
 
-// try tells whether there is nothing left to do. Without the lock only a thaw that
-// worked is one: a freeze may be under way in a process that hangs.
+// try reports whether nothing is left to do. Without the lock that is so only after a
+// thaw that had an effect: a process that hangs may be about to freeze the filesystem.
 func (w watchdog) try(late, desperate bool) (done bool, err error) {
 	rec, lockErr := tryRecord(placesFD, w.name)
 	if errors.Is(lockErr, errLocked) && !desperate {
 		return false, lockErr
 	}
-	mine, other := w.look(late)
+	mine, other := w.onRecord(late)
 	if rec == nil {
 		if !mine {
 			return true, nil
 		}
-		was, err := start(rootFD)
+		was, err := thawFS(rootFD)
 		return was || err == nil && !errors.Is(lockErr, errLocked), err
 	}
 	if !mine {
@@ -177,21 +178,21 @@ func (w watchdog) try(late, desperate bool) (done bool, err error) {
 		rec.close()
 		return true, nil
 	}
-	_, err = start(rootFD)
+	_, err = thawFS(rootFD)
 	if err == nil {
 		rec.remove()
 	}
 	rec.close()
 	if err == nil {
-		end(other) // it would hold the filesystem until the time is over
+		end(other) // it would keep the filesystem busy until the time is over
 	}
 	return err == nil, err
 }
 
-// look tells whether this freeze is the one on record, and which the other watchdogs
-// are. A freeze that is on record no more was thawed; but at the end of its time it
-// is thawed once more, in case that the record was lost.
-func (w watchdog) look(late bool) (mine bool, other []process.Process) {
+// onRecord reports whether this freeze is the recorded one, and returns its other
+// watchdogs. Without a record it has been thawed; at the end of its time it still counts as
+// recorded, and is thawed once more, in case the record was lost.
+func (w watchdog) onRecord(late bool) (mine bool, other []process.Process) {
 	now, err := readState(placesFD, w.name+"/"+stateFile)
 	if err != nil {
 		return late, nil
