@@ -35,11 +35,11 @@ var stories = map[string]story{
 	},
 	"CrustProxyConfigurationBad": {
 		quiet: `crust_proxy_config_last_reload_successful{AT} 1 1 0 0 1x60`,
-		loud:  `crust_proxy_config_last_reload_successful{AT} 0x60`, after: 5, says: "bad one",
+		loud:  `crust_proxy_config_last_reload_successful{AT} 0x60`, after: 5, says: "is invalid",
 	},
 	"CrustProxyRecordsUnusable": {
 		quiet: `crust_proxy_records_unusable{AT} 0x60`,
-		loud:  `crust_proxy_records_unusable{AT} 2x60`, after: 5, says: "2 records",
+		loud:  `crust_proxy_records_unusable{AT} 2x60`, after: 5, says: "2 volume records",
 	},
 	"CrustProxyRepairsFail": {
 		quiet: `crust_proxy_reconcile_repairs_total{AT,action="guard",result="ok"} 0+1x60
@@ -104,7 +104,7 @@ var stories = map[string]story{
 	},
 	"CrustProxyCallersDenied": {
 		quiet: `crust_proxy_callers_denied_total{AT} 0 0 1x60`,
-		loud:  `crust_proxy_callers_denied_total{AT} 0+1x60`, after: 16, says: "may not",
+		loud:  `crust_proxy_callers_denied_total{AT} 0+1x60`, after: 16, says: "without permission",
 	},
 }
 
