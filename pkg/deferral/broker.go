@@ -20,7 +20,7 @@ type Config struct {
 	// Root is the directory below which all targets lie.
 	Root string
 	// Describe, which may be nil, adds to a volume what follows from its target path, such
-	// as the pod. Rel is the path below Root. Unless dir is sys.NoFD, it is a descriptor of
+	// as who uses it. Rel is the path below Root. Unless dir is sys.NoFD, it is a descriptor of
 	// the directory that holds the target.
 	Describe func(v *volume.Volume, rel string, dir int)
 	// Devices is which devices are accepted; SetDevices changes it later.
