@@ -3,12 +3,15 @@
 package vm
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -113,54 +116,114 @@ func TestDamagedFilesystems(t *testing.T) {
 	b.WantClean(t)
 }
 
-// TestDamageThatIsFoundLater, also in a filesystem that asks for a panic: the pod has an
-// error, or the machine ends; the host goes on, and the volume can be mended and used.
+// latent is damage that a kernel finds when a pod uses the filesystem, not when it mounts it.
+type latent struct {
+	fs       string
+	prepare  string // in a container, before the damage
+	damage   func(v *volume)
+	use      string // in a container, which fails
+	status   csi.VolumeHealthErrorType
+	repair   []string // exits with an error, although it has succeeded, if it says repaired
+	repaired string
+}
+
+var latents = map[string]latent{
+	"ext4": damagedDirectory("remount-ro"),
+	// The machine ends, unless its kernel mounts the filesystem with another behaviour.
+	"panic": damagedDirectory("panic"),
+	"xfs": {
+		fs: "xfs", prepare: "touch /data/bad", damage: (*volume).damageUnlinkedLists, use: "rm /data/bad; sync; ls /data",
+		status: csi.VolumeHealthErrorType_INACCESSIBLE, repair: []string{"xfs_repair", "-L"},
+	},
+	"btrfs": {
+		fs: "btrfs", prepare: "yes damage | head -c 100000 >/data/bad", damage: (*volume).damageData, use: "cat /data/bad >/dev/null",
+		status: csi.VolumeHealthErrorType_DEGRADED, repair: []string{"btrfs", "check", "--readonly"},
+	},
+}
+
+// damagedDirectory is an ext4 with a directory without an inode. behaviour is what its
+// superblock wants a kernel to do about errors.
+func damagedDirectory(behaviour string) latent {
+	return latent{
+		fs: "ext4", prepare: "mkdir /data/bad",
+		damage: func(v *volume) {
+			v.b.command("tune2fs", "-e", behaviour, v.device)
+			v.b.command("debugfs", "-w", "-R", "clri /bad", v.device)
+		},
+		use: "ls -la /data/bad/ && cat /data/bad/file", status: csi.VolumeHealthErrorType_DEGRADED,
+		repair: []string{"e2fsck", "-fy"}, repaired: "FILE SYSTEM WAS MODIFIED",
+	}
+}
+
+// damageUnlinkedLists puts an inode that does not exist into the lists of deleted inodes of an
+// xfs, which its kernel follows when the next file is deleted.
+func (v *volume) damageUnlinkedLists() {
+	const noInode = 4096
+	args := []string{"-x"}
+	for group := range 4 {
+		args = append(args, "-c", fmt.Sprintf("agi %d", group))
+		for list := range 64 {
+			args = append(args, "-c", fmt.Sprintf("write -d unlinked[%d] %d", list, noInode))
+		}
+	}
+	v.b.command("xfs_db", append(args, v.device)...)
+}
+
+// damageData overwrites data of the file "bad", whose checksum then is wrong.
+func (v *volume) damageData() {
+	v.b.t.Helper()
+	pattern := []byte(strings.Repeat("damage\n", 1000))
+	raw, err := os.ReadFile(v.device)
+	check.Must(v.b.t, err)
+	at := int64(bytes.Index(raw, pattern))
+	if at < 0 {
+		v.b.t.Fatal("the data is not on the device")
+	}
+	v.damage(at, at+100)
+}
+
+// command runs a program that must succeed.
+func (b *bench) command(name string, args ...string) {
+	b.t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		b.t.Fatalf("%s %q: %v\n%s", name, args, err, out)
+	}
+}
+
+// TestDamageThatIsFoundLater: the pod has an error, or the machine ends, also if the filesystem
+// asks for a panic. Stats and health report the damage, the host goes on, and the volume can be
+// repaired and used.
 func TestDamageThatIsFoundLater(t *testing.T) {
 	b := newBench(t)
-	for _, behaviour := range []string{"remount-ro", "panic"} {
-		t.Run(behaviour, func(t *testing.T) { b.of(t).foundLater(behaviour) })
+	for _, name := range slices.Sorted(maps.Keys(latents)) {
+		t.Run(name, func(t *testing.T) { b.of(t).foundLater(name, latents[name]) })
 	}
 	b.WantClean(t)
 }
 
-func (b *bench) foundLater(behaviour string) {
-	v := b.volume("pv-"+behaviour, "ext4")
+func (b *bench) foundLater(name string, l latent) {
+	v := b.volume("pv-"+name, l.fs)
 	pod := b.pod(v.Pod)
-	b.exec(b.run(pod, "main", at(v)), "mkdir /data/bad && echo kept >/data/good && sync")
+	b.exec(b.run(pod, "main", at(v)), l.prepare+" && echo kept >/data/good && sync")
 	b.remove(pod)
 	v.Unpublish()
-	for _, command := range [][]string{
-		{"tune2fs", "-e", behaviour, v.device}, {"debugfs", "-w", "-R", "clri /bad", v.device},
-	} {
-		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
-			b.t.Fatalf("%q: %v\n%s", command, err, out)
-		}
-	}
+	l.damage(v)
 	said := kernelLog(b.t)
 	v.publish()
 	pod = b.pod(v.Pod)
 	id := b.run(pod, "main", at(v))
-	if out, err := b.CRI.Exec(b.ctx(), id, "ls -la /data/bad/ && cat /data/bad/file"); err == nil {
-		b.t.Errorf("the directory that is damaged: %q", out)
+	if out, err := b.CRI.Exec(b.ctx(), id, l.use); err == nil {
+		b.t.Errorf("the use of what is damaged: %q", out)
 	}
 	if _, err := b.Machine(b.ctx(), pod); err == nil { // the guest's kernel did not end
-		check.Eventually(b.t, "stats tell of the damage", func() bool {
-			reply, err := v.Stats()
-			if err != nil {
-				return false
-			}
-			condition, err := kubelet.Condition(reply)
-			return err == nil && condition.GetAbnormal()
-		})
-		if health, err := v.Health(); err != nil || len(health) != 1 || health[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED {
-			b.t.Errorf("health is %v, %v", health, err)
-		}
+		v.wantAbnormal(l.status)
 	}
 	vmnode.End(b.ctx(), b.t, pod)
 	v.wantUnseenByTheHost(said())
 	v.Unpublish()
-	if out, err := exec.Command("e2fsck", "-fy", v.device).CombinedOutput(); err != nil && !strings.Contains(string(out), "FILE SYSTEM WAS MODIFIED") {
-		b.t.Fatalf("e2fsck: %v\n%s", err, out)
+	out, err := exec.Command(l.repair[0], append(l.repair[1:], v.device)...).CombinedOutput() //nolint:gosec // ours
+	if err != nil && (l.repaired == "" || !strings.Contains(string(out), l.repaired)) {
+		b.t.Fatalf("%q: %v\n%s", l.repair, err, out)
 	}
 	v.publish()
 	pod = b.pod(v.Pod)
@@ -169,4 +232,21 @@ func (b *bench) foundLater(behaviour string) {
 	}
 	b.remove(pod)
 	v.giveBack()
+}
+
+// wantAbnormal waits until stats report that something is wrong, and wants health to have the
+// status.
+func (v *volume) wantAbnormal(status csi.VolumeHealthErrorType) {
+	v.b.t.Helper()
+	check.Eventually(v.b.t, "stats report the damage", func() bool {
+		reply, err := v.Stats()
+		if err != nil {
+			return false
+		}
+		condition, err := kubelet.Condition(reply)
+		return err == nil && condition.GetAbnormal()
+	})
+	if health, err := v.Health(); err != nil || len(health) != 1 || health[0].GetStatus() != status {
+		v.b.t.Errorf("health is %v, %v", health, err)
+	}
 }

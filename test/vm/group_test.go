@@ -45,13 +45,15 @@ func TestControlGroups(t *testing.T) {
 		t.Errorf("the pod's machine has %d bytes", used)
 	}
 
-	hungry, err := pod.Run(b.ctx(), cri.Container{Name: "hungry", Memory: 32 * mib, Script: "exec tail /dev/zero"})
-	check.Must(t, err)
-	check.Eventually(t, "containerd says that the container ran out of memory", func() bool {
-		reply, err := b.CRI.CRI.ContainerStatus(b.ctx(), &runtimeapi.ContainerStatusRequest{ContainerId: hungry})
-		return err == nil && reply.GetStatus().GetExitCode() == 137 && reply.GetStatus().GetReason() == "OOMKilled"
-	})
-	b.exec(id, "true")
+	for name, limit := range map[string]int64{"limited": 32 * mib, "unlimited": 0} { // by the machine's memory alone
+		hungry, err := pod.Run(b.ctx(), cri.Container{Name: name, Memory: limit, Script: "exec tail /dev/zero"})
+		check.Must(t, err)
+		check.Eventually(t, "containerd reports that the container "+name+" ran out of memory", func() bool {
+			reply, err := b.CRI.CRI.ContainerStatus(b.ctx(), &runtimeapi.ContainerStatusRequest{ContainerId: hungry})
+			return err == nil && reply.GetStatus().GetExitCode() == 137 && reply.GetStatus().GetReason() == "OOMKilled"
+		})
+		b.exec(id, "true")
+	}
 	b.remove(pod)
 	check.Eventually(t, "no control group is left", func() bool { return len(rig.GroupDirs(b.CRI.Group+"/pod"+pod.UID)) == 0 })
 	b.WantClean(t)
