@@ -2,6 +2,7 @@ package csifront
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -60,6 +61,42 @@ func TestInterruptedRestageIsNotTakenForDone(t *testing.T) {
 				if calls := strings.Join(r.driver.said(), " "); strings.Contains(calls, "stage-") {
 					t.Errorf("staged again: %s", calls)
 				}
+				r.unstage()
+				r.clean()
+			})
+		}
+	}
+}
+
+// TestUnstageWhoseAnswerIsLost changes the rules, so that the volume is unstaged, and back before
+// the driver has answered: it may have nothing staged any more, and the next publish must not
+// reach it before it has staged the volume again.
+func TestUnstageWhoseAnswerIsLost(t *testing.T) {
+	for name, test := range map[string]struct {
+		before, after *policy.Policy
+		unstage       string
+		calls         []string
+	}{
+		"of a device":       {deferAll, &policy.Policy{}, "unstage private", []string{"stage-block private", "publish-block private"}},
+		"of the filesystem": {deferAsked, deferAll, "unstage kubelet", []string{"stage-mount kubelet", "publish-mount kubelet"}},
+	} {
+		for _, restart := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, restart %v", name, restart), func(t *testing.T) {
+				r := newRig(t, test.before)
+				r.stage()
+				r.driver.said()
+				r.front.SetPolicy(test.after)
+				r.driver.fail("unstage", status.Error(codes.DeadlineExceeded, "no answer"))
+				r.refused(r.publish("p1"), codes.DeadlineExceeded)
+				r.said(test.unstage)
+				r.driver.fail("unstage", nil)
+				if restart {
+					r.restart()
+				}
+				r.front.SetPolicy(test.before)
+				r.ok(nil, r.publish("p1"))
+				r.said(test.calls...)
+				r.ok(nil, r.unpublish("p1"))
 				r.unstage()
 				r.clean()
 			})

@@ -200,7 +200,7 @@ func TestKilledWhileStagingAnew(t *testing.T) {
 			n := newNode(t, way.before)
 			downgraded := n.driver.Process.Args
 			v := n.create("pv-1", "ext4", 16*mib)
-			for i, step := range []string{"front-unplaced", "front-stage-recorded", "front-stage-driver", "front-stage-placed"} {
+			for i, step := range []string{"front-unplacing", "front-unplaced", "front-stage-recorded", "front-stage-driver", "front-stage-placed"} {
 				n.Extra = "front: {enabled: true}\n" + way.before
 				n.replaceDriver(slices.Concat(downgraded, way.args))
 				n.restart()

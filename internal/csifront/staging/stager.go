@@ -195,14 +195,22 @@ func (s *Stager) failed(ctx context.Context, rec *Record, before *StageRecord, c
 // Unstage has the driver unstage what it staged, in whichever way. The record stays, because
 // kubelet regards the volume as staged.
 func (s *Stager) Unstage(ctx context.Context, rec *Record) error {
-	where := rec.Stage.Path
-	if rec.Stage.At == StagedAsDevice {
-		where = rec.Stage.Private
+	stage := *rec.Stage
+	where := stage.Path
+	if stage.At == StagedAsDevice {
+		where = stage.Private
 	}
+	if !stage.Pending {
+		// If the driver's answer is lost, the volume may be unstaged: a later publish stages it again.
+		pending := stage
+		pending.Pending = true
+		rec.Stage = &pending
+		s.RecordOnHost(rec)
+	}
+	failpoint.Hit("front-unplacing")
 	if err := s.driver.Unstage(ctx, rec.ID, where); err != nil {
 		return err
 	}
-	stage := *rec.Stage
 	stage.At, stage.Pending = NotStaged, false
 	rec.Stage = &stage
 	if err := s.store.Records.Put(*rec); err != nil {
