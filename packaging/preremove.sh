@@ -10,7 +10,7 @@ esac
 insisted() { [ -n "${CRUST_PROXY_ABANDON_VOLUMES:-}" ]; }
 
 refuse() {
-	echo "crust-proxy: not removed. Where that is meant: CRUST_PROXY_ABANDON_VOLUMES=1 in the environment" >&2
+	echo "crust-proxy: not removed. To remove it all the same, set CRUST_PROXY_ABANDON_VOLUMES=1 in the environment" >&2
 	echo "crust-proxy: of dpkg, apt or rpm$1." >&2
 	exit 1
 }

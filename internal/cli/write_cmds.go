@@ -17,8 +17,9 @@ func expandCmd(d *daemon, out *printer.Printer) *cobra.Command {
 	var atLeast, limit string
 	cmd := &cobra.Command{
 		Use: "expand VOLUME", Short: "Ask the sandbox of a volume to grow its filesystem",
-		Long: `Ask the sandbox of a volume to grow its filesystem, to the whole device or to
---size. The device must have been grown before: crustctl does not grow devices.`,
+		Long: `Ask the sandbox of a volume to grow its filesystem to the size of its device. The
+device must have been grown before: crustctl does not grow devices. --size and
+--limit are bounds: the call fails if the device's size is not between them.`,
 		Example: "  crustctl expand 3f1c9a0b52de --size 20Gi",
 		Args:    arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -33,8 +34,8 @@ func expandCmd(d *daemon, out *printer.Printer) *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().StringVar(&atLeast, "size", "", "the least size, such as 20Gi (default: that of the device)")
-	cmd.Flags().StringVar(&limit, "limit", "", "the largest size that is still right (default: none)")
+	cmd.Flags().StringVar(&atLeast, "size", "", "the smallest size to accept, such as 20Gi (default: that of the device)")
+	cmd.Flags().StringVar(&limit, "limit", "", "the largest size to accept (default: any)")
 	return cmd
 }
 
