@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// ErrExists: a file exists that would be overwritten.
+// ErrExists means that a file exists that would be overwritten.
 var ErrExists = errors.New("it exists already: remove it, or name another file")
 
 // damage says where and how a file differs from what was written.

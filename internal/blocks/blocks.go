@@ -130,7 +130,7 @@ func mayPass(ctx context.Context, err error) bool {
 	return false
 }
 
-// ServerError: a server sent something that CSI does not allow.
+// ServerError means that a server sent something that CSI does not allow.
 type ServerError struct{ text string }
 
 func (e *ServerError) Error() string { return "the server broke the protocol: " + e.text }

@@ -93,7 +93,7 @@ func (w *Watcher) Run(ctx context.Context, changed func()) error {
 			if w.concerns(event) {
 				quiet.Reset(settle)
 			}
-		case <-lost: // events may be lost
+		case _, _ = <-lost: // events may be lost
 			quiet.Reset(settle)
 		case <-tick.C:
 			if now := stateOf(w.file); !sameState(now, w.seen) {

@@ -319,14 +319,22 @@ func (p *driverProxy) expandVolume(ctx context.Context, req *csi.NodeExpandVolum
 	if !deferred && p.isStagedAsDevice(req.GetVolumeId(), req.GetVolumePath()) {
 		return nil, growthOfNoPod(req.GetVolumePath())
 	}
+	if !deferred && has != nil && !has.Expand {
+		// Without the front kubelet would not ask, and regard it as done.
+		return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: req.GetCapacityRange().GetRequiredBytes()})
+	}
 	if !deferred {
-		if has != nil && !has.Expand {
-			// Without the front kubelet would not ask, and regard it as done.
-			return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: req.GetCapacityRange().GetRequiredBytes()})
-		}
 		return forward(ctx)
 	}
-	annotateCall(ctx, &found)
+	return p.expandDeferred(ctx, req, &found, has != nil && has.Native, forward)
+}
+
+// expandDeferred is expandVolume for a deferred volume. native is whether the driver defers by
+// itself.
+func (p *driverProxy) expandDeferred(
+	ctx context.Context, req *csi.NodeExpandVolumeRequest, found *deferral.Status, native bool, forward forwardFunc,
+) ([]byte, error) {
+	annotateCall(ctx, found)
 	if found.Removing {
 		return nil, beingRemoved(found.Target)
 	}
@@ -334,7 +342,7 @@ func (p *driverProxy) expandVolume(ctx context.Context, req *csi.NodeExpandVolum
 	if found.Origin == nil && (asDevice || err != nil) {
 		return nil, recordUnusable(found.Target)
 	}
-	if found.Origin == nil && (has == nil || !has.Native) {
+	if found.Origin == nil && !native {
 		return forward(ctx) // the driver published it through the Runtime API, and grows it in the same way
 	}
 	if err := checkRange(found.Target, req.GetCapacityRange()); err != nil {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrElsewhere: the filesystem is not on the device that it should be on.
+// ErrElsewhere means that the filesystem is not on the device that it should be on.
 var ErrElsewhere = errors.New("it is another filesystem")
 
 // LiesOn checks that the filesystem of a root directory is on the block device with this

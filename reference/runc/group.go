@@ -1,6 +1,7 @@
 package runc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,31 +108,34 @@ func attachGroup(args []string) error {
 		return fmt.Errorf("%w: %w", handler.ErrUsage, err)
 	}
 	p := pause{PID: pid, Start: start}
-	if err := p.endWithIt(); err != nil {
+	ctx, err := p.untilItEnds()
+	if err != nil {
 		return err
 	}
-	if _, err := fsops.ApplyGroup(context.Background(), mountFD, uint32(gid), volume.GroupPolicy(args[2])); err != nil {
-		return err
+	if _, err := fsops.ApplyGroup(ctx, mountFD, uint32(gid), volume.GroupPolicy(args[2])); err != nil {
+		return cmp.Or(context.Cause(ctx), err)
 	}
 	return p.attach(lockFD, mountFD, args[0])
 }
 
-// endWithIt has this process end as soon as the sandbox does.
-func (p pause) endWithIt() error {
+// untilItEnds returns a context that is cancelled when the sandbox ends.
+func (p pause) untilItEnds() (context.Context, error) {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if errors.Is(err, unix.ESRCH) || err == nil && p.ended() {
-		return handler.ErrGone
+		return nil, handler.ErrGone
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
+	ctx, cancel := context.WithCancelCause(context.Background())
 	go func() {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // descriptors are small
 		for {
 			if n, err := unix.Poll(fds, -1); n > 0 || err != nil && !errors.Is(err, unix.EINTR) {
-				os.Exit(abi.ExitNoSandbox)
+				cancel(handler.ErrGone)
+				return
 			}
 		}
 	}()
-	return nil
+	return ctx, nil
 }

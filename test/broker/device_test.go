@@ -325,14 +325,15 @@ func rdevOf(device string) int {
 // may have it, even when it is free before the next reconcile.
 func TestDeviceThatCannotBeClaimedAgainStaysOwned(t *testing.T) {
 	for name, obstruct := range map[string]func(t *testing.T, n *node, disk string) (end func()){
-		"held": func(t *testing.T, n *node, disk string) func() {
+		"held": func(t *testing.T, _ *node, disk string) func() {
 			held, err := unix.Open(disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 			check.Must(t, err)
 			return func() { check.Must(t, unix.Close(held)) }
 		},
 		"not kept": func(_ *testing.T, n *node, _ string) func() {
-			n.cfg.Keeper = &failingKeeper{}
-			return func() { n.cfg.Keeper.(*failingKeeper).healed = true }
+			keeper := &failingKeeper{}
+			n.cfg.Keeper = keeper
+			return func() { keeper.healed = true }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -87,7 +87,7 @@ func (s *State) Apply(e Event) []Effect {
 		s.schedule.polled(e, s.node.daemon.concurrency)
 	case StatsFetched:
 		// A failure while the daemon is away or hangs says nothing about the sandbox.
-		counts := e.Reply != nil || s.node.link.synced && !(e.Unanswered && s.hangs())
+		counts := e.Reply != nil || s.node.link.synced && (!e.Unanswered || !s.hangs())
 		s.schedule.fetched(e, counts)
 		if counts {
 			s.node.fetched(e, s.now)

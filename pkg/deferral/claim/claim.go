@@ -86,11 +86,8 @@ func (t *Table) Acquire(
 	if err == nil {
 		foreign, err = t.owners.reserveData(r.Volume, dev, held)
 	}
-	if err == nil && !dev.known && !held {
-		err = t.users.refuse(ctx, r.Volume, momentTime)
-	}
 	if err == nil {
-		err = t.users.refuseLoops(ctx, r.Volume, foreign)
+		err = t.refuseUsers(ctx, r.Volume, !dev.known && !held, foreign)
 	}
 	if err == nil && prepare != nil && !held {
 		err = prepare(ctx)
@@ -106,6 +103,17 @@ func (t *Table) Acquire(
 		err = errors.Join(t.drop(r.Key, id), err) // an error of drop comes first: it is one to retry
 	}
 	return wasReadOnly, err
+}
+
+// refuseUsers refuses a device that a process uses: one that may be in use, or one of the loop
+// devices over it.
+func (t *Table) refuseUsers(ctx context.Context, v *volume.Volume, mayBeInUse bool, foreign []loopDevice) error {
+	if mayBeInUse {
+		if err := t.users.refuse(ctx, v, momentTime); err != nil {
+			return err
+		}
+	}
+	return t.users.refuseLoops(ctx, v, foreign)
 }
 
 // isHeld reports whether the device is held for an owner other than the one that claims it. A
