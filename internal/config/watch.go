@@ -93,8 +93,10 @@ func (w *Watcher) Run(ctx context.Context, changed func()) error {
 			if w.concerns(event) {
 				quiet.Reset(settle)
 			}
-		case _, _ = <-lost: // events may be lost
-			quiet.Reset(settle)
+		case _, open := <-lost: // events may be lost
+			if open {
+				quiet.Reset(settle)
+			}
 		case <-tick.C:
 			if now := stateOf(w.file); !sameState(now, w.seen) {
 				w.seen = now
