@@ -42,7 +42,7 @@ const (
 // attachWithGroup gives the volume to its group and attaches it in the sandbox. If that
 // takes long, a process of its own does it, which is not killed together with this one. It
 // keeps the lock, and the next attempt finds the volume in the sandbox.
-func (p pause) attachWithGroup(lock, mount int, volume string, info abi.Info) error {
+func attachWithGroup(p pause, lock, mount int, volume string, info abi.Info) error {
 	ctx, cancel := context.WithTimeout(context.Background(), groupTime)
 	defer cancel()
 	failpoint.Hit("crust-runc-group")
@@ -51,13 +51,13 @@ func (p pause) attachWithGroup(lock, mount int, volume string, info abi.Info) er
 		return p.attach(lock, mount, volume)
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		return p.startGroup(lock, mount, volume, info)
+		return startGroup(p, lock, mount, volume, info)
 	}
 	return err
 }
 
 // startGroup starts the process that does the same as attachWithGroup, and waits for it.
-func (p pause) startGroup(lock, mount int, volume string, info abi.Info) error {
+func startGroup(p pause, lock, mount int, volume string, info abi.Info) error {
 	gid, _, err := info.Group()
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func attachGroup(args []string) error {
 		return fmt.Errorf("%w: %w", handler.ErrUsage, err)
 	}
 	p := pause{PID: pid, Start: start}
-	ctx, err := p.untilItEnds()
+	ctx, err := untilItEnds(p)
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func attachGroup(args []string) error {
 }
 
 // untilItEnds returns a context that is cancelled when the sandbox ends.
-func (p pause) untilItEnds() (context.Context, error) {
+func untilItEnds(p pause) (context.Context, error) {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if errors.Is(err, unix.ESRCH) || err == nil && p.ended() {
 		return nil, handler.ErrGone

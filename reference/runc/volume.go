@@ -39,7 +39,7 @@ func (p pause) ensure(volume string, info abi.Info, warn func(string)) error {
 	}
 	defer func() { _ = unix.Close(mount) }()
 	failpoint.Hit("crust-runc-mounted")
-	return p.attachWithGroup(lock, mount, volume, info)
+	return attachWithGroup(p, lock, mount, volume, info)
 }
 
 // has tells whether the volume is mounted in the sandbox already.
