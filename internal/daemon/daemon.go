@@ -21,6 +21,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
 	"github.com/crust-proxy/crust-proxy/internal/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/ondisk"
+	"github.com/crust-proxy/crust-proxy/internal/openers"
 	"github.com/crust-proxy/crust-proxy/internal/pace"
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/pods"
@@ -59,6 +60,7 @@ type daemon struct {
 	node     *adminapi.Node
 	status   *nodeStatus
 	preparer *preparer
+	openers  *openers.Finder
 	front    *driverFront  // nil if the front is off
 	cluster  *pods.Cluster // nil if no cluster is configured
 
@@ -166,10 +168,11 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 		return err
 	}
 	d.preparer = newPreparer(cfg, d.log)
+	d.openers = newOpeners(cfg, d.log)
 	d.broker, err = deferral.NewBroker(deferral.Config{
 		StateDir: cfg.StateDir(), Root: cfg.KubeletRoot, Describe: kubelet.Describe, Devices: claim.DevicePolicy(cfg.Devices),
 		Handlers: d.handlers.projectors(), DefaultHandler: cfg.Handlers.Default,
-		Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.handlers.adopted, Preparer: d.preparer,
+		Openers: d.openers, Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.handlers.adopted, Preparer: d.preparer,
 		OnLeaving:   d.disks.leaving,
 		OnChange:    d.onVolumeChanged,
 		OnPublished: func(v *volume.Volume) { d.metrics.Published(v.Driver, v.Handler) },
@@ -211,9 +214,6 @@ func (d *daemon) loadRecords(ctx context.Context) error {
 	}
 	for _, problem := range d.broker.Problems() {
 		d.log.Error("a record cannot be used", zap.Error(problem))
-	}
-	if err := d.broker.Users().Blind(); err != nil {
-		d.log.Error("it cannot be seen which processes have a device open: no volume can be staged or unstaged", zap.Error(err))
 	}
 	report, err := d.broker.Reconcile(ctx)
 	d.logRepairs(report)

@@ -76,8 +76,10 @@ const maxHeldFindings = 16
 
 func (n *nodeStatus) heldFindings() []string {
 	var out []string
-	if err := n.daemon.broker.Users().Blind(); err != nil {
-		out = append(out, fmt.Sprintf("it cannot be seen which processes have a device open, so that no volume can be staged or unstaged: %v", err))
+	if err := n.daemon.openers.Blind(); err != nil {
+		_, why := n.daemon.openers.Method()
+		out = append(out, fmt.Sprintf("it cannot be seen who has a device open, so that no volume can be staged or unstaged: %v; "+
+			"the kernel's own count cannot be used: %v", err, why))
 	}
 	held := n.daemon.broker.Users().Held()
 	for _, h := range held[:min(maxHeldFindings, len(held))] {

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/internal/openers"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
@@ -29,6 +30,8 @@ type Config struct {
 	// instruction that names none.
 	Handlers       []Projector
 	DefaultHandler string
+	// Openers answers who has a device open; nil is openers.New().
+	Openers claim.Openers
 	// Keeper keeps claims over a restart; it may be nil.
 	Keeper claim.Keeper
 	// Kept are the descriptors that the keeper gave back, by name.
@@ -92,13 +95,16 @@ func NewBroker(cfg Config) (*Broker, error) {
 	if err != nil {
 		return nil, err
 	}
+	if cfg.Openers == nil {
+		cfg.Openers = openers.New()
+	}
 	b := &Broker{cfg: cfg, parts: parts{
 		boot: boot, store: files, handlers: handlers,
 		targets: &targets{root: guard.NewRoot(cfg.Root), describe: cfg.Describe},
 		locks:   &volumeLocks{}, table: newTable(cfg.OnChange),
 	}}
 	b.SetDevices(cfg.Devices)
-	b.users = claim.NewUsers(func() []string { return b.devices.Load().Servers }, b.table.notify)
+	b.users = claim.NewUsers(cfg.Openers, func() []string { return b.devices.Load().Servers }, b.table.notify)
 	b.claims = claim.NewTable(cfg.Keeper, cfg.Kept, b.users)
 	b.restorer = &restorer{b.parts}
 	b.remover = &remover{parts: b.parts, onLeaving: cfg.OnLeaving}
@@ -153,7 +159,7 @@ func (b *Broker) Load(ctx context.Context) error {
 func (b *Broker) Reconcile(ctx context.Context) (ReconcileReport, error) {
 	report, err := b.reconciler.run(ctx)
 	if err == nil {
-		b.users.Refresh(ctx)
+		b.claims.Refresh(ctx)
 	}
 	return report, err
 }
@@ -286,7 +292,7 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 		b.lost.dropKept(ctx)
 	}
 	if force {
-		b.users.Note(ctx, v)
+		b.claims.Note(ctx, v)
 	}
 	return v, nil
 }

@@ -118,29 +118,50 @@ func (a *attempt) claim(ctx context.Context, rec *record) (err error) {
 			return err
 		}
 	}
-	rec.DeviceWasReadOnly, err = a.b.claims.Acquire(ctx, rec.claim(), a.dev, a.preparation(rec))
+	pending, err := a.b.claims.Begin(ctx, rec.claim(), a.dev)
+	if err != nil {
+		return err
+	}
+	if pending.IsFirst() && a.needsPreparation(rec) {
+		pending.Suspend() // mkfs needs the device for itself
+		err = a.prepare(ctx, rec)
+		if err == nil {
+			err = pending.Resume(ctx)
+		}
+	}
+	if err != nil {
+		return pending.Abandon(err)
+	}
+	rec.DeviceWasReadOnly, err = pending.Keep()
 	return err
 }
 
-// preparation returns what to do with the device between the claim in our own table and the
-// claim in the kernel, which would keep mkfs out too; nil is nothing. Without a format policy,
-// only the journal of a read-only volume is checked.
-func (a *attempt) preparation(rec *record) func(context.Context) error {
-	in, dev := a.in, a.dev
-	able := dev.Kind == volume.BlockDevice && a.b.cfg.Preparer != nil
-	if in.Format == volume.FormatUnset && (!rec.ReadOnly || !able) || in.Format == volume.FormatDriver && dev.Kind != volume.BlockDevice {
-		return nil
+// needsPreparation reports whether the device is to be looked at, and formatted if the policy says so.
+// Without a format policy, only the journal of a read-only volume is checked.
+func (a *attempt) needsPreparation(rec *record) bool {
+	switch a.in.Format {
+	case volume.FormatUnset:
+		return rec.ReadOnly && a.canPrepare()
+	case volume.FormatDriver:
+		return a.dev.Kind == volume.BlockDevice
+	default:
+		return true
 	}
-	return func(ctx context.Context) error {
-		if !able {
-			return volume.Errorf(volume.Unsupported, "volume %s: %s cannot be checked before it is handed over: "+
-				"only block devices can", rec.Target, rec.Device.Path)
-		}
-		return a.b.cfg.Preparer.Prepare(ctx, Preparation{
-			Device: dev.FD(), Volume: &rec.Volume, Instruction: in, NoReplay: leavesJournal(rec.MountFlags),
-			Grow: !in.KeepSize && !a.handler.Abilities().GrowsAtMount,
-		})
+}
+
+func (a *attempt) canPrepare() bool {
+	return a.dev.Kind == volume.BlockDevice && a.b.cfg.Preparer != nil
+}
+
+func (a *attempt) prepare(ctx context.Context, rec *record) error {
+	if !a.canPrepare() {
+		return volume.Errorf(volume.Unsupported, "volume %s: %s cannot be checked before it is handed over: "+
+			"only block devices can", rec.Target, rec.Device.Path)
 	}
+	return a.b.cfg.Preparer.Prepare(ctx, Preparation{
+		Device: a.dev.FD(), Volume: &rec.Volume, Instruction: a.in, NoReplay: leavesJournal(rec.MountFlags),
+		Grow: !a.in.KeepSize && !a.handler.Abilities().GrowsAtMount,
+	})
 }
 
 // leavesJournal reports whether mount options keep the kernel from replaying the journal

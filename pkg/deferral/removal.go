@@ -35,7 +35,7 @@ func (r *remover) refuseUsed(ctx context.Context, rec *record) error {
 	return r.refuseHeld(ctx, rec)
 }
 
-// refuseHeld returns an error while the device is mounted for a sandbox, or open. Of several
+// refuseHeld returns an error while anybody has the device mounted or open. Of several
 // read-only volumes, the last one waits for the processes of all. No process of an earlier
 // boot exists any more. If a lost volume's device is not known, it may be any that the keeper
 // has kept for a volume without a record.
@@ -47,10 +47,7 @@ func (r *remover) refuseHeld(ctx context.Context, rec *record) error {
 		known, _ := r.table.claimed()
 		return r.claims.RefuseKept(ctx, &rec.Volume, known)
 	}
-	if err := r.claims.WaitUnmounted(ctx, rec.claim()); err != nil {
-		return err
-	}
-	return r.users.Refuse(ctx, &rec.Volume)
+	return r.claims.RefuseUsed(ctx, rec.claim())
 }
 
 // cleanUnknown removes what a volume without a record may have left.

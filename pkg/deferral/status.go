@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/internal/openers"
 	"github.com/crust-proxy/crust-proxy/internal/pace"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
@@ -131,10 +132,6 @@ func (u Users) OffRecord(key volume.Key) (Status, bool) {
 	return Status{}, false
 }
 
-// Blind returns why it cannot be seen which processes have a device open, or nil. While
-// it returns an error, nothing is claimed or released.
-func (u Users) Blind() error { return u.of.Blind() }
-
 // KeptClaims counts the claims that the keeper holds over a restart.
 func (b *Broker) KeptClaims() int { return b.claims.Kept() }
 
@@ -147,7 +144,7 @@ func HostMounts(ctx context.Context, volumes []Status) (map[volume.Key][]string,
 	users := make(map[string][]volume.Key)
 	for _, v := range volumes {
 		if v.Device.Kind == volume.BlockDevice {
-			number := claim.DeviceNumber(v.Device.Major, v.Device.Minor)
+			number := openers.Number(v.Device.Major, v.Device.Minor)
 			users[number] = append(users[number], v.Key)
 		}
 	}

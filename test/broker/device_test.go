@@ -65,6 +65,12 @@ func TestTwoLoopDevicesOverOneImageAreOneDisk(t *testing.T) {
 	over := rig.Loop(t, second, loopdev.Options{})
 	_, err = n.Defer(t.Context(), n.instruction("pod-2", over))
 	wantKind(t, err, volume.InUse)
+	// Both can write to the image: the volume is not given back beside them.
+	_, err = n.Release(t.Context(), n.target("pod-1"))
+	if wantKind(t, err, volume.Busy); err != nil && !strings.Contains(err.Error(), second) {
+		t.Errorf("the error does not name %s: %v", second, err)
+	}
+	check.Must(t, errors.Join(loopdev.Detach(over), loopdev.Detach(second)))
 	n.unstage(n.target("pod-1"))
 	n.noLeftovers()
 }

@@ -342,15 +342,3 @@ func TestEarlierBootHoldsNothing(t *testing.T) {
 	n.start()
 	n.noLeftovers()
 }
-
-func TestReleaseThatCannotProve(t *testing.T) {
-	n := newNode(t)
-	disk := rig.Disk(t, 16*mib, "")
-	v := n.stage(n.instruction("pod-1", disk))
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, err := n.Release(ctx, v.Target)
-	wantKind(t, err, volume.Busy)
-	n.unstage(v.Target)
-	n.noLeftovers()
-}

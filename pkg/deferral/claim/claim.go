@@ -4,19 +4,16 @@
 package claim
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"maps"
 	"os"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/openers"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim/internal/holders"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -60,60 +57,97 @@ func (t *Table) lock(ctx context.Context, v *volume.Volume, id identity) (unlock
 	return unlock, nil
 }
 
-// Acquire claims the device for the volume, or returns an error that names who has it:
-// another volume, the kernel, or, for a device that is not on record yet, a process. It
-// reports the read-only flag that the device had by itself.
+// Pending is a claim that is being made: the volume owns the device in the table, and nobody else
+// claims or releases it meanwhile. It ends with Keep or Abandon.
+type Pending struct {
+	table   *Table
+	request Request
+	dev     *OpenedDevice
+	id      identity
+	unlock  func()
+	// first is set if no other volume has the device: it has to be claimed in the kernel too.
+	first bool
+	held  *heldDevice // the kernel's claim of the first volume; nil for an image
+}
+
+// Begin begins to claim the device for the volume. It fails with an error that names who has the
+// device: another volume, the kernel or, for a device that is not on record yet, a process.
 //
-// For the first owner of a device, Acquire calls prepare, which may be nil, while nobody
-// else can claim the device.
-//
-// If Acquire fails, the volume owns nothing, with one exception: a volume on record stays
-// the owner in this table unless its device has gone. A sandbox may have the device.
-func (t *Table) Acquire(
-	ctx context.Context, r Request, dev *OpenedDevice, prepare func(context.Context) error,
-) (wasReadOnly bool, err error) {
+// What is claimed in the table, and then in the kernel, is proven to be free after that: before it,
+// somebody could still take it. If Begin fails, the volume owns nothing, with one exception: a volume
+// on record stays the owner in this table unless its device has gone. A sandbox may have the device.
+func (t *Table) Begin(ctx context.Context, r Request, dev *OpenedDevice) (*Pending, error) {
 	id := identityOf(dev.Device)
 	unlock, err := t.lock(ctx, r.Volume, id)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	defer unlock()
-	if err := t.owners.reserve(r.Volume, id); err != nil {
-		return false, err
+	p := &Pending{table: t, request: r, dev: dev, id: id, unlock: unlock}
+	if err := p.begin(ctx); err != nil {
+		return nil, p.Abandon(err)
 	}
-	held, err := t.isHeld(id)
-	var foreign []loopDevice
-	if err == nil {
-		foreign, err = t.owners.reserveData(r.Volume, dev, held)
-	}
-	if err == nil {
-		err = t.refuseUsers(ctx, r.Volume, !dev.known && !held, foreign)
-	}
-	if err == nil && prepare != nil && !held {
-		err = prepare(ctx)
-	}
-	switch {
-	case err != nil:
-	case dev.Kind == volume.BlockDevice:
-		wasReadOnly, err = t.hold(ctx, r, dev, id)
-	case !dev.known:
-		err = checkImage(r.Volume, dev)
-	}
-	if err != nil && (!dev.known || volume.KindOf(err) == volume.NotFound) {
-		err = errors.Join(t.drop(r.Key, id), err) // an error of drop comes first: it is one to retry
-	}
-	return wasReadOnly, err
+	return p, nil
 }
 
-// refuseUsers refuses a device that a process uses: one that may be in use, or one of the loop
-// devices over it.
-func (t *Table) refuseUsers(ctx context.Context, v *volume.Volume, mayBeInUse bool, foreign []loopDevice) error {
-	if mayBeInUse {
-		if err := t.users.refuse(ctx, v, momentTime); err != nil {
-			return err
-		}
+func (p *Pending) begin(ctx context.Context) error {
+	if err := p.table.owners.reserve(p.request.Volume, p.id); err != nil {
+		return err
 	}
-	return t.users.refuseLoops(ctx, v, foreign)
+	held, err := p.table.isHeld(p.id)
+	if err != nil {
+		return err
+	}
+	p.first = !held
+	if err := p.table.owners.reserveData(p.request.Volume, p.dev); err != nil {
+		return err
+	}
+	return p.claim(ctx)
+}
+
+// IsFirst reports whether no other volume has the device.
+func (p *Pending) IsFirst() bool { return p.first }
+
+// Suspend gives up the kernel's claim, for a program that needs the device for itself. The claim in
+// the table stays.
+func (p *Pending) Suspend() {
+	if p.held != nil {
+		sys.CloseAlone(p.held.fd)
+		p.held = nil
+	}
+}
+
+// Resume claims the device in the kernel again, and proves again that it is free.
+func (p *Pending) Resume(ctx context.Context) error { return p.claim(ctx) }
+
+// Keep completes the claim. It returns the read-only flag that the device had by itself.
+func (p *Pending) Keep() (wasReadOnly bool, err error) {
+	switch {
+	case p.held != nil:
+		if err = p.table.open.add(p.id, p.held); err != nil {
+			p.held = nil // it is the table's
+			err = errors.Join(p.table.open.release(p.id), err)
+		}
+	case p.id.Block:
+		err = p.table.checkShared(p.request, p.id)
+	}
+	if err != nil {
+		return false, p.Abandon(err)
+	}
+	p.unlock()
+	if held := p.table.open.get(p.id); held != nil {
+		wasReadOnly = held.wasReadOnly
+	}
+	return wasReadOnly, nil
+}
+
+// Abandon ends the claim after an error, and returns that.
+func (p *Pending) Abandon(err error) error {
+	p.Suspend()
+	if !p.dev.known || volume.KindOf(err) == volume.NotFound {
+		err = errors.Join(p.table.drop(p.request.Key, p.id), err) // an error of drop comes first: it is one to retry
+	}
+	p.unlock()
+	return err
 }
 
 // isHeld reports whether the device is held for an owner other than the one that claims it. A
@@ -148,7 +182,13 @@ func (t *Table) Release(r Request, leave func(last bool) error) error {
 		return err
 	}
 	failpoint.Hit("unstage-put-back")
-	return t.drop(r.Key, id)
+	if err := t.drop(r.Key, id); err != nil {
+		return err
+	}
+	if last {
+		t.waitClosed(r)
+	}
+	return nil
 }
 
 // drop removes the owner and, if it was the last one, closes the kernel's claim. The
@@ -173,54 +213,6 @@ func (t *Table) IsShared(d volume.Device) bool { return len(t.owners.ofDevice(id
 
 // Kept counts the claims that the keeper holds over a restart.
 func (t *Table) Kept() int { return t.open.count() }
-
-// DropKept closes the kept descriptors that no volume needs. It leaves those of the wanted
-// devices, whose volumes may claim them later, and those of devices that a process has open,
-// which a lost volume may have had. It also retries what an earlier release failed to close.
-func (t *Table) DropKept(ctx context.Context, wanted []volume.Device) {
-	for _, id := range t.open.identities() {
-		if unlock, free := t.devices.TryLock(id); free {
-			if len(t.owners.ofDevice(id)) == 0 {
-				_ = t.open.release(id) // the next call tries again
-			}
-			unlock()
-		}
-	}
-	names := claimNames(wanted)
-	if others := t.open.keptExcept(names); len(others) > 0 {
-		found, err := t.users.find(ctx, slices.Collect(maps.Values(others)))
-		for name, id := range others {
-			names[name] = err != nil || slices.ContainsFunc(found, func(h holders.Holder) bool { return h.File == id })
-		}
-	}
-	t.open.dropKept(names)
-}
-
-// RefuseKept fails while a process has the device of a kept descriptor open, except for the
-// known devices. It is for a volume whose device is not known: it may be that one.
-func (t *Table) RefuseKept(ctx context.Context, v *volume.Volume, known []volume.Device) error {
-	others := slices.Collect(maps.Values(t.open.keptExcept(claimNames(known))))
-	if len(others) == 0 {
-		return nil
-	}
-	found, err := t.users.await(ctx, others, releaseTime)
-	if err != nil {
-		return volume.Errorf(volume.Busy, "volume %s: its device is not known, and it cannot be proven that no process has it open: %w", v.Target, err)
-	}
-	if len(found) > 0 {
-		return volume.Errorf(volume.Busy, "volume %s: its device is not known, and may be %s, which is open in %s: "+volume.TextEndVM,
-			v.Target, describe(found[0].File), nameAll(found))
-	}
-	return nil
-}
-
-func claimNames(devices []volume.Device) map[string]bool {
-	names := make(map[string]bool, len(devices))
-	for _, d := range devices {
-		names[claimName(identityOf(d))] = true
-	}
-	return names
-}
 
 // Close closes the descriptors of this process. The keeper's copies stay.
 func (t *Table) Close() { t.open.close() }
@@ -254,7 +246,7 @@ func (t *Table) restoreFlag(r Request, id identity) error {
 		return makeWritable(r.Volume, held.fd)
 	}
 	fd, err := openByIdentity(r.Device, 0)
-	if _, failed := errors.AsType[unix.Errno](err); failed && !isNoDevice(err) {
+	if _, failed := errors.AsType[unix.Errno](err); failed && !openers.IsNoDevice(err) {
 		return volume.Errorf(volume.Internal, "volume %s: the device %s cannot be opened, to make it writable again: %w", r.Target, r.Device.Path, err)
 	}
 	if err != nil {
@@ -269,25 +261,4 @@ func makeWritable(v *volume.Volume, fd int) error {
 		return volume.Errorf(volume.Internal, "volume %s: the device %s cannot be made writable again: %w", v.Target, v.Device.Path, err)
 	}
 	return nil
-}
-
-// unmountTime bounds the wait for the mounts of a sandbox that has just ended: the
-// kernel removes a mount namespace some time after its last process.
-const unmountTime = 2 * time.Second
-
-// WaitUnmounted waits until the kernel has no mount of a mountable device any more. To
-// detach a device that is still mounted costs data.
-func (t *Table) WaitUnmounted(ctx context.Context, r Request) error {
-	if !r.Mountable || r.Device.Kind != volume.BlockDevice {
-		return nil
-	}
-	fd, err := openFree(ctx, unmountTime, func() (int, error) { return openByIdentity(r.Device, unix.O_EXCL) })
-	if sys.CloseFD(fd); err == nil || isGone(r.Device, err) {
-		return nil // a device that is gone has no mounts
-	}
-	if !errors.Is(err, unix.EBUSY) {
-		return unprovenError(r.Volume, err)
-	}
-	return volume.Errorf(volume.Busy, "volume %s: no sandbox of it is known to live, and yet its device %s (%s) is in use: %s: "+
-		"repeat when that has ended: %w", r.Target, r.Device.Path, r.Device, whoHolds(r.Device), cmp.Or(ctx.Err(), err))
 }

@@ -7,11 +7,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/openers"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -23,7 +26,7 @@ func TestClaimNamesFitTheEnvironment(t *testing.T) {
 		names, seen := []string{"runtime", "admin"}, map[string]bool{"runtime": true, "admin": true}
 		for i := range uint32(most) {
 			// The largest numbers that block devices have: majors end at 511.
-			one := name(identityOf(blockDevice(unix.Mkdev(511, 1<<20-1-i))))
+			one := name(block(511, 1<<20-1-i))
 			if seen[one] {
 				t.Fatalf("%s is not unique", one)
 			}
@@ -83,8 +86,7 @@ func TestClaimsOfAnOlderVersionAreRenamed(t *testing.T) {
 	v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a"}
 	v.Device = volume.Device{Kind: volume.BlockDevice, Path: path, Major: 240, Minor: 77}
 	keeper := keptNames{"claim-b240-77": true, "claim-b240-78": true}
-	c := NewTable(keeper, map[string]*os.File{"claim-b240-77": os.NewFile(uintptr(fd), "kept")}, nil)
-	t.Cleanup(c.Close)
+	c := newTable(t, keeper, map[string]*os.File{"claim-b240-77": os.NewFile(uintptr(fd), "kept")}, &fakeOpeners{})
 	if err := c.Reclaim(t.Context(), Request{Volume: v}); err != nil {
 		t.Fatal(err)
 	}
@@ -140,8 +142,7 @@ func TestKeptClaimsAreGivenUpInTheEnd(t *testing.T) {
 		for _, from := range []string{"store", "remove"} {
 			t.Run(name+" after a failed "+from, func(t *testing.T) {
 				keeper := &brokenKeeper{keptNames: keptNames{}, broken: from == "store"}
-				c := NewTable(keeper, nil, nil)
-				t.Cleanup(c.Close)
+				c := newTable(t, keeper, nil, &fakeOpeners{})
 				if err := heldAs(t, c, v.Device); (err != nil) != keeper.broken {
 					t.Fatal(err)
 				}
@@ -158,61 +159,176 @@ func TestKeptClaimsAreGivenUpInTheEnd(t *testing.T) {
 	}
 }
 
-// TestLeftoverOfAReleaseIsNoOwner: a device is looked at for its first owner, also if an
-// earlier release could not be completed.
-func TestLeftoverOfAReleaseIsNoOwner(t *testing.T) {
+// fakeOpeners answers who has devices open, by their descriptors' names.
+type fakeOpeners struct {
+	who   string
+	err   error
+	asked int
+}
+
+func (f *fakeOpeners) Await(context.Context, openers.Query, time.Duration) (openers.Users, error) {
+	f.asked++
+	return openers.Users{Names: f.who}, f.err
+}
+
+func newTable(t *testing.T, keeper Keeper, kept map[string]*os.File, finder *fakeOpeners) *Table {
+	users := NewUsers(finder, func() []string { return nil }, func(volume.Key) {})
+	c := NewTable(keeper, kept, users)
+	t.Cleanup(c.Close)
+	return c
+}
+
+// imageOf makes an image, opened as for a claim.
+func imageOf(t *testing.T) (*volume.Volume, *OpenedDevice) {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "image")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
 	v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a", Device: Identify(path)}
-	c := NewTable(nil, nil, nil)
-	t.Cleanup(c.Close)
+	dev := &OpenedDevice{Device: v.Device, fd: fd}
+	t.Cleanup(dev.Close)
+	return v, dev
+}
+
+// TestLeftoverOfAReleaseIsNoOwner: a device is proven to be free for its first owner, also if an
+// earlier release could not be completed.
+func TestLeftoverOfAReleaseIsNoOwner(t *testing.T) {
+	v, dev := imageOf(t)
+	finder := &fakeOpeners{}
+	c := newTable(t, nil, nil, finder)
 	if err := heldAs(t, c, v.Device); err != nil {
 		t.Fatal(err)
 	}
-	prepared := false
-	_, err := c.Acquire(t.Context(), Request{Volume: v}, &OpenedDevice{Device: v.Device, known: true},
-		func(context.Context) error { prepared = true; return nil })
-	if err != nil || !prepared {
-		t.Errorf("prepared %v, %v", prepared, err)
+	pending, err := c.Begin(t.Context(), Request{Volume: v}, dev)
+	if err != nil || !pending.IsFirst() || finder.asked != 1 {
+		t.Fatalf("%v, asked %d times", err, finder.asked)
+	}
+	if _, err := pending.Keep(); err != nil {
+		t.Error(err)
 	}
 }
 
-// TestKeptClaimOfALostVolume: nobody knows any more which volume had the device, and a
-// sandbox may still write to it.
-func TestKeptClaimOfALostVolume(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "device")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	open := func() *os.File {
-		file, err := os.OpenFile(path, os.O_RDWR, 0) //nolint:gosec // this test's own
+// TestWhatIsNotFreeIsNotClaimed: neither if somebody has the device, nor if it is not known, and a
+// device that is looked at in between is proven again.
+func TestWhatIsNotFreeIsNotClaimed(t *testing.T) {
+	v, dev := imageOf(t)
+	for name, finder := range map[string]*fakeOpeners{"open": {who: "process 1"}, "unknown": {err: errors.New("no answer")}} {
+		c := newTable(t, nil, nil, finder)
+		if _, err := c.Begin(t.Context(), Request{Volume: v}, dev); volume.KindOf(err) != volume.Busy || len(c.owners.owned(v.Key)) > 0 {
+			t.Errorf("%s: %v", name, err)
+		}
+		if c.users.Get(v.Key) == nil {
+			t.Errorf("%s: it is not listed as held", name)
+		}
+		if err := c.RefuseUsed(t.Context(), Request{Volume: v}); volume.KindOf(err) != volume.Busy {
+			t.Errorf("%s: released: %v", name, err)
+		}
+		*finder = fakeOpeners{}
+		pending, err := c.Begin(t.Context(), Request{Volume: v}, dev)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return file
+		pending.Suspend()
+		finder.who = "process 2"
+		if err := pending.Abandon(pending.Resume(t.Context())); volume.KindOf(err) != volume.Busy || len(c.owners.owned(v.Key)) > 0 {
+			t.Errorf("%s: taken meanwhile: %v", name, err)
+		}
 	}
-	vmm := exec.CommandContext(t.Context(), "sleep", "1000")
-	device := open()
-	vmm.Stdin = device
-	if err := vmm.Start(); err != nil {
+}
+
+// TestWhatCannotBeOpenedMayBeInUse: a name that leads nowhere proves nothing of an image whose
+// filesystem is not where it was. One that was removed is nobody's, as is a device that the kernel has
+// not any more.
+func TestWhatCannotBeOpenedMayBeInUse(t *testing.T) {
+	gone := volume.Device{Kind: volume.BlockDevice, Major: 4095, Minor: 1, Path: t.TempDir() + "/gone"}
+	v, _ := imageOf(t)
+	removed, elsewhere := v.Device, v.Device
+	if err := os.Remove(removed.Path); err != nil {
 		t.Fatal(err)
 	}
-	_ = device.Close()
-	users := NewUsers(func() []string { return nil }, func(volume.Key) {})
-	c := NewTable(nil, map[string]*os.File{"LOST": open()}, users)
-	t.Cleanup(c.Close)
-	if c.DropKept(t.Context(), nil); c.Kept() != 1 {
-		t.Error("the claim on a device that a process has open was given up")
+	elsewhere.Path = "/proc/1/there-is-no-such-image"
+	for device, busy := range map[volume.Device]bool{gone: false, removed: false, elsewhere: true} {
+		c := newTable(t, nil, nil, &fakeOpeners{})
+		r := Request{Volume: &volume.Volume{Key: "k", Target: "/t", Device: device}}
+		if err := c.RefuseUsed(t.Context(), r); (err != nil) != busy || busy && volume.KindOf(err) != volume.Busy {
+			t.Errorf("%v at %s is free: %v", device, device.Path, err)
+		}
 	}
-	_ = vmm.Process.Kill()
-	_ = vmm.Wait()
-	want := 0
-	if os.Getuid() != 0 {
-		want = 1 // processes of others cannot be examined
+}
+
+// TestKeptClaimOfALostVolume: nobody knows any more which volume had the device, and a sandbox may
+// still write to it.
+func TestKeptClaimOfALostVolume(t *testing.T) {
+	file, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if c.DropKept(t.Context(), nil); c.Kept() != want {
-		t.Errorf("%d claims are kept on a device that nobody has open, and should be %d", c.Kept(), want)
+	finder := &fakeOpeners{who: "process 7"}
+	c := newTable(t, nil, map[string]*os.File{"LOST": file}, finder)
+	lost := &volume.Volume{Key: "k", Target: "/t"}
+	for range 2 {
+		if c.DropKept(t.Context(), nil); c.Kept() != 1 {
+			t.Error("the claim on a device that somebody has open was given up")
+		}
+		if err := c.RefuseKept(t.Context(), lost, nil); volume.KindOf(err) != volume.Busy {
+			t.Errorf("a volume whose device may be that one is free: %v", err)
+		}
+		*finder = fakeOpeners{err: errors.New("no answer")}
+	}
+	*finder = fakeOpeners{}
+	if err := c.RefuseKept(t.Context(), lost, nil); err != nil {
+		t.Error(err)
+	}
+	if c.DropKept(t.Context(), nil); c.Kept() != 0 {
+		t.Error("a claim is kept on a device that nobody has open")
+	}
+}
+
+// TestOwnersShareOnlyToRead: one writer, or several readers; and a writer is refused beside a reader
+// as a reader is beside a writer.
+func TestOwnersShareOnlyToRead(t *testing.T) {
+	id := block(240, 1)
+	for _, test := range []struct{ first, second, allowed bool }{
+		{true, true, true}, {true, false, false}, {false, true, false}, {false, false, false},
+	} {
+		o := &owners{byID: make(map[identity][]owner), byKey: make(map[volume.Key][]identity)}
+		device := deviceAs(id)
+		if err := o.reserve(&volume.Volume{Key: "a", Target: "/a", ReadOnly: test.first, Device: device}, id); err != nil {
+			t.Fatal(err)
+		}
+		err := o.reserve(&volume.Volume{Key: "b", Target: "/b", ReadOnly: test.second, Device: device}, id)
+		if (err == nil) != test.allowed || err != nil && volume.KindOf(err) != volume.InUse {
+			t.Errorf("read-only %v beside read-only %v: %v", test.second, test.first, err)
+		}
+	}
+}
+
+// TestBeside: read-only volumes may have several loop devices over one image, each of which opens it.
+func TestBeside(t *testing.T) {
+	o := &owners{byID: make(map[identity][]owner), byKey: make(map[volume.Key][]identity)}
+	image := identity{Major: 8, Inode: 5}
+	own := func(key volume.Key, ids ...identity) {
+		v := &volume.Volume{Key: key, ReadOnly: true, Device: deviceAs(ids[0])}
+		for _, id := range ids {
+			if err := o.reserve(v, id); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	own("a", block(7, 1), image)
+	own("b", block(7, 1), image) // the same device
+	own("c", block(7, 2), image)
+	own("d", block(7, 3), block(7, 4), image)
+	own("e", block(7, 5), identity{Major: 8, Inode: 6})
+	if got := o.beside("a"); !slices.Equal(got, []identity{block(7, 2), block(7, 4)}) {
+		t.Errorf("beside a: %v", got)
+	}
+	if got := o.beside("e"); len(got) != 0 {
+		t.Errorf("beside e: %v", got)
 	}
 }

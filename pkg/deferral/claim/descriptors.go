@@ -1,7 +1,6 @@
 package claim
 
 import (
-	"context"
 	"errors"
 	"maps"
 	"os"
@@ -9,10 +8,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/openers"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -161,34 +160,39 @@ func (d *descriptors) release(id identity) error {
 	d.mu.Lock()
 	delete(d.held, id)
 	d.mu.Unlock()
-	sys.CloseFD(held.fd)
-	if kept {
-		waitFree(held.device)
-	}
+	sys.CloseAlone(held.fd)
 	return nil
 }
 
-// freeTime bounds the wait until the keeper's copy is closed.
-const freeTime = 2 * time.Second
-
-// waitFree waits until the device can be claimed again. systemd closes a removed
-// descriptor in a thread of its own, and a driver that detaches the device right after
-// us must not find it busy. If it stays busy, somebody else has it by now.
-func waitFree(d volume.Device) {
-	fd, _ := openFree(context.Background(), freeTime, func() (int, error) { return openByIdentity(d, unix.O_EXCL) })
-	sys.CloseFD(fd)
-}
-
-// keptExcept returns the devices of the kept descriptors by claim name, without the wanted ones.
-func (d *descriptors) keptExcept(wanted map[string]bool) map[string]identity {
+// query returns a question about a device that is open here, with a copy of a descriptor, which is
+// no further open. Its FD is sys.NoFD if the device is not open here.
+func (d *descriptors) query(id identity) (q openers.Query, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	others := make(map[string]identity)
+	q.FD = sys.NoFD
+	from := uintptr(0)
+	if kept := d.kept[claimName(id)]; kept.File != nil && id.Block {
+		from, q.Claimed = kept.Fd(), true
+		q.Own++
+	}
+	if held := d.held[id]; held != nil {
+		from, q.Claimed = uintptr(held.fd), q.Claimed || !held.mountable
+		q.Own++
+	}
+	if q.Own > 0 {
+		q.FD, err = unix.FcntlInt(from, unix.F_DUPFD_CLOEXEC, 3)
+	}
+	return q, err
+}
+
+// keptExcept returns the kept descriptors by claim name, without the wanted ones.
+func (d *descriptors) keptExcept(wanted map[string]bool) map[string]*os.File {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	others := make(map[string]*os.File)
 	for name, file := range d.kept {
 		if !wanted[name] {
-			var st unix.Stat_t
-			_ = unix.Fstat(int(file.Fd()), &st) // it cannot fail: the file is open
-			others[name] = identityOf(deviceOf(&st))
+			others[name] = file.File
 		}
 	}
 	return others
@@ -237,7 +241,7 @@ func (d *descriptors) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for id, held := range d.held {
-		sys.CloseFD(held.fd)
+		sys.CloseAlone(held.fd)
 		delete(d.held, id)
 	}
 	for name, file := range d.kept {

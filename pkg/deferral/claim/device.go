@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/openers"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -119,7 +120,7 @@ func (p DevicePolicy) identify(target, backing string, fd int, image bool) (volu
 		if err := p.checkClass(target, backing, dev.Major); err != nil {
 			return volume.Device{}, err
 		}
-		if dev.Path = kernelName(dev); dev.Path != "" {
+		if dev.Path = openers.NodeOf(identityOf(dev)); dev.Path != "" {
 			return dev, nil
 		}
 	case dev.Kind == volume.ImageFile && !image:
@@ -134,21 +135,6 @@ func (p DevicePolicy) identify(target, backing string, fd int, image bool) (volu
 	}
 	dev.Path = name
 	return dev, nil
-}
-
-// kernelName is the devtmpfs name of a block device, which the owner of the link that
-// the caller used cannot move; "" if it is not that device in this mount namespace.
-func kernelName(d volume.Device) string {
-	link, err := os.Readlink("/sys/dev/block/" + DeviceNumber(d.Major, d.Minor))
-	if err != nil {
-		return ""
-	}
-	name := "/dev/" + strings.ReplaceAll(path.Base(link), "!", "/")
-	var st unix.Stat_t
-	if err := unix.Lstat(name, &st); err != nil || !deviceOf(&st).Same(d) {
-		return ""
-	}
-	return name
 }
 
 func (p DevicePolicy) checkClass(target, backing string, major uint32) error {
@@ -208,29 +194,24 @@ func Identify(path string) volume.Device {
 }
 
 // deviceOf returns the device that a file is; its kind is empty if it is none.
-func deviceOf(st *unix.Stat_t) volume.Device {
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFBLK:
-		return blockDevice(st.Rdev)
-	case unix.S_IFREG:
-		return imageFile(st.Dev, st.Ino)
+func deviceOf(st *unix.Stat_t) volume.Device { return deviceAs(openers.FileOf(st)) }
+
+func deviceAs(id identity) volume.Device {
+	d := volume.Device{Major: id.Major, Minor: id.Minor, Inode: id.Inode}
+	switch {
+	case id.Block:
+		d.Kind = volume.BlockDevice
+	case id != (identity{}):
+		d.Kind = volume.ImageFile
 	}
-	return volume.Device{}
-}
-
-func blockDevice(number uint64) volume.Device {
-	return volume.Device{Kind: volume.BlockDevice, Major: unix.Major(number), Minor: unix.Minor(number)}
-}
-
-func imageFile(filesystem, inode uint64) volume.Device {
-	return volume.Device{Kind: volume.ImageFile, Major: unix.Major(filesystem), Minor: unix.Minor(filesystem), Inode: inode}
+	return d
 }
 
 // DeviceSize returns the current size of a device in bytes. That of a block device is in
 // sysfs: a seek would wait for the end of a discard of the device.
 func DeviceSize(d volume.Device) (size int64, known bool) {
 	if d.Kind == volume.BlockDevice {
-		line, err := sys.ReadLine("/sys/dev/block/" + DeviceNumber(d.Major, d.Minor) + "/size")
+		line, err := sys.ReadLine("/sys/dev/block/" + openers.Number(d.Major, d.Minor) + "/size")
 		if err != nil {
 			return 0, false
 		}
@@ -256,11 +237,29 @@ func openByIdentity(d volume.Device, flags int) (int, error) {
 	return fd, nil
 }
 
-// isGone reports whether a block device could not be opened because it does not exist any
-// more. Any other error, or a missing name, proves nothing about the device.
+// openAgain opens a device by its name on record or, if that is gone, by the kernel's own.
+func openAgain(d volume.Device) (int, error) {
+	fd, err := openByIdentity(d, 0)
+	if err == nil || d.Kind != volume.BlockDevice {
+		return fd, err
+	}
+	if d.Path = openers.NodeOf(identityOf(d)); d.Path == "" {
+		return sys.NoFD, err
+	}
+	return openByIdentity(d, 0)
+}
+
+// isGone reports whether a device could not be opened because it does not exist any more. Any other
+// error, or a missing name, proves nothing about the device.
 func isGone(d volume.Device, err error) bool {
-	_, inKernel := os.Lstat("/sys/dev/block/" + DeviceNumber(d.Major, d.Minor))
-	return errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOMEDIUM) || errors.Is(inKernel, unix.ENOENT)
+	if d.Kind == volume.BlockDevice {
+		_, inKernel := os.Lstat("/sys/dev/block/" + openers.Number(d.Major, d.Minor))
+		return errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOMEDIUM) || errors.Is(inKernel, unix.ENOENT)
+	}
+	// An image was removed if its directory is there, and of the same filesystem.
+	var dir, file unix.Stat_t
+	return unix.Stat(path.Dir(d.Path), &dir) == nil && unix.Major(dir.Dev) == d.Major && unix.Minor(dir.Dev) == d.Minor &&
+		(errors.Is(unix.Lstat(d.Path, &file), unix.ENOENT) || !deviceOf(&file).Same(d) && file.Mode != 0)
 }
 
 // OpenDevice opens the device of a volume for reading, claimed or not, and bypasses the page

@@ -3,34 +3,78 @@ package claim
 import (
 	"context"
 	"errors"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/openers"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// hold opens the device as the kernel's claim, and makes the checks that need it open.
-func (t *Table) hold(ctx context.Context, r Request, dev *OpenedDevice, id identity) (wasReadOnly bool, err error) {
-	held := t.open.get(id)
-	if held != nil && held.mountable != r.Mountable {
-		// One kind of handler needs the kernel to mount the device, the other to refuse that.
-		return false, volume.Errorf(volume.InUse, "volume %s: its device %s (%s) belongs to a volume of another runtime handler, and only one of "+
-			"the two has this node's kernel mount it: use one handler for both, or "+volume.TextWait,
-			r.Target, r.Device.Path, r.Device)
+// claim claims the device of the first volume in the kernel, and proves that it is free. A device on
+// record is not proven to be free: its sandbox may have it.
+func (p *Pending) claim(ctx context.Context) error {
+	switch {
+	case !p.first:
+		return nil
+	case p.dev.Kind != volume.BlockDevice:
+		return p.claimImage(ctx)
 	}
-	if held == nil {
-		if held, err = t.openHeld(ctx, r, dev); err != nil {
-			return false, err
-		}
-		if err := t.open.add(id, held); err != nil {
-			return false, errors.Join(t.open.release(id), err)
-		}
+	held, err := p.table.openHeld(ctx, p.request, p.dev)
+	if err != nil {
+		return err
 	}
-	return held.wasReadOnly, nil
+	p.held = held
+	if p.dev.known {
+		return nil
+	}
+	stack, err := stackOf(p.id)
+	if err != nil {
+		return unprovenError(p.request.Volume, err)
+	}
+	q := openers.Query{FD: held.fd, Own: 1, Claimed: !held.mountable, Stack: stack}
+	return p.proveFree(ctx, q)
+}
+
+// claimImage proves that nobody writes to an image. It cannot be claimed in the kernel.
+func (p *Pending) claimImage(ctx context.Context) error {
+	v := p.request.Volume
+	if p.dev.known {
+		return nil
+	}
+	if v.ReadOnly {
+		return volume.Errorf(volume.Unsupported, "volume %s: read-only cannot be enforced for the image file %s: "+
+			"attach it with `losetup --read-only` and hand over the loop device", v.Target, v.Device.Path)
+	}
+	fd, err := unix.Open(sys.ProcFD(p.dev.fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return unprovenError(v, err)
+	}
+	defer sys.CloseFD(fd)
+	return p.proveFree(ctx, openers.Query{FD: fd})
+}
+
+// proveFree fails unless nobody else has the device open. That the kernel has it is another error: no
+// VM is to be ended.
+func (p *Pending) proveFree(ctx context.Context, q openers.Query) error {
+	v := p.request.Volume
+	users, err := p.table.askOthers(ctx, v, q, momentTime)
+	if err == nil && users.Kernel {
+		return inUseError(v, users.Names)
+	}
+	return p.table.users.refuse(v, users, err)
+}
+
+// checkShared refuses a device that a volume of another kind of handler has: one kind needs the
+// kernel to mount the device, the other to refuse that.
+func (t *Table) checkShared(r Request, id identity) error {
+	if held := t.open.get(id); held == nil || held.mountable == r.Mountable {
+		return nil
+	}
+	return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) belongs to a volume of another runtime handler, and only one of "+
+		"the two has this node's kernel mount it: use one handler for both, or "+volume.TextWait,
+		r.Target, r.Device.Path, r.Device)
 }
 
 func (t *Table) openHeld(ctx context.Context, r Request, dev *OpenedDevice) (*heldDevice, error) {
@@ -44,7 +88,7 @@ func (t *Table) openHeld(ctx context.Context, r Request, dev *OpenedDevice) (*he
 	}
 	wasReadOnly, err := checkHeld(r.Volume, fd)
 	if err != nil {
-		sys.CloseFD(fd)
+		sys.CloseAlone(fd)
 		return nil, err
 	}
 	if dev.known { // the flag that was read now may be the one that we had set
@@ -63,14 +107,9 @@ func openClaim(ctx context.Context, r Request, dev *OpenedDevice) (int, error) {
 	if err != nil || !r.Mountable {
 		return fd, err
 	}
-	defer sys.CloseFD(fd)
+	defer sys.CloseAlone(fd)
 	return dev.openBlock(0)
 }
-
-// momentTime bounds the wait for a process that has a device open only briefly: one that
-// probes it, or one that is just being started and has copies of our descriptors. A
-// refused caller tries again after half a second at best.
-const momentTime = 500 * time.Millisecond
 
 // openFree repeats an exclusive open while the device is busy, for at most patience.
 func openFree(ctx context.Context, patience time.Duration, open func() (int, error)) (int, error) {
@@ -80,6 +119,26 @@ func openFree(ctx context.Context, patience time.Duration, open func() (int, err
 			return fd, err
 		}
 	}
+}
+
+// waitClosed waits until a device that was given up is not open here any more: the keeper closes its
+// copy in a thread of its own, and a driver that detaches the device right after us must not find it
+// busy. If it stays busy, somebody else has it by now.
+func (t *Table) waitClosed(r Request) {
+	if r.Device.Kind != volume.BlockDevice {
+		return
+	}
+	flags := unix.O_EXCL
+	if r.Mountable {
+		flags = 0 // it was no exclusive open
+	}
+	ctx := context.Background()
+	fd, err := openFree(ctx, releaseTime, func() (int, error) { return openByIdentity(r.Device, flags) })
+	if err != nil {
+		return
+	}
+	defer sys.CloseAlone(fd)
+	_, _ = t.askOthers(ctx, r.Volume, openers.Query{FD: fd, Own: 1, Claimed: flags != 0}, releaseTime) // the driver is asked in any case
 }
 
 func checkHeld(v *volume.Volume, fd int) (readOnly bool, err error) {
@@ -102,35 +161,20 @@ func checkHeld(v *volume.Volume, fd int) (readOnly bool, err error) {
 	return flag != 0, nil
 }
 
+func inUseError(v *volume.Volume, by string) error {
+	return volume.Errorf(volume.InUse, "volume %s: the device %s (%s) is in use by %s", v.Target, v.Device.Path, v.Device, by)
+}
+
 func holdError(v *volume.Volume, err error) error {
 	switch {
 	case errors.Is(err, unix.EBUSY):
-		return volume.Errorf(volume.InUse, "volume %s: the device %s (%s) is in use by this node's kernel: %s",
-			v.Target, v.Device.Path, v.Device, whoHolds(v.Device))
+		return inUseError(v, openers.KernelUsers(identityOf(v.Device)))
 	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOMEDIUM):
 		return volume.Errorf(volume.NotFound, "volume %s: there is nothing behind the device %s (%s): has the driver attached it? %w",
 			v.Target, v.Device.Path, v.Device, err)
 	default:
 		return volume.Errorf(volume.Internal, "volume %s: the device %s (%s) cannot be claimed: %w", v.Target, v.Device.Path, v.Device, err)
 	}
-}
-
-// whoHolds guesses, for a person, why an exclusive open failed.
-func whoHolds(d volume.Device) string {
-	number := DeviceNumber(d.Major, d.Minor)
-	mounts, err := sys.Mounts(context.Background(), sys.MountTable, func(line string) bool { return sys.DeviceOfMount(line) == number })
-	if err == nil && len(mounts) > 0 {
-		var points []string
-		for _, m := range mounts[:min(3, len(mounts))] {
-			points = append(points, m.Mountpoint)
-		}
-		return "it is mounted at " + strings.Join(points, ", ") + "; unmount it"
-	}
-	holders, err := filepath.Glob("/sys/dev/block/" + number + "/holders/*")
-	if err == nil && len(holders) > 0 {
-		return "it is part of " + filepath.Base(holders[0])
-	}
-	return "it is mounted in another mount namespace, is swap, or another program holds it exclusively"
 }
 
 // Reclaim claims the device of a volume on record again, after a restart: with the
@@ -161,7 +205,11 @@ func (t *Table) Reclaim(ctx context.Context, r Request) error {
 	if err := unix.Fstat(fd, &st); err != nil || !deviceOf(&st).Same(r.Device) {
 		return deviceError(volume.NotFound, r.Target, r.Device.Path, "is not "+r.Device.String()+" any more", err)
 	}
-	_, err = t.Acquire(ctx, r, dev, nil)
+	pending, err := t.Begin(ctx, r, dev)
+	if err != nil {
+		return err
+	}
+	_, err = pending.Keep()
 	return err
 }
 
@@ -192,5 +240,5 @@ func (t *Table) adoptKept(ctx context.Context, r Request, id identity) (adopted 
 	if err := t.open.adopt(id, &heldDevice{fd: fd, device: r.Device, wasReadOnly: r.WasReadOnly}); err != nil {
 		return true, err
 	}
-	return true, t.owners.reserveBacking(r.Volume, fd, r.Device.Major)
+	return true, t.owners.reserveBacking(r.Volume, fd, id)
 }

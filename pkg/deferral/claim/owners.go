@@ -1,33 +1,18 @@
 package claim
 
 import (
-	"fmt"
 	"slices"
-	"strconv"
 	"sync"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim/internal/holders"
+	"github.com/crust-proxy/crust-proxy/internal/openers"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // identity is what a device is: its number or, for an image, its filesystem and inode.
-type identity = holders.File
+type identity = openers.File
 
 func identityOf(d volume.Device) identity {
 	return identity{Block: d.Kind == volume.BlockDevice, Major: d.Major, Minor: d.Minor, Inode: d.Inode}
-}
-
-// describe names a device for a person.
-func describe(id identity) string {
-	if id.Block {
-		return "the device " + DeviceNumber(id.Major, id.Minor)
-	}
-	return fmt.Sprintf("the image %d:%d inode %d", id.Major, id.Minor, id.Inode)
-}
-
-// DeviceNumber is how the kernel writes the number of a device: "7:3".
-func DeviceNumber(major, minor uint32) string {
-	return strconv.FormatUint(uint64(major), 10) + ":" + strconv.FormatUint(uint64(minor), 10)
 }
 
 // owners is the table of who owns which data. A volume owns its device and, if that is
@@ -100,4 +85,22 @@ func (o *owners) owned(key volume.Key) []identity {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Clone(o.byKey[key])
+}
+
+// beside returns the devices of other volumes that lie directly on the volume's device, or on what
+// that lies on: all of them are read-only.
+func (o *owners) beside(key volume.Key) (out []identity) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	mine := o.byKey[key]
+	for _, id := range mine {
+		for _, other := range o.byID[id] {
+			theirs := o.byKey[other.key]
+			at := slices.Index(theirs, id)
+			if at > 0 && !slices.Contains(mine, theirs[at-1]) && !slices.Contains(out, theirs[at-1]) {
+				out = append(out, theirs[at-1])
+			}
+		}
+	}
+	return out
 }

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/openers"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // maxStack bounds how many devices of a stack are examined.
@@ -19,29 +19,28 @@ const maxStack = 4096
 
 // stackOf lists what shares its data with the device, at any depth: what stackIn finds, and
 // what is under the loop devices among that, which sysfs does not show.
-func stackOf(d volume.Device) ([]identity, error) {
-	if d.Kind != volume.BlockDevice {
+func stackOf(id identity) ([]identity, error) {
+	if !id.Block {
 		return nil, nil
 	}
-	out := []identity{identityOf(d)}
-	for todo := []volume.Device{d}; len(todo) > 0; todo = todo[1:] {
+	out := []identity{id}
+	for todo := slices.Clone(out); len(todo) > 0; todo = todo[1:] {
 		found, err := stackIn("/sys/dev/block/", todo[0].Major, todo[0].Minor)
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, found...)
-		for _, device := range append(loopsOf(found), todo[0]) {
-			layers, err := layersOf(device)
+		for _, device := range append(found, todo[0]) {
+			layers, err := openers.Layers(device)
 			if err != nil {
 				return nil, err
 			}
 			for _, layer := range layers[1:] {
-				id := identityOf(layer)
-				if slices.Contains(out, id) {
+				if slices.Contains(out, layer) {
 					continue
 				}
-				out = append(out, id)
-				if id.Block {
+				out = append(out, layer)
+				if layer.Block {
 					todo = append(todo, layer)
 				}
 			}
@@ -50,25 +49,13 @@ func stackOf(d volume.Device) ([]identity, error) {
 	return out[1:], nil
 }
 
-// loopsOf returns the loop devices among some devices.
-func loopsOf(all []identity) (loops []volume.Device) {
-	for _, id := range all {
-		if id.Block && id.Major == loopMajor {
-			loop := blockDevice(unix.Mkdev(id.Major, id.Minor))
-			loop.Path = kernelName(loop)
-			loops = append(loops, loop)
-		}
-	}
-	return loops
-}
-
 // stackIn lists the block devices whose data the device holds or is held by, at any
 // depth, as far as sysfs knows: the disk of a partition, the partitions of a disk, what
 // a dm or md device consists of (slaves), and what is made of it (holders). Neighbours
 // are not in it: neither two partitions of one disk nor two logical volumes of one
 // physical volume share data.
 func stackIn(sysfs string, major, minor uint32) (out []identity, err error) {
-	link, err := os.Readlink(sysfs + DeviceNumber(major, minor))
+	link, err := os.Readlink(sysfs + openers.Number(major, minor))
 	if err != nil {
 		return nil, unlessMissing(err)
 	}

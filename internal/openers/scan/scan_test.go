@@ -1,4 +1,4 @@
-package holders
+package scan
 
 import (
 	"bufio"
@@ -7,9 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,12 +31,10 @@ func TestMain(m *testing.M) {
 var flagsOf = map[string]int{"rw": unix.O_RDWR, "ro": unix.O_RDONLY, "path": unix.O_PATH}
 
 func hold(how, path string) int {
-	if how == "many" {
-		many, _ := strconv.Atoi(path)
-		for range many {
-			if _, err := unix.Open("/dev/null", unix.O_RDONLY, 0); err != nil {
-				return 1
-			}
+	if attack := attacks[how]; attack != nil {
+		if err := attack(path); err != nil {
+			_, _ = os.Stderr.WriteString(how + ": " + err.Error() + "\n")
+			return 1
 		}
 	} else if _, err := unix.Open(path, flagsOf[how]|unix.O_CLOEXEC, 0); err != nil {
 		return 1
@@ -49,8 +47,13 @@ func hold(how, path string) int {
 // start has another process open a file until the test ends.
 func start(t testing.TB, how, path string) *exec.Cmd {
 	t.Helper()
+	return startAs(t, nil, how, path)
+}
+
+func startAs(t testing.TB, attr *syscall.SysProcAttr, how, path string) *exec.Cmd {
+	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), holderEnv+"="+how+":"+path)
+	cmd.Env, cmd.SysProcAttr, cmd.Stderr = append(os.Environ(), holderEnv+"="+how+":"+path), attr, os.Stderr
 	_, err := cmd.StdinPipe()
 	check.Must(t, err)
 	out, err := cmd.StdoutPipe()
@@ -115,8 +118,6 @@ func TestWhoHasAnImageOpen(t *testing.T) {
 	}
 }
 
-// TestSharedScans has many callers ask at once: each learns of his own file, and
-// none is answered by a scan that began before he asked.
 // TestOwnForksAreNoHolders: whoever starts programs has copies of itself for a moment, which
 // have all that it has open.
 func TestOwnForksAreNoHolders(t *testing.T) {
@@ -144,6 +145,8 @@ func TestOwnForksAreNoHolders(t *testing.T) {
 	programs.Wait()
 }
 
+// TestSharedScans has many callers ask at once: each learns of his own file, and
+// none is answered by a scan that began before he asked.
 func TestSharedScans(t *testing.T) {
 	s := New()
 	paths, files := make([]string, 4), make([]File, 4)
@@ -221,7 +224,12 @@ func TestUnknownIsAnError(t *testing.T) {
 		"flags that cannot be understood": {func(t *testing.T, p string) { link(t, p); info(t, p, "flags:\tyes\n") }, false, true},
 		"a descriptor that leads nowhere": {func(t *testing.T, p string) {
 			check.Must(t, os.Symlink("7", filepath.Join(p, "fd", "7")))
+			info(t, p, "flags:\t02\n")
 		}, false, true},
+		"one of another inode": {func(t *testing.T, p string) {
+			check.Must(t, os.Symlink("7", filepath.Join(p, "fd", "7")))
+			info(t, p, "flags:\t02\nino:\t1\n")
+		}, false, false},
 		"a table that cannot be listed": {func(t *testing.T, p string) {
 			check.Must(t, os.RemoveAll(filepath.Join(p, "fd")))
 			check.Must(t, os.WriteFile(filepath.Join(p, "fd"), nil, 0o600))
@@ -259,22 +267,6 @@ func TestAServerHidesNoOther(t *testing.T) {
 	}
 	if found, err := s.Find(t.Context(), nil, f); len(found) != 1 || err != nil {
 		t.Errorf("a process that counts: %v, %v", found, err)
-	}
-}
-
-// TestContainersOwnProcessesProveNothing is a pod without hostPID whose first
-// process is the pause container's.
-func TestContainersOwnProcessesProveNothing(t *testing.T) {
-	s, process := fakeProc(t)
-	ns := filepath.Join(s.proc, "self", "ns", "pid")
-	check.Must(t, os.Remove(ns))
-	check.Must(t, os.Symlink("pid:[4026532999]", ns))
-	comm := filepath.Join(process, "comm")
-	check.Must(t, os.WriteFile(comm, []byte("systemd\n"), 0o600))
-	check.Must(t, s.Blind()) // a node that is a container itself
-	check.Must(t, os.WriteFile(comm, []byte("pause\n"), 0o600))
-	if _, err := s.Find(t.Context(), nil, File{Inode: 1}); err == nil || !strings.Contains(err.Error(), "hostPID") {
-		t.Errorf("got %v", err)
 	}
 }
 

@@ -1,0 +1,30 @@
+package daemon
+
+import (
+	"path/filepath"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/config"
+	"github.com/crust-proxy/crust-proxy/internal/openers"
+	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+)
+
+// newOpeners makes the finder of who has a device open, and logs how it proves that nobody has.
+func newOpeners(cfg *config.Config, log *zap.Logger) *openers.Finder {
+	began := time.Now()
+	finder := openers.New(cfg.Containerd.Socket, cfg.CRI.Socket, filepath.Join(cfg.KubeletRoot, "pod-resources", "kubelet.sock"))
+	method, why := finder.Method()
+	took := zap.Duration(telemetry.FieldDuration, time.Since(began))
+	if why == nil {
+		log.Info("the kernel counts who has a device open", took)
+		return finder
+	}
+	log.Warn("the kernel's count of who has a device open cannot be used: the descriptors of all processes are read instead",
+		zap.String("method", string(method)), zap.Error(why), took)
+	if err := finder.Blind(); err != nil {
+		log.Error("it cannot be seen who has a device open: no volume can be staged or unstaged", zap.Error(err))
+	}
+	return finder
+}

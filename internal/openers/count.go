@@ -1,0 +1,207 @@
+package openers
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
+)
+
+// counter reads the kernel's own count. Its programs are attached to nothing, and end with the
+// process.
+type counter struct {
+	plain *ebpf.Program
+
+	mu sync.Mutex
+	// loop is the program for loop devices, and names the one that names processes. They are made
+	// when they are first asked for: the loop driver may be a module that is not loaded yet, and
+	// processes are rarely named.
+	loop  *ebpf.Program
+	names *namer
+}
+
+// newCounter loads the program. The description of the kernel's structures takes some MiB, and is
+// not kept.
+func newCounter() (*counter, error) {
+	l, err := kernelLayout()
+	if err != nil {
+		return nil, err
+	}
+	c := &counter{}
+	fields := l.file()
+	if l.err != nil {
+		return nil, l.err
+	}
+	if c.plain, err = countProgram(&fields, nil); err != nil {
+		return nil, err
+	}
+	if loop := l.loop(); l.err == nil {
+		c.loop, err = countProgram(&fields, &loop)
+	}
+	return c, err
+}
+
+func kernelLayout() (*layout, error) {
+	spec, err := btf.LoadKernelSpec()
+	if err != nil {
+		return nil, fmt.Errorf("the kernel does not describe its structures (/sys/kernel/btf/vmlinux): %w", err)
+	}
+	return &layout{spec: spec}, nil
+}
+
+// loopProgram returns the program for loop devices, whose driver may be a module.
+func (c *counter) loopProgram() (*ebpf.Program, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.loop != nil {
+		return c.loop, nil
+	}
+	l, err := kernelLayout()
+	if err != nil {
+		return nil, err
+	}
+	fields := l.file()
+	module, err := os.Open("/sys/kernel/btf/loop")
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errLoopDriver, err)
+	}
+	defer func() { _ = module.Close() }() // read-only
+	if l.spec, err = btf.LoadSplitSpecFromReader(module, l.spec); err != nil {
+		return nil, err
+	}
+	loop := l.loop()
+	if l.err != nil {
+		return nil, l.err
+	}
+	c.loop, err = countProgram(&fields, &loop)
+	return c.loop, err
+}
+
+// count is what the kernel counts of a device or an image.
+type count struct {
+	// opens is how often a block device is open, or how often a regular file is open for writing.
+	opens int
+	// below is the same of what a loop device lies on, without the loop device itself.
+	below int
+	// ofLoop is how often a loop device itself has that open: it counts there.
+	ofLoop int
+	// under is what a loop device lies on, if that is a block device.
+	under File
+	// inodes are the addresses of the inodes that were counted, images those of regular files.
+	inodes, images []uint64
+	// self is the caller's process, as the first PID namespace numbers it.
+	self uint32
+}
+
+const (
+	// tries bounds how often a question is repeated whose answer was of another file: the
+	// process's table of descriptors may move while the program reads it.
+	tries = 8
+	// bdevMagic is BDEVFS_MAGIC of the kernel's <linux/magic.h>.
+	bdevMagic = 0x62646576
+	// toWrite is FMODE_WRITE of the kernel's <linux/fs.h>.
+	toWrite = 2
+)
+
+// errLoopDriver is the error for a kernel without the description of its loop driver.
+var errLoopDriver = errors.New("the kernel does not describe its loop driver")
+
+// namer returns the program that names processes.
+func (c *counter) namer() (*namer, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var err error
+	if c.names == nil {
+		c.names, err = newNamer()
+	}
+	return c.names, err
+}
+
+var errMoved = errors.New("the kernel's answer is of another file")
+
+// count asks the kernel about a descriptor of this process.
+func (c *counter) count(fd int, file File) (out count, err error) {
+	program, loop := c.plain, file.Block && file.Major == loopMajor
+	if loop {
+		if program, err = c.loopProgram(); err != nil {
+			return count{}, err
+		}
+	}
+	for range tries {
+		if out, err = ask(program, fd, file, loop); !errors.Is(err, errMoved) {
+			break
+		}
+	}
+	return out, err
+}
+
+func ask(program *ebpf.Program, fd int, file File, loop bool) (count, error) {
+	var mark uint64
+	if !file.Block {
+		// A position that no other file has tells that the answer is of this one.
+		at, err := unix.Seek(fd, rand.Int64N(1<<31)+1, unix.SEEK_SET)
+		if err != nil {
+			return count{}, err
+		}
+		mark = uint64(at) //nolint:gosec // not negative
+	}
+	q, err := answer(program, fd, loop)
+	if err != nil {
+		return count{}, err
+	}
+	out := count{self: uint32(q.Process >> 32)} //nolint:gosec // the upper half
+	if !file.Block {
+		if !q.File.isRegular() || q.Position != mark {
+			return count{}, errMoved
+		}
+		out.opens, out.inodes, out.images = q.File.writers(), []uint64{q.File.Address}, []uint64{q.File.Address}
+		return out, nil
+	}
+	if !q.File.isBlock() || q.File.Number != kernelNumber(file) {
+		return count{}, errMoved
+	}
+	out.opens, out.inodes = q.File.openers(), []uint64{q.File.Address}
+	if q.Under.Address != 0 {
+		out.addUnder(&q.Under)
+	}
+	return out, nil
+}
+
+// addUnder adds what a loop device lies on.
+func (c *count) addUnder(under *inodeReport) {
+	c.inodes = append(c.inodes, under.Address)
+	if under.isBlock() {
+		c.ofLoop, c.below = 1, under.openers()-1
+		c.under = File{Block: true, Major: uint32(under.Number >> minorBits), Minor: uint32(under.Number & minors)} //nolint:gosec // 32 bits
+		return
+	}
+	c.images = append(c.images, under.Address)
+	if under.Mode&toWrite != 0 {
+		c.ofLoop = 1
+	}
+	c.below = under.writers() - c.ofLoop
+}
+
+func (i *inodeReport) isBlock() bool {
+	return i.Kind&unix.S_IFMT == unix.S_IFBLK && i.Magic == bdevMagic
+}
+func (i *inodeReport) isRegular() bool { return i.Kind&unix.S_IFMT == unix.S_IFREG }
+
+func (i *inodeReport) openers() int { return int(int32(i.Openers)) } //nolint:gosec // 32 bits
+
+// writers is how often a regular file is open for writing. The kernel counts below 0 while it
+// executes the file.
+func (i *inodeReport) writers() int { return max(0, int(int32(i.Writers))) } //nolint:gosec // 32 bits
+
+const (
+	minorBits = 20
+	minors    = 1<<minorBits - 1
+)
+
+// kernelNumber is the number of a block device as the kernel itself stores it.
+func kernelNumber(file File) uint64 { return uint64(file.Major)<<minorBits | uint64(file.Minor) }

@@ -1,0 +1,144 @@
+// Package openers answers one question: does anybody besides the caller have a block device, or a
+// disk image, open?
+//
+// The kernel counts that itself: block_device.bd_openers is how often a block device is open, by
+// whatever name, in whatever namespace, and by the kernel's own users too (mounts, loop devices,
+// device mapper). A descriptor that is passed in a socket, a mapping whose descriptor is closed, or
+// a file that is registered with io_uring, each keep the device open, and so count. A copy of a
+// descriptor (dup, fork, systemd's descriptor store) is no second open, and a descriptor that only
+// names the device (O_PATH) is none. Of a regular file, inode.i_writecount is how often it is open
+// for writing.
+//
+// A small BPF program reads the count, at constant cost whatever the node's processes have open. It
+// takes CAP_SYS_ADMIN (or CAP_BPF and CAP_PERFMON) and a kernel that describes its structures
+// (/sys/kernel/btf). Where it cannot be had, package scan reads the descriptors of all processes
+// instead; its comment tells what it does not see.
+package openers
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+)
+
+// Query asks who has a device open besides the caller.
+type Query struct {
+	// FD is a descriptor of the device, and not only of its name (O_PATH). That of an image is
+	// open for reading only, and its position changes.
+	FD int
+	// Own is how often the caller has the block device open, FD included.
+	Own int
+	// Claimed is set if the caller has the block device open with O_EXCL: the kernel has not.
+	Claimed bool
+	// Beside are devices of the caller's other volumes that lie on the device, or on what that lies
+	// on. They do not count.
+	Beside []File
+	// Stack are other devices with the same data, such as the disk of a partition. Loop devices over
+	// them count.
+	Stack []File
+	// Servers are programs that serve devices and so have them open, such as rbd-nbd. They do not
+	// count.
+	Servers []string
+}
+
+// Users are who has a device open besides the caller.
+type Users struct {
+	// Names tells a person who they are; "" is nobody.
+	Names string
+	// Kernel is set if no process was found among them.
+	Kernel bool
+}
+
+// Finder answers queries. Many goroutines may use one.
+type Finder struct {
+	count *counter // nil if the scan is in force, because of why
+	why   error
+	scan  *scanning
+}
+
+// New makes a finder that counts, or that scans if that is not possible. The sockets, of kubelet and
+// the container runtime, tell a scan in a container whether it sees the node's processes.
+func New(sockets ...string) *Finder {
+	f := &Finder{scan: newScanning(sockets)}
+	f.count, f.why = newCounter()
+	return f
+}
+
+// NewScanner makes a finder that scans, for the given reason.
+func NewScanner(why error, sockets ...string) *Finder {
+	return &Finder{why: why, scan: newScanning(sockets)}
+}
+
+// Method is how a finder proves that nobody has a device open.
+type Method string
+
+// The methods.
+const (
+	Counts Method = "count"
+	Scans  Method = "scan"
+)
+
+// Method returns the method that is in force and, for a scan, why the kernel's count is not.
+func (f *Finder) Method() (Method, error) {
+	if f.count != nil {
+		return Counts, nil
+	}
+	return Scans, f.why
+}
+
+// Blind returns why a scan does not see the node's processes, or nil. While it returns an error, no
+// query is answered.
+func (f *Finder) Blind() error {
+	if f.count != nil {
+		return nil
+	}
+	return f.scan.processes.Blind()
+}
+
+// found is what a look finds.
+type found struct {
+	count int
+	users func() Users // names them, which takes longer
+}
+
+// Await waits at most patience until nobody but the caller has the device open. It returns who has
+// it then. An error means that the answer is not known.
+func (f *Finder) Await(ctx context.Context, q Query, patience time.Duration) (Users, error) {
+	deadline := time.Now().Add(patience)
+	pause := time.Millisecond
+	if f.count == nil {
+		pause *= 5 // a scan costs more
+	}
+	for ; ; pause = min(2*pause, 50*time.Millisecond) {
+		others, err := f.look(ctx, q)
+		if err == nil && others.count == 0 {
+			return Users{}, nil
+		}
+		if time.Now().After(deadline) || !sys.Sleep(ctx, pause) {
+			if err != nil {
+				return Users{}, err
+			}
+			return others.users(), nil
+		}
+	}
+}
+
+func (f *Finder) look(ctx context.Context, q Query) (found, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(q.FD, &st); err != nil {
+		return found{}, err
+	}
+	file := FileOf(&st)
+	if f.count == nil {
+		return f.scan.look(ctx, q, file)
+	}
+	others, err := f.count.look(q, file)
+	if errors.Is(err, errLoopDriver) {
+		return f.scan.look(ctx, q, file)
+	}
+	return others, err
+}

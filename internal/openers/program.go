@@ -1,0 +1,148 @@
+package openers
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
+)
+
+// The registers that a call of a helper leaves alone.
+const (
+	args    = asm.R6
+	object  = asm.R7 // the structure that is read
+	keep    = asm.R8
+	scratch = asm.R9
+)
+
+// code assembles a program.
+type code struct{ ins asm.Instructions }
+
+func (c *code) add(ins ...asm.Instruction) { c.ins = append(c.ins, ins...) }
+
+// read puts a member of the structure at base into to. What cannot be read is 0.
+func (c *code) read(to, base asm.Register, f field) {
+	c.add(
+		asm.Mov.Imm(asm.R1, 0), asm.StoreMem(asm.RFP, -8, asm.R1, asm.DWord),
+		asm.Mov.Reg(asm.R3, base), asm.Add.Imm(asm.R3, f.offset),
+		asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, -8),
+		asm.Mov.Imm(asm.R2, f.bytes),
+		asm.FnProbeReadKernel.Call(),
+		asm.LoadMem(to, asm.RFP, -8, f.size),
+	)
+}
+
+// save reads a member and stores it in the context.
+func (c *code) save(at int16, base asm.Register, f field) {
+	c.read(scratch, base, f)
+	c.add(asm.StoreMem(args, at, scratch, asm.DWord))
+}
+
+// exit ends the program if a register is 0.
+func (c *code) exitIfZero(r asm.Register) { c.add(asm.JEq.Imm(r, 0, "end")) }
+
+// inodeReport is what the program says of an inode, in the order of its stores.
+type inodeReport struct {
+	Address uint64 // of the inode in the kernel: it only ever leaves this package as a comparison
+	Mode    uint64 // of the file
+	Kind    uint64
+	Magic   uint64
+	Number  uint64
+	Writers uint64
+	Openers uint64
+}
+
+const inodeReportBytes = 7 * 8
+
+// inode stores an inodeReport of the file at object, and leaves the inode in keep.
+func (c *code) inode(at int16, f *fileFields, label string) {
+	c.save(at+8, object, f.mode)
+	c.read(keep, object, f.inode)
+	c.save(at+16, keep, f.kind)
+	c.add(asm.LoadMem(scratch, args, at+16, asm.DWord), asm.And.Imm(scratch, unix.S_IFMT),
+		asm.JNE.Imm(scratch, unix.S_IFBLK, label))
+	// The file of a block device has the inode of its node; what is open is another inode.
+	c.read(keep, object, f.mapping)
+	c.read(keep, keep, f.host)
+	c.add(asm.StoreMem(args, at, keep, asm.DWord).WithSymbol(label))
+	c.save(at+32, keep, f.number)
+	c.save(at+40, keep, f.writers)
+	c.read(scratch, keep, f.super)
+	c.save(at+24, scratch, f.magic)
+	c.add(asm.Add.Imm(keep, -f.bdevInode.offset)) // struct bdev_inode, if it is that of a block device
+	c.save(at+48, keep, f.bdevOpeners)
+}
+
+// question is the context of the counting program: what is asked, and what it answers.
+type question struct {
+	FD       uint64
+	Loop     uint64 // 1 for a loop device
+	Position uint64 // of the file
+	Process  uint64 // of the caller, in the upper half
+	File     inodeReport
+	Under    inodeReport // of a loop device: what it lies on
+}
+
+const (
+	atPosition = 16
+	atProcess  = 24
+	atFile     = 32
+	atUnder    = atFile + inodeReportBytes
+)
+
+// countProgram makes the program that answers a question about a descriptor of the process that
+// runs it. Without loop, what lies under loop devices is not read.
+func countProgram(f *fileFields, loop *loopFields) (*ebpf.Program, error) {
+	var c code
+	c.add(asm.Mov.Reg(args, asm.R1),
+		asm.FnGetCurrentPidTgid.Call(), asm.StoreMem(args, atProcess, asm.R0, asm.DWord),
+		asm.FnGetCurrentTask.Call(), asm.Mov.Reg(object, asm.R0))
+	c.read(object, object, f.files)
+	c.exitIfZero(object)
+	c.read(object, object, f.table)
+	c.exitIfZero(object)
+	c.read(scratch, object, f.most)
+	c.add(asm.LoadMem(keep, args, 0, asm.DWord), asm.JGE.Reg(keep, scratch, "end"))
+	c.read(object, object, f.slots)
+	c.add(asm.LSh.Imm(keep, 3), asm.Add.Reg(object, keep))
+	c.read(object, object, field{bytes: 8, size: asm.DWord})
+	c.exitIfZero(object)
+	c.save(atPosition, object, f.position)
+	c.inode(atFile, f, "opened")
+	if loop != nil {
+		c.add(asm.LoadMem(scratch, args, 8, asm.DWord))
+		c.exitIfZero(scratch)
+		c.read(object, keep, f.bdevDisk)
+		c.read(keep, object, f.diskPrivate) // struct loop_device
+		c.exitIfZero(keep)
+		c.read(scratch, keep, loop.disk)
+		c.add(asm.JNE.Reg(scratch, object, "end"))
+		c.read(object, keep, loop.backing)
+		c.exitIfZero(object)
+		c.inode(atUnder, f, "under")
+	}
+	c.add(asm.Mov.Imm(asm.R0, 0).WithSymbol("end"), asm.Return())
+	return ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "crust_openers", Type: ebpf.Syscall, Flags: unix.BPF_F_SLEEPABLE, Instructions: c.ins, License: license,
+	})
+}
+
+// answer runs the program for a descriptor of this process.
+func answer(program *ebpf.Program, fd int, loop bool) (*question, error) {
+	q := question{FD: uint64(fd)} //nolint:gosec // a descriptor
+	if loop {
+		q.Loop = 1
+	}
+	out := make([]byte, binary.Size(q))
+	if _, err := program.Run(&ebpf.RunOptions{Context: q, ContextOut: out}); err != nil {
+		return nil, fmt.Errorf("ask the kernel who has a device open: %w", os.NewSyscallError("bpf", err))
+	}
+	_, err := binary.Decode(out, binary.NativeEndian, &q)
+	return &q, err
+}
+
+// license is what the kernel asks for before a program may read its memory.
+const license = "Dual MIT/GPL"

@@ -1,0 +1,532 @@
+package scan
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// attacks is what the test program does as another process. It then holds it.
+var attacks = map[string]func(arg string) error{
+	"many": openMany, "share": share, "fuse": holdOnFUSE, "shutdown": shutDown, "serve": serve, "blind": tellBlind,
+}
+
+const nobody = 65534
+
+var asNobody = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+
+// device is a block device that nobody has open.
+var device = File{Block: true, Major: 7, Minor: 1 << 19}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
+		t.Skip("this needs root")
+	}
+}
+
+// openDir is a directory that every user can reach.
+func openDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "scan")
+	check.Must(t, err)
+	check.Must(t, os.Chmod(dir, 0o777)) // not what the umask leaves
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// expect asks for one file.
+func expect(t *testing.T, s *Scanner, f File, holder, failed int) {
+	t.Helper()
+	began := time.Now()
+	found, err := s.Find(t.Context(), nil, f)
+	t.Logf("%v: %v, %v after %v", f, found, err, time.Since(began).Round(time.Millisecond/10))
+	if holder == 0 && len(found) > 0 || holder != 0 && (len(found) == 0 || found[0].PID != holder) {
+		t.Errorf("%v: found %v, want process %d", f, found, holder)
+	}
+	if (err != nil) != (failed != 0) || err != nil && !strings.Contains(err.Error(), "process "+strconv.Itoa(failed)) {
+		t.Errorf("%v: error %v, want one that names process %d", f, err, failed)
+	}
+}
+
+func openMany(many string) error {
+	n, _ := strconv.Atoi(many)
+	null, err := unix.Open("/dev/null", unix.O_RDONLY, 0)
+	for i := 1; i < n && err == nil; i++ {
+		_, err = unix.Dup(null)
+	}
+	return err
+}
+
+// most is how many descriptors a process of this test can have, beside some of its own.
+func most(t *testing.T, want int) int {
+	t.Helper()
+	var limit unix.Rlimit
+	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	return min(want, int(limit.Max)-100)
+}
+
+// share has 50 processes with one descriptor table.
+func share(arg string) error {
+	many, path, _ := strings.Cut(arg, ":")
+	if err := openMany(many); err != nil {
+		return err
+	}
+	if _, err := unix.Open(path, unix.O_RDWR, 0); err != nil {
+		return err
+	}
+	runtime.LockOSThread() // whose end is that of its children
+	for range 50 {
+		pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, unix.CLONE_FILES|uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+		if errno != 0 {
+			return errno
+		}
+		for pid == 0 { // in the child: only raw system calls
+			_, _, _ = unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0)
+			_, _, _ = unix.RawSyscall(unix.SYS_PAUSE, 0, 0, 0)
+		}
+	}
+	return nil
+}
+
+// TestASharedTableIsReadOnce: one table costs a user nothing for each process that shares it.
+func TestASharedTableIsReadOnce(t *testing.T) {
+	needRoot(t)
+	path := filepath.Join(openDir(t), "disk.img")
+	check.Must(t, os.WriteFile(path, nil, 0o600))
+	check.Must(t, os.Chown(path, nobody, nobody))
+	many := most(t, 20_000)
+	holder := startAs(t, asNobody, "share", strconv.Itoa(many)+":"+path)
+	s, looks := New(), atomic.Int64{}
+	s.statx = func(dir int, name string, mask int, st *unix.Statx_t) error {
+		looks.Add(1)
+		return statx(dir, name, mask, st)
+	}
+	expect(t, s, device, 0, 0)
+	t.Logf("%d looks at one table of %d and the machine's", looks.Load(), many)
+	if looks.Load() < int64(many) || looks.Load() > int64(4*many) {
+		t.Errorf("%d looks", looks.Load())
+	}
+	expect(t, s, fileAt(t, path), holder.Process.Pid, 0)
+}
+
+func fileAt(t *testing.T, path string) File {
+	t.Helper()
+	var st unix.Stat_t
+	check.Must(t, unix.Stat(path, &st))
+	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
+		return File{Block: true, Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}
+	}
+	return File{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino}
+}
+
+// TestManyDescriptors is a virtiofsd whose guest walked a tree, or several where the limit
+// for one process is low. Beyond the budget a process is named.
+func TestManyDescriptors(t *testing.T) {
+	left := 200_000
+	var last *exec.Cmd
+	for left > 0 {
+		many := most(t, left)
+		last = start(t, "many", strconv.Itoa(many))
+		left -= many
+	}
+	s := New()
+	if os.Geteuid() == 0 {
+		expect(t, s, device, 0, 0)
+	}
+	s.budget = 1000
+	for pid := range processes(t) {
+		if pid != last.Process.Pid {
+			s.skip = append(s.skip, pid)
+		}
+	}
+	expect(t, s, device, 0, last.Process.Pid)
+}
+
+func processes(t *testing.T) map[int]bool {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	check.Must(t, err)
+	all := make(map[int]bool)
+	for _, entry := range entries {
+		if pid, err := strconv.Atoi(entry.Name()); err == nil {
+			all[pid] = true
+		}
+	}
+	return all
+}
+
+const fuseInode = 4711
+
+// holdOnFUSE mounts a FUSE filesystem in its user namespace, serves it, and opens a file of it.
+func holdOnFUSE(dir string) error {
+	dev, err := unix.Open(dir+"/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", dev)
+	if err := unix.Mount("fuse", dir+"/at", "fuse", unix.MS_NODEV|unix.MS_NOSUID, options); err != nil {
+		return err
+	}
+	go serveFUSE(dev)
+	_, err = unix.Open(dir+"/at/file", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	return err
+}
+
+// fuseAttr is struct fuse_attr of the kernel's <linux/fuse.h>.
+type fuseAttr struct {
+	Inode, Size, Blocks, Atime, Mtime, Ctime                              uint64
+	AtimeNS, MtimeNS, CtimeNS, Mode, Nlink, UID, GID, Rdev, Blksize, Flag uint32
+}
+
+func serveFUSE(dev int) {
+	buf := make([]byte, 256<<10)
+	root, file := fuseAttr{Inode: 1, Mode: unix.S_IFDIR | 0o755, Nlink: 2}, fuseAttr{Inode: fuseInode, Mode: unix.S_IFREG | 0o644, Nlink: 1}
+	for {
+		n, err := unix.Read(dev, buf)
+		if err != nil || n < 40 {
+			return
+		}
+		var errno int32
+		var answer bytes.Buffer
+		add := func(parts ...any) {
+			for _, part := range parts {
+				_ = binary.Write(&answer, binary.NativeEndian, part)
+			}
+		}
+		switch binary.NativeEndian.Uint32(buf[4:]) {
+		case 26: // FUSE_INIT
+			add(uint32(7), uint32(31), uint32(0), uint32(0), uint32(0), uint32(4096), [40]byte{})
+		case 1: // FUSE_LOOKUP
+			add(uint64(2), uint64(0), uint64(60), uint64(0), uint64(0), file)
+		case 3: // FUSE_GETATTR
+			add(uint64(60), uint64(0))
+			if binary.NativeEndian.Uint64(buf[16:]) == 1 {
+				add(root)
+			} else {
+				add(file)
+			}
+		case 14: // FUSE_OPEN
+			add([16]byte{})
+		case 2, 36, 42: // FUSE_FORGET, FUSE_INTERRUPT and FUSE_BATCH_FORGET have no answer
+			continue
+		default:
+			errno = -int32(unix.ENOSYS)
+		}
+		var out bytes.Buffer
+		_ = binary.Write(&out, binary.NativeEndian, uint32(16+answer.Len()))
+		_ = binary.Write(&out, binary.NativeEndian, errno)
+		out.Write(buf[8:16])
+		out.Write(answer.Bytes())
+		_, _ = unix.Write(dev, out.Bytes())
+	}
+}
+
+// TestAnothersFUSE: root may not look at the files of such a filesystem, and they stop nobody.
+func TestAnothersFUSE(t *testing.T) {
+	needRoot(t)
+	dir := openDir(t)
+	check.Must(t, os.Mkdir(dir+"/at", 0o755))
+	check.Must(t, unix.Mknod(dir+"/fuse", unix.S_IFCHR, int(unix.Mkdev(10, 229))))
+	check.Must(t, os.Chmod(dir+"/fuse", 0o666))
+	ids := []syscall.SysProcIDMap{{HostID: nobody, Size: 1}}
+	holder := startAs(t, &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS, UidMappings: ids, GidMappings: ids, Credential: &syscall.Credential{NoSetGroups: true},
+	}, "fuse", dir)
+	_, statErr := os.Stat(descriptorOf(t, holder.Process.Pid, dir+"/at/file"))
+	if statErr == nil {
+		t.Error("root can look at the file: this tests nothing")
+	}
+	_, image := imageOf(t)
+	image.Inode = fuseInode
+	s := New()
+	for _, f := range []File{device, image} {
+		expect(t, s, f, 0, 0)
+	}
+	on := mountOf(t, holder.Process.Pid, dir+"/at")
+	expect(t, s, File{Major: on.major, Minor: on.minor, Inode: fuseInode}, 0, holder.Process.Pid)
+}
+
+// descriptorOf returns the descriptor that a process has of a path.
+func descriptorOf(t *testing.T, pid int, path string) string {
+	t.Helper()
+	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	check.Must(t, err)
+	for _, fd := range all {
+		if to, err := os.Readlink(fd); err == nil && to == path {
+			return fd
+		}
+	}
+	t.Fatalf("process %d does not have %s open", pid, path)
+	return ""
+}
+
+func mountOf(t *testing.T, pid int, path string) filesystem {
+	t.Helper()
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	check.Must(t, err)
+	for line := range strings.Lines(string(raw)) {
+		if _, on := parseMount(line); on.known && strings.Fields(line)[4] == path {
+			return on
+		}
+	}
+	t.Fatalf("nothing is mounted at %s", path)
+	return filesystem{}
+}
+
+// shutDown opens a file and has its xfs give up, as it does after a failure of its disk.
+func shutDown(path string) error {
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	const goingDown, noLogFlush = 0x8004587d, 2 // XFS_IOC_GOINGDOWN
+	return unix.IoctlSetPointerInt(fd, goingDown, noLogFlush)
+}
+
+// TestAFailedFilesystem answers EIO for all its files. Only its own images are unknown.
+func TestAFailedFilesystem(t *testing.T) {
+	needRoot(t)
+	if _, err := exec.LookPath("mkfs.xfs"); err != nil && os.Getenv("CI") != "true" {
+		t.Skip(err)
+	}
+	at, disk := t.TempDir(), filepath.Join(t.TempDir(), "xfs.img")
+	check.Must(t, os.WriteFile(disk, nil, 0o600))
+	check.Must(t, os.Truncate(disk, 320<<20))
+	run(t, "mkfs.xfs", "-q", disk)
+	run(t, "mount", "-o", "loop", disk, at)
+	t.Cleanup(func() { run(t, "umount", at) })
+	path := filepath.Join(at, "disk.img")
+	check.Must(t, os.WriteFile(path, nil, 0o600))
+	image, elsewhere := fileAt(t, path), File{}
+	_, elsewhere = imageOf(t)
+	elsewhere.Inode = image.Inode
+	holder := start(t, "shutdown", path)
+	defer func() { _ = holder.Process.Kill(); _ = holder.Wait() }() // before the unmount
+	if _, err := os.Stat(descriptorOf(t, holder.Process.Pid, path)); err == nil {
+		t.Error("the file can be looked at: this tests nothing")
+	}
+	s := New()
+	other := image
+	other.Inode++
+	for _, f := range []File{device, elsewhere, other} {
+		expect(t, s, f, 0, 0)
+	}
+	expect(t, s, image, 0, holder.Process.Pid)
+}
+
+func imageOf(t *testing.T) (string, File) { return image(t) }
+
+func run(t *testing.T, program string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", program, err, out)
+	}
+}
+
+// hanging has looks at a file hang until the returned function is called.
+func hanging(s *Scanner, f File) (release func()) {
+	wait := make(chan struct{})
+	s.hangTime = 80 * time.Millisecond
+	s.statx = func(dir int, name string, mask int, st *unix.Statx_t) error {
+		err := statx(dir, name, mask, st)
+		if err == nil && f == (File{Major: st.Dev_major, Minor: st.Dev_minor, Inode: st.Ino}) && !f.Block ||
+			f.Block && st.Mode&unix.S_IFMT == unix.S_IFBLK && f == (File{Block: true, Major: st.Rdev_major, Minor: st.Rdev_minor}) {
+			<-wait
+		}
+		return err
+	}
+	return func() { close(wait) }
+}
+
+// TestAHangingLook is passed over, whoever asks, and looked at again when it returns.
+func TestAHangingLook(t *testing.T) {
+	needRoot(t)
+	path, f := image(t)
+	free, other := f, f
+	free.Inode++
+	holder := start(t, "rw", path)
+	shm, err := os.CreateTemp("/dev/shm", "scan")
+	check.Must(t, err)
+	t.Cleanup(func() { _ = shm.Close(); _ = os.Remove(shm.Name()) })
+	other = fileAt(t, shm.Name())
+	second := start(t, "rw", shm.Name())
+	s := New()
+	release := hanging(s, f)
+	for range 3 {
+		expect(t, s, f, 0, holder.Process.Pid)
+		expect(t, s, free, 0, 0)
+		expect(t, s, device, 0, 0)
+		expect(t, s, other, second.Process.Pid, 0)
+	}
+	if s.mu.Lock(); len(s.hung) != 1 {
+		t.Errorf("%d looks hang", len(s.hung))
+	}
+	s.mu.Unlock()
+	release()
+	check.Eventually(t, "the look has returned", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.hung) == 0 })
+	expect(t, s, f, holder.Process.Pid, 0)
+}
+
+// TestADeviceIsNotPassedOver: a look at a device that seems to hang, on a busy machine, is not
+// taken for one at a file of a filesystem that failed.
+func TestADeviceIsNotPassedOver(t *testing.T) {
+	needRoot(t)
+	var path string
+	nodes, _ := filepath.Glob("/sys/class/block/*")
+	for _, node := range nodes {
+		if strings.HasPrefix(filepath.Base(node), "loop") {
+			continue // somebody may be about to detach it
+		}
+		if file, err := os.Open("/dev/" + filepath.Base(node)); err == nil {
+			_, path = file.Close(), file.Name()
+			break
+		}
+	}
+	if path == "" {
+		t.Skip("this machine has no block device")
+	}
+	f, s := fileAt(t, path), New()
+	for pid := range processes(t) {
+		s.skip = append(s.skip, pid)
+	}
+	holder := start(t, "ro", path)
+	release := hanging(s, f)
+	expect(t, s, f, 0, holder.Process.Pid)
+	time.AfterFunc(100*time.Millisecond, release)
+	check.Eventually(t, "the look has returned", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.hung) == 0 })
+	expect(t, s, f, holder.Process.Pid, 0)
+}
+
+// TestTooManyHang: their threads are bounded, and the processes are named.
+func TestTooManyHang(t *testing.T) {
+	s := New()
+	hung := &table{pid: 4711, dir: "/proc/4711"}
+	for range maxHung {
+		s.hung[&walk{}] = position{table: hung}
+	}
+	expect(t, s, device, 0, 4711)
+}
+
+// TestASlowScanNamesAProcess that was being read when its time was over.
+func TestASlowScanNamesAProcess(t *testing.T) {
+	holder := start(t, "many", "100")
+	s := New()
+	s.scanTime = 50 * time.Millisecond
+	for pid := range processes(t) {
+		if pid != holder.Process.Pid {
+			s.skip = append(s.skip, pid)
+		}
+	}
+	s.statx = func(int, string, int, *unix.Statx_t) error { time.Sleep(10 * time.Millisecond); return unix.ENOENT }
+	expect(t, s, device, 0, holder.Process.Pid)
+}
+
+// TestNobodyWaits: a scan ends soon when its last caller leaves, and is not begun.
+func TestNobodyWaits(t *testing.T) {
+	s := New()
+	var looks atomic.Int64
+	s.statx = func(int, string, int, *unix.Statx_t) error {
+		looks.Add(1)
+		time.Sleep(time.Millisecond)
+		return unix.ENOENT
+	}
+	s.turn <- struct{}{}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := s.Find(ctx, nil, device); err == nil || s.next != nil {
+		t.Errorf("error %v, next %v", err, s.next)
+	}
+	<-s.turn
+	time.Sleep(20 * time.Millisecond)
+	if looks.Load() > 0 {
+		t.Error("a scan was begun")
+	}
+	start(t, "many", "10000")
+	ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := s.Find(ctx, nil, device)
+	began := time.Now()
+	s.turn <- struct{}{}
+	if err == nil || looks.Load() == 0 || time.Since(began) > time.Second {
+		t.Errorf("error %v, %d looks, and the turn was free after %v", err, looks.Load(), time.Since(began))
+	}
+}
+
+// serve listens on a socket, as kubelet does.
+func serve(socket string) error {
+	if _, err := net.Listen("unix", socket); err != nil {
+		return err
+	}
+	time.Sleep(time.Minute) // its PID namespace ends before
+	return nil
+}
+
+// tellBlind prints what Blind says in another PID namespace.
+func tellBlind(arg string) error {
+	how, socket, _ := strings.Cut(arg, ":")
+	if how == "own" {
+		if _, err := net.Listen("unix", socket); err != nil {
+			return err
+		}
+	}
+	for range 500 {
+		if conn, err := net.Dial("unix", socket); err == nil || how == "none" {
+			if err == nil {
+				_ = conn.Close()
+			}
+			_, err = New(socket).Find(context.Background(), nil, device)
+			fmt.Println("answer:", err)
+			os.Exit(0)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return fmt.Errorf("nobody serves %s", socket)
+}
+
+// TestAContainerIsBlind without the node's PID namespace, even if its first process is a shell.
+// A peer that it sees proves that it has the node's, where the node is a container.
+func TestAContainerIsBlind(t *testing.T) {
+	needRoot(t)
+	outside := filepath.Join(t.TempDir(), "kubelet.sock")
+	listener, err := net.Listen("unix", outside)
+	check.Must(t, err)
+	defer func() { _ = listener.Close() }()
+	for name, c := range map[string]struct {
+		socket, first string
+		sees          bool
+	}{
+		"none":   {outside + ".none", "", false},
+		"host":   {outside, "", false},
+		"own":    {outside + ".own", "", false},
+		"inside": {outside + ".inside", holderEnv + `=serve:$socket "$0" &`, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.Command("sh", "-c", `mount --make-rprivate / && mount -t proc proc /proc && `+"{ "+c.first+` "$0"; true; }`, os.Args[0])
+			cmd.Env = append(os.Environ(), "socket="+c.socket, holderEnv+"=blind:"+name+":"+c.socket)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
+			cmd.WaitDelay = time.Second
+			out, err := cmd.CombinedOutput()
+			if sees := strings.Contains(string(out), "answer: <nil>"); err != nil || sees != c.sees || !sees && !strings.Contains(string(out), volume.TextNeedsHost) {
+				t.Errorf("%v, %s", err, out)
+			}
+		})
+	}
+}

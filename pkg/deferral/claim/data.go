@@ -1,0 +1,106 @@
+package claim
+
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/openers"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// reserveData reserves what is under the device, if it is a loop device, and refuses a device that
+// shares its data with one of another volume.
+func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice) error {
+	id := identityOf(dev.Device)
+	if !id.Block {
+		return nil
+	}
+	if openers.IsLoop(id) {
+		fd, err := dev.openBlock(0)
+		if err != nil {
+			return holdError(v, err)
+		}
+		defer sys.CloseAlone(fd)
+		if err := o.reserveBacking(v, fd, id); err != nil {
+			return err
+		}
+	}
+	if dev.known {
+		return nil
+	}
+	return o.refuseStacked(v, id)
+}
+
+// reserveBacking reserves what is under a loop device too: two loop devices over one image
+// are one disk.
+func (o *owners) reserveBacking(v *volume.Volume, fd int, id identity) error {
+	if !openers.IsLoop(id) {
+		return nil
+	}
+	info, err := unix.IoctlLoopGetStatus64(fd)
+	if err != nil {
+		return volume.Errorf(volume.NotFound, "volume %s: the loop device %s has no backing file: %w", v.Target, v.Device.Path, err)
+	}
+	layers, err := openers.Layers(openers.Backing(info))
+	if err != nil {
+		return unprovenError(v, err)
+	}
+	for _, layer := range layers {
+		if err := o.reserve(v, layer); err != nil {
+			return err
+		}
+	}
+	return o.refuseStacked(v, layers[0])
+}
+
+// refuseStacked refuses a device while another volume has one that shares its data.
+func (o *owners) refuseStacked(v *volume.Volume, id identity) error {
+	stack, err := stackOf(id)
+	if err != nil {
+		return unprovenError(v, err)
+	}
+	for _, id := range stack {
+		for _, other := range o.of(id) {
+			if other.key != v.Key && (!other.readOnly || !v.ReadOnly) {
+				return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) shares data with %s of volume %s, as a disk does with its "+
+					"partition, or a logical volume with what it lies on: "+volume.TextWait,
+					v.Target, v.Device.Path, v.Device, id, other.target)
+			}
+		}
+	}
+	return nil
+}
+
+// RefuseAdopted refuses a device whose data another program has published, by whatever
+// name and as whatever kind of volume.
+func RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
+	if len(adopted) == 0 {
+		return nil
+	}
+	own, err := openers.Layers(identityOf(v.Device))
+	if err != nil {
+		return unprovenError(v, err)
+	}
+	stack, err := stackOf(identityOf(v.Device))
+	if err != nil {
+		return unprovenError(v, err)
+	}
+	own = append(own, stack...)
+	for _, other := range adopted {
+		theirs := Identify(other.Device.Path)
+		if theirs.Kind == "" || other.ReadOnly && v.ReadOnly {
+			continue
+		}
+		data, err := openers.Layers(identityOf(theirs))
+		if err != nil {
+			return unprovenError(v, err)
+		}
+		if slices.ContainsFunc(data, func(id identity) bool { return slices.Contains(own, id) }) {
+			return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) is published for %s by another program: "+
+				"remove that volume with the program that made it", v.Target, v.Device.Path, v.Device, other.Target)
+		}
+	}
+	return nil
+}

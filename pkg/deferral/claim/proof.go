@@ -1,0 +1,128 @@
+package claim
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/openers"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+const (
+	// momentTime bounds the wait for somebody who has a device open only briefly, such as a program
+	// that probes it. A refused caller tries again after half a second at best.
+	momentTime = 500 * time.Millisecond
+	// releaseTime bounds the wait for a VMM that is ending, and for the mounts of a sandbox that has
+	// just ended: the kernel removes a mount namespace some time after its last process.
+	releaseTime = 2 * time.Second
+)
+
+// RefuseUsed fails while anybody but this table has the volume's device open or mounted. It waits a
+// short time for a VMM that is ending.
+func (t *Table) RefuseUsed(ctx context.Context, r Request) error {
+	return t.refuseUsed(ctx, r, releaseTime)
+}
+
+// Note checks once who has the volume's device open, for Users.
+func (t *Table) Note(ctx context.Context, v *volume.Volume) {
+	_ = t.refuseUsed(ctx, Request{Volume: v}, 0) // the list of held devices has it
+}
+
+func (t *Table) refuseUsed(ctx context.Context, r Request, patience time.Duration) error {
+	q, err := t.open.query(identityOf(r.Device))
+	if q.Own == 0 {
+		q.Own = 1
+		q.FD, err = openAgain(r.Device)
+	}
+	if err != nil && isGone(r.Device, err) {
+		t.users.clear(r.Key)
+		return nil // there is nothing to give away
+	}
+	if err != nil {
+		t.users.remember(r.Volume, "somebody who is not known")
+		return unprovenError(r.Volume, err)
+	}
+	defer sys.CloseAlone(q.FD)
+	others, err := t.askOthers(ctx, r.Volume, q, patience)
+	return t.users.refuse(r.Volume, others, err)
+}
+
+// askOthers asks who but this table has the device of the query open.
+func (t *Table) askOthers(ctx context.Context, v *volume.Volume, q openers.Query, patience time.Duration) (openers.Users, error) {
+	q.Beside, q.Servers = t.owners.beside(v.Key), t.users.servers()
+	return t.users.openers.Await(ctx, q, patience)
+}
+
+// maxAsked bounds how many devices are asked about at once: those that are asked about together
+// share a scan where the kernel's count is not to be had.
+const maxAsked = 64
+
+// Refresh asks again who has the held devices open.
+func (t *Table) Refresh(ctx context.Context) {
+	var group errgroup.Group
+	group.SetLimit(maxAsked)
+	for _, held := range t.users.All() {
+		group.Go(func() error { t.Note(ctx, held.Volume); return nil })
+	}
+	_ = group.Wait() // none fails
+}
+
+// DropKept closes the kept descriptors that no volume needs. It leaves those of the wanted devices,
+// whose volumes may claim them later, and those of devices that somebody else has open, which a
+// lost volume may have had. It also retries what an earlier release failed to close.
+func (t *Table) DropKept(ctx context.Context, wanted []volume.Device) {
+	for _, id := range t.open.identities() {
+		if unlock, free := t.devices.TryLock(id); free {
+			if len(t.owners.ofDevice(id)) == 0 {
+				_ = t.open.release(id) // the next call tries again
+			}
+			unlock()
+		}
+	}
+	names := claimNames(wanted)
+	var mu sync.Mutex
+	var group errgroup.Group
+	group.SetLimit(maxAsked)
+	for name, file := range t.open.keptExcept(names) {
+		group.Go(func() error {
+			who, err := t.users.ofKept(ctx, file, 0)
+			mu.Lock()
+			defer mu.Unlock()
+			names[name] = err != nil || who.Names != ""
+			return nil
+		})
+	}
+	_ = group.Wait() // none fails
+	t.open.dropKept(names)
+}
+
+// RefuseKept fails while somebody else has the device of a kept descriptor open, except for the
+// known devices. It is for a volume whose device is not known: it may be that one.
+func (t *Table) RefuseKept(ctx context.Context, v *volume.Volume, known []volume.Device) error {
+	for _, file := range t.open.keptExcept(claimNames(known)) {
+		who, err := t.users.ofKept(ctx, file, releaseTime)
+		if err != nil {
+			return volume.Errorf(volume.Busy, "volume %s: its device is not known, and it cannot be proven that nobody has it open: %w", v.Target, err)
+		}
+		if who.Names != "" {
+			var st unix.Stat_t
+			_ = unix.Fstat(int(file.Fd()), &st) // it cannot fail: the file is open
+			return volume.Errorf(volume.Busy, "volume %s: its device is not known, and may be %s, which is open in %s: "+volume.TextEndVM,
+				v.Target, openers.FileOf(&st), who.Names)
+		}
+	}
+	return nil
+}
+
+func claimNames(devices []volume.Device) map[string]bool {
+	names := make(map[string]bool, len(devices))
+	for _, d := range devices {
+		names[claimName(identityOf(d))] = true
+	}
+	return names
+}
