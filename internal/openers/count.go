@@ -144,7 +144,7 @@ func ask(program *ebpf.Program, fd int, file File, loop bool) (count, error) {
 	var mark uint64
 	if !file.Block {
 		// A position that no other file has tells that the answer is of this one.
-		at, err := unix.Seek(fd, rand.Int64N(1<<31)+1, unix.SEEK_SET)
+		at, err := unix.Seek(fd, rand.Int64N(1<<31)+1, unix.SEEK_SET) //nolint:gosec // nobody gains by guessing it
 		if err != nil {
 			return count{}, err
 		}
@@ -154,7 +154,7 @@ func ask(program *ebpf.Program, fd int, file File, loop bool) (count, error) {
 	if err != nil {
 		return count{}, err
 	}
-	out := count{self: uint32(q.Process >> 32)} //nolint:gosec // the upper half
+	out := count{self: uint32(q.Process >> 32)}
 	if !file.Block {
 		if !q.File.isRegular() || q.Position != mark {
 			return count{}, errMoved

@@ -46,10 +46,28 @@ func (c *counter) look(q Query, file File) (found, error) {
 		others = 0
 	}
 	if others == 0 && len(q.Stack) > 0 {
-		loop, err := c.loopOver(nil, q.Stack, skip)
-		return foundLoop(loop), err
+		return c.lookAtStack(&q, skip)
 	}
 	return found{count: others, users: func() Users { return c.name(&got, others, q, at, skip) }}, nil
+}
+
+// lookAtStack looks for loop devices over the stack, and for others who have open what is under one of
+// its loop devices.
+func (c *counter) lookAtStack(q *Query, skip []File) (found, error) {
+	for _, device := range q.Stack {
+		if !IsLoop(device) {
+			continue
+		}
+		got, err := c.countNode(device, 0)
+		if err != nil {
+			return found{}, err
+		}
+		if got.below > 0 {
+			return found{count: got.below, users: func() Users { return c.name(&got, got.below, *q, device, skip) }}, nil
+		}
+	}
+	loop, err := c.loopOver(nil, q.Stack, skip)
+	return foundLoop(loop), err
 }
 
 func union(all, more []uint64) []uint64 {

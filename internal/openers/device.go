@@ -71,5 +71,5 @@ func KernelUsers(file File) string {
 	if upper, err := filepath.Glob("/sys/dev/block/" + number + "/holders/*"); err == nil && len(upper) > 0 {
 		return "this node's kernel: " + NodeOf(file) + " is part of " + filepath.Base(upper[0])
 	}
-	return "the kernel itself (a mount in another namespace, a loop or device-mapper device, swap), " + other
+	return "the kernel itself (a mount in another namespace, a loop or device-mapper device, swap), one of its partitions, " + other
 }

@@ -36,7 +36,7 @@ func (l *layout) member(structure, name string) field {
 		l.err = fmt.Errorf("the kernel's struct %s has no member %s", structure, name)
 		return field{}
 	}
-	f := field{offset: int32(offset), bytes: 8, size: asm.DWord} //nolint:gosec // bounded above
+	f := field{offset: int32(offset), bytes: 8, size: asm.DWord}
 	if size, err := btf.Sizeof(kind); err == nil && size < 8 {
 		f.bytes, f.size = 4, asm.Word
 		if size == 2 {

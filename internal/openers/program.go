@@ -1,7 +1,6 @@
 package openers
 
 import (
-	"encoding/binary"
 	"fmt"
 	"os"
 
@@ -76,10 +75,9 @@ func (c *code) inode(at int16, f *fileFields, label string) {
 	c.save(at+48, keep, f.bdevOpeners)
 }
 
-// question is the context of the counting program: what is asked, and what it answers.
+// question is what the counting program answers. Its context begins with what is asked: a descriptor,
+// and 1 for a loop device.
 type question struct {
-	FD       uint64
-	Loop     uint64 // 1 for a loop device
 	Position uint64 // of the file
 	Process  uint64 // of the caller, in the upper half
 	File     inodeReport
@@ -132,16 +130,22 @@ func countProgram(f *fileFields, loop *loopFields) (*ebpf.Program, error) {
 
 // answer runs the program for a descriptor of this process.
 func answer(program *ebpf.Program, fd int, loop bool) (*question, error) {
-	q := question{FD: uint64(fd)} //nolint:gosec // a descriptor
+	const words = atUnder/8 + inodeReportBytes/8
+	in, out := make([]uint64, words), make([]uint64, words) // the library copies these without reflection
+	in[0] = uint64(fd)                                      //nolint:gosec // a descriptor
 	if loop {
-		q.Loop = 1
+		in[1] = 1
 	}
-	out := make([]byte, binary.Size(q))
-	if _, err := program.Run(&ebpf.RunOptions{Context: q, ContextOut: out}); err != nil {
+	if _, err := program.Run(&ebpf.RunOptions{Context: in, ContextOut: out}); err != nil {
 		return nil, fmt.Errorf("ask the kernel who has a device open: %w", os.NewSyscallError("bpf", err))
 	}
-	_, err := binary.Decode(out, binary.NativeEndian, &q)
-	return &q, err
+	return &question{
+		Position: out[atPosition/8], Process: out[atProcess/8], File: reportOf(out[atFile/8:]), Under: reportOf(out[atUnder/8:]),
+	}, nil
+}
+
+func reportOf(w []uint64) inodeReport {
+	return inodeReport{Address: w[0], Mode: w[1], Kind: w[2], Magic: w[3], Number: w[4], Writers: w[5], Openers: w[6]}
 }
 
 // license is what the kernel asks for before a program may read its memory.

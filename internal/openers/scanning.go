@@ -16,12 +16,12 @@ import (
 type scanning struct{ processes *scan.Scanner }
 
 func newScanning(sockets []string) *scanning {
-	_ = sockets
-	return &scanning{scan.New()}
+	return &scanning{scan.New(sockets...)}
 }
 
 func (s *scanning) look(ctx context.Context, q Query, file File) (found, error) {
-	if free, known := countsAsFree(file, q.Own); known && free && len(q.Stack) == 0 {
+	free, known := countsAsFree(file, q.Own)
+	if known && free && len(q.Stack) == 0 {
 		return found{}, nil
 	}
 	if file.Block && !q.Claimed {
@@ -35,20 +35,38 @@ func (s *scanning) look(ctx context.Context, q Query, file File) (found, error) 
 	if err != nil {
 		return found{}, err
 	}
-	have, err := s.processes.Find(ctx, q.Servers, layers...)
+	images := slices.DeleteFunc(slices.Clone(q.Stack), func(f File) bool { return f.Block })
+	have, err := s.processes.Find(ctx, q.Servers, slices.Concat(layers, images)...)
 	if err != nil {
 		return found{}, err
 	}
 	if len(have) > 0 {
 		return named(Users{Names: strings.Join(namesOf(have), ", ")}), nil
 	}
-	loop, err := findLoop(slices.Concat(q.Beside, layers), func(loop File) (bool, error) {
+	loop, err := loopOver(layers, q)
+	if err != nil || loop != "" || !known || free {
+		return foundLoop(loop), err
+	}
+	return s.unseen(ctx, file, layers)
+}
+
+// loopOver finds a loop device over the layers of a device, or over the rest of its stack.
+func loopOver(layers []File, q Query) (string, error) {
+	return findLoop(slices.Concat(q.Beside, layers), func(loop File) (bool, error) {
 		under, err := Layers(loop)
 		return slices.ContainsFunc(under[1:], func(f File) bool {
 			return slices.Contains(layers, f) || slices.Contains(q.Stack, f)
 		}), err
 	})
-	return foundLoop(loop), err
+}
+
+// unseen answers for a device of device mapper that is open more often than by the caller, although
+// nobody was found: a mapping has it open, for example. The servers may be the reason.
+func (s *scanning) unseen(ctx context.Context, file File, layers []File) (found, error) {
+	if servers, err := s.processes.Find(ctx, nil, layers...); err != nil || len(servers) > 0 {
+		return found{}, err
+	}
+	return named(Users{Names: KernelUsers(file), Kernel: true}), nil
 }
 
 func named(users Users) found { return found{count: 1, users: func() Users { return users }} }

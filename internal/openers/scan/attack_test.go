@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -25,7 +26,7 @@ import (
 
 // attacks is what the test program does as another process. It then holds it.
 var attacks = map[string]func(arg string) error{
-	"many": openMany, "share": share, "fuse": holdOnFUSE, "shutdown": shutDown, "serve": serve, "blind": tellBlind,
+	"many": openMany, "share": share, "fuse": holdOnFUSE, "exec": hangInExec, "shutdown": shutDown, "serve": serve, "blind": tellBlind,
 }
 
 const nobody = 65534
@@ -175,19 +176,107 @@ func processes(t *testing.T) map[int]bool {
 
 const fuseInode = 4711
 
-// holdOnFUSE mounts a FUSE filesystem in its user namespace, serves it, and opens a file of it.
+// mountFUSE mounts a FUSE filesystem in its user namespace, and serves it.
+func mountFUSE(dir string) (dev int, err error) {
+	dev, err = unix.Open(dir+"/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", dev)
+	err = unix.Mount("fuse", dir+"/at", "fuse", unix.MS_NODEV|unix.MS_NOSUID, options)
+	go serveFUSE(dev)
+	return dev, err
+}
+
+// holdOnFUSE opens a file of its own filesystem.
 func holdOnFUSE(dir string) error {
-	dev, err := unix.Open(dir+"/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	flushed.Store(-int32(unix.ENOSYS))
+	if _, err := mountFUSE(dir); err != nil {
+		return err
+	}
+	for _, first := range []bool{true, false} {
+		// The first one is closed again, and the kernel learns that there is no FUSE_FLUSH:
+		// when this process is killed, nobody answers.
+		fd, err := unix.Open(dir+"/at/file", unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		if first {
+			_ = unix.Close(fd)
+		}
+	}
+	return nil
+}
+
+// flushed is the answer of the FUSE filesystem when a file is closed, or noAnswer.
+var flushed atomic.Int32
+
+const noAnswer = 1
+
+// hangInExec has a child with a big table that hangs in exec: the kernel waits for the
+// filesystem when it closes a file, and holds the lock that others need who look at the child.
+// That ends with this process: nobody else has the filesystem's server open, and this process
+// no file of it.
+func hangInExec(dir string) error {
+	flushed.Store(0)
+	dev, err := mountFUSE(dir)
 	if err != nil {
 		return err
 	}
-	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", dev)
-	if err := unix.Mount("fuse", dir+"/at", "fuse", unix.MS_NODEV|unix.MS_NOSUID, options); err != nil {
+	file, err := unix.Open(dir+"/at/file", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
 		return err
 	}
-	go serveFUSE(dev)
-	_, err = unix.Open(dir+"/at/file", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	return err
+	if err := openMany("300"); err != nil {
+		return err
+	}
+	program, err := unix.BytePtrFromString("/bin/true")
+	if err != nil {
+		return err
+	}
+	begin, args, one := make([]int, 2), []*byte{program, nil}, make([]byte, 1)
+	if err := unix.Pipe2(begin, unix.O_CLOEXEC); err != nil {
+		return err
+	}
+	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	if pid == 0 { // in the child: only raw system calls
+		_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(dev), 0, 0)
+		_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(begin[1]), 0, 0)
+		_, _, _ = unix.RawSyscall(unix.SYS_READ, uintptr(begin[0]), uintptr(unsafe.Pointer(&one[0])), 1)
+		_, _, _ = unix.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(program)), uintptr(unsafe.Pointer(&args[0])), 0)
+		_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 1, 0, 0)
+	}
+	if err := unix.Close(file); err != nil {
+		return err
+	}
+	flushed.Store(noAnswer)
+	if err := unix.Close(begin[1]); err != nil || errno != 0 {
+		return fmt.Errorf("clone: %w, close: %w", errno, err)
+	}
+	time.Sleep(50 * time.Millisecond)
+	return nil
+}
+
+// TestHangingInExec: such a process stops ps, but not the scan. It runs only by itself, because
+// it also stops all other tests of the machine that read /proc.
+func TestHangingInExec(t *testing.T) {
+	needRoot(t)
+	if os.Getenv("CRUST_TEST_HANGING_EXEC") == "" {
+		t.Skip("this makes other readers of /proc hang: set CRUST_TEST_HANGING_EXEC")
+	}
+	dir := fuseDir(t)
+	holder := startAs(t, inUserNamespace(), "exec", dir)
+	s := New()
+	s.hangTime = 200 * time.Millisecond
+	for range 3 {
+		expect(t, s, device, 0, 0)
+	}
+	hung := func() int { s.mu.Lock(); defer s.mu.Unlock(); return len(s.hung) }
+	if hung() < 1 || hung() > 2 {
+		t.Errorf("%d looks hang", hung())
+	}
+	check.Must(t, holder.Process.Kill())
+	check.Eventually(t, "the looks return", func() bool { return hung() == 0 })
 }
 
 // fuseAttr is struct fuse_attr of the kernel's <linux/fuse.h>.
@@ -225,6 +314,10 @@ func serveFUSE(dev int) {
 			}
 		case 14: // FUSE_OPEN
 			add([16]byte{})
+		case 25: // FUSE_FLUSH
+			if errno = flushed.Load(); errno == noAnswer {
+				continue
+			}
 		case 2, 36, 42: // FUSE_FORGET, FUSE_INTERRUPT and FUSE_BATCH_FORGET have no answer
 			continue
 		default:
@@ -239,17 +332,29 @@ func serveFUSE(dev int) {
 	}
 }
 
-// TestAnothersFUSE: root may not look at the files of such a filesystem, and they stop nobody.
-func TestAnothersFUSE(t *testing.T) {
-	needRoot(t)
+// fuseDir is a directory with what holdOnFUSE needs.
+func fuseDir(t *testing.T) string {
 	dir := openDir(t)
 	check.Must(t, os.Mkdir(dir+"/at", 0o755))
 	check.Must(t, unix.Mknod(dir+"/fuse", unix.S_IFCHR, int(unix.Mkdev(10, 229))))
 	check.Must(t, os.Chmod(dir+"/fuse", 0o666))
+	return dir
+}
+
+// inUserNamespace is for a process of a user without rights, root in a namespace of its own.
+func inUserNamespace() *syscall.SysProcAttr {
 	ids := []syscall.SysProcIDMap{{HostID: nobody, Size: 1}}
-	holder := startAs(t, &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS, UidMappings: ids, GidMappings: ids, Credential: &syscall.Credential{NoSetGroups: true},
-	}, "fuse", dir)
+	return &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS, UidMappings: ids, GidMappings: ids,
+		Credential: &syscall.Credential{NoSetGroups: true},
+	}
+}
+
+// TestAnothersFUSE: root may not look at the files of such a filesystem, and they stop nobody.
+func TestAnothersFUSE(t *testing.T) {
+	needRoot(t)
+	dir := fuseDir(t)
+	holder := startAs(t, inUserNamespace(), "fuse", dir)
 	_, statErr := os.Stat(descriptorOf(t, holder.Process.Pid, dir+"/at/file"))
 	if statErr == nil {
 		t.Error("root can look at the file: this tests nothing")
@@ -315,8 +420,8 @@ func TestAFailedFilesystem(t *testing.T) {
 	t.Cleanup(func() { run(t, "umount", at) })
 	path := filepath.Join(at, "disk.img")
 	check.Must(t, os.WriteFile(path, nil, 0o600))
-	image, elsewhere := fileAt(t, path), File{}
-	_, elsewhere = imageOf(t)
+	image := fileAt(t, path)
+	_, elsewhere := imageOf(t)
 	elsewhere.Inode = image.Inode
 	holder := start(t, "shutdown", path)
 	defer func() { _ = holder.Process.Kill(); _ = holder.Wait() }() // before the unmount
@@ -360,13 +465,13 @@ func hanging(s *Scanner, f File) (release func()) {
 func TestAHangingLook(t *testing.T) {
 	needRoot(t)
 	path, f := image(t)
-	free, other := f, f
+	free := f
 	free.Inode++
 	holder := start(t, "rw", path)
 	shm, err := os.CreateTemp("/dev/shm", "scan")
 	check.Must(t, err)
 	t.Cleanup(func() { _ = shm.Close(); _ = os.Remove(shm.Name()) })
-	other = fileAt(t, shm.Name())
+	other := fileAt(t, shm.Name())
 	second := start(t, "rw", shm.Name())
 	s := New()
 	release := hanging(s, f)

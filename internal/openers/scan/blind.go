@@ -24,7 +24,7 @@ func (s *Scanner) Blind() error {
 	if s.sees.Load() {
 		return nil
 	}
-	if _, err := os.Stat(s.proc + "/1"); err != nil {
+	if _, err := os.Stat(s.proc + "/1"); err != nil { //nolint:gosec // below /proc
 		return hiddenError(err)
 	}
 	ns, err := os.Readlink(s.proc + "/self/ns/pid")
@@ -43,7 +43,7 @@ func (s *Scanner) Blind() error {
 // seesPeer reports whether the process that listens on a socket can be seen, and is neither
 // this one nor a child of it.
 func (s *Scanner) seesPeer(socket string) bool {
-	conn, err := net.DialTimeout("unix", socket, peerTime)
+	conn, err := net.DialTimeout("unix", socket, peerTime) //nolint:gosec // of the configuration
 	if err != nil {
 		return false
 	}

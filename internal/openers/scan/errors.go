@@ -32,7 +32,7 @@ func hungError(hung map[*walk]position) error {
 	return fmt.Errorf("%d looks at descriptors hang: those of %s", len(hung), strings.Join(slices.Compact(names), ", "))
 }
 
-func processError(t *table, err error) error { return fmt.Errorf("%s: %w", t, err) }
+func processError(h Holder, err error) error { return fmt.Errorf("%s: %w", h, err) }
 
 func lookError(h Holder, fd string, err error) error {
 	return fmt.Errorf("%s, descriptor %s: %w", h, fd, err)
@@ -44,10 +44,10 @@ func unreadableError(err error) error {
 	return fmt.Errorf("its descriptors cannot be read: %w", err)
 }
 
-// String names the process for a person. There is none before the first process.
+// String names the process for a person, and never hangs. There is none before the first process.
 func (t *table) String() string {
 	if t == nil {
 		return "no process"
 	}
-	return Holder{PID: t.pid, Program: programOf(t.dir)}.String()
+	return Holder{PID: t.pid, Program: commOf(t.dir)}.String()
 }

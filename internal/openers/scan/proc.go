@@ -72,12 +72,20 @@ func sharesFiles(one, other int) (bool, error) {
 	return order == 0, nil
 }
 
-// programOf returns the name of a process's executable file, which a process cannot choose as
+// program returns the name of a process's executable file, which a process cannot choose as
 // freely as its title.
-func programOf(dir string) string {
-	if exe, err := os.Readlink(dir + "/exe"); err == nil {
-		return filepath.Base(strings.TrimSuffix(exe, " (deleted)"))
+func (t *table) program() string {
+	if t.stuck {
+		return commOf(t.dir)
 	}
+	exe, err := os.Readlink(t.dir + "/exe")
+	if err != nil {
+		return commOf(t.dir)
+	}
+	return filepath.Base(strings.TrimSuffix(exe, " (deleted)"))
+}
+
+func commOf(dir string) string {
 	comm, err := os.ReadFile(dir + "/comm") //nolint:gosec // below /proc
 	if err != nil {
 		return "?"
@@ -107,12 +115,15 @@ func statOf(dir string) []string {
 
 // isOwnFork reports whether a process is a fork of this one that has not begun its program
 // yet. Until then it has all our descriptors, and our command line.
-func isOwnFork(dir string) bool {
-	if of := statOf(dir); len(of) < 2 || of[1] != strconv.Itoa(os.Getpid()) {
+func (t *table) isOwnFork() bool {
+	if t.stuck {
+		return false
+	}
+	if of := statOf(t.dir); len(of) < 2 || of[1] != strconv.Itoa(os.Getpid()) {
 		return false
 	}
 	ours, err := os.ReadFile("/proc/self/cmdline")
-	theirs, gone := os.ReadFile(dir + "/cmdline") //nolint:gosec // below /proc
+	theirs, gone := os.ReadFile(t.dir + "/cmdline")
 	return err == nil && gone == nil && bytes.Equal(ours, theirs)
 }
 
@@ -191,4 +202,18 @@ func parseMount(line string) (id int, on filesystem) {
 	on.kind, _, on.known = strings.Cut(super, " ")
 	on.known = on.known && err == nil
 	return id, on
+}
+
+// isCharacterDevice reports whether /dev has one with an inode, such as /dev/null, which most
+// processes have open.
+func isCharacterDevice(on filesystem, inode uint64) bool {
+	nodes, _ := os.ReadDir("/dev")
+	for _, node := range nodes {
+		var st unix.Stat_t
+		if node.Type()&os.ModeCharDevice != 0 && unix.Lstat("/dev/"+node.Name(), &st) == nil &&
+			st.Ino == inode && unix.Major(st.Dev) == on.major && unix.Minor(st.Dev) == on.minor {
+			return true
+		}
+	}
+	return false
 }

@@ -135,7 +135,7 @@ func TestOwnForksAreNoHolders(t *testing.T) {
 		})
 	}
 	s := New()
-	for range 200 {
+	for began := time.Now(); time.Since(began) < time.Second; { // other tests may have many descriptors
 		if found := find(t, s, f); len(found) > 0 {
 			t.Errorf("found %v", found)
 			break

@@ -53,6 +53,7 @@ type table struct {
 	pid, id int
 	dir     string             // of the thread id below /proc
 	inode   uint64             // of dir: another process with the same PID has another
+	stuck   bool               // it hangs in exec
 	held    map[File]bool      // found already, or suspected
 	mounts  map[int]filesystem // read when needed
 }
@@ -108,7 +109,7 @@ func (w *walk) process(pid int, name string, inode uint64) {
 	if w.descriptors(own, bigTable) > 0 {
 		return
 	}
-	if isKernelThread(own.dir) {
+	if !own.stuck && isKernelThread(own.dir) {
 		w.kernel[name] = inode
 		return
 	}
@@ -128,6 +129,7 @@ func (w *walk) process(pid int, name string, inode uint64) {
 func (w *walk) descriptors(t *table, compareAt int) (n int) {
 	w.table.Store(t)
 	w.fd.Store(noFD)
+	t.stuck = w.isStuck(t)
 	err := eachEntry(t.dir+"/fd", func(dir int, name string, _ uint64) bool {
 		fd, err := strconv.ParseInt(name, 10, 32)
 		if err != nil {
@@ -154,12 +156,28 @@ func (w *walk) descriptors(t *table, compareAt int) (n int) {
 	return n
 }
 
-// wasRead reports whether another process shares the table and was examined. The kernel does
-// not compare a process that hangs in exec. If many looks hang, nothing is compared: what is
+// isStuck reports whether a process hangs in exec, as one does that has a file of a FUSE
+// filesystem that does not answer when exec closes it. The kernel then makes everybody wait who
+// looks at the process (its descriptors, its stat, its exe), but not who reads its fdinfo.
+func (w *walk) isStuck(t *table) bool {
+	if other := w.hangs(t, noFD); other != nil {
+		w.passed = append(w.passed, other)
+		return true
+	}
+	for _, at := range w.hung {
+		if at.is(t, at.fd) { // is that the process, or one file?
+			_, _ = os.Readlink(t.dir + "/cwd")
+			break
+		}
+	}
+	return false
+}
+
+// wasRead reports whether another process shares the table and was examined. If many looks hang, nothing is compared: what is
 // left of their bound is needed for looks at descriptors.
 func (w *walk) wasRead(t *table) bool {
 	w.fd.Store(noFD)
-	if len(w.hung) >= maxHung/2 || w.hangs(t, noFD) != nil {
+	if len(w.hung) >= maxHung/2 || t.stuck {
 		return false
 	}
 	// With this process first: if that hangs, the other one is the reason.
@@ -189,7 +207,7 @@ func (w *walk) hangs(t *table, fd int64) *walk {
 }
 
 func (w *walk) descriptor(t *table, dir int, name string, fd int64) {
-	if w.isAway(t, name, fd) {
+	if t.stuck || w.isAway(t, name, fd) {
 		w.unseen(t, dir, name, errHangs)
 		return
 	}
@@ -230,41 +248,54 @@ func (w *walk) isAway(t *table, name string, fd int64) bool {
 // unseen decides which files a descriptor may be that cannot be looked at. fdinfo tells its
 // inode and mount without any help of its filesystem.
 //   - A wanted image has the same inode, and is on the same filesystem or on an unknown one.
-//   - A wanted block device is on devtmpfs or tmpfs. These do not fail: only where the look was
-//     denied (by a security module), or hangs, is the filesystem checked.
+//   - A wanted block device is on devtmpfs or tmpfs, and no character device of /dev. These do
+//     not fail: only where the look was denied (by a security module), or hangs, is the
+//     filesystem checked.
 //
 // Without the right to read fdinfo (CAP_SYS_PTRACE) it may be anything.
 func (w *walk) unseen(t *table, dir int, name string, cause error) {
 	info, err := readInfo(t.dir + "/fdinfo/" + name)
 	if err != nil {
-		if !isGone(err) && !isOwnFork(t.dir) {
+		if w.err == nil && !isGone(err) && !t.isOwnFork() {
 			w.unknown(t, err)
 		}
 		return
 	}
-	denied := errors.Is(cause, unix.EACCES) || errors.Is(cause, unix.EPERM)
 	var on filesystem
 	var st unix.Statx_t
-	if denied && w.s.statx(dir, name, 0, &st) == nil { // FUSE answers to an empty mask
+	if isDenied(cause) && w.s.statx(dir, name, 0, &st) == nil { // FUSE answers to an empty mask
 		on = filesystem{known: true, major: st.Dev_major, minor: st.Dev_minor}
 	}
 	for f := range w.want {
-		suspect := f.Block && (denied || errors.Is(cause, errHangs)) || !f.Block && (info.inode == f.Inode || info.inode == 0)
-		if !suspect || t.held[f] || !info.counts(f) {
-			continue
-		}
-		if !on.known {
-			on = t.filesystem(info.mount)
-		}
-		if on.mayHave(f, denied) && !isOwnFork(t.dir) {
+		if !t.held[f] && info.counts(f) && t.mayHave(f, info, on, cause) && !t.isOwnFork() {
 			w.saw(t, f, name, cause)
 		}
 	}
 }
 
+func isDenied(err error) bool { return errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) }
+
+// mayHave reports whether f may be the unseen file of a descriptor. It reads the mounts only
+// when the answer depends on them.
+func (t *table) mayHave(f File, info fdInfo, on filesystem, cause error) bool {
+	if f.Block && !isDenied(cause) && !errors.Is(cause, errHangs) {
+		return false
+	}
+	if !f.Block && info.inode != 0 && info.inode != f.Inode {
+		return false
+	}
+	if !on.known {
+		on = t.filesystem(info.mount)
+	}
+	if f.Block && isCharacterDevice(on, info.inode) {
+		return false
+	}
+	return on.mayHave(f, isDenied(cause))
+}
+
 // saw records that a process has a file open or, with an error, may have.
 func (w *walk) saw(t *table, f File, fd string, err error) {
-	h := Holder{File: f, PID: t.pid, Program: programOf(t.dir)}
+	h := Holder{File: f, PID: t.pid, Program: t.program()}
 	if err != nil {
 		err = lookError(h, fd, err)
 	}
@@ -278,7 +309,7 @@ func (w *walk) saw(t *table, f File, fd string, err error) {
 // unknown records that a process may have any file open.
 func (w *walk) unknown(t *table, err error) {
 	if w.err == nil {
-		w.err = processError(t, err)
+		w.err = processError(Holder{PID: t.pid, Program: t.program()}, err)
 	}
 }
 
@@ -301,7 +332,7 @@ func (w *walk) identify(dir int, fd string) (File, error) {
 // holds reports whether a process has a file open by a descriptor. That of a fork of this
 // process does not count: it is closed when the fork begins its program.
 func (w *walk) holds(t *table, dir int, fd string, f File) (bool, error) {
-	if info, err := readInfo(t.dir + "/fdinfo/" + fd); err != nil || !info.counts(f) || isOwnFork(t.dir) {
+	if info, err := readInfo(t.dir + "/fdinfo/" + fd); err != nil || !info.counts(f) || t.isOwnFork() {
 		return false, err
 	}
 	now, err := w.identify(dir, fd)
