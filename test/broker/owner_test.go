@@ -233,11 +233,16 @@ func TestLoopDevicesOverLoopDevices(t *testing.T) {
 			}
 		}
 	}
-	over, _ := upper()
+	over, end := upper()
 	by := rig.Hold(t, "<>", image)
 	_, err := n.Defer(t.Context(), n.instruction("pod-1", over))
 	wantOpenIn(t, err, by)
+	end()
+	one, endPart := part()
+	_, err = n.Defer(t.Context(), n.instruction("pod-1", one))
+	wantOpenIn(t, err, by)
 	by.End()
+	endPart()
 	n.noLeftovers()
 }
 

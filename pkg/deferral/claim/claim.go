@@ -68,6 +68,7 @@ type Pending struct {
 	// first is set if no other volume has the device: it has to be claimed in the kernel too.
 	first bool
 	held  *heldDevice // the kernel's claim of the first volume; nil for an image
+	stack []identity  // other devices with the same data
 }
 
 // Begin begins to claim the device for the volume. It fails with an error that names who has the
@@ -98,7 +99,7 @@ func (p *Pending) begin(ctx context.Context) error {
 		return err
 	}
 	p.first = !held
-	if err := p.table.owners.reserveData(p.request.Volume, p.dev); err != nil {
+	if p.stack, err = p.table.owners.reserveData(p.request.Volume, p.dev); err != nil {
 		return err
 	}
 	return p.claim(ctx)
@@ -182,13 +183,7 @@ func (t *Table) Release(r Request, leave func(last bool) error) error {
 		return err
 	}
 	failpoint.Hit("unstage-put-back")
-	if err := t.drop(r.Key, id); err != nil {
-		return err
-	}
-	if last {
-		t.waitClosed(r)
-	}
-	return nil
+	return t.drop(r.Key, id)
 }
 
 // drop removes the owner and, if it was the last one, closes the kernel's claim. The

@@ -11,56 +11,62 @@ import (
 )
 
 // reserveData reserves what is under the device, if it is a loop device, and refuses a device that
-// shares its data with one of another volume.
-func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice) error {
+// shares its data with one of another volume. It returns the other devices with the same data.
+func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice) (stack []identity, err error) {
 	id := identityOf(dev.Device)
 	if !id.Block {
-		return nil
+		return nil, nil
 	}
+	layers := []identity{id}
 	if openers.IsLoop(id) {
 		fd, err := dev.openBlock(0)
 		if err != nil {
-			return holdError(v, err)
+			return nil, holdError(v, err)
 		}
 		defer sys.CloseAlone(fd)
-		if err := o.reserveBacking(v, fd, id); err != nil {
-			return err
+		under, err := o.reserveBacking(v, fd, id)
+		if err != nil {
+			return nil, err
 		}
+		layers = append(layers, under...)
 	}
 	if dev.known {
-		return nil
+		return nil, nil
 	}
-	return o.refuseStacked(v, id)
+	if stack, err = stackOf(layers...); err != nil {
+		return nil, unprovenError(v, err)
+	}
+	return stack, o.refuseStacked(v, stack)
 }
 
-// reserveBacking reserves what is under a loop device too: two loop devices over one image
-// are one disk.
-func (o *owners) reserveBacking(v *volume.Volume, fd int, id identity) error {
+// reserveBacking reserves what is under a loop device too, and returns that: two loop devices over
+// one image are one disk.
+func (o *owners) reserveBacking(v *volume.Volume, fd int, id identity) ([]identity, error) {
 	if !openers.IsLoop(id) {
-		return nil
+		return nil, nil
 	}
 	info, err := unix.IoctlLoopGetStatus64(fd)
 	if err != nil {
-		return volume.Errorf(volume.NotFound, "volume %s: the loop device %s has no backing file: %w", v.Target, v.Device.Path, err)
+		return nil, volume.Errorf(volume.NotFound, "volume %s: the loop device %s has no backing file: %w", v.Target, v.Device.Path, err)
 	}
 	layers, err := openers.Layers(openers.Backing(info))
 	if err != nil {
-		return unprovenError(v, err)
+		return nil, unprovenError(v, err)
 	}
 	for _, layer := range layers {
 		if err := o.reserve(v, layer); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return o.refuseStacked(v, layers[0])
+	stack, err := stackOf(layers...)
+	if err != nil {
+		return nil, unprovenError(v, err)
+	}
+	return layers, o.refuseStacked(v, stack)
 }
 
-// refuseStacked refuses a device while another volume has one that shares its data.
-func (o *owners) refuseStacked(v *volume.Volume, id identity) error {
-	stack, err := stackOf(id)
-	if err != nil {
-		return unprovenError(v, err)
-	}
+// refuseStacked refuses a device while another volume has one of those that share its data.
+func (o *owners) refuseStacked(v *volume.Volume, stack []identity) error {
 	for _, id := range stack {
 		for _, other := range o.of(id) {
 			if other.key != v.Key && (!other.readOnly || !v.ReadOnly) {
@@ -83,7 +89,7 @@ func RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
 	if err != nil {
 		return unprovenError(v, err)
 	}
-	stack, err := stackOf(identityOf(v.Device))
+	stack, err := stackOf(own...)
 	if err != nil {
 		return unprovenError(v, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -264,7 +265,7 @@ func isGone(d volume.Device, err error) bool {
 
 // OpenDevice opens the device of a volume for reading, claimed or not, and bypasses the page
 // cache if possible. Close it soon: an open device cannot be detached.
-func OpenDevice(d volume.Device) (*os.File, error) {
+func OpenDevice(d volume.Device) (*DeviceFile, error) {
 	fd, err := openByIdentity(d, unix.O_DIRECT)
 	if errors.Is(err, unix.EINVAL) {
 		fd, err = openByIdentity(d, 0) // an image on a filesystem without direct I/O
@@ -272,5 +273,18 @@ func OpenDevice(d volume.Device) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return os.NewFile(uintptr(fd), d.Path), nil
+	return &DeviceFile{os.NewFile(uintptr(fd), d.Path)}, nil
+}
+
+// DeviceFile is a device that is open for reading.
+type DeviceFile struct{ file *os.File }
+
+// ReadAt reads from the device.
+func (d *DeviceFile) ReadAt(p []byte, at int64) (int, error) { return d.file.ReadAt(p, at) }
+
+// Close closes the device, so that no program which is just being started keeps it busy.
+func (d *DeviceFile) Close() error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return d.file.Close()
 }

@@ -29,12 +29,7 @@ func (p *Pending) claim(ctx context.Context) error {
 	if p.dev.known {
 		return nil
 	}
-	stack, err := stackOf(p.id)
-	if err != nil {
-		return unprovenError(p.request.Volume, err)
-	}
-	q := openers.Query{FD: held.fd, Own: 1, Claimed: !held.mountable, Stack: stack}
-	return p.proveFree(ctx, q)
+	return p.proveFree(ctx, openers.Query{FD: held.fd, Own: 1, Claimed: !held.mountable, Stack: p.stack})
 }
 
 // claimImage proves that nobody writes to an image. It cannot be claimed in the kernel.
@@ -119,26 +114,6 @@ func openFree(ctx context.Context, patience time.Duration, open func() (int, err
 			return fd, err
 		}
 	}
-}
-
-// waitClosed waits until a device that was given up is not open here any more: the keeper closes its
-// copy in a thread of its own, and a driver that detaches the device right after us must not find it
-// busy. If it stays busy, somebody else has it by now.
-func (t *Table) waitClosed(r Request) {
-	if r.Device.Kind != volume.BlockDevice {
-		return
-	}
-	flags := unix.O_EXCL
-	if r.Mountable {
-		flags = 0 // it was no exclusive open
-	}
-	ctx := context.Background()
-	fd, err := openFree(ctx, releaseTime, func() (int, error) { return openByIdentity(r.Device, flags) })
-	if err != nil {
-		return
-	}
-	defer sys.CloseAlone(fd)
-	_, _ = t.askOthers(ctx, r.Volume, openers.Query{FD: fd, Own: 1, Claimed: flags != 0}, releaseTime) // the driver is asked in any case
 }
 
 func checkHeld(v *volume.Volume, fd int) (readOnly bool, err error) {
@@ -240,5 +215,6 @@ func (t *Table) adoptKept(ctx context.Context, r Request, id identity) (adopted 
 	if err := t.open.adopt(id, &heldDevice{fd: fd, device: r.Device, wasReadOnly: r.WasReadOnly}); err != nil {
 		return true, err
 	}
-	return true, t.owners.reserveBacking(r.Volume, fd, id)
+	_, err = t.owners.reserveBacking(r.Volume, fd, id)
+	return true, err
 }

@@ -17,36 +17,35 @@ import (
 // maxStack bounds how many devices of a stack are examined.
 const maxStack = 4096
 
-// stackOf lists what shares its data with the device, at any depth: what stackIn finds, and
-// what is under the loop devices among that, which sysfs does not show.
-func stackOf(id identity) ([]identity, error) {
-	if !id.Block {
-		return nil, nil
-	}
-	out := []identity{id}
-	for todo := slices.Clone(out); len(todo) > 0; todo = todo[1:] {
+// stackOf lists what else shares its data with the layers of a device, at any depth: what stackIn finds,
+// and what is under the loop devices among that, which sysfs does not show.
+func stackOf(layers ...identity) ([]identity, error) {
+	out := slices.Clone(layers)
+	for todo := layers; len(todo) > 0; todo = todo[1:] {
+		if !todo[0].Block {
+			continue
+		}
 		found, err := stackIn("/sys/dev/block/", todo[0].Major, todo[0].Minor)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, found...)
-		for _, device := range append(found, todo[0]) {
-			layers, err := openers.Layers(device)
+		for _, device := range found {
+			more, err := openers.Layers(device)
 			if err != nil {
 				return nil, err
 			}
-			for _, layer := range layers[1:] {
+			for i, layer := range more {
 				if slices.Contains(out, layer) {
 					continue
 				}
 				out = append(out, layer)
-				if layer.Block {
-					todo = append(todo, layer)
+				if i > 0 {
+					todo = append(slices.Clip(todo), layer)
 				}
 			}
 		}
 	}
-	return out[1:], nil
+	return out[len(layers):], nil
 }
 
 // stackIn lists the block devices whose data the device holds or is held by, at any
