@@ -37,6 +37,9 @@ type AdminServer struct {
 	// Drivers returns the CSI drivers that registered with the front, without their
 	// numbers of volumes; it is nil if the front is off.
 	Drivers func() []*adminv1.Driver
+	// Proof is how it is proven that nobody else has a device open, and ProofReason why it is
+	// not the kernel's count.
+	Proof, ProofReason string
 	// Reconciled is called after each reconcile that a caller requested.
 	Reconciled func(deferral.ReconcileReport)
 	// Forced is called for each volume that was released by force, with the processes that
@@ -63,7 +66,7 @@ func (s *AdminServer) GetNode(ctx context.Context, _ *adminv1.GetNodeRequest) (*
 	}
 	return &adminv1.GetNodeResponse{
 		Version: s.Version, StartedAt: Stamp(s.Started), ConfigPath: path, Config: yaml,
-		VolumesByState: byState, Findings: s.Findings(ctx),
+		VolumesByState: byState, Findings: s.Findings(ctx), Proof: s.Proof, ProofReason: s.ProofReason,
 	}, nil
 }
 

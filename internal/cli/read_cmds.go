@@ -147,6 +147,9 @@ func driverProblem(d *adminv1.Driver) string {
 type versions struct {
 	Client string `json:"client"`
 	Daemon string `json:"daemon,omitempty"`
+	// Proof is how the daemon proves that nobody has a device open.
+	Proof       string `json:"proof,omitempty"`
+	ProofReason string `json:"proofReason,omitempty"`
 }
 
 func versionCmd(d *daemon, out *printer.Printer) *cobra.Command {
@@ -161,7 +164,7 @@ func versionCmd(d *daemon, out *printer.Printer) *cobra.Command {
 				return v.print(out)
 			}
 			node, err := ask(cmd.Context(), d, adminv1.AdminClient.GetNode, &adminv1.GetNodeRequest{})
-			v.Daemon = node.GetVersion()
+			v.Daemon, v.Proof, v.ProofReason = node.GetVersion(), node.GetProof(), node.GetProofReason()
 			return cmp.Or(v.print(out), err)
 		},
 	}
@@ -173,6 +176,12 @@ func (v versions) print(out *printer.Printer) error {
 	text := "crustctl     " + v.Client
 	if v.Daemon != "" {
 		text += "\ncrust-proxy  " + show.Escape(v.Daemon)
+	}
+	if v.Proof != "" {
+		text += "\nfree devices are proven by: " + show.Escape(v.Proof)
+	}
+	if v.ProofReason != "" {
+		text += ", because " + show.Escape(v.ProofReason)
 	}
 	return out.Result(v, func() error { return out.Line(text) })
 }

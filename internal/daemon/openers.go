@@ -28,3 +28,12 @@ func newOpeners(cfg *config.Config, log *zap.Logger) *openers.Finder {
 	}
 	return finder
 }
+
+// describeProof returns the method that is in force and, for a scan, why.
+func describeProof(finder *openers.Finder) (proof, reason string) {
+	method, why := finder.Method()
+	if why != nil {
+		reason = why.Error()
+	}
+	return string(method), reason
+}

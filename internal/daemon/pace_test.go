@@ -14,6 +14,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/adminapi"
 	"github.com/crust-proxy/crust-proxy/internal/config"
+	"github.com/crust-proxy/crust-proxy/internal/openers"
 	"github.com/crust-proxy/crust-proxy/internal/systemd"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -141,7 +142,7 @@ func manyVolumesOnRecord(t *testing.T) (*nodeStatus, *adminapi.AdminServer) {
 	node := &adminapi.Node{Broker: broker, Relay: relay, Handlers: map[string]runtime.Handler{"kata": handler}}
 	inForce := &settings{}
 	inForce.inForce.Store(&config.Config{ReconcileInterval: config.Duration(time.Minute)})
-	d := &daemon{settings: inForce, broker: broker, http: &telemetry.Server{}, notify: &systemd.Notifier{}, relay: relay, node: node}
+	d := &daemon{settings: inForce, broker: broker, openers: openers.New(), http: &telemetry.Server{}, notify: &systemd.Notifier{}, relay: relay, node: node}
 	status := &nodeStatus{daemon: d, mounted: &hostMounts{volumes: broker.List}}
 	return status, &adminapi.AdminServer{Node: node, Config: func() (path, yaml string) { return "", "" }, Findings: status.findings}
 }

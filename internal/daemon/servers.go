@@ -50,10 +50,11 @@ type servers struct{ all []*server }
 func (d *daemon) newServers(cfg *config.Config) (*servers, error) {
 	d.runtimeCallers = peercred.NewAuthorizer("authorization.runtime", peercred.Policy(cfg.Authorization.Runtime), d.denied)
 	d.adminCallers = peercred.NewAuthorizer("authorization.admin", peercred.Policy(cfg.Authorization.Admin), d.denied)
+	proof, reason := describeProof(d.openers)
 	runtimeServer := &adminapi.RuntimeServer{Node: d.node}
 	adminServer := &adminapi.AdminServer{
 		Node: d.node, Hub: d.hub, Version: sys.Version(), Started: d.started, Config: d.settings.shown,
-		Findings: d.status.findings, Reconciled: d.logRepairs, Forced: d.forced, Stopping: d.stopping,
+		Findings: d.status.findings, Proof: proof, ProofReason: reason, Reconciled: d.logRepairs, Forced: d.forced, Stopping: d.stopping,
 	}
 	if d.front != nil {
 		adminServer.Drivers = d.front.shown

@@ -136,6 +136,7 @@ func (n *nodeStatus) metrics() telemetry.NodeState {
 		Abnormal: count(all, n.isAbnormal), GroupIgnored: count(all, n.ignoresGroup), Held: len(n.daemon.broker.Users().Held()),
 		Staged: n.stagedOnly(all),
 	}
+	state.Proof, _ = describeProof(n.daemon.openers)
 	if n.daemon.tracker != nil {
 		state.Sources["sandboxes"] = n.daemon.tracker.Ready()
 	}

@@ -24,6 +24,16 @@ func checkDaemonFindings(n Node, d Daemon) []Finding {
 	return orOK(found, "the daemon itself reports nothing wrong")
 }
 
+// checkProof tells how the daemon proves that nobody has a device open.
+func checkProof(_ Node, d Daemon) []Finding {
+	if why := d.Node.GetProofReason(); why != "" {
+		return []Finding{warning("see \"A process still has the device\" in docs/operations.md",
+			"the daemon reads the descriptors of all processes to prove that nobody has a device open, because the kernel's own "+
+				"count cannot be used: %s", why)}
+	}
+	return []Finding{okay("the kernel's own count proves that nobody has a device open")}
+}
+
 func checkHandlers(_ Node, d Daemon) []Finding {
 	if len(d.Handlers) == 0 {
 		return []Finding{failure("configure a runtime handler in the daemon's configuration",

@@ -110,6 +110,7 @@ func assertFinding(t *testing.T, got []Finding, c bad) {
 func daemonFaults() []bad {
 	return []bad{
 		{"findings", "daemon-findings", func(_ tree, _ *Node, d *Daemon) { d.Node.Findings = []string{"no xfs"} }, Warn, "no xfs", "journalctl"},
+		{"scan", "proof", func(_ tree, _ *Node, d *Daemon) { d.Node.ProofReason = "no BTF" }, Warn, "no BTF", "operations.md"},
 		{"no handler", "handlers", func(_ tree, _ *Node, d *Daemon) { d.Handlers = nil }, Error, "no runtime handler", "configure"},
 		{"unhealthy", "handlers", func(_ tree, _ *Node, d *Daemon) { d.Handlers[0] = &adminv1.Handler{Name: "kata", Problem: "no dir"} }, Error, "no dir", "handlers"},
 		{"degraded", "volumes", func(_ tree, _ *Node, d *Daemon) {

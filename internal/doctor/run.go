@@ -41,6 +41,7 @@ type check struct {
 var checks = []check{
 	{"daemon", checkDaemon},
 	{"daemon-findings", withDaemon(checkDaemonFindings)},
+	{"proof", withDaemon(checkProof)},
 	{"handlers", withDaemon(checkHandlers)},
 	{"volumes", withDaemon(checkVolumes)},
 	{"sockets", checkSockets},

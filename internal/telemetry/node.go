@@ -31,8 +31,10 @@ type NodeState struct {
 	// Staged counts the devices that are staged through the front and have no volume on
 	// record; State and Handler are not used.
 	Staged []VolumeCount
-	// Held counts the devices that a process keeps from being released or claimed.
+	// Held counts the devices that somebody keeps from being released or claimed.
 	Held int
+	// Proof is how it is proven that nobody has a device open.
+	Proof string
 }
 
 // gauges is a collector that computes its values at each scrape.
@@ -69,7 +71,9 @@ func (m *Metrics) WatchNode(state func() NodeState) {
 	config := g.desc("crust_proxy_config_last_reload_successful", "1 unless the configuration file was changed into a bad one.")
 	records := g.desc("crust_proxy_records_unusable", "Records of volumes that cannot be used.")
 	held := g.desc("crust_proxy_devices_held",
-		"Devices to be released or claimed, or released by force, that some process still has open.")
+		"Devices to be released or claimed, or released by force, that somebody still has open.")
+	proof := g.desc("crust_proxy_devices_proof",
+		"1 for how it is proven that nobody has a device open: by the kernel's count, or by a scan of all descriptors.", "method")
 	staged := g.desc("crust_proxy_devices_staged", "Devices that are staged through the front, and have no volume on record.", "driver")
 	source := g.desc("crust_proxy_source_synced", "1 while a source outside of the daemon can be followed.", "source")
 	handler := g.desc("crust_proxy_handler_healthy", "1 while a runtime handler can work.", "handler")
@@ -85,6 +89,7 @@ func (m *Metrics) WatchNode(state func() NodeState) {
 		set(config, one(now.ConfigGood))
 		set(records, float64(now.BadRecords))
 		set(held, float64(now.Held))
+		set(proof, 1, now.Proof)
 		for labels, n := range m.drivers.sums(now.Staged) {
 			set(staged, float64(n), labels.Driver)
 		}

@@ -36,6 +36,7 @@ func wanted() []string {
 		"/usr/lib/systemd/system/crust-proxy-admin.socket",
 		"/usr/share/crust-proxy/crust-runc.conf",
 		"/usr/share/crust-proxy/cluster.conf",
+		"/usr/share/crust-proxy/scan.conf",
 		"/usr/share/bash-completion/completions/crustctl",
 		"/usr/share/fish/vendor_completions.d/crustctl.fish",
 		"/usr/share/doc/crust-proxy/README.md",

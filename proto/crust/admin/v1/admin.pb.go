@@ -842,7 +842,12 @@ type GetNodeResponse struct {
 	// volumes_by_state counts the volumes.
 	VolumesByState map[string]int64 `protobuf:"bytes,5,rep,name=volumes_by_state,json=volumesByState,proto3" json:"volumes_by_state,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// findings are what the daemon itself knows to be wrong on this node.
-	Findings      []string `protobuf:"bytes,6,rep,name=findings,proto3" json:"findings,omitempty"`
+	Findings []string `protobuf:"bytes,6,rep,name=findings,proto3" json:"findings,omitempty"`
+	// proof is how the daemon proves that nobody else has a device open: "count" by the
+	// kernel's own count, "scan" by the descriptors of all processes.
+	Proof string `protobuf:"bytes,7,opt,name=proof,proto3" json:"proof,omitempty"`
+	// proof_reason is why the kernel's count is not used; empty if it is.
+	ProofReason   string `protobuf:"bytes,8,opt,name=proof_reason,json=proofReason,proto3" json:"proof_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -917,6 +922,20 @@ func (x *GetNodeResponse) GetFindings() []string {
 		return x.Findings
 	}
 	return nil
+}
+
+func (x *GetNodeResponse) GetProof() string {
+	if x != nil {
+		return x.Proof
+	}
+	return ""
+}
+
+func (x *GetNodeResponse) GetProofReason() string {
+	if x != nil {
+		return x.ProofReason
+	}
+	return ""
 }
 
 // ListVolumesRequest selects volumes; all fields are optional.
@@ -2394,7 +2413,7 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x0fVolumeCondition\x12\x1a\n" +
 	"\babnormal\x18\x01 \x01(\bR\babnormal\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\"\x10\n" +
-	"\x0eGetNodeRequest\"\xdd\x02\n" +
+	"\x0eGetNodeRequest\"\x96\x03\n" +
 	"\x0fGetNodeResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -2403,7 +2422,9 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"configPath\x12\x16\n" +
 	"\x06config\x18\x04 \x01(\tR\x06config\x12]\n" +
 	"\x10volumes_by_state\x18\x05 \x03(\v23.crust.admin.v1.GetNodeResponse.VolumesByStateEntryR\x0evolumesByState\x12\x1a\n" +
-	"\bfindings\x18\x06 \x03(\tR\bfindings\x1aA\n" +
+	"\bfindings\x18\x06 \x03(\tR\bfindings\x12\x14\n" +
+	"\x05proof\x18\a \x01(\tR\x05proof\x12!\n" +
+	"\fproof_reason\x18\b \x01(\tR\vproofReason\x1aA\n" +
 	"\x13VolumesByStateEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xb5\x01\n" +
