@@ -30,6 +30,10 @@ func inUse(path string) error {
 	return fmt.Errorf("%s is in use: it is mounted, or claimed by a VM, by LVM or the like. Nothing was written", path)
 }
 
+func openedBy(path, who string) error {
+	return fmt.Errorf("%s is open in %s. Nothing was written", path, who)
+}
+
 func notOurs(part string, has, size int64) error {
 	return fmt.Errorf("%s has %d bytes, and the volume %d: no restore of it has left that. Remove it, or name another file", part, has, size)
 }

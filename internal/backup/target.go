@@ -10,8 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/openers"
 )
 
 // target is the device or file that is restored to.
@@ -62,6 +65,9 @@ func openDevice(path string, size int64) (*target, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := refuseOpened(path, file); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
 	has, err := file.Seek(0, io.SeekEnd)
 	if err == nil && has < size {
 		err = tooSmall(path, has, size)
@@ -75,6 +81,20 @@ func openDevice(path string, size int64) (*target, error) {
 		return nil, errors.Join(err, file.Close())
 	}
 	return &target{file: file, complete: file.Sync}, nil
+}
+
+// openedWait bounds the wait for a program that only probes the device.
+const openedWait = time.Second
+
+// refuseOpened refuses a device that somebody else has open, not exclusively: a VM may write to it.
+// Where that cannot be told, as in a container without rights, O_EXCL has to do.
+func refuseOpened(path string, file *os.File) error {
+	query := openers.Query{FD: int(file.Fd()), Own: 1, Claimed: true}
+	users, err := openers.New().Await(context.Background(), query, openedWait)
+	if err == nil && users.Names != "" {
+		return openedBy(path, users.Names)
+	}
+	return nil
 }
 
 // zeroStep bounds how long one call to the kernel takes.
