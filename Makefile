@@ -21,7 +21,7 @@ SYSTEM_TIMEOUT ?= 25m
 VM_TIMEOUT     ?= 45m
 KUBE_TIMEOUT   ?= 40m
 # Tests beside those of test/vm that boot virtual machines.
-IN_VMS         ?= ^TestCrustVM$$
+IN_VMS         ?= ^Test(CrustVM|CountInAGuest)$$
 # What is repeated on Kubernetes 1.34.
 KUBE_OLDER     ?= ^Test(SliceWithoutLookUp|ShapesOfPods|ClaimsGrow|QuickStart|ManifestsAreAccepted|ChartComesAndGoes|AnnotatedByClass)$$
 FUZZTIME       ?= 10s
@@ -75,7 +75,7 @@ test-vm: ## Tests of crust-vm: pods in virtual machines of QEMU (root)
 	@hack/need-root.sh "tests in virtual machines"
 	@hack/guest-kernel.sh >/dev/null
 	@# Side by side: each boots one machine after the other.
-	{ $(IN_VM) -run '$(IN_VMS)' ./test/conformance && $(GO) run ./test/bench --only vm --quick; } & \
+	{ $(IN_VM) -p 1 -run '$(IN_VMS)' ./test/conformance ./test/openers && $(GO) run ./test/bench --only vm --quick; } & \
 		result=0; $(IN_VM) ./test/vm || result=$$?; wait $$! && exit $$result
 
 .PHONY: test-kube

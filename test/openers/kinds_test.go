@@ -1,0 +1,277 @@
+//go:build system
+
+package openers
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/openers"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+// subject is what a finder is asked about.
+type subject struct {
+	fd int
+	// path is what the others open: the same device, or the image under it.
+	path string
+}
+
+// opener has a subject open in another way than the test itself.
+type opener struct {
+	kind string
+	of   func(t *testing.T) subject
+	// open returns the name that the count gives the opener, and what ends it.
+	open func(t *testing.T, s subject) (name string, end func())
+	// count and scan are set if these methods see it.
+	count, scan bool
+}
+
+const theKernel = "the kernel itself"
+
+// openersOfEachKind has in its last column what the comment of package scan says: to what it is blind.
+var openersOfEachKind = []opener{
+	{"a descriptor that writes", device, redirected("<>"), true, true},
+	{"a descriptor that reads", device, redirected("<"), true, true},
+	{"a process in other namespaces", device, fromOtherNamespaces, true, true},
+	{"a thread with descriptors of its own", device, inAThread, true, false},
+	{"a mapping without a descriptor", device, unnamed("mapping"), true, false},
+	{"a descriptor that is being passed", device, unnamed("passing"), true, false},
+	{"a fixed file of io_uring", device, unnamed("ring"), true, false},
+	{"a mount", device, mount, true, true},
+	{"a mount in another namespace", device, mountElsewhere, true, true},
+	{"a loop device", device, loop(loopdev.Options{}), true, true},
+	{"a loop device that reads", device, loop(loopdev.Options{ReadOnly: true}), true, true},
+	{"a descriptor of the name alone", device, byName, false, false},
+	{"a copy of our own descriptor", device, copied, false, false},
+	{"a child with a copy of our descriptor", device, inherited, false, true},
+
+	{"a writer of the image", loopOverImage, redirected("<>"), true, true},
+	{"a reader of the image", loopOverImage, redirected("<"), false, false},
+	{"another loop device over the image", loopOverImage, loop(loopdev.Options{}), true, true},
+	{"one over the image that reads", loopOverImage, loop(loopdev.Options{ReadOnly: true}), false, true},
+	{"a writer of the image under two loop devices", loopOverLoop, redirected("<>"), true, true},
+	{"a reader of the image under two loop devices", loopOverLoop, redirected("<"), false, false},
+	{"a writer of an image file", image, redirected("<>"), true, true},
+	{"a reader of an image file", image, redirected("<"), false, false},
+	{"a loop device over an image file", image, loop(loopdev.Options{}), true, true},
+}
+
+// TestEveryKindOfOpener has each kind of opener beside the test's own, and no opener after its end.
+func TestEveryKindOfOpener(t *testing.T) {
+	count, scan := counting(t), scanning()
+	for _, one := range openersOfEachKind {
+		t.Run(one.kind, func(t *testing.T) {
+			s := one.of(t)
+			q, claimed := openers.Query{FD: s.fd, Own: 1}, openers.Query{FD: s.fd, Own: 1, Claimed: true}
+			wantUsers(t, count, q, "")
+			name, end := one.open(t, s)
+			wantUsers(t, count, q, nameIf(name, one.count))
+			wantUsers(t, scan, q, nameIf(name, one.scan))
+			// O_EXCL shows mounts. Who has claimed the device does not ask for them.
+			wantUsers(t, scan, claimed, nameIf(name, one.scan && !strings.HasPrefix(one.kind, "a mount")))
+			end()
+			wantUsers(t, count, q, "")
+			wantUsers(t, scan, q, "")
+		})
+	}
+}
+
+func nameIf(name string, seen bool) string {
+	if seen {
+		return name
+	}
+	return ""
+}
+
+func names(got, want string) bool {
+	return strings.Contains(got, want) && (got == "") == (want == "")
+}
+
+func isProcess(name string) bool { return strings.HasPrefix(name, "process ") }
+
+func processName(h *rig.Holder, program string) string {
+	return fmt.Sprintf("process %d (%q)", h.Process.Pid, program)
+}
+
+// What is asked about.
+
+func device(t *testing.T) subject {
+	t.Helper()
+	disk := rig.Disk(t, 16*mib, "ext4")
+	return subject{open(t, disk), disk}
+}
+
+func loopOverImage(t *testing.T) subject {
+	t.Helper()
+	image := rig.Image(t, 16*mib)
+	return subject{open(t, rig.Loop(t, image, loopdev.Options{})), image}
+}
+
+func loopOverLoop(t *testing.T) subject {
+	t.Helper()
+	image := rig.Image(t, 16*mib)
+	lower := rig.Loop(t, image, loopdev.Options{})
+	return subject{open(t, rig.Loop(t, lower, loopdev.Options{})), image}
+}
+
+func image(t *testing.T) subject {
+	t.Helper()
+	path := rig.Image(t, 16*mib)
+	return subject{open(t, path), path}
+}
+
+// Who has it open.
+
+func redirected(how string) func(*testing.T, subject) (string, func()) {
+	return func(t *testing.T, s subject) (string, func()) {
+		h := rig.HoldBy(t, opening(t, "cat", how, s.path))
+		return processName(h, "cat"), h.End
+	}
+}
+
+func fromOtherNamespaces(t *testing.T, s subject) (string, func()) {
+	cmd := opening(t, "cat", "<>", s.path)
+	asRoot := []syscall.SysProcIDMap{{Size: 1}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWUSER, UidMappings: asRoot, GidMappings: asRoot,
+	}
+	h := rig.HoldBy(t, cmd)
+	return processName(h, "cat"), h.End
+}
+
+func inAThread(t *testing.T, s subject) (string, func()) {
+	h := rig.HoldBy(t, inRole("thread", s.path))
+	return processName(h, "openers.test"), h.End
+}
+
+// unnamed is an opener of which only the count knows.
+func unnamed(role string) func(*testing.T, subject) (string, func()) {
+	return func(t *testing.T, s subject) (string, func()) {
+		return theKernel, rig.HoldBy(t, inRole(role, s.path)).End
+	}
+}
+
+func mount(t *testing.T, s subject) (string, func()) {
+	point := t.TempDir()
+	check.Must(t, unix.Mount(s.path, point, "ext4", 0, ""))
+	t.Cleanup(func() { _ = unix.Unmount(point, unix.MNT_DETACH) })
+	return "mounted at " + point, func() { check.Must(t, unix.Unmount(point, 0)) }
+}
+
+func mountElsewhere(t *testing.T, s subject) (string, func()) {
+	cmd := exec.Command("sh", "-c", `mount "$0" "$1" && echo mounted && exec cat`, s.path, t.TempDir())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+	return theKernel, rig.HoldBy(t, cmd).End
+}
+
+func loop(opts loopdev.Options) func(*testing.T, subject) (string, func()) {
+	return func(t *testing.T, s subject) (string, func()) {
+		over, err := loopdev.Attach(s.path, opts)
+		check.Must(t, err)
+		t.Cleanup(func() { _ = loopdev.Detach(over) })
+		return over, func() { check.Must(t, loopdev.Detach(over)) }
+	}
+}
+
+func byName(t *testing.T, s subject) (string, func()) {
+	h := rig.HoldBy(t, inRole("name", s.path))
+	return "", h.End
+}
+
+func copied(t *testing.T, s subject) (string, func()) {
+	fd, err := unix.FcntlInt(uintptr(s.fd), unix.F_DUPFD_CLOEXEC, 3)
+	check.Must(t, err)
+	return "", func() { check.Must(t, unix.Close(fd)) }
+}
+
+func inherited(t *testing.T, s subject) (string, func()) {
+	fd, err := unix.FcntlInt(uintptr(s.fd), unix.F_DUPFD_CLOEXEC, 3)
+	check.Must(t, err)
+	file := os.NewFile(uintptr(fd), s.path)
+	defer func() { check.Must(t, file.Close()) }()
+	cmd := opening(t, "cat", "<", "/dev/null")
+	cmd.ExtraFiles = []*os.File{nil, file}
+	h := rig.HoldBy(t, cmd)
+	return processName(h, "cat"), h.End
+}
+
+// roles are what this program does as another process.
+var roles = map[string]func(argument string) error{
+	"name": opens(unix.O_PATH, func(int) error { return nil }),
+	"mapping": opens(unix.O_RDWR, func(fd int) error {
+		_, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ, unix.MAP_SHARED)
+		return errors.Join(err, unix.Close(fd))
+	}),
+	"passing": opens(unix.O_RDWR, func(fd int) error {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET, 0)
+		if err != nil {
+			return err
+		}
+		return errors.Join(unix.Sendmsg(pair[0], []byte{0}, unix.UnixRights(fd), nil, 0), unix.Close(fd))
+	}),
+	"ring": opens(unix.O_RDWR, func(fd int) error { return errors.Join(registerWithRing(fd), unix.Close(fd)) }),
+	"thread": func(path string) error {
+		opened := make(chan error)
+		go openInThread(path, opened)
+		return errors.Join(<-opened, untilEnd())
+	},
+	"many": holdMany,
+	"scan": printScan,
+}
+
+// opens makes the role of one who opens a file, does something with the descriptor, and stays.
+func opens(flags int, and func(fd int) error) func(string) error {
+	return func(path string) error {
+		fd, err := unix.Open(path, flags, 0)
+		if err != nil {
+			return err
+		}
+		if err := and(fd); err != nil {
+			return err
+		}
+		return untilEnd()
+	}
+}
+
+// openInThread opens a file in a thread with a descriptor table of its own, and keeps that. It is not
+// the first thread of the process, whose table is seen as that of the process.
+func openInThread(path string, opened chan<- error) {
+	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() {
+		go openInThread(path, opened)
+		select {}
+	}
+	err := unix.Unshare(unix.CLONE_FILES)
+	if err == nil {
+		_, err = unix.Open(path, unix.O_RDWR, 0)
+	}
+	opened <- err
+	select {}
+}
+
+// registerWithRing makes a file a fixed one of a ring, which stays open until the process ends.
+func registerWithRing(fd int) error {
+	const registerFiles = 2 // IORING_REGISTER_FILES of the kernel's <linux/io_uring.h>
+	var params [120]byte    // struct io_uring_params
+	ring, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&params)), 0)
+	if errno != 0 {
+		return fmt.Errorf("make a ring (does the sysctl kernel.io_uring_disabled forbid it?): %w", errno)
+	}
+	files := [1]int32{int32(fd)} //nolint:gosec // a descriptor
+	if _, _, errno = unix.Syscall6(unix.SYS_IO_URING_REGISTER, ring, registerFiles, uintptr(unsafe.Pointer(&files)), 1, 0, 0); errno != 0 {
+		return fmt.Errorf("register a file with a ring: %w", errno)
+	}
+	return nil
+}
