@@ -1,59 +1,62 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"fmt"
-	"os/exec"
-	"strconv"
-	"strings"
-	"time"
+	"errors"
+	"os"
 
+	"github.com/crust-proxy/crust-proxy/internal/openers"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
 
-// latency compares single calls, one after the other: an empty one, stage and
-// unstage, stats, and a question to the shim without us.
+// latency compares single calls, one after the other: an empty one, stats, and a question to the shim
+// without us.
 func latency(r *testbed) {
 	bound := r.oneVolume()
-	other := r.volume(1, r.disk(1))
 	ours, empty := r.daemon.Runtime(), r.empty(1)[0]
 	all := r.timed(r.set.scale(20), 200,
 		func() error { return stats(r.ctx, empty, bound) },
-		func() error { _, err := empty.RuntimeStageVolume(r.ctx, other.request); return err },
-		func() error { return stageAndUnstage(r.ctx, ours, other) },
 		func() error { return stats(r.ctx, ours, bound) },
 		func() error { return askDirectly(r.ctx, bound.socket, bound.request.GetVolumeBackingPath()) },
 	)
-	emptyStats, emptyStage, staged, live, direct := median(all[0]), median(all[1]), median(all[2]), median(all[3]), median(all[4])
+	emptyStats, live, direct := median(all[0]), median(all[1]), median(all[2])
 	r.sheet.tell("empty call of the size of stats, p50", micros(emptyStats))
-	r.sheet.tell("empty call of the size of stage, p50", micros(emptyStage))
-	r.sheet.ratio("stage and unstage together, p50, against one empty call", "<= 4x", staged, emptyStage, 4)
-	openDevices(r)
 	r.sheet.ratio("stats from a live shim, p50, against an empty call", "<= 2x", live, emptyStats, 2)
 	r.sheet.ratio("stats through crust-proxy against dialling the shim for each question, p50", "<= 1.0x", live, direct, 1)
 }
 
-// openDevices takes the cost of the look at open devices from the benchmark of its
-// package, whose last line is a name, rounds, and pairs of a value and its unit.
-func openDevices(r *testbed) {
-	out, err := exec.CommandContext(r.ctx, "go", "test", "-run", "^$", "-bench", "^BenchmarkFind$", "./pkg/deferral/claim/internal/holders").CombinedOutput()
-	if err != nil {
-		r.t.Fatalf("the look at open devices: %v\n%s", err, out)
+// looks compares one look at who has a device open, and stage and unstage, with few descriptors on the
+// node and beside many.
+func looks(r *testbed) {
+	r.daemon.Start()
+	v, ours, empty := r.volume(0, r.disk(0)), r.daemon.Runtime(), r.empty(1)[0]
+	other, err := os.Open(r.disk(1))
+	r.must(err)
+	defer func() { _ = other.Close() }()
+	finder := openers.New()
+	ways := []func() error{
+		func() error {
+			users, err := finder.Await(r.ctx, openers.Query{FD: int(other.Fd()), Own: 1}, 0)
+			return cmp.Or(err, inUse(users))
+		},
+		func() error { return stageAndUnstage(r.ctx, ours, v) },
+		func() error { _, err := empty.RuntimeStageVolume(r.ctx, v.request); return err },
 	}
-	of := make(map[string]float64)
-	_, line, _ := strings.Cut(string(out), "\nBenchmarkFind")
-	line, _, _ = strings.Cut(line, "\n")
-	fields := strings.Fields(line)
-	for i := 3; i < len(fields); i += 2 {
-		of[fields[i]], err = strconv.ParseFloat(fields[i-1], 64)
-		r.must(err)
+	few := r.timed(r.set.scale(20), 200, ways...)
+	openFiles(r.t)
+	many := r.timed(r.set.scale(20), 200, ways...)
+	r.sheet.tell("a look at who has a device open, p50", micros(median(few[0])))
+	r.sheet.ratio("the same beside 50,000 more open descriptors", "<= 1.5x", median(many[0]), median(few[0]), 1.5)
+	r.sheet.ratio("stage and unstage together, p50, against one empty call", "<= 6x", median(few[1]), median(few[2]), 6)
+	r.sheet.ratio("the same beside 50,000 more open descriptors", "<= 6x", median(many[1]), median(many[2]), 6)
+}
+
+func inUse(users openers.Users) error {
+	if users.Names == "" {
+		return nil
 	}
-	look, descriptors := time.Duration(of["ns/op"]), of["descriptors"]
-	if look == 0 || descriptors == 0 {
-		r.t.Fatalf("the look at open devices was not measured:\n%s", out)
-	}
-	r.sheet.tell("the look at open devices, of which a stage takes one and an unstage two, for 1,000 descriptors",
-		fmt.Sprintf("%s (%s for %.0f of %.0f processes)", micros(time.Duration(float64(look)*1000/descriptors)), micros(look), descriptors, of["processes"]))
+	return errors.New("it is open in " + users.Names)
 }
 
 func stats(ctx context.Context, client runtimev1.RuntimeClient, v *volume) error {

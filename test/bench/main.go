@@ -18,16 +18,16 @@ import (
 const (
 	roleEmpty  = "empty"
 	roleShims  = "shims"
-	roleCLI    = "cli"
 	roleDriver = "driver"
 	roleNode   = "node"
 	roleSpin   = "spin"
+	roleFiles  = "files"
 )
 
 var roles = map[string]func(args []string) error{
 	roleEmpty:  func(args []string) error { return serveEmpty(args[0]) },
 	roleShims:  serveShims,
-	roleCLI:    func(args []string) error { return askDirectly(context.Background(), args[0], args[1]) },
+	roleFiles:  holdFiles,
 	roleDriver: func(args []string) error { return serveDriver(args[0], args[1], args[2]) },
 	roleNode:   func(args []string) error { return serveNode(args[0], args[1]) },
 	roleSpin:   func(args []string) error { return spin(args[0]) },
@@ -48,7 +48,7 @@ func main() {
 	}
 	var s settings
 	flag.BoolVar(&s.quick, "quick", false, "a tenth of the rounds; writes no file")
-	flag.StringVar(&s.only, "only", "", "one figure: latency, rate, process, hung, passthrough, pods, kube, cluster, scale, growth, snapshots, size, or vm, which has a table of its own")
+	flag.StringVar(&s.only, "only", "", "one figure: latency, looks, nodecalls, hung, passthrough, pods, kube, cluster, scale, growth, snapshots, size, or vm, which has a table of its own")
 	flag.Parse()
 	os.Exit(rig.Run(func() int { return report(measure(s)) }, 0))
 }
@@ -84,7 +84,7 @@ func measure(s settings) error {
 		name string
 		take func(*testbed)
 	}{
-		{"latency", latency}, {"rate", rates}, {"process", processes}, {"hung", hungSandboxes}, {"passthrough", passthrough},
+		{"latency", latency}, {"looks", looks}, {"nodecalls", nodeCalls}, {"hung", hungSandboxes}, {"passthrough", passthrough},
 		{"pods", pods}, {"kube", kubePods}, {"cluster", inCluster}, {"scale", scale}, {"growth", growth}, {"snapshots", snapshots}, {"size", size},
 		{inVMs, vms},
 	} {
