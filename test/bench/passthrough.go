@@ -22,7 +22,6 @@ func passthrough(r *testbed) {
 	took := r.timed(r.set.scale(40), 200, nodeInfo(r, direct), nodeInfo(r, passed))
 	r.sheet.tell("a call to a CSI driver over its own socket, p50", micros(median(took[0])))
 	r.sheet.ratio("the same through crust-proxy, p50", "<= 2.2x", median(took[1]), median(took[0]), 2.2)
-	r.sheet.tell("the same, p99", fmt.Sprintf("%.2fx (%s to %s)", float64(took[1].p99())/float64(took[0].p99()), micros(took[1].p99()), micros(took[0].p99())))
 	rate := func(conn *grpc.ClientConn) func() float64 {
 		call := nodeInfo(r, conn)
 		return func() float64 { return r.rate(manyCallers, func(int) error { return call() }) }

@@ -8,8 +8,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -22,8 +20,6 @@ import (
 
 const (
 	thinSize = int64(1) << 40
-	// comparedSize is what cmp reads of the two images: the whole takes a quarter of an hour.
-	comparedSize = int64(8) << 30
 )
 
 // snapshots measures the streams of a volume of 1 TiB with 1 GiB of data, and the backups
@@ -41,7 +37,6 @@ func snapshots(r *testbed) {
 	other = startSnapshotDriver(r, "ext4")
 	allocated, delta = other.streams(other.thinSnapshots())
 	d.sheet.tell("the same on ext4, where data is copied, so that all of it is compared, p50", millis(allocated)+", "+millis(delta))
-	d.otherWays(first, later)
 	d.backups(first, later)
 	d.freezes()
 }
@@ -83,16 +78,6 @@ func (d *snapshotDriver) streams(first, later string) (allocated, delta time.Dur
 		return drain(stream.Recv)
 	})
 	return median(took[0]), median(took[1])
-}
-
-// otherWays takes cmp of two equal images, so that it reads all.
-func (d *snapshotDriver) otherWays(first, later string) {
-	d.sheet.tell("qemu-img map of the same image, of what is allocated", millis(d.run("qemu-img", "map", "--output=json", "-f", "raw", d.image(later))))
-	images, err := filepath.Glob(d.data + "/images/*.img")
-	d.must(err)
-	images = slices.DeleteFunc(images, func(path string) bool { return path == d.image(first) })
-	d.sheet.tell("cmp of the first 8 of 1,024 GiB of two equal images of it",
-		millis(d.run("cmp", "--bytes", fmt.Sprint(comparedSize), images[0], images[1])))
 }
 
 // backups makes a full one, an increment of the 1 % that has changed, and a plain copy.
