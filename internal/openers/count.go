@@ -15,7 +15,7 @@ import (
 // counter reads the kernel's own count. Its programs are attached to nothing, and end with the
 // process.
 type counter struct {
-	plain *ebpf.Program
+	plain, mark *ebpf.Program
 
 	mu sync.Mutex
 	// loop is the program for loop devices, and names the one that names processes. They are made
@@ -38,6 +38,9 @@ func newCounter() (*counter, error) {
 		return nil, l.err
 	}
 	if c.plain, err = countProgram(&fields, nil); err != nil {
+		return nil, err
+	}
+	if c.mark, err = markProgram(&fields); err != nil {
 		return nil, err
 	}
 	if loop := l.loop(); l.err == nil {

@@ -123,8 +123,12 @@ func countProgram(f *fileFields, loop *loopFields) (*ebpf.Program, error) {
 		c.inode(atUnder, f, "under")
 	}
 	c.add(asm.Mov.Imm(asm.R0, 0).WithSymbol("end"), asm.Return())
+	return newSyscallProgram("crust_openers", c.ins)
+}
+
+func newSyscallProgram(name string, ins asm.Instructions) (*ebpf.Program, error) {
 	return ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "crust_openers", Type: ebpf.Syscall, Flags: unix.BPF_F_SLEEPABLE, Instructions: c.ins, License: license,
+		Name: name, Type: ebpf.Syscall, Flags: unix.BPF_F_SLEEPABLE, Instructions: ins, License: license,
 	})
 }
 

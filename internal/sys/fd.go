@@ -25,7 +25,8 @@ func CloseFD(fd int) {
 }
 
 // CloseAlone closes the descriptor of a device while this process starts no program. A program that
-// is just being started has a copy of every descriptor until it runs, and would keep the device busy.
+// is just being started has a copy of every descriptor until it runs, and would keep the device busy:
+// one that was started right before may do so for a moment longer.
 func CloseAlone(fd int) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()

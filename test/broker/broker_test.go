@@ -19,6 +19,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if role := os.Getenv(roleEnv); role != "" {
+		os.Exit(play(role))
+	}
 	if os.Getenv(attackerEnv) != "" {
 		os.Exit(m.Run()) // the attacker is in the namespace of its victim
 	}

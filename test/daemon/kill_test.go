@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -17,6 +18,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if program := os.Getenv(withoutBPFEnv); program != "" {
+		_, _ = fmt.Fprintln(os.Stderr, execWithoutBPF(program)) // it returns only an error
+		os.Exit(1)
+	}
 	if os.Getenv(strangerEnv) != "" {
 		os.Exit(m.Run())
 	}

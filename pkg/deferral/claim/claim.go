@@ -45,7 +45,7 @@ func NewTable(keeper Keeper, kept map[string]*os.File, users *Users) *Table {
 	return &Table{
 		users:  users,
 		owners: &owners{byID: make(map[identity][]owner), byKey: make(map[volume.Key][]identity)},
-		open:   &descriptors{keeper: keeper, held: make(map[identity]*heldDevice), kept: byClaim(kept)},
+		open:   &descriptors{keeper: keeper, openers: users.openers, held: make(map[identity]*heldDevice), kept: byClaim(kept)},
 	}
 }
 

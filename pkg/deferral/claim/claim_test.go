@@ -171,6 +171,10 @@ func (f *fakeOpeners) Await(context.Context, openers.Query, time.Duration) (open
 	return openers.Users{Names: f.who}, f.err
 }
 
+func (f *fakeOpeners) Mark(int) openers.Mark { return openers.Mark{} }
+
+func (f *fakeOpeners) AwaitClosed(context.Context, openers.Mark, time.Duration) bool { return true }
+
 func newTable(t *testing.T, keeper Keeper, kept map[string]*os.File, finder *fakeOpeners) *Table {
 	users := NewUsers(finder, func() []string { return nil }, func(volume.Key) {})
 	c := NewTable(keeper, kept, users)

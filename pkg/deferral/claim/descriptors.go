@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -39,7 +38,8 @@ type heldDevice struct {
 
 // descriptors are the open descriptors of claimed devices, here and with the keeper.
 type descriptors struct {
-	keeper Keeper
+	keeper  Keeper
+	openers Openers
 
 	mu   sync.Mutex
 	held map[identity]*heldDevice
@@ -162,30 +162,23 @@ func (d *descriptors) release(id identity) error {
 	d.mu.Lock()
 	delete(d.held, id)
 	d.mu.Unlock()
-	if held.mountable {
-		// It keeps nobody out. The lock is that of all copies of the descriptor, so that waitClosed sees them.
-		_ = unix.Flock(held.fd, unix.LOCK_EX|unix.LOCK_NB)
-	}
+	mark := d.openers.Mark(held.fd)
 	sys.CloseAlone(held.fd)
-	waitClosed(held.device)
+	d.waitClosed(held, mark)
 	return nil
 }
 
 // waitClosed waits until no copy of the descriptor of a claim is open any more, because a driver that
 // detaches the device right after us must not find it busy. systemd closes its copy in a thread of its
-// own; and a program that is being started has one until a moment after ForkLock is free again. If the
-// device stays busy, somebody else has it by now.
-func waitClosed(d volume.Device) {
-	_, _ = openFree(context.Background(), releaseTime, func() (int, error) {
-		syscall.ForkLock.RLock() // or a program that is started now would have a copy of this descriptor
-		defer syscall.ForkLock.RUnlock()
-		fd, err := openByIdentity(d, unix.O_EXCL)
-		if err == nil && errors.Is(unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) {
-			err = unix.EBUSY
-		}
-		sys.CloseFD(fd)
-		return sys.NoFD, err
-	})
+// own, and a program that is being started has one until a moment after it runs.
+func (d *descriptors) waitClosed(held *heldDevice, mark openers.Mark) {
+	ctx := context.Background()
+	if d.openers.AwaitClosed(ctx, mark, releaseTime) || held.mountable {
+		return
+	}
+	// If it stays busy, somebody else has it by now.
+	fd, _ := openFree(ctx, releaseTime, func() (int, error) { return openByIdentity(held.device, unix.O_EXCL) })
+	sys.CloseAlone(fd)
 }
 
 // query returns a question about a device that is open here, with a copy of a descriptor, which is

@@ -16,6 +16,8 @@ import (
 // Openers answers who has a device open besides this process; *openers.Finder does.
 type Openers interface {
 	Await(ctx context.Context, q openers.Query, patience time.Duration) (openers.Users, error)
+	Mark(fd int) openers.Mark
+	AwaitClosed(ctx context.Context, m openers.Mark, patience time.Duration) (known bool)
 }
 
 // Held is a device that is to be released or claimed, or was released by force, and that somebody

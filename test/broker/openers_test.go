@@ -1,0 +1,423 @@
+//go:build system
+
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/openers"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+// counting is one for all tests: to make it takes some time.
+var counting = sync.OnceValue(func() *openers.Finder { return openers.New() })
+
+// finders are the two methods.
+func finders(t *testing.T) map[openers.Method]*openers.Finder {
+	t.Helper()
+	if method, why := counting().Method(); method != openers.Counts {
+		rig.Missing(t, "the kernel's count: "+why.Error())
+	}
+	return map[openers.Method]*openers.Finder{openers.Counts: counting(), openers.Scans: openers.NewScanner(errors.New("test"))}
+}
+
+// use restarts the broker with a finder.
+func (n *node) use(finder *openers.Finder) {
+	n.t.Helper()
+	n.cfg.Openers = finder
+	n.restart()
+}
+
+// opener is a kind of opener.
+type opener struct {
+	name string
+	// open has somebody open the disk until end is called. The refusals say who.
+	open func(t *testing.T, disk string) (end func(), who string)
+	// atStage is the kind of a refused stage. An unstage, that of a mount too, is to be repeated.
+	atStage volume.Kind
+	// scanned is set if a scan sees it too.
+	scanned bool
+	// thorough is set if it is asked about again after a restart and a forced release.
+	thorough bool
+	// handler, if set, is the handler whose volumes can have such openers, and filesystem what
+	// is on the disk.
+	handler, filesystem string
+}
+
+// ordinaryOpeners are processes and parts of the kernel that have a device open.
+func ordinaryOpeners() []opener {
+	return []opener{
+		{name: "a descriptor", open: shell("<>"), atStage: volume.Busy, scanned: true},
+		{name: "a read-only descriptor", open: shell("<"), atStage: volume.Busy, scanned: true, thorough: true},
+		{name: "a mapping", open: role("mapping", "a mapping"), atStage: volume.InUse, thorough: true},
+		{name: "a descriptor that is being passed", open: role("passed", "being passed"), atStage: volume.InUse},
+		{name: "a registered file", open: func(t *testing.T, disk string) (func(), string) {
+			needRings(t)
+			return role("ring", "io_uring")(t, disk)
+		}, atStage: volume.InUse},
+		{name: "a thread", open: role("thread", ""), atStage: volume.Busy},
+		{name: "a process in other namespaces", open: inAllNamespaces, atStage: volume.Busy, scanned: true},
+		{name: "a mount in another namespace", open: func(t *testing.T, disk string) (func(), string) {
+			return mountAway(t, disk), "a mount in another namespace"
+		}, atStage: volume.InUse, scanned: true, thorough: true, handler: "host", filesystem: "ext4"},
+		{name: "a loop device", open: func(t *testing.T, disk string) (func(), string) {
+			loop := rig.Loop(t, disk, loopdev.Options{})
+			return func() { check.Must(t, loopdev.Detach(loop)) }, loop
+		}, atStage: volume.InUse, scanned: true},
+	}
+}
+
+func pidOf(by *rig.Holder) string { return fmt.Sprintf("process %d ", by.Process.Pid) }
+
+func shell(how string) func(*testing.T, string) (func(), string) {
+	return func(t *testing.T, disk string) (func(), string) {
+		t.Helper()
+		by := rig.Hold(t, how, disk)
+		return by.End, pidOf(by)
+	}
+}
+
+// role has this program open the disk. Who that is, is its process unless said otherwise.
+func role(name, who string) func(*testing.T, string) (func(), string) {
+	return func(t *testing.T, disk string) (func(), string) {
+		t.Helper()
+		by := rig.HoldBy(t, inRole(name, disk))
+		if who == "" {
+			return by.End, pidOf(by)
+		}
+		return by.End, who
+	}
+}
+
+func inAllNamespaces(t *testing.T, disk string) (end func(), who string) {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", `exec 3<>"$0"; echo open; exec cat`, disk)
+	root := []syscall.SysProcIDMap{{Size: 1}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNS, UidMappings: root, GidMappings: root,
+	}
+	by := rig.HoldBy(t, cmd)
+	return by.End, pidOf(by)
+}
+
+// TestOpeners: whatever has a device open keeps it from being staged, and a staged one from being
+// unstaged, and from going to another volume after a forced release.
+func TestOpeners(t *testing.T) {
+	for method, finder := range finders(t) {
+		for _, kind := range ordinaryOpeners() {
+			if method == openers.Scans && !kind.scanned {
+				continue
+			}
+			t.Run(string(method)+"/"+kind.name, func(t *testing.T) {
+				t.Parallel() // it waits most of the time
+				testOpener(t, finder, kind)
+			})
+		}
+	}
+}
+
+func testOpener(t *testing.T, finder *openers.Finder, kind opener) {
+	n, store := newMountingNode(t), &fdStore{files: make(map[string]*os.File)}
+	n.cfg.Openers, n.cfg.Keeper = finder, store
+	n.restartWith(store)
+	disk := rig.Disk(t, 32*mib, kind.filesystem)
+	in, next := n.instruction("pod-1", disk), n.instruction("pod-2", disk)
+	in.Handler = kind.handler
+
+	end, who := kind.open(t, disk)
+	_, err := n.Defer(t.Context(), in)
+	wantRefused(t, err, kind.atStage, who)
+	n.noLeftovers()
+	end()
+	n.goesOn(func() error { _, err := n.Defer(t.Context(), in); return err })
+
+	end, who = kind.open(t, disk)
+	n.keeps(in.Target, who)
+	if kind.thorough {
+		n.restartWith(store)
+		n.keeps(in.Target, who)
+		_, err := n.ReleaseKey(t.Context(), volume.KeyOf(in.Target), true)
+		check.Must(t, err)
+		n.noLeftovers()
+		n.wantHeld(in.Target, who)
+		_, err = n.Defer(t.Context(), next)
+		wantRefused(t, err, kind.atStage, who)
+		end()
+		n.goesOn(func() error { _, err := n.Defer(t.Context(), next); return err })
+		in = next
+	}
+	end()
+	n.goesOn(func() error { _, err := n.Release(t.Context(), in.Target); return err })
+	_, err = n.Reconcile(t.Context())
+	check.Must(t, err)
+	if held := n.Users().Held(); len(held) > 0 {
+		t.Errorf("still held: %+v", held)
+	}
+	wantHeld(t, disk, false)
+	n.noLeftovers()
+}
+
+func wantRefused(t *testing.T, err error, kind volume.Kind, who string) {
+	t.Helper()
+	wantKind(t, err, kind)
+	if !strings.Contains(err.Error(), who) {
+		t.Errorf("the error does not name %s: %v", who, err)
+	}
+}
+
+// keeps checks that a volume is not released, and listed as held.
+func (n *node) keeps(target, who string) {
+	n.t.Helper()
+	_, err := n.Release(n.t.Context(), target)
+	if volume.KindOf(err) != volume.Busy || err == nil || !strings.Contains(err.Error(), who) {
+		n.t.Errorf("released beside %s: %v", who, err)
+	}
+	n.wantHeld(target, who)
+	if status, ok := n.Get(volume.KeyOf(target)); !ok || status.Removing || status.Held == nil {
+		n.t.Errorf("a refused unstage changed something, or is not shown: %+v", status)
+	}
+}
+
+func (n *node) wantHeld(target, who string) {
+	n.t.Helper()
+	held := n.Users().Held()
+	if len(held) != 1 || held[0].Volume.Target != target || !strings.Contains(held[0].Processes, who) {
+		n.t.Errorf("held: %+v, not by %s", held, who)
+	}
+}
+
+// goesOn repeats a call as kubelet does until it succeeds: the kernel ends a namespace or a ring some
+// time after its last process.
+func (n *node) goesOn(call func() error) {
+	n.t.Helper()
+	check.Succeeds(n.t, "a repeated call", func() error {
+		err := call()
+		if kind := volume.KindOf(err); err != nil && kind != volume.Busy && kind != volume.InUse {
+			n.t.Fatal(err)
+		}
+		return err
+	})
+}
+
+// TestANameIsNoOpener: nobody can read or write by a descriptor that only names a device.
+func TestANameIsNoOpener(t *testing.T) {
+	for method, finder := range finders(t) {
+		t.Run(string(method), func(t *testing.T) {
+			n := newNode(t)
+			n.use(finder)
+			disk := rig.Disk(t, 16*mib, "")
+			rig.HoldBy(t, inRole("name", disk))
+			n.stage(n.instruction("pod-1", disk))
+			n.unstage(n.target("pod-1"))
+			n.noLeftovers()
+		})
+	}
+}
+
+// TestOpenersThatComeAndGo has processes open and close a device all the time. A call that succeeds
+// had a moment at which nobody had it open: the count sees that of all at once, a scan that of each.
+// While the volume is staged, nobody has the device exclusively.
+func TestOpenersThatComeAndGo(t *testing.T) {
+	for method, finder := range finders(t) {
+		t.Run(string(method), func(t *testing.T) {
+			w := &window{node: newNode(t)}
+			w.use(finder)
+			disk := rig.Disk(t, 16*mib, "")
+			exclusive := startFlapper(t, "flap exclusively", disk)
+			all := []*flapper{startFlapper(t, "flap", disk), exclusive}
+			if method == openers.Counts {
+				all = append(all, startFlapper(t, "flap", disk))
+			}
+			w.run(w.instruction("pod-1", disk), func() [][]span { return groups(method, all) })
+			for _, f := range all {
+				f.end()
+			}
+			w.check(groups(method, all), exclusive.spans())
+		})
+	}
+}
+
+// groups are the times at which nobody may have got the device: in each, all of it.
+func groups(method openers.Method, all []*flapper) (out [][]span) {
+	for _, f := range all {
+		out = append(out, f.spans())
+	}
+	if method == openers.Counts {
+		out = [][]span{slices.Concat(out...)}
+	}
+	return out
+}
+
+// window is a node that stages and unstages one volume, and when.
+type window struct {
+	*node
+	proven  int64  // when the last call had proven that nobody has the device
+	got     []span // calls that succeeded, from their beginning until that
+	refused []span
+	staged  []span
+}
+
+// run stages and unstages for some time, until enough has happened: calls that succeeded, and such
+// that had to be refused.
+func (w *window) run(in volume.Instruction, openers func() [][]span) {
+	w.t.Helper()
+	w.cfg.OnLeaving = func(context.Context, *volume.Volume) { w.proven = now() }
+	w.runtime.failing = func() error { w.proven = now(); return nil }
+	w.restart()
+	const enough = 20
+	began, isStaged := time.Now(), false
+	for time.Since(began) < 2*time.Second || len(w.got) < enough || len(covered(w.refused, openers())) < enough {
+		if time.Since(began) > 3*time.Minute {
+			w.t.Fatalf("this tests nothing: %d calls succeeded, and %d of %d had to be refused", len(w.got), len(covered(w.refused, openers())), len(w.refused))
+		}
+		for range 10 {
+			isStaged = w.call(in, isStaged)
+		}
+	}
+	if isStaged {
+		w.goesOn(func() error { _, err := w.Release(w.t.Context(), in.Target); return err })
+	}
+}
+
+// call stages or unstages the volume, with little patience.
+func (w *window) call(in volume.Instruction, isStaged bool) bool {
+	w.t.Helper()
+	moment(20 * time.Millisecond) // the last call may just have found that nobody has the device
+	ctx, cancel := context.WithTimeout(w.t.Context(), time.Millisecond+rand.N(30*time.Millisecond))
+	defer cancel()
+	begin, after := now(), w.proven
+	var err error
+	if isStaged {
+		_, err = w.Release(ctx, in.Target)
+	} else {
+		_, err = w.Defer(ctx, in)
+	}
+	switch kind := volume.KindOf(err); {
+	case err == nil:
+		w.got = append(w.got, span{begin, w.proven})
+		if isStaged {
+			w.staged = append(w.staged, span{after, begin})
+		}
+		return !isStaged
+	case kind != volume.Busy && kind != volume.InUse && ctx.Err() == nil:
+		w.t.Fatal(err)
+	}
+	w.refused = append(w.refused, span{begin, now()})
+	return isStaged
+}
+
+// covered returns those of some times during which somebody of a group always had the device.
+func covered(times []span, groups [][]span) (out []span) {
+	for _, group := range groups {
+		slices.SortFunc(group, func(a, b span) int { return int(a.from - b.from) })
+		for _, one := range times {
+			reached := one.from
+			for _, had := range group {
+				if had.from <= reached {
+					reached = max(reached, had.to)
+				}
+			}
+			if reached >= one.to {
+				out = append(out, one)
+			}
+		}
+	}
+	return out
+}
+
+func (w *window) check(groups [][]span, exclusive []span) {
+	w.t.Helper()
+	w.t.Logf("%d calls succeeded, and %d of %d had to be refused", len(w.got), len(covered(w.refused, groups)), len(w.refused))
+	if wrong := covered(w.got, groups); len(wrong) > 0 {
+		w.t.Errorf("calls succeeded, and somebody always had the device open: %v", wrong)
+	}
+	for _, staged := range w.staged {
+		for _, had := range exclusive {
+			if had.from < staged.to && staged.from < had.to {
+				w.t.Errorf("staged during %v, and somebody had the device exclusively during %v", staged, had)
+			}
+		}
+	}
+	w.noLeftovers()
+}
+
+// lateStore closes its copies some time after it said so, as systemd does.
+type lateStore struct{ fdStore }
+
+func (s *lateStore) RemoveFD(name string) error {
+	file := s.files[name]
+	delete(s.files, name)
+	if file != nil {
+		time.AfterFunc(rand.N(2*time.Millisecond), func() { _ = file.Close() })
+	}
+	return nil
+}
+
+// TestReleasedDeviceIsFree at once, for a driver that detaches it, whatever programs this process
+// starts meanwhile: each of them has all our descriptors for a moment.
+func TestReleasedDeviceIsFree(t *testing.T) {
+	finder := finders(t)[openers.Counts]
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var starting sync.WaitGroup
+	for range 4 {
+		starting.Go(func() {
+			for ctx.Err() == nil {
+				if err := exec.Command("true").Run(); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for _, kept := range []bool{false, true} {
+		for _, handler := range []string{"fake", "host"} {
+			t.Run(fmt.Sprintf("%s, kept %t", handler, kept), func(t *testing.T) {
+				n := newMountingNode(t)
+				if kept {
+					n.cfg.Keeper = &lateStore{fdStore{files: make(map[string]*os.File)}}
+				}
+				n.use(finder)
+				in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
+				in.Handler = handler
+				for range 150 {
+					n.stage(in)
+					n.unstage(in.Target)
+					wantFree(t, finder, in.Backing)
+				}
+				n.noLeftovers()
+			})
+		}
+	}
+	cancel()
+	starting.Wait()
+}
+
+// wantFree checks that nobody has a device open.
+func wantFree(t *testing.T, finder *openers.Finder, disk string) {
+	t.Helper()
+	fd, err := openDisk(disk, unix.O_RDONLY|unix.O_EXCL) // not for writing: when a writer closes a device, udev opens it
+	check.Must(t, err)
+	users, err := finder.Await(t.Context(), openers.Query{FD: fd, Own: 1, Claimed: true}, 0)
+	sys.CloseAlone(fd)
+	if err != nil || users.Names != "" {
+		t.Errorf("the released device is open in %q: %v", users.Names, err)
+	}
+}

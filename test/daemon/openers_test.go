@@ -1,0 +1,87 @@
+//go:build system
+
+package daemon
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+// withoutBPFEnv makes the test binary execute a program that may not use bpf(2).
+const withoutBPFEnv = "CRUST_TEST_WITHOUT_BPF"
+
+// execWithoutBPF executes a program with the arguments of this one. The filter is that of
+// this thread, which becomes the program's first.
+func execWithoutBPF(program string) error {
+	runtime.LockOSThread()
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}, // the number of the call, in struct seccomp_data
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_BPF, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	code := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&code)))
+	if errno != 0 {
+		return os.NewSyscallError("seccomp", errno)
+	}
+	if err := os.Unsetenv(withoutBPFEnv); err != nil {
+		return err
+	}
+	return unix.Exec(program, append([]string{program}, os.Args[1:]...), os.Environ())
+}
+
+// TestDaemonWithoutBPF reads the descriptors of all processes, says why, and still gives no device
+// that a process has to a second one.
+func TestDaemonWithoutBPF(t *testing.T) {
+	d := rig.NewDaemon(t)
+	d.Start()
+	if log := d.Log(); !strings.Contains(log, "the kernel counts who has a device open") {
+		rig.Missing(t, "the kernel's count of openers")
+	}
+	d.Stop()
+
+	self, err := os.Executable()
+	check.Must(t, err)
+	programs := filepath.Join(d.Dir, "programs")
+	check.Must(t, os.Mkdir(programs, 0o755))
+	wrapper := fmt.Sprintf("#!/bin/sh\n%s='%s' exec '%s' \"$@\"\n", withoutBPFEnv, d.Program("crust-proxy"), self)
+	check.Must(t, os.WriteFile(filepath.Join(programs, "crust-proxy"), []byte(wrapper), 0o755))
+	d.Programs = programs
+	before := len(d.Log())
+	d.Start()
+	log := d.Log()[before:]
+	for _, words := range []string{"the descriptors of all processes are read instead", "operation not permitted", `"scan"`} {
+		if !strings.Contains(log, words) {
+			t.Errorf("the log does not say %s:\n%s", words, log)
+		}
+	}
+
+	disk := rig.Disk(t, 16*mib, "ext4")
+	req := d.StageRequest("pod-1", disk)
+	refused := func(by *rig.Holder, err error) {
+		t.Helper()
+		check.Code(t, err, codes.Aborted, fmt.Sprintf("process %d ", by.Process.Pid))
+		by.End()
+	}
+	by := rig.Hold(t, "<>", disk)
+	_, err = d.Runtime().RuntimeStageVolume(t.Context(), req)
+	refused(by, err)
+	stage(t, d, req)
+	by = rig.Hold(t, "<", disk)
+	_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
+	refused(by, err)
+	unstage(t, d, req)
+	wantGone(t, d, disk)
+}
