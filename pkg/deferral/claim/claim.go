@@ -143,6 +143,7 @@ func (p *Pending) Keep() (wasReadOnly bool, err error) {
 
 // Abandon ends the claim after an error, and returns that.
 func (p *Pending) Abandon(err error) error {
+	p.dev.closeLoop()
 	p.Suspend()
 	if !p.dev.known || volume.KindOf(err) == volume.NotFound {
 		err = errors.Join(p.table.drop(p.request.Key, p.id), err) // an error of drop comes first: it is one to retry

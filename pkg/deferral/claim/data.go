@@ -6,7 +6,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/openers"
-	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -19,12 +18,10 @@ func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice) (stack []ident
 	}
 	layers := []identity{id}
 	if openers.IsLoop(id) {
-		fd, err := dev.openBlock(0)
-		if err != nil {
+		if dev.loop, err = dev.openBlock(0); err != nil {
 			return nil, holdError(v, err)
 		}
-		defer sys.CloseAlone(fd)
-		under, err := o.reserveBacking(v, fd, id)
+		under, err := o.reserveBacking(v, dev.loop, id)
 		if err != nil {
 			return nil, err
 		}

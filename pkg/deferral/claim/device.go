@@ -38,13 +38,26 @@ type OpenedDevice struct {
 	volume.Device
 	fd    int  // O_PATH
 	known bool // it was checked before, and is on record
+	// loop is a descriptor of a loop device until that is claimed, or 0: to close the last one of a
+	// device has the kernel drop what it has cached of it.
+	loop int
 }
 
 // FD is an O_PATH descriptor of the device.
 func (d *OpenedDevice) FD() int { return d.fd }
 
 // Close closes the descriptor.
-func (d *OpenedDevice) Close() { sys.CloseFD(d.fd) }
+func (d *OpenedDevice) Close() {
+	d.closeLoop()
+	sys.CloseFD(d.fd)
+}
+
+func (d *OpenedDevice) closeLoop() {
+	if d.loop > 0 {
+		sys.CloseAlone(d.loop)
+		d.loop = 0
+	}
+}
 
 // Open resolves a backing path below its allowed root and identifies the device.
 func (p DevicePolicy) Open(target, backing string) (*OpenedDevice, error) {

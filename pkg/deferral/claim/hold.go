@@ -22,6 +22,7 @@ func (p *Pending) claim(ctx context.Context) error {
 		return p.claimImage(ctx)
 	}
 	held, err := p.table.openHeld(ctx, p.request, p.dev)
+	p.dev.closeLoop()
 	if err != nil {
 		return err
 	}
