@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/openers"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
@@ -34,7 +35,9 @@ func looks(r *testbed) {
 	other, err := os.Open(r.disk(1))
 	r.must(err)
 	defer func() { _ = other.Close() }()
+	began := time.Now()
 	finder := openers.New()
+	r.sheet.tell("to load the program that reads who has a device open, once at each start", millis(time.Since(began)))
 	ways := []func() error{
 		func() error {
 			users, err := finder.Await(r.ctx, openers.Query{FD: int(other.Fd()), Own: 1}, 0)

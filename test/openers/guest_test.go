@@ -43,7 +43,7 @@ a dm device: 0
 a dm device, by scan, is open in: ""
 a dm device that is mapped: 1
 and by device mapper: 1
-and by scan it is open in: "the kernel itself (a mount in another namespace, a loop or device-mapper device, swap), a mapping, io_uring, or a descriptor that is being passed"
+and by scan it is open in: "the kernel itself (a mount in another namespace, a loop or device-mapper device, swap), one of its partitions, a mapping, io_uring, or a descriptor that is being passed"
 and unmapped: 0
 `
 

@@ -44,7 +44,7 @@ func (t *Table) refuseUsed(ctx context.Context, r Request, patience time.Duratio
 		return nil // there is nothing to give away
 	}
 	if err != nil {
-		t.users.remember(r.Volume, "somebody who is not known")
+		t.users.remember(r.Volume, unknownOpener)
 		return unprovenError(r.Volume, err)
 	}
 	defer sys.CloseAlone(q.FD)

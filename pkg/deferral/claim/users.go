@@ -47,6 +47,9 @@ func NewUsers(finder Openers, servers func() []string, changed func(volume.Key))
 	return &Users{openers: finder, servers: servers, changed: changed, held: make(map[volume.Key]Held)}
 }
 
+// unknownOpener stands for who has a device open while that is not known.
+const unknownOpener = "an opener that is not known"
+
 // maxHeld bounds how many held devices are listed; refusals do not depend on it.
 const maxHeld = 1024
 
@@ -55,7 +58,7 @@ const maxHeld = 1024
 func (u *Users) refuse(v *volume.Volume, others openers.Users, err error) error {
 	switch {
 	case err != nil:
-		u.remember(v, "somebody who is not known")
+		u.remember(v, unknownOpener)
 		return unprovenError(v, err)
 	case others.Names != "":
 		u.remember(v, others.Names)
