@@ -11,49 +11,113 @@ import (
 )
 
 // look counts the openers of a device, of what it lies on if it is a loop device, and of loop devices
-// over its stack.
-func (c *counter) look(q Query, file File) (found, error) {
-	got, err := c.count(q.FD, file)
+// over its stack. A loop device that nobody has open is no user of a block device: it is looked for if
+// the caller says so.
+func (c *counter) look(q Query, file File, idle bool) (found, error) {
+	got, err := c.others(&q, file)
+	if err == nil && got.others > 0 && idle && file.Block {
+		got, err = c.withoutIdle(&q, got)
+	}
 	if err != nil {
 		return found{}, err
 	}
-	others, at := got.opens, file
-	if file.Block {
-		others -= q.Own
+	if got.others > 0 && len(q.Servers) > 0 && c.areServers(&got.count, got.others, q.Servers) {
+		got.others = 0
 	}
-	besides, err := c.openedBeside(q.Beside)
-	skip := append([]File{file}, q.Beside...)
-	for below, depth := got, 0; err == nil; depth++ {
-		got.inodes, got.images = union(got.inodes, below.inodes), union(got.images, below.images)
-		if others == 0 && below.under.Block {
-			at = below.under
+	if got.others == 0 && len(q.Stack) > 0 {
+		return c.lookAtStack(&q, got)
+	}
+	return found{count: got.others, users: func() Users { return c.name(&got, q) }}, nil
+}
+
+// counted is what was counted of a device and all that it lies on.
+type counted struct {
+	count
+	file   File
+	others int  // without the caller's own opens
+	at     File // where the first of them were counted
+	layers []File
+}
+
+func (c *counter) others(q *Query, file File) (counted, error) {
+	first, err := c.count(q.FD, file)
+	if err != nil {
+		return counted{}, err
+	}
+	out := counted{count: first, file: file, others: first.opens, at: file, layers: []File{file}}
+	if file.Block {
+		out.others -= q.Own
+	}
+	for below, depth := first, 0; ; depth++ {
+		out.inodes, out.images = union(out.inodes, below.inodes), union(out.images, below.images)
+		if out.others == 0 && below.under.Block {
+			out.at = below.under
 		}
-		others += below.below
+		out.others += below.below
 		if !IsLoop(below.under) {
 			break
 		}
-		skip = append(skip, below.under)
-		below, err = c.countNode(below.under, depth)
+		out.layers = append(out.layers, below.under)
+		if below, err = c.countNode(below.under, depth); err != nil {
+			return counted{}, err
+		}
 	}
-	others -= besides
-	if err != nil {
-		return found{}, err
+	for _, loop := range q.Beside {
+		got, err := c.countNode(loop, 0)
+		if err != nil {
+			return counted{}, err
+		}
+		out.others -= got.ofLoop
 	}
-	if others < 0 {
-		return found{}, fmt.Errorf("the kernel counts %d openers of %s less than there are here", -others, file)
+	if out.others < 0 {
+		return counted{}, fmt.Errorf("the kernel counts %d openers of %s less than there are here", -out.others, file)
 	}
-	if others > 0 && len(q.Servers) > 0 && c.areServers(&got, others, q.Servers) {
-		others = 0
-	}
-	if others == 0 && len(q.Stack) > 0 {
-		return c.lookAtStack(&q, skip)
-	}
-	return found{count: others, users: func() Users { return c.name(&got, others, q, at, skip) }}, nil
+	return out, nil
 }
 
-// lookAtStack looks for loop devices over the stack, and for others who have open what is under one of
-// its loop devices.
-func (c *counter) lookAtStack(q *Query, skip []File) (found, error) {
+// withoutIdle counts again without the loop devices that nobody has open. They must be the same before
+// and after the count.
+func (c *counter) withoutIdle(q *Query, got counted) (counted, error) {
+	before, n, err := c.idleLoops(q, &got)
+	if err != nil || n == 0 {
+		return got, err
+	}
+	again, err := c.others(q, got.file)
+	if err != nil {
+		return got, err
+	}
+	after, _, err := c.idleLoops(q, &got)
+	if err == nil && slices.Equal(before, after) {
+		again.others -= min(n, again.others)
+	}
+	return again, err
+}
+
+// idleLoops lists the loop devices over what was counted that nobody has open, and counts how often they
+// have that open.
+func (c *counter) idleLoops(q *Query, of *counted) (idle []File, opens int, err error) {
+	err = eachLoop(slices.Concat(of.layers, q.Beside), func(loop File) (more bool, err error) {
+		got, err := c.countNode(loop, 0)
+		if IsNoDevice(err) {
+			return true, nil
+		}
+		const ours = 1
+		if err == nil && got.opens == ours && got.isOver(of.inodes) {
+			idle, opens = append(idle, loop), opens+got.ofLoop
+		}
+		return true, err
+	})
+	return idle, opens, err
+}
+
+// isOver reports whether a loop device lies on one of the inodes.
+func (c *count) isOver(inodes []uint64) bool {
+	return len(c.inodes) > 1 && slices.Contains(inodes, c.inodes[1])
+}
+
+// lookAtStack looks for loop devices over the stack that somebody uses, and for others who have open
+// what is under one of its loop devices.
+func (c *counter) lookAtStack(q *Query, of counted) (found, error) {
 	for _, device := range q.Stack {
 		if !IsLoop(device) {
 			continue
@@ -63,11 +127,15 @@ func (c *counter) lookAtStack(q *Query, skip []File) (found, error) {
 			return found{}, err
 		}
 		if got.below > 0 {
-			return found{count: got.below, users: func() Users { return c.name(&got, got.below, *q, device, skip) }}, nil
+			under := counted{count: got, others: got.below, at: device, layers: of.layers}
+			return found{count: got.below, users: func() Users { return c.name(&under, *q) }}, nil
 		}
 	}
-	loop, err := c.loopOver(nil, q.Stack, skip)
-	return foundLoop(loop), err
+	loop, used, err := c.loopOver(nil, q.Stack, of.layers, q.Beside)
+	if err != nil || !used {
+		return found{}, err
+	}
+	return named(Users{Names: loop, Kernel: true}), nil
 }
 
 func union(all, more []uint64) []uint64 {
@@ -79,26 +147,26 @@ func union(all, more []uint64) []uint64 {
 	return all
 }
 
-// openedBeside counts how often some loop devices have open what they lie on.
-func (c *counter) openedBeside(loops []File) (n int, err error) {
-	for _, loop := range loops {
+// loopOver names a loop device over one of the inodes or block devices, other than those to skip, and
+// who has it open, and reports whether somebody has. What it lies on is read from the kernel's memory:
+// a filesystem that hangs is not asked.
+func (c *counter) loopOver(inodes []uint64, devices []File, skip ...[]File) (name string, used bool, err error) {
+	err = eachLoop(slices.Concat(skip...), func(loop File) (more bool, err error) {
 		got, err := c.countNode(loop, 0)
-		if err != nil {
-			return 0, err
+		if IsNoDevice(err) {
+			return true, nil
 		}
-		n += got.ofLoop
-	}
-	return n, nil
-}
-
-// loopOver finds a loop device over one of the inodes or block devices, other than those to skip. What
-// it lies on is read from the kernel's memory: a filesystem that hangs is not asked.
-func (c *counter) loopOver(inodes []uint64, devices, skip []File) (string, error) {
-	return findLoop(skip, func(loop File) (bool, error) {
-		got, err := c.countNode(loop, 0)
-		under := got.inodes[min(1, len(got.inodes)):]
-		return slices.Contains(devices, got.under) || len(under) > 0 && slices.Contains(inodes, under[0]), err
+		if err != nil || !slices.Contains(devices, got.under) && !got.isOver(inodes) {
+			return true, err
+		}
+		name = "this node's kernel: the loop device " + NodeOf(loop) + " lies on it, or on the same data"
+		used = got.opens > 1 // ours
+		if have, err := c.holders(&got); err == nil && len(have.processes) > 0 {
+			name += ", and is open in " + strings.Join(namesOf(have.processes), ", ")
+		}
+		return !used, nil
 	})
+	return name, used, err
 }
 
 // countNode counts a loop device that another one lies on.
@@ -127,15 +195,15 @@ func (c *counter) areServers(of *count, others int, servers []string) bool {
 const maxNames = 3
 
 // name names the others for a person. It never says that there is nobody.
-func (c *counter) name(of *count, others int, q Query, at File, skip []File) Users {
-	have, err := c.holders(of)
+func (c *counter) name(of *counted, q Query) Users {
+	have, err := c.holders(&of.count)
 	names := namesOf(have.processes)
-	unnamed := others - have.files
-	if mine := have.ownFiles - q.Own; mine > 0 && at.Block {
+	unnamed := of.others - have.files
+	if mine := have.ownFiles - q.Own; mine > 0 && of.at.Block {
 		names, unnamed = append(names, "this process, which reads it"), unnamed-mine
 	}
 	if unnamed > 0 {
-		names = append(names, c.nameUnseen(of.inodes, append(q.Stack, at), skip))
+		names = append(names, c.nameUnseen(of, &q))
 	}
 	if err != nil {
 		names = append(names, fmt.Sprintf("maybe others (processes could not be named: %v)", err))
@@ -143,14 +211,13 @@ func (c *counter) name(of *count, others int, q Query, at File, skip []File) Use
 	return Users{Names: strings.Join(names, ", "), Kernel: len(have.processes) == 0}
 }
 
-// nameUnseen says for a person what has a device open besides processes. The last of the devices is
-// where the kernel counts more.
-func (c *counter) nameUnseen(inodes []uint64, devices, skip []File) string {
-	loop, err := c.loopOver(inodes, devices, skip)
+// nameUnseen says for a person what has a device open besides processes.
+func (c *counter) nameUnseen(of *counted, q *Query) string {
+	loop, _, err := c.loopOver(of.inodes, append(slices.Clone(q.Stack), of.at), of.layers, q.Beside)
 	if err == nil && loop != "" {
-		return foundLoop(loop).users().Names
+		return loop + "; detach it"
 	}
-	return KernelUsers(devices[len(devices)-1])
+	return KernelUsers(of.at)
 }
 
 // namesOf names some of the processes.

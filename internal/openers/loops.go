@@ -74,12 +74,12 @@ func IsNoDevice(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOMEDIUM)
 }
 
-// findLoop returns the path of a loop device that is looked for, without those to skip; "" is none. One
-// that has no backing, or no bytes, is not in the kernel's list of disks.
-func findLoop(skip []File, isWanted func(loop File) (bool, error)) (string, error) {
+// eachLoop calls see for each loop device but those to skip, until it wants no more. A loop device that
+// has no backing, or no bytes, is not in the kernel's list of disks.
+func eachLoop(skip []File, see func(loop File) (more bool, err error)) error {
 	disks, err := os.ReadFile("/proc/partitions")
 	if err != nil {
-		return "", err
+		return err
 	}
 	for line := range strings.Lines(string(disks)) {
 		of := strings.Fields(line) // major, minor, size and name
@@ -91,18 +91,11 @@ func findLoop(skip []File, isWanted func(loop File) (bool, error)) (string, erro
 		if err != nil || slices.Contains(skip, loop) {
 			continue
 		}
-		if wanted, err := isWanted(loop); wanted || err != nil {
-			return "/dev/" + of[3], err
+		if more, err := see(loop); err != nil || !more {
+			return err
 		}
 	}
-	return "", nil
-}
-
-func foundLoop(loop string) found {
-	if loop == "" {
-		return found{}
-	}
-	return named(Users{Names: "this node's kernel: the loop device " + loop + " lies on it, or on the same data; detach that", Kernel: true})
+	return nil
 }
 
 // isLoopName reports whether a name is that of a loop device, not of its partition.

@@ -113,21 +113,24 @@ func (f *Finder) Await(ctx context.Context, q Query, patience time.Duration) (Us
 	if f.count == nil {
 		pause *= 5 // a scan costs more
 	}
-	for ; ; pause = min(2*pause, 50*time.Millisecond) {
-		others, err := f.look(ctx, q)
+	for first := true; ; first = false {
+		last := !time.Now().Before(deadline)
+		others, err := f.look(ctx, q, first || last)
 		if err == nil && others.count == 0 {
 			return Users{}, nil
 		}
-		if time.Now().After(deadline) || !sys.Sleep(ctx, pause) {
+		if last || !sys.Sleep(ctx, pause) {
 			if err != nil {
 				return Users{}, err
 			}
 			return others.users(), nil
 		}
+		pause = min(2*pause, 50*time.Millisecond)
 	}
 }
 
-func (f *Finder) look(ctx context.Context, q Query) (found, error) {
+// look looks once. Idle has it look for loop devices that nobody uses, which costs more.
+func (f *Finder) look(ctx context.Context, q Query, idle bool) (found, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(q.FD, &st); err != nil {
 		return found{}, err
@@ -136,7 +139,7 @@ func (f *Finder) look(ctx context.Context, q Query) (found, error) {
 	if f.count == nil {
 		return f.scan.look(ctx, q, file)
 	}
-	others, err := f.count.look(q, file)
+	others, err := f.count.look(q, file, idle)
 	if errors.Is(err, errLoopDriver) {
 		return f.scan.look(ctx, q, file)
 	}

@@ -43,21 +43,50 @@ func (s *scanning) look(ctx context.Context, q Query, file File) (found, error) 
 	if len(have) > 0 {
 		return named(Users{Names: strings.Join(namesOf(have), ", ")}), nil
 	}
-	loop, err := loopOver(layers, q)
-	if err != nil || loop != "" || !known || free {
-		return foundLoop(loop), err
+	loop, err := s.loopOver(ctx, layers, &q)
+	switch {
+	case err != nil:
+		return found{}, err
+	case loop != "":
+		return named(Users{Names: loop, Kernel: true}), nil
+	case known && !free:
+		return s.unseen(ctx, file, layers)
 	}
-	return s.unseen(ctx, file, layers)
+	return found{}, nil
 }
 
-// loopOver finds a loop device over the layers of a device, or over the rest of its stack.
-func loopOver(layers []File, q Query) (string, error) {
-	return findLoop(slices.Concat(q.Beside, layers), func(loop File) (bool, error) {
+// loopOver names a loop device over the layers of a device, or over the rest of its stack, that somebody
+// uses; of an image that is handed over itself, any.
+func (s *scanning) loopOver(ctx context.Context, layers []File, q *Query) (name string, err error) {
+	err = eachLoop(slices.Concat(q.Beside, layers), func(loop File) (more bool, err error) {
 		under, err := Layers(loop)
-		return slices.ContainsFunc(under[1:], func(f File) bool {
-			return slices.Contains(layers, f) || slices.Contains(q.Stack, f)
-		}), err
+		if err != nil || !slices.ContainsFunc(under[1:], func(f File) bool { return slices.Contains(layers, f) || slices.Contains(q.Stack, f) }) {
+			return true, err
+		}
+		by, err := s.usersOf(ctx, loop)
+		if err == nil && (by != "" || !layers[0].Block) {
+			name = "this node's kernel: the loop device " + NodeOf(loop) + " lies on it, or on the same data" + by
+		}
+		return name == "", err
 	})
+	return name, err
+}
+
+// usersOf says who uses a loop device; "" is nobody.
+func (s *scanning) usersOf(ctx context.Context, loop File) (string, error) {
+	fd, err := unix.Open(NodeOf(loop), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_EXCL, 0)
+	sys.CloseAlone(fd)
+	if errors.Is(err, unix.EBUSY) {
+		return ", and is mounted or claimed", nil
+	}
+	if err != nil && !IsNoDevice(err) {
+		return "", err
+	}
+	have, err := s.processes.Find(ctx, nil, loop)
+	if err != nil || len(have) == 0 {
+		return "", err
+	}
+	return ", and is open in " + strings.Join(namesOf(have), ", "), nil
 }
 
 // unseen answers for a device of device mapper that is open more often than by the caller, although

@@ -4,11 +4,11 @@ package broker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -43,15 +43,21 @@ func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
 	}
 	check.Must(t, unix.Unmount(point, 0))
 
-	// Nor need it be mounted: somebody may open it at any time.
+	// Nor need it be mounted: a VM of somebody else only has it open.
+	file, err := os.OpenFile(foreign, os.O_RDWR, 0)
+	check.Must(t, err)
+	vm := exec.Command("sleep", "600")
+	vm.ExtraFiles = []*os.File{file}
+	check.Must(t, vm.Start())
+	check.Must(t, file.Close())
 	_, err = n.Defer(t.Context(), in)
+	_ = vm.Process.Kill()
+	_ = vm.Wait()
 	wantKind(t, err, volume.InUse)
-	if !strings.Contains(err.Error(), foreign) || prepared.calls != 0 {
+	if !strings.Contains(err.Error(), foreign) || !strings.Contains(err.Error(), strconv.Itoa(vm.Process.Pid)) || prepared.calls != 0 {
 		t.Errorf("after %d preparations: %v", prepared.calls, err)
 	}
-	check.Must(t, loopdev.Detach(foreign))
 	n.stage(in)
-	foreign = rig.Loop(t, image, loopdev.Options{})
 
 	// A volume of ours over the same image is refused before its device is looked at.
 	second := n.instruction("pod-2", foreign)
@@ -61,9 +67,7 @@ func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
 	if prepared.calls != 1 {
 		t.Errorf("%d preparations", prepared.calls)
 	}
-	check.Must(t, loopdev.Detach(foreign))
 	n.unstage(in.Target)
-	foreign = rig.Loop(t, image, loopdev.Options{})
 
 	n.cfg.Adopted = func() []*volume.Volume {
 		return []*volume.Volume{{Target: "/theirs", Device: volume.Device{Path: foreign}}}
@@ -92,8 +96,8 @@ func TestForeignLoopDeviceOverTheDevice(t *testing.T) {
 				t.Errorf("%s under %s: %v", device, foreign, err)
 			}
 		}
-		check.Must(t, errors.Join(unix.Unmount(point, 0), loopdev.Detach(foreign)))
-		n.stage(n.instruction("pod-1", under))
+		check.Must(t, unix.Unmount(point, 0))
+		n.stage(n.instruction("pod-1", under)) // a loop device that nobody uses is no obstacle
 		n.unstage(n.target("pod-1"))
 	}
 	n.noLeftovers()

@@ -53,6 +53,7 @@ var openersOfEachKind = []opener{
 	{"a mount in another namespace", device, mountElsewhere, true, true},
 	{"a loop device", device, loop(loopdev.Options{}), true, true},
 	{"a loop device that reads", device, loop(loopdev.Options{ReadOnly: true}), true, true},
+	{"a loop device that nobody has open", device, unused, false, false},
 	{"a descriptor of the name alone", device, byName, false, false},
 	{"a copy of our own descriptor", device, copied, false, false},
 	{"a child with a copy of our descriptor", device, inherited, false, true},
@@ -60,6 +61,7 @@ var openersOfEachKind = []opener{
 	{"a writer of the image", loopOverImage, redirected("<>"), true, true},
 	{"a reader of the image", loopOverImage, redirected("<"), false, false},
 	{"another loop device over the image", loopOverImage, loop(loopdev.Options{}), true, true},
+	{"another one that nobody has open", loopOverImage, unused, false, false},
 	{"one over the image that reads", loopOverImage, loop(loopdev.Options{ReadOnly: true}), false, true},
 	{"a writer of the image under two loop devices", loopOverLoop, redirected("<>"), true, true},
 	{"a reader of the image under two loop devices", loopOverLoop, redirected("<"), false, false},
@@ -178,11 +180,23 @@ func mountElsewhere(t *testing.T, s subject) (string, func()) {
 
 func loop(opts loopdev.Options) func(*testing.T, subject) (string, func()) {
 	return func(t *testing.T, s subject) (string, func()) {
-		over, err := loopdev.Attach(s.path, opts)
-		check.Must(t, err)
-		t.Cleanup(func() { _ = loopdev.Detach(over) })
-		return over, func() { check.Must(t, loopdev.Detach(over)) }
+		over, end := idle(t, s, opts)
+		user := rig.Hold(t, "<", over)
+		return over, func() { user.End(); end() }
 	}
+}
+
+// unused is a loop device that nobody has open.
+func unused(t *testing.T, s subject) (string, func()) {
+	_, end := idle(t, s, loopdev.Options{})
+	return "", end
+}
+
+func idle(t *testing.T, s subject, opts loopdev.Options) (string, func()) {
+	over, err := loopdev.Attach(s.path, opts)
+	check.Must(t, err)
+	t.Cleanup(func() { _ = loopdev.Detach(over) })
+	return over, func() { check.Must(t, loopdev.Detach(over)) }
 }
 
 func byName(t *testing.T, s subject) (string, func()) {
