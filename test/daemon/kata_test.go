@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,15 +22,15 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
-// guest mounts a claimed device as a VMM and its guest do: through a loop device
-// of its own over it.
-func guest(t *testing.T, disk string) string {
+// guest mounts a claimed device as a VMM and its guest do: through a loop device of its own over it,
+// until its end.
+func guest(t *testing.T, disk string) (dir string, end func()) {
 	t.Helper()
-	loop := rig.Loop(t, disk, loopdev.Options{})
-	dir := t.TempDir()
+	loop, dir := rig.Loop(t, disk, loopdev.Options{}), t.TempDir()
 	check.Must(t, unix.Mount(loop, dir, "ext4", 0, ""))
-	t.Cleanup(func() { check.Must(t, unix.Unmount(dir, 0)) })
-	return dir
+	end = sync.OnceFunc(func() { check.Must(t, unix.Unmount(dir, 0)) })
+	t.Cleanup(end)
+	return dir, end
 }
 
 // boot starts an emulated Go shim that has the volume.
@@ -69,7 +70,7 @@ func TestWholeWayWithTheGoRuntime(t *testing.T) {
 	_, err := volumeStats(t.Context(), d, target)
 	check.Code(t, err, codes.Unavailable)
 
-	mounted := guest(t, disk)
+	mounted, end := guest(t, disk)
 	check.Must(t, os.WriteFile(mounted+"/data", make([]byte, 5*mib), 0o600))
 	first := boot(t, d, "sandbox-1", target, disk, mounted)
 	check.Eventually(t, "bound", func() bool {
@@ -100,6 +101,9 @@ func TestWholeWayWithTheGoRuntime(t *testing.T) {
 	d.Start()
 	wantStatfs(t, d, target, mounted)
 	check.Must(t, second.Stop())
+	_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
+	check.Code(t, err, codes.Aborted) // the machine outlives its shim
+	end()
 	unstage(t, d, req)
 	d.WantClean()
 }
@@ -164,7 +168,8 @@ func TestHungSandboxDelaysNoOtherVolume(t *testing.T) {
 		req := d.StageRequest([]string{"pod-hung", "pod-well"}[i], disk)
 		stage(t, d, req)
 		targets = append(targets, req.GetVolumeTargetPath())
-		shims = append(shims, boot(t, d, []string{"hung", "well"}[i], targets[i], disk, guest(t, disk)))
+		mounted, _ := guest(t, disk)
+		shims = append(shims, boot(t, d, []string{"hung", "well"}[i], targets[i], disk, mounted))
 	}
 	shims[0].SetFault(kata.Hang)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -202,7 +207,7 @@ func TestVolumesOfOtherProgramsAreAdopted(t *testing.T) {
 		reply, err := d.Admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{State: adminv1.VolumeState_VOLUME_STATE_ADOPTED})
 		return err == nil && len(reply.GetVolumes()) == 1
 	})
-	mounted := guest(t, disk)
+	mounted, _ := guest(t, disk)
 	boot(t, d, "foreign-1", target, disk, mounted)
 	wantStatfs(t, d, target, mounted)
 	_, err := d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk))
@@ -237,7 +242,8 @@ func TestErrorsOnRecordAreShown(t *testing.T) {
 		req := d.StageRequest("pod-"+name, disk)
 		target := req.GetVolumeTargetPath()
 		stage(t, d, req)
-		shim := boot(t, d, "sandbox-"+name, target, disk, guest(t, disk))
+		mounted, end := guest(t, disk)
+		shim := boot(t, d, "sandbox-"+name, target, disk, mounted)
 		reply, err := volumeStats(t.Context(), d, target)
 		check.Must(t, err)
 		const words = "errors on record since 2026-01-02T03:04:05Z"
@@ -252,6 +258,7 @@ func TestErrorsOnRecordAreShown(t *testing.T) {
 			t.Errorf("%s: it is shown as %v", name, got)
 		}
 		check.Must(t, shim.Stop())
+		end()
 		unstage(t, d, req)
 		if broken {
 			check.Eventually(t, "the log says so when it left", func() bool { return strings.Contains(d.Log(), "given back with errors on record") })

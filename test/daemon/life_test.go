@@ -217,7 +217,7 @@ func TestNothingLeaks(t *testing.T) {
 	d.Start()
 	disk := rig.Disk(t, 32*mib, "ext4")
 	req := d.StageRequest("pod-1", disk)
-	mounted := guest(t, rig.Disk(t, 32*mib, "ext4")) // a mount of the disk itself would refuse the next claim
+	mounted, _ := guest(t, rig.Disk(t, 32*mib, "ext4")) // a mount of the disk itself would refuse the next claim
 	client := d.Runtime()
 	work := func(times int) {
 		for range times {

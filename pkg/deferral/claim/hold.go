@@ -79,6 +79,9 @@ func (t *Table) openHeld(ctx context.Context, r Request, dev *OpenedDevice) (*he
 		return nil, volume.Errorf(volume.InUse, "volume %s: the device %s (%s) is claimed for a volume whose record cannot be used: "+
 			"`crustctl doctor` names it; "+volume.TextDelete, r.Target, dev.Path, dev.Device)
 	}
+	if errors.Is(err, unix.EBUSY) {
+		return nil, t.busyError(ctx, r.Volume, dev)
+	}
 	if err != nil {
 		return nil, holdError(r.Volume, err)
 	}
@@ -91,6 +94,21 @@ func (t *Table) openHeld(ctx context.Context, r Request, dev *OpenedDevice) (*he
 		wasReadOnly = r.WasReadOnly
 	}
 	return &heldDevice{fd: fd, device: dev.Device, mountable: r.Mountable, wasReadOnly: wasReadOnly}, nil
+}
+
+// busyError names who has a device that cannot be claimed: a process that claims it, or the kernel.
+func (t *Table) busyError(ctx context.Context, v *volume.Volume, dev *OpenedDevice) error {
+	fd, err := dev.openBlock(0)
+	if err != nil {
+		return holdError(v, err)
+	}
+	defer sys.CloseAlone(fd)
+	dev.closeLoop()
+	users, err := t.askOthers(ctx, v, openers.Query{FD: fd, Own: 1, Claimed: true}, 0)
+	if err == nil && users.Names != "" && !users.Kernel {
+		return t.users.refuse(v, users, nil)
+	}
+	return holdError(v, unix.EBUSY)
 }
 
 // openClaim opens the device, and fails if somebody else has it. A mountable device is
