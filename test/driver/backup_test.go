@@ -244,8 +244,8 @@ func resumed(t *testing.T, out string) int64 {
 	return done.ResumedBytes
 }
 
-// TestRestoreToAFailedDisk: what a disk has not taken, the kernel still shows to who asks, for
-// as long as anybody has the device open. It has to be written again.
+// TestRestoreToAFailedDisk: what a disk has not taken, the kernel may still show to who asks. It has to
+// be written again.
 func TestRestoreToAFailedDisk(t *testing.T) {
 	r := newDriverOn(t, "", false)
 	v, dir, small := r.volume("v", rig.BlockAccess()), t.TempDir(), rig.Tmpfs(t, "size=16m")
@@ -257,9 +257,6 @@ func TestRestoreToAFailedDisk(t *testing.T) {
 	check.Must(t, os.WriteFile(small+"/image", nil, 0o600))
 	check.Must(t, os.Truncate(small+"/image", 32*mib))
 	device := rig.Loop(t, small+"/image", loopdev.Options{})
-	other, err := os.Open(device)
-	check.Must(t, err)
-	t.Cleanup(func() { _ = other.Close() })
 	if out, err := r.crustctl("", "restore", dir+"/backup", "--to", device); err == nil {
 		t.Fatalf("the disk has no place for it: %s", out)
 	}
@@ -301,6 +298,10 @@ func TestRestoreLeavesDevicesInUse(t *testing.T) {
 	check.Must(t, err)
 	refused(device, "is in use")
 	check.Must(t, claim.Close())
+	other, err := os.OpenFile(device, os.O_RDWR, 0)
+	check.Must(t, err)
+	refused(device, "is open in process")
+	check.Must(t, other.Close())
 	refused(small, "is it the right one?")
 	refused(image, "exists already")
 	after, err := os.ReadFile(device)
