@@ -79,7 +79,8 @@ func ordinaryOpeners() []opener {
 		}, atStage: volume.InUse, scanned: true, thorough: true, handler: "host", filesystem: "ext4"},
 		{name: "a loop device", open: func(t *testing.T, disk string) (func(), string) {
 			loop := rig.Loop(t, disk, loopdev.Options{})
-			return func() { check.Must(t, loopdev.Detach(loop)) }, loop
+			by := rig.Hold(t, "<", loop) // one that nobody has open is no user
+			return func() { by.End(); check.Must(t, loopdev.Detach(loop)) }, loop
 		}, atStage: volume.InUse, scanned: true},
 	}
 }
