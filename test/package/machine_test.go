@@ -39,7 +39,7 @@ func boot(t *testing.T, devices ...string) *machine {
 	root := overlay(t)
 	args := []string{
 		"--directory=" + root, "--machine=" + machineName, "--boot",
-		"--register=no", "--keep-unit", "--link-journal=no", "--private-network", "--capability=all",
+		"--register=no", "--keep-unit", "--link-journal=no", "--private-network", "--capability=all", "--system-call-filter=bpf",
 	}
 	for _, device := range devices {
 		args = append(args, "--bind="+device)
