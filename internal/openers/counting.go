@@ -97,15 +97,12 @@ func (c *counter) withoutIdle(q *Query, got counted) (counted, error) {
 // have that open.
 func (c *counter) idleLoops(q *Query, of *counted) (idle []File, opens int, err error) {
 	err = eachLoop(slices.Concat(of.layers, q.Beside), func(loop File) (more bool, err error) {
-		got, err := c.countNode(loop, 0)
-		if IsNoDevice(err) {
-			return true, nil
-		}
 		const ours = 1
-		if err == nil && got.opens == ours && got.isOver(of.inodes) {
+		// One that cannot be counted is not known to be idle: that stops no other volume.
+		if got, err := c.countNode(loop, 0); err == nil && got.opens == ours && got.isOver(of.inodes) {
 			idle, opens = append(idle, loop), opens+got.ofLoop
 		}
-		return true, err
+		return true, nil
 	})
 	return idle, opens, err
 }
