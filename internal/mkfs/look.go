@@ -13,6 +13,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/superblock"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 )
 
 type contents struct {
@@ -132,7 +133,9 @@ func (d *device) refuseReplay(fsType string) error {
 		return d.errorf(volume.Internal, "cannot be read: %w", err)
 	case dirty:
 		return d.errorf(unmet, "holds a %s that was not unmounted cleanly, and the volume is read-only, so that its journal "+
-			"cannot be replayed: mount it read-write once, in a pod that has the volume read-write", fsType)
+			"cannot be replayed: mount it read-write once, in a pod that has the volume read-write, or mount it as it is, by "+
+			"mountOptions: [%s] of the StorageClass or the PersistentVolume: a frozen snapshot is whole then, and anything else "+
+			"may lack its last writes", fsType, mountopt.NoReplay(fsType))
 	}
 	return nil
 }

@@ -159,16 +159,8 @@ func (a *attempt) prepare(ctx context.Context, rec *record) error {
 			"only block devices can", rec.Target, rec.Device.Path)
 	}
 	return a.b.cfg.Preparer.Prepare(ctx, Preparation{
-		Device: a.dev.FD(), Volume: &rec.Volume, Instruction: a.in, NoReplay: leavesJournal(rec.MountFlags),
+		Device: a.dev.FD(), Volume: &rec.Volume, Instruction: a.in, NoReplay: mountopt.SkipsReplay(rec.MountFlags),
 		Grow: !a.in.KeepSize && !a.handler.Abilities().GrowsAtMount,
-	})
-}
-
-// leavesJournal reports whether mount options keep the kernel from replaying the journal
-// of ext4, xfs or btrfs.
-func leavesJournal(flags []string) bool {
-	return slices.ContainsFunc(flags, func(flag string) bool {
-		return slices.Contains([]string{"noload", "norecovery", "nologreplay", "rescue=nologreplay", "rescue=all"}, flag)
 	})
 }
 

@@ -132,8 +132,9 @@ func (c *cloner) capture(ctx context.Context, jobs []*job) error {
 	}
 	free, err := c.freezer.hold(ctx, busy, func() error { return c.copyAll(ctx, jobs) })
 	for _, j := range jobs {
-		if s := j.to.Snapshot; s != nil && err == nil {
-			s.Consistent = !slices.Contains(free, j.from.ID) && (j.device != "" || !needsReplay(j.image))
+		if err == nil {
+			frozen := !slices.Contains(free, j.from.ID) && (j.device != "" || !needsReplay(j.image))
+			j.to.setConsistent(frozen || j.from.consistent())
 		}
 	}
 	return err

@@ -195,6 +195,15 @@ func (l *pool) detach(id string, onlyReadOnly bool) error {
 	return err
 }
 
+// beginWriting records, before somebody may write to a volume, that it is not as it was frozen.
+func (l *pool) beginWriting(r *record) error {
+	if !r.AsFrozen {
+		return nil
+	}
+	r.AsFrozen = false
+	return l.store.save(r)
+}
+
 // growDevices grows the loop devices to the size of the image.
 func (l *pool) growDevices(id string) error {
 	found, err := l.attached(id)

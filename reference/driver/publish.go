@@ -11,6 +11,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 )
 
 const ephemeralKey = "csi.storage.k8s.io/ephemeral"
@@ -153,6 +154,11 @@ func (p *publishing) compare(current *node) (known bool, err error) {
 }
 
 func (p *publishing) carryOut(ctx context.Context, r *record, reply *csi.NodePublishVolumeResponse) error {
+	if !p.as.ReadOnly || !p.as.Block && !p.as.Deferred { // a mount on the node replays the log
+		if err := p.node.pool.beginWriting(r); err != nil {
+			return err
+		}
+	}
 	device, err := p.node.pool.attach(r, p.as.Block && p.as.ReadOnly)
 	if err != nil {
 		return err
@@ -188,6 +194,10 @@ func (p *publishing) deferred(ctx context.Context, r *record, device string, rep
 	}
 	if r.Source.id() != "" && p.want.fsType == "xfs" { // the original may be in the same sandbox
 		flags = append([]string{sharedUUID}, flags...)
+		// A frozen xfs always has something in its log, which cannot be replayed from a read-only device.
+		if p.as.ReadOnly && r.AsFrozen && !mountopt.SkipsReplay(flags) {
+			flags = append(flags, mountopt.NoReplay(p.want.fsType))
+		}
 	}
 	csidefer.Respond(reply, csidefer.Mount{Device: device, FSType: p.want.fsType, Flags: flags})
 	return nil

@@ -18,6 +18,9 @@ type record struct {
 	Ephemeral bool `json:"ephemeral,omitempty"`
 	// Source is what the image was made from. A volume without a source was blank at first.
 	Source source `json:"source,omitzero"`
+	// AsFrozen: the filesystem of a volume is that of a consistent source, and nobody has mounted
+	// it since where that writes.
+	AsFrozen bool `json:"asFrozen,omitempty"`
 	// Snapshot is set if this is a snapshot.
 	Snapshot *snapshot `json:"snapshot,omitempty"`
 	// Volumes are the source volumes of a group of snapshots, sorted. Other records have none.
@@ -49,6 +52,21 @@ func (s *snapshot) String() string {
 		return "filesystem"
 	}
 	return "crash"
+}
+
+// consistent reports whether the filesystem on the image is complete without its log, because
+// it was frozen or not in use when the image was made.
+func (r *record) consistent() bool {
+	return r.AsFrozen || r.Snapshot != nil && r.Snapshot.Consistent
+}
+
+// setConsistent sets what consistent reports.
+func (r *record) setConsistent(is bool) {
+	if r.Snapshot != nil {
+		r.Snapshot.Consistent = is
+	} else {
+		r.AsFrozen = is
+	}
 }
 
 // source names the volume or the snapshot whose content an image began with.

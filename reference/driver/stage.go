@@ -88,6 +88,9 @@ func (n *nodeServer) stage(ctx context.Context, r *record, path string, want acc
 	if want.block || n.config.Defer {
 		return nil
 	}
+	if err := n.pool.beginWriting(r); err != nil {
+		return err
+	}
 	return n.fs.mountFS(ctx, r.ID, device, path, want)
 }
 

@@ -104,7 +104,8 @@ func mountDetached(info abi.Info) (int, error) {
 	}
 	mount, err := fsops.NewMount(info.FSType, info.Device, options, attrs|int(keptAttrs))
 	if info.ReadOnly() && (errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO)) {
-		err = fmt.Errorf("read-only: if its last user did not unmount it, it has to be mounted read-write once: %w", err)
+		err = fmt.Errorf("read-only: if its last user did not unmount it, it has to be mounted read-write once, or with %s: %w",
+			mountopt.NoReplay(info.FSType), err)
 	}
 	return mount, err
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
@@ -20,16 +21,23 @@ func (r *testNode) crashed(pod, fs string) *volume {
 }
 
 // A journal is not replayed where the volume is read-only, because that would
-// write; where it may be written to, the sandbox recovers it as a node would.
+// write; the option that the error names mounts it without. Where it may be written
+// to, the sandbox recovers it as a node would.
 func TestVolumeOfANodeThatCrashed(t *testing.T) {
 	r := newTestNode(t, "installed")
 	for _, fs := range filesystems {
 		v := r.crashed("pod-"+fs, fs)
 		before := checksum(t, v.disk)
 		v.flags = []string{"ro"}
-		if err := v.tryStage(); err == nil || !strings.Contains(err.Error(), "mount it read-write once") {
+		if err := v.tryStage(); err == nil || !strings.Contains(err.Error(), "mountOptions: ["+mountopt.NoReplay(fs)+"]") {
 			t.Errorf("%s: staged read-only: %v", fs, err)
 		}
+		v.flags = append(v.flags, mountopt.NoReplay(fs))
+		v.stage()
+		reader := r.pod(v.pod)
+		r.exec(r.run(reader, "reader", at(v.target)), "ls /data")
+		r.remove(reader)
+		v.unstage()
 		if checksum(t, v.disk) != before {
 			t.Errorf("%s: the read-only volume has changed", fs)
 		}

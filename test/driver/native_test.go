@@ -17,6 +17,7 @@ import (
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
 )
 
 // defer publishes with defer_fs_ops set.
@@ -151,6 +152,47 @@ func TestDeferredReaders(t *testing.T) {
 	_, err := block.publishDeferred(false)
 	check.Code(t, err, codes.InvalidArgument)
 	block.must(block.unstage, block.remove)
+	r.wantNothing()
+}
+
+// TestReadersOfAFrozenXFS: a frozen xfs always has something in its log, which is not replayed
+// where a volume is read-only. It is whole without that, until somebody has written to it.
+func TestReadersOfAFrozenXFS(t *testing.T) {
+	r := newDriverOn(t, "xfs", true)
+	v := r.volume("v", rig.MountAccess("xfs"))
+	v.up()
+	v.put("kept")
+	made := v.mustSnapshot("s")
+	v.down()
+	restored, copied := r.volume("restored", rig.MountAccess("xfs")), r.volume("copied", rig.MountAccess("xfs"))
+	check.Must(t, restored.createFrom(snapshotSource(made.GetSnapshotId()), 0))
+	check.Must(t, copied.createFrom(restored.asSource(), 0))
+	asIs := func(v *volume) bool {
+		t.Helper()
+		v.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+		v.must(v.stage)
+		mount, err := v.publishDeferred(false)
+		check.Must(t, err)
+		v.must(v.unpublish, v.unstage)
+		return slices.Contains(mount.GetMountFlags(), "norecovery")
+	}
+	for _, v := range []*volume{restored, copied} {
+		if !snapshots.NeedsReplay(t, v.image(), "xfs") {
+			t.Error("a frozen xfs has an empty log")
+		}
+		if !asIs(v) || !asIs(v) {
+			t.Error("the log would have to be replayed")
+		}
+		v.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+		v.must(v.stage, v.publish)
+		v.wantKept("kept")
+		v.must(v.unpublish, v.unstage)
+		if asIs(v) {
+			t.Error("what was written since may be missing")
+		}
+		v.must(v.remove)
+	}
+	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
 	r.wantNothing()
 }
 

@@ -75,3 +75,24 @@ func Options(v *volume.Volume) []string {
 	}
 	return options
 }
+
+// NoReplay returns the option with which a kernel mounts a filesystem read-only without a replay
+// of its journal or log.
+func NoReplay(fsType string) string {
+	switch fsType {
+	case "xfs":
+		return "norecovery"
+	case "btrfs":
+		return "rescue=nologreplay"
+	default:
+		return "noload"
+	}
+}
+
+// SkipsReplay reports whether one of the options keeps the kernel from replaying the journal or
+// log of ext4, xfs or btrfs.
+func SkipsReplay(options []string) bool {
+	return slices.ContainsFunc(options, func(option string) bool {
+		return slices.Contains([]string{"noload", "norecovery", "nologreplay", "rescue=nologreplay", "rescue=all"}, option)
+	})
+}

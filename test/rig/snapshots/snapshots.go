@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/superblock"
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/database"
@@ -70,9 +71,6 @@ func Consistent(t rig.T, data, id string) bool {
 	return false
 }
 
-// untouched are mount options by which a filesystem is not repaired in any way.
-var untouched = map[string]string{"ext4": "noload", "xfs": "norecovery,nouuid", "btrfs": "rescue=nologreplay"}
-
 // AsItIs calls look with the filesystem on an image as it is there: nothing can be written,
 // and no journal is replayed.
 func AsItIs(t rig.T, image, fs string, look func(dir string)) error {
@@ -81,7 +79,11 @@ func AsItIs(t rig.T, image, fs string, look func(dir string)) error {
 	check.Must(t, err)
 	defer func() { check.Must(t, loopdev.Detach(device)) }()
 	dir := t.TempDir()
-	if err := unix.Mount(device, dir, fs, unix.MS_RDONLY, untouched[fs]); err != nil {
+	options := mountopt.NoReplay(fs)
+	if fs == "xfs" {
+		options += ",nouuid"
+	}
+	if err := unix.Mount(device, dir, fs, unix.MS_RDONLY, options); err != nil {
 		return err
 	}
 	defer func() { check.Must(t, unix.Unmount(dir, 0)) }()
