@@ -15,7 +15,7 @@ import (
 // TestHazardsAreNamedBeforehand: what runtime-rs does wrong is in the log with pod and
 // containers, once, where the pod's runtime is or may be runtime-rs.
 func TestHazardsAreNamedBeforehand(t *testing.T) {
-	const twice, space = "attached a second time", "has a space"
+	const twice, paths, space = "attached a second time", "at several paths", "has a space"
 	shared := one(decision.PodVolume{Together: []string{"app", "sidecar"}})
 	for name, c := range map[string]struct {
 		pod        decision.Pod
@@ -23,14 +23,16 @@ func TestHazardsAreNamedBeforehand(t *testing.T) {
 		says       string
 		containers []string
 	}{
-		"two containers":       {pod: decision.Pod{RuntimeHandler: "kata-qemu-runtime-rs", Volumes: shared}, says: twice, containers: []string{"app", "sidecar"}},
-		"by two names":         {pod: decision.Pod{RuntimeHandler: "kata", Volumes: append(one(decision.PodVolume{Together: []string{"b"}}), decision.PodVolume{Name: "x", Driver: driverName, VolumeID: "vol-1", Together: []string{"a"}})}, says: twice, containers: []string{"a", "b"}},
-		"the default runtime":  {pod: decision.Pod{Volumes: shared}, says: twice, containers: []string{"app", "sidecar"}},
-		"a space":              {pod: decision.Pod{RuntimeHandler: "kata-dragonball", Volumes: one(decision.PodVolume{Together: []string{"app"}, Spaced: []string{"app"}})}, says: space, containers: []string{"app"}},
-		"the Go runtime":       {pod: decision.Pod{RuntimeHandler: "kata-qemu", Volumes: shared}},
-		"another handler":      {pod: decision.Pod{RuntimeHandler: "crust", Volumes: shared}, handler: "crust"},
-		"one container":        {pod: decision.Pod{RuntimeHandler: "kata", Volumes: one(decision.PodVolume{Together: []string{"app"}})}},
-		"another volume's two": {pod: decision.Pod{RuntimeHandler: "kata", Volumes: append(one(decision.PodVolume{}), decision.PodVolume{Name: "x", Driver: "other", VolumeID: "o", Together: []string{"a", "b"}})}},
+		"two containers":          {pod: decision.Pod{RuntimeHandler: "kata-qemu-runtime-rs", Volumes: shared}, says: twice, containers: []string{"app", "sidecar"}},
+		"by two names":            {pod: decision.Pod{RuntimeHandler: "kata", Volumes: append(one(decision.PodVolume{Together: []string{"b"}}), decision.PodVolume{Name: "x", Driver: driverName, VolumeID: "vol-1", Together: []string{"a"}})}, says: twice, containers: []string{"a", "b"}},
+		"the default runtime":     {pod: decision.Pod{Volumes: shared}, says: twice, containers: []string{"app", "sidecar"}},
+		"a container's two paths": {pod: decision.Pod{RuntimeHandler: "kata-qemu-runtime-rs", Volumes: one(decision.PodVolume{Together: []string{"app"}, Mounts: []string{"setup", "app", "setup"}})}, says: paths, containers: []string{"setup"}},
+		"two paths by two names":  {pod: decision.Pod{RuntimeHandler: "kata", Volumes: append(one(decision.PodVolume{Mounts: []string{"a"}}), decision.PodVolume{Name: "x", Driver: driverName, VolumeID: "vol-1", Mounts: []string{"b", "a"}})}, says: paths, containers: []string{"a"}},
+		"a space":                 {pod: decision.Pod{RuntimeHandler: "kata-dragonball", Volumes: one(decision.PodVolume{Together: []string{"app"}, Spaced: []string{"app"}})}, says: space, containers: []string{"app"}},
+		"the Go runtime":          {pod: decision.Pod{RuntimeHandler: "kata-qemu", Volumes: shared}},
+		"another handler":         {pod: decision.Pod{RuntimeHandler: "crust", Volumes: shared}, handler: "crust"},
+		"one container":           {pod: decision.Pod{RuntimeHandler: "kata", Volumes: one(decision.PodVolume{Together: []string{"app"}, Mounts: []string{"setup", "app"}})}},
+		"another volume's two":    {pod: decision.Pod{RuntimeHandler: "kata", Volumes: append(one(decision.PodVolume{}), decision.PodVolume{Name: "x", Driver: "other", VolumeID: "o", Together: []string{"a", "b"}})}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.pod.UID = "p1"

@@ -295,8 +295,8 @@ func TestHostileTextIsBounded(t *testing.T) {
 	if len(got.Volumes) != maxVolumes {
 		t.Errorf("%d volumes", len(got.Volumes))
 	}
-	if v := got.Volumes[0]; len(v.Together) != maxSubPaths || len(v.Spaced) != maxSubPaths {
-		t.Errorf("%d and %d containers", len(v.Together), len(v.Spaced))
+	if v := got.Volumes[0]; len(v.Together) != maxSubPaths || len(v.Spaced) != maxSubPaths || len(v.Mounts) != 2*maxSubPaths {
+		t.Errorf("%d and %d containers, %d mounts", len(v.Together), len(v.Spaced), len(v.Mounts))
 	}
 	paths := got.Volumes[0].SubPaths
 	if len(paths) == 0 || len(paths) > maxSubPaths || len(paths[0]) > maxSubPath || strings.ContainsRune(paths[0], '\uFFFD') {

@@ -41,7 +41,7 @@ func TestAllThatIsToldOfAPod(t *testing.T) {
 	main.VolumeDevices = []corev1.VolumeDevice{{Name: "raw", DevicePath: "/dev/x"}}
 	always := corev1.ContainerRestartPolicyAlways
 	p.Spec.InitContainers = []corev1.Container{
-		{Name: "setup", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/my data/", SubPathExpr: "$(POD)", ReadOnly: true}}},
+		{Name: "setup", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/my data/", SubPathExpr: "$(POD)", ReadOnly: true}, {Name: "data", ReadOnly: true}}},
 		{Name: "sidecar", RestartPolicy: &always, VolumeMounts: []corev1.VolumeMount{{Name: "data", ReadOnly: true}}},
 	}
 	p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
@@ -62,11 +62,11 @@ func TestAllThatIsToldOfAPod(t *testing.T) {
 		UID: "uid-web-0", Namespace: "default", Name: "web-0", RuntimeHandler: "kata-qemu", FSGroup: "2000",
 		FSGroupPolicy: volume.GroupOnMismatch, Asks: "data, logs",
 		Volumes: []decision.PodVolume{
-			{Name: "data", Driver: driver, VolumeID: "vol-data", SubPaths: []string{"$(POD)", "a/b"}, Together: []string{"sidecar", "app"}, Spaced: []string{"setup"}},
-			{Name: "raw", Driver: driver, VolumeID: "vol-raw", Block: true},
-			{Name: "logs", Driver: driver, VolumeID: "vol-logs", Together: []string{"app"}, ReadOnlyMounts: true, NoGroup: true},
-			{Name: "scratch", Driver: driver, VolumeID: "vol-web-0-scratch", Together: []string{"app"}},
-			{Name: "inline", Driver: driver, VolumeID: fmt.Sprintf("csi-%x", sha256.Sum256([]byte("uid-web-0inline"))), Together: []string{"debug"}},
+			{Name: "data", Driver: driver, VolumeID: "vol-data", SubPaths: []string{"$(POD)", "a/b"}, Together: []string{"sidecar", "app"}, Spaced: []string{"setup"}, Mounts: []string{"setup", "setup", "sidecar", "app", "app"}},
+			{Name: "raw", Driver: driver, VolumeID: "vol-raw", Block: true, Mounts: []string{"app"}},
+			{Name: "logs", Driver: driver, VolumeID: "vol-logs", Together: []string{"app"}, Mounts: []string{"app"}, ReadOnlyMounts: true, NoGroup: true},
+			{Name: "scratch", Driver: driver, VolumeID: "vol-web-0-scratch", Together: []string{"app"}, Mounts: []string{"app"}},
+			{Name: "inline", Driver: driver, VolumeID: fmt.Sprintf("csi-%x", sha256.Sum256([]byte("uid-web-0inline"))), Together: []string{"debug"}, Mounts: []string{"debug"}},
 			{Name: "idle", Driver: driver, VolumeID: "vol-idle"},
 		},
 	}

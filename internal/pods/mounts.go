@@ -30,6 +30,7 @@ func (p *pod) noteMounts(spec *corev1.PodSpec) {
 		for _, device := range c.VolumeDevices {
 			if v := byName[device.Name]; v != nil {
 				v.used, v.Block, v.writable = true, true, true
+				v.noteUse(c.Name)
 			}
 		}
 	}
@@ -53,6 +54,7 @@ func (p *pod) noteMounts(spec *corev1.PodSpec) {
 // others; otherwise it ends before they start.
 func (v *podVolume) noteMount(container string, mount *corev1.VolumeMount, stays bool) {
 	v.used = true
+	v.noteUse(container)
 	v.writable = v.writable || !mount.ReadOnly
 	for _, sub := range []string{mount.SubPath, mount.SubPathExpr} {
 		sub = strings.ToValidUTF8(sub[:min(len(sub), maxSubPath)], "")
@@ -65,6 +67,19 @@ func (v *podVolume) noteMount(container string, mount *corev1.VolumeMount, stays
 	}
 	if strings.Contains(path.Base(mount.MountPath), " ") {
 		v.Spaced = noted(v.Spaced, container)
+	}
+}
+
+// noteUse notes one mount of the volume by a container. It does not count beyond two.
+func (v *podVolume) noteUse(container string) {
+	times := 0
+	for _, name := range v.Mounts {
+		if name == container {
+			times++
+		}
+	}
+	if times < 2 && len(v.Mounts) < 2*maxSubPaths {
+		v.Mounts = append(v.Mounts, strings.Clone(container))
 	}
 }
 

@@ -32,15 +32,31 @@ func Hazards(handler string, pod *PodContext) (found []Hazard) {
 	if many := pod.Volume.Together; len(many) > 1 {
 		found = append(found, Hazard{attachedTwice, many})
 	}
+	if repeated := repeatedNames(pod.Volume.Mounts); len(repeated) > 0 {
+		found = append(found, Hazard{mountedTwice, repeated})
+	}
 	if spaced := pod.Volume.Spaced; len(spaced) > 0 {
 		found = append(found, Hazard{neverUnmounted, spaced})
 	}
 	return found
 }
 
+// repeatedNames returns the names that are in the list more than once, without repeats.
+func repeatedNames(names []string) (repeated []string) {
+	names = slices.Sorted(slices.Values(names))
+	for i, name := range names[:max(0, len(names)-1)] {
+		if names[i+1] == name && !slices.Contains(repeated, name) {
+			repeated = append(repeated, name)
+		}
+	}
+	return repeated
+}
+
 const (
 	attachedTwice = "several containers mount one volume: under Kata's runtime-rs the volume is attached a second time when one of them " +
 		"restarts, which then never starts again or damages the filesystem; mount it in one container, or use Kata's Go runtime"
+	mountedTwice = "a container mounts one volume at several paths: Kata's runtime-rs attaches the volume once for each, and no container of the " +
+		"pod that starts or restarts after that one ever starts; mount it at one path, or use Kata's Go runtime"
 	neverUnmounted = "the last element of a mount path has a space: Kata's runtime-rs never unmounts such a volume, and its journal must be " +
 		"replayed at the next mount; choose another mount path, or use Kata's Go runtime"
 )

@@ -45,6 +45,9 @@ type PodVolume struct {
 	// containers that end before the next one starts. Spaced are those that mount it at
 	// a path whose last element has a space.
 	Together, Spaced []string
+	// Mounts names the container of each mount, init and ephemeral containers among them,
+	// so that one that mounts it more than once is in it more than once.
+	Mounts []string
 	// ReadOnlyMounts is set where every container that mounts it does so
 	// read-only. A container that is added later may do otherwise.
 	ReadOnlyMounts bool
@@ -127,6 +130,7 @@ func mergeVolumes(all []PodVolume) *PodVolume {
 		out.SubPaths = append(out.SubPaths, v.SubPaths...)
 		out.Together = mergeNames(out.Together, v.Together)
 		out.Spaced = mergeNames(out.Spaced, v.Spaced)
+		out.Mounts = append(out.Mounts, v.Mounts...)
 		out.ReadOnlyMounts = out.ReadOnlyMounts && v.ReadOnlyMounts
 	}
 	return out

@@ -56,10 +56,10 @@ func TestKubeletsIdentityIsEnough(t *testing.T) {
 	want := decision.Pod{
 		UID: uid, Namespace: space, Name: "web-0", RuntimeHandler: "kata-qemu", FSGroup: "2000", FSGroupPolicy: volume.GroupOnMismatch,
 		Volumes: []decision.PodVolume{
-			{Name: "data", Driver: driver, VolumeID: "vol-data", SubPaths: []string{"sub"}, Together: []string{"main"}},
-			{Name: "raw", Driver: driver, VolumeID: "vol-raw", Block: true},
-			{Name: "scratch", Driver: driver, VolumeID: "vol-web-0-scratch", Together: []string{"main"}},
-			{Name: "inline", Driver: driver, VolumeID: fmt.Sprintf("csi-%x", sha256.Sum256([]byte(uid+"inline"))), ReadOnlyMounts: true, Together: []string{"main"}},
+			{Name: "data", Driver: driver, VolumeID: "vol-data", SubPaths: []string{"sub"}, Together: []string{"main"}, Mounts: []string{"main"}},
+			{Name: "raw", Driver: driver, VolumeID: "vol-raw", Block: true, Mounts: []string{"main"}},
+			{Name: "scratch", Driver: driver, VolumeID: "vol-web-0-scratch", Together: []string{"main"}, Mounts: []string{"main"}},
+			{Name: "inline", Driver: driver, VolumeID: fmt.Sprintf("csi-%x", sha256.Sum256([]byte(uid+"inline"))), ReadOnlyMounts: true, Together: []string{"main"}, Mounts: []string{"main"}},
 		},
 	}
 	if diff := cmp.Diff(want, known(t, c, uid)); diff != "" {
