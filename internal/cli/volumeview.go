@@ -42,7 +42,7 @@ func (w *volumeView) row(v *adminv1.Volume) []printer.Cell {
 		text(v.GetDevice()), text(cmp.Or(v.GetHeldBy(), show.ShortID(v.GetSandbox().GetId()))), text(used), text(total), text(w.age(v.GetCreatedAt())),
 	}
 	if w.out.Wide() {
-		row = append(row, text(v.GetDeviceId()), text(v.GetFsType()), text(access(v)), text(podText(v)),
+		row = append(row, text(v.GetDeviceId()), text(v.GetFsType()), text(access(v)), text(show.Pod(v)),
 			text(w.age(v.GetUsageAt())), printer.Painted(show.Red, v.GetLastError()))
 	}
 	return append(row, text(v.GetTargetPath()))
@@ -61,7 +61,7 @@ func (w *volumeView) list(volumes []*adminv1.Volume) error {
 
 func (w *volumeView) describe(v *adminv1.Volume) error {
 	refused := v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED
-	rule, pod := "Deferred by:", podText(v)
+	rule, pod := "Deferred by:", show.Pod(v)
 	if refused {
 		rule = "Decided by:"
 	}
@@ -147,13 +147,6 @@ func stateCell(v *adminv1.Volume) printer.Cell {
 		state = show.WithDetail(state, v.GetRefusedBy())
 	}
 	return printer.Painted(show.StateColour(v.GetState()), state)
-}
-
-func podText(v *adminv1.Volume) string {
-	if v.GetPodName() == "" {
-		return v.GetPodUid()
-	}
-	return v.GetPodNamespace() + "/" + v.GetPodName()
 }
 
 func refusedText(v *adminv1.Volume) string {

@@ -75,8 +75,8 @@ func volumeFindings(v *adminv1.Volume) []Finding {
 		return []Finding{warning(look+"; the sandbox reports this, look into the pod",
 			"volume %s is abnormal: %s", v.GetTargetPath(), orNone(v.GetCondition().GetMessage()))}
 	case v.GetGroupProblem() != "":
-		return []Finding{warning("correct that; then "+look, "volume %s of pod %s/%s with group %s: %s", v.GetTargetPath(),
-			orNone(v.GetPodNamespace()), orNone(v.GetPodName()), v.GetSupplementalGroup(), v.GetGroupProblem())}
+		return []Finding{warning("correct that; then "+look, "volume %s of pod %s with group %s: %s", v.GetTargetPath(),
+			show.Pod(v), v.GetSupplementalGroup(), v.GetGroupProblem())}
 	}
 	return nil
 }

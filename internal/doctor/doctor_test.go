@@ -128,6 +128,11 @@ func daemonFaults() []bad {
 			v := d.Volumes[0]
 			v.PodNamespace, v.PodName, v.SupplementalGroup, v.GroupProblem = "ns", "web", "2000", "fsGroup is ignored"
 		}, Warn, "of pod ns/web with group 2000: fsGroup is ignored", "crustctl get"},
+		{"group ignored, pod by UID", "volumes", func(_ tree, _ *Node, d *Daemon) {
+			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "")
+			v := d.Volumes[0]
+			v.PodUid, v.SupplementalGroup, v.GroupProblem = "uid-1", "2000", "fsGroup is ignored"
+		}, Warn, "of pod uid-1 with group 2000: fsGroup is ignored", "crustctl get"},
 		{"kata handler without kata", "kata-config", func(tr tree, _ *Node, _ *Daemon) { tr.remove("/etc/kata-containers") }, Warn, "no Kata configuration", "install"},
 		{"no directory", "kata-directory", func(tr tree, n *Node, _ *Daemon) { tr.remove(n.KataDir) }, Error, "does not exist", "restart"},
 	}

@@ -14,6 +14,7 @@ import (
 	"slices"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
@@ -64,12 +65,6 @@ func checkKataVolume(n Node, e fs.DirEntry) []Finding {
 	return append(v.checkMode(e), v.checkFiles(entries)...)
 }
 
-// katasEmptyDir reports whether a volume is an emptyDir that Kata itself puts on a block device
-// (its emptydir_mode).
-func katasEmptyDir(target string) bool {
-	return filepath.Base(filepath.Dir(target)) == "kubernetes.io~empty-dir"
-}
-
 // volumePath decodes a directory's name, and refuses the other base64 alphabets.
 func volumePath(name string) (string, error) {
 	raw, err := base64.URLEncoding.Strict().DecodeString(name)
@@ -87,7 +82,7 @@ func (v kataVolume) checkMode(e fs.DirEntry) []Finding {
 	if err != nil || info.Mode().Perm()&0o077 == 0 {
 		return nil // it was removed meanwhile
 	}
-	if katasEmptyDir(v.target) && info.Mode().Perm()&0o022 == 0 {
+	if sys.IsEmptyDir(v.target) && info.Mode().Perm()&0o022 == 0 {
 		return nil // runtime-rs makes them so, and the directory above keeps others out
 	}
 	return []Finding{warning("chmod 0700 "+quoted(v.path), "the directory of volume %q has mode %04o: others may read or change it", v.target, info.Mode().Perm())}
@@ -199,7 +194,7 @@ func stringTrap(keys map[string]json.RawMessage, key, target string) []string {
 		return []string{fmt.Sprintf("has a %q that is no string", key)}
 	}
 	switch {
-	case key == "volume-type" && value == "blk" && katasEmptyDir(target):
+	case key == "volume-type" && value == "blk" && sys.IsEmptyDir(target):
 		return nil // both runtimes write and read it so
 	case key == "volume-type" && !slices.Contains([]string{"directvol", "spdkvol", "vfiovol"}, value):
 		return []string{fmt.Sprintf("has the volume-type %q: Kata's Rust runtime wants directvol", value)}

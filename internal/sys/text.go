@@ -2,6 +2,7 @@
 package sys
 
 import (
+	"path"
 	"regexp"
 	"strings"
 	"sync"
@@ -43,6 +44,10 @@ var (
 // IsDriverName reports whether CSI allows a text as the name of a driver. Such a name is safe
 // as a part of a path.
 func IsDriverName(s string) bool { return driverForm().MatchString(s) }
+
+// IsEmptyDir reports whether a volume's target is that of an emptyDir. Kata itself puts those on
+// block devices (its emptydir_mode).
+func IsEmptyDir(target string) bool { return path.Base(path.Dir(target)) == "kubernetes.io~empty-dir" }
 
 // IsPodUID reports whether a text can be the UID of a pod, and is safe as a part of a path. It
 // is not strict: static pods have a hash for a UID.

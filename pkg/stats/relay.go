@@ -259,11 +259,13 @@ func (r *Relay) endGrowth(key volume.Key, others *int, err error) {
 
 // learnGrowth stores how the last growth ended: kubelet emits no event for one that has to
 // wait until the volume is out of use. An impossible size is a mistake of the caller, who
-// gets that error; neither that nor a missing sandbox says anything about the volume. The
-// caller holds the lock.
+// gets that error. Neither that, nor a missing sandbox, nor one that cannot grow any volume
+// says anything about this one. The caller holds the lock.
 func (r *Relay) learnGrowth(key volume.Key, err error) {
-	if kind := volume.KindOf(err); kind == volume.Invalid || kind == volume.OutOfRange || kind == volume.NoSandbox {
-		return // err is not nil: the kind of nil is Internal
+	switch volume.KindOf(err) {
+	case volume.Invalid, volume.OutOfRange, volume.NoSandbox, volume.Unsupported: // and of nil Internal
+		return
+	default:
 	}
 	known, ok := r.known[key]
 	switch {

@@ -329,10 +329,10 @@ func TestWhyAVolumeDoesNotGrowIsKept(t *testing.T) {
 		if _, err := relay.Stats(t.Context(), src, testVolume("a")); err != nil {
 			t.Fatal(err)
 		}
-		for _, mistake := range []volume.Kind{volume.OutOfRange, volume.Invalid, volume.NoSandbox} {
+		for _, mistake := range []volume.Kind{volume.OutOfRange, volume.Invalid, volume.NoSandbox, volume.Unsupported} {
 			src.err = volume.Errorf(mistake, "20Ti do not fit")
 			if _, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{}); volume.KindOf(err) != mistake {
-				t.Errorf("a wrong size: %v", err)
+				t.Errorf("it says nothing of the volume: %v", err)
 			}
 		}
 		src.err = nil

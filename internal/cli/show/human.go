@@ -80,6 +80,14 @@ func StateName(s adminv1.VolumeState) string {
 	return strings.TrimPrefix(s.String(), StatePrefix)
 }
 
+// Pod names the pod of a volume, by its UID if its name is not known.
+func Pod(v *adminv1.Volume) string {
+	if v.GetPodName() == "" {
+		return v.GetPodUid()
+	}
+	return v.GetPodNamespace() + "/" + v.GetPodName()
+}
+
 var stateColours = map[adminv1.VolumeState]string{
 	adminv1.VolumeState_VOLUME_STATE_BOUND:    Green,
 	adminv1.VolumeState_VOLUME_STATE_DEGRADED: Red,

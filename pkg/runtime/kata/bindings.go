@@ -53,13 +53,18 @@ func (b *bindings) propose(v *volume.Volume, s shim) {
 	b.table.Propose(v.Key, s.id, string(s.flavor))
 }
 
-// seen records a new sandbox-id file: the newest sandbox counts as live until shown otherwise.
+// seen records a sandbox-id file. Its sandbox counts as one that has the volume until shown
+// otherwise, unless nobody listens for it: id files stay when sandboxes end.
 func (b *bindings) seen(key volume.Key, id string) {
 	e, tracked := b.table.Get(key)
 	if !tracked || !abi.IsSandboxID(id) || b.ofOtherPod(id, e.Volume.PodUID) {
 		return
 	}
 	b.noteUse(key, id)
+	if lives, err := b.mayLive(id); err == nil && !lives {
+		b.table.Propose(key, id, string(b.guessFlavor(id)))
+		return
+	}
 	b.table.Bind(key, id, string(b.guessFlavor(id)))
 }
 

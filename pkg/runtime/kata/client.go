@@ -173,6 +173,11 @@ var unsupported = []string{
 	"resize_volume is not implemented", "unimplemented", "is not supported", "blocked by policy",
 }
 
+// unmounted are parts of the error texts of a sandbox that lives and does not have the
+// volume: the Go shim's own, and those of an agent that has unmounted it while its disk is
+// still attached. The agent's are Rust's debug text of ENOENT and its name.
+var unmounted = []string{"not found in sandbox", "os { code: 2,", "enoent"}
+
 // dying are parts of the error texts of a shim that is ending, or whose agent is.
 var dying = []string{"ttrpc: closed", "connection reset", "context canceled", "dead agent"}
 
@@ -188,7 +193,7 @@ func statusError(v *volume.Volume, what string, s shim, rep reply) error {
 	kind, hint := volume.Refused, ""
 	lower := strings.ToLower(text)
 	switch {
-	case strings.Contains(lower, "not found in sandbox"):
+	case containsOneOf(lower, unmounted):
 		return volume.Errorf(volume.NoSandbox, "volume %s: Kata sandbox %s (%s) %w: it answered %s with %s",
 			v.Target, s.id, s.flavor, errNotMounted, what, text)
 	case containsOneOf(lower, dying):

@@ -2,6 +2,7 @@ package kata
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -268,6 +269,14 @@ func TestNotFoundInSandbox(t *testing.T) {
 	if !boundTo(b, v, "")() {
 		t.Error("bound to a sandbox that does not have the volume")
 	}
+	for _, text := range []string{ // after a container's end: unmounted, and the disk is still attached
+		`rpc error: code = Internal desc = Os { code: 2, kind: NotFound, message: "No such file or directory" }`,
+		"rpc error: code = Internal desc = ENOENT: No such file or directory",
+	} {
+		shim.Mount(v.Device.Path, func() (unix.Statfs_t, error) { return unix.Statfs_t{}, errors.New(text) })
+		_, err := b.h.Stats(t.Context(), v)
+		wantError(t, err, volume.NoSandbox, v, "sb1", "does not have it mounted now", "disable_block_device_use")
+	}
 	wantUse(t, b, v, "sb1") // which is no reason to give the device away
 	b.destinations = nil
 	_, err = b.h.Stats(t.Context(), v)
@@ -290,6 +299,13 @@ func TestStartingSandboxIsNotBound(t *testing.T) {
 	if _, err := b.h.Stats(t.Context(), v); err != nil || !boundTo(b, v, "sb1")() {
 		t.Errorf("not bound: %v", err)
 	}
+	b.h.guests.drop(v.Key)
+	b.err = errors.New("no containerd")
+	_, err := b.h.Stats(t.Context(), v)
+	wantError(t, err, volume.NoSandbox, v, "sb1", "no containerd")
+	if b.err = nil; !boundTo(b, v, "sb1")() {
+		t.Error("unbound by a container runtime that does not answer")
+	}
 	if err := shim.Stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +315,7 @@ func TestStartingSandboxIsNotBound(t *testing.T) {
 	if _, err := b.h.Publish(t.Context(), v); err != nil {
 		t.Fatal(err)
 	}
-	_, err := b.h.Stats(t.Context(), v)
+	_, err = b.h.Stats(t.Context(), v)
 	wantError(t, err, volume.NoSandbox, v, "sb1", "has ended")
 	if strings.Contains(err.Error(), "yet") {
 		t.Errorf("a sandbox had it: %v", err)

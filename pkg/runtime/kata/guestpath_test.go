@@ -44,7 +44,7 @@ func TestGuestPath(t *testing.T) {
 		"control character": {dirs: []string{"rw/dev1-0a1b-da\nta"}, destinations: []string{"/da\nta"}, kind: volume.NoSandbox},
 		"the newest":        {dirs: []string{"rw/dev2-0a1b-data", "rw/dev1-0a1c-data"}, destinations: []string{"/data"}, want: "dev1-0a1c-data", kind: fine},
 		"no tracker":        {dirs: []string{"rw/dev1-0a1b-data"}, noTracker: true, want: "dev1-0a1b-data", kind: fine},
-		"tracker fails":     {dirs: []string{"rw/dev1-0a1b-data"}, trackerError: errors.New("no containerd"), kind: volume.Internal},
+		"tracker fails":     {dirs: []string{"rw/dev1-0a1b-data"}, trackerError: errors.New("no containerd"), kind: volume.NoSandbox},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, kataemu.Rust)
@@ -68,6 +68,20 @@ func TestGuestPath(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An emptyDir of Kata's own is mounted below a path that nobody records: that is said, and
+// not that no container has started.
+func TestStatsOfKatasOwnEmptyDir(t *testing.T) {
+	b := newBench(t, kataemu.Rust)
+	v := b.Volume("cache")
+	v.Target = "/var/lib/kubelet/pods/pod-cache/volumes/kubernetes.io~empty-dir/cache"
+	v.Key, v.ResolvedTarget, v.Device.Path = volume.KeyOf(v.Target), v.Target, v.Target+"/disk.img"
+	b.PublishForeign(t, v)
+	b.h.AdoptForeign()
+	b.startShim(t, v, "sb1")
+	_, err := b.h.Stats(t.Context(), b.h.Adopted()[0])
+	wantError(t, err, volume.Unsupported, v, "emptyDir", "inside the pod")
 }
 
 func makeShared(t *testing.T, root string, dirs, files []string) {

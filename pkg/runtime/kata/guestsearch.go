@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -32,6 +33,8 @@ type guestSearch struct {
 	v    *volume.Volume
 	shim shim
 	conn *conn // for the first request, or nil
+	// unknown is set if the container runtime cannot be asked which paths are the volume's.
+	unknown bool
 	// unlike is why the last answer was not believed, or its error. It is the result if no
 	// path is left.
 	unlike error
@@ -39,6 +42,10 @@ type guestSearch struct {
 
 // stats tries one path after the other until an answer is believed.
 func (s *guestSearch) stats(ctx context.Context) (volume.Report, error) {
+	if sys.IsEmptyDir(s.v.Target) {
+		return volume.Report{}, volume.Errorf(volume.Unsupported, "volume %s: it is an emptyDir that Kata keeps on a disk image, and "+
+			"%s records nowhere at which path its guest has it: look at it inside the pod", s.v.Target, rustShim)
+	}
 	remembered := ""
 	if s.h.bindings.current(s.v).id == s.shim.id {
 		remembered = s.h.guests.path(s.v.Key, s.shim.id)

@@ -56,6 +56,7 @@ func TestConnectionsAreKept(t *testing.T) {
 	var served sync.WaitGroup
 	served.Go(func() { _ = server.Serve(listener) })
 	t.Cleanup(func() { _ = server.Close(); served.Wait() })
+	b.add(v.PodUID, "sb1") // else a connection finds out that it lives
 	check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 	for range 10 {
 		_, err := b.h.Stats(t.Context(), v)

@@ -123,6 +123,7 @@ func (s *guestSearch) trackerError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return contextError(s.v, s.shim.id, ctx.Err())
 	}
-	return volume.Errorf(volume.Internal, "volume %s: the container runtime cannot be asked about Kata sandbox %s, "+
+	s.unknown = true
+	return volume.Errorf(volume.NoSandbox, "volume %s: the container runtime cannot be asked about Kata sandbox %s, "+
 		"so that the volume's place in the guest is not known: %w", s.v.Target, s.shim.id, err)
 }

@@ -24,16 +24,21 @@ func (h *Handler) Stats(ctx context.Context, v *volume.Volume) (volume.Report, e
 		return volume.Report{}, h.denied(ctx, v, b, err)
 	}
 	var report volume.Report
+	unknown := false
 	if b.flavor == rustShim {
 		search := &guestSearch{h: h, v: v, shim: b, conn: c}
 		report, err = search.stats(ctx)
+		unknown = search.unknown
 		if search.conn != nil {
 			search.conn.close()
 		}
 	} else {
 		report, err = h.askStats(ctx, v, b, c, statsRequestGo(v.Device.Path))
 	}
-	if err != nil {
+	switch {
+	case unknown: // the sandbox has not said whether it has the volume
+		return volume.Report{}, err
+	case err != nil:
 		return volume.Report{}, h.denied(ctx, v, b, err)
 	}
 	h.store.Bindings.Prove(v.Key, b.id, true)

@@ -44,6 +44,17 @@ func watched(b *bench, v *volume.Volume) func() bool {
 	return func() bool { return b.h.store.Watch.Has(v.Key) }
 }
 
+// living starts a shim that no pod is known of.
+func living(t *testing.T, b *bench, id string) *kataemu.Shim {
+	t.Helper()
+	shim, err := kataemu.Start(kataemu.Options{Flavor: kataemu.Go, SandboxID: id, Sandboxes: b.cfg.GoSandboxes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = shim.Stop() })
+	return shim
+}
+
 // watching waits until Run watches.
 func watching(t *testing.T, b *bench) {
 	t.Helper()
@@ -67,6 +78,7 @@ func TestBindingShowsAtOnce(t *testing.T) {
 	if !watched(b, v)() {
 		t.Fatal("a published volume is not watched")
 	}
+	living(t, b, "sb1")
 	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
 		t.Fatal(err)
 	}
@@ -85,8 +97,10 @@ func TestBindingShowsAtOnce(t *testing.T) {
 	})
 }
 
+// An id file of a sandbox that has ended is found as well, and does not bind the volume.
 func TestWatchFindsWhatWasThere(t *testing.T) {
 	b, _ := newWatchedBench(t)
+	shim := living(t, b, "sb1")
 	v := published(t, b, "a")
 	foreign := b.Volume("foreign")
 	b.PublishForeign(t, foreign)
@@ -97,6 +111,14 @@ func TestWatchFindsWhatWasThere(t *testing.T) {
 	b.start(t)
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
+	b.stop()
+	check.Must(t, shim.Kill())
+	b.start(t)
+	check.Eventually(t, "adopted again", func() bool { return len(b.h.Adopted()) == 1 })
+	check.Eventually(t, "the id is read", func() bool { return b.h.store.Bindings.Current(v.Key).Sandbox == "sb1" })
+	if !boundTo(b, v, "")() {
+		t.Error("bound to a sandbox whose shim is dead")
+	}
 }
 
 func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
@@ -141,6 +163,7 @@ func TestRootIsWatchedAgain(t *testing.T) {
 func TestManyEvents(t *testing.T) {
 	b, _ := newWatchedBench(t)
 	const n = 300
+	living(t, b, "sb1")
 	for i := range n {
 		b.PublishForeign(t, b.Volume(fmt.Sprintf("f%d", i)))
 	}
@@ -160,6 +183,7 @@ func TestOverflowReadsTheTree(t *testing.T) {
 	b.PublishForeign(t, foreign)
 	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
 	v := published(t, b, "a")
+	living(t, b, "sb1")
 	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
 		t.Fatal(err)
 	}
