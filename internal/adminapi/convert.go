@@ -27,7 +27,7 @@ func (n *Node) state(s deferral.Status) adminv1.VolumeState {
 		return adminv1.VolumeState_VOLUME_STATE_HELD
 	case s.Adopted:
 		return adminv1.VolumeState_VOLUME_STATE_ADOPTED
-	case s.Removing:
+	case s.Removing, s.Leaving:
 		return adminv1.VolumeState_VOLUME_STATE_REMOVING
 	case s.Problem != nil:
 		return adminv1.VolumeState_VOLUME_STATE_DEGRADED

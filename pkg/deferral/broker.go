@@ -220,17 +220,27 @@ func (b *Broker) refused(err error) {
 // undoTime bounds a removal, which goes on if its caller is gone.
 const undoTime = 30 * time.Second
 
-// Release releases a volume. A target that is unknown is a success.
+// Release releases a volume that its user has left. A target that is unknown is a success. A refusal is
+// shown with the volume until it is released or published again.
 func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, error) {
+	v, err := b.release(ctx, path)
+	if v != nil && err != nil && volume.KindOf(err) != volume.Canceled {
+		b.table.setRefusal(v.Key, err)
+	}
+	return v, err
+}
+
+func (b *Broker) release(ctx context.Context, path string) (*volume.Volume, error) {
 	t, err := b.targets.root.Resolve(path)
 	if err != nil {
 		return nil, err
 	}
 	defer t.Close()
 	var asked *record
+	var forgotten *ForgottenError
 	if known, err := b.lost.ofTarget(t); known != nil && !known.removing {
 		if err == nil {
-			err = b.remover.refuseUsed(ctx, known.rec)
+			forgotten, err = b.remover.refuseRelease(ctx, known)
 		}
 		if err != nil {
 			return &known.rec.Volume, err
@@ -248,6 +258,11 @@ func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, erro
 	}
 	if !known.removing && known.rec != asked { // it may have a sandbox by now
 		return &known.rec.Volume, volume.Errorf(volume.Busy, "volume %s: it was published or changed meanwhile: repeat", path)
+	}
+	if forgotten != nil {
+		if err := b.remover.disown(ctx, known.rec, forgotten); err != nil {
+			return &known.rec.Volume, err
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
@@ -267,7 +282,7 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 		return nil, volume.Errorf(volume.NotFound, "volume %s is not on record: there is nothing to release", key.Short())
 	}
 	if !force && known.rec.ResolvedTarget != "" {
-		return b.Release(ctx, known.rec.ResolvedTarget)
+		return b.release(ctx, known.rec.ResolvedTarget)
 	}
 	unlock, err := b.locks.lock(ctx, key)
 	if err != nil {

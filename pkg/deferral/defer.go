@@ -37,6 +37,7 @@ func (a *attempt) repeat(ctx context.Context, rec *record) (*volume.Volume, erro
 		// A final code would promise that nothing is left.
 		return nil, volume.Errorf(volume.Busy, "volume %s: it is published, and cannot be put right yet: %w", a.in.Target, err)
 	}
+	a.b.table.setRefusal(rec.Key, nil)
 	return &rec.Volume, nil
 }
 

@@ -3,8 +3,10 @@ package deferral
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -26,11 +28,43 @@ type Projector interface {
 	Publish(ctx context.Context, v *volume.Volume) (changed bool, err error)
 	// Retract removes the projection.
 	Retract(ctx context.Context, v *volume.Volume) error
-	// InUse names a live sandbox that has the volume, or returns "".
+	// InUse names a live sandbox that may have the volume, or returns "". The error is a ForgottenError
+	// if there are only sandboxes that the container runtime has forgotten.
 	InUse(ctx context.Context, v *volume.Volume) (sandbox string, err error)
 	// Orphans lists projections of this handler whose volumes are not known, so that
 	// they can be retracted.
 	Orphans(known func(volume.Key) bool) ([]*volume.Volume, error)
+}
+
+// Tracking is a Projector that can ask the container runtime itself about sandboxes.
+type Tracking interface {
+	// Withdraw removes the projection, so that from now on no sandbox finds the volume. What is known of
+	// its sandboxes stays, and Publish makes the projection again.
+	Withdraw(ctx context.Context, v *volume.Volume) error
+	// Disowned returns nil if the container runtime answers twice, and lists none of the sandboxes.
+	Disowned(ctx context.Context, v *volume.Volume, sandboxes []string) error
+}
+
+// ForgottenError is part of the error for sandboxes whose shims answer, although the container runtime,
+// which is being followed, does not list them.
+type ForgottenError struct{ Sandboxes []string }
+
+func (e *ForgottenError) Error() string {
+	return "the shim of sandbox " + strings.Join(e.Sandboxes, ", ") + " answers, although the container runtime does not list that sandbox"
+}
+
+// NewForgotten is the error of InUse for forgotten sandboxes.
+func NewForgotten(v *volume.Volume, sandboxes ...string) error {
+	return forgottenError(v, &ForgottenError{Sandboxes: sandboxes})
+}
+
+func forgottenError(v *volume.Volume, of *ForgottenError) error {
+	return volume.Errorf(volume.Busy, "volume %s: %w, so that it may have the device %s: repeat, or end the shim and its VM", v.Target, of, v.Device.Path)
+}
+
+func forgottenIn(err error) *ForgottenError {
+	of, _ := errors.AsType[*ForgottenError](err)
+	return of
 }
 
 // Abilities are what the sandboxes of a handler can do beyond mounting a
@@ -109,8 +143,8 @@ func refuseInUse(ctx context.Context, handler Projector, v *volume.Volume) error
 		return err
 	}
 	if sandbox != "" {
-		return volume.Errorf(volume.Busy, "volume %s: the sandbox %s still has its device %s: repeat when the sandbox has ended",
-			v.Target, sandbox, v.Device.Path)
+		return volume.Errorf(volume.Busy, "volume %s: the sandbox %s has not ended, and may have its device %s: repeat when it has; "+
+			volume.TextStopSandbox, v.Target, sandbox, v.Device.Path)
 	}
 	return nil
 }

@@ -1,7 +1,11 @@
 package deferral
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"slices"
+	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
@@ -27,12 +31,64 @@ func (r *remover) rollBack(ctx context.Context, rec *record, cause error) error 
 }
 
 // refuseUsed returns an error while somebody uses the device: it asks the handler and the
-// kernel. A sandbox can find the volume until it is retracted, so undo asks the kernel again.
+// kernel. A sandbox can find the volume until it is retracted, so undo asks the kernel again. After a
+// ForgottenError nobody has the device, and disown can find out more.
 func (r *remover) refuseUsed(ctx context.Context, rec *record) error {
-	if err := r.handlers.refuseBound(ctx, &rec.Volume); err != nil || r.claims.IsShared(rec.Device) {
+	err := r.handlers.refuseBound(ctx, &rec.Volume)
+	if err != nil && forgottenIn(err) == nil || r.claims.IsShared(rec.Device) {
 		return err
 	}
-	return r.refuseHeld(ctx, rec)
+	return cmp.Or(r.refuseHeld(ctx, rec), err)
+}
+
+// refuseRelease is refuseUsed, and returns the forgotten sandboxes of which disown can find out more. A
+// projection whose record is lost could not be made again, and for a shared device the kernel's count does
+// not tell whose opens it counts.
+func (r *remover) refuseRelease(ctx context.Context, known *entry) (*ForgottenError, error) {
+	err := r.refuseUsed(ctx, known.rec)
+	if of := forgottenIn(err); of != nil && known.lost == nil && !r.claims.IsShared(known.rec.Device) {
+		return of, nil
+	}
+	return nil, err
+}
+
+// disownTime bounds disown, which holds the volume's lock.
+const disownTime = 10 * time.Second
+
+// disown proves that forgotten sandboxes have ended, whatever their shims answer: they cannot find the
+// volume any more, the container runtime still knows none of them, and nobody has the device open. It is
+// called with the volume's lock, and on failure makes the projection again. So does a restart.
+func (r *remover) disown(ctx context.Context, rec *record, of *ForgottenError) error {
+	handler, able := r.handlers.byName[rec.Handler].(Tracking)
+	if !able {
+		return forgottenError(&rec.Volume, of)
+	}
+	asking, cancel := context.WithTimeout(ctx, disownTime)
+	defer cancel()
+	err := handler.Withdraw(asking, &rec.Volume)
+	if err == nil {
+		failpoint.Hit("unstage-withdrawn")
+		err = handler.Disowned(asking, &rec.Volume, of.Sandboxes)
+	}
+	if err == nil {
+		failpoint.Hit("unstage-disowned")
+		err = r.refuseOthers(asking, rec, of)
+	}
+	if err != nil {
+		_, restoring := r.handlers.byName[rec.Handler].Publish(context.WithoutCancel(ctx), &rec.Volume)
+		return errors.Join(err, restoring) // reconcile tries again
+	}
+	return nil
+}
+
+// refuseOthers is refuseUsed for a volume whose forgotten sandboxes are known to have ended.
+func (r *remover) refuseOthers(ctx context.Context, rec *record, ended *ForgottenError) error {
+	err := r.refuseUsed(ctx, rec)
+	of := forgottenIn(err)
+	if of == nil || slices.ContainsFunc(of.Sandboxes, func(id string) bool { return !slices.Contains(ended.Sandboxes, id) }) {
+		return err
+	}
+	return nil
 }
 
 // refuseHeld returns an error while anybody has the device mounted or open. Of several

@@ -20,6 +20,8 @@ type Status struct {
 	*volume.Volume
 	// Removing is set while the volume is being removed.
 	Removing bool
+	// Leaving is set if the volume was to be released, and that was refused because of Problem.
+	Leaving bool
 	// Problem is what is wrong with the volume, or nil; ProblemSince is when it was
 	// seen first.
 	Problem      error

@@ -1,6 +1,7 @@
 package deferral
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"runtime"
@@ -33,6 +34,8 @@ type entry struct {
 	removing bool
 	problem  error // what is wrong with the volume, or nil
 	since    time.Time
+	// refusal is why the volume was not released when it was to be, or nil.
+	refusal error
 	// lost is set if the volume has no usable record, and says why. rec is then made
 	// of what else is known, and never written.
 	lost error
@@ -93,7 +96,7 @@ func (t *table) replace(key volume.Key, change func(*entry)) {
 
 func (t *table) markRemoving(key volume.Key, problem error) {
 	t.replace(key, func(e *entry) {
-		e.removing = true
+		e.removing, e.refusal = true, nil
 		e.setProblem(problem)
 	})
 }
@@ -112,8 +115,24 @@ func (e *entry) setProblem(problem error) {
 	e.problem = problem
 }
 
+// setRefusal records why a volume that is to be released was not; nil is for one that has a user again.
+func (t *table) setRefusal(key volume.Key, refusal error) {
+	if known := t.get(key); known == nil || known.removing || known.refusal == nil && refusal == nil {
+		return
+	}
+	t.replace(key, func(e *entry) {
+		if e.refusal == nil {
+			e.since = time.Now()
+		}
+		e.refusal = refusal
+	})
+}
+
 func (e *entry) status(held *claim.Held) Status {
-	return Status{Volume: &e.rec.Volume, Removing: e.removing, Problem: e.problem, ProblemSince: e.since, Held: held}
+	return Status{
+		Volume: &e.rec.Volume, Removing: e.removing, Leaving: e.refusal != nil,
+		Problem: cmp.Or(e.problem, e.refusal), ProblemSince: e.since, Held: held,
+	}
 }
 
 func (t *table) all() []*entry {

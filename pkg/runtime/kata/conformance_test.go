@@ -269,6 +269,18 @@ func (f *fakeSandboxes) PodOf(id string) (string, bool) {
 	return "", false
 }
 
+func (f *fakeSandboxes) Listed(context.Context) (map[string]bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	ids := make(map[string]bool)
+	for _, of := range f.pods {
+		for _, id := range of {
+			ids[id] = true
+		}
+	}
+	return ids, f.away
+}
+
 func (f *fakeSandboxes) Destinations(_ context.Context, _, source string) ([]string, error) {
 	if other, ok := f.elsewhere[source]; ok {
 		return other, f.err

@@ -115,11 +115,7 @@ func TestFullBacklogIsHung(t *testing.T) {
 	defer cancel()
 	_, err := b.h.Stats(ctx, v)
 	wantError(t, err, volume.Timeout, v, "sb1")
-	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if id, err := b.h.InUse(ctx, v); id != "sb1" || err != nil {
-		t.Errorf("InUse: %q, %v", id, err)
-	}
+	wantForgotten(t, b, v, "sb1")
 	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err = b.h.Stats(dueContext{ctx}, v)

@@ -39,6 +39,8 @@ type Sandboxes interface {
 	// Mounting lists the live sandboxes of all pods with a container that mounts one of
 	// the sources.
 	Mounting(ctx context.Context, sources ...string) ([]string, error)
+	// Listed asks the container runtime itself for the live sandboxes: nothing comes from memory.
+	Listed(ctx context.Context) (map[string]bool, error)
 	// Ready reports whether the above can be relied on now; LastError returns why not.
 	Ready() bool
 	LastError() error
@@ -56,7 +58,10 @@ type Handler struct {
 	guests    *guestMemory
 }
 
-var _ runtime.Handler = (*Handler)(nil)
+var (
+	_ runtime.Handler   = (*Handler)(nil)
+	_ deferral.Tracking = (*Handler)(nil)
+)
 
 // New makes the handler and removes what a kill left in TempDir.
 func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
@@ -140,6 +145,23 @@ func (h *Handler) Retract(ctx context.Context, v *volume.Volume) error {
 		return err
 	}
 	return h.bindings.notes.forget(v.Key)
+}
+
+// Withdraw removes the volume's directory, if it is ours. The sandboxes whose ids are in it stay known.
+func (h *Handler) Withdraw(ctx context.Context, v *volume.Volume) error {
+	ids, err := h.bindings.candidates(v)
+	if err != nil {
+		return unknown(v, "a Kata sandbox", "the volume's directory cannot be read", err)
+	}
+	for _, id := range ids {
+		h.bindings.notes.add(v.Key, id, func(string) bool { return false })
+	}
+	return h.store.Retract(ctx, v)
+}
+
+// Disowned returns nil if the container runtime answers twice, and lists none of the sandboxes.
+func (h *Handler) Disowned(ctx context.Context, v *volume.Volume, ids []string) error {
+	return h.bindings.disowned(ctx, v, ids)
 }
 
 // Orphans lists the volumes that are not known and have a directory of ours or a record.

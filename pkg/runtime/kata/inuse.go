@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
@@ -18,8 +21,9 @@ import (
 // inUse returns a sandbox that has the volume or may have it, or "".
 //
 // A sandbox has ended when the container runtime does not list it and nobody listens on its
-// shim's socket. Another process can still have the device, such as a VMM that outlived its
-// shim: the broker checks that.
+// shim's socket. One that is not listed and whose shim answers is forgotten, if the container runtime is
+// being followed. Another process can still have the device, such as a VMM that outlived its shim: the
+// broker checks that.
 func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", guest.ContextError(v, "", err)
@@ -27,14 +31,10 @@ func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) 
 	// Read before the list of the pod's sandboxes: if it was ready, the list is complete.
 	ready := b.sandboxes != nil && b.sandboxes.Ready()
 	candidates, unread := b.candidates(v)
-	for _, id := range candidates {
-		if lives, err := b.mayLive(id); err != nil {
-			return "", unknown(v, "Kata sandbox "+id, "its shim's socket cannot be tried", err)
-		} else if lives {
-			return id, nil
-		}
-	}
+	id, forgotten, err := b.living(v, candidates, ready)
 	switch {
+	case id != "" || err != nil:
+		return id, err
 	case unread != nil:
 		return "", unknown(v, "a Kata sandbox", "the volume's directory cannot be read", unread)
 	case b.sandboxes == nil:
@@ -42,9 +42,58 @@ func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) 
 	case !ready:
 		return "", b.refuseUnknown(v)
 	case v.PodUID == "" && v.Target != "": // an orphan of which only notes are left has neither
-		return b.mountedBy(ctx, v)
+		if id, err := b.mountedBy(ctx, v); id != "" || err != nil {
+			return id, err
+		}
+	}
+	if len(forgotten) > 0 {
+		return "", deferral.NewForgotten(v, forgotten...)
 	}
 	return "", nil
+}
+
+// living returns the first of the candidates that may live, or those that are forgotten.
+func (b *bindings) living(v *volume.Volume, candidates []string, ready bool) (found string, forgotten []string, err error) {
+	for _, id := range candidates {
+		served, err := b.hasShim(id)
+		switch {
+		case b.isListed(id):
+			return id, nil, nil
+		case err != nil:
+			return "", nil, unknown(v, "Kata sandbox "+id, "its shim's socket cannot be tried", err)
+		case served && !ready:
+			return id, nil, nil
+		case served:
+			forgotten = append(forgotten, id)
+		}
+	}
+	return "", forgotten, nil
+}
+
+// askAgain is the time between two answers of the container runtime.
+const askAgain = time.Second
+
+// disowned asks the container runtime itself, twice, whether it lists one of the sandboxes.
+func (b *bindings) disowned(ctx context.Context, v *volume.Volume, ids []string) error {
+	what := "Kata sandbox " + strings.Join(ids, ", ")
+	if b.sandboxes == nil {
+		return unknown(v, what, "no container runtime is configured", errors.New("set containerd.socket or cri.socket"))
+	}
+	for again := range 2 {
+		if again > 0 && !sys.Sleep(ctx, askAgain) {
+			return guest.ContextError(v, "", ctx.Err())
+		}
+		live, err := b.sandboxes.Listed(ctx)
+		if err != nil {
+			return unknown(v, what, "the container runtime cannot be asked", err)
+		}
+		for _, id := range ids {
+			if live[id] {
+				return volume.Errorf(volume.Busy, "volume %s: the container runtime lists Kata sandbox %s again: repeat; "+volume.TextStopSandbox, v.Target, id)
+			}
+		}
+	}
+	return nil
 }
 
 // refuseUnknown is inUse while the container runtime cannot be asked: an error, unless no
@@ -90,12 +139,17 @@ const maxSandboxes = 4096
 
 // mayLive reports whether a sandbox is listed by the container runtime or has a shim.
 func (b *bindings) mayLive(id string) (bool, error) {
-	if b.sandboxes != nil {
-		if _, listed := b.sandboxes.PodOf(id); listed {
-			return true, nil
-		}
+	if b.isListed(id) {
+		return true, nil
 	}
 	return b.hasShim(id)
+}
+
+func (b *bindings) isListed(id string) (listed bool) {
+	if b.sandboxes != nil {
+		_, listed = b.sandboxes.PodOf(id)
+	}
+	return listed
 }
 
 // ended reports whether a sandbox is proven to have ended.

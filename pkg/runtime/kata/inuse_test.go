@@ -4,8 +4,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
@@ -72,16 +74,39 @@ func TestUnseenSandboxIsUnknown(t *testing.T) {
 	wantUse(t, b, v, "") // it is followed, and lists none of the pod
 }
 
-// A shim that died is no proof while the container runtime still lists its sandbox,
-// nor is a list without it while the shim answers.
+// wantForgotten wants a volume of a sandbox that only its shim knows of.
+func wantForgotten(t *testing.T, b *bench, v *volume.Volume, id string) {
+	t.Helper()
+	_, err := b.h.InUse(t.Context(), v)
+	if of, is := errors.AsType[*deferral.ForgottenError](err); !is || !slices.Equal(of.Sandboxes, []string{id}) || volume.KindOf(err) != volume.Busy {
+		t.Errorf("in use: %v, want the forgotten sandbox %s", err, id)
+	}
+}
+
+// A shim that died is no proof while the container runtime still lists its sandbox. A list without it
+// while the shim answers is none by itself, and is asked for twice.
 func TestBothWordsAreNeeded(t *testing.T) {
 	for _, flavor := range []kataemu.Flavor{kataemu.Go, kataemu.Rust} {
 		b := newBench(t, flavor)
 		v := published(t, b, "a")
 		shim := b.startShim(t, v, "sb1")
 		b.remove("sb1")
-		wantUse(t, b, v, "sb1")
+		wantForgotten(t, b, v, "sb1")
+		if err := b.h.Withdraw(t.Context(), v); err != nil {
+			t.Fatal(err)
+		}
+		wantForgotten(t, b, v, "sb1") // what is known of it stays
+		if err := b.h.Disowned(t.Context(), v, []string{"sb1"}); err != nil {
+			t.Error(err)
+		}
+		if _, err := b.h.Publish(t.Context(), v); err != nil {
+			t.Fatal(err)
+		}
 		b.add(v.PodUID, "sb1")
+		wantError(t, b.h.Disowned(t.Context(), v, []string{"sb1"}), volume.Busy, v, "sb1", "crictl stopp")
+		b.setAway(errAway)
+		wantError(t, b.h.Disowned(t.Context(), v, []string{"sb1"}), volume.Busy, v, "sb1", "containerd is away")
+		b.setAway(nil)
 		if err := shim.Shim.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -162,13 +187,13 @@ func TestNotesSurvive(t *testing.T) {
 		t.Fatal(err)
 	}
 	check.Eventually(t, "the directory is missed", func() bool { return !b.h.store.Watch.Has(v.Key) })
-	wantUse(t, b, v, "sb1")
+	wantForgotten(t, b, v, "sb1")
 	if _, err := b.h.Publish(t.Context(), v); err != nil {
 		t.Fatal(err)
 	}
-	wantUse(t, b, v, "sb1")
+	wantForgotten(t, b, v, "sb1")
 	b.Restart(t)
-	wantUse(t, b, v, "sb1")
+	wantForgotten(t, b, v, "sb1")
 	shim.Kill(t)
 	wantUse(t, b, v, "")
 	if err := b.h.Retract(t.Context(), v); err != nil {

@@ -156,6 +156,30 @@ func (c *client) list(ctx context.Context) (map[string]sandbox, error) {
 	return live, group.Wait()
 }
 
+// listed also lists the sandboxes of other controllers, which are not followed.
+func (c *client) listed(ctx context.Context) (map[string]bool, error) {
+	live, err := c.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ids := make(map[string]bool, len(live))
+	for id := range live {
+		ids[id] = true
+	}
+	reply, err := c.sandboxes.List(c.in(ctx), &sandboxapi.StoreListRequest{})
+	if status.Code(err) == codes.Unimplemented {
+		return ids, nil
+	}
+	for _, s := range reply.GetList() {
+		if isOther(s.GetSandboxer()) {
+			ids[s.GetSandboxID()] = true
+		}
+	}
+	return ids, err
+}
+
+func isOther(sandboxer string) bool { return sandboxer != "" && sandboxer != podSandboxer }
+
 // podSandboxer is the controller whose sandboxes are containers. Versions that have only
 // this one leave the name empty.
 const podSandboxer = "podsandbox"
@@ -168,8 +192,8 @@ func (c *client) otherSandboxer(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("containerd: list sandboxes: %w", err)
 	}
 	for _, s := range reply.GetList() {
-		if name := s.GetSandboxer(); name != "" && name != podSandboxer {
-			return clip(name), nil
+		if isOther(s.GetSandboxer()) {
+			return clip(s.GetSandboxer()), nil
 		}
 	}
 	return "", nil

@@ -72,6 +72,15 @@ func (c *criClient) ready(ctx context.Context) ([]*runtimeapi.PodSandbox, error)
 	}), nil
 }
 
+func (c *criClient) listed(ctx context.Context) (map[string]bool, error) {
+	ready, err := c.ready(ctx)
+	ids := make(map[string]bool, len(ready))
+	for _, item := range ready {
+		ids[item.GetId()] = true
+	}
+	return ids, err
+}
+
 func (c *criClient) containerIDs(ctx context.Context, sandboxID, _ string) ([]string, error) {
 	all, err := c.list(ctx, &runtimeapi.ContainerFilter{PodSandboxId: sandboxID})
 	if err != nil {
@@ -134,13 +143,9 @@ func (c *criClient) mounting(ctx context.Context, paths []string) ([]string, err
 	if err != nil {
 		return nil, err
 	}
-	ready, err := c.ready(ctx)
+	live, err := c.listed(ctx)
 	if err != nil {
 		return nil, err
-	}
-	live := make(map[string]bool, len(ready))
-	for _, item := range ready {
-		live[item.GetId()] = true
 	}
 	var users []string
 	for _, container := range all {

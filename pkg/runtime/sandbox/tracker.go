@@ -6,6 +6,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -71,6 +72,8 @@ type Tracker struct {
 type follow func(ctx context.Context, t *Tracker, conn *grpc.ClientConn, beside *sync.WaitGroup) error
 
 type asker interface {
+	// listed lists the live sandboxes, those that are not followed included.
+	listed(ctx context.Context) (map[string]bool, error)
 	// containerIDs lists the containers of a live sandbox.
 	containerIDs(ctx context.Context, sandboxID, podUID string) ([]string, error)
 	// destinations lists where they mount a path, without repeats.
@@ -303,6 +306,33 @@ func (t *Tracker) Mounting(ctx context.Context, paths ...string) ([]string, erro
 	defer cancel()
 	found, err := by.mounting(ctx, paths)
 	return found, askError(ctx, t.party, "", err)
+}
+
+// Listed asks the container runtime itself for its live sandboxes, those that kubelet did not make and
+// those that are not followed included. It is an error if the runtime is not being followed all the while.
+func (t *Tracker) Listed(ctx context.Context) (map[string]bool, error) {
+	following := func() (by asker, err error) {
+		t.mu.RLock()
+		defer t.mu.RUnlock()
+		if t.ready {
+			return t.by, nil
+		}
+		return nil, t.last
+	}
+	by, err := following()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, listTime)
+	defer cancel()
+	ids, err := by.listed(ctx)
+	if err != nil {
+		return nil, askError(ctx, t.party, "", err)
+	}
+	if now, err := following(); now != by {
+		return nil, volume.Errorf(volume.NoSandbox, "%s was restarted meanwhile: %w", t.party, cmp.Or(err, errors.New("ask again")))
+	}
+	return ids, nil
 }
 
 // Polled reports whether the runtime sends no events, so that it is listed every few seconds
