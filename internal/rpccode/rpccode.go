@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -34,17 +35,21 @@ var codeOf = map[volume.Kind]codes.Code{
 	volume.Canceled:    codes.Canceled,
 }
 
-// Status converts an error to a gRPC status error. One that is a status already is returned as
-// it is, unless it is wrapped in a classed error.
+// inner is what gRPC writes before the text of a status error.
+var inner = sys.LazyRegexp(`rpc error: code = \w+ desc = `)
+
+// Status converts an error to a gRPC status error. One that is a status already keeps its code,
+// unless it is wrapped in a classed error. The codes of wrapped errors are removed from the text.
 func Status(err error) error {
 	if err == nil {
 		return nil
 	}
 	var classed *volume.Error
-	if !errors.As(err, &classed) {
-		if _, ok := status.FromError(err); ok {
-			return err
-		}
+	known, ok := status.FromError(err)
+	if !ok || errors.As(err, &classed) {
+		known = status.New(cmp.Or(codeOf[volume.KindOf(err)], codes.Internal), err.Error())
 	}
-	return status.Error(cmp.Or(codeOf[volume.KindOf(err)], codes.Internal), err.Error())
+	plain := known.Proto()
+	plain.Message = inner().ReplaceAllString(plain.GetMessage(), "")
+	return status.FromProto(plain).Err()
 }

@@ -41,6 +41,12 @@ func TestEveryKindHasACodeOfItsOwn(t *testing.T) {
 	if got := Status(ready); status.Code(got) != codes.NotFound {
 		t.Errorf("a finished status became %v", got)
 	}
+	within := fmt.Errorf("outer: %w", errors.Join(ready, ready))
+	for code, err := range map[codes.Code]error{codes.NotFound: within, codes.Aborted: volume.Errorf(volume.Busy, "%w", within)} {
+		if got := status.Convert(Status(err)); got.Code() != code || got.Message() != "outer: made elsewhere\nmade elsewhere" {
+			t.Errorf("a wrapped status became %v", got)
+		}
+	}
 }
 
 // TestCodesThatKubeletTakesForMaybe keeps the kinds of unfinished work within
