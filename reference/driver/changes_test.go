@@ -386,7 +386,7 @@ func manyRanges(t *testing.T, in *pool) {
 	t.Helper()
 	const ranges = 10000
 	r := &record{Version: recordVersion, ID: "many", Capacity: 2 * ranges * block, Snapshot: &snapshot{}}
-	check.Must(t, in.provision(r, func() error {
+	check.Must(t, in.provision(r, 0, func() error {
 		image, err := os.Create(in.image(r.ID))
 		check.Must(t, err)
 		err = image.Truncate(r.Capacity)

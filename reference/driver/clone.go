@@ -94,6 +94,29 @@ func (j *job) wrap(err error) error {
 	return nil
 }
 
+// provision makes a volume or a snapshot from the image of another record.
+func (c *cloner) provision(ctx context.Context, from, to *record) error {
+	needed, err := c.needs(from, to)
+	if err != nil {
+		return err
+	}
+	return c.pool.provision(to, needed, func() error { return c.fill(ctx, &job{from: from, to: to}) })
+}
+
+// needs returns how much room on the disk an image needs that is made from another one: what
+// is copied, and by how much it is larger.
+func (c *cloner) needs(from, to *record) (int64, error) {
+	needed := to.Capacity - from.Capacity
+	if c.reflinks {
+		return needed, nil
+	}
+	var stat unix.Stat_t
+	if err := unix.Stat(c.pool.image(from.ID), &stat); err != nil && !errors.Is(err, unix.ENOENT) {
+		return 0, err
+	}
+	return needed + stat.Blocks*512, nil // of a lost image, fill says that
+}
+
 // fill makes images from those of other records, all at one moment. The caller holds the locks
 // of all records.
 func (c *cloner) fill(ctx context.Context, jobs ...*job) (err error) {

@@ -78,33 +78,30 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 		}
 		return &csi.CreateVolumeResponse{Volume: c.config.describe(r)}, nil
 	}
-	fill, err := c.fillOf(ctx, want, req)
-	if err != nil {
-		return nil, err
+	if want.Source.id() == "" {
+		err = c.pool.provisionBlank(want)
+	} else {
+		err = c.clone(ctx, want, req)
 	}
-	if err := c.pool.provision(want, fill); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return &csi.CreateVolumeResponse{Volume: c.config.describe(want)}, nil
 }
 
-// fillOf checks the source of a volume, sets the volume's size, and returns the function that
-// fills its image.
-func (c *controller) fillOf(ctx context.Context, want *record, req *csi.CreateVolumeRequest) (fill func() error, err error) {
-	if want.Source.id() == "" {
-		return blank, nil
-	}
+// clone makes a volume from another one, or from a snapshot.
+func (c *controller) clone(ctx context.Context, want *record, req *csi.CreateVolumeRequest) error {
 	from, err := c.cloner.find(want.Source)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if want.Capacity, err = sizeOfClone(from.Capacity, req.GetCapacityRange()); err != nil {
-		return nil, err
+		return err
 	}
 	if err := c.cloner.checkContent(from, req.GetVolumeCapabilities()); err != nil {
-		return nil, err
+		return err
 	}
-	return func() error { return c.cloner.fill(ctx, &job{from: from, to: want}) }, nil
+	return c.cloner.provision(ctx, from, want)
 }
 
 // readCreate returns the record of the volume that the request asks for.
@@ -234,7 +231,7 @@ func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 	before := r.Capacity
 	if more := size - before; more > 0 && req.GetCapacityRange().GetRequiredBytes() > before {
 		r.Capacity = size
-		if err := c.pool.reserve(r, more); err != nil {
+		if err := c.pool.reserve(r, more, more); err != nil {
 			return nil, err
 		}
 	}

@@ -223,7 +223,7 @@ func TestOneDriverPerDataDirectory(t *testing.T) {
 	d, err := New(config)
 	check.Must(t, err)
 	half := &record{Version: recordVersion, ID: "half", Capacity: leastSize}
-	check.Must(t, d.node.pool.provision(half, func() error {
+	check.Must(t, d.node.pool.provision(half, 0, func() error {
 		if _, err := New(config); err == nil || !strings.Contains(err.Error(), "another crust-driver") {
 			t.Errorf("the second driver: %v", err)
 		}
@@ -247,7 +247,7 @@ func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
 	half := &record{Version: recordVersion, ID: "half", Capacity: leastSize}
 	whole := &record{Version: recordVersion, ID: "whole", Capacity: leastSize}
 	for _, r := range []*record{half, whole} {
-		if err := d.node.pool.provision(r, blank); err != nil {
+		if err := d.node.pool.provisionBlank(r); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -283,7 +283,7 @@ func TestAnUnfinishedVolumeThatStays(t *testing.T) {
 	d, err := New(config)
 	check.Must(t, err)
 	for _, id := range []string{"stays", "whole"} {
-		check.Must(t, d.node.pool.provision(&record{Version: recordVersion, ID: id, Capacity: leastSize}, blank))
+		check.Must(t, d.node.pool.provisionBlank(&record{Version: recordVersion, ID: id, Capacity: leastSize}))
 	}
 	image := d.node.pool.image("stays")
 	check.Must(t, errors.Join(

@@ -32,7 +32,7 @@ func (p *publishing) ephemeralVolume() (*record, error) {
 	}
 	if r == nil {
 		r = &record{Version: recordVersion, ID: p.id, Capacity: size, Created: time.Now().UTC(), Ephemeral: true}
-		if err := p.node.pool.provision(r, blank); err != nil {
+		if err := p.node.pool.provisionBlank(r); err != nil {
 			return nil, err
 		}
 	}

@@ -80,7 +80,11 @@ func (g *groups) create(ctx context.Context, r *record) error {
 // are not ready yet.
 func (g *groups) fill(ctx context.Context, r *record, jobs []*job) error {
 	for _, j := range jobs {
-		if err := g.pool.reserve(j.to, j.to.Capacity); err != nil {
+		needed, err := g.cloner.needs(j.from, j.to)
+		if err == nil {
+			err = g.pool.reserve(j.to, j.to.Capacity, needed)
+		}
+		if err != nil {
 			return err
 		}
 		failpoint.Hit("driver-recorded")

@@ -130,7 +130,7 @@ func (l *pool) attached(id string) ([]loopdev.Attached, error) {
 
 // writable returns the path of the loop device by which the volume may be written to, or "".
 func (l *pool) writable(id string) (path string, err error) {
-	found, err := l.attached(id)
+	found, _, err := l.settled(id)
 	for _, one := range found {
 		if !one.ReadOnly {
 			path = one.Path
@@ -297,10 +297,14 @@ func (l *pool) available() (int64, error) {
 	return max(free, 0), nil
 }
 
-// reserve saves the record of a volume that needs more bytes, if so many are available.
-func (l *pool) reserve(r *record, more int64) error {
+// reserve saves the record of a volume to which more bytes are promised, if so many are available.
+// Without a configured capacity only those count that need room on the disk.
+func (l *pool) reserve(r *record, more, needed int64) error {
 	l.provisioning.Lock()
 	defer l.provisioning.Unlock()
+	if l.config.Capacity == 0 {
+		more = needed
+	}
 	free, err := l.available()
 	if err != nil {
 		return err
@@ -315,9 +319,9 @@ func (l *pool) reserve(r *record, more int64) error {
 }
 
 // provision reserves the capacity, records the volume and makes its image, which fill gives
-// its content. If it fails, nothing is left.
-func (l *pool) provision(r *record, fill func() error) error {
-	err := l.reserve(r, r.Capacity)
+// its content, and which needs room on the disk. If it fails, nothing is left.
+func (l *pool) provision(r *record, needed int64, fill func() error) error {
+	err := l.reserve(r, r.Capacity, needed)
 	if err == nil {
 		failpoint.Hit("driver-recorded")
 		err = fill()
@@ -351,8 +355,10 @@ func (l *pool) nextNumber(of source) int64 {
 	return last + 1
 }
 
-// blank is the fill of a volume that has no source.
-func blank() error { return nil }
+// provisionBlank is provision for a volume that has no source.
+func (l *pool) provisionBlank(r *record) error {
+	return l.provision(r, r.Capacity, func() error { return nil })
+}
 
 // volume returns the record of a volume, which may be unfinished, or nil. Snapshots are not
 // volumes.

@@ -54,7 +54,7 @@ func (c *controller) snapshot(ctx context.Context, id string, of source) (*recor
 	}
 	began := time.Now()
 	r := &record{Version: recordVersion, ID: id, Capacity: from.Capacity, Source: of, Snapshot: &snapshot{}}
-	if err := c.pool.provision(r, func() error { return c.cloner.fill(ctx, &job{from: from, to: r}) }); err != nil {
+	if err := c.cloner.provision(ctx, from, r); err != nil {
 		return nil, err
 	}
 	c.log.Info("made a snapshot", zap.String("snapshot", id), zap.String("volume", of.Volume),

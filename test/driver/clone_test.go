@@ -172,6 +172,31 @@ func TestAFullDisk(t *testing.T) {
 	r.wantNothing()
 }
 
+// TestClonesNeedNoRoom: without --capacity a clone, a snapshot and a group need the room of what
+// is copied, not that of the volume.
+func TestClonesNeedNoRoom(t *testing.T) {
+	for _, pool := range []string{"xfs", "ext4"} {
+		r := layOut(t, "")
+		r.data = rig.Pool(t, pool, rig.Disk(t, 600*mib, pool))
+		r.prepare()
+		r.start()
+		v, clone, blank := r.volume("v", rig.MountAccess("ext4")), r.volume("clone", rig.MountAccess("ext4")), r.volume("blank", rig.MountAccess("ext4"))
+		v.must(v.create)
+		filler, err := os.Create(r.data + "/filler")
+		check.Must(t, err)
+		check.Must(t, errors.Join(unix.Fallocate(int(filler.Fd()), 0, 0, 300*mib), filler.Sync(), filler.Close()))
+		check.Code(t, blank.create(), codes.ResourceExhausted)
+		check.Code(t, clone.createFrom(v.asSource(), 2*size), codes.ResourceExhausted)
+		check.Must(t, clone.createFrom(v.asSource(), 0))
+		made := v.mustSnapshot("s").GetSnapshotId()
+		group, err := r.group("g", v, clone)
+		check.Must(t, err)
+		check.Must(t, errors.Join(r.removeGroup(group.GetGroupSnapshotId()), r.removeSnapshot(made)))
+		v.must(v.remove, clone.remove)
+		r.wantNothing()
+	}
+}
+
 // TestADiskThatFillsUp: a volume whose record cannot be finished leaves nothing, as its maker
 // may go to another node.
 func TestADiskThatFillsUp(t *testing.T) {

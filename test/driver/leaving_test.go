@@ -28,6 +28,15 @@ func TestProbesOfALoopDevice(t *testing.T) {
 	v.must(v.unpublish, v.unstage)
 	time.AfterFunc(200*time.Millisecond, func() { _ = short.Close() })
 	v.must(v.stage, v.publish)
+	short = probe()
+	v.must(v.unpublish, v.unstage)
+	time.AfterFunc(200*time.Millisecond, func() { _ = short.Close() })
+	made := v.mustSnapshot("s").GetSnapshotId()
+	if !r.consistent(made) {
+		t.Error("a device that is leaving counts as in use")
+	}
+	check.Must(t, r.removeSnapshot(made))
+	v.must(v.stage, v.publish)
 	long := probe()
 	v.must(v.unpublish, v.unstage)
 	check.Code(t, v.stage(), codes.Aborted)
