@@ -50,6 +50,8 @@ type fault struct {
 	anyBase bool
 	// noGrowth: what is beyond the end of the base is not looked at.
 	noGrowth bool
+	// neverGrows: EXPAND_VOLUME is reported, and no volume grows.
+	neverGrows bool
 }
 
 func (f *fake) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
@@ -89,6 +91,9 @@ func (f *fake) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*c
 
 func (f *fake) ControllerExpandVolume(_ context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	size := req.GetCapacityRange().GetRequiredBytes()
+	if f.fault.neverGrows {
+		return nil, f.fail(codes.Internal)
+	}
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: size}, os.Truncate(f.dir+"/"+req.GetVolumeId(), size)
 }
 
@@ -291,6 +296,7 @@ func TestEachFaultIsFound(t *testing.T) {
 		"missing is not found":    {fault{code: instead(codes.InvalidArgument, codes.NotFound)}, []string{"missing", "other-volume", "newer-base"}},
 		"any base is good":        {fault{anyBase: true}, []string{"other-volume", "newer-base"}},
 		"growth is not looked at": {fault{noGrowth: true}, []string{"grown"}},
+		"volumes do not grow":     {fault{neverGrows: true}, []string{"grown"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(c.finds, try(t, c.fault)); diff != "" {
