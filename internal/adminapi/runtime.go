@@ -49,6 +49,7 @@ func instructionOf(req *runtimev1.RuntimeStageVolumeRequest) volume.Instruction 
 		MountFlags:  req.GetMountFlags(),
 		Group:       req.GetVolumeSupplementalGroup(),
 		GroupPolicy: groupPolicyOf(req.GetVolumeSupplementalGroupChangePolicy()),
+		Format:      volume.FormatDriver, KeepSize: true,
 	}
 }
 

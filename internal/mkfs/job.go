@@ -80,14 +80,21 @@ func (j *job) run(ctx context.Context) (formatted bool, err error) {
 // once looks and, where it is right, formats. A device that was taken for a
 // moment between the two is worth another look.
 func (j *job) once(ctx context.Context) (formatted bool, err error) {
-	found, err := j.dev.look(ctx, j.req.Policy == volume.FormatDriver)
+	if j.req.Policy == volume.FormatDriver {
+		err := j.checkGiven(ctx)
+		if err == nil {
+			j.grow(ctx)
+		}
+		return false, err
+	}
+	found, err := j.dev.look(ctx, false)
 	if err != nil {
 		return false, err
 	}
 	if err := j.judge(found); err != nil {
 		return false, err
 	}
-	if j.req.Policy != volume.FormatDriver && found.lacksMode() {
+	if found.lacksMode() {
 		if err := j.beginMaking(ctx); err != nil {
 			return false, err
 		}
@@ -120,14 +127,9 @@ func (j *job) beginMaking(ctx context.Context) error {
 	return j.dev.lockWriting()
 }
 
-// judge refuses everything but fsType, and a blank device that may be formatted; of a driver that defers by itself it refuses a blank one only.
+// judge refuses everything but fsType, and a blank device that may be formatted.
 func (j *job) judge(found *contents) error {
 	switch {
-	case j.req.Policy == volume.FormatDriver && !found.blank(j.f.cfg.AcceptLeftovers):
-		return nil
-	case j.req.Policy == volume.FormatDriver:
-		return j.dev.errorf(unmet, "is blank, and the driver, which defers by itself, is to hand over a device that holds %s: "+
-			"look at the driver's log; until it is mended, exclude the volume by a policy rule", j.req.FSType)
 	case found.is(j.req.FSType) && found.unfinished: // an mkfs was killed
 		return j.dev.errorf(unmet, "holds a %s whose making or copying was cut off: restore it, or, if nothing on it is "+
 			"wanted, wipe it (wipefs -a, blkdiscard or dd) and publish again", j.req.FSType)

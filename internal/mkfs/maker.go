@@ -74,7 +74,7 @@ func (j *job) mkfs(ctx context.Context, mkfs program, arguments arguments, uuid 
 	if err := j.sync(witness); err != nil {
 		return err
 	}
-	found, err := j.dev.look(ctx, j.req.Policy == volume.FormatDriver)
+	found, err := j.dev.look(ctx, false)
 	if err != nil {
 		return fmt.Errorf("after mkfs.%s: %w", j.req.FSType, err)
 	}
@@ -114,7 +114,7 @@ func (j *job) takeBack(ctx context.Context, uuid string, cause error) error {
 	if volume.KindOf(cause) == volume.Busy {
 		return cause
 	}
-	found, err := j.dev.look(ctx, j.req.Policy == volume.FormatDriver)
+	found, err := j.dev.look(ctx, false)
 	if err != nil || !found.leftBy(uuid) {
 		return cause
 	}

@@ -20,6 +20,8 @@ const (
 	grain = 4 * kib
 )
 
+const extMark = "ext2, ext3 or ext4"
+
 // mark is a signature that we look for besides blkid.
 type mark struct {
 	name  string
@@ -42,7 +44,7 @@ func marksOf(size int64) []mark {
 	md, gpt := []byte{0xfc, 0x4e, 0x2b, 0xa9}, []byte("EFI PART")
 	btrfs := []byte("_BHRfS_M")
 	marks := []mark{
-		{"ext2, ext3 or ext4", kib + 56, []byte{0x53, 0xef}},
+		{extMark, kib + 56, []byte{0x53, 0xef}},
 		{"xfs", 0, []byte("XFSB")},
 		{"btrfs", 64*kib + 64, btrfs},
 		{"a btrfs whose mkfs was cut off", 64*kib + 64, []byte("!BHRfS_M")},

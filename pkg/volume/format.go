@@ -22,7 +22,8 @@ const (
 	FormatGuest FormatPolicy = "guest"
 	FormatNever FormatPolicy = "never"
 	// FormatDriver is for drivers that defer by themselves; it cannot be configured. The
-	// driver is responsible for what is on the device, and only a blank one is refused.
+	// driver is responsible for what is on the device: only a blank one, and one that holds
+	// something else than it says, are refused.
 	FormatDriver FormatPolicy = "driver"
 )
 

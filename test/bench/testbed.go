@@ -95,8 +95,12 @@ func (r *testbed) sparse(path string) {
 	r.must(os.Truncate(path, 1<<30))
 }
 
-// disk makes a loop device.
-func (r *testbed) disk(n int) string { return rig.Loop(r.t, r.image(n), loopdev.Options{}) }
+// disk makes a loop device with a filesystem.
+func (r *testbed) disk(n int) string {
+	image := r.image(n)
+	rig.Mkfs(r.t, "ext4", image)
+	return rig.Loop(r.t, image, loopdev.Options{})
+}
 
 func podName(n int) string { return "pod-" + strconv.Itoa(n) }
 

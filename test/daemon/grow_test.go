@@ -22,6 +22,7 @@ func TestExpandBeforeThereIsASandbox(t *testing.T) {
 	d.Handlers = "default: crust\ncrust: {enabled: true, root: " + d.Dir + "/crust}"
 	d.Start()
 	image := rig.Image(t, 16*mib)
+	rig.Mkfs(t, "ext4", image)
 	disk := rig.Loop(t, image, loopdev.Options{})
 	req := d.StageRequest("pod-1", disk)
 	_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)

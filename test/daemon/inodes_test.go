@@ -20,7 +20,7 @@ import (
 func TestStartWithoutFreeInodes(t *testing.T) {
 	d := rig.NewDaemon(t)
 	d.Start()
-	req := d.StageRequest("pod-1", rig.Disk(t, 16*mib, ""))
+	req := d.StageRequest("pod-1", rig.Disk(t, 16*mib, "ext4"))
 	stage(t, d, req)
 	d.Kill()
 	var fs unix.Statfs_t

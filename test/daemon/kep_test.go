@@ -21,11 +21,13 @@ func TestKEPRules(t *testing.T) {
 	d := rig.NewDaemon(t)
 	d.Start()
 	client := d.Runtime()
-	disk := rig.Disk(t, 16*mib, "ext4")
+	disk, blank := rig.Disk(t, 16*mib, "ext4"), rig.Disk(t, 16*mib, "")
 
 	t.Run("1 what cannot be deferred is an error and nothing is mounted", func(t *testing.T) {
 		for name, change := range map[string]func(*runtimev1.RuntimeStageVolumeRequest){
 			"filesystem": func(r *runtimev1.RuntimeStageVolumeRequest) { r.FsType = "zfs" },
+			"another":    func(r *runtimev1.RuntimeStageVolumeRequest) { r.FsType = "xfs" },
+			"blank":      func(r *runtimev1.RuntimeStageVolumeRequest) { r.VolumeBackingPath = blank },
 			"network":    func(r *runtimev1.RuntimeStageVolumeRequest) { r.VolumeType.Type = runtimev1.VolumeType_NETWORK },
 			"bind":       func(r *runtimev1.RuntimeStageVolumeRequest) { r.MountFlags = []string{"bind"} },
 			"group":      func(r *runtimev1.RuntimeStageVolumeRequest) { r.VolumeSupplementalGroup = "0" },

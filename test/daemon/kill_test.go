@@ -51,7 +51,7 @@ func TestKilledAtEveryStepOfStage(t *testing.T) {
 		for _, next := range []string{"stage", "unstage"} {
 			t.Run(step+", then "+next, func(t *testing.T) {
 				d := rig.NewDaemon(t)
-				disk := rig.Disk(t, 16*mib, "")
+				disk := rig.Disk(t, 16*mib, "ext4")
 				req := d.StageRequest("pod-1", disk, "ro")
 				d.Start("CRUST_FAILPOINTS=" + step + "=kill")
 				_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
@@ -73,7 +73,7 @@ func TestKilledAtEveryStepOfUnstage(t *testing.T) {
 	for _, step := range unstageSteps {
 		t.Run(step, func(t *testing.T) {
 			d := rig.NewDaemon(t)
-			disk := rig.Disk(t, 16*mib, "")
+			disk := rig.Disk(t, 16*mib, "ext4")
 			req := d.StageRequest("pod-1", disk, "ro")
 			d.Start("CRUST_FAILPOINTS=" + step + "=kill")
 			_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
@@ -151,7 +151,7 @@ func writeTo(disk string) error {
 // TestKilledAtRandom kills the daemon at no particular moment under load.
 func TestKilledAtRandom(t *testing.T) {
 	d := rig.NewDaemon(t)
-	disk := rig.Disk(t, 16*mib, "")
+	disk := rig.Disk(t, 16*mib, "ext4")
 	req := d.StageRequest("pod-1", disk)
 	for round := range 30 {
 		d.Start()

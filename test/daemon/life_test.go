@@ -39,7 +39,7 @@ func metric(t *testing.T, d *rig.Daemon, name string) (value float64) {
 func TestTerminationLetsCallsEnd(t *testing.T) {
 	d := rig.NewDaemon(t)
 	d.Start("CRUST_FAILPOINTS=stage-recorded=sleep:700ms")
-	req := d.StageRequest("pod-1", rig.Disk(t, 16*mib, ""))
+	req := d.StageRequest("pod-1", rig.Disk(t, 16*mib, "ext4"))
 	client := d.Runtime()
 	watch, err := d.Admin().WatchVolumes(t.Context(), &adminv1.WatchVolumesRequest{})
 	check.Must(t, err)
@@ -100,7 +100,7 @@ func TestOpenStreamsDoNotHoldUpTheEnd(t *testing.T) {
 func TestReload(t *testing.T) {
 	d := rig.NewDaemon(t)
 	d.Start()
-	disk := rig.Disk(t, 16*mib, "")
+	disk := rig.Disk(t, 16*mib, "ext4")
 	req := d.StageRequest("pod-1", disk)
 
 	d.Extra = "log: {level: debug}\n"
@@ -150,7 +150,7 @@ func TestDaemonsSideBySide(t *testing.T) {
 	one, two := rig.NewDaemon(t), rig.NewDaemon(t)
 	one.Start()
 	two.Start()
-	req := one.StageRequest("pod-1", rig.Disk(t, 16*mib, ""))
+	req := one.StageRequest("pod-1", rig.Disk(t, 16*mib, "ext4"))
 	stage(t, one, req)
 	for d, want := range map[*rig.Daemon]int{one: 1, two: 0} {
 		_, err := d.Admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})

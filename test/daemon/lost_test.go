@@ -18,7 +18,7 @@ import (
 func TestStartBesideUnreadableRecords(t *testing.T) {
 	d := rig.NewDaemon(t)
 	d.Start()
-	good, bad := d.StageRequest("pod-1", rig.Disk(t, 16*mib, "")), d.StageRequest("pod-2", rig.Disk(t, 16*mib, ""))
+	good, bad := d.StageRequest("pod-1", rig.Disk(t, 16*mib, "ext4")), d.StageRequest("pod-2", rig.Disk(t, 16*mib, "ext4"))
 	stage(t, d, good)
 	stage(t, d, bad)
 	id := shown(t, d, bad.GetVolumeTargetPath()).GetId()

@@ -18,7 +18,7 @@ import (
 func TestMetricsAreThoseThatAreListed(t *testing.T) {
 	d := rig.NewDaemon(t)
 	d.Start()
-	req := d.StageRequest("pod-1", rig.Disk(t, 16*mib, ""))
+	req := d.StageRequest("pod-1", rig.Disk(t, 16*mib, "ext4"))
 	_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
 	check.Must(t, err)
 	body, err := d.HTTP("/metrics")

@@ -34,7 +34,7 @@ func TestReadsOfManyVolumesAreQuick(t *testing.T) {
 	d := rig.NewDaemon(t)
 	d.Start()
 	// One device that could be mounted on the host: the mount table has to be read.
-	requests := []*runtimev1.RuntimeStageVolumeRequest{d.StageRequest("pod-disk", rig.Disk(t, 16*mib, ""))}
+	requests := []*runtimev1.RuntimeStageVolumeRequest{d.StageRequest("pod-disk", rig.Disk(t, 16*mib, "ext4"))}
 	for n := range manyVolumes {
 		image := filepath.Join(d.Images, fmt.Sprint(n))
 		check.Must(t, os.WriteFile(image, nil, 0o600))

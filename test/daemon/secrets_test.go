@@ -21,7 +21,7 @@ func TestSecretsLeaveNoTrace(t *testing.T) {
 	d := rig.NewDaemon(t)
 	d.Extra = "log: {level: debug}"
 	d.Start()
-	disk := rig.Disk(t, 16*mib, "")
+	disk := rig.Disk(t, 16*mib, "ext4")
 	for _, flag := range []string{
 		"password=" + secret, "credentials=/" + secret, "user=me%" + secret, "noatime,secret=" + secret, "token:" + secret,
 		"x-api-key=" + secret + "\n", "encryption_passphrase=" + secret, "bearer_token=" + secret,

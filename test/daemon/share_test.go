@@ -20,7 +20,7 @@ func TestTwoDaemonsShareKatasTree(t *testing.T) {
 	two.Kata = one.Kata
 	one.Start()
 	two.Start()
-	disks := []string{rig.Disk(t, 16*mib, ""), rig.Disk(t, 16*mib, "")}
+	disks := []string{rig.Disk(t, 16*mib, "ext4"), rig.Disk(t, 16*mib, "ext4")}
 	first, second := one.StageRequest("pod-1", disks[0]), two.StageRequest("pod-2", disks[1])
 	stage(t, one, first)
 	stage(t, two, second)

@@ -3,6 +3,7 @@
 package format_test
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -107,8 +108,8 @@ func TestBlankDeviceThatIsNotToBeFormatted(t *testing.T) {
 	r.refused(device, backing, "ext3", volume.FormatHost, false, volume.Invalid, "blank", "only ext4, xfs and btrfs")
 }
 
-// TestDeviceOfADriverThatDefersByItself: the driver answers for what is on it, and has
-// made nothing where it is blank.
+// TestDeviceOfADriverThatDefersByItself: the driver answers for what is on it, and neither
+// a blank device nor one that holds something else is what it says.
 func TestDeviceOfADriverThatDefersByItself(t *testing.T) {
 	r := newFormatter(t)
 	device, backing := r.blank()
@@ -118,12 +119,31 @@ func TestDeviceOfADriverThatDefersByItself(t *testing.T) {
 	for name, spoil := range foreign(t) {
 		device, backing := r.blank()
 		spoil(backing)
+		if !strings.HasPrefix(name, "ext") || strings.HasSuffix(name, "copy") {
+			r.refused(device, backing, "ext4", volume.FormatDriver, false, volume.InUse, "hands it over as ext4")
+		}
+		accepted := "f2fs" // which only its own kernel can read
+		if name == "ext2" || name == "ext3" {
+			accepted = "ext4"
+		}
 		before := hash(t, backing)
-		if formatted, err := r.prepare(device, "ext4", volume.FormatDriver, false); err != nil || formatted {
+		if formatted, err := r.prepare(device, accepted, volume.FormatDriver, false); err != nil || formatted {
 			t.Errorf("%s: formatted %v: %v", name, formatted, err)
 		}
 		if before != hash(t, backing) {
 			t.Errorf("%s: the device was written to", name)
+		}
+	}
+	for _, fs := range filesystems {
+		device, backing := r.blank()
+		rig.Mkfs(t, fs, backing)
+		if formatted, err := r.prepare(device, fs, volume.FormatDriver, false); err != nil || formatted {
+			t.Errorf("%s: formatted %v: %v", fs, formatted, err)
+		}
+		for _, other := range filesystems {
+			if other != fs {
+				r.refused(device, backing, other, volume.FormatDriver, false, volume.InUse, "holds "+cmp.Or(map[string]string{"ext4": "ext2, ext3 or ext4"}[fs], fs), "as "+other)
+			}
 		}
 	}
 }

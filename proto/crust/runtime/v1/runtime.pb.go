@@ -244,7 +244,8 @@ type RuntimeStageVolumeRequest struct {
 	// below the kubelet root; required. It identifies the volume in later calls.
 	VolumeTargetPath string `protobuf:"bytes,2,opt,name=volume_target_path,json=volumeTargetPath,proto3" json:"volume_target_path,omitempty"`
 	// volume_backing_path is the device or image that holds the filesystem, an
-	// absolute path below one of the configured device roots; required.
+	// absolute path below one of the configured device roots; required. A device
+	// that is blank, or holds something else than fs_type, is refused.
 	VolumeBackingPath string `protobuf:"bytes,3,opt,name=volume_backing_path,json=volumeBackingPath,proto3" json:"volume_backing_path,omitempty"`
 	// fs_type is the filesystem that the sandbox mounts; required.
 	FsType string `protobuf:"bytes,4,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
