@@ -125,7 +125,7 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	defer d.flushSpans(ctx, endTracing)
 	d.tracer = tracer
-	release, err := lockRunDir(ctx, cfg.RunDir, cfg.KubeletRoot, lockWait)
+	release, err := lockRunDir(ctx, d.log, cfg.RunDir, cfg.KubeletRoot, lockWait)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
@@ -19,7 +21,7 @@ const lockWait = 5 * time.Second
 // lockRunDir locks the run directory and the kubelet root for this daemon until release is
 // called or the process dies. Two daemons at once, one of the package and one of a
 // DaemonSet for example, would each repair the node according to its own view of it.
-func lockRunDir(ctx context.Context, runDir, kubeletRoot string, patience time.Duration) (release func(), err error) {
+func lockRunDir(ctx context.Context, log *zap.Logger, runDir, kubeletRoot string, patience time.Duration) (release func(), err error) {
 	if err := os.MkdirAll(runDir, 0o711); err != nil { //nolint:gosec // sockets and files in it have modes of their own
 		return nil, fmt.Errorf("the run directory (runDir) cannot be created: %w", err)
 	}
@@ -28,7 +30,8 @@ func lockRunDir(ctx context.Context, runDir, kubeletRoot string, patience time.D
 		return nil, fmt.Errorf("the run directory's lock cannot be opened: %w", err)
 	}
 	const remedy = "stop it (a package and a DaemonSet on one node?), or give this one a runDir and a kubeletRoot of its own"
-	if err := lockFile(ctx, lock, patience, fmt.Sprintf("another crust-proxy has the run directory %s: %s", runDir, remedy)); err != nil {
+	wait := lockWaiter{log, patience}
+	if err := wait.lock(ctx, lock, "another crust-proxy has the run directory "+runDir, remedy); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
 	// The root is created as kubelet does, which starts later on a new node.
@@ -37,7 +40,7 @@ func lockRunDir(ctx context.Context, runDir, kubeletRoot string, patience time.D
 	}
 	root, err := openLock(filepath.Join(kubeletRoot, "crust-proxy"))
 	if err == nil {
-		err = lockFile(ctx, root, patience, fmt.Sprintf("another crust-proxy serves the kubelet root %s: %s", kubeletRoot, remedy))
+		err = wait.lock(ctx, root, "another crust-proxy serves the kubelet root "+kubeletRoot, remedy)
 	}
 	if err != nil {
 		_ = root.Close()
@@ -53,14 +56,27 @@ func openLock(dir string) (*os.File, error) {
 	return os.OpenFile(filepath.Join(dir, "daemon.lock"), os.O_CREATE|os.O_RDONLY|unix.O_NOFOLLOW, 0o600) //nolint:gosec // our own directory
 }
 
-// lockFile waits for the lock while an earlier daemon ends.
-func lockFile(ctx context.Context, file *os.File, patience time.Duration, taken string) error {
-	err := sys.Lock(ctx, int(file.Fd()), patience)
+// lockWaiter waits for a lock while an earlier daemon ends, and logs whose it is.
+type lockWaiter struct {
+	log      *zap.Logger
+	patience time.Duration
+}
+
+func (w lockWaiter) lock(ctx context.Context, file *os.File, taken, remedy string) error {
+	err := sys.Lock(ctx, int(file.Fd()), 0)
+	if errors.Is(err, unix.EWOULDBLOCK) && w.patience > 0 {
+		w.log.Warn(taken+": waiting for its end", zap.String("holder", holderOf(file)), zap.Duration("atMost", w.patience))
+		err = sys.Lock(ctx, int(file.Fd()), w.patience)
+	}
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		return errors.New(taken)
+		return fmt.Errorf("%s, and this one serves nothing: %s: %s", taken, holderOf(file), remedy)
 	case err != nil && ctx.Err() == nil:
 		return fmt.Errorf("lock %s: %w", file.Name(), err)
 	}
 	return err
+}
+
+func holderOf(file *os.File) string {
+	return cmp.Or(sys.LockHolder(file.Name()), "a process that cannot be seen from here (in another container?)")
 }

@@ -3,33 +3,44 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestOneDaemonHasARunDirectory until it ends.
 func TestOneDaemonHasARunDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
-	first, err := lockRunDir(t.Context(), dir, t.TempDir(), 0)
+	first, err := lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := lockRunDir(t.Context(), dir, t.TempDir(), 0); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "another") {
+	holder := fmt.Sprintf("process %d (", os.Getpid())
+	if _, err := lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), holder) {
 		t.Errorf("a second daemon was told %v", err)
 	}
 	given := make(chan error, 1)
+	core, logged := observer.New(zap.WarnLevel)
 	go func() {
-		second, err := lockRunDir(t.Context(), dir, t.TempDir(), time.Minute)
+		second, err := lockRunDir(t.Context(), zap.New(core), dir, t.TempDir(), time.Minute)
 		if err == nil {
 			second()
 		}
 		given <- err
 	}()
+	check.Eventually(t, "a daemon that waits says whose the lock is", func() bool {
+		all := logged.All()
+		return len(all) == 1 && strings.Contains(all[0].Message, dir) && strings.Contains(fmt.Sprint(all[0].ContextMap()["holder"]), holder)
+	})
 	first()
 	if err := <-given; err != nil {
 		t.Errorf("a daemon that waited was told %v", err)
@@ -38,14 +49,14 @@ func TestOneDaemonHasARunDirectory(t *testing.T) {
 
 func TestWaitingForTheRunDirectoryEnds(t *testing.T) {
 	dir := t.TempDir()
-	first, err := lockRunDir(t.Context(), dir, t.TempDir(), 0)
+	first, err := lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer first()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := lockRunDir(ctx, dir, t.TempDir(), time.Minute); !errors.Is(err, context.Canceled) {
+	if _, err := lockRunDir(ctx, zap.NewNop(), dir, t.TempDir(), time.Minute); !errors.Is(err, context.Canceled) {
 		t.Errorf("a daemon that is stopped while it waits ends with %v", err)
 	}
 }
@@ -53,7 +64,7 @@ func TestWaitingForTheRunDirectoryEnds(t *testing.T) {
 // TestOneDaemonHasAKubeletRootThatIsMadeLater: a daemon starts before kubelet does.
 func TestOneDaemonHasAKubeletRootThatIsMadeLater(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "lib", "kubelet")
-	first, err := lockRunDir(t.Context(), t.TempDir(), root, 0)
+	first, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +72,7 @@ func TestOneDaemonHasAKubeletRootThatIsMadeLater(t *testing.T) {
 	if err := os.MkdirAll(root, 0o750); err != nil { // as kubelet does
 		t.Fatal(err)
 	}
-	if _, err := lockRunDir(t.Context(), t.TempDir(), root, 0); err == nil || !strings.Contains(err.Error(), root) {
+	if _, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root, 0); err == nil || !strings.Contains(err.Error(), root) {
 		t.Errorf("a second daemon was told %v", err)
 	}
 }
@@ -73,20 +84,20 @@ func TestOneDaemonHasAKubeletRoot(t *testing.T) {
 	if err := os.Symlink(root, link); err != nil {
 		t.Fatal(err)
 	}
-	first, err := lockRunDir(t.Context(), t.TempDir(), root, 0)
+	first, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := lockRunDir(t.Context(), t.TempDir(), link, 0); err == nil || !strings.Contains(err.Error(), link) || !strings.Contains(err.Error(), "of its own") {
+	if _, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), link, 0); err == nil || !strings.Contains(err.Error(), link) || !strings.Contains(err.Error(), "of its own") {
 		t.Errorf("a second daemon was told %v", err)
 	}
 	first()
-	second, err := lockRunDir(t.Context(), t.TempDir(), link, 0)
+	second, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), link, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	second()
-	absent, err := lockRunDir(t.Context(), t.TempDir(), root+"/absent", 0)
+	absent, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root+"/absent", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +118,7 @@ func TestNobodyElseKeepsTheDaemonFromStarting(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	release, err := lockRunDir(t.Context(), runDir, root, 0)
+	release, err := lockRunDir(t.Context(), zap.NewNop(), runDir, root, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,12 +6,17 @@ import (
 	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-func checkDaemon(_ context.Context, _ Node, d Daemon) []Finding {
+func checkDaemon(_ context.Context, n Node, d Daemon) []Finding {
 	if !d.up() {
-		return []Finding{failure(d.Advice, "the daemon does not answer: %v", d.Err)}
+		found := []Finding{failure(d.Advice, "the daemon does not answer: %v", d.Err)}
+		if holder := sys.LockHolder(n.at(n.RunDir) + "/daemon.lock"); holder != "" {
+			found = append(found, failure("end it, or see why it does not end", "the lock of the run directory %s is held by %s", n.RunDir, holder))
+		}
+		return found
 	}
 	return []Finding{okay("crust-proxy %s answers, %d volumes", d.Node.GetVersion(), len(d.Volumes))}
 }

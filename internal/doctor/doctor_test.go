@@ -38,8 +38,18 @@ func TestHealthyNodeHasOnlyOK(t *testing.T) {
 
 func TestLocalChecksRunWithTheDaemonDown(t *testing.T) {
 	tr := newTree(t)
+	tr.write(tr.node.RunDir+"/daemon.lock", "")
+	lock, err := os.Open(tr.node.at(tr.node.RunDir + "/daemon.lock"))
+	if err == nil {
+		defer func() { _ = lock.Close() }()
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	report := Run(context.Background(), tr.node, Daemon{Err: errors.New("connection refused"), Advice: "start it"})
-	if report.Count(Error) != 1 || report.Findings[0].Do != "start it" {
+	holder := fmt.Sprintf("process %d (", os.Getpid())
+	if report.Count(Error) != 2 || report.Findings[0].Do != "start it" || !strings.Contains(report.Findings[1].Seen, holder) {
 		t.Errorf("got %+v", report.Findings)
 	}
 	if report.Count(OK) < 10 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -93,7 +94,8 @@ type count struct {
 	below int
 	// ofLoop is how often a loop device itself has that open: it counts there.
 	ofLoop int
-	// under is what a loop device lies on, if that is a block device.
+	// under is what a loop device lies on: a block device, or an image whose filesystem numbers it as the
+	// kernel does. It is zero if that is not known.
 	under File
 	// inodes are the addresses of the inodes that were counted, images those of regular files.
 	inodes, images []uint64
@@ -180,8 +182,13 @@ func (c *count) addUnder(under *inodeReport) {
 	c.inodes = append(c.inodes, under.Address)
 	if under.isBlock() {
 		c.ofLoop, c.below = 1, under.openers()-1
-		c.under = File{Block: true, Major: uint32(under.Number >> minorBits), Minor: uint32(under.Number & minors)} //nolint:gosec // 32 bits
+		c.under = fileOfNumber(under.Number)
+		c.under.Block = true
 		return
+	}
+	if slices.Contains(remoteMagics, under.Magic) {
+		c.under = fileOfNumber(under.Device)
+		c.under.Inode = under.Inode
 	}
 	c.images = append(c.images, under.Address)
 	if under.Mode&toWrite != 0 {
@@ -201,6 +208,12 @@ func (i *inodeReport) openers() int { return int(int32(i.Openers)) } //nolint:go
 // executes the file.
 func (i *inodeReport) writers() int { return max(0, int(int32(i.Writers))) } //nolint:gosec // 32 bits
 
+// remoteMagics are those of filesystems of <linux/magic.h> that ask a server for the number of an inode: FUSE, NFS,
+// Ceph, SMB, CIFS and 9P. It is the number that their inodes have in the kernel's memory.
+var remoteMagics = []uint64{
+	unix.FUSE_SUPER_MAGIC, unix.NFS_SUPER_MAGIC, unix.CEPH_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.V9FS_MAGIC,
+}
+
 const (
 	minorBits = 20
 	minors    = 1<<minorBits - 1
@@ -208,3 +221,7 @@ const (
 
 // kernelNumber is the number of a block device as the kernel itself stores it.
 func kernelNumber(file File) uint64 { return uint64(file.Major)<<minorBits | uint64(file.Minor) }
+
+func fileOfNumber(number uint64) File {
+	return File{Major: uint32(number >> minorBits), Minor: uint32(number & minors)} //nolint:gosec // 32 bits
+}

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
@@ -98,6 +96,9 @@ func (c *counter) withoutIdle(q *Query, got counted) (counted, error) {
 func (c *counter) idleLoops(q *Query, of *counted) (idle []File, opens int, err error) {
 	err = eachLoop(slices.Concat(of.layers, q.Beside), func(loop File) (more bool, err error) {
 		const ours = 1
+		if mayWait(loop, nil) {
+			return true, nil // it is not idle
+		}
 		// One that cannot be counted is not known to be idle: that stops no other volume.
 		if got, err := c.countNode(loop, 0); err == nil && got.opens == ours && got.isOver(of.inodes) {
 			idle, opens = append(idle, loop), opens+got.ofLoop
@@ -149,12 +150,15 @@ func union(all, more []uint64) []uint64 {
 // a filesystem that hangs is not asked.
 func (c *counter) loopOver(inodes []uint64, devices []File, skip ...[]File) (name string, used bool, err error) {
 	err = eachLoop(slices.Concat(skip...), func(loop File) (more bool, err error) {
-		got, err := c.countNode(loop, 0)
-		if IsNoDevice(err) {
+		if mayWait(loop, devices) {
 			return true, nil
 		}
+		got, err := c.countNode(loop, 0)
+		if err != nil && !IsNoDevice(err) && mayLieOn(loop, devices) {
+			return false, err
+		}
 		if err != nil || !slices.Contains(devices, got.under) && !got.isOver(inodes) {
-			return true, err
+			return true, nil // what is not known of a device of others stops no volume
 		}
 		name = "this node's kernel: the loop device " + NodeOf(loop) + " lies on it, or on the same data"
 		used = got.opens > 1 // ours
@@ -171,12 +175,7 @@ func (c *counter) countNode(file File, depth int) (count, error) {
 	if depth == maxLayers {
 		return count{}, fmt.Errorf("%d loop devices lie over one another", maxLayers)
 	}
-	fd, err := unix.Open(NodeOf(file), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return count{}, fmt.Errorf("%s: %w", file, err)
-	}
-	defer sys.CloseFD(fd)
-	return c.count(fd, file)
+	return lookAt(file, sys.NoFD, func(fd int) (count, error) { return c.count(fd, file) })
 }
 
 // areServers reports whether all others are programs that serve the device. If several processes

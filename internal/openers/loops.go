@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,50 +25,74 @@ const (
 func IsLoop(file File) bool { return file.Block && file.Major == loopMajor }
 
 // Layers returns the device and, if it is a loop device, what is under it: other loop devices, and at
-// last an image or another block device. All of them are one disk. With an error, some are missing.
-func Layers(file File) ([]File, error) {
+// last an image or another block device. All of them are one disk. With an error, some are missing. fd is a
+// descriptor of the device, or sys.NoFD.
+func (f *Finder) Layers(file File, fd int) ([]File, error) {
 	layers := []File{file}
 	for len(layers) < maxLayers {
-		info, err := loopInfo(file)
-		if err != nil || info == nil {
-			return layers, err
+		if !IsLoop(file) {
+			return layers, nil
 		}
-		file = Backing(info)
-		layers = append(layers, file)
+		var err error
+		if file, err = f.under(file, fd); IsNoDevice(err) {
+			return layers, nil // it has no backing
+		} else if err != nil {
+			return layers, fmt.Errorf("the image of loop device %d cannot be read: %w", layers[len(layers)-1].Minor, err)
+		}
+		layers, fd = append(layers, file), sys.NoFD
 	}
 	return layers, fmt.Errorf("%d loop devices lie over one another", maxLayers)
 }
 
-// Backing returns the image, or the block device, that is under a loop device.
-func Backing(info *unix.LoopInfo64) File {
-	if info.Rdevice != 0 {
-		return blockFile(info.Rdevice)
-	}
-	return File{Major: unix.Major(info.Device), Minor: unix.Minor(info.Device), Inode: info.Inode}
-}
-
-// loopInfo returns nil for a device that is no loop device, has no backing, or has gone.
-func loopInfo(file File) (*unix.LoopInfo64, error) {
-	if !IsLoop(file) {
-		return nil, nil //nolint:nilnil // no loop device
-	}
-	node := NodeOf(file)
-	if node == "" {
-		return nil, fmt.Errorf("loop device %d has no node below /dev", file.Minor)
-	}
-	fd, err := unix.Open(node, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err == nil {
-		defer sys.CloseFD(fd)
-		var info *unix.LoopInfo64
-		if info, err = unix.IoctlLoopGetStatus64(fd); err == nil {
-			return info, nil
+// under returns what a loop device lies on. It is read from the kernel's memory, if possible: the loop
+// driver asks the image's filesystem.
+func (f *Finder) under(loop File, fd int) (File, error) {
+	if f.count != nil {
+		got, err := lookAt(loop, fd, func(fd int) (count, error) { return f.count.count(fd, loop) })
+		if err == nil && len(got.inodes) == 1 {
+			err = unix.ENXIO
+		}
+		if err == nil && got.under != (File{}) || err != nil && !errors.Is(err, errLoopDriver) {
+			return got.under, err
 		}
 	}
-	if IsNoDevice(err) {
-		return nil, nil //nolint:nilnil // it has no backing
+	info, err := lookAt(loop, fd, unix.IoctlLoopGetStatus64)
+	if err != nil {
+		return File{}, err
 	}
-	return nil, fmt.Errorf("the image of loop device %d cannot be read: %w", file.Minor, err)
+	if info.Rdevice != 0 {
+		return blockFile(info.Rdevice), nil
+	}
+	return File{Major: unix.Major(info.Device), Minor: unix.Minor(info.Device), Inode: info.Inode}, nil
 }
+
+// looks are at loop devices: their opening, too, may wait for what they lie on.
+var looks sys.Looks[File]
+
+// lookAt opens a loop device, by a descriptor of it if there is one, and looks at it.
+func lookAt[V any](loop File, fd int, see func(fd int) (V, error)) (seen V, err error) {
+	seen, err = sys.Look(&looks, loop, func() (seen V, err error) {
+		node := NodeOf(loop)
+		if fd != sys.NoFD {
+			node = sys.ProcFD(fd)
+		}
+		if node == "" {
+			return seen, errNoNode
+		}
+		fd, err := unix.Open(node, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return seen, err
+		}
+		defer sys.CloseFD(fd)
+		return see(fd)
+	})
+	if err != nil {
+		err = fmt.Errorf("%s: %w", loop, err)
+	}
+	return seen, err
+}
+
+var errNoNode = errors.New("it has no node below /dev")
 
 // IsNoDevice reports whether an open failed because there is no such file or no device behind it.
 func IsNoDevice(err error) bool {
@@ -103,4 +128,25 @@ func isLoopName(name string) bool {
 	number, ok := strings.CutPrefix(name, "loop")
 	_, err := strconv.ParseUint(number, 10, 32)
 	return ok && err == nil
+}
+
+// mayWait reports whether the opening of a loop device may wait for what that lies on: it reads or writes there at
+// the moment, as for its partitions, and has a name there that none of the devices has.
+func mayWait(loop File, devices []File) bool {
+	busy := attribute(loop, "inflight")
+	return strings.Trim(busy, " 0") != "" && !mayLieOn(loop, devices)
+}
+
+// mayLieOn reports whether a loop device lies on one of the block devices by the name of that.
+func mayLieOn(loop File, devices []File) bool {
+	name := path.Base(attribute(loop, "loop/backing_file"))
+	return name != "." && slices.ContainsFunc(devices, func(of File) bool {
+		return of.Block && (name == path.Base(NodeOf(of)) || name == attribute(of, "dm/name"))
+	})
+}
+
+// attribute reads a file of a device in sysfs; "" is that there is none.
+func attribute(of File, name string) string {
+	text, _ := os.ReadFile("/sys/dev/block/" + Number(of.Major, of.Minor) + "/" + name) //nolint:gosec // a file of the kernel's
+	return strings.TrimSuffix(string(text), "\n")
 }

@@ -73,7 +73,8 @@ type fileFields struct {
 	mode, inode, mapping   field // struct file
 	host                   field // struct address_space
 	kind, number, writers  field // struct inode
-	super, magic           field // struct inode, struct super_block
+	serial, super          field // struct inode
+	magic, device          field // struct super_block
 	bdevInode, bdevOpeners field // struct bdev_inode: its inode; its block_device's openers
 	bdevDisk, diskPrivate  field // struct bdev_inode: its block_device's disk; struct gendisk
 	position               field // struct file
@@ -87,7 +88,8 @@ func (l *layout) file() fileFields {
 		position: l.member("file", "f_pos"),
 		host:     l.member("address_space", "host"),
 		kind:     l.member("inode", "i_mode"), number: l.member("inode", "i_rdev"), writers: l.member("inode", "i_writecount"),
-		super: l.member("inode", "i_sb"), magic: l.member("super_block", "s_magic"),
+		serial: l.member("inode", "i_ino"), super: l.member("inode", "i_sb"),
+		magic: l.member("super_block", "s_magic"), device: l.member("super_block", "s_dev"),
 		bdevInode: l.member("bdev_inode", "vfs_inode"), bdevOpeners: l.member("block_device", "bd_openers"),
 		bdevDisk: l.member("block_device", "bd_disk"), diskPrivate: l.member("gendisk", "private_data"),
 		files: l.member("task_struct", "files"), table: l.member("files_struct", "fdt"),

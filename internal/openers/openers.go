@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/openers/scan"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
@@ -63,14 +64,16 @@ type Finder struct {
 // New makes a finder that counts, or that scans if that is not possible. The sockets, of kubelet and
 // the container runtime, tell a scan in a container whether it sees the node's processes.
 func New(sockets ...string) *Finder {
-	f := &Finder{scan: newScanning(sockets)}
+	f := NewScanner(nil, sockets...)
 	f.count, f.why = newCounter()
 	return f
 }
 
 // NewScanner makes a finder that scans, for the given reason.
 func NewScanner(why error, sockets ...string) *Finder {
-	return &Finder{why: why, scan: newScanning(sockets)}
+	f := &Finder{why: why}
+	f.scan = &scanning{scan.New(sockets...), f.Layers}
+	return f
 }
 
 // Method is how a finder proves that nobody has a device open.

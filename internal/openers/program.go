@@ -52,9 +52,11 @@ type inodeReport struct {
 	Number  uint64
 	Writers uint64
 	Openers uint64
+	Device  uint64 // the number of its filesystem
+	Inode   uint64
 }
 
-const inodeReportBytes = 7 * 8
+const inodeReportBytes = 9 * 8
 
 // inode stores an inodeReport of the file at object, and leaves the inode in keep.
 func (c *code) inode(at int16, f *fileFields, label string) {
@@ -70,7 +72,11 @@ func (c *code) inode(at int16, f *fileFields, label string) {
 	c.save(at+32, keep, f.number)
 	c.save(at+40, keep, f.writers)
 	c.read(scratch, keep, f.super)
+	c.add(asm.StoreMem(args, at+56, scratch, asm.DWord))
 	c.save(at+24, scratch, f.magic)
+	c.add(asm.LoadMem(scratch, args, at+56, asm.DWord))
+	c.save(at+56, scratch, f.device)
+	c.save(at+64, keep, f.serial)
 	c.add(asm.Add.Imm(keep, -f.bdevInode.offset)) // struct bdev_inode, if it is that of a block device
 	c.save(at+48, keep, f.bdevOpeners)
 }
@@ -149,7 +155,7 @@ func answer(program *ebpf.Program, fd int, loop bool) (*question, error) {
 }
 
 func reportOf(w []uint64) inodeReport {
-	return inodeReport{Address: w[0], Mode: w[1], Kind: w[2], Magic: w[3], Number: w[4], Writers: w[5], Openers: w[6]}
+	return inodeReport{Address: w[0], Mode: w[1], Kind: w[2], Magic: w[3], Number: w[4], Writers: w[5], Openers: w[6], Device: w[7], Inode: w[8]}
 }
 
 // license is what the kernel asks for before a program may read its memory.

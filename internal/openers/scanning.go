@@ -13,10 +13,9 @@ import (
 )
 
 // scanning finds openers without the kernel's count: it asks about each kind of opener in turn.
-type scanning struct{ processes *scan.Scanner }
-
-func newScanning(sockets []string) *scanning {
-	return &scanning{scan.New(sockets...)}
+type scanning struct {
+	processes *scan.Scanner
+	layers    func(file File, fd int) ([]File, error)
 }
 
 func (s *scanning) look(ctx context.Context, q Query, file File) (found, error) {
@@ -31,7 +30,7 @@ func (s *scanning) look(ctx context.Context, q Query, file File) (found, error) 
 			return found{}, err
 		}
 	}
-	layers, err := Layers(file)
+	layers, err := s.layers(file, q.FD)
 	if err != nil {
 		return found{}, err
 	}
@@ -59,9 +58,12 @@ func (s *scanning) look(ctx context.Context, q Query, file File) (found, error) 
 // uses; of an image that is handed over itself, any.
 func (s *scanning) loopOver(ctx context.Context, layers []File, q *Query) (name string, err error) {
 	err = eachLoop(slices.Concat(q.Beside, layers), func(loop File) (more bool, err error) {
-		under, err := Layers(loop)
+		under, err := s.layers(loop, sys.NoFD)
+		if err != nil && mayLieOn(loop, slices.Concat(layers, q.Stack)) {
+			return false, err
+		}
 		if err != nil || !slices.ContainsFunc(under[1:], func(f File) bool { return slices.Contains(layers, f) || slices.Contains(q.Stack, f) }) {
-			return true, err
+			return true, nil // what is not known of a device of others stops no volume
 		}
 		by, err := s.usersOf(ctx, loop)
 		if err == nil && (by != "" || !layers[0].Block) {

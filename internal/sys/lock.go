@@ -3,6 +3,10 @@ package sys
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,4 +24,37 @@ func Lock(ctx context.Context, fd int, most time.Duration) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// LockHolder names the process that has a file locked for a person; "" is that this one sees none.
+func LockHolder(file string) string {
+	var st unix.Stat_t
+	locks, err := os.ReadFile("/proc/locks")
+	if err != nil || unix.Stat(file, &st) != nil {
+		return ""
+	}
+	// The kernel writes: 1: FLOCK ADVISORY WRITE 4711 00:1a:815 0 EOF. One that waits has an arrow before the kind.
+	inode := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	for line := range strings.Lines(string(locks)) {
+		if of := strings.Fields(line); len(of) > 5 && of[1] == "FLOCK" && of[5] == inode {
+			return processText(of[4])
+		}
+	}
+	return ""
+}
+
+func processText(pid string) string {
+	name, _ := ReadLine("/proc/" + pid + "/comm")
+	text := fmt.Sprintf("process %s (%.40q)", pid, name)
+	if group, err := ReadLine("/proc/" + pid + "/cgroup"); err == nil {
+		text += fmt.Sprintf(" of the control group %.72q", path.Base(group))
+	}
+	stat, _ := ReadLine("/proc/" + pid + "/stat")
+	switch _, state, _ := strings.Cut(stat, ") "); {
+	case strings.HasPrefix(state, "Z"):
+		text += ", which was killed and hangs in the kernel"
+	case strings.HasPrefix(state, "D"):
+		text += ", which hangs in the kernel"
+	}
+	return text
 }

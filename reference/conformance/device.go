@@ -74,12 +74,11 @@ func mkfsArguments(device string, size int) map[string][]string {
 // release closes the device and waits until it is detached.
 func (d *disk) release(ctx context.Context, mounts *mountwatch.Watch, hold *os.File) error {
 	err := errors.Join(d.setReadOnly(false), hold.Close())
-	image, statErr := os.Stat(d.image)
-	if err = errors.Join(err, statErr); err != nil {
+	if err != nil {
 		return err
 	}
 	err = eventually(ctx, endsWithin, func(context.Context) error {
-		left, err := loopdev.Over(image)
+		left, err := loopdev.Over(d.image)
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("the loop device %s is still in use: a sandbox or the handler has it", d.path)
 		}

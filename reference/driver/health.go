@@ -41,11 +41,10 @@ func (l *pool) checkImage(r *record) volumeFaults {
 // checkNode checks the loop device of a volume that is staged on this node, and its filesystem
 // if that is mounted here, which that of a deferred volume is not.
 func (l *pool) checkNode(r *record, there *node, target string) volumeFaults {
-	info, err := os.Stat(l.image(r.ID))
-	if err != nil {
+	if _, err := os.Stat(l.image(r.ID)); err != nil {
 		return nil // it was removed a moment ago
 	}
-	if devices, err := loopdev.Over(info); err != nil || len(devices) == 0 {
+	if devices, err := loopdev.Over(l.image(r.ID)); err != nil || len(devices) == 0 {
 		return volumeFault(csi.VolumeHealthErrorType_INACCESSIBLE, "DeviceDetached", "no loop device is attached to the image")
 	}
 	if there.Block {

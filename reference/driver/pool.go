@@ -118,14 +118,10 @@ func (l *pool) makeImage(r *record) (err error) {
 
 // attached returns the volume's loop devices.
 func (l *pool) attached(id string) ([]loopdev.Attached, error) {
-	info, err := os.Stat(l.image(id))
-	if errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(l.image(id)); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	return loopdev.Over(info)
+	return loopdev.Over(l.image(id))
 }
 
 // writable returns the path of the loop device by which the volume may be written to, or "".

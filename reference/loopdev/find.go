@@ -4,9 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // Attached is a loop device over a known backing.
@@ -17,12 +21,15 @@ type Attached struct {
 	Leaving bool
 }
 
-// Over finds the loop devices over a file. The kernel is asked what each is made
-// of: names of backing files differ between mount namespaces.
-func Over(backing os.FileInfo) ([]Attached, error) {
-	want, ok := backing.Sys().(*syscall.Stat_t)
-	if !ok {
-		return nil, fmt.Errorf("loop devices over %s: no file of the kernel's", backing.Name())
+// looks are at loop devices: the kernel asks the filesystem of the backing file, which may hang.
+var looks sys.Looks[string]
+
+// Over finds the loop devices over a file that were attached by the last element of its path: the rest differs
+// between mount namespaces. Those of other files are not opened, because the filesystem of such a file may hang.
+func Over(path string) ([]Attached, error) {
+	var want unix.Stat_t
+	if err := unix.Stat(path, &want); err != nil {
+		return nil, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
 	disks, err := os.ReadDir("/sys/block")
 	if err != nil {
@@ -30,29 +37,31 @@ func Over(backing os.FileInfo) ([]Attached, error) {
 	}
 	var found []Attached
 	for _, disk := range disks {
-		path, bound := "/dev/"+disk.Name(), "/sys/block/"+disk.Name()+"/loop"
-		if notThere(bound) {
-			continue // it is none, or over nothing
+		if !strings.HasPrefix(disk.Name(), "loop") || !mayBeOver(disk.Name(), filepath.Base(path)) {
+			continue
 		}
-		info, err := status(path)
-		if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOENT) && notThere(bound) {
+		device := "/dev/" + disk.Name()
+		info, err := sys.Look(&looks, device, func() (*unix.LoopInfo64, error) { return status(device) })
+		if err != nil && !mayBeOver(disk.Name(), filepath.Base(path)) {
 			continue // freed since
 		}
 		if err != nil {
-			return nil, fmt.Errorf("look at %s: %w", path, err)
+			return nil, fmt.Errorf("look at %s: %w", device, err)
 		}
 		if info.Device == want.Dev && info.Inode == want.Ino {
 			found = append(found, Attached{
-				Path: path, ReadOnly: info.Flags&unix.LO_FLAGS_READ_ONLY != 0, Leaving: info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0,
+				Path: device, ReadOnly: info.Flags&unix.LO_FLAGS_READ_ONLY != 0, Leaving: info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0,
 			})
 		}
 	}
 	return found, nil
 }
 
-func notThere(path string) bool {
-	_, err := os.Stat(path)
-	return errors.Is(err, os.ErrNotExist)
+// mayBeOver reports whether a disk is a loop device over a file of this name. The kernel says nothing of a name
+// that is too long for it.
+func mayBeOver(disk, name string) bool {
+	raw, err := os.ReadFile("/sys/block/" + disk + "/loop/backing_file") //nolint:gosec // a file of the kernel's
+	return errors.Is(err, syscall.ENAMETOOLONG) || err == nil && strings.HasSuffix(string(raw), "/"+name+"\n")
 }
 
 func status(path string) (*unix.LoopInfo64, error) {

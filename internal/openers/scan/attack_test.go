@@ -1,9 +1,7 @@
 package scan
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"fmt"
 	"net"
 	"os"
@@ -22,6 +20,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/fuse"
 )
 
 // attacks is what the test program does as another process. It then holds it.
@@ -174,30 +173,16 @@ func processes(t *testing.T) map[int]bool {
 	return all
 }
 
-const fuseInode = 4711
-
-// mountFUSE mounts a FUSE filesystem in its user namespace, and serves it.
-func mountFUSE(dir string) (dev int, err error) {
-	dev, err = unix.Open(dir+"/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
-	}
-	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", dev)
-	err = unix.Mount("fuse", dir+"/at", "fuse", unix.MS_NODEV|unix.MS_NOSUID, options)
-	go serveFUSE(dev)
-	return dev, err
-}
-
 // holdOnFUSE opens a file of its own filesystem.
 func holdOnFUSE(dir string) error {
-	flushed.Store(-int32(unix.ENOSYS))
-	if _, err := mountFUSE(dir); err != nil {
+	server, err := fuse.Mount(dir)
+	if err != nil {
 		return err
 	}
 	for _, first := range []bool{true, false} {
 		// The first one is closed again, and the kernel learns that there is no FUSE_FLUSH:
 		// when this process is killed, nobody answers.
-		fd, err := unix.Open(dir+"/at/file", unix.O_RDWR|unix.O_CLOEXEC, 0)
+		fd, err := unix.Open(server.File, unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return err
 		}
@@ -208,22 +193,17 @@ func holdOnFUSE(dir string) error {
 	return nil
 }
 
-// flushed is the answer of the FUSE filesystem when a file is closed, or noAnswer.
-var flushed atomic.Int32
-
-const noAnswer = 1
-
 // hangInExec has a child with a big table that hangs in exec: the kernel waits for the
 // filesystem when it closes a file, and holds the lock that others need who look at the child.
 // That ends with this process: nobody else has the filesystem's server open, and this process
 // no file of it.
 func hangInExec(dir string) error {
-	flushed.Store(0)
-	dev, err := mountFUSE(dir)
+	server, err := fuse.Mount(dir)
 	if err != nil {
 		return err
 	}
-	file, err := unix.Open(dir+"/at/file", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	server.Flushed.Store(0)
+	file, err := unix.Open(server.File, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
@@ -240,7 +220,7 @@ func hangInExec(dir string) error {
 	}
 	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if pid == 0 { // in the child: only raw system calls
-		_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(dev), 0, 0)
+		_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(server.Dev), 0, 0)
 		_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(begin[1]), 0, 0)
 		_, _, _ = unix.RawSyscall(unix.SYS_READ, uintptr(begin[0]), uintptr(unsafe.Pointer(&one[0])), 1)
 		_, _, _ = unix.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(program)), uintptr(unsafe.Pointer(&args[0])), 0)
@@ -249,7 +229,7 @@ func hangInExec(dir string) error {
 	if err := unix.Close(file); err != nil {
 		return err
 	}
-	flushed.Store(noAnswer)
+	server.Flushed.Store(fuse.NoAnswer)
 	if err := unix.Close(begin[1]); err != nil || errno != 0 {
 		return fmt.Errorf("clone: %w, close: %w", errno, err)
 	}
@@ -279,65 +259,10 @@ func TestHangingInExec(t *testing.T) {
 	check.Eventually(t, "the looks return", func() bool { return hung() == 0 })
 }
 
-// fuseAttr is struct fuse_attr of the kernel's <linux/fuse.h>.
-type fuseAttr struct {
-	Inode, Size, Blocks, Atime, Mtime, Ctime                              uint64
-	AtimeNS, MtimeNS, CtimeNS, Mode, Nlink, UID, GID, Rdev, Blksize, Flag uint32
-}
-
-func serveFUSE(dev int) {
-	buf := make([]byte, 256<<10)
-	root, file := fuseAttr{Inode: 1, Mode: unix.S_IFDIR | 0o755, Nlink: 2}, fuseAttr{Inode: fuseInode, Mode: unix.S_IFREG | 0o644, Nlink: 1}
-	for {
-		n, err := unix.Read(dev, buf)
-		if err != nil || n < 40 {
-			return
-		}
-		var errno int32
-		var answer bytes.Buffer
-		add := func(parts ...any) {
-			for _, part := range parts {
-				_ = binary.Write(&answer, binary.NativeEndian, part)
-			}
-		}
-		switch binary.NativeEndian.Uint32(buf[4:]) {
-		case 26: // FUSE_INIT
-			add(uint32(7), uint32(31), uint32(0), uint32(0), uint32(0), uint32(4096), [40]byte{})
-		case 1: // FUSE_LOOKUP
-			add(uint64(2), uint64(0), uint64(60), uint64(0), uint64(0), file)
-		case 3: // FUSE_GETATTR
-			add(uint64(60), uint64(0))
-			if binary.NativeEndian.Uint64(buf[16:]) == 1 {
-				add(root)
-			} else {
-				add(file)
-			}
-		case 14: // FUSE_OPEN
-			add([16]byte{})
-		case 25: // FUSE_FLUSH
-			if errno = flushed.Load(); errno == noAnswer {
-				continue
-			}
-		case 2, 36, 42: // FUSE_FORGET, FUSE_INTERRUPT and FUSE_BATCH_FORGET have no answer
-			continue
-		default:
-			errno = -int32(unix.ENOSYS)
-		}
-		var out bytes.Buffer
-		_ = binary.Write(&out, binary.NativeEndian, uint32(16+answer.Len()))
-		_ = binary.Write(&out, binary.NativeEndian, errno)
-		out.Write(buf[8:16])
-		out.Write(answer.Bytes())
-		_, _ = unix.Write(dev, out.Bytes())
-	}
-}
-
 // fuseDir is a directory with what holdOnFUSE needs.
 func fuseDir(t *testing.T) string {
 	dir := openDir(t)
-	check.Must(t, os.Mkdir(dir+"/at", 0o755))
-	check.Must(t, unix.Mknod(dir+"/fuse", unix.S_IFCHR, int(unix.Mkdev(10, 229))))
-	check.Must(t, os.Chmod(dir+"/fuse", 0o666))
+	check.Must(t, fuse.Prepare(dir))
 	return dir
 }
 
@@ -360,13 +285,13 @@ func TestAnothersFUSE(t *testing.T) {
 		t.Error("root can look at the file: this tests nothing")
 	}
 	_, image := imageOf(t)
-	image.Inode = fuseInode
+	image.Inode = fuse.Inode
 	s := New()
 	for _, f := range []File{device, image} {
 		expect(t, s, f, 0, 0)
 	}
 	on := mountOf(t, holder.Process.Pid, dir+"/at")
-	expect(t, s, File{Major: on.major, Minor: on.minor, Inode: fuseInode}, 0, holder.Process.Pid)
+	expect(t, s, File{Major: on.major, Minor: on.minor, Inode: fuse.Inode}, 0, holder.Process.Pid)
 }
 
 // descriptorOf returns the descriptor that a process has of a path.

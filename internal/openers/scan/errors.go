@@ -10,10 +10,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-var (
-	errHangs = errors.New("a look at it hangs, as on a filesystem whose server does not answer")
-	errBlind = errors.New("only the processes of crust-proxy's own container can be seen: " + volume.TextNeedsHost)
-)
+var errBlind = errors.New("only the processes of crust-proxy's own container can be seen: " + volume.TextNeedsHost)
 
 func hiddenError(err error) error {
 	return fmt.Errorf("the processes of this node cannot be seen (is /proc mounted with hidepid?): %w", err)

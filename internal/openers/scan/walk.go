@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 const (
@@ -208,7 +210,7 @@ func (w *walk) hangs(t *table, fd int64) *walk {
 
 func (w *walk) descriptor(t *table, dir int, name string, fd int64) {
 	if t.stuck || w.isAway(t, name, fd) {
-		w.unseen(t, dir, name, errHangs)
+		w.unseen(t, dir, name, sys.ErrHangs)
 		return
 	}
 	f, err := w.identify(dir, name)
@@ -278,7 +280,7 @@ func isDenied(err error) bool { return errors.Is(err, unix.EACCES) || errors.Is(
 // mayHave reports whether f may be the unseen file of a descriptor. It reads the mounts only
 // when the answer depends on them.
 func (t *table) mayHave(f File, info fdInfo, on filesystem, cause error) bool {
-	if f.Block && !isDenied(cause) && !errors.Is(cause, errHangs) {
+	if f.Block && !isDenied(cause) && !errors.Is(cause, sys.ErrHangs) {
 		return false
 	}
 	if !f.Block && info.inode != 0 && info.inode != f.Inode {

@@ -44,7 +44,7 @@ type Table struct {
 func NewTable(keeper Keeper, kept map[string]*os.File, users *Users) *Table {
 	return &Table{
 		users:  users,
-		owners: &owners{byID: make(map[identity][]owner), byKey: make(map[volume.Key][]identity)},
+		owners: newOwners(users.openers),
 		open:   &descriptors{keeper: keeper, openers: users.openers, held: make(map[identity]*heldDevice), kept: byClaim(kept)},
 	}
 }

@@ -175,6 +175,10 @@ func (f *fakeOpeners) Mark(int) openers.Mark { return openers.Mark{} }
 
 func (f *fakeOpeners) AwaitClosed(context.Context, openers.Mark, time.Duration) bool { return true }
 
+func (f *fakeOpeners) Layers(file openers.File, fd int) ([]openers.File, error) {
+	return openers.NewScanner(nil).Layers(file, fd)
+}
+
 func newTable(t *testing.T, keeper Keeper, kept map[string]*os.File, finder *fakeOpeners) *Table {
 	users := NewUsers(finder, func() []string { return nil }, func(volume.Key) {})
 	c := NewTable(keeper, kept, users)
@@ -300,7 +304,7 @@ func TestOwnersShareOnlyToRead(t *testing.T) {
 	for _, test := range []struct{ first, second, allowed bool }{
 		{true, true, true}, {true, false, false}, {false, true, false}, {false, false, false},
 	} {
-		o := &owners{byID: make(map[identity][]owner), byKey: make(map[volume.Key][]identity)}
+		o := newOwners(nil)
 		device := deviceAs(id)
 		if err := o.reserve(&volume.Volume{Key: "a", Target: "/a", ReadOnly: test.first, Device: device}, id); err != nil {
 			t.Fatal(err)
@@ -314,7 +318,7 @@ func TestOwnersShareOnlyToRead(t *testing.T) {
 
 // TestBeside: read-only volumes may have several loop devices over one image, each of which opens it.
 func TestBeside(t *testing.T) {
-	o := &owners{byID: make(map[identity][]owner), byKey: make(map[volume.Key][]identity)}
+	o := newOwners(nil)
 	image := identity{Major: 8, Inode: 5}
 	own := func(key volume.Key, ids ...identity) {
 		v := &volume.Volume{Key: key, ReadOnly: true, Device: deviceAs(ids[0])}

@@ -3,9 +3,8 @@ package claim
 import (
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crust-proxy/crust-proxy/internal/openers"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -30,7 +29,7 @@ func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice) (stack []ident
 	if dev.known {
 		return nil, nil
 	}
-	if stack, err = stackOf(layers...); err != nil {
+	if stack, err = o.stackOf(layers...); err != nil {
 		return nil, unprovenError(v, err)
 	}
 	return stack, o.refuseStacked(v, stack)
@@ -42,20 +41,19 @@ func (o *owners) reserveBacking(v *volume.Volume, fd int, id identity) ([]identi
 	if !openers.IsLoop(id) {
 		return nil, nil
 	}
-	info, err := unix.IoctlLoopGetStatus64(fd)
-	if err != nil {
-		return nil, volume.Errorf(volume.NotFound, "volume %s: the loop device %s has no backing file: %w", v.Target, v.Device.Path, err)
-	}
-	layers, err := openers.Layers(openers.Backing(info))
+	layers, err := o.openers.Layers(id, fd)
 	if err != nil {
 		return nil, unprovenError(v, err)
+	}
+	if layers = layers[1:]; len(layers) == 0 {
+		return nil, volume.Errorf(volume.NotFound, "volume %s: the loop device %s has no backing file", v.Target, v.Device.Path)
 	}
 	for _, layer := range layers {
 		if err := o.reserve(v, layer); err != nil {
 			return nil, err
 		}
 	}
-	stack, err := stackOf(layers...)
+	stack, err := o.stackOf(layers...)
 	if err != nil {
 		return nil, unprovenError(v, err)
 	}
@@ -77,16 +75,17 @@ func (o *owners) refuseStacked(v *volume.Volume, stack []identity) error {
 }
 
 // RefuseAdopted refuses a device whose data another program has published, by whatever
-// name and as whatever kind of volume.
-func RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
+// name and as whatever kind of volume. A device of such a volume that cannot be identified, because its
+// filesystem hangs for example, stops no other volume.
+func (t *Table) RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
 	if len(adopted) == 0 {
 		return nil
 	}
-	own, err := openers.Layers(identityOf(v.Device))
+	own, err := t.users.openers.Layers(identityOf(v.Device), sys.NoFD)
 	if err != nil {
 		return unprovenError(v, err)
 	}
-	stack, err := stackOf(own...)
+	stack, err := t.owners.stackOf(own...)
 	if err != nil {
 		return unprovenError(v, err)
 	}
@@ -96,10 +95,7 @@ func RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
 		if theirs.Kind == "" || other.ReadOnly && v.ReadOnly {
 			continue
 		}
-		data, err := openers.Layers(identityOf(theirs))
-		if err != nil {
-			return unprovenError(v, err)
-		}
+		data, _ := t.users.openers.Layers(identityOf(theirs), sys.NoFD)
 		if slices.ContainsFunc(data, func(id identity) bool { return slices.Contains(own, id) }) {
 			return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) is published for %s by another program: "+
 				"remove that volume with the program that made it", v.Target, v.Device.Path, v.Device, other.Target)

@@ -196,16 +196,19 @@ func (d *OpenedDevice) openBlock(flags int) (int, error) {
 }
 
 // Identify returns the device that a path leads to now; its kind is empty if there is
-// none.
+// none, or the path leads into a filesystem that hangs.
 func Identify(path string) volume.Device {
-	var st unix.Stat_t
-	var device volume.Device
-	if unix.Stat(path, &st) == nil {
-		device = deviceOf(&st)
-	}
+	device, _ := sys.Look(&paths, path, func() (volume.Device, error) {
+		var st unix.Stat_t
+		err := unix.Stat(path, &st)
+		return deviceOf(&st), err
+	})
 	device.Path = path
 	return device
 }
+
+// paths are looks at paths that others have chosen.
+var paths sys.Looks[string]
 
 // deviceOf returns the device that a file is; its kind is empty if it is none.
 func deviceOf(st *unix.Stat_t) volume.Device { return deviceAs(openers.FileOf(st)) }

@@ -18,9 +18,14 @@ func identityOf(d volume.Device) identity {
 // owners is the table of who owns which data. A volume owns its device and, if that is
 // a loop device, also what lies under it.
 type owners struct {
-	mu    sync.Mutex
-	byID  map[identity][]owner
-	byKey map[volume.Key][]identity
+	openers Openers
+	mu      sync.Mutex
+	byID    map[identity][]owner
+	byKey   map[volume.Key][]identity
+}
+
+func newOwners(finder Openers) *owners {
+	return &owners{openers: finder, byID: make(map[identity][]owner), byKey: make(map[volume.Key][]identity)}
 }
 
 type owner struct {

@@ -19,7 +19,7 @@ const maxStack = 4096
 
 // stackOf lists what else shares its data with the layers of a device, at any depth: what stackIn finds,
 // and what is under the loop devices among that, which sysfs does not show.
-func stackOf(layers ...identity) ([]identity, error) {
+func (o *owners) stackOf(layers ...identity) ([]identity, error) {
 	out := slices.Clone(layers)
 	for todo := layers; len(todo) > 0; todo = todo[1:] {
 		if !todo[0].Block {
@@ -30,7 +30,7 @@ func stackOf(layers ...identity) ([]identity, error) {
 			return nil, err
 		}
 		for _, device := range found {
-			more, err := openers.Layers(device)
+			more, err := o.openers.Layers(device, sys.NoFD)
 			if err != nil {
 				return nil, err
 			}

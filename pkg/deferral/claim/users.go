@@ -18,6 +18,7 @@ type Openers interface {
 	Await(ctx context.Context, q openers.Query, patience time.Duration) (openers.Users, error)
 	Mark(fd int) openers.Mark
 	AwaitClosed(ctx context.Context, m openers.Mark, patience time.Duration) (known bool)
+	Layers(file openers.File, fd int) ([]openers.File, error)
 }
 
 // Held is a device that is to be released or claimed, or was released by force, and that somebody
