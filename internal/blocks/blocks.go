@@ -11,8 +11,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -51,17 +54,39 @@ const (
 	// mostResults is how many ranges are requested per message, so that little is lost when a
 	// stream breaks.
 	mostResults = 1024
-	// mostTries is how many streams in a row may break without progress.
-	mostTries = 5
+	// fewTries is how many streams in a row may break without progress, if Reader does not say.
+	fewTries  = 5
 	firstWait = 250 * time.Millisecond
+	mostWait  = 10 * time.Second
 )
+
+// badCertificate is how an error of the package crypto/tls begins, of which gRPC has only the text.
+const badCertificate = "tls: failed to verify certificate"
+
+// IsCertificate reports whether an error is that of a server whose certificate is not accepted.
+func IsCertificate(err error) bool { return strings.Contains(err.Error(), badCertificate) }
+
+// MinutesOfTries are Reader's tries for a server that has to be started again: about five minutes.
+const MinutesOfTries = 35
+
+// reconnect lets gRPC connect again within seconds, as often as a stream is begun again.
+func reconnect() grpc.DialOption {
+	return grpc.WithConnectParams(grpc.ConnectParams{
+		Backoff:           backoff.Config{BaseDelay: firstWait, Multiplier: 2, Jitter: 0.2, MaxDelay: mostWait / 2},
+		MinConnectTimeout: 2 * mostWait,
+	})
+}
 
 // Reader reads the blocks of one snapshot.
 type Reader struct {
 	Source Source
-	// Wait is the pause before a new stream. It doubles while there is no progress. 0 is a
-	// quarter of a second.
+	// Wait is the pause before a new stream. It doubles while there is no progress, up to ten
+	// seconds. 0 is a quarter of a second.
 	Wait time.Duration
+	// Tries is how many streams in a row may break without progress. 0 is a few.
+	Tries int
+	// Broken, if it is set, is told of each stream that broke, before the pause.
+	Broken func(err error, at int64, pause time.Duration)
 }
 
 // Read calls each with every message from an offset on. Ranges ascend, are inside the volume
@@ -81,11 +106,15 @@ func (r *Reader) Read(ctx context.Context, from int64, each func(Message) error)
 		if tries++; seen.next > before {
 			tries = 0
 		}
-		if tries == mostTries {
+		if tries == cmp.Or(r.Tries, fewTries) {
 			return status.Errorf(status.Code(err), "the stream broke at byte %d, and %d tries brought no more: %s",
 				seen.next, tries, status.Convert(err).Message())
 		}
-		if !sys.Sleep(ctx, cmp.Or(r.Wait, firstWait)<<tries) {
+		pause := min(cmp.Or(r.Wait, firstWait)<<min(tries, 10), mostWait)
+		if r.Broken != nil {
+			r.Broken(err, seen.next, pause)
+		}
+		if !sys.Sleep(ctx, pause) {
 			return ctx.Err()
 		}
 	}
@@ -120,7 +149,7 @@ func (r *Reader) once(ctx context.Context, seen *checker, each func(Message) err
 // mayPass reports whether a new stream may succeed after an error. The sidecar ends a stream
 // that takes long with DEADLINE_EXCEEDED.
 func mayPass(ctx context.Context, err error) bool {
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || IsCertificate(err) {
 		return false
 	}
 	switch status.Code(err) {
@@ -143,4 +172,9 @@ var errNoCA = errors.New("the SnapshotMetadataService has no certificate in caCe
 
 func notReady(namespace, name string) error {
 	return fmt.Errorf("VolumeSnapshot %s/%s is not ready: see 'kubectl -n %s describe volumesnapshot %s'", namespace, name, namespace, name)
+}
+
+func apiAudience(namespace, account, audience string) error {
+	return fmt.Errorf("the SnapshotMetadataService wants tokens for the audience %q, which are good for the API server too: its address could use the API "+
+		"as service account %s/%s. No token was sent: give the service an audience of its own, and find out who wrote the object", audience, namespace, account)
 }

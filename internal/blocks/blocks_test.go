@@ -103,6 +103,18 @@ func TestTriesAreBounded(t *testing.T) {
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "at byte 10, and 5 tries") || len(s.began) != 6 {
 		t.Errorf("%d streams: %v", len(s.began), err)
 	}
+	// A backup waits for longer, and says so.
+	s.began = nil
+	var told []int64
+	reader := &blocks.Reader{Source: s.source, Wait: time.Microsecond, Tries: 8, Broken: func(err error, at int64, pause time.Duration) {
+		if told = append(told, at); !errors.Is(err, away) || pause <= 0 {
+			t.Errorf("%v, %v", err, pause)
+		}
+	}}
+	err = reader.Read(t.Context(), 0, func(blocks.Message) error { return nil })
+	if status.Code(err) != codes.Unavailable || len(s.began) != 9 || !slices.Equal(told, []int64{10, 10, 10, 10, 10, 10, 10, 10}) {
+		t.Errorf("%d streams, of which %v were told: %v", len(s.began), told, err)
+	}
 }
 
 func TestFinalErrorsAreNotTriedAgain(t *testing.T) {

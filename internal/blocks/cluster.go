@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -37,6 +38,7 @@ type Cluster struct {
 	Namespace string
 
 	client *rest.RESTClient
+	own    []string // the audiences of the API server, once they are known
 }
 
 // OpenCluster reads a kubeconfig as kubectl does: if no path is given, from KUBECONFIG and the
@@ -125,25 +127,44 @@ func (c *Cluster) Service(ctx context.Context, driver string) (*Service, error) 
 	return &object.Spec, nil
 }
 
-// Token requests a token of a service account.
+// Token requests a token of a service account for the audience of a service. It refuses one
+// that the API server accepts too: with it the service could do whatever the account may.
 func (c *Cluster) Token(ctx context.Context, namespace, account, audience string) (string, error) {
-	seconds := int64(tokenTime.Seconds())
-	request := authenticationv1.TokenRequest{
-		TypeMeta: metav1.TypeMeta{APIVersion: authenticationv1.SchemeGroupVersion.String(), Kind: "TokenRequest"},
-		Spec:     authenticationv1.TokenRequestSpec{Audiences: []string{audience}, ExpirationSeconds: &seconds},
+	if c.own == nil {
+		given, err := c.requestToken(ctx, namespace, account) // without an audience it is for the API server
+		if err != nil {
+			return "", err
+		}
+		c.own = given.Spec.Audiences
 	}
-	body, err := json.Marshal(request)
+	made, err := c.requestToken(ctx, namespace, account, audience)
 	if err != nil {
 		return "", err
+	}
+	isOwn := func(one string) bool { return slices.Contains(c.own, one) }
+	if len(c.own) == 0 || len(made.Spec.Audiences) == 0 || slices.ContainsFunc(made.Spec.Audiences, isOwn) {
+		return "", apiAudience(namespace, account, audience)
+	}
+	return made.Status.Token, nil
+}
+
+func (c *Cluster) requestToken(ctx context.Context, namespace, account string, audiences ...string) (made authenticationv1.TokenRequest, err error) {
+	seconds := int64(tokenTime.Seconds())
+	body, err := json.Marshal(authenticationv1.TokenRequest{
+		TypeMeta: metav1.TypeMeta{APIVersion: authenticationv1.SchemeGroupVersion.String(), Kind: "TokenRequest"},
+		Spec:     authenticationv1.TokenRequestSpec{Audiences: audiences, ExpirationSeconds: &seconds},
+	})
+	if err != nil {
+		return made, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTime)
 	defer cancel()
 	err = decode(c.client.Post().AbsPath(coreGroup).Namespace(namespace).Resource("serviceaccounts").Name(account).SubResource("token").
-		SetHeader("Content-Type", runtime.ContentTypeJSON).Body(body).Do(ctx), &request)
+		SetHeader("Content-Type", runtime.ContentTypeJSON).Body(body).Do(ctx), &made)
 	if err != nil {
-		return "", fmt.Errorf("a token of service account %s/%s: %w", namespace, account, err)
+		err = fmt.Errorf("a token of service account %s/%s: %w", namespace, account, err)
 	}
-	return request.Status.Token, nil
+	return made, err
 }
 
 // get gets one object. namespace is "" for an object that has none.

@@ -1,6 +1,9 @@
 package blocks_test
 
 import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -9,9 +12,14 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/util/cert"
 
 	"github.com/crust-proxy/crust-proxy/internal/blocks"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // apiServer answers by path.
@@ -20,6 +28,16 @@ func apiServer(t *testing.T, answers map[string]string) *blocks.Cluster {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		answer, known := answers[r.URL.Path]
+		if strings.HasSuffix(r.URL.Path, "/token") && known { // for the API server, if no audience is given
+			var asked authenticationv1.TokenRequest
+			_ = json.NewDecoder(r.Body).Decode(&asked)
+			if len(asked.Spec.Audiences) == 0 {
+				asked.Spec.Audiences = []string{"https://api", "https://old.api"}
+			}
+			asked.Status.Token = answer
+			raw, _ := json.Marshal(asked)
+			answer = string(raw)
+		}
 		if !known {
 			w.WriteHeader(http.StatusForbidden)
 			answer = `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403, "message": "you may not"}`
@@ -63,7 +81,7 @@ func TestCluster(t *testing.T) {
 		snapshots + "climber": `{"status": {"boundVolumeSnapshotContentName": "../../../api/v1/secrets", "readyToUse": true}}`,
 		contents + "content":  `{"spec": {"driver": "d.example.com"}, "status": {"snapshotHandle": "snap-1"}}`,
 		"/apis/cbt.storage.k8s.io/v1beta1/snapshotmetadataservices/d.example.com": `{"spec": {"audience": "a", "address": "h:1", "caCert": "Q0E="}}`,
-		"/api/v1/namespaces/backup/serviceaccounts/client/token":                  `{"status": {"token": "secret"}}`,
+		"/api/v1/namespaces/backup/serviceaccounts/client/token":                  "secret",
 	})
 	got, err := c.Snapshot(t.Context(), "ready")
 	if err != nil || got.Driver != "d.example.com" || got.ID != "snap-1" {
@@ -76,6 +94,11 @@ func TestCluster(t *testing.T) {
 	if token, err := c.Token(t.Context(), "backup", "client", "a"); err != nil || token != "secret" {
 		t.Errorf("%q, %v", token, err)
 	}
+	for _, own := range []string{"https://api", "https://old.api"} {
+		if token, err := c.Token(t.Context(), "backup", "client", own); err == nil || !strings.Contains(err.Error(), "good for the API server too") || token != "" {
+			t.Errorf("a token for the API server: %q, %v", token, err)
+		}
+	}
 	for name, text := range map[string]string{"late": "is not ready", "new": "is not ready", "foreign": "you may not", "missing": "you may not", "climber": "invalid"} {
 		if got, err := c.Snapshot(t.Context(), name); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("%s: %+v, %v", name, got, err)
@@ -84,10 +107,38 @@ func TestCluster(t *testing.T) {
 	if _, err := c.Token(t.Context(), "backup", "stranger", "a"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "backup/stranger") {
 		t.Error(err)
 	}
+	other := apiServer(t, map[string]string{"/api/v1/namespaces/backup/serviceaccounts/client/token": "secret"})
+	if token, err := other.Token(t.Context(), "backup", "client", "https://api"); err == nil || token != "" {
+		t.Errorf("the first token is for the API server: %q, %v", token, err)
+	}
 	if _, err := service.Dial(""); err == nil || !strings.Contains(err.Error(), "caCert") {
 		t.Error(err)
 	}
 	if _, err := (&blocks.Service{Address: "nowhere"}).Dial(""); err == nil || !strings.Contains(err.Error(), "HOST:PORT") {
 		t.Error(err)
+	}
+}
+
+// TestAWrongCertificateIsToldAtOnce: it does not become right by waiting.
+func TestAWrongCertificateIsToldAtOnce(t *testing.T) {
+	ours, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
+	check.Must(t, err)
+	theirs, _, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
+	check.Must(t, err)
+	pair, err := tls.X509KeyPair(ours, key)
+	check.Must(t, err)
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.TLS, server.EnableHTTP2 = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}, true
+	server.StartTLS()
+	defer server.Close()
+	conn, err := (&blocks.Service{Address: server.Listener.Addr().String(), CA: theirs}).Dial("")
+	check.Must(t, err)
+	defer func() { check.Must(t, conn.Close()) }()
+	streams := 0
+	tokens := func(context.Context) (string, error) { streams++; return "secret", nil }
+	reader := &blocks.Reader{Source: blocks.FromService(conn, tokens, "shop", "", "snapshot")}
+	err = reader.Read(t.Context(), 0, func(blocks.Message) error { return nil })
+	if status.Code(err) != codes.Unavailable || !blocks.IsCertificate(err) || streams != 1 {
+		t.Errorf("%d streams: %v", streams, err)
 	}
 }

@@ -20,7 +20,7 @@ func DialCSI(socket string) (*grpc.ClientConn, error) {
 	} else if info.Mode().Type() != os.ModeSocket {
 		return nil, fmt.Errorf("%s is not a socket", path)
 	}
-	return grpc.NewClient("passthrough:///csi", grpc.WithTransportCredentials(insecure.NewCredentials()),
+	return grpc.NewClient("passthrough:///csi", reconnect(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithNoProxy(), grpc.WithAuthority("localhost"), grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
 		}))

@@ -33,7 +33,7 @@ func (s *Service) Dial(address string) (*grpc.ClientConn, error) {
 		address = s.Address
 	}
 	dialer := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: aliveTime, Interval: aliveTime / 3}}
-	return grpc.NewClient("passthrough:///"+address, grpc.WithNoProxy(),
+	return grpc.NewClient("passthrough:///"+address, reconnect(), grpc.WithNoProxy(),
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: host, MinVersion: tls.VersionTLS12})),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			return dialer.DialContext(ctx, "tcp", address)

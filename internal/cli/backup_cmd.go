@@ -36,6 +36,7 @@ same command again: it goes on where it was.`,
 			if err := server.check(cmd); err != nil {
 				return wrongUsage(cmd, err)
 			}
+			server.waiting = func(line string) { cmd.PrintErrln("crustctl: " + line) }
 			of := question{target: args[0]}
 			if baseFile != "" {
 				base, err := backup.ReadBase(baseFile)

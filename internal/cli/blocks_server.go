@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"time"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
@@ -20,6 +21,20 @@ type blockServer struct {
 	csiSocket, secretsFile                   string
 	kubeconfig, kubeContext                  string
 	namespace, account, accountIn, forwarded string
+	// waiting, if it is set, has the server waited for, and gets a line for each pause.
+	waiting func(line string)
+}
+
+// reader returns a Reader of a source of this server.
+func (s *blockServer) reader(source blocks.Source) *blocks.Reader {
+	reader := &blocks.Reader{Source: source}
+	if s.waiting != nil {
+		reader.Tries = blocks.MinutesOfTries
+		reader.Broken = func(err error, at int64, pause time.Duration) {
+			s.waiting(brokenStream(err, at, pause))
+		}
+	}
+	return reader
 }
 
 // ofCluster are the flags that cannot be used with a CSI socket.
@@ -79,7 +94,7 @@ func (s *blockServer) with(ctx context.Context, of question, do blocksOf) error 
 	if err != nil {
 		return &explained{err, "The driver's pod and its --endpoint show where the socket is on the node."}
 	}
-	err = do(ctx, of.target, &blocks.Reader{Source: blocks.FromCSI(conn, cmp.Or(of.baseID, of.base), of.target, secrets)})
+	err = do(ctx, of.target, s.reader(blocks.FromCSI(conn, cmp.Or(of.baseID, of.base), of.target, secrets)))
 	return errors.Join(explainBlocks(ctx, err), conn.Close())
 }
 
@@ -146,6 +161,6 @@ func (s *blockServer) withCluster(ctx context.Context, of question, do blocksOf)
 	tokens := func(ctx context.Context) (string, error) {
 		return cluster.Token(ctx, cmp.Or(s.accountIn, cluster.Namespace), s.account, service.Audience)
 	}
-	err = do(ctx, target.ID, &blocks.Reader{Source: blocks.FromService(conn, tokens, cluster.Namespace, of.baseID, of.target)})
+	err = do(ctx, target.ID, s.reader(blocks.FromService(conn, tokens, cluster.Namespace, of.baseID, of.target)))
 	return errors.Join(err, conn.Close())
 }

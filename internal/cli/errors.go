@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
@@ -188,6 +189,11 @@ var blockAdvice = map[codes.Code]string{
 	codes.PermissionDenied:   "Allow the service account to get volumesnapshots in the snapshot's namespace.",
 }
 
+// brokenStream is a line about a stream that is begun again after a pause.
+func brokenStream(err error, at int64, pause time.Duration) string {
+	return fmt.Sprintf("the stream broke at %s: %s; it is tried again in %v", show.Size(at), show.Escape(status.Convert(err).Message()), pause)
+}
+
 // explainBlocks adds to the error of a stream what to do about it.
 func explainBlocks(ctx context.Context, err error) error {
 	var server *blocks.ServerError
@@ -207,7 +213,11 @@ func explainBlocks(ctx context.Context, err error) error {
 		return err
 	}
 	st := answer.GRPCStatus()
-	return &explained{fmt.Errorf("%s (%s)", show.Escape(st.Message()), st.Code()), blockAdvice[st.Code()]}
+	advice := blockAdvice[st.Code()]
+	if blocks.IsCertificate(err) {
+		advice = "See the SnapshotMetadataService: has the authority of its caCert signed the server's certificate, and for the name in its address?"
+	}
+	return &explained{fmt.Errorf("%s (%s)", show.Escape(st.Message()), st.Code()), advice}
 }
 
 // clusterAdvice is what to do about an error of the API server.

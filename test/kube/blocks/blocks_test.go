@@ -67,7 +67,9 @@ func TestRefusals(t *testing.T) {
 	f.object("late", driver, first, false)
 	f.object("foreign", "other.example.com", first, true)
 	f.object("strange", "strange.example.com", first, true)
-	f.service("strange.example.com", name+":6443")
+	f.service("strange.example.com", name+":6443", audience)
+	f.object("greedy", "greedy.example.com", first, true)
+	f.service("greedy.example.com", name+":6443", "https://kubernetes.default.svc")
 	client := f.client()
 	with := func(flag, value string) []string {
 		changed := slices.Clone(client)
@@ -105,12 +107,17 @@ func TestRefusals(t *testing.T) {
 			}
 		})
 	}
+	// Who may write the object must not get the account's rights.
+	before := len(f.server.Tokens())
+	if out, err := f.run(append([]string{"blocks", "greedy"}, client...)...); err == nil || !strings.Contains(out, "good for the API server too") || len(f.server.Tokens()) != before {
+		t.Errorf("a token for the API server: %v, %s", err, out)
+	}
 	f.server.Audience = "another.audience"
 	if out, err := f.run(append([]string{"blocks", "monday"}, client...)...); err == nil || !strings.Contains(out, "see the audience") {
 		t.Errorf("a token for another audience: %v, %s", err, out)
 	}
 	f.server.Audience = audience
-	f.service(driver, "elsewhere.storage.svc:6443")
+	f.service(driver, "elsewhere.storage.svc:6443", audience)
 	if out, err := f.run(append([]string{"blocks", "monday"}, client...)...); err == nil || !strings.Contains(out, "certificate is valid for") {
 		t.Errorf("a certificate of another name: %v, %s", err, out)
 	}

@@ -100,11 +100,11 @@ func (f *fixture) define() {
 {apiVersion: v1, kind: ServiceAccount, metadata: {name: stranger, namespace: backup}}
 ---
 `+string(client)))
-	f.service(driver, name+":6443")
+	f.service(driver, name+":6443", audience)
 }
 
 // service makes the object by which clients find a driver's service.
-func (f *fixture) service(driver, address string) {
+func (f *fixture) service(driver, address, audience string) {
 	f.t.Helper()
 	check.Must(f.t, f.Apply(fmt.Sprintf(`{apiVersion: cbt.storage.k8s.io/v1beta1, kind: SnapshotMetadataService, metadata: {name: %s},
 spec: {audience: %s, address: "%s", caCert: %s}}`, driver, audience, address, base64.StdEncoding.EncodeToString(f.authority))))
