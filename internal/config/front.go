@@ -20,8 +20,8 @@ type Front struct {
 	// where the front registers in their place.
 	Registry        string `json:"registry"`
 	KubeletRegistry string `json:"kubeletRegistry"`
-	// PrivateDir is where drivers are asked to stage and publish devices. Their
-	// containers see only what lies below kubelet's plugins directory.
+	// PrivateDir is where drivers are asked to stage and publish devices: among kubelet's own
+	// raw block volumes. Their containers see only what lies below kubelet's plugins directory.
 	PrivateDir string `json:"privateDir"`
 	// DefaultFSType is for volumes whose request names no filesystem.
 	DefaultFSType string `json:"defaultFSType"`
@@ -41,7 +41,10 @@ type Front struct {
 func (f *Front) complete(kubeletRoot string) {
 	f.Registry = cmp.Or(f.Registry, filepath.Join(kubeletRoot, "crust-proxy/registry"))
 	f.KubeletRegistry = cmp.Or(f.KubeletRegistry, filepath.Join(kubeletRoot, "plugins_registry"))
-	f.PrivateDir = cmp.Or(f.PrivateDir, filepath.Join(kubeletRoot, "plugins/kubernetes.io/csi/crust-proxy.dev"))
+	csi := filepath.Join(kubeletRoot, "plugins/kubernetes.io/csi")
+	if f.PrivateDir == "" || filepath.Clean(f.PrivateDir) == filepath.Join(csi, "crust-proxy.dev") { // the earlier default, in older files
+		f.PrivateDir = filepath.Join(csi, "volumeDevices")
+	}
 }
 
 func (f Front) validate(kubeletRoot string) error {
@@ -114,6 +117,10 @@ func (c Config) Warnings() []string {
 	var lines []string
 	if c.ReconcileInterval == 0 {
 		lines = append(lines, "reconcileInterval: 0 is never: what a crash leaves stays until somebody runs crustctl reconcile")
+	}
+	if rawBlock := filepath.Join(c.KubeletRoot, "plugins/kubernetes.io/csi/volumeDevices"); !sys.Within(rawBlock, c.Front.PrivateDir) {
+		lines = append(lines, fmt.Sprintf("front.privateDir: it does not lie below %s, and some drivers (Proxmox) take volumes elsewhere for "+
+			"filesystems: leave the key out", rawBlock))
 	}
 	if len(c.Policy.Rules) > 0 && !c.Front.Enabled {
 		return append(lines, "policy.rules: they decide for drivers behind the front only, and front.enabled is false")

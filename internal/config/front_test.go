@@ -74,7 +74,7 @@ func TestKubeletRootMovesTheFront(t *testing.T) {
 	}
 	f := got.Front
 	if f.Registry != "/k/crust-proxy/registry" || f.KubeletRegistry != "/k/plugins_registry" ||
-		f.PrivateDir != "/k/plugins/kubernetes.io/csi/crust-proxy.dev" {
+		f.PrivateDir != "/k/plugins/kubernetes.io/csi/volumeDevices" {
 		t.Errorf("got %+v", f)
 	}
 }

@@ -49,9 +49,10 @@ type fakeDriver struct {
 	answer *csidefer.Mount
 	grown  func()
 	block  chan struct{} // publishes wait for it, where it is set
-	noRO   bool          // it refuses a device that is to be read-only
-	health codes.Code    // of a health call without a volume; OK: the driver has no health calls
-	staged func()        // it is called by each stage, where it is set
+	// directory: it makes a directory where it is asked to publish a device.
+	directory bool
+	health    codes.Code // of a health call without a volume; OK: the driver has no health calls
+	staged    func()     // it is called by each stage, where it is set
 }
 
 func (d *fakeDriver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
@@ -154,8 +155,11 @@ func (d *fakeDriver) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 	if err := d.note(method, req.GetTargetPath(), req); err != nil {
 		return nil, err
 	}
-	if d.noRO && method == "publish-block" && req.GetReadonly() {
+	if method == "publish-block" && req.GetReadonly() {
 		return nil, status.Error(codes.Internal, "read only is not supported for block volumes")
+	}
+	if d.directory && method == "publish-block" {
+		return &csi.NodePublishVolumeResponse{}, os.Mkdir(req.GetTargetPath(), 0o700)
 	}
 	if d.block != nil {
 		select {
@@ -414,7 +418,7 @@ func newRig(t *testing.T, policy *policy.Policy) *rig {
 	}
 	r.cfg = Config{
 		Volumes: broker, Sandboxes: r.sandboxes, StateDir: dir + "/state", KubeletRoot: broker.root,
-		PrivateDir: broker.root + "/plugins/kubernetes.io/csi/crust-proxy.dev", DefaultFSType: "ext4",
+		PrivateDir: broker.root + "/plugins/kubernetes.io/csi/volumeDevices", DefaultFSType: "ext4",
 		DriverTimeout: 10 * time.Second, Policy: policy, Log: zap.NewNop(),
 		OnRefused: func(string, volume.Party) {}, OnChange: func(volume.Key) {},
 		Writing:    func(string, string) error { return r.writing },
@@ -569,7 +573,7 @@ func (r *rig) said(want ...string) {
 	for _, call := range r.driver.said() {
 		method, where, _ := strings.Cut(call, " ")
 		place := "kubelet"
-		if strings.HasPrefix(where, r.cfg.PrivateDir+"/") {
+		if strings.Contains(where, "/volumeDevices/") && !strings.HasPrefix(where, r.rawStaging()) || strings.Contains(where, "/crust-proxy.dev/") {
 			place = "private"
 		}
 		got = append(got, method+" "+place)

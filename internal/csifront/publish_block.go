@@ -26,7 +26,7 @@ type blockPublish struct {
 
 func (b *blockPublish) run(ctx context.Context) ([]byte, error) {
 	p := b.call
-	if err := decision.CheckBlockWay(p.w, &p.verdict); err != nil {
+	if err := p.proxy.checkBlockWay(p.w, &p.verdict); err != nil {
 		return nil, err
 	}
 	if err := p.unpublishUncertain(ctx); err != nil {
@@ -53,6 +53,9 @@ func (b *blockPublish) run(ctx context.Context) ([]byte, error) {
 			return nil, refusal.JoinUndo(p.target, err, private.RemovePublish(b.device))
 		}
 		failpoint.Hit("front-publish-driver")
+		if err := p.proxy.stager.CheckPublished(b.device, p.verdict.Rule); err != nil {
+			return nil, p.undo(ctx, err, p.unpublishDevice)
+		}
 	}
 	if err := p.handOver(ctx, b.instruction(), b.has); err != nil {
 		return nil, p.undo(ctx, err, p.unpublishDevice)
@@ -113,6 +116,9 @@ func (b *blockPublish) stillPublished() bool {
 	return published != nil && b.call.proxy.front.store.Private.Shows(b.device, published.Device)
 }
 
+// askDriver asks for a device that can be written, also for a volume that is only read: some
+// drivers refuse readonly for a device, or make the device read-only for ever. The broker makes
+// it read-only while the volume is published. The access mode stays.
 func (b *blockPublish) askDriver(ctx context.Context) error {
 	p := b.call
 	ask := proto.CloneOf(p.req)
@@ -122,7 +128,8 @@ func (b *blockPublish) askDriver(ctx context.Context) error {
 	if b.has.Stage {
 		ask.StagingTargetPath = b.stagingPath()
 	}
-	if err := p.proxy.driver.PublishDevice(ctx, ask); err != nil {
+	ask.Readonly = false
+	if _, err := p.proxy.driver.Node.NodePublishVolume(ctx, ask); err != nil {
 		return p.proxy.driver.BlockError("publish", p.verdict.Rule, err, staging.SecretsOf(p.req))
 	}
 	return nil

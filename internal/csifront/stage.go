@@ -68,7 +68,15 @@ func (s *stageCall) decide(ctx context.Context) (asDevice bool, err error) {
 	if err := decision.CheckDeferrable(s.w, &s.verdict); err != nil {
 		return false, err
 	}
-	return true, decision.CheckBlockWay(s.w, &s.verdict)
+	return true, s.proxy.checkBlockWay(s.w, &s.verdict)
+}
+
+// checkBlockWay refuses a volume that the driver cannot give as a block device.
+func (p *driverProxy) checkBlockWay(w *decision.VolumeRequest, verdict *policy.Verdict) error {
+	if err := decision.CheckBlockWay(w, verdict); err != nil {
+		return err
+	}
+	return p.stager.CheckRawBlock(verdict.Rule)
 }
 
 // state returns what the node has of the volume. It does not touch the staging path of a
@@ -139,8 +147,7 @@ func (s *stageCall) refuse(err error) error {
 	return s.proxy.recordRefusal(s.proxy.refusalDraft(s.w, &s.verdict, s.pod), err)
 }
 
-// unstage has the driver unstage the volume. If the record was lost, that is done both at the
-// private path, which derives from the request alone, and at kubelet's.
+// unstage has the driver unstage the volume, and removes its record.
 func (p *driverProxy) unstage(ctx context.Context, id staging.VolumeID, stagingPath string, forward forwardFunc) ([]byte, error) {
 	if published := p.front.cfg.Volumes.OfOrigin(id.Driver, id.ID); len(published) > 0 {
 		return nil, stillPublished(id, published[0].Target) // the device must not go away under a pod
@@ -149,16 +156,7 @@ func (p *driverProxy) unstage(ctx context.Context, id staging.VolumeID, stagingP
 		return nil, err
 	}
 	rec := p.front.store.Records.Get(id)
-	asDevice, err := p.stager.UnstageDevice(ctx, id.ID, stagingPath)
-	if err != nil {
-		return nil, err
-	}
-	var reply []byte
-	if asDevice && rec.Stage != nil && rec.Stage.At == staging.StagedAsDevice {
-		reply, err = proto.Marshal(&csi.NodeUnstageVolumeResponse{})
-	} else {
-		reply, err = forward(ctx)
-	}
+	reply, err := p.askToUnstage(ctx, &rec, stagingPath, forward)
 	if err != nil {
 		return nil, err
 	}
@@ -175,4 +173,29 @@ func (p *driverProxy) unstage(ctx context.Context, id staging.VolumeID, stagingP
 	name := refusal.Clip(id.ID)
 	p.front.refused.Forget(func(r *volume.Refusal) bool { return r.Driver == id.Driver && r.VolumeID == name })
 	return reply, nil
+}
+
+// askToUnstage has the driver unstage the volume where it has it. If the record was lost, that
+// is the private path, which derives from the request alone, or kubelet's. Where the driver has
+// nothing it is not asked: some take the disk on which the path lies for the volume.
+func (p *driverProxy) askToUnstage(ctx context.Context, rec *staging.Record, stagingPath string, forward forwardFunc) ([]byte, error) {
+	asDevice, err := p.stager.UnstageDevice(ctx, rec.ID, stagingPath)
+	if err != nil {
+		return nil, err
+	}
+	mounted := staging.IsMountPoint(stagingPath)
+	onHost := mounted || !asDevice
+	if stage := rec.Stage; stage != nil && stage.Path == stagingPath {
+		onHost = stage.At == staging.StagedOnHost
+		if !asDevice && stage.At == staging.StagedAsDevice && stage.Private != "" { // in an earlier privateDir
+			err = p.stager.Unstage(ctx, rec)
+		}
+	}
+	if err == nil && onHost && (mounted || !p.driver.TakesDiskAround(stagingPath)) {
+		return forward(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return proto.Marshal(&csi.NodeUnstageVolumeResponse{})
 }

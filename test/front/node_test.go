@@ -81,7 +81,7 @@ func (n *node) wantClean() {
 	n.t.Helper()
 	n.WantClean()
 	var left []string
-	for _, dir := range []string{n.Dir + "/run/state/csi", n.Kubelet + "/plugins/kubernetes.io/csi/crust-proxy.dev", n.Kubelet + "/pods"} {
+	for _, dir := range []string{n.Dir + "/run/state/csi", n.Kubelet + "/plugins/kubernetes.io/csi", n.Kubelet + "/pods"} {
 		_ = filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
 			if err == nil && (!entry.IsDir() || strings.Count(filepath.Base(path), "") > 40) {
 				left = append(left, path)

@@ -4,7 +4,10 @@ package front
 
 import (
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 
@@ -19,6 +22,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 )
 
 // stacking stands before the reference driver and makes one more bind mount for each
@@ -162,6 +166,71 @@ func TestNativeDriverWithABlankDevice(t *testing.T) {
 	rig.Mkfs(t, "ext4", blank)
 	check.Must(t, n.publish(v, "pod-1"))
 	n.wantGuarded(v, "pod-1")
+	check.Must(t, n.unpublish(v, "pod-1"))
+	check.Must(t, n.unstage(v))
+	n.remove(v)
+	n.wantClean()
+}
+
+// TestDriverWithoutRawBlock ignores that it is asked for a device, as Vultr's does. It takes
+// back what it has mounted, the pod does not start, and no other volume reaches it.
+func TestDriverWithoutRawBlock(t *testing.T) {
+	n := newNode(t, deferAll)
+	n.driver.Vendors.AsVultr = true
+	first, second := n.create("pv-1", "ext4", 16*mib), n.create("pv-2", "ext4", 16*mib)
+	for _, v := range []*volume{first, second, first} {
+		check.Code(t, n.stage(v), codes.Unimplemented, driverName, "has no raw block volumes", "defer: false")
+		if mounts := rig.Mounts(n.Kubelet); len(mounts) > 0 {
+			t.Errorf("still mounted: %+v", mounts)
+		}
+		if v == second && len(n.loops()) > 0 {
+			t.Errorf("the driver was asked, and has %q", n.loops())
+		}
+		if v == second {
+			n.restart() // what it did is forgotten, and seen again
+			check.Code(t, n.stage(v), codes.Unimplemented, "mounted a filesystem (ext4) at "+n.Kubelet)
+		}
+	}
+	n.Extra = "front: {enabled: true}\n" + deferNone
+	n.restart()
+	check.Must(t, n.stage(first))
+	check.Must(t, n.publish(first, "pod-1"))
+	check.Must(t, n.unpublish(first, "pod-1"))
+	check.Must(t, n.unstage(first))
+	n.remove(first)
+	n.remove(second)
+	n.wantClean()
+}
+
+// TestAReaderLeavesNoReadOnlyDevice: Exoscale's driver would, if it were asked for one.
+func TestAReaderLeavesNoReadOnlyDevice(t *testing.T) {
+	n := newNode(t, deferAll)
+	v := n.create("pv-1", "ext4", 16*mib)
+	check.Must(t, n.stage(v))
+	for _, pod := range []string{"writer-1", "reader", "writer-2"} {
+		v.ReadOnly = pod == "reader"
+		check.Must(t, n.publish(v, pod))
+		check.Must(t, n.unpublish(v, pod))
+	}
+	check.Must(t, n.unstage(v))
+	n.remove(v)
+	n.wantClean()
+}
+
+// TestVolumeOfAnOlderVersion is staged and published where earlier versions did that, and no
+// record of it is left.
+func TestVolumeOfAnOlderVersion(t *testing.T) {
+	n := newNode(t, deferAll)
+	v := n.create("pv-1", "ext4", 16*mib)
+	base := n.Kubelet + "/plugins/kubernetes.io/csi/crust-proxy.dev"
+	name := func(where string) string {
+		return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%x/%x/%x/", driverName, v.ID, where)))
+	}
+	older := *v
+	older.Client, older.FS = csivolume.NewClient(n.Dial(n.driver.Socket), driverName, n.Kubelet), ""
+	older.Staging, older.Target = base+"/staging/"+name(v.Staging), base+"/publish/"+name(v.TargetOf("pod-1"))+"/device"
+	older.Publish()
+	check.Must(t, os.Remove(filepath.Dir(older.Target)+"/vol_data.json"))
 	check.Must(t, n.unpublish(v, "pod-1"))
 	check.Must(t, n.unstage(v))
 	n.remove(v)

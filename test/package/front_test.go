@@ -223,7 +223,7 @@ func (f *frontService) wantNothingLeft() {
 	if raw := f.run("cat", "/proc/self/mountinfo"); strings.Contains(raw, " "+kubeletRoot) {
 		f.t.Errorf("mounted below %s:\n%s", kubeletRoot, raw)
 	}
-	left := f.run("find", kubeletRoot+"/plugins/kubernetes.io/csi/crust-proxy.dev", "/run/crust-proxy/state", kataVolumes, driverData, "-type", "f",
+	left := f.run("find", kubeletRoot+"/plugins/kubernetes.io/csi/volumeDevices", "/run/crust-proxy/state", kataVolumes, driverData, "-type", "f",
 		"!", "-path", driverData+"/probe", "!", "-path", driverData+"/driver.lock", "!", "-path", driverData+"/spare") // the driver's own
 	if left != "" {
 		f.t.Errorf("left behind:\n%s", left)

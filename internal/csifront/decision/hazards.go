@@ -65,8 +65,9 @@ const (
 // they make a filesystem. A driver that is asked for a block device does not use them.
 var mkfsParameters = []string{
 	"blocksize", "inodesize", "bytesperinode", "numberofinodes", "ext4bigalloc", "ext4clustersize", "ext4encryptionsupport", // AWS EBS
-	"mkfsoptions", // Ceph RBD
-	"mkfsparams",  // Longhorn
+	"mkfsoptions",     // Ceph RBD
+	"mkfsparams",      // Longhorn
+	"fsformatoptions", // Hetzner; Proxmox has blockSize and inodeSize
 }
 
 // IgnoredParameters lists the parameters of a volume that have no effect once it is

@@ -82,21 +82,6 @@ func (d *Driver) Unstage(ctx context.Context, volumeID, path string) error {
 	return d.Error("asked to unstage the volume", err, nil)
 }
 
-// PublishDevice has the driver publish a device. It asks again without readonly where the
-// driver refuses a read-only device, as several do. Nothing depends on the driver here:
-// the broker makes the device read-only, and the sandbox mounts it so.
-func (d *Driver) PublishDevice(ctx context.Context, req *csi.NodePublishVolumeRequest) error {
-	_, err := d.Node.NodePublishVolume(ctx, req)
-	if err == nil || !refusal.IsFinal(err) || !req.GetReadonly() {
-		return err
-	}
-	req.Readonly = false
-	if _, again := d.Node.NodePublishVolume(ctx, req); again == nil || !refusal.IsFinal(again) {
-		return again
-	}
-	return err // the driver refuses something else
-}
-
 // UnpublishDeferred has a driver that deferred by itself unpublish a volume, with defer_fs_ops
 // unless it was downgraded.
 func (d *Driver) UnpublishDeferred(ctx context.Context, volumeID, path string) error {

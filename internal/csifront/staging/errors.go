@@ -23,6 +23,18 @@ func noBlockAdvice(rule string) string {
 		"a policy rule with defer: false before that one)"
 }
 
+func noRawBlock(driver, rule, did string) error {
+	if did != "" {
+		did = ": asked for a device, it " + did
+	}
+	return refusal.WithParty(volume.PartyDriver, volume.Errorf(volume.Unsupported, "the driver %s has no raw block volumes%s%s",
+		driver, did, noBlockAdvice(rule)))
+}
+
+func stillMounted(driver, where string) error {
+	return volume.Errorf(volume.Busy, "the driver %s was asked to unstage the volume, and something is still mounted at %s", driver, where)
+}
+
 func stillWritten(id VolumeID, err error) error {
 	return volume.Errorf(volume.Busy, "volume %s of driver %s: it is not given back yet: %w", refusal.Clip(id.ID), id.Driver, err)
 }

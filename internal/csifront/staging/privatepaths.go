@@ -1,6 +1,7 @@
 package staging
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -10,25 +11,37 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/kubelet"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// PrivatePaths are where a driver is asked to stage and publish a device. They lie where
-// driver containers see kubelet's own block volumes, and are a pure hash of the request, so
-// that a volume can be taken back when every record was lost. As with kubelet's block
-// volumes a device is staged in a directory, and published at a file that the driver makes.
-type PrivatePaths struct{ kubeletRoot, dir string }
+// PrivatePaths are where a driver is asked to stage and publish a device: in the directory of
+// kubelet's own raw block volumes, as drivers derive from the path what a call to unstage or
+// unpublish does not say. A device is staged in a directory, and published at a file that the
+// driver makes. The paths are a pure hash of the request, so that a volume can be taken back
+// when every record was lost.
+type PrivatePaths struct {
+	kubeletRoot, dir string
+	// older are where earlier versions had staging and publish, with other names.
+	older []string
+}
 
 const (
 	stagingDir = "staging"
 	publishDir = "publish"
-	// deviceName is the published device in its directory.
+	// deviceName is the published device where no pod is known, and was in earlier versions.
 	deviceName = "device"
 )
+
+// NewPrivatePaths returns the paths below a directory of the kubelet root.
+func NewPrivatePaths(kubeletRoot, dir string) *PrivatePaths {
+	return &PrivatePaths{kubeletRoot, dir, []string{dir, path.Join(kubeletRoot, "plugins/kubernetes.io/csi/crust-proxy.dev")}}
+}
 
 // privateName hashes driver, volume and path. In hexadecimal, two requests cannot have one
 // name.
@@ -40,14 +53,48 @@ func privateName(driver, volume, where string) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
+// volumeName is the name of a volume's directory. It begins as the names of provisioned
+// persistent volumes, which some drivers search for, and has their characters. No persistent
+// volume's name ends with a hyphen, so kubelet never makes the same directory.
+func volumeName(hash string) string {
+	return fmt.Sprintf("pvc-%s-%s-%s-%s-%s-", hash[:8], hash[8:12], hash[12:16], hash[16:20], hash[20:32])
+}
+
+// podName is the name of a published device: the pod's UID, as with kubelet.
+func podName(target string) string {
+	_, below, _ := strings.Cut(target, "/pods/")
+	return cmp.Or(kubelet.PodUID("pods/"+below), deviceName)
+}
+
 // Staging names the private staging directory for kubelet's staging path.
 func (p *PrivatePaths) Staging(id VolumeID, kubeletPath string) string {
-	return path.Join(p.dir, stagingDir, privateName(id.Driver, id.ID, kubeletPath))
+	hash := privateName(id.Driver, id.ID, kubeletPath)
+	if older := p.findOlder(stagingDir, hash); older != "" {
+		return older
+	}
+	return path.Join(p.dir, stagingDir, volumeName(hash))
 }
 
 // Publish names the private publish path for kubelet's target path.
 func (p *PrivatePaths) Publish(id VolumeID, target string) string {
-	return path.Join(p.dir, publishDir, privateName(id.Driver, id.ID, target), deviceName)
+	hash := privateName(id.Driver, id.ID, target)
+	if older := p.findOlder(publishDir, hash); older != "" {
+		return path.Join(older, deviceName)
+	}
+	return path.Join(p.dir, publishDir, volumeName(hash), podName(target))
+}
+
+// findOlder returns where an earlier version has staged or published a volume: the driver has
+// to take it back there. If it cannot be seen whether anything is there, the next look at the
+// path returned says so.
+func (p *PrivatePaths) findOlder(kind, hash string) string {
+	for _, dir := range p.older {
+		where := path.Join(dir, kind, hash)
+		if there, err := p.Exists(where); there || err != nil {
+			return where
+		}
+	}
+	return ""
 }
 
 // Published reports whether a driver was ever asked for a device for kubelet's target path,
@@ -60,7 +107,7 @@ func (p *PrivatePaths) Published(id VolumeID, target string) (bool, error) {
 // containers can write to it: no link may lead out of the kubelet root.
 func (p *PrivatePaths) MakeDir(dir string) error {
 	return p.inRoot(dir, func(root *os.Root, rel string) error {
-		if err := root.MkdirAll(rel, 0o700); err != nil {
+		if err := root.MkdirAll(rel, 0o750); err != nil {
 			return volume.Errorf(volume.DiskKind(err), "the private directory %s cannot be made: %w", dir, err)
 		}
 		return nil

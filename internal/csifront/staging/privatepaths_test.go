@@ -3,12 +3,15 @@ package staging
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/api/validation"
 )
 
 func TestPrivatePathsAreAPureHash(t *testing.T) {
-	p := &PrivatePaths{"/var/lib/kubelet", "/var/lib/kubelet/plugins/kubernetes.io/csi/crust-proxy.dev"}
+	p := NewPrivatePaths("/var/lib/kubelet", "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices")
 	seen := make(map[string]string)
 	for _, parts := range [][3]string{
 		{"d", "v", "/t"}, {"d", "v/", "t"}, {"d", "v", "t"}, {"dv", "", "/t"}, {"d", "v/t", ""}, {"d", "../../../etc", "/t"},
@@ -22,6 +25,18 @@ func TestPrivatePathsAreAPureHash(t *testing.T) {
 			t.Errorf("%q and %s have one path", parts, other)
 		}
 		seen[path] = strings.Join(parts[:], " ")
+	}
+	// As drivers search for raw block: Trident by "pvc-", NBS by these characters and the pod.
+	forDrivers := regexp.MustCompile(`/plugins/kubernetes.io/csi/volumeDevices/publish/pvc-[a-z0-9-]+/6f1c-uid$`)
+	path := p.Publish(VolumeID{"d", "v"}, "/var/lib/kubelet/pods/6f1c-uid/volumes/kubernetes.io~csi/pv/mount")
+	staging := p.Staging(VolumeID{"d", "v"}, "/staging")
+	for _, name := range []string{filepath.Base(filepath.Dir(path)), filepath.Base(staging)} {
+		if len(validation.NameIsDNSSubdomain(name, false)) == 0 {
+			t.Errorf("a persistent volume can be called %s", name)
+		}
+	}
+	if !forDrivers.MatchString(path) || !strings.Contains(staging, "/csi/volumeDevices/staging/pvc-") {
+		t.Errorf("published at %s, staged at %s", path, staging)
 	}
 }
 
@@ -39,7 +54,7 @@ func exists(t *testing.T, p *PrivatePaths, where string) bool {
 func TestRemovingKeepsWhatIsNotOurs(t *testing.T) {
 	root := t.TempDir()
 	elsewhere := t.TempDir()
-	p := &PrivatePaths{root, root + "/plugins/x"}
+	p := NewPrivatePaths(root, root+"/plugins/x")
 	id := VolumeID{"d", "v"}
 	device := p.Publish(id, "/t")
 	write := func(path, content string) {

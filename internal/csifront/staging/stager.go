@@ -24,6 +24,9 @@ type Store struct {
 	// requests holds in memory, by VolumeID, each *csi.NodeStageVolumeRequest whose record lacks
 	// a part of it: the secrets, which no record may hold, or the whole request.
 	requests sync.Map
+	// withoutRawBlock has the names of drivers that mounted a filesystem where they were asked
+	// for a device.
+	withoutRawBlock sync.Map
 }
 
 // OpenStore reads the records that an earlier process left in the state directory.
@@ -32,7 +35,7 @@ func OpenStore(stateDir, kubeletRoot, privateDir string, log *zap.Logger) (*Stor
 	if err != nil {
 		return nil, err
 	}
-	return &Store{Records: records, Private: &PrivatePaths{kubeletRoot: kubeletRoot, dir: privateDir}}, nil
+	return &Store{Records: records, Private: NewPrivatePaths(kubeletRoot, privateDir)}, nil
 }
 
 // HoldsRequest reports whether a stage request with its secrets is in memory.
@@ -95,6 +98,11 @@ func (s *Stager) Stage(
 	failpoint.Hit("front-stage-recorded")
 	err := call(ctx)
 	failpoint.Hit("front-stage-driver")
+	if err == nil && asDevice {
+		if found := s.CheckStaged(rec.Stage.Private, rule); found != nil {
+			return s.undoFilesystem(ctx, rec, found)
+		}
+	}
 	if err == nil {
 		return s.succeeded(rec, asDevice, keep)
 	}
@@ -196,9 +204,9 @@ func (s *Stager) failed(ctx context.Context, rec *Record, before *StageRecord, c
 // kubelet regards the volume as staged.
 func (s *Stager) Unstage(ctx context.Context, rec *Record) error {
 	stage := *rec.Stage
-	where := stage.Path
+	where, unstage := stage.Path, s.driver.Unstage
 	if stage.At == StagedAsDevice {
-		where = stage.Private
+		where, unstage = stage.Private, s.unstagePrivate
 	}
 	if !stage.Pending {
 		// If the driver's answer is lost, the volume may be unstaged: a later publish stages it again.
@@ -208,7 +216,7 @@ func (s *Stager) Unstage(ctx context.Context, rec *Record) error {
 		s.RecordOnHost(rec)
 	}
 	failpoint.Hit("front-unplacing")
-	if err := s.driver.Unstage(ctx, rec.ID, where); err != nil {
+	if err := unstage(ctx, rec.ID, where); err != nil {
 		return err
 	}
 	stage.At, stage.Pending = NotStaged, false
@@ -274,7 +282,7 @@ func (s *Stager) UnstageDevice(ctx context.Context, volumeID, stagingPath string
 		return false, err
 	}
 	private := s.store.Private.Staging(s.driver.ID(volumeID), stagingPath)
-	if err := s.driver.Unstage(ctx, volumeID, private); err != nil {
+	if err := s.unstagePrivate(ctx, volumeID, private); err != nil {
 		return true, err
 	}
 	return true, s.store.Private.removeStaging(private)

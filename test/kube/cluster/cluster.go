@@ -175,13 +175,12 @@ func (c *Cluster) WantNothingLeft() error {
 func (c *Cluster) Left() []string {
 	var left []string
 	for what, pattern := range map[string]string{
-		"pod":                    KubeletRoot + "/pods/*",
-		"record of crust-proxy":  ProxyRunDir + "/state/*/*",
-		"directory of a volume":  "/run/crust/*",
-		"directory on its way":   handlerTemp + "/*",
-		"private directory":      KubeletRoot + "/plugins/kubernetes.io/csi/crust-proxy.dev/*/*",
-		"staging directory":      KubeletRoot + "/plugins/kubernetes.io/csi/*.example.com/*",
-		"raw block of kubelet's": KubeletRoot + "/plugins/kubernetes.io/csi/volumeDevices/*/*",
+		"pod":                   KubeletRoot + "/pods/*",
+		"record of crust-proxy": ProxyRunDir + "/state/*/*",
+		"directory of a volume": "/run/crust/*",
+		"directory on its way":  handlerTemp + "/*",
+		"staging directory":     KubeletRoot + "/plugins/kubernetes.io/csi/*.example.com/*",
+		"raw block":             KubeletRoot + "/plugins/kubernetes.io/csi/volumeDevices/*/*",
 	} {
 		found, _ := filepath.Glob(pattern)
 		for _, one := range found {

@@ -85,7 +85,7 @@ func (c *Crowd) End(ctx context.Context) error {
 func staged() []string {
 	var left []string
 	for _, pattern := range []string{
-		KubeletRoot + "/plugins/kubernetes.io/csi/*.example.com/*", KubeletRoot + "/plugins/kubernetes.io/csi/crust-proxy.dev/*/*",
+		KubeletRoot + "/plugins/kubernetes.io/csi/*.example.com/*", KubeletRoot + "/plugins/kubernetes.io/csi/volumeDevices/*/pvc-*-",
 		ProxyRunDir + "/state/*/*.json",
 	} {
 		found, _ := filepath.Glob(pattern)

@@ -51,7 +51,12 @@ func (c *Cluster) newDriver(program, name, registry string, flags ...string) *Dr
 		"--crust-proxy-socket", AdminSocket,
 	}, flags...)...)
 	d.Process.Name, d.Process.LogFile = name, c.Dir+"/"+name+".log"
-	d.Registrar = &kubelet.Registrar{Dir: registry, Name: name, Endpoint: d.Socket, Restart: time.Second}
+	endpoint := d.Socket
+	if name != Plain {
+		endpoint += ".vendors"
+		rig.NewVendors(c.t, d.Socket, endpoint)
+	}
+	d.Registrar = &kubelet.Registrar{Dir: registry, Name: name, Endpoint: endpoint, Restart: time.Second}
 	return d
 }
 

@@ -18,8 +18,10 @@ type Driver struct {
 	Process *rig.Process
 	// Data has its images, Registry its registration socket.
 	Data, Registry string
-	// Socket is where it serves, and Front where the daemon does in its place.
+	// Socket is where it serves, and Front where the daemon does in its place. The daemon
+	// reaches it through Vendors.
 	Socket, Front string
+	Vendors       *rig.Vendors
 }
 
 // New lays out kubelet's directories and the driver's, and has the daemon run its front by a
@@ -36,8 +38,9 @@ func New(d *rig.Daemon, policy string, args ...string) *Driver {
 	}
 	driver.Process, _ = rig.NewDriver(d.T, d.Program("crust-driver"), driver.Socket, driver.Data, append([]string{
 		"--node-id", "node-1", "--capacity", "100000000000", "--crust-proxy-socket", d.AdminSocket,
-		"--kubelet-registration-socket", driver.Registration(), "--kubelet-endpoint", driver.Socket,
+		"--kubelet-registration-socket", driver.Registration(), "--kubelet-endpoint", driver.Socket + ".vendors",
 	}, args...)...)
+	driver.Vendors = rig.NewVendors(d.T, driver.Socket, driver.Socket+".vendors")
 	driver.Client = NewClient(d.Dial(driver.Front), DriverName, d.Kubelet)
 	return driver
 }

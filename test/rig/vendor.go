@@ -1,0 +1,113 @@
+package rig
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/passthrough"
+)
+
+// Vendors is a relay before a driver that treats devices as drivers of vendors do.
+//
+//   - Proxmox' knows by the path whether it unstages a raw device. If not, it takes the disk
+//     on which the path lies offline, which here fails the test.
+//   - Exoscale's makes the device of a read-only publish read-only, and leaves it so.
+//   - Vultr's ignores the access type, and has ext4 on everything. This is off at first.
+type Vendors struct {
+	// AsVultr turns the last one on. Set it before calls are made.
+	AsVultr bool
+
+	mu   sync.Mutex
+	raw  map[string]bool // staging paths of devices
+	harm []string
+}
+
+// NewVendors serves at a socket for the driver at another one, until the test ends.
+func NewVendors(t T, driver, socket string) *Vendors {
+	t.Helper()
+	v := &Vendors{raw: make(map[string]bool)}
+	t.Cleanup(func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		if len(v.harm) > 0 {
+			t.Errorf("Proxmox' driver would take disks offline:\n%s", strings.Join(v.harm, "\n"))
+		}
+	})
+	Before(t, Dial(t, driver), socket, map[string]passthrough.Local{
+		csi.Node_NodeStageVolume_FullMethodName:   v.stage,
+		csi.Node_NodeUnstageVolume_FullMethodName: v.unstage,
+		csi.Node_NodePublishVolume_FullMethodName: v.publish,
+	})
+	return v
+}
+
+func (v *Vendors) stage(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
+	req := &csi.NodeStageVolumeRequest{}
+	if err := proto.Unmarshal(request, req); err != nil {
+		return nil, err
+	}
+	v.mu.Lock()
+	if where := req.GetStagingTargetPath(); strings.Contains(where, "/kubernetes.io/csi/") { // csi-sanity has paths of its own
+		v.raw[where] = req.GetVolumeCapability().GetBlock() != nil
+	}
+	v.mu.Unlock()
+	if !v.AsVultr {
+		return forward(ctx, request)
+	}
+	return forwardAs(ctx, req, req.GetVolumeCapability(), forward)
+}
+
+func (v *Vendors) unstage(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
+	req := &csi.NodeUnstageVolumeRequest{}
+	if err := proto.Unmarshal(request, req); err != nil {
+		return nil, err
+	}
+	where := req.GetStagingTargetPath()
+	v.mu.Lock()
+	if !strings.Contains(where, "/kubernetes.io/csi/volumeDevices/") && v.raw[where] {
+		v.harm = append(v.harm, "the one around "+where)
+	}
+	v.mu.Unlock()
+	return forward(ctx, request)
+}
+
+func (v *Vendors) publish(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
+	req := &csi.NodePublishVolumeRequest{}
+	if err := proto.Unmarshal(request, req); err != nil {
+		return nil, err
+	}
+	if v.AsVultr {
+		return forwardAs(ctx, req, req.GetVolumeCapability(), forward)
+	}
+	reply, err := forward(ctx, request)
+	if err == nil && req.GetReadonly() && req.GetVolumeCapability().GetBlock() != nil {
+		err = setReadOnly(req.GetTargetPath())
+	}
+	return reply, err
+}
+
+// forwardAs forwards a request whose capability becomes that of an ext4.
+func forwardAs(ctx context.Context, req proto.Message, capability *csi.VolumeCapability, forward passthrough.Forward) ([]byte, error) {
+	capability.AccessType = MountAccess("ext4").GetAccessType()
+	raw, err := proto.Marshal(req)
+	if err != nil {
+		return nil, err
+	}
+	return forward(ctx, raw)
+}
+
+func setReadOnly(device string) (err error) {
+	file, err := os.Open(device)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	return unix.IoctlSetPointerInt(int(file.Fd()), unix.BLKROSET, 1)
+}
