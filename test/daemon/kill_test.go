@@ -148,28 +148,46 @@ func writeTo(disk string) error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// TestKilledAtRandom kills the daemon at no particular moment under load.
+// TestKilledAtRandom kills the daemon at no particular moment under load, with each
+// handler. CRUST_KILLS makes it longer.
 func TestKilledAtRandom(t *testing.T) {
-	d := rig.NewDaemon(t)
-	disk := rig.Disk(t, 16*mib, "ext4")
-	req := d.StageRequest("pod-1", disk)
-	for round := range 30 {
-		d.Start()
-		client := d.Runtime()
-		time.AfterFunc(time.Duration(round)*300*time.Microsecond, func() { d.Signal(os.Kill) })
-		for {
-			if _, err := client.RuntimeStageVolume(t.Context(), req); err != nil {
-				check.Code(t, err, codes.Unavailable)
-				break
+	kills := rig.Number("CRUST_KILLS", 15)
+	for handler, c := range map[string]struct {
+		daemon func(*testing.T) *rig.Daemon
+		gone   func(*testing.T, *rig.Daemon, string)
+	}{
+		"kata":  {func(t *testing.T) *rig.Daemon { return rig.NewDaemon(t) }, wantGone},
+		"crust": {func(t *testing.T) *rig.Daemon { return newCrust(t, true) }, wantGoneOfCrust},
+	} {
+		t.Run(handler, func(t *testing.T) {
+			d, disk := c.daemon(t), rig.Disk(t, 16*mib, "ext4")
+			req, calls := d.StageRequest("pod-1", disk), 0
+			for round := range kills {
+				d.Start()
+				time.AfterFunc(time.Duration(round%30)*time.Millisecond, func() { d.Signal(os.Kill) })
+				calls += callUntilKilled(t, d.Runtime(), req)
+				d.WaitEnd(20 * time.Second)
 			}
-			if _, err := client.RuntimeUnstageVolume(t.Context(), unstageRequest(req)); err != nil {
-				check.Code(t, err, codes.Unavailable)
-				break
-			}
-		}
-		d.WaitEnd(20 * time.Second)
+			t.Logf("%d kills in %d calls", kills, calls)
+			d.Start()
+			unstage(t, d, req)
+			c.gone(t, d, disk)
+		})
 	}
-	d.Start()
-	unstage(t, d, req)
-	wantGone(t, d, disk)
+}
+
+// callUntilKilled stages and unstages a volume in turn until the daemon is gone, and counts
+// the calls.
+func callUntilKilled(t *testing.T, client runtimev1.RuntimeClient, req *runtimev1.RuntimeStageVolumeRequest) int {
+	t.Helper()
+	for calls := 1; ; calls += 2 {
+		if _, err := client.RuntimeStageVolume(t.Context(), req); err != nil {
+			check.Code(t, err, codes.Unavailable)
+			return calls
+		}
+		if _, err := client.RuntimeUnstageVolume(t.Context(), unstageRequest(req)); err != nil {
+			check.Code(t, err, codes.Unavailable)
+			return calls + 1
+		}
+	}
 }

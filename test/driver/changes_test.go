@@ -324,20 +324,11 @@ func (w *histories) run(steps int) {
 	}
 }
 
-// number reads a number from the environment.
-func number(name string, otherwise uint64) uint64 {
-	if given, err := strconv.ParseUint(os.Getenv(name), 10, 64); err == nil {
-		return given
-	}
-	return otherwise
-}
-
 // TestChangedBlocks changes a volume and its clones at random and rebuilds their snapshots
 // by their allocated and changed blocks alone: on filesystems that share data, that share
 // and compress it, and that copy it. CRUST_SEED repeats a run, CRUST_STEPS makes it longer.
 func TestChangedBlocks(t *testing.T) {
-	seed, steps := number("CRUST_SEED", uint64(time.Now().UnixNano())), int(number("CRUST_STEPS", 800))
-	t.Logf("CRUST_SEED=%d", seed)
+	seed, steps := rig.Seed(t), rig.Number("CRUST_STEPS", 800)
 	for _, c := range []struct {
 		pool            string
 		attach, packing bool

@@ -9,13 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -23,15 +22,11 @@ import (
 // any order that kubelet could and some that it would not, kills everybody at
 // random steps, and looks after each step whether a filesystem lost a file, two
 // sandboxes could write to one device, or a foreign mount lost its content.
-// CRUST_SEED repeats a run.
+// CRUST_SEED repeats a run, CRUST_STEPS makes it longer.
 func TestNothingIsEverDestroyed(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if given, err := strconv.ParseUint(os.Getenv("CRUST_SEED"), 10, 64); err == nil {
-		seed = given
-	}
-	t.Logf("CRUST_SEED=%d", seed)
+	seed, steps := rig.Seed(t), rig.Number("CRUST_STEPS", 500)
 	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
-		t.Run(name, func(t *testing.T) { newChaos(newNode(t, deferAll, args...), seed).run(500) })
+		t.Run(name, func(t *testing.T) { newChaos(newNode(t, deferAll, args...), seed).run(steps) })
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -147,6 +148,25 @@ func UnmountAll(t T, dir string) {
 	if err := Unmount(dir); err != nil {
 		t.Error(err)
 	}
+}
+
+// Number reads how often or how long something is done from the environment.
+func Number(name string, otherwise int) int {
+	if given, err := strconv.Atoi(os.Getenv(name)); err == nil {
+		return given
+	}
+	return otherwise
+}
+
+// Seed returns the seed of random steps, and logs it: CRUST_SEED repeats a run.
+func Seed(t T) uint64 {
+	t.Helper()
+	seed, err := strconv.ParseUint(os.Getenv("CRUST_SEED"), 10, 64)
+	if err != nil {
+		seed = uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
+	}
+	t.Logf("CRUST_SEED=%d", seed)
+	return seed
 }
 
 // Image makes a sparse file.
