@@ -5,15 +5,20 @@ import (
 	"errors"
 	"io"
 	"math"
+	"net"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/blocks"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 const fixed, variable = blocks.FixedLength, blocks.VariableLength
@@ -191,5 +196,47 @@ func TestServersThatBehave(t *testing.T) {
 	s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 100)}}}}
 	if got, err := s.read(t, 50); err != nil || !slices.Equal(got, []int64{50, 50}) {
 		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// oneBlock is a driver whose snapshots have one block.
+type oneBlock struct {
+	csi.UnimplementedSnapshotMetadataServer
+}
+
+func (oneBlock) GetMetadataAllocated(_ *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+	return stream.Send(&csi.GetMetadataAllocatedResponse{
+		BlockMetadataType: csi.BlockMetadataType_FIXED_LENGTH, VolumeCapacityBytes: 100, BlockMetadata: []*csi.BlockMetadata{{SizeBytes: 10}},
+	})
+}
+
+// TestAServerThatIsStartedAgain has nobody at the socket until the stream broke some times.
+func TestAServerThatIsStartedAgain(t *testing.T) {
+	socket := t.TempDir() + "/csi.sock"
+	listen := func() *net.UnixListener {
+		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+		check.Must(t, err)
+		return listener
+	}
+	gone := listen()
+	gone.SetUnlinkOnClose(false)
+	check.Must(t, gone.Close())
+	conn, err := blocks.DialCSI(socket)
+	check.Must(t, err)
+	defer func() { check.Must(t, conn.Close()) }()
+	server := grpc.NewServer()
+	defer server.Stop()
+	csi.RegisterSnapshotMetadataServer(server, oneBlock{})
+	broken, got := 0, int64(0)
+	reader := &blocks.Reader{Source: blocks.FromCSI(conn, "", "snapshot", nil), Wait: 50 * time.Millisecond, Tries: blocks.MinutesOfTries, Broken: func(error, int64, time.Duration) {
+		if broken++; broken == 3 {
+			check.Must(t, os.Remove(socket))
+			listener := listen()
+			go func() { _ = server.Serve(listener) }()
+		}
+	}}
+	err = reader.Read(t.Context(), 0, func(m blocks.Message) error { got = m.Ranges[0].End(); return nil })
+	if err != nil || broken < 3 || got != 10 {
+		t.Errorf("%d streams broke, and byte %d was reached: %v", broken, got, err)
 	}
 }
