@@ -144,7 +144,7 @@ func (c *cloner) fill(ctx context.Context, jobs ...*job) (err error) {
 func (c *cloner) capture(ctx context.Context, jobs []*job) error {
 	var busy []inUse
 	for _, j := range jobs {
-		if j.device == "" {
+		if j.device == "" || j.from.AsFrozen { // the latter has readers only
 			continue
 		}
 		if !c.reflinks {

@@ -173,8 +173,14 @@ func TestReadersOfAFrozenXFS(t *testing.T) {
 		v.must(v.stage)
 		mount, err := v.publishDeferred(false)
 		check.Must(t, err)
+		whole := slices.Contains(mount.GetMountFlags(), "norecovery")
+		taken := v.mustSnapshot("taken").GetSnapshotId()
+		if r.consistent(taken) != whole {
+			t.Errorf("a snapshot that is taken meanwhile is consistent: %v", !whole)
+		}
+		check.Must(t, r.removeSnapshot(taken))
 		v.must(v.unpublish, v.unstage)
-		return slices.Contains(mount.GetMountFlags(), "norecovery")
+		return whole
 	}
 	for _, v := range []*volume{restored, copied} {
 		if !snapshots.NeedsReplay(t, v.image(), "xfs") {
