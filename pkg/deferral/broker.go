@@ -2,7 +2,6 @@ package deferral
 
 import (
 	"context"
-	"errors"
 	"os"
 	"sync/atomic"
 	"time"
@@ -145,7 +144,7 @@ func (b *Broker) Load(ctx context.Context) error {
 	for _, removing := range []bool{false, true} {
 		err = b.table.each(ctx, func(ctx context.Context, known *entry) {
 			if known.removing == removing && known.rec.Boot == b.boot {
-				b.table.setProblem(known.rec.Key, errors.Join(known.lost, b.claims.Reclaim(ctx, known.rec.claim())))
+				b.table.setProblem(known.rec.Key, b.lost.reclaim(ctx, known))
 			}
 		})
 	}

@@ -14,6 +14,7 @@ import (
 const (
 	maxFlags   = 64
 	maxFlagLen = 1024
+	maxOptions = 4095 // mount(2) takes a page with the NUL at its end
 )
 
 // Validate checks an instruction by itself, without the state of the node. No error repeats
@@ -62,7 +63,13 @@ func checkFlags(in *volume.Instruction) error {
 				"is kept in clear text: take it out of the mount options, or leave the volume to the host", name)
 		}
 	}
-	if options := mountopt.Split(in.MountFlags); slices.Contains(options, "ro") && slices.Contains(options, "rw") {
+	options := mountopt.Split(in.MountFlags)
+	for _, list := range [][]string{options, append(mountopt.Strip(options), "ro")} {
+		if most := len(strings.Join(list, ",")); most > maxOptions {
+			return invalid(in, "the mount flags have %d bytes with their commas, more than the %d that mount(2) takes", most, maxOptions)
+		}
+	}
+	if slices.Contains(options, "ro") && slices.Contains(options, "rw") {
 		return invalid(in, "the mount flags hold both ro and rw")
 	}
 	return nil

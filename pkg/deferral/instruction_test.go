@@ -1,6 +1,7 @@
 package deferral
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -36,6 +37,8 @@ func TestValidate(t *testing.T) {
 		"flag with newline":        {func(in *volume.Instruction) { in.MountFlags = []string{"a\nb"} }, "mount flag 1"},
 		"flag too long":            {func(in *volume.Instruction) { in.MountFlags = []string{strings.Repeat("x", 1025)} }, "mount flag 1"},
 		"too many flags":           {func(in *volume.Instruction) { in.MountFlags = make([]string, 65) }, "65 mount flags"},
+		"4 KiB of flags":           {func(in *volume.Instruction) { in.MountFlags = slices.Repeat([]string{strings.Repeat("<", 1023)}, 4) }, "mount(2)"},
+		"4 KiB for the kernel":     {func(in *volume.Instruction) { in.MountFlags = slices.Repeat([]string{strings.Repeat("user,", 100)}, 4) }, "mount(2)"},
 		"policy without group":     {func(in *volume.Instruction) { in.GroupPolicy = volume.GroupAlways }, "needs a supplemental group"},
 		"unknown policy":           {func(in *volume.Instruction) { in.Group, in.GroupPolicy = "1", "Sometimes" }, "unknown supplemental group change policy"},
 		"group by name":            {func(in *volume.Instruction) { in.Group = "staff" }, "not a decimal"},

@@ -32,10 +32,10 @@ func (l *lostVolumes) enter(ctx context.Context, files []unusable) error {
 			rec = l.record(&volume.Volume{Key: file.key})
 		}
 		delete(standing, file.key)
-		l.table.enter(&entry{rec: rec, removing: file.dir == removingDir, lost: l.cause(rec, file.err)})
+		l.table.enter(&entry{rec: rec, removing: file.dir == removingDir, lost: l.cause(rec, notClaimed, file.err), unread: file.err})
 	}
 	for _, rec := range standing {
-		l.table.enter(&entry{rec: rec, lost: l.cause(rec, errNoRecord)})
+		l.table.enter(&entry{rec: rec, lost: l.cause(rec, notClaimed, errNoRecord), unread: errNoRecord})
 	}
 	return err
 }
@@ -77,9 +77,28 @@ func (l *lostVolumes) record(v *volume.Volume) *record {
 	}
 }
 
-func (l *lostVolumes) cause(rec *record, err error) error {
-	return volume.Errorf(volume.Busy, "volume %s: its record %s cannot be used, so its device stays claimed and nothing of it is removed; "+
-		volume.TextDelete+": %w", rec.Target, l.store.path(volumesDir, rec.Key), err)
+const notClaimed = "is not claimed"
+
+func (l *lostVolumes) cause(rec *record, device string, err error) error {
+	return volume.Errorf(volume.Busy, "volume %s: its record %s cannot be used, so nothing of it is removed, and its device %s; "+
+		volume.TextDelete+": %w", rec.Target, l.store.path(volumesDir, rec.Key), device, err)
+}
+
+// reclaim claims a volume's device again. The error of a lost volume then says whether that is
+// so: nobody may rely on a claim that is not held.
+func (l *lostVolumes) reclaim(ctx context.Context, known *entry) error {
+	if known.lost == nil {
+		return l.claims.Reclaim(ctx, known.rec.claim())
+	}
+	device, err := known.rec.Device.Path+" stays claimed", error(nil)
+	if known.rec.Device.Kind == "" {
+		device = "is not known: only a claim that systemd kept can protect it"
+	} else if err = l.claims.Reclaim(ctx, known.rec.claim()); err != nil {
+		device = known.rec.Device.Path + " " + notClaimed
+	}
+	lost := l.cause(known.rec, device, known.unread)
+	l.table.replace(known.rec.Key, func(e *entry) { e.lost = lost })
+	return errors.Join(lost, err)
 }
 
 // ofTarget returns the volume of a target. If its record was unusable, it is read again. The
@@ -139,10 +158,7 @@ func (l *lostVolumes) reconcile(ctx context.Context, known *entry, report *colle
 			return true
 		}
 	}
-	if claimErr := l.claims.Reclaim(ctx, known.rec.claim()); claimErr != nil {
-		err = errors.Join(err, claimErr)
-	}
-	l.table.setProblem(key, errors.Join(known.lost, err))
+	l.table.setProblem(key, errors.Join(l.reclaim(ctx, known), err))
 	return false
 }
 

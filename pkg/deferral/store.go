@@ -105,9 +105,9 @@ func (s *store) path(dir string, key volume.Key) string {
 
 // put writes the record of a volume that shall exist.
 func (s *store) put(r *record) error {
-	raw, err := json.Marshal(r)
+	raw, err := sys.EncodeJSON(r, maxRecord)
 	if err != nil {
-		return volume.Errorf(volume.Internal, "volume %s: the record cannot be encoded: %w", r.Target, err)
+		return volume.Errorf(volume.Invalid, "volume %s: the record cannot be encoded: %w", sys.Clip(r.Target), err)
 	}
 	tmp := filepath.Join(s.dir, tmpDir, fmt.Sprintf("%s.%d", r.Key, s.serial.Add(1)))
 	if err := sys.WriteNew(unix.AT_FDCWD, tmp, raw); err != nil {

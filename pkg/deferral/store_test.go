@@ -2,8 +2,13 @@ package deferral
 
 import (
 	"encoding/json"
+	"errors"
+	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -187,5 +192,47 @@ func TestARecordKeepsItsOrigin(t *testing.T) {
 	}
 	if diff := cmp.Diff(rec.Volume, back.Volume); diff != "" || rec.Origin == origin {
 		t.Error(diff)
+	}
+}
+
+// TestEveryRecordThatIsWrittenIsRead: what an instruction may hold, and more than that, is read
+// back, or refused while nothing is written.
+func TestEveryRecordThatIsWrittenIsRead(t *testing.T) {
+	s, random := newTestStore(t), rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same texts each time
+	text := func(most int) string {
+		hostile := []rune("<>&\"\\'\u2028\u00e9a,")
+		var b strings.Builder
+		for n := random.IntN(most); b.Len() < n; {
+			b.WriteRune(hostile[random.IntN(len(hostile))])
+		}
+		return b.String()
+	}
+	var wrote, refused int
+	for i := range 300 {
+		rec := testRecord("/" + strconv.Itoa(i) + text(4000))
+		rec.MountFlags = slices.Repeat([]string{text(1000)}, 1+random.IntN(70))
+		rec.Backing, rec.Device.Path = "/"+text(4000), "/"+text(4000)
+		rec.Origin = &volume.Origin{VolumeID: text(1 + 300_000*(i%2)), Rule: text(1000), Private: "/" + text(4000)}
+		err := s.put(rec)
+		read, readErr := s.read(rec.Key)
+		switch {
+		case err == nil:
+			if diff := cmp.Diff(rec, read); readErr != nil || diff != "" {
+				t.Fatalf("written and not read: %v\n%s", readErr, diff)
+			}
+			wrote++
+		case volume.KindOf(err) != volume.Invalid || !errors.Is(readErr, fs.ErrNotExist):
+			t.Fatalf("%v; and reading: %v", err, readErr)
+		default:
+			refused++
+		}
+		if Validate(&volume.Instruction{
+			Type: volume.Block, Target: "/a", Backing: "/b", FSType: "ext4", MountFlags: rec.MountFlags,
+		}) == nil && i%2 == 0 && err != nil {
+			t.Fatalf("the instruction is valid, and its record is not: %v", err)
+		}
+	}
+	if wrote == 0 || refused == 0 {
+		t.Errorf("%d were written and %d refused", wrote, refused)
 	}
 }

@@ -36,9 +36,9 @@ type entry struct {
 	since    time.Time
 	// refusal is why the volume was not released when it was to be, or nil.
 	refusal error
-	// lost is set if the volume has no usable record, and says why. rec is then made
-	// of what else is known, and never written.
-	lost error
+	// lost is set if the volume has no usable record, and says so with the cause, unread. rec
+	// is then made of what else is known, and never written.
+	lost, unread error
 }
 
 func newTable(onChange func(volume.Key)) *table {

@@ -113,7 +113,7 @@ func readState(dir int, path string) (s state, err error) {
 
 // write replaces the state.
 func (r *record) write(s *state) error {
-	raw, err := json.Marshal(s)
+	raw, err := sys.EncodeJSON(s, mostState)
 	if err != nil {
 		return err
 	}

@@ -121,7 +121,8 @@ func testLostRecord(t *testing.T, damage func(*testing.T, string), known string)
 		if !ok || status.Problem == nil || status.Target != v.Target || !strings.Contains(status.Problem.Error(), n.recordOf(v)) {
 			t.Errorf("listed: %v, with %+v", ok, status)
 		}
-		if problems := n.Problems(); len(problems) != 1 {
+		claimed := map[string]string{"projection": disk + " stays claimed", "claim": "is not known: only a claim that systemd kept"}[known]
+		if problems := n.Problems(); len(problems) != 1 || !strings.Contains(problems[0].Error(), claimed) {
 			t.Errorf("told: %v", problems)
 		}
 		_, err = n.Defer(t.Context(), n.instruction("pod-2", disk))

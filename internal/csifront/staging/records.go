@@ -190,7 +190,7 @@ func (r *Records) Put(rec Record) error {
 		r.putInMemory(rec)
 		return nil
 	}
-	raw, err := json.Marshal(rec)
+	raw, err := sys.EncodeJSON(rec, maxRecord)
 	if err != nil {
 		return recordError(id, err)
 	}

@@ -59,7 +59,7 @@ func Encode(v *volume.Volume) ([]byte, error) {
 			info.Metadata[MetaPolicy] = string(v.GroupPolicy)
 		}
 	}
-	return json.Marshal(info)
+	return sys.EncodeJSON(info, MaxInfo)
 }
 
 // Parse parses and checks an untrusted file. It ignores unknown keys.

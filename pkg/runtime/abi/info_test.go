@@ -1,6 +1,7 @@
 package abi_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -103,4 +104,21 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("taken: %+v", info)
 		}
 	})
+}
+
+// TestLongestVolumeIsRead: paths and options as long as they may be, of characters that HTML or
+// JSON escapes, fit the file.
+func TestLongestVolumeIsRead(t *testing.T) {
+	for _, fill := range []string{"<", `"`, "é"} {
+		v := testVolume()
+		v.ResolvedTarget, v.Device.Path = "/"+strings.Repeat(fill, 4090/len(fill)), "/"+strings.Repeat(fill, 4090/len(fill))
+		v.MountFlags = slices.Repeat([]string{strings.Repeat(fill, 63/len(fill))}, 64)
+		raw, err := abi.Encode(v)
+		if err != nil || len(raw) > abi.MaxInfo {
+			t.Fatalf("%q: %d bytes, %v", fill, len(raw), err)
+		}
+		if info, err := abi.Parse(raw); err != nil || info.Device != v.Device.Path {
+			t.Errorf("%q: read as %+v, %v", fill, info, err)
+		}
+	}
 }

@@ -2,7 +2,6 @@ package kata
 
 import (
 	"encoding/base64"
-	"encoding/json"
 	"path"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
@@ -30,7 +29,7 @@ func (layout) Encode(v *volume.Volume) ([]byte, error) {
 			info.Metadata[abi.MetaPolicy] = string(v.GroupPolicy)
 		}
 	}
-	return json.Marshal(info)
+	return sys.EncodeJSON(info, abi.MaxInfo)
 }
 
 // nameOf returns the name of a volume's directory. It encodes the target as kubelet named it:

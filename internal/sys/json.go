@@ -1,0 +1,24 @@
+package sys
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+)
+
+// EncodeJSON encodes a record that a reader takes up to limit bytes of. A longer one is an
+// error: nobody could read it. HTML is not escaped, because that makes a text six times as
+// long.
+func EncodeJSON(value any, limit int) ([]byte, error) {
+	var b bytes.Buffer
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(value); err != nil {
+		return nil, err
+	}
+	raw := bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+	if len(raw) > limit {
+		return nil, fmt.Errorf("it has %d bytes as JSON, more than the %d that are read back", len(raw), limit)
+	}
+	return raw, nil
+}
