@@ -23,6 +23,9 @@ type Front struct {
 	// PrivateDir is where drivers are asked to stage and publish devices: among kubelet's own
 	// raw block volumes. Their containers see only what lies below kubelet's plugins directory.
 	PrivateDir string `json:"privateDir"`
+	// MarksDir has a file for each volume that a sandbox had read-write. A reboot must not
+	// empty it.
+	MarksDir string `json:"marksDir"`
 	// DefaultFSType is for volumes whose request names no filesystem.
 	DefaultFSType string `json:"defaultFSType"`
 	// AcceptLeftovers treats a device as blank that has bytes on it without a known
@@ -41,6 +44,7 @@ type Front struct {
 func (f *Front) complete(kubeletRoot string) {
 	f.Registry = cmp.Or(f.Registry, filepath.Join(kubeletRoot, "crust-proxy/registry"))
 	f.KubeletRegistry = cmp.Or(f.KubeletRegistry, filepath.Join(kubeletRoot, "plugins_registry"))
+	f.MarksDir = cmp.Or(f.MarksDir, filepath.Join(kubeletRoot, "crust-proxy/marks"))
 	csi := filepath.Join(kubeletRoot, "plugins/kubernetes.io/csi")
 	if f.PrivateDir == "" || filepath.Clean(f.PrivateDir) == filepath.Join(csi, "crust-proxy.dev") { // the earlier default, in older files
 		f.PrivateDir = filepath.Join(csi, "volumeDevices")
@@ -53,6 +57,7 @@ func (f Front) validate(kubeletRoot string) error {
 		absolute("front.registry", f.Registry),
 		absolute("front.kubeletRegistry", f.KubeletRegistry),
 		absolute("front.privateDir", f.PrivateDir),
+		absolute("front.marksDir", f.MarksDir),
 		positive("front.driverTimeout", f.DriverTimeout),
 		wrong(sys.Within(f.KubeletRegistry, f.Registry) || sys.Within(f.Registry, f.KubeletRegistry),
 			"front.registry: %q and front.kubeletRegistry lie in each other: kubelet looks "+

@@ -73,7 +73,7 @@ func TestKubeletRootMovesTheFront(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := got.Front
-	if f.Registry != "/k/crust-proxy/registry" || f.KubeletRegistry != "/k/plugins_registry" ||
+	if f.Registry != "/k/crust-proxy/registry" || f.MarksDir != "/k/crust-proxy/marks" || f.KubeletRegistry != "/k/plugins_registry" ||
 		f.PrivateDir != "/k/plugins/kubernetes.io/csi/volumeDevices" {
 		t.Errorf("got %+v", f)
 	}

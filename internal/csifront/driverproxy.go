@@ -173,6 +173,7 @@ func (p *driverProxy) stageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 			proxy: p, req: req, rec: p.front.store.Records.Get(id),
 			w: decision.StageRequest(p.driver.Name, p.front.cfg.DefaultFSType, req), forward: forward,
 		}
+		call.w.Mark = p.front.marker().of(id)
 		reply, err := call.run(ctx)
 		if err != nil && call.rec.Stage == nil {
 			p.front.store.ForgetRequest(id) // kubelet does not ask to unstage it
@@ -205,6 +206,7 @@ func (p *driverProxy) publishVolume(ctx context.Context, req *csi.NodePublishVol
 		if isBlock {
 			return p.publishRaw(ctx, id, w, forward)
 		}
+		w.Mark = p.front.marker().of(id)
 		call, err := newPublishCall(p, req, w, forward)
 		if err != nil {
 			return nil, err

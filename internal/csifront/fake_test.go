@@ -1,6 +1,7 @@
 package csifront
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -213,7 +214,9 @@ type fakeBroker struct {
 	bound     map[string]string // targets that a sandbox has
 	removing  map[string]bool   // targets whose removal was begun
 	abilities deferral.Abilities
-	size      int64
+	// hostMounts is a handler for whose sandboxes this node's kernel mounts.
+	hostMounts string
+	size       int64
 }
 
 func (b *fakeBroker) Defer(_ context.Context, in volume.Instruction) (*volume.Volume, error) {
@@ -227,7 +230,7 @@ func (b *fakeBroker) Defer(_ context.Context, in volume.Instruction) (*volume.Vo
 		return nil, b.stageErr
 	}
 	v := &volume.Volume{FSType: in.FSType,
-		Key: volume.KeyOf(in.Target), Target: in.Target, Driver: in.Driver, Origin: in.Origin, Handler: "kata",
+		Key: volume.KeyOf(in.Target), Target: in.Target, Driver: in.Driver, Origin: in.Origin, Handler: cmp.Or(in.Handler, "kata"),
 		Group: in.Group, GroupPolicy: in.GroupPolicy, KeepSize: in.KeepSize,
 		ReadOnly: slices.Contains(in.MountFlags, "ro"), Device: volume.Device{Path: "/dev/fake"},
 	}
@@ -305,7 +308,11 @@ func (b *fakeBroker) KeyOfTarget(target string) (volume.Key, error) {
 	return volume.KeyOf(target), nil
 }
 
-func (b *fakeBroker) Abilities(string) deferral.Abilities { return b.abilities }
+func (b *fakeBroker) Abilities(handler string) deferral.Abilities {
+	out := b.abilities
+	out.HostMounts = out.HostMounts || b.hostMounts != "" && handler == b.hostMounts
+	return out
+}
 
 // fakeSandboxes answer for the targets that are bound.
 type fakeSandboxes struct {
@@ -399,6 +406,9 @@ type rig struct {
 
 var deferAll = &policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true}}}
 
+// deferThenHost lets the host mount a volume after a sandbox.
+var deferThenHost = &policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true, ThenOnHost: policy.HostAllowed}}}
+
 // deferAsked defers no volume of a pod that does not ask, but could.
 var deferAsked = &policy.Policy{Rules: []policy.Rule{
 	{Name: "who asks", RuntimeHandlers: []string{"kata"}, Annotated: true, Defer: true},
@@ -419,6 +429,7 @@ func newRig(t *testing.T, policy *policy.Policy) *rig {
 	r.cfg = Config{
 		Volumes: broker, Sandboxes: r.sandboxes, StateDir: dir + "/state", KubeletRoot: broker.root,
 		PrivateDir: broker.root + "/plugins/kubernetes.io/csi/volumeDevices", DefaultFSType: "ext4",
+		MarksDir:      broker.root + "/crust-proxy/marks",
 		DriverTimeout: 10 * time.Second, Policy: policy, Log: zap.NewNop(),
 		OnRefused: func(string, volume.Party) {}, OnChange: func(volume.Key) {},
 		Writing:    func(string, string) error { return r.writing },

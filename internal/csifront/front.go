@@ -62,6 +62,8 @@ type Config struct {
 	// directory, where drivers are asked to put devices.
 	KubeletRoot string
 	PrivateDir  string
+	// MarksDir has a mark of each volume that a sandbox had read-write, on a disk.
+	MarksDir string
 	// DefaultFSType is the filesystem where a volume names none.
 	DefaultFSType string
 	// VolumeCondition offers kubelet the capability VOLUME_CONDITION of CSI 1.12 and earlier.
@@ -98,7 +100,7 @@ type Front struct {
 
 // New reads the records that an earlier process left.
 func New(cfg Config) (*Front, error) {
-	store, err := staging.OpenStore(cfg.StateDir, cfg.KubeletRoot, cfg.PrivateDir, cfg.Log)
+	store, err := staging.OpenStore(cfg.StateDir, cfg.KubeletRoot, cfg.PrivateDir, cfg.MarksDir, cfg.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -147,6 +149,10 @@ func (f *Front) refuseLost(id staging.VolumeID, target string) error {
 		}
 	}
 	return nil
+}
+
+func (f *Front) marker() marker {
+	return marker{marks: f.store.Marks, policy: f.policy.Load(), volumes: f.cfg.Volumes, log: f.cfg.Log}
 }
 
 func (f *Front) rules() *decision.Rules {

@@ -154,7 +154,7 @@ func TestLostRecordOfADevice(t *testing.T) {
 // TestLostRecordUnderASandbox: the broker cannot tell which volume a sandbox has, so another
 // pod does not get it on the host, and the driver does not get it back.
 func TestLostRecordUnderASandbox(t *testing.T) {
-	r := newRig(t, deferAll)
+	r := newRig(t, deferThenHost)
 	r.stage()
 	r.ok(nil, r.publish("p1"))
 	lost := &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: "(unknown)", ResolvedTarget: r.target("p1")}
@@ -176,7 +176,7 @@ func TestLostRecordUnderASandbox(t *testing.T) {
 // TestAllRecordsLostUnderASandbox: nothing tells that the volume is staged as a device, and
 // the policy does not defer it any more. The driver must not mount the device on the host.
 func TestAllRecordsLostUnderASandbox(t *testing.T) {
-	r := newRig(t, deferAll)
+	r := newRig(t, deferThenHost)
 	r.stage()
 	r.ok(nil, r.publish("p1"))
 	lost := &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: "(unknown)", ResolvedTarget: r.target("p1")}

@@ -18,7 +18,7 @@ import (
 // askingPolicy lets pods of kata ask, and defers those of crust without a word.
 var askingPolicy = &policy.Policy{Rules: []policy.Rule{
 	{Name: "who asks", RuntimeHandlers: []string{"kata"}, Annotated: true, Defer: true, Handler: "kata"},
-	{Name: "crust", RuntimeHandlers: []string{"crust"}, Defer: true, Handler: "crust"},
+	{Name: "crust", RuntimeHandlers: []string{"crust"}, Defer: true, Handler: "crust", ThenOnHost: policy.HostAllowed},
 }}
 
 // podRig is a rig whose pods are known, each with the volume of the tests as

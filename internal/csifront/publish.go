@@ -15,6 +15,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 )
 
 // publishCall is one NodePublishVolume of a filesystem volume. Its caller holds the
@@ -270,11 +271,29 @@ func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, has *
 	if has.Stage {
 		in.Origin.Staging = p.req.GetStagingTargetPath()
 	}
+	marked, err := p.mark(slices.Contains(mountopt.Split(in.MountFlags), "ro"))
+	if err != nil {
+		return err
+	}
 	v, err := p.proxy.front.cfg.Volumes.Defer(ctx, in)
 	if err == nil {
 		p.logHazards(ctx, v)
+	} else if marked && p.state.Published == nil { // the pod has not started
+		err = refusal.JoinUndo(p.target, err, p.proxy.front.store.Marks.Remove(p.proxy.driver.ID(p.w.VolumeID)))
 	}
 	return refusal.WithBrokerParty(p.namingOwner(err))
+}
+
+// mark marks the volume before a sandbox gets it read-write.
+func (p *publishCall) mark(readOnly bool) (marked bool, err error) {
+	if readOnly {
+		return false, nil
+	}
+	mark := staging.Mark{
+		Driver: p.w.Driver, VolumeID: p.w.VolumeID, Rule: p.verdict.Rule, Handler: p.proxy.front.rules().Handler(&p.verdict),
+	}
+	marked, err = p.proxy.front.marker().mark(p.w.Input, mark, p.state.Published != nil)
+	return marked, refusal.WithParty(volume.PartyNode, err)
 }
 
 // namingOwner adds to the refusal of a device that another volume owns the pod of that volume.

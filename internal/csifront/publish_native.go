@@ -79,9 +79,12 @@ func (n *nativePublish) handOver(ctx context.Context, reply *csi.NodePublishVolu
 	if given {
 		return p.handOver(ctx, n.instruction(mount), n.has)
 	}
-	_, published, err := p.proxy.front.find(p.target)
+	found, published, err := p.proxy.front.find(p.target)
 	if err == nil && !published {
 		err = noInstruction(p.w)
+	}
+	if err == nil { // no sandbox starts before this call has ended
+		_, err = p.mark(found.ReadOnly)
 	}
 	return err
 }

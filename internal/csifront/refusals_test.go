@@ -18,7 +18,7 @@ import (
 )
 
 func TestRefusalsComeAndGo(t *testing.T) {
-	r := newRig(t, deferAll)
+	r := newRig(t, deferThenHost)
 	var mu sync.Mutex
 	counted, changed := make(map[volume.Party]int), 0
 	r.cfg.OnRefused = func(driver string, party volume.Party) {

@@ -1,6 +1,7 @@
 package csifront
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -127,8 +128,10 @@ func (s *stageCall) undoOtherStaging(ctx context.Context, asDevice bool) error {
 // as an earlier call has left it.
 func (s *stageCall) notBegun(cause error) error {
 	switch {
-	case s.rec.Stage == nil || !refusal.IsFinal(cause):
+	case !refusal.IsFinal(cause):
 		return cause
+	case s.rec.Stage == nil:
+		return cmp.Or(s.proxy.front.refuseLost(s.proxy.driver.ID(s.w.VolumeID), ""), cause)
 	case s.rec.Stage.At == staging.NotStaged:
 		return s.removeRecord(cause)
 	default:

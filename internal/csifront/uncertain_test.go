@@ -110,11 +110,11 @@ func TestPublishWhileItsOwnRemovalIsUnderWay(t *testing.T) {
 		policy *policy.Policy
 		asked  []string
 	}{
-		"deferred again": {deferAll, []string{"publish-block private"}},
+		"deferred again": {deferThenHost, []string{"publish-block private"}},
 		"on the host":    {&policy.Policy{}, []string{"unpublish private", "unstage private", "stage-mount kubelet", "publish-mount kubelet"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, deferAll)
+			r := newRig(t, deferThenHost)
 			r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 				csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
 			r.stage()

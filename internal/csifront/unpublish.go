@@ -64,6 +64,7 @@ func (u *unpublishCall) release(ctx context.Context, rec *staging.Record) (*volu
 			return nil, err
 		}
 		u.recordDeferred(rec, &found)
+		u.proxy.front.marker().markReleased(found.Volume)
 	}
 	released, err := volumes.Release(ctx, u.target)
 	if released == nil && volume.KindOf(err) == volume.Invalid {

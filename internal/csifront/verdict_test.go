@@ -71,7 +71,7 @@ func TestVerdictChangesWhenNoPodHasTheVolume(t *testing.T) {
 	r := newRig(t, deferAsked)
 	r.stage()
 	r.ok(nil, r.publish("p1"))
-	r.front.SetPolicy(deferAll)
+	r.front.SetPolicy(deferThenHost)
 	r.ok(nil, r.publish("p1")) // a repeated publish stays as it is
 	r.ok(nil, r.publish("p2")) // and the second pod shares what is there
 	r.said("stage-mount kubelet", "publish-mount kubelet", "publish-mount kubelet", "publish-mount kubelet")
@@ -79,7 +79,7 @@ func TestVerdictChangesWhenNoPodHasTheVolume(t *testing.T) {
 	r.ok(nil, r.unpublish("p2"))
 	r.driver.said()
 	r.restart()
-	r.front.SetPolicy(deferAll)
+	r.front.SetPolicy(deferThenHost)
 	r.ok(nil, r.publish("p3"))
 	r.said("unstage kubelet", "stage-block private", "publish-block private")
 	r.front.SetPolicy(&policy.Policy{})
@@ -99,7 +99,7 @@ func TestRestageWithoutItsSecrets(t *testing.T) {
 	stage.Secrets = map[string]string{"k": "v"}
 	r.ok(nil, r.tryStage(stage))
 	r.driver.said()
-	r.front.SetPolicy(deferAll)
+	r.front.SetPolicy(deferThenHost)
 	r.ok(nil, r.publish("p1"))
 	if asked, _ := r.driver.last("stage-block").(*csi.NodeStageVolumeRequest); asked.GetSecrets()["k"] != "v" {
 		t.Error("the secrets were not remembered")
@@ -115,7 +115,7 @@ func TestRestageWithoutItsSecrets(t *testing.T) {
 }
 
 func TestPodThatWantsItOtherwiseIsRefusedAndServedLater(t *testing.T) {
-	r := newRig(t, &policy.Policy{Rules: []policy.Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true}}})
+	r := newRig(t, &policy.Policy{Rules: []policy.Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true, ThenOnHost: policy.HostAllowed}}})
 	r.cfg.Pods = fakePods{"p1": {UID: "p1", RuntimeHandler: "kata"}, "p2": {UID: "p2", RuntimeHandler: "runc"}}
 	r.restart()
 	r.stage()

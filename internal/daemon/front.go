@@ -40,7 +40,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	}
 	front, err := csifront.New(csifront.Config{
 		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: sandboxes{node: d.node},
-		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir,
+		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir, MarksDir: cfg.Front.MarksDir,
 		DefaultFSType: cfg.Front.DefaultFSType, VolumeCondition: cfg.Front.VolumeCondition, DriverTimeout: cfg.Front.DriverTimeout.Std(),
 		DefaultHandler: cfg.Handlers.Default, FillsDevice: d.disks.fillsDevice, OnChange: d.hub.Changed, LacksGroup: d.disks.lacksGroup,
 		Writing:   d.preparer.writing,

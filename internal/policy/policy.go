@@ -64,7 +64,19 @@ type Rule struct {
 	// Grow defaults to true: an ext4 that is smaller than its device, and that the sandbox
 	// cannot grow, is grown before it is handed over.
 	Grow *bool `json:"grow,omitempty"`
+	// ThenOnHost says whether this node's kernel may mount a volume that a sandbox had
+	// read-write by this rule; empty is HostRefused.
+	ThenOnHost ThenOnHost `json:"thenOnHost,omitempty"`
 }
+
+// ThenOnHost says whether a node's kernel may mount what a sandbox may have written.
+type ThenOnHost string
+
+// The values of ThenOnHost.
+const (
+	HostAllowed ThenOnHost = "allow"
+	HostRefused ThenOnHost = "refuse"
+)
 
 // makeFS returns how the rule has a filesystem made. Validate has checked the mode.
 func (r *Rule) makeFS() volume.MakeFS {
@@ -195,6 +207,25 @@ func (p *Policy) CouldDefer(w Input) bool {
 		}
 	}
 	return false
+}
+
+// ThenOnHost says whether the host may mount a volume after a sandbox. The label is that of the
+// rule by which the volume was deferred, as in Verdict.Rule. If there is no such rule, those
+// that could defer the volume for some pod decide: one that refuses comes first. The answer is
+// "" if there is none.
+func (p *Policy) ThenOnHost(w Input, label string) (then ThenOnHost) {
+	w.Annotated = true
+	for i := range p.Rules {
+		rule := &p.Rules[i]
+		is := cmp.Or(rule.ThenOnHost, HostRefused)
+		switch {
+		case rule.Defer && rule.label() == label:
+			return is
+		case rule.Defer && rule.matchesVolume(&w) && then != HostRefused:
+			then = is
+		}
+	}
+	return then
 }
 
 // contextSetting reads ContextKey: whether it asks for deferral, and whether it is set. The

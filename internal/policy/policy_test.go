@@ -205,6 +205,32 @@ func TestAskedVolumesNeedNoHandlerWhereItChangesNothing(t *testing.T) {
 	}
 }
 
+func TestThenOnHost(t *testing.T) {
+	p := Policy{Rules: []Rule{
+		{Name: "host", Drivers: []string{"nfs"}},
+		{Name: "kata", Drivers: []string{"ebs"}, RuntimeHandlers: []string{"kata"}, Defer: true, ThenOnHost: HostAllowed},
+		{Name: "asked", Drivers: []string{"e*"}, RuntimeHandlers: []string{"clh"}, Annotated: true, Defer: true},
+		{Name: "lvm", Drivers: []string{"lvm"}, Defer: true, ThenOnHost: HostAllowed},
+	}}
+	for _, c := range []struct {
+		driver, label string
+		want          ThenOnHost
+	}{
+		{"ebs", `rule "kata"`, HostAllowed},
+		{"ebs", `rule "asked"`, HostRefused},
+		{"ebs", `rule "gone"`, HostRefused}, // one of two allows it
+		{"lvm", `rule "gone"`, HostAllowed},
+		{"lvm", byContext, HostAllowed},
+		{"nfs", `rule "kata"`, HostAllowed},
+		{"nfs", `rule "host"`, ""},
+		{"nfs", "", ""},
+	} {
+		if got := p.ThenOnHost(Input{Driver: c.driver}, c.label); got != c.want {
+			t.Errorf("%s by %s: %q", c.driver, c.label, got)
+		}
+	}
+}
+
 func TestValidatePolicy(t *testing.T) {
 	if err := examplePolicy().Validate([]string{"kata"}); err != nil {
 		t.Error(err)
@@ -225,6 +251,8 @@ func TestValidatePolicy(t *testing.T) {
 		`.runtimeHandlers[0]: "Kata"`:           rule(func(r *Rule) { r.RuntimeHandlers = []string{"Kata"} }),
 		`.accessModes[0]: "ReadWriteTwice"`:     rule(func(r *Rule) { r.AccessModes = []string{"ReadWriteTwice"} }),
 		"have no effect":                        {{Name: "a", Format: volume.FormatGuest}},
+		"thenOnHost have no effect":             {{Name: "a", ThenOnHost: HostAllowed}},
+		`("a").thenOnHost: "yes"`:               rule(func(r *Rule) { r.ThenOnHost = "yes" }),
 		`policy.rules[1] ("b").name: policy.rules[0] ("b")`: {
 			{Name: "b", Drivers: []string{"x"}}, {Name: "b", Drivers: []string{"y"}}},
 		`("second"): it can never match, because policy.rules[0] ("first")`:        two(Rule{}, Rule{Drivers: []string{"x"}}),

@@ -63,14 +63,12 @@ func (r *Rule) problems(i int, handlers []string) []error {
 	if r.Handler != "" && !slices.Contains(handlers, r.Handler) {
 		wrong(".handler: %q is not configured; the handlers here are: %s", sys.Clip(r.Handler), cmp.Or(strings.Join(handlers, ", "), "none"))
 	}
-	if !isFormat(r.Format) {
-		wrong(".format: %q is none of host, guest, never", sys.Clip(string(r.Format)))
-	}
+	r.checkWords(wrong)
 	if r.Annotated && r.Defer && len(r.RuntimeHandlers) == 0 {
 		wrong(".annotated: anybody who may make a pod can write the annotation: name the runtimeHandlers whose pods may ask")
 	}
 	if r.hasNoEffect() {
-		wrong(": handler, format, mkfsOptions and rootMode have no effect in a rule that does not defer: set defer: true, or take them out")
+		wrong(": handler, format, mkfsOptions, rootMode and thenOnHost have no effect in a rule that does not defer: set defer: true, or take them out")
 	}
 	if !r.hasGoodRootMode() {
 		wrong(".rootMode: %q is not of the form \"0775\" or \"2775\": permissions in octal, in quotes, with the setgid bit at the most",
@@ -82,6 +80,15 @@ func (r *Rule) problems(i int, handlers []string) []error {
 	return found
 }
 
+func (r *Rule) checkWords(wrong func(format string, args ...any)) {
+	if !isFormat(r.Format) {
+		wrong(".format: %q is none of host, guest, never", sys.Clip(string(r.Format)))
+	}
+	if !slices.Contains([]ThenOnHost{"", HostAllowed, HostRefused}, r.ThenOnHost) {
+		wrong(".thenOnHost: %q is none of allow, refuse", sys.Clip(string(r.ThenOnHost)))
+	}
+}
+
 // hasGoodRootMode reports whether the mode is not set, or is valid and not zero.
 func (r *Rule) hasGoodRootMode() bool {
 	return r.RootMode == "" || (rootModeForm().MatchString(r.RootMode) && r.makeFS().RootMode != 0)
@@ -90,7 +97,7 @@ func (r *Rule) hasGoodRootMode() bool {
 // hasNoEffect reports whether a rule that does not defer sets what only a deferred volume
 // uses.
 func (r *Rule) hasNoEffect() bool {
-	return !r.Defer && (r.Handler != "" || r.Format != volume.FormatUnset || len(r.MkfsOptions) > 0 || r.RootMode != "")
+	return !r.Defer && (r.Handler != "" || r.Format != volume.FormatUnset || len(r.MkfsOptions) > 0 || r.RootMode != "" || r.ThenOnHost != "")
 }
 
 // ruleField is one list of a rule, with the check of its values.

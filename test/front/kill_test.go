@@ -193,8 +193,8 @@ func TestKilledWhileStagingAnew(t *testing.T) {
 		before, after string
 		args          []string // the driver's before
 	}{
-		"to a device": {deferNone, deferAll, []string{"--defer"}},
-		"to the host": {deferAll, deferNone, nil},
+		"to a device": {deferNone, deferThenHost, []string{"--defer"}},
+		"to the host": {deferThenHost, deferNone, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, way.before)
@@ -213,7 +213,7 @@ func TestKilledWhileStagingAnew(t *testing.T) {
 				if n.Starts() < starts+2 {
 					t.Errorf("%d: the daemon was not killed at %s", i, step)
 				}
-				if way.after == deferAll {
+				if way.after == deferThenHost {
 					n.wantGuarded(v, "pod-1")
 				} else {
 					n.wantMounted(v, "pod-1")

@@ -23,6 +23,8 @@ const (
 	driverName = csivolume.DriverName
 	deferAll   = "policy: {rules: [{name: all, defer: true}]}"
 	deferNone  = "policy: {rules: []}"
+	// deferThenHost lets the host mount a volume after a sandbox.
+	deferThenHost = "policy: {rules: [{name: all, defer: true, thenOnHost: allow}]}"
 )
 
 // node is a node with crust-proxy in front of the reference driver.

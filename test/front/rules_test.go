@@ -228,6 +228,47 @@ func TestFrontComesUnderARunningPod(t *testing.T) {
 	n.wantClean()
 }
 
+// TestHostDoesNotMountWhatASandboxHad: the policy changes after a pod, as it differs from pod to
+// pod where rules go by the runtime. What a guest could not write stays the host's.
+func TestHostDoesNotMountWhatASandboxHad(t *testing.T) {
+	const elsewhere = "policy: {rules: [{name: all, drivers: [other.example.com], defer: true}]}"
+	n := newNode(t, elsewhere)
+	v := n.create("pv-1", "ext4", 16*mib)
+	use := func(policy string, mode csi.VolumeCapability_AccessMode_Mode) error {
+		n.Extra = "front: {enabled: true}\n" + policy
+		n.restart()
+		v.Mode, v.ReadOnly = mode, mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+		defer func() {
+			check.Must(t, n.unpublish(v, "pod-1"))
+			check.Must(t, n.unstage(v))
+		}()
+		if err := n.stage(v); err != nil {
+			return err
+		}
+		return n.publish(v, "pod-1")
+	}
+	const one, reader = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+	check.Must(t, use(elsewhere, one)) // formats
+	check.Must(t, use(deferAll, reader))
+	check.Must(t, use(elsewhere, one))
+	check.Must(t, use(deferAll, one))
+	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{one, reader} {
+		check.Code(t, use(elsewhere, mode), codes.PermissionDenied, `rule "all"`, "guest may have written", n.Kubelet+"/crust-proxy/marks/")
+	}
+	base := n.Kubelet + "/plugins/kubernetes.io/csi/volumeDevices"
+	raw := *v
+	raw.FS, raw.Mode, raw.ReadOnly = "", one, false
+	raw.Staging, raw.Target = base+"/staging/pv-1", base+"/publish/pv-1/pod-1"
+	raw.Publish()
+	check.Must(t, raw.TryUnpublish())
+	check.Must(t, raw.Unstage())
+	check.Must(t, os.RemoveAll(base))
+	check.Must(t, use(strings.Replace(elsewhere, "}]", ", thenOnHost: allow}]", 1), one))
+	check.Must(t, use(deferAll, one))
+	n.remove(v)
+	n.wantClean()
+}
+
 func TestRawBlockAndInlineVolumesPass(t *testing.T) {
 	n := newNode(t, deferNone)
 	v := n.create("pv-1", "ext4", 16*mib)

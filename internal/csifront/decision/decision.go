@@ -93,7 +93,25 @@ func (r *Rules) Publish(req *VolumeRequest, state *State, pod *PodContext) (poli
 	if verdict, err = alignWithOtherPods(req, state, pod, verdict); err != nil {
 		return verdict, err
 	}
+	if err := r.checkMark(req, &verdict); err != nil {
+		return verdict, err
+	}
 	return verdict, r.checkContainers(req, &verdict, pod)
+}
+
+// checkMark refuses a mount by this node's kernel of what a guest may have written, unless the
+// policy allows it. The sandboxes of the handler that had the volume may have it again: which
+// of them are virtual machines is not known here.
+func (r *Rules) checkMark(req *VolumeRequest, verdict *policy.Verdict) error {
+	mark := req.Mark
+	if mark == nil || verdict.Defer && (!r.Abilities(verdict.Handler).HostMounts || r.Handler(verdict) == mark.Handler) {
+		return nil
+	}
+	then := r.Policy.ThenOnHost(req.Input, mark.Rule)
+	if then == policy.HostAllowed || mark.Err != nil && then == "" {
+		return nil
+	}
+	return refusal.WithParty(volume.PartyPolicy, hadBySandbox(req, mark))
 }
 
 func (r *Rules) byPolicy(req *VolumeRequest, pod *PodContext) (policy.Verdict, error) {
@@ -170,7 +188,15 @@ func KeptAtStage(state *State) (verdict policy.Verdict, asDevice, kept bool) {
 }
 
 // Stage decides for a stage where no cluster is asked.
-func (r *Rules) Stage(req *VolumeRequest) (policy.Verdict, error) { return r.byPolicy(req, nil) }
+func (r *Rules) Stage(req *VolumeRequest) (policy.Verdict, error) { return r.stage(req, nil) }
+
+func (r *Rules) stage(req *VolumeRequest, pod *PodContext) (policy.Verdict, error) {
+	verdict, err := r.byPolicy(req, pod)
+	if err == nil {
+		err = r.checkMark(req, &verdict)
+	}
+	return verdict, err
+}
 
 // StageForPods decides for a stage, which names no pod, by the pods of this node that use the
 // volume, and returns the pod that decided. If the pods want it in several ways, the first of
@@ -185,7 +211,7 @@ func (r *Rules) StageForPods(req *VolumeRequest, pods []Pod) (policy.Verdict, *P
 		var verdict policy.Verdict
 		found, err := pods[i].ForVolume(req.Driver, req.VolumeID, "")
 		if err == nil {
-			verdict, err = r.byPolicy(req, found)
+			verdict, err = r.stage(req, found)
 		}
 		if err == nil {
 			return verdict, &pods[i], nil

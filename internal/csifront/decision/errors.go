@@ -1,6 +1,8 @@
 package decision
 
 import (
+	"time"
+
 	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -86,6 +88,17 @@ func publishedOtherwise(req *VolumeRequest, verdict *policy.Verdict, deferred bo
 	return volume.Errorf(volume.InUse, "volume %s: it is to be %s (%s), and the volume is %s for %s: "+
 		"it can be published in one way at a time; wait until the other pod is gone", req.Path, deferredOrNot(verdict.Defer),
 		verdict.Rule, deferredOrNot(deferred), holder)
+}
+
+func hadBySandbox(req *VolumeRequest, mark *Mark) error {
+	if mark.Err != nil {
+		return volume.Errorf(volume.Internal, "volume %s: it cannot be read whether a sandbox had it read-write, and the node's kernel does not "+
+			"mount what a guest may have written: put right what is wrong with %s, or have thenOnHost: allow set in the policy's rule: %w",
+			req.Path, mark.Path, mark.Err)
+	}
+	return volume.Errorf(volume.Denied, "volume %s: a sandbox had it read-write on this node (handler %q, %s, since %s), and the node's kernel "+
+		"does not mount what a guest may have written: use it in a sandbox, or have thenOnHost: allow set in that rule or the "+
+		"file %s removed", req.Path, mark.Handler, mark.Rule, mark.Since.Format(time.RFC3339), mark.Path)
 }
 
 func secondWriter(req *VolumeRequest, holder string, couldShare bool) error {

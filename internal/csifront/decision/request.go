@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -34,6 +35,19 @@ type VolumeRequest struct {
 	Capability *csi.VolumeCapability
 	// ReadOnly: nobody may write to the volume.
 	ReadOnly bool
+	// Mark is set if a sandbox has had the volume read-write, or if that is not known.
+	Mark *Mark
+}
+
+// Mark is a sandbox that had a volume read-write on this node, at any time.
+type Mark struct {
+	// Rule deferred the volume, and Handler got it.
+	Rule, Handler string
+	Since         time.Time
+	// Path is the file that says so.
+	Path string
+	// Err is set if it is not known whether a sandbox had the volume.
+	Err error
 }
 
 // StageRequest reads a stage request.
@@ -71,13 +85,16 @@ func newRequest(driver, defaultFSType string, req interface {
 // inlineIDForm is the volume id that kubelet makes up for an inline volume.
 var inlineIDForm = sys.LazyRegexp(`^csi-[0-9a-f]{64}$`)
 
+// IsInlineID reports whether kubelet made up the volume id, for an inline volume.
+func IsInlineID(id string) bool { return inlineIDForm().MatchString(id) }
+
 // isInline reports whether the volume of a publish is specified in the pod itself. kubelet
 // sets EphemeralKey only for drivers that want pod information. For the others the pod's
 // author could set it to "false", so the form of the id counts too, with no staging path:
 // kubelet stages no inline volume.
 func isInline(req *csi.NodePublishVolumeRequest) bool {
 	return req.GetVolumeContext()[EphemeralKey] == "true" ||
-		(req.GetStagingTargetPath() == "" && inlineIDForm().MatchString(req.GetVolumeId()))
+		(req.GetStagingTargetPath() == "" && IsInlineID(req.GetVolumeId()))
 }
 
 // Mode is the access mode.

@@ -10,6 +10,11 @@ func recordError(id VolumeID, err error) error {
 		refusal.Clip(id.ID), id.Driver, err)
 }
 
+func markError(id VolumeID, dir string, err error) error {
+	return volume.Errorf(volume.DiskKind(err), "volume %s of driver %s: a sandbox is to have it read-write, and that cannot be recorded below %s: %w",
+		refusal.Clip(id.ID), id.Driver, dir, err)
+}
+
 func stateDirError(kind volume.Kind, step string, err error) error {
 	return volume.Errorf(kind, "the state directory cannot be %s: %w", step, err)
 }

@@ -20,6 +20,7 @@ import (
 type Store struct {
 	Records *Records
 	Private *PrivatePaths
+	Marks   *Marks
 
 	// requests holds in memory, by VolumeID, each *csi.NodeStageVolumeRequest whose record lacks
 	// a part of it: the secrets, which no record may hold, or the whole request.
@@ -30,12 +31,12 @@ type Store struct {
 }
 
 // OpenStore reads the records that an earlier process left in the state directory.
-func OpenStore(stateDir, kubeletRoot, privateDir string, log *zap.Logger) (*Store, error) {
+func OpenStore(stateDir, kubeletRoot, privateDir, marksDir string, log *zap.Logger) (*Store, error) {
 	records, err := openRecords(filepath.Join(stateDir, RecordDir), log)
 	if err != nil {
 		return nil, err
 	}
-	return &Store{Records: records, Private: NewPrivatePaths(kubeletRoot, privateDir)}, nil
+	return &Store{Records: records, Private: NewPrivatePaths(kubeletRoot, privateDir), Marks: openMarks(marksDir, log)}, nil
 }
 
 // HoldsRequest reports whether a stage request with its secrets is in memory.

@@ -36,7 +36,7 @@ type ProxySettings struct {
 // runtime class Crust are deferred, and kubelet's own access is used to look pods up.
 func (c *Cluster) DefaultProxy() ProxySettings {
 	return ProxySettings{
-		Rules:   fmt.Sprintf("[{name: crust-pods, runtimeHandlers: [%s], defer: true}]", Crust),
+		Rules:   fmt.Sprintf("[{name: crust-pods, runtimeHandlers: [%s], defer: true, thenOnHost: allow}]", Crust),
 		Cluster: fmt.Sprintf("{kubeconfig: %q, nodeName: %s}", c.NodeAccess, NodeName),
 	}
 }

@@ -1,0 +1,65 @@
+package csifront
+
+import (
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
+	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
+	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// marker marks volumes that sandboxes get read-write.
+type marker struct {
+	marks   *staging.Marks
+	policy  *policy.Policy
+	volumes Volumes
+	log     *zap.Logger
+}
+
+// of returns the mark of a volume for a decision, or nil.
+func (m marker) of(id staging.VolumeID) *decision.Mark {
+	mark, err := m.marks.Get(id)
+	if mark == nil && err == nil {
+		return nil
+	}
+	out := &decision.Mark{Path: m.marks.Path(id), Err: err}
+	if mark != nil {
+		out.Rule, out.Handler, out.Since = mark.Rule, mark.Handler, mark.Since
+	}
+	return out
+}
+
+// mark marks a volume that a sandbox gets read-write, unless the policy lets the host mount it
+// later. It reports whether it was marked just now. An inline volume ends with its only pod. A
+// mark of a handler whose sandboxes are no guests is replaced by that of one whose are.
+//
+// A volume that a pod has already was marked then, or was not to be. Only a rule that refuses
+// changes that: an older crust-proxy may have deferred it.
+func (m marker) mark(w policy.Input, mark staging.Mark, published bool) (marked bool, err error) {
+	then := m.policy.ThenOnHost(w, mark.Rule)
+	if w.Inline || decision.IsInlineID(mark.VolumeID) || then == policy.HostAllowed || then == "" && published {
+		return false, nil
+	}
+	known, err := m.marks.Get(staging.VolumeID{Driver: mark.Driver, ID: mark.VolumeID})
+	hostMounts := func(handler string) bool { return m.volumes.Abilities(handler).HostMounts }
+	if err == nil && known != nil && (hostMounts(mark.Handler) || !hostMounts(known.Handler)) {
+		return false, nil
+	}
+	mark.Since = time.Now().UTC().Truncate(time.Second)
+	return known == nil, m.marks.Put(mark)
+}
+
+// markReleased marks a volume whose pod ends.
+func (m marker) markReleased(v *volume.Volume) {
+	if v.ReadOnly || v.Origin == nil {
+		return
+	}
+	w := policy.Input{Driver: v.Driver, FSType: v.FSType, AccessMode: v.Origin.AccessMode}
+	mark := staging.Mark{Driver: v.Driver, VolumeID: v.Origin.VolumeID, Rule: v.Origin.Rule, Handler: v.Handler}
+	if _, err := m.mark(w, mark, true); err != nil {
+		m.log.Error("the volume is not marked as one that a sandbox had read-write", zap.String("volume", v.Target), zap.Error(err))
+	}
+}

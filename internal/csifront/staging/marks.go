@@ -1,0 +1,111 @@
+package staging
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+)
+
+// Mark says that a sandbox has had a volume read-write: the node's kernel must not parse what
+// a guest may have written.
+type Mark struct {
+	Driver   string `json:"driver"`
+	VolumeID string `json:"volumeID"`
+	// Rule is the policy's rule that deferred the volume, and Handler the runtime handler that
+	// got it.
+	Rule    string    `json:"rule"`
+	Handler string    `json:"handler"`
+	Since   time.Time `json:"since"`
+}
+
+const maxMark = 64 << 10
+
+// Marks keeps a file for each marked volume in a directory that a reboot does not empty. No
+// call reads the directory, and nothing removes a mark: a volume that is deleted leaves its own.
+// Their number has no bound but the disk's, because a bound could only drop a mark, or refuse
+// the volumes of everybody after one tenant had made many.
+type Marks struct{ dir string }
+
+func openMarks(dir string, log *zap.Logger) *Marks {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		log.Error("the directory of marks cannot be made, so each volume that would be marked is refused", zap.String("path", dir), zap.Error(err))
+	}
+	return &Marks{dir: dir}
+}
+
+// Path is where the mark of a volume is, if there is one.
+func (m *Marks) Path(id VolumeID) string { return filepath.Join(m.dir, FileName(id)) }
+
+// Get returns the mark of a volume, or nil. With an error it is not known whether the volume is
+// marked. A file that cannot be parsed is a mark too.
+func (m *Marks) Get(id VolumeID) (*Mark, error) {
+	raw, err := sys.ReadSmall(m.Path(id), maxMark)
+	if errors.Is(err, fs.ErrNotExist) {
+		// Without its directory, nobody knows.
+		_, err = os.Lstat(m.dir)
+		return nil, err
+	}
+	if err != nil {
+		return nil, err
+	}
+	mark := &Mark{}
+	if json.Unmarshal(raw, mark) != nil {
+		return &Mark{Driver: id.Driver, VolumeID: id.ID, Rule: "the mark cannot be parsed"}, nil
+	}
+	return mark, nil
+}
+
+// Put marks a volume, and returns when the mark is on the disk.
+func (m *Marks) Put(mark Mark) error {
+	id := VolumeID{mark.Driver, mark.VolumeID}
+	raw, err := sys.EncodeJSON(mark, maxMark)
+	if err == nil {
+		err = writeSynced(m.Path(id), raw)
+	}
+	if err != nil {
+		return markError(id, m.dir, err)
+	}
+	return nil
+}
+
+// Remove removes a mark of a volume that no sandbox got.
+func (m *Marks) Remove(id VolumeID) error {
+	if err := os.Remove(m.Path(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return markError(id, m.dir, err)
+	}
+	return nil
+}
+
+// writeSynced replaces a file, so that a crash leaves the old one or the new one.
+func writeSynced(path string, raw []byte) error {
+	temp := path + ".new"
+	fd, err := unix.Open(temp, unix.O_CREAT|unix.O_TRUNC|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	err = sys.WriteAll(fd, raw)
+	if err == nil {
+		err = unix.Fsync(fd)
+	}
+	err = errors.Join(err, unix.Close(fd))
+	if err == nil {
+		err = unix.Rename(temp, path)
+	}
+	if err != nil {
+		return errors.Join(err, unix.Unlink(temp))
+	}
+	dir, err := unix.Open(filepath.Dir(path), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer sys.CloseFD(dir)
+	return unix.Fsync(dir)
+}
