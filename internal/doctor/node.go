@@ -40,6 +40,10 @@ type Node struct {
 	// they register with the front; empty is the usual place below KubeletRoot.
 	KubeletRegistry string
 	FrontRegistry   string
+	// MarksDir has a mark of each volume that the host does not mount after a sandbox; empty
+	// where the front is off. RulesByPod are the names of rules that go by the pod.
+	MarksDir   string
+	RulesByPod []string
 	// ContainerdSocket is containerd's gRPC socket; empty where it is not used.
 	ContainerdSocket string
 	// CRISocket is the socket of another container runtime, where that is used.
@@ -82,6 +86,7 @@ func (n *Node) Configure(c config.Config) {
 	n.SandboxDirs = append(n.SandboxDirs, kata.GoSandboxes, kata.RustSandboxes) // a sandbox may be of an earlier configuration
 	n.ContainerdSocket, n.CRISocket = c.Containerd.Socket, c.CRI.Socket
 	if c.Front.Enabled { // else nobody asks for pods
+		n.MarksDir, n.RulesByPod = c.Front.MarksDir, rulesByPod(c)
 		n.Kubeconfig, n.InCluster, n.NodeName = c.Cluster.Kubeconfig, c.Cluster.InCluster, c.Cluster.NodeName
 	}
 	n.Service.InPod = n.Service.InPod || c.Cluster.InCluster

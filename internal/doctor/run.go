@@ -55,6 +55,7 @@ var checks = []check{
 	{"registrations", checkRegistrations},
 	{"mount-namespaces", checkNamespaces},
 	{"guards", checkGuards},
+	{"marks", checkMarks},
 	{"containerd", checkContainerd},
 	{"cri", checkCRI},
 	{"cri-o", checkCRIO},

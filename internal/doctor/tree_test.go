@@ -39,7 +39,7 @@ func newTree(t *testing.T) tree {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := DefaultNode()
-	n.Root = root
+	n.Root, n.MarksDir, n.RulesByPod = root, "/var/lib/kubelet/crust-proxy/marks", []string{`"kata"`}
 	n.Probe = Probe{Openat2: func() error { return nil }, Guard: func() error { return nil }}
 	tr := tree{t: t, node: n}
 	tr.write("/proc/self/mountinfo", mountsOK)
@@ -49,6 +49,7 @@ func newTree(t *testing.T) tree {
 	tr.write("/proc/sys/fs/mount-max", "100000\n")
 	tr.write("/dev/loop-control", "")
 	tr.mkdir("/var/lib/kubelet", 0o755)
+	tr.write(n.MarksDir+"/one.json", "{}")
 	tr.mkdir(n.RunDir, 0o755)
 	tr.mkdir(n.KataDir, 0o700)
 	tr.mkdir("/run/containerd", 0o755)
