@@ -73,7 +73,7 @@ func volumeFindings(v *adminv1.Volume) []Finding {
 			"volume %s is degraded: %s", v.GetTargetPath(), orNone(v.GetLastError()))}
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED:
 		return []Finding{warning(look+"; its pod does not start", "refused by the %s: %s", orNone(v.GetRefusedBy()), orNone(v.GetLastError()))}
-	case v.GetLastError() != "":
+	case v.GetLastError() != "" && !sys.IsEmptyDir(v.GetTargetPath()): // runtime-rs has no stats of Kata's own emptyDirs
 		named := "volume " + v.GetTargetPath() + ": " // most errors name it already
 		return []Finding{warning(look, "%s%s", named, strings.TrimPrefix(v.GetLastError(), named))}
 	case v.GetCondition().GetAbnormal():

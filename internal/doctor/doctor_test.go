@@ -309,6 +309,9 @@ func TestKatasOwnEmptyDirIsFine(t *testing.T) {
 			assertFinding(t, findingsOf(t, "kata-volumes", tr.node, healthyDaemon()), c.want)
 		})
 	}
+	d := withVolume(adminv1.VolumeState_VOLUME_STATE_ADOPTED, "runtime-rs has no stats of it")
+	d.Volumes[0].TargetPath = cache
+	assertFinding(t, findingsOf(t, "volumes", newTree(t).node, d), bad{want: OK, seen: "none of 1"})
 }
 
 // TestVolumesThatGoMeanwhile: pods leave a node while doctor looks at it.
