@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 
@@ -18,7 +19,8 @@ import (
 //
 //   - Proxmox' knows by the path whether it unstages a raw device. If not, it takes the disk
 //     on which the path lies offline, which here fails the test.
-//   - Exoscale's makes the device of a read-only publish read-only, and leaves it so.
+//   - Exoscale's makes the device of a read-only publish read-only, and leaves it so. What
+//     kubelet itself publishes as raw block is spared.
 //   - Vultr's ignores the access type, and has ext4 on everything. This is off at first.
 type Vendors struct {
 	// AsVultr turns the last one on. Set it before calls are made.
@@ -61,7 +63,8 @@ func (v *Vendors) stage(ctx context.Context, request []byte, forward passthrough
 	if !v.AsVultr {
 		return forward(ctx, request)
 	}
-	return forwardAs(ctx, req, req.GetVolumeCapability(), forward)
+	req.GetVolumeCapability().AccessType = MountAccess("ext4").GetAccessType()
+	return forwardMessage(ctx, req, forward)
 }
 
 func (v *Vendors) unstage(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
@@ -83,19 +86,23 @@ func (v *Vendors) publish(ctx context.Context, request []byte, forward passthrou
 	if err := proto.Unmarshal(request, req); err != nil {
 		return nil, err
 	}
-	if v.AsVultr {
-		return forwardAs(ctx, req, req.GetVolumeCapability(), forward)
+	access := req.GetVolumeCapability()
+	switch {
+	case v.AsVultr:
+		access.AccessType = MountAccess("ext4").GetAccessType()
+		return forwardMessage(ctx, req, forward)
+	case access.GetBlock() == nil || !req.GetReadonly() || !strings.HasSuffix(filepath.Dir(req.GetTargetPath()), "-"):
+		return forward(ctx, request)
 	}
-	reply, err := forward(ctx, request)
-	if err == nil && req.GetReadonly() && req.GetVolumeCapability().GetBlock() != nil {
+	req.Readonly = false // the driver would make another device
+	reply, err := forwardMessage(ctx, req, forward)
+	if err == nil {
 		err = setReadOnly(req.GetTargetPath())
 	}
 	return reply, err
 }
 
-// forwardAs forwards a request whose capability becomes that of an ext4.
-func forwardAs(ctx context.Context, req proto.Message, capability *csi.VolumeCapability, forward passthrough.Forward) ([]byte, error) {
-	capability.AccessType = MountAccess("ext4").GetAccessType()
+func forwardMessage(ctx context.Context, req proto.Message, forward passthrough.Forward) ([]byte, error) {
 	raw, err := proto.Marshal(req)
 	if err != nil {
 		return nil, err
