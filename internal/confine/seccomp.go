@@ -1,0 +1,102 @@
+package confine
+
+import (
+	"errors"
+	"runtime"
+	"slices"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// denied are the system calls that root can use without any capability against other
+// processes, files that Landlock does not guard, or the kernel. They fail with EPERM.
+var denied = []uint32{
+	// Sockets: who can connect to the container runtime's has the node.
+	unix.SYS_SOCKET, unix.SYS_IO_URING_SETUP,
+	// Other processes of root.
+	unix.SYS_KILL, unix.SYS_TKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO,
+	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD, unix.SYS_KCMP,
+	unix.SYS_PROCESS_MADVISE, unix.SYS_PROCESS_MRELEASE, unix.SYS_MIGRATE_PAGES, unix.SYS_MOVE_PAGES,
+	unix.SYS_SETPRIORITY, unix.SYS_IOPRIO_SET, unix.SYS_SCHED_SETAFFINITY, unix.SYS_SCHED_SETATTR,
+	unix.SYS_SCHED_SETPARAM, unix.SYS_SCHED_SETSCHEDULER,
+	unix.SYS_SHMGET, unix.SYS_SHMAT, unix.SYS_SHMCTL, unix.SYS_SEMCTL, unix.SYS_MSGCTL, unix.SYS_MQ_OPEN, unix.SYS_MQ_UNLINK,
+	// Files of root.
+	unix.SYS_FCHMOD, unix.SYS_FCHMODAT, unix.SYS_FCHMODAT2, unix.SYS_FCHOWN, unix.SYS_FCHOWNAT, unix.SYS_TRUNCATE,
+	unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, unix.SYS_SETXATTRAT,
+	unix.SYS_REMOVEXATTR, unix.SYS_LREMOVEXATTR, unix.SYS_FREMOVEXATTR, unix.SYS_REMOVEXATTRAT,
+	// Parts of the kernel that no such program needs.
+	unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD,
+	unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL,
+}
+
+// The parts of struct seccomp_data. Both architectures are little-endian.
+const (
+	atNumber = 0
+	atArch   = 4
+	atArgs   = 16
+)
+
+// Of classic BPF.
+const (
+	load    = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
+	ifEqual = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+	ifHas   = unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K
+	ifAbove = unix.BPF_JMP | unix.BPF_JGT | unix.BPF_K
+	answer  = unix.BPF_RET | unix.BPF_K
+)
+
+var (
+	allow  = unix.SockFilter{Code: answer, K: unix.SECCOMP_RET_ALLOW}
+	refuse = unix.SockFilter{Code: answer, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)}
+	ignore = unix.SockFilter{Code: answer, K: unix.SECCOMP_RET_ERRNO} // as if it had succeeded
+	absent = unix.SockFilter{Code: answer, K: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)}
+	end    = unix.SockFilter{Code: answer, K: unix.SECCOMP_RET_KILL_PROCESS}
+)
+
+// filterCalls denies this thread and its children system calls.
+func filterCalls() error {
+	arch, ok := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}[runtime.GOARCH]
+	if !ok {
+		return nil
+	}
+	program := filter(arch)
+	prog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}                                 //nolint:gosec // some hundred
+	err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&prog)), 0, 0) //nolint:gosec // how the call takes it
+	runtime.KeepAlive(program)
+	if errors.Is(err, unix.EINVAL) {
+		return nil // a kernel without it
+	}
+	return err
+}
+
+func filter(arch uint32) []unix.SockFilter {
+	is := func(code uint16, k uint32, then ...unix.SockFilter) []unix.SockFilter {
+		return append([]unix.SockFilter{{Code: code, K: k, Jf: uint8(len(then))}}, then...) //nolint:gosec // a few
+	}
+	argument := func(n uint32) unix.SockFilter { return unix.SockFilter{Code: load, K: atArgs + 8*n} }
+	const x32 = 1 << 30 // another table of the same calls
+	program := []unix.SockFilter{{Code: load, K: atArch}, {Code: ifEqual, K: arch, Jt: 1}, end, {Code: load, K: atNumber}}
+	program = append(program, is(ifAbove, x32-1, end)...)
+	for _, call := range append(denied, deniedHere...) {
+		program = append(program, is(ifEqual, call, refuse)...)
+	}
+	// Its flags cannot be seen here; C libraries then use clone.
+	program = append(program, is(ifEqual, unix.SYS_CLONE3, absent)...)
+	program = append(program, is(ifEqual, unix.SYS_CLONE, slices.Concat([]unix.SockFilter{argument(0)},
+		is(ifHas, unix.CLONE_NEWUSER, refuse), []unix.SockFilter{allow})...)...)
+	// mkfs.xfs insists on both, which take CAP_SYS_ADMIN: a size of the kernel's blocks, which
+	// its direct I/O does not go by, and what follows an fsync, to empty the page cache.
+	program = append(program, is(ifEqual, unix.SYS_IOCTL, slices.Concat([]unix.SockFilter{argument(1)},
+		is(ifEqual, unix.BLKBSZSET, ignore), is(ifEqual, unix.BLKFLSBUF, ignore), []unix.SockFilter{allow})...)...)
+	// Limits of its own are its own business.
+	program = append(program, is(ifEqual, unix.SYS_PRLIMIT64, slices.Concat([]unix.SockFilter{argument(0)},
+		is(ifEqual, 0, allow), []unix.SockFilter{refuse})...)...)
+	// Go's scheduler sends SIGURG to our other threads from the thread that starts the
+	// program, and tries whether there are pidfds.
+	program = append(program, is(ifEqual, unix.SYS_TGKILL, slices.Concat([]unix.SockFilter{argument(2)},
+		is(ifEqual, uint32(unix.SIGURG), allow), []unix.SockFilter{refuse})...)...)
+	program = append(program, is(ifEqual, unix.SYS_PIDFD_SEND_SIGNAL, slices.Concat([]unix.SockFilter{argument(1)},
+		is(ifEqual, 0, allow), []unix.SockFilter{refuse})...)...)
+	return append(program, allow)
+}
