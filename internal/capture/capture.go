@@ -22,8 +22,8 @@ type Output struct {
 }
 
 // Run runs a program with nothing of our environment, and takes down what it says. That
-// it fails is no error.
-func Run(cmd *exec.Cmd, mostStdout, mostStderr int64) (out Output, err error) {
+// it fails is no error. The function start is (*exec.Cmd).Start, or does more.
+func Run(cmd *exec.Cmd, start func(*exec.Cmd) error, mostStdout, mostStderr int64) (out Output, err error) {
 	stdout, err := New(mostStdout)
 	if err != nil {
 		return out, err
@@ -37,8 +37,11 @@ func Run(cmd *exec.Cmd, mostStdout, mostStderr int64) (out Output, err error) {
 	cmd.Dir, cmd.Env = "/", []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.WaitDelay = time.Second
+	if err := start(cmd); err != nil {
+		return out, err
+	}
 	var exit *exec.ExitError
-	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
 		return out, err
 	}
 	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {

@@ -1,6 +1,7 @@
 package mkfs
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -12,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/confine"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -24,6 +26,13 @@ type device struct {
 	file   *os.File // O_PATH, a duplicate of the caller's
 	lock   *os.File
 	number uint64 // what the device is
+	size   int64  // when it was last looked at
+	intent intent
+}
+
+// box is what a program that is given the device may have.
+func (d *device) box() confine.Box {
+	return confine.Box{Device: d.file, Memory: confine.Memory(d.size), CPU: d.f.cfg.Timeout}
 }
 
 func (d *device) errorf(kind volume.Kind, format string, args ...any) error {
@@ -51,6 +60,7 @@ func (d *device) keep() error {
 		return d.errorf(volume.Invalid, "is no block device")
 	}
 	d.number = st.Rdev
+	d.intent = intentOf(d.f.cfg.LockFile, cmp.Or(d.req.ID, fmt.Sprint("device ", d.number)))
 	return nil
 }
 
@@ -75,24 +85,38 @@ func (d *device) takeLock(ctx context.Context) error {
 	d.lock = file // closed with the device, whatever happens here
 	// One byte of the file stands for one device: nothing is ever left to tidy.
 	place := int64(unix.Major(d.number))<<20 | int64(unix.Minor(d.number))
-	until := time.Now().Add(lockWait)
+	locked, err := d.lockByte(ctx, place, lockWait)
+	if err == nil && !locked {
+		return d.errorf(volume.Busy, "is being looked at or formatted, maybe by an mkfs that this daemon started "+
+			"before it was restarted: the volume is served when that has ended")
+	}
+	return err
+}
+
+// lockByte locks a byte of the lock file. It reports false if somebody else still has it
+// when the wait ends.
+func (d *device) lockByte(ctx context.Context, place int64, wait time.Duration) (bool, error) {
+	until := time.Now().Add(wait)
 	for {
 		lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: place, Len: 1}
-		err := unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &lock)
+		err := unix.FcntlFlock(d.lock.Fd(), unix.F_OFD_SETLK, &lock)
 		switch {
 		case err == nil:
-			return nil
+			return true, nil
 		case !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR):
-			return d.errorf(volume.Internal, "cannot be locked: %w", err)
+			return false, d.errorf(volume.Internal, "cannot be locked: %w", err)
 		case time.Now().After(until):
-			return d.errorf(volume.Busy, "is being looked at or formatted, maybe by an mkfs that this daemon started "+
-				"before it was restarted: the volume is served when that has ended")
+			return false, nil
 		}
 		if !sys.Sleep(ctx, pollEvery) {
-			return d.gone(ctx.Err())
+			return false, d.gone(ctx.Err())
 		}
 	}
 }
+
+// growingByte is the byte of the lock file for the node's one growth, behind all others. The
+// programs that grow inherit the lock, as that of the device.
+const growingByte = 1 << 62
 
 // writingLock is the byte of the lock file that stands for a volume which is written to.
 // Those of devices lie before all of them.

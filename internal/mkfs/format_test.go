@@ -7,10 +7,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/confine"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -137,7 +139,7 @@ func TestClip(t *testing.T) {
 func TestOutputIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	script := filepath.Join(dir, "loud")
-	text := "#!/bin/sh\nenv >&2\nls -l /proc/self/fd/3 >&2\nhead -c 100000 /dev/zero | tr '\\0' x\nexit 7\n"
+	text := "#!/bin/sh\nenv >&2\nls -l /proc/self/fd/3 >&2\nyes xx | head -c 100000\nexit 7\n"
 	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +149,7 @@ func TestOutputIsBounded(t *testing.T) {
 	}
 	defer func() { _ = device.Close() }()
 	t.Setenv("SECRET", "must-not-be-seen")
-	r, err := program(script).run(t.Context(), []*os.File{device})
+	r, err := program(script).run(t.Context(), confine.Box{Device: device, Memory: 1 << 30, CPU: time.Minute}, []*os.File{device})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,76 +11,161 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/superblock"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// grow grows an ext4 that is smaller than its device, as one is that was restored or
-// cloned into a larger volume. Whatever goes wrong keeps no pod waiting: the sandbox
-// gets the filesystem as it is, and the log says why it is small.
+// growWait is how long a volume waits for another one's growth.
+const growWait = time.Minute
+
+// growth grows an ext4 that is smaller than its device, as one is that was restored or
+// cloned into a larger volume. What goes wrong keeps no pod waiting: the sandbox gets the
+// filesystem as it is, and the log says why it is small. Only one whose growth was cut off,
+// and that e2fsck does not repair by itself, is refused.
 //
 // Programs of this node parse the volume's filesystem here, which somebody else wrote.
-// The check is ended when it takes too long; resize2fs is not: a filesystem whose growth
-// was cut off may be lost.
-func (j *job) grow(ctx context.Context) {
-	if !j.req.Grow || j.req.ReadOnly || j.req.FSType != "ext4" {
-		return
-	}
-	super, size, err := j.sizes(ctx)
-	if err != nil || super.Bytes > size || super.Fills(size) || j.beginMaking(ctx) != nil {
-		return
-	}
-	log := j.f.cfg.Log.With(zap.String("volume", j.req.Volume), zap.String("device", j.req.Path), zap.Int64("filesystem", super.Bytes), zap.Int64("size", size))
-	began := time.Now()
-	if why := j.resize(context.WithoutCancel(ctx)); why != "" {
-		log.Warn("the filesystem is smaller than its device and could not be grown: the sandbox gets it as it is", zap.String("reason", why))
-		return
-	}
-	log.Info("grew a filesystem to the size of its device", zap.Duration("took", time.Since(began)))
+// The check is ended when it takes too long; resize2fs is not.
+type growth struct {
+	j    *job
+	uuid string
+	// cutOff: an earlier one was, so the filesystem is not sound until e2fsck has passed it.
+	cutOff bool
 }
 
-func (j *job) sizes(ctx context.Context) (super *superblock.Super, device int64, err error) {
-	file, err := j.dev.openAlone(ctx, unix.O_RDONLY)
+func (g *growth) run(ctx context.Context) error {
+	if g.j.req.FSType != "ext4" {
+		return nil
+	}
+	needed, size, err := g.needed(ctx)
+	if err != nil || !needed {
+		return err
+	}
+	log := g.j.f.cfg.Log.With(zap.String("volume", g.j.req.Volume), zap.String("device", g.j.req.Path), zap.Int64("size", size))
+	began := time.Now()
+	why, err := g.alone(ctx)
+	if err != nil {
+		return err
+	}
+	if why != "" {
+		log.Warn("the filesystem is smaller than its device and could not be grown: the sandbox gets it as it is", zap.String("reason", why))
+		return nil
+	}
+	log.Info("grew a filesystem to the size of its device", zap.Duration("took", time.Since(began)))
+	return nil
+}
+
+func (g *growth) needed(ctx context.Context) (needed bool, size int64, err error) {
+	begun, uuid, err := g.j.dev.intent.begun()
+	if err != nil {
+		return false, 0, g.j.dev.errorf(volume.Internal, "%w", err)
+	}
+	may := g.j.req.Grow && !g.j.req.ReadOnly
+	super, size, err := g.sizes(ctx)
+	g.cutOff = begun == workGrowing && (err != nil || super.UUID == uuid)
+	switch {
+	case g.cutOff && err != nil:
+		return false, 0, g.refuse(err.Error())
+	case g.cutOff && !may:
+		return false, 0, g.refuse("it is not checked, because the volume is read-only, or a rule says that it is not to grow")
+	case err != nil:
+		return false, 0, nil
+	}
+	g.uuid = super.UUID
+	return g.cutOff || may && super.Bytes <= size && !super.Fills(size), size, nil
+}
+
+func (g *growth) sizes(ctx context.Context) (super *superblock.Super, device int64, err error) {
+	file, err := g.j.dev.openAlone(ctx, unix.O_RDONLY)
 	if err != nil {
 		return nil, 0, err
 	}
 	defer closeAlone(file)
-	super, err = superblock.Read(file, j.req.FSType)
+	super, err = superblock.Read(file, g.j.req.FSType)
 	if err != nil {
 		return nil, 0, err
 	}
 	device, err = file.Seek(0, io.SeekEnd)
+	g.j.dev.size = device
 	return super, device, err
 }
 
-// resize says why it did not grow the filesystem, or nothing.
-func (j *job) resize(ctx context.Context) (why string) {
-	check, err := j.f.tool("e2fsck")
+// alone grows the filesystem while no other one of this node is grown. It says why it did
+// not.
+func (g *growth) alone(ctx context.Context) (why string, err error) {
+	locked, err := g.j.dev.lockByte(ctx, growingByte, growWait)
+	if err != nil {
+		return "", err
+	}
+	if !locked {
+		const why = "another volume of this node is being grown"
+		if g.cutOff {
+			return "", g.j.dev.errorf(volume.Busy, "holds an ext4 whose growth was cut off, and %s: the call is to be repeated", why)
+		}
+		return why, nil
+	}
+	if err := g.j.beginMaking(ctx); err != nil {
+		return "", err
+	}
+	why, sound := g.resize(context.WithoutCancel(ctx))
+	if !sound {
+		return "", g.refuse(why)
+	}
+	return why, nil
+}
+
+// refuse refuses a filesystem that resize2fs may have left in between.
+func (g *growth) refuse(why string) error {
+	return g.j.dev.errorf(unmet, "holds an ext4 whose growth was cut off: %s. Run e2fsck -f on the device by hand, and publish again; "+
+		"or restore the volume", why)
+}
+
+// resize says why it did not grow the filesystem, or nothing, and whether it is sound.
+func (g *growth) resize(ctx context.Context) (why string, sound bool) {
+	program, err := g.j.f.tool("resize2fs")
+	if err != nil {
+		return err.Error(), !g.cutOff
+	}
+	if why := g.fsck(ctx); why != "" {
+		return why, !g.cutOff
+	}
+	if err := g.j.dev.intent.begin(workGrowing, g.uuid); err != nil {
+		return err.Error(), true
+	}
+	failpoint.Hit("format-before-resize")
+	ran, err := program.run(ctx, g.j.dev.box(), []*os.File{g.j.dev.file, g.j.dev.lock}, childDevice)
+	switch {
+	case err != nil:
+		why = "resize2fs could not be run: " + err.Error()
+	case ran.failed():
+		why = "resize2fs failed (" + ran.how() + "): " + ran.text()
+	}
+	if why != "" {
+		if still := g.fsck(ctx); still != "" {
+			return why + "; after that, " + still, false
+		}
+	}
+	if err := g.j.dev.intent.end(); err != nil {
+		return err.Error(), true
+	}
+	return why, true
+}
+
+// fsck says why the filesystem is not sound, or nothing.
+func (g *growth) fsck(ctx context.Context) (why string) {
+	program, err := g.j.f.tool("e2fsck")
 	if err != nil {
 		return err.Error()
 	}
-	resize, err := j.f.tool("resize2fs")
-	if err != nil {
-		return err.Error()
-	}
-	files := []*os.File{j.dev.file, j.dev.lock}
-	bounded, cancel := context.WithTimeout(ctx, j.f.cfg.Timeout/2)
+	bounded, cancel := context.WithTimeout(ctx, g.j.f.cfg.Timeout/2)
 	defer cancel()
-	ran, err := check.run(bounded, files, "-f", "-p", childDevice)
+	ran, err := program.run(bounded, g.j.dev.box(), []*os.File{g.j.dev.file, g.j.dev.lock}, "-f", "-p", childDevice)
 	const repaired = 1
 	switch {
 	case bounded.Err() != nil:
-		return "e2fsck took longer than " + (j.f.cfg.Timeout / 2).String() + " and was ended"
+		return "e2fsck took longer than " + (g.j.f.cfg.Timeout / 2).String() + " and was ended"
 	case err != nil:
 		return "e2fsck could not be run: " + err.Error()
 	case ran.signal != 0 || ran.code > repaired:
 		return "e2fsck found errors that it does not repair by itself (" + ran.how() + "): " + ran.text()
-	}
-	failpoint.Hit("format-before-resize")
-	ran, err = resize.run(ctx, files, childDevice)
-	switch {
-	case err != nil:
-		return "resize2fs could not be run: " + err.Error()
-	case ran.failed():
-		return "resize2fs failed (" + ran.how() + "): " + ran.text()
 	}
 	return ""
 }

@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -81,11 +83,10 @@ func (j *job) run(ctx context.Context) (formatted bool, err error) {
 // moment between the two is worth another look.
 func (j *job) once(ctx context.Context) (formatted bool, err error) {
 	if j.req.Policy == volume.FormatDriver {
-		err := j.checkGiven(ctx)
-		if err == nil {
-			j.grow(ctx)
+		if err := j.checkGiven(ctx); err != nil {
+			return false, err
 		}
-		return false, err
+		return false, (&growth{j: j}).run(ctx)
 	}
 	found, err := j.dev.look(ctx, false)
 	if err != nil {
@@ -94,15 +95,18 @@ func (j *job) once(ctx context.Context) (formatted bool, err error) {
 	if err := j.judge(found); err != nil {
 		return false, err
 	}
-	if found.lacksMode() {
+	if found.lacksMode {
 		if err := j.beginMaking(ctx); err != nil {
 			return false, err
 		}
 		return false, j.complete(context.WithoutCancel(ctx))
 	}
+	if found.labelled() {
+		j.f.cfg.Log.Warn("an ext4 is labelled as one whose making was cut off, and no such making is on record: it is handed "+
+			"over as it is, and its root directory may lack its mode", zap.String("volume", j.req.Volume), zap.String("device", j.req.Path))
+	}
 	if !found.blank(j.f.cfg.AcceptLeftovers) {
-		j.grow(ctx)
-		return false, nil
+		return false, (&growth{j: j}).run(ctx)
 	}
 	program, args, err := j.f.maker(j.req.FSType)
 	if err != nil {
@@ -154,7 +158,7 @@ func (j *job) judge(found *contents) error {
 // judgeMode refuses a filesystem that lacks the mode of its root directory, where that
 // is not to be set.
 func (j *job) judgeMode(found *contents) error {
-	if !found.lacksMode() || j.req.Policy == volume.FormatHost && !j.req.ReadOnly && !found.writeProtected {
+	if !found.lacksMode || j.req.Policy == volume.FormatHost && !j.req.ReadOnly && !found.writeProtected {
 		return nil
 	}
 	return j.dev.errorf(unmet, "holds an ext4 whose making was interrupted: its root directory lacks its mode. "+

@@ -17,10 +17,13 @@ import (
 )
 
 type contents struct {
-	probe          probe
-	marks          []string // signatures that we know of ourselves
-	dataAt         int64    // the first byte in the first or last MiB that is not zero; -1 means none
-	unfinished     bool     // its mkfs says that it did not end
+	probe      probe
+	marks      []string // signatures that we know of ourselves
+	dataAt     int64    // the first byte in the first or last MiB that is not zero; -1 means none
+	unfinished bool     // its mkfs says that it did not end
+	// lacksMode: it is an ext4 of ours whose making was interrupted before its root
+	// directory got its mode.
+	lacksMode      bool
 	writeProtected bool
 }
 
@@ -29,9 +32,9 @@ func (c *contents) is(fsType string) bool {
 	return !c.probe.ambivalent && c.probe.tags["TYPE"] == fsType && c.probe.tags["PTTYPE"] == ""
 }
 
-// lacksMode tells whether the device holds an ext4 of ours whose making was interrupted
-// before its root directory got its mode.
-func (c *contents) lacksMode() bool { return c.is("ext4") && c.probe.tags["LABEL"] == labelNoMode }
+// labelled tells whether an ext4 says so of itself, which whoever can write to it can have
+// it say.
+func (c *contents) labelled() bool { return c.is("ext4") && c.probe.tags["LABEL"] == labelNoMode }
 
 // blank tells whether the device holds nothing. leftovers lets bytes be that are
 // part of no signature.
@@ -69,6 +72,11 @@ func (d *device) look(ctx context.Context, onlyIfBlank bool) (*contents, error) 
 	if err != nil {
 		return nil, err
 	}
+	begun, uuid, err := d.intent.begun()
+	if err != nil {
+		return nil, d.errorf(volume.Internal, "%w", err)
+	}
+	found.lacksMode = begun == workMaking && found.is("ext4") && found.probe.tags["UUID"] == uuid
 	return found, nil
 }
 
@@ -86,6 +94,7 @@ func (d *device) read(file *os.File) (*contents, error) {
 	if err != nil {
 		return nil, d.errorf(volume.Internal, "cannot be asked whether it is write-protected: %w", err)
 	}
+	d.size = size
 	found := &contents{dataAt: -1, writeProtected: protected != 0}
 	buffer, err := newAligned(window)
 	if err != nil {

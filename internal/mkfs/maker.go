@@ -44,29 +44,17 @@ func (j *job) make(ctx context.Context, mkfs program, args arguments) (bool, err
 }
 
 func (j *job) mkfs(ctx context.Context, mkfs program, arguments arguments, uuid string, witness *os.File) error {
-	files := []*os.File{j.dev.file, j.dev.lock}
-	args, prototype := arguments(uuid, j.req.Options, j.req.Root)
-	if prototype != "" {
-		file, err := capture.Holding(prototype)
-		if err != nil {
+	withMode := j.req.FSType == "ext4" && j.req.Root.Mode != 0
+	if withMode {
+		if err := j.dev.intent.begin(workMaking, uuid); err != nil {
 			return j.dev.errorf(volume.Internal, "cannot be formatted: %w", err)
 		}
-		defer closeFile(file)
-		files = append(files, file)
 	}
-	ran, err := mkfs.run(ctx, files, append(args, childDevice)...)
+	ran, err := j.runMkfs(ctx, mkfs, arguments, uuid)
 	if err != nil {
-		return j.dev.errorf(volume.Internal, "mkfs.%s could not be run: %w", j.req.FSType, err)
+		return err
 	}
-	failpoint.Hit("format-after-mkfs")
-	if ran.refusedBusy() {
-		return j.dev.errorf(volume.Busy, "was taken by another program before mkfs.%s could have it (%s): "+
-			"the call is to be repeated", j.req.FSType, ran.text())
-	}
-	if ran.failed() {
-		return j.dev.errorf(volume.Internal, "mkfs.%s failed (%s): %s", j.req.FSType, ran.how(), ran.text())
-	}
-	if j.req.FSType == "ext4" && j.req.Root.Mode != 0 {
+	if withMode {
 		if err := j.setRootMode(ctx); err != nil {
 			return err
 		}
@@ -78,9 +66,43 @@ func (j *job) mkfs(ctx context.Context, mkfs program, arguments arguments, uuid 
 	if err != nil {
 		return fmt.Errorf("after mkfs.%s: %w", j.req.FSType, err)
 	}
-	if !found.is(j.req.FSType) || found.unfinished || found.lacksMode() || found.probe.tags["UUID"] != uuid {
+	if !found.is(j.req.FSType) || found.unfinished || found.labelled() || found.probe.tags["UUID"] != uuid {
 		return j.dev.errorf(volume.Internal, "mkfs.%s ended well, and yet the device does not hold what it made "+
 			"(found: %s): %s", j.req.FSType, cmp.Or(found.signatures(), "nothing known"), ran.text())
+	}
+	return j.ended()
+}
+
+func (j *job) runMkfs(ctx context.Context, mkfs program, arguments arguments, uuid string) (*result, error) {
+	files := []*os.File{j.dev.file, j.dev.lock}
+	args, prototype := arguments(uuid, j.req.Options, j.req.Root)
+	if prototype != "" {
+		file, err := capture.Holding(prototype)
+		if err != nil {
+			return nil, j.dev.errorf(volume.Internal, "cannot be formatted: %w", err)
+		}
+		defer closeFile(file)
+		files = append(files, file)
+	}
+	ran, err := mkfs.run(ctx, j.dev.box(), files, append(args, childDevice)...)
+	if err != nil {
+		return nil, j.dev.errorf(volume.Internal, "mkfs.%s could not be run: %w", j.req.FSType, err)
+	}
+	failpoint.Hit("format-after-mkfs")
+	if ran.refusedBusy() {
+		return nil, j.dev.errorf(volume.Busy, "was taken by another program before mkfs.%s could have it (%s): "+
+			"the call is to be repeated", j.req.FSType, ran.text())
+	}
+	if ran.failed() {
+		return nil, j.dev.errorf(volume.Internal, "mkfs.%s failed (%s): %s", j.req.FSType, ran.how(), ran.text())
+	}
+	return ran, nil
+}
+
+// ended takes off the record what was begun on the filesystem.
+func (j *job) ended() error {
+	if err := j.dev.intent.end(); err != nil {
+		return j.dev.errorf(volume.Internal, "%w", err)
 	}
 	return nil
 }
@@ -192,7 +214,10 @@ func (j *job) complete(ctx context.Context) error {
 		return err
 	}
 	j.f.cfg.Log.Info("completed a filesystem whose making was interrupted", zap.String("volume", j.req.Volume), zap.String("device", j.req.Path))
-	return j.sync(witness)
+	if err := j.sync(witness); err != nil {
+		return err
+	}
+	return j.ended()
 }
 
 // setRootMode gives the root directory of an ext4 that was just made its mode, which
@@ -214,7 +239,9 @@ func (j *job) setRootMode(ctx context.Context) error {
 		return j.dev.errorf(volume.Internal, "the mode of its root directory cannot be set: %w", err)
 	}
 	defer closeFile(file)
-	ran, err := program.run(ctx, []*os.File{j.dev.file, j.dev.lock, file}, "-w", "-f", childPrototype, childDevice)
+	ctx, cancel := context.WithTimeout(ctx, j.f.cfg.Timeout/2)
+	defer cancel()
+	ran, err := program.run(ctx, j.dev.box(), []*os.File{j.dev.file, j.dev.lock, file}, "-w", "-f", childPrototype, childDevice)
 	if err != nil {
 		return j.dev.errorf(volume.Internal, "debugfs could not be run: %w", err)
 	}

@@ -40,9 +40,8 @@ func (f *Formatter) maker(fsType string) (program, arguments, error) {
 	return mkfs, args, err
 }
 
-// labelNoMode is the label of an ext4 whose root directory still lacks its mode, from the
-// moment in which it becomes an ext4. A kill in between so leaves what the next attempt
-// can complete.
+// labelNoMode is the label of an ext4 whose root directory still lacks its mode. It is only
+// for people: after a restart of the node nothing else tells.
 const labelNoMode = "crust-unfinished"
 
 func ext4Args(uuid string, options []string, root Root) ([]string, string) {

@@ -47,7 +47,7 @@ func (d *device) blkid(ctx context.Context) (probe, error) {
 	if err != nil {
 		return probe{}, d.errorf(volume.KindOf(err), "cannot be looked at: %w", err)
 	}
-	ran, err := program.run(ctx, []*os.File{d.file}, "-p", "-o", "export", childDevice)
+	ran, err := program.run(ctx, d.box(), []*os.File{d.file}, "-p", "-o", "export", childDevice)
 	if err != nil {
 		if ctx.Err() != nil {
 			return probe{}, d.gone(ctx.Err())

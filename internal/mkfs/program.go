@@ -12,6 +12,7 @@ import (
 	"unicode"
 
 	"github.com/crust-proxy/crust-proxy/internal/capture"
+	"github.com/crust-proxy/crust-proxy/internal/confine"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -76,15 +77,15 @@ func clip(s string) string {
 	return s
 }
 
-// run runs the program with files as its descriptors from 3 on: the device, the lock
-// where it may write, and what else it reads. Ending the context kills it. Nothing ties
+// run runs the program confined, with files as its descriptors from 3 on: the device, the
+// lock where it may write, and what else it reads. Ending the context kills it. Nothing ties
 // its life to ours: it has a session of its own, and writes to memory, not to a pipe
 // that would kill it when we end.
-func (p program) run(ctx context.Context, files []*os.File, args ...string) (*result, error) {
+func (p program) run(ctx context.Context, box confine.Box, files []*os.File, args ...string) (*result, error) {
 	cmd := exec.CommandContext(ctx, string(p), args...) //nolint:gosec // found by us, with arguments of ours
 	cmd.ExtraFiles = files
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	ran, err := capture.Run(cmd, maxOutput, maxOutput)
+	ran, err := capture.Run(cmd, box.Start, maxOutput, maxOutput)
 	if err != nil {
 		return nil, err
 	}

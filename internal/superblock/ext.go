@@ -3,6 +3,7 @@ package superblock
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"hash/crc32"
 	"io"
 	"math"
@@ -24,6 +25,7 @@ const (
 	extState       = 0x3a
 	extIncompat    = 0x60
 	extROCompat    = 0x64
+	extUUID        = 0x68
 	extBlocksTop   = 0x150
 	extErrorCount  = 0x194
 	extFirstError  = 0x198
@@ -70,8 +72,13 @@ func readExt(device io.ReaderAt) (*Super, error) {
 		Inodes: int64(le.Uint32(raw[extInodes:])),
 		Errors: extErrors(raw),
 		Replay: le.Uint32(raw[extIncompat:])&extRecover != 0,
+		UUID:   uuid(raw[extUUID:]),
 		Root:   extRoot(device, raw, size, blocks),
 	}, nil
+}
+
+func uuid(b []byte) string {
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:16])
 }
 
 func extErrors(raw []byte) *Errors {

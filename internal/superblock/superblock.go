@@ -34,6 +34,8 @@ type Super struct {
 	// Replay is set if the journal or log must be replayed before the filesystem can be
 	// used: it was not unmounted cleanly, or is mounted now.
 	Replay bool
+	// UUID is that of an ext2, ext3 or ext4, and "" for others.
+	UUID string
 	// Root is nil if the root directory was not found, and for btrfs.
 	Root *Root
 }

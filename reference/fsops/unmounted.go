@@ -7,46 +7,62 @@ import (
 	"os/exec"
 	"strings"
 	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/capture"
+	"github.com/crust-proxy/crust-proxy/internal/confine"
 )
 
 // GrowUnmounted makes an ext4 that is not mounted fill its device. To grow a mounted ext4
 // takes CAP_SYS_RESOURCE, which root in a container may lack. Other filesystems can only
 // grow while they are mounted, and nothing is done.
 //
-// It needs e2fsck and resize2fs. The end of ctx kills e2fsck, which can be run again, but
-// never resize2fs: a filesystem may be lost if its growth is interrupted. The path may be
-// that of an open descriptor, /proc/PID/fd/N.
+// It needs e2fsck and resize2fs, which run confined. The end of ctx kills e2fsck, which can
+// be run again, but never resize2fs: a filesystem may be lost if its growth is interrupted.
+// The path may be that of an open descriptor, /proc/PID/fd/N.
 func GrowUnmounted(ctx context.Context, device, fsType string) error {
 	if !strings.HasPrefix(fsType, "ext") {
 		return nil
 	}
-	full, err := extFull(device)
+	size, full, err := extFull(device)
 	if err != nil {
 		return fmt.Errorf("compare the filesystem of %s with its device: %w", device, err)
 	}
 	if full {
 		return nil
 	}
-	check := exec.CommandContext(ctx, "e2fsck", "-f", "-p", device) //nolint:gosec // no shell; the caller names the device
-	if err := runTool(check); err != nil && check.ProcessState.ExitCode() != extRepaired {
+	file, err := os.OpenFile(device, unix.O_PATH, 0) //nolint:gosec // the caller names the device
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	box := confine.Box{Device: file, Memory: confine.Memory(size), CPU: mostCPU}
+	check := exec.CommandContext(ctx, "e2fsck", "-f", "-p", childDevice)
+	if err := runTool(check, box); err != nil && (check.ProcessState == nil || check.ProcessState.ExitCode() != extRepaired) {
 		return fmt.Errorf("check the filesystem of %s before it grows: %w", device, err)
 	}
-	if err := runTool(exec.Command("resize2fs", device)); err != nil { //nolint:gosec // no shell; the caller names the device
+	if err := runTool(exec.Command("resize2fs", childDevice), box); err != nil {
 		return fmt.Errorf("grow the filesystem of %s: %w", device, err)
 	}
 	return nil
 }
 
-// mostOutput bounds the captured output of a program.
-const mostOutput = 16 << 10
+const (
+	// childDevice is the device as a program has it.
+	childDevice = "/proc/self/fd/3"
+	mostCPU     = 10 * time.Minute
+	// mostOutput bounds the captured output of a program.
+	mostOutput = 16 << 10
+)
 
 // runTool runs a program so that it survives this process: it has its own session, and
 // writes to memory and not to a pipe.
-func runTool(cmd *exec.Cmd) error {
+func runTool(cmd *exec.Cmd, box confine.Box) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	out, err := capture.Run(cmd, mostOutput, mostOutput)
+	cmd.ExtraFiles = []*os.File{box.Device}
+	out, err := capture.Run(cmd, box.Start, mostOutput, mostOutput)
 	if err == nil && !cmd.ProcessState.Success() {
 		err = fmt.Errorf("%s: %s%s", cmd.ProcessState, out.Stdout, out.Stderr)
 	}
@@ -56,18 +72,18 @@ func runTool(cmd *exec.Cmd) error {
 // extRepaired is the exit status of e2fsck after it has repaired all errors.
 const extRepaired = 1
 
-// extFull reports whether there is nothing to grow: the filesystem fills its device, or
-// there is no filesystem.
-func extFull(device string) (bool, error) {
+// extFull returns the size of a device, and whether there is nothing to grow: the filesystem
+// fills the device, or there is no filesystem.
+func extFull(device string) (size int64, full bool, err error) {
 	file, err := os.Open(device) //nolint:gosec // the caller names the device
 	if err != nil {
-		return false, err
+		return 0, false, err
 	}
 	defer func() { _ = file.Close() }()
 	super, err := readExt(file)
 	if err != nil {
-		return false, fmt.Errorf("read its superblock: %w", err)
+		return 0, false, fmt.Errorf("read its superblock: %w", err)
 	}
-	bytes, err := file.Seek(0, 2)
-	return super == nil || super.blocks >= super.fill(bytes), err
+	size, err = file.Seek(0, 2)
+	return size, super == nil || super.blocks >= super.fill(size), err
 }

@@ -43,13 +43,48 @@ func tools(t testing.TB, fs, script string) func(*mkfs.Config) {
 	}
 }
 
-// sliced lets the real mkfs run for a moment at a time, about a second in all.
-const sliced = `$real "$@" &
-pid=$!
-for i in 1 2 3 4 5 6 7 8 9 10; do
-	kill -STOP $pid 2>/dev/null; sleep 0.1; kill -CONT $pid 2>/dev/null; sleep 0.001
-done
-wait $pid`
+// held has mkfs say that it begins, and wait for the file taken. A confined program can
+// write to no file: it has the times of one say its process.
+func held(t testing.TB, dir string) (script string) {
+	t.Helper()
+	check.Must(t, os.WriteFile(dir+"/begun", nil, 0o600))
+	check.Must(t, os.Chtimes(dir+"/begun", time.Time{}, time.Unix(0, 0)))
+	_ = os.Remove(dir + "/taken")
+	return "touch -c -d @$$ " + dir + "/begun; until [ -e " + dir + "/taken ]; do sleep 0.05; done\n" + `exec $real "$@"`
+}
+
+// waitBegun waits until mkfs was started, and returns its process.
+func waitBegun(dir string) (pid int) {
+	_ = check.Until(20*time.Second, time.Millisecond, func() error {
+		info, err := os.Stat(dir + "/begun")
+		if err == nil && info.ModTime().Unix() == 0 {
+			err = errors.New("not begun")
+		}
+		if err == nil {
+			pid = int(info.ModTime().Unix())
+		}
+		return err
+	})
+	return pid
+}
+
+// killAfter kills a program that does not wait for taken, a while after it has begun.
+func killAfter(dir string, while time.Duration) {
+	if pid := waitBegun(dir); pid > 0 {
+		time.Sleep(while)
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+}
+
+// slice lets a process run for a moment at a time.
+func slice(pid int) {
+	for range 10 {
+		_ = unix.Kill(pid, unix.SIGSTOP)
+		time.Sleep(400 * time.Millisecond)
+		_ = unix.Kill(pid, unix.SIGCONT)
+		time.Sleep(time.Millisecond)
+	}
+}
 
 func formatOnce(device string) int {
 	f := mkfs.New(mkfs.Config{LockFile: os.Getenv("LOCK"), ToolDirs: strings.Split(os.Getenv("TOOLS"), ":")})
@@ -101,12 +136,15 @@ func (r *testFormatter) settled(device, fs string) (busy int, formatted bool, er
 func TestDaemonIsKilledInTheMiddleOfMkfs(t *testing.T) {
 	for _, fs := range filesystems {
 		t.Run(fs, func(t *testing.T) {
-			// Longer than a Prepare waits for a lock.
-			begun := t.TempDir() + "/begun"
-			r := newFormatter(t, tools(t, fs, ": >"+begun+"\n"+strings.ReplaceAll(sliced, "sleep 0.1", "sleep 0.4")))
+			dir := t.TempDir()
+			r := newFormatter(t, tools(t, fs, held(t, dir)))
 			device, _ := r.blank()
 			daemon := r.daemon(device, fs)
-			check.Succeeds(t, "mkfs was begun", func() error { _, err := os.Stat(begun); return err })
+			mkfs := waitBegun(dir)
+			var slices sync.WaitGroup
+			slices.Go(func() { slice(mkfs) }) // longer than a Prepare waits for a lock
+			defer slices.Wait()
+			check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
 			_ = daemon.Process.Kill()
 			err := daemon.Wait()
 			if status, ok := daemon.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() {
@@ -173,10 +211,13 @@ func TestDaemonIsKilledBeforeTheRootMode(t *testing.T) {
 // TestMkfsIsKilled shows that half a filesystem is never called a whole one.
 func TestMkfsIsKilled(t *testing.T) {
 	for _, fs := range filesystems {
-		for _, after := range []string{"0.001", "0.005", "0.01", "0.02"} {
-			t.Run(fs+" after "+after, func(t *testing.T) {
-				r := newFormatter(t, tools(t, fs, `exec timeout -s KILL `+after+` $real "$@"`))
+		for _, after := range []time.Duration{1, 5, 10, 20} {
+			t.Run(fmt.Sprint(fs, " after ", after*time.Millisecond), func(t *testing.T) {
+				dir := t.TempDir()
+				r := newFormatter(t, tools(t, fs, held(t, dir)))
 				device, _ := r.blank()
+				check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
+				go killAfter(dir, after*time.Millisecond)
 				formatted, err := r.prepare(device, fs, volume.FormatHost, false)
 				if formatted != (err == nil) {
 					t.Fatalf("formatted %v: %v", formatted, err)
@@ -202,8 +243,7 @@ func TestMkfsIsKilled(t *testing.T) {
 
 func TestMkfsOutlivesItsCallerAndItsBound(t *testing.T) {
 	dir := t.TempDir()
-	waiting := ": >" + dir + "/begun; until [ -e " + dir + "/taken ]; do sleep 0.05; done\n" + sliced
-	r := newFormatter(t, tools(t, "ext4", waiting), func(c *mkfs.Config) { c.Timeout = 3 * time.Second })
+	r := newFormatter(t, tools(t, "ext4", held(t, dir)), func(c *mkfs.Config) { c.Timeout = 3 * time.Second })
 	r.others = true
 	device, _ := r.blank()
 	_, err := r.prepare(device, "ext4", volume.FormatHost, false)
@@ -216,8 +256,7 @@ func TestMkfsOutlivesItsCallerAndItsBound(t *testing.T) {
 	}
 	mounts(t, device, "ext4")
 
-	check.Must(t, errors.Join(os.Remove(dir+"/begun"), os.Remove(dir+"/taken")))
-	r = newFormatter(t, tools(t, "xfs", waiting))
+	r = newFormatter(t, tools(t, "xfs", held(t, dir)))
 	device, _ = r.blank()
 	fd := openPath(t, device)
 	defer func() { _ = unix.Close(fd) }()
@@ -237,7 +276,7 @@ func TestMkfsOutlivesItsCallerAndItsBound(t *testing.T) {
 // program writes, and for no other volume.
 func TestWhatIsStillWrittenToIsKnown(t *testing.T) {
 	dir := t.TempDir()
-	r := newFormatter(t, tools(t, "ext4", ": >"+dir+"/begun; until [ -e "+dir+"/taken ]; do sleep 0.05; done\n"+`exec $real "$@"`))
+	r := newFormatter(t, tools(t, "ext4", held(t, dir)))
 	r.others, r.id = true, "a driver/a volume"
 	device, _ := r.blank()
 	if err := r.f.CheckWriting(r.id); err != nil {
@@ -396,7 +435,7 @@ func TestMkfsThatLies(t *testing.T) {
 		{"does nothing", "exit 0", "does not hold what it made", true},
 		{"fails at once", "echo 'no, \x1b[31mnever' >&2; exit 3", "exit code 3): no, [31mnever", true},
 		{"fails at the end", `$real "$@"; exit 1`, "exit code 1", true},
-		{"is killed at the end", `$real "$@"; kill -9 $$`, "signal", true},
+		{"is killed at the end", `$real "$@"; ulimit -t 1; while :; do :; done`, "signal", true},
 		{"makes another one", `shift $(($# - 1)); /usr/sbin/mkfs.xfs -q $1`, "found: xfs", false},
 		{"makes one of its own", `shift $(($# - 1)); $real -q $1`, "does not hold what it made", false},
 	} {
@@ -418,11 +457,6 @@ func TestMkfsThatLies(t *testing.T) {
 			}
 		})
 	}
-}
-
-// waitBegun waits until mkfs was started.
-func waitBegun(dir string) {
-	_ = check.Until(20*time.Second, 5*time.Millisecond, func() error { _, err := os.Stat(dir + "/begun"); return err })
 }
 
 // takeOnceBegun takes the device when mkfs was started, and lets mkfs go on.
@@ -447,7 +481,7 @@ func TestSomebodyTakesTheDeviceFirst(t *testing.T) {
 	}
 	for _, fs := range filesystems {
 		dir := t.TempDir()
-		r := newFormatter(t, tools(t, fs, `: >`+dir+`/begun; until [ -e `+dir+`/taken ]; do sleep 0.05; done; exec $real "$@"`))
+		r := newFormatter(t, tools(t, fs, held(t, dir)))
 		r.others = true
 		device, _ := r.blank()
 		taken := make(chan int, 1)

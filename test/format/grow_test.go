@@ -3,18 +3,23 @@
 package format_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/mkfs"
 	"github.com/crust-proxy/crust-proxy/internal/superblock"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -76,6 +81,7 @@ func TestARestoredFilesystemIsGrownBeforeItIsHandedOver(t *testing.T) {
 	}
 }
 
+// TestWhatMustNotBeGrownStaysAsItIs: and no program is run on it, whatever its label is.
 func TestWhatMustNotBeGrownStaysAsItIs(t *testing.T) {
 	rig.Need(t, "e2fsck", "resize2fs", "debugfs")
 	for name, change := range map[string]func(*mkfs.Request){
@@ -83,9 +89,18 @@ func TestWhatMustNotBeGrownStaysAsItIs(t *testing.T) {
 		"a read-only volume": func(q *mkfs.Request) { q.ReadOnly = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			device := smallOnLarge(t)
-			if err := newFormatter(t).growing(device, change); err != nil {
+			device := smallOnLarge(t, "set_super_value volume_name crust-unfinished")
+			dir := t.TempDir()
+			_ = held(t, dir)
+			r := newFormatter(t, standIns(t, map[string]string{
+				"e2fsck": "touch -c " + dir + "/begun", "resize2fs": "touch -c " + dir + "/begun", "debugfs": "touch -c " + dir + "/begun",
+			}))
+			r.root.Mode = 0o2775
+			if err := r.growing(device, func(q *mkfs.Request) { q.Policy, q.Root = volume.FormatHost, r.root; change(q) }); err != nil {
 				t.Fatal(err)
+			}
+			if info, err := os.Stat(dir + "/begun"); err != nil || info.ModTime().Unix() != 0 {
+				t.Errorf("a program was run on it: %v", err)
 			}
 			if got := bytesOf(t, device); got > 100*mib {
 				t.Errorf("it was grown to %d bytes", got)
@@ -113,23 +128,20 @@ func TestADamagedFilesystemKeepsNoPodWaiting(t *testing.T) {
 	}
 }
 
+// standIns puts scripts in the place of programs.
+func standIns(t *testing.T, scripts map[string]string) func(*mkfs.Config) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, script := range scripts {
+		check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	}
+	return func(c *mkfs.Config) { c.ToolDirs = []string{dir, "/usr/sbin", "/usr/bin", "/sbin", "/bin"} }
+}
+
 // TestACheckThatTakesTooLongIsEnded: e2fsck parses what a tenant wrote.
 func TestACheckThatTakesTooLongIsEnded(t *testing.T) {
 	rig.Need(t, "resize2fs", "debugfs")
-	tools := t.TempDir()
-	for _, name := range []string{"blkid", "resize2fs"} {
-		path, err := exec.LookPath(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(path, filepath.Join(tools, name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.WriteFile(filepath.Join(tools, "e2fsck"), []byte("#!/bin/sh\nexec sleep 600\n"), 0o755); err != nil { //nolint:gosec // a program
-		t.Fatal(err)
-	}
-	r := newFormatter(t, func(c *mkfs.Config) { c.ToolDirs, c.Timeout = []string{tools}, 6*time.Second })
+	r := newFormatter(t, standIns(t, map[string]string{"e2fsck": "exec sleep 600"}), func(c *mkfs.Config) { c.Timeout = 6 * time.Second })
 	device := smallOnLarge(t)
 	began := time.Now()
 	if err := r.growing(device, func(*mkfs.Request) {}); err != nil {
@@ -140,5 +152,108 @@ func TestACheckThatTakesTooLongIsEnded(t *testing.T) {
 	}
 	if got := bytesOf(t, device); got > 100*mib {
 		t.Errorf("it was grown to %d bytes without a check", got)
+	}
+}
+
+// TestAGrowthThatIsCutOff: the next attempt repairs the filesystem and grows it. One that
+// e2fsck does not repair by itself is handed over to nobody, until a person has done it.
+func TestAGrowthThatIsCutOff(t *testing.T) {
+	rig.Need(t, "e2fsck", "resize2fs", "debugfs")
+	for _, after := range []time.Duration{0, 1, 2, 4, 8, 12, 16, 20} {
+		t.Run(fmt.Sprint("killed after ", after*time.Millisecond), func(t *testing.T) {
+			dir := t.TempDir()
+			device := smallOnLarge(t)
+			script := "real=/usr/sbin/resize2fs\n" + held(t, dir)
+			check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
+			go killAfter(dir, after*time.Millisecond)
+			cut := newFormatter(t, standIns(t, map[string]string{"resize2fs": script}))
+			if err := cut.growing(device, func(*mkfs.Request) {}); err != nil {
+				wantCutOff(t, err)
+				byHand(device)
+			}
+			again := newFormatter(t, func(c *mkfs.Config) { c.LockFile = cut.conf.LockFile })
+			if err := again.growing(device, func(*mkfs.Request) {}); err != nil {
+				t.Fatal(err)
+			}
+			if got := bytesOf(t, device); got < 250*mib {
+				t.Errorf("the filesystem has %d bytes, its device %d", got, size)
+			}
+			run(t, "", "e2fsck", "-f", "-n", device)
+		})
+	}
+	device := smallOnLarge(t)
+	r := newFormatter(t, standIns(t, map[string]string{"resize2fs": "debugfs -w -R 'clri <2>' $1; exit 1"}))
+	for _, grow := range []bool{true, true, false} {
+		wantCutOff(t, r.growing(device, func(q *mkfs.Request) { q.Grow = grow }))
+	}
+	byHand(device)
+	r = newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile })
+	for range 2 {
+		check.Must(t, r.growing(device, func(*mkfs.Request) {}))
+	}
+}
+
+func wantCutOff(t *testing.T, err error) {
+	t.Helper()
+	if volume.KindOf(err) != volume.InUse || !strings.Contains(fmt.Sprint(err), "growth was cut off") {
+		t.Fatalf("damaged while it grew: %v", err)
+	}
+}
+
+// byHand does what the error says. It ends with 1, as it repairs something.
+func byHand(device string) { _ = exec.Command("e2fsck", "-f", "-y", device).Run() }
+
+// confined complains about what a program of the node may do beside its work.
+const confined = `until [ "$(cat /proc/self/oom_score_adj)" = 1000 ]; do :; done # the last that is set
+bad() { echo "$*" >&2; }
+while read -r key value _; do
+	case $key in
+	CapInh:|CapPrm:|CapEff:|CapAmb:) want=0000000000000000 ;;
+	NoNewPrivs:) want=1 ;;
+	Seccomp:) want=2 ;;
+	*) continue ;;
+	esac
+	[ "$value" = $want ] || bad "$key $value"
+done </proc/self/status
+for limit in v t f n c; do [ "$(ulimit -H -$limit)" != unlimited ] || bad "no limit -$limit"; done
+(: </etc/shadow) 2>/dev/null && bad "reads /etc/shadow"
+(: <OTHER) 2>/dev/null && bad "reads another device"
+(: >DIR/begun) 2>/dev/null && bad "writes to a file"
+(: <>/proc/self/fd/3) || bad "cannot open its device"
+chmod 0600 DIR/begun 2>/dev/null && bad "changes a mode"
+kill -0 1 2>/dev/null && bad "sends signals"
+unshare --user true 2>/dev/null && bad "makes a user namespace"
+logger --socket /dev/log --socket-errors=on x 2>&1 | grep -q 'not permitted' || bad "has sockets"
+dd if=/proc/self/fd/3 of=/dev/null bs=200M count=1 2>/dev/null && bad "takes 200 MiB for a small filesystem"
+`
+
+// TestProgramsAreConfined: they parse what a tenant wrote.
+func TestProgramsAreConfined(t *testing.T) {
+	rig.Need(t, "e2fsck", "resize2fs", "debugfs", "unshare", "logger")
+	dir := t.TempDir()
+	_ = held(t, dir)
+	other, _ := newFormatter(t).blank()
+	script := strings.NewReplacer("OTHER", other, "DIR", dir).Replace(confined)
+	for _, name := range []string{"blkid", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "debugfs", "e2fsck", "resize2fs"} {
+		t.Run(name, func(t *testing.T) {
+			core, said := observer.New(zap.WarnLevel)
+			r := newFormatter(t, standIns(t, map[string]string{name: script + "echo reported >&2; exit 77"}), func(c *mkfs.Config) { c.Log = zap.New(core) })
+			fsType, isMkfs := strings.CutPrefix(name, "mkfs.")
+			var err error
+			if isMkfs || name == "debugfs" {
+				device, _ := r.blank()
+				r.root.Mode = 0o2775
+				_, err = r.prepare(device, map[bool]string{true: fsType, false: "ext4"}[isMkfs], volume.FormatHost, false)
+			} else {
+				err = r.growing(smallOnLarge(t), func(*mkfs.Request) {})
+			}
+			text := fmt.Sprint(err)
+			for _, entry := range said.All() {
+				text += fmt.Sprint(entry.ContextMap()["reason"])
+			}
+			if !strings.Contains(text, "77): reported") {
+				t.Errorf("it is not confined: %s", text)
+			}
+		})
 	}
 }

@@ -39,7 +39,8 @@ func boot(t *testing.T, devices ...string) *machine {
 	root := overlay(t)
 	args := []string{
 		"--directory=" + root, "--machine=" + machineName, "--boot",
-		"--register=no", "--keep-unit", "--link-journal=no", "--private-network", "--capability=all", "--system-call-filter=bpf",
+		"--register=no", "--keep-unit", "--link-journal=no", "--private-network", "--capability=all",
+		"--system-call-filter=bpf landlock_create_ruleset landlock_add_rule landlock_restrict_self",
 	}
 	for _, device := range devices {
 		args = append(args, "--bind="+device)

@@ -105,7 +105,7 @@ func runProgram(ctx context.Context, file *os.File, path string, words []string)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	// Kill its children as well. It is not reaped yet, so the number is still its own.
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
-	ran, err := capture.Run(cmd, maxAnswer, maxComplaint)
+	ran, err := capture.Run(cmd, (*exec.Cmd).Start, maxAnswer, maxComplaint)
 	if err != nil {
 		return nil, err
 	}
