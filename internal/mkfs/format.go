@@ -5,7 +5,7 @@
 // What keeps data safe, in the order in which it takes hold:
 //
 //   - The device is an open descriptor from first to last. Programs get it as
-//     their own descriptor 3; no name is ever resolved.
+//     their own descriptor 3; no name is ever resolved. They are confined to it.
 //   - One lock per device number, in a file of ours, is held over the whole look
 //     and inherited by mkfs: while an mkfs of an earlier life still runs, the
 //     device is busy, whatever mkfs itself does to keep others out.
@@ -21,7 +21,8 @@
 //     it has ended, CheckWriting keeps the volume from being given away.
 //
 // Beyond that, an ext4 that is smaller than its device is grown where the caller asks
-// for it: e2fsck and resize2fs write to it, under the same lock.
+// for it: e2fsck and resize2fs write to it, under the same lock. What was begun on a
+// volume is on record in a directory beside the lock file until it has ended.
 package mkfs
 
 import (
