@@ -302,6 +302,36 @@ func (w *watch) show(status deferral.Status) error {
 	})
 }
 
+// EndOrphans ends processes that keep the device of a volume although their sandbox is over, or lists
+// them.
+func (s *AdminServer) EndOrphans(ctx context.Context, req *adminv1.EndOrphansRequest) (*adminv1.EndOrphansResponse, error) {
+	found, err := s.find(ctx, req.GetVolume())
+	if err != nil {
+		return nil, err
+	}
+	if found.Adopted || found.Refusal != nil {
+		return nil, volume.Errorf(volume.NotFound, "volume %s is not on record: crust-proxy does not know its sandboxes", found.Target)
+	}
+	var pids []int
+	for _, pid := range req.GetPids() {
+		pids = append(pids, int(pid))
+	}
+	broker, all := s.Node.Broker, []deferral.Orphan(nil)
+	if pids == nil {
+		all, err = broker.Orphans(ctx, found.Key)
+	} else {
+		all, err = broker.EndOrphans(ctx, found.Key, pids)
+	}
+	out := &adminv1.EndOrphansResponse{}
+	for _, one := range all {
+		out.Orphans = append(out.Orphans, &adminv1.Orphan{
+			Pid: int32(one.PID), Program: one.Program, ControlGroup: one.ControlGroup, //nolint:gosec // the kernel's are smaller
+			Sandbox: one.Sandbox, Why: one.Why, HeldSince: Stamp(one.Since),
+		})
+	}
+	return out, err
+}
+
 // ReleaseVolume releases a volume as RuntimeUnstageVolume does; with force also while a
 // process may have its device open.
 func (s *AdminServer) ReleaseVolume(

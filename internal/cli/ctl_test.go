@@ -3,10 +3,12 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -227,6 +229,27 @@ func TestReleaseForcesOnlyWhenTold(t *testing.T) {
 	}
 	if r := b.run("release"); r.code != ExitUsage {
 		t.Errorf("no volume: %+v", r)
+	}
+}
+
+// An orphan is ended only if a person agrees.
+func TestEndAsks(t *testing.T) {
+	b := newBench(t).serve()
+	for answer, ended := range map[string]bool{"y\n": true, "n\n": false, "": false} {
+		keys, answers, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = answers.WriteString(answer)
+		if err = errors.Join(err, answers.Close()); err != nil {
+			t.Fatal(err)
+		}
+		b.keys, b.admin.ended = keys, nil
+		r := b.run("end", "aa11bb")
+		if (r.code == ExitOK) != ended || slices.Equal(b.admin.ended, []int32{4711}) != ended || !strings.Contains(r.err, `process 4711 ("qemu"), control group /kata/5a`) {
+			t.Errorf("answer %q: %+v, ended %v", answer, r, b.admin.ended)
+		}
+		_ = keys.Close()
 	}
 }
 

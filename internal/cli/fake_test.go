@@ -73,6 +73,7 @@ type fakeAdmin struct {
 	expanded *adminv1.ExpandVolumeRequest
 	frozen   *adminv1.FreezeVolumeRequest
 	released *adminv1.ReleaseVolumeRequest
+	ended    []int32
 	heldBy   string
 	watched  *adminv1.WatchVolumesRequest
 	lists    int
@@ -140,6 +141,11 @@ func (f *fakeAdmin) GetVolumeStats(ctx context.Context, req *adminv1.GetVolumeSt
 func (f *fakeAdmin) FreezeVolume(ctx context.Context, req *adminv1.FreezeVolumeRequest) (*adminv1.FreezeVolumeResponse, error) {
 	f.frozen = req
 	return &adminv1.FreezeVolumeResponse{}, f.check(ctx)
+}
+
+func (f *fakeAdmin) EndOrphans(ctx context.Context, req *adminv1.EndOrphansRequest) (*adminv1.EndOrphansResponse, error) {
+	f.ended = req.GetPids()
+	return &adminv1.EndOrphansResponse{Orphans: []*adminv1.Orphan{{Pid: 4711, Program: "qemu", ControlGroup: "/kata/5a"}}}, f.check(ctx)
 }
 
 func (f *fakeAdmin) ReleaseVolume(ctx context.Context, req *adminv1.ReleaseVolumeRequest) (*adminv1.ReleaseVolumeResponse, error) {

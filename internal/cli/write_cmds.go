@@ -1,8 +1,11 @@
 package cli
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -120,6 +123,67 @@ you know that nobody writes: nothing else can tell.`,
 	}
 	cmd.Flags().BoolVar(&req.Force, "force", false, "give the device up although somebody may write to it: destroys data if so")
 	return cmd
+}
+
+func endCmd(d *daemon, out *printer.Printer, keys *os.File) *cobra.Command {
+	var yes bool
+	cmd := &cobra.Command{
+		Use: "end VOLUME", Short: "End the VM that keeps a volume although its sandbox is over",
+		Long: `End the process that has the device of a volume open although the container runtime
+does not know its sandbox any more, such as a VM that outlived its shim. crustctl shows
+the process, and why it is an orphan, and asks before it ends it. A process that is not
+known to be an orphan is not ended.`,
+		Example: "  crustctl end 3f1c9a0b52de",
+		Args:    arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req := &adminv1.EndOrphansRequest{Volume: args[0]}
+			found, err := ask(cmd.Context(), d, adminv1.AdminClient.EndOrphans, req)
+			if err != nil {
+				return err
+			}
+			for _, one := range found.GetOrphans() {
+				req.Pids = append(req.Pids, one.GetPid())
+			}
+			if err := confirm(cmd, keys, yes, describeOrphans(found, time.Now())); err != nil {
+				return err
+			}
+			got, err := ask(cmd.Context(), d, adminv1.AdminClient.EndOrphans, req)
+			return printResult(out, got, err, func(got *adminv1.EndOrphansResponse) error {
+				return out.Line(fmt.Sprintf("%d processes were ended, and nobody has the device open.", len(got.GetOrphans())))
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "end it without asking")
+	return cmd
+}
+
+func describeOrphans(found *adminv1.EndOrphansResponse, now time.Time) string {
+	var text strings.Builder
+	for _, one := range found.GetOrphans() {
+		fmt.Fprintf(&text, "process %d (%q), control group %s, has the device", one.GetPid(), one.GetProgram(), show.Escape(one.GetControlGroup()))
+		if since := one.GetHeldSince(); since != nil {
+			fmt.Fprintf(&text, "; it was first in the way %s ago", now.Sub(since.AsTime()).Round(time.Second))
+		}
+		fmt.Fprintf(&text, ".\nIt is an orphan: %s %s, which the container runtime does not know.\n", one.GetWhy(), one.GetSandbox())
+	}
+	return text.String()
+}
+
+// confirm shows what is to be ended, and fails unless a person at a terminal, or --yes, agrees.
+func confirm(cmd *cobra.Command, keys *os.File, yes bool, what string) error {
+	if _, err := fmt.Fprint(cmd.ErrOrStderr(), what); err != nil || yes {
+		return err
+	}
+	if keys == nil {
+		return wrongUsage(cmd, errors.New("there is no terminal to ask: repeat with --yes to end it"))
+	}
+	if _, err := fmt.Fprint(cmd.ErrOrStderr(), "End it? The VM stops at once [y/N] "); err != nil {
+		return err
+	}
+	if line, _ := bufio.NewReader(keys).ReadString('\n'); strings.TrimSpace(strings.ToLower(line)) != "y" {
+		return errors.New("nothing was ended")
+	}
+	return nil
 }
 
 func reconcileCmd(d *daemon, out *printer.Printer) *cobra.Command {

@@ -33,6 +33,8 @@ type Kata struct {
 	TempDir string `json:"tempDir"`
 	// Filesystems are those that the guest can mount.
 	Filesystems []string `json:"filesystems"`
+	// EndOrphans has a release end a VMM whose sandbox the container runtime does not know any more.
+	EndOrphans bool `json:"endOrphans"`
 }
 
 // Crust is the handler for runtimes that speak the directory ABI, such as
@@ -64,6 +66,7 @@ func baseHandlers() Handlers {
 			Enabled: true, DirectVolumes: "/run/kata-containers/shared/direct-volumes",
 			GoSandboxes: "/run/vc/sbs", RustSandboxes: "/run/kata",
 			SharedSandboxes: "/run/kata-containers/shared/sandboxes", Filesystems: []string{"ext4", "xfs", "btrfs"},
+			EndOrphans: true,
 		},
 		Crust: Crust{
 			Root: "/run/crust", Programs: []string{"/usr/bin/crust-runc"}, SocketDirs: []string{"/run/crust-runc"},

@@ -173,6 +173,7 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 		StateDir: cfg.StateDir(), Root: cfg.KubeletRoot, Describe: kubelet.Describe, Devices: claim.DevicePolicy(cfg.Devices),
 		Handlers: d.handlers.projectors(), DefaultHandler: cfg.Handlers.Default,
 		Openers: d.openers, Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.handlers.adopted, Preparer: d.preparer,
+		EndOrphans: cfg.Handlers.Kata.EndOrphans, OnEnded: d.orphanEnded,
 		OnLeaving:   d.disks.leaving,
 		OnChange:    d.onVolumeChanged,
 		OnPublished: func(v *volume.Volume) { d.metrics.Published(v.Driver, v.Handler) },

@@ -23,6 +23,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/run"
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
@@ -177,6 +178,18 @@ func (d *daemon) forced(v *volume.Volume, heldBy string) {
 	d.metrics.ReleasedByForce()
 	d.log.Warn("a volume was released by force", zap.String(telemetry.FieldVolume, string(v.Key)), zap.String("target", v.Target),
 		zap.String("device", v.Device.Path), zap.String("held_by", heldBy))
+}
+
+// orphanEnded is called for a process that was ended, and for one that could not be.
+func (d *daemon) orphanEnded(v *volume.Volume, one deferral.Orphan, err error) {
+	d.metrics.OrphanEnded(err == nil)
+	fields := []zap.Field{zap.String(telemetry.FieldVolume, string(v.Key)), zap.String("target", v.Target), zap.String("device", v.Device.Path)}
+	if err != nil {
+		d.log.Error("an orphan keeps a volume", append(fields, zap.Error(err))...)
+		return
+	}
+	d.log.Warn("an orphan that kept a volume was ended", append(fields, zap.Int("pid", one.PID), zap.String("program", one.Program),
+		zap.String("control_group", one.ControlGroup), zap.String("sandbox", one.Sandbox), zap.String("why", one.Why))...)
 }
 
 func (s *servers) start(group *run.Group, d *daemon) {

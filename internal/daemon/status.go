@@ -84,7 +84,7 @@ func (n *nodeStatus) heldFindings() []string {
 	held := n.daemon.broker.Users().Held()
 	for _, h := range held[:min(maxHeldFindings, len(held))] {
 		out = append(out, fmt.Sprintf("volume %s: its device %s is to be released or claimed, or was released by force, and is still open in %s: "+
-			"if that is the VM of a pod that has gone, end the VM", h.Volume.Target, h.Volume.Device.Path, h.Processes))
+			"if that is the VM of a pod that has gone, `crustctl end` it", h.Volume.Target, h.Volume.Device.Path, h.Processes))
 	}
 	return out
 }

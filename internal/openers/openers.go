@@ -18,6 +18,7 @@ package openers
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -130,6 +131,28 @@ func (f *Finder) Await(ctx context.Context, q Query, patience time.Duration) (Us
 		}
 		pause = min(2*pause, 50*time.Millisecond)
 	}
+}
+
+// Holders lists the processes besides the caller that have the device of a query open, without the
+// servers. It proves nothing.
+func (f *Finder) Holders(ctx context.Context, q Query) ([]Holder, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(q.FD, &st); err != nil {
+		return nil, err
+	}
+	file := FileOf(&st)
+	if f.count == nil {
+		return f.scan.holders(ctx, &q, file)
+	}
+	got, err := f.count.others(&q, file)
+	if errors.Is(err, errLoopDriver) {
+		return f.scan.holders(ctx, &q, file)
+	}
+	if err != nil {
+		return nil, err
+	}
+	have, err := f.count.holders(&got.count)
+	return slices.DeleteFunc(have.processes, func(h Holder) bool { return slices.Contains(q.Servers, h.Program) }), err
 }
 
 // look looks once. Idle has it look for loop devices that nobody uses, which costs more.

@@ -54,6 +54,18 @@ func (s *scanning) look(ctx context.Context, q Query, file File) (found, error) 
 	return found{}, nil
 }
 
+func (s *scanning) holders(ctx context.Context, q *Query, file File) (out []Holder, err error) {
+	layers, err := s.layers(file, q.FD)
+	if err != nil {
+		return nil, err
+	}
+	have, err := s.processes.Find(ctx, q.Servers, layers...)
+	for _, h := range have {
+		out = append(out, Holder{PID: h.PID, Program: h.Program})
+	}
+	return out, err
+}
+
 // loopOver names a loop device over the layers of a device, or over the rest of its stack, that somebody
 // uses; of an image that is handed over itself, any.
 func (s *scanning) loopOver(ctx context.Context, layers []File, q *Query) (name string, err error) {

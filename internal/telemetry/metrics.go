@@ -26,6 +26,7 @@ type Metrics struct {
 	renewed    *prometheus.CounterVec
 	refusals   *prometheus.CounterVec
 	forced     prometheus.Counter
+	orphans    *prometheus.CounterVec
 	withErrors *prometheus.CounterVec
 	drivers    drivers
 }
@@ -71,6 +72,8 @@ func NewMetrics(version string) *Metrics {
 			"Times a volume that a pod waits for could not be deferred, by who said no.", "driver", "party"),
 		withErrors: counter("crust_proxy_volumes_left_with_errors_total",
 			"Volumes given back whose filesystem had errors on record.", "driver", "handler"),
+		orphans: counter("crust_proxy_orphans_total",
+			"Processes of forgotten sandboxes that kept a volume, by whether they could be ended.", "result"),
 		forced: counter("crust_proxy_forced_releases_total",
 			"Volumes released by force, whoever had their device.").WithLabelValues(),
 	}
@@ -108,13 +111,12 @@ func (m *Metrics) CallerDenied() { m.denied.Inc() }
 // ReleasedByForce counts a volume that an operator released by force.
 func (m *Metrics) ReleasedByForce() { m.forced.Inc() }
 
+// OrphanEnded counts an orphan that was ended, or that could not be.
+func (m *Metrics) OrphanEnded(ok bool) { m.orphans.WithLabelValues(okOrFailed(ok)).Inc() }
+
 // Repaired counts a repair of reconcile.
 func (m *Metrics) Repaired(action string, ok bool) {
-	result := "ok"
-	if !ok {
-		result = "failed"
-	}
-	m.repairs.WithLabelValues(action, result).Inc()
+	m.repairs.WithLabelValues(action, okOrFailed(ok)).Inc()
 }
 
 // Published counts a volume that was deferred.
@@ -148,4 +150,11 @@ func (m *Metrics) DriverBypassed(driver string, on bool) {
 	}
 	m.bypassed.WithLabelValues(label).Inc()
 	m.bypassing.WithLabelValues(label).Set(1)
+}
+
+func okOrFailed(ok bool) string {
+	if ok {
+		return "ok"
+	}
+	return "failed"
 }

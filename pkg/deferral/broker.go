@@ -50,6 +50,10 @@ type Config struct {
 	// OnLeaving is called for a volume that no sandbox has any more, while its device
 	// is still claimed. It must end soon, and may be nil.
 	OnLeaving func(context.Context, *volume.Volume)
+	// EndOrphans has a release end the orphans that have the device. OnEnded, which may be nil, is called
+	// for each that was ended, or that could not be.
+	EndOrphans bool
+	OnEnded    func(*volume.Volume, Orphan, error)
 	// OnRefused is called with the kind of each refused claim; it may be nil.
 	OnRefused func(volume.Kind)
 }
@@ -63,6 +67,7 @@ type Broker struct {
 	devices atomic.Pointer[claim.DevicePolicy]
 
 	restorer   *restorer
+	orphans    *orphans
 	remover    *remover
 	lost       *lostVolumes
 	reconciler *reconciler
@@ -106,7 +111,8 @@ func NewBroker(cfg Config) (*Broker, error) {
 	b.users = claim.NewUsers(cfg.Openers, func() []string { return b.devices.Load().Servers }, b.table.notify)
 	b.claims = claim.NewTable(cfg.Keeper, cfg.Kept, b.users)
 	b.restorer = &restorer{b.parts}
-	b.remover = &remover{parts: b.parts, onLeaving: cfg.OnLeaving}
+	b.orphans = &orphans{parts: b.parts, auto: cfg.EndOrphans, onEnded: cfg.OnEnded}
+	b.remover = &remover{parts: b.parts, orphans: b.orphans, onLeaving: cfg.OnLeaving}
 	b.lost = &lostVolumes{parts: b.parts, restorer: b.restorer, remover: b.remover}
 	b.reconciler = &reconciler{parts: b.parts, restorer: b.restorer, remover: b.remover, lost: b.lost}
 	return b, nil

@@ -43,6 +43,8 @@ type Tracking interface {
 	Withdraw(ctx context.Context, v *volume.Volume) error
 	// Disowned returns nil if the container runtime answers twice, and lists none of the sandboxes.
 	Disowned(ctx context.Context, v *volume.Volume, sandboxes []string) error
+	// Sandboxes lists those that are known to have had the volume.
+	Sandboxes(v *volume.Volume) []string
 }
 
 // ForgottenError is part of the error for sandboxes whose shims answer, although the container runtime,

@@ -15,6 +15,7 @@ import (
 // remover removes volumes, in the opposite order of their deferral.
 type remover struct {
 	parts
+	orphans   *orphans
 	onLeaving func(context.Context, *volume.Volume)
 }
 
@@ -41,11 +42,14 @@ func (r *remover) refuseUsed(ctx context.Context, rec *record) error {
 	return cmp.Or(r.refuseHeld(ctx, rec), err)
 }
 
-// refuseRelease is refuseUsed, and returns the forgotten sandboxes of which disown can find out more. A
+// refuseRelease is refuseUsed after orphans were ended, and returns the forgotten sandboxes of which disown can find out more. A
 // projection whose record is lost could not be made again, and for a shared device the kernel's count does
 // not tell whose opens it counts.
 func (r *remover) refuseRelease(ctx context.Context, known *entry) (*ForgottenError, error) {
 	err := r.refuseUsed(ctx, known.rec)
+	if err != nil {
+		err = r.orphans.clear(ctx, known.rec, err)
+	}
 	if of := forgottenIn(err); of != nil && known.lost == nil && !r.claims.IsShared(known.rec.Device) {
 		return of, nil
 	}

@@ -6,7 +6,7 @@ const (
 	TextRoot   = "kubelet root"
 	TextWait   = "wait until the other pod is gone"
 	TextDelete = "delete its pod"
-	TextEndVM  = "if that is the VM of a pod that has gone, end the VM (never only its shim), and repeat"
+	TextEndVM  = "if that is the VM of a pod that has gone, end the VM (`crustctl end`; never only its shim), and repeat"
 	// TextStopSandbox is for a sandbox that does not end by itself.
 	TextStopSandbox = "if nothing ends it, `crictl stopp` it, or end its VM (never only its shim)"
 	TextNeedsHost   = "its pod needs hostPID: true"

@@ -4,11 +4,16 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -170,4 +175,138 @@ func wantLeaving(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeR
 			t.Errorf("the last error does not say %q: %s", text, v.GetLastError())
 		}
 	}
+}
+
+// holdIn has a process open a disk, in a control group and with a further argument.
+func holdIn(t *testing.T, disk, group string, args ...string) *rig.Holder {
+	t.Helper()
+	cmd := exec.Command("sh", append([]string{"-c", `exec 3<>"$0"; echo open; read end`, disk}, args...)...)
+	h := rig.HoldBy(t, cmd)
+	if group == "" {
+		return h
+	}
+	root := fmt.Sprintf("/crust-test-%d-%s", os.Getpid(), filepath.Base(filepath.Dir(group)))
+	check.Must(t, rig.MakeGroup(root))
+	t.Cleanup(func() { h.End(); check.Must(t, rig.RemoveGroup(root)) })
+	for path := root; path != root+group; {
+		next, _, _ := strings.Cut(strings.TrimPrefix(root+group, path+"/"), "/")
+		path += "/" + next
+		check.Must(t, rig.MakeGroup(path))
+	}
+	for _, dir := range rig.GroupDirs(root + group) {
+		check.Must(t, os.WriteFile(dir+"/cgroup.procs", []byte(fmt.Sprint(h.Process.Pid)), 0o600))
+	}
+	return h
+}
+
+// TestOrphansAreEnded has VMMs that outlived their shims: kubelet would end them with the pod's control
+// group, and does that only after its volumes are unmounted.
+func TestOrphansAreEnded(t *testing.T) {
+	d, cri := followed(t, "pod-1")
+	disk := rig.Disk(t, 16*mib, "ext4")
+	req := d.StageRequest("pod-1", disk)
+	stage(t, d, req)
+	shim := startShim(t, d, req.GetVolumeTargetPath())
+	all := []*rig.Holder{
+		holdIn(t, disk, "/kata_overhead/"+sandboxID),                     // of the Go runtime
+		holdIn(t, disk, "/x.slice/cri-containerd-"+sandboxID+".scope"),   // systemd's
+		holdIn(t, disk, "", "--api-socket=/run/vc/vm/"+sandboxID+"/clh"), // no group of its own
+	}
+	check.Must(t, shim.Kill())
+	out, err := d.Crustctl("end", req.GetVolumeTargetPath(), "--yes").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "lists Kata sandbox "+sandboxID) {
+		t.Errorf("the VM of a sandbox that is listed: %v\n%s", err, out)
+	}
+	all = append(all, holdIn(t, disk, "/podpod-1/"+strings.Repeat("6b", 32))) // of an earlier sandbox of the pod
+	cri.forget(t, d, req.GetVolumeTargetPath())
+
+	// Too early: one that ends by itself is left alone.
+	_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
+	check.Code(t, err, codes.Aborted)
+	wantLeaving(t, d, req, "process ", "crustctl end")
+	_, err = d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk))
+	check.Code(t, err, codes.FailedPrecondition)
+	if !strings.Contains(err.Error(), "is still open in process ") {
+		t.Errorf("the next pod is not told who has the device: %v", err)
+	}
+	check.Eventually(t, "released", func() bool {
+		_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
+		return err == nil
+	})
+	for _, vmm := range all {
+		if err := vmm.Wait(); !strings.Contains(fmt.Sprint(err), "killed") {
+			t.Errorf("an orphan ended with %v", err)
+		}
+	}
+	if n := metric(t, d, `crust_proxy_orphans_total{result="ok"}`); n != float64(len(all)) || !strings.Contains(d.Log(), "an orphan that kept a volume was ended") {
+		t.Errorf("%v orphans were counted and logged", n)
+	}
+	wantGone(t, d, disk)
+	check.Must(t, exec.Command("e2fsck", "-f", "-n", disk).Run())
+	next := d.StageRequest("pod-2", disk)
+	stage(t, d, next)
+	unstage(t, d, next)
+}
+
+// TestOnlyOrphansAreEnded has processes that have the device, and are not known to be the volume's.
+func TestOnlyOrphansAreEnded(t *testing.T) {
+	other := strings.Repeat("c7", 32)
+	d, cri := followed(t, "pod-1")
+	disk := rig.Disk(t, 16*mib, "ext4")
+	req := d.StageRequest("pod-1", disk)
+	stage(t, d, req)
+	shim := startShim(t, d, req.GetVolumeTargetPath())
+	all := map[string]*rig.Holder{
+		"names no sandbox":            holdIn(t, disk, "", "x"),
+		"names another sandbox":       holdIn(t, disk, "/another/"+strings.Repeat("d8", 32)),
+		"names the sandbox in a word": holdIn(t, disk, "/word/"+sandboxID+"0", "/run/vc/a"+sandboxID+"/x"),
+		"names a living one as well":  holdIn(t, disk, "/living/"+other, "/run/vc/"+sandboxID),
+		"is in another pod's group":   holdIn(t, disk, "/podpod-11/"+strings.Repeat("e9", 32)),
+	}
+	check.Must(t, shim.Kill())
+	cri.list(map[string]string{other: "pod-2"})
+	check.Eventually(t, "forgotten", func() bool { return shown(t, d, req.GetVolumeTargetPath()).GetSandbox().GetId() == "" })
+	for start := time.Now(); time.Since(start) < 13*time.Second; { // longer than one that ends by itself is waited for
+		_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
+		check.Code(t, err, codes.Aborted)
+	}
+	if out, err := d.Crustctl("end", req.GetVolumeTargetPath(), "--yes").CombinedOutput(); err == nil {
+		t.Errorf("crustctl end: %s", out)
+	}
+	for name, process := range all {
+		if err := process.Process.Signal(syscall.Signal(0)); err != nil {
+			t.Errorf("a process that %s was ended: %v", name, err)
+		}
+		process.End()
+	}
+	unstage(t, d, req)
+	wantGone(t, d, disk)
+}
+
+// TestEndByHand is crustctl end where the daemon ends nothing by itself.
+func TestEndByHand(t *testing.T) {
+	d, cri := followed(t, "pod-1")
+	d.Handlers = "default: kata"
+	disk := rig.Disk(t, 16*mib, "ext4")
+	req := d.StageRequest("pod-1", disk)
+	stage(t, d, req)
+	shim := startShim(t, d, req.GetVolumeTargetPath())
+	vmm := holdIn(t, disk, "/kata_overhead/"+sandboxID)
+	check.Must(t, shim.Kill())
+	cri.forget(t, d, req.GetVolumeTargetPath())
+	out, err := d.Crustctl("end", req.GetVolumeTargetPath()).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "--yes") || vmm.Process.Signal(syscall.Signal(0)) != nil {
+		t.Errorf("without a terminal: %v\n%s", err, out)
+	}
+	for _, text := range []string{fmt.Sprintf("process %d", vmm.Process.Pid), "/kata_overhead/" + sandboxID, "its control group is that of the sandbox"} {
+		if !strings.Contains(string(out), text) {
+			t.Errorf("crustctl end does not say %q:\n%s", text, out)
+		}
+	}
+	out, err = d.Crustctl("end", req.GetVolumeTargetPath(), "--yes").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "1 processes were ended") {
+		t.Errorf("crustctl end: %v\n%s", err, out)
+	}
+	unstage(t, d, req)
+	wantGone(t, d, disk)
 }

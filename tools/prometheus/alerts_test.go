@@ -55,6 +55,15 @@ var stories = map[string]story{
 		quiet: `crust_proxy_volumes{AT,state="removing",driver="ebs",handler="kata"} 1x10 stale 1x10 stale 1x10 stale _x20`,
 		loud:  `crust_proxy_volumes{AT,state="removing",driver="ebs",handler="kata"} 1x60`, after: 15, says: "1 volumes of ebs",
 	},
+	"CrustProxyDevicesHeld": {
+		quiet: `crust_proxy_devices_held{AT} 1x9 0 1x9 0x40`,
+		loud:  `crust_proxy_devices_held{AT} 2x60`, after: 10, says: "2 devices on n1 are held",
+	},
+	"CrustProxyOrphanStays": {
+		quiet: `crust_proxy_orphans_total{AT,result="ok"} 0+1x60
+			crust_proxy_orphans_total{AT,result="failed"} 3x60`,
+		loud: `crust_proxy_orphans_total{AT,result="failed"} 0+1x60`, after: 6, says: "stays on n1",
+	},
 	"CrustProxyVolumesAbnormal": {
 		quiet: `crust_proxy_volumes_abnormal{AT,driver="ebs",handler="kata"} 1 1 stale _x57`,
 		loud:  `crust_proxy_volumes_abnormal{AT,driver="ebs",handler="kata"} 1x60`, after: 5, says: "1 volumes of ebs",

@@ -150,6 +150,11 @@ func (s *State) firstHolder() string {
 
 // holder is the pod that has a volume, where that is known, else the target.
 func holder(status *deferral.Status) string {
+	if status.Held != nil {
+		free := *status
+		free.Held = nil
+		return holder(&free) + ", whose device is still open in " + status.Held.Processes
+	}
 	if csi := status.Origin; csi != nil && csi.PodName != "" {
 		return PodText(csi.PodNamespace, csi.PodName)
 	}

@@ -92,7 +92,7 @@ func (t *Table) Begin(ctx context.Context, r Request, dev *OpenedDevice) (*Pendi
 
 func (p *Pending) begin(ctx context.Context) error {
 	if err := p.table.owners.reserve(p.request.Volume, p.id); err != nil {
-		return err
+		return p.table.namingHolder(err)
 	}
 	held, err := p.table.isHeld(p.id)
 	if err != nil {
@@ -103,6 +103,21 @@ func (p *Pending) begin(ctx context.Context) error {
 		return err
 	}
 	return p.claim(ctx)
+}
+
+// namingHolder adds to the refusal of a device that another volume owns who keeps that volume from being
+// released.
+func (t *Table) namingHolder(err error) error {
+	owned, is := errors.AsType[*OwnedError](err)
+	if !is {
+		return err
+	}
+	for _, held := range t.users.All() {
+		if held.Volume.Target == owned.Target {
+			return volume.Errorf(volume.InUse, "%w (it is to be released, and is still open in %s)", err, held.Processes)
+		}
+	}
+	return err
 }
 
 // IsFirst reports whether no other volume has the device.

@@ -171,6 +171,12 @@ func (f *fakeOpeners) Await(context.Context, openers.Query, time.Duration) (open
 	return openers.Users{Names: f.who}, f.err
 }
 
+func (f *fakeOpeners) Holders(context.Context, openers.Query) ([]openers.Holder, error) {
+	return nil, nil
+}
+
+func (f *fakeOpeners) OpenProcess(openers.Holder) (*openers.Process, error) { return nil, nil }
+
 func (f *fakeOpeners) Mark(int) openers.Mark { return openers.Mark{} }
 
 func (f *fakeOpeners) AwaitClosed(context.Context, openers.Mark, time.Duration) bool { return true }

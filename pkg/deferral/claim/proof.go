@@ -2,6 +2,8 @@ package claim
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -20,6 +22,8 @@ const (
 	// releaseTime bounds the wait for a VMM that is ending, and for the mounts of a sandbox that has
 	// just ended: the kernel removes a mount namespace some time after its last process.
 	releaseTime = 2 * time.Second
+	// endTime bounds the wait for a process that was killed: the kernel frees the memory of a VM first.
+	endTime = 10 * time.Second
 )
 
 // RefuseUsed fails while anybody but this table has the volume's device open or mounted. It waits a
@@ -33,12 +37,43 @@ func (t *Table) Note(ctx context.Context, v *volume.Volume) {
 	_ = t.refuseUsed(ctx, Request{Volume: v}, 0) // the list of held devices has it
 }
 
-func (t *Table) refuseUsed(ctx context.Context, r Request, patience time.Duration) error {
-	q, err := t.open.query(identityOf(r.Device))
+// AwaitUnused is RefuseUsed after those who had the device were ended.
+func (t *Table) AwaitUnused(ctx context.Context, r Request) error {
+	return t.refuseUsed(ctx, r, endTime)
+}
+
+// Holders opens the processes that have the volume's device open. The caller closes them.
+func (t *Table) Holders(ctx context.Context, r Request) (all []*openers.Process, err error) {
+	q, err := t.question(r)
+	if err != nil {
+		return nil, err
+	}
+	defer sys.CloseAlone(q.FD)
+	q.Beside, q.Servers = t.owners.beside(r.Key), t.users.servers()
+	holders, err := t.users.openers.Holders(ctx, q)
+	for _, one := range holders {
+		p, openErr := t.users.openers.OpenProcess(one)
+		if openErr != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", one, openErr))
+			continue
+		}
+		all = append(all, p)
+	}
+	return all, err
+}
+
+// question is about a device that is open here, or is opened for it.
+func (t *Table) question(r Request) (q openers.Query, err error) {
+	q, err = t.open.query(identityOf(r.Device))
 	if q.Own == 0 {
 		q.Own = 1
 		q.FD, err = openAgain(r.Device)
 	}
+	return q, err
+}
+
+func (t *Table) refuseUsed(ctx context.Context, r Request, patience time.Duration) error {
+	q, err := t.question(r)
 	if err != nil && isGone(r.Device, err) {
 		t.users.clear(r.Key)
 		return nil // there is nothing to give away

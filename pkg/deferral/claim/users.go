@@ -16,6 +16,8 @@ import (
 // Openers answers who has a device open besides this process; *openers.Finder does.
 type Openers interface {
 	Await(ctx context.Context, q openers.Query, patience time.Duration) (openers.Users, error)
+	Holders(ctx context.Context, q openers.Query) ([]openers.Holder, error)
+	OpenProcess(of openers.Holder) (*openers.Process, error)
 	Mark(fd int) openers.Mark
 	AwaitClosed(ctx context.Context, m openers.Mark, patience time.Duration) (known bool)
 	Layers(file openers.File, fd int) ([]openers.File, error)
@@ -29,6 +31,11 @@ type Held struct {
 	Processes string
 	Since     time.Time
 }
+
+// HeldError is part of the error for a device that others have open.
+type HeldError struct{ By string }
+
+func (e *HeldError) Error() string { return "open in " + e.By }
 
 // Users asks who uses a device, and remembers the held devices. It relies on the kernel alone: what
 // a handler or a container runtime knows of sandboxes proves nothing about a VMM that outlived its
@@ -63,8 +70,8 @@ func (u *Users) refuse(v *volume.Volume, others openers.Users, err error) error 
 		return unprovenError(v, err)
 	case others.Names != "":
 		u.remember(v, others.Names)
-		return volume.Errorf(volume.Busy, "volume %s: its device %s (%s) is open in %s: "+volume.TextEndVM,
-			v.Target, v.Device.Path, v.Device, others.Names)
+		return volume.Errorf(volume.Busy, "volume %s: its device %s (%s) is %w: "+volume.TextEndVM,
+			v.Target, v.Device.Path, v.Device, &HeldError{By: others.Names})
 	}
 	u.clear(v.Key)
 	return nil

@@ -159,6 +159,12 @@ func (h *Handler) Withdraw(ctx context.Context, v *volume.Volume) error {
 	return h.store.Retract(ctx, v)
 }
 
+// Sandboxes lists the sandboxes that are known to have had the volume, and those of its pod.
+func (h *Handler) Sandboxes(v *volume.Volume) []string {
+	ids, _ := h.bindings.candidates(v) // without those in a directory that cannot be read
+	return ids
+}
+
 // Disowned returns nil if the container runtime answers twice, and lists none of the sandboxes.
 func (h *Handler) Disowned(ctx context.Context, v *volume.Volume, ids []string) error {
 	return h.bindings.disowned(ctx, v, ids)

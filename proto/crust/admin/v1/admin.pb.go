@@ -1783,6 +1783,198 @@ func (x *ReleaseVolumeResponse) GetHeldBy() string {
 	return ""
 }
 
+// EndOrphansRequest names a volume and the processes to end.
+type EndOrphansRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// volume is as in GetVolumeRequest.
+	Volume string `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	// pids are the processes to end, as an answer without pids has listed them.
+	Pids          []int32 `protobuf:"varint,2,rep,packed,name=pids,proto3" json:"pids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndOrphansRequest) Reset() {
+	*x = EndOrphansRequest{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndOrphansRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndOrphansRequest) ProtoMessage() {}
+
+func (x *EndOrphansRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndOrphansRequest.ProtoReflect.Descriptor instead.
+func (*EndOrphansRequest) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *EndOrphansRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *EndOrphansRequest) GetPids() []int32 {
+	if x != nil {
+		return x.Pids
+	}
+	return nil
+}
+
+// EndOrphansResponse lists orphans, or those that were ended.
+type EndOrphansResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// orphans have the volume's device open.
+	Orphans       []*Orphan `protobuf:"bytes,1,rep,name=orphans,proto3" json:"orphans,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndOrphansResponse) Reset() {
+	*x = EndOrphansResponse{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndOrphansResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndOrphansResponse) ProtoMessage() {}
+
+func (x *EndOrphansResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndOrphansResponse.ProtoReflect.Descriptor instead.
+func (*EndOrphansResponse) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *EndOrphansResponse) GetOrphans() []*Orphan {
+	if x != nil {
+		return x.Orphans
+	}
+	return nil
+}
+
+// Orphan is a process whose sandbox the container runtime does not know any more.
+type Orphan struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// pid is its number on the node.
+	Pid int32 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	// program is the name of its executable file.
+	Program string `protobuf:"bytes,2,opt,name=program,proto3" json:"program,omitempty"`
+	// control_group is the path of its control group.
+	ControlGroup string `protobuf:"bytes,3,opt,name=control_group,json=controlGroup,proto3" json:"control_group,omitempty"`
+	// sandbox is the id of its sandbox.
+	Sandbox string `protobuf:"bytes,4,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	// why says how it names the sandbox.
+	Why string `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`
+	// held_since is when the device was first found to be held.
+	HeldSince     *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=held_since,json=heldSince,proto3" json:"held_since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Orphan) Reset() {
+	*x = Orphan{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Orphan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Orphan) ProtoMessage() {}
+
+func (x *Orphan) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Orphan.ProtoReflect.Descriptor instead.
+func (*Orphan) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Orphan) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Orphan) GetProgram() string {
+	if x != nil {
+		return x.Program
+	}
+	return ""
+}
+
+func (x *Orphan) GetControlGroup() string {
+	if x != nil {
+		return x.ControlGroup
+	}
+	return ""
+}
+
+func (x *Orphan) GetSandbox() string {
+	if x != nil {
+		return x.Sandbox
+	}
+	return ""
+}
+
+func (x *Orphan) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *Orphan) GetHeldSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.HeldSince
+	}
+	return nil
+}
+
 // ListHandlersRequest is empty.
 type ListHandlersRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1792,7 +1984,7 @@ type ListHandlersRequest struct {
 
 func (x *ListHandlersRequest) Reset() {
 	*x = ListHandlersRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1804,7 +1996,7 @@ func (x *ListHandlersRequest) String() string {
 func (*ListHandlersRequest) ProtoMessage() {}
 
 func (x *ListHandlersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1817,7 +2009,7 @@ func (x *ListHandlersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHandlersRequest.ProtoReflect.Descriptor instead.
 func (*ListHandlersRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 // ListHandlersResponse lists the handlers.
@@ -1831,7 +2023,7 @@ type ListHandlersResponse struct {
 
 func (x *ListHandlersResponse) Reset() {
 	*x = ListHandlersResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +2035,7 @@ func (x *ListHandlersResponse) String() string {
 func (*ListHandlersResponse) ProtoMessage() {}
 
 func (x *ListHandlersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1856,7 +2048,7 @@ func (x *ListHandlersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHandlersResponse.ProtoReflect.Descriptor instead.
 func (*ListHandlersResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListHandlersResponse) GetHandlers() []*Handler {
@@ -1885,7 +2077,7 @@ type Handler struct {
 
 func (x *Handler) Reset() {
 	*x = Handler{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1897,7 +2089,7 @@ func (x *Handler) String() string {
 func (*Handler) ProtoMessage() {}
 
 func (x *Handler) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1910,7 +2102,7 @@ func (x *Handler) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Handler.ProtoReflect.Descriptor instead.
 func (*Handler) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Handler) GetName() string {
@@ -1957,7 +2149,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1969,7 +2161,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1982,7 +2174,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 // ListDriversResponse lists the drivers.
@@ -1998,7 +2190,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2010,7 +2202,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2023,7 +2215,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListDriversResponse) GetFrontEnabled() bool {
@@ -2075,7 +2267,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2087,7 +2279,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2100,7 +2292,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Driver) GetName() string {
@@ -2196,7 +2388,7 @@ type ReconcileRequest struct {
 
 func (x *ReconcileRequest) Reset() {
 	*x = ReconcileRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2208,7 +2400,7 @@ func (x *ReconcileRequest) String() string {
 func (*ReconcileRequest) ProtoMessage() {}
 
 func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2221,7 +2413,7 @@ func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileRequest.ProtoReflect.Descriptor instead.
 func (*ReconcileRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 // ReconcileResponse tells what was done.
@@ -2237,7 +2429,7 @@ type ReconcileResponse struct {
 
 func (x *ReconcileResponse) Reset() {
 	*x = ReconcileResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2441,7 @@ func (x *ReconcileResponse) String() string {
 func (*ReconcileResponse) ProtoMessage() {}
 
 func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2454,7 @@ func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileResponse.ProtoReflect.Descriptor instead.
 func (*ReconcileResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReconcileResponse) GetChecked() int64 {
@@ -2294,7 +2486,7 @@ type Repair struct {
 
 func (x *Repair) Reset() {
 	*x = Repair{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2306,7 +2498,7 @@ func (x *Repair) String() string {
 func (*Repair) ProtoMessage() {}
 
 func (x *Repair) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2319,7 +2511,7 @@ func (x *Repair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Repair.ProtoReflect.Descriptor instead.
 func (*Repair) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Repair) GetVolumeId() string {
@@ -2478,7 +2670,20 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"0\n" +
 	"\x15ReleaseVolumeResponse\x12\x17\n" +
-	"\aheld_by\x18\x01 \x01(\tR\x06heldBy\"\x15\n" +
+	"\aheld_by\x18\x01 \x01(\tR\x06heldBy\"?\n" +
+	"\x11EndOrphansRequest\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
+	"\x04pids\x18\x02 \x03(\x05R\x04pids\"F\n" +
+	"\x12EndOrphansResponse\x120\n" +
+	"\aorphans\x18\x01 \x03(\v2\x16.crust.admin.v1.OrphanR\aorphans\"\xc0\x01\n" +
+	"\x06Orphan\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x18\n" +
+	"\aprogram\x18\x02 \x01(\tR\aprogram\x12#\n" +
+	"\rcontrol_group\x18\x03 \x01(\tR\fcontrolGroup\x12\x18\n" +
+	"\asandbox\x18\x04 \x01(\tR\asandbox\x12\x10\n" +
+	"\x03why\x18\x05 \x01(\tR\x03why\x129\n" +
+	"\n" +
+	"held_since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\theldSince\"\x15\n" +
 	"\x13ListHandlersRequest\"K\n" +
 	"\x14ListHandlersResponse\x123\n" +
 	"\bhandlers\x18\x01 \x03(\v2\x17.crust.admin.v1.HandlerR\bhandlers\"\x81\x01\n" +
@@ -2523,7 +2728,7 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x15VOLUME_STATE_REMOVING\x10\x04\x12\x18\n" +
 	"\x14VOLUME_STATE_ADOPTED\x10\x05\x12\x18\n" +
 	"\x14VOLUME_STATE_REFUSED\x10\x06\x12\x15\n" +
-	"\x11VOLUME_STATE_HELD\x10\a2\xa9\b\n" +
+	"\x11VOLUME_STATE_HELD\x10\a2\xfe\b\n" +
 	"\x05Admin\x12J\n" +
 	"\aGetNode\x12\x1e.crust.admin.v1.GetNodeRequest\x1a\x1f.crust.admin.v1.GetNodeResponse\x12V\n" +
 	"\vListVolumes\x12\".crust.admin.v1.ListVolumesRequest\x1a#.crust.admin.v1.ListVolumesResponse\x12P\n" +
@@ -2536,7 +2741,9 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"ThawVolume\x12!.crust.admin.v1.ThawVolumeRequest\x1a\".crust.admin.v1.ThawVolumeResponse\x12Y\n" +
 	"\fListHandlers\x12#.crust.admin.v1.ListHandlersRequest\x1a$.crust.admin.v1.ListHandlersResponse\x12V\n" +
 	"\vListDrivers\x12\".crust.admin.v1.ListDriversRequest\x1a#.crust.admin.v1.ListDriversResponse\x12\\\n" +
-	"\rReleaseVolume\x12$.crust.admin.v1.ReleaseVolumeRequest\x1a%.crust.admin.v1.ReleaseVolumeResponse\x12P\n" +
+	"\rReleaseVolume\x12$.crust.admin.v1.ReleaseVolumeRequest\x1a%.crust.admin.v1.ReleaseVolumeResponse\x12S\n" +
+	"\n" +
+	"EndOrphans\x12!.crust.admin.v1.EndOrphansRequest\x1a\".crust.admin.v1.EndOrphansResponse\x12P\n" +
 	"\tReconcile\x12 .crust.admin.v1.ReconcileRequest\x1a!.crust.admin.v1.ReconcileResponseBAZ?github.com/crust-proxy/crust-proxy/proto/crust/admin/v1;adminv1b\x06proto3"
 
 var (
@@ -2552,7 +2759,7 @@ func file_crust_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_crust_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(VolumeState)(0),               // 0: crust.admin.v1.VolumeState
 	(VolumeUsage_Unit)(0),          // 1: crust.admin.v1.VolumeUsage.Unit
@@ -2579,34 +2786,37 @@ var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(*ThawVolumeResponse)(nil),     // 22: crust.admin.v1.ThawVolumeResponse
 	(*ReleaseVolumeRequest)(nil),   // 23: crust.admin.v1.ReleaseVolumeRequest
 	(*ReleaseVolumeResponse)(nil),  // 24: crust.admin.v1.ReleaseVolumeResponse
-	(*ListHandlersRequest)(nil),    // 25: crust.admin.v1.ListHandlersRequest
-	(*ListHandlersResponse)(nil),   // 26: crust.admin.v1.ListHandlersResponse
-	(*Handler)(nil),                // 27: crust.admin.v1.Handler
-	(*ListDriversRequest)(nil),     // 28: crust.admin.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),    // 29: crust.admin.v1.ListDriversResponse
-	(*Driver)(nil),                 // 30: crust.admin.v1.Driver
-	(*ReconcileRequest)(nil),       // 31: crust.admin.v1.ReconcileRequest
-	(*ReconcileResponse)(nil),      // 32: crust.admin.v1.ReconcileResponse
-	(*Repair)(nil),                 // 33: crust.admin.v1.Repair
-	nil,                            // 34: crust.admin.v1.GetNodeResponse.VolumesByStateEntry
-	(*timestamppb.Timestamp)(nil),  // 35: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 36: google.protobuf.Duration
+	(*EndOrphansRequest)(nil),      // 25: crust.admin.v1.EndOrphansRequest
+	(*EndOrphansResponse)(nil),     // 26: crust.admin.v1.EndOrphansResponse
+	(*Orphan)(nil),                 // 27: crust.admin.v1.Orphan
+	(*ListHandlersRequest)(nil),    // 28: crust.admin.v1.ListHandlersRequest
+	(*ListHandlersResponse)(nil),   // 29: crust.admin.v1.ListHandlersResponse
+	(*Handler)(nil),                // 30: crust.admin.v1.Handler
+	(*ListDriversRequest)(nil),     // 31: crust.admin.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),    // 32: crust.admin.v1.ListDriversResponse
+	(*Driver)(nil),                 // 33: crust.admin.v1.Driver
+	(*ReconcileRequest)(nil),       // 34: crust.admin.v1.ReconcileRequest
+	(*ReconcileResponse)(nil),      // 35: crust.admin.v1.ReconcileResponse
+	(*Repair)(nil),                 // 36: crust.admin.v1.Repair
+	nil,                            // 37: crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	(*timestamppb.Timestamp)(nil),  // 38: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 39: google.protobuf.Duration
 }
 var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: crust.admin.v1.Volume.state:type_name -> crust.admin.v1.VolumeState
 	4,  // 1: crust.admin.v1.Volume.sandbox:type_name -> crust.admin.v1.Sandbox
-	35, // 2: crust.admin.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	38, // 2: crust.admin.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	5,  // 3: crust.admin.v1.Volume.usage:type_name -> crust.admin.v1.VolumeUsage
-	35, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
+	38, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
 	6,  // 5: crust.admin.v1.Volume.condition:type_name -> crust.admin.v1.VolumeCondition
-	35, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
-	36, // 7: crust.admin.v1.Volume.stats_took:type_name -> google.protobuf.Duration
-	35, // 8: crust.admin.v1.Volume.stats_at:type_name -> google.protobuf.Timestamp
-	35, // 9: crust.admin.v1.Volume.held_since:type_name -> google.protobuf.Timestamp
-	35, // 10: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
+	38, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
+	39, // 7: crust.admin.v1.Volume.stats_took:type_name -> google.protobuf.Duration
+	38, // 8: crust.admin.v1.Volume.stats_at:type_name -> google.protobuf.Timestamp
+	38, // 9: crust.admin.v1.Volume.held_since:type_name -> google.protobuf.Timestamp
+	38, // 10: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
 	1,  // 11: crust.admin.v1.VolumeUsage.unit:type_name -> crust.admin.v1.VolumeUsage.Unit
-	35, // 12: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
-	34, // 13: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	38, // 12: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
+	37, // 13: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
 	0,  // 14: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
 	3,  // 15: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
 	3,  // 16: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
@@ -2615,41 +2825,45 @@ var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	5,  // 19: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
 	6,  // 20: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
 	4,  // 21: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
-	36, // 22: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
-	36, // 23: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
-	27, // 24: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
-	30, // 25: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
-	35, // 26: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
-	33, // 27: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
-	7,  // 28: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
-	9,  // 29: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
-	11, // 30: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
-	13, // 31: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
-	15, // 32: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
-	17, // 33: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
-	19, // 34: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
-	21, // 35: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
-	25, // 36: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
-	28, // 37: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
-	23, // 38: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
-	31, // 39: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
-	8,  // 40: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
-	10, // 41: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
-	12, // 42: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
-	14, // 43: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
-	16, // 44: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
-	18, // 45: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
-	20, // 46: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
-	22, // 47: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
-	26, // 48: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
-	29, // 49: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
-	24, // 50: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
-	32, // 51: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
-	40, // [40:52] is the sub-list for method output_type
-	28, // [28:40] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	39, // 22: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
+	39, // 23: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
+	27, // 24: crust.admin.v1.EndOrphansResponse.orphans:type_name -> crust.admin.v1.Orphan
+	38, // 25: crust.admin.v1.Orphan.held_since:type_name -> google.protobuf.Timestamp
+	30, // 26: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
+	33, // 27: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
+	38, // 28: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
+	36, // 29: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
+	7,  // 30: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
+	9,  // 31: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
+	11, // 32: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
+	13, // 33: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
+	15, // 34: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
+	17, // 35: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
+	19, // 36: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
+	21, // 37: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
+	28, // 38: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
+	31, // 39: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
+	23, // 40: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
+	25, // 41: crust.admin.v1.Admin.EndOrphans:input_type -> crust.admin.v1.EndOrphansRequest
+	34, // 42: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
+	8,  // 43: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
+	10, // 44: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
+	12, // 45: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
+	14, // 46: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
+	16, // 47: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
+	18, // 48: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
+	20, // 49: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
+	22, // 50: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
+	29, // 51: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
+	32, // 52: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
+	24, // 53: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
+	26, // 54: crust.admin.v1.Admin.EndOrphans:output_type -> crust.admin.v1.EndOrphansResponse
+	35, // 55: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
+	43, // [43:56] is the sub-list for method output_type
+	30, // [30:43] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_crust_admin_v1_admin_proto_init() }
@@ -2663,7 +2877,7 @@ func file_crust_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crust_admin_v1_admin_proto_rawDesc), len(file_crust_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   32,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -36,6 +36,7 @@ const (
 	Admin_ListHandlers_FullMethodName   = "/crust.admin.v1.Admin/ListHandlers"
 	Admin_ListDrivers_FullMethodName    = "/crust.admin.v1.Admin/ListDrivers"
 	Admin_ReleaseVolume_FullMethodName  = "/crust.admin.v1.Admin/ReleaseVolume"
+	Admin_EndOrphans_FullMethodName     = "/crust.admin.v1.Admin/EndOrphans"
 	Admin_Reconcile_FullMethodName      = "/crust.admin.v1.Admin/Reconcile"
 )
 
@@ -74,6 +75,9 @@ type AdminClient interface {
 	// ReleaseVolume takes a volume back, as its caller's unstage would. Without force
 	// it is ABORTED while a sandbox or a process has the device.
 	ReleaseVolume(ctx context.Context, in *ReleaseVolumeRequest, opts ...grpc.CallOption) (*ReleaseVolumeResponse, error)
+	// EndOrphans ends processes that have the device of a volume open although the container
+	// runtime does not know their sandbox any more. Without pids it only lists them.
+	EndOrphans(ctx context.Context, in *EndOrphansRequest, opts ...grpc.CallOption) (*EndOrphansResponse, error)
 	// Reconcile compares every record with the node now and repairs what differs.
 	Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileResponse, error)
 }
@@ -205,6 +209,16 @@ func (c *adminClient) ReleaseVolume(ctx context.Context, in *ReleaseVolumeReques
 	return out, nil
 }
 
+func (c *adminClient) EndOrphans(ctx context.Context, in *EndOrphansRequest, opts ...grpc.CallOption) (*EndOrphansResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EndOrphansResponse)
+	err := c.cc.Invoke(ctx, Admin_EndOrphans_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReconcileResponse)
@@ -250,6 +264,9 @@ type AdminServer interface {
 	// ReleaseVolume takes a volume back, as its caller's unstage would. Without force
 	// it is ABORTED while a sandbox or a process has the device.
 	ReleaseVolume(context.Context, *ReleaseVolumeRequest) (*ReleaseVolumeResponse, error)
+	// EndOrphans ends processes that have the device of a volume open although the container
+	// runtime does not know their sandbox any more. Without pids it only lists them.
+	EndOrphans(context.Context, *EndOrphansRequest) (*EndOrphansResponse, error)
 	// Reconcile compares every record with the node now and repairs what differs.
 	Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error)
 	mustEmbedUnimplementedAdminServer()
@@ -294,6 +311,9 @@ func (UnimplementedAdminServer) ListDrivers(context.Context, *ListDriversRequest
 }
 func (UnimplementedAdminServer) ReleaseVolume(context.Context, *ReleaseVolumeRequest) (*ReleaseVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReleaseVolume not implemented")
+}
+func (UnimplementedAdminServer) EndOrphans(context.Context, *EndOrphansRequest) (*EndOrphansResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EndOrphans not implemented")
 }
 func (UnimplementedAdminServer) Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reconcile not implemented")
@@ -510,6 +530,24 @@ func _Admin_ReleaseVolume_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_EndOrphans_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EndOrphansRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).EndOrphans(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_EndOrphans_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).EndOrphans(ctx, req.(*EndOrphansRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_Reconcile_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReconcileRequest)
 	if err := dec(in); err != nil {
@@ -574,6 +612,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReleaseVolume",
 			Handler:    _Admin_ReleaseVolume_Handler,
+		},
+		{
+			MethodName: "EndOrphans",
+			Handler:    _Admin_EndOrphans_Handler,
 		},
 		{
 			MethodName: "Reconcile",

@@ -1,0 +1,234 @@
+package deferral
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/openers"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Orphan is a process that has the device of a volume open and belongs to a sandbox that the container
+// runtime does not know any more, such as a VMM that outlived its shim. Nothing else on the node ends it
+// while the volume is not released.
+type Orphan struct {
+	PID                            int
+	Program, ControlGroup, Sandbox string
+	// Why says how the process names its sandbox.
+	Why string
+	// Since is when the device was first found to be held, or zero.
+	Since time.Time
+}
+
+// orphanTime is how long a device has to be held before the daemon ends an orphan by itself: a VM that
+// ends by itself does so sooner.
+const orphanTime = 10 * time.Second
+
+// orphans finds and ends orphans. A process is one if all of this is so: the kernel names it among those
+// who have this very device open; its control groups or its arguments name a sandbox that is known to
+// have had this volume, or its control group is that of the volume's pod and names a sandbox; and the
+// container runtime, asked twice, lists none of the sandboxes that it names. A process that names no
+// sandbox, or another one, is never an orphan.
+type orphans struct {
+	parts
+	// auto is set if a release ends the orphans that are in its way.
+	auto    bool
+	onEnded func(*volume.Volume, Orphan, error)
+}
+
+// find lists the orphans of a volume, or says why there are none.
+func (o *orphans) find(ctx context.Context, rec *record) (found []Orphan, handler Tracking, err error) {
+	handler, able := o.handlers.byName[rec.Handler].(Tracking)
+	switch {
+	case !able:
+		return nil, nil, volume.Errorf(volume.Unsupported, "volume %s: its runtime handler cannot tell which sandboxes have ended: end its processes by hand", rec.Target)
+	case o.claims.IsShared(rec.Device):
+		return nil, nil, volume.Errorf(volume.Unsupported, "volume %s: other volumes share its device, so that it is not known whose its processes are: "+
+			"end them by hand", rec.Target)
+	}
+	named, err := o.named(ctx, rec, handler)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, one := range named[:min(maxOrphans, len(named))] {
+		if disowned := handler.Disowned(ctx, &rec.Volume, one.ids); disowned != nil {
+			err = disowned
+			continue
+		}
+		found = append(found, one.Orphan)
+	}
+	if len(found) > 0 {
+		return found, handler, nil
+	}
+	return nil, nil, err
+}
+
+// maxOrphans bounds how many processes the container runtime is asked about at a time.
+const maxOrphans = 8
+
+// candidate is an orphan if the container runtime lists none of the ids.
+type candidate struct {
+	Orphan
+	ids []string
+}
+
+// named lists the processes that have the device and name a sandbox of the volume.
+func (o *orphans) named(ctx context.Context, rec *record, handler Tracking) (found []candidate, err error) {
+	holders, err := o.claims.Holders(ctx, rec.claim())
+	known := handler.Sandboxes(&rec.Volume)
+	var others []string
+	for _, p := range holders {
+		one := examine(p, &rec.Volume, known)
+		p.Close()
+		if one.Sandbox == "" {
+			others = append(others, p.String())
+			continue
+		}
+		if held := o.users.Get(rec.Key); held != nil {
+			one.Since = held.Since
+		}
+		found = append(found, one)
+	}
+	switch {
+	case len(found) > 0:
+		return found, nil
+	case err != nil:
+		return nil, volume.Errorf(volume.Busy, "volume %s: who has its device %s open %w: %w: `kill -9` it on the node if it is the VM of a pod that has gone",
+			rec.Target, rec.Device.Path, errCannotEnd, err)
+	case len(others) > 0:
+		return nil, volume.Errorf(volume.Unsupported, "volume %s: its device %s is open in %s: that names no sandbox of this volume, and may be anything: "+
+			"find out what it is, and end it by hand", rec.Target, rec.Device.Path, strings.Join(others, ", "))
+	}
+	return nil, volume.Errorf(volume.NotFound, "volume %s: no process has its device %s open: if it is not released, `crustctl get` says why", rec.Target, rec.Device.Path)
+}
+
+// examine reads what a process names. Its sandbox is "" if it names none of the volume's.
+func examine(p *openers.Process, v *volume.Volume, known []string) candidate {
+	groups, args := p.InGroups(), p.InArguments()
+	one := candidate{ids: slices.Concat(groups, args)}
+	one.PID, one.Program, one.ControlGroup = p.PID, p.Program, p.Path
+	isKnown := func(id string) bool { return slices.Contains(known, id) }
+	if at := slices.IndexFunc(groups, isKnown); at >= 0 {
+		one.Sandbox, one.Why = groups[at], "its control group is that of the sandbox"
+	} else if at := slices.IndexFunc(args, isKnown); at >= 0 {
+		one.Sandbox, one.Why = args[at], "its command line names the sandbox"
+	} else if len(groups) > 0 && p.IsOfPod(v.PodUID) {
+		one.Sandbox, one.Why = groups[0], "its control group is that of a sandbox of the volume's pod"
+	}
+	return one
+}
+
+// end ends the orphans of a volume that have one of the numbers, or all for nil, and waits until nobody
+// has the device. It returns those that it has ended.
+func (o *orphans) end(ctx context.Context, rec *record, pids []int) (ended []Orphan, err error) {
+	found, handler, err := o.find(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	for _, one := range found {
+		if pids != nil && !slices.Contains(pids, one.PID) {
+			continue
+		}
+		if err = o.kill(ctx, rec, handler, one); err != nil {
+			return ended, err
+		}
+		ended = append(ended, one)
+		o.report(rec, one, nil)
+	}
+	if len(ended) == 0 {
+		return nil, volume.Errorf(volume.NotFound, "volume %s: the process has ended, or is not an orphan any more: repeat", rec.Target)
+	}
+	return ended, o.claims.AwaitUnused(ctx, rec.claim())
+}
+
+// kill ends one orphan. Meanwhile another process may have its number: the pidfd is opened first, and
+// what is known of the process is found out again while that holds it.
+func (o *orphans) kill(ctx context.Context, rec *record, handler Tracking, one Orphan) error {
+	holders, err := o.claims.Holders(ctx, rec.claim())
+	defer func() {
+		for _, p := range holders {
+			p.Close()
+		}
+	}()
+	at := slices.IndexFunc(holders, func(p *openers.Process) bool { return p.PID == one.PID })
+	if at < 0 {
+		return volume.Errorf(volume.Busy, "volume %s: process %d: %w: repeat", rec.Target, one.PID, errors.Join(err, errNotHeld))
+	}
+	again, err := o.named(ctx, rec, handler)
+	if err == nil && !slices.ContainsFunc(again, func(c candidate) bool { return c.PID == one.PID && c.Sandbox == one.Sandbox }) {
+		err = errNotHeld
+	}
+	if err == nil {
+		err = holders[at].Kill()
+	}
+	if err != nil {
+		return volume.Errorf(volume.Busy, "volume %s: process %d of sandbox %s, which the container runtime does not know any more, has its device %s open, "+
+			"and %w: %w: `kill -9 %d` on the node", rec.Target, one.PID, one.Sandbox, rec.Device.Path, errCannotEnd, err, one.PID)
+	}
+	return nil
+}
+
+var (
+	errNotHeld   = errors.New("it has ended, or does not have the device open any more")
+	errCannotEnd = errors.New("cannot be ended by crust-proxy")
+)
+
+func (o *orphans) report(rec *record, one Orphan, err error) {
+	if o.onEnded != nil {
+		o.onEnded(&rec.Volume, one, err)
+	}
+}
+
+// clear ends the orphans that keep a volume from being released, after the error of refuseUsed, and
+// returns what is in the way then.
+func (o *orphans) clear(ctx context.Context, rec *record, cause error) error {
+	_, isHeld := errors.AsType[*claim.HeldError](cause)
+	held := o.users.Get(rec.Key)
+	if !o.auto || !isHeld || held == nil || time.Since(held.Since) < orphanTime || rec.PodUID == "" || rec.Boot != o.boot {
+		return cause
+	}
+	ended, err := o.end(ctx, rec, nil)
+	switch {
+	case len(ended) > 0:
+		return err
+	case errors.Is(err, errCannotEnd):
+		o.report(rec, Orphan{}, err)
+		return err
+	}
+	return cause // it is no orphan, or not known to be one
+}
+
+// Orphans lists the processes that keep the device of a volume although their sandbox is over, or says
+// why there are none.
+func (b *Broker) Orphans(ctx context.Context, key volume.Key) ([]Orphan, error) {
+	rec, err := b.heldRecord(key)
+	if err != nil {
+		return nil, err
+	}
+	found, _, err := b.orphans.find(ctx, rec)
+	return found, err
+}
+
+// EndOrphans ends those of them that have one of the numbers.
+func (b *Broker) EndOrphans(ctx context.Context, key volume.Key, pids []int) ([]Orphan, error) {
+	rec, err := b.heldRecord(key)
+	if err != nil {
+		return nil, err
+	}
+	return b.orphans.end(ctx, rec, pids)
+}
+
+// heldRecord is the record of a volume, or of one that is known only because its device is held.
+func (b *Broker) heldRecord(key volume.Key) (*record, error) {
+	if known := b.table.get(key); known != nil {
+		return known.rec, nil
+	}
+	if held := b.users.Get(key); held != nil {
+		return &record{Boot: b.boot, Volume: *held.Volume}, nil
+	}
+	return nil, volume.Errorf(volume.NotFound, "volume %s is not on record: it keeps no process", key.Short())
+}
