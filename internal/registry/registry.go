@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/util/cache"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -70,6 +72,7 @@ type Registry struct {
 	started time.Time
 	alarmed map[string]bool // the drivers that were reported to Alarm; of Run alone
 	unread  string          // why sockets could not be listed the last time; of Run alone
+	looks   sys.Looks[string]
 
 	mu       sync.Mutex
 	sessions map[string]*session // by the registrar's socket
@@ -159,14 +162,24 @@ func (r *Registry) scan(ctx context.Context) {
 	if err := os.MkdirAll(r.cfg.Registry, 0o750); err != nil {
 		r.cfg.Log.Error("the registry directory cannot be made again", zap.Error(err))
 	}
-	registrars, err := socketsIn(r.cfg.Registry, false)
-	others, othersErr := socketsIn(r.cfg.KubeletRegistry, true)
+	registrars, err := r.list(r.cfg.Registry, false)
+	others, othersErr := r.list(r.cfg.KubeletRegistry, true)
 	r.logUnread(errors.Join(err, othersErr))
 	r.followRegistrars(ctx, registrars)
 	r.dropStale(ctx, others.found)
 	maps.DeleteFunc(others.found, func(path string, _ socketID) bool { return strings.HasSuffix(path, Suffix) })
 	r.followBypass(ctx, others)
 	r.reportBypassed()
+}
+
+// list is socketsIn for a directory in which others make what they want. Where one of them hangs, none of its
+// sockets counts as gone.
+func (r *Registry) list(dir string, below bool) (*listing, error) {
+	found, err := sys.Look(&r.looks, dir, func() (*listing, error) { return socketsIn(dir, below) })
+	if errors.Is(err, sys.ErrHangs) {
+		return &listing{hangs: true}, fmt.Errorf("%s: %w", dir, err)
+	}
+	return found, err
 }
 
 // logUnread logs once why sockets cannot be listed: it may last.

@@ -35,10 +35,15 @@ type listing struct {
 	found map[string]socketID
 	// whole is unset where some directory could not be read: there may be more sockets.
 	whole bool
+	// hangs is set where that takes too long.
+	hangs bool
 }
 
 // gone reports whether a socket has gone, or another one has its path.
 func (l *listing) gone(path string, id socketID) bool {
+	if l.hangs {
+		return false
+	}
 	now, found := l.found[path]
 	if found || l.whole {
 		return now != id

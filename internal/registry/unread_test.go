@@ -6,16 +6,18 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// TestDirectoryThatCannotBeRead is a node without free descriptors for a moment: no driver
-// has gone, and none is taken from kubelet.
+// TestDirectoryThatCannotBeRead is a node without free descriptors for a moment, and one where a directory hangs: no
+// driver has gone, and none is taken from kubelet.
 func TestDirectoryThatCannotBeRead(t *testing.T) {
 	dir, err := os.MkdirTemp("", "reg") // t.TempDir is too long for a socket
 	check.Must(t, err)
@@ -36,16 +38,24 @@ func TestDirectoryThatCannotBeRead(t *testing.T) {
 		}
 	}
 	check.WithoutDescriptors(t, func() { r.scan(t.Context()) })
+	var hung sync.WaitGroup
+	answer := make(chan struct{})
+	for _, of := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} { // one below each that hangs
+		hung.Go(func() { _, _ = sys.Look(&r.looks, of, func() (int, error) { <-answer; return 0, nil }) })
+	}
+	hung.Wait()
+	r.scan(t.Context())
+	close(answer)
 	if gone > 0 {
 		t.Errorf("%d sockets count as gone", gone)
+	}
+	if !strings.Contains(r.unread, "hangs") {
+		t.Errorf("the log does not say what hangs: %s", r.unread)
 	}
 	for _, of := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
 		check.Must(t, os.RemoveAll(of))
 	}
-	r.scan(t.Context())
-	if gone != 2 {
-		t.Errorf("%d sockets are gone, want 2", gone)
-	}
+	check.Eventually(t, "the directories are listed again", func() bool { r.scan(t.Context()); return gone == 2 })
 }
 
 // TestDirectoryThatCannotBeReadHidesNoOther has a directory below kubelet's that nobody can

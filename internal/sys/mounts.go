@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -44,6 +45,24 @@ func Mounts(ctx context.Context, table string, wanted func(line string) bool) ([
 		return nil, fmt.Errorf("%s: %w", table, err)
 	}
 	return mountinfo.GetMountsFromReader(&few, func(*mountinfo.Info) (skip, stop bool) { loop.Step(); return false, false })
+}
+
+// remoteTypes begin the types of filesystems that ask a server, which may not answer. Who waits for it cannot be killed.
+var remoteTypes = []string{"9p", "afs", "autofs", "ceph", "cifs", "fuse", "lustre", "nfs", "smb", "virtiofs"}
+
+// IsRemote reports whether a path lies on such a filesystem, by its name. The path itself is not looked at.
+func IsRemote(ctx context.Context, path string) (bool, error) {
+	mounts, err := Mounts(ctx, MountTable, func(line string) bool {
+		of := strings.SplitN(line, " ", 6)
+		return len(of) == 6 && Within(of[4], path)
+	})
+	var top mountinfo.Info
+	for _, m := range mounts {
+		if len(m.Mountpoint) >= len(top.Mountpoint) { // the later one is on top
+			top = *m
+		}
+	}
+	return slices.ContainsFunc(remoteTypes, func(remote string) bool { return strings.HasPrefix(top.FSType, remote) }), err
 }
 
 // DeviceOfMount returns the third field of a line of a mount table, the device number

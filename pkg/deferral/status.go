@@ -140,6 +140,9 @@ func (b *Broker) KeptClaims() int { return b.claims.Kept() }
 // DeviceSize returns the current size of a volume's device in bytes.
 func (b *Broker) DeviceSize(v *volume.Volume) (int64, bool) { return claim.DeviceSize(v.Device) }
 
+// maxHostMounts bounds how many mounts of one volume are listed.
+const maxHostMounts = 8
+
 // HostMounts lists, by volume, where this mount namespace has the devices of volumes
 // mounted: each such mount is a fault. It reads the mount table once.
 func HostMounts(ctx context.Context, volumes []Status) (map[volume.Key][]string, error) {
@@ -160,7 +163,9 @@ func HostMounts(ctx context.Context, volumes []Status) (map[volume.Key][]string,
 	found := make(map[volume.Key][]string)
 	for _, m := range mounts {
 		for _, key := range users[fmt.Sprintf("%d:%d", m.Major, m.Minor)] {
-			found[key] = append(found[key], m.Mountpoint)
+			if len(found[key]) < maxHostMounts {
+				found[key] = append(found[key], m.Mountpoint)
+			}
 		}
 	}
 	return found, nil

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // mostUsers bounds how many users of the program an error names.
@@ -59,7 +61,7 @@ func usersOf(proc, program string) (users []string, err error) {
 // shimsSandbox gives the sandbox of a shim of containerd that uses the program. Such a
 // shim runs in the bundle of its sandbox.
 func shimsSandbox(dir, program string) string {
-	raw, err := os.ReadFile(dir + "/cwd/options.json") //nolint:gosec // root asks about the node's own processes
+	raw, err := sys.ReadSmall(dir+"/cwd/options.json", 64<<10)
 	if err != nil {
 		return ""
 	}

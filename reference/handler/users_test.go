@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -61,6 +63,10 @@ func TestRemovableUnderContainers(t *testing.T) {
 		"an editor":         {func(n *node) { n.process("/", "vi", "-r", n.program) }, ""},
 		"the program":       {func(n *node) { n.process("/", n.program, "crust", "removable") }, ""},
 		"a kernel's thread": {func(n *node) { n.process("/") }, ""},
+		"a pipe": {func(n *node) {
+			check.Must(n.t, unix.Mkfifo(n.dir+"/options.json", 0o600))
+			n.process(n.dir, "cat")
+		}, ""},
 		"many": {func(n *node) {
 			for i := range mostUsers + 3 {
 				n.shim(fmt.Sprintf("s%02d", i), n.program)

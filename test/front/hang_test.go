@@ -3,6 +3,8 @@
 package front
 
 import (
+	"encoding/base64"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,19 +12,27 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/fuse"
 )
 
 // hungLoop attaches a loop device over a file whose server stops to answer when hang is called: who asks for its image
 // then hangs, unkillably.
-func hungLoop(t *testing.T) (path string, hang func()) {
+func hungLoop(t *testing.T) (path string, hang func(), image string) {
 	t.Helper()
 	dir := t.TempDir()
 	check.Must(t, fuse.Prepare(dir))
-	server, err := fuse.Mount(dir)
+	disk := rig.Image(t, fuse.Size)
+	rig.Mkfs(t, "ext4", disk)
+	content, err := os.Open(disk)
+	check.Must(t, err)
+	t.Cleanup(func() { _ = content.Close() })
+	server, err := fuse.Mount(dir, content)
 	check.Must(t, err)
 	safe := time.AfterFunc(2*time.Minute, func() { _ = server.End() }) // also for a test that hangs itself
 	path, err = loopdev.Attach(server.File, loopdev.Options{})
@@ -35,7 +45,7 @@ func hungLoop(t *testing.T) (path string, hang func()) {
 		check.Must(t, loopdev.Detach(path))
 	})
 	check.Must(t, err)
-	return path, func() { server.Silent.Store(true) }
+	return path, func() { server.Silent.Store(true) }, server.File
 }
 
 // scanPartitions has the kernel read the partitions of a loop device that hangs: who opens it, hangs too.
@@ -56,32 +66,44 @@ func scanPartitions(t *testing.T, path string, hang func()) {
 	})
 }
 
-// TestLoopDevicesThatHang: they are of somebody else, and stop neither the driver nor the daemon, with a volume of
-// that driver or another; nor does a volume that lies on one of them stop the other volumes, or the next daemon.
+// TestLoopDevicesThatHang: they are of somebody else, as is a volume in Kata's tree, and stop neither the driver nor
+// the daemon. Nor does a volume on record that lies on one of them stop the other volumes, or the next daemon.
 func TestLoopDevicesThatHang(t *testing.T) {
 	n := newNode(t, deferAll)
 	first, second := n.create("pv-1", "ext4", 16*mib), n.create("pv-2", "ext4", 16*mib)
 	check.Must(t, n.stage(first))
 	check.Must(t, n.publish(first, "pod-1"))
-	scanned, hangScanned := hungLoop(t)
+	device, _ := n.mountInfo(first, "pod-1")
+	scanned, hangScanned, image := hungLoop(t)
+	foreign := n.Kata + "/" + base64.URLEncoding.EncodeToString([]byte("/foreign/mount")) // of another program
+	check.Must(t, os.Mkdir(foreign, 0o700))
+	check.Must(t, os.WriteFile(foreign+"/mountInfo.json", []byte(`{"volume-type":"block","device":"`+image+`","fstype":"ext4"}`), 0o600))
 	scanPartitions(t, scanned, hangScanned)
-	own, hangOwn := hungLoop(t)
+	own, hangOwn, _ := hungLoop(t)
+	request := n.StageRequest("pod-3", own)
+	_, err := n.Runtime().RuntimeStageVolume(t.Context(), request)
+	check.Must(t, err)
 	hangOwn()
 	n.life(second, "pod-2")
+	n.driver.Process.Kill()
+	n.startDriver()
 	began := time.Now()
-	_, err := n.Runtime().RuntimeStageVolume(t.Context(), n.StageRequest("pod-3", own))
-	t.Logf("a volume that lies on one of them: %v after %v", err, time.Since(began))
+	n.Kill()
+	n.Start()
+	if time.Since(began) > 20*time.Second {
+		t.Errorf("killed and started within %v", time.Since(began))
+	}
+	n.waitServed()
+	n.life(second, "pod-4")
+	by := rig.Hold(t, "<", device)
+	began = time.Now()
+	check.Code(t, n.unpublish(first, "pod-1"), codes.Aborted, fmt.Sprintf("process %d ", by.Process.Pid))
 	if time.Since(began) > 20*time.Second {
 		t.Error("the volume was not refused in time")
 	}
-	n.driver.Process.Kill()
-	n.startDriver()
-	began = time.Now()
-	n.Kill()
-	n.Start()
-	t.Logf("killed and started within %v", time.Since(began))
-	n.waitServed()
-	n.life(second, "pod-4")
+	by.End()
 	check.Must(t, n.unpublish(first, "pod-1"))
 	check.Must(t, n.unstage(first))
+	_, err = n.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: request.GetVolumeTargetPath()})
+	t.Logf("unstage of the volume that hangs: %v", err)
 }

@@ -13,7 +13,6 @@ import (
 	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/moby/sys/mountinfo"
 	"go.uber.org/zap"
 	"google.golang.org/protobuf/proto"
 
@@ -295,25 +294,10 @@ func readRecord(path string) (rec Record, err error) {
 
 // dropGone removes the targets that were unpublished while the daemon did not run: they would
 // keep their volume from being deferred. kubelet makes the directory around a target before a
-// publish, and removes it last. A mount is not touched, because its server may have gone.
+// publish, and removes it last. The target itself is not touched: the server of a mount may have gone.
 func (r *Records) dropGone(log *zap.Logger) {
-	if len(r.all) == 0 {
-		return
-	}
-	mounts, err := mountinfo.GetMounts(nil)
-	if err != nil {
-		log.Warn("mounts cannot be listed, so the front's records stay as they are", zap.Error(err))
-		return
-	}
-	mounted := make(map[string]bool, len(mounts))
-	for _, one := range mounts {
-		mounted[one.Mountpoint] = true
-	}
 	for _, rec := range r.all {
 		gone := func(target string) bool {
-			if mounted[target] {
-				return false
-			}
 			_, err := os.Lstat(filepath.Dir(target))
 			return errors.Is(err, fs.ErrNotExist)
 		}

@@ -175,7 +175,7 @@ func processes(t *testing.T) map[int]bool {
 
 // holdOnFUSE opens a file of its own filesystem.
 func holdOnFUSE(dir string) error {
-	server, err := fuse.Mount(dir)
+	server, err := fuse.Mount(dir, nil)
 	if err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ func holdOnFUSE(dir string) error {
 // That ends with this process: nobody else has the filesystem's server open, and this process
 // no file of it.
 func hangInExec(dir string) error {
-	server, err := fuse.Mount(dir)
+	server, err := fuse.Mount(dir, nil)
 	if err != nil {
 		return err
 	}

@@ -91,12 +91,14 @@ func (t *Table) RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error 
 	}
 	own = append(own, stack...)
 	for _, other := range adopted {
-		theirs := Identify(other.Device.Path)
-		if theirs.Kind == "" || other.ReadOnly && v.ReadOnly {
+		if other.ReadOnly && v.ReadOnly {
 			continue
 		}
-		data, _ := t.users.openers.Layers(identityOf(theirs), sys.NoFD)
-		if slices.ContainsFunc(data, func(id identity) bool { return slices.Contains(own, id) }) {
+		var data []identity
+		if theirs := Identify(other.Device.Path); theirs.Kind != "" {
+			data, _ = t.users.openers.Layers(identityOf(theirs), sys.NoFD)
+		}
+		if other.Device.Path == v.Device.Path || slices.ContainsFunc(data, func(id identity) bool { return slices.Contains(own, id) }) {
 			return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) is published for %s by another program: "+
 				"remove that volume with the program that made it", v.Target, v.Device.Path, v.Device, other.Target)
 		}

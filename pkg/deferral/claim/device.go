@@ -2,6 +2,7 @@ package claim
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -196,11 +197,16 @@ func (d *OpenedDevice) openBlock(flags int) (int, error) {
 }
 
 // Identify returns the device that a path leads to now; its kind is empty if there is
-// none, or the path leads into a filesystem that hangs.
+// none, or the path leads to a filesystem whose server may hang.
 func Identify(path string) volume.Device {
-	device, _ := sys.Look(&paths, path, func() (volume.Device, error) {
+	device, _ := sys.Look(&paths, path, func() (device volume.Device, err error) {
+		if _, node := sys.Below("/dev", path); !node {
+			if remote, err := sys.IsRemote(context.Background(), path); remote || err != nil {
+				return device, err
+			}
+		}
 		var st unix.Stat_t
-		err := unix.Stat(path, &st)
+		err = unix.Stat(path, &st)
 		return deviceOf(&st), err
 	})
 	device.Path = path

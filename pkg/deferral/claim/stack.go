@@ -2,6 +2,7 @@ package claim
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -79,6 +80,9 @@ func stackIn(sysfs string, major, minor uint32) (out []identity, err error) {
 		}
 		if err != nil {
 			return nil, err
+		}
+		if len(todo) > 0 {
+			return nil, fmt.Errorf("the device %s shares data with more than %d others", openers.Number(major, minor), maxStack)
 		}
 	}
 	return out, nil

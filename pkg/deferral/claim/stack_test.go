@@ -2,6 +2,7 @@ package claim
 
 import (
 	"cmp"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -73,8 +74,16 @@ func TestStack(t *testing.T) {
 }
 
 // TestStackThatCannotBeRead is a process without free descriptors: a disk whose partitions
-// cannot be listed may have some.
+// cannot be listed may have some. So may a device with more of them than are looked at.
 func TestStackThatCannotBeRead(t *testing.T) {
+	root := t.TempDir()
+	check.Must(t, os.Symlink("sdb", filepath.Join(root, "8:16")))
+	for i := range maxStack + 1 {
+		check.Must(t, os.MkdirAll(filepath.Join(root, "sdb", fmt.Sprint("sdb", i), "partition"), 0o700))
+	}
+	if _, err := stackIn(root+"/", 8, 16); err == nil {
+		t.Error("a device with many partitions is known")
+	}
 	sysfs := fakeSysfs(t, [][3]string{{"sda", "8:0", ""}, {"sda/sda1", "8:1", ""}})
 	check.WithoutDescriptors(t, func() {
 		for minor := range uint32(2) {

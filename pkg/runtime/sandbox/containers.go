@@ -13,7 +13,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // sandboxAnnotation names a container's sandbox in its spec. Newer versions also have a
@@ -74,15 +73,10 @@ func (c *client) readSpec(container *containersapi.Container) (spec, bool) {
 
 func (c *client) mounting(ctx context.Context, paths []string) ([]string, error) {
 	users := make(map[string][]string) // the containers that mount a path, by sandbox
-	var unread []string
 	filter := fmt.Sprintf("labels.%q!=%s", kindLabel, kindSandbox)
 	err := c.each(ctx, filter, func(container *containersapi.Container) {
-		s, ok := c.readSpec(container)
-		if !ok {
-			unread = append(unread, clip(container.GetID()))
-			return
-		}
-		if slices.ContainsFunc(s.Mounts, func(m mount) bool { return isOneOf(paths, m.Source) }) {
+		// One that cannot be read is no reason to refuse a volume: who has the device is the kernel's word.
+		if s, ok := c.readSpec(container); ok && slices.ContainsFunc(s.Mounts, func(m mount) bool { return isOneOf(paths, m.Source) }) {
 			id := sandboxIDOf(container, s)
 			users[id] = append(users[id], container.GetID())
 		}
@@ -90,11 +84,7 @@ func (c *client) mounting(ctx context.Context, paths []string) ([]string, error)
 	if err != nil {
 		return nil, err
 	}
-	live, err := c.liveOf(ctx, users)
-	if err == nil && len(live) == 0 && len(unread) > 0 {
-		err = volume.Errorf(volume.Internal, "what container %s mounts cannot be read", unread[0])
-	}
-	return live, err
+	return c.liveOf(ctx, users)
 }
 
 // liveOf selects the sandboxes that live.

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync/atomic"
 
@@ -15,7 +16,7 @@ import (
 const (
 	// Inode is that of the file.
 	Inode = 4711
-	// Size is that of the file, which holds zeros.
+	// Size is that of the file.
 	Size = 16 << 20
 	// NoAnswer has the close of a file wait for ever.
 	NoAnswer = 1
@@ -27,6 +28,8 @@ type Server struct {
 	Dev int
 	// File is the path of the file.
 	File string
+	// Content is what the file holds; nil is zeros.
+	Content io.ReaderAt
 	// Flushed is the answer when a file is closed.
 	Flushed atomic.Int32
 	// Silent has the server take every request, and answer none. Who waits for it cannot be killed.
@@ -41,13 +44,13 @@ func Prepare(dir string) error {
 		os.Chmod(dir+"/fuse", 0o666))                                    //nolint:gosec // every user may use FUSE
 }
 
-// Mount mounts and serves the filesystem in a directory that was prepared.
-func Mount(dir string) (*Server, error) {
+// Mount mounts and serves the filesystem in a directory that was prepared. The content of its file may be nil.
+func Mount(dir string, content io.ReaderAt) (*Server, error) {
 	dev, err := unix.Open(dir+"/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{Dev: dev, dir: dir + "/at", File: dir + "/at/file"}
+	s := &Server{Dev: dev, Content: content, dir: dir + "/at", File: dir + "/at/file"}
 	s.Flushed.Store(-int32(unix.ENOSYS))
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", dev)
 	if err := unix.Mount("fuse", s.dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID, options); err != nil {
@@ -116,7 +119,11 @@ func (s *Server) answer(request []byte) (answer []byte, errno int32, none bool) 
 	case 14: // FUSE_OPEN
 		add([16]byte{})
 	case 15: // FUSE_READ
-		add(make([]byte, binary.NativeEndian.Uint32(request[56:])))
+		data := make([]byte, binary.NativeEndian.Uint32(request[56:]))
+		if s.Content != nil {
+			_, _ = s.Content.ReadAt(data, int64(binary.NativeEndian.Uint64(request[48:]))) //nolint:gosec // within Size
+		}
+		add(data)
 	case 25: // FUSE_FLUSH
 		errno = s.Flushed.Load()
 		none = errno == NoAnswer
