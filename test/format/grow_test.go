@@ -3,6 +3,7 @@
 package format_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -155,6 +156,40 @@ func TestACheckThatTakesTooLongIsEnded(t *testing.T) {
 	}
 }
 
+// TestOneGrowthAtATime: each may take much memory, and the caller of one that waits may go.
+func TestOneGrowthAtATime(t *testing.T) {
+	rig.Need(t, "e2fsck", "resize2fs", "debugfs")
+	first, second := t.TempDir(), t.TempDir()
+	checking := func(dir string) *testFormatter {
+		return newFormatter(t, standIns(t, map[string]string{"e2fsck": "real=/usr/sbin/e2fsck\n" + held(t, dir)}))
+	}
+	one, other := checking(first), checking(second)
+	other.conf.LockFile = one.conf.LockFile
+	other.f = mkfs.New(other.conf)
+	devices := []string{smallOnLarge(t), smallOnLarge(t)}
+	done := make(chan error, 1)
+	go func() { done <- one.growing(devices[0], func(*mkfs.Request) {}) }()
+	waitBegun(first)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	fd := openPath(t, devices[1])
+	defer func() { _ = unix.Close(fd) }()
+	_, err := other.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/v", Path: devices[1], FSType: "ext4", Policy: volume.FormatNever, Grow: true})
+	if info, statErr := os.Stat(second + "/begun"); volume.KindOf(err) != volume.Timeout || statErr != nil || info.ModTime().Unix() != 0 {
+		t.Errorf("while another one is grown: %v, %v", err, statErr)
+	}
+	for _, dir := range []string{first, second} {
+		check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
+	}
+	check.Must(t, <-done)
+	check.Must(t, other.growing(devices[1], func(*mkfs.Request) {}))
+	for _, device := range devices {
+		if got := bytesOf(t, device); got < 250*mib {
+			t.Errorf("%s has %d bytes", device, got)
+		}
+	}
+}
+
 // TestAGrowthThatIsCutOff: the next attempt repairs the filesystem and grows it. One that
 // e2fsck does not repair by itself is handed over to nobody, until a person has done it.
 func TestAGrowthThatIsCutOff(t *testing.T) {
@@ -202,6 +237,31 @@ func wantCutOff(t *testing.T, err error) {
 
 // byHand does what the error says. It ends with 1, as it repairs something.
 func byHand(device string) { _ = exec.Command("e2fsck", "-f", "-y", device).Run() }
+
+// TestACraftedFilesystemTakesOnlySoMuchMemory has a hundred files claim the same blocks, each
+// pair of which e2fsck notes: half a gigabyte for a filesystem of 100 MiB.
+func TestACraftedFilesystemTakesOnlySoMuchMemory(t *testing.T) {
+	rig.Need(t, "e2fsck", "resize2fs", "debugfs")
+	backing := rig.Image(t, 100*mib)
+	run(t, "", "mkfs.ext4", "-q", "-b", "1024", "-N", "2048", "-O", "^metadata_csum,^uninit_bg", backing)
+	commands := "write /dev/null file\nfallocate <12> 0 79999\n"
+	for inode := range 100 {
+		commands += fmt.Sprintf("copy_inode <12> <%d>\n", 13+inode)
+	}
+	run(t, commands, "debugfs", "-w", "-f", "/dev/stdin", backing)
+	check.Must(t, os.Truncate(backing, size))
+	core, said := observer.New(zap.WarnLevel)
+	r := newFormatter(t, func(c *mkfs.Config) { c.Log = zap.New(core) })
+	check.Must(t, r.growing(rig.Loop(t, backing, loopdev.Options{}), func(*mkfs.Request) {}))
+	if entries := said.All(); len(entries) != 1 || !strings.Contains(fmt.Sprint(entries[0].ContextMap()["reason"]), "e2fsck") {
+		t.Errorf("it was not checked: %v", entries)
+	}
+	var used unix.Rusage
+	check.Must(t, unix.Getrusage(unix.RUSAGE_CHILDREN, &used))
+	if most := used.Maxrss << 10; most < 64*mib || most > 200*mib {
+		t.Errorf("a program took %d MiB", most/mib)
+	}
+}
 
 // confined complains about what a program of the node may do beside its work.
 const confined = `until [ "$(cat /proc/self/oom_score_adj)" = 1000 ]; do :; done # the last that is set
