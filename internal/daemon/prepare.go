@@ -36,8 +36,9 @@ func (p *preparer) Prepare(ctx context.Context, d deferral.Preparation) error {
 	}
 	request := mkfs.Request{
 		ID:     id,
-		Device: d.Device, Volume: v.Target, Path: v.Device.Path, FSType: v.FSType, Policy: policy, ReadOnly: v.ReadOnly,
-		Options: d.Instruction.MakeFS.Options, Root: rootOf(v.Group, d.Instruction.MakeFS.RootMode), Grow: d.Grow,
+		Device: d.Device, Volume: v.Target, Path: v.Device.Path, FSType: v.FSType, Policy: policy,
+		ReadOnly: v.ReadOnly || policy == volume.FormatDriver && !d.Grow,
+		Options:  d.Instruction.MakeFS.Options, Root: rootOf(v.Group, d.Instruction.MakeFS.RootMode), Grow: d.Grow,
 	}
 	if policy != volume.FormatUnset {
 		if _, err := p.formatter.Prepare(ctx, request); err != nil {

@@ -2,44 +2,34 @@ package mkfs
 
 import (
 	"context"
-	"errors"
-	"slices"
+	"io"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/superblock"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// ownMarks are the marks of the filesystems that superblock reads.
-var ownMarks = map[string]string{"ext2": extMark, "ext3": extMark, "ext4": extMark, "xfs": "xfs", "btrfs": "btrfs"}
+// ownMarks are the marks of the filesystems that are recognized by their superblock alone.
+var ownMarks = map[string]mark{"ext2": extMark, "ext3": extMark, "ext4": extMark, "xfs": xfsMark, "btrfs": btrfsMark}
 
 // checkGiven looks at a device that a driver which defers by itself hands over: the driver
 // is responsible for what is on it, but a sandbox could not mount a blank one, or one that
 // holds something else. Where the superblock is in its place, no more than that is read.
 func (j *job) checkGiven(ctx context.Context) error {
-	file, err := j.dev.openAlone(ctx, unix.O_RDONLY)
-	if err != nil {
-		return err
-	}
-	_, err = superblock.Read(file, j.req.FSType)
-	closeAlone(file)
-	switch {
-	case err == nil:
-		return nil
-	case !errors.Is(err, superblock.ErrNone):
-		return j.dev.errorf(volume.Internal, "cannot be read: %w", err)
+	own, known := ownMarks[j.req.FSType]
+	if known {
+		if marked, err := j.dev.bears(own); marked || err != nil {
+			return err
+		}
 	}
 	found, err := j.dev.look(ctx, true)
-	if err != nil {
-		return err
-	}
-	own := ownMarks[j.req.FSType]
 	switch {
+	case err != nil:
+		return err
 	case found.blank(j.f.cfg.AcceptLeftovers):
 		return j.dev.errorf(unmet, "is blank, and the driver, which defers by itself, is to hand over a device that holds %s: "+
 			"look at the driver's log; until it is mended, exclude the volume by a policy rule", j.req.FSType)
-	case own == "" || slices.Contains(found.marks, own):
+	case !known:
 		return nil
 	}
 	what := found.signatures()
@@ -48,4 +38,28 @@ func (j *job) checkGiven(ctx context.Context) error {
 	}
 	return j.dev.errorf(unmet, "holds %s, and the driver, which defers by itself, hands it over as %s: correct the filesystem "+
 		"type that it gives, or the device", what, j.req.FSType)
+}
+
+// bears reports whether the device has a mark. It does not keep others from the device.
+func (d *device) bears(m mark) (bool, error) {
+	file, err := d.open(unix.O_RDONLY | unix.O_DIRECT)
+	if err != nil {
+		return false, err
+	}
+	defer closeFile(file)
+	size, err := file.Seek(0, io.SeekEnd)
+	place := extent{start: m.at &^ (grain - 1), length: grain}
+	if err != nil || size < place.start+grain {
+		return false, nil //nolint:nilerr // the whole look will say what is wrong
+	}
+	buffer, err := newAligned(grain)
+	if err != nil {
+		return false, d.errorf(volume.Internal, "cannot be read: %w", err)
+	}
+	defer buffer.free()
+	data, err := buffer.read(file, place, size)
+	if err != nil {
+		return false, d.errorf(volume.Internal, "cannot be read at byte %d: %w", place.start, err)
+	}
+	return m.within(data, place.start), nil
 }

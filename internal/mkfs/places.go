@@ -20,8 +20,6 @@ const (
 	grain = 4 * kib
 )
 
-const extMark = "ext2, ext3 or ext4"
-
 // mark is a signature that we look for besides blkid.
 type mark struct {
 	name  string
@@ -37,16 +35,21 @@ func (m mark) within(data []byte, start int64) bool {
 	return bytes.HasPrefix(data[from:], m.bytes)
 }
 
+// The marks of the filesystems that can be made.
+var (
+	extMark   = mark{"ext2, ext3 or ext4", kib + 56, []byte{0x53, 0xef}}
+	xfsMark   = mark{"xfs", 0, []byte("XFSB")}
+	btrfsMark = mark{"btrfs", 64*kib + 64, []byte("_BHRfS_M")}
+)
+
 // marksOf are the signatures of what is most often found on a volume, and the
 // copies from which a filesystem could be brought back whose first blocks were
 // overwritten.
 func marksOf(size int64) []mark {
 	md, gpt := []byte{0xfc, 0x4e, 0x2b, 0xa9}, []byte("EFI PART")
-	btrfs := []byte("_BHRfS_M")
+	btrfs := btrfsMark.bytes
 	marks := []mark{
-		{extMark, kib + 56, []byte{0x53, 0xef}},
-		{"xfs", 0, []byte("XFSB")},
-		{"btrfs", 64*kib + 64, btrfs},
+		extMark, xfsMark, btrfsMark,
 		{"a btrfs whose mkfs was cut off", 64*kib + 64, []byte("!BHRfS_M")},
 		{"a copy of a btrfs superblock", 64*mib + 64, btrfs},
 		{"a copy of a btrfs superblock", 256*gib + 64, btrfs},

@@ -124,9 +124,12 @@ func (a *attempt) claim(ctx context.Context, rec *record) (err error) {
 		return err
 	}
 	if pending.IsFirst() && a.needsPreparation(rec) {
-		pending.Suspend() // mkfs needs the device for itself
+		alone := a.mayBeWritten()
+		if alone {
+			pending.Suspend() // mkfs and resize2fs need the device for themselves
+		}
 		err = a.prepare(ctx, rec)
-		if err == nil {
+		if err == nil && alone {
 			err = pending.Resume(ctx)
 		}
 	}
@@ -150,6 +153,21 @@ func (a *attempt) needsPreparation(rec *record) bool {
 	}
 }
 
+// mayBeWritten reports whether preparing the device can write to it.
+func (a *attempt) mayBeWritten() bool {
+	switch a.in.Format {
+	case volume.FormatUnset:
+		return false
+	case volume.FormatDriver:
+		return a.grows()
+	default:
+		return true
+	}
+}
+
+// grows reports whether a filesystem that is smaller than its device is grown on this node.
+func (a *attempt) grows() bool { return !a.in.KeepSize && !a.handler.Abilities().GrowsAtMount }
+
 func (a *attempt) canPrepare() bool {
 	return a.dev.Kind == volume.BlockDevice && a.b.cfg.Preparer != nil
 }
@@ -161,7 +179,7 @@ func (a *attempt) prepare(ctx context.Context, rec *record) error {
 	}
 	return a.b.cfg.Preparer.Prepare(ctx, Preparation{
 		Device: a.dev.FD(), Volume: &rec.Volume, Instruction: a.in, NoReplay: mountopt.SkipsReplay(rec.MountFlags),
-		Grow: !a.in.KeepSize && !a.handler.Abilities().GrowsAtMount,
+		Grow: a.grows(),
 	})
 }
 
