@@ -42,6 +42,10 @@ func twoNames(part string) error {
 	return fmt.Errorf("%s is also another file, which may be complete: remove this name, which leaves the other, and try again", part)
 }
 
+func ofAnother(part string, uid uint32) error {
+	return fmt.Errorf("%s belongs to user %d, who could read and change what is written to it: remove it, or name a file in another directory", part, uid)
+}
+
 func notFull(path string, h *Header) error {
 	return fmt.Errorf("%s is an increment to a backup of snapshot %q: name the full backup first, and then its increments in their order", path, h.Base.Snapshot)
 }

@@ -25,7 +25,7 @@ func openPartial(name string) (*partial, error) {
 		}
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	file, err := os.OpenFile(name+".part", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600) //nolint:gosec // the caller names it
+	file, err := os.OpenFile(name+".part", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600) //nolint:gosec // the caller names it
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +50,11 @@ func (p *partial) lock() error {
 	if err != nil || !os.SameFile(mine, there) || !mine.Mode().IsRegular() {
 		return fmt.Errorf("%s was completed or replaced meanwhile, or is no regular file", p.file.Name())
 	}
-	if stat, ok := mine.Sys().(*syscall.Stat_t); ok && stat.Nlink > 1 {
+	stat, ok := mine.Sys().(*syscall.Stat_t)
+	switch {
+	case ok && int(stat.Uid) != os.Geteuid():
+		return ofAnother(p.file.Name(), stat.Uid)
+	case ok && stat.Nlink > 1:
 		return twoNames(p.file.Name()) // left by giveName
 	}
 	return nil

@@ -27,6 +27,25 @@ func TestPartOfACompleteFile(t *testing.T) {
 	check.Must(t, p.file.Close())
 }
 
+// TestPartOfSomebodyElse: in a directory that others can write, they could have made it before.
+func TestPartOfSomebodyElse(t *testing.T) {
+	for text, place := range map[string]func(part string) error{
+		"no regular file":             func(part string) error { return unix.Mkfifo(part, 0o600) },
+		"too many levels of symbolic": func(part string) error { return os.Symlink("/dev/null", part) },
+		"belongs to user 12345, who":  func(part string) error { return errors.Join(os.WriteFile(part, nil, 0o600), os.Chown(part, 12345, -1)) },
+	} {
+		name := t.TempDir() + "/file"
+		if err := place(name + ".part"); errors.Is(err, unix.EPERM) {
+			continue // only root can
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := openPartial(name); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
 // TestNamesWithoutRename is about filesystems that know no rename which spares a name that is
 // taken, as NFS.
 func TestNamesWithoutRename(t *testing.T) {

@@ -161,6 +161,7 @@ func TestHostileServer(t *testing.T) {
 		"after byte 40 was reached": {message(variable, 100, 30, 10), message(variable, 100, 0, 10)},
 		"has 11 bytes":              {message(fixed, 100, 0, 10, 10, 11)},
 		"has 9 bytes":               {message(fixed, 100, 0, 10, 10, 9)},
+		"messages in a row":         slices.Repeat([]blocks.Message{message(variable, 100)}, 1001),
 	} {
 		s := &script{streams: []stream{{messages: sent}}}
 		_, err := s.read(t, 0)

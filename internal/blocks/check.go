@@ -6,12 +6,22 @@ type checker struct {
 	next  int64 // the end of the last range, or the first offset requested
 	first *Message
 	block int64 // the size of FIXED_LENGTH blocks
+	empty int   // messages in a row that named no range
 }
+
+// mostEmpty bounds messages in a row that name no range, which a server could send for ever.
+const mostEmpty = 1000
 
 // check refuses a message that CSI does not allow, and cuts off what was not requested.
 func (c *checker) check(m Message) (Message, error) {
 	if err := c.checkHead(m); err != nil {
 		return m, err
+	}
+	if c.empty++; len(m.Ranges) > 0 {
+		c.empty = 0
+	}
+	if c.empty > mostEmpty {
+		return m, wrong("%d messages in a row report nothing", c.empty)
 	}
 	ranges := make([]Range, 0, len(m.Ranges))
 	for _, r := range m.Ranges {

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
@@ -51,7 +50,7 @@ func wrong(condition bool, format string, args ...any) error {
 }
 
 func absolute(key, path string) error {
-	return wrong(!filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsFunc(path, unicode.IsControl),
+	return wrong(!filepath.IsAbs(path) || filepath.Clean(path) != path || !sys.IsText(path),
 		"%s: %q is not an absolute, clean path", key, path)
 }
 
@@ -108,7 +107,7 @@ func (d Devices) validate() error {
 		wrong(len(d.Roots)+len(d.Images) == 0, "devices.roots: no device could ever be taken"),
 		wrong(slices.Contains(d.Images, "/"), "devices.images: / would make every file of the node a disk"))
 	for i, name := range d.Servers {
-		isPath := strings.ContainsFunc(name, func(r rune) bool { return r == '/' || unicode.IsControl(r) })
+		isPath := strings.Contains(name, "/") || !sys.IsText(name)
 		err = errors.Join(err, wrong(name == "" || isPath,
 			"devices.servers[%d]: %q is not the name of a program without its directory", i, name))
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/capture"
 	"github.com/crust-proxy/crust-proxy/internal/confine"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -69,7 +70,7 @@ func (r *result) text() string {
 // clip makes text printable, one line, and not too long.
 func clip(s string) string {
 	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "?"), func(r rune) bool {
-		return unicode.IsSpace(r) || !unicode.IsPrint(r)
+		return unicode.IsSpace(r) || !sys.IsPrintable(r)
 	}), " ")
 	if len(s) > maxQuoted {
 		s = strings.ToValidUTF8(s[:maxQuoted], "") + " [...]"

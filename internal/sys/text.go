@@ -25,9 +25,16 @@ func ClipTo(s string, most int) string {
 	return s[:most] + "..."
 }
 
-// IsText reports whether s is valid UTF-8 without control characters.
+// IsText reports whether s is valid UTF-8 of printable characters.
 func IsText(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
+	return utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !IsPrintable(r) }) < 0
+}
+
+// IsPrintable reports whether a character can be seen, or is the ASCII space. Controls, marks of
+// direction, characters of no width, separators of lines, tags and variation selectors hide text
+// or change how it reads.
+func IsPrintable(r rune) bool {
+	return unicode.IsPrint(r) && !unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector)
 }
 
 // LazyRegexp compiles a pattern at its first use. crust-runc is started for each step of each

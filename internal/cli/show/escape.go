@@ -8,6 +8,8 @@ import (
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 )
 
 // Escape makes text safe for a terminal. Condition messages come from a guest and paths from
@@ -68,9 +70,8 @@ func escapeRune(r rune) string {
 	return fmt.Sprintf(`\U%08x`, r)
 }
 
-// Unsafe reports whether a character is not plainly visible: controls, directional overrides,
-// zero-width characters, private use, and every space but the ASCII one.
-func Unsafe(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }
+// Unsafe reports whether a character is not plainly visible.
+func Unsafe(r rune) bool { return !sys.IsPrintable(r) || r == utf8.RuneError }
 
 // EscapeJSON escapes the characters that JSON allows unescaped and that control a terminal: C1
 // controls, DEL, directional overrides. They occur only inside strings, so a program reads the

@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"strings"
-	"unicode"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -125,7 +124,7 @@ const maxErrorText = 1024
 
 // OneLine replaces line ends and other control characters, and bounds the text.
 func OneLine(text string) string {
-	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return unicode.IsControl(r) || r == ' ' }), " ")
+	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return !sys.IsPrintable(r) || r == ' ' }), " ")
 	if len(text) > maxErrorText {
 		text = strings.ToValidUTF8(text[:maxErrorText], "") + "..."
 	}
@@ -137,7 +136,7 @@ func OneLine(text string) string {
 func Clip(s string) string {
 	s = sys.ClipTo(s, 128)
 	for _, c := range s {
-		if c < ' ' || c == 0x7f || c == 0xfffd {
+		if !sys.IsPrintable(c) || c == 0xfffd {
 			return "0x" + hex.EncodeToString([]byte(s))
 		}
 	}

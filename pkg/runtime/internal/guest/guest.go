@@ -129,7 +129,7 @@ func Printable(s string, most int) string {
 			return '?'
 		case unicode.IsSpace(r):
 			return ' '
-		case !unicode.IsPrint(r):
+		case !sys.IsPrintable(r):
 			return '?'
 		}
 		return r
