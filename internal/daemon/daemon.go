@@ -125,6 +125,10 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	defer d.flushSpans(ctx, endTracing)
 	d.tracer = tracer
+	if err := sys.ProbeOpenat2(); err != nil {
+		return fmt.Errorf("paths cannot be resolved safely without openat2, so no volume could come or go: run Linux 5.6 or newer, and no "+
+			"seccomp filter that refuses the call (RestrictSUIDSGID= of systemd makes one): %w", err)
+	}
 	release, err := lockRunDir(ctx, d.log, cfg.RunDir, cfg.KubeletRoot, lockWait)
 	if err != nil {
 		return err

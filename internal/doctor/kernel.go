@@ -23,13 +23,7 @@ type Probe struct {
 }
 
 // KernelProbe tries the running kernel.
-func KernelProbe() Probe { return Probe{Openat2: probeOpenat2, Guard: guard.Probe} }
-
-func probeOpenat2() error {
-	fd, err := sys.OpenBeneath(unix.AT_FDCWD, ".", unix.O_PATH, 0)
-	sys.CloseFD(fd)
-	return err
-}
+func KernelProbe() Probe { return Probe{Openat2: sys.ProbeOpenat2, Guard: guard.Probe} }
 
 func checkKernel(_ context.Context, n Node, _ Daemon) []Finding {
 	release, err := n.read("/proc/sys/kernel/osrelease")

@@ -73,6 +73,13 @@ func OpenBeneath(dir int, rel string, flags, resolve uint64) (fd int, err error)
 	return NoFD, err
 }
 
+// ProbeOpenat2 tries whether paths can be resolved safely.
+func ProbeOpenat2() error {
+	fd, err := OpenBeneath(unix.AT_FDCWD, ".", unix.O_PATH, 0)
+	CloseFD(fd)
+	return err
+}
+
 // OpenDir opens a directory with O_PATH: only to walk from it.
 func OpenDir(path string) (int, error) {
 	return unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -18,8 +18,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if program := os.Getenv(withoutBPFEnv); program != "" {
-		_, _ = fmt.Fprintln(os.Stderr, execWithoutBPF(program)) // it returns only an error
+	if what := os.Getenv(withoutCallEnv); what != "" {
+		_, _ = fmt.Fprintln(os.Stderr, execWithoutCall(what)) // it returns only an error
 		os.Exit(1)
 	}
 	if os.Getenv(strangerEnv) != "" {

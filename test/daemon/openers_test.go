@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -18,16 +19,22 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// withoutBPFEnv makes the test binary execute a program that may not use bpf(2).
-const withoutBPFEnv = "CRUST_TEST_WITHOUT_BPF"
+// withoutCallEnv makes the test binary execute a program that may not use a system call. It has
+// the number of the call and the program's path.
+const withoutCallEnv = "CRUST_TEST_WITHOUT_CALL"
 
-// execWithoutBPF executes a program with the arguments of this one. The filter is that of
+// execWithoutCall executes a program with the arguments of this one. The filter is that of
 // this thread, which becomes the program's first.
-func execWithoutBPF(program string) error {
+func execWithoutCall(what string) error {
+	var call uint32
+	var program string
+	if _, err := fmt.Sscan(what, &call, &program); err != nil {
+		return err
+	}
 	runtime.LockOSThread()
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}, // the number of the call, in struct seccomp_data
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_BPF, Jf: 1},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: call, Jf: 1},
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
 	}
@@ -36,10 +43,35 @@ func execWithoutBPF(program string) error {
 	if errno != 0 {
 		return os.NewSyscallError("seccomp", errno)
 	}
-	if err := os.Unsetenv(withoutBPFEnv); err != nil {
+	if err := os.Unsetenv(withoutCallEnv); err != nil {
 		return err
 	}
 	return unix.Exec(program, append([]string{program}, os.Args[1:]...), os.Environ())
+}
+
+// denyCall has the daemon start without a system call.
+func denyCall(t *testing.T, d *rig.Daemon, call int) {
+	t.Helper()
+	self, err := os.Executable()
+	check.Must(t, err)
+	programs := filepath.Join(d.Dir, "programs")
+	check.Must(t, os.Mkdir(programs, 0o755))
+	wrapper := fmt.Sprintf("#!/bin/sh\n%s='%d %s' exec '%s' \"$@\"\n", withoutCallEnv, call, d.Program("crust-proxy"), self)
+	check.Must(t, os.WriteFile(filepath.Join(programs, "crust-proxy"), []byte(wrapper), 0o755))
+	d.Programs = programs
+}
+
+// TestDaemonWithoutOpenat2 does not say that it is ready: no volume could come or go.
+func TestDaemonWithoutOpenat2(t *testing.T) {
+	d := rig.NewDaemon(t)
+	denyCall(t, d, unix.SYS_OPENAT2)
+	d.Launch()
+	if code := d.WaitEnd(time.Minute); code != 1 {
+		t.Errorf("it ended with %d", code)
+	}
+	if log := d.Log(); !strings.Contains(log, "cannot be resolved safely without openat2") || strings.Contains(log, `"msg":"serving"`) {
+		t.Errorf("the log:\n%s", log)
+	}
 }
 
 // TestDaemonWithoutBPF reads the descriptors of all processes, says why, and still gives no device
@@ -52,13 +84,7 @@ func TestDaemonWithoutBPF(t *testing.T) {
 	}
 	d.Stop()
 
-	self, err := os.Executable()
-	check.Must(t, err)
-	programs := filepath.Join(d.Dir, "programs")
-	check.Must(t, os.Mkdir(programs, 0o755))
-	wrapper := fmt.Sprintf("#!/bin/sh\n%s='%s' exec '%s' \"$@\"\n", withoutBPFEnv, d.Program("crust-proxy"), self)
-	check.Must(t, os.WriteFile(filepath.Join(programs, "crust-proxy"), []byte(wrapper), 0o755))
-	d.Programs = programs
+	denyCall(t, d, unix.SYS_BPF)
 	before := len(d.Log())
 	d.Start()
 	log := d.Log()[before:]
@@ -76,7 +102,7 @@ func TestDaemonWithoutBPF(t *testing.T) {
 		by.End()
 	}
 	by := rig.Hold(t, "<>", disk)
-	_, err = d.Runtime().RuntimeStageVolume(t.Context(), req)
+	_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
 	refused(by, err)
 	stage(t, d, req)
 	by = rig.Hold(t, "<", disk)
