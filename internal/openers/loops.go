@@ -24,48 +24,6 @@ const (
 // IsLoop reports whether a device is a loop device.
 func IsLoop(file File) bool { return file.Block && file.Major == loopMajor }
 
-// Layers returns the device and, if it is a loop device, what is under it: other loop devices, and at
-// last an image or another block device. All of them are one disk. With an error, some are missing. fd is a
-// descriptor of the device, or sys.NoFD.
-func (f *Finder) Layers(file File, fd int) ([]File, error) {
-	layers := []File{file}
-	for len(layers) < maxLayers {
-		if !IsLoop(file) {
-			return layers, nil
-		}
-		var err error
-		if file, err = f.under(file, fd); IsNoDevice(err) {
-			return layers, nil // it has no backing
-		} else if err != nil {
-			return layers, fmt.Errorf("the image of loop device %d cannot be read: %w", layers[len(layers)-1].Minor, err)
-		}
-		layers, fd = append(layers, file), sys.NoFD
-	}
-	return layers, fmt.Errorf("%d loop devices lie over one another", maxLayers)
-}
-
-// under returns what a loop device lies on. It is read from the kernel's memory, if possible: the loop
-// driver asks the image's filesystem.
-func (f *Finder) under(loop File, fd int) (File, error) {
-	if f.count != nil {
-		got, err := lookAt(loop, fd, func(fd int) (count, error) { return f.count.count(fd, loop) })
-		if err == nil && len(got.inodes) == 1 {
-			err = unix.ENXIO
-		}
-		if err == nil && got.under != (File{}) || err != nil && !errors.Is(err, errLoopDriver) {
-			return got.under, err
-		}
-	}
-	info, err := lookAt(loop, fd, unix.IoctlLoopGetStatus64)
-	if err != nil {
-		return File{}, err
-	}
-	if info.Rdevice != 0 {
-		return blockFile(info.Rdevice), nil
-	}
-	return File{Major: unix.Major(info.Device), Minor: unix.Minor(info.Device), Inode: info.Inode}, nil
-}
-
 // looks are at loop devices: their opening, too, may wait for what they lie on.
 var looks sys.Looks[File]
 

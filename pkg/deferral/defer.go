@@ -115,7 +115,7 @@ func (a *attempt) record() *record {
 // claim claims the device against everybody else.
 func (a *attempt) claim(ctx context.Context, rec *record) (err error) {
 	if a.b.cfg.Adopted != nil {
-		if err := a.b.claims.RefuseAdopted(&rec.Volume, a.b.cfg.Adopted()); err != nil {
+		if err := a.b.users.RefuseAdopted(&rec.Volume, a.b.cfg.Adopted()); err != nil {
 			return err
 		}
 	}

@@ -29,7 +29,7 @@ func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice) (stack []ident
 	if dev.known {
 		return nil, nil
 	}
-	if stack, err = o.stackOf(layers...); err != nil {
+	if stack, err = stackOf(o.openers, layers...); err != nil {
 		return nil, unprovenError(v, err)
 	}
 	return stack, o.refuseStacked(v, stack)
@@ -53,7 +53,7 @@ func (o *owners) reserveBacking(v *volume.Volume, fd int, id identity) ([]identi
 			return nil, err
 		}
 	}
-	stack, err := o.stackOf(layers...)
+	stack, err := stackOf(o.openers, layers...)
 	if err != nil {
 		return nil, unprovenError(v, err)
 	}
@@ -77,15 +77,15 @@ func (o *owners) refuseStacked(v *volume.Volume, stack []identity) error {
 // RefuseAdopted refuses a device whose data another program has published, by whatever
 // name and as whatever kind of volume. A device of such a volume that cannot be identified, because its
 // filesystem hangs for example, stops no other volume.
-func (t *Table) RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
+func (u *Users) RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
 	if len(adopted) == 0 {
 		return nil
 	}
-	own, err := t.users.openers.Layers(identityOf(v.Device), sys.NoFD)
+	own, err := u.openers.Layers(identityOf(v.Device), sys.NoFD)
 	if err != nil {
 		return unprovenError(v, err)
 	}
-	stack, err := t.owners.stackOf(own...)
+	stack, err := stackOf(u.openers, own...)
 	if err != nil {
 		return unprovenError(v, err)
 	}
@@ -96,7 +96,7 @@ func (t *Table) RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error 
 		}
 		var data []identity
 		if theirs := Identify(other.Device.Path); theirs.Kind != "" {
-			data, _ = t.users.openers.Layers(identityOf(theirs), sys.NoFD)
+			data, _ = u.openers.Layers(identityOf(theirs), sys.NoFD)
 		}
 		if other.Device.Path == v.Device.Path || slices.ContainsFunc(data, func(id identity) bool { return slices.Contains(own, id) }) {
 			return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) is published for %s by another program: "+

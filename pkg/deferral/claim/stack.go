@@ -20,7 +20,7 @@ const maxStack = 4096
 
 // stackOf lists what else shares its data with the layers of a device, at any depth: what stackIn finds,
 // and what is under the loop devices among that, which sysfs does not show.
-func (o *owners) stackOf(layers ...identity) ([]identity, error) {
+func stackOf(finder Openers, layers ...identity) ([]identity, error) {
 	out := slices.Clone(layers)
 	for todo := layers; len(todo) > 0; todo = todo[1:] {
 		if !todo[0].Block {
@@ -31,7 +31,7 @@ func (o *owners) stackOf(layers ...identity) ([]identity, error) {
 			return nil, err
 		}
 		for _, device := range found {
-			more, err := o.openers.Layers(device, sys.NoFD)
+			more, err := finder.Layers(device, sys.NoFD)
 			if err != nil {
 				return nil, err
 			}

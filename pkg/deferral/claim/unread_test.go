@@ -21,7 +21,7 @@ func TestLoopDeviceThatCannotBeRead(t *testing.T) {
 	adopted := []*volume.Volume{{Target: "/other", Device: volume.Device{Path: "/dev/null"}}}
 	c := newTable(t, nil, nil, &fakeOpeners{})
 	check.WithoutDescriptors(t, func() {
-		if err := c.RefuseAdopted(v, adopted); !errors.Is(err, unix.EMFILE) {
+		if err := c.users.RefuseAdopted(v, adopted); !errors.Is(err, unix.EMFILE) {
 			t.Errorf("beside a volume of another program: %v", err)
 		}
 		if err := c.RefuseUsed(t.Context(), Request{Volume: v}); volume.KindOf(err) != volume.Busy {
