@@ -1,11 +1,14 @@
 package registry_test
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
@@ -39,7 +42,11 @@ func TestEndpointThatLeadsBack(t *testing.T) {
 // TestDriverNamesAreBounded: there is an end to the drivers that have a socket. One
 // whose registrar has gone makes room, unless deferred volumes of it live here.
 func TestDriverNamesAreBounded(t *testing.T) {
-	w := running(t)
+	w := newWorld(t)
+	w.startKubelet()
+	cfg := w.config()
+	cfg.Whose = func(_ context.Context, socket string) string { return socket } // each is a container of its own
+	w.startRegistryWith(cfg)
 	_, deferring := w.pair()
 	w.served("driver.sock")
 	w.setDeferred(true)
@@ -70,5 +77,46 @@ func TestDriverNamesAreBounded(t *testing.T) {
 	check.Must(t, err)
 	if len(left) != 64 || !exists(w.csi()) || exists(filepath.Join(w.sockets(), names[0]+".sock")) {
 		t.Errorf("%d sockets are left, that of the driver with deferred volumes: %t", len(left), exists(w.csi()))
+	}
+}
+
+// TestOneRegistrarLeavesNamesToOthers: what takes many names is one container, whose control group
+// is that of this process here, and what makes many sockets has no driver behind them.
+func TestOneRegistrarLeavesNamesToOthers(t *testing.T) {
+	w := newWorld(t)
+	w.startKubelet()
+	cfg := w.config()
+	w.startRegistryWith(cfg)
+	var last *kubelet.Registrar
+	for n := range 17 {
+		d := w.driver(fmt.Sprintf("d%d.example.com", n), fmt.Sprintf("d%d.sock", n))
+		check.Must(t, d.Start())
+		last = w.registrar(d)
+		check.Must(t, last.Start())
+		if n < 16 {
+			check.Eventually(t, d.Name+" is registered", func() bool { return w.kubelet.Endpoint(d.Name) != "" })
+		}
+	}
+	check.Eventually(t, "the refusal", func() bool {
+		verdicts := last.Verdicts()
+		return len(verdicts) > 0 && strings.Contains(verdicts[0].Error, "registers 16 drivers already")
+	})
+	w.stop()
+
+	for n := range 150 {
+		dead, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", fmt.Sprintf("%s/dead%d.sock", w.ours(), n))
+		check.Must(t, err)
+		t.Cleanup(func() { _ = dead.Close() })
+	}
+	cfg.Whose = func(_ context.Context, socket string) string { return socket }
+	cfg.Times.Untold, cfg.Times.FirstRetry, cfg.Times.LastRetry, cfg.Times.Call = 3*time.Second, time.Second, time.Second, time.Second
+	w.startRegistryWith(cfg)
+	for n := range 17 { // hardly all of them were among the first 128
+		driver, ready := fmt.Sprintf("d%d.example.com", n), false
+		check.Eventually(t, driver+" was ready beside them", func() bool {
+			one, there := w.shown(driver)
+			ready = ready || there && one.Ready
+			return ready
+		})
 	}
 }

@@ -61,6 +61,9 @@ type Config struct {
 	// NodeDrivers reads the drivers in the node's CSINode. It is nil where no cluster is
 	// asked; then a registration that kubelet loses late is not noticed.
 	NodeDrivers func(ctx context.Context) (map[string]bool, error)
+	// Whose returns what the process behind a registrar's socket runs in, or "" if that is not
+	// known; nil is its control group.
+	Whose func(ctx context.Context, socket string) string
 	// Times are the waits; those that are zero get their defaults.
 	Times Times
 }
@@ -94,6 +97,9 @@ func New(cfg Config) *Registry {
 		cfg: cfg, times: cfg.Times.withDefaults(), alarmed: make(map[string]bool), sessions: make(map[string]*session), names: make(map[string]*session),
 		served: make(map[string]*served), direct: make(map[string]*bypass),
 		departures: cache.NewLRUExpireCache(maxSockets), changed: make(chan struct{}),
+	}
+	if r.cfg.Whose == nil {
+		r.cfg.Whose = controlGroup
 	}
 	r.check = driverCheck{sockets: cfg.Sockets, timeout: r.times.Call}
 	r.node = &nodeCheck{registry: r, soon: make(chan struct{}, 1), absent: make(absences)}
@@ -210,15 +216,28 @@ func (r *Registry) followRegistrars(ctx context.Context, now *listing) {
 		}
 	}
 	for path, id := range now.found {
-		if r.sessions[path] != nil || len(r.sessions) >= maxSockets {
+		if r.sessions[path] != nil || len(r.sessions) >= maxSockets && !r.endIdle() {
 			continue
 		}
 		ctx, cancel := context.WithCancel(ctx)
-		one := &session{registry: r, socket: path, id: id, cancel: cancel, renew: make(chan struct{}, 1),
+		one := &session{registry: r, socket: path, id: id, begun: time.Now(), cancel: cancel, renew: make(chan struct{}, 1),
 			settling: settling{registry: r}, now: State{Registrar: path, Since: time.Now()}}
 		r.sessions[path] = one
 		r.parts.Go(func() { one.run(ctx) })
 	}
+}
+
+// endIdle ends the session of one registrar that had its time and has no driver: others wait for
+// the place, and it comes again after them. The caller holds the lock.
+func (r *Registry) endIdle() bool {
+	for path, one := range r.sessions {
+		if time.Since(one.begun) > r.times.Untold && !one.state().Ready {
+			one.cancel()
+			delete(r.sessions, path)
+			return true
+		}
+	}
+	return false
 }
 
 // gone reports whether a session's registrar has gone, or has made a new socket.

@@ -63,6 +63,48 @@ func (r *Registry) makeRoom(name string) error {
 		name, maxServed, r.cfg.Registry)
 }
 
+// mostNames bounds the drivers of one container or service, so that it cannot take the places of
+// all others. Its control group tells it: a container cannot make another one.
+const mostNames = 16
+
+// hasMany reports whether one container or service has as many names as it may. The caller
+// holds the lock.
+func (r *Registry) hasMany(from string) bool {
+	count := 0
+	for _, one := range r.names {
+		if from != "" && one.from == from {
+			count++
+		}
+	}
+	return count >= mostNames
+}
+
+func tooManyNames(name, socket string) error {
+	return refusef("driver %s: the container or service behind %s registers %d drivers already, which is its bound", name, socket, mostNames)
+}
+
+func (r *Registry) whose(ctx context.Context, socket string) string {
+	ctx, cancel := context.WithTimeout(ctx, r.times.Call)
+	defer cancel()
+	return r.cfg.Whose(ctx, socket)
+}
+
+// controlGroup returns the control group of the process that made a socket, or "" if it is not
+// known, as in a container without the node's process namespace.
+func controlGroup(ctx context.Context, socket string) string {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = conn.Close() }()
+	who, err := sys.Peer(conn)
+	if err != nil || who.Pid <= 0 {
+		return ""
+	}
+	group, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", who.Pid))
+	return string(group)
+}
+
 // reach returns a connection to a driver: the one in use, or a new one. The caller hands it
 // to serve once the driver has proved to be the right one, else to drop.
 func (r *Registry) reach(info *Driver) (*connection, error) {

@@ -17,6 +17,8 @@ type session struct {
 	registry *Registry
 	socket   string
 	id       socketID
+	begun    time.Time
+	from     string // what its process runs in; guarded by the registry's lock
 	cancel   context.CancelFunc
 	renew    chan struct{} // has the registration with kubelet made again
 	notified string        // the last error that the registrar got; of run alone
@@ -81,9 +83,14 @@ func (s *session) attempt(ctx context.Context) error {
 // registrar that has just gone: that is usually the same registrar before a restart.
 func (s *session) reserve(ctx context.Context, info *Driver) error {
 	r := s.registry
+	from := r.whose(ctx, s.socket)
 	for ctx.Err() == nil {
 		r.mu.Lock()
 		other, changed := r.names[info.Name], r.changed
+		if s.from = from; other == nil && r.hasMany(from) {
+			r.mu.Unlock()
+			return tooManyNames(info.Name, s.socket)
+		}
 		if other == nil {
 			r.names[info.Name] = s
 		}
