@@ -316,11 +316,11 @@ func (s *AdminServer) EndOrphans(ctx context.Context, req *adminv1.EndOrphansReq
 	for _, pid := range req.GetPids() {
 		pids = append(pids, int(pid))
 	}
-	broker, all := s.Node.Broker, []deferral.Orphan(nil)
+	users, all := s.Node.Broker.Users(), []deferral.Orphan(nil)
 	if pids == nil {
-		all, err = broker.Orphans(ctx, found.Key)
+		all, err = users.Orphans(ctx, found.Key)
 	} else {
-		all, err = broker.EndOrphans(ctx, found.Key, pids)
+		all, err = users.EndOrphans(ctx, found.Key, pids)
 	}
 	out := &adminv1.EndOrphansResponse{}
 	for _, one := range all {

@@ -11,6 +11,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/csifront/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
 	"github.com/crust-proxy/crust-proxy/internal/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -75,6 +76,11 @@ func stageLost(w *decision.VolumeRequest) error {
 func recordLost(id staging.VolumeID, target string) error {
 	return volume.Errorf(volume.Busy, "volume %s of driver %s: its record at %s cannot be used, and a sandbox may have it there: "+
 		volume.TextDelete, refusal.Clip(id.ID), id.Driver, target)
+}
+
+func stillHeld(id staging.VolumeID, held *deferral.Status) error {
+	return volume.Errorf(volume.Busy, "volume %s of driver %s: it was released by force at %s, and its device %s is still open in %s: "+volume.TextEndVM,
+		refusal.Clip(id.ID), id.Driver, held.Target, held.Device.Path, held.Held.Processes)
 }
 
 func badInstruction(w *decision.VolumeRequest, err error) error {

@@ -263,6 +263,8 @@ func (b *fakeBroker) Find(target string) (deferral.Status, bool, error) {
 	return deferral.Status{Volume: v, Removing: b.removing[target]}, ok, nil
 }
 
+func (b *fakeBroker) Users() deferral.Users { return deferral.Users{} }
+
 func (b *fakeBroker) OfOrigin(driver, id string) []deferral.Status {
 	b.mu.Lock()
 	defer b.mu.Unlock()

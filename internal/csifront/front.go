@@ -28,6 +28,8 @@ type Volumes interface {
 	Find(target string) (deferral.Status, bool, error)
 	OfOrigin(driver, volumeID string) []deferral.Status
 	Lost() []deferral.Status
+	// Users lists what was released by force, and is still in use.
+	Users() deferral.Users
 	DeviceSize(v *volume.Volume) (int64, bool)
 	GrowAtMount(ctx context.Context, key volume.Key, size int64) error
 	Abilities(handler string) deferral.Abilities
@@ -147,6 +149,15 @@ func (f *Front) refuseLost(id staging.VolumeID, target string) error {
 				return recordLost(id, at)
 			}
 		}
+	}
+	return nil
+}
+
+// refuseHeld returns an error if a volume was released by force and somebody still has its device, so that a
+// mount on the host would destroy its filesystem.
+func (f *Front) refuseHeld(id staging.VolumeID) error {
+	for _, held := range f.cfg.Volumes.Users().HeldOf(id.Driver, id.ID) {
+		return refusal.WithParty(volume.PartyVolume, stillHeld(id, &held))
 	}
 	return nil
 }

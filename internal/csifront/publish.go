@@ -81,6 +81,9 @@ func (p *publishCall) checkTarget(ctx context.Context) error {
 	if p.state.Published != nil {
 		return decision.CheckSameVolume(p.state.Published.Volume, p.w.Driver, p.w.VolumeID)
 	}
+	if err := p.proxy.front.refuseHeld(p.proxy.driver.ID(p.w.VolumeID)); err != nil {
+		return err
+	}
 	if !p.removing {
 		return refusal.WithParty(volume.PartyVolume, p.proxy.front.refuseLost(p.proxy.driver.ID(p.w.VolumeID), p.target))
 	}

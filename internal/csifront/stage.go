@@ -29,7 +29,11 @@ type stageCall struct {
 }
 
 func (s *stageCall) run(ctx context.Context) (reply []byte, err error) {
-	asDevice, err := s.decide(ctx)
+	err = s.proxy.front.refuseHeld(s.proxy.driver.ID(s.w.VolumeID))
+	var asDevice bool
+	if err == nil {
+		asDevice, err = s.decide(ctx)
+	}
 	if err == nil {
 		err = s.undoOtherStaging(ctx, asDevice)
 	}

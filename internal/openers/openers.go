@@ -156,6 +156,16 @@ func (f *Finder) Holders(ctx context.Context, q Query) ([]Holder, error) {
 	return slices.DeleteFunc(have.processes, func(h Holder) bool { return slices.Contains(q.Servers, h.Program) }), err
 }
 
+// OpenProcess gets hold of a process, and reads its names. The caller closes it.
+func (f *Finder) OpenProcess(of Holder) (*Process, error) {
+	if f.count != nil {
+		if err := inFirstNamespace(); err != nil {
+			return nil, err
+		}
+	}
+	return openProcess(of)
+}
+
 // look looks once. Idle has it look for loop devices that nobody uses, which costs more.
 func (f *Finder) look(ctx context.Context, q Query, idle bool) (found, error) {
 	var st unix.Stat_t

@@ -33,11 +33,16 @@ var ErrOtherNumbers = errors.New("crust-proxy runs in a container that does not 
 // firstNamespace is the kernel's PROC_PID_INIT_INO: the count names processes by their numbers there.
 const firstNamespace = "pid:[4026531836]"
 
-// OpenProcess gets hold of a process, and reads its names. The caller closes it.
-func (f *Finder) OpenProcess(of Holder) (*Process, error) {
-	if own, err := os.Readlink("/proc/self/ns/pid"); f.count != nil && own != firstNamespace {
-		return nil, errors.Join(ErrOtherNumbers, err)
+// inFirstNamespace fails where the count's numbers of processes are not those of this process.
+func inFirstNamespace() error {
+	own, err := os.Readlink("/proc/self/ns/pid")
+	if err == nil && own != firstNamespace {
+		err = ErrOtherNumbers
 	}
+	return err
+}
+
+func openProcess(of Holder) (*Process, error) {
 	fd, err := unix.PidfdOpen(of.PID, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("pidfd_open", err)

@@ -139,7 +139,11 @@ func (b *Broker) Load(ctx context.Context) error {
 		// The mounts and claims of an earlier boot are gone.
 		b.table.enter(&entry{rec: rec, removing: rec.Boot != b.boot})
 	}
-	problems := found.problems
+	forced, problems := b.store.loadHeld(b.boot)
+	problems = append(problems, found.problems...)
+	for _, h := range forced {
+		b.users.Force(h, b.store.dropHeld) // reconcile asks who has it
+	}
 	err = b.lost.enter(ctx, found.unusable)
 	if err != nil {
 		problems = append(problems, err)
@@ -302,6 +306,11 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 	v := &known.rec.Volume
 	if !force { // a lost volume whose target is not known
 		if err := b.remover.refuseUsed(ctx, known.rec); err != nil {
+			return v, err
+		}
+	}
+	if force {
+		if err := b.remover.noteForced(v); err != nil {
 			return v, err
 		}
 	}

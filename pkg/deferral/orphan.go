@@ -30,7 +30,7 @@ const orphanTime = 10 * time.Second
 
 // orphans finds and ends orphans. A process is one if all of this is so: the kernel names it among those
 // who have this very device open; its control groups or its arguments name a sandbox that is known to
-// have had this volume, or its control group is that of the volume's pod and names a sandbox; and the
+// have had this volume, or its control group is that of the volume's user and names a sandbox; and the
 // container runtime, asked twice, lists none of the sandboxes that it names. A process that names no
 // sandbox, or another one, is never an orphan.
 type orphans struct {
@@ -42,7 +42,7 @@ type orphans struct {
 
 // find lists the orphans of a volume, or says why there are none.
 func (o *orphans) find(ctx context.Context, rec *record) (found []Orphan, handler Tracking, err error) {
-	handler, able := o.handlers.byName[rec.Handler].(Tracking)
+	handler, able := o.handlers.tracking(&rec.Volume)
 	switch {
 	case !able:
 		return nil, nil, volume.Errorf(volume.Unsupported, "volume %s: its runtime handler cannot tell which sandboxes have ended: end its processes by hand", rec.Target)
@@ -97,7 +97,7 @@ func (o *orphans) named(ctx context.Context, rec *record, handler Tracking) (fou
 	case len(found) > 0:
 		return found, nil
 	case err != nil:
-		return nil, volume.Errorf(volume.Busy, "volume %s: who has its device %s open %w: %w: `kill -9` it on the node if it is the VM of a pod that has gone",
+		return nil, volume.Errorf(volume.Busy, "volume %s: who has its device %s open %w: %w: `kill -9` it on the node if its sandbox has gone",
 			rec.Target, rec.Device.Path, errCannotEnd, err)
 	case len(others) > 0:
 		return nil, volume.Errorf(volume.Unsupported, "volume %s: its device %s is open in %s: that names no sandbox of this volume, and may be anything: "+
@@ -117,7 +117,7 @@ func examine(p *openers.Process, v *volume.Volume, known []string) candidate {
 	} else if at := slices.IndexFunc(args, isKnown); at >= 0 {
 		one.Sandbox, one.Why = args[at], "its command line names the sandbox"
 	} else if len(groups) > 0 && p.IsOfPod(v.PodUID) {
-		one.Sandbox, one.Why = groups[0], "its control group is that of a sandbox of the volume's pod"
+		one.Sandbox, one.Why = groups[0], volume.TextPodGroup
 	}
 	return one
 }
@@ -142,7 +142,7 @@ func (o *orphans) end(ctx context.Context, rec *record, pids []int) (ended []Orp
 	if len(ended) == 0 {
 		return nil, volume.Errorf(volume.NotFound, "volume %s: the process has ended, or is not an orphan any more: repeat", rec.Target)
 	}
-	return ended, o.claims.AwaitUnused(ctx, rec.claim())
+	return ended, o.claims.RefuseUsed(ctx, rec.claim(), claim.EndTime)
 }
 
 // kill ends one orphan. Meanwhile another process may have its number: the pidfd is opened first, and
@@ -202,33 +202,33 @@ func (o *orphans) clear(ctx context.Context, rec *record, cause error) error {
 	return cause // it is no orphan, or not known to be one
 }
 
-// Orphans lists the processes that keep the device of a volume although their sandbox is over, or says
-// why there are none.
-func (b *Broker) Orphans(ctx context.Context, key volume.Key) ([]Orphan, error) {
-	rec, err := b.heldRecord(key)
+// Orphans lists the processes that keep the device of a volume although its sandbox is over, or says why
+// there are none.
+func (u Users) Orphans(ctx context.Context, key volume.Key) ([]Orphan, error) {
+	rec, err := u.orphans.record(key)
 	if err != nil {
 		return nil, err
 	}
-	found, _, err := b.orphans.find(ctx, rec)
+	found, _, err := u.orphans.find(ctx, rec)
 	return found, err
 }
 
 // EndOrphans ends those of them that have one of the numbers.
-func (b *Broker) EndOrphans(ctx context.Context, key volume.Key, pids []int) ([]Orphan, error) {
-	rec, err := b.heldRecord(key)
+func (u Users) EndOrphans(ctx context.Context, key volume.Key, pids []int) ([]Orphan, error) {
+	rec, err := u.orphans.record(key)
 	if err != nil {
 		return nil, err
 	}
-	return b.orphans.end(ctx, rec, pids)
+	return u.orphans.end(ctx, rec, pids)
 }
 
-// heldRecord is the record of a volume, or of one that is known only because its device is held.
-func (b *Broker) heldRecord(key volume.Key) (*record, error) {
-	if known := b.table.get(key); known != nil {
+// record is the record of a volume, or of one that is known only because its device is held.
+func (o *orphans) record(key volume.Key) (*record, error) {
+	if known := o.table.get(key); known != nil {
 		return known.rec, nil
 	}
-	if held := b.users.Get(key); held != nil {
-		return &record{Boot: b.boot, Volume: *held.Volume}, nil
+	if held := o.users.Get(key); held != nil {
+		return &record{Boot: o.boot, Volume: *held.Volume}, nil
 	}
 	return nil, volume.Errorf(volume.NotFound, "volume %s is not on record: it keeps no process", key.Short())
 }

@@ -36,7 +36,10 @@ type Projector interface {
 	Orphans(known func(volume.Key) bool) ([]*volume.Volume, error)
 }
 
-// Tracking is a Projector that can ask the container runtime itself about sandboxes.
+// Tracker is a Projector that can ask the container runtime itself about sandboxes.
+type Tracker interface{ Tracking() Tracking }
+
+// Tracking asks the container runtime itself about the sandboxes of volumes.
 type Tracking interface {
 	// Withdraw removes the projection, so that from now on no sandbox finds the volume. What is known of
 	// its sandboxes stays, and Publish makes the projection again.
@@ -119,6 +122,15 @@ func (s *handlerSet) of(v *volume.Volume) []Projector {
 		return []Projector{handler}
 	}
 	return nil
+}
+
+// tracking returns what asks about the sandboxes of a volume, if its handler can.
+func (s *handlerSet) tracking(v *volume.Volume) (Tracking, bool) {
+	handler, able := s.byName[v.Handler].(Tracker)
+	if !able {
+		return nil, false
+	}
+	return handler.Tracking(), true
 }
 
 // abilities are none for a handler that is not configured.

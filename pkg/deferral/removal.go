@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -63,7 +64,7 @@ const disownTime = 10 * time.Second
 // volume any more, the container runtime still knows none of them, and nobody has the device open. It is
 // called with the volume's lock, and on failure makes the projection again. So does a restart.
 func (r *remover) disown(ctx context.Context, rec *record, of *ForgottenError) error {
-	handler, able := r.handlers.byName[rec.Handler].(Tracking)
+	handler, able := r.handlers.tracking(&rec.Volume)
 	if !able {
 		return forgottenError(&rec.Volume, of)
 	}
@@ -107,7 +108,7 @@ func (r *remover) refuseHeld(ctx context.Context, rec *record) error {
 		known, _ := r.table.claimed()
 		return r.claims.RefuseKept(ctx, &rec.Volume, known)
 	}
-	return r.claims.RefuseUsed(ctx, rec.claim())
+	return r.claims.RefuseUsed(ctx, rec.claim(), claim.ReleaseTime)
 }
 
 // cleanUnknown removes what a volume without a record may have left.

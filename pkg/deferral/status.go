@@ -117,10 +117,13 @@ func (b *Broker) Abilities(handler string) Abilities {
 }
 
 // Users returns what is known about the processes that have devices open.
-func (b *Broker) Users() Users { return Users{b.users} }
+func (b *Broker) Users() Users { return Users{of: b.users, orphans: b.orphans} }
 
 // Users are the processes that have devices open, as far as the broker has asked for them.
-type Users struct{ of *claim.Users }
+type Users struct {
+	of      *claim.Users
+	orphans *orphans
+}
 
 // Held lists the devices that are to be released or claimed, or were released by force,
 // and that some process still has open.

@@ -56,6 +56,7 @@ func (r *record) claim() claim.Request {
 const (
 	volumesDir  = "volumes"
 	removingDir = "removing"
+	heldDir     = "held"
 	tmpDir      = "tmp"
 )
 
@@ -63,6 +64,7 @@ const (
 //
 //	volumes/<key>.json   volumes that shall exist
 //	removing/<key>.json  volumes that are being removed: a restart ends the removal
+//	held/                devices that were released by force and that somebody may have
 //	bad/                 files of other names, set aside
 //	tmp/                 incomplete files
 //
@@ -76,7 +78,7 @@ type store struct {
 
 func openStore(dir string) (*store, error) {
 	s := &store{dir: dir}
-	for _, part := range []string{tmpDir, volumesDir, removingDir} {
+	for _, part := range []string{tmpDir, volumesDir, removingDir, heldDir} {
 		if err := os.MkdirAll(filepath.Join(dir, part), 0o700); err != nil {
 			return nil, volume.Errorf(volume.DiskKind(err), "the state directory cannot be made: %w", err)
 		}
@@ -109,19 +111,21 @@ func (s *store) put(r *record) error {
 	if err != nil {
 		return volume.Errorf(volume.Invalid, "volume %s: the record cannot be encoded: %w", sys.Clip(r.Target), err)
 	}
-	tmp := filepath.Join(s.dir, tmpDir, fmt.Sprintf("%s.%d", r.Key, s.serial.Add(1)))
-	if err := sys.WriteNew(unix.AT_FDCWD, tmp, raw); err != nil {
-		return s.putError(r, err)
-	}
-	if err := unix.Rename(tmp, s.path(volumesDir, r.Key)); err != nil {
-		_ = unix.Unlink(tmp)
-		return s.putError(r, err)
-	}
-	return nil
+	return s.write(&r.Volume, s.path(volumesDir, r.Key), raw)
 }
 
-func (s *store) putError(r *record, err error) error {
-	return volume.Errorf(volume.DiskKind(err), "volume %s: the record cannot be written below %s: %w", r.Target, s.dir, err)
+func (s *store) write(v *volume.Volume, path string, raw []byte) error {
+	tmp := filepath.Join(s.dir, tmpDir, fmt.Sprintf("%s.%d", v.Key, s.serial.Add(1)))
+	err := sys.WriteNew(unix.AT_FDCWD, tmp, raw)
+	if err == nil {
+		if err = unix.Rename(tmp, path); err != nil {
+			_ = unix.Unlink(tmp)
+		}
+	}
+	if err != nil {
+		return volume.Errorf(volume.DiskKind(err), "volume %s: the record cannot be written below %s: %w", v.Target, s.dir, err)
+	}
+	return nil
 }
 
 // beginRemoval marks the volume as being removed. From now on a restart ends the removal

@@ -9,6 +9,7 @@ const (
 	TextEndVM  = "if that is the VM of a pod that has gone, end the VM (`crustctl end`; never only its shim), and repeat"
 	// TextStopSandbox is for a sandbox that does not end by itself.
 	TextStopSandbox = "if nothing ends it, `crictl stopp` it, or end its VM (never only its shim)"
+	TextPodGroup    = "its control group is that of a sandbox of the volume's pod"
 	TextNeedsHost   = "its pod needs hostPID: true"
 	// TextNotice is the text of a guard's only file, for a person.
 	TextNotice = "This directory stands in for a volume whose filesystem is mounted inside the\n" +

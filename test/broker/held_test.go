@@ -5,6 +5,7 @@ package broker
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -275,15 +277,53 @@ func TestReleaseByForce(t *testing.T) {
 		t.Errorf("held: %+v", held)
 	}
 	n.unstage(v.Target) // kubelet's call comes again
+	n.restart()
+	if held := n.Users().Held(); len(held) != 1 || held[0].Volume.Key != v.Key || !strings.Contains(held[0].Processes, fmt.Sprint(by.Process.Pid)) {
+		t.Errorf("held after a restart: %+v", held)
+	}
 	_, err = n.Defer(t.Context(), n.instruction("pod-2", disk))
 	wantOpenIn(t, err, by)
 	by.End()
+	_, err = n.Reconcile(t.Context())
+	check.Must(t, err)
+	if held := n.Users().Held(); len(held) != 0 {
+		t.Errorf("held when nobody has it: %+v", held)
+	}
+	n.restart()
+	if held := n.Users().Held(); len(held) != 0 {
+		t.Errorf("held again after a restart: %+v", held)
+	}
 	n.stage(n.instruction("pod-2", disk))
 	_, err = n.ReleaseKey(t.Context(), volume.KeyOf(n.target("pod-2")), false)
 	check.Must(t, err)
 	_, err = n.ReleaseKey(t.Context(), v.Key, true)
 	wantKind(t, err, volume.NotFound)
 	n.noLeftovers()
+}
+
+// TestReleaseByForceConcernsOneDevice has the number of a device that was released by force stand for
+// another image by now, which somebody uses.
+func TestReleaseByForceConcernsOneDevice(t *testing.T) {
+	n := newNode(t)
+	disk := rig.Loop(t, rig.Image(t, 16*mib), loopdev.Options{ReadOnly: true})
+	v := n.stage(n.instruction("pod-1", disk, "ro"))
+	rig.Hold(t, "<", disk)
+	_, err := n.ReleaseKey(t.Context(), v.Key, true)
+	check.Must(t, err)
+	if claim.SequenceOf(v.Device) == "" {
+		rig.Missing(t, "the kernel's diskseq")
+	}
+	loop, err := os.Open(disk)
+	check.Must(t, err)
+	other, err := os.Open(rig.Image(t, 16*mib))
+	check.Must(t, err)
+	const changeFD = 0x4C06 // LOOP_CHANGE_FD of the kernel's <linux/loop.h>
+	check.Must(t, unix.IoctlSetInt(int(loop.Fd()), changeFD, int(other.Fd())))
+	check.Must(t, errors.Join(loop.Close(), other.Close()))
+	n.restart()
+	if held := n.Users().Held(); len(held) != 0 {
+		t.Errorf("another image at the same number is held: %+v", held)
+	}
 }
 
 // TestForeignVolumeThatVanished is a device of another program's volume: its

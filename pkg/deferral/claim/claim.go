@@ -92,7 +92,7 @@ func (t *Table) Begin(ctx context.Context, r Request, dev *OpenedDevice) (*Pendi
 
 func (p *Pending) begin(ctx context.Context) error {
 	if err := p.table.owners.reserve(p.request.Volume, p.id); err != nil {
-		return p.table.namingHolder(err)
+		return p.table.users.namingHolder(err)
 	}
 	held, err := p.table.isHeld(p.id)
 	if err != nil {
@@ -107,12 +107,12 @@ func (p *Pending) begin(ctx context.Context) error {
 
 // namingHolder adds to the refusal of a device that another volume owns who keeps that volume from being
 // released.
-func (t *Table) namingHolder(err error) error {
+func (u *Users) namingHolder(err error) error {
 	owned, is := errors.AsType[*OwnedError](err)
 	if !is {
 		return err
 	}
-	for _, held := range t.users.All() {
+	for _, held := range u.All() {
 		if held.Volume.Target == owned.Target {
 			return volume.Errorf(volume.InUse, "%w (it is to be released, and is still open in %s)", err, held.Processes)
 		}

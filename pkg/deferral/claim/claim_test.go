@@ -239,7 +239,7 @@ func TestWhatIsNotFreeIsNotClaimed(t *testing.T) {
 		if c.users.Get(v.Key) == nil {
 			t.Errorf("%s: it is not listed as held", name)
 		}
-		if err := c.RefuseUsed(t.Context(), Request{Volume: v}); volume.KindOf(err) != volume.Busy {
+		if err := c.RefuseUsed(t.Context(), Request{Volume: v}, ReleaseTime); volume.KindOf(err) != volume.Busy {
 			t.Errorf("%s: released: %v", name, err)
 		}
 		*finder = fakeOpeners{}
@@ -269,7 +269,7 @@ func TestWhatCannotBeOpenedMayBeInUse(t *testing.T) {
 	for device, busy := range map[volume.Device]bool{gone: false, removed: false, elsewhere: true} {
 		c := newTable(t, nil, nil, &fakeOpeners{})
 		r := Request{Volume: &volume.Volume{Key: "k", Target: "/t", Device: device}}
-		if err := c.RefuseUsed(t.Context(), r); (err != nil) != busy || busy && volume.KindOf(err) != volume.Busy {
+		if err := c.RefuseUsed(t.Context(), r, ReleaseTime); (err != nil) != busy || busy && volume.KindOf(err) != volume.Busy {
 			t.Errorf("%v at %s is free: %v", device, device.Path, err)
 		}
 	}

@@ -173,11 +173,11 @@ func (d *descriptors) release(id identity) error {
 // own, and a program that is being started has one until a moment after it runs.
 func (d *descriptors) waitClosed(held *heldDevice, mark openers.Mark) {
 	ctx := context.Background()
-	if d.openers.AwaitClosed(ctx, mark, releaseTime) || held.mountable {
+	if d.openers.AwaitClosed(ctx, mark, ReleaseTime) || held.mountable {
 		return
 	}
 	// If it stays busy, somebody else has it by now.
-	fd, _ := openFree(ctx, releaseTime, func() (int, error) { return openByIdentity(held.device, unix.O_EXCL) })
+	fd, _ := openFree(ctx, ReleaseTime, func() (int, error) { return openByIdentity(held.device, unix.O_EXCL) })
 	sys.CloseAlone(fd)
 }
 
@@ -198,6 +198,16 @@ func (d *descriptors) query(id identity) (q openers.Query, err error) {
 	}
 	if q.Own > 0 {
 		q.FD, err = unix.FcntlInt(from, unix.F_DUPFD_CLOEXEC, 3)
+	}
+	return q, err
+}
+
+// question is about a device that is open here, or is opened for it.
+func (d *descriptors) question(of volume.Device) (q openers.Query, err error) {
+	q, err = d.query(identityOf(of))
+	if q.Own == 0 {
+		q.Own = 1
+		q.FD, err = openAgain(of)
 	}
 	return q, err
 }

@@ -19,32 +19,21 @@ const (
 	// momentTime bounds the wait for somebody who has a device open only briefly, such as a program
 	// that probes it. A refused caller tries again after half a second at best.
 	momentTime = 500 * time.Millisecond
-	// releaseTime bounds the wait for a VMM that is ending, and for the mounts of a sandbox that has
+	// ReleaseTime bounds the wait for a VMM that is ending, and for the mounts of a sandbox that has
 	// just ended: the kernel removes a mount namespace some time after its last process.
-	releaseTime = 2 * time.Second
-	// endTime bounds the wait for a process that was killed: the kernel frees the memory of a VM first.
-	endTime = 10 * time.Second
+	ReleaseTime = 2 * time.Second
+	// EndTime bounds the wait for a process that was killed: the kernel frees the memory of a VM first.
+	EndTime = 10 * time.Second
 )
-
-// RefuseUsed fails while anybody but this table has the volume's device open or mounted. It waits a
-// short time for a VMM that is ending.
-func (t *Table) RefuseUsed(ctx context.Context, r Request) error {
-	return t.refuseUsed(ctx, r, releaseTime)
-}
 
 // Note checks once who has the volume's device open, for Users.
 func (t *Table) Note(ctx context.Context, v *volume.Volume) {
-	_ = t.refuseUsed(ctx, Request{Volume: v}, 0) // the list of held devices has it
-}
-
-// AwaitUnused is RefuseUsed after those who had the device were ended.
-func (t *Table) AwaitUnused(ctx context.Context, r Request) error {
-	return t.refuseUsed(ctx, r, endTime)
+	_ = t.RefuseUsed(ctx, Request{Volume: v}, 0) // the list of held devices has it
 }
 
 // Holders opens the processes that have the volume's device open. The caller closes them.
 func (t *Table) Holders(ctx context.Context, r Request) (all []*openers.Process, err error) {
-	q, err := t.question(r)
+	q, err := t.open.question(r.Device)
 	if err != nil {
 		return nil, err
 	}
@@ -62,20 +51,12 @@ func (t *Table) Holders(ctx context.Context, r Request) (all []*openers.Process,
 	return all, err
 }
 
-// question is about a device that is open here, or is opened for it.
-func (t *Table) question(r Request) (q openers.Query, err error) {
-	q, err = t.open.query(identityOf(r.Device))
-	if q.Own == 0 {
-		q.Own = 1
-		q.FD, err = openAgain(r.Device)
-	}
-	return q, err
-}
-
-func (t *Table) refuseUsed(ctx context.Context, r Request, patience time.Duration) error {
-	q, err := t.question(r)
+// RefuseUsed fails while anybody but this table has the volume's device open or mounted. It waits for those
+// who are ending.
+func (t *Table) RefuseUsed(ctx context.Context, r Request, patience time.Duration) error {
+	q, err := t.open.question(r.Device)
 	if err != nil && isGone(r.Device, err) {
-		t.users.clear(r.Key)
+		t.users.clear(r.Volume)
 		return nil // there is nothing to give away
 	}
 	if err != nil {
@@ -99,10 +80,21 @@ const maxAsked = 64
 
 // Refresh asks again who has the held devices open.
 func (t *Table) Refresh(ctx context.Context) {
+	t.users.dropOthers()
+	byDevice := make(map[identity][]*volume.Volume) // two questions at once would count each other's descriptor
+	for _, held := range t.users.All() {
+		id := identityOf(held.Volume.Device)
+		byDevice[id] = append(byDevice[id], held.Volume)
+	}
 	var group errgroup.Group
 	group.SetLimit(maxAsked)
-	for _, held := range t.users.All() {
-		group.Go(func() error { t.Note(ctx, held.Volume); return nil })
+	for _, volumes := range byDevice {
+		group.Go(func() error {
+			for _, v := range volumes {
+				t.Note(ctx, v)
+			}
+			return nil
+		})
 	}
 	_ = group.Wait() // none fails
 }
@@ -140,7 +132,7 @@ func (t *Table) DropKept(ctx context.Context, wanted []volume.Device) {
 // known devices. It is for a volume whose device is not known: it may be that one.
 func (t *Table) RefuseKept(ctx context.Context, v *volume.Volume, known []volume.Device) error {
 	for _, file := range t.open.keptExcept(claimNames(known)) {
-		who, err := t.users.ofKept(ctx, file, releaseTime)
+		who, err := t.users.ofKept(ctx, file, ReleaseTime)
 		if err != nil {
 			return volume.Errorf(volume.Busy, "volume %s: its device is not known, and it cannot be proven that nobody has it open: %w", v.Target, err)
 		}

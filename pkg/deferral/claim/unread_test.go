@@ -24,7 +24,7 @@ func TestLoopDeviceThatCannotBeRead(t *testing.T) {
 		if err := c.users.RefuseAdopted(v, adopted); !errors.Is(err, unix.EMFILE) {
 			t.Errorf("beside a volume of another program: %v", err)
 		}
-		if err := c.RefuseUsed(t.Context(), Request{Volume: v}); volume.KindOf(err) != volume.Busy {
+		if err := c.RefuseUsed(t.Context(), Request{Volume: v}, ReleaseTime); volume.KindOf(err) != volume.Busy {
 			t.Errorf("a device that cannot be opened is free: %v", err)
 		}
 	})

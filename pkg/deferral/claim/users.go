@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/openers"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -30,6 +31,8 @@ type Held struct {
 	// Processes names some of those who have it, such as: process 4711 ("qemu-system-x86_64").
 	Processes string
 	Since     time.Time
+	// Sequence, of a device that was released by force, tells it from a later one with the same number.
+	Sequence string
 }
 
 // HeldError is part of the error for a device that others have open.
@@ -47,12 +50,59 @@ type Users struct {
 
 	mu   sync.Mutex
 	held map[volume.Key]Held
+	// forced are the devices that were released by force, until nobody has them. Freed is called then.
+	forced map[identity]Held
+	freed  func(*volume.Volume)
 }
 
 // NewUsers makes Users. Processes of the programs that servers returns do not count. It calls changed
 // when the held device of a volume changes.
 func NewUsers(finder Openers, servers func() []string, changed func(volume.Key)) *Users {
-	return &Users{openers: finder, servers: servers, changed: changed, held: make(map[volume.Key]Held)}
+	return &Users{openers: finder, servers: servers, changed: changed, held: make(map[volume.Key]Held), forced: make(map[identity]Held)}
+}
+
+// Force remembers a device that is released by force until nobody has it. Freed, which is the same for all,
+// is called then, without a lock.
+func (u *Users) Force(h Held, freed func(*volume.Volume)) {
+	h.Processes = unknownOpener
+	u.mu.Lock()
+	if before, known := u.held[h.Volume.Key]; known && before.Volume.Device.Same(h.Volume.Device) {
+		h.Processes = before.Processes
+		delete(u.held, h.Volume.Key)
+	}
+	u.forced[identityOf(h.Volume.Device)], u.freed = h, freed
+	u.mu.Unlock()
+	u.changed(h.Volume.Key)
+}
+
+// SequenceOf returns the kernel's serial number of what a block device number stands for now, such as one
+// attachment of a loop device. It is "" for an image, and where the kernel has none.
+func SequenceOf(d volume.Device) string {
+	if d.Kind != volume.BlockDevice {
+		return ""
+	}
+	dir := "/sys/dev/block/" + openers.Number(d.Major, d.Minor)
+	line, err := sys.ReadLine(dir + "/diskseq")
+	if err != nil {
+		line, _ = sys.ReadLine(dir + "/../diskseq") // of a partition's disk
+	}
+	return line
+}
+
+// dropOthers forgets the devices released by force whose numbers stand for others by now.
+func (u *Users) dropOthers() {
+	for _, h := range u.Forced() {
+		if now := SequenceOf(h.Volume.Device); now != h.Sequence && now != "" {
+			u.clear(h.Volume)
+		}
+	}
+}
+
+// Forced lists the devices that were released by force.
+func (u *Users) Forced() []Held {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return slices.Collect(maps.Values(u.forced))
 }
 
 // unknownOpener stands for who has a device open while that is not known.
@@ -73,7 +123,7 @@ func (u *Users) refuse(v *volume.Volume, others openers.Users, err error) error 
 		return volume.Errorf(volume.Busy, "volume %s: its device %s (%s) is %w: "+volume.TextEndVM,
 			v.Target, v.Device.Path, v.Device, &HeldError{By: others.Names})
 	}
-	u.clear(v.Key)
+	u.clear(v)
 	return nil
 }
 
@@ -88,9 +138,13 @@ func unprovenError(v *volume.Volume, err error) error {
 }
 
 func (u *Users) remember(v *volume.Volume, processes string) {
+	id := identityOf(v.Device)
 	u.mu.Lock()
 	before, known := u.held[v.Key]
-	if known || len(u.held) < maxHeld {
+	if forced, is := u.forced[id]; is && forced.Volume.Key == v.Key {
+		before, forced.Processes = forced, processes
+		u.forced[id] = forced
+	} else if known || len(u.held) < maxHeld {
 		since := time.Now()
 		if known {
 			since = before.Since
@@ -103,13 +157,22 @@ func (u *Users) remember(v *volume.Volume, processes string) {
 	}
 }
 
-func (u *Users) clear(key volume.Key) {
+// clear forgets the device of a volume, which nobody has: whoever has released it by force.
+func (u *Users) clear(v *volume.Volume) {
+	id := identityOf(v.Device)
 	u.mu.Lock()
-	_, known := u.held[key]
-	delete(u.held, key)
+	_, known := u.held[v.Key]
+	delete(u.held, v.Key)
+	forced, was := u.forced[id]
+	delete(u.forced, id)
+	freed := u.freed
 	u.mu.Unlock()
+	if was {
+		freed(forced.Volume)
+		u.changed(forced.Volume.Key)
+	}
 	if known {
-		u.changed(key)
+		u.changed(v.Key)
 	}
 }
 
@@ -120,6 +183,11 @@ func (u *Users) Get(key volume.Key) *Held {
 	if held, ok := u.held[key]; ok {
 		return &held
 	}
+	for _, held := range u.forced {
+		if held.Volume.Key == key {
+			return &held
+		}
+	}
 	return nil
 }
 
@@ -127,5 +195,7 @@ func (u *Users) Get(key volume.Key) *Held {
 func (u *Users) All() []Held {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return slices.SortedFunc(maps.Values(u.held), func(x, y Held) int { return cmp.Compare(x.Volume.Target, y.Volume.Target) })
+	all := slices.AppendSeq(slices.Collect(maps.Values(u.held)), maps.Values(u.forced))
+	slices.SortFunc(all, func(x, y Held) int { return cmp.Compare(x.Volume.Target, y.Volume.Target) })
+	return all
 }

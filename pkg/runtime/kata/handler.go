@@ -59,8 +59,8 @@ type Handler struct {
 }
 
 var (
-	_ runtime.Handler   = (*Handler)(nil)
-	_ deferral.Tracking = (*Handler)(nil)
+	_ runtime.Handler  = (*Handler)(nil)
+	_ deferral.Tracker = (*Handler)(nil)
 )
 
 // New makes the handler and removes what a kill left in TempDir.
@@ -147,28 +147,8 @@ func (h *Handler) Retract(ctx context.Context, v *volume.Volume) error {
 	return h.bindings.notes.forget(v.Key)
 }
 
-// Withdraw removes the volume's directory, if it is ours. The sandboxes whose ids are in it stay known.
-func (h *Handler) Withdraw(ctx context.Context, v *volume.Volume) error {
-	ids, err := h.bindings.candidates(v)
-	if err != nil {
-		return unknown(v, "a Kata sandbox", "the volume's directory cannot be read", err)
-	}
-	for _, id := range ids {
-		h.bindings.notes.add(v.Key, id, func(string) bool { return false })
-	}
-	return h.store.Retract(ctx, v)
-}
-
-// Sandboxes lists the sandboxes that are known to have had the volume, and those of its pod.
-func (h *Handler) Sandboxes(v *volume.Volume) []string {
-	ids, _ := h.bindings.candidates(v) // without those in a directory that cannot be read
-	return ids
-}
-
-// Disowned returns nil if the container runtime answers twice, and lists none of the sandboxes.
-func (h *Handler) Disowned(ctx context.Context, v *volume.Volume, ids []string) error {
-	return h.bindings.disowned(ctx, v, ids)
-}
+// Tracking asks the container runtime about the sandboxes of volumes.
+func (h *Handler) Tracking() deferral.Tracking { return tracking{bindings: h.bindings, store: h.store} }
 
 // Orphans lists the volumes that are not known and have a directory of ours or a record.
 func (h *Handler) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {

@@ -92,20 +92,20 @@ func TestBothWordsAreNeeded(t *testing.T) {
 		shim := b.startShim(t, v, "sb1")
 		b.remove("sb1")
 		wantForgotten(t, b, v, "sb1")
-		if err := b.h.Withdraw(t.Context(), v); err != nil {
+		if err := b.h.Tracking().Withdraw(t.Context(), v); err != nil {
 			t.Fatal(err)
 		}
 		wantForgotten(t, b, v, "sb1") // what is known of it stays
-		if err := b.h.Disowned(t.Context(), v, []string{"sb1"}); err != nil {
+		if err := b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"}); err != nil {
 			t.Error(err)
 		}
 		if _, err := b.h.Publish(t.Context(), v); err != nil {
 			t.Fatal(err)
 		}
 		b.add(v.PodUID, "sb1")
-		wantError(t, b.h.Disowned(t.Context(), v, []string{"sb1"}), volume.Busy, v, "sb1", "crictl stopp")
+		wantError(t, b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"}), volume.Busy, v, "sb1", "crictl stopp")
 		b.setAway(errAway)
-		wantError(t, b.h.Disowned(t.Context(), v, []string{"sb1"}), volume.Busy, v, "sb1", "containerd is away")
+		wantError(t, b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"}), volume.Busy, v, "sb1", "containerd is away")
 		b.setAway(nil)
 		if err := shim.Shim.Kill(); err != nil {
 			t.Fatal(err)
