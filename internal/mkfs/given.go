@@ -18,7 +18,7 @@ var ownMarks = map[string]mark{"ext2": extMark, "ext3": extMark, "ext4": extMark
 func (j *job) checkGiven(ctx context.Context) error {
 	own, known := ownMarks[j.req.FSType]
 	if known {
-		if marked, err := j.dev.bears(own); marked || err != nil {
+		if marked, err := j.bears(own); marked || err != nil {
 			return err
 		}
 	}
@@ -41,8 +41,8 @@ func (j *job) checkGiven(ctx context.Context) error {
 }
 
 // bears reports whether the device has a mark. It does not keep others from the device.
-func (d *device) bears(m mark) (bool, error) {
-	file, err := d.open(unix.O_RDONLY | unix.O_DIRECT)
+func (j *job) bears(m mark) (bool, error) {
+	file, err := j.dev.open(unix.O_RDONLY | unix.O_DIRECT)
 	if err != nil {
 		return false, err
 	}
@@ -54,12 +54,12 @@ func (d *device) bears(m mark) (bool, error) {
 	}
 	buffer, err := newAligned(grain)
 	if err != nil {
-		return false, d.errorf(volume.Internal, "cannot be read: %w", err)
+		return false, j.dev.errorf(volume.Internal, "cannot be read: %w", err)
 	}
 	defer buffer.free()
 	data, err := buffer.read(file, place, size)
 	if err != nil {
-		return false, d.errorf(volume.Internal, "cannot be read at byte %d: %w", place.start, err)
+		return false, j.dev.errorf(volume.Internal, "cannot be read at byte %d: %w", place.start, err)
 	}
 	return m.within(data, place.start), nil
 }
