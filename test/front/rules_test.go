@@ -269,6 +269,34 @@ func TestHostDoesNotMountWhatASandboxHad(t *testing.T) {
 	n.wantClean()
 }
 
+// TestHostIsKeptFromWhatWasReleasedByForce: the VM writes on, also when the daemon was restarted.
+func TestHostIsKeptFromWhatWasReleasedByForce(t *testing.T) {
+	n := newNode(t, strings.Replace(deferAll, "}]", ", thenOnHost: allow}]", 1))
+	v := n.create("pv-1", "ext4", 16*mib)
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
+	device, _ := n.mountInfo(v, "pod-1")
+	vm := rig.Hold(t, "<>", device)
+	_, err := n.Admin().ReleaseVolume(t.Context(), &adminv1.ReleaseVolumeRequest{Volume: v.TargetOf("pod-1"), Force: true})
+	check.Must(t, err)
+	check.Must(t, n.unpublish(v, "pod-1"))
+	n.Extra = strings.Replace(n.Extra, "defer: true", "drivers: [other.example.com], defer: true", 1)
+	for range 2 {
+		for _, call := range []func() error{func() error { return n.stage(v) }, func() error { return n.publish(v, "pod-2") }} {
+			check.Code(t, call(), codes.Aborted, "released by force", fmt.Sprint(vm.Process.Pid))
+		}
+		n.restart()
+	}
+	vm.End()
+	check.Succeeds(t, "the stage on the host", func() error { return n.stage(v) })
+	check.Must(t, n.publish(v, "pod-2"))
+	n.wantMounted(v, "pod-2")
+	check.Must(t, n.unpublish(v, "pod-2"))
+	check.Must(t, n.unstage(v))
+	n.remove(v)
+	n.wantClean()
+}
+
 func TestRawBlockAndInlineVolumesPass(t *testing.T) {
 	n := newNode(t, deferNone)
 	v := n.create("pv-1", "ext4", 16*mib)
