@@ -17,7 +17,7 @@ import (
 
 // Rules by which pods ask for themselves: in one runtime class, and in none.
 const (
-	whoAsks = `[{name: who asks, runtimeHandlers: [crust], annotated: true, defer: true}]`
+	whoAsks = `[{name: who asks, runtimeHandlers: [crust], annotated: true, defer: true, thenOnHost: allow}]`
 	nobody  = `[{name: not today, runtimeHandlers: [crust], annotated: true, defer: false}]`
 )
 
