@@ -66,7 +66,7 @@ const badCertificate = "tls: failed to verify certificate"
 // IsCertificate reports whether an error is that of a server whose certificate is not accepted.
 func IsCertificate(err error) bool { return strings.Contains(err.Error(), badCertificate) }
 
-// MinutesOfTries are Reader's tries for a server that has to be started again: about five minutes.
+// MinutesOfTries is the number of Reader's tries that gives a server about five minutes to restart.
 const MinutesOfTries = 35
 
 // reconnect lets gRPC connect again within seconds, as often as a stream is begun again.
@@ -85,7 +85,7 @@ type Reader struct {
 	Wait time.Duration
 	// Tries is how many streams in a row may break without progress. 0 is a few.
 	Tries int
-	// Broken, if it is set, is told of each stream that broke, before the pause.
+	// Broken, if it is set, is called for each stream that broke, before the pause.
 	Broken func(err error, at int64, pause time.Duration)
 }
 
@@ -175,6 +175,6 @@ func notReady(namespace, name string) error {
 }
 
 func apiAudience(namespace, account, audience string) error {
-	return fmt.Errorf("the SnapshotMetadataService wants tokens for the audience %q, which are good for the API server too: its address could use the API "+
-		"as service account %s/%s. No token was sent: give the service an audience of its own, and find out who wrote the object", audience, namespace, account)
+	return fmt.Errorf("the SnapshotMetadataService asks for tokens with the audience %q, which the API server accepts too: the server at its address could use "+
+		"the API as service account %s/%s. No token was sent: give the service an audience of its own, and find out who wrote the object", audience, namespace, account)
 }

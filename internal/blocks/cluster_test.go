@@ -95,7 +95,7 @@ func TestCluster(t *testing.T) {
 		t.Errorf("%q, %v", token, err)
 	}
 	for _, own := range []string{"https://api", "https://old.api"} {
-		if token, err := c.Token(t.Context(), "backup", "client", own); err == nil || !strings.Contains(err.Error(), "good for the API server too") || token != "" {
+		if token, err := c.Token(t.Context(), "backup", "client", own); err == nil || !strings.Contains(err.Error(), "the API server accepts too") || token != "" {
 			t.Errorf("a token for the API server: %q, %v", token, err)
 		}
 	}

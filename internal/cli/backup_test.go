@@ -28,7 +28,7 @@ func TestBackupAndRestore(t *testing.T) {
 	write()
 	r := b.run("backup", "one", "--from", image, "--file", full, "--csi-socket", socket)
 	if r.code != ExitOK || !strings.HasPrefix(r.out, full+": 1MiB of data of a volume of 4MiB. SHA-256 ") ||
-		r.err != "crustctl: the stream broke at 12KiB: the driver stops; it is tried again in 250ms\n" {
+		r.err != "crustctl: the stream broke at 12KiB: the driver stops; retrying in 250ms\n" {
 		t.Fatalf("%+v", r)
 	}
 	copy(content[8192:], "changed")

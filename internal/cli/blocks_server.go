@@ -21,7 +21,7 @@ type blockServer struct {
 	csiSocket, secretsFile                   string
 	kubeconfig, kubeContext                  string
 	namespace, account, accountIn, forwarded string
-	// waiting, if it is set, has the server waited for, and gets a line for each pause.
+	// waiting, if it is set, makes the reader wait for the server, and gets a line for each pause.
 	waiting func(line string)
 }
 

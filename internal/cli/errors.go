@@ -189,9 +189,9 @@ var blockAdvice = map[codes.Code]string{
 	codes.PermissionDenied:   "Allow the service account to get volumesnapshots in the snapshot's namespace.",
 }
 
-// brokenStream is a line about a stream that is begun again after a pause.
+// brokenStream is the line for a stream that broke and is retried after a pause.
 func brokenStream(err error, at int64, pause time.Duration) string {
-	return fmt.Sprintf("the stream broke at %s: %s; it is tried again in %v", show.Size(at), show.Escape(status.Convert(err).Message()), pause)
+	return fmt.Sprintf("the stream broke at %s: %s; retrying in %v", show.Size(at), show.Escape(status.Convert(err).Message()), pause)
 }
 
 // explainBlocks adds to the error of a stream what to do about it.
@@ -215,7 +215,7 @@ func explainBlocks(ctx context.Context, err error) error {
 	st := answer.GRPCStatus()
 	advice := blockAdvice[st.Code()]
 	if blocks.IsCertificate(err) {
-		advice = "See the SnapshotMetadataService: has the authority of its caCert signed the server's certificate, and for the name in its address?"
+		advice = "Check the SnapshotMetadataService: its caCert must verify the server's certificate, and the certificate must name the host of its address."
 	}
 	return &explained{fmt.Errorf("%s (%s)", show.Escape(st.Message()), st.Code()), advice}
 }

@@ -128,11 +128,11 @@ you know that nobody writes: nothing else can tell.`,
 func endCmd(d *daemon, out *printer.Printer, keys *os.File) *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
-		Use: "end VOLUME", Short: "End the VM that keeps a volume although its sandbox is over",
-		Long: `End the process that has the device of a volume open although the container runtime
-does not know its sandbox any more, such as a VM that outlived its shim. crustctl shows
-the process, and why it is an orphan, and asks before it ends it. A process that is not
-known to be an orphan is not ended.`,
+		Use: "end VOLUME", Short: "End a VM that still has a volume although its sandbox has ended",
+		Long: `End a process that still has the device of a volume open although the container
+runtime does not know its sandbox any more, such as a VM that outlived its shim. crustctl
+shows the process and why it is an orphan, then asks for confirmation. It never ends a
+process that is not known to be an orphan.`,
 		Example: "  crustctl end 3f1c9a0b52de",
 		Args:    arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -149,7 +149,7 @@ known to be an orphan is not ended.`,
 			}
 			got, err := ask(cmd.Context(), d, adminv1.AdminClient.EndOrphans, req)
 			return printResult(out, got, err, func(got *adminv1.EndOrphansResponse) error {
-				return out.Line(fmt.Sprintf("%d processes were ended, and nobody has the device open.", len(got.GetOrphans())))
+				return out.Line(fmt.Sprintf("%d processes were ended. No process has the device open any more.", len(got.GetOrphans())))
 			})
 		},
 	}
@@ -162,14 +162,14 @@ func describeOrphans(found *adminv1.EndOrphansResponse, now time.Time) string {
 	for _, one := range found.GetOrphans() {
 		fmt.Fprintf(&text, "process %d (%q), control group %s, has the device", one.GetPid(), one.GetProgram(), show.Escape(one.GetControlGroup()))
 		if since := one.GetHeldSince(); since != nil {
-			fmt.Fprintf(&text, "; it was first in the way %s ago", now.Sub(since.AsTime()).Round(time.Second))
+			fmt.Fprintf(&text, "; this was first noticed %s ago", now.Sub(since.AsTime()).Round(time.Second))
 		}
 		fmt.Fprintf(&text, ".\nIt is an orphan: %s %s, which the container runtime does not know.\n", one.GetWhy(), one.GetSandbox())
 	}
 	return text.String()
 }
 
-// confirm shows what is to be ended, and fails unless a person at a terminal, or --yes, agrees.
+// confirm shows what would be ended. It fails unless --yes is set or the user confirms at a terminal.
 func confirm(cmd *cobra.Command, keys *os.File, yes bool, what string) error {
 	if _, err := fmt.Fprint(cmd.ErrOrStderr(), what); err != nil || yes {
 		return err

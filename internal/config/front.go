@@ -23,8 +23,8 @@ type Front struct {
 	// PrivateDir is where drivers are asked to stage and publish devices: among kubelet's own
 	// raw block volumes. Their containers see only what lies below kubelet's plugins directory.
 	PrivateDir string `json:"privateDir"`
-	// MarksDir has a file for each volume that a sandbox had read-write. A reboot must not
-	// empty it.
+	// MarksDir has a file for each volume that a sandbox had read-write. It must survive a
+	// reboot.
 	MarksDir string `json:"marksDir"`
 	// DefaultFSType is for volumes whose request names no filesystem.
 	DefaultFSType string `json:"defaultFSType"`
@@ -124,8 +124,8 @@ func (c Config) Warnings() []string {
 		lines = append(lines, "reconcileInterval: 0 is never: what a crash leaves stays until somebody runs crustctl reconcile")
 	}
 	if rawBlock := filepath.Join(c.KubeletRoot, "plugins/kubernetes.io/csi/volumeDevices"); !sys.Within(rawBlock, c.Front.PrivateDir) {
-		lines = append(lines, fmt.Sprintf("front.privateDir: it does not lie below %s, and some drivers (Proxmox) take volumes elsewhere for "+
-			"filesystems: leave the key out", rawBlock))
+		lines = append(lines, fmt.Sprintf("front.privateDir: it is not below %s, and some drivers (Proxmox) treat volumes elsewhere as "+
+			"filesystems: remove the key", rawBlock))
 	}
 	if len(c.Policy.Rules) > 0 && !c.Front.Enabled {
 		return append(lines, "policy.rules: they decide for drivers behind the front only, and front.enabled is false")

@@ -33,7 +33,7 @@ type Kata struct {
 	TempDir string `json:"tempDir"`
 	// Filesystems are those that the guest can mount.
 	Filesystems []string `json:"filesystems"`
-	// EndOrphans has a release end a VMM whose sandbox the container runtime does not know any more.
+	// EndOrphans: a release ends a VMM whose sandbox the container runtime does not know any more.
 	EndOrphans bool `json:"endOrphans"`
 }
 

@@ -56,7 +56,7 @@ func TestWarnings(t *testing.T) {
 		front + rule:            `policy.rules[0] ("a").runtimeHandlers: no pod's runtime is known here`,
 		front + cluster + rule:  "",
 		"reconcileInterval: 0s": "reconcileInterval: 0 is never",
-		"front: {privateDir: /var/lib/kubelet/plugins/x}":                                 "front.privateDir: it does not lie below",
+		"front: {privateDir: /var/lib/kubelet/plugins/x}":                                 "front.privateDir: it is not below",
 		"front: {privateDir: /var/lib/kubelet/plugins/kubernetes.io/csi/crust-proxy.dev}": "", // the default of older files
 	} {
 		cfg, err := load(t, file)

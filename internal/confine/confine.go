@@ -1,9 +1,8 @@
-// Package confine starts programs that parse what a tenant wrote, so that a program which
-// is taken over by a crafted filesystem can harm only the device that it was given.
+// Package confine starts programs that parse filesystems written by a tenant. If a crafted
+// filesystem takes over such a program, it can harm only the device that it was given.
 //
-// It is done without a helper program: a thread of its own gives up what the program is
-// not to have, starts it, and ends. Only limits are set from outside, since they belong to
-// a process and not to a thread.
+// There is no helper program: a separate thread gives up its rights, starts the program, and
+// ends. Only the limits are set from outside, because they belong to a process, not to a thread.
 package confine
 
 import (
@@ -21,7 +20,7 @@ import (
 
 // Box is what a program may have.
 type Box struct {
-	// Device is open, with O_PATH at least: the only file that it may open for writing.
+	// Device is the only file that the program may open for writing. O_PATH is enough here.
 	Device *os.File
 	// Memory bounds its address space, in bytes.
 	Memory uint64
@@ -31,16 +30,16 @@ type Box struct {
 
 // Start starts cmd as cmd.Start does, confined:
 //
-//   - no capabilities and no new privileges. If the device's node is not root's own,
-//     CAP_DAC_OVERRIDE stays, which opening it takes.
-//   - by Landlock, where the kernel has it, no file but programs, libraries, /proc and /sys
-//     for reading, and the device.
-//   - by a seccomp filter, where the kernel has it, no sockets, no signals, and nothing else
-//     that root can do to others without a capability.
-//   - limits of memory, processor time, files and their size. The kernel's OOM killer takes
-//     it first.
+//   - No capabilities and no new privileges. If root does not own the device's node, the program
+//     keeps CAP_DAC_OVERRIDE, which it needs to open the node.
+//   - Landlock, if the kernel has it, allows the device, and reading of programs, libraries,
+//     /proc and /sys.
+//   - A seccomp filter, if the kernel has it, denies sockets, signals, and all else that root can
+//     do to others without a capability.
+//   - Memory, processor time, and the number and size of files are limited. The kernel's OOM
+//     killer chooses the program first.
 //
-// It stays uid 0: a device's node is root's.
+// The program stays uid 0, because root owns a device's node.
 func (b Box) Start(cmd *exec.Cmd) error {
 	err := onThreadOfItsOwn(func() error {
 		if err := b.enter(filepath.Dir(cmd.Path)); err != nil {
@@ -51,15 +50,15 @@ func (b Box) Start(cmd *exec.Cmd) error {
 	if err != nil {
 		return err
 	}
-	// It runs already. What counts is the sum, which it cannot have reached by now.
+	// The program runs already. It cannot have used up any limit by now.
 	if err := b.limit(cmd.Process.Pid); err != nil {
 		return errors.Join(fmt.Errorf("it cannot be limited: %w", err), cmd.Process.Kill(), cmd.Wait())
 	}
 	return nil
 }
 
-// onThreadOfItsOwn calls do on a thread that ends with it. It is not the main thread: that
-// one stands for the process in /proc, and does not end.
+// onThreadOfItsOwn calls do on a thread that ends afterwards. The main thread cannot be used: it
+// represents the process in /proc, and does not end.
 func onThreadOfItsOwn(do func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -74,8 +73,8 @@ func onThreadOfItsOwn(do func() error) error {
 	return <-done
 }
 
-// enter gives up this thread's rights. The order matters: no_new_privs allows the other
-// steps to whoever has no capability, and the filter forbids some of them.
+// enter gives up this thread's rights. The order matters: no_new_privs must be first, because the
+// other steps need it without capabilities, and the filter last, because it denies some of them.
 func (b Box) enter(programs string) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no_new_privs: %w", err)
@@ -100,7 +99,7 @@ func dropCapabilities(device *os.File) error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	if int(st.Uid) != unix.Geteuid() {
-		// With no_new_privs an exec as root gives what was permitted before, and no more.
+		// With no_new_privs, exec as root adds no capability to the permitted ones.
 		data[0].Permitted = 1 << unix.CAP_DAC_OVERRIDE
 		data[0].Effective = data[0].Permitted
 	}
@@ -116,8 +115,8 @@ const (
 	firstToGo = 1000
 )
 
-// Memory is what e2fsck, the hungriest of the programs, takes for a filesystem of this many
-// bytes with as many files as mkfs provides for, and less than what systemd's unit leaves.
+// Memory is the limit for a filesystem of this many bytes. It is enough for e2fsck, which needs
+// most, with as many files as mkfs provides for, and less than what systemd's unit allows.
 func Memory(size int64) uint64 {
 	const least, most, share = 128 << 20, 768 << 20, 128
 	return uint64(min(least+size/share, most)) //nolint:gosec // no size is negative

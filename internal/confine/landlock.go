@@ -12,8 +12,8 @@ import (
 const (
 	read = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
 	run  = read | unix.LANDLOCK_ACCESS_FS_EXECUTE
-	// change is what an open device takes. The right to use ioctl on it is known to the
-	// kernel from version 5 on.
+	// change is the access to the device. Kernels know the right to use ioctl on it from
+	// Landlock's version 5 on.
 	change = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 	// ofFiles are the rights that a rule for a file may have.
 	ofFiles = unix.LANDLOCK_ACCESS_FS_EXECUTE | change | unix.LANDLOCK_ACCESS_FS_TRUNCATE
@@ -26,8 +26,8 @@ var accessible = map[string]uint64{
 	"/proc": read, "/sys": read, "/dev/null": change,
 }
 
-// restrictFiles restricts this thread and its children to programs, among them those of one
-// more directory, and to the device.
+// restrictFiles allows this thread and its children only the accessible files, the directory
+// programs, and the device.
 func restrictFiles(device *os.File, programs string) error {
 	version, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno == unix.ENOSYS || errno == unix.EOPNOTSUPP || errno == unix.EPERM {
@@ -36,7 +36,7 @@ func restrictFiles(device *os.File, programs string) error {
 	if errno != 0 {
 		return errno
 	}
-	// Zeros are accepted for what this kernel does not know.
+	// The kernel accepts fields that it does not know if they are zero.
 	handled := unix.LandlockRulesetAttr{Handled_access_fs: handledBy(int(version))}
 	if version >= 4 {
 		handled.Handled_access_net = unix.LANDLOCK_ACCESS_NET_BIND_TCP | unix.LANDLOCK_ACCESS_NET_CONNECT_TCP
@@ -60,7 +60,7 @@ func restrictFiles(device *os.File, programs string) error {
 	return nil
 }
 
-// handledBy returns all rights on files that a version of Landlock can take away.
+// handledBy returns all rights on files that a version of Landlock can deny.
 func handledBy(version int) uint64 {
 	rights := uint64(unix.LANDLOCK_ACCESS_FS_MAKE_SYM<<1 - 1)
 	for right, since := range map[uint64]int{

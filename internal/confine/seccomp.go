@@ -12,7 +12,7 @@ import (
 // denied are the system calls that root can use without any capability against other
 // processes, files that Landlock does not guard, or the kernel. They fail with EPERM.
 var denied = []uint32{
-	// Sockets: who can connect to the container runtime's has the node.
+	// Sockets: a process that can connect to the container runtime's socket controls the node.
 	unix.SYS_SOCKET, unix.SYS_IO_URING_SETUP,
 	// Other processes of root.
 	unix.SYS_KILL, unix.SYS_TKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO,
@@ -54,7 +54,7 @@ var (
 	end    = unix.SockFilter{Code: answer, K: unix.SECCOMP_RET_KILL_PROCESS}
 )
 
-// filterCalls denies this thread and its children system calls.
+// filterCalls denies the system calls to this thread and its children.
 func filterCalls() error {
 	arch, ok := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}[runtime.GOARCH]
 	if !ok {
@@ -85,11 +85,12 @@ func filter(arch uint32) []unix.SockFilter {
 	program = append(program, is(ifEqual, unix.SYS_CLONE3, absent)...)
 	program = append(program, is(ifEqual, unix.SYS_CLONE, slices.Concat([]unix.SockFilter{argument(0)},
 		is(ifHas, unix.CLONE_NEWUSER, refuse), []unix.SockFilter{allow})...)...)
-	// mkfs.xfs insists on both, which take CAP_SYS_ADMIN: a size of the kernel's blocks, which
-	// its direct I/O does not go by, and what follows an fsync, to empty the page cache.
+	// mkfs.xfs fails if one of these fails, and both need CAP_SYS_ADMIN. It does not depend on
+	// either: its direct I/O ignores the kernel's block size, and it empties the page cache
+	// only after an fsync.
 	program = append(program, is(ifEqual, unix.SYS_IOCTL, slices.Concat([]unix.SockFilter{argument(1)},
 		is(ifEqual, unix.BLKBSZSET, ignore), is(ifEqual, unix.BLKFLSBUF, ignore), []unix.SockFilter{allow})...)...)
-	// Limits of its own are its own business.
+	// A program may read and lower its own limits.
 	program = append(program, is(ifEqual, unix.SYS_PRLIMIT64, slices.Concat([]unix.SockFilter{argument(0)},
 		is(ifEqual, 0, allow), []unix.SockFilter{refuse})...)...)
 	// Go's scheduler sends SIGURG to our other threads from the thread that starts the

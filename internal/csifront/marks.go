@@ -32,12 +32,12 @@ func (m marker) of(id staging.VolumeID) *decision.Mark {
 	return out
 }
 
-// mark marks a volume that a sandbox gets read-write, unless the policy lets the host mount it
-// later. It reports whether it was marked just now. An inline volume ends with its only pod. A
-// mark of a handler whose sandboxes are no guests is replaced by that of one whose are.
+// mark marks a volume that a sandbox gets read-write, unless the policy allows the host to mount
+// it later. It reports whether the mark is new. Inline volumes are not marked: they end with
+// their only pod. The mark of a virtual machine replaces that of a handler with HostMounts.
 //
-// A volume that a pod has already was marked then, or was not to be. Only a rule that refuses
-// changes that: an older crust-proxy may have deferred it.
+// If the volume is published already, its first publish has decided. It is marked then only if
+// a rule refuses explicitly, because an older crust-proxy may have deferred it without a mark.
 func (m marker) mark(w policy.Input, mark staging.Mark, published bool) (marked bool, err error) {
 	then := m.policy.ThenOnHost(w, mark.Rule)
 	if w.Inline || decision.IsInlineID(mark.VolumeID) || then == policy.HostAllowed || then == "" && published {
@@ -60,6 +60,6 @@ func (m marker) markReleased(v *volume.Volume) {
 	w := policy.Input{Driver: v.Driver, FSType: v.FSType, AccessMode: v.Origin.AccessMode}
 	mark := staging.Mark{Driver: v.Driver, VolumeID: v.Origin.VolumeID, Rule: v.Origin.Rule, Handler: v.Handler}
 	if _, err := m.mark(w, mark, true); err != nil {
-		m.log.Error("the volume is not marked as one that a sandbox had read-write", zap.String("volume", v.Target), zap.Error(err))
+		m.log.Error("the volume cannot be marked, so this node may mount it although a sandbox had it read-write", zap.String("volume", v.Target), zap.Error(err))
 	}
 }

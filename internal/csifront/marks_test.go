@@ -96,8 +96,8 @@ func TestMarksThatCannotBeRead(t *testing.T) {
 	r := markRig(t)
 	r.ok(nil, os.Remove(r.cfg.MarksDir))
 	r.ok(nil, os.Symlink("marks", r.cfg.MarksDir))
-	r.refused(r.use("runc", false), codes.Internal, "cannot be read whether", r.cfg.MarksDir)
-	r.refused(r.use("kata", false), codes.Internal, "cannot be recorded", r.cfg.MarksDir)
+	r.refused(r.use("runc", false), codes.Internal, "not known whether", r.cfg.MarksDir)
+	r.refused(r.use("kata", false), codes.Internal, "must be recorded", r.cfg.MarksDir)
 	r.ok(nil, r.use("kata", true))
 	other := markPolicy("")
 	other.Rules[0].Drivers = []string{"other.example.com"}

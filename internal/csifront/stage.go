@@ -154,7 +154,7 @@ func (s *stageCall) refuse(err error) error {
 	return s.proxy.recordRefusal(s.proxy.refusalDraft(s.w, &s.verdict, s.pod), err)
 }
 
-// unstage has the driver unstage the volume, and removes its record.
+// unstage asks the driver to unstage the volume, and removes its record.
 func (p *driverProxy) unstage(ctx context.Context, id staging.VolumeID, stagingPath string, forward forwardFunc) ([]byte, error) {
 	if published := p.front.cfg.Volumes.OfOrigin(id.Driver, id.ID); len(published) > 0 {
 		return nil, stillPublished(id, published[0].Target) // the device must not go away under a pod
@@ -182,9 +182,9 @@ func (p *driverProxy) unstage(ctx context.Context, id staging.VolumeID, stagingP
 	return reply, nil
 }
 
-// askToUnstage has the driver unstage the volume where it has it. If the record was lost, that
-// is the private path, which derives from the request alone, or kubelet's. Where the driver has
-// nothing it is not asked: some take the disk on which the path lies for the volume.
+// askToUnstage asks the driver to unstage the volume at the path where it is staged. If the record
+// is lost, that is the private path, which derives from the request alone, or kubelet's path. The
+// driver is not asked at a path where nothing is staged: some would unstage the disk around it.
 func (p *driverProxy) askToUnstage(ctx context.Context, rec *staging.Record, stagingPath string, forward forwardFunc) ([]byte, error) {
 	asDevice, err := p.stager.UnstageDevice(ctx, rec.ID, stagingPath)
 	if err != nil {

@@ -126,8 +126,8 @@ func (d *daemon) run(ctx context.Context) error {
 	defer d.flushSpans(ctx, endTracing)
 	d.tracer = tracer
 	if err := sys.ProbeOpenat2(); err != nil {
-		return fmt.Errorf("paths cannot be resolved safely without openat2, so no volume could come or go: run Linux 5.6 or newer, and no "+
-			"seccomp filter that refuses the call (RestrictSUIDSGID= of systemd makes one): %w", err)
+		return fmt.Errorf("openat2 does not work, and without it paths cannot be resolved safely: use Linux 5.6 or newer, and remove any "+
+			"seccomp filter that refuses the call (systemd's RestrictSUIDSGID= adds one): %w", err)
 	}
 	release, err := lockRunDir(ctx, d.log, cfg.RunDir, cfg.KubeletRoot, lockWait)
 	if err != nil {

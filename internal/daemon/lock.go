@@ -56,7 +56,7 @@ func openLock(dir string) (*os.File, error) {
 	return os.OpenFile(filepath.Join(dir, "daemon.lock"), os.O_CREATE|os.O_RDONLY|unix.O_NOFOLLOW, 0o600) //nolint:gosec // our own directory
 }
 
-// lockWaiter waits for a lock while an earlier daemon ends, and logs whose it is.
+// lockWaiter waits for a lock while an earlier daemon ends, and logs which process holds it.
 type lockWaiter struct {
 	log      *zap.Logger
 	patience time.Duration
@@ -65,12 +65,12 @@ type lockWaiter struct {
 func (w lockWaiter) lock(ctx context.Context, file *os.File, taken, remedy string) error {
 	err := sys.Lock(ctx, int(file.Fd()), 0)
 	if errors.Is(err, unix.EWOULDBLOCK) && w.patience > 0 {
-		w.log.Warn(taken+": waiting for its end", zap.String("holder", holderOf(file)), zap.Duration("atMost", w.patience))
+		w.log.Warn(taken+": waiting until it ends", zap.String("holder", holderOf(file)), zap.Duration("atMost", w.patience))
 		err = sys.Lock(ctx, int(file.Fd()), w.patience)
 	}
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		return fmt.Errorf("%s, and this one serves nothing: %s: %s", taken, holderOf(file), remedy)
+		return fmt.Errorf("%s, so this one cannot start: %s: %s", taken, holderOf(file), remedy)
 	case err != nil && ctx.Err() == nil:
 		return fmt.Errorf("lock %s: %w", file.Name(), err)
 	}

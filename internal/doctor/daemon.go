@@ -14,7 +14,7 @@ func checkDaemon(_ context.Context, n Node, d Daemon) []Finding {
 	if !d.up() {
 		found := []Finding{failure(d.Advice, "the daemon does not answer: %v", d.Err)}
 		if holder := sys.LockHolder(n.at(n.RunDir) + "/daemon.lock"); holder != "" {
-			found = append(found, failure("end it, or see why it does not end", "the lock of the run directory %s is held by %s", n.RunDir, holder))
+			found = append(found, failure("end it, or find out why it does not end", "the lock of the run directory %s is held by %s", n.RunDir, holder))
 		}
 		return found
 	}

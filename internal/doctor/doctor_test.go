@@ -188,7 +188,7 @@ func fileFaults() []bad {
 			tr.write("/proc/sys/fs/inotify/max_user_watches", "0\n")
 			tr.kataVolume(targetA, goodInfo)
 		}), Error, "max_user_watches is 0 with 1", "sysctl"},
-		{"no marks", "marks", run(func(_ tree, n *Node) { n.MarksDir = "/nowhere" }), Error, "cannot be read", "makes the directory"},
+		{"no marks", "marks", run(func(_ tree, n *Node) { n.MarksDir = "/nowhere" }), Error, "cannot be read", "creates the directory"},
 		{"few watches", "limits", run(func(tr tree, _ *Node) { tr.write("/proc/sys/fs/inotify/max_user_watches", "100\n") }), Warn, "max_user_watches", "sysctl"},
 		{"mounts full", "limits", run(func(tr tree, _ *Node) { tr.write("/proc/sys/fs/mount-max", "100\n") }), Error, "mount-max", "sysctl"},
 	}

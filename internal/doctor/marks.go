@@ -15,7 +15,7 @@ import (
 // longer exist.
 const manyMarks = 100_000
 
-// rulesByPod names the rules by which it depends on the pod whether a volume is deferred.
+// rulesByPod names the rules that defer the volumes of some pods only.
 func rulesByPod(c config.Config) []string {
 	var names []string
 	for _, rule := range c.Policy.Rules {
@@ -26,15 +26,15 @@ func rulesByPod(c config.Config) []string {
 	return names
 }
 
-// checkMarks counts the volumes that the host does not mount after a sandbox. That rules go by
-// the pod is no fault: it is said each time, because another node does not know of the mark.
+// checkMarks counts the volumes that the host does not mount after a sandbox. Rules that depend
+// on the pod are no error, but are always named, because another node does not have the mark.
 func checkMarks(_ context.Context, n Node, _ Daemon) []Finding {
 	if n.MarksDir == "" {
-		return []Finding{okay("the front is off, and keeps no volume from the host")}
+		return []Finding{okay("the front is off, so there are no marks")}
 	}
 	names, err := namesIn(n.at(n.MarksDir), manyMarks)
 	if err != nil {
-		return []Finding{failure(n.Service.Restart()+", which makes the directory, or put right what is wrong with it",
+		return []Finding{failure(n.Service.Restart()+", which creates the directory, or repair it",
 			"the marks in %s cannot be read, so no volume that a rule could defer is mounted on the host: %v", n.MarksDir, err)}
 	}
 	if len(names) == manyMarks {
@@ -42,7 +42,7 @@ func checkMarks(_ context.Context, n Node, _ Daemon) []Finding {
 	}
 	seen := fmt.Sprintf("%d volumes were read-write in a sandbox of this node and are not mounted on the host", len(names))
 	if len(n.RulesByPod) > 0 {
-		seen += "; other nodes do not know that, and the rules " + strings.Join(n.RulesByPod, ", ") + " go by the pod"
+		seen += "; other nodes do not know that, and the rules " + strings.Join(n.RulesByPod, ", ") + " depend on the pod"
 	}
 	return []Finding{okay("%s", seen)}
 }

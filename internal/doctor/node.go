@@ -41,7 +41,7 @@ type Node struct {
 	KubeletRegistry string
 	FrontRegistry   string
 	// MarksDir has a mark of each volume that the host does not mount after a sandbox; empty
-	// where the front is off. RulesByPod are the names of rules that go by the pod.
+	// where the front is off. RulesByPod are the names of rules that depend on the pod.
 	MarksDir   string
 	RulesByPod []string
 	// ContainerdSocket is containerd's gRPC socket; empty where it is not used.

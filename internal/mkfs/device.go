@@ -87,8 +87,8 @@ func (d *device) takeLock(ctx context.Context) error {
 	place := int64(unix.Major(d.number))<<20 | int64(unix.Minor(d.number))
 	locked, err := d.lockByte(ctx, place, lockWait)
 	if err == nil && !locked {
-		return d.errorf(volume.Busy, "is being looked at or formatted, maybe by an mkfs that this daemon started "+
-			"before it was restarted: the volume is served when that has ended")
+		return d.errorf(volume.Busy, "is being examined or formatted, perhaps by an mkfs that was started before this "+
+			"daemon was restarted: repeat the call when it has ended")
 	}
 	return err
 }
@@ -114,8 +114,8 @@ func (d *device) lockByte(ctx context.Context, place int64, wait time.Duration) 
 	}
 }
 
-// growingByte is the byte of the lock file for the node's one growth, behind all others. The
-// programs that grow inherit the lock, as that of the device.
+// growingByte is the byte of the lock file that allows only one growth at a time on the node. It
+// is after the bytes of all devices. e2fsck and resize2fs inherit this lock, and the device's.
 const growingByte = 1 << 62
 
 // writingLock is the byte of the lock file that stands for a volume which is written to.

@@ -129,7 +129,7 @@ func (f *Formatter) CheckWriting(id string) error {
 	case err != nil:
 		return volume.Errorf(volume.Busy, "it cannot be seen whether mkfs still writes to the device: %w", err)
 	case lock.Type != unix.F_UNLCK:
-		return volume.Errorf(volume.Busy, "mkfs or resize2fs still writes to the device: the call is to be repeated when it has ended")
+		return volume.Errorf(volume.Busy, "mkfs or resize2fs still writes to the device: repeat the call when it has ended")
 	}
 	return nil
 }

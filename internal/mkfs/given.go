@@ -12,9 +12,9 @@ import (
 // ownMarks are the marks of the filesystems that are recognized by their superblock alone.
 var ownMarks = map[string]mark{"ext2": extMark, "ext3": extMark, "ext4": extMark, "xfs": xfsMark, "btrfs": btrfsMark}
 
-// checkGiven looks at a device that a driver which defers by itself hands over: the driver
-// is responsible for what is on it, but a sandbox could not mount a blank one, or one that
-// holds something else. Where the superblock is in its place, no more than that is read.
+// checkGiven examines a device from a driver that defers by itself. The driver is responsible
+// for the contents, but a sandbox could not mount a blank device or another filesystem. If the
+// expected superblock is found, nothing else is read.
 func (j *job) checkGiven(ctx context.Context) error {
 	own, known := ownMarks[j.req.FSType]
 	if known {
@@ -27,8 +27,8 @@ func (j *job) checkGiven(ctx context.Context) error {
 	case err != nil:
 		return err
 	case found.blank(j.f.cfg.AcceptLeftovers):
-		return j.dev.errorf(unmet, "is blank, and the driver, which defers by itself, is to hand over a device that holds %s: "+
-			"look at the driver's log; until it is mended, exclude the volume by a policy rule", j.req.FSType)
+		return j.dev.errorf(unmet, "is blank, but a driver that defers by itself must hand over a device that holds %s: "+
+			"check the driver's log; until the driver is fixed, exclude the volume by a policy rule", j.req.FSType)
 	case !known:
 		return nil
 	}
@@ -36,11 +36,11 @@ func (j *job) checkGiven(ctx context.Context) error {
 	if what == "" {
 		what = "no known signature"
 	}
-	return j.dev.errorf(unmet, "holds %s, and the driver, which defers by itself, hands it over as %s: correct the filesystem "+
-		"type that it gives, or the device", what, j.req.FSType)
+	return j.dev.errorf(unmet, "holds %s, but the driver, which defers by itself, reports %s: correct the filesystem "+
+		"type that it reports, or the device", what, j.req.FSType)
 }
 
-// bears reports whether the device has a mark. It does not keep others from the device.
+// bears reports whether the device has a mark. It opens the device without O_EXCL.
 func (j *job) bears(m mark) (bool, error) {
 	file, err := j.dev.open(unix.O_RDONLY | unix.O_DIRECT)
 	if err != nil {

@@ -17,17 +17,17 @@ import (
 // growWait is how long a volume waits for another one's growth.
 const growWait = time.Minute
 
-// growth grows an ext4 that is smaller than its device, as one is that was restored or
-// cloned into a larger volume. What goes wrong keeps no pod waiting: the sandbox gets the
-// filesystem as it is, and the log says why it is small. Only one whose growth was cut off,
-// and that e2fsck does not repair by itself, is refused.
+// growth grows an ext4 that is smaller than its device, for example after a restore or a clone
+// into a larger volume. A failure does not stop the pod: the sandbox gets the filesystem as it
+// is, and the log has the reason. Only a filesystem whose growth was interrupted, and that
+// e2fsck cannot repair by itself, is refused.
 //
-// Programs of this node parse the volume's filesystem here, which somebody else wrote.
-// The check is ended when it takes too long; resize2fs is not.
+// Here programs of this node parse a filesystem that somebody else wrote. e2fsck is killed when
+// it takes too long; resize2fs is never killed.
 type growth struct {
 	j    *job
 	uuid string
-	// cutOff: an earlier one was, so the filesystem is not sound until e2fsck has passed it.
+	// cutOff: an earlier growth was interrupted, so e2fsck must check the filesystem first.
 	cutOff bool
 }
 
@@ -65,7 +65,7 @@ func (g *growth) needed(ctx context.Context) (needed bool, size int64, err error
 	case g.cutOff && err != nil:
 		return false, 0, g.refuse(err.Error())
 	case g.cutOff && !may:
-		return false, 0, g.refuse("it is not checked, because the volume is read-only, or a rule says that it is not to grow")
+		return false, 0, g.refuse("it is not checked, because the volume is read-only or its rule has grow: false")
 	case err != nil:
 		return false, 0, nil
 	}
@@ -88,8 +88,8 @@ func (g *growth) sizes(ctx context.Context) (super *superblock.Super, device int
 	return super, device, err
 }
 
-// alone grows the filesystem while no other one of this node is grown. It says why it did
-// not.
+// alone grows the filesystem while no other one of this node is grown. If it did not, why has the
+// reason.
 func (g *growth) alone(ctx context.Context) (why string, err error) {
 	locked, err := g.j.dev.lockByte(ctx, growingByte, growWait)
 	if err != nil {
@@ -98,7 +98,7 @@ func (g *growth) alone(ctx context.Context) (why string, err error) {
 	if !locked {
 		const why = "another volume of this node is being grown"
 		if g.cutOff {
-			return "", g.j.dev.errorf(volume.Busy, "holds an ext4 whose growth was cut off, and %s: the call is to be repeated", why)
+			return "", g.j.dev.errorf(volume.Busy, "holds an ext4 whose growth was cut off, and %s: repeat the call", why)
 		}
 		return why, nil
 	}
@@ -112,13 +112,14 @@ func (g *growth) alone(ctx context.Context) (why string, err error) {
 	return why, nil
 }
 
-// refuse refuses a filesystem that resize2fs may have left in between.
+// refuse is the error for a filesystem that an interrupted resize2fs may have left inconsistent.
 func (g *growth) refuse(why string) error {
 	return g.j.dev.errorf(unmet, "holds an ext4 whose growth was cut off: %s. Run e2fsck -f on the device by hand, and publish again; "+
 		"or restore the volume", why)
 }
 
-// resize says why it did not grow the filesystem, or nothing, and whether it is sound.
+// resize grows the filesystem. If that failed, why has the reason; sound is false if the
+// filesystem must not be used.
 func (g *growth) resize(ctx context.Context) (why string, sound bool) {
 	program, err := g.j.f.tool("resize2fs")
 	if err != nil {
@@ -149,7 +150,7 @@ func (g *growth) resize(ctx context.Context) (why string, sound bool) {
 	return why, true
 }
 
-// fsck says why the filesystem is not sound, or nothing.
+// fsck runs e2fsck, and returns why the filesystem is not sound, or "".
 func (g *growth) fsck(ctx context.Context) (why string) {
 	program, err := g.j.f.tool("e2fsck")
 	if err != nil {

@@ -102,7 +102,7 @@ func (j *job) once(ctx context.Context) (formatted bool, err error) {
 		return false, j.complete(context.WithoutCancel(ctx))
 	}
 	if found.labelled() {
-		j.f.cfg.Log.Warn("an ext4 is labelled as one whose making was cut off, and no such making is on record: it is handed "+
+		j.f.cfg.Log.Warn("the label of an ext4 says that mkfs was interrupted, but there is no record of it: the filesystem is handed "+
 			"over as it is, and its root directory may lack its mode", zap.String("volume", j.req.Volume), zap.String("device", j.req.Path))
 	}
 	if !found.blank(j.f.cfg.AcceptLeftovers) {

@@ -32,8 +32,8 @@ func (c *contents) is(fsType string) bool {
 	return !c.probe.ambivalent && c.probe.tags["TYPE"] == fsType && c.probe.tags["PTTYPE"] == ""
 }
 
-// labelled tells whether an ext4 says so of itself, which whoever can write to it can have
-// it say.
+// labelled reports whether an ext4 has the label for this. Anybody who can write to the
+// filesystem can set the label, so it proves nothing.
 func (c *contents) labelled() bool { return c.is("ext4") && c.probe.tags["LABEL"] == labelNoMode }
 
 // blank tells whether the device holds nothing. leftovers lets bytes be that are
@@ -141,9 +141,9 @@ func (d *device) refuseReplay(fsType string) error {
 	case err != nil:
 		return d.errorf(volume.Internal, "cannot be read: %w", err)
 	case dirty:
-		return d.errorf(unmet, "holds a %s that was not unmounted cleanly, and the volume is read-only, so that its journal "+
-			"cannot be replayed: mount it read-write once, in a pod that has the volume read-write, or mount it as it is, by "+
-			"mountOptions: [%s] of the StorageClass or the PersistentVolume: a frozen snapshot is whole then, and anything else "+
+		return d.errorf(unmet, "holds a %s that was not unmounted cleanly, and the volume is read-only, so its journal "+
+			"cannot be replayed: mount it once in a pod that has the volume read-write, or mount it without a replay, with "+
+			"mountOptions: [%s] in the StorageClass or the PersistentVolume: a frozen snapshot is complete then, anything else "+
 			"may lack its last writes", fsType, mountopt.NoReplay(fsType))
 	}
 	return nil

@@ -90,8 +90,8 @@ func (j *job) runMkfs(ctx context.Context, mkfs program, arguments arguments, uu
 	}
 	failpoint.Hit("format-after-mkfs")
 	if ran.refusedBusy() {
-		return nil, j.dev.errorf(volume.Busy, "was taken by another program before mkfs.%s could have it (%s): "+
-			"the call is to be repeated", j.req.FSType, ran.text())
+		return nil, j.dev.errorf(volume.Busy, "was opened by another program before mkfs.%s could open it (%s): "+
+			"repeat the call", j.req.FSType, ran.text())
 	}
 	if ran.failed() {
 		return nil, j.dev.errorf(volume.Internal, "mkfs.%s failed (%s): %s", j.req.FSType, ran.how(), ran.text())
@@ -99,7 +99,7 @@ func (j *job) runMkfs(ctx context.Context, mkfs program, arguments arguments, uu
 	return ran, nil
 }
 
-// ended takes off the record what was begun on the filesystem.
+// ended removes the intent: what was begun on the filesystem is complete.
 func (j *job) ended() error {
 	if err := j.dev.intent.end(); err != nil {
 		return j.dev.errorf(volume.Internal, "%w", err)

@@ -158,7 +158,7 @@ func (c *counter) loopOver(inodes []uint64, devices []File, skip ...[]File) (nam
 			return false, err
 		}
 		if err != nil || !slices.Contains(devices, got.under) && !got.isOver(inodes) {
-			return true, nil // what is not known of a device of others stops no volume
+			return true, nil // an unknown device of others stops no volume
 		}
 		name = "this node's kernel: the loop device " + NodeOf(loop) + " lies on it, or on the same data"
 		used = got.opens > 1 // ours
@@ -173,7 +173,7 @@ func (c *counter) loopOver(inodes []uint64, devices []File, skip ...[]File) (nam
 // countNode counts a loop device that another one lies on.
 func (c *counter) countNode(file File, depth int) (count, error) {
 	if depth == maxLayers {
-		return count{}, fmt.Errorf("%d loop devices lie over one another", maxLayers)
+		return count{}, fmt.Errorf("more than %d loop devices are stacked", maxLayers)
 	}
 	return lookAt(file, sys.NoFD, func(fd int) (count, error) { return c.count(fd, file) })
 }

@@ -24,7 +24,7 @@ const (
 // IsLoop reports whether a device is a loop device.
 func IsLoop(file File) bool { return file.Block && file.Major == loopMajor }
 
-// looks are at loop devices: their opening, too, may wait for what they lie on.
+// looks bounds calls on loop devices: even an open may wait for the backing file or device.
 var looks sys.Looks[File]
 
 // lookAt opens a loop device, by a descriptor of it if there is one, and looks at it.
@@ -88,14 +88,14 @@ func isLoopName(name string) bool {
 	return ok && err == nil
 }
 
-// mayWait reports whether the opening of a loop device may wait for what that lies on: it reads or writes there at
-// the moment, as for its partitions, and has a name there that none of the devices has.
+// mayWait reports whether an open of a loop device may wait for its backing: it has I/O in flight, for
+// example for its partitions, and its backing file has a name that none of the devices has.
 func mayWait(loop File, devices []File) bool {
 	busy := attribute(loop, "inflight")
 	return strings.Trim(busy, " 0") != "" && !mayLieOn(loop, devices)
 }
 
-// mayLieOn reports whether a loop device lies on one of the block devices by the name of that.
+// mayLieOn reports whether a loop device's backing file has the name of one of the block devices.
 func mayLieOn(loop File, devices []File) bool {
 	name := path.Base(attribute(loop, "loop/backing_file"))
 	return name != "." && slices.ContainsFunc(devices, func(of File) bool {

@@ -156,7 +156,7 @@ func (f *Finder) Holders(ctx context.Context, q Query) ([]Holder, error) {
 	return slices.DeleteFunc(have.processes, func(h Holder) bool { return slices.Contains(q.Servers, h.Program) }), err
 }
 
-// OpenProcess gets hold of a process, and reads its names. The caller closes it.
+// OpenProcess opens a pidfd of a process, and reads its names. The caller closes it.
 func (f *Finder) OpenProcess(of Holder) (*Process, error) {
 	if f.count != nil {
 		if err := inFirstNamespace(); err != nil {
@@ -200,7 +200,7 @@ func (f *Finder) Layers(file File, fd int) ([]File, error) {
 		}
 		layers, fd = append(layers, file), sys.NoFD
 	}
-	return layers, fmt.Errorf("%d loop devices lie over one another", maxLayers)
+	return layers, fmt.Errorf("more than %d loop devices are stacked", maxLayers)
 }
 
 // under returns what a loop device lies on. It is read from the kernel's memory, if possible: the loop

@@ -55,7 +55,7 @@ func openProcess(of Holder) (*Process, error) {
 	return p, nil
 }
 
-// Close lets go of the process.
+// Close closes the pidfd.
 func (p *Process) Close() { sys.CloseFD(p.fd) }
 
 // maxNameBytes bounds what is read of a process.
@@ -94,8 +94,8 @@ func readHead(path string) ([]byte, error) {
 // sandboxID is the form of the ids that containerd and CRI-O give to sandboxes.
 var sandboxID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// InGroups returns the ids of sandboxes, and of containers, that stand as a whole in the process's control
-// groups.
+// InGroups returns the ids of sandboxes and containers in the process's control groups. Parts of ids do not
+// count.
 func (p *Process) InGroups() []string { return idsIn(p.groups) }
 
 // InArguments returns those in its arguments.

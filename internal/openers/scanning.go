@@ -75,7 +75,7 @@ func (s *scanning) loopOver(ctx context.Context, layers []File, q *Query) (name 
 			return false, err
 		}
 		if err != nil || !slices.ContainsFunc(under[1:], func(f File) bool { return slices.Contains(layers, f) || slices.Contains(q.Stack, f) }) {
-			return true, nil // what is not known of a device of others stops no volume
+			return true, nil // an unknown device of others stops no volume
 		}
 		by, err := s.usersOf(ctx, loop)
 		if err == nil && (by != "" || !layers[0].Block) {

@@ -70,7 +70,7 @@ func (v *podVolume) noteMount(container string, mount *corev1.VolumeMount, stays
 	}
 }
 
-// noteUse notes one mount of the volume by a container. It does not count beyond two.
+// noteUse records one mount of the volume by a container, at most two per container.
 func (v *podVolume) noteUse(container string) {
 	times := 0
 	for _, name := range v.Mounts {

@@ -68,7 +68,7 @@ func (r *Rule) problems(i int, handlers []string) []error {
 		wrong(".annotated: anybody who may make a pod can write the annotation: name the runtimeHandlers whose pods may ask")
 	}
 	if r.hasNoEffect() {
-		wrong(": handler, format, mkfsOptions, rootMode and thenOnHost have no effect in a rule that does not defer: set defer: true, or take them out")
+		wrong(": handler, format, mkfsOptions, rootMode and thenOnHost have no effect in a rule that does not defer: set defer: true, or remove them")
 	}
 	if !r.hasGoodRootMode() {
 		wrong(".rootMode: %q is not of the form \"0775\" or \"2775\": permissions in octal, in quotes, with the setgid bit at the most",

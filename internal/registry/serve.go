@@ -59,12 +59,12 @@ func (r *Registry) makeRoom(name string) error {
 		r.parts.Go(func() { one.stop(r.cfg.Patience()) })
 		return nil
 	}
-	return refusef("driver %s: crust-proxy stands in for %d drivers already, which is its bound: remove registrars that are not used from %s",
+	return refusef("driver %s: crust-proxy stands in for %d drivers already, which is the limit: remove registrars that are not used from %s",
 		name, maxServed, r.cfg.Registry)
 }
 
 // mostNames bounds the drivers of one container or service, so that it cannot take the places of
-// all others. Its control group tells it: a container cannot make another one.
+// all others. It is recognized by its control group, because a container cannot create another one.
 const mostNames = 16
 
 // hasMany reports whether one container or service has as many names as it may. The caller
@@ -80,7 +80,7 @@ func (r *Registry) hasMany(from string) bool {
 }
 
 func tooManyNames(name, socket string) error {
-	return refusef("driver %s: the container or service behind %s registers %d drivers already, which is its bound", name, socket, mostNames)
+	return refusef("driver %s: the container or service behind %s has registered %d drivers already, which is the limit", name, socket, mostNames)
 }
 
 func (r *Registry) whose(ctx context.Context, socket string) string {

@@ -6,9 +6,8 @@ import (
 	"fmt"
 )
 
-// EncodeJSON encodes a record that a reader takes up to limit bytes of. A longer one is an
-// error: nobody could read it. HTML is not escaped, because that makes a text six times as
-// long.
+// EncodeJSON encodes a record of at most limit bytes, the size up to which it is read back. A
+// longer record is an error. HTML is not escaped, because that can make a text six times as long.
 func EncodeJSON(value any, limit int) ([]byte, error) {
 	var b bytes.Buffer
 	encoder := json.NewEncoder(&b)

@@ -26,7 +26,7 @@ func Lock(ctx context.Context, fd int, most time.Duration) error {
 	}
 }
 
-// LockHolder names the process that has a file locked for a person; "" is that this one sees none.
+// LockHolder describes the process that has locked a file, for an error text. It is "" if none can be seen.
 func LockHolder(file string) string {
 	var st unix.Stat_t
 	locks, err := os.ReadFile("/proc/locks")

@@ -7,17 +7,17 @@ import (
 )
 
 const (
-	// lookTime is how long a caller waits for a look.
+	// lookTime bounds how long a caller waits.
 	lookTime = time.Second
-	// maxHung bounds the looks that take longer, each of which has a thread in the kernel.
+	// maxHung bounds the calls that take longer. Each of them occupies a thread.
 	maxHung = 64
 )
 
-// ErrHangs is the error for a look that takes too long, as at a file of a server that does not answer.
-var ErrHangs = errors.New("a look at it hangs, as on a filesystem whose server does not answer")
+// ErrHangs is returned when see takes too long, for example on a file whose server does not answer.
+var ErrHangs = errors.New("it hangs, as on a filesystem with a server that does not answer")
 
-// Looks looks at things of others, which may hang in the kernel: one look at a time for each key. No
-// caller waits long for it. The zero value is ready to use.
+// Looks bounds system calls on files and devices of others, which may hang in the kernel: one call at a
+// time per key, and no caller waits longer than lookTime. The zero value is ready to use.
 type Looks[K comparable] struct {
 	mu   sync.Mutex
 	last map[K]*look
@@ -29,7 +29,7 @@ type look struct {
 	hung bool
 }
 
-// Look runs see, which must change nothing that the caller has: after ErrHangs it still runs.
+// Look runs see. After ErrHangs see is still running, so it must not change data of the caller.
 func Look[K comparable, V any](l *Looks[K], key K, see func() (V, error)) (seen V, err error) {
 	late := time.NewTimer(lookTime)
 	defer late.Stop()
@@ -61,7 +61,7 @@ func Look[K comparable, V any](l *Looks[K], key K, see func() (V, error)) (seen 
 	return seen, ErrHangs
 }
 
-// begin waits until nobody looks there.
+// begin waits until no other call for the key is running.
 func (l *Looks[K]) begin(key K, late <-chan time.Time) (*look, error) {
 	for {
 		l.mu.Lock()

@@ -47,7 +47,8 @@ func Mounts(ctx context.Context, table string, wanted func(line string) bool) ([
 	return mountinfo.GetMountsFromReader(&few, func(*mountinfo.Info) (skip, stop bool) { loop.Step(); return false, false })
 }
 
-// remoteTypes begin the types of filesystems that ask a server, which may not answer. Who waits for it cannot be killed.
+// remoteTypes are prefixes of the types of filesystems with a server. While the server does not answer,
+// a process that waits for it cannot be killed.
 var remoteTypes = []string{"9p", "afs", "autofs", "ceph", "cifs", "fuse", "lustre", "nfs", "smb", "virtiofs"}
 
 // IsRemote reports whether a path lies on such a filesystem, by its name. The path itself is not looked at.

@@ -66,7 +66,7 @@ func (s *store) loadHeld(boot string) (all []claim.Held, problems []error) {
 	return all, problems
 }
 
-var errNoHeld = errors.New("whether somebody still has that device is not shown")
+var errNoHeld = errors.New("crustctl cannot show whether a process still has that device open")
 
 // noteForced records that the device of a volume is released by force.
 func (r *remover) noteForced(v *volume.Volume) error {

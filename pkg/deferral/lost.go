@@ -84,8 +84,8 @@ func (l *lostVolumes) cause(rec *record, device string, err error) error {
 		volume.TextDelete+": %w", rec.Target, l.store.path(volumesDir, rec.Key), device, err)
 }
 
-// reclaim claims a volume's device again. The error of a lost volume then says whether that is
-// so: nobody may rely on a claim that is not held.
+// reclaim claims a volume's device again. It updates the error of a lost volume, which says whether
+// the device is claimed.
 func (l *lostVolumes) reclaim(ctx context.Context, known *entry) error {
 	if known.lost == nil {
 		return l.claims.Reclaim(ctx, known.rec.claim())

@@ -24,18 +24,19 @@ type Orphan struct {
 	Since time.Time
 }
 
-// orphanTime is how long a device has to be held before the daemon ends an orphan by itself: a VM that
-// ends by itself does so sooner.
+// orphanTime is how long a device must be held before the daemon ends an orphan by itself. A VM that is
+// ending needs less time.
 const orphanTime = 10 * time.Second
 
-// orphans finds and ends orphans. A process is one if all of this is so: the kernel names it among those
-// who have this very device open; its control groups or its arguments name a sandbox that is known to
-// have had this volume, or its control group is that of the volume's user and names a sandbox; and the
-// container runtime, asked twice, lists none of the sandboxes that it names. A process that names no
-// sandbox, or another one, is never an orphan.
+// orphans finds and ends orphans. A process is an orphan if all of these are true; one that names no
+// sandbox of the volume never is:
+//   - The kernel says that it has this very device open.
+//   - Its control groups or arguments name a sandbox that is known to have had this volume, or its
+//     control group is that of the volume's user and names a sandbox.
+//   - The container runtime, asked twice, lists none of the sandboxes that it names.
 type orphans struct {
 	parts
-	// auto is set if a release ends the orphans that are in its way.
+	// auto is set if a release ends the orphans that block it.
 	auto    bool
 	onEnded func(*volume.Volume, Orphan, error)
 }
@@ -47,8 +48,8 @@ func (o *orphans) find(ctx context.Context, rec *record) (found []Orphan, handle
 	case !able:
 		return nil, nil, volume.Errorf(volume.Unsupported, "volume %s: its runtime handler cannot tell which sandboxes have ended: end its processes by hand", rec.Target)
 	case o.claims.IsShared(rec.Device):
-		return nil, nil, volume.Errorf(volume.Unsupported, "volume %s: other volumes share its device, so that it is not known whose its processes are: "+
-			"end them by hand", rec.Target)
+		return nil, nil, volume.Errorf(volume.Unsupported, "volume %s: other volumes share its device, so it is not known which volume a process uses: "+
+			"end the processes by hand", rec.Target)
 	}
 	named, err := o.named(ctx, rec, handler)
 	if err != nil {
@@ -97,13 +98,13 @@ func (o *orphans) named(ctx context.Context, rec *record, handler Tracking) (fou
 	case len(found) > 0:
 		return found, nil
 	case err != nil:
-		return nil, volume.Errorf(volume.Busy, "volume %s: who has its device %s open %w: %w: `kill -9` it on the node if its sandbox has gone",
+		return nil, volume.Errorf(volume.Busy, "volume %s: the process that has its device %s open %w: %w: if its sandbox has ended, `kill -9` it on the node",
 			rec.Target, rec.Device.Path, errCannotEnd, err)
 	case len(others) > 0:
-		return nil, volume.Errorf(volume.Unsupported, "volume %s: its device %s is open in %s: that names no sandbox of this volume, and may be anything: "+
+		return nil, volume.Errorf(volume.Unsupported, "volume %s: its device %s is open in %s, which names no sandbox of this volume, so it may be anything: "+
 			"find out what it is, and end it by hand", rec.Target, rec.Device.Path, strings.Join(others, ", "))
 	}
-	return nil, volume.Errorf(volume.NotFound, "volume %s: no process has its device %s open: if it is not released, `crustctl get` says why", rec.Target, rec.Device.Path)
+	return nil, volume.Errorf(volume.NotFound, "volume %s: no process has its device %s open: if the volume is not released, `crustctl get` says why", rec.Target, rec.Device.Path)
 }
 
 // examine reads what a process names. Its sandbox is "" if it names none of the volume's.
@@ -122,8 +123,8 @@ func examine(p *openers.Process, v *volume.Volume, known []string) candidate {
 	return one
 }
 
-// end ends the orphans of a volume that have one of the numbers, or all for nil, and waits until nobody
-// has the device. It returns those that it has ended.
+// end ends the orphans of a volume with these process ids (nil: all of them), waits until no process has
+// the device open, and returns the orphans that it has ended.
 func (o *orphans) end(ctx context.Context, rec *record, pids []int) (ended []Orphan, err error) {
 	found, handler, err := o.find(ctx, rec)
 	if err != nil {
@@ -145,8 +146,8 @@ func (o *orphans) end(ctx context.Context, rec *record, pids []int) (ended []Orp
 	return ended, o.claims.RefuseUsed(ctx, rec.claim(), claim.EndTime)
 }
 
-// kill ends one orphan. Meanwhile another process may have its number: the pidfd is opened first, and
-// what is known of the process is found out again while that holds it.
+// kill ends one orphan. Another process may have got its id meanwhile. So kill opens a pidfd first, and
+// then checks again that the process is an orphan.
 func (o *orphans) kill(ctx context.Context, rec *record, handler Tracking, one Orphan) error {
 	holders, err := o.claims.Holders(ctx, rec.claim())
 	defer func() {
@@ -183,8 +184,8 @@ func (o *orphans) report(rec *record, one Orphan, err error) {
 	}
 }
 
-// clear ends the orphans that keep a volume from being released, after the error of refuseUsed, and
-// returns what is in the way then.
+// clear ends the orphans that block the release of a volume. cause is the error of refuseUsed. It returns
+// the error that still blocks the release.
 func (o *orphans) clear(ctx context.Context, rec *record, cause error) error {
 	_, isHeld := errors.AsType[*claim.HeldError](cause)
 	held := o.users.Get(rec.Key)
@@ -202,8 +203,7 @@ func (o *orphans) clear(ctx context.Context, rec *record, cause error) error {
 	return cause // it is no orphan, or not known to be one
 }
 
-// Orphans lists the processes that keep the device of a volume although its sandbox is over, or says why
-// there are none.
+// Orphans lists the orphans that have the device of a volume open. If there are none, the error says why.
 func (u Users) Orphans(ctx context.Context, key volume.Key) ([]Orphan, error) {
 	rec, err := u.orphans.record(key)
 	if err != nil {
@@ -213,7 +213,7 @@ func (u Users) Orphans(ctx context.Context, key volume.Key) ([]Orphan, error) {
 	return found, err
 }
 
-// EndOrphans ends those of them that have one of the numbers.
+// EndOrphans ends the orphans of a volume with these process ids.
 func (u Users) EndOrphans(ctx context.Context, key volume.Key, pids []int) ([]Orphan, error) {
 	rec, err := u.orphans.record(key)
 	if err != nil {

@@ -50,12 +50,12 @@ type Tracking interface {
 	Sandboxes(v *volume.Volume) []string
 }
 
-// ForgottenError is part of the error for sandboxes whose shims answer, although the container runtime,
-// which is being followed, does not list them.
+// ForgottenError is part of the error for forgotten sandboxes: their shims answer, but the container
+// runtime does not list them. It is used only while the container runtime is followed.
 type ForgottenError struct{ Sandboxes []string }
 
 func (e *ForgottenError) Error() string {
-	return "the shim of sandbox " + strings.Join(e.Sandboxes, ", ") + " answers, although the container runtime does not list that sandbox"
+	return "the shim of sandbox " + strings.Join(e.Sandboxes, ", ") + " answers, although the container runtime does not list it"
 }
 
 // NewForgotten is the error of InUse for forgotten sandboxes.
@@ -64,7 +64,7 @@ func NewForgotten(v *volume.Volume, sandboxes ...string) error {
 }
 
 func forgottenError(v *volume.Volume, of *ForgottenError) error {
-	return volume.Errorf(volume.Busy, "volume %s: %w, so that it may have the device %s: repeat, or end the shim and its VM", v.Target, of, v.Device.Path)
+	return volume.Errorf(volume.Busy, "volume %s: %w, so the sandbox may have the device %s: repeat, or end the shim and its VM", v.Target, of, v.Device.Path)
 }
 
 func forgottenIn(err error) *ForgottenError {

@@ -43,9 +43,9 @@ func (r *remover) refuseUsed(ctx context.Context, rec *record) error {
 	return cmp.Or(r.refuseHeld(ctx, rec), err)
 }
 
-// refuseRelease is refuseUsed after orphans were ended, and returns the forgotten sandboxes of which disown can find out more. A
-// projection whose record is lost could not be made again, and for a shared device the kernel's count does
-// not tell whose opens it counts.
+// refuseRelease is refuseUsed, and ends orphans if they block the release. It returns forgotten sandboxes
+// that disown can examine. disown is not possible if the record is lost, because the projection could not be
+// made again, nor for a shared device, because the kernel's count does not say which volume has it open.
 func (r *remover) refuseRelease(ctx context.Context, known *entry) (*ForgottenError, error) {
 	err := r.refuseUsed(ctx, known.rec)
 	if err != nil {
@@ -60,9 +60,9 @@ func (r *remover) refuseRelease(ctx context.Context, known *entry) (*ForgottenEr
 // disownTime bounds disown, which holds the volume's lock.
 const disownTime = 10 * time.Second
 
-// disown proves that forgotten sandboxes have ended, whatever their shims answer: they cannot find the
-// volume any more, the container runtime still knows none of them, and nobody has the device open. It is
-// called with the volume's lock, and on failure makes the projection again. So does a restart.
+// disown proves that forgotten sandboxes have ended, even if their shims answer: after the projection is
+// withdrawn, the container runtime still lists none of them and no process has the device open. The caller
+// holds the volume's lock. On failure disown makes the projection again, and a restart does so too.
 func (r *remover) disown(ctx context.Context, rec *record, of *ForgottenError) error {
 	handler, able := r.handlers.tracking(&rec.Volume)
 	if !able {

@@ -115,7 +115,7 @@ func (e *entry) setProblem(problem error) {
 	e.problem = problem
 }
 
-// setRefusal records why a volume that is to be released was not; nil is for one that has a user again.
+// setRefusal records why the release of a volume was refused. nil means that it is published again.
 func (t *table) setRefusal(key volume.Key, refusal error) {
 	if known := t.get(key); known == nil || known.removing || known.refusal == nil && refusal == nil {
 		return

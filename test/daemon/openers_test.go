@@ -61,7 +61,7 @@ func denyCall(t *testing.T, d *rig.Daemon, call int) {
 	d.Programs = programs
 }
 
-// TestDaemonWithoutOpenat2 does not say that it is ready: no volume could come or go.
+// TestDaemonWithoutOpenat2 does not say that it is ready: without openat2 no path can be resolved.
 func TestDaemonWithoutOpenat2(t *testing.T) {
 	d := rig.NewDaemon(t)
 	denyCall(t, d, unix.SYS_OPENAT2)
@@ -69,7 +69,7 @@ func TestDaemonWithoutOpenat2(t *testing.T) {
 	if code := d.WaitEnd(time.Minute); code != 1 {
 		t.Errorf("it ended with %d", code)
 	}
-	if log := d.Log(); !strings.Contains(log, "cannot be resolved safely without openat2") || strings.Contains(log, `"msg":"serving"`) {
+	if log := d.Log(); !strings.Contains(log, "without it paths cannot be resolved safely") || strings.Contains(log, `"msg":"serving"`) {
 		t.Errorf("the log:\n%s", log)
 	}
 }

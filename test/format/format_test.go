@@ -122,7 +122,7 @@ func TestDeviceOfADriverThatDefersByItself(t *testing.T) {
 		device, backing := r.blank()
 		spoil(backing)
 		if !strings.HasPrefix(name, "ext") || strings.HasSuffix(name, "copy") {
-			r.refused(device, backing, "ext4", volume.FormatDriver, false, volume.InUse, "hands it over as ext4")
+			r.refused(device, backing, "ext4", volume.FormatDriver, false, volume.InUse, "reports ext4")
 		}
 		accepted := "f2fs" // which only its own kernel can read
 		if name == "ext2" || name == "ext3" {

@@ -92,13 +92,13 @@ func publishedOtherwise(req *VolumeRequest, verdict *policy.Verdict, deferred bo
 
 func hadBySandbox(req *VolumeRequest, mark *Mark) error {
 	if mark.Err != nil {
-		return volume.Errorf(volume.Internal, "volume %s: it cannot be read whether a sandbox had it read-write, and the node's kernel does not "+
-			"mount what a guest may have written: put right what is wrong with %s, or have thenOnHost: allow set in the policy's rule: %w",
+		return volume.Errorf(volume.Internal, "volume %s: it is not known whether a sandbox had it read-write, and the node's kernel does not "+
+			"mount what a guest may have written: repair %s, or set thenOnHost: allow in the policy's rule: %w",
 			req.Path, mark.Path, mark.Err)
 	}
 	return volume.Errorf(volume.Denied, "volume %s: a sandbox had it read-write on this node (handler %q, %s, since %s), and the node's kernel "+
-		"does not mount what a guest may have written: use it in a sandbox, or have thenOnHost: allow set in that rule or the "+
-		"file %s removed", req.Path, mark.Handler, mark.Rule, mark.Since.Format(time.RFC3339), mark.Path)
+		"does not mount what a guest may have written: use it in a sandbox, set thenOnHost: allow in that rule, or remove "+
+		"the file %s", req.Path, mark.Handler, mark.Rule, mark.Since.Format(time.RFC3339), mark.Path)
 }
 
 func secondWriter(req *VolumeRequest, holder string, couldShare bool) error {

@@ -55,8 +55,8 @@ func repeatedNames(names []string) (repeated []string) {
 const (
 	attachedTwice = "several containers mount one volume: under Kata's runtime-rs the volume is attached a second time when one of them " +
 		"restarts, which then never starts again or damages the filesystem; mount it in one container, or use Kata's Go runtime"
-	mountedTwice = "a container mounts one volume at several paths: Kata's runtime-rs attaches the volume once for each, and no container of the " +
-		"pod that starts or restarts after that one ever starts; mount it at one path, or use Kata's Go runtime"
+	mountedTwice = "a container mounts one volume at several paths: Kata's runtime-rs attaches the volume once per path, and afterwards no container of " +
+		"the pod can start or restart; mount it at one path, or use Kata's Go runtime"
 	neverUnmounted = "the last element of a mount path has a space: Kata's runtime-rs never unmounts such a volume, and its journal must be " +
 		"replayed at the next mount; choose another mount path, or use Kata's Go runtime"
 )

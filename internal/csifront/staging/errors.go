@@ -11,7 +11,7 @@ func recordError(id VolumeID, err error) error {
 }
 
 func markError(id VolumeID, dir string, err error) error {
-	return volume.Errorf(volume.DiskKind(err), "volume %s of driver %s: a sandbox is to have it read-write, and that cannot be recorded below %s: %w",
+	return volume.Errorf(volume.DiskKind(err), "volume %s of driver %s: before a sandbox gets it read-write, this must be recorded below %s, and that failed: %w",
 		refusal.Clip(id.ID), id.Driver, dir, err)
 }
 
@@ -30,14 +30,14 @@ func noBlockAdvice(rule string) string {
 
 func noRawBlock(driver, rule, did string) error {
 	if did != "" {
-		did = ": asked for a device, it " + did
+		did = ": when it was asked for a device, it " + did
 	}
 	return refusal.WithParty(volume.PartyDriver, volume.Errorf(volume.Unsupported, "the driver %s has no raw block volumes%s%s",
 		driver, did, noBlockAdvice(rule)))
 }
 
 func stillMounted(driver, where string) error {
-	return volume.Errorf(volume.Busy, "the driver %s was asked to unstage the volume, and something is still mounted at %s", driver, where)
+	return volume.Errorf(volume.Busy, "the driver %s was asked to unstage the volume, but something is still mounted at %s", driver, where)
 }
 
 func stillWritten(id VolumeID, err error) error {

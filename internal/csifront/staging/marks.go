@@ -28,15 +28,14 @@ type Mark struct {
 
 const maxMark = 64 << 10
 
-// Marks keeps a file for each marked volume in a directory that a reboot does not empty. No
-// call reads the directory, and nothing removes a mark: a volume that is deleted leaves its own.
-// Their number has no bound but the disk's, because a bound could only drop a mark, or refuse
-// the volumes of everybody after one tenant had made many.
+// Marks keeps a file for each marked volume in a directory that survives a reboot. No call lists
+// the directory. A deleted volume's mark stays, and the number of marks is not limited: a limit
+// would have to drop marks, or refuse all new volumes after one tenant had created many.
 type Marks struct{ dir string }
 
 func openMarks(dir string, log *zap.Logger) *Marks {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		log.Error("the directory of marks cannot be made, so each volume that would be marked is refused", zap.String("path", dir), zap.Error(err))
+		log.Error("the directory of marks cannot be created, so each volume that needs a mark is refused", zap.String("path", dir), zap.Error(err))
 	}
 	return &Marks{dir: dir}
 }
@@ -44,12 +43,12 @@ func openMarks(dir string, log *zap.Logger) *Marks {
 // Path is where the mark of a volume is, if there is one.
 func (m *Marks) Path(id VolumeID) string { return filepath.Join(m.dir, FileName(id)) }
 
-// Get returns the mark of a volume, or nil. With an error it is not known whether the volume is
-// marked. A file that cannot be parsed is a mark too.
+// Get returns the mark of a volume, or nil. After an error it is not known whether the volume is
+// marked. A file that cannot be parsed counts as a mark.
 func (m *Marks) Get(id VolumeID) (*Mark, error) {
 	raw, err := sys.ReadSmall(m.Path(id), maxMark)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Without its directory, nobody knows.
+		// If the directory is missing, it is not known.
 		_, err = os.Lstat(m.dir)
 		return nil, err
 	}

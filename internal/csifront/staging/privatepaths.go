@@ -20,11 +20,11 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// PrivatePaths are where a driver is asked to stage and publish a device: in the directory of
-// kubelet's own raw block volumes, as drivers derive from the path what a call to unstage or
-// unpublish does not say. A device is staged in a directory, and published at a file that the
-// driver makes. The paths are a pure hash of the request, so that a volume can be taken back
-// when every record was lost.
+// PrivatePaths are the paths at which a driver stages and publishes devices. They are in the
+// directory of kubelet's own raw block volumes, because drivers derive from the path what unstage
+// and unpublish requests do not say, such as the volume's type. A device is staged in a directory, and
+// published at a file that the driver creates. The paths are hashes of the request alone, so
+// volumes can be unstaged even if all records are lost.
 type PrivatePaths struct {
 	kubeletRoot, dir string
 	// older are where earlier versions had staging and publish, with other names.
@@ -53,9 +53,9 @@ func privateName(driver, volume, where string) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// volumeName is the name of a volume's directory. It begins as the names of provisioned
-// persistent volumes, which some drivers search for, and has their characters. No persistent
-// volume's name ends with a hyphen, so kubelet never makes the same directory.
+// volumeName is the name of a volume's directory. It looks like the name of a provisioned
+// persistent volume, because some drivers search for such names. It ends with a hyphen, which no
+// persistent volume's name does, so kubelet never creates the same directory.
 func volumeName(hash string) string {
 	return fmt.Sprintf("pvc-%s-%s-%s-%s-%s-", hash[:8], hash[8:12], hash[12:16], hash[16:20], hash[20:32])
 }
@@ -84,9 +84,9 @@ func (p *PrivatePaths) Publish(id VolumeID, target string) string {
 	return path.Join(p.dir, publishDir, volumeName(hash), podName(target))
 }
 
-// findOlder returns where an earlier version has staged or published a volume: the driver has
-// to take it back there. If it cannot be seen whether anything is there, the next look at the
-// path returned says so.
+// findOlder returns where an earlier version has staged or published a volume, because the driver
+// must unstage or unpublish it there. If that path cannot be examined it is returned too: its next
+// user gets the error.
 func (p *PrivatePaths) findOlder(kind, hash string) string {
 	for _, dir := range p.older {
 		where := path.Join(dir, kind, hash)

@@ -21,8 +21,8 @@ var withoutRawBlock = []string{"block.csi.vultr.com", "csi.civo.com"}
 // kubelet's raw block volumes. Otherwise its unstage takes the disk around the path offline.
 const proxmox = "csi.proxmox.sinextra.dev"
 
-// CheckRawBlock refuses a driver that has no raw block volumes: it would damage the volume
-// before that shows. What it was seen to do counts until the daemon restarts.
+// CheckRawBlock refuses a driver that is known to have no raw block volumes, because it would damage
+// the volume. What the driver did wrong earlier counts until the daemon restarts.
 func (s *Stager) CheckRawBlock(rule string) error {
 	_, seen := s.store.withoutRawBlock.Load(s.driver.Name)
 	if !seen && !slices.Contains(withoutRawBlock, s.driver.Name) {
@@ -73,8 +73,8 @@ func (s *Stager) foundFilesystem(where, rule string, st *unix.Statx_t) error {
 	return noRawBlock(s.driver.Name, rule, "mounted a filesystem ("+cmp.Or(fsType, "unknown")+") at "+where)
 }
 
-// undoFilesystem has the driver unstage what it mounted at the private path. A device that was
-// staged before stays: sandboxes may have it.
+// undoFilesystem asks the driver to unstage the filesystem that it mounted at the private path. If a
+// device was staged before, nothing is unstaged, because sandboxes may use it.
 func (s *Stager) undoFilesystem(ctx context.Context, rec *Record, cause error) error {
 	name := refusal.Clip(rec.ID)
 	if !rec.Stage.Pending {
@@ -90,14 +90,14 @@ func (s *Stager) undoFilesystem(ctx context.Context, rec *Record, cause error) e
 	return refusal.JoinUndo(name, cause, err)
 }
 
-// TakesDiskAround reports whether the driver must not be asked to unstage at a path where no
-// filesystem is mounted. It has nothing to unstage then.
+// TakesDiskAround reports whether an unstage at a path without a mount would take the disk around
+// the path offline. The driver must not be asked then; it has nothing to unstage there.
 func (d *Driver) TakesDiskAround(path string) bool {
 	return d.Name == proxmox && !kubelet.IsRawBlock(path)
 }
 
-// unstagePrivate has the driver unstage a device, which an older version may have staged
-// outside of kubelet's directory.
+// unstagePrivate asks the driver to unstage a device. An older version may have staged it outside
+// of kubelet's directory.
 func (s *Stager) unstagePrivate(ctx context.Context, volumeID, private string) error {
 	if s.driver.TakesDiskAround(private) {
 		return nil

@@ -61,8 +61,8 @@ func NewUsers(finder Openers, servers func() []string, changed func(volume.Key))
 	return &Users{openers: finder, servers: servers, changed: changed, held: make(map[volume.Key]Held), forced: make(map[identity]Held)}
 }
 
-// Force remembers a device that is released by force until nobody has it. Freed, which is the same for all,
-// is called then, without a lock.
+// Force remembers a device that is released by force until no process has it open. Then it calls freed,
+// without a lock. freed must be the same function in all calls.
 func (u *Users) Force(h Held, freed func(*volume.Volume)) {
 	h.Processes = unknownOpener
 	u.mu.Lock()
@@ -89,7 +89,7 @@ func SequenceOf(d volume.Device) string {
 	return line
 }
 
-// dropOthers forgets the devices released by force whose numbers stand for others by now.
+// dropOthers forgets devices released by force if their numbers now belong to other devices.
 func (u *Users) dropOthers() {
 	for _, h := range u.Forced() {
 		if now := SequenceOf(h.Volume.Device); now != h.Sequence && now != "" {
@@ -157,7 +157,7 @@ func (u *Users) remember(v *volume.Volume, processes string) {
 	}
 }
 
-// clear forgets the device of a volume, which nobody has: whoever has released it by force.
+// clear forgets the device of a volume that no process has open, even if another volume released it by force.
 func (u *Users) clear(v *volume.Volume) {
 	id := identityOf(v.Device)
 	u.mu.Lock()

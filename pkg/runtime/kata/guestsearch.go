@@ -44,7 +44,7 @@ type guestSearch struct {
 func (s *guestSearch) stats(ctx context.Context) (volume.Report, error) {
 	if sys.IsEmptyDir(s.v.Target) {
 		return volume.Report{}, volume.Errorf(volume.Unsupported, "volume %s: it is an emptyDir that Kata keeps on a disk image, and "+
-			"%s records nowhere at which path its guest has it: look at it inside the pod", s.v.Target, rustShim)
+			"%s does not record its path in the guest: look at it inside the pod", s.v.Target, rustShim)
 	}
 	remembered := ""
 	if s.h.bindings.current(s.v).id == s.shim.id {

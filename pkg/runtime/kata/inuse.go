@@ -60,7 +60,7 @@ func (b *bindings) living(v *volume.Volume, candidates []string, ready bool) (fo
 		case b.isListed(id):
 			return id, nil, nil
 		case err != nil:
-			return "", nil, unknown(v, "Kata sandbox "+id, "its shim's socket cannot be tried", err)
+			return "", nil, unknown(v, "Kata sandbox "+id, "its shim's socket cannot be reached", err)
 		case served && !ready:
 			return id, nil, nil
 		case served:

@@ -109,7 +109,7 @@ func TestRefusals(t *testing.T) {
 	}
 	// Who may write the object must not get the account's rights.
 	before := len(f.server.Tokens())
-	if out, err := f.run(append([]string{"blocks", "greedy"}, client...)...); err == nil || !strings.Contains(out, "good for the API server too") || len(f.server.Tokens()) != before {
+	if out, err := f.run(append([]string{"blocks", "greedy"}, client...)...); err == nil || !strings.Contains(out, "the API server accepts too") || len(f.server.Tokens()) != before {
 		t.Errorf("a token for the API server: %v, %s", err, out)
 	}
 	f.server.Audience = "another.audience"
