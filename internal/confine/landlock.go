@@ -41,6 +41,12 @@ func restrictFiles(device *os.File, programs string) error {
 	if version >= 4 {
 		handled.Handled_access_net = unix.LANDLOCK_ACCESS_NET_BIND_TCP | unix.LANDLOCK_ACCESS_NET_CONNECT_TCP
 	}
+	if version >= 6 {
+		handled.Scoped = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET
+	}
+	if version >= 7 { // that of version 6 may keep Go's scheduler from signals to our own threads
+		handled.Scoped |= unix.LANDLOCK_SCOPE_SIGNAL
+	}
 	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&handled)), unsafe.Sizeof(handled), 0) //nolint:gosec // how the call takes it
 	if errno != 0 {
 		return errno

@@ -60,13 +60,16 @@ func filterCalls() error {
 	if !ok {
 		return nil
 	}
-	program := filter(arch)
+	if _, err := unix.PrctlRetInt(unix.PR_GET_SECCOMP, 0, 0, 0, 0); errors.Is(err, unix.EINVAL) {
+		return nil // a kernel without it
+	}
+	return install(filter(arch))
+}
+
+func install(program []unix.SockFilter) error {
 	prog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}                                 //nolint:gosec // some hundred
 	err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&prog)), 0, 0) //nolint:gosec // how the call takes it
 	runtime.KeepAlive(program)
-	if errors.Is(err, unix.EINVAL) {
-		return nil // a kernel without it
-	}
 	return err
 }
 
@@ -90,6 +93,10 @@ func filter(arch uint32) []unix.SockFilter {
 	// only after an fsync.
 	program = append(program, is(ifEqual, unix.SYS_IOCTL, slices.Concat([]unix.SockFilter{argument(1)},
 		is(ifEqual, unix.BLKBSZSET, ignore), is(ifEqual, unix.BLKFLSBUF, ignore), []unix.SockFilter{allow})...)...)
+	// By these the kernel sends signals for a pipe, to any process.
+	program = append(program, is(ifEqual, unix.SYS_FCNTL, slices.Concat([]unix.SockFilter{argument(1)},
+		is(ifEqual, unix.F_SETOWN, refuse), is(ifEqual, unix.F_SETOWN_EX, refuse), is(ifEqual, unix.F_SETSIG, refuse),
+		[]unix.SockFilter{allow})...)...)
 	// A program may read and lower its own limits.
 	program = append(program, is(ifEqual, unix.SYS_PRLIMIT64, slices.Concat([]unix.SockFilter{argument(0)},
 		is(ifEqual, 0, allow), []unix.SockFilter{refuse})...)...)
